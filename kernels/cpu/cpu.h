@@ -1,0 +1,32 @@
+/* cpu.h -- what the CPU kernels share: the context, splitting work over threads, one object per ISA.
+ *
+ * Every file here but context.c is compiled once for each ISA with ZK_SUFFIX (_avx2, _avx512) set:
+ * define a kernel as `void ZK(zk_add)(zk *k, ...)`. context.c holds the plain names, which jump to
+ * the object that cpuid allows (environment ZK_ISA names a lower one).
+ */
+#ifndef ZK_CPU_H
+#define ZK_CPU_H
+#include "../zk.h"
+
+#define ZK_PASTE_(a, b) a##b
+#define ZK_PASTE(a, b) ZK_PASTE_(a, b)
+#define ZK(name) ZK_PASTE(name, ZK_SUFFIX)
+
+enum { ZK_SCRATCH = 4 << 20 };      /* bytes of packing space for each thread, 4096-byte aligned */
+
+/* Every kernel's plain name once: X(zk_add) ... */
+#include "kernels.def"
+
+struct zk {
+    int dtype, column, threads;
+    struct zk_pool *pool;           /* NULL when threads == 1 */
+    char *scratch;                  /* threads * ZK_SCRATCH */
+};
+
+static inline void *zk_scratch(const zk *k, int thread) { return k->scratch + (int64_t)thread * ZK_SCRATCH; }
+
+/* Runs f(arg, task, thread) for task = 0 .. tasks-1 on the context's threads; returns when all are
+ * done. Which thread runs which task is not fixed, so f's result must not depend on `thread`. */
+void zk_for(zk *k, int64_t tasks, void (*f)(void *arg, int64_t task, int thread), void *arg);
+
+#endif

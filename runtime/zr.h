@@ -1,0 +1,102 @@
+/* zr.h -- all that a training program may see of the runtime.
+ *
+ * Invariants
+ *  1. The runtime decides nothing: every size, offset, order and event comes from train.c.
+ *  2. Work on a queue runs in the order of issue; an event is CUDA's: zr_wait waits for the newest
+ *     zr_record of that event issued before it (none: no wait).
+ *  3. Every rank issues the same collectives in the same order on each queue.
+ *  4. Offsets and sizes are bytes in the rank's arena unless said otherwise; all are 64 bit.
+ *  5. Nothing is allocated between the first step and the last.
+ */
+#ifndef ZR_H
+#define ZR_H
+#include <stddef.h>
+#include <stdint.h>
+
+#define ZR_ABI 1
+
+typedef struct zr zr;                     /* one rank */
+
+enum { ZR_MAIN = 0, ZR_GATHER = 1, ZR_REDUCE = 2, ZR_QUEUES = 3 };
+
+/* A piece of work: k is the queue's kernel context, a the arena, i the operands given to zr_call. */
+typedef void zr_fn(zr *z, void *k, char *a, const int64_t *i);
+
+/* ---- queues */
+void zr_wait(zr *z, int queue, int event);
+void zr_record(zr *z, int queue, int event);
+void zr_call_n(zr *z, int queue, zr_fn *fn, int n, const int64_t *i);      /* n <= 12 operands, copied */
+#define zr_call(z, queue, fn, ...)                                                                 \
+    zr_call_n(z, queue, fn, (int)(sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t)),        \
+              (const int64_t[]){__VA_ARGS__})
+/* The contents of [at, at + bytes) are dead from here on; test modes poison them. */
+void zr_drop(zr *z, int queue, int64_t at, int64_t bytes);
+
+/* ---- collectives over all ranks; r is this rank, R their number */
+int zr_rank(const zr *z);
+/* piece p of `to` (at to + p*to_step, bytes long) = rank p's piece at from + p*from_step. Complete
+ * when this rank has all pieces and every peer has read this rank's. In place where both agree. */
+void zr_gather(zr *z, int queue, int64_t from, int64_t from_step, int64_t to, int64_t to_step, int64_t bytes);
+/* Rank p's piece for this rank lies at at + r*step of rank p. After it, zr_sources has R pointers
+ * to `bytes` each, in order of rank, good until zr_done on that queue. */
+void zr_alltoall(zr *z, int queue, int64_t at, int64_t step, int64_t bytes);
+const void *const *zr_sources(zr *z, int queue);
+void zr_done(zr *z, int queue);           /* complete when every owner has read this rank's pieces */
+/* int64 to[n] = sum over ranks of from[n]; exact */
+void zr_allreduce(zr *z, int queue, int64_t from, int64_t to, int64_t n);
+
+/* ---- data: the tokens of grain `grain` of this step into `tokens` int32[M] and `targets` int32[M] */
+void zr_batch(zr *z, int64_t grain);
+
+/* ---- what the program tells the runtime */
+/* Where the f32 masters of a flat buffer lie: instance i of `count` at `at` + i*`stride` in the arena.
+ * whole = 1: every rank has all `ranks * shard` elements; 0: elements [r*shard, (r+1)*shard). */
+typedef struct zr_flat {
+    int64_t at, stride, shard;
+    int32_t count, whole;
+} zr_flat;
+
+/* A tensor of the weights' file. `name` holds one %d for the layer where count > 1 (else none).
+ * Instance i: flat instance i*flat_step of flat `flat`, elements from offset + i*offset_step on. */
+typedef struct zr_tensor {
+    const char *name;
+    int64_t offset, offset_step;
+    int64_t shape[2];                     /* row-major; ndim 1: shape[0] alone */
+    int32_t ndim, flat, flat_step, count, first;   /* first: the number of instance 0's layer */
+} zr_tensor;
+
+typedef struct zr_program {
+    uint32_t abi;                         /* ZR_ABI */
+    const char *name;                     /* of the spec */
+    const char *plan, *layout;            /* SHA-256, 64 hex digits */
+    const char *memory;                   /* one line: arena bytes by kind, for --version */
+    int64_t arena;                        /* bytes */
+    int32_t ranks, events;
+    int64_t grains, batch, sequence, vocab, ignore;   /* A; B; T; V; token never a target (-1: none) */
+    int64_t tokens, targets;              /* int32[B*T] each */
+    int64_t logits;                       /* real[B*T, V], valid after eval */
+    int64_t params;                       /* of the model */
+    double flops;                         /* a global step: forward and backward, 6N per token + attention */
+    int64_t wire, messages;               /* bytes received and collectives, per rank and training step */
+    const zr_flat *flats;
+    const zr_tensor *tensors;
+    int32_t nflats, ntensors;
+    void *(*open)(void *stream, int threads, const char **why);
+    void (*close)(void *k);
+    const char *(*object)(void);
+    int64_t (*overhead)(int threads);     /* bytes the kernels take at start outside the arena */
+    void (*init)(zr *z);                  /* masters = initial values */
+    void (*publish)(zr *z);               /* masters -> everything made from them (after init and load) */
+    void (*step)(zr *z);                  /* one training step: zr_batch and work for every grain, update */
+    void (*report)(zr *z, double *out);   /* step, loss, norm, lr, valid, skipped */
+    void (*eval_begin)(zr *z);            /* clears the sums */
+    void (*eval)(zr *z);                  /* forward and loss of the tokens in place; adds to the sums */
+    void (*eval_end)(zr *z, double *loss, double *valid);   /* mean over all ranks */
+    int32_t (*sample)(zr *z, int64_t row, double temperature, double u);  /* from logits[row] */
+    void (*hash)(zr *z, uint64_t sum[2]); /* this rank's part of the masters */
+} zr_program;
+
+/* The whole run: options, ranks, data, loop, log. Returns the exit code. */
+int zr_main(int argc, char **argv, const zr_program *p);
+
+#endif
