@@ -1,0 +1,49 @@
+/* zr_file.h -- files of tokens and of weights, as one rank sees them.
+ *
+ * Invariants
+ *  1. A function that can fail returns 0, or -1 and one line of text in `why`: what is wrong with
+ *     which file. It never ends the process and never waits for another rank.
+ *  2. Nothing a file holds can make these functions read or write out of bounds.
+ *  3. No file that bears its final name is ever half-written.
+ */
+#ifndef ZR_FILE_H
+#define ZR_FILE_H
+#include "zr.h"
+
+enum { ZR_WHY = 512 };                    /* bytes of `why` and `note` */
+
+/* Puts a line together in why[ZR_WHY], bytes that cannot be printed as '?'. Returns -1. */
+int zr_why(char *why, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* Exactly n bytes from file offset `at`; 0, or -1 and errno (ENODATA: the file ends before). */
+int zr_read_at(int fd, void *to, int64_t n, int64_t at);
+
+/* ---- tokens. Sample i (of `samples`, then from the start again) takes tokens[i*T .. i*T+T]. */
+typedef struct zr_data {
+    const char *path;
+    int fd;
+    int64_t at;                           /* file offset of the first token */
+    int64_t count, samples;               /* tokens; samples of T tokens and one more */
+    int64_t T, vocab, ignore;
+} zr_data;
+
+/* ignore: the id that is never a target (-1: none). `path` must outlive d. */
+int zr_data_open(zr_data *d, const char *path, int64_t T, int64_t vocab, int64_t ignore, char *why);
+/* Looks for ids beyond the vocabulary in samples first .. first+n-1: the part of rank of ranks. */
+int zr_data_check(const zr_data *d, int64_t first, int64_t n, int rank, int ranks, char *why);
+/* tokens, targets int32 [B, T] of samples first .. first+B-1; ignored: input 0, target -1 */
+int zr_data_read(const zr_data *d, int64_t first, int64_t B, int32_t *tokens, int32_t *targets, char *why);
+void zr_data_close(zr_data *d);
+
+/* ---- weights: dir/model.safetensors with Hugging Face names, f32 masters.
+ * Saving takes three steps with a barrier of all ranks after each: rank 0 begins, every rank
+ * writes its part, rank 0 ends (ok = 0 when any rank failed: nothing is left behind). */
+int zr_save_begin(const zr_program *p, const char *dir, char *why);
+int zr_save_part(const zr_program *p, const char *arena, int rank, const char *dir, char *why);
+int zr_save_end(const char *dir, int ok, char *why);
+/* Reads this rank's masters from dir/model.safetensors or from the files that
+ * dir/model.safetensors.index.json names: F32, BF16 or F16. note[ZR_WHY]: what of the files the
+ * model does not use, "" if nothing; only rank 0 gets one. After -1 no master has changed, unless
+ * the reading itself failed. */
+int zr_load(const zr_program *p, char *arena, int rank, const char *dir, char *note, char *why);
+
+#endif
