@@ -1,0 +1,162 @@
+/* zr_int.h -- struct zr and what the files of the runtime share; train.c never sees it.
+ *
+ * Invariants
+ *  1. All state of a rank hangs off its struct zr; what ranks share hangs off struct zr_shared.
+ *  2. Whoever finds that a run cannot go on calls zr_fail: the first one speaks, every rank leaves.
+ *  3. The rank's own thread issues; a command runs on its queue's thread, or at once (queue.c).
+ *
+ * Environment, for tests and measurements
+ *   ZR_GATHER_DELAY_US=N   every gather takes N microseconds longer
+ *   ZR_UNMAP_PEERS=1       peers' arenas cannot be read outside collectives
+ *   ZR_PEAK_GFLOPS=X       the progress line shows the share of X that the run reaches (all ranks)
+ */
+#ifndef ZR_INT_H
+#define ZR_INT_H
+#include "zr.h"
+#include <pthread.h>
+#include <stdatomic.h>
+
+/* Exit codes, also in --help. A run that a signal ended leaves with 128 + signal. */
+enum { ZR_OK = 0, ZR_USER = 2, ZR_ENVIRONMENT = 3, ZR_DISAGREE = 4, ZR_DIED = 5, ZR_HOPELESS = 6 };
+
+enum { ZR_EAGER, ZR_LATE, ZR_SHUFFLED };
+enum { ZR_OPERANDS = 12, ZR_RING = 1024, ZR_PATH = 4096, ZR_SKIPS = 20 };
+
+/* ---- options (zr_main.c) */
+typedef struct zr_options {
+    const char *data, *val, *load, *save, *log, *queue;   /* NULL where not given */
+    int64_t steps, val_every, sample, threads;
+    int hash, version, help;
+    int mode;                             /* ZR_EAGER ... from `queue` */
+    uint64_t seed;
+} zr_options;
+
+/* ---- what all ranks see: one mapping, made before they start */
+/* A rank's place: how far it has come on each queue (index ZR_QUEUES: zr_barrier), and who it is. */
+typedef struct zr_seat {
+    struct { _Atomic uint32_t arrived, read; } turn[ZR_QUEUES + 1];
+    uint32_t abi;
+    char plan[72], object[32];
+    uint64_t hash[2];
+} __attribute__((aligned(64))) zr_seat;
+
+typedef struct zr_shared {
+    _Atomic uint32_t stop;                /* 1: leave */
+    _Atomic int32_t code;                 /* exit code of the first failure, 0: none */
+    _Atomic int64_t step;                 /* that rank 0 is in, from 1 */
+    char temp[ZR_PATH];                   /* a file to remove if the run ends now; "": none */
+    zr_seat seat[];                       /* [ranks] */
+} zr_shared;
+
+/* ---- queues (cpu/queue.c) */
+typedef struct zr_command zr_command;
+struct zr_command {
+    void (*run)(zr *z, int queue, const zr_command *c);
+    zr_fn *fn;
+    int64_t i[ZR_OPERANDS];
+};
+
+typedef struct zr_event { int32_t queue; int64_t at; } zr_event;   /* the first `at` commands of queue */
+
+typedef struct zr_queue {
+    void *k;                              /* kernel context */
+    zr_command *ring;                     /* [ZR_RING] */
+    int64_t issued, finished, demanded;   /* commands; under zr.lock */
+    int quit;
+    uint64_t coin, pause;                 /* random states: holding (equal on all ranks), yielding */
+    pthread_t thread;
+    /* of the collectives, by the thread that runs this queue's commands */
+    uint32_t turn;
+    const void **sources;                 /* [ranks] */
+    int64_t bytes, messages;              /* received from peers; collectives */
+} zr_queue;
+
+/* ---- tokens (zr_data.c) */
+typedef struct zr_data {
+    const char *path;
+    const void *map;                      /* the whole file */
+    const void *tokens;                   /* [count], `width` bytes each */
+    int64_t bytes, count, samples;        /* samples: sample i has tokens [i*T, i*T + T] */
+    int32_t width;
+} zr_data;
+
+/* ---- progress and log (zr_log.c); only rank 0 has open files */
+typedef struct zr_log {
+    int file, tty, live;                  /* file: JSONL, -1: none; live: a live line stands on the terminal */
+    double peak;                          /* GFLOP/s, 0: not known */
+    double begun, shown;                  /* seconds: first step, last progress line */
+} zr_log;
+
+/* ---- one rank */
+struct zr {
+    const zr_program *p;
+    const zr_options *o;
+    zr_shared *shared;
+    int rank, ranks;                      /* rank -1: the parent */
+    int memory;                           /* file that holds all arenas, one after the other */
+    int64_t room;                         /* bytes from one arena to the next in it */
+    char *arena;                          /* [p->arena] */
+    char **peer;                          /* [ranks] arenas; peer[rank] == arena */
+    int64_t step;                         /* training step in work, from 0 */
+    zr_data train, val;                   /* count 0: not given */
+    zr_log log;
+    double started, ready;                /* seconds: zr_main entered, arenas in place */
+    /* queues */
+    zr_queue queue[ZR_QUEUES];
+    zr_event *event;                      /* [p->events] newest record issued */
+    int ahead;                            /* 1: ZR_MAIN's commands run on its own thread, too */
+    pthread_mutex_t lock;
+    pthread_cond_t moved;                 /* something was issued, finished or demanded */
+    /* ZR_GATHER_DELAY_US, ZR_UNMAP_PEERS */
+    int64_t delay;
+    int unmap, readable;                  /* readable: collectives in progress; under zr.lock */
+};
+
+/* ---- ranks (cpu/ranks.c) */
+/* Starts z->ranks processes, each running body; watches over them; returns the exit code. */
+int zr_ranks(zr *z, void (*body)(zr *z));
+/* Says `rank R: what` on stderr unless another rank was first; every rank leaves with `code`. */
+void zr_fail(zr *z, int code, const char *format, ...) __attribute__((format(printf, 3, 4), noreturn));
+void zr_check_memory(zr *z);              /* fails when the ranks do not fit; called before they start */
+void zr_check_launcher(zr *z);
+void zr_handshake(zr *z);                 /* fails when ranks run different programs or kernels */
+void zr_arena(zr *z);                     /* maps and populates this rank's arena, maps its peers' */
+/* Registers a file to be removed should the run end before the next call; NULL: none. One at a time. */
+void zr_temp(zr *z, const char *path);
+double zr_now(void);                      /* seconds, monotonic */
+
+/* ---- queues (cpu/queue.c) */
+void zr_queues_start(zr *z);
+void zr_queues_stop(zr *z);
+void zr_step_begin(zr *z);                /* around program->step: lets test modes run ahead */
+void zr_step_end(zr *z);                  /* all queues are empty after it */
+void zr_drain(zr *z);
+void zr_push(zr *z, int queue, const zr_command *c);   /* runs at once where the queue is inline */
+uint64_t zr_random(uint64_t *state);      /* splitmix64 */
+
+/* ---- collectives (cpu/collective.c) */
+void zr_barrier(zr *z);                   /* all ranks; from the rank's own thread only */
+void zr_wake(_Atomic uint32_t *word);
+void zr_leave_if_stopped(zr *z);
+
+/* ---- tokens (zr_data.c) */
+/* Opens `path`; fails unless it has a whole sample and the tokens of the first `used` samples (or of
+ * all, where it has fewer) are within the vocabulary. Each rank looks through its part of them. */
+void zr_data_open(zr *z, zr_data *d, const char *path, int64_t used);
+/* Row b of tokens and targets [B, T] = sample (first + b) modulo d->samples for b < rows; later rows
+ * are token 0 without a target. program->ignore becomes target -1 and token 0. */
+void zr_data_batch(zr *z, const zr_data *d, int64_t first, int64_t rows);
+int32_t zr_data_token(const zr_data *d, int64_t i);
+
+/* ---- weights (zr_weights.c); called by every rank, each moves its own elements */
+void zr_weights_load(zr *z, const char *dir);
+void zr_weights_save(zr *z, const char *dir);
+
+/* ---- log (zr_log.c) */
+void zr_print(zr *z, int file, const char *format, ...) __attribute__((format(printf, 3, 4)));
+void zr_log_open(zr *z);
+void zr_log_step(zr *z, const double report[6]);
+void zr_log_val(zr *z, double loss, double tokens);
+void zr_log_end(zr *z, const double report[6], double val, int64_t bytes, int64_t messages);
+
+#endif
