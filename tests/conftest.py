@@ -1,0 +1,23 @@
+"""conftest.py -- what all tests share: hypothesis without chance or clocks, and the tally for `run`."""
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import settings
+
+# The same examples on every machine and in every run: a failure can be repeated, a pass means the same.
+settings.register_profile("fixed", derandomize=True, database=None, deadline=None)
+settings.load_profile("fixed")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Appends "passed failed" to the file that `run` names; an error in set-up or collection counts as failed."""
+    path = os.environ.get("ZR_TALLY")
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if not path or reporter is None or hasattr(config, "workerinput"):
+        return
+    count = {key: len(reports) for key, reports in reporter.stats.items()}
+    failed = count.get("failed", 0) + count.get("error", 0)
+    with open(path, "a", encoding="ascii") as tally:
+        tally.write(f"{count.get('passed', 0)} {failed}\n")
