@@ -80,8 +80,8 @@ void zk_embed_fwd(zk *k, const zk_launch *L, real *y, const int32_t *token, cons
  * once (0 where no token); add = 1: dw is float and is added to. index: int32 scratch [V + 1 + M]. */
 void zk_embed_bwd(zk *k, const zk_launch *L, void *dw, const real *dy, const int32_t *token, int32_t *index,
                   int64_t M, int64_t V, int64_t C, int add);
-/* dp[T,C] = sum over b ascending of dy[b,t,:] */
-void zk_position_bwd(zk *k, const zk_launch *L, real *dp, const real *dy, int64_t B, int64_t T, int64_t C);
+/* dp[P,C]: row t < T = sum over b ascending of dy[b,t,:]; rows T..P-1 = 0 */
+void zk_position_bwd(zk *k, const zk_launch *L, real *dp, const real *dy, int64_t B, int64_t T, int64_t C, int64_t P);
 
 /* ---- norms. stat: float [M,2] (mean, 1/std) for layernorm, [M] (1/rms) for rmsnorm */
 void zk_layernorm_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *x, const real *w, const real *b,
@@ -154,6 +154,9 @@ void zk_loss_sum(zk *k, const zk_launch *L, int64_t *sums, const float *loss, co
  * element read before it is written). */
 void zk_push(zk *k, const zk_launch *L, float *node, int64_t stride, const void *const *src, int64_t count, int full,
              int64_t n, int64_t lo, int64_t total, int64_t mask, int fold);
+
+/* sums[ZK_SUMS] = 0 */
+void zk_clear(zk *k, const zk_launch *L, int64_t *sums);
 
 /* ---- optimizer. p, m, v, g, w: elements [first, first + n) of a flat buffer described by spans */
 /* next step: counts it, sets lr (schedule), clears sums[ZK_SUMS] */
