@@ -98,6 +98,61 @@ def cross_entropy(logits: np.ndarray, targets: np.ndarray) -> tuple[float, int, 
 
 # ---- the model
 
+def shapes(spec) -> dict[str, tuple[int, ...]]:
+    """every tensor of the weights' file, in the order of use"""
+    found, gpt2, C = {}, spec.model.names == 'gpt2', spec.model.width
+
+    def linear(name: str, K: int, N: int, bias: bool) -> None:
+        found[name + '.weight'] = (K, N) if gpt2 else (N, K)
+        found.update({name + '.bias': (N,)} if bias else {})
+
+    def attention(name: str, a: dict, width: int) -> None:
+        H, G, D = a['heads'], a['kv_heads'], a['head_dim']
+        parts = {'c_attn': H + 2 * G} if gpt2 else {'q_proj': H, 'k_proj': G, 'v_proj': G}
+        for part, heads in parts.items():
+            linear(f'{name}.{part}', width, heads * D, a['bias'])
+        found.update({f'{name}.{part}_norm.weight': (D,) for part in 'qk' if a['qk_norm']})
+        linear(f'{name}.c_proj' if gpt2 else f'{name}.o_proj', H * D, C, a['out_bias'])
+
+    def width_after(o, width: int, unit: str) -> int:
+        a = o.args
+        if o.kind == 'embedding':
+            found[a['tokens'] + '.weight'] = (spec.model.vocab, C)
+            if a['positions']:
+                found[a['positions'] + '.weight'] = (a['context'], C)
+            return C
+        if o.kind == 'residual':
+            walk(o.ops, width, unit)
+        elif o.kind == 'linear' and not a['tied']:
+            for name, out in zip(a['name'], a['out'], strict=True):
+                linear(unit + name, width, out, a['bias'])
+            return sum(a['out'])
+        elif o.kind == 'attention':
+            attention(unit + a['name'], a, width)
+            return C
+        elif o.kind in ('layernorm', 'rmsnorm'):
+            found[unit + a['name'] + '.weight'] = (width,)
+            found.update({unit + a['name'] + '.bias': (width,)} if a.get('bias') else {})
+        return width // 2 if o.kind == 'swiglu' else width
+
+    def walk(ops: Sequence, width: int, unit: str) -> int:
+        for o in ops:
+            width = width_after(o, width, unit)
+        return width
+
+    width = C
+    for unit in spec.model.units:
+        for prefix in prefixes(unit):
+            width = walk(unit.ops, width, prefix)
+    return found
+
+
+def prefixes(unit) -> list[str]:
+    """what stands before an op's name, for each repeat of a unit"""
+    name = unit.name + '.' if unit.name else ''
+    return [name.replace('{l}', str(l)) for l in range(unit.repeat)]
+
+
 class Net:
     """One forward and backward of a spec's model at given parameters"""
 
@@ -200,12 +255,12 @@ class Net:
         """tokens [B,T] -> [B,T,C]; its back returns nothing that anybody needs"""
         T = tokens.shape[1]
         x = self.p[a['tokens'] + '.weight'][tokens]
-        if a.get('positions'):
+        if a['positions']:
             x = x + self.p[a['positions'] + '.weight'][:T]
 
         def back(dy: np.ndarray) -> np.ndarray:
             np.add.at(self.grads[a['tokens'] + '.weight'], tokens, dy)
-            if a.get('positions'):
+            if a['positions']:
                 self.grads[a['positions'] + '.weight'][:T] += dy.sum(0)
             return dy
         return x, back
@@ -249,11 +304,10 @@ class Net:
         return x, back_all
 
     def run(self, tokens: np.ndarray, targets: np.ndarray) -> tuple[float, int]:
-        """mean loss and number of valid targets; self.grads = d(mean loss); tokens, targets [B,T]"""
+        """mean loss, number of valid targets; self.grads = d(mean loss). tokens, targets [B,T]"""
         x, backs = tokens, []
         for unit in self.spec.model.units:
-            for l in range(unit.repeat):
-                prefix = unit.name.replace('{l}', str(l)) + '.' if unit.name else ''
+            for prefix in prefixes(unit):
                 x, back = self.ops(unit.ops, x, prefix)
                 backs.append(back)
         loss, valid, d = cross_entropy(x, targets)
