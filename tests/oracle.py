@@ -329,12 +329,12 @@ def gradients(spec, params: Arrays, tokens: np.ndarray,
 def batch(stream: np.ndarray, T: int, first: int, count: int,
           ignore: int = -1) -> tuple[np.ndarray, np.ndarray]:
     """Tokens and targets [count,T] of samples first .. first+count-1, modulo the number of samples;
-    sample i takes tokens[i*T .. i*T+T]. The token `ignore` is never a target."""
+    sample i takes tokens[i*T .. i*T+T]. The token `ignore` is never a target and read as 0."""
     samples = (len(stream) - 1) // T
     rows = [stream[i % samples * T:i % samples * T + T + 1] for i in range(first, first + count)]
     tokens = np.stack(rows).astype(np.int64)
-    targets = tokens[:, 1:]
-    return tokens[:, :-1], np.where(targets == ignore, -1, targets)
+    gone = tokens == ignore
+    return np.where(gone, 0, tokens)[:, :-1], np.where(gone, -1, tokens)[:, 1:]
 
 
 def learning_rate(o, s, step: int) -> float:

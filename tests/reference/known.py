@@ -6,7 +6,7 @@ import numpy as np
 
 SAMPLES = 100          # of the token stream: 20 steps of 8 samples wrap in the middle of a batch
 STEPS = 20
-IGNORED = 10           # the token that the case `ignored` never asks for
+HOLE = 10              # the case `ignored` has a hole where this token is: input 0, no target
 WHOLE = 2048           # tensors up to this many elements are kept whole in a digest
 PICKED, DOTS = 256, 8  # of larger ones: so many elements, and dot products with random signs
 

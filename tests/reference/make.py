@@ -238,8 +238,8 @@ def make(name: str, kind: type[nn.Module]) -> None:
     tokens = known.stream(name, t['sequence'], spec['model']['vocab'])
     inputs, targets = known.batch(tokens, t['sequence'], 0, t['global_batch'])
     found = gradients(net, 'plain', inputs, targets)
-    some = np.where(targets == known.IGNORED, -1, targets)
-    found |= gradients(net, 'ignored', inputs, some)
+    some = np.where(targets == known.HOLE, -1, targets)
+    found |= gradients(net, 'ignored', np.where(inputs == known.HOLE, 0, inputs), some)
     found |= {f'shape/{n}': np.array(in_file(net, n, p).shape) for n, p in net.named_parameters()}
     found |= train(net, spec, tokens)
     np.savez_compressed(HERE / f'{name}.npz', **found)
