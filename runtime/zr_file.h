@@ -2,27 +2,28 @@
  *
  * Invariants
  *  1. A function that can fail returns 0, or -1 and one line of text in `why`: what is wrong with
- *     which file. It never ends the process and never waits for another rank.
- *  2. Nothing a file holds can make these functions read or write out of bounds.
- *  3. No file that bears its final name is ever half-written.
+ *     which file.It never ends the process and never waits for another rank.
+ *  2. Nothing that a file holds can make these functions read or write out of bounds.
+ *  3. No file of weights that bears its final name is ever half-written.
  */
 #ifndef ZR_FILE_H
 #define ZR_FILE_H
 #include "zr.h"
 
-enum { ZR_WHY = 512 };                    /* bytes of `why` and `note` */
+enum { ZR_WHY = 512, ZR_FILE = 4096 };    /* bytes of `why` and `note`; of a path */
 
 /* Puts a line together in why[ZR_WHY], bytes that cannot be printed as '?'. Returns -1. */
 int zr_why(char *why, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Exactly n bytes from file offset `at`; 0, or -1 and errno (ENODATA: the file ends before). */
+/* Exactly n bytes at file offset `at`; 0, or -1 and errno (ENODATA: the file ends before). */
 int zr_read_at(int fd, void *to, int64_t n, int64_t at);
+int zr_write_at(int fd, const void *from, int64_t n, int64_t at);
 
 /* ---- tokens. Sample i (of `samples`, then from the start again) takes tokens[i*T .. i*T+T]. */
 typedef struct zr_data {
     const char *path;
     int fd;
     int64_t at;                           /* file offset of the first token */
-    int64_t count, samples;               /* tokens; samples of T tokens and one more */
+    int64_t count, samples;               /* tokens; samples of T tokens and one more. 0: not open */
     int64_t T, vocab, ignore;
 } zr_data;
 
@@ -36,7 +37,9 @@ void zr_data_close(zr_data *d);
 
 /* ---- weights: dir/model.safetensors with Hugging Face names, f32 masters.
  * Saving takes three steps with a barrier of all ranks after each: rank 0 begins, every rank
- * writes its part, rank 0 ends (ok = 0 when any rank failed: nothing is left behind). */
+ * writes its part into zr_save_temp's file, rank 0 ends (ok = 0 when any rank failed: nothing is
+ * left behind; else the file gets its name). */
+int zr_save_temp(char *path, const char *dir, char *why);   /* path[ZR_FILE] */
 int zr_save_begin(const zr_program *p, const char *dir, char *why);
 int zr_save_part(const zr_program *p, const char *arena, int rank, const char *dir, char *why);
 int zr_save_end(const char *dir, int ok, char *why);

@@ -1,0 +1,205 @@
+/* zr_json.c -- a bounded JSON reader; see zr_json.h. */
+#include "zr_json.h"
+#include <stddef.h>
+#include <string.h>
+
+enum { DEEP = 64 };
+
+static void fail(zr_json *j, const char *error)
+{
+    if (!j->error) j->error = error;
+}
+
+/* The next character that is not blank; 0 at the end and after an error. */
+static char peek(zr_json *j)
+{
+    while (j->at < j->end && (*j->at == ' ' || *j->at == '\t' || *j->at == '\n' || *j->at == '\r')) j->at++;
+    return j->error || j->at >= j->end ? 0 : *j->at;
+}
+
+static int take(zr_json *j, char c, const char *error)
+{
+    if (peek(j) != c) fail(j, error);
+    else j->at++;
+    return j->error ? -1 : 0;
+}
+
+int zr_json_more(zr_json *j, char open, int64_t *n)
+{
+    char close = open == '{' ? '}' : ']';
+    if (*n == 0 && take(j, open, open == '{' ? "an object is needed" : "an array is needed")) return 0;
+    if (peek(j) == close) {
+        j->at++;
+        return 0;
+    }
+    if (*n > 0 && take(j, ',', "a comma or an end is needed")) return 0;
+    if (peek(j) == close) fail(j, "a comma before the end");
+    ++*n;
+    return !j->error;
+}
+
+/* ---- strings */
+/* Four hex digits at s; -1: not. The NUL at the end stops it in time. */
+static int32_t hex4(const char *s)
+{
+    int32_t x = 0;
+    for (int i = 0; i < 4; i++) {
+        char c = s[i];
+        if (c >= '0' && c <= '9') x = x * 16 + (c - '0');
+        else if ((c | 32) >= 'a' && (c | 32) <= 'f') x = x * 16 + ((c | 32) - 'a' + 10);
+        else return -1;
+    }
+    return x;
+}
+
+static char *put_utf8(char *to, int32_t x)
+{
+    if (x < 0x80) {
+        *to++ = (char)x;
+        return to;
+    }
+    int more = x < 0x800 ? 1 : x < 0x10000 ? 2 : 3;
+    *to++ = (char)((0xff00 >> (more + 1)) | (x >> (6 * more)));
+    while (more--) *to++ = (char)(0x80 | ((x >> (6 * more)) & 0x3f));
+    return to;
+}
+
+/* What follows a backslash, to `to`. It is never longer than its escape. */
+static char *unescape(zr_json *j, char *to)
+{
+    static const char from[] = "\"\\/bfnrt", into[] = "\"\\/\b\f\n\r\t";
+    char c = *j->at;
+    const char *known = c ? strchr(from, c) : NULL;
+    if (known) {
+        j->at++;
+        *to++ = into[known - from];
+        return to;
+    }
+    int32_t x = c == 'u' ? hex4(j->at + 1) : -1;
+    j->at += x < 0 ? 0 : 5;
+    if (x >= 0xd800 && x < 0xdc00) {      /* the first half of a surrogate pair */
+        int32_t low = j->at[0] == '\\' && j->at[1] == 'u' ? hex4(j->at + 2) : -1;
+        x = low >= 0xdc00 && low < 0xe000 ? 0x10000 + ((x - 0xd800) << 10) + (low - 0xdc00) : -1;
+        j->at += x < 0 ? 0 : 6;
+    } else if (x >= 0xdc00 && x < 0xe000) {
+        x = -1;
+    }
+    if (x > 0) return put_utf8(to, x);
+    fail(j, "a bad escape in a string");
+    return to;
+}
+
+/* The length of the UTF-8 sequence at s, 0 if it is none (overlong, surrogate, beyond 10FFFF). */
+static int utf8(const unsigned char *s)
+{
+    int n = s[0] < 0x80 ? 1 : s[0] < 0xc2 ? 0 : s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : s[0] < 0xf5 ? 4 : 0;
+    for (int i = 1; i < n; i++)
+        if ((s[i] & 0xc0) != 0x80) return 0;
+    if ((s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xed && s[1] > 0x9f)) return 0;
+    if ((s[0] == 0xf0 && s[1] < 0x90) || (s[0] == 0xf4 && s[1] > 0x8f)) return 0;
+    return n;
+}
+
+char *zr_json_text(zr_json *j)
+{
+    if (take(j, '"', "a string is needed")) return NULL;
+    char *text = j->at, *to = text;
+    while (!j->error && *j->at != '"') {
+        int n = utf8((unsigned char *)j->at);
+        if (j->at >= j->end) fail(j, "a string without an end");
+        else if ((unsigned char)*j->at < ' ') fail(j, "a control character in a string");
+        else if (n == 0) fail(j, "a string that is not UTF-8");
+        else if (*j->at == '\\') j->at++, to = unescape(j, to);
+        else while (n--) *to++ = *j->at++;
+    }
+    if (j->error) return NULL;
+    j->at++;                              /* the closing quote; `to` is before or on it */
+    *to = 0;
+    return text;
+}
+
+char *zr_json_key(zr_json *j)
+{
+    char *key = zr_json_text(j);
+    return take(j, ':', "a colon is needed") ? NULL : key;
+}
+
+/* ---- other values */
+static int digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
+int64_t zr_json_count(zr_json *j)
+{
+    int64_t x = 0;
+    if (!digit(peek(j))) fail(j, "a whole number is needed");
+    if (!j->error && *j->at == '0' && digit(j->at[1])) fail(j, "a number with a leading 0");
+    while (!j->error && digit(*j->at)) {
+        if (__builtin_mul_overflow(x, 10, &x) || __builtin_add_overflow(x, *j->at - '0', &x))
+            fail(j, "a number beyond 2^63");
+        else j->at++;
+    }
+    if (!j->error && strchr(".eE", *j->at) && *j->at) fail(j, "a whole number is needed");
+    return j->error ? -1 : x;
+}
+
+static void digits(zr_json *j)
+{
+    if (!digit(*j->at)) fail(j, "a bad number");
+    while (digit(*j->at)) j->at++;
+}
+
+static void number(zr_json *j)
+{
+    if (*j->at == '-') j->at++;
+    if (*j->at == '0') j->at++;
+    else digits(j);
+    if (*j->at == '.') j->at++, digits(j);
+    if (*j->at == 'e' || *j->at == 'E') {
+        j->at++;
+        if (*j->at == '+' || *j->at == '-') j->at++;
+        digits(j);
+    }
+}
+
+/* A value that is neither object nor array. */
+static void scalar(zr_json *j)
+{
+    static const char *const words[] = {"true", "false", "null"};
+    char c = peek(j);
+    if (c == '"') {
+        zr_json_text(j);
+        return;
+    }
+    if (c == '-' || digit(c)) {
+        number(j);
+        return;
+    }
+    for (int i = 0; i < 3; i++)
+        if (!strncmp(j->at, words[i], strlen(words[i]))) {
+            j->at += strlen(words[i]);
+            return;
+        }
+    fail(j, c == '{' || c == '[' ? "nested too deeply" : "a value is needed");
+}
+
+void zr_json_skip(zr_json *j)
+{
+    char open[DEEP];
+    int64_t n[DEEP];
+    int depth = 0;
+    do {
+        char c = peek(j);
+        if ((c == '{' || c == '[') && depth < DEEP) open[depth] = c, n[depth++] = 0;
+        else scalar(j);
+        while (depth && !j->error && !zr_json_more(j, open[depth - 1], &n[depth - 1])) depth--;
+        if (depth && open[depth - 1] == '{') zr_json_key(j);
+    } while (depth && !j->error);
+}
+
+int zr_json_end(zr_json *j)
+{
+    if (!j->error && (peek(j) || j->at < j->end)) fail(j, "something after the end");
+    return j->error ? -1 : 0;
+}

@@ -1,0 +1,333 @@
+/* zr_safetensors.c -- reads the headers of safetensors files; see zr_safetensors.h.
+ *
+ * Invariants
+ *  1. What is accepted is at most what the format's own library accepts: names once, every data byte
+ *     in exactly one tensor, sizes equal to dtype times shape.
+ *  2. Every entry of an open table lies inside its file as it was when opened.
+ */
+#include "zr_safetensors.h"
+#include "zr_json.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const struct {
+    const char *name;
+    int bits;
+} dtypes[] = {
+    {"F32", 32}, {"BF16", 16}, {"F16", 16}, {"F64", 64}, {"BOOL", 8}, {"U8", 8}, {"I8", 8}, {"I16", 16},
+    {"U16", 16}, {"I32", 32}, {"U32", 32}, {"I64", 64}, {"U64", 64}, {"C64", 64}, {"F8_E5M2", 8},
+    {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"F6_E2M3", 6}, {"F6_E3M2", 6},
+    {"F4", 4},
+};
+enum { DTYPES = sizeof dtypes / sizeof *dtypes };
+
+const char *zr_dtype_name(int dtype)
+{
+    return dtypes[dtype].name;
+}
+
+char *zr_shape_text(char *text, int n, const int64_t *shape, int ndim)
+{
+    int at = snprintf(text, (size_t)n, "[");
+    for (int i = 0; i < ndim && at < n; i++)
+        at += snprintf(text + at, (size_t)(n - at), "%s%" PRId64, i ? ", " : "", shape[i]);
+    if (at < n) snprintf(text + at, (size_t)(n - at), "]");
+    return text;
+}
+
+/* ---- one header */
+/* Bytes of a tensor, -1 if they are no whole number below 2^63. */
+static int64_t bytes(const zr_entry *e)
+{
+    int64_t n = 1;
+    for (int i = 0; i < e->ndim; i++)
+        if (__builtin_mul_overflow(n, e->shape[i], &n)) return -1;
+    if (__builtin_mul_overflow(n, dtypes[e->dtype].bits, &n) || n % 8) return -1;
+    return n / 8;
+}
+
+static int read_dtype(zr_json *j, zr_entry *e, char *why, const char *file)
+{
+    const char *s = zr_json_text(j);
+    if (!s) return -1;
+    for (e->dtype = 0; e->dtype < DTYPES; e->dtype++)
+        if (!strcmp(s, dtypes[e->dtype].name)) return 0;
+    return zr_why(why, "%s: tensor %.200s: unknown dtype %.40s", file, e->name, s);
+}
+
+static int read_shape(zr_json *j, zr_entry *e, char *why, const char *file)
+{
+    for (int64_t i = 0; zr_json_more(j, '[', &i);) {
+        if (i > ZR_DIMS)
+            return zr_why(why, "%s: tensor %.200s: more than %d dimensions", file, e->name, ZR_DIMS);
+        e->shape[i - 1] = zr_json_count(j);
+        e->ndim = (int32_t)i;
+    }
+    return j->error ? -1 : 0;
+}
+
+static int read_offsets(zr_json *j, zr_entry *e, char *why, const char *file)
+{
+    int64_t at[2] = {0, 0}, i = 0;
+    while (zr_json_more(j, '[', &i)) {
+        if (i > 2) break;
+        at[i - 1] = zr_json_count(j);
+    }
+    if (!j->error && (i != 2 || at[0] > at[1]))
+        return zr_why(why, "%s: tensor %.200s: data_offsets are no [begin, end]", file, e->name);
+    e->begin = at[0];
+    e->end = at[1];
+    return j->error ? -1 : 0;
+}
+
+/* {dtype, shape, data_offsets}; -1 with j->error or with why set */
+static int read_entry(zr_json *j, zr_entry *e, char *why, const char *file)
+{
+    int seen = 0;
+    for (int64_t i = 0; zr_json_more(j, '{', &i);) {
+        const char *key = zr_json_key(j);
+        int bit = !key ? 0 : !strcmp(key, "dtype") ? 1 : !strcmp(key, "shape") ? 2
+                : !strcmp(key, "data_offsets") ? 4 : 0;
+        if (seen & bit) return zr_why(why, "%s: tensor %.200s: %s twice", file, e->name, key);
+        seen |= bit;
+        if (bit == 1 ? read_dtype(j, e, why, file) : bit == 2 ? read_shape(j, e, why, file)
+            : bit == 4 ? read_offsets(j, e, why, file) : 0) return -1;
+        if (!bit) zr_json_skip(j);
+    }
+    if (j->error) return -1;
+    if (seen != 7)
+        return zr_why(why, "%s: tensor %.200s: dtype, shape or data_offsets is missing", file, e->name);
+    char shape[200];
+    if (e->end - e->begin != bytes(e))
+        return zr_why(why, "%s: tensor %.200s: %" PRId64 " bytes of data do not make %s %s", file, e->name,
+                      e->end - e->begin, dtypes[e->dtype].name, zr_shape_text(shape, sizeof shape, e->shape, e->ndim));
+    return 0;
+}
+
+/* string to string */
+static void read_metadata(zr_json *j)
+{
+    for (int64_t i = 0; zr_json_more(j, '{', &i);) {
+        zr_json_key(j);
+        zr_json_text(j);
+    }
+}
+
+static zr_entry *add(zr_table *t)
+{
+    if (t->n == t->room) {
+        int64_t room = 2 * t->room + 64;
+        zr_entry *more = realloc(t->entries, (size_t)room * sizeof *more);
+        if (!more) return NULL;
+        t->entries = more;
+        t->room = room;
+    }
+    memset(&t->entries[t->n], 0, sizeof(zr_entry));
+    return &t->entries[t->n++];
+}
+
+static int read_entries(zr_table *t, zr_json *j, char *why, const char *file)
+{
+    int metadata = 0;
+    for (int64_t i = 0; zr_json_more(j, '{', &i);) {
+        const char *name = zr_json_key(j);
+        if (name && !strcmp(name, "__metadata__")) {
+            if (metadata++) return zr_why(why, "%s: __metadata__ twice", file);
+            read_metadata(j);
+        } else if (name) {
+            zr_entry *e = add(t);
+            if (!e) return zr_why(why, "%s: no memory for its table of tensors", file);
+            e->name = name;
+            e->file = (int32_t)(t->nfiles - 1);
+            if (read_entry(j, e, why, file)) return -1;
+        }
+    }
+    return zr_json_end(j);
+}
+
+static int by_place(const void *a, const void *b)
+{
+    const zr_entry *x = a, *y = b;
+    return x->begin != y->begin ? (x->begin < y->begin ? -1 : 1) : x->end < y->end ? -1 : x->end > y->end;
+}
+
+/* entries e[n] of one file fill [0, size) without holes; afterwards counted from the file's start */
+static int check_places(zr_entry *e, int64_t n, int64_t start, int64_t size, char *why, const char *file)
+{
+    int64_t at = 0;
+    if (n) qsort(e, (size_t)n, sizeof *e, by_place);
+    for (int64_t i = 0; i < n; at = e[i++].end)
+        if (e[i].begin != at)
+            return zr_why(why, "%s: tensor %.200s: its data begin at %" PRId64 ", the tensor before ends at %" PRId64,
+                          file, e[i].name, e[i].begin, at);
+    if (at != size)
+        return zr_why(why, "%s: the header describes %" PRId64 " bytes of data, the file has %" PRId64 "%s", file, at,
+                      size, at > size ? " (truncated?)" : "");
+    for (int64_t i = 0; i < n; i++) {
+        e[i].begin += start;
+        e[i].end += start;
+    }
+    return 0;
+}
+
+/* ---- files */
+/* Reads n bytes at `at` of a file and a 0 behind them; NULL on failure, why set. */
+static char *slurp(int fd, int64_t n, int64_t at, char *why, const char *file)
+{
+    char *text = malloc((size_t)n + 1);
+    if (!text) {
+        zr_why(why, "%s: no memory for %" PRId64 " bytes", file, n);
+        return NULL;
+    }
+    text[n] = 0;
+    if (!zr_read_at(fd, text, n, at)) return text;
+    zr_why(why, "%s: %s", file, strerror(errno));
+    free(text);
+    return NULL;
+}
+
+/* A regular file's descriptor and size; -1 on failure, why set. */
+static int open_file(const char *file, int64_t *size, char *why)
+{
+    struct stat s;
+    int fd = open(file, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return zr_why(why, "%s: %s", file, strerror(errno));
+    if (!fstat(fd, &s) && S_ISREG(s.st_mode)) {
+        *size = s.st_size;
+        return fd;
+    }
+    close(fd);
+    return zr_why(why, "%s: not a regular file", file);
+}
+
+/* The header of the newest file of the table. */
+static int read_header(zr_table *t, int64_t size, char *why, const char *file)
+{
+    struct zr_source *f = &t->files[t->nfiles - 1];
+    int64_t first = t->n, n = 0;
+    if (size < 8) return zr_why(why, "%s: %" PRId64 " bytes are no safetensors file", file, size);
+    if (zr_read_at(f->fd, &n, 8, 0)) return zr_why(why, "%s: %s", file, strerror(errno));
+    if (n < 2 || n > ZR_HEADER_MAX)
+        return zr_why(why, "%s: no safetensors file (a header of %" PRIu64 " bytes)", file, (uint64_t)n);
+    if (n > size - 8)
+        return zr_why(why, "%s: truncated: a header of %" PRId64 " bytes in a file of %" PRId64, file, n, size);
+    f->header = slurp(f->fd, n, 8, why, file);
+    if (!f->header) return -1;
+    zr_json j = {f->header, f->header + n, f->header[0] == '{' ? NULL : "an object is needed"};
+    int bad = read_entries(t, &j, why, file);
+    if (j.error) return zr_why(why, "%s: header, byte %" PRId64 ": %s", file, (int64_t)(j.at - f->header), j.error);
+    return bad ? bad : check_places(t->entries + first, t->n - first, 8 + n, size - 8 - n, why, file);
+}
+
+/* `name` must live as long as t */
+static int add_file(zr_table *t, const char *dir, const char *name, char *why)
+{
+    char file[4096];
+    int64_t size;
+    if (snprintf(file, sizeof file, "%s/%s", dir, name) >= (int)sizeof file)
+        return zr_why(why, "%.200s: the path is too long", dir);
+    struct zr_source *more = realloc(t->files, (size_t)(t->nfiles + 1) * sizeof *more);
+    if (!more) return zr_why(why, "%s: no memory", file);
+    t->files = more;
+    int fd = open_file(file, &size, why);
+    if (fd < 0) return -1;
+    t->files[t->nfiles++] = (struct zr_source){.name = name, .fd = fd};
+    return read_header(t, size, why, file);
+}
+
+/* weight_map: {tensor: file}; every file once, at its first mention */
+static int read_map(zr_table *t, zr_json *j, const char *dir, char *why, const char *index)
+{
+    for (int64_t i = 0; zr_json_more(j, '{', &i);) {
+        int64_t k = 0;
+        const char *name = zr_json_key(j) ? zr_json_text(j) : NULL;
+        if (!name) return -1;
+        /* no path out of the directory */
+        if (strchr(name, '/') || !*name) return zr_why(why, "%s: %.200s is no name of a file", index, name);
+        while (k < t->nfiles && strcmp(t->files[k].name, name)) k++;
+        if (k == t->nfiles && add_file(t, dir, name, why)) return -1;
+    }
+    return j->error ? -1 : 0;
+}
+
+static int read_index(zr_table *t, int fd, int64_t size, const char *dir, char *why, const char *file)
+{
+    int maps = 0;
+    if (size > ZR_HEADER_MAX) return zr_why(why, "%s: %" PRId64 " bytes are too many for an index", file, size);
+    t->index = slurp(fd, size, 0, why, file);
+    if (!t->index) return -1;
+    zr_json j = {t->index, t->index + size, NULL};
+    for (int64_t i = 0; zr_json_more(&j, '{', &i);) {
+        const char *key = zr_json_key(&j);
+        int map = key && !strcmp(key, "weight_map");
+        maps += map;
+        if (!map) zr_json_skip(&j);
+        else if (read_map(t, &j, dir, why, file) && !j.error) return -1;
+    }
+    if (zr_json_end(&j)) return zr_why(why, "%s: byte %" PRId64 ": %s", file, (int64_t)(j.at - t->index), j.error);
+    return maps == 1 ? 0 : zr_why(why, "%s: one weight_map is needed, it has %d", file, maps);
+}
+
+/* The single file, else the index. */
+static int read_files(zr_table *t, const char *dir, char *why)
+{
+    static const char single[] = "model.safetensors", index[] = "model.safetensors.index.json";
+    char file[4096];
+    int64_t size;
+    struct stat s;
+    if (snprintf(file, sizeof file, "%s/%s", dir, index) >= (int)sizeof file)
+        return zr_why(why, "%.200s: the path is too long", dir);
+    if (stat(dir, &s)) return zr_why(why, "%s: %s", dir, strerror(errno));
+    snprintf(file, sizeof file, "%s/%s", dir, single);
+    if (!stat(file, &s)) return add_file(t, dir, single, why);
+    if (errno != ENOENT) return zr_why(why, "%s: %s", file, strerror(errno));
+    snprintf(file, sizeof file, "%s/%s", dir, index);
+    if (stat(file, &s) && errno == ENOENT) return zr_why(why, "%s: has neither %s nor %s", dir, single, index);
+    int fd = open_file(file, &size, why);
+    if (fd < 0) return -1;
+    int bad = read_index(t, fd, size, dir, why, file);
+    close(fd);
+    return bad;
+}
+
+/* ---- the table */
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const zr_entry *)a)->name, ((const zr_entry *)b)->name);
+}
+
+int zr_table_open(zr_table *t, const char *dir, char *why)
+{
+    *t = (zr_table){0};
+    int bad = read_files(t, dir, why);
+    if (!bad && t->n) qsort(t->entries, (size_t)t->n, sizeof *t->entries, by_name);
+    for (int64_t i = 1; !bad && i < t->n; i++)
+        if (!strcmp(t->entries[i - 1].name, t->entries[i].name))
+            bad = zr_why(why, "%s/%s: tensor %.200s twice", dir, t->files[t->entries[i].file].name, t->entries[i].name);
+    if (bad) zr_table_close(t);
+    return bad;
+}
+
+void zr_table_close(zr_table *t)
+{
+    for (int64_t i = 0; i < t->nfiles; i++) {
+        close(t->files[i].fd);
+        free(t->files[i].header);
+    }
+    free(t->files);
+    free(t->entries);
+    free(t->index);
+    *t = (zr_table){0};
+}
+
+zr_entry *zr_table_find(const zr_table *t, const char *name)
+{
+    zr_entry key = {.name = name};
+    return t->n ? bsearch(&key, t->entries, (size_t)t->n, sizeof key, by_name) : NULL;
+}

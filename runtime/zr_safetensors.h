@@ -1,0 +1,39 @@
+/* zr_safetensors.h -- the tensors in a directory of safetensors files, by name.
+ *
+ * A file is: u64 N, N bytes of JSON {name: {dtype, shape, data_offsets}}, the data without holes.
+ */
+#ifndef ZR_SAFETENSORS_H
+#define ZR_SAFETENSORS_H
+#include "zr_file.h"
+
+enum { ZR_DIMS = 8, ZR_HEADER_MAX = 100000000 };
+
+typedef struct zr_entry {
+    const char *name;
+    int64_t shape[ZR_DIMS];
+    int64_t begin, end;                   /* in the file */
+    int32_t dtype, ndim, file, used;
+} zr_entry;
+
+typedef struct zr_table {
+    zr_entry *entries;                    /* [n], in order of name */
+    int64_t n, room;
+    struct zr_source {
+        const char *name;
+        char *header;                     /* the names lie here */
+        int fd;
+    } *files;
+    int64_t nfiles;
+    char *index;                          /* model.safetensors.index.json, or NULL */
+} zr_table;
+
+/* Reads and checks the headers of all files. On failure nothing is left open. */
+int zr_table_open(zr_table *t, const char *dir, char *why);
+void zr_table_close(zr_table *t);
+zr_entry *zr_table_find(const zr_table *t, const char *name);         /* NULL: not there */
+const char *zr_dtype_name(int dtype);
+
+/* "[2, 3]" into text[n]; returns text */
+char *zr_shape_text(char *text, int n, const int64_t *shape, int ndim);
+
+#endif

@@ -1,0 +1,381 @@
+/* zr_weights.c -- the f32 masters of a program as model.safetensors, out and in.
+ *
+ * Invariants
+ *  1. The file is a function of the weights, the plan and the layout: not of time, and its length and
+ *     the place of every element in it follow from zr_program alone, so each rank finds its own.
+ *  2. Elements [r*shard, (r+1)*shard) of a flat are written by rank r; all ranks cover it once.
+ *  3. 8 + N is a multiple of 4096, so that the data can be mapped or read past the page cache.
+ */
+#define _GNU_SOURCE
+#include "zr_file.h"
+#include "zr_safetensors.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+enum { PAGE = 4096, CHUNK = 16384, NAME = 256 };
+enum { F32 = 0, BF16 = 1, F16 = 2 };      /* the first of zr_safetensors.c's dtypes */
+
+/* ---- where things lie */
+/* What a rank holds of a tensor instance: n elements from its element `skip` on, at arena + at. */
+typedef struct piece {
+    int64_t at, skip, n;
+} piece;
+
+static int64_t elements(const zr_tensor *t)
+{
+    return t->ndim == 1 ? t->shape[0] : t->shape[0] * t->shape[1];
+}
+
+/* all = 1: what lies in this rank's memory; 0: what it owns */
+static piece part(const zr_program *p, const zr_tensor *t, int i, int rank, int all)
+{
+    const zr_flat *f = &p->flats[t->flat];
+    int64_t begin = t->offset + i * t->offset_step, end = begin + elements(t);
+    int64_t held = f->whole ? 0 : rank * f->shard;        /* the flat's first element in memory */
+    int64_t lo = f->whole && all ? 0 : rank * f->shard;
+    int64_t hi = f->whole && all ? p->ranks * f->shard : lo + f->shard;
+    lo = lo < begin ? begin : lo;
+    hi = hi > end ? end : hi;
+    return (piece){f->at + (int64_t)i * t->flat_step * f->stride + 4 * (lo - held), lo - begin, hi > lo ? hi - lo : 0};
+}
+
+/* The name of instance i; returns to[NAME]. */
+static char *instance(char *to, const zr_tensor *t, int i)
+{
+    const char *layer = t->count > 1 ? strstr(t->name, "%d") : NULL;
+    if (layer) snprintf(to, NAME, "%.*s%d%s", (int)(layer - t->name), t->name, t->first + i, layer + 2);
+    else snprintf(to, NAME, "%s", t->name);
+    return to;
+}
+
+static int path(char *to, const char *dir, const char *name, char *why)
+{
+    if (snprintf(to, ZR_FILE, "%s/%s", dir, name) < ZR_FILE) return 0;
+    return zr_why(why, "%.200s...: the path is too long", dir);
+}
+
+/* ---- saving */
+int zr_save_temp(char *to, const char *dir, char *why)
+{
+    return path(to, dir, ".model.safetensors.part", why);
+}
+
+static void put_string(FILE *f, const char *s)
+{
+    fputc('"', f);
+    for (; *s; s++) {
+        if (*s == '"' || *s == '\\') fputc('\\', f);
+        fputc(*s, f);
+    }
+    fputc('"', f);
+}
+
+/* One tensor's entry; *at: where its data begin, moved on to their end. */
+static void put_entry(FILE *f, const zr_tensor *t, int i, int64_t *at)
+{
+    char name[NAME], shape[64];
+    int64_t end = *at + 4 * elements(t);
+    fputc(',', f);
+    put_string(f, instance(name, t, i));
+    fprintf(f, ":{\"dtype\":\"F32\",\"shape\":%s,\"data_offsets\":[%" PRId64 ",%" PRId64 "]}",
+            zr_shape_text(shape, sizeof shape, t->shape, t->ndim), *at, end);
+    *at = end;
+}
+
+/* u64 N and N bytes of JSON: *n bytes in all; *data: bytes of all tensors. NULL: no memory. */
+static char *make_header(const zr_program *p, int64_t *n, int64_t *data)
+{
+    char *text = NULL;
+    size_t length = 0;
+    FILE *f = open_memstream(&text, &length);
+    if (!f) return NULL;
+    *data = 0;
+    fprintf(f, "%8s{\"__metadata__\":{\"format\":\"pt\",\"plan\":", "");
+    put_string(f, p->plan);
+    fprintf(f, ",\"layout\":");
+    put_string(f, p->layout);
+    fputc('}', f);
+    for (int k = 0; k < p->ntensors; k++)
+        for (int i = 0; i < p->tensors[k].count; i++) put_entry(f, &p->tensors[k], i, data);
+    fputc('}', f);
+    while (ftell(f) % PAGE) fputc(' ', f);
+    if (fclose(f)) {
+        free(text);
+        return NULL;
+    }
+    *n = (int64_t)length;
+    uint64_t N = length - 8;
+    memcpy(text, &N, 8);
+    return text;
+}
+
+/* The directory and those above it. */
+static int make_dir(const char *dir, char *why)
+{
+    char part[ZR_FILE];
+    struct stat s;
+    if (path(part, dir, "", why)) return -1;
+    for (char *slash = strchr(part + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        *slash = 0;
+        if (mkdir(part, 0777) && errno != EEXIST) return zr_why(why, "%s: %s", part, strerror(errno));
+        *slash = '/';
+    }
+    if (stat(dir, &s)) return zr_why(why, "%s: %s", dir, strerror(errno));
+    return S_ISDIR(s.st_mode) ? 0 : zr_why(why, "%s: not a directory", dir);
+}
+
+/* Room for `size` bytes, now. Some file systems cannot reserve: there the free space must do. */
+static int reserve(int fd, int64_t size, const char *file, char *why)
+{
+    struct statvfs v;
+    int64_t room = fstatvfs(fd, &v) ? -1 : (int64_t)v.f_bavail * (int64_t)v.f_frsize;
+    int bad = fallocate(fd, 0, 0, size) ? errno : 0;
+    if (bad == EOPNOTSUPP || bad == ENOSYS)
+        bad = room >= 0 && room < size ? ENOSPC : ftruncate(fd, size) ? errno : 0;
+    if (bad == ENOSPC)
+        return zr_why(why, "%s: %" PRId64 " bytes are needed, the disk has %" PRId64 " free", file, size, room);
+    return bad ? zr_why(why, "%s: room for %" PRId64 " bytes: %s", file, size, strerror(bad)) : 0;
+}
+
+/* A file of the final size that holds the header. */
+static int begin(const zr_program *p, const char *file, char *why)
+{
+    int64_t n, data;
+    char *header = make_header(p, &n, &data);
+    if (!header) return zr_why(why, "%s: no memory for its header", file);
+    unlink(file);                         /* what a run that was killed left behind */
+    int fd = open(file, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    int bad = fd < 0 ? zr_why(why, "%s: %s", file, strerror(errno)) : reserve(fd, n + data, file, why);
+    if (!bad && zr_write_at(fd, header, n, 0)) bad = zr_why(why, "%s: %s", file, strerror(errno));
+    if (fd >= 0 && close(fd) && !bad) bad = zr_why(why, "%s: %s", file, strerror(errno));
+    if (fd >= 0 && bad) unlink(file);
+    free(header);
+    return bad;
+}
+
+int zr_save_begin(const zr_program *p, const char *dir, char *why)
+{
+    char file[ZR_FILE];
+    return make_dir(dir, why) || zr_save_temp(file, dir, why) ? -1 : begin(p, file, why);
+}
+
+/* This rank's pieces of every tensor, data at file offset `at`. */
+static int write_pieces(const zr_program *p, const char *arena, int rank, int fd, int64_t at)
+{
+    for (int k = 0; k < p->ntensors; k++) {
+        const zr_tensor *t = &p->tensors[k];
+        for (int i = 0; i < t->count; i++, at += 4 * elements(t)) {
+            piece q = part(p, t, i, rank, 0);
+            if (q.n && zr_write_at(fd, arena + q.at, 4 * q.n, at + 4 * q.skip)) return -1;
+        }
+    }
+    return 0;
+}
+
+int zr_save_part(const zr_program *p, const char *arena, int rank, const char *dir, char *why)
+{
+    char file[ZR_FILE];
+    int64_t n, data;
+    if (zr_save_temp(file, dir, why)) return -1;
+    char *header = make_header(p, &n, &data);
+    if (!header) return zr_why(why, "%s: no memory for its header", file);
+    free(header);                         /* its length alone is wanted */
+    int fd = open(file, O_WRONLY | O_CLOEXEC);
+    int bad = fd < 0 || write_pieces(p, arena, rank, fd, n) || fsync(fd);
+    if (bad) zr_why(why, "%s: %s", file, strerror(errno));
+    if (fd >= 0 && close(fd) && !bad) bad = zr_why(why, "%s: %s", file, strerror(errno));
+    return bad ? -1 : 0;
+}
+
+static int sync_path(const char *file)
+{
+    int fd = open(file, O_RDONLY | O_CLOEXEC);
+    int bad = fd < 0 || fsync(fd);
+    int error = errno;
+    if (fd >= 0) close(fd);
+    errno = error;
+    return bad;
+}
+
+int zr_save_end(const char *dir, int ok, char *why)
+{
+    char temp[ZR_FILE], file[ZR_FILE];
+    if (zr_save_temp(temp, dir, why) || path(file, dir, "model.safetensors", why)) return -1;
+    if (ok && !sync_path(temp) && !rename(temp, file) && !sync_path(dir)) return 0;
+    if (ok) zr_why(why, "%s: %s", file, strerror(errno));
+    unlink(temp);
+    return ok ? -1 : 0;
+}
+
+/* ---- loading */
+/* f32 of an IEEE half: exact, the payload of a NaN kept */
+static uint32_t from_half(uint32_t h)
+{
+    uint32_t sign = (h & 0x8000) << 16, e = h >> 10 & 31, m = h & 1023, bits;
+    float tiny = (float)m * 0x1p-24f;     /* exact, and normal in f32 */
+    memcpy(&bits, &tiny, 4);
+    if (e > 0) bits = (e == 31 ? 255 : e + 112) << 23 | m << 13;
+    return sign | bits;
+}
+
+/* to float[n] from file offset `at` */
+static int read_floats(int fd, char *to, int64_t n, int64_t at, int dtype)
+{
+    uint16_t chunk[CHUNK];
+    if (dtype == F32) return zr_read_at(fd, to, 4 * n, at);
+    for (int64_t i = 0; i < n; i += CHUNK) {
+        int64_t some = n - i < CHUNK ? n - i : CHUNK;
+        if (zr_read_at(fd, chunk, 2 * some, at + 2 * i)) return -1;
+        for (int64_t k = 0; k < some; k++) {
+            uint32_t bits = dtype == BF16 ? (uint32_t)chunk[k] << 16 : from_half(chunk[k]);
+            memcpy(to + 4 * (i + k), &bits, 4);
+        }
+    }
+    return 0;
+}
+
+static const char prefix[] = "transformer.";
+
+static const char *unprefixed(const char *name)
+{
+    return strncmp(name, prefix, sizeof prefix - 1) ? name : name + sizeof prefix - 1;
+}
+
+/* A tensor as it is named, else with the prefix of GPT-2's files put on or taken off. */
+static zr_entry *locate(const zr_table *t, const char *name)
+{
+    char with[NAME + sizeof prefix];
+    zr_entry *e = zr_table_find(t, name);
+    if (e) return e;
+    snprintf(with, sizeof with, "%s%s", prefix, name);
+    return zr_table_find(t, unprefixed(name) == name ? with : unprefixed(name));
+}
+
+/* The entry of instance i; NULL and `why` unless it is as the model needs it. */
+static zr_entry *match(const zr_table *table, const zr_tensor *t, int i, const char *dir, char *why)
+{
+    char name[NAME], found[200], wanted[64];
+    zr_entry *e = locate(table, instance(name, t, i));
+    zr_shape_text(wanted, sizeof wanted, t->shape, t->ndim);
+    if (!e) {
+        zr_why(why, "%s: tensor %s is missing; the model needs it with shape %s", dir, name, wanted);
+        return NULL;
+    }
+    const char *file = table->files[e->file].name;
+    int same = e->ndim == t->ndim;
+    for (int k = 0; same && k < t->ndim; k++) same = e->shape[k] == t->shape[k];
+    if (!same)
+        zr_why(why, "%s/%s: tensor %s has shape %s; the model needs %s", dir, file, name,
+               zr_shape_text(found, sizeof found, e->shape, e->ndim), wanted);
+    else if (e->dtype > F16)
+        zr_why(why, "%s/%s: tensor %s is %s; F32, BF16 and F16 can be read", dir, file, name, zr_dtype_name(e->dtype));
+    return same && e->dtype <= F16 ? e : NULL;
+}
+
+static int match_all(const zr_program *p, const zr_table *table, const char *dir, char *why)
+{
+    for (int k = 0; k < p->ntensors; k++)
+        for (int i = 0; i < p->tensors[k].count; i++) {
+            zr_entry *e = match(table, &p->tensors[k], i, dir, why);
+            if (!e) return -1;
+            e->used = 1;
+        }
+    return 0;
+}
+
+static int read_all(const zr_program *p, const zr_table *table, char *arena, int rank, const char *dir, char *why)
+{
+    char name[NAME];
+    for (int k = 0; k < p->ntensors; k++)
+        for (int i = 0; i < p->tensors[k].count; i++) {
+            piece q = part(p, &p->tensors[k], i, rank, 1);
+            zr_entry *e = locate(table, instance(name, &p->tensors[k], i));
+            const struct zr_source *f = &table->files[e->file];
+            int64_t width = e->dtype == F32 ? 4 : 2;
+            if (q.n && read_floats(f->fd, arena + q.at, q.n, e->begin + width * q.skip, e->dtype))
+                return zr_why(why, "%s/%s: tensor %s: %s", dir, f->name, name,
+                              errno == ENODATA ? "the file has become shorter" : strerror(errno));
+        }
+    return 0;
+}
+
+/* ---- what the model does not use */
+/* Attention masks and frequencies that older files carry: PREFIX N SUFFIX. */
+static int is_buffer(const char *name)
+{
+    static const char *const known[][2] = {
+        {"h.", ".attn.bias"},
+        {"h.", ".attn.masked_bias"},
+        {"model.layers.", ".self_attn.rotary_emb.inv_freq"},
+    };
+    name = unprefixed(name);
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        size_t n = strlen(known[i][0]), digits = strncmp(name, known[i][0], n) ? 0 : strspn(name + n, "0123456789");
+        if (digits && !strcmp(name + n + digits, known[i][1])) return 1;
+    }
+    return 0;
+}
+
+/* Whether two entries hold the same tensor. */
+static int equal(const zr_table *t, const zr_entry *a, const zr_entry *b)
+{
+    char x[CHUNK], y[CHUNK];
+    int64_t n = a->end - a->begin;
+    if (a->dtype != b->dtype || a->ndim != b->ndim || memcmp(a->shape, b->shape, sizeof a->shape)) return 0;
+    for (int64_t i = 0; i < n; i += CHUNK) {
+        int64_t some = n - i < CHUNK ? n - i : CHUNK;
+        if (zr_read_at(t->files[a->file].fd, x, some, a->begin + i) ||
+            zr_read_at(t->files[b->file].fd, y, some, b->begin + i) || memcmp(x, y, (size_t)some)) return 0;
+    }
+    return 1;
+}
+
+/* A head that repeats the embedding, as files of tied models may. */
+static int is_tied(const zr_table *t, const zr_entry *e)
+{
+    static const char *const embedding[] = {"wte.weight", "model.embed_tokens.weight"};
+    for (int i = 0; i < 2 && !strcmp(unprefixed(e->name), "lm_head.weight"); i++) {
+        zr_entry *w = locate(t, embedding[i]);
+        if (w && equal(t, w, e)) return 1;
+    }
+    return 0;
+}
+
+static void describe_unused(const zr_table *t, const char *dir, char *note)
+{
+    int64_t buffers = 0, tied = 0, others = 0;
+    char names[ZR_WHY / 2] = "";
+    size_t at = 0;
+    for (const zr_entry *e = t->entries; e < t->entries + t->n; e++) {
+        if (e->used) continue;
+        if (is_buffer(e->name)) buffers++;
+        else if (is_tied(t, e)) tied++;
+        else if (others++ < 4)
+            at += (size_t)snprintf(names + at, sizeof names - at, "%s%.50s", at ? ", " : "", e->name);
+    }
+    *note = 0;
+    if (others)
+        zr_why(note, "%.150s: warning: the model has no place for %" PRId64 " of the tensors: %s%s", dir, others, names,
+               others > 4 ? ", ..." : "");
+    else if (buffers + tied)
+        zr_why(note, "%.150s: not needed: %" PRId64 " buffers%s", dir, buffers,
+               tied ? ", lm_head.weight (the same as the embedding)" : "");
+}
+
+int zr_load(const zr_program *p, char *arena, int rank, const char *dir, char *note, char *why)
+{
+    zr_table table;
+    *note = 0;
+    if (zr_table_open(&table, dir, why)) return -1;
+    int bad = match_all(p, &table, dir, why) || read_all(p, &table, arena, rank, dir, why);
+    if (!bad && rank == 0) describe_unused(&table, dir, note);
+    zr_table_close(&table);
+    return bad ? -1 : 0;
+}
