@@ -12,7 +12,7 @@
  */
 #ifndef ZR_INT_H
 #define ZR_INT_H
-#include "zr.h"
+#include "zr_file.h"
 #include <pthread.h>
 #include <stdatomic.h>
 
@@ -20,7 +20,7 @@
 enum { ZR_OK = 0, ZR_USER = 2, ZR_ENVIRONMENT = 3, ZR_DISAGREE = 4, ZR_DIED = 5, ZR_HOPELESS = 6 };
 
 enum { ZR_EAGER, ZR_LATE, ZR_SHUFFLED };
-enum { ZR_OPERANDS = 12, ZR_RING = 1024, ZR_PATH = 4096, ZR_SKIPS = 20 };
+enum { ZR_OPERANDS = 12, ZR_RING = 1024, ZR_SKIPS = 20 };
 
 /* ---- options (zr_main.c) */
 typedef struct zr_options {
@@ -44,7 +44,7 @@ typedef struct zr_shared {
     _Atomic uint32_t stop;                /* 1: leave */
     _Atomic int32_t code;                 /* exit code of the first failure, 0: none */
     _Atomic int64_t step;                 /* that rank 0 is in, from 1 */
-    char temp[ZR_PATH];                   /* a file to remove if the run ends now; "": none */
+    char temp[ZR_FILE];                   /* a file to remove if the run ends now; "": none */
     zr_seat seat[];                       /* [ranks] */
 } zr_shared;
 
@@ -71,20 +71,14 @@ typedef struct zr_queue {
     int64_t bytes, messages;              /* received from peers; collectives */
 } zr_queue;
 
-/* ---- tokens (zr_data.c) */
-typedef struct zr_data {
-    const char *path;
-    const void *map;                      /* the whole file */
-    const void *tokens;                   /* [count], `width` bytes each */
-    int64_t bytes, count, samples;        /* samples: sample i has tokens [i*T, i*T + T] */
-    int32_t width;
-} zr_data;
-
-/* ---- progress and log (zr_log.c); only rank 0 has open files */
+/* ---- progress and log (zr_log.c) */
 typedef struct zr_log {
-    int file, tty, live;                  /* file: JSONL, -1: none; live: a live line stands on the terminal */
-    double peak;                          /* GFLOP/s, 0: not known */
-    double begun, shown;                  /* seconds: first step, last progress line */
+    int file;                             /* JSONL, -1: none; only rank 0 has it */
+    int tty, live;                        /* stderr is a terminal; a live line stands on it */
+    double peak;                          /* GFLOP/s of all ranks, 0: not known */
+    double busy;                          /* seconds in training steps so far */
+    double shown, shown_busy;             /* the last progress line: when, and busy then */
+    int64_t shown_step;
 } zr_log;
 
 /* ---- one rank */
@@ -100,10 +94,12 @@ struct zr {
     int64_t step;                         /* training step in work, from 0 */
     zr_data train, val;                   /* count 0: not given */
     zr_log log;
-    double started, ready;                /* seconds: zr_main entered, arenas in place */
+    double started, ready, first;         /* when: zr_main entered, arenas in place, first step */
     /* queues */
     zr_queue queue[ZR_QUEUES];
     zr_event *event;                      /* [p->events] newest record issued */
+    uint64_t order;                       /* random state: in which order queues are emptied */
+    uint32_t barriers;                    /* that this rank has come to */
     int ahead;                            /* 1: ZR_MAIN's commands run on its own thread, too */
     pthread_mutex_t lock;
     pthread_cond_t moved;                 /* something was issued, finished or demanded */
@@ -139,24 +135,11 @@ void zr_barrier(zr *z);                   /* all ranks; from the rank's own thre
 void zr_wake(_Atomic uint32_t *word);
 void zr_leave_if_stopped(zr *z);
 
-/* ---- tokens (zr_data.c) */
-/* Opens `path`; fails unless it has a whole sample and the tokens of the first `used` samples (or of
- * all, where it has fewer) are within the vocabulary. Each rank looks through its part of them. */
-void zr_data_open(zr *z, zr_data *d, const char *path, int64_t used);
-/* Row b of tokens and targets [B, T] = sample (first + b) modulo d->samples for b < rows; later rows
- * are token 0 without a target. program->ignore becomes target -1 and token 0. */
-void zr_data_batch(zr *z, const zr_data *d, int64_t first, int64_t rows);
-int32_t zr_data_token(const zr_data *d, int64_t i);
-
-/* ---- weights (zr_weights.c); called by every rank, each moves its own elements */
-void zr_weights_load(zr *z, const char *dir);
-void zr_weights_save(zr *z, const char *dir);
-
-/* ---- log (zr_log.c) */
+/* ---- log (zr_log.c); rank 0 alone speaks */
 void zr_print(zr *z, int file, const char *format, ...) __attribute__((format(printf, 3, 4)));
 void zr_log_open(zr *z);
-void zr_log_step(zr *z, const double report[6]);
+void zr_log_step(zr *z, const double report[6], double seconds);   /* seconds that the step took */
 void zr_log_val(zr *z, double loss, double tokens);
-void zr_log_end(zr *z, const double report[6], double val, int64_t bytes, int64_t messages);
+void zr_log_end(zr *z, const double report[6], int64_t bytes, int64_t messages);   /* of one rank, all steps */
 
 #endif

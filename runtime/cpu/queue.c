@@ -1,0 +1,213 @@
+/* queue.c -- the queues of one rank: who runs which command when.
+ *
+ * A queue is a ring of commands and a thread that runs them in order. An event is a place in a
+ * queue: zr_record notes how many commands that queue had, zr_wait makes a queue wait until the
+ * other has finished that many. So nothing runs for a record, and one event may be recorded anew,
+ * on any queue, while older waits for it are pending.
+ *
+ * Modes. eager: ZR_MAIN's commands run at once on the rank's own thread, the others as soon as
+ * they can. late: inside a step every queue has its thread, and a command runs only when somebody
+ * demands it: a wait, a full ring, or the step's end. shuffled: a seeded coin says for each command
+ * whether it is held like that or not, the step's end empties the queues in a seeded order, and
+ * threads pause at random. In late and shuffled zr_drop fills what is dead with NaN.
+ *
+ * Invariants
+ *  1. What is held and what is demanded depends on the seed and the program alone, never on the rank
+ *     or on time: as one rank alone cannot block itself, ranks together cannot.
+ *  2. No queue's thread holds the lock while it runs a command.
+ */
+#define _GNU_SOURCE
+#include "../zr_int.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+uint64_t zr_random(uint64_t *state)
+{
+    uint64_t x = *state += 0x9e3779b97f4a7c15;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+    x = (x ^ x >> 27) * 0x94d049bb133111eb;
+    return x ^ x >> 31;
+}
+
+int zr_rank(const zr *z) { return z->rank; }
+
+/* ---- demanding */
+
+/* Whoever waits for the first n commands of a queue says so here; the lock is held. */
+static void demand(zr *z, zr_queue *q, int64_t n)
+{
+    if (q->demanded < n) q->demanded = n;
+    pthread_cond_broadcast(&z->moved);
+    while (q->finished < n) pthread_cond_wait(&z->moved, &z->lock);
+}
+
+static void run_wait(zr *z, int queue, const zr_command *c)
+{
+    (void)queue;
+    pthread_mutex_lock(&z->lock);
+    demand(z, &z->queue[c->i[0]], c->i[1]);
+    pthread_mutex_unlock(&z->lock);
+}
+
+void zr_drain(zr *z)
+{
+    int order[ZR_QUEUES] = {ZR_MAIN, ZR_REDUCE, ZR_GATHER};    /* late: who takes before who gives */
+    for (int i = ZR_QUEUES - 1; z->o->mode == ZR_SHUFFLED && i > 0; i--) {
+        int j = (int)(zr_random(&z->order) % (uint64_t)(i + 1)), o = order[i];
+        order[i] = order[j];
+        order[j] = o;
+    }
+    pthread_mutex_lock(&z->lock);
+    for (int i = 0; i < ZR_QUEUES; i++) demand(z, &z->queue[order[i]], z->queue[order[i]].issued);
+    pthread_mutex_unlock(&z->lock);
+}
+
+/* ---- issuing */
+
+void zr_push(zr *z, int queue, const zr_command *c)
+{
+    zr_queue *q = &z->queue[queue];
+    if (queue == ZR_MAIN && !z->ahead) {
+        c->run(z, queue, c);
+        return;
+    }
+    pthread_mutex_lock(&z->lock);
+    if (q->issued - q->finished == ZR_RING) demand(z, q, q->issued - ZR_RING + 1);
+    q->ring[q->issued++ % ZR_RING] = *c;
+    pthread_cond_broadcast(&z->moved);
+    pthread_mutex_unlock(&z->lock);
+}
+
+void zr_record(zr *z, int queue, int event)
+{
+    z->event[event] = (zr_event){queue, z->queue[queue].issued};
+}
+
+void zr_wait(zr *z, int queue, int event)
+{
+    zr_event e = z->event[event];
+    zr_push(z, queue, &(zr_command){run_wait, NULL, {e.queue, e.at}});
+}
+
+static void run_call(zr *z, int queue, const zr_command *c)
+{
+    c->fn(z, z->queue[queue].k, z->arena, c->i);
+}
+
+void zr_call_n(zr *z, int queue, zr_fn *fn, int n, const int64_t *i)
+{
+    zr_command c = {run_call, fn, {0}};
+    if (n > ZR_OPERANDS) zr_fail(z, ZR_DISAGREE, "a call with %d operands; at most %d", n, ZR_OPERANDS);
+    memcpy(c.i, i, (size_t)n * sizeof *i);
+    zr_push(z, queue, &c);
+}
+
+static void run_drop(zr *z, int queue, const zr_command *c)
+{
+    (void)queue;
+    memset(z->arena + c->i[0], 0xff, (size_t)c->i[1]);        /* NaN in f32 and bf16 */
+}
+
+void zr_drop(zr *z, int queue, int64_t at, int64_t bytes)
+{
+    if (z->o->mode != ZR_EAGER) zr_push(z, queue, &(zr_command){run_drop, NULL, {at, bytes}});
+}
+
+/* ---- a queue's thread */
+
+static void pause_a_little(zr_queue *q)
+{
+    const struct timespec t = {0, (long)(zr_random(&q->pause) % 50000)};
+    if (zr_random(&q->pause) % 4 == 0) nanosleep(&t, NULL);
+}
+
+/* Is the next command held until it is demanded? */
+static int held(zr *z, zr_queue *q)
+{
+    return z->o->mode == ZR_LATE || (z->o->mode == ZR_SHUFFLED && zr_random(&q->coin) % 2);
+}
+
+/* Runs the next command; the lock is held before and after. */
+static void run_next(zr *z, zr_queue *q)
+{
+    int hold = held(z, q);
+    while (hold && q->demanded <= q->finished) pthread_cond_wait(&z->moved, &z->lock);
+    const zr_command *c = &q->ring[q->finished % ZR_RING];
+    pthread_mutex_unlock(&z->lock);
+    if (z->o->mode == ZR_SHUFFLED) pause_a_little(q);
+    c->run(z, (int)(q - z->queue), c);
+    pthread_mutex_lock(&z->lock);
+    q->finished++;
+    pthread_cond_broadcast(&z->moved);
+}
+
+typedef struct work_of { zr *z; zr_queue *q; } work_of;
+
+static void *work(void *arg)
+{
+    work_of w = *(work_of *)arg;
+    free(arg);
+    pthread_mutex_lock(&w.z->lock);
+    while (!w.q->quit) {
+        if (w.q->finished < w.q->issued) run_next(w.z, w.q);
+        else pthread_cond_wait(&w.z->moved, &w.z->lock);
+    }
+    pthread_mutex_unlock(&w.z->lock);
+    return NULL;
+}
+
+/* ---- begin and end */
+
+static void *get(zr *z, size_t n, size_t size)
+{
+    void *at = calloc(n ? n : 1, size);
+    if (!at) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+    return at;
+}
+
+static void start(zr *z, int queue)
+{
+    zr_queue *q = &z->queue[queue];
+    work_of *w = get(z, 1, sizeof *w);
+    *w = (work_of){z, q};
+    q->ring = get(z, ZR_RING, sizeof *q->ring);
+    memset(q->ring, 0, ZR_RING * sizeof *q->ring);     /* its pages are taken now */
+    q->coin = z->o->seed * ZR_QUEUES + (uint64_t)queue;
+    q->pause = q->coin ^ (uint64_t)(z->rank + 1) << 32;
+    int error = pthread_create(&q->thread, NULL, work, w);
+    if (error) zr_fail(z, ZR_ENVIRONMENT, "starting a thread: %s", strerror(error));
+}
+
+void zr_queues_start(zr *z)
+{
+    z->event = get(z, (size_t)z->p->events, sizeof *z->event);
+    z->order = z->o->seed;
+    pthread_mutex_init(&z->lock, NULL);
+    pthread_cond_init(&z->moved, NULL);
+    for (int queue = 0; queue < ZR_QUEUES; queue++) {
+        z->queue[queue].sources = get(z, (size_t)z->ranks, sizeof(void *));
+        if (queue != ZR_MAIN || z->o->mode != ZR_EAGER) start(z, queue);
+    }
+}
+
+void zr_queues_stop(zr *z)
+{
+    zr_drain(z);
+    pthread_mutex_lock(&z->lock);
+    for (int queue = 0; queue < ZR_QUEUES; queue++) z->queue[queue].quit = 1;
+    pthread_cond_broadcast(&z->moved);
+    pthread_mutex_unlock(&z->lock);
+    for (int queue = 0; queue < ZR_QUEUES; queue++)
+        if (z->queue[queue].ring) pthread_join(z->queue[queue].thread, NULL);
+}
+
+void zr_step_begin(zr *z) { z->ahead = z->o->mode != ZR_EAGER; }
+
+void zr_step_end(zr *z)
+{
+    zr_drain(z);
+    z->ahead = 0;
+}

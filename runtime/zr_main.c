@@ -1,0 +1,394 @@
+/* zr_main.c -- the whole run: options, then on every rank kernels, data, arena, steps, results.
+ *
+ * Invariants
+ *  1. Every rank goes the same way through this file; only printing and files differ by rank.
+ *  2. What can be found wrong is found before the first step: options, files, memory, the launcher.
+ *  3. Sample order: grain g of step s holds samples (s*G + g)*B + b of the stream, whatever the ranks.
+ */
+#define _GNU_SOURCE
+#include "zr_int.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { PROMPT = 16, MOST_STEPS = 1000000000, MOST_THREADS = 1024 };
+
+/* ---- options */
+
+enum { TEXT, NUMBER, FLAG };
+
+static const struct option {
+    const char *name, *operand, *help;
+    int kind;
+    size_t at;                            /* in zr_options */
+    int64_t least, most;
+} options[] = {
+    {"--data", "FILE", "tokens to train on: uint16, without a header or with llm.c's", TEXT,
+     offsetof(zr_options, data), 0, 0},
+    {"--steps", "N", "training steps; 0 trains nothing", NUMBER, offsetof(zr_options, steps), 0, MOST_STEPS},
+    {"--val", "FILE", "tokens to measure the loss on after training", TEXT, offsetof(zr_options, val), 0, 0},
+    {"--val-every", "N", "and every N steps", NUMBER, offsetof(zr_options, val_every), 1, MOST_STEPS},
+    {"--load", "DIR", "start from the weights in DIR (safetensors)", TEXT, offsetof(zr_options, load), 0, 0},
+    {"--save", "DIR", "write the weights to DIR at the end", TEXT, offsetof(zr_options, save), 0, 0},
+    {"--log", "FILE", "write a JSON line for every step to FILE, which is made anew", TEXT,
+     offsetof(zr_options, log), 0, 0},
+    {"--threads", "N", "threads of each rank (default: the cores here / ranks)", NUMBER,
+     offsetof(zr_options, threads), 1, MOST_THREADS},
+    {"--queue", "MODE", "eager, late or shuffled:SEED: orders that must not matter, for tests", TEXT,
+     offsetof(zr_options, queue), 0, 0},
+    {"--sample", "N", "write N tokens behind the first of --val or --data", NUMBER, offsetof(zr_options, sample), 1,
+     MOST_STEPS},
+    {"--hash", NULL, "end with a line `weights HEX`", FLAG, offsetof(zr_options, hash), 0, 0},
+    {"--version", NULL, "print what this program is and end", FLAG, offsetof(zr_options, version), 0, 0},
+    {"--help", NULL, "print this and end", FLAG, offsetof(zr_options, help), 0, 0},
+};
+
+static void help(zr *z, const char *program)
+{
+    zr_print(z, STDOUT_FILENO, "usage: %s --data FILE --steps N [options]\n\nTrains %s on %d ranks of this host.\n\n",
+             program, z->p->name, z->ranks);
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++)
+        zr_print(z, STDOUT_FILENO, "  %-11s %-5s %s\n", options[i].name,
+                 options[i].operand ? options[i].operand : "", options[i].help);
+    zr_print(z, STDOUT_FILENO, "\nexit codes\n"
+             "  0  done\n"
+             "  2  an option or an input file is wrong\n"
+             "  3  this host will not do: memory, disk, processor\n"
+             "  4  ranks disagree: another plan, other kernels, another number in the launcher\n"
+             "  5  a rank died\n"
+             "  6  training cannot go on: %d steps in a row changed nothing\n"
+             "  129, 130, 143  ended by SIGHUP, SIGINT, SIGTERM\n", ZR_SKIPS);
+}
+
+static void version(zr *z)
+{
+    zr_print(z, STDOUT_FILENO, "%s, %d ranks\nplan %s\nlayout %s\nkernels %s\nmemory %s\n", z->p->name, z->ranks,
+             z->p->plan, z->p->layout, z->p->object(), z->p->memory);
+}
+
+static int64_t number(zr *z, const struct option *o, const char *text)
+{
+    char *end;
+    errno = 0;
+    long long n = strtoll(text, &end, 10);
+    if (errno || end == text || *end || n < o->least || n > o->most)
+        zr_fail(z, ZR_USER, "%s %s: a whole number from %" PRId64 " to %" PRId64 " is needed", o->name, text, o->least,
+                o->most);
+    return n;
+}
+
+/* Takes one option and its operand; returns how many words that were. */
+static int take(zr *z, zr_options *to, char **argv)
+{
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
+        const struct option *o = &options[i];
+        void *at = (char *)to + o->at;
+        if (strcmp(argv[0], o->name)) continue;
+        if (o->kind == FLAG) {
+            *(int *)at = 1;
+            return 1;
+        }
+        if (!argv[1]) zr_fail(z, ZR_USER, "%s needs %s behind it; see --help", o->name, o->operand);
+        if (o->kind == TEXT) *(const char **)at = argv[1];
+        else *(int64_t *)at = number(z, o, argv[1]);
+        return 2;
+    }
+    zr_fail(z, ZR_USER, "%s: no such option; see --help", argv[0]);
+}
+
+static void set_mode(zr *z, zr_options *o)
+{
+    const struct option seed = {.name = "--queue shuffled:", .most = INT64_MAX};
+    if (!o->queue || !strcmp(o->queue, "eager")) o->mode = ZR_EAGER;
+    else if (!strcmp(o->queue, "late")) o->mode = ZR_LATE;
+    else if (!strncmp(o->queue, "shuffled:", 9)) {
+        o->mode = ZR_SHUFFLED;
+        o->seed = (uint64_t)number(z, &seed, o->queue + 9);
+    } else zr_fail(z, ZR_USER, "--queue %s: eager, late or shuffled:SEED is needed", o->queue);
+}
+
+/* What options must say together. */
+static void check_options(zr *z, const zr_options *o)
+{
+    if (o->steps < 0) zr_fail(z, ZR_USER, "--steps N is needed (0 trains nothing); see --help");
+    if (o->steps > 0 && !o->data) zr_fail(z, ZR_USER, "--data FILE is needed to train; see --help");
+    if (o->val_every && !o->val) zr_fail(z, ZR_USER, "--val-every needs --val FILE");
+    if (o->sample && !o->val && !o->data) zr_fail(z, ZR_USER, "--sample needs --val FILE or --data FILE");
+}
+
+static int64_t default_threads(const zr *z)
+{
+    cpu_set_t set;
+    int n = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
+    return n > z->ranks ? n / z->ranks : 1;
+}
+
+static void parse(zr *z, zr_options *o, int argc, char **argv)
+{
+    *o = (zr_options){.steps = -1, .threads = default_threads(z)};
+    for (int i = 1; i < argc;) i += take(z, o, argv + i);
+    set_mode(z, o);
+    if (!o->help && !o->version) check_options(z, o);
+}
+
+/* ---- tokens */
+
+/* tokens, targets int32 [B, T] in the arena: `rows` samples from `first` on, then rows of nothing */
+static void load_batch(zr *z, const zr_data *d, int64_t first, int64_t rows)
+{
+    char why[ZR_WHY];
+    int64_t T = z->p->sequence, M = z->p->batch * T;
+    int32_t *tokens = (int32_t *)(z->arena + z->p->tokens), *targets = (int32_t *)(z->arena + z->p->targets);
+    if (rows > 0 && zr_data_read(d, first, rows, tokens, targets, why)) zr_fail(z, ZR_USER, "%s", why);
+    for (int64_t i = rows * T; i < M; i++) {
+        tokens[i] = 0;
+        targets[i] = -1;
+    }
+}
+
+static void run_batch(zr *z, int queue, const zr_command *c)
+{
+    (void)queue;
+    int64_t grain = z->step * z->p->grains * z->ranks + c->i[0];
+    load_batch(z, &z->train, grain * z->p->batch, z->p->batch);
+}
+
+void zr_batch(zr *z, int64_t grain) { zr_push(z, ZR_MAIN, &(zr_command){run_batch, NULL, {grain}}); }
+
+static void open_tokens(zr *z, zr_data *d, const char *path, int64_t used)
+{
+    char why[ZR_WHY];
+    const zr_program *p = z->p;
+    if (!path) return;
+    if (zr_data_open(d, path, p->sequence, p->vocab, p->ignore, why)) zr_fail(z, ZR_USER, "%s", why);
+    if (used > d->samples) used = d->samples;
+    if (zr_data_check(d, 0, used, z->rank, z->ranks, why)) zr_fail(z, ZR_USER, "%s", why);
+}
+
+/* ---- a rank's beginnings */
+
+static void open_kernels(zr *z)
+{
+    const char *why = "";
+    for (int queue = 0; queue < ZR_QUEUES; queue++) {
+        int threads = queue == ZR_MAIN ? (int)z->o->threads : 1;
+        z->queue[queue].k = z->p->open(NULL, threads, &why);
+        if (!z->queue[queue].k) zr_fail(z, ZR_ENVIRONMENT, "%s", why);
+    }
+}
+
+/* Makes the file of --save with all its room, so that training cannot end without a place for it. */
+static void begin_save(zr *z)
+{
+    char why[ZR_WHY], path[ZR_FILE];
+    if (!z->o->save || z->rank != 0) return;
+    if (zr_save_temp(path, z->o->save, why)) zr_fail(z, ZR_USER, "--save %s", why);
+    zr_temp(z, path);
+    if (zr_save_begin(z->p, z->o->save, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
+}
+
+static int64_t environment(const char *name)
+{
+    const char *text = getenv(name);
+    return text ? strtoll(text, NULL, 10) : 0;
+}
+
+static void load_weights(zr *z)
+{
+    char why[ZR_WHY], note[ZR_WHY] = "";
+    if (!z->o->load) return;
+    if (zr_load(z->p, z->arena, z->rank, z->o->load, note, why)) zr_fail(z, ZR_USER, "--load %s", why);
+    if (*note) zr_print(z, STDERR_FILENO, "%s\n", note);
+    zr_barrier(z);
+}
+
+static void begin(zr *z)
+{
+    z->delay = environment("ZR_GATHER_DELAY_US");
+    z->unmap = environment("ZR_UNMAP_PEERS") != 0;
+    zr_log_open(z);
+    open_kernels(z);
+    zr_handshake(z);
+    open_tokens(z, &z->train, z->o->data, z->o->steps * z->p->grains * z->ranks * z->p->batch);
+    open_tokens(z, &z->val, z->o->val, INT64_MAX);
+    begin_save(z);
+    zr_barrier(z);                        /* no rank takes memory for a run that will not be */
+    zr_arena(z);
+    zr_queues_start(z);
+    zr_barrier(z);
+    z->p->init(z);
+    zr_drain(z);
+    load_weights(z);
+    z->p->publish(z);
+    zr_drain(z);
+    zr_barrier(z);
+}
+
+/* ---- validation */
+
+/* Every whole sample of the file once, in order; grain g of them belongs to rank g % ranks. */
+static void validate(zr *z)
+{
+    int64_t B = z->p->batch;
+    double loss, valid;
+    if (!z->o->val) return;
+    z->p->eval_begin(z);
+    for (int64_t first = 0; first < z->val.samples; first += B * z->ranks) {
+        int64_t mine = first + z->rank * B, rows = z->val.samples - mine;
+        load_batch(z, &z->val, mine, rows < 0 ? 0 : rows < B ? rows : B);
+        z->p->eval(z);
+        zr_drain(z);
+    }
+    z->p->eval_end(z, &loss, &valid);
+    zr_drain(z);
+    zr_log_val(z, loss, valid);
+}
+
+/* ---- training */
+
+static void count_wire(const zr *z, int64_t *bytes, int64_t *messages)
+{
+    *bytes = *messages = 0;
+    for (int queue = 0; queue < ZR_QUEUES; queue++) {
+        *bytes += z->queue[queue].bytes;
+        *messages += z->queue[queue].messages;
+    }
+}
+
+/* wire[2] += bytes and collectives of the step. Returns its seconds. */
+static double train_step(zr *z, double *report, int64_t *wire)
+{
+    int64_t before[2], after[2];
+    double begun = zr_now();
+    atomic_store(&z->shared->step, z->step + 1);
+    count_wire(z, &before[0], &before[1]);
+    zr_step_begin(z);
+    z->p->step(z);
+    zr_step_end(z);
+    count_wire(z, &after[0], &after[1]);
+    for (int i = 0; i < 2; i++) wire[i] += after[i] - before[i];
+    z->p->report(z, report);
+    zr_drain(z);
+    return zr_now() - begun;
+}
+
+static void train(zr *z, double *report, int64_t *wire)
+{
+    int64_t skips = 0, every = z->o->val_every;
+    z->first = zr_now();
+    for (z->step = 0; z->step < z->o->steps; z->step++) {
+        zr_leave_if_stopped(z);
+        double seconds = train_step(z, report, wire);
+        zr_log_step(z, report, seconds);
+        skips = report[5] != 0 ? skips + 1 : 0;
+        if (skips == ZR_SKIPS)
+            zr_fail(z, ZR_HOPELESS, "the gradients of %d steps in a row, up to step %" PRId64 ", were not finite or had "
+                    "no target; lower the learning rate, or look at the data", ZR_SKIPS, z->step + 1);
+        if (every && (z->step + 1) % every == 0 && z->step + 1 < z->o->steps) {
+            int64_t step = z->step++;
+            validate(z);
+            z->step = step;
+        }
+    }
+}
+
+/* ---- results */
+
+static void say_token(zr *z, int32_t token)
+{
+    if (z->p->vocab > 256) zr_print(z, STDOUT_FILENO, "%" PRId32 " ", token);
+    else if (token >= ' ' || token == '\n' || token == '\t') zr_print(z, STDOUT_FILENO, "%c", token);
+    else zr_print(z, STDOUT_FILENO, ".");
+}
+
+/* The tokens in row 0 of the arena, behind them nothing; the next one drawn from the last's logits. */
+static int32_t next_token(zr *z, const int32_t *context, int64_t n, uint64_t *state)
+{
+    load_batch(z, NULL, 0, 0);
+    memcpy(z->arena + z->p->tokens, context, (size_t)n * sizeof *context);
+    z->p->eval_begin(z);
+    z->p->eval(z);
+    zr_drain(z);
+    int32_t token = z->p->sample(z, n - 1, 0.8, (double)(zr_random(state) >> 11) * 0x1p-53);
+    zr_drain(z);
+    return token;
+}
+
+/* Every rank draws the same tokens: the same logits, the same random numbers. */
+static void sample(zr *z)
+{
+    char why[ZR_WHY];
+    int64_t T = z->p->sequence, n = T < PROMPT ? T : PROMPT;
+    int32_t *context = calloc((size_t)(2 * T), sizeof *context);     /* [T], and targets of no use */
+    uint64_t state = 0;
+    if (!z->o->sample) return;
+    if (!context) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+    if (zr_data_read(z->o->val ? &z->val : &z->train, 0, 1, context, context + T, why)) zr_fail(z, ZR_USER, "%s", why);
+    for (int64_t i = 0; i < n; i++) say_token(z, context[i]);
+    for (int64_t i = 0; i < z->o->sample; i++) {
+        if (n == T) memmove(context, context + 1, (size_t)(--n) * sizeof *context);
+        context[n] = next_token(z, context, n, &state);
+        say_token(z, context[n++]);
+    }
+    zr_print(z, STDOUT_FILENO, "\n");
+    free(context);
+}
+
+static void save(zr *z)
+{
+    char why[ZR_WHY];
+    if (!z->o->save) return;
+    if (zr_save_part(z->p, z->arena, z->rank, z->o->save, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
+    zr_barrier(z);
+    if (z->rank == 0) {
+        if (zr_save_end(z->o->save, 1, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
+        zr_temp(z, NULL);
+    }
+    zr_barrier(z);
+}
+
+static void hash(zr *z)
+{
+    uint64_t sum[2] = {0};
+    if (!z->o->hash) return;
+    z->p->hash(z, z->shared->seat[z->rank].hash);
+    zr_drain(z);
+    zr_barrier(z);
+    for (int r = 0; r < z->ranks; r++)
+        for (int i = 0; i < 2; i++) sum[i] += z->shared->seat[r].hash[i];
+    zr_print(z, STDOUT_FILENO, "weights %016" PRIx64 "%016" PRIx64 "\n", sum[0], sum[1]);
+}
+
+static void run_rank(zr *z)
+{
+    double report[6] = {0};
+    int64_t wire[2] = {0};
+    begin(z);
+    train(z, report, wire);
+    validate(z);
+    zr_log_end(z, report, wire[0], wire[1]);
+    sample(z);
+    save(z);
+    hash(z);
+    zr_queues_stop(z);
+    for (int queue = 0; queue < ZR_QUEUES; queue++) z->p->close(z->queue[queue].k);
+}
+
+int zr_main(int argc, char **argv, const zr_program *p)
+{
+    zr_options o;
+    zr z = {.p = p, .o = &o, .rank = -1, .ranks = p->ranks, .started = zr_now(), .log.file = -1};
+    z.room = (p->arena + 4095) / 4096 * 4096;
+    if (p->abi != ZR_ABI) zr_fail(&z, ZR_DISAGREE, "made for runtime %u, this is %d; build it anew", p->abi, ZR_ABI);
+    parse(&z, &o, argc, argv);
+    if (o.help) help(&z, argv[0]);
+    else if (o.version) version(&z);
+    if (o.help || o.version) return ZR_OK;
+    zr_check_launcher(&z);
+    zr_check_memory(&z);
+    return zr_ranks(&z, run_rank);
+}
