@@ -2,7 +2,7 @@
  *
  * Invariants
  *  1. A function that can fail returns 0, or -1 and one line of text in `why`: what is wrong with
- *     which file.It never ends the process and never waits for another rank.
+ *     which file. It never ends the process and never waits for another rank.
  *  2. Nothing that a file holds can make these functions read or write out of bounds.
  *  3. No file of weights that bears its final name is ever half-written.
  */
