@@ -1,0 +1,407 @@
+/* attention.c -- causal attention by blocks of 64 queries and 64 keys; no buffer grows with T x T.
+ *
+ * Invariants
+ *  1. Every sum over keys, queries or head elements is one FMA chain in a fixed order: forward over
+ *     keys ascending; dq over key blocks descending, keys ascending within one; dk and dv over query
+ *     blocks ascending, then heads of the group, then queries. The widths of tiles do not matter.
+ *  2. A score is rounded to f32 after scaling, in backward as in forward, so p <= 1 up to lse's own
+ *     rounding.
+ *  3. Scores lie transposed, [key][query]: 16 queries are a vector, so that maxima and sums over keys
+ *     need no sum across lanes, and only queries (never keys or values) are transposed.
+ *  4. Scratch arrays are [64][pad] with rows and elements past the end 0; pad is D rounded up to 16.
+ *     A thread's scratch holds D <= 1024.
+ */
+#include "cpu.h"
+#include "vec.h"
+#include <float.h>
+#include <immintrin.h>
+#include <string.h>
+
+enum { BLOCK = 64 };
+
+/* Tiles of a product held in registers: ROWS x 2 vectors of the ISA's own width. */
+#ifdef __AVX512F__
+typedef __m512 wide;
+enum { WIDTH = 16, ROWS = 8 };
+static inline wide wide_load(const float *p) { return _mm512_load_ps(p); }
+static inline void wide_store(float *p, wide x) { _mm512_store_ps(p, x); }
+static inline wide wide_set(float x) { return _mm512_set1_ps(x); }
+static inline wide wide_fma(wide a, wide b, wide c) { return _mm512_fmadd_ps(a, b, c); }
+#else
+typedef __m256 wide;
+enum { WIDTH = 8, ROWS = 4 };
+static inline wide wide_load(const float *p) { return _mm256_load_ps(p); }
+static inline void wide_store(float *p, wide x) { _mm256_store_ps(p, x); }
+static inline wide wide_set(float x) { return _mm256_set1_ps(x); }
+static inline wide wide_fma(wide a, wide b, wide c) { return _mm256_fmadd_ps(a, b, c); }
+#endif
+
+typedef struct attention {
+    zk *k;
+    real *out;                      /* y [M, H*D] or dqkv [M, stride] */
+    const real *qkv, *y, *dy;       /* [M, stride], [M, H*D], [M, H*D] */
+    float *lse, *dot;               /* [B, H, T]; dot: sums of dy*y */
+    float *sum;                     /* gradient of qkv, not rounded yet [M, stride] */
+    int64_t B, T, H, G, D, stride, pad, blocks, apart;      /* apart: query block - key block */
+    float scale;
+} attention;
+
+/* A matrix read by element: (i, k) at p[i * row + k * column]. */
+typedef struct view {
+    const float *p;
+    int64_t row, column;
+} view;
+
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* ---- products */
+static inline __attribute__((always_inline)) void tile(float *c, int64_t ldc, view a, const float *b, int64_t ldb,
+                                                       int64_t K, int add, const int vectors)
+{
+    wide sum[ROWS][2];
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 2
+        for (int v = 0; v < vectors; v++)
+            sum[i][v] = add ? wide_load(c + i * ldc + v * WIDTH) : wide_set(0);
+    for (int64_t n = 0; n < K; n++) {
+        const float *from = a.p + n * a.column;
+        wide row[2];
+#pragma GCC unroll 2
+        for (int v = 0; v < vectors; v++)
+            row[v] = wide_load(b + n * ldb + v * WIDTH);
+#pragma GCC unroll 8
+        for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 2
+            for (int v = 0; v < vectors; v++)
+                sum[i][v] = wide_fma(wide_set(from[i * a.row]), row[v], sum[i][v]);
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 2
+        for (int v = 0; v < vectors; v++)
+            wide_store(c + i * ldc + v * WIDTH, sum[i][v]);
+}
+
+/* c[M,N] = (add ? c : 0) + a[M,K] . b[K,N]; M is rounded up to ROWS, N is a multiple of 16;
+ * rows of c and b lie ldc and ldb apart */
+static void multiply(float *c, int64_t ldc, view a, const float *b, int64_t ldb, int64_t M, int64_t N, int64_t K,
+                     int add)
+{
+    for (int64_t n = 0; n < N; n += 2 * WIDTH)
+        for (int64_t m = 0; m < M; m += ROWS) {
+            view rows = {a.p + m * a.row, a.row, a.column};
+            if (n + 2 * WIDTH <= N)
+                tile(c + m * ldc + n, ldc, rows, b + n, ldb, K, add, 2);
+            else
+                tile(c + m * ldc + n, ldc, rows, b + n, ldb, K, add, 1);
+        }
+}
+
+/* 16 elements from i, 0 past n */
+static inline v16 get(const real *p, int64_t i, int64_t n, int dtype)
+{
+    return n >= 16 ? load16r(p, i, dtype) : load16rn(p, i, dtype, (int)n);
+}
+
+static inline void put(real *p, int64_t i, int64_t n, int dtype, v16 x)
+{
+    if (n >= 16)
+        store16r(p, i, dtype, x);
+    else
+        store16rn(p, i, dtype, x, (int)n);
+}
+
+/* ---- blocks of rows */
+/* block [64][pad] from `rows` rows of D elements, `stride` apart, the first at element `at` */
+static void load_rows(const attention *a, float *block, const real *p, int dtype, int64_t at, int64_t stride,
+                      int64_t rows)
+{
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t d = 0; d < a->D; d += 16)
+            store16(block + i * a->pad + d, get(p, at + i * stride + d, a->D - d, dtype));
+    memset(block + rows * a->pad, 0, (size_t)((BLOCK - rows) * a->pad) * sizeof(float));
+}
+
+static void store_rows(const attention *a, const float *block, real *p, int dtype, int64_t at, int64_t stride,
+                       int64_t rows)
+{
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t d = 0; d < a->D; d += 16)
+            put(p, at + i * stride + d, a->D - d, dtype, load16(block + i * a->pad + d));
+}
+
+typedef float v8 __attribute__((vector_size(32)));
+
+/* 8 x 8: three rounds that interleave row i with row i + 4 */
+static inline void turn8(float *to, const float *from, int64_t pad)
+{
+    v8 x[8], z[8];
+    for (int i = 0; i < 8; i++)
+        memcpy(&x[i], from + i * pad, sizeof x[i]);
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; i < 4; i++) {
+            z[2 * i] = __builtin_shufflevector(x[i], x[i + 4], 0, 8, 1, 9, 2, 10, 3, 11);
+            z[2 * i + 1] = __builtin_shufflevector(x[i], x[i + 4], 4, 12, 5, 13, 6, 14, 7, 15);
+        }
+        memcpy(x, z, sizeof x);
+    }
+    for (int i = 0; i < 8; i++)
+        memcpy(to + i * BLOCK, &x[i], sizeof x[i]);
+}
+
+/* to [pad][64] from a block [64][pad] */
+static void transpose(const attention *a, float *to, const float *block)
+{
+    for (int64_t d = 0; d < a->pad; d += 8)
+        for (int64_t i = 0; i < BLOCK; i += 8)
+            turn8(to + d * BLOCK + i, block + i * a->pad + d, a->pad);
+}
+
+/* to [64] from n floats, the rest 0 */
+static void load_line(float *to, const float *from, int64_t n)
+{
+    memset(to, 0, BLOCK * sizeof(float));
+    memcpy(to, from, (size_t)n * sizeof(float));
+}
+
+/* x, but as good as -infinity in lanes 0 .. n-1: the queries before a key of their own block */
+static inline v16 hide(v16 x, int64_t n)
+{
+    typedef int32_t i16 __attribute__((vector_size(64)));
+    static const int32_t bits[32] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+    i16 hidden, value, low;
+    v16 lowest = set16(-FLT_MAX);
+    memcpy(&hidden, bits + 16 - (n < 0 ? 0 : least(n, 16)), sizeof hidden);
+    memcpy(&value, &x, sizeof value);
+    memcpy(&low, &lowest, sizeof low);
+    value = (low & hidden) | (value & ~hidden);
+    memcpy(&x, &value, sizeof x);
+    return x;
+}
+
+/* The scaled score of key j (of its block) and queries c .. c+15 (of theirs) */
+static inline v16 score(const attention *a, const float *p, int64_t j, int64_t c, int diagonal)
+{
+    v16 x = load16(p + j * BLOCK + c) * set16(a->scale);
+    return diagonal ? hide(x, j - c) : x;
+}
+
+/* ---- forward */
+typedef struct forward {
+    float *q, *turned, *key, *value, *sum;  /* [64][pad]; turned [pad][64] */
+    float *p;                               /* [64 keys][64 queries] */
+    float *top, *total, *shrink;            /* [64]: maximum so far, sum of exp, what old sums are worth */
+} forward;
+
+static forward forward_space(const attention *a, int thread)
+{
+    int64_t block = BLOCK * a->pad;
+    float *s = zk_scratch(a->k, thread), *p = s + 5 * block, *lines = p + BLOCK * BLOCK;
+    return (forward){.q = s, .turned = s + block, .key = s + 2 * block, .value = s + 3 * block, .sum = s + 4 * block,
+                     .p = p, .top = lines, .total = lines + BLOCK, .shrink = lines + 2 * BLOCK};
+}
+
+/* Products of `keys` keys and queries c .. c+15 become exp(score - top) */
+static void weigh(const attention *a, const forward *f, int64_t c, int64_t keys, int diagonal)
+{
+    v16 old = load16(f->top + c), top = old, total = set16(0);
+    for (int64_t j = 0; j < keys; j++) {
+        v16 x = score(a, f->p, j, c, diagonal);
+        store16(f->p + j * BLOCK + c, x);
+        top = max16(top, x);
+    }
+    v16 shrink = exp16(old - top);
+    for (int64_t j = 0; j < keys; j++) {
+        v16 p = exp16(load16(f->p + j * BLOCK + c) - top);
+        total += p;
+        store16(f->p + j * BLOCK + c, p);
+    }
+    store16(f->top + c, top);
+    store16(f->total + c, fma16(load16(f->total + c), shrink, total));
+    store16(f->shrink + c, shrink);
+}
+
+/* rows of block [64][pad] times factor[64] */
+static void scale_rows(const attention *a, float *block, const float *factor, int64_t rows)
+{
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t d = 0; d < a->pad; d += 16)
+            store16(block + i * a->pad + d, load16(block + i * a->pad + d) * set16(factor[i]));
+}
+
+/* y and lse of head h, queries from .. from+rows-1 of sequence b, from the sums over all keys */
+static void finish(const attention *a, const forward *f, int64_t b, int64_t h, int64_t from, int64_t rows)
+{
+    float lse[BLOCK];
+    for (int64_t c = 0; c < BLOCK; c += 16) {
+        v16 total = load16(f->total + c);
+        store16(lse + c, load16(f->top + c) + log16(total));
+        store16(f->shrink + c, set16(1) / total);
+    }
+    scale_rows(a, f->sum, f->shrink, rows);
+    store_rows(a, f->sum, a->out, a->k->dtype, ((b * a->T + from) * a->H + h) * a->D, a->H * a->D, rows);
+    memcpy(a->lse + (b * a->H + h) * a->T + from, lse, (size_t)rows * sizeof(float));
+}
+
+/* Task: (b, h, query block), the long ones first */
+static void forward_task(void *arg, int64_t task, int thread)
+{
+    const attention *a = arg;
+    int64_t i = a->blocks - 1 - task / (a->B * a->H), b = task / a->H % a->B, h = task % a->H;
+    int64_t from = i * BLOCK, rows = least(BLOCK, a->T - from), lanes = (rows + 15) / 16 * 16;
+    int64_t start = b * a->T * a->stride, key = start + (a->H + h / (a->H / a->G)) * a->D;
+    forward f = forward_space(a, thread);
+    load_rows(a, f.q, a->qkv, a->k->dtype, start + from * a->stride + h * a->D, a->stride, rows);
+    transpose(a, f.turned, f.q);
+    for (int64_t c = 0; c < BLOCK; c += 16) {
+        store16(f.top + c, set16(-FLT_MAX));
+        store16(f.total + c, set16(0));
+    }
+    for (int64_t j = 0; j <= i; j++) {
+        int64_t keys = least(BLOCK, a->T - j * BLOCK), at = key + j * BLOCK * a->stride;
+        load_rows(a, f.key, a->qkv, a->k->dtype, at, a->stride, keys);
+        load_rows(a, f.value, a->qkv, a->k->dtype, at + a->G * a->D, a->stride, keys);
+        multiply(f.p, BLOCK, (view){f.key, a->pad, 1}, f.turned, BLOCK, keys, lanes, a->D, 0);
+        for (int64_t c = 0; c < lanes; c += 16)
+            weigh(a, &f, c, keys, j == i);
+        if (j > 0)
+            scale_rows(a, f.sum, f.shrink, rows);
+        multiply(f.sum, a->pad, (view){f.p, 1, BLOCK}, f.value, a->pad, rows, a->pad, keys, j > 0);
+    }
+    finish(a, &f, b, h, from, rows);
+}
+
+static attention shape(zk *k, int64_t B, int64_t T, int64_t H, int64_t G, int64_t D, float scale)
+{
+    return (attention){.k = k, .B = B, .T = T, .H = H, .G = G, .D = D, .stride = (H + 2 * G) * D,
+                       .pad = (D + 15) / 16 * 16, .blocks = (T + BLOCK - 1) / BLOCK, .scale = scale};
+}
+
+void ZK(zk_attention_fwd)(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv,
+                          int64_t B, int64_t T, int64_t H, int64_t G, int64_t D, float scale)
+{
+    attention a = shape(k, B, T, H, G, D, scale);
+    (void)L;
+    a.out = y;
+    a.lse = lse;
+    a.qkv = qkv;
+    zk_for(k, B * H * a.blocks, forward_task, &a);
+}
+
+/* ---- backward */
+typedef struct backward {
+    float *q, *dy, *key, *value, *dq, *dkey, *dvalue;   /* [64][pad] */
+    float *turned, *turned_dy;                          /* [pad][64] */
+    float *p, *ds;                                      /* [64 keys][64 queries] */
+    float *lse, *dot;                                   /* [64] */
+} backward;
+
+static backward backward_space(const attention *a, int thread)
+{
+    int64_t block = BLOCK * a->pad;
+    float *s = zk_scratch(a->k, thread), *p = s + 9 * block, *lines = p + 2 * BLOCK * BLOCK;
+    return (backward){.q = s, .dy = s + block, .key = s + 2 * block, .value = s + 3 * block, .dq = s + 4 * block,
+                      .dkey = s + 5 * block, .dvalue = s + 6 * block, .turned = s + 7 * block,
+                      .turned_dy = s + 8 * block, .p = p, .ds = p + BLOCK * BLOCK, .lse = lines, .dot = lines + BLOCK};
+}
+
+/* p = exp(score - lse); ds = p * (dp - dot) * scale, in place of the products q.k and dy.v */
+static void weigh_again(const attention *a, const backward *s, int64_t c, int64_t keys, int diagonal)
+{
+    v16 lse = load16(s->lse + c), dot = load16(s->dot + c);
+    for (int64_t j = 0; j < keys; j++) {
+        v16 p = exp16(score(a, s->p, j, c, diagonal) - lse);
+        v16 dp = load16(s->ds + j * BLOCK + c);
+        store16(s->p + j * BLOCK + c, p);
+        store16(s->ds + j * BLOCK + c, p * (dp - dot) * set16(a->scale));
+    }
+}
+
+/* What head h and query block i add to dq, dkey and dvalue through key block j, which is loaded */
+static void backward_head(const attention *a, const backward *s, int64_t b, int64_t h, int64_t i, int64_t j)
+{
+    int64_t from = i * BLOCK, rows = least(BLOCK, a->T - from), lanes = (rows + 15) / 16 * 16;
+    int64_t keys = least(BLOCK, a->T - j * BLOCK), m = b * a->T + from, line = (b * a->H + h) * a->T + from;
+    int64_t at = m * a->stride + h * a->D;
+    load_rows(a, s->q, a->qkv, a->k->dtype, at, a->stride, rows);
+    load_rows(a, s->dy, a->dy, a->k->dtype, (m * a->H + h) * a->D, a->H * a->D, rows);
+    load_rows(a, s->dq, a->sum, ZK_F32, at, a->stride, i == j ? 0 : rows);
+    load_line(s->lse, a->lse + line, rows);
+    load_line(s->dot, a->dot + line, rows);
+    transpose(a, s->turned, s->q);
+    transpose(a, s->turned_dy, s->dy);
+    multiply(s->p, BLOCK, (view){s->key, a->pad, 1}, s->turned, BLOCK, keys, lanes, a->D, 0);
+    multiply(s->ds, BLOCK, (view){s->value, a->pad, 1}, s->turned_dy, BLOCK, keys, lanes, a->D, 0);
+    for (int64_t c = 0; c < lanes; c += 16)
+        weigh_again(a, s, c, keys, i == j);
+    multiply(s->dvalue, a->pad, (view){s->p, BLOCK, 1}, s->dy, a->pad, keys, a->pad, rows, 1);
+    multiply(s->dkey, a->pad, (view){s->ds, BLOCK, 1}, s->q, a->pad, keys, a->pad, rows, 1);
+    multiply(s->dq, a->pad, (view){s->ds, 1, BLOCK}, s->key, a->pad, rows, a->pad, keys, 1);
+    store_rows(a, s->dq, a->sum, ZK_F32, at, a->stride, rows);
+}
+
+/* Task: (b, group, query block i) with the key block `apart` before it. For one distance no two tasks
+ * share a query block or a key block, so none writes what another does. */
+static void backward_task(void *arg, int64_t task, int thread)
+{
+    const attention *a = arg;
+    int64_t i = a->apart + task / (a->B * a->G), b = task / a->G % a->B, g = task % a->G, j = i - a->apart;
+    int64_t keys = least(BLOCK, a->T - j * BLOCK), heads = a->H / a->G;
+    int64_t key = (b * a->T + j * BLOCK) * a->stride + (a->H + g) * a->D, value = key + a->G * a->D;
+    backward s = backward_space(a, thread);
+    load_rows(a, s.key, a->qkv, a->k->dtype, key, a->stride, keys);
+    load_rows(a, s.value, a->qkv, a->k->dtype, value, a->stride, keys);
+    load_rows(a, s.dkey, a->sum, ZK_F32, key, a->stride, i == j ? 0 : keys);
+    load_rows(a, s.dvalue, a->sum, ZK_F32, value, a->stride, i == j ? 0 : keys);
+    for (int64_t r = 0; r < heads; r++)
+        backward_head(a, &s, b, g * heads + r, i, j);
+    store_rows(a, s.dkey, a->sum, ZK_F32, key, a->stride, keys);
+    store_rows(a, s.dvalue, a->sum, ZK_F32, value, a->stride, keys);
+}
+
+/* dot of every head of one row */
+static void dot_task(void *arg, int64_t m, int thread)
+{
+    const attention *a = arg;
+    (void)thread;
+    for (int64_t h = 0; h < a->H; h++) {
+        v16 sum = set16(0);
+        for (int64_t d = 0; d < a->D; d += 16) {
+            int64_t at = (m * a->H + h) * a->D + d, n = a->D - d;
+            sum = fma16(get(a->dy, at, n, a->k->dtype), get(a->y, at, n, a->k->dtype), sum);
+        }
+        a->dot[(m / a->T * a->H + h) * a->T + m % a->T] = sum16(sum);
+    }
+}
+
+/* one row of the gradient, rounded */
+static void round_task(void *arg, int64_t m, int thread)
+{
+    const attention *a = arg;
+    (void)thread;
+    for (int64_t c = 0; c < a->stride; c += 16) {
+        int64_t at = m * a->stride + c, n = a->stride - c;
+        put(a->out, at, n, a->k->dtype, get(a->sum, at, n, ZK_F32));
+    }
+}
+
+void ZK(zk_attention_bwd)(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *y, const real *qkv,
+                          const float *lse, float *scratch, int64_t B, int64_t T, int64_t H, int64_t G, int64_t D,
+                          float scale)
+{
+    attention a = shape(k, B, T, H, G, D, scale);
+    (void)L;
+    a.out = dqkv;
+    a.qkv = qkv;
+    a.y = y;
+    a.dy = dy;
+    a.lse = (float *)lse;
+    a.dot = scratch;
+    a.sum = k->dtype == ZK_F32 ? dqkv : scratch + B * H * T;
+    zk_for(k, B * T, dot_task, &a);
+    for (a.apart = 0; a.apart < a.blocks; a.apart++)
+        zk_for(k, B * G * (a.blocks - a.apart), backward_task, &a);
+    if (k->dtype != ZK_F32)
+        zk_for(k, B * T, round_task, &a);
+}
