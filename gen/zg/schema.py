@@ -1,0 +1,394 @@
+"""schema.py -- what a spec may hold: the frozen records that the passes read, and each key's type and range.
+
+Invariants
+ 1. A record that exists is in range: nothing after the reader checks a number's sign or size again.
+ 2. A key's type says what is allowed in words that stand in the error.
+"""
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+from typing import Annotated, Callable, Mapping
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainValidator
+from pydantic_core import PydanticCustomError
+
+DIM = 2 ** 31 - 1               # a dimension: kernels count rows and columns in 31 bits
+ELEMS = 2 ** 48                 # elements of a model, of a value: byte offsets stay far inside 63 bits
+TOKEN = 65535                   # the largest uint16 token
+TARGETS = ("cpu", "sm_80", "sm_90", "sm_100")
+READY = ("cpu",)                # of TARGETS
+
+
+class SpecError(Exception):
+    """The user's mistake; str() is the whole message: `file:line: key: what is wrong; what is allowed`."""
+
+
+@dataclass
+class Node:
+    """A piece of a user's file and where it stands. value: dict of key -> Node, list of Node, or scalar."""
+    value: object
+    where: str
+
+    def plain(self) -> object:
+        if isinstance(self.value, dict):
+            return {key: node.plain() for key, node in self.value.items()}
+        if isinstance(self.value, list):
+            return [node.plain() for node in self.value]
+        return self.value
+
+    def at(self, path: tuple[str | int, ...]) -> Node:
+        """The node at a path, or the nearest one that there is above it."""
+        node = self
+        for step in path:
+            below = node.value
+            if isinstance(below, dict) and step in below:
+                node = below[step]
+            elif isinstance(below, list) and isinstance(step, int) and step < len(below):
+                node = below[step]
+            else:
+                break
+        return node
+
+
+def dotted(path: tuple[str | int, ...]) -> str:
+    """model.units[1].ops"""
+    return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).lstrip(".")
+
+
+def shown(value: object) -> str:
+    """A value in an error: short, one line, printable."""
+    if isinstance(value, (dict, list, tuple)):
+        return "a mapping" if isinstance(value, dict) else "a list"
+    if value is None or isinstance(value, bool):
+        return {None: "empty", True: "true", False: "false"}[value]
+    text = ascii(value)
+    return text if len(text) <= 40 else text[:36] + " ..."
+
+
+# ---- types of keys: PydanticCustomError carries what is wrong and what is allowed
+
+_NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
+_INTEGER = re.compile(r"[-+]?\d{1,40}")
+
+
+def number(text: str) -> int | float | None:
+    """The number that a text stands for: 12, 5e8, 1.0e-3; of more than 40 digits, its nearest float."""
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    return float(text) if _NUMBER.fullmatch(text) else None
+
+
+def refuse(wrong: str, allowed: str) -> PydanticCustomError:
+    return PydanticCustomError("zg", "{wrong}; allowed: {allowed}", {"wrong": wrong, "allowed": allowed})
+
+
+def _numeric(value: object, kind: str, allowed: str) -> int | float:
+    found = number(value) if isinstance(value, str) else value
+    if isinstance(found, bool) or not isinstance(found, (int, float)):
+        raise refuse(f"{shown(value)} is no {kind}", allowed)
+    if not math.isfinite(found):
+        raise refuse(f"{shown(value)} is not a finite number", allowed)
+    return found
+
+
+def Integer(low: int, high: int) -> object:
+    """An integer; 5e8 and "1e8" are integers too, as DeepSpeed's users write them."""
+    allowed = f"an integer from {low} to {high}"
+
+    def check(value: object) -> int:
+        found = _numeric(value, "integer", allowed)
+        if found != int(found):
+            raise refuse(f"{shown(value)} is no integer", allowed)
+        if not low <= found <= high:
+            raise refuse(f"{shown(value)} is out of range", allowed)
+        return int(found)
+    return Annotated[int, PlainValidator(check)]
+
+
+def Real(low: float, high: float) -> object:
+    allowed = f"a number from {low:g} to {high:.9g}"
+
+    def check(value: object) -> float:
+        found = _numeric(value, "number", allowed)
+        if not low <= found <= high:
+            raise refuse(f"{shown(value)} is out of range", allowed)
+        return float(found)
+    return Annotated[float, PlainValidator(check)]
+
+
+def Choice(*words: str) -> object:
+    def check(value: object) -> str:
+        if value not in words or not isinstance(value, str):
+            raise refuse(f"{shown(value)} is not known", " or ".join(words))
+        return value
+    return Annotated[str, PlainValidator(check)]
+
+
+def Text(pattern: str, allowed: str) -> object:
+    def check(value: object) -> str:
+        if not isinstance(value, str):
+            raise refuse(f"{shown(value)} is no text", f"{allowed} (in quotes where it looks like a number)")
+        if not re.fullmatch(pattern, value):
+            raise refuse(f"{shown(value)} does not fit", allowed)
+        return value
+    return Annotated[str, PlainValidator(check)]
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise refuse(f"{shown(value)} is neither", "true or false")
+    return value
+
+
+def _two(value: tuple) -> tuple:
+    if len(value) != 2:
+        raise refuse(f"has {len(value)} values", "a list of 2")
+    return value
+
+
+def _some(value: tuple) -> tuple:
+    if not value:
+        raise refuse("is empty", "a list of at least one")
+    return value
+
+
+def _target(value: object) -> str:
+    if value in TARGETS and value not in READY:
+        raise refuse(f"the target {value} is not there yet", " or ".join(READY))
+    if value not in READY:
+        raise refuse(f"{shown(value)} is no target", " or ".join(READY))
+    return str(value)
+
+
+def _unique(value: tuple) -> tuple:
+    if len(set(value)) < len(value):
+        raise refuse("names a target twice", "each target once")
+    return value
+
+
+def _as_list(value: object) -> object:
+    return value if isinstance(value, list) else [value]
+
+
+Count = Integer(1, DIM)
+Flag = Annotated[bool, PlainValidator(_flag)]
+Elems = Integer(1, ELEMS)
+ElemsOrNone = Integer(0, ELEMS)
+Tiny = Real(1e-30, 1.0)         # an epsilon: one that f32 would flush to 0 divides 0 by 0
+_CHARS = "letters, digits, '_', '-' and single dots"
+Name = Text(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", _CHARS)
+Layered = Text(r"([A-Za-z0-9_-]+\.)*\{l\}(\.[A-Za-z0-9_-]+)*", f"a name with one part {{l}}, the layer; {_CHARS}")
+Pattern = Text(r"[][A-Za-z0-9_.*?!-]+", "a pattern of tensor names, like '*.bias'")
+Title = Text(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}", "up to 64 letters, digits, '_', '.', '+', '-'")
+
+
+# ---- what the passes read
+
+@dataclass(frozen=True)
+class Op:
+    """kind and args as in the spec, defaults filled in; ops: those of a residual branch; where: file:line."""
+    kind: str
+    args: Mapping[str, object]
+    ops: tuple[Op, ...] = ()
+    where: str = ""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """kind: embedding, blocks or head; name holds {l} in blocks, else it is ''."""
+    kind: str
+    repeat: int
+    name: str
+    ops: tuple[Op, ...]
+
+
+@dataclass(frozen=True)
+class Model:
+    """vocab V, width C; names: gpt2 (weights [in,out]) or llama ([out,in])."""
+    vocab: int
+    width: int
+    names: str
+    units: tuple[Unit, ...]
+
+
+_KEYS = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+
+@dataclass(frozen=True)
+class Zero:
+    """DeepSpeed's names, defaults and meaning; sizes in elements. replicate: fnmatch patterns of tensors."""
+    __pydantic_config__ = _KEYS
+    stage: Integer(0, 3) = 0
+    reduce_bucket_size: Elems = 500_000_000
+    allgather_bucket_size: Elems = 500_000_000
+    overlap_comm: Flag = True
+    stage3_prefetch_bucket_size: ElemsOrNone = 50_000_000
+    stage3_param_persistence_threshold: ElemsOrNone = 100_000
+    stage3_max_live_parameters: ElemsOrNone = 1_000_000_000
+    replicate: tuple[Pattern, ...] = ()
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """clip 0: none. decay: which tensors weight_decay applies to."""
+    __pydantic_config__ = _KEYS
+    lr: Real(0.0, 1e3)
+    type: Choice("AdamW") = "AdamW"
+    betas: Annotated[tuple[Real(0.0, 0.999999999), ...], AfterValidator(_two)] = (0.9, 0.999)
+    eps: Tiny = 1e-8
+    weight_decay: Real(0.0, 1e3) = 0.0
+    decay: Choice("matrices", "all") = "matrices"
+    clip: Real(0.0, 1e30) = 1.0
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """warmup and steps in training steps; steps is the end of a linear or cosine decay to min_lr."""
+    __pydantic_config__ = _KEYS
+    type: Choice("constant", "linear", "cosine") = "constant"
+    warmup: Integer(0, 2 ** 53) = 0
+    steps: Integer(0, 2 ** 53) = 0
+    min_lr: Real(0.0, 1e3) = 0.0
+
+
+@dataclass(frozen=True)
+class Train:
+    """global_batch G and micro_batch B in samples of `sequence` T tokens."""
+    __pydantic_config__ = _KEYS
+    global_batch: Count
+    micro_batch: Count
+    sequence: Count
+    optimizer: Optimizer
+    precision: Choice("f32", "bf16") = "f32"
+    schedule: Schedule = field(default_factory=Schedule)
+    seed: Integer(0, 2 ** 64 - 1) = 1
+    sum: Choice("tree", "fold") = "tree"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    __pydantic_config__ = _KEYS
+    ranks: Integer(1, 2 ** 20) = 1
+
+
+@dataclass(frozen=True)
+class Data:
+    """ignore: the token that is never a target; None: every token is one."""
+    __pydantic_config__ = _KEYS
+    ignore: Integer(0, TOKEN) | None = None
+
+
+@dataclass(frozen=True)
+class Spec:
+    """notes: what the user should hear though nothing is wrong."""
+    name: str
+    model: Model
+    zero: Zero
+    train: Train
+    cluster: Cluster
+    targets: tuple[str, ...]
+    data: Data
+    notes: tuple[str, ...] = ()
+
+
+# ---- the model's keys, before their shapes are checked (units.py)
+
+class _Keys(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Embedding(_Keys):
+    tokens: Name
+    positions: Name | None = None
+    context: Count | None = None
+
+
+class LayerNorm(_Keys):
+    name: Name
+    eps: Tiny = 1e-5
+    bias: Flag = True
+
+
+class RmsNorm(_Keys):
+    name: Name
+    eps: Tiny = 1e-6
+
+
+class Scaling(_Keys):
+    type: Choice("llama3")
+    factor: Real(1.0, 1e9)
+    low_freq_factor: Real(1e-9, 1e9)
+    high_freq_factor: Real(1e-9, 1e9)
+    original_context: Count
+
+
+class Rope(_Keys):
+    theta: Real(1.0, 1e12)
+    scaling: Scaling | None = None
+
+
+class Attention(_Keys):
+    name: Name
+    heads: Count
+    kv_heads: Count = None
+    head_dim: Count = None
+    bias: Flag = False
+    out_bias: Flag = None
+    rope: Rope | None = None
+    qk_norm: Flag = False
+    eps: Tiny = 1e-6
+
+
+class Linear(_Keys):
+    name: Annotated[tuple[Name, ...], BeforeValidator(_as_list), AfterValidator(_some)] = ()
+    out: Annotated[tuple[Count, ...], BeforeValidator(_as_list), AfterValidator(_some)] = ()
+    bias: Flag = False
+    tied: Name = None
+
+
+class Swiglu(_Keys):
+    pass
+
+
+class OpKeys(_Keys):
+    """One of these."""
+    residual: Annotated[tuple[OpKeys, ...], AfterValidator(_some)] = None
+    layernorm: LayerNorm = None
+    rmsnorm: RmsNorm = None
+    attention: Attention = None
+    linear: Linear = None
+    gelu: Choice("tanh", "erf") = None
+    swiglu: Swiglu = None
+
+
+Ops = Annotated[tuple[OpKeys, ...], AfterValidator(_some)]
+
+
+class UnitKeys(_Keys):
+    """embedding, or blocks with name and ops, or head."""
+    embedding: Embedding = None
+    blocks: Integer(1, 65536) = None
+    name: Layered = None
+    ops: Ops = None
+    head: Ops = None
+
+
+class ModelKeys(_Keys):
+    vocab: Integer(2, DIM)
+    width: Count
+    names: Choice("gpt2", "llama")
+    units: tuple[UnitKeys, ...]
+
+
+class SpecKeys(_Keys):
+    """A whole file."""
+    name: Title = "model"
+    model: ModelKeys
+    zero: Zero = Zero()
+    train: Train
+    cluster: Cluster = Cluster()
+    targets: Annotated[tuple[Annotated[str, PlainValidator(_target)], ...], AfterValidator(_some),
+                       AfterValidator(_unique)] = READY
+    data: Data = Data()

@@ -1,0 +1,280 @@
+"""spec.py -- a spec's file to a frozen Spec; every mistake of the user ends here as a SpecError.
+
+    load("model.yaml", ["zero.stage=3", "cluster.ranks=4"], zero="ds_config.json")
+
+YAML is composed, never constructed: no tag makes an object. Scalars are read as YAML 1.2 does, so
+that 1e-3 is a number and `no` is a word. Only this file knows yaml.
+"""
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass, replace
+from typing import Callable, Sequence, get_args, get_type_hints
+
+import yaml
+from pydantic import ValidationError
+
+from . import dsconfig
+from .schema import (TOKEN, Cluster, Data, Model, Node, Op, Optimizer, Schedule, Spec, SpecError, SpecKeys, Train, Unit,
+                     Zero, dotted, number, shown)
+from .units import build, fail
+
+__all__ = ["Cluster", "Data", "Model", "Op", "Optimizer", "Schedule", "Spec", "SpecError", "Train", "Unit", "Zero",
+           "load"]
+
+BYTES = 256 * 1024              # of a file; a spec of twenty kinds of block has 20 KiB
+NODES = 20_000                  # after aliases are followed: they grow exponentially
+DEPTH = 40
+LINES = 5                       # of errors shown
+_WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None,
+          "true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
+_TAGS = {f"tag:yaml.org,2002:{t}" for t in "str int float bool null timestamp merge value seq map".split()}
+_KEY = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
+
+
+# ---- text to nodes
+
+def _text(path: str) -> str:
+    """The contents of a user's file."""
+    try:
+        with open(path, "rb") as f:
+            raw = f.read(BYTES + 1)
+    except (OSError, ValueError) as e:
+        why = (getattr(e, "strerror", None) or str(e)).lower()
+        raise SpecError(f"{_path(path)}: cannot be read: {why}; allowed: a spec in YAML") from None
+    if len(raw) > BYTES:
+        raise SpecError(f"{_path(path)}: is too long for a spec; allowed: up to {BYTES} bytes")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        line = raw.count(b"\n", 0, e.start) + 1
+        raise SpecError(f"{_path(path)}:{line}: byte 0x{raw[e.start]:02x} is no UTF-8; allowed: UTF-8 text") from None
+
+
+def _path(path: str) -> str:
+    """A path in an error: on one line whatever is in it."""
+    return path if path.isprintable() and path else ascii(path)
+
+
+@dataclass
+class _Reader:
+    """Composed YAML to Nodes. place(line) is what an error says of where it is, lines from 0."""
+    place: Callable[[int], str]
+    count: int = 0
+
+    def fail(self, line: int, wrong: str, allowed: str) -> SpecError:
+        return SpecError(f"{self.place(line)}: {wrong}; allowed: {allowed}")
+
+    def document(self, text: str) -> Node:
+        try:
+            root = yaml.compose(text, Loader=yaml.SafeLoader)
+        except yaml.reader.ReaderError as e:
+            line = text.count("\n", 0, e.position)
+            raise self.fail(line, f"the character {ascii(chr(e.character))}", "printable text") from None
+        except yaml.MarkedYAMLError as e:
+            mark = e.problem_mark or e.context_mark
+            said = " ".join(f"{e.context or ''} {e.problem or ''}".split())
+            raise self.fail(mark.line if mark else 0, f"broken syntax: {said}", "YAML") from None
+        except RecursionError:
+            raise self.fail(0, "is nested too deep", f"{DEPTH} levels") from None
+        except (ValueError, OverflowError) as e:        # PyYAML on a broken %YAML line or \U escape
+            raise self.fail(0, f"broken syntax: {ascii(str(e))}", "YAML") from None
+        if root is None:
+            raise self.fail(0, "is empty", "a spec: model, train, ...")
+        return self.node(root, root.start_mark.line, 0)
+
+    def node(self, n: yaml.Node, line: int, depth: int) -> Node:
+        self.count += 1
+        if self.count > NODES or depth > DEPTH:
+            raise self.fail(line, "holds too much (aliases count each time)", f"{NODES} values, {DEPTH} levels")
+        if n.tag not in _TAGS:
+            raise self.fail(n.start_mark.line, f"the tag {shown(n.tag)}", "plain YAML without tags")
+        if isinstance(n, yaml.MappingNode):
+            return Node(self.mapping(n, depth), self.place(line))
+        if isinstance(n, yaml.SequenceNode):
+            items = [self.node(item, item.start_mark.line, depth + 1) for item in n.value]
+            return Node(items, self.place(line))
+        return Node(n.value if n.style else _scalar(n.value), self.place(line))
+
+    def mapping(self, n: yaml.MappingNode, depth: int) -> dict[str, Node]:
+        found: dict[str, Node] = {}
+        merged: dict[str, Node] = {}
+        for key, value in n.value:
+            line = key.start_mark.line
+            if not isinstance(key, yaml.ScalarNode):
+                raise self.fail(line, "a key that is no word", "keys that are words")
+            if key.tag.endswith(":merge"):
+                for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                    if not isinstance(source, yaml.MappingNode):
+                        raise self.fail(line, "<< of something that is no mapping", "<<: *ANCHOR of a mapping")
+                    merged = {**self.node(source, line, depth + 1).value, **merged}
+                continue
+            if key.value in found:
+                raise self.fail(line, f"{shown(key.value)} stands here twice", "each key once")
+            found[key.value] = self.node(value, line, depth + 1)
+        return {**merged, **found}
+
+
+def _scalar(text: str) -> object:
+    """An unquoted scalar."""
+    if text in _WORDS:
+        return _WORDS[text]
+    sign, rest = text[:1] in "+-" and text[:1], text.lstrip("+-").lower()
+    if rest in (".inf", ".nan"):
+        return float(f"{sign or ''}{rest[1:]}")
+    found = number(text)
+    return text if found is None or re.fullmatch(r"[-+]?0\d+", text) else found   # 010: ten or eight?
+
+
+def _document(path: str) -> Node:
+    root = _Reader(lambda line: f"{_path(path)}:{line + 1}").document(_text(path))
+    if not isinstance(root.value, dict):
+        raise SpecError(f"{root.where}: the file holds {shown(root.value)}; allowed: a mapping with the keys "
+                        + ", ".join(SpecKeys.model_fields))
+    return root
+
+
+def _json(path: str) -> Node:
+    """A ds_config.json: checked as JSON, then read as the YAML it is but for tabs."""
+    text = _text(path)
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as e:
+        raise SpecError(f"{_path(path)}:{e.lineno}: broken syntax: {e.msg}; allowed: JSON") from None
+    except (RecursionError, ValueError):
+        raise SpecError(f"{_path(path)}:1: is nested too deep or holds too long a number; allowed: {DEPTH} levels, "
+                        "40 digits") from None
+    if not isinstance(found, dict):
+        raise SpecError(f"{_path(path)}:1: holds {shown(found)}; allowed: an object {{...}}")
+    return _Reader(lambda line: f"{_path(path)}:{line + 1}").document(text.replace("\t", " "))
+
+
+# ---- changes from the command line and from a ds_config.json
+
+def _put(root: Node, key: str, value: Node) -> None:
+    """Sets a dotted key, making the mappings on the way."""
+    *above, last = key.split(".")
+    at = root
+    for n, step in enumerate(above):
+        at = at.value.setdefault(step, Node({}, value.where))
+        if not isinstance(at.value, dict):
+            raise SpecError(f"{value.where}: {key}: {'.'.join(above[:n + 1])} holds {shown(at.value)}; "
+                            "allowed: a key inside a mapping")
+    at.value[last] = value
+
+
+def _set(root: Node, text: str) -> None:
+    """One --set KEY=VALUE."""
+    key, equals, value = text.partition("=")
+    if not equals or not _KEY.fullmatch(key):
+        raise SpecError(f"--set: {shown(text)} is no KEY=VALUE; allowed: one like zero.stage=3")
+    if not value.strip():
+        raise SpecError(f"--set: {key}: has no value; allowed: {key}=VALUE")
+    _put(root, key, _Reader(lambda line: f"--set: {key}").document(value))
+    for node in _all(root.at(tuple(key.split(".")))):
+        node.where = "--set"
+
+
+def _all(node: Node) -> list[Node]:
+    below = node.value.values() if isinstance(node.value, dict) else node.value if isinstance(node.value, list) else ()
+    return [node, *(n for b in below for n in _all(b))]
+
+
+# ---- what pydantic found wrong, in our words
+
+def _record(kind: object) -> type | None:
+    """The record inside a type: Annotated[tuple[OpKeys, ...], ...] -> OpKeys."""
+    if hasattr(kind, "model_fields") or hasattr(kind, "__dataclass_fields__"):
+        return kind
+    return next((r for r in map(_record, get_args(kind)) if r), None)
+
+
+def _keys(path: tuple[str | int, ...]) -> list[str]:
+    """The keys that the mapping at a path may have."""
+    kind: type = SpecKeys
+    for step in path:
+        if isinstance(step, str):
+            kind = _record(get_type_hints(kind, include_extras=True)[step]) or kind
+    return list(getattr(kind, "model_fields", None) or kind.__dataclass_fields__)
+
+
+def _line(root: Node, error: dict) -> str:
+    """One line for one of pydantic's errors."""
+    path, kind = error["loc"], error["type"]
+    where, key = root.at(path).where, dotted(path)
+    if kind == "zg":
+        return f"{where}: {key}: {error['msg']}"
+    if kind == "missing":
+        return f"{where}: {key}: is missing; it must be given"
+    if kind in ("extra_forbidden", "unexpected_keyword_argument"):
+        keys = _keys(path[:-1])
+        return f"{where}: {key[:80]}: is no key here; {dsconfig.meant(str(path[-1]), keys)}allowed: {', '.join(keys)}"
+    if kind in ("tuple_type", "list_type"):
+        return f"{where}: {key}: is {shown(error['input'])}; allowed: a list"
+    return f"{where}: {key}: is {shown(error['input'])}; allowed: a mapping with the keys {', '.join(_keys(path))}"
+
+
+def _validate(root: Node) -> SpecKeys:
+    try:
+        return SpecKeys.model_validate(root.plain())
+    except ValidationError as e:
+        lines = list(dict.fromkeys(_line(root, error) for error in e.errors(include_url=False)))
+        more = [f"and {len(lines) - LINES} more"] if len(lines) > LINES else []
+        raise SpecError("\n".join(lines[:LINES] + more)) from None
+
+
+# ---- checks between sections
+
+def _near(n: int, of: Callable[[int], bool]) -> list[int]:
+    """The nearest numbers below and above n, at most 2^20 away, that suit."""
+    below = next((k for k in range(n, max(0, n - 2 ** 20), -1) if of(k)), None)
+    above = next((k for k in range(n + 1, n + 2 ** 20) if of(k)), None)
+    return [k for k in (below, above) if k]
+
+
+def _batch(keys: SpecKeys, root: Node) -> None:
+    """global_batch = accumulation x micro_batch x ranks."""
+    G, B, W = keys.train.global_batch, keys.train.micro_batch, keys.cluster.ranks
+    if G % (B * W) == 0:
+        return
+    step = B * W
+    good = [f"global_batch {' or '.join(str(g) for g in (G // step * step, -(-G // step) * step) if g)}"]
+    grains = G // B
+    if G % B == 0:
+        ranks = [w for w in _near(min(W, grains), lambda w: grains % w == 0) if w <= grains]
+        good.append(f"cluster.ranks {' or '.join(map(str, ranks))}")
+    paths = (("cluster", "ranks"), ("train", "micro_batch"), ("train", "global_batch"))
+    path = next((p for p in paths if root.at(p).where == "--set"), paths[2])
+    raise fail(root, path, f"global_batch {G} is no multiple of micro_batch {B} x {W} ranks", ", ".join(good))
+
+
+def _schedule(keys: SpecKeys, root: Node) -> None:
+    s, lr = keys.train.schedule, keys.train.optimizer.lr
+    path = ("train", "schedule")
+    if s.type != "constant" and s.steps <= s.warmup:
+        raise fail(root, (*path, "steps"), f"a {s.type} schedule of {s.steps} steps after a warmup of {s.warmup}",
+                   "steps > warmup")
+    if s.type != "constant" and s.min_lr > lr:
+        raise fail(root, (*path, "min_lr"), f"{s.min_lr:g} is above lr {lr:g}", f"0 to {lr:g}")
+
+
+def load(path: str, sets: Sequence[str] = (), zero: str | None = None) -> Spec:
+    """The spec of a file, changed by a DeepSpeed config, then by KEY=VALUE texts, the last one wins."""
+    root = _document(path)
+    config = dsconfig.read(_json(zero)) if zero is not None else dsconfig.NONE
+    for key, node in config.changes:
+        _put(root, key, node)
+    for text in sets:
+        _set(root, text)
+    for key, node in dsconfig.batches(config, root):
+        _put(root, key, node)
+    keys = _validate(root)
+    model = build(keys, root)
+    _batch(keys, root)
+    _schedule(keys, root)
+    data = keys.data
+    if "ignore" not in root.at(("data",)).value or root.at(("data",)) is root:
+        data = replace(data, ignore=TOKEN if model.vocab <= TOKEN else None)
+    return Spec(keys.name, model, keys.zero, keys.train, keys.cluster, keys.targets, data, config.notes)
