@@ -2,8 +2,8 @@
  *
  * Invariants
  *  1. Every sum over keys, queries or head elements is one FMA chain in a fixed order: forward over
- *     keys ascending; dq over key blocks descending, keys ascending within one; dk and dv over query
- *     blocks ascending, then heads of the group, then queries. The widths of tiles do not matter.
+ *     keys ascending; dq over regions (256 keys) descending, keys ascending within one; dk and dv over
+ *     query blocks ascending, then heads of the group, then queries. The widths of tiles do not matter.
  *  2. A score is rounded to f32 after scaling, in backward as in forward, so p <= 1 up to lse's own
  *     rounding.
  *  3. Scores lie transposed, [key][query]: 16 queries are a vector, so that maxima and sums over keys
@@ -17,7 +17,7 @@
 #include <immintrin.h>
 #include <string.h>
 
-enum { BLOCK = 64 };
+enum { BLOCK = 64, REGION = 4 };    /* rows of a block; blocks a side of a backward task */
 
 /* Tiles of a product held in registers: ROWS x 2 vectors of the ISA's own width. */
 #ifdef __AVX512F__
@@ -42,7 +42,7 @@ typedef struct attention {
     const real *qkv, *y, *dy;       /* [M, stride], [M, H*D], [M, H*D] */
     float *lse, *dot;               /* [B, H, T]; dot: sums of dy*y */
     float *sum;                     /* gradient of qkv, not rounded yet [M, stride] */
-    int64_t B, T, H, G, D, stride, pad, blocks, apart;      /* apart: query block - key block */
+    int64_t B, T, H, G, D, stride, pad, blocks, apart;      /* apart: see backward_task */
     float scale;
 } attention;
 
@@ -244,11 +244,11 @@ static void finish(const attention *a, const forward *f, int64_t b, int64_t h, i
     memcpy(a->lse + (b * a->H + h) * a->T + from, lse, (size_t)rows * sizeof(float));
 }
 
-/* Task: (b, h, query block), the long ones first */
+/* Task: (b, h, query block); a head's longest first, so that its keys and values stay in the cache */
 static void forward_task(void *arg, int64_t task, int thread)
 {
     const attention *a = arg;
-    int64_t i = a->blocks - 1 - task / (a->B * a->H), b = task / a->H % a->B, h = task % a->H;
+    int64_t i = a->blocks - 1 - task % a->blocks, h = task / a->blocks % a->H, b = task / a->blocks / a->H;
     int64_t from = i * BLOCK, rows = least(BLOCK, a->T - from), lanes = (rows + 15) / 16 * 16;
     int64_t start = b * a->T * a->stride, key = start + (a->H + h / (a->H / a->G)) * a->D;
     forward f = forward_space(a, thread);
@@ -318,15 +318,18 @@ static void weigh_again(const attention *a, const backward *s, int64_t c, int64_
     }
 }
 
+static int64_t regions(const attention *a) { return (a->blocks + REGION - 1) / REGION; }
+
 /* What head h and query block i add to dq, dkey and dvalue through key block j, which is loaded */
-static void backward_head(const attention *a, const backward *s, int64_t b, int64_t h, int64_t i, int64_t j)
+static void backward_head(const attention *a, const backward *s, int64_t b, int64_t h, int64_t i, int64_t j,
+                          int first)
 {
     int64_t from = i * BLOCK, rows = least(BLOCK, a->T - from), lanes = (rows + 15) / 16 * 16;
     int64_t keys = least(BLOCK, a->T - j * BLOCK), m = b * a->T + from, line = (b * a->H + h) * a->T + from;
     int64_t at = m * a->stride + h * a->D;
     load_rows(a, s->q, a->qkv, a->k->dtype, at, a->stride, rows);
     load_rows(a, s->dy, a->dy, a->k->dtype, (m * a->H + h) * a->D, a->H * a->D, rows);
-    load_rows(a, s->dq, a->sum, ZK_F32, at, a->stride, i == j ? 0 : rows);
+    load_rows(a, s->dq, a->sum, ZK_F32, at, a->stride, first ? 0 : rows);
     load_line(s->lse, a->lse + line, rows);
     load_line(s->dot, a->dot + line, rows);
     transpose(a, s->turned, s->q);
@@ -341,23 +344,33 @@ static void backward_head(const attention *a, const backward *s, int64_t b, int6
     store_rows(a, s->dq, a->sum, ZK_F32, at, a->stride, rows);
 }
 
-/* Task: (b, group, query block i) with the key block `apart` before it. For one distance no two tasks
- * share a query block or a key block, so none writes what another does. */
+/* What the query blocks i .. end-1 add to dkey and dvalue of key block j of group g */
+static void backward_key(const attention *a, const backward *s, int64_t b, int64_t g, int64_t i, int64_t end,
+                         int64_t j, int first)
+{
+    int64_t keys = least(BLOCK, a->T - j * BLOCK), heads = a->H / a->G;
+    int64_t key = (b * a->T + j * BLOCK) * a->stride + (a->H + g) * a->D, value = key + a->G * a->D;
+    load_rows(a, s->key, a->qkv, a->k->dtype, key, a->stride, keys);
+    load_rows(a, s->value, a->qkv, a->k->dtype, value, a->stride, keys);
+    load_rows(a, s->dkey, a->sum, ZK_F32, key, a->stride, first ? 0 : keys);
+    load_rows(a, s->dvalue, a->sum, ZK_F32, value, a->stride, first ? 0 : keys);
+    for (; i < end; i++)
+        for (int64_t h = g * heads; h < (g + 1) * heads; h++)
+            backward_head(a, s, b, h, i, j, first && j % REGION == 0);
+    store_rows(a, s->dkey, a->sum, ZK_F32, key, a->stride, keys);
+    store_rows(a, s->dvalue, a->sum, ZK_F32, value, a->stride, keys);
+}
+
+/* Task: (b, group, square of REGION x REGION blocks), `apart` regions below the diagonal. At one
+ * distance no two tasks share a query or a key, so none writes what another does. */
 static void backward_task(void *arg, int64_t task, int thread)
 {
     const attention *a = arg;
-    int64_t i = a->apart + task / (a->B * a->G), b = task / a->G % a->B, g = task % a->G, j = i - a->apart;
-    int64_t keys = least(BLOCK, a->T - j * BLOCK), heads = a->H / a->G;
-    int64_t key = (b * a->T + j * BLOCK) * a->stride + (a->H + g) * a->D, value = key + a->G * a->D;
+    int64_t n = regions(a) - a->apart, j = task % n * REGION, i = j + a->apart * REGION;
+    int64_t g = task / n % a->G, b = task / n / a->G, end = least(i + REGION, a->blocks);
     backward s = backward_space(a, thread);
-    load_rows(a, s.key, a->qkv, a->k->dtype, key, a->stride, keys);
-    load_rows(a, s.value, a->qkv, a->k->dtype, value, a->stride, keys);
-    load_rows(a, s.dkey, a->sum, ZK_F32, key, a->stride, i == j ? 0 : keys);
-    load_rows(a, s.dvalue, a->sum, ZK_F32, value, a->stride, i == j ? 0 : keys);
-    for (int64_t r = 0; r < heads; r++)
-        backward_head(a, &s, b, g * heads + r, i, j);
-    store_rows(a, s.dkey, a->sum, ZK_F32, key, a->stride, keys);
-    store_rows(a, s.dvalue, a->sum, ZK_F32, value, a->stride, keys);
+    for (int64_t last = j + REGION; j < last && j < end; j++)
+        backward_key(a, &s, b, g, i > j ? i : j, end, j, a->apart == 0);
 }
 
 /* dot of every head of one row */
@@ -400,8 +413,8 @@ void ZK(zk_attention_bwd)(zk *k, const zk_launch *L, real *dqkv, const real *dy,
     a.dot = scratch;
     a.sum = k->dtype == ZK_F32 ? dqkv : scratch + B * H * T;
     zk_for(k, B * T, dot_task, &a);
-    for (a.apart = 0; a.apart < a.blocks; a.apart++)
-        zk_for(k, B * G * (a.blocks - a.apart), backward_task, &a);
+    for (a.apart = 0; a.apart < regions(&a); a.apart++)
+        zk_for(k, B * G * (regions(&a) - a.apart), backward_task, &a);
     if (k->dtype != ZK_F32)
         zk_for(k, B * T, round_task, &a);
 }
