@@ -59,6 +59,7 @@ struct zr_command {
 typedef struct zr_event { int32_t queue; int64_t at; } zr_event;   /* the first `at` commands of queue */
 
 typedef struct zr_queue {
+    zr *z;
     void *k;                              /* kernel context */
     zr_command *ring;                     /* [ZR_RING] */
     int64_t issued, finished, demanded;   /* commands; under zr.lock */

@@ -144,18 +144,16 @@ static void run_next(zr *z, zr_queue *q)
     pthread_cond_broadcast(&z->moved);
 }
 
-typedef struct work_of { zr *z; zr_queue *q; } work_of;
-
 static void *work(void *arg)
 {
-    work_of w = *(work_of *)arg;
-    free(arg);
-    pthread_mutex_lock(&w.z->lock);
-    while (!w.q->quit) {
-        if (w.q->finished < w.q->issued) run_next(w.z, w.q);
-        else pthread_cond_wait(&w.z->moved, &w.z->lock);
+    zr_queue *q = arg;
+    zr *z = q->z;
+    pthread_mutex_lock(&z->lock);
+    while (!q->quit) {
+        if (q->finished < q->issued) run_next(z, q);
+        else pthread_cond_wait(&z->moved, &z->lock);
     }
-    pthread_mutex_unlock(&w.z->lock);
+    pthread_mutex_unlock(&z->lock);
     return NULL;
 }
 
@@ -171,13 +169,12 @@ static void *get(zr *z, size_t n, size_t size)
 static void start(zr *z, int queue)
 {
     zr_queue *q = &z->queue[queue];
-    work_of *w = get(z, 1, sizeof *w);
-    *w = (work_of){z, q};
+    q->z = z;
     q->ring = get(z, ZR_RING, sizeof *q->ring);
     memset(q->ring, 0, ZR_RING * sizeof *q->ring);     /* its pages are taken now */
     q->coin = z->o->seed * ZR_QUEUES + (uint64_t)queue;
     q->pause = q->coin ^ (uint64_t)(z->rank + 1) << 32;
-    int error = pthread_create(&q->thread, NULL, work, w);
+    int error = pthread_create(&q->thread, NULL, work, q);
     if (error) zr_fail(z, ZR_ENVIRONMENT, "starting a thread: %s", strerror(error));
 }
 

@@ -1,0 +1,414 @@
+/* program.c -- a small program for the runtime, written by hand: what train.c does, with integers.
+ *
+ * UNITS units of N uint64 masters, split over the ranks. A step: for every grain, every unit is
+ * gathered into a ring of two slots, `use` makes a gradient of it, an all-to-all and `add` sum the
+ * gradients; at the end `update`. Integer sums wrap and commute, so the masters after a step do not
+ * depend on ranks, queues or modes, and test_runtime.py computes them again in numpy.
+ *
+ * Environment
+ *   RANKS     1, 2, 3, 4, 6, 8 (divides GRAINS)
+ *   AHEAD     1: a unit is gathered while the one before is used
+ *   OVERLAP   1: ZR_GATHER and ZR_REDUCE are used; else all runs on ZR_MAIN
+ *   SKIP      full, free, made or gone: this kind of wait is left out
+ *   WORK_US   every `use` takes so much longer
+ *   FAULT     what goes wrong (see `fault`); rank 1 (0 if alone) in step 2
+ *   EVENTS    1: the step checks what events mean instead
+ */
+#define _GNU_SOURCE
+#include "zr.h"
+#include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { UNITS = 3, N = 3072, GRAINS = 24, BATCH = 2, SEQUENCE = 5, VOCAB = 100, IGNORE = 99, ROWS = BATCH * SEQUENCE };
+enum { FULL = 0, FREE = 2, MADE = 4, GONE = 6, SUMMED = 8, EVENTS };      /* each of the first four: one a slot */
+
+static struct {
+    int ranks, ahead, overlap, work, events, step;
+    const char *skip, *fault;
+    int *opened;                          /* ranks that asked for the kernels' name; shared */
+    int64_t shard;                        /* bytes of a unit on one rank */
+    int64_t master, sum, ring, grad, stats, tokens, targets, weights, arena;
+} c;
+
+/* ---- faults */
+static void sleep_us(long us)
+{
+    const struct timespec t = {us / 1000000, us % 1000000 * 1000};
+    nanosleep(&t, NULL);
+}
+
+#ifdef COUNT
+/* Every allocation of the process comes by here. */
+static int counting, allocations;
+void *__libc_malloc(size_t n);
+void *__libc_calloc(size_t n, size_t size);
+void *__libc_realloc(void *at, size_t n);
+void *malloc(size_t n) { return allocations += counting, __libc_malloc(n); }
+void *calloc(size_t n, size_t size) { return allocations += counting, __libc_calloc(n, size); }
+void *realloc(void *at, size_t n) { return allocations += counting, __libc_realloc(at, n); }
+
+/* From here on a call of mmap or brk ends the process, on every thread. */
+static void forbid_memory(void)
+{
+    struct sock_filter f[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mmap, 2, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_brk, 1, 0),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+    };
+    struct sock_fprog p = {sizeof f / sizeof *f, f};
+    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &p)) perror("seccomp"), _exit(1);
+}
+#endif
+
+static int faulty(const char *name) { return c.fault && !strcmp(c.fault, name); }
+
+static void fault(zr *z)
+{
+    if (c.step != 2 || zr_rank(z) != (c.ranks > 1)) return;
+    if (faulty("kill")) raise(SIGKILL);
+    if (faulty("crash")) raise(SIGSEGV);
+    if (faulty("exit")) _exit(9);
+    if (faulty("hang")) sleep_us(1000000000);
+#ifdef COUNT
+    if (faulty("malloc")) free(malloc(10));
+    if (faulty("mmap")) mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+#endif
+}
+
+/* ---- work */
+static uint64_t mix(uint64_t x)
+{
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+    return x ^ x >> 27;
+}
+
+/* grad[slot][N] = mix(whole unit + grain's tokens) */
+static void use(zr *z, void *k, char *a, const int64_t *i)
+{
+    (void)k;
+    const uint64_t *whole = (const uint64_t *)(a + i[0]);
+    uint64_t *grad = (uint64_t *)(a + i[1]), tokens = 0;
+    for (int j = 0; j < ROWS; j++) {
+        int32_t target = ((const int32_t *)(a + c.targets))[j];
+        tokens = tokens * 31 + (uint64_t)((const int32_t *)(a + c.tokens))[j] * 7 + (uint64_t)(int64_t)target;
+    }
+    fault(z);
+    if (c.work) sleep_us(c.work);
+    for (int j = 0; j < N; j++) grad[j] = mix(whole[j] + tokens);
+}
+
+/* sum[unit][N / ranks] += what the peers made for this rank */
+static void add(zr *z, void *k, char *a, const int64_t *i)
+{
+    (void)k;
+    const uint64_t *const *from = (const uint64_t *const *)zr_sources(z, (int)i[1]);
+    uint64_t *sum = (uint64_t *)(a + i[0]);
+    for (int r = 0; r < c.ranks; r++)
+        for (int64_t j = 0; j < c.shard / 8; j++) sum[j] += from[r][j];
+}
+
+/* masters += 3 * sum, sum = 0; stats[0..1] = steps, and the sum of this rank's masters */
+static void update(zr *z, void *k, char *a, const int64_t *i)
+{
+    (void)z, (void)k, (void)i;
+    uint64_t *master = (uint64_t *)(a + c.master), *sum = (uint64_t *)(a + c.sum), *stats = (uint64_t *)(a + c.stats);
+    stats[0]++;
+    stats[1] = 0;
+    for (int64_t j = 0; j < UNITS * c.shard / 8; j++) {
+        master[j] += 3 * sum[j];
+        sum[j] = 0;
+        stats[1] += master[j] & 0xff;
+    }
+}
+
+/* ---- a step */
+static int gather_queue(void) { return c.overlap ? ZR_GATHER : ZR_MAIN; }
+static int reduce_queue(void) { return c.overlap ? ZR_REDUCE : ZR_MAIN; }
+
+static void wait(zr *z, int queue, int event, const char *kind)
+{
+    if (!c.skip || strcmp(c.skip, kind)) zr_wait(z, queue, event);
+}
+
+static void bring(zr *z, int unit, int slot)
+{
+    int64_t to = c.ring + slot * 8 * N;
+    wait(z, gather_queue(), FREE + slot, "free");
+    zr_gather(z, gather_queue(), c.master + unit * c.shard, 0, to, c.shard, c.shard);
+    zr_record(z, gather_queue(), FULL + slot);
+}
+
+static void work(zr *z, int slot)
+{
+    int64_t whole = c.ring + slot * 8 * N, grad = c.grad + slot * 8 * N;
+    wait(z, ZR_MAIN, FULL + slot, "full");
+    wait(z, ZR_MAIN, GONE + slot, "gone");
+    zr_call(z, ZR_MAIN, use, whole, grad);
+    zr_record(z, ZR_MAIN, MADE + slot);
+    zr_drop(z, ZR_MAIN, whole, 8 * N);
+    zr_record(z, ZR_MAIN, FREE + slot);
+}
+
+static void reduce(zr *z, int unit, int slot)
+{
+    int64_t grad = c.grad + slot * 8 * N;
+    wait(z, reduce_queue(), MADE + slot, "made");
+    zr_alltoall(z, reduce_queue(), grad, c.shard, c.shard);
+    zr_call(z, reduce_queue(), add, c.sum + unit * c.shard, reduce_queue());
+    zr_done(z, reduce_queue());
+    zr_drop(z, reduce_queue(), grad, 8 * N);
+    zr_record(z, reduce_queue(), GONE + slot);
+    zr_record(z, reduce_queue(), SUMMED);
+}
+
+static void train_step(zr *z)
+{
+    int total = GRAINS / c.ranks * UNITS;
+    c.step++;
+#ifdef COUNT
+    if (c.step == 1) {
+        forbid_memory();
+        counting = 1;
+    }
+#endif
+    for (int i = 0; i < total; i++) {
+        if (i == 0 || !c.ahead) bring(z, i % UNITS, i % 2);
+        if (c.ahead && i + 1 < total) bring(z, (i + 1) % UNITS, (i + 1) % 2);
+        if (i % UNITS == 0) zr_batch(z, (int64_t)(i / UNITS) * c.ranks + zr_rank(z));
+        work(z, i % 2);
+        reduce(z, i % UNITS, i % 2);
+    }
+    zr_wait(z, ZR_MAIN, SUMMED);
+    zr_call(z, ZR_MAIN, update, 0);
+    zr_allreduce(z, ZR_MAIN, c.stats, c.stats + 64, 2);
+    zr_allreduce(z, ZR_MAIN, c.stats + 64, c.stats + 64, 1);      /* in place: ranks^2 * steps */
+}
+
+/* ---- what events mean */
+static _Atomic int slow, fast, seen;
+
+static void expect(int yes, const char *what)
+{
+    if (yes) return;
+    fprintf(stderr, "expected: %s\n", what);
+    _exit(1);
+}
+
+static void set_slow(zr *z, void *k, char *a, const int64_t *i)
+{
+    (void)z, (void)k, (void)a;
+    sleep_us(30000);
+    slow = (int)i[0];
+}
+
+static void set_fast(zr *z, void *k, char *a, const int64_t *i)
+{
+    (void)z, (void)k, (void)a;
+    fast = (int)i[0];
+}
+
+static void see_slow(zr *z, void *k, char *a, const int64_t *i)
+{
+    (void)z, (void)k, (void)a, (void)i;
+    seen = slow;
+}
+
+static void eager_events(zr *z)
+{
+    slow = fast = 0;
+    zr_wait(z, ZR_MAIN, FULL);                     /* never recorded: no wait */
+    zr_call(z, ZR_GATHER, set_slow, 1);
+    zr_record(z, ZR_GATHER, MADE);
+    zr_wait(z, ZR_MAIN, MADE);
+    expect(slow == 1, "a wait lasts until what was recorded is done");
+    zr_record(z, ZR_GATHER, MADE);
+    zr_call(z, ZR_GATHER, set_slow, 2);
+    zr_wait(z, ZR_MAIN, MADE);
+    expect(slow == 1, "a wait does not last for what came behind the record");
+    zr_record(z, ZR_GATHER, MADE);                 /* behind slow = 2 */
+    zr_wait(z, ZR_REDUCE, MADE);
+    zr_record(z, ZR_MAIN, MADE);                   /* newer than the wait, already true */
+    zr_call(z, ZR_REDUCE, see_slow, 0);
+    zr_record(z, ZR_REDUCE, GONE);
+    zr_wait(z, ZR_MAIN, MADE);
+    expect(seen != 2, "the newest record counts");
+    zr_wait(z, ZR_MAIN, GONE);
+    expect(seen == 2, "a later record of an event does not end an older wait");
+    zr_call(z, ZR_GATHER, set_fast, 1);
+    sleep_us(30000);
+    expect(fast == 1, "eager runs what nobody waits for");
+}
+
+static void late_events(zr *z)
+{
+    fast = 0;
+    zr_call(z, ZR_GATHER, set_fast, 1);
+    zr_record(z, ZR_GATHER, MADE);
+    zr_call(z, ZR_GATHER, set_fast, 2);
+    zr_record(z, ZR_GATHER, GONE);
+    sleep_us(30000);
+    expect(fast == 0, "late runs nothing that is not demanded");
+    zr_wait(z, ZR_MAIN, MADE);
+    zr_call(z, ZR_MAIN, see_slow, 0);
+    for (int i = 0; i < 5000; i++) zr_call(z, ZR_REDUCE, set_fast, 3 + i);    /* more than a ring has */
+    zr_wait(z, ZR_REDUCE, GONE);
+}
+
+static void event_step(zr *z)
+{
+    if (c.events == 1) eager_events(z);
+    else late_events(z);
+}
+
+/* ---- the rest of a program */
+static void *open_kernel(void *stream, int threads, const char **why)
+{
+    (void)stream, (void)threads;
+    *why = "this processor has no AVX2";
+    return faulty("kernel") ? NULL : &c;
+}
+
+static void close_kernel(void *k) { (void)k; }
+static int64_t overhead(int threads) { return threads * 4096; }
+
+static const char *object(void)
+{
+    return faulty("object") && __atomic_fetch_add(c.opened, 1, __ATOMIC_SEQ_CST) ? "avx2" : "avx512";
+}
+
+static void init(zr *z) { (void)z; }
+
+static char *arena_of;
+static void remember(zr *z, void *k, char *a, const int64_t *i)
+{
+    (void)z, (void)k, (void)i;
+    arena_of = a;
+}
+
+/* masters from their place in the unit; the weights of the file likewise, unless they were loaded */
+static void publish(zr *z)
+{
+    zr_call(z, ZR_MAIN, remember, 0);
+    int64_t each = N / c.ranks;
+    float *w = (float *)(arena_of + c.weights);
+    for (int u = 0; u < UNITS; u++)
+        for (int64_t j = 0; j < each; j++)
+            ((uint64_t *)(arena_of + c.master + u * c.shard))[j] = mix((uint64_t)(u * N + zr_rank(z) * each + j + 1));
+    for (int64_t j = 0; j < each; j++)
+        if (w[j] == 0) w[j] = (float)(zr_rank(z) * each + j + 1);
+        else w[j] *= 2;
+}
+
+static void report(zr *z, double *out)
+{
+    (void)z;
+    const uint64_t *stats = (const uint64_t *)(arena_of + c.stats + 64);
+    const double values[] = {c.step, (double)stats[1], (double)stats[0], 0.5, GRAINS * ROWS, faulty("skip")};
+    memcpy(out, values, sizeof values);
+#ifdef COUNT
+    if (allocations) {
+        fprintf(stderr, "expected: no allocation in or between steps\n");
+        _exit(1);
+    }
+#endif
+}
+
+static void eval_begin(zr *z)
+{
+    (void)z;
+    memset(arena_of + c.stats + 128, 0, 32);
+}
+
+static void eval(zr *z)
+{
+    (void)z;
+    int64_t *stats = (int64_t *)(arena_of + c.stats + 128);
+    for (int i = 0; i < ROWS; i++)
+        if (((int32_t *)(arena_of + c.targets))[i] >= 0) {
+            stats[0] += ((int32_t *)(arena_of + c.tokens))[i] + 1000 * ((int32_t *)(arena_of + c.targets))[i];
+            stats[1]++;
+        }
+}
+
+static void eval_end(zr *z, double *loss, double *valid)
+{
+    const int64_t *sum = (const int64_t *)(arena_of + c.stats + 144);
+    zr_allreduce(z, ZR_MAIN, c.stats + 128, c.stats + 144, 2);
+    *valid = (double)sum[1];
+    *loss = (double)sum[0] / *valid;
+}
+
+static int32_t sample(zr *z, int64_t row, double temperature, double u)
+{
+    (void)z, (void)temperature, (void)u;
+    return (((const int32_t *)(arena_of + c.tokens))[row] * 5 + 1 + (int32_t)row) % (VOCAB - 1);
+}
+
+static void hash(zr *z, uint64_t sum[2])
+{
+    int64_t each = N / c.ranks;
+    sum[0] = sum[1] = 0;
+    for (int u = 0; u < UNITS; u++)
+        for (int64_t j = 0; j < each; j++) {
+            uint64_t x = ((const uint64_t *)(arena_of + c.master + u * c.shard))[j];
+            sum[0] += mix(x + (uint64_t)(u * N + zr_rank(z) * each + j));
+            sum[1] += x;
+        }
+}
+
+static int number(const char *name)
+{
+    const char *text = getenv(name);
+    return text ? atoi(text) : 0;
+}
+
+static void place(void)
+{
+    int64_t *at[] = {&c.master, &c.sum, &c.ring, &c.grad, &c.stats, &c.tokens, &c.targets, &c.weights, &c.arena};
+    int64_t bytes[] = {UNITS * c.shard, UNITS * c.shard, 2 * 8 * N, 2 * 8 * N, 4096, 4096, 4096, 4 * N / c.ranks};
+    for (int i = 0; i < 8; i++) *at[i + 1] = *at[i] + (bytes[i] + 63) / 64 * 64;
+    if (faulty("huge")) c.arena = (int64_t)1 << 45;
+    if (faulty("large")) c.arena = (int64_t)1 << 31;
+}
+
+int main(int argc, char **argv)
+{
+    c.ranks = number("RANKS") ? number("RANKS") : 1;
+    c.ahead = number("AHEAD");
+    c.overlap = number("OVERLAP");
+    c.work = number("WORK_US");
+    c.events = number("EVENTS");
+    c.skip = getenv("SKIP");
+    c.fault = getenv("FAULT");
+    c.opened = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    c.shard = 8 * N / c.ranks;
+    place();
+    int64_t grains = GRAINS / c.ranks, peers = c.ranks - 1;
+    const zr_flat flat = {c.weights, 0, N / c.ranks, 1, 0};
+    const zr_tensor tensor = {.name = "w", .shape = {N / 8, 8}, .ndim = 2, .count = 1};
+    const zr_program p = {
+        .abi = faulty("abi") ? ZR_ABI + 1 : ZR_ABI, .name = "program", .plan = "0123", .layout = "4567",
+        .memory = "some", .arena = c.arena, .ranks = c.ranks, .events = EVENTS, .grains = grains, .batch = BATCH,
+        .sequence = SEQUENCE, .vocab = VOCAB, .ignore = IGNORE, .tokens = c.tokens, .targets = c.targets, .params = N,
+        .flops = 1e6, .wire = peers * (grains * UNITS * 2 * c.shard + 24), .messages = grains * UNITS * 2 + 2,
+        .flats = &flat, .tensors = &tensor, .nflats = 1, .ntensors = 1, .open = open_kernel, .close = close_kernel,
+        .object = object, .overhead = overhead, .init = init, .publish = publish,
+        .step = c.events ? event_step : train_step, .report = report, .eval_begin = eval_begin, .eval = eval,
+        .eval_end = eval_end, .sample = sample, .hash = hash,
+    };
+    return zr_main(argc, argv, &p);
+}
