@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -144,18 +145,31 @@ static int reserve(int fd, int64_t size, const char *file, char *why)
     return bad ? zr_why(why, "%s: room for %" PRId64 " bytes: %s", file, size, strerror(bad)) : 0;
 }
 
-/* A file of the final size that holds the header. */
+/* Removes what a run that was killed left behind; a run that still lives holds a lock on it. */
+static int clear(const char *file, char *why)
+{
+    int fd = open(file, O_WRONLY | O_CLOEXEC);
+    int held = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK;
+    if (fd >= 0) close(fd);
+    if (held) return zr_why(why, "%s: another run is going to save there", file);
+    return unlink(file) && errno != ENOENT ? zr_why(why, "%s: %s", file, strerror(errno)) : 0;
+}
+
+/* A file of the final size that holds the header. It stays open: the lock goes with the process. */
 static int begin(const zr_program *p, const char *file, char *why)
 {
     int64_t n, data;
+    if (clear(file, why)) return -1;
     char *header = make_header(p, &n, &data);
     if (!header) return zr_why(why, "%s: no memory for its header", file);
-    unlink(file);                         /* what a run that was killed left behind */
     int fd = open(file, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     int bad = fd < 0 ? zr_why(why, "%s: %s", file, strerror(errno)) : reserve(fd, n + data, file, why);
-    if (!bad && zr_write_at(fd, header, n, 0)) bad = zr_why(why, "%s: %s", file, strerror(errno));
-    if (fd >= 0 && close(fd) && !bad) bad = zr_why(why, "%s: %s", file, strerror(errno));
-    if (fd >= 0 && bad) unlink(file);
+    if (!bad && (zr_write_at(fd, header, n, 0) || flock(fd, LOCK_EX | LOCK_NB)))
+        bad = zr_why(why, "%s: %s", file, strerror(errno));
+    if (bad && fd >= 0) {
+        close(fd);
+        unlink(file);
+    }
     free(header);
     return bad;
 }

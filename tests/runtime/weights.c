@@ -1,0 +1,140 @@
+/* weights.c -- saves and loads weights as the ranks of a program would, for test_weights.py.
+ *
+ *   weights PROGRAM save DIR ARENA...          one arena file a rank; the ranks are processes
+ *   weights PROGRAM begin DIR                  the first step of a save alone, then waits for stdin's end
+ *   weights PROGRAM load DIR RANK ARENA        fills the arena file in place; the note goes to stdout
+ *   weights PROGRAM table DIR...               a line for each: ok, or what is wrong
+ *
+ * PROGRAM has lines `arena BYTES RANKS`, `flat AT STRIDE SHARD COUNT WHOLE` and
+ * `tensor NAME OFFSET OFFSET_STEP NDIM SHAPE0 SHAPE1 FLAT FLAT_STEP COUNT FIRST`.
+ */
+#include "zr_file.h"
+#include "zr_safetensors.h"
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { MOST = 64 };
+
+typedef struct model {
+    zr_program p;
+    zr_flat flats[MOST];
+    zr_tensor tensors[MOST];
+    char names[MOST][200];
+} model;
+
+static void need(int good, const char *what)
+{
+    if (good) return;
+    perror(what);
+    exit(99);                             /* a fault of the test, not of what it tests */
+}
+
+static void read_line(model *m, const char *line)
+{
+    zr_flat *f = &m->flats[m->p.nflats];
+    zr_tensor *t = &m->tensors[m->p.ntensors];
+    char *name = m->names[m->p.ntensors];
+    if (sscanf(line, "arena %" SCNd64 " %" SCNd32, &m->p.arena, &m->p.ranks) == 2) return;
+    if (sscanf(line, "flat %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd32 " %" SCNd32, &f->at, &f->stride, &f->shard,
+               &f->count, &f->whole) == 5) {
+        m->p.nflats++;
+        return;
+    }
+    need(sscanf(line, "tensor %199s %" SCNd64 " %" SCNd64 " %" SCNd32 " %" SCNd64 " %" SCNd64 " %" SCNd32 " %" SCNd32
+                " %" SCNd32 " %" SCNd32, name, &t->offset, &t->offset_step, &t->ndim, &t->shape[0], &t->shape[1],
+                &t->flat, &t->flat_step, &t->count, &t->first) == 10, line);
+    t->name = name;
+    m->p.ntensors++;
+}
+
+static void read_program(model *m, const char *file)
+{
+    char line[1000];
+    FILE *f = fopen(file, "r");
+    need(f != NULL, file);
+    *m = (model){.p = {.plan = "feed", .layout = "beef", .flats = m->flats, .tensors = m->tensors}};
+    while (fgets(line, sizeof line, f)) read_line(m, line);
+    fclose(f);
+}
+
+/* A copy on the heap, where the sanitizer sees its ends. */
+static char *arena(const model *m, const char *file)
+{
+    size_t n = (size_t)m->p.arena;
+    char *a = malloc(n);
+    int fd = open(file, O_RDONLY);
+    need(a && fd >= 0 && read(fd, a, n) == (ssize_t)n, file);
+    close(fd);
+    return a;
+}
+
+static int report(const char *why)
+{
+    fprintf(stderr, "%s\n", why);
+    return 2;
+}
+
+static int save(const model *m, const char *dir, char **files)
+{
+    char why[ZR_WHY];
+    int ok = 1, status;
+    if (zr_save_begin(&m->p, dir, why)) return report(why);
+    for (int rank = 0; rank < m->p.ranks; rank++)
+        if (fork() == 0) _exit(zr_save_part(&m->p, arena(m, files[rank]), rank, dir, why) ? report(why) : 0);
+    while (wait(&status) > 0) ok &= WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    return zr_save_end(dir, ok, why) ? report(why) : ok ? 0 : 2;
+}
+
+static int begin(const model *m, const char *dir)
+{
+    char why[ZR_WHY], c;
+    if (zr_save_begin(&m->p, dir, why)) return report(why);
+    puts("begun");
+    fflush(stdout);
+    while (read(0, &c, 1) > 0) continue;
+    return zr_save_end(dir, 0, why) ? report(why) : 0;
+}
+
+static int load(const model *m, const char *dir, int rank, const char *file)
+{
+    char why[ZR_WHY], note[ZR_WHY], *a = arena(m, file);
+    int bad = zr_load(&m->p, a, rank, dir, note, why);
+    int fd = open(file, O_WRONLY);
+    need(fd >= 0 && write(fd, a, (size_t)m->p.arena) == m->p.arena && !close(fd), file);
+    free(a);
+    if (bad) return report(why);
+    if (*note) puts(note);
+    return 0;
+}
+
+static int table(int n, char **dirs)
+{
+    char why[ZR_WHY];
+    zr_table t;
+    for (int i = 0; i < n; i++) {
+        if (zr_table_open(&t, dirs[i], why)) {
+            puts(why);
+            continue;
+        }
+        puts("ok");
+        zr_table_close(&t);
+    }
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    static model m;
+    need(argc > 3, "arguments");
+    read_program(&m, argv[1]);
+    if (!strcmp(argv[2], "save") && argc == 4 + m.p.ranks) return save(&m, argv[3], argv + 4);
+    if (!strcmp(argv[2], "begin")) return begin(&m, argv[3]);
+    if (!strcmp(argv[2], "load") && argc == 6) return load(&m, argv[3], atoi(argv[4]), argv[5]);
+    if (!strcmp(argv[2], "table")) return table(argc - 3, argv + 3);
+    need(0, argv[2]);
+}
