@@ -349,7 +349,7 @@ def learning_rate(o, s, step: int) -> float:
 
 
 class AdamW:
-    """decoupled decay on matrices, bias correction; the state of one run"""
+    """decoupled decay on matrices (or all), bias correction; the state of one run"""
 
     def __init__(self, spec, params: Arrays):
         self.o, self.s = spec.train.optimizer, spec.train.schedule
@@ -358,7 +358,7 @@ class AdamW:
         self.step = 0
 
     def decays(self, name: str) -> bool:
-        return self.m[name].ndim >= 2
+        return self.o.decay == 'all' or self.m[name].ndim >= 2
 
     def update(self, params: Arrays, grads: Arrays) -> float:
         """changes params in place; returns the norm of the gradients before clipping"""
@@ -378,14 +378,17 @@ class AdamW:
         return norm
 
 
-def train(spec, params: Arrays, stream: np.ndarray, steps: int,
-          ignore: int = -1) -> tuple[Arrays, list[float], list[float]]:
-    """weights after `steps` steps over a stream of tokens, and the losses and gradient norms"""
+def train(spec, params: Arrays, stream: np.ndarray, steps: int, ignore: int = -1,
+          disturb: Callable[[Arrays], Arrays] | None = None
+          ) -> tuple[Arrays, list[float], list[float]]:
+    """Weights after `steps` steps over a stream of tokens, and the losses and gradient norms.
+    disturb changes each step's gradients, to show what errors in them lead to."""
     params = {name: np.array(x, np.float64) for name, x in params.items()}
     adamw, G, losses, norms = AdamW(spec, params), spec.train.global_batch, [], []
     for step in range(steps):
         now = batch(stream, spec.train.sequence, step * G, G, ignore)
         loss, _, grads = gradients(spec, params, *now)
+        grads = disturb(grads) if disturb else grads
         losses.append(loss)
         norms.append(adamw.update(params, grads))
     return params, losses, norms

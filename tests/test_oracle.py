@@ -33,7 +33,7 @@ def start(spec) -> oracle.Arrays:
 
 def setting(name: str):
     """spec, initial weights, token stream and reference of a tiny model"""
-    spec = reader.load(ROOT / 'model_specs' / f'{name}-tiny.yaml')
+    spec = reader.load(str(ROOT / 'model_specs' / f'{name}-tiny.yaml'))
     tokens = known.stream(name, spec.train.sequence, spec.model.vocab)
     return spec, start(spec), tokens, reference(name)
 
@@ -95,7 +95,7 @@ def test_finite_differences(tmp_path: pathlib.Path, mapping: drawn.Mapping) -> N
     """every tensor's gradient along a random direction"""
     path = tmp_path / 'spec.yaml'
     path.write_text(yaml.safe_dump(mapping))
-    spec = reader.load(path)
+    spec = reader.load(str(path))
     params = start(spec)
     T, rng = spec.train.sequence, np.random.Generator(np.random.Philox(7))
     tokens = rng.integers(0, spec.model.vocab, (3, T))

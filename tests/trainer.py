@@ -1,0 +1,85 @@
+"""trainer.py -- specs to running programs for the tests, through the commands that users have.
+
+Invariants
+ 1. out/train.c and out/train are left alone: a program is compiled in a folder of its own and
+    linked with the objects of `ninja out/train`; equal sources are compiled once.
+ 2. Everything made lies in out/test, whose programs are rebuilt when an object is newer.
+"""
+import contextlib
+import fcntl
+import hashlib
+import pathlib
+import re
+import subprocess
+from collections.abc import Iterator
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+MADE = ROOT / 'out' / 'test'
+
+
+def sh(*command: object, **options) -> str:
+    """runs a command in the root and returns its output; a failure shows all of it"""
+    done = subprocess.run([str(c) for c in command], cwd=ROOT, capture_output=True, text=True,
+                          timeout=600, **options)
+    assert done.returncode == 0, f'{command} gave {done.returncode}\n{done.stdout}{done.stderr}'
+    return done.stdout
+
+
+@contextlib.contextmanager
+def alone(name: str) -> Iterator[None]:
+    """one process at a time: test processes run side by side"""
+    MADE.mkdir(parents=True, exist_ok=True)
+    with open(MADE / f'{name}.lock', 'w') as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def objects() -> list[pathlib.Path]:
+    """what out/train is linked from beside train.o, brought up to date"""
+    listed = re.search(r'input: link\n(.*?)\n  outputs', sh('ninja', '-t', 'query', 'out/train'), re.S)
+    names = [n for n in listed[1].split() if not n.endswith('/train.o')]
+    with alone('ninja'):
+        sh('ninja', *names)
+    return [ROOT / n for n in names]
+
+
+def generate(spec: pathlib.Path, *keys: str) -> str:
+    """train.c for a spec with `key=value` settings"""
+    return sh('gen/zgen', spec, *(word for key in keys for word in ('--set', key)))
+
+
+def build(source: str) -> pathlib.Path:
+    """the program of a train.c"""
+    parts = objects()
+    folder = MADE / hashlib.sha256(source.encode()).hexdigest()[:20]
+    program = folder / 'train'
+    with alone(folder.name):
+        newest = max(part.stat().st_mtime for part in parts)
+        if program.exists() and program.stat().st_mtime >= newest:
+            return program
+        folder.mkdir(exist_ok=True)
+        (folder / 'train.c').write_text(source)
+        sh('gcc', '-std=gnu11', '-Wall', '-Wextra', '-Werror', '-Wno-unused-function', '-O1',
+           '-ffp-contract=off', '-pthread', '-Iruntime', '-Ikernels', folder / 'train.c', *parts,
+           '-o', program)
+    return program
+
+
+def write_tokens(path: pathlib.Path, tokens: np.ndarray) -> None:
+    path.write_bytes(np.asarray(tokens).astype('<u2').tobytes())
+
+
+def train(spec: pathlib.Path, folder: pathlib.Path, params: dict[str, np.ndarray],
+          tokens: np.ndarray, steps: int, *keys: str) -> dict[str, np.ndarray]:
+    """float32 weights after `steps` steps from given weights over a stream of tokens"""
+    before, after = folder / 'before', folder / 'after'
+    before.mkdir(parents=True, exist_ok=True)
+    save_file({name: np.ascontiguousarray(x, np.float32) for name, x in params.items()},
+              before / 'model.safetensors')
+    write_tokens(folder / 'tokens.bin', tokens)
+    sh(build(generate(spec, *keys)), '--data', folder / 'tokens.bin', '--steps', steps,
+       '--load', before, '--save', after, '--log', folder / 'log.jsonl')
+    return load_file(after / 'model.safetensors')
