@@ -1,0 +1,149 @@
+/* act.c -- elementwise: GELU, SwiGLU, addition, rounding.
+ *
+ * Invariants
+ *  1. An element's result depends on that element alone: 16 lanes or a ragged tail, the same bits.
+ *  2. A task reads 16 elements before it writes them, so an output may be an input where zk.h says so.
+ */
+#include "part.h"
+
+enum { PIECE = 1 << 14, ROWS = 16 };            /* elements, rows of a task unless the launch says otherwise */
+
+typedef struct act {
+    real *y;                                    /* or dx */
+    const real *x, *dy, *b;
+    int64_t n, piece, F;
+    int dtype, kind;
+} act;
+
+static inline v16 sigmoid16(v16 x) { return set16(1) / (set16(1) + exp16(-x)); }
+
+/* ---- GELU. The tanh form is x * sigmoid(2u), u = sqrt(2/pi) * (x + 0.044715 x^3): it keeps relative
+ * accuracy where 1 + tanh(u) cancels. Past |x| = 16 the sigmoid is 0 or 1 in f32 and x^2 is not needed
+ * larger, so its argument is clamped. */
+static const float ROOT = 1.59576912160573071176f;      /* 2 sqrt(2/pi) */
+static const float CUBE = 0.044715f;
+
+static inline v16 clamp16(v16 x) { return -max16(-max16(x, set16(-16)), set16(-16)); }
+
+static inline v16 gelu16(v16 x, int kind)
+{
+    if (kind == ZK_GELU_ERF)
+        return set16(0.5f) * x * (set16(1) + erf16(x * set16(0.70710678118654752440f)));
+    v16 t = clamp16(x);
+    return x * sigmoid16(set16(ROOT) * fma16(set16(CUBE) * t, t * t, t));
+}
+
+/* its derivative */
+static inline v16 slope16(v16 x, int kind)
+{
+    if (kind == ZK_GELU_ERF) {
+        v16 share = fma16(set16(0.5f), erf16(x * set16(0.70710678118654752440f)), set16(0.5f));
+        v16 density = set16(0.39894228040143267794f) * exp16(set16(-0.5f) * x * x);
+        return fma16(x, density, share);
+    }
+    v16 t = clamp16(x), s = sigmoid16(set16(ROOT) * fma16(set16(CUBE) * t, t * t, t));
+    v16 inner = set16(ROOT) * fma16(set16(3 * CUBE) * t, t, set16(1));
+    return fma16(x * s * (set16(1) - s), inner, s);
+}
+
+static void gelu_fwd_task(void *arg, int64_t task, int thread)
+{
+    const act *a = arg;
+    int64_t end = zk_least((task + 1) * a->piece, a->n);
+    (void)thread;
+    for (int64_t i = task * a->piece; i < end; i += 16)
+        zk_put(a->y, i, a->dtype, gelu16(zk_get(a->x, i, a->dtype, end - i), a->kind), end - i);
+}
+
+void ZK(zk_gelu_fwd)(zk *k, const zk_launch *L, real *y, const real *x, int64_t n, int kind)
+{
+    act a = {.y = y, .x = x, .n = n, .piece = zk_tile(k, L, 0, PIECE), .dtype = k->dtype, .kind = kind};
+    zk_for(k, zk_pieces(n, a.piece), gelu_fwd_task, &a);
+}
+
+static void gelu_bwd_task(void *arg, int64_t task, int thread)
+{
+    const act *a = arg;
+    int64_t end = zk_least((task + 1) * a->piece, a->n);
+    (void)thread;
+    for (int64_t i = task * a->piece; i < end; i += 16) {
+        v16 slope = slope16(zk_get(a->x, i, a->dtype, end - i), a->kind);
+        zk_put(a->y, i, a->dtype, zk_get(a->dy, i, a->dtype, end - i) * slope, end - i);
+    }
+}
+
+void ZK(zk_gelu_bwd)(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x, int64_t n, int kind)
+{
+    act a = {.y = dx, .x = x, .dy = dy, .n = n, .piece = zk_tile(k, L, 0, PIECE), .dtype = k->dtype, .kind = kind};
+    zk_for(k, zk_pieces(n, a.piece), gelu_bwd_task, &a);
+}
+
+/* ---- SwiGLU: silu(g) = g * sigmoid(g); its derivative is s + g s (1 - s) */
+static void swiglu_fwd_task(void *arg, int64_t task, int thread)
+{
+    const act *a = arg;
+    (void)thread;
+    for (int64_t m = task * a->piece; m < zk_least((task + 1) * a->piece, a->n); m++)
+        for (int64_t i = 0; i < a->F; i += 16) {
+            v16 gate = zk_get(a->x, 2 * m * a->F + i, a->dtype, a->F - i);
+            v16 up = zk_get(a->x, (2 * m + 1) * a->F + i, a->dtype, a->F - i);
+            zk_put(a->y, m * a->F + i, a->dtype, gate * sigmoid16(gate) * up, a->F - i);
+        }
+}
+
+void ZK(zk_swiglu_fwd)(zk *k, const zk_launch *L, real *y, const real *x, int64_t M, int64_t F)
+{
+    act a = {.y = y, .x = x, .n = M, .F = F, .piece = zk_tile(k, L, 0, ROWS), .dtype = k->dtype};
+    zk_for(k, zk_pieces(M, a.piece), swiglu_fwd_task, &a);
+}
+
+static void swiglu_bwd_task(void *arg, int64_t task, int thread)
+{
+    const act *a = arg;
+    (void)thread;
+    for (int64_t m = task * a->piece; m < zk_least((task + 1) * a->piece, a->n); m++)
+        for (int64_t i = 0; i < a->F; i += 16) {
+            int64_t at = 2 * m * a->F + i, n = a->F - i;
+            v16 gate = zk_get(a->x, at, a->dtype, n), up = zk_get(a->x, at + a->F, a->dtype, n);
+            v16 dy = zk_get(a->dy, m * a->F + i, a->dtype, n), s = sigmoid16(gate), silu = gate * s;
+            zk_put(a->y, at, a->dtype, dy * up * fma16(silu, set16(1) - s, s), n);
+            zk_put(a->y, at + a->F, a->dtype, dy * silu, n);
+        }
+}
+
+void ZK(zk_swiglu_bwd)(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x, int64_t M, int64_t F)
+{
+    act a = {.y = dx, .x = x, .dy = dy, .n = M, .F = F, .piece = zk_tile(k, L, 0, ROWS), .dtype = k->dtype};
+    zk_for(k, zk_pieces(M, a.piece), swiglu_bwd_task, &a);
+}
+
+/* ---- addition and rounding */
+static void add_task(void *arg, int64_t task, int thread)
+{
+    const act *a = arg;
+    int64_t end = zk_least((task + 1) * a->piece, a->n);
+    (void)thread;
+    for (int64_t i = task * a->piece; i < end; i += 16)
+        zk_put(a->y, i, a->dtype, zk_get(a->x, i, a->dtype, end - i) + zk_get(a->b, i, a->dtype, end - i), end - i);
+}
+
+void ZK(zk_add)(zk *k, const zk_launch *L, real *y, const real *a, const real *b, int64_t n)
+{
+    act s = {.y = y, .x = a, .b = b, .n = n, .piece = zk_tile(k, L, 0, PIECE), .dtype = k->dtype};
+    zk_for(k, zk_pieces(n, s.piece), add_task, &s);
+}
+
+static void round_task(void *arg, int64_t task, int thread)
+{
+    const act *a = arg;
+    int64_t end = zk_least((task + 1) * a->piece, a->n);
+    (void)thread;
+    for (int64_t i = task * a->piece; i < end; i += 16)
+        zk_put(a->y, i, a->dtype, zk_get(a->x, i, ZK_F32, end - i), end - i);
+}
+
+void ZK(zk_round)(zk *k, const zk_launch *L, real *y, const float *x, int64_t n)
+{
+    act a = {.y = y, .x = x, .n = n, .piece = zk_tile(k, L, 0, PIECE), .dtype = k->dtype};
+    zk_for(k, zk_pieces(n, a.piece), round_task, &a);
+}

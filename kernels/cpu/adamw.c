@@ -1,0 +1,267 @@
+/* adamw.c -- the optimizer: a step's constants, AdamW, initial values and the weights' hash.
+ *
+ * Invariants
+ *  1. Every element's result depends on the element alone, so any partition of a flat buffer gives
+ *     the same bits; what lies between tensors is neither read nor written.
+ *  2. AdamW is IEEE multiplication, division and square root and explicit fma in f32: any target
+ *     that has these gives the same bits. A step's constants are made in f64.
+ */
+#include "limbs.h"
+#include "part.h"
+#include "philox.h"
+
+enum { BLOCKS = 32 };               /* blocks a task, unless the launch says otherwise */
+
+/* A flat buffer cut into tasks: f sees the parts of each, with the kernel's own operands. */
+typedef struct flat {
+    const zk_span *spans;           /* [nspans] */
+    int64_t nspans, first, n, piece;
+    void (*f)(void *arg, const zk_part *part);
+    void *arg;
+} flat;
+
+static void flat_task(void *arg, int64_t task, int thread)
+{
+    const flat *a = arg;
+    int64_t lo = a->first + task * a->piece, hi = zk_least(lo + a->piece, a->first + a->n);
+    (void)thread;
+    zk_each_part(a->spans, a->nspans, a->first, lo, hi, a->f, a->arg);
+}
+
+static void each(zk *k, const zk_launch *L, const zk_span *spans, int64_t nspans, int64_t first, int64_t n,
+                 void (*f)(void *arg, const zk_part *part), void *arg)
+{
+    flat a = {spans, nspans, first, n, ZK_BLOCK * zk_tile(k, L, 0, BLOCKS), f, arg};
+    zk_for(k, zk_pieces(n, a.piece), flat_task, &a);
+}
+
+/* ---- a step's constants */
+
+/* Linear warm-up, then from lr to min_lr at `steps` along the schedule. */
+static double rate(const zk_recipe *r, int64_t step)
+{
+    if (step < r->warmup)
+        return r->lr * (double)step / (double)r->warmup;
+    if (r->schedule == ZK_CONSTANT)
+        return r->lr;
+    if (step >= r->steps)
+        return r->min_lr;
+    double x = (double)(step - r->warmup) / (double)(r->steps - r->warmup);
+    if (r->schedule == ZK_COSINE)
+        x = 0.5 - 0.5 * zk_cos(3.14159265358979323846 * x);
+    return r->lr + (r->min_lr - r->lr) * x;
+}
+
+/* x^n by squaring, n >= 0 */
+static double power(double x, int64_t n)
+{
+    double y = 1;
+    for (; n; n >>= 1, x *= x)
+        if (n & 1)
+            y *= x;
+    return y;
+}
+
+void ZK(zk_begin)(zk *k, const zk_launch *L, zk_ctl *ctl, int64_t *sums, const zk_recipe *r)
+{
+    (void)k, (void)L;
+    memset(sums, 0, ZK_SUMS * sizeof *sums);
+    ctl->lr = (float)rate(r, ++ctl->step);
+}
+
+void ZK(zk_factor)(zk *k, const zk_launch *L, zk_ctl *ctl, const int64_t *sums, const zk_recipe *r)
+{
+    int64_t valid = sums[ZK_VALID];
+    int finite = !sums[ZK_NONFINITE];
+    double scale = valid ? (double)r->rows / (double)valid : 0;
+    (void)k, (void)L;
+    ctl->valid = valid;
+    ctl->loss = !finite ? __builtin_nan("") : valid ? limbs_value(sums + ZK_LOSS) / (double)valid : 0;
+    ctl->norm = finite ? __builtin_sqrt(limbs_value(sums + ZK_NORM)) * scale : __builtin_inf();
+    ctl->skipped = !finite || !valid;
+    if (ctl->skipped)
+        return;
+    ctl->applied++;
+    ctl->factor = (float)(r->clip > 0 && ctl->norm > r->clip ? scale * (r->clip / (ctl->norm + 1e-6)) : scale);
+    ctl->bias1 = (float)(1 / (1 - power(r->beta1, ctl->applied)));
+    ctl->bias2 = (float)(1 / (1 - power(r->beta2, ctl->applied)));
+}
+
+/* ---- AdamW */
+typedef struct adam {
+    real *w;                        /* [n], or NULL */
+    float *p, *m, *v;               /* [n] */
+    const float *g;                 /* [n] */
+    int dtype;
+    float lr, shrink, factor, beta1, rest1, beta2, rest2, bias1, bias2, eps;
+} adam;
+
+/* One step of 16 elements; shrink: -lr * decay */
+static inline v16 adam16(const adam *a, v16 shrink, v16 p, v16 *m, v16 *v, v16 g)
+{
+    g *= set16(a->factor);
+    *m = fma16(set16(a->beta1), *m, set16(a->rest1) * g);
+    *v = fma16(set16(a->beta2), *v, set16(a->rest2) * (g * g));
+    v16 move = *m * set16(a->bias1) / (sqrt16(*v * set16(a->bias2)) + set16(a->eps));
+    return fma16(set16(-a->lr), move, fma16(shrink, p, p));
+}
+
+static void adam_part(void *arg, const zk_part *part)
+{
+    const adam *a = arg;
+    v16 shrink = set16(a->shrink * part->span->decay);
+    int64_t i = part->at, end = part->at + part->n;
+    for (; i + 16 <= end; i += 16) {
+        v16 m = load16(a->m + i), v = load16(a->v + i);
+        v16 p = adam16(a, shrink, load16(a->p + i), &m, &v, load16(a->g + i));
+        store16(a->m + i, m);
+        store16(a->v + i, v);
+        store16(a->p + i, p);
+        if (a->w)
+            store16r(a->w, i, a->dtype, p);
+    }
+    if (i < end) {
+        int n = (int)(end - i);
+        v16 m = load16n(a->m + i, n), v = load16n(a->v + i, n);
+        v16 p = adam16(a, shrink, load16n(a->p + i, n), &m, &v, load16n(a->g + i, n));
+        store16n(a->m + i, m, n);
+        store16n(a->v + i, v, n);
+        store16n(a->p + i, p, n);
+        if (a->w)
+            store16rn(a->w, i, a->dtype, p, n);
+    }
+}
+
+void ZK(zk_adamw)(zk *k, const zk_launch *L, const zk_ctl *ctl, const zk_recipe *r, real *w, float *p, float *m,
+                  float *v, const float *g, const zk_span *spans, int64_t nspans, int64_t first, int64_t n)
+{
+    adam a = {w, p, m, v, g, k->dtype, ctl->lr, (float)(-(double)ctl->lr * r->decay), ctl->factor,
+              (float)r->beta1, (float)(1 - r->beta1), (float)r->beta2, (float)(1 - r->beta2),
+              ctl->bias1, ctl->bias2, (float)r->eps};
+    if (!ctl->skipped)
+        each(k, L, spans, nspans, first, n, adam_part, &a);
+}
+
+/* ---- initial values: 64 elements from 16 counters. Counter 16*(element/64) + lane gives elements
+ * 64*(element/64) + lane + 0, 16, 32, 48, so that 16 lanes are stored at once. */
+enum { GROUP = 64 };
+
+typedef struct initial {
+    float *p;                       /* [n] */
+    uint64_t seed;
+} initial;
+
+/* out [GROUP] of group `group`: words [4][16] */
+static void words(uint32_t (*out)[16], uint64_t seed, uint64_t key, uint64_t group)
+{
+    const uint32_t seeds[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
+    for (int lane = 0; lane < 16; lane++) {
+        uint64_t at = 16 * group + lane;
+        const uint32_t counter[4] = {(uint32_t)at, (uint32_t)(at >> 32), (uint32_t)key, (uint32_t)(key >> 32)};
+        uint32_t word[4];
+        philox(word, counter, seeds);
+        for (int i = 0; i < 4; i++)
+            out[i][lane] = word[i];
+    }
+}
+
+/* Box and Muller: two normals from two words. The radius' uniform is (a/2 + 1/2) / 2^31 in (0, 1];
+ * the angle is b / 2^32 turns, reduced exactly to within an eighth of one. */
+static void normals(float z[2][16], const uint32_t a[16], const uint32_t b[16])
+{
+    float uniform[16], angle[16];
+    for (int i = 0; i < 16; i++) {
+        uint32_t quarter = (b[i] + (1u << 29)) >> 30;
+        uniform[i] = (float)(int32_t)(a[i] >> 1);
+        angle[i] = (float)(int32_t)(b[i] - (quarter << 30));
+    }
+    v16 u = fma16(load16(uniform), set16(0x1p-31f), set16(0x1p-32f));
+    v16 x = load16(angle) * set16(0x1p-32f * 6.28318530717958647692f), xx = x * x;
+    v16 radius = sqrt16(set16(-2) * log16(u));
+    v16 s = fma16(xx, set16(2.75573192e-6f), set16(-1.98412698e-4f));     /* Taylor, to x^9 */
+    s = fma16(xx, fma16(xx, s, set16(8.33333333e-3f)), set16(-0.166666667f));
+    v16 c = fma16(xx, set16(-2.75573192e-7f), set16(2.48015873e-5f));     /* and to x^10 */
+    c = fma16(xx, fma16(xx, c, set16(-1.38888889e-3f)), set16(4.16666667e-2f));
+    store16(z[0], radius * fma16(xx, fma16(xx, c, set16(-0.5f)), set16(1)));
+    store16(z[1], radius * fma16(xx * x, s, x));
+    for (int i = 0; i < 16; i++) {
+        uint32_t quarter = (b[i] + (1u << 29)) >> 30;
+        float cosine = quarter & 1 ? z[1][i] : z[0][i], sine = quarter & 1 ? z[0][i] : z[1][i];
+        z[0][i] = quarter == 1 || quarter == 2 ? -cosine : cosine;
+        z[1][i] = quarter >= 2 ? -sine : sine;
+    }
+}
+
+static void init_part(void *arg, const zk_part *part)
+{
+    const initial *a = arg;
+    v16 mean = set16(part->span->mean), std = set16(part->span->std);
+    for (int64_t i = 0; i < part->n; i += GROUP) {
+        uint32_t word[4][16];
+        float z[4][16] = {{0}};
+        if (part->span->std != 0) {
+            words(word, a->seed, (uint64_t)part->key, (uint64_t)(part->elem + i) / GROUP);
+            normals(z, word[0], word[1]);
+            normals(z + 2, word[2], word[3]);
+        }
+        for (int j = 0; j < 4 && i + 16 * j < part->n; j++)
+            store16n(a->p + part->at + i + 16 * j, fma16(std, load16(z[j]), mean),
+                     (int)zk_least(16, part->n - i - 16 * j));
+    }
+}
+
+void ZK(zk_init)(zk *k, const zk_launch *L, float *p, const zk_span *spans, int64_t nspans, int64_t first, int64_t n,
+                 uint64_t seed)
+{
+    initial a = {p, seed};
+    each(k, L, spans, nspans, first, n, init_part, &a);
+}
+
+/* ---- the hash */
+typedef struct digest {
+    uint64_t *sum;                  /* [2] */
+    const float *p;                 /* [n] */
+} digest;
+
+/* The finalizer of MurmurHash3 (public domain): every bit of x reaches every bit of the result */
+static inline uint64_t mix(uint64_t x)
+{
+    x = (x ^ x >> 33) * 0xff51afd7ed558ccdull;
+    x = (x ^ x >> 33) * 0xc4ceb9fe1a85ec53ull;
+    return x ^ x >> 33;
+}
+
+/* Adds the two hashes of block `block` of tensor `key`: p [n], n <= ZK_BLOCK, two floats a word */
+static void hash_block(uint64_t sum[2], uint64_t key, uint64_t block, const float *p, int64_t n)
+{
+    uint64_t start = mix(mix(key + 0x9e3779b97f4a7c15ull) ^ (block + 1) * 0xd1b54a32d192ed03ull) + (uint64_t)n;
+    uint64_t a = mix(start), b = mix(~start);
+    for (int64_t i = 0; i < n; i += 2) {
+        uint64_t word = 0;
+        memcpy(&word, p + i, zk_least(2, n - i) * sizeof *p);
+        a = (a ^ word) * 0x9fb21c651e98df25ull;
+        b = (b ^ word) * 0xc6a4a7935bd1e995ull;
+        a ^= a >> 32;
+        b ^= b >> 29;
+    }
+    sum[0] += mix(a);
+    sum[1] += mix(b);
+}
+
+static void hash_part(void *arg, const zk_part *part)
+{
+    const digest *a = arg;
+    uint64_t own[2] = {0, 0};
+    for (int64_t i = 0; i < part->n; i += ZK_BLOCK)
+        hash_block(own, (uint64_t)part->key, (uint64_t)(part->elem + i) / ZK_BLOCK, a->p + part->at + i,
+                   zk_least(ZK_BLOCK, part->n - i));
+    __atomic_fetch_add(a->sum, own[0], __ATOMIC_RELAXED);
+    __atomic_fetch_add(a->sum + 1, own[1], __ATOMIC_RELAXED);
+}
+
+void ZK(zk_hash)(zk *k, const zk_launch *L, uint64_t *sum, const float *p, const zk_span *spans, int64_t nspans,
+                 int64_t first, int64_t n)
+{
+    digest a = {sum, p};
+    each(k, L, spans, nspans, first, n, hash_part, &a);
+}

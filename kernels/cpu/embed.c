@@ -1,0 +1,104 @@
+/* embed.c -- token and position embedding, forward and backward.
+ *
+ * Invariants
+ *  1. A row of a gradient is written by one task, once; its summands are added in f32 in token order
+ *     (batch order for positions) and rounded once.
+ */
+#include "part.h"
+
+enum { ROWS = 16, WORDS = 64 };         /* rows of a task, unless the launch says otherwise: tokens, vocabulary */
+
+typedef struct embed {
+    real *y;                            /* [M,C] forward, [V,C] or [T,C] backward */
+    const real *w, *p;                  /* [V,C], [T,C] */
+    const real *dy;                     /* [M,C] */
+    const int32_t *token;               /* [M] */
+    const int32_t *end, *place;         /* [V]: where a row's places end; [M]: positions sorted by token */
+    int64_t B, T, M, V, C, rows;
+    int dtype, add;
+} embed;
+
+/* ---- forward */
+static void fwd_task(void *arg, int64_t task, int thread)
+{
+    const embed *a = arg;
+    int64_t C = a->C;
+    (void)thread;
+    for (int64_t m = task * a->rows; m < zk_least((task + 1) * a->rows, a->M); m++)
+        for (int64_t c = 0; c < C; c += 16) {
+            v16 y = zk_get(a->w, a->token[m] * C + c, a->dtype, C - c);
+            if (a->p)
+                y += zk_get(a->p, m % a->T * C + c, a->dtype, C - c);
+            zk_put(a->y, m * C + c, a->dtype, y, C - c);
+        }
+}
+
+void ZK(zk_embed_fwd)(zk *k, const zk_launch *L, real *y, const int32_t *token, const real *w, const real *p,
+                      int64_t B, int64_t T, int64_t C)
+{
+    embed a = {.y = y, .w = w, .p = p, .token = token, .T = T, .M = B * T, .C = C,
+               .rows = zk_tile(k, L, 0, ROWS), .dtype = k->dtype};
+    zk_for(k, zk_pieces(a.M, a.rows), fwd_task, &a);
+}
+
+/* ---- backward */
+
+/* Counting sort: place [M] gets the positions in order of token, then of position; afterwards
+ * row v's places end at end[v] and begin where row v-1's end. end: [V + 1]. */
+static void sort(int32_t *end, int32_t *place, const int32_t *token, int64_t M, int64_t V)
+{
+    memset(end, 0, (V + 1) * sizeof *end);
+    for (int64_t m = 0; m < M; m++)
+        end[token[m] + 1]++;
+    for (int64_t v = 0; v < V; v++)
+        end[v + 1] += end[v];
+    for (int64_t m = 0; m < M; m++)
+        place[end[token[m]]++] = (int32_t)m;
+}
+
+static void bwd_task(void *arg, int64_t task, int thread)
+{
+    const embed *a = arg;
+    int dtype = a->add ? ZK_F32 : a->dtype;
+    (void)thread;
+    for (int64_t v = task * a->rows; v < zk_least((task + 1) * a->rows, a->V); v++) {
+        int32_t from = v ? a->end[v - 1] : 0;
+        if (a->add && from == a->end[v])
+            continue;
+        for (int64_t c = 0; c < a->C; c += 16) {
+            int64_t n = a->C - c;
+            v16 sum = a->add ? zk_get(a->y, v * a->C + c, dtype, n) : set16(0);
+            for (int32_t i = from; i < a->end[v]; i++)
+                sum += zk_get(a->dy, a->place[i] * a->C + c, a->dtype, n);
+            zk_put(a->y, v * a->C + c, dtype, sum, n);
+        }
+    }
+}
+
+void ZK(zk_embed_bwd)(zk *k, const zk_launch *L, void *dw, const real *dy, const int32_t *token, int32_t *index,
+                      int64_t M, int64_t V, int64_t C, int add)
+{
+    embed a = {.y = dw, .dy = dy, .end = index, .place = index + V + 1, .V = V, .C = C,
+               .rows = zk_tile(k, L, 0, WORDS), .dtype = k->dtype, .add = add};
+    sort(index, index + V + 1, token, M, V);
+    zk_for(k, zk_pieces(V, a.rows), bwd_task, &a);
+}
+
+static void position_task(void *arg, int64_t task, int thread)
+{
+    const embed *a = arg;
+    (void)thread;
+    for (int64_t t = task * a->rows; t < zk_least((task + 1) * a->rows, a->T); t++)
+        for (int64_t c = 0; c < a->C; c += 16) {
+            v16 sum = set16(0);
+            for (int64_t b = 0; b < a->B; b++)
+                sum += zk_get(a->dy, (b * a->T + t) * a->C + c, a->dtype, a->C - c);
+            zk_put(a->y, t * a->C + c, a->dtype, sum, a->C - c);
+        }
+}
+
+void ZK(zk_position_bwd)(zk *k, const zk_launch *L, real *dp, const real *dy, int64_t B, int64_t T, int64_t C)
+{
+    embed a = {.y = dp, .dy = dy, .B = B, .T = T, .C = C, .rows = zk_tile(k, L, 0, ROWS), .dtype = k->dtype};
+    zk_for(k, zk_pieces(T, a.rows), position_task, &a);
+}

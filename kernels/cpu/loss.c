@@ -1,0 +1,146 @@
+/* loss.c -- cross-entropy, its sums, and what a run reports of them.
+ *
+ * Invariants
+ *  1. A row's sum of exponentials has 16 lanes: element i is added to lane i % 16, ascending, folded
+ *     by sum16. The largest logit's exponential is 1, so the sum is at least 1 and the loss at least 0.
+ *  2. An ignored row has loss 0 and gradient 0, whatever its logits.
+ */
+#include "limbs.h"
+#include "part.h"
+
+enum { ROWS = 4 };                      /* rows of a task, unless the launch says otherwise */
+
+typedef struct entropy {
+    float *loss;                        /* [M] */
+    real *d;                            /* [M,V], or NULL */
+    const real *x;                      /* [M,V] */
+    const int32_t *target;              /* [M] */
+    int64_t M, V, rows;
+    int dtype;
+} entropy;
+
+/* ---- cross-entropy. x [V] from element `at` on. */
+static float largest(const real *x, int64_t at, int64_t V, int dtype)
+{
+    v16 top = set16(-__builtin_inff());
+    int64_t i = 0;
+    for (; i + 16 <= V; i += 16)
+        top = max16(top, load16r(x, at + i, dtype));
+    float most = top[0];
+    for (int lane = 1; lane < 16; lane++)
+        most = top[lane] > most ? top[lane] : most;
+    for (; i < V; i++) {
+        float one = realr(x, at + i, dtype);
+        most = one > most ? one : most;
+    }
+    return most;
+}
+
+/* Sum of exp(x - top) */
+static float exponentials(const real *x, int64_t at, int64_t V, int dtype, float top)
+{
+    v16 sum = set16(0);
+    int64_t i = 0;
+    for (; i + 16 <= V; i += 16)
+        sum += exp16(load16r(x, at + i, dtype) - set16(top));
+    if (i < V) {
+        float part[16];
+        store16(part, exp16(load16rn(x, at + i, dtype, (int)(V - i)) - set16(top)));
+        sum += load16n(part, (int)(V - i));
+    }
+    return sum16(sum);
+}
+
+/* d [V] = (exp(x - top) / sum - [i = target]) / M */
+static void slope(const entropy *a, int64_t at, float top, float sum, int32_t target)
+{
+    v16 share = set16(1 / sum), each = set16(1 / (float)a->M);
+    v16 hit = exp16(set16(realr(a->x, at + target, a->dtype) - top)) * share - set16(1);
+    for (int64_t i = 0; i < a->V; i += 16) {
+        v16 e = exp16(zk_get(a->x, at + i, a->dtype, a->V - i) - set16(top));
+        zk_put(a->d, at + i, a->dtype, e * share * each, a->V - i);
+    }
+    setr(a->d, at + target, a->dtype, (hit * each)[0]);
+}
+
+static void ignore(const entropy *a, int64_t m)
+{
+    int64_t bytes = a->V * (a->dtype == ZK_F32 ? 4 : 2);
+    a->loss[m] = 0;
+    if (a->d)
+        memset((char *)a->d + m * bytes, 0, bytes);
+}
+
+static void entropy_task(void *arg, int64_t task, int thread)
+{
+    const entropy *a = arg;
+    (void)thread;
+    for (int64_t m = task * a->rows; m < zk_least((task + 1) * a->rows, a->M); m++) {
+        int32_t target = a->target[m];
+        if (target < 0) {
+            ignore(a, m);
+            continue;
+        }
+        int64_t at = m * a->V;
+        float top = largest(a->x, at, a->V, a->dtype), sum = exponentials(a->x, at, a->V, a->dtype, top);
+        a->loss[m] = (float)zk_log(sum) - (realr(a->x, at + target, a->dtype) - top);
+        if (a->d)
+            slope(a, at, top, sum, target);
+    }
+}
+
+void ZK(zk_cross_entropy)(zk *k, const zk_launch *L, float *loss, real *dlogits, const real *logits,
+                          const int32_t *target, int64_t M, int64_t V)
+{
+    entropy a = {loss, dlogits, logits, target, M, V, zk_tile(k, L, 0, ROWS), k->dtype};
+    zk_for(k, zk_pieces(M, a.rows), entropy_task, &a);
+}
+
+/* ---- sums and reports */
+void ZK(zk_loss_sum)(zk *k, const zk_launch *L, int64_t *sums, const float *loss, const int32_t *target, int64_t M)
+{
+    double sum = 0;
+    (void)k, (void)L;
+    for (int64_t m = 0; m < M; m++) {
+        sum += loss[m];
+        sums[ZK_VALID] += target[m] >= 0;
+    }
+    sums[ZK_NONFINITE] += !limbs_add(sums + ZK_LOSS, sum);
+}
+
+void ZK(zk_mean)(zk *k, const int64_t *sums, double *loss, double *valid)
+{
+    (void)k;
+    *valid = (double)sums[ZK_VALID];
+    *loss = sums[ZK_NONFINITE] ? __builtin_nan("") : sums[ZK_VALID] ? limbs_value(sums + ZK_LOSS) / *valid : 0;
+}
+
+void ZK(zk_report)(zk *k, const zk_ctl *ctl, double *out)
+{
+    (void)k;
+    out[0] = (double)ctl->step, out[1] = ctl->loss, out[2] = ctl->norm;
+    out[3] = ctl->lr, out[4] = (double)ctl->valid, out[5] = (double)ctl->skipped;
+}
+
+/* ---- a token drawn */
+int32_t ZK(zk_sample)(zk *k, const real *logits, int64_t V, float temperature, double u)
+{
+    int64_t best = 0, last = 0;
+    double sum = 0, below = 0;
+    for (int64_t i = 1; i < V; i++)
+        if (realr(logits, i, k->dtype) > realr(logits, best, k->dtype))
+            best = i;
+    double top = realr(logits, best, k->dtype);
+    if (!(temperature > 0))
+        return (int32_t)best;
+    for (int64_t i = 0; i < V; i++)
+        sum += zk_exp((realr(logits, i, k->dtype) - top) / temperature);
+    for (int64_t i = 0; i < V; i++) {
+        double share = zk_exp((realr(logits, i, k->dtype) - top) / temperature) / sum;
+        last = share > 0 ? i : last;
+        below += share;
+        if (u < below)
+            return (int32_t)i;
+    }
+    return (int32_t)last;                       /* u lies in what rounding left over */
+}

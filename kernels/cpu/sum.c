@@ -1,0 +1,181 @@
+/* sum.c -- sums over gradients: leaves by the canonical tree, squares exactly.
+ *
+ * Invariants
+ *  1. A node of 2^b leaves is older + newer, its two halves in order of their leaves; which calls,
+ *     pieces or threads did it never shows.
+ *  2. Of a tile of elements everything is read before anything is written, so a source may lie on the
+ *     first node buffer.
+ *  3. A square of an f32 is exact in f64; a block's squares are added in 16 lanes, element i to lane
+ *     i % 16 ascending, folded 8,4,2,1; block sums are added as integers.
+ */
+#include "limbs.h"
+#include "part.h"
+
+enum { TILE = 1024, DEPTH = 63 };       /* elements at a time; levels of a tree of at most 2^63 leaves */
+enum { BLOCKS = 64 };                   /* blocks of squares a task, unless the launch says otherwise */
+
+typedef struct push {
+    zk *k;
+    float *node;                        /* [buffers][stride] */
+    const void *const *src;             /* count pointers to [n] */
+    int64_t stride, count, n, lo, total, mask, tile;
+    int dtype, fold;
+} push;
+
+/* ---- leaves. A tile is at most TILE elements, here `n` from element `at` on. */
+static void read(const push *a, float *out, int64_t leaf, int64_t at, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += 16)
+        zk_put(out, i, ZK_F32, zk_get(a->src[leaf], at + i, a->dtype, n - i), n - i);
+}
+
+/* out = older + newer */
+static void join(float *out, const float *older, const float *newer, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += 16)
+        zk_put(out, i, ZK_F32, zk_get(older, i, ZK_F32, n - i) + zk_get(newer, i, ZK_F32, n - i), n - i);
+}
+
+/* The pending node of 2^b leaves */
+static float *buffer(const push *a, int b)
+{
+    return a->node + a->stride * __builtin_popcountll((uint64_t)a->mask & ((1ull << b) - 1));
+}
+
+static void fold_tile(const push *a, float *acc, int64_t at, int64_t n)
+{
+    float *leaf = acc + TILE;
+    int64_t i = 0;
+    if (a->lo)
+        memcpy(acc, a->node + at, n * sizeof *acc);
+    else
+        read(a, acc, i++, at, n);
+    for (; i < a->count; i++) {
+        read(a, leaf, i, at, n);
+        join(acc, acc, leaf, n);
+    }
+    memcpy(a->node + at, acc, n * sizeof *acc);
+}
+
+/* Where the counter's pending nodes end: in their buffers, or all in the first. level[b]: [n], or
+ * NULL. A node made here lies in tile[b]. */
+static void settle(const push *a, float *const *level, float (*tile)[TILE], int64_t at, int64_t n)
+{
+    int64_t have = a->lo + a->count;
+    if (have < a->total) {
+        for (int b = 0; b < DEPTH; b++)
+            if (have >> b & 1 && level[b] == tile[b])
+                memcpy(buffer(a, b) + at, tile[b], n * sizeof **tile);
+        return;
+    }
+    float *acc = NULL;
+    for (int b = 0; b < DEPTH; b++) {
+        if (!(have >> b & 1))
+            continue;
+        if (acc)
+            join(tile[b], level[b], acc, n);
+        acc = acc ? tile[b] : level[b];
+    }
+    if (acc != a->node + at)
+        memcpy(a->node + at, acc, n * sizeof *acc);
+}
+
+static void tree_tile(const push *a, float (*tile)[TILE], int64_t at, int64_t n)
+{
+    float *level[DEPTH];
+    for (int b = 0; b < DEPTH; b++)
+        level[b] = a->lo >> b & 1 ? buffer(a, b) + at : NULL;
+    for (int64_t i = 0; i < a->count; i++) {
+        int b = __builtin_ctzll(~(uint64_t)(a->lo + i));    /* the level where the carry stops */
+        read(a, tile[b], i, at, n);
+        for (int c = 0; c < b; c++)
+            join(tile[b], level[c], tile[b], n);
+        level[b] = tile[b];
+    }
+    settle(a, level, tile, at, n);
+}
+
+static void push_task(void *arg, int64_t task, int thread)
+{
+    const push *a = arg;
+    float *tile = zk_scratch(a->k, thread);         /* [DEPTH + 1][TILE] */
+    int64_t end = zk_least((task + 1) * a->tile, a->n);
+    for (int64_t at = task * a->tile; at < end; at += TILE)
+        if (a->fold)
+            fold_tile(a, tile, at, zk_least(TILE, end - at));
+        else
+            tree_tile(a, (float (*)[TILE])tile, at, zk_least(TILE, end - at));
+}
+
+void ZK(zk_push)(zk *k, const zk_launch *L, float *node, int64_t stride, const void *const *src, int64_t count,
+                 int full, int64_t n, int64_t lo, int64_t total, int64_t mask, int fold)
+{
+    push a = {k, node, src, stride, count, n, lo, total, mask, TILE * zk_tile(k, L, 0, 4),
+              full ? ZK_F32 : k->dtype, fold};
+    _Static_assert((DEPTH + 1) * TILE * sizeof(float) <= ZK_SCRATCH, "tiles fit a thread's scratch");
+    zk_for(k, zk_pieces(n, a.tile), push_task, &a);
+}
+
+/* ---- squares */
+typedef double v8d __attribute__((vector_size(64)));
+typedef float v8 __attribute__((vector_size(32)));
+
+typedef struct squares {
+    const float *g;                     /* [n] */
+    const zk_span *spans;               /* [nspans] */
+    int64_t *sums;                      /* [ZK_SUMS] */
+    int64_t nspans, first, n, piece;
+} squares;
+
+typedef struct piece {
+    const float *g;
+    int64_t limb[ZK_LIMBS], bad;
+} piece;
+
+/* Sum of the squares of a block, g [n], n <= ZK_BLOCK */
+static double square_block(const float *g, int64_t n)
+{
+    v8d low = {0}, high = {0};
+    for (int64_t i = 0; i < n; i += 16) {
+        float x[16] = {0};
+        v8 half[2];
+        memcpy(x, g + i, zk_least(16, n - i) * sizeof *x);
+        memcpy(half, x, sizeof x);
+        v8d a = __builtin_convertvector(half[0], v8d), b = __builtin_convertvector(half[1], v8d);
+        low += a * a;
+        high += b * b;
+    }
+    low += high;
+    for (int w = 4; w; w /= 2)
+        for (int i = 0; i < w; i++)
+            low[i] += low[i + w];
+    return low[0];
+}
+
+static void square_part(void *arg, const zk_part *part)
+{
+    piece *a = arg;
+    for (int64_t i = 0; i < part->n; i += ZK_BLOCK)
+        a->bad += !limbs_add(a->limb, square_block(a->g + part->at + i, zk_least(ZK_BLOCK, part->n - i)));
+}
+
+static void square_task(void *arg, int64_t task, int thread)
+{
+    const squares *a = arg;
+    piece own = {a->g, {0}, 0};
+    int64_t lo = a->first + task * a->piece, hi = zk_least(lo + a->piece, a->first + a->n);
+    (void)thread;
+    zk_each_part(a->spans, a->nspans, a->first, lo, hi, square_part, &own);
+    for (int i = 0; i < ZK_LIMBS; i++)
+        if (own.limb[i])
+            __atomic_fetch_add(a->sums + ZK_NORM + i, own.limb[i], __ATOMIC_RELAXED);
+    if (own.bad)
+        __atomic_fetch_add(a->sums + ZK_NONFINITE, own.bad, __ATOMIC_RELAXED);
+}
+
+void ZK(zk_square_sum)(zk *k, const zk_launch *L, int64_t *sums, const float *g, const zk_span *spans, int64_t nspans,
+                       int64_t first, int64_t n)
+{
+    squares a = {g, spans, sums, nspans, first, n, ZK_BLOCK * zk_tile(k, L, 0, BLOCKS)};
+    zk_for(k, zk_pieces(n, a.piece), square_task, &a);
+}
