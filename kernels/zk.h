@@ -83,7 +83,8 @@ void zk_embed_bwd(zk *k, const zk_launch *L, void *dw, const real *dy, const int
 /* dp[P,C]: row t < T = sum over b ascending of dy[b,t,:]; rows T..P-1 = 0 */
 void zk_position_bwd(zk *k, const zk_launch *L, real *dp, const real *dy, int64_t B, int64_t T, int64_t C, int64_t P);
 
-/* ---- norms. stat: float [M,2] (mean, 1/std) for layernorm, [M] (1/rms) for rmsnorm */
+/* ---- norms. stat: float [M,2] (mean, 1/std) for layernorm, [M] (1/rms) for rmsnorm;
+ * b and db may be NULL: no bias */
 void zk_layernorm_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *x, const real *w, const real *b,
                       int64_t M, int64_t C, float eps);
 /* dw, db real [C], summed over rows ascending in f32; scratch: float [2, C] */

@@ -11,11 +11,8 @@
  *  4. Scratch arrays are [64][pad] with rows and elements past the end 0; pad is D rounded up to 16.
  *     A thread's scratch holds D <= 1024.
  */
-#include "cpu.h"
-#include "vec.h"
+#include "part.h"
 #include <float.h>
-#include <immintrin.h>
-#include <string.h>
 
 enum { BLOCK = 64, REGION = 4 };    /* rows of a block; blocks a side of a backward task */
 
@@ -52,11 +49,8 @@ typedef struct view {
     int64_t row, column;
 } view;
 
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
 /* ---- products */
-static inline __attribute__((always_inline)) void tile(float *c, int64_t ldc, view a, const float *b, int64_t ldb,
-                                                       int64_t K, int add, const int vectors)
+ZK_INLINE void tile(float *c, int64_t ldc, view a, const float *b, int64_t ldb, int64_t K, int add, const int vectors)
 {
     wide sum[ROWS][2];
 #pragma GCC unroll 8
@@ -98,20 +92,6 @@ static void multiply(float *c, int64_t ldc, view a, const float *b, int64_t ldb,
         }
 }
 
-/* 16 elements from i, 0 past n */
-static inline v16 get(const real *p, int64_t i, int64_t n, int dtype)
-{
-    return n >= 16 ? load16r(p, i, dtype) : load16rn(p, i, dtype, (int)n);
-}
-
-static inline void put(real *p, int64_t i, int64_t n, int dtype, v16 x)
-{
-    if (n >= 16)
-        store16r(p, i, dtype, x);
-    else
-        store16rn(p, i, dtype, x, (int)n);
-}
-
 /* ---- blocks of rows */
 /* block [64][pad] from `rows` rows of D elements, `stride` apart, the first at element `at` */
 static void load_rows(const attention *a, float *block, const real *p, int dtype, int64_t at, int64_t stride,
@@ -119,7 +99,7 @@ static void load_rows(const attention *a, float *block, const real *p, int dtype
 {
     for (int64_t i = 0; i < rows; i++)
         for (int64_t d = 0; d < a->D; d += 16)
-            store16(block + i * a->pad + d, get(p, at + i * stride + d, a->D - d, dtype));
+            store16(block + i * a->pad + d, zk_get(p, at + i * stride + d, dtype, a->D - d));
     memset(block + rows * a->pad, 0, (size_t)((BLOCK - rows) * a->pad) * sizeof(float));
 }
 
@@ -128,7 +108,7 @@ static void store_rows(const attention *a, const float *block, real *p, int dtyp
 {
     for (int64_t i = 0; i < rows; i++)
         for (int64_t d = 0; d < a->D; d += 16)
-            put(p, at + i * stride + d, a->D - d, dtype, load16(block + i * a->pad + d));
+            zk_put(p, at + i * stride + d, dtype, load16(block + i * a->pad + d), a->D - d);
 }
 
 typedef float v8 __attribute__((vector_size(32)));
@@ -166,22 +146,14 @@ static void load_line(float *to, const float *from, int64_t n)
 }
 
 /* x, but as good as -infinity in lanes 0 .. n-1: the queries before a key of their own block */
-static inline v16 hide(v16 x, int64_t n)
+ZK_INLINE v16 hide(v16 x, int64_t n)
 {
-    typedef int32_t i16 __attribute__((vector_size(64)));
-    static const int32_t bits[32] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
-    i16 hidden, value, low;
-    v16 lowest = set16(-FLT_MAX);
-    memcpy(&hidden, bits + 16 - (n < 0 ? 0 : least(n, 16)), sizeof hidden);
-    memcpy(&value, &x, sizeof value);
-    memcpy(&low, &lowest, sizeof low);
-    value = (low & hidden) | (value & ~hidden);
-    memcpy(&x, &value, sizeof x);
-    return x;
+    const v16i lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return select16(lane < (int32_t)n, set16(-FLT_MAX), x);
 }
 
 /* The scaled score of key j (of its block) and queries c .. c+15 (of theirs) */
-static inline v16 score(const attention *a, const float *p, int64_t j, int64_t c, int diagonal)
+ZK_INLINE v16 score(const attention *a, const float *p, int64_t j, int64_t c, int diagonal)
 {
     v16 x = load16(p + j * BLOCK + c) * set16(a->scale);
     return diagonal ? hide(x, j - c) : x;
@@ -249,7 +221,7 @@ static void forward_task(void *arg, int64_t task, int thread)
 {
     const attention *a = arg;
     int64_t i = a->blocks - 1 - task % a->blocks, h = task / a->blocks % a->H, b = task / a->blocks / a->H;
-    int64_t from = i * BLOCK, rows = least(BLOCK, a->T - from), lanes = (rows + 15) / 16 * 16;
+    int64_t from = i * BLOCK, rows = zk_least(BLOCK, a->T - from), lanes = (rows + 15) / 16 * 16;
     int64_t start = b * a->T * a->stride, key = start + (a->H + h / (a->H / a->G)) * a->D;
     forward f = forward_space(a, thread);
     load_rows(a, f.q, a->qkv, a->k->dtype, start + from * a->stride + h * a->D, a->stride, rows);
@@ -259,7 +231,7 @@ static void forward_task(void *arg, int64_t task, int thread)
         store16(f.total + c, set16(0));
     }
     for (int64_t j = 0; j <= i; j++) {
-        int64_t keys = least(BLOCK, a->T - j * BLOCK), at = key + j * BLOCK * a->stride;
+        int64_t keys = zk_least(BLOCK, a->T - j * BLOCK), at = key + j * BLOCK * a->stride;
         load_rows(a, f.key, a->qkv, a->k->dtype, at, a->stride, keys);
         load_rows(a, f.value, a->qkv, a->k->dtype, at + a->G * a->D, a->stride, keys);
         multiply(f.p, BLOCK, (view){f.key, a->pad, 1}, f.turned, BLOCK, keys, lanes, a->D, 0);
@@ -324,8 +296,8 @@ static int64_t regions(const attention *a) { return (a->blocks + REGION - 1) / R
 static void backward_head(const attention *a, const backward *s, int64_t b, int64_t h, int64_t i, int64_t j,
                           int first)
 {
-    int64_t from = i * BLOCK, rows = least(BLOCK, a->T - from), lanes = (rows + 15) / 16 * 16;
-    int64_t keys = least(BLOCK, a->T - j * BLOCK), m = b * a->T + from, line = (b * a->H + h) * a->T + from;
+    int64_t from = i * BLOCK, rows = zk_least(BLOCK, a->T - from), lanes = (rows + 15) / 16 * 16;
+    int64_t keys = zk_least(BLOCK, a->T - j * BLOCK), m = b * a->T + from, line = (b * a->H + h) * a->T + from;
     int64_t at = m * a->stride + h * a->D;
     load_rows(a, s->q, a->qkv, a->k->dtype, at, a->stride, rows);
     load_rows(a, s->dy, a->dy, a->k->dtype, (m * a->H + h) * a->D, a->H * a->D, rows);
@@ -348,7 +320,7 @@ static void backward_head(const attention *a, const backward *s, int64_t b, int6
 static void backward_key(const attention *a, const backward *s, int64_t b, int64_t g, int64_t i, int64_t end,
                          int64_t j, int first)
 {
-    int64_t keys = least(BLOCK, a->T - j * BLOCK), heads = a->H / a->G;
+    int64_t keys = zk_least(BLOCK, a->T - j * BLOCK), heads = a->H / a->G;
     int64_t key = (b * a->T + j * BLOCK) * a->stride + (a->H + g) * a->D, value = key + a->G * a->D;
     load_rows(a, s->key, a->qkv, a->k->dtype, key, a->stride, keys);
     load_rows(a, s->value, a->qkv, a->k->dtype, value, a->stride, keys);
@@ -367,7 +339,7 @@ static void backward_task(void *arg, int64_t task, int thread)
 {
     const attention *a = arg;
     int64_t n = regions(a) - a->apart, j = task % n * REGION, i = j + a->apart * REGION;
-    int64_t g = task / n % a->G, b = task / n / a->G, end = least(i + REGION, a->blocks);
+    int64_t g = task / n % a->G, b = task / n / a->G, end = zk_least(i + REGION, a->blocks);
     backward s = backward_space(a, thread);
     for (int64_t last = j + REGION; j < last && j < end; j++)
         backward_key(a, &s, b, g, i > j ? i : j, end, j, a->apart == 0);
@@ -382,7 +354,7 @@ static void dot_task(void *arg, int64_t m, int thread)
         v16 sum = set16(0);
         for (int64_t d = 0; d < a->D; d += 16) {
             int64_t at = (m * a->H + h) * a->D + d, n = a->D - d;
-            sum = fma16(get(a->dy, at, n, a->k->dtype), get(a->y, at, n, a->k->dtype), sum);
+            sum = fma16(zk_get(a->dy, at, a->k->dtype, n), zk_get(a->y, at, a->k->dtype, n), sum);
         }
         a->dot[(m / a->T * a->H + h) * a->T + m % a->T] = sum16(sum);
     }
@@ -395,7 +367,7 @@ static void round_task(void *arg, int64_t m, int thread)
     (void)thread;
     for (int64_t c = 0; c < a->stride; c += 16) {
         int64_t at = m * a->stride + c, n = a->stride - c;
-        put(a->out, at, n, a->k->dtype, get(a->sum, at, n, ZK_F32));
+        zk_put(a->out, at, a->k->dtype, zk_get(a->sum, at, ZK_F32, n), n);
     }
 }
 

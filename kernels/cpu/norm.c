@@ -7,9 +7,7 @@
  *     it needs no scratch here; other targets use it.
  *  3. Backward recomputes the normalised value from x and the f32 statistics.
  */
-#include "cpu.h"
-#include "vec.h"
-#include <string.h>
+#include "part.h"
 
 enum { ROWS = 16 };             /* rows of a task, unless the launch says otherwise */
 enum { WIDE = 64, HEAD = 16 };  /* columns of a task: of a whole row, of one head */
@@ -27,37 +25,11 @@ typedef struct norm {
     float eps;
 } norm;
 
-static int64_t rows_of(const zk *k, const zk_launch *L)
-{
-    return L && L[k->column].tile[0] > 0 ? L[k->column].tile[0] : ROWS;
-}
-
-static int64_t pieces(int64_t n, int64_t piece) { return (n + piece - 1) / piece; }
-
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
-/* 16 elements from i, 0 past n */
-static inline v16 get(const real *p, int64_t i, int64_t n, int dtype)
-{
-    return n >= 16 ? load16r(p, i, dtype) : load16rn(p, i, dtype, (int)n);
-}
-
-static inline void put(real *p, int64_t i, int64_t n, int dtype, v16 x)
-{
-    if (n >= 16)
-        store16r(p, i, dtype, x);
-    else
-        store16rn(p, i, dtype, x, (int)n);
-}
-
 /* x with lanes n .. 15 set to 0 */
-static inline v16 first_lanes(v16 x, int64_t n)
+ZK_INLINE v16 first_lanes(v16 x, int64_t n)
 {
-    float lane[16] = {0};
-    if (n >= 16)
-        return x;
-    store16n(lane, x, (int)n);
-    return load16(lane);
+    const v16i lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return select16(lane < (int32_t)zk_least(n, 16), x, set16(0));
 }
 
 /* ---- layer norm */
@@ -66,17 +38,18 @@ static void layer_fwd_row(const norm *a, int64_t m)
     int64_t at = m * a->C;
     v16 sum = set16(0), square = set16(0);
     for (int64_t c = 0; c < a->C; c += 16)
-        sum += get(a->x, at + c, a->C - c, a->dtype);
+        sum += zk_get(a->x, at + c, a->dtype, a->C - c);
     float mean = sum16(sum) / (float)a->C;
     for (int64_t c = 0; c < a->C; c += 16) {
-        v16 d = first_lanes(get(a->x, at + c, a->C - c, a->dtype) - set16(mean), a->C - c);
+        v16 d = first_lanes(zk_get(a->x, at + c, a->dtype, a->C - c) - set16(mean), a->C - c);
         square = fma16(d, d, square);
     }
     float r = 1.0f / __builtin_sqrtf(sum16(square) / (float)a->C + a->eps);
     for (int64_t c = 0; c < a->C; c += 16) {
         int64_t n = a->C - c;
-        v16 hat = (get(a->x, at + c, n, a->dtype) - set16(mean)) * set16(r);
-        put(a->y, at + c, n, a->dtype, fma16(hat, get(a->w, c, n, a->dtype), get(a->b, c, n, a->dtype)));
+        v16 hat = (zk_get(a->x, at + c, a->dtype, n) - set16(mean)) * set16(r);
+        v16 b = a->b ? zk_get(a->b, c, a->dtype, n) : set16(0);
+        zk_put(a->y, at + c, a->dtype, fma16(hat, zk_get(a->w, c, a->dtype, n), b), n);
     }
     a->stat[2 * m] = mean;
     a->stat[2 * m + 1] = r;
@@ -89,16 +62,16 @@ static void layer_bwd_row(const norm *a, int64_t m)
     v16 mean = set16(a->stat[2 * m]), r = set16(a->stat[2 * m + 1]), sum = set16(0), dot = set16(0);
     for (int64_t c = 0; c < a->C; c += 16) {
         int64_t n = a->C - c;
-        v16 g = get(a->dy, at + c, n, a->dtype) * get(a->w, c, n, a->dtype);
+        v16 g = zk_get(a->dy, at + c, a->dtype, n) * zk_get(a->w, c, a->dtype, n);
         sum += g;
-        dot = fma16(g, (get(a->x, at + c, n, a->dtype) - mean) * r, dot);
+        dot = fma16(g, (zk_get(a->x, at + c, a->dtype, n) - mean) * r, dot);
     }
     v16 g_mean = set16(sum16(sum) / (float)a->C), g_dot = set16(-(sum16(dot) / (float)a->C));
     for (int64_t c = 0; c < a->C; c += 16) {
         int64_t n = a->C - c;
-        v16 g = get(a->dy, at + c, n, a->dtype) * get(a->w, c, n, a->dtype);
-        v16 hat = (get(a->x, at + c, n, a->dtype) - mean) * r;
-        put(a->y, at + c, n, a->dtype, fma16(hat, g_dot, g - g_mean) * r);
+        v16 g = zk_get(a->dy, at + c, a->dtype, n) * zk_get(a->w, c, a->dtype, n);
+        v16 hat = (zk_get(a->x, at + c, a->dtype, n) - mean) * r;
+        zk_put(a->y, at + c, a->dtype, fma16(hat, g_dot, g - g_mean) * r, n);
     }
 }
 
@@ -106,7 +79,7 @@ static void layer_fwd_task(void *arg, int64_t task, int thread)
 {
     const norm *a = arg;
     (void)thread;
-    for (int64_t m = task * a->rows; m < least((task + 1) * a->rows, a->M); m++)
+    for (int64_t m = task * a->rows; m < zk_least((task + 1) * a->rows, a->M); m++)
         layer_fwd_row(a, m);
 }
 
@@ -114,28 +87,29 @@ static void layer_bwd_task(void *arg, int64_t task, int thread)
 {
     const norm *a = arg;
     (void)thread;
-    for (int64_t m = task * a->rows; m < least((task + 1) * a->rows, a->M); m++)
+    for (int64_t m = task * a->rows; m < zk_least((task + 1) * a->rows, a->M); m++)
         layer_bwd_row(a, m);
 }
 
 static void layer_columns_task(void *arg, int64_t task, int thread)
 {
     const norm *a = arg;
-    int64_t from = task * WIDE, to = least(from + WIDE, a->C);
+    int64_t from = task * WIDE, to = zk_least(from + WIDE, a->C);
     v16 dw[WIDE / 16] = {0}, db[WIDE / 16] = {0};
     (void)thread;
     for (int64_t m = 0; m < a->M; m++) {
         v16 mean = set16(a->stat[2 * m]), r = set16(a->stat[2 * m + 1]);
         for (int64_t c = from; c < to; c += 16) {
-            v16 dy = get(a->dy, m * a->C + c, to - c, a->dtype);
-            v16 hat = (get(a->x, m * a->C + c, to - c, a->dtype) - mean) * r;
+            v16 dy = zk_get(a->dy, m * a->C + c, a->dtype, to - c);
+            v16 hat = (zk_get(a->x, m * a->C + c, a->dtype, to - c) - mean) * r;
             dw[(c - from) / 16] = fma16(dy, hat, dw[(c - from) / 16]);
             db[(c - from) / 16] += dy;
         }
     }
     for (int64_t c = from; c < to; c += 16) {
-        put(a->dw, c, to - c, a->dtype, dw[(c - from) / 16]);
-        put(a->db, c, to - c, a->dtype, db[(c - from) / 16]);
+        zk_put(a->dw, c, a->dtype, dw[(c - from) / 16], to - c);
+        if (a->db)
+            zk_put(a->db, c, a->dtype, db[(c - from) / 16], to - c);
     }
 }
 
@@ -143,18 +117,18 @@ void ZK(zk_layernorm_fwd)(zk *k, const zk_launch *L, real *y, float *stat, const
                           const real *b, int64_t M, int64_t C, float eps)
 {
     norm a = {.dtype = k->dtype, .y = y, .stat = stat, .x = x, .w = w, .b = b, .M = M, .C = C,
-              .rows = rows_of(k, L), .eps = eps};
-    zk_for(k, pieces(M, a.rows), layer_fwd_task, &a);
+              .rows = zk_tile(k, L, 0, ROWS), .eps = eps};
+    zk_for(k, zk_pieces(M, a.rows), layer_fwd_task, &a);
 }
 
 void ZK(zk_layernorm_bwd)(zk *k, const zk_launch *L, real *dx, real *dw, real *db, const real *dy, const real *x,
                           const float *stat, const real *w, float *scratch, int64_t M, int64_t C)
 {
     norm a = {.dtype = k->dtype, .y = dx, .dw = dw, .db = db, .stat = (float *)stat, .x = x, .dy = dy, .w = w,
-              .M = M, .C = C, .rows = rows_of(k, L)};
+              .M = M, .C = C, .rows = zk_tile(k, L, 0, ROWS)};
     (void)scratch;
-    zk_for(k, pieces(M, a.rows), layer_bwd_task, &a);
-    zk_for(k, pieces(C, WIDE), layer_columns_task, &a);
+    zk_for(k, zk_pieces(M, a.rows), layer_bwd_task, &a);
+    zk_for(k, zk_pieces(C, WIDE), layer_columns_task, &a);
 }
 
 /* ---- RMS norm of one run of C elements at element `at` */
@@ -162,14 +136,14 @@ static float rms_fwd_run(const norm *a, const real *w, int64_t at)
 {
     v16 square = set16(0);
     for (int64_t c = 0; c < a->C; c += 16) {
-        v16 x = get(a->x, at + c, a->C - c, a->dtype);
+        v16 x = zk_get(a->x, at + c, a->dtype, a->C - c);
         square = fma16(x, x, square);
     }
     float r = 1.0f / __builtin_sqrtf(sum16(square) / (float)a->C + a->eps);
     for (int64_t c = 0; c < a->C; c += 16) {
         int64_t n = a->C - c;
-        v16 hat = get(a->x, at + c, n, a->dtype) * set16(r);
-        put(a->y, at + c, n, a->dtype, hat * get(w, c, n, a->dtype));
+        v16 hat = zk_get(a->x, at + c, a->dtype, n) * set16(r);
+        zk_put(a->y, at + c, a->dtype, hat * zk_get(w, c, a->dtype, n), n);
     }
     return r;
 }
@@ -180,40 +154,40 @@ static void rms_bwd_run(const norm *a, const real *w, int64_t at, float rms)
     v16 r = set16(rms), dot = set16(0);
     for (int64_t c = 0; c < a->C; c += 16) {
         int64_t n = a->C - c;
-        v16 g = get(a->dy, at + c, n, a->dtype) * get(w, c, n, a->dtype);
-        dot = fma16(g, get(a->x, at + c, n, a->dtype) * r, dot);
+        v16 g = zk_get(a->dy, at + c, a->dtype, n) * zk_get(w, c, a->dtype, n);
+        dot = fma16(g, zk_get(a->x, at + c, a->dtype, n) * r, dot);
     }
     v16 g_dot = set16(-(sum16(dot) / (float)a->C));
     for (int64_t c = 0; c < a->C; c += 16) {
         int64_t n = a->C - c;
-        v16 g = get(a->dy, at + c, n, a->dtype) * get(w, c, n, a->dtype);
-        put(a->y, at + c, n, a->dtype, fma16(get(a->x, at + c, n, a->dtype) * r, g_dot, g) * r);
+        v16 g = zk_get(a->dy, at + c, a->dtype, n) * zk_get(w, c, a->dtype, n);
+        zk_put(a->y, at + c, a->dtype, fma16(zk_get(a->x, at + c, a->dtype, n) * r, g_dot, g) * r, n);
     }
 }
 
 static void rms_columns_task(void *arg, int64_t task, int thread)
 {
     const norm *a = arg;
-    int64_t from = task * a->span, to = least(from + a->span, a->C);
+    int64_t from = task * a->span, to = zk_least(from + a->span, a->C);
     v16 dw[WIDE / 16] = {0};
     (void)thread;
     for (int64_t i = 0; i < a->M * a->heads; i++) {
         int64_t m = i / a->heads, h = i % a->heads, at = m * a->stride + a->at + h * a->C;
         v16 r = set16(a->stat[m * a->stats + a->first + h]);
         for (int64_t c = from; c < to; c += 16) {
-            v16 hat = get(a->x, at + c, to - c, a->dtype) * r;
-            dw[(c - from) / 16] = fma16(get(a->dy, at + c, to - c, a->dtype), hat, dw[(c - from) / 16]);
+            v16 hat = zk_get(a->x, at + c, a->dtype, to - c) * r;
+            dw[(c - from) / 16] = fma16(zk_get(a->dy, at + c, a->dtype, to - c), hat, dw[(c - from) / 16]);
         }
     }
     for (int64_t c = from; c < to; c += 16)
-        put(a->dw, c, to - c, a->dtype, dw[(c - from) / 16]);
+        zk_put(a->dw, c, a->dtype, dw[(c - from) / 16], to - c);
 }
 
 static void rms_fwd_task(void *arg, int64_t task, int thread)
 {
     const norm *a = arg;
     (void)thread;
-    for (int64_t m = task * a->rows; m < least((task + 1) * a->rows, a->M); m++)
+    for (int64_t m = task * a->rows; m < zk_least((task + 1) * a->rows, a->M); m++)
         a->stat[m] = rms_fwd_run(a, a->w, m * a->C);
 }
 
@@ -221,26 +195,26 @@ static void rms_bwd_task(void *arg, int64_t task, int thread)
 {
     const norm *a = arg;
     (void)thread;
-    for (int64_t m = task * a->rows; m < least((task + 1) * a->rows, a->M); m++)
+    for (int64_t m = task * a->rows; m < zk_least((task + 1) * a->rows, a->M); m++)
         rms_bwd_run(a, a->w, m * a->C, a->stat[m]);
 }
 
 void ZK(zk_rmsnorm_fwd)(zk *k, const zk_launch *L, real *y, float *stat, const real *x, const real *w,
                         int64_t M, int64_t C, float eps)
 {
-    norm a = {.dtype = k->dtype, .y = y, .stat = stat, .x = x, .w = w, .M = M, .C = C, .rows = rows_of(k, L),
+    norm a = {.dtype = k->dtype, .y = y, .stat = stat, .x = x, .w = w, .M = M, .C = C, .rows = zk_tile(k, L, 0, ROWS),
               .eps = eps};
-    zk_for(k, pieces(M, a.rows), rms_fwd_task, &a);
+    zk_for(k, zk_pieces(M, a.rows), rms_fwd_task, &a);
 }
 
 void ZK(zk_rmsnorm_bwd)(zk *k, const zk_launch *L, real *dx, real *dw, const real *dy, const real *x,
                         const float *stat, const real *w, float *scratch, int64_t M, int64_t C)
 {
     norm a = {.dtype = k->dtype, .y = dx, .dw = dw, .stat = (float *)stat, .x = x, .dy = dy, .w = w, .M = M,
-              .C = C, .rows = rows_of(k, L), .stride = C, .heads = 1, .stats = 1, .span = WIDE};
+              .C = C, .rows = zk_tile(k, L, 0, ROWS), .stride = C, .heads = 1, .stats = 1, .span = WIDE};
     (void)scratch;
-    zk_for(k, pieces(M, a.rows), rms_bwd_task, &a);
-    zk_for(k, pieces(C, WIDE), rms_columns_task, &a);
+    zk_for(k, zk_pieces(M, a.rows), rms_bwd_task, &a);
+    zk_for(k, zk_pieces(C, WIDE), rms_columns_task, &a);
 }
 
 /* ---- RMS norm of the query and key heads of rows [M, (H + 2*G) * D] */
@@ -254,7 +228,7 @@ static void heads_fwd_task(void *arg, int64_t task, int thread)
 {
     const norm *a = arg;
     (void)thread;
-    for (int64_t m = task * a->rows; m < least((task + 1) * a->rows, a->M); m++) {
+    for (int64_t m = task * a->rows; m < zk_least((task + 1) * a->rows, a->M); m++) {
         for (int64_t h = 0; h < a->stats; h++)
             a->stat[m * a->stats + h] = rms_fwd_run(a, h < a->H ? a->w : a->wk, m * a->stride + h * a->C);
         copy_values(a, m, a->x);
@@ -265,7 +239,7 @@ static void heads_bwd_task(void *arg, int64_t task, int thread)
 {
     const norm *a = arg;
     (void)thread;
-    for (int64_t m = task * a->rows; m < least((task + 1) * a->rows, a->M); m++) {
+    for (int64_t m = task * a->rows; m < zk_least((task + 1) * a->rows, a->M); m++) {
         for (int64_t h = 0; h < a->stats; h++)
             rms_bwd_run(a, h < a->H ? a->w : a->wk, m * a->stride + h * a->C, a->stat[m * a->stats + h]);
         copy_values(a, m, a->dy);
@@ -276,8 +250,8 @@ void ZK(zk_qknorm_fwd)(zk *k, const zk_launch *L, real *y, float *stat, const re
                        const real *wk, int64_t M, int64_t H, int64_t G, int64_t D, float eps)
 {
     norm a = {.dtype = k->dtype, .y = y, .stat = stat, .x = in, .w = wq, .wk = wk, .M = M, .C = D,
-              .stride = (H + 2 * G) * D, .stats = H + G, .H = H, .G = G, .rows = rows_of(k, L), .eps = eps};
-    zk_for(k, pieces(M, a.rows), heads_fwd_task, &a);
+              .stride = (H + 2 * G) * D, .stats = H + G, .H = H, .G = G, .rows = zk_tile(k, L, 0, ROWS), .eps = eps};
+    zk_for(k, zk_pieces(M, a.rows), heads_fwd_task, &a);
 }
 
 void ZK(zk_qknorm_bwd)(zk *k, const zk_launch *L, real *din, real *dwq, real *dwk, const real *dy, const real *in,
@@ -285,14 +259,14 @@ void ZK(zk_qknorm_bwd)(zk *k, const zk_launch *L, real *din, real *dwq, real *dw
                        int64_t M, int64_t H, int64_t G, int64_t D)
 {
     norm a = {.dtype = k->dtype, .y = din, .dw = dwq, .stat = (float *)stat, .x = in, .dy = dy, .w = wq, .wk = wk,
-              .M = M, .C = D, .stride = (H + 2 * G) * D, .stats = H + G, .H = H, .G = G, .rows = rows_of(k, L),
+              .M = M, .C = D, .stride = (H + 2 * G) * D, .stats = H + G, .H = H, .G = G, .rows = zk_tile(k, L, 0, ROWS),
               .heads = H, .span = HEAD};
     (void)scratch;
-    zk_for(k, pieces(M, a.rows), heads_bwd_task, &a);
-    zk_for(k, pieces(D, HEAD), rms_columns_task, &a);
+    zk_for(k, zk_pieces(M, a.rows), heads_bwd_task, &a);
+    zk_for(k, zk_pieces(D, HEAD), rms_columns_task, &a);
     a.dw = dwk;
     a.heads = G;
     a.at = H * D;
     a.first = H;
-    zk_for(k, pieces(D, HEAD), rms_columns_task, &a);
+    zk_for(k, zk_pieces(D, HEAD), rms_columns_task, &a);
 }

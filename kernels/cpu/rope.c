@@ -4,9 +4,7 @@
  *  1. Angles are f64 products position * frequency, rounded to f32 only after sine and cosine.
  *  2. A task owns whole rows (b, t), so y may be in.
  */
-#include "cpu.h"
-#include "vec.h"
-#include <string.h>
+#include "part.h"
 
 enum { ROWS = 16 };             /* rows of a task, unless the launch says otherwise */
 
@@ -20,18 +18,11 @@ typedef struct rope {
     float sign;
 } rope;
 
-static int64_t rows_of(const zk *k, const zk_launch *L)
-{
-    return L && L[k->column].tile[0] > 0 ? L[k->column].tile[0] : ROWS;
-}
-
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
 static void table_task(void *arg, int64_t task, int thread)
 {
     const rope *a = arg;
     (void)thread;
-    for (int64_t t = task * a->rows; t < least((task + 1) * a->rows, a->T); t++)
+    for (int64_t t = task * a->rows; t < zk_least((task + 1) * a->rows, a->T); t++)
         for (int64_t i = 0; i < a->half; i++) {
             double angle = (double)t * a->freq[i];
             a->table[2 * (t * a->half + i)] = (float)zk_cos(angle);
@@ -41,22 +32,8 @@ static void table_task(void *arg, int64_t task, int thread)
 
 void ZK(zk_rope_table)(zk *k, const zk_launch *L, float *table, const double *freq, int64_t T, int64_t D)
 {
-    rope a = {.k = k, .table = table, .freq = freq, .T = T, .half = D / 2, .rows = rows_of(k, L)};
+    rope a = {.k = k, .table = table, .freq = freq, .T = T, .half = D / 2, .rows = zk_tile(k, L, 0, ROWS)};
     zk_for(k, (T + a.rows - 1) / a.rows, table_task, &a);
-}
-
-/* 16 elements from i, 0 past n */
-static inline v16 get(const real *p, int64_t i, int64_t n, int dtype)
-{
-    return n >= 16 ? load16r(p, i, dtype) : load16rn(p, i, dtype, (int)n);
-}
-
-static inline void put(real *p, int64_t i, int64_t n, int dtype, v16 x)
-{
-    if (n >= 16)
-        store16r(p, i, dtype, x);
-    else
-        store16rn(p, i, dtype, x, (int)n);
 }
 
 /* One head of a row, at element `at`: (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin).
@@ -67,9 +44,9 @@ static void turn(const rope *a, int64_t at, const float *cosine, const float *si
     for (int64_t i = 0; i < a->half; i += 16) {
         int64_t n = a->half - i;
         v16 c = load16(cosine + i), s = load16(sine + i);
-        v16 x1 = get(a->in, at + i, n, dtype), x2 = get(a->in, at + a->half + i, n, dtype);
-        put(a->y, at + i, n, dtype, fma16(x1, c, -(x2 * s)));
-        put(a->y, at + a->half + i, n, dtype, fma16(x2, c, x1 * s));
+        v16 x1 = zk_get(a->in, at + i, dtype, n), x2 = zk_get(a->in, at + a->half + i, dtype, n);
+        zk_put(a->y, at + i, dtype, fma16(x1, c, -(x2 * s)), n);
+        zk_put(a->y, at + a->half + i, dtype, fma16(x2, c, x1 * s), n);
     }
 }
 
@@ -92,7 +69,7 @@ static void row(const rope *a, int64_t m, int thread)
 static void rows_task(void *arg, int64_t task, int thread)
 {
     const rope *a = arg;
-    for (int64_t m = task * a->rows; m < least((task + 1) * a->rows, a->M); m++)
+    for (int64_t m = task * a->rows; m < zk_least((task + 1) * a->rows, a->M); m++)
         row(a, m, thread);
 }
 
@@ -100,6 +77,6 @@ void ZK(zk_rope)(zk *k, const zk_launch *L, real *y, const real *in, const float
                  int64_t B, int64_t T, int64_t H, int64_t G, int64_t D, int sign)
 {
     rope a = {.k = k, .y = y, .in = in, .table = (float *)table, .M = B * T, .T = T, .H = H, .G = G, .D = D,
-              .half = D / 2, .rows = rows_of(k, L), .sign = (float)sign};
+              .half = D / 2, .rows = zk_tile(k, L, 0, ROWS), .sign = (float)sign};
     zk_for(k, (B * T + a.rows - 1) / a.rows, rows_task, &a);
 }

@@ -1,0 +1,227 @@
+"""test_norm.py -- layer norm, RMS norm, query and key norm and rotary positions: against float64, and bits.
+
+The float64 formulas are themselves held to finite differences. A bound is a count of roundings
+times the unit roundoff times the same formula over absolute values, so it scales with the data.
+"""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import zk
+
+F32, BF16 = 2.0 ** -24, 2.0 ** -8           # unit roundoffs: the most that one rounding errs, relative
+DTYPES = [zk.F32, zk.BF16]
+SHAPES = [(1, 1), (3, 7), (5, 16), (33, 20), (17, 64), (40, 96), (19, 133), (4, 768)]
+HEADS = [(1, 1, 1, 2), (5, 3, 3, 20), (33, 4, 2, 24), (9, 4, 1, 64), (3, 2, 2, 128)]    # M, H, G, D
+EPS = 1e-5
+
+Array = np.ndarray
+
+
+def drawn(seed: int, dtype: int, *shape: int, shift: float = 0.0) -> tuple[Array, Array]:
+    """normal numbers around `shift` as stored, and the same values in float64"""
+    x = zk.store(np.random.default_rng(seed).standard_normal(shape) + shift, dtype)
+    return x, zk.load(x)
+
+
+def close(found: Array, expected: Array, bound: Array, dtype: int) -> None:
+    """found (as stored) is within the bound, and, in bf16, the one rounding when it was stored"""
+    slack = bound + (BF16 * np.abs(expected) * (1 + BF16) if dtype == zk.BF16 else 0)
+    error = np.abs(zk.load(found) - expected)
+    assert np.all(np.isfinite(zk.load(found)))
+    assert np.all(error <= slack), f'{np.max(error / np.maximum(slack, 1e-300)):.3g} of the bound'
+
+
+def layer(x: Array, w: Array, b: Array | float) -> Array:
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + EPS) * w + b
+
+
+def rms(x: Array, w: Array) -> Array:
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * w
+
+
+def back(hat: Array, r: Array, w: Array, dy: Array, centred: bool) -> tuple[Array, Array]:
+    """dx, and dw before the sum over rows"""
+    g = dy * w
+    mean = g.mean(-1, keepdims=True) if centred else 0
+    return r * (g - mean - hat * (g * hat).mean(-1, keepdims=True)), dy * hat
+
+
+def back_size(hat: Array, r: Array, w: Array, dy: Array) -> Array:
+    """back's dx with every term made positive"""
+    g, hat = np.abs(dy * w), np.abs(hat)
+    return r * (g + g.mean(-1, keepdims=True) + hat * (g * hat).mean(-1, keepdims=True))
+
+
+def roundings(C: int) -> float:
+    """of a row: two sums of C/16 terms a lane and four folds each, and a dozen operations on an element"""
+    return 2 * (C / 16 + 4) + 16
+
+
+def test_formulas_against_finite_differences() -> None:
+    r = np.random.default_rng(0)
+    x, w, dy = r.standard_normal((3, 5)) + 0.3, r.standard_normal(5), r.standard_normal((3, 5))
+    s = 1 / np.sqrt(x.var(-1, keepdims=True) + EPS)
+    q = 1 / np.sqrt((x * x).mean(-1, keepdims=True) + EPS)
+    hat = (x - x.mean(-1, keepdims=True)) * s
+    for f, (dx, dw) in ((lambda x, w: layer(x, w, 0.5), back(hat, s, w, dy, True)),
+                        (rms, back(x * q, q, w, dy, False))):
+        for at, exact in ((0, dx), (1, dw.sum(0))):
+            for i in np.ndindex(exact.shape):
+                step = [np.zeros_like(x), np.zeros_like(w)]
+                step[at][i] = 1e-6                          # truncation about 1e-12, rounding about 1e-9
+                slope = (dy * (f(x + step[0], w + step[1]) - f(x - step[0], w - step[1]))).sum() / 2e-6
+                assert abs(slope - exact[i]) < 1e-7
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('M,C', SHAPES)
+@pytest.mark.parametrize('shift', [0.0, 30.0])
+def test_layernorm(M: int, C: int, dtype: int, shift: float) -> None:
+    (x, X), (w, W), (b, B), (dy, DY) = (drawn(1, dtype, M, C, shift=shift), drawn(2, dtype, C), drawn(3, dtype, C),
+                                        drawn(4, dtype, M, C))
+    y, dx, dw, db = zk.empty(dtype, M, C), zk.empty(dtype, M, C), zk.empty(dtype, C), zk.empty(dtype, C)
+    stat, scratch = zk.empty(zk.F32, M, 2), zk.empty(zk.F32, 2, C)
+    k = zk.Kernels(dtype)
+    k.zk_layernorm_fwd(y, stat, x, w, b, M, C, EPS)
+    k.zk_layernorm_bwd(dx, dw, db, dy, x, stat, w, scratch, M, C)
+
+    mean, r = X.mean(-1, keepdims=True), 1 / np.sqrt(X.var(-1, keepdims=True) + EPS)
+    hat, u = (X - mean) * r, roundings(C) * F32
+    close(stat[:, :1].copy(), mean, u * np.abs(X).mean(-1, keepdims=True), zk.F32)
+    # Centred values err by u * (|x| + mean |x|); seen beside the standard deviation that is what 1/std
+    # errs by, relative, and what the normalised value errs by next to 1.
+    rel = u * (1 + r * (np.abs(X).max(-1, keepdims=True) + np.abs(X).mean(-1, keepdims=True)))
+    off = rel * (1 + np.abs(hat))
+    close(y, layer(X, W, B), off * np.abs(W) + F32 * np.abs(layer(X, W, B)), dtype)
+    DX, DW = back(hat, r, W, DY, True)
+    # four factors of dx err so: 1/std, both normalised values, and the sums
+    close(dx, DX, 4 * rel * back_size(np.abs(hat) + 1, r, W, DY), dtype)
+    close(dw, DW.sum(0), (np.abs(DY) * (off + (M + 2) * F32 * np.abs(hat))).sum(0), dtype)
+    close(db, DY.sum(0), M * F32 * np.abs(DY).sum(0), dtype)
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_layernorm_without_bias(dtype: int) -> None:
+    """equals a bias of zeros, bit for bit"""
+    M, C = 5, 37
+    (x, _), (w, _), (dy, _) = drawn(1, dtype, M, C), drawn(2, dtype, C), drawn(3, dtype, M, C)
+    zero, results = zk.store(np.zeros(C), dtype), []
+    for b, db in ((zero, zk.empty(dtype, C)), (None, None)):
+        y, dx, dw = zk.empty(dtype, M, C), zk.empty(dtype, M, C), zk.empty(dtype, C)
+        stat, scratch = zk.empty(zk.F32, M, 2), zk.empty(zk.F32, 2, C)
+        zk.Kernels(dtype).zk_layernorm_fwd(y, stat, x, w, b, M, C, EPS)
+        zk.Kernels(dtype).zk_layernorm_bwd(dx, dw, db, dy, x, stat, w, scratch, M, C)
+        results.append([a.tobytes() for a in (y, stat, dx, dw)])
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('M,C', SHAPES)
+def test_rmsnorm(M: int, C: int, dtype: int) -> None:
+    (x, X), (w, W), (dy, DY) = drawn(1, dtype, M, C), drawn(2, dtype, C), drawn(3, dtype, M, C)
+    y, dx, dw = zk.empty(dtype, M, C), zk.empty(dtype, M, C), zk.empty(dtype, C)
+    stat, scratch = zk.empty(zk.F32, M), zk.empty(zk.F32, C)
+    k = zk.Kernels(dtype)
+    k.zk_rmsnorm_fwd(y, stat, x, w, M, C, EPS)
+    k.zk_rmsnorm_bwd(dx, dw, dy, x, stat, w, scratch, M, C)
+
+    r, u = 1 / np.sqrt((X * X).mean(-1, keepdims=True) + EPS), roundings(C) * F32
+    close(stat[:, None].copy(), r, u * r, zk.F32)
+    close(y, rms(X, W), u * np.abs(rms(X, W)), dtype)
+    DX, DW = back(X * r, r, W, DY, False)
+    close(dx, DX, 2 * u * back_size(X * r, r, W, DY), dtype)
+    close(dw, DW.sum(0), (M * F32 + u) * np.abs(DW).sum(0), dtype)
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('M,H,G,D', HEADS)
+def test_qknorm(M: int, H: int, G: int, D: int, dtype: int) -> None:
+    S = H + 2 * G
+    (x, X), (dy, DY) = drawn(1, dtype, M, S, D), drawn(4, dtype, M, S, D)
+    (wq, WQ), (wk, WK) = drawn(2, dtype, D), drawn(3, dtype, D)
+    y, dx, dwq, dwk = zk.empty(dtype, M, S, D), zk.empty(dtype, M, S, D), zk.empty(dtype, D), zk.empty(dtype, D)
+    stat, scratch = zk.empty(zk.F32, M, H + G), zk.empty(zk.F32, 2, D)
+    k = zk.Kernels(dtype)
+    k.zk_qknorm_fwd(y, stat, x, wq, wk, M, H, G, D, EPS)
+    k.zk_qknorm_bwd(dx, dwq, dwk, dy, x, stat, wq, wk, scratch, M, H, G, D)
+
+    assert y[:, H + G:].tobytes() == x[:, H + G:].tobytes()
+    assert dx[:, H + G:].tobytes() == dy[:, H + G:].tobytes()
+    u = roundings(D) * F32
+    for part, W, dw in ((slice(0, H), WQ, dwq), (slice(H, H + G), WK, dwk)):
+        Z, DZ = X[:, part], DY[:, part]
+        r = 1 / np.sqrt((Z * Z).mean(-1, keepdims=True) + EPS)
+        close(y[:, part].copy(), rms(Z, W), u * np.abs(rms(Z, W)), dtype)
+        DX, DW = back(Z * r, r, W, DZ, False)
+        close(dx[:, part].copy(), DX, 2 * u * back_size(Z * r, r, W, DZ), dtype)
+        close(dw, DW.sum((0, 1)), (M * Z.shape[1] * F32 + u) * np.abs(DW).sum((0, 1)), dtype)
+
+
+@pytest.mark.parametrize('T,D', [(1, 2), (33, 20), (70, 64), (2000, 128)])
+def test_rope_table(T: int, D: int) -> None:
+    freq = 500000.0 ** (-np.arange(0, D, 2) / D)
+    table = zk.empty(zk.F32, T, D // 2, 2)
+    zk.Kernels(zk.F32).zk_rope_table(table, freq, T, D)
+    angle = np.arange(T)[:, None] * freq
+    exact = np.stack([np.cos(angle), np.sin(angle)], -1)
+    # one rounding to f32; the f64 sine may err by some 1e-16 of itself and 1e-16 absolutely
+    assert np.all(np.abs(table - exact) <= F32 * np.abs(exact) + 1e-15)
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('B,T,H,G,D', [(1, 1, 1, 1, 2), (2, 33, 3, 3, 20), (1, 20, 4, 2, 24), (3, 7, 4, 1, 64)])
+def test_rope(B: int, T: int, H: int, G: int, D: int, dtype: int) -> None:
+    S, half = H + 2 * G, D // 2
+    x, X = drawn(1, dtype, B, T, S, D)
+    table = zk.empty(zk.F32, T, half, 2)
+    k = zk.Kernels(dtype)
+    k.zk_rope_table(table, 10000.0 ** (-np.arange(half) / half), T, D)
+    c, s = (table[None, :, None, :, i].astype(np.float64) for i in (0, 1))
+    for sign in (1, -1):
+        y = zk.empty(dtype, B, T, S, D)
+        k.zk_rope(y, x, table, B, T, H, G, D, sign)
+        x1, x2 = X[..., :H + G, :half], X[..., :H + G, half:]
+        exact = np.concatenate([x1 * c - sign * x2 * s, x2 * c + sign * x1 * s], -1)
+        size = np.concatenate([np.abs(x1 * c) + np.abs(x2 * s), np.abs(x2 * c) + np.abs(x1 * s)], -1)
+        close(y[..., :H + G, :].copy(), exact, 2 * F32 * size, dtype)       # a product and a fused sum
+        assert y[..., H + G:, :].tobytes() == x[..., H + G:, :].tobytes()
+        inside = x.copy()
+        k.zk_rope(inside, inside, table, B, T, H, G, D, sign)
+        assert inside.tobytes() == y.tobytes()
+
+
+def everything(k: zk.Kernels, dtype: int) -> bytes:
+    """all outputs of this file's kernels on ragged shapes"""
+    M, C, H, G, D, out = 50, 133, 4, 2, 36, []
+    B, T, S = 2, 25, (4 + 2 * 2) * 36
+    (x, _), (dy, _), (w, _), (b, _) = (drawn(1, dtype, M, C, shift=0.5), drawn(2, dtype, M, C), drawn(3, dtype, C),
+                                       drawn(4, dtype, C))
+    y, dx, dw, db, stat = (zk.empty(dtype, M, C), zk.empty(dtype, M, C), zk.empty(dtype, C), zk.empty(dtype, C),
+                           zk.empty(zk.F32, M, 2))
+    scratch = zk.empty(zk.F32, 2 * C)
+    k.zk_layernorm_fwd(y, stat, x, w, b, M, C, EPS)
+    k.zk_layernorm_bwd(dx, dw, db, dy, x, stat, w, scratch, M, C)
+    out += [a.tobytes() for a in (y, stat, dx, dw, db)]
+    k.zk_rmsnorm_fwd(y, stat, x, w, M, C, EPS)
+    k.zk_rmsnorm_bwd(dx, dw, dy, x, stat, w, scratch, M, C)
+    out += [a.tobytes() for a in (y, stat, dx, dw)]
+    (x, _), (dy, _), (wq, _), (wk, _) = (drawn(5, dtype, M, S), drawn(6, dtype, M, S), drawn(7, dtype, D),
+                                         drawn(8, dtype, D))
+    y, dx, dwq, dwk = zk.empty(dtype, M, S), zk.empty(dtype, M, S), zk.empty(dtype, D), zk.empty(dtype, D)
+    stat, table = zk.empty(zk.F32, M, H + G), zk.empty(zk.F32, T, D // 2, 2)
+    k.zk_qknorm_fwd(y, stat, x, wq, wk, M, H, G, D, EPS)
+    k.zk_qknorm_bwd(dx, dwq, dwk, dy, x, stat, wq, wk, scratch, M, H, G, D)
+    out += [a.tobytes() for a in (y, stat, dx, dwq, dwk)]
+    k.zk_rope_table(table, 10000.0 ** (-np.arange(D // 2) * 2 / D), T, D)
+    k.zk_rope(y, x, table, B, T, H, G, D, 1)
+    return b''.join(out + [table.tobytes(), y.tobytes()])
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_bits(dtype: int) -> None:
+    """the same on every kernel object, compiler and number of threads"""
+    first = everything(zk.Kernels(dtype), dtype)
+    for isa, compiler, threads in zk.variants():
+        assert everything(zk.Kernels(dtype, threads, isa, compiler), dtype) == first, (isa, compiler, threads)
