@@ -132,14 +132,14 @@ static int make_dir(const char *dir, char *why)
     return S_ISDIR(s.st_mode) ? 0 : zr_why(why, "%s: not a directory", dir);
 }
 
-/* Room for `size` bytes, now. Some file systems cannot reserve: there the free space must do. */
+/* Room for `size` bytes, now. What cannot fit is not tried: that would fill the disk for a moment.
+ * Some file systems cannot reserve. */
 static int reserve(int fd, int64_t size, const char *file, char *why)
 {
     struct statvfs v;
-    int64_t room = fstatvfs(fd, &v) ? -1 : (int64_t)v.f_bavail * (int64_t)v.f_frsize;
-    int bad = fallocate(fd, 0, 0, size) ? errno : 0;
-    if (bad == EOPNOTSUPP || bad == ENOSYS)
-        bad = room >= 0 && room < size ? ENOSPC : ftruncate(fd, size) ? errno : 0;
+    int64_t room = fstatvfs(fd, &v) ? INT64_MAX : (int64_t)v.f_bavail * (int64_t)v.f_frsize;
+    int bad = room < size ? ENOSPC : fallocate(fd, 0, 0, size) ? errno : 0;
+    if (bad == EOPNOTSUPP || bad == ENOSYS) bad = ftruncate(fd, size) ? errno : 0;
     if (bad == ENOSPC)
         return zr_why(why, "%s: %" PRId64 " bytes are needed, the disk has %" PRId64 " free", file, size, room);
     return bad ? zr_why(why, "%s: room for %" PRId64 " bytes: %s", file, size, strerror(bad)) : 0;

@@ -67,7 +67,7 @@ static size_t chance(size_t n)            /* below n */
 }
 
 /* Replaces `old` bytes at `at` of data[n] by those of `with`; returns the new length. */
-static size_t splice(uint8_t *data, size_t n, size_t at, size_t old, const void *with, size_t length)
+static size_t replace(uint8_t *data, size_t n, size_t at, size_t old, const void *with, size_t length)
 {
     if (n - old + length > LARGEST) return n;
     memmove(data + at + length, data + at + old, n - at - old);
@@ -82,15 +82,15 @@ static size_t mutate(uint8_t *data, size_t n, const bytes *words, size_t nwords)
     const bytes *word = &words[chance(nwords)];
     switch (chance(7)) {
     case 0: if (at < n) data[at] ^= (uint8_t)(1u << chance(8)); return n;
-    case 1: return splice(data, n, at, at < n, &c, 1);
-    case 2: return splice(data, n, at, 0, word->at, word->n);
-    case 3: return splice(data, n, at, word->n < n - at ? word->n : n - at, word->at, word->n);
-    case 4: return splice(data, n, at, length < 20 ? length : chance(20) % (length + 1), "", 0);
+    case 1: return replace(data, n, at, at < n, &c, 1);
+    case 2: return replace(data, n, at, 0, word->at, word->n);
+    case 3: return replace(data, n, at, word->n < n - at ? word->n : n - at, word->at, word->n);
+    case 4: return replace(data, n, at, length < 20 ? length : chance(20) % (length + 1), "", 0);
     case 5: return chance(4) ? n : at;
     default:
         length = length < sizeof copy ? length : sizeof copy;
         memcpy(copy, data + at, length);
-        return splice(data, n, chance(n + 1), 0, copy, length);
+        return replace(data, n, chance(n + 1), 0, copy, length);
     }
 }
 

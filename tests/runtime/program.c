@@ -10,6 +10,7 @@
  *   AHEAD     1: a unit is gathered while the one before is used
  *   OVERLAP   1: ZR_GATHER and ZR_REDUCE are used; else all runs on ZR_MAIN
  *   SKIP      full, free, made or gone: this kind of wait is left out
+ *   PAD_MIB   the arena is so much larger
  *   WORK_US   every `use` takes so much longer
  *   FAULT     what goes wrong (see `fault`); rank 1 (0 if alone) in step 2
  *   EVENTS    1: the step checks what events mean instead
@@ -84,7 +85,8 @@ static void fault(zr *z)
     if (faulty("exit")) _exit(9);
     if (faulty("hang")) sleep_us(1000000000);
 #ifdef COUNT
-    if (faulty("malloc")) free(malloc(10));
+    void *volatile at = faulty("malloc") ? malloc(10) : NULL;     /* volatile: else the pair is left out */
+    free(at);
     if (faulty("mmap")) mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 #endif
 }
@@ -111,6 +113,8 @@ static void use(zr *z, void *k, char *a, const int64_t *i)
     for (int j = 0; j < N; j++) grad[j] = mix(whole[j] + tokens);
 }
 
+static const volatile uint64_t *peek;
+
 /* sum[unit][N / ranks] += what the peers made for this rank */
 static void add(zr *z, void *k, char *a, const int64_t *i)
 {
@@ -119,6 +123,14 @@ static void add(zr *z, void *k, char *a, const int64_t *i)
     uint64_t *sum = (uint64_t *)(a + i[0]);
     for (int r = 0; r < c.ranks; r++)
         for (int64_t j = 0; j < c.shard / 8; j++) sum[j] += from[r][j];
+    if (faulty("peek")) peek = from[c.ranks - 1 - zr_rank(z)];
+}
+
+/* Reads a peer's arena after zr_done. */
+static void look(zr *z, void *k, char *a, const int64_t *i)
+{
+    (void)z, (void)k, (void)a, (void)i;
+    if (peek) (void)*peek;
 }
 
 /* masters += 3 * sum, sum = 0; stats[0..1] = steps, and the sum of this rank's masters */
@@ -193,6 +205,7 @@ static void train_step(zr *z)
         reduce(z, i % UNITS, i % 2);
     }
     zr_wait(z, ZR_MAIN, SUMMED);
+    zr_call(z, ZR_MAIN, look, 0);
     zr_call(z, ZR_MAIN, update, 0);
     zr_allreduce(z, ZR_MAIN, c.stats, c.stats + 64, 2);
     zr_allreduce(z, ZR_MAIN, c.stats + 64, c.stats + 64, 1);      /* in place: ranks^2 * steps */
@@ -229,7 +242,7 @@ static void see_slow(zr *z, void *k, char *a, const int64_t *i)
 
 static void eager_events(zr *z)
 {
-    slow = fast = 0;
+    slow = fast = seen = 0;
     zr_wait(z, ZR_MAIN, FULL);                     /* never recorded: no wait */
     zr_call(z, ZR_GATHER, set_slow, 1);
     zr_record(z, ZR_GATHER, MADE);
@@ -275,6 +288,12 @@ static void event_step(zr *z)
 }
 
 /* ---- the rest of a program */
+static int number(const char *name)
+{
+    const char *text = getenv(name);
+    return text ? atoi(text) : 0;
+}
+
 static void *open_kernel(void *stream, int threads, const char **why)
 {
     (void)stream, (void)threads;
@@ -317,7 +336,8 @@ static void report(zr *z, double *out)
 {
     (void)z;
     const uint64_t *stats = (const uint64_t *)(arena_of + c.stats + 64);
-    const double values[] = {c.step, (double)stats[1], (double)stats[0], 0.5, GRAINS * ROWS, faulty("skip")};
+    double loss = faulty("nan") ? __builtin_nan("") : (double)stats[1];
+    const double values[] = {c.step, loss, (double)stats[0], 0.5, GRAINS * ROWS, faulty("skip")};
     memcpy(out, values, sizeof values);
 #ifdef COUNT
     if (allocations) {
@@ -370,19 +390,13 @@ static void hash(zr *z, uint64_t sum[2])
         }
 }
 
-static int number(const char *name)
-{
-    const char *text = getenv(name);
-    return text ? atoi(text) : 0;
-}
-
 static void place(void)
 {
     int64_t *at[] = {&c.master, &c.sum, &c.ring, &c.grad, &c.stats, &c.tokens, &c.targets, &c.weights, &c.arena};
     int64_t bytes[] = {UNITS * c.shard, UNITS * c.shard, 2 * 8 * N, 2 * 8 * N, 4096, 4096, 4096, 4 * N / c.ranks};
     for (int i = 0; i < 8; i++) *at[i + 1] = *at[i] + (bytes[i] + 63) / 64 * 64;
     if (faulty("huge")) c.arena = (int64_t)1 << 45;
-    if (faulty("large")) c.arena = (int64_t)1 << 31;
+    c.arena += (int64_t)number("PAD_MIB") << 20;
 }
 
 int main(int argc, char **argv)

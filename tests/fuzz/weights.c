@@ -1,0 +1,101 @@
+/* weights.c -- mutants of safetensors files and of their index; see mutate.h.
+ *
+ * An input that begins with 'I' is an index, its files beside it whole; any other is the text of a
+ * header, to which its length and DATA bytes of data are added, or, beginning with 'R', a raw file.
+ */
+#include "mutate.h"
+#include "zr_file.h"
+#include <sys/stat.h>
+
+enum { DATA = 64, ARENA = 128 };
+
+/* One flat of 32 elements on 2 ranks: a [4, 3], and b [5] of two layers. */
+static const zr_flat flats[] = {{.at = 16, .stride = 0, .shard = 16, .count = 1, .whole = 0}};
+static const zr_tensor tensors[] = {
+    {.name = "a", .offset = 0, .shape = {4, 3}, .ndim = 2, .count = 1},
+    {.name = "h.%d.b", .offset = 13, .offset_step = 6, .shape = {5}, .ndim = 1, .count = 2},
+};
+static const zr_program program = {
+    .plan = "p", .layout = "l", .ranks = 2, .flats = flats, .nflats = 1, .tensors = tensors, .ntensors = 2};
+
+#define GOOD "{\"__metadata__\":{\"format\":\"pt\"},\"a\":{\"dtype\":\"BF16\",\"shape\":[4,3],\"data_offsets\":[0,24]}," \
+    "\"h.0.b\":{\"dtype\":\"F32\",\"shape\":[5],\"data_offsets\":[24,44]}," \
+    "\"transformer.h.1.b\":{\"dtype\":\"F16\",\"shape\":[5],\"data_offsets\":[44,54]}," \
+    "\"h.0.attn.bias\":{\"dtype\":\"U8\",\"shape\":[1,1,2,5],\"data_offsets\":[54,64]}}  "
+#define FIRST "{\"a\":{\"dtype\":\"F32\",\"shape\":[4,3],\"data_offsets\":[0,48]},\"\\u006f\":{\"shape\":[2,8]," \
+    "\"data_offsets\":[48,64],\"dtype\":\"I8\"}}"
+#define SECOND "{\"h.0.b\":{\"dtype\":\"F32\",\"shape\":[5],\"data_offsets\":[0,20]},\"h.1.b\":{\"dtype\":\"F32\"," \
+    "\"shape\":[5],\"data_offsets\":[20,40]},\"x\":{\"dtype\":\"F64\",\"shape\":[3,1],\"data_offsets\":[40,64]}}"
+#define INDEX "I{\"metadata\":{\"total_size\":128,\"deep\":[[[{}]],-1.5e3,true,null]},\"weight_map\":{\"a\":\"1.st\"," \
+    "\"h.0.b\":\"2.st\",\"h.1.b\":\"2.st\",\"x\":\"2.st\"}}"
+
+/* u64 N, the header, DATA bytes */
+static void fill_parts(int fd, const uint8_t *header, size_t n)
+{
+    static uint8_t file[8 + LARGEST + DATA];
+    uint64_t N = n;
+    memcpy(file, &N, 8);
+    memcpy(file + 8, header, n);
+    for (int i = 0; i < DATA; i++) file[8 + n + (size_t)i] = (uint8_t)(37 * i);
+    fill_file(fd, file, 8 + n + DATA);
+}
+
+static int single, indexed;               /* files in memory */
+static char single_dir[ZR_FILE - 64], indexed_dir[ZR_FILE - 64];
+
+/* dir/single holds model.safetensors, dir/indexed an index and two files. */
+static void prepare(void)
+{
+    char file[ZR_FILE];
+    snprintf(single_dir, sizeof single_dir, "%.2000s/single", workplace);
+    snprintf(indexed_dir, sizeof indexed_dir, "%.2000s/indexed", workplace);
+    mkdir(single_dir, 0777);
+    mkdir(indexed_dir, 0777);
+    snprintf(file, sizeof file, "%s/1.st", indexed_dir);
+    fill_parts(make_file(file), (const uint8_t *)FIRST, sizeof FIRST - 1);
+    snprintf(file, sizeof file, "%s/2.st", indexed_dir);
+    fill_parts(make_file(file), (const uint8_t *)SECOND, sizeof SECOND - 1);
+    snprintf(file, sizeof file, "%s/model.safetensors.index.json", indexed_dir);
+    indexed = make_file(file);
+    snprintf(file, sizeof file, "%s/model.safetensors", single_dir);
+    single = make_file(file);
+}
+
+static int one(const uint8_t *data, size_t size)
+{
+    char why[ZR_WHY], note[ZR_WHY], *arena = malloc(ARENA);   /* on the heap: the sanitizer sees its ends */
+    const char *dir = single_dir;
+    if (size > LARGEST) size = LARGEST;
+    if (!single) prepare();
+    if (size && data[0] == 'I') {
+        fill_file(indexed, data + 1, size - 1);
+        dir = indexed_dir;
+    } else if (size && data[0] == 'R') {
+        fill_file(single, data + 1, size - 1);
+    } else {
+        fill_parts(single, data, size);
+    }
+    memset(arena, 0x55, ARENA);
+    int good = !zr_load(&program, arena, 0, dir, note, why) && !zr_load(&program, arena, 1, dir, note, why);
+    /* the bytes before the flat are nobody's */
+    for (int i = 0; i < 16; i++)
+        if (arena[i] != 0x55) abort();
+    free(arena);
+    return good;
+}
+
+#ifndef LIBFUZZER
+int main(int argc, char **argv)
+{
+    static const bytes seeds[] = {BYTES(GOOD), BYTES(INDEX), BYTES("R\x02\0\0\0\0\0\0\0{}"), BYTES(GOOD), BYTES(GOOD)};
+    static const bytes words[] = {
+        BYTES("{"), BYTES("}"), BYTES("["), BYTES("]"), BYTES(","), BYTES(":"), BYTES("\""), BYTES("\\"), BYTES(" "),
+        BYTES("0"), BYTES("1"), BYTES("-1"), BYTES("9223372036854775807"), BYTES("18446744073709551615"),
+        BYTES("4294967296"), BYTES("1.0"), BYTES("1e9"), BYTES("\\u0000"), BYTES("\\ud83d\\ude00"), BYTES("\\ud800"),
+        BYTES("\xc3\xa4"), BYTES("\xed\xa0\x80"), BYTES("\xff"), BYTES("\"a\":"), BYTES("\"dtype\":\"F64\","),
+        BYTES("\"shape\":[],"), BYTES("\"data_offsets\":[0,0],"), BYTES("\"x\":{\"dtype\":\"F4\",\"shape\":[0],\"data_offsets\":[0,0]},"),
+        BYTES("null"), BYTES("true"), BYTES("[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[["), BYTES("../../etc/passwd"), BYTES("transformer."),
+        BYTES("\"weight_map\":"), BYTES("1.st"), BYTES("nowhere.st"), BYTES("\"q\":[{}],")};
+    return fuzz(argc, argv, seeds, sizeof seeds / sizeof *seeds, words, sizeof words / sizeof *words);
+}
+#endif
