@@ -7,17 +7,17 @@ or refused unless it holds a value that asks for nothing. A key that the table l
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Mapping, Sequence
 
-from .schema import Node, SpecError, number, shown
+from .schema import Node, SpecError, number, printable, shown
 
 
 @dataclass(frozen=True)
 class Config:
     """changes: the spec's keys and their new values; batch: the three batch keys that are given."""
     changes: tuple[tuple[str, Node], ...] = ()
-    batch: Mapping[str, Node] = ()
+    batch: Mapping[str, Node] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -49,7 +49,6 @@ class _Words:
 
 _LATER = "is not supported yet"
 _OFF = (False, None, "none")
-_STATIC = "the plan is made before the run"
 
 TABLE: Mapping[str, _Honour | _Idle | _Refuse | _Words] = {
     "train_batch_size": _Honour("train.global_batch"),
@@ -138,10 +137,12 @@ def meant(word: str, keys: Sequence[str]) -> str:
 def _unknown(key: str, node: Node) -> SpecError:
     """A key that the table lacks: perhaps misspelled, perhaps in the wrong section."""
     section, _, word = key.rpartition(".")
-    here = sorted({k[len(section):].lstrip(".").split(".")[0] for k in TABLE if k.startswith(section)})
+    start = f"{section}." if section else ""
+    here = sorted({k[len(start):].split(".")[0] for k in TABLE if k.startswith(start)})
     elsewhere = [k for k in TABLE if k.rpartition(".")[2] == word]
     hint = f"did you mean {elsewhere[0]}? " if elsewhere else meant(word, here)
-    return SpecError(f"{node.where}: {key[:80]}: is no key here; {hint}allowed: {', '.join(here)}")
+    ours = [k for k in here if not isinstance(TABLE.get(start + k), (_Idle, _Refuse))]
+    return SpecError(f"{node.where}: {printable(key)}: is no key here; {hint}allowed: {', '.join(ours or here)}")
 
 
 def _leaves(node: Node, prefix: str = "") -> list[tuple[str, Node]]:
@@ -166,22 +167,23 @@ def read(root: Node) -> Config:
     batch: dict[str, Node] = {}
     notes = []
     for key, node in _leaves(root):
-        row = TABLE[key]
-        if node.value == "auto":
+        row, value = TABLE[key], node.plain()
+        if value == "auto":
             continue
         if key in _BATCH:
             batch[key] = node
         elif isinstance(row, _Idle):
             notes.append(f"{node.where}: {key}: has no effect here: {row.why}")
         elif isinstance(row, _Refuse):
-            if not any(node.plain() is u or node.plain() == u and type(node.plain()) is type(u) for u in row.unless):
+            if not any(value == u and type(value) is type(u) for u in row.unless):
                 words = " or ".join(shown(u) for u in row.unless)
                 raise SpecError(f"{node.where}: {key}: {row.why}; allowed: {words}")
         else:
-            value = _word(key, node, row.words) if isinstance(row, _Words) else node
-            if row.key in changes and changes[row.key][1].plain() != value.plain():
+            made = _word(key, node, row.words) if isinstance(row, _Words) else Node(node.value, node.where)
+            made.where += f": {key}"
+            if row.key in changes and changes[row.key][1].plain() != made.plain():
                 raise SpecError(f"{node.where}: {key}: says otherwise than {changes[row.key][0]}; allowed: one of them")
-            changes[row.key] = (key, value)
+            changes[row.key] = (key, made)
     return Config(tuple((k, n) for k, (_, n) in changes.items()), batch, tuple(notes))
 
 
@@ -205,12 +207,12 @@ def _count(key: str, node: Node) -> int:
 
 
 def batches(config: Config, root: Node) -> list[tuple[str, Node]]:
-    """Two of the three keys determine the third; root is the spec with all other changes in it."""
-    if not config.batch:
-        return []
-    given = {key: _count(key, node) for key, node in config.batch.items()}
+    """Two of the three keys determine the third; root is the spec with all other changes in it, and
+    what --set has set stays."""
+    given = {key: _count(key, node) for key, node in config.batch.items()
+             if root.at(tuple(TABLE[key].key.split("."))).where != "--set"}
     G, B, A = (given.get(key) for key in _BATCH)
-    at = {key: node.where for key, node in config.batch.items()}
+    at = {key: f"{config.batch[key].where}: {key}" for key in given}
     W = _spec(root, "cluster.ranks", 1)
     if W is None or A is None:
         return _given(given, at, root)
@@ -234,7 +236,7 @@ def _given(found: Mapping[str, int], at: Mapping[str, str], root: Node) -> list[
 
 
 def _product(where: str, wrong: str, step: int, W: int) -> SpecError:
-    return SpecError(f"{where}: {_BATCH[2]}: {wrong}; allowed: train_batch_size a multiple of {step * W}")
+    return SpecError(f"{where}: {wrong}; allowed: train_batch_size a multiple of {step * W}")
 
 
 def _spec(root: Node, key: str, default: int | None = None) -> int | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Annotated, Callable, Mapping
+from typing import Annotated, Mapping
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainValidator
 from pydantic_core import PydanticCustomError
@@ -54,7 +54,13 @@ class Node:
 
 def dotted(path: tuple[str | int, ...]) -> str:
     """model.units[1].ops"""
-    return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).lstrip(".")
+    return printable("".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).removeprefix("."))
+
+
+def printable(text: str) -> str:
+    """A user's word in an error: on one line and not endless, whatever is in it."""
+    text = text if text and text.isprintable() else ascii(text)
+    return text if len(text) <= 200 else text[:196] + " ..."
 
 
 def shown(value: object) -> str:
@@ -69,12 +75,13 @@ def shown(value: object) -> str:
 
 # ---- types of keys: PydanticCustomError carries what is wrong and what is allowed
 
-_NUMBER = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
-_INTEGER = re.compile(r"[-+]?\d{1,40}")
+_NUMBER = re.compile(r"[-+]?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][-+]?\d+)?", re.ASCII)
+_INTEGER = re.compile(r"[-+]?(0|[1-9]\d{0,39})", re.ASCII)
 
 
 def number(text: str) -> int | float | None:
-    """The number that a text stands for: 12, 5e8, 1.0e-3; of more than 40 digits, its nearest float."""
+    """The number that a text stands for: 12, 5e8, 1.0e-3; of more than 40 digits, its nearest float. 010 is
+    none: readers differ on whether it is ten or eight."""
     if _INTEGER.fullmatch(text):
         return int(text)
     return float(text) if _NUMBER.fullmatch(text) else None

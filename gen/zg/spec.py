@@ -18,13 +18,13 @@ from pydantic import ValidationError
 
 from . import dsconfig
 from .schema import (TOKEN, Cluster, Data, Model, Node, Op, Optimizer, Schedule, Spec, SpecError, SpecKeys, Train, Unit,
-                     Zero, dotted, number, shown)
+                     Zero, dotted, number, printable, shown)
 from .units import build, fail
 
 __all__ = ["Cluster", "Data", "Model", "Op", "Optimizer", "Schedule", "Spec", "SpecError", "Train", "Unit", "Zero",
            "load"]
 
-BYTES = 256 * 1024              # of a file; a spec of twenty kinds of block has 20 KiB
+BYTES = 128 * 1024              # of a file; a spec of twenty kinds of block has 20 KiB
 NODES = 20_000                  # after aliases are followed: they grow exponentially
 DEPTH = 40
 LINES = 5                       # of errors shown
@@ -43,19 +43,14 @@ def _text(path: str) -> str:
             raw = f.read(BYTES + 1)
     except (OSError, ValueError) as e:
         why = (getattr(e, "strerror", None) or str(e)).lower()
-        raise SpecError(f"{_path(path)}: cannot be read: {why}; allowed: a spec in YAML") from None
+        raise SpecError(f"{printable(path)}: cannot be read: {why}; allowed: a file of text") from None
     if len(raw) > BYTES:
-        raise SpecError(f"{_path(path)}: is too long for a spec; allowed: up to {BYTES} bytes")
+        raise SpecError(f"{printable(path)}: is too long for a spec; allowed: up to {BYTES} bytes")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as e:
         line = raw.count(b"\n", 0, e.start) + 1
-        raise SpecError(f"{_path(path)}:{line}: byte 0x{raw[e.start]:02x} is no UTF-8; allowed: UTF-8 text") from None
-
-
-def _path(path: str) -> str:
-    """A path in an error: on one line whatever is in it."""
-    return path if path.isprintable() and path else ascii(path)
+        raise SpecError(f"{printable(path)}:{line}: byte 0x{raw[e.start]:02x} is no UTF-8; allowed: UTF-8 text") from None
 
 
 @dataclass
@@ -121,15 +116,14 @@ def _scalar(text: str) -> object:
     """An unquoted scalar."""
     if text in _WORDS:
         return _WORDS[text]
-    sign, rest = text[:1] in "+-" and text[:1], text.lstrip("+-").lower()
-    if rest in (".inf", ".nan"):
-        return float(f"{sign or ''}{rest[1:]}")
+    if text.lower() in (".inf", "+.inf", "-.inf", ".nan"):
+        return float(text.replace(".", ""))
     found = number(text)
-    return text if found is None or re.fullmatch(r"[-+]?0\d+", text) else found   # 010: ten or eight?
+    return text if found is None else found
 
 
 def _document(path: str) -> Node:
-    root = _Reader(lambda line: f"{_path(path)}:{line + 1}").document(_text(path))
+    root = _Reader(lambda line: f"{printable(path)}:{line + 1}").document(_text(path))
     if not isinstance(root.value, dict):
         raise SpecError(f"{root.where}: the file holds {shown(root.value)}; allowed: a mapping with the keys "
                         + ", ".join(SpecKeys.model_fields))
@@ -142,13 +136,13 @@ def _json(path: str) -> Node:
     try:
         found = json.loads(text)
     except json.JSONDecodeError as e:
-        raise SpecError(f"{_path(path)}:{e.lineno}: broken syntax: {e.msg}; allowed: JSON") from None
+        raise SpecError(f"{printable(path)}:{e.lineno}: broken syntax: {e.msg}; allowed: JSON") from None
     except (RecursionError, ValueError):
-        raise SpecError(f"{_path(path)}:1: is nested too deep or holds too long a number; allowed: {DEPTH} levels, "
+        raise SpecError(f"{printable(path)}:1: is nested too deep or holds too long a number; allowed: {DEPTH} levels, "
                         "40 digits") from None
     if not isinstance(found, dict):
-        raise SpecError(f"{_path(path)}:1: holds {shown(found)}; allowed: an object {{...}}")
-    return _Reader(lambda line: f"{_path(path)}:{line + 1}").document(text.replace("\t", " "))
+        raise SpecError(f"{printable(path)}:1: holds {shown(found)}; allowed: an object {{...}}")
+    return _Reader(lambda line: f"{printable(path)}:{line + 1}").document(text.replace("\t", " "))
 
 
 # ---- changes from the command line and from a ds_config.json
@@ -172,9 +166,10 @@ def _set(root: Node, text: str) -> None:
         raise SpecError(f"--set: {shown(text)} is no KEY=VALUE; allowed: one like zero.stage=3")
     if not value.strip():
         raise SpecError(f"--set: {key}: has no value; allowed: {key}=VALUE")
-    _put(root, key, _Reader(lambda line: f"--set: {key}").document(value))
-    for node in _all(root.at(tuple(key.split(".")))):
+    made = _Reader(lambda line: f"--set: {key}").document(value)
+    for node in _all(made):
         node.where = "--set"
+    _put(root, key, made)
 
 
 def _all(node: Node) -> list[Node]:
@@ -210,7 +205,7 @@ def _line(root: Node, error: dict) -> str:
         return f"{where}: {key}: is missing; it must be given"
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         keys = _keys(path[:-1])
-        return f"{where}: {key[:80]}: is no key here; {dsconfig.meant(str(path[-1]), keys)}allowed: {', '.join(keys)}"
+        return f"{where}: {key}: is no key here; {dsconfig.meant(str(path[-1]), keys)}allowed: {', '.join(keys)}"
     if kind in ("tuple_type", "list_type"):
         return f"{where}: {key}: is {shown(error['input'])}; allowed: a list"
     return f"{where}: {key}: is {shown(error['input'])}; allowed: a mapping with the keys {', '.join(_keys(path))}"
@@ -220,7 +215,8 @@ def _validate(root: Node) -> SpecKeys:
     try:
         return SpecKeys.model_validate(root.plain())
     except ValidationError as e:
-        lines = list(dict.fromkeys(_line(root, error) for error in e.errors(include_url=False)))
+        errors = sorted(e.errors(include_url=False), key=lambda error: error["type"] == "missing")
+        lines = list(dict.fromkeys(_line(root, error) for error in errors))
         more = [f"and {len(lines) - LINES} more"] if len(lines) > LINES else []
         raise SpecError("\n".join(lines[:LINES] + more)) from None
 
@@ -275,6 +271,6 @@ def load(path: str, sets: Sequence[str] = (), zero: str | None = None) -> Spec:
     _batch(keys, root)
     _schedule(keys, root)
     data = keys.data
-    if "ignore" not in root.at(("data",)).value or root.at(("data",)) is root:
+    if "ignore" not in root.at(("data",)).value:
         data = replace(data, ignore=TOKEN if model.vocab <= TOKEN else None)
     return Spec(keys.name, model, keys.zero, keys.train, keys.cluster, keys.targets, data, config.notes)

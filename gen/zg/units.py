@@ -4,6 +4,7 @@ Letters: C the model's width, V vocab, H heads, G key-value heads, D head size.
 """
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from types import MappingProxyType
@@ -31,7 +32,7 @@ class _Walk:
     prefix: str = ""            # of the unit's tensors
     repeat: int = 1
     elems: int = 0
-    widest: int = 0
+    made: int = 0               # elements of all values in a row of the batch
     tensors: dict[str, None] = field(default_factory=dict)
 
     def fail(self, path: Path, wrong: str, allowed: str) -> SpecError:
@@ -39,10 +40,7 @@ class _Walk:
 
     def tensor(self, path: Path, name: str, *shape: int) -> None:
         """One tensor, in every layer of the unit."""
-        size = 1
-        for n in shape:
-            size *= n
-        self.elems += size * self.repeat
+        self.elems += math.prod(shape) * self.repeat
         if self.elems > ELEMS or len(self.tensors) + self.repeat > TENSORS:
             raise self.fail(path, f"the model grows beyond {ELEMS} elements or {TENSORS} tensors", "a smaller model")
         for layer in range(self.repeat):
@@ -55,7 +53,7 @@ class _Walk:
         """n, the width of a value."""
         if n > DIM:
             raise self.fail(path, f"makes a value {n} wide", f"widths up to {DIM}")
-        self.widest = max(self.widest, n)
+        self.made += n * self.repeat
         return n
 
     def dense(self, path: Path, name: str, ins: int, out: int, bias: bool) -> None:
@@ -230,10 +228,9 @@ def build(keys: SpecKeys, root: Node) -> Model:
                    f"{embedding.context} positions for a sequence of {train.sequence}",
                    "context >= train.sequence")
     rows = train.micro_batch * train.sequence
-    widest = max(walk.widest, m.vocab)
-    if rows > DIM or rows * widest > ELEMS:
+    if rows > DIM or rows * walk.made > ELEMS:
         raise fail(root, ("train", "micro_batch"),
-                   f"{rows} rows (micro_batch x sequence) of {widest} are too many for one value",
+                   f"{rows} rows (micro_batch x sequence) of {walk.made} elements in all values are too many",
                    f"up to {DIM} rows and {ELEMS} elements")
     for i, pattern in enumerate(keys.zero.replicate):
         if not any(fnmatchcase(name, pattern) for name in walk.tensors):
