@@ -1,8 +1,12 @@
 """tokens.py -- text to byte-token files for training and validation, and how well a bigram model does there.
 
-tokens.py TEXT TRAIN VAL SEQUENCE: the first nine tenths of TEXT become TRAIN, the rest VAL, cut to whole
-samples of SEQUENCE targets, so that a trainer's validation loss and the bigram's are over the same tokens.
+tokens.py TEXT TRAIN VAL SEQUENCE: the first nine tenths of TEXT become TRAIN, the rest VAL.
 Prints the bigram's validation loss in nats a token.
+
+Invariants
+ 1. VAL has whole samples of SEQUENCE targets: a trainer's validation loss and the bigram's are over the same tokens.
+ 2. TRAIN is its part of TEXT in pieces of 16 samples in random order, always the same: a trainer takes samples
+    in the order of the file, and one that sees half of TRAIN should see all kinds of text.
 """
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ import numpy as np
 
 VOCABULARY = 256
 SMOOTHING = 0.1
+PIECE = 16
 
 
 def split(tokens: np.ndarray, sequence: int) -> tuple[np.ndarray, np.ndarray]:
@@ -20,6 +25,14 @@ def split(tokens: np.ndarray, sequence: int) -> tuple[np.ndarray, np.ndarray]:
     cut = len(tokens) * 9 // 10
     rest = len(tokens) - cut
     return tokens[:cut], tokens[cut:cut + (rest - 1) // sequence * sequence + 1]
+
+
+def stir(train: np.ndarray, sequence: int) -> np.ndarray:
+    """[n] -> [n], the last piece, which may be short, stays the last"""
+    n = len(train) // (PIECE * sequence)
+    whole = train[:n * PIECE * sequence].reshape(n, PIECE * sequence)
+    order = np.random.RandomState(1).permutation(n)       # numpy promises RandomState's stream for ever
+    return np.concatenate([whole[order].ravel(), train[whole.size:]])
 
 
 def bigram_loss(train: np.ndarray, val: np.ndarray) -> float:
@@ -41,7 +54,7 @@ def main(text: str, train_path: str, val_path: str, sequence: str) -> int:
         print(f'{text}: {len(tokens)} bytes; at least {20 * (T + 1)} are needed', file=sys.stderr)
         return 2
     train, val = split(tokens, T)
-    for path, part in ((train_path, train), (val_path, val)):
+    for path, part in ((train_path, stir(train, T)), (val_path, val)):
         Path(path).write_bytes(part.tobytes())
     print(f'{bigram_loss(train, val):.4f}')
     return 0
