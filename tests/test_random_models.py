@@ -1,4 +1,5 @@
-"""test_random_models.py -- programs of drawn models, three steps each, against the float64 evaluator."""
+"""test_random_models.py -- programs of drawn models, three steps each, against the evaluator of
+oracle.py."""
 import pathlib
 import tempfile
 

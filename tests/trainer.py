@@ -39,8 +39,8 @@ def alone(name: str) -> Iterator[None]:
 
 def objects() -> list[pathlib.Path]:
     """what out/train is linked from beside train.o, brought up to date"""
-    listed = re.search(r'input: link\n(.*?)\n  outputs', sh('ninja', '-t', 'query', 'out/train'), re.S)
-    names = [n for n in listed[1].split() if not n.endswith('/train.o')]
+    listed = re.search(r'input: link\n(.*)', sh('ninja', '-t', 'query', 'out/train'), re.S)
+    names = [n for n in listed[1].split() if n.endswith('.o') and not n.endswith('/train.o')]
     with alone('ninja'):
         sh('ninja', *names)
     return [ROOT / n for n in names]
