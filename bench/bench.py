@@ -1,0 +1,214 @@
+"""bench.py -- how fast a program trains, as shares of what this machine can do in the same minutes.
+
+GPT-2 124M, 1024 tokens a step, f32: on 1 rank, on as many ranks as cores (at most 2) under ZeRO-0 and ZeRO-3.
+Programs take turns (1 rank, ZeRO-0, ZeRO-3, 1 rank, ...), so that a machine that slows down slows all of them;
+every figure is a median. The peak is the faster of our own linear and OpenBLAS (numpy's) at 2048^3, one thread a core.
+
+The table goes to stdout, all figures to out/bench.json. A load average above 0.3 at the start makes a run invalid.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+MADE = ROOT / 'out' / 'bench'
+SPEC = 'model_specs/gpt2-124m.yaml'
+TOKENS, SEQUENCE = 1024, 256
+MOST_LOAD = 0.3
+CORETYPES = ('', 'SkylakeX', 'Cooperlake', 'Haswell', 'Zen')
+
+# One process of the vendor's side: the best of the products that fit into a time, GFLOP/s.
+VENDOR = '''
+import sys, time
+import numpy as np
+n, end = 2048, time.perf_counter() + float(sys.argv[1])
+x = np.arange(n * n, dtype=np.float32).reshape(n, n) % 7 - 3
+y = np.empty_like(x)
+best = 1e9
+while time.perf_counter() < end:
+    t = time.perf_counter()
+    np.matmul(x, x, out=y)
+    best = min(best, time.perf_counter() - t)
+print(2e-9 * n**3 / best)
+'''
+
+# One process of first touch: the same kind of memory as an arena, populated by the kernel.
+TOUCH = '''
+import mmap, os, sys, time
+n = int(sys.argv[1])
+f = os.memfd_create('touch')
+os.ftruncate(f, n)
+t = time.perf_counter()
+m = mmap.mmap(f, n, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+print(n / (time.perf_counter() - t))
+'''
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program: how GPT-2 124M is spread."""
+    name: str
+    ranks: int
+    stage: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a program."""
+    steps: list[float]      # seconds of each step but the first
+    arena: int              # bytes a rank
+    start: float            # seconds from main to arenas in place, where the first operation is issued
+    wire: int               # bytes received by a rank in a step
+
+
+def sh(*command: object, env: dict[str, str] | None = None) -> str:
+    return subprocess.run([str(c) for c in command], cwd=ROOT, check=True, text=True, stdout=subprocess.PIPE,
+                          env={**os.environ, **(env or {})}).stdout
+
+
+def together(script: str, argument: object, processes: int, env: dict[str, str]) -> list[float]:
+    """A Python script in several processes at once; the number that each prints."""
+    running = [subprocess.Popen([sys.executable, '-c', script, str(argument)], stdout=subprocess.PIPE, text=True,
+                                stderr=subprocess.DEVNULL, env={**os.environ, **env}) for _ in range(processes)]
+    said = [p.communicate()[0] for p in running]
+    return [float(s) for s in said] if all(p.returncode == 0 for p in running) else [0.0]
+
+
+# ---- the machine
+
+def machine(load: float) -> dict[str, object]:
+    cpu = re.search(r'model name\s*: (.*)', Path('/proc/cpuinfo').read_text())
+    commands = sh('ninja', '-t', 'commands', 'out/train').splitlines()
+    flags = next(c for c in commands if 'linear_avx512.o' in c)
+    compiler = os.environ.get('CC', 'gcc')
+    return {'cpu': cpu[1] if cpu else platform.processor(), 'cores': os.cpu_count(), 'load': load,
+            'compiler': sh(compiler, '--version').splitlines()[0], 'flags': re.sub(r' -MMD.*', '', flags)}
+
+
+def gemm(cores: int, seconds: float, pairs: int) -> dict[str, object]:
+    """Alternating: our linear, then the vendor's product; GFLOP/s of all cores."""
+    def vendor(coretype: str, t: float) -> float:
+        one = {'OPENBLAS_NUM_THREADS': '1', **({'OPENBLAS_CORETYPE': coretype} if coretype else {})}
+        return sum(together(VENDOR, t, cores, one))
+
+    sh('ninja', '--quiet', 'out/train-peak')
+    coretype = max(CORETYPES, key=lambda c: vendor(c, 1.0))
+    rates = [(float(sh('out/train-peak', cores, 2048, seconds)), vendor(coretype, seconds)) for _ in range(pairs)]
+    ours, theirs = (statistics.median(side) for side in zip(*rates))
+    return {'ours': ours, 'openblas': theirs, 'openblas_coretype': coretype or 'its own choice',
+            'peak': max(ours, theirs)}
+
+
+def touch_rate(case: Case, arena: int) -> float:
+    """Bytes a second that each of a case's ranks populates, all at once."""
+    return statistics.median(together(TOUCH, arena, case.ranks, {}))
+
+
+# ---- the programs
+
+def settings(case: Case) -> list[str]:
+    keys = {'zero.stage': case.stage, 'cluster.ranks': case.ranks, 'train.sequence': SEQUENCE,
+            'train.global_batch': TOKENS // SEQUENCE, 'train.micro_batch': TOKENS // SEQUENCE // case.ranks,
+            'train.precision': 'f32'}
+    return [word for key, value in keys.items() for word in ('--set', f'{key}={value}')]
+
+
+def flops(case: Case) -> float:
+    """Of a step: 6 a parameter and token, and causal attention."""
+    said = sh('gen/zgen', SPEC, *settings(case), '--emit', 'explain')
+    return float(re.search(r'flops in a global step: (\S+)', said)[1])
+
+
+def build(case: Case) -> Path:
+    (ROOT / 'out' / 'train.c').write_text(sh('gen/zgen', SPEC, *settings(case)))
+    sh('ninja', '--quiet', 'out/train')
+    return Path(shutil.copy(ROOT / 'out' / 'train', MADE / case.name))
+
+
+def run(case: Case, steps: int, data: Path) -> Run:
+    log = MADE / f'{case.name}.jsonl'
+    sh(MADE / case.name, '--data', data, '--steps', steps + 1, '--log', log)
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    ends, last = [line['seconds'] for line in lines if 'loss' in line], lines[-1]
+    return Run([b - a for a, b in zip(ends, ends[1:])], last['arena'], last['start_arena'], last['wire'])
+
+
+def measure(cases: list[Case], steps: int, rounds: int) -> dict[str, list[Run]]:
+    data = MADE / 'tokens.bin'
+    count = TOKENS * (steps + 1) + 1
+    data.write_bytes(np.random.RandomState(1).randint(0, 50257, count).astype('<u2').tobytes())
+    runs: dict[str, list[Run]] = {case.name: [] for case in cases}
+    for turn in range(rounds):
+        for case in cases:
+            print(f'round {turn + 1} of {rounds}: {case.name}', file=sys.stderr)
+            runs[case.name].append(run(case, steps, data))
+    return runs
+
+
+# ---- figures
+
+def figures(case: Case, runs: list[Run], peak: float, work: float) -> dict[str, object]:
+    step = statistics.median(s for r in runs for s in r.steps)
+    rate, start = touch_rate(case, runs[0].arena), statistics.median(r.start for r in runs)
+    return {**asdict(case), 'step': step, 'gflops': 1e-9 * work / step, 'share': 1e-9 * work / step / peak,
+            'arena': runs[0].arena, 'wire': runs[0].wire, 'start': start, 'touch_rate': rate,
+            'start_bound': 1.3 * runs[0].arena / rate + 0.2, 'runs': [asdict(r) for r in runs]}
+
+
+def overhead(whole: list[Run], split: list[Run]) -> float:
+    """How much longer a step of `split` takes: the median over pairs of runs that followed each other."""
+    pairs = [statistics.median(s.steps) / statistics.median(w.steps) for w, s in zip(whole, split)]
+    return statistics.median(pairs) - 1
+
+
+def table(result: dict) -> str:
+    m, g = result['machine'], result['gemm']
+    lines = [f'{m["cpu"]}, {m["cores"]} cores, load average {m["load"]:.2f} at the start', m['compiler'], m['flags'], '',
+             f'f32 GEMM 2048^3: ours {g["ours"]:.0f}, OpenBLAS ({g["openblas_coretype"]}) {g["openblas"]:.0f} GFLOP/s', '',
+             '| GPT-2 124M, f32, 1024 tokens a step | step, s | GFLOP/s | share of peak | arena a rank, MB | '
+             'start, s | bound, s |', '|---|---|---|---|---|---|---|']
+    lines += [f'| {c["name"]} | {c["step"]:.3f} | {c["gflops"]:.0f} | {100 * c["share"]:.0f} % | {c["arena"] / 1e6:.0f} | '
+              f'{c["start"]:.2f} | {c["start_bound"]:.2f} |' for c in result['cases']]
+    if 'overhead' in result:
+        lines += ['', f'ZeRO-3 over ZeRO-0: {100 * result["overhead"]:+.1f} %']
+    return '\n'.join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('--steps', type=int, default=5, help='timed steps of a run')
+    parser.add_argument('--rounds', type=int, default=3, help='runs of each program')
+    given = parser.parse_args()
+    load, cores = os.getloadavg()[0], min(os.cpu_count() or 1, 2)
+    MADE.mkdir(parents=True, exist_ok=True)
+    cases = [Case('rank-1', 1, 0)] + [Case(f'zero-{stage}', cores, stage) for stage in (0, 3) if cores > 1]
+    print(f'load average {load:.2f}', file=sys.stderr)
+    for case in cases:
+        build(case)
+    peak = gemm(cores, 2.0, given.rounds)
+    runs = measure(cases, given.steps, given.rounds)
+    result = {'machine': machine(load), 'gemm': peak, 'valid': load <= MOST_LOAD,
+              'cases': [figures(c, runs[c.name], peak['peak'], flops(c)) for c in cases]}
+    if cores > 1:
+        result['overhead'] = overhead(runs['zero-0'], runs['zero-3'])
+    (ROOT / 'out' / 'bench.json').write_text(json.dumps(result, indent=1) + '\n')
+    print(table(result))
+    if not result['valid']:
+        print(f'INVALID: the load average was above {MOST_LOAD}; measure on an idle machine')
+    return 0 if result['valid'] else 1
+
+
+if __name__ == '__main__':
+    sys.exit(main())
