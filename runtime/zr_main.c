@@ -330,9 +330,10 @@ static void sample(zr *z)
     if (zr_data_read(z->o->val ? &z->val : &z->train, 0, 1, context, context + T, why)) zr_fail(z, ZR_USER, "%s", why);
     for (int64_t i = 0; i < n; i++) say_token(z, context[i]);
     for (int64_t i = 0; i < z->o->sample; i++) {
-        if (n == T) memmove(context, context + 1, (size_t)(--n) * sizeof *context);
-        context[n] = next_token(z, context, n, &state);
-        say_token(z, context[n++]);
+        int32_t token = next_token(z, context, n, &state);
+        say_token(z, token);
+        if (n == T) memmove(context, context + 1, (size_t)--n * sizeof *context);
+        context[n++] = token;
     }
     zr_print(z, STDOUT_FILENO, "\n");
     free(context);
