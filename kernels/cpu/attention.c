@@ -2,14 +2,15 @@
  *
  * Invariants
  *  1. Every sum over keys, queries or head elements is one FMA chain in a fixed order: forward over
- *     keys ascending; dq over regions (256 keys) descending, keys ascending within one; dk and dv over
- *     query blocks ascending, then heads of the group, then queries. The widths of tiles do not matter.
+ *     keys ascending; dq over regions (256 keys) descending, keys ascending within one; dk and dv
+ *     over query blocks ascending, then heads of the group, then queries. The widths of tiles do
+ *     not matter.
  *  2. A score is rounded to f32 after scaling, in backward as in forward, so p <= 1 up to lse's own
  *     rounding.
- *  3. Scores lie transposed, [key][query]: 16 queries are a vector, so that maxima and sums over keys
- *     need no sum across lanes, and only queries (never keys or values) are transposed.
- *  4. Scratch arrays are [64][pad] with rows and elements past the end 0; pad is D rounded up to 16.
- *     A thread's scratch holds D <= 1024.
+ *  3. Scores lie transposed, [key][query]: 16 queries are a vector, so that maxima and sums over
+ *     keys need no sum across lanes, and only queries (never keys or values) are transposed.
+ *  4. Scratch arrays are [64][pad] with rows and elements past the end 0; pad is D rounded up to
+ *     16. A thread's scratch holds D <= 1024.
  */
 #include "part.h"
 #include <float.h>
@@ -50,7 +51,8 @@ typedef struct view {
 } view;
 
 /* ---- products */
-ZK_INLINE void tile(float *c, int64_t ldc, view a, const float *b, int64_t ldb, int64_t K, int add, const int vectors)
+ZK_INLINE void tile(float *c, int64_t ldc, view a, const float *b, int64_t ldb, int64_t K, int add,
+                    const int vectors)
 {
     wide sum[ROWS][2];
 #pragma GCC unroll 8
@@ -79,8 +81,8 @@ ZK_INLINE void tile(float *c, int64_t ldc, view a, const float *b, int64_t ldb, 
 
 /* c[M,N] = (add ? c : 0) + a[M,K] . b[K,N]; M is rounded up to ROWS, N is a multiple of 16;
  * rows of c and b lie ldc and ldb apart */
-static void multiply(float *c, int64_t ldc, view a, const float *b, int64_t ldb, int64_t M, int64_t N, int64_t K,
-                     int add)
+static void multiply(float *c, int64_t ldc, view a, const float *b, int64_t ldb, int64_t M,
+                     int64_t N, int64_t K, int add)
 {
     for (int64_t n = 0; n < N; n += 2 * WIDTH)
         for (int64_t m = 0; m < M; m += ROWS) {
@@ -94,8 +96,8 @@ static void multiply(float *c, int64_t ldc, view a, const float *b, int64_t ldb,
 
 /* ---- blocks of rows */
 /* block [64][pad] from `rows` rows of D elements, `stride` apart, the first at element `at` */
-static void load_rows(const attention *a, float *block, const real *p, int dtype, int64_t at, int64_t stride,
-                      int64_t rows)
+static void load_rows(const attention *a, float *block, const real *p, int dtype, int64_t at,
+                      int64_t stride, int64_t rows)
 {
     for (int64_t i = 0; i < rows; i++)
         for (int64_t d = 0; d < a->D; d += 16)
@@ -103,8 +105,8 @@ static void load_rows(const attention *a, float *block, const real *p, int dtype
     memset(block + rows * a->pad, 0, (size_t)((BLOCK - rows) * a->pad) * sizeof(float));
 }
 
-static void store_rows(const attention *a, const float *block, real *p, int dtype, int64_t at, int64_t stride,
-                       int64_t rows)
+static void store_rows(const attention *a, const float *block, real *p, int dtype, int64_t at,
+                       int64_t stride, int64_t rows)
 {
     for (int64_t i = 0; i < rows; i++)
         for (int64_t d = 0; d < a->D; d += 16)
@@ -163,15 +165,16 @@ ZK_INLINE v16 score(const attention *a, const float *p, int64_t j, int64_t c, in
 typedef struct forward {
     float *q, *turned, *key, *value, *sum;  /* [64][pad]; turned [pad][64] */
     float *p;                               /* [64 keys][64 queries] */
-    float *top, *total, *shrink;            /* [64]: maximum so far, sum of exp, what old sums are worth */
+    float *top, *total, *shrink;            /* [64]: maximum, sum of exp, factor of old sums */
 } forward;
 
 static forward forward_space(const attention *a, int thread)
 {
     int64_t block = BLOCK * a->pad;
     float *s = zk_scratch(a->k, thread), *p = s + 5 * block, *lines = p + BLOCK * BLOCK;
-    return (forward){.q = s, .turned = s + block, .key = s + 2 * block, .value = s + 3 * block, .sum = s + 4 * block,
-                     .p = p, .top = lines, .total = lines + BLOCK, .shrink = lines + 2 * BLOCK};
+    return (forward){.q = s, .turned = s + block, .key = s + 2 * block, .value = s + 3 * block,
+                     .sum = s + 4 * block, .p = p, .top = lines, .total = lines + BLOCK,
+                     .shrink = lines + 2 * BLOCK};
 }
 
 /* Products of `keys` keys and queries c .. c+15 become exp(score - top) */
@@ -203,7 +206,8 @@ static void scale_rows(const attention *a, float *block, const float *factor, in
 }
 
 /* y and lse of head h, queries from .. from+rows-1 of sequence b, from the sums over all keys */
-static void finish(const attention *a, const forward *f, int64_t b, int64_t h, int64_t from, int64_t rows)
+static void finish(const attention *a, const forward *f, int64_t b, int64_t h, int64_t from,
+                   int64_t rows)
 {
     float lse[BLOCK];
     for (int64_t c = 0; c < BLOCK; c += 16) {
@@ -212,15 +216,17 @@ static void finish(const attention *a, const forward *f, int64_t b, int64_t h, i
         store16(f->shrink + c, set16(1) / total);
     }
     scale_rows(a, f->sum, f->shrink, rows);
-    store_rows(a, f->sum, a->out, a->k->dtype, ((b * a->T + from) * a->H + h) * a->D, a->H * a->D, rows);
+    int64_t at = ((b * a->T + from) * a->H + h) * a->D;
+    store_rows(a, f->sum, a->out, a->k->dtype, at, a->H * a->D, rows);
     memcpy(a->lse + (b * a->H + h) * a->T + from, lse, (size_t)rows * sizeof(float));
 }
 
-/* Task: (b, h, query block); a head's longest first, so that its keys and values stay in the cache */
+/* Task: (b, h, query block); one head after the other, so that its keys stay in the cache */
 static void forward_task(void *arg, int64_t task, int thread)
 {
     const attention *a = arg;
-    int64_t i = a->blocks - 1 - task % a->blocks, h = task / a->blocks % a->H, b = task / a->blocks / a->H;
+    int64_t i = a->blocks - 1 - task % a->blocks;
+    int64_t h = task / a->blocks % a->H, b = task / a->blocks / a->H;
     int64_t from = i * BLOCK, rows = zk_least(BLOCK, a->T - from), lanes = (rows + 15) / 16 * 16;
     int64_t start = b * a->T * a->stride, key = start + (a->H + h / (a->H / a->G)) * a->D;
     forward f = forward_space(a, thread);
@@ -247,7 +253,8 @@ static void forward_task(void *arg, int64_t task, int thread)
 static attention shape(zk *k, int64_t B, int64_t T, int64_t H, int64_t G, int64_t D, float scale)
 {
     return (attention){.k = k, .B = B, .T = T, .H = H, .G = G, .D = D, .stride = (H + 2 * G) * D,
-                       .pad = (D + 15) / 16 * 16, .blocks = (T + BLOCK - 1) / BLOCK, .scale = scale};
+                       .pad = (D + 15) / 16 * 16, .blocks = (T + BLOCK - 1) / BLOCK,
+                       .scale = scale};
 }
 
 void ZK(zk_attention_fwd)(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv,
@@ -273,13 +280,15 @@ static backward backward_space(const attention *a, int thread)
 {
     int64_t block = BLOCK * a->pad;
     float *s = zk_scratch(a->k, thread), *p = s + 9 * block, *lines = p + 2 * BLOCK * BLOCK;
-    return (backward){.q = s, .dy = s + block, .key = s + 2 * block, .value = s + 3 * block, .dq = s + 4 * block,
-                      .dkey = s + 5 * block, .dvalue = s + 6 * block, .turned = s + 7 * block,
-                      .turned_dy = s + 8 * block, .p = p, .ds = p + BLOCK * BLOCK, .lse = lines, .dot = lines + BLOCK};
+    return (backward){.q = s, .dy = s + block, .key = s + 2 * block, .value = s + 3 * block,
+                      .dq = s + 4 * block, .dkey = s + 5 * block, .dvalue = s + 6 * block,
+                      .turned = s + 7 * block, .turned_dy = s + 8 * block, .p = p,
+                      .ds = p + BLOCK * BLOCK, .lse = lines, .dot = lines + BLOCK};
 }
 
 /* p = exp(score - lse); ds = p * (dp - dot) * scale, in place of the products q.k and dy.v */
-static void weigh_again(const attention *a, const backward *s, int64_t c, int64_t keys, int diagonal)
+static void weigh_again(const attention *a, const backward *s, int64_t c, int64_t keys,
+                        int diagonal)
 {
     v16 lse = load16(s->lse + c), dot = load16(s->dot + c);
     for (int64_t j = 0; j < keys; j++) {
@@ -293,12 +302,12 @@ static void weigh_again(const attention *a, const backward *s, int64_t c, int64_
 static int64_t regions(const attention *a) { return (a->blocks + REGION - 1) / REGION; }
 
 /* What head h and query block i add to dq, dkey and dvalue through key block j, which is loaded */
-static void backward_head(const attention *a, const backward *s, int64_t b, int64_t h, int64_t i, int64_t j,
-                          int first)
+static void backward_head(const attention *a, const backward *s, int64_t b, int64_t h, int64_t i,
+                          int64_t j, int first)
 {
     int64_t from = i * BLOCK, rows = zk_least(BLOCK, a->T - from), lanes = (rows + 15) / 16 * 16;
-    int64_t keys = zk_least(BLOCK, a->T - j * BLOCK), m = b * a->T + from, line = (b * a->H + h) * a->T + from;
-    int64_t at = m * a->stride + h * a->D;
+    int64_t keys = zk_least(BLOCK, a->T - j * BLOCK), line = (b * a->H + h) * a->T + from;
+    int64_t m = b * a->T + from, at = m * a->stride + h * a->D;
     load_rows(a, s->q, a->qkv, a->k->dtype, at, a->stride, rows);
     load_rows(a, s->dy, a->dy, a->k->dtype, (m * a->H + h) * a->D, a->H * a->D, rows);
     load_rows(a, s->dq, a->sum, ZK_F32, at, a->stride, first ? 0 : rows);
@@ -317,8 +326,8 @@ static void backward_head(const attention *a, const backward *s, int64_t b, int6
 }
 
 /* What the query blocks i .. end-1 add to dkey and dvalue of key block j of group g */
-static void backward_key(const attention *a, const backward *s, int64_t b, int64_t g, int64_t i, int64_t end,
-                         int64_t j, int first)
+static void backward_key(const attention *a, const backward *s, int64_t b, int64_t g, int64_t i,
+                         int64_t end, int64_t j, int first)
 {
     int64_t keys = zk_least(BLOCK, a->T - j * BLOCK), heads = a->H / a->G;
     int64_t key = (b * a->T + j * BLOCK) * a->stride + (a->H + g) * a->D, value = key + a->G * a->D;
@@ -371,9 +380,9 @@ static void round_task(void *arg, int64_t m, int thread)
     }
 }
 
-void ZK(zk_attention_bwd)(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *y, const real *qkv,
-                          const float *lse, float *scratch, int64_t B, int64_t T, int64_t H, int64_t G, int64_t D,
-                          float scale)
+void ZK(zk_attention_bwd)(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *y,
+                          const real *qkv, const float *lse, float *scratch, int64_t B, int64_t T,
+                          int64_t H, int64_t G, int64_t D, float scale)
 {
     attention a = shape(k, B, T, H, G, D, scale);
     (void)L;

@@ -1,10 +1,10 @@
 /* norm.c -- layer norm, RMS norm and the RMS norm of query and key heads, forward and backward.
  *
  * Invariants
- *  1. A row's sum has 16 lanes: element i is added to lane i % 16, ascending; lanes past the end hold
- *     0; sum16 folds them.
- *  2. An element of dw or db is one f32 chain over rows ascending (heads ascending within a row), so
- *     it needs no scratch here; other targets use it.
+ *  1. A row's sum has 16 lanes: element i is added to lane i % 16, ascending; lanes past the end
+ *     hold 0; sum16 folds them.
+ *  2. An element of dw or db is one f32 chain over rows ascending (heads ascending within a row),
+ *     so it needs no scratch here; other targets use it.
  *  3. Backward recomputes the normalised value from x and the f32 statistics.
  */
 #include "part.h"
@@ -113,19 +113,20 @@ static void layer_columns_task(void *arg, int64_t task, int thread)
     }
 }
 
-void ZK(zk_layernorm_fwd)(zk *k, const zk_launch *L, real *y, float *stat, const real *x, const real *w,
-                          const real *b, int64_t M, int64_t C, float eps)
+void ZK(zk_layernorm_fwd)(zk *k, const zk_launch *L, real *y, float *stat, const real *x,
+                          const real *w, const real *b, int64_t M, int64_t C, float eps)
 {
     norm a = {.dtype = k->dtype, .y = y, .stat = stat, .x = x, .w = w, .b = b, .M = M, .C = C,
               .rows = zk_tile(k, L, 0, ROWS), .eps = eps};
     zk_for(k, zk_pieces(M, a.rows), layer_fwd_task, &a);
 }
 
-void ZK(zk_layernorm_bwd)(zk *k, const zk_launch *L, real *dx, real *dw, real *db, const real *dy, const real *x,
-                          const float *stat, const real *w, float *scratch, int64_t M, int64_t C)
+void ZK(zk_layernorm_bwd)(zk *k, const zk_launch *L, real *dx, real *dw, real *db, const real *dy,
+                          const real *x, const float *stat, const real *w, float *scratch,
+                          int64_t M, int64_t C)
 {
-    norm a = {.dtype = k->dtype, .y = dx, .dw = dw, .db = db, .stat = (float *)stat, .x = x, .dy = dy, .w = w,
-              .M = M, .C = C, .rows = zk_tile(k, L, 0, ROWS)};
+    norm a = {.dtype = k->dtype, .y = dx, .dw = dw, .db = db, .stat = (float *)stat, .x = x,
+              .dy = dy, .w = w, .M = M, .C = C, .rows = zk_tile(k, L, 0, ROWS)};
     (void)scratch;
     zk_for(k, zk_pieces(M, a.rows), layer_bwd_task, &a);
     zk_for(k, zk_pieces(C, WIDE), layer_columns_task, &a);
@@ -161,7 +162,8 @@ static void rms_bwd_run(const norm *a, const real *w, int64_t at, float rms)
     for (int64_t c = 0; c < a->C; c += 16) {
         int64_t n = a->C - c;
         v16 g = zk_get(a->dy, at + c, a->dtype, n) * zk_get(w, c, a->dtype, n);
-        zk_put(a->y, at + c, a->dtype, fma16(zk_get(a->x, at + c, a->dtype, n) * r, g_dot, g) * r, n);
+        v16 hat = zk_get(a->x, at + c, a->dtype, n) * r;
+        zk_put(a->y, at + c, a->dtype, fma16(hat, g_dot, g) * r, n);
     }
 }
 
@@ -176,7 +178,8 @@ static void rms_columns_task(void *arg, int64_t task, int thread)
         v16 r = set16(a->stat[m * a->stats + a->first + h]);
         for (int64_t c = from; c < to; c += 16) {
             v16 hat = zk_get(a->x, at + c, a->dtype, to - c) * r;
-            dw[(c - from) / 16] = fma16(zk_get(a->dy, at + c, a->dtype, to - c), hat, dw[(c - from) / 16]);
+            v16 dy = zk_get(a->dy, at + c, a->dtype, to - c);
+            dw[(c - from) / 16] = fma16(dy, hat, dw[(c - from) / 16]);
         }
     }
     for (int64_t c = from; c < to; c += 16)
@@ -199,19 +202,21 @@ static void rms_bwd_task(void *arg, int64_t task, int thread)
         rms_bwd_run(a, a->w, m * a->C, a->stat[m]);
 }
 
-void ZK(zk_rmsnorm_fwd)(zk *k, const zk_launch *L, real *y, float *stat, const real *x, const real *w,
-                        int64_t M, int64_t C, float eps)
+void ZK(zk_rmsnorm_fwd)(zk *k, const zk_launch *L, real *y, float *stat, const real *x,
+                        const real *w, int64_t M, int64_t C, float eps)
 {
-    norm a = {.dtype = k->dtype, .y = y, .stat = stat, .x = x, .w = w, .M = M, .C = C, .rows = zk_tile(k, L, 0, ROWS),
-              .eps = eps};
+    norm a = {.dtype = k->dtype, .y = y, .stat = stat, .x = x, .w = w, .M = M, .C = C,
+              .rows = zk_tile(k, L, 0, ROWS), .eps = eps};
     zk_for(k, zk_pieces(M, a.rows), rms_fwd_task, &a);
 }
 
-void ZK(zk_rmsnorm_bwd)(zk *k, const zk_launch *L, real *dx, real *dw, const real *dy, const real *x,
-                        const float *stat, const real *w, float *scratch, int64_t M, int64_t C)
+void ZK(zk_rmsnorm_bwd)(zk *k, const zk_launch *L, real *dx, real *dw, const real *dy,
+                        const real *x, const float *stat, const real *w, float *scratch, int64_t M,
+                        int64_t C)
 {
-    norm a = {.dtype = k->dtype, .y = dx, .dw = dw, .stat = (float *)stat, .x = x, .dy = dy, .w = w, .M = M,
-              .C = C, .rows = zk_tile(k, L, 0, ROWS), .stride = C, .heads = 1, .stats = 1, .span = WIDE};
+    norm a = {.dtype = k->dtype, .y = dx, .dw = dw, .stat = (float *)stat, .x = x, .dy = dy, .w = w,
+              .M = M, .C = C, .rows = zk_tile(k, L, 0, ROWS), .stride = C, .heads = 1, .stats = 1,
+              .span = WIDE};
     (void)scratch;
     zk_for(k, zk_pieces(M, a.rows), rms_bwd_task, &a);
     zk_for(k, zk_pieces(C, WIDE), rms_columns_task, &a);
@@ -230,7 +235,8 @@ static void heads_fwd_task(void *arg, int64_t task, int thread)
     (void)thread;
     for (int64_t m = task * a->rows; m < zk_least((task + 1) * a->rows, a->M); m++) {
         for (int64_t h = 0; h < a->stats; h++)
-            a->stat[m * a->stats + h] = rms_fwd_run(a, h < a->H ? a->w : a->wk, m * a->stride + h * a->C);
+            a->stat[m * a->stats + h] = rms_fwd_run(a, h < a->H ? a->w : a->wk,
+                                                    m * a->stride + h * a->C);
         copy_values(a, m, a->x);
     }
 }
@@ -241,26 +247,29 @@ static void heads_bwd_task(void *arg, int64_t task, int thread)
     (void)thread;
     for (int64_t m = task * a->rows; m < zk_least((task + 1) * a->rows, a->M); m++) {
         for (int64_t h = 0; h < a->stats; h++)
-            rms_bwd_run(a, h < a->H ? a->w : a->wk, m * a->stride + h * a->C, a->stat[m * a->stats + h]);
+            rms_bwd_run(a, h < a->H ? a->w : a->wk, m * a->stride + h * a->C,
+                        a->stat[m * a->stats + h]);
         copy_values(a, m, a->dy);
     }
 }
 
-void ZK(zk_qknorm_fwd)(zk *k, const zk_launch *L, real *y, float *stat, const real *in, const real *wq,
-                       const real *wk, int64_t M, int64_t H, int64_t G, int64_t D, float eps)
+void ZK(zk_qknorm_fwd)(zk *k, const zk_launch *L, real *y, float *stat, const real *in,
+                       const real *wq, const real *wk, int64_t M, int64_t H, int64_t G, int64_t D,
+                       float eps)
 {
     norm a = {.dtype = k->dtype, .y = y, .stat = stat, .x = in, .w = wq, .wk = wk, .M = M, .C = D,
-              .stride = (H + 2 * G) * D, .stats = H + G, .H = H, .G = G, .rows = zk_tile(k, L, 0, ROWS), .eps = eps};
+              .stride = (H + 2 * G) * D, .stats = H + G, .H = H, .G = G,
+              .rows = zk_tile(k, L, 0, ROWS), .eps = eps};
     zk_for(k, zk_pieces(M, a.rows), heads_fwd_task, &a);
 }
 
-void ZK(zk_qknorm_bwd)(zk *k, const zk_launch *L, real *din, real *dwq, real *dwk, const real *dy, const real *in,
-                       const float *stat, const real *wq, const real *wk, float *scratch,
-                       int64_t M, int64_t H, int64_t G, int64_t D)
+void ZK(zk_qknorm_bwd)(zk *k, const zk_launch *L, real *din, real *dwq, real *dwk, const real *dy,
+                       const real *in, const float *stat, const real *wq, const real *wk,
+                       float *scratch, int64_t M, int64_t H, int64_t G, int64_t D)
 {
-    norm a = {.dtype = k->dtype, .y = din, .dw = dwq, .stat = (float *)stat, .x = in, .dy = dy, .w = wq, .wk = wk,
-              .M = M, .C = D, .stride = (H + 2 * G) * D, .stats = H + G, .H = H, .G = G, .rows = zk_tile(k, L, 0, ROWS),
-              .heads = H, .span = HEAD};
+    norm a = {.dtype = k->dtype, .y = din, .dw = dwq, .stat = (float *)stat, .x = in, .dy = dy,
+              .w = wq, .wk = wk, .M = M, .C = D, .stride = (H + 2 * G) * D, .stats = H + G, .H = H,
+              .G = G, .rows = zk_tile(k, L, 0, ROWS), .heads = H, .span = HEAD};
     (void)scratch;
     zk_for(k, zk_pieces(M, a.rows), heads_bwd_task, &a);
     zk_for(k, zk_pieces(D, HEAD), rms_columns_task, &a);

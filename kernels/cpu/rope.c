@@ -1,4 +1,4 @@
-/* rope.c -- rotary positions: the table of cosines and sines, and the turning of query and key heads.
+/* rope.c -- rotary positions: the table of cosines and sines, and turning query and key heads.
  *
  * Invariants
  *  1. Angles are f64 products position * frequency, rounded to f32 only after sine and cosine.
@@ -30,9 +30,11 @@ static void table_task(void *arg, int64_t task, int thread)
         }
 }
 
-void ZK(zk_rope_table)(zk *k, const zk_launch *L, float *table, const double *freq, int64_t T, int64_t D)
+void ZK(zk_rope_table)(zk *k, const zk_launch *L, float *table, const double *freq, int64_t T,
+                       int64_t D)
 {
-    rope a = {.k = k, .table = table, .freq = freq, .T = T, .half = D / 2, .rows = zk_tile(k, L, 0, ROWS)};
+    rope a = {.k = k, .table = table, .freq = freq, .T = T, .half = D / 2,
+              .rows = zk_tile(k, L, 0, ROWS)};
     zk_for(k, (T + a.rows - 1) / a.rows, table_task, &a);
 }
 
@@ -63,7 +65,8 @@ static void row(const rope *a, int64_t m, int thread)
     for (int64_t h = 0; h < a->H + a->G; h++)
         turn(a, at + h * a->D, cosine, sine);
     if (a->y != a->in)
-        memcpy((char *)a->y + values * size, (const char *)a->in + values * size, (size_t)(a->G * a->D * size));
+        memcpy((char *)a->y + values * size, (const char *)a->in + values * size,
+               (size_t)(a->G * a->D * size));
 }
 
 static void rows_task(void *arg, int64_t task, int thread)
@@ -76,7 +79,7 @@ static void rows_task(void *arg, int64_t task, int thread)
 void ZK(zk_rope)(zk *k, const zk_launch *L, real *y, const real *in, const float *table,
                  int64_t B, int64_t T, int64_t H, int64_t G, int64_t D, int sign)
 {
-    rope a = {.k = k, .y = y, .in = in, .table = (float *)table, .M = B * T, .T = T, .H = H, .G = G, .D = D,
-              .half = D / 2, .rows = zk_tile(k, L, 0, ROWS), .sign = (float)sign};
+    rope a = {.k = k, .y = y, .in = in, .table = (float *)table, .M = B * T, .T = T, .H = H, .G = G,
+              .D = D, .half = D / 2, .rows = zk_tile(k, L, 0, ROWS), .sign = (float)sign};
     zk_for(k, (B * T + a.rows - 1) / a.rows, rows_task, &a);
 }
