@@ -1,4 +1,4 @@
-"""test_spec.py -- the spec reader: what it reads, what it refuses and how it says so, and that no input breaks it."""
+"""test_spec.py -- the spec reader: what it reads, what it refuses and how; no input breaks it."""
 from __future__ import annotations
 
 import json
@@ -97,21 +97,25 @@ def test_fields_and_defaults() -> None:
     assert (embedding.name, embedding.repeat, blocks.name, blocks.repeat) == ("", 1, "h.{l}", 3)
     assert dict(embedding.ops[0].args) == {"tokens": "wte", "positions": "wpe", "context": 33}
     attention = blocks.ops[0].ops[1]
-    assert dict(attention.args) == {"name": "attn", "heads": 3, "kv_heads": 3, "head_dim": 20, "bias": True,
+    assert dict(attention.args) == {"name": "attn", "heads": 3, "kv_heads": 3, "head_dim": 20,
+                                    "bias": True,
                                     "out_bias": True, "rope": None, "qk_norm": False, "eps": 1e-6}
     assert attention.where == f"{GPT}:{line_of(GPT.read_text(), '- attention')}"
     assert dict(blocks.ops[1].ops[2].args) == {"kind": "tanh"}
     assert dict(blocks.ops[0].ops[0].args) == {"name": "ln_1", "eps": 1e-5, "bias": True}
     assert dict(head.ops[1].args) == {"name": (), "out": (256,), "bias": False, "tied": "wte"}
     assert spec.zero.stage3_param_persistence_threshold == 100
-    assert (spec.zero.reduce_bucket_size, spec.zero.overlap_comm, spec.zero.replicate) == (500_000_000, True, ())
-    assert (spec.train.sum, spec.train.optimizer.decay, spec.data.ignore) == ("tree", "matrices", 65535)
+    assert (spec.zero.reduce_bucket_size, spec.zero.overlap_comm,
+            spec.zero.replicate) == (500_000_000, True, ())
+    assert (spec.train.sum, spec.train.optimizer.decay, spec.data.ignore) == ("tree", "matrices",
+                                                                              65535)
 
 
 def test_llama_keys() -> None:
     blocks = load(str(LLAMA)).model.units[1]
     rope = blocks.ops[0].ops[1].args["rope"]
-    assert (rope["theta"], rope["scaling"]["type"], rope["scaling"]["original_context"]) == (500000.0, "llama3", 16)
+    assert (rope["theta"], rope["scaling"]["type"],
+            rope["scaling"]["original_context"]) == (500000.0, "llama3", 16)
     assert blocks.ops[1].ops[1].args["name"] == ("mlp.gate_proj", "mlp.up_proj")
     assert blocks.ops[1].ops[1].args["out"] == (176, 176)
     assert load(str(QWEN)).model.units[1].ops[0].ops[1].args["head_dim"] == 24
@@ -139,9 +143,12 @@ train: {global_batch: 4, micro_batch: 1, sequence: 8, optimizer: {lr: 1e-3}}
 
 def test_the_least_spec(tmp_path: Path) -> None:
     spec = read(tmp_path, MINIMAL)
-    assert (spec.name, spec.cluster.ranks, spec.targets, spec.zero.stage) == ("model", 1, ("cpu",), 0)
+    assert (spec.name, spec.cluster.ranks, spec.targets, spec.zero.stage) == ("model", 1, ("cpu",),
+                                                                              0)
     assert spec.data.ignore is None         # token 65535 is one of 70000 words
-    assert (spec.train.optimizer.lr, spec.train.schedule.type, spec.train.precision) == (1e-3, "constant", "f32")
+    assert (spec.train.optimizer.lr, spec.train.schedule.type, spec.train.precision) == (1e-3,
+                                                                                         "constant",
+                                                                                         "f32")
 
 
 @pytest.mark.parametrize("text, value", [
@@ -160,15 +167,18 @@ def test_anchors_and_merges(tmp_path: Path) -> None:
 def test_set_wins_and_the_last_one(tmp_path: Path) -> None:
     sets = ("zero.stage=1", "zero.stage=2", "train.optimizer.betas=[0.5, 0.6]", "data.ignore=null",
             "train.schedule.type=linear", "train.schedule.steps=11")
-    spec = read(tmp_path, GPT.read_text(), sets, {"zero_optimization": {"stage": 3, "overlap_comm": False}})
-    assert (spec.zero.stage, spec.zero.overlap_comm, spec.train.optimizer.betas) == (2, False, (0.5, 0.6))
+    spec = read(tmp_path, GPT.read_text(), sets,
+                {"zero_optimization": {"stage": 3, "overlap_comm": False}})
+    assert (spec.zero.stage, spec.zero.overlap_comm, spec.train.optimizer.betas) == (2, False,
+                                                                                     (0.5, 0.6))
     assert (spec.data.ignore, spec.train.schedule.type) == (None, "linear")
 
 
-# ---- what is refused: (of which spec, what is changed in it, what is said; @ is the line of the change)
+# ---- what is refused: (spec, what is changed in it, what is said; @ is the line of the change)
 
 WRONG = [
-    (GPT, "vocab: 256", "vocab: yes", r"@: model.vocab: 'yes' is no integer; allowed: an integer from 2 to 2147483647"),
+    (GPT, "vocab: 256", "vocab: yes",
+     r"@: model.vocab: 'yes' is no integer; allowed: an integer from 2 to 2147483647"),
     (GPT, "vocab: 256", "vocab: true", r"@: model.vocab: true is no integer"),
     (GPT, "vocab: 256", "vocab: 256.5", r"@: model.vocab: 256.5 is no integer"),
     (GPT, "vocab: 256", "vocab: 0400", r"@: model.vocab: '0400' is no integer"),
@@ -176,80 +186,110 @@ WRONG = [
     (GPT, "vocab: 256", "vocab: " + "9" * 5000, r"@: model.vocab: inf is not a finite number"),
     (GPT, "vocab: 256", "vocab: 4000000000", r"@: model.vocab: 4000000000 is out of range"),
     (GPT, "vocab: 256", "vocab:", r"@: model.vocab: empty is no integer"),
-    (GPT, "vocab: 256", "vocab: 256\n  vocab: 257", r"s.yaml:5: 'vocab' stands here twice; allowed: each key once"),
-    (GPT, "vocab: 256", "vocabs: 256", r"@: model.vocabs: is no key here; did you mean vocab\? allowed: vocab, width"),
-    (GPT, "names: gpt2 ", "names: gpt3 ", r"@: model.names: 'gpt3' is not known; allowed: gpt2 or llama"),
+    (GPT, "vocab: 256", "vocab: 256\n  vocab: 257",
+     r"s.yaml:5: 'vocab' stands here twice; allowed: each key once"),
+    (GPT, "vocab: 256", "vocabs: 256",
+     r"@: model.vocabs: is no key here; did you mean vocab\? allowed: vocab, width"),
+    (GPT, "names: gpt2 ", "names: gpt3 ",
+     r"@: model.names: 'gpt3' is not known; allowed: gpt2 or llama"),
     (GPT, "name: gpt-tiny", "name: 124", r"@: name: 124 is no text; .*quotes"),
     (GPT, "name: gpt-tiny", 'name: "a\\nb"', r"@: name: 'a\\nb' does not fit"),
     (GPT, "width: 60", "width: 1099511627776", r"@: model.width: 1099511627776 is out of range"),
     (GPT, "width: 60", "width: 600000000", r"model.units.*grows beyond 281474976710656 elements"),
-    (GPT, "heads: 3,", "heads: 7,", r"@: model.units\[1\].ops\[0\].residual\[1\].attention.heads: "
-                                    r"7 does not divide width 60; allowed: a divisor of width, or head_dim"),
+    (GPT, "heads: 3,", "heads: 7,",
+     r"@: model.units\[1\].ops\[0\].residual\[1\].attention.heads: 7 does not divide width 60; "
+     r"allowed: a divisor of width, or head_dim"),
     (GPT, "heads: 3,", "heads: 3, kv_heads: 2,", r"@: .*kv_heads: 2 does not divide heads 3"),
-    (GPT, "heads: 3,", "heads: 4, rope: {theta: 10000},", r"@: .*rope: turns pairs, and head_dim is 15"),
-    (GPT, "heads: 3,", "heads: 3, widht: 2,", r"@: .*attention.widht: is no key here; .*allowed: name, heads"),
+    (GPT, "heads: 3,", "heads: 4, rope: {theta: 10000},",
+     r"@: .*rope: turns pairs, and head_dim is 15"),
+    (GPT, "heads: 3,", "heads: 3, widht: 2,",
+     r"@: .*attention.widht: is no key here; .*allowed: name, heads"),
     (GPT, "heads: 3, ", "", r"@: .*attention.heads: is missing"),
     (GPT, "blocks: 3", "blocks: 0", r"@: model.units\[1\].blocks: 0 is out of range"),
     (GPT, "name: h.{l}", "name: h", r"@: model.units\[1\].name: 'h' does not fit; .*\{l\}"),
     (GPT, "name: h.{l}", "name: h.{l}.{l}", r"@: model.units\[1\].name: .*does not fit"),
     (GPT, "name: mlp.c_proj, out: 60", "name: mlp.c_proj, out: 61",
-     r"s.yaml:15: model.units\[1\].ops\[1\].residual: the branch is 60 wide where it begins and 61 where it ends"),
-    (GPT, "name: mlp.c_fc, out: 240", "name: [a, b], out: [120, 120]", r"@: .*linear.name: several linears side by "
-                                                                      r"side need weights \[out,in\]"),
+     r"s.yaml:15: model.units\[1\].ops\[1\].residual: the branch begins 60 wide and ends 61"),
+    (GPT, "name: mlp.c_fc, out: 240", "name: [a, b], out: [120, 120]",
+     r"@: .*linear.name: several linears side by side need weights \[out,in\]"),
     (GPT, "name: mlp.c_fc, out: 240", "name: mlp.c_proj, out: 240",
      r".*there is a tensor h.0.mlp.c_proj.weight already; allowed: each name once"),
     (GPT, "name: mlp.c_fc, out: 240", "out: 240", r"@: .*linear.name: is missing"),
-    (GPT, "name: mlp.c_fc, out: 240", "tied: wte, out: 240", r"@: .*linear.bias: says again what `tied` says"),
+    (GPT, "name: mlp.c_fc, out: 240", "tied: wte, out: 240",
+     r"@: .*linear.bias: says again what `tied` says"),
     (GPT, "gelu: tanh", "gelu: relu", r"@: .*gelu: 'relu' is not known; allowed: tanh or erf"),
-    (GPT, "gelu: tanh", "silu: {}", r"@: .*residual\[2\].silu: is no key here; .*allowed: residual, layernorm"),
-    (GPT, "gelu: tanh", "{gelu: tanh, swiglu: {}}", r"@: .*residual\[2\]: holds 2 ops; allowed: one of residual"),
+    (GPT, "gelu: tanh", "silu: {}",
+     r"@: .*residual\[2\].silu: is no key here; .*allowed: residual, layernorm"),
+    (GPT, "gelu: tanh", "{gelu: tanh, swiglu: {}}",
+     r"@: .*residual\[2\]: holds 2 ops; allowed: one of residual"),
     (GPT, "gelu: tanh", "{}", r"@: .*residual\[2\]: holds 0 ops"),
-    (GPT, "linear: {tied: wte}", "linear: {tied: wpe}", r"@: .*tied: there is no embedding 'wpe'; allowed: wte"),
-    (GPT, "linear: {tied: wte}", "linear: {name: o, out: 255}", r"@: model.units\[2\].head\[1\]: the head does not end "
-                                                                r"in a linear to the vocabulary; .*out: 256"),
-    (GPT, "- linear: {tied: wte}", "", r"s.yaml:2\d: model.units\[2\].head\[0\]: the head does not end"),
-    (GPT, "context: 33", "context: 32", r"@: .*context: 32 positions for a sequence of 33; .*context >= train.sequence"),
-    (GPT, ", context: 33", "", r"@: .*positions: comes without context"),
-    (GPT, "- head:", "- tail:", r"@: model.units\[2\].tail: is no key here; .*allowed: embedding, blocks"),
+    (GPT, "linear: {tied: wte}", "linear: {tied: wpe}",
+     r"@: .*tied: there is no embedding 'wpe'; allowed: wte"),
+    (GPT, "linear: {tied: wte}", "linear: {name: o, out: 255}",
+     r"@: model.units\[2\].head\[1\]: the head does not end in a linear to the vocabulary; .*256"),
+    (GPT, "- linear: {tied: wte}", "",
+     r"s.yaml:2\d: model.units\[2\].head\[0\]: the head does not end"),
+    (GPT, "context: 33", "context: 32",
+     r"@: .*context: 32 positions for a sequence of 33; .*context >= train.sequence"),
+    (GPT, ", context: 33", "", r"@: .*positions: comes alone"),
+    (GPT, "- head:", "- tail:",
+     r"@: model.units\[2\].tail: is no key here; .*allowed: embedding, blocks"),
     (GPT, "  - embedding: {tokens: wte, positions: wpe, context: 33}\n", "",
      r"model.units\[0\]: blocks stands where embedding should"),
     (GPT, "zero:", "zeros:", r"@: zeros: is no key here; did you mean zero\?"),
-    (GPT, "stage: 3", "stage: 4", r"@: zero.stage: 4 is out of range; allowed: an integer from 0 to 3"),
-    (GPT, "stage: 3", "stage: 3\n  overlap_comm: 1", r"s.yaml:2\d: zero.overlap_comm: 1 is neither; .*true or false"),
-    (GPT, "stage: 3", "stage: 3\n  replicate: [lm_head*]", r"zero.replicate\[0\]: 'lm_head\*' matches no tensor"),
-    (GPT, "stage: 3", "stage: 3\n  replicate: ln_f.bias", r"zero.replicate: is 'ln_f.bias'; allowed: a list"),
-    (GPT, "global_batch: 8", "global_batch: 9", r"@: train.global_batch: global_batch 9 is no multiple of micro_batch 2 "
-                                                r"x 2 ranks; allowed: global_batch 8 or 12"),
+    (GPT, "stage: 3", "stage: 4",
+     r"@: zero.stage: 4 is out of range; allowed: an integer from 0 to 3"),
+    (GPT, "stage: 3", "stage: 3\n  overlap_comm: 1",
+     r"s.yaml:2\d: zero.overlap_comm: 1 is neither; .*true or false"),
+    (GPT, "stage: 3", "stage: 3\n  replicate: [lm_head*]",
+     r"zero.replicate\[0\]: 'lm_head\*' matches no tensor"),
+    (GPT, "stage: 3", "stage: 3\n  replicate: ln_f.bias",
+     r"zero.replicate: is 'ln_f.bias'; allowed: a list"),
+    (GPT, "global_batch: 8", "global_batch: 9",
+     r"@: train.global_batch: global_batch 9 is no multiple of micro_batch 2 "
+     r"x 2 ranks; allowed: global_batch 8 or 12"),
     (GPT, "  micro_batch: 2\n", "", r"s.yaml:\d+: train.micro_batch: is missing"),
-    (GPT, "micro_batch: 2", "micro_batch: .nan", r"@: train.micro_batch: nan is not a finite number"),
+    (GPT, "micro_batch: 2", "micro_batch: .nan",
+     r"@: train.micro_batch: nan is not a finite number"),
     (GPT, "sequence: 33", "sequence: -1", r"@: train.sequence: -1 is out of range"),
-    (GPT, "precision: f32", "precision: f16", r"@: train.precision: 'f16' is not known; allowed: f32 or bf16"),
+    (GPT, "precision: f32", "precision: f16",
+     r"@: train.precision: 'f16' is not known; allowed: f32 or bf16"),
     (GPT, "lr: 1.0e-3", "lr: fast", r"@: train.optimizer.lr: 'fast' is no number"),
     (GPT, "lr: 1.0e-3", "lr: -1", r"@: train.optimizer.lr: -1 is out of range"),
     (GPT, "[0.9, 0.95]", "[0.9]", r"@: train.optimizer.betas: has 1 values; allowed: a list of 2"),
     (GPT, "[0.9, 0.95]", "[0.9, 1]", r"@: train.optimizer.betas\[1\]: 1 is out of range"),
     (GPT, "eps: 1.0e-8", "eps: 0", r"@: train.optimizer.eps: 0 is out of range"),
-    (GPT, "type: AdamW", "type: Adam", r"@: train.optimizer.type: 'Adam' is not known; allowed: AdamW"),
-    (GPT, "steps: 100", "steps: 10", r"@: train.schedule.steps: a cosine schedule of 10 steps after a warmup of 10"),
+    (GPT, "type: AdamW", "type: Adam",
+     r"@: train.optimizer.type: 'Adam' is not known; allowed: AdamW"),
+    (GPT, "steps: 100", "steps: 10",
+     r"@: train.schedule.steps: a cosine schedule of 10 steps after a warmup of 10"),
     (GPT, "min_lr: 1.0e-4", "min_lr: 1", r"@: train.schedule.min_lr: 1 is above lr 0.001"),
-    (GPT, "cluster: {ranks: 2}", "cluster: 2", r"@: cluster: is 2; allowed: a mapping with the keys ranks"),
-    (GPT, "cluster: {ranks: 2}", "cluster: [2]", r"@: cluster: is a list; allowed: a mapping with the keys ranks"),
-    (GPT, "targets: [cpu]", "targets: [cpu, sm_90]", r"@: targets\[1\]: the target sm_90 is not there yet; allowed: cpu"),
+    (GPT, "cluster: {ranks: 2}", "cluster: 2",
+     r"@: cluster: is 2; allowed: a mapping with the keys ranks"),
+    (GPT, "cluster: {ranks: 2}", "cluster: [2]",
+     r"@: cluster: is a list; allowed: a mapping with the keys ranks"),
+    (GPT, "targets: [cpu]", "targets: [cpu, sm_90]",
+     r"@: targets\[1\]: the target sm_90 is not there yet; allowed: cpu"),
     (GPT, "targets: [cpu]", "targets: [tpu]", r"@: targets\[0\]: 'tpu' is no target; allowed: cpu"),
     (GPT, "targets: [cpu]", "targets: []", r"@: targets: is empty"),
     (GPT, "targets: [cpu]", "targets: [cpu, cpu]", r"@: targets: names a target twice"),
     (GPT, "targets: [cpu]", "data: {ignore: 65536}", r"@: data.ignore: 65536 is out of range"),
-    (LLAMA, "out: [176, 176]", "out: [176, 177]", r"s.yaml:\d+: .*residual\[2\].swiglu: its input is 353 wide; allowed: an even width"),
+    (LLAMA, "out: [176, 176]", "out: [176, 177]",
+     r"s.yaml:\d+: .*residual\[2\].swiglu: its input is 353 wide; allowed: an even width"),
     (LLAMA, "out: [176, 176]", "out: [176]", r"@: .*linear.out: 1 widths for 2 names"),
-    (LLAMA, "high_freq_factor: 4", "high_freq_factor: 1", r"@: .*low_freq_factor: 1 is not below high_freq_factor 1"),
-    (LLAMA, "type: llama3", "type: yarn", r"@: .*scaling.type: 'yarn' is not known; allowed: llama3"),
+    (LLAMA, "high_freq_factor: 4", "high_freq_factor: 1",
+     r"@: .*low_freq_factor: 1 is not below high_freq_factor 1"),
+    (LLAMA, "type: llama3", "type: yarn",
+     r"@: .*scaling.type: 'yarn' is not known; allowed: llama3"),
     (LLAMA, "factor: 8, ", "", r"@: .*scaling.factor: is missing"),
     (LLAMA, "kv_heads: 2", "kv_heads: 3", r"@: .*kv_heads: 3 does not divide heads 4"),
 ]
 
 
-@pytest.mark.parametrize("spec, old, new, said", WRONG, ids=lambda v: str(getattr(v, "stem", v))[:30])
-def test_refusals_name_line_key_and_what_is_allowed(tmp_path: Path, spec: Path, old: str, new: str, said: str) -> None:
+@pytest.mark.parametrize("spec, old, new, said", WRONG,
+                         ids=lambda v: str(getattr(v, "stem", v))[:30])
+def test_refusals_name_line_key_and_what_is_allowed(tmp_path: Path, spec: Path, old: str, new: str,
+                                                    said: str) -> None:
     text = spec.read_text()
     message = refusal(tmp_path, swap(text, old, new))
     said = said.replace("@", f"s.yaml:{line_of(text, old)}")
@@ -260,7 +300,8 @@ def test_refusals_name_line_key_and_what_is_allowed(tmp_path: Path, spec: Path, 
 @pytest.mark.parametrize("text, said", [
     (b"", r"s.yaml:1: is empty"),
     (b"# nothing\n", r"s.yaml:1: is empty"),
-    (b"- a\n- b\n", r"s.yaml:1: the file holds a list; allowed: a mapping with the keys name, model"),
+    (b"- a\n- b\n",
+     r"s.yaml:1: the file holds a list; allowed: a mapping with the keys name, model"),
     (b"model: [1, 2\n", r"s.yaml:2: broken syntax: while parsing a flow sequence"),
     (b"a: 1\nb: \xff\n", r"s.yaml:2: byte 0xff is no UTF-8"),
     (b"a: 1\n\x00b: 1\n", r"s.yaml:2: the character '\\x00'"),
@@ -275,7 +316,8 @@ def test_refusals_name_line_key_and_what_is_allowed(tmp_path: Path, spec: Path, 
     (b"#" * 200_000, r"s.yaml: is too long for a spec"),
     (b'a: "\\U0011FFFF"\n', r"s.yaml:1: broken syntax"),
     (b"%YAML " + b"9" * 5000 + b".1\n--- a\n", r"s.yaml:1: broken syntax"),
-    (b"a0: &a0 [x,x]\n" + b"".join(b"a%d: &a%d [*a%d,*a%d]\n" % (i, i, i - 1, i - 1) for i in range(1, 39)),
+    (b"a0: &a0 [x,x]\n" + b"".join(b"a%d: &a%d [*a%d,*a%d]\n" % (i, i, i - 1,
+                                                                 i - 1) for i in range(1, 39)),
      r"holds too much \(aliases count each time\)"),
 ])
 def test_broken_files(tmp_path: Path, text: bytes, said: str) -> None:
@@ -303,11 +345,13 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     ("zero.stage=", r"--set: zero.stage: has no value"),
     ("zero.stage=#", r"--set: zero.stage: is empty"),
     ("zero.stage=[", r"--set: zero.stage: broken syntax"),
-    ("zero.stage.deep=3", r"--set: zero.stage.deep: zero.stage holds 3; allowed: a key inside a mapping"),
+    ("zero.stage.deep=3",
+     r"--set: zero.stage.deep: zero.stage holds 3; allowed: a key inside a mapping"),
     ("zero=3", r"--set: zero: is 3; allowed: a mapping"),
     ("zero.stage=!!python/name:os.system", r"--set: zero.stage: the tag"),
     ("cluster.ranks=1e30", r"--set: cluster.ranks: 1e\+30 is out of range"),
-    ("cluster.ranks=3", r"--set: cluster.ranks: global_batch 8 is no multiple of micro_batch 2 x 3 ranks; "
+    ("cluster.ranks=3",
+     r"--set: cluster.ranks: global_batch 8 is no multiple of micro_batch 2 x 3 ranks; "
                         r"allowed: global_batch 6 or 12, cluster.ranks 2 or 4"),
     ("train.micro_batch=3", r"--set: train.micro_batch: .*allowed: global_batch 6 or 12"),
     ("train.global_batch=1", r"--set: train.global_batch: .*allowed: global_batch 4"),
@@ -329,9 +373,12 @@ def test_several_errors_are_said_at_once(tmp_path: Path) -> None:
 def test_ds_config_is_honoured(tmp_path: Path) -> None:
     spec = read(tmp_path, GPT.read_text(), (), {
         "train_batch_size": 16, "train_micro_batch_size_per_gpu": "auto", "gradient_clipping": 0.5,
-        "bf16": {"enabled": True}, "fp16": {"enabled": False, "loss_scale": 0}, "steps_per_print": 10,
-        "optimizer": {"type": "Adam", "params": {"lr": 1e-4, "betas": [0.8, 0.99], "weight_decay": "auto"}},
-        "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto", "allgather_bucket_size": "2e8",
+        "bf16": {"enabled": True}, "fp16": {"enabled": False, "loss_scale": 0},
+        "steps_per_print": 10,
+        "optimizer": {"type": "Adam",
+                      "params": {"lr": 1e-4, "betas": [0.8, 0.99], "weight_decay": "auto"}},
+        "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto",
+                              "allgather_bucket_size": "2e8",
                               "overlap_comm": False, "contiguous_gradients": True,
                               "prefetch_bucket_size": 7, "offload_optimizer": {"device": "none"}}})
     z, t = spec.zero, spec.train
@@ -339,7 +386,8 @@ def test_ds_config_is_honoured(tmp_path: Path) -> None:
     assert (z.overlap_comm, z.stage3_prefetch_bucket_size) == (False, 7)
     assert (t.global_batch, t.micro_batch, t.precision, t.optimizer.clip) == (16, 2, "bf16", 0.5)
     assert (t.optimizer.lr, t.optimizer.betas, t.optimizer.weight_decay) == (1e-4, (0.8, 0.99), 0.1)
-    assert len(spec.notes) == 3 and any("contiguous_gradients: has no effect here: " in n for n in spec.notes)
+    assert len(spec.notes) == 3
+    assert any("contiguous_gradients: has no effect here: " in n for n in spec.notes)
 
 
 G, B, A = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
@@ -347,10 +395,13 @@ G, B, A = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumu
 
 @pytest.mark.parametrize("config, want", [       # two ranks; the spec says 8 and 2
     ({G: 32, B: 16, A: 1}, (32, 16)), ({G: 32, B: 8, A: 2}, (32, 8)), ({G: 32, B: 16}, (32, 16)),
-    ({G: 32, A: 2}, (32, 8)), ({B: 8, A: 2}, (32, 8)), ({G: 32}, (32, 2)), ({B: 4}, (8, 4)), ({A: 3}, (12, 2)),
-    ({G: 33, B: 17, A: 2}, None), ({G: 32, B: 18, A: 1}, None), ({G: 33, A: 2}, None), ({G: 33, B: 17}, None),
+    ({G: 32, A: 2}, (32, 8)), ({B: 8, A: 2}, (32, 8)), ({G: 32}, (32, 2)), ({B: 4}, (8, 4)),
+                                          ({A: 3}, (12, 2)),
+    ({G: 33, B: 17, A: 2}, None), ({G: 32, B: 18, A: 1}, None), ({G: 33, A: 2}, None),
+                                          ({G: 33, B: 17}, None),
     ({G: 32, A: 0}, None), ({G: "many"}, None), ({B: True}, None)])
-def test_two_batch_keys_determine_the_third(tmp_path: Path, config: dict, want: tuple[int, int] | None) -> None:
+def test_two_batch_keys_determine_the_third(tmp_path: Path, config: dict,
+                                            want: tuple[int, int] | None) -> None:
     if want is None:
         assert re.match(r"ds.json:1: .*; allowed: ", refusal(tmp_path, GPT.read_text(), (), config))
         return
@@ -368,19 +419,27 @@ def test_batch_keys_follow_the_ranks_that_are_set(tmp_path: Path) -> None:
 @pytest.mark.parametrize("config, said", [
     ('{"zero_optimization": {"stage": 3, "stagee": 1}}',
      r"ds.json:1: zero_optimization.stagee: is no key here; did you mean stage\?"),
-    ('{\n\t"stage":\t3}', r"ds.json:2: stage: is no key here; did you mean zero_optimization.stage\?"),
-    ('{"zero_optimization":\n {"stage": 5}}', r"ds.json:2: zero_optimization.stage: zero.stage: 5 is out of range"),
+    ('{\n\t"stage":\t3}',
+     r"ds.json:2: stage: is no key here; did you mean zero_optimization.stage\?"),
+    ('{"zero_optimization":\n {"stage": 5}}',
+     r"ds.json:2: zero_optimization.stage: zero.stage: 5 is out of range"),
     ('{"zero_optimization": {"stage": 3', r"ds.json:1: broken syntax: Expecting"),
-    ('{"steps_per_print": 1,\n "steps_per_print": 2}', r"ds.json:2: 'steps_per_print' stands here twice"),
+    ('{"steps_per_print": 1,\n "steps_per_print": 2}',
+     r"ds.json:2: 'steps_per_print' stands here twice"),
     ('[]', r"ds.json:1: holds a list; allowed: an object"),
     ('{"zero_optimization": 3}', r"ds.json:1: zero_optimization: is 3; allowed: an object"),
-    ('{"optimizer": {"type": "Lion"}}', r"ds.json:1: optimizer.type: 'Lion' is not known; allowed: Adam or AdamW"),
-    ('{"fp16": {"enabled": true}}', r"ds.json:1: fp16.enabled: is not supported yet: use bf16; allowed: false"),
+    ('{"optimizer": {"type": "Lion"}}',
+     r"ds.json:1: optimizer.type: 'Lion' is not known; allowed: Adam or AdamW"),
+    ('{"fp16": {"enabled": true}}',
+     r"ds.json:1: fp16.enabled: is not supported yet: use bf16; allowed: false"),
     ('{"zero_optimization": {"offload_param": {"device": "cpu"}}}',
      r"ds.json:1: zero_optimization.offload_param.device: is not supported yet; allowed: "),
-    ('{"bf16": {"enabled": true}, "bfloat16": {"enabled": false}}', r"ds.json:1: bfloat16.enabled: says otherwise"),
-    ('{"bf16": {"enabled": 1}}', r"ds.json:1: bf16.enabled: 1 is not known; allowed: true or false"),
-    ('{"gradient_clipping": NaN}', r"ds.json:1: gradient_clipping: train.optimizer.clip: 'NaN' is no number"),
+    ('{"bf16": {"enabled": true}, "bfloat16": {"enabled": false}}',
+     r"ds.json:1: bfloat16.enabled: says otherwise"),
+    ('{"bf16": {"enabled": 1}}',
+     r"ds.json:1: bf16.enabled: 1 is not known; allowed: true or false"),
+    ('{"gradient_clipping": NaN}',
+     r"ds.json:1: gradient_clipping: train.optimizer.clip: 'NaN' is no number"),
     ("{\"a\":" * 3000, r"ds.json:1: is nested too deep|ds.json:1: broken syntax"),
 ])
 def test_bad_ds_configs(tmp_path: Path, config: str, said: str) -> None:
@@ -408,8 +467,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8),
-                    st.sampled_from(["cpu", "wte", "{l}", "h.{l}", "1e8", "llama", "tanh", -1, 0, 1, 2, 2 ** 31, 2 ** 63]))
-KEYS = sorted(set(re.findall(r"([a-z_0-9]+):", GPT.read_text() + LLAMA.read_text() + QWEN.read_text())))
+                    st.sampled_from(["cpu", "wte", "{l}", "h.{l}", "1e8", "llama", "tanh", -1, 0, 1,
+                                     2, 2 ** 31, 2 ** 63]))
+KEYS = sorted(set(re.findall(r"([a-z_0-9]+):",
+                             GPT.read_text() + LLAMA.read_text() + QWEN.read_text())))
 trees = st.recursive(scalars, lambda t: st.one_of(st.lists(t, max_size=3), st.dictionaries(
     st.one_of(st.sampled_from(KEYS), st.text(max_size=4)), t, max_size=3)), max_leaves=6)
 
@@ -423,14 +484,17 @@ def test_fuzz_text(folder: Path, data: st.DataObject, source: Path) -> None:
         i = data.draw(st.integers(0, len(raw)))
         j = data.draw(st.integers(i, min(len(raw), i + 30)))
         noise = st.one_of(st.binary(max_size=4), st.sampled_from(
-            [b"\n", b": ", b"- ", b"{", b"]", b"&a ", b"*a", b"!!x ", b"|\n", b".nan", b"9" * 50, b"\t", b"'", raw[i:j] * 2]))
+            [b"\n", b": ", b"- ", b"{", b"]", b"&a ", b"*a", b"!!x ", b"|\n", b".nan", b"9" * 50,
+             b"\t", b"'", raw[i:j] * 2]))
         raw = raw[:i] + data.draw(noise) + raw[j:]
     survives(lambda: read(folder, raw))
 
 
 def places(node: object) -> list[tuple[object, object]]:
     """All (container, key) of a tree."""
-    pairs = list(node.items()) if isinstance(node, dict) else list(enumerate(node)) if isinstance(node, list) else []
+    pairs: list[tuple[object, object]] = []
+    if isinstance(node, (dict, list)):
+        pairs = list(node.items() if isinstance(node, dict) else enumerate(node))
     return [(node, key) for key, _ in pairs] + [p for _, below in pairs for p in places(below)]
 
 
@@ -455,29 +519,34 @@ def test_drawn_specs_are_read(folder: Path, mapping: dict) -> None:
 
 
 @settings(max_examples=100)
-@given(key=st.one_of(st.text(max_size=20), st.sampled_from(["zero.stage", "train", "model.units", "data.ignore"])),
+@given(key=st.one_of(st.text(max_size=20),
+                     st.sampled_from(["zero.stage", "train", "model.units", "data.ignore"])),
        value=st.one_of(st.text(max_size=20), scalars.map(str)))
 def test_fuzz_sets(folder: Path, key: str, value: str) -> None:
     survives(lambda: read(folder, MINIMAL, (f"{key}={value}",)))
 
 
-DS = ["zero_optimization", "stage", "optimizer", "params", "lr", "type", G, B, A, "bf16", "enabled", "overlap_comm",
-      "offload_param", "device", "scheduler", "reduce_bucket_size", "gradient_clipping", "betas", "fp16"]
+DS = ["zero_optimization", "stage", "optimizer", "params", "lr", "type", G, B, A, "bf16", "enabled",
+      "overlap_comm",
+      "offload_param", "device", "scheduler", "reduce_bucket_size", "gradient_clipping", "betas",
+      "fp16"]
 configs = st.recursive(st.one_of(scalars, st.just("auto")), lambda t: st.one_of(
     st.lists(t, max_size=2), st.dictionaries(st.sampled_from(DS), t, max_size=3)), max_leaves=8)
 
 
 @settings(max_examples=150)
-@given(config=st.one_of(st.dictionaries(st.sampled_from(DS), configs, max_size=4).map(json.dumps), st.text(max_size=20)))
+@given(config=st.one_of(st.dictionaries(st.sampled_from(DS), configs, max_size=4).map(json.dumps),
+                        st.text(max_size=20)))
 def test_fuzz_ds_configs(folder: Path, config: str) -> None:
     survives(lambda: read(folder, MINIMAL, (), config.encode("utf-8", "replace").decode()))
 
 
 @pytest.mark.alone
 def test_reading_is_quick() -> None:
-    """A new process imports the reader and reads the largest spec in under 0.4 s: the rest of a generator's
-    3 s for 16,384 ranks is for planning. The best of five, since others may be at work."""
-    code = f"import sys; sys.path.insert(0, {str(ROOT / 'gen')!r}); from zg.spec import load; load(sys.argv[1])"
+    """A new process imports the reader and reads the largest spec in under 0.4 s: the rest of the
+    generator's 3 s for 16,384 ranks is for planning. The best of five: others may be at work."""
+    code = (f"import sys; sys.path.insert(0, {str(ROOT / 'gen')!r})\n"
+            "from zg.spec import load; load(sys.argv[1])")
     times = []
     for _ in range(5):
         start = time.perf_counter()

@@ -2,7 +2,7 @@
 
 A key of the table is honoured (it names the spec's key), or without effect here (a note says why),
 or refused unless it holds a value that asks for nothing. A key that the table lacks is an error.
-"auto" leaves a key to the spec.
+"auto" and null leave a key to the spec.
 """
 from __future__ import annotations
 
@@ -48,6 +48,8 @@ class _Words:
 
 
 _LATER = "is not supported yet"
+_OWNER = "gradients are always reduced to their owner"
+_UNDIVIDED = "gradients are never divided before the optimizer's one factor"
 _OFF = (False, None, "none")
 
 TABLE: Mapping[str, _Honour | _Idle | _Refuse | _Words] = {
@@ -69,15 +71,16 @@ TABLE: Mapping[str, _Honour | _Idle | _Refuse | _Words] = {
 
     "bf16.enabled": _Words("train.precision", {True: "bf16", False: "f32"}),
     "bfloat16.enabled": _Words("train.precision", {True: "bf16", False: "f32"}),
-    "bf16.check_grad_overflow": _Refuse("a step with a gradient that is not finite is always skipped", (True,)),
+    "bf16.check_grad_overflow": _Refuse("non-finite gradients always skip the step", (True,)),
     "fp16.enabled": _Refuse(f"{_LATER}: use bf16", (False,)),
     **{f"fp16.{k}": _Idle("fp16 is off") for k in (
-        "loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "consecutive_hysteresis",
-        "min_loss_scale", "auto_cast", "fp16_master_weights_and_grads")},
+        "loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis",
+        "consecutive_hysteresis", "min_loss_scale", "auto_cast", "fp16_master_weights_and_grads")},
     "amp.enabled": _Refuse("amp is not a part of this: use bf16", (False,)),
-    "communication_data_type": _Refuse(f"{_LATER}: gradients travel in the program's precision", (None,)),
-    "prescale_gradients": _Refuse("gradients are never divided before the optimizer's one factor", (False,)),
-    "gradient_predivide_factor": _Refuse("gradients are never divided before the optimizer's one factor", (1, 1.0)),
+    "communication_data_type": _Refuse(f"{_LATER}: gradients travel in the program's precision",
+                                       (None,)),
+    "prescale_gradients": _Refuse(_UNDIVIDED, (False,)),
+    "gradient_predivide_factor": _Refuse(_UNDIVIDED, (1, 1.0)),
     "sparse_gradients": _Refuse(_LATER, _OFF),
 
     "zero_optimization.stage": _Honour("zero.stage"),
@@ -86,26 +89,27 @@ TABLE: Mapping[str, _Honour | _Idle | _Refuse | _Words] = {
     "zero_optimization.overlap_comm": _Honour("zero.overlap_comm"),
     **{f"zero_optimization.{p}{k}": _Honour(f"zero.stage3_{k}") for p in ("stage3_", "") for k in (
         "prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters")},
-    **{f"zero_optimization.{p}max_reuse_distance": _Idle("units are gathered again for the backward pass")
+    **{f"zero_optimization.{p}max_reuse_distance": _Idle("units are gathered again backward")
        for p in ("stage3_", "")},
     "zero_optimization.contiguous_gradients": _Idle("gradients are always contiguous"),
-    "zero_optimization.reduce_scatter": _Idle("gradients are always reduced to their owner"),
+    "zero_optimization.reduce_scatter": _Idle(_OWNER),
     "zero_optimization.allgather_partitions": _Idle("partitions are always gathered by all-gather"),
-    "zero_optimization.use_multi_rank_bucket_allreduce": _Idle("gradients are always reduced to their owner"),
+    "zero_optimization.use_multi_rank_bucket_allreduce": _Idle(_OWNER),
     "zero_optimization.round_robin_gradients": _Idle("every rank owns an equal part of every unit"),
-    "zero_optimization.sub_group_size": _Idle("the optimizer runs over the whole shard where it lies"),
+    "zero_optimization.sub_group_size": _Idle("the optimizer runs over the whole shard"),
     "zero_optimization.ignore_unused_parameters": _Idle("every parameter is used"),
     "zero_optimization.memory_efficient_linear": _Idle("nothing is patched"),
     "zero_optimization.override_module_apply": _Idle("nothing is patched"),
     "zero_optimization.load_from_fp32_weights": _Idle("masters are always restored in f32"),
-    "zero_optimization.stage3_gather_16bit_weights_on_model_save": _Idle("saved weights are always whole"),
-    "zero_optimization.stage3_gather_fp16_weights_on_model_save": _Idle("saved weights are always whole"),
+    **{f"zero_optimization.stage3_gather_{b}_weights_on_model_save": _Idle("they are whole")
+       for b in ("16bit", "fp16")},
     "zero_optimization.stage3_model_persistence_threshold": _Refuse(_LATER, (None,)),
     "zero_optimization.offload_optimizer.device": _Refuse(_LATER, _OFF),
     "zero_optimization.offload_param.device": _Refuse(_LATER, _OFF),
-    **{f"zero_optimization.offload_{part}.{k}": _Idle("offload is off") for part in ("optimizer", "param") for k in (
-        "pin_memory", "nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "pipeline_read", "pipeline_write",
-        "fast_init", "ratio")},
+    **{f"zero_optimization.offload_{part}.{k}": _Idle("offload is off")
+       for part in ("optimizer", "param") for k in (
+           "pin_memory", "nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "pipeline_read",
+           "pipeline_write", "fast_init", "ratio")},
     "zero_optimization.cpu_offload": _Refuse(_LATER, _OFF),
     "zero_optimization.cpu_offload_params": _Refuse(_LATER, _OFF),
     "zero_optimization.zero_hpz_partition_size": _Refuse(_LATER, (1,)),
@@ -142,7 +146,8 @@ def _unknown(key: str, node: Node) -> SpecError:
     elsewhere = [k for k in TABLE if k.rpartition(".")[2] == word]
     hint = f"did you mean {elsewhere[0]}? " if elsewhere else meant(word, here)
     ours = [k for k in here if not isinstance(TABLE.get(start + k), (_Idle, _Refuse))]
-    return SpecError(f"{node.where}: {printable(key)}: is no key here; {hint}allowed: {', '.join(ours or here)}")
+    return SpecError(f"{node.where}: {printable(key)}: is no key here; {hint}"
+                     f"allowed: {', '.join(ours or here)}")
 
 
 def _leaves(node: Node, prefix: str = "") -> list[tuple[str, Node]]:
@@ -157,7 +162,8 @@ def _leaves(node: Node, prefix: str = "") -> list[tuple[str, Node]]:
         elif isinstance(below.value, dict):
             found += _leaves(below, f"{key}.")
         elif below.value is not None:
-            raise SpecError(f"{below.where}: {key}: is {shown(below.value)}; allowed: an object {{...}}")
+            raise SpecError(f"{below.where}: {key}: is {shown(below.value)}; "
+                            "allowed: an object {...}")
     return found
 
 
@@ -168,7 +174,7 @@ def read(root: Node) -> Config:
     notes = []
     for key, node in _leaves(root):
         row, value = TABLE[key], node.plain()
-        if value == "auto":
+        if value == "auto" or value is None:
             continue
         if key in _BATCH:
             batch[key] = node
@@ -179,19 +185,21 @@ def read(root: Node) -> Config:
                 words = " or ".join(shown(u) for u in row.unless)
                 raise SpecError(f"{node.where}: {key}: {row.why}; allowed: {words}")
         else:
-            made = _word(key, node, row.words) if isinstance(row, _Words) else Node(node.value, node.where)
+            made = Node(node.value, node.where)
+            if isinstance(row, _Words):
+                made = _word(key, node, row.words)
             made.where += f": {key}"
             if row.key in changes and changes[row.key][1].plain() != made.plain():
-                raise SpecError(f"{node.where}: {key}: says otherwise than {changes[row.key][0]}; allowed: one of them")
+                raise SpecError(f"{node.where}: {key}: says otherwise than {changes[row.key][0]}; "
+                                "allowed: one of them")
             changes[row.key] = (key, made)
     return Config(tuple((k, n) for k, (_, n) in changes.items()), batch, tuple(notes))
 
 
 def _word(key: str, node: Node, words: Mapping[object, object]) -> Node:
-    if isinstance(node.value, (dict, list)) or node.value not in words or isinstance(node.value, (int, float)) \
-            and not isinstance(node.value, bool):
+    if not isinstance(node.value, (str, bool)) or node.value not in words:
         raise SpecError(f"{node.where}: {key}: {shown(node.value)} is not known; allowed: "
-                        + " or ".join(shown(w) if isinstance(w, bool) else str(w) for w in words))
+                        + " or ".join(w if isinstance(w, str) else shown(w) for w in words))
     return Node(words[node.value], node.where)
 
 
@@ -201,8 +209,8 @@ def _count(key: str, node: Node) -> int:
     value = number(node.value) if isinstance(node.value, str) else node.value
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value < 2 ** 31 \
             or value != int(value):
-        raise SpecError(f"{node.where}: {key}: {shown(node.value)} is no such number; allowed: an integer from 1 "
-                        "to 2147483647")
+        raise SpecError(f"{node.where}: {key}: {shown(node.value)} is no such number; "
+                        "allowed: an integer from 1 to 2147483647")
     return int(value)
 
 
@@ -224,7 +232,8 @@ def batches(config: Config, root: Node) -> list[tuple[str, Node]]:
     if B is None:
         return _given(given, at, root)
     if G is not None and G != A * B * W:
-        raise _product(at[_BATCH[2]], f"train_batch_size {G} is not {B} a rank x {A} steps x {W} ranks", A * B, W)
+        raise _product(at[_BATCH[2]],
+                       f"train_batch_size {G} is not {B} a rank x {A} steps x {W} ranks", A * B, W)
     found = {_BATCH[0]: A * B * W, _BATCH[1]: B}
     return _given(found, {**dict.fromkeys(found, at[_BATCH[2]]), **at}, root)
 
@@ -240,7 +249,7 @@ def _product(where: str, wrong: str, step: int, W: int) -> SpecError:
 
 
 def _spec(root: Node, key: str, default: int | None = None) -> int | None:
-    """An integer of the spec as it stands; None where it is none (an error that the schema will name)."""
+    """An integer of the spec as it stands; None where it is none (the schema will say so)."""
     node = root.at(tuple(key.split(".")))
     if isinstance(node.value, dict):
         return default

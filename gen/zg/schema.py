@@ -1,4 +1,4 @@
-"""schema.py -- what a spec may hold: the frozen records that the passes read, and each key's type and range.
+"""schema.py -- what a spec may hold: the records that the passes read, each key's type and range.
 
 Invariants
  1. A record that exists is in range: nothing after the reader checks a number's sign or size again.
@@ -15,19 +15,19 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Pla
 from pydantic_core import PydanticCustomError
 
 DIM = 2 ** 31 - 1               # a dimension: kernels count rows and columns in 31 bits
-ELEMS = 2 ** 48                 # elements of a model, of a value: byte offsets stay far inside 63 bits
+ELEMS = 2 ** 48                 # elements of a model, of all values: byte offsets fit in 63 bits
 TOKEN = 65535                   # the largest uint16 token
 TARGETS = ("cpu", "sm_80", "sm_90", "sm_100")
 READY = ("cpu",)                # of TARGETS
 
 
 class SpecError(Exception):
-    """The user's mistake; str() is the whole message: `file:line: key: what is wrong; what is allowed`."""
+    """The user's mistake; str() is `file:line: key: what is wrong; what is allowed`."""
 
 
 @dataclass
 class Node:
-    """A piece of a user's file and where it stands. value: dict of key -> Node, list of Node, or scalar."""
+    """A piece of a user's file and where it stands. value: dict or list of Node, or scalar."""
     value: object
     where: str
 
@@ -54,7 +54,8 @@ class Node:
 
 def dotted(path: tuple[str | int, ...]) -> str:
     """model.units[1].ops"""
-    return printable("".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).removeprefix("."))
+    words = (f"[{p}]" if isinstance(p, int) else f".{p}" for p in path)
+    return printable("".join(words).removeprefix("."))
 
 
 def printable(text: str) -> str:
@@ -80,7 +81,7 @@ _INTEGER = re.compile(r"[-+]?(0|[1-9]\d{0,39})", re.ASCII)
 
 
 def number(text: str) -> int | float | None:
-    """The number that a text stands for: 12, 5e8, 1.0e-3; of more than 40 digits, its nearest float. 010 is
+    """The number that a text stands for: 12, 5e8, 1.0e-3; a float where digits exceed 40. 010 is
     none: readers differ on whether it is ten or eight."""
     if _INTEGER.fullmatch(text):
         return int(text)
@@ -88,7 +89,8 @@ def number(text: str) -> int | float | None:
 
 
 def refuse(wrong: str, allowed: str) -> PydanticCustomError:
-    return PydanticCustomError("zg", "{wrong}; allowed: {allowed}", {"wrong": wrong, "allowed": allowed})
+    return PydanticCustomError("zg", "{wrong}; allowed: {allowed}",
+                               {"wrong": wrong, "allowed": allowed})
 
 
 def _numeric(value: object, kind: str, allowed: str) -> int | float:
@@ -136,7 +138,8 @@ def Choice(*words: str) -> object:
 def Text(pattern: str, allowed: str) -> object:
     def check(value: object) -> str:
         if not isinstance(value, str):
-            raise refuse(f"{shown(value)} is no text", f"{allowed} (in quotes where it looks like a number)")
+            raise refuse(f"{shown(value)} is no text",
+                         f"{allowed} (in quotes where it looks like a number)")
         if not re.fullmatch(pattern, value):
             raise refuse(f"{shown(value)} does not fit", allowed)
         return value
@@ -186,7 +189,8 @@ ElemsOrNone = Integer(0, ELEMS)
 Tiny = Real(1e-30, 1.0)         # an epsilon: one that f32 would flush to 0 divides 0 by 0
 _CHARS = "letters, digits, '_', '-' and single dots"
 Name = Text(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", _CHARS)
-Layered = Text(r"([A-Za-z0-9_-]+\.)*\{l\}(\.[A-Za-z0-9_-]+)*", f"a name with one part {{l}}, the layer; {_CHARS}")
+Layered = Text(r"([A-Za-z0-9_-]+\.)*\{l\}(\.[A-Za-z0-9_-]+)*",
+               f"a name with one part {{l}}, the layer; {_CHARS}")
 Pattern = Text(r"[][A-Za-z0-9_.*?!-]+", "a pattern of tensor names, like '*.bias'")
 Title = Text(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}", "up to 64 letters, digits, '_', '.', '+', '-'")
 
@@ -195,7 +199,7 @@ Title = Text(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}", "up to 64 letters, digits, '_'
 
 @dataclass(frozen=True)
 class Op:
-    """kind and args as in the spec, defaults filled in; ops: those of a residual branch; where: file:line."""
+    """kind and args as in the spec, defaults filled in; ops: of a residual; where: file:line."""
     kind: str
     args: Mapping[str, object]
     ops: tuple[Op, ...] = ()
@@ -225,7 +229,7 @@ _KEYS = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
 @dataclass(frozen=True)
 class Zero:
-    """DeepSpeed's names, defaults and meaning; sizes in elements. replicate: fnmatch patterns of tensors."""
+    """DeepSpeed's names, defaults and meaning; sizes in elements. replicate: tensors' patterns."""
     __pydantic_config__ = _KEYS
     stage: Integer(0, 3) = 0
     reduce_bucket_size: Elems = 500_000_000
@@ -252,7 +256,7 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class Schedule:
-    """warmup and steps in training steps; steps is the end of a linear or cosine decay to min_lr."""
+    """warmup and steps in training steps; steps is where a linear or cosine decay meets min_lr."""
     __pydantic_config__ = _KEYS
     type: Choice("constant", "linear", "cosine") = "constant"
     warmup: Integer(0, 2 ** 53) = 0

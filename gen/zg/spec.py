@@ -17,12 +17,12 @@ import yaml
 from pydantic import ValidationError
 
 from . import dsconfig
-from .schema import (TOKEN, Cluster, Data, Model, Node, Op, Optimizer, Schedule, Spec, SpecError, SpecKeys, Train, Unit,
-                     Zero, dotted, number, printable, shown)
+from .schema import (TOKEN, Cluster, Data, Model, Node, Op, Optimizer, Schedule, Spec, SpecError,
+                     SpecKeys, Train, Unit, Zero, dotted, number, printable, shown)
 from .units import build, fail
 
-__all__ = ["Cluster", "Data", "Model", "Op", "Optimizer", "Schedule", "Spec", "SpecError", "Train", "Unit", "Zero",
-           "load"]
+__all__ = ["Cluster", "Data", "Model", "Op", "Optimizer", "Schedule", "Spec", "SpecError", "Train",
+           "Unit", "Zero", "load"]
 
 BYTES = 128 * 1024              # of a file; a spec of twenty kinds of block has 20 KiB
 NODES = 20_000                  # after aliases are followed: they grow exponentially
@@ -30,7 +30,8 @@ DEPTH = 40
 LINES = 5                       # of errors shown
 _WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None,
           "true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-_TAGS = {f"tag:yaml.org,2002:{t}" for t in "str int float bool null timestamp merge value seq map".split()}
+_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in (
+    "str", "int", "float", "bool", "null", "timestamp", "merge", "value", "seq", "map")}
 _KEY = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 
 
@@ -43,14 +44,16 @@ def _text(path: str) -> str:
             raw = f.read(BYTES + 1)
     except (OSError, ValueError) as e:
         why = (getattr(e, "strerror", None) or str(e)).lower()
-        raise SpecError(f"{printable(path)}: cannot be read: {why}; allowed: a file of text") from None
+        raise SpecError(f"{printable(path)}: cannot be read: {why}; "
+                        "allowed: a file of text") from None
     if len(raw) > BYTES:
         raise SpecError(f"{printable(path)}: is too long for a spec; allowed: up to {BYTES} bytes")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as e:
         line = raw.count(b"\n", 0, e.start) + 1
-        raise SpecError(f"{printable(path)}:{line}: byte 0x{raw[e.start]:02x} is no UTF-8; allowed: UTF-8 text") from None
+        raise SpecError(f"{printable(path)}:{line}: byte 0x{raw[e.start]:02x} is no UTF-8; "
+                        "allowed: UTF-8 text") from None
 
 
 @dataclass
@@ -67,7 +70,8 @@ class _Reader:
             root = yaml.compose(text, Loader=yaml.SafeLoader)
         except yaml.reader.ReaderError as e:
             line = text.count("\n", 0, e.position)
-            raise self.fail(line, f"the character {ascii(chr(e.character))}", "printable text") from None
+            raise self.fail(line, f"the character {ascii(chr(e.character))}",
+                            "printable text") from None
         except yaml.MarkedYAMLError as e:
             mark = e.problem_mark or e.context_mark
             said = " ".join(f"{e.context or ''} {e.problem or ''}".split())
@@ -83,7 +87,8 @@ class _Reader:
     def node(self, n: yaml.Node, line: int, depth: int) -> Node:
         self.count += 1
         if self.count > NODES or depth > DEPTH:
-            raise self.fail(line, "holds too much (aliases count each time)", f"{NODES} values, {DEPTH} levels")
+            raise self.fail(line, "holds too much (aliases count each time)",
+                            f"{NODES} values, {DEPTH} levels")
         if n.tag not in _TAGS:
             raise self.fail(n.start_mark.line, f"the tag {shown(n.tag)}", "plain YAML without tags")
         if isinstance(n, yaml.MappingNode):
@@ -103,7 +108,8 @@ class _Reader:
             if key.tag.endswith(":merge"):
                 for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
                     if not isinstance(source, yaml.MappingNode):
-                        raise self.fail(line, "<< of something that is no mapping", "<<: *ANCHOR of a mapping")
+                        raise self.fail(line, "<< of something that is no mapping",
+                                        "<<: *ANCHOR of a mapping")
                     merged = {**self.node(source, line, depth + 1).value, **merged}
                 continue
             if key.value in found:
@@ -125,8 +131,8 @@ def _scalar(text: str) -> object:
 def _document(path: str) -> Node:
     root = _Reader(lambda line: f"{printable(path)}:{line + 1}").document(_text(path))
     if not isinstance(root.value, dict):
-        raise SpecError(f"{root.where}: the file holds {shown(root.value)}; allowed: a mapping with the keys "
-                        + ", ".join(SpecKeys.model_fields))
+        raise SpecError(f"{root.where}: the file holds {shown(root.value)}; "
+                        f"allowed: a mapping with the keys {', '.join(SpecKeys.model_fields)}")
     return root
 
 
@@ -136,10 +142,11 @@ def _json(path: str) -> Node:
     try:
         found = json.loads(text)
     except json.JSONDecodeError as e:
-        raise SpecError(f"{printable(path)}:{e.lineno}: broken syntax: {e.msg}; allowed: JSON") from None
+        raise SpecError(f"{printable(path)}:{e.lineno}: broken syntax: {e.msg}; "
+                        "allowed: JSON") from None
     except (RecursionError, ValueError):
-        raise SpecError(f"{printable(path)}:1: is nested too deep or holds too long a number; allowed: {DEPTH} levels, "
-                        "40 digits") from None
+        raise SpecError(f"{printable(path)}:1: is nested too deep or holds too long a number; "
+                        f"allowed: {DEPTH} levels, 40 digits") from None
     if not isinstance(found, dict):
         raise SpecError(f"{printable(path)}:1: holds {shown(found)}; allowed: an object {{...}}")
     return _Reader(lambda line: f"{printable(path)}:{line + 1}").document(text.replace("\t", " "))
@@ -154,7 +161,8 @@ def _put(root: Node, key: str, value: Node) -> None:
     for n, step in enumerate(above):
         at = at.value.setdefault(step, Node({}, value.where))
         if not isinstance(at.value, dict):
-            raise SpecError(f"{value.where}: {key}: {'.'.join(above[:n + 1])} holds {shown(at.value)}; "
+            holder = ".".join(above[:n + 1])
+            raise SpecError(f"{value.where}: {key}: {holder} holds {shown(at.value)}; "
                             "allowed: a key inside a mapping")
     at.value[last] = value
 
@@ -173,7 +181,8 @@ def _set(root: Node, text: str) -> None:
 
 
 def _all(node: Node) -> list[Node]:
-    below = node.value.values() if isinstance(node.value, dict) else node.value if isinstance(node.value, list) else ()
+    value = node.value
+    below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return [node, *(n for b in below for n in _all(b))]
 
 
@@ -205,10 +214,12 @@ def _line(root: Node, error: dict) -> str:
         return f"{where}: {key}: is missing; it must be given"
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         keys = _keys(path[:-1])
-        return f"{where}: {key}: is no key here; {dsconfig.meant(str(path[-1]), keys)}allowed: {', '.join(keys)}"
+        hint = dsconfig.meant(str(path[-1]), keys)
+        return f"{where}: {key}: is no key here; {hint}allowed: {', '.join(keys)}"
     if kind in ("tuple_type", "list_type"):
         return f"{where}: {key}: is {shown(error['input'])}; allowed: a list"
-    return f"{where}: {key}: is {shown(error['input'])}; allowed: a mapping with the keys {', '.join(_keys(path))}"
+    return (f"{where}: {key}: is {shown(error['input'])}; "
+            f"allowed: a mapping with the keys {', '.join(_keys(path))}")
 
 
 def _validate(root: Node) -> SpecKeys:
@@ -236,28 +247,31 @@ def _batch(keys: SpecKeys, root: Node) -> None:
     if G % (B * W) == 0:
         return
     step = B * W
-    good = [f"global_batch {' or '.join(str(g) for g in (G // step * step, -(-G // step) * step) if g)}"]
+    near = [g for g in (G // step * step, -(-G // step) * step) if g]
+    good = [f"global_batch {' or '.join(map(str, near))}"]
     grains = G // B
     if G % B == 0:
         ranks = [w for w in _near(min(W, grains), lambda w: grains % w == 0) if w <= grains]
         good.append(f"cluster.ranks {' or '.join(map(str, ranks))}")
     paths = (("cluster", "ranks"), ("train", "micro_batch"), ("train", "global_batch"))
     path = next((p for p in paths if root.at(p).where == "--set"), paths[2])
-    raise fail(root, path, f"global_batch {G} is no multiple of micro_batch {B} x {W} ranks", ", ".join(good))
+    raise fail(root, path, f"global_batch {G} is no multiple of micro_batch {B} x {W} ranks",
+               ", ".join(good))
 
 
 def _schedule(keys: SpecKeys, root: Node) -> None:
     s, lr = keys.train.schedule, keys.train.optimizer.lr
     path = ("train", "schedule")
     if s.type != "constant" and s.steps <= s.warmup:
-        raise fail(root, (*path, "steps"), f"a {s.type} schedule of {s.steps} steps after a warmup of {s.warmup}",
+        raise fail(root, (*path, "steps"),
+                   f"a {s.type} schedule of {s.steps} steps after a warmup of {s.warmup}",
                    "steps > warmup")
     if s.type != "constant" and s.min_lr > lr:
         raise fail(root, (*path, "min_lr"), f"{s.min_lr:g} is above lr {lr:g}", f"0 to {lr:g}")
 
 
 def load(path: str, sets: Sequence[str] = (), zero: str | None = None) -> Spec:
-    """The spec of a file, changed by a DeepSpeed config, then by KEY=VALUE texts, the last one wins."""
+    """The spec of a file, changed by a DeepSpeed config, then by KEY=VALUE texts: the last wins."""
     root = _document(path)
     config = dsconfig.read(_json(zero)) if zero is not None else dsconfig.NONE
     for key, node in config.changes:
@@ -273,4 +287,5 @@ def load(path: str, sets: Sequence[str] = (), zero: str | None = None) -> Spec:
     data = keys.data
     if "ignore" not in root.at(("data",)).value:
         data = replace(data, ignore=TOKEN if model.vocab <= TOKEN else None)
-    return Spec(keys.name, model, keys.zero, keys.train, keys.cluster, keys.targets, data, config.notes)
+    return Spec(keys.name, model, keys.zero, keys.train, keys.cluster, keys.targets, data,
+                config.notes)

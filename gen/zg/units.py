@@ -10,8 +10,8 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Mapping, Sequence
 
-from .schema import (DIM, ELEMS, Attention, Linear, Model, ModelKeys, Node, Op, OpKeys, SpecError, SpecKeys, Unit,
-                     UnitKeys, dotted)
+from .schema import (DIM, ELEMS, Attention, Linear, Model, ModelKeys, Node, Op, OpKeys, SpecError,
+                     SpecKeys, Unit, UnitKeys, dotted)
 
 Path = tuple[str | int, ...]
 TENSORS = 2 ** 20               # of a model: a weights' file lists them all
@@ -42,7 +42,8 @@ class _Walk:
         """One tensor, in every layer of the unit."""
         self.elems += math.prod(shape) * self.repeat
         if self.elems > ELEMS or len(self.tensors) + self.repeat > TENSORS:
-            raise self.fail(path, f"the model grows beyond {ELEMS} elements or {TENSORS} tensors", "a smaller model")
+            raise self.fail(path, f"the model grows beyond {ELEMS} elements or {TENSORS} tensors",
+                            "a smaller model")
         for layer in range(self.repeat):
             full = (self.prefix + name).replace("{l}", str(layer))
             if full in self.tensors:
@@ -81,7 +82,7 @@ class _Walk:
         if kind == "residual":
             y, ops = self.ops(inner, value, x)
             if y != x:
-                raise self.fail(inner, f"the branch is {x} wide where it begins and {y} where it ends",
+                raise self.fail(inner, f"the branch begins {x} wide and ends {y} wide",
                                 "a branch that keeps the width")
         elif kind == "attention":
             y, args = self.attention(inner, value, x)
@@ -91,25 +92,30 @@ class _Walk:
             y, args = x, {"kind": value}
         elif kind == "swiglu":
             if x % 2:
-                raise self.fail(inner, f"its input is {x} wide", "an even width: gate and up side by side")
+                raise self.fail(inner, f"its input is {x} wide",
+                                "an even width: gate and up side by side")
             y = x // 2
         else:
             y, args = x, value.model_dump()
             self.tensor((*inner, "name"), f"{value.name}.weight", x)
             if args.get("bias"):
                 self.tensor((*inner, "name"), f"{value.name}.bias", x)
-        return self.width(inner, y), Op(kind, MappingProxyType(dict(args)), ops, self.root.at(inner).where)
+        return self.width(inner, y), Op(kind, MappingProxyType(dict(args)), ops,
+                                        self.root.at(inner).where)
 
     def attention(self, path: Path, a: Attention, x: int) -> tuple[int, Mapping[str, object]]:
         C, H = self.model.width, a.heads
         G = H if a.kv_heads is None else a.kv_heads
         if H % G:
-            raise self.fail((*path, "kv_heads"), f"{G} does not divide heads {H}", "a divisor of heads")
+            raise self.fail((*path, "kv_heads"), f"{G} does not divide heads {H}",
+                            "a divisor of heads")
         if a.head_dim is None and C % H:
-            raise self.fail((*path, "heads"), f"{H} does not divide width {C}", "a divisor of width, or head_dim")
+            raise self.fail((*path, "heads"), f"{H} does not divide width {C}",
+                            "a divisor of width, or head_dim")
         D = C // H if a.head_dim is None else a.head_dim
         if a.rope and D % 2:
-            raise self.fail((*path, "rope"), f"turns pairs, and head_dim is {D}", "rope with an even head_dim")
+            raise self.fail((*path, "rope"), f"turns pairs, and head_dim is {D}",
+                            "rope with an even head_dim")
         scaling = a.rope and a.rope.scaling
         if scaling and scaling.low_freq_factor >= scaling.high_freq_factor:
             raise self.fail((*path, "rope", "scaling", "low_freq_factor"),
@@ -125,7 +131,8 @@ class _Walk:
                 self.dense(name, f"{a.name}.{part}_proj", x, heads * D, a.bias)
         for part in "qk" if a.qk_norm else "":
             self.tensor(name, f"{a.name}.{part}_norm.weight", D)
-        self.dense(name, f"{a.name}.{'c' if self.model.names == 'gpt2' else 'o'}_proj", H * D, C, out)
+        last = "c_proj" if self.model.names == "gpt2" else "o_proj"
+        self.dense(name, f"{a.name}.{last}", H * D, C, out)
         rope = a.rope and a.rope.model_dump()
         if rope and rope["scaling"]:
             rope["scaling"] = MappingProxyType(rope["scaling"])
@@ -137,9 +144,11 @@ class _Walk:
             return self.tied(path, a, x)
         for key in ("name", "out"):
             if not getattr(a, key):
-                raise self.fail((*path, key), "is missing", "name and out, or in the head `tied: EMBEDDING` alone")
+                raise self.fail((*path, key), "is missing",
+                                "name and out, or in the head `tied: EMBEDDING` alone")
         if len(a.name) != len(a.out):
-            raise self.fail((*path, "out"), f"{len(a.out)} widths for {len(a.name)} names", "one width for each name")
+            raise self.fail((*path, "out"), f"{len(a.out)} widths for {len(a.name)} names",
+                            "one width for each name")
         if len(a.name) > 1 and self.model.names == "gpt2":
             raise self.fail((*path, "name"), "several linears side by side need weights [out,in]",
                             "one name with `names: gpt2`, or `names: llama`")
@@ -151,14 +160,16 @@ class _Walk:
         """The head's linear with the token embedding [V,C] as its weight."""
         others = sorted(a.model_fields_set - {"tied"})
         if others:
-            raise self.fail((*path, others[0]), "says again what `tied` says, or against it", "`tied` alone")
+            raise self.fail((*path, others[0]), "says again what `tied` says, or against it",
+                            "`tied` alone")
         embedding = self.model.units[0].embedding.tokens
         if a.tied != embedding:
             raise self.fail((*path, "tied"), f"there is no embedding '{a.tied}'", embedding)
         if path[-3] != "head":
             raise self.fail((*path, "tied"), "stands outside the head", "the last op of the head")
         if x != self.model.width:
-            raise self.fail((*path, "tied"), f"its input is {x} wide", f"the width of the embedding, {self.model.width}")
+            raise self.fail((*path, "tied"), f"its input is {x} wide",
+                            f"the width of the embedding, {self.model.width}")
         return self.model.vocab, {**a.model_dump(), "out": (self.model.vocab,)}
 
     # ---- units
@@ -179,15 +190,16 @@ class _Walk:
         self.prefix, self.repeat = f"{keys.name}.", keys.blocks
         x, ops = self.ops((*path, "ops"), keys.ops, C)
         if x != C:
-            raise self.fail((*path, "ops", len(ops) - 1), f"the block ends {x} wide", f"the model's width, {C}")
+            raise self.fail((*path, "ops", len(ops) - 1), f"the block ends {x} wide",
+                            f"the model's width, {C}")
         return Unit(kind, keys.blocks, keys.name, ops)
 
     def embedding(self, path: Path, keys: UnitKeys) -> Op:
         e = keys.embedding
         self.tensor((*path, "tokens"), f"{e.tokens}.weight", self.model.vocab, self.model.width)
         if (e.positions is None) != (e.context is None):
-            here, other = ("positions", "context") if e.context is None else ("context", "positions")
-            raise self.fail((*path, here), f"comes without {other}", "both or neither")
+            alone = "positions" if e.context is None else "context"
+            raise self.fail((*path, alone), "comes alone", "positions and context, or neither")
         if e.positions is not None:
             self.tensor((*path, "positions"), f"{e.positions}.weight", e.context, self.model.width)
         return Op("embedding", MappingProxyType(e.model_dump()), (), self.root.at(path).where)
@@ -201,11 +213,13 @@ def _order(walk: _Walk, units: Sequence[UnitKeys]) -> None:
         found = unit.model_fields_set
         kind = [k for k in KINDS if k in found]
         if len(kind) != 1:
-            raise walk.fail((*path, i), f"holds {len(kind)} kinds of unit", "one of embedding, blocks, head")
+            raise walk.fail((*path, i), f"holds {len(kind)} kinds of unit",
+                            "one of embedding, blocks, head")
         want = {"blocks", "name", "ops"} if kind == ["blocks"] else set(kind)
         for key in sorted(found ^ want):
             if key in found:
-                raise walk.fail((*path, i, key), f"does not belong to {kind[0]}", "name and ops beside blocks")
+                raise walk.fail((*path, i, key), f"does not belong to {kind[0]}",
+                                "name and ops beside blocks")
             raise walk.fail((*path, i, key), "is missing", "blocks: LAYERS, name and ops")
         kinds += kind
     want = ["embedding", *["blocks"] * max(1, len(kinds) - 2), "head"]
@@ -217,7 +231,7 @@ def _order(walk: _Walk, units: Sequence[UnitKeys]) -> None:
 
 
 def build(keys: SpecKeys, root: Node) -> Model:
-    """The model of a spec whose keys are right one by one; raises SpecError where they do not fit together."""
+    """The model of a spec whose keys are right one by one; SpecError where they do not fit."""
     m, train = keys.model, keys.train
     walk = _Walk(root, m)
     _order(walk, m.units)
@@ -230,7 +244,7 @@ def build(keys: SpecKeys, root: Node) -> Model:
     rows = train.micro_batch * train.sequence
     if rows > DIM or rows * walk.made > ELEMS:
         raise fail(root, ("train", "micro_batch"),
-                   f"{rows} rows (micro_batch x sequence) of {walk.made} elements in all values are too many",
+                   f"{rows} rows (micro_batch x sequence) of {walk.made} elements are too many",
                    f"up to {DIM} rows and {ELEMS} elements")
     for i, pattern in enumerate(keys.zero.replicate):
         if not any(fnmatchcase(name, pattern) for name in walk.tensors):
