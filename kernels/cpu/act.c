@@ -23,7 +23,7 @@ static inline v16 sigmoid16(v16 x) { return set16(1) / (set16(1) + exp16(-x)); }
 static const float ROOT = 1.59576912160573071176f;      /* 2 sqrt(2/pi) */
 static const float CUBE = 0.044715f;
 
-static inline v16 clamp16(v16 x) { return -max16(-max16(x, set16(-16)), set16(-16)); }
+static inline v16 clamp16(v16 x) { return min16(max16(x, set16(-16)), set16(16)); }
 
 static inline v16 gelu16(v16 x, int kind)
 {

@@ -62,10 +62,15 @@ static double power(double x, int64_t n)
     return y;
 }
 
-void ZK(zk_begin)(zk *k, const zk_launch *L, zk_ctl *ctl, int64_t *sums, const zk_recipe *r)
+void ZK(zk_clear)(zk *k, const zk_launch *L, int64_t *sums)
 {
     (void)k, (void)L;
     memset(sums, 0, ZK_SUMS * sizeof *sums);
+}
+
+void ZK(zk_begin)(zk *k, const zk_launch *L, zk_ctl *ctl, int64_t *sums, const zk_recipe *r)
+{
+    ZK(zk_clear)(k, L, sums);
     ctl->lr = (float)rate(r, ++ctl->step);
 }
 

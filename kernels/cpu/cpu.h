@@ -17,6 +17,12 @@ enum { ZK_SCRATCH = 4 << 20 };      /* bytes of packing space for each thread, 4
 /* Every kernel's plain name once: X(zk_add) ... */
 #include "kernels.def"
 
+/* An object's kernels have the types of the plain ones: the compiler compares them. */
+#ifdef ZK_SUFFIX
+#define ZK_SAME_TYPE(name) __typeof__(name) ZK(name);
+ZK_KERNELS(ZK_SAME_TYPE)
+#endif
+
 struct zk {
     int dtype, column, threads;
     struct zk_pool *pool;           /* NULL when threads == 1 */

@@ -9,12 +9,12 @@
 enum { ROWS = 16, WORDS = 64 };         /* rows of a task, unless the launch says otherwise: tokens, vocabulary */
 
 typedef struct embed {
-    real *y;                            /* [M,C] forward, [V,C] or [T,C] backward */
+    real *y;                            /* [M,C] forward, [V,C] or [P,C] backward */
     const real *w, *p;                  /* [V,C], [T,C] */
     const real *dy;                     /* [M,C] */
     const int32_t *token;               /* [M] */
     const int32_t *end, *place;         /* [V]: where a row's places end; [M]: positions sorted by token */
-    int64_t B, T, M, V, C, rows;
+    int64_t B, T, P, M, V, C, rows;
     int dtype, add;
 } embed;
 
@@ -88,17 +88,18 @@ static void position_task(void *arg, int64_t task, int thread)
 {
     const embed *a = arg;
     (void)thread;
-    for (int64_t t = task * a->rows; t < zk_least((task + 1) * a->rows, a->T); t++)
+    for (int64_t t = task * a->rows; t < zk_least((task + 1) * a->rows, a->P); t++)
         for (int64_t c = 0; c < a->C; c += 16) {
             v16 sum = set16(0);
-            for (int64_t b = 0; b < a->B; b++)
+            for (int64_t b = 0; b < a->B && t < a->T; b++)
                 sum += zk_get(a->dy, (b * a->T + t) * a->C + c, a->dtype, a->C - c);
             zk_put(a->y, t * a->C + c, a->dtype, sum, a->C - c);
         }
 }
 
-void ZK(zk_position_bwd)(zk *k, const zk_launch *L, real *dp, const real *dy, int64_t B, int64_t T, int64_t C)
+void ZK(zk_position_bwd)(zk *k, const zk_launch *L, real *dp, const real *dy, int64_t B, int64_t T, int64_t C,
+                         int64_t P)
 {
-    embed a = {.y = dp, .dy = dy, .B = B, .T = T, .C = C, .rows = zk_tile(k, L, 0, ROWS), .dtype = k->dtype};
-    zk_for(k, zk_pieces(T, a.rows), position_task, &a);
+    embed a = {.y = dp, .dy = dy, .B = B, .T = T, .P = P, .C = C, .rows = zk_tile(k, L, 0, ROWS), .dtype = k->dtype};
+    zk_for(k, zk_pieces(P, a.rows), position_task, &a);
 }

@@ -1,0 +1,357 @@
+"""test_elementwise.py -- activations, addition, rounding, embedding and loss: against float64, and bits.
+
+A bound counts roundings in units of u = 2**-24 and scales with the data; storing in bf16 adds one
+rounding of 2**-8. Sums of an embedding are f32 additions in a stated order, so they are compared bit
+for bit.
+"""
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+import zk
+
+U, U16 = 2.0 ** -24, 2.0 ** -8
+TINY = 2.0 ** -116           # absolute slack: a sigmoid below 2**-126 may become 0, times |x| and slopes below 2**10
+Array = np.ndarray
+
+
+@pytest.fixture(params=[zk.F32, zk.BF16], ids=["f32", "bf16"])
+def dtype(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
+def drawn(seed: int, dtype: int, *shape: int, scale: float = 1.0) -> tuple[Array, Array]:
+    """Normal numbers as stored, and the same values in float64"""
+    x = zk.store(np.random.default_rng(seed).standard_normal(shape) * scale, dtype)
+    return x, zk.load(x)
+
+
+def close(found: Array, want: Array, bound: Array) -> None:
+    """Within the bound, and in bf16 the one rounding when it was stored"""
+    slack = bound + TINY + (U16 * (np.abs(want) + bound) if found.dtype == np.uint16 else 0)
+    error = np.abs(zk.load(found) - want)
+    assert np.all(error <= slack), f"{np.max(error / slack):.3g} of the bound"
+
+
+def wide(dtype: int) -> tuple[Array, Array]:
+    """The real line: dense near 0, both tails, signed zeros"""
+    x = np.concatenate([np.linspace(-20, 20, 4001), np.geomspace(1e-30, 1e4, 500), -np.geomspace(1e-30, 1e4, 500), [0, -0.0]])
+    stored = zk.store(x, dtype)
+    return stored, zk.load(stored)
+
+
+# ---- GELU and SwiGLU
+
+def sigmoid(x: Array) -> Array:
+    e = np.exp(-np.abs(x))
+    return np.where(x < 0, e, 1) / (1 + e)
+
+
+ERF = np.vectorize(math.erf, otypes=[float])
+ROOT = 2 * math.sqrt(2 / math.pi)
+
+
+def gelu(x: Array, kind: int) -> tuple[Array, Array]:
+    """Value and slope"""
+    if kind == zk.GELU_ERF:
+        share, density = (1 + ERF(x / math.sqrt(2))) / 2, np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+        return x * share, share + x * density
+    s = sigmoid(ROOT * (x + 0.044715 * x ** 3))
+    inner = ROOT * (1 + 3 * 0.044715 * x * x)
+    return x * s, s + x * s * sigmoid(-ROOT * (x + 0.044715 * x ** 3)) * inner
+
+
+def gelu_bounds(x: Array, kind: int) -> tuple[Array, Array]:
+    """erf: 2 ulp of erf (2 u each way), its argument's two roundings where erf is steep (|z| erf'(z) < 1),
+    the sum's; times |x|. tanh: the sigmoid's argument has five roundings, which matter by (1 - s) times
+    the argument; exp, sum, quotient and product eight more. Slopes: the same on both terms; 1 - s cancels."""
+    if kind == zk.GELU_ERF:
+        pdf = np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+        return 8 * U * np.abs(x), 6 * U + U * np.abs(x) * pdf * (10 + 2 * x * x)
+    t = ROOT * (x + 0.044715 * x ** 3)
+    s, rest = sigmoid(t), sigmoid(-t)
+    steps = 8 + 5 * np.abs(t) * rest
+    slope = np.abs(x) * s * ROOT * (1 + 3 * 0.044715 * x * x)
+    far = np.abs(x) < 16                               # beyond, s or 1 - s is 0 in f32, and in truth below 2**-140
+    return U * steps * np.abs(x) * s, U * (s * steps + np.where(far, slope * (rest * (steps + 8) + s * steps), 0))
+
+
+@pytest.mark.parametrize("kind", [zk.GELU_TANH, zk.GELU_ERF], ids=["tanh", "erf"])
+def test_gelu(isa: str, dtype: int, kind: int) -> None:
+    k = zk.Kernels(isa, dtype)
+    x, exact = wide(dtype)
+    dy, slope_in = drawn(1, dtype, x.size)
+    y, dx = np.empty_like(x), np.empty_like(x)
+    k.zk_gelu_fwd(y, x, x.size, kind)
+    k.zk_gelu_bwd(dx, dy, x, x.size, kind)
+    value, slope = gelu(exact, kind)
+    bound, slope_bound = gelu_bounds(exact, kind)
+    close(y, value, bound)
+    close(dx, slope_in * slope, np.abs(slope_in) * (slope_bound + U * np.abs(slope)))
+
+
+@pytest.mark.parametrize("kind", [zk.GELU_TANH, zk.GELU_ERF], ids=["tanh", "erf"])
+def test_the_slope_is_a_finite_difference(kind: int) -> None:
+    """The formula above: central differences of step h = 1e-5 err by h**2 f''' / 6 and rounding 1e-16 / h"""
+    x, h = np.linspace(-6, 6, 301), 1e-5
+    difference = (gelu(x + h, kind)[0] - gelu(x - h, kind)[0]) / (2 * h)
+    assert np.max(np.abs(difference - gelu(x, kind)[1])) < 1e-9
+
+
+@pytest.mark.parametrize("M,F", [(1, 1), (3, 16), (5, 37), (40, 176)])
+def test_swiglu(isa: str, dtype: int, M: int, F: int) -> None:
+    k = zk.Kernels(isa, dtype)
+    x, exact = drawn(2, dtype, M, 2 * F, scale=4)
+    dy, grad = drawn(3, dtype, M, F)
+    y, dx = zk.store(np.zeros((M, F)), dtype), np.empty_like(x)
+    k.zk_swiglu_fwd(y, x, M, F)
+    k.zk_swiglu_bwd(dx, dy, x, M, F)
+    gate, up = np.split(exact, 2, axis=1)
+    s, rest = sigmoid(gate), sigmoid(-gate)
+    steps = 10 + np.abs(gate) * rest                   # exp's argument is exact: 2 ulp, sum, quotient, products
+    close(y, gate * s * up, U * steps * np.abs(gate * s * up))
+    d_gate = U * np.abs(grad * up) * (s * steps + np.abs(gate) * s * (rest * (steps + 4) + s * steps))
+    want = np.concatenate([grad * up * s * (1 + gate * rest), grad * gate * s], axis=1)
+    close(dx, want, np.concatenate([d_gate, U * steps * np.abs(grad * gate * s)], axis=1))
+
+
+def test_swiglu_bwd_is_a_finite_difference(isa: str) -> None:
+    """f32 kernels: forward is good to 12 u, so differences of step 2**-6 err by 24 u * 2**6 and h**2/6 f'''"""
+    k, (M, F), h = zk.Kernels(isa), (2, 5), 2.0 ** -6
+    x, _ = drawn(4, zk.F32, M, 2 * F)
+    dx, y = np.empty_like(x), np.zeros((2, M, F), np.float32)
+    k.zk_swiglu_bwd(dx, np.ones((M, F), np.float32), x, M, F)
+    for i in range(x.size):
+        for side, step in enumerate((h, -h)):
+            moved = x.copy()
+            moved.flat[i] += step
+            k.zk_swiglu_fwd(y[side], moved, M, F)
+        slope = (y[0].sum(dtype=float) - y[1].sum(dtype=float)) / (2 * h)
+        assert abs(slope - dx.flat[i]) < 1e-3
+
+
+@pytest.mark.parametrize("name", ["gelu_tanh", "gelu_erf", "swiglu"])
+def test_bad_numbers_stay_visible(isa: str, name: str) -> None:
+    k = zk.Kernels(isa)
+    x = np.full(32, np.nan, np.float32)
+    y, dx = np.zeros(32, np.float32), np.zeros(32, np.float32)
+    if name == "swiglu":
+        k.zk_swiglu_fwd(y[:16], x, 1, 16)
+        k.zk_swiglu_bwd(dx, np.ones(16, np.float32), x, 1, 16)
+        y = y[:16]
+    else:
+        kind = zk.GELU_ERF if name == "gelu_erf" else zk.GELU_TANH
+        k.zk_gelu_fwd(y, x, 32, kind)
+        k.zk_gelu_bwd(dx, np.ones(32, np.float32), x, 32, kind)
+    assert np.isnan(y).all() and np.isnan(dx).all()
+
+
+# ---- addition and rounding
+
+def test_add_may_be_in_place(isa: str, dtype: int) -> None:
+    k = zk.Kernels(isa, dtype)
+    for n in (1, 15, 16, 33, 1000, 40000):
+        a, x = drawn(n, dtype, n)
+        b, y = drawn(n + 1, dtype, n, scale=100)
+        want = zk.store((x.astype(np.float32) + y.astype(np.float32)).astype(np.float64), dtype)
+        out, left, right = np.empty_like(a), a.copy(), b.copy()
+        k.zk_add(out, a, b, n)
+        k.zk_add(left, left, b, n)
+        k.zk_add(right, a, right, n)
+        for got in (out, left, right):
+            assert got.tobytes() == want.tobytes()
+
+
+def test_round_to_nearest_even(isa: str) -> None:
+    k = zk.Kernels(isa, zk.BF16)
+    bits = np.random.default_rng(5).integers(0, 1 << 32, 100003, dtype=np.uint32)
+    bits[:6] = [0x3f808000, 0x3f818000, 0x3f808001, 0x7f7fffff, 0x00000001, 0x80008000]
+    x, got = bits.view(np.float32), np.empty(bits.size, np.uint16)
+    k.zk_round(got, x, bits.size)
+    want = (bits + 0x7fff + (bits >> 16 & 1)) >> 16
+    nan = np.isnan(x)
+    assert np.array_equal(got[~nan], want[~nan].astype(np.uint16))
+    assert np.isnan(zk.load(got[nan])).all()
+    assert list(got[:6]) == [0x3f80, 0x3f82, 0x3f81, 0x7f80, 0x0000, 0x8000]
+
+
+def test_round_in_f32_is_a_copy(isa: str) -> None:
+    k, x = zk.Kernels(isa), np.random.default_rng(6).standard_normal(333).astype(np.float32)
+    y = np.empty_like(x)
+    k.zk_round(y, x, x.size)
+    assert y.tobytes() == x.tobytes()
+
+
+# ---- embedding: every result is a chain of f32 additions
+
+def rows(M: int, C: int, dtype: int) -> tuple[Array, Array]:
+    dy = zk.store(np.random.default_rng(M).standard_normal((M, C)) * 10.0 ** (np.arange(M)[:, None] % 5), dtype)
+    return dy, zk.load(dy).astype(np.float32)
+
+
+@pytest.mark.parametrize("C", [1, 16, 60])
+@pytest.mark.parametrize("positions", [False, True])
+def test_embed_fwd(isa: str, dtype: int, C: int, positions: bool) -> None:
+    k, (B, T, V) = zk.Kernels(isa, dtype), (3, 7, 11)
+    token = np.random.default_rng(7).integers(0, V, B * T).astype(np.int32)
+    w, wide_w = drawn(8, dtype, V, C)
+    p, wide_p = drawn(9, dtype, T, C)
+    y = zk.store(np.zeros((B * T, C)), dtype)
+    k.zk_embed_fwd(y, token, w, p if positions else None, B, T, C)
+    want = wide_w[token].astype(np.float32)
+    if positions:
+        want = want + np.tile(wide_p.astype(np.float32), (B, 1))
+    assert y.tobytes() == zk.store(want.astype(np.float64), dtype).tobytes()
+
+
+@pytest.mark.parametrize("M,V,C", [(1, 1, 1), (24, 5, 20), (40, 300, 33), (65, 64, 64)])
+@pytest.mark.parametrize("add", [0, 1])
+def test_embed_bwd(isa: str, dtype: int, M: int, V: int, C: int, add: int) -> None:
+    k = zk.Kernels(isa, dtype)
+    token = np.random.default_rng(10).integers(0, V, M).astype(np.int32)
+    dy, wide_dy = rows(M, C, dtype)
+    start = np.random.default_rng(11).standard_normal((V, C)).astype(np.float32)
+    dw = start.copy() if add else zk.store(np.full((V, C), np.nan), dtype)
+    k.zk_embed_bwd(dw, dy, token, np.empty(V + 1 + M, np.int32), M, V, C, add)
+    want = start.copy() if add else np.zeros((V, C), np.float32)
+    for m in range(M):
+        want[token[m]] = want[token[m]] + wide_dy[m]
+    assert dw.tobytes() == (want if add else zk.store(want.astype(np.float64), dtype)).tobytes()
+
+
+@pytest.mark.parametrize("B,T,C,P", [(1, 1, 1, 1), (4, 5, 20, 9), (3, 33, 60, 64)])
+def test_position_bwd(isa: str, dtype: int, B: int, T: int, C: int, P: int) -> None:
+    k = zk.Kernels(isa, dtype)
+    dy, wide_dy = rows(B * T, C, dtype)
+    dp = zk.store(np.full((P, C), np.nan), dtype)
+    k.zk_position_bwd(dp, dy, B, T, C, P)
+    want = np.zeros((P, C), np.float32)
+    for b in range(B):
+        want[:T] = want[:T] + wide_dy.reshape(B, T, C)[b]
+    assert dp.tobytes() == zk.store(want.astype(np.float64), dtype).tobytes()
+
+
+# ---- cross-entropy
+
+def entropy(x: Array, target: Array) -> tuple[Array, Array, Array, Array]:
+    """loss [M], d(sum of losses)/M [M,V], and their bounds"""
+    M, V = x.shape
+    at = (np.arange(M), np.maximum(target, 0))
+    deep = x - x.max(1, keepdims=True)                 # rounded once in the kernel: u |deep| in exp's argument
+    e = np.exp(deep)
+    p = e / e.sum(1, keepdims=True)
+    steps = V / 16 + 12 + (p * np.abs(deep)).sum(1)    # of the sum: chain, fold, exp, weighted arguments
+    loss = np.log(e.sum(1)) - deep[at]
+    hot = np.zeros_like(p)
+    hot[at] = 1
+    valid = target >= 0
+    d = (p - hot) / M * valid[:, None]
+    slack = U * (p * (steps[:, None] + 4 + np.abs(deep)) + 2 * hot) / M
+    return loss * valid, d, U * (steps + 2 * np.abs(deep[at]) + 2 * np.abs(loss)), slack
+
+
+@pytest.mark.parametrize("M,V", [(1, 1), (5, 3), (7, 16), (9, 257), (6, 5000)])
+@pytest.mark.parametrize("scale", [1, 30])
+def test_cross_entropy(isa: str, dtype: int, M: int, V: int, scale: float) -> None:
+    k = zk.Kernels(isa, dtype)
+    x, exact = drawn(12, dtype, M, V, scale=scale)
+    target = np.random.default_rng(13).integers(-1, V, M).astype(np.int32)
+    loss, d = np.full(M, np.nan, np.float32), np.empty_like(x)
+    k.zk_cross_entropy(loss, d, x, target, M, V)
+    want, slope, bound, slack = entropy(exact, target)
+    close(loss, want, bound)
+    close(d, slope, slack)
+    assert np.all(loss >= 0) and not loss[target < 0].any() and not d[target < 0].any()
+    alone, inplace = np.empty_like(loss), x.copy()
+    k.zk_cross_entropy(alone, None, x, target, M, V)
+    assert alone.tobytes() == loss.tobytes()
+    k.zk_cross_entropy(alone, inplace, inplace, target, M, V)
+    assert inplace.tobytes() == d.tobytes() and alone.tobytes() == loss.tobytes()
+
+
+def test_cross_entropy_is_stable(isa: str) -> None:
+    """Far from 0 the logits' differences are exact, so nothing but the differences may matter"""
+    k = zk.Kernels(isa)
+    base = np.random.default_rng(14).integers(-20, 20, (4, 40)).astype(np.float32)
+    target = np.array([0, 39, 7, -1], np.int32)
+    found = []
+    for shift in (0, 1e6, -1e6):
+        loss, d = np.empty(4, np.float32), np.empty_like(base)
+        k.zk_cross_entropy(loss, d, base + np.float32(shift), target, 4, 40)
+        found.append(loss.tobytes() + d.tobytes())
+    assert found[0] == found[1] == found[2]
+
+
+def test_cross_entropy_of_infinities(isa: str) -> None:
+    k = zk.Kernels(isa)
+    x = np.full((3, 20), -np.inf, np.float32)
+    x[0, 4] = x[1, 4] = 0
+    x[2] = np.nan
+    loss, d = np.empty(3, np.float32), np.empty_like(x)
+    k.zk_cross_entropy(loss, d, x, np.array([4, 5, -1], np.int32), 3, 20)
+    assert loss[0] == 0 and not d[0].any() and loss[1] == np.inf and loss[2] == 0 and not d[2].any()
+    k.zk_cross_entropy(loss, d, x, np.array([4, 4, 5], np.int32), 3, 20)
+    assert loss[1] == 0 and np.isnan(loss[2]) and np.isnan(d[2]).all()
+
+
+# ---- a token drawn
+
+def test_sample(isa: str, dtype: int) -> None:
+    k, V = zk.Kernels(isa, dtype), 50
+    x, exact = drawn(15, dtype, V, scale=3)
+    for heat in (0.5, 1.0, 2.0):
+        share = np.exp((exact - exact.max()) / heat)
+        edge = np.cumsum(share / share.sum())
+        for u in np.linspace(0, 1, 401)[:-1]:
+            if np.min(np.abs(edge - u)) > 1e-9:        # where f64 rounding cannot move the edge past u
+                assert k.zk_sample(x, V, heat, u) == int(np.searchsorted(edge, u, side="right"))
+        assert 0 <= k.zk_sample(x, V, heat, 1 - 2.0 ** -53) < V
+    assert k.zk_sample(x, V, 0.0, 0.999) == int(np.argmax(exact))
+
+
+def test_sample_never_draws_the_impossible(isa: str) -> None:
+    k = zk.Kernels(isa)
+    x = np.array([-np.inf, 0, 1, -np.inf], np.float32)
+    assert {k.zk_sample(x, 4, 1.0, u) for u in (0.0, 0.2, 0.9, 1 - 2.0 ** -53)} == {1, 2}
+
+
+# ---- bits
+
+def everything(k: zk.Kernels, n: int) -> bytes:
+    """What each kernel of this file makes of one input"""
+    x = np.random.default_rng(16).standard_normal((n, 74)).astype(np.float32) * 3
+    target = np.random.default_rng(17).integers(-1, 74, n).astype(np.int32)
+    out = []
+    for kind in (zk.GELU_TANH, zk.GELU_ERF):
+        out += [np.empty_like(x), np.empty_like(x)]
+        k.zk_gelu_fwd(out[-2], x, x.size, kind)
+        k.zk_gelu_bwd(out[-1], x, x, x.size, kind)
+    out += [np.empty((n, 37), np.float32), np.empty_like(x), np.empty(n, np.float32), np.empty_like(x)]
+    k.zk_swiglu_fwd(out[-4], x, n, 37)
+    k.zk_swiglu_bwd(out[-3], out[-4], x, n, 37)
+    k.zk_cross_entropy(out[-2], out[-1], x, target, n, 74)
+    out.append(np.empty((100, 74), np.float32))
+    k.zk_embed_bwd(out[-1], x, target + 1, np.empty(101 + n, np.int32), n, 100, 74, 0)
+    return b"".join(a.tobytes() for a in out)
+
+
+def test_objects_and_threads_change_no_bit(isas: list[str]) -> None:
+    want = everything(zk.Kernels(isas[0]), 700)
+    for isa in isas:
+        for threads in (1, 3):
+            assert everything(zk.Kernels(isa, zk.F32, threads), 700) == want
+
+
+@pytest.mark.parametrize("kind", [zk.GELU_TANH, zk.GELU_ERF])
+def test_a_ragged_end_changes_no_bit(isa: str, dtype: int, kind: int) -> None:
+    k = zk.Kernels(isa, dtype)
+    x, _ = drawn(18, dtype, 64, scale=3)
+    whole = np.empty_like(x)
+    k.zk_gelu_fwd(whole, x, 64, kind)
+    for n in range(1, 64):
+        y = np.zeros_like(x)
+        k.zk_gelu_fwd(y, x, n, kind)
+        assert y[:n].tobytes() == whole[:n].tobytes() and not y[n:].any()
