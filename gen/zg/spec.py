@@ -201,7 +201,7 @@ def _keys(path: tuple[str | int, ...]) -> list[str]:
     for step in path:
         if isinstance(step, str):
             kind = _record(get_type_hints(kind, include_extras=True)[step]) or kind
-    return list(getattr(kind, "model_fields", None) or kind.__dataclass_fields__)
+    return list(kind.model_fields if hasattr(kind, "model_fields") else kind.__dataclass_fields__)
 
 
 def _line(root: Node, error: dict) -> str:
@@ -215,11 +215,12 @@ def _line(root: Node, error: dict) -> str:
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         keys = _keys(path[:-1])
         hint = dsconfig.meant(str(path[-1]), keys)
-        return f"{where}: {key}: is no key here; {hint}allowed: {', '.join(keys)}"
+        return f"{where}: {key}: is no key here; {hint}allowed: {', '.join(keys) or 'no key'}"
     if kind in ("tuple_type", "list_type"):
         return f"{where}: {key}: is {shown(error['input'])}; allowed: a list"
+    keys = ", ".join(_keys(path))
     return (f"{where}: {key}: is {shown(error['input'])}; "
-            f"allowed: a mapping with the keys {', '.join(_keys(path))}")
+            f"allowed: {f'a mapping with the keys {keys}' if keys else '{}'}")
 
 
 def _validate(root: Node) -> SpecKeys:

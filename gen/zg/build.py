@@ -1,0 +1,76 @@
+"""build.py -- Spec to Plan: the passes in order."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from . import launch, model, ops, place, plan, sched, shard
+from .spec import Spec
+
+SUMS = 72 * 8                   # bytes: ZK_SUMS integers
+CTL = 128                       # bytes: zk_ctl
+
+
+class Built(NamedTuple):
+    """A plan and what the user should hear about it."""
+    plan: plan.Plan
+    notes: tuple[str, ...]
+
+
+def _wanted(spec: Spec, graph: model.Graph, shards: shard.Shards, bodies: place.Bodies,
+            schedule: sched.Schedule) -> list[tuple[str, str, int, int]]:
+    """Every class: name, kind, slots, bytes of a slot."""
+    W, real = spec.cluster.ranks, ops.BYTES[spec.train.precision]
+    M, C = graph.dims["M"], graph.dims["C"]
+    out = [("ctl", "static", 1, CTL), ("sums", "queue", 2, SUMS), ("tokens", "main", 1, 4 * M), ("targets", "main", 1, 4 * M)]
+    for n, t in enumerate(graph.tables):
+        out.append((f"table.{n}", "static", 1, spec.train.sequence * t.head * 4))
+    for f in shards.flats:
+        size = {"whole": f.shard * W, "shard": f.shard}
+        out.append((f"real.{f.name}", "queue", f.count, size[f.real] * real))
+        states = ("m", "v") if real == 4 else ("master", "m", "v")
+        out += [(f"{s}.{f.name}", "static", f.count, size[f.state] * 4) for s in states]
+        out.append((f"sum.{f.name}", "queue", f.count, f.nodes * size[f.sum] * 4))
+        if schedule.ring[f.name]:
+            out.append((f"ring.{f.name}", "queue", schedule.ring[f.name], size["whole"] * real))
+        out.append((f"leaf.{f.name}", "queue", schedule.leaf[f.name], size["whole"] * real))
+    if graph.tied and real != 4:
+        out.append(("acc", "main", 1, graph.dims["V"] * C * 4))
+    units = sum(k.count for k in graph.kinds) - 1
+    out += [("x", "main", units, M * C * real), ("dx", "main", 2, M * C * real)]
+    for k in graph.kinds:
+        if bodies.save[k.name].size:
+            out.append((f"save.{k.name}", "main", k.count, bodies.save[k.name].size))
+    out.append(("tmp", "main", 1, max(p.size for p in bodies.tmp.values())))
+    out.append(("work", "scratch", 1, max(bodies.work, 64)))
+    return out
+
+
+def _events(sections: tuple[plan.Section, ...]) -> tuple[plan.Event, ...]:
+    """Every event's name and how many there are."""
+    most: dict[str, int] = {}
+    for s in sections:
+        for step in s.steps:
+            for e in (*step.waits, *step.recs):
+                most[e.name] = max(most.get(e.name, 0), e.index + 1)
+    return tuple(plan.Event(n, c) for n, c in sorted(most.items()))
+
+
+def build(spec: Spec) -> Built:
+    t, z = spec.train, spec.zero
+    graph = model.build(spec)
+    shards = shard.split(spec, graph)
+    bodies = place.bodies(graph, ops.BYTES[t.precision])
+    schedule = sched.schedule(spec, graph, shards)
+    fns, launches = launch.functions(spec, graph, shards, bodies, schedule)
+    classes = place.classes(_wanted(spec, graph, shards, bodies, schedule))
+    params = sum(k.count * sum(x.elems for x in k.tensors) for k in graph.kinds)
+    grains = t.global_batch // (t.micro_batch * spec.cluster.ranks)
+    head = plan.Head(spec.name, spec.cluster.ranks, z.stage, schedule.prefetch, int(z.overlap_comm), t.precision, grains,
+                     shards.order, t.sum, t.micro_batch, t.sequence, spec.model.width, spec.model.vocab,
+                     -1 if spec.data.ignore is None else spec.data.ignore, t.seed, params, schedule.live,
+                     z.stage3_max_live_parameters)
+    o, s = t.optimizer, t.schedule
+    recipe = plan.Recipe(o.lr, s.min_lr, o.betas[0], o.betas[1], o.eps, o.weight_decay, o.clip, s.warmup, s.steps, s.type)
+    tables = tuple(plan.Table(f"table.{n}", x.head, x.freq) for n, x in enumerate(graph.tables))
+    return Built(plan.Plan(head, recipe, (plan.Group("all", spec.cluster.ranks),), shards.flats, shards.tensors, classes,
+                           tables, launches, fns, _events(schedule.sections), schedule.sections), shards.notes)

@@ -1,0 +1,74 @@
+"""cost.py -- what a plan costs: bytes on the wire, collectives, flops, memory. Read off the plan alone."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from . import ops
+from .plan import Plan, Section, Step
+
+SUMS = 72                       # ZK_SUMS: integers of the exact sums
+
+
+@dataclass(frozen=True)
+class Wire:
+    """Bytes a rank receives from its peers and collectives it takes part in."""
+    bytes: int
+    messages: int
+
+    def __add__(self, other: "Wire") -> "Wire":
+        return Wire(self.bytes + other.bytes, self.messages + other.messages)
+
+    def times(self, n: int) -> "Wire":
+        return Wire(self.bytes * n, self.messages * n)
+
+
+def wire_of(step: Step, ranks: int) -> Wire:
+    """Of one step: each peer's piece arrives once."""
+    ints = {i.name: i.value for i in step.ints}
+    if step.op in ("gather", "alltoall"):
+        return Wire((ranks - 1) * ints["bytes"], 1)
+    if step.op == "allreduce":
+        return Wire((ranks - 1) * ints["count"] * 8, 1)
+    return Wire(0, 0)
+
+
+def wire(section: Section, ranks: int) -> Wire:
+    return sum((wire_of(s, ranks) for s in section.steps), Wire(0, 0)).times(section.repeat)
+
+
+def training_wire(p: Plan) -> Wire:
+    """Of one training step."""
+    return sum((wire(s, p.head.ranks) for s in p.sections if s.name in ("begin", "grain", "update")), Wire(0, 0))
+
+
+def flops(p: Plan) -> int:
+    """Of a global step: 6 per parameter and token, and causal attention (forward once, backward twice)."""
+    tokens = p.head.batch * p.head.sequence * p.head.grains * p.head.ranks
+    attention = 0
+    fns = {f.name: f for f in p.fns}
+    for s in p.section("grain").steps:
+        if s.op in fns:
+            for c in fns[s.op].calls:
+                if c.kernel == "zk_attention_fwd":
+                    B, T, H, _, D = (int(a) for a in c.args[3:8])
+                    attention += 3 * 2 * B * T * T * H * D
+    return 6 * p.head.params * tokens + attention * p.head.grains * p.head.ranks
+
+
+def summary(p: Plan) -> dict[str, object]:
+    """The numbers that train.c states."""
+    w = training_wire(p)
+    return {"wire": w.bytes, "messages": w.messages, "flops": f"{float(flops(p))!r}", "params": p.head.params,
+            "sums": SUMS, "ctl": 128, "real": ops.BYTES[p.head.real]}
+
+
+GROUPS = (("parameters", ("real", "ring")), ("optimizer state", ("master", "m", "v")), ("gradients", ("leaf", "sum", "acc")),
+          ("activations", ("x", "dx", "save", "tmp", "tokens", "targets")), ("the rest", ("ctl", "sums", "table", "work")))
+
+
+def memory(p: Plan) -> list[tuple[str, int]]:
+    """Arena bytes of a rank, by what they are for."""
+    out = []
+    for title, names in GROUPS:
+        out.append((title, sum(c.slots * c.stride for c in p.classes if c.name.split(".")[0] in names)))
+    return out

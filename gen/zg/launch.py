@@ -1,0 +1,146 @@
+"""launch.py -- pass 3: the functions of train.c, call by call, and the launch table of their kernels.
+
+A call's operands become text that train.c, the checker and a reader share:
+  w+4096      bytes into a formal operand of the function     tmp+64   bytes into a class with one slot
+  sum+r*8192  r is the rank, l the instance                   512      a number
+  null, sources (what an all-to-all brought), &leaf (an array of one pointer), spans.F, recipe
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from . import ops, plan
+from .model import Call, Graph, Kind
+from .place import Bodies
+from .sched import Schedule
+from .shard import Shards
+from .spec import Spec
+
+FIXED = {"token": "tokens+0", "target": "targets+0", "sums": "sums+0", "null": "null", "acc": "acc+0"}
+
+# CPU tiles: rows, columns and depth of a linear's output block; rows a task takes elsewhere.
+LINEAR_TILE = (0, 0, 0)
+ROWS = 16
+
+
+@dataclass
+class _Table:
+    """Launches by (kernel, shape), in order of first use."""
+    rows: dict[tuple[str, tuple[int, ...]], plan.Launch] = field(default_factory=dict)
+
+    def name(self, kernel: str, shape: tuple[int, ...]) -> str:
+        if (kernel, shape) not in self.rows:
+            short = kernel.removeprefix("zk_")
+            n = sum(k == kernel for k, _ in self.rows)
+            tile = LINEAR_TILE if short.startswith("linear") and short != "linear_bwd_b" else (ROWS, 0, 0)
+            self.rows[kernel, shape] = plan.Launch(f"{short}.{n}", kernel, shape, tile)
+        return self.rows[kernel, shape].name
+
+
+@dataclass
+class _Maker:
+    spec: Spec
+    graph: Graph
+    shards: Shards
+    bodies: Bodies
+    formals: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]]
+    table: _Table = field(default_factory=_Table)
+    fns: list[plan.Fn] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.real = ops.BYTES[self.spec.train.precision]
+        self.W = self.spec.cluster.ranks
+        self.flats = {f.name: f for f in self.shards.flats}
+        self.grains = self.spec.train.global_batch // (self.spec.train.micro_batch * self.W)
+
+    # ---- functions of the graph
+
+    def operand(self, kind: Kind, body: str, arg: tuple[str, object]) -> str:
+        what, name = arg[0], arg[1]
+        if what == "number":
+            return repr(name)
+        if what == "work":
+            return "work+0"
+        if what == "fixed":
+            return FIXED.get(str(name), f"{name}+0")
+        if what in ("param", "grad"):
+            flat, at = self.shards.place[str(name)]
+            formal = ("p" if flat == "keep" else "w") if what == "param" else ("dp" if flat == "keep" else "dw")
+            return f"{formal}+{at * self.real}"
+        if name in ("x", "y", "dx", "dy"):
+            return f"{name}+0"
+        save = self.bodies.save[kind.name].at
+        return f"s+{save[str(name)]}" if name in save else f"tmp+{self.bodies.tmp[kind.name, body].at[str(name)]}"
+
+    def body(self, kind: Kind, name: str) -> None:
+        calls = []
+        for c in kind.bodies[name].calls:
+            shape = tuple(int(str(a)) for k, a in c.args if k == "number" and isinstance(a, int))
+            args = tuple(self.operand(kind, name, a) for a in c.args)
+            calls.append(plan.Call(c.kernel, self.table.name(c.kernel, shape), args))
+        ins, outs = self.formals[kind.name, name]
+        flops = sum(c.flops for c in kind.bodies[name].calls)
+        self.fns.append(plan.Fn(f"{name}.{kind.name}", ins, outs, (), flops, tuple(calls)))
+
+    # ---- functions of the plan's own
+
+    def own(self, name: str, ins: str, outs: str, ints: str, *calls: str) -> None:
+        made = []
+        for text in calls:
+            kernel, *args = text.split()
+            made.append(plan.Call(kernel, self.table.name(kernel, ()), tuple(args)))
+        self.fns.append(plan.Fn(name, tuple(ins.split()), tuple(outs.split()), tuple(ints.split()), 0, tuple(made)))
+
+    def sums(self, f: plan.Flat) -> None:
+        """Leaves to sums: over ranks, of this rank alone, and over ranks of such."""
+        whole = f.shard * self.W
+        fold = int(self.spec.train.sum == "fold")
+        mine = f"+r*{f.shard * 4}" if f.sum == "whole" else ""
+        if self.shards.order == "local":
+            self.own(f"own.{f.name}", "leaf", "node", "lo",
+                     f"zk_push node+0 {whole} &leaf 1 0 {whole} lo {self.grains} {f.mask} {fold}")
+            self.own(f"join.{f.name}", "", "node", "n",
+                     f"zk_push node+0{mine} 0 sources {self.W} 1 n 0 {self.W} 0 0")
+        else:
+            stride = whole if f.sum == "whole" else f.shard
+            self.own(f"sum.{f.name}", "", "node", "n lo",
+                     f"zk_push node+0{mine} {stride} sources {self.W} 0 n lo {self.W * self.grains} {f.mask} {fold}")
+        self.own(f"norm.{f.name}", "g", "", "l",
+                 f"zk_square_sum sums+0 g+0{mine} spans.{f.name} l*{whole}+r*{f.shard} {f.shard}")
+
+    def optimizer(self, f: plan.Flat) -> None:
+        """An owner's update; masters are the real copy itself in f32."""
+        whole = f.shard * self.W
+        every = f.state == "whole"
+        first, n = (f"l*{whole}", whole) if every else (f"l*{whole}+r*{f.shard}", f.shard)
+        part = lambda kept, width: f"+r*{f.shard * width}" if kept == "whole" and not every else ""
+        g = f"g+0{part(f.sum, 4)}"
+        rest = f"m+0 v+0 {g} spans.{f.name} {first} {n}"
+        if self.real == 4:
+            p = f"p+0{part(f.real, 4)}"
+            self.own(f"adamw.{f.name}", "g", "p m v", "l", f"zk_adamw ctl+0 recipe null {p} {rest}")
+            self.own(f"init.{f.name}", "", "p", "l", f"zk_init {p} spans.{f.name} {first} {n} {self.spec.train.seed}")
+        else:
+            w = f"w+0{part(f.real, 2)}"
+            self.own(f"adamw.{f.name}", "g", "w p m v", "l", f"zk_adamw ctl+0 recipe {w} p+0 {rest}")
+            self.own(f"init.{f.name}", "", "p", "l", f"zk_init p+0 spans.{f.name} {first} {n} {self.spec.train.seed}")
+            self.own(f"cast.{f.name}", "p", "w", "", f"zk_round {w} p+0 {n}")
+        at = f"p+0+r*{f.shard * 4}" if (f.real if self.real == 4 else f.state) == "whole" else "p+0"
+        self.own(f"hash.{f.name}", "p", "", "l out", f"zk_hash out {at} spans.{f.name} l*{whole}+r*{f.shard} {f.shard}")
+
+
+def functions(spec: Spec, graph: Graph, shards: Shards, bodies: Bodies, schedule: Schedule,
+              ) -> tuple[tuple[plan.Fn, ...], tuple[plan.Launch, ...]]:
+    """Every function and the launch table."""
+    m = _Maker(spec, graph, shards, bodies, dict(schedule.formals))
+    for kind in graph.kinds:
+        for name in kind.bodies:
+            m.body(kind, name)
+    for f in shards.flats:
+        m.sums(f)
+        m.optimizer(f)
+    m.own("begin", "", "ctl sums", "", "zk_begin ctl+0 sums+0 recipe")
+    m.own("factor", "total", "ctl", "", "zk_factor ctl+0 total+0 recipe")
+    for n, table in enumerate(graph.tables):
+        m.own(f"turn.{n}", "", "table", "", f"zk_rope_table table+0 freq.{n} {spec.train.sequence} {table.head}")
+    return tuple(m.fns), tuple(m.table.rows.values())

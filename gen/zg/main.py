@@ -1,0 +1,66 @@
+"""main.py -- zgen's command line: reads a spec, makes and checks the plan, writes what was asked for.
+
+Exit codes: 0 done; 2 bad input, nothing written; 3 a plan that the checker refuses (a defect of zgen).
+"""
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Sequence
+
+EXAMPLES = """examples:
+  gen/zgen model_specs/gpt-tiny.yaml > out/train.c && ninja out/train
+  gen/zgen model_specs/gpt2-124m.yaml --set zero.stage=2 --set cluster.ranks=4 --emit explain
+  gen/zgen model_specs/llama3-8b.yaml --zero ds_config.json --emit memory
+  gen/zgen model_specs/qwen3-0.6b.yaml --emit plan > plan.txt
+
+exit codes: 0 done, 2 bad input (nothing is written), 3 the plan failed its own check
+"""
+
+
+def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+    p = argparse.ArgumentParser(prog="zgen", description="A model spec and a ZeRO config to one static C program.",
+                                epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("spec", help="YAML model spec (see model_specs/)")
+    p.add_argument("--zero", metavar="FILE", help="a DeepSpeed ds_config.json whose keys take precedence")
+    p.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="override a key of the spec, e.g. zero.stage=2")
+    p.add_argument("--emit", choices=("c", "plan", "memory", "explain"), default="c", help="what to write (default: c)")
+    p.add_argument("--flat", action="store_true", help="C with a line per step instead of loops")
+    return p.parse_args(argv)
+
+
+def _text(args: argparse.Namespace) -> str:
+    from . import build, check, cost, explain, plan, spec
+    built = build.build(spec.load(args.spec, args.set, args.zero))
+    check.check(built.plan)
+    for note in built.notes:
+        print(f"zgen: note: {note}", file=sys.stderr)
+    if args.emit == "plan":
+        return plan.print_plan(built.plan)
+    if args.emit == "memory":
+        return explain.memory(built.plan)
+    if args.emit == "explain":
+        return explain.explain(built.plan)
+    from . import emit, view
+    return emit.train(view.view(built.plan, cost.summary(built.plan), explain.memory_line(built.plan), args.flat))
+
+
+def main(argv: Sequence[str]) -> int:
+    args = _arguments(argv)
+    from .check import CheckError
+    from .spec import SpecError
+    try:
+        text = _text(args)
+    except SpecError as e:
+        print(e, file=sys.stderr)
+        return 2
+    except CheckError as e:
+        print(f"zgen: the plan is wrong, please report it: {e}", file=sys.stderr)
+        return 3
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except OSError as e:
+        print(f"zgen: cannot write: {e.strerror}", file=sys.stderr)
+        return 2
+    return 0

@@ -1,0 +1,391 @@
+"""model.py -- Spec to graph: units of ops with their parameters; backward by the op table's gradient rules.
+
+A unit kind (embedding, each blocks entry, head) becomes up to four functions, lists of kernel calls
+over named operands: fwd, bwd, and for the head train (forward, loss, backward in one) and eval.
+Nothing here knows of ranks, shards or memory.
+
+Operands of a call, as (kind, name): value (activation or its gradient), param, grad (a leaf),
+fixed (token, target, sums, table.N), work (workspace, bytes), number.
+"""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Iterable
+
+from . import ops
+from .spec import Op as SpecOp
+from .spec import Spec, Unit
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A parameter tensor of a unit kind. `name` holds {l} in a repeated unit; `parts` are the (name,
+    rows) it has in the weights' file, more than one where several tensors share one linear."""
+    name: str
+    parts: tuple[tuple[str, int], ...]
+    shape: tuple[int, ...]
+    mean: float
+    std: float
+
+    @property
+    def elems(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Value:
+    name: str
+    dtype: str      # real | f32
+    elems: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """One kernel call: symbol, operands in order, and the dims it was made from."""
+    kernel: str
+    args: tuple[tuple[str, object], ...]
+    flops: int = 0
+
+
+@dataclass(frozen=True)
+class Body:
+    """The calls of one function and the values they touch."""
+    calls: tuple[Call, ...]
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A unit kind: `count` instances; x and y name its input and output value ('' for none)."""
+    name: str
+    count: int
+    tensors: tuple[Tensor, ...]
+    bodies: dict[str, Body]          # fwd, bwd | train, eval
+    saved: tuple[Value, ...]         # made by fwd, read by bwd, beside x and y
+    x: str
+    y: str
+    tied: str = ""                   # the embedding's tensor that this unit also reads
+
+
+@dataclass(frozen=True)
+class Table:
+    """A rotary table: inverse frequencies [D/2]."""
+    head: int
+    freq: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Graph:
+    kinds: tuple[Kind, ...]
+    tables: tuple[Table, ...]
+    dims: dict[str, int]             # B T M C V
+    tied: str
+
+
+@dataclass
+class _Node:
+    op: ops.Op
+    dims: dict[str, object]
+    bind: dict[str, str]             # the op's names -> values and parameters
+    scale: float = 1.0
+
+
+@dataclass
+class _Builder:
+    """Collects the nodes of one unit."""
+    spec: Spec
+    prefix: str
+    dims: dict[str, int]
+    tables: list[Table]
+    nodes: list[_Node] = field(default_factory=list)
+    tensors: list[Tensor] = field(default_factory=list)
+    values: dict[str, Value] = field(default_factory=dict)
+    width: dict[str, int] = field(default_factory=dict)
+    branches: int = 1
+
+    def tensor(self, local: str, shape: tuple[int, ...], mean: float, std: float,
+               parts: Iterable[tuple[str, int]] = ()) -> str:
+        full = f"{self.prefix}{local}"
+        named = tuple((f"{self.prefix}{n}", r) for n, r in parts) or ((full, shape[0]),)
+        self.tensors.append(Tensor(full, named, shape, mean, std))
+        return full
+
+    def node(self, name: str, ins: dict[str, str], params: dict[str, str], dims: dict[str, object]) -> str:
+        """Appends an op; returns the name of its first output."""
+        op = ops.OPS[name]
+        full = {**self.dims, **dims}
+        bind = {**ins, **params}
+        for out in op.outs:
+            bind[out.name] = f"{out.name}{len(self.nodes)}"
+            made = Value(bind[out.name], out.dtype, ops.product(full, out.dims))
+            self.values[made.name] = made
+        self.nodes.append(_Node(op, full, bind))
+        first = bind[op.outs[0].name]
+        self.width[first] = self.values[first].elems // self.dims["M"]
+        return first
+
+    def linear(self, x: str, names: tuple[str, ...], outs: tuple[int, ...], bias: bool, std: float,
+               tied: str = "") -> str:
+        """A linear over one or several named weights (rows one after the other)."""
+        k, n = self.width[x], sum(outs)
+        layout = ops.LAYOUT[self.spec.model.names]
+        params = {}
+        if tied:
+            params["w"], layout = tied, 1           # an embedding is [V, C]: rows are outputs
+        else:
+            shape = (n, k) if layout else (k, n)
+            parts = [(f"{m}.weight", o if layout else k) for m, o in zip(names, outs)]
+            params["w"] = self.tensor("+".join(names) + ".weight", shape, 0.0, std, parts)
+        if bias:
+            parts = [(f"{m}.bias", o) for m, o in zip(names, outs)]
+            params["b"] = self.tensor("+".join(names) + ".bias", (n,), 0.0, 0.0, parts)
+        return self.node("linear", {"x": x}, params, {"N": n, "K": k, "layout": layout})
+
+
+STD = 0.02
+
+
+def _freq(rope: dict, head: int) -> tuple[float, ...]:
+    """Inverse frequencies theta^(-2i/D), with Llama 3's scaling (Llama 3.1 report, section 3.2's
+    reference code): long waves divided by factor, short ones kept, a linear blend between."""
+    from decimal import Decimal, getcontext
+    getcontext().prec = 40
+    theta, scaling = Decimal(str(rope["theta"])), rope["scaling"]
+    out = []
+    for i in range(head // 2):
+        f = float(theta ** (Decimal(-2 * i) / Decimal(head)))
+        if scaling:
+            wave = 2.0 * math.pi / f
+            low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
+            turns = float(scaling["original_context"]) / wave
+            if turns < low:
+                f /= float(scaling["factor"])
+            elif turns <= high:
+                blend = (turns - low) / (high - low)
+                f = (1.0 - blend) * f / float(scaling["factor"]) + blend * f
+        out.append(f)
+    return tuple(out)
+
+
+def _attention(b: _Builder, x: str, args: dict, std: float) -> str:
+    """q k v linear, norms and turns of q and k, attention, output linear."""
+    H, G, D = int(args["heads"]), int(args["kv_heads"]), int(args["head_dim"])
+    name, gpt = str(args["name"]), b.spec.model.names == "gpt2"
+    dims: dict[str, object] = {"H": H, "G": G, "D": D, "E": (H + 2 * G) * D, "J": H + G, "Q": H * D,
+                               "scale": 1.0 / math.sqrt(D), "eps": args["eps"]}
+    if gpt:
+        y = b.linear(x, (f"{name}.c_attn",), ((H + 2 * G) * D,), bool(args["bias"]), STD)
+    else:
+        names = tuple(f"{name}.{p}_proj" for p in "qkv")
+        y = b.linear(x, names, (H * D, G * D, G * D), bool(args["bias"]), STD)
+    if args["qk_norm"]:
+        both = {f"w{p}": b.tensor(f"{name}.{p}_norm.weight", (D,), 1.0, 0.0) for p in "qk"}
+        y = b.node("qknorm", {"x": y}, both, dims)
+    if args["rope"]:
+        table = Table(D, _freq(dict(args["rope"]), D))
+        if table not in b.tables:
+            b.tables.append(table)
+        y = b.node("rope", {"x": y}, {}, {**dims, "table": f"table.{b.tables.index(table)}"})
+    y = b.node("attention", {"x": y}, {}, dims)
+    out = f"{name}.c_proj" if gpt else f"{name}.o_proj"
+    return b.linear(y, (out,), (b.dims["C"],), bool(args["out_bias"]), std)
+
+
+def _run(b: _Builder, x: str, op: SpecOp, std: float) -> str:
+    """Appends what one op of the spec stands for; returns its output."""
+    args = dict(op.args)
+    if op.kind == "residual":
+        y = x
+        for i, child in enumerate(op.ops):
+            last = i == len(op.ops) - 1     # a branch's last linear starts smaller: GPT-2, section 2.3
+            y = _run(b, y, child, STD / math.sqrt(b.branches) if last else STD)
+        return b.node("add", {"a": x, "b": y}, {}, {"n": b.dims["M"] * b.dims["C"]})
+    if op.kind in ("layernorm", "rmsnorm"):
+        params = {"w": b.tensor(f"{args['name']}.weight", (b.width[x],), 1.0, 0.0)}
+        if op.kind == "layernorm" and args["bias"]:
+            params["b"] = b.tensor(f"{args['name']}.bias", (b.width[x],), 0.0, 0.0)
+        return b.node(op.kind, {"x": x}, params, {"C": b.width[x], "eps": args["eps"]})
+    if op.kind == "attention":
+        return _attention(b, x, args, std)
+    if op.kind == "linear":
+        tied = f"{args['tied']}.weight" if args["tied"] else ""
+        return b.linear(x, args["name"], args["out"], bool(args["bias"]), std, tied)
+    if op.kind == "gelu":
+        return b.node("gelu", {"x": x}, {}, {"F": b.width[x], "n": b.dims["M"] * b.width[x],
+                                             "kind": ops.KINDS[str(args["kind"])]})
+    return b.node("swiglu", {"x": x}, {}, {"F": b.width[x] // 2})
+
+
+class _Calls:
+    """Turns nodes into calls, forward or backward."""
+
+    def __init__(self, b: _Builder, full: set[str]) -> None:
+        self.b, self.full = b, full
+        self.calls: list[Call] = []
+        self.values: dict[str, Value] = dict(b.values)
+        self.params = {t.name for t in b.tensors}
+        self.grads: dict[str, str] = {}
+
+    def operand(self, node: _Node, word: str) -> tuple[str, object]:
+        if word in ("token", "target", "sums", "null"):
+            return ("fixed", word)
+        if word.startswith("$"):
+            return ("work", ops.value(node.op.work[word], node.dims))
+        if word.lstrip("-").isdigit():
+            return ("number", int(word))
+        if word == "table":
+            return ("fixed", node.dims["table"])
+        if word == "full":
+            weight = node.bind.get("w") or node.bind.get("wte", "")
+            return ("number", int(weight in self.full))
+        if word in node.op.params:
+            return ("param", node.bind[word]) if word in node.bind else ("fixed", "null")
+        if word.startswith("d") and word[1:] in node.op.params:
+            name = node.bind.get(word[1:])
+            wide = name in self.full and self.b.spec.train.precision != "f32"
+            return ("fixed", "acc") if wide else ("grad", name) if name else ("fixed", "null")
+        if word in node.bind:
+            return ("value", node.bind[word])
+        if word.startswith("d") and word[1:] in node.bind:
+            return ("value", self.grads[node.bind[word[1:]]])
+        return ("number", node.dims[word])
+
+    def line(self, node: _Node, text: str, flops: int = 0) -> None:
+        words = text.split()
+        if words[0].startswith("?"):
+            if words[0][1:] not in node.bind:
+                return
+            words = words[1:]
+        args = tuple(self.operand(node, w) for w in words[1:])
+        self.calls.append(Call(words[0], args, flops))
+
+    def forward(self, node: _Node) -> None:
+        for text in node.op.fwd:
+            self.line(node, text, ops.value(node.op.flops, node.dims))
+
+    def gradient(self, name: str, node: _Node) -> None:
+        """A fresh value for the gradient of `name`, or a sum with what is there already."""
+        fresh = f"d{name}" + "'" * sum(v.startswith(f"d{name}") for v in self.values)
+        self.values[fresh] = Value(fresh, "real", self.values[name].elems)
+        self.grads[name] = fresh
+
+    def backward(self, node: _Node) -> None:
+        flops = ops.value(node.op.flops, node.dims)
+        for text in node.op.bwd:
+            words = text.split()
+            if words[0] == "pass":
+                self.merge(node.bind[words[1][1:]], self.grads[node.bind[words[2][1:]]], node)
+                continue
+            made = [w for w in words if w[0] == "d" and w[1:] in node.op.ins]
+            before = {w: self.grads.get(node.bind[w[1:]]) for w in made}
+            for w in made:
+                self.gradient(node.bind[w[1:]], node)
+            self.line(node, text, flops if words[0].startswith("zk_linear") else node.op.back * flops)
+            for w, old in before.items():
+                if old:
+                    new = self.grads[node.bind[w[1:]]]
+                    self.grads[node.bind[w[1:]]] = old
+                    self.merge(node.bind[w[1:]], new, node)
+
+    def merge(self, name: str, more: str, node: _Node) -> None:
+        """Adds the gradient `more` to that of the value `name` (the first use: takes it as it is)."""
+        old = self.grads.get(name)
+        if not old:
+            self.grads[name] = more
+            return
+        self.gradient(name, node)
+        n = self.values[more].elems
+        self.calls.append(Call("zk_add", (("value", self.grads[name]), ("value", old), ("value", more),
+                                          ("number", n))))
+
+    def body(self) -> Body:
+        used = {str(a) for c in self.calls for k, a in c.args if k == "value"}
+        return Body(tuple(self.calls), tuple(v for n, v in self.values.items() if n in used))
+
+
+def _made(body: Body) -> set[str]:
+    return {str(a) for c in body.calls for k, a in c.args if k == "value"}
+
+
+def _rename(body: Body, names: dict[str, str]) -> Body:
+    swap = lambda a: (a[0], names.get(a[1], a[1])) if a[0] == "value" else a
+    calls = tuple(replace(c, args=tuple(swap(a) for a in c.args)) for c in body.calls)
+    return Body(calls, tuple(replace(v, name=names.get(v.name, v.name)) for v in body.values))
+
+
+def _middle(b: _Builder, name: str, count: int, x: str, y: str, full: set[str]) -> Kind:
+    """An embedding or a block: fwd and bwd, dy to dx."""
+    fwd, bwd = _Calls(b, full), _Calls(b, full)
+    for node in b.nodes:
+        fwd.forward(node)
+    bwd.values["dy"] = Value("dy", "real", b.values[y].elems)
+    bwd.grads[y] = "dy"
+    for node in reversed(b.nodes):
+        bwd.backward(node)
+    if not x and full and b.spec.train.precision != "f32":       # a tied leaf is whole now: round it once
+        wte = next(t for t in b.tensors if t.name in full)
+        bwd.calls.append(Call("zk_round", (("grad", wte.name), ("fixed", "acc"), ("number", wte.elems))))
+    names = {x: "x", y: "y", bwd.grads.get(x, ""): "dx"}
+    names.pop("", None)
+    forward, back = _rename(fwd.body(), names), _rename(bwd.body(), names)
+    both = _made(forward) & _made(back) - {"x", "y"}
+    saved = tuple(v for v in forward.values if v.name in both)
+    return Kind(name, count, tuple(b.tensors), {"fwd": forward, "bwd": back}, saved, "x" if x else "", "y")
+
+
+def _head(b: _Builder, x: str, logits: str, tied: str, full: set[str]) -> Kind:
+    """The head: train is forward, loss and backward in one, eval forward and loss."""
+    train, plain = _Calls(b, full), _Calls(b, full)
+    for node in b.nodes[:-1]:
+        train.forward(node)
+        plain.forward(node)
+    plain.forward(b.nodes[-1])
+    for text in ops.TRAIN_LOSS:
+        train.line(b.nodes[-1], text)
+    train.grads[logits] = logits
+    for node in reversed(b.nodes[:-1]):
+        train.backward(node)
+    names = {x: "x", train.grads[x]: "dx", logits: "logits"}
+    return Kind("head", 1, tuple(b.tensors), {"train": _rename(train.body(), names),
+                                              "eval": _rename(plain.body(), names)}, (), "x", "", tied)
+
+
+def _branches(units: tuple[Unit, ...]) -> int:
+    return sum(u.repeat * sum(op.kind == "residual" for op in u.ops) for u in units)
+
+
+def build(spec: Spec) -> Graph:
+    """The graph of a spec. Shapes were checked where the spec was read."""
+    m, t = spec.model, spec.train
+    dims = {"B": t.micro_batch, "T": t.sequence, "M": t.micro_batch * t.sequence, "C": m.width, "V": m.vocab}
+    tables: list[Table] = []
+    kinds: list[Kind] = []
+    tied = next((f"{op.args['tied']}.weight" for u in m.units for op in u.ops
+                 if op.kind == "linear" and op.args["tied"]), "")
+    full = {tied} - {""}
+    blocks = 0
+    for unit in m.units:
+        prefix = f"{unit.name}." if unit.kind == "blocks" else ""
+        b = _Builder(spec, prefix, dims, tables, branches=max(1, _branches(m.units)))
+        if unit.kind == "embedding":
+            args = unit.ops[0].args
+            params = {"wte": b.tensor(f"{args['tokens']}.weight", (m.vocab, m.width), 0.0, STD)}
+            if args["positions"]:
+                params["wpe"] = b.tensor(f"{args['positions']}.weight", (int(args["context"]), m.width), 0.0, STD / 2)
+            y = b.node("embed", {}, params, {"P": args["context"]})
+            kinds.append(_middle(b, "embed", 1, "", y, full))
+            continue
+        b.values["in"] = Value("in", "real", dims["M"] * m.width)
+        b.width["in"] = m.width
+        y = "in"
+        for op in unit.ops:
+            y = _run(b, y, op, STD)
+        if unit.kind == "head":
+            b.node("loss", {"x": y}, {}, {})
+            kinds.append(_head(b, "in", y, tied, full))
+        else:
+            name = "block" if blocks == 0 else f"block{blocks + 1}"
+            kinds.append(_middle(b, name, unit.repeat, "in", y, full))
+            blocks += 1
+    return Graph(tuple(kinds), tuple(tables), dims, tied)

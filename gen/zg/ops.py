@@ -1,0 +1,107 @@
+"""ops.py -- the op table: what each op computes, its kernels forward and backward, its cost.
+
+A kernel line is `symbol operand ...` in the order of kernels/zk.h after (k, L). Operands:
+  x y ...   a value of the op, by the names in `ins` and `outs`     dx dy ...  its gradient
+  w b ...   a parameter, by the names in `params`                    dw db ...  its gradient (a leaf)
+  M N eps   a dimension or attribute of the op                       $n         workspace, $ = its bytes' name
+A line that starts with `?p` is dropped where the op lacks the parameter p; a missing parameter
+elsewhere is a null pointer. What backward lines name of forward values is what must be saved.
+
+Letters: B batch, T sequence, M = B*T, C width, V vocab, H heads, G key-value heads, D head size,
+N and K a linear's output and input width, F a gated branch's width, n elements.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Mapping
+
+Dims = Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Out:
+    """A value an op makes: its name, its type (`real` or `f32`), its elements as a product of dims."""
+    name: str
+    dtype: str
+    dims: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Op:
+    """One row of the table. `work` is bytes of workspace, `flops` forward; backward costs `back` times it."""
+    name: str
+    synopsis: str
+    ins: tuple[str, ...]
+    params: tuple[str, ...]
+    outs: tuple[Out, ...]
+    fwd: tuple[str, ...]
+    bwd: tuple[str, ...]
+    work: Mapping[str, str]
+    flops: str = "0"
+    back: int = 2
+
+
+def _op(name: str, synopsis: str, ins: str, params: str, outs: str, fwd: str, bwd: str,
+        work: Mapping[str, str] | None = None, flops: str = "0", back: int = 2) -> Op:
+    made = tuple(Out(n, t, tuple(d.split("*"))) for n, t, d in (o.split(":") for o in outs.split()))
+    lines = [tuple(line.strip() for line in text.split(";") if line.strip()) for text in (fwd, bwd)]
+    return Op(name, synopsis, tuple(ins.split()), tuple(params.split()), made, lines[0], lines[1],
+              dict(work or {}), flops, back)
+
+
+_ROWS = (
+    _op("embed", "y = wte[token] + wpe[position]", "", "wte wpe", "y:real:M*C",
+        "zk_embed_fwd y token wte wpe B T C",
+        "zk_embed_bwd dwte dy token $index M V C full; ?wpe zk_position_bwd dwpe dy B T C P",
+        {"$index": "4*(V+1+M)"}),
+    _op("layernorm", "y = (x - mean) / std * w + b", "x", "w b", "y:real:M*C stat:f32:M*2",
+        "zk_layernorm_fwd y stat x w b M C eps",
+        "zk_layernorm_bwd dx dw db dy x stat w $sum M C", {"$sum": "4*2*C"}),
+    _op("rmsnorm", "y = x / rms * w", "x", "w", "y:real:M*C stat:f32:M",
+        "zk_rmsnorm_fwd y stat x w M C eps",
+        "zk_rmsnorm_bwd dx dw dy x stat w $sum M C", {"$sum": "4*2*C"}),
+    _op("linear", "y = x . w + b", "x", "w b", "y:real:M*N",
+        "zk_linear_fwd y x w b M N K layout",
+        "zk_linear_bwd_x dx dy w M N K layout; zk_linear_bwd_w dw dy x M N K layout full;"
+        "?b zk_linear_bwd_b db dy M N", flops="2*M*N*K"),
+    _op("qknorm", "q, k heads of y = x / rms * w; v heads copied", "x", "wq wk", "y:real:M*E stat:f32:M*J",
+        "zk_qknorm_fwd y stat x wq wk M H G D eps",
+        "zk_qknorm_bwd dx dwq dwk dy x stat wq wk $sum M H G D", {"$sum": "4*2*D*(1+M)"}),
+    _op("rope", "q, k heads of y = x turned by position; v heads copied", "x", "", "y:real:M*E",
+        "zk_rope y x table B T H G D 1",
+        "zk_rope dx dy table B T H G D -1"),
+    _op("attention", "y = softmax(causal(q k' scale)) v", "x", "", "y:real:M*Q lse:f32:M*H",
+        "zk_attention_fwd y lse x B T H G D scale",
+        "zk_attention_bwd dx dy y x lse $sum B T H G D scale",
+        {"$sum": "4*(M*H+M*E)"}, flops="2*M*T*Q", back=2),
+    _op("gelu", "y = gelu(x)", "x", "", "y:real:M*F",
+        "zk_gelu_fwd y x n kind", "zk_gelu_bwd dx dy x n kind"),
+    _op("swiglu", "y = silu(gate) * up, x = gate, up", "x", "", "y:real:M*F",
+        "zk_swiglu_fwd y x M F", "zk_swiglu_bwd dx dy x M F"),
+    _op("add", "y = a + b", "a b", "", "y:real:M*C", "zk_add y a b n", "pass da dy; pass db dy"),
+    _op("loss", "loss = cross entropy of x against target", "x", "", "loss:f32:M",
+        "zk_cross_entropy loss null x target M V; zk_loss_sum sums loss target M", ""),
+)
+OPS: Mapping[str, Op] = {row.name: row for row in _ROWS}
+
+# The head's loss while training: the gradient takes the logits' place.
+TRAIN_LOSS = ("zk_cross_entropy loss x x target M V", "zk_loss_sum sums loss target M")
+
+# How a linear's weight lies in the weights' file of a family: [in,out] or [out,in].
+LAYOUT = {"gpt2": 0, "llama": 1}
+KINDS = {"tanh": 0, "erf": 1}
+SCHEDULES = {"constant": 0, "linear": 1, "cosine": 2}
+BYTES = {"f32": 4, "bf16": 2}
+
+
+def product(dims: Dims, names: tuple[str, ...]) -> int:
+    """Elements of a value: the product of its dims; a name that is a number stands for itself."""
+    total = 1
+    for name in names:
+        total *= int(name) if name.isdigit() else int(dims[name])  # type: ignore[call-overload]
+    return total
+
+
+def value(expression: str, dims: Dims) -> int:
+    """An expression of the table (sums and products of dims) as an integer."""
+    return int(eval(expression, {"__builtins__": {}}, dict(dims)))  # the table's own text, never input

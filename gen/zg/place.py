@@ -1,0 +1,114 @@
+"""place.py -- offsets: values inside a function's temporary space, classes in the arena.
+
+Two planners: `stack` never reuses a byte (an upper bound, and the oracle of tests); `pack` puts values
+whose lifetimes do not meet at the same place, the largest first, each at the lowest offset that is free.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Mapping, Sequence
+
+from . import ops, plan
+from .model import Body, Graph, Kind
+
+ALIGN = 64                      # bytes: a vector
+PAGE = 4096                     # bytes: a class's slots start on pages
+
+
+@dataclass(frozen=True)
+class Item:
+    """A thing to place: bytes, first and last time it is alive (inclusive)."""
+    name: str
+    size: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Offsets by name and the bytes of all."""
+    at: Mapping[str, int]
+    size: int
+
+
+def up(n: int, to: int) -> int:
+    return -(-n // to) * to
+
+
+def stack(items: Sequence[Item]) -> Packed:
+    """One after the other."""
+    at, end = {}, 0
+    for item in items:
+        at[item.name] = end
+        end += up(item.size, ALIGN)
+    return Packed(at, end)
+
+
+def pack(items: Sequence[Item]) -> Packed:
+    """Greedy by size: the lowest gap among the placed ones that are alive at the same time."""
+    at: dict[str, int] = {}
+    done: list[Item] = []
+    end = 0
+    for item in sorted(items, key=lambda i: (-i.size, i.first, i.name)):
+        low = 0
+        for other in sorted((o for o in done if o.first <= item.last and item.first <= o.last),
+                            key=lambda o: at[o.name]):
+            if at[other.name] - low >= item.size:
+                break
+            low = max(low, at[other.name] + up(other.size, ALIGN))
+        at[item.name] = low
+        done.append(item)
+        end = max(end, low + up(item.size, ALIGN))
+    return Packed(at, end)
+
+
+def live_peak(items: Sequence[Item]) -> int:
+    """The largest sum of bytes alive at once: no planner can need less."""
+    times = {i.first for i in items}
+    return max((sum(up(i.size, ALIGN) for i in items if i.first <= t <= i.last) for t in times), default=0)
+
+
+def lifetimes(body: Body, outside: set[str], real: int) -> list[Item]:
+    """The values of a body that live in its temporary space only. Logits stay to the end (eval's caller
+    reads them)."""
+    spans: dict[str, list[int]] = {}
+    for t, call in enumerate(body.calls):
+        for kind, name in call.args:
+            if kind == "value" and name not in outside:
+                spans.setdefault(str(name), []).append(t)
+    size = {v.name: v.elems * (real if v.dtype == "real" else 4) for v in body.values}
+    last = len(body.calls)
+    return [Item(n, size[n], ts[0], last if n == "logits" else ts[-1]) for n, ts in spans.items()]
+
+
+OUTSIDE = {"x", "y", "dx", "dy"}
+
+
+@dataclass(frozen=True)
+class Bodies:
+    """Where the values of each kind's bodies lie: `save` once per kind, `tmp` per body."""
+    save: dict[str, Packed]
+    tmp: dict[tuple[str, str], Packed]
+    work: int
+
+
+def bodies(graph: Graph, real: int) -> Bodies:
+    save, tmp, work = {}, {}, 0
+    for kind in graph.kinds:
+        size = lambda v: v.elems * (real if v.dtype == "real" else 4)
+        save[kind.name] = stack([Item(v.name, size(v), 0, 0) for v in kind.saved])
+        outside = OUTSIDE | {v.name for v in kind.saved}
+        for name, body in kind.bodies.items():
+            tmp[kind.name, name] = pack(lifetimes(body, outside, real))
+            work = max([work, *(int(str(a)) for c in body.calls for k, a in c.args if k == "work")])
+    return Bodies(save, tmp, work)
+
+
+def classes(wanted: Sequence[tuple[str, str, int, int]]) -> tuple[plan.Class, ...]:
+    """(name, kind, slots, stride) to arena offsets, in order, scratch last."""
+    out, at = [], 0
+    for name, kind, slots, stride in sorted(wanted, key=lambda c: c[1] == "scratch"):
+        stride = up(stride, PAGE)
+        out.append(plan.Class(name, kind, slots, stride, at))
+        at += slots * stride
+    return tuple(out)

@@ -1,0 +1,367 @@
+"""sched.py -- pass 2: the flat list of steps: who gathers, computes, reduces and updates what, when.
+
+A unit's functions run on queue `main`; gathers and reductions have queues of their own unless
+overlap_comm is off. Events order the queues:
+  full.F[s]   ring slot s of flat F holds a whole unit        free.F[s]  its user is done with it
+  grad.F[s]   leaf slot s holds a whole leaf                  done.F[s]  every owner has read it
+  whole.F[l]  instance l of a flat kept whole is up to date   reduced[0] all sums of the step are there
+  new[0]      an owner has updated its part                   updated[0] all parts are updated
+  idle[0]     no function of a grain or an evaluation reads a ring any more
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from . import ops, plan
+from .model import Graph, Kind
+from .plan import Event, Int, Ref, Step
+from .shard import BLOCK, Shards
+from .spec import Spec, SpecError
+
+
+@dataclass(frozen=True)
+class Use:
+    """A function run for an instance of a kind; what it reads of flats and writes of leaves."""
+    kind: Kind
+    index: int
+    body: str                       # fwd | bwd | train | eval
+    x: int                          # slot of its input in class x
+    ring: str = ""                  # flat to gather for it
+    slot: int = 0
+    leaves: tuple[tuple[str, int, int], ...] = ()       # (flat, instance, slot)
+
+    @property
+    def fn(self) -> str:
+        return f"{self.body}.{self.kind.name}"
+
+    @property
+    def unit(self) -> str:
+        return f"{self.kind.name}[{self.index}]"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Sections, and how many slots the rings and leaves need."""
+    sections: tuple[plan.Section, ...]
+    ring: dict[str, int]
+    leaf: dict[str, int]
+    prefetch: int
+    live: int
+    formals: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]]     # (kind, body) -> ins, outs
+
+
+@dataclass
+class _Maker:
+    spec: Spec
+    graph: Graph
+    shards: Shards
+    real: int                                           # bytes of a real
+    ahead: int = 0
+    ring: dict[str, int] = field(default_factory=dict)
+    leaf: dict[str, int] = field(default_factory=dict)
+    steps: list[Step] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.flats = {f.name: f for f in self.shards.flats}
+        self.W = self.spec.cluster.ranks
+        self.grains = self.spec.train.global_batch // (self.spec.train.micro_batch * self.W)
+        self.fold = self.spec.train.sum == "fold"
+
+    def add(self, queue: str, op: str, unit: str = "", **rest: tuple) -> None:
+        self.steps.append(Step(queue, op, unit, **rest))
+
+    # ---- what the functions read and write
+
+    def reads(self, kind: Kind, body: str) -> set[str]:
+        """The flats whose parameters a body reads."""
+        names = {str(a) for c in kind.bodies[body].calls for k, a in c.args if k == "param"}
+        return {self.shards.place[n][0] for n in names}
+
+    def writes(self, kind: Kind, body: str) -> set[str]:
+        names = {str(a) for c in kind.bodies[body].calls for k, a in c.args if k == "grad"}
+        return {self.shards.place[n][0] for n in names}
+
+    def chain(self, head: str) -> list[Use]:
+        """The uses of a grain in order: forward to the head (`train` or `eval`), then backward. Unit n
+        reads slot n-1 of class x and writes slot n; the embedding writes slot 0."""
+        units = [(kind, l) for kind in self.graph.kinds for l in range(kind.count)]
+        forward = [Use(kind, l, "fwd" if "fwd" in kind.bodies else head, max(n - 1, 0))
+                   for n, (kind, l) in enumerate(units)]
+        if head == "eval":
+            return forward
+        return forward + [replace(u, body="bwd") for u in reversed(forward[:-1])]
+
+    def bind(self, uses: list[Use]) -> list[Use]:
+        """Chooses ring and leaf slots, in turn."""
+        rings: dict[str, int] = {}
+        leaves: dict[str, int] = {}
+        out = []
+        for u in uses:
+            flats = [f for f in self.reads(u.kind, u.body) if self.flats[f].real == "shard"]
+            if flats:
+                n = rings.get(flats[0], 0)
+                rings[flats[0]] = n + 1
+                u = replace(u, ring=flats[0], slot=n % self.ring[flats[0]])
+            made = []
+            for f in sorted(self.writes(u.kind, u.body)):
+                l = u.index if self.flats[f].count > 1 else 0
+                if self.flats[f].count > 1:
+                    n = leaves.get(f, 0)
+                    leaves[f] = n + 1
+                    made.append((f, l, n % self.leaf[f]))
+                else:
+                    made.append((f, l, 0))
+            out.append(replace(u, leaves=tuple(made)))
+        return out
+
+    # ---- collectives, in pieces of at most a bucket
+
+    def pieces(self, flat: plan.Flat, bucket: int) -> list[tuple[int, int]]:
+        """(offset, elements) of each piece of a shard."""
+        most = max(BLOCK, bucket // self.W // BLOCK * BLOCK)
+        return [(o, min(most, flat.shard - o)) for o in range(0, flat.shard, most)]
+
+    def gather(self, unit: str, flat: plan.Flat, src: Ref, dst: Ref, width: int, wait: tuple[Event, ...],
+               rec: tuple[Event, ...], queue: str = "gather") -> None:
+        """Whole units from shards; in place (src is dst) each rank's shard lies at r*step already."""
+        cut = self.pieces(flat, self.spec.zero.allgather_bucket_size)
+        step = flat.shard * width
+        for n, (o, size) in enumerate(cut):
+            ints = (Int("from_step", step if src == dst else 0), Int("step", step), Int("bytes", size * width))
+            self.add(queue, "gather", unit, ins=(replace(src, at=o * width),), outs=(replace(dst, at=o * width),),
+                     ints=ints, waits=wait if n == 0 else (), recs=rec if n == len(cut) - 1 else ())
+
+    def reduce(self, fn: str, unit: str, flat: plan.Flat, src: Ref, dst: Ref, width: int, ints: tuple[Int, ...],
+               wait: tuple[Event, ...]) -> None:
+        """All-to-all and a local sum of what came."""
+        for n, (o, size) in enumerate(self.pieces(flat, self.spec.zero.reduce_bucket_size)):
+            self.add("reduce", "alltoall", unit, ins=(replace(src, at=o * width),),
+                     ints=(Int("step", flat.shard * width), Int("bytes", size * width)), waits=wait if n == 0 else ())
+            self.add("reduce", f"{fn}.{flat.name}", unit, outs=(replace(dst, at=o * 4),), ints=(Int("n", size), *ints))
+            self.add("reduce", "done", unit)
+
+    @property
+    def order(self) -> str:
+        return self.shards.order
+
+    # ---- sections
+
+    def operands(self, u: Use) -> tuple[tuple[Ref, ...], tuple[Ref, ...]]:
+        """ins and outs of a function, in the order of `formals`."""
+        n = u.x + 1 if u.kind.x else 0
+        named = {"x": Ref("x", u.x), "y": Ref("x", n), "s": Ref(f"save.{u.kind.name}", u.index),
+                 "dy": Ref("dx", n % 2), "dx": Ref("dx", u.x % 2)}
+        flat = self.shards.home[u.kind.name]
+        if u.ring:
+            named["w"] = Ref(f"ring.{u.ring}", u.slot)
+        elif flat:
+            named["w"] = Ref(f"real.{flat}", u.index if self.flats[flat].count > 1 else 0)
+        keep = self.keep_at(u)
+        named["p"] = Ref("real.keep", 0, keep * self.real)
+        named["dp"] = Ref("leaf.keep", 0, keep * self.real)
+        for f, _, slot in u.leaves:
+            if f != "keep":
+                named["dw"] = Ref(f"leaf.{f}", slot)
+        ins, outs = self.formals(u.kind, u.body)
+        return tuple(named[n] for n in ins), tuple(named[n] for n in outs)
+
+    def keep_at(self, u: Use) -> int:
+        return u.index * self.shards.keep[u.kind.name] if u.kind.count > 1 else 0
+
+    def formals(self, kind: Kind, body: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Names of the operands a body really has."""
+        args = [(k, str(a)) for c in kind.bodies[body].calls for k, a in c.args]
+        values = {a for k, a in args if k == "value"}
+        saved = {v.name for v in kind.saved}
+        reads, writes = self.reads(kind, body), self.writes(kind, body)
+        has = {"w": bool(reads - {"keep"}), "p": "keep" in reads, "x": "x" in values, "dy": "dy" in values,
+               "s": bool(values & saved) and body == "bwd"}
+        made = {"y": "y" in values and body == "fwd", "s": bool(saved) and body == "fwd", "dx": "dx" in values,
+                "dw": bool(writes - {"keep"}), "dp": "keep" in writes}
+        if body == "bwd" and "y" in values:
+            has["y"] = True
+        return tuple(n for n, yes in has.items() if yes), tuple(n for n, yes in made.items() if yes)
+
+    def wholes(self, u: Use) -> tuple[Event, ...]:
+        """Events of the whole flats a forward use reads."""
+        out = []
+        for f in sorted(self.reads(u.kind, u.body)):
+            if self.flats[f].real == "whole":
+                out.append(Event(f"whole.{f}", u.index if self.flats[f].count > 1 else 0))
+        return tuple(out) if u.body != "bwd" else ()
+
+    def run(self, uses: list[Use]) -> None:
+        """A grain, or an evaluation: gathers `ahead` uses early, functions, drops, reductions."""
+        rings = [u for u in uses if u.ring]
+        turn = {id(u): i for i, u in enumerate(rings)}
+        free = lambda i: (Event(f"free.{rings[i].ring}", rings[i].slot),)
+        first, last = self.leaf_span(uses)
+        train = uses[-1].body == "bwd"
+
+        def fetch(i: int) -> None:
+            u, flat = rings[i], self.flats[rings[i].ring]
+            l = u.index if flat.count > 1 else 0
+            wait = free(i - 1 - self.ahead) if i > self.ahead else (Event("idle", 0), Event("updated", 0))
+            self.gather(u.unit, flat, Ref(f"real.{flat.name}", l), Ref(f"ring.{flat.name}", u.slot), self.real,
+                        wait if i == 0 or i > self.ahead else (), (Event(f"full.{flat.name}", u.slot),))
+
+        for i in range(min(self.ahead, len(rings))):
+            fetch(i)
+        for n, u in enumerate(uses):
+            if u.ring and turn[id(u)] + self.ahead < len(rings):
+                fetch(turn[id(u)] + self.ahead)
+            waits = self.wholes(u) + ((Event(f"full.{u.ring}", u.slot),) if u.ring else ())
+            waits += tuple(Event(f"done.{f}", s) for f, l, s in u.leaves if first[f, l] == n)
+            ins, outs = self.operands(u)
+            whole = [(f, l, s) for f, l, s in u.leaves if last[f, l] == n]
+            self.add("main", u.fn, u.unit, ins=ins, outs=outs, waits=waits,
+                     recs=tuple(Event(f"grad.{f}", s) for f, _, s in whole))
+            self.after(u, train)
+            if n == len(uses) - 1 and rings:
+                self.add("main", "mark", recs=(Event("idle", 0),))
+            for f, l, s in whole:
+                self.leaf_done(u, f, l, s)
+
+    def leaf_span(self, uses: list[Use]) -> tuple[dict, dict]:
+        """First and last use that writes each leaf."""
+        first: dict[tuple[str, int], int] = {}
+        last: dict[tuple[str, int], int] = {}
+        for n, u in enumerate(uses):
+            for f, l, _ in u.leaves:
+                first.setdefault((f, l), n)
+                last[f, l] = n
+        return first, last
+
+    def after(self, u: Use, train: bool) -> None:
+        """What dies with a use: its ring slot; after a backward what was saved, its output and dy; in an
+        evaluation what was saved and its input."""
+        if u.ring:
+            self.add("main", "drop", u.unit, outs=(Ref(f"ring.{u.ring}", u.slot),), recs=(Event(f"free.{u.ring}", u.slot),))
+        if u.body == "bwd":
+            n = u.x + 1 if u.kind.x else 0
+            saved = (Ref(f"save.{u.kind.name}", u.index),) if u.kind.saved else ()
+            for ref in (*saved, Ref("x", n), Ref("dx", n % 2)):
+                self.add("main", "drop", u.unit, outs=(ref,))
+        elif not train:
+            saved = (Ref(f"save.{u.kind.name}", u.index),) if u.kind.saved else ()
+            for ref in (*saved, *([Ref("x", u.x)] if u.kind.x else [])):
+                self.add("main", "drop", u.unit, outs=(ref,))
+
+    def leaf_done(self, u: Use, f: str, l: int, s: int) -> None:
+        """A whole leaf: reduce it, or push it on this rank's own sums; then it is dead."""
+        flat, leaf, node = self.flats[f], Ref(f"leaf.{f}", s), Ref(f"sum.{f}", l)
+        wait = (Event(f"grad.{f}", s),)
+        if self.order == "local":
+            self.add("reduce", f"own.{f}", u.unit, ins=(leaf,), outs=(node,), ints=(Int("lo", 0, 1),), waits=wait)
+        else:
+            self.reduce("sum", u.unit, flat, leaf, node, self.real, (Int("lo", 0, self.W),), wait)
+        self.add("reduce", "drop", u.unit, outs=(leaf,), recs=(Event(f"done.{f}", s),))
+
+    def each(self) -> list[tuple[plan.Flat, int]]:
+        return [(f, l) for f in self.shards.flats for l in range(f.count)]
+
+    def update(self) -> None:
+        if self.order == "local" and self.W > 1:
+            for f, l in self.each():
+                ref = Ref(f"sum.{f.name}", l)
+                self.reduce("join", f"{f.name}[{l}]", f, ref, ref, 4, (), ())
+        if self.spec.zero.stage == 0 and self.W > 1:
+            for f, l in self.each():
+                ref = Ref(f"sum.{f.name}", l)
+                self.gather(f"{f.name}[{l}]", f, ref, ref, 4, (), (), "reduce")
+        self.add("reduce", "mark", recs=(Event("reduced", 0),))
+        self.add("main", "mark", waits=(Event("reduced", 0),))
+        for f, l in self.each():
+            self.add("main", f"norm.{f.name}", f"{f.name}[{l}]", ins=(Ref(f"sum.{f.name}", l),), ints=(Int("l", l),))
+        self.add("main", "allreduce", "", ins=(Ref("sums", 0),), outs=(Ref("sums", 1),), ints=(Int("count", 72),))
+        self.add("main", "factor", "", ins=(Ref("sums", 1),), outs=(Ref("ctl", 0),))
+        for f, l in self.each():
+            self.add("main", f"adamw.{f.name}", f"{f.name}[{l}]", ins=(Ref(f"sum.{f.name}", l),),
+                     outs=tuple(Ref(f"{c}.{f.name}", l) for c in self.states()), ints=(Int("l", l),), recs=(Event("new", 0),))
+            self.spread(f, l)
+        self.add("main", "mark", recs=(Event("updated", 0),))
+
+    def states(self) -> tuple[str, ...]:
+        return ("real", "m", "v") if self.real == 4 else ("real", "master", "m", "v")
+
+    def spread(self, f: plan.Flat, l: int) -> None:
+        """Owners' new parts to everybody, for what is kept whole; whole states need none."""
+        if f.real == "whole" and f.state == "shard":
+            ref = Ref(f"real.{f.name}", l)
+            self.gather(f"{f.name}[{l}]", f, ref, ref, self.real, (Event("new", 0),), (Event(f"whole.{f.name}", l),))
+
+    def publish(self) -> None:
+        for n in range(len(self.graph.tables)):
+            self.add("main", f"turn.{n}", "", outs=(Ref(f"table.{n}", 0),))
+        for f, l in self.each():
+            if self.real == 2:
+                self.add("main", f"cast.{f.name}", f"{f.name}[{l}]", ins=(Ref(f"master.{f.name}", l),),
+                         outs=(Ref(f"real.{f.name}", l),))
+        self.add("main", "mark", recs=(Event("new", 0),))
+        for f, l in self.each():
+            self.spread(f, l)
+        self.add("main", "mark", recs=(Event("updated", 0),))
+
+    def section(self, name: str, repeat: int = 1) -> plan.Section:
+        steps, self.steps = self.steps, []
+        if not self.spec.zero.overlap_comm:
+            steps = [replace(s, queue="main", waits=(), recs=()) for s in steps]
+            steps = [s for s in steps if s.op != "mark"]
+        return plan.Section(name, repeat, tuple(steps))
+
+
+def _depth(m: _Maker, uses: list[Use]) -> tuple[int, int]:
+    """Units to gather ahead and the most elements then gathered at once; at most the bound."""
+    sizes = [m.flats[u.ring].shard * m.W for u in uses if u.ring]
+    keep = sum(f.shard * m.W for f in m.shards.flats if f.name == "keep")
+    if not sizes:
+        return 0, keep
+    live = lambda d: keep + max(sum(sizes[i:i + d + 1]) for i in range(len(sizes)))
+    z = m.spec.zero
+    want = z.stage3_prefetch_bucket_size
+    ahead = 0 if want == 0 or not z.overlap_comm else 1 if want is None else max(1, want // max(sizes))
+    ahead = min(ahead, len(sizes) - 1)
+    if live(0) > z.stage3_max_live_parameters:
+        raise SpecError(f"{m.spec.name}: zero.stage3_max_live_parameters: {z.stage3_max_live_parameters} elements "
+                        f"cannot hold the largest unit; allowed: at least {live(0)}")
+    while live(ahead) > z.stage3_max_live_parameters:
+        ahead -= 1
+    return ahead, live(ahead)
+
+
+def _slots(uses: list[Use], flat: str, ahead: int) -> int:
+    """The fewest ring slots with which a gather issued `ahead` uses early finds its slot free."""
+    at = [i for i, u in enumerate(u for u in uses if u.ring) if u.ring == flat]
+    k = 1
+    while any(late - early <= ahead for early, late in zip(at, at[k:])):
+        k += 1
+    return k
+
+
+def schedule(spec: Spec, graph: Graph, shards: Shards) -> Schedule:
+    m = _Maker(spec, graph, shards, ops.BYTES[spec.train.precision])
+    for f in shards.flats:
+        m.ring[f.name] = 1
+        m.leaf[f.name] = 2 if spec.zero.overlap_comm and f.count > 1 else 1
+    uses = m.bind(m.chain("train"))
+    m.ahead, live = _depth(m, uses)
+    for f in shards.flats:
+        m.ring[f.name] = _slots(uses, f.name, m.ahead) if f.real == "shard" else 0
+    uses = m.bind(m.chain("train"))
+    sections = []
+    for f, l in m.each():
+        master = f"{'real' if m.real == 4 else 'master'}.{f.name}"
+        m.add("main", f"init.{f.name}", f"{f.name}[{l}]", outs=(Ref(master, l),), ints=(Int("l", l),))
+    sections.append(m.section("init"))
+    m.publish()
+    sections.append(m.section("publish"))
+    m.add("main", "begin", "", outs=(Ref("ctl", 0), Ref("sums", 0)))
+    sections.append(m.section("begin"))
+    m.run(uses)
+    sections.append(m.section("grain", m.grains))
+    m.update()
+    sections.append(m.section("update"))
+    m.run(m.bind(m.chain("eval")))
+    sections.append(m.section("eval"))
+    formals = {(k.name, body): m.formals(k, body) for k in graph.kinds for body in k.bodies}
+    return Schedule(tuple(sections), m.ring, m.leaf, m.ahead, live, formals)

@@ -1,0 +1,114 @@
+"""shard.py -- pass 1: which flat buffers there are, what lies where in them, what each rank keeps.
+
+A kind's parameters form one flat buffer per instance; persistent ones (stage 3) of all kinds form the
+flat `keep`. A head that is tied to the embedding has too little of its own and joins the flat `embed`.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from . import ops, plan
+from .model import Graph, Kind, Tensor
+from .spec import Spec, SpecError
+
+BLOCK = 1024                    # elements: every tensor starts at a multiple; norms and hashes use it
+PAGE = 4096                     # bytes: a shard is a multiple, in the narrowest stored type
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Flats and tensors, and for each kind where its functions find them."""
+    flats: tuple[plan.Flat, ...]
+    tensors: tuple[plan.Tensor, ...]
+    home: dict[str, str]                         # kind -> its flat, '' where everything is persistent
+    place: dict[str, tuple[str, int]]            # tensor -> (flat, element offset of instance 0)
+    keep: dict[str, int]                         # kind -> elements of `keep` from one instance to the next
+    order: str                                   # ranks | local
+    notes: tuple[str, ...]
+
+
+def up(n: int, to: int) -> int:
+    return -(-n // to) * to
+
+
+def _persistent(spec: Spec, kind: Kind, t: Tensor) -> bool:
+    if spec.zero.stage < 3:
+        return False
+    ends = {t.name.format(l=l) for l in (0, kind.count - 1)}
+    hits = {n: any(fnmatchcase(n, p) for p in spec.zero.replicate) for n in ends}
+    if len(set(hits.values())) > 1:
+        raise SpecError(f"{spec.name}: zero.replicate: matches {t.name} in some layers only; "
+                        "allowed: patterns that name all layers of a tensor or none")
+    return t.elems <= spec.zero.stage3_param_persistence_threshold or all(hits.values())
+
+
+def _order(spec: Spec, grains: int) -> tuple[str, tuple[str, ...]]:
+    """Stages 0 and 1 add a rank's own grains first, where the canonical tree allows it."""
+    if spec.zero.stage > 1 or grains == 1:
+        return "ranks", ()
+    if spec.train.sum == "fold":
+        return "ranks", ("sum fold adds leaves in order: every grain is reduced by itself",)
+    if grains & (grains - 1) and spec.cluster.ranks > 1:
+        return "ranks", (f"{grains} grains a rank are no power of two: every grain is reduced by itself",)
+    return "local", ()
+
+
+def _nodes(spec: Spec, grains: int, order: str) -> tuple[int, int]:
+    """Pending sums and their mask: the bits set in any count of leaves at a grain's end."""
+    if spec.train.sum == "fold":
+        return 1, 0
+    step = 1 if order == "local" else spec.cluster.ranks
+    mask = 0
+    for a in range(1, grains):
+        mask |= a * step
+    return max(1, bin(mask).count("1")), mask
+
+
+def split(spec: Spec, graph: Graph) -> Shards:
+    W, stage = spec.cluster.ranks, spec.zero.stage
+    grains = spec.train.global_batch // (spec.train.micro_batch * W)
+    unit = PAGE // ops.BYTES[spec.train.precision]
+    order, notes = _order(spec, grains)
+    nodes, mask = _nodes(spec, grains, order)
+    sizes: dict[str, int] = {}
+    counts: dict[str, int] = {"keep": 1}
+    home: dict[str, str] = {}
+    place: dict[str, tuple[str, int]] = {}
+    keep: dict[str, int] = {}
+    found: list[plan.Tensor] = []
+    key = 0
+    for kind in graph.kinds:
+        own = "embed" if kind.tied else kind.name
+        counts.setdefault(own, kind.count)
+        kept = [t for t in kind.tensors if _persistent(spec, kind, t)]
+        keep[kind.name] = sum(up(t.elems, BLOCK) for t in kept)
+        base = sizes.get("keep", 0)
+        for i, t in enumerate(kind.tensors):
+            flat = "keep" if t in kept else own
+            at = sizes.get(flat, 0) if flat == own else base
+            place[t.name] = (flat, at)
+            inside = flat == "keep"
+            found.append(plan.Tensor(
+                t.name, flat, at, keep[kind.name] if inside and kind.count > 1 else 0,
+                int(not inside and kind.count > 1), kind.count, t.shape,
+                tuple(f"{n}={r}" for n, r in t.parts), key + i, len(kind.tensors), t.mean, t.std,
+                int(len(t.shape) > 1 or spec.train.optimizer.decay == "all")))
+            if inside:
+                base += up(t.elems, BLOCK)
+            else:
+                sizes[own] = at + up(t.elems, BLOCK)
+        if kept:
+            sizes["keep"] = sizes.get("keep", 0) + keep[kind.name] * kind.count
+        key += len(kind.tensors) * kind.count
+    for kind in graph.kinds:
+        own = "embed" if kind.tied else kind.name
+        home[kind.name] = own if own in sizes else ""
+    flats = []
+    for name, size in sizes.items():
+        shard = up(-(-size // W), max(unit, BLOCK))
+        whole = stage < 3 or name == "keep"
+        flats.append(plan.Flat(name, counts[name], size, shard, "whole" if whole else "shard",
+                               "whole" if stage == 0 else "shard",
+                               "whole" if stage == 0 or order == "local" else "shard", nodes, mask))
+    return Shards(tuple(flats), tuple(found), home, place, keep, order, notes)

@@ -1,0 +1,267 @@
+"""view.py -- a Plan, rolled, as ready strings of C: all that the templates print.
+
+Every choice is made here; a template only lays lines out. Names in C: class ring.block -> RING_BLOCK(i),
+event full.block -> FULL_BLOCK(i), function fwd.block -> fwd_block.
+"""
+from __future__ import annotations
+
+import re
+from typing import Iterator, Sequence
+
+from . import ops, plan, roll
+from .plan import Plan
+
+QUEUES = {"main": "ZR_MAIN", "gather": "ZR_GATHER", "reduce": "ZR_REDUCE"}
+VARS = "ijk"                    # of nested loops
+COLUMNS = 100
+
+
+def upper(name: str) -> str:
+    return name.replace(".", "_").upper()
+
+
+def lower(name: str) -> str:
+    return name.replace(".", "_")
+
+
+def number(n: int) -> str:
+    return str(n) if abs(n) < 2**31 else f"INT64_C({n})"
+
+
+def real(x: float) -> str:
+    return float(x).hex() if x not in (0.0, 1.0) else repr(x)
+
+
+def affine(value: int, growth: Sequence[int], per: int = 0) -> str:
+    """value + sum of growth[d] * loop variable d + per * grain."""
+    parts = [number(value)] if value or not (any(growth) or per) else []
+    for var, g in [*zip(VARS, growth), ("g", per)]:
+        if g:
+            term = var if abs(g) == 1 else f"{number(abs(g))} * {var}"
+            parts.append(term if not parts and g > 0 else ("+ " if g > 0 and parts else "-" if g < 0 and not parts else "- ") + term)
+    return " ".join(parts)
+
+
+def wrap(text: str, indent: int) -> list[str]:
+    """A statement over lines of at most COLUMNS, later ones indented by four more."""
+    out, pad = [], " " * indent
+    while len(pad + text) > COLUMNS and ", " in text[:COLUMNS - len(pad)]:
+        cut = text.rfind(", ", 0, COLUMNS - len(pad)) + 1
+        out.append(pad + text[:cut])
+        text, pad = text[cut + 1:], " " * (indent + 4)
+    return [*out, pad + text]
+
+
+class _Steps:
+    """The lines of a section."""
+
+    def __init__(self, p: Plan) -> None:
+        self.p = p
+        self.fns = {f.name: f for f in p.fns}
+
+    def numbers(self, line: roll.Line) -> Iterator[str]:
+        values = roll.numbers(line.step)
+        for n, v in enumerate(values):
+            yield affine(v, [g[n] for g in line.growth])
+
+    def statements(self, line: roll.Line) -> list[str]:
+        s, it = line.step, self.numbers(line)
+        next(it)                                        # the unit's number is for readers of the plan
+        queue = QUEUES[s.queue]
+        refs = []
+        for r in (*s.ins, *s.outs):
+            index, at = next(it), next(it)
+            refs.append(f"{upper(r.cls)}({index})" + (f" + {at}" if at != "0" else ""))
+        ints = {}
+        for i in s.ints:
+            base = next(it)
+            ints[i.name] = f"{base} + {number(i.per)} * g" if i.per and base != "0" else \
+                affine(0, [], i.per) if i.per else base
+        waits = [f"zr_wait(z, {queue}, {upper(e.name)}({next(it)}));" for e in s.waits]
+        recs = [f"zr_record(z, {queue}, {upper(e.name)}({next(it)}));" for e in s.recs]
+        return [*waits, *self.work(s, queue, refs, ints), *recs]
+
+    def work(self, s: plan.Step, queue: str, refs: list[str], ints: dict[str, str]) -> list[str]:
+        if s.op == "mark":
+            return []
+        if s.op == "gather":
+            return [f"zr_gather(z, {queue}, {refs[0]}, {ints['from_step']}, {refs[1]}, {ints['step']}, {ints['bytes']});"]
+        if s.op == "alltoall":
+            return [f"zr_alltoall(z, {queue}, {refs[0]}, {ints['step']}, {ints['bytes']});"]
+        if s.op == "done":
+            return [f"zr_done(z, {queue});"]
+        if s.op == "allreduce":
+            return [f"zr_allreduce(z, {queue}, {refs[0]}, {refs[1]}, {ints['count']});"]
+        if s.op == "drop":
+            return [f"zr_drop(z, {queue}, {refs[0]}, {number(self.p.cls(s.outs[0].cls).stride)});"]
+        fn = self.fns[s.op]
+        operands = [*refs, *(ints[n] for n in fn.ints)] or ["0"]
+        return [f"zr_call(z, {queue}, {lower(s.op)}, {', '.join(operands)});"]
+
+    def lines(self, nodes: Sequence[roll.Node], depth: int = 0) -> list[str]:
+        out, pad = [], 4 * (depth + 1)
+        for node in nodes:
+            if isinstance(node, roll.Loop):
+                v = VARS[depth]
+                out.append(f"{' ' * pad}for (int64_t {v} = 0; {v} < {node.count}; {v}++) {{")
+                out += self.lines(node.body, depth + 1)
+                out.append(" " * pad + "}")
+            else:
+                for text in self.statements(node):
+                    out += wrap(text, pad)
+        return out
+
+
+class _Fns:
+    """Functions of kernel calls."""
+
+    def __init__(self, p: Plan) -> None:
+        self.p = p
+        self.classes = {c.name for c in p.classes}
+        self.queue = "ZR_REDUCE" if p.head.overlap else "ZR_MAIN"
+
+    def term(self, word: str, formals: Sequence[str], first: bool) -> str:
+        if "*" in word:
+            name, factor = word.split("*")
+            return f"{'zr_rank(z)' if name == 'r' else name} * {number(int(factor))}"
+        if word in formals or word == "out":
+            return word
+        if word in self.classes:
+            return f"a + {upper(word)}(0)" if first else upper(word)
+        return number(int(word))
+
+    def operand(self, text: str, formals: Sequence[str]) -> str:
+        if text in ("null", "recipe", "sources"):
+            return {"null": "NULL", "recipe": "&recipe", "sources": f"zr_sources(z, {self.queue})"}[text]
+        if text.startswith("&"):
+            return f"(const void *const[]){{{text[1:]}}}"
+        if text.startswith("spans."):
+            name = text.removeprefix("spans.")
+            return f"spans_{name}, {sum(t.flat == name for t in self.p.tensors)}"
+        if text.startswith("freq."):
+            return lower(text)
+        if re.fullmatch(r"-?\d+", text):
+            return number(int(text))
+        if re.fullmatch(r"-?[\d.]+(e[+-]?\d+)?", text) or text in ("inf", "nan"):
+            return text
+        words = text.split("+")
+        return " + ".join(self.term(w, formals, i == 0) for i, w in enumerate(words) if w != "0" or i == 0)
+
+    def one(self, fn: plan.Fn) -> dict[str, object]:
+        names = [*fn.ins, *(o for o in fn.outs if o not in fn.ins)]
+        formals = [*names, *fn.ints]
+        used = " ".join(a for c in fn.calls for a in c.args)
+        lines = []
+        for n, name in enumerate([*fn.ins, *fn.outs]):
+            if re.search(rf"\b{name}\b", used) and name in names and (n == 0 or name not in [*fn.ins, *fn.outs][:n]):
+                lines.append(f"    void *{name} = a + i[{n}];")
+        base = len(fn.ins) + len(fn.outs)
+        for n, name in enumerate(fn.ints):
+            if name == "out":
+                lines.append(f"    uint64_t *out = (uint64_t *)(intptr_t)i[{base + n}];")
+            elif re.search(rf"\b{name}\b", used):
+                lines.append(f"    const int64_t {name} = i[{base + n}];")
+        lines.append("")
+        for c in fn.calls:
+            args = ", ".join(self.operand(a, formals) for a in c.args)
+            lines += wrap(f"{c.kernel}(k, {launch_name(c.launch)}, {args});", 4)
+        return {"name": lower(fn.name), "lines": lines}
+
+
+def launch_name(name: str) -> str:
+    return f"L_{lower(name)}"
+
+
+def spans(p: Plan, flat: plan.Flat) -> list[str]:
+    """zk_span rows: the instances of a flat lie one after the other, ranks * shard elements apart."""
+    whole = flat.shard * p.head.ranks
+    out = []
+    for t in p.tensors:
+        if t.flat == flat.name:
+            elems = 1
+            for n in t.shape:
+                elems *= n
+            stride = whole if t.flat_step else t.offset_step
+            out.append(f"{{{number(t.offset)}, {number(elems)}, {t.count}, {number(stride)}, {t.key}, {t.key_step}, "
+                       f"{real(t.mean)}f, {real(t.std)}f, {t.decay}.0f}},  /* {t.name} */")
+    return out
+
+
+def files(p: Plan) -> list[str]:
+    """zr_tensor rows: a row for each name in the weights' file."""
+    out = []
+    numbers = {f.name: n for n, f in enumerate(p.flats)}
+    for t in p.tensors:
+        at = 0
+        width = t.shape[1] if len(t.shape) > 1 else 1
+        for part in t.parts:
+            name, rows = part.split("=")
+            shape = f"{{{rows}, {t.shape[1] if len(t.shape) > 1 else 1}}}"
+            out.append(f"{{\"{name.replace('{l}', '%d')}\", {number(t.offset + at)}, {number(t.offset_step)}, {shape}, "
+                       f"{len(t.shape)}, {numbers[t.flat]}, {t.flat_step}, {t.count}, 0}},")
+            at += int(rows) * width
+    return out
+
+
+def flats(p: Plan) -> list[str]:
+    """zr_flat rows: where masters lie."""
+    out = []
+    for f in p.flats:
+        f32 = p.head.real == "f32"
+        c = p.cls(f"{'real' if f32 else 'master'}.{f.name}")
+        whole = int((f.real if f32 else f.state) == "whole")
+        out.append(f"{{{number(c.at)}, {number(c.stride)}, {number(f.shard)}, {f.count}, {whole}}},  /* {f.name} */")
+    return out
+
+
+def logits(p: Plan) -> str:
+    """Where eval leaves the logits: the second operand of its last cross entropy's input."""
+    fn = next(f for f in p.fns if f.name == "eval.head")
+    call = next(c for c in fn.calls if c.kernel == "zk_cross_entropy")
+    base, _, at = call.args[2].partition("+")
+    return number(p.cls(base).at + int(at))
+
+
+def hashes(p: Plan) -> list[str]:
+    """The calls that hash this rank's part of every master."""
+    out = []
+    for f in p.flats:
+        cls = f"{'real' if p.head.real == 'f32' else 'master'}.{f.name}"
+        call = f"zr_call(z, ZR_MAIN, hash_{f.name}, {upper(cls)}(i), i, (int64_t)(intptr_t)sum);"
+        out.append(f"    for (int64_t i = 0; i < {f.count}; i++)")
+        out += wrap(call, 8)
+    return out
+
+
+def view(p: Plan, cost: dict[str, object], memory: str, flat: bool) -> dict[str, object]:
+    """Everything the templates need."""
+    steps, fns = _Steps(p), _Fns(p)
+    rolled = lambda s: tuple(roll.Line(x) for x in s.steps) if flat else roll.roll(s.steps)
+    event, events = 0, []
+    for e in p.events:
+        events.append(f"#define {upper(e.name)}(i) ({event} + (int)(i))")
+        event += e.index
+    r = p.recipe
+    order = "g * {0} + zr_rank(z)" if p.head.order == "ranks" else "zr_rank(z) * {1} + g"
+    return {
+        "name": p.head.spec, "plan": plan.digest(p), "layout": plan.layout_digest(p), "memory": memory, "head": p.head,
+        "summary": f"{p.head.spec}: ZeRO {p.head.zero}, {p.head.ranks} ranks, {p.head.grains} grains a rank and step, "
+                   f"{p.head.real}, prefetch {p.head.prefetch}",
+        "classes": [f"#define {upper(c.name)}(i) (INT64_C({c.at}) + INT64_C({c.stride}) * (i))" for c in p.classes],
+        "events": events, "nevents": event,
+        "launches": [f"static const zk_launch {launch_name(l.name)}[] = {{{{.tile = {{{', '.join(map(str, l.cpu))}}}}}}};"
+                     for l in p.launches],
+        "spans": [{"name": f.name, "rows": spans(p, f)} for f in p.flats],
+        "tables": [{"name": lower(t.name).replace("table", "freq"), "rows": [real(x) + "," for x in t.freq]} for t in p.tables],
+        "recipe": [f".{n} = {real(float(v))}," for n, v in (("lr", r.lr), ("min_lr", r.min_lr), ("beta1", r.beta1),
+                   ("beta2", r.beta2), ("eps", r.eps), ("decay", r.decay), ("clip", r.clip))]
+        + [f".warmup = {r.warmup}, .steps = {r.steps}, .schedule = {ops.SCHEDULES[r.schedule]}, "
+           f".rows = {p.head.batch * p.head.sequence},"],
+        "fns": [fns.one(f) for f in p.fns],
+        "sections": [{"name": s.name, "args": ", int64_t g" if s.name == "grain" else "", "lines": steps.lines(rolled(s))}
+                     for s in p.sections],
+        "grain": order.format(p.head.ranks, p.head.grains),
+        "flats": flats(p), "files": files(p), "logits": logits(p), "hashes": hashes(p),
+        "tokens": number(p.cls("tokens").at), "targets": number(p.cls("targets").at),
+        "dtype": {"f32": "ZK_F32", "bf16": "ZK_BF16"}[p.head.real], "arena": number(p.arena), "cost": cost,
+    }
