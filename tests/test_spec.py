@@ -276,6 +276,8 @@ WRONG = [
     (GPT, "targets: [cpu]", "data: {ignore: 65536}", r"@: data.ignore: 65536 is out of range"),
     (LLAMA, "out: [176, 176]", "out: [176, 177]",
      r"s.yaml:\d+: .*residual\[2\].swiglu: its input is 353 wide; allowed: an even width"),
+    (LLAMA, "swiglu: {}", "swiglu:", r"@: .*swiglu: is empty; allowed: \{\}"),
+    (LLAMA, "swiglu: {}", "swiglu: {beta: 1}", r"@: .*swiglu.beta: is no key here; allowed: no key"),
     (LLAMA, "out: [176, 176]", "out: [176]", r"@: .*linear.out: 1 widths for 2 names"),
     (LLAMA, "high_freq_factor: 4", "high_freq_factor: 1",
      r"@: .*low_freq_factor: 1 is not below high_freq_factor 1"),
