@@ -1,0 +1,355 @@
+/* linear.c -- the products of a linear layer and its gradients, by one packed and blocked GEMM.
+ *
+ * Invariants
+ *  1. In f32 an output element is one FMA chain in ascending k that starts at 0; the output carries
+ *     it from one depth block to the next. The bias is added to the finished chain, rounded once.
+ *     In bf16 operands widen exactly, the chain is the same, f32 scratch carries it, and the result
+ *     is rounded once. So no tile, thread or object changes a bit.
+ *  2. A task is one tile of the output, and no element outside matrices is read or written: edges
+ *     are packed as zeros, and their sums go through scratch.
+ *  3. Scratch of a thread: A panel [rows/MR][depth][MR], B panel [depth][NR], an edge block [MR][NR],
+ *     and for bf16 the tile's sums [rows][cols], in whole blocks.
+ */
+#include "cpu.h"
+#include "vec.h"
+
+/* The block of sums in registers, MR x NR, and the default tile. The A panel (rows x depth) is meant
+ * for the second-level cache, the B panel (depth x NR) for the first and second. */
+#ifdef __AVX512F__
+typedef __m512 wide;
+enum { WIDTH = 16, MR = 8, NR = 48 };
+static inline wide wide_load(const float *p) { return _mm512_loadu_ps(p); }
+static inline void wide_store(float *p, wide x) { _mm512_storeu_ps(p, x); }
+static inline wide wide_set(float x) { return _mm512_set1_ps(x); }
+static inline wide wide_fma(wide a, wide b, wide c) { return _mm512_fmadd_ps(a, b, c); }
+static inline wide wide_widen(const uint16_t *p)
+{
+    return (wide)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
+}
+/* a0 b0 a1 b1 ... and the same of the upper halves */
+static inline wide wide_low(wide a, wide b)
+{
+    return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+}
+static inline wide wide_high(wide a, wide b)
+{
+    return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+}
+#else
+typedef __m256 wide;
+enum { WIDTH = 8, MR = 6, NR = 16 };
+static inline wide wide_load(const float *p) { return _mm256_loadu_ps(p); }
+static inline void wide_store(float *p, wide x) { _mm256_storeu_ps(p, x); }
+static inline wide wide_set(float x) { return _mm256_set1_ps(x); }
+static inline wide wide_fma(wide a, wide b, wide c) { return _mm256_fmadd_ps(a, b, c); }
+static inline wide wide_widen(const uint16_t *p)
+{
+    return (wide)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
+}
+/* a0 b0 a1 b1 ... and the same of the upper halves */
+static inline wide wide_low(wide a, wide b) { return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
+static inline wide wide_high(wide a, wide b) { return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
+#endif
+enum { VECTORS = NR / WIDTH };
+enum { ROWS = 384, COLS = 1152, DEPTH = 384 };                  /* of a tile, at most; launches too */
+enum { FEWEST_ROWS = 48, FEWEST_COLS = 192 };                   /* where smaller tiles would feed more threads */
+enum { SLACK = WIDTH };                                         /* a packed line's store may run on */
+enum { A_FLOATS = ROWS * DEPTH + SLACK, B_FLOATS = NR * DEPTH + SLACK, SUM_FLOATS = ROWS * COLS };
+_Static_assert(ROWS % MR == 0 && COLS % NR == 0 && FEWEST_COLS % NR == 0, "whole blocks");
+_Static_assert(4 * (A_FLOATS + B_FLOATS + MR * NR + SUM_FLOATS) <= ZK_SCRATCH, "a tile fits a thread's scratch");
+
+/* A matrix read by element: (i, j) at p[i * row + j * column], one of the two being 1. */
+typedef struct matrix {
+    const real *p;
+    int64_t row, column;
+    int dtype;
+} matrix;
+
+typedef struct product {
+    zk *k;
+    matrix a, b;                    /* [M,K], [K,N] */
+    void *out;                      /* [M,N] of `dtype` */
+    const real *bias;               /* [N] of the context's dtype, or NULL */
+    int64_t M, N, K, rows, cols, depth;     /* rows, cols: of a tile */
+    int dtype;
+} product;
+
+/* One tile at work. */
+typedef struct tile {
+    const product *g;
+    float *a, *b, *edge;            /* [rows/MR][depth][MR], [depth][NR], [MR][NR] */
+    float *sum;                     /* [rows][cols], rows `stride` apart: the output itself, or scratch for bf16 */
+    int64_t m, n, rows, cols, stride;
+} tile;
+
+static inline int64_t least(int64_t x, int64_t y) { return x < y ? x : y; }
+static inline int64_t pieces(int64_t n, int64_t piece) { return (n + piece - 1) / piece; }
+
+/* ---- packing */
+/* WIDTH elements from `at`, 0 from the n-th on */
+static inline wide get(const matrix *x, int64_t at, int64_t n)
+{
+    if (n >= WIDTH && x->dtype == ZK_F32)
+        return wide_load((const float *)x->p + at);
+    float part[16];
+    if (n >= WIDTH)
+        return wide_widen((const uint16_t *)x->p + at);
+    store16(part, load16rn(x->p, at, x->dtype, n > 0 ? (int)n : 0));
+    return wide_load(part);
+}
+
+/* r[i] lane j becomes r[j] lane i: with an element's address written as row bits, lane bits, each
+ * round moves the first bit to the end. */
+static inline void transpose(wide r[WIDTH])
+{
+    wide t[WIDTH];
+#pragma GCC unroll 4
+    for (int round = 1; round < WIDTH; round *= 2) {
+#pragma GCC unroll 16
+        for (int i = 0; i < WIDTH; i++)
+            t[i] = r[i];
+#pragma GCC unroll 8
+        for (int i = 0; i < WIDTH / 2; i++) {
+            r[2 * i] = wide_low(t[i], t[i + WIDTH / 2]);
+            r[2 * i + 1] = wide_high(t[i], t[i + WIDTH / 2]);
+        }
+    }
+}
+
+/* Lines that lie side by side: element i of line v at p[at + v + i * step]. */
+static void pack_across(float *to, const matrix *x, int64_t at, int64_t step, int64_t lines, int64_t n, int width)
+{
+    for (int64_t i = 0; i < n; i++)
+        for (int v = 0; v < width; v += WIDTH)
+            wide_store(to + i * width + v, get(x, at + i * step + v, lines - v));
+}
+
+/* Lines of adjacent elements: element i of line v at p[at + v * step + i]. */
+static void pack_along(float *to, const matrix *x, int64_t at, int64_t step, int64_t lines, int64_t n, int width)
+{
+    for (int64_t i = 0; i < n; i += WIDTH)
+        for (int v = 0; v < width; v += WIDTH) {
+            wide r[WIDTH];
+            for (int j = 0; j < WIDTH; j++)
+                r[j] = get(x, at + (v + j) * step + i, v + j < lines ? n - i : 0);
+            transpose(r);
+            for (int j = 0; j < WIDTH && i + j < n; j++)
+                wide_store(to + (i + j) * width + v, r[j]);
+        }
+}
+
+/* to[n][width] = `lines` <= width lines of n elements, lines past the last one 0. Element i of line v
+ * is at p[at + v * across + i * along]. A store may write WIDTH floats past the end of `to`. */
+static void pack(float *to, const matrix *x, int64_t at, int64_t across, int64_t along, int64_t lines, int64_t n,
+                 int width)
+{
+    if (across == 1)
+        pack_across(to, x, at, along, lines, n, width);
+    else
+        pack_along(to, x, at, across, lines, n, width);
+}
+
+/* ---- the block in registers: sum[MR][NR] (+)= a[depth][MR]^T . b[depth][NR] */
+static __attribute__((noinline)) void multiply(float *sum, int64_t stride, const float *a, const float *b, int64_t depth, int first)
+{
+    wide s[MR][VECTORS];
+#pragma GCC unroll 8
+    for (int i = 0; i < MR; i++)
+#pragma GCC unroll 3
+        for (int v = 0; v < VECTORS; v++)
+            s[i][v] = first ? wide_set(0) : wide_load(sum + i * stride + v * WIDTH);
+    for (int64_t k = 0; k < depth; k++, a += MR, b += NR) {
+        wide row[VECTORS];
+#pragma GCC unroll 3
+        for (int v = 0; v < VECTORS; v++)
+            row[v] = wide_load(b + v * WIDTH);
+#pragma GCC unroll 8
+        for (int i = 0; i < MR; i++) {
+            wide x = wide_set(a[i]);
+#pragma GCC unroll 3
+            for (int v = 0; v < VECTORS; v++)
+                s[i][v] = wide_fma(x, row[v], s[i][v]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int i = 0; i < MR; i++)
+#pragma GCC unroll 3
+        for (int v = 0; v < VECTORS; v++)
+            wide_store(sum + i * stride + v * WIDTH, s[i][v]);
+}
+
+/* ---- a tile of the output */
+static void copy(float *to, int64_t to_stride, const float *from, int64_t from_stride, int64_t rows, int64_t cols)
+{
+    for (int64_t i = 0; i < rows; i++)
+        memcpy(to + i * to_stride, from + i * from_stride, (size_t)cols * sizeof(float));
+}
+
+/* Rows and columns from (i, j) of the tile: finished sums become output. */
+static void finish(const tile *t, int64_t i, int64_t j, int64_t rows, int64_t cols)
+{
+    const product *g = t->g;
+    for (int64_t r = i; r < i + rows; r++)
+        for (int64_t c = j; c < j + cols; c += 16) {
+            int n = (int)least(16, j + cols - c);
+            v16 y = load16n(t->sum + r * t->stride + c, n);
+            if (g->bias)
+                y += load16rn(g->bias, t->n + c, g->k->dtype, n);
+            store16rn(g->out, (t->m + r) * g->N + t->n + c, g->dtype, y, n);
+        }
+}
+
+/* One block of registers over elements [k, k + depth) of the chain. */
+static void block(const tile *t, int64_t i, int64_t j, int64_t k, int64_t depth)
+{
+    const product *g = t->g;
+    int64_t rows = least(MR, t->rows - i), cols = least(NR, t->cols - j);
+    float *sum = t->sum + i * t->stride + j;
+    const float *a = t->a + i * depth;
+    if (g->dtype == ZK_F32 && (rows < MR || cols < NR)) {
+        copy(t->edge, NR, sum, t->stride, k ? rows : 0, cols);
+        multiply(t->edge, NR, a, t->b, depth, !k);
+        copy(sum, t->stride, t->edge, NR, rows, cols);
+    } else {
+        multiply(sum, t->stride, a, t->b, depth, !k);
+    }
+    if (k + depth == g->K && (g->bias || g->dtype != ZK_F32))
+        finish(t, i, j, rows, cols);
+}
+
+static void tile_task(void *arg, int64_t task, int thread)
+{
+    const product *g = arg;
+    int64_t across = pieces(g->N, g->cols);
+    float *scratch = zk_scratch(g->k, thread);
+    tile t = {.g = g, .a = scratch, .b = scratch + A_FLOATS, .edge = scratch + A_FLOATS + B_FLOATS,
+              .m = task / across * g->rows, .n = task % across * g->cols};
+    t.rows = least(g->rows, g->M - t.m);
+    t.cols = least(g->cols, g->N - t.n);
+    t.sum = g->dtype == ZK_F32 ? (float *)g->out + t.m * g->N + t.n : t.edge + MR * NR;
+    t.stride = g->dtype == ZK_F32 ? g->N : g->cols;
+    for (int64_t k = 0; k < g->K; k += g->depth) {
+        int64_t depth = least(g->depth, g->K - k);
+        for (int64_t i = 0; i < t.rows; i += MR)
+            pack(t.a + i * depth, &g->a, (t.m + i) * g->a.row + k * g->a.column, g->a.row, g->a.column,
+                 least(MR, t.rows - i), depth, MR);
+        for (int64_t j = 0; j < t.cols; j += NR) {
+            pack(t.b, &g->b, (t.n + j) * g->b.column + k * g->b.row, g->b.column, g->b.row,
+                 least(NR, t.cols - j), depth, NR);
+            for (int64_t i = 0; i < t.rows; i += MR)
+                block(&t, i, j, k, depth);
+        }
+    }
+}
+
+/* ---- choosing tiles */
+/* n in equal pieces of at most `most`, in whole units */
+static int64_t even(int64_t n, int64_t most, int64_t unit)
+{
+    return pieces(pieces(n, pieces(n, most)), unit) * unit;
+}
+
+static int64_t given(const product *g, const zk_launch *L, int i, int64_t most, int64_t unit)
+{
+    int64_t n = L ? L[g->k->column].tile[i] : 0;
+    return n > 0 ? least(pieces(n, unit) * unit, most) : 0;
+}
+
+static void multiply_all(product *g, const zk_launch *L)
+{
+    int64_t rows = given(g, L, 0, ROWS, MR), cols = given(g, L, 1, COLS, NR), depth = given(g, L, 2, DEPTH, 1);
+    g->rows = rows ? rows : even(g->M, ROWS, MR);
+    g->cols = cols ? cols : even(g->N, COLS, NR);
+    g->depth = depth ? depth : even(g->K, DEPTH, 1);
+    int threads = g->k->threads;
+    if (threads > 1) {
+        while (!cols && pieces(g->M, g->rows) * pieces(g->N, g->cols) < 3 * threads && g->cols > FEWEST_COLS)
+            g->cols = pieces(g->cols / 2, NR) * NR;
+        while (!rows && pieces(g->M, g->rows) * pieces(g->N, g->cols) < threads && g->rows > FEWEST_ROWS)
+            g->rows = pieces(g->rows / 2, MR) * MR;
+    }
+    zk_for(g->k, pieces(g->M, g->rows) * pieces(g->N, g->cols), tile_task, g);
+}
+
+static matrix plain(const real *p, int64_t columns, int dtype)
+{
+    return (matrix){p, columns, 1, dtype};
+}
+
+static matrix turned(const real *p, int64_t columns, int dtype)
+{
+    return (matrix){p, 1, columns, dtype};
+}
+
+/* ---- kernels */
+void ZK(zk_linear_fwd)(zk *k, const zk_launch *L, real *y, const real *x, const real *w, const real *b,
+                       int64_t M, int64_t N, int64_t K, int layout)
+{
+    product g = {.k = k, .a = plain(x, K, k->dtype), .out = y, .dtype = k->dtype, .bias = b, .M = M, .N = N, .K = K,
+                 .b = layout == ZK_IN_OUT ? plain(w, N, k->dtype) : turned(w, K, k->dtype)};
+    multiply_all(&g, L);
+}
+
+/* dx[M,K] = dy[M,N] . w^T */
+void ZK(zk_linear_bwd_x)(zk *k, const zk_launch *L, real *dx, const real *dy, const real *w,
+                         int64_t M, int64_t N, int64_t K, int layout)
+{
+    product g = {.k = k, .a = plain(dy, N, k->dtype), .out = dx, .dtype = k->dtype, .M = M, .N = K, .K = N,
+                 .b = layout == ZK_IN_OUT ? turned(w, N, k->dtype) : plain(w, K, k->dtype)};
+    multiply_all(&g, L);
+}
+
+/* dw[K,N] = x^T . dy or dw[N,K] = dy^T . x: the chain runs over rows */
+void ZK(zk_linear_bwd_w)(zk *k, const zk_launch *L, void *dw, const real *dy, const real *x,
+                         int64_t M, int64_t N, int64_t K, int layout, int full)
+{
+    product g = {.k = k, .out = dw, .dtype = full ? ZK_F32 : k->dtype, .K = M};
+    if (layout == ZK_IN_OUT) {
+        g.a = turned(x, K, k->dtype);
+        g.b = plain(dy, N, k->dtype);
+        g.M = K;
+        g.N = N;
+    } else {
+        g.a = turned(dy, N, k->dtype);
+        g.b = plain(x, K, k->dtype);
+        g.M = N;
+        g.N = K;
+    }
+    multiply_all(&g, L);
+}
+
+/* ---- gradient of the bias: a task sums the rows of BIAS_COLS columns */
+enum { BIAS_VECTORS = 4, BIAS_COLS = BIAS_VECTORS * WIDTH };
+
+typedef struct bias {
+    zk *k;
+    real *db;                       /* [N] */
+    matrix dy;                      /* [M,N] */
+    int64_t M, N;
+} bias;
+
+static void bias_task(void *arg, int64_t task, int thread)
+{
+    const bias *g = arg;
+    int64_t n = task * BIAS_COLS, left = g->N - n;
+    wide sum[BIAS_VECTORS];
+    float out[BIAS_COLS];
+    (void)thread;
+    for (int v = 0; v < BIAS_VECTORS; v++)
+        sum[v] = wide_set(0);
+    for (int64_t m = 0; m < g->M; m++)
+        for (int v = 0; v < BIAS_VECTORS; v++)
+            sum[v] += get(&g->dy, m * g->N + n + v * WIDTH, left - v * WIDTH);
+    for (int v = 0; v < BIAS_VECTORS; v++)
+        wide_store(out + v * WIDTH, sum[v]);
+    for (int64_t i = 0; i < BIAS_COLS && i < left; i += 16)
+        store16rn(g->db, n + i, g->k->dtype, load16(out + i), (int)least(16, left - i));
+}
+
+/* Always in tasks of BIAS_COLS columns: the rows of a tile would be the summed index. */
+void ZK(zk_linear_bwd_b)(zk *k, const zk_launch *L, real *db, const real *dy, int64_t M, int64_t N)
+{
+    bias g = {.k = k, .db = db, .dy = plain(dy, N, k->dtype), .M = M, .N = N};
+    (void)L;
+    zk_for(k, pieces(N, BIAS_COLS), bias_task, &g);
+}
