@@ -42,22 +42,26 @@ static int recognise(zr_data *d, int64_t size, char *why)
     if (zr_read_at(d->fd, head, n, 0)) return zr_why(why, "%s: %s", d->path, strerror(errno));
     for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++)
         if (n >= (int64_t)foreign[i].n && !memcmp(head, foreign[i].bytes, foreign[i].n))
-            return zr_why(why, "%s: is %s; needed: uint16 tokens, without a header or with llm.c's (magic %d)",
-                          d->path, foreign[i].what, MAGIC);
+            return zr_why(why, "%s: is %s; needed: uint16 tokens, alone or behind llm.c's header "
+                          "(magic %d)", d->path, foreign[i].what, MAGIC);
     if (n < 4 || head[0] != MAGIC) {
         if (size % 2)
-            return zr_why(why, "%s: %" PRId64 " bytes, an odd number; tokens are uint16", d->path, size);
+            return zr_why(why, "%s: %" PRId64 " bytes, an odd number; tokens are uint16", d->path,
+                          size);
         d->at = 0;
         d->count = size / 2;
         return 0;
     }
     if (size < HEADER)
-        return zr_why(why, "%s: %" PRId64 " bytes, shorter than llm.c's header of %d", d->path, size, HEADER);
+        return zr_why(why, "%s: %" PRId64 " bytes, shorter than llm.c's header of %d", d->path,
+                      size, HEADER);
     if (head[1] != 1)
-        return zr_why(why, "%s: version %" PRId32 " in llm.c's header; only 1 is known", d->path, head[1]);
+        return zr_why(why, "%s: version %" PRId32 " in llm.c's header; only 1 is known", d->path,
+                      head[1]);
     if (head[2] < 0 || size != HEADER + 2 * (int64_t)head[2])
         return zr_why(why, "%s: the header says %" PRId32 " tokens, which makes %" PRId64
-                      " bytes; the file has %" PRId64, d->path, head[2], HEADER + 2 * (int64_t)head[2], size);
+                      " bytes; the file has %" PRId64,
+                      d->path, head[2], HEADER + 2 * (int64_t)head[2], size);
     d->at = HEADER;
     d->count = head[2];
     return 0;
@@ -72,7 +76,8 @@ static int examine(zr_data *d, char *why)
     if (s.st_size == 0) return zr_why(why, "%s: empty", d->path);
     if (recognise(d, s.st_size, why)) return -1;
     if (d->count < d->T + 1)
-        return zr_why(why, "%s: %" PRId64 " tokens; one sample takes %" PRId64, d->path, d->count, d->T + 1);
+        return zr_why(why, "%s: %" PRId64 " tokens; one sample takes %" PRId64, d->path, d->count,
+                      d->T + 1);
     d->samples = (d->count - 1) / d->T;
     return 0;
 }
@@ -102,7 +107,8 @@ static int fetch(const zr_data *d, uint16_t *token, int64_t n, int64_t first, ch
                       errno == ENODATA ? "the file has become shorter" : strerror(errno));
     for (int64_t i = 0; i < n; i++)
         if (token[i] >= d->vocab && token[i] != d->ignore)
-            return zr_why(why, "%s: token %" PRId64 " is %u; the vocabulary has %" PRId64 " (ids 0 to %" PRId64 ")",
+            return zr_why(why, "%s: token %" PRId64 " is %u; the vocabulary has %" PRId64
+                          " (ids 0 to %" PRId64 ")",
                           d->path, first + i, token[i], d->vocab, d->vocab - 1);
     return 0;
 }
@@ -124,11 +130,13 @@ int zr_data_check(const zr_data *d, int64_t first, int64_t n, int rank, int rank
     first %= d->samples;
     int64_t end = first + n, wrapped = end - d->samples;
     if (wrapped > 0 && check_range(d, 0, wrapped * d->T + 1, rank, ranks, why)) return -1;
-    return check_range(d, first * d->T, (wrapped > 0 ? d->samples : end) * d->T + 1, rank, ranks, why);
+    if (wrapped > 0) end = d->samples;
+    return check_range(d, first * d->T, end * d->T + 1, rank, ranks, why);
 }
 
 /* tokens, targets int32[n] from token[n + 1] */
-static void spread(const uint16_t *token, int64_t n, int64_t ignore, int32_t *tokens, int32_t *targets)
+static void spread(const uint16_t *token, int64_t n, int64_t ignore, int32_t *tokens,
+                   int32_t *targets)
 {
     for (int64_t i = 0; i < n; i++) {
         tokens[i] = token[i] == ignore ? 0 : token[i];
@@ -136,7 +144,8 @@ static void spread(const uint16_t *token, int64_t n, int64_t ignore, int32_t *to
     }
 }
 
-int zr_data_read(const zr_data *d, int64_t first, int64_t B, int32_t *tokens, int32_t *targets, char *why)
+int zr_data_read(const zr_data *d, int64_t first, int64_t B, int32_t *tokens, int32_t *targets,
+                 char *why)
 {
     uint16_t token[CHUNK + 1];
     for (int64_t b = 0; b < B; b++) {

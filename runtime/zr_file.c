@@ -1,4 +1,4 @@
-/* zr_file.c -- what every reader of a file needs: whole reads and lines of text about what is wrong. */
+/* zr_file.c -- what all readers of files need: whole reads, lines of text about what is wrong. */
 #include "zr_file.h"
 #include <errno.h>
 #include <stdarg.h>

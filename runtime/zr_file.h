@@ -23,7 +23,7 @@ typedef struct zr_data {
     const char *path;
     int fd;
     int64_t at;                           /* file offset of the first token */
-    int64_t count, samples;               /* tokens; samples of T tokens and one more. 0: not open */
+    int64_t count, samples;               /* tokens; samples of T and one more. 0: not open */
     int64_t T, vocab, ignore;
 } zr_data;
 
@@ -32,7 +32,8 @@ int zr_data_open(zr_data *d, const char *path, int64_t T, int64_t vocab, int64_t
 /* Looks for ids beyond the vocabulary in samples first .. first+n-1: the part of rank of ranks. */
 int zr_data_check(const zr_data *d, int64_t first, int64_t n, int rank, int ranks, char *why);
 /* tokens, targets int32 [B, T] of samples first .. first+B-1; ignored: input 0, target -1 */
-int zr_data_read(const zr_data *d, int64_t first, int64_t B, int32_t *tokens, int32_t *targets, char *why);
+int zr_data_read(const zr_data *d, int64_t first, int64_t B, int32_t *tokens, int32_t *targets,
+                 char *why);
 void zr_data_close(zr_data *d);
 
 /* ---- weights: dir/model.safetensors with Hugging Face names, f32 masters.

@@ -13,7 +13,7 @@ static void fail(zr_json *j, const char *error)
 /* The next character that is not blank; 0 at the end and after an error. */
 static char peek(zr_json *j)
 {
-    while (j->at < j->end && (*j->at == ' ' || *j->at == '\t' || *j->at == '\n' || *j->at == '\r')) j->at++;
+    while (j->at < j->end && *j->at && strchr(" \t\n\r", *j->at)) j->at++;
     return j->error || j->at >= j->end ? 0 : *j->at;
 }
 
@@ -27,7 +27,8 @@ static int take(zr_json *j, char c, const char *error)
 int zr_json_more(zr_json *j, char open, int64_t *n)
 {
     char close = open == '{' ? '}' : ']';
-    if (*n == 0 && take(j, open, open == '{' ? "an object is needed" : "an array is needed")) return 0;
+    if (*n == 0 && take(j, open, open == '{' ? "an object is needed" : "an array is needed"))
+        return 0;
     if (peek(j) == close) {
         j->at++;
         return 0;
@@ -92,7 +93,8 @@ static char *unescape(zr_json *j, char *to)
 /* The length of the UTF-8 sequence at s, 0 if it is none (overlong, surrogate, beyond 10FFFF). */
 static int utf8(const unsigned char *s)
 {
-    int n = s[0] < 0x80 ? 1 : s[0] < 0xc2 ? 0 : s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : s[0] < 0xf5 ? 4 : 0;
+    int n = s[0] < 0x80 ? 1 : s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : 4;
+    if ((s[0] >= 0x80 && s[0] < 0xc2) || s[0] > 0xf4) return 0;
     for (int i = 1; i < n; i++)
         if ((s[i] & 0xc0) != 0x80) return 0;
     if ((s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xed && s[1] > 0x9f)) return 0;

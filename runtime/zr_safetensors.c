@@ -1,8 +1,8 @@
 /* zr_safetensors.c -- reads the headers of safetensors files; see zr_safetensors.h.
  *
  * Invariants
- *  1. What is accepted is at most what the format's own library accepts: names once, every data byte
- *     in exactly one tensor, sizes equal to dtype times shape.
+ *  1. What is accepted is at most what the format's own library accepts: names once, every byte of
+ *     data in exactly one tensor, sizes equal to dtype times shape.
  *  2. Every entry of an open table lies inside its file as it was when opened.
  */
 #include "zr_safetensors.h"
@@ -20,10 +20,11 @@ static const struct {
     const char *name;
     int bits;
 } dtypes[] = {
-    {"F32", 32}, {"BF16", 16}, {"F16", 16}, {"F64", 64}, {"BOOL", 8}, {"U8", 8}, {"I8", 8}, {"I16", 16},
-    {"U16", 16}, {"I32", 32}, {"U32", 32}, {"I64", 64}, {"U64", 64}, {"C64", 64}, {"F8_E5M2", 8},
-    {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"F6_E2M3", 6}, {"F6_E3M2", 6},
-    {"F4", 4},
+    {"F32", 32},    {"BF16", 16},   {"F16", 16},        {"F64", 64},        {"BOOL", 8},
+    {"U8", 8},      {"I8", 8},      {"I16", 16},        {"U16", 16},        {"I32", 32},
+    {"U32", 32},    {"I64", 64},    {"U64", 64},        {"C64", 64},        {"F8_E5M2", 8},
+    {"F8_E4M3", 8}, {"F8_E8M0", 8}, {"F8_E4M3FNUZ", 8}, {"F8_E5M2FNUZ", 8}, {"F6_E2M3", 6},
+    {"F6_E3M2", 6}, {"F4", 4},
 };
 enum { DTYPES = sizeof dtypes / sizeof *dtypes };
 
@@ -65,7 +66,8 @@ static int read_shape(zr_json *j, zr_entry *e, char *why, const char *file)
 {
     for (int64_t i = 0; zr_json_more(j, '[', &i);) {
         if (i > ZR_DIMS)
-            return zr_why(why, "%s: tensor %.200s: more than %d dimensions", file, e->name, ZR_DIMS);
+            return zr_why(why, "%s: tensor %.200s: more than %d dimensions", file, e->name,
+                          ZR_DIMS);
         e->shape[i - 1] = zr_json_count(j);
         e->ndim = (int32_t)i;
     }
@@ -102,11 +104,13 @@ static int read_entry(zr_json *j, zr_entry *e, char *why, const char *file)
     }
     if (j->error) return -1;
     if (seen != 7)
-        return zr_why(why, "%s: tensor %.200s: dtype, shape or data_offsets is missing", file, e->name);
+        return zr_why(why, "%s: tensor %.200s: dtype, shape or data_offsets is missing", file,
+                      e->name);
     char shape[200];
     if (e->end - e->begin != bytes(e))
-        return zr_why(why, "%s: tensor %.200s: %" PRId64 " bytes of data do not make %s %s", file, e->name,
-                      e->end - e->begin, dtypes[e->dtype].name, zr_shape_text(shape, sizeof shape, e->shape, e->ndim));
+        return zr_why(why, "%s: tensor %.200s: %" PRId64 " bytes of data do not make %s %s", file,
+                      e->name, e->end - e->begin, dtypes[e->dtype].name,
+                      zr_shape_text(shape, sizeof shape, e->shape, e->ndim));
     return 0;
 }
 
@@ -154,21 +158,24 @@ static int read_entries(zr_table *t, zr_json *j, char *why, const char *file)
 static int by_place(const void *a, const void *b)
 {
     const zr_entry *x = a, *y = b;
-    return x->begin != y->begin ? (x->begin < y->begin ? -1 : 1) : x->end < y->end ? -1 : x->end > y->end;
+    if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
+    return x->end < y->end ? -1 : x->end > y->end;
 }
 
-/* entries e[n] of one file fill [0, size) without holes; afterwards counted from the file's start */
-static int check_places(zr_entry *e, int64_t n, int64_t start, int64_t size, char *why, const char *file)
+/* Entries e[n] of one file fill [0, size) without holes; from here on they count from its start. */
+static int check_places(zr_entry *e, int64_t n, int64_t start, int64_t size, char *why,
+                        const char *file)
 {
     int64_t at = 0;
     if (n) qsort(e, (size_t)n, sizeof *e, by_place);
     for (int64_t i = 0; i < n; at = e[i++].end)
         if (e[i].begin != at)
-            return zr_why(why, "%s: tensor %.200s: its data begin at %" PRId64 ", the tensor before ends at %" PRId64,
+            return zr_why(why, "%s: tensor %.200s: its data begin at %" PRId64
+                          ", the tensor before ends at %" PRId64,
                           file, e[i].name, e[i].begin, at);
     if (at != size)
-        return zr_why(why, "%s: the header describes %" PRId64 " bytes of data, the file has %" PRId64 "%s", file, at,
-                      size, at > size ? " (truncated?)" : "");
+        return zr_why(why, "%s: the header describes %" PRId64 " bytes of data, the file has %"
+                      PRId64 "%s", file, at, size, at > size ? " (truncated?)" : "");
     for (int64_t i = 0; i < n; i++) {
         e[i].begin += start;
         e[i].end += start;
@@ -214,15 +221,20 @@ static int read_header(zr_table *t, int64_t size, char *why, const char *file)
     if (size < 8) return zr_why(why, "%s: %" PRId64 " bytes are no safetensors file", file, size);
     if (zr_read_at(f->fd, &n, 8, 0)) return zr_why(why, "%s: %s", file, strerror(errno));
     if (n < 2 || n > ZR_HEADER_MAX)
-        return zr_why(why, "%s: no safetensors file (a header of %" PRIu64 " bytes)", file, (uint64_t)n);
+        return zr_why(why, "%s: no safetensors file (a header of %" PRIu64 " bytes)", file,
+                      (uint64_t)n);
     if (n > size - 8)
-        return zr_why(why, "%s: truncated: a header of %" PRId64 " bytes in a file of %" PRId64, file, n, size);
+        return zr_why(why, "%s: truncated: a header of %" PRId64 " bytes in a file of %" PRId64,
+                      file, n, size);
     f->header = slurp(f->fd, n, 8, why, file);
     if (!f->header) return -1;
     zr_json j = {f->header, f->header + n, f->header[0] == '{' ? NULL : "an object is needed"};
     int bad = read_entries(t, &j, why, file);
-    if (j.error) return zr_why(why, "%s: header, byte %" PRId64 ": %s", file, (int64_t)(j.at - f->header), j.error);
-    return bad ? bad : check_places(t->entries + first, t->n - first, 8 + n, size - 8 - n, why, file);
+    if (j.error)
+        return zr_why(why, "%s: header, byte %" PRId64 ": %s", file, (int64_t)(j.at - f->header),
+                      j.error);
+    if (bad) return bad;
+    return check_places(t->entries + first, t->n - first, 8 + n, size - 8 - n, why, file);
 }
 
 /* `name` must live as long as t */
@@ -249,17 +261,20 @@ static int read_map(zr_table *t, zr_json *j, const char *dir, char *why, const c
         const char *name = zr_json_key(j) ? zr_json_text(j) : NULL;
         if (!name) return -1;
         /* no path out of the directory */
-        if (strchr(name, '/') || !*name) return zr_why(why, "%s: %.200s is no name of a file", index, name);
+        if (strchr(name, '/') || !*name)
+            return zr_why(why, "%s: %.200s is no name of a file", index, name);
         while (k < t->nfiles && strcmp(t->files[k].name, name)) k++;
         if (k == t->nfiles && add_file(t, dir, name, why)) return -1;
     }
     return j->error ? -1 : 0;
 }
 
-static int read_index(zr_table *t, int fd, int64_t size, const char *dir, char *why, const char *file)
+static int read_index(zr_table *t, int fd, int64_t size, const char *dir, char *why,
+                      const char *file)
 {
     int maps = 0;
-    if (size > ZR_HEADER_MAX) return zr_why(why, "%s: %" PRId64 " bytes are too many for an index", file, size);
+    if (size > ZR_HEADER_MAX)
+        return zr_why(why, "%s: %" PRId64 " bytes are too many for an index", file, size);
     t->index = slurp(fd, size, 0, why, file);
     if (!t->index) return -1;
     zr_json j = {t->index, t->index + size, NULL};
@@ -270,7 +285,8 @@ static int read_index(zr_table *t, int fd, int64_t size, const char *dir, char *
         if (!map) zr_json_skip(&j);
         else if (read_map(t, &j, dir, why, file) && !j.error) return -1;
     }
-    if (zr_json_end(&j)) return zr_why(why, "%s: byte %" PRId64 ": %s", file, (int64_t)(j.at - t->index), j.error);
+    if (zr_json_end(&j))
+        return zr_why(why, "%s: byte %" PRId64 ": %s", file, (int64_t)(j.at - t->index), j.error);
     return maps == 1 ? 0 : zr_why(why, "%s: one weight_map is needed, it has %d", file, maps);
 }
 
@@ -288,7 +304,8 @@ static int read_files(zr_table *t, const char *dir, char *why)
     if (!stat(file, &s)) return add_file(t, dir, single, why);
     if (errno != ENOENT) return zr_why(why, "%s: %s", file, strerror(errno));
     snprintf(file, sizeof file, "%s/%s", dir, index);
-    if (stat(file, &s) && errno == ENOENT) return zr_why(why, "%s: has neither %s nor %s", dir, single, index);
+    if (stat(file, &s) && errno == ENOENT)
+        return zr_why(why, "%s: has neither %s nor %s", dir, single, index);
     int fd = open_file(file, &size, why);
     if (fd < 0) return -1;
     int bad = read_index(t, fd, size, dir, why, file);
@@ -309,7 +326,8 @@ int zr_table_open(zr_table *t, const char *dir, char *why)
     if (!bad && t->n) qsort(t->entries, (size_t)t->n, sizeof *t->entries, by_name);
     for (int64_t i = 1; !bad && i < t->n; i++)
         if (!strcmp(t->entries[i - 1].name, t->entries[i].name))
-            bad = zr_why(why, "%s/%s: tensor %.200s twice", dir, t->files[t->entries[i].file].name, t->entries[i].name);
+            bad = zr_why(why, "%s/%s: tensor %.200s twice", dir, t->files[t->entries[i].file].name,
+                         t->entries[i].name);
     if (bad) zr_table_close(t);
     return bad;
 }

@@ -1,8 +1,8 @@
 /* zr_weights.c -- the f32 masters of a program as model.safetensors, out and in.
  *
  * Invariants
- *  1. The file is a function of the weights, the plan and the layout: not of time, and its length and
- *     the place of every element in it follow from zr_program alone, so each rank finds its own.
+ *  1. The file is a function of the weights, the plan and the layout, not of time. Its length and
+ *     the place of every element follow from zr_program alone, so each rank finds its own.
  *  2. Elements [r*shard, (r+1)*shard) of a flat are written by rank r; all ranks cover it once.
  *  3. 8 + N is a multiple of 4096, so that the data can be mapped or read past the page cache.
  */
@@ -44,14 +44,16 @@ static piece part(const zr_program *p, const zr_tensor *t, int i, int rank, int 
     int64_t hi = f->whole && all ? p->ranks * f->shard : lo + f->shard;
     lo = lo < begin ? begin : lo;
     hi = hi > end ? end : hi;
-    return (piece){f->at + (int64_t)i * t->flat_step * f->stride + 4 * (lo - held), lo - begin, hi > lo ? hi - lo : 0};
+    int64_t at = f->at + (int64_t)i * t->flat_step * f->stride + 4 * (lo - held);
+    return (piece){at, lo - begin, hi > lo ? hi - lo : 0};
 }
 
 /* The name of instance i; returns to[NAME]. */
 static char *instance(char *to, const zr_tensor *t, int i)
 {
     const char *layer = t->count > 1 ? strstr(t->name, "%d") : NULL;
-    if (layer) snprintf(to, NAME, "%.*s%d%s", (int)(layer - t->name), t->name, t->first + i, layer + 2);
+    int before = layer ? (int)(layer - t->name) : 0;
+    if (layer) snprintf(to, NAME, "%.*s%d%s", before, t->name, t->first + i, layer + 2);
     else snprintf(to, NAME, "%s", t->name);
     return to;
 }
@@ -125,7 +127,8 @@ static int make_dir(const char *dir, char *why)
     if (path(part, dir, "", why)) return -1;
     for (char *slash = strchr(part + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
         *slash = 0;
-        if (mkdir(part, 0777) && errno != EEXIST) return zr_why(why, "%s: %s", part, strerror(errno));
+        if (mkdir(part, 0777) && errno != EEXIST)
+            return zr_why(why, "%s: %s", part, strerror(errno));
         *slash = '/';
     }
     if (stat(dir, &s)) return zr_why(why, "%s: %s", dir, strerror(errno));
@@ -141,7 +144,8 @@ static int reserve(int fd, int64_t size, const char *file, char *why)
     int bad = room < size ? ENOSPC : fallocate(fd, 0, 0, size) ? errno : 0;
     if (bad == EOPNOTSUPP || bad == ENOSYS) bad = ftruncate(fd, size) ? errno : 0;
     if (bad == ENOSPC)
-        return zr_why(why, "%s: %" PRId64 " bytes are needed, the disk has %" PRId64 " free", file, size, room);
+        return zr_why(why, "%s: %" PRId64 " bytes are needed, the disk has %" PRId64 " free", file,
+                      size, room);
     return bad ? zr_why(why, "%s: room for %" PRId64 " bytes: %s", file, size, strerror(bad)) : 0;
 }
 
@@ -163,7 +167,8 @@ static int begin(const zr_program *p, const char *file, char *why)
     char *header = make_header(p, &n, &data);
     if (!header) return zr_why(why, "%s: no memory for its header", file);
     int fd = open(file, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    int bad = fd < 0 ? zr_why(why, "%s: %s", file, strerror(errno)) : reserve(fd, n + data, file, why);
+    int bad = fd < 0 ? zr_why(why, "%s: %s", file, strerror(errno)) : 0;
+    if (!bad) bad = reserve(fd, n + data, file, why);
     if (!bad && (zr_write_at(fd, header, n, 0) || flock(fd, LOCK_EX | LOCK_NB)))
         bad = zr_why(why, "%s: %s", file, strerror(errno));
     if (bad && fd >= 0) {
@@ -279,7 +284,8 @@ static zr_entry *match(const zr_table *table, const zr_tensor *t, int i, const c
     zr_entry *e = locate(table, instance(name, t, i));
     zr_shape_text(wanted, sizeof wanted, t->shape, t->ndim);
     if (!e) {
-        zr_why(why, "%s: tensor %s is missing; the model needs it with shape %s", dir, name, wanted);
+        zr_why(why, "%s: tensor %s is missing; the model needs it with shape %s", dir, name,
+               wanted);
         return NULL;
     }
     const char *file = table->files[e->file].name;
@@ -289,7 +295,8 @@ static zr_entry *match(const zr_table *table, const zr_tensor *t, int i, const c
         zr_why(why, "%s/%s: tensor %s has shape %s; the model needs %s", dir, file, name,
                zr_shape_text(found, sizeof found, e->shape, e->ndim), wanted);
     else if (e->dtype > F16)
-        zr_why(why, "%s/%s: tensor %s is %s; F32, BF16 and F16 can be read", dir, file, name, zr_dtype_name(e->dtype));
+        zr_why(why, "%s/%s: tensor %s is %s; F32, BF16 and F16 can be read", dir, file, name,
+               zr_dtype_name(e->dtype));
     return same && e->dtype <= F16 ? e : NULL;
 }
 
@@ -304,7 +311,8 @@ static int match_all(const zr_program *p, const zr_table *table, const char *dir
     return 0;
 }
 
-static int read_all(const zr_program *p, const zr_table *table, char *arena, int rank, const char *dir, char *why)
+static int read_all(const zr_program *p, const zr_table *table, char *arena, int rank,
+                    const char *dir, char *why)
 {
     char name[NAME];
     for (int k = 0; k < p->ntensors; k++)
@@ -331,7 +339,8 @@ static int is_buffer(const char *name)
     };
     name = unprefixed(name);
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
-        size_t n = strlen(known[i][0]), digits = strncmp(name, known[i][0], n) ? 0 : strspn(name + n, "0123456789");
+        size_t n = strlen(known[i][0]), digits = 0;
+        if (!strncmp(name, known[i][0], n)) digits = strspn(name + n, "0123456789");
         if (digits && !strcmp(name + n + digits, known[i][1])) return 1;
     }
     return 0;
@@ -342,11 +351,13 @@ static int equal(const zr_table *t, const zr_entry *a, const zr_entry *b)
 {
     char x[CHUNK], y[CHUNK];
     int64_t n = a->end - a->begin;
-    if (a->dtype != b->dtype || a->ndim != b->ndim || memcmp(a->shape, b->shape, sizeof a->shape)) return 0;
+    if (a->dtype != b->dtype || a->ndim != b->ndim || memcmp(a->shape, b->shape, sizeof a->shape))
+        return 0;
     for (int64_t i = 0; i < n; i += CHUNK) {
         int64_t some = n - i < CHUNK ? n - i : CHUNK;
         if (zr_read_at(t->files[a->file].fd, x, some, a->begin + i) ||
-            zr_read_at(t->files[b->file].fd, y, some, b->begin + i) || memcmp(x, y, (size_t)some)) return 0;
+            zr_read_at(t->files[b->file].fd, y, some, b->begin + i) ||
+            memcmp(x, y, (size_t)some)) return 0;
     }
     return 1;
 }
@@ -372,12 +383,13 @@ static void describe_unused(const zr_table *t, const char *dir, char *note)
         if (is_buffer(e->name)) buffers++;
         else if (is_tied(t, e)) tied++;
         else if (others++ < 4)
-            at += (size_t)snprintf(names + at, sizeof names - at, "%s%.50s", at ? ", " : "", e->name);
+            at += (size_t)snprintf(names + at, sizeof names - at, "%s%.50s", at ? ", " : "",
+                                   e->name);
     }
     *note = 0;
     if (others)
-        zr_why(note, "%.150s: warning: the model has no place for %" PRId64 " of the tensors: %s%s", dir, others, names,
-               others > 4 ? ", ..." : "");
+        zr_why(note, "%.150s: warning: the model has no place for %" PRId64 " of the tensors: %s%s",
+               dir, others, names, others > 4 ? ", ..." : "");
     else if (buffers + tied)
         zr_why(note, "%.150s: not needed: %" PRId64 " buffers%s", dir, buffers,
                tied ? ", lm_head.weight (the same as the embedding)" : "");

@@ -1,6 +1,8 @@
-/* mutate.h -- a fuzzer without coverage: deterministic mutants of given bytes, so that a failure can be
- * repeated by its number. With -DLIBFUZZER the including file is a libFuzzer harness instead:
- *   clang -g -fsanitize=fuzzer,address,undefined -DLIBFUZZER -Iruntime tests/fuzz/X.c runtime/zr_{data,file,json,safetensors,weights}.c
+/* mutate.h -- deterministic mutants of given bytes: a failure can be repeated by its number.
+ * With -DLIBFUZZER the including file is a libFuzzer harness instead:
+ *
+ *   clang -g -fsanitize=fuzzer,address,undefined -DLIBFUZZER -Iruntime tests/fuzz/X.c \
+ *     runtime/zr_{data,file,json,safetensors,weights}.c
  *
  *   X DIR MUTANTS SECONDS [FROM]    prints `tried N accepted M`; works in DIR (libFuzzer: in /tmp)
  *
@@ -67,7 +69,8 @@ static size_t chance(size_t n)            /* below n */
 }
 
 /* Replaces `old` bytes at `at` of data[n] by those of `with`; returns the new length. */
-static size_t replace(uint8_t *data, size_t n, size_t at, size_t old, const void *with, size_t length)
+static size_t replace(uint8_t *data, size_t n, size_t at, size_t old, const void *with,
+                      size_t length)
 {
     if (n - old + length > LARGEST) return n;
     memmove(data + at + length, data + at + old, n - at - old);
@@ -110,7 +113,8 @@ static int mutant(uint64_t i, const bytes *seeds, size_t nseeds, const bytes *wo
     return accepted;
 }
 
-static int fuzz(int argc, char **argv, const bytes *seeds, size_t nseeds, const bytes *words, size_t nwords)
+static int fuzz(int argc, char **argv, const bytes *seeds, size_t nseeds, const bytes *words,
+                size_t nwords)
 {
     if (argc < 4) return 99;
     workplace = argv[1];
@@ -118,7 +122,8 @@ static int fuzz(int argc, char **argv, const bytes *seeds, size_t nseeds, const 
     time_t end = time(NULL) + atoi(argv[3]);
     for (; i < from + strtoull(argv[2], NULL, 10) && time(NULL) < end; i++)
         accepted += (uint64_t)mutant(i, seeds, nseeds, words, nwords);
-    printf("tried %llu accepted %llu\n", (unsigned long long)(i - from), (unsigned long long)accepted);
+    printf("tried %llu accepted %llu\n", (unsigned long long)(i - from),
+           (unsigned long long)accepted);
     return 0;
 }
 #endif

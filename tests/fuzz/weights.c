@@ -15,19 +15,21 @@ static const zr_tensor tensors[] = {
     {.name = "a", .offset = 0, .shape = {4, 3}, .ndim = 2, .count = 1},
     {.name = "h.%d.b", .offset = 13, .offset_step = 6, .shape = {5}, .ndim = 1, .count = 2},
 };
-static const zr_program program = {
-    .plan = "p", .layout = "l", .ranks = 2, .flats = flats, .nflats = 1, .tensors = tensors, .ntensors = 2};
+static const zr_program program = {.plan = "p", .layout = "l", .ranks = 2, .flats = flats,
+                                   .nflats = 1, .tensors = tensors, .ntensors = 2};
 
-#define GOOD "{\"__metadata__\":{\"format\":\"pt\"},\"a\":{\"dtype\":\"BF16\",\"shape\":[4,3],\"data_offsets\":[0,24]}," \
-    "\"h.0.b\":{\"dtype\":\"F32\",\"shape\":[5],\"data_offsets\":[24,44]}," \
-    "\"transformer.h.1.b\":{\"dtype\":\"F16\",\"shape\":[5],\"data_offsets\":[44,54]}," \
-    "\"h.0.attn.bias\":{\"dtype\":\"U8\",\"shape\":[1,1,2,5],\"data_offsets\":[54,64]}}  "
-#define FIRST "{\"a\":{\"dtype\":\"F32\",\"shape\":[4,3],\"data_offsets\":[0,48]},\"\\u006f\":{\"shape\":[2,8]," \
-    "\"data_offsets\":[48,64],\"dtype\":\"I8\"}}"
-#define SECOND "{\"h.0.b\":{\"dtype\":\"F32\",\"shape\":[5],\"data_offsets\":[0,20]},\"h.1.b\":{\"dtype\":\"F32\"," \
-    "\"shape\":[5],\"data_offsets\":[20,40]},\"x\":{\"dtype\":\"F64\",\"shape\":[3,1],\"data_offsets\":[40,64]}}"
-#define INDEX "I{\"metadata\":{\"total_size\":128,\"deep\":[[[{}]],-1.5e3,true,null]},\"weight_map\":{\"a\":\"1.st\"," \
-    "\"h.0.b\":\"2.st\",\"h.1.b\":\"2.st\",\"x\":\"2.st\"}}"
+#define ENTRY(name, dtype, shape, place) \
+    "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":[" shape "],\"data_offsets\":[" place "]}"
+#define GOOD "{\"__metadata__\":{\"format\":\"pt\"}," \
+    ENTRY("a", "BF16", "4,3", "0,24") "," ENTRY("h.0.b", "F32", "5", "24,44") "," \
+    ENTRY("transformer.h.1.b", "F16", "5", "44,54") "," \
+    ENTRY("h.0.attn.bias", "U8", "1,1,2,5", "54,64") "}  "
+#define FIRST "{" ENTRY("a", "F32", "4,3", "0,48") "," \
+    "\"\\u006f\":{\"shape\":[2,8],\"data_offsets\":[48,64],\"dtype\":\"I8\"}}"
+#define SECOND "{" ENTRY("h.0.b", "F32", "5", "0,20") "," ENTRY("h.1.b", "F32", "5", "20,40") "," \
+    ENTRY("x", "F64", "3,1", "40,64") "}"
+#define INDEX "I{\"metadata\":{\"total_size\":128,\"deep\":[[[{}]],-1.5e3,true,null]}," \
+    "\"weight_map\":{\"a\":\"1.st\",\"h.0.b\":\"2.st\",\"h.1.b\":\"2.st\",\"x\":\"2.st\"}}"
 
 /* u64 N, the header, DATA bytes */
 static void fill_parts(int fd, const uint8_t *header, size_t n)
@@ -63,7 +65,8 @@ static void prepare(void)
 
 static int one(const uint8_t *data, size_t size)
 {
-    char why[ZR_WHY], note[ZR_WHY], *arena = malloc(ARENA);   /* on the heap: the sanitizer sees its ends */
+    char why[ZR_WHY], note[ZR_WHY];
+    char *arena = malloc(ARENA);          /* on the heap: the sanitizer sees its ends */
     const char *dir = single_dir;
     if (size > LARGEST) size = LARGEST;
     if (!single) prepare();
@@ -76,7 +79,8 @@ static int one(const uint8_t *data, size_t size)
         fill_parts(single, data, size);
     }
     memset(arena, 0x55, ARENA);
-    int good = !zr_load(&program, arena, 0, dir, note, why) && !zr_load(&program, arena, 1, dir, note, why);
+    int good = !zr_load(&program, arena, 0, dir, note, why) &&
+               !zr_load(&program, arena, 1, dir, note, why);
     /* the bytes before the flat are nobody's */
     for (int i = 0; i < 16; i++)
         if (arena[i] != 0x55) abort();
@@ -87,15 +91,20 @@ static int one(const uint8_t *data, size_t size)
 #ifndef LIBFUZZER
 int main(int argc, char **argv)
 {
-    static const bytes seeds[] = {BYTES(GOOD), BYTES(INDEX), BYTES("R\x02\0\0\0\0\0\0\0{}"), BYTES(GOOD), BYTES(GOOD)};
+    static const bytes seeds[] = {BYTES(GOOD), BYTES(INDEX), BYTES("R\x02\0\0\0\0\0\0\0{}"),
+                                  BYTES(GOOD), BYTES(GOOD)};
     static const bytes words[] = {
-        BYTES("{"), BYTES("}"), BYTES("["), BYTES("]"), BYTES(","), BYTES(":"), BYTES("\""), BYTES("\\"), BYTES(" "),
-        BYTES("0"), BYTES("1"), BYTES("-1"), BYTES("9223372036854775807"), BYTES("18446744073709551615"),
-        BYTES("4294967296"), BYTES("1.0"), BYTES("1e9"), BYTES("\\u0000"), BYTES("\\ud83d\\ude00"), BYTES("\\ud800"),
-        BYTES("\xc3\xa4"), BYTES("\xed\xa0\x80"), BYTES("\xff"), BYTES("\"a\":"), BYTES("\"dtype\":\"F64\","),
-        BYTES("\"shape\":[],"), BYTES("\"data_offsets\":[0,0],"), BYTES("\"x\":{\"dtype\":\"F4\",\"shape\":[0],\"data_offsets\":[0,0]},"),
-        BYTES("null"), BYTES("true"), BYTES("[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[["), BYTES("../../etc/passwd"), BYTES("transformer."),
-        BYTES("\"weight_map\":"), BYTES("1.st"), BYTES("nowhere.st"), BYTES("\"q\":[{}],")};
-    return fuzz(argc, argv, seeds, sizeof seeds / sizeof *seeds, words, sizeof words / sizeof *words);
+        BYTES("{"), BYTES("}"), BYTES("["), BYTES("]"), BYTES(","), BYTES(":"), BYTES("\""),
+        BYTES("\\"), BYTES(" "), BYTES("0"), BYTES("1"), BYTES("-1"), BYTES("9223372036854775807"),
+        BYTES("18446744073709551615"), BYTES("4294967296"), BYTES("1.0"), BYTES("1e9"),
+        BYTES("\\u0000"), BYTES("\\ud83d\\ude00"), BYTES("\\ud800"), BYTES("\xc3\xa4"),
+        BYTES("\xed\xa0\x80"), BYTES("\xff"), BYTES("\"a\":"), BYTES("\"dtype\":\"F64\","),
+        BYTES("\"shape\":[],"), BYTES("\"data_offsets\":[0,0],"),
+        BYTES("\"x\":{\"dtype\":\"F4\",\"shape\":[0],\"data_offsets\":[0,0]},"), BYTES("null"),
+        BYTES("true"), BYTES("[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[["), BYTES("../../etc/passwd"),
+        BYTES("transformer."), BYTES("\"weight_map\":"), BYTES("1.st"), BYTES("nowhere.st"),
+        BYTES("\"q\":[{}],"), BYTES("1,1,1,1,1,1,1,1,")};
+    return fuzz(argc, argv, seeds, sizeof seeds / sizeof *seeds, words,
+                sizeof words / sizeof *words);
 }
 #endif

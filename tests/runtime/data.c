@@ -32,7 +32,8 @@ int main(int argc, char **argv)
     if (zr_data_open(&d, argv[1], T, v[3], v[4], why)) return report(why);
     if (zr_data_check(&d, v[5], v[6], (int)v[7], (int)v[8], why)) return report(why);
     /* each as long as the data: the sanitizer sees a step over the end */
-    int32_t *tokens = malloc((size_t)(B * T) * sizeof *tokens), *targets = malloc((size_t)(B * T) * sizeof *targets);
+    int32_t *tokens = malloc((size_t)(B * T) * sizeof *tokens);
+    int32_t *targets = malloc((size_t)(B * T) * sizeof *targets);
     int bad = zr_data_read(&d, v[5], B, tokens, targets, why) ? report(why) : 0;
     for (int64_t b = 0; b < B && !bad; b++) {
         print_row(tokens + b * T, T);

@@ -1,9 +1,9 @@
 /* weights.c -- saves and loads weights as the ranks of a program would, for test_weights.py.
  *
- *   weights PROGRAM save DIR ARENA...          one arena file a rank; the ranks are processes
- *   weights PROGRAM begin DIR                  the first step of a save alone, then waits for stdin's end
- *   weights PROGRAM load DIR RANK ARENA        fills the arena file in place; the note goes to stdout
- *   weights PROGRAM table DIR...               a line for each: ok, or what is wrong
+ *   weights PROGRAM save DIR ARENA...      one arena file a rank; the ranks are processes
+ *   weights PROGRAM begin DIR              the first step of a save, then waits for stdin's end
+ *   weights PROGRAM load DIR RANK ARENA    fills the arena file in place; the note goes to stdout
+ *   weights PROGRAM table DIR...           a line for each: ok, or what is wrong
  *
  * PROGRAM has lines `arena BYTES RANKS`, `flat AT STRIDE SHARD COUNT WHOLE` and
  * `tensor NAME OFFSET OFFSET_STEP NDIM SHAPE0 SHAPE1 FLAT FLAT_STEP COUNT FIRST`.
@@ -40,14 +40,17 @@ static void read_line(model *m, const char *line)
     zr_tensor *t = &m->tensors[m->p.ntensors];
     char *name = m->names[m->p.ntensors];
     if (sscanf(line, "arena %" SCNd64 " %" SCNd32, &m->p.arena, &m->p.ranks) == 2) return;
-    if (sscanf(line, "flat %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd32 " %" SCNd32, &f->at, &f->stride, &f->shard,
-               &f->count, &f->whole) == 5) {
+    if (sscanf(line, "flat %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd32 " %" SCNd32, &f->at,
+               &f->stride, &f->shard, &f->count, &f->whole) == 5) {
         m->p.nflats++;
         return;
     }
-    need(sscanf(line, "tensor %199s %" SCNd64 " %" SCNd64 " %" SCNd32 " %" SCNd64 " %" SCNd64 " %" SCNd32 " %" SCNd32
-                " %" SCNd32 " %" SCNd32, name, &t->offset, &t->offset_step, &t->ndim, &t->shape[0], &t->shape[1],
-                &t->flat, &t->flat_step, &t->count, &t->first) == 10, line);
+    need(sscanf(line,
+                "tensor %199s %" SCNd64 " %" SCNd64 " %" SCNd32 " %" SCNd64 " %" SCNd64 " %" SCNd32
+                " %" SCNd32 " %" SCNd32 " %" SCNd32,
+                name, &t->offset, &t->offset_step, &t->ndim, &t->shape[0], &t->shape[1], &t->flat,
+                &t->flat_step, &t->count, &t->first) == 10,
+         line);
     t->name = name;
     m->p.ntensors++;
 }
@@ -85,7 +88,8 @@ static int save(const model *m, const char *dir, char **files)
     int ok = 1, status;
     if (zr_save_begin(&m->p, dir, why)) return report(why);
     for (int rank = 0; rank < m->p.ranks; rank++)
-        if (fork() == 0) _exit(zr_save_part(&m->p, arena(m, files[rank]), rank, dir, why) ? report(why) : 0);
+        if (fork() == 0)
+            _exit(zr_save_part(&m->p, arena(m, files[rank]), rank, dir, why) ? report(why) : 0);
     while (wait(&status) > 0) ok &= WIFEXITED(status) && WEXITSTATUS(status) == 0;
     return zr_save_end(dir, ok, why) ? report(why) : ok ? 0 : 2;
 }
