@@ -116,6 +116,13 @@ class _Player:
         slot.accesses.append(_Access(lo, hi, write, q, self.count[q]))
         return slot
 
+    def strided(self, ref: Ref, step: int, size: int, write: bool, clock: Clock) -> None:
+        """A piece of every rank's part. All of a slot's pieces have one step, so their places within a
+        part tell whether they meet."""
+        if ref.at + size > step or step * self.W > self.classes[ref.cls].stride:
+            self.fail(f"{ref}: parts of {step} bytes do not hold the piece")
+        self.touch(ref.cls, ref.index, ref.at, ref.at + size, write, clock)
+
     def whole(self, ref: Ref, write: bool, clock: Clock) -> _Slot:
         return self.touch(ref.cls, ref.index, 0, self.classes[ref.cls].stride, write, clock)
 
@@ -172,9 +179,7 @@ class _Player:
         tag = (name, src.index, self.version.get((name, src.index), 0), src.at)
         if tag in slot.held or any(t[:3] != tag[:3] for t in slot.held):
             self.fail(f"{dst} would mix {tag[:3]} with what it holds")
-        for r in range(self.W):
-            lo = r * ints["step"] + dst.at
-            self.touch(dst.cls, dst.index, lo, lo + size, True, clock)
+        self.strided(dst, ints["step"], size, True, clock)
         slot.held[tag] = size
 
     def bound(self, clock: Clock) -> None:
@@ -198,8 +203,7 @@ class _Player:
             self.fail("the last all-to-all is not done")
         if ints["step"] != flat.shard * width or src.at + ints["bytes"] > flat.shard * width:
             self.fail("piece lies outside the shard")
-        for r in range(self.W):
-            self.touch(src.cls, src.index, r * ints["step"] + src.at, r * ints["step"] + src.at + ints["bytes"], False, clock)
+        self.strided(src, ints["step"], ints["bytes"], False, clock)
         if src.cls.startswith("leaf"):
             self.complete(s, src)
         self.pending = (src, ints["bytes"], "")
@@ -253,8 +257,7 @@ class _Player:
             self.fail("nothing was summed")
         src, size = self.pending[:2]
         step = self.flats[src.cls.split(".")[1]].shard * (4 if src.cls.startswith("sum") else self.real)
-        for r in range(self.W):
-            self.touch(src.cls, src.index, r * step + src.at, r * step + src.at + size, False, clock)
+        self.strided(src, step, size, False, clock)
         self.pending = None
 
     def do_own(self, s: Step, clock: Clock) -> None:
@@ -439,10 +442,10 @@ class _Player:
         self.whole(s.outs[0], True, clock)
         self.version[key] = 1
 
-    def do_begin(self, s: Step, clock: Clock) -> None:
+    def do_next(self, s: Step, clock: Clock) -> None:
         for r in s.outs:
             self.whole(r, True, clock)
-        self.played.append(("begin", 0))
+        self.played.append(("next", 0))
 
     def do_turn(self, s: Step, clock: Clock) -> None:
         self.whole(s.outs[0], True, clock)
@@ -472,7 +475,7 @@ class _Player:
         last = len(self.order) - 1
         self.pushed, self.joined, self.normed, self.updated, self.stage = {}, {}, set(), set(), ""
         self.run("begin")
-        self.ran([("begin", 0)])
+        self.ran([("next", 0)])
         self.grains_played = min(self.p.head.grains, GRAINS)
         for self.local in range(self.grains_played):
             self.grain += 1

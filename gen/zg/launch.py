@@ -139,7 +139,7 @@ def functions(spec: Spec, graph: Graph, shards: Shards, bodies: Bodies, schedule
     for f in shards.flats:
         m.sums(f)
         m.optimizer(f)
-    m.own("begin", "", "ctl sums", "", "zk_begin ctl+0 sums+0 recipe")
+    m.own("next", "", "ctl sums", "", "zk_begin ctl+0 sums+0 recipe")
     m.own("factor", "total", "ctl", "", "zk_factor ctl+0 total+0 recipe")
     for n, table in enumerate(graph.tables):
         m.own(f"turn.{n}", "", "table", "", f"zk_rope_table table+0 freq.{n} {spec.train.sequence} {table.head}")

@@ -355,7 +355,7 @@ def schedule(spec: Spec, graph: Graph, shards: Shards) -> Schedule:
     sections.append(m.section("init"))
     m.publish()
     sections.append(m.section("publish"))
-    m.add("main", "begin", "", outs=(Ref("ctl", 0), Ref("sums", 0)))
+    m.add("main", "next", "", outs=(Ref("ctl", 0), Ref("sums", 0)))
     sections.append(m.section("begin"))
     m.run(uses)
     sections.append(m.section("grain", m.grains))
