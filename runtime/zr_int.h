@@ -32,7 +32,7 @@ typedef struct zr_options {
 } zr_options;
 
 /* ---- what all ranks see: one mapping, made before they start */
-/* A rank's place: how far it has come on each queue (index ZR_QUEUES: zr_barrier), and who it is. */
+/* A rank's place: how far it has come on each queue (ZR_QUEUES: zr_barrier), and who it is. */
 typedef struct zr_seat {
     struct { _Atomic uint32_t arrived, read; } turn[ZR_QUEUES + 1];
     uint32_t abi;
@@ -56,7 +56,10 @@ struct zr_command {
     int64_t i[ZR_OPERANDS];
 };
 
-typedef struct zr_event { int32_t queue; int64_t at; } zr_event;   /* the first `at` commands of queue */
+typedef struct zr_event {
+    int32_t queue;
+    int64_t at;                           /* its first so many commands */
+} zr_event;
 
 typedef struct zr_queue {
     zr *z;
@@ -64,7 +67,7 @@ typedef struct zr_queue {
     zr_command *ring;                     /* [ZR_RING] */
     int64_t issued, finished, demanded;   /* commands; under zr.lock */
     int quit;
-    uint64_t coin, pause;                 /* random states: holding (equal on all ranks), yielding */
+    uint64_t coin, pause;                 /* random states: holding, pausing */
     pthread_t thread;
     /* of the collectives, by the thread that runs this queue's commands */
     uint32_t turn;
@@ -113,12 +116,13 @@ struct zr {
 /* Starts z->ranks processes, each running body; watches over them; returns the exit code. */
 int zr_ranks(zr *z, void (*body)(zr *z));
 /* Says `rank R: what` on stderr unless another rank was first; every rank leaves with `code`. */
-void zr_fail(zr *z, int code, const char *format, ...) __attribute__((format(printf, 3, 4), noreturn));
-void zr_check_memory(zr *z);              /* fails when the ranks do not fit; called before they start */
+void zr_fail(zr *z, int code, const char *format, ...)
+    __attribute__((format(printf, 3, 4), noreturn));
+void zr_check_memory(zr *z);              /* fails when the ranks do not fit; before they start */
 void zr_check_launcher(zr *z);
 void zr_handshake(zr *z);                 /* fails when ranks run different programs or kernels */
-void zr_arena(zr *z);                     /* maps and populates this rank's arena, maps its peers' */
-/* Registers a file to be removed should the run end before the next call; NULL: none. One at a time. */
+void zr_arena(zr *z);                     /* maps this rank's arena and populates it, maps peers' */
+/* Registers a file to be removed should the run end before the next call; NULL: none. */
 void zr_temp(zr *z, const char *path);
 double zr_now(void);                      /* seconds, monotonic */
 
@@ -141,6 +145,7 @@ void zr_print(zr *z, int file, const char *format, ...) __attribute__((format(pr
 void zr_log_open(zr *z);
 void zr_log_step(zr *z, const double report[6], double seconds);   /* seconds that the step took */
 void zr_log_val(zr *z, double loss, double tokens);
-void zr_log_end(zr *z, const double report[6], int64_t bytes, int64_t messages);   /* of one rank, all steps */
+/* bytes, messages: of one rank in all steps */
+void zr_log_end(zr *z, const double report[6], int64_t bytes, int64_t messages);
 
 #endif

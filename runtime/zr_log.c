@@ -25,8 +25,8 @@ static void put(zr *z, int file, const char *text, size_t n)
         if (done < 0 && errno == EINTR) continue;
         if (done < 0 && file == STDERR_FILENO) return;
         if (done < 0)
-            zr_fail(z, ZR_ENVIRONMENT, "writing %s: %s", file == STDOUT_FILENO ? "standard output" : z->o->log,
-                    strerror(errno));
+            zr_fail(z, ZR_ENVIRONMENT, "writing %s: %s",
+                    file == STDOUT_FILENO ? "standard output" : z->o->log, strerror(errno));
         text += done;
         n -= (size_t)done;
     }
@@ -50,7 +50,8 @@ void zr_print(zr *z, int file, const char *format, ...)
 void zr_log_open(zr *z)
 {
     const char *peak = getenv("ZR_PEAK_GFLOPS");
-    z->log = (zr_log){.file = -1, .tty = isatty(STDERR_FILENO), .peak = peak ? strtod(peak, NULL) : 0};
+    z->log = (zr_log){.file = -1, .tty = isatty(STDERR_FILENO)};
+    if (peak) z->log.peak = strtod(peak, NULL);
     if (z->rank != 0 || !z->o->log) return;
     z->log.file = open(z->o->log, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666);
     if (z->log.file < 0) zr_fail(z, ZR_USER, "%s: %s", z->o->log, strerror(errno));
@@ -59,7 +60,10 @@ void zr_log_open(zr *z)
 /* ---- figures */
 
 static double grains(const zr *z) { return (double)z->p->grains * (double)z->ranks; }
-static double step_tokens(const zr *z) { return grains(z) * (double)(z->p->batch * z->p->sequence); }
+static double step_tokens(const zr *z)
+{
+    return grains(z) * (double)(z->p->batch * z->p->sequence);
+}
 static double rate(double n, double seconds) { return seconds > 0 ? n / seconds : 0; }
 
 /* A number as JSON: NaN and infinities have none. */
@@ -78,13 +82,16 @@ static void show(zr *z, const double *report)
     char share[48] = "", line[256];
     int64_t step = z->step + 1, left = z->o->steps - step;
     double steps = (double)(step - l->shown_step), busy = l->busy - l->shown_busy;
-    double gflops = 1e-9 * rate(steps * z->p->flops, busy), seconds = rate(l->busy * (double)left, (double)step);
+    double gflops = 1e-9 * rate(steps * z->p->flops, busy);
+    double seconds = rate(l->busy * (double)left, (double)step);
     if (l->peak > 0) snprintf(share, sizeof share, " (%.0f%% of peak)", 100 * gflops / l->peak);
     int n = snprintf(line, sizeof line,
-                     "step %" PRId64 "/%" PRId64 "  loss %.4f  norm %.3g  lr %.2e  %.0f tokens/s  %.1f GFLOP/s%s  "
+                     "step %" PRId64 "/%" PRId64 "  loss %.4f  norm %.3g  lr %.2e  "
+                     "%.0f tokens/s  %.1f GFLOP/s%s  "
                      "%d:%02d left",
-                     step, z->o->steps, report[1], report[2], report[3], rate(steps * step_tokens(z), busy), gflops,
-                     share, (int)(seconds / 60), (int)seconds % 60);
+                     step, z->o->steps, report[1], report[2], report[3],
+                     rate(steps * step_tokens(z), busy), gflops, share, (int)(seconds / 60),
+                     (int)seconds % 60);
     if (n >= (int)sizeof line) n = sizeof line - 1;
     zr_print(z, STDERR_FILENO, l->tty ? "\r%.*s\033[K" : "%.*s\n", n, line);
     l->live = l->tty;
@@ -99,7 +106,8 @@ void zr_log_step(zr *z, const double report[6], double seconds)
     char loss[NUMBER], norm[NUMBER], lr[NUMBER];
     l->busy += seconds;
     zr_print(z, l->file,
-             "{\"step\": %" PRId64 ", \"loss\": %s, \"norm\": %s, \"lr\": %s, \"tokens\": %.0f, \"valid\": %.0f, "
+             "{\"step\": %" PRId64 ", \"loss\": %s, \"norm\": %s, \"lr\": %s, \"tokens\": %.0f, "
+             "\"valid\": %.0f, "
              "\"skipped\": %.0f, \"seconds\": %.9g}\n",
              z->step + 1, number(loss, report[1]), number(norm, report[2]), number(lr, report[3]),
              (double)(z->step + 1) * step_tokens(z), report[4], report[5], l->busy);
@@ -109,8 +117,8 @@ void zr_log_step(zr *z, const double report[6], double seconds)
 void zr_log_val(zr *z, double loss, double tokens)
 {
     char text[NUMBER];
-    zr_print(z, z->log.file, "{\"step\": %" PRId64 ", \"val_loss\": %s, \"val_tokens\": %.0f}\n", z->step,
-             number(text, loss), tokens);
+    zr_print(z, z->log.file, "{\"step\": %" PRId64 ", \"val_loss\": %s, \"val_tokens\": %.0f}\n",
+             z->step, number(text, loss), tokens);
     zr_print(z, STDOUT_FILENO, "val loss %.6f\n", loss);
 }
 
@@ -122,22 +130,24 @@ static void end_of_training(zr *z, const double *report, int64_t bytes, int64_t 
     zr_print(z, STDOUT_FILENO, "loss %.6f\n", report[1]);
     zr_print(z, STDOUT_FILENO, "%.3f s of training, %.0f tokens/s, %.1f GFLOP/s\n", busy,
              rate(steps * step_tokens(z), busy), 1e-9 * rate(steps * z->p->flops, busy));
-    zr_print(z, STDOUT_FILENO, "wire %" PRId64 " bytes and %" PRId64 " collectives per rank and step\n",
+    zr_print(z, STDOUT_FILENO,
+             "wire %" PRId64 " bytes and %" PRId64 " collectives per rank and step\n",
              bytes / z->o->steps, messages / z->o->steps);
     if (bytes != z->p->wire * z->o->steps || messages != z->p->messages * z->o->steps)
-        zr_print(z, STDOUT_FILENO, "the plan says %" PRId64 " bytes and %" PRId64 " collectives\n", z->p->wire,
-                 z->p->messages);
+        zr_print(z, STDOUT_FILENO, "the plan says %" PRId64 " bytes and %" PRId64 " collectives\n",
+                 z->p->wire, z->p->messages);
 }
 
 void zr_log_end(zr *z, const double report[6], int64_t bytes, int64_t messages)
 {
     if (z->o->steps > 0) end_of_training(z, report, bytes, messages);
-    zr_print(z, STDOUT_FILENO, "start %.3f s to arenas in place, %.3f s to the first step\n", z->ready - z->started,
-             z->first - z->started);
+    zr_print(z, STDOUT_FILENO, "start %.3f s to arenas in place, %.3f s to the first step\n",
+             z->ready - z->started, z->first - z->started);
     zr_print(z, z->log.file,
-             "{\"end\": %" PRId64 ", \"seconds\": %.9g, \"wire\": %" PRId64 ", \"collectives\": %" PRId64
-             ", \"arena\": %" PRId64 ", \"start_arena\": %.9g, \"start_step\": %.9g, \"plan\": \"%s\"}\n",
+             "{\"end\": %" PRId64 ", \"seconds\": %.9g, \"wire\": %" PRId64
+             ", \"collectives\": %" PRId64 ", \"arena\": %" PRId64
+             ", \"start_arena\": %.9g, \"start_step\": %.9g, \"plan\": \"%s\"}\n",
              z->o->steps, z->log.busy, z->o->steps ? bytes / z->o->steps : 0,
-             z->o->steps ? messages / z->o->steps : 0, z->p->arena, z->ready - z->started, z->first - z->started,
-             z->p->plan);
+             z->o->steps ? messages / z->o->steps : 0, z->p->arena, z->ready - z->started,
+             z->first - z->started, z->p->plan);
 }

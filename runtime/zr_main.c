@@ -3,7 +3,8 @@
  * Invariants
  *  1. Every rank goes the same way through this file; only printing and files differ by rank.
  *  2. What can be found wrong is found before the first step: options, files, memory, the launcher.
- *  3. Sample order: grain g of step s holds samples (s*G + g)*B + b of the stream, whatever the ranks.
+ *  3. Sample order: grain g of step s holds samples (s*G + g)*B + b of the stream, whatever
+ *     the ranks.
  */
 #define _GNU_SOURCE
 #include "zr_int.h"
@@ -21,6 +22,7 @@ enum { PROMPT = 16, MOST_STEPS = 1000000000, MOST_THREADS = 1024 };
 
 enum { TEXT, NUMBER, FLAG };
 
+#define AT(field) offsetof(zr_options, field)
 static const struct option {
     const char *name, *operand, *help;
     int kind;
@@ -28,28 +30,29 @@ static const struct option {
     int64_t least, most;
 } options[] = {
     {"--data", "FILE", "tokens to train on: uint16, without a header or with llm.c's", TEXT,
-     offsetof(zr_options, data), 0, 0},
-    {"--steps", "N", "training steps; 0 trains nothing", NUMBER, offsetof(zr_options, steps), 0, MOST_STEPS},
-    {"--val", "FILE", "tokens to measure the loss on after training", TEXT, offsetof(zr_options, val), 0, 0},
-    {"--val-every", "N", "and every N steps", NUMBER, offsetof(zr_options, val_every), 1, MOST_STEPS},
-    {"--load", "DIR", "start from the weights in DIR (safetensors)", TEXT, offsetof(zr_options, load), 0, 0},
-    {"--save", "DIR", "write the weights to DIR at the end", TEXT, offsetof(zr_options, save), 0, 0},
+     AT(data), 0, 0},
+    {"--steps", "N", "training steps; 0 trains nothing", NUMBER, AT(steps), 0, MOST_STEPS},
+    {"--val", "FILE", "tokens to measure the loss on after training", TEXT, AT(val), 0, 0},
+    {"--val-every", "N", "and every N steps", NUMBER, AT(val_every), 1, MOST_STEPS},
+    {"--load", "DIR", "start from the weights in DIR (safetensors)", TEXT, AT(load), 0, 0},
+    {"--save", "DIR", "write the weights to DIR at the end", TEXT, AT(save), 0, 0},
     {"--log", "FILE", "write a JSON line for every step to FILE, which is made anew", TEXT,
-     offsetof(zr_options, log), 0, 0},
+     AT(log), 0, 0},
     {"--threads", "N", "threads of each rank (default: the cores here / ranks)", NUMBER,
-     offsetof(zr_options, threads), 1, MOST_THREADS},
-    {"--queue", "MODE", "eager, late or shuffled:SEED: orders that must not matter, for tests", TEXT,
-     offsetof(zr_options, queue), 0, 0},
-    {"--sample", "N", "write N tokens behind the first of --val or --data", NUMBER, offsetof(zr_options, sample), 1,
+     AT(threads), 1, MOST_THREADS},
+    {"--queue", "MODE", "eager, late or shuffled:SEED: orders that must not matter, for tests",
+     TEXT, AT(queue), 0, 0},
+    {"--sample", "N", "write N tokens behind the first of --val or --data", NUMBER, AT(sample), 1,
      MOST_STEPS},
-    {"--hash", NULL, "end with a line `weights HEX`", FLAG, offsetof(zr_options, hash), 0, 0},
-    {"--version", NULL, "print what this program is and end", FLAG, offsetof(zr_options, version), 0, 0},
-    {"--help", NULL, "print this and end", FLAG, offsetof(zr_options, help), 0, 0},
+    {"--hash", NULL, "end with a line `weights HEX`", FLAG, AT(hash), 0, 0},
+    {"--version", NULL, "print what this program is and end", FLAG, AT(version), 0, 0},
+    {"--help", NULL, "print this and end", FLAG, AT(help), 0, 0},
 };
 
 static void help(zr *z, const char *program)
 {
-    zr_print(z, STDOUT_FILENO, "usage: %s --data FILE --steps N [options]\n\nTrains %s on %d ranks of this host.\n\n",
+    zr_print(z, STDOUT_FILENO,
+             "usage: %s --data FILE --steps N [options]\n\nTrains %s on %d ranks of this host.\n\n",
              program, z->p->name, z->ranks);
     for (size_t i = 0; i < sizeof options / sizeof *options; i++)
         zr_print(z, STDOUT_FILENO, "  %-11s %-5s %s\n", options[i].name,
@@ -66,8 +69,8 @@ static void help(zr *z, const char *program)
 
 static void version(zr *z)
 {
-    zr_print(z, STDOUT_FILENO, "%s, %d ranks\nplan %s\nlayout %s\nkernels %s\nmemory %s\n", z->p->name, z->ranks,
-             z->p->plan, z->p->layout, z->p->object(), z->p->memory);
+    zr_print(z, STDOUT_FILENO, "%s, %d ranks\nplan %s\nlayout %s\nkernels %s\nmemory %s\n",
+             z->p->name, z->ranks, z->p->plan, z->p->layout, z->p->object(), z->p->memory);
 }
 
 static int64_t number(zr *z, const struct option *o, const char *text)
@@ -76,8 +79,8 @@ static int64_t number(zr *z, const struct option *o, const char *text)
     errno = 0;
     long long n = strtoll(text, &end, 10);
     if (errno || end == text || *end || n < o->least || n > o->most)
-        zr_fail(z, ZR_USER, "%s %s: a whole number from %" PRId64 " to %" PRId64 " is needed", o->name, text, o->least,
-                o->most);
+        zr_fail(z, ZR_USER, "%s %s: a whole number from %" PRId64 " to %" PRId64 " is needed",
+                o->name, text, o->least, o->most);
     return n;
 }
 
@@ -117,7 +120,8 @@ static void check_options(zr *z, const zr_options *o)
     if (o->steps < 0) zr_fail(z, ZR_USER, "--steps N is needed (0 trains nothing); see --help");
     if (o->steps > 0 && !o->data) zr_fail(z, ZR_USER, "--data FILE is needed to train; see --help");
     if (o->val_every && !o->val) zr_fail(z, ZR_USER, "--val-every needs --val FILE");
-    if (o->sample && !o->val && !o->data) zr_fail(z, ZR_USER, "--sample needs --val FILE or --data FILE");
+    if (o->sample && !o->val && !o->data)
+        zr_fail(z, ZR_USER, "--sample needs --val FILE or --data FILE");
 }
 
 static int64_t default_threads(const zr *z)
@@ -137,13 +141,15 @@ static void parse(zr *z, zr_options *o, int argc, char **argv)
 
 /* ---- tokens */
 
-/* tokens, targets int32 [B, T] in the arena: `rows` samples from `first` on, then rows of nothing */
+/* tokens, targets int32 [B, T] in the arena: `rows` samples from `first` on, below them nothing */
 static void load_batch(zr *z, const zr_data *d, int64_t first, int64_t rows)
 {
     char why[ZR_WHY];
     int64_t T = z->p->sequence, M = z->p->batch * T;
-    int32_t *tokens = (int32_t *)(z->arena + z->p->tokens), *targets = (int32_t *)(z->arena + z->p->targets);
-    if (rows > 0 && zr_data_read(d, first, rows, tokens, targets, why)) zr_fail(z, ZR_USER, "%s", why);
+    int32_t *tokens = (int32_t *)(z->arena + z->p->tokens);
+    int32_t *targets = (int32_t *)(z->arena + z->p->targets);
+    if (rows > 0 && zr_data_read(d, first, rows, tokens, targets, why))
+        zr_fail(z, ZR_USER, "%s", why);
     for (int64_t i = rows * T; i < M; i++) {
         tokens[i] = 0;
         targets[i] = -1;
@@ -157,14 +163,18 @@ static void run_batch(zr *z, int queue, const zr_command *c)
     load_batch(z, &z->train, grain * z->p->batch, z->p->batch);
 }
 
-void zr_batch(zr *z, int64_t grain) { zr_push(z, ZR_MAIN, &(zr_command){run_batch, NULL, {grain}}); }
+void zr_batch(zr *z, int64_t grain)
+{
+    zr_push(z, ZR_MAIN, &(zr_command){run_batch, NULL, {grain}});
+}
 
 static void open_tokens(zr *z, zr_data *d, const char *path, int64_t used)
 {
     char why[ZR_WHY];
     const zr_program *p = z->p;
     if (!path) return;
-    if (zr_data_open(d, path, p->sequence, p->vocab, p->ignore, why)) zr_fail(z, ZR_USER, "%s", why);
+    if (zr_data_open(d, path, p->sequence, p->vocab, p->ignore, why))
+        zr_fail(z, ZR_USER, "%s", why);
     if (used > d->samples) used = d->samples;
     if (zr_data_check(d, 0, used, z->rank, z->ranks, why)) zr_fail(z, ZR_USER, "%s", why);
 }
@@ -181,7 +191,7 @@ static void open_kernels(zr *z)
     }
 }
 
-/* Makes the file of --save with all its room, so that training cannot end without a place for it. */
+/* Makes the file of --save with all its room: training must not end without a place for it. */
 static void begin_save(zr *z)
 {
     char why[ZR_WHY], path[ZR_FILE];
@@ -201,7 +211,8 @@ static void load_weights(zr *z)
 {
     char why[ZR_WHY], note[ZR_WHY] = "";
     if (!z->o->load) return;
-    if (zr_load(z->p, z->arena, z->rank, z->o->load, note, why)) zr_fail(z, ZR_USER, "--load %s", why);
+    if (zr_load(z->p, z->arena, z->rank, z->o->load, note, why))
+        zr_fail(z, ZR_USER, "--load %s", why);
     if (*note) zr_print(z, STDERR_FILENO, "%s\n", note);
     zr_barrier(z);
 }
@@ -286,8 +297,11 @@ static void train(zr *z, double *report, int64_t *wire)
         zr_log_step(z, report, seconds);
         skips = report[5] != 0 ? skips + 1 : 0;
         if (skips == ZR_SKIPS)
-            zr_fail(z, ZR_HOPELESS, "the gradients of %d steps in a row, up to step %" PRId64 ", were not finite or had "
-                    "no target; lower the learning rate, or look at the data", ZR_SKIPS, z->step + 1);
+            zr_fail(z, ZR_HOPELESS,
+                    "the gradients of %d steps in a row, up to step %" PRId64
+                    ", were not finite or had no target; lower the learning rate, "
+                    "or look at the data",
+                    ZR_SKIPS, z->step + 1);
         if (every && (z->step + 1) % every == 0 && z->step + 1 < z->o->steps) {
             int64_t step = z->step++;
             validate(z);
@@ -301,11 +315,12 @@ static void train(zr *z, double *report, int64_t *wire)
 static void say_token(zr *z, int32_t token)
 {
     if (z->p->vocab > 256) zr_print(z, STDOUT_FILENO, "%" PRId32 " ", token);
-    else if (token >= ' ' || token == '\n' || token == '\t') zr_print(z, STDOUT_FILENO, "%c", token);
+    else if (token >= ' ' || token == '\n' || token == '\t')
+        zr_print(z, STDOUT_FILENO, "%c", token);
     else zr_print(z, STDOUT_FILENO, ".");
 }
 
-/* The tokens in row 0 of the arena, behind them nothing; the next one drawn from the last's logits. */
+/* context int32 [n] goes to row 0 of the arena; the next token is drawn from the last's logits. */
 static int32_t next_token(zr *z, const int32_t *context, int64_t n, uint64_t *state)
 {
     load_batch(z, NULL, 0, 0);
@@ -323,11 +338,12 @@ static void sample(zr *z)
 {
     char why[ZR_WHY];
     int64_t T = z->p->sequence, n = T < PROMPT ? T : PROMPT;
-    int32_t *context = calloc((size_t)(2 * T), sizeof *context);     /* [T], and targets of no use */
+    int32_t *context = calloc((size_t)(2 * T), sizeof *context); /* [T], and targets of no use */
     uint64_t state = 0;
     if (!z->o->sample) return;
     if (!context) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
-    if (zr_data_read(z->o->val ? &z->val : &z->train, 0, 1, context, context + T, why)) zr_fail(z, ZR_USER, "%s", why);
+    if (zr_data_read(z->o->val ? &z->val : &z->train, 0, 1, context, context + T, why))
+        zr_fail(z, ZR_USER, "%s", why);
     for (int64_t i = 0; i < n; i++) say_token(z, context[i]);
     for (int64_t i = 0; i < z->o->sample; i++) {
         int32_t token = next_token(z, context, n, &state);
@@ -343,7 +359,8 @@ static void save(zr *z)
 {
     char why[ZR_WHY];
     if (!z->o->save) return;
-    if (zr_save_part(z->p, z->arena, z->rank, z->o->save, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
+    if (zr_save_part(z->p, z->arena, z->rank, z->o->save, why))
+        zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
     zr_barrier(z);
     if (z->rank == 0) {
         if (zr_save_end(z->o->save, 1, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
@@ -384,7 +401,8 @@ int zr_main(int argc, char **argv, const zr_program *p)
     zr_options o;
     zr z = {.p = p, .o = &o, .rank = -1, .ranks = p->ranks, .started = zr_now(), .log.file = -1};
     z.room = (p->arena + 4095) / 4096 * 4096;
-    if (p->abi != ZR_ABI) zr_fail(&z, ZR_DISAGREE, "made for runtime %u, this is %d; build it anew", p->abi, ZR_ABI);
+    if (p->abi != ZR_ABI)
+        zr_fail(&z, ZR_DISAGREE, "made for runtime %u, this is %d; build it anew", p->abi, ZR_ABI);
     parse(&z, &o, argc, argv);
     if (o.help) help(&z, argv[0]);
     else if (o.version) version(&z);

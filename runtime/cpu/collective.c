@@ -111,7 +111,8 @@ static void run_gather(zr *z, int queue, const zr_command *c)
     all_read(z, queue, n);
 }
 
-void zr_gather(zr *z, int queue, int64_t from, int64_t from_step, int64_t to, int64_t to_step, int64_t bytes)
+void zr_gather(zr *z, int queue, int64_t from, int64_t from_step, int64_t to, int64_t to_step,
+               int64_t bytes)
 {
     zr_push(z, queue, &(zr_command){run_gather, NULL, {from, from_step, to, to_step, bytes}});
 }
@@ -148,7 +149,8 @@ void zr_done(zr *z, int queue) { zr_push(z, queue, &(zr_command){.run = run_done
 
 /* ---- allreduce */
 
-/* to[n] = sum over ranks of from[n], n <= PART. `to` may be `from`: nothing is written before all have read. */
+/* to[n] = sum over ranks of from[n], n <= PART; all have read before anything is written, so
+ * that `to` may be `from`. */
 static void reduce_part(zr *z, int queue, int64_t from, int64_t to, int64_t n)
 {
     uint64_t sum[PART] = {0};

@@ -12,8 +12,8 @@
  * threads pause at random. In late and shuffled zr_drop fills what is dead with NaN.
  *
  * Invariants
- *  1. What is held and what is demanded depends on the seed and the program alone, never on the rank
- *     or on time: as one rank alone cannot block itself, ranks together cannot.
+ *  1. What is held and what is demanded depends on the seed and the program alone, never on the
+ *     rank or on time: as one rank alone cannot block itself, ranks together cannot.
  *  2. No queue's thread holds the lock while it runs a command.
  */
 #define _GNU_SOURCE
@@ -54,7 +54,7 @@ static void run_wait(zr *z, int queue, const zr_command *c)
 
 void zr_drain(zr *z)
 {
-    int order[ZR_QUEUES] = {ZR_MAIN, ZR_REDUCE, ZR_GATHER};    /* late: who takes before who gives */
+    int order[ZR_QUEUES] = {ZR_MAIN, ZR_REDUCE, ZR_GATHER}; /* late: who takes before who gives */
     for (int i = ZR_QUEUES - 1; z->o->mode == ZR_SHUFFLED && i > 0; i--) {
         int j = (int)(zr_random(&z->order) % (uint64_t)(i + 1)), o = order[i];
         order[i] = order[j];
@@ -100,7 +100,8 @@ static void run_call(zr *z, int queue, const zr_command *c)
 void zr_call_n(zr *z, int queue, zr_fn *fn, int n, const int64_t *i)
 {
     zr_command c = {run_call, fn, {0}};
-    if (n > ZR_OPERANDS) zr_fail(z, ZR_DISAGREE, "a call with %d operands; at most %d", n, ZR_OPERANDS);
+    if (n > ZR_OPERANDS)
+        zr_fail(z, ZR_DISAGREE, "a call with %d operands; at most %d", n, ZR_OPERANDS);
     memcpy(c.i, i, (size_t)n * sizeof *i);
     zr_push(z, queue, &c);
 }

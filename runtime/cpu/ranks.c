@@ -148,29 +148,38 @@ void zr_check_memory(zr *z)
     int64_t each = z->room + z->p->overhead((int)z->o->threads) + 2 * z->p->overhead(1);
     int64_t available = look_up("/proc/meminfo", "MemAvailable:"), group = left_in_groups();
     if (each > INT64_MAX / z->ranks)
-        zr_fail(z, ZR_ENVIRONMENT, "%d ranks of %" PRId64 " bytes: more than a file can hold", z->ranks, each);
+        zr_fail(z, ZR_ENVIRONMENT, "%d ranks of %" PRId64 " bytes: more than a file can hold",
+                z->ranks, each);
     if (available >= 0 && z->ranks * each > available * 1024)
-        zr_fail(z, ZR_ENVIRONMENT, "needs %.3f GiB of memory (%d ranks x %" PRId64 " bytes); this host has %.3f GiB "
-                "available; end other programs, or generate with fewer ranks, a smaller micro_batch or a smaller model",
+        zr_fail(z, ZR_ENVIRONMENT,
+                "needs %.3f GiB of memory (%d ranks x %" PRId64 " bytes); this host has %.3f GiB "
+                "available; end other programs, or generate with fewer ranks, a smaller "
+                "micro_batch or a smaller model",
                 gib(z->ranks * each), z->ranks, each, gib(available * 1024));
     if (group >= 0 && z->ranks * each > group)
-        zr_fail(z, ZR_ENVIRONMENT, "needs %.3f GiB of memory (%d ranks x %" PRId64 " bytes); the memory group (cgroup) "
-                "of this process allows %.3f GiB more; raise its limit", gib(z->ranks * each), z->ranks, each, gib(group));
+        zr_fail(z, ZR_ENVIRONMENT,
+                "needs %.3f GiB of memory (%d ranks x %" PRId64 " bytes); the memory group "
+                "(cgroup) of this process allows %.3f GiB more; raise its limit",
+                gib(z->ranks * each), z->ranks, each, gib(group));
 }
 
 void zr_check_launcher(zr *z)
 {
-    static const char *const names[] = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"};
+    static const char *const names[] = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE",
+                                        "SLURM_STEP_NUM_TASKS"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         const char *text = getenv(names[i]);
         if (!text || !*text) continue;
         long size = strtol(text, NULL, 10);
         if (size != z->ranks)
-            zr_fail(z, ZR_DISAGREE, "the launcher has %s ranks (%s), this program is made for %d; generate it with "
-                    "cluster.ranks=%s, or unset %s to start all ranks on this host", text, names[i], z->ranks, text,
-                    names[i]);
+            zr_fail(z, ZR_DISAGREE,
+                    "the launcher has %s ranks (%s), this program is made for %d; generate it with "
+                    "cluster.ranks=%s, or unset %s to start all ranks on this host",
+                    text, names[i], z->ranks, text, names[i]);
         if (size > 1)
-            zr_fail(z, ZR_DISAGREE, "%s=%s: this program starts its %d ranks itself; start it once, without a launcher",
+            zr_fail(z, ZR_DISAGREE,
+                    "%s=%s: this program starts its %d ranks itself; start it once, "
+                    "without a launcher",
                     names[i], text, z->ranks);
     }
 }
@@ -185,10 +194,12 @@ void zr_handshake(zr *z)
     snprintf(mine->object, sizeof mine->object, "%s", z->p->object());
     zr_barrier(z);
     if (strcmp(mine->plan, first->plan) || mine->abi != first->abi)
-        zr_fail(z, ZR_DISAGREE, "runs plan %s, rank 0 runs plan %s; start the same binary everywhere", mine->plan,
+        zr_fail(z, ZR_DISAGREE,
+                "runs plan %s, rank 0 runs plan %s; start the same binary everywhere", mine->plan,
                 first->plan);
     if (strcmp(mine->object, first->object))
-        zr_fail(z, ZR_DISAGREE, "has kernels for %s, rank 0 for %s; set ZK_ISA to the lesser one on all ranks",
+        zr_fail(z, ZR_DISAGREE,
+                "has kernels for %s, rank 0 for %s; set ZK_ISA to the lesser one on all ranks",
                 mine->object, first->object);
 }
 
@@ -197,7 +208,7 @@ static int populate(char *at, int64_t bytes)
 {
     if (!madvise(at, (size_t)bytes, MADV_POPULATE_WRITE)) return 0;
     if (errno != EINVAL) return -1;
-    for (int64_t i = 0; i < bytes; i += 4096) ((volatile char *)at)[i] = 0;   /* Linux before 5.14 */
+    for (int64_t i = 0; i < bytes; i += 4096) ((volatile char *)at)[i] = 0; /* Linux before 5.14 */
     return 0;
 }
 
@@ -205,7 +216,8 @@ static char *map(zr *z, int rank, int protection)
 {
     void *at = mmap(NULL, (size_t)z->room, protection, MAP_SHARED, z->memory, rank * z->room);
     if (at == MAP_FAILED)
-        zr_fail(z, ZR_ENVIRONMENT, "mapping an arena of %" PRId64 " bytes: %s", z->room, strerror(errno));
+        zr_fail(z, ZR_ENVIRONMENT, "mapping an arena of %" PRId64 " bytes: %s", z->room,
+                strerror(errno));
     return at;
 }
 
@@ -215,7 +227,8 @@ void zr_arena(zr *z)
     if (!z->peer) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
     z->arena = map(z, z->rank, PROT_READ | PROT_WRITE);
     if (populate(z->arena, z->room))
-        zr_fail(z, ZR_ENVIRONMENT, "taking %" PRId64 " bytes of memory: %s", z->room, strerror(errno));
+        zr_fail(z, ZR_ENVIRONMENT, "taking %" PRId64 " bytes of memory: %s", z->room,
+                strerror(errno));
     for (int r = 0; r < z->ranks; r++)
         z->peer[r] = r == z->rank ? z->arena : map(z, r, z->unmap ? PROT_NONE : PROT_READ);
     z->ready = zr_now();
@@ -244,9 +257,11 @@ static void share(zr *z)
     size_t bytes = sizeof *z->shared + (size_t)z->ranks * sizeof *z->shared->seat;
     z->memory = memfd_create("arenas", MFD_CLOEXEC);
     if (z->memory < 0 || ftruncate(z->memory, z->ranks * z->room))
-        zr_fail(z, ZR_ENVIRONMENT, "a memory file of %" PRId64 " bytes: %s", z->ranks * z->room, strerror(errno));
+        zr_fail(z, ZR_ENVIRONMENT, "a memory file of %" PRId64 " bytes: %s", z->ranks * z->room,
+                strerror(errno));
     void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (at == MAP_FAILED) zr_fail(z, ZR_ENVIRONMENT, "mapping %zu bytes: %s", bytes, strerror(errno));
+    if (at == MAP_FAILED)
+        zr_fail(z, ZR_ENVIRONMENT, "mapping %zu bytes: %s", bytes, strerror(errno));
     z->shared = at;
 }
 
@@ -256,12 +271,13 @@ static void judge(zr *z, int rank, int status)
     char line[LINE];
     int n = 0;
     if (WIFSIGNALED(status))
-        n = snprintf(line, LINE, "%s: rank %d was ended by signal %d (%s)%s; all ranks are stopped\n", z->p->name, rank,
-                     WTERMSIG(status), strsignal(WTERMSIG(status)),
+        n = snprintf(line, LINE,
+                     "%s: rank %d was ended by signal %d (%s)%s; all ranks are stopped\n",
+                     z->p->name, rank, WTERMSIG(status), strsignal(WTERMSIG(status)),
                      WTERMSIG(status) == SIGKILL ? ", perhaps for want of memory" : "");
     else if (WEXITSTATUS(status))
-        n = snprintf(line, LINE, "%s: rank %d ended with exit code %d; all ranks are stopped\n", z->p->name, rank,
-                     WEXITSTATUS(status));
+        n = snprintf(line, LINE, "%s: rank %d ended with exit code %d; all ranks are stopped\n",
+                     z->p->name, rank, WEXITSTATUS(status));
     if (n && stop(z, ZR_DIED)) say(line, n);
 }
 
@@ -283,8 +299,8 @@ static int reap(zr *z, pid_t *pid)
 static void interrupted(zr *z, int signal)
 {
     char line[LINE];
-    int n = snprintf(line, LINE, "\n%s: stopped by signal %d (%s) in step %" PRId64 "\n", z->p->name, signal,
-                     strsignal(signal), atomic_load(&z->shared->step));
+    int n = snprintf(line, LINE, "\n%s: stopped by signal %d (%s) in step %" PRId64 "\n",
+                     z->p->name, signal, strsignal(signal), atomic_load(&z->shared->step));
     if (stop(z, 128 + signal)) say(line, n);
 }
 
@@ -311,7 +327,8 @@ int zr_ranks(zr *z, void (*body)(zr *z))
     pid_t *pid = calloc((size_t)z->ranks, sizeof *pid), parent = getpid();
     if (!pid) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
     sigemptyset(&signals);
-    for (size_t i = 0; i < 4; i++) sigaddset(&signals, (const int[]){SIGCHLD, SIGINT, SIGTERM, SIGHUP}[i]);
+    for (size_t i = 0; i < 4; i++)
+        sigaddset(&signals, (const int[]){SIGCHLD, SIGINT, SIGTERM, SIGHUP}[i]);
     sigprocmask(SIG_BLOCK, &signals, &before);
     signal(SIGXFSZ, SIG_IGN);             /* then a file too large is an error of write */
     share(z);
@@ -321,7 +338,9 @@ int zr_ranks(zr *z, void (*body)(zr *z))
         if (pid[r] == 0) live(z, r, parent, &before, body);
         if (pid[r] < 0) {
             char line[LINE];
-            say(line, snprintf(line, LINE, "%s: starting rank %d: %s\n", z->p->name, r, strerror(errno)));
+            int n = snprintf(line, LINE, "%s: starting rank %d: %s\n", z->p->name, r,
+                             strerror(errno));
+            say(line, n);
             stop(z, ZR_ENVIRONMENT);
             break;
         }

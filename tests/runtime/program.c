@@ -31,8 +31,9 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { UNITS = 3, N = 3072, GRAINS = 24, BATCH = 2, SEQUENCE = 5, VOCAB = 100, IGNORE = 99, ROWS = BATCH * SEQUENCE };
-enum { FULL = 0, FREE = 2, MADE = 4, GONE = 6, SUMMED = 8, EVENTS };      /* each of the first four: one a slot */
+enum { UNITS = 3, N = 3072, GRAINS = 24 };
+enum { BATCH = 2, SEQUENCE = 5, ROWS = BATCH * SEQUENCE, VOCAB = 100, IGNORE = 99 };
+enum { FULL = 0, FREE = 2, MADE = 4, GONE = 6, SUMMED = 8, EVENTS };  /* the first four: by slot */
 
 static struct {
     int ranks, ahead, overlap, work, events, step;
@@ -71,7 +72,8 @@ static void forbid_memory(void)
     };
     struct sock_fprog p = {sizeof f / sizeof *f, f};
     prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-    if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &p)) perror("seccomp"), _exit(1);
+    if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &p))
+        perror("seccomp"), _exit(1);
 }
 #endif
 
@@ -85,7 +87,7 @@ static void fault(zr *z)
     if (faulty("exit")) _exit(9);
     if (faulty("hang")) sleep_us(1000000000);
 #ifdef COUNT
-    void *volatile at = faulty("malloc") ? malloc(10) : NULL;     /* volatile: else the pair is left out */
+    void *volatile at = faulty("malloc") ? malloc(10) : NULL;     /* else the pair is left out */
     free(at);
     if (faulty("mmap")) mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 #endif
@@ -106,7 +108,8 @@ static void use(zr *z, void *k, char *a, const int64_t *i)
     uint64_t *grad = (uint64_t *)(a + i[1]), tokens = 0;
     for (int j = 0; j < ROWS; j++) {
         int32_t target = ((const int32_t *)(a + c.targets))[j];
-        tokens = tokens * 31 + (uint64_t)((const int32_t *)(a + c.tokens))[j] * 7 + (uint64_t)(int64_t)target;
+        tokens = tokens * 31 + (uint64_t)((const int32_t *)(a + c.tokens))[j] * 7 +
+                 (uint64_t)(int64_t)target;
     }
     fault(z);
     if (c.work) sleep_us(c.work);
@@ -137,7 +140,8 @@ static void look(zr *z, void *k, char *a, const int64_t *i)
 static void update(zr *z, void *k, char *a, const int64_t *i)
 {
     (void)z, (void)k, (void)i;
-    uint64_t *master = (uint64_t *)(a + c.master), *sum = (uint64_t *)(a + c.sum), *stats = (uint64_t *)(a + c.stats);
+    uint64_t *master = (uint64_t *)(a + c.master), *sum = (uint64_t *)(a + c.sum);
+    uint64_t *stats = (uint64_t *)(a + c.stats);
     stats[0]++;
     stats[1] = 0;
     for (int64_t j = 0; j < UNITS * c.shard / 8; j++) {
@@ -277,7 +281,8 @@ static void late_events(zr *z)
     expect(fast == 0, "late runs nothing that is not demanded");
     zr_wait(z, ZR_MAIN, MADE);
     zr_call(z, ZR_MAIN, see_slow, 0);
-    for (int i = 0; i < 5000; i++) zr_call(z, ZR_REDUCE, set_fast, 3 + i);    /* more than a ring has */
+    for (int i = 0; i < 5000; i++)
+        zr_call(z, ZR_REDUCE, set_fast, 3 + i); /* more than a ring has */
     zr_wait(z, ZR_REDUCE, GONE);
 }
 
@@ -306,7 +311,8 @@ static int64_t overhead(int threads) { return threads * 4096; }
 
 static const char *object(void)
 {
-    return faulty("object") && __atomic_fetch_add(c.opened, 1, __ATOMIC_SEQ_CST) ? "avx2" : "avx512";
+    int second = faulty("object") && __atomic_fetch_add(c.opened, 1, __ATOMIC_SEQ_CST);
+    return second ? "avx2" : "avx512";
 }
 
 static void init(zr *z) { (void)z; }
@@ -318,7 +324,7 @@ static void remember(zr *z, void *k, char *a, const int64_t *i)
     arena_of = a;
 }
 
-/* masters from their place in the unit; the weights of the file likewise, unless they were loaded */
+/* masters and the file's weights from their place; weights that were loaded are doubled */
 static void publish(zr *z)
 {
     zr_call(z, ZR_MAIN, remember, 0);
@@ -326,7 +332,8 @@ static void publish(zr *z)
     float *w = (float *)(arena_of + c.weights);
     for (int u = 0; u < UNITS; u++)
         for (int64_t j = 0; j < each; j++)
-            ((uint64_t *)(arena_of + c.master + u * c.shard))[j] = mix((uint64_t)(u * N + zr_rank(z) * each + j + 1));
+            ((uint64_t *)(arena_of + c.master + u * c.shard))[j] =
+                mix((uint64_t)(u * N + zr_rank(z) * each + j + 1));
     for (int64_t j = 0; j < each; j++)
         if (w[j] == 0) w[j] = (float)(zr_rank(z) * each + j + 1);
         else w[j] *= 2;
@@ -357,9 +364,11 @@ static void eval(zr *z)
 {
     (void)z;
     int64_t *stats = (int64_t *)(arena_of + c.stats + 128);
+    const int32_t *tokens = (const int32_t *)(arena_of + c.tokens);
+    const int32_t *targets = (const int32_t *)(arena_of + c.targets);
     for (int i = 0; i < ROWS; i++)
-        if (((int32_t *)(arena_of + c.targets))[i] >= 0) {
-            stats[0] += ((int32_t *)(arena_of + c.tokens))[i] + 1000 * ((int32_t *)(arena_of + c.targets))[i];
+        if (targets[i] >= 0) {
+            stats[0] += tokens[i] + 1000 * targets[i];
             stats[1]++;
         }
 }
@@ -392,8 +401,10 @@ static void hash(zr *z, uint64_t sum[2])
 
 static void place(void)
 {
-    int64_t *at[] = {&c.master, &c.sum, &c.ring, &c.grad, &c.stats, &c.tokens, &c.targets, &c.weights, &c.arena};
-    int64_t bytes[] = {UNITS * c.shard, UNITS * c.shard, 2 * 8 * N, 2 * 8 * N, 4096, 4096, 4096, 4 * N / c.ranks};
+    int64_t *at[] = {&c.master, &c.sum, &c.ring, &c.grad, &c.stats, &c.tokens, &c.targets,
+                     &c.weights, &c.arena};
+    int64_t bytes[] = {UNITS * c.shard, UNITS * c.shard, 2 * 8 * N, 2 * 8 * N, 4096, 4096, 4096,
+                       4 * N / c.ranks};
     for (int i = 0; i < 8; i++) *at[i + 1] = *at[i] + (bytes[i] + 63) / 64 * 64;
     if (faulty("huge")) c.arena = (int64_t)1 << 45;
     c.arena += (int64_t)number("PAD_MIB") << 20;
@@ -415,14 +426,16 @@ int main(int argc, char **argv)
     const zr_flat flat = {c.weights, 0, N / c.ranks, 1, 0};
     const zr_tensor tensor = {.name = "w", .shape = {N / 8, 8}, .ndim = 2, .count = 1};
     const zr_program p = {
-        .abi = faulty("abi") ? ZR_ABI + 1 : ZR_ABI, .name = "program", .plan = "0123", .layout = "4567",
-        .memory = "some", .arena = c.arena, .ranks = c.ranks, .events = EVENTS, .grains = grains, .batch = BATCH,
-        .sequence = SEQUENCE, .vocab = VOCAB, .ignore = IGNORE, .tokens = c.tokens, .targets = c.targets, .params = N,
-        .flops = 1e6, .wire = peers * (grains * UNITS * 2 * c.shard + 24), .messages = grains * UNITS * 2 + 2,
-        .flats = &flat, .tensors = &tensor, .nflats = 1, .ntensors = 1, .open = open_kernel, .close = close_kernel,
-        .object = object, .overhead = overhead, .init = init, .publish = publish,
-        .step = c.events ? event_step : train_step, .report = report, .eval_begin = eval_begin, .eval = eval,
-        .eval_end = eval_end, .sample = sample, .hash = hash,
+        .abi = faulty("abi") ? ZR_ABI + 1 : ZR_ABI, .name = "program", .plan = "0123",
+        .layout = "4567", .memory = "some", .arena = c.arena, .ranks = c.ranks, .events = EVENTS,
+        .grains = grains, .batch = BATCH, .sequence = SEQUENCE, .vocab = VOCAB, .ignore = IGNORE,
+        .tokens = c.tokens, .targets = c.targets, .params = N, .flops = 1e6,
+        .wire = peers * (grains * UNITS * 2 * c.shard + 24), .messages = grains * UNITS * 2 + 2,
+        .flats = &flat, .tensors = &tensor, .nflats = 1, .ntensors = 1, .open = open_kernel,
+        .close = close_kernel, .object = object, .overhead = overhead, .init = init,
+        .publish = publish, .step = c.events ? event_step : train_step, .report = report,
+        .eval_begin = eval_begin, .eval = eval, .eval_end = eval_end, .sample = sample,
+        .hash = hash,
     };
     return zr_main(argc, argv, &p);
 }

@@ -1,0 +1,301 @@
+"""test_ranks.py -- starting, stopping and failing of ranks, and the command line of a program."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Iterator
+
+import numpy as np
+import pytest
+
+from program import (
+    N,
+    RUNTIME,
+    T,
+    VOCAB,
+    children,
+    data,
+    gone,
+    program,
+    run,
+    start,
+    train,
+    wait_for_step,
+)
+
+# ---- when something goes wrong
+
+
+@pytest.mark.parametrize(
+    "fault,sign",
+    [
+        ("kill", "rank 1 was ended by signal 9"),
+        ("exit", "rank 1 ended with exit code 9"),
+        ("crash", "rank 1 was ended by signal 11"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["eager", "shuffled:1"])
+def test_a_dead_rank_stops_all(program: Path, data: Path, fault: str, sign: str, mode: str) -> None:
+    done = train(
+        program, data, "--queue", mode, steps=1000000, FAULT=fault, RANKS=4, OVERLAP=1, AHEAD=1
+    )
+    assert done.code == 5 and sign in done.err and done.seconds < 5
+    assert done.err.count("rank 1") == 1
+
+
+def test_a_rank_killed_from_outside(program: Path, data: Path) -> None:
+    running = start(program, data, RANKS=3, FAULT="hang")
+    wait_for_step(running, 1)
+    ranks = children(running.pid)
+    os.kill(ranks[2], signal.SIGKILL)
+    assert running.wait(5) == 5 and "rank 2 was ended by signal 9" in running.stderr.read()
+    assert gone(ranks)
+
+
+@pytest.mark.parametrize(
+    "number,group",
+    [
+        (signal.SIGINT, True),
+        (signal.SIGTERM, False),
+        (signal.SIGTERM, True),
+        (signal.SIGHUP, False),
+    ],
+)
+def test_signals_end_a_run_cleanly(
+    program: Path, data: Path, tmp_path: Path, number: signal.Signals, group: bool
+) -> None:
+    running = start(program, data, "--save", tmp_path / "w", RANKS=3, FAULT="hang", OVERLAP=1)
+    wait_for_step(running, 1)
+    ranks = children(running.pid)
+    assert (
+        len(ranks) == 3 and len(list((tmp_path / "w").iterdir())) == 1
+    )  # the room that --save took
+    (os.killpg if group else os.kill)(running.pid, number)
+    assert running.wait(3) == 128 + number
+    assert f"stopped by signal {int(number)}" in running.stderr.read()
+    assert gone(ranks) and list((tmp_path / "w").iterdir()) == []
+
+
+def test_ranks_do_not_outlive_the_parent(program: Path, data: Path) -> None:
+    running = start(program, data, RANKS=3, FAULT="hang")
+    wait_for_step(running, 1)
+    ranks = children(running.pid)
+    running.kill()
+    running.wait()
+    assert len(ranks) == 3 and gone(ranks)
+
+
+@pytest.mark.parametrize(
+    "fault,code,sign",
+    [
+        ("object", 4, "kernels for avx2, rank 0 for avx512"),
+        ("abi", 4, "made for runtime"),
+        ("kernel", 3, "no AVX2"),
+        ("skip", 6, "20 steps in a row"),
+        ("huge", 3, "of memory (2 ranks x"),
+    ],
+)
+def test_what_cannot_go_on_says_why(
+    program: Path, data: Path, fault: str, code: int, sign: str
+) -> None:
+    done = train(program, data, steps=30, FAULT=fault, RANKS=2, OVERLAP=1)
+    assert done.code == code and sign in done.err and done.seconds < 5
+    said = [line for line in done.err.splitlines() if not line.startswith("step ")]
+    assert len(said) == 1, said
+
+
+@pytest.mark.parametrize(
+    "name", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"]
+)
+def test_a_launcher_must_agree(program: Path, data: Path, name: str) -> None:
+    for size, ranks, code in ((3, 2, 4), (2, 2, 4), (1, 2, 4), (1, 1, 0)):
+        done = train(program, data, RANKS=ranks, **{name: size})
+        assert done.code == code, done.err
+        assert code == 0 or (name in done.err and done.out == "")
+
+
+def test_limits_of_this_host(program: Path, data: Path, tmp_path: Path) -> None:
+    def address_space() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (200 << 20, 200 << 20))
+
+    def file_size() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+    done = train(program, data, PAD_MIB=256, RANKS=2, limits=address_space)
+    assert done.code == 3 and "mapping an arena" in done.err
+    done = train(program, data, PAD_MIB=256, RANKS=2, limits=file_size)
+    assert done.code == 3 and "memory file" in done.err
+    done = train(program, data, "--log", "/dev/full", RANKS=2)
+    assert done.code == 3 and "No space left" in done.err
+
+
+def namespaces() -> bool:
+    return (
+        bool(shutil.which("unshare"))
+        and subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode == 0
+    )
+
+
+@pytest.mark.skipif(
+    not namespaces(), reason="this host lets nobody mount in a namespace of their own"
+)
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+    ],
+)
+def test_the_limit_of_the_memory_group(
+    program: Path, data: Path, tmp_path: Path, names: tuple[str, str, str]
+) -> None:
+    """A made-up /sys/fs/cgroup of either version: of 80 MiB 44 in use, 4 of which can be had."""
+    groups = tmp_path / "cgroup"
+    (groups / "memory").mkdir(parents=True)
+    (groups / names[0]).write_text(f"{80 << 20}\n")
+    (groups / names[1]).write_text(f"{44 << 20}\n")
+    (groups / names[0]).with_name("memory.stat").write_text(f"cache 7\n{names[2]} {4 << 20}\n")
+    for pad, code in ((16, 0), (21, 3)):
+        command = f"mount --bind {groups} /sys/fs/cgroup && exec {program} --data {data} --steps 1"
+        done = run(
+            Path("/usr/bin/env"), "unshare", "-rm", "sh", "-c", command, RANKS=2, PAD_MIB=pad
+        )
+        assert done.code == code, done.err
+        assert code == 0 or "allows 0.039 GiB more" in done.err
+
+
+@pytest.mark.parametrize(
+    "args,sign",
+    [
+        ((), "--steps N is needed"),
+        (("--steps", "1"), "--data FILE is needed"),
+        (("--steps",), "--steps needs N"),
+        (("--data",), "--data needs FILE"),
+        (("--steps", "x"), "whole number"),
+        (("--steps", "-1"), "whole number"),
+        (("--steps", "1e3"), "whole number"),
+        (("--steps", "99999999999999999999"), "whole number"),
+        (("--steps", ""), "whole number"),
+        (("--stepps", "1"), "no such option"),
+        (("extra",), "no such option"),
+        (("--steps", "0", "--threads", "0"), "from 1 to"),
+        (("--steps", "0", "--queue", "fast"), "eager, late"),
+        (("--steps", "0", "--queue", "shuffled:"), "whole number"),
+        (("--steps", "0", "--val-every", "2"), "--val FILE"),
+        (("--steps", "0", "--sample", "3"), "--val FILE or --data"),
+        (("--steps", "1", "--data", "/nonexistent"), "/nonexistent: No such file"),
+        (("--steps", "0", "--val", "/nonexistent"), "/nonexistent: No such file"),
+        (("--steps", "0", "--load", "/nonexistent"), "/nonexistent"),
+        (("--steps", "0", "--log", "/nonexistent/log"), "/nonexistent/log: No such file"),
+    ],
+)
+def test_bad_options(program: Path, args: tuple[str, ...], sign: str) -> None:
+    done = run(program, *args, RANKS=3)
+    assert (
+        done.code == 2 and sign in done.err and done.out == "" and len(done.err.splitlines()) == 1
+    ), done.err
+
+
+def test_tokens_beyond_the_vocabulary_are_found_at_the_start(program: Path, tmp_path: Path) -> None:
+    tokens = np.zeros(600 * T + 1, "<u2")
+    tokens[400 * T] = VOCAB
+    tokens.tofile(tmp_path / "bad.bin")
+    done = train(program, tmp_path / "bad.bin", steps=20, RANKS=3)
+    assert done.code == 2 and f"token {400 * T} is {VOCAB}" in done.err and "step" not in done.err
+    # one step takes 48 samples: what the run does not use is not its business
+    assert train(program, tmp_path / "bad.bin", steps=1, RANKS=3).code == 0
+
+
+def test_numbers_that_json_lacks(program: Path, data: Path, tmp_path: Path) -> None:
+    assert train(program, data, "--log", tmp_path / "log", FAULT="nan").code == 0
+    assert json.loads((tmp_path / "log").read_text().splitlines()[0])["loss"] is None
+
+
+# ---- the rest of the surface
+
+
+def weights(folder: Path) -> np.ndarray:
+    raw = (folder / "model.safetensors").read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    entry = json.loads(raw[8 : 8 + size])["w"]
+    assert entry["dtype"] == "F32" and entry["shape"] == [N // 8, 8]
+    return np.frombuffer(raw[8 + size :], "<f4")[
+        entry["data_offsets"][0] // 4 : entry["data_offsets"][1] // 4
+    ]
+
+
+def test_weights_go_out_and_in_over_any_ranks(program: Path, tmp_path: Path) -> None:
+    """The program's weights are 1 .. N; it doubles what it has loaded."""
+    for step, ranks in enumerate((3, 1, 8)):
+        load = ("--load", tmp_path / str(step - 1)) if step else ()
+        done = run(program, "--steps", 0, *load, "--save", tmp_path / str(step), RANKS=ranks)
+        assert done.code == 0, done.err
+        assert np.array_equal(weights(tmp_path / str(step)), np.arange(1, N + 1) * 2**step)
+        assert [path.name for path in (tmp_path / str(step)).iterdir()] == ["model.safetensors"]
+
+
+def test_a_place_that_takes_no_weights_is_told_before_training(
+    program: Path, data: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "file", tmp_path / "file" / "sub", Path("/proc/weights")):
+        done = train(program, data, "--save", place, RANKS=2)
+        assert done.code == 3 and str(place) in done.err and "step" not in done.err
+
+
+def test_help_and_version(program: Path) -> None:
+    said = run(program, "--help")
+    assert said.code == 0 and all(f"  {code}  " in said.out for code in (0, 2, 3, 4, 5, 6))
+    for option in (
+        "data",
+        "steps",
+        "val",
+        "load",
+        "save",
+        "log",
+        "threads",
+        "queue",
+        "hash",
+        "version",
+        "sample",
+    ):
+        assert f"--{option} " in said.out
+    said = run(program, "--version")
+    assert said.code == 0 and said.out.splitlines() == [
+        "program, 1 ranks",
+        "plan 0123",
+        "layout 4567",
+        "kernels avx512",
+        "memory some",
+    ]
+
+
+def test_the_share_of_the_peak(program: Path, data: Path) -> None:
+    assert "% of peak)" in train(program, data, ZR_PEAK_GFLOPS=100).err
+    assert "peak" not in train(program, data).err
+
+
+def lines_of(paths: Iterator[Path]) -> list[str]:
+    return [
+        f"{path.name}:{number}: {line}"
+        for path in paths
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+    ]
+
+
+def test_the_runtime_decides_nothing() -> None:
+    """It does not know how state is split or what comes early, and interprets nothing."""
+    lines = lines_of(RUNTIME.rglob("*.[ch]"))
+    assert not [line for line in lines if re.search(r"\bstage\b|prefetch|\bW\b", line)]
+    assert not [
+        line
+        for line in lines_of(RUNTIME.glob("cpu/*.c")) + lines_of(iter([RUNTIME / "zr_main.c"]))
+        if re.search(r"\bswitch\b", line)
+    ]
