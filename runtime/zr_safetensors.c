@@ -162,13 +162,15 @@ static int by_place(const void *a, const void *b)
     return x->end < y->end ? -1 : x->end > y->end;
 }
 
-/* Entries e[n] of one file fill [0, size) without holes; from here on they count from its start. */
-static int check_places(zr_entry *e, int64_t n, int64_t start, int64_t size, char *why,
+/* Entries [first, n) of a table fill the `size` bytes from file offset `start` on without holes;
+ * from here on they count from the start of the file. */
+static int check_places(zr_table *t, int64_t first, int64_t start, int64_t size, char *why,
                         const char *file)
 {
     int64_t at = 0;
-    if (n) qsort(e, (size_t)n, sizeof *e, by_place);
-    for (int64_t i = 0; i < n; at = e[i++].end)
+    zr_entry *e = t->entries;
+    if (t->n > first) qsort(e + first, (size_t)(t->n - first), sizeof *e, by_place);
+    for (int64_t i = first; i < t->n; at = e[i++].end)
         if (e[i].begin != at)
             return zr_why(why, "%s: tensor %.200s: its data begin at %" PRId64
                           ", the tensor before ends at %" PRId64,
@@ -176,7 +178,7 @@ static int check_places(zr_entry *e, int64_t n, int64_t start, int64_t size, cha
     if (at != size)
         return zr_why(why, "%s: the header describes %" PRId64 " bytes of data, the file has %"
                       PRId64 "%s", file, at, size, at > size ? " (truncated?)" : "");
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = first; i < t->n; i++) {
         e[i].begin += start;
         e[i].end += start;
     }
@@ -233,8 +235,7 @@ static int read_header(zr_table *t, int64_t size, char *why, const char *file)
     if (j.error)
         return zr_why(why, "%s: header, byte %" PRId64 ": %s", file, (int64_t)(j.at - f->header),
                       j.error);
-    if (bad) return bad;
-    return check_places(t->entries + first, t->n - first, 8 + n, size - 8 - n, why, file);
+    return bad ? bad : check_places(t, first, 8 + n, size - 8 - n, why, file);
 }
 
 /* `name` must live as long as t */

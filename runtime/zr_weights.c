@@ -378,7 +378,8 @@ static void describe_unused(const zr_table *t, const char *dir, char *note)
     int64_t buffers = 0, tied = 0, others = 0;
     char names[ZR_WHY / 2] = "";
     size_t at = 0;
-    for (const zr_entry *e = t->entries; e < t->entries + t->n; e++) {
+    for (int64_t i = 0; i < t->n; i++) {
+        const zr_entry *e = &t->entries[i];
         if (e->used) continue;
         if (is_buffer(e->name)) buffers++;
         else if (is_tied(t, e)) tied++;

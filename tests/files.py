@@ -85,8 +85,8 @@ class Program:
 
 def layout(ranks: int) -> Program:
     """A ragged model: four layers, each in a flat instance of its own, the norms of all layers in
-    one that every rank has whole, embeddings in a third; between all of them elements that belong to
-    no tensor, and ranks that have no part of some."""
+    one that every rank has whole, embeddings in a third; between all of them elements that belong
+    to no tensor, and ranks that have no part of some."""
     shapes = {
         "h.%d.attn.c_attn.weight": (5, 9),
         "h.%d.attn.c_attn.bias": (9,),
