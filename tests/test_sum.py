@@ -226,12 +226,13 @@ def test_a_sum_rounds_to_nearest_even(kernels: zk.Kernels) -> None:
         assert Fraction(float(mean[0])) == Fraction(float(Fraction(x) * Fraction(2) ** -BIAS)), hex(x)
 
 
-@pytest.mark.parametrize("threads", [2, 5])
-def test_threads_change_no_bit(threads: int) -> None:
-    rng = np.random.default_rng(11)
-    one, many = zk.Kernels(threads=1), zk.Kernels(threads=threads)
+@pytest.mark.parametrize("tile", [0, 1, 7])
+def test_objects_compilers_threads_and_tiles_change_no_bit(tile: int) -> None:
+    rng, found = np.random.default_rng(11), set()
     leaves = [spread(rng, 50001) for _ in range(6)]
-    assert same(push(one, leaves, [3, 6], 1), push(many, leaves, [3, 6], 1))
     g = spread(rng, 1 << 18)
     spans = [dict(at=0, elems=(1 << 18) - 100, count=1, stride=0)]
-    assert same(squares(one, g, spans, [0, 1 << 18]), squares(many, g, spans, [0, 1 << 18]))
+    for isa, compiler, threads in zk.variants():
+        k = zk.Kernels(isa, zk.F32, threads, compiler, tile=(tile, 0, 0))
+        found.add(push(k, leaves, [3, 6], 1).tobytes() + squares(k, g, spans, [0, 1 << 18]).tobytes())
+    assert found == {tree(leaves).tobytes() + squares(zk.Kernels(), g, spans, [0, 1 << 18]).tobytes()}

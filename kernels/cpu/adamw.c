@@ -156,45 +156,38 @@ typedef struct initial {
     uint64_t seed;
 } initial;
 
-/* out [GROUP] of group `group`: words [4][16] */
-static void words(uint32_t (*out)[16], uint64_t seed, uint64_t key, uint64_t group)
+/* Words 0 .. 3 of the 16 counters of group `group` */
+static void words(v16u out[4], uint64_t seed, uint64_t key, uint64_t group)
 {
-    const uint32_t seeds[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
-    for (int lane = 0; lane < 16; lane++) {
-        uint64_t at = 16 * group + lane;
-        const uint32_t counter[4] = {(uint32_t)at, (uint32_t)(at >> 32), (uint32_t)key, (uint32_t)(key >> 32)};
-        uint32_t word[4];
-        philox(word, counter, seeds);
+    uint32_t word[4][16];
+    for (int half = 0; half < 2; half++) {
+        v8u at = 16 * group + 8 * half + (v8u){0, 1, 2, 3, 4, 5, 6, 7};
+        v8u c[4] = {at, at >> 32, (v8u){0} + key, (v8u){0} + (key >> 32)};
+        philox(c, seed);
         for (int i = 0; i < 4; i++)
-            out[i][lane] = word[i];
+            for (int lane = 0; lane < 8; lane++)
+                word[i][8 * half + lane] = (uint32_t)c[i][lane];
     }
+    memcpy(out, word, sizeof word);
 }
 
 /* Box and Muller: two normals from two words. The radius' uniform is (a/2 + 1/2) / 2^31 in (0, 1];
  * the angle is b / 2^32 turns, reduced exactly to within an eighth of one. */
-static void normals(float z[2][16], const uint32_t a[16], const uint32_t b[16])
+static void normals(v16 z[2], v16u a, v16u b)
 {
-    float uniform[16], angle[16];
-    for (int i = 0; i < 16; i++) {
-        uint32_t quarter = (b[i] + (1u << 29)) >> 30;
-        uniform[i] = (float)(int32_t)(a[i] >> 1);
-        angle[i] = (float)(int32_t)(b[i] - (quarter << 30));
-    }
-    v16 u = fma16(load16(uniform), set16(0x1p-31f), set16(0x1p-32f));
-    v16 x = load16(angle) * set16(0x1p-32f * 6.28318530717958647692f), xx = x * x;
-    v16 radius = sqrt16(set16(-2) * log16(u));
+    v16u quarter = (b + (1u << 29)) >> 30;
+    v16 u = fma16(__builtin_convertvector((v16i)(a >> 1), v16), set16(0x1p-31f), set16(0x1p-32f));
+    v16 x = __builtin_convertvector((v16i)(b - (quarter << 30)), v16) * set16(0x1p-32f * 6.28318530717958647692f);
+    v16 xx = x * x, radius = sqrt16(set16(-2) * log16(u));
     v16 s = fma16(xx, set16(2.75573192e-6f), set16(-1.98412698e-4f));     /* Taylor, to x^9 */
     s = fma16(xx, fma16(xx, s, set16(8.33333333e-3f)), set16(-0.166666667f));
     v16 c = fma16(xx, set16(-2.75573192e-7f), set16(2.48015873e-5f));     /* and to x^10 */
     c = fma16(xx, fma16(xx, c, set16(-1.38888889e-3f)), set16(4.16666667e-2f));
-    store16(z[0], radius * fma16(xx, fma16(xx, c, set16(-0.5f)), set16(1)));
-    store16(z[1], radius * fma16(xx * x, s, x));
-    for (int i = 0; i < 16; i++) {
-        uint32_t quarter = (b[i] + (1u << 29)) >> 30;
-        float cosine = quarter & 1 ? z[1][i] : z[0][i], sine = quarter & 1 ? z[0][i] : z[1][i];
-        z[0][i] = quarter == 1 || quarter == 2 ? -cosine : cosine;
-        z[1][i] = quarter >= 2 ? -sine : sine;
-    }
+    c = radius * fma16(xx, fma16(xx, c, set16(-0.5f)), set16(1));
+    s = radius * fma16(xx * x, s, x);
+    v16i odd = -(v16i)(quarter & 1);
+    z[0] = (v16)((v16u)select16(odd, s, c) ^ ((quarter + 1) & 2) << 30);
+    z[1] = (v16)((v16u)select16(odd, c, s) ^ (quarter & 2) << 30);
 }
 
 static void init_part(void *arg, const zk_part *part)
@@ -202,15 +195,15 @@ static void init_part(void *arg, const zk_part *part)
     const initial *a = arg;
     v16 mean = set16(part->span->mean), std = set16(part->span->std);
     for (int64_t i = 0; i < part->n; i += GROUP) {
-        uint32_t word[4][16];
-        float z[4][16] = {{0}};
+        v16u word[4];
+        v16 z[4] = {set16(0), set16(0), set16(0), set16(0)};
         if (part->span->std != 0) {
             words(word, a->seed, (uint64_t)part->key, (uint64_t)(part->elem + i) / GROUP);
             normals(z, word[0], word[1]);
             normals(z + 2, word[2], word[3]);
         }
         for (int j = 0; j < 4 && i + 16 * j < part->n; j++)
-            store16n(a->p + part->at + i + 16 * j, fma16(std, load16(z[j]), mean),
+            store16n(a->p + part->at + i + 16 * j, fma16(std, z[j], mean),
                      (int)zk_least(16, part->n - i - 16 * j));
     }
 }
