@@ -6,6 +6,8 @@ import os
 import pytest
 from hypothesis import settings
 
+import zk
+
 # The same examples on every machine and in every run: a failure can be repeated, a pass means the same.
 settings.register_profile("fixed", derandomize=True, database=None, deadline=None)
 settings.load_profile("fixed")
@@ -21,3 +23,26 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     failed = count.get("failed", 0) + count.get("error", 0)
     with open(path, "a", encoding="ascii") as tally:
         tally.write(f"{count.get('passed', 0)} {failed}\n")
+
+
+# ---- kernels
+
+@pytest.fixture(params=zk.ISAS)
+def isa(request: pytest.FixtureRequest) -> str:
+    zk.need(request.param)
+    return request.param
+
+
+@pytest.fixture
+def isas() -> list[str]:
+    return zk.isas()
+
+
+@pytest.fixture
+def kernels(isa: str) -> zk.Kernels:
+    return zk.Kernels(isa)
+
+
+@pytest.fixture
+def kernels_bf16(isa: str) -> zk.Kernels:
+    return zk.Kernels(isa, zk.BF16)

@@ -13,12 +13,12 @@ import pytest
 
 import zk
 
-F32, BF16 = 2.0 ** -24, 2.0 ** -8           # unit roundoffs: the most that one rounding errs, relative
-TINY = 2.0 ** -120                          # p below 2^-149 is 0, next to factors whose product is below 2^29
+F32, BF16 = 2.0 ** -24, 2.0 ** -8       # unit roundoffs: the most one rounding errs, relative
+TINY = 2.0 ** -120      # p below 2^-149 is 0, next to factors whose product is below 2^29
 DTYPES = [zk.F32, zk.BF16]
-# B, T, H, G, D: one token, one short block, heads of odd sizes, groups, ends of blocks and of regions
-SHAPES = [(1, 1, 1, 1, 8), (2, 33, 3, 3, 20), (1, 64, 2, 2, 64), (1, 65, 2, 1, 64), (2, 130, 4, 2, 24),
-          (1, 70, 4, 1, 128), (1, 300, 2, 1, 36), (1, 521, 2, 2, 16)]
+# B, T, H, G, D: one token, a short block, odd heads, groups, ends of blocks and of regions
+SHAPES = [(1, 1, 1, 1, 8), (2, 33, 3, 3, 20), (1, 64, 2, 2, 64), (1, 65, 2, 1, 64),
+          (2, 130, 4, 2, 24), (1, 70, 4, 1, 128), (1, 300, 2, 1, 36), (1, 521, 2, 2, 16)]
 
 Array = np.ndarray
 
@@ -65,7 +65,7 @@ def head(q: Array, k: Array, v: Array, dy: Array, scale: float, stored: float,
     # which cancels. exp is within two ulps, its argument within one rounding of the largest score.
     x_off = np.where(seen, (D + 1) * unit * scale * np.abs(q) @ np.abs(k.T), 0).max(1)
     top = np.where(seen, np.abs(x), 0).max(1)
-    p_off = 2 * (x_off + 2 * F32 * top) + (2 * T + 16) * F32                # relative, of every p of a row
+    p_off = 2 * (x_off + 2 * F32 * top) + (2 * T + 16) * F32    # relative, of every p of a row
     lse_off = p_off + F32 * np.abs(lse)
     P, V, K, Q, DY = p, np.abs(v), np.abs(k), np.abs(q), np.abs(dy)
     y_off = p_off[:, None] * (P @ V)
@@ -73,7 +73,8 @@ def head(q: Array, k: Array, v: Array, dy: Array, scale: float, stored: float,
     again = (lse_off + x_off + F32 * (top + np.abs(lse)) + 8 * F32)[:, None]
     dot_off = (DY * (y_off + stored * np.abs(y))).sum(1) + (D + 1) * F32 * (DY * np.abs(y)).sum(1)
     dp_off = (D + 1) * F32 * DY @ V.T
-    ds_off = scale * p * (dp_off + dot_off[:, None] + (again + 4 * F32) * (np.abs(dp) + np.abs(dot)[:, None]))
+    both = np.abs(dp) + np.abs(dot)[:, None]
+    ds_off = scale * p * (dp_off + dot_off[:, None] + (again + 4 * F32) * both)
     dS = np.abs(ds) + ds_off
     return ((y, y_off), (lse, lse_off),
             (ds @ k, ds_off @ K + (T + 1) * F32 * dS @ K),
@@ -81,7 +82,8 @@ def head(q: Array, k: Array, v: Array, dy: Array, scale: float, stored: float,
             (p.T @ dy, (again * P).T @ DY + (T + 1) * F32 * P.T @ DY))
 
 
-def exact(qkv: Array, dy: Array, H: int, G: int, scale: float, stored: float, unit: float = F32) -> Exact:
+def exact(qkv: Array, dy: Array, H: int, G: int, scale: float, stored: float,
+          unit: float = F32) -> Exact:
     """qkv [B, T, H + 2 G, D], dy [B, T, H, D]"""
     B, T = qkv.shape[:2]
     e = Exact(*(np.zeros(s) for _ in range(2) for s in (dy.shape, (B, H, T), qkv.shape)))
@@ -97,10 +99,12 @@ def exact(qkv: Array, dy: Array, H: int, G: int, scale: float, stored: float, un
     return e
 
 
-def attention(k: zk.Kernels, dtype: int, qkv: Array, dy: Array, G: int, scale: float) -> tuple[Array, ...]:
+def attention(k: zk.Kernels, dtype: int, qkv: Array, dy: Array, G: int,
+              scale: float) -> tuple[Array, ...]:
     """y, lse, dqkv as the kernels give them; all buffers start as NaN"""
     (B, T, S, D), H = qkv.shape, dy.shape[2]
-    y, lse, dqkv = zk.empty(dtype, *dy.shape), zk.empty(zk.F32, B, H, T), zk.empty(dtype, *qkv.shape)
+    y, dqkv = zk.empty(dtype, *dy.shape), zk.empty(dtype, *qkv.shape)
+    lse = zk.empty(zk.F32, B, H, T)
     scratch = zk.empty(zk.F32, B * H * T + B * T * S * D)
     k.zk_attention_fwd(y, lse, qkv, B, T, H, G, D, scale)
     k.zk_attention_bwd(dqkv, dy, y, qkv, lse, scratch, B, T, H, G, D, scale)
@@ -121,7 +125,7 @@ def test_formulas_against_finite_differences() -> None:
     found = exact(qkv, dy, H, G, scale, 0).dqkv
     for i in np.ndindex(qkv.shape):
         step = np.zeros_like(qkv)
-        step[i] = 1e-6                                      # truncation about 1e-12, rounding about 1e-9
+        step[i] = 1e-6                          # truncation about 1e-12, rounding about 1e-9
         up, down = (exact(qkv + s, dy, H, G, scale, 0).y for s in (step, -step))
         assert abs((dy * (up - down)).sum() / 2e-6 - found[i]) < 1e-7
 
@@ -131,19 +135,19 @@ def test_formulas_against_finite_differences() -> None:
 def test_attention(B: int, T: int, H: int, G: int, D: int, dtype: int) -> None:
     (qkv, QKV), (dy, DY) = drawn(1, dtype, B, T, H + 2 * G, D), drawn(2, dtype, B, T, H, D)
     scale = float(np.float32(D ** -0.5))
-    found = attention(zk.Kernels(dtype), dtype, qkv, dy, G, scale)
+    found = attention(zk.Kernels(dtype=dtype), dtype, qkv, dy, G, scale)
     compare(found, exact(QKV, DY, H, G, scale, BF16 if dtype == zk.BF16 else F32), dtype)
 
 
 def test_large_scores() -> None:
-    """Scores are integers up to some ten thousands, exact in f32: whoever takes exp of one overflows,
-    and whoever takes the maximum of masked scores loses all."""
+    """Scores are integers up to some ten thousands, exact in f32: whoever takes exp of one
+    overflows, and whoever takes the maximum of masked scores loses all."""
     r = np.random.default_rng(3)
     B, T, H, G, D = 1, 150, 2, 1, 32
     qkv = r.integers(-40, 41, (B, T, H + 2 * G, D)).astype(np.float32)
     dy = r.standard_normal((B, T, H, D)).astype(np.float32)
     e = exact(qkv.astype(np.float64), dy.astype(np.float64), H, G, 1.0, F32, 0.0)
-    y, lse, dqkv = attention(zk.Kernels(zk.F32), zk.F32, qkv, dy, G, 1.0)
+    y, lse, dqkv = attention(zk.Kernels(), zk.F32, qkv, dy, G, 1.0)
     assert np.abs(e.lse).max() > 1e4
     assert np.all(np.isfinite(dqkv))
     # scores err by nothing at all: only exp, sums, and the stored maximum in lse are rounded
@@ -160,7 +164,7 @@ def test_scores_beyond_exp() -> None:
     qkv[0, :, 1, 0] = np.where(np.arange(T) == 5, -1e17, -1e18)     # scores -1e35 (key 5), -1e36
     qkv[0, :, 2] = np.arange(T)[:, None]
     dy = np.ones((1, T, 1, D), np.float32)
-    y, lse, dqkv = attention(zk.Kernels(zk.F32), zk.F32, qkv, dy, 1, 1.0)
+    y, lse, dqkv = attention(zk.Kernels(), zk.F32, qkv, dy, 1, 1.0)
     assert np.array_equal(y[0, 5:, 0], np.full((T - 5, D), 5.0))
     # equal scores: a mean. 1/n is rounded, and each of n products and sums
     assert np.allclose(y[0, :5, 0], (np.arange(5) / 2)[:, None], rtol=8 * F32)
@@ -173,7 +177,7 @@ def test_not_a_number_shows() -> None:
     qkv, _ = drawn(1, zk.F32, 1, T, 3, D)
     dy, _ = drawn(2, zk.F32, 1, T, 1, D)
     qkv[0, 70, 1, 3] = np.nan
-    y, lse, _ = attention(zk.Kernels(zk.F32), zk.F32, qkv, dy, 1, 0.25)
+    y, lse, _ = attention(zk.Kernels(), zk.F32, qkv, dy, 1, 0.25)
     assert np.all(np.isnan(y[0, 70:])) and np.all(np.isnan(lse[0, 0, 70:]))
     assert np.all(np.isfinite(y[0, :70])) and np.all(np.isfinite(lse[0, 0, :70]))
 
@@ -183,11 +187,12 @@ def test_later_tokens_do_not_matter(dtype: int) -> None:
     """What a query gives is the same bit for bit whatever comes after it"""
     T, D = 150, 24
     (qkv, _), (dy, _) = drawn(1, dtype, 1, T, 4, D), drawn(2, dtype, 1, T, 2, D)
-    k = zk.Kernels(dtype)
+    k = zk.Kernels(dtype=dtype)
     y, lse, _ = attention(k, dtype, qkv, dy, 1, 0.2)
     for t in (1, 40, 64, 100):
         other, other_lse, _ = attention(k, dtype, qkv[:, :t].copy(), dy[:, :t].copy(), 1, 0.2)
-        assert other.tobytes() == y[:, :t].tobytes() and other_lse.tobytes() == lse[:, :, :t].tobytes()
+        assert other.tobytes() == y[:, :t].tobytes()
+        assert other_lse.tobytes() == lse[:, :, :t].tobytes()
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
@@ -195,18 +200,19 @@ def test_later_tokens_do_not_matter(dtype: int) -> None:
 def test_bits(B: int, T: int, H: int, G: int, D: int, dtype: int) -> None:
     """the same on every kernel object, compiler and number of threads"""
     (qkv, _), (dy, _) = drawn(1, dtype, B, T, H + 2 * G, D), drawn(2, dtype, B, T, H, D)
-    first = [a.tobytes() for a in attention(zk.Kernels(dtype), dtype, qkv, dy, G, 0.2)]
+    first = [a.tobytes() for a in attention(zk.Kernels(dtype=dtype), dtype, qkv, dy, G, 0.2)]
     for isa, compiler, threads in zk.variants():
-        k = zk.Kernels(dtype, threads, isa, compiler)
+        k = zk.Kernels(isa, dtype, threads, compiler)
         found = [a.tobytes() for a in attention(k, dtype, qkv, dy, G, 0.2)]
         assert found == first, (isa, compiler, threads)
 
 
 def test_no_square_buffer() -> None:
-    """At T = 8192 one score matrix of one head would be 256 MiB; forward takes no memory of its own"""
+    """At T = 8192 one head's scores would be 256 MiB; forward takes no memory of its own"""
     T, D = 8192, 4
-    (qkv, _), y, lse = drawn(1, zk.F32, 1, T, 3, D), zk.empty(zk.F32, 1, T, 1, D), zk.empty(zk.F32, 1, 1, T)
-    k = zk.Kernels(zk.F32)
+    qkv, _ = drawn(1, zk.F32, 1, T, 3, D)
+    y, lse = zk.empty(zk.F32, 1, T, 1, D), zk.empty(zk.F32, 1, 1, T)
+    k = zk.Kernels()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     k.zk_attention_fwd(y, lse, qkv, 1, T, 1, 1, D, 0.5)
     assert np.all(np.isfinite(y))

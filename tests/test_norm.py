@@ -1,4 +1,4 @@
-"""test_norm.py -- layer norm, RMS norm, query and key norm and rotary positions: against float64, and bits.
+"""test_norm.py -- layer, RMS, query and key norm, rotary positions: against float64, and bits.
 
 The float64 formulas are themselves held to finite differences. A bound is a count of roundings
 times the unit roundoff times the same formula over absolute values, so it scales with the data.
@@ -10,7 +10,7 @@ import pytest
 
 import zk
 
-F32, BF16 = 2.0 ** -24, 2.0 ** -8           # unit roundoffs: the most that one rounding errs, relative
+F32, BF16 = 2.0 ** -24, 2.0 ** -8       # unit roundoffs: the most one rounding errs, relative
 DTYPES = [zk.F32, zk.BF16]
 SHAPES = [(1, 1), (3, 7), (5, 16), (33, 20), (17, 64), (40, 96), (19, 133), (4, 768)]
 HEADS = [(1, 1, 1, 2), (5, 3, 3, 20), (33, 4, 2, 24), (9, 4, 1, 64), (3, 2, 2, 128)]    # M, H, G, D
@@ -23,6 +23,10 @@ def drawn(seed: int, dtype: int, *shape: int, shift: float = 0.0) -> tuple[Array
     """normal numbers around `shift` as stored, and the same values in float64"""
     x = zk.store(np.random.default_rng(seed).standard_normal(shape) + shift, dtype)
     return x, zk.load(x)
+
+
+def empties(dtype: int, *shapes: tuple[int, ...]) -> list[Array]:
+    return [zk.empty(dtype, *shape) for shape in shapes]
 
 
 def close(found: Array, expected: Array, bound: Array, dtype: int) -> None:
@@ -55,7 +59,7 @@ def back_size(hat: Array, r: Array, w: Array, dy: Array) -> Array:
 
 
 def roundings(C: int) -> float:
-    """of a row: two sums of C/16 terms a lane and four folds each, and a dozen operations on an element"""
+    """of a row: two sums of C/16 terms a lane and four folds each; a dozen operations an element"""
     return 2 * (C / 16 + 4) + 16
 
 
@@ -70,28 +74,28 @@ def test_formulas_against_finite_differences() -> None:
         for at, exact in ((0, dx), (1, dw.sum(0))):
             for i in np.ndindex(exact.shape):
                 step = [np.zeros_like(x), np.zeros_like(w)]
-                step[at][i] = 1e-6                          # truncation about 1e-12, rounding about 1e-9
-                slope = (dy * (f(x + step[0], w + step[1]) - f(x - step[0], w - step[1]))).sum() / 2e-6
-                assert abs(slope - exact[i]) < 1e-7
+                step[at][i] = 1e-6              # truncation about 1e-12, rounding about 1e-9
+                rise = f(x + step[0], w + step[1]) - f(x - step[0], w - step[1])
+                assert abs((dy * rise).sum() / 2e-6 - exact[i]) < 1e-7
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('M,C', SHAPES)
 @pytest.mark.parametrize('shift', [0.0, 30.0])
 def test_layernorm(M: int, C: int, dtype: int, shift: float) -> None:
-    (x, X), (w, W), (b, B), (dy, DY) = (drawn(1, dtype, M, C, shift=shift), drawn(2, dtype, C), drawn(3, dtype, C),
-                                        drawn(4, dtype, M, C))
-    y, dx, dw, db = zk.empty(dtype, M, C), zk.empty(dtype, M, C), zk.empty(dtype, C), zk.empty(dtype, C)
+    (x, X), (dy, DY) = drawn(1, dtype, M, C, shift=shift), drawn(4, dtype, M, C)
+    (w, W), (b, B) = drawn(2, dtype, C), drawn(3, dtype, C)
+    y, dx, dw, db = empties(dtype, (M, C), (M, C), (C,), (C,))
     stat, scratch = zk.empty(zk.F32, M, 2), zk.empty(zk.F32, 2, C)
-    k = zk.Kernels(dtype)
+    k = zk.Kernels(dtype=dtype)
     k.zk_layernorm_fwd(y, stat, x, w, b, M, C, EPS)
     k.zk_layernorm_bwd(dx, dw, db, dy, x, stat, w, scratch, M, C)
 
     mean, r = X.mean(-1, keepdims=True), 1 / np.sqrt(X.var(-1, keepdims=True) + EPS)
     hat, u = (X - mean) * r, roundings(C) * F32
     close(stat[:, :1].copy(), mean, u * np.abs(X).mean(-1, keepdims=True), zk.F32)
-    # Centred values err by u * (|x| + mean |x|); seen beside the standard deviation that is what 1/std
-    # errs by, relative, and what the normalised value errs by next to 1.
+    # Centred values err by u * (|x| + mean |x|); seen beside the standard deviation that is what
+    # 1/std errs by, relative, and what the normalised value errs by next to 1.
     rel = u * (1 + r * (np.abs(X).max(-1, keepdims=True) + np.abs(X).mean(-1, keepdims=True)))
     off = rel * (1 + np.abs(hat))
     close(y, layer(X, W, B), off * np.abs(W) + F32 * np.abs(layer(X, W, B)), dtype)
@@ -109,10 +113,10 @@ def test_layernorm_without_bias(dtype: int) -> None:
     (x, _), (w, _), (dy, _) = drawn(1, dtype, M, C), drawn(2, dtype, C), drawn(3, dtype, M, C)
     zero, results = zk.store(np.zeros(C), dtype), []
     for b, db in ((zero, zk.empty(dtype, C)), (None, None)):
-        y, dx, dw = zk.empty(dtype, M, C), zk.empty(dtype, M, C), zk.empty(dtype, C)
+        y, dx, dw = empties(dtype, (M, C), (M, C), (C,))
         stat, scratch = zk.empty(zk.F32, M, 2), zk.empty(zk.F32, 2, C)
-        zk.Kernels(dtype).zk_layernorm_fwd(y, stat, x, w, b, M, C, EPS)
-        zk.Kernels(dtype).zk_layernorm_bwd(dx, dw, db, dy, x, stat, w, scratch, M, C)
+        zk.Kernels(dtype=dtype).zk_layernorm_fwd(y, stat, x, w, b, M, C, EPS)
+        zk.Kernels(dtype=dtype).zk_layernorm_bwd(dx, dw, db, dy, x, stat, w, scratch, M, C)
         results.append([a.tobytes() for a in (y, stat, dx, dw)])
     assert results[0] == results[1]
 
@@ -121,9 +125,9 @@ def test_layernorm_without_bias(dtype: int) -> None:
 @pytest.mark.parametrize('M,C', SHAPES)
 def test_rmsnorm(M: int, C: int, dtype: int) -> None:
     (x, X), (w, W), (dy, DY) = drawn(1, dtype, M, C), drawn(2, dtype, C), drawn(3, dtype, M, C)
-    y, dx, dw = zk.empty(dtype, M, C), zk.empty(dtype, M, C), zk.empty(dtype, C)
+    y, dx, dw = empties(dtype, (M, C), (M, C), (C,))
     stat, scratch = zk.empty(zk.F32, M), zk.empty(zk.F32, C)
-    k = zk.Kernels(dtype)
+    k = zk.Kernels(dtype=dtype)
     k.zk_rmsnorm_fwd(y, stat, x, w, M, C, EPS)
     k.zk_rmsnorm_bwd(dx, dw, dy, x, stat, w, scratch, M, C)
 
@@ -141,9 +145,9 @@ def test_qknorm(M: int, H: int, G: int, D: int, dtype: int) -> None:
     S = H + 2 * G
     (x, X), (dy, DY) = drawn(1, dtype, M, S, D), drawn(4, dtype, M, S, D)
     (wq, WQ), (wk, WK) = drawn(2, dtype, D), drawn(3, dtype, D)
-    y, dx, dwq, dwk = zk.empty(dtype, M, S, D), zk.empty(dtype, M, S, D), zk.empty(dtype, D), zk.empty(dtype, D)
+    y, dx, dwq, dwk = empties(dtype, (M, S, D), (M, S, D), (D,), (D,))
     stat, scratch = zk.empty(zk.F32, M, H + G), zk.empty(zk.F32, 2, D)
-    k = zk.Kernels(dtype)
+    k = zk.Kernels(dtype=dtype)
     k.zk_qknorm_fwd(y, stat, x, wq, wk, M, H, G, D, EPS)
     k.zk_qknorm_bwd(dx, dwq, dwk, dy, x, stat, wq, wk, scratch, M, H, G, D)
 
@@ -163,7 +167,7 @@ def test_qknorm(M: int, H: int, G: int, D: int, dtype: int) -> None:
 def test_rope_table(T: int, D: int) -> None:
     freq = 500000.0 ** (-np.arange(0, D, 2) / D)
     table = zk.empty(zk.F32, T, D // 2, 2)
-    zk.Kernels(zk.F32).zk_rope_table(table, freq, T, D)
+    zk.Kernels().zk_rope_table(table, freq, T, D)
     angle = np.arange(T)[:, None] * freq
     exact = np.stack([np.cos(angle), np.sin(angle)], -1)
     # one rounding to f32; the f64 sine may err by some 1e-16 of itself and 1e-16 absolutely
@@ -171,12 +175,13 @@ def test_rope_table(T: int, D: int) -> None:
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
-@pytest.mark.parametrize('B,T,H,G,D', [(1, 1, 1, 1, 2), (2, 33, 3, 3, 20), (1, 20, 4, 2, 24), (3, 7, 4, 1, 64)])
+@pytest.mark.parametrize('B,T,H,G,D', [(1, 1, 1, 1, 2), (2, 33, 3, 3, 20), (1, 20, 4, 2, 24),
+                                       (3, 7, 4, 1, 64)])
 def test_rope(B: int, T: int, H: int, G: int, D: int, dtype: int) -> None:
     S, half = H + 2 * G, D // 2
     x, X = drawn(1, dtype, B, T, S, D)
     table = zk.empty(zk.F32, T, half, 2)
-    k = zk.Kernels(dtype)
+    k = zk.Kernels(dtype=dtype)
     k.zk_rope_table(table, 10000.0 ** (-np.arange(half) / half), T, D)
     c, s = (table[None, :, None, :, i].astype(np.float64) for i in (0, 1))
     for sign in (1, -1):
@@ -184,8 +189,9 @@ def test_rope(B: int, T: int, H: int, G: int, D: int, dtype: int) -> None:
         k.zk_rope(y, x, table, B, T, H, G, D, sign)
         x1, x2 = X[..., :H + G, :half], X[..., :H + G, half:]
         exact = np.concatenate([x1 * c - sign * x2 * s, x2 * c + sign * x1 * s], -1)
-        size = np.concatenate([np.abs(x1 * c) + np.abs(x2 * s), np.abs(x2 * c) + np.abs(x1 * s)], -1)
-        close(y[..., :H + G, :].copy(), exact, 2 * F32 * size, dtype)       # a product and a fused sum
+        size = [np.abs(x1 * c) + np.abs(x2 * s), np.abs(x2 * c) + np.abs(x1 * s)]
+        bound = 2 * F32 * np.concatenate(size, -1)              # a product and a fused sum
+        close(y[..., :H + G, :].copy(), exact, bound, dtype)
         assert y[..., H + G:, :].tobytes() == x[..., H + G:, :].tobytes()
         inside = x.copy()
         k.zk_rope(inside, inside, table, B, T, H, G, D, sign)
@@ -196,20 +202,19 @@ def everything(k: zk.Kernels, dtype: int) -> bytes:
     """all outputs of this file's kernels on ragged shapes"""
     M, C, H, G, D, out = 50, 133, 4, 2, 36, []
     B, T, S = 2, 25, (4 + 2 * 2) * 36
-    (x, _), (dy, _), (w, _), (b, _) = (drawn(1, dtype, M, C, shift=0.5), drawn(2, dtype, M, C), drawn(3, dtype, C),
-                                       drawn(4, dtype, C))
-    y, dx, dw, db, stat = (zk.empty(dtype, M, C), zk.empty(dtype, M, C), zk.empty(dtype, C), zk.empty(dtype, C),
-                           zk.empty(zk.F32, M, 2))
-    scratch = zk.empty(zk.F32, 2 * C)
+    (x, _), (dy, _) = drawn(1, dtype, M, C, shift=0.5), drawn(2, dtype, M, C)
+    (w, _), (b, _) = drawn(3, dtype, C), drawn(4, dtype, C)
+    y, dx, dw, db = empties(dtype, (M, C), (M, C), (C,), (C,))
+    stat, scratch = zk.empty(zk.F32, M, 2), zk.empty(zk.F32, 2 * C)
     k.zk_layernorm_fwd(y, stat, x, w, b, M, C, EPS)
     k.zk_layernorm_bwd(dx, dw, db, dy, x, stat, w, scratch, M, C)
     out += [a.tobytes() for a in (y, stat, dx, dw, db)]
     k.zk_rmsnorm_fwd(y, stat, x, w, M, C, EPS)
     k.zk_rmsnorm_bwd(dx, dw, dy, x, stat, w, scratch, M, C)
     out += [a.tobytes() for a in (y, stat, dx, dw)]
-    (x, _), (dy, _), (wq, _), (wk, _) = (drawn(5, dtype, M, S), drawn(6, dtype, M, S), drawn(7, dtype, D),
-                                         drawn(8, dtype, D))
-    y, dx, dwq, dwk = zk.empty(dtype, M, S), zk.empty(dtype, M, S), zk.empty(dtype, D), zk.empty(dtype, D)
+    (x, _), (dy, _) = drawn(5, dtype, M, S), drawn(6, dtype, M, S)
+    (wq, _), (wk, _) = drawn(7, dtype, D), drawn(8, dtype, D)
+    y, dx, dwq, dwk = empties(dtype, (M, S), (M, S), (D,), (D,))
     stat, table = zk.empty(zk.F32, M, H + G), zk.empty(zk.F32, T, D // 2, 2)
     k.zk_qknorm_fwd(y, stat, x, wq, wk, M, H, G, D, EPS)
     k.zk_qknorm_bwd(dx, dwq, dwk, dy, x, stat, wq, wk, scratch, M, H, G, D)
@@ -221,7 +226,9 @@ def everything(k: zk.Kernels, dtype: int) -> bytes:
 
 @pytest.mark.parametrize('dtype', DTYPES)
 def test_bits(dtype: int) -> None:
-    """the same on every kernel object, compiler and number of threads"""
-    first = everything(zk.Kernels(dtype), dtype)
+    """the same on every kernel object, compiler, number of threads and of rows a task"""
+    first = everything(zk.Kernels(dtype=dtype), dtype)
     for isa, compiler, threads in zk.variants():
-        assert everything(zk.Kernels(dtype, threads, isa, compiler), dtype) == first, (isa, compiler, threads)
+        found = everything(zk.Kernels(isa, dtype, threads, compiler), dtype)
+        assert found == first, (isa, compiler, threads)
+    assert everything(zk.Kernels(dtype=dtype, threads=2, tile=(3, 0, 0)), dtype) == first

@@ -1,0 +1,186 @@
+"""zk.py -- the kernels' library for the tests: every object, with any compiler and number of threads.
+
+    k = zk.Kernels("avx2", zk.BF16, threads=3)
+    k.zk_linear_fwd(y, x, w, b, M, N, K, zk.IN_OUT)
+
+Invariants
+ 1. Types of operands come from kernels/zk.h; context and launch are put in here.
+ 2. An operand is a C-contiguous numpy array, a ctypes object, None or a number; bf16 arrays are uint16.
+"""
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trainer import ROOT, alone, sh
+
+Array = np.ndarray
+
+F32, BF16 = 0, 1
+IN_OUT, OUT_IN = 0, 1
+GELU_TANH, GELU_ERF = 0, 1
+CONSTANT, LINEAR, COSINE = 0, 1, 2
+VALID, NONFINITE, SUMS = 64, 65, 72
+
+ISAS = ("avx2", "avx512")
+NEEDED = {"avx2": {"avx2", "fma", "bmi2"}, "avx512": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}}
+LIBRARY = {"gcc": "out/train-kernels.so", "clang": "out/train-clang-kernels.so"}
+C_TYPES = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "uint64_t": ctypes.c_uint64, "int": ctypes.c_int,
+           "float": ctypes.c_float, "double": ctypes.c_double, "void": None, "const char *": ctypes.c_char_p}
+
+
+# ---- structures of zk.h
+
+class Launch(ctypes.Structure):
+    _fields_ = [("tile", ctypes.c_int32 * 3), ("grid", ctypes.c_int32 * 3), ("block", ctypes.c_int32),
+                ("shared", ctypes.c_int32), ("slot", ctypes.c_int32)]
+
+
+class Span(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64) for name in ("at", "elems", "count", "stride", "key", "key_stride")] + \
+               [(name, ctypes.c_float) for name in ("mean", "std", "decay")]
+
+
+class Recipe(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_double) for name in ("lr", "min_lr", "beta1", "beta2", "eps", "decay", "clip")] + \
+               [("warmup", ctypes.c_int64), ("steps", ctypes.c_int64), ("schedule", ctypes.c_int32),
+                ("rows", ctypes.c_int64)]
+
+
+class Ctl(ctypes.Structure):
+    _fields_ = [("step", ctypes.c_int64), ("applied", ctypes.c_int64), ("loss", ctypes.c_double),
+                ("norm", ctypes.c_double), ("valid", ctypes.c_int64), ("skipped", ctypes.c_int64)] + \
+               [(name, ctypes.c_float) for name in ("lr", "factor", "bias1", "bias2")]
+
+
+def spans(rows: list[dict[str, float]]) -> ctypes.Array:
+    return (Span * len(rows))(*[Span(**row) for row in rows])
+
+
+# ---- numbers as the kernels store them
+
+def to_bf16(x: Array) -> Array:
+    """float32 to the nearest bf16, ties to even; NaN stays NaN"""
+    x = np.ascontiguousarray(x, np.float32)
+    u = x.view(np.uint32)
+    return np.where(np.isnan(x), u >> 16 | 0x40, (u + (0x7fff + (u >> 16 & 1))) >> 16).astype(np.uint16)
+
+
+def from_bf16(x: Array) -> Array:
+    return (x.astype(np.uint32) << 16).view(np.float32)
+
+
+def store(x: Array, dtype: int) -> Array:
+    x = np.ascontiguousarray(x, np.float32)
+    return to_bf16(x) if dtype == BF16 else x
+
+
+def load(x: Array) -> Array:
+    """float64"""
+    return (from_bf16(x) if x.dtype == np.uint16 else x).astype(np.float64)
+
+
+def empty(dtype: int, *shape: int) -> Array:
+    """NaN everywhere"""
+    return store(np.full(shape, np.nan), dtype)
+
+
+# ---- the library
+
+@functools.cache
+def processor() -> set[str]:
+    flags = re.search(r"^flags\s*:(.*)", Path("/proc/cpuinfo").read_text(), re.M)
+    return set(flags[1].split()) if flags else set()
+
+
+def runs(isa: str) -> bool:
+    return NEEDED[isa] <= processor()
+
+
+def isas() -> list[str]:
+    """objects that this processor runs"""
+    return [isa for isa in ISAS if runs(isa)]
+
+
+def compilers() -> list[str]:
+    return [cc for cc in LIBRARY if shutil.which(cc)]
+
+
+def variants() -> list[tuple[str, str, int]]:
+    """object, compiler, threads"""
+    return [(isa, cc, threads) for isa in isas() for cc in compilers() for threads in (1, 2, 3)]
+
+
+def need(isa: str) -> None:
+    if not runs(isa):
+        pytest.skip(f"this processor cannot run the {isa} object")
+
+
+@functools.cache
+def library(compiler: str) -> ctypes.CDLL:
+    with alone("ninja"):
+        sh("ninja", LIBRARY[compiler])
+    lib = ctypes.CDLL(str(ROOT / LIBRARY[compiler]))
+    lib.zk_open.restype = ctypes.c_void_p
+    lib.zk_object.restype = ctypes.c_char_p
+    lib.zk_overhead.restype = ctypes.c_int64
+    return lib
+
+
+def c_type(declared: str) -> type | None:
+    return ctypes.c_void_p if "*" in declared else C_TYPES[declared.split()[0]]
+
+
+@functools.cache
+def prototypes() -> dict[str, tuple[type | None, list[type | None], bool]]:
+    """name to result, operands without context and launch, and whether there is a launch"""
+    text = re.sub(r"/\*.*?\*/", "", (ROOT / "kernels/zk.h").read_text(), flags=re.S)
+    found = {}
+    for result, name, operands in re.findall(r"^(\w+) (zk_\w+)\(zk \*k,([^)]*)\);", text, re.M):
+        words = [" ".join(word.split()) for word in operands.split(",")]
+        launch = "zk_launch" in words[0]
+        found[name] = C_TYPES[result], [c_type(word) for word in words[launch:]], launch
+    return found
+
+
+def operand(x: object) -> object:
+    if isinstance(x, np.ndarray):
+        assert x.flags.c_contiguous
+        return x.ctypes.data
+    return ctypes.addressof(x) if isinstance(x, (ctypes.Structure, ctypes.Array)) else x
+
+
+class Kernels:
+    """The kernels of one object on one context; `tile` goes to every launch."""
+
+    def __init__(self, isa: str | None = None, dtype: int = F32, threads: int = 1, compiler: str = "gcc",
+                 tile: tuple[int, int, int] = (0, 0, 0)) -> None:
+        self.isa, self.dtype, self.launch = isa or isas()[-1], dtype, Launch(tile=(ctypes.c_int32 * 3)(*tile))
+        need(self.isa)
+        self.library, why = library(compiler), ctypes.c_char_p()
+        opened = self.library.zk_open(None, dtype, 0, threads, ctypes.byref(why))
+        assert opened, why.value
+        self.context = ctypes.c_void_p(opened)
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        if name not in prototypes():
+            raise AttributeError(name)
+        result, types, launch = prototypes()[name]
+        call = getattr(self.library, f"{name}_{self.isa}")
+        call.restype, call.argtypes = result, [ctypes.c_void_p] * (1 + launch) + types
+
+        def run(*operands: object) -> object:       # holds self, so the context outlives a call on a temporary
+            head = (self.context, ctypes.addressof(self.launch)) if launch else (self.context,)
+            return call(*head, *map(operand, operands))
+        return run
+
+    def __del__(self) -> None:
+        if "context" in self.__dict__:
+            self.library.zk_close(self.context)
