@@ -73,4 +73,4 @@ def build(spec: Spec) -> Built:
     recipe = plan.Recipe(o.lr, s.min_lr, o.betas[0], o.betas[1], o.eps, o.weight_decay, o.clip, s.warmup, s.steps, s.type)
     tables = tuple(plan.Table(f"table.{n}", x.head, x.freq) for n, x in enumerate(graph.tables))
     return Built(plan.Plan(head, recipe, (plan.Group("all", spec.cluster.ranks),), shards.flats, shards.tensors, classes,
-                           tables, launches, fns, _events(schedule.sections), schedule.sections), shards.notes)
+                           tables, launches, fns, _events(schedule.sections), schedule.sections), (*spec.notes, *shards.notes))

@@ -116,6 +116,20 @@ def Integer(low: int, high: int) -> object:
     return Annotated[int, PlainValidator(check)]
 
 
+def Auto(low: int, high: int) -> object:
+    """An integer, or the word auto (None): what the generator chooses."""
+    allowed = f"auto or an integer from {low} to {high}"
+
+    def check(value: object) -> int | None:
+        if value in ("auto", None):
+            return None
+        found = _numeric(value, "integer", allowed)
+        if found != int(found) or not low <= found <= high:
+            raise refuse(f"{shown(value)} is out of range or no integer", allowed)
+        return int(found)
+    return Annotated[int | None, PlainValidator(check)]
+
+
 def Real(low: float, high: float) -> object:
     allowed = f"a number from {low:g} to {high:.9g}"
 
@@ -235,7 +249,7 @@ class Zero:
     reduce_bucket_size: Elems = 500_000_000
     allgather_bucket_size: Elems = 500_000_000
     overlap_comm: Flag = True
-    stage3_prefetch_bucket_size: ElemsOrNone = 50_000_000
+    stage3_prefetch_bucket_size: Auto(0, ELEMS) = None      # auto: one unit ahead
     stage3_param_persistence_threshold: ElemsOrNone = 100_000
     stage3_max_live_parameters: ElemsOrNone = 1_000_000_000
     replicate: tuple[Pattern, ...] = ()

@@ -35,11 +35,12 @@ def up(n: int, to: int) -> int:
 def _persistent(spec: Spec, kind: Kind, t: Tensor) -> bool:
     if spec.zero.stage < 3:
         return False
-    ends = {t.name.format(l=l) for l in (0, kind.count - 1)}
-    hits = {n: any(fnmatchcase(n, p) for p in spec.zero.replicate) for n in ends}
+    names = [n for n, _ in t.parts]
+    hits = {(n, l): any(fnmatchcase(n.replace("{l}", str(l)), p) for p in spec.zero.replicate)
+            for n in names for l in (0, kind.count - 1)}
     if len(set(hits.values())) > 1:
-        raise SpecError(f"{spec.name}: zero.replicate: matches {t.name} in some layers only; "
-                        "allowed: patterns that name all layers of a tensor or none")
+        raise SpecError(f"{spec.name}: zero.replicate: matches {t.name} in part; "
+                        "allowed: patterns that name all layers of a tensor, and all that share its linear, or none")
     return t.elems <= spec.zero.stage3_param_persistence_threshold or all(hits.values())
 
 
