@@ -95,7 +95,7 @@ def test_ranks_do_not_outlive_the_parent(program: Path, data: Path) -> None:
 @pytest.mark.parametrize(
     "fault,code,sign",
     [
-        ("object", 4, "kernels for avx2, rank 0 for avx512"),
+        ("object", 4, "set ZK_ISA to the lesser one"),
         ("abi", 4, "made for runtime"),
         ("kernel", 3, "no AVX2"),
         ("skip", 6, "20 steps in a row"),
