@@ -45,6 +45,10 @@ def rms(x: Array, w: Array) -> Array:
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * w
 
 
+def row(x: Array) -> Array:
+    return x.mean(-1, keepdims=True)
+
+
 def back(hat: Array, r: Array, w: Array, dy: Array, centred: bool) -> tuple[Array, Array]:
     """dx, and dw before the sum over rows"""
     g = dy * w
@@ -91,17 +95,19 @@ def test_layernorm(M: int, C: int, dtype: int, shift: float) -> None:
     k.zk_layernorm_fwd(y, stat, x, w, b, M, C, EPS)
     k.zk_layernorm_bwd(dx, dw, db, dy, x, stat, w, scratch, M, C)
 
-    mean, r = X.mean(-1, keepdims=True), 1 / np.sqrt(X.var(-1, keepdims=True) + EPS)
-    hat, u = (X - mean) * r, roundings(C) * F32
-    close(stat[:, :1].copy(), mean, u * np.abs(X).mean(-1, keepdims=True), zk.F32)
-    # Centred values err by u * (|x| + mean |x|); seen beside the standard deviation that is what
-    # 1/std errs by, relative, and what the normalised value errs by next to 1.
-    rel = u * (1 + r * (np.abs(X).max(-1, keepdims=True) + np.abs(X).mean(-1, keepdims=True)))
-    off = rel * (1 + np.abs(hat))
+    mean, r = row(X), 1 / np.sqrt(X.var(-1, keepdims=True) + EPS)
+    hat, lanes = (X - mean) * r, C / 16 + 4         # a sum: C/16 terms a lane, four folds
+    close(stat[:, :1].copy(), mean, (lanes + 1) * F32 * row(np.abs(X)), zk.F32)
+    centre = F32 * ((lanes + 1) * row(np.abs(X)) + np.abs(X - mean))        # of x - mean
+    rel = r * centre.max(-1, keepdims=True) + (lanes + 4) * F32             # of 1/std, relative
+    off = r * centre + np.abs(hat) * (rel + 2 * F32)                        # of hat
     close(y, layer(X, W, B), off * np.abs(W) + F32 * np.abs(layer(X, W, B)), dtype)
     DX, DW = back(hat, r, W, DY, True)
-    # four factors of dx err so: 1/std, both normalised values, and the sums
-    close(dx, DX, 4 * rel * back_size(np.abs(hat) + 1, r, W, DY), dtype)
+    g, dot = np.abs(DY * W), np.abs(row(DY * W * hat))
+    dot_off = row(g * off) + (lanes + 3) * F32 * row(g * np.abs(hat))
+    sums = off * dot + (np.abs(hat) + off) * dot_off + (lanes + 2) * F32 * row(g)
+    last = 2 * F32 * (g + row(g) + np.abs(hat) * dot)
+    close(dx, DX, (r * (sums + last)) * (1 + rel) + np.abs(DX) * (rel + 2 * F32), dtype)
     close(dw, DW.sum(0), (np.abs(DY) * (off + (M + 2) * F32 * np.abs(hat))).sum(0), dtype)
     close(db, DY.sum(0), M * F32 * np.abs(DY).sum(0), dtype)
 
