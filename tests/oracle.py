@@ -28,7 +28,7 @@ def gelu(x: np.ndarray, kind: str) -> tuple[np.ndarray, Back]:
         t = np.tanh(root * (x + 0.044715 * x ** 3))
         share, slope = (1 + t) / 2, (1 - t * t) / 2 * root * (1 + 3 * 0.044715 * x * x)
     else:
-        share = (1 + np.vectorize(math.erf, otypes=[np.float64])(x / math.sqrt(2))) / 2
+        share = (1 + np.vectorize(math.erf, otypes=[x.dtype])(x / math.sqrt(2))) / 2
         slope = np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
     return x * share, lambda dy: dy * (share + x * slope)
 
@@ -61,7 +61,7 @@ def rope_angles(rope: dict, T: int, D: int) -> np.ndarray:
 def turn(x: np.ndarray, angle: np.ndarray) -> np.ndarray:
     """x [B,N,T,D] with the pairs (i, i + D/2) turned by angle [T, D/2]"""
     a, b = np.split(x, 2, axis=-1)
-    c, s = np.cos(angle), np.sin(angle)
+    c, s = np.cos(angle).astype(x.dtype), np.sin(angle).astype(x.dtype)
     return np.concatenate([a * c - b * s, b * c + a * s], axis=-1)
 
 
@@ -156,9 +156,9 @@ def prefixes(unit) -> list[str]:
 class Net:
     """One forward and backward of a spec's model at given parameters"""
 
-    def __init__(self, spec, params: Arrays):
-        self.spec = spec
-        self.p = {name: np.asarray(x, np.float64) for name, x in params.items()}
+    def __init__(self, spec, params: Arrays, real: type = np.float64):
+        self.spec, self.real = spec, real
+        self.p = {name: np.asarray(x, real) for name, x in params.items()}
         self.grads = {name: np.zeros_like(x) for name, x in self.p.items()}
 
     def add(self, name: str, g: np.ndarray) -> None:
@@ -235,8 +235,8 @@ class Net:
         if a['qk_norm']:
             q, back_q = self.rmsnorm(q, name + '.q_norm', a['eps'])
             k, back_k = self.rmsnorm(k, name + '.k_norm', a['eps'])
-        angle = rope_angles(a['rope'], T, D) if a['rope'] else np.zeros((T, D // 2))
         if a['rope']:
+            angle = rope_angles(a['rope'], T, D)
             q, k = turn(q, angle), turn(k, angle)
         y, back_y = causal(q, k, v)
         joined = y.swapaxes(1, 2).reshape(B, T, H * D)
@@ -316,10 +316,11 @@ class Net:
         return loss, valid
 
 
-def gradients(spec, params: Arrays, tokens: np.ndarray,
-              targets: np.ndarray) -> tuple[float, int, Arrays]:
-    """mean loss over the valid targets, their number, and its gradients"""
-    net = Net(spec, params)
+def gradients(spec, params: Arrays, tokens: np.ndarray, targets: np.ndarray,
+              real: type = np.float64) -> tuple[float, int, Arrays]:
+    """Mean loss over the valid targets, their number, and its gradients. With real = np.float32 all
+    arithmetic is rounded to that: it shows what rounding does to this model at these weights."""
+    net = Net(spec, params, real)
     loss, valid = net.run(tokens, targets)
     return loss, valid, net.grads
 
@@ -379,16 +380,14 @@ class AdamW:
 
 
 def train(spec, params: Arrays, stream: np.ndarray, steps: int, ignore: int = -1,
-          disturb: Callable[[Arrays], Arrays] | None = None
-          ) -> tuple[Arrays, list[float], list[float]]:
+          gradients: Callable = gradients) -> tuple[Arrays, list[float], list[float]]:
     """Weights after `steps` steps over a stream of tokens, and the losses and gradient norms.
-    disturb changes each step's gradients, to show what errors in them lead to."""
+    Another `gradients` shows what errors in them lead to."""
     params = {name: np.array(x, np.float64) for name, x in params.items()}
     adamw, G, losses, norms = AdamW(spec, params), spec.train.global_batch, [], []
     for step in range(steps):
         now = batch(stream, spec.train.sequence, step * G, G, ignore)
         loss, _, grads = gradients(spec, params, *now)
-        grads = disturb(grads) if disturb else grads
         losses.append(loss)
         norms.append(adamw.update(params, grads))
     return params, losses, norms

@@ -2,6 +2,7 @@
 oracle.py."""
 import pathlib
 import tempfile
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -17,12 +18,13 @@ from zg import spec as reader
 
 STEPS = 3
 
-# float32 gradients are within 2e-5 of a tensor's largest element (twice the bound that the tiny
-# models of test_reference.py keep, and twice for shapes that this short rows make less tame). With
-# eps = lr an update's slope in the gradient is at most 1, so three steps add up to 3 such errors;
-# and each rounds the weight, of at most 1.3, by 2^-24.
-GRADIENT = 2e-5
-ROUNDED = STEPS * 2.0 ** -24
+# How much float32 spoils a gradient depends on the model: where attention is nearly even, say, the
+# gradient of q is a difference of nearly equal numbers. So the bound is FACTOR times the error of
+# the evaluator itself in float32, the largest of RUNS with weights 2^-24 apart. The program's
+# gradients are between 0.8 and 1.4 times as far off as numpy's on the tiny specs; the rest of
+# FACTOR is for tensors so small that RUNS errors say little. A step also rounds the weight twice:
+# after its decay and after its move.
+RUNS, FACTOR = 4, 4
 
 
 @st.composite
@@ -32,8 +34,21 @@ def spread(draw) -> drawn.Mapping:
     train = mapping['train']
     grains = train['global_batch'] // train['micro_batch']
     mapping['cluster'] = {'ranks': draw(st.sampled_from([w for w in (1, 2, 4) if grains % w == 0]))}
-    mapping['zero'] = {'stage': draw(st.integers(0, 3))}
+    mapping['zero'] = {'stage': draw(st.integers(0, 3)), 'overlap_comm': draw(st.booleans()),
+                       'reduce_bucket_size': draw(st.sampled_from([1024, 10000, 500000])),
+                       'stage3_prefetch_bucket_size': draw(st.sampled_from([0, 5000, 500000])),
+                       'stage3_param_persistence_threshold': draw(st.sampled_from([0, 50, 10000]))}
+    train['sum'] = draw(st.sampled_from(['tree', 'fold']))
     return mapping
+
+
+def in_float32(seed: int) -> Callable:
+    rng = np.random.Generator(np.random.Philox(seed))
+
+    def gradients(spec, params: oracle.Arrays, *batch) -> tuple[float, int, oracle.Arrays]:
+        near = {n: x * (1 + 2.0 ** -24 * rng.uniform(-1, 1, x.shape)) for n, x in params.items()}
+        return oracle.gradients(spec, near, *batch, np.float32)
+    return gradients
 
 
 @pytest.mark.slow
@@ -48,14 +63,12 @@ def test_three_steps(mapping: drawn.Mapping) -> None:
                   for tensor, shape in oracle.shapes(spec).items()}
         tokens = known.stream('drawn', spec.train.sequence, spec.model.vocab)
         found = trainer.train(folder / 'spec.yaml', folder, params, tokens, STEPS)
-        largest = {tensor: 0.0 for tensor in params}
-
-        def watch(grads: oracle.Arrays) -> oracle.Arrays:
-            largest.update({n: max(largest[n], np.abs(g).max()) for n, g in grads.items()})
-            return grads
-        expected, _, _ = oracle.train(spec, params, tokens, STEPS, disturb=watch)
+    expected, _, _ = oracle.train(spec, params, tokens, STEPS)
+    rough = [oracle.train(spec, params, tokens, STEPS, gradients=in_float32(seed))[0]
+             for seed in range(RUNS)]
     assert found.keys() == expected.keys()
     for tensor, x in expected.items():
         error = np.abs(found[tensor] - x).max()
-        bound = STEPS * GRADIENT * largest[tensor] + ROUNDED * max(np.abs(x).max(), 0.25)
+        rounded = 2 * STEPS * 2.0 ** -24 * max(np.abs(x).max(), np.abs(params[tensor]).max())
+        bound = FACTOR * max(np.abs(r[tensor] - x).max() for r in rough) + rounded
         assert error <= bound, f'{tensor}: off by {error:.3g}, bound {bound:.3g}'
