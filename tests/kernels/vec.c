@@ -1,0 +1,62 @@
+/* vec.c -- functions of vec.h under names that a test can call: arrays in, arrays out, n a multiple of 16. */
+#include "../../kernels/cpu/vec.h"
+
+#define FLOATS(name)                                            \
+    void over_##name(float *y, const float *x, int64_t n)       \
+    {                                                           \
+        for (int64_t i = 0; i < n; i += 16)                     \
+            store16(y + i, name##16(load16(x + i)));            \
+    }
+FLOATS(exp)
+FLOATS(log)
+FLOATS(tanh)
+FLOATS(erf)
+FLOATS(sqrt)
+
+#define DOUBLES(name)                                           \
+    void over_##name(double *y, const double *x, int64_t n)     \
+    {                                                           \
+        for (int64_t i = 0; i < n; i++)                         \
+            y[i] = name(x[i]);                                  \
+    }
+DOUBLES(zk_sin)
+DOUBLES(zk_cos)
+DOUBLES(zk_exp)
+DOUBLES(zk_log)
+
+void over_narrow(uint16_t *y, const float *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += 16)
+        store16r(y, i, ZK_BF16, load16(x + i));
+}
+
+/* The first half by scalars, the second by vectors. */
+void over_both(float *y, const uint16_t *x, int64_t n)
+{
+    for (int64_t i = 0; i < n / 2; i++)
+        y[i] = realr(x, i, ZK_BF16);
+    for (int64_t i = n / 2; i < n; i += 16)
+        store16(y + i, load16r(x, i, ZK_BF16));
+}
+
+void over_scalar(uint16_t *y, const float *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        setr(y, i, ZK_BF16, x[i]);
+}
+
+void over_part(void *y, const void *x, int64_t n, int dtype)
+{
+    store16rn(y, 0, dtype, load16rn(x, 0, dtype, (int)n), (int)n);
+}
+
+/* y[0..4] = sum, then lane by lane over 16: max, min, fma, select by x > y */
+void over_lanes(float *y, const float *a, const float *b)
+{
+    v16 x = load16(a), z = load16(b);
+    y[0] = sum16(x);
+    store16(y + 1, max16(x, z));
+    store16(y + 17, min16(x, z));
+    store16(y + 33, fma16(x, z, x));
+    store16(y + 49, select16(x > z, x, z));
+}

@@ -1,0 +1,243 @@
+"""test_linear.py -- linear layers and their gradients: values, bits, edges of memory.
+
+A chain of K fused multiply-adds errs by at most K * u * (|a| . |b|) to first order, u = 2**-24; the bias and
+the rounding to bf16 add one rounding each of the result. Nothing else is allowed for.
+"""
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import mmap
+import os
+
+import numpy as np
+import pytest
+
+import zk
+
+Array = np.ndarray
+
+U = 2.0 ** -24                  # half an ulp of f32 next to 1
+U_BF16 = 2.0 ** -8              # the same of bf16: 8 bits, of which the first is not stored
+SHAPES = [(1, 1, 1), (1, 60, 33), (33, 1, 60), (33, 60, 1), (7, 49, 385), (100, 130, 60), (385, 33, 1153),
+          (33, 1200, 20), (9, 96, 800)]
+LAYOUTS = [zk.IN_OUT, zk.OUT_IN]
+
+
+@pytest.fixture(params=[zk.F32, zk.BF16], ids=["f32", "bf16"])
+def dtype(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
+def drawn(seed: int, dtype: int, *shape: int) -> Array:
+    """over six decades, so that another order of summation shows in the bits; exact on every machine"""
+    r = np.random.default_rng(seed)
+    return zk.store(np.ldexp(r.integers(-2 ** 23, 2 ** 23, shape), r.integers(-33, -13, shape)), dtype)
+
+
+def layers(dtype: int, M: int, N: int, K: int, layout: int) -> tuple[Array, Array, Array, Array]:
+    """x [M,K], w by layout, b [N], dy [M,N]"""
+    shape = (K, N) if layout == zk.IN_OUT else (N, K)
+    return drawn(1, dtype, M, K), drawn(2, dtype, *shape), drawn(3, dtype, N), drawn(4, dtype, M, N)
+
+
+def close(found: Array, a: Array, b: Array, bias: Array | float = 0.0) -> None:
+    """found [M,N] is a[M,K] . b[K,N] + bias"""
+    want, size = a @ b + bias, np.abs(a) @ np.abs(b)
+    chain = a.shape[1] * U * (1 + a.shape[1] * U)       # with the second order, over all K roundings
+    bound = chain * size + (U * (np.abs(want) + chain * size) if np.any(bias) else 0)
+    if found.dtype == np.uint16:
+        bound = bound + U_BF16 * (np.abs(want) + bound)
+    found = zk.load(found)
+    assert np.isfinite(found).all()
+    assert (np.abs(found - want) <= bound).all()
+
+
+def products(k: zk.Kernels, M: int, N: int, K: int, layout: int, full: int = 0) -> tuple[Array, ...]:
+    """y with and without bias, dx, dw, db; all buffers start as NaN"""
+    x, w, b, dy = layers(k.dtype, M, N, K, layout)
+    y, plain, dx = zk.empty(k.dtype, M, N), zk.empty(k.dtype, M, N), zk.empty(k.dtype, M, K)
+    dw, db = zk.empty(zk.F32 if full else k.dtype, *w.shape), zk.empty(k.dtype, N)
+    k.zk_linear_fwd(y, x, w, b, M, N, K, layout)
+    k.zk_linear_fwd(plain, x, w, None, M, N, K, layout)
+    k.zk_linear_bwd_x(dx, dy, w, M, N, K, layout)
+    k.zk_linear_bwd_w(dw, dy, x, M, N, K, layout, full)
+    k.zk_linear_bwd_b(db, dy, M, N)
+    return y, plain, dx, dw, db
+
+
+def bits(arrays: tuple[Array, ...]) -> str:
+    return hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest()
+
+
+# ---- values
+
+@pytest.mark.parametrize("full", [0, 1])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("M,N,K", SHAPES)
+def test_values(isa: str, dtype: int, M: int, N: int, K: int, layout: int, full: int) -> None:
+    x, w, b, dy = map(zk.load, layers(dtype, M, N, K, layout))
+    y, plain, dx, dw, db = products(zk.Kernels(isa, dtype), M, N, K, layout, full)
+    inward = w if layout == zk.IN_OUT else w.T              # [K,N]
+    close(y, x, inward, b)
+    close(plain, x, inward)
+    close(dx, dy, inward.T)
+    close(dw, *((x.T, dy) if layout == zk.IN_OUT else (dy.T, x)))
+    close(db[None], np.ones((1, M)), dy)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_vocabulary_of_gpt2(isa: str, dtype: int, layout: int) -> None:
+    M, N, K = 3, 50257, 40
+    x, w, b, dy = map(zk.load, layers(dtype, M, N, K, layout))
+    y, _, dx, dw, db = products(zk.Kernels(isa, dtype, 2), M, N, K, layout)
+    inward = w if layout == zk.IN_OUT else w.T
+    close(y, x, inward, b)
+    close(dx, dy, inward.T)
+    close(dw, *((x.T, dy) if layout == zk.IN_OUT else (dy.T, x)))
+    close(db[None], np.ones((1, M)), dy)
+
+
+def test_not_a_number_stays_in_its_row(isa: str, dtype: int) -> None:
+    M, N, K = 20, 70, 50
+    x, w, b, _ = layers(dtype, M, N, K, zk.IN_OUT)
+    y = zk.empty(dtype, M, N)
+    x[13, 7] = zk.store(np.array([np.nan]), dtype)[0]
+    zk.Kernels(isa, dtype).zk_linear_fwd(y, x, w, b, M, N, K, zk.IN_OUT)
+    assert (np.isnan(zk.load(y)).all(axis=1) == (np.arange(M) == 13)).all()
+    assert not np.isnan(np.delete(zk.load(y), 13, 0)).any()
+
+
+# ---- bits
+
+def fused(a: float, b: float, c: float) -> float:
+    """a * b + c of f32 numbers, rounded once to f32: longdouble holds the product exactly; a sum that it
+    had to round is made odd, so that the second rounding is right."""
+    p, q = np.longdouble(a) * np.longdouble(b), np.longdouble(c)
+    s = p + q
+    back = s - p
+    rest = (p - (s - back)) + (q - back)
+    if rest != 0:
+        mantissa, exponent = np.frexp(s)
+        whole = int(np.ldexp(mantissa, 64))
+        if whole % 2 == 0:
+            s = np.ldexp(np.longdouble(whole) + (1 if rest > 0 else -1), exponent - 64)
+    return np.float32(s)
+
+
+def test_the_chain_ascends(isa: str) -> None:
+    """element by element the bits of one chain of fused multiply-adds, the bias added last; the sum over
+    descending k differs, so the test can tell"""
+    M, N, K = 3, 5, 400
+    x, w, b, dy = layers(zk.F32, M, N, K, zk.IN_OUT)
+    y, plain, _, _, db = products(zk.Kernels(isa), M, N, K, zk.IN_OUT)
+    differs = 0
+    for m, n in np.ndindex(M, N):
+        up = down = np.float32(0)
+        for k in range(K):
+            up = fused(x[m, k], w[k, n], up)
+            down = fused(x[m, K - 1 - k], w[K - 1 - k, n], down)
+        assert plain[m, n] == up and y[m, n] == up + b[n]
+        differs += up != down
+    assert differs > M * N // 2
+    rows = np.zeros(N, np.float32)
+    for row in dy:
+        rows = rows + row
+    assert rows.tobytes() == db.tobytes()
+
+
+def test_bf16_is_f32_rounded_once(isa: str) -> None:
+    M, N, K = 40, 100, 1000
+    x, w, b, dy = layers(zk.BF16, M, N, K, zk.IN_OUT)
+    found, wide = products(zk.Kernels(isa, zk.BF16), M, N, K, zk.IN_OUT), zk.Kernels(isa)
+    x, w, b, dy = map(zk.from_bf16, (x, w, b, dy))
+    y, dx, dw = zk.empty(zk.F32, M, N), zk.empty(zk.F32, M, K), zk.empty(zk.F32, K, N)
+    wide.zk_linear_fwd(y, x, w, b, M, N, K, zk.IN_OUT)
+    wide.zk_linear_bwd_x(dx, dy, w, M, N, K, zk.IN_OUT)
+    wide.zk_linear_bwd_w(dw, dy, x, M, N, K, zk.IN_OUT, 1)
+    for narrow, exact in zip((found[0], found[2], found[3]), (y, dx, dw)):
+        assert narrow.tobytes() == zk.to_bf16(exact).tobytes()
+    full = zk.empty(zk.F32, K, N)
+    zk.Kernels(isa, zk.BF16).zk_linear_bwd_w(full, zk.to_bf16(dy), zk.to_bf16(x), M, N, K, zk.IN_OUT, 1)
+    assert full.tobytes() == dw.tobytes()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("M,N,K", [(130, 300, 400), (33, 60, 1)])
+def test_objects_compilers_threads_and_tiles_change_no_bit(dtype: int, M: int, N: int, K: int, layout: int) -> None:
+    found = {bits(products(zk.Kernels(isa, dtype, threads, compiler), M, N, K, layout))
+             for isa, compiler, threads in zk.variants()}
+    tiles = [(1, 1, 1), (8, 48, 7), (50, 100, 64), (384, 1152, 384), (1 << 30, 1 << 30, 1 << 30), (0, 16, 0)]
+    found |= {bits(products(zk.Kernels(isa, dtype, 2, tile=tile), M, N, K, layout))
+              for isa in zk.isas() for tile in tiles}
+    assert len(found) == 1
+
+
+KNOWN_BITS = {zk.F32: "7c61d71c3cafb5267f712d28c6a5ceb45f91fd6791b773eaf969b49e00a19880",
+              zk.BF16: "4b4d7695dacfc12c679c02d9f4d8c363cd86789b48aa71170792be1be6dabfc4"}
+
+
+def test_known_bits(isa: str, dtype: int) -> None:
+    """the same on every machine, for good"""
+    assert bits(products(zk.Kernels(isa, dtype), 67, 131, 453, zk.OUT_IN)) == KNOWN_BITS[dtype]
+
+
+# ---- memory
+
+def fenced(x: Array, at_end: bool, keep: list[mmap.mmap]) -> Array:
+    """a copy of x that ends (or starts) at a page that cannot be touched"""
+    page = mmap.PAGESIZE
+    room = -(-x.nbytes // page) * page
+    space = mmap.mmap(-1, room + 2 * page)
+    keep.append(space)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(space))
+    libc = ctypes.CDLL(None)
+    for fence in (start, start + page + room):
+        assert libc.mprotect(ctypes.c_void_p(fence), ctypes.c_size_t(page), 0) == 0
+    copy = np.frombuffer(space, x.dtype, x.size, page + (room - x.nbytes if at_end else 0)).reshape(x.shape)
+    copy[...] = x
+    return copy
+
+
+def touch_only_operands(isa: str, dtype: int, M: int, N: int, K: int, layout: int, at_end: bool) -> None:
+    k, keep = zk.Kernels(isa, dtype), []
+    x, w, b, dy = (fenced(a, at_end, keep) for a in layers(dtype, M, N, K, layout))
+    y, dx, dw, db = (fenced(np.zeros_like(a), at_end, keep) for a in (dy, x, w, b))
+    k.zk_linear_fwd(y, x, w, b, M, N, K, layout)
+    k.zk_linear_bwd_x(dx, dy, w, M, N, K, layout)
+    k.zk_linear_bwd_w(dw, dy, x, M, N, K, layout, 0)
+    k.zk_linear_bwd_b(db, dy, M, N)
+
+
+@pytest.mark.parametrize("at_end", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nothing_beside_the_matrices_is_touched(isa: str, dtype: int, layout: int, at_end: bool) -> None:
+    zk.library("gcc")
+    child = os.fork()               # a fault ends the child, not the tests
+    if child == 0:
+        failed = 1
+        try:
+            for M, N, K in SHAPES:
+                touch_only_operands(isa, dtype, M, N, K, layout, at_end)
+            failed = 0
+        finally:
+            os._exit(failed)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+# ---- the context
+
+def opened(dtype: int, threads: int) -> str:
+    """why zk_open refuses; empty if it does not"""
+    lib, why = zk.library("gcc"), ctypes.c_char_p()
+    context = lib.zk_open(None, dtype, 0, threads, ctypes.byref(why))
+    if context:
+        lib.zk_close(ctypes.c_void_p(context))
+    assert bool(context) == (why.value is None)
+    return (why.value or b"").decode()
+
+
+def test_open_says_why_not() -> None:
+    assert opened(zk.F32, 1) == opened(zk.BF16, 5) == ""
+    assert "f32 or bf16" in opened(2, 1)
+    assert "1 to 1024" in opened(zk.F32, 0) and "1 to 1024" in opened(zk.F32, 1025)
