@@ -1,4 +1,4 @@
-"""test_sum.py -- gradient sums: the canonical tree bit for bit, squares and losses without any error."""
+"""test_sum.py -- gradient sums: the canonical tree bit for bit, exact squares and losses."""
 from __future__ import annotations
 
 import ctypes
@@ -42,7 +42,7 @@ def push(k: zk.Kernels, leaves: list[np.ndarray], cuts: list[int], full: int, fo
     lo = 0
     for hi in cuts:
         now = leaves[lo:hi]
-        if inplace:                                     # the caller's own leaf lies on the first buffer
+        if inplace:                                 # the caller's own leaf lies on the first buffer
             node[0, :n] = now[0]
             now = [node[0]] + now[1:]
         pointers = (ctypes.c_void_p * len(now))(*[a.ctypes.data for a in now])
@@ -118,7 +118,7 @@ def test_bf16_leaves(kernels_bf16: zk.Kernels) -> None:
 # ---- exact sums
 
 def exact(limbs: np.ndarray) -> Fraction:
-    return sum((Fraction(int(x)) * Fraction(2) ** (32 * i - BIAS) for i, x in enumerate(limbs)), Fraction(0))
+    return sum(int(x) * Fraction(2) ** (32 * i - BIAS) for i, x in enumerate(limbs))
 
 
 def block_sum(g: np.ndarray) -> float:
@@ -186,7 +186,8 @@ def test_losses_are_exact_sums(kernels: zk.Kernels) -> None:
     sums, want, valid = np.zeros(zk.SUMS, np.int64), Fraction(0), 0
     for _ in range(50):
         target = rng.integers(-1, 5, 33).astype(np.int32)
-        loss = np.where(target < 0, 0, rng.exponential(size=33) * 10.0 ** rng.uniform(-40, 5, 33)).astype(np.float32)
+        loss = (rng.exponential(size=33) * 10.0 ** rng.uniform(-40, 5, 33)).astype(np.float32)
+        loss[target < 0] = 0
         kernels.zk_loss_sum(sums, loss, target, 33)
         total = 0.0
         for x in loss:
@@ -196,7 +197,8 @@ def test_losses_are_exact_sums(kernels: zk.Kernels) -> None:
     assert exact(sums[32:60]) == want and sums[zk.VALID] == valid
     mean, count = np.zeros(1), np.zeros(1)
     kernels.zk_mean(sums, mean, count)
-    assert count[0] == valid and mean[0] == float(want) / valid      # Fraction -> float rounds once, as we must
+    assert count[0] == valid
+    assert mean[0] == float(want) / valid               # float() of a Fraction rounds once
 
 
 def test_mean_of_nothing_and_of_a_bad_loss(kernels: zk.Kernels) -> None:
@@ -209,21 +211,24 @@ def test_mean_of_nothing_and_of_a_bad_loss(kernels: zk.Kernels) -> None:
 
 
 def test_a_sum_rounds_to_nearest_even(kernels: zk.Kernels) -> None:
-    """The f64 of the limbs against Python's exact fractions: ties, long carries, far sticky bits."""
+    """The f64 of the limbs against exact fractions: ties, long carries, far sticky bits."""
     rng = np.random.default_rng(10)
     mean, count = np.zeros(1), np.zeros(1)
-    cases = [(1 << 400) + (1 << 347), (1 << 400) + (3 << 347), (1 << 400) + (1 << 347) + 1, (1 << 700) - 1, 1, 3]
-    cases += [int(rng.integers(1, 1 << 62)) << int(rng.integers(0, 700)) | int(rng.integers(0, 9)) for _ in range(300)]
+    one, half = 1 << 400, 1 << 347
+    cases = [one + half, one + 3 * half, one + half + 1, (1 << 700) - 1, 1, 3]
+    for _ in range(300):
+        head, shift, tail = (int(rng.integers(0, most)) for most in (1 << 62, 700, 9))
+        cases.append(head << shift | tail)
     for x in cases:
         sums = np.zeros(zk.SUMS, np.int64)
         digits = [x >> 32 * i & 0xffffffff for i in range(28)]
         sums[32:60] = digits
-        if digits[5]:                                   # a carry that waits: 2**32 of limb 4 is one of limb 5
+        if digits[5]:                                   # a carry that waits in limb 4
             sums[32 + 5] -= 1
             sums[32 + 4] += 1 << 32
         sums[zk.VALID] = 1
         kernels.zk_mean(sums, mean, count)
-        assert Fraction(float(mean[0])) == Fraction(float(Fraction(x) * Fraction(2) ** -BIAS)), hex(x)
+        assert mean[0] == float(x * Fraction(2) ** -BIAS), hex(x)
 
 
 @pytest.mark.parametrize("tile", [0, 1, 7])
@@ -234,5 +239,6 @@ def test_objects_compilers_threads_and_tiles_change_no_bit(tile: int) -> None:
     spans = [dict(at=0, elems=(1 << 18) - 100, count=1, stride=0)]
     for isa, compiler, threads in zk.variants():
         k = zk.Kernels(isa, zk.F32, threads, compiler, tile=(tile, 0, 0))
-        found.add(push(k, leaves, [3, 6], 1).tobytes() + squares(k, g, spans, [0, 1 << 18]).tobytes())
-    assert found == {tree(leaves).tobytes() + squares(zk.Kernels(), g, spans, [0, 1 << 18]).tobytes()}
+        sums = squares(k, g, spans, [0, 1 << 18])
+        found.add((push(k, leaves, [3, 6], 1).tobytes(), sums.tobytes()))
+    assert found == {(tree(leaves).tobytes(), sums.tobytes())}

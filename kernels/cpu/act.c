@@ -2,11 +2,11 @@
  *
  * Invariants
  *  1. An element's result depends on that element alone: 16 lanes or a ragged tail, the same bits.
- *  2. A task reads 16 elements before it writes them, so an output may be an input where zk.h says so.
+ *  2. A task reads 16 elements before it writes them: an output may be an input where zk.h says so.
  */
 #include "part.h"
 
-enum { PIECE = 1 << 14, ROWS = 16 };            /* elements, rows of a task unless the launch says otherwise */
+enum { PIECE = 1 << 14, ROWS = 16 };            /* a task's elements, rows, by default */
 
 typedef struct act {
     real *y;                                    /* or dx */
@@ -17,9 +17,9 @@ typedef struct act {
 
 static inline v16 sigmoid16(v16 x) { return set16(1) / (set16(1) + exp16(-x)); }
 
-/* ---- GELU. The tanh form is x * sigmoid(2u), u = sqrt(2/pi) * (x + 0.044715 x^3): it keeps relative
- * accuracy where 1 + tanh(u) cancels. Past |x| = 16 the sigmoid is 0 or 1 in f32 and x^2 is not needed
- * larger, so its argument is clamped. */
+/* ---- GELU. The tanh form is x * sigmoid(2u), u = sqrt(2/pi) * (x + 0.044715 x^3): it keeps
+ * relative accuracy where 1 + tanh(u) cancels. From |x| = 16 on the sigmoid is 0 or 1 in f32, so
+ * x is clamped there and u stays finite. */
 static const float ROOT = 1.59576912160573071176f;      /* 2 sqrt(2/pi) */
 static const float CUBE = 0.044715f;
 
@@ -57,7 +57,8 @@ static void gelu_fwd_task(void *arg, int64_t task, int thread)
 
 void ZK(zk_gelu_fwd)(zk *k, const zk_launch *L, real *y, const real *x, int64_t n, int kind)
 {
-    act a = {.y = y, .x = x, .n = n, .piece = zk_tile(k, L, 0, PIECE), .dtype = k->dtype, .kind = kind};
+    act a = {.y = y, .x = x, .n = n, .kind = kind, .dtype = k->dtype,
+             .piece = zk_tile(k, L, 0, PIECE)};
     zk_for(k, zk_pieces(n, a.piece), gelu_fwd_task, &a);
 }
 
@@ -72,9 +73,11 @@ static void gelu_bwd_task(void *arg, int64_t task, int thread)
     }
 }
 
-void ZK(zk_gelu_bwd)(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x, int64_t n, int kind)
+void ZK(zk_gelu_bwd)(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x, int64_t n,
+                     int kind)
 {
-    act a = {.y = dx, .x = x, .dy = dy, .n = n, .piece = zk_tile(k, L, 0, PIECE), .dtype = k->dtype, .kind = kind};
+    act a = {.y = dx, .x = x, .dy = dy, .n = n, .kind = kind, .dtype = k->dtype,
+             .piece = zk_tile(k, L, 0, PIECE)};
     zk_for(k, zk_pieces(n, a.piece), gelu_bwd_task, &a);
 }
 
@@ -111,9 +114,11 @@ static void swiglu_bwd_task(void *arg, int64_t task, int thread)
         }
 }
 
-void ZK(zk_swiglu_bwd)(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x, int64_t M, int64_t F)
+void ZK(zk_swiglu_bwd)(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x,
+                       int64_t M, int64_t F)
 {
-    act a = {.y = dx, .x = x, .dy = dy, .n = M, .F = F, .piece = zk_tile(k, L, 0, ROWS), .dtype = k->dtype};
+    act a = {.y = dx, .x = x, .dy = dy, .n = M, .F = F, .dtype = k->dtype,
+             .piece = zk_tile(k, L, 0, ROWS)};
     zk_for(k, zk_pieces(M, a.piece), swiglu_bwd_task, &a);
 }
 
@@ -123,8 +128,10 @@ static void add_task(void *arg, int64_t task, int thread)
     const act *a = arg;
     int64_t end = zk_least((task + 1) * a->piece, a->n);
     (void)thread;
-    for (int64_t i = task * a->piece; i < end; i += 16)
-        zk_put(a->y, i, a->dtype, zk_get(a->x, i, a->dtype, end - i) + zk_get(a->b, i, a->dtype, end - i), end - i);
+    for (int64_t i = task * a->piece; i < end; i += 16) {
+        v16 sum = zk_get(a->x, i, a->dtype, end - i) + zk_get(a->b, i, a->dtype, end - i);
+        zk_put(a->y, i, a->dtype, sum, end - i);
+    }
 }
 
 void ZK(zk_add)(zk *k, const zk_launch *L, real *y, const real *a, const real *b, int64_t n)

@@ -28,8 +28,8 @@ static void flat_task(void *arg, int64_t task, int thread)
     zk_each_part(a->spans, a->nspans, a->first, lo, hi, a->f, a->arg);
 }
 
-static void each(zk *k, const zk_launch *L, const zk_span *spans, int64_t nspans, int64_t first, int64_t n,
-                 void (*f)(void *arg, const zk_part *part), void *arg)
+static void each(zk *k, const zk_launch *L, const zk_span *spans, int64_t nspans, int64_t first,
+                 int64_t n, void (*f)(void *arg, const zk_part *part), void *arg)
 {
     flat a = {spans, nspans, first, n, ZK_BLOCK * zk_tile(k, L, 0, BLOCKS), f, arg};
     zk_for(k, zk_pieces(n, a.piece), flat_task, &a);
@@ -81,13 +81,15 @@ void ZK(zk_factor)(zk *k, const zk_launch *L, zk_ctl *ctl, const int64_t *sums, 
     double scale = valid ? (double)r->rows / (double)valid : 0;
     (void)k, (void)L;
     ctl->valid = valid;
-    ctl->loss = !finite ? __builtin_nan("") : valid ? limbs_value(sums + ZK_LOSS) / (double)valid : 0;
+    ctl->loss = finite ? limbs_value(sums + ZK_LOSS) / zk_most(1, valid) : __builtin_nan("");
     ctl->norm = finite ? __builtin_sqrt(limbs_value(sums + ZK_NORM)) * scale : __builtin_inf();
     ctl->skipped = !finite || !valid;
     if (ctl->skipped)
         return;
     ctl->applied++;
-    ctl->factor = (float)(r->clip > 0 && ctl->norm > r->clip ? scale * (r->clip / (ctl->norm + 1e-6)) : scale);
+    if (r->clip > 0 && ctl->norm > r->clip)
+        scale *= r->clip / (ctl->norm + 1e-6);
+    ctl->factor = (float)scale;
     ctl->bias1 = (float)(1 / (1 - power(r->beta1, ctl->applied)));
     ctl->bias2 = (float)(1 / (1 - power(r->beta2, ctl->applied)));
 }
@@ -137,8 +139,9 @@ static void adam_part(void *arg, const zk_part *part)
     }
 }
 
-void ZK(zk_adamw)(zk *k, const zk_launch *L, const zk_ctl *ctl, const zk_recipe *r, real *w, float *p, float *m,
-                  float *v, const float *g, const zk_span *spans, int64_t nspans, int64_t first, int64_t n)
+void ZK(zk_adamw)(zk *k, const zk_launch *L, const zk_ctl *ctl, const zk_recipe *r, real *w,
+                  float *p, float *m, float *v, const float *g, const zk_span *spans,
+                  int64_t nspans, int64_t first, int64_t n)
 {
     adam a = {w, p, m, v, g, k->dtype, ctl->lr, (float)(-(double)ctl->lr * r->decay), ctl->factor,
               (float)r->beta1, (float)(1 - r->beta1), (float)r->beta2, (float)(1 - r->beta2),
@@ -171,13 +174,15 @@ static void words(v16u out[4], uint64_t seed, uint64_t key, uint64_t group)
     memcpy(out, word, sizeof word);
 }
 
+static const float TURN = 6.28318530717958647692f;
+
 /* Box and Muller: two normals from two words. The radius' uniform is (a/2 + 1/2) / 2^31 in (0, 1];
  * the angle is b / 2^32 turns, reduced exactly to within an eighth of one. */
 static void normals(v16 z[2], v16u a, v16u b)
 {
     v16u quarter = (b + (1u << 29)) >> 30;
     v16 u = fma16(__builtin_convertvector((v16i)(a >> 1), v16), set16(0x1p-31f), set16(0x1p-32f));
-    v16 x = __builtin_convertvector((v16i)(b - (quarter << 30)), v16) * set16(0x1p-32f * 6.28318530717958647692f);
+    v16 x = __builtin_convertvector((v16i)(b - (quarter << 30)), v16) * set16(TURN * 0x1p-32f);
     v16 xx = x * x, radius = sqrt16(set16(-2) * log16(u));
     v16 s = fma16(xx, set16(2.75573192e-6f), set16(-1.98412698e-4f));     /* Taylor, to x^9 */
     s = fma16(xx, fma16(xx, s, set16(8.33333333e-3f)), set16(-0.166666667f));
@@ -208,8 +213,8 @@ static void init_part(void *arg, const zk_part *part)
     }
 }
 
-void ZK(zk_init)(zk *k, const zk_launch *L, float *p, const zk_span *spans, int64_t nspans, int64_t first, int64_t n,
-                 uint64_t seed)
+void ZK(zk_init)(zk *k, const zk_launch *L, float *p, const zk_span *spans, int64_t nspans,
+                 int64_t first, int64_t n, uint64_t seed)
 {
     initial a = {p, seed};
     each(k, L, spans, nspans, first, n, init_part, &a);
@@ -232,7 +237,8 @@ static inline uint64_t mix(uint64_t x)
 /* Adds the two hashes of block `block` of tensor `key`: p [n], n <= ZK_BLOCK, two floats a word */
 static void hash_block(uint64_t sum[2], uint64_t key, uint64_t block, const float *p, int64_t n)
 {
-    uint64_t start = mix(mix(key + 0x9e3779b97f4a7c15ull) ^ (block + 1) * 0xd1b54a32d192ed03ull) + (uint64_t)n;
+    uint64_t start = mix(key + 0x9e3779b97f4a7c15ull) ^ (block + 1) * 0xd1b54a32d192ed03ull;
+    start = mix(start) + (uint64_t)n;
     uint64_t a = mix(start), b = mix(~start);
     for (int64_t i = 0; i < n; i += 2) {
         uint64_t word = 0;
@@ -250,15 +256,16 @@ static void hash_part(void *arg, const zk_part *part)
 {
     const digest *a = arg;
     uint64_t own[2] = {0, 0};
-    for (int64_t i = 0; i < part->n; i += ZK_BLOCK)
-        hash_block(own, (uint64_t)part->key, (uint64_t)(part->elem + i) / ZK_BLOCK, a->p + part->at + i,
-                   zk_least(ZK_BLOCK, part->n - i));
+    for (int64_t i = 0; i < part->n; i += ZK_BLOCK) {
+        int64_t block = (part->elem + i) / ZK_BLOCK, n = zk_least(ZK_BLOCK, part->n - i);
+        hash_block(own, (uint64_t)part->key, (uint64_t)block, a->p + part->at + i, n);
+    }
     __atomic_fetch_add(a->sum, own[0], __ATOMIC_RELAXED);
     __atomic_fetch_add(a->sum + 1, own[1], __ATOMIC_RELAXED);
 }
 
-void ZK(zk_hash)(zk *k, const zk_launch *L, uint64_t *sum, const float *p, const zk_span *spans, int64_t nspans,
-                 int64_t first, int64_t n)
+void ZK(zk_hash)(zk *k, const zk_launch *L, uint64_t *sum, const float *p, const zk_span *spans,
+                 int64_t nspans, int64_t first, int64_t n)
 {
     digest a = {sum, p};
     each(k, L, spans, nspans, first, n, hash_part, &a);

@@ -3,8 +3,9 @@
  * Invariants
  *  1. Bit 0 of limb i weighs 2^(32*i - 448). A term adds less than 2^32 to each limb, so 2^31 terms
  *     fit; carries wait for limbs_value.
- *  2. A term below 2^430 whose lowest bit weighs 2^-448 or more is added exactly. A square of an f32
- *     lies in [2^-298, 2^256] and 1024 of them stay below 2^266; an f32 loss has no bit below 2^-149.
+ *  2. A term below 2^430 whose lowest bit weighs 2^-448 or more is added exactly. A square of an
+ *     f32 lies in [2^-298, 2^256], 1024 of them stay below 2^266; f32 losses have no bit below
+ *     2^-149.
  */
 #ifndef ZK_LIMBS_H
 #define ZK_LIMBS_H
@@ -31,7 +32,7 @@ static inline int limbs_add(int64_t *limb, double s)
 /* The sum, rounded once to nearest even. */
 static inline double limbs_value(const int64_t *limb)
 {
-    uint32_t digit[ZK_LIMBS + 4] = {0};          /* two zeros below, room for the last carry above */
+    uint32_t digit[ZK_LIMBS + 4] = {0};          /* two zeros below, room for a carry above */
     int64_t carry = 0;
     int top = 0;
     for (int i = 0; i < ZK_LIMBS + 2; i++) {
@@ -42,8 +43,9 @@ static inline double limbs_value(const int64_t *limb)
     }
     if (!top)
         return 0;
-    unsigned __int128 wide = (unsigned __int128)digit[top] << 64 | (uint64_t)digit[top - 1] << 32 | digit[top - 2];
-    int drop = 33 - __builtin_clz(digit[top]);   /* leaves 63 bits: 10 more than an f64 holds, the last one sticky */
+    unsigned __int128 wide = (unsigned __int128)digit[top] << 64;
+    wide |= (uint64_t)digit[top - 1] << 32 | digit[top - 2];
+    int drop = 33 - __builtin_clz(digit[top]);   /* leaves 63 bits, the last one sticky */
     int64_t head = (int64_t)(wide >> drop);
     int rest = (wide & (((unsigned __int128)1 << drop) - 1)) != 0;
     for (int i = 0; i < top - 2; i++)

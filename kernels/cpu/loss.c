@@ -1,8 +1,8 @@
 /* loss.c -- cross-entropy, its sums, and what a run reports of them.
  *
  * Invariants
- *  1. A row's sum of exponentials has 16 lanes: element i is added to lane i % 16, ascending, folded
- *     by sum16. The largest logit's exponential is 1, so the sum is at least 1 and the loss at least 0.
+ *  1. A row's sum of exponentials has 16 lanes: element i is added to lane i % 16, ascending,
+ *     folded by sum16. The largest logit's exponential is 1, so no sum is below 1, no loss below 0.
  *  2. An ignored row has loss 0 and gradient 0, whatever its logits.
  */
 #include "limbs.h"
@@ -82,7 +82,8 @@ static void entropy_task(void *arg, int64_t task, int thread)
             continue;
         }
         int64_t at = m * a->V;
-        float top = largest(a->x, at, a->V, a->dtype), sum = exponentials(a->x, at, a->V, a->dtype, top);
+        float top = largest(a->x, at, a->V, a->dtype);
+        float sum = exponentials(a->x, at, a->V, a->dtype, top);
         a->loss[m] = (float)zk_log(sum) - (realr(a->x, at + target, a->dtype) - top);
         if (a->d)
             slope(a, at, top, sum, target);
@@ -97,7 +98,8 @@ void ZK(zk_cross_entropy)(zk *k, const zk_launch *L, float *loss, real *dlogits,
 }
 
 /* ---- sums and reports */
-void ZK(zk_loss_sum)(zk *k, const zk_launch *L, int64_t *sums, const float *loss, const int32_t *target, int64_t M)
+void ZK(zk_loss_sum)(zk *k, const zk_launch *L, int64_t *sums, const float *loss,
+                     const int32_t *target, int64_t M)
 {
     double sum = 0;
     (void)k, (void)L;
@@ -111,8 +113,9 @@ void ZK(zk_loss_sum)(zk *k, const zk_launch *L, int64_t *sums, const float *loss
 void ZK(zk_mean)(zk *k, const int64_t *sums, double *loss, double *valid)
 {
     (void)k;
+    double mean = limbs_value(sums + ZK_LOSS) / zk_most(1, sums[ZK_VALID]);
+    *loss = sums[ZK_NONFINITE] ? __builtin_nan("") : mean;
     *valid = (double)sums[ZK_VALID];
-    *loss = sums[ZK_NONFINITE] ? __builtin_nan("") : sums[ZK_VALID] ? limbs_value(sums + ZK_LOSS) / *valid : 0;
 }
 
 void ZK(zk_report)(zk *k, const zk_ctl *ctl, double *out)

@@ -42,8 +42,8 @@ typedef struct zk_part {
 } zk_part;
 
 /* Calls f for what each tensor has of flat elements [lo, hi); `first` is the piece's element 0. */
-static inline void zk_each_part(const zk_span *spans, int64_t nspans, int64_t first, int64_t lo, int64_t hi,
-                                void (*f)(void *arg, const zk_part *part), void *arg)
+static inline void zk_each_part(const zk_span *spans, int64_t nspans, int64_t first, int64_t lo,
+                                int64_t hi, void (*f)(void *arg, const zk_part *part), void *arg)
 {
     for (const zk_span *s = spans; s < spans + nspans; s++) {
         int64_t past = lo - s->at - s->elems;

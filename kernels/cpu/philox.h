@@ -1,4 +1,4 @@
-/* philox.h -- the counter-based generator Philox 4x32-10 (Salmon and others, SC 2011), 8 counters at a time. */
+/* philox.h -- the counter-based generator Philox 4x32-10 (Salmon and others, SC 2011). */
 #ifndef ZK_PHILOX_H
 #define ZK_PHILOX_H
 #include <immintrin.h>
@@ -19,7 +19,7 @@ static inline v8u low_product(v8u x, uint32_t by)
 #endif
 }
 
-/* Words 0 .. 3 of 8 counters become their random words; of a lane only the lower half has a meaning. */
+/* Words 0 .. 3 of 8 counters become their random words; a lane's upper half has no meaning. */
 static inline void philox(v8u c[4], uint64_t key)
 {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);

@@ -3,16 +3,16 @@
  * Invariants
  *  1. A node of 2^b leaves is older + newer, its two halves in order of their leaves; which calls,
  *     pieces or threads did it never shows.
- *  2. Of a tile of elements everything is read before anything is written, so a source may lie on the
- *     first node buffer.
- *  3. A square of an f32 is exact in f64; a block's squares are added in 16 lanes, element i to lane
- *     i % 16 ascending, folded 8,4,2,1; block sums are added as integers.
+ *  2. Of a tile of elements everything is read before anything is written, so a source may lie on
+ *     the first node buffer.
+ *  3. A square of an f32 is exact in f64; a block's squares are added in 16 lanes, element i to
+ *     lane i % 16 ascending, folded 8,4,2,1; block sums are added as integers.
  */
 #include "limbs.h"
 #include "part.h"
 
-enum { TILE = 1024, DEPTH = 63 };       /* elements at a time; levels of a tree of at most 2^63 leaves */
-enum { BLOCKS = 64 };                   /* blocks of squares a task, unless the launch says otherwise */
+enum { TILE = 1024, DEPTH = 63 };       /* elements at a time; levels of any tree */
+enum { BLOCKS = 64 };                   /* a task's blocks of squares by default */
 
 typedef struct push {
     zk *k;
@@ -32,8 +32,10 @@ static void read(const push *a, float *out, int64_t leaf, int64_t at, int64_t n)
 /* out = older + newer */
 static void join(float *out, const float *older, const float *newer, int64_t n)
 {
-    for (int64_t i = 0; i < n; i += 16)
-        zk_put(out, i, ZK_F32, zk_get(older, i, ZK_F32, n - i) + zk_get(newer, i, ZK_F32, n - i), n - i);
+    for (int64_t i = 0; i < n; i += 16) {
+        v16 sum = zk_get(older, i, ZK_F32, n - i) + zk_get(newer, i, ZK_F32, n - i);
+        zk_put(out, i, ZK_F32, sum, n - i);
+    }
 }
 
 /* The pending node of 2^b leaves */
@@ -107,12 +109,13 @@ static void push_task(void *arg, int64_t task, int thread)
             tree_tile(a, (float (*)[TILE])tile, at, zk_least(TILE, end - at));
 }
 
-void ZK(zk_push)(zk *k, const zk_launch *L, float *node, int64_t stride, const void *const *src, int64_t count,
-                 int full, int64_t n, int64_t lo, int64_t total, int64_t mask, int fold)
+void ZK(zk_push)(zk *k, const zk_launch *L, float *node, int64_t stride, const void *const *src,
+                 int64_t count, int full, int64_t n, int64_t lo, int64_t total, int64_t mask,
+                 int fold)
 {
     push a = {k, node, src, stride, count, n, lo, total, mask, TILE * zk_tile(k, L, 0, 4),
               full ? ZK_F32 : k->dtype, fold};
-    _Static_assert((DEPTH + 1) * TILE * sizeof(float) <= ZK_SCRATCH, "tiles fit a thread's scratch");
+    _Static_assert((DEPTH + 1) * TILE * sizeof(float) <= ZK_SCRATCH, "the tiles fit");
     zk_for(k, zk_pieces(n, a.tile), push_task, &a);
 }
 
@@ -155,8 +158,10 @@ static double square_block(const float *g, int64_t n)
 static void square_part(void *arg, const zk_part *part)
 {
     piece *a = arg;
-    for (int64_t i = 0; i < part->n; i += ZK_BLOCK)
-        a->bad += !limbs_add(a->limb, square_block(a->g + part->at + i, zk_least(ZK_BLOCK, part->n - i)));
+    for (int64_t i = 0; i < part->n; i += ZK_BLOCK) {
+        double sum = square_block(a->g + part->at + i, zk_least(ZK_BLOCK, part->n - i));
+        a->bad += !limbs_add(a->limb, sum);
+    }
 }
 
 static void square_task(void *arg, int64_t task, int thread)
@@ -173,8 +178,8 @@ static void square_task(void *arg, int64_t task, int thread)
         __atomic_fetch_add(a->sums + ZK_NONFINITE, own.bad, __ATOMIC_RELAXED);
 }
 
-void ZK(zk_square_sum)(zk *k, const zk_launch *L, int64_t *sums, const float *g, const zk_span *spans, int64_t nspans,
-                       int64_t first, int64_t n)
+void ZK(zk_square_sum)(zk *k, const zk_launch *L, int64_t *sums, const float *g,
+                       const zk_span *spans, int64_t nspans, int64_t first, int64_t n)
 {
     squares a = {g, spans, sums, nspans, first, n, ZK_BLOCK * zk_tile(k, L, 0, BLOCKS)};
     zk_for(k, zk_pieces(n, a.piece), square_task, &a);
