@@ -70,7 +70,7 @@ typedef struct zr_program {
     const char *name;                     /* of the spec */
     const char *plan, *layout;            /* SHA-256, 64 hex digits */
     const char *memory;                   /* one line: arena bytes by kind, for --version */
-    int64_t arena;                        /* bytes */
+    int64_t arena, shared;                /* bytes; peers read the first `shared` of them only */
     int32_t ranks, events;
     int64_t grains, batch, sequence, vocab, ignore;   /* A; B; T; V; token never a target (-1: none) */
     int64_t tokens, targets;              /* int32[B*T] each */

@@ -401,6 +401,7 @@ int zr_main(int argc, char **argv, const zr_program *p)
     zr_options o;
     zr z = {.p = p, .o = &o, .rank = -1, .ranks = p->ranks, .started = zr_now(), .log.file = -1};
     z.room = (p->arena + 4095) / 4096 * 4096;
+    z.common = (p->shared + 4095) / 4096 * 4096;
     if (p->abi != ZR_ABI)
         zr_fail(&z, ZR_DISAGREE, "made for runtime %u, this is %d; build it anew", p->abi, ZR_ABI);
     parse(&z, &o, argc, argv);

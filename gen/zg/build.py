@@ -21,26 +21,27 @@ def _wanted(spec: Spec, graph: model.Graph, shards: shard.Shards, bodies: place.
     """Every class: name, kind, slots, bytes of a slot."""
     W, real = spec.cluster.ranks, ops.BYTES[spec.train.precision]
     M, C = graph.dims["M"], graph.dims["C"]
-    out = [("ctl", "static", 1, CTL), ("sums", "queue", 2, SUMS), ("tokens", "main", 1, 4 * M), ("targets", "main", 1, 4 * M)]
+    common = "shared" if W > 1 else "private"
+    out = [("ctl", "private", 1, CTL), ("sums", common, 2, SUMS), ("tokens", "private", 1, 4 * M), ("targets", "private", 1, 4 * M)]
     for n, t in enumerate(graph.tables):
-        out.append((f"table.{n}", "static", 1, spec.train.sequence * t.head * 4))
+        out.append((f"table.{n}", "private", 1, spec.train.sequence * t.head * 4))
     for f in shards.flats:
         size = {"whole": f.shard * W, "shard": f.shard}
-        out.append((f"real.{f.name}", "queue", f.count, size[f.real] * real))
+        out.append((f"real.{f.name}", common, f.count, size[f.real] * real))
         states = ("m", "v") if real == 4 else ("master", "m", "v")
-        out += [(f"{s}.{f.name}", "static", f.count, size[f.state] * 4) for s in states]
-        out.append((f"sum.{f.name}", "queue", f.count, f.nodes * size[f.sum] * 4))
+        out += [(f"{s}.{f.name}", "private", f.count, size[f.state] * 4) for s in states]
+        out.append((f"sum.{f.name}", common if f.sum == "whole" else "private", f.count, f.nodes * size[f.sum] * 4))
         if schedule.ring[f.name]:
-            out.append((f"ring.{f.name}", "queue", schedule.ring[f.name], size["whole"] * real))
-        out.append((f"leaf.{f.name}", "queue", schedule.leaf[f.name], size["whole"] * real))
+            out.append((f"ring.{f.name}", "private", schedule.ring[f.name], size["whole"] * real))
+        out.append((f"leaf.{f.name}", common, schedule.leaf[f.name], size["whole"] * real))
     if graph.tied and real != 4:
-        out.append(("acc", "main", 1, graph.dims["V"] * C * 4))
+        out.append(("acc", "private", 1, graph.dims["V"] * C * 4))
     units = sum(k.count for k in graph.kinds) - 1
-    out += [("x", "main", units, M * C * real), ("dx", "main", 2, M * C * real)]
+    out += [("x", "private", units, M * C * real), ("dx", "private", 2, M * C * real)]
     for k in graph.kinds:
         if bodies.save[k.name].size:
-            out.append((f"save.{k.name}", "main", k.count, bodies.save[k.name].size))
-    out.append(("tmp", "main", 1, max(p.size for p in bodies.tmp.values())))
+            out.append((f"save.{k.name}", "private", k.count, bodies.save[k.name].size))
+    out.append(("tmp", "private", 1, max(p.size for p in bodies.tmp.values())))
     out.append(("work", "scratch", 1, max(bodies.work, 64)))
     return out
 

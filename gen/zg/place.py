@@ -105,9 +105,9 @@ def bodies(graph: Graph, real: int) -> Bodies:
 
 
 def classes(wanted: Sequence[tuple[str, str, int, int]]) -> tuple[plan.Class, ...]:
-    """(name, kind, slots, stride) to arena offsets, in order, scratch last."""
+    """(name, kind, slots, stride) to arena offsets: what peers read first, scratch last."""
     out, at = [], 0
-    for name, kind, slots, stride in sorted(wanted, key=lambda c: c[1] == "scratch"):
+    for name, kind, slots, stride in sorted(wanted, key=lambda c: ("shared", "private", "scratch").index(c[1])):
         stride = up(stride, PAGE)
         out.append(plan.Class(name, kind, slots, stride, at))
         at += slots * stride

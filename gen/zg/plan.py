@@ -100,7 +100,8 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Class:
-    """One kind of buffer: slot i at `at` + i*stride in the arena. kind: static | queue | main | scratch."""
+    """One kind of buffer: slot i at `at` + i*stride in the arena. kind: shared (peers read it) |
+    private | scratch, in this order."""
     name: str
     kind: str
     slots: int
@@ -218,6 +219,11 @@ class Plan:
 
     def section(self, name: str) -> Section:
         return next(s for s in self.sections if s.name == name)
+
+    @property
+    def shared(self) -> int:
+        """Bytes at the arena's start that peers read."""
+        return max((c.at + c.slots * c.stride for c in self.classes if c.kind == "shared"), default=0)
 
     @property
     def arena(self) -> int:

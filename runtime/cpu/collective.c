@@ -74,7 +74,7 @@ void zr_barrier(zr *z)
 static void protect(zr *z, int protection)
 {
     for (int r = 0; r < z->ranks; r++)
-        if (r != z->rank && mprotect(z->peer[r], (size_t)z->room, protection))
+        if (r != z->rank && mprotect(z->peer[r], (size_t)z->common, protection))
             zr_fail(z, ZR_ENVIRONMENT, "changing the protection of rank %d's arena", r);
 }
 

@@ -212,25 +212,42 @@ static int populate(char *at, int64_t bytes)
     return 0;
 }
 
-static char *map(zr *z, int rank, int protection)
+static char *mapped(zr *z, void *at, int64_t bytes)
 {
-    void *at = mmap(NULL, (size_t)z->room, protection, MAP_SHARED, z->memory, rank * z->room);
     if (at == MAP_FAILED)
-        zr_fail(z, ZR_ENVIRONMENT, "mapping an arena of %" PRId64 " bytes: %s", z->room,
+        zr_fail(z, ZR_ENVIRONMENT, "mapping %" PRId64 " bytes of an arena: %s", bytes,
                 strerror(errno));
     return at;
+}
+
+/* What peers read of a rank's arena, at `at` (NULL: anywhere). */
+static char *map_common(zr *z, int rank, char *at, int protection)
+{
+    if (!z->common) return at;
+    return mapped(z, mmap(at, (size_t)z->common, protection, MAP_SHARED | (at ? MAP_FIXED : 0),
+                          z->memory, rank * z->common), z->common);
+}
+
+/* One range: the common part from the memory file, the rest private, in huge pages where the
+ * system has them: they are quicker to take and to reach. */
+static char *map_arena(zr *z)
+{
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    char *at = mapped(z, mmap(NULL, (size_t)z->room, PROT_READ | PROT_WRITE, flags, -1, 0), z->room);
+    madvise(at, (size_t)z->room, MADV_HUGEPAGE);
+    return map_common(z, z->rank, at, PROT_READ | PROT_WRITE);
 }
 
 void zr_arena(zr *z)
 {
     z->peer = calloc((size_t)z->ranks, sizeof *z->peer);
     if (!z->peer) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
-    z->arena = map(z, z->rank, PROT_READ | PROT_WRITE);
+    z->arena = map_arena(z);
     if (populate(z->arena, z->room))
         zr_fail(z, ZR_ENVIRONMENT, "taking %" PRId64 " bytes of memory: %s", z->room,
                 strerror(errno));
     for (int r = 0; r < z->ranks; r++)
-        z->peer[r] = r == z->rank ? z->arena : map(z, r, z->unmap ? PROT_NONE : PROT_READ);
+        z->peer[r] = r == z->rank ? z->arena : map_common(z, r, NULL, z->unmap ? PROT_NONE : PROT_READ);
     z->ready = zr_now();
 }
 
@@ -256,8 +273,8 @@ static void share(zr *z)
 {
     size_t bytes = sizeof *z->shared + (size_t)z->ranks * sizeof *z->shared->seat;
     z->memory = memfd_create("arenas", MFD_CLOEXEC);
-    if (z->memory < 0 || ftruncate(z->memory, z->ranks * z->room))
-        zr_fail(z, ZR_ENVIRONMENT, "a memory file of %" PRId64 " bytes: %s", z->ranks * z->room,
+    if (z->memory < 0 || ftruncate(z->memory, z->ranks * z->common))
+        zr_fail(z, ZR_ENVIRONMENT, "a memory file of %" PRId64 " bytes: %s", z->ranks * z->common,
                 strerror(errno));
     void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED)

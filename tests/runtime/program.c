@@ -427,7 +427,7 @@ int main(int argc, char **argv)
     const zr_tensor tensor = {.name = "w", .shape = {N / 8, 8}, .ndim = 2, .count = 1};
     const zr_program p = {
         .abi = faulty("abi") ? ZR_ABI + 1 : ZR_ABI, .name = "program", .plan = "0123",
-        .layout = "4567", .memory = "some", .arena = c.arena, .ranks = c.ranks, .events = EVENTS,
+        .layout = "4567", .memory = "some", .arena = c.arena, .shared = c.arena, .ranks = c.ranks, .events = EVENTS,
         .grains = grains, .batch = BATCH, .sequence = SEQUENCE, .vocab = VOCAB, .ignore = IGNORE,
         .tokens = c.tokens, .targets = c.targets, .params = N, .flops = 1e6,
         .wire = peers * (grains * UNITS * 2 * c.shard + 24), .messages = grains * UNITS * 2 + 2,
