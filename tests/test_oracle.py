@@ -89,7 +89,7 @@ def test_a_wrong_formula_shows() -> None:
     assert max(off) > 100 * CLOSE
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(mapping=drawn.specs())
 def test_finite_differences(tmp_path: pathlib.Path, mapping: drawn.Mapping) -> None:
     """every tensor's gradient along a random direction"""

@@ -3,7 +3,7 @@
 Invariants
  1. out/train.c and out/train are left alone: a program is compiled in a folder of its own and
     linked with the objects of `ninja out/train`; equal sources are compiled once.
- 2. Everything made lies in out/test, whose programs are rebuilt when an object is newer.
+ 2. Everything made lies in out/test, whose programs are rebuilt when an object or header is newer.
 """
 import contextlib
 import fcntl
@@ -57,7 +57,8 @@ def build(source: str) -> pathlib.Path:
     folder = MADE / hashlib.sha256(source.encode()).hexdigest()[:20]
     program = folder / 'train'
     with alone(folder.name):
-        newest = max(part.stat().st_mtime for part in parts)
+        headers = [ROOT / 'runtime' / 'zr.h', ROOT / 'kernels' / 'zk.h']
+        newest = max(part.stat().st_mtime for part in [*parts, *headers])
         if program.exists() and program.stat().st_mtime >= newest:
             return program
         folder.mkdir(exist_ok=True)
