@@ -16,7 +16,7 @@ from . import ops, plan
 from .model import Graph, Kind
 from .plan import Event, Int, Ref, Step
 from .shard import BLOCK, Shards
-from .spec import Spec, SpecError
+from .spec import Spec
 
 
 @dataclass(frozen=True)
@@ -322,8 +322,8 @@ def _depth(m: _Maker, uses: list[Use]) -> tuple[int, int]:
     ahead = 0 if want == 0 or not z.overlap_comm else 1 if want is None else max(1, want // max(sizes))
     ahead = min(ahead, len(sizes) - 1)
     if live(0) > z.stage3_max_live_parameters:
-        raise SpecError(f"{m.spec.name}: zero.stage3_max_live_parameters: {z.stage3_max_live_parameters} elements "
-                        f"cannot hold the largest unit; allowed: at least {live(0)}")
+        raise m.spec.wrong("zero.stage3_max_live_parameters", f"{z.stage3_max_live_parameters} elements cannot hold "
+                           "the largest unit", f"at least {live(0)}")
     while live(ahead) > z.stage3_max_live_parameters:
         ahead -= 1
     return ahead, live(ahead)

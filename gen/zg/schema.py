@@ -307,7 +307,8 @@ class Data:
 
 @dataclass(frozen=True)
 class Spec:
-    """notes: what the user should hear though nothing is wrong."""
+    """notes: what the user should hear though nothing is wrong. places: file:line of the keys of
+    `zero`, for errors that only a later pass can see."""
     name: str
     model: Model
     zero: Zero
@@ -316,6 +317,11 @@ class Spec:
     targets: tuple[str, ...]
     data: Data
     notes: tuple[str, ...] = ()
+    places: Mapping[str, str] = field(default_factory=dict)
+
+    def wrong(self, key: str, what: str, allowed: str) -> SpecError:
+        """An error about a key of `zero`."""
+        return SpecError(f"{self.places[key]}: {key}: {what}; allowed: {allowed}")
 
 
 # ---- the model's keys, before their shapes are checked (units.py)

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 
 from . import ops, plan
 from .model import Graph, Kind, Tensor
-from .spec import Spec, SpecError
+from .spec import Spec
 
 BLOCK = 1024                    # elements: every tensor starts at a multiple; norms and hashes use it
 PAGE = 4096                     # bytes: a shard is a multiple, in the narrowest stored type
@@ -39,8 +39,8 @@ def _persistent(spec: Spec, kind: Kind, t: Tensor) -> bool:
     hits = {(n, l): any(fnmatchcase(n.replace("{l}", str(l)), p) for p in spec.zero.replicate)
             for n in names for l in (0, kind.count - 1)}
     if len(set(hits.values())) > 1:
-        raise SpecError(f"{spec.name}: zero.replicate: matches {t.name} in part; "
-                        "allowed: patterns that name all layers of a tensor, and all that share its linear, or none")
+        raise spec.wrong("zero.replicate", f"matches {t.name} in part",
+                         "patterns that name all layers of a tensor, and all that share its linear, or none")
     return t.elems <= spec.zero.stage3_param_persistence_threshold or all(hits.values())
 
 

@@ -288,5 +288,6 @@ def load(path: str, sets: Sequence[str] = (), zero: str | None = None) -> Spec:
     data = keys.data
     if "ignore" not in root.at(("data",)).value:
         data = replace(data, ignore=TOKEN if model.vocab <= TOKEN else None)
+    places = {f"zero.{name}": root.at(("zero", name)).where for name in _keys(("zero",))}
     return Spec(keys.name, model, keys.zero, keys.train, keys.cluster, keys.targets, data,
-                config.notes)
+                config.notes, places)

@@ -113,6 +113,8 @@ class _Walk:
             raise self.fail((*path, "heads"), f"{H} does not divide width {C}",
                             "a divisor of width, or head_dim")
         D = C // H if a.head_dim is None else a.head_dim
+        if D > 1024:
+            raise self.fail((*path, "head_dim"), f"heads of {D}", "at most 1024 a head")
         if a.rope and D % 2:
             raise self.fail((*path, "rope"), f"turns pairs, and head_dim is {D}",
                             "rope with an even head_dim")
