@@ -2,7 +2,7 @@
 
 Invariants
  1. out/train.c and out/train are left alone: a program is compiled in a folder of its own and
-    linked with the objects of `ninja out/train`; equal sources are compiled once.
+    linked with the objects of one of build.ninja's programs; equal sources are compiled once.
  2. Everything made lies in out/test, whose programs are rebuilt when an object or header is newer.
 """
 import contextlib
@@ -12,12 +12,28 @@ import pathlib
 import re
 import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MADE = ROOT / 'out' / 'test'
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A program of build.ninja, and how its train.c is compiled and linked here."""
+    program: str
+    compiler: str
+    flags: tuple[str, ...]
+
+
+GCC = Kind('out/train', 'gcc', ('-s',))
+CLANG = Kind('out/train-clang', 'clang', ('-s',))
+ASAN = Kind('out/train-asan', 'gcc',
+            ('-g1', '-fsanitize=address,undefined', '-fno-sanitize-recover=all'))
+TSAN = Kind('out/train-tsan', 'gcc', ('-g1', '-fsanitize=thread'))
 
 
 def sh(*command: object, **options) -> str:
@@ -37,35 +53,40 @@ def alone(name: str) -> Iterator[None]:
         yield
 
 
-def objects() -> list[pathlib.Path]:
-    """what out/train is linked from beside train.o, brought up to date"""
-    listed = re.search(r'input: link\n(.*)', sh('ninja', '-t', 'query', 'out/train'), re.S)
+def objects(kind: Kind = GCC) -> list[pathlib.Path]:
+    """what a program of build.ninja is linked from beside train.o, brought up to date"""
+    listed = re.search(r'input: link\n((?: {4}.*\n)*)', sh('ninja', '-t', 'query', kind.program))
     names = [n for n in listed[1].split() if n.endswith('.o') and not n.endswith('/train.o')]
     with alone('ninja'):
         sh('ninja', *names)
     return [ROOT / n for n in names]
 
 
-def generate(spec: pathlib.Path, *keys: str) -> str:
-    """train.c for a spec with `key=value` settings"""
-    return sh('gen/zgen', spec, *(word for key in keys for word in ('--set', key)))
+def generate(spec: pathlib.Path, *keys: str, flat: bool = False) -> str:
+    """train.c for a spec with `key=value` settings; flat: a line for every step"""
+    return sh('gen/zgen', spec, *(word for key in keys for word in ('--set', key)),
+              *(['--flat'] if flat else []))
 
 
-def build(source: str) -> pathlib.Path:
+def compile_source(kind: Kind, source: pathlib.Path, *rest: object) -> None:
+    sh(kind.compiler, '-std=gnu11', '-Wall', '-Wextra', '-Werror', '-Wno-unused-function', '-O1',
+       '-ffp-contract=off', '-pthread', '-Iruntime', '-Ikernels', *kind.flags, source, *rest)
+
+
+def build(source: str, kind: Kind = GCC) -> pathlib.Path:
     """the program of a train.c"""
-    parts = objects()
-    folder = MADE / hashlib.sha256(source.encode()).hexdigest()[:20]
+    parts = objects(kind)
+    name = hashlib.sha256(f'{kind}{source}'.encode()).hexdigest()[:20]
+    folder = MADE / name
     program = folder / 'train'
-    with alone(folder.name):
+    with alone(name):
         headers = [ROOT / 'runtime' / 'zr.h', ROOT / 'kernels' / 'zk.h']
         newest = max(part.stat().st_mtime for part in [*parts, *headers])
         if program.exists() and program.stat().st_mtime >= newest:
             return program
         folder.mkdir(exist_ok=True)
         (folder / 'train.c').write_text(source)
-        sh('gcc', '-std=gnu11', '-Wall', '-Wextra', '-Werror', '-Wno-unused-function', '-O1',
-           '-ffp-contract=off', '-pthread', '-Iruntime', '-Ikernels', folder / 'train.c', *parts,
-           '-o', program)
+        compile_source(kind, folder / 'train.c', *parts, '-o', program)
     return program
 
 
