@@ -23,8 +23,9 @@ STEPS = 3
 # the evaluator itself in float32, the largest of RUNS with weights 2^-24 apart. The program's
 # gradients are between 0.8 and 1.4 times as far off as numpy's on the tiny specs; the rest of
 # FACTOR is for tensors so small that RUNS errors say little. A step also rounds the weight twice:
-# after its decay and after its move.
-RUNS, FACTOR = 4, 4
+# after its decay and after its move. And what cancels (of q and k all, when T = 1) leaves roundings
+# of its parts, which the evaluator's order of work may not have: CANCELLED of the largest gradient.
+RUNS, FACTOR, CANCELLED = 4, 4, 2.0 ** -22
 
 
 @st.composite
@@ -66,9 +67,12 @@ def test_three_steps(mapping: drawn.Mapping) -> None:
     expected, _, _ = oracle.train(spec, params, tokens, STEPS)
     rough = [oracle.train(spec, params, tokens, STEPS, gradients=in_float32(seed))[0]
              for seed in range(RUNS)]
+    now = oracle.batch(tokens, spec.train.sequence, 0, spec.train.global_batch)
+    grads = oracle.gradients(spec, params, *now)[2]
+    cancelled = STEPS * CANCELLED * max(np.abs(g).max() for g in grads.values())
     assert found.keys() == expected.keys()
     for tensor, x in expected.items():
         error = np.abs(found[tensor] - x).max()
         rounded = 2 * STEPS * 2.0 ** -24 * max(np.abs(x).max(), np.abs(params[tensor]).max())
-        bound = FACTOR * max(np.abs(r[tensor] - x).max() for r in rough) + rounded
+        bound = FACTOR * max(np.abs(r[tensor] - x).max() for r in rough) + rounded + cancelled
         assert error <= bound, f'{tensor}: off by {error:.3g}, bound {bound:.3g}'
