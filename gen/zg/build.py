@@ -33,7 +33,8 @@ def _wanted(spec: Spec, graph: model.Graph, shards: shard.Shards, bodies: place.
         out.append((f"sum.{f.name}", common if f.sum == "whole" else "private", f.count, f.nodes * size[f.sum] * 4))
         if schedule.ring[f.name]:
             out.append((f"ring.{f.name}", "private", schedule.ring[f.name], size["whole"] * real))
-        out.append((f"leaf.{f.name}", common, schedule.leaf[f.name], size["whole"] * real))
+        if schedule.leaf[f.name]:
+            out.append((f"leaf.{f.name}", common, schedule.leaf[f.name], size["whole"] * real))
     if graph.tied and real != 4:
         out.append(("acc", "private", 1, graph.dims["V"] * C * 4))
     units = sum(k.count for k in graph.kinds) - 1

@@ -61,7 +61,7 @@ class _Player:
         self.version: dict[tuple[str, int], int] = {}
         self.pushed: dict[tuple[str, int], list[tuple[int, int, int]]] = {}
         self.joined: dict[tuple[str, int], int] = {}
-        self.live: dict[tuple[str, int], Clock | None] = {}
+        self.live: dict[tuple[str, int], tuple[str, Clock | None]] = {}
         self.pending: tuple[Ref, int, str] | None = None
         self.stage = ""                             # of the update: norms, reduced, factor
         self.normed: set[tuple[str, int]] = set()
@@ -163,7 +163,7 @@ class _Player:
                 src.cls.startswith("real") else None
             slot.held.setdefault(("spread", mine and mine[3] or 0, src.at), size)
             return
-        if src.cls != f"real.{name}" or dst.cls != f"ring.{name}" or flat.real != "shard" or ints["from_step"]:
+        if src.cls != f"real.{name}" or not dst.cls.startswith("ring.") or flat.real != "shard" or ints["from_step"]:
             self.fail("gathers from or to the wrong class")
         kind, index = _unit(s.unit)
         if self.home(kind) != name or self.instance(name, index) != src.index:
@@ -174,7 +174,7 @@ class _Player:
         if src.at == 0:
             if slot.held:
                 self.fail(f"{dst} still holds {next(iter(slot.held))[:2]}")
-            self.live[key] = None
+            self.live[key] = (name, None)
             self.bound(clock)
         tag = (name, src.index, self.version.get((name, src.index), 0), src.at)
         if tag in slot.held or any(t[:3] != tag[:3] for t in slot.held):
@@ -185,18 +185,23 @@ class _Player:
     def bound(self, clock: Clock) -> None:
         """Elements gathered at once: slots whose release does not come before this gather."""
         total = sum(f.shard * self.W for f in self.p.flats if f.name == "keep")
-        for (cls, index), freed in list(self.live.items()):
+        for key, (name, freed) in list(self.live.items()):
             if freed is not None and freed.get("main", 0) <= clock.get("main", 0):
-                del self.live[cls, index]
+                del self.live[key]
             else:
-                total += self.flats[cls.split(".")[1]].shard * self.W
+                total += self.flats[name].shard * self.W
         if total > self.p.head.bound:
             self.fail(f"{total} elements gathered at once, the bound is {self.p.head.bound}")
+
+    def flat_in(self, ref: Ref, unit: str) -> str:
+        """The flat whose leaf or sum a step of this unit means: units of one size share a class."""
+        cls, _, name = ref.cls.partition(".")
+        return self.home(_unit(unit)[0]) if cls == "leaf" and name != "keep" else name
 
     def do_alltoall(self, s: Step, clock: Clock) -> None:
         ints = {i.name: i.value for i in s.ints}
         src = s.ins[0]
-        name = src.cls.split(".")[1]
+        name = self.flat_in(src, s.unit)
         width = 4 if src.cls.startswith("sum") else self.real
         flat = self.flats[name]
         if self.pending is not None:
@@ -210,7 +215,7 @@ class _Player:
 
     def complete(self, s: Step, leaf: Ref) -> tuple[str, int]:
         """The leaf holds every writer's part of this grain for the instance the unit stands for."""
-        name = leaf.cls.split(".")[1]
+        name = self.flat_in(leaf, s.unit)
         held = self.slots.setdefault((leaf.cls, leaf.index), _Slot()).held
         instance = self.instance(name, _unit(s.unit)[1])
         want = {(u, self.grain) for u in self.writers[name, instance]}
@@ -224,7 +229,7 @@ class _Player:
         name = dst.cls.split(".")[1]
         flat = self.flats[name]
         src = self.pending and self.pending[0]
-        if not src or src.cls != f"leaf.{name}" or self.pending[1] != ints["n"] * self.real or \
+        if not src or self.flat_in(src, s.unit) != name or self.pending[1] != ints["n"] * self.real or \
                 src.at * 4 != dst.at * self.real or dst.index != self.instance(name, _unit(s.unit)[1]):
             self.fail("sums something else than what came")
         if ints["lo"] != self.local * self.W or self.p.head.order != "ranks":
@@ -256,7 +261,7 @@ class _Player:
         if not self.pending or self.pending[2] != "summed":
             self.fail("nothing was summed")
         src, size = self.pending[:2]
-        step = self.flats[src.cls.split(".")[1]].shard * (4 if src.cls.startswith("sum") else self.real)
+        step = self.flats[self.flat_in(src, s.unit)].shard * (4 if src.cls.startswith("sum") else self.real)
         self.strided(src, step, size, False, clock)
         self.pending = None
 
@@ -279,7 +284,7 @@ class _Player:
         want = "keep" if name == "keep" else self.home(kind)
         instance = self.instance(want, index) if name != "keep" else 0
         version = self.version.get((want, instance), 0)
-        if name != want or (where == "real" and ref.index != instance):
+        if where not in ("ring", "real") or (where == "real" and (name != want or ref.index != instance)):
             self.fail(f"reads {ref} for {kind}[{index}]")
         if where == "ring":
             if {t[:3] for t in slot.held} != {(want, instance, version)}:
@@ -323,7 +328,7 @@ class _Player:
                                   "dy": ("dx", ahead, g)}[name], clock)
         for name, ref in zip(fn.outs, s.outs):
             if name == "dw":
-                if ref.cls != f"leaf.{self.home(kind)}":
+                if not ref.cls.startswith("leaf.") or ref.cls == "leaf.keep":
                     self.fail(f"writes {ref}")
                 self.put(ref, (s.unit, g), clock, True)
             elif name == "dp":
@@ -350,13 +355,13 @@ class _Player:
         self.reduced_before(ref, slot)
         slot.held.clear()
         if ref.cls.startswith("ring"):
-            self.live[ref.cls, ref.index] = dict(clock)
+            self.live[ref.cls, ref.index] = (self.live[ref.cls, ref.index][0], dict(clock))
 
     def reduced_before(self, ref: Ref, slot: _Slot) -> None:
         """A leaf dies only when all of it was summed."""
         if not ref.cls.startswith("leaf"):
             return
-        name = ref.cls.split(".")[1]
+        name = self.flat_in(ref, self.step.unit)
         instance = self.instance(name, _unit(self.step.unit)[1])
         lo = self.local * (self.W if self.p.head.order == "ranks" else 1)
         parts = sorted((at, n) for l, at, n in self.pushed.get((name, instance), []) if l == lo)

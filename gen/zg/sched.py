@@ -26,7 +26,8 @@ class Use:
     index: int
     body: str                       # fwd | bwd | train | eval
     x: int                          # slot of its input in class x
-    ring: str = ""                  # flat to gather for it
+    flat: str = ""                  # to gather for it
+    ring: str = ""                  # class of its slot
     slot: int = 0
     leaves: tuple[tuple[str, int, int], ...] = ()       # (flat, instance, slot)
 
@@ -63,12 +64,20 @@ class _Maker:
 
     def __post_init__(self) -> None:
         self.flats = {f.name: f for f in self.shards.flats}
+        once = [f.name for f in self.shards.flats if f.count == 1 and f.name != "keep"]
+        self.rings = self.alike([f.name for f in self.shards.flats if f.real == "shard"])
+        self.leaves = {**{f: f for f in self.flats}, **self.alike(once)}
         self.W = self.spec.cluster.ranks
         self.grains = self.spec.train.global_batch // (self.spec.train.micro_batch * self.W)
         self.fold = self.spec.train.sum == "fold"
 
     def add(self, queue: str, op: str, unit: str = "", **rest: tuple) -> None:
         self.steps.append(Step(queue, op, unit, **rest))
+
+    def alike(self, names: list[str]) -> dict[str, str]:
+        """Flats whose units have one size share a class, named after the first of them."""
+        first: dict[int, str] = {}
+        return {n: first.setdefault(self.flats[n].shard, n) for n in names}
 
     # ---- what the functions read and write
 
@@ -99,9 +108,10 @@ class _Maker:
         for u in uses:
             flats = [f for f in self.reads(u.kind, u.body) if self.flats[f].real == "shard"]
             if flats:
-                n = rings.get(flats[0], 0)
-                rings[flats[0]] = n + 1
-                u = replace(u, ring=flats[0], slot=n % self.ring[flats[0]])
+                cls = self.rings[flats[0]]
+                n = rings.get(cls, 0)
+                rings[cls] = n + 1
+                u = replace(u, flat=flats[0], ring=cls, slot=n % self.ring[cls])
             made = []
             for f in sorted(self.writes(u.kind, u.body)):
                 l = u.index if self.flats[f].count > 1 else 0
@@ -161,7 +171,7 @@ class _Maker:
         named["dp"] = Ref("leaf.keep", 0, keep * self.real)
         for f, _, slot in u.leaves:
             if f != "keep":
-                named["dw"] = Ref(f"leaf.{f}", slot)
+                named["dw"] = Ref(f"leaf.{self.leaves[f]}", slot)
         ins, outs = self.formals(u.kind, u.body)
         return tuple(named[n] for n in ins), tuple(named[n] for n in outs)
 
@@ -199,11 +209,11 @@ class _Maker:
         train = uses[-1].body == "bwd"
 
         def fetch(i: int) -> None:
-            u, flat = rings[i], self.flats[rings[i].ring]
+            u, flat = rings[i], self.flats[rings[i].flat]
             l = u.index if flat.count > 1 else 0
             wait = free(i - 1 - self.ahead) if i > self.ahead else (Event("idle", 0), Event("updated", 0))
-            self.gather(u.unit, flat, Ref(f"real.{flat.name}", l), Ref(f"ring.{flat.name}", u.slot), self.real,
-                        wait if i == 0 or i > self.ahead else (), (Event(f"full.{flat.name}", u.slot),))
+            self.gather(u.unit, flat, Ref(f"real.{flat.name}", l), Ref(f"ring.{u.ring}", u.slot), self.real,
+                        wait if i == 0 or i > self.ahead else (), (Event(f"full.{u.ring}", u.slot),))
 
         for i in range(min(self.ahead, len(rings))):
             fetch(i)
@@ -211,11 +221,11 @@ class _Maker:
             if u.ring and turn[id(u)] + self.ahead < len(rings):
                 fetch(turn[id(u)] + self.ahead)
             waits = self.wholes(u) + ((Event(f"full.{u.ring}", u.slot),) if u.ring else ())
-            waits += tuple(Event(f"done.{f}", s) for f, l, s in u.leaves if first[f, l] == n)
+            waits += tuple(Event(f"done.{self.leaves[f]}", s) for f, l, s in u.leaves if first[f, l] == n)
             ins, outs = self.operands(u)
             whole = [(f, l, s) for f, l, s in u.leaves if last[f, l] == n]
             self.add("main", u.fn, u.unit, ins=ins, outs=outs, waits=waits,
-                     recs=tuple(Event(f"grad.{f}", s) for f, _, s in whole))
+                     recs=tuple(Event(f"grad.{self.leaves[f]}", s) for f, _, s in whole))
             self.after(u, train)
             if n == len(uses) - 1 and rings:
                 self.add("main", "mark", recs=(Event("idle", 0),))
@@ -249,13 +259,13 @@ class _Maker:
 
     def leaf_done(self, u: Use, f: str, l: int, s: int) -> None:
         """A whole leaf: reduce it, or push it on this rank's own sums; then it is dead."""
-        flat, leaf, node = self.flats[f], Ref(f"leaf.{f}", s), Ref(f"sum.{f}", l)
-        wait = (Event(f"grad.{f}", s),)
+        flat, leaf, node = self.flats[f], Ref(f"leaf.{self.leaves[f]}", s), Ref(f"sum.{f}", l)
+        wait = (Event(f"grad.{self.leaves[f]}", s),)
         if self.order == "local":
             self.add("reduce", f"own.{f}", u.unit, ins=(leaf,), outs=(node,), ints=(Int("lo", 0, 1),), waits=wait)
         else:
             self.reduce("sum", u.unit, flat, leaf, node, self.real, (Int("lo", 0, self.W),), wait)
-        self.add("reduce", "drop", u.unit, outs=(leaf,), recs=(Event(f"done.{f}", s),))
+        self.add("reduce", "drop", u.unit, outs=(leaf,), recs=(Event(f"done.{self.leaves[f]}", s),))
 
     def each(self) -> list[tuple[plan.Flat, int]]:
         return [(f, l) for f in self.shards.flats for l in range(f.count)]
@@ -312,7 +322,7 @@ class _Maker:
 
 def _depth(m: _Maker, uses: list[Use]) -> tuple[int, int]:
     """Units to gather ahead and the most elements then gathered at once; at most the bound."""
-    sizes = [m.flats[u.ring].shard * m.W for u in uses if u.ring]
+    sizes = [m.flats[u.flat].shard * m.W for u in uses if u.ring]
     keep = sum(f.shard * m.W for f in m.shards.flats if f.name == "keep")
     if not sizes:
         return 0, keep
@@ -329,9 +339,9 @@ def _depth(m: _Maker, uses: list[Use]) -> tuple[int, int]:
     return ahead, live(ahead)
 
 
-def _slots(uses: list[Use], flat: str, ahead: int) -> int:
+def _slots(uses: list[Use], ring: str, ahead: int) -> int:
     """The fewest ring slots with which a gather issued `ahead` uses early finds its slot free."""
-    at = [i for i, u in enumerate(u for u in uses if u.ring) if u.ring == flat]
+    at = [i for i, u in enumerate(u for u in uses if u.ring) if u.ring == ring]
     k = 1
     while any(late - early <= ahead for early, late in zip(at, at[k:])):
         k += 1
@@ -346,7 +356,8 @@ def schedule(spec: Spec, graph: Graph, shards: Shards) -> Schedule:
     uses = m.bind(m.chain("train"))
     m.ahead, live = _depth(m, uses)
     for f in shards.flats:
-        m.ring[f.name] = _slots(uses, f.name, m.ahead) if f.real == "shard" else 0
+        m.ring[f.name] = _slots(uses, f.name, m.ahead) if m.rings.get(f.name) == f.name else 0
+        m.leaf[f.name] *= m.leaves[f.name] == f.name
     uses = m.bind(m.chain("train"))
     sections = []
     for f, l in m.each():

@@ -197,7 +197,8 @@ def files(p: Plan) -> list[str]:
         for part in t.parts:
             name, rows = part.split("=")
             shape = f"{{{rows}, {t.shape[1] if len(t.shape) > 1 else 1}}}"
-            out.append(f"{{\"{name.replace('{l}', '%d')}\", {number(t.offset + at)}, {number(t.offset_step)}, {shape}, "
+            layer = "%d" if t.count > 1 else "0"
+            out.append(f"{{\"{name.replace('{l}', layer)}\", {number(t.offset + at)}, {number(t.offset_step)}, {shape}, "
                        f"{len(t.shape)}, {numbers[t.flat]}, {t.flat_step}, {t.count}, 0}},")
             at += int(rows) * width
     return out
@@ -258,7 +259,8 @@ def view(p: Plan, cost: dict[str, object], memory: str, flat: bool) -> dict[str,
         + [f".warmup = {r.warmup}, .steps = {r.steps}, .schedule = {ops.SCHEDULES[r.schedule]}, "
            f".rows = {p.head.batch * p.head.sequence},"],
         "fns": [fns.one(f) for f in p.fns],
-        "sections": [{"name": s.name, "args": ", int64_t g" if s.name == "grain" else "", "lines": steps.lines(rolled(s))}
+        "sections": [{"name": s.name, "args": ", int64_t g" if s.name == "grain" else "",
+                      "used": "(void)z, (void)g;" if s.name == "grain" else "(void)z;", "lines": steps.lines(rolled(s))}
                      for s in p.sections],
         "grain": order.format(p.head.ranks, p.head.grains),
         "flats": flats(p), "files": files(p), "logits": logits(p), "hashes": hashes(p),
