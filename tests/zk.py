@@ -1,11 +1,11 @@
-"""zk.py -- the kernels' library for the tests: every object, with any compiler and number of threads.
+"""zk.py -- the kernels' library for the tests: every object, any compiler, any number of threads.
 
     k = zk.Kernels("avx2", zk.BF16, threads=3)
     k.zk_linear_fwd(y, x, w, b, M, N, K, zk.IN_OUT)
 
 Invariants
  1. Types of operands come from kernels/zk.h; context and launch are put in here.
- 2. An operand is a C-contiguous numpy array, a ctypes object, None or a number; bf16 arrays are uint16.
+ 2. An operand is a C-contiguous numpy array (bf16: uint16), a ctypes object, None or a number.
 """
 from __future__ import annotations
 
@@ -30,33 +30,37 @@ CONSTANT, LINEAR, COSINE = 0, 1, 2
 VALID, NONFINITE, SUMS = 64, 65, 72
 
 ISAS = ("avx2", "avx512")
-NEEDED = {"avx2": {"avx2", "fma", "bmi2"}, "avx512": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}}
+NEEDED = {"avx2": {"avx2", "fma", "bmi2"},
+          "avx512": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}}
 LIBRARY = {"gcc": "out/train-kernels.so", "clang": "out/train-clang-kernels.so"}
-C_TYPES = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "uint64_t": ctypes.c_uint64, "int": ctypes.c_int,
-           "float": ctypes.c_float, "double": ctypes.c_double, "void": None, "const char *": ctypes.c_char_p}
+C_TYPES = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "uint64_t": ctypes.c_uint64,
+           "int": ctypes.c_int, "float": ctypes.c_float, "double": ctypes.c_double, "void": None}
 
 
 # ---- structures of zk.h
 
 class Launch(ctypes.Structure):
-    _fields_ = [("tile", ctypes.c_int32 * 3), ("grid", ctypes.c_int32 * 3), ("block", ctypes.c_int32),
-                ("shared", ctypes.c_int32), ("slot", ctypes.c_int32)]
+    _fields_ = [("tile", ctypes.c_int32 * 3), ("grid", ctypes.c_int32 * 3)] + \
+               [(name, ctypes.c_int32) for name in ("block", "shared", "slot")]
 
 
 class Span(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int64) for name in ("at", "elems", "count", "stride", "key", "key_stride")] + \
+    _fields_ = [(name, ctypes.c_int64)
+                for name in ("at", "elems", "count", "stride", "key", "key_stride")] + \
                [(name, ctypes.c_float) for name in ("mean", "std", "decay")]
 
 
 class Recipe(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_double) for name in ("lr", "min_lr", "beta1", "beta2", "eps", "decay", "clip")] + \
-               [("warmup", ctypes.c_int64), ("steps", ctypes.c_int64), ("schedule", ctypes.c_int32),
-                ("rows", ctypes.c_int64)]
+    _fields_ = [(name, ctypes.c_double)
+                for name in ("lr", "min_lr", "beta1", "beta2", "eps", "decay", "clip")] + \
+               [("warmup", ctypes.c_int64), ("steps", ctypes.c_int64),
+                ("schedule", ctypes.c_int32), ("rows", ctypes.c_int64)]
 
 
 class Ctl(ctypes.Structure):
-    _fields_ = [("step", ctypes.c_int64), ("applied", ctypes.c_int64), ("loss", ctypes.c_double),
-                ("norm", ctypes.c_double), ("valid", ctypes.c_int64), ("skipped", ctypes.c_int64)] + \
+    _fields_ = [("step", ctypes.c_int64), ("applied", ctypes.c_int64),
+                ("loss", ctypes.c_double), ("norm", ctypes.c_double),
+                ("valid", ctypes.c_int64), ("skipped", ctypes.c_int64)] + \
                [(name, ctypes.c_float) for name in ("lr", "factor", "bias1", "bias2")]
 
 
@@ -70,7 +74,8 @@ def to_bf16(x: Array) -> Array:
     """float32 to the nearest bf16, ties to even; NaN stays NaN"""
     x = np.ascontiguousarray(x, np.float32)
     u = x.view(np.uint32)
-    return np.where(np.isnan(x), u >> 16 | 0x40, (u + (0x7fff + (u >> 16 & 1))) >> 16).astype(np.uint16)
+    even = u + (0x7fff + (u >> 16 & 1))
+    return np.where(np.isnan(x), u >> 16 | 0x40, even >> 16).astype(np.uint16)
 
 
 def from_bf16(x: Array) -> Array:
@@ -160,9 +165,10 @@ def operand(x: object) -> object:
 class Kernels:
     """The kernels of one object on one context; `tile` goes to every launch."""
 
-    def __init__(self, isa: str | None = None, dtype: int = F32, threads: int = 1, compiler: str = "gcc",
-                 tile: tuple[int, int, int] = (0, 0, 0)) -> None:
-        self.isa, self.dtype, self.launch = isa or isas()[-1], dtype, Launch(tile=(ctypes.c_int32 * 3)(*tile))
+    def __init__(self, isa: str | None = None, dtype: int = F32, threads: int = 1,
+                 compiler: str = "gcc", tile: tuple[int, int, int] = (0, 0, 0)) -> None:
+        self.isa, self.dtype = isa or isas()[-1], dtype
+        self.launch = Launch(tile=(ctypes.c_int32 * 3)(*tile))
         need(self.isa)
         self.library, why = library(compiler), ctypes.c_char_p()
         opened = self.library.zk_open(None, dtype, 0, threads, ctypes.byref(why))
@@ -176,7 +182,7 @@ class Kernels:
         call = getattr(self.library, f"{name}_{self.isa}")
         call.restype, call.argtypes = result, [ctypes.c_void_p] * (1 + launch) + types
 
-        def run(*operands: object) -> object:       # holds self, so the context outlives a call on a temporary
+        def run(*operands: object) -> object:       # holds self: the context outlives the call
             head = (self.context, ctypes.addressof(self.launch)) if launch else (self.context,)
             return call(*head, *map(operand, operands))
         return run

@@ -36,7 +36,8 @@ static const char *reason;
 
 static int runs_avx2(void)
 {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi2");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("bmi2");
 }
 
 static int runs_avx512(void)
@@ -141,7 +142,8 @@ static void *work(void *arg)
     }
 }
 
-static void run(struct zk_pool *pool, int64_t tasks, void (*f)(void *arg, int64_t task, int thread), void *arg)
+static void run(struct zk_pool *pool, int64_t tasks,
+                void (*f)(void *arg, int64_t task, int thread), void *arg)
 {
     pool->f = f;
     pool->arg = arg;
@@ -185,7 +187,7 @@ static int start(zk *k)
 /* ---- the context */
 static int64_t head_bytes(int threads)
 {
-    int64_t bytes = (int64_t)(sizeof(zk) + 64 + sizeof(struct zk_pool)) + threads * (int64_t)sizeof(worker);
+    int64_t bytes = (int64_t)(64 + sizeof(struct zk_pool)) + threads * (int64_t)sizeof(worker);
     return (bytes + PAGE - 1) / PAGE * PAGE;
 }
 
@@ -214,7 +216,8 @@ zk *zk_open(void *stream, int dtype, int column, int threads, const char **why)
     }
     zk *k = (zk *)p;
     _Static_assert(sizeof(zk) <= 64, "the pool starts on the second cache line");
-    *k = (zk){.dtype = dtype, .column = column, .threads = threads, .scratch = p + head_bytes(threads)};
+    *k = (zk){.dtype = dtype, .column = column, .threads = threads,
+              .scratch = p + head_bytes(threads)};
     _mm_setcsr(PLAIN_MXCSR);
     if (threads == 1)
         return k;

@@ -7,14 +7,14 @@
  *     is rounded once. So no tile, thread or object changes a bit.
  *  2. A task is one tile of the output, and no element outside matrices is read or written: edges
  *     are packed as zeros, and their sums go through scratch.
- *  3. Scratch of a thread: A panel [rows/MR][depth][MR], B panel [depth][NR], an edge block [MR][NR],
- *     and for bf16 the tile's sums [rows][cols], in whole blocks.
+ *  3. Scratch of a thread: A panel [rows/MR][depth][MR], B panel [depth][NR], an edge block
+ *     [MR][NR], and for bf16 the tile's sums [rows][cols], in whole blocks.
  */
 #include "cpu.h"
 #include "vec.h"
 
-/* The block of sums in registers, MR x NR, and the default tile. The A panel (rows x depth) is meant
- * for the second-level cache, the B panel (depth x NR) for the first and second. */
+/* The block of sums in registers is MR x NR. The A panel is meant for the second-level cache, the B
+ * panel for the first and second. */
 #ifdef __AVX512F__
 typedef __m512 wide;
 enum { WIDTH = 16, MR = 8, NR = 48 };
@@ -24,7 +24,8 @@ static inline wide wide_set(float x) { return _mm512_set1_ps(x); }
 static inline wide wide_fma(wide a, wide b, wide c) { return _mm512_fmadd_ps(a, b, c); }
 static inline wide wide_widen(const uint16_t *p)
 {
-    return (wide)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
+    __m256i half = _mm256_loadu_si256((const __m256i *)p);
+    return (wide)_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16);
 }
 /* a0 b0 a1 b1 ... and the same of the upper halves */
 static inline wide wide_low(wide a, wide b)
@@ -33,7 +34,8 @@ static inline wide wide_low(wide a, wide b)
 }
 static inline wide wide_high(wide a, wide b)
 {
-    return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+    return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30,
+                                   15, 31);
 }
 #else
 typedef __m256 wide;
@@ -44,19 +46,32 @@ static inline wide wide_set(float x) { return _mm256_set1_ps(x); }
 static inline wide wide_fma(wide a, wide b, wide c) { return _mm256_fmadd_ps(a, b, c); }
 static inline wide wide_widen(const uint16_t *p)
 {
-    return (wide)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
+    __m128i half = _mm_loadu_si128((const __m128i *)p);
+    return (wide)_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16);
 }
 /* a0 b0 a1 b1 ... and the same of the upper halves */
-static inline wide wide_low(wide a, wide b) { return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11); }
-static inline wide wide_high(wide a, wide b) { return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15); }
+static inline wide wide_low(wide a, wide b)
+{
+    return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+}
+static inline wide wide_high(wide a, wide b)
+{
+    return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+}
 #endif
 enum { VECTORS = NR / WIDTH };
-enum { ROWS = 384, COLS = 1152, DEPTH = 384 };                  /* of a tile, at most; launches too */
-enum { FEWEST_ROWS = 48, FEWEST_COLS = 192 };                   /* where smaller tiles would feed more threads */
-enum { SLACK = WIDTH };                                         /* a packed line's store may run on */
-enum { A_FLOATS = ROWS * DEPTH + SLACK, B_FLOATS = NR * DEPTH + SLACK, SUM_FLOATS = ROWS * COLS };
-_Static_assert(ROWS % MR == 0 && COLS % NR == 0 && FEWEST_COLS % NR == 0, "whole blocks");
-_Static_assert(4 * (A_FLOATS + B_FLOATS + MR * NR + SUM_FLOATS) <= ZK_SCRATCH, "a tile fits a thread's scratch");
+
+/* A tile at most; bf16 sums lie in scratch, so their tiles are narrower. */
+enum { ROWS = 384, COLS = 4096 / NR * NR, BF16_COLS = 1152, DEPTH = 384 };
+enum { FEWEST_ROWS = 48, FEWEST_COLS = 192 };   /* where smaller tiles would feed more threads */
+enum {
+    A_FLOATS = ROWS * DEPTH + WIDTH,            /* stores into a panel may run on by WIDTH */
+    B_FLOATS = NR * DEPTH + WIDTH,
+    SUM_FLOATS = ROWS * BF16_COLS
+};
+_Static_assert(ROWS % MR == 0 && BF16_COLS % NR == 0 && FEWEST_COLS % NR == 0, "whole blocks");
+_Static_assert(4 * (A_FLOATS + B_FLOATS + MR * NR + SUM_FLOATS) <= ZK_SCRATCH,
+               "a tile fits a thread's scratch");
 
 /* A matrix read by element: (i, j) at p[i * row + j * column], one of the two being 1. */
 typedef struct matrix {
@@ -70,7 +85,8 @@ typedef struct product {
     matrix a, b;                    /* [M,K], [K,N] */
     void *out;                      /* [M,N] of `dtype` */
     const real *bias;               /* [N] of the context's dtype, or NULL */
-    int64_t M, N, K, rows, cols, depth;     /* rows, cols: of a tile */
+    int64_t M, N, K;
+    int64_t rows, cols, depth;      /* of a tile */
     int dtype;
 } product;
 
@@ -78,7 +94,7 @@ typedef struct product {
 typedef struct tile {
     const product *g;
     float *a, *b, *edge;            /* [rows/MR][depth][MR], [depth][NR], [MR][NR] */
-    float *sum;                     /* [rows][cols], rows `stride` apart: the output itself, or scratch for bf16 */
+    float *sum;                     /* [rows][cols], `stride` apart: the output; bf16: scratch */
     int64_t m, n, rows, cols, stride;
 } tile;
 
@@ -86,6 +102,8 @@ static inline int64_t least(int64_t x, int64_t y) { return x < y ? x : y; }
 static inline int64_t pieces(int64_t n, int64_t piece) { return (n + piece - 1) / piece; }
 
 /* ---- packing */
+static inline int64_t element(const matrix *x) { return x->dtype == ZK_F32 ? 4 : 2; }
+
 /* WIDTH elements from `at`, 0 from the n-th on */
 static inline wide get(const matrix *x, int64_t at, int64_t n)
 {
@@ -117,18 +135,41 @@ static inline void transpose(wide r[WIDTH])
 }
 
 /* Lines that lie side by side: element i of line v at p[at + v + i * step]. */
-static void pack_across(float *to, const matrix *x, int64_t at, int64_t step, int64_t lines, int64_t n, int width)
+static void pack_across(float *to, const matrix *x, int64_t at, int64_t step, int64_t lines,
+                        int64_t n, int width)
 {
+    const char *next = (const char *)x->p + (at + width) * element(x);  /* lines packed next */
     for (int64_t i = 0; i < n; i++)
-        for (int v = 0; v < width; v += WIDTH)
+        for (int v = 0; v < width; v += WIDTH) {
+            __builtin_prefetch(next + (i * step + v) * element(x), 0, 2);
             wide_store(to + i * width + v, get(x, at + i * step + v, lines - v));
+        }
+}
+
+/* Up to WIDTH lines of WIDTH elements, `step` apart, to columns `width` apart; further lines 0 */
+static void turn_block(float *to, const matrix *x, int64_t at, int64_t step, int64_t lines,
+                       int width)
+{
+    wide r[WIDTH];
+#pragma GCC unroll 16
+    for (int j = 0; j < WIDTH; j++)
+        r[j] = j < lines ? get(x, at + j * step, WIDTH) : wide_set(0);
+    transpose(r);
+#pragma GCC unroll 16
+    for (int j = 0; j < WIDTH; j++)
+        wide_store(to + j * width, r[j]);
 }
 
 /* Lines of adjacent elements: element i of line v at p[at + v * step + i]. */
-static void pack_along(float *to, const matrix *x, int64_t at, int64_t step, int64_t lines, int64_t n, int width)
+static void pack_along(float *to, const matrix *x, int64_t at, int64_t step, int64_t lines,
+                       int64_t n, int width)
 {
     for (int64_t i = 0; i < n; i += WIDTH)
         for (int v = 0; v < width; v += WIDTH) {
+            if (i + WIDTH <= n) {
+                turn_block(to + i * width + v, x, at + v * step + i, step, lines - v, width);
+                continue;
+            }
             wide r[WIDTH];
             for (int j = 0; j < WIDTH; j++)
                 r[j] = get(x, at + (v + j) * step + i, v + j < lines ? n - i : 0);
@@ -138,10 +179,10 @@ static void pack_along(float *to, const matrix *x, int64_t at, int64_t step, int
         }
 }
 
-/* to[n][width] = `lines` <= width lines of n elements, lines past the last one 0. Element i of line v
- * is at p[at + v * across + i * along]. A store may write WIDTH floats past the end of `to`. */
-static void pack(float *to, const matrix *x, int64_t at, int64_t across, int64_t along, int64_t lines, int64_t n,
-                 int width)
+/* to[n][width] = `lines` lines of n elements, lines past the last one 0. Element i of line v is at
+ * p[at + v * across + i * along]. A store may write WIDTH floats past the end of `to`. */
+static void pack(float *to, const matrix *x, int64_t at, int64_t across, int64_t along,
+                 int64_t lines, int64_t n, int width)
 {
     if (across == 1)
         pack_across(to, x, at, along, lines, n, width);
@@ -149,8 +190,11 @@ static void pack(float *to, const matrix *x, int64_t at, int64_t across, int64_t
         pack_along(to, x, at, across, lines, n, width);
 }
 
-/* ---- the block in registers: sum[MR][NR] (+)= a[depth][MR]^T . b[depth][NR] */
-static __attribute__((noinline)) void multiply(float *sum, int64_t stride, const float *a, const float *b, int64_t depth, int first)
+/* ---- the block in registers
+ * sum[MR][NR], rows `stride` apart, carries on (first: begins) its chains by a[depth][MR] and
+ * b[depth][NR]; the block below is fetched meanwhile. */
+static __attribute__((noinline)) void multiply(float *sum, int64_t stride, const float *a,
+                                               const float *b, int64_t depth, int first)
 {
     wide s[MR][VECTORS];
 #pragma GCC unroll 8
@@ -158,6 +202,9 @@ static __attribute__((noinline)) void multiply(float *sum, int64_t stride, const
 #pragma GCC unroll 3
         for (int v = 0; v < VECTORS; v++)
             s[i][v] = first ? wide_set(0) : wide_load(sum + i * stride + v * WIDTH);
+    for (int i = MR; i < 2 * MR; i++)
+        for (int v = 0; v < NR; v += 16)
+            __builtin_prefetch(sum + i * stride + v, 1);
     for (int64_t k = 0; k < depth; k++, a += MR, b += NR) {
         wide row[VECTORS];
 #pragma GCC unroll 3
@@ -179,7 +226,8 @@ static __attribute__((noinline)) void multiply(float *sum, int64_t stride, const
 }
 
 /* ---- a tile of the output */
-static void copy(float *to, int64_t to_stride, const float *from, int64_t from_stride, int64_t rows, int64_t cols)
+static void copy(float *to, int64_t to_stride, const float *from, int64_t from_stride,
+                 int64_t rows, int64_t cols)
 {
     for (int64_t i = 0; i < rows; i++)
         memcpy(to + i * to_stride, from + i * from_stride, (size_t)cols * sizeof(float));
@@ -231,8 +279,8 @@ static void tile_task(void *arg, int64_t task, int thread)
     for (int64_t k = 0; k < g->K; k += g->depth) {
         int64_t depth = least(g->depth, g->K - k);
         for (int64_t i = 0; i < t.rows; i += MR)
-            pack(t.a + i * depth, &g->a, (t.m + i) * g->a.row + k * g->a.column, g->a.row, g->a.column,
-                 least(MR, t.rows - i), depth, MR);
+            pack(t.a + i * depth, &g->a, (t.m + i) * g->a.row + k * g->a.column, g->a.row,
+                 g->a.column, least(MR, t.rows - i), depth, MR);
         for (int64_t j = 0; j < t.cols; j += NR) {
             pack(t.b, &g->b, (t.n + j) * g->b.column + k * g->b.row, g->b.column, g->b.row,
                  least(NR, t.cols - j), depth, NR);
@@ -255,20 +303,22 @@ static int64_t given(const product *g, const zk_launch *L, int i, int64_t most, 
     return n > 0 ? least(pieces(n, unit) * unit, most) : 0;
 }
 
+static int64_t tasks(const product *g) { return pieces(g->M, g->rows) * pieces(g->N, g->cols); }
+
 static void multiply_all(product *g, const zk_launch *L)
 {
-    int64_t rows = given(g, L, 0, ROWS, MR), cols = given(g, L, 1, COLS, NR), depth = given(g, L, 2, DEPTH, 1);
+    int64_t most = g->dtype == ZK_F32 ? COLS : BF16_COLS;
+    int64_t rows = given(g, L, 0, ROWS, MR), cols = given(g, L, 1, most, NR);
+    int64_t depth = given(g, L, 2, DEPTH, 1);
     g->rows = rows ? rows : even(g->M, ROWS, MR);
-    g->cols = cols ? cols : even(g->N, COLS, NR);
+    g->cols = cols ? cols : even(g->N, most, NR);
     g->depth = depth ? depth : even(g->K, DEPTH, 1);
     int threads = g->k->threads;
-    if (threads > 1) {
-        while (!cols && pieces(g->M, g->rows) * pieces(g->N, g->cols) < 3 * threads && g->cols > FEWEST_COLS)
-            g->cols = pieces(g->cols / 2, NR) * NR;
-        while (!rows && pieces(g->M, g->rows) * pieces(g->N, g->cols) < threads && g->rows > FEWEST_ROWS)
-            g->rows = pieces(g->rows / 2, MR) * MR;
-    }
-    zk_for(g->k, pieces(g->M, g->rows) * pieces(g->N, g->cols), tile_task, g);
+    while (threads > 1 && !cols && tasks(g) < 3 * threads && g->cols > FEWEST_COLS)
+        g->cols = pieces(g->cols / 2, NR) * NR;
+    while (threads > 1 && !rows && tasks(g) < threads && g->rows > FEWEST_ROWS)
+        g->rows = pieces(g->rows / 2, MR) * MR;
+    zk_for(g->k, tasks(g), tile_task, g);
 }
 
 static matrix plain(const real *p, int64_t columns, int dtype)
@@ -282,10 +332,11 @@ static matrix turned(const real *p, int64_t columns, int dtype)
 }
 
 /* ---- kernels */
-void ZK(zk_linear_fwd)(zk *k, const zk_launch *L, real *y, const real *x, const real *w, const real *b,
-                       int64_t M, int64_t N, int64_t K, int layout)
+void ZK(zk_linear_fwd)(zk *k, const zk_launch *L, real *y, const real *x, const real *w,
+                       const real *b, int64_t M, int64_t N, int64_t K, int layout)
 {
-    product g = {.k = k, .a = plain(x, K, k->dtype), .out = y, .dtype = k->dtype, .bias = b, .M = M, .N = N, .K = K,
+    product g = {.k = k, .out = y, .dtype = k->dtype, .bias = b, .M = M, .N = N, .K = K,
+                 .a = plain(x, K, k->dtype),
                  .b = layout == ZK_IN_OUT ? plain(w, N, k->dtype) : turned(w, K, k->dtype)};
     multiply_all(&g, L);
 }
@@ -294,7 +345,8 @@ void ZK(zk_linear_fwd)(zk *k, const zk_launch *L, real *y, const real *x, const 
 void ZK(zk_linear_bwd_x)(zk *k, const zk_launch *L, real *dx, const real *dy, const real *w,
                          int64_t M, int64_t N, int64_t K, int layout)
 {
-    product g = {.k = k, .a = plain(dy, N, k->dtype), .out = dx, .dtype = k->dtype, .M = M, .N = K, .K = N,
+    product g = {.k = k, .out = dx, .dtype = k->dtype, .M = M, .N = K, .K = N,
+                 .a = plain(dy, N, k->dtype),
                  .b = layout == ZK_IN_OUT ? turned(w, N, k->dtype) : plain(w, K, k->dtype)};
     multiply_all(&g, L);
 }
@@ -347,7 +399,8 @@ static void bias_task(void *arg, int64_t task, int thread)
 }
 
 /* Always in tasks of BIAS_COLS columns: the rows of a tile would be the summed index. */
-void ZK(zk_linear_bwd_b)(zk *k, const zk_launch *L, real *db, const real *dy, int64_t M, int64_t N)
+void ZK(zk_linear_bwd_b)(zk *k, const zk_launch *L, real *db, const real *dy,
+                         int64_t M, int64_t N)
 {
     bias g = {.k = k, .db = db, .dy = plain(dy, N, k->dtype), .M = M, .N = N};
     (void)L;

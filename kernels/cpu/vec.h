@@ -31,23 +31,37 @@ ZK_INLINE v16 load16(const float *p) { return *(const v16_loose *)p; }
 ZK_INLINE void store16(float *p, v16 x) { *(v16_loose *)p = x; }
 
 /* mask ? a : b; a mask lane is 0 or -1, as comparisons give */
-ZK_INLINE v16 select16(v16i mask, v16 a, v16 b) { return (v16)(((v16i)a & mask) | ((v16i)b & ~mask)); }
+ZK_INLINE v16 select16(v16i mask, v16 a, v16 b)
+{
+    return (v16)(((v16i)a & mask) | ((v16i)b & ~mask));
+}
 
 #ifdef __AVX512F__
-ZK_INLINE v16 fma16(v16 a, v16 b, v16 c) { return (v16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+ZK_INLINE v16 fma16(v16 a, v16 b, v16 c)
+{
+    return (v16)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+}
 ZK_INLINE v16 sqrt16(v16 x) { return (v16)_mm512_sqrt_ps((__m512)x); }
 /* a > b ? a : b, so b where either is NaN; min16 likewise */
 ZK_INLINE v16 max16(v16 a, v16 b) { return (v16)_mm512_max_ps((__m512)a, (__m512)b); }
 ZK_INLINE v16 min16(v16 a, v16 b) { return (v16)_mm512_min_ps((__m512)a, (__m512)b); }
-ZK_INLINE __mmask16 first16(int n) { return (__mmask16)(n <= 0 ? 0 : n >= 16 ? 0xffff : (1 << n) - 1); }
+ZK_INLINE __mmask16 first16(int n)
+{
+    return (__mmask16)(n <= 0 ? 0 : n >= 16 ? 0xffff : (1 << n) - 1);
+}
 ZK_INLINE v16 load16n(const float *p, int n) { return (v16)_mm512_maskz_loadu_ps(first16(n), p); }
-ZK_INLINE void store16n(float *p, v16 x, int n) { _mm512_mask_storeu_ps(p, first16(n), (__m512)x); }
+ZK_INLINE void store16n(float *p, v16 x, int n)
+{
+    _mm512_mask_storeu_ps(p, first16(n), (__m512)x);
+}
 #else
 typedef union { v16 v; __m256 h[2]; } v16_halves;
 ZK_INLINE v16 fma16(v16 a, v16 b, v16 c)
 {
     v16_halves x = {a}, y = {b}, z = {c};
-    return (v16_halves){.h = {_mm256_fmadd_ps(x.h[0], y.h[0], z.h[0]), _mm256_fmadd_ps(x.h[1], y.h[1], z.h[1])}}.v;
+    z.h[0] = _mm256_fmadd_ps(x.h[0], y.h[0], z.h[0]);
+    z.h[1] = _mm256_fmadd_ps(x.h[1], y.h[1], z.h[1]);
+    return z.v;
 }
 ZK_INLINE v16 sqrt16(v16 x)
 {
@@ -71,7 +85,8 @@ ZK_INLINE __m256i first8(int n)
 }
 ZK_INLINE v16 load16n(const float *p, int n)
 {
-    return (v16_halves){.h = {_mm256_maskload_ps(p, first8(n)), _mm256_maskload_ps(p + 8, first8(n - 8))}}.v;
+    return (v16_halves){.h = {_mm256_maskload_ps(p, first8(n)),
+                              _mm256_maskload_ps(p + 8, first8(n - 8))}}.v;
 }
 ZK_INLINE void store16n(float *p, v16 x, int n)
 {
@@ -120,7 +135,9 @@ ZK_INLINE uint16_t narrow(float x)
 /* ---- elements i .. of an array of `dtype` */
 ZK_INLINE v16 load16r(const real *p, int64_t i, int dtype)
 {
-    return dtype == ZK_F32 ? load16((const float *)p + i) : widen16(*(const v16h_loose *)((const uint16_t *)p + i));
+    if (dtype == ZK_F32)
+        return load16((const float *)p + i);
+    return widen16(*(const v16h_loose *)((const uint16_t *)p + i));
 }
 
 ZK_INLINE void store16r(real *p, int64_t i, int dtype, v16 x)
@@ -168,7 +185,7 @@ ZK_INLINE void setr(real *p, int64_t i, int dtype, float x)
 
 /* ---- functions of 16 floats */
 /* exp by 2^n * e^r, |r| <= ln 2 / 2; Taylor to r^7, the next term is below 0.1 ulp. Below -104 the
- * result rounds to 0, above 89 to infinity; 2^n in two steps, so that subnormals are rounded once. */
+ * result rounds to 0, above 89 to infinity; 2^n in two steps: subnormals are rounded once. */
 ZK_INLINE v16 exp16(v16 x)
 {
     const v16 shift = set16(0x1.8p23f);
@@ -206,8 +223,8 @@ ZK_INLINE v16 log16(v16 x)
     return select16(x > 0.0f, select16(x == __builtin_inff(), x, log), zero_or_nan);
 }
 
-/* |x| < 1: x minus a correction from Lambert's continued fraction cut after x^2/11 (error < 0.1 ulp);
- * else 1 - 2 / (exp(2|x|) + 1) with x's sign */
+/* |x| < 1: x minus a correction from Lambert's continued fraction cut after x^2/11 (error < 0.1
+ * ulp); else 1 - 2 / (exp(2|x|) + 1) with x's sign */
 ZK_INLINE v16 tanh16(v16 x)
 {
     v16i sign = (v16i)x & INT32_MIN;
@@ -224,13 +241,13 @@ ZK_INLINE v16 tanh16(v16 x)
  * log(erfc) on [0.875, 4] weighted by erfc (error 6e-9); erfc(4) is below half an ulp of 1. */
 ZK_INLINE v16 erf16(v16 x)
 {
-    static const float series[] = {                         /* 2/sqrt(pi) * (-1)^n / (n! * (2n + 1)), n = 9 .. 1 */
-        -1.63658447e-07f, 1.64621144e-06f, -1.49256506e-05f, 1.20553330e-04f, -8.54832702e-04f, 5.22397762e-03f,
-        -2.68661706e-02f, 1.12837917e-01f, -3.76126389e-01f,
+    static const float series[] = {     /* 2/sqrt(pi) * (-1)^n / (n! * (2n + 1)), n = 9 .. 1 */
+        -1.63658447e-07f, 1.64621144e-06f, -1.49256506e-05f, 1.20553330e-04f, -8.54832702e-04f,
+        5.22397762e-03f, -2.68661706e-02f, 1.12837917e-01f, -3.76126389e-01f,
     };
     static const float fit[] = {
-        1.99901304e-04f, -3.08199530e-03f, 2.23810282e-02f, -1.04250193e-01f, -6.36820674e-01f, -1.12788939e+00f,
-        -1.44211808e-04f,
+        1.99901304e-04f, -3.08199530e-03f, 2.23810282e-02f, -1.04250193e-01f, -6.36820674e-01f,
+        -1.12788939e+00f, -1.44211808e-04f,
     };
     v16i sign = (v16i)x & INT32_MIN;
     v16 a = (v16)((v16i)x ^ sign), z = a * a;
@@ -255,9 +272,10 @@ ZK_INLINE double zk_power(int64_t n)                         /* 2^n, a normal nu
 }
 
 static const double zk_inverse_factorial[19] = {
-    1.0, 1.0, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800,
-    1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800, 1.0 / 87178291200, 1.0 / 1307674368000,
-    1.0 / 20922789888000, 1.0 / 355687428096000, 1.0 / 6402373705728000,
+    1.0, 1.0, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320,
+    1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800,
+    1.0 / 87178291200, 1.0 / 1307674368000, 1.0 / 20922789888000, 1.0 / 355687428096000,
+    1.0 / 6402373705728000,
 };
 
 /* as exp16; Taylor to r^14 */
@@ -267,7 +285,8 @@ static inline double zk_exp(double x)
         return x;
     x = x < -746.0 ? -746.0 : x > 710.0 ? 710.0 : x;
     double shifted = __builtin_fma(x, 0x1.71547652b82fep0, 0x1.8p52), n = shifted - 0x1.8p52;
-    double high = __builtin_fma(n, -0x1.62e42fefa39efp-1, x), low = n * -0x1.abc9e3b39803fp-56, r = high + low;
+    double high = __builtin_fma(n, -0x1.62e42fefa39efp-1, x), low = n * -0x1.abc9e3b39803fp-56;
+    double r = high + low;
     double p = zk_inverse_factorial[14], rest = high - r + low;
     for (int k = 13; k >= 2; k--)
         p = __builtin_fma(p, r, zk_inverse_factorial[k]);
@@ -287,7 +306,8 @@ static inline double zk_log(double x)
     bits -= 0x3fe6a09e667f3bcd;                              /* sqrt(1/2) */
     mantissa = (bits & 0xfffffffffffff) + 0x3fe6a09e667f3bcd;
     memcpy(&x, &mantissa, sizeof x);
-    double e = (double)((bits >> 52) - 54 * small), f = x - 1.0, s = f / (f + 2.0), z = s * s, r = 2.0 / 23;
+    double e = (double)((bits >> 52) - 54 * small), f = x - 1.0, s = f / (f + 2.0), z = s * s;
+    double r = 2.0 / 23;
     for (double k = 21; k > 1; k -= 2)
         r = __builtin_fma(r, z, 2.0 / k);
     double half = 0.5 * f * f;

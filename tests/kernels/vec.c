@@ -1,4 +1,7 @@
-/* vec.c -- functions of vec.h under names that a test can call: arrays in, arrays out, n a multiple of 16. */
+/* vec.c -- functions of vec.h under names that a test can call.
+ *
+ * Arrays in, arrays out; n is a multiple of 16 but in over_part.
+ */
 #include "../../kernels/cpu/vec.h"
 
 #define FLOATS(name)                                            \
