@@ -233,21 +233,3 @@ def test_nothing_beside_the_matrices_is_touched(isa: str, dtype: int, layout: in
         finally:
             os._exit(failed)
     assert os.waitpid(child, 0)[1] == 0
-
-
-# ---- the context
-
-def opened(dtype: int, threads: int) -> str:
-    """why zk_open refuses; empty if it does not"""
-    lib, why = zk.library("gcc"), ctypes.c_char_p()
-    context = lib.zk_open(None, dtype, 0, threads, ctypes.byref(why))
-    if context:
-        lib.zk_close(ctypes.c_void_p(context))
-    assert bool(context) == (why.value is None)
-    return (why.value or b"").decode()
-
-
-def test_open_says_why_not() -> None:
-    assert opened(zk.F32, 1) == opened(zk.BF16, 5) == ""
-    assert "f32 or bf16" in opened(2, 1)
-    assert "1 to 1024" in opened(zk.F32, 0) and "1 to 1024" in opened(zk.F32, 1025)
