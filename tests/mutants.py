@@ -1,0 +1,207 @@
+"""mutants.py -- broken plans, and when two plans are the same program after all.
+
+A mutant is a plan with one thing changed: a step deleted, two neighbours swapped, a wait or a record
+dropped, one number of a step changed.
+
+The canonical form. What a program does is settled by three things: which work it does (operation,
+operands, numbers), and for any two pieces of work of which one writes what the other reads or
+writes, that they are ordered, and which comes first. Two plans with the same work and the same order
+of all such pairs compute the same whatever the queues do in between: swapping two steps that touch
+different slots changes nothing, nor does dropping a wait for what another wait implies. `forced`
+gives the pairs of a plan that has no race, each with the accesses next to it only (the others follow,
+as order is transitive); `same` looks whether another plan does the same work and orders these pairs so.
+
+What a step touches is stated here again, apart from the checker: a whole slot, but for pieces of
+collectives, which touch a range within every rank's part of it. A collective's peers read this rank's
+memory while it runs (all-to-all: until its `done`), so its own order stands for theirs.
+"""
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from zg import plan
+from zg.plan import Event, Int, Plan, Ref, Section, Step
+
+ALL = 1 << 62
+READ = ("tokens", "targets", "ctl", "table")            # classes that functions name themselves and only read
+PLAY = ("init", "publish", "step", "step", "eval", "step")
+
+
+# ---- one thing changed
+
+@dataclass(frozen=True)
+class Mutant:
+    what: str
+    plan: Plan
+
+
+def changed(p: Plan, section: Section, steps: list[Step]) -> Plan:
+    new = replace(section, steps=tuple(steps))
+    return replace(p, sections=tuple(new if s is section else s for s in p.sections))
+
+
+def without(items: tuple, n: int) -> tuple:
+    return items[:n] + items[n + 1:]
+
+
+def numbers(s: Step) -> Iterator[tuple[str, Step]]:
+    """The step with one of its numbers changed by one slot, one grain or one page."""
+    for part in ('ins', 'outs'):
+        refs = getattr(s, part)
+        for n, r in enumerate(refs):
+            for by in (-1, 1):
+                for new in (Ref(r.cls, r.index + by, r.at), Ref(r.cls, r.index, r.at + by * 4096)):
+                    if new.index >= 0 and new.at >= 0:
+                        yield f'{part} {r} -> {new}', replace(s, **{part: refs[:n] + (new,) + refs[n + 1:]})
+    for n, i in enumerate(s.ints):
+        for new in (Int(i.name, i.value + 1, i.per), Int(i.name, i.value - 1, i.per), Int(i.name, i.value, i.per + 1)):
+            yield f'{i} -> {new}', replace(s, ints=s.ints[:n] + (new,) + s.ints[n + 1:])
+    for part in ('waits', 'recs'):
+        events = getattr(s, part)
+        for n, e in enumerate(events):
+            for index in {e.index + 1, max(e.index - 1, 0)} - {e.index}:
+                new = Event(e.name, index)
+                yield f'{part} {e} -> {new}', replace(s, **{part: events[:n] + (new,) + events[n + 1:]})
+    if '[' in s.unit:
+        name, _, index = s.unit.partition('[')
+        yield 'the next unit', replace(s, unit=f'{name}[{int(index[:-1]) + 1}]')
+
+
+def broken(s: Step) -> Iterator[tuple[str, Step]]:
+    """The step with one wait, record or number changed."""
+    for n, e in enumerate(s.waits):
+        yield f'no wait for {e}', replace(s, waits=without(s.waits, n))
+    for n, e in enumerate(s.recs):
+        yield f'no record of {e}', replace(s, recs=without(s.recs, n))
+    yield from numbers(s)
+
+
+def mutants(p: Plan) -> Iterator[Mutant]:
+    """Every mutant of a plan."""
+    for section in p.sections:
+        steps = list(section.steps)
+        for n, s in enumerate(steps):
+            name = f'{section.name} {n} {s.queue} {s.op} {s.unit}'
+            yield Mutant(f'{name}: deleted', changed(p, section, steps[:n] + steps[n + 1:]))
+            if n + 1 < len(steps):
+                swapped = steps[:n] + [steps[n + 1], s] + steps[n + 2:]
+                yield Mutant(f'{name}: swapped with the next', changed(p, section, swapped))
+            for what, new in broken(s):
+                yield Mutant(f'{name}: {what}', changed(p, section, steps[:n] + [new] + steps[n + 1:]))
+
+
+# ---- the canonical form
+
+@dataclass(frozen=True)
+class Touch:
+    slot: tuple[str, int]
+    lo: int
+    hi: int
+    write: bool
+
+
+@dataclass
+class Work:
+    """A step as it ran: what it is, its place on its queue, what had finished before it on every queue."""
+    key: tuple
+    queue: str
+    at: int
+    clock: dict[str, int]
+    touches: list[Touch]
+
+
+def program(p: Plan) -> Iterator[tuple[Step, int]]:
+    """Steps in order of issue over a few training steps, with the grain."""
+    batch = Step('main', 'batch', '', outs=(Ref('tokens', 0), Ref('targets', 0)))
+    for name in PLAY:
+        for part in ('begin', 'grain', 'update') if name == 'step' else (name,):
+            section = p.section(part)
+            for g in range(section.repeat):
+                if part in ('grain', 'eval'):
+                    yield batch, g
+                yield from ((s, g) for s in section.steps)
+
+
+class _Footprints:
+    def __init__(self, p: Plan) -> None:
+        self.p = p
+        classes = {c.name for c in p.classes}
+        self.named = {f.name: {a.split('+')[0] for c in f.calls for a in c.args} & classes for f in p.fns}
+        self.brought: dict[str, Ref | None] = {}            # queue -> what its last all-to-all brings
+
+    def of(self, s: Step, g: int) -> list[Touch]:
+        ints = {i.name: i.value + g * i.per for i in s.ints}
+        whole = lambda r, write: Touch((r.cls, r.index), 0, ALL, write)
+        piece = lambda r, size, write: Touch((r.cls, r.index), r.at, r.at + size, write)
+        sources = Touch(('sources', len(s.queue)), 0, ALL, s.op in ('alltoall', 'done'))
+        body = s.op.split('.')[0]
+        if s.op == 'gather' and s.ins != s.outs:
+            return [piece(s.ins[0], ints['bytes'], False), piece(s.outs[0], ints['bytes'], True)]
+        if s.op == 'alltoall':
+            self.brought[s.queue] = s.ins[0]
+            return [sources, whole(s.ins[0], False)]
+        if s.op == 'done':
+            ref = self.brought.get(s.queue)
+            return [sources, *([whole(ref, False)] if ref else [])]
+        if body in ('sum', 'join'):
+            return [sources, piece(s.outs[0], 4 * ints['n'], True)]
+        out = [whole(r, False) for r in s.ins] + [whole(r, True) for r in s.outs]
+        for name in sorted(self.named.get(s.op, ())):
+            out.append(Touch((name, 0), 0, ALL, name.split('.')[0] not in READ))
+        return out
+
+
+def played(p: Plan) -> list[Work]:
+    """All work in order of issue."""
+    clocks: dict[str, dict[str, int]] = defaultdict(dict)
+    count: Counter[str] = Counter()
+    events: dict[Event, dict[str, int]] = {}
+    seen: Counter[tuple] = Counter()
+    feet = _Footprints(p)
+    out = []
+    for s, g in program(p):
+        clock = clocks[s.queue]
+        for e in s.waits:
+            for queue, n in events.get(e, {}).items():
+                clock[queue] = max(clock.get(queue, 0), n)
+        count[s.queue] += 1
+        clock[s.queue] = count[s.queue]
+        if s.op != 'mark':
+            key = (s.queue, s.op, s.ins, s.outs, tuple(i.value + g * i.per for i in s.ints))
+            seen[key] += 1
+            out.append(Work((*key, seen[key]), s.queue, count[s.queue], dict(clock), feet.of(s, g)))
+        for e in s.recs:
+            events[e] = dict(clock)
+    return out
+
+
+def before(a: Work, b: Work) -> bool:
+    return a.at <= b.clock.get(a.queue, 0)
+
+
+def forced(works: list[Work]) -> list[tuple[tuple, tuple]]:
+    """The pairs whose order matters, of a plan without a race."""
+    slots: dict[tuple, list[tuple[Work, Touch]]] = defaultdict(list)
+    pairs = []
+    for w in works:
+        for t in w.touches:
+            for other, o in reversed(slots[t.slot]):
+                if (o.write or t.write) and o.lo < t.hi and t.lo < o.hi:
+                    assert before(other, w), f'{other.key} and {w.key} are not ordered'
+                    pairs.append((other.key, w.key))
+                    if o.write and o.lo <= t.lo and t.hi <= o.hi:
+                        break
+        for t in w.touches:
+            slots[t.slot].append((w, t))
+    return pairs
+
+
+def same(p: Plan, original: list[Work], pairs: list[tuple[tuple, tuple]]) -> bool:
+    """Does p the work of `original`, with these pairs in order?"""
+    works = {w.key: w for w in played(p)}
+    if works.keys() != {w.key for w in original}:
+        return False
+    return all(before(works[a], works[b]) for a, b in pairs)
