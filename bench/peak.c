@@ -1,7 +1,7 @@
 /* peak.c -- the machine's f32 GEMM rate by our own kernel: what a share of the peak is a share of.
  *
- * peak [RANKS [N [SECONDS]]] prints GFLOP/s, summed over RANKS processes of one thread that each multiply
- * N x N matrices for SECONDS at the same time; the best product of each counts.
+ * peak [RANKS [N [SECONDS]]] prints GFLOP/s, summed over RANKS processes of one thread that each
+ * multiply N x N matrices for SECONDS at the same time; the best product of each counts.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -61,7 +61,8 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: peak [RANKS [N [SECONDS]]]\n");
         return 2;
     }
-    double *rate = mmap(NULL, 1024 * sizeof(double), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    double *rate = mmap(NULL, 1024 * sizeof(double), PROT_READ | PROT_WRITE,
+                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);             /* [ranks] */
     if (rate == MAP_FAILED) {
         perror("peak");
         return 1;

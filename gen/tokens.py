@@ -1,12 +1,13 @@
-"""tokens.py -- text to byte-token files for training and validation, and how well a bigram model does there.
+"""tokens.py -- text to byte-token files, and how well a bigram model does on them.
 
 tokens.py TEXT TRAIN VAL SEQUENCE: the first nine tenths of TEXT become TRAIN, the rest VAL.
 Prints the bigram's validation loss in nats a token.
 
 Invariants
- 1. VAL has whole samples of SEQUENCE targets: a trainer's validation loss and the bigram's are over the same tokens.
- 2. TRAIN is its part of TEXT in pieces of 16 samples in random order, always the same: a trainer takes samples
-    in the order of the file, and one that sees half of TRAIN should see all kinds of text.
+ 1. VAL has whole samples of SEQUENCE targets: a trainer's validation loss and the bigram's are
+    over the same tokens.
+ 2. TRAIN is its part of TEXT in pieces of 16 samples in random order, always the same: a trainer
+    takes samples in the order of the file, and one that sees half of it should see all kinds of text.
 """
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def stir(train: np.ndarray, sequence: int) -> np.ndarray:
     """[n] -> [n], the last piece, which may be short, stays the last"""
     n = len(train) // (PIECE * sequence)
     whole = train[:n * PIECE * sequence].reshape(n, PIECE * sequence)
-    order = np.random.RandomState(1).permutation(n)       # numpy promises RandomState's stream for ever
+    order = np.random.RandomState(1).permutation(n)       # a stream that numpy promises to keep
     return np.concatenate([whole[order].ravel(), train[whole.size:]])
 
 

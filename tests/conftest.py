@@ -1,4 +1,4 @@
-"""conftest.py -- what all tests share: hypothesis without chance or clocks, and the tally for `run`."""
+"""conftest.py -- what all tests share: hypothesis without chance or clocks, the tally for `run`."""
 from __future__ import annotations
 
 import os
@@ -8,13 +8,13 @@ from hypothesis import settings
 
 import zk
 
-# The same examples on every machine and in every run: a failure can be repeated, a pass means the same.
+# The same examples in every run: a failure can be repeated, a pass means the same.
 settings.register_profile("fixed", derandomize=True, database=None, deadline=None)
 settings.load_profile("fixed")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Appends "passed failed" to the file that `run` names; an error in set-up or collection counts as failed."""
+    """Appends "passed failed" to the file that `run` names; an error of set-up counts as failed."""
     path = os.environ.get("ZR_TALLY")
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if not path or reporter is None or hasattr(config, "workerinput"):

@@ -25,8 +25,8 @@ tokens = load()
 
 
 def make(text: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, ROOT / 'gen' / 'tokens.py', text, folder / 'train', folder / 'val', str(T)],
-                          capture_output=True, text=True)
+    command = [sys.executable, ROOT / 'gen' / 'tokens.py', text, folder / 'train', folder / 'val', T]
+    return subprocess.run([str(word) for word in command], capture_output=True, text=True)
 
 
 def test_the_bigram_loss_is_that_of_a_count_by_hand():
@@ -67,4 +67,5 @@ def test_a_text_too_short_is_refused_and_nothing_written(tmp_path, size):
 
 def test_a_text_that_is_not_there_is_named(tmp_path):
     done = make(tmp_path / 'nothing', tmp_path)
-    assert done.returncode == 2 and 'nothing: No such file' in done.stderr and 'Traceback' not in done.stderr
+    assert done.returncode == 2 and 'nothing: No such file' in done.stderr
+    assert 'Traceback' not in done.stderr
