@@ -1,12 +1,13 @@
 """roll.py -- flat steps to loops and back, without loss: unroll(roll(steps)) == steps.
 
 A window of steps repeats when its copies differ only in numbers, and every number grows by the same
-amount from copy to copy. Small windows are rolled first, so loops nest.
+amount from copy to copy; slots that are used in turn (rings, leaves, their events) grow modulo their
+count. Small windows are rolled first, so loops nest.
 """
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Sequence, Union
+from typing import Mapping, Sequence, Union
 
 from .plan import Event, Int, Ref, Step
 
@@ -14,8 +15,9 @@ from .plan import Event, Int, Ref, Step
 @dataclass(frozen=True)
 class Line:
     """A step as it is in the first round of its loops; what its numbers grow by in each loop around it,
-    the outermost first."""
+    the outermost first; the modulus of each number, 0 for none."""
     step: Step
+    moduli: tuple[int, ...] = ()
     growth: tuple[tuple[int, ...], ...] = ()
 
 
@@ -27,6 +29,7 @@ class Loop:
 
 Node = Union[Line, Loop]
 WINDOW = 64                     # the longest body looked for
+TURNS = ("ring", "leaf", "dx", "full", "free", "grad", "done")     # whose slots are used in turn
 
 
 def unit_of(step: Step) -> tuple[str, int]:
@@ -42,6 +45,27 @@ def numbers(step: Step) -> tuple[int, ...]:
         out += (r.index, r.at)
     out += (i.value for i in step.ints)
     out += (e.index for e in (*step.waits, *step.recs))
+    return tuple(out)
+
+
+def _turns(steps: Sequence[Step]) -> dict[str, int]:
+    """How many slots there are of each class and event whose slots are used in turn."""
+    most: dict[str, int] = {}
+    for s in steps:
+        named = [(r.cls, r.index) for r in (*s.ins, *s.outs)] + [(e.name, e.index) for e in (*s.waits, *s.recs)]
+        for name, index in named:
+            if name.split(".")[0] in TURNS:
+                most[name] = max(most.get(name, 0), index + 1)
+    return most
+
+
+def _moduli(step: Step, turns: Mapping[str, int]) -> tuple[int, ...]:
+    """The modulus of each of `numbers`."""
+    out = [0]
+    for r in (*step.ins, *step.outs):
+        out += (turns.get(r.cls, 0), 0)
+    out += (0 for _ in step.ints)
+    out += (turns.get(e.name, 0) for e in (*step.waits, *step.recs))
     return tuple(out)
 
 
@@ -64,13 +88,19 @@ def _shape(node: Node) -> tuple:
     s = node.step
     return (s.queue, s.op, unit_of(s)[0], tuple(r.cls for r in s.ins), tuple(r.cls for r in s.outs),
             tuple((i.name, i.per) for i in s.ints), tuple(e.name for e in s.waits), tuple(e.name for e in s.recs),
-            node.growth)
+            node.moduli, node.growth)
 
 
 def _vector(node: Node) -> tuple[int, ...]:
     if isinstance(node, Loop):
         return sum((_vector(n) for n in node.body), ())
     return numbers(node.step)
+
+
+def _cycles(node: Node) -> tuple[int, ...]:
+    if isinstance(node, Loop):
+        return sum((_cycles(n) for n in node.body), ())
+    return node.moduli
 
 
 def _wrap(node: Node, growth: list[int]) -> Node:
@@ -88,6 +118,11 @@ class _List:
     nodes: list[Node]
     shapes: list[int]
     vectors: list[tuple[int, ...]]
+    cycles: list[tuple[int, ...]]
+
+
+def _grown(old: list[int], new: list[int], cycles: list[int]) -> list[int]:
+    return [(b - a) % m if m else b - a for a, b, m in zip(old, new, cycles)]
 
 
 def _run(l: _List, i: int, p: int) -> tuple[int, list[int]]:
@@ -95,12 +130,13 @@ def _run(l: _List, i: int, p: int) -> tuple[int, list[int]]:
     if l.shapes[i:i + p] != l.shapes[i + p:i + 2 * p]:
         return 1, []
     flat = lambda a: [x for v in l.vectors[a:a + p] for x in v]
+    cycles = [x for v in l.cycles[i:i + p] for x in v]
     old, new = flat(i), flat(i + p)
-    growth = [b - a for a, b in zip(old, new)]
+    growth = _grown(old, new, cycles)
     count = 2
     while l.shapes[i:i + p] == l.shapes[i + count * p:i + (count + 1) * p]:
         old, new = new, flat(i + count * p)
-        if [b - a for a, b in zip(old, new)] != growth:
+        if _grown(old, new, cycles) != growth:
             break
         count += 1
     return count, growth
@@ -118,15 +154,18 @@ def _pass(l: _List, p: int, ids: dict[tuple, int]) -> bool:
             l.nodes[i:end] = [loop]
             l.shapes[i:end] = [ids.setdefault(_shape(loop), len(ids))]
             l.vectors[i:end] = [_vector(loop)]
+            l.cycles[i:end] = [_cycles(loop)]
             found = True
         i += 1
     return found
 
 
 def roll(steps: Sequence[Step]) -> tuple[Node, ...]:
-    nodes: list[Node] = [Line(s) for s in steps]
+    turns = _turns(steps)
+    nodes: list[Node] = [Line(s, _moduli(s, turns)) for s in steps]
     ids: dict[tuple, int] = {}
-    l = _List(nodes, [ids.setdefault(_shape(n), len(ids)) for n in nodes], [_vector(n) for n in nodes])
+    l = _List(nodes, [ids.setdefault(_shape(n), len(ids)) for n in nodes], [_vector(n) for n in nodes],
+              [_cycles(n) for n in nodes])
     p = 1
     while p <= min(WINDOW, len(l.nodes) // 2):
         p = 1 if _pass(l, p, ids) and p > 1 else p + 1
@@ -139,7 +178,7 @@ def _expand(node: Node, turns: tuple[int, ...]) -> list[Step]:
     values = list(numbers(node.step))
     for turn, growth in zip(turns, node.growth):
         values = [v + turn * g for v, g in zip(values, growth)]
-    return [rebuild(node.step, values)]
+    return [rebuild(node.step, [v % m if m else v for v, m in zip(values, node.moduli)])]
 
 
 def unroll(nodes: Sequence[Node]) -> tuple[Step, ...]:

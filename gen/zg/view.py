@@ -61,8 +61,10 @@ class _Steps:
 
     def numbers(self, line: roll.Line) -> Iterator[str]:
         values = roll.numbers(line.step)
-        for n, v in enumerate(values):
-            yield affine(v, [g[n] for g in line.growth])
+        for n, (v, m) in enumerate(zip(values, line.moduli)):
+            grows = [g[n] for g in line.growth]
+            text = affine(v, grows)
+            yield f"{text if text in VARS else f'({text})'} % {m}" if m > 1 and any(grows) else text
 
     def statements(self, line: roll.Line) -> list[str]:
         s, it = line.step, self.numbers(line)
@@ -120,21 +122,21 @@ class _Fns:
         self.classes = {c.name for c in p.classes}
         self.queue = "ZR_REDUCE" if p.head.overlap else "ZR_MAIN"
 
-    def term(self, word: str, formals: Sequence[str], first: bool) -> str:
+    def term(self, word: str, formals: dict[str, str], first: bool) -> str:
         if "*" in word:
             name, factor = word.split("*")
-            return f"{'zr_rank(z)' if name == 'r' else name} * {number(int(factor))}"
-        if word in formals or word == "out":
-            return word
+            return f"{'zr_rank(z)' if name == 'r' else formals[name]} * {number(int(factor))}"
+        if word in formals:
+            return formals[word]
         if word in self.classes:
             return f"a + {upper(word)}(0)" if first else upper(word)
         return number(int(word))
 
-    def operand(self, text: str, formals: Sequence[str]) -> str:
+    def operand(self, text: str, formals: dict[str, str]) -> str:
         if text in ("null", "recipe", "sources"):
             return {"null": "NULL", "recipe": "&recipe", "sources": f"zr_sources(z, {self.queue})"}[text]
         if text.startswith("&"):
-            return f"(const void *const[]){{{text[1:]}}}"
+            return f"(const void *const[]){{{self.operand(text[1:], formals)}}}"
         if text.startswith("spans."):
             name = text.removeprefix("spans.")
             return f"spans_{name}, {sum(t.flat == name for t in self.p.tensors)}"
@@ -148,22 +150,16 @@ class _Fns:
         return " + ".join(self.term(w, formals, i == 0) for i, w in enumerate(words) if w != "0" or i == 0)
 
     def one(self, fn: plan.Fn) -> dict[str, object]:
-        names = [*fn.ins, *(o for o in fn.outs if o not in fn.ins)]
-        formals = [*names, *fn.ints]
+        """A function; an operand that is named once stands where it is used, others get a variable."""
+        names = [*fn.ins, *(o for o in fn.outs if o not in fn.ins), *fn.ints]
+        at = {n: i for i, n in reversed(list(enumerate([*fn.ins, *fn.outs, *fn.ints])))}
         used = " ".join(a for c in fn.calls for a in c.args)
-        lines = []
-        for n, name in enumerate([*fn.ins, *fn.outs]):
-            if re.search(rf"\b{name}\b", used) and name in names and (n == 0 or name not in [*fn.ins, *fn.outs][:n]):
-                lines.append(f"    void *{name} = a + i[{n}];")
-        base = len(fn.ins) + len(fn.outs)
-        for n, name in enumerate(fn.ints):
-            if name == "out":
-                lines.append(f"    uint64_t *out = (uint64_t *)(intptr_t)i[{base + n}];")
-            elif re.search(rf"\b{name}\b", used):
-                lines.append(f"    const int64_t {name} = i[{base + n}];")
-        lines.append("")
+        often = [n for n in names if len(re.findall(rf"\b{n}\b", used)) > 1]
+        lines = wrap("void " + ", ".join(f"*{n} = a + i[{at[n]}]" for n in often) + ";", 4) + [""] if often else []
+        inline = {n: f"i[{at[n]}]" if n in fn.ints else f"a + i[{at[n]}]" for n in names if n not in often}
+        inline |= {"out": f"(uint64_t *)(intptr_t)i[{at['out']}]"} if "out" in at else {}
         for c in fn.calls:
-            args = ", ".join(self.operand(a, formals) for a in c.args)
+            args = ", ".join(self.operand(a, {**{n: n for n in often}, **inline}) for a in c.args)
             lines += wrap(f"{c.kernel}(k, {launch_name(c.launch)}, {args});", 4)
         return {"name": lower(fn.name), "lines": lines}
 
@@ -237,7 +233,7 @@ def hashes(p: Plan) -> list[str]:
 def view(p: Plan, cost: dict[str, object], memory: str, flat: bool) -> dict[str, object]:
     """Everything the templates need."""
     steps, fns = _Steps(p), _Fns(p)
-    rolled = lambda s: tuple(roll.Line(x) for x in s.steps) if flat else roll.roll(s.steps)
+    rolled = lambda s: tuple(roll.Line(x, (0,) * len(roll.numbers(x))) for x in s.steps) if flat else roll.roll(s.steps)
     event, events = 0, []
     for e in p.events:
         events.append(f"#define {upper(e.name)}(i) ({event} + (int)(i))")

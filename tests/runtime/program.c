@@ -101,7 +101,7 @@ static uint64_t mix(uint64_t x)
 }
 
 /* grad[slot][N] = mix(whole unit + grain's tokens) */
-static void use(zr *z, void *k, char *a, const int64_t *i)
+static void use(zr *z, void *k, void *a, const int64_t *i)
 {
     (void)k;
     const uint64_t *whole = (const uint64_t *)(a + i[0]);
@@ -119,7 +119,7 @@ static void use(zr *z, void *k, char *a, const int64_t *i)
 static const volatile uint64_t *peek;
 
 /* sum[unit][N / ranks] += what the peers made for this rank */
-static void add(zr *z, void *k, char *a, const int64_t *i)
+static void add(zr *z, void *k, void *a, const int64_t *i)
 {
     (void)k;
     const uint64_t *const *from = (const uint64_t *const *)zr_sources(z, (int)i[1]);
@@ -130,14 +130,14 @@ static void add(zr *z, void *k, char *a, const int64_t *i)
 }
 
 /* Reads a peer's arena after zr_done. */
-static void look(zr *z, void *k, char *a, const int64_t *i)
+static void look(zr *z, void *k, void *a, const int64_t *i)
 {
     (void)z, (void)k, (void)a, (void)i;
     if (peek) (void)*peek;
 }
 
 /* masters += 3 * sum, sum = 0; stats[0..1] = steps, and the sum of this rank's masters */
-static void update(zr *z, void *k, char *a, const int64_t *i)
+static void update(zr *z, void *k, void *a, const int64_t *i)
 {
     (void)z, (void)k, (void)i;
     uint64_t *master = (uint64_t *)(a + c.master), *sum = (uint64_t *)(a + c.sum);
@@ -225,20 +225,20 @@ static void expect(int yes, const char *what)
     _exit(1);
 }
 
-static void set_slow(zr *z, void *k, char *a, const int64_t *i)
+static void set_slow(zr *z, void *k, void *a, const int64_t *i)
 {
     (void)z, (void)k, (void)a;
     sleep_us(30000);
     slow = (int)i[0];
 }
 
-static void set_fast(zr *z, void *k, char *a, const int64_t *i)
+static void set_fast(zr *z, void *k, void *a, const int64_t *i)
 {
     (void)z, (void)k, (void)a;
     fast = (int)i[0];
 }
 
-static void see_slow(zr *z, void *k, char *a, const int64_t *i)
+static void see_slow(zr *z, void *k, void *a, const int64_t *i)
 {
     (void)z, (void)k, (void)a, (void)i;
     seen = slow;
@@ -318,7 +318,7 @@ static const char *object(void)
 static void init(zr *z) { (void)z; }
 
 static char *arena_of;
-static void remember(zr *z, void *k, char *a, const int64_t *i)
+static void remember(zr *z, void *k, void *a, const int64_t *i)
 {
     (void)z, (void)k, (void)i;
     arena_of = a;
