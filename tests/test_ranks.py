@@ -129,7 +129,7 @@ def test_limits_of_this_host(program: Path, data: Path, tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
 
     done = train(program, data, PAD_MIB=256, RANKS=2, limits=address_space)
-    assert done.code == 3 and "mapping an arena" in done.err
+    assert done.code == 3 and "of an arena" in done.err
     done = train(program, data, PAD_MIB=256, RANKS=2, limits=file_size)
     assert done.code == 3 and "memory file" in done.err
     done = train(program, data, "--log", "/dev/full", RANKS=2)
