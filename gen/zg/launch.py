@@ -18,9 +18,15 @@ from .spec import Spec
 
 FIXED = {"token": "tokens+0", "target": "targets+0", "sums": "sums+0", "null": "null", "acc": "acc+0"}
 
-# CPU tiles: rows, columns and depth of a linear's output block; rows a task takes elsewhere.
-LINEAR_TILE = (0, 0, 0)
-ROWS = 16
+# CPU tiles. Linears: rows, columns, depth of an output block, 0 for the kernel's choice by shape and
+# threads. Elsewhere what a task takes: elements, or rows (of blocks of 1024 in the optimizer and sums).
+LINEAR = ("zk_linear_fwd", "zk_linear_bwd_x", "zk_linear_bwd_w")
+ELEMENTS = ("zk_add", "zk_gelu_fwd", "zk_gelu_bwd", "zk_round")
+
+
+def tile(kernel: str) -> tuple[int, int, int]:
+    """How much of its output a task of a kernel makes; never changes a bit."""
+    return (0, 0, 0) if kernel in LINEAR else (8192, 0, 0) if kernel in ELEMENTS else (16, 0, 0)
 
 
 @dataclass
@@ -32,8 +38,7 @@ class _Table:
         if (kernel, shape) not in self.rows:
             short = kernel.removeprefix("zk_")
             n = sum(k == kernel for k, _ in self.rows)
-            tile = LINEAR_TILE if short.startswith("linear") and short != "linear_bwd_b" else (ROWS, 0, 0)
-            self.rows[kernel, shape] = plan.Launch(f"{short}.{n}", kernel, shape, tile)
+            self.rows[kernel, shape] = plan.Launch(f"{short}.{n}", kernel, shape, tile(kernel))
         return self.rows[kernel, shape].name
 
 
