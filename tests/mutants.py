@@ -129,7 +129,8 @@ class _Footprints:
     def __init__(self, p: Plan) -> None:
         self.p = p
         classes = {c.name for c in p.classes}
-        self.named = {f.name: {a.split('+')[0] for c in f.calls for a in c.args} & classes for f in p.fns}
+        self.named = {f.name: {a.split('+')[0] for c in f.calls for a in c.args} & classes - {*f.ins, *f.outs}
+                      for f in p.fns}
         self.brought: dict[str, Ref | None] = {}            # queue -> what its last all-to-all brings
 
     def of(self, s: Step, g: int) -> list[Touch]:
@@ -138,7 +139,7 @@ class _Footprints:
         piece = lambda r, size, write: Touch((r.cls, r.index), r.at, r.at + size, write)
         sources = Touch(('sources', len(s.queue)), 0, ALL, s.op in ('alltoall', 'done'))
         body = s.op.split('.')[0]
-        if s.op == 'gather' and s.ins != s.outs:
+        if s.op == 'gather':
             return [piece(s.ins[0], ints['bytes'], False), piece(s.outs[0], ints['bytes'], True)]
         if s.op == 'alltoall':
             self.brought[s.queue] = s.ins[0]

@@ -196,7 +196,7 @@ class _Maker:
         """Events of the whole flats a forward use reads."""
         out = []
         for f in sorted(self.reads(u.kind, u.body)):
-            if self.flats[f].real == "whole":
+            if (self.flats[f].real, self.flats[f].state) == ("whole", "shard"):
                 out.append(Event(f"whole.{f}", u.index if self.flats[f].count > 1 else 0))
         return tuple(out) if u.body != "bwd" else ()
 

@@ -1,0 +1,350 @@
+"""check_fns.py -- proves of a plan's functions that their calls fit together, call by call.
+
+What it proves:
+ operands   every operand lies inside what it points into; a parameter is a tensor's beginning and has its size
+ values     every read finds a whole value of its size and type, written before in this function or saved by
+            the forward one, and not overwritten since; every value is used
+ leaves     every tensor's gradient is written once by the function that comes first in backward, and
+            added to by the others that read the tensor
+ the plan's own   sums, norms, updates work on the owner's part and nothing else
+"""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from . import ops
+from .check_order import CheckError
+from .plan import Call, Flat, Fn, Plan, Tensor
+
+# A kernel's operands, stated again from kernels/zk.h. `>` writes, `<` reads, `=` may be where another
+# operand is, `@` parameter, `^` gradient of one, `$` scratch, `?` may be null, a bare word is a number.
+# Then the type (r real, f float, or the class itself) and the elements.
+_KERNELS = {
+    "zk_embed_fwd": ">r:B*T*C <tokens:B*T @r:*C @?r:*C B T C",
+    "zk_embed_bwd": "^add:V*C <r:M*C <tokens:M $:4*(V+1+M) M V C add",
+    "zk_position_bwd": "^r:P*C <r:B*T*C B T C P",
+    "zk_layernorm_fwd": ">r:M*C >f:M*2 <r:M*C @r:C @?r:C M C eps",
+    "zk_layernorm_bwd": ">r:M*C ^r:C ^?r:C <r:M*C <r:M*C <f:M*2 @r:C $:8*C M C",
+    "zk_rmsnorm_fwd": ">r:M*C >f:M <r:M*C @r:C M C eps",
+    "zk_rmsnorm_bwd": ">r:M*C ^r:C <r:M*C <r:M*C <f:M @r:C $:8*C M C",
+    "zk_qknorm_fwd": ">r:M*E >f:M*(H+G) <r:M*E @r:D @r:D M H G D eps",
+    "zk_qknorm_bwd": ">r:M*E ^r:D ^r:D <r:M*E <r:M*E <f:M*(H+G) @r:D @r:D $:8*D*(1+M) M H G D",
+    "zk_linear_fwd": ">r:M*N <r:M*K @r:N*K @?r:N M N K layout",
+    "zk_linear_bwd_x": ">r:M*K <r:M*N @r:N*K M N K layout",
+    "zk_linear_bwd_w": "^full:N*K <r:M*N <r:M*K M N K layout full",
+    "zk_linear_bwd_b": "^r:N <r:M*N M N",
+    "zk_rope": ">=r:M*E <r:M*E <table:T*D B T H G D sign",
+    "zk_attention_fwd": ">r:M*H*D >f:M*H <r:M*E B T H G D scale",
+    "zk_attention_bwd": ">r:M*E <r:M*H*D <r:M*H*D <r:M*E <f:M*H $:4*(M*H+M*E) B T H G D scale",
+    "zk_gelu_fwd": ">r:n <r:n n kind",
+    "zk_gelu_bwd": ">r:n <r:n <r:n n kind",
+    "zk_swiglu_fwd": ">r:M*F <r:M*2*F M F",
+    "zk_swiglu_bwd": ">r:M*2*F <r:M*F <r:M*2*F M F",
+    "zk_add": ">=r:n <r:n <r:n n",
+    "zk_round": "^r:n <f:n n",
+    "zk_cross_entropy": ">f:M >=?r:M*V <r:M*V <targets:M M V",
+    "zk_loss_sum": ">sums:72 <f:M <targets:M M",
+}
+_CLASSES = ("tokens", "targets", "table", "sums")
+_UNITS = ("fwd", "bwd", "train", "eval")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What steps need to know of functions: elements of `keep` from one instance of a kind to the next."""
+    steps: dict[str, int]
+
+
+@dataclass
+class _Value:
+    """Bytes [lo, hi) of a base, of one type."""
+    lo: int
+    hi: int
+    type: str
+    used: bool = False
+
+
+@dataclass
+class _Body:
+    """A function as its calls run."""
+    p: Plan
+    fn: Fn
+    held: dict[str, list[_Value]] = field(default_factory=dict)         # base -> what lies there
+    reads: set[str] = field(default_factory=set)                        # tensors
+    grads: list[tuple[str, bool]] = field(default_factory=list)         # (tensor or acc, added to)
+
+    def __post_init__(self) -> None:
+        self.kind = self.fn.name.partition(".")[2]
+        self.real = 4 if self.p.head.real == "f32" else 2
+        self.home = self.kind if any(f.name == self.kind for f in self.p.flats) else "embed"
+        self.limits = {c.name: c.stride for c in self.p.classes}
+        self.width = self.p.head.batch * self.p.head.sequence * self.p.head.width * self.real
+        self.limits.update(x=self.width, y=self.width, dx=self.width, dy=self.width, s=self.limits.get(f"save.{self.kind}", 0))
+
+    def fail(self, call: Call | None, what: str) -> NoReturn:
+        raise CheckError(f"function {self.fn.name}: {call.kernel if call else 'end'}: {what}")
+
+    # ---- operands
+
+    def dims(self, call: Call, words: list[str]) -> dict[str, object]:
+        """The numbers of a call by name, and what follows from them."""
+        if len(words) != len(call.args):
+            self.fail(call, f"{len(call.args)} operands instead of {len(words)}")
+        out: dict[str, object] = {}
+        for word, arg in zip(words, call.args):
+            if word.isidentifier():
+                out[word] = float(arg) if word in ("eps", "scale") else int(arg)
+                if not word.islower() and int(arg) <= 0:
+                    self.fail(call, f"{word} is {arg}")
+        if "B" in out:
+            out["M"] = out["B"] * out["T"]                      # type: ignore[operator]
+        if "G" in out:
+            out["E"] = (out["H"] + 2 * out["G"]) * out["D"]     # type: ignore[operator]
+        return out
+
+    def place(self, call: Call, arg: str, size: int) -> tuple[str, int]:
+        """The base and the offset of an operand of `size` bytes."""
+        base, _, at = arg.partition("+")
+        if not at.isdigit() or int(at) % 4 * (self.real == 4):
+            self.fail(call, f"{arg} is no operand")
+        if base not in self.limits or int(at) + size > self.limits[base]:
+            self.fail(call, f"{arg} and {size} bytes from there lie outside {base}")
+        return base, int(at)
+
+    def tensor(self, call: Call, arg: str, elems: int, width: int, formals: tuple[str, str]) -> Tensor:
+        """The tensor that a parameter's or a gradient's operand begins."""
+        formal, _, at = arg.partition("+")
+        if formal not in formals or formal not in (*self.fn.ins, *self.fn.outs):
+            self.fail(call, f"{arg} is not among the function's parameters")
+        flat = "keep" if formal in ("p", "dp") else self.home
+        for t in self.p.tensors:
+            if t.flat == flat and t.offset * self.real == int(at):
+                size = math.prod(t.shape)
+                if size != elems if elems else t.shape[-1] != width:
+                    self.fail(call, f"{arg}: {t.name} has {size} elements")
+                return t
+        self.fail(call, f"{arg} is no tensor's beginning")
+
+    def read(self, call: Call, arg: str, size: int, kind: str) -> None:
+        base, at = self.place(call, arg, size)
+        for v in self.held.get(base, []):
+            if (v.lo, v.hi, v.type) == (at, at + size, kind):
+                v.used = True
+                return
+        self.fail(call, f"{arg}: no value of {size} bytes of {kind} is there")
+
+    def write(self, call: Call, arg: str, size: int, kind: str) -> None:
+        base, at = self.place(call, arg, size)
+        if base not in ("tmp", "s", "y", "dx", "acc") or (base in ("s", "y", "dx") and base not in self.fn.outs):
+            self.fail(call, f"{arg} is not the function's to write")
+        values = self.held.setdefault(base, [])
+        for v in [v for v in values if v.lo < at + size and at < v.hi]:
+            if not v.used and v.type != "f":
+                self.fail(call, f"{arg} overwrites what nobody has read")
+            values.remove(v)
+        values.append(_Value(at, at + size, kind))
+
+    def gradient(self, call: Call, arg: str, mode: str, dims: dict[str, object], elems: int) -> None:
+        """A tensor's gradient, or the f32 sum of a tied one."""
+        if arg.startswith("acc"):
+            if mode not in ("add", "full") or not dims[mode] or arg != "acc+0" or elems * 4 > self.limits["acc"]:
+                self.fail(call, f"{arg} is not written in f32")
+            self.grads.append(("acc", mode == "add"))
+            return
+        t = self.tensor(call, arg, elems, 0, ("dw", "dp"))
+        if self.real != 4 and mode in ("add", "full") and dims[mode]:
+            self.fail(call, f"{arg} is no f32")
+        self.grads.append((t.name, mode == "add" and bool(dims["add"])))
+
+    # ---- calls
+
+    def call(self, call: Call) -> None:
+        words = _KERNELS[call.kernel].split() if call.kernel in _KERNELS else self.fail(call, "no kernel of a unit")
+        dims = self.dims(call, words)
+        writes: list[tuple[str, int, str]] = []
+        spans: list[tuple[str, int, int, bool]] = []            # base, lo, hi, may be where another is
+        for word, arg in zip(words, call.args):
+            if word.isidentifier():
+                continue
+            head, _, expression = word.partition(":")
+            mode, kind = head[0], head.lstrip("><=?@^$")
+            if arg == "null":
+                if "?" not in head:
+                    self.fail(call, "a null operand")
+                continue
+            elems = ops.value(expression, dims) if not expression.startswith("*") else 0
+            if mode == "$":
+                self.place(call, arg, elems)
+                if not arg.startswith("work+"):
+                    self.fail(call, f"{arg} is no scratch")
+            elif mode == "@":
+                self.reads.add(self.tensor(call, arg, elems, int(str(dims["C"])) if not elems else 0, ("w", "p")).name)
+            elif mode == "^":
+                self.gradient(call, arg, kind, dims, elems)
+            elif kind in _CLASSES:
+                if arg.partition("+")[0].partition(".")[0] != kind:
+                    self.fail(call, f"{arg} is not {kind}")
+                self.place(call, arg, elems * (8 if kind == "sums" else 4))
+            else:
+                size = elems * (self.real if kind == "r" else 4)
+                base, at = self.place(call, arg, size)
+                spans.append((base, at, at + size, "=" in head))
+                if mode == "<" and (call.kernel != "zk_round" or base != "acc"):
+                    self.read(call, arg, size, kind)
+                if mode == ">":
+                    writes.append((arg, size, kind))
+        self.apart(call, spans, len(writes))
+        for arg, size, kind in writes:
+            self.write(call, arg, size, kind)
+
+    def apart(self, call: Call, spans: list[tuple[str, int, int, bool]], outs: int) -> None:
+        """Outputs, which come first, overlap nothing, or are exactly where another operand is."""
+        for n, (base, lo, hi, free) in enumerate(spans[:outs]):
+            for other, low, high, _ in spans[:n] + spans[n + 1:]:
+                if base == other and lo < high and low < hi and not (free and (lo, hi) == (low, high)):
+                    self.fail(call, f"{base}+{lo} overlaps another operand")
+
+    def run(self) -> None:
+        for c in self.fn.calls:
+            launch = next((l for l in self.p.launches if l.name == c.launch), None)
+            shape = tuple(int(a) for a in c.args if a.lstrip("-").isdigit())
+            if not launch or launch.kernel != c.kernel or launch.shape != shape:
+                self.fail(c, f"launch {c.launch} is of another shape")
+            self.call(c)
+
+    def end(self, *outs: str) -> None:
+        """Outputs are whole, everything was used."""
+        for name in outs:
+            if name in self.fn.outs and [(v.lo, v.hi, v.type) for v in self.held.get(name, [])] != [(0, self.width, "r")]:
+                self.fail(None, f"{name} is not written whole")
+        for base, values in self.held.items():
+            for v in values:
+                if base == "tmp" and not v.used and v.type != "f":
+                    self.fail(None, f"{base}+{v.lo} is written and not read")
+
+
+def _unit_bodies(p: Plan, kind: str, fns: dict[str, Fn]) -> list[_Body]:
+    """The functions of a kind, run forward, then backward on what was saved."""
+    width = p.head.batch * p.head.sequence * p.head.width * (4 if p.head.real == "f32" else 2)
+    value = lambda: [_Value(0, width, "r", True)]
+    if f"fwd.{kind}" not in fns:
+        out = []
+        for body in ("train", "eval"):
+            b = _Body(p, fns[f"{body}.{kind}"], {"x": value()})
+            b.run()
+            b.end("dx")
+            out.append(b)
+        return out
+    fwd = _Body(p, fns[f"fwd.{kind}"], {"x": value()})
+    fwd.run()
+    fwd.end("y")
+    saved = fwd.held.get("s", [])
+    bwd = _Body(p, fns[f"bwd.{kind}"], {"x": value(), "y": value(), "dy": value(), "s": saved})
+    for name in ("x", "y", "dy", "s"):
+        if name not in bwd.fn.ins:
+            bwd.held.pop(name)
+    bwd.run()
+    bwd.end("dx")
+    for v in saved:
+        if not v.used:
+            bwd.fail(None, f"s+{v.lo} is saved and not read")
+    return [fwd, bwd]
+
+
+def _leaves(p: Plan, bodies: dict[str, list[_Body]], counts: dict[str, int]) -> dict[str, int]:
+    """Every tensor's gradient is written once and added to by its other readers. Returns Facts.steps."""
+    kinds = list(reversed(counts))                              # in backward order
+    tensors = {t.name: t for t in p.tensors}
+    readers: dict[str, set[str]] = {n: set() for n in tensors}
+    givers: dict[str, list[tuple[str, bool]]] = {n: [] for n in tensors}
+    acc: list[tuple[str, bool]] = []
+    for kind in kinds:
+        for b in bodies[kind]:
+            for n in b.reads:
+                readers[n].add(kind)
+            for n, added in b.grads:
+                if n == "acc":
+                    acc.append((kind, added))
+                else:
+                    givers[n] += acc if any(c.kernel == "zk_round" for c in b.fn.calls) and acc and not added and \
+                        n in _rounded(b) else [(kind, added)]
+    steps: dict[str, int] = {}
+    for name, t in tensors.items():
+        got = givers[name]
+        if [k for k, _ in got] != [k for k in kinds if k in readers[name]] or not got or got[0][1] or \
+                not all(added for _, added in got[1:]):
+            raise CheckError(f"tensor {name}: read by {sorted(readers[name])}, its gradient comes from {got}")
+        if t.count != counts[got[-1][0]]:
+            raise CheckError(f"tensor {name}: {t.count} instances for {counts[got[-1][0]]} units")
+        for kind in readers[name]:
+            if t.flat == "keep" and steps.setdefault(kind, t.offset_step) != t.offset_step:
+                raise CheckError(f"tensor {name}: another distance than its unit's others")
+    return steps
+
+
+def _rounded(b: _Body) -> set[str]:
+    """The tensors whose gradient is rounded from the f32 sum."""
+    out = set()
+    for c in b.fn.calls:
+        if c.kernel == "zk_round":
+            if c.args[1] != "acc+0":
+                b.fail(c, "rounds something else than the sum")
+            out.add(b.tensor(c, c.args[0], int(c.args[2]), 0, ("dw", "dp")).name)
+    return out
+
+
+# ---- the plan's own functions
+
+def _own(p: Plan, f: Flat) -> dict[str, list[str]]:
+    """The calls of a flat's functions: what an owner does to its part of each buffer."""
+    W, A, f32 = p.head.ranks, p.head.grains, p.head.real == "f32"
+    whole, fold = f.shard * W, int(p.head.sum == "fold")
+    every = f.state == "whole"
+    span = f"spans.{f.name} l*{whole}" + (f" {whole}" if every else f"+r*{f.shard} {f.shard}")
+    n = whole if every else f.shard
+
+    def mine(formal: str, kept: str, width: int, all_of: bool = every) -> str:
+        return f"{formal}+0" + (f"+r*{f.shard * width}" if kept == "whole" and not all_of else "")
+    node, g = mine("node", f.sum, 4, False), mine("g", f.sum, 4)
+    p4 = mine("p", f.real if f32 else f.state, 4)
+    w = "null" if f32 else mine("w", f.real, 2)
+    part = f"spans.{f.name} l*{whole}+r*{f.shard} {f.shard}"
+    stride = whole if f.sum == "whole" else f.shard
+    return {
+        f"own.{f.name}": [f"zk_push node+0 {whole} &leaf 1 0 {whole} lo {A} {f.mask} {fold}"],
+        f"join.{f.name}": [f"zk_push {node} 0 sources {W} 1 n 0 {W} 0 0"],
+        f"sum.{f.name}": [f"zk_push {node} {stride} sources {W} 0 n lo {W * A} {f.mask} {fold}"],
+        f"norm.{f.name}": [f"zk_square_sum sums+0 {mine('g', f.sum, 4, False)} {part}"],
+        f"adamw.{f.name}": [f"zk_adamw ctl+0 recipe {w} {p4} m+0 v+0 {g} {span}"],
+        f"init.{f.name}": [f"zk_init {p4} {span} {p.head.seed}"],
+        f"cast.{f.name}": [f"zk_round {w} p+0 {n}"],
+        f"hash.{f.name}": [f"zk_hash out {mine('p', f.real if f32 else f.state, 4, False)} {part}"],
+    }
+
+
+def _plans_own(p: Plan) -> None:
+    want = {"next": ["zk_begin ctl+0 sums+0 recipe"], "factor": ["zk_factor ctl+0 total+0 recipe"]}
+    for f in p.flats:
+        want.update(_own(p, f))
+    for n, t in enumerate(p.tables):
+        want[f"turn.{n}"] = [f"zk_rope_table table+0 freq.{n} {p.head.sequence} {t.head}"]
+    kernels = {l.name: l.kernel for l in p.launches}
+    for fn in p.fns:
+        if fn.name.partition(".")[0] in _UNITS:
+            continue
+        calls = [" ".join((c.kernel, *c.args)) for c in fn.calls]
+        if calls != want.get(fn.name) or any(kernels.get(c.launch) != c.kernel for c in fn.calls):
+            raise CheckError(f"function {fn.name}: does {calls}, not {want.get(fn.name)}")
+
+
+def functions(p: Plan, counts: dict[str, int]) -> Facts:
+    """Proves all of the above; counts: units of each kind, in order of forward."""
+    fns = {f.name: f for f in p.fns}
+    try:
+        bodies = {kind: _unit_bodies(p, kind, fns) for kind in counts}
+        _plans_own(p)
+        return Facts(_leaves(p, bodies, counts))
+    except (KeyError, ValueError, IndexError) as e:
+        raise CheckError(f"functions name what the plan does not have: {e}") from e

@@ -1,0 +1,121 @@
+"""check_order.py -- the checker's ground: queues, events and slots, and whether accesses are ordered.
+
+Steps are taken in order of issue. A queue's clock says how many steps of every queue have finished
+before its next one; a record is a copy of it, a wait takes the larger of both. Two accesses to the same
+bytes, one of them a write, must be ordered by these clocks.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from .plan import Plan, Ref, Step
+
+Clock = dict[str, int]
+
+
+class CheckError(Exception):
+    """What is wrong, with the section and the step."""
+
+
+@dataclass
+class Access:
+    lo: int
+    hi: int
+    write: bool
+    queue: str
+    at: int                     # number of the step on its queue
+
+
+@dataclass
+class Slot:
+    """What is known of a slot: recent accesses, and what it holds: tag -> bytes."""
+    accesses: list[Access] = field(default_factory=list)
+    held: dict[tuple, int] = field(default_factory=dict)
+
+
+def cover(parts: list[tuple[int, int]], want: int) -> bool:
+    """(start, size) parts lie one after the other and fill `want`."""
+    end = 0
+    for at, n in sorted(parts):
+        if at != end or n <= 0:
+            return False
+        end += n
+    return end == want
+
+
+class Order:
+    """Plays steps; what a step does is left to `do`."""
+
+    def __init__(self, p: Plan) -> None:
+        self.p, self.W = p, p.head.ranks
+        self.real = 4 if p.head.real == "f32" else 2
+        self.classes = {c.name: c for c in p.classes}
+        self.limits = {e.name: e.index for e in p.events}
+        self.slots: dict[tuple[str, int], Slot] = {}
+        self.clocks: dict[str, Clock] = {"main": {}, "gather": {}, "reduce": {}}
+        self.clock: Clock = self.clocks["main"]         # of the step that is played
+        self.count: dict[str, int] = {}
+        self.events: dict[tuple[str, int], Clock] = {}
+        self.peers: tuple[str, int] | None = None       # a slot that peers read until `done`
+        self.section, self.step = "", Step("main", "", "")
+
+    def fail(self, what: str) -> NoReturn:
+        s = self.step
+        raise CheckError(f"section {self.section}: {s.queue} {s.op} {s.unit}: {what}")
+
+    def do(self, s: Step) -> None:
+        raise NotImplementedError
+
+    def play(self, s: Step) -> None:
+        self.step = s
+        self.clock = self.clocks[s.queue] if s.queue in self.clocks else self.fail("no such queue")
+        if self.p.head.overlap == 0 and s.queue != "main":
+            self.fail("a queue of its own, but collectives do not overlap")
+        for e in s.waits:
+            for other, n in self.events.get((e.name, e.index), {}).items():
+                self.clock[other] = max(self.clock.get(other, 0), n)
+        self.count[s.queue] = self.count.get(s.queue, 0) + 1
+        self.clock[s.queue] = self.count[s.queue]
+        try:
+            self.do(s)
+        except (KeyError, IndexError, ValueError) as e:
+            self.fail(f"names what the plan does not have: {e}")
+        for e in s.recs:
+            self.events[e.name, e.index] = dict(self.clock)
+
+    def touch(self, cls: str, index: int, lo: int, hi: int, write: bool) -> Slot:
+        """An access to bytes [lo, hi) of a slot, ordered after all that conflict with it."""
+        c = self.classes.get(cls) or self.fail(f"no class {cls}")
+        if not (0 <= index < c.slots and 0 <= lo < hi <= c.stride):
+            self.fail(f"{cls}[{index}] bytes {lo}..{hi} lie outside its {c.slots} slots of {c.stride}")
+        if write and (cls, index) == self.peers:
+            self.fail(f"{cls}[{index}] is written while peers may read it")
+        slot, q = self.slots.setdefault((cls, index), Slot()), self.step.queue
+        kept = []
+        for a in slot.accesses:
+            if a.lo < hi and lo < a.hi and (a.write or write) and a.at > self.clock.get(a.queue, 0):
+                self.fail(f"{cls}[{index}]: not ordered after a {'write' if a.write else 'read'} on queue {a.queue}")
+            covered = lo <= a.lo and a.hi <= hi and (write or (a.queue == q and not a.write))
+            if not covered:
+                kept.append(a)
+        slot.accesses = [*kept, Access(lo, hi, write, q, self.count[q])]
+        return slot
+
+    def whole(self, ref: Ref, write: bool) -> Slot:
+        """An access to all of a slot."""
+        c = self.classes.get(ref.cls) or self.fail(f"no class {ref.cls}")
+        return self.touch(ref.cls, ref.index, 0, c.stride, write) if ref.at == 0 else \
+            self.fail(f"{ref} does not begin with its slot")
+
+    def strided(self, ref: Ref, step: int, size: int, write: bool) -> Slot:
+        """An access to a piece of every rank's part. All of a slot's pieces have one step, so their
+        places within a part tell whether they meet."""
+        if ref.at + size > step or step * self.W > self.classes[ref.cls].stride:
+            self.fail(f"{ref}: parts of {step} bytes do not hold the piece")
+        return self.touch(ref.cls, ref.index, ref.at, ref.at + size, write)
+
+    def common(self, ref: Ref) -> None:
+        """Peers read it."""
+        if self.W > 1 and self.classes[ref.cls].kind != "shared":
+            self.fail(f"peers cannot read {ref}")
