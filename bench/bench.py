@@ -1,10 +1,12 @@
 """bench.py -- how fast a program trains, as shares of what this machine can do in the same minutes.
 
-GPT-2 124M, 1024 tokens a step, f32: on 1 rank, on as many ranks as cores (at most 2) under ZeRO-0 and ZeRO-3.
-Programs take turns (1 rank, ZeRO-0, ZeRO-3, 1 rank, ...), so that a machine that slows down slows all of them;
-every figure is a median. The peak is the faster of our own linear and OpenBLAS (numpy's) at 2048^3, one thread a core.
+GPT-2 124M, 1024 tokens a step, f32, on two cores: 1 rank with both of them, and a rank a core under
+ZeRO-0 and ZeRO-3. Programs take turns (1 rank, ZeRO-0, ZeRO-3, 1 rank, ...), so that a machine that
+slows down slows all of them; every figure is a median. The peak is the faster of our own linear and
+OpenBLAS (numpy's) at 2048^3, one thread a core.
 
-The table goes to stdout, all figures to out/bench.json. A load average above 0.3 at the start makes a run invalid.
+The table goes to stdout, all figures to out/bench.json. A load average above 0.3 at the start makes
+a run invalid.
 """
 from __future__ import annotations
 
@@ -69,19 +71,20 @@ class Run:
     """One run of a program."""
     steps: list[float]      # seconds of each step but the first
     arena: int              # bytes a rank
-    start: float            # seconds from main to arenas in place, where the first operation is issued
+    start: float            # seconds from main to arenas in place: the first operation is next
     wire: int               # bytes received by a rank in a step
 
 
-def sh(*command: object, env: dict[str, str] | None = None) -> str:
-    return subprocess.run([str(c) for c in command], cwd=ROOT, check=True, text=True, stdout=subprocess.PIPE,
-                          env={**os.environ, **(env or {})}).stdout
+def sh(*command: object) -> str:
+    return subprocess.run([str(c) for c in command], cwd=ROOT, check=True, text=True,
+                          stdout=subprocess.PIPE).stdout
 
 
 def together(script: str, argument: object, processes: int, env: dict[str, str]) -> list[float]:
     """A Python script in several processes at once; the number that each prints."""
-    running = [subprocess.Popen([sys.executable, '-c', script, str(argument)], stdout=subprocess.PIPE, text=True,
-                                stderr=subprocess.DEVNULL, env={**os.environ, **env}) for _ in range(processes)]
+    running = [subprocess.Popen([sys.executable, '-c', script, str(argument)], text=True,
+                                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                                env={**os.environ, **env}) for _ in range(processes)]
     said = [p.communicate()[0] for p in running]
     return [float(s) for s in said] if all(p.returncode == 0 for p in running) else [0.0]
 
@@ -94,7 +97,8 @@ def machine(load: float) -> dict[str, object]:
     flags = next(c for c in commands if 'linear_avx512.o' in c)
     compiler = os.environ.get('CC', 'gcc')
     return {'cpu': cpu[1] if cpu else platform.processor(), 'cores': os.cpu_count(), 'load': load,
-            'compiler': sh(compiler, '--version').splitlines()[0], 'flags': re.sub(r' -MMD.*', '', flags)}
+            'compiler': sh(compiler, '--version').splitlines()[0],
+            'flags': re.sub(r'.*?(-std.*?) -MMD.*', r'\1', flags)}
 
 
 def gemm(cores: int, seconds: float, pairs: int) -> dict[str, object]:
@@ -105,7 +109,8 @@ def gemm(cores: int, seconds: float, pairs: int) -> dict[str, object]:
 
     sh('ninja', '--quiet', 'out/train-peak')
     coretype = max(CORETYPES, key=lambda c: vendor(c, 1.0))
-    rates = [(float(sh('out/train-peak', cores, 2048, seconds)), vendor(coretype, seconds)) for _ in range(pairs)]
+    rates = [(float(sh('out/train-peak', cores, 2048, seconds)), vendor(coretype, seconds))
+             for _ in range(pairs)]
     ours, theirs = (statistics.median(side) for side in zip(*rates))
     return {'ours': ours, 'openblas': theirs, 'openblas_coretype': coretype or 'its own choice',
             'peak': max(ours, theirs)}
@@ -120,8 +125,8 @@ def touch_rate(case: Case, arena: int) -> float:
 
 def settings(case: Case) -> list[str]:
     keys = {'zero.stage': case.stage, 'cluster.ranks': case.ranks, 'train.sequence': SEQUENCE,
-            'train.global_batch': TOKENS // SEQUENCE, 'train.micro_batch': TOKENS // SEQUENCE // case.ranks,
-            'train.precision': 'f32'}
+            'train.global_batch': TOKENS // SEQUENCE, 'train.precision': 'f32',
+            'train.micro_batch': TOKENS // SEQUENCE // case.ranks}
     return [word for key, value in keys.items() for word in ('--set', f'{key}={value}')]
 
 
@@ -142,7 +147,8 @@ def run(case: Case, steps: int, data: Path) -> Run:
     sh(MADE / case.name, '--data', data, '--steps', steps + 1, '--log', log)
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     ends, last = [line['seconds'] for line in lines if 'loss' in line], lines[-1]
-    return Run([b - a for a, b in zip(ends, ends[1:])], last['arena'], last['start_arena'], last['wire'])
+    return Run([b - a for a, b in zip(ends, ends[1:])], last['arena'], last['start_arena'],
+               last['wire'])
 
 
 def measure(cases: list[Case], steps: int, rounds: int) -> dict[str, list[Run]]:
@@ -160,27 +166,32 @@ def measure(cases: list[Case], steps: int, rounds: int) -> dict[str, list[Run]]:
 # ---- figures
 
 def figures(case: Case, runs: list[Run], peak: float, work: float) -> dict[str, object]:
-    step = statistics.median(s for r in runs for s in r.steps)
-    rate, start = touch_rate(case, runs[0].arena), statistics.median(r.start for r in runs)
-    return {**asdict(case), 'step': step, 'gflops': 1e-9 * work / step, 'share': 1e-9 * work / step / peak,
-            'arena': runs[0].arena, 'wire': runs[0].wire, 'start': start, 'touch_rate': rate,
-            'start_bound': 1.3 * runs[0].arena / rate + 0.2, 'runs': [asdict(r) for r in runs]}
+    """work: floating-point operations of a step; peak: GFLOP/s"""
+    step, arena = statistics.median(s for r in runs for s in r.steps), runs[0].arena
+    rate = touch_rate(case, arena)
+    return {**asdict(case), 'step': step, 'gflops': 1e-9 * work / step,
+            'share': 1e-9 * work / step / peak, 'arena': arena, 'wire': runs[0].wire,
+            'start': statistics.median(r.start for r in runs), 'touch_rate': rate,
+            'start_bound': 1.3 * arena / rate + 0.2, 'runs': [asdict(r) for r in runs]}
 
 
 def overhead(whole: list[Run], split: list[Run]) -> float:
-    """How much longer a step of `split` takes: the median over pairs of runs that followed each other."""
+    """How much longer a step of `split` takes: the median over pairs of neighbouring runs."""
     pairs = [statistics.median(s.steps) / statistics.median(w.steps) for w, s in zip(whole, split)]
     return statistics.median(pairs) - 1
 
 
 def table(result: dict) -> str:
     m, g = result['machine'], result['gemm']
-    lines = [f'{m["cpu"]}, {m["cores"]} cores, load average {m["load"]:.2f} at the start', m['compiler'], m['flags'], '',
-             f'f32 GEMM 2048^3: ours {g["ours"]:.0f}, OpenBLAS ({g["openblas_coretype"]}) {g["openblas"]:.0f} GFLOP/s', '',
-             '| GPT-2 124M, f32, 1024 tokens a step | step, s | GFLOP/s | share of peak | arena a rank, MB | '
-             'start, s | bound, s |', '|---|---|---|---|---|---|---|']
-    lines += [f'| {c["name"]} | {c["step"]:.3f} | {c["gflops"]:.0f} | {100 * c["share"]:.0f} % | {c["arena"] / 1e6:.0f} | '
-              f'{c["start"]:.2f} | {c["start_bound"]:.2f} |' for c in result['cases']]
+    lines = [f'{m["cpu"]}, {m["cores"]} cores, load average {m["load"]:.2f} at the start',
+             m['compiler'], m['flags'], '',
+             f'f32 GEMM 2048^3: ours {g["ours"]:.0f} GFLOP/s, OpenBLAS '
+             f'({g["openblas_coretype"]}) {g["openblas"]:.0f} GFLOP/s', '',
+             '| GPT-2 124M, f32, 1024 tokens a step | step, s | GFLOP/s | share of peak | '
+             'arena a rank, MB | start, s | bound, s |', '|---|---|---|---|---|---|---|']
+    lines += [f'| {c["name"]} | {c["step"]:.3f} | {c["gflops"]:.0f} | {100 * c["share"]:.0f} % | '
+              f'{c["arena"] / 1e6:.0f} | {c["start"]:.2f} | {c["start_bound"]:.2f} |'
+              for c in result['cases']]
     if 'overhead' in result:
         lines += ['', f'ZeRO-3 over ZeRO-0: {100 * result["overhead"]:+.1f} %']
     return '\n'.join(lines)
@@ -193,7 +204,8 @@ def main() -> int:
     given = parser.parse_args()
     load, cores = os.getloadavg()[0], min(os.cpu_count() or 1, 2)
     MADE.mkdir(parents=True, exist_ok=True)
-    cases = [Case('rank-1', 1, 0)] + [Case(f'zero-{stage}', cores, stage) for stage in (0, 3) if cores > 1]
+    cases = [Case('rank-1', 1, 0)]
+    cases += [Case(f'zero-{stage}', cores, stage) for stage in (0, 3) if cores > 1]
     print(f'load average {load:.2f}', file=sys.stderr)
     for case in cases:
         build(case)

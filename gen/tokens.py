@@ -7,7 +7,7 @@ Invariants
  1. VAL has whole samples of SEQUENCE targets: a trainer's validation loss and the bigram's are
     over the same tokens.
  2. TRAIN is its part of TEXT in pieces of 16 samples in random order, always the same: a trainer
-    takes samples in the order of the file, and one that sees half of it should see all kinds of text.
+    takes samples in the order of the file, and one that sees half of it should see all kinds.
 """
 from __future__ import annotations
 

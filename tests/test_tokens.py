@@ -25,8 +25,9 @@ tokens = load()
 
 
 def make(text: Path, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, ROOT / 'gen' / 'tokens.py', text, folder / 'train', folder / 'val', T]
-    return subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    files = [text, folder / 'train', folder / 'val']
+    return subprocess.run([sys.executable, ROOT / 'gen' / 'tokens.py', *files, str(T)],
+                          capture_output=True, text=True)
 
 
 def test_the_bigram_loss_is_that_of_a_count_by_hand():
