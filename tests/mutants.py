@@ -206,3 +206,46 @@ def same(p: Plan, original: list[Work], pairs: list[tuple[tuple, tuple]]) -> boo
     if works.keys() != {w.key for w in original}:
         return False
     return all(before(works[a], works[b]) for a, b in pairs)
+
+
+# ---- one thing changed in a function or a table
+
+def shifted(arg: str) -> Iterator[str]:
+    """An operand's place or number, changed by one."""
+    base, plus, at = arg.partition('+')
+    if plus and at.isdigit():
+        yield f'{base}+{int(at) + 64}'
+        if int(at) >= 64:
+            yield f'{base}+{int(at) - 64}'
+    elif arg.lstrip('-').isdigit():
+        yield from (str(int(arg) + 1), str(int(arg) - 1))
+
+
+def of_calls(p: Plan) -> Iterator[Mutant]:
+    """A call deleted, or one of its operands or whole numbers changed."""
+    for f, fn in enumerate(p.fns):
+        def put(calls: tuple[plan.Call, ...]) -> Plan:
+            return replace(p, fns=p.fns[:f] + (replace(fn, calls=calls),) + p.fns[f + 1:])
+        for n, c in enumerate(fn.calls):
+            name = f'{fn.name} {n} {c.kernel}'
+            yield Mutant(f'{name}: deleted', put(without(fn.calls, n)))
+            for i, arg in enumerate(c.args):
+                for new in shifted(arg):
+                    args = c.args[:i] + (new,) + c.args[i + 1:]
+                    yield Mutant(f'{name}: {arg} -> {new}', put(fn.calls[:n] + (replace(c, args=args),) + fn.calls[n + 1:]))
+
+
+def of_tables(p: Plan) -> Iterator[Mutant]:
+    """A number of a class, a flat or a tensor changed by one of its units."""
+    units = {'slots': 1, 'stride': 4096, 'at': 4096, 'count': 1, 'elems': 1024, 'shard': 1024, 'nodes': 1, 'mask': 1,
+             'offset': 1024, 'offset_step': 1024, 'flat_step': 1, 'key': 1, 'key_step': 1}
+    for part in ('classes', 'flats', 'tensors'):
+        rows = getattr(p, part)
+        for n, row in enumerate(rows):
+            for f in dataclasses.fields(row):
+                for by in (1, -1):
+                    idle = (f.name == 'key_step' and row.count == 1) or (row == p.classes[-1] and by > 0)
+                    if f.name in units and not idle:        # a step never taken; more room at the arena's end
+                        new = replace(row, **{f.name: getattr(row, f.name) + by * units[f.name]})
+                        yield Mutant(f'{row.name} {f.name}: {by * units[f.name]}',
+                                     replace(p, **{part: rows[:n] + (new,) + rows[n + 1:]}))

@@ -38,6 +38,9 @@ def _classes(p: Plan) -> None:
         end = c.at + c.slots * c.stride
     W, real = p.head.ranks, 4 if p.head.real == "f32" else 2
     have = {c.name: c for c in p.classes}
+    for name in ("x", "dx"):
+        if name in have and have[name].stride < p.head.batch * p.head.sequence * p.head.width * real:
+            raise CheckError(f"class {name} does not hold a value")
     for f in p.flats:
         size = {"whole": f.shard * W, "shard": f.shard}
         need = {"real": size[f.real] * real, "sum": size[f.sum] * 4 * f.nodes}
@@ -62,11 +65,11 @@ def _flats(p: Plan) -> None:
                 raise CheckError(f"flat {name}: tensors overlap at element {at}")
             end = at + n
         f = flats[name]
-        if end > f.elems or f.elems > f.shard * p.head.ranks or f.shard % 1024:
+        if f.elems != -(-end // 1024) * 1024 or f.elems > f.shard * p.head.ranks or f.shard % 1024:
             raise CheckError(f"flat {name}: {end} elements do not fit its shards")
     keys = [t.key + i * t.key_step for t in p.tensors for i in range(t.count)]
-    if len(set(keys)) != len(keys) or len({t.name for t in p.tensors}) != len(p.tensors):
-        raise CheckError("two tensors have one name or one key of random numbers")
+    if sorted(keys) != list(range(len(keys))) or len({t.name for t in p.tensors}) != len(p.tensors):
+        raise CheckError("tensors do not have names and keys of their own")
     if p.head.params != sum(t.count * math.prod(t.shape) for t in p.tensors):
         raise CheckError("the tensors are not all parameters")
 
@@ -75,8 +78,10 @@ def _tensor(t: Tensor, flats: dict[str, Flat]) -> None:
     rows = [part.rpartition("=")[2] for part in t.parts]
     if not all(r.isdigit() for r in rows) or sum(map(int, rows)) != t.shape[0] or min(t.shape) <= 0:
         raise CheckError(f"tensor {t.name}: its parts' rows do not add up to {t.shape}")
-    if t.flat not in flats or (t.count > 1 and not (t.flat_step or t.offset_step)) or \
-            (t.flat_step and flats[t.flat].count != t.count) or (t.flat_step and t.offset_step):
+    step = (t.flat_step, t.offset_step)
+    if t.flat not in flats or t.count <= 0 or (step != (0, 0) if t.count == 1 else
+                                               step[0] != 1 if step[1] == 0 else step[0]) or \
+            (t.flat_step and flats[t.flat].count != t.count):
         raise CheckError(f"tensor {t.name}: its {t.count} instances have no place in {t.flat}")
 
 

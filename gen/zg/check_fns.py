@@ -20,7 +20,7 @@ from .plan import Call, Flat, Fn, Plan, Tensor
 
 # A kernel's operands, stated again from kernels/zk.h. `>` writes, `<` reads, `=` may be where another
 # operand is, `@` parameter, `^` gradient of one, `$` scratch, `?` may be null, a bare word is a number.
-# Then the type (r real, f float, or the class itself) and the elements.
+# Then the type (r real, f float, F a float that must be used, or the class itself) and the elements.
 _KERNELS = {
     "zk_embed_fwd": ">r:B*T*C <tokens:B*T @r:*C @?r:*C B T C",
     "zk_embed_bwd": "^add:V*C <r:M*C <tokens:M $:4*(V+1+M) M V C add",
@@ -44,10 +44,17 @@ _KERNELS = {
     "zk_swiglu_bwd": ">r:M*2*F <r:M*F <r:M*2*F M F",
     "zk_add": ">=r:n <r:n <r:n n",
     "zk_round": "^r:n <f:n n",
-    "zk_cross_entropy": ">f:M >=?r:M*V <r:M*V <targets:M M V",
-    "zk_loss_sum": ">sums:72 <f:M <targets:M M",
+    "zk_cross_entropy": ">F:M >=?r:M*V <r:M*V <targets:M M V",
+    "zk_loss_sum": ">sums:72 <F:M <targets:M M",
 }
 _CLASSES = ("tokens", "targets", "table", "sums")
+# A kernel forward, and those that must run backward for it on the same numbers.
+_BACK = {
+    "zk_layernorm_fwd": ("zk_layernorm_bwd",), "zk_rmsnorm_fwd": ("zk_rmsnorm_bwd",), "zk_qknorm_fwd": ("zk_qknorm_bwd",),
+    "zk_linear_fwd": ("zk_linear_bwd_x", "zk_linear_bwd_w"), "zk_attention_fwd": ("zk_attention_bwd",),
+    "zk_gelu_fwd": ("zk_gelu_bwd",), "zk_swiglu_fwd": ("zk_swiglu_bwd",), "zk_rope": ("zk_rope",),
+}
+_ASIDE = ("eps", "full", "add", "sign")                 # numbers that need not agree
 _UNITS = ("fwd", "bwd", "train", "eval")
 
 
@@ -177,14 +184,14 @@ class _Body:
             elems = ops.value(expression, dims) if not expression.startswith("*") else 0
             if mode == "$":
                 self.place(call, arg, elems)
-                if not arg.startswith("work+"):
+                if arg != "work+0":
                     self.fail(call, f"{arg} is no scratch")
             elif mode == "@":
                 self.reads.add(self.tensor(call, arg, elems, int(str(dims["C"])) if not elems else 0, ("w", "p")).name)
             elif mode == "^":
                 self.gradient(call, arg, kind, dims, elems)
             elif kind in _CLASSES:
-                if arg.partition("+")[0].partition(".")[0] != kind:
+                if arg.partition(".")[0].partition("+")[0] != kind or not arg.endswith("+0"):
                     self.fail(call, f"{arg} is not {kind}")
                 self.place(call, arg, elems * (8 if kind == "sums" else 4))
             else:
@@ -205,6 +212,21 @@ class _Body:
             for other, low, high, _ in spans[:n] + spans[n + 1:]:
                 if base == other and lo < high and low < hi and not (free and (lo, hi) == (low, high)):
                     self.fail(call, f"{base}+{lo} overlaps another operand")
+
+    def numbers(self, forward: bool) -> list[tuple]:
+        """What runs forward, or what that says of backward: kernels and the numbers that must agree."""
+        out = []
+        for c in self.fn.calls:
+            words = _KERNELS[c.kernel].split()
+            dims = tuple(a for w, a in zip(words, c.args) if w.isidentifier() and w not in _ASIDE)
+            sign = c.args[-1] if c.kernel == "zk_rope" else ""
+            if forward and c.kernel in _BACK and sign != "-1":
+                out += [(k, dims, "-1" if sign else "") for k in _BACK[c.kernel]]
+                if c.kernel == "zk_linear_fwd" and c.args[3] != "null":
+                    out.append(("zk_linear_bwd_b", dims[:2], ""))
+            if not forward and (c.kernel in ("zk_linear_bwd_b", *(k for b in _BACK.values() for k in b))) and sign != "1":
+                out.append((c.kernel, dims, sign))
+        return sorted(out)
 
     def run(self) -> None:
         for c in self.fn.calls:
@@ -236,6 +258,8 @@ def _unit_bodies(p: Plan, kind: str, fns: dict[str, Fn]) -> list[_Body]:
             b.run()
             b.end("dx")
             out.append(b)
+        if out[0].numbers(True) != out[0].numbers(False) or out[0].numbers(True) != out[1].numbers(True):
+            out[0].fail(None, "forward, backward and evaluation do not agree")
         return out
     fwd = _Body(p, fns[f"fwd.{kind}"], {"x": value()})
     fwd.run()
@@ -247,6 +271,8 @@ def _unit_bodies(p: Plan, kind: str, fns: dict[str, Fn]) -> list[_Body]:
             bwd.held.pop(name)
     bwd.run()
     bwd.end("dx")
+    if fwd.numbers(True) != bwd.numbers(False) or fwd.numbers(False) or bwd.numbers(True):
+        bwd.fail(None, "does not run backward what ran forward")
     for v in saved:
         if not v.used:
             bwd.fail(None, f"s+{v.lo} is saved and not read")
