@@ -27,8 +27,9 @@ KEPT = {'gpt': {'norms': ['*.ln_*', 'ln_f.*'], 'a matrix': ['h.*.attn.c_attn.wei
         'qwen3': {'norms': ['*norm*'], 'a matrix': ['*.mlp.down_proj.weight']},
         'llama': {'norms': ['*norm*'], 'a matrix': ['*.self_attn.o_proj.weight', 'lm_head*']}}
 
-# f32 weights after STEPS steps of a tiny spec as it stands, on tokens(256, 40 * SAMPLES + 1): the same
-# on every processor and from every compiler. They change only when the recipe's meaning does.
+# f32 weights after STEPS steps of a tiny spec as it stands, on tokens(256, 40 * SAMPLES + 1):
+# the same on every processor and from every compiler. They change only when the recipe's meaning
+# does.
 SAMPLES = 161
 KNOWN = {'gpt': '530116059c36313f416edae028515400',
          'qwen3': 'f45efd770e421b72ab876f32a15067fb',
@@ -63,10 +64,20 @@ def path(family: str) -> pathlib.Path:
     return trainer.ROOT / 'model_specs' / f'{family}-tiny.yaml'
 
 
-def changed(family: str, folder: pathlib.Path, blocks: int, **model: object) -> pathlib.Path:
-    """a tiny spec with so many blocks and other keys of its model"""
+def changed(family: str, folder: pathlib.Path, blocks: int, sizes: Mapping[int, int]
+            ) -> pathlib.Path:
+    """a tiny spec with so many blocks, and other vocabulary, width and linears: old to new"""
+    def walk(x: object) -> object:
+        if isinstance(x, dict):
+            return {key: resized(y) if key in ('vocab', 'width', 'out') else walk(y)
+                    for key, y in x.items()}
+        return [walk(y) for y in x] if isinstance(x, list) else x
+
+    def resized(x: int | list[int]) -> int | list[int]:
+        return [resized(y) for y in x] if isinstance(x, list) else sizes.get(x, x)
+
     spec = yaml.safe_load(path(family).read_text())
-    spec['model'] |= model
+    spec['model'] = walk(spec['model'])
     spec['model']['units'][1]['blocks'] = blocks
     made = folder / f'{family}.yaml'
     made.write_text(yaml.safe_dump(spec, sort_keys=False))
@@ -104,10 +115,14 @@ class Result:
     val: str
 
 
-def run(binary: pathlib.Path, *options: object, log: pathlib.Path, **settings: object) -> Result:
+def run(binary: pathlib.Path, *options: object, log: pathlib.Path,
+        under: Sequence[str] = (), **settings: object) -> Result:
+    """under: the command that runs it"""
     log.unlink(missing_ok=True)
-    done = program.run(binary, '--hash', '--log', log, *options, **settings)
+    command = [*map(pathlib.Path, under[:1]), *under[1:], binary]
+    done = program.run(*command, '--hash', '--log', log, *options, **settings)
     assert done.code == 0, f'{options} {settings} gave {done.code}\n{done.out}{done.err}'
+    assert 'Sanitizer' not in done.err and 'runtime error' not in done.err, done.err
     assert 'the plan says' not in done.out, done.out       # of bytes and collectives: as planned
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     steps = tuple(json.dumps({key: x for key, x in line.items() if key != 'seconds'})

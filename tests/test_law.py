@@ -1,4 +1,4 @@
-"""test_law.py -- the bitwise law: the weights after N steps do not depend on how the work was spread.
+"""test_law.py -- the bitwise law: weights after N steps do not depend on how the work was spread.
 
 One hash, one log and one validation loss over ZeRO stages, ranks, accumulation, buckets,
 persistence, prefetch, overlap, queue orders, threads and kernel objects; and controls that must
@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import json
 import pathlib
-import tempfile
 
 import numpy as np
 import pytest
@@ -85,7 +84,7 @@ def bench(folder: pathlib.Path, stream: np.ndarray, weights: pathlib.Path | None
           steps: int = law.STEPS, vocab: int = 256, sequence: int = 40) -> Bench:
     """11 samples of validation and a rest: they end in the middle of a round of ranks"""
     trainer.write_tokens(folder / 'tokens', stream)
-    trainer.write_tokens(folder / 'val', law.tokens(vocab, 12 * sequence - 3, holes=vocab < law.HOLE))
+    trainer.write_tokens(folder / 'val', law.tokens(vocab, 12 * sequence - 3, holes=True))
     return Bench(folder, weights, steps)
 
 
@@ -114,17 +113,17 @@ GROUPS = [(family, precision, grains) for grains in (24, 8) for family in law.FA
 @pytest.mark.slow
 @pytest.mark.parametrize('family,precision,grains', GROUPS)
 def test_one_hash(tmp_path: pathlib.Path, family: str, precision: str, grains: int) -> None:
-    weights = law.uneven(family, tmp_path)
-    b = bench(tmp_path, stream(family, grains), weights)
+    steps = law.STEPS if grains == 8 else law.STEPS // 3
+    b = bench(tmp_path, stream(family, grains, steps), law.uneven(family, tmp_path), steps)
     mine = [{'family': family, **PLAIN}] + \
         [w for w in ways(precision, grains) if w['family'] == family]
     results = {str(way): b.run(way, *recipe(precision, grains)) for way in mine}
     agree(results)
     first = next(iter(results.values()))
     log = [json.loads(line) for line in first.steps]
-    assert len(log) == law.STEPS and all(np.isfinite(line['loss']) for line in log)
+    assert len(log) == steps and all(np.isfinite(line['loss']) for line in log)
     assert all(line['norm'] > 1 and not line['skipped'] for line in log)    # clipped: all by all
-    assert len({line['valid'] for line in log}) > 5 and first.val
+    assert len({line['valid'] for line in log}) >= 5 and first.val
 
 
 @pytest.mark.parametrize('family,precision', [('gpt', 'f32'), ('llama', 'bf16')])
@@ -202,7 +201,7 @@ def test_controls(tmp_path: pathlib.Path, precision: str, ranks: int, stage: int
 @pytest.mark.slow
 @pytest.mark.parametrize('family,precision', [('gpt', 'bf16'), ('llama', 'f32')])
 def test_fold_obeys_the_law_too(tmp_path: pathlib.Path, family: str, precision: str) -> None:
-    b = bench(tmp_path, stream(family, 24), law.uneven(family, tmp_path))
+    b = bench(tmp_path, stream(family, 24, 5), law.uneven(family, tmp_path), 5)
     some = [{'family': family, **PLAIN, 'stage': stage, 'ranks': ranks, 'reduce': reduce,
              'overlap': bool(stage % 2), 'queue': queue, 'threads': ranks % 3 + 1}
             for stage, ranks, reduce, queue in [
@@ -268,16 +267,18 @@ def test_the_hash_sees_every_bit(tmp_path: pathlib.Path) -> None:
 
 # ---- shapes that nothing divides
 
+# family, blocks, old and new sizes, settings, ranks
 RAGGED = {
-    'vocab 257': ('gpt', 1, {'vocab': 257}, ['train.micro_batch=1'], [1, 2, 8]),
-    # 257 tensors of fewer than 8 * 1024 elements together: most shards hold padding alone
-    'width 8': ('qwen3', 1, {'width': 8, 'vocab': 11}, ['train.micro_batch=1'], [1, 3, 8]),
+    'vocab 257': ('gpt', 1, {256: 257}, ['train.micro_batch=1'], [1, 2, 8]),
+    # fewer than 8 * 1024 elements: some ranks own padding alone
+    'width 8': ('qwen3', 1, {64: 8, 176: 10, 256: 11}, ['train.micro_batch=1'], [1, 3, 8]),
     'one token': ('gpt', 3, {}, ['train.sequence=1', 'train.micro_batch=1'], [1, 2, 4]),
-    'one token, llama': ('llama', 2, {'vocab': 300}, ['train.sequence=1', 'train.micro_batch=3'],
-                         [1, 2, 8]),
-    'odd': ('llama', 1, {'width': 36, 'vocab': 1025}, ['train.sequence=17', 'train.micro_batch=1'],
-            [1, 3, 6]),
-    'a long head': ('gpt', 1, {'width': 12, 'vocab': 50257}, ['train.sequence=5'], [1, 4, 6]),
+    'three of one token': ('llama', 2, {256: 300}, ['train.sequence=1', 'train.micro_batch=3'],
+                           [1, 2, 8]),
+    'odd': ('llama', 1, {64: 40, 176: 27, 256: 1025},
+            ['train.sequence=17', 'train.micro_batch=1'], [1, 3, 6]),
+    'a long head': ('gpt', 1, {60: 12, 240: 7, 256: 50257},
+                    ['train.sequence=5', 'train.micro_batch=2'], [1, 4, 6]),
 }
 
 
@@ -285,19 +286,19 @@ RAGGED = {
 @pytest.mark.parametrize('precision', ['f32', 'bf16'])
 @pytest.mark.parametrize('case', RAGGED)
 def test_ragged_shapes(tmp_path: pathlib.Path, case: str, precision: str) -> None:
-    family, blocks, model, keys, ranks = RAGGED[case]
-    spec = law.changed(family, tmp_path, blocks, **model)
-    loaded = reader.load(str(spec), ['train.global_batch=48', 'cluster.ranks=1', *keys])
-    T, vocab, steps = loaded.train.sequence, loaded.model.vocab, 6
-    b = bench(tmp_path, law.tokens(vocab, 48 * T * steps + 1, holes=True), None, steps, vocab, T)
+    family, blocks, sizes, keys, ranks = RAGGED[case]
+    spec = law.changed(family, tmp_path, blocks, sizes)
+    keys = ['train.global_batch=24', f'train.precision={precision}', *keys]
+    loaded = reader.load(str(spec), ['cluster.ranks=1', *keys])
+    T, vocab, steps = loaded.train.sequence, loaded.model.vocab, 5
+    b = bench(tmp_path, law.tokens(vocab, 24 * T * steps + 1, holes=True), None, steps, vocab, T)
+    some = [(0, 0), (0, 1), (1, 2), (2, 1), (3, 1), (3, 2)]
     results = {}
-    for stage in range(4):
-        for n, W in enumerate(ranks[stage % 2:]):
-            way = {'family': family, **PLAIN, 'stage': stage, 'ranks': W, 'overlap': n > 0,
-                   'small': 100 * n, 'reduce': 2500 * (1 + stage), 'gather': 6000,
-                   'queue': ['eager', 'shuffled:8', 'late'][(stage + n) % 3], 'threads': 1 + n % 2}
-            results[str(way)] = b.run(way, *keys, 'train.global_batch=48',
-                                      f'train.precision={precision}', spec=spec)
+    for n, (stage, r) in enumerate(some):
+        way = {'family': family, **PLAIN, 'stage': stage, 'ranks': ranks[r], 'overlap': n % 3 > 0,
+               'small': 100 * (n % 2), 'reduce': 2500 * (1 + n), 'gather': 6000,
+               'queue': ['eager', 'shuffled:8', 'late'][n % 3], 'threads': 1 + n % 2}
+        results[str(way)] = b.run(way, *keys, spec=spec)
     agree(results)
 
 
