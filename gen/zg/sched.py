@@ -64,7 +64,8 @@ class _Maker:
 
     def __post_init__(self) -> None:
         self.flats = {f.name: f for f in self.shards.flats}
-        once = [f.name for f in self.shards.flats if f.count == 1 and f.name != "keep"]
+        long = ("keep", "embed") if self.graph.tied else ("keep",)     # leaves that more than one unit writes
+        once = [f.name for f in self.shards.flats if f.count == 1 and f.name not in long]
         self.rings = self.alike([f.name for f in self.shards.flats if f.real == "shard"])
         self.leaves = {**{f: f for f in self.flats}, **self.alike(once)}
         self.W = self.spec.cluster.ranks
