@@ -345,6 +345,9 @@ class Player(Order):
         at = index * self.facts.steps.get(kind, 0) * self.real if keep else 0
         if not ref.cls.startswith("leaf.") or (ref.cls == "leaf.keep") != keep or ref.at != at:
             self.fail(f"writes {ref}")
+        flat = self.flats["keep" if keep else self.home(kind)]
+        if self.classes[ref.cls].stride < flat.shard * self.W * self.real:
+            self.fail(f"{ref} does not hold a leaf of {flat.name}")
         self.put(Ref(ref.cls, ref.index), (self.step.unit, self.grain), True)
 
     def fixed(self, s: Step) -> None:

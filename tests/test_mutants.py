@@ -1,0 +1,170 @@
+"""test_mutants.py -- broken plans: the checker refuses them, or they are no worse than the plan.
+
+A mutant is refused, or the same program (canonical form: mutants.py), or harmless: its program gives
+the same losses and the same weights in eager, late and SHUFFLES shuffled runs, where what is dead is
+filled with NaN. There is no list of exceptions, and fewer than SHARE of all may be harmless."""
+import os
+import pathlib
+import subprocess
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+
+import mutants
+import trainer
+from zg import build, check, cost, emit, explain, spec, view
+from zg.plan import Plan
+
+SHUFFLES, SHARE = 20, 0.05
+PIECES = ('zero.reduce_bucket_size=20000', 'zero.allgather_bucket_size=20000')
+SMALL = ('llama-tiny', 'zero.stage=3', 'train.global_batch=4', 'zero.stage3_param_persistence_threshold=0')
+PLANS = {
+    'stage 3 in pieces': ('gpt-tiny', 'zero.stage=3', *PIECES),
+    'stage 3, nothing ahead': ('qwen3-tiny', 'zero.stage=3', 'zero.stage3_prefetch_bucket_size=0'),
+    'stage 2': ('gpt-tiny', 'zero.stage=2', *PIECES),
+    'stage 1, own grains first': ('gpt-tiny', 'zero.stage=1', *PIECES),
+    'stage 0': ('gpt-tiny', 'zero.stage=0', *PIECES),
+    'one queue': ('gpt-tiny', 'zero.stage=3', 'zero.overlap_comm=false'),
+    'bf16, tied': ('gpt-tiny', 'zero.stage=3', 'train.precision=bf16', *PIECES),
+}
+
+
+def planned(name: str, *keys: str) -> Plan:
+    return build.build(spec.load(f'{trainer.ROOT}/model_specs/{name}.yaml', keys)).plan
+
+
+def source(p: Plan) -> str:
+    return emit.train(view.view(p, cost.summary(p), explain.memory_line(p), False))
+
+
+@pytest.fixture(scope='module')
+def data(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp('mutants') / 'tokens.bin'
+    trainer.write_tokens(path, np.arange(33 * 60) * 7919 % 251)
+    return path
+
+
+def told(program: pathlib.Path, data: pathlib.Path, queue: str) -> list[str]:
+    """Losses and the weights' hash of three steps; how the run ended where it did not."""
+    done = subprocess.run([program, '--data', data, '--val', data, '--steps', '3', '--hash', '--queue', queue,
+                           '--threads', '1'], capture_output=True, text=True, timeout=120)
+    lines = [line for line in done.stdout.splitlines() if line.startswith(('weights', 'loss', 'val loss'))]
+    return lines if done.returncode == 0 else [f'exit code {done.returncode}']
+
+
+def runs(p: Plan, data: pathlib.Path, shuffles: int = SHUFFLES) -> list[list[str]]:
+    program = trainer.build(source(p))
+    return [told(program, data, queue) for queue in ('eager', 'late', *(f'shuffled:{n}' for n in range(shuffles)))]
+
+
+def refused(p: Plan) -> bool:
+    try:
+        check.check(p)
+    except check.CheckError:
+        return True
+    return False
+
+
+def judge(p: Plan, made: Iterable[mutants.Mutant], data: pathlib.Path) -> None:
+    """Every mutant is refused, the same program or harmless."""
+    check.check(p)
+    works = mutants.played(p)
+    pairs = mutants.forced(works)
+    count, open_ = Counter(), []
+    for m in made:
+        if refused(m.plan):
+            count['refused'] += 1
+        elif mutants.same(m.plan, works, pairs):
+            count['the same'] += 1
+        else:
+            open_.append(m)
+    total = count['refused'] + len(open_)
+    print(f"{total} mutants: {count['refused']} refused, {len(open_)} harmless ({100 * len(open_) / total:.2f} %); "
+          f"{count['the same']} more are the same program")
+    assert len(open_) < SHARE * total, [m.what for m in open_]
+    want = told(trainer.build(source(p)), data, 'eager')
+    assert want[-1].startswith('weights')
+    for m in open_:
+        assert [want] * (2 + SHUFFLES) == runs(m.plan, data), f'not refused, and not harmless: {m.what}'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', PLANS)
+def test_steps(name: str, data: pathlib.Path) -> None:
+    p = planned(*PLANS[name])
+    judge(p, mutants.mutants(p), data)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['gpt-tiny', 'llama-tiny', 'qwen3-tiny'])
+@pytest.mark.parametrize('precision', ['f32', 'bf16'])
+def test_calls(name: str, precision: str, data: pathlib.Path) -> None:
+    p = planned(name, f'train.precision={precision}')
+    judge_calls(p, mutants.of_calls(p), data)
+
+
+def judge_calls(p: Plan, made: Iterable[mutants.Mutant], data: pathlib.Path) -> None:
+    """As `judge`; calls have no canonical form."""
+    all_ = list(made)
+    open_ = [m for m in all_ if not refused(m.plan)]
+    print(f'{len(all_)} mutants: {len(open_)} harmless ({100 * len(open_) / len(all_):.2f} %)')
+    assert len(open_) < SHARE * len(all_), [m.what for m in open_]
+    want = told(trainer.build(source(p)), data, 'eager')
+    for m in open_:
+        assert [want] * 3 == runs(m.plan, data, 1), f'not refused, and not harmless: {m.what}'
+
+
+@pytest.mark.parametrize('keys', [(), ('zero.stage=0',), ('zero.stage=1', 'train.precision=bf16')])
+def test_tables(keys: tuple[str, ...]) -> None:
+    """A wrong size, offset or key of a class, flat or tensor is refused, without exception."""
+    p = planned('gpt-tiny', *keys)
+    assert [m.what for m in mutants.of_tables(p) if not refused(m.plan)] == []
+
+
+def test_steps_of_a_small_plan(data: pathlib.Path) -> None:
+    """Every third mutant of a plan of two blocks: the quick part of `test_steps`."""
+    p = planned(*SMALL)
+    judge(p, [m for n, m in enumerate(mutants.mutants(p)) if n % 3 == 0], data)
+
+
+def test_runs_see_a_race(data: pathlib.Path) -> None:
+    """The control: a backward that does not wait for its weights gives other weights in some run, so
+    that equal runs mean something."""
+    p = planned(*SMALL)
+    grain = p.section('grain')
+    n, s = next((n, s) for n, s in enumerate(grain.steps) if s.op == 'bwd.block')
+    rest = tuple(e for e in s.waits if not e.name.startswith('full.'))
+    assert rest != s.waits
+    steps = list(grain.steps)
+    steps[n] = mutants.replace(s, waits=rest)
+    mutant = mutants.changed(p, grain, steps)
+    assert refused(mutant)
+    works = mutants.played(p)
+    assert not mutants.same(mutant, works, mutants.forced(works))
+    want = told(trainer.build(source(p)), data, 'eager')
+    assert any(got != want for got in runs(mutant, data, 6))
+
+
+def test_what_is_the_same_program() -> None:
+    """The canonical form knows a commuting pair, a wait that another implies, and a real change."""
+    p = planned(*SMALL)
+    works = mutants.played(p)
+    pairs = mutants.forced(works)
+    same = {m.what: mutants.same(m.plan, works, pairs) for m in mutants.mutants(p)
+            if m.what.startswith('grain') and m.what.endswith(('deleted', 'next'))}
+    steps = p.section('grain').steps
+    pair = next(n for n in range(len(steps)) if [s.op for s in steps[n:n + 2]] == ['drop', 'drop'])
+    assert same[f'grain {pair} main drop {steps[pair].unit}: swapped with the next']
+    assert not any(yes for what, yes in same.items() if what.endswith('deleted') and ' mark ' not in what)
+    assert 0 < sum(same.values()) < len(same) / 3
+
+
+def test_checking_is_quick() -> None:
+    """405B on 16,384 ranks: generating takes less than 3 s, of which checking may take half."""
+    p = planned('llama3-405b', 'cluster.ranks=16384', 'zero.stage=3')
+    before = os.times()
+    check.check(p)
+    after = os.times()
+    assert after.user - before.user < 1.5
