@@ -46,14 +46,14 @@ while time.perf_counter() < end:
 print(2e-9 * n**3 / best)
 '''
 
-# One process of first touch: the same kind of memory as an arena, populated by the kernel.
+# One process of first touch: private memory in huge pages, the quickest that there is.
 TOUCH = '''
-import mmap, os, sys, time
-n = int(sys.argv[1])
-f = os.memfd_create('touch')
-os.ftruncate(f, n)
+import mmap, sys, time
+n, populate_write = int(sys.argv[1]), 23
+m = mmap.mmap(-1, n, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+m.madvise(mmap.MADV_HUGEPAGE)
 t = time.perf_counter()
-m = mmap.mmap(f, n, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+m.madvise(populate_write)
 print(n / (time.perf_counter() - t))
 '''
 
