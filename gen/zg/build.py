@@ -22,7 +22,8 @@ def _wanted(spec: Spec, graph: model.Graph, shards: shard.Shards, bodies: place.
     W, real = spec.cluster.ranks, ops.BYTES[spec.train.precision]
     M, C = graph.dims["M"], graph.dims["C"]
     common = "shared" if W > 1 else "private"
-    out = [("ctl", "private", 1, CTL), ("sums", common, 2, SUMS), ("tokens", "private", 1, 4 * M), ("targets", "private", 1, 4 * M)]
+    out = [("ctl", "private", 1, CTL), ("sums", common, 2, SUMS), ("tokens", "private", 1, 4 * M),
+           ("targets", "private", 1, 4 * M)]
     for n, t in enumerate(graph.tables):
         out.append((f"table.{n}", "private", 1, spec.train.sequence * t.head * 4))
     for f in shards.flats:
@@ -30,7 +31,8 @@ def _wanted(spec: Spec, graph: model.Graph, shards: shard.Shards, bodies: place.
         out.append((f"real.{f.name}", common, f.count, size[f.real] * real))
         states = ("m", "v") if real == 4 else ("master", "m", "v")
         out += [(f"{s}.{f.name}", "private", f.count, size[f.state] * 4) for s in states]
-        out.append((f"sum.{f.name}", common if f.sum == "whole" else "private", f.count, f.nodes * size[f.sum] * 4))
+        out.append((f"sum.{f.name}", common if f.sum == "whole" else "private", f.count,
+                    f.nodes * size[f.sum] * 4))
         if schedule.ring[f.name]:
             out.append((f"ring.{f.name}", "private", schedule.ring[f.name], size["whole"] * real))
         if schedule.leaf[f.name]:
@@ -67,12 +69,16 @@ def build(spec: Spec) -> Built:
     classes = place.classes(_wanted(spec, graph, shards, bodies, schedule))
     params = sum(k.count * sum(x.elems for x in k.tensors) for k in graph.kinds)
     grains = t.global_batch // (t.micro_batch * spec.cluster.ranks)
-    head = plan.Head(spec.name, spec.cluster.ranks, z.stage, schedule.prefetch, int(z.overlap_comm), t.precision, grains,
-                     shards.order, t.sum, t.micro_batch, t.sequence, spec.model.width, spec.model.vocab,
-                     -1 if spec.data.ignore is None else spec.data.ignore, t.seed, params, schedule.live,
-                     z.stage3_max_live_parameters)
+    head = plan.Head(spec.name, spec.cluster.ranks, z.stage, schedule.prefetch, int(z.overlap_comm),
+                     t.precision, grains, shards.order, t.sum, t.micro_batch, t.sequence,
+                     spec.model.width, spec.model.vocab,
+                     -1 if spec.data.ignore is None else spec.data.ignore, t.seed, params,
+                     schedule.live, z.stage3_max_live_parameters)
     o, s = t.optimizer, t.schedule
-    recipe = plan.Recipe(o.lr, s.min_lr, o.betas[0], o.betas[1], o.eps, o.weight_decay, o.clip, s.warmup, s.steps, s.type)
+    recipe = plan.Recipe(o.lr, s.min_lr, o.betas[0], o.betas[1], o.eps, o.weight_decay, o.clip,
+                         s.warmup, s.steps, s.type)
     tables = tuple(plan.Table(f"table.{n}", x.head, x.freq) for n, x in enumerate(graph.tables))
-    return Built(plan.Plan(head, recipe, (plan.Group("all", spec.cluster.ranks),), shards.flats, shards.tensors, classes,
-                           tables, launches, fns, _events(schedule.sections), schedule.sections), (*spec.notes, *shards.notes))
+    made = plan.Plan(head, recipe, (plan.Group("all", spec.cluster.ranks),), shards.flats,
+                     shards.tensors, classes, tables, launches, fns, _events(schedule.sections),
+                     schedule.sections)
+    return Built(made, (*spec.notes, *shards.notes))

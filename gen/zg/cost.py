@@ -1,4 +1,7 @@
-"""cost.py -- what a plan costs: bytes on the wire, collectives, flops, memory. Read off the plan alone."""
+"""cost.py -- what a plan costs: bytes on the wire, collectives, flops, memory.
+
+Read off the plan alone.
+"""
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -38,11 +41,13 @@ def wire(section: Section, ranks: int) -> Wire:
 
 def training_wire(p: Plan) -> Wire:
     """Of one training step."""
-    return sum((wire(s, p.head.ranks) for s in p.sections if s.name in ("begin", "grain", "update")), Wire(0, 0))
+    return sum((wire(s, p.head.ranks) for s in p.sections
+                if s.name in ("begin", "grain", "update")), Wire(0, 0))
 
 
 def flops(p: Plan) -> int:
-    """Of a global step: 6 per parameter and token, and causal attention (forward once, backward twice)."""
+    """Of a global step: 6 per parameter and token, and causal attention (forward once, backward
+    twice)."""
     tokens = p.head.batch * p.head.sequence * p.head.grains * p.head.ranks
     attention = 0
     fns = {f.name: f for f in p.fns}
@@ -58,17 +63,20 @@ def flops(p: Plan) -> int:
 def summary(p: Plan) -> dict[str, object]:
     """The numbers that train.c states."""
     w = training_wire(p)
-    return {"wire": w.bytes, "messages": w.messages, "flops": f"{float(flops(p))!r}", "params": p.head.params,
-            "sums": SUMS, "ctl": 128, "real": ops.BYTES[p.head.real]}
+    return {"wire": w.bytes, "messages": w.messages, "flops": f"{float(flops(p))!r}",
+            "params": p.head.params, "sums": SUMS, "ctl": 128, "real": ops.BYTES[p.head.real]}
 
 
-GROUPS = (("parameters", ("real", "ring")), ("optimizer state", ("master", "m", "v")), ("gradients", ("leaf", "sum", "acc")),
-          ("activations", ("x", "dx", "save", "tmp", "tokens", "targets")), ("the rest", ("ctl", "sums", "table", "work")))
+GROUPS = (("parameters", ("real", "ring")), ("optimizer state", ("master", "m", "v")),
+          ("gradients", ("leaf", "sum", "acc")),
+          ("activations", ("x", "dx", "save", "tmp", "tokens", "targets")),
+          ("the rest", ("ctl", "sums", "table", "work")))
 
 
 def memory(p: Plan) -> list[tuple[str, int]]:
     """Arena bytes of a rank, by what they are for."""
     out = []
     for title, names in GROUPS:
-        out.append((title, sum(c.slots * c.stride for c in p.classes if c.name.split(".")[0] in names)))
+        mine = [c for c in p.classes if c.name.split(".")[0] in names]
+        out.append((title, sum(c.slots * c.stride for c in mine)))
     return out

@@ -10,6 +10,7 @@ TEMPLATES = Path(__file__).resolve().parents[2] / "templates"
 
 def train(view: dict[str, object]) -> str:
     """The text of train.c."""
-    env = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES), undefined=jinja2.StrictUndefined,
-                             trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True, autoescape=False)
+    env = jinja2.Environment(loader=jinja2.FileSystemLoader(TEMPLATES),
+                             undefined=jinja2.StrictUndefined, trim_blocks=True,
+                             lstrip_blocks=True, keep_trailing_newline=True, autoescape=False)
     return env.get_template("train.c.j2").render(view)

@@ -1,4 +1,4 @@
-"""explain.py -- a plan for people: memory map, wire bytes beside the papers' formulas, steps by queue."""
+"""explain.py -- a plan for people: memory, bytes on the wire beside the papers', steps by queue."""
 from __future__ import annotations
 
 from . import cost, ops
@@ -26,7 +26,8 @@ def memory(p: Plan) -> str:
     for c in p.classes:
         lines.append(f"{c.name:<16}{c.slots:>7}{c.stride:>18,}{c.slots * c.stride:>20,}{c.at:>20,}")
     lines += [""] + [f"{title:<18}{size(n):>40}" for title, n in cost.memory(p)]
-    lines += ["", "Beside the arena: packing space and stacks of the kernels' threads (4 MiB a thread), the program and its",
+    lines += ["", "Beside the arena: packing space and stacks of the kernels' threads (4 MiB a "
+              "thread), the program and its",
               "libraries (a few MiB), and the token file's pages."]
     return "\n".join(lines) + "\n"
 
@@ -37,13 +38,17 @@ def explain(p: Plan) -> str:
     w = cost.training_wire(p)
     width = ops.BYTES[h.real]
     share = (W - 1) / W
-    lines = [f"{h.spec}: {h.params:,} parameters, ZeRO {h.zero}, {W} ranks, {h.grains} grains a rank and step "
-             f"of {h.batch} x {h.sequence} tokens, {h.real}",
-             f"leaves are summed {'over ranks first, grain by grain' if h.order == 'ranks' else 'on each rank first, once over ranks'}"
-             f" ({h.sum}); prefetch {h.prefetch} units; at most {h.live:,} elements gathered at once (bound {h.bound:,})", "",
-             f"{'flat':<10}{'instances':>10}{'elements':>16}{'shard':>14}  kept: parameters, state, sums"]
+    order = {"ranks": "over ranks first, grain by grain",
+             "local": "on each rank first, once over ranks"}[h.order]
+    lines = [f"{h.spec}: {h.params:,} parameters, ZeRO {h.zero}, {W} ranks, {h.grains} grains a "
+             f"rank and step of {h.batch} x {h.sequence} tokens, {h.real}",
+             f"leaves are summed {order} ({h.sum}); prefetch {h.prefetch} units; at most "
+             f"{h.live:,} elements gathered at once (bound {h.bound:,})", "",
+             f"{'flat':<10}{'instances':>10}{'elements':>16}{'shard':>14}  "
+             "kept: parameters, state, sums"]
     for f in p.flats:
-        lines.append(f"{f.name:<10}{f.count:>10}{f.elems:>16,}{f.shard:>14,}  {f.real}, {f.state}, {f.sum}")
+        lines.append(f"{f.name:<10}{f.count:>10}{f.elems:>16,}{f.shard:>14,}  "
+                     f"{f.real}, {f.state}, {f.sum}")
     lines += ["", "on the wire, received by each rank in a training step"]
     for s in p.sections:
         if s.name not in ("begin", "grain", "update"):
@@ -51,13 +56,16 @@ def explain(p: Plan) -> str:
         for op in ("gather", "alltoall", "allreduce"):
             got = [cost.wire_of(x, W) for x in s.steps if x.op == op]
             if got:
-                lines.append(f"  {s.name:<8}{op:<10}{len(got) * s.repeat:>8} collectives{sum(x.bytes for x in got) * s.repeat:>20,} bytes")
+                moved = sum(x.bytes for x in got) * s.repeat
+                lines.append(f"  {s.name:<8}{op:<10}{len(got) * s.repeat:>8} collectives"
+                             f"{moved:>20,} bytes")
     paper = {0: 2, 1: 2, 2: 2, 3: 3}[h.zero]
     ideal = paper * h.params * width * share
     lines += [f"  {'total':<18}{w.messages:>8} collectives{w.bytes:>20,} bytes",
               f"  the papers' {paper}P (W-1)/W at one grain a step: {ideal:,.0f} bytes; "
               f"here {w.bytes / ideal:.3f} of it" if ideal else "  one rank: nothing", "",
-              f"flops in a global step: {cost.flops(p):.4g} (6 a parameter and token, and causal attention)", "",
+              f"flops in a global step: {cost.flops(p):.4g} (6 a parameter and token, "
+              "and causal attention)", "",
               "steps by queue"]
     for s in p.sections:
         by = {q: sum(x.queue == q for x in s.steps) for q in ("main", "gather", "reduce")}

@@ -1,7 +1,8 @@
-"""launch.py -- pass 3: the functions of train.c, call by call, and the launch table of their kernels.
+"""launch.py -- pass 3: the functions of train.c, call by call, and the kernels' launch table.
 
 A call's operands become text that train.c, the checker and a reader share:
-  w+4096      bytes into a formal operand of the function     tmp+64   bytes into a class with one slot
+  w+4096      bytes into a formal operand of the function
+  tmp+64      bytes into a class with one slot
   sum+r*8192  r is the rank, l the instance                   512      a number
   null, sources (what an all-to-all brought), &leaf (an array of one pointer), spans.F, recipe
 """
@@ -16,10 +17,12 @@ from .sched import Schedule
 from .shard import Shards
 from .spec import Spec
 
-FIXED = {"token": "tokens+0", "target": "targets+0", "sums": "sums+0", "null": "null", "acc": "acc+0"}
+FIXED = {"token": "tokens+0", "target": "targets+0", "sums": "sums+0", "null": "null",
+         "acc": "acc+0"}
 
-# CPU tiles. Linears: rows, columns, depth of an output block, 0 for the kernel's choice by shape and
-# threads. Elsewhere what a task takes: elements, or rows (of blocks of 1024 in the optimizer and sums).
+# CPU tiles. Linears: rows, columns, depth of an output block, 0 for the kernel's choice by shape
+# and threads. Elsewhere what a task takes: elements, or rows (of blocks of 1024 in the optimizer
+# and sums).
 LINEAR = ("zk_linear_fwd", "zk_linear_bwd_x", "zk_linear_bwd_w")
 ELEMENTS = ("zk_add", "zk_gelu_fwd", "zk_gelu_bwd", "zk_round")
 
@@ -70,12 +73,13 @@ class _Maker:
             return FIXED.get(str(name), f"{name}+0")
         if what in ("param", "grad"):
             flat, at = self.shards.place[str(name)]
-            formal = ("p" if flat == "keep" else "w") if what == "param" else ("dp" if flat == "keep" else "dw")
+            formal = ("d" if what == "grad" else "") + ("p" if flat == "keep" else "w")
             return f"{formal}+{at * self.real}"
         if name in ("x", "y", "dx", "dy"):
             return f"{name}+0"
         save = self.bodies.save[kind.name].at
-        return f"s+{save[str(name)]}" if name in save else f"tmp+{self.bodies.tmp[kind.name, body].at[str(name)]}"
+        tmp = self.bodies.tmp[kind.name, body].at
+        return f"s+{save[str(name)]}" if name in save else f"tmp+{tmp[str(name)]}"
 
     def body(self, kind: Kind, name: str) -> None:
         calls = []
@@ -94,7 +98,8 @@ class _Maker:
         for text in calls:
             kernel, *args = text.split()
             made.append(plan.Call(kernel, self.table.name(kernel, ()), tuple(args)))
-        self.fns.append(plan.Fn(name, tuple(ins.split()), tuple(outs.split()), tuple(ints.split()), 0, tuple(made)))
+        self.fns.append(plan.Fn(name, tuple(ins.split()), tuple(outs.split()), tuple(ints.split()),
+                                0, tuple(made)))
 
     def sums(self, f: plan.Flat) -> None:
         """Leaves to sums: over ranks, of this rank alone, and over ranks of such."""
@@ -109,7 +114,8 @@ class _Maker:
         else:
             stride = whole if f.sum == "whole" else f.shard
             self.own(f"sum.{f.name}", "", "node", "n lo",
-                     f"zk_push node+0{mine} {stride} sources {self.W} 0 n lo {self.W * self.grains} {f.mask} {fold}")
+                     f"zk_push node+0{mine} {stride} sources {self.W} 0 n lo "
+                     f"{self.W * self.grains} {f.mask} {fold}")
         self.own(f"norm.{f.name}", "g", "", "l",
                  f"zk_square_sum sums+0 g+0{mine} spans.{f.name} l*{whole}+r*{f.shard} {f.shard}")
 
@@ -124,14 +130,18 @@ class _Maker:
         if self.real == 4:
             p = f"p+0{part(f.real, 4)}"
             self.own(f"adamw.{f.name}", "g", "p m v", "l", f"zk_adamw ctl+0 recipe null {p} {rest}")
-            self.own(f"init.{f.name}", "", "p", "l", f"zk_init {p} spans.{f.name} {first} {n} {self.spec.train.seed}")
+            self.own(f"init.{f.name}", "", "p", "l",
+                     f"zk_init {p} spans.{f.name} {first} {n} {self.spec.train.seed}")
         else:
             w = f"w+0{part(f.real, 2)}"
-            self.own(f"adamw.{f.name}", "g", "w p m v", "l", f"zk_adamw ctl+0 recipe {w} p+0 {rest}")
-            self.own(f"init.{f.name}", "", "p", "l", f"zk_init p+0 spans.{f.name} {first} {n} {self.spec.train.seed}")
+            self.own(f"adamw.{f.name}", "g", "w p m v", "l",
+                     f"zk_adamw ctl+0 recipe {w} p+0 {rest}")
+            self.own(f"init.{f.name}", "", "p", "l",
+                     f"zk_init p+0 spans.{f.name} {first} {n} {self.spec.train.seed}")
             self.own(f"cast.{f.name}", "p", "w", "", f"zk_round {w} p+0 {n}")
         at = f"p+0+r*{f.shard * 4}" if (f.real if self.real == 4 else f.state) == "whole" else "p+0"
-        self.own(f"hash.{f.name}", "p", "", "l out", f"zk_hash out {at} spans.{f.name} l*{whole}+r*{f.shard} {f.shard}")
+        self.own(f"hash.{f.name}", "p", "", "l out",
+                 f"zk_hash out {at} spans.{f.name} l*{whole}+r*{f.shard} {f.shard}")
 
 
 def functions(spec: Spec, graph: Graph, shards: Shards, bodies: Bodies, schedule: Schedule,
@@ -147,5 +157,6 @@ def functions(spec: Spec, graph: Graph, shards: Shards, bodies: Bodies, schedule
     m.own("next", "", "ctl sums", "", "zk_begin ctl+0 sums+0 recipe")
     m.own("factor", "total", "ctl", "", "zk_factor ctl+0 total+0 recipe")
     for n, table in enumerate(graph.tables):
-        m.own(f"turn.{n}", "", "table", "", f"zk_rope_table table+0 freq.{n} {spec.train.sequence} {table.head}")
+        m.own(f"turn.{n}", "", "table", "",
+              f"zk_rope_table table+0 freq.{n} {spec.train.sequence} {table.head}")
     return tuple(m.fns), tuple(m.table.rows.values())

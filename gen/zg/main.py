@@ -1,6 +1,7 @@
-"""main.py -- zgen's command line: reads a spec, makes and checks the plan, writes what was asked for.
+"""main.py -- zgen's command line: reads a spec, makes and checks its plan, writes what is asked.
 
-Exit codes: 0 done; 2 bad input, nothing written; 3 a plan that the checker refuses (a defect of zgen).
+Exit codes: 0 done; 2 bad input, nothing written; 3 a plan that the checker refuses (a defect of
+zgen).
 """
 from __future__ import annotations
 
@@ -19,12 +20,16 @@ exit codes: 0 done, 2 bad input (nothing is written), 3 the plan failed its own 
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-    p = argparse.ArgumentParser(prog="zgen", description="A model spec and a ZeRO config to one static C program.",
-                                epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = "A model spec and a ZeRO config to one static C program."
+    p = argparse.ArgumentParser(prog="zgen", description=what, epilog=EXAMPLES,
+                                formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("spec", help="YAML model spec (see model_specs/)")
-    p.add_argument("--zero", metavar="FILE", help="a DeepSpeed ds_config.json whose keys take precedence")
-    p.add_argument("--set", metavar="KEY=VALUE", action="append", default=[], help="override a key of the spec, e.g. zero.stage=2")
-    p.add_argument("--emit", choices=("c", "plan", "memory", "explain"), default="c", help="what to write (default: c)")
+    p.add_argument("--zero", metavar="FILE",
+                   help="a DeepSpeed ds_config.json whose keys take precedence")
+    p.add_argument("--set", metavar="KEY=VALUE", action="append", default=[],
+                   help="override a key of the spec, e.g. zero.stage=2")
+    p.add_argument("--emit", choices=("c", "plan", "memory", "explain"), default="c",
+                   help="what to write (default: c)")
     p.add_argument("--flat", action="store_true", help="C with a line per step instead of loops")
     return p.parse_args(argv)
 
@@ -42,7 +47,8 @@ def _text(args: argparse.Namespace) -> str:
     if args.emit == "explain":
         return explain.explain(built.plan)
     from . import emit, view
-    return emit.train(view.view(built.plan, cost.summary(built.plan), explain.memory_line(built.plan), args.flat))
+    return emit.train(view.view(built.plan, cost.summary(built.plan),
+                                explain.memory_line(built.plan), args.flat))
 
 
 def main(argv: Sequence[str]) -> int:

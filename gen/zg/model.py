@@ -1,4 +1,4 @@
-"""model.py -- Spec to graph: units of ops with their parameters; backward by the op table's gradient rules.
+"""model.py -- Spec to graph: units of ops with parameters; backward by the op table's rules.
 
 A unit kind (embedding, each blocks entry, head) becomes up to four functions, lists of kernel calls
 over named operands: fwd, bwd, and for the head train (forward, loss, backward in one) and eval.
@@ -20,8 +20,9 @@ from .spec import Spec, Unit
 
 @dataclass(frozen=True)
 class Tensor:
-    """A parameter tensor of a unit kind. `name` holds {l} in a repeated unit; `parts` are the (name,
-    rows) it has in the weights' file, more than one where several tensors share one linear."""
+    """A parameter tensor of a unit kind. `name` holds {l} in a repeated unit; `parts` are the
+    (name, rows) it has in the weights' file, more than one where several tensors share one
+    linear."""
     name: str
     parts: tuple[tuple[str, int], ...]
     shape: tuple[int, ...]
@@ -111,7 +112,8 @@ class _Builder:
         self.tensors.append(Tensor(full, named, shape, mean, std))
         return full
 
-    def node(self, name: str, ins: dict[str, str], params: dict[str, str], dims: dict[str, object]) -> str:
+    def node(self, name: str, ins: dict[str, str], params: dict[str, str],
+             dims: dict[str, object]) -> str:
         """Appends an op; returns the name of its first output."""
         op = ops.OPS[name]
         full = {**self.dims, **dims}
@@ -198,7 +200,7 @@ def _run(b: _Builder, x: str, op: SpecOp, std: float) -> str:
     if op.kind == "residual":
         y = x
         for i, child in enumerate(op.ops):
-            last = i == len(op.ops) - 1     # a branch's last linear starts smaller: GPT-2, section 2.3
+            last = i == len(op.ops) - 1     # it starts smaller: GPT-2, section 2.3
             y = _run(b, y, child, STD / math.sqrt(b.branches) if last else STD)
         return b.node("add", {"a": x, "b": y}, {}, {"n": b.dims["M"] * b.dims["C"]})
     if op.kind in ("layernorm", "rmsnorm"):
@@ -281,7 +283,8 @@ class _Calls:
             before = {w: self.grads.get(node.bind[w[1:]]) for w in made}
             for w in made:
                 self.gradient(node.bind[w[1:]], node)
-            self.line(node, text, flops if words[0].startswith("zk_linear") else node.op.back * flops)
+            once = words[0].startswith("zk_linear")
+            self.line(node, text, flops if once else node.op.back * flops)
             for w, old in before.items():
                 if old:
                     new = self.grads[node.bind[w[1:]]]
@@ -289,15 +292,16 @@ class _Calls:
                     self.merge(node.bind[w[1:]], new, node)
 
     def merge(self, name: str, more: str, node: _Node) -> None:
-        """Adds the gradient `more` to that of the value `name` (the first use: takes it as it is)."""
+        """Adds the gradient `more` to that of the value `name` (the first use: takes it as it
+        is)."""
         old = self.grads.get(name)
         if not old:
             self.grads[name] = more
             return
         self.gradient(name, node)
         n = self.values[more].elems
-        self.calls.append(Call("zk_add", (("value", self.grads[name]), ("value", old), ("value", more),
-                                          ("number", n))))
+        self.calls.append(Call("zk_add", (("value", self.grads[name]), ("value", old),
+                                          ("value", more), ("number", n))))
 
     def body(self) -> Body:
         used = {str(a) for c in self.calls for k, a in c.args if k == "value"}
@@ -323,15 +327,17 @@ def _middle(b: _Builder, name: str, count: int, x: str, y: str, full: set[str]) 
     bwd.grads[y] = "dy"
     for node in reversed(b.nodes):
         bwd.backward(node)
-    if not x and full and b.spec.train.precision != "f32":       # a tied leaf is whole now: round it once
+    if not x and full and b.spec.train.precision != "f32":   # a tied leaf is whole: round it once
         wte = next(t for t in b.tensors if t.name in full)
-        bwd.calls.append(Call("zk_round", (("grad", wte.name), ("fixed", "acc"), ("number", wte.elems))))
+        bwd.calls.append(Call("zk_round", (("grad", wte.name), ("fixed", "acc"),
+                                           ("number", wte.elems))))
     names = {x: "x", y: "y", bwd.grads.get(x, ""): "dx"}
     names.pop("", None)
     forward, back = _rename(fwd.body(), names), _rename(bwd.body(), names)
     both = _made(forward) & _made(back) - {"x", "y"}
     saved = tuple(v for v in forward.values if v.name in both)
-    return Kind(name, count, tuple(b.tensors), {"fwd": forward, "bwd": back}, saved, "x" if x else "", "y")
+    return Kind(name, count, tuple(b.tensors), {"fwd": forward, "bwd": back}, saved,
+                "x" if x else "", "y")
 
 
 def _head(b: _Builder, x: str, logits: str, tied: str, full: set[str]) -> Kind:
@@ -347,8 +353,8 @@ def _head(b: _Builder, x: str, logits: str, tied: str, full: set[str]) -> Kind:
     for node in reversed(b.nodes[:-1]):
         train.backward(node)
     names = {x: "x", train.grads[x]: "dx", logits: "logits"}
-    return Kind("head", 1, tuple(b.tensors), {"train": _rename(train.body(), names),
-                                              "eval": _rename(plain.body(), names)}, (), "x", "", tied)
+    bodies = {"train": _rename(train.body(), names), "eval": _rename(plain.body(), names)}
+    return Kind("head", 1, tuple(b.tensors), bodies, (), "x", "", tied)
 
 
 def _branches(units: tuple[Unit, ...]) -> int:
@@ -358,7 +364,8 @@ def _branches(units: tuple[Unit, ...]) -> int:
 def build(spec: Spec) -> Graph:
     """The graph of a spec. Shapes were checked where the spec was read."""
     m, t = spec.model, spec.train
-    dims = {"B": t.micro_batch, "T": t.sequence, "M": t.micro_batch * t.sequence, "C": m.width, "V": m.vocab}
+    dims = {"B": t.micro_batch, "T": t.sequence, "M": t.micro_batch * t.sequence, "C": m.width,
+            "V": m.vocab}
     tables: list[Table] = []
     kinds: list[Kind] = []
     tied = next((f"{op.args['tied']}.weight" for u in m.units for op in u.ops
@@ -372,7 +379,8 @@ def build(spec: Spec) -> Graph:
             args = unit.ops[0].args
             params = {"wte": b.tensor(f"{args['tokens']}.weight", (m.vocab, m.width), 0.0, STD)}
             if args["positions"]:
-                params["wpe"] = b.tensor(f"{args['positions']}.weight", (int(args["context"]), m.width), 0.0, STD / 2)
+                params["wpe"] = b.tensor(f"{args['positions']}.weight",
+                                         (int(args["context"]), m.width), 0.0, STD / 2)
             y = b.node("embed", {}, params, {"P": args["context"]})
             kinds.append(_middle(b, "embed", 1, "", y, full))
             continue

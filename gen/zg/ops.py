@@ -2,8 +2,8 @@
 
 A kernel line is `symbol operand ...` in the order of kernels/zk.h after (k, L). Operands:
   x y ...   a value of the op, by the names in `ins` and `outs`     dx dy ...  its gradient
-  w b ...   a parameter, by the names in `params`                    dw db ...  its gradient (a leaf)
-  M N eps   a dimension or attribute of the op                       $n         workspace, $ = its bytes' name
+  w b ...   a parameter, by the names in `params`                    dw db ...  its gradient: a leaf
+  M N eps   a dimension or attribute of the op                       $n  workspace, by its name
 A line that starts with `?p` is dropped where the op lacks the parameter p; a missing parameter
 elsewhere is a null pointer. What backward lines name of forward values is what must be saved.
 
@@ -20,7 +20,8 @@ Dims = Mapping[str, object]
 
 @dataclass(frozen=True)
 class Out:
-    """A value an op makes: its name, its type (`real` or `f32`), its elements as a product of dims."""
+    """A value an op makes: its name, its type (`real` or `f32`), its elements as a product of
+    dims."""
     name: str
     dtype: str
     dims: tuple[str, ...]
@@ -28,7 +29,8 @@ class Out:
 
 @dataclass(frozen=True)
 class Op:
-    """One row of the table. `work` is bytes of workspace, `flops` forward; backward costs `back` times it."""
+    """One row of the table. `work` is bytes of workspace, `flops` forward; backward costs `back`
+    times it."""
     name: str
     synopsis: str
     ins: tuple[str, ...]
@@ -64,7 +66,8 @@ _ROWS = (
         "zk_linear_fwd y x w b M N K layout",
         "zk_linear_bwd_x dx dy w M N K layout; zk_linear_bwd_w dw dy x M N K layout full;"
         "?b zk_linear_bwd_b db dy M N", flops="2*M*N*K"),
-    _op("qknorm", "q, k heads of y = x / rms * w; v heads copied", "x", "wq wk", "y:real:M*E stat:f32:M*J",
+    _op("qknorm", "q, k heads of y = x / rms * w; v heads copied", "x", "wq wk",
+        "y:real:M*E stat:f32:M*J",
         "zk_qknorm_fwd y stat x wq wk M H G D eps",
         "zk_qknorm_bwd dx dwq dwk dy x stat wq wk $sum M H G D", {"$sum": "4*2*D*(1+M)"}),
     _op("rope", "q, k heads of y = x turned by position; v heads copied", "x", "", "y:real:M*E",
@@ -103,5 +106,6 @@ def product(dims: Dims, names: tuple[str, ...]) -> int:
 
 
 def value(expression: str, dims: Dims) -> int:
-    """An expression of the table (sums and products of dims) as an integer."""
-    return int(eval(expression, {"__builtins__": {}}, dict(dims)))  # the table's own text, never input
+    """An expression of the table (sums and products of dims) as an integer. It is the table's own
+    text, never input."""
+    return int(eval(expression, {"__builtins__": {}}, dict(dims)))

@@ -1,7 +1,8 @@
 """place.py -- offsets: values inside a function's temporary space, classes in the arena.
 
-Two planners: `stack` never reuses a byte (an upper bound, and the oracle of tests); `pack` puts values
-whose lifetimes do not meet at the same place, the largest first, each at the lowest offset that is free.
+Two planners: `stack` never reuses a byte (an upper bound, and the oracle of tests); `pack` puts
+values whose lifetimes do not meet at the same place, the largest first, each at the lowest offset
+that is free.
 """
 from __future__ import annotations
 
@@ -65,12 +66,13 @@ def pack(items: Sequence[Item]) -> Packed:
 def live_peak(items: Sequence[Item]) -> int:
     """The largest sum of bytes alive at once: no planner can need less."""
     times = {i.first for i in items}
-    return max((sum(up(i.size, ALIGN) for i in items if i.first <= t <= i.last) for t in times), default=0)
+    return max((sum(up(i.size, ALIGN) for i in items if i.first <= t <= i.last) for t in times),
+               default=0)
 
 
 def lifetimes(body: Body, outside: set[str], real: int) -> list[Item]:
-    """The values of a body that live in its temporary space only. Logits stay to the end (eval's caller
-    reads them)."""
+    """The values of a body that live in its temporary space only. Logits stay to the end (eval's
+    caller reads them)."""
     spans: dict[str, list[int]] = {}
     for t, call in enumerate(body.calls):
         for kind, name in call.args:
@@ -107,7 +109,8 @@ def bodies(graph: Graph, real: int) -> Bodies:
 def classes(wanted: Sequence[tuple[str, str, int, int]]) -> tuple[plan.Class, ...]:
     """(name, kind, slots, stride) to arena offsets: what peers read first, scratch last."""
     out, at = [], 0
-    for name, kind, slots, stride in sorted(wanted, key=lambda c: ("shared", "private", "scratch").index(c[1])):
+    kinds = ("shared", "private", "scratch")
+    for name, kind, slots, stride in sorted(wanted, key=lambda c: kinds.index(c[1])):
         stride = up(stride, PAGE)
         out.append(plan.Class(name, kind, slots, stride, at))
         at += slots * stride

@@ -1,8 +1,8 @@
 """roll.py -- flat steps to loops and back, without loss: unroll(roll(steps)) == steps.
 
 A window of steps repeats when its copies differ only in numbers, and every number grows by the same
-amount from copy to copy; slots that are used in turn (rings, leaves, their events) grow modulo their
-count. Small windows are rolled first, so loops nest.
+amount from copy to copy; slots that are used in turn (rings, leaves, their events) grow modulo
+their count. Small windows are rolled first, so loops nest.
 """
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .plan import Event, Int, Ref, Step
 
 @dataclass(frozen=True)
 class Line:
-    """A step as it is in the first round of its loops; what its numbers grow by in each loop around it,
-    the outermost first; the modulus of each number, 0 for none."""
+    """A step as it is in the first round of its loops; what its numbers grow by in each loop around
+    it, the outermost first; the modulus of each number, 0 for none."""
     step: Step
     moduli: tuple[int, ...] = ()
     growth: tuple[tuple[int, ...], ...] = ()
@@ -52,7 +52,8 @@ def _turns(steps: Sequence[Step]) -> dict[str, int]:
     """How many slots there are of each class and event whose slots are used in turn."""
     most: dict[str, int] = {}
     for s in steps:
-        named = [(r.cls, r.index) for r in (*s.ins, *s.outs)] + [(e.name, e.index) for e in (*s.waits, *s.recs)]
+        named = [(r.cls, r.index) for r in (*s.ins, *s.outs)]
+        named += [(e.name, e.index) for e in (*s.waits, *s.recs)]
         for name, index in named:
             if name.split(".")[0] in TURNS:
                 most[name] = max(most.get(name, 0), index + 1)
@@ -77,8 +78,9 @@ def rebuild(step: Step, values: Sequence[int]) -> Step:
     ints = tuple(Int(i.name, next(it), i.per) for i in step.ints)
     events = [Event(e.name, next(it)) for e in (*step.waits, *step.recs)]
     n, w = len(step.ins), len(step.waits)
-    return replace(step, unit=f"{unit}[{index}]" if "[" in step.unit else step.unit, ins=tuple(refs[:n]),
-                   outs=tuple(refs[n:]), ints=ints, waits=tuple(events[:w]), recs=tuple(events[w:]))
+    return replace(step, unit=f"{unit}[{index}]" if "[" in step.unit else step.unit,
+                   ins=tuple(refs[:n]), outs=tuple(refs[n:]), ints=ints,
+                   waits=tuple(events[:w]), recs=tuple(events[w:]))
 
 
 def _shape(node: Node) -> tuple:
@@ -87,8 +89,8 @@ def _shape(node: Node) -> tuple:
         return ("loop", node.count, *map(_shape, node.body))
     s = node.step
     return (s.queue, s.op, unit_of(s)[0], tuple(r.cls for r in s.ins), tuple(r.cls for r in s.outs),
-            tuple((i.name, i.per) for i in s.ints), tuple(e.name for e in s.waits), tuple(e.name for e in s.recs),
-            node.moduli, node.growth)
+            tuple((i.name, i.per) for i in s.ints), tuple(e.name for e in s.waits),
+            tuple(e.name for e in s.recs), node.moduli, node.growth)
 
 
 def _vector(node: Node) -> tuple[int, ...]:
@@ -164,8 +166,8 @@ def roll(steps: Sequence[Step]) -> tuple[Node, ...]:
     turns = _turns(steps)
     nodes: list[Node] = [Line(s, _moduli(s, turns)) for s in steps]
     ids: dict[tuple, int] = {}
-    l = _List(nodes, [ids.setdefault(_shape(n), len(ids)) for n in nodes], [_vector(n) for n in nodes],
-              [_cycles(n) for n in nodes])
+    l = _List(nodes, [ids.setdefault(_shape(n), len(ids)) for n in nodes],
+              [_vector(n) for n in nodes], [_cycles(n) for n in nodes])
     p = 1
     while p <= min(WINDOW, len(l.nodes) // 2):
         p = 1 if _pass(l, p, ids) and p > 1 else p + 1

@@ -1,7 +1,8 @@
 """shard.py -- pass 1: which flat buffers there are, what lies where in them, what each rank keeps.
 
-A kind's parameters form one flat buffer per instance; persistent ones (stage 3) of all kinds form the
-flat `keep`. A head that is tied to the embedding has too little of its own and joins the flat `embed`.
+A kind's parameters form one flat buffer per instance; persistent ones (stage 3) of all kinds form
+the flat `keep`. A head that is tied to the embedding has too little of its own and joins the flat
+`embed`.
 """
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from . import ops, plan
 from .model import Graph, Kind, Tensor
 from .spec import Spec
 
-BLOCK = 1024                    # elements: every tensor starts at a multiple; norms and hashes use it
+BLOCK = 1024                    # elements: tensors start at multiples; norms and hashes use it
 PAGE = 4096                     # bytes: a shard is a multiple, in the narrowest stored type
 
 
@@ -21,9 +22,9 @@ class Shards:
     """Flats and tensors, and for each kind where its functions find them."""
     flats: tuple[plan.Flat, ...]
     tensors: tuple[plan.Tensor, ...]
-    home: dict[str, str]                         # kind -> its flat, '' where everything is persistent
+    home: dict[str, str]                         # kind -> its flat, '' where all is persistent
     place: dict[str, tuple[str, int]]            # tensor -> (flat, element offset of instance 0)
-    keep: dict[str, int]                         # kind -> elements of `keep` from one instance to the next
+    keep: dict[str, int]                         # kind -> elements of `keep` in an instance
     order: str                                   # ranks | local
     notes: tuple[str, ...]
 
@@ -40,7 +41,8 @@ def _persistent(spec: Spec, kind: Kind, t: Tensor) -> bool:
             for n in names for l in (0, kind.count - 1)}
     if len(set(hits.values())) > 1:
         raise spec.wrong("zero.replicate", f"matches {t.name} in part",
-                         "patterns that name all layers of a tensor, and all that share its linear, or none")
+                         "patterns that name all layers of a tensor, and all that share its "
+                         "linear, or none")
     return t.elems <= spec.zero.stage3_param_persistence_threshold or all(hits.values())
 
 
@@ -51,7 +53,8 @@ def _order(spec: Spec, grains: int) -> tuple[str, tuple[str, ...]]:
     if spec.train.sum == "fold":
         return "ranks", ("sum fold adds leaves in order: every grain is reduced by itself",)
     if grains & (grains - 1) and spec.cluster.ranks > 1:
-        return "ranks", (f"{grains} grains a rank are no power of two: every grain is reduced by itself",)
+        return "ranks", (f"{grains} grains a rank are no power of two: every grain is reduced by "
+                         "itself",)
     return "local", ()
 
 

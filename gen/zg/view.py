@@ -1,7 +1,7 @@
 """view.py -- a Plan, rolled, as ready strings of C: all that the templates print.
 
-Every choice is made here; a template only lays lines out. Names in C: class ring.block -> RING_BLOCK(i),
-event full.block -> FULL_BLOCK(i), function fwd.block -> fwd_block.
+Every choice is made here; a template only lays lines out. Names in C: class ring.block ->
+RING_BLOCK(i), event full.block -> FULL_BLOCK(i), function fwd.block -> fwd_block.
 """
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def affine(value: int, growth: Sequence[int], per: int = 0) -> str:
     for var, g in [*zip(VARS, growth), ("g", per)]:
         if g:
             term = var if abs(g) == 1 else f"{number(abs(g))} * {var}"
-            parts.append(term if not parts and g > 0 else ("+ " if g > 0 and parts else "-" if g < 0 and not parts else "- ") + term)
+            sign = ("+ " if parts else "") if g > 0 else "- " if parts else "-"
+            parts.append(sign + term)
     return " ".join(parts)
 
 
@@ -68,7 +69,7 @@ class _Steps:
 
     def statements(self, line: roll.Line) -> list[str]:
         s, it = line.step, self.numbers(line)
-        next(it)                                        # the unit's number is for readers of the plan
+        next(it)                                # the unit's number is for readers of the plan
         queue = QUEUES[s.queue]
         refs = []
         for r in (*s.ins, *s.outs):
@@ -87,7 +88,8 @@ class _Steps:
         if s.op == "mark":
             return []
         if s.op == "gather":
-            return [f"zr_gather(z, {queue}, {refs[0]}, {ints['from_step']}, {refs[1]}, {ints['step']}, {ints['bytes']});"]
+            return [f"zr_gather(z, {queue}, {refs[0]}, {ints['from_step']}, {refs[1]}, "
+                    f"{ints['step']}, {ints['bytes']});"]
         if s.op == "alltoall":
             return [f"zr_alltoall(z, {queue}, {refs[0]}, {ints['step']}, {ints['bytes']});"]
         if s.op == "done":
@@ -134,7 +136,8 @@ class _Fns:
 
     def operand(self, text: str, formals: dict[str, str]) -> str:
         if text in ("null", "recipe", "sources"):
-            return {"null": "NULL", "recipe": "&recipe", "sources": f"zr_sources(z, {self.queue})"}[text]
+            return {"null": "NULL", "recipe": "&recipe",
+                    "sources": f"zr_sources(z, {self.queue})"}[text]
         if text.startswith("&"):
             return f"(const void *const[]){{{self.operand(text[1:], formals)}}}"
         if text.startswith("spans."):
@@ -147,16 +150,20 @@ class _Fns:
         if re.fullmatch(r"-?[\d.]+(e[+-]?\d+)?", text) or text in ("inf", "nan"):
             return text
         words = text.split("+")
-        return " + ".join(self.term(w, formals, i == 0) for i, w in enumerate(words) if w != "0" or i == 0)
+        return " + ".join(self.term(w, formals, i == 0) for i, w in enumerate(words)
+                          if w != "0" or i == 0)
 
     def one(self, fn: plan.Fn) -> dict[str, object]:
-        """A function; an operand that is named once stands where it is used, others get a variable."""
+        """A function; an operand that is named once stands where it is used, others get a
+        variable."""
         names = [*fn.ins, *(o for o in fn.outs if o not in fn.ins), *fn.ints]
         at = {n: i for i, n in reversed(list(enumerate([*fn.ins, *fn.outs, *fn.ints])))}
         used = " ".join(a for c in fn.calls for a in c.args)
         often = [n for n in names if len(re.findall(rf"\b{n}\b", used)) > 1]
-        lines = wrap("void " + ", ".join(f"*{n} = a + i[{at[n]}]" for n in often) + ";", 4) + [""] if often else []
-        inline = {n: f"i[{at[n]}]" if n in fn.ints else f"a + i[{at[n]}]" for n in names if n not in often}
+        variables = ", ".join(f"*{n} = a + i[{at[n]}]" for n in often)
+        lines = wrap(f"void {variables};", 4) + [""] if often else []
+        inline = {n: f"i[{at[n]}]" if n in fn.ints else f"a + i[{at[n]}]"
+                  for n in names if n not in often}
         inline |= {"out": f"(uint64_t *)(intptr_t)i[{at['out']}]"} if "out" in at else {}
         for c in fn.calls:
             args = ", ".join(self.operand(a, {**{n: n for n in often}, **inline}) for a in c.args)
@@ -169,7 +176,8 @@ def launch_name(name: str) -> str:
 
 
 def spans(p: Plan, flat: plan.Flat) -> list[str]:
-    """zk_span rows: the instances of a flat lie one after the other, ranks * shard elements apart."""
+    """zk_span rows: the instances of a flat lie one after the other, ranks * shard elements
+    apart."""
     whole = flat.shard * p.head.ranks
     out = []
     for t in p.tensors:
@@ -178,7 +186,8 @@ def spans(p: Plan, flat: plan.Flat) -> list[str]:
             for n in t.shape:
                 elems *= n
             stride = whole if t.flat_step else t.offset_step
-            out.append(f"{{{number(t.offset)}, {number(elems)}, {t.count}, {number(stride)}, {t.key}, {t.key_step}, "
+            out.append(f"{{{number(t.offset)}, {number(elems)}, {t.count}, {number(stride)}, "
+                       f"{t.key}, {t.key_step}, "
                        f"{real(t.mean)}f, {real(t.std)}f, {t.decay}.0f}},  /* {t.name} */")
     return out
 
@@ -194,7 +203,8 @@ def files(p: Plan) -> list[str]:
             name, rows = part.split("=")
             shape = f"{{{rows}, {t.shape[1] if len(t.shape) > 1 else 1}}}"
             layer = "%d" if t.count > 1 else "0"
-            out.append(f"{{\"{name.replace('{l}', layer)}\", {number(t.offset + at)}, {number(t.offset_step)}, {shape}, "
+            out.append(f"{{\"{name.replace('{l}', layer)}\", {number(t.offset + at)}, "
+                       f"{number(t.offset_step)}, {shape}, "
                        f"{len(t.shape)}, {numbers[t.flat]}, {t.flat_step}, {t.count}, 0}},")
             at += int(rows) * width
     return out
@@ -207,7 +217,8 @@ def flats(p: Plan) -> list[str]:
         f32 = p.head.real == "f32"
         c = p.cls(f"{'real' if f32 else 'master'}.{f.name}")
         whole = int((f.real if f32 else f.state) == "whole")
-        out.append(f"{{{number(c.at)}, {number(c.stride)}, {number(f.shard)}, {f.count}, {whole}}},  /* {f.name} */")
+        out.append(f"{{{number(c.at)}, {number(c.stride)}, {number(f.shard)}, {f.count}, "
+                   f"{whole}}},  /* {f.name} */")
     return out
 
 
@@ -233,7 +244,8 @@ def hashes(p: Plan) -> list[str]:
 def view(p: Plan, cost: dict[str, object], memory: str, flat: bool) -> dict[str, object]:
     """Everything the templates need."""
     steps, fns = _Steps(p), _Fns(p)
-    rolled = lambda s: tuple(roll.Line(x, (0,) * len(roll.numbers(x))) for x in s.steps) if flat else roll.roll(s.steps)
+    as_is = lambda steps: tuple(roll.Line(x, (0,) * len(roll.numbers(x))) for x in steps)
+    rolled = lambda s: as_is(s.steps) if flat else roll.roll(s.steps)
     event, events = 0, []
     for e in p.events:
         events.append(f"#define {upper(e.name)}(i) ({event} + (int)(i))")
@@ -241,25 +253,31 @@ def view(p: Plan, cost: dict[str, object], memory: str, flat: bool) -> dict[str,
     r = p.recipe
     order = "g * {0} + zr_rank(z)" if p.head.order == "ranks" else "zr_rank(z) * {1} + g"
     return {
-        "name": p.head.spec, "plan": plan.digest(p), "layout": plan.layout_digest(p), "memory": memory, "head": p.head,
-        "summary": f"{p.head.spec}: ZeRO {p.head.zero}, {p.head.ranks} ranks, {p.head.grains} grains a rank and step, "
-                   f"{p.head.real}, prefetch {p.head.prefetch}",
-        "classes": [f"#define {upper(c.name)}(i) (INT64_C({c.at}) + INT64_C({c.stride}) * (i))" for c in p.classes],
+        "name": p.head.spec, "plan": plan.digest(p), "layout": plan.layout_digest(p),
+        "memory": memory, "head": p.head,
+        "summary": f"{p.head.spec}: ZeRO {p.head.zero}, {p.head.ranks} ranks, {p.head.grains} "
+                   f"grains a rank and step, {p.head.real}, prefetch {p.head.prefetch}",
+        "classes": [f"#define {upper(c.name)}(i) (INT64_C({c.at}) + INT64_C({c.stride}) * (i))"
+                    for c in p.classes],
         "events": events, "nevents": event,
-        "launches": [f"static const zk_launch {launch_name(l.name)}[] = {{{{.tile = {{{', '.join(map(str, l.cpu))}}}}}}};"
-                     for l in p.launches],
+        "launches": [f"static const zk_launch {launch_name(l.name)}[] = "
+                     f"{{{{.tile = {{{', '.join(map(str, l.cpu))}}}}}}};" for l in p.launches],
         "spans": [{"name": f.name, "rows": spans(p, f)} for f in p.flats],
-        "tables": [{"name": lower(t.name).replace("table", "freq"), "rows": [real(x) + "," for x in t.freq]} for t in p.tables],
-        "recipe": [f".{n} = {real(float(v))}," for n, v in (("lr", r.lr), ("min_lr", r.min_lr), ("beta1", r.beta1),
-                   ("beta2", r.beta2), ("eps", r.eps), ("decay", r.decay), ("clip", r.clip))]
+        "tables": [{"name": lower(t.name).replace("table", "freq"),
+                    "rows": [real(x) + "," for x in t.freq]} for t in p.tables],
+        "recipe": [f".{n} = {real(float(v))}," for n, v in (
+            ("lr", r.lr), ("min_lr", r.min_lr), ("beta1", r.beta1), ("beta2", r.beta2),
+            ("eps", r.eps), ("decay", r.decay), ("clip", r.clip))]
         + [f".warmup = {r.warmup}, .steps = {r.steps}, .schedule = {ops.SCHEDULES[r.schedule]}, "
            f".rows = {p.head.batch * p.head.sequence},"],
         "fns": [fns.one(f) for f in p.fns],
         "sections": [{"name": s.name, "args": ", int64_t g" if s.name == "grain" else "",
-                      "used": "(void)z, (void)g;" if s.name == "grain" else "(void)z;", "lines": steps.lines(rolled(s))}
+                      "used": "(void)z, (void)g;" if s.name == "grain" else "(void)z;",
+                      "lines": steps.lines(rolled(s))}
                      for s in p.sections],
         "grain": order.format(p.head.ranks, p.head.grains),
         "flats": flats(p), "files": files(p), "logits": logits(p), "hashes": hashes(p),
         "tokens": number(p.cls("tokens").at), "targets": number(p.cls("targets").at),
-        "dtype": {"f32": "ZK_F32", "bf16": "ZK_BF16"}[p.head.real], "arena": number(p.arena), "shared": number(p.shared), "cost": cost,
+        "dtype": {"f32": "ZK_F32", "bf16": "ZK_BF16"}[p.head.real], "arena": number(p.arena),
+        "shared": number(p.shared), "cost": cost,
     }
