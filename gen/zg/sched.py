@@ -1,10 +1,10 @@
-"""sched.py -- pass 2: the flat list of steps: who gathers, computes, reduces and updates what, when.
+"""sched.py -- pass 2: the flat list of steps: who gathers, computes, reduces and updates when.
 
 A unit's functions run on queue `main`; gathers and reductions have queues of their own unless
 overlap_comm is off. Events order the queues:
   full.F[s]   ring slot s of flat F holds a whole unit        free.F[s]  its user is done with it
   grad.F[s]   leaf slot s holds a whole leaf                  done.F[s]  every owner has read it
-  whole.F[l]  instance l of a flat kept whole is up to date   reduced[0] all sums of the step are there
+  whole.F[l]  instance l of a flat kept whole is up to date   reduced[0] all sums are there
   new[0]      an owner has updated its part                   updated[0] all parts are updated
   idle[0]     no function of a grain or an evaluation reads a ring any more
 """
@@ -48,7 +48,8 @@ class Schedule:
     leaf: dict[str, int]
     prefetch: int
     live: int
-    formals: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]]     # (kind, body) -> ins, outs
+    # (kind, body) -> ins, outs
+    formals: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]]
 
 
 @dataclass
@@ -64,7 +65,8 @@ class _Maker:
 
     def __post_init__(self) -> None:
         self.flats = {f.name: f for f in self.shards.flats}
-        long = ("keep", "embed") if self.graph.tied else ("keep",)     # leaves that more than one unit writes
+        # leaves that more than one unit writes
+        long = ("keep", "embed") if self.graph.tied else ("keep",)
         once = [f.name for f in self.shards.flats if f.count == 1 and f.name not in long]
         self.rings = self.alike([f.name for f in self.shards.flats if f.real == "shard"])
         self.leaves = {**{f: f for f in self.flats}, **self.alike(once)}
@@ -92,8 +94,8 @@ class _Maker:
         return {self.shards.place[n][0] for n in names}
 
     def chain(self, head: str) -> list[Use]:
-        """The uses of a grain in order: forward to the head (`train` or `eval`), then backward. Unit n
-        reads slot n-1 of class x and writes slot n; the embedding writes slot 0."""
+        """The uses of a grain in order: forward to the head (`train` or `eval`), then backward. Unit
+        n reads slot n-1 of class x and writes slot n; the embedding writes slot 0."""
         units = [(kind, l) for kind in self.graph.kinds for l in range(kind.count)]
         forward = [Use(kind, l, "fwd" if "fwd" in kind.bodies else head, max(n - 1, 0))
                    for n, (kind, l) in enumerate(units)]
@@ -132,23 +134,27 @@ class _Maker:
         most = max(BLOCK, bucket // self.W // BLOCK * BLOCK)
         return [(o, min(most, flat.shard - o)) for o in range(0, flat.shard, most)]
 
-    def gather(self, unit: str, flat: plan.Flat, src: Ref, dst: Ref, width: int, wait: tuple[Event, ...],
-               rec: tuple[Event, ...], queue: str = "gather") -> None:
-        """Whole units from shards; in place (src is dst) each rank's shard lies at r*step already."""
+    def gather(self, unit: str, flat: plan.Flat, src: Ref, dst: Ref, width: int,
+               wait: tuple[Event, ...], rec: tuple[Event, ...], queue: str = "gather") -> None:
+        """Whole units from shards; in place (src is dst) each rank's shard lies at r*step."""
         cut = self.pieces(flat, self.spec.zero.allgather_bucket_size)
         step = flat.shard * width
         for n, (o, size) in enumerate(cut):
-            ints = (Int("from_step", step if src == dst else 0), Int("step", step), Int("bytes", size * width))
-            self.add(queue, "gather", unit, ins=(replace(src, at=o * width),), outs=(replace(dst, at=o * width),),
-                     ints=ints, waits=wait if n == 0 else (), recs=rec if n == len(cut) - 1 else ())
+            ints = (Int("from_step", step if src == dst else 0), Int("step", step),
+                    Int("bytes", size * width))
+            self.add(queue, "gather", unit, ins=(replace(src, at=o * width),),
+                     outs=(replace(dst, at=o * width),), ints=ints,
+                     waits=wait if n == 0 else (), recs=rec if n == len(cut) - 1 else ())
 
-    def reduce(self, fn: str, unit: str, flat: plan.Flat, src: Ref, dst: Ref, width: int, ints: tuple[Int, ...],
-               wait: tuple[Event, ...]) -> None:
+    def reduce(self, fn: str, unit: str, flat: plan.Flat, src: Ref, dst: Ref, width: int,
+               ints: tuple[Int, ...], wait: tuple[Event, ...]) -> None:
         """All-to-all and a local sum of what came."""
         for n, (o, size) in enumerate(self.pieces(flat, self.spec.zero.reduce_bucket_size)):
             self.add("reduce", "alltoall", unit, ins=(replace(src, at=o * width),),
-                     ints=(Int("step", flat.shard * width), Int("bytes", size * width)), waits=wait if n == 0 else ())
-            self.add("reduce", f"{fn}.{flat.name}", unit, outs=(replace(dst, at=o * 4),), ints=(Int("n", size), *ints))
+                     ints=(Int("step", flat.shard * width), Int("bytes", size * width)),
+                     waits=wait if n == 0 else ())
+            self.add("reduce", f"{fn}.{flat.name}", unit, outs=(replace(dst, at=o * 4),),
+                     ints=(Int("n", size), *ints))
             self.add("reduce", "done", unit)
 
     @property
@@ -185,10 +191,10 @@ class _Maker:
         values = {a for k, a in args if k == "value"}
         saved = {v.name for v in kind.saved}
         reads, writes = self.reads(kind, body), self.writes(kind, body)
-        has = {"w": bool(reads - {"keep"}), "p": "keep" in reads, "x": "x" in values, "dy": "dy" in values,
-               "s": bool(values & saved) and body == "bwd"}
-        made = {"y": "y" in values and body == "fwd", "s": bool(saved) and body == "fwd", "dx": "dx" in values,
-                "dw": bool(writes - {"keep"}), "dp": "keep" in writes}
+        has = {"w": bool(reads - {"keep"}), "p": "keep" in reads, "x": "x" in values,
+               "dy": "dy" in values, "s": bool(values & saved) and body == "bwd"}
+        made = {"y": "y" in values and body == "fwd", "s": bool(saved) and body == "fwd",
+                "dx": "dx" in values, "dw": bool(writes - {"keep"}), "dp": "keep" in writes}
         if body == "bwd" and "y" in values:
             has["y"] = True
         return tuple(n for n, yes in has.items() if yes), tuple(n for n, yes in made.items() if yes)
@@ -212,9 +218,10 @@ class _Maker:
         def fetch(i: int) -> None:
             u, flat = rings[i], self.flats[rings[i].flat]
             l = u.index if flat.count > 1 else 0
-            wait = free(i - 1 - self.ahead) if i > self.ahead else (Event("idle", 0), Event("updated", 0))
-            self.gather(u.unit, flat, Ref(f"real.{flat.name}", l), Ref(f"ring.{u.ring}", u.slot), self.real,
-                        wait if i == 0 or i > self.ahead else (), (Event(f"full.{u.ring}", u.slot),))
+            wait = (free(i - 1 - self.ahead) if i > self.ahead else
+                    (Event("idle", 0), Event("updated", 0)) if i == 0 else ())
+            self.gather(u.unit, flat, Ref(f"real.{flat.name}", l), Ref(f"ring.{u.ring}", u.slot),
+                        self.real, wait, (Event(f"full.{u.ring}", u.slot),))
 
         for i in range(min(self.ahead, len(rings))):
             fetch(i)
@@ -222,7 +229,8 @@ class _Maker:
             if u.ring and turn[id(u)] + self.ahead < len(rings):
                 fetch(turn[id(u)] + self.ahead)
             waits = self.wholes(u) + ((Event(f"full.{u.ring}", u.slot),) if u.ring else ())
-            waits += tuple(Event(f"done.{self.leaves[f]}", s) for f, l, s in u.leaves if first[f, l] == n)
+            waits += tuple(Event(f"done.{self.leaves[f]}", s) for f, l, s in u.leaves
+                           if first[f, l] == n)
             ins, outs = self.operands(u)
             whole = [(f, l, s) for f, l, s in u.leaves if last[f, l] == n]
             self.add("main", u.fn, u.unit, ins=ins, outs=outs, waits=waits,
@@ -244,10 +252,11 @@ class _Maker:
         return first, last
 
     def after(self, u: Use, train: bool) -> None:
-        """What dies with a use: its ring slot; after a backward what was saved, its output and dy; in an
-        evaluation what was saved and its input."""
+        """What dies with a use: its ring slot; after a backward what was saved, its output and dy; in
+        an evaluation what was saved and its input."""
         if u.ring:
-            self.add("main", "drop", u.unit, outs=(Ref(f"ring.{u.ring}", u.slot),), recs=(Event(f"free.{u.ring}", u.slot),))
+            self.add("main", "drop", u.unit, outs=(Ref(f"ring.{u.ring}", u.slot),),
+                     recs=(Event(f"free.{u.ring}", u.slot),))
         if u.body == "bwd":
             n = u.x + 1 if u.kind.x else 0
             saved = (Ref(f"save.{u.kind.name}", u.index),) if u.kind.saved else ()
@@ -263,7 +272,8 @@ class _Maker:
         flat, leaf, node = self.flats[f], Ref(f"leaf.{self.leaves[f]}", s), Ref(f"sum.{f}", l)
         wait = (Event(f"grad.{self.leaves[f]}", s),)
         if self.order == "local":
-            self.add("reduce", f"own.{f}", u.unit, ins=(leaf,), outs=(node,), ints=(Int("lo", 0, 1),), waits=wait)
+            self.add("reduce", f"own.{f}", u.unit, ins=(leaf,), outs=(node,),
+                     ints=(Int("lo", 0, 1),), waits=wait)
         else:
             self.reduce("sum", u.unit, flat, leaf, node, self.real, (Int("lo", 0, self.W),), wait)
         self.add("reduce", "drop", u.unit, outs=(leaf,), recs=(Event(f"done.{self.leaves[f]}", s),))
@@ -283,12 +293,15 @@ class _Maker:
         self.add("reduce", "mark", recs=(Event("reduced", 0),))
         self.add("main", "mark", waits=(Event("reduced", 0),))
         for f, l in self.each():
-            self.add("main", f"norm.{f.name}", f"{f.name}[{l}]", ins=(Ref(f"sum.{f.name}", l),), ints=(Int("l", l),))
-        self.add("main", "allreduce", "", ins=(Ref("sums", 0),), outs=(Ref("sums", 1),), ints=(Int("count", 72),))
+            self.add("main", f"norm.{f.name}", f"{f.name}[{l}]", ins=(Ref(f"sum.{f.name}", l),),
+                     ints=(Int("l", l),))
+        self.add("main", "allreduce", "", ins=(Ref("sums", 0),), outs=(Ref("sums", 1),),
+                 ints=(Int("count", 72),))
         self.add("main", "factor", "", ins=(Ref("sums", 1),), outs=(Ref("ctl", 0),))
         for f, l in self.each():
             self.add("main", f"adamw.{f.name}", f"{f.name}[{l}]", ins=(Ref(f"sum.{f.name}", l),),
-                     outs=tuple(Ref(f"{c}.{f.name}", l) for c in self.states()), ints=(Int("l", l),), recs=(Event("new", 0),))
+                     outs=tuple(Ref(f"{c}.{f.name}", l) for c in self.states()),
+                     ints=(Int("l", l),), recs=(Event("new", 0),))
             self.spread(f, l)
         self.add("main", "mark", recs=(Event("updated", 0),))
 
@@ -299,15 +312,16 @@ class _Maker:
         """Owners' new parts to everybody, for what is kept whole; whole states need none."""
         if f.real == "whole" and f.state == "shard":
             ref = Ref(f"real.{f.name}", l)
-            self.gather(f"{f.name}[{l}]", f, ref, ref, self.real, (Event("new", 0),), (Event(f"whole.{f.name}", l),))
+            self.gather(f"{f.name}[{l}]", f, ref, ref, self.real, (Event("new", 0),),
+                        (Event(f"whole.{f.name}", l),))
 
     def publish(self) -> None:
         for n in range(len(self.graph.tables)):
             self.add("main", f"turn.{n}", "", outs=(Ref(f"table.{n}", 0),))
         for f, l in self.each():
             if self.real == 2:
-                self.add("main", f"cast.{f.name}", f"{f.name}[{l}]", ins=(Ref(f"master.{f.name}", l),),
-                         outs=(Ref(f"real.{f.name}", l),))
+                self.add("main", f"cast.{f.name}", f"{f.name}[{l}]",
+                         ins=(Ref(f"master.{f.name}", l),), outs=(Ref(f"real.{f.name}", l),))
         self.add("main", "mark", recs=(Event("new", 0),))
         for f, l in self.each():
             self.spread(f, l)
@@ -330,11 +344,12 @@ def _depth(m: _Maker, uses: list[Use]) -> tuple[int, int]:
     live = lambda d: keep + max(sum(sizes[i:i + d + 1]) for i in range(len(sizes)))
     z = m.spec.zero
     want = z.stage3_prefetch_bucket_size
-    ahead = 0 if want == 0 or not z.overlap_comm else 1 if want is None else max(1, want // max(sizes))
-    ahead = min(ahead, len(sizes) - 1)
+    ahead = 1 if want is None else want and max(1, want // max(sizes))
+    ahead = min(ahead, len(sizes) - 1) if z.overlap_comm else 0
     if live(0) > z.stage3_max_live_parameters:
-        raise m.spec.wrong("zero.stage3_max_live_parameters", f"{z.stage3_max_live_parameters} elements cannot hold "
-                           "the largest unit", f"at least {live(0)}")
+        raise m.spec.wrong("zero.stage3_max_live_parameters",
+                           f"{z.stage3_max_live_parameters} elements cannot hold the largest unit",
+                           f"at least {live(0)}")
     while live(ahead) > z.stage3_max_live_parameters:
         ahead -= 1
     return ahead, live(ahead)
@@ -363,7 +378,8 @@ def schedule(spec: Spec, graph: Graph, shards: Shards) -> Schedule:
     sections = []
     for f, l in m.each():
         master = f"{'real' if m.real == 4 else 'master'}.{f.name}"
-        m.add("main", f"init.{f.name}", f"{f.name}[{l}]", outs=(Ref(master, l),), ints=(Int("l", l),))
+        m.add("main", f"init.{f.name}", f"{f.name}[{l}]", outs=(Ref(master, l),),
+              ints=(Int("l", l),))
     sections.append(m.section("init"))
     m.publish()
     sections.append(m.section("publish"))
