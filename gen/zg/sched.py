@@ -94,8 +94,8 @@ class _Maker:
         return {self.shards.place[n][0] for n in names}
 
     def chain(self, head: str) -> list[Use]:
-        """The uses of a grain in order: forward to the head (`train` or `eval`), then backward. Unit
-        n reads slot n-1 of class x and writes slot n; the embedding writes slot 0."""
+        """The uses of a grain in order: forward to the head (`train` or `eval`), then backward.
+        Unit n reads slot n-1 of class x and writes slot n; the embedding writes slot 0."""
         units = [(kind, l) for kind in self.graph.kinds for l in range(kind.count)]
         forward = [Use(kind, l, "fwd" if "fwd" in kind.bodies else head, max(n - 1, 0))
                    for n, (kind, l) in enumerate(units)]
@@ -252,8 +252,8 @@ class _Maker:
         return first, last
 
     def after(self, u: Use, train: bool) -> None:
-        """What dies with a use: its ring slot; after a backward what was saved, its output and dy; in
-        an evaluation what was saved and its input."""
+        """What dies with a use: its ring slot; after a backward what was saved, its output and dy;
+        in an evaluation what was saved and its input."""
         if u.ring:
             self.add("main", "drop", u.unit, outs=(Ref(f"ring.{u.ring}", u.slot),),
                      recs=(Event(f"free.{u.ring}", u.slot),))
