@@ -184,7 +184,8 @@ def test_the_ways_are_what_they_claim() -> None:
 
 # ---- what a recipe may change, it does change
 
-@pytest.mark.parametrize('precision,ranks,stage', [('f32', 2, 1), ('bf16', 4, 3)])
+@pytest.mark.parametrize('precision,ranks,stage', [
+    ('f32', 2, 1), pytest.param('bf16', 4, 3, marks=pytest.mark.slow)])
 def test_controls(tmp_path: pathlib.Path, precision: str, ranks: int, stage: int) -> None:
     """Another order of the same 8 leaves, other grains, another optimizer give other bits."""
     b = bench(tmp_path, stream('gpt', 8), law.uneven('gpt', tmp_path))
@@ -225,9 +226,9 @@ def test_initial_weights(tmp_path: pathlib.Path, family: str) -> None:
 
     spread = [start(f'zero.stage={stage}', f'cluster.ranks={ranks}', *keys)
               for stage, ranks, keys in [
-                  (0, 1, []), (1, 2, []), (2, 8, ['train.precision=bf16']),
-                  (3, 4, ['zero.stage3_param_persistence_threshold=0']),
-                  (3, 8, ['zero.overlap_comm=false', 'zero.stage3_param_persistence_threshold=5000']),
+                  (0, 1, []), (2, 8, ['train.precision=bf16']),
+                  (3, 8, ['zero.overlap_comm=false',
+                          'zero.stage3_param_persistence_threshold=5000']),
                   (3, 3, ['train.global_batch=6', 'train.precision=bf16', 'train.sequence=7'])]]
     assert len(set(spread)) == 1
     assert start('train.seed=7') != spread[0] and start('train.seed=4294967297') != spread[0]
