@@ -1,0 +1,1 @@
+"""zg -- the generator's passes; zgen calls them through main."""

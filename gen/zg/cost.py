@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from . import ops
 from .plan import Plan, Section, Step
 
 SUMS = 72                       # ZK_SUMS: integers of the exact sums
@@ -64,7 +63,7 @@ def summary(p: Plan) -> dict[str, object]:
     """The numbers that train.c states."""
     w = training_wire(p)
     return {"wire": w.bytes, "messages": w.messages, "flops": f"{float(flops(p))!r}",
-            "params": p.head.params, "sums": SUMS, "ctl": 128, "real": ops.BYTES[p.head.real]}
+            "params": p.head.params, "sums": SUMS, "ctl": 128}
 
 
 GROUPS = (("parameters", ("real", "ring")), ("optimizer state", ("master", "m", "v")),

@@ -277,6 +277,7 @@ def view(p: Plan, cost: dict[str, object], memory: str, flat: bool) -> dict[str,
                      for s in p.sections],
         "grain": order.format(p.head.ranks, p.head.grains),
         "flats": flats(p), "files": files(p), "logits": logits(p), "hashes": hashes(p),
+        "row": number(p.head.vocab * ops.BYTES[p.head.real]),       # of logits, in bytes
         "tokens": number(p.cls("tokens").at), "targets": number(p.cls("targets").at),
         "dtype": {"f32": "ZK_F32", "bf16": "ZK_BF16"}[p.head.real], "arena": number(p.arena),
         "shared": number(p.shared), "cost": cost,
