@@ -1,7 +1,7 @@
 """main.py -- zgen's command line: reads a spec, makes and checks its plan, writes what is asked.
 
 Exit codes: 0 done; 2 bad input, nothing written; 3 a plan that the checker refuses (a defect of
-zgen).
+zgen); 130 interrupted.
 """
 from __future__ import annotations
 
@@ -60,13 +60,16 @@ def main(argv: Sequence[str]) -> int:
     except SpecError as e:
         print(e, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("zgen: interrupted; nothing is written", file=sys.stderr)
+        return 130
     except CheckError as e:
         print(f"zgen: the plan is wrong, please report it: {e}", file=sys.stderr)
         return 3
     try:
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        with open(1, "w", encoding="utf-8", closefd=False) as out:
+            out.write(text)
     except OSError as e:
-        print(f"zgen: cannot write: {e.strerror}", file=sys.stderr)
+        print(f"zgen: cannot write to stdout: {e.strerror}", file=sys.stderr)
         return 2
     return 0

@@ -19,6 +19,9 @@ from .shard import BLOCK, Shards
 from .spec import Spec
 
 
+PIECES = 256                    # of a unit at most; each is a step of the plan, a line of its text
+
+
 @dataclass(frozen=True)
 class Use:
     """A function run for an instance of a kind; what it reads of flats and writes of leaves."""
@@ -129,15 +132,20 @@ class _Maker:
 
     # ---- collectives, in pieces of at most a bucket
 
-    def pieces(self, flat: plan.Flat, bucket: int) -> list[tuple[int, int]]:
+    def pieces(self, flat: plan.Flat, bucket: str) -> list[tuple[int, int]]:
         """(offset, elements) of each piece of a shard."""
-        most = max(BLOCK, bucket // self.W // BLOCK * BLOCK)
+        most = max(BLOCK, getattr(self.spec.zero, bucket) // self.W // BLOCK * BLOCK)
+        if flat.shard > PIECES * most:
+            least = -(-flat.shard // PIECES // BLOCK) * BLOCK * self.W
+            raise self.spec.wrong(f"zero.{bucket}", f"cuts a unit of {flat.elems} elements into "
+                                  f"{-(-flat.shard // most)} pieces, more than {PIECES}",
+                                  f"at least {least}")
         return [(o, min(most, flat.shard - o)) for o in range(0, flat.shard, most)]
 
     def gather(self, unit: str, flat: plan.Flat, src: Ref, dst: Ref, width: int,
                wait: tuple[Event, ...], rec: tuple[Event, ...], queue: str = "gather") -> None:
         """Whole units from shards; in place (src is dst) each rank's shard lies at r*step."""
-        cut = self.pieces(flat, self.spec.zero.allgather_bucket_size)
+        cut = self.pieces(flat, "allgather_bucket_size")
         step = flat.shard * width
         for n, (o, size) in enumerate(cut):
             ints = (Int("from_step", step if src == dst else 0), Int("step", step),
@@ -149,7 +157,7 @@ class _Maker:
     def reduce(self, fn: str, unit: str, flat: plan.Flat, src: Ref, dst: Ref, width: int,
                ints: tuple[Int, ...], wait: tuple[Event, ...]) -> None:
         """All-to-all and a local sum of what came."""
-        for n, (o, size) in enumerate(self.pieces(flat, self.spec.zero.reduce_bucket_size)):
+        for n, (o, size) in enumerate(self.pieces(flat, "reduce_bucket_size")):
             self.add("reduce", "alltoall", unit, ins=(replace(src, at=o * width),),
                      ints=(Int("step", flat.shard * width), Int("bytes", size * width)),
                      waits=wait if n == 0 else ())

@@ -62,11 +62,20 @@ def _nodes(spec: Spec, grains: int, order: str) -> tuple[int, int]:
     """Pending sums and their mask: the bits set in any count of leaves at a grain's end."""
     if spec.train.sum == "fold":
         return 1, 0
-    step = 1 if order == "local" else spec.cluster.ranks
-    mask = 0
-    for a in range(1, grains):
-        mask |= a * step
+    mask = _counts(grains, 1 if order == "local" else spec.cluster.ranks)
     return max(1, bin(mask).count("1")), mask
+
+
+def _counts(grains: int, step: int) -> int:
+    """The bits set in any of step, 2 step, ... (grains - 1) step. Low bits repeat after 2 step
+    multiples at most; of a bit above step, the first multiple that reaches it has it."""
+    mask = 0
+    for a in range(1, min(grains, 2 * step + 1)):
+        mask |= a * step
+    for bit in range(step.bit_length(), ((grains - 1) * step).bit_length()):
+        if -(-(1 << bit) // step) < grains:
+            mask |= 1 << bit
+    return mask
 
 
 def split(spec: Spec, graph: Graph) -> Shards:

@@ -25,7 +25,8 @@ def lower(name: str) -> str:
 
 
 def number(n: int) -> str:
-    return str(n) if abs(n) < 2**31 else f"INT64_C({n})"
+    kind = "INT64_C" if n < 2**63 else "UINT64_C"
+    return str(n) if abs(n) < 2**31 else f"{kind}({n})"
 
 
 def real(x: float) -> str:

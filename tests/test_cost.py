@@ -1,0 +1,90 @@
+"""test_cost.py -- what a plan says it costs, against numbers worked out by hand."""
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / 'gen'))
+
+from zg import build, cost, explain, shard, spec  # noqa: E402
+from zg.plan import Plan  # noqa: E402
+
+SPECS = ROOT / 'model_specs'
+
+
+def planned(name: str, *sets: str) -> Plan:
+    return build.build(spec.load(str(SPECS / f'{name}.yaml'), sets)).plan
+
+
+def test_flops_of_gpt2() -> None:
+    """6 a parameter and token; attention 2 products of T/2 keys on average, forward and twice back."""
+    p = planned('gpt2-124m', 'train.global_batch=4', 'cluster.ranks=2', 'train.micro_batch=1')
+    tokens, layers, width, length = 4 * 1024, 12, 768, 1024
+    assert cost.flops(p) == 6 * 124_439_808 * tokens + 3 * layers * 2 * 2 * tokens * width * length // 2
+
+
+def test_flops_of_grouped_queries_count_query_heads() -> None:
+    p = planned('qwen3-tiny', 'train.global_batch=4', 'cluster.ranks=1')
+    tokens, heads, size = 4 * 40, 4, 24
+    assert cost.flops(p) == 6 * p.head.params * tokens + 3 * 2 * 2 * tokens * heads * size * 40
+
+
+@pytest.mark.parametrize('stage, paper', [(0, 2), (1, 2), (2, 2), (3, 3)])
+def test_the_papers_formula_beside_ours(stage: int, paper: int) -> None:
+    """Rajbhandari et al. 2020, section 7: 2P for stages 0 to 2, 3P for stage 3; bytes of (W-1)/W."""
+    p = planned('gpt-tiny', f'zero.stage={stage}', 'cluster.ranks=4', 'train.global_batch=8')
+    said = re.search(rf"papers' {paper}P \(W-1\)/W at one grain a step: ([\d,]+) bytes; here ([\d.]+) of it",
+                     explain.explain(p))
+    ideal = paper * 149_400 * 4 * 3 / 4
+    assert said and int(said[1].replace(',', '')) == ideal
+    assert float(said[2]) == pytest.approx(cost.training_wire(p).bytes / ideal, abs=5e-4)
+
+
+def test_the_bound_on_gathered_elements() -> None:
+    """Prefetch gives way to the bound; below one unit the least bound that works is named, and works."""
+    free = planned('gpt-tiny', 'zero.stage3_prefetch_bucket_size=100000')
+    assert free.head.prefetch > 1
+    tight = planned('gpt-tiny', 'zero.stage3_prefetch_bucket_size=100000',
+                    f'zero.stage3_max_live_parameters={free.head.live - 1}')
+    assert tight.head.prefetch < free.head.prefetch and tight.head.live < free.head.live
+    with pytest.raises(spec.SpecError, match=r'^--set: zero.stage3_max_live_parameters: 1 elements') as e:
+        planned('gpt-tiny', 'zero.stage3_max_live_parameters=1')
+    least = int(re.search(r'at least (\d+)', str(e.value))[1])
+    assert planned('gpt-tiny', f'zero.stage3_max_live_parameters={least}').head.live == least
+    with pytest.raises(spec.SpecError):
+        planned('gpt-tiny', f'zero.stage3_max_live_parameters={least - 1}')
+
+
+def test_too_many_pieces_name_the_least_bucket() -> None:
+    keys = ('cluster.ranks=8', 'zero.stage=2', 'train.global_batch=8')
+    with pytest.raises(spec.SpecError, match='zero.reduce_bucket_size: cuts a unit') as e:
+        planned('gpt2-1558m', *keys, 'zero.reduce_bucket_size=100000')
+    least = int(re.search(r'at least (\d+)', str(e.value))[1])
+    with pytest.raises(spec.SpecError, match='zero.reduce_bucket_size: cuts a unit'):
+        planned('gpt2-124m', *keys, 'zero.reduce_bucket_size=1')
+    assert least % (8 * 1024) == 0
+
+
+def test_bits_of_the_counter() -> None:
+    """The closed form against counting."""
+    for step in (*range(1, 34), 64, 100):
+        mask = 0
+        for grains in range(1, 130):
+            assert shard._counts(grains, step) == mask, (grains, step)
+            mask |= grains * step
+
+
+def test_a_billion_grains() -> None:
+    p = planned('gpt-tiny', f'train.global_batch={2**30}', 'train.micro_batch=1', 'cluster.ranks=2')
+    assert p.head.grains == 2**29 and p.flat('block').mask == 2**30 - 2
+
+
+def test_memory_adds_up() -> None:
+    for name in ('gpt-tiny', 'llama-tiny', 'qwen3-tiny', 'gpt2-124m'):
+        for stage in range(4):
+            p = planned(name, f'zero.stage={stage}')
+            assert sum(n for _, n in cost.memory(p)) == p.arena == sum(c.slots * c.stride for c in p.classes)
