@@ -347,17 +347,17 @@ def _depth(m: _Maker, uses: list[Use]) -> tuple[int, int]:
     """Units to gather ahead and the most elements then gathered at once; at most the bound."""
     sizes = [m.flats[u.flat].shard * m.W for u in uses if u.ring]
     keep = sum(f.shard * m.W for f in m.shards.flats if f.name == "keep")
+    live = lambda d: keep + max((sum(sizes[i:i + d + 1]) for i in range(len(sizes))), default=0)
+    z = m.spec.zero
+    if live(0) > z.stage3_max_live_parameters:
+        raise m.spec.wrong("zero.stage3_max_live_parameters",
+                           f"{z.stage3_max_live_parameters} elements cannot hold the largest unit "
+                           "beside what is kept whole", f"at least {live(0)}")
     if not sizes:
         return 0, keep
-    live = lambda d: keep + max(sum(sizes[i:i + d + 1]) for i in range(len(sizes)))
-    z = m.spec.zero
     want = z.stage3_prefetch_bucket_size
     ahead = 1 if want is None else want and max(1, want // max(sizes))
     ahead = min(ahead, len(sizes) - 1) if z.overlap_comm else 0
-    if live(0) > z.stage3_max_live_parameters:
-        raise m.spec.wrong("zero.stage3_max_live_parameters",
-                           f"{z.stage3_max_live_parameters} elements cannot hold the largest unit",
-                           f"at least {live(0)}")
     while live(ahead) > z.stage3_max_live_parameters:
         ahead -= 1
     return ahead, live(ahead)
