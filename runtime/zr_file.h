@@ -41,6 +41,8 @@ void zr_data_close(zr_data *d);
  * writes its part into zr_save_temp's file, rank 0 ends (ok = 0 when any rank failed: nothing is
  * left behind; else the file gets its name). */
 int zr_save_temp(char *path, const char *dir, char *why);   /* path[ZR_FILE] */
+/* Removes such a file, unless a run that lives has it: that one holds a lock on it. */
+int zr_save_clear(const char *path, char *why);
 int zr_save_begin(const zr_program *p, const char *dir, char *why);
 int zr_save_part(const zr_program *p, const char *arena, int rank, const char *dir, char *why);
 int zr_save_end(const char *dir, int ok, char *why);

@@ -123,7 +123,8 @@ void zr_check_memory(zr *z);              /* fails when the ranks do not fit; be
 void zr_check_launcher(zr *z);
 void zr_handshake(zr *z);                 /* fails when ranks run different programs or kernels */
 void zr_arena(zr *z);                     /* maps this rank's arena and populates it, maps peers' */
-/* Registers a file to be removed should the run end before the next call; NULL: none. */
+/* Registers a file of zr_save_begin, made or still to be made, to be removed should the run end
+ * before the next call; NULL: none. */
 void zr_temp(zr *z, const char *path);
 double zr_now(void);                      /* seconds, monotonic */
 

@@ -197,7 +197,7 @@ static void begin_save(zr *z)
     char why[ZR_WHY], path[ZR_FILE];
     if (!z->o->save || z->rank != 0) return;
     if (zr_save_temp(path, z->o->save, why)) zr_fail(z, ZR_USER, "--save %s", why);
-    zr_temp(z, path);
+    zr_temp(z, path);                     /* it goes only if this run has its lock: see watch() */
     if (zr_save_begin(z->p, z->o->save, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
 }
 

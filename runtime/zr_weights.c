@@ -5,6 +5,7 @@
  *     the place of every element follow from zr_program alone, so each rank finds its own.
  *  2. Elements [r*shard, (r+1)*shard) of a flat are written by rank r; all ranks cover it once.
  *  3. 8 + N is a multiple of 4096, so that the data can be mapped or read past the page cache.
+ *  4. Whoever removes or renames zr_save_temp's file holds a lock on it.
  */
 #define _GNU_SOURCE
 #include "zr_file.h"
@@ -149,31 +150,46 @@ static int reserve(int fd, int64_t size, const char *file, char *why)
     return bad ? zr_why(why, "%s: room for %" PRId64 " bytes: %s", file, size, strerror(bad)) : 0;
 }
 
-/* Removes what a run that was killed left behind; a run that still lives holds a lock on it. */
-static int clear(const char *file, char *why)
+/* Locks what was opened. The name may have come to mean another file before the lock was had. */
+static int lock(int fd, const char *file, char *why)
 {
-    int fd = open(file, O_WRONLY | O_CLOEXEC);
-    int held = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK;
-    if (fd >= 0) close(fd);
-    if (held) return zr_why(why, "%s: another run is going to save there", file);
-    return unlink(file) && errno != ENOENT ? zr_why(why, "%s: %s", file, strerror(errno)) : 0;
+    struct stat ours, there;
+    int error = flock(fd, LOCK_EX | LOCK_NB) ? errno : 0;
+    if (error && error != EWOULDBLOCK) return zr_why(why, "%s: %s", file, strerror(error));
+    if (error || fstat(fd, &ours) || stat(file, &there) ||
+        ours.st_dev != there.st_dev || ours.st_ino != there.st_ino)
+        return zr_why(why, "%s: another run is going to save there", file);
+    return 0;
+}
+
+int zr_save_clear(const char *file, char *why)
+{
+    int fd = open(file, O_WRONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return errno == ENOENT ? 0 : zr_why(why, "%s: %s", file, strerror(errno));
+    int bad = lock(fd, file, why);
+    if (!bad && unlink(file)) bad = zr_why(why, "%s: %s", file, strerror(errno));
+    close(fd);
+    return bad;
 }
 
 /* A file of the final size that holds the header. It stays open: the lock goes with the process. */
 static int begin(const zr_program *p, const char *file, char *why)
 {
     int64_t n, data;
-    if (clear(file, why)) return -1;
-    char *header = make_header(p, &n, &data);
-    if (!header) return zr_why(why, "%s: no memory for its header", file);
+    if (zr_save_clear(file, why)) return -1;
     int fd = open(file, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-    int bad = fd < 0 ? zr_why(why, "%s: %s", file, strerror(errno)) : 0;
-    if (!bad) bad = reserve(fd, n + data, file, why);
-    if (!bad && (zr_write_at(fd, header, n, 0) || flock(fd, LOCK_EX | LOCK_NB)))
-        bad = zr_why(why, "%s: %s", file, strerror(errno));
-    if (bad && fd >= 0) {
+    if (fd < 0) return zr_why(why, "%s: %s", file, strerror(errno));
+    if (lock(fd, file, why)) {
         close(fd);
+        return -1;
+    }
+    char *header = make_header(p, &n, &data);
+    int bad = header ? reserve(fd, n + data, file, why)
+                     : zr_why(why, "%s: no memory for its header", file);
+    if (!bad && zr_write_at(fd, header, n, 0)) bad = zr_why(why, "%s: %s", file, strerror(errno));
+    if (bad) {
         unlink(file);
+        close(fd);
     }
     free(header);
     return bad;

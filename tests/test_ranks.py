@@ -250,6 +250,32 @@ def test_a_place_that_takes_no_weights_is_told_before_training(
         assert done.code == 3 and str(place) in done.err and "step" not in done.err
 
 
+def test_two_runs_that_save_in_one_place(program: Path, data: Path, tmp_path: Path) -> None:
+    """The second is refused, and the first ends as if it had been alone."""
+    part = tmp_path / "w" / ".model.safetensors.part"
+    first = start(program, data, "--save", tmp_path / "w", RANKS=2, WORK_US=1000)
+    wait_for_step(first, 1)
+    before = part.stat().st_ino
+    for ranks in (1, 3):
+        second = train(program, data, "--save", tmp_path / "w", RANKS=ranks)
+        assert second.code == 3 and "another run is going to save there" in second.err
+        assert part.stat().st_ino == before
+    first.communicate(timeout=60)
+    assert first.returncode == 0
+    assert [path.name for path in (tmp_path / "w").iterdir()] == ["model.safetensors"]
+    assert np.array_equal(weights(tmp_path / "w"), np.arange(1, N + 1))
+
+
+def test_what_a_killed_run_left_is_cleared(program: Path, data: Path, tmp_path: Path) -> None:
+    running = start(program, data, "--save", tmp_path, RANKS=2, FAULT="hang")
+    wait_for_step(running, 1)
+    running.kill()
+    running.communicate()
+    assert [path.name for path in tmp_path.iterdir()] == [".model.safetensors.part"]
+    assert train(program, data, "--save", tmp_path, RANKS=2).code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
 def test_help_and_version(program: Path) -> None:
     said = run(program, "--help")
     assert said.code == 0 and all(f"  {code}  " in said.out for code in (0, 2, 3, 4, 5, 6))

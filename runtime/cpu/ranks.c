@@ -7,7 +7,7 @@
  * Invariants
  *  1. A rank never outlives the parent; the parent returns only when every rank is gone.
  *  2. The first failure is the one that is told, and its exit code is the program's.
- *  3. A file registered with zr_temp is removed unless the run got past it.
+ *  3. A file registered with zr_temp is removed unless the run got past it or another run has it.
  */
 #define _GNU_SOURCE
 #include "../zr_int.h"
@@ -324,6 +324,7 @@ static void interrupted(zr *z, int signal)
 /* Waits until all ranks have ended; those that do not leave in time after a stop are killed. */
 static int watch(zr *z, pid_t *pid, const sigset_t *signals)
 {
+    char why[ZR_WHY];
     double deadline = 0;
     struct timespec slice = {0, 50000000};
     while (reap(z, pid) > 0) {
@@ -334,7 +335,8 @@ static int watch(zr *z, pid_t *pid, const sigset_t *signals)
         for (int r = 0; zr_now() > deadline && r < z->ranks; r++)
             if (pid[r] > 0) kill(pid[r], SIGKILL);
     }
-    if (z->shared->temp[0]) unlink(z->shared->temp);
+    /* All ranks are gone, and their locks: a file that is locked is another run's. */
+    if (z->shared->temp[0]) zr_save_clear(z->shared->temp, why);
     return atomic_load(&z->shared->code);
 }
 
