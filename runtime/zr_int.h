@@ -144,7 +144,8 @@ void zr_leave_if_stopped(zr *z);
 
 /* ---- log (zr_log.c); rank 0 alone speaks */
 void zr_print(zr *z, int file, const char *format, ...) __attribute__((format(printf, 3, 4)));
-void zr_log_open(zr *z);
+void zr_log_open(zr *z);                  /* fails where the log would be written over the data */
+void zr_log_begin(zr *z);                 /* empties it: from here on the run is sure to go on */
 void zr_log_step(zr *z, const double report[6], double seconds);   /* seconds that the step took */
 void zr_log_val(zr *z, double loss, double tokens);
 /* bytes, messages: of one rank in all steps */

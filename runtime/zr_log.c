@@ -4,6 +4,7 @@
  *  1. A line is put together on the stack and written by one write: nothing is allocated, and no
  *     reader of the log meets half a line.
  *  2. Numbers in the log have all their digits: equal lines are equal bits.
+ *  3. What was in the log is lost only when the run has passed all its checks.
  */
 #include "zr_int.h"
 #include <errno.h>
@@ -14,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { TEXT = 4096, NUMBER = 32 };
@@ -47,14 +49,34 @@ void zr_print(zr *z, int file, const char *format, ...)
     put(z, file, text, (size_t)(n < TEXT ? n : TEXT - 1));
 }
 
+static void refuse_data(zr *z, const struct stat *log, const zr_data *d, const char *option)
+{
+    struct stat s;
+    if (d->count && !fstat(d->fd, &s) && s.st_dev == log->st_dev && s.st_ino == log->st_ino)
+        zr_fail(z, ZR_USER, "--log %s: is the file of %s; the log would be written over it",
+                z->o->log, option);
+}
+
 void zr_log_open(zr *z)
 {
+    struct stat log;
     const char *peak = getenv("ZR_PEAK_GFLOPS");
     z->log = (zr_log){.file = -1, .tty = isatty(STDERR_FILENO)};
     if (peak) z->log.peak = strtod(peak, NULL);
     if (z->rank != 0 || !z->o->log) return;
-    z->log.file = open(z->o->log, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND | O_CLOEXEC, 0666);
-    if (z->log.file < 0) zr_fail(z, ZR_USER, "%s: %s", z->o->log, strerror(errno));
+    z->log.file = open(z->o->log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    if (z->log.file < 0 || fstat(z->log.file, &log))
+        zr_fail(z, ZR_USER, "--log %s: %s", z->o->log, strerror(errno));
+    refuse_data(z, &log, &z->train, "--data");
+    refuse_data(z, &log, &z->val, "--val");
+}
+
+void zr_log_begin(zr *z)
+{
+    struct stat s;
+    if (z->log.file < 0 || fstat(z->log.file, &s) || !S_ISREG(s.st_mode)) return;
+    if (ftruncate(z->log.file, 0))
+        zr_fail(z, ZR_ENVIRONMENT, "--log %s: %s", z->o->log, strerror(errno));
 }
 
 /* ---- figures */

@@ -221,11 +221,11 @@ static void begin(zr *z)
 {
     z->delay = environment("ZR_GATHER_DELAY_US");
     z->unmap = environment("ZR_UNMAP_PEERS") != 0;
-    zr_log_open(z);
     open_kernels(z);
     zr_handshake(z);
     open_tokens(z, &z->train, z->o->data, z->o->steps * z->p->grains * z->ranks * z->p->batch);
     open_tokens(z, &z->val, z->o->val, INT64_MAX);
+    zr_log_open(z);
     begin_save(z);
     zr_barrier(z);                        /* no rank takes memory for a run that will not be */
     zr_arena(z);
@@ -234,6 +234,7 @@ static void begin(zr *z)
     z->p->init(z);
     zr_drain(z);
     load_weights(z);
+    zr_log_begin(z);
     z->p->publish(z);
     zr_drain(z);
     zr_barrier(z);

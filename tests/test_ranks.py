@@ -213,6 +213,39 @@ def test_tokens_beyond_the_vocabulary_are_found_at_the_start(program: Path, tmp_
     assert train(program, tmp_path / "bad.bin", steps=1, RANKS=3).code == 0
 
 
+def test_a_log_is_emptied_by_a_run_that_goes_on(
+    program: Path, data: Path, tmp_path: Path
+) -> None:
+    log, bad = tmp_path / "log", tmp_path / "bad.bin"
+    log.write_text("of an earlier run")
+    np.full(600 * T + 1, VOCAB, "<u2").tofile(bad)
+    for args in (
+        ("--data", "/nonexistent", "--steps", 1),
+        ("--data", bad, "--steps", 1),
+        ("--steps", 0, "--val", bad),
+        ("--steps", 0, "--load", tmp_path),
+        ("--steps", 0, "--save", log),
+    ):
+        assert run(program, *args, "--log", log, RANKS=3).code in (2, 3)
+        assert log.read_text() == "of an earlier run", args
+    assert train(program, data, "--log", log, RANKS=3).code == 0
+    assert [json.loads(line).get("step") for line in log.read_text().splitlines()] == [1, 2, 3, None]
+
+
+@pytest.mark.parametrize("option", ["--data", "--val"])
+def test_a_log_is_not_written_over_the_data(
+    program: Path, data: Path, tmp_path: Path, option: str
+) -> None:
+    tokens, other = tmp_path / "tokens.bin", tmp_path / "other"
+    shutil.copy(data, tokens)
+    other.hardlink_to(tokens)
+    steps = 1 if option == "--data" else 0
+    for log in (tokens, other):
+        done = run(program, option, tokens, "--steps", steps, "--log", log, RANKS=2)
+        assert done.code == 2 and f"is the file of {option}" in done.err
+        assert tokens.read_bytes() == data.read_bytes()
+
+
 def test_numbers_that_json_lacks(program: Path, data: Path, tmp_path: Path) -> None:
     assert train(program, data, "--log", tmp_path / "log", FAULT="nan").code == 0
     assert json.loads((tmp_path / "log").read_text().splitlines()[0])["loss"] is None
