@@ -1,12 +1,12 @@
 """check.py -- the verifier: proves of a Plan what the passes promise, and shares no code with them.
 
-It plays the plan (start, two training steps, an evaluation, a third step) on symbols. What it proves:
+It plays the plan (start, two training steps, an evaluation, a third step) on symbols. It proves:
  order     any two conflicting accesses are ordered by queue order and wait/record (check_order)
- content   every read sees the unit, the grain and the update it expects; nothing dead is read, nothing
-           alive is overwritten (check_steps); so do the calls of a function (check_fns)
- sums      every leaf is complete when it is reduced, and reduced exactly once; every shard is summed,
-           measured and updated exactly once a step, after the factor is known
- memory    classes do not overlap and hold what they are for; gathered elements stay within the bound
+ content   every read sees the unit, the grain and the update it expects; nothing dead is read,
+           nothing alive is overwritten (check_steps); so do the calls of a function (check_fns)
+ sums      every leaf is complete when it is reduced, and reduced exactly once; every shard is
+           summed, measured and updated once a step, after the factor is known (check_update)
+ memory    classes do not overlap and hold what they are for; gathered elements stay in bounds
 What one rank's plan proves holds across ranks: a gather is complete when every peer has read this
 rank's piece, and so is `done`, so a peer's read lies inside this rank's own step.
 """
@@ -16,7 +16,8 @@ import math
 
 from .check_fns import functions
 from .check_order import CheckError
-from .check_steps import UNITS, Player, unit_of
+from .check_steps import UNITS, unit_of
+from .check_update import Program
 from .plan import Flat, Plan, Tensor
 
 __all__ = ["CheckError", "check"]
@@ -29,8 +30,9 @@ SECTIONS = ("init", "publish", "begin", "grain", "update", "eval")
 
 def _classes(p: Plan) -> None:
     """Classes lie apart and in order, what peers read first, and hold what they are for."""
-    end, kinds = 0, [c.kind for c in p.classes]
-    if kinds != sorted(kinds, key=("shared", "private", "scratch").index) or len({c.name for c in p.classes}) != len(kinds):
+    end, kinds, names = 0, [c.kind for c in p.classes], {c.name for c in p.classes}
+    order = sorted(kinds, key=("shared", "private", "scratch").index)
+    if kinds != order or len(names) < len(kinds):
         raise CheckError("classes are not in order of their kinds")
     for c in p.classes:
         if c.at < end or c.stride <= 0 or c.slots <= 0 or c.at % 4096 or c.stride % 4096:
@@ -38,13 +40,15 @@ def _classes(p: Plan) -> None:
         end = c.at + c.slots * c.stride
     W, real = p.head.ranks, 4 if p.head.real == "f32" else 2
     have = {c.name: c for c in p.classes}
+    value = p.head.batch * p.head.sequence * p.head.width * real
     for name in ("x", "dx"):
-        if name in have and have[name].stride < p.head.batch * p.head.sequence * p.head.width * real:
+        if name in have and have[name].stride < value:
             raise CheckError(f"class {name} does not hold a value")
     for f in p.flats:
         size = {"whole": f.shard * W, "shard": f.shard}
         need = {"real": size[f.real] * real, "sum": size[f.sum] * 4 * f.nodes}
-        need.update({s: size[f.state] * 4 for s in (("m", "v") if real == 4 else ("master", "m", "v"))})
+        states = ("m", "v") if real == 4 else ("master", "m", "v")
+        need.update({s: size[f.state] * 4 for s in states})
         for name, bytes_ in need.items():
             c = have.get(f"{name}.{f.name}")
             if not c or c.slots != f.count or c.stride < bytes_:
@@ -52,12 +56,13 @@ def _classes(p: Plan) -> None:
 
 
 def _flats(p: Plan) -> None:
-    """Shards cover their flats; tensors lie apart, have their parts' shapes and keys of their own."""
+    """Shards cover their flats; tensors lie apart, with their parts' shapes and their own keys."""
     flats = {f.name: f for f in p.flats}
     used: dict[str, list[tuple[int, int]]] = {f: [] for f in flats}
     for t in p.tensors:
         _tensor(t, flats)
-        used[t.flat] += [(t.offset + i * t.offset_step, math.prod(t.shape)) for i in range(1 if t.flat_step else t.count)]
+        used[t.flat] += [(t.offset + i * t.offset_step, math.prod(t.shape))
+                         for i in range(1 if t.flat_step else t.count)]
     for name, spans in used.items():
         end = 0
         for at, n in sorted(spans):
@@ -108,23 +113,24 @@ def _sections(p: Plan) -> None:
     steps = [(s.name, step) for s in p.sections for step in s.steps]
     made = {(e.name, e.index) for _, step in steps for e in step.recs}
     for name, step in steps:
+        where = f"section {name}: {step.queue} {step.op} {step.unit}"
         for e in (*step.waits, *step.recs):
             if not 0 <= e.index < limits.get(e.name, 0):
-                raise CheckError(f"section {name}: {step.queue} {step.op} {step.unit}: no event {e}")
+                raise CheckError(f"{where}: no event {e}")
         for e in step.waits:
             if (e.name, e.index) not in made:
-                raise CheckError(f"section {name}: {step.queue} {step.op} {step.unit}: nothing records {e}")
+                raise CheckError(f"{where}: nothing records {e}")
 
 
 # ---- the play
 
-def _run(player: Player, name: str) -> None:
+def _run(player: Program, name: str) -> None:
     player.section = name
     for s in player.p.section(name).steps:
         player.play(s)
 
 
-def _train(player: Player, grains: int) -> None:
+def _train(player: Program, grains: int) -> None:
     """One training step."""
     last = len(player.order) - 1
     player.grains = min(grains, GRAINS)
@@ -133,16 +139,17 @@ def _train(player: Player, grains: int) -> None:
     for player.local in range(player.grains):
         player.grain += 1
         _run(player, "grain")
-        player.ran([("fwd", n) for n in range(last)] + [("train", last)] + [("bwd", n) for n in reversed(range(last))])
+        forward = [("fwd", n) for n in range(last)]
+        player.ran([*forward, ("train", last), *(("bwd", n) for _, n in reversed(forward))])
         player.empty(("ring", "x", "dx", "save", "leaf"))
     player.local = 0
     _run(player, "update")
     player.empty(())
     if player.updated != set(player.writers):
-        raise CheckError(f"section update: {len(player.updated)} of {len(player.writers)} shards updated")
+        raise CheckError(f"section update: {len(player.updated)} shards of {len(player.writers)}")
 
 
-def _evaluate(player: Player) -> None:
+def _evaluate(player: Program) -> None:
     player.grain += 1
     _run(player, "eval")
     last = len(player.order) - 1
@@ -168,7 +175,7 @@ def check(p: Plan) -> None:
     _flats(p)
     _nodes(p)
     _sections(p)
-    player = Player(p, functions(p, _counts(p)))
+    player = Program(p, functions(p, _counts(p)))
     _run(player, "init")
     _run(player, "publish")
     player.published()
@@ -176,5 +183,6 @@ def check(p: Plan) -> None:
     _train(player, p.head.grains)
     _evaluate(player)
     _train(player, p.head.grains)
-    if player.most not in (0, p.head.live) or p.head.live > p.head.bound:
-        raise CheckError(f"{player.most} elements are gathered at once, not {p.head.live}; the bound is {p.head.bound}")
+    if player.most != p.head.live or p.head.live > p.head.bound:
+        raise CheckError(f"{player.most} elements are gathered at once, {p.head.live} were "
+                         f"promised, the bound is {p.head.bound}")

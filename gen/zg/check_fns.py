@@ -1,11 +1,13 @@
 """check_fns.py -- proves of a plan's functions that their calls fit together, call by call.
 
 What it proves:
- operands   every operand lies inside what it points into; a parameter is a tensor's beginning and has its size
- values     every read finds a whole value of its size and type, written before in this function or saved by
-            the forward one, and not overwritten since; every value is used
- leaves     every tensor's gradient is written once by the function that comes first in backward, and
-            added to by the others that read the tensor
+ operands   every operand lies inside what it points into; a parameter is a tensor's beginning and
+            has its size
+ values     every read finds a whole value of its size and type, written before in this function or
+            saved by the forward one, and not overwritten since; every value is used
+ backward   runs for what ran forward, on the same numbers; so does evaluation
+ leaves     every tensor's gradient is written once by the function that comes first in backward,
+            and added to by the others that read the tensor
  the plan's own   sums, norms, updates work on the owner's part and nothing else
 """
 from __future__ import annotations
@@ -18,9 +20,10 @@ from . import ops
 from .check_order import CheckError
 from .plan import Call, Flat, Fn, Plan, Tensor
 
-# A kernel's operands, stated again from kernels/zk.h. `>` writes, `<` reads, `=` may be where another
-# operand is, `@` parameter, `^` gradient of one, `$` scratch, `?` may be null, a bare word is a number.
-# Then the type (r real, f float, F a float that must be used, or the class itself) and the elements.
+# A kernel's operands, stated again from kernels/zk.h. `>` writes, `<` reads, `=` may be where
+# another operand is, `@` parameter, `^` gradient of one, `$` scratch, `?` may be null, a bare word
+# is a number. Then the type (r real, f float, F a float that must be used, or the class itself)
+# and the elements.
 _KERNELS = {
     "zk_embed_fwd": ">r:B*T*C <tokens:B*T @r:*C @?r:*C B T C",
     "zk_embed_bwd": "^add:V*C <r:M*C <tokens:M $:4*(V+1+M) M V C add",
@@ -50,9 +53,10 @@ _KERNELS = {
 _CLASSES = ("tokens", "targets", "table", "sums")
 # A kernel forward, and those that must run backward for it on the same numbers.
 _BACK = {
-    "zk_layernorm_fwd": ("zk_layernorm_bwd",), "zk_rmsnorm_fwd": ("zk_rmsnorm_bwd",), "zk_qknorm_fwd": ("zk_qknorm_bwd",),
-    "zk_linear_fwd": ("zk_linear_bwd_x", "zk_linear_bwd_w"), "zk_attention_fwd": ("zk_attention_bwd",),
-    "zk_gelu_fwd": ("zk_gelu_bwd",), "zk_swiglu_fwd": ("zk_swiglu_bwd",), "zk_rope": ("zk_rope",),
+    "zk_layernorm_fwd": ("zk_layernorm_bwd",), "zk_rmsnorm_fwd": ("zk_rmsnorm_bwd",),
+    "zk_qknorm_fwd": ("zk_qknorm_bwd",), "zk_linear_fwd": ("zk_linear_bwd_x", "zk_linear_bwd_w"),
+    "zk_rope": ("zk_rope",), "zk_attention_fwd": ("zk_attention_bwd",),
+    "zk_gelu_fwd": ("zk_gelu_bwd",), "zk_swiglu_fwd": ("zk_swiglu_bwd",),
 }
 _ASIDE = ("eps", "full", "add", "sign")                 # numbers that need not agree
 _UNITS = ("fwd", "bwd", "train", "eval")
@@ -60,7 +64,8 @@ _UNITS = ("fwd", "bwd", "train", "eval")
 
 @dataclass(frozen=True)
 class Facts:
-    """What steps need to know of functions: elements of `keep` from one instance of a kind to the next."""
+    """What steps need to know of functions: elements of `keep` from one instance of a kind to the
+    next."""
     steps: dict[str, int]
 
 
@@ -88,7 +93,8 @@ class _Body:
         self.home = self.kind if any(f.name == self.kind for f in self.p.flats) else "embed"
         self.limits = {c.name: c.stride for c in self.p.classes}
         self.width = self.p.head.batch * self.p.head.sequence * self.p.head.width * self.real
-        self.limits.update(x=self.width, y=self.width, dx=self.width, dy=self.width, s=self.limits.get(f"save.{self.kind}", 0))
+        self.limits.update({name: self.width for name in ("x", "y", "dx", "dy")})
+        self.limits["s"] = self.limits.get(f"save.{self.kind}", 0)
 
     def fail(self, call: Call | None, what: str) -> NoReturn:
         raise CheckError(f"function {self.fn.name}: {call.kernel if call else 'end'}: {what}")
@@ -120,7 +126,8 @@ class _Body:
             self.fail(call, f"{arg} and {size} bytes from there lie outside {base}")
         return base, int(at)
 
-    def tensor(self, call: Call, arg: str, elems: int, width: int, formals: tuple[str, str]) -> Tensor:
+    def tensor(self, call: Call, arg: str, elems: int, width: int,
+               formals: tuple[str, str]) -> Tensor:
         """The tensor that a parameter's or a gradient's operand begins."""
         formal, _, at = arg.partition("+")
         if formal not in formals or formal not in (*self.fn.ins, *self.fn.outs):
@@ -144,7 +151,7 @@ class _Body:
 
     def write(self, call: Call, arg: str, size: int, kind: str) -> None:
         base, at = self.place(call, arg, size)
-        if base not in ("tmp", "s", "y", "dx", "acc") or (base in ("s", "y", "dx") and base not in self.fn.outs):
+        if base != "tmp" and (base not in ("s", "y", "dx") or base not in self.fn.outs):
             self.fail(call, f"{arg} is not the function's to write")
         values = self.held.setdefault(base, [])
         for v in [v for v in values if v.lo < at + size and at < v.hi]:
@@ -153,10 +160,12 @@ class _Body:
             values.remove(v)
         values.append(_Value(at, at + size, kind))
 
-    def gradient(self, call: Call, arg: str, mode: str, dims: dict[str, object], elems: int) -> None:
+    def gradient(self, call: Call, arg: str, mode: str, dims: dict[str, object],
+                 elems: int) -> None:
         """A tensor's gradient, or the f32 sum of a tied one."""
         if arg.startswith("acc"):
-            if mode not in ("add", "full") or not dims[mode] or arg != "acc+0" or elems * 4 > self.limits["acc"]:
+            self.place(call, arg, elems * 4)
+            if arg != "acc+0" or mode not in ("add", "full") or not dims[mode]:
                 self.fail(call, f"{arg} is not written in f32")
             self.grads.append(("acc", mode == "add"))
             return
@@ -168,10 +177,10 @@ class _Body:
     # ---- calls
 
     def call(self, call: Call) -> None:
-        words = _KERNELS[call.kernel].split() if call.kernel in _KERNELS else self.fail(call, "no kernel of a unit")
+        words = _KERNELS[call.kernel].split()
         dims = self.dims(call, words)
         writes: list[tuple[str, int, str]] = []
-        spans: list[tuple[str, int, int, bool]] = []            # base, lo, hi, may be where another is
+        spans: list[tuple[str, int, int, bool]] = []    # base, lo, hi, may be where another is
         for word, arg in zip(words, call.args):
             if word.isidentifier():
                 continue
@@ -187,7 +196,8 @@ class _Body:
                 if arg != "work+0":
                     self.fail(call, f"{arg} is no scratch")
             elif mode == "@":
-                self.reads.add(self.tensor(call, arg, elems, int(str(dims["C"])) if not elems else 0, ("w", "p")).name)
+                width = 0 if elems else int(str(dims["C"]))
+                self.reads.add(self.tensor(call, arg, elems, width, ("w", "p")).name)
             elif mode == "^":
                 self.gradient(call, arg, kind, dims, elems)
             elif kind in _CLASSES:
@@ -210,11 +220,14 @@ class _Body:
         """Outputs, which come first, overlap nothing, or are exactly where another operand is."""
         for n, (base, lo, hi, free) in enumerate(spans[:outs]):
             for other, low, high, _ in spans[:n] + spans[n + 1:]:
-                if base == other and lo < high and low < hi and not (free and (lo, hi) == (low, high)):
+                same = free and (lo, hi) == (low, high)
+                if base == other and lo < high and low < hi and not same:
                     self.fail(call, f"{base}+{lo} overlaps another operand")
 
     def numbers(self, forward: bool) -> list[tuple]:
-        """What runs forward, or what that says of backward: kernels and the numbers that must agree."""
+        """What must run backward for what runs forward, or what does run backward: kernels and the
+        numbers that must agree."""
+        back = ("zk_linear_bwd_b", *(k for kernels in _BACK.values() for k in kernels))
         out = []
         for c in self.fn.calls:
             words = _KERNELS[c.kernel].split()
@@ -224,7 +237,7 @@ class _Body:
                 out += [(k, dims, "-1" if sign else "") for k in _BACK[c.kernel]]
                 if c.kernel == "zk_linear_fwd" and c.args[3] != "null":
                     out.append(("zk_linear_bwd_b", dims[:2], ""))
-            if not forward and (c.kernel in ("zk_linear_bwd_b", *(k for b in _BACK.values() for k in b))) and sign != "1":
+            if not forward and c.kernel in back and sign != "1":
                 out.append((c.kernel, dims, sign))
         return sorted(out)
 
@@ -239,7 +252,8 @@ class _Body:
     def end(self, *outs: str) -> None:
         """Outputs are whole, everything was used."""
         for name in outs:
-            if name in self.fn.outs and [(v.lo, v.hi, v.type) for v in self.held.get(name, [])] != [(0, self.width, "r")]:
+            there = [(v.lo, v.hi, v.type) for v in self.held.get(name, [])]
+            if name in self.fn.outs and there != [(0, self.width, "r")]:
                 self.fail(None, f"{name} is not written whole")
         for base, values in self.held.items():
             for v in values:
@@ -258,7 +272,8 @@ def _unit_bodies(p: Plan, kind: str, fns: dict[str, Fn]) -> list[_Body]:
             b.run()
             b.end("dx")
             out.append(b)
-        if out[0].numbers(True) != out[0].numbers(False) or out[0].numbers(True) != out[1].numbers(True):
+        forward = out[0].numbers(True)
+        if forward != out[0].numbers(False) or forward != out[1].numbers(True):
             out[0].fail(None, "forward, backward and evaluation do not agree")
         return out
     fwd = _Body(p, fns[f"fwd.{kind}"], {"x": value()})
@@ -280,7 +295,7 @@ def _unit_bodies(p: Plan, kind: str, fns: dict[str, Fn]) -> list[_Body]:
 
 
 def _leaves(p: Plan, bodies: dict[str, list[_Body]], counts: dict[str, int]) -> dict[str, int]:
-    """Every tensor's gradient is written once and added to by its other readers. Returns Facts.steps."""
+    """Every tensor's gradient is written once and added to by its other readers. Facts.steps."""
     kinds = list(reversed(counts))                              # in backward order
     tensors = {t.name: t for t in p.tensors}
     readers: dict[str, set[str]] = {n: set() for n in tensors}
@@ -294,14 +309,13 @@ def _leaves(p: Plan, bodies: dict[str, list[_Body]], counts: dict[str, int]) -> 
                 if n == "acc":
                     acc.append((kind, added))
                 else:
-                    givers[n] += acc if any(c.kernel == "zk_round" for c in b.fn.calls) and acc and not added and \
-                        n in _rounded(b) else [(kind, added)]
+                    givers[n] += acc if acc and n in _rounded(b) else [(kind, added)]
     steps: dict[str, int] = {}
     for name, t in tensors.items():
         got = givers[name]
-        if [k for k, _ in got] != [k for k in kinds if k in readers[name]] or not got or got[0][1] or \
-                not all(added for _, added in got[1:]):
-            raise CheckError(f"tensor {name}: read by {sorted(readers[name])}, its gradient comes from {got}")
+        want = [(k, True) for k in kinds if k in readers[name]]
+        if not got or got != [(want[0][0], False), *want[1:]]:
+            raise CheckError(f"tensor {name}: read by {want}, its gradient comes from {got}")
         if t.count != counts[got[-1][0]]:
             raise CheckError(f"tensor {name}: {t.count} instances for {counts[got[-1][0]]} units")
         for kind in readers[name]:

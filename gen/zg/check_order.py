@@ -1,8 +1,8 @@
-"""check_order.py -- the checker's ground: queues, events and slots, and whether accesses are ordered.
+"""check_order.py -- the checker's ground: queues, events and slots; whether accesses are ordered.
 
 Steps are taken in order of issue. A queue's clock says how many steps of every queue have finished
-before its next one; a record is a copy of it, a wait takes the larger of both. Two accesses to the same
-bytes, one of them a write, must be ordered by these clocks.
+before its next one; a record is a copy of it, a wait takes the larger of both. Two accesses to the
+same bytes, one of them a write, must be ordered by these clocks.
 """
 from __future__ import annotations
 
@@ -88,14 +88,16 @@ class Order:
         """An access to bytes [lo, hi) of a slot, ordered after all that conflict with it."""
         c = self.classes.get(cls) or self.fail(f"no class {cls}")
         if not (0 <= index < c.slots and 0 <= lo < hi <= c.stride):
-            self.fail(f"{cls}[{index}] bytes {lo}..{hi} lie outside its {c.slots} slots of {c.stride}")
+            self.fail(f"{cls}[{index}] bytes {lo}..{hi} are outside {c.slots} slots of {c.stride}")
         if write and (cls, index) == self.peers:
             self.fail(f"{cls}[{index}] is written while peers may read it")
         slot, q = self.slots.setdefault((cls, index), Slot()), self.step.queue
         kept = []
         for a in slot.accesses:
-            if a.lo < hi and lo < a.hi and (a.write or write) and a.at > self.clock.get(a.queue, 0):
-                self.fail(f"{cls}[{index}]: not ordered after a {'write' if a.write else 'read'} on queue {a.queue}")
+            meet = a.lo < hi and lo < a.hi and (a.write or write)
+            if meet and a.at > self.clock.get(a.queue, 0):
+                what = "write" if a.write else "read"
+                self.fail(f"{cls}[{index}]: not ordered after a {what} on queue {a.queue}")
             covered = lo <= a.lo and a.hi <= hi and (write or (a.queue == q and not a.write))
             if not covered:
                 kept.append(a)

@@ -1,19 +1,16 @@
-"""check_steps.py -- plays a plan's steps on symbols: what every slot holds, and what a step may do with it.
+"""check_steps.py -- plays a plan's steps on symbols: what every slot holds, what may be done to it.
 
-A slot's `held` says what is in it: tag -> bytes. Parameters are (flat, instance, update, offset) in a
-ring and ("spread", update, offset) in a whole copy; values are ("x" | "s" | "dx", unit, grain); a leaf
-holds the (unit, grain) that wrote it.
+A slot's `held` says what is in it: tag -> bytes. Parameters are (flat, instance, update, offset) in
+a ring and ("spread", update, offset) in a whole copy; values are ("x" | "s" | "dx", unit, grain); a
+leaf holds the (unit, grain) that wrote it.
 """
 from __future__ import annotations
-
-from typing import Iterable
 
 from .check_fns import Facts
 from .check_order import Clock, Order, Slot, cover
 from .plan import Flat, Plan, Ref, Step
 
 UNITS = ("fwd", "bwd", "train", "eval")
-SUMS = 72                       # integers of the exact sums: ZK_SUMS
 Key = tuple[str, int]           # a flat and its instance
 
 
@@ -33,20 +30,21 @@ class Player(Order):
         self.writers = self._writers()
         self.version: dict[Key, int] = {}                   # updates; 0: never filled
         self.drawn: set[Key] = set()                        # masters that have initial values
-        self.live: dict[Key, tuple[str, Clock | None]] = {}     # ring slots: flat, and when it was released
-        self.most = 0                                       # elements gathered at once
-        self.pending: tuple[Ref, int, str] | None = None    # an all-to-all: from where, bytes, summed or not
-        self.grain, self.local, self.grains = 0, 0, 0       # ever; of this step; of them played in a step
+        self.live: dict[Key, tuple[str, Clock | None]] = {}     # ring slots: flat, its release
+        self.kept = sum(f.shard * self.W for f in p.flats if f.name == "keep")
+        self.most = self.kept                               # elements whole at once
+        self.pending: tuple[Ref, int, str] | None = None    # all-to-all: from, bytes, summed?
+        self.grain, self.local, self.grains = 0, 0, 0       # ever; of this step; in a step
         self.played: list[tuple[str, int]] = []
         self.begin()
 
     def begin(self) -> None:
         """A training step's own books."""
-        self.pushed: dict[Key, list[tuple[int, int, int]]] = {}     # (leaf, offset, elements) in a sum
-        self.joined: dict[Key, list[tuple[int, int]]] = {}          # (offset, bytes) of a sum over ranks
+        self.pushed: dict[Key, list[tuple[int, int, int]]] = {}     # (leaf, offset, elements)
+        self.joined: dict[Key, list[tuple[int, int]]] = {}          # (offset, bytes) over ranks
         self.normed: set[Key] = set()
         self.updated: set[Key] = set()
-        self.stage = ""                                     # of the update: clear, norms, reduced, factor
+        self.stage = ""                                     # clear, norms, reduced, factor
 
     # ---- what the plan should do, from its flats and functions
 
@@ -58,7 +56,8 @@ class Player(Order):
 
     def _writers(self) -> dict[Key, set[str]]:
         """The units whose backward writes each leaf."""
-        out: dict[Key, set[str]] = {(f.name, l): set() for f in self.p.flats for l in range(f.count)}
+        out: dict[Key, set[str]] = {(f.name, l): set() for f in self.p.flats
+                                    for l in range(f.count)}
         for unit in self.order:
             kind, index = unit_of(unit)
             fn = self.fns.get(f"bwd.{kind}") or self.fns[f"train.{kind}"]
@@ -147,10 +146,12 @@ class Player(Order):
     def fetch(self, s: Step, what: str, flat: Flat) -> None:
         """A piece of a whole unit, for a ring slot."""
         src, dst = s.ins[0], s.outs[0]
-        if what != "real" or not dst.cls.startswith("ring.") or flat.real != "shard" or self.ints["from_step"]:
+        if (what, dst.cls.partition(".")[0]) != ("real", "ring") or flat.real != "shard" or \
+                self.ints["from_step"]:
             self.fail("gathers from or to the wrong class")
         kind, index = unit_of(s.unit)
-        if s.unit not in self.order or self.home(kind) != flat.name or self.instance(flat.name, index) != src.index:
+        if s.unit not in self.order or self.home(kind) != flat.name or \
+                self.instance(flat.name, index) != src.index:
             self.fail(f"gathers {src} for {s.unit}")
         self.touch(src.cls, src.index, src.at, src.at + self.ints["bytes"], False)
         key = (dst.cls, dst.index)
@@ -168,7 +169,7 @@ class Player(Order):
 
     def bound(self) -> None:
         """Elements gathered at once: slots whose release does not come before this gather."""
-        total = sum(f.shard * self.W for f in self.p.flats if f.name == "keep")
+        total = self.kept
         for key, (name, freed) in list(self.live.items()):
             if freed is not None and freed.get("main", 0) <= self.clock.get("main", 0):
                 del self.live[key]
@@ -197,7 +198,8 @@ class Player(Order):
 
     def brought(self, s: Step) -> tuple[Ref, int]:
         """What the last all-to-all brings, not yet summed."""
-        if not self.pending or self.pending[2] or s.queue != ("reduce" if self.p.head.overlap else "main"):
+        queue = "reduce" if self.p.head.overlap else "main"
+        if not self.pending or self.pending[2] or s.queue != queue:
             self.fail("nothing came")
         return self.pending[:2]
 
@@ -208,15 +210,16 @@ class Player(Order):
         instance = self.instance(name, unit_of(s.unit)[1])
         want = {(u, self.grain) for u in self.writers[name, instance]}
         if set(held) != want:
-            self.fail(f"{leaf} should hold {sorted(u for u, _ in want)} of grain {self.grain}, holds {sorted(held)[:3]}")
+            self.fail(f"{leaf} should hold {sorted(want)}, holds {sorted(held)[:3]}")
         return name, instance
 
     def do_sum(self, s: Step) -> None:
         dst, (src, size) = s.outs[0], self.brought(s)
-        n, lo, (what, _, name) = self.ints["n"], self.ints["lo"], dst.cls.partition(".")
-        if what != "sum" or s.op != f"sum.{name}" or not src.cls.startswith("leaf.") or self.flat_in(src, s.unit) != name \
-                or size != n * self.real or src.at * 4 != dst.at * self.real or \
-                dst.index != self.instance(name, unit_of(s.unit)[1]):
+        n, lo, name = self.ints["n"], self.ints["lo"], self.flat_in(src, s.unit)
+        into = (s.op, dst.cls, dst.index)
+        if not src.cls.startswith("leaf.") or size != n * self.real or \
+                src.at * 4 != dst.at * self.real or \
+                into != (f"sum.{name}", f"sum.{name}", self.instance(name, unit_of(s.unit)[1])):
             self.fail("sums something else than what came")
         if lo != self.local * self.W:
             self.fail(f"leaves {lo}.. in grain {self.local}")
@@ -225,7 +228,8 @@ class Player(Order):
         self.pushed.setdefault((name, dst.index), []).append((lo, dst.at // 4, n))
 
     def part_of_sum(self, dst: Ref, n: int) -> None:
-        """An owner's part of a sum: its own range of a whole buffer or all of a shard, and pending nodes."""
+        """An owner's part of a sum: its own range of a whole buffer or all of a shard, and pending
+        nodes."""
         if n <= 0 or dst.at + 4 * n > self.flats[dst.cls.partition(".")[2]].shard * 4:
             self.fail(f"{dst} ends outside the shard")
         self.touch(dst.cls, dst.index, dst.at, dst.at + 4 * n, True).held.clear()
@@ -234,11 +238,12 @@ class Player(Order):
     def do_join(self, s: Step) -> None:
         dst, (src, size) = s.outs[0], self.brought(s)
         key = self.flat_of(s)
-        if src != dst or size != self.ints["n"] * 4 or (dst.cls, dst.index) != (f"sum.{key[0]}", key[1]):
+        if src != dst or size != self.ints["n"] * 4 or \
+                (dst.cls, dst.index) != (f"sum.{key[0]}", key[1]):
             self.fail("joins something else than what came")
         self.order_is("local")
         self.all_pushed(key, self.flats[key[0]].shard * self.W)
-        self.peers = None                                   # each rank writes its own part alone, which no peer reads
+        self.peers = None               # a rank writes its own part alone, which no peer reads
         self.part_of_sum(dst, self.ints["n"])
         self.peers = (dst.cls, dst.index)
         self.joined.setdefault(key, []).append((dst.at, size))
@@ -255,11 +260,13 @@ class Player(Order):
         leaf, dst = s.ins[0], s.outs[0]
         self.whole(leaf, False)
         key = self.complete(s, leaf)
-        if self.ints["lo"] != self.local or (dst.cls, dst.index) != (f"sum.{key[0]}", key[1]) or s.op != f"own.{key[0]}":
+        into = (s.op, dst.cls, dst.index)
+        if self.ints["lo"] != self.local or into != (f"own.{key[0]}", f"sum.{key[0]}", key[1]):
             self.fail(f"pushes leaf {self.ints['lo']} in grain {self.local} on {dst}")
         self.order_is("local")
         self.whole(dst, True).held.clear()
-        self.pushed.setdefault(key, []).append((self.ints["lo"], 0, self.flats[key[0]].shard * self.W))
+        whole = self.flats[key[0]].shard * self.W
+        self.pushed.setdefault(key, []).append((self.ints["lo"], 0, whole))
 
     def all_pushed(self, key: Key, want: int) -> None:
         """Every grain's leaf was pushed once, whole."""
@@ -384,115 +391,3 @@ class Player(Order):
         parts = [(at, n) for l, at, n in self.pushed.get(key, []) if l == lo]
         if not cover(parts, self.flats[name].shard * (1 if ranks else self.W)):
             self.fail(f"{ref} dies before all of {key[0]}[{key[1]}] is summed once")
-
-    # ---- update
-
-    def sum_of(self, s: Step) -> Key:
-        """The flat whose sum the step reads."""
-        key = self.flat_of(s)
-        if s.ins[0] != Ref(f"sum.{key[0]}", key[1]) or self.ints["l"] != key[1]:
-            self.fail("reads another sum")
-        self.summed(key)
-        self.whole(s.ins[0], False)
-        return key
-
-    def do_norm(self, s: Step) -> None:
-        key = self.sum_of(s)
-        self.fixed(s)
-        if key in self.normed or self.stage not in ("clear", "norms"):
-            self.fail("measured twice or too late")
-        self.stage = "norms"
-        self.normed.add(key)
-
-    def do_allreduce(self, s: Step) -> None:
-        if s.ins != (Ref("sums", 0),) or s.outs != (Ref("sums", 1),) or self.ints["count"] != SUMS or \
-                self.normed != set(self.writers):
-            self.fail("norms are not complete")
-        self.common(s.ins[0])
-        self.whole(s.ins[0], False)
-        self.whole(s.outs[0], True)
-        self.stage = "reduced"
-
-    def do_factor(self, s: Step) -> None:
-        if self.stage != "reduced" or s.ins != (Ref("sums", 1),) or s.outs != (Ref("ctl", 0),):
-            self.fail("the sums over ranks are not known")
-        self.whole(s.ins[0], False)
-        self.whole(s.outs[0], True)
-        self.stage = "factor"
-
-    def do_adamw(self, s: Step) -> None:
-        key = self.sum_of(s)
-        flat = self.flats[key[0]]
-        if self.stage != "factor" or key in self.updated:
-            self.fail("updated twice or before the factor is known")
-        names = ("real", "m", "v") if self.real == 4 else ("real", "master", "m", "v")
-        if s.outs != tuple(Ref(f"{n}.{key[0]}", key[1]) for n in names):
-            self.fail("updates another shard")
-        if flat.state == "whole" and self.W > 1:
-            if not self.is_spread(key, "sum", 4):
-                self.fail("the sum is not on every rank")
-            self.slots[s.ins[0].cls, s.ins[0].index].held.clear()
-        self.fixed(s)
-        for r in s.outs:
-            self.whole(r, True).held.clear()
-        self.updated.add(key)
-        self.version[key] += 1
-
-    def do_init(self, s: Step) -> None:
-        key = self.flat_of(s)
-        master = "real" if self.real == 4 else "master"
-        if s.outs != (Ref(f"{master}.{key[0]}", key[1]),) or self.ints["l"] != key[1] or key in self.drawn:
-            self.fail("fills another shard, or twice")
-        self.whole(s.outs[0], True)
-        self.drawn.add(key)
-        if self.real == 4:
-            self.version[key] = 1
-
-    def do_cast(self, s: Step) -> None:
-        key = self.flat_of(s)
-        if s.ins != (Ref(f"master.{key[0]}", key[1]),) or s.outs != (Ref(f"real.{key[0]}", key[1]),) or \
-                key not in self.drawn or key in self.version:
-            self.fail("rounds another shard, or twice")
-        self.whole(s.ins[0], False)
-        self.whole(s.outs[0], True)
-        self.version[key] = 1
-
-    def do_next(self, s: Step) -> None:
-        if s.outs != (Ref("ctl", 0), Ref("sums", 0)) or self.stage:
-            self.fail("clears something else")
-        for r in s.outs:
-            self.whole(r, True)
-        self.stage = "clear"
-
-    def do_turn(self, s: Step) -> None:
-        if s.outs != (Ref(f"table.{s.op.partition('.')[2]}", 0),):
-            self.fail("fills another table")
-        self.whole(s.outs[0], True).held["turned",] = 1
-
-    # ---- at the end of a section
-
-    def ran(self, want: list[tuple[str, int]]) -> None:
-        """The functions of a grain ran in this order."""
-        self.step = Step("main", "", "")
-        if self.played != want:
-            self.fail(f"functions ran in another order, or not all: {len(self.played)} of {len(want)}")
-        self.played = []
-
-    def empty(self, prefixes: Iterable[str]) -> None:
-        """Nothing of a grain outlives it."""
-        self.step = Step("main", "", "")
-        if self.pending:
-            self.fail("an all-to-all is not done")
-        for (cls, index), slot in self.slots.items():
-            if cls.split(".")[0] in prefixes and slot.held:
-                self.fail(f"{cls}[{index}] still holds {sorted(slot.held)[:1]}")
-
-    def published(self) -> None:
-        """Every instance of every flat can be read: filled, and whole copies are everybody's."""
-        self.step = Step("main", "", "")
-        for key in self.writers:
-            flat = self.flats[key[0]]
-            if self.version.get(key) is None:
-                self.fail(f"{key[0]}[{key[1]}] was never filled")
-            if (flat.real, flat.state) == ("whole", "shard") and not self.is_spread(key, "real", self.real):
-                self.fail(f"{key[0]}[{key[1]}] is not up to date on every rank")

@@ -14,6 +14,7 @@ import hashlib
 import re
 import typing
 from dataclasses import dataclass
+from itertools import zip_longest
 
 FORMAT = 1
 
@@ -81,7 +82,7 @@ class Flat:
 
 @dataclass(frozen=True)
 class Tensor:
-    """Where a tensor lies: instance i at element offset + i*offset_step of flat instance i*flat_step.
+    """Where a tensor lies: instance i at element offset + i*offset_step of flat's i*flat_step.
     parts: name=rows in the weights' file, {l} stands for first + i. key: of its random numbers."""
     name: str
     flat: str
@@ -128,7 +129,8 @@ class Launch:
 
 @dataclass(frozen=True)
 class Call:
-    """A kernel call. args: `formal+bytes`, `class+bytes`, `...+r*bytes`, a number, null, sources, lo."""
+    """A kernel call. args: `formal+bytes`, `class+bytes`, `...+r*bytes`, a number, null, sources,
+    lo."""
     kernel: str
     launch: str
     args: tuple[str, ...]
@@ -223,15 +225,16 @@ class Plan:
     @property
     def shared(self) -> int:
         """Bytes at the arena's start that peers read."""
-        return max((c.at + c.slots * c.stride for c in self.classes if c.kind == "shared"), default=0)
+        ends = (c.at + c.slots * c.stride for c in self.classes if c.kind == "shared")
+        return max(ends, default=0)
 
     @property
     def arena(self) -> int:
         return max(c.at + c.slots * c.stride for c in self.classes)
 
 
-_WORD = {Head: "head", Recipe: "recipe", Group: "group", Flat: "flat", Tensor: "tensor", Class: "class",
-         Table: "table", Launch: "launch"}
+_WORD = {Head: "head", Recipe: "recipe", Group: "group", Flat: "flat", Tensor: "tensor",
+         Class: "class", Table: "table", Launch: "launch"}
 
 
 def _show(v: object) -> str:
@@ -260,7 +263,8 @@ def print_plan(p: Plan) -> str:
     for part in (p.groups, p.flats, p.tensors, p.classes, p.tables, p.launches):
         lines += [_record(r) for r in part]
     for fn in p.fns:
-        lines.append(f"fn {fn.name} flops {fn.flops} ins {_show(fn.ins)} outs {_show(fn.outs)} ints {_show(fn.ints)}")
+        lines.append(f"fn {fn.name} flops {fn.flops} ins {_show(fn.ins)} outs {_show(fn.outs)} "
+                     f"ints {_show(fn.ints)}")
         lines += [f"call {c.kernel} {c.launch} {' '.join(c.args)}" for c in fn.calls]
     lines.append(" ".join(["events", *map(str, p.events)]))
     for section in p.sections:
@@ -276,7 +280,10 @@ def digest(p: Plan) -> str:
 
 def layout_digest(p: Plan) -> str:
     """SHA-256 of where every parameter lies and who owns it, nothing else."""
-    lines = [_record(r) for r in (*p.groups, *p.flats, *p.tensors)]
+    lines = [_record(g) for g in p.groups]
+    lines += [_show((f.name, f.count, f.elems, f.shard, f.real, f.state)) for f in p.flats]
+    lines += [_show((t.name, t.flat, t.offset, t.offset_step, t.flat_step, t.count, *t.shape))
+              for t in p.tensors]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
@@ -289,6 +296,10 @@ def _value(text: str, kind: object) -> object:
         inner = typing.get_args(kind)[0]
         return () if text == "-" else tuple(_value(t, inner) for t in text.split(","))
     return kind(text)  # type: ignore[operator]
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return () if text == "-" else tuple(text.split(","))
 
 
 def _read(words: list[str], cls: type) -> object:
@@ -329,13 +340,14 @@ def _parse_step(words: list[str]) -> Step:
             where = word
         else:
             lists[where].append(word)
-    return Step(words[1], words[2], "" if words[3] == "-" else words[3], tuple(map(_ref, lists["ins"])),
+    unit = "" if words[3] == "-" else words[3]
+    return Step(words[1], words[2], unit, tuple(map(_ref, lists["ins"])),
                 tuple(map(_ref, lists[">"])), tuple(map(_int, lists["with"])),
                 tuple(map(_event, lists["wait"])), tuple(map(_event, lists["rec"])))
 
 
 def parse(text: str) -> Plan:
-    """The Plan of a text; PlanError names the first line that is none."""
+    """The Plan of a text; PlanError names the first line that is none or would print otherwise."""
     lists: dict[type, list] = {cls: [] for cls in _WORD}
     by_word = {word: cls for cls, word in _WORD.items()}
     fns: list[Fn] = []
@@ -350,8 +362,8 @@ def parse(text: str) -> Plan:
             elif words[0] in by_word:
                 lists[by_word[words[0]]].append(_read(words, by_word[words[0]]))
             elif words[0] == "fn":
-                t = [_value(w, tuple[str, ...]) for w in (words[5], words[7], words[9])]
-                fns.append(Fn(words[1], t[0], t[1], t[2], int(words[3]), ()))  # type: ignore[arg-type]
+                ins, outs, ints = (_names(words[n]) for n in (5, 7, 9))
+                fns.append(Fn(words[1], ins, outs, ints, int(words[3]), ()))
             elif words[0] == "call":
                 call = Call(words[1], words[2], tuple(words[3:]))
                 fns[-1] = dataclasses.replace(fns[-1], calls=fns[-1].calls + (call,))
@@ -367,7 +379,12 @@ def parse(text: str) -> Plan:
             raise PlanError(f"line {number}: not a line of a plan: {line[:80]}") from e
     made = [tuple(lists[cls]) for cls in (Group, Flat, Tensor, Class, Table, Launch)]
     try:
-        return Plan(lists[Head][0], lists[Recipe][0], *made, tuple(fns), events,
-                    tuple(Section(n, r, tuple(s)) for n, r, s in sections))
+        p = Plan(lists[Head][0], lists[Recipe][0], *made, tuple(fns), events,
+                 tuple(Section(n, r, tuple(s)) for n, r, s in sections))
     except IndexError as e:
         raise PlanError("no head or no recipe") from e
+    printed = print_plan(p)
+    for number, (a, b) in enumerate(zip_longest(text.split("\n"), printed.split("\n")), 1):
+        if a != b:
+            raise PlanError(f"line {number}: not as a plan is printed: {(a or 'the end')[:80]}")
+    return p

@@ -1,0 +1,131 @@
+"""check_update.py -- plays what happens once: the first filling of parameters, norms and updates.
+
+Norms come before their sum over ranks, that before the factor, that before any update, and each
+shard is measured and updated once. Also what must hold at the end of a section.
+"""
+from __future__ import annotations
+
+from typing import Iterable
+
+from .check_steps import Key, Player
+from .plan import Ref, Step
+
+SUMS = 72                       # integers of the exact sums: ZK_SUMS
+
+
+class Program(Player):
+    """All steps of a plan."""
+
+    # ---- update
+
+    def sum_of(self, s: Step) -> Key:
+        """The flat whose sum the step reads."""
+        key = self.flat_of(s)
+        if s.ins[0] != Ref(f"sum.{key[0]}", key[1]) or self.ints["l"] != key[1]:
+            self.fail("reads another sum")
+        self.summed(key)
+        self.whole(s.ins[0], False)
+        return key
+
+    def do_norm(self, s: Step) -> None:
+        key = self.sum_of(s)
+        self.fixed(s)
+        if key in self.normed or self.stage not in ("clear", "norms"):
+            self.fail("measured twice or too late")
+        self.stage = "norms"
+        self.normed.add(key)
+
+    def do_allreduce(self, s: Step) -> None:
+        if (*s.ins, *s.outs) != (Ref("sums", 0), Ref("sums", 1)) or self.ints["count"] != SUMS or \
+                self.normed != set(self.writers):
+            self.fail("norms are not complete")
+        self.common(s.ins[0])
+        self.whole(s.ins[0], False)
+        self.whole(s.outs[0], True)
+        self.stage = "reduced"
+
+    def do_factor(self, s: Step) -> None:
+        if self.stage != "reduced" or s.ins != (Ref("sums", 1),) or s.outs != (Ref("ctl", 0),):
+            self.fail("the sums over ranks are not known")
+        self.whole(s.ins[0], False)
+        self.whole(s.outs[0], True)
+        self.stage = "factor"
+
+    def do_adamw(self, s: Step) -> None:
+        key = self.sum_of(s)
+        flat = self.flats[key[0]]
+        if self.stage != "factor" or key in self.updated:
+            self.fail("updated twice or before the factor is known")
+        names = ("real", "m", "v") if self.real == 4 else ("real", "master", "m", "v")
+        if s.outs != tuple(Ref(f"{n}.{key[0]}", key[1]) for n in names):
+            self.fail("updates another shard")
+        if flat.state == "whole" and self.W > 1:
+            if not self.is_spread(key, "sum", 4):
+                self.fail("the sum is not on every rank")
+            self.slots[s.ins[0].cls, s.ins[0].index].held.clear()
+        self.fixed(s)
+        for r in s.outs:
+            self.whole(r, True).held.clear()
+        self.updated.add(key)
+        self.version[key] += 1
+
+    def do_init(self, s: Step) -> None:
+        key = self.flat_of(s)
+        master = "real" if self.real == 4 else "master"
+        if s.outs != (Ref(f"{master}.{key[0]}", key[1]),) or self.ints["l"] != key[1] or \
+                key in self.drawn:
+            self.fail("fills another shard, or twice")
+        self.whole(s.outs[0], True)
+        self.drawn.add(key)
+        if self.real == 4:
+            self.version[key] = 1
+
+    def do_cast(self, s: Step) -> None:
+        key = self.flat_of(s)
+        if s.ins != (Ref(f"master.{key[0]}", key[1]),) or key in self.version or \
+                s.outs != (Ref(f"real.{key[0]}", key[1]),) or key not in self.drawn:
+            self.fail("rounds another shard, or twice")
+        self.whole(s.ins[0], False)
+        self.whole(s.outs[0], True)
+        self.version[key] = 1
+
+    def do_next(self, s: Step) -> None:
+        if s.outs != (Ref("ctl", 0), Ref("sums", 0)) or self.stage:
+            self.fail("clears something else")
+        for r in s.outs:
+            self.whole(r, True)
+        self.stage = "clear"
+
+    def do_turn(self, s: Step) -> None:
+        if s.outs != (Ref(f"table.{s.op.partition('.')[2]}", 0),):
+            self.fail("fills another table")
+        self.whole(s.outs[0], True).held["turned",] = 1
+
+    # ---- at the end of a section
+
+    def ran(self, want: list[tuple[str, int]]) -> None:
+        """The functions of a grain ran in this order."""
+        self.step = Step("main", "", "")
+        if self.played != want:
+            self.fail(f"functions ran in another order, or {len(self.played)} of {len(want)}")
+        self.played = []
+
+    def empty(self, prefixes: Iterable[str]) -> None:
+        """Nothing of a grain outlives it."""
+        self.step = Step("main", "", "")
+        if self.pending:
+            self.fail("an all-to-all is not done")
+        for (cls, index), slot in self.slots.items():
+            if cls.split(".")[0] in prefixes and slot.held:
+                self.fail(f"{cls}[{index}] still holds {sorted(slot.held)[:1]}")
+
+    def published(self) -> None:
+        """Every instance of every flat can be read: filled, and whole copies are everybody's."""
+        self.step = Step("main", "", "")
+        for key in self.writers:
+            flat = self.flats[key[0]]
+            if self.version.get(key) is None:
+                self.fail(f"{key[0]}[{key[1]}] was never filled")
+            spread = flat.real == "shard" or flat.state == "whole"
+            if not spread and not self.is_spread(key, "real", self.real):
+                self.fail(f"{key[0]}[{key[1]}] is not up to date on every rank")
