@@ -19,7 +19,7 @@ typedef struct zr zr;                     /* one rank */
 
 enum { ZR_MAIN = 0, ZR_GATHER = 1, ZR_REDUCE = 2, ZR_QUEUES = 3 };
 
-/* A piece of work: k is the queue's kernel context, a the arena, i the operands given to zr_call. */
+/* A piece of work: k is the queue's kernel context (ZR_GATHER only copies and has none: NULL), a the arena, i the operands given to zr_call. */
 typedef void zr_fn(zr *z, void *k, void *a, const int64_t *i);
 
 /* ---- queues */
@@ -81,7 +81,7 @@ typedef struct zr_program {
     const zr_flat *flats;
     const zr_tensor *tensors;
     int32_t nflats, ntensors;
-    void *(*open)(void *stream, int threads, const char **why);
+    void *(*open)(void *stream, int threads, const char **why);   /* for each queue but ZR_GATHER */
     void (*close)(void *k);
     const char *(*object)(void);
     int64_t (*overhead)(int threads);     /* bytes the kernels take at start outside the arena */

@@ -63,7 +63,7 @@ typedef struct zr_event {
 
 typedef struct zr_queue {
     zr *z;
-    void *k;                              /* kernel context */
+    void *k;                              /* kernel context; NULL: this queue runs no kernel */
     zr_command *ring;                     /* [ZR_RING] */
     int64_t issued, finished, demanded;   /* commands; under zr.lock */
     int quit;

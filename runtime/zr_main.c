@@ -185,6 +185,7 @@ static void open_kernels(zr *z)
 {
     const char *why = "";
     for (int queue = 0; queue < ZR_QUEUES; queue++) {
+        if (queue == ZR_GATHER) continue;
         int threads = queue == ZR_MAIN ? (int)z->o->threads : 1;
         z->queue[queue].k = z->p->open(NULL, threads, &why);
         if (!z->queue[queue].k) zr_fail(z, ZR_ENVIRONMENT, "%s", why);
@@ -394,7 +395,8 @@ static void run_rank(zr *z)
     save(z);
     hash(z);
     zr_queues_stop(z);
-    for (int queue = 0; queue < ZR_QUEUES; queue++) z->p->close(z->queue[queue].k);
+    for (int queue = 0; queue < ZR_QUEUES; queue++)
+        if (z->queue[queue].k) z->p->close(z->queue[queue].k);
 }
 
 int zr_main(int argc, char **argv, const zr_program *p)

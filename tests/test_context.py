@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import zk
-from trainer import ROOT
+from trainer import ROOT, generate
 
 PLAIN = """
 import ctypes, sys
@@ -89,6 +90,40 @@ def test_overhead_is_what_open_maps(threads: int) -> None:
     assert lib.zk_overhead(1) <= overhead
     # a stack has a guard page beside it; Python's own heap may grow by 1 MiB
     assert 0 <= mapped() - before - 8 * overhead <= 8 * threads * 4096 + 2 ** 20
+
+
+TOUCHED = """
+import ctypes, sys
+lib, why = ctypes.CDLL(sys.argv[1]), ctypes.c_char_p()
+lib.zk_open.restype = ctypes.c_void_p
+def taken():
+    with open("/proc/self/smaps_rollup") as f:
+        return next(int(line.split()[1]) for line in f if line.startswith("Pss_Anon:"))
+y, x = ((ctypes.c_float * 300000)(*[1] * 300000) for i in range(2))
+before = taken()
+k = lib.zk_open(None, 0, 0, 8, ctypes.byref(why))
+opened = taken()
+size = ctypes.c_int64
+for i in range(100):
+    lib.zk_linear_fwd(ctypes.c_void_p(k), None, y, x, x, None, *map(size, [768, 384, 384]), 0)
+print(opened - before, taken() - before)
+"""
+
+
+def test_scratch_is_taken_when_it_is_used() -> None:
+    """8 threads have 20 MiB of scratch; an f32 linear packs two panels, less than 0.7 MiB each."""
+    zk.library("gcc")
+    done = subprocess.run([sys.executable, "-c", TOUCHED, str(ROOT / zk.LIBRARY["gcc"])],
+                          capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    opened, worked = map(int, done.stdout.split())
+    assert opened < 1024 and worked < 8 * 0.7 * 1024 + 1024, (opened, worked)
+
+
+def test_no_kernel_runs_where_there_is_no_context() -> None:
+    source = generate(ROOT / "model_specs" / "demo.yaml", "zero.stage=3")
+    assert "zr_gather(z, ZR_GATHER" in source and "zr_call(z, ZR_MAIN" in source
+    assert not re.search(r"zr_call(_n)?\(z, ZR_GATHER", source)
 
 
 def test_many_small_jobs(isa: str) -> None:

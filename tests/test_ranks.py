@@ -111,6 +111,16 @@ def test_what_cannot_go_on_says_why(
     assert len(said) == 1, said
 
 
+def test_memory_that_is_asked_for(program: Path, data: Path) -> None:
+    """The arena, and what kernels take: program.c says 1 MiB a thread, ZR_REDUCE has one."""
+    asked = [
+        int(re.search(r"2 ranks x (\d+) bytes", done.err)[1])
+        for threads in (1, 5)
+        for done in [train(program, data, "--threads", threads, FAULT="huge", RANKS=2)]
+    ]
+    assert asked == [(1 << 45) + (threads + 1 << 20) for threads in (1, 5)]
+
+
 @pytest.mark.parametrize(
     "name", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"]
 )

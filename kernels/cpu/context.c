@@ -2,7 +2,8 @@
  *
  * Invariants
  *  1. A context is one mapping: zk, pool, threads' handles, then threads * ZK_SCRATCH. Nothing is
- *     allocated after zk_open.
+ *     mapped after zk_open; a page of scratch is taken when a kernel first writes to it, as most
+ *     kernels leave most of it alone.
  *  2. The object is chosen once in a process, by cpuid and ZK_ISA; zk_open refuses what this
  *     processor cannot run.
  *  3. Nobody spins: threads without work wait in the kernel, for ranks may outnumber cores.
@@ -209,7 +210,7 @@ zk *zk_open(void *stream, int dtype, int column, int threads, const char **why)
     if (*why)
         return NULL;
     char *p = mmap(NULL, (size_t)mapped(threads), PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) {
         *why = "no memory for the kernels' scratch space";
         return NULL;

@@ -12,7 +12,7 @@
 #define ZK_PASTE(a, b) ZK_PASTE_(a, b)
 #define ZK(name) ZK_PASTE(name, ZK_SUFFIX)
 
-enum { ZK_SCRATCH = 4 << 20 };      /* bytes of packing space for each thread, 4096-byte aligned */
+enum { ZK_SCRATCH = 5 << 19 };      /* bytes of packing space for each thread, 4096-byte aligned */
 
 /* Every kernel's plain name once: X(zk_add) ... */
 #include "kernels.def"

@@ -145,7 +145,7 @@ static double gib(int64_t bytes) { return (double)bytes / (1 << 30); }
 
 void zr_check_memory(zr *z)
 {
-    int64_t each = z->room + z->p->overhead((int)z->o->threads) + 2 * z->p->overhead(1);
+    int64_t each = z->room + z->p->overhead((int)z->o->threads) + z->p->overhead(1);
     int64_t available = look_up("/proc/meminfo", "MemAvailable:"), group = left_in_groups();
     if (each > INT64_MAX / z->ranks)
         zr_fail(z, ZR_ENVIRONMENT, "%d ranks of %" PRId64 " bytes: more than a file can hold",
