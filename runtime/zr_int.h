@@ -79,7 +79,6 @@ typedef struct zr_queue {
 typedef struct zr_log {
     int file;                             /* JSONL, -1: none; only rank 0 has it */
     int tty, live;                        /* stderr is a terminal; a live line stands on it */
-    double peak;                          /* GFLOP/s of all ranks, 0: not known */
     double busy;                          /* seconds in training steps so far */
     double shown, shown_busy;             /* the last progress line: when, and busy then */
     int64_t shown_step;
@@ -108,8 +107,9 @@ struct zr {
     int ahead;                            /* 1: ZR_MAIN's commands run on its own thread, too */
     pthread_mutex_t lock;
     pthread_cond_t moved;                 /* something was issued, finished or demanded */
-    /* ZR_GATHER_DELAY_US, ZR_UNMAP_PEERS */
+    /* ZR_GATHER_DELAY_US, ZR_UNMAP_PEERS, ZR_PEAK_GFLOPS (0: not known) */
     int64_t delay;
+    double peak;
     int unmap, readable;                  /* readable: collectives in progress; under zr.lock */
 };
 
@@ -147,7 +147,7 @@ void zr_print(zr *z, int file, const char *format, ...) __attribute__((format(pr
 void zr_log_open(zr *z);                  /* fails where the log would be written over the data */
 void zr_log_begin(zr *z);                 /* empties it: from here on the run is sure to go on */
 void zr_log_step(zr *z, const double report[6], double seconds);   /* seconds that the step took */
-void zr_log_val(zr *z, double loss, double tokens);
+void zr_log_val(zr *z, int64_t step, double loss, double tokens);
 /* bytes, messages: of one rank in all steps */
 void zr_log_end(zr *z, const double report[6], int64_t bytes, int64_t messages);
 

@@ -60,9 +60,7 @@ static void refuse_data(zr *z, const struct stat *log, const zr_data *d, const c
 void zr_log_open(zr *z)
 {
     struct stat log;
-    const char *peak = getenv("ZR_PEAK_GFLOPS");
     z->log = (zr_log){.file = -1, .tty = isatty(STDERR_FILENO)};
-    if (peak) z->log.peak = strtod(peak, NULL);
     if (z->rank != 0 || !z->o->log) return;
     z->log.file = open(z->o->log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     if (z->log.file < 0 || fstat(z->log.file, &log))
@@ -106,7 +104,7 @@ static void show(zr *z, const double *report)
     double steps = (double)(step - l->shown_step), busy = l->busy - l->shown_busy;
     double gflops = 1e-9 * rate(steps * z->p->flops, busy);
     double seconds = rate(l->busy * (double)left, (double)step);
-    if (l->peak > 0) snprintf(share, sizeof share, " (%.0f%% of peak)", 100 * gflops / l->peak);
+    if (z->peak > 0) snprintf(share, sizeof share, " (%.0f%% of peak)", 100 * gflops / z->peak);
     int n = snprintf(line, sizeof line,
                      "step %" PRId64 "/%" PRId64 "  loss %.4f  norm %.3g  lr %.2e  "
                      "%.0f tokens/s  %.1f GFLOP/s%s  "
@@ -136,12 +134,14 @@ void zr_log_step(zr *z, const double report[6], double seconds)
     if (z->step + 1 == z->o->steps || zr_now() - l->shown > (l->tty ? 0.1 : 2)) show(z, report);
 }
 
-void zr_log_val(zr *z, double loss, double tokens)
+void zr_log_val(zr *z, int64_t step, double loss, double tokens)
 {
     char text[NUMBER];
+    if (tokens == 0) loss = NAN;          /* the mean over nothing */
     zr_print(z, z->log.file, "{\"step\": %" PRId64 ", \"val_loss\": %s, \"val_tokens\": %.0f}\n",
-             z->step, number(text, loss), tokens);
-    zr_print(z, STDOUT_FILENO, "val loss %.6f\n", loss);
+             step, number(text, loss), tokens);
+    if (tokens > 0) zr_print(z, STDOUT_FILENO, "val loss %.6f\n", loss);
+    else zr_print(z, STDOUT_FILENO, "val loss none: %s has no target\n", z->o->val);
 }
 
 /* ---- summary */

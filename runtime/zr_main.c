@@ -10,13 +10,14 @@
 #include "zr_int.h"
 #include <errno.h>
 #include <inttypes.h>
+#include <math.h>
 #include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { PROMPT = 16, MOST_STEPS = 1000000000, MOST_THREADS = 1024 };
+enum { PROMPT = 16, MOST_STEPS = 1000000000, MOST_THREADS = 1024, MOST_DELAY = 1000000000 };
 
 /* ---- options */
 
@@ -114,6 +115,24 @@ static void set_mode(zr *z, zr_options *o)
     } else zr_fail(z, ZR_USER, "--queue %s: eager, late or shuffled:SEED is needed", o->queue);
 }
 
+/* A setting in the environment; 0 where there is none. */
+static int64_t setting(zr *z, const char *name, int64_t most)
+{
+    const struct option o = {.name = name, .most = most};
+    const char *text = getenv(name);
+    return text && *text ? number(z, &o, text) : 0;
+}
+
+static double peak(zr *z)
+{
+    const char *text = getenv("ZR_PEAK_GFLOPS");
+    char *end = "";
+    double x = text && *text ? strtod(text, &end) : 0;
+    if (*end || !(x >= 0 && x < HUGE_VAL))
+        zr_fail(z, ZR_USER, "ZR_PEAK_GFLOPS %s: a number of GFLOP/s is needed", text);
+    return x;
+}
+
 /* What options must say together. */
 static void check_options(zr *z, const zr_options *o)
 {
@@ -136,6 +155,9 @@ static void parse(zr *z, zr_options *o, int argc, char **argv)
     *o = (zr_options){.steps = -1, .threads = default_threads(z)};
     for (int i = 1; i < argc;) i += take(z, o, argv + i);
     set_mode(z, o);
+    z->delay = setting(z, "ZR_GATHER_DELAY_US", MOST_DELAY);
+    z->unmap = setting(z, "ZR_UNMAP_PEERS", 1) != 0;
+    z->peak = peak(z);
     if (!o->help && !o->version) check_options(z, o);
 }
 
@@ -202,12 +224,6 @@ static void begin_save(zr *z)
     if (zr_save_begin(z->p, z->o->save, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
 }
 
-static int64_t environment(const char *name)
-{
-    const char *text = getenv(name);
-    return text ? strtoll(text, NULL, 10) : 0;
-}
-
 static void load_weights(zr *z)
 {
     char why[ZR_WHY], note[ZR_WHY] = "";
@@ -220,8 +236,6 @@ static void load_weights(zr *z)
 
 static void begin(zr *z)
 {
-    z->delay = environment("ZR_GATHER_DELAY_US");
-    z->unmap = environment("ZR_UNMAP_PEERS") != 0;
     open_kernels(z);
     zr_handshake(z);
     open_tokens(z, &z->train, z->o->data, z->o->steps * z->p->grains * z->ranks * z->p->batch);
@@ -243,8 +257,9 @@ static void begin(zr *z)
 
 /* ---- validation */
 
-/* Every whole sample of the file once, in order; grain g of them belongs to rank g % ranks. */
-static void validate(zr *z)
+/* Every whole sample of the file once, in order; grain g of them belongs to rank g % ranks.
+ * `step`: how many have been made. */
+static void validate(zr *z, int64_t step)
 {
     int64_t B = z->p->batch;
     double loss, valid;
@@ -258,7 +273,7 @@ static void validate(zr *z)
     }
     z->p->eval_end(z, &loss, &valid);
     zr_drain(z);
-    zr_log_val(z, loss, valid);
+    zr_log_val(z, step, loss, valid);
 }
 
 /* ---- training */
@@ -304,11 +319,8 @@ static void train(zr *z, double *report, int64_t *wire)
                     ", were not finite or had no target; lower the learning rate, "
                     "or look at the data",
                     ZR_SKIPS, z->step + 1);
-        if (every && (z->step + 1) % every == 0 && z->step + 1 < z->o->steps) {
-            int64_t step = z->step++;
-            validate(z);
-            z->step = step;
-        }
+        if (every && (z->step + 1) % every == 0 && z->step + 1 < z->o->steps)
+            validate(z, z->step + 1);
     }
 }
 
@@ -340,9 +352,9 @@ static void sample(zr *z)
 {
     char why[ZR_WHY];
     int64_t T = z->p->sequence, n = T < PROMPT ? T : PROMPT;
-    int32_t *context = calloc((size_t)(2 * T), sizeof *context); /* [T], and targets of no use */
     uint64_t state = 0;
     if (!z->o->sample) return;
+    int32_t *context = calloc((size_t)(2 * T), sizeof *context); /* [T], and targets of no use */
     if (!context) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
     if (zr_data_read(z->o->val ? &z->val : &z->train, 0, 1, context, context + T, why))
         zr_fail(z, ZR_USER, "%s", why);
@@ -389,7 +401,7 @@ static void run_rank(zr *z)
     int64_t wire[2] = {0};
     begin(z);
     train(z, report, wire);
-    validate(z);
+    validate(z, z->o->steps);
     zr_log_end(z, report, wire[0], wire[1]);
     sample(z);
     save(z);

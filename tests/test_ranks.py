@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from program import (
+    IGNORE,
     N,
     RUNTIME,
     T,
@@ -125,7 +126,7 @@ def test_memory_that_is_asked_for(program: Path, data: Path) -> None:
     "name", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"]
 )
 def test_a_launcher_must_agree(program: Path, data: Path, name: str) -> None:
-    for size, ranks, code in ((3, 2, 4), (2, 2, 4), (1, 2, 4), (1, 1, 0)):
+    for size, ranks, code in ((3, 2, 4), (2, 2, 4), (2, 1, 4), ("x", 2, 4), (1, 2, 0), (1, 1, 0)):
         done = train(program, data, RANKS=ranks, **{name: size})
         assert done.code == code, done.err
         assert code == 0 or (name in done.err and done.out == "")
@@ -254,6 +255,35 @@ def test_a_log_is_not_written_over_the_data(
         done = run(program, option, tokens, "--steps", steps, "--log", log, RANKS=2)
         assert done.code == 2 and f"is the file of {option}" in done.err
         assert tokens.read_bytes() == data.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "name,bad",
+    [
+        ("ZR_GATHER_DELAY_US", ("abc", "-1", "1.5", "99999999999")),
+        ("ZR_UNMAP_PEERS", ("yes", "2")),
+        ("ZR_PEAK_GFLOPS", ("abc", "-1", "nan", "inf", "1x")),
+    ],
+)
+def test_settings_in_the_environment(
+    program: Path, data: Path, name: str, bad: tuple[str, ...]
+) -> None:
+    for text in bad:
+        done = train(program, data, RANKS=2, **{name: text})
+        assert done.code == 2 and f"{name} {text}: a " in done.err and done.out == "", text
+        assert len(done.err.splitlines()) == 1
+    for text in ("", "0", "1"):
+        assert train(program, data, RANKS=2, **{name: text}).code == 0, text
+
+
+def test_validation_over_nothing(program: Path, tmp_path: Path) -> None:
+    np.full(7 * T + 1, IGNORE, "<u2").tofile(tmp_path / "val.bin")
+    done = run(
+        program, "--steps", 0, "--val", tmp_path / "val.bin", "--log", tmp_path / "log", RANKS=2
+    )
+    assert done.code == 0 and "val.bin has no target" in done.line("val loss none")
+    record = json.loads((tmp_path / "log").read_text().splitlines()[0])
+    assert record == {"step": 0, "val_loss": None, "val_tokens": 0}
 
 
 def test_numbers_that_json_lacks(program: Path, data: Path, tmp_path: Path) -> None:

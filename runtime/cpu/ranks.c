@@ -171,16 +171,16 @@ void zr_check_launcher(zr *z)
         const char *text = getenv(names[i]);
         if (!text || !*text) continue;
         long size = strtol(text, NULL, 10);
+        if (size == 1) continue;          /* one task: as if there were none */
         if (size != z->ranks)
             zr_fail(z, ZR_DISAGREE,
                     "the launcher has %s ranks (%s), this program is made for %d; generate it with "
                     "cluster.ranks=%s, or unset %s to start all ranks on this host",
                     text, names[i], z->ranks, text, names[i]);
-        if (size > 1)
-            zr_fail(z, ZR_DISAGREE,
-                    "%s=%s: this program starts its %d ranks itself; start it once, "
-                    "without a launcher",
-                    names[i], text, z->ranks);
+        zr_fail(z, ZR_DISAGREE,
+                "%s=%s: this program starts its %d ranks itself; start it once, "
+                "without a launcher",
+                names[i], text, z->ranks);
     }
 }
 
