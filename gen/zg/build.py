@@ -6,8 +6,6 @@ from typing import NamedTuple
 from . import launch, model, ops, place, plan, sched, shard
 from .spec import Spec
 
-SUMS = 72 * 8                   # bytes: ZK_SUMS integers
-CTL = 128                       # bytes: zk_ctl
 
 
 class Built(NamedTuple):
@@ -22,7 +20,7 @@ def _wanted(spec: Spec, graph: model.Graph, shards: shard.Shards, bodies: place.
     W, real = spec.cluster.ranks, ops.BYTES[spec.train.precision]
     M, C = graph.dims["M"], graph.dims["C"]
     common = "shared" if W > 1 else "private"
-    out = [("ctl", "private", 1, CTL), ("sums", common, 2, SUMS), ("tokens", "private", 1, 4 * M),
+    out = [("ctl", "private", 1, ops.CTL), ("sums", common, 2, 8 * ops.SUMS), ("tokens", "private", 1, 4 * M),
            ("targets", "private", 1, 4 * M)]
     for n, t in enumerate(graph.tables):
         out.append((f"table.{n}", "private", 1, spec.train.sequence * t.head * 4))
@@ -68,9 +66,8 @@ def build(spec: Spec) -> Built:
     fns, launches = launch.functions(spec, graph, shards, bodies, schedule)
     classes = place.classes(_wanted(spec, graph, shards, bodies, schedule))
     params = sum(k.count * sum(x.elems for x in k.tensors) for k in graph.kinds)
-    grains = t.global_batch // (t.micro_batch * spec.cluster.ranks)
     head = plan.Head(spec.name, spec.cluster.ranks, z.stage, schedule.prefetch, int(z.overlap_comm),
-                     t.precision, grains, shards.order, t.sum, t.micro_batch, t.sequence,
+                     t.precision, spec.grains, shards.order, t.sum, t.micro_batch, t.sequence,
                      spec.model.width, spec.model.vocab,
                      -1 if spec.data.ignore is None else spec.data.ignore, t.seed, params,
                      schedule.live, z.stage3_max_live_parameters)

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from . import ops
 from .plan import Plan, Section, Step
-
-SUMS = 72                       # ZK_SUMS: integers of the exact sums
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ def summary(p: Plan) -> dict[str, object]:
     """The numbers that train.c states."""
     w = training_wire(p)
     return {"wire": w.bytes, "messages": w.messages, "flops": f"{float(flops(p))!r}",
-            "params": p.head.params, "sums": SUMS, "ctl": 128}
+            "params": p.head.params, "sums": ops.SUMS, "ctl": ops.CTL}
 
 
 GROUPS = (("parameters", ("real", "ring")), ("optimizer state", ("master", "m", "v")),

@@ -59,7 +59,6 @@ class _Maker:
         self.real = ops.BYTES[self.spec.train.precision]
         self.W = self.spec.cluster.ranks
         self.flats = {f.name: f for f in self.shards.flats}
-        self.grains = self.spec.train.global_batch // (self.spec.train.micro_batch * self.W)
 
     # ---- functions of the graph
 
@@ -108,14 +107,14 @@ class _Maker:
         mine = f"+r*{f.shard * 4}" if f.sum == "whole" else ""
         if self.shards.order == "local":
             self.own(f"own.{f.name}", "leaf", "node", "lo",
-                     f"zk_push node+0 {whole} &leaf 1 0 {whole} lo {self.grains} {f.mask} {fold}")
+                     f"zk_push node+0 {whole} &leaf 1 0 {whole} lo {self.spec.grains} {f.mask} {fold}")
             self.own(f"join.{f.name}", "", "node", "n",
                      f"zk_push node+0{mine} 0 sources {self.W} 1 n 0 {self.W} 0 0")
         else:
             stride = whole if f.sum == "whole" else f.shard
             self.own(f"sum.{f.name}", "", "node", "n lo",
                      f"zk_push node+0{mine} {stride} sources {self.W} 0 n lo "
-                     f"{self.W * self.grains} {f.mask} {fold}")
+                     f"{self.W * self.spec.grains} {f.mask} {fold}")
         self.own(f"norm.{f.name}", "g", "", "l",
                  f"zk_square_sum sums+0 g+0{mine} spans.{f.name} l*{whole}+r*{f.shard} {f.shard}")
 

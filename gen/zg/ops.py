@@ -96,6 +96,15 @@ KINDS = {"tanh": 0, "erf": 1}
 SCHEDULES = {"constant": 0, "linear": 1, "cosine": 2}
 BYTES = {"f32": 4, "bf16": 2}
 
+# Sizes of kernels/zk.h that a plan needs: ZK_SUMS integers of 8 bytes; room for a zk_ctl in bytes.
+SUMS = 72
+CTL = 128
+
+
+def up(n: int, to: int) -> int:
+    """The least multiple of `to` that is not less than n."""
+    return -(-n // to) * to
+
 
 def product(dims: Dims, names: tuple[str, ...]) -> int:
     """Elements of a value: the product of its dims; a name that is a number stands for itself."""

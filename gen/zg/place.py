@@ -32,16 +32,12 @@ class Packed:
     size: int
 
 
-def up(n: int, to: int) -> int:
-    return -(-n // to) * to
-
-
 def stack(items: Sequence[Item]) -> Packed:
     """One after the other."""
     at, end = {}, 0
     for item in items:
         at[item.name] = end
-        end += up(item.size, ALIGN)
+        end += ops.up(item.size, ALIGN)
     return Packed(at, end)
 
 
@@ -56,17 +52,17 @@ def pack(items: Sequence[Item]) -> Packed:
                             key=lambda o: at[o.name]):
             if at[other.name] - low >= item.size:
                 break
-            low = max(low, at[other.name] + up(other.size, ALIGN))
+            low = max(low, at[other.name] + ops.up(other.size, ALIGN))
         at[item.name] = low
         done.append(item)
-        end = max(end, low + up(item.size, ALIGN))
+        end = max(end, low + ops.up(item.size, ALIGN))
     return Packed(at, end)
 
 
 def live_peak(items: Sequence[Item]) -> int:
     """The largest sum of bytes alive at once: no planner can need less."""
     times = {i.first for i in items}
-    return max((sum(up(i.size, ALIGN) for i in items if i.first <= t <= i.last) for t in times),
+    return max((sum(ops.up(i.size, ALIGN) for i in items if i.first <= t <= i.last) for t in times),
                default=0)
 
 
@@ -111,7 +107,7 @@ def classes(wanted: Sequence[tuple[str, str, int, int]]) -> tuple[plan.Class, ..
     out, at = [], 0
     kinds = ("shared", "private", "scratch")
     for name, kind, slots, stride in sorted(wanted, key=lambda c: kinds.index(c[1])):
-        stride = up(stride, PAGE)
+        stride = ops.up(stride, PAGE)
         out.append(plan.Class(name, kind, slots, stride, at))
         at += slots * stride
     return tuple(out)

@@ -222,6 +222,12 @@ class Plan:
     def section(self, name: str) -> Section:
         return next(s for s in self.sections if s.name == name)
 
+    def masters(self, f: Flat) -> tuple[Class, bool]:
+        """The class of a flat's f32 masters, and whether every rank has all of them."""
+        if self.head.real == "f32":
+            return self.cls(f"real.{f.name}"), f.real == "whole"
+        return self.cls(f"master.{f.name}"), f.state == "whole"
+
     @property
     def shared(self) -> int:
         """Bytes at the arena's start that peers read."""

@@ -74,7 +74,6 @@ class _Maker:
         self.rings = self.alike([f.name for f in self.shards.flats if f.real == "shard"])
         self.leaves = {**{f: f for f in self.flats}, **self.alike(once)}
         self.W = self.spec.cluster.ranks
-        self.grains = self.spec.train.global_batch // (self.spec.train.micro_batch * self.W)
         self.fold = self.spec.train.sum == "fold"
 
     def add(self, queue: str, op: str, unit: str = "", **rest: tuple) -> None:
@@ -304,7 +303,7 @@ class _Maker:
             self.add("main", f"norm.{f.name}", f"{f.name}[{l}]", ins=(Ref(f"sum.{f.name}", l),),
                      ints=(Int("l", l),))
         self.add("main", "allreduce", "", ins=(Ref("sums", 0),), outs=(Ref("sums", 1),),
-                 ints=(Int("count", 72),))
+                 ints=(Int("count", ops.SUMS),))
         self.add("main", "factor", "", ins=(Ref("sums", 1),), outs=(Ref("ctl", 0),))
         for f, l in self.each():
             self.add("main", f"adamw.{f.name}", f"{f.name}[{l}]", ins=(Ref(f"sum.{f.name}", l),),
@@ -394,7 +393,7 @@ def schedule(spec: Spec, graph: Graph, shards: Shards) -> Schedule:
     m.add("main", "next", "", outs=(Ref("ctl", 0), Ref("sums", 0)))
     sections.append(m.section("begin"))
     m.run(uses)
-    sections.append(m.section("grain", m.grains))
+    sections.append(m.section("grain", m.spec.grains))
     m.update()
     sections.append(m.section("update"))
     m.run(m.bind(m.chain("eval")))

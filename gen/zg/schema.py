@@ -319,6 +319,11 @@ class Spec:
     notes: tuple[str, ...] = ()
     places: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def grains(self) -> int:
+        """Of a rank in a step: how often it accumulates."""
+        return self.train.global_batch // (self.train.micro_batch * self.cluster.ranks)
+
     def wrong(self, key: str, what: str, allowed: str) -> SpecError:
         """An error about a key of `zero`."""
         return SpecError(f"{self.places[key]}: {key}: {what}; allowed: {allowed}")

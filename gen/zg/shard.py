@@ -29,10 +29,6 @@ class Shards:
     notes: tuple[str, ...]
 
 
-def up(n: int, to: int) -> int:
-    return -(-n // to) * to
-
-
 def _persistent(spec: Spec, kind: Kind, t: Tensor) -> bool:
     if spec.zero.stage < 3:
         return False
@@ -80,7 +76,7 @@ def _counts(grains: int, step: int) -> int:
 
 def split(spec: Spec, graph: Graph) -> Shards:
     W, stage = spec.cluster.ranks, spec.zero.stage
-    grains = spec.train.global_batch // (spec.train.micro_batch * W)
+    grains = spec.grains
     unit = PAGE // ops.BYTES[spec.train.precision]
     order, notes = _order(spec, grains)
     nodes, mask = _nodes(spec, grains, order)
@@ -95,7 +91,7 @@ def split(spec: Spec, graph: Graph) -> Shards:
         own = "embed" if kind.tied else kind.name
         counts.setdefault(own, kind.count)
         kept = [t for t in kind.tensors if _persistent(spec, kind, t)]
-        keep[kind.name] = sum(up(t.elems, BLOCK) for t in kept)
+        keep[kind.name] = sum(ops.up(t.elems, BLOCK) for t in kept)
         base = sizes.get("keep", 0)
         for i, t in enumerate(kind.tensors):
             flat = "keep" if t in kept else own
@@ -108,9 +104,9 @@ def split(spec: Spec, graph: Graph) -> Shards:
                 tuple(f"{n}={r}" for n, r in t.parts), key + i, len(kind.tensors), t.mean, t.std,
                 int(len(t.shape) > 1 or spec.train.optimizer.decay == "all")))
             if inside:
-                base += up(t.elems, BLOCK)
+                base += ops.up(t.elems, BLOCK)
             else:
-                sizes[own] = at + up(t.elems, BLOCK)
+                sizes[own] = at + ops.up(t.elems, BLOCK)
         if kept:
             sizes["keep"] = sizes.get("keep", 0) + keep[kind.name] * kind.count
         key += len(kind.tensors) * kind.count
@@ -119,7 +115,7 @@ def split(spec: Spec, graph: Graph) -> Shards:
         home[kind.name] = own if own in sizes else ""
     flats = []
     for name, size in sizes.items():
-        shard = up(-(-size // W), max(unit, BLOCK))
+        shard = ops.up(-(-size // W), max(unit, BLOCK))
         whole = stage < 3 or name == "keep"
         flats.append(plan.Flat(name, counts[name], size, shard, "whole" if whole else "shard",
                                "whole" if stage == 0 else "shard",

@@ -215,11 +215,9 @@ def flats(p: Plan) -> list[str]:
     """zr_flat rows: where masters lie."""
     out = []
     for f in p.flats:
-        f32 = p.head.real == "f32"
-        c = p.cls(f"{'real' if f32 else 'master'}.{f.name}")
-        whole = int((f.real if f32 else f.state) == "whole")
+        c, whole = p.masters(f)
         out.append(f"{{{number(c.at)}, {number(c.stride)}, {number(f.shard)}, {f.count}, "
-                   f"{whole}}},  /* {f.name} */")
+                   f"{int(whole)}}},  /* {f.name} */")
     return out
 
 
@@ -235,8 +233,7 @@ def hashes(p: Plan) -> list[str]:
     """The calls that hash this rank's part of every master."""
     out = []
     for f in p.flats:
-        cls = f"{'real' if p.head.real == 'f32' else 'master'}.{f.name}"
-        call = f"zr_call(z, ZR_MAIN, hash_{f.name}, {upper(cls)}(i), i, (int64_t)(intptr_t)sum);"
+        call = f"zr_call(z, ZR_MAIN, hash_{f.name}, {upper(p.masters(f)[0].name)}(i), i, (int64_t)(intptr_t)sum);"
         out.append(f"    for (int64_t i = 0; i < {f.count}; i++)")
         out += wrap(call, 8)
     return out
