@@ -101,7 +101,13 @@ class Order:
             covered = lo <= a.lo and a.hi <= hi and (write or (a.queue == q and not a.write))
             if not covered:
                 kept.append(a)
-        slot.accesses = [*kept, Access(lo, hi, write, q, self.count[q])]
+        for i, a in enumerate(kept):        # pieces in a row are one access, as late as its last
+            if a.queue == q and a.write == write and a.lo <= lo <= a.hi:
+                kept[i] = Access(a.lo, max(a.hi, hi), write, q, self.count[q])
+                break
+        else:
+            kept.append(Access(lo, hi, write, q, self.count[q]))
+        slot.accesses = kept
         return slot
 
     def whole(self, ref: Ref, write: bool) -> Slot:

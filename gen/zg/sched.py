@@ -19,7 +19,7 @@ from .shard import BLOCK, Shards
 from .spec import Spec
 
 
-PIECES = 256                    # of a unit at most; each is a step of the plan, a line of its text
+PIECES = 1024                   # of a unit at most; each is a step of the plan, a line of its text
 
 
 @dataclass(frozen=True)
