@@ -97,6 +97,7 @@ def test_ranks_do_not_outlive_the_parent(program: Path, data: Path) -> None:
     "fault,code,sign",
     [
         ("object", 4, "set ZK_ISA to the lesser one"),
+        ("plan", 4, "runs plan 012"),
         ("abi", 4, "made for runtime"),
         ("kernel", 3, "no AVX2"),
         ("skip", 6, "20 steps in a row"),

@@ -120,6 +120,23 @@ def test_a_missing_wait_shows(program: Path, data: Path, kind: str) -> None:
     assert len(wrong) >= 5, f"the wait `{kind}` is missing, and only {wrong} saw it"
 
 
+@pytest.mark.parametrize("what", ["unit", "grad"])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_what_is_read_behind_a_drop_shows(
+    program: Path, data: Path, what: str, ranks: int
+) -> None:
+    """Every mode but eager poisons it, whatever the order is: the weights change."""
+    for overlap in (0, 1):
+        said = {
+            mode: train(
+                program, data, "--queue", mode, FAULT=what, RANKS=ranks, OVERLAP=overlap, AHEAD=1
+            ).out.splitlines()[-1]
+            for mode in ("eager", *MODES[:5])
+        }
+        right = [mode for mode, line in said.items() if line == weights_line(data)]
+        assert right == ["eager"]
+
+
 def test_what_events_mean(program: Path, data: Path) -> None:
     for kind, mode in ((1, "eager"), (2, "late")):
         done = train(program, data, "--queue", mode, EVENTS=kind, RANKS=2)
