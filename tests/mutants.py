@@ -120,7 +120,7 @@ def program(p: Plan) -> Iterator[tuple[Step, int]]:
         for part in ('begin', 'grain', 'update') if name == 'step' else (name,):
             section = p.section(part)
             for g in range(section.repeat):
-                if part in ('grain', 'eval'):
+                if part == 'eval':
                     yield batch, g
                 yield from ((s, g) for s in section.steps)
 

@@ -84,13 +84,14 @@ class Player(Order):
             self.fail(f"leaves are summed {self.p.head.order} first")
 
     def do(self, s: Step) -> None:
-        names = {"gather": "from_step step bytes", "alltoall": "step bytes", "allreduce": "count"}
+        names = {"gather": "from_step step bytes", "alltoall": "step bytes", "allreduce": "count",
+                 "batch": "of_rank grain"}
         kind = s.op.split(".")[0]
         fn = self.fns.get(s.op)
         if fn and (len(fn.ins) != len(s.ins) or len(fn.outs) != len(s.outs)):
             self.fail("has other operands than its function")
         want = list(fn.ints) if fn else names.get(kind, "").split()
-        if [i.name for i in s.ints] != want or any(i.per and i.name != "lo" for i in s.ints):
+        if [i.name for i in s.ints] != want or any(i.per and i.name not in ("lo", "grain") for i in s.ints):
             self.fail("has other numbers than it should")
         self.ints = {i.name: i.value + i.per * self.local for i in s.ints}
         getattr(self, f"do_{kind}", self.other)(s)
@@ -366,6 +367,21 @@ class Player(Order):
             slot = self.whole(Ref(name, 0), not read)
             if name.startswith("table") and not slot.held:
                 self.fail(f"{name} was never filled")
+            if name in ("tokens", "targets") and self.section != "eval":
+                self.expect(Ref(name, 0), ("batch", self.grain))
+
+    def do_batch(self, s: Step) -> None:
+        """The rank's tokens: of grain g*W + r, or r*A + g where a rank's own grains are summed first."""
+        W, A = self.W, self.p.head.grains
+        want = (1, W) if self.p.head.order == "ranks" else (A, 1)
+        if (self.ints["of_rank"], s.ints[1].per, s.ints[1].value) != (*want, 0):
+            self.fail("reads another grain")
+        if s.outs != (Ref("tokens", 0), Ref("targets", 0)):
+            self.fail("fills another class")
+        for ref in s.outs:
+            slot = self.whole(ref, True)
+            slot.held.clear()
+            slot.held[("batch", self.grain)] = 1
 
     def do_drop(self, s: Step) -> None:
         ref = s.outs[0]

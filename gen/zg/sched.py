@@ -206,6 +206,12 @@ class _Maker:
             has["y"] = True
         return tuple(n for n, yes in has.items() if yes), tuple(n for n, yes in made.items() if yes)
 
+    def batch(self) -> None:
+        """The tokens of this rank's grain: g*W + r, or r*A + g where its own are summed first."""
+        rank, grain = (1, self.W) if self.order == "ranks" else (self.spec.grains, 1)
+        self.add("main", "batch", outs=(Ref("tokens", 0), Ref("targets", 0)),
+                 ints=(Int("of_rank", rank), Int("grain", 0, grain)))
+
     def wholes(self, u: Use) -> tuple[Event, ...]:
         """Events of the whole flats a forward use reads."""
         out = []
@@ -392,6 +398,7 @@ def schedule(spec: Spec, graph: Graph, shards: Shards) -> Schedule:
     sections.append(m.section("publish"))
     m.add("main", "next", "", outs=(Ref("ctl", 0), Ref("sums", 0)))
     sections.append(m.section("begin"))
+    m.batch()
     m.run(uses)
     sections.append(m.section("grain", m.spec.grains))
     m.update()

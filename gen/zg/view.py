@@ -91,6 +91,8 @@ class _Steps:
         if s.op == "gather":
             return [f"zr_gather(z, {queue}, {refs[0]}, {ints['from_step']}, {refs[1]}, "
                     f"{ints['step']}, {ints['bytes']});"]
+        if s.op == "batch":
+            return [f"zr_batch(z, {ints['of_rank']} * zr_rank(z) + {ints['grain']});"]
         if s.op == "alltoall":
             return [f"zr_alltoall(z, {queue}, {refs[0]}, {ints['step']}, {ints['bytes']});"]
         if s.op == "done":
@@ -249,7 +251,6 @@ def view(p: Plan, cost: dict[str, object], memory: str, flat: bool) -> dict[str,
         events.append(f"#define {upper(e.name)}(i) ({event} + (int)(i))")
         event += e.index
     r = p.recipe
-    order = "g * {0} + zr_rank(z)" if p.head.order == "ranks" else "zr_rank(z) * {1} + g"
     return {
         "name": p.head.spec, "plan": plan.digest(p), "layout": plan.layout_digest(p),
         "memory": memory, "head": p.head,
@@ -273,7 +274,6 @@ def view(p: Plan, cost: dict[str, object], memory: str, flat: bool) -> dict[str,
                       "used": "(void)z, (void)g;" if s.name == "grain" else "(void)z;",
                       "lines": steps.lines(rolled(s))}
                      for s in p.sections],
-        "grain": order.format(p.head.ranks, p.head.grains),
         "flats": flats(p), "files": files(p), "logits": logits(p), "hashes": hashes(p),
         "row": number(p.head.vocab * ops.BYTES[p.head.real]),       # of logits, in bytes
         "tokens": number(p.cls("tokens").at), "targets": number(p.cls("targets").at),
