@@ -19,7 +19,8 @@ typedef struct zr zr;                     /* one rank */
 
 enum { ZR_MAIN = 0, ZR_GATHER = 1, ZR_REDUCE = 2, ZR_QUEUES = 3 };
 
-/* A piece of work: k is the queue's kernel context (ZR_GATHER only copies and has none: NULL), a the arena, i the operands given to zr_call. */
+/* A piece of work: k is the queue's kernel context (ZR_GATHER only copies and has none: NULL), a
+ * the arena, i the operands given to zr_call. */
 typedef void zr_fn(zr *z, void *k, void *a, const int64_t *i);
 
 /* ---- queues */

@@ -241,7 +241,8 @@ def test_a_log_is_emptied_by_a_run_that_goes_on(
         assert run(program, *args, "--log", log, RANKS=3).code in (2, 3)
         assert log.read_text() == "of an earlier run", args
     assert train(program, data, "--log", log, RANKS=3).code == 0
-    assert [json.loads(line).get("step") for line in log.read_text().splitlines()] == [1, 2, 3, None]
+    lines = log.read_text().splitlines()
+    assert [json.loads(line).get("step") for line in lines] == [1, 2, 3, None]
 
 
 @pytest.mark.parametrize("option", ["--data", "--val"])

@@ -16,6 +16,8 @@
 #include <float.h>
 
 enum { BLOCK = 64, REGION = 4 };    /* rows of a block; blocks a side of a backward task */
+enum { WIDEST = 1024 };             /* elements of a head: zgen lets no wider one pass */
+_Static_assert(4 * BLOCK * (9 * WIDEST + 2 * BLOCK + 2) <= ZK_SCRATCH, "backward's space fits");
 
 /* Tiles of a product held in registers: ROWS x 2 vectors of the ISA's own width. */
 #ifdef __AVX512F__

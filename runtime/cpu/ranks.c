@@ -233,7 +233,8 @@ static char *map_common(zr *z, int rank, char *at, int protection)
 static char *map_arena(zr *z)
 {
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    char *at = mapped(z, mmap(NULL, (size_t)z->room, PROT_READ | PROT_WRITE, flags, -1, 0), z->room);
+    char *at = mmap(NULL, (size_t)z->room, PROT_READ | PROT_WRITE, flags, -1, 0);
+    mapped(z, at, z->room);
     madvise(at, (size_t)z->room, MADV_HUGEPAGE);
     return map_common(z, z->rank, at, PROT_READ | PROT_WRITE);
 }
@@ -247,7 +248,8 @@ void zr_arena(zr *z)
         zr_fail(z, ZR_ENVIRONMENT, "taking %" PRId64 " bytes of memory: %s", z->room,
                 strerror(errno));
     for (int r = 0; r < z->ranks; r++)
-        z->peer[r] = r == z->rank ? z->arena : map_common(z, r, NULL, z->unmap ? PROT_NONE : PROT_READ);
+        z->peer[r] = r == z->rank ? z->arena
+                                  : map_common(z, r, NULL, z->unmap ? PROT_NONE : PROT_READ);
     z->ready = zr_now();
 }
 
