@@ -175,7 +175,10 @@ def test_the_limit_of_the_memory_group(
     (groups / names[1]).write_text(f"{44 << 20}\n")
     (groups / names[0]).with_name("memory.stat").write_text(f"cache 7\n{names[2]} {4 << 20}\n")
     for pad, code in ((16, 0), (21, 3)):
-        command = f"mount --bind {groups} /sys/fs/cgroup && exec {program} --data {data} --steps 1"
+        command = (
+            f"mount --bind {groups} /sys/fs/cgroup && "
+            f"exec {program} --data {data} --steps 1 --threads 1"
+        )
         done = run(
             Path("/usr/bin/env"), "unshare", "-rm", "sh", "-c", command, RANKS=2, PAD_MIB=pad
         )
