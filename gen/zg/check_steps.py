@@ -90,6 +90,8 @@ class Player(Order):
         fn = self.fns.get(s.op)
         if fn and (len(fn.ins) != len(s.ins) or len(fn.outs) != len(s.outs)):
             self.fail("has other operands than its function")
+        if fn and s.queue == "gather":
+            self.fail("the gather queue runs no kernels")
         want = list(fn.ints) if fn else names.get(kind, "").split()
         if [i.name for i in s.ints] != want or any(i.per and i.name not in ("lo", "grain") for i in s.ints):
             self.fail("has other numbers than it should")
