@@ -1,0 +1,46 @@
+"""plans.py -- plans for the tests of the generator: every model spec, a few ways to spread each.
+
+The ways cover each stage, one rank and several, pieces, prefetch, one queue, accumulation, both
+types."""
+import functools
+import pathlib
+
+from zg import build, spec
+from zg.plan import Plan
+
+SPECS = pathlib.Path(__file__).resolve().parent.parent / 'model_specs'
+NAMES = sorted(path.stem for path in SPECS.glob('*.yaml'))
+WAYS = {
+    'as it stands': (),
+    'stage 0, 2 ranks': ('zero.stage=0', 'cluster.ranks=2'),
+    'stage 0, 1 rank': ('zero.stage=0', 'cluster.ranks=1'),
+    'stage 1, 3 grains a rank': ('zero.stage=1', 'cluster.ranks=4', 'train.global_batch=12',
+                                 'train.micro_batch=1'),
+    'stage 1, 4 grains a rank': ('zero.stage=1', 'cluster.ranks=4', 'train.global_batch=16',
+                                 'train.micro_batch=1'),
+    'stage 2 in bf16, pieces': ('zero.stage=2', 'train.precision=bf16',
+                                'zero.reduce_bucket_size=PIECE'),
+    'stage 3, all kept': ('zero.stage=3', 'zero.stage3_param_persistence_threshold=1000000000000',
+                          'zero.stage3_max_live_parameters=1000000000000',
+                          'zero.allgather_bucket_size=4000000000',
+                          'zero.reduce_bucket_size=4000000000'),
+    'stage 3, none kept, far ahead': ('zero.stage=3', 'zero.stage3_param_persistence_threshold=0',
+                                      'zero.stage3_prefetch_bucket_size=1000000000',
+                                      'zero.allgather_bucket_size=PIECE'),
+    'stage 3, nothing ahead, fold': ('zero.stage=3', 'zero.stage3_prefetch_bucket_size=0',
+                                     'train.sum=fold'),
+    'stage 3, one queue, bf16': ('zero.stage=3', 'zero.overlap_comm=false', 'train.precision=bf16'),
+}
+
+
+def keys(name: str, way: str) -> tuple[str, ...]:
+    """a way's settings; pieces are small enough that some unit is cut"""
+    size = '20000' if 'tiny' in name else '5000000' if name == 'demo' else '1000000000'
+    return tuple(key.replace('PIECE', size) for key in WAYS[way])
+
+
+@functools.cache
+def planned(name: str, *settings: str) -> Plan:
+    """the plan of a spec of model_specs, or of a path, with `key=value` settings"""
+    path = SPECS / f'{name}.yaml' if name in NAMES else pathlib.Path(name)
+    return build.build(spec.load(str(path), settings)).plan
