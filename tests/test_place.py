@@ -1,0 +1,115 @@
+"""test_place.py -- offsets: nothing alive is overlapped, little is wasted; the arena against what
+is alive in a training step."""
+import math
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plans import NAMES, planned
+from zg import check_fns
+from zg.ops import up
+from zg.place import ALIGN, Item, live_peak, pack, stack
+from zg.plan import Call, Plan, Ref
+
+# ---- values in a function's temporary space
+
+
+@st.composite
+def items(draw) -> list[Item]:
+    spans = draw(st.lists(st.tuples(st.integers(0, 12), st.integers(0, 6)), max_size=14))
+    sizes = draw(st.lists(st.integers(1, 4000), min_size=len(spans), max_size=len(spans)))
+    return [Item(f'v{n}', size, first, first + more)
+            for n, ((first, more), size) in enumerate(zip(spans, sizes))]
+
+
+@given(items())
+def test_values_alive_together_lie_apart(made: list[Item]) -> None:
+    at = pack(made).at
+    for n, a in enumerate(made):
+        assert at[a.name] % ALIGN == 0 and at[a.name] + a.size <= pack(made).size
+        for b in made[:n]:
+            if a.first <= b.last and b.first <= a.last:
+                assert at[a.name] + a.size <= at[b.name] or at[b.name] + b.size <= at[a.name]
+
+
+@given(items())
+def test_between_the_peak_and_the_stack(made: list[Item]) -> None:
+    assert live_peak(made) <= pack(made).size <= stack(made).size
+    assert stack(made).size == sum(up(i.size, ALIGN) for i in made)
+
+
+def test_values_that_do_not_meet_share_a_place() -> None:
+    made = [Item('a', 100, 0, 1), Item('b', 100, 1, 2), Item('c', 100, 2, 3)]
+    assert pack(made).size == live_peak(made) == 256 < stack(made).size == 384
+
+
+# ---- the arena
+
+# A slot of these holds something for a part of a step; all other classes do so always.
+PASSING = ('ring', 'leaf', 'x', 'dx', 'save')
+
+
+class Extents(check_fns._Body):
+    """How far a function reaches into the arena's temporary space and scratch."""
+
+    def place(self, call: Call, arg: str, size: int) -> tuple[str, int]:
+        base, at = super().place(call, arg, size)
+        self.ends = getattr(self, 'ends', {})
+        self.ends[base] = max(self.ends.get(base, 0), at + size)
+        return base, at
+
+    def read(self, call: Call, arg: str, size: int, kind: str) -> None:
+        self.place(call, arg, size)
+
+    write = read
+
+    @property
+    def bytes(self) -> int:
+        self.run()
+        return sum(up(n, 4096) for base, n in self.ends.items() if base in ('tmp', 'work'))
+
+
+def slots(refs: Iterable[Ref]) -> list[tuple[str, int]]:
+    return [(r.cls, r.index) for r in refs if r.cls.partition('.')[0] in PASSING]
+
+
+def live_bytes(p: Plan) -> int:
+    """The largest sum of bytes alive at once, over a training step in order of issue: a slot lives
+    from the first step that fills it to the one that drops it."""
+    strides = {c.name: c.stride for c in p.classes}
+    passing = {c.name for c in p.classes if c.name.partition('.')[0] in (*PASSING, 'tmp', 'work')}
+    always = sum(c.slots * c.stride for c in p.classes if c.name not in passing)
+    reach = {f.name: Extents(p, f).bytes for f in p.fns
+             if f.name.startswith(('fwd', 'bwd', 'train'))}
+    alive: set[tuple[str, int]] = set()
+    most = 0
+    for section in p.sections:
+        for s in section.steps if section.name in ('begin', 'grain', 'update') else ():
+            alive |= set(slots(s.outs))
+            most = max(most, reach.get(s.op, 0) + sum(strides[cls] for cls, _ in alive))
+            if s.op == 'drop':
+                alive -= set(slots(s.outs))
+    assert not alive
+    return always + most
+
+
+SHORT = pytest.mark.xfail(strict=True, reason='1.08: at the peak of 3.6 MB a slot of 197 kB for '
+                          "leaves and the embedding's ring slot are empty")
+
+
+@pytest.mark.parametrize('name', [pytest.param(name, marks=SHORT) if name == 'gpt-tiny' else name
+                                  for name in NAMES])
+def test_the_arena_is_what_is_alive(name: str) -> None:
+    """Every spec as it stands, and Llama-3 405B on 16,384 ranks."""
+    p = planned(name, *(['cluster.ranks=16384'] if name == 'llama3-405b' else []))
+    assert p.arena <= 1.05 * live_bytes(p), f'{p.arena / live_bytes(p):.3f}'
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_classes_have_no_holes(name: str) -> None:
+    p = planned(name)
+    assert p.arena == sum(c.slots * c.stride for c in p.classes)
+    assert all(c.stride % 4096 == 0 and c.at % 4096 == 0 for c in p.classes)
+    assert math.prod(c.slots for c in p.classes) > 0

@@ -1,0 +1,84 @@
+/* trace.c -- a runtime that does nothing and prints a line for each thing it is asked to do: start,
+ * one training step and an evaluation, as rank 1 would see them.
+ */
+#include "trace.h"
+#include <inttypes.h>
+#include <stdio.h>
+
+static void line(const char *what, int queue, int n, const int64_t *i)
+{
+    printf("%s %d", what, queue);
+    for (int k = 0; k < n; k++) printf(" %" PRId64, i[k]);
+    putchar('\n');
+}
+
+#define LINE(what, queue, ...)                                                                     \
+    line(what, queue, (int)(sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t)),             \
+         (const int64_t[]){__VA_ARGS__})
+
+void trace_call(int queue, const char *fn, int n, const int64_t *i) { line(fn, queue, n, i); }
+
+void zr_wait(zr *z, int queue, int event)
+{
+    (void)z;
+    LINE("wait", queue, event);
+}
+
+void zr_record(zr *z, int queue, int event)
+{
+    (void)z;
+    LINE("rec", queue, event);
+}
+
+void zr_drop(zr *z, int queue, int64_t at, int64_t bytes)
+{
+    (void)z;
+    LINE("drop", queue, at, bytes);
+}
+
+int zr_rank(const zr *z)
+{
+    (void)z;
+    return 1;
+}
+
+void zr_gather(zr *z, int queue, int64_t from, int64_t from_step, int64_t to, int64_t to_step,
+               int64_t bytes)
+{
+    (void)z;
+    LINE("gather", queue, from, from_step, to, to_step, bytes);
+}
+
+void zr_alltoall(zr *z, int queue, int64_t at, int64_t step, int64_t bytes)
+{
+    (void)z;
+    LINE("alltoall", queue, at, step, bytes);
+}
+
+void zr_done(zr *z, int queue)
+{
+    (void)z;
+    line("done", queue, 0, NULL);
+}
+
+void zr_allreduce(zr *z, int queue, int64_t from, int64_t to, int64_t n)
+{
+    (void)z;
+    LINE("allreduce", queue, from, to, n);
+}
+
+void zr_batch(zr *z, int64_t grain)
+{
+    (void)z;
+    LINE("batch", 0, grain);
+}
+
+int zr_main(int argc, char **argv, const zr_program *p)
+{
+    (void)argc, (void)argv;
+    p->init(NULL);
+    p->publish(NULL);
+    p->step(NULL);
+    p->eval(NULL);
+    return 0;
+}
