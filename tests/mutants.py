@@ -1,19 +1,20 @@
 """mutants.py -- broken plans, and when two plans are the same program after all.
 
-A mutant is a plan with one thing changed: a step deleted, two neighbours swapped, a wait or a record
-dropped, one number of a step changed.
+A mutant is a plan with one thing changed: a step deleted, two neighbours swapped, a wait or a
+record dropped, one number of a step changed.
 
 The canonical form. What a program does is settled by three things: which work it does (operation,
 operands, numbers), and for any two pieces of work of which one writes what the other reads or
-writes, that they are ordered, and which comes first. Two plans with the same work and the same order
-of all such pairs compute the same whatever the queues do in between: swapping two steps that touch
-different slots changes nothing, nor does dropping a wait for what another wait implies. `forced`
-gives the pairs of a plan that has no race, each with the accesses next to it only (the others follow,
-as order is transitive); `same` looks whether another plan does the same work and orders these pairs so.
+writes, that they are ordered, and which comes first. Two plans with the same work and the same
+order of all such pairs compute the same whatever the queues do in between: swapping two steps that
+touch different slots changes nothing, nor does dropping a wait for what another wait implies.
+`forced` gives the pairs of a plan that has no race, each with the accesses next to it only (the
+others follow, as order is transitive); `same` looks whether another plan does the same work and
+orders these pairs so. A step's unit is for readers: train.c does not have it.
 
 What a step touches is stated here again, apart from the checker: a whole slot, but for pieces of
-collectives, which touch a range within every rank's part of it. A collective's peers read this rank's
-memory while it runs (all-to-all: until its `done`), so its own order stands for theirs.
+collectives, which touch a range within every rank's part of it. A collective's peers read this
+rank's memory while it runs (all-to-all: until its `done`), so its own order stands for theirs.
 """
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from zg import plan
 from zg.plan import Event, Int, Plan, Ref, Section, Step
 
 ALL = 1 << 62
-READ = ("tokens", "targets", "ctl", "table")            # classes that functions name themselves and only read
+READ = ("tokens", "targets", "ctl", "table")    # what functions name themselves and only read
 PLAY = ("init", "publish", "step", "step", "eval", "step")
 
 
@@ -47,6 +48,10 @@ def without(items: tuple, n: int) -> tuple:
     return items[:n] + items[n + 1:]
 
 
+def put(items: tuple, n: int, new: object) -> tuple:
+    return items[:n] + (new,) + items[n + 1:]
+
+
 def numbers(s: Step) -> Iterator[tuple[str, Step]]:
     """The step with one of its numbers changed by one slot, one grain or one page."""
     for part in ('ins', 'outs'):
@@ -55,16 +60,17 @@ def numbers(s: Step) -> Iterator[tuple[str, Step]]:
             for by in (-1, 1):
                 for new in (Ref(r.cls, r.index + by, r.at), Ref(r.cls, r.index, r.at + by * 4096)):
                     if new.index >= 0 and new.at >= 0:
-                        yield f'{part} {r} -> {new}', replace(s, **{part: refs[:n] + (new,) + refs[n + 1:]})
+                        yield f'{part} {r} -> {new}', replace(s, **{part: put(refs, n, new)})
     for n, i in enumerate(s.ints):
-        for new in (Int(i.name, i.value + 1, i.per), Int(i.name, i.value - 1, i.per), Int(i.name, i.value, i.per + 1)):
-            yield f'{i} -> {new}', replace(s, ints=s.ints[:n] + (new,) + s.ints[n + 1:])
+        for more, per in ((1, 0), (-1, 0), (0, 1)):
+            new = Int(i.name, i.value + more, i.per + per)
+            yield f'{i} -> {new}', replace(s, ints=put(s.ints, n, new))
     for part in ('waits', 'recs'):
         events = getattr(s, part)
         for n, e in enumerate(events):
             for index in {e.index + 1, max(e.index - 1, 0)} - {e.index}:
                 new = Event(e.name, index)
-                yield f'{part} {e} -> {new}', replace(s, **{part: events[:n] + (new,) + events[n + 1:]})
+                yield f'{part} {e} -> {new}', replace(s, **{part: put(events, n, new)})
     if '[' in s.unit:
         name, _, index = s.unit.partition('[')
         yield 'the next unit', replace(s, unit=f'{name}[{int(index[:-1]) + 1}]')
@@ -90,7 +96,8 @@ def mutants(p: Plan) -> Iterator[Mutant]:
                 swapped = steps[:n] + [steps[n + 1], s] + steps[n + 2:]
                 yield Mutant(f'{name}: swapped with the next', changed(p, section, swapped))
             for what, new in broken(s):
-                yield Mutant(f'{name}: {what}', changed(p, section, steps[:n] + [new] + steps[n + 1:]))
+                after = steps[:n] + [new] + steps[n + 1:]
+                yield Mutant(f'{name}: {what}', changed(p, section, after))
 
 
 # ---- the canonical form
@@ -105,7 +112,7 @@ class Touch:
 
 @dataclass
 class Work:
-    """A step as it ran: what it is, its place on its queue, what had finished before it on every queue."""
+    """A step as it ran: what it is, its place on its queue, what of every queue came before it."""
     key: tuple
     queue: str
     at: int
@@ -129,9 +136,9 @@ class _Footprints:
     def __init__(self, p: Plan) -> None:
         self.p = p
         classes = {c.name for c in p.classes}
-        self.named = {f.name: {a.split('+')[0] for c in f.calls for a in c.args} & classes - {*f.ins, *f.outs}
-                      for f in p.fns}
-        self.brought: dict[str, Ref | None] = {}            # queue -> what its last all-to-all brings
+        words = {f.name: {a.split('+')[0] for c in f.calls for a in c.args} for f in p.fns}
+        self.named = {f.name: words[f.name] & classes - {*f.ins, *f.outs} for f in p.fns}
+        self.brought: dict[str, Ref | None] = {}    # queue -> what its last all-to-all brings
 
     def of(self, s: Step, g: int) -> list[Touch]:
         ints = {i.name: i.value + g * i.per for i in s.ints}
@@ -224,28 +231,33 @@ def shifted(arg: str) -> Iterator[str]:
 def of_calls(p: Plan) -> Iterator[Mutant]:
     """A call deleted, or one of its operands or whole numbers changed."""
     for f, fn in enumerate(p.fns):
-        def put(calls: tuple[plan.Call, ...]) -> Plan:
-            return replace(p, fns=p.fns[:f] + (replace(fn, calls=calls),) + p.fns[f + 1:])
+        def having(calls: tuple[plan.Call, ...]) -> Plan:
+            return replace(p, fns=put(p.fns, f, replace(fn, calls=calls)))
         for n, c in enumerate(fn.calls):
             name = f'{fn.name} {n} {c.kernel}'
-            yield Mutant(f'{name}: deleted', put(without(fn.calls, n)))
+            yield Mutant(f'{name}: deleted', having(without(fn.calls, n)))
             for i, arg in enumerate(c.args):
                 for new in shifted(arg):
-                    args = c.args[:i] + (new,) + c.args[i + 1:]
-                    yield Mutant(f'{name}: {arg} -> {new}', put(fn.calls[:n] + (replace(c, args=args),) + fn.calls[n + 1:]))
+                    call = replace(c, args=put(c.args, i, new))
+                    yield Mutant(f'{name}: {arg} -> {new}', having(put(fn.calls, n, call)))
+
+
+def idle(p: Plan, row: object, name: str, by: int) -> bool:
+    """No change at all: a step that is never taken, more room at the arena's end."""
+    return (name == 'key_step' and row.count == 1) or (row == p.classes[-1] and by > 0)
 
 
 def of_tables(p: Plan) -> Iterator[Mutant]:
     """A number of a class, a flat or a tensor changed by one of its units."""
-    units = {'slots': 1, 'stride': 4096, 'at': 4096, 'count': 1, 'elems': 1024, 'shard': 1024, 'nodes': 1, 'mask': 1,
-             'offset': 1024, 'offset_step': 1024, 'flat_step': 1, 'key': 1, 'key_step': 1}
+    units = {'slots': 1, 'stride': 4096, 'at': 4096, 'count': 1, 'elems': 1024, 'shard': 1024,
+             'nodes': 1, 'mask': 1, 'offset': 1024, 'offset_step': 1024, 'flat_step': 1, 'key': 1,
+             'key_step': 1}
     for part in ('classes', 'flats', 'tensors'):
         rows = getattr(p, part)
         for n, row in enumerate(rows):
             for f in dataclasses.fields(row):
                 for by in (1, -1):
-                    idle = (f.name == 'key_step' and row.count == 1) or (row == p.classes[-1] and by > 0)
-                    if f.name in units and not idle:        # a step never taken; more room at the arena's end
+                    if f.name in units and not idle(p, row, f.name, by):
                         new = replace(row, **{f.name: getattr(row, f.name) + by * units[f.name]})
                         yield Mutant(f'{row.name} {f.name}: {by * units[f.name]}',
-                                     replace(p, **{part: rows[:n] + (new,) + rows[n + 1:]}))
+                                     replace(p, **{part: put(rows, n, new)}))
