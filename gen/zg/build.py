@@ -20,8 +20,8 @@ def _wanted(spec: Spec, graph: model.Graph, shards: shard.Shards, bodies: place.
     W, real = spec.cluster.ranks, ops.BYTES[spec.train.precision]
     M, C = graph.dims["M"], graph.dims["C"]
     common = "shared" if W > 1 else "private"
-    out = [("ctl", "private", 1, ops.CTL), ("sums", common, 2, 8 * ops.SUMS), ("tokens", "private", 1, 4 * M),
-           ("targets", "private", 1, 4 * M)]
+    out = [("ctl", "private", 1, ops.CTL), ("sums", common, 2, 8 * ops.SUMS),
+           ("tokens", "private", 1, 4 * M), ("targets", "private", 1, 4 * M)]
     for n, t in enumerate(graph.tables):
         out.append((f"table.{n}", "private", 1, spec.train.sequence * t.head * 4))
     for f in shards.flats:

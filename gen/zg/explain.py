@@ -26,7 +26,8 @@ def memory(p: Plan) -> str:
     for c in p.classes:
         lines.append(f"{c.name:<16}{c.slots:>7}{c.stride:>18,}{c.slots * c.stride:>20,}{c.at:>20,}")
     lines += [""] + [f"{title:<18}{size(n):>40}" for title, n in cost.memory(p)]
-    lines += ["", "Beside the arena a rank holds its kernels' packing space, its threads' stacks, the",
+    lines += ["",
+              "Beside the arena a rank holds its kernels' packing space, its threads' stacks, the",
               "program and its libraries: at most 16 MiB with one thread."]
     return "\n".join(lines) + "\n"
 

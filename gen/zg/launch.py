@@ -107,7 +107,8 @@ class _Maker:
         mine = f"+r*{f.shard * 4}" if f.sum == "whole" else ""
         if self.shards.order == "local":
             self.own(f"own.{f.name}", "leaf", "node", "lo",
-                     f"zk_push node+0 {whole} &leaf 1 0 {whole} lo {self.spec.grains} {f.mask} {fold}")
+                     f"zk_push node+0 {whole} &leaf 1 0 {whole} lo {self.spec.grains} {f.mask} "
+                     f"{fold}")
             self.own(f"join.{f.name}", "", "node", "n",
                      f"zk_push node+0{mine} 0 sources {self.W} 1 n 0 {self.W} 0 0")
         else:

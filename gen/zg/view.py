@@ -235,7 +235,8 @@ def hashes(p: Plan) -> list[str]:
     """The calls that hash this rank's part of every master."""
     out = []
     for f in p.flats:
-        call = f"zr_call(z, ZR_MAIN, hash_{f.name}, {upper(p.masters(f)[0].name)}(i), i, (int64_t)(intptr_t)sum);"
+        masters = upper(p.masters(f)[0].name)
+        call = f"zr_call(z, ZR_MAIN, hash_{f.name}, {masters}(i), i, (int64_t)(intptr_t)sum);"
         out.append(f"    for (int64_t i = 0; i < {f.count}; i++)")
         out += wrap(call, 8)
     return out
