@@ -93,7 +93,8 @@ class Player(Order):
         if fn and s.queue == "gather":
             self.fail("the gather queue runs no kernels")
         want = list(fn.ints) if fn else names.get(kind, "").split()
-        if [i.name for i in s.ints] != want or any(i.per and i.name not in ("lo", "grain") for i in s.ints):
+        grow = {i.name for i in s.ints if i.per}
+        if [i.name for i in s.ints] != want or not grow <= {"lo", "grain"}:
             self.fail("has other numbers than it should")
         self.ints = {i.name: i.value + i.per * self.local for i in s.ints}
         getattr(self, f"do_{kind}", self.other)(s)
@@ -373,7 +374,7 @@ class Player(Order):
                 self.expect(Ref(name, 0), ("batch", self.grain))
 
     def do_batch(self, s: Step) -> None:
-        """The rank's tokens: of grain g*W + r, or r*A + g where a rank's own grains are summed first."""
+        """The rank's tokens: of grain g*W + r, or r*A + g where own grains are summed first."""
         W, A = self.W, self.p.head.grains
         want = (1, W) if self.p.head.order == "ranks" else (A, 1)
         if (self.ints["of_rank"], s.ints[1].per, s.ints[1].value) != (*want, 0):
