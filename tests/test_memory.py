@@ -1,0 +1,254 @@
+"""test_memory.py -- what a rank of an emitted program takes: the arena that its plan prints, little
+beside it, nothing after the start; and nothing of its peers outside collectives.
+
+A rank's memory is its proportional set size (PSS): a page that n processes map counts 1/n, so the
+mean over ranks counts every page once. Linux gives it apart for anonymous pages, shared memory and
+files; the part of files (the program and libc) depends on what else runs on the machine.
+"""
+import contextlib
+import dataclasses
+import pathlib
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+import law
+import program
+import trainer
+
+KIB = 1024
+
+# Blocks and sizes old and new of the specs compared: arenas from 5 to 150 MiB on one rank.
+SIZES = {'small': (3, {}), 'middle': (6, {60: 120, 240: 480}), 'large': (8, {60: 240, 240: 960})}
+
+
+@dataclasses.dataclass(frozen=True)
+class Taken:
+    """KiB, means over ranks: the arena, all else but files, and all with files."""
+    arena: float
+    rest: float
+    pss: float
+
+
+def arena_of(source: str) -> int:
+    return int(re.search(r'\.arena = (?:INT64_C\()?(\d+)', source)[1])
+
+
+def pss(pid: int) -> dict[str, int]:
+    """KiB by kind"""
+    text = pathlib.Path(f'/proc/{pid}/smaps_rollup').read_text()
+    return {name: int(n) for name, n in re.findall(r'^(\w+):\s+(\d+) kB', text, re.M)}
+
+
+@contextlib.contextmanager
+def running(binary: pathlib.Path, folder: pathlib.Path, *options: object):
+    """A run that is under way for some steps: queues have gone round their rings, peers' parts
+    have been read."""
+    trainer.write_tokens(folder / 'tokens', law.tokens(256, 5000))
+    log = folder / 'log'
+    run = subprocess.Popen([str(binary), '--data', str(folder / 'tokens'), '--steps', '1000000',
+                            '--log', str(log), *map(str, options)], env=program.environment(),
+                           stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not log.exists() or log.read_text().count('\n') < 40:
+            assert run.poll() is None and time.monotonic() < deadline, 'the run does not go on'
+            time.sleep(0.05)
+        yield run
+    finally:
+        run.terminate()
+        run.communicate()
+
+
+def taken(folder: pathlib.Path, size: str, ranks: int, *options: object) -> Taken:
+    blocks, sizes = SIZES[size]
+    folder = folder / f'{size}{ranks}'
+    folder.mkdir(exist_ok=True)
+    spec = law.changed('gpt', folder, blocks, sizes)
+    source = trainer.generate(spec, f'cluster.ranks={ranks}', 'train.micro_batch=1',
+                              'train.global_batch=4', 'train.sequence=16')
+    with running(trainer.build(source), folder, *options) as run:
+        each = [pss(pid) for pid in program.children(run.pid)]
+    assert len(each) == ranks
+    arena = arena_of(source) / KIB
+    own = sum(part['Pss_Anon'] + part['Pss_Shmem'] for part in each) / ranks
+    return Taken(arena, own - arena, sum(part['Pss'] for part in each) / ranks)
+
+
+# ---- a rank's memory
+
+@pytest.mark.alone
+@pytest.mark.parametrize('ranks', [1, 2])
+def test_a_rank_takes_its_arena_and_the_same_beside_it(tmp_path: pathlib.Path, ranks: int) -> None:
+    """At most 16 MiB, the same within 64 KiB whatever the size of the model: kernels' scratch, which
+    is taken whole at the start, rings of commands, stacks, libc's data."""
+    found = [taken(tmp_path, size, ranks, '--threads', 1) for size in SIZES]
+    assert max(t.arena for t in found) > 15 * min(t.arena for t in found)
+    for t in found:
+        assert 0 < t.rest and t.pss - t.arena <= 16 * KIB, found
+    assert max(t.rest for t in found) - min(t.rest for t in found) <= 64, found
+
+
+@pytest.mark.alone
+def test_two_threads_take_no_more_than_16_mib_beside_the_arena(tmp_path: pathlib.Path) -> None:
+    """One rank on two cores has two threads unless told otherwise."""
+    found = taken(tmp_path, 'small', 1, '--threads', 2)
+    assert found.pss - found.arena <= 16 * KIB, found
+
+
+@pytest.mark.alone
+def test_more_ranks_take_less_each(tmp_path: pathlib.Path) -> None:
+    """By what the plans say, within 128 KiB: what is beside the arena hardly changes with ranks."""
+    found = [taken(tmp_path, 'large', ranks, '--threads', 1) for ranks in (1, 2, 4)]
+    for a, b in zip(found, found[1:]):
+        assert b.arena < 0.7 * a.arena
+        assert abs(a.rest - b.rest) <= 128, found
+
+
+@pytest.mark.alone
+def test_no_page_is_left_for_later(tmp_path: pathlib.Path) -> None:
+    """A rank that is at work has all its pages: no fault in hundreds of steps."""
+    source = trainer.generate(law.path('gpt'), 'train.micro_batch=1', 'cluster.ranks=2')
+    with running(trainer.build(source), tmp_path, '--threads', 1) as run:
+        def faults() -> list[int]:
+            stats = [pathlib.Path(f'/proc/{pid}/stat').read_text().rsplit(')', 1)[1].split()
+                     for pid in program.children(run.pid)]
+            return [int(stat[7]) for stat in stats]
+        before = faults()
+        time.sleep(0.5)
+        after = faults()
+    assert [b - a for a, b in zip(before, after)] == [0, 0]
+
+
+# ---- what zgen and the program say of it
+
+@pytest.mark.parametrize('family', law.FAMILIES)
+@pytest.mark.parametrize('keys', [
+    ('zero.stage=0', 'cluster.ranks=1'), ('zero.stage=1', 'cluster.ranks=2'),
+    ('zero.stage=2', 'cluster.ranks=4'), ('zero.stage=3', 'train.precision=bf16')])
+def test_one_number_everywhere(family: str, keys: tuple[str, ...]) -> None:
+    """--emit memory, its classes and its groups, --emit plan and train.c have one total."""
+    keys = ('train.micro_batch=1', *keys)
+    flags = [word for key in keys for word in ('--set', key)]
+    said = trainer.sh('gen/zgen', law.path(family), *flags, '--emit', 'memory')
+    total = int(re.search(r'arena of each of \d+ ranks: ([\d,]+)', said)[1].replace(',', ''))
+    rows = [[int(n.replace(',', '')) for n in row] for row in
+            re.findall(r'^[\w.]+ +(\d+) +([\d,]+) +([\d,]+) +([\d,]+)$', said, re.M)]
+    end = 0
+    for slots, stride, size, at in rows:
+        assert at == end and size == slots * stride
+        end += size
+    assert end == total and len(rows) > 10
+    groups = [int(n.replace(',', '')) for n in
+              re.findall(r'^[a-z ]+? {2,}([\d,]+)(?: \([\d.]+ \w+\))?$', said, re.M)]
+    assert len(groups) == 5 and sum(groups) == total
+    assert arena_of(trainer.generate(law.path(family), *keys)) == total
+
+
+def test_the_program_says_it_too() -> None:
+    source = trainer.generate(law.path('gpt'), 'zero.stage=2')
+    said = trainer.sh(trainer.build(source), '--version')
+    line = re.search(r'^memory arena (\d+) bytes a rank: (.*)$', said, re.M)
+    assert int(line[1]) == arena_of(source)
+    assert sum(int(n) for n in re.findall(r' (\d+)(?:,|$)', line[2])) == arena_of(source)
+
+
+# ---- peers' memory
+
+@pytest.mark.parametrize('stage', [0, 1, 2, 3])
+def test_peers_are_not_read_outside_collectives(tmp_path: pathlib.Path, stage: int) -> None:
+    """With peers' arenas unreadable but in collectives all goes on, with the same bits."""
+    trainer.write_tokens(tmp_path / 'tokens', law.tokens(256, 5000))
+    binary = trainer.build(trainer.generate(
+        law.path('qwen3'), f'zero.stage={stage}', 'cluster.ranks=3', 'train.global_batch=6',
+        'zero.reduce_bucket_size=9000'))
+    one, other = [law.run(binary, '--data', tmp_path / 'tokens', '--val', tmp_path / 'tokens',
+                          '--steps', 3, '--queue', mode, log=tmp_path / 'log', ZR_UNMAP_PEERS=unmap)
+                  for unmap, mode in ((0, 'eager'), (1, 'shuffled:4'))]
+    assert one == other
+
+
+# ---- nothing is taken after the start
+
+# Put into train.c: counts what is allocated from the first step on, in all threads, and has the
+# kernel end a process that asks it for memory then. FAULT makes the program do what is forbidden.
+WATCH = r'''
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+static int counting, allocations;
+void *__libc_malloc(size_t n);
+void *__libc_calloc(size_t n, size_t size);
+void *__libc_realloc(void *at, size_t n);
+void *malloc(size_t n) { return allocations += counting, __libc_malloc(n); }
+void *calloc(size_t n, size_t size) { return allocations += counting, __libc_calloc(n, size); }
+void *realloc(void *at, size_t n) { return allocations += counting, __libc_realloc(at, n); }
+
+static void forbid(void)
+{
+    struct sock_filter f[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mmap, 3, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mremap, 2, 0),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_brk, 1, 0),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+    };
+    struct sock_fprog p = {sizeof f / sizeof *f, f};
+    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+    if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &p)) _exit(9);
+    counting = 1;
+}
+
+static void watch(void)
+{
+    static int steps;
+    const char *fault = getenv("FAULT");
+    if (steps++ == 0) forbid();
+    if (steps == 3 && fault && !strcmp(fault, "malloc")) {
+        void *volatile at = malloc(10);
+        free(at);
+    }
+    if (steps == 3 && fault && !strcmp(fault, "mmap"))
+        mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (allocations) {
+        fprintf(stderr, "%d allocations by step %d\n", allocations, steps);
+        _exit(9);
+    }
+}
+'''
+
+
+def watched(family: str, *keys: str) -> pathlib.Path:
+    source = trainer.generate(law.path(family), *keys)
+    head, body = source.split('/* ---- memory:', 1)
+    begin = 'static void step(zr *z)\n{\n'
+    assert body.count(begin) == 1
+    made = f'{head}{WATCH}/* ---- memory:{body.replace(begin, begin + "    watch();" + chr(10))}'
+    return trainer.build(made)
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='seccomp is of Linux')
+@pytest.mark.parametrize('stage,mode', [(0, 'eager'), (1, 'late'), (2, 'shuffled:2'), (3, 'eager'),
+                                        (3, 'shuffled:1')])
+def test_nothing_is_allocated_after_the_start(tmp_path: pathlib.Path, stage: int, mode: str) -> None:
+    trainer.write_tokens(tmp_path / 'tokens', law.tokens(256, 5000))
+    binary = watched('llama', f'zero.stage={stage}', 'cluster.ranks=2', 'train.precision=bf16')
+    run = [binary, '--data', tmp_path / 'tokens', '--steps', 6, '--val', tmp_path / 'tokens',
+           '--val-every', 2, '--log', tmp_path / 'log', '--queue', mode, '--threads', 2]
+    done = program.run(*run)
+    assert done.code == 0, done.err
+    caught = program.run(*run, FAULT='malloc')
+    assert caught.code == 5 and '1 allocations by step 3' in caught.err
+    caught = program.run(*run, FAULT='mmap')
+    assert caught.code == 5 and 'signal 31' in caught.err
