@@ -81,10 +81,10 @@ def taken(folder: pathlib.Path, size: str, ranks: int, *options: object) -> Take
 # ---- a rank's memory
 
 @pytest.mark.alone
-@pytest.mark.parametrize('ranks', [1, 2])
+@pytest.mark.parametrize('ranks', [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_rank_takes_its_arena_and_the_same_beside_it(tmp_path: pathlib.Path, ranks: int) -> None:
-    """At most 16 MiB, the same within 64 KiB whatever the size of the model: kernels' scratch, which
-    is taken whole at the start, rings of commands, stacks, libc's data."""
+    """At most 16 MiB, the same within 64 KiB whatever the size of the model: kernels' scratch,
+    which is taken whole at the start, rings of commands, stacks, libc's data."""
     found = [taken(tmp_path, size, ranks, '--threads', 1) for size in SIZES]
     assert max(t.arena for t in found) > 15 * min(t.arena for t in found)
     for t in found:
@@ -92,6 +92,7 @@ def test_a_rank_takes_its_arena_and_the_same_beside_it(tmp_path: pathlib.Path, r
     assert max(t.rest for t in found) - min(t.rest for t in found) <= 64, found
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_two_threads_take_no_more_than_16_mib_beside_the_arena(tmp_path: pathlib.Path) -> None:
     """One rank on two cores has two threads unless told otherwise."""
@@ -99,6 +100,7 @@ def test_two_threads_take_no_more_than_16_mib_beside_the_arena(tmp_path: pathlib
     assert found.pss - found.arena <= 16 * KIB, found
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_more_ranks_take_less_each(tmp_path: pathlib.Path) -> None:
     """By what the plans say, within 128 KiB: what is beside the arena hardly changes with ranks."""
@@ -125,7 +127,8 @@ def test_no_page_is_left_for_later(tmp_path: pathlib.Path) -> None:
 
 # ---- what zgen and the program say of it
 
-@pytest.mark.parametrize('family', law.FAMILIES)
+@pytest.mark.parametrize('family', ['gpt', *(
+    pytest.param(family, marks=pytest.mark.slow) for family in law.FAMILIES[1:])])
 @pytest.mark.parametrize('keys', [
     ('zero.stage=0', 'cluster.ranks=1'), ('zero.stage=1', 'cluster.ranks=2'),
     ('zero.stage=2', 'cluster.ranks=4'), ('zero.stage=3', 'train.precision=bf16')])
@@ -239,9 +242,10 @@ def watched(family: str, *keys: str) -> pathlib.Path:
 
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='seccomp is of Linux')
-@pytest.mark.parametrize('stage,mode', [(0, 'eager'), (1, 'late'), (2, 'shuffled:2'), (3, 'eager'),
-                                        (3, 'shuffled:1')])
-def test_nothing_is_allocated_after_the_start(tmp_path: pathlib.Path, stage: int, mode: str) -> None:
+@pytest.mark.parametrize('stage,mode', [(3, 'eager'), *(pytest.param(*way, marks=pytest.mark.slow) for way in (
+    (0, 'eager'), (1, 'late'), (2, 'shuffled:2'), (3, 'shuffled:1')))])
+def test_nothing_is_allocated_after_the_start(tmp_path: pathlib.Path, stage: int,
+                                              mode: str) -> None:
     trainer.write_tokens(tmp_path / 'tokens', law.tokens(256, 5000))
     binary = watched('llama', f'zero.stage={stage}', 'cluster.ranks=2', 'train.precision=bf16')
     run = [binary, '--data', tmp_path / 'tokens', '--steps', 6, '--val', tmp_path / 'tokens',

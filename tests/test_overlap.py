@@ -1,5 +1,6 @@
-"""test_overlap.py -- gathers of an emitted program hide behind the work of the unit before them: all
-that the plan says can be hidden, and none where nothing is gathered ahead.
+"""test_overlap.py -- gathers of an emitted program hide behind the work of the unit before them.
+
+All that the plan says can be hidden is, and none where nothing is gathered ahead.
 
 The one test of the suite that depends on time. ZR_GATHER_DELAY_US makes every gather sleep, which
 takes no processor, so two ranks of one thread need two cores. Another process that takes a core for
@@ -130,7 +131,8 @@ def test_gathers_hide_behind_work(tmp_path: pathlib.Path) -> None:
             can[ahead] = gathers(p) * DELAY - shown
         assert can['0'] == pytest.approx(0, abs=1e-9) and can['auto'] > 5 * DELAY
         one, none = bench.hidden(batch, 'auto'), bench.hidden(batch, '0')
-        said.append(f'batch {batch}: of {can["auto"]:.3f} s one ahead hid {one:.3f}, none {none:.3f}')
+        said.append(f'batch {batch}: of {can["auto"]:.3f} s one ahead hid {one:.3f}, '
+                    f'none {none:.3f}')
         # None, but for what a step's time varies: a fifth, as of the other.
         if one >= 0.8 * can['auto'] and abs(none) <= 0.2 * can['auto']:
             return

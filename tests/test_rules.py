@@ -68,7 +68,7 @@ def ours(name: str) -> set[str]:
 
 
 def test_imports_are_seen() -> None:
-    text = 'import os.path as p\nfrom . import a, b\nfrom .c import d\ndef f():\n    from e.g import h'
+    text = 'import os.path\nfrom . import a, b\nfrom .c import d\ndef f():\n    from e.g import h'
     assert imports(text) == {'os', 'zg.a', 'zg.b', 'zg.c', 'e'}
     assert imports('importlib.import_module("x")') == {'by name'}
 
@@ -88,12 +88,14 @@ def test_who_imports_what_of_ours(name: str, allowed: set[str]) -> None:
 def test_passes_go_forward() -> None:
     """A pass knows what comes before it and nothing of what is made from the plan."""
     later = {'roll', 'view', 'emit', 'explain', 'cost', 'main', 'build', *CHECKER}
-    for name in ('spec', 'schema', 'units', 'dsconfig', 'model', 'shard', 'sched', 'launch', 'place'):
+    for name in ('spec', 'schema', 'units', 'dsconfig', 'model', 'shard', 'sched', 'launch',
+                 'place'):
         assert not ours(name) & later, name
 
 
 @pytest.mark.parametrize('package,sole', [
-    ('jinja2', {'emit'}), ('yaml', {'spec'}), ('pydantic', {'spec', 'schema', 'units', 'dsconfig'})])
+    ('jinja2', {'emit'}), ('yaml', {'spec'}),
+    ('pydantic', {'spec', 'schema', 'units', 'dsconfig'})])
 def test_sole_importers(package: str, sole: set[str]) -> None:
     assert {path.stem for path in ZG if package in imports(path.read_text())} <= sole
 
@@ -126,7 +128,8 @@ def test_what_train_c_includes() -> None:
 
 
 def test_headers_stay_in_their_rooms() -> None:
-    """The runtime never sees the kernels' header, nor the kernels the runtime's; CUDA stays in cuda/."""
+    """The runtime never sees the kernels' header, nor the kernels the runtime's; CUDA's headers
+    stay in cuda/."""
     for path in RUNTIME:
         assert not [x for x in includes(path) if 'zk' in x or 'kernels' in x], short(path)
     for path in KERNELS:
@@ -160,7 +163,7 @@ def test_no_table_of_operations_in_the_runtime() -> None:
 # ---- templates
 
 def wrong_in_template(text: str) -> list[str]:
-    """Tags that are more than `for` over ready lines, `include` and a name or a name's attribute."""
+    """Tags that are more than `for` over ready lines, `include` and a name or its attribute."""
     plain = [r'{#.*?#}', r'{%-? for \w+ in \w+(\.\w+)? -?%}', r'{%-? endfor -?%}',
              r'{%-? include "[\w.]+" -?%}', r'{{ \w+(\.\w+)? }}']
     rest = re.sub('|'.join(plain), '', text, flags=re.S)
@@ -279,8 +282,7 @@ def c_functions(text: str) -> list[tuple[str, int]]:
     for n, line in enumerate(lines):
         if line == '{':
             start = n
-            while start and lines[start - 1].strip() and not lines[start - 1].startswith(('}', '#')) \
-                    and not lines[start - 1].endswith((';', '*/')):
+            while start and re.match(r'[^}#].*[^;/]$', lines[start - 1]):
                 start -= 1
         elif line == '}' and start is not None:
             found.append((lines[start], n - start + 1))
