@@ -242,8 +242,9 @@ def watched(family: str, *keys: str) -> pathlib.Path:
 
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='seccomp is of Linux')
-@pytest.mark.parametrize('stage,mode', [(3, 'eager'), *(pytest.param(*way, marks=pytest.mark.slow) for way in (
-    (0, 'eager'), (1, 'late'), (2, 'shuffled:2'), (3, 'shuffled:1')))])
+@pytest.mark.parametrize('stage,mode', [(3, 'eager'), *(
+    pytest.param(*way, marks=pytest.mark.slow)
+    for way in ((0, 'eager'), (1, 'late'), (2, 'shuffled:2'), (3, 'shuffled:1')))])
 def test_nothing_is_allocated_after_the_start(tmp_path: pathlib.Path, stage: int,
                                               mode: str) -> None:
     trainer.write_tokens(tmp_path / 'tokens', law.tokens(256, 5000))
