@@ -18,7 +18,8 @@
 
 #define ZK_ABI 1
 
-typedef struct zk zk;     /* one queue's kernel context: threads on a CPU, stream and handles on a GPU */
+/* one queue's kernel context: threads on a CPU, stream and handles on a GPU */
+typedef struct zk zk;
 typedef void real;        /* float or bf16 */
 
 enum { ZK_F32 = 0, ZK_BF16 = 1 };                 /* zk_open's `dtype` */
@@ -27,8 +28,8 @@ enum { ZK_GELU_TANH = 0, ZK_GELU_ERF = 1 };
 enum { ZK_CONSTANT = 0, ZK_LINEAR = 1, ZK_COSINE = 2 };
 
 /* How one (kernel, shape) runs on one target. train.c passes an array with a column per target of
- * the spec; a kernel reads column `zk_open(column)`. CPU: tile = {rows, columns, depth} of a linear,
- * {rows per task} elsewhere. */
+ * the spec; a kernel reads column `zk_open(column)`. CPU: tile = {rows, columns, depth} of a
+ * linear, {rows per task} elsewhere. */
 typedef struct zk_launch {
     int32_t tile[3];
     int32_t grid[3], block, shared, slot;
@@ -55,9 +56,9 @@ typedef struct zk_recipe {
 typedef struct zk_ctl {
     int64_t step;         /* 1 in the first step; counted by zk_begin */
     int64_t applied;      /* steps not skipped: the exponent of Adam's bias correction */
-    double loss, norm;    /* of the last step: mean over valid tokens; gradient norm before clipping */
+    double loss, norm; /* of the last step: mean over valid tokens; gradient norm before clipping */
     int64_t valid;        /* valid tokens in the global batch */
-    int64_t skipped;      /* 1: the last step changed no weight (non-finite norm or no valid token) */
+    int64_t skipped; /* 1: the last step changed no weight (non-finite norm or no valid token) */
     float lr, factor, bias1, bias2;
 } zk_ctl;
 
@@ -69,38 +70,40 @@ enum { ZK_LIMBS = 28, ZK_NORM = 0, ZK_LOSS = 32, ZK_VALID = 64, ZK_NONFINITE = 6
 /* stream: the target's queue (NULL on a CPU). Returns NULL and sets *why on failure. */
 zk *zk_open(void *stream, int dtype, int column, int threads, const char **why);
 void zk_close(zk *k);
-const char *zk_object(void);              /* name of the kernel object in use: "avx512", "avx2" ... */
+const char *zk_object(void); /* name of the kernel object in use: "avx512", "avx2" ... */
 int64_t zk_overhead(int threads);         /* bytes that zk_open takes outside the arena */
 
 /* ---- embedding */
 /* y[M,C] = w[token[M],:] + (p ? p[t,:] : 0) */
-void zk_embed_fwd(zk *k, const zk_launch *L, real *y, const int32_t *token, const real *w, const real *p,
-                  int64_t B, int64_t T, int64_t C);
+void zk_embed_fwd(zk *k, const zk_launch *L, real *y, const int32_t *token, const real *w,
+                  const real *p, int64_t B, int64_t T, int64_t C);
 /* dw[V,C] from dy[M,C], rows added in token order in f32. add = 0: dw is real, every row is written
- * once (0 where no token); add = 1: dw is float and is added to. index: int32 scratch [V + 1 + M]. */
-void zk_embed_bwd(zk *k, const zk_launch *L, void *dw, const real *dy, const int32_t *token, int32_t *index,
-                  int64_t M, int64_t V, int64_t C, int add);
+ * once (0 where no token); add = 1: dw is float and is added to. index: int32 scratch [V+1+M]. */
+void zk_embed_bwd(zk *k, const zk_launch *L, void *dw, const real *dy, const int32_t *token,
+                  int32_t *index, int64_t M, int64_t V, int64_t C, int add);
 /* dp[P,C]: row t < T = sum over b ascending of dy[b,t,:]; rows T..P-1 = 0 */
-void zk_position_bwd(zk *k, const zk_launch *L, real *dp, const real *dy, int64_t B, int64_t T, int64_t C, int64_t P);
+void zk_position_bwd(zk *k, const zk_launch *L, real *dp, const real *dy, int64_t B, int64_t T,
+                     int64_t C, int64_t P);
 
 /* ---- norms. stat: float [M,2] (mean, 1/std) for layernorm, [M] (1/rms) for rmsnorm;
  * b and db may be NULL: no bias */
-void zk_layernorm_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *x, const real *w, const real *b,
-                      int64_t M, int64_t C, float eps);
+void zk_layernorm_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *x, const real *w,
+                      const real *b, int64_t M, int64_t C, float eps);
 /* dw, db real [C], summed over rows ascending in f32; scratch: float [2, C] */
-void zk_layernorm_bwd(zk *k, const zk_launch *L, real *dx, real *dw, real *db, const real *dy, const real *x,
-                      const float *stat, const real *w, float *scratch, int64_t M, int64_t C);
+void zk_layernorm_bwd(zk *k, const zk_launch *L, real *dx, real *dw, real *db, const real *dy,
+                      const real *x, const float *stat, const real *w, float *scratch, int64_t M,
+                      int64_t C);
 void zk_rmsnorm_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *x, const real *w,
                     int64_t M, int64_t C, float eps);
 void zk_rmsnorm_bwd(zk *k, const zk_launch *L, real *dx, real *dw, const real *dy, const real *x,
                     const float *stat, const real *w, float *scratch, int64_t M, int64_t C);
 /* RMS norm of every q and k head: in, y [M, (H + 2*G) * D] (q heads, k heads, v heads; v copied);
  * wq, wk [D]; stat: float [M, H + G]. */
-void zk_qknorm_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *in, const real *wq, const real *wk,
-                   int64_t M, int64_t H, int64_t G, int64_t D, float eps);
-void zk_qknorm_bwd(zk *k, const zk_launch *L, real *din, real *dwq, real *dwk, const real *dy, const real *in,
-                   const float *stat, const real *wq, const real *wk, float *scratch,
-                   int64_t M, int64_t H, int64_t G, int64_t D);
+void zk_qknorm_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *in, const real *wq,
+                   const real *wk, int64_t M, int64_t H, int64_t G, int64_t D, float eps);
+void zk_qknorm_bwd(zk *k, const zk_launch *L, real *din, real *dwq, real *dwk, const real *dy,
+                   const real *in, const float *stat, const real *wq, const real *wk,
+                   float *scratch, int64_t M, int64_t H, int64_t G, int64_t D);
 
 /* ---- linear: y[M,N] = x[M,K] . w (+ b[N]), w by `layout` */
 void zk_linear_fwd(zk *k, const zk_launch *L, real *y, const real *x, const real *w, const real *b,
@@ -114,26 +117,30 @@ void zk_linear_bwd_b(zk *k, const zk_launch *L, real *db, const real *dy, int64_
 
 /* ---- rotary positions, half rotation: pairs (i, i + D/2); table float [T, D/2, 2] (cos, sin) */
 /* table from f64 inverse frequencies [D/2], by our own sine and cosine */
-void zk_rope_table(zk *k, const zk_launch *L, float *table, const double *freq, int64_t T, int64_t D);
-/* turns q and k heads, copies v; layout as zk_qknorm_fwd. sign +1 forward, -1 backward. y may be in. */
+void zk_rope_table(zk *k, const zk_launch *L, float *table, const double *freq, int64_t T,
+                   int64_t D);
+/* turns q and k heads, copies v; layout as zk_qknorm_fwd. sign +1 forward, -1 backward. y may be
+ * in. */
 void zk_rope(zk *k, const zk_launch *L, real *y, const real *in, const float *table,
              int64_t B, int64_t T, int64_t H, int64_t G, int64_t D, int sign);
 
-/* ---- causal attention without a T x T buffer. qkv [M, (H + 2*G) * D]; y [M, H*D]; lse float [B,H,T].
- * Head h reads k, v head h / (H / G). */
+/* ---- causal attention without a T x T buffer. qkv [M, (H + 2*G) * D]; y [M, H*D]; lse float
+ * [B,H,T]. Head h reads k, v head h / (H / G). */
 void zk_attention_fwd(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv,
                       int64_t B, int64_t T, int64_t H, int64_t G, int64_t D, float scale);
 /* scratch: float [B*H*T + M * (H + 2*G) * D] */
-void zk_attention_bwd(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *y, const real *qkv,
-                      const float *lse, float *scratch, int64_t B, int64_t T, int64_t H, int64_t G, int64_t D,
-                      float scale);
+void zk_attention_bwd(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *y,
+                      const real *qkv, const float *lse, float *scratch, int64_t B, int64_t T,
+                      int64_t H, int64_t G, int64_t D, float scale);
 
 /* ---- elementwise, n elements */
 void zk_gelu_fwd(zk *k, const zk_launch *L, real *y, const real *x, int64_t n, int kind);
-void zk_gelu_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x, int64_t n, int kind);
+void zk_gelu_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x, int64_t n,
+                 int kind);
 /* x [M, 2F] (gate, up); y [M, F] = silu(gate) * up */
 void zk_swiglu_fwd(zk *k, const zk_launch *L, real *y, const real *x, int64_t M, int64_t F);
-void zk_swiglu_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x, int64_t M, int64_t F);
+void zk_swiglu_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x, int64_t M,
+                   int64_t F);
 /* y = a + b; y may be a or b */
 void zk_add(zk *k, const zk_launch *L, real *y, const real *a, const real *b, int64_t n);
 /* y = x, rounded to real; float to real. y and x may be the same address only when real is float */
@@ -144,7 +151,8 @@ void zk_round(zk *k, const zk_launch *L, real *y, const float *x, int64_t n);
 void zk_cross_entropy(zk *k, const zk_launch *L, float *loss, real *dlogits, const real *logits,
                       const int32_t *target, int64_t M, int64_t V);
 /* sums[ZK_LOSS..] += the grain's loss (f64, rows ascending); sums[ZK_VALID] += its valid tokens */
-void zk_loss_sum(zk *k, const zk_launch *L, int64_t *sums, const float *loss, const int32_t *target, int64_t M);
+void zk_loss_sum(zk *k, const zk_launch *L, int64_t *sums, const float *loss, const int32_t *target,
+                 int64_t M);
 
 /* ---- gradient sums: the canonical tree as a binary counter.
  * Pushes leaves lo .. lo+count-1 (src[i], n elements each; full: float, else real) of `total`.
@@ -153,8 +161,8 @@ void zk_loss_sum(zk *k, const zk_launch *L, int64_t *sums, const float *loss, co
  * lo + count == total the whole sum is left in the first buffer. fold: sum in ascending order
  * instead, in the first buffer. src may be node's own first buffer range (in place, count 1 or an
  * element read before it is written). */
-void zk_push(zk *k, const zk_launch *L, float *node, int64_t stride, const void *const *src, int64_t count, int full,
-             int64_t n, int64_t lo, int64_t total, int64_t mask, int fold);
+void zk_push(zk *k, const zk_launch *L, float *node, int64_t stride, const void *const *src,
+             int64_t count, int full, int64_t n, int64_t lo, int64_t total, int64_t mask, int fold);
 
 /* sums[ZK_SUMS] = 0 */
 void zk_clear(zk *k, const zk_launch *L, int64_t *sums);
@@ -162,21 +170,23 @@ void zk_clear(zk *k, const zk_launch *L, int64_t *sums);
 /* ---- optimizer. p, m, v, g, w: elements [first, first + n) of a flat buffer described by spans */
 /* next step: counts it, sets lr (schedule), clears sums[ZK_SUMS] */
 void zk_begin(zk *k, const zk_launch *L, zk_ctl *ctl, int64_t *sums, const zk_recipe *r);
-/* sums[ZK_NORM..] += squares: blocks of 1024 elements of a tensor, f64, 16 lanes; sets ZK_NONFINITE */
-void zk_square_sum(zk *k, const zk_launch *L, int64_t *sums, const float *g, const zk_span *spans, int64_t nspans,
-                   int64_t first, int64_t n);
+/* sums[ZK_NORM..] += squares: blocks of 1024 elements of a tensor, f64, 16 lanes; sets
+ * sums[ZK_NONFINITE] */
+void zk_square_sum(zk *k, const zk_launch *L, int64_t *sums, const float *g, const zk_span *spans,
+                   int64_t nspans, int64_t first, int64_t n);
 /* from the sums over all ranks: loss, norm, valid, skipped, factor = M/valid * clip */
 void zk_factor(zk *k, const zk_launch *L, zk_ctl *ctl, const int64_t *sums, const zk_recipe *r);
 /* p float masters; w their real copy (NULL: none). Does nothing when ctl->skipped. */
-void zk_adamw(zk *k, const zk_launch *L, const zk_ctl *ctl, const zk_recipe *r, real *w, float *p, float *m, float *v,
-              const float *g, const zk_span *spans, int64_t nspans, int64_t first, int64_t n);
-/* p = initial values, by Philox 4x32-10 keyed by (seed, key of the tensor, element of the tensor) */
-void zk_init(zk *k, const zk_launch *L, float *p, const zk_span *spans, int64_t nspans, int64_t first, int64_t n,
-             uint64_t seed);
+void zk_adamw(zk *k, const zk_launch *L, const zk_ctl *ctl, const zk_recipe *r, real *w, float *p,
+              float *m, float *v, const float *g, const zk_span *spans, int64_t nspans,
+              int64_t first, int64_t n);
+/* p = initial values, by Philox 4x32-10 keyed by (seed, key of the tensor, element in it) */
+void zk_init(zk *k, const zk_launch *L, float *p, const zk_span *spans, int64_t nspans,
+             int64_t first, int64_t n, uint64_t seed);
 /* sum[2] += hashes of blocks of 1024 elements of a tensor, keyed by (key, block): the same whatever
  * the partition */
-void zk_hash(zk *k, const zk_launch *L, uint64_t *sum, const float *p, const zk_span *spans, int64_t nspans,
-             int64_t first, int64_t n);
+void zk_hash(zk *k, const zk_launch *L, uint64_t *sum, const float *p, const zk_span *spans,
+             int64_t nspans, int64_t first, int64_t n);
 /* out[0..5] = step, loss, norm, lr, valid, skipped; copied to the host */
 void zk_report(zk *k, const zk_ctl *ctl, double *out);
 /* mean loss and valid tokens held in sums (for validation) */

@@ -26,9 +26,9 @@ typedef void zr_fn(zr *z, void *k, void *a, const int64_t *i);
 /* ---- queues */
 void zr_wait(zr *z, int queue, int event);
 void zr_record(zr *z, int queue, int event);
-void zr_call_n(zr *z, int queue, zr_fn *fn, int n, const int64_t *i);      /* n <= 12 operands, copied */
+void zr_call_n(zr *z, int queue, zr_fn *fn, int n, const int64_t *i); /* n <= 12 operands, copied */
 #define zr_call(z, queue, fn, ...)                                                                 \
-    zr_call_n(z, queue, fn, (int)(sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t)),        \
+    zr_call_n(z, queue, fn, (int)(sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t)),       \
               (const int64_t[]){__VA_ARGS__})
 /* The contents of [at, at + bytes) are dead from here on; test modes poison them. */
 void zr_drop(zr *z, int queue, int64_t at, int64_t bytes);
@@ -37,21 +37,23 @@ void zr_drop(zr *z, int queue, int64_t at, int64_t bytes);
 int zr_rank(const zr *z);
 /* piece p of `to` (at to + p*to_step, bytes long) = rank p's piece at from + p*from_step. Complete
  * when this rank has all pieces and every peer has read this rank's. In place where both agree. */
-void zr_gather(zr *z, int queue, int64_t from, int64_t from_step, int64_t to, int64_t to_step, int64_t bytes);
+void zr_gather(zr *z, int queue, int64_t from, int64_t from_step, int64_t to, int64_t to_step,
+               int64_t bytes);
 /* Rank p's piece for this rank lies at at + r*step of rank p. After it, zr_sources has R pointers
  * to `bytes` each, in order of rank, good until zr_done on that queue. */
 void zr_alltoall(zr *z, int queue, int64_t at, int64_t step, int64_t bytes);
 const void *const *zr_sources(zr *z, int queue);
-void zr_done(zr *z, int queue);           /* complete when every owner has read this rank's pieces */
+void zr_done(zr *z, int queue); /* complete when every owner has read this rank's pieces */
 /* int64 to[n] = sum over ranks of from[n]; exact */
 void zr_allreduce(zr *z, int queue, int64_t from, int64_t to, int64_t n);
 
-/* ---- data: the tokens of grain `grain` of this step into `tokens` int32[M] and `targets` int32[M] */
+/* ---- data: the tokens of grain `grain` of this step into tokens int32[M], targets int32[M] */
 void zr_batch(zr *z, int64_t grain);
 
 /* ---- what the program tells the runtime */
-/* Where the f32 masters of a flat buffer lie: instance i of `count` at `at` + i*`stride` in the arena.
- * whole = 1: every rank has all `ranks * shard` elements; 0: elements [r*shard, (r+1)*shard). */
+/* Where the f32 masters of a flat buffer lie: instance i of `count` at `at` + i*`stride` in the
+ * arena. whole = 1: every rank has all `ranks * shard` elements; 0: elements [r*shard,
+ * (r+1)*shard). */
 typedef struct zr_flat {
     int64_t at, stride, shard;
     int32_t count, whole;
@@ -73,12 +75,13 @@ typedef struct zr_program {
     const char *memory;                   /* one line: arena bytes by kind, for --version */
     int64_t arena, shared;                /* bytes; peers read the first `shared` of them only */
     int32_t ranks, events;
-    int64_t grains, batch, sequence, vocab, ignore;   /* A; B; T; V; token never a target (-1: none) */
+    int64_t grains, batch, sequence, vocab;           /* A; B; T; V */
+    int64_t ignore;                       /* token that is never a target; -1: none */
     int64_t tokens, targets;              /* int32[B*T] each */
     int64_t logits;                       /* real[B*T, V], valid after eval */
     int64_t params;                       /* of the model */
-    double flops;                         /* a global step: forward and backward, 6N per token + attention */
-    int64_t wire, messages;               /* bytes received and collectives, per rank and training step */
+    double flops;           /* a global step: forward and backward, 6N per token + attention */
+    int64_t wire, messages; /* bytes received and collectives, per rank and training step */
     const zr_flat *flats;
     const zr_tensor *tensors;
     int32_t nflats, ntensors;
@@ -87,11 +90,11 @@ typedef struct zr_program {
     const char *(*object)(void);
     int64_t (*overhead)(int threads);     /* bytes the kernels take at start outside the arena */
     void (*init)(zr *z);                  /* masters = initial values */
-    void (*publish)(zr *z);               /* masters -> everything made from them (after init and load) */
-    void (*step)(zr *z);                  /* one training step: zr_batch and work for every grain, update */
+    void (*publish)(zr *z); /* masters -> everything made from them (after init and load) */
+    void (*step)(zr *z);    /* one training step: zr_batch and work for every grain, update */
     void (*report)(zr *z, double *out);   /* step, loss, norm, lr, valid, skipped */
     void (*eval_begin)(zr *z);            /* clears the sums */
-    void (*eval)(zr *z);                  /* forward and loss of the tokens in place; adds to the sums */
+    void (*eval)(zr *z); /* forward and loss of the tokens in place; adds to the sums */
     void (*eval_end)(zr *z, double *loss, double *valid);   /* mean over all ranks */
     int32_t (*sample)(zr *z, int64_t row, double temperature, double u);  /* from logits[row] */
     void (*hash)(zr *z, uint64_t sum[2]); /* this rank's part of the masters */

@@ -92,7 +92,7 @@ struct zr {
     int rank, ranks;                      /* rank -1: the parent */
     int memory;                           /* file that holds all arenas, one after the other */
     int64_t common;                       /* of an arena: bytes in it, that peers read */
-    int64_t room;                         /* of an arena: all bytes; the rest is this rank's alone */
+    int64_t room;                         /* of an arena: all; the rest is this rank's alone */
     char *arena;                          /* [p->arena] */
     char **peer;                          /* [ranks] arenas; peer[rank] == arena */
     int64_t step;                         /* training step in work, from 0 */

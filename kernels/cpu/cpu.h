@@ -1,4 +1,4 @@
-/* cpu.h -- what the CPU kernels share: the context, splitting work over threads, one object per ISA.
+/* cpu.h -- what the CPU kernels share: the context, work split over threads, an object per ISA.
  *
  * Every file here but context.c is compiled once for each ISA with ZK_SUFFIX (_avx2, _avx512) set:
  * define a kernel as `void ZK(zk_add)(zk *k, ...)`. context.c holds the plain names, which jump to
@@ -29,7 +29,10 @@ struct zk {
     char *scratch;                  /* threads * ZK_SCRATCH */
 };
 
-static inline void *zk_scratch(const zk *k, int thread) { return k->scratch + (int64_t)thread * ZK_SCRATCH; }
+static inline void *zk_scratch(const zk *k, int thread)
+{
+    return k->scratch + (int64_t)thread * ZK_SCRATCH;
+}
 
 /* Runs f(arg, task, thread) for task = 0 .. tasks-1 on the context's threads; returns when all are
  * done. Which thread runs which task is not fixed, so f's result must not depend on `thread`. */
