@@ -110,14 +110,14 @@ print(opened - before, taken() - before)
 """
 
 
-def test_scratch_is_taken_when_it_is_used() -> None:
-    """8 threads have 20 MiB of scratch; an f32 linear packs two panels, less than 0.7 MiB each."""
+def test_scratch_is_taken_at_the_start() -> None:
+    """8 threads have 20 MiB of scratch; work takes a page of stack and globals at most beyond it."""
     zk.library("gcc")
     done = subprocess.run([sys.executable, "-c", TOUCHED, str(ROOT / zk.LIBRARY["gcc"])],
                           capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     opened, worked = map(int, done.stdout.split())
-    assert opened < 1024 and worked < 8 * 0.7 * 1024 + 1024, (opened, worked)
+    assert 8 * 2560 <= opened and worked - opened < 1024, (opened, worked)
 
 
 def test_no_kernel_runs_where_there_is_no_context() -> None:

@@ -209,8 +209,9 @@ zk *zk_open(void *stream, int dtype, int column, int threads, const char **why)
         *why = "threads must be 1 to 1024";
     if (*why)
         return NULL;
+    /* Taken whole now: a rank's memory does not grow with its model, nor in its first steps. */
     char *p = mmap(NULL, (size_t)mapped(threads), PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     if (p == MAP_FAILED) {
         *why = "no memory for the kernels' scratch space";
         return NULL;
