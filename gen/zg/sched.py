@@ -74,7 +74,6 @@ class _Maker:
         self.rings = self.alike([f.name for f in self.shards.flats if f.real == "shard"])
         self.leaves = {**{f: f for f in self.flats}, **self.alike(once)}
         self.W = self.spec.cluster.ranks
-        self.fold = self.spec.train.sum == "fold"
 
     def add(self, queue: str, op: str, unit: str = "", **rest: tuple) -> None:
         self.steps.append(Step(queue, op, unit, **rest))
@@ -199,11 +198,10 @@ class _Maker:
         saved = {v.name for v in kind.saved}
         reads, writes = self.reads(kind, body), self.writes(kind, body)
         has = {"w": bool(reads - {"keep"}), "p": "keep" in reads, "x": "x" in values,
-               "dy": "dy" in values, "s": bool(values & saved) and body == "bwd"}
+               "dy": "dy" in values, "s": bool(values & saved) and body == "bwd",
+               "y": "y" in values and body == "bwd"}
         made = {"y": "y" in values and body == "fwd", "s": bool(saved) and body == "fwd",
                 "dx": "dx" in values, "dw": bool(writes - {"keep"}), "dp": "keep" in writes}
-        if body == "bwd" and "y" in values:
-            has["y"] = True
         return tuple(n for n, yes in has.items() if yes), tuple(n for n, yes in made.items() if yes)
 
     def batch(self) -> None:
