@@ -6,7 +6,8 @@
  *  2. AdamW is IEEE multiplication, division and square root and explicit fma in f32: any target
  *     that has these gives the same bits. A step's constants are made in f64.
  */
-#include "limbs.h"
+#include "../digest.h"
+#include "../step.h"
 #include "part.h"
 #include "philox.h"
 
@@ -37,31 +38,6 @@ static void each(zk *k, const zk_launch *L, const zk_span *spans, int64_t nspans
 
 /* ---- a step's constants */
 
-/* Linear warm-up, then from lr to min_lr at `steps` along the schedule. */
-static double rate(const zk_recipe *r, int64_t step)
-{
-    if (step < r->warmup)
-        return r->lr * (double)step / (double)r->warmup;
-    if (r->schedule == ZK_CONSTANT)
-        return r->lr;
-    if (step >= r->steps)
-        return r->min_lr;
-    double x = (double)(step - r->warmup) / (double)(r->steps - r->warmup);
-    if (r->schedule == ZK_COSINE)
-        x = 0.5 - 0.5 * zk_cos(3.14159265358979323846 * x);
-    return r->lr + (r->min_lr - r->lr) * x;
-}
-
-/* x^n by squaring, n >= 0 */
-static double power(double x, int64_t n)
-{
-    double y = 1;
-    for (; n; n >>= 1, x *= x)
-        if (n & 1)
-            y *= x;
-    return y;
-}
-
 void ZK(zk_clear)(zk *k, const zk_launch *L, int64_t *sums)
 {
     (void)k, (void)L;
@@ -71,27 +47,13 @@ void ZK(zk_clear)(zk *k, const zk_launch *L, int64_t *sums)
 void ZK(zk_begin)(zk *k, const zk_launch *L, zk_ctl *ctl, int64_t *sums, const zk_recipe *r)
 {
     ZK(zk_clear)(k, L, sums);
-    ctl->lr = (float)rate(r, ++ctl->step);
+    step_begin(ctl, r);
 }
 
 void ZK(zk_factor)(zk *k, const zk_launch *L, zk_ctl *ctl, const int64_t *sums, const zk_recipe *r)
 {
-    int64_t valid = sums[ZK_VALID];
-    int finite = !sums[ZK_NONFINITE];
-    double scale = valid ? (double)r->rows / (double)valid : 0;
     (void)k, (void)L;
-    ctl->valid = valid;
-    ctl->loss = finite ? limbs_value(sums + ZK_LOSS) / zk_most(1, valid) : __builtin_nan("");
-    ctl->norm = finite ? __builtin_sqrt(limbs_value(sums + ZK_NORM)) * scale : __builtin_inf();
-    ctl->skipped = !finite || !valid;
-    if (ctl->skipped)
-        return;
-    ctl->applied++;
-    if (r->clip > 0 && ctl->norm > r->clip)
-        scale *= r->clip / (ctl->norm + 1e-6);
-    ctl->factor = (float)scale;
-    ctl->bias1 = (float)(1 / (1 - power(r->beta1, ctl->applied)));
-    ctl->bias2 = (float)(1 / (1 - power(r->beta2, ctl->applied)));
+    step_factor(ctl, sums, r);
 }
 
 /* ---- AdamW */
@@ -226,39 +188,13 @@ typedef struct digest {
     const float *p;                 /* [n] */
 } digest;
 
-/* The finalizer of MurmurHash3 (public domain): every bit of x reaches every bit of the result */
-static inline uint64_t mix(uint64_t x)
-{
-    x = (x ^ x >> 33) * 0xff51afd7ed558ccdull;
-    x = (x ^ x >> 33) * 0xc4ceb9fe1a85ec53ull;
-    return x ^ x >> 33;
-}
-
-/* Adds the two hashes of block `block` of tensor `key`: p [n], n <= ZK_BLOCK, two floats a word */
-static void hash_block(uint64_t sum[2], uint64_t key, uint64_t block, const float *p, int64_t n)
-{
-    uint64_t start = mix(key + 0x9e3779b97f4a7c15ull) ^ (block + 1) * 0xd1b54a32d192ed03ull;
-    start = mix(start) + (uint64_t)n;
-    uint64_t a = mix(start), b = mix(~start);
-    for (int64_t i = 0; i < n; i += 2) {
-        uint64_t word = 0;
-        memcpy(&word, p + i, zk_least(2, n - i) * sizeof *p);
-        a = (a ^ word) * 0x9fb21c651e98df25ull;
-        b = (b ^ word) * 0xc6a4a7935bd1e995ull;
-        a ^= a >> 32;
-        b ^= b >> 29;
-    }
-    sum[0] += mix(a);
-    sum[1] += mix(b);
-}
-
 static void hash_part(void *arg, const zk_part *part)
 {
     const digest *a = arg;
     uint64_t own[2] = {0, 0};
     for (int64_t i = 0; i < part->n; i += ZK_BLOCK) {
         int64_t block = (part->elem + i) / ZK_BLOCK, n = zk_least(ZK_BLOCK, part->n - i);
-        hash_block(own, (uint64_t)part->key, (uint64_t)block, a->p + part->at + i, n);
+        digest_block(own, (uint64_t)part->key, (uint64_t)block, a->p + part->at + i, n);
     }
     __atomic_fetch_add(a->sum, own[0], __ATOMIC_RELAXED);
     __atomic_fetch_add(a->sum + 1, own[1], __ATOMIC_RELAXED);

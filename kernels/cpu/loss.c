@@ -5,7 +5,8 @@
  *     folded by sum16. The largest logit's exponential is 1, so no sum is below 1, no loss below 0.
  *  2. An ignored row has loss 0 and gradient 0, whatever its logits.
  */
-#include "limbs.h"
+#include "../draw.h"
+#include "../step.h"
 #include "part.h"
 
 enum { ROWS = 4 };                      /* rows of a task, unless the launch says otherwise */
@@ -113,37 +114,16 @@ void ZK(zk_loss_sum)(zk *k, const zk_launch *L, int64_t *sums, const float *loss
 void ZK(zk_mean)(zk *k, const int64_t *sums, double *loss, double *valid)
 {
     (void)k;
-    double mean = limbs_value(sums + ZK_LOSS) / zk_most(1, sums[ZK_VALID]);
-    *loss = sums[ZK_NONFINITE] ? __builtin_nan("") : mean;
-    *valid = (double)sums[ZK_VALID];
+    step_mean(sums, loss, valid);
 }
 
 void ZK(zk_report)(zk *k, const zk_ctl *ctl, double *out)
 {
     (void)k;
-    out[0] = (double)ctl->step, out[1] = ctl->loss, out[2] = ctl->norm;
-    out[3] = ctl->lr, out[4] = (double)ctl->valid, out[5] = (double)ctl->skipped;
+    step_report(ctl, out);
 }
 
-/* ---- a token drawn */
 int32_t ZK(zk_sample)(zk *k, const real *logits, int64_t V, float temperature, double u)
 {
-    int64_t best = 0, last = 0;
-    double sum = 0, below = 0;
-    for (int64_t i = 1; i < V; i++)
-        if (realr(logits, i, k->dtype) > realr(logits, best, k->dtype))
-            best = i;
-    double top = realr(logits, best, k->dtype);
-    if (!(temperature > 0))
-        return (int32_t)best;
-    for (int64_t i = 0; i < V; i++)
-        sum += zk_exp((realr(logits, i, k->dtype) - top) / temperature);
-    for (int64_t i = 0; i < V; i++) {
-        double share = zk_exp((realr(logits, i, k->dtype) - top) / temperature) / sum;
-        last = share > 0 ? i : last;
-        below += share;
-        if (u < below)
-            return (int32_t)i;
-    }
-    return (int32_t)last;                       /* u lies in what rounding left over */
+    return draw(logits, k->dtype, V, temperature, u);
 }

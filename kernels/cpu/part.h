@@ -9,10 +9,6 @@
 #include "vec.h"
 #include <string.h>
 
-enum { ZK_BLOCK = 1024 };
-
-static inline int64_t zk_least(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t zk_most(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t zk_pieces(int64_t n, int64_t piece) { return (n + piece - 1) / piece; }
 
 /* Entry i of this target's tile, or `otherwise` where the launch says nothing. */

@@ -1,19 +1,16 @@
-/* vec.h -- 16 floats at a time, their functions, bf16, and sine, cosine, exp and log of doubles.
+/* vec.h -- 16 floats at a time, their functions, and bf16.
  *
  * Invariants
  *  1. The same bits on AVX2 and AVX-512, gcc and clang: IEEE operations and written-out FMA only,
  *     no libm. Everything is compiled with -ffp-contract=off.
- *  2. exp16, log16, tanh16, erf16 are within 2 ulp of the exact value over all floats; the doubles'
- *     functions too, sine and cosine for |x| <= 1e7. NaN gives NaN, infinities give the limits.
+ *  2. exp16, log16, tanh16, erf16 are within 2 ulp of the exact value over all floats. NaN gives
+ *     NaN, infinities give the limits.
  *  3. The ...n forms touch n elements (0 <= n <= 16; more counts as 16), other lanes are 0.
  */
 #ifndef ZK_VEC_H
 #define ZK_VEC_H
+#include "../scalar.h"
 #include <immintrin.h>
-#include <stdint.h>
-#include <string.h>
-
-#include "../zk.h"
 
 #define ZK_INLINE static inline __attribute__((always_inline))
 
@@ -117,21 +114,6 @@ ZK_INLINE v16h narrow16(v16 x)
     return __builtin_convertvector(kept >> 16, v16h);
 }
 
-ZK_INLINE float widen(uint16_t x)
-{
-    uint32_t u = (uint32_t)x << 16;
-    float f;
-    memcpy(&f, &u, sizeof f);
-    return f;
-}
-
-ZK_INLINE uint16_t narrow(float x)
-{
-    uint32_t u;
-    memcpy(&u, &x, sizeof u);
-    return (uint16_t)((x != x ? u | 0x400000 : u + 0x7fff + ((u >> 16) & 1)) >> 16);
-}
-
 /* ---- elements i .. of an array of `dtype` */
 ZK_INLINE v16 load16r(const real *p, int64_t i, int dtype)
 {
@@ -168,11 +150,6 @@ ZK_INLINE void store16rn(real *p, int64_t i, int dtype, v16 x, int n)
     store16r(part, 0, ZK_BF16, x);
     for (int j = 0; j < n && j < 16; j++)
         ((uint16_t *)p)[i + j] = part[j];
-}
-
-ZK_INLINE float realr(const real *p, int64_t i, int dtype)
-{
-    return dtype == ZK_F32 ? ((const float *)p)[i] : widen(((const uint16_t *)p)[i]);
 }
 
 ZK_INLINE void setr(real *p, int64_t i, int dtype, float x)
@@ -261,105 +238,5 @@ ZK_INLINE v16 erf16(v16 x)
     v16 y = select16(a < 0.875f, near, 1.0f - exp16(far));
     return (v16)((v16i)y | sign);
 }
-
-/* ---- functions of a double */
-ZK_INLINE double zk_power(int64_t n)                         /* 2^n, a normal number */
-{
-    int64_t bits = (n + 1023) << 52;
-    double x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-static const double zk_inverse_factorial[19] = {
-    1.0, 1.0, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320,
-    1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800,
-    1.0 / 87178291200, 1.0 / 1307674368000, 1.0 / 20922789888000, 1.0 / 355687428096000,
-    1.0 / 6402373705728000,
-};
-
-/* as exp16; Taylor to r^14 */
-static inline double zk_exp(double x)
-{
-    if (x != x)
-        return x;
-    x = x < -746.0 ? -746.0 : x > 710.0 ? 710.0 : x;
-    double shifted = __builtin_fma(x, 0x1.71547652b82fep0, 0x1.8p52), n = shifted - 0x1.8p52;
-    double high = __builtin_fma(n, -0x1.62e42fefa39efp-1, x), low = n * -0x1.abc9e3b39803fp-56;
-    double r = high + low;
-    double p = zk_inverse_factorial[14], rest = high - r + low;
-    for (int k = 13; k >= 2; k--)
-        p = __builtin_fma(p, r, zk_inverse_factorial[k]);
-    p = __builtin_fma(p * r, r, rest) + r + 1.0;
-    int64_t e = (int64_t)n, half = e >> 1;
-    return p * zk_power(half) * zk_power(e - half);
-}
-
-/* as log16; s^2 to the 11th power */
-static inline double zk_log(double x)
-{
-    if (!(x > 0.0) || x == __builtin_inf())
-        return x == 0.0 ? -__builtin_inf() : x < 0.0 ? __builtin_nan("") : x;
-    int64_t small = x < 0x1p-1022, bits, mantissa;
-    x = small ? x * 0x1p54 : x;
-    memcpy(&bits, &x, sizeof bits);
-    bits -= 0x3fe6a09e667f3bcd;                              /* sqrt(1/2) */
-    mantissa = (bits & 0xfffffffffffff) + 0x3fe6a09e667f3bcd;
-    memcpy(&x, &mantissa, sizeof x);
-    double e = (double)((bits >> 52) - 54 * small), f = x - 1.0, s = f / (f + 2.0), z = s * s;
-    double r = 2.0 / 23;
-    for (double k = 21; k > 1; k -= 2)
-        r = __builtin_fma(r, z, 2.0 / k);
-    double half = 0.5 * f * f;
-    double tail = __builtin_fma(s, half + r * z, e * 0x1.abc9e3b39803fp-56);
-    return __builtin_fma(e, 0x1.62e42fefa39efp-1, f - (half - tail));
-}
-
-/* x = n * pi/2 + r + *low, |r| <= pi/4; returns r. Three parts of pi/2 have 30 bits, so that their
- * products by n < 2^23 are exact, and the fourth has 53. */
-ZK_INLINE double zk_quadrant(double x, double *low, int *n)
-{
-    double shifted = __builtin_fma(x, 0x1.45f306dc9c883p-1, 0x1.8p52), k = shifted - 0x1.8p52;
-    double a = x - k * 0x1.921fb54p0, p = k * 0x1.10b46118p-30;
-    double b = a - p, back = a - b, error = back - p + (a - (b + back));
-    double q = k * 0x1.313198ap-61;
-    double c = b - q, again = b - c;
-    error += again - q + (b - (c + again)) - k * 0x1.701b839a25205p-92;
-    double r = c + error;
-    int64_t bits;
-    memcpy(&bits, &shifted, sizeof bits);
-    *low = c - r + error;
-    *n = (int)(bits & 3);
-    return r;
-}
-
-/* sin(r + low), Taylor to r^17: the next term is below 2^-60 */
-ZK_INLINE double zk_sine(double r, double low)
-{
-    double z = r * r, p = zk_inverse_factorial[17];
-    for (int k = 15; k >= 3; k -= 2)
-        p = __builtin_fma(-z, p, zk_inverse_factorial[k]);
-    return r + __builtin_fma(-p * z, r, low * __builtin_fma(-0.5, z, 1.0));
-}
-
-/* cos(r + low), Taylor to r^18; what 1 - r^2/2 loses is added back */
-ZK_INLINE double zk_cosine(double r, double low)
-{
-    double z = r * r, half = 0.5 * z, one = 1.0 - half, p = zk_inverse_factorial[18];
-    for (int k = 16; k >= 4; k -= 2)
-        p = __builtin_fma(-z, p, zk_inverse_factorial[k]);
-    return one + (1.0 - one - half + __builtin_fma(p * z, z, -r * low));
-}
-
-static inline double zk_turn(double x, int quarter)          /* sin(x + quarter * pi/2) */
-{
-    int n;
-    double low, r = zk_quadrant(x, &low, &n);
-    double y = (n + quarter) & 1 ? zk_cosine(r, low) : zk_sine(r, low);
-    return (n + quarter) & 2 ? -y : y;
-}
-
-static inline double zk_sin(double x) { return zk_turn(x, 0); }
-static inline double zk_cos(double x) { return zk_turn(x, 1); }
 
 #endif

@@ -9,28 +9,34 @@
  */
 #ifndef ZK_LIMBS_H
 #define ZK_LIMBS_H
-#include "../zk.h"
-#include <string.h>
+#include "scalar.h"
 
-/* Adds s; returns 0, adding nothing, where s is not finite (or beyond invariant 2). */
-static inline int limbs_add(int64_t *limb, double s)
+/* s as three digits from limb *at on. Returns 0 where s is not finite (or beyond invariant 2). */
+ZK_BOTH int limbs_split(double s, int *at, uint32_t digit[3])
 {
-    uint64_t bits, digits;
-    if (!(s >= 0 && s < 0x1p430))
-        return 0;
+    uint64_t bits;
     memcpy(&bits, &s, 8);
-    int at = (int)(bits >> 52 & 0x7ff) - 1075 + 448;
-    digits = (bits & ((1ull << 52) - 1)) | 1ull << 52;
-    if (at < 0)
-        return s == 0;
-    unsigned __int128 wide = (unsigned __int128)digits << at % 32;
-    for (int i = 0; i < 3; i++)
-        limb[at / 32 + i] += (int64_t)(uint32_t)(wide >> 32 * i);
-    return 1;
+    int bit = (int)(bits >> 52 & 0x7ff) - 1075 + 448, shift = bit & 31;
+    bits = bit < 0 ? 0 : (bits & ((1ull << 52) - 1)) | 1ull << 52;
+    *at = bit < 0 ? 0 : bit / 32;
+    digit[0] = (uint32_t)(bits << shift);
+    digit[1] = (uint32_t)(bits << shift >> 32);
+    digit[2] = (uint32_t)(bits >> 32 >> (32 - shift));
+    return s >= 0 && s < 0x1p430 && (bit >= 0 || s == 0);
+}
+
+/* Adds s; returns 0, adding nothing, where it cannot be split. */
+ZK_BOTH int limbs_add(int64_t *limb, double s)
+{
+    uint32_t digit[3];
+    int at, good = limbs_split(s, &at, digit);
+    for (int i = 0; good && i < 3; i++)
+        limb[at + i] += digit[i];
+    return good;
 }
 
 /* The sum, rounded once to nearest even. */
-static inline double limbs_value(const int64_t *limb)
+ZK_BOTH double limbs_value(const int64_t *limb)
 {
     uint32_t digit[ZK_LIMBS + 4] = {0};          /* two zeros below, room for a carry above */
     int64_t carry = 0;
@@ -43,11 +49,10 @@ static inline double limbs_value(const int64_t *limb)
     }
     if (!top)
         return 0;
-    unsigned __int128 wide = (unsigned __int128)digit[top] << 64;
-    wide |= (uint64_t)digit[top - 1] << 32 | digit[top - 2];
+    uint64_t high = digit[top], low = (uint64_t)digit[top - 1] << 32 | digit[top - 2];
     int drop = 33 - __builtin_clz(digit[top]);   /* leaves 63 bits, the last one sticky */
-    int64_t head = (int64_t)(wide >> drop);
-    int rest = (wide & (((unsigned __int128)1 << drop) - 1)) != 0;
+    int64_t head = (int64_t)(high << (64 - drop) | low >> drop);
+    int rest = (low & ((1ull << drop) - 1)) != 0;
     for (int i = 0; i < top - 2; i++)
         rest |= digit[i] != 0;
     uint64_t bits = (uint64_t)(1023 + 32 * (top - 4) + drop - 448) << 52;

@@ -1,0 +1,35 @@
+/* digest.h -- the hash of a block of weights: two 64-bit numbers, which are added over blocks. */
+#ifndef ZK_DIGEST_H
+#define ZK_DIGEST_H
+#include "scalar.h"
+
+/* The finalizer of MurmurHash3 (public domain): every bit of x reaches every bit of the result */
+ZK_BOTH uint64_t digest_mix(uint64_t x)
+{
+    x = (x ^ x >> 33) * 0xff51afd7ed558ccdull;
+    x = (x ^ x >> 33) * 0xc4ceb9fe1a85ec53ull;
+    return x ^ x >> 33;
+}
+
+/* Adds the two hashes of block `block` of tensor `key`: p [n], n <= ZK_BLOCK, two floats a word */
+ZK_BOTH void digest_block(uint64_t sum[2], uint64_t key, uint64_t block, const float *p, int64_t n)
+{
+    uint64_t start = digest_mix(key + 0x9e3779b97f4a7c15ull) ^ (block + 1) * 0xd1b54a32d192ed03ull;
+    start = digest_mix(start) + (uint64_t)n;
+    uint64_t a = digest_mix(start), b = digest_mix(~start);
+    for (int64_t i = 0; i < n; i += 2) {
+        uint32_t low, high = 0;
+        memcpy(&low, p + i, 4);
+        if (i + 1 < n)
+            memcpy(&high, p + i + 1, 4);
+        uint64_t word = (uint64_t)high << 32 | low;
+        a = (a ^ word) * 0x9fb21c651e98df25ull;
+        b = (b ^ word) * 0xc6a4a7935bd1e995ull;
+        a ^= a >> 32;
+        b ^= b >> 29;
+    }
+    sum[0] += digest_mix(a);
+    sum[1] += digest_mix(b);
+}
+
+#endif
