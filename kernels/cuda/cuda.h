@@ -1,0 +1,157 @@
+/* cuda.h -- what the GPU kernels share: the context, storage types, launches, block reductions.
+ *
+ * Invariants
+ *  1. A file of kernels is CUDA C++ that a plain C++ compiler accepts, too: launches, dynamic shared
+ *     memory and inline PTX are written through the macros and wrappers of this file, whose
+ *     other half for a CPU is tests/emulation/shim.h.
+ *  2. Grids, blocks and shared bytes come from the launch table: ZK_LAUNCH alone launches.
+ *  3. A reduction's order depends on the number of threads alone: every run gives the same bits.
+ *  4. Warp collectives name all 32 lanes; blocks are whole warps.
+ */
+#ifndef ZK_CUDA_H
+#define ZK_CUDA_H
+
+#ifdef __CUDACC__
+#include <cuda_runtime.h>
+#else
+#include "../../tests/emulation/shim.h"
+#endif
+#include <cublasLt.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <unistd.h>
+
+extern "C" {
+#include "../zk.h"
+}
+
+struct zk {
+    cudaStream_t stream;
+    char *device, *host;      /* scratch: the plan's classes `space` (NULL: none) and `desk` */
+    int dtype, column;
+    cublasLtHandle_t lt;
+};
+
+/* ---- storage types: float, and bf16, the upper half of a float */
+struct bf16 {
+    uint16_t u;
+};
+
+__device__ inline float get(float x) { return x; }
+
+__device__ inline float get(bf16 x) { return __uint_as_float((uint32_t)x.u << 16); }
+
+__device__ inline void put(float *to, float x) { *to = x; }
+
+/* to nearest, ties to even; NaN stays NaN */
+__device__ inline void put(bf16 *to, float x)
+{
+    uint32_t u = __float_as_uint(x);
+    int nan = (u & 0x7fffffff) > 0x7f800000;
+    to->u = (uint16_t)(nan ? u >> 16 | 0x40 : (u + (0x7fff + (u >> 16 & 1))) >> 16);
+}
+
+/* ---- launches */
+/* A launch is known to have been accepted before the next one is made. */
+inline void zk_launched(const char *kernel, const zk_grid *g)
+{
+    cudaError_t error = cudaGetLastError();
+    if (error == cudaSuccess)
+        return;
+    fprintf(stderr, "kernel %s: %s (grid %dx%dx%d, %d threads, %d bytes of shared memory)\n", kernel,
+            cudaGetErrorString(error), g->x, g->y, g->z, g->block, g->shared);
+    fflush(stderr);
+    _exit(3);
+}
+
+/* More dynamic shared memory than every kernel may have must be allowed kernel by kernel. */
+enum { ZK_SHARED_PLAIN = 48 << 10 };
+
+template <class F> inline void zk_allow_shared(F *kernel, const zk_grid *g)
+{
+    if (g->shared > ZK_SHARED_PLAIN)
+        (void)cudaFuncSetAttribute((const void *)kernel,
+                                   cudaFuncAttributeMaxDynamicSharedMemorySize, g->shared);
+}
+
+/* ZK_LAUNCH(k, L, 0, (add<T>), y, a, b, n): launch `part` of a call, in the context's column */
+#define ZK_LAUNCH(k, L, part_, kernel, ...)                                                        \
+    do {                                                                                           \
+        const zk_grid *g_ = &(L)[(k)->column].part[part_];                                         \
+        zk_allow_shared(kernel, g_);                                                               \
+        ZK_START(kernel, g_, (k)->stream, __VA_ARGS__);                                            \
+        zk_launched(#kernel, g_);                                                                  \
+    } while (0)
+
+/* ZK_SHARED(float, row): the launch's dynamic shared memory, as an array of that type */
+#ifdef __CUDACC__
+extern __shared__ __align__(128) char zk_shared[];
+#define ZK_SHARED(type, name) type *name = reinterpret_cast<type *>(zk_shared)
+#define ZK_START(kernel, g, stream, ...)                                                           \
+    (kernel)<<<dim3((g)->x, (g)->y, (g)->z), (g)->block, (g)->shared, stream>>>(__VA_ARGS__)
+#else
+#define ZK_SHARED(type, name) type *name = reinterpret_cast<type *>(shim_shared())
+#define ZK_START(kernel, g, stream, ...)                                                           \
+    shim_launch(#kernel, dim3((g)->x, (g)->y, (g)->z), (g)->block, (g)->shared, stream, (kernel),  \
+                __VA_ARGS__)
+#endif
+
+/* ZK_REAL(k, T, statement): the statement with T as the context's storage type */
+#define ZK_REAL(k, T, ...)                                                                         \
+    do {                                                                                           \
+        if ((k)->dtype == ZK_BF16) {                                                               \
+            typedef bf16 T;                                                                        \
+            __VA_ARGS__;                                                                           \
+        } else {                                                                                   \
+            typedef float T;                                                                       \
+            __VA_ARGS__;                                                                           \
+        }                                                                                          \
+    } while (0)
+
+/* ---- reductions: every thread gets the result */
+enum { ZK_WARP = 32, ZK_ALL = -1 };       /* lanes of a warp; the mask of all of them */
+
+struct add_of {
+    template <class T> __device__ T operator()(T a, T b) const { return a + b; }
+};
+
+struct max_of {
+    template <class T> __device__ T operator()(T a, T b) const { return a > b ? a : b; }
+};
+
+/* lanes 16 apart, then 8, 4, 2, 1 */
+template <class T, class Of> __device__ inline T warp_fold(T x, Of of)
+{
+    for (int apart = ZK_WARP / 2; apart; apart /= 2)
+        x = of(x, __shfl_xor_sync((unsigned)ZK_ALL, x, apart));
+    return x;
+}
+
+/* Each warp, then the warps' results in the same way; `none` is what leaves a value as it is. */
+template <class T, class Of> __device__ inline T block_fold(T x, Of of, T none)
+{
+    __shared__ T part[ZK_WARP];
+    int lane = (int)(threadIdx.x % ZK_WARP), warp = (int)(threadIdx.x / ZK_WARP);
+    x = warp_fold(x, of);
+    __syncthreads();                      /* all have read what the last use left in `part` */
+    if (lane == 0)
+        part[warp] = x;
+    __syncthreads();
+    return warp_fold(lane < (int)(blockDim.x / ZK_WARP) ? part[lane] : none, of);
+}
+
+template <class T> __device__ inline T warp_sum(T x) { return warp_fold(x, add_of()); }
+
+template <class T> __device__ inline T warp_max(T x) { return warp_fold(x, max_of()); }
+
+template <class T> __device__ inline T block_sum(T x) { return block_fold(x, add_of(), (T)0); }
+
+/* never below `least` */
+template <class T> __device__ inline T block_max(T x, T least)
+{
+    return block_fold(x, max_of(), least);
+}
+
+/* ---- wrappers of PTX: the instruction on a GPU, the same arithmetic in C elsewhere */
+
+#endif

@@ -1,0 +1,256 @@
+/* shim.h -- the device half of CUDA C++ on a CPU: what kernels/cuda/cuda.h needs without nvcc.
+ *
+ * Invariants
+ *  1. Blocks run one after the other, a block's threads as fibres of one system thread: each runs
+ *     until it ends or comes to a barrier or to a collective of its warp.
+ *  2. A barrier or collective that some threads do not come to, or where they come to different
+ *     lines, is reported with its place, and the process ends with SHIM_MISTAKE.
+ *  3. A launch's arguments are copied when it is made, and converted to the kernel's parameters.
+ *  4. The order of threads and of blocks is the executor's (queue.h): no result may depend on it.
+ */
+#ifndef SHIM_H
+#define SHIM_H
+#include <cuda_runtime_api.h>
+#include <vector_functions.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <tuple>
+#include <type_traits>
+
+#undef __global__
+#undef __device__
+#undef __host__
+#undef __shared__
+#undef __constant__
+#undef __launch_bounds__
+#define __global__
+#define __device__
+#define __host__
+#define __shared__ static
+#define __constant__ static
+#define __launch_bounds__(...)
+
+enum { SHIM_MISTAKE = 86, SHIM_WARP = 32, SHIM_SLOT = 64 };
+
+/* ---- launches */
+struct shim_grid {
+    dim3 grid;
+    unsigned block;
+    size_t shared;
+};
+
+/* Queues a launch; its success or failure is what cudaGetLastError gives next. */
+void shim_enqueue(const char *name, const void *kernel, const shim_grid &g, cudaStream_t stream,
+                  std::function<void()> thread);
+/* Runs all threads of all blocks now. */
+void shim_run(const char *name, const shim_grid &g, const std::function<void()> &thread);
+/* Says what is wrong, and ends the process. */
+[[noreturn]] void shim_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+template <class... P, class... A>
+void shim_launch(const char *name, dim3 grid, int block, int shared, cudaStream_t stream,
+                 void (*kernel)(P...), const A &...given)
+{
+    std::tuple<P...> args(static_cast<P>(given)...);
+    shim_enqueue(name, (const void *)kernel, {grid, (unsigned)block, (size_t)shared}, stream,
+                 [kernel, args] { std::apply(kernel, args); });
+}
+
+/* ---- where a thread is */
+struct shim_place {
+    uint3 thread, block;
+    dim3 block_dim, grid_dim;
+};
+extern shim_place shim_now;
+#define threadIdx (shim_now.thread)
+#define blockIdx (shim_now.block)
+#define blockDim (shim_now.block_dim)
+#define gridDim (shim_now.grid_dim)
+static const int warpSize = SHIM_WARP;
+
+char *shim_shared(void);                  /* the block's dynamic shared memory, 128-byte aligned */
+
+/* ---- barriers and warps */
+void shim_barrier(const char *file, int line);
+char *shim_slots(void);                   /* of this warp's next collective: SHIM_SLOT * 32 bytes */
+int shim_lane(void);
+void shim_meet(unsigned mask, const char *file, int line);    /* returns when all 32 are there */
+
+#define SHIM_FROM const char *file = __builtin_FILE(), int line = __builtin_LINE()
+
+/* What every lane gave, by lane; good until the warp's next collective but one. */
+template <class T> inline const T *shim_warp(unsigned mask, T mine, SHIM_FROM)
+{
+    static_assert(sizeof(T) <= SHIM_SLOT && std::is_trivially_copyable<T>::value, "fits a slot");
+    T *slot = reinterpret_cast<T *>(shim_slots());
+    slot[shim_lane()] = mine;
+    shim_meet(mask, file, line);
+    return slot;
+}
+
+inline void __syncthreads(SHIM_FROM) { shim_barrier(file, line); }
+
+inline void __syncwarp(unsigned mask = ~0u, SHIM_FROM) { shim_meet(mask, file, line); }
+
+template <class T> inline T __shfl_sync(unsigned mask, T x, int from, int width = 32, SHIM_FROM)
+{
+    int first = shim_lane() / width * width;
+    return shim_warp(mask, x, file, line)[first + from % width];
+}
+
+template <class T> inline T __shfl_xor_sync(unsigned mask, T x, int by, int width = 32, SHIM_FROM)
+{
+    int lane = shim_lane(), from = lane ^ by;
+    return shim_warp(mask, x, file, line)[from / width <= lane / width ? from : lane];
+}
+
+template <class T> inline T __shfl_down_sync(unsigned mask, T x, int by, int width = 32, SHIM_FROM)
+{
+    int lane = shim_lane();
+    return shim_warp(mask, x, file, line)[lane % width + by < width ? lane + by : lane];
+}
+
+template <class T> inline T __shfl_up_sync(unsigned mask, T x, int by, int width = 32, SHIM_FROM)
+{
+    int lane = shim_lane();
+    return shim_warp(mask, x, file, line)[lane % width >= by ? lane - by : lane];
+}
+
+inline unsigned __ballot_sync(unsigned mask, int yes, SHIM_FROM)
+{
+    const int *all = shim_warp(mask, yes, file, line);
+    unsigned bits = 0;
+    for (int lane = 0; lane < SHIM_WARP; lane++)
+        bits |= (unsigned)(all[lane] != 0) << lane;
+    return bits;
+}
+
+inline int __any_sync(unsigned mask, int yes, SHIM_FROM)
+{
+    return __ballot_sync(mask, yes, file, line) != 0;
+}
+
+inline int __all_sync(unsigned mask, int yes, SHIM_FROM)
+{
+    return __ballot_sync(mask, yes, file, line) == ~0u;
+}
+
+inline void __threadfence(void) {}
+
+inline void __threadfence_block(void) {}
+
+/* ---- atomics, of integers only: sums of floats would depend on the order */
+template <class T> using shim_integer = typename std::enable_if<std::is_integral<T>::value, T>::type;
+
+template <class T> inline shim_integer<T> atomicAdd(T *p, std::common_type_t<T> x)
+{
+    T old = *p;
+    *p = old + x;
+    return old;
+}
+
+template <class T> inline shim_integer<T> atomicMax(T *p, std::common_type_t<T> x)
+{
+    T old = *p;
+    *p = old > x ? old : x;
+    return old;
+}
+
+template <class T> inline shim_integer<T> atomicMin(T *p, std::common_type_t<T> x)
+{
+    T old = *p;
+    *p = old < x ? old : x;
+    return old;
+}
+
+template <class T> inline shim_integer<T> atomicOr(T *p, std::common_type_t<T> x)
+{
+    T old = *p;
+    *p = old | x;
+    return old;
+}
+
+template <class T> inline shim_integer<T> atomicExch(T *p, std::common_type_t<T> x)
+{
+    T old = *p;
+    *p = x;
+    return old;
+}
+
+template <class T>
+inline shim_integer<T> atomicCAS(T *p, std::common_type_t<T> was, std::common_type_t<T> x)
+{
+    T old = *p;
+    if (old == was)
+        *p = x;
+    return old;
+}
+
+/* ---- bits and arithmetic; what a GPU approximates is exact here or nearly so */
+template <class To, class From> inline To shim_bits(From x)
+{
+    static_assert(sizeof(To) == sizeof(From), "the same bits");
+    To to;
+    memcpy(&to, &x, sizeof to);
+    return to;
+}
+
+inline unsigned __float_as_uint(float x) { return shim_bits<unsigned>(x); }
+inline int __float_as_int(float x) { return shim_bits<int>(x); }
+inline float __uint_as_float(unsigned x) { return shim_bits<float>(x); }
+inline float __int_as_float(int x) { return shim_bits<float>(x); }
+inline long long __double_as_longlong(double x) { return shim_bits<long long>(x); }
+inline double __longlong_as_double(long long x) { return shim_bits<double>(x); }
+
+inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((uint64_t)a * b >> 32); }
+inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
+{
+    return (unsigned long long)((unsigned __int128)a * b >> 64);
+}
+
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+inline int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }
+inline int __clzll(long long x) { return x ? __builtin_clzll((unsigned long long)x) : 64; }
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __ffsll(long long x) { return __builtin_ffsll(x); }
+
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+inline float __fsqrt_rn(float x) { return __builtin_sqrtf(x); }
+inline float __frcp_rn(float x) { return 1 / x; }
+inline double __dadd_rn(double a, double b) { return a + b; }
+inline double __dsub_rn(double a, double b) { return a - b; }
+inline double __dmul_rn(double a, double b) { return a * b; }
+inline double __ddiv_rn(double a, double b) { return a / b; }
+inline double __fma_rn(double a, double b, double c) { return __builtin_fma(a, b, c); }
+inline double __dsqrt_rn(double x) { return __builtin_sqrt(x); }
+inline double __drcp_rn(double x) { return 1 / x; }
+inline float __double2float_rn(double x) { return (float)x; }
+inline int __float2int_rn(float x) { return (int)__builtin_rintf(x); }
+inline float __int2float_rn(int x) { return (float)x; }
+inline long long __double2ll_rn(double x) { return (long long)__builtin_rint(x); }
+inline int __double2int_rn(double x) { return (int)__builtin_rint(x); }
+inline float rsqrtf(float x) { return 1 / __builtin_sqrtf(x); }
+
+template <class T> inline T __ldg(const T *p) { return *p; }
+
+#define SHIM_MIN_MAX(T)                                                                            \
+    inline T min(T a, T b) { return b < a ? b : a; }                                               \
+    inline T max(T a, T b) { return a < b ? b : a; }
+SHIM_MIN_MAX(int)
+SHIM_MIN_MAX(unsigned)
+SHIM_MIN_MAX(long)
+SHIM_MIN_MAX(unsigned long)
+SHIM_MIN_MAX(long long)
+SHIM_MIN_MAX(unsigned long long)
+SHIM_MIN_MAX(float)
+SHIM_MIN_MAX(double)
+
+#endif

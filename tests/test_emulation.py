@@ -1,0 +1,160 @@
+"""test_emulation.py -- the stand-in for a GPU: threads, barriers, warps, launches, and that it finds
+mistakes. tests/emulation/demo.cu has the kernels.
+"""
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import zk
+from trainer import ROOT, alone, sh
+
+LIBRARY = ROOT / 'out/emulated-demo.so'
+ORDERS = ['eager', 'late', 'shuffled:1', 'shuffled:2']
+MISTAKE = 86
+
+
+class Grid(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int32) for name in ('x', 'y', 'z', 'block', 'shared')]
+
+
+class Launch(ctypes.Structure):
+    _fields_ = [('tile', ctypes.c_int32 * 3), ('slot', ctypes.c_int32), ('part', Grid * 4)]
+
+
+class Context(ctypes.Structure):
+    """struct zk of kernels/cuda/cuda.h"""
+    _fields_ = [('stream', ctypes.c_void_p), ('device', ctypes.c_void_p),
+                ('host', ctypes.c_void_p), ('dtype', ctypes.c_int), ('column', ctypes.c_int),
+                ('lt', ctypes.c_void_p)]
+
+
+@functools.cache
+def built() -> ctypes.CDLL:
+    with alone('ninja'):
+        sh('ninja', '--quiet', str(LIBRARY.relative_to(ROOT)))
+    return ctypes.CDLL(str(LIBRARY))
+
+
+def call(name: str, grid: tuple[int, ...], *args: object, dtype: int = zk.F32) -> None:
+    """demo_NAME with a launch of grid (x, y, z, block, shared) in column 1"""
+    launches = (Launch * 2)()
+    launches[1].part[0] = Grid(*grid)
+    context = Context(dtype=dtype, column=1)
+    given = [a.ctypes.data_as(ctypes.c_void_p) if isinstance(a, np.ndarray) else a for a in args]
+    built()['demo_' + name](ctypes.byref(context), launches, *given)
+
+
+def places() -> None:
+    to = np.full((2 * 3 * 2, 64, 6), -1, np.int32)
+    call('places', (2, 3, 2, 64, 0), to)
+    for z in range(2):
+        for y in range(3):
+            for x in range(2):
+                for t in range(64):
+                    assert to[x + 2 * (y + 3 * z), t].tolist() == [x, y, z, t, 64, 20302]
+
+
+def barriers() -> None:
+    x = np.arange(96, dtype=np.int32)
+    call('turn', (1, 1, 1, 96, 4 * 96), x, 5)
+    assert (x == np.roll(np.arange(96), -5)).all()
+
+
+def warps() -> None:
+    to = np.zeros((32, 6), np.int32)
+    call('warps', (1, 1, 1, 32, 0), to)
+    lane = np.arange(32)
+    assert (to[:, 0] == 5).all() and (to[:, 1] == lane ^ 3).all()
+    assert (to[:, 2] == np.where(lane + 2 < 32, lane + 2, lane)).all()
+    assert (to[:, 3] == np.where(lane % 8 >= 4, lane - 4, lane)).all()
+    assert (to[:, 4].astype(np.uint32) == sum(1 << i for i in range(0, 32, 3))).all()
+    assert to[0, 5] == 32
+
+
+def block_sums(dtype: int) -> None:
+    """the order of cuda.h, followed here: strided partial sums, lanes folded, warps folded"""
+    x = np.random.default_rng(1).normal(size=1000).astype(np.float32)
+    stored = zk.to_bf16(x) if dtype == zk.BF16 else x
+    x = zk.from_bf16(stored) if dtype == zk.BF16 else x
+    part = np.zeros(128, np.float32)
+    for row in np.concatenate([x, np.zeros(24, np.float32)]).reshape(-1, 128):
+        part = part + row
+    warps_of = part.reshape(4, 32)
+    for apart in (16, 8, 4, 2, 1):
+        warps_of = warps_of + warps_of[:, np.arange(32) ^ apart]
+    last = np.concatenate([warps_of[:, 0], np.zeros(28, np.float32)])
+    for apart in (16, 8, 4, 2, 1):
+        last = last + last[np.arange(32) ^ apart]
+    sum_, most = np.zeros(128, np.float32), np.zeros(128, np.float32)
+    call('sums', (1, 1, 1, 128, 0), sum_, most, stored, 1000, dtype=dtype)
+    assert (sum_ == last[0]).all() and (most == x.max()).all()
+
+
+def puts() -> None:
+    odd = np.array([0, 0x80000000, 0x7f800000, 0xff800000, 0x7fc00000, 0x7f800001, 0x3f808000,
+                    0x3f818000, 0x3f808001, 0x7f7fffff, 1, 0x807fffff], np.uint32)
+    bits = np.concatenate([odd, np.random.default_rng(2).integers(0, 1 << 32, 500, np.uint32)])
+    x = bits.view(np.float32)
+    to = np.zeros(512, np.uint16)
+    call('puts', (1, 1, 1, 512, 0), to, x, dtype=zk.BF16)
+    with np.errstate(invalid='ignore'):
+        assert (to == zk.to_bf16(x)).all()
+
+
+RIGHT = {'places': places, 'barriers': barriers, 'warps': warps, 'puts': puts,
+         'f32': lambda: block_sums(zk.F32), 'bf16': lambda: block_sums(zk.BF16)}
+
+
+def other_process(body: str, order: str = 'eager') -> subprocess.CompletedProcess:
+    """`body` run with this file's names in a new process, as ZR_EMULATE is read once"""
+    built()
+    code = f'import numpy as np\nimport test_emulation as t\n{body}'
+    return subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=60,
+                          cwd=ROOT / 'tests', env={**os.environ, 'ZR_EMULATE': order})
+
+
+@pytest.mark.parametrize('order', ORDERS)
+@pytest.mark.parametrize('name', RIGHT)
+def test_kernels_run_as_on_a_gpu(name: str, order: str) -> None:
+    done = other_process(f't.RIGHT[{name!r}]()', order)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize('order', ORDERS)
+@pytest.mark.parametrize('name,said', [
+    ('some_at_barrier', 'divergent barrier'), ('two_barriers', 'divergent barrier'),
+    ('some_in_warp', 'not all lanes come to a collective of their warp'),
+    ('half_a_mask', 'needs all its 32 lanes (mask 0xffff')])
+def test_divergence_is_found(name: str, said: str, order: str) -> None:
+    done = other_process(f't.call({name!r}, (1, 1, 1, 64, 0), np.zeros(64, np.int32))', order)
+    assert done.returncode == MISTAKE and said in done.stderr
+    assert f'kernel {name}, ' in done.stderr or f'kernel {name}: ' in done.stderr
+    assert 'demo.cu:' in done.stderr
+
+
+@pytest.mark.parametrize('grid,said', [
+    ((1, 1, 1, 1025, 0), 'invalid configuration argument (grid 1x1x1, 1025 threads, 0 bytes of'),
+    ((1, 1, 1, 0, 0), 'invalid configuration argument (grid 1x1x1, 0 threads, 0 bytes of'),
+    ((0, 1, 1, 32, 0), 'invalid configuration argument (grid 0x1x1, 32 threads, 0 bytes of'),
+    ((1, 65536, 1, 32, 0), 'invalid configuration argument (grid 1x65536x1, 32 threads'),
+    ((1, 1, 1, 32, 232449), 'invalid argument (grid 1x1x1, 32 threads, 232449 bytes of')])
+def test_a_launch_that_no_gpu_can_do_is_refused(grid: tuple[int, ...], said: str) -> None:
+    done = other_process(f't.call("turn", {grid}, np.zeros(2000, np.int32), 0)')
+    assert done.returncode == 3 and f'kernel turn: {said}' in done.stderr
+
+
+def test_all_shared_memory_of_a_block_can_be_had() -> None:
+    done = other_process('t.call("turn", (1, 1, 1, 32, 232448), np.zeros(32, np.int32), 1)')
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_unknown_order_is_refused() -> None:
+    done = other_process('t.call("turn", (1, 1, 1, 32, 128), np.zeros(32, np.int32), 1)', 'soon')
+    assert done.returncode == MISTAKE and 'eager, late, shuffled:SEED' in done.stderr
