@@ -1,0 +1,91 @@
+/* context.cu -- the kernels' context on a GPU, and which GPU it is.
+ *
+ * Invariants
+ *  1. A context takes no memory of the device: its scratch is given by the plan.
+ *  2. What a kernel's bits depend on beside its operands is named by zk_object: ranks compare it.
+ */
+#include "cuda.h"
+
+#include <stdlib.h>
+
+struct device_facts {
+    int major, minor, processors;
+};
+
+/* of the present device; NULL, or why there is none */
+static const char *look(device_facts *d)
+{
+    int device = 0;
+    cudaError_t error = cudaGetDevice(&device);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&d->major, cudaDevAttrComputeCapabilityMajor, device);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&d->minor, cudaDevAttrComputeCapabilityMinor, device);
+    if (error == cudaSuccess)
+        error = cudaDeviceGetAttribute(&d->processors, cudaDevAttrMultiProcessorCount, device);
+    return error == cudaSuccess ? NULL : cudaGetErrorString(error);
+}
+
+const char *zk_target(void)
+{
+    static char name[16];
+    device_facts d;
+    if (look(&d))
+        return "none";
+    snprintf(name, sizeof name, "sm_%d%d", d.major, d.minor);
+    return name;
+}
+
+const char *zk_object(void)
+{
+    static char name[64];
+    device_facts d;
+    if (look(&d))
+        return "none";
+    snprintf(name, sizeof name, "sm_%d%d, %d SMs, cuBLASLt %zu", d.major, d.minor, d.processors,
+             cublasLtGetVersion());
+    return name;
+}
+
+int64_t zk_overhead(int threads)
+{
+    (void)threads;
+    return 0;
+}
+
+zk *zk_open(void *stream, void *device, void *host, int dtype, int column, int threads,
+            const char **why)
+{
+    static char reason[160];
+    (void)threads;
+    device_facts d;
+    const char *none = look(&d);
+    *why = NULL;
+    if (none) {
+        snprintf(reason, sizeof reason, "no CUDA device: %s", none);
+        *why = reason;
+    } else if (dtype != ZK_F32 && dtype != ZK_BF16) {
+        *why = "the kernels on a GPU store f32 or bf16";
+    }
+    zk *k = *why ? NULL : (zk *)calloc(1, sizeof(zk));
+    if (!k) {
+        *why = *why ? *why : "no memory for the kernels' context";
+        return NULL;
+    }
+    *k = {(cudaStream_t)stream, (char *)device, (char *)host, dtype, column, NULL};
+    cublasStatus_t status = cublasLtCreate(&k->lt);
+    if (status != CUBLAS_STATUS_SUCCESS) {
+        snprintf(reason, sizeof reason, "cuBLASLt does not start: %s",
+                 cublasLtGetStatusString(status));
+        *why = reason;
+        free(k);
+        return NULL;
+    }
+    return k;
+}
+
+void zk_close(zk *k)
+{
+    (void)cublasLtDestroy(k->lt);
+    free(k);
+}
