@@ -57,6 +57,7 @@ void zr_batch(zr *z, int64_t grain);
 typedef struct zr_flat {
     int64_t at, stride, shard;
     int32_t count, whole;
+    zr_fn *hash;          /* offset of an instance, its number, uint64_t[2] to add this rank's to */
 } zr_flat;
 
 /* A tensor of the weights' file. `name` holds one %d for the layer where count > 1 (else none).
@@ -68,6 +69,14 @@ typedef struct zr_tensor {
     int32_t ndim, flat, flat_step, count, first;   /* first: the number of instance 0's layer */
 } zr_tensor;
 
+/* A token to draw from row `row` of the logits. */
+typedef struct zr_draw {
+    int64_t row;
+    double temperature, u;                /* u in [0, 1) */
+    int32_t token;                        /* the result */
+} zr_draw;
+
+/* A zr_fn here runs on ZR_MAIN; its operands are pointers of the host. */
 typedef struct zr_program {
     uint32_t abi;                         /* ZR_ABI */
     const char *name;                     /* of the spec */
@@ -92,12 +101,12 @@ typedef struct zr_program {
     void (*init)(zr *z);                  /* masters = initial values */
     void (*publish)(zr *z); /* masters -> everything made from them (after init and load) */
     void (*step)(zr *z);    /* one training step: zr_batch and work for every grain, update */
-    void (*report)(zr *z, double *out);   /* step, loss, norm, lr, valid, skipped */
-    void (*eval_begin)(zr *z);            /* clears the sums */
-    void (*eval)(zr *z); /* forward and loss of the tokens in place; adds to the sums */
-    void (*eval_end)(zr *z, double *loss, double *valid);   /* mean over all ranks */
-    int32_t (*sample)(zr *z, int64_t row, double temperature, double u);  /* from logits[row] */
-    void (*hash)(zr *z, uint64_t sum[2]); /* this rank's part of the masters */
+    zr_fn *report;          /* double[6]: step, loss, norm, lr, valid, skipped */
+    zr_fn *clear;           /* sums of an evaluation = 0 */
+    void (*eval)(zr *z);    /* forward and loss of the tokens in place; adds to the sums */
+    void (*total)(zr *z);   /* sums over all ranks */
+    zr_fn *mean;            /* double *loss, *valid: of these */
+    zr_fn *sample;          /* zr_draw * */
 } zr_program;
 
 /* The whole run: options, ranks, data, loop, log. Returns the exit code. */

@@ -255,6 +255,9 @@ static void begin(zr *z)
     zr_barrier(z);
 }
 
+/* A pointer as an operand. */
+static int64_t address(void *p) { return (int64_t)(intptr_t)p; }
+
 /* ---- validation */
 
 /* Every whole sample of the file once, in order; grain g of them belongs to rank g % ranks.
@@ -264,14 +267,15 @@ static void validate(zr *z, int64_t step)
     int64_t B = z->p->batch;
     double loss, valid;
     if (!z->o->val) return;
-    z->p->eval_begin(z);
+    zr_call(z, ZR_MAIN, z->p->clear, 0);
     for (int64_t first = 0; first < z->val.samples; first += B * z->ranks) {
         int64_t mine = first + z->rank * B, rows = z->val.samples - mine;
         load_batch(z, &z->val, mine, rows < 0 ? 0 : rows < B ? rows : B);
         z->p->eval(z);
         zr_drain(z);
     }
-    z->p->eval_end(z, &loss, &valid);
+    z->p->total(z);
+    zr_call(z, ZR_MAIN, z->p->mean, address(&loss), address(&valid));
     zr_drain(z);
     zr_log_val(z, step, loss, valid);
 }
@@ -299,7 +303,7 @@ static double train_step(zr *z, double *report, int64_t *wire)
     zr_step_end(z);
     count_wire(z, &after[0], &after[1]);
     for (int i = 0; i < 2; i++) wire[i] += after[i] - before[i];
-    z->p->report(z, report);
+    zr_call(z, ZR_MAIN, z->p->report, address(report));
     zr_drain(z);
     return zr_now() - begun;
 }
@@ -339,12 +343,12 @@ static int32_t next_token(zr *z, const int32_t *context, int64_t n, uint64_t *st
 {
     load_batch(z, NULL, 0, 0);
     memcpy(z->arena + z->p->tokens, context, (size_t)n * sizeof *context);
-    z->p->eval_begin(z);
+    zr_call(z, ZR_MAIN, z->p->clear, 0);
     z->p->eval(z);
+    zr_draw draw = {n - 1, 0.8, (double)(zr_random(state) >> 11) * 0x1p-53, 0};
+    zr_call(z, ZR_MAIN, z->p->sample, address(&draw));
     zr_drain(z);
-    int32_t token = z->p->sample(z, n - 1, 0.8, (double)(zr_random(state) >> 11) * 0x1p-53);
-    zr_drain(z);
-    return token;
+    return draw.token;
 }
 
 /* Every rank draws the same tokens: the same logits, the same random numbers. */
@@ -387,7 +391,10 @@ static void hash(zr *z)
 {
     uint64_t sum[2] = {0};
     if (!z->o->hash) return;
-    z->p->hash(z, z->shared->seat[z->rank].hash);
+    for (const zr_flat *f = z->p->flats; f < z->p->flats + z->p->nflats; f++)
+        for (int64_t i = 0; i < f->count; i++)
+            zr_call(z, ZR_MAIN, f->hash, f->at + i * f->stride, i,
+                    address(z->shared->seat[z->rank].hash));
     zr_drain(z);
     zr_barrier(z);
     for (int r = 0; r < z->ranks; r++)

@@ -110,7 +110,7 @@ def test_length_is_of_the_kinds(name: str, stage: int, tmp_path: pathlib.Path) -
         assert length(source(p, True)) > sum(len(s.steps) for s in p.sections)
 
 
-@pytest.mark.xfail(strict=True, reason='540 to 574 lines, 730 with prefetch')
+@pytest.mark.xfail(strict=False, reason='486 to 520 lines, 674 with prefetch')
 @pytest.mark.parametrize('stage', [0, 1, 2, 3])
 @pytest.mark.parametrize('ranks', [1, 8, 16384])
 def test_a_deep_gpt_is_short(stage: int, ranks: int, tmp_path: pathlib.Path) -> None:

@@ -147,7 +147,7 @@ def counted(folder: pathlib.Path, family: str, *keys: str, steps: int = 2) -> No
     source = trainer.generate(law.path(family), *keys)
     spec = loaded(family, *keys)
     want = expected(spec)
-    stated = re.search(r'\.wire = (\d+),\n *\.messages = (\d+),', source)
+    stated = re.search(r'\.wire = (\d+), \.messages = (\d+),', source)
     assert (int(stated[1]), int(stated[2])) == want
     trainer.write_tokens(folder / 'tokens', law.tokens(256, 5000))
     done = program.run(trainer.build(source), '--data', folder / 'tokens', '--steps', steps,

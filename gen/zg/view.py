@@ -219,7 +219,7 @@ def flats(p: Plan) -> list[str]:
     for f in p.flats:
         c, whole = p.masters(f)
         out.append(f"{{{number(c.at)}, {number(c.stride)}, {number(f.shard)}, {f.count}, "
-                   f"{int(whole)}}},  /* {f.name} */")
+                   f"{int(whole)}, hash_{f.name}}},")
     return out
 
 
@@ -229,17 +229,6 @@ def logits(p: Plan) -> str:
     call = next(c for c in fn.calls if c.kernel == "zk_cross_entropy")
     base, _, at = call.args[2].partition("+")
     return number(p.cls(base).at + int(at))
-
-
-def hashes(p: Plan) -> list[str]:
-    """The calls that hash this rank's part of every master."""
-    out = []
-    for f in p.flats:
-        masters = upper(p.masters(f)[0].name)
-        call = f"zr_call(z, ZR_MAIN, hash_{f.name}, {masters}(i), i, (int64_t)(intptr_t)sum);"
-        out.append(f"    for (int64_t i = 0; i < {f.count}; i++)")
-        out += wrap(call, 8)
-    return out
 
 
 def view(p: Plan, cost: dict[str, object], memory: str, flat: bool) -> dict[str, object]:
@@ -275,7 +264,7 @@ def view(p: Plan, cost: dict[str, object], memory: str, flat: bool) -> dict[str,
                       "used": "(void)z, (void)g;" if s.name == "grain" else "(void)z;",
                       "lines": steps.lines(rolled(s))}
                      for s in p.sections],
-        "flats": flats(p), "files": files(p), "logits": logits(p), "hashes": hashes(p),
+        "flats": flats(p), "files": files(p), "logits": logits(p),
         "row": number(p.head.vocab * ops.BYTES[p.head.real]),       # of logits, in bytes
         "tokens": number(p.cls("tokens").at), "targets": number(p.cls("targets").at),
         "dtype": {"f32": "ZK_F32", "bf16": "ZK_BF16"}[p.head.real], "arena": number(p.arena),

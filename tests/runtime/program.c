@@ -348,13 +348,13 @@ static void publish(zr *z)
         else w[j] *= 2;
 }
 
-static void report(zr *z, double *out)
+static void report(zr *z, void *k, void *a, const int64_t *i)
 {
-    (void)z;
+    (void)z, (void)k, (void)a;
     const uint64_t *stats = (const uint64_t *)(arena_of + c.stats + 64);
     double loss = faulty("nan") ? __builtin_nan("") : (double)stats[1];
     const double values[] = {c.step, loss, (double)stats[0], 0.5, GRAINS * ROWS, faulty("skip")};
-    memcpy(out, values, sizeof values);
+    memcpy((double *)(intptr_t)i[0], values, sizeof values);
 #ifdef COUNT
     if (allocations) {
         fprintf(stderr, "expected: no allocation in or between steps\n");
@@ -363,10 +363,10 @@ static void report(zr *z, double *out)
 #endif
 }
 
-static void eval_begin(zr *z)
+static void clear(zr *z, void *k, void *a, const int64_t *i)
 {
-    (void)z;
-    memset(arena_of + c.stats + 128, 0, 32);
+    (void)z, (void)k, (void)i;
+    memset((char *)a + c.stats + 128, 0, 32);
 }
 
 static void eval(zr *z)
@@ -382,24 +382,32 @@ static void eval(zr *z)
         }
 }
 
-static void eval_end(zr *z, double *loss, double *valid)
+static void total(zr *z)
 {
-    const int64_t *sum = (const int64_t *)(arena_of + c.stats + 144);
     zr_allreduce(z, ZR_MAIN, c.stats + 128, c.stats + 144, 2);
-    *valid = (double)sum[1];
-    *loss = (double)sum[0] / *valid;
 }
 
-static int32_t sample(zr *z, int64_t row, double temperature, double u)
+static void mean(zr *z, void *k, void *a, const int64_t *i)
 {
-    (void)z, (void)temperature, (void)u;
-    return (((const int32_t *)(arena_of + c.tokens))[row] * 5 + 1 + (int32_t)row) % (VOCAB - 1);
+    (void)z, (void)k;
+    const int64_t *sum = (const int64_t *)((char *)a + c.stats + 144);
+    *(double *)(intptr_t)i[1] = (double)sum[1];
+    *(double *)(intptr_t)i[0] = (double)sum[0] / (double)sum[1];
 }
 
-static void hash(zr *z, uint64_t sum[2])
+static void sample(zr *z, void *k, void *a, const int64_t *i)
 {
+    (void)z, (void)k;
+    zr_draw *d = (zr_draw *)(intptr_t)i[0];
+    int32_t token = ((const int32_t *)((char *)a + c.tokens))[d->row];
+    d->token = (token * 5 + 1 + (int32_t)d->row) % (VOCAB - 1);
+}
+
+static void hash(zr *z, void *k, void *a, const int64_t *i)
+{
+    (void)k, (void)a;
+    uint64_t *sum = (uint64_t *)(intptr_t)i[2];
     int64_t each = N / c.ranks;
-    sum[0] = sum[1] = 0;
     for (int u = 0; u < UNITS; u++)
         for (int64_t j = 0; j < each; j++) {
             uint64_t x = ((const uint64_t *)(arena_of + c.master + u * c.shard))[j];
@@ -433,7 +441,7 @@ int main(int argc, char **argv)
     strcpy(c.plan, "0123");
     place();
     int64_t grains = GRAINS / c.ranks, peers = c.ranks - 1;
-    const zr_flat flat = {c.weights, 0, N / c.ranks, 1, 0};
+    const zr_flat flat = {c.weights, 0, N / c.ranks, 1, 0, hash};
     const zr_tensor tensor = {.name = "w", .shape = {N / 8, 8}, .ndim = 2, .count = 1};
     const zr_program p = {
         .abi = faulty("abi") ? ZR_ABI + 1 : ZR_ABI, .name = "program", .plan = c.plan,
@@ -444,8 +452,7 @@ int main(int argc, char **argv)
         .flats = &flat, .tensors = &tensor, .nflats = 1, .ntensors = 1, .open = open_kernel,
         .close = close_kernel, .object = object, .overhead = overhead, .init = init,
         .publish = publish, .step = c.events ? event_step : train_step, .report = report,
-        .eval_begin = eval_begin, .eval = eval, .eval_end = eval_end, .sample = sample,
-        .hash = hash,
+        .clear = clear, .eval = eval, .total = total, .mean = mean, .sample = sample,
     };
     return zr_main(argc, argv, &p);
 }
