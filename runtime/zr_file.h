@@ -36,6 +36,11 @@ int zr_data_read(const zr_data *d, int64_t first, int64_t B, int32_t *tokens, in
                  char *why);
 void zr_data_close(zr_data *d);
 
+/* ---- the rank's arena, wherever it lies: bytes out of it and into it, at offset `at`. All queues
+ * are empty. The target has these (zr_int.h). */
+void zr_read(zr *z, void *to, int64_t at, int64_t bytes);
+void zr_write(zr *z, int64_t at, const void *from, int64_t bytes);
+
 /* ---- weights: dir/model.safetensors with Hugging Face names, f32 masters.
  * Saving takes three steps with a barrier of all ranks after each: rank 0 begins, every rank
  * writes its part into zr_save_temp's file, rank 0 ends (ok = 0 when any rank failed: nothing is
@@ -44,12 +49,12 @@ int zr_save_temp(char *path, const char *dir, char *why);   /* path[ZR_FILE] */
 /* Removes such a file, unless a run that lives has it: that one holds a lock on it. */
 int zr_save_clear(const char *path, char *why);
 int zr_save_begin(const zr_program *p, const char *dir, char *why);
-int zr_save_part(const zr_program *p, const char *arena, int rank, const char *dir, char *why);
+int zr_save_part(const zr_program *p, zr *z, int rank, const char *dir, char *why);
 int zr_save_end(const char *dir, int ok, char *why);
 /* Reads this rank's masters from dir/model.safetensors or from the files that
  * dir/model.safetensors.index.json names: F32, BF16 or F16. note[ZR_WHY]: what of the files the
  * model does not use, "" if nothing; only rank 0 gets one. After -1 no master has changed, unless
  * the reading itself failed. */
-int zr_load(const zr_program *p, char *arena, int rank, const char *dir, char *note, char *why);
+int zr_load(const zr_program *p, zr *z, int rank, const char *dir, char *note, char *why);
 
 #endif

@@ -1,13 +1,15 @@
 /* zr_int.h -- struct zr and what the files of the runtime share; train.c never sees it.
  *
+ * The files runtime/zr_*.c are the same for every target. What they ask of a target (its memory,
+ * queues, collectives) is in cpu/ and in cuda/, one of which the linker puts behind this header.
+ *
  * Invariants
  *  1. All state of a rank hangs off its struct zr; what ranks share hangs off struct zr_shared.
  *  2. Whoever finds that a run cannot go on calls zr_fail: the first one speaks, every rank leaves.
- *  3. The rank's own thread issues; a command runs on its queue's thread, or at once (queue.c).
+ *  3. The rank's own thread issues; what becomes of a command is the target's affair.
+ *  4. Only a target knows where an arena lies; the rest copies with zr_read and zr_write.
  *
- * Environment, for tests and measurements
- *   ZR_GATHER_DELAY_US=N   every gather takes N microseconds longer
- *   ZR_UNMAP_PEERS=1       peers' arenas cannot be read outside collectives
+ * Environment, for tests and measurements (the targets have some of their own)
  *   ZR_PEAK_GFLOPS=X       the progress line shows the share of X that the run reaches (all ranks)
  */
 #ifndef ZR_INT_H
@@ -20,7 +22,7 @@
 enum { ZR_OK = 0, ZR_USER = 2, ZR_ENVIRONMENT = 3, ZR_DISAGREE = 4, ZR_DIED = 5, ZR_HOPELESS = 6 };
 
 enum { ZR_EAGER, ZR_LATE, ZR_SHUFFLED };
-enum { ZR_OPERANDS = 12, ZR_RING = 1024, ZR_SKIPS = 20 };
+enum { ZR_OPERANDS = 12, ZR_SKIPS = 20 };
 
 /* ---- options (zr_main.c) */
 typedef struct zr_options {
@@ -48,32 +50,18 @@ typedef struct zr_shared {
     zr_seat seat[];                       /* [ranks] */
 } zr_shared;
 
-/* ---- queues (cpu/queue.c) */
+/* ---- queues */
+typedef struct zr_queue {
+    void *k;                              /* kernel context; NULL: this queue runs no kernel */
+    int64_t bytes, messages;              /* received from peers; collectives */
+} zr_queue;
+
 typedef struct zr_command zr_command;
 struct zr_command {
     void (*run)(zr *z, int queue, const zr_command *c);
     zr_fn *fn;
     int64_t i[ZR_OPERANDS];
 };
-
-typedef struct zr_event {
-    int32_t queue;
-    int64_t at;                           /* its first so many commands */
-} zr_event;
-
-typedef struct zr_queue {
-    zr *z;
-    void *k;                              /* kernel context; NULL: this queue runs no kernel */
-    zr_command *ring;                     /* [ZR_RING] */
-    int64_t issued, finished, demanded;   /* commands; under zr.lock */
-    int quit;
-    uint64_t coin, pause;                 /* random states: holding, pausing */
-    pthread_t thread;
-    /* of the collectives, by the thread that runs this queue's commands */
-    uint32_t turn;
-    const void **sources;                 /* [ranks] */
-    int64_t bytes, messages;              /* received from peers; collectives */
-} zr_queue;
 
 /* ---- progress and log (zr_log.c) */
 typedef struct zr_log {
@@ -85,62 +73,66 @@ typedef struct zr_log {
 } zr_log;
 
 /* ---- one rank */
+typedef struct zr_target zr_target;       /* what a target keeps: cpu/cpu.h, cuda/cuda.h */
+
 struct zr {
     const zr_program *p;
     const zr_options *o;
     zr_shared *shared;
+    zr_target *t;
     int rank, ranks;                      /* rank -1: the parent */
-    int memory;                           /* file that holds all arenas, one after the other */
-    int64_t common;                       /* of an arena: bytes in it, that peers read */
-    int64_t room;                         /* of an arena: all; the rest is this rank's alone */
-    char *arena;                          /* [p->arena] */
-    char **peer;                          /* [ranks] arenas; peer[rank] == arena */
     int64_t step;                         /* training step in work, from 0 */
     zr_data train, val;                   /* count 0: not given */
     zr_log log;
     double started, ready, first;         /* when: zr_main entered, arenas in place, first step */
-    /* queues */
     zr_queue queue[ZR_QUEUES];
-    zr_event *event;                      /* [p->events] newest record issued */
-    uint64_t order;                       /* random state: in which order queues are emptied */
     uint32_t barriers;                    /* that this rank has come to */
-    int ahead;                            /* 1: ZR_MAIN's commands run on its own thread, too */
-    pthread_mutex_t lock;
-    pthread_cond_t moved;                 /* something was issued, finished or demanded */
-    /* ZR_GATHER_DELAY_US, ZR_UNMAP_PEERS, ZR_PEAK_GFLOPS (0: not known) */
-    int64_t delay;
-    double peak;
-    int unmap, readable;                  /* readable: collectives in progress; under zr.lock */
+    double peak;                          /* ZR_PEAK_GFLOPS; 0: not known */
 };
 
-/* ---- ranks (cpu/ranks.c) */
+/* ---- ranks (zr_ranks.c) */
 /* Starts z->ranks processes, each running body; watches over them; returns the exit code. */
 int zr_ranks(zr *z, void (*body)(zr *z));
 /* Says `rank R: what` on stderr unless another rank was first; every rank leaves with `code`. */
 void zr_fail(zr *z, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4), noreturn));
-void zr_check_memory(zr *z);              /* fails when the ranks do not fit; before they start */
-void zr_check_launcher(zr *z);
-void zr_handshake(zr *z);                 /* fails when ranks run different programs or kernels */
-void zr_arena(zr *z);                     /* maps this rank's arena and populates it, maps peers' */
+void zr_leave_if_stopped(zr *z);
+void zr_refuse_launcher(zr *z);           /* fails where one has started us */
 /* Registers a file of zr_save_begin, made or still to be made, to be removed should the run end
  * before the next call; NULL: none. */
 void zr_temp(zr *z, const char *path);
 double zr_now(void);                      /* seconds, monotonic */
 
-/* ---- queues (cpu/queue.c) */
+/* ---- the seats of all ranks (zr_seats.c) */
+void zr_wake(_Atomic uint32_t *word);
+void zr_set(_Atomic uint32_t *word, uint32_t n);
+void zr_until(zr *z, _Atomic uint32_t *word, uint32_t n);     /* until *word has reached n */
+uint32_t zr_arrive(zr *z, int queue, uint32_t *turn);         /* the next turn; returns it */
+void zr_all_arrived(zr *z, int queue, uint32_t turn);
+void zr_barrier(zr *z);                   /* all ranks; from the rank's own thread only */
+void zr_handshake(zr *z);                 /* fails when ranks run different programs or kernels */
+
+/* ---- the target: memory */
+/* Before the ranks start: z->t, and what can be found out about room for them. */
+void zr_prepare(zr *z);
+void zr_arena(zr *z);                     /* this rank's arena, all zero, and what peers share */
+/* Where the rank's own thread puts the next tokens and targets, int32 [B, T] each; then they go
+ * to their places in the arena, before what is issued next. */
+void zr_inlet(zr *z, int32_t **tokens, int32_t **targets);
+void zr_inlet_filled(zr *z);
+
+/* ---- the target: queues */
 void zr_queues_start(zr *z);
 void zr_queues_stop(zr *z);
 void zr_step_begin(zr *z);                /* around program->step: lets test modes run ahead */
 void zr_step_end(zr *z);                  /* all queues are empty after it */
 void zr_drain(zr *z);
 void zr_push(zr *z, int queue, const zr_command *c);   /* runs at once where the queue is inline */
-uint64_t zr_random(uint64_t *state);      /* splitmix64 */
 
-/* ---- collectives (cpu/collective.c) */
-void zr_barrier(zr *z);                   /* all ranks; from the rank's own thread only */
-void zr_wake(_Atomic uint32_t *word);
-void zr_leave_if_stopped(zr *z);
+/* ---- options (zr_main.c) */
+/* A setting in the environment; 0 where there is none. */
+int64_t zr_setting(zr *z, const char *name, int64_t most);
+uint64_t zr_random(uint64_t *state);      /* splitmix64 */
 
 /* ---- log (zr_log.c); rank 0 alone speaks */
 void zr_print(zr *z, int file, const char *format, ...) __attribute__((format(printf, 3, 4)));

@@ -12,12 +12,13 @@
 #include <inttypes.h>
 #include <math.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { PROMPT = 16, MOST_STEPS = 1000000000, MOST_THREADS = 1024, MOST_DELAY = 1000000000 };
+enum { PROMPT = 16, MOST_STEPS = 1000000000, MOST_THREADS = 1024 };
 
 /* ---- options */
 
@@ -115,13 +116,22 @@ static void set_mode(zr *z, zr_options *o)
     } else zr_fail(z, ZR_USER, "--queue %s: eager, late or shuffled:SEED is needed", o->queue);
 }
 
-/* A setting in the environment; 0 where there is none. */
-static int64_t setting(zr *z, const char *name, int64_t most)
+int64_t zr_setting(zr *z, const char *name, int64_t most)
 {
     const struct option o = {.name = name, .most = most};
     const char *text = getenv(name);
     return text && *text ? number(z, &o, text) : 0;
 }
+
+uint64_t zr_random(uint64_t *state)
+{
+    uint64_t x = *state += 0x9e3779b97f4a7c15;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+    x = (x ^ x >> 27) * 0x94d049bb133111eb;
+    return x ^ x >> 31;
+}
+
+int zr_rank(const zr *z) { return z->rank; }
 
 static double peak(zr *z)
 {
@@ -155,27 +165,31 @@ static void parse(zr *z, zr_options *o, int argc, char **argv)
     *o = (zr_options){.steps = -1, .threads = default_threads(z)};
     for (int i = 1; i < argc;) i += take(z, o, argv + i);
     set_mode(z, o);
-    z->delay = setting(z, "ZR_GATHER_DELAY_US", MOST_DELAY);
-    z->unmap = setting(z, "ZR_UNMAP_PEERS", 1) != 0;
     z->peak = peak(z);
     if (!o->help && !o->version) check_options(z, o);
 }
 
 /* ---- tokens */
 
+/* tokens, targets int32 [B, T]: nothing from element `first` on */
+static void blank(zr *z, int64_t first, int32_t *tokens, int32_t *targets)
+{
+    for (int64_t i = first; i < z->p->batch * z->p->sequence; i++) {
+        tokens[i] = 0;
+        targets[i] = -1;
+    }
+}
+
 /* tokens, targets int32 [B, T] in the arena: `rows` samples from `first` on, below them nothing */
 static void load_batch(zr *z, const zr_data *d, int64_t first, int64_t rows)
 {
     char why[ZR_WHY];
-    int64_t T = z->p->sequence, M = z->p->batch * T;
-    int32_t *tokens = (int32_t *)(z->arena + z->p->tokens);
-    int32_t *targets = (int32_t *)(z->arena + z->p->targets);
+    int32_t *tokens, *targets;
+    zr_inlet(z, &tokens, &targets);
     if (rows > 0 && zr_data_read(d, first, rows, tokens, targets, why))
         zr_fail(z, ZR_USER, "%s", why);
-    for (int64_t i = rows * T; i < M; i++) {
-        tokens[i] = 0;
-        targets[i] = -1;
-    }
+    blank(z, rows * z->p->sequence, tokens, targets);
+    zr_inlet_filled(z);
 }
 
 static void run_batch(zr *z, int queue, const zr_command *c)
@@ -228,7 +242,7 @@ static void load_weights(zr *z)
 {
     char why[ZR_WHY], note[ZR_WHY] = "";
     if (!z->o->load) return;
-    if (zr_load(z->p, z->arena, z->rank, z->o->load, note, why))
+    if (zr_load(z->p, z, z->rank, z->o->load, note, why))
         zr_fail(z, ZR_USER, "--load %s", why);
     if (*note) zr_print(z, STDERR_FILENO, "%s\n", note);
     zr_barrier(z);
@@ -338,11 +352,14 @@ static void say_token(zr *z, int32_t token)
     else zr_print(z, STDOUT_FILENO, ".");
 }
 
-/* context int32 [n] goes to row 0 of the arena; the next token is drawn from the last's logits. */
+/* context int32 [n] goes to row 0; the next token is drawn from the last's logits. */
 static int32_t next_token(zr *z, const int32_t *context, int64_t n, uint64_t *state)
 {
-    load_batch(z, NULL, 0, 0);
-    memcpy(z->arena + z->p->tokens, context, (size_t)n * sizeof *context);
+    int32_t *tokens, *targets;
+    zr_inlet(z, &tokens, &targets);
+    blank(z, 0, tokens, targets);
+    memcpy(tokens, context, (size_t)n * sizeof *context);
+    zr_inlet_filled(z);
     zr_call(z, ZR_MAIN, z->p->clear, 0);
     z->p->eval(z);
     zr_draw draw = {n - 1, 0.8, (double)(zr_random(state) >> 11) * 0x1p-53, 0};
@@ -377,7 +394,7 @@ static void save(zr *z)
 {
     char why[ZR_WHY];
     if (!z->o->save) return;
-    if (zr_save_part(z->p, z->arena, z->rank, z->o->save, why))
+    if (zr_save_part(z->p, z, z->rank, z->o->save, why))
         zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
     zr_barrier(z);
     if (z->rank == 0) {
@@ -422,15 +439,15 @@ int zr_main(int argc, char **argv, const zr_program *p)
 {
     zr_options o;
     zr z = {.p = p, .o = &o, .rank = -1, .ranks = p->ranks, .started = zr_now(), .log.file = -1};
-    z.room = (p->arena + 4095) / 4096 * 4096;
-    z.common = (p->shared + 4095) / 4096 * 4096;
     if (p->abi != ZR_ABI)
         zr_fail(&z, ZR_DISAGREE, "made for runtime %u, this is %d; build it anew", p->abi, ZR_ABI);
     parse(&z, &o, argc, argv);
     if (o.help) help(&z, argv[0]);
     else if (o.version) version(&z);
     if (o.help || o.version) return ZR_OK;
-    zr_check_launcher(&z);
-    zr_check_memory(&z);
-    return zr_ranks(&z, run_rank);
+    signal(SIGXFSZ, SIG_IGN);             /* then a file too large is an error of write */
+    zr_prepare(&z);
+    int code = zr_ranks(&z, run_rank);
+    free(z.t);
+    return code;
 }

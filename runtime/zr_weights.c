@@ -25,7 +25,8 @@ enum { PAGE = 4096, CHUNK = 16384, NAME = 256 };
 enum { F32 = 0, BF16 = 1, F16 = 2 };      /* the first of zr_safetensors.c's dtypes */
 
 /* ---- where things lie */
-/* What a rank holds of a tensor instance: n elements from its element `skip` on, at arena + at. */
+/* What a rank holds of a tensor instance: n elements from its element `skip` on, at `at` in the
+ * arena. */
 typedef struct piece {
     int64_t at, skip, n;
 } piece;
@@ -201,20 +202,32 @@ int zr_save_begin(const zr_program *p, const char *dir, char *why)
     return make_dir(dir, why) || zr_save_temp(file, dir, why) ? -1 : begin(p, file, why);
 }
 
+/* The masters float[n] at `from` in the arena, to file offset `at`. */
+static int write_floats(int fd, zr *z, int64_t from, int64_t n, int64_t at)
+{
+    float chunk[CHUNK];
+    for (int64_t i = 0; i < n; i += CHUNK) {
+        int64_t some = n - i < CHUNK ? n - i : CHUNK;
+        zr_read(z, chunk, from + 4 * i, 4 * some);
+        if (zr_write_at(fd, chunk, 4 * some, at + 4 * i)) return -1;
+    }
+    return 0;
+}
+
 /* This rank's pieces of every tensor, data at file offset `at`. */
-static int write_pieces(const zr_program *p, const char *arena, int rank, int fd, int64_t at)
+static int write_pieces(const zr_program *p, zr *z, int rank, int fd, int64_t at)
 {
     for (int k = 0; k < p->ntensors; k++) {
         const zr_tensor *t = &p->tensors[k];
         for (int i = 0; i < t->count; i++, at += 4 * elements(t)) {
             piece q = part(p, t, i, rank, 0);
-            if (q.n && zr_write_at(fd, arena + q.at, 4 * q.n, at + 4 * q.skip)) return -1;
+            if (q.n && write_floats(fd, z, q.at, q.n, at + 4 * q.skip)) return -1;
         }
     }
     return 0;
 }
 
-int zr_save_part(const zr_program *p, const char *arena, int rank, const char *dir, char *why)
+int zr_save_part(const zr_program *p, zr *z, int rank, const char *dir, char *why)
 {
     char file[ZR_FILE];
     int64_t n, data;
@@ -223,7 +236,7 @@ int zr_save_part(const zr_program *p, const char *arena, int rank, const char *d
     if (!header) return zr_why(why, "%s: no memory for its header", file);
     free(header);                         /* its length alone is wanted */
     int fd = open(file, O_WRONLY | O_CLOEXEC);
-    int bad = fd < 0 || write_pieces(p, arena, rank, fd, n) || fsync(fd);
+    int bad = fd < 0 || write_pieces(p, z, rank, fd, n) || fsync(fd);
     if (bad) zr_why(why, "%s: %s", file, strerror(errno));
     if (fd >= 0 && close(fd) && !bad) bad = zr_why(why, "%s: %s", file, strerror(errno));
     return bad ? -1 : 0;
@@ -261,17 +274,27 @@ static uint32_t from_half(uint32_t h)
 }
 
 /* to float[n] from file offset `at` */
-static int read_floats(int fd, char *to, int64_t n, int64_t at, int dtype)
+static int read_chunk(int fd, float *to, int64_t n, int64_t at, int dtype)
 {
-    uint16_t chunk[CHUNK];
+    uint16_t half[CHUNK];
     if (dtype == F32) return zr_read_at(fd, to, 4 * n, at);
+    if (zr_read_at(fd, half, 2 * n, at)) return -1;
+    for (int64_t k = 0; k < n; k++) {
+        uint32_t bits = dtype == BF16 ? (uint32_t)half[k] << 16 : from_half(half[k]);
+        memcpy(&to[k], &bits, 4);
+    }
+    return 0;
+}
+
+/* The masters float[n] at `to` in the arena, from file offset `at`. */
+static int read_floats(int fd, zr *z, int64_t to, int64_t n, int64_t at, int dtype)
+{
+    float chunk[CHUNK];
+    int64_t width = dtype == F32 ? 4 : 2;
     for (int64_t i = 0; i < n; i += CHUNK) {
         int64_t some = n - i < CHUNK ? n - i : CHUNK;
-        if (zr_read_at(fd, chunk, 2 * some, at + 2 * i)) return -1;
-        for (int64_t k = 0; k < some; k++) {
-            uint32_t bits = dtype == BF16 ? (uint32_t)chunk[k] << 16 : from_half(chunk[k]);
-            memcpy(to + 4 * (i + k), &bits, 4);
-        }
+        if (read_chunk(fd, chunk, some, at + width * i, dtype)) return -1;
+        zr_write(z, to + 4 * i, chunk, 4 * some);
     }
     return 0;
 }
@@ -327,7 +350,7 @@ static int match_all(const zr_program *p, const zr_table *table, const char *dir
     return 0;
 }
 
-static int read_all(const zr_program *p, const zr_table *table, char *arena, int rank,
+static int read_all(const zr_program *p, const zr_table *table, zr *z, int rank,
                     const char *dir, char *why)
 {
     char name[NAME];
@@ -337,7 +360,7 @@ static int read_all(const zr_program *p, const zr_table *table, char *arena, int
             zr_entry *e = locate(table, instance(name, &p->tensors[k], i));
             const struct zr_source *f = &table->files[e->file];
             int64_t width = e->dtype == F32 ? 4 : 2;
-            if (q.n && read_floats(f->fd, arena + q.at, q.n, e->begin + width * q.skip, e->dtype))
+            if (q.n && read_floats(f->fd, z, q.at, q.n, e->begin + width * q.skip, e->dtype))
                 return zr_why(why, "%s/%s: tensor %s: %s", dir, f->name, name,
                               errno == ENODATA ? "the file has become shorter" : strerror(errno));
         }
@@ -412,12 +435,12 @@ static void describe_unused(const zr_table *t, const char *dir, char *note)
                tied ? ", lm_head.weight (the same as the embedding)" : "");
 }
 
-int zr_load(const zr_program *p, char *arena, int rank, const char *dir, char *note, char *why)
+int zr_load(const zr_program *p, zr *z, int rank, const char *dir, char *note, char *why)
 {
     zr_table table;
     *note = 0;
     if (zr_table_open(&table, dir, why)) return -1;
-    int bad = match_all(p, &table, dir, why) || read_all(p, &table, arena, rank, dir, why);
+    int bad = match_all(p, &table, dir, why) || read_all(p, &table, z, rank, dir, why);
     if (!bad && rank == 0) describe_unused(&table, dir, note);
     zr_table_close(&table);
     return bad ? -1 : 0;

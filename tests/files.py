@@ -11,14 +11,18 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-READERS = ["zr_data.c", "zr_file.c", "zr_json.c", "zr_safetensors.c", "zr_weights.c"]
+READERS = {                               # by the name of the program: the files that it reads with
+    "data": ["zr_data.c", "zr_file.c"],
+    "weights": ["zr_file.c", "zr_json.c", "zr_safetensors.c", "zr_weights.c"],
+}
 
 
 def build(source: str, into: Path) -> Path:
-    """The program made of tests/`source` and the readers, every undefined behaviour fatal."""
+    """The program made of tests/`source` and its readers, every undefined behaviour fatal."""
     program = into / Path(source).stem
+    readers = READERS[program.name]
     flags = "-std=gnu11 -Wall -Wextra -Werror -g -O1 -ffp-contract=off -fno-sanitize-recover=all"
-    sources = [ROOT / "tests" / source, *(ROOT / "runtime" / name for name in READERS)]
+    sources = [ROOT / "tests" / source, *(ROOT / "runtime" / name for name in readers)]
     command = ["gcc", *flags.split(), "-fsanitize=address,undefined", f"-I{ROOT}/runtime"]
     subprocess.run([*command, *map(str, sources), "-o", str(program)], check=True)
     return program

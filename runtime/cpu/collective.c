@@ -1,72 +1,24 @@
 /* collective.c -- the collectives of ranks on one host: reading peers' arenas where they lie.
  *
- * Every collective on a queue has a number, the same on all ranks, counted by each rank for itself.
- * seat[r].turn[q].arrived = n says: rank r's pieces of collective n can be read. read = n says:
- * rank r has read all it needs of collective n. Counters only grow, and wrap together.
+ * A collective is a turn of its queue (zr_seats.c): rank r has arrived at it when its pieces can be
+ * read, and is done with it when it has read all it needs.
  *
  * Invariants
- *  1. A rank writes only its own seat and its own arena.
- *  2. Who waits sleeps in the kernel: ranks may outnumber cores. A sleeper looks at the stop flag
- *     several times a second.
+ *  1. A rank writes only its own arena.
  */
 #define _GNU_SOURCE
-#include "../zr_int.h"
-#include <limits.h>
-#include <linux/futex.h>
+#include "cpu.h"
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/syscall.h>
 #include <time.h>
-#include <unistd.h>
 
 enum { PART = 512 };                      /* int64 of an allreduce that are summed at a time */
-
-/* ---- waiting */
-
-void zr_wake(_Atomic uint32_t *word)
-{
-    syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-}
-
-static void set(_Atomic uint32_t *word, uint32_t n)
-{
-    atomic_store(word, n);
-    zr_wake(word);
-}
-
-/* Until *word has reached n. */
-static void until(zr *z, _Atomic uint32_t *word, uint32_t n)
-{
-    const struct timespec slice = {0, 100000000};
-    for (;;) {
-        uint32_t seen = atomic_load(word);
-        if ((int32_t)(seen - n) >= 0) return;
-        zr_leave_if_stopped(z);
-        syscall(SYS_futex, word, FUTEX_WAIT, seen, &slice, NULL, 0);
-    }
-}
-
-static void all_arrived(zr *z, int queue, uint32_t n)
-{
-    for (int r = 0; r < z->ranks; r++) until(z, &z->shared->seat[r].turn[queue].arrived, n);
-}
 
 /* This rank has read what it needs; until every peer has, too. */
 static void all_read(zr *z, int queue, uint32_t n)
 {
-    set(&z->shared->seat[z->rank].turn[queue].read, n);
-    for (int r = 0; r < z->ranks; r++) until(z, &z->shared->seat[r].turn[queue].read, n);
-}
-
-static uint32_t arrive(zr *z, int queue, uint32_t *turn)
-{
-    set(&z->shared->seat[z->rank].turn[queue].arrived, ++*turn);
-    return *turn;
-}
-
-void zr_barrier(zr *z)
-{
-    all_arrived(z, ZR_QUEUES, arrive(z, ZR_QUEUES, &z->barriers));
+    zr_set(&z->shared->seat[z->rank].turn[queue].read, n);
+    for (int r = 0; r < z->ranks; r++) zr_until(z, &z->shared->seat[r].turn[queue].read, n);
 }
 
 /* ---- ZR_UNMAP_PEERS: peers' arenas can be read only while a collective is in progress */
@@ -74,19 +26,19 @@ void zr_barrier(zr *z)
 static void protect(zr *z, int protection)
 {
     for (int r = 0; r < z->ranks; r++)
-        if (r != z->rank && mprotect(z->peer[r], (size_t)z->common, protection))
+        if (r != z->rank && mprotect(z->t->peer[r], (size_t)z->t->common, protection))
             zr_fail(z, ZR_ENVIRONMENT, "changing the protection of rank %d's arena", r);
 }
 
 /* by: +1 at a collective's begin, -1 at its end; queues overlap. */
 static void readable(zr *z, int by)
 {
-    if (!z->unmap) return;
-    pthread_mutex_lock(&z->lock);
-    int before = z->readable;
-    z->readable += by;
-    if (!before || !z->readable) protect(z, z->readable ? PROT_READ : PROT_NONE);
-    pthread_mutex_unlock(&z->lock);
+    if (!z->t->unmap) return;
+    pthread_mutex_lock(&z->t->lock);
+    int before = z->t->readable;
+    z->t->readable += by;
+    if (!before || !z->t->readable) protect(z, z->t->readable ? PROT_READ : PROT_NONE);
+    pthread_mutex_unlock(&z->t->lock);
 }
 
 /* ---- gather */
@@ -95,14 +47,14 @@ static void run_gather(zr *z, int queue, const zr_command *c)
 {
     int64_t from = c->i[0], from_step = c->i[1], to = c->i[2], to_step = c->i[3], bytes = c->i[4];
     zr_queue *q = &z->queue[queue];
-    const struct timespec delay = {z->delay / 1000000, z->delay % 1000000 * 1000};
-    if (z->delay) nanosleep(&delay, NULL);
-    uint32_t n = arrive(z, queue, &q->turn);
+    const struct timespec delay = {z->t->delay / 1000000, z->t->delay % 1000000 * 1000};
+    if (z->t->delay) nanosleep(&delay, NULL);
+    uint32_t n = zr_arrive(z, queue, &z->t->lane[queue].turn);
     readable(z, +1);
     for (int i = 0; i < z->ranks; i++) {
         int r = (z->rank + i) % z->ranks;     /* not all at the same peer at once */
-        char *there = z->peer[r] + from + r * from_step, *here = z->arena + to + r * to_step;
-        until(z, &z->shared->seat[r].turn[queue].arrived, n);
+        char *there = z->t->peer[r] + from + r * from_step, *here = z->t->arena + to + r * to_step;
+        zr_until(z, &z->shared->seat[r].turn[queue].arrived, n);
         if (here != there) memcpy(here, there, (size_t)bytes);
         if (r != z->rank) q->bytes += bytes;
     }
@@ -123,9 +75,10 @@ static void run_alltoall(zr *z, int queue, const zr_command *c)
 {
     int64_t at = c->i[0], step = c->i[1], bytes = c->i[2];
     zr_queue *q = &z->queue[queue];
-    all_arrived(z, queue, arrive(z, queue, &q->turn));
+    zr_lane *lane = &z->t->lane[queue];
+    zr_all_arrived(z, queue, zr_arrive(z, queue, &lane->turn));
     readable(z, +1);
-    for (int r = 0; r < z->ranks; r++) q->sources[r] = z->peer[r] + at + z->rank * step;
+    for (int r = 0; r < z->ranks; r++) lane->sources[r] = z->t->peer[r] + at + z->rank * step;
     q->bytes += (z->ranks - 1) * bytes;
     q->messages++;
 }
@@ -135,14 +88,14 @@ void zr_alltoall(zr *z, int queue, int64_t at, int64_t step, int64_t bytes)
     zr_push(z, queue, &(zr_command){run_alltoall, NULL, {at, step, bytes}});
 }
 
-const void *const *zr_sources(zr *z, int queue) { return z->queue[queue].sources; }
+const void *const *zr_sources(zr *z, int queue) { return z->t->lane[queue].sources; }
 
 static void run_done(zr *z, int queue, const zr_command *c)
 {
     (void)c;
     readable(z, -1);
-    for (int r = 0; r < z->ranks; r++) z->queue[queue].sources[r] = NULL;
-    all_read(z, queue, z->queue[queue].turn);
+    for (int r = 0; r < z->ranks; r++) z->t->lane[queue].sources[r] = NULL;
+    all_read(z, queue, z->t->lane[queue].turn);
 }
 
 void zr_done(zr *z, int queue) { zr_push(z, queue, &(zr_command){.run = run_done}); }
@@ -154,16 +107,16 @@ void zr_done(zr *z, int queue) { zr_push(z, queue, &(zr_command){.run = run_done
 static void reduce_part(zr *z, int queue, int64_t from, int64_t to, int64_t n)
 {
     uint64_t sum[PART] = {0};
-    uint32_t turn = arrive(z, queue, &z->queue[queue].turn);
+    uint32_t turn = zr_arrive(z, queue, &z->t->lane[queue].turn);
     readable(z, +1);
     for (int r = 0; r < z->ranks; r++) {
-        const uint64_t *there = (const uint64_t *)(z->peer[r] + from);
-        until(z, &z->shared->seat[r].turn[queue].arrived, turn);
+        const uint64_t *there = (const uint64_t *)(z->t->peer[r] + from);
+        zr_until(z, &z->shared->seat[r].turn[queue].arrived, turn);
         for (int64_t i = 0; i < n; i++) sum[i] += there[i];
     }
     readable(z, -1);
     all_read(z, queue, turn);
-    memcpy(z->arena + to, sum, (size_t)n * sizeof *sum);
+    memcpy(z->t->arena + to, sum, (size_t)n * sizeof *sum);
 }
 
 static void run_allreduce(zr *z, int queue, const zr_command *c)

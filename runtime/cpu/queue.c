@@ -17,84 +17,77 @@
  *  2. No queue's thread holds the lock while it runs a command.
  */
 #define _GNU_SOURCE
-#include "../zr_int.h"
+#include "cpu.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-uint64_t zr_random(uint64_t *state)
-{
-    uint64_t x = *state += 0x9e3779b97f4a7c15;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
-    x = (x ^ x >> 27) * 0x94d049bb133111eb;
-    return x ^ x >> 31;
-}
-
-int zr_rank(const zr *z) { return z->rank; }
-
 /* ---- demanding */
 
 /* Whoever waits for the first n commands of a queue says so here; the lock is held. */
-static void demand(zr *z, zr_queue *q, int64_t n)
+static void demand(zr *z, zr_lane *q, int64_t n)
 {
     if (q->demanded < n) q->demanded = n;
-    pthread_cond_broadcast(&z->moved);
-    while (q->finished < n) pthread_cond_wait(&z->moved, &z->lock);
+    pthread_cond_broadcast(&z->t->moved);
+    while (q->finished < n) pthread_cond_wait(&z->t->moved, &z->t->lock);
 }
 
 static void run_wait(zr *z, int queue, const zr_command *c)
 {
     (void)queue;
-    pthread_mutex_lock(&z->lock);
-    demand(z, &z->queue[c->i[0]], c->i[1]);
-    pthread_mutex_unlock(&z->lock);
+    pthread_mutex_lock(&z->t->lock);
+    demand(z, &z->t->lane[c->i[0]], c->i[1]);
+    pthread_mutex_unlock(&z->t->lock);
 }
 
 void zr_drain(zr *z)
 {
     int order[ZR_QUEUES] = {ZR_MAIN, ZR_REDUCE, ZR_GATHER}; /* late: who takes before who gives */
     for (int i = ZR_QUEUES - 1; z->o->mode == ZR_SHUFFLED && i > 0; i--) {
-        int j = (int)(zr_random(&z->order) % (uint64_t)(i + 1)), o = order[i];
+        int j = (int)(zr_random(&z->t->order) % (uint64_t)(i + 1)), o = order[i];
         order[i] = order[j];
         order[j] = o;
     }
-    pthread_mutex_lock(&z->lock);
-    for (int i = 0; i < ZR_QUEUES; i++) demand(z, &z->queue[order[i]], z->queue[order[i]].issued);
-    pthread_mutex_unlock(&z->lock);
+    pthread_mutex_lock(&z->t->lock);
+    for (int i = 0; i < ZR_QUEUES; i++) {
+        zr_lane *q = &z->t->lane[order[i]];
+        demand(z, q, q->issued);
+    }
+    pthread_mutex_unlock(&z->t->lock);
 }
 
 /* ---- issuing */
 
 void zr_push(zr *z, int queue, const zr_command *c)
 {
-    zr_queue *q = &z->queue[queue];
-    if (queue == ZR_MAIN && !z->ahead) {
+    zr_lane *q = &z->t->lane[queue];
+    if (queue == ZR_MAIN && !z->t->ahead) {
         c->run(z, queue, c);
         return;
     }
-    pthread_mutex_lock(&z->lock);
+    pthread_mutex_lock(&z->t->lock);
     if (q->issued - q->finished == ZR_RING) demand(z, q, q->issued - ZR_RING + 1);
     q->ring[q->issued++ % ZR_RING] = *c;
-    pthread_cond_broadcast(&z->moved);
-    pthread_mutex_unlock(&z->lock);
+    pthread_cond_broadcast(&z->t->moved);
+    pthread_mutex_unlock(&z->t->lock);
 }
 
 void zr_record(zr *z, int queue, int event)
 {
-    z->event[event] = (zr_event){queue, z->queue[queue].issued};
+    z->t->event[event] = (zr_event){queue, z->t->lane[queue].issued};
 }
 
 void zr_wait(zr *z, int queue, int event)
 {
-    zr_event e = z->event[event];
+    zr_event e = z->t->event[event];
     zr_push(z, queue, &(zr_command){run_wait, NULL, {e.queue, e.at}});
 }
 
 static void run_call(zr *z, int queue, const zr_command *c)
 {
-    c->fn(z, z->queue[queue].k, z->arena, c->i);
+    c->fn(z, z->queue[queue].k, z->t->arena, c->i);
 }
 
 void zr_call_n(zr *z, int queue, zr_fn *fn, int n, const int64_t *i)
@@ -109,7 +102,7 @@ void zr_call_n(zr *z, int queue, zr_fn *fn, int n, const int64_t *i)
 static void run_drop(zr *z, int queue, const zr_command *c)
 {
     (void)queue;
-    memset(z->arena + c->i[0], 0xff, (size_t)c->i[1]);        /* NaN in f32 and bf16 */
+    memset(z->t->arena + c->i[0], 0xff, (size_t)c->i[1]);        /* NaN in f32 and bf16 */
 }
 
 void zr_drop(zr *z, int queue, int64_t at, int64_t bytes)
@@ -119,42 +112,42 @@ void zr_drop(zr *z, int queue, int64_t at, int64_t bytes)
 
 /* ---- a queue's thread */
 
-static void pause_a_little(zr_queue *q)
+static void pause_a_little(zr_lane *q)
 {
     const struct timespec t = {0, (long)(zr_random(&q->pause) % 50000)};
     if (zr_random(&q->pause) % 4 == 0) nanosleep(&t, NULL);
 }
 
 /* Is the next command held until it is demanded? */
-static int held(zr *z, zr_queue *q)
+static int held(zr *z, zr_lane *q)
 {
     return z->o->mode == ZR_LATE || (z->o->mode == ZR_SHUFFLED && zr_random(&q->coin) % 2);
 }
 
 /* Runs the next command; the lock is held before and after. */
-static void run_next(zr *z, zr_queue *q)
+static void run_next(zr *z, zr_lane *q)
 {
     int hold = held(z, q);
-    while (hold && q->demanded <= q->finished) pthread_cond_wait(&z->moved, &z->lock);
+    while (hold && q->demanded <= q->finished) pthread_cond_wait(&z->t->moved, &z->t->lock);
     const zr_command *c = &q->ring[q->finished % ZR_RING];
-    pthread_mutex_unlock(&z->lock);
+    pthread_mutex_unlock(&z->t->lock);
     if (z->o->mode == ZR_SHUFFLED) pause_a_little(q);
-    c->run(z, (int)(q - z->queue), c);
-    pthread_mutex_lock(&z->lock);
+    c->run(z, (int)(q - z->t->lane), c);
+    pthread_mutex_lock(&z->t->lock);
     q->finished++;
-    pthread_cond_broadcast(&z->moved);
+    pthread_cond_broadcast(&z->t->moved);
 }
 
 static void *work(void *arg)
 {
-    zr_queue *q = arg;
+    zr_lane *q = arg;
     zr *z = q->z;
-    pthread_mutex_lock(&z->lock);
+    pthread_mutex_lock(&z->t->lock);
     while (!q->quit) {
         if (q->finished < q->issued) run_next(z, q);
-        else pthread_cond_wait(&z->moved, &z->lock);
+        else pthread_cond_wait(&z->t->moved, &z->t->lock);
     }
-    pthread_mutex_unlock(&z->lock);
+    pthread_mutex_unlock(&z->t->lock);
     return NULL;
 }
 
@@ -169,7 +162,7 @@ static void *get(zr *z, size_t n, size_t size)
 
 static void start(zr *z, int queue)
 {
-    zr_queue *q = &z->queue[queue];
+    zr_lane *q = &z->t->lane[queue];
     q->z = z;
     q->ring = get(z, ZR_RING, sizeof *q->ring);
     memset(q->ring, 0, ZR_RING * sizeof *q->ring);     /* its pages are taken now */
@@ -181,12 +174,12 @@ static void start(zr *z, int queue)
 
 void zr_queues_start(zr *z)
 {
-    z->event = get(z, (size_t)z->p->events, sizeof *z->event);
-    z->order = z->o->seed;
-    pthread_mutex_init(&z->lock, NULL);
-    pthread_cond_init(&z->moved, NULL);
+    z->t->event = get(z, (size_t)z->p->events, sizeof *z->t->event);
+    z->t->order = z->o->seed;
+    pthread_mutex_init(&z->t->lock, NULL);
+    pthread_cond_init(&z->t->moved, NULL);
     for (int queue = 0; queue < ZR_QUEUES; queue++) {
-        z->queue[queue].sources = get(z, (size_t)z->ranks, sizeof(void *));
+        z->t->lane[queue].sources = get(z, (size_t)z->ranks, sizeof(void *));
         if (queue != ZR_MAIN || z->o->mode != ZR_EAGER) start(z, queue);
     }
 }
@@ -194,18 +187,18 @@ void zr_queues_start(zr *z)
 void zr_queues_stop(zr *z)
 {
     zr_drain(z);
-    pthread_mutex_lock(&z->lock);
-    for (int queue = 0; queue < ZR_QUEUES; queue++) z->queue[queue].quit = 1;
-    pthread_cond_broadcast(&z->moved);
-    pthread_mutex_unlock(&z->lock);
+    pthread_mutex_lock(&z->t->lock);
+    for (int queue = 0; queue < ZR_QUEUES; queue++) z->t->lane[queue].quit = 1;
+    pthread_cond_broadcast(&z->t->moved);
+    pthread_mutex_unlock(&z->t->lock);
     for (int queue = 0; queue < ZR_QUEUES; queue++)
-        if (z->queue[queue].ring) pthread_join(z->queue[queue].thread, NULL);
+        if (z->t->lane[queue].ring) pthread_join(z->t->lane[queue].thread, NULL);
 }
 
-void zr_step_begin(zr *z) { z->ahead = z->o->mode != ZR_EAGER; }
+void zr_step_begin(zr *z) { z->t->ahead = z->o->mode != ZR_EAGER; }
 
 void zr_step_end(zr *z)
 {
     zr_drain(z);
-    z->ahead = 0;
+    z->t->ahead = 0;
 }

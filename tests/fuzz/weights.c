@@ -31,6 +31,21 @@ static const zr_program program = {.plan = "p", .layout = "l", .ranks = 2, .flat
 #define INDEX "I{\"metadata\":{\"total_size\":128,\"deep\":[[[{}]],-1.5e3,true,null]}," \
     "\"weight_map\":{\"a\":\"1.st\",\"h.0.b\":\"2.st\",\"h.1.b\":\"2.st\",\"x\":\"2.st\"}}"
 
+/* All that loading sees of a rank. */
+struct zr {
+    char *arena;
+};
+
+void zr_read(zr *z, void *to, int64_t at, int64_t bytes)
+{
+    memcpy(to, z->arena + at, (size_t)bytes);
+}
+
+void zr_write(zr *z, int64_t at, const void *from, int64_t bytes)
+{
+    memcpy(z->arena + at, from, (size_t)bytes);
+}
+
 /* u64 N, the header, DATA bytes */
 static void fill_parts(int fd, const uint8_t *header, size_t n)
 {
@@ -66,7 +81,7 @@ static void prepare(void)
 static int one(const uint8_t *data, size_t size)
 {
     char why[ZR_WHY], note[ZR_WHY];
-    char *arena = malloc(ARENA);          /* on the heap: the sanitizer sees its ends */
+    zr z = {malloc(ARENA)};               /* on the heap: the sanitizer sees its ends */
     const char *dir = single_dir;
     if (size > LARGEST) size = LARGEST;
     if (!single) prepare();
@@ -78,13 +93,13 @@ static int one(const uint8_t *data, size_t size)
     } else {
         fill_parts(single, data, size);
     }
-    memset(arena, 0x55, ARENA);
-    int good = !zr_load(&program, arena, 0, dir, note, why) &&
-               !zr_load(&program, arena, 1, dir, note, why);
+    memset(z.arena, 0x55, ARENA);
+    int good = !zr_load(&program, &z, 0, dir, note, why) &&
+               !zr_load(&program, &z, 1, dir, note, why);
     /* the bytes before the flat are nobody's */
     for (int i = 0; i < 16; i++)
-        if (arena[i] != 0x55) abort();
-    free(arena);
+        if (z.arena[i] != 0x55) abort();
+    free(z.arena);
     return good;
 }
 

@@ -27,6 +27,21 @@ typedef struct model {
     char names[MOST][200];
 } model;
 
+/* All that saving and loading see of a rank. */
+struct zr {
+    char *arena;
+};
+
+void zr_read(zr *z, void *to, int64_t at, int64_t bytes)
+{
+    memcpy(to, z->arena + at, (size_t)bytes);
+}
+
+void zr_write(zr *z, int64_t at, const void *from, int64_t bytes)
+{
+    memcpy(z->arena + at, from, (size_t)bytes);
+}
+
 static void need(int good, const char *what)
 {
     if (good) return;
@@ -88,8 +103,10 @@ static int save(const model *m, const char *dir, char **files)
     int ok = 1, status;
     if (zr_save_begin(&m->p, dir, why)) return report(why);
     for (int rank = 0; rank < m->p.ranks; rank++)
-        if (fork() == 0)
-            _exit(zr_save_part(&m->p, arena(m, files[rank]), rank, dir, why) ? report(why) : 0);
+        if (fork() == 0) {
+            zr z = {arena(m, files[rank])};
+            _exit(zr_save_part(&m->p, &z, rank, dir, why) ? report(why) : 0);
+        }
     while (wait(&status) > 0) ok &= WIFEXITED(status) && WEXITSTATUS(status) == 0;
     return zr_save_end(dir, ok, why) ? report(why) : ok ? 0 : 2;
 }
@@ -106,11 +123,12 @@ static int begin(const model *m, const char *dir)
 
 static int load(const model *m, const char *dir, int rank, const char *file)
 {
-    char why[ZR_WHY], note[ZR_WHY], *a = arena(m, file);
-    int bad = zr_load(&m->p, a, rank, dir, note, why);
+    char why[ZR_WHY], note[ZR_WHY];
+    zr z = {arena(m, file)};
+    int bad = zr_load(&m->p, &z, rank, dir, note, why);
     int fd = open(file, O_WRONLY);
-    need(fd >= 0 && write(fd, a, (size_t)m->p.arena) == m->p.arena && !close(fd), file);
-    free(a);
+    need(fd >= 0 && write(fd, z.arena, (size_t)m->p.arena) == m->p.arena && !close(fd), file);
+    free(z.arena);
     if (bad) return report(why);
     if (*note) puts(note);
     return 0;

@@ -1,8 +1,7 @@
-/* ranks.c -- the ranks of one host: starting, watching and stopping them; their arenas.
+/* zr_ranks.c -- the ranks of one host: starting, watching and stopping them.
  *
  * The program forks a process for every rank and stays behind as the parent, which owns no arena,
- * touches no token and only waits for children and signals. All arenas lie in one memory file that
- * has no name, so that nothing is left behind however a run ends.
+ * touches no token and only waits for children and signals.
  *
  * Invariants
  *  1. A rank never outlives the parent; the parent returns only when every rank is gone.
@@ -10,7 +9,7 @@
  *  3. A file registered with zr_temp is removed unless the run got past it or another run has it.
  */
 #define _GNU_SOURCE
-#include "../zr_int.h"
+#include "zr_int.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <signal.h>
@@ -81,89 +80,9 @@ void zr_temp(zr *z, const char *path)
     snprintf(z->shared->temp, ZR_FILE, "%s", path ? path : "");
 }
 
-/* ---- is there room, and who started us */
+/* ---- who started us */
 
-/* The number behind `key` in a file of lines "key number"; key "": the first word of the file.
- * -1 where there is none ("max", too). */
-static int64_t look_up(const char *path, const char *key)
-{
-    FILE *f = fopen(path, "re");
-    char line[256];
-    int64_t value = -1, found;
-    size_t n = strlen(key);
-    while (f && value < 0 && fgets(line, sizeof line, f))
-        if (!strncmp(line, key, n) && sscanf(line + n, " %" SCNd64, &found) == 1) value = found;
-    if (f) fclose(f);
-    return value;
-}
-
-/* Bytes that the memory group at `path` still allows; -1: no limit. Pages of files that were not
- * used for a while can be had back. */
-static int64_t left_in_group(const char *path, int version)
-{
-    char file[ZR_FILE + 64];
-    const char *names[2][4] = {
-        {"memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat", "total_inactive_file "},
-        {"memory.max", "memory.current", "memory.stat", "inactive_file "},
-    };
-    const char *const *name = names[version - 1];
-    int64_t value[3];
-    for (int i = 0; i < 3; i++) {
-        snprintf(file, sizeof file, "%s/%s", path, name[i]);
-        value[i] = look_up(file, i == 2 ? name[3] : "");
-    }
-    if (value[0] < 0 || value[1] < 0) return -1;
-    int64_t left = value[0] - value[1] + (value[2] > 0 ? value[2] : 0);
-    return left > 0 ? left : 0;
-}
-
-static int64_t less(int64_t a, int64_t b) { return a < 0 || (b >= 0 && b < a) ? b : a; }
-
-/* The least that our memory group and those above it allow; -1: no limit. */
-static int64_t left_in_groups(void)
-{
-    FILE *f = fopen("/proc/self/cgroup", "re");
-    char line[ZR_FILE], path[ZR_FILE + 32];
-    int64_t left = -1;
-    while (f && fgets(line, sizeof line, f)) {
-        int version = !strncmp(line, "0::", 3) ? 2 : 1;
-        char *group = version == 2 ? line + 3 : strstr(line, ":memory:");
-        if (!group) continue;
-        group += version == 2 ? 0 : 8;
-        group[strcspn(group, "\n")] = 0;
-        snprintf(path, sizeof path, "/sys/fs/cgroup%s%s", version == 2 ? "" : "/memory", group);
-        for (char *end; strlen(path) >= strlen("/sys/fs/cgroup"); *end = 0) {
-            left = less(left, left_in_group(path, version));
-            end = strrchr(path, '/');
-        }
-    }
-    if (f) fclose(f);
-    return left;
-}
-
-static double gib(int64_t bytes) { return (double)bytes / (1 << 30); }
-
-void zr_check_memory(zr *z)
-{
-    int64_t each = z->room + z->p->overhead((int)z->o->threads) + z->p->overhead(1);
-    int64_t available = look_up("/proc/meminfo", "MemAvailable:"), group = left_in_groups();
-    if (each > INT64_MAX / z->ranks)
-        zr_fail(z, ZR_ENVIRONMENT, "%d ranks of %" PRId64 " bytes: more than a file can hold",
-                z->ranks, each);
-    if (available >= 0 && z->ranks * each > available * 1024)
-        zr_fail(z, ZR_ENVIRONMENT,
-                "needs %.3f GiB of memory (%d ranks x %" PRId64 " bytes); this host has %.3f GiB "
-                "available; end other programs, or generate with fewer ranks, a smaller "
-                "micro_batch or a smaller model",
-                gib(z->ranks * each), z->ranks, each, gib(available * 1024));
-    if (group >= 0 && z->ranks * each > group)
-        zr_fail(z, ZR_ENVIRONMENT,
-                "needs %.3f GiB of memory (%d ranks x %" PRId64 " bytes); the memory group "
-                "(cgroup) of this process allows %.3f GiB more; raise its limit",
-                gib(z->ranks * each), z->ranks, each, gib(group));
-}
-
-void zr_check_launcher(zr *z)
+void zr_refuse_launcher(zr *z)
 {
     static const char *const names[] = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE",
                                         "SLURM_STEP_NUM_TASKS"};
@@ -182,75 +101,6 @@ void zr_check_launcher(zr *z)
                 "without a launcher",
                 names[i], text, z->ranks);
     }
-}
-
-/* ---- a rank's beginnings */
-
-void zr_handshake(zr *z)
-{
-    zr_seat *mine = &z->shared->seat[z->rank], *first = &z->shared->seat[0];
-    mine->abi = z->p->abi;
-    snprintf(mine->plan, sizeof mine->plan, "%s", z->p->plan);
-    snprintf(mine->object, sizeof mine->object, "%s", z->p->object());
-    zr_barrier(z);
-    if (strcmp(mine->plan, first->plan) || mine->abi != first->abi)
-        zr_fail(z, ZR_DISAGREE,
-                "runs plan %s, rank 0 runs plan %s; start the same binary everywhere", mine->plan,
-                first->plan);
-    if (strcmp(mine->object, first->object))
-        zr_fail(z, ZR_DISAGREE,
-                "has kernels for %s, rank 0 for %s; set ZK_ISA to the lesser one on all ranks",
-                mine->object, first->object);
-}
-
-/* Takes the pages now, so that a lack of memory shows here and not in a step. */
-static int populate(char *at, int64_t bytes)
-{
-    if (!madvise(at, (size_t)bytes, MADV_POPULATE_WRITE)) return 0;
-    if (errno != EINVAL) return -1;
-    for (int64_t i = 0; i < bytes; i += 4096) ((volatile char *)at)[i] = 0; /* Linux before 5.14 */
-    return 0;
-}
-
-static char *mapped(zr *z, void *at, int64_t bytes)
-{
-    if (at == MAP_FAILED)
-        zr_fail(z, ZR_ENVIRONMENT, "mapping %" PRId64 " bytes of an arena: %s", bytes,
-                strerror(errno));
-    return at;
-}
-
-/* What peers read of a rank's arena, at `at` (NULL: anywhere). */
-static char *map_common(zr *z, int rank, char *at, int protection)
-{
-    if (!z->common) return at;
-    return mapped(z, mmap(at, (size_t)z->common, protection, MAP_SHARED | (at ? MAP_FIXED : 0),
-                          z->memory, rank * z->common), z->common);
-}
-
-/* One range: the common part from the memory file, the rest private, in huge pages where the
- * system has them: they are quicker to take and to reach. */
-static char *map_arena(zr *z)
-{
-    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    char *at = mmap(NULL, (size_t)z->room, PROT_READ | PROT_WRITE, flags, -1, 0);
-    mapped(z, at, z->room);
-    madvise(at, (size_t)z->room, MADV_HUGEPAGE);
-    return map_common(z, z->rank, at, PROT_READ | PROT_WRITE);
-}
-
-void zr_arena(zr *z)
-{
-    z->peer = calloc((size_t)z->ranks, sizeof *z->peer);
-    if (!z->peer) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
-    z->arena = map_arena(z);
-    if (populate(z->arena, z->room))
-        zr_fail(z, ZR_ENVIRONMENT, "taking %" PRId64 " bytes of memory: %s", z->room,
-                strerror(errno));
-    for (int r = 0; r < z->ranks; r++)
-        z->peer[r] = r == z->rank ? z->arena
-                                  : map_common(z, r, NULL, z->unmap ? PROT_NONE : PROT_READ);
-    z->ready = zr_now();
 }
 
 /* ---- the parent */
@@ -274,10 +124,6 @@ static void live(zr *z, int rank, pid_t parent, const sigset_t *before, void (*b
 static void share(zr *z)
 {
     size_t bytes = sizeof *z->shared + (size_t)z->ranks * sizeof *z->shared->seat;
-    z->memory = memfd_create("arenas", MFD_CLOEXEC);
-    if (z->memory < 0 || ftruncate(z->memory, z->ranks * z->common))
-        zr_fail(z, ZR_ENVIRONMENT, "a memory file of %" PRId64 " bytes: %s", z->ranks * z->common,
-                strerror(errno));
     void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED)
         zr_fail(z, ZR_ENVIRONMENT, "mapping %zu bytes: %s", bytes, strerror(errno));
@@ -351,7 +197,6 @@ int zr_ranks(zr *z, void (*body)(zr *z))
     for (size_t i = 0; i < 4; i++)
         sigaddset(&signals, (const int[]){SIGCHLD, SIGINT, SIGTERM, SIGHUP}[i]);
     sigprocmask(SIG_BLOCK, &signals, &before);
-    signal(SIGXFSZ, SIG_IGN);             /* then a file too large is an error of write */
     share(z);
     fflush(NULL);
     for (int r = 0; r < z->ranks; r++) {

@@ -1,0 +1,196 @@
+/* memory.c -- the arenas of ranks on one host: is there room, mapping them, copies in and out.
+ *
+ * What peers read of the arenas lies in one memory file that has no name, so that nothing is left
+ * behind however a run ends.
+ *
+ * Invariants
+ *  1. Memory that is promised is taken at the start: a lack of it shows here and not in a step.
+ */
+#define _GNU_SOURCE
+#include "cpu.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { MOST_DELAY = 1000000000 };
+
+/* ---- is there room */
+
+/* The number behind `key` in a file of lines "key number"; key "": the first word of the file.
+ * -1 where there is none ("max", too). */
+static int64_t look_up(const char *path, const char *key)
+{
+    FILE *f = fopen(path, "re");
+    char line[256];
+    int64_t value = -1, found;
+    size_t n = strlen(key);
+    while (f && value < 0 && fgets(line, sizeof line, f))
+        if (!strncmp(line, key, n) && sscanf(line + n, " %" SCNd64, &found) == 1) value = found;
+    if (f) fclose(f);
+    return value;
+}
+
+/* Bytes that the memory group at `path` still allows; -1: no limit. Pages of files that were not
+ * used for a while can be had back. */
+static int64_t left_in_group(const char *path, int version)
+{
+    char file[ZR_FILE + 64];
+    const char *names[2][4] = {
+        {"memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat", "total_inactive_file "},
+        {"memory.max", "memory.current", "memory.stat", "inactive_file "},
+    };
+    const char *const *name = names[version - 1];
+    int64_t value[3];
+    for (int i = 0; i < 3; i++) {
+        snprintf(file, sizeof file, "%s/%s", path, name[i]);
+        value[i] = look_up(file, i == 2 ? name[3] : "");
+    }
+    if (value[0] < 0 || value[1] < 0) return -1;
+    int64_t left = value[0] - value[1] + (value[2] > 0 ? value[2] : 0);
+    return left > 0 ? left : 0;
+}
+
+static int64_t less(int64_t a, int64_t b) { return a < 0 || (b >= 0 && b < a) ? b : a; }
+
+/* The least that our memory group and those above it allow; -1: no limit. */
+static int64_t left_in_groups(void)
+{
+    FILE *f = fopen("/proc/self/cgroup", "re");
+    char line[ZR_FILE], path[ZR_FILE + 32];
+    int64_t left = -1;
+    while (f && fgets(line, sizeof line, f)) {
+        int version = !strncmp(line, "0::", 3) ? 2 : 1;
+        char *group = version == 2 ? line + 3 : strstr(line, ":memory:");
+        if (!group) continue;
+        group += version == 2 ? 0 : 8;
+        group[strcspn(group, "\n")] = 0;
+        snprintf(path, sizeof path, "/sys/fs/cgroup%s%s", version == 2 ? "" : "/memory", group);
+        for (char *end; strlen(path) >= strlen("/sys/fs/cgroup"); *end = 0) {
+            left = less(left, left_in_group(path, version));
+            end = strrchr(path, '/');
+        }
+    }
+    if (f) fclose(f);
+    return left;
+}
+
+static double gib(int64_t bytes) { return (double)bytes / (1 << 30); }
+
+static void check_memory(zr *z)
+{
+    int64_t each = z->t->room + z->p->overhead((int)z->o->threads) + z->p->overhead(1);
+    int64_t available = look_up("/proc/meminfo", "MemAvailable:"), group = left_in_groups();
+    if (each > INT64_MAX / z->ranks)
+        zr_fail(z, ZR_ENVIRONMENT, "%d ranks of %" PRId64 " bytes: more than a file can hold",
+                z->ranks, each);
+    if (available >= 0 && z->ranks * each > available * 1024)
+        zr_fail(z, ZR_ENVIRONMENT,
+                "needs %.3f GiB of memory (%d ranks x %" PRId64 " bytes); this host has %.3f GiB "
+                "available; end other programs, or generate with fewer ranks, a smaller "
+                "micro_batch or a smaller model",
+                gib(z->ranks * each), z->ranks, each, gib(available * 1024));
+    if (group >= 0 && z->ranks * each > group)
+        zr_fail(z, ZR_ENVIRONMENT,
+                "needs %.3f GiB of memory (%d ranks x %" PRId64 " bytes); the memory group "
+                "(cgroup) of this process allows %.3f GiB more; raise its limit",
+                gib(z->ranks * each), z->ranks, each, gib(group));
+}
+
+static void make_file(zr *z)
+{
+    zr_target *t = z->t;
+    t->memory = memfd_create("arenas", MFD_CLOEXEC);
+    if (t->memory < 0 || ftruncate(t->memory, z->ranks * t->common))
+        zr_fail(z, ZR_ENVIRONMENT, "a memory file of %" PRId64 " bytes: %s", z->ranks * t->common,
+                strerror(errno));
+}
+
+void zr_prepare(zr *z)
+{
+    zr_refuse_launcher(z);
+    z->t = calloc(1, sizeof *z->t);
+    if (!z->t) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+    z->t->room = (z->p->arena + 4095) / 4096 * 4096;
+    z->t->common = (z->p->shared + 4095) / 4096 * 4096;
+    z->t->delay = zr_setting(z, "ZR_GATHER_DELAY_US", MOST_DELAY);
+    z->t->unmap = zr_setting(z, "ZR_UNMAP_PEERS", 1) != 0;
+    check_memory(z);
+    make_file(z);
+}
+
+/* ---- mapping */
+
+/* Takes the pages now, so that a lack of memory shows here and not in a step. */
+static int populate(char *at, int64_t bytes)
+{
+    if (!madvise(at, (size_t)bytes, MADV_POPULATE_WRITE)) return 0;
+    if (errno != EINVAL) return -1;
+    for (int64_t i = 0; i < bytes; i += 4096) ((volatile char *)at)[i] = 0; /* Linux before 5.14 */
+    return 0;
+}
+
+static char *mapped(zr *z, void *at, int64_t bytes)
+{
+    if (at == MAP_FAILED)
+        zr_fail(z, ZR_ENVIRONMENT, "mapping %" PRId64 " bytes of an arena: %s", bytes,
+                strerror(errno));
+    return at;
+}
+
+/* What peers read of a rank's arena, at `at` (NULL: anywhere). */
+static char *map_common(zr *z, int rank, char *at, int protection)
+{
+    if (!z->t->common) return at;
+    return mapped(z, mmap(at, (size_t)z->t->common, protection, MAP_SHARED | (at ? MAP_FIXED : 0),
+                          z->t->memory, rank * z->t->common), z->t->common);
+}
+
+/* One range: the common part from the memory file, the rest private, in huge pages where the
+ * system has them: they are quicker to take and to reach. */
+static char *map_arena(zr *z)
+{
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    char *at = mmap(NULL, (size_t)z->t->room, PROT_READ | PROT_WRITE, flags, -1, 0);
+    mapped(z, at, z->t->room);
+    madvise(at, (size_t)z->t->room, MADV_HUGEPAGE);
+    return map_common(z, z->rank, at, PROT_READ | PROT_WRITE);
+}
+
+void zr_arena(zr *z)
+{
+    zr_target *t = z->t;
+    t->peer = calloc((size_t)z->ranks, sizeof *t->peer);
+    if (!t->peer) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+    t->arena = map_arena(z);
+    if (populate(t->arena, t->room))
+        zr_fail(z, ZR_ENVIRONMENT, "taking %" PRId64 " bytes of memory: %s", t->room,
+                strerror(errno));
+    for (int r = 0; r < z->ranks; r++)
+        t->peer[r] = r == z->rank ? t->arena
+                                  : map_common(z, r, NULL, t->unmap ? PROT_NONE : PROT_READ);
+    z->ready = zr_now();
+}
+
+/* ---- copies */
+
+void zr_read(zr *z, void *to, int64_t at, int64_t bytes)
+{
+    memcpy(to, z->t->arena + at, (size_t)bytes);
+}
+
+void zr_write(zr *z, int64_t at, const void *from, int64_t bytes)
+{
+    memcpy(z->t->arena + at, from, (size_t)bytes);
+}
+
+void zr_inlet(zr *z, int32_t **tokens, int32_t **targets)
+{
+    *tokens = (int32_t *)(z->t->arena + z->p->tokens);
+    *targets = (int32_t *)(z->t->arena + z->p->targets);
+}
+
+void zr_inlet_filled(zr *z) { (void)z; }

@@ -1,0 +1,74 @@
+/* zr_seats.c -- how the ranks of one host wait for each other: counters in the memory they share.
+ *
+ * seat[r].turn[q].arrived = n says: rank r has come to turn n of q; read = n: and is done with it.
+ * Every rank counts turns for itself, alike on all ranks. Counters only grow, and wrap together.
+ *
+ * Invariants
+ *  1. A rank writes only its own seat.
+ *  2. Who waits sleeps in the kernel: ranks may outnumber cores. A sleeper looks at the stop flag
+ *     several times a second.
+ */
+#define _GNU_SOURCE
+#include "zr_int.h"
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+void zr_wake(_Atomic uint32_t *word)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+void zr_set(_Atomic uint32_t *word, uint32_t n)
+{
+    atomic_store(word, n);
+    zr_wake(word);
+}
+
+void zr_until(zr *z, _Atomic uint32_t *word, uint32_t n)
+{
+    const struct timespec slice = {0, 100000000};
+    for (;;) {
+        uint32_t seen = atomic_load(word);
+        if ((int32_t)(seen - n) >= 0) return;
+        zr_leave_if_stopped(z);
+        syscall(SYS_futex, word, FUTEX_WAIT, seen, &slice, NULL, 0);
+    }
+}
+
+void zr_all_arrived(zr *z, int queue, uint32_t turn)
+{
+    for (int r = 0; r < z->ranks; r++) zr_until(z, &z->shared->seat[r].turn[queue].arrived, turn);
+}
+
+uint32_t zr_arrive(zr *z, int queue, uint32_t *turn)
+{
+    zr_set(&z->shared->seat[z->rank].turn[queue].arrived, ++*turn);
+    return *turn;
+}
+
+void zr_barrier(zr *z)
+{
+    zr_all_arrived(z, ZR_QUEUES, zr_arrive(z, ZR_QUEUES, &z->barriers));
+}
+
+void zr_handshake(zr *z)
+{
+    zr_seat *mine = &z->shared->seat[z->rank], *first = &z->shared->seat[0];
+    mine->abi = z->p->abi;
+    snprintf(mine->plan, sizeof mine->plan, "%s", z->p->plan);
+    snprintf(mine->object, sizeof mine->object, "%s", z->p->object());
+    zr_barrier(z);
+    if (strcmp(mine->plan, first->plan) || mine->abi != first->abi)
+        zr_fail(z, ZR_DISAGREE,
+                "runs plan %s, rank 0 runs plan %s; start the same binary everywhere", mine->plan,
+                first->plan);
+    if (strcmp(mine->object, first->object))
+        zr_fail(z, ZR_DISAGREE,
+                "has kernels for %s, rank 0 for %s; set ZK_ISA to the lesser one on all ranks",
+                mine->object, first->object);
+}
