@@ -24,7 +24,7 @@ enum { ZR_OK = 0, ZR_USER = 2, ZR_ENVIRONMENT = 3, ZR_DISAGREE = 4, ZR_DIED = 5,
 enum { ZR_EAGER, ZR_LATE, ZR_SHUFFLED };
 enum { ZR_OPERANDS = 12, ZR_SKIPS = 20 };
 
-/* ---- options (zr_main.c) */
+/* ---- options (zr_options.c) */
 typedef struct zr_options {
     const char *data, *val, *load, *save, *log, *queue;   /* NULL where not given */
     int64_t steps, val_every, sample, threads;
@@ -38,7 +38,7 @@ typedef struct zr_options {
 typedef struct zr_seat {
     struct { _Atomic uint32_t arrived, read; } turn[ZR_QUEUES + 1];
     uint32_t abi;
-    char plan[72], object[32];
+    char plan[72], object[64];
     uint64_t hash[2];
 } __attribute__((aligned(64))) zr_seat;
 
@@ -129,10 +129,14 @@ void zr_step_end(zr *z);                  /* all queues are empty after it */
 void zr_drain(zr *z);
 void zr_push(zr *z, int queue, const zr_command *c);   /* runs at once where the queue is inline */
 
-/* ---- options (zr_main.c) */
+/* ---- options (zr_options.c) */
+void zr_parse(zr *z, zr_options *o, int argc, char **argv);
+void zr_help(zr *z, const char *program);
+void zr_version(zr *z);
 /* A setting in the environment; 0 where there is none. */
 int64_t zr_setting(zr *z, const char *name, int64_t most);
-uint64_t zr_random(uint64_t *state);      /* splitmix64 */
+
+uint64_t zr_random(uint64_t *state);      /* splitmix64 (zr_main.c) */
 
 /* ---- log (zr_log.c); rank 0 alone speaks */
 void zr_print(zr *z, int file, const char *format, ...) __attribute__((format(printf, 3, 4)));
