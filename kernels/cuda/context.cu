@@ -72,9 +72,11 @@ zk *zk_open(void *stream, void *device, void *host, int dtype, int column, int t
         *why = *why ? *why : "no memory for the kernels' context";
         return NULL;
     }
-    *k = {(cudaStream_t)stream, (char *)device, (char *)host, dtype, column, NULL};
-    cublasStatus_t status = cublasLtCreate(&k->lt);
+    *k = {(cudaStream_t)stream, (char *)device, (char *)host, dtype, column, NULL,
+          zk_gemms_open()};
+    cublasStatus_t status = k->gemms ? cublasLtCreate(&k->lt) : CUBLAS_STATUS_ALLOC_FAILED;
     if (status != CUBLAS_STATUS_SUCCESS) {
+        free(k->gemms);
         snprintf(reason, sizeof reason, "cuBLASLt does not start: %s",
                  cublasLtGetStatusString(status));
         *why = reason;
@@ -86,6 +88,7 @@ zk *zk_open(void *stream, void *device, void *host, int dtype, int column, int t
 
 void zk_close(zk *k)
 {
+    zk_gemms_close(k->gemms);
     (void)cublasLtDestroy(k->lt);
     free(k);
 }

@@ -25,11 +25,16 @@ extern "C" {
 #include "../zk.h"
 }
 
+struct gemms;                   /* linear.cu: products that were run, each with its algorithm */
+gemms *zk_gemms_open(void);     /* NULL: no memory */
+void zk_gemms_close(gemms *all);
+
 struct zk {
     cudaStream_t stream;
     char *device, *host;      /* scratch: the plan's classes `space` (NULL: none) and `desk` */
     int dtype, column;
     cublasLtHandle_t lt;
+    struct gemms *gemms;
 };
 
 /* ---- storage types: float, and bf16, the upper half of a float */
@@ -49,6 +54,23 @@ __device__ inline void put(bf16 *to, float x)
     uint32_t u = __float_as_uint(x);
     int nan = (u & 0x7fffffff) > 0x7f800000;
     to->u = (uint16_t)(nan ? u >> 16 | 0x40 : (u + (0x7fff + (u >> 16 & 1))) >> 16);
+}
+
+/* ---- what the host does */
+inline void zk_must(cudaError_t error, const char *what)
+{
+    if (error == cudaSuccess)
+        return;
+    fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
+    fflush(stderr);
+    _exit(3);
+}
+
+/* to: host memory, written on return, after all work before it */
+inline void zk_to_host(zk *k, void *to, const void *from, size_t bytes)
+{
+    zk_must(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, k->stream), "copy to host");
+    zk_must(cudaStreamSynchronize(k->stream), "copy to host");
 }
 
 /* ---- launches */

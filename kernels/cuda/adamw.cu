@@ -1,0 +1,243 @@
+/* adamw.cu -- the optimizer: a step's constants, AdamW, initial values and the weights' hash.
+ *
+ * Invariants
+ *  1. Every element's result depends on the element alone, so any partition of a flat buffer gives
+ *     the same bits; what lies between tensors is neither read nor written.
+ *  2. The bits are those of a CPU: a step's constants are made in f64 by the same functions; AdamW
+ *     is IEEE multiplication, division and square root and explicit fma in f32.
+ *  3. A warp takes a block of a tensor at a time.
+ */
+#include "../digest.h"
+#include "../step.h"
+#include "part.h"
+
+enum { PACK = 4, ROW = PACK * ZK_WARP };        /* elements of a thread and of a warp at a time */
+
+/* ---- a step's constants */
+void zk_clear(zk *k, const zk_launch *L, int64_t *sums)
+{
+    (void)L;
+    zk_must(cudaMemsetAsync(sums, 0, ZK_SUMS * sizeof *sums, k->stream), "zk_clear");
+}
+
+__global__ void begin(zk_ctl *ctl, int64_t *sums, zk_recipe r)
+{
+    for (int i = (int)threadIdx.x; i < ZK_SUMS; i += (int)blockDim.x)
+        sums[i] = 0;
+    if (threadIdx.x == 0)
+        step_begin(ctl, &r);
+}
+
+void zk_begin(zk *k, const zk_launch *L, zk_ctl *ctl, int64_t *sums, const zk_recipe *r)
+{
+    ZK_LAUNCH(k, L, 0, begin, ctl, sums, *r);
+}
+
+__global__ void factor(zk_ctl *ctl, const int64_t *sums, zk_recipe r)
+{
+    if (threadIdx.x == 0)
+        step_factor(ctl, sums, &r);
+}
+
+void zk_factor(zk *k, const zk_launch *L, zk_ctl *ctl, const int64_t *sums, const zk_recipe *r)
+{
+    ZK_LAUNCH(k, L, 0, factor, ctl, sums, *r);
+}
+
+/* ---- AdamW */
+struct adam {
+    float *p, *m, *v;               /* [n] */
+    const float *g;                 /* [n] */
+    double decay;
+    float beta1, rest1, beta2, rest2, eps;
+};
+
+/* One step of an element; shrink: -lr * decay */
+__device__ inline float adam_one(const adam &a, const zk_ctl &c, float shrink, float p, float *m,
+                                 float *v, float g)
+{
+    g *= c.factor;
+    *m = fmaf(a.beta1, *m, a.rest1 * g);
+    *v = fmaf(a.beta2, *v, a.rest2 * (g * g));
+    float move = *m * c.bias1 / (sqrtf(*v * c.bias2) + a.eps);
+    return fmaf(-c.lr, move, fmaf(shrink, p, p));
+}
+
+/* Elements i .. i + 3, `left` of them or fewer */
+template <class T>
+__device__ inline void adam_pack(const adam &a, T *w, const zk_ctl &c, float shrink, int64_t i,
+                                 int left)
+{
+    float p[PACK], m[PACK], v[PACK], g[PACK];
+    fetch(p, a.p + i, left);
+    fetch(m, a.m + i, left);
+    fetch(v, a.v + i, left);
+    fetch(g, a.g + i, left);
+    for (int j = 0; j < PACK; j++)
+        p[j] = adam_one(a, c, shrink, p[j], m + j, v + j, g[j]);
+    stow(a.m + i, m, left);
+    stow(a.v + i, v, left);
+    stow(a.p + i, p, left);
+    if (w)
+        stow(w + i, p, left);
+}
+
+template <class T>
+__global__ void __launch_bounds__(256)
+adamw(adam a, T *w, const zk_ctl *ctl, span_list spans, int64_t first, int64_t n)
+{
+    zk_span own = spans.span[lane_here()];
+    zk_ctl c = *ctl;
+    float most = (float)(-(double)c.lr * a.decay);
+    if (c.skipped)
+        return;
+    for (int64_t at = warp_here() * ZK_BLOCK; at < n; at += warps_here() * ZK_BLOCK) {
+        block_part part;
+        if (!find_part(&part, own, first + at))
+            continue;
+        float shrink = most * __shfl_sync((unsigned)ZK_ALL, own.decay, part.lane);
+        int have = (int)zk_least(part.n, n - at);
+        for (int i = PACK * lane_here(); i < have; i += ROW)
+            adam_pack(a, w, c, shrink, at + i, have - i);
+    }
+}
+
+void zk_adamw(zk *k, const zk_launch *L, const zk_ctl *ctl, const zk_recipe *r, real *w, float *p,
+              float *m, float *v, const float *g, const zk_span *spans, int64_t nspans,
+              int64_t first, int64_t n)
+{
+    adam a = {p, m, v, g, r->decay, (float)r->beta1, (float)(1 - r->beta1), (float)r->beta2,
+              (float)(1 - r->beta2), (float)r->eps};
+    for (int64_t i = 0; i < nspans; i += ZK_WARP)
+        ZK_REAL(k, T, ZK_LAUNCH(k, L, 0, adamw<T>, a, (T *)w, ctl,
+                                some_spans(spans + i, nspans - i), first, n));
+}
+
+/* ---- initial values: counter 16*(element/64) + lane gives elements 64*(element/64) + lane + 0,
+ * 16, 32, 48 of a tensor */
+enum { GROUP = 64, LANES = 16 };
+
+/* Philox 4x32-10 (Salmon and others, SC 2011): the counter becomes its random words. */
+__device__ inline void philox(uint32_t c[4], uint64_t key)
+{
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    for (int i = 0; i < 10; i++) {
+        uint64_t a = (uint64_t)c[0] * 0xd2511f53u, b = (uint64_t)c[2] * 0xcd9e8d57u;
+        c[0] = (uint32_t)(b >> 32) ^ c[1] ^ k0;
+        c[2] = (uint32_t)(a >> 32) ^ c[3] ^ k1;
+        c[1] = (uint32_t)b;
+        c[3] = (uint32_t)a;
+        k0 += 0x9e3779b9u;
+        k1 += 0xbb67ae85u;
+    }
+}
+
+/* log of a normal number by log16 of kernels/cpu/vec.h, which says what it does */
+__device__ inline float log_one(float x)
+{
+    int bits = __float_as_int(x) - 0x3f3504f3;
+    float e = (float)(bits >> 23), f = __int_as_float((bits & 0x7fffff) + 0x3f3504f3) - 1.0f;
+    float s = f / (f + 2.0f), z = s * s, r = 2.0f / 11;
+    r = fmaf(r, z, 2.0f / 9);
+    r = fmaf(r, z, 2.0f / 7);
+    r = fmaf(r, z, 2.0f / 5);
+    r = fmaf(r, z, 2.0f / 3);
+    float tail = fmaf(e, -0x1.05c610p-29f, s * fmaf(r, z, -f));
+    return fmaf(e, 0x1.62e430p-1f, f + tail);
+}
+
+/* Two normals from two words, as normals() of kernels/cpu/adamw.c */
+__device__ inline void normals(float z[2], uint32_t a, uint32_t b)
+{
+    const float turn = 6.28318530717958647692f;
+    uint32_t quarter = (b + (1u << 29)) >> 30;
+    float u = fmaf((float)(int)(a >> 1), 0x1p-31f, 0x1p-32f);
+    float x = (float)(int)(b - (quarter << 30)) * (turn * 0x1p-32f);
+    float xx = x * x, radius = sqrtf(-2 * log_one(u));
+    float s = fmaf(xx, 2.75573192e-6f, -1.98412698e-4f);
+    s = fmaf(xx, fmaf(xx, s, 8.33333333e-3f), -0.166666667f);
+    float c = fmaf(xx, -2.75573192e-7f, 2.48015873e-5f);
+    c = fmaf(xx, fmaf(xx, c, -1.38888889e-3f), 4.16666667e-2f);
+    c = radius * fmaf(xx, fmaf(xx, c, -0.5f), 1);
+    s = radius * fmaf(xx * x, s, x);
+    int odd = (int)(quarter & 1);
+    z[0] = __uint_as_float(__float_as_uint(odd ? s : c) ^ ((quarter + 1) & 2) << 30);
+    z[1] = __uint_as_float(__float_as_uint(odd ? c : s) ^ (quarter & 2) << 30);
+}
+
+/* Words 0 .. 3 of counter `counter` as four normals */
+__device__ inline void draw_normals(float z[4], uint64_t seed, uint64_t key, uint64_t counter)
+{
+    uint32_t c[4] = {(uint32_t)counter, (uint32_t)(counter >> 32), (uint32_t)key,
+                     (uint32_t)(key >> 32)};
+    philox(c, seed);
+    normals(z, c[0], c[1]);
+    normals(z + 2, c[2], c[3]);
+}
+
+__global__ void __launch_bounds__(256)
+initial(float *p, span_list spans, int64_t first, int64_t n, uint64_t seed)
+{
+    int lane = lane_here();
+    zk_span own = spans.span[lane];
+    for (int64_t at = warp_here() * ZK_BLOCK; at < n; at += warps_here() * ZK_BLOCK) {
+        block_part part;
+        if (!find_part(&part, own, first + at))
+            continue;
+        float mean = __shfl_sync((unsigned)ZK_ALL, own.mean, part.lane);
+        float std = __shfl_sync((unsigned)ZK_ALL, own.std, part.lane);
+        int have = (int)zk_least(part.n, n - at);
+        for (int group = lane / LANES * GROUP; group < have; group += ZK_WARP / LANES * GROUP) {
+            float z[4] = {0, 0, 0, 0};
+            uint64_t counter = (uint64_t)(part.elem + group) / GROUP * LANES + lane % LANES;
+            if (std != 0)
+                draw_normals(z, seed, (uint64_t)part.key, counter);
+            for (int j = 0, i = group + lane % LANES; j < 4 && i < have; j++, i += LANES)
+                p[at + i] = fmaf(std, z[j], mean);
+        }
+    }
+}
+
+void zk_init(zk *k, const zk_launch *L, float *p, const zk_span *spans, int64_t nspans,
+             int64_t first, int64_t n, uint64_t seed)
+{
+    for (int64_t i = 0; i < nspans; i += ZK_WARP)
+        ZK_LAUNCH(k, L, 0, initial, p, some_spans(spans + i, nspans - i), first, n, seed);
+}
+
+/* ---- the hash: a warp looks up 32 blocks, and each lane goes through one */
+__global__ void __launch_bounds__(128)
+digest(unsigned long long *sum, const float *p, span_list spans, int64_t first, int64_t n)
+{
+    int lane = lane_here();
+    zk_span own = spans.span[lane];
+    uint64_t mine[2] = {0, 0};
+    int64_t step = (int64_t)ZK_WARP * ZK_BLOCK;
+    for (int64_t at = warp_here() * step; at < n; at += warps_here() * step) {
+        block_part part, found = {0, 0, 0, 0};
+        for (int i = 0; i < ZK_WARP && at + i * ZK_BLOCK < n; i++)
+            if (find_part(&part, own, first + at + i * ZK_BLOCK) && i == lane)
+                found = part;
+        int64_t start = at + lane * ZK_BLOCK, have = zk_least(found.n, n - start);
+        if (have > 0)
+            digest_block(mine, (uint64_t)found.key, (uint64_t)found.elem / ZK_BLOCK, p + start,
+                         have);
+    }
+    for (int i = 0; i < 2; i++) {
+        uint64_t all = warp_sum(mine[i]);
+        if (lane == 0 && all)
+            atomicAdd(sum + i, (unsigned long long)all);
+    }
+}
+
+void zk_hash(zk *k, const zk_launch *L, uint64_t *sum, const float *p, const zk_span *spans,
+             int64_t nspans, int64_t first, int64_t n)
+{
+    unsigned long long *all = (unsigned long long *)k->device, *found = (unsigned long long *)k->host;
+    zk_must(cudaMemsetAsync(all, 0, 2 * sizeof *all, k->stream), "zk_hash");
+    for (int64_t i = 0; i < nspans; i += ZK_WARP)
+        ZK_LAUNCH(k, L, 0, digest, all, p, some_spans(spans + i, nspans - i), first, n);
+    zk_to_host(k, found, all, 2 * sizeof *all);
+    sum[0] += found[0];
+    sum[1] += found[1];
+}

@@ -1,0 +1,242 @@
+/* linear.cu -- the products of a linear layer and its gradients, by cuBLASLt; the bias' gradient.
+ *
+ * Invariants
+ *  1. cuBLASLt sees columns first: a row-major [M,N] is its N x M with leading dimension N. So
+ *     y = x . w is asked for as y^T = w^T . x^T, and the other products alike; nothing is copied.
+ *  2. Sums are f32: no TF32, and where a product is split over k its parts are added in f32.
+ *  3. A product's algorithm depends on its shape, types and alignment (16 bytes or less, so never
+ *     on where in memory a plan put it) and on the launch's slot: slot s is the heuristic's choice
+ *     number s. It is asked for once; a product of the same kind later uses what was made then.
+ *  4. The bias' gradient is partial sums of stripes of rows, folded in order.
+ */
+#include "part.h"
+
+#include <stdlib.h>
+
+enum { WORKSPACE = 32 << 20, ALIGNED = 16, MOST_GEMMS = 256, MOST_CHOICES = 8 };
+
+static void must(cublasStatus_t status, const char *what)
+{
+    if (status == CUBLAS_STATUS_SUCCESS)
+        return;
+    fprintf(stderr, "cuBLASLt, %s: %s\n", what, cublasLtGetStatusString(status));
+    fflush(stderr);
+    _exit(3);
+}
+
+/* ---- a product d = a . b (+ bias), as cuBLASLt sees it: d m x n, a m x k, b k x n, columns first;
+ * a turned operand lies in memory as its transpose */
+struct shape {
+    int64_t m, n, k, slot;
+    int32_t a_turned, b_turned;
+    cudaDataType_t in, out;
+    uint32_t a_align, b_align, d_align, bias_align;     /* bytes; 0: there is no bias */
+};
+static_assert(sizeof(shape) == 64, "no bytes between, so that shapes can be compared as bytes");
+
+struct gemm {
+    shape s;
+    cublasLtMatmulDesc_t how;
+    cublasLtMatrixLayout_t a, b, d;
+    cublasLtMatmulAlgo_t algo;
+};
+
+struct gemms {
+    int n;
+    gemm made[MOST_GEMMS];
+};
+
+gemms *zk_gemms_open(void) { return (gemms *)calloc(1, sizeof(gemms)); }
+
+void zk_gemms_close(gemms *all)
+{
+    for (gemm *g = all->made; g < all->made + all->n; g++) {
+        (void)cublasLtMatmulDescDestroy(g->how);
+        (void)cublasLtMatrixLayoutDestroy(g->a);
+        (void)cublasLtMatrixLayoutDestroy(g->b);
+        (void)cublasLtMatrixLayoutDestroy(g->d);
+    }
+    free(all);
+}
+
+/* ---- making one */
+static void set(gemm *g, cublasLtMatmulDescAttributes_t name, const void *value, size_t bytes)
+{
+    must(cublasLtMatmulDescSetAttribute(g->how, name, value, bytes), "a product's attribute");
+}
+
+static void describe(gemm *g)
+{
+    const shape *s = &g->s;
+    cublasOperation_t a = s->a_turned ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasOperation_t b = s->b_turned ? CUBLAS_OP_T : CUBLAS_OP_N;
+    cublasLtEpilogue_t end = CUBLASLT_EPILOGUE_BIAS;
+    must(cublasLtMatmulDescCreate(&g->how, CUBLAS_COMPUTE_32F, CUDA_R_32F), "a product");
+    set(g, CUBLASLT_MATMUL_DESC_TRANSA, &a, sizeof a);
+    set(g, CUBLASLT_MATMUL_DESC_TRANSB, &b, sizeof b);
+    /* An address that is aligned as the bias is stands for it while an algorithm is chosen. */
+    const void *bias = (const void *)(uintptr_t)s->bias_align;
+    if (bias) {
+        set(g, CUBLASLT_MATMUL_DESC_EPILOGUE, &end, sizeof end);
+        set(g, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &s->in, sizeof s->in);
+        set(g, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+    }
+    const char *what = "a matrix";
+    must(s->a_turned ? cublasLtMatrixLayoutCreate(&g->a, s->in, s->k, s->m, s->k)
+                     : cublasLtMatrixLayoutCreate(&g->a, s->in, s->m, s->k, s->m), what);
+    must(s->b_turned ? cublasLtMatrixLayoutCreate(&g->b, s->in, s->n, s->k, s->n)
+                     : cublasLtMatrixLayoutCreate(&g->b, s->in, s->k, s->n, s->k), what);
+    must(cublasLtMatrixLayoutCreate(&g->d, s->out, s->m, s->n, s->m), what);
+}
+
+static void prefer(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t name,
+                   const void *value, size_t bytes)
+{
+    must(cublasLtMatmulPreferenceSetAttribute(p, name, value, bytes), "a preference");
+}
+
+static void choose(zk *k, gemm *g)
+{
+    cublasLtMatmulPreference_t p;
+    cublasLtMatmulHeuristicResult_t found[MOST_CHOICES];
+    size_t workspace = WORKSPACE;
+    uint32_t split = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    int n = 0;
+    must(cublasLtMatmulPreferenceCreate(&p), "a preference");
+    prefer(p, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace);
+    prefer(p, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &split, sizeof split);
+    prefer(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &g->s.a_align, sizeof(uint32_t));
+    prefer(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &g->s.b_align, sizeof(uint32_t));
+    prefer(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &g->s.d_align, sizeof(uint32_t));
+    prefer(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &g->s.d_align, sizeof(uint32_t));
+    must(cublasLtMatmulAlgoGetHeuristic(k->lt, g->how, g->a, g->b, g->d, g->d, p, (int)g->s.slot + 1,
+                                        found, &n), "an algorithm");
+    must(cublasLtMatmulPreferenceDestroy(p), "a preference");
+    must(n > g->s.slot ? found[g->s.slot].state : CUBLAS_STATUS_NOT_SUPPORTED, "an algorithm");
+    g->algo = found[g->s.slot].algo;
+}
+
+/* The one made for this shape, now or before */
+static gemm *look_up(zk *k, const shape *s)
+{
+    gemms *all = k->gemms;
+    for (gemm *g = all->made; g < all->made + all->n; g++)
+        if (!memcmp(&g->s, s, sizeof *s))
+            return g;
+    must(all->n < MOST_GEMMS && s->slot < MOST_CHOICES ? CUBLAS_STATUS_SUCCESS
+                                                       : CUBLAS_STATUS_ALLOC_FAILED, "products");
+    gemm *g = &all->made[all->n++];
+    g->s = *s;
+    describe(g);
+    choose(k, g);
+    return g;
+}
+
+/* ---- running one */
+static uint32_t alignment(const void *p)
+{
+    uintptr_t low = (uintptr_t)p & -(uintptr_t)p;
+    return (uint32_t)zk_least((int64_t)low, ALIGNED);
+}
+
+/* d = a . b (+ bias); full: d is float */
+static void multiply(zk *k, const zk_launch *L, int64_t m, int64_t n, int64_t depth, void *d,
+                     const void *a, int a_turned, const void *b, int b_turned, const void *bias,
+                     int full)
+{
+    const float one = 1, zero = 0;
+    cudaDataType_t type = k->dtype == ZK_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+    shape s = {m, n, depth, L[k->column].slot, a_turned, b_turned, type, full ? CUDA_R_32F : type,
+               alignment(a), alignment(b), alignment(d), bias ? alignment(bias) : 0};
+    gemm *g = look_up(k, &s);
+    if (bias)
+        set(g, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+    must(cublasLtMatmul(k->lt, g->how, &one, a, g->a, b, g->b, &zero, d, g->d, d, g->d, &g->algo,
+                        k->device, WORKSPACE, k->stream), "a product");
+}
+
+/* ---- kernels. [M,N] row by row is N x M columns first. */
+/* y^T [N,M] = w^T [N,K] . x^T [K,M] */
+void zk_linear_fwd(zk *k, const zk_launch *L, real *y, const real *x, const real *w, const real *b,
+                   int64_t M, int64_t N, int64_t K, int layout)
+{
+    multiply(k, L, N, M, K, y, w, layout == ZK_OUT_IN, x, 0, b, 0);
+}
+
+/* dx^T [K,M] = w [K,N] . dy^T [N,M] */
+void zk_linear_bwd_x(zk *k, const zk_launch *L, real *dx, const real *dy, const real *w,
+                     int64_t M, int64_t N, int64_t K, int layout)
+{
+    multiply(k, L, K, M, N, dx, w, layout == ZK_IN_OUT, dy, 0, NULL, 0);
+}
+
+/* dw [K,N]: dw^T [N,K] = dy^T [N,M] . x [M,K]; dw [N,K]: dw^T [K,N] = x^T [K,M] . dy [M,N] */
+void zk_linear_bwd_w(zk *k, const zk_launch *L, void *dw, const real *dy, const real *x,
+                     int64_t M, int64_t N, int64_t K, int layout, int full)
+{
+    if (layout == ZK_IN_OUT)
+        multiply(k, L, N, K, M, dw, dy, 0, x, 1, NULL, full);
+    else
+        multiply(k, L, K, N, M, dw, x, 0, dy, 1, NULL, full);
+}
+
+/* ---- gradient of the bias: a thread block sums a stripe of rows of dy [M,N], its warps in turns;
+ * stripes are folded by another launch */
+enum { WARPS = 8 };
+
+/* part[stripes][N] */
+template <class T, int V>
+__global__ void __launch_bounds__(WARPS * ZK_WARP)
+sum_stripes(float *part, const T *dy, int64_t M, int64_t N)
+{
+    __shared__ float turn[WARPS][ZK_WARP * V];
+    int lane = (int)(threadIdx.x % ZK_WARP), warp = (int)(threadIdx.x / ZK_WARP);
+    int64_t rows = (M + gridDim.y - 1) / gridDim.y, from = blockIdx.y * rows;
+    int64_t to = zk_least(M, from + rows);
+    for (int64_t n = blockIdx.x * ZK_WARP * V; n < N; n += (int64_t)gridDim.x * ZK_WARP * V) {
+        int64_t at = n + lane * V, left = N - at;
+        float sum[V] = {}, x[V];
+#pragma unroll 4
+        for (int64_t m = from + warp; m < to; m += WARPS) {
+            fetch(x, dy + m * N + at, left);
+            for (int j = 0; j < V; j++)
+                sum[j] += x[j];
+        }
+        for (int j = 0; j < V; j++)
+            turn[warp][lane * V + j] = sum[j];
+        __syncthreads();
+        for (int i = 1; warp == 0 && i < WARPS; i++)
+            for (int j = 0; j < V; j++)
+                sum[j] += turn[i][lane * V + j];
+        if (warp == 0)
+            stow(part + blockIdx.y * N + at, sum, left);
+        __syncthreads();
+    }
+}
+
+template <class T> __global__ void fold_stripes(T *db, const float *part, int stripes, int64_t N)
+{
+    for (int64_t n = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; n < N;
+         n += (int64_t)gridDim.x * blockDim.x) {
+        float sum = 0;
+        for (int i = 0; i < stripes; i++)
+            sum += part[i * N + n];
+        put(db + n, sum);
+    }
+}
+
+template <class T> static void bias_gradient(zk *k, const zk_launch *L, T *db, const T *dy,
+                                             int64_t M, int64_t N)
+{
+    float *part = (float *)k->device;
+    if (N % 4 || (uintptr_t)dy % sizeof(pack<T, 4>))
+        ZK_LAUNCH(k, L, 0, (sum_stripes<T, 1>), part, dy, M, N);
+    else
+        ZK_LAUNCH(k, L, 0, (sum_stripes<T, 4>), part, dy, M, N);
+    ZK_LAUNCH(k, L, 1, fold_stripes<T>, db, part, L[k->column].part[0].y, N);
+}
+
+void zk_linear_bwd_b(zk *k, const zk_launch *L, real *db, const real *dy, int64_t M, int64_t N)
+{
+    ZK_REAL(k, T, bias_gradient<T>(k, L, (T *)db, (const T *)dy, M, N));
+}

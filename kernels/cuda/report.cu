@@ -1,0 +1,27 @@
+/* report.cu -- what a run reads back of the device: reports, means, a token drawn.
+ *
+ * Each of these waits for all work before it on the stream; none belongs to a step. What is read
+ * passes through the pinned scratch, and the host works it out by the functions of a CPU.
+ */
+#include "cuda.h"
+
+#include "../draw.h"
+#include "../step.h"
+
+void zk_report(zk *k, const zk_ctl *ctl, double *out)
+{
+    zk_to_host(k, k->host, ctl, sizeof *ctl);
+    step_report((const zk_ctl *)k->host, out);
+}
+
+void zk_mean(zk *k, const int64_t *sums, double *loss, double *valid)
+{
+    zk_to_host(k, k->host, sums, ZK_SUMS * sizeof *sums);
+    step_mean((const int64_t *)k->host, loss, valid);
+}
+
+int32_t zk_sample(zk *k, const real *logits, int64_t V, float temperature, double u)
+{
+    zk_to_host(k, k->host, logits, (size_t)V * (k->dtype == ZK_F32 ? 4 : 2));
+    return draw(k->host, k->dtype, V, temperature, u);
+}

@@ -1,0 +1,299 @@
+/* sum.cu -- sums over gradients: leaves by the canonical tree, squares exactly.
+ *
+ * Invariants
+ *  1. A node of 2^b leaves is older + newer, its two halves in order of their leaves, as on a CPU:
+ *     the bits are the same.
+ *  2. A thread reads all it needs of its elements before it writes any of them, so a source may lie
+ *     on the first node buffer.
+ *  3. A square of an f32 is exact in f64; a block's squares are added in 16 lanes, element i to
+ *     lane i % 16 ascending, folded 8,4,2,1; block sums are added as integers.
+ */
+#include "../limbs.h"
+#include "part.h"
+
+/* ---- leaves */
+struct push {
+    float *node;                        /* [buffers][stride] */
+    const char *src;                    /* leaf i: [n] at src + i * step */
+    const zk_ctl *ctl;                  /* counts the leaves that went before; NULL: none did */
+    int64_t stride, step, count, n, total, mask;
+};
+
+enum { AHEAD = 4 };                     /* leaves under way to a thread at a time */
+enum { SHALLOW = 3, DEEPEST = 16 };     /* the tree of one push: up to 8 leaves, up to 65536 */
+
+/* The pending node of 2^b leaves */
+__device__ inline float *buffer(const push &a, int b)
+{
+    return a.node + a.stride * __popcll((uint64_t)a.mask & ((1ull << b) - 1));
+}
+
+/* The binary counter of pending nodes for V elements from `at` on. Of `count` <= 2^DEEP leaves only
+ * nodes below level DEEP are both made and used up here: they are `level`, those of `made`. At most
+ * one is made above, `high` of level `top`: the next would come 2^DEEP leaves later. Every other
+ * node is in its buffer. Levels are walked without a way out: so they stay in registers. */
+template <int DEEP, int V> struct counter {
+    float level[DEEP][V], high[V];
+    uint32_t made;
+    int top;
+    int64_t at, left;
+};
+
+template <int DEEP, int V>
+__device__ inline void start(counter<DEEP, V> &c, int64_t at, int64_t left)
+{
+    for (int b = 0; b < DEEP; b++)
+        for (int j = 0; j < V; j++)
+            c.level[b][j] = 0;
+    for (int j = 0; j < V; j++)
+        c.high[j] = 0;
+    c.made = 0, c.top = 0, c.at = at, c.left = left;
+}
+
+/* The node of level b < DEEP, from wherever it is */
+template <int DEEP, int V>
+__device__ inline void find(float (&node)[V], const counter<DEEP, V> &c, const push &a, int b)
+{
+    for (int j = 0; j < V; j++)
+        node[j] = c.level[b][j];
+    if (!(c.made >> b & 1))
+        fetch(node, buffer(a, b) + c.at, c.left);
+}
+
+/* x = older + x */
+template <int V> __device__ inline void join(float (&x)[V], const float (&older)[V])
+{
+    for (int j = 0; j < V; j++)
+        x[j] = older[j] + x[j];
+}
+
+/* Leaf number `leaf`, whose elements are x; x is used up. */
+template <int DEEP, int V>
+__device__ inline void take(counter<DEEP, V> &c, const push &a, int64_t leaf, float (&x)[V])
+{
+    int stop = __ffsll(~leaf) - 1, b = DEEP;       /* the level where the carry stops */
+    float older[V];
+#pragma unroll
+    for (int i = 0; i < DEEP; i++) {
+        if (i < stop) {
+            find(older, c, a, i);
+            join(x, older);
+        }
+        for (int j = 0; j < V; j++)
+            c.level[i][j] = i == stop ? x[j] : c.level[i][j];
+    }
+    c.made = stop < DEEP ? (c.made >> stop | 1) << stop : 0;
+    if (stop < DEEP)
+        return;
+    for (; b < stop; b++) {
+        fetch(older, buffer(a, b) + c.at, c.left);
+        join(x, older);
+    }
+    for (int j = 0; j < V; j++)
+        c.high[j] = x[j];
+    c.top = stop;
+}
+
+/* Of all leaves some are still to come: what was made here goes to its buffer. */
+template <int DEEP, int V> __device__ inline void keep(const counter<DEEP, V> &c, const push &a)
+{
+#pragma unroll
+    for (int b = 0; b < DEEP; b++)
+        if (c.made >> b & 1)
+            stow(buffer(a, b) + c.at, c.level[b], c.left);
+    if (c.top)
+        stow(buffer(a, c.top) + c.at, c.high, c.left);
+}
+
+/* All `have` leaves are there: the pending nodes, newest first, become one in the first buffer.
+ * The newest is the first that is found: nothing is added to it. */
+template <int DEEP, int V>
+__device__ inline void finish(const counter<DEEP, V> &c, const push &a, int64_t have)
+{
+    float acc[V] = {}, node[V];
+    int newest = __ffsll(have) - 1;
+#pragma unroll
+    for (int b = 0; b < DEEP; b++)
+        if (have >> b & 1) {
+            find(node, c, a, b);
+            for (int j = 0; j < V; j++)
+                acc[j] = b == newest ? node[j] : node[j] + acc[j];
+        }
+    for (int b = DEEP; have >> b; b++)
+        if (have >> b & 1) {
+            for (int j = 0; j < V; j++)
+                node[j] = c.high[j];
+            if (b != c.top)
+                fetch(node, buffer(a, b) + c.at, c.left);
+            for (int j = 0; j < V; j++)
+                acc[j] = b == newest ? node[j] : node[j] + acc[j];
+        }
+    stow(a.node + c.at, acc, c.left);
+}
+
+template <class T, int DEEP, int V> __global__ void __launch_bounds__(256) push_tree(push a)
+{
+    int64_t lo = a.ctl ? a.ctl->leaves : 0, threads = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t at = V * ((int64_t)blockIdx.x * blockDim.x + threadIdx.x); at < a.n;
+         at += V * threads) {
+        counter<DEEP, V> c;
+        start(c, at, a.n - at);
+        for (int64_t i = 0; i < a.count; i += AHEAD) {
+            float x[AHEAD][V];
+#pragma unroll
+            for (int j = 0; j < AHEAD; j++)
+                if (i + j < a.count)
+                    fetch(x[j], (const T *)(a.src + (i + j) * a.step) + at, c.left);
+#pragma unroll
+            for (int j = 0; j < AHEAD; j++)
+                if (i + j < a.count)
+                    take(c, a, lo + i + j, x[j]);
+        }
+        if (lo + a.count < a.total)
+            keep(c, a);
+        else
+            finish(c, a, lo + a.count);
+    }
+}
+
+/* Leaves in ascending order onto the one buffer */
+template <class T, int V> __global__ void __launch_bounds__(256) push_fold(push a)
+{
+    int64_t lo = a.ctl ? a.ctl->leaves : 0, threads = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t at = V * ((int64_t)blockIdx.x * blockDim.x + threadIdx.x); at < a.n;
+         at += V * threads) {
+        float acc[V], x[V];
+        int64_t left = a.n - at;
+        if (lo)
+            fetch(acc, a.node + at, left);
+        else
+            fetch(acc, (const T *)a.src + at, left);
+        for (int64_t i = !lo; i < a.count; i++) {
+            fetch(x, (const T *)(a.src + i * a.step) + at, left);
+            for (int j = 0; j < V; j++)
+                acc[j] += x[j];
+        }
+        stow(a.node + at, acc, left);
+    }
+}
+
+template <class T, int V>
+static void push_packs(zk *k, const zk_launch *L, const push &a, int fold)
+{
+    if (fold)
+        ZK_LAUNCH(k, L, 0, (push_fold<T, V>), a);
+    else if (a.count <= 1 << SHALLOW)
+        ZK_LAUNCH(k, L, 0, (push_tree<T, SHALLOW, V>), a);
+    else
+        ZK_LAUNCH(k, L, 0, (push_tree<T, DEEPEST, V>), a);
+}
+
+template <class T> static void push_leaves(zk *k, const zk_launch *L, const push &a, int fold)
+{
+    uint64_t nodes = (uintptr_t)a.node | (uint64_t)a.stride * sizeof(float);
+    uint64_t leaves = (uintptr_t)a.src | (uint64_t)a.step;
+    if (nodes % sizeof(pack<float, 4>) || leaves % sizeof(pack<T, 4>))
+        push_packs<T, 1>(k, L, a, fold);
+    else
+        push_packs<T, 4>(k, L, a, fold);
+}
+
+/* Bytes from each source to the next; a sum of others than evenly spaced ones would be wrong. */
+static int64_t spacing(const void *const *src, int64_t count)
+{
+    int64_t step = count > 1 ? (const char *)src[1] - (const char *)src[0] : 0, even = 1;
+    for (int64_t i = 1; i < count; i++)
+        even &= (const char *)src[i] == (const char *)src[0] + i * step;
+    if (even && count <= 1 << DEEPEST)
+        return step;
+    fprintf(stderr, "zk_push: %lld sources, %s evenly spaced\n", (long long)count,
+            even ? "though" : "not");
+    _exit(3);
+}
+
+void zk_push(zk *k, const zk_launch *L, float *node, int64_t stride, const void *const *src,
+             int64_t count, int full, int64_t n, const zk_ctl *ctl, int64_t total, int64_t mask,
+             int fold)
+{
+    push a = {node, (const char *)src[0], ctl, stride, spacing(src, count), count, n, total, mask};
+    if (full)
+        push_leaves<float>(k, L, a, fold);
+    else
+        ZK_REAL(k, T, push_leaves<T>(k, L, a, fold));
+}
+
+__global__ void count_leaves(zk_ctl *ctl, int64_t leaves) { ctl->leaves += leaves; }
+
+void zk_count(zk *k, const zk_launch *L, zk_ctl *ctl, int64_t leaves)
+{
+    ZK_LAUNCH(k, L, 0, count_leaves, ctl, leaves);
+}
+
+/* ---- squares. Four threads add up a block, four lanes each; a warp takes EIGHT blocks at a time. */
+enum { FOUR = 4, EIGHT = ZK_WARP / FOUR };
+
+/* Sum of the squares of g [n], n <= ZK_BLOCK, in each of the four threads; `quarter`: which it is */
+__device__ inline double square_block(const float *g, int n, int quarter)
+{
+    double lane[FOUR] = {0, 0, 0, 0};
+#pragma unroll 4
+    for (int i = FOUR * quarter; i < n; i += FOUR * FOUR) {
+        float x[FOUR];
+        fetch(x, g + i, n - i);
+        for (int j = 0; j < FOUR; j++)
+            lane[j] += (double)x[j] * (double)x[j];
+    }
+    for (int apart = FOUR / 2; apart; apart /= 2)
+        for (int j = 0; j < FOUR; j++)
+            lane[j] += __shfl_xor_sync((unsigned)ZK_ALL, lane[j], apart);
+    return lane[0] + lane[2] + (lane[1] + lane[3]);
+}
+
+/* Adds s to the thread block's limbs; what cannot be split is counted after them. */
+__device__ inline void add_limbs(unsigned long long *limb, double s)
+{
+    uint32_t digit[3];
+    int at;
+    if (!limbs_split(s, &at, digit)) {
+        atomicAdd(limb + ZK_LIMBS, 1ull);
+        return;
+    }
+    for (int i = 0; i < 3; i++)
+        if (digit[i])
+            atomicAdd(limb + at + i, (unsigned long long)digit[i]);
+}
+
+__global__ void __launch_bounds__(128)
+squares(int64_t *sums, const float *g, span_list spans, int64_t first, int64_t n)
+{
+    __shared__ unsigned long long limb[ZK_LIMBS + 1];
+    int lane = lane_here(), group = lane / FOUR;
+    zk_span own = spans.span[lane];
+    for (int i = (int)threadIdx.x; i <= ZK_LIMBS; i += (int)blockDim.x)
+        limb[i] = 0;
+    __syncthreads();
+    for (int64_t at = warp_here() * EIGHT * ZK_BLOCK; at < n; at += warps_here() * EIGHT * ZK_BLOCK) {
+        const float *mine = g + at + group * ZK_BLOCK;
+        int have = 0;
+        for (int i = 0; i < EIGHT && at + i * ZK_BLOCK < n; i++) {
+            block_part part;
+            if (find_part(&part, own, first + at + i * ZK_BLOCK) && group == i)
+                have = (int)zk_least(part.n, n - at - i * ZK_BLOCK);
+        }
+        double sum = square_block(mine, have, lane % FOUR);
+        if (lane % FOUR == 0 && have > 0)
+            add_limbs(limb, sum);
+    }
+    __syncthreads();
+    for (int i = (int)threadIdx.x; i <= ZK_LIMBS; i += (int)blockDim.x)
+        if (limb[i])
+            atomicAdd((unsigned long long *)sums + (i < ZK_LIMBS ? ZK_NORM + i : ZK_NONFINITE),
+                      limb[i]);
+}
+
+void zk_square_sum(zk *k, const zk_launch *L, int64_t *sums, const float *g, const zk_span *spans,
+                   int64_t nspans, int64_t first, int64_t n)
+{
+    for (int64_t i = 0; i < nspans; i += ZK_WARP)
+        ZK_LAUNCH(k, L, 0, squares, sums, g, some_spans(spans + i, nspans - i), first, n);
+}
