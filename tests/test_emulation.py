@@ -49,6 +49,7 @@ def call(name: str, grid: tuple[int, ...], *args: object, dtype: int = zk.F32) -
     context = Context(dtype=dtype, column=1)
     given = [a.ctypes.data_as(ctypes.c_void_p) if isinstance(a, np.ndarray) else a for a in args]
     built()['demo_' + name](ctypes.byref(context), launches, *given)
+    assert built().cudaStreamSynchronize(None) == 0
 
 
 def places() -> None:

@@ -1,45 +1,398 @@
-/* cudart.cpp -- the CUDA runtime's calls on a CPU. */
-#include "shim.h"
+/* cudart.cpp -- the CUDA runtime's calls on a CPU: one device, its memory, streams and events.
+ *
+ * Invariants
+ *  1. Prototypes are the toolkit's own; what is not here is not emulated, and does not link.
+ *  2. A call that CUDA refuses is refused with CUDA's error, also during a capture.
+ *  3. A copy from memory that is not pinned reads it when it is issued, one to such memory has
+ *     been made when the call returns, as CUDA does.
+ */
+#include "queue.h"
 
+#include <cstdio>
 #include <cstdlib>
+#include <map>
+#include <string>
 
-static cudaError_t last;
+namespace {
 
-void shim_enqueue(const char *name, const void *kernel, const shim_grid &g, cudaStream_t stream,
-                  std::function<void()> thread)
+enum { BLOCK = 1024, GRID_YZ = 65535, PLAIN = 48 << 10, MOST_SHARED = 227 << 10 };
+enum { MAJOR = 9, MINOR = 0, PROCESSORS = 132 };
+
+std::map<const void *, size_t> allowed;   /* shared memory of kernels that may have more */
+
+/* NULL: no capture forbids such a call now */
+cudaError_t forbidden(cudaStream_t s)
 {
-    (void)kernel;
-    (void)stream;
-    last = g.block < 1 || g.block > 1024 || !g.grid.x || !g.grid.y || !g.grid.z || g.grid.y > 65535 || g.grid.z > 65535 ? cudaErrorInvalidConfiguration
-           : g.shared > 227 << 10        ? cudaErrorInvalidValue
-                                         : cudaSuccess;
-    if (last == cudaSuccess)
-        shim_run(name, g, thread);
+    if (s && s->in)
+        return capture_refuse(s, cudaErrorStreamCaptureUnsupported);
+    if (capture_any())
+        return capture_refuse(nullptr, cudaErrorStreamCaptureUnsupported);
+    return cudaSuccess;
 }
 
-cudaError_t cudaGetLastError(void)
+cudaError_t drain(cudaStream_t s)
 {
-    cudaError_t e = last;
-    last = cudaSuccess;
+    lane *l = queue_lane(s);
+    cudaError_t e = queue_drive(l, [l] { return l->ops.empty(); });
+    race_join(race_now[HOST], race_now[l->track]);
     return e;
 }
 
-const char *cudaGetErrorString(cudaError_t e)
+cudaError_t drain_all(void)
 {
-    return e == cudaErrorInvalidConfiguration ? "invalid configuration argument"
-           : e == cudaErrorInvalidValue       ? "invalid argument"
-                                              : "no error";
+    cudaError_t e = queue_drive(nullptr, queue_empty);
+    for (const clocks &c : race_now)
+        race_join(race_now[HOST], c);
+    return e;
 }
 
-cudaError_t cudaFuncSetAttribute(const void *, cudaFuncAttribute, int) { return cudaSuccess; }
-cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-cudaError_t cudaMemsetAsync(void *p, int value, size_t n, cudaStream_t)
+bool is_device(const void *p)
 {
-    memset(p, value, n);
+    cudaPointerAttributes a;
+    return cudaPointerGetAttributes(&a, p) == cudaSuccess && a.type == cudaMemoryTypeDevice;
+}
+
+bool is_plain(const void *p)
+{
+    cudaPointerAttributes a;
+    return cudaPointerGetAttributes(&a, p) == cudaSuccess && a.type == cudaMemoryTypeUnregistered;
+}
+
+void copy(void *to, const void *from, size_t n)
+{
+    race_check(from, n, false);
+    race_check(to, n, true);
+    memmove(to, from, n);
+}
+
+}
+
+/* ---- launches */
+void shim_enqueue(const char *name, const void *kernel, const shim_grid &g, cudaStream_t stream,
+                  std::function<void()> thread)
+{
+    cudaError_t e = cudaSuccess;
+    auto more = allowed.find(kernel);
+    if (g.block < 1 || g.block > BLOCK || !g.grid.x || g.grid.x > 0x7fffffff || !g.grid.y ||
+        g.grid.y > GRID_YZ || !g.grid.z || g.grid.z > GRID_YZ)
+        e = cudaErrorInvalidConfiguration;
+    else if (g.shared > (more == allowed.end() ? (size_t)PLAIN : more->second))
+        e = cudaErrorInvalidValue;
+    if (e == cudaSuccess)
+        e = queue_issue(stream, name, [name, g, thread] {
+            return work([name, g, thread] {
+                shim_run(name, g, thread);
+                return DONE;
+            });
+        });
+    queue_error(e);
+}
+
+cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute what, int value)
+{
+    if (what != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || value > MOST_SHARED)
+        return queue_error(cudaErrorInvalidValue);
+    allowed[kernel] = (size_t)value;
     return cudaSuccess;
 }
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, cudaMemcpyKind, cudaStream_t)
+
+/* ---- errors */
+#define ERRORS(X)                                                                                  \
+    X(cudaSuccess, "no error")                                                                     \
+    X(cudaErrorInvalidValue, "invalid argument")                                                   \
+    X(cudaErrorMemoryAllocation, "out of memory")                                                  \
+    X(cudaErrorInvalidConfiguration, "invalid configuration argument")                             \
+    X(cudaErrorInvalidDevice, "invalid device ordinal")                                            \
+    X(cudaErrorNoDevice, "no CUDA-capable device is detected")                                     \
+    X(cudaErrorNotReady, "device not ready")                                                       \
+    X(cudaErrorNotSupported, "operation not supported")                                            \
+    X(cudaErrorIllegalState, "the operation cannot be performed in the present state")             \
+    X(cudaErrorLaunchFailure, "unspecified launch failure")                                        \
+    X(cudaErrorStreamCaptureUnsupported, "operation not permitted when stream is capturing")       \
+    X(cudaErrorStreamCaptureInvalidated, "operation failed due to a previous error during capture")\
+    X(cudaErrorStreamCaptureMerge, "operation would result in a merge of separate capture sequences")\
+    X(cudaErrorStreamCaptureUnmatched, "capture was not ended in the same stream as it began")     \
+    X(cudaErrorStreamCaptureUnjoined, "capturing stream has unjoined work")                        \
+    X(cudaErrorStreamCaptureIsolation, "dependency created on uncaptured work in another stream")  \
+    X(cudaErrorStreamCaptureImplicit, "operation would make the legacy stream depend on a capturing blocking stream")\
+    X(cudaErrorCapturedEvent, "operation not permitted on an event last recorded in a capturing stream")
+
+const char *cudaGetErrorString(cudaError_t e)
 {
-    memmove(to, from, n);
+#define STRING(name, text)                                                                         \
+    if (e == name)                                                                                 \
+        return text;
+    ERRORS(STRING)
+    return "unrecognized error code";
+}
+
+const char *cudaGetErrorName(cudaError_t e)
+{
+#define NAME(name, text)                                                                           \
+    if (e == name)                                                                                 \
+        return #name;
+    ERRORS(NAME)
+    return "unrecognized error code";
+}
+
+/* ---- the device */
+cudaError_t cudaGetDeviceCount(int *n)
+{
+    *n = 1;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGetDevice(int *device)
+{
+    *device = 0;
+    return cudaSuccess;
+}
+
+/* Ranks of one host may name devices of their own: each process emulates its own. */
+cudaError_t cudaSetDevice(int device)
+{
+    return device < 0 ? queue_error(cudaErrorInvalidDevice) : cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr what, int)
+{
+    *value = what == cudaDevAttrComputeCapabilityMajor        ? MAJOR
+             : what == cudaDevAttrComputeCapabilityMinor      ? MINOR
+             : what == cudaDevAttrMultiProcessorCount         ? PROCESSORS
+             : what == cudaDevAttrMaxSharedMemoryPerBlockOptin ? MOST_SHARED
+                                                              : -1;
+    return *value < 0 ? queue_error(cudaErrorNotSupported) : cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int)
+{
+    *p = {};
+    snprintf(p->name, sizeof p->name, "emulated sm_%d%d", MAJOR, MINOR);
+    p->major = MAJOR;
+    p->minor = MINOR;
+    p->multiProcessorCount = PROCESSORS;
+    p->warpSize = SHIM_WARP;
+    p->maxThreadsPerBlock = BLOCK;
+    p->sharedMemPerBlock = PLAIN;
+    p->sharedMemPerBlockOptin = MOST_SHARED;
+    size_t free;
+    race_free_bytes(&free, &p->totalGlobalMem);
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemGetInfo(size_t *free, size_t *total)
+{
+    locked hold(queue_lock);
+    race_free_bytes(free, total);
+    return cudaSuccess;
+}
+
+cudaError_t cudaRuntimeGetVersion(int *version)
+{
+    *version = CUDART_VERSION;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDriverGetVersion(int *version) { return cudaRuntimeGetVersion(version); }
+
+cudaError_t cudaDeviceSynchronize(void)
+{
+    locked hold(queue_lock);
+    cudaError_t e = forbidden(nullptr);
+    return e == cudaSuccess ? drain_all() : e;
+}
+
+/* ---- memory */
+static cudaError_t take(room r, void **p, size_t n)
+{
+    locked hold(queue_lock);
+    cudaError_t e = forbidden(nullptr);
+    if (e != cudaSuccess)
+        return e;
+    *p = race_alloc(r, n);
+    return *p || !n ? cudaSuccess : queue_error(cudaErrorMemoryAllocation);
+}
+
+static cudaError_t give(room r, void *p)
+{
+    locked hold(queue_lock);
+    cudaError_t e = p ? forbidden(nullptr) : cudaSuccess;
+    if (!p || e != cudaSuccess)
+        return e;
+    e = drain_all();
+    return race_free(r, p) ? e : queue_error(cudaErrorInvalidValue);
+}
+
+cudaError_t cudaMalloc(void **p, size_t n) { return take(DEVICE, p, n); }
+cudaError_t cudaFree(void *p) { return give(DEVICE, p); }
+cudaError_t cudaMallocHost(void **p, size_t n) { return take(PINNED, p, n); }
+cudaError_t cudaHostAlloc(void **p, size_t n, unsigned) { return take(PINNED, p, n); }
+cudaError_t cudaFreeHost(void *p) { return give(PINNED, p); }
+
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *a, const void *p)
+{
+    *a = {};
+    a->type = race_is(DEVICE, p)   ? cudaMemoryTypeDevice
+              : race_is(PINNED, p) ? cudaMemoryTypeHost
+                                   : cudaMemoryTypeUnregistered;
+    a->devicePointer = a->type == cudaMemoryTypeUnregistered ? nullptr : (void *)p;
+    a->hostPointer = a->type == cudaMemoryTypeDevice ? nullptr : (void *)p;
+    return cudaSuccess;
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, cudaMemcpyKind kind,
+                            cudaStream_t s)
+{
+    locked hold(queue_lock);
+    bool down = kind == cudaMemcpyDeviceToHost, up = kind == cudaMemcpyHostToDevice;
+    if ((down && is_device(to)) || (up && is_device(from)))
+        return queue_error(cudaErrorInvalidValue);
+    if (s && s->in && ((up && is_plain(from)) || (down && is_plain(to))))
+        return capture_refuse(s, cudaErrorStreamCaptureUnsupported);
+    std::shared_ptr<std::string> staged;
+    if (up && is_plain(from))
+        staged.reset(new std::string((const char *)from, n));
+    cudaError_t e = queue_issue(s, "cudaMemcpyAsync", [=] {
+        return work([=] {
+            copy(to, staged ? staged->data() : from, n);
+            return DONE;
+        });
+    });
+    if (e == cudaSuccess && down && is_plain(to))
+        e = drain(s);
+    return e;
+}
+
+cudaError_t cudaMemcpy(void *to, const void *from, size_t n, cudaMemcpyKind kind)
+{
+    locked hold(queue_lock);
+    cudaError_t e = forbidden(nullptr);
+    if (e == cudaSuccess)
+        e = cudaMemcpyAsync(to, from, n, kind, nullptr);
+    return e == cudaSuccess ? drain(nullptr) : e;
+}
+
+cudaError_t cudaMemsetAsync(void *p, int byte, size_t n, cudaStream_t s)
+{
+    return queue_issue(s, "cudaMemsetAsync", [=] {
+        return work([=] {
+            race_check(p, n, true);
+            memset(p, byte, n);
+            return DONE;
+        });
+    });
+}
+
+cudaError_t cudaMemset(void *p, int byte, size_t n)
+{
+    locked hold(queue_lock);
+    cudaError_t e = forbidden(nullptr);
+    return e == cudaSuccess ? cudaMemsetAsync(p, byte, n, nullptr) : e;
+}
+
+/* ---- streams */
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags)
+{
+    locked hold(queue_lock);
+    *s = queue_open(flags != cudaStreamNonBlocking);
+    return *s ? cudaSuccess : queue_error(cudaErrorMemoryAllocation);
+}
+
+cudaError_t cudaStreamCreate(cudaStream_t *s) { return cudaStreamCreateWithFlags(s, 0); }
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int)
+{
+    return cudaStreamCreateWithFlags(s, flags);
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
+{
+    *least = 0;
+    *greatest = -5;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t s)
+{
+    locked hold(queue_lock);
+    queue_close(s);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t s)
+{
+    locked hold(queue_lock);
+    cudaError_t e = s && s->in ? forbidden(s) : cudaSuccess;
+    return e == cudaSuccess ? drain(s) : e;
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t s)
+{
+    locked hold(queue_lock);
+    cudaError_t e = s && s->in ? forbidden(s) : cudaSuccess;
+    if (e != cudaSuccess)
+        return e;
+    lane *l = queue_lane(s);
+    queue_nudge(l);
+    if (!l->ops.empty())
+        return cudaErrorNotReady;
+    race_join(race_now[HOST], race_now[l->track]);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned)
+{
+    return queue_wait(s, e);
+}
+
+/* ---- events */
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags)
+{
+    *e = new CUevent_st{nullptr, !(flags & cudaEventDisableTiming)};
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t *e) { return cudaEventCreateWithFlags(e, 0); }
+
+cudaError_t cudaEventDestroy(cudaEvent_t e)
+{
+    locked hold(queue_lock);
+    delete e;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s) { return queue_record(s, e); }
+
+static cudaError_t seen(cudaEvent_t e, bool wait)
+{
+    locked hold(queue_lock);
+    record_ref r = e->newest;
+    if (r && r->in)
+        return queue_error(cudaErrorCapturedEvent);
+    cudaError_t error = forbidden(nullptr);
+    if (error != cudaSuccess || !r)
+        return error;
+    if (wait)
+        error = queue_drive(r->where, [r] { return r->done; });
+    else
+        queue_nudge(r->where);
+    if (error != cudaSuccess || !r->done)
+        return error == cudaSuccess ? cudaErrorNotReady : error;
+    race_join(race_now[HOST], r->after);
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t e) { return seen(e, true); }
+
+cudaError_t cudaEventQuery(cudaEvent_t e) { return seen(e, false); }
+
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to)
+{
+    locked hold(queue_lock);
+    if (!from->timing || !to->timing || !from->newest || !to->newest)
+        return queue_error(cudaErrorInvalidResourceHandle);
+    if (!from->newest->done || !to->newest->done)
+        return cudaErrorNotReady;
+    *ms = (float)((to->newest->at - from->newest->at) * 1000);
     return cudaSuccess;
 }

@@ -48,7 +48,7 @@ order_mode order_now(void) { return chosen().mode; }
 
 unsigned order_choice(unsigned n)
 {
-    return order_now() == ORDER_SHUFFLED ? (unsigned)(draw() % n) : 0;
+    return n > 1 && order_now() == ORDER_SHUFFLED ? (unsigned)(draw() % n) : 0;
 }
 
 int order_backwards(void)

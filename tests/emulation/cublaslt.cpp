@@ -1,0 +1,310 @@
+/* cublaslt.cpp -- cuBLASLt's products on a CPU: f32 or bf16, f32 sums, optionally a bias.
+ *
+ * Invariants
+ *  1. An element of a product is one FMA chain in ascending k, then alpha, beta and the bias; it is
+ *     rounded once.
+ *  2. What a product reads from its descriptors is what they hold when it is issued.
+ *  3. A shape, type or attribute that is not emulated is refused as not supported.
+ *  4. A product owns its whole workspace: its ends are checked as written.
+ */
+#include "queue.h"
+
+#include <cublasLt.h>
+#include <new>
+
+namespace {
+
+struct matmul {
+    cublasOperation_t a, b;
+    cublasLtEpilogue_t end;
+    const void *bias;
+    cudaDataType_t bias_type;
+    int32_t bias_typed;
+};
+
+struct layout {
+    cudaDataType_t type;
+    int64_t rows, cols, ld;
+};
+
+struct preference {
+    uint64_t workspace;
+};
+
+/* the descriptors' own words, within the opaque ones of the library */
+template <class T, class Opaque> T *in(Opaque *o)
+{
+    static_assert(sizeof(T) <= sizeof(Opaque), "fits");
+    return reinterpret_cast<T *>(o);
+}
+
+const matmul *in(cublasLtMatmulDesc_t d) { return in<matmul>(d); }
+
+const layout *in(cublasLtMatrixLayout_t l) { return in<layout>(l); }
+
+bool known(cudaDataType_t t) { return t == CUDA_R_32F || t == CUDA_R_16BF; }
+
+size_t bytes(cudaDataType_t t) { return t == CUDA_R_16BF ? 2 : 4; }
+
+float load(const void *p, int64_t i, cudaDataType_t t)
+{
+    return t == CUDA_R_32F ? ((const float *)p)[i]
+                           : __uint_as_float((unsigned)((const uint16_t *)p)[i] << 16);
+}
+
+void store(void *p, int64_t i, cudaDataType_t t, float x)
+{
+    unsigned u = __float_as_uint(x);
+    bool nan = (u & 0x7fffffff) > 0x7f800000;
+    if (t == CUDA_R_32F)
+        ((float *)p)[i] = x;
+    else
+        ((uint16_t *)p)[i] = (uint16_t)(nan ? u >> 16 | 0x40 : (u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+struct product {
+    matmul how;
+    layout a, b, c, d;
+    const void *pa, *pb, *pc;
+    void *pd, *workspace;
+    size_t workspace_bytes;
+    float alpha, beta;
+    int64_t m, n, k;
+};
+
+void check(const void *p, const layout &l, bool write)
+{
+    for (int64_t j = 0; j < l.cols; j++)
+        race_check((const char *)p + (size_t)(j * l.ld) * bytes(l.type),
+                   (size_t)l.rows * bytes(l.type), write);
+}
+
+/* The matrix as floats, [rows] of `cols` each, turned if its operand is. */
+std::vector<float> unpack(const void *p, const layout &l, bool turned, int64_t outer, int64_t inner)
+{
+    std::vector<float> x((size_t)(outer * inner));
+    for (int64_t o = 0; o < outer; o++)
+        for (int64_t i = 0; i < inner; i++)
+            x[(size_t)(o * inner + i)] = load(p, turned ? o + i * l.ld : i + o * l.ld, l.type);
+    return x;
+}
+
+void check_all(const product &p)
+{
+    check(p.pa, p.a, false);
+    check(p.pb, p.b, false);
+    if (p.beta != 0)
+        check(p.pc, p.c, false);
+    if (p.how.bias)
+        race_check(p.how.bias, (size_t)p.m * bytes(p.how.bias_type), false);
+    check(p.pd, p.d, true);
+    if (p.workspace_bytes) {
+        race_check(p.workspace, 1, true);
+        race_check((char *)p.workspace + p.workspace_bytes - 1, 1, true);
+    }
+}
+
+void multiply(const product &p)
+{
+    check_all(p);
+    std::vector<float> a = unpack(p.pa, p.a, p.how.a != CUBLAS_OP_N, p.k, p.m);
+    std::vector<float> b = unpack(p.pb, p.b, p.how.b != CUBLAS_OP_N, p.n, p.k);
+    std::vector<float> sum((size_t)p.m);
+    for (int64_t j = 0; j < p.n; j++) {
+        std::fill(sum.begin(), sum.end(), 0.0f);
+        for (int64_t k = 0; k < p.k; k++) {
+            const float *column = &a[(size_t)(k * p.m)], y = b[(size_t)(j * p.k + k)];
+            for (int64_t i = 0; i < p.m; i++)
+                sum[(size_t)i] = __builtin_fmaf(column[i], y, sum[(size_t)i]);
+        }
+        for (int64_t i = 0; i < p.m; i++) {
+            float x = p.alpha * sum[(size_t)i];
+            if (p.beta != 0)
+                x = __builtin_fmaf(p.beta, load(p.pc, i + j * p.c.ld, p.c.type), x);
+            if (p.how.bias)
+                x += load(p.how.bias, i, p.how.bias_type);
+            store(p.pd, i + j * p.d.ld, p.d.type, x);
+        }
+    }
+}
+
+/* The shape of a product, or that it is none. */
+cublasStatus_t fit(product *p)
+{
+    bool ta = p->how.a != CUBLAS_OP_N, tb = p->how.b != CUBLAS_OP_N;
+    p->m = ta ? p->a.cols : p->a.rows;
+    p->k = ta ? p->a.rows : p->a.cols;
+    p->n = tb ? p->b.rows : p->b.cols;
+    bool shapes = p->k == (tb ? p->b.cols : p->b.rows) && p->d.rows == p->m && p->d.cols == p->n &&
+                  p->c.rows == p->m && p->c.cols == p->n;
+    bool types = p->a.type == p->b.type && p->c.type == p->d.type &&
+                 (p->d.type == p->a.type || p->d.type == CUDA_R_32F);
+    if (p->how.end == CUBLASLT_EPILOGUE_DEFAULT)
+        p->how.bias = nullptr;
+    else if (!p->how.bias)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    if (!p->how.bias_typed)
+        p->how.bias_type = p->d.type;
+    return !shapes ? CUBLAS_STATUS_INVALID_VALUE
+           : !types ? CUBLAS_STATUS_NOT_SUPPORTED
+                    : CUBLAS_STATUS_SUCCESS;
+}
+
+bool aligned(const void *p, const layout &l) { return (uintptr_t)p % bytes(l.type) == 0; }
+
+}
+
+size_t cublasLtGetVersion(void) { return CUBLAS_VERSION; }
+
+const char *cublasLtGetStatusString(cublasStatus_t s)
+{
+    return s == CUBLAS_STATUS_SUCCESS         ? "CUBLAS_STATUS_SUCCESS"
+           : s == CUBLAS_STATUS_INVALID_VALUE ? "CUBLAS_STATUS_INVALID_VALUE"
+           : s == CUBLAS_STATUS_NOT_SUPPORTED ? "CUBLAS_STATUS_NOT_SUPPORTED"
+           : s == CUBLAS_STATUS_ALLOC_FAILED  ? "CUBLAS_STATUS_ALLOC_FAILED"
+                                              : "another cuBLASLt status";
+}
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *lt)
+{
+    *lt = (cublasLtHandle_t) new int;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t lt)
+{
+    delete (int *)lt;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+/* ---- descriptors */
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t compute,
+                                        cudaDataType_t scale)
+{
+    if (compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    *d = new cublasLtMatmulDescOpaque_t{};
+    *in<matmul>(*d) = {CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, nullptr, CUDA_R_32F, 0};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d)
+{
+    delete d;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+template <class T> static cublasStatus_t take(T *to, const void *value, size_t n)
+{
+    if (n != sizeof(T))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    memcpy(to, value, n);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d,
+                                              cublasLtMatmulDescAttributes_t name,
+                                              const void *value, size_t n)
+{
+    matmul *m = in<matmul>(d);
+    if (name == CUBLASLT_MATMUL_DESC_TRANSA)
+        return take(&m->a, value, n);
+    if (name == CUBLASLT_MATMUL_DESC_TRANSB)
+        return take(&m->b, value, n);
+    if (name == CUBLASLT_MATMUL_DESC_BIAS_POINTER)
+        return take(&m->bias, value, n);
+    if (name == CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE) {
+        m->bias_typed = 1;
+        return take(&m->bias_type, value, n);
+    }
+    if (name != CUBLASLT_MATMUL_DESC_EPILOGUE)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    cublasStatus_t s = take(&m->end, value, n);
+    if (s != CUBLAS_STATUS_SUCCESS || m->end == CUBLASLT_EPILOGUE_DEFAULT ||
+        m->end == CUBLASLT_EPILOGUE_BIAS)
+        return s;
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *l, cudaDataType type,
+                                          uint64_t rows, uint64_t cols, int64_t ld)
+{
+    if (!known(type))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (!rows || !cols || ld < (int64_t)rows)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    *l = new cublasLtMatrixLayoutOpaque_t{};
+    *in<layout>(*l) = {type, (int64_t)rows, (int64_t)cols, ld};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l)
+{
+    delete l;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *p)
+{
+    *p = new cublasLtMatmulPreferenceOpaque_t{};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p)
+{
+    delete p;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
+                                                    cublasLtMatmulPreferenceAttributes_t name,
+                                                    const void *value, size_t n)
+{
+    if (name == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES)
+        return take(&in<preference>(p)->workspace, value, n);
+    uint32_t word;
+    return take(&word, value, n);         /* of no consequence for a loop on a CPU */
+}
+
+/* ---- products */
+/* As many choices as are wanted, numbered in `algo`; every one is the same loop. */
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t how,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t, int wanted,
+                                              cublasLtMatmulHeuristicResult_t found[], int *n)
+{
+    product p = {*in(how), *in(a), *in(b), *in(c), *in(d), nullptr, nullptr, nullptr, nullptr,
+                 nullptr, 0, 1, 0, 0, 0, 0};
+    cublasStatus_t s = fit(&p);
+    *n = s == CUBLAS_STATUS_SUCCESS ? wanted : 0;
+    for (int i = 0; i < *n; i++) {
+        found[i] = {};
+        found[i].algo.data[0] = (uint64_t)i;
+        found[i].state = CUBLAS_STATUS_SUCCESS;
+    }
+    return s;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t how, const void *alpha,
+                              const void *a, cublasLtMatrixLayout_t la, const void *b,
+                              cublasLtMatrixLayout_t lb, const void *beta, const void *c,
+                              cublasLtMatrixLayout_t lc, void *d, cublasLtMatrixLayout_t ld,
+                              const cublasLtMatmulAlgo_t *, void *workspace, size_t n,
+                              cudaStream_t stream)
+{
+    product p = {*in(how), *in(la), *in(lb), *in(lc), *in(ld), a, b, c, d, workspace, n,
+                 *(const float *)alpha, *(const float *)beta, 0, 0, 0};
+    cublasStatus_t s = fit(&p);
+    if (s != CUBLAS_STATUS_SUCCESS)
+        return s;
+    if (!aligned(a, p.a) || !aligned(b, p.b) || !aligned(d, p.d) || (uintptr_t)workspace % 16)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    cudaError_t e = queue_issue(stream, "cublasLtMatmul", [p] {
+        return work([p] {
+            multiply(p);
+            return DONE;
+        });
+    });
+    return e == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
+}

@@ -1,0 +1,98 @@
+/* queue.h -- streams, events and graphs as the stand-ins of all libraries use them.
+ *
+ * Invariants
+ *  1. A lane runs its work in order; lanes are ordered by records and waits alone. A stream has a
+ *     lane, and so has each stream's part of a graph that is running.
+ *  2. A wait is for the newest record before it, taken when the wait is issued.
+ *  3. All of it is under `queue_lock`, which is let go only while nothing can go on.
+ *  4. Work that was captured is made anew by each launch of its graph.
+ */
+#ifndef SHIM_QUEUE_H
+#define SHIM_QUEUE_H
+#include "race.h"
+#include "shim.h"
+
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+enum progress { DONE, MOVED, NOT_YET, BROKEN };   /* MOVED: a part of it; BROKEN: never */
+typedef std::function<progress()> work;   /* called again until it is DONE */
+typedef std::function<work()> maker;      /* called at issue: once, or by each launch of a graph */
+
+struct capture;
+typedef std::shared_ptr<capture> capture_ref;
+struct lane;
+
+struct record {
+    bool done;
+    clocks after;
+    double at;                            /* seconds, when it was done */
+    lane *where;                          /* that it waits in */
+    capture_ref in;                       /* NULL: not captured */
+    int id;                               /* captured: its number in the capture, and how much */
+    std::vector<int> covers;              /* work of each part comes before it */
+};
+typedef std::shared_ptr<record> record_ref;
+
+struct op {
+    const char *name;
+    work run;                             /* empty: a record or a wait */
+    record_ref rec, wait;
+    clocks issued;                        /* what the host was ordered after */
+    bool begun;
+};
+
+struct lane {
+    int track;
+    std::deque<op> ops;
+    std::vector<lane *> inner;            /* of the graph that runs at its head */
+};
+
+struct CUstream_st {
+    lane l;
+    bool blocking;
+    capture_ref in;
+    int part;                             /* of the capture */
+};
+
+struct CUevent_st {
+    record_ref newest;
+    bool timing;
+};
+
+extern std::recursive_mutex queue_lock;
+typedef std::unique_lock<std::recursive_mutex> locked;
+
+/* What cudaGetLastError gives next; returns its argument. */
+cudaError_t queue_error(cudaError_t e);
+
+/* Issues work, a record or a wait to a stream (NULL: the default stream), or captures it. */
+cudaError_t queue_issue(cudaStream_t s, const char *name, maker make);
+cudaError_t queue_record(cudaStream_t s, cudaEvent_t e);
+cudaError_t queue_wait(cudaStream_t s, cudaEvent_t e);
+
+/* ---- lanes */
+void queue_add(lane *l, op o);            /* issues, and runs what the order wants run at once */
+/* Runs work until `enough`; an error where it can never be. target: the lane to hurry, or NULL. */
+cudaError_t queue_drive(lane *target, const std::function<bool()> &enough);
+void queue_nudge(lane *target);           /* a query: something may happen, in every order */
+bool queue_empty(void);                   /* nothing is left to run */
+lane *queue_lane(cudaStream_t s);
+cudaStream_t queue_open(bool blocking);   /* NULL: too many */
+void queue_close(cudaStream_t s);
+
+/* Waits a little for other processes; set by nccl.cpp. */
+extern void (*queue_pause)(void);
+
+/* ---- captures (graph.cpp) */
+/* A call that no capture allows: spoils that of s, or every one where s is NULL. */
+cudaError_t capture_refuse(cudaStream_t s, cudaError_t e);
+bool capture_any(void);
+cudaError_t capture_issue(cudaStream_t s, const char *name, maker make);
+cudaError_t capture_record(cudaStream_t s, cudaEvent_t e);
+cudaError_t capture_wait(cudaStream_t s, cudaEvent_t e);
+bool capture_active(const capture_ref &c);
+
+#endif

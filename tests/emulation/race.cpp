@@ -1,0 +1,295 @@
+/* race.cpp -- cells of memory, and the calls that -fsanitize=thread puts before every access. */
+#include "race.h"
+#include "shim.h"
+
+#include <cstdlib>
+#include <map>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#include <vector>
+
+clocks race_now[TRACKS];
+thread_local int race_track = HOST;
+
+namespace {
+
+enum { GRAIN = 16, EPOCH_BITS = 27, GAP = 1 << 16 };
+const size_t ROOM[2] = {(size_t)8 << 30, (size_t)2 << 30}, ALL = ROOM[DEVICE] + ROOM[PINNED];
+
+struct cell {
+    uint32_t live, write, read[TRACKS];   /* write: track << EPOCH_BITS | epoch */
+};
+
+char *base;                               /* device memory, then pinned */
+cell *cells;
+size_t used[2];                           /* of each room, gaps included */
+size_t taken;                             /* of the device, without gaps */
+std::map<size_t, size_t> allocated;       /* offset in base -> bytes */
+std::vector<const char *> names[TRACKS];  /* by epoch */
+
+const char *track_name(int track)
+{
+    static const char *const all[TRACKS] = {
+        "the host", "the default stream", "stream 1", "stream 2", "stream 3", "stream 4",
+        "stream 5", "stream 6", "a graph's part of stream 1", "a graph's part of stream 2",
+        "a graph's part of stream 3", "a graph's part of stream 4", "a graph's part of stream 5",
+        "a graph's part of stream 6"};
+    return all[track];
+}
+
+const char *work_name(int track, uint32_t epoch)
+{
+    return track == HOST ? "host code" : epoch < names[track].size() ? names[track][epoch] : "?";
+}
+
+[[noreturn]] void conflict(size_t at, const char *was, int track, uint32_t epoch, const char *is)
+{
+    int me = race_track;
+    shim_fail("race at byte %zu of %s memory: %s by %s on %s and %s by %s on %s, and no event "
+              "orders the two", at < ROOM[DEVICE] ? at : at - ROOM[DEVICE],
+              at < ROOM[DEVICE] ? "device" : "pinned", was, work_name(track, epoch),
+              track_name(track), is, work_name(me, race_now[me][me]), track_name(me));
+}
+
+void check_cell(cell *c, bool write)
+{
+    int me = race_track;
+    const clocks &now = race_now[me];
+    uint32_t mine = (uint32_t)me << EPOCH_BITS | now[me];
+    if (write ? c->write == mine : c->read[me] == now[me])
+        return;
+    size_t at = (size_t)(c - cells) * GRAIN;
+    if (!c->live)
+        shim_fail("%s on %s touches byte %zu of %s memory, which is not allocated",
+                  work_name(me, now[me]), track_name(me),
+                  at < ROOM[DEVICE] ? at : at - ROOM[DEVICE],
+                  at < ROOM[DEVICE] ? "device" : "pinned");
+    int writer = (int)(c->write >> EPOCH_BITS);
+    uint32_t epoch = c->write & ((1u << EPOCH_BITS) - 1);
+    const char *is = write ? "a write" : "a read";
+    if (epoch > now[writer])
+        conflict(at, "a write", writer, epoch, is);
+    if (!write) {
+        c->read[me] = now[me];
+        return;
+    }
+    for (int t = 0; t < TRACKS; t++)
+        if (c->read[t] > now[t])
+            conflict(at, "a read", t, c->read[t], is);
+    c->write = mine;
+}
+
+void on_fault(int signal, siginfo_t *info, void *)
+{
+    size_t at = (size_t)((char *)info->si_addr - base);
+    if (at < ROOM[DEVICE])
+        shim_fail("host code touches byte %zu of device memory", at);
+    struct sigaction plain = {};
+    plain.sa_handler = SIG_DFL;
+    sigaction(signal, &plain, nullptr);
+}
+
+void reserve(void)
+{
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void *memory = mmap(nullptr, ALL, PROT_NONE, flags, -1, 0);
+    void *shadow = mmap(nullptr, ALL / GRAIN * sizeof(cell), PROT_READ | PROT_WRITE, flags, -1, 0);
+    if (memory == MAP_FAILED || shadow == MAP_FAILED)
+        shim_fail("no address space for the emulated device");
+    base = (char *)memory;
+    cells = (cell *)shadow;
+    mprotect(base + ROOM[DEVICE], ROOM[PINNED], PROT_READ | PROT_WRITE);
+    struct sigaction action = {};
+    action.sa_sigaction = on_fault;
+    action.sa_flags = SA_SIGINFO;
+    sigaction(SIGSEGV, &action, nullptr);
+}
+
+size_t first_of(room r) { return r == DEVICE ? 0 : ROOM[DEVICE]; }
+
+}
+
+/* ---- order */
+void race_join(clocks &to, const clocks &from)
+{
+    for (int t = 0; t < TRACKS; t++)
+        to[t] = to[t] > from[t] ? to[t] : from[t];
+}
+
+void race_begin(int track, const char *name)
+{
+    uint32_t epoch = ++race_now[track][track];
+    if (epoch >> EPOCH_BITS)
+        shim_fail("too much work for one run");
+    if (track == HOST)
+        return;
+    names[track].resize(epoch + 1);
+    names[track][epoch] = name;
+}
+
+void race_check(const void *p, size_t n, bool write)
+{
+    size_t at = (size_t)((const char *)p - base);
+    if (at >= ALL || !base || !n)
+        return;
+    if (race_track == HOST && at < ROOM[DEVICE])
+        shim_fail("host code touches byte %zu of device memory", at);
+    for (size_t i = at / GRAIN; i <= (at + n - 1) / GRAIN; i++)
+        check_cell(&cells[i], write);
+}
+
+/* ---- memory: never used again once freed, so that what is used too late is found */
+void *race_alloc(room r, size_t bytes)
+{
+    if (!base)
+        reserve();
+    size_t room_for = (bytes + 4095) / 4096 * 4096;
+    if (!bytes || used[r] + room_for + GAP > ROOM[r])
+        return nullptr;
+    size_t at = first_of(r) + used[r];
+    used[r] += room_for + GAP;
+    taken += r == DEVICE ? bytes : 0;
+    allocated[at] = bytes;
+    if (r == DEVICE)
+        race_open(true);
+    memset(base + at, 0xff, bytes);
+    if (r == DEVICE)
+        race_open(false);
+    for (size_t i = at / GRAIN; i < (at + bytes + GRAIN - 1) / GRAIN; i++)
+        cells[i].live = 1;
+    return base + at;
+}
+
+bool race_free(room r, void *p)
+{
+    auto found = allocated.find((size_t)((char *)p - base));
+    if (found == allocated.end() || (found->first >= ROOM[DEVICE]) != (r == PINNED))
+        return false;
+    size_t at = found->first, bytes = found->second;
+    for (size_t i = at / GRAIN; i < (at + bytes + GRAIN - 1) / GRAIN; i++)
+        cells[i].live = 0;
+    taken -= r == DEVICE ? bytes : 0;
+    allocated.erase(found);
+    return true;
+}
+
+bool race_is(room r, const void *p)
+{
+    size_t at = (size_t)((const char *)p - base);
+    return base && at >= first_of(r) && at < first_of(r) + ROOM[r];
+}
+
+void race_free_bytes(size_t *free, size_t *total)
+{
+    *total = ROOM[DEVICE];
+    *free = ROOM[DEVICE] - taken;
+}
+
+void race_open(bool open)
+{
+    if (used[DEVICE])
+        mprotect(base, used[DEVICE], open ? PROT_READ | PROT_WRITE : PROT_NONE);
+}
+
+/* ---- what -fsanitize=thread calls. A GPU faults on what is not aligned to its size. */
+namespace {
+
+void check(const void *p, size_t n, bool write, bool aligned)
+{
+    size_t at = (size_t)((const char *)p - base);
+    if (at >= ALL || !base)
+        return;
+    if (aligned && at % n && race_track != HOST)
+        shim_fail("%s: %zu bytes at byte %zu of its memory are not aligned",
+                  work_name(race_track, race_now[race_track][race_track]), n, at);
+    race_check(p, n, write);
+}
+
+}
+
+extern "C" {
+
+#define ACCESS(n)                                                                                  \
+    void __tsan_read##n(void *p) { check(p, n, false, true); }                                     \
+    void __tsan_write##n(void *p) { check(p, n, true, true); }                                     \
+    void __tsan_unaligned_read##n(void *p) { check(p, n, false, false); }                          \
+    void __tsan_unaligned_write##n(void *p) { check(p, n, true, false); }                          \
+    void __tsan_volatile_read##n(void *p) { check(p, n, false, true); }                            \
+    void __tsan_volatile_write##n(void *p) { check(p, n, true, true); }
+ACCESS(1)
+ACCESS(2)
+ACCESS(4)
+ACCESS(8)
+ACCESS(16)
+
+void __tsan_init(void) {}
+void __tsan_func_entry(void *) {}
+void __tsan_func_exit(void) {}
+void __tsan_read_range(void *p, size_t n) { check(p, n, false, false); }
+void __tsan_write_range(void *p, size_t n) { check(p, n, true, false); }
+void __tsan_vptr_update(void **, void *) {}
+void __tsan_vptr_read(void **) {}
+
+#define ATOMIC_ONE(T, bits, name, expression)                                                      \
+    T __tsan_atomic##bits##_##name(volatile T *p, T x, int)                                        \
+    {                                                                                              \
+        check((const void *)p, sizeof(T), true, true);                                             \
+        return expression;                                                                         \
+    }
+#define ATOMIC(T, bits)                                                                            \
+    T __tsan_atomic##bits##_load(const volatile T *p, int)                                         \
+    {                                                                                              \
+        check((const void *)p, sizeof(T), false, true);                                            \
+        return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                               \
+    }                                                                                              \
+    void __tsan_atomic##bits##_store(volatile T *p, T x, int)                                      \
+    {                                                                                              \
+        check((const void *)p, sizeof(T), true, true);                                             \
+        __atomic_store_n(p, x, __ATOMIC_SEQ_CST);                                                  \
+    }                                                                                              \
+    ATOMIC_ONE(T, bits, exchange, __atomic_exchange_n(p, x, __ATOMIC_SEQ_CST))                     \
+    ATOMIC_ONE(T, bits, fetch_add, __atomic_fetch_add(p, x, __ATOMIC_SEQ_CST))                     \
+    ATOMIC_ONE(T, bits, fetch_sub, __atomic_fetch_sub(p, x, __ATOMIC_SEQ_CST))                     \
+    ATOMIC_ONE(T, bits, fetch_and, __atomic_fetch_and(p, x, __ATOMIC_SEQ_CST))                     \
+    ATOMIC_ONE(T, bits, fetch_or, __atomic_fetch_or(p, x, __ATOMIC_SEQ_CST))                       \
+    int __tsan_atomic##bits##_compare_exchange_strong(volatile T *p, T *was, T x, int, int)        \
+    {                                                                                              \
+        check((const void *)p, sizeof(T), true, true);                                             \
+        return __atomic_compare_exchange_n(p, was, x, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);      \
+    }                                                                                              \
+    int __tsan_atomic##bits##_compare_exchange_weak(volatile T *p, T *was, T x, int a, int b)      \
+    {                                                                                              \
+        return __tsan_atomic##bits##_compare_exchange_strong(p, was, x, a, b);                     \
+    }                                                                                              \
+    T __tsan_atomic##bits##_compare_exchange_val(volatile T *p, T was, T x, int a, int b)          \
+    {                                                                                              \
+        __tsan_atomic##bits##_compare_exchange_strong(p, &was, x, a, b);                           \
+        return was;                                                                                \
+    }
+ATOMIC(uint8_t, 8)
+ATOMIC(uint16_t, 16)
+ATOMIC(uint32_t, 32)
+ATOMIC(uint64_t, 64)
+
+/* memcpy, memset and memmove of instrumented host code are compiled as calls of these */
+void *shim_memcpy(void *to, const void *from, size_t n)
+{
+    race_check(from, n, false);
+    race_check(to, n, true);
+    return memcpy(to, from, n);
+}
+
+void *shim_memmove(void *to, const void *from, size_t n)
+{
+    race_check(from, n, false);
+    race_check(to, n, true);
+    return memmove(to, from, n);
+}
+
+void *shim_memset(void *to, int byte, size_t n)
+{
+    race_check(to, n, true);
+    return memset(to, byte, n);
+}
+}
