@@ -7,9 +7,10 @@
  *     is IEEE multiplication, division and square root and explicit fma in f32.
  *  3. A warp takes a block of a tensor at a time.
  */
+#include "part.h"
+
 #include "../digest.h"
 #include "../step.h"
-#include "part.h"
 
 enum { PACK = 4, ROW = PACK * ZK_WARP };        /* elements of a thread and of a warp at a time */
 

@@ -8,8 +8,9 @@
  *  3. A square of an f32 is exact in f64; a block's squares are added in 16 lanes, element i to
  *     lane i % 16 ascending, folded 8,4,2,1; block sums are added as integers.
  */
-#include "../limbs.h"
 #include "part.h"
+
+#include "../limbs.h"
 
 /* ---- leaves */
 struct push {
