@@ -21,7 +21,7 @@ struct push {
 };
 
 enum { AHEAD = 4 };                     /* leaves under way to a thread at a time */
-enum { SHALLOW = 3, DEEPEST = 16 };     /* the tree of one push: up to 8 leaves, up to 65536 */
+enum { SHALLOW = 3, DEEPEST = 12 };     /* the tree of one push: up to 8 leaves, up to 4096 */
 
 /* The pending node of 2^b leaves */
 __device__ inline float *buffer(const push &a, int b)
