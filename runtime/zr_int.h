@@ -19,7 +19,8 @@
 #include <stdatomic.h>
 
 /* Exit codes, also in --help. A run that a signal ended leaves with 128 + signal. */
-enum { ZR_OK = 0, ZR_USER = 2, ZR_ENVIRONMENT = 3, ZR_DISAGREE = 4, ZR_DIED = 5, ZR_HOPELESS = 6 };
+enum { ZR_OK = 0, ZR_USER = 2, ZR_ENVIRONMENT = 3, ZR_DISAGREE = 4, ZR_DIED = 5, ZR_HOPELESS = 6,
+       ZR_STUCK = 7 };
 
 enum { ZR_EAGER, ZR_LATE, ZR_SHUFFLED };
 enum { ZR_OPERANDS = 12, ZR_SKIPS = 20 };
@@ -28,7 +29,7 @@ enum { ZR_OPERANDS = 12, ZR_SKIPS = 20 };
 typedef struct zr_options {
     const char *data, *val, *load, *save, *log, *queue;   /* NULL where not given */
     int64_t steps, val_every, sample, threads;
-    int hash, version, help;
+    int hash, version, help, no_graph;
     int mode;                             /* ZR_EAGER ... from `queue` */
     uint64_t seed;
 } zr_options;
@@ -46,12 +47,14 @@ typedef struct zr_shared {
     _Atomic uint32_t stop;                /* 1: leave */
     _Atomic int32_t code;                 /* exit code of the first failure, 0: none */
     _Atomic int64_t step;                 /* that rank 0 is in, from 1 */
+    char meeting[128];                    /* what rank 0 tells the others so that they meet */
     char temp[ZR_FILE];                   /* a file to remove if the run ends now; "": none */
     zr_seat seat[];                       /* [ranks] */
 } zr_shared;
 
 /* ---- queues */
 typedef struct zr_queue {
+    void *stream;                         /* for the kernels; NULL: the target has none */
     void *k;                              /* kernel context; NULL: this queue runs no kernel */
     int64_t bytes, messages;              /* received from peers; collectives */
 } zr_queue;
@@ -86,6 +89,7 @@ struct zr {
     zr_log log;
     double started, ready, first;         /* when: zr_main entered, arenas in place, first step */
     zr_queue queue[ZR_QUEUES];
+    void *space, *desk;                   /* scratch of the kernels; NULL: the target has none */
     uint32_t barriers;                    /* that this rank has come to */
     double peak;                          /* ZR_PEAK_GFLOPS; 0: not known */
 };
@@ -115,6 +119,7 @@ void zr_handshake(zr *z);                 /* fails when ranks run different prog
 /* ---- the target: memory */
 /* Before the ranks start: z->t, and what can be found out about room for them. */
 void zr_prepare(zr *z);
+void zr_open(zr *z);                      /* a rank's device; what its kernels are opened with */
 void zr_arena(zr *z);                     /* this rank's arena, all zero, and what peers share */
 /* Where the rank's own thread puts the next tokens and targets, int32 [B, T] each; then they go
  * to their places in the arena, before what is issued next. */
@@ -128,6 +133,8 @@ void zr_step_begin(zr *z);                /* around program->step: lets test mod
 void zr_step_end(zr *z);                  /* all queues are empty after it */
 void zr_drain(zr *z);
 void zr_push(zr *z, int queue, const zr_command *c);   /* runs at once where the queue is inline */
+extern const int zr_has_graphs;           /* 0: the target has no --no-graph */
+void zr_epilogue(zr *z);                  /* what is left to say of the target, after training */
 
 /* ---- options (zr_options.c) */
 void zr_parse(zr *z, zr_options *o, int argc, char **argv);

@@ -108,6 +108,7 @@ static void load_weights(zr *z)
 
 static void begin(zr *z)
 {
+    zr_open(z);
     open_kernels(z);
     zr_handshake(z);
     open_tokens(z, &z->train, z->o->data, z->o->steps * z->p->grains * z->ranks * z->p->batch);
@@ -285,6 +286,7 @@ static void run_rank(zr *z)
     train(z, report, wire);
     validate(z, z->o->steps);
     zr_log_end(z, report, wire[0], wire[1]);
+    zr_epilogue(z);
     sample(z);
     save(z);
     hash(z);

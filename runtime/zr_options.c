@@ -42,7 +42,11 @@ static const struct option {
     {"--hash", NULL, "end with a line `weights HEX`", FLAG, AT(hash), 0, 0},
     {"--version", NULL, "print what this program is and end", FLAG, AT(version), 0, 0},
     {"--help", NULL, "print this and end", FLAG, AT(help), 0, 0},
+    {"--no-graph", NULL, "launch everything anew in every step, without CUDA graphs", FLAG,
+     AT(no_graph), 0, 0},
 };
+
+static size_t offered(void) { return sizeof options / sizeof *options - !zr_has_graphs; }
 
 static int64_t number(zr *z, const struct option *o, const char *text)
 {
@@ -58,7 +62,7 @@ static int64_t number(zr *z, const struct option *o, const char *text)
 /* Takes one option and its operand; returns how many words that were. */
 static int take(zr *z, zr_options *to, char **argv)
 {
-    for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
+    for (size_t i = 0; i < offered(); i++) {
         const struct option *o = &options[i];
         void *at = (char *)to + o->at;
         if (strcmp(argv[0], o->name)) continue;
@@ -135,16 +139,17 @@ void zr_help(zr *z, const char *program)
     zr_print(z, STDOUT_FILENO,
              "usage: %s --data FILE --steps N [options]\n\nTrains %s on %d ranks of this host.\n\n",
              program, z->p->name, z->ranks);
-    for (size_t i = 0; i < sizeof options / sizeof *options; i++)
+    for (size_t i = 0; i < offered(); i++)
         zr_print(z, STDOUT_FILENO, "  %-11s %-5s %s\n", options[i].name,
                  options[i].operand ? options[i].operand : "", options[i].help);
     zr_print(z, STDOUT_FILENO, "\nexit codes\n"
              "  0  done\n"
              "  2  an option or an input file is wrong\n"
-             "  3  this host will not do: memory, disk, processor\n"
+             "  3  this host will not do: memory, disk, processor or device\n"
              "  4  ranks disagree: another plan, other kernels, another number in the launcher\n"
              "  5  a rank died\n"
              "  6  training cannot go on: %d steps in a row changed nothing\n"
+             "  7  a device hangs: a step took too long, or NCCL met an error\n"
              "  129, 130, 143  ended by SIGHUP, SIGINT, SIGTERM\n", ZR_SKIPS);
 }
 

@@ -1,0 +1,148 @@
+/* collective.c -- the collectives of GPUs: NCCL moves whole pieces, and adds integers only.
+ *
+ * Every queue has a communicator of its own, so that queues may overlap.
+ *
+ * Invariants
+ *  1. What is moved is bytes; what is summed is int64: no result depends on NCCL's algorithm.
+ *  2. No call blocks: whoever waits can be stopped, and the watchdog can speak.
+ *  3. A rank's piece of its own does not go through NCCL.
+ */
+#define _GNU_SOURCE
+#include "cuda.h"
+#include <inttypes.h>
+#include <sched.h>
+#include <string.h>
+
+/* ---- NCCL's answers */
+
+static void must(zr *z, int queue, ncclResult_t result, const char *what)
+{
+    ncclComm_t comm = z->t->comm[queue];
+    while (result == ncclInProgress) {
+        zr_leave_if_stopped(z);
+        sched_yield();
+        ncclResult_t asked = ncclCommGetAsyncError(comm, &result);
+        if (asked != ncclSuccess) result = asked;
+    }
+    if (result != ncclSuccess)
+        zr_fail(z, ZR_ENVIRONMENT, "step %" PRId64 ": %s: NCCL: %s (%s)", z->step + 1, what,
+                ncclGetErrorString(result), ncclGetLastError(comm));
+}
+
+/* ---- begin and end */
+
+void zr_communicators(zr *z)
+{
+    zr_target *t = z->t;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    ncclUniqueId id;
+    _Static_assert(sizeof id <= sizeof z->shared->meeting, "room for NCCL's id");
+    config.blocking = 0;
+    zr_expect(z);
+    if (z->rank == 0) {
+        must(z, ZR_MAIN, ncclGetUniqueId(&id), "meeting the other ranks");
+        memcpy(z->shared->meeting, &id, sizeof id);
+    }
+    zr_barrier(z);
+    memcpy(&id, z->shared->meeting, sizeof id);
+    must(z, ZR_MAIN, ncclCommInitRankConfig(&t->comm[ZR_MAIN], z->ranks, id, z->rank, &config),
+         "meeting the other ranks");
+    for (int queue = 0; queue < ZR_QUEUES; queue++)
+        if (queue != ZR_MAIN) {
+            ncclResult_t result = ncclCommSplit(t->comm[ZR_MAIN], 0, z->rank, &t->comm[queue],
+                                                &config);
+            must(z, ZR_MAIN, result, "making a communicator");
+            must(z, queue, ncclInProgress, "making a communicator");
+        }
+    zr_met(z);
+    pthread_mutex_lock(&t->watch.lock);
+    t->watch.communicators = 1;
+    pthread_mutex_unlock(&t->watch.lock);
+}
+
+void zr_part(zr *z)
+{
+    for (int queue = ZR_QUEUES - 1; queue >= 0; queue--) {
+        must(z, queue, ncclCommFinalize(z->t->comm[queue]), "parting");
+        ncclCommDestroy(z->t->comm[queue]);
+    }
+}
+
+/* ---- pieces */
+
+/* A piece of the rank's own, from one place of the arena to another. */
+static void keep(zr *z, cudaStream_t stream, int64_t to, int64_t from, int64_t bytes)
+{
+    if (to == from) return;
+    zr_cuda(z, cudaMemcpyAsync(z->t->arena + to, z->t->arena + from, (size_t)bytes,
+                               cudaMemcpyDeviceToDevice, stream), "copying a piece");
+}
+
+/* To every peer p the piece at from + p*from_step; from it the piece for to + p*to_step. */
+static void exchange(zr *z, int queue, cudaStream_t stream, int64_t from, int64_t from_step,
+                     int64_t to, int64_t to_step, int64_t bytes)
+{
+    static const char what[] = "an exchange of pieces";
+    ncclComm_t comm = z->t->comm[queue];
+    char *a = z->t->arena;
+    if (z->ranks == 1) return;
+    must(z, queue, ncclGroupStart(), what);
+    for (int i = 1; i < z->ranks; i++) {
+        int p = (z->rank + i) % z->ranks, q = (z->rank + z->ranks - i) % z->ranks;
+        must(z, queue, ncclSend(a + from + p * from_step, (size_t)bytes, ncclUint8, p, comm,
+                                stream), what);
+        must(z, queue, ncclRecv(a + to + q * to_step, (size_t)bytes, ncclUint8, q, comm, stream),
+             what);
+    }
+    must(z, queue, ncclGroupEnd(), what);
+}
+
+static void counted(zr *z, int queue, int64_t bytes)
+{
+    z->queue[queue].bytes += (z->ranks - 1) * bytes;
+    z->queue[queue].messages++;
+}
+
+/* ---- collectives */
+
+void zr_gather(zr *z, int queue, int64_t from, int64_t from_step, int64_t to, int64_t to_step,
+               int64_t bytes)
+{
+    cudaStream_t stream = zr_on(z, queue, "a gather");
+    int64_t mine = from + z->rank * from_step, place = to + z->rank * to_step;
+    char *a = z->t->arena;
+    if (z->ranks > 1 && to_step == bytes) {
+        must(z, queue, ncclAllGather(a + mine, a + to, (size_t)bytes, ncclUint8,
+                                     z->t->comm[queue], stream), "a gather");
+    } else {
+        exchange(z, queue, stream, mine, 0, to, to_step, bytes);
+        keep(z, stream, place, mine, bytes);
+    }
+    counted(z, queue, bytes);
+}
+
+void zr_alltoall(zr *z, int queue, int64_t at, int64_t step, int64_t to, int64_t bytes)
+{
+    cudaStream_t stream = zr_on(z, queue, "an all-to-all");
+    int64_t mine = at + z->rank * step;
+    if (z->ranks == 1) to = mine;         /* where it lies */
+    exchange(z, queue, stream, at, step, to, bytes, bytes);
+    keep(z, stream, to + z->rank * bytes, mine, bytes);
+    for (int r = 0; r < z->ranks; r++) z->t->sources[queue][r] = z->t->arena + to + r * bytes;
+    counted(z, queue, bytes);
+}
+
+const void *const *zr_sources(zr *z, int queue) { return z->t->sources[queue]; }
+
+/* The exchange was complete on the stream when every peer had this rank's pieces. */
+void zr_done(zr *z, int queue) { (void)z, (void)queue; }
+
+void zr_allreduce(zr *z, int queue, int64_t from, int64_t to, int64_t n)
+{
+    cudaStream_t stream = zr_on(z, queue, "an all-reduce");
+    char *a = z->t->arena;
+    if (z->ranks == 1) keep(z, stream, to, from, 8 * n);
+    else must(z, queue, ncclAllReduce(a + from, a + to, (size_t)n, ncclInt64, ncclSum,
+                                      z->t->comm[queue], stream), "an all-reduce");
+    counted(z, queue, 8 * n);
+}

@@ -1,0 +1,90 @@
+/* cuda.h -- what a rank on a GPU keeps: its device, streams, events, graphs and communicators.
+ *
+ * A queue is a stream. Within a step nearly everything is issued while a graph is recorded, and
+ * from then on the graph is played; graphs begin and end on ZR_MAIN's stream, so that they run one
+ * after the other. What is issued outside of graphs goes to the streams at once.
+ *
+ * Invariants
+ *  1. A rank touches CUDA only in its own process, after the fork.
+ *  2. Nothing is allocated after the start but what the libraries take: that is measured.
+ *  3. The rank's own thread issues and waits; the watchdog only looks, speaks and ends the process.
+ *
+ * Environment
+ *   ZR_TIMEOUT_S=N     a rank that has waited so long for its queues gives up (default: ten times
+ *                      the median step and no less than a minute; ten minutes for the first step)
+ *   ZR_SHARE_GPU=1     ranks may share a device, for tests: they take turns and are slow
+ */
+#ifndef ZR_CUDA_H
+#define ZR_CUDA_H
+#include "../zr_int.h"
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+enum { ZR_RECENT = 32, ZR_BOUNCE = 1 << 20 };
+
+typedef struct zr_event {
+    cudaEvent_t mark;
+    int64_t recorded;                     /* in which recording; 0: outside of any; -1: never */
+} zr_event;
+
+typedef struct zr_graph {
+    cudaGraphExec_t ready;                /* NULL: not recorded yet */
+    int64_t bytes[ZR_QUEUES], messages[ZR_QUEUES];            /* that it moves */
+} zr_graph;
+
+/* What the watchdog looks at. */
+typedef struct zr_watch {
+    pthread_t thread;
+    pthread_mutex_t lock;
+    int running, quit;
+    double deadline;                      /* by when the queues must be empty; 0: none is set */
+    double limit, begun;                  /* seconds it was given; when the step began */
+    double recent[ZR_RECENT];             /* seconds of the last steps */
+    int64_t steps;                        /* that have been measured */
+    int64_t setting;                      /* ZR_TIMEOUT_S; 0: not given */
+    const char *what;                     /* the last thing issued, and on which queue */
+    int queue, communicators;             /* communicators: they may be asked for errors */
+} zr_watch;
+
+struct zr_target {
+    int device;
+    cudaStream_t stream[ZR_QUEUES];
+    ncclComm_t comm[ZR_QUEUES];           /* NULL with one rank */
+    zr_event *event;                      /* [p->events] */
+    char *arena;                          /* device memory */
+    /* Pinned: p->host bytes as the plan has them, then ZR_BOUNCE for copies. */
+    char *host;
+    cudaEvent_t *read;                    /* [p->inlets] the batch there has been copied */
+    int64_t inlet;                        /* the one in use */
+    const void **sources[ZR_QUEUES];      /* [ranks] */
+    /* graphs */
+    zr_graph graph[ZR_GRAPHS];
+    int64_t recording, recordings;        /* 0: none is going on; so many were begun */
+    cudaEvent_t fork, played, joined[ZR_QUEUES];
+    unsigned loose;                       /* queues (bits) with work that no graph waits for yet */
+    unsigned behind;                      /* queues that do not wait for the last graph yet */
+    double launch_seconds;                /* of the host, in cudaGraphLaunch */
+    int64_t launches;
+    /* bytes of device memory: free before and after the arena, after the first step */
+    int64_t before, after, first;
+    zr_watch watch;
+};
+
+/* ---- device.c: fails, saying what was tried, unless a call of CUDA went well */
+void zr_cuda(zr *z, cudaError_t error, const char *what);
+
+/* ---- queue.c: the stream of a queue, for something that is issued now: `what` */
+cudaStream_t zr_on(zr *z, int queue, const char *what);
+
+/* ---- collective.c */
+void zr_communicators(zr *z);
+void zr_part(zr *z);                      /* the communicators' end */
+
+/* ---- watch.c */
+void zr_watch_start(zr *z);
+void zr_watch_stop(zr *z);
+void zr_expect(zr *z);                    /* from now on the queues must be empty in time */
+void zr_met(zr *z);                       /* they are */
+void zr_measure(zr *z, double seconds);   /* what a step took */
+
+#endif

@@ -1,0 +1,231 @@
+/* queue.c -- the queues of one rank: streams and events, and the graphs that are made of them.
+ *
+ * zr_call runs a function at once; what it launches goes to its queue's stream. Between the begin
+ * and the end of a recording all streams belong to the graph: ZR_GATHER and ZR_REDUCE follow from
+ * ZR_MAIN, and lead back to it.
+ *
+ * Modes. eager and the others differ in one thing only: in late and shuffled zr_drop fills what is
+ * dead with NaN. The order of execution is the device's own.
+ *
+ * Invariants
+ *  1. A wait for what another recording, or nobody, has recorded is none: graphs follow each other,
+ *     and what is issued outside of them waits for the last one (zr_on).
+ */
+#define _GNU_SOURCE
+#include "cuda.h"
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ALL = (1 << ZR_QUEUES) - 1 };
+
+/* ---- streams */
+
+cudaStream_t zr_on(zr *z, int queue, const char *what)
+{
+    zr_target *t = z->t;
+    unsigned bit = 1u << queue;
+    t->watch.what = what;
+    t->watch.queue = queue;
+    if (t->recording) return t->stream[queue];
+    if (t->behind & bit)
+        zr_cuda(z, cudaStreamWaitEvent(t->stream[queue], t->played, 0), "waiting for a graph");
+    t->behind &= ~bit;
+    t->loose |= bit;
+    return t->stream[queue];
+}
+
+static void mark(zr *z, cudaEvent_t event, int queue)
+{
+    zr_cuda(z, cudaEventRecord(event, z->t->stream[queue]), "recording an event");
+}
+
+static void follow(zr *z, int queue, cudaEvent_t event)
+{
+    zr_cuda(z, cudaStreamWaitEvent(z->t->stream[queue], event, 0), "waiting for an event");
+}
+
+/* ZR_MAIN waits for all that has been issued on the other queues. */
+static void join(zr *z, unsigned queues)
+{
+    for (int queue = 0; queue < ZR_QUEUES; queue++) {
+        if (queue == ZR_MAIN || !(queues >> queue & 1)) continue;
+        mark(z, z->t->joined[queue], queue);
+        follow(z, ZR_MAIN, z->t->joined[queue]);
+    }
+}
+
+/* ---- issuing */
+
+void zr_push(zr *z, int queue, const zr_command *c) { c->run(z, queue, c); }
+
+void zr_record(zr *z, int queue, int event)
+{
+    zr_event *e = &z->t->event[event];
+    zr_cuda(z, cudaEventRecord(e->mark, zr_on(z, queue, "an event")), "recording an event");
+    e->recorded = z->t->recording;
+}
+
+void zr_wait(zr *z, int queue, int event)
+{
+    const zr_event *e = &z->t->event[event];
+    if (e->recorded != z->t->recording) return;
+    zr_cuda(z, cudaStreamWaitEvent(zr_on(z, queue, "a wait"), e->mark, 0), "waiting for an event");
+}
+
+void zr_call_n(zr *z, int queue, zr_fn *fn, int n, const int64_t *i)
+{
+    if (n > ZR_OPERANDS)
+        zr_fail(z, ZR_DISAGREE, "a call with %d operands; at most %d", n, ZR_OPERANDS);
+    zr_on(z, queue, "a call");
+    fn(z, z->queue[queue].k, z->t->arena, i);
+}
+
+void zr_drop(zr *z, int queue, int64_t at, int64_t bytes)
+{
+    if (z->o->mode == ZR_EAGER) return;
+    cudaStream_t stream = zr_on(z, queue, "a drop");  /* 0xff: NaN in f32 and bf16 */
+    zr_cuda(z, cudaMemsetAsync(z->t->arena + at, 0xff, (size_t)bytes, stream), "dropping");
+}
+
+/* ---- graphs */
+
+/* What all queues have moved, into counts[2][ZR_QUEUES] */
+static void count(const zr *z, int64_t counts[2][ZR_QUEUES])
+{
+    for (int queue = 0; queue < ZR_QUEUES; queue++) {
+        counts[0][queue] = z->queue[queue].bytes;
+        counts[1][queue] = z->queue[queue].messages;
+    }
+}
+
+/* What was issued since `before` is in the graph, and has not been moved yet. */
+static void take_counts(zr *z, zr_graph *g, int64_t before[2][ZR_QUEUES])
+{
+    for (int queue = 0; queue < ZR_QUEUES; queue++) {
+        g->bytes[queue] = z->queue[queue].bytes - before[0][queue];
+        g->messages[queue] = z->queue[queue].messages - before[1][queue];
+        z->queue[queue].bytes = before[0][queue];
+        z->queue[queue].messages = before[1][queue];
+    }
+}
+
+static void record(zr *z, zr_graph *g, void (*issue)(zr *z))
+{
+    zr_target *t = z->t;
+    cudaGraph_t graph;
+    int64_t before[2][ZR_QUEUES];
+    count(z, before);
+    /* relaxed: NCCL launches, and may allocate, on threads of its own */
+    zr_cuda(z, cudaStreamBeginCapture(t->stream[ZR_MAIN], cudaStreamCaptureModeRelaxed),
+            "beginning a graph");
+    t->recording = ++t->recordings;
+    mark(z, t->fork, ZR_MAIN);
+    for (int queue = 0; queue < ZR_QUEUES; queue++)
+        if (queue != ZR_MAIN) follow(z, queue, t->fork);
+    issue(z);
+    join(z, ALL);
+    t->recording = 0;
+    zr_cuda(z, cudaStreamEndCapture(t->stream[ZR_MAIN], &graph), "ending a graph");
+    zr_cuda(z, cudaGraphInstantiate(&g->ready, graph, 0), "making a graph ready");
+    zr_cuda(z, cudaGraphDestroy(graph), "freeing a graph's record");
+    take_counts(z, g, before);
+}
+
+static void play(zr *z, zr_graph *g)
+{
+    zr_target *t = z->t;
+    join(z, t->loose);
+    t->loose = 0;
+    double begun = zr_now();
+    zr_cuda(z, cudaGraphLaunch(g->ready, t->stream[ZR_MAIN]), "launching a graph");
+    t->launch_seconds += zr_now() - begun;
+    t->launches++;
+    mark(z, t->played, ZR_MAIN);
+    t->behind = ALL & ~(1u << ZR_MAIN);
+    for (int queue = 0; queue < ZR_QUEUES; queue++) {
+        z->queue[queue].bytes += g->bytes[queue];
+        z->queue[queue].messages += g->messages[queue];
+    }
+}
+
+void zr_replay(zr *z, int graph, void (*issue)(zr *z))
+{
+    static const char *const names[] = {"the graph of a step's begin", "the graph of a grain",
+                                        "the graph of the update", "the graph of an evaluation"};
+    _Static_assert(sizeof names / sizeof *names == ZR_GRAPHS, "a name for every graph");
+    zr_graph *g = &z->t->graph[graph];
+    if (z->o->no_graph) {
+        issue(z);
+        return;
+    }
+    if (!g->ready) record(z, g, issue);
+    zr_on(z, ZR_MAIN, names[graph]);
+    play(z, g);
+}
+
+/* ---- waiting for the device */
+
+void zr_drain(zr *z)
+{
+    zr_expect(z);
+    for (int queue = 0; queue < ZR_QUEUES; queue++)
+        zr_cuda(z, cudaStreamSynchronize(z->t->stream[queue]), "waiting for the device");
+    zr_met(z);
+}
+
+void zr_step_begin(zr *z)
+{
+    z->t->watch.begun = zr_now();
+    zr_expect(z);
+}
+
+void zr_step_end(zr *z)
+{
+    size_t some, all;
+    zr_drain(z);
+    zr_measure(z, zr_now() - z->t->watch.begun);
+    if (z->t->first) return;
+    zr_cuda(z, cudaMemGetInfo(&some, &all), "asking for the device's free memory");
+    z->t->first = (int64_t)some;
+}
+
+/* ---- begin and end */
+
+static void *get(zr *z, int64_t n, size_t size)
+{
+    void *at = calloc(n > 0 ? (size_t)n : 1, size);
+    if (!at) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+    return at;
+}
+
+static cudaEvent_t make_event(zr *z)
+{
+    cudaEvent_t event;
+    zr_cuda(z, cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "making an event");
+    return event;
+}
+
+void zr_queues_start(zr *z)
+{
+    zr_target *t = z->t;
+    t->event = get(z, z->p->events, sizeof *t->event);
+    for (int i = 0; i < z->p->events; i++) t->event[i] = (zr_event){make_event(z), -1};
+    t->read = get(z, z->p->inlets, sizeof(cudaEvent_t));
+    for (int i = 0; i < z->p->inlets; i++) t->read[i] = make_event(z);
+    t->fork = make_event(z);
+    t->played = make_event(z);
+    for (int queue = 0; queue < ZR_QUEUES; queue++) {
+        t->joined[queue] = make_event(z);
+        t->sources[queue] = get(z, z->ranks, sizeof(void *));
+    }
+    zr_watch_start(z);
+    if (z->ranks > 1) zr_communicators(z);
+}
+
+void zr_queues_stop(zr *z)
+{
+    zr_drain(z);
+    zr_watch_stop(z);
+    if (z->ranks > 1) zr_part(z);
+}
