@@ -1,5 +1,6 @@
-"""test_emulation.py -- the stand-in for a GPU: threads, barriers, warps, launches, and that it finds
-mistakes. tests/emulation/demo.cu has the kernels.
+"""test_emulation.py -- the stand-in for GPUs: threads, barriers, warps, launches, streams, graphs and
+collectives, and that it finds mistakes. What is tried lies in tests/emulation: demo.cu (kernels),
+mistakes.cu (streams), ranks.cu (collectives).
 """
 from __future__ import annotations
 
@@ -159,3 +160,103 @@ def test_all_shared_memory_of_a_block_can_be_had() -> None:
 def test_an_unknown_order_is_refused() -> None:
     done = other_process('t.call("turn", (1, 1, 1, 32, 128), np.zeros(32, np.int32), 1)', 'soon')
     assert done.returncode == MISTAKE and 'eager, late, shuffled:SEED' in done.stderr
+
+
+# ---- streams, events, graphs, and who may touch which memory when
+
+@functools.cache
+def program(name: str) -> str:
+    with alone('ninja'):
+        sh('ninja', '--quiet', f'out/{name}')
+    return str(ROOT / 'out' / name)
+
+
+def ran(name: str, *words: str, order: str) -> subprocess.CompletedProcess:
+    return subprocess.run([program(name), *words], capture_output=True, text=True, timeout=60,
+                          env={**os.environ, 'ZR_EMULATE': order})
+
+
+@pytest.mark.parametrize('order', ORDERS)
+@pytest.mark.parametrize('case', [
+    'right_wait', 'right_overwrite', 'host_between', 'host_asks', 'right_memset', 'right_staging',
+    'right_pinned', 'right_result', 'plain_memory', 'within', 'aligned', 'right_branches',
+    'captured', 'after_graph'])
+def test_ordered_work_is_accepted(case: str, order: str) -> None:
+    done = ran('emulated-mistakes', case, order=order)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# What is said whatever came first: the two pieces of work, and where they ran.
+FILL, TWICE = 'a write by fill on stream 1', 'a read by twice on stream 2'
+COPIED = 'a read by cudaMemcpyAsync on stream 1'
+RACES = [
+    ('no_wait', FILL, TWICE), ('wrong_event', FILL, TWICE), ('never_recorded', FILL, TWICE),
+    ('record_too_late', FILL, TWICE), ('early_overwrite', FILL, TWICE),
+    ('hasty_memset', 'a write by cudaMemsetAsync on the default stream', TWICE),
+    ('early_staging', COPIED, 'a write by host code on the host'),
+    ('early_pinned', 'a read by twice on stream 1', 'a write by host code on the host'),
+    ('early_result', 'a write by cudaMemcpyAsync on stream 1', 'a read by host code on the host'),
+    ('loose_branches', "a write by fill on a graph's part of stream 1",
+     "a read by twice on a graph's part of stream 2"),
+    ('beside_graph', "a write by fill on a graph's part of stream 1", TWICE)]
+
+
+@pytest.mark.parametrize('order', ORDERS)
+@pytest.mark.parametrize('case,one,other', RACES)
+def test_a_race_is_found_in_every_order(case: str, one: str, other: str, order: str) -> None:
+    done = ran('emulated-mistakes', case, order=order)
+    assert done.returncode == MISTAKE, done.stdout + done.stderr
+    assert 'race at byte' in done.stderr and one in done.stderr and other in done.stderr
+
+
+@pytest.mark.parametrize('case,said', [
+    ('host_reads', 'host code touches byte 0 of device memory'),
+    ('host_writes', 'host code touches byte 20 of device memory'),
+    ('host_copies', 'host code touches byte 0 of device memory'),
+    ('beyond', 'reach on stream 1 touches byte 16384 of device memory, which is not allocated'),
+    ('freed', 'reach on stream 1 touches byte 0 of device memory, which is not allocated'),
+    ('misaligned', 'vectors on stream 1, tests/emulation/mistakes.cu:')])
+def test_memory_that_may_not_be_touched(case: str, said: str) -> None:
+    done = ran('emulated-mistakes', case, order='eager')
+    assert done.returncode == MISTAKE and said in done.stderr
+
+
+@pytest.mark.parametrize('case,error', [
+    ('wait_from_outside', 'cudaErrorStreamCaptureIsolation'),
+    ('unjoined', 'cudaErrorStreamCaptureUnjoined'),
+    ('joined_too_early', 'cudaErrorStreamCaptureUnjoined'),
+    ('sync_in_capture', 'cudaErrorStreamCaptureUnsupported'),
+    ('spoiled', 'cudaErrorStreamCaptureInvalidated'),
+    ('malloc_in_capture', 'cudaErrorStreamCaptureUnsupported'),
+    ('captured_event_outside', 'cudaErrorCapturedEvent')])
+def test_what_a_capture_does_not_allow(case: str, error: str) -> None:
+    done = ran('emulated-mistakes', case, order='eager')
+    assert (done.returncode, done.stdout.strip()) == (4, error)
+
+
+# ---- collectives
+
+@pytest.mark.parametrize('order', ['eager', 'late', 'shuffled:1'])
+@pytest.mark.parametrize('ranks', ['1', '2', '4'])
+@pytest.mark.parametrize('case', ['gathers', 'exchanges', 'sums', 'both', 'graphs'])
+def test_collectives_move_what_they_should(case: str, ranks: str, order: str) -> None:
+    done = ran('emulated-ranks', case, ranks, order=order)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize('order', ['eager', 'late', 'shuffled:1'])
+@pytest.mark.parametrize('case,said', [
+    ('race', 'a write by ncclAllGather on stream 1 and a read by cudaMemcpyAsync on stream 2'),
+    ('changed', 'a read by ncclAllGather on stream 1 and a write by cudaMemsetAsync on stream 2'),
+    ('different', 'and rank 1 in ncclSend/ncclRecv of 800024 bytes'),
+    ('other_size', 'and rank 1 in ncclAllGather of 64 bytes')])
+def test_mistakes_with_collectives_are_found(case: str, said: str, order: str) -> None:
+    done = ran('emulated-ranks', case, '2', order=order)
+    assert done.returncode == MISTAKE and said in done.stderr
+
+
+@pytest.mark.parametrize('order', ['eager', 'late', 'shuffled:1'])
+@pytest.mark.parametrize('ranks', ['2', '4'])
+def test_a_rank_that_is_gone_is_noticed(ranks: str, order: str) -> None:
+    done = ran('emulated-ranks', 'gone', ranks, order=order)
+    assert done.returncode == 5, done.stderr

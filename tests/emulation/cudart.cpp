@@ -16,9 +16,11 @@
 namespace {
 
 enum { BLOCK = 1024, GRID_YZ = 65535, PLAIN = 48 << 10, MOST_SHARED = 227 << 10 };
-enum { MAJOR = 9, MINOR = 0, PROCESSORS = 132 };
+enum { MAJOR = 9, MINOR = 0, PROCESSORS = 132, DEVICES = 8 };
 
 std::map<const void *, size_t> allowed;   /* shared memory of kernels that may have more */
+
+int chosen;
 
 /* NULL: no capture forbids such a call now */
 cudaError_t forbidden(cudaStream_t s)
@@ -138,20 +140,23 @@ const char *cudaGetErrorName(cudaError_t e)
 /* ---- the device */
 cudaError_t cudaGetDeviceCount(int *n)
 {
-    *n = 1;
+    *n = DEVICES;
     return cudaSuccess;
 }
 
 cudaError_t cudaGetDevice(int *device)
 {
-    *device = 0;
+    *device = chosen;
     return cudaSuccess;
 }
 
-/* Ranks of one host may name devices of their own: each process emulates its own. */
+/* A process that emulates has one device, whichever it names. */
 cudaError_t cudaSetDevice(int device)
 {
-    return device < 0 ? queue_error(cudaErrorInvalidDevice) : cudaSuccess;
+    if (device < 0 || device >= DEVICES)
+        return queue_error(cudaErrorInvalidDevice);
+    chosen = device;
+    return cudaSuccess;
 }
 
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr what, int)

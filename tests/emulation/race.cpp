@@ -192,60 +192,57 @@ void race_open(bool open)
         mprotect(base, used[DEVICE], open ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
-/* ---- what -fsanitize=thread calls. A GPU faults on what is not aligned to its size. */
-namespace {
-
-void check(const void *p, size_t n, bool write, bool aligned)
-{
-    size_t at = (size_t)((const char *)p - base);
-    if (at >= ALL || !base)
-        return;
-    if (aligned && at % n && race_track != HOST)
-        shim_fail("%s: %zu bytes at byte %zu of its memory are not aligned",
-                  work_name(race_track, race_now[race_track][race_track]), n, at);
-    race_check(p, n, write);
-}
-
-}
-
+/* ---- what -fsanitize=thread and -fsanitize=alignment call */
 extern "C" {
 
 #define ACCESS(n)                                                                                  \
-    void __tsan_read##n(void *p) { check(p, n, false, true); }                                     \
-    void __tsan_write##n(void *p) { check(p, n, true, true); }                                     \
-    void __tsan_unaligned_read##n(void *p) { check(p, n, false, false); }                          \
-    void __tsan_unaligned_write##n(void *p) { check(p, n, true, false); }                          \
-    void __tsan_volatile_read##n(void *p) { check(p, n, false, true); }                            \
-    void __tsan_volatile_write##n(void *p) { check(p, n, true, true); }
+    void __tsan_read##n(void *p) { race_check(p, n, false); }                                     \
+    void __tsan_write##n(void *p) { race_check(p, n, true); }                                     \
+    void __tsan_unaligned_read##n(void *p) { race_check(p, n, false); }                          \
+    void __tsan_unaligned_write##n(void *p) { race_check(p, n, true); }                          \
+    void __tsan_volatile_read##n(void *p) { race_check(p, n, false); }                            \
+    void __tsan_volatile_write##n(void *p) { race_check(p, n, true); }
 ACCESS(1)
 ACCESS(2)
 ACCESS(4)
 ACCESS(8)
 ACCESS(16)
 
+struct place {
+    const char *file;
+    uint32_t line, column;
+};
+
+void __ubsan_handle_type_mismatch_v1(const place *at, void *p)
+{
+    shim_fail("%s on %s, %s:%u: the address %p is not aligned to its type",
+              work_name(race_track, race_now[race_track][race_track]), track_name(race_track),
+              at->file, at->line, p);
+}
+
 void __tsan_init(void) {}
 void __tsan_func_entry(void *) {}
 void __tsan_func_exit(void) {}
-void __tsan_read_range(void *p, size_t n) { check(p, n, false, false); }
-void __tsan_write_range(void *p, size_t n) { check(p, n, true, false); }
+void __tsan_read_range(void *p, size_t n) { race_check(p, n, false); }
+void __tsan_write_range(void *p, size_t n) { race_check(p, n, true); }
 void __tsan_vptr_update(void **, void *) {}
 void __tsan_vptr_read(void **) {}
 
 #define ATOMIC_ONE(T, bits, name, expression)                                                      \
     T __tsan_atomic##bits##_##name(volatile T *p, T x, int)                                        \
     {                                                                                              \
-        check((const void *)p, sizeof(T), true, true);                                             \
+        race_check((const void *)p, sizeof(T), true);                                             \
         return expression;                                                                         \
     }
 #define ATOMIC(T, bits)                                                                            \
     T __tsan_atomic##bits##_load(const volatile T *p, int)                                         \
     {                                                                                              \
-        check((const void *)p, sizeof(T), false, true);                                            \
+        race_check((const void *)p, sizeof(T), false);                                            \
         return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                               \
     }                                                                                              \
     void __tsan_atomic##bits##_store(volatile T *p, T x, int)                                      \
     {                                                                                              \
-        check((const void *)p, sizeof(T), true, true);                                             \
+        race_check((const void *)p, sizeof(T), true);                                             \
         __atomic_store_n(p, x, __ATOMIC_SEQ_CST);                                                  \
     }                                                                                              \
     ATOMIC_ONE(T, bits, exchange, __atomic_exchange_n(p, x, __ATOMIC_SEQ_CST))                     \
@@ -255,7 +252,7 @@ void __tsan_vptr_read(void **) {}
     ATOMIC_ONE(T, bits, fetch_or, __atomic_fetch_or(p, x, __ATOMIC_SEQ_CST))                       \
     int __tsan_atomic##bits##_compare_exchange_strong(volatile T *p, T *was, T x, int, int)        \
     {                                                                                              \
-        check((const void *)p, sizeof(T), true, true);                                             \
+        race_check((const void *)p, sizeof(T), true);                                             \
         return __atomic_compare_exchange_n(p, was, x, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);      \
     }                                                                                              \
     int __tsan_atomic##bits##_compare_exchange_weak(volatile T *p, T *was, T x, int a, int b)      \

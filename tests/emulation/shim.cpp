@@ -222,11 +222,13 @@ void shim_meet(unsigned mask, const char *file, int line)
 
 void shim_fail(const char *format, ...)
 {
+    char line[1024] = "emulation: ";
+    size_t n = strlen(line);
     va_list args;
     va_start(args, format);
-    fputs("emulation: ", stderr);
-    vfprintf(stderr, format, args);
-    fputc('\n', stderr);
-    fflush(stderr);
+    n += (size_t)vsnprintf(line + n, sizeof line - n - 1, format, args);
+    n = std::min(n, sizeof line - 2);
+    line[n++] = '\n';
+    (void)!write(STDERR_FILENO, line, n);
     _exit(SHIM_MISTAKE);
 }

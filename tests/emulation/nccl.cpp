@@ -1,0 +1,501 @@
+/* nccl.cpp -- NCCL's communicators and collectives between processes of one host.
+ *
+ * Invariants
+ *  1. A collective is sends and receives of every pair of ranks; all go on at once, so that no order
+ *     of issue that is the same on all ranks can block.
+ *  2. Work of one communicator runs in the order of issue, whatever streams it is on.
+ *  3. Before a piece of data goes what it is: ranks that do not call the same are told, and end.
+ *  4. A peer that is gone is an error of the communicator within a second.
+ *  5. A communicator that does not block is in progress until it has been asked at least once more,
+ *     after initialisation, after a split, and at its first collective.
+ */
+#include <nccl.h>
+
+#include "queue.h"
+#include "wire.h"
+
+#include <ctime>
+#include <sys/random.h>
+
+namespace {
+
+struct piece {                            /* one direction of one pair */
+    int peer;
+    char *p;
+    size_t bytes, moved;                  /* moved: the header first */
+};
+
+struct header {
+    char what[24];
+    uint64_t bytes;
+};
+
+struct transfer {
+    ncclComm_t comm;
+    cudaStream_t stream;
+    const char *what;
+    std::vector<piece> sends, receives;
+    std::vector<header> heads;            /* of receives, as they come */
+    std::vector<char> room;               /* received, to be added */
+    int64_t *sum;                         /* all-reduce: the result, n numbers */
+    const int64_t *own;
+    size_t n;
+    uint64_t ticket;
+    double stuck;
+    bool begun;
+};
+typedef std::shared_ptr<transfer> transfer_ref;
+
+int grouped;
+std::vector<transfer_ref> group;
+wire *present;                            /* that the executor waits for */
+
+double seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+void pause(void)
+{
+    wire_pause(present);
+}
+
+}
+
+struct ncclComm {
+    wire *w;
+    int rank, ranks, lane;
+    int lanes;                            /* the root's: how many are given away */
+    ncclComm_t root;
+    bool blocking, connected, aborted;
+    ncclResult_t state;
+    uint64_t issued, done;                /* tickets */
+    ncclComm_t *child, made;              /* a split in progress: where it goes */
+};
+
+namespace {
+
+header head_of(const transfer &t, const piece &p)
+{
+    header h = {};
+    strncpy(h.what, t.what, sizeof h.what - 1);
+    h.bytes = p.bytes;
+    return h;
+}
+
+void check_head(const transfer &t, const piece &p, const header &came)
+{
+    header mine = head_of(t, p);
+    if (memcmp(&mine, &came, sizeof mine))
+        shim_fail("NCCL: rank %d is in %s of %zu bytes, and rank %d in %s of %llu bytes",
+                  t.comm->rank, t.what, p.bytes, p.peer, came.what,
+                  (unsigned long long)came.bytes);
+}
+
+bool over(const piece &p) { return p.moved == sizeof(header) + p.bytes; }
+
+bool push(const transfer &t, piece *p)
+{
+    size_t before = p->moved;
+    if (p->moved < sizeof(header)) {
+        header h = head_of(t, *p);
+        p->moved += wire_send(t.comm->w, t.comm->lane, p->peer, (char *)&h + p->moved,
+                              sizeof h - p->moved);
+    }
+    if (p->moved >= sizeof(header) && !over(*p))
+        p->moved += wire_send(t.comm->w, t.comm->lane, p->peer, p->p + p->moved - sizeof(header),
+                              p->bytes + sizeof(header) - p->moved);
+    return p->moved != before;
+}
+
+bool pull(transfer *t, piece *p, header *h)
+{
+    size_t before = p->moved;
+    if (p->moved < sizeof(header)) {
+        p->moved += wire_receive(t->comm->w, t->comm->lane, p->peer, (char *)h + p->moved,
+                                 sizeof *h - p->moved);
+        if (p->moved == sizeof(header))
+            check_head(*t, *p, *h);
+    }
+    if (p->moved >= sizeof(header) && !over(*p))
+        p->moved += wire_receive(t->comm->w, t->comm->lane, p->peer,
+                                 p->p + p->moved - sizeof(header),
+                                 p->bytes + sizeof(header) - p->moved);
+    return p->moved != before;
+}
+
+/* Pieces for this rank itself: a send goes to the receive of the same place among them. */
+void copy_own(transfer *t)
+{
+    std::vector<piece *> to;
+    for (piece &p : t->receives)
+        if (p.peer == t->comm->rank)
+            to.push_back(&p);
+    size_t i = 0;
+    for (piece &p : t->sends) {
+        if (p.peer != t->comm->rank)
+            continue;
+        if (i == to.size() || to[i]->bytes != p.bytes)
+            shim_fail("NCCL: a send of rank %d to itself has no receive of its size",
+                      t->comm->rank);
+        if (to[i]->p != p.p)
+            memmove(to[i]->p, p.p, p.bytes);
+        to[i++]->moved = p.moved = sizeof(header) + p.bytes;
+    }
+}
+
+void begin(transfer *t)
+{
+    for (const piece &p : t->sends)
+        race_check(p.p, p.bytes, false);
+    for (const piece &p : t->receives)
+        race_check(p.p, p.bytes, true);
+    if (t->sum) {
+        race_check(t->own, t->n * sizeof *t->own, false);
+        race_check(t->sum, t->n * sizeof *t->sum, true);
+    }
+    copy_own(t);
+    t->heads.resize(t->receives.size());
+    t->stuck = seconds();
+    t->begun = true;
+}
+
+void add(transfer *t)
+{
+    std::vector<int64_t> sum(t->own, t->own + t->n);
+    const int64_t *others = (const int64_t *)t->room.data();
+    for (size_t i = 0; i < t->room.size() / sizeof *others; i++)
+        sum[i % t->n] = (int64_t)((uint64_t)sum[i % t->n] + (uint64_t)others[i]);
+    std::copy(sum.begin(), sum.end(), t->sum);
+}
+
+bool peer_gone(ncclComm_t c)
+{
+    for (int r = 0; r < c->ranks; r++)
+        if (!wire_alive(c->w, r))
+            return true;
+    return false;
+}
+
+progress fail(ncclComm_t c)
+{
+    if (c->state == ncclSuccess || c->state == ncclInProgress)
+        c->state = ncclRemoteError;
+    return BROKEN;
+}
+
+progress go_on(transfer *t)
+{
+    ncclComm_t c = t->comm;
+    bool moved = false, all = true;
+    if (c->aborted)
+        return BROKEN;
+    if (c->done != t->ticket)
+        return NOT_YET;
+    present = c->w;
+    if (!t->begun)
+        begin(t);
+    for (piece &p : t->sends)
+        moved |= !over(p) && push(*t, &p);
+    for (size_t i = 0; i < t->receives.size(); i++)
+        moved |= !over(t->receives[i]) && pull(t, &t->receives[i], &t->heads[i]);
+    for (const piece &p : t->sends)
+        all &= over(p);
+    for (const piece &p : t->receives)
+        all &= over(p);
+    if (all) {
+        if (t->sum)
+            add(t);
+        c->done++;
+        return DONE;
+    }
+    if (moved)
+        t->stuck = seconds();
+    else if (seconds() - t->stuck > 0.3 && peer_gone(c))
+        return fail(c);
+    return moved ? MOVED : NOT_YET;
+}
+
+ncclResult_t issue(const transfer &t)
+{
+    locked hold(queue_lock);
+    ncclComm_t c = t.comm;
+    cudaError_t e = queue_issue(t.stream, t.what, [t] {
+        transfer_ref mine(new transfer(t));
+        mine->ticket = t.comm->issued++;
+        if (mine->sum) {                  /* received beside the result */
+            mine->room.resize((size_t)(t.comm->ranks - 1) * t.n * sizeof(int64_t));
+            for (size_t i = 0; i < mine->receives.size(); i++)
+                mine->receives[i].p = mine->room.data() + i * t.n * sizeof(int64_t);
+        }
+        return work([mine] { return go_on(mine.get()); });
+    });
+    if (e != cudaSuccess)
+        return ncclUnhandledCudaError;
+    if (c->connected || c->blocking)
+        return ncclSuccess;
+    c->connected = true;
+    return c->state = ncclInProgress;
+}
+
+/* At once, or at the end of the group, with all of the same communicator and stream. */
+ncclResult_t submit(transfer t)
+{
+    locked hold(queue_lock);
+    if (!t.comm || t.comm->state != ncclSuccess)
+        return t.comm && t.comm->state != ncclInProgress ? t.comm->state : ncclInvalidUsage;
+    if (!grouped)
+        return issue(t);
+    for (const transfer_ref &g : group)
+        if (g->comm == t.comm && g->stream == t.stream && !g->sum && !t.sum) {
+            g->sends.insert(g->sends.end(), t.sends.begin(), t.sends.end());
+            g->receives.insert(g->receives.end(), t.receives.begin(), t.receives.end());
+            return ncclSuccess;
+        }
+    group.push_back(transfer_ref(new transfer(std::move(t))));
+    return ncclSuccess;
+}
+
+size_t size_of(ncclDataType_t t)
+{
+    return t == ncclInt8 || t == ncclUint8                               ? 1
+           : t == ncclFloat16 || t == ncclBfloat16                       ? 2
+           : t == ncclInt32 || t == ncclUint32 || t == ncclFloat32       ? 4
+           : t == ncclInt64 || t == ncclUint64 || t == ncclFloat64       ? 8
+                                                                         : 0;
+}
+
+transfer plain(const char *what, ncclComm_t c, cudaStream_t s)
+{
+    return {c, s, what, {}, {}, {}, {}, nullptr, nullptr, 0, 0, 0, false};
+}
+
+bool is_blocking(const ncclConfig_t *config) { return !config || config->blocking != 0; }
+
+}
+
+/* ---- communicators */
+ncclResult_t ncclGetVersion(int *version)
+{
+    *version = NCCL_VERSION_CODE;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
+{
+    unsigned char x[16];
+    *id = {};
+    if (getrandom(x, sizeof x, 0) != (ssize_t)sizeof x)
+        return ncclSystemError;
+    int n = snprintf(id->internal, sizeof id->internal, "emulated-nccl-");
+    for (unsigned char byte : x)
+        n += snprintf(id->internal + n, sizeof id->internal - (size_t)n, "%02x", byte);
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank,
+                                    ncclConfig_t *config)
+{
+    *comm = nullptr;
+    if (rank < 0 || rank >= ranks || !memchr(id.internal, 0, sizeof id.internal) ||
+        strchr(id.internal, '/'))
+        return ncclInvalidArgument;
+    wire *w = wire_open(id.internal, rank, ranks);
+    if (!w)
+        return ncclSystemError;
+    locked hold(queue_lock);
+    present = w;
+    queue_pause = pause;
+    ncclComm_t c = *comm = new ncclComm{w, rank, ranks, 0, 1, nullptr, is_blocking(config), false,
+                                        false, ncclInProgress, 0, 0, nullptr, nullptr};
+    c->root = c;
+    if (!c->blocking)
+        return ncclInProgress;
+    hold.unlock();
+    for (ncclResult_t state = ncclInProgress;;) {
+        ncclCommGetAsyncError(c, &state);
+        if (state != ncclInProgress)
+            return state;
+        wire_pause(w);
+    }
+}
+
+ncclResult_t ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUniqueId id, int rank)
+{
+    return ncclCommInitRankConfig(comm, ranks, id, rank, nullptr);
+}
+
+/* One colour: the same ranks, in the same order. */
+ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t *made,
+                           ncclConfig_t *config)
+{
+    locked hold(queue_lock);
+    *made = nullptr;
+    if (c->state != ncclSuccess)
+        return ncclInvalidUsage;
+    if (color != 0 || (key != c->rank && key != 0) || c->root->lanes == WIRE_LANES)
+        return ncclInvalidArgument;
+    c->made = new ncclComm{c->w, c->rank, c->ranks, c->root->lanes++, 0, c->root,
+                           config ? is_blocking(config) : c->blocking, false, false, ncclSuccess,
+                           0, 0, nullptr, nullptr};
+    c->child = made;
+    if (!c->blocking)
+        return c->state = ncclInProgress;
+    *made = c->made;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *state)
+{
+    locked hold(queue_lock);
+    *state = c->state;
+    if (c->state == ncclSuccess && c->done != c->issued && peer_gone(c))
+        *state = c->state = ncclRemoteError;
+    if (c->state != ncclInProgress)
+        return ncclSuccess;
+    if (wire_complete(c->w)) {
+        c->state = ncclSuccess;           /* to be seen by the next question */
+        if (c->child)
+            *c->child = c->made;
+        c->child = nullptr;
+    }
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommFinalize(ncclComm_t) { return ncclSuccess; }
+
+static ncclResult_t drop(ncclComm_t c)
+{
+    if (c->root == c && present == c->w)
+        queue_pause = [] {};
+    if (c->root == c)
+        wire_close(c->w);
+    delete c;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommDestroy(ncclComm_t c)
+{
+    locked hold(queue_lock);
+    if (c->done != c->issued && !c->aborted)
+        queue_drive(nullptr, [c] { return c->done == c->issued || c->state != ncclSuccess; });
+    return drop(c);
+}
+
+/* What is left of its work never ends. The communicator stays, as that work names it. */
+ncclResult_t ncclCommAbort(ncclComm_t c)
+{
+    locked hold(queue_lock);
+    c->aborted = true;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommCount(const ncclComm_t c, int *n)
+{
+    *n = c->ranks;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommUserRank(const ncclComm_t c, int *rank)
+{
+    *rank = c->rank;
+    return ncclSuccess;
+}
+
+const char *ncclGetErrorString(ncclResult_t r)
+{
+    return r == ncclSuccess              ? "no error"
+           : r == ncclUnhandledCudaError ? "unhandled cuda error"
+           : r == ncclSystemError        ? "unhandled system error"
+           : r == ncclInternalError      ? "internal error"
+           : r == ncclInvalidArgument    ? "invalid argument"
+           : r == ncclInvalidUsage       ? "invalid usage"
+           : r == ncclRemoteError        ? "remote process exited or there was a network error"
+           : r == ncclInProgress         ? "NCCL operation in progress"
+                                         : "unknown result code";
+}
+
+const char *ncclGetLastError(ncclComm_t) { return ""; }
+
+/* ---- collectives */
+ncclResult_t ncclGroupStart(void)
+{
+    locked hold(queue_lock);
+    grouped++;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclGroupEnd(void)
+{
+    locked hold(queue_lock);
+    if (!grouped)
+        return ncclInvalidUsage;
+    if (--grouped)
+        return ncclSuccess;
+    ncclResult_t all = ncclSuccess;
+    for (const transfer_ref &t : group) {
+        ncclResult_t r = issue(*t);
+        all = r == ncclSuccess ? all : r;
+    }
+    group.clear();
+    return all;
+}
+
+ncclResult_t ncclAllGather(const void *from, void *to, size_t n, ncclDataType_t type, ncclComm_t c,
+                           cudaStream_t s)
+{
+    size_t bytes = n * size_of(type);
+    transfer t = plain("ncclAllGather", c, s);
+    for (int r = 0; r < c->ranks; r++) {
+        t.sends.push_back({r, (char *)from, bytes, 0});
+        t.receives.push_back({r, (char *)to + (size_t)r * bytes, bytes, 0});
+    }
+    return submit(std::move(t));
+}
+
+ncclResult_t ncclAlltoAll(const void *from, void *to, size_t n, ncclDataType_t type, ncclComm_t c,
+                          cudaStream_t s)
+{
+    size_t bytes = n * size_of(type);
+    transfer t = plain("ncclAlltoAll", c, s);
+    for (int r = 0; r < c->ranks; r++) {
+        t.sends.push_back({r, (char *)from + (size_t)r * bytes, bytes, 0});
+        t.receives.push_back({r, (char *)to + (size_t)r * bytes, bytes, 0});
+    }
+    return submit(std::move(t));
+}
+
+ncclResult_t ncclAllReduce(const void *from, void *to, size_t n, ncclDataType_t type,
+                           ncclRedOp_t op, ncclComm_t c, cudaStream_t s)
+{
+    if ((type != ncclInt64 && type != ncclUint64) || op != ncclSum || !n)
+        return ncclInvalidArgument;
+    transfer t = plain("ncclAllReduce", c, s);
+    for (int r = 0; r < c->ranks; r++)
+        if (r != c->rank) {
+            t.sends.push_back({r, (char *)from, n * sizeof(int64_t), 0});
+            t.receives.push_back({r, nullptr, n * sizeof(int64_t), 0});
+        }
+    t.sum = (int64_t *)to;
+    t.own = (const int64_t *)from;
+    t.n = n;
+    return submit(std::move(t));
+}
+
+ncclResult_t ncclSend(const void *from, size_t n, ncclDataType_t type, int peer, ncclComm_t c,
+                      cudaStream_t s)
+{
+    transfer t = plain("ncclSend/ncclRecv", c, s);
+    t.sends.push_back({peer, (char *)from, n * size_of(type), 0});
+    return submit(std::move(t));
+}
+
+ncclResult_t ncclRecv(void *to, size_t n, ncclDataType_t type, int peer, ncclComm_t c,
+                      cudaStream_t s)
+{
+    transfer t = plain("ncclSend/ncclRecv", c, s);
+    t.receives.push_back({peer, (char *)to, n * size_of(type), 0});
+    return submit(std::move(t));
+}

@@ -1,0 +1,263 @@
+/* ranks.cu -- collectives between processes, tried: `emulated-ranks CASE RANKS`. The program starts
+ * its ranks, and ends with SHIM_MISTAKE where one of them does, else with the greatest status.
+ */
+#include <nccl.h>
+
+#include "../../kernels/cuda/cuda.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+
+namespace {
+
+enum { N = 100003, REMOTE = 5, MOST = 8 };        /* N: more than fits at once, and odd */
+
+struct world {
+    int rank, ranks;
+    cudaStream_t a, b;
+    cudaEvent_t e;
+    ncclComm_t one, two;
+    int64_t *from, *to, *big;             /* device: N, ranks * N, ranks * N */
+    int64_t *host;                        /* pinned: ranks * N */
+} w;
+
+void fail(const char *what)
+{
+    fprintf(stderr, "rank %d: %s\n", w.rank, what);
+    _exit(1);
+}
+
+void must(cudaError_t e)
+{
+    if (e != cudaSuccess)
+        fail(cudaGetErrorString(e));
+}
+
+void nccl(ncclComm_t c, ncclResult_t r)
+{
+    while (r == ncclInProgress)
+        if (ncclCommGetAsyncError(c, &r) != ncclSuccess)
+            fail("asking");
+    if (r != ncclSuccess)
+        fail(ncclGetErrorString(r));
+}
+
+int64_t value(int from, int to, int i) { return (int64_t)from * 1000003 + to * 1009 + i; }
+
+void set(int64_t *device, int pieces)
+{
+    for (int p = 0; p < pieces; p++)
+        for (int i = 0; i < N; i++)
+            w.host[p * N + i] = value(w.rank, p, i);
+    must(cudaMemcpyAsync(device, w.host, (size_t)pieces * N * sizeof *device,
+                         cudaMemcpyHostToDevice, w.a));
+    must(cudaStreamSynchronize(w.a));
+}
+
+/* to[r] of every rank r came from it, meant for `piece` */
+void check(const int64_t *device, int piece)
+{
+    size_t bytes = (size_t)w.ranks * N * sizeof *device;
+    must(cudaMemcpyAsync(w.host, device, bytes, cudaMemcpyDeviceToHost, w.a));
+    must(cudaStreamSynchronize(w.a));
+    for (int r = 0; r < w.ranks; r++)
+        for (int i = 0; i < N; i++)
+            if (w.host[r * N + i] != value(r, piece, i))
+                fail("a wrong number");
+}
+
+void gather(const int64_t *from, int64_t *to, cudaStream_t s, ncclComm_t c)
+{
+    nccl(c, ncclAllGather(from, to, N * sizeof *from, ncclUint8, c, s));
+}
+
+void all_to_all(const int64_t *from, int64_t *to, cudaStream_t s, ncclComm_t c)
+{
+    nccl(c, ncclGroupStart());
+    for (int p = 0; p < w.ranks; p++) {
+        nccl(c, ncclSend(from + (size_t)p * N, N, ncclInt64, p, c, s));
+        nccl(c, ncclRecv(to + (size_t)p * N, N, ncclInt64, p, c, s));
+    }
+    nccl(c, ncclGroupEnd());
+}
+
+void gathers(void)
+{
+    set(w.from, 1);
+    gather(w.from, w.to, w.a, w.one);
+    check(w.to, 0);
+    must(cudaMemcpyAsync(w.big + (size_t)w.rank * N, w.from, N * sizeof *w.from,
+                         cudaMemcpyDeviceToDevice, w.a));
+    gather(w.big + (size_t)w.rank * N, w.big, w.a, w.one);        /* in place */
+    check(w.big, 0);
+}
+
+void exchanges(void)
+{
+    set(w.big, w.ranks);
+    all_to_all(w.big, w.to, w.a, w.one);
+    check(w.to, w.rank);
+    must(cudaMemsetAsync(w.to, 0, (size_t)w.ranks * N * sizeof *w.to, w.a));
+    nccl(w.one, ncclAlltoAll(w.big, w.to, N, ncclInt64, w.one, w.a));
+    check(w.to, w.rank);
+}
+
+void sums(void)
+{
+    set(w.from, 1);
+    nccl(w.one, ncclAllReduce(w.from, w.from, N, ncclInt64, ncclSum, w.one, w.a));
+    must(cudaMemcpyAsync(w.host, w.from, N * sizeof *w.from, cudaMemcpyDeviceToHost, w.a));
+    must(cudaStreamSynchronize(w.a));
+    for (int i = 0; i < N; i++) {
+        int64_t sum = 0;
+        for (int r = 0; r < w.ranks; r++)
+            sum += value(r, 0, i);
+        if (w.host[i] != sum)
+            fail("a wrong sum");
+    }
+}
+
+/* Two communicators on two streams, each many times over, with nothing between them. */
+void both(void)
+{
+    set(w.from, 1);
+    set(w.big, w.ranks);
+    int64_t *other;
+    must(cudaMalloc((void **)&other, (size_t)w.ranks * N * sizeof *other));
+    for (int i = 0; i < 20; i++) {
+        gather(w.from, w.to, w.a, w.one);
+        all_to_all(w.big, other, w.b, w.two);
+    }
+    must(cudaStreamSynchronize(w.b));
+    check(w.to, 0);
+    check(other, w.rank);
+}
+
+void graphs(void)
+{
+    cudaGraph_t graph;
+    cudaGraphExec_t ready;
+    set(w.from, 1);
+    gather(w.from, w.to, w.a, w.one);     /* connects */
+    must(cudaStreamSynchronize(w.a));
+    must(cudaStreamBeginCapture(w.a, cudaStreamCaptureModeRelaxed));
+    must(cudaMemsetAsync(w.to, 0, (size_t)w.ranks * N * sizeof *w.to, w.a));
+    gather(w.from, w.to, w.a, w.one);
+    must(cudaStreamEndCapture(w.a, &graph));
+    must(cudaGraphInstantiate(&ready, graph, 0));
+    for (int i = 0; i < 5; i++)
+        must(cudaGraphLaunch(ready, w.a));
+    check(w.to, 0);
+}
+
+/* The result is read on another stream without a wait. */
+void race(void)
+{
+    set(w.from, 1);
+    gather(w.from, w.to, w.a, w.one);
+    must(cudaMemcpyAsync(w.big, w.to, N * sizeof *w.to, cudaMemcpyDeviceToDevice, w.b));
+    must(cudaDeviceSynchronize());
+}
+
+/* What is sent is changed before it was sent. */
+void changed(void)
+{
+    set(w.from, 1);
+    gather(w.from, w.to, w.a, w.one);
+    must(cudaMemsetAsync(w.from, 0, 16, w.b));
+    must(cudaDeviceSynchronize());
+}
+
+void different(void)
+{
+    set(w.big, w.ranks);
+    if (w.rank == 0)
+        gather(w.from, w.to, w.a, w.one);
+    else
+        all_to_all(w.big, w.to, w.a, w.one);
+    must(cudaStreamSynchronize(w.a));
+}
+
+void other_size(void)
+{
+    nccl(w.one, ncclAllGather(w.from, w.to, w.rank ? 64 : 128, ncclUint8, w.one, w.a));
+    must(cudaStreamSynchronize(w.a));
+}
+
+/* The last rank leaves; the others see it within a second. */
+void gone(void)
+{
+    ncclResult_t state;
+    struct timespec begun, now;
+    if (w.rank == w.ranks - 1)
+        _exit(0);
+    clock_gettime(CLOCK_MONOTONIC, &begun);
+    (void)ncclAllGather(w.from, w.to, N, ncclInt64, w.one, w.a);
+    if (cudaStreamSynchronize(w.a) == cudaSuccess)
+        fail("a collective ended without one of its ranks");
+    if (ncclCommGetAsyncError(w.one, &state) != ncclSuccess || state != ncclRemoteError)
+        fail("the communicator saw nothing");
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    _exit(now.tv_sec - begun.tv_sec <= 1 ? REMOTE : 1);
+}
+
+#define CASES(X)                                                                                   \
+    X(gathers) X(exchanges) X(sums) X(both) X(graphs) X(race) X(changed) X(different)              \
+    X(other_size) X(gone)
+
+void open_world(ncclUniqueId id)
+{
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    size_t n = (size_t)w.ranks * N * sizeof(int64_t);
+    config.blocking = 0;
+    must(cudaStreamCreateWithFlags(&w.a, cudaStreamNonBlocking));
+    must(cudaStreamCreateWithFlags(&w.b, cudaStreamNonBlocking));
+    must(cudaMalloc((void **)&w.from, N * sizeof(int64_t)));
+    must(cudaMalloc((void **)&w.to, n));
+    must(cudaMalloc((void **)&w.big, n));
+    must(cudaMallocHost((void **)&w.host, n));
+    ncclResult_t r = ncclCommInitRankConfig(&w.one, w.ranks, id, w.rank, &config);
+    nccl(w.one, r);
+    r = ncclCommSplit(w.one, 0, w.rank, &w.two, &config);
+    nccl(w.one, r);
+    nccl(w.two, ncclInProgress);
+}
+
+int work(const char *wanted)
+{
+#define RUN(name)                                                                                  \
+    if (!strcmp(wanted, #name)) {                                                                  \
+        name();                                                                                    \
+        nccl(w.two, ncclCommDestroy(w.two));                                                       \
+        nccl(w.one, ncclCommDestroy(w.one));                                                       \
+        return 0;                                                                                  \
+    }
+    CASES(RUN)
+    return 2;
+}
+
+}
+
+int main(int argc, char **argv)
+{
+    ncclUniqueId id;
+    pid_t child[MOST];
+    int worst = 0;
+    if (argc != 3 || (w.ranks = atoi(argv[2])) < 1 || w.ranks > MOST ||
+        ncclGetUniqueId(&id) != ncclSuccess)
+        return 2;
+    for (w.rank = 0; w.rank < w.ranks; w.rank++)
+        if ((child[w.rank] = fork()) == 0) {
+            open_world(id);
+            exit(work(argv[1]));
+        }
+    for (int r = 0; r < w.ranks; r++) {
+        int status;
+        waitpid(child[r], &status, 0);
+        status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+        worst = status > worst ? status : worst;
+    }
+    return worst;
+}
