@@ -21,7 +21,7 @@ void zk_clear(zk *k, const zk_launch *L, int64_t *sums)
     zk_must(cudaMemsetAsync(sums, 0, ZK_SUMS * sizeof *sums, k->stream), "zk_clear");
 }
 
-__global__ void begin(zk_ctl *ctl, int64_t *sums, zk_recipe r)
+static __global__ void begin(zk_ctl *ctl, int64_t *sums, zk_recipe r)
 {
     for (int i = (int)threadIdx.x; i < ZK_SUMS; i += (int)blockDim.x)
         sums[i] = 0;
@@ -34,7 +34,7 @@ void zk_begin(zk *k, const zk_launch *L, zk_ctl *ctl, int64_t *sums, const zk_re
     ZK_LAUNCH(k, L, 0, begin, ctl, sums, *r);
 }
 
-__global__ void factor(zk_ctl *ctl, const int64_t *sums, zk_recipe r)
+static __global__ void factor(zk_ctl *ctl, const int64_t *sums, zk_recipe r)
 {
     if (threadIdx.x == 0)
         step_factor(ctl, sums, &r);
@@ -54,7 +54,7 @@ struct adam {
 };
 
 /* One step of an element; shrink: -lr * decay */
-__device__ inline float adam_one(const adam &a, const zk_ctl &c, float shrink, float p, float *m,
+static __device__ inline float adam_one(const adam &a, const zk_ctl &c, float shrink, float p, float *m,
                                  float *v, float g)
 {
     g *= c.factor;
@@ -66,7 +66,7 @@ __device__ inline float adam_one(const adam &a, const zk_ctl &c, float shrink, f
 
 /* Elements i .. i + 3, `left` of them or fewer */
 template <class T>
-__device__ inline void adam_pack(const adam &a, T *w, const zk_ctl &c, float shrink, int64_t i,
+static __device__ inline void adam_pack(const adam &a, T *w, const zk_ctl &c, float shrink, int64_t i,
                                  int left)
 {
     float p[PACK], m[PACK], v[PACK], g[PACK];
@@ -84,7 +84,7 @@ __device__ inline void adam_pack(const adam &a, T *w, const zk_ctl &c, float shr
 }
 
 template <class T>
-__global__ void __launch_bounds__(256)
+static __global__ void __launch_bounds__(256)
 adamw(adam a, T *w, const zk_ctl *ctl, span_list spans, int64_t first, int64_t n)
 {
     zk_span own = spans.span[lane_here()];
@@ -119,7 +119,7 @@ void zk_adamw(zk *k, const zk_launch *L, const zk_ctl *ctl, const zk_recipe *r, 
 enum { GROUP = 64, LANES = 16 };
 
 /* Philox 4x32-10 (Salmon and others, SC 2011): the counter becomes its random words. */
-__device__ inline void philox(uint32_t c[4], uint64_t key)
+static __device__ inline void philox(uint32_t c[4], uint64_t key)
 {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
     for (int i = 0; i < 10; i++) {
@@ -134,7 +134,7 @@ __device__ inline void philox(uint32_t c[4], uint64_t key)
 }
 
 /* log of a normal number by log16 of kernels/cpu/vec.h, which says what it does */
-__device__ inline float log_one(float x)
+static __device__ inline float log_one(float x)
 {
     int bits = __float_as_int(x) - 0x3f3504f3;
     float e = (float)(bits >> 23), f = __int_as_float((bits & 0x7fffff) + 0x3f3504f3) - 1.0f;
@@ -148,7 +148,7 @@ __device__ inline float log_one(float x)
 }
 
 /* Two normals from two words, as normals() of kernels/cpu/adamw.c */
-__device__ inline void normals(float z[2], uint32_t a, uint32_t b)
+static __device__ inline void normals(float z[2], uint32_t a, uint32_t b)
 {
     const float turn = 6.28318530717958647692f;
     uint32_t quarter = (b + (1u << 29)) >> 30;
@@ -167,7 +167,7 @@ __device__ inline void normals(float z[2], uint32_t a, uint32_t b)
 }
 
 /* Words 0 .. 3 of counter `counter` as four normals */
-__device__ inline void draw_normals(float z[4], uint64_t seed, uint64_t key, uint64_t counter)
+static __device__ inline void draw_normals(float z[4], uint64_t seed, uint64_t key, uint64_t counter)
 {
     uint32_t c[4] = {(uint32_t)counter, (uint32_t)(counter >> 32), (uint32_t)key,
                      (uint32_t)(key >> 32)};
@@ -176,7 +176,7 @@ __device__ inline void draw_normals(float z[4], uint64_t seed, uint64_t key, uin
     normals(z + 2, c[2], c[3]);
 }
 
-__global__ void __launch_bounds__(256)
+static __global__ void __launch_bounds__(256)
 initial(float *p, span_list spans, int64_t first, int64_t n, uint64_t seed)
 {
     int lane = lane_here();
@@ -207,7 +207,7 @@ void zk_init(zk *k, const zk_launch *L, float *p, const zk_span *spans, int64_t 
 }
 
 /* ---- the hash: a warp looks up 32 blocks, and each lane goes through one */
-__global__ void __launch_bounds__(128)
+static __global__ void __launch_bounds__(128)
 digest(unsigned long long *sum, const float *p, span_list spans, int64_t first, int64_t n)
 {
     int lane = lane_here();

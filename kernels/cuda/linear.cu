@@ -186,7 +186,7 @@ enum { WARPS = 8 };
 
 /* part[stripes][N] */
 template <class T, int V>
-__global__ void __launch_bounds__(WARPS * ZK_WARP)
+static __global__ void __launch_bounds__(WARPS * ZK_WARP)
 sum_stripes(float *part, const T *dy, int64_t M, int64_t N)
 {
     __shared__ float turn[WARPS][ZK_WARP * V];
@@ -214,7 +214,7 @@ sum_stripes(float *part, const T *dy, int64_t M, int64_t N)
     }
 }
 
-template <class T> __global__ void fold_stripes(T *db, const float *part, int stripes, int64_t N)
+template <class T> static __global__ void fold_stripes(T *db, const float *part, int stripes, int64_t N)
 {
     for (int64_t n = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; n < N;
          n += (int64_t)gridDim.x * blockDim.x) {

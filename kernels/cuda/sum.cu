@@ -24,7 +24,7 @@ enum { AHEAD = 4 };                     /* leaves under way to a thread at a tim
 enum { SHALLOW = 3, DEEPEST = 12 };     /* the tree of one push: up to 8 leaves, up to 4096 */
 
 /* The pending node of 2^b leaves */
-__device__ inline float *buffer(const push &a, int b)
+static __device__ inline float *buffer(const push &a, int b)
 {
     return a.node + a.stride * __popcll((uint64_t)a.mask & ((1ull << b) - 1));
 }
@@ -41,7 +41,7 @@ template <int DEEP, int V> struct counter {
 };
 
 template <int DEEP, int V>
-__device__ inline void start(counter<DEEP, V> &c, int64_t at, int64_t left)
+static __device__ inline void start(counter<DEEP, V> &c, int64_t at, int64_t left)
 {
     for (int b = 0; b < DEEP; b++)
         for (int j = 0; j < V; j++)
@@ -53,7 +53,7 @@ __device__ inline void start(counter<DEEP, V> &c, int64_t at, int64_t left)
 
 /* The node of level b < DEEP, from wherever it is */
 template <int DEEP, int V>
-__device__ inline void find(float (&node)[V], const counter<DEEP, V> &c, const push &a, int b)
+static __device__ inline void find(float (&node)[V], const counter<DEEP, V> &c, const push &a, int b)
 {
     for (int j = 0; j < V; j++)
         node[j] = c.level[b][j];
@@ -62,7 +62,7 @@ __device__ inline void find(float (&node)[V], const counter<DEEP, V> &c, const p
 }
 
 /* x = older + x */
-template <int V> __device__ inline void join(float (&x)[V], const float (&older)[V])
+template <int V> static __device__ inline void join(float (&x)[V], const float (&older)[V])
 {
     for (int j = 0; j < V; j++)
         x[j] = older[j] + x[j];
@@ -70,7 +70,7 @@ template <int V> __device__ inline void join(float (&x)[V], const float (&older)
 
 /* Leaf number `leaf`, whose elements are x; x is used up. */
 template <int DEEP, int V>
-__device__ inline void take(counter<DEEP, V> &c, const push &a, int64_t leaf, float (&x)[V])
+static __device__ inline void take(counter<DEEP, V> &c, const push &a, int64_t leaf, float (&x)[V])
 {
     int stop = __ffsll(~leaf) - 1, b = DEEP;       /* the level where the carry stops */
     float older[V];
@@ -96,7 +96,7 @@ __device__ inline void take(counter<DEEP, V> &c, const push &a, int64_t leaf, fl
 }
 
 /* Of all leaves some are still to come: what was made here goes to its buffer. */
-template <int DEEP, int V> __device__ inline void keep(const counter<DEEP, V> &c, const push &a)
+template <int DEEP, int V> static __device__ inline void keep(const counter<DEEP, V> &c, const push &a)
 {
 #pragma unroll
     for (int b = 0; b < DEEP; b++)
@@ -109,7 +109,7 @@ template <int DEEP, int V> __device__ inline void keep(const counter<DEEP, V> &c
 /* All `have` leaves are there: the pending nodes, newest first, become one in the first buffer.
  * The newest is the first that is found: nothing is added to it. */
 template <int DEEP, int V>
-__device__ inline void finish(const counter<DEEP, V> &c, const push &a, int64_t have)
+static __device__ inline void finish(const counter<DEEP, V> &c, const push &a, int64_t have)
 {
     float acc[V] = {}, node[V];
     int newest = __ffsll(have) - 1;
@@ -132,7 +132,7 @@ __device__ inline void finish(const counter<DEEP, V> &c, const push &a, int64_t 
     stow(a.node + c.at, acc, c.left);
 }
 
-template <class T, int DEEP, int V> __global__ void __launch_bounds__(256) push_tree(push a)
+template <class T, int DEEP, int V> static __global__ void __launch_bounds__(256) push_tree(push a)
 {
     int64_t lo = a.ctl ? a.ctl->leaves : 0, threads = (int64_t)gridDim.x * blockDim.x;
     for (int64_t at = V * ((int64_t)blockIdx.x * blockDim.x + threadIdx.x); at < a.n;
@@ -158,7 +158,7 @@ template <class T, int DEEP, int V> __global__ void __launch_bounds__(256) push_
 }
 
 /* Leaves in ascending order onto the one buffer */
-template <class T, int V> __global__ void __launch_bounds__(256) push_fold(push a)
+template <class T, int V> static __global__ void __launch_bounds__(256) push_fold(push a)
 {
     int64_t lo = a.ctl ? a.ctl->leaves : 0, threads = (int64_t)gridDim.x * blockDim.x;
     for (int64_t at = V * ((int64_t)blockIdx.x * blockDim.x + threadIdx.x); at < a.n;
@@ -223,7 +223,7 @@ void zk_push(zk *k, const zk_launch *L, float *node, int64_t stride, const void 
         ZK_REAL(k, T, push_leaves<T>(k, L, a, fold));
 }
 
-__global__ void count_leaves(zk_ctl *ctl, int64_t leaves) { ctl->leaves += leaves; }
+static __global__ void count_leaves(zk_ctl *ctl, int64_t leaves) { ctl->leaves += leaves; }
 
 void zk_count(zk *k, const zk_launch *L, zk_ctl *ctl, int64_t leaves)
 {
@@ -234,7 +234,7 @@ void zk_count(zk *k, const zk_launch *L, zk_ctl *ctl, int64_t leaves)
 enum { FOUR = 4, EIGHT = ZK_WARP / FOUR };
 
 /* Sum of the squares of g [n], n <= ZK_BLOCK, in each of the four threads; `quarter`: which it is */
-__device__ inline double square_block(const float *g, int n, int quarter)
+static __device__ inline double square_block(const float *g, int n, int quarter)
 {
     double lane[FOUR] = {0, 0, 0, 0};
 #pragma unroll 4
@@ -251,7 +251,7 @@ __device__ inline double square_block(const float *g, int n, int quarter)
 }
 
 /* Adds s to the thread block's limbs; what cannot be split is counted after them. */
-__device__ inline void add_limbs(unsigned long long *limb, double s)
+static __device__ inline void add_limbs(unsigned long long *limb, double s)
 {
     uint32_t digit[3];
     int at;
@@ -264,7 +264,7 @@ __device__ inline void add_limbs(unsigned long long *limb, double s)
             atomicAdd(limb + at + i, (unsigned long long)digit[i]);
 }
 
-__global__ void __launch_bounds__(128)
+static __global__ void __launch_bounds__(128)
 squares(int64_t *sums, const float *g, span_list spans, int64_t first, int64_t n)
 {
     __shared__ unsigned long long limb[ZK_LIMBS + 1];
