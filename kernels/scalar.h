@@ -1,8 +1,8 @@
 /* scalar.h -- one number at a time, for every target: bf16, and sine, cosine, exp, log of doubles.
  *
  * Invariants
- *  1. The same bits on a CPU and a GPU, with any compiler: IEEE operations and written-out FMA only,
- *     no libm. Everything is compiled with contraction off.
+ *  1. The same bits on a CPU and a GPU, with any compiler: IEEE operations and written-out FMA
+ *     only, no libm. Everything is compiled with contraction off.
  *  2. The doubles' functions are within 2 ulp of the exact value, sine and cosine for |x| <= 1e7.
  *     NaN gives NaN, infinities give the limits.
  */

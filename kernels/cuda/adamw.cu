@@ -54,7 +54,7 @@ struct adam {
 };
 
 /* One step of an element; shrink: -lr * decay */
-static __device__ inline float adam_one(const adam &a, const zk_ctl &c, float shrink, float p, float *m,
+static __device__ float adam_one(const adam &a, const zk_ctl &c, float shrink, float p, float *m,
                                  float *v, float g)
 {
     g *= c.factor;
@@ -66,7 +66,7 @@ static __device__ inline float adam_one(const adam &a, const zk_ctl &c, float sh
 
 /* Elements i .. i + 3, `left` of them or fewer */
 template <class T>
-static __device__ inline void adam_pack(const adam &a, T *w, const zk_ctl &c, float shrink, int64_t i,
+static __device__ void adam_pack(const adam &a, T *w, const zk_ctl &c, float shrink, int64_t i,
                                  int left)
 {
     float p[PACK], m[PACK], v[PACK], g[PACK];
@@ -119,7 +119,7 @@ void zk_adamw(zk *k, const zk_launch *L, const zk_ctl *ctl, const zk_recipe *r, 
 enum { GROUP = 64, LANES = 16 };
 
 /* Philox 4x32-10 (Salmon and others, SC 2011): the counter becomes its random words. */
-static __device__ inline void philox(uint32_t c[4], uint64_t key)
+static __device__ void philox(uint32_t c[4], uint64_t key)
 {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
     for (int i = 0; i < 10; i++) {
@@ -134,7 +134,7 @@ static __device__ inline void philox(uint32_t c[4], uint64_t key)
 }
 
 /* log of a normal number by log16 of kernels/cpu/vec.h, which says what it does */
-static __device__ inline float log_one(float x)
+static __device__ float log_one(float x)
 {
     int bits = __float_as_int(x) - 0x3f3504f3;
     float e = (float)(bits >> 23), f = __int_as_float((bits & 0x7fffff) + 0x3f3504f3) - 1.0f;
@@ -148,7 +148,7 @@ static __device__ inline float log_one(float x)
 }
 
 /* Two normals from two words, as normals() of kernels/cpu/adamw.c */
-static __device__ inline void normals(float z[2], uint32_t a, uint32_t b)
+static __device__ void normals(float z[2], uint32_t a, uint32_t b)
 {
     const float turn = 6.28318530717958647692f;
     uint32_t quarter = (b + (1u << 29)) >> 30;
@@ -167,7 +167,7 @@ static __device__ inline void normals(float z[2], uint32_t a, uint32_t b)
 }
 
 /* Words 0 .. 3 of counter `counter` as four normals */
-static __device__ inline void draw_normals(float z[4], uint64_t seed, uint64_t key, uint64_t counter)
+static __device__ void draw_normals(float z[4], uint64_t seed, uint64_t key, uint64_t counter)
 {
     uint32_t c[4] = {(uint32_t)counter, (uint32_t)(counter >> 32), (uint32_t)key,
                      (uint32_t)(key >> 32)};
@@ -234,7 +234,8 @@ digest(unsigned long long *sum, const float *p, span_list spans, int64_t first, 
 void zk_hash(zk *k, const zk_launch *L, uint64_t *sum, const float *p, const zk_span *spans,
              int64_t nspans, int64_t first, int64_t n)
 {
-    unsigned long long *all = (unsigned long long *)k->device, *found = (unsigned long long *)k->host;
+    unsigned long long *all = (unsigned long long *)k->device;
+    unsigned long long *found = (unsigned long long *)k->host;
     zk_must(cudaMemsetAsync(all, 0, 2 * sizeof *all, k->stream), "zk_hash");
     for (int64_t i = 0; i < nspans; i += ZK_WARP)
         ZK_LAUNCH(k, L, 0, digest, all, p, some_spans(spans + i, nspans - i), first, n);

@@ -109,8 +109,8 @@ static void choose(zk *k, gemm *g)
     prefer(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &g->s.b_align, sizeof(uint32_t));
     prefer(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &g->s.d_align, sizeof(uint32_t));
     prefer(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &g->s.d_align, sizeof(uint32_t));
-    must(cublasLtMatmulAlgoGetHeuristic(k->lt, g->how, g->a, g->b, g->d, g->d, p, (int)g->s.slot + 1,
-                                        found, &n), "an algorithm");
+    must(cublasLtMatmulAlgoGetHeuristic(k->lt, g->how, g->a, g->b, g->d, g->d, p,
+                                        (int)g->s.slot + 1, found, &n), "an algorithm");
     must(cublasLtMatmulPreferenceDestroy(p), "a preference");
     must(n > g->s.slot ? found[g->s.slot].state : CUBLAS_STATUS_NOT_SUPPORTED, "an algorithm");
     g->algo = found[g->s.slot].algo;
@@ -214,7 +214,8 @@ sum_stripes(float *part, const T *dy, int64_t M, int64_t N)
     }
 }
 
-template <class T> static __global__ void fold_stripes(T *db, const float *part, int stripes, int64_t N)
+template <class T>
+static __global__ void fold_stripes(T *db, const float *part, int stripes, int64_t N)
 {
     for (int64_t n = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; n < N;
          n += (int64_t)gridDim.x * blockDim.x) {

@@ -24,7 +24,7 @@ enum { AHEAD = 4 };                     /* leaves under way to a thread at a tim
 enum { SHALLOW = 3, DEEPEST = 12 };     /* the tree of one push: up to 8 leaves, up to 4096 */
 
 /* The pending node of 2^b leaves */
-static __device__ inline float *buffer(const push &a, int b)
+static __device__ float *buffer(const push &a, int b)
 {
     return a.node + a.stride * __popcll((uint64_t)a.mask & ((1ull << b) - 1));
 }
@@ -41,7 +41,7 @@ template <int DEEP, int V> struct counter {
 };
 
 template <int DEEP, int V>
-static __device__ inline void start(counter<DEEP, V> &c, int64_t at, int64_t left)
+static __device__ void start(counter<DEEP, V> &c, int64_t at, int64_t left)
 {
     for (int b = 0; b < DEEP; b++)
         for (int j = 0; j < V; j++)
@@ -53,7 +53,7 @@ static __device__ inline void start(counter<DEEP, V> &c, int64_t at, int64_t lef
 
 /* The node of level b < DEEP, from wherever it is */
 template <int DEEP, int V>
-static __device__ inline void find(float (&node)[V], const counter<DEEP, V> &c, const push &a, int b)
+static __device__ void find(float (&node)[V], const counter<DEEP, V> &c, const push &a, int b)
 {
     for (int j = 0; j < V; j++)
         node[j] = c.level[b][j];
@@ -62,7 +62,7 @@ static __device__ inline void find(float (&node)[V], const counter<DEEP, V> &c, 
 }
 
 /* x = older + x */
-template <int V> static __device__ inline void join(float (&x)[V], const float (&older)[V])
+template <int V> static __device__ void join(float (&x)[V], const float (&older)[V])
 {
     for (int j = 0; j < V; j++)
         x[j] = older[j] + x[j];
@@ -70,7 +70,7 @@ template <int V> static __device__ inline void join(float (&x)[V], const float (
 
 /* Leaf number `leaf`, whose elements are x; x is used up. */
 template <int DEEP, int V>
-static __device__ inline void take(counter<DEEP, V> &c, const push &a, int64_t leaf, float (&x)[V])
+static __device__ void take(counter<DEEP, V> &c, const push &a, int64_t leaf, float (&x)[V])
 {
     int stop = __ffsll(~leaf) - 1, b = DEEP;       /* the level where the carry stops */
     float older[V];
@@ -96,7 +96,7 @@ static __device__ inline void take(counter<DEEP, V> &c, const push &a, int64_t l
 }
 
 /* Of all leaves some are still to come: what was made here goes to its buffer. */
-template <int DEEP, int V> static __device__ inline void keep(const counter<DEEP, V> &c, const push &a)
+template <int DEEP, int V> static __device__ void keep(const counter<DEEP, V> &c, const push &a)
 {
 #pragma unroll
     for (int b = 0; b < DEEP; b++)
@@ -109,7 +109,7 @@ template <int DEEP, int V> static __device__ inline void keep(const counter<DEEP
 /* All `have` leaves are there: the pending nodes, newest first, become one in the first buffer.
  * The newest is the first that is found: nothing is added to it. */
 template <int DEEP, int V>
-static __device__ inline void finish(const counter<DEEP, V> &c, const push &a, int64_t have)
+static __device__ void finish(const counter<DEEP, V> &c, const push &a, int64_t have)
 {
     float acc[V] = {}, node[V];
     int newest = __ffsll(have) - 1;
@@ -230,11 +230,11 @@ void zk_count(zk *k, const zk_launch *L, zk_ctl *ctl, int64_t leaves)
     ZK_LAUNCH(k, L, 0, count_leaves, ctl, leaves);
 }
 
-/* ---- squares. Four threads add up a block, four lanes each; a warp takes EIGHT blocks at a time. */
+/* ---- squares. Four threads add up a block, four lanes each; a warp takes EIGHT blocks at once. */
 enum { FOUR = 4, EIGHT = ZK_WARP / FOUR };
 
-/* Sum of the squares of g [n], n <= ZK_BLOCK, in each of the four threads; `quarter`: which it is */
-static __device__ inline double square_block(const float *g, int n, int quarter)
+/* Sum of the squares of g [n], n <= ZK_BLOCK, in each of the four threads; this is `quarter` */
+static __device__ double square_block(const float *g, int n, int quarter)
 {
     double lane[FOUR] = {0, 0, 0, 0};
 #pragma unroll 4
@@ -251,7 +251,7 @@ static __device__ inline double square_block(const float *g, int n, int quarter)
 }
 
 /* Adds s to the thread block's limbs; what cannot be split is counted after them. */
-static __device__ inline void add_limbs(unsigned long long *limb, double s)
+static __device__ void add_limbs(unsigned long long *limb, double s)
 {
     uint32_t digit[3];
     int at;
@@ -273,7 +273,8 @@ squares(int64_t *sums, const float *g, span_list spans, int64_t first, int64_t n
     for (int i = (int)threadIdx.x; i <= ZK_LIMBS; i += (int)blockDim.x)
         limb[i] = 0;
     __syncthreads();
-    for (int64_t at = warp_here() * EIGHT * ZK_BLOCK; at < n; at += warps_here() * EIGHT * ZK_BLOCK) {
+    int64_t step = EIGHT * ZK_BLOCK;
+    for (int64_t at = warp_here() * step; at < n; at += warps_here() * step) {
         const float *mine = g + at + group * ZK_BLOCK;
         int have = 0;
         for (int i = 0; i < EIGHT && at + i * ZK_BLOCK < n; i++) {
