@@ -223,7 +223,11 @@ void zk_push(zk *k, const zk_launch *L, float *node, int64_t stride, const void 
         ZK_REAL(k, T, push_leaves<T>(k, L, a, fold));
 }
 
-static __global__ void count_leaves(zk_ctl *ctl, int64_t leaves) { ctl->leaves += leaves; }
+static __global__ void count_leaves(zk_ctl *ctl, int64_t leaves)
+{
+    if (threadIdx.x == 0)
+        ctl->leaves += leaves;
+}
 
 void zk_count(zk *k, const zk_launch *L, zk_ctl *ctl, int64_t leaves)
 {
