@@ -26,6 +26,13 @@ typedef void zr_fn(zr *z, void *k, void *a, const int64_t *i);
 /* ---- queues */
 void zr_wait(zr *z, int queue, int event);
 void zr_record(zr *z, int queue, int event);
+static inline void zr_wait_n(zr *z, int queue, int n, const int *event)
+{
+    for (int i = 0; i < n; i++) zr_wait(z, queue, event[i]);
+}
+#define zr_waits(z, queue, ...) /* for each of these events */                                    \
+    zr_wait_n(z, queue, (int)(sizeof((const int[]){__VA_ARGS__}) / sizeof(int)),                   \
+              (const int[]){__VA_ARGS__})
 void zr_call_n(zr *z, int queue, zr_fn *fn, int n, const int64_t *i); /* n <= 12 operands, copied */
 #define zr_call(z, queue, fn, ...)                                                                 \
     zr_call_n(z, queue, fn, (int)(sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t)),       \

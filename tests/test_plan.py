@@ -184,7 +184,7 @@ def queue(section: Section, name: str) -> list[Step]:
 
 def without_rings(s: Step) -> tuple:
     """A step but for the slot that holds its unit, and what that slot waits for."""
-    early = ('full', 'free', 'idle', 'updated')
+    early = ('full', 'free', 'updated')
     refs = [r.cls if r.cls.startswith('ring') else r for r in (*s.ins, *s.outs)]
     return (s.op, s.unit, *refs, s.ints, *(e for e in s.waits if not e.name.startswith(early)),
             *(e for e in s.recs if not e.name.startswith(early)))

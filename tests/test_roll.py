@@ -14,7 +14,10 @@ from plans import NAMES, WAYS, keys, planned
 from zg import cost, emit, explain, roll, view
 from zg.plan import Event, Int, Plan, Ref, Step
 
-LINES = 500                     # of a train.c, whatever the depth and the ranks
+# Of a train.c, whatever the depth and the ranks. Stage 3 has more to say: three lines to gather a unit
+# before each use, the last round of each direction written out, for no unit or another follows it,
+# and a flat buffer more, of what is kept whole.
+LINES = {0: 500, 1: 500, 2: 500, 3: 550}
 TINY = [name for name in NAMES if 'tiny' in name]
 
 
@@ -96,8 +99,9 @@ def length(text: str) -> int:
 @pytest.mark.parametrize('stage', [0, 1, 2, 3])
 @pytest.mark.parametrize('name', ['gpt2-124m', 'llama3-8b'])
 def test_length_is_of_the_kinds(name: str, stage: int, tmp_path: pathlib.Path) -> None:
-    """Four times the blocks, 2,048 times the ranks: the same lines, but for wider numbers that
-    break a few; flat, a line for every step."""
+    """Four times the blocks, 2,048 times the ranks: the same lines, but where a number's width
+    decides whether a function stands on one line or on six, as in four at most; flat, a line for
+    every step."""
     def made(layers: int, ranks: int) -> Plan:
         return planned(str(deep(tmp_path, name, layers)), f'zero.stage={stage}',
                        f'cluster.ranks={ranks}', 'train.micro_batch=1',
@@ -106,18 +110,17 @@ def test_length_is_of_the_kinds(name: str, stage: int, tmp_path: pathlib.Path) -
     for layers, ranks in ((96, 8), (96, 16384)):
         p = made(layers, ranks)
         text = source(p)
-        assert abs(length(text) - base) <= 12 and len(text) < 100_000
+        assert abs(length(text) - base) <= 24 and len(text) < 100_000
         assert length(source(p, True)) > sum(len(s.steps) for s in p.sections)
 
 
-@pytest.mark.xfail(strict=False, reason='486 to 520 lines, 674 with prefetch')
 @pytest.mark.parametrize('stage', [0, 1, 2, 3])
 @pytest.mark.parametrize('ranks', [1, 8, 16384])
 def test_a_deep_gpt_is_short(stage: int, ranks: int, tmp_path: pathlib.Path) -> None:
     """96 blocks."""
     p = planned(str(deep(tmp_path, 'gpt2-124m', 96)), f'zero.stage={stage}',
                 f'cluster.ranks={ranks}', 'train.micro_batch=1', f'train.global_batch={ranks * 2}')
-    assert length(source(p)) < LINES
+    assert length(source(p)) <= LINES[stage]
 
 
 # ---- train.c does what the plan says

@@ -29,7 +29,7 @@ class Loop:
 
 Node = Union[Line, Loop]
 WINDOW = 64                     # the longest body looked for
-TURNS = ("ring", "leaf", "dx", "full", "free", "grad", "done")     # whose slots are used in turn
+TURNS = ("ring", "leaf", "dx", "full", "grad", "done")     # whose slots are used in turn
 
 
 def unit_of(step: Step) -> tuple[str, int]:

@@ -2,11 +2,12 @@
 
 A unit's functions run on queue `main`; gathers and reductions have queues of their own unless
 overlap_comm is off. Events order the queues:
-  full.F[s]   ring slot s of flat F holds a whole unit        free.F[s]  its user is done with it
+  full.F[s]   ring slot s of flat F holds a whole unit        free[0]    its last user is done
   grad.F[s]   leaf slot s holds a whole leaf                  done.F[s]  every owner has read it
   whole.F[l]  instance l of a flat kept whole is up to date   reduced[0] all sums are there
   new[0]      an owner has updated its part                   updated[0] all parts are updated
-  idle[0]     no function of a grain or an evaluation reads a ring any more
+A gather is issued just before the use that it runs beside, so the newest free[0] is of the use
+before that.
 """
 from __future__ import annotations
 
@@ -222,15 +223,13 @@ class _Maker:
         """A grain, or an evaluation: gathers `ahead` uses early, functions, drops, reductions."""
         rings = [u for u in uses if u.ring]
         turn = {id(u): i for i, u in enumerate(rings)}
-        free = lambda i: (Event(f"free.{rings[i].ring}", rings[i].slot),)
         first, last = self.leaf_span(uses)
-        train = uses[-1].body == "bwd"
 
         def fetch(i: int) -> None:
             u, flat = rings[i], self.flats[rings[i].flat]
             l = u.index if flat.count > 1 else 0
-            wait = (free(i - 1 - self.ahead) if i > self.ahead else
-                    (Event("idle", 0), Event("updated", 0)) if i == 0 else ())
+            wait = ((Event("free", 0), Event("updated", 0)) if i == 0 else
+                    (Event("free", 0),) if i > self.ahead else ())
             self.gather(u.unit, flat, Ref(f"real.{flat.name}", l), Ref(f"ring.{u.ring}", u.slot),
                         self.real, wait, (Event(f"full.{u.ring}", u.slot),))
 
@@ -246,11 +245,11 @@ class _Maker:
             whole = [(f, l, s) for f, l, s in u.leaves if last[f, l] == n]
             self.add("main", u.fn, u.unit, ins=ins, outs=outs, waits=waits,
                      recs=tuple(Event(f"grad.{self.leaves[f]}", s) for f, _, s in whole))
-            self.after(u, train)
-            if n == len(uses) - 1 and rings:
-                self.add("main", "mark", recs=(Event("idle", 0),))
+            self.after(u)
             for f, l, s in whole:
                 self.leaf_done(u, f, l, s)
+        if uses[-1].body == "eval":
+            self.after_eval(uses)
 
     def leaf_span(self, uses: list[Use]) -> tuple[dict, dict]:
         """First and last use that writes each leaf."""
@@ -262,18 +261,22 @@ class _Maker:
                 last[f, l] = n
         return first, last
 
-    def after(self, u: Use, train: bool) -> None:
-        """What dies with a use: its ring slot; after a backward what was saved, its output and dy;
-        in an evaluation what was saved and its input."""
+    def after(self, u: Use) -> None:
+        """What dies with a use: its ring slot; after a backward what was saved, its output and
+        dy."""
         if u.ring:
             self.add("main", "drop", u.unit, outs=(Ref(f"ring.{u.ring}", u.slot),),
-                     recs=(Event(f"free.{u.ring}", u.slot),))
+                     recs=(Event("free", 0),))
         if u.body == "bwd":
             n = u.x + 1 if u.kind.x else 0
             saved = (Ref(f"save.{u.kind.name}", u.index),) if u.kind.saved else ()
             for ref in (*saved, Ref("x", n), Ref("dx", n % 2)):
                 self.add("main", "drop", u.unit, outs=(ref,))
-        elif not train:
+
+    def after_eval(self, uses: list[Use]) -> None:
+        """What was saved and every input die at the end: until the head an evaluation is a grain's
+        forward, step by step."""
+        for u in uses:
             saved = (Ref(f"save.{u.kind.name}", u.index),) if u.kind.saved else ()
             for ref in (*saved, *([Ref("x", u.x)] if u.kind.x else [])):
                 self.add("main", "drop", u.unit, outs=(ref,))

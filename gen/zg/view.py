@@ -6,6 +6,7 @@ RING_BLOCK(i), event full.block -> FULL_BLOCK(i), function fwd.block -> fwd_bloc
 from __future__ import annotations
 
 import re
+from itertools import takewhile
 from typing import Iterator, Sequence
 
 from . import ops, plan, roll
@@ -81,7 +82,9 @@ class _Steps:
             base = next(it)
             ints[i.name] = f"{base} + {number(i.per)} * g" if i.per and base != "0" else \
                 affine(0, [], i.per) if i.per else base
-        waits = [f"zr_wait(z, {queue}, {upper(e.name)}({next(it)}));" for e in s.waits]
+        events = [f"{upper(e.name)}({next(it)})" for e in s.waits]
+        wait = "zr_waits" if len(events) > 1 else "zr_wait"
+        waits = [f"{wait}(z, {queue}, {', '.join(events)});"] if events else []
         recs = [f"zr_record(z, {queue}, {upper(e.name)}({next(it)}));" for e in s.recs]
         return [*waits, *self.work(s, queue, refs, ints), *recs]
 
@@ -92,7 +95,8 @@ class _Steps:
             return [f"zr_gather(z, {queue}, {refs[0]}, {ints['from_step']}, {refs[1]}, "
                     f"{ints['step']}, {ints['bytes']});"]
         if s.op == "batch":
-            return [f"zr_batch(z, {ints['of_rank']} * zr_rank(z) + {ints['grain']});"]
+            times = "" if ints["of_rank"] == "1" else f"{ints['of_rank']} * "
+            return [f"zr_batch(z, {times}zr_rank(z) + {ints['grain']});"]
         if s.op == "alltoall":
             return [f"zr_alltoall(z, {queue}, {refs[0]}, {ints['step']}, {ints['bytes']});"]
         if s.op == "done":
@@ -109,10 +113,9 @@ class _Steps:
         out, pad = [], 4 * (depth + 1)
         for node in nodes:
             if isinstance(node, roll.Loop):
-                v = VARS[depth]
-                out.append(f"{' ' * pad}for (int64_t {v} = 0; {v} < {node.count}; {v}++) {{")
-                out += self.lines(node.body, depth + 1)
-                out.append(" " * pad + "}")
+                v, body = VARS[depth], self.lines(node.body, depth + 1)
+                head = f"{' ' * pad}for (int64_t {v} = 0; {v} < {node.count}; {v}++)"
+                out += [head, *body] if len(body) == 1 else [head + " {", *body, " " * pad + "}"]
             else:
                 for text in self.statements(node):
                     out += wrap(text, pad)
@@ -120,7 +123,7 @@ class _Steps:
 
 
 class _Fns:
-    """Functions of kernel calls."""
+    """Functions of kernel calls: those of a line stand on one, like the rows of a table."""
 
     def __init__(self, p: Plan) -> None:
         self.p = p
@@ -143,9 +146,6 @@ class _Fns:
                     "sources": f"zr_sources(z, {self.queue})"}[text]
         if text.startswith("&"):
             return f"(const void *const[]){{{self.operand(text[1:], formals)}}}"
-        if text.startswith("spans."):
-            name = text.removeprefix("spans.")
-            return f"spans_{name}, {sum(t.flat == name for t in self.p.tensors)}"
         if text.startswith("freq."):
             return lower(text)
         if re.fullmatch(r"-?\d+", text):
@@ -156,26 +156,79 @@ class _Fns:
         return " + ".join(self.term(w, formals, i == 0) for i, w in enumerate(words)
                           if w != "0" or i == 0)
 
-    def one(self, fn: plan.Fn) -> dict[str, object]:
-        """A function; an operand that is named once stands where it is used, others get a
-        variable."""
+    def operands(self, args: Sequence[str], formals: dict[str, str]) -> Iterator[str]:
+        """Of a call; the three that choose tensors and elements of a flat have one name."""
+        it = iter(args)
+        for text in it:
+            if text.startswith("spans."):
+                yield f"{part_name(text, next(it))}({formals['l']})"
+                next(it)                        # how many elements
+            else:
+                yield self.operand(text, formals)
+
+    def one(self, fn: plan.Fn) -> list[str]:
+        """A function; what is named once stands where it is used, the rest gets a variable."""
         names = [*fn.ins, *(o for o in fn.outs if o not in fn.ins), *fn.ints]
         at = {n: i for i, n in reversed(list(enumerate([*fn.ins, *fn.outs, *fn.ints])))}
-        used = " ".join(a for c in fn.calls for a in c.args)
-        often = [n for n in names if len(re.findall(rf"\b{n}\b", used)) > 1]
-        variables = ", ".join(f"*{n} = a + i[{at[n]}]" for n in often)
+        used = [re.split(r"[+&*]", a)[a.startswith("&")] for c in fn.calls for a in c.args]
+        place = {c: f"a + {upper(c)}(0)" for c in sorted(self.classes) if c in used}
+        place |= {n: f"i[{at[n]}]" if n in fn.ints else f"a + i[{at[n]}]" for n in names}
+        place |= {"out": f"HOST({at['out']})"} if "out" in at else {}
+        often = [n for n in place if used.count(n) > 1]
+        variables = ", ".join(f"*{lower(n)} = {place[n]}" for n in often)
+        formals = {**place, **{n: lower(n) for n in often}}
         lines = wrap(f"void {variables};", 4) + [""] if often else []
-        inline = {n: f"i[{at[n]}]" if n in fn.ints else f"a + i[{at[n]}]"
-                  for n in names if n not in often}
-        inline |= {"out": f"(uint64_t *)(intptr_t)i[{at['out']}]"} if "out" in at else {}
         for c in fn.calls:
-            args = ", ".join(self.operand(a, {**{n: n for n in often}, **inline}) for a in c.args)
+            args = ", ".join(self.operands(c.args, formals))
             lines += wrap(f"{c.kernel}(k, {launch_name(c.launch)}, {args});", 4)
-        return {"name": lower(fn.name), "lines": lines}
+        short = f"FN({lower(fn.name)}) {{ {lines[0].strip()} }}"
+        if len(lines) == 1 and len(short) <= COLUMNS:
+            return [short]
+        return [f"FN({lower(fn.name)})", "{", *lines, "}", ""]
+
+
+def sections(p: Plan, flat: bool) -> list[dict[str, object]]:
+    """Functions of steps; a grain's forward, which is an evaluation's too, is one of its own."""
+    steps = _Steps(p)
+    as_is = lambda x: roll.Line(x, (0,) * len(roll.numbers(x)))
+    rolled = {s.name: tuple(map(as_is, s.steps)) if flat else roll.roll(s.steps)
+              for s in p.sections}
+    batch, *grain = rolled["grain"]
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(grain, rolled["eval"]))
+    forward = [] if flat else [node for node, _ in same]
+    out = []
+    for name, nodes in rolled.items():
+        lines = steps.lines(nodes)
+        if forward and name == "grain":
+            out.append({"name": "forward", "args": "", "lines": steps.lines(forward)})
+            lines = [*steps.lines([batch]), "    forward(z);", *steps.lines(grain[len(forward):])]
+        if forward and name == "eval":
+            lines = ["    forward(z);", *steps.lines(nodes[len(forward):])]
+        out.append({"name": name, "args": ", int64_t g" if name == "grain" else "",
+                    "lines": lines or ["    (void)z;"]})
+    return out
 
 
 def launch_name(name: str) -> str:
     return f"L_{lower(name)}"
+
+
+def part_name(text: str, first: str) -> str:
+    """spans.block from its first element on: ALL_BLOCK, or, of a rank, PART_BLOCK."""
+    return f"{'PART' if 'r*' in first else 'ALL'}_{upper(text.removeprefix('spans.'))}"
+
+
+def parts(p: Plan) -> list[str]:
+    """What PART_ and ALL_ stand for."""
+    out = {}
+    for c in (c for fn in p.fns for c in fn.calls):
+        for n, text in enumerate(c.args):
+            if text.startswith("spans."):
+                flat, first, size = text.removeprefix("spans."), *c.args[n + 1:n + 3]
+                start = _Fns(p).operand(first, {"l": "(l)"})
+                out[part_name(text, first)] = f"spans_{flat}, " \
+                    f"{sum(t.flat == flat for t in p.tensors)}, {start}, {number(int(size))}"
+    return [f"#define {name}(l) {text}" for name, text in sorted(out.items())]
 
 
 def spans(p: Plan, flat: plan.Flat) -> list[str]:
@@ -231,11 +284,16 @@ def logits(p: Plan) -> str:
     return number(p.cls(base).at + int(at))
 
 
+def sample(p: Plan) -> list[str]:
+    """The draw from a row of the logits."""
+    row = number(p.head.vocab * ops.BYTES[p.head.real])
+    return wrap(f"d->token = zk_sample(k, a + {logits(p)} + d->row * {row}, {p.head.vocab}, "
+                "(float)d->temperature, d->u);", 4)
+
+
 def view(p: Plan, cost: dict[str, object], memory: str, flat: bool) -> dict[str, object]:
     """Everything the templates need."""
-    steps, fns = _Steps(p), _Fns(p)
-    as_is = lambda steps: tuple(roll.Line(x, (0,) * len(roll.numbers(x))) for x in steps)
-    rolled = lambda s: as_is(s.steps) if flat else roll.roll(s.steps)
+    fns = _Fns(p)
     event, events = 0, []
     for e in p.events:
         events.append(f"#define {upper(e.name)}(i) ({event} + (int)(i))")
@@ -254,18 +312,15 @@ def view(p: Plan, cost: dict[str, object], memory: str, flat: bool) -> dict[str,
         "spans": [{"name": f.name, "rows": spans(p, f)} for f in p.flats],
         "tables": [{"name": lower(t.name).replace("table", "freq"),
                     "rows": [real(x) + "," for x in t.freq]} for t in p.tables],
-        "recipe": [f".{n} = {real(float(v))}," for n, v in (
-            ("lr", r.lr), ("min_lr", r.min_lr), ("beta1", r.beta1), ("beta2", r.beta2),
-            ("eps", r.eps), ("decay", r.decay), ("clip", r.clip))]
+        "recipe": [" ".join(f".{n} = {real(float(v))}," for n, v in row) for row in (
+            (("lr", r.lr), ("min_lr", r.min_lr)), (("beta1", r.beta1), ("beta2", r.beta2)),
+            (("eps", r.eps), ("decay", r.decay), ("clip", r.clip)))]
         + [f".warmup = {r.warmup}, .steps = {r.steps}, .schedule = {ops.SCHEDULES[r.schedule]}, "
            f".rows = {p.head.batch * p.head.sequence},"],
-        "fns": [fns.one(f) for f in p.fns],
-        "sections": [{"name": s.name, "args": ", int64_t g" if s.name == "grain" else "",
-                      "used": "(void)z, (void)g;" if s.name == "grain" else "(void)z;",
-                      "lines": steps.lines(rolled(s))}
-                     for s in p.sections],
-        "flats": flats(p), "files": files(p), "logits": logits(p),
-        "row": number(p.head.vocab * ops.BYTES[p.head.real]),       # of logits, in bytes
+        "fns": sorted((fns.one(f) for f in p.fns), key=lambda lines: len(lines) == 1),
+        "parts": parts(p),
+        "sections": sections(p, flat),
+        "flats": flats(p), "files": files(p), "logits": logits(p), "sample": sample(p),
         "tokens": number(p.cls("tokens").at), "targets": number(p.cls("targets").at),
         "dtype": {"f32": "ZK_F32", "bf16": "ZK_BF16"}[p.head.real], "arena": number(p.arena),
         "shared": number(p.shared), "cost": cost,
