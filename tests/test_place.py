@@ -95,16 +95,23 @@ def live_bytes(p: Plan) -> int:
     return always + most
 
 
-SHORT = pytest.mark.xfail(strict=True, reason='1.08: at the peak of 3.6 MB a slot of 197 kB for '
-                          "leaves and the embedding's ring slot are empty")
+def second_leaves(p: Plan) -> int:
+    """What overlap_comm costs: leaf slots beside the first, so that one leaf is reduced while the
+    next is written. Most is alive in the first backward, when all is saved and one leaf is written;
+    the other slot is empty then, and no private class can lie in it, for peers read it."""
+    return sum((c.slots - 1) * c.stride for c in p.classes if c.name.startswith('leaf.'))
 
 
-@pytest.mark.parametrize('name', [pytest.param(name, marks=SHORT) if name == 'gpt-tiny' else name
-                                  for name in NAMES])
-def test_the_arena_is_what_is_alive(name: str) -> None:
-    """Every spec as it stands, and Llama-3 405B on 16,384 ranks."""
-    p = planned(name, *(['cluster.ranks=16384'] if name == 'llama3-405b' else []))
-    assert p.arena <= 1.05 * live_bytes(p), f'{p.arena / live_bytes(p):.3f}'
+@pytest.mark.parametrize('way', [(), ('zero.overlap_comm=false',),
+                                 ('zero.stage3_prefetch_bucket_size=0',)],
+                         ids=['as it stands', 'one queue', 'none ahead'])
+@pytest.mark.parametrize('name', NAMES)
+def test_the_arena_is_what_is_alive(name: str, way: tuple[str, ...]) -> None:
+    """Every spec, and Llama-3 405B on 16,384 ranks."""
+    p = planned(name, *way, *(['cluster.ranks=16384'] if name == 'llama3-405b' else []))
+    arena = p.arena - second_leaves(p)
+    assert p.head.overlap or arena == p.arena
+    assert arena <= 1.05 * live_bytes(p), f'{arena / live_bytes(p):.3f}'
 
 
 @pytest.mark.parametrize('name', NAMES)
