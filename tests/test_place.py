@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plans import NAMES, planned
+from plans import NAMES, WAYS, keys, planned
 from zg import check_fns
 from zg.ops import up
 from zg.place import ALIGN, Item, live_peak, pack, stack
@@ -112,6 +112,16 @@ def test_the_arena_is_what_is_alive(name: str, way: tuple[str, ...]) -> None:
     arena = p.arena - second_leaves(p)
     assert p.head.overlap or arena == p.arena
     assert arena <= 1.05 * live_bytes(p), f'{arena / live_bytes(p):.3f}'
+
+
+@pytest.mark.parametrize('way', WAYS)
+@pytest.mark.parametrize('name', NAMES)
+def test_only_what_peers_read_is_shared(name: str, way: str) -> None:
+    """Shared memory is slower to take: its pages are small on most hosts."""
+    p = planned(name, *keys(name, way))
+    read = {r.cls for section in p.sections for s in section.steps for r in s.ins
+            if s.op in ('gather', 'alltoall', 'allreduce')}
+    assert {c.name for c in p.classes if c.kind == 'shared'} == (read if p.head.ranks > 1 else set())
 
 
 @pytest.mark.parametrize('name', NAMES)

@@ -26,7 +26,8 @@ def _wanted(spec: Spec, graph: model.Graph, shards: shard.Shards, bodies: place.
         out.append((f"table.{n}", "private", 1, spec.train.sequence * t.head * 4))
     for f in shards.flats:
         size = {"whole": f.shard * W, "shard": f.shard}
-        out.append((f"real.{f.name}", common, f.count, size[f.real] * real))
+        gathered = common if f.state == "shard" else "private"
+        out.append((f"real.{f.name}", gathered, f.count, size[f.real] * real))
         states = ("m", "v") if real == 4 else ("master", "m", "v")
         out += [(f"{s}.{f.name}", "private", f.count, size[f.state] * 4) for s in states]
         out.append((f"sum.{f.name}", common if f.sum == "whole" else "private", f.count,
@@ -34,7 +35,8 @@ def _wanted(spec: Spec, graph: model.Graph, shards: shard.Shards, bodies: place.
         if schedule.ring[f.name]:
             out.append((f"ring.{f.name}", "private", schedule.ring[f.name], size["whole"] * real))
         if schedule.leaf[f.name]:
-            out.append((f"leaf.{f.name}", common, schedule.leaf[f.name], size["whole"] * real))
+            brought = common if shards.order == "ranks" else "private"
+            out.append((f"leaf.{f.name}", brought, schedule.leaf[f.name], size["whole"] * real))
     if graph.tied and real != 4:
         out.append(("acc", "private", 1, graph.dims["V"] * C * 4))
     units = sum(k.count for k in graph.kinds) - 1
