@@ -2,8 +2,9 @@
 
 GPT-2 124M, 1024 tokens a step, f32, on two cores: 1 rank with both of them, and a rank a core under
 ZeRO-0 and ZeRO-3. Programs take turns (1 rank, ZeRO-0, ZeRO-3, 1 rank, ...), so that a machine that
-slows down slows all of them; every figure is a median. The peak is the faster of our own linear and
-OpenBLAS (numpy's) at 2048^3, one thread a core.
+slows down slows all of them; every figure is a median. A start is from the call of a program to its
+first operation; beside it stands what the first touch of such memory allows. The peak is the faster
+of our own linear and OpenBLAS (numpy's) at 2048^3, one thread a core.
 
 The table goes to stdout, all figures to out/bench.json. A load average above 0.3 at the start makes
 a run invalid.
@@ -19,6 +20,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -46,15 +48,29 @@ while time.perf_counter() < end:
 print(2e-9 * n**3 / best)
 '''
 
-# One process of first touch: private memory in huge pages, the quickest that there is.
+# First touch as the runtime takes arenas: every rank its part of one memory file, then private
+# memory, in huge pages where there are any; seconds of both kinds, a line for each rank.
 TOUCH = '''
-import mmap, sys, time
-n, populate_write = int(sys.argv[1]), 23
-m = mmap.mmap(-1, n, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-m.madvise(mmap.MADV_HUGEPAGE)
-t = time.perf_counter()
-m.madvise(populate_write)
-print(n / (time.perf_counter() - t))
+import mmap, os, sys, time
+ranks, shared, private, populate_write = *map(int, sys.argv[1:]), 23
+
+def seconds(*where, **how):
+    with mmap.mmap(*where, **how) as m:
+        m.madvise(mmap.MADV_HUGEPAGE)
+        t = time.perf_counter()
+        m.madvise(populate_write)
+        return time.perf_counter() - t
+
+def rank(r):
+    t = seconds(file, shared, offset=r * shared) if shared else 0.0
+    f = seconds(-1, private, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    os.write(1, f"{t} {f}\\n".encode())
+    os._exit(0)
+
+file = os.memfd_create("arenas")
+os.ftruncate(file, ranks * shared)
+pids = [os.fork() or rank(r) for r in range(ranks)]
+sys.exit(any(os.waitpid(pid, 0)[1] for pid in pids))
 '''
 
 
@@ -67,12 +83,29 @@ class Case:
 
 
 @dataclass(frozen=True)
+class Arena:
+    """Bytes of a rank: what peers read, and the rest."""
+    shared: int
+    private: int
+
+
+@dataclass(frozen=True)
+class Touch:
+    """Seconds of a rank's first touch of what peers read and of the rest."""
+    shared: float
+    private: float
+
+
+@dataclass(frozen=True)
 class Run:
     """One run of a program."""
     steps: list[float]      # seconds of each step but the first
     arena: int              # bytes a rank
-    start: float            # seconds from main to arenas in place: the first operation is next
+    start: float            # seconds from the call of the program to its first operation
     wire: int               # bytes received by a rank in a step
+    touch: Touch            # of an arena like its own, just before it
+
+
 
 
 def sh(*command: object) -> str:
@@ -116,9 +149,11 @@ def gemm(cores: int, seconds: float, pairs: int) -> dict[str, object]:
             'peak': max(ours, theirs)}
 
 
-def touch_rate(case: Case, arena: int) -> float:
-    """Bytes a second that each of a case's ranks populates, all at once."""
-    return statistics.median(together(TOUCH, arena, case.ranks, {}))
+def touch(case: Case, arena: Arena) -> Touch:
+    """Of all of a case's ranks at once: the mean, for they wait for one another."""
+    said = sh(sys.executable, '-c', TOUCH, case.ranks, arena.shared, arena.private)
+    kinds = zip(*(map(float, line.split()) for line in said.splitlines()))
+    return Touch(*(statistics.mean(kind) for kind in kinds))
 
 
 # ---- the programs
@@ -136,43 +171,49 @@ def flops(case: Case) -> float:
     return float(re.search(r'flops in a global step: (\S+)', said)[1])
 
 
-def build(case: Case) -> Path:
-    (ROOT / 'out' / 'train.c').write_text(sh('gen/zgen', SPEC, *settings(case)))
+def build(case: Case) -> Arena:
+    source = sh('gen/zgen', SPEC, *settings(case))
+    (ROOT / 'out' / 'train.c').write_text(source)
     sh('ninja', '--quiet', 'out/train')
-    return Path(shutil.copy(ROOT / 'out' / 'train', MADE / case.name))
+    shutil.copy(ROOT / 'out' / 'train', MADE / case.name)
+    number = lambda key: int(re.search(rf'\.{key} = (?:INT64_C\()?(\d+)', source)[1])
+    shared = number('shared')
+    return Arena(shared, number('arena') - shared)
 
 
-def run(case: Case, steps: int, data: Path) -> Run:
-    log = MADE / f'{case.name}.jsonl'
+def run(case: Case, arena: Arena, steps: int, data: Path) -> Run:
+    log, touched, called = MADE / f'{case.name}.jsonl', touch(case, arena), time.monotonic()
     sh(MADE / case.name, '--data', data, '--steps', steps + 1, '--log', log)
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     ends, last = [line['seconds'] for line in lines if 'loss' in line], lines[-1]
-    return Run([b - a for a, b in zip(ends, ends[1:])], last['arena'], last['start_arena'],
-               last['wire'])
+    return Run([b - a for a, b in zip(ends, ends[1:])], last['arena'],
+               last['started'] + last['start_arena'] - called, last['wire'], touched)
 
 
-def measure(cases: list[Case], steps: int, rounds: int) -> dict[str, list[Run]]:
+def measure(arenas: dict[Case, Arena], steps: int, rounds: int) -> dict[str, list[Run]]:
     data = MADE / 'tokens.bin'
     count = TOKENS * (steps + 1) + 1
     data.write_bytes(np.random.RandomState(1).randint(0, 50257, count).astype('<u2').tobytes())
-    runs: dict[str, list[Run]] = {case.name: [] for case in cases}
+    runs: dict[str, list[Run]] = {case.name: [] for case in arenas}
     for turn in range(rounds):
-        for case in cases:
+        for case, arena in arenas.items():
             print(f'round {turn + 1} of {rounds}: {case.name}', file=sys.stderr)
-            runs[case.name].append(run(case, steps, data))
+            runs[case.name].append(run(case, arena, steps, data))
     return runs
 
 
 # ---- figures
 
-def figures(case: Case, runs: list[Run], peak: float, work: float) -> dict[str, object]:
-    """work: floating-point operations of a step; peak: GFLOP/s"""
-    step, arena = statistics.median(s for r in runs for s in r.steps), runs[0].arena
-    rate = touch_rate(case, arena)
+def figures(case: Case, arena: Arena, runs: list[Run], peak: float, work: float,
+            ) -> dict[str, object]:
+    """work: floating-point operations of a step; peak: GFLOP/s. A program may take 1.3 x the time
+    of the first touch of its arena, and 0.2 s for all else, to its first operation."""
+    step = statistics.median(s for r in runs for s in r.steps)
+    touched = statistics.median(r.touch.shared + r.touch.private for r in runs)
     return {**asdict(case), 'step': step, 'gflops': 1e-9 * work / step,
-            'share': 1e-9 * work / step / peak, 'arena': arena, 'wire': runs[0].wire,
-            'start': statistics.median(r.start for r in runs), 'touch_rate': rate,
-            'start_bound': 1.3 * arena / rate + 0.2, 'runs': [asdict(r) for r in runs]}
+            'share': 1e-9 * work / step / peak, 'arena': runs[0].arena, 'shared': arena.shared,
+            'wire': runs[0].wire, 'start': statistics.median(r.start for r in runs),
+            'start_bound': 1.3 * touched + 0.2, 'runs': [asdict(r) for r in runs]}
 
 
 def overhead(whole: list[Run], split: list[Run]) -> float:
@@ -188,9 +229,11 @@ def table(result: dict) -> str:
              f'f32 GEMM 2048^3: ours {g["ours"]:.0f} GFLOP/s, OpenBLAS '
              f'({g["openblas_coretype"]}) {g["openblas"]:.0f} GFLOP/s', '',
              '| GPT-2 124M, f32, 1024 tokens a step | step, s | GFLOP/s | share of peak | '
-             'arena a rank, MB | start, s | bound, s |', '|---|---|---|---|---|---|---|']
+             'arena a rank, MB | of it shared | start, s | bound, s |',
+             '|---|---|---|---|---|---|---|---|']
     lines += [f'| {c["name"]} | {c["step"]:.3f} | {c["gflops"]:.0f} | {100 * c["share"]:.0f} % | '
-              f'{c["arena"] / 1e6:.0f} | {c["start"]:.2f} | {c["start_bound"]:.2f} |'
+              f'{c["arena"] / 1e6:.0f} | {c["shared"] / 1e6:.0f} | {c["start"]:.2f} | '
+              f'{c["start_bound"]:.2f} |'
               for c in result['cases']]
     if 'overhead' in result:
         lines += ['', f'ZeRO-3 over ZeRO-0: {100 * result["overhead"]:+.1f} %']
@@ -207,12 +250,12 @@ def main() -> int:
     cases = [Case('rank-1', 1, 0)]
     cases += [Case(f'zero-{stage}', cores, stage) for stage in (0, 3) if cores > 1]
     print(f'load average {load:.2f}', file=sys.stderr)
-    for case in cases:
-        build(case)
+    arenas = {case: build(case) for case in cases}
     peak = gemm(cores, 2.0, given.rounds)
-    runs = measure(cases, given.steps, given.rounds)
+    runs = measure(arenas, given.steps, given.rounds)
     result = {'machine': machine(load), 'gemm': peak, 'valid': load <= MOST_LOAD,
-              'cases': [figures(c, runs[c.name], peak['peak'], flops(c)) for c in cases]}
+              'cases': [figures(c, a, runs[c.name], peak['peak'], flops(c))
+                        for c, a in arenas.items()]}
     if cores > 1:
         result['overhead'] = overhead(runs['zero-0'], runs['zero-3'])
     (ROOT / 'out' / 'bench.json').write_text(json.dumps(result, indent=1) + '\n')

@@ -87,7 +87,7 @@ struct zr {
     int64_t step;                         /* training step in work, from 0 */
     zr_data train, val;                   /* count 0: not given */
     zr_log log;
-    double started, ready, first;         /* when: zr_main entered, arenas in place, first step */
+    double started, ready, first;         /* zr_now() at zr_main, all arenas in place, first step */
     zr_queue queue[ZR_QUEUES];
     void *space, *desk;                   /* scratch of the kernels; NULL: the target has none */
     uint32_t barriers;                    /* that this rank has come to */

@@ -168,8 +168,9 @@ void zr_log_end(zr *z, const double report[6], int64_t bytes, int64_t messages)
     zr_print(z, z->log.file,
              "{\"end\": %" PRId64 ", \"seconds\": %.9g, \"wire\": %" PRId64
              ", \"collectives\": %" PRId64 ", \"arena\": %" PRId64
-             ", \"start_arena\": %.9g, \"start_step\": %.9g, \"plan\": \"%s\"}\n",
+             ", \"started\": %.9f, \"start_arena\": %.9g, \"start_step\": %.9g, "
+             "\"plan\": \"%s\"}\n",
              z->o->steps, z->log.busy, z->o->steps ? bytes / z->o->steps : 0,
-             z->o->steps ? messages / z->o->steps : 0, z->p->arena, z->ready - z->started,
-             z->first - z->started, z->p->plan);
+             z->o->steps ? messages / z->o->steps : 0, z->p->arena, z->started,
+             z->ready - z->started, z->first - z->started, z->p->plan);
 }

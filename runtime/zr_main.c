@@ -119,6 +119,7 @@ static void begin(zr *z)
     zr_arena(z);
     zr_queues_start(z);
     zr_barrier(z);
+    z->ready = zr_now();
     z->p->init(z);
     zr_drain(z);
     load_weights(z);

@@ -174,7 +174,6 @@ void zr_arena(zr *z)
     for (int r = 0; r < z->ranks; r++)
         t->peer[r] = r == z->rank ? t->arena
                                   : map_common(z, r, NULL, t->unmap ? PROT_NONE : PROT_READ);
-    z->ready = zr_now();
 }
 
 /* ---- copies */
