@@ -80,6 +80,12 @@ def warps() -> None:
     assert to[0, 5] == 32
 
 
+def warp_barrier() -> None:
+    x = np.zeros(32, np.int32)
+    call('warp_barrier', (1, 1, 1, 32, 0), x)
+    assert (x == np.arange(32)[::-1]).all()
+
+
 def block_sums(dtype: int) -> None:
     """the order of cuda.h, followed here: strided partial sums, lanes folded, warps folded"""
     x = np.random.default_rng(1).normal(size=1000).astype(np.float32)
@@ -111,6 +117,7 @@ def puts() -> None:
 
 
 RIGHT = {'places': places, 'barriers': barriers, 'warps': warps, 'puts': puts,
+         'warp_barrier': warp_barrier,
          'f32': lambda: block_sums(zk.F32), 'bf16': lambda: block_sums(zk.BF16)}
 
 
@@ -139,6 +146,16 @@ def test_divergence_is_found(name: str, said: str, order: str) -> None:
     assert done.returncode == MISTAKE and said in done.stderr
     assert f'kernel {name}, ' in done.stderr or f'kernel {name}: ' in done.stderr
     assert 'demo.cu:' in done.stderr
+
+
+@pytest.mark.parametrize('order', ORDERS)
+@pytest.mark.parametrize('name,threads', [('no_barrier', 64), ('one_barrier', 64),
+                                          ('shuffle_is_no_barrier', 32)])
+def test_a_missing_barrier_is_found(name: str, threads: int, order: str) -> None:
+    done = other_process(f't.call({name!r}, (1, 1, 1, {threads}, 256), np.zeros(64, np.int32))',
+                         order)
+    assert done.returncode == MISTAKE and 'of block 0, with no barrier between' in done.stderr
+    assert f'kernel {name}: hazard at byte' in done.stderr
 
 
 @pytest.mark.parametrize('grid,said', [
@@ -180,7 +197,7 @@ def ran(name: str, *words: str, order: str) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize('case', [
     'right_wait', 'right_overwrite', 'host_between', 'host_asks', 'right_memset', 'right_staging',
     'right_pinned', 'right_result', 'plain_memory', 'within', 'aligned', 'right_branches',
-    'captured', 'after_graph'])
+    'captured', 'after_graph', 'threads_count'])
 def test_ordered_work_is_accepted(case: str, order: str) -> None:
     done = ran('emulated-mistakes', case, order=order)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -219,6 +236,16 @@ def test_a_race_is_found_in_every_order(case: str, one: str, other: str, order: 
 def test_memory_that_may_not_be_touched(case: str, said: str) -> None:
     done = ran('emulated-mistakes', case, order='eager')
     assert done.returncode == MISTAKE and said in done.stderr
+
+
+@pytest.mark.parametrize('order', ORDERS)
+@pytest.mark.parametrize('case,said', [
+    ('blocks_read_others', 'of block 1'), ('threads_write_one', 'a write by thread'),
+    ('threads_write_twice', 'a write by thread')])
+def test_threads_of_a_launch_must_not_meet(case: str, said: str, order: str) -> None:
+    done = ran('emulated-mistakes', case, order=order)
+    assert done.returncode == MISTAKE and said in done.stderr
+    assert 'of device memory' in done.stderr and 'with no barrier between' in done.stderr
 
 
 @pytest.mark.parametrize('case,error', [

@@ -80,6 +80,40 @@ __global__ void some_in_warp(int *x)
 
 __global__ void half_a_mask(int *x) { x[threadIdx.x] = __shfl_xor_sync(0xffffu, 1, 1); }
 
+/* Mistakes within a launch: x lies in device memory or is shared. */
+__global__ void no_barrier(int *x)
+{
+    __shared__ int row[64];
+    row[threadIdx.x] = x[threadIdx.x];
+    x[threadIdx.x] = row[63 - threadIdx.x];
+}
+
+__global__ void one_barrier(int *x)       /* the second is missing: rows are read and overwritten */
+{
+    ZK_SHARED(int, row);
+    for (int i = 0; i < 2; i++) {
+        row[threadIdx.x] = i;
+        __syncthreads();
+        x[threadIdx.x] = row[(threadIdx.x + 1) % 64];
+    }
+}
+
+__global__ void shuffle_is_no_barrier(int *x)
+{
+    __shared__ int row[32];
+    row[threadIdx.x] = 1;
+    (void)__shfl_xor_sync(~0u, 1, 1);
+    x[threadIdx.x] = row[31 - threadIdx.x];
+}
+
+__global__ void warp_barrier(int *x)
+{
+    __shared__ int row[32];
+    row[threadIdx.x] = (int)threadIdx.x;
+    __syncwarp();
+    x[threadIdx.x] = row[31 - threadIdx.x];
+}
+
 template <class T> __global__ void puts(T *to, const float *x) { put(&to[threadIdx.x], x[threadIdx.x]); }
 
 }
@@ -107,6 +141,17 @@ void demo_two_barriers(zk *k, const zk_launch *L, int *x) { ZK_LAUNCH(k, L, 0, t
 void demo_some_in_warp(zk *k, const zk_launch *L, int *x) { ZK_LAUNCH(k, L, 0, some_in_warp, x); }
 
 void demo_half_a_mask(zk *k, const zk_launch *L, int *x) { ZK_LAUNCH(k, L, 0, half_a_mask, x); }
+
+void demo_no_barrier(zk *k, const zk_launch *L, int *x) { ZK_LAUNCH(k, L, 0, no_barrier, x); }
+
+void demo_one_barrier(zk *k, const zk_launch *L, int *x) { ZK_LAUNCH(k, L, 0, one_barrier, x); }
+
+void demo_shuffle_is_no_barrier(zk *k, const zk_launch *L, int *x)
+{
+    ZK_LAUNCH(k, L, 0, shuffle_is_no_barrier, x);
+}
+
+void demo_warp_barrier(zk *k, const zk_launch *L, int *x) { ZK_LAUNCH(k, L, 0, warp_barrier, x); }
 
 void demo_puts(zk *k, const zk_launch *L, void *to, const float *x)
 {

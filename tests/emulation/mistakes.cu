@@ -32,6 +32,17 @@ __global__ void reach(float *x, int from)
 
 __global__ void vectors(float4 *x) { x[threadIdx.x] = make_float4(1, 2, 3, 4); }
 
+__global__ void next_block(float *x)
+{
+    x[blockIdx.x * 32 + threadIdx.x] = x[(blockIdx.x + 1) % 2 * 32 + threadIdx.x];
+}
+
+__global__ void all_to_one(float *x) { x[0] = 1; }
+
+__global__ void halves(bf16 *x) { put(&x[blockIdx.x * 3 + threadIdx.x % 3], 1.0f); }
+
+__global__ void count(int *x) { atomicAdd(x, 1); }
+
 struct world {
     cudaStream_t a, b;
     cudaEvent_t e, f, g;
@@ -258,6 +269,19 @@ void vectors_at(float *x)
 void aligned(void) { vectors_at(w.x + 4); }
 void misaligned(void) { vectors_at(w.x + 2); }
 
+/* ---- blocks of one launch */
+template <class T> void launch_two(void (*kernel)(T *))
+{
+    const zk_grid grid = {2, 1, 1, 32, 0}, *g = &grid;
+    ZK_START(kernel, g, w.a, (T *)w.x);
+    must(cudaDeviceSynchronize());
+}
+
+void blocks_read_others(void) { launch_two(next_block); }
+void threads_write_one(void) { launch_two(all_to_one); }
+void threads_write_twice(void) { launch_two(halves); }
+void threads_count(void) { launch_two(count); }
+
 /* ---- graphs */
 void branches(bool wait)
 {
@@ -379,7 +403,8 @@ void captured_event_outside(void)
     X(right_pinned) X(early_pinned) X(right_result) X(early_result) X(plain_memory) X(beyond)      \
     X(within) X(freed) X(aligned) X(misaligned) X(right_branches) X(loose_branches) X(captured)    \
     X(after_graph) X(beside_graph) X(wait_from_outside) X(unjoined) X(joined_too_early)            \
-    X(sync_in_capture) X(spoiled) X(malloc_in_capture) X(captured_event_outside)
+    X(blocks_read_others)      \
+    X(threads_write_one) X(threads_write_twice) X(threads_count) X(sync_in_capture) X(spoiled) X(malloc_in_capture) X(captured_event_outside)
 
 void open_world(void)
 {

@@ -1,5 +1,6 @@
 /* race.cpp -- cells of memory, and the calls that -fsanitize=thread puts before every access. */
 #include "race.h"
+#include "hazard.h"
 #include "shim.h"
 
 #include <cstdlib>
@@ -99,6 +100,7 @@ void reserve(void)
         shim_fail("no address space for the emulated device");
     base = (char *)memory;
     cells = (cell *)shadow;
+    hazard_region(base, ALL);
     mprotect(base + ROOM[DEVICE], ROOM[PINNED], PROT_READ | PROT_WRITE);
     struct sigaction action = {};
     action.sa_sigaction = on_fault;
@@ -193,15 +195,27 @@ void race_open(bool open)
 }
 
 /* ---- what -fsanitize=thread and -fsanitize=alignment call */
+static void touch(const void *p, size_t n, bool write)
+{
+    race_check(p, n, write);
+    hazard_check(p, n, write, false);
+}
+
+void shim_atomic(void *p, size_t n)
+{
+    race_check(p, n, true);
+    hazard_check(p, n, true, true);
+}
+
 extern "C" {
 
 #define ACCESS(n)                                                                                  \
-    void __tsan_read##n(void *p) { race_check(p, n, false); }                                     \
-    void __tsan_write##n(void *p) { race_check(p, n, true); }                                     \
-    void __tsan_unaligned_read##n(void *p) { race_check(p, n, false); }                          \
-    void __tsan_unaligned_write##n(void *p) { race_check(p, n, true); }                          \
-    void __tsan_volatile_read##n(void *p) { race_check(p, n, false); }                            \
-    void __tsan_volatile_write##n(void *p) { race_check(p, n, true); }
+    void __tsan_read##n(void *p) { touch(p, n, false); }                                     \
+    void __tsan_write##n(void *p) { touch(p, n, true); }                                     \
+    void __tsan_unaligned_read##n(void *p) { touch(p, n, false); }                          \
+    void __tsan_unaligned_write##n(void *p) { touch(p, n, true); }                          \
+    void __tsan_volatile_read##n(void *p) { touch(p, n, false); }                            \
+    void __tsan_volatile_write##n(void *p) { touch(p, n, true); }
 ACCESS(1)
 ACCESS(2)
 ACCESS(4)
@@ -223,26 +237,26 @@ void __ubsan_handle_type_mismatch_v1(const place *at, void *p)
 void __tsan_init(void) {}
 void __tsan_func_entry(void *) {}
 void __tsan_func_exit(void) {}
-void __tsan_read_range(void *p, size_t n) { race_check(p, n, false); }
-void __tsan_write_range(void *p, size_t n) { race_check(p, n, true); }
+void __tsan_read_range(void *p, size_t n) { touch(p, n, false); }
+void __tsan_write_range(void *p, size_t n) { touch(p, n, true); }
 void __tsan_vptr_update(void **, void *) {}
 void __tsan_vptr_read(void **) {}
 
 #define ATOMIC_ONE(T, bits, name, expression)                                                      \
     T __tsan_atomic##bits##_##name(volatile T *p, T x, int)                                        \
     {                                                                                              \
-        race_check((const void *)p, sizeof(T), true);                                             \
+        touch((const void *)p, sizeof(T), true);                                             \
         return expression;                                                                         \
     }
 #define ATOMIC(T, bits)                                                                            \
     T __tsan_atomic##bits##_load(const volatile T *p, int)                                         \
     {                                                                                              \
-        race_check((const void *)p, sizeof(T), false);                                            \
+        touch((const void *)p, sizeof(T), false);                                            \
         return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                               \
     }                                                                                              \
     void __tsan_atomic##bits##_store(volatile T *p, T x, int)                                      \
     {                                                                                              \
-        race_check((const void *)p, sizeof(T), true);                                             \
+        touch((const void *)p, sizeof(T), true);                                             \
         __atomic_store_n(p, x, __ATOMIC_SEQ_CST);                                                  \
     }                                                                                              \
     ATOMIC_ONE(T, bits, exchange, __atomic_exchange_n(p, x, __ATOMIC_SEQ_CST))                     \
@@ -252,7 +266,7 @@ void __tsan_vptr_read(void **) {}
     ATOMIC_ONE(T, bits, fetch_or, __atomic_fetch_or(p, x, __ATOMIC_SEQ_CST))                       \
     int __tsan_atomic##bits##_compare_exchange_strong(volatile T *p, T *was, T x, int, int)        \
     {                                                                                              \
-        race_check((const void *)p, sizeof(T), true);                                             \
+        touch((const void *)p, sizeof(T), true);                                             \
         return __atomic_compare_exchange_n(p, was, x, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);      \
     }                                                                                              \
     int __tsan_atomic##bits##_compare_exchange_weak(volatile T *p, T *was, T x, int a, int b)      \
@@ -269,24 +283,24 @@ ATOMIC(uint16_t, 16)
 ATOMIC(uint32_t, 32)
 ATOMIC(uint64_t, 64)
 
-/* memcpy, memset and memmove of instrumented host code are compiled as calls of these */
+/* memcpy, memset and memmove of what is watched are compiled as calls of these */
 void *shim_memcpy(void *to, const void *from, size_t n)
 {
-    race_check(from, n, false);
-    race_check(to, n, true);
+    touch(from, n, false);
+    touch(to, n, true);
     return memcpy(to, from, n);
 }
 
 void *shim_memmove(void *to, const void *from, size_t n)
 {
-    race_check(from, n, false);
-    race_check(to, n, true);
+    touch(from, n, false);
+    touch(to, n, true);
     return memmove(to, from, n);
 }
 
 void *shim_memset(void *to, int byte, size_t n)
 {
-    race_check(to, n, true);
+    touch(to, n, true);
     return memset(to, byte, n);
 }
 }

@@ -8,6 +8,7 @@
  *     before all lanes have read this one.
  */
 #include "shim.h"
+#include "hazard.h"
 #include "order.h"
 
 #include <algorithm>
@@ -42,6 +43,7 @@ struct fibre {
 
 struct warp {
     int came, turn;
+    uint32_t meetings;                    /* that order memory */
     char slots[2][SHIM_WARP * SHIM_SLOT];
 };
 
@@ -86,7 +88,11 @@ void go_on(unsigned t)
 {
     now.current = t;
     shim_now.thread = {t, 0, 0};
+    hazard_now.thread = t;
+    hazard_now.meetings = now.warps[t / SHIM_WARP].meetings;
+    hazard_now.running = 1;
     shim_switch(&now.scheduler, now.fibres[t].sp);
+    hazard_now.running = 0;
     if (*(uint64_t *)stack_of(t) != CANARY)
         shim_fail("kernel %s: thread %u needs a stack of more than %d bytes", now.name, t, STACK);
 }
@@ -140,6 +146,7 @@ int pass_barrier(void)
             mistake("divergent barrier", one, t);
     for (unsigned t = 0; t < now.threads; t++)
         now.fibres[t].at = READY;
+    hazard_now.barriers++;
     return 1;
 }
 
@@ -168,6 +175,7 @@ void shim_run(const char *name, const shim_grid &g, const std::function<void()> 
     now.name = name;
     now.threads = g.block;
     now.body = &thread;
+    hazard_now.launch++;
     shim_now.block_dim = dim3(g.block, 1, 1);
     shim_now.grid_dim = g.grid;
     uint64_t blocks = (uint64_t)g.grid.x * g.grid.y * g.grid.z, back = order_backwards();
@@ -175,11 +183,15 @@ void shim_run(const char *name, const shim_grid &g, const std::function<void()> 
         uint64_t b = back ? blocks - 1 - i : i, row = b / g.grid.x;
         shim_now.block = {(unsigned)(b % g.grid.x), (unsigned)(row % g.grid.y),
                           (unsigned)(row / g.grid.y)};
+        hazard_now.block = (uint32_t)b;
+        hazard_now.barriers = 0;
         run_block(g);
     }
 }
 
 char *shim_shared(void) { return shared; }
+
+const char *shim_kernel(void) { return now.name; }
 
 void shim_barrier(const char *file, int line)
 {
@@ -197,7 +209,7 @@ char *shim_slots(void)
     return w.slots[w.turn];
 }
 
-void shim_meet(unsigned mask, const char *file, int line)
+void shim_meet(unsigned mask, bool orders, const char *file, int line)
 {
     unsigned me = now.current, first = me / SHIM_WARP * SHIM_WARP;
     warp &w = now.warps[me / SHIM_WARP];
@@ -216,6 +228,8 @@ void shim_meet(unsigned mask, const char *file, int line)
     }
     w.came = 0;
     w.turn ^= 1;
+    w.meetings += orders;
+    hazard_now.meetings = w.meetings;
     for (unsigned t = first; t < first + SHIM_WARP; t++)
         now.fibres[t].at = READY;
 }

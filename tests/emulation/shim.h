@@ -45,6 +45,7 @@ struct shim_grid {
 /* Queues a launch; its success or failure is what cudaGetLastError gives next. */
 void shim_enqueue(const char *name, const void *kernel, const shim_grid &g, cudaStream_t stream,
                   std::function<void()> thread);
+const char *shim_kernel(void);            /* that runs now */
 /* Runs all threads of all blocks now. */
 void shim_run(const char *name, const shim_grid &g, const std::function<void()> &thread);
 /* Says what is wrong, and ends the process. */
@@ -77,7 +78,8 @@ char *shim_shared(void);                  /* the block's dynamic shared memory, 
 void shim_barrier(const char *file, int line);
 char *shim_slots(void);                   /* of this warp's next collective: SHIM_SLOT * 32 bytes */
 int shim_lane(void);
-void shim_meet(unsigned mask, const char *file, int line);    /* returns when all 32 are there */
+/* Returns when all 32 lanes are there. orders: what they did to memory before it is done. */
+void shim_meet(unsigned mask, bool orders, const char *file, int line);
 
 #define SHIM_FROM const char *file = __builtin_FILE(), int line = __builtin_LINE()
 
@@ -87,13 +89,13 @@ template <class T> inline const T *shim_warp(unsigned mask, T mine, SHIM_FROM)
     static_assert(sizeof(T) <= SHIM_SLOT && std::is_trivially_copyable<T>::value, "fits a slot");
     T *slot = reinterpret_cast<T *>(shim_slots());
     slot[shim_lane()] = mine;
-    shim_meet(mask, file, line);
+    shim_meet(mask, false, file, line);
     return slot;
 }
 
 inline void __syncthreads(SHIM_FROM) { shim_barrier(file, line); }
 
-inline void __syncwarp(unsigned mask = ~0u, SHIM_FROM) { shim_meet(mask, file, line); }
+inline void __syncwarp(unsigned mask = ~0u, SHIM_FROM) { shim_meet(mask, true, file, line); }
 
 template <class T> inline T __shfl_sync(unsigned mask, T x, int from, int width = 32, SHIM_FROM)
 {
@@ -143,51 +145,24 @@ inline void __threadfence(void) {}
 inline void __threadfence_block(void) {}
 
 /* ---- atomics, of integers only: sums of floats would depend on the order */
-template <class T> using shim_integer = typename std::enable_if<std::is_integral<T>::value, T>::type;
+void shim_atomic(void *p, size_t n);      /* one is to happen */
 
-template <class T> inline shim_integer<T> atomicAdd(T *p, std::common_type_t<T> x)
-{
-    T old = *p;
-    *p = old + x;
-    return old;
-}
+template <class T> using shim_integer = std::enable_if_t<std::is_integral<T>::value, T>;
 
-template <class T> inline shim_integer<T> atomicMax(T *p, std::common_type_t<T> x)
-{
-    T old = *p;
-    *p = old > x ? old : x;
-    return old;
-}
-
-template <class T> inline shim_integer<T> atomicMin(T *p, std::common_type_t<T> x)
-{
-    T old = *p;
-    *p = old < x ? old : x;
-    return old;
-}
-
-template <class T> inline shim_integer<T> atomicOr(T *p, std::common_type_t<T> x)
-{
-    T old = *p;
-    *p = old | x;
-    return old;
-}
-
-template <class T> inline shim_integer<T> atomicExch(T *p, std::common_type_t<T> x)
-{
-    T old = *p;
-    *p = x;
-    return old;
-}
-
-template <class T>
-inline shim_integer<T> atomicCAS(T *p, std::common_type_t<T> was, std::common_type_t<T> x)
-{
-    T old = *p;
-    if (old == was)
-        *p = x;
-    return old;
-}
+#define SHIM_ATOMIC(name, result)                                                                  \
+    template <class T>                                                                             \
+    __attribute__((no_sanitize("thread"))) shim_integer<T> name(T *p, std::common_type_t<T> x)     \
+    {                                                                                              \
+        shim_atomic(p, sizeof *p);                                                                 \
+        T old = *p;                                                                                \
+        *p = result;                                                                               \
+        return old;                                                                                \
+    }
+SHIM_ATOMIC(atomicAdd, old + x)
+SHIM_ATOMIC(atomicMax, old > x ? old : x)
+SHIM_ATOMIC(atomicMin, old < x ? old : x)
+SHIM_ATOMIC(atomicOr, old | x)
+SHIM_ATOMIC(atomicExch, x)
 
 /* ---- bits and arithmetic; what a GPU approximates is exact here or nearly so */
 template <class To, class From> inline To shim_bits(From x)
