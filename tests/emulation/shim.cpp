@@ -54,7 +54,7 @@ struct block {
     void *scheduler;
     unsigned current;
     fibre fibres[THREADS];
-    warp warps[THREADS / SHIM_WARP];
+    warp *warps;                          /* [THREADS / SHIM_WARP], not among what is shared */
 };
 
 block now;
@@ -169,9 +169,11 @@ void run_block(const shim_grid &g)
 
 void shim_run(const char *name, const shim_grid &g, const std::function<void()> &thread)
 {
-    if (!stacks)
+    if (!stacks) {
         stacks = (char *)mmap(nullptr, (size_t)THREADS * STACK, PROT_READ | PROT_WRITE,
                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        now.warps = new warp[THREADS / SHIM_WARP]();
+    }
     now.name = name;
     now.threads = g.block;
     now.body = &thread;
