@@ -44,7 +44,7 @@ struct fibre {
 struct warp {
     int came, turn;
     uint32_t meetings;                    /* that order memory */
-    char slots[2][SHIM_WARP * SHIM_SLOT];
+    alignas(16) char slots[2][SHIM_WARP * SHIM_SLOT];
 };
 
 struct block {
