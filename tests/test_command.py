@@ -236,14 +236,7 @@ def test_a_folder_with_a_space(tmp_path: pathlib.Path, tokens: pathlib.Path) -> 
 @pytest.mark.slow
 def test_all_is_built_in_a_folder_with_a_space(tmp_path: pathlib.Path) -> None:
     """A copy of the sources, from spec to weights, by the commands of the README."""
-    root = tmp_path / 'the sources'
-    root.mkdir()
-    for name in ('gen', 'templates', 'runtime', 'kernels', 'model_specs', 'bench'):
-        shutil.copytree(trainer.ROOT / name, root / name)
-    if (trainer.ROOT / '.venv').exists():
-        (root / '.venv').symlink_to(trainer.ROOT / '.venv')
-    shutil.copy(trainer.ROOT / 'build.ninja', root)
-    (root / 'out').mkdir()
+    root = trainer.checkout(tmp_path / 'the sources')
     trainer.write_tokens(root / 'tokens', law.tokens(256, 5000))
     for command in ('gen/zgen model_specs/gpt-tiny.yaml > out/train.c', 'ninja out/train',
                     'out/train --data tokens --steps 1 --save out/w'):

@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import pathlib
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -88,6 +89,19 @@ def build(source: str, kind: Kind = GCC) -> pathlib.Path:
         (folder / 'train.c').write_text(source)
         compile_source(kind, folder / 'train.c', *parts, '-o', program)
     return program
+
+
+def checkout(root: pathlib.Path) -> pathlib.Path:
+    """a copy of all that is needed to set up, generate and build; nothing is built in it"""
+    for name in ('gen', 'templates', 'runtime', 'kernels', 'model_specs', 'bench',
+                 'tests/emulation'):
+        shutil.copytree(ROOT / name, root / name)
+    for name in ('run', 'build.ninja', 'out/.gitignore'):
+        (root / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, root / name)
+    if (ROOT / '.venv').exists():
+        (root / '.venv').symlink_to((ROOT / '.venv').resolve())
+    return root
 
 
 def write_tokens(path: pathlib.Path, tokens: np.ndarray) -> None:
