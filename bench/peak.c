@@ -35,7 +35,7 @@ static float *matrix(int64_t n)
 static double measure(int64_t n, double seconds)
 {
     const char *why = NULL;
-    zk *k = zk_open(NULL, ZK_F32, 0, 1, &why);
+    zk *k = zk_open(NULL, NULL, NULL, ZK_F32, 0, 1, &why);
     if (!k) {
         fprintf(stderr, "peak: %s\n", why);
         exit(1);

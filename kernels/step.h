@@ -31,6 +31,7 @@ ZK_BOTH double step_power(double x, int64_t n)
 ZK_BOTH void step_begin(zk_ctl *ctl, const zk_recipe *r)
 {
     ctl->lr = (float)step_rate(r, ++ctl->step);
+    ctl->leaves = 0;
 }
 
 ZK_BOTH void step_factor(zk_ctl *ctl, const int64_t *sums, const zk_recipe *r)

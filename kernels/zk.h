@@ -27,12 +27,19 @@ enum { ZK_IN_OUT = 0, ZK_OUT_IN = 1 };            /* a linear's weight: [in,out]
 enum { ZK_GELU_TANH = 0, ZK_GELU_ERF = 1 };
 enum { ZK_CONSTANT = 0, ZK_LINEAR = 1, ZK_COSINE = 2 };
 
+/* One launch on a GPU: blocks in x, y and z, threads of a block, bytes of dynamic shared memory. */
+typedef struct zk_grid {
+    int32_t x, y, z, block, shared;
+} zk_grid;
+
 /* How one (kernel, shape) runs on one target. train.c passes an array with a column per target of
- * the spec; a kernel reads column `zk_open(column)`. CPU: tile = {rows, columns, depth} of a
- * linear, {rows per task} elsewhere. */
+ * the spec; a kernel reads column `zk_open(column)`. tile, CPU: {rows, columns, depth} of a linear,
+ * {rows per task} elsewhere; GPU: of the kernel's own meaning. slot: a GEMM's algorithm, 0 for the
+ * library's first choice. part: the launches of the call, in order. */
+enum { ZK_PARTS = 4 };
 typedef struct zk_launch {
-    int32_t tile[3];
-    int32_t grid[3], block, shared, slot;
+    int32_t tile[3], slot;
+    zk_grid part[ZK_PARTS];
 } zk_launch;
 
 /* A run of equal tensors in a flat buffer: instance i (of `count`) starts at element at + i*stride
@@ -60,6 +67,7 @@ typedef struct zk_ctl {
     int64_t valid;        /* valid tokens in the global batch */
     int64_t skipped; /* 1: the last step changed no weight (non-finite norm or no valid token) */
     float lr, factor, bias1, bias2;
+    int64_t leaves; /* of this step that are pushed on the sums; counted by zk_count */
 } zk_ctl;
 
 /* Exact sums as integers: an f64 is split into 32-bit limbs of a fixed-point number held in int64s,
@@ -67,10 +75,14 @@ typedef struct zk_ctl {
 enum { ZK_LIMBS = 28, ZK_NORM = 0, ZK_LOSS = 32, ZK_VALID = 64, ZK_NONFINITE = 65, ZK_SUMS = 72 };
 
 /* ---- context */
-/* stream: the target's queue (NULL on a CPU). Returns NULL and sets *why on failure. */
-zk *zk_open(void *stream, int dtype, int column, int threads, const char **why);
+/* stream: the target's queue; device, host: scratch of the plan's classes `space` and `desk` (all
+ * NULL on a CPU; device NULL for a queue that runs no linear). Returns NULL and sets *why on
+ * failure. */
+zk *zk_open(void *stream, void *device, void *host, int dtype, int column, int threads,
+            const char **why);
 void zk_close(zk *k);
-const char *zk_object(void); /* name of the kernel object in use: "avx512", "avx2" ... */
+const char *zk_target(void); /* "cpu", or what the present device is: "sm_80", "sm_90" ... */
+const char *zk_object(void); /* what ranks must agree on: "avx512", "sm_90, 132 SMs, ..." */
 int64_t zk_overhead(int threads);         /* bytes that zk_open takes outside the arena */
 
 /* ---- embedding */
@@ -155,20 +167,26 @@ void zk_loss_sum(zk *k, const zk_launch *L, int64_t *sums, const float *loss, co
                  int64_t M);
 
 /* ---- gradient sums: the canonical tree as a binary counter.
- * Pushes leaves lo .. lo+count-1 (src[i], n elements each; full: float, else real) of `total`.
+ * Pushes leaves lo .. lo+count-1 (src[i], n elements each; full: float, else real) of `total`,
+ * where lo = ctl->leaves, or 0 where ctl is NULL. src itself is host memory; on a GPU what it
+ * points to is evenly spaced.
  * node: float, a buffer of n elements every `stride` elements, one for each bit of `mask` ascending
  * (mask 0: one buffer): the pending nodes, node of 2^b leaves in the buffer of bit b. When
  * lo + count == total the whole sum is left in the first buffer. fold: sum in ascending order
  * instead, in the first buffer. src may be node's own first buffer range (in place, count 1 or an
  * element read before it is written). */
 void zk_push(zk *k, const zk_launch *L, float *node, int64_t stride, const void *const *src,
-             int64_t count, int full, int64_t n, int64_t lo, int64_t total, int64_t mask, int fold);
+             int64_t count, int full, int64_t n, const zk_ctl *ctl, int64_t total, int64_t mask,
+             int fold);
+/* ctl->leaves += leaves: so many more are pushed on every sum */
+void zk_count(zk *k, const zk_launch *L, zk_ctl *ctl, int64_t leaves);
 
 /* sums[ZK_SUMS] = 0 */
 void zk_clear(zk *k, const zk_launch *L, int64_t *sums);
 
-/* ---- optimizer. p, m, v, g, w: elements [first, first + n) of a flat buffer described by spans */
-/* next step: counts it, sets lr (schedule), clears sums[ZK_SUMS] */
+/* ---- optimizer. p, m, v, g, w: elements [first, first + n) of a flat buffer described by spans;
+ * spans, r: host memory */
+/* next step: counts it, sets lr (schedule) and leaves = 0, clears sums[ZK_SUMS] */
 void zk_begin(zk *k, const zk_launch *L, zk_ctl *ctl, int64_t *sums, const zk_recipe *r);
 /* sums[ZK_NORM..] += squares: blocks of 1024 elements of a tensor, f64, 16 lanes; sets
  * sums[ZK_NONFINITE] */
@@ -187,7 +205,8 @@ void zk_init(zk *k, const zk_launch *L, float *p, const zk_span *spans, int64_t 
  * the partition */
 void zk_hash(zk *k, const zk_launch *L, uint64_t *sum, const float *p, const zk_span *spans,
              int64_t nspans, int64_t first, int64_t n);
-/* out[0..5] = step, loss, norm, lr, valid, skipped; copied to the host */
+/* `out`, `loss`, `valid`, zk_hash's `sum` and zk_sample's result: host memory, there on return.
+ * out[0..5] = step, loss, norm, lr, valid, skipped */
 void zk_report(zk *k, const zk_ctl *ctl, double *out);
 /* mean loss and valid tokens held in sums (for validation) */
 void zk_mean(zk *k, const int64_t *sums, double *loss, double *valid);

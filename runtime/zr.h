@@ -18,6 +18,7 @@
 typedef struct zr zr;                     /* one rank */
 
 enum { ZR_MAIN = 0, ZR_GATHER = 1, ZR_REDUCE = 2, ZR_QUEUES = 3 };
+enum { ZR_BEGIN = 0, ZR_GRAIN = 1, ZR_UPDATE = 2, ZR_EVAL = 3, ZR_GRAPHS = 4 };
 
 /* A piece of work: k is the queue's kernel context (ZR_GATHER only copies and has none: NULL), a
  * the arena, i the operands given to zr_call. */
@@ -37,6 +38,10 @@ void zr_call_n(zr *z, int queue, zr_fn *fn, int n, const int64_t *i); /* n <= 12
 #define zr_call(z, queue, fn, ...)                                                                 \
     zr_call_n(z, queue, fn, (int)(sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t)),       \
               (const int64_t[]){__VA_ARGS__})
+/* The steps that issue(z) issues, the same whenever it is called, on all queues. A GPU records them
+ * the first time, as graph `graph`, and plays the record from then on: a wait for what was recorded
+ * before issue is none, as graphs run one after the other. */
+void zr_replay(zr *z, int graph, void (*issue)(zr *z));
 /* The contents of [at, at + bytes) are dead from here on; test modes poison them. */
 void zr_drop(zr *z, int queue, int64_t at, int64_t bytes);
 
@@ -47,8 +52,9 @@ int zr_rank(const zr *z);
 void zr_gather(zr *z, int queue, int64_t from, int64_t from_step, int64_t to, int64_t to_step,
                int64_t bytes);
 /* Rank p's piece for this rank lies at at + r*step of rank p. After it, zr_sources has R pointers
- * to `bytes` each, in order of rank, good until zr_done on that queue. */
-void zr_alltoall(zr *z, int queue, int64_t at, int64_t step, int64_t bytes);
+ * to `bytes` each, in order of rank, good until zr_done on that queue: on a CPU where the pieces
+ * lie, on a GPU into `to`, where they have come, piece p at to + p*bytes. */
+void zr_alltoall(zr *z, int queue, int64_t at, int64_t step, int64_t to, int64_t bytes);
 const void *const *zr_sources(zr *z, int queue);
 void zr_done(zr *z, int queue); /* complete when every owner has read this rank's pieces */
 /* int64 to[n] = sum over ranks of from[n]; exact */
@@ -76,6 +82,12 @@ typedef struct zr_tensor {
     int32_t ndim, flat, flat_step, count, first;   /* first: the number of instance 0's layer */
 } zr_tensor;
 
+/* A target of the plan, a column of its launch tables: "cpu", "sm_90" ...; bytes of an arena. */
+typedef struct zr_column {
+    const char *name;
+    int64_t arena;
+} zr_column;
+
 /* A token to draw from row `row` of the logits. */
 typedef struct zr_draw {
     int64_t row;
@@ -89,7 +101,12 @@ typedef struct zr_program {
     const char *name;                     /* of the spec */
     const char *plan, *layout;            /* SHA-256, 64 hex digits */
     const char *memory;                   /* one line: arena bytes by kind, for --version */
-    int64_t arena, shared;                /* bytes; peers read the first `shared` of them only */
+    const zr_column *columns;
+    int64_t shared;                       /* peers read the first so many bytes of an arena only */
+    /* Of a GPU alone: where kernels' scratch lies in the arena; bytes of the pinned host arena; in
+     * it `inlets` places for a batch of tokens and targets, and the kernels' host scratch. */
+    int64_t space, host, inlet, inlet_step, desk;
+    int32_t ncolumns, inlets;
     int32_t ranks, events;
     int64_t grains, batch, sequence, vocab;           /* A; B; T; V */
     int64_t ignore;                       /* token that is never a target; -1: none */
@@ -101,8 +118,11 @@ typedef struct zr_program {
     const zr_flat *flats;
     const zr_tensor *tensors;
     int32_t nflats, ntensors;
-    void *(*open)(void *stream, int threads, const char **why);   /* for each queue but ZR_GATHER */
+    /* for each queue but ZR_GATHER; stream, device and host scratch: of a GPU, else NULL */
+    void *(*open)(void *stream, void *device, void *host, int column, int threads,
+                  const char **why);
     void (*close)(void *k);
+    const char *(*target)(void);          /* the name of the target that this process runs on */
     const char *(*object)(void);
     int64_t (*overhead)(int threads);     /* bytes the kernels take at start outside the arena */
     void (*init)(zr *z);                  /* masters = initial values */

@@ -84,6 +84,7 @@ struct zr {
     zr_shared *shared;
     zr_target *t;
     int rank, ranks;                      /* rank -1: the parent */
+    int column;                           /* in p->columns, and in train.c's launch tables */
     int64_t step;                         /* training step in work, from 0 */
     zr_data train, val;                   /* count 0: not given */
     zr_log log;
@@ -117,6 +118,7 @@ void zr_barrier(zr *z);                   /* all ranks; from the rank's own thre
 void zr_handshake(zr *z);                 /* fails when ranks run different programs or kernels */
 
 /* ---- the target: memory */
+void zr_find_column(zr *z);               /* z->column; fails where the program has none */
 /* Before the ranks start: z->t, and what can be found out about room for them. */
 void zr_prepare(zr *z);
 void zr_open(zr *z);                      /* a rank's device; what its kernels are opened with */

@@ -171,6 +171,6 @@ void zr_log_end(zr *z, const double report[6], int64_t bytes, int64_t messages)
              ", \"started\": %.9f, \"start_arena\": %.9g, \"start_step\": %.9g, "
              "\"plan\": \"%s\"}\n",
              z->o->steps, z->log.busy, z->o->steps ? bytes / z->o->steps : 0,
-             z->o->steps ? messages / z->o->steps : 0, z->p->arena, z->started,
+             z->o->steps ? messages / z->o->steps : 0, z->p->columns[z->column].arena, z->started,
              z->ready - z->started, z->first - z->started, z->p->plan);
 }

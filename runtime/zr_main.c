@@ -75,13 +75,31 @@ static void open_tokens(zr *z, zr_data *d, const char *path, int64_t used)
 
 /* ---- a rank's beginnings */
 
+void zr_find_column(zr *z)
+{
+    const zr_program *p = z->p;
+    const char *here = p->target();
+    char names[ZR_WHY] = "";
+    for (z->column = 0; z->column < p->ncolumns; z->column++) {
+        const char *name = p->columns[z->column].name;
+        size_t n = strlen(names);
+        if (!strcmp(name, here)) return;
+        snprintf(names + n, sizeof names - n, "%s%s", n ? ", " : "", name);
+    }
+    zr_fail(z, ZR_ENVIRONMENT,
+            "this is %s, the program is made for %s; add %s to `targets` of the spec and generate "
+            "it again", here, names, here);
+}
+
 static void open_kernels(zr *z)
 {
     const char *why = "";
     for (int queue = 0; queue < ZR_QUEUES; queue++) {
         if (queue == ZR_GATHER) continue;
         int threads = queue == ZR_MAIN ? (int)z->o->threads : 1;
-        z->queue[queue].k = z->p->open(NULL, threads, &why);
+        void *space = queue == ZR_MAIN ? z->space : NULL;
+        z->queue[queue].k = z->p->open(z->queue[queue].stream, space, z->desk, z->column, threads,
+                                       &why);
         if (!z->queue[queue].k) zr_fail(z, ZR_ENVIRONMENT, "%s", why);
     }
 }
@@ -145,7 +163,7 @@ static void validate(zr *z, int64_t step)
     for (int64_t first = 0; first < z->val.samples; first += B * z->ranks) {
         int64_t mine = first + z->rank * B, rows = z->val.samples - mine;
         load_batch(z, &z->val, mine, rows < 0 ? 0 : rows < B ? rows : B);
-        z->p->eval(z);
+        zr_replay(z, ZR_EVAL, z->p->eval);
         zr_drain(z);
     }
     z->p->total(z);
@@ -221,7 +239,7 @@ static int32_t next_token(zr *z, const int32_t *context, int64_t n, uint64_t *st
     memcpy(tokens, context, (size_t)n * sizeof *context);
     zr_inlet_filled(z);
     zr_call(z, ZR_MAIN, z->p->clear, 0);
-    z->p->eval(z);
+    zr_replay(z, ZR_EVAL, z->p->eval);
     zr_draw draw = {n - 1, 0.8, (double)(zr_random(state) >> 11) * 0x1p-53, 0};
     zr_call(z, ZR_MAIN, z->p->sample, address(&draw));
     zr_drain(z);

@@ -150,12 +150,14 @@ class _Footprints:
             return [piece(s.ins[0], ints['bytes'], False), piece(s.outs[0], ints['bytes'], True)]
         if s.op == 'alltoall':
             self.brought[s.queue] = s.ins[0]
-            return [sources, whole(s.ins[0], False)]
+            return [sources, whole(s.ins[0], False), whole(s.outs[0], True)]
         if s.op == 'done':
             ref = self.brought.get(s.queue)
             return [sources, *([whole(ref, False)] if ref else [])]
         if body in ('sum', 'join'):
-            return [sources, piece(s.outs[0], 4 * ints['n'], True)]
+            ctl = [Touch(('ctl', 0), 0, ALL, False)] if body == 'sum' else []
+            return [sources, Touch(('inbox', 0), 0, ALL, False), *ctl,
+                    piece(s.outs[0], 4 * ints['n'], True)]
         out = [whole(r, False) for r in s.ins] + [whole(r, True) for r in s.outs]
         for name in sorted(self.named.get(s.op, ())):
             out.append(Touch((name, 0), 0, ALL, name.split('.')[0] not in READ))
@@ -244,7 +246,9 @@ def of_calls(p: Plan) -> Iterator[Mutant]:
 
 def idle(p: Plan, row: object, name: str, by: int) -> bool:
     """No change at all: a step that is never taken, more room at the arena's end."""
-    return (name == 'key_step' and row.count == 1) or (row == p.classes[-1] and by > 0)
+    last = {c.kind: c for c in p.classes}
+    return (name == 'key_step' and row.count == 1) or \
+        (by > 0 and row in (last['gpu'], last['host']) and name != 'slots')
 
 
 def of_tables(p: Plan) -> Iterator[Mutant]:

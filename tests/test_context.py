@@ -18,7 +18,7 @@ import ctypes, sys
 lib, why = ctypes.CDLL(sys.argv[1]), ctypes.c_char_p()
 lib.zk_open.restype = ctypes.c_void_p
 lib.zk_object.restype = ctypes.c_char_p
-k = lib.zk_open(None, 0, 0, 2, ctypes.byref(why))
+k = lib.zk_open(None, None, None, 0, 0, 2, ctypes.byref(why))
 if not k:
     sys.exit(why.value.decode())
 x = (ctypes.c_float * 21)(*range(21))
@@ -26,6 +26,8 @@ y = (ctypes.c_float * 21)()
 lib.zk_add(ctypes.c_void_p(k), None, y, x, x, ctypes.c_int64(21))
 assert list(y) == [2.0 * i for i in range(21)]
 lib.zk_close(ctypes.c_void_p(k))
+lib.zk_target.restype = ctypes.c_char_p
+assert lib.zk_target() == b"cpu"
 print(lib.zk_object().decode())
 """
 
@@ -63,7 +65,7 @@ def test_an_object_that_cannot_run_is_refused() -> None:
 def opened(dtype: int, threads: int) -> str:
     """why zk_open refuses; empty if it does not"""
     lib, why = zk.library("gcc"), ctypes.c_char_p()
-    context = lib.zk_open(None, dtype, 0, threads, ctypes.byref(why))
+    context = lib.zk_open(None, None, None, dtype, 0, threads, ctypes.byref(why))
     if context:
         lib.zk_close(ctypes.c_void_p(context))
     assert bool(context) == (why.value is None)
@@ -101,7 +103,7 @@ def taken():
         return next(int(line.split()[1]) for line in f if line.startswith("Pss_Anon:"))
 y, x = ((ctypes.c_float * 300000)(*[1] * 300000) for i in range(2))
 before = taken()
-k = lib.zk_open(None, 0, 0, 8, ctypes.byref(why))
+k = lib.zk_open(None, None, None, 0, 0, 8, ctypes.byref(why))
 opened = taken()
 size = ctypes.c_int64
 for i in range(100):

@@ -34,7 +34,7 @@ class Taken:
 
 
 def arena_of(source: str) -> int:
-    return int(re.search(r'\.arena = (?:INT64_C\()?(\d+)', source)[1])
+    return int(re.search(r'\{"cpu", (?:INT64_C\()?(\d+)', source)[1])
 
 
 def pss(pid: int) -> dict[str, int]:
@@ -127,6 +127,14 @@ def test_no_page_is_left_for_later(tmp_path: pathlib.Path) -> None:
 
 # ---- what zgen and the program say of it
 
+def classes(said: str) -> list[list[list[int]]]:
+    """Rows of --emit memory, slots, bytes of a slot, bytes, offset: the device's, the host's."""
+    device, host = said.split("in a GPU's host arena")
+    return [[[int(n.replace(',', '')) for n in row] for row in
+             re.findall(r'^[\w.]+ +(\d+) +([\d,]+) +([\d,]+) +([\d,]+)$', text, re.M)]
+            for text in (device, host)]
+
+
 @pytest.mark.parametrize('family', ['gpt', *(
     pytest.param(family, marks=pytest.mark.slow) for family in law.FAMILIES[1:])])
 @pytest.mark.parametrize('keys', [
@@ -138,16 +146,16 @@ def test_one_number_everywhere(family: str, keys: tuple[str, ...]) -> None:
     flags = [word for key in keys for word in ('--set', key)]
     said = trainer.sh('gen/zgen', law.path(family), *flags, '--emit', 'memory')
     total = int(re.search(r'arena of each of \d+ ranks: ([\d,]+)', said)[1].replace(',', ''))
-    rows = [[int(n.replace(',', '')) for n in row] for row in
-            re.findall(r'^[\w.]+ +(\d+) +([\d,]+) +([\d,]+) +([\d,]+)$', said, re.M)]
-    end = 0
-    for slots, stride, size, at in rows:
-        assert at == end and size == slots * stride
-        end += size
-    assert end == total and len(rows) > 10
-    groups = [int(n.replace(',', '')) for n in
-              re.findall(r'^[a-z ]+? {2,}([\d,]+)(?: \([\d.]+ \w+\))?$', said, re.M)]
-    assert len(groups) == 5 and sum(groups) == total
+    ends = []
+    for part in classes(said):
+        end = 0
+        for slots, stride, size, at in part:
+            assert at == end and size == slots * stride
+            end += size
+        ends.append(end)
+    *groups, gpu, host = [int(n.replace(',', '')) for n in
+                          re.findall(r'^[a-zGPU ]+? {2,}([\d,]+)(?: \([\d.]+ \w+\))?$', said, re.M)]
+    assert len(groups) == 5 and sum(groups) == total and [gpu, host] == ends
     assert arena_of(trainer.generate(law.path(family), *keys)) == total
 
 

@@ -80,7 +80,8 @@ def live_bytes(p: Plan) -> int:
     from the first step that fills it to the one that drops it."""
     strides = {c.name: c.stride for c in p.classes}
     passing = {c.name for c in p.classes if c.name.partition('.')[0] in (*PASSING, 'tmp', 'work')}
-    always = sum(c.slots * c.stride for c in p.classes if c.name not in passing)
+    always = sum(c.slots * c.stride for c in p.classes
+                 if c.name not in passing and c.kind not in ('gpu', 'host'))
     reach = {f.name: Extents(p, f).bytes for f in p.fns
              if f.name.startswith(('fwd', 'bwd', 'train'))}
     alive: set[tuple[str, int]] = set()
@@ -109,8 +110,8 @@ def second_leaves(p: Plan) -> int:
 def test_the_arena_is_what_is_alive(name: str, way: tuple[str, ...]) -> None:
     """Every spec, and Llama-3 405B on 16,384 ranks."""
     p = planned(name, *way, *(['cluster.ranks=16384'] if name == 'llama3-405b' else []))
-    arena = p.arena - second_leaves(p)
-    assert p.head.overlap or arena == p.arena
+    arena = p.arena('cpu') - second_leaves(p)
+    assert p.head.overlap or arena == p.arena('cpu')
     assert arena <= 1.05 * live_bytes(p), f'{arena / live_bytes(p):.3f}'
 
 
@@ -127,6 +128,8 @@ def test_only_what_peers_read_is_shared(name: str, way: str) -> None:
 @pytest.mark.parametrize('name', NAMES)
 def test_classes_have_no_holes(name: str) -> None:
     p = planned(name)
-    assert p.arena == sum(c.slots * c.stride for c in p.classes)
+    end = lambda *kinds: sum(c.slots * c.stride for c in p.classes if c.kind in kinds)
+    assert p.arena('cpu') == end('shared', 'private', 'scratch')
+    assert p.arena('sm_90') == p.arena('cpu') + end('gpu') and p.host == end('host')
     assert all(c.stride % 4096 == 0 and c.at % 4096 == 0 for c in p.classes)
     assert math.prod(c.slots for c in p.classes) > 0

@@ -13,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import drawn
+from zg.schema import TARGETS
 from zg.spec import Spec, SpecError, load
 
 ROOT = Path(__file__).parent.parent
 SPECS = ROOT / "model_specs"
+LISTED = f"targets: [{', '.join(TARGETS)}]"
 GPT, LLAMA, QWEN = (SPECS / f"{n}-tiny.yaml" for n in ("gpt", "llama", "qwen3"))
 
 
@@ -141,7 +143,7 @@ train: {global_batch: 4, micro_batch: 1, sequence: 8, optimizer: {lr: 1e-3}}
 
 def test_the_least_spec(tmp_path: Path) -> None:
     spec = read(tmp_path, MINIMAL)
-    assert (spec.name, spec.cluster.ranks, spec.targets, spec.zero.stage) == ("model", 1, ("cpu",),
+    assert (spec.name, spec.cluster.ranks, spec.targets, spec.zero.stage) == ("model", 1, TARGETS,
                                                                               0)
     assert spec.data.ignore is None         # token 65535 is one of 70000 words
     assert (spec.train.optimizer.lr, spec.train.schedule.type, spec.train.precision) == (1e-3,
@@ -272,12 +274,12 @@ WRONG = [
      r"@: cluster: is 2; allowed: a mapping with the keys ranks"),
     (GPT, "cluster: {ranks: 2}", "cluster: [2]",
      r"@: cluster: is a list; allowed: a mapping with the keys ranks"),
-    (GPT, "targets: [cpu]", "targets: [cpu, sm_90]",
-     r"@: targets\[1\]: the target sm_90 is not there yet; allowed: cpu"),
-    (GPT, "targets: [cpu]", "targets: [tpu]", r"@: targets\[0\]: 'tpu' is no target; allowed: cpu"),
-    (GPT, "targets: [cpu]", "targets: []", r"@: targets: is empty"),
-    (GPT, "targets: [cpu]", "targets: [cpu, cpu]", r"@: targets: names a target twice"),
-    (GPT, "targets: [cpu]", "data: {ignore: 65536}", r"@: data.ignore: 65536 is out of range"),
+    (GPT, LISTED, "targets: [cpu, sm_91]",
+     r"@: targets\[1\]: 'sm_91' is no target; allowed: cpu or sm_80 or sm_90 or sm_100"),
+    (GPT, LISTED, "targets: [tpu]", r"@: targets\[0\]: 'tpu' is no target; allowed: cpu or sm_80"),
+    (GPT, LISTED, "targets: []", r"@: targets: is empty"),
+    (GPT, LISTED, "targets: [cpu, cpu]", r"@: targets: names a target twice"),
+    (GPT, LISTED, "data: {ignore: 65536}", r"@: data.ignore: 65536 is out of range"),
     (LLAMA, "out: [176, 176]", "out: [176, 177]",
      r"s.yaml:\d+: .*residual\[2\].swiglu: its input is 353 wide; allowed: an even width"),
     (LLAMA, "swiglu: {}", "swiglu:", r"@: .*swiglu: is empty; allowed: \{\}"),

@@ -39,14 +39,15 @@ def push(k: zk.Kernels, leaves: list[np.ndarray], cuts: list[int], full: int, fo
     n, total, mask = len(leaves[0]), len(leaves), mask_of(cuts, len(leaves))
     stride = n + 5
     node = np.full((max(1, bin(mask).count("1")), stride), np.nan, np.float32)
-    lo = 0
+    lo, ctl = 0, zk.Ctl()
     for hi in cuts:
         now = leaves[lo:hi]
         if inplace:                                 # the caller's own leaf lies on the first buffer
             node[0, :n] = now[0]
             now = [node[0]] + now[1:]
         pointers = (ctypes.c_void_p * len(now))(*[a.ctypes.data for a in now])
-        k.zk_push(node, stride, pointers, len(now), full, n, lo, total, mask, fold)
+        k.zk_push(node, stride, pointers, len(now), full, n, ctl if lo else None, total, mask, fold)
+        k.zk_count(ctl, len(now))
         lo = hi
     assert np.isnan(node[:, n:]).all()
     return node[0, :n]

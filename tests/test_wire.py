@@ -69,8 +69,9 @@ def expected(spec) -> tuple[int, int]:
     W, stage = spec.cluster.ranks, spec.zero.stage
     width = {'f32': 4, 'bf16': 2}[spec.train.precision]
     A = spec.train.global_batch // (spec.train.micro_batch * W)
-    # Stages 0 and 1 add up a rank's own grains first, where the tree of sums has such a node.
-    local = stage < 2 and A > 1 and (W == 1 or A & (A - 1) == 0)
+    # Stages 0 and 1 add up a rank's own grains first, where the tree of sums has such a node; so
+    # does one rank alone.
+    local = W == 1 or stage < 2 and A > 1 and A & (A - 1) == 0
     total = [(W - 1) * SUMS, 1]
 
     def moved(u: Unit, times: int, wide: int, bucket: int) -> None:

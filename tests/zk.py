@@ -39,9 +39,12 @@ C_TYPES = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "uint64_t": cty
 
 # ---- structures of zk.h
 
+class Grid(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int32) for name in ("x", "y", "z", "block", "shared")]
+
+
 class Launch(ctypes.Structure):
-    _fields_ = [("tile", ctypes.c_int32 * 3), ("grid", ctypes.c_int32 * 3)] + \
-               [(name, ctypes.c_int32) for name in ("block", "shared", "slot")]
+    _fields_ = [("tile", ctypes.c_int32 * 3), ("slot", ctypes.c_int32), ("part", Grid * 4)]
 
 
 class Span(ctypes.Structure):
@@ -61,7 +64,8 @@ class Ctl(ctypes.Structure):
     _fields_ = [("step", ctypes.c_int64), ("applied", ctypes.c_int64),
                 ("loss", ctypes.c_double), ("norm", ctypes.c_double),
                 ("valid", ctypes.c_int64), ("skipped", ctypes.c_int64)] + \
-               [(name, ctypes.c_float) for name in ("lr", "factor", "bias1", "bias2")]
+               [(name, ctypes.c_float) for name in ("lr", "factor", "bias1", "bias2")] + \
+               [("leaves", ctypes.c_int64)]
 
 
 def spans(rows: list[dict[str, float]]) -> ctypes.Array:
@@ -171,7 +175,8 @@ class Kernels:
         self.launch = Launch(tile=(ctypes.c_int32 * 3)(*tile))
         need(self.isa)
         self.library, why = library(compiler), ctypes.c_char_p()
-        opened = self.library.zk_open(None, dtype, 0, threads, ctypes.byref(why))
+        opened = self.library.zk_open(None, None, None, dtype, 0, threads,
+                                      ctypes.byref(why))
         assert opened, why.value
         self.context = ctypes.c_void_p(opened)
 

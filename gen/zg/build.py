@@ -15,7 +15,8 @@ class Built(NamedTuple):
 
 
 def _wanted(spec: Spec, graph: model.Graph, shards: shard.Shards, bodies: place.Bodies,
-            schedule: sched.Schedule) -> list[tuple[str, str, int, int]]:
+            schedule: sched.Schedule, runs: tuple[plan.Run, ...],
+            ) -> list[tuple[str, str, int, int]]:
     """Every class: name, kind, slots, bytes of a slot."""
     W, real = spec.cluster.ranks, ops.BYTES[spec.train.precision]
     M, C = graph.dims["M"], graph.dims["C"]
@@ -46,6 +47,13 @@ def _wanted(spec: Spec, graph: model.Graph, shards: shard.Shards, bodies: place.
             out.append((f"save.{k.name}", "private", k.count, bodies.save[k.name].size))
     out.append(("tmp", "private", 1, max(p.size for p in bodies.tmp.values())))
     out.append(("work", "scratch", 1, max(bodies.work, 64)))
+    brought = [i.value for s in schedule.sections for step in s.steps if step.op == "alltoall"
+               for i in step.ints if i.name == "bytes"]
+    if brought:
+        out.append(("inbox", "gpu", 1, W * max(brought)))
+    out.append(("space", "gpu", 1, max([1, *(r.space for r in runs)])))
+    out.append(("inlet", "host", ops.INLETS, 2 * 4 * M))
+    out.append(("desk", "host", 1, max(ops.DESK, 4 * graph.dims["V"])))
     return out
 
 
@@ -65,19 +73,19 @@ def build(spec: Spec) -> Built:
     shards = shard.split(spec, graph)
     bodies = place.bodies(graph, ops.BYTES[t.precision])
     schedule = sched.schedule(spec, graph, shards)
-    fns, launches = launch.functions(spec, graph, shards, bodies, schedule)
-    classes = place.classes(_wanted(spec, graph, shards, bodies, schedule))
+    fns, launches, runs = launch.functions(spec, graph, shards, bodies, schedule)
+    classes = place.classes(_wanted(spec, graph, shards, bodies, schedule, runs))
     params = sum(k.count * sum(x.elems for x in k.tensors) for k in graph.kinds)
     head = plan.Head(spec.name, spec.cluster.ranks, z.stage, schedule.prefetch, int(z.overlap_comm),
                      t.precision, spec.grains, shards.order, t.sum, t.micro_batch, t.sequence,
                      spec.model.width, spec.model.vocab,
                      -1 if spec.data.ignore is None else spec.data.ignore, t.seed, params,
-                     schedule.live, z.stage3_max_live_parameters)
+                     schedule.live, z.stage3_max_live_parameters, spec.targets)
     o, s = t.optimizer, t.schedule
     recipe = plan.Recipe(o.lr, s.min_lr, o.betas[0], o.betas[1], o.eps, o.weight_decay, o.clip,
                          s.warmup, s.steps, s.type)
     tables = tuple(plan.Table(f"table.{n}", x.head, x.freq) for n, x in enumerate(graph.tables))
     made = plan.Plan(head, recipe, (plan.Group("all", spec.cluster.ranks),), shards.flats,
-                     shards.tensors, classes, tables, launches, fns, _events(schedule.sections),
-                     schedule.sections)
+                     shards.tensors, classes, tables, launches, runs, fns,
+                     _events(schedule.sections), schedule.sections)
     return Built(made, (*spec.notes, *shards.notes))

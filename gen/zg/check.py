@@ -18,11 +18,14 @@ from .check_fns import functions
 from .check_order import CheckError
 from .check_steps import UNITS, unit_of
 from .check_update import Program
-from .plan import Flat, Plan, Tensor
+from .plan import Class, Flat, Plan, Tensor
 
 __all__ = ["CheckError", "check"]
 
 GRAINS = 3                      # grains played of a section that repeats more often
+INLETS, PARTS = 4, 4            # batches on their way to a GPU; grids of a launch
+# Bytes of shared memory that a block may have (CUDA C programming guide, compute capabilities).
+SHARED = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10}
 SECTIONS = ("init", "publish", "begin", "grain", "update", "eval")
 
 
@@ -30,16 +33,22 @@ SECTIONS = ("init", "publish", "begin", "grain", "update", "eval")
 
 def _classes(p: Plan) -> None:
     """Classes lie apart and in order, what peers read first, and hold what they are for."""
-    end, kinds, names = 0, [c.kind for c in p.classes], {c.name for c in p.classes}
-    order = sorted(kinds, key=("shared", "private", "scratch").index)
+    ends, kinds, names = {False: 0, True: 0}, [c.kind for c in p.classes], \
+        {c.name for c in p.classes}
+    order = sorted(kinds, key=("shared", "private", "scratch", "gpu", "host").index)
     if kinds != order or len(names) < len(kinds):
         raise CheckError("classes are not in order of their kinds")
     for c in p.classes:
-        if c.at < end or c.stride <= 0 or c.slots <= 0 or c.at % 4096 or c.stride % 4096:
+        host = c.kind == "host"
+        if c.at < ends[host] or c.stride <= 0 or c.slots <= 0 or c.at % 4096 or c.stride % 4096:
             raise CheckError(f"class {c.name} overlaps the one before it or is empty")
-        end = c.at + c.slots * c.stride
+        ends[host] = c.at + c.slots * c.stride
+    _held(p, {c.name: c for c in p.classes})
+
+
+def _held(p: Plan, have: dict[str, Class]) -> None:
+    """What classes are for."""
     W, real = p.head.ranks, 4 if p.head.real == "f32" else 2
-    have = {c.name: c for c in p.classes}
     value = p.head.batch * p.head.sequence * p.head.width * real
     for name in ("x", "dx"):
         if name in have and have[name].stride < value:
@@ -53,6 +62,26 @@ def _classes(p: Plan) -> None:
             c = have.get(f"{name}.{f.name}")
             if not c or c.slots != f.count or c.stride < bytes_:
                 raise CheckError(f"class {name}.{f.name} does not hold {f.count} x {bytes_} bytes")
+    need = {"space": (1, max(r.space for r in p.runs)), "desk": (1, max(4096, 4 * p.head.vocab)),
+            "inlet": (INLETS, 2 * 4 * p.head.batch * p.head.sequence)}
+    for name, (slots, bytes_) in need.items():
+        if have[name].slots != slots or have[name].stride < bytes_:
+            raise CheckError(f"class {name} does not hold {slots} x {bytes_} bytes")
+
+
+def _runs(p: Plan) -> None:
+    """Every launch runs in one way on every target, within what the target can do."""
+    columns = sorted((r.launch, t) for r in p.runs for t in r.targets)
+    if columns != sorted((l.name, t) for l in p.launches for t in p.head.targets):
+        raise CheckError("launches do not run once on every target")
+    for r in p.runs:
+        shared = min((SHARED[t] for t in r.targets if t != "cpu"), default=0)
+        for g in r.grids:
+            if not (0 < g.x < 2**31 and 0 < g.y < 2**16 and 0 < g.z < 2**16 and
+                    0 < g.block <= 1024 and 0 <= g.shared <= shared):
+                raise CheckError(f"launch {r.launch}: {g} cannot run on {','.join(r.targets)}")
+        if (r.grids and "cpu" in r.targets) or len(r.grids) > PARTS:
+            raise CheckError(f"launch {r.launch}: {len(r.grids)} grids on {','.join(r.targets)}")
 
 
 def _flats(p: Plan) -> None:
@@ -172,6 +201,7 @@ def _counts(p: Plan) -> dict[str, int]:
 def check(p: Plan) -> None:
     """CheckError names the first thing that breaks a promise."""
     _classes(p)
+    _runs(p)
     _flats(p)
     _nodes(p)
     _sections(p)

@@ -353,9 +353,10 @@ def _own(p: Plan, f: Flat) -> dict[str, list[str]]:
     part = f"spans.{f.name} l*{whole}+r*{f.shard} {f.shard}"
     stride = whole if f.sum == "whole" else f.shard
     return {
-        f"own.{f.name}": [f"zk_push node+0 {whole} &leaf 1 0 {whole} lo {A} {f.mask} {fold}"],
-        f"join.{f.name}": [f"zk_push {node} 0 sources {W} 1 n 0 {W} 0 0"],
-        f"sum.{f.name}": [f"zk_push {node} {stride} sources {W} 0 n lo {W * A} {f.mask} {fold}"],
+        f"own.{f.name}": [f"zk_push node+0 {whole} &leaf 1 0 {whole} ctl+0 {A} {f.mask} {fold}"],
+        f"join.{f.name}": [f"zk_push {node} 0 sources {W} 1 n null {W} 0 0"],
+        f"sum.{f.name}": [f"zk_push {node} {stride} sources {W} 0 n ctl+0 {W * A} {f.mask} "
+                          f"{fold}"],
         f"norm.{f.name}": [f"zk_square_sum sums+0 {mine('g', f.sum, 4, False)} {part}"],
         f"adamw.{f.name}": [f"zk_adamw ctl+0 recipe {w} {p4} m+0 v+0 {g} {span}"],
         f"init.{f.name}": [f"zk_init {p4} {span} {p.head.seed}"],
@@ -365,7 +366,8 @@ def _own(p: Plan, f: Flat) -> dict[str, list[str]]:
 
 
 def _plans_own(p: Plan) -> None:
-    want = {"next": ["zk_begin ctl+0 sums+0 recipe"], "factor": ["zk_factor ctl+0 total+0 recipe"]}
+    want = {"next": ["zk_begin ctl+0 sums+0 recipe"], "factor": ["zk_factor ctl+0 total+0 recipe"],
+            "count": [f"zk_count ctl+0 {p.head.ranks if p.head.order == 'ranks' else 1}"]}
     for f in p.flats:
         want.update(_own(p, f))
     for n, t in enumerate(p.tables):

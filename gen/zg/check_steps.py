@@ -42,6 +42,7 @@ class Player(Order):
         """A training step's own books."""
         self.pushed: dict[Key, list[tuple[int, int, int]]] = {}     # (leaf, offset, elements)
         self.joined: dict[Key, list[tuple[int, int]]] = {}          # (offset, bytes) over ranks
+        self.counted = 0                                    # grains in the leaves' count
         self.normed: set[Key] = set()
         self.updated: set[Key] = set()
         self.stage = ""                                     # clear, norms, reduced, factor
@@ -94,7 +95,7 @@ class Player(Order):
             self.fail("the gather queue runs no kernels")
         want = list(fn.ints) if fn else names.get(kind, "").split()
         grow = {i.name for i in s.ints if i.per}
-        if [i.name for i in s.ints] != want or not grow <= {"lo", "grain"}:
+        if [i.name for i in s.ints] != want or not grow <= {"grain"}:
             self.fail("has other numbers than it should")
         self.ints = {i.name: i.value + i.per * self.local for i in s.ints}
         getattr(self, f"do_{kind}", self.other)(s)
@@ -194,8 +195,11 @@ class Player(Order):
         if what not in ("leaf", "sum") or self.ints["step"] != self.flats[name].shard * width or \
                 self.ints["bytes"] <= 0 or src.at + self.ints["bytes"] > self.ints["step"]:
             self.fail("piece lies outside the shard")
+        if s.outs != (Ref("inbox", 0),):
+            self.fail("what comes has another place")
         self.common(src)
         self.strided(src, self.ints["step"], self.ints["bytes"], False)
+        self.touch("inbox", 0, 0, self.W * self.ints["bytes"], True)
         if what == "leaf":
             self.complete(s, src)
         self.pending, self.peers = (src, self.ints["bytes"], ""), (src.cls, src.index)
@@ -205,6 +209,7 @@ class Player(Order):
         queue = "reduce" if self.p.head.overlap else "main"
         if not self.pending or self.pending[2] or s.queue != queue:
             self.fail("nothing came")
+        self.touch("inbox", 0, 0, self.W * self.pending[1], False)
         return self.pending[:2]
 
     def complete(self, s: Step, leaf: Ref) -> Key:
@@ -217,16 +222,28 @@ class Player(Order):
             self.fail(f"{leaf} should hold {sorted(want)}, holds {sorted(held)[:3]}")
         return name, instance
 
+    def leaf(self, s: Step) -> int:
+        """The grain of this step whose leaves are pushed: what ctl has counted."""
+        self.fixed(s)
+        if self.counted != self.local:
+            self.fail(f"{self.counted} grains are counted in grain {self.local}")
+        return self.counted
+
+    def do_count(self, s: Step) -> None:
+        if s.ins or s.outs != (Ref("ctl", 0),) or self.section != "grain" or \
+                self.counted != self.local:
+            self.fail("counts something else, or twice")
+        self.whole(s.outs[0], True)
+        self.counted += 1
+
     def do_sum(self, s: Step) -> None:
         dst, (src, size) = s.outs[0], self.brought(s)
-        n, lo, name = self.ints["n"], self.ints["lo"], self.flat_in(src, s.unit)
+        n, lo, name = self.ints["n"], self.leaf(s) * self.W, self.flat_in(src, s.unit)
         into = (s.op, dst.cls, dst.index)
         if not src.cls.startswith("leaf.") or size != n * self.real or \
                 src.at * 4 != dst.at * self.real or \
                 into != (f"sum.{name}", f"sum.{name}", self.instance(name, unit_of(s.unit)[1])):
             self.fail("sums something else than what came")
-        if lo != self.local * self.W:
-            self.fail(f"leaves {lo}.. in grain {self.local}")
         self.order_is("ranks")
         self.part_of_sum(dst, n)
         self.pushed.setdefault((name, dst.index), []).append((lo, dst.at // 4, n))
@@ -265,12 +282,12 @@ class Player(Order):
         self.whole(leaf, False)
         key = self.complete(s, leaf)
         into = (s.op, dst.cls, dst.index)
-        if self.ints["lo"] != self.local or into != (f"own.{key[0]}", f"sum.{key[0]}", key[1]):
-            self.fail(f"pushes leaf {self.ints['lo']} in grain {self.local} on {dst}")
+        if into != (f"own.{key[0]}", f"sum.{key[0]}", key[1]):
+            self.fail(f"pushes a leaf on {dst}")
         self.order_is("local")
         self.whole(dst, True).held.clear()
         whole = self.flats[key[0]].shard * self.W
-        self.pushed.setdefault(key, []).append((self.ints["lo"], 0, whole))
+        self.pushed.setdefault(key, []).append((self.leaf(s), 0, whole))
 
     def all_pushed(self, key: Key, want: int) -> None:
         """Every grain's leaf was pushed once, whole."""

@@ -5,12 +5,15 @@ A call's operands become text that train.c, the checker and a reader share:
   tmp+64      bytes into a class with one slot
   sum+r*8192  r is the rank, l the instance                   512      a number
   null, sources (what an all-to-all brought), &leaf (an array of one pointer), spans.F, recipe
+A call's shape, by which it finds its launch, is its whole numbers; for the plan's own functions the
+most elements of any such call.
 """
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Iterator
 
-from . import ops, plan
+from . import grids, ops, plan
 from .model import Call, Graph, Kind
 from .place import Bodies
 from .sched import Schedule
@@ -41,8 +44,19 @@ class _Table:
         if (kernel, shape) not in self.rows:
             short = kernel.removeprefix("zk_")
             n = sum(k == kernel for k, _ in self.rows)
-            self.rows[kernel, shape] = plan.Launch(f"{short}.{n}", kernel, shape, tile(kernel))
+            self.rows[kernel, shape] = plan.Launch(f"{short}.{n}", kernel, shape)
         return self.rows[kernel, shape].name
+
+    def runs(self, targets: tuple[str, ...], real: int) -> Iterator[plan.Run]:
+        """How each launch runs on each target; targets on which it runs alike share a row."""
+        for row in self.rows.values():
+            same: dict[grids.How, list[str]] = {}
+            for t in targets:
+                how = grids.How((), tile(row.kernel)) if t == "cpu" else \
+                    grids.how(row.kernel, t, real, row.shape)
+                same.setdefault(how, []).append(t)
+            for how, names in same.items():
+                yield plan.Run(row.name, tuple(names), how.tile, how.slot, how.space, how.grids)
 
 
 @dataclass
@@ -92,11 +106,12 @@ class _Maker:
 
     # ---- functions of the plan's own
 
-    def own(self, name: str, ins: str, outs: str, ints: str, *calls: str) -> None:
+    def own(self, name: str, ins: str, outs: str, ints: str, *calls: str,
+            shape: tuple[int, ...] = ()) -> None:
         made = []
         for text in calls:
             kernel, *args = text.split()
-            made.append(plan.Call(kernel, self.table.name(kernel, ()), tuple(args)))
+            made.append(plan.Call(kernel, self.table.name(kernel, shape), tuple(args)))
         self.fns.append(plan.Fn(name, tuple(ins.split()), tuple(outs.split()), tuple(ints.split()),
                                 0, tuple(made)))
 
@@ -106,18 +121,20 @@ class _Maker:
         fold = int(self.spec.train.sum == "fold")
         mine = f"+r*{f.shard * 4}" if f.sum == "whole" else ""
         if self.shards.order == "local":
-            self.own(f"own.{f.name}", "leaf", "node", "lo",
-                     f"zk_push node+0 {whole} &leaf 1 0 {whole} lo {self.spec.grains} {f.mask} "
-                     f"{fold}")
+            self.own(f"own.{f.name}", "leaf", "node", "",
+                     f"zk_push node+0 {whole} &leaf 1 0 {whole} ctl+0 {self.spec.grains} {f.mask} "
+                     f"{fold}", shape=(whole,))
             self.own(f"join.{f.name}", "", "node", "n",
-                     f"zk_push node+0{mine} 0 sources {self.W} 1 n 0 {self.W} 0 0")
+                     f"zk_push node+0{mine} 0 sources {self.W} 1 n null {self.W} 0 0",
+                     shape=(f.shard,))
         else:
             stride = whole if f.sum == "whole" else f.shard
-            self.own(f"sum.{f.name}", "", "node", "n lo",
-                     f"zk_push node+0{mine} {stride} sources {self.W} 0 n lo "
-                     f"{self.W * self.spec.grains} {f.mask} {fold}")
+            self.own(f"sum.{f.name}", "", "node", "n",
+                     f"zk_push node+0{mine} {stride} sources {self.W} 0 n ctl+0 "
+                     f"{self.W * self.spec.grains} {f.mask} {fold}", shape=(f.shard,))
         self.own(f"norm.{f.name}", "g", "", "l",
-                 f"zk_square_sum sums+0 g+0{mine} spans.{f.name} l*{whole}+r*{f.shard} {f.shard}")
+                 f"zk_square_sum sums+0 g+0{mine} spans.{f.name} l*{whole}+r*{f.shard} {f.shard}",
+                 shape=(f.shard,))
 
     def optimizer(self, f: plan.Flat) -> None:
         """An owner's update; masters are the real copy itself in f32."""
@@ -129,24 +146,26 @@ class _Maker:
         rest = f"m+0 v+0 {g} spans.{f.name} {first} {n}"
         if self.real == 4:
             p = f"p+0{part(f.real, 4)}"
-            self.own(f"adamw.{f.name}", "g", "p m v", "l", f"zk_adamw ctl+0 recipe null {p} {rest}")
+            self.own(f"adamw.{f.name}", "g", "p m v", "l", f"zk_adamw ctl+0 recipe null {p} {rest}",
+                     shape=(n,))
             self.own(f"init.{f.name}", "", "p", "l",
-                     f"zk_init {p} spans.{f.name} {first} {n} {self.spec.train.seed}")
+                     f"zk_init {p} spans.{f.name} {first} {n} {self.spec.train.seed}", shape=(n,))
         else:
             w = f"w+0{part(f.real, 2)}"
             self.own(f"adamw.{f.name}", "g", "w p m v", "l",
-                     f"zk_adamw ctl+0 recipe {w} p+0 {rest}")
+                     f"zk_adamw ctl+0 recipe {w} p+0 {rest}", shape=(n,))
             self.own(f"init.{f.name}", "", "p", "l",
-                     f"zk_init p+0 spans.{f.name} {first} {n} {self.spec.train.seed}")
-            self.own(f"cast.{f.name}", "p", "w", "", f"zk_round {w} p+0 {n}")
+                     f"zk_init p+0 spans.{f.name} {first} {n} {self.spec.train.seed}", shape=(n,))
+            self.own(f"cast.{f.name}", "p", "w", "", f"zk_round {w} p+0 {n}", shape=(n,))
         at = f"p+0+r*{f.shard * 4}" if (f.real if self.real == 4 else f.state) == "whole" else "p+0"
         self.own(f"hash.{f.name}", "p", "", "l out",
-                 f"zk_hash out {at} spans.{f.name} l*{whole}+r*{f.shard} {f.shard}")
+                 f"zk_hash out {at} spans.{f.name} l*{whole}+r*{f.shard} {f.shard}",
+                 shape=(f.shard,))
 
 
 def functions(spec: Spec, graph: Graph, shards: Shards, bodies: Bodies, schedule: Schedule,
-              ) -> tuple[tuple[plan.Fn, ...], tuple[plan.Launch, ...]]:
-    """Every function and the launch table."""
+              ) -> tuple[tuple[plan.Fn, ...], tuple[plan.Launch, ...], tuple[plan.Run, ...]]:
+    """Every function, the launches, and how each runs on the spec's targets."""
     m = _Maker(spec, graph, shards, bodies, dict(schedule.formals))
     for kind in graph.kinds:
         for name in kind.bodies:
@@ -155,8 +174,11 @@ def functions(spec: Spec, graph: Graph, shards: Shards, bodies: Bodies, schedule
         m.sums(f)
         m.optimizer(f)
     m.own("next", "", "ctl sums", "", "zk_begin ctl+0 sums+0 recipe")
+    leaves = spec.cluster.ranks if shards.order == "ranks" else 1
+    m.own("count", "", "ctl", "", f"zk_count ctl+0 {leaves}")
     m.own("factor", "total", "ctl", "", "zk_factor ctl+0 total+0 recipe")
     for n, table in enumerate(graph.tables):
         m.own(f"turn.{n}", "", "table", "",
-              f"zk_rope_table table+0 freq.{n} {spec.train.sequence} {table.head}")
-    return tuple(m.fns), tuple(m.table.rows.values())
+              f"zk_rope_table table+0 freq.{n} {spec.train.sequence} {table.head}",
+              shape=(spec.train.sequence, table.head))
+    return tuple(m.fns), tuple(m.table.rows.values()), tuple(m.table.runs(spec.targets, m.real))

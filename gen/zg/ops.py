@@ -99,6 +99,8 @@ BYTES = {"f32": 4, "bf16": 2}
 # Sizes of kernels/zk.h that a plan needs: ZK_SUMS integers of 8 bytes; room for a zk_ctl in bytes.
 SUMS = 72
 CTL = 128
+INLETS = 4                      # batches of tokens on their way to a GPU at once
+DESK = 4096                     # bytes of host memory that kernels need, beside a row of logits
 
 
 def up(n: int, to: int) -> int:

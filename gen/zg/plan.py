@@ -40,6 +40,7 @@ class Head:
     params: int
     live: int                   # most elements gathered at once
     bound: int                  # that they may not exceed
+    targets: tuple[str, ...]    # cpu, sm_90 ...: columns of the launch table
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,8 @@ class Tensor:
 @dataclass(frozen=True)
 class Class:
     """One kind of buffer: slot i at `at` + i*stride in the arena. kind: shared (peers read it) |
-    private | scratch, in this order."""
+    private | scratch | gpu (only in a GPU's arena) | host (in the pinned host arena of a GPU's
+    rank), in this order."""
     name: str
     kind: str
     slots: int
@@ -120,17 +122,48 @@ class Table:
 
 @dataclass(frozen=True)
 class Launch:
-    """How one (kernel, shape) runs: tiles on a CPU."""
+    """A (kernel, shape); shape: the whole numbers of its calls."""
     name: str
     kernel: str
     shape: tuple[int, ...]
-    cpu: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A launch on a GPU: blocks in x, y and z, threads of a block, bytes of dynamic shared
+    memory. In text XxYxZ:THREADS:BYTES."""
+    x: int
+    y: int
+    z: int
+    block: int
+    shared: int
+
+    def __str__(self) -> str:
+        return f"{self.x}x{self.y}x{self.z}:{self.block}:{self.shared}"
+
+    @classmethod
+    def read(cls, text: str) -> "Grid":
+        blocks, block, shared = text.split(":")
+        x, y, z = blocks.split("x")
+        return cls(int(x), int(y), int(z), int(block), int(shared))
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a launch runs on targets: the kernel's tile, a GEMM's algorithm slot (0: the library's
+    first choice), a GPU's launches in order, and bytes of the class `space` that it needs."""
+    launch: str
+    targets: tuple[str, ...]
+    tile: tuple[int, ...]
+    slot: int
+    space: int
+    grids: tuple[Grid, ...]
 
 
 @dataclass(frozen=True)
 class Call:
-    """A kernel call. args: `formal+bytes`, `class+bytes`, `...+r*bytes`, a number, null, sources,
-    lo."""
+    """A kernel call. args: `formal+bytes`, `class+bytes`, `...+r*bytes`, a number, null,
+    sources."""
     kernel: str
     launch: str
     args: tuple[str, ...]
@@ -209,6 +242,7 @@ class Plan:
     classes: tuple[Class, ...]
     tables: tuple[Table, ...]
     launches: tuple[Launch, ...]
+    runs: tuple[Run, ...]
     fns: tuple[Fn, ...]
     events: tuple[Event, ...]           # name and how many
     sections: tuple[Section, ...]
@@ -231,16 +265,24 @@ class Plan:
     @property
     def shared(self) -> int:
         """Bytes at the arena's start that peers read."""
-        ends = (c.at + c.slots * c.stride for c in self.classes if c.kind == "shared")
-        return max(ends, default=0)
+        return self.end("shared")
+
+    def end(self, *kinds: str) -> int:
+        """Where the last class of these kinds ends."""
+        return max((c.at + c.slots * c.stride for c in self.classes if c.kind in kinds), default=0)
+
+    def arena(self, target: str) -> int:
+        """Bytes of a rank's arena."""
+        return self.end("shared", "private", "scratch", *(["gpu"] if target != "cpu" else []))
 
     @property
-    def arena(self) -> int:
-        return max(c.at + c.slots * c.stride for c in self.classes)
+    def host(self) -> int:
+        """Bytes of the pinned host arena of a GPU's rank."""
+        return self.end("host")
 
 
 _WORD = {Head: "head", Recipe: "recipe", Group: "group", Flat: "flat", Tensor: "tensor",
-         Class: "class", Table: "table", Launch: "launch"}
+         Class: "class", Table: "table", Launch: "launch", Run: "run"}
 
 
 def _show(v: object) -> str:
@@ -266,7 +308,7 @@ def _step(s: Step) -> str:
 
 def print_plan(p: Plan) -> str:
     lines = [f"plan {FORMAT}", _record(p.head), _record(p.recipe)]
-    for part in (p.groups, p.flats, p.tensors, p.classes, p.tables, p.launches):
+    for part in (p.groups, p.flats, p.tensors, p.classes, p.tables, p.launches, p.runs):
         lines += [_record(r) for r in part]
     for fn in p.fns:
         lines.append(f"fn {fn.name} flops {fn.flops} ins {_show(fn.ins)} outs {_show(fn.outs)} "
@@ -301,7 +343,7 @@ def _value(text: str, kind: object) -> object:
     if typing.get_origin(kind) is tuple:
         inner = typing.get_args(kind)[0]
         return () if text == "-" else tuple(_value(t, inner) for t in text.split(","))
-    return kind(text)  # type: ignore[operator]
+    return Grid.read(text) if kind is Grid else kind(text)  # type: ignore[operator]
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -383,7 +425,7 @@ def parse(text: str) -> Plan:
                 raise ValueError(line)
         except (ValueError, KeyError, IndexError, TypeError) as e:
             raise PlanError(f"line {number}: not a line of a plan: {line[:80]}") from e
-    made = [tuple(lists[cls]) for cls in (Group, Flat, Tensor, Class, Table, Launch)]
+    made = [tuple(lists[cls]) for cls in (Group, Flat, Tensor, Class, Table, Launch, Run)]
     try:
         p = Plan(lists[Head][0], lists[Recipe][0], *made, tuple(fns), events,
                  tuple(Section(n, r, tuple(s)) for n, r, s in sections))

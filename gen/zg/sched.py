@@ -154,14 +154,15 @@ class _Maker:
                      waits=wait if n == 0 else (), recs=rec if n == len(cut) - 1 else ())
 
     def reduce(self, fn: str, unit: str, flat: plan.Flat, src: Ref, dst: Ref, width: int,
-               ints: tuple[Int, ...], wait: tuple[Event, ...]) -> None:
+               wait: tuple[Event, ...]) -> None:
         """All-to-all and a local sum of what came."""
         for n, (o, size) in enumerate(self.pieces(flat, "reduce_bucket_size")):
             self.add("reduce", "alltoall", unit, ins=(replace(src, at=o * width),),
+                     outs=(Ref("inbox", 0),),
                      ints=(Int("step", flat.shard * width), Int("bytes", size * width)),
                      waits=wait if n == 0 else ())
             self.add("reduce", f"{fn}.{flat.name}", unit, outs=(replace(dst, at=o * 4),),
-                     ints=(Int("n", size), *ints))
+                     ints=(Int("n", size),))
             self.add("reduce", "done", unit)
 
     @property
@@ -287,9 +288,9 @@ class _Maker:
         wait = (Event(f"grad.{self.leaves[f]}", s),)
         if self.order == "local":
             self.add("reduce", f"own.{f}", u.unit, ins=(leaf,), outs=(node,),
-                     ints=(Int("lo", 0, 1),), waits=wait)
+                     waits=wait)
         else:
-            self.reduce("sum", u.unit, flat, leaf, node, self.real, (Int("lo", 0, self.W),), wait)
+            self.reduce("sum", u.unit, flat, leaf, node, self.real, wait)
         self.add("reduce", "drop", u.unit, outs=(leaf,), recs=(Event(f"done.{self.leaves[f]}", s),))
 
     def each(self) -> list[tuple[plan.Flat, int]]:
@@ -299,7 +300,7 @@ class _Maker:
         if self.order == "local" and self.W > 1:
             for f, l in self.each():
                 ref = Ref(f"sum.{f.name}", l)
-                self.reduce("join", f"{f.name}[{l}]", f, ref, ref, 4, (), ())
+                self.reduce("join", f"{f.name}[{l}]", f, ref, ref, 4, ())
         if self.spec.zero.stage == 0 and self.W > 1:
             for f, l in self.each():
                 ref = Ref(f"sum.{f.name}", l)
@@ -401,6 +402,7 @@ def schedule(spec: Spec, graph: Graph, shards: Shards) -> Schedule:
     sections.append(m.section("begin"))
     m.batch()
     m.run(uses)
+    m.add("reduce", "count", "", outs=(Ref("ctl", 0),))
     sections.append(m.section("grain", m.spec.grains))
     m.update()
     sections.append(m.section("update"))

@@ -43,12 +43,15 @@ def _persistent(spec: Spec, kind: Kind, t: Tensor) -> bool:
 
 
 def _order(spec: Spec, grains: int) -> tuple[str, tuple[str, ...]]:
-    """Stages 0 and 1 add a rank's own grains first, where the canonical tree allows it."""
+    """Stages 0 and 1 add a rank's own grains first, where the canonical tree allows it; so does one
+    rank alone."""
+    if spec.cluster.ranks == 1:
+        return "local", ()
     if spec.zero.stage > 1 or grains == 1:
         return "ranks", ()
     if spec.train.sum == "fold":
         return "ranks", ("sum fold adds leaves in order: every grain is reduced by itself",)
-    if grains & (grains - 1) and spec.cluster.ranks > 1:
+    if grains & (grains - 1):
         return "ranks", (f"{grains} grains a rank are no power of two: every grain is reduced by "
                          "itself",)
     return "local", ()

@@ -98,7 +98,8 @@ class _Steps:
             times = "" if ints["of_rank"] == "1" else f"{ints['of_rank']} * "
             return [f"zr_batch(z, {times}zr_rank(z) + {ints['grain']});"]
         if s.op == "alltoall":
-            return [f"zr_alltoall(z, {queue}, {refs[0]}, {ints['step']}, {ints['bytes']});"]
+            return [f"zr_alltoall(z, {queue}, {refs[0]}, {ints['step']}, {refs[1]}, "
+                    f"{ints['bytes']});"]
         if s.op == "done":
             return [f"zr_done(z, {queue});"]
         if s.op == "allreduce":
@@ -191,22 +192,29 @@ def sections(p: Plan, flat: bool) -> list[dict[str, object]]:
     """Functions of steps; a grain's forward, which is an evaluation's too, is one of its own."""
     steps = _Steps(p)
     as_is = lambda x: roll.Line(x, (0,) * len(roll.numbers(x)))
-    rolled = {s.name: tuple(map(as_is, s.steps)) if flat else roll.roll(s.steps)
-              for s in p.sections}
-    batch, *grain = rolled["grain"]
+    issued = {s.name: [x for x in s.steps if x.op != "batch"] for s in p.sections}
+    rolled = {name: tuple(map(as_is, steps)) if flat else roll.roll(steps)
+              for name, steps in issued.items()}
+    grain = rolled["grain"]
     same = takewhile(lambda pair: pair[0] == pair[1], zip(grain, rolled["eval"]))
     forward = [] if flat else [node for node, _ in same]
     out = []
     for name, nodes in rolled.items():
         lines = steps.lines(nodes)
         if forward and name == "grain":
-            out.append({"name": "forward", "args": "", "lines": steps.lines(forward)})
-            lines = [*steps.lines([batch]), "    forward(z);", *steps.lines(grain[len(forward):])]
+            out.append({"name": "forward", "lines": steps.lines(forward)})
+            lines = ["    forward(z);", *steps.lines(grain[len(forward):])]
         if forward and name == "eval":
             lines = ["    forward(z);", *steps.lines(nodes[len(forward):])]
-        out.append({"name": name, "args": ", int64_t g" if name == "grain" else "",
-                    "lines": lines or ["    (void)z;"]})
+        out.append({"name": name, "lines": lines or ["    (void)z;"]})
     return out
+
+
+def batch(p: Plan) -> str:
+    """The first step of a grain, which the others of a grain do not depend on: host to device."""
+    step = next(s for s in p.section("grain").steps if s.op == "batch")
+    line, = _Steps(p).statements(roll.Line(step, (0,) * len(roll.numbers(step))))
+    return line
 
 
 def launch_name(name: str) -> str:
@@ -229,6 +237,30 @@ def parts(p: Plan) -> list[str]:
                 out[part_name(text, first)] = f"spans_{flat}, " \
                     f"{sum(t.flat == flat for t in p.tensors)}, {start}, {number(int(size))}"
     return [f"#define {name}(l) {text}" for name, text in sorted(out.items())]
+
+
+def braces(values: Sequence[int]) -> str:
+    """An initialiser, without the zeros that C fills in at its end."""
+    last = max((n for n, v in enumerate(values) if v), default=0)
+    return f"{{{', '.join(map(str, values[:last + 1]))}}}"
+
+
+def columns(p: Plan) -> list[str]:
+    """zk_launch tables: a row for each target, in the order of the head."""
+    runs: dict[str, list[str]] = {l.name: [] for l in p.launches}
+    for r in p.runs:
+        at = [p.head.targets.index(t) for t in r.targets]
+        parts = [f"{{{g.x}, {g.y}, {g.z}, {g.block}, {g.shared}}}" for g in r.grids]
+        has = {"tile": any(r.tile) and braces(r.tile), "slot": r.slot,
+               "part": parts and f"{{{', '.join(parts)}}}"}
+        row = ", ".join(f".{name} = {value}" for name, value in has.items() if value) or ".slot = 0"
+        runs[r.launch] += [f"[{n}] = {{{row}}}" for n in at] if at != [*range(at[0], at[-1] + 1)] \
+            else [(f"[{at[0]} ... {at[-1]}] = " if len(at) > 1 else f"[{at[0]}] = ") + f"{{{row}}}"]
+    out = []
+    for name, rows in runs.items():
+        head, rest = f"static const zk_launch {launch_name(name)}[] = {{", f"{', '.join(rows)}}};"
+        out += [head + rest] if len(head + rest) <= COLUMNS else [head, *wrap(rest, 4)]
+    return out
 
 
 def spans(p: Plan, flat: plan.Flat) -> list[str]:
@@ -307,8 +339,11 @@ def view(p: Plan, cost: dict[str, object], memory: str, flat: bool) -> dict[str,
         "classes": [f"#define {upper(c.name)}(i) (INT64_C({c.at}) + INT64_C({c.stride}) * (i))"
                     for c in p.classes],
         "events": events, "nevents": event,
-        "launches": [f"static const zk_launch {launch_name(l.name)}[] = "
-                     f"{{{{.tile = {{{', '.join(map(str, l.cpu))}}}}}}};" for l in p.launches],
+        "launches": columns(p),
+        "columns": [f'{{"{t}", {number(p.arena(t))}}},' for t in p.head.targets],
+        "host": number(p.host), "desk": number(p.cls("desk").at),
+        "space": number(p.cls("space").at), "inlet": number(p.cls("inlet").at),
+        "inlets": p.cls("inlet").slots, "inlet_step": number(p.cls("inlet").stride),
         "spans": [{"name": f.name, "rows": spans(p, f)} for f in p.flats],
         "tables": [{"name": lower(t.name).replace("table", "freq"),
                     "rows": [real(x) + "," for x in t.freq]} for t in p.tables],
@@ -319,9 +354,9 @@ def view(p: Plan, cost: dict[str, object], memory: str, flat: bool) -> dict[str,
            f".rows = {p.head.batch * p.head.sequence},"],
         "fns": sorted((fns.one(f) for f in p.fns), key=lambda lines: len(lines) == 1),
         "parts": parts(p),
-        "sections": sections(p, flat),
+        "sections": sections(p, flat), "batch": batch(p),
         "flats": flats(p), "files": files(p), "logits": logits(p), "sample": sample(p),
         "tokens": number(p.cls("tokens").at), "targets": number(p.cls("targets").at),
-        "dtype": {"f32": "ZK_F32", "bf16": "ZK_BF16"}[p.head.real], "arena": number(p.arena),
+        "dtype": {"f32": "ZK_F32", "bf16": "ZK_BF16"}[p.head.real],
         "shared": number(p.shared), "cost": cost,
     }

@@ -196,9 +196,12 @@ static int64_t mapped(int threads) { return head_bytes(threads) + (int64_t)threa
 
 int64_t zk_overhead(int threads) { return mapped(threads) + (int64_t)(threads - 1) * STACK; }
 
-zk *zk_open(void *stream, int dtype, int column, int threads, const char **why)
+const char *zk_target(void) { return "cpu"; }
+
+zk *zk_open(void *stream, void *device, void *host, int dtype, int column, int threads,
+            const char **why)
 {
-    (void)stream;
+    (void)stream, (void)device, (void)host;
     *why = NULL;
     choose_once();
     if (!object)

@@ -110,13 +110,19 @@ static void push_task(void *arg, int64_t task, int thread)
 }
 
 void ZK(zk_push)(zk *k, const zk_launch *L, float *node, int64_t stride, const void *const *src,
-                 int64_t count, int full, int64_t n, int64_t lo, int64_t total, int64_t mask,
-                 int fold)
+                 int64_t count, int full, int64_t n, const zk_ctl *ctl, int64_t total,
+                 int64_t mask, int fold)
 {
-    push a = {k, node, src, stride, count, n, lo, total, mask, TILE * zk_tile(k, L, 0, 4),
-              full ? ZK_F32 : k->dtype, fold};
+    push a = {k, node, src, stride, count, n, ctl ? ctl->leaves : 0, total, mask,
+              TILE * zk_tile(k, L, 0, 4), full ? ZK_F32 : k->dtype, fold};
     _Static_assert((DEPTH + 1) * TILE * sizeof(float) <= ZK_SCRATCH, "the tiles fit");
     zk_for(k, zk_pieces(n, a.tile), push_task, &a);
+}
+
+void ZK(zk_count)(zk *k, const zk_launch *L, zk_ctl *ctl, int64_t leaves)
+{
+    (void)k, (void)L;
+    ctl->leaves += leaves;
 }
 
 /* ---- squares */

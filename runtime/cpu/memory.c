@@ -114,7 +114,8 @@ void zr_prepare(zr *z)
     zr_refuse_launcher(z);
     z->t = calloc(1, sizeof *z->t);
     if (!z->t) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
-    z->t->room = (z->p->arena + 4095) / 4096 * 4096;
+    zr_find_column(z);
+    z->t->room = (z->p->columns[z->column].arena + 4095) / 4096 * 4096;
     z->t->common = (z->p->shared + 4095) / 4096 * 4096;
     z->t->delay = zr_setting(z, "ZR_GATHER_DELAY_US", MOST_DELAY);
     z->t->unmap = zr_setting(z, "ZR_UNMAP_PEERS", 1) != 0;

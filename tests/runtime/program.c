@@ -187,7 +187,7 @@ static void reduce(zr *z, int unit, int slot)
     int64_t grad = c.grad + slot * 8 * N;
     wait(z, reduce_queue(), MADE + slot, "made");
     if (faulty("grad")) zr_drop(z, reduce_queue(), grad, 8 * N);
-    zr_alltoall(z, reduce_queue(), grad, c.shard, c.shard);
+    zr_alltoall(z, reduce_queue(), grad, c.shard, 0, c.shard);
     zr_call(z, reduce_queue(), add, c.sum + unit * c.shard, reduce_queue());
     zr_done(z, reduce_queue());
     zr_drop(z, reduce_queue(), grad, 8 * N);
@@ -307,9 +307,10 @@ static int number(const char *name)
 /* Is this the second rank that asks? */
 static int second(void) { return __atomic_fetch_add(c.asked, 1, __ATOMIC_SEQ_CST); }
 
-static void *open_kernel(void *stream, int threads, const char **why)
+static void *open_kernel(void *stream, void *device, void *host, int column, int threads,
+                         const char **why)
 {
-    (void)stream, (void)threads;
+    (void)stream, (void)device, (void)host, (void)column, (void)threads;
     c.contexts++;
     if (faulty("plan") && c.contexts == 1 && second()) strcpy(c.plan, "0124");
     *why = "this processor has no AVX2";
@@ -318,6 +319,8 @@ static void *open_kernel(void *stream, int threads, const char **why)
 
 static void close_kernel(void *k) { (void)k; }
 static int64_t overhead(int threads) { return (int64_t)threads << 20; }
+
+static const char *target(void) { return faulty("target") ? "sm_90" : "cpu"; }
 
 static const char *object(void)
 {
@@ -443,16 +446,19 @@ int main(int argc, char **argv)
     int64_t grains = GRAINS / c.ranks, peers = c.ranks - 1;
     const zr_flat flat = {c.weights, 0, N / c.ranks, 1, 0, hash};
     const zr_tensor tensor = {.name = "w", .shape = {N / 8, 8}, .ndim = 2, .count = 1};
+    const zr_column column = {"cpu", c.arena};
     const zr_program p = {
         .abi = faulty("abi") ? ZR_ABI + 1 : ZR_ABI, .name = "program", .plan = c.plan,
-        .layout = "4567", .memory = "some", .arena = c.arena, .shared = c.arena, .ranks = c.ranks, .events = EVENTS,
+        .layout = "4567", .memory = "some", .columns = &column, .ncolumns = 1, .shared = c.arena,
+        .ranks = c.ranks, .events = EVENTS,
         .grains = grains, .batch = BATCH, .sequence = SEQUENCE, .vocab = VOCAB, .ignore = IGNORE,
         .tokens = c.tokens, .targets = c.targets, .params = N, .flops = 1e6,
         .wire = peers * (grains * UNITS * 2 * c.shard + 24), .messages = grains * UNITS * 2 + 2,
         .flats = &flat, .tensors = &tensor, .nflats = 1, .ntensors = 1, .open = open_kernel,
-        .close = close_kernel, .object = object, .overhead = overhead, .init = init,
-        .publish = publish, .step = c.events ? event_step : train_step, .report = report,
-        .clear = clear, .eval = eval, .total = total, .mean = mean, .sample = sample,
+        .close = close_kernel, .target = target, .object = object, .overhead = overhead,
+        .init = init, .publish = publish, .step = c.events ? event_step : train_step,
+        .report = report, .clear = clear, .eval = eval, .total = total, .mean = mean,
+        .sample = sample,
     };
     return zr_main(argc, argv, &p);
 }

@@ -22,6 +22,7 @@ enum { MOST = 64 };
 
 typedef struct model {
     zr_program p;
+    int64_t arena;
     zr_flat flats[MOST];
     zr_tensor tensors[MOST];
     char names[MOST][200];
@@ -54,7 +55,7 @@ static void read_line(model *m, const char *line)
     zr_flat *f = &m->flats[m->p.nflats];
     zr_tensor *t = &m->tensors[m->p.ntensors];
     char *name = m->names[m->p.ntensors];
-    if (sscanf(line, "arena %" SCNd64 " %" SCNd32, &m->p.arena, &m->p.ranks) == 2) return;
+    if (sscanf(line, "arena %" SCNd64 " %" SCNd32, &m->arena, &m->p.ranks) == 2) return;
     if (sscanf(line, "flat %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd32 " %" SCNd32, &f->at,
                &f->stride, &f->shard, &f->count, &f->whole) == 5) {
         m->p.nflats++;
@@ -83,7 +84,7 @@ static void read_program(model *m, const char *file)
 /* A copy on the heap, where the sanitizer sees its ends. */
 static char *arena(const model *m, const char *file)
 {
-    size_t n = (size_t)m->p.arena;
+    size_t n = (size_t)m->arena;
     char *a = malloc(n);
     int fd = open(file, O_RDONLY);
     need(a && fd >= 0 && read(fd, a, n) == (ssize_t)n, file);
@@ -127,7 +128,7 @@ static int load(const model *m, const char *dir, int rank, const char *file)
     zr z = {arena(m, file)};
     int bad = zr_load(&m->p, &z, rank, dir, note, why);
     int fd = open(file, O_WRONLY);
-    need(fd >= 0 && write(fd, z.arena, (size_t)m->p.arena) == m->p.arena && !close(fd), file);
+    need(fd >= 0 && write(fd, z.arena, (size_t)m->arena) == m->arena && !close(fd), file);
     free(z.arena);
     if (bad) return report(why);
     if (*note) puts(note);
