@@ -38,11 +38,18 @@ def isas() -> list[str]:
     return zk.isas()
 
 
-@pytest.fixture
-def kernels(isa: str) -> zk.Kernels:
-    return zk.Kernels(isa)
+@pytest.fixture(params=[*zk.ISAS, zk.EMULATED])
+def target(request: pytest.FixtureRequest) -> str:
+    """an object of a CPU's kernels, or a GPU's kernels under emulation"""
+    zk.need(request.param)
+    return request.param
 
 
 @pytest.fixture
-def kernels_bf16(isa: str) -> zk.Kernels:
-    return zk.Kernels(isa, zk.BF16)
+def kernels(target: str) -> zk.Kernels:
+    return zk.Kernels(target)
+
+
+@pytest.fixture
+def kernels_bf16(target: str) -> zk.Kernels:
+    return zk.Kernels(target, zk.BF16)

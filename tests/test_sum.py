@@ -1,4 +1,7 @@
-"""test_sum.py -- gradient sums: the canonical tree bit for bit, exact squares and losses."""
+"""test_sum.py -- gradient sums: the canonical tree bit for bit, exact squares and losses.
+
+Sources lie evenly spaced, as a GPU wants them.
+"""
 from __future__ import annotations
 
 import ctypes
@@ -34,20 +37,21 @@ def mask_of(cuts: list[int], total: int) -> int:
 
 
 def push(k: zk.Kernels, leaves: list[np.ndarray], cuts: list[int], full: int, fold: int = 0,
-         inplace: bool = False) -> np.ndarray:
-    """Pushes leaves in the batches that end at `cuts`; the whole sum."""
+         inplace: bool = False, pad: int = 5) -> np.ndarray:
+    """Pushes leaves in the batches that end at `cuts`; the whole sum. pad: elements from the end of
+    one leaf or node to the next"""
     n, total, mask = len(leaves[0]), len(leaves), mask_of(cuts, len(leaves))
-    stride = n + 5
-    node = np.full((max(1, bin(mask).count("1")), stride), np.nan, np.float32)
-    lo, ctl = 0, zk.Ctl()
-    for hi in cuts:
-        now = leaves[lo:hi]
-        if inplace:                                 # the caller's own leaf lies on the first buffer
-            node[0, :n] = now[0]
-            now = [node[0]] + now[1:]
-        pointers = (ctypes.c_void_p * len(now))(*[a.ctypes.data for a in now])
-        k.zk_push(node, stride, pointers, len(now), full, n, ctl if lo else None, total, mask, fold)
-        k.zk_count(ctl, len(now))
+    stride, buffers = n + pad, max(1, bin(mask).count("1"))
+    room = np.full((buffers + total, stride), np.nan, np.float32)
+    node, given = room[:buffers], room[0 if inplace else buffers:].view(leaves[0].dtype)
+    step, lo, ctl = given.shape[1] * given.itemsize, 0, zk.Ctl()
+    for hi in cuts:                                 # in place a leaf lies on the first buffer
+        for i, leaf in enumerate(leaves[lo:hi]):
+            given[i, :n] = leaf
+        pointers = (ctypes.c_void_p * (hi - lo))(*[given.ctypes.data + i * step
+                                                  for i in range(hi - lo)])
+        k.zk_push(node, stride, pointers, hi - lo, full, n, ctl if lo else None, total, mask, fold)
+        k.zk_count(ctl, hi - lo)
         lo = hi
     assert np.isnan(node[:, n:]).all()
     return node[0, :n]
@@ -57,13 +61,20 @@ def same(a: np.ndarray, b: np.ndarray) -> bool:
     return a.tobytes() == b.tobytes()
 
 
-@pytest.mark.parametrize("W", [1, 2, 3, 4, 8])
-def test_tree_in_batches(kernels: zk.Kernels, W: int) -> None:
+@pytest.mark.parametrize("n,pad", [(37, 5), (36, 4)])
+@pytest.mark.parametrize("W", [1, 2, 3, 4, 8, 9])
+def test_tree_in_batches(kernels: zk.Kernels, W: int, n: int, pad: int) -> None:
     rng = np.random.default_rng(W)
     for total in [t for t in range(1, 41) if t % W == 0]:
-        leaves = [spread(rng, 37) for _ in range(total)]
-        got = push(kernels, leaves, list(range(W, total + 1, W)), 1)
+        leaves = [spread(rng, n) for _ in range(total)]
+        got = push(kernels, leaves, list(range(W, total + 1, W)), 1, pad=pad)
         assert same(got, tree(leaves)), (W, total)
+
+
+def test_a_tree_of_many_ranks(kernels: zk.Kernels) -> None:
+    leaves = [spread(np.random.default_rng(i), 5) for i in range(500)]
+    for cuts in ([500], [250, 500], [125, 250, 375, 500]):
+        assert same(push(kernels, leaves, cuts, 1), tree(leaves))
 
 
 def test_tree_in_any_batches(kernels: zk.Kernels) -> None:
@@ -91,8 +102,8 @@ def test_fold(kernels: zk.Kernels) -> None:
         row = leaves[0]
         for leaf in leaves[1:]:
             row = row + leaf
-        node = push(kernels, leaves, cuts, 1, fold=1)
-        assert same(node, row)
+        for pad in (5, 2):
+            assert same(push(kernels, leaves, cuts, 1, fold=1, pad=pad), row)
 
 
 @pytest.mark.parametrize("n", [1, 16, 1023, 1024, 1025, 9000])
@@ -113,7 +124,8 @@ def test_local_sums_then_ranks(kernels: zk.Kernels) -> None:
 def test_bf16_leaves(kernels_bf16: zk.Kernels) -> None:
     leaves = [zk.to_bf16(spread(np.random.default_rng(r), 300)) for r in range(6)]
     want = tree([zk.from_bf16(leaf) for leaf in leaves])
-    assert same(push(kernels_bf16, leaves, [2, 4, 6], 0), want)
+    for pad in (5, 4):
+        assert same(push(kernels_bf16, leaves, [2, 4, 6], 0, pad=pad), want)
 
 
 # ---- exact sums

@@ -3,9 +3,12 @@
     k = zk.Kernels("avx2", zk.BF16, threads=3)
     k.zk_linear_fwd(y, x, w, b, M, N, K, zk.IN_OUT)
 
+The object zk.EMULATED is the GPU's kernels on a CPU; their launches are those a plan would have.
+
 Invariants
  1. Types of operands come from kernels/zk.h; context and launch are put in here.
  2. An operand is a C-contiguous numpy array (bf16: uint16), a ctypes object, None or a number.
+ 3. An emulated call is over when it returns.
 """
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ import numpy as np
 import pytest
 
 from trainer import ROOT, alone, sh
+from zg import grids
 
 Array = np.ndarray
 
@@ -30,9 +34,11 @@ CONSTANT, LINEAR, COSINE = 0, 1, 2
 VALID, NONFINITE, SUMS = 64, 65, 72
 
 ISAS = ("avx2", "avx512")
-NEEDED = {"avx2": {"avx2", "fma", "bmi2"},
+EMULATED, TARGET, SPACE, DESK = "emulated", "sm_90", 33 << 20, 1 << 20
+NEEDED = {"avx2": {"avx2", "fma", "bmi2"}, EMULATED: {"avx2", "fma"},
           "avx512": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}}
-LIBRARY = {"gcc": "out/train-kernels.so", "clang": "out/train-clang-kernels.so"}
+LIBRARY = {"gcc": "out/train-kernels.so", "clang": "out/train-clang-kernels.so",
+           EMULATED: "out/train-emulated-kernels.so"}
 C_TYPES = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "uint64_t": ctypes.c_uint64,
            "int": ctypes.c_int, "float": ctypes.c_float, "double": ctypes.c_double, "void": None}
 
@@ -159,11 +165,47 @@ def prototypes() -> dict[str, tuple[type | None, list[type | None], bool]]:
     return found
 
 
+@functools.cache
+def operand_names(name: str) -> list[str]:
+    """as zk.h calls them, without context and launch"""
+    text = re.sub(r"/\*.*?\*/", "", (ROOT / "kernels/zk.h").read_text(), flags=re.S)
+    listed = re.search(rf"^\w+ {name}\(zk \*k,([^)]*)\);", text, re.M)[1].split(",")
+    return [re.findall(r"\w+", word)[-1] for word in listed][prototypes()[name][2]:]
+
+
 def operand(x: object) -> object:
     if isinstance(x, np.ndarray):
         assert x.flags.c_contiguous
         return x.ctypes.data
     return ctypes.addressof(x) if isinstance(x, (ctypes.Structure, ctypes.Array)) else x
+
+
+# Kernels of the plan's own: a launch for the most elements of any such call, or for none
+OWN = {"zk_push": "n", "zk_square_sum": "n", "zk_adamw": "n", "zk_init": "n", "zk_hash": "n",
+       "zk_begin": "", "zk_factor": "", "zk_count": "", "zk_clear": ""}
+
+
+def numbers(name: str, operands: tuple[object, ...]) -> tuple[int, ...]:
+    """of a call, as gen/zg/grids.py takes them"""
+    names = operand_names(name)
+    if name in OWN:
+        return tuple(int(x) for word, x in zip(names, operands) if word == OWN[name])
+    whole = (ctypes.c_int64, ctypes.c_int)
+    return tuple(int(x) for t, x in zip(prototypes()[name][1], operands) if t in whole)
+
+
+def launched(name: str, dtype: int, operands: tuple[object, ...]) -> Launch:
+    """how a call runs on the emulated GPU, by the generator's own table"""
+    how = grids.how(name, TARGET, 2 if dtype == BF16 else 4, numbers(name, operands))
+    assert how.space <= SPACE
+    parts = [Grid(g.x, g.y, g.z, g.block, g.shared) for g in how.grids]
+    return Launch((ctypes.c_int32 * 3)(*how.tile), how.slot, (Grid * 4)(*parts))
+
+
+def scratch(size: int) -> Array:
+    """at a multiple of 256, as the plan's classes are"""
+    room = np.empty(size + 256, np.uint8)
+    return room[-room.ctypes.data % 256:][:size]
 
 
 class Kernels:
@@ -174,8 +216,11 @@ class Kernels:
         self.isa, self.dtype = isa or isas()[-1], dtype
         self.launch = Launch(tile=(ctypes.c_int32 * 3)(*tile))
         need(self.isa)
-        self.library, why = library(compiler), ctypes.c_char_p()
-        opened = self.library.zk_open(None, None, None, dtype, 0, threads,
+        emulated, why = self.isa == EMULATED, ctypes.c_char_p()
+        self.library = library(EMULATED if emulated else compiler)
+        self.scratch = [scratch(size) for size in (SPACE, DESK)] if emulated else []
+        rooms = [room.ctypes.data for room in self.scratch] or [None, None]
+        opened = self.library.zk_open(None, *map(ctypes.c_void_p, rooms), dtype, 0, threads,
                                       ctypes.byref(why))
         assert opened, why.value
         self.context = ctypes.c_void_p(opened)
@@ -184,12 +229,17 @@ class Kernels:
         if name not in prototypes():
             raise AttributeError(name)
         result, types, launch = prototypes()[name]
-        call = getattr(self.library, f"{name}_{self.isa}")
+        emulated = self.isa == EMULATED
+        call = getattr(self.library, name if emulated else f"{name}_{self.isa}")
         call.restype, call.argtypes = result, [ctypes.c_void_p] * (1 + launch) + types
 
         def run(*operands: object) -> object:       # holds self: the context outlives the call
+            if launch and emulated:
+                self.launch = launched(name, self.dtype, operands)
             head = (self.context, ctypes.addressof(self.launch)) if launch else (self.context,)
-            return call(*head, *map(operand, operands))
+            done = call(*head, *map(operand, operands))
+            assert not emulated or self.library.cudaDeviceSynchronize() == 0
+            return done
         return run
 
     def __del__(self) -> None:

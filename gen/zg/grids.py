@@ -34,10 +34,29 @@ def flat(n: int, block: int = 256, most: int = 4096, each: int = 1) -> Grid:
     return Grid(max(1, min(most, -(-n // (block * each)))), 1, 1, block, 0)
 
 
+STRIPES = 64                    # of rows, at most, that a bias' gradient is summed in
+
+
+def bias(M: int, N: int) -> How:
+    """Stripes of at least 32 rows by 128 columns; then one thread for a column of their sums."""
+    stripes = max(1, min(STRIPES, M // 32))
+    return run(Grid(-(-N // 128), stripes, 1, 256, 0), flat(N, 128), space=4 * N * stripes)
+
+
 GRIDS: Mapping[str, Callable[..., How]] = {
     "zk_linear_fwd": lambda M, N, K, layout: run(space=GEMM),
     "zk_linear_bwd_x": lambda M, N, K, layout: run(space=GEMM),
     "zk_linear_bwd_w": lambda M, N, K, layout, full: run(space=GEMM),
+    "zk_linear_bwd_b": bias,
+    # a thread takes 4 elements of a sum; a warp takes blocks of 1024 of a flat: 1, 8 or 32 at once
+    "zk_push": lambda n: run(flat(n, each=4)),
+    "zk_adamw": lambda n: run(flat(n, each=1024 // 32)),
+    "zk_init": lambda n: run(flat(n, each=1024 // 32)),
+    "zk_square_sum": lambda n: run(flat(n, 128, each=8 * 1024 // 32)),
+    "zk_hash": lambda n: run(flat(n, 128, each=1024), space=16),
+    "zk_begin": lambda *_: run(Grid(1, 1, 1, 96, 0)),
+    "zk_factor": lambda *_: run(Grid(1, 1, 1, 32, 0)),
+    "zk_count": lambda *_: run(Grid(1, 1, 1, 32, 0)),
 }
 
 
