@@ -28,6 +28,7 @@ class Kind:
     program: str
     compiler: str
     flags: tuple[str, ...]
+    libraries: tuple[str, ...] = ()
 
 
 GCC = Kind('out/train', 'gcc', ('-s',))
@@ -35,6 +36,11 @@ CLANG = Kind('out/train-clang', 'clang', ('-s',))
 ASAN = Kind('out/train-asan', 'gcc',
             ('-g1', '-fsanitize=address,undefined', '-fno-sanitize-recover=all'))
 TSAN = Kind('out/train-tsan', 'gcc', ('-g1', '-fsanitize=thread'))
+# with the libraries where runtime/cuda/toolkit found them
+CUDA = Kind('out/train-cuda', 'gcc', ('-s',), (
+    *(word for name in ('root', 'nccl')
+      for word in (f'-Lout/cuda/{name}/lib', f'-Wl,-rpath,{ROOT}/out/cuda/{name}/lib')),
+    '-l:libcudart.so.13', '-l:libcublasLt.so.13', '-l:libnccl.so.2', '-lstdc++'))
 
 
 def sh(*command: object, **options) -> str:
@@ -56,7 +62,7 @@ def alone(name: str) -> Iterator[None]:
 
 def objects(kind: Kind = GCC) -> list[pathlib.Path]:
     """what a program of build.ninja is linked from beside train.o, brought up to date"""
-    listed = re.search(r'input: link\n((?: {4}.*\n)*)', sh('ninja', '-t', 'query', kind.program))
+    listed = re.search(r'input: \w*link\n((?: {4}.*\n)*)', sh('ninja', '-t', 'query', kind.program))
     names = [n for n in listed[1].split() if n.endswith('.o') and not n.endswith('/train.o')]
     with alone('ninja'):
         sh('ninja', *names)
@@ -87,7 +93,7 @@ def build(source: str, kind: Kind = GCC) -> pathlib.Path:
             return program
         folder.mkdir(exist_ok=True)
         (folder / 'train.c').write_text(source)
-        compile_source(kind, folder / 'train.c', *parts, '-o', program)
+        compile_source(kind, folder / 'train.c', *parts, *kind.libraries, '-o', program)
     return program
 
 
