@@ -23,7 +23,7 @@ enum { ZR_OK = 0, ZR_USER = 2, ZR_ENVIRONMENT = 3, ZR_DISAGREE = 4, ZR_DIED = 5,
        ZR_STUCK = 7 };
 
 enum { ZR_EAGER, ZR_LATE, ZR_SHUFFLED };
-enum { ZR_OPERANDS = 12, ZR_SKIPS = 20 };
+enum { ZR_OPERANDS = 12, ZR_SKIPS = 20, ZR_TOLD = 256 };
 
 /* ---- options (zr_options.c) */
 typedef struct zr_options {
@@ -35,19 +35,17 @@ typedef struct zr_options {
 } zr_options;
 
 /* ---- what all ranks see: one mapping, made before they start */
-/* A rank's place: how far it has come on each queue (ZR_QUEUES: zr_barrier), and who it is. */
+/* A rank's place: how far it has come on each queue (ZR_QUEUES: zr_barrier). */
 typedef struct zr_seat {
     struct { _Atomic uint32_t arrived, read; } turn[ZR_QUEUES + 1];
-    uint32_t abi;
-    char plan[72], object[64];
-    uint64_t hash[2];
+    uint64_t part[2];                     /* of a sum: zr_total */
 } __attribute__((aligned(64))) zr_seat;
 
 typedef struct zr_shared {
     _Atomic uint32_t stop;                /* 1: leave */
     _Atomic int32_t code;                 /* exit code of the first failure, 0: none */
     _Atomic int64_t step;                 /* that rank 0 is in, from 1 */
-    char meeting[128];                    /* what rank 0 tells the others so that they meet */
+    char told[ZR_TOLD];                   /* what rank 0 tells the others: zr_tell */
     char temp[ZR_FILE];                   /* a file to remove if the run ends now; "": none */
     zr_seat seat[];                       /* [ranks] */
 } zr_shared;
@@ -114,7 +112,10 @@ void zr_set(_Atomic uint32_t *word, uint32_t n);
 void zr_until(zr *z, _Atomic uint32_t *word, uint32_t n);     /* until *word has reached n */
 uint32_t zr_arrive(zr *z, int queue, uint32_t *turn);         /* the next turn; returns it */
 void zr_all_arrived(zr *z, int queue, uint32_t turn);
-void zr_barrier(zr *z);                   /* all ranks; from the rank's own thread only */
+/* From the rank's own thread only, on all ranks alike: */
+void zr_barrier(zr *z);
+void zr_tell(zr *z, void *what, size_t n);           /* what[n] = rank 0's; n <= ZR_TOLD */
+void zr_total(zr *z, uint64_t sum[2]);               /* the sum over all ranks */
 void zr_handshake(zr *z);                 /* fails when ranks run different programs or kernels */
 
 /* ---- the target: memory */

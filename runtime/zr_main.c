@@ -288,12 +288,9 @@ static void hash(zr *z)
     if (!z->o->hash) return;
     for (const zr_flat *f = z->p->flats; f < z->p->flats + z->p->nflats; f++)
         for (int64_t i = 0; i < f->count; i++)
-            zr_call(z, ZR_MAIN, f->hash, f->at + i * f->stride, i,
-                    address(z->shared->seat[z->rank].hash));
+            zr_call(z, ZR_MAIN, f->hash, f->at + i * f->stride, i, address(sum));
     zr_drain(z);
-    zr_barrier(z);
-    for (int r = 0; r < z->ranks; r++)
-        for (int i = 0; i < 2; i++) sum[i] += z->shared->seat[r].hash[i];
+    zr_total(z, sum);
     zr_print(z, STDOUT_FILENO, "weights %016" PRIx64 "%016" PRIx64 "\n", sum[0], sum[1]);
 }
 

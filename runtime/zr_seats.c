@@ -56,19 +56,38 @@ void zr_barrier(zr *z)
     zr_all_arrived(z, ZR_QUEUES, zr_arrive(z, ZR_QUEUES, &z->barriers));
 }
 
+void zr_tell(zr *z, void *what, size_t n)
+{
+    if (z->rank == 0) memcpy(z->shared->told, what, n);
+    zr_barrier(z);
+    memcpy(what, z->shared->told, n);
+    zr_barrier(z);
+}
+
+void zr_total(zr *z, uint64_t sum[2])
+{
+    memcpy(z->shared->seat[z->rank].part, sum, 2 * sizeof *sum);
+    zr_barrier(z);
+    memset(sum, 0, 2 * sizeof *sum);
+    for (int r = 0; r < z->ranks; r++)
+        for (int i = 0; i < 2; i++) sum[i] += z->shared->seat[r].part[i];
+    zr_barrier(z);
+}
+
 void zr_handshake(zr *z)
 {
-    zr_seat *mine = &z->shared->seat[z->rank], *first = &z->shared->seat[0];
-    mine->abi = z->p->abi;
-    snprintf(mine->plan, sizeof mine->plan, "%s", z->p->plan);
-    snprintf(mine->object, sizeof mine->object, "%s", z->p->object());
-    zr_barrier(z);
-    if (strcmp(mine->plan, first->plan) || mine->abi != first->abi)
+    struct { uint32_t abi; char plan[72], object[64]; } mine = {.abi = z->p->abi}, first;
+    _Static_assert(sizeof mine <= ZR_TOLD, "what zr_tell can tell");
+    snprintf(mine.plan, sizeof mine.plan, "%s", z->p->plan);
+    snprintf(mine.object, sizeof mine.object, "%s", z->p->object());
+    first = mine;
+    zr_tell(z, &first, sizeof first);
+    if (strcmp(mine.plan, first.plan) || mine.abi != first.abi)
         zr_fail(z, ZR_DISAGREE,
-                "runs plan %s, rank 0 runs plan %s; start the same binary everywhere", mine->plan,
-                first->plan);
-    if (strcmp(mine->object, first->object))
+                "runs plan %s, rank 0 runs plan %s; start the same binary everywhere", mine.plan,
+                first.plan);
+    if (strcmp(mine.object, first.object))
         zr_fail(z, ZR_DISAGREE,
                 "has kernels for %s, rank 0 for %s; set ZK_ISA to the lesser one on all ranks",
-                mine->object, first->object);
+                mine.object, first.object);
 }

@@ -11,7 +11,6 @@
 #include "cuda.h"
 #include <inttypes.h>
 #include <sched.h>
-#include <string.h>
 
 /* ---- NCCL's answers */
 
@@ -36,15 +35,11 @@ void zr_communicators(zr *z)
     zr_target *t = z->t;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     ncclUniqueId id;
-    _Static_assert(sizeof id <= sizeof z->shared->meeting, "room for NCCL's id");
+    _Static_assert(sizeof id <= ZR_TOLD, "what zr_tell can tell");
     config.blocking = 0;
     zr_expect(z);
-    if (z->rank == 0) {
-        must(z, ZR_MAIN, ncclGetUniqueId(&id), "meeting the other ranks");
-        memcpy(z->shared->meeting, &id, sizeof id);
-    }
-    zr_barrier(z);
-    memcpy(&id, z->shared->meeting, sizeof id);
+    if (z->rank == 0) must(z, ZR_MAIN, ncclGetUniqueId(&id), "meeting the other ranks");
+    zr_tell(z, &id, sizeof id);
     must(z, ZR_MAIN, ncclCommInitRankConfig(&t->comm[ZR_MAIN], z->ranks, id, z->rank, &config),
          "meeting the other ranks");
     for (int queue = 0; queue < ZR_QUEUES; queue++)
