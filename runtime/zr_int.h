@@ -73,6 +73,12 @@ typedef struct zr_log {
     int64_t shown_step;
 } zr_log;
 
+/* ---- ranks that a launcher has started, on this host or another: a target may have these */
+typedef struct zr_far {
+    void (*tell)(zr *z, void *what, size_t n);       /* as zr_tell */
+    void (*total)(zr *z, uint64_t sum[2]);           /* as zr_total */
+} zr_far;
+
 /* ---- one rank */
 typedef struct zr_target zr_target;       /* what a target keeps: cpu/cpu.h, cuda/cuda.h */
 
@@ -82,6 +88,8 @@ struct zr {
     zr_shared *shared;
     zr_target *t;
     int rank, ranks;                      /* rank -1: the parent */
+    int lowest, here;                     /* the parent starts `here` ranks, from `lowest` on */
+    const zr_far *far;                    /* how to reach the others; NULL: all ranks are here */
     int column;                           /* in p->columns, and in train.c's launch tables */
     int64_t step;                         /* training step in work, from 0 */
     zr_data train, val;                   /* count 0: not given */

@@ -314,7 +314,8 @@ static void run_rank(zr *z)
 int zr_main(int argc, char **argv, const zr_program *p)
 {
     zr_options o;
-    zr z = {.p = p, .o = &o, .rank = -1, .ranks = p->ranks, .started = zr_now(), .log.file = -1};
+    zr z = {.p = p, .o = &o, .rank = -1, .ranks = p->ranks, .here = p->ranks,
+            .started = zr_now(), .log.file = -1};
     if (p->abi != ZR_ABI)
         zr_fail(&z, ZR_DISAGREE, "made for runtime %u, this is %d; build it anew", p->abi, ZR_ABI);
     zr_parse(&z, &o, argc, argv);

@@ -152,12 +152,12 @@ static int reap(zr *z, pid_t *pid)
     int status, left = 0;
     pid_t gone;
     while ((gone = waitpid(-1, &status, WNOHANG)) > 0)
-        for (int r = 0; r < z->ranks; r++)
+        for (int r = 0; r < z->here; r++)
             if (pid[r] == gone) {
                 pid[r] = 0;
-                judge(z, r, status);
+                judge(z, z->lowest + r, status);
             }
-    for (int r = 0; r < z->ranks; r++) left += pid[r] > 0;
+    for (int r = 0; r < z->here; r++) left += pid[r] > 0;
     return left;
 }
 
@@ -180,7 +180,7 @@ static int watch(zr *z, pid_t *pid, const sigset_t *signals)
         if (signal > 0 && signal != SIGCHLD) interrupted(z, signal);
         if (!atomic_load(&z->shared->stop)) continue;
         if (deadline == 0) deadline = zr_now() + 1e-3 * GRACE_MS;
-        for (int r = 0; zr_now() > deadline && r < z->ranks; r++)
+        for (int r = 0; zr_now() > deadline && r < z->here; r++)
             if (pid[r] > 0) kill(pid[r], SIGKILL);
     }
     /* All ranks are gone, and their locks: a file that is locked is another run's. */
@@ -191,7 +191,7 @@ static int watch(zr *z, pid_t *pid, const sigset_t *signals)
 int zr_ranks(zr *z, void (*body)(zr *z))
 {
     sigset_t signals, before;
-    pid_t *pid = calloc((size_t)z->ranks, sizeof *pid), parent = getpid();
+    pid_t *pid = calloc((size_t)z->here, sizeof *pid), parent = getpid();
     if (!pid) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
     sigemptyset(&signals);
     for (size_t i = 0; i < 4; i++)
@@ -199,12 +199,12 @@ int zr_ranks(zr *z, void (*body)(zr *z))
     sigprocmask(SIG_BLOCK, &signals, &before);
     share(z);
     fflush(NULL);
-    for (int r = 0; r < z->ranks; r++) {
+    for (int r = 0; r < z->here; r++) {
         pid[r] = fork();
-        if (pid[r] == 0) live(z, r, parent, &before, body);
+        if (pid[r] == 0) live(z, z->lowest + r, parent, &before, body);
         if (pid[r] < 0) {
             char line[LINE];
-            int n = snprintf(line, LINE, "%s: starting rank %d: %s\n", z->p->name, r,
+            int n = snprintf(line, LINE, "%s: starting rank %d: %s\n", z->p->name, z->lowest + r,
                              strerror(errno));
             say(line, n);
             stop(z, ZR_ENVIRONMENT);

@@ -12,6 +12,7 @@
  * Environment
  *   ZR_TIMEOUT_S=N     a rank that has waited so long for its queues gives up (default: ten times
  *                      the median step and no less than a minute; ten minutes for the first step)
+ *   ZR_RANK, ZR_WORLD_SIZE, ZR_LOCAL_RANK, ZR_ADDR=HOST:PORT      see launcher.c
  *   ZR_SHARE_GPU=1     ranks may share a device, for tests: they take turns and are slow
  */
 #ifndef ZR_CUDA_H
@@ -20,7 +21,7 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
-enum { ZR_RECENT = 32, ZR_BOUNCE = 1 << 20 };
+enum { ZR_RECENT = 32, ZR_BOUNCE = 1 << 20, ZR_HOST = 256 };
 
 typedef struct zr_event {
     cudaEvent_t mark;
@@ -47,6 +48,10 @@ typedef struct zr_watch {
 } zr_watch;
 
 struct zr_target {
+    /* with a launcher: the rank among those of its host, where rank 0 listens, and [ranks]
+     * connections, -1: none */
+    int launched, local, port0, *line;
+    char host0[ZR_HOST];
     int device;
     cudaStream_t stream[ZR_QUEUES];
     ncclComm_t comm[ZR_QUEUES];           /* NULL with one rank */
@@ -72,6 +77,12 @@ struct zr_target {
 
 /* ---- device.c: fails, saying what was tried, unless a call of CUDA went well */
 void zr_cuda(zr *z, cudaError_t error, const char *what);
+
+/* ---- launcher.c, plane.c: ranks that are not all started by one parent */
+void zr_find_launcher(zr *z);
+extern const zr_far zr_plane;
+void zr_plane_open(zr *z);
+void zr_plane_look(zr *z);                /* fails when a rank is gone */
 
 /* ---- queue.c: the stream of a queue, for something that is issued now: `what` */
 cudaStream_t zr_on(zr *z, int queue, const char *what);

@@ -25,9 +25,9 @@ void zr_cuda(zr *z, cudaError_t error, const char *what)
 
 void zr_prepare(zr *z)
 {
-    zr_refuse_launcher(z);
     z->t = calloc(1, sizeof *z->t);
     if (!z->t) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+    zr_find_launcher(z);
     z->t->watch.setting = zr_setting(z, "ZR_TIMEOUT_S", 1000000);
 }
 
@@ -52,7 +52,8 @@ static void set_up_libraries(zr *z, int shared)
     set("NCCL_P2P_DISABLE", "1");
 }
 
-/* Rank r takes device r; fails where there is none for it. */
+/* Rank r takes device r; fails where there is none for it. A launcher may show each task one
+ * device alone. */
 static void choose(zr *z)
 {
     int devices = 0, share = zr_setting(z, "ZR_SHARE_GPU", 1) != 0;
@@ -63,12 +64,12 @@ static void choose(zr *z)
                 "no CUDA device: %s; run this where NVIDIA's driver shows one (nvidia-smi), or "
                 "build out/train, which needs none",
                 error == cudaSuccess ? "none is visible" : cudaGetErrorString(error));
-    if (devices < z->ranks && !share)
+    if (devices < z->here && !share)
         zr_fail(z, ZR_ENVIRONMENT,
                 "%d CUDA devices for %d ranks; generate with cluster.ranks=%d, make more of them "
                 "visible (CUDA_VISIBLE_DEVICES), or set ZR_SHARE_GPU=1 for a test", devices,
                 z->ranks, devices);
-    z->t->device = z->rank % devices;
+    z->t->device = (z->t->launched ? z->t->local : z->rank) % devices;
     zr_cuda(z, cudaSetDevice(z->t->device), "taking a device");
 }
 
@@ -96,7 +97,9 @@ static void take_arenas(zr *z)
                 "free; end other programs, or generate with more ranks, a smaller micro_batch or "
                 "a smaller model",
                 gib(need), t->device, gib(t->before), gib(all));
-    zr_cuda(z, cudaMemset(at, 0, (size_t)need), "clearing the arena");
+    cudaStream_t stream = t->stream[ZR_MAIN];
+    zr_cuda(z, cudaMemsetAsync(at, 0, (size_t)need, stream), "clearing the arena");
+    zr_cuda(z, cudaStreamSynchronize(stream), "clearing the arena");
     zr_cuda(z, cudaHostAlloc(&host, (size_t)z->p->host + ZR_BOUNCE, cudaHostAllocDefault),
             "taking pinned memory");
     t->arena = at;
@@ -104,19 +107,20 @@ static void take_arenas(zr *z)
     t->after = free_bytes(z, NULL);
 }
 
-/* The contexts' streams come first: kernels are opened before the rest of the rank is there. */
+/* Kernels are opened with streams and scratch: both are made before anything else of the rank. */
 void zr_open(zr *z)
 {
     zr_target *t = z->t;
+    if (z->far) zr_plane_open(z);
     choose(z);
     zr_find_column(z);
-    take_arenas(z);
     for (int queue = 0; queue < ZR_QUEUES; queue++) {
         int priority = queue == ZR_MAIN ? 0 : -1;     /* transfers go before work */
         zr_cuda(z, cudaStreamCreateWithPriority(&t->stream[queue], cudaStreamNonBlocking,
                                                 priority), "making a stream");
         z->queue[queue].stream = t->stream[queue];
     }
+    take_arenas(z);
     z->space = t->arena + z->p->space;
     z->desk = t->host + z->p->desk;
 }

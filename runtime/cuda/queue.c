@@ -227,5 +227,6 @@ void zr_queues_stop(zr *z)
 {
     zr_drain(z);
     zr_watch_stop(z);
+    zr_barrier(z);                        /* nobody takes another's end for a death */
     if (z->ranks > 1) zr_part(z);
 }

@@ -101,6 +101,7 @@ static void *watch(void *arg)
     while (!quit) {
         nanosleep(&pause, NULL);
         zr_leave_if_stopped(z);
+        zr_plane_look(z);
         pthread_mutex_lock(&w->lock);
         if (w->communicators) look_at_nccl(z);
         look_at_clock(z);
