@@ -1,14 +1,19 @@
 """test_cuda.py -- the program for GPUs on a machine without one: it compiles for every processor,
-keeps within registers, links, and says what it lacks. What it computes is tested under emulation.
+keeps within registers, links, and says what it lacks; and how ranks are started and stopped, under
+emulation. What it computes is in test_emulated.py.
 """
 import os
 import re
+import signal
+import socket
 import subprocess
+import time
 
 import pytest
 
 import cuda_budget
 import trainer
+from test_emulated import EMULATED
 from trainer import ROOT
 
 SPEC = ROOT / 'model_specs' / 'gpt-tiny.yaml'
@@ -79,6 +84,95 @@ def test_what_it_says_of_itself(program) -> None:
 def test_settings_are_checked(program, name: str, value: str) -> None:
     done = run(program, '--steps', 0, **{name: value})
     assert done.returncode == 2 and name in done.stderr
+
+
+# ---- ranks, under emulation
+
+@pytest.fixture(scope='module')
+def emulated():
+    small = ('model.layers=1', 'train.micro_batch=1', 'train.global_batch=2', 'cluster.ranks=2')
+    return trainer.build(trainer.generate(SPEC, *small), EMULATED)
+
+
+@pytest.fixture(scope='module')
+def tokens(tmp_path_factory):
+    path = tmp_path_factory.mktemp('cuda') / 'tokens.bin'
+    trainer.write_tokens(path, [i * i % 251 for i in range(3000)])
+    return path
+
+
+def start(program, tokens, steps: int, **settings: object) -> subprocess.Popen:
+    return subprocess.Popen(
+        [program, '--data', tokens, '--steps', str(steps), '--hash'], text=True,
+        env=os.environ | {key: str(value) for key, value in settings.items()},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        return s.getsockname()[1]
+
+
+def torchrun(port: int, rank: int) -> dict[str, object]:
+    return {'RANK': rank, 'WORLD_SIZE': 2, 'LOCAL_RANK': rank, 'MASTER_ADDR': '127.0.0.1',
+            'MASTER_PORT': port}
+
+
+def slurm(port: int, rank: int) -> dict[str, object]:
+    return {'SLURM_PROCID': rank, 'SLURM_STEP_NUM_TASKS': 2, 'SLURM_LOCALID': rank,
+            'SLURM_STEP_NODELIST': 'localhost', 'SLURM_JOB_ID': port - 20000}
+
+
+def openmpi(port: int, rank: int) -> dict[str, object]:
+    return {'OMPI_COMM_WORLD_RANK': rank, 'OMPI_COMM_WORLD_SIZE': 2,
+            'OMPI_COMM_WORLD_LOCAL_RANK': rank, 'ZR_ADDR': f'127.0.0.1:{port}'}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('launcher', [torchrun, slurm, openmpi])
+def test_a_launcher_starts_the_same_run(emulated, tokens, launcher) -> None:
+    plain = start(emulated, tokens, 2)
+    port = free_port()
+    ranks = [start(emulated, tokens, 2, **launcher(port, rank)) for rank in (1, 0)]
+    said = [run.communicate(timeout=300) for run in (plain, *ranks)]
+    assert [run.returncode for run in (plain, *ranks)] == [0, 0, 0], said
+    weights = [re.findall(r'^weights \w+$', out, re.M) for out, _ in said]
+    assert weights[0] and weights == [weights[0], [], weights[0]]
+
+
+@pytest.mark.slow
+def test_a_launcher_of_another_size(emulated, tokens) -> None:
+    done = start(emulated, tokens, 1, RANK=0, WORLD_SIZE=3)
+    assert 'the launcher has 3 ranks' in done.communicate(timeout=60)[1] and done.returncode == 4
+
+
+@pytest.mark.slow
+def test_a_launchers_rank_that_dies_ends_the_others(emulated, tokens) -> None:
+    port = free_port()
+    first, other = (start(emulated, tokens, 1000, **torchrun(port, rank)) for rank in (0, 1))
+    assert first.stderr.readline().startswith('step 1/')
+    begun = time.monotonic()
+    other.send_signal(signal.SIGKILL)
+    error = first.communicate(timeout=30)[1]
+    assert first.returncode in (5, 7) and time.monotonic() - begun < 10
+    assert 'connection to rank 1 has ended' in error or 'NCCL' in error
+    other.communicate()
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_noticed(emulated, tokens) -> None:
+    """A rank is stopped, and the other's watchdog says where it waits."""
+    running = start(emulated, tokens, 1000, ZR_TIMEOUT_S=20)
+    assert running.stderr.readline().startswith('step 1/')
+    listed = f'/proc/{running.pid}/task/{running.pid}/children'
+    with open(listed, encoding='ascii') as f:
+        ranks = [int(word) for word in f.read().split()]
+    os.kill(ranks[1], signal.SIGSTOP)
+    error = running.communicate(timeout=120)[1]
+    assert running.returncode == 7
+    assert re.search(r'rank 0: step \d+ has not ended in 20 s \(ZR_TIMEOUT_S\); the last that was '
+                     r'issued is [\w -]+ on queue main', error)
 
 
 # ---- registers
