@@ -162,7 +162,8 @@ void zk_round(zk *k, const zk_launch *L, real *y, const float *x, int64_t n);
  * may be logits; NULL: not wanted. */
 void zk_cross_entropy(zk *k, const zk_launch *L, float *loss, real *dlogits, const real *logits,
                       const int32_t *target, int64_t M, int64_t V);
-/* sums[ZK_LOSS..] += the grain's loss (f64, rows ascending); sums[ZK_VALID] += its valid tokens */
+/* sums[ZK_LOSS..] += the grain's loss (f64, on a CPU rows ascending); sums[ZK_VALID] += its valid
+ * tokens */
 void zk_loss_sum(zk *k, const zk_launch *L, int64_t *sums, const float *loss, const int32_t *target,
                  int64_t M);
 

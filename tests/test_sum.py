@@ -195,8 +195,10 @@ def test_a_bad_block_is_counted_and_adds_nothing(kernels: zk.Kernels, bad: float
 
 
 def test_losses_are_exact_sums(kernels: zk.Kernels) -> None:
+    """A grain's losses are added in f64, on a CPU in order: 33 numbers above 0 err by at most 32 half
+    ulps of the sum, however they are added. Grains are added exactly."""
     rng = np.random.default_rng(9)
-    sums, want, valid = np.zeros(zk.SUMS, np.int64), Fraction(0), 0
+    sums, want, true, valid = np.zeros(zk.SUMS, np.int64), Fraction(0), Fraction(0), 0
     for _ in range(50):
         target = rng.integers(-1, 5, 33).astype(np.int32)
         loss = (rng.exponential(size=33) * 10.0 ** rng.uniform(-40, 5, 33)).astype(np.float32)
@@ -206,12 +208,15 @@ def test_losses_are_exact_sums(kernels: zk.Kernels) -> None:
         for x in loss:
             total += float(x)
         want += Fraction(total)
+        true += sum(map(Fraction, loss.tolist()))
         valid += int((target >= 0).sum())
-    assert exact(sums[32:60]) == want and sums[zk.VALID] == valid
+    found = exact(sums[32:60])
+    assert abs(found - true) <= 32 * true / 2 ** 53 and sums[zk.VALID] == valid
+    assert found == want or kernels.isa == zk.EMULATED
     mean, count = np.zeros(1), np.zeros(1)
     kernels.zk_mean(sums, mean, count)
     assert count[0] == valid
-    assert mean[0] == float(want) / valid               # float() of a Fraction rounds once
+    assert mean[0] == float(found) / valid              # float() of a Fraction rounds once
 
 
 def test_mean_of_nothing_and_of_a_bad_loss(kernels: zk.Kernels) -> None:
