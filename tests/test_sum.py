@@ -195,7 +195,7 @@ def test_a_bad_block_is_counted_and_adds_nothing(kernels: zk.Kernels, bad: float
 
 
 def test_losses_are_exact_sums(kernels: zk.Kernels) -> None:
-    """A grain's losses are added in f64, on a CPU in order: 33 numbers above 0 err by at most 32 half
+    """A grain is added in f64, on a CPU in order: 33 numbers above 0 err by at most 32 half
     ulps of the sum, however they are added. Grains are added exactly."""
     rng = np.random.default_rng(9)
     sums, want, true, valid = np.zeros(zk.SUMS, np.int64), Fraction(0), Fraction(0), 0
