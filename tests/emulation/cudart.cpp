@@ -81,9 +81,9 @@ void shim_enqueue(const char *name, const void *kernel, const shim_grid &g, cuda
     else if (g.shared > (more == allowed.end() ? (size_t)PLAIN : more->second))
         e = cudaErrorInvalidValue;
     if (e == cudaSuccess)
-        e = queue_issue(stream, name, [name, g, thread] {
-            return work([name, g, thread] {
-                shim_run(name, g, thread);
+        e = queue_issue(stream, name, [name, kernel, g, thread] {
+            return work([name, kernel, g, thread] {
+                shim_run(name, kernel, g, thread);
                 return DONE;
             });
         });

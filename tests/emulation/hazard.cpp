@@ -3,16 +3,19 @@
 #include "shim.h"
 
 #include <link.h>
+#include <map>
 #include <sys/mman.h>
 
-hazard_thread hazard_now;
+uint64_t hazard_thread;
 
 namespace {
 
-enum { GRAIN = 2, THREAD_BITS = 10, MEETING_BITS = 10, BARRIER_BITS = 12, BLOCK_BITS = 16 };
+enum { GRAIN = 2, THREAD = 10, MEETING = 10, BARRIER = 12, BLOCK = 16, LAUNCH = 15 };
 
-/* launch : 15, atomic : 1, block, barriers, meetings, thread; launch is never 0 */
+/* From the top: launch (never 0), atomic, block, barriers, meetings, thread. */
 typedef uint64_t touch;
+enum { AT_MEETING = THREAD, AT_BARRIER = AT_MEETING + MEETING, AT_BLOCK = AT_BARRIER + BARRIER,
+       AT_ATOMIC = AT_BLOCK + BLOCK, AT_LAUNCH = AT_ATOMIC + 1 };
 
 struct cell {
     touch write, first, last;             /* first, last: readers */
@@ -26,40 +29,25 @@ struct region {
 };
 
 region regions[2];                        /* the program's own data; device and pinned memory */
+std::map<std::pair<const void *, uint64_t>, int> seen;    /* launches of a kernel with a grid */
+uint64_t launches;
+bool watched;
 
-uint64_t low(uint64_t x, int bits) { return x & (((uint64_t)1 << bits) - 1); }
+uint64_t part(touch t, int at, int bits) { return t >> at & (((uint64_t)1 << bits) - 1); }
+uint64_t thread_of(touch t) { return part(t, 0, THREAD); }
+uint64_t block_of(touch t) { return part(t, AT_BLOCK, BLOCK); }
+bool atomic_of(touch t) { return part(t, AT_ATOMIC, 1); }
 
-touch present(bool atomic)
+inline bool ordered(touch before, touch now, bool shared)
 {
-    const hazard_thread &t = hazard_now;
-    uint64_t x = t.launch % 0x7fff + 1;
-    x = x << 1 | atomic;
-    x = x << BLOCK_BITS | low(t.block, BLOCK_BITS);
-    x = x << BARRIER_BITS | low(t.barriers, BARRIER_BITS);
-    x = x << MEETING_BITS | low(t.meetings, MEETING_BITS);
-    return x << THREAD_BITS | t.thread;
-}
-
-uint64_t thread_of(touch t) { return low(t, THREAD_BITS); }
-uint64_t meeting_of(touch t) { return low(t >> THREAD_BITS, MEETING_BITS); }
-uint64_t barrier_of(touch t) { return low(t >> (THREAD_BITS + MEETING_BITS), BARRIER_BITS); }
-uint64_t block_of(touch t)
-{
-    return low(t >> (THREAD_BITS + MEETING_BITS + BARRIER_BITS), BLOCK_BITS);
-}
-bool atomic_of(touch t) { return t >> 48 & 1; }
-uint64_t launch_of(touch t) { return t >> 49; }
-
-bool ordered(touch before, touch now, bool shared)
-{
-    if (launch_of(before) != launch_of(now) || (atomic_of(before) && atomic_of(now)))
+    touch differs = before ^ now;
+    if (differs >> AT_LAUNCH || (before & now) >> AT_ATOMIC & 1)
         return true;
-    if (block_of(before) != block_of(now))
+    if (part(differs, AT_BLOCK, BLOCK))
         return shared;
-    if (thread_of(before) == thread_of(now) || barrier_of(before) != barrier_of(now))
+    if (part(differs, AT_BARRIER, BARRIER) || !part(differs, 0, THREAD))
         return true;
-    return thread_of(before) / SHIM_WARP == thread_of(now) / SHIM_WARP &&
-           meeting_of(before) != meeting_of(now);
+    return part(differs, AT_MEETING, MEETING) && thread_of(differs) < SHIM_WARP;
 }
 
 [[noreturn]] void report(const region &r, const char *p, touch before, const char *was, touch now,
@@ -72,7 +60,7 @@ bool ordered(touch before, touch now, bool shared)
               (unsigned long long)thread_of(now), (unsigned long long)block_of(now));
 }
 
-void check_cell(const region &r, const char *p, cell *c, touch now, bool write)
+inline void check_cell(const region &r, const char *p, cell *c, touch now, bool write)
 {
     const char *is = atomic_of(now) ? "an atomic" : write ? "a write" : "a read";
     if (!ordered(c->write, now, r.shared))
@@ -116,18 +104,35 @@ int find(struct dl_phdr_info *info, size_t, void *)
 
 void hazard_region(const void *p, size_t n) { add(&regions[1], p, n, false); }
 
-void hazard_check(const void *p, size_t n, bool write, bool atomic)
+void hazard_launch(const void *kernel, uint64_t shape)
 {
-    if (!hazard_now.running || !n)
-        return;
     if (!regions[0].at)
         dl_iterate_phdr(find, nullptr);
+    watched = seen[{kernel, shape}]++ < WATCHED;
+    launches++;
+}
+
+void hazard_enter(uint64_t block, uint32_t thread, uint32_t barriers, uint32_t meetings)
+{
+    if (!watched)
+        return;
+    uint64_t launch = launches % ((1 << LAUNCH) - 1) + 1;
+    hazard_thread = launch << AT_LAUNCH | part(block, 0, BLOCK) << AT_BLOCK |
+                    part(barriers, 0, BARRIER) << AT_BARRIER |
+                    part(meetings, 0, MEETING) << AT_MEETING | thread;
+}
+
+void hazard_leave(void) { hazard_thread = 0; }
+
+void hazard_look(const void *p, size_t n, bool write, bool atomic)
+{
     for (const region &r : regions) {
         size_t at = (size_t)((const char *)p - r.at);
         if (at >= r.bytes)
             continue;
-        touch now = present(atomic);
-        for (size_t i = at / GRAIN; i <= (at + n - 1) / GRAIN; i++)
+        touch now = hazard_thread | (touch)atomic << AT_ATOMIC;
+        size_t step = n < 4 ? 1 : 2;
+        for (size_t i = at / GRAIN; i <= (at + n - 1) / GRAIN; i += step)
             check_cell(r, r.at + i * GRAIN, &r.cells[i], now, write);
     }
 }

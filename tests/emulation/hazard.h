@@ -4,21 +4,32 @@
  *  1. Two accesses of one launch, one of them a write, by different threads are ordered by a barrier
  *     between them, in one warp by __syncwarp, too; threads of two blocks by nothing.
  *  2. Shared memory is every block's own. Atomics do not conflict with each other.
- *  3. Every 2 bytes remember the last write and, since then, the first and the last reader.
+ *  3. Every 2 bytes remember the last write and, since then, the first and the last reader; an
+ *     access of 4 bytes or more is that of the first half of each 4.
+ *  4. What a kernel does within a launch is much the same in the next: the first WATCHED launches
+ *     of a kernel with a grid are looked at.
  */
 #ifndef SHIM_HAZARD_H
 #define SHIM_HAZARD_H
 #include <cstddef>
 #include <cstdint>
 
-/* The thread of a kernel that runs now; running 0: none does. */
-struct hazard_thread {
-    int running;
-    uint32_t launch, block, thread, barriers, meetings;
-};
-extern hazard_thread hazard_now;
+enum { WATCHED = 4 };
 
-void hazard_check(const void *p, size_t n, bool write, bool atomic);
+/* The thread of a kernel that runs now; 0: none does, or its launch is not watched. */
+extern uint64_t hazard_thread;
+
+void hazard_launch(const void *kernel, uint64_t shape);   /* begins; shape: a number for the grid */
+/* Which thread goes on: barriers of its block and its warp's meetings are those behind it. */
+void hazard_enter(uint64_t block, uint32_t thread, uint32_t barriers, uint32_t meetings);
+void hazard_leave(void);
+
+void hazard_look(const void *p, size_t n, bool write, bool atomic);
+inline void hazard_check(const void *p, size_t n, bool write, bool atomic)
+{
+    if (hazard_thread)
+        hazard_look(p, n, write, atomic);
+}
 /* Device and pinned memory, n bytes from p; what the program holds itself is found alone. */
 void hazard_region(const void *p, size_t n);
 

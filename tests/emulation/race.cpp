@@ -81,6 +81,14 @@ void check_cell(cell *c, bool write)
     c->write = mine;
 }
 
+void check_range(size_t at, size_t n, bool write)
+{
+    if (race_track == HOST && at < ROOM[DEVICE])
+        shim_fail("host code touches byte %zu of device memory", at);
+    for (size_t i = at / GRAIN; i <= (at + n - 1) / GRAIN; i++)
+        check_cell(&cells[i], write);
+}
+
 void on_fault(int signal, siginfo_t *info, void *)
 {
     size_t at = (size_t)((char *)info->si_addr - base);
@@ -133,12 +141,8 @@ void race_begin(int track, const char *name)
 void race_check(const void *p, size_t n, bool write)
 {
     size_t at = (size_t)((const char *)p - base);
-    if (at >= ALL || !base || !n)
-        return;
-    if (race_track == HOST && at < ROOM[DEVICE])
-        shim_fail("host code touches byte %zu of device memory", at);
-    for (size_t i = at / GRAIN; i <= (at + n - 1) / GRAIN; i++)
-        check_cell(&cells[i], write);
+    if (at < ALL && base && n)
+        check_range(at, n, write);
 }
 
 /* ---- memory: never used again once freed, so that what is used too late is found */
@@ -195,9 +199,11 @@ void race_open(bool open)
 }
 
 /* ---- what -fsanitize=thread and -fsanitize=alignment call */
-static void touch(const void *p, size_t n, bool write)
+static inline void touch(const void *p, size_t n, bool write)
 {
-    race_check(p, n, write);
+    size_t at = (size_t)((const char *)p - base);
+    if (at < ALL && base && n)
+        check_range(at, n, write);
     hazard_check(p, n, write, false);
 }
 

@@ -53,6 +53,8 @@ struct block {
     const std::function<void()> *body;
     void *scheduler;
     unsigned current;
+    uint64_t number;                      /* of the block in its grid */
+    uint32_t barriers;                    /* that it has passed */
     fibre fibres[THREADS];
     warp *warps;                          /* [THREADS / SHIM_WARP], not among what is shared */
 };
@@ -88,11 +90,9 @@ void go_on(unsigned t)
 {
     now.current = t;
     shim_now.thread = {t, 0, 0};
-    hazard_now.thread = t;
-    hazard_now.meetings = now.warps[t / SHIM_WARP].meetings;
-    hazard_now.running = 1;
+    hazard_enter(now.number, t, now.barriers, now.warps[t / SHIM_WARP].meetings);
     shim_switch(&now.scheduler, now.fibres[t].sp);
-    hazard_now.running = 0;
+    hazard_leave();
     if (*(uint64_t *)stack_of(t) != CANARY)
         shim_fail("kernel %s: thread %u needs a stack of more than %d bytes", now.name, t, STACK);
 }
@@ -142,11 +142,11 @@ int pass_barrier(void)
     const fibre &f = now.fibres[one];
     for (unsigned t = 0; t < now.threads; t++)
         if (now.fibres[t].at != AT_BARRIER || now.fibres[t].line != f.line ||
-            strcmp(now.fibres[t].file, f.file))
+            (now.fibres[t].file != f.file && strcmp(now.fibres[t].file, f.file)))
             mistake("divergent barrier", one, t);
     for (unsigned t = 0; t < now.threads; t++)
         now.fibres[t].at = READY;
-    hazard_now.barriers++;
+    now.barriers++;
     return 1;
 }
 
@@ -167,7 +167,8 @@ void run_block(const shim_grid &g)
 
 }
 
-void shim_run(const char *name, const shim_grid &g, const std::function<void()> &thread)
+void shim_run(const char *name, const void *kernel, const shim_grid &g,
+              const std::function<void()> &thread)
 {
     if (!stacks) {
         stacks = (char *)mmap(nullptr, (size_t)THREADS * STACK, PROT_READ | PROT_WRITE,
@@ -177,7 +178,7 @@ void shim_run(const char *name, const shim_grid &g, const std::function<void()> 
     now.name = name;
     now.threads = g.block;
     now.body = &thread;
-    hazard_now.launch++;
+    hazard_launch(kernel, ((g.grid.x * 65537ull + g.grid.y) * 65537 + g.grid.z) * 2048 + g.block);
     shim_now.block_dim = dim3(g.block, 1, 1);
     shim_now.grid_dim = g.grid;
     uint64_t blocks = (uint64_t)g.grid.x * g.grid.y * g.grid.z, back = order_backwards();
@@ -185,8 +186,8 @@ void shim_run(const char *name, const shim_grid &g, const std::function<void()> 
         uint64_t b = back ? blocks - 1 - i : i, row = b / g.grid.x;
         shim_now.block = {(unsigned)(b % g.grid.x), (unsigned)(row % g.grid.y),
                           (unsigned)(row / g.grid.y)};
-        hazard_now.block = (uint32_t)b;
-        hazard_now.barriers = 0;
+        now.number = b;
+        now.barriers = 0;
         run_block(g);
     }
 }
@@ -222,7 +223,8 @@ void shim_meet(unsigned mask, bool orders, const char *file, int line)
                   "%u threads)", now.name, file, line, mask, now.threads);
     for (unsigned t = first; t < first + SHIM_WARP; t++)
         if (now.fibres[t].at == AT_MEETING &&
-            (now.fibres[t].line != line || strcmp(now.fibres[t].file, file)))
+            (now.fibres[t].line != line ||
+             (now.fibres[t].file != file && strcmp(now.fibres[t].file, file))))
             mistake("lanes come to different collectives of their warp", me, t);
     if (++w.came < SHIM_WARP) {
         leave(AT_MEETING);
@@ -231,7 +233,7 @@ void shim_meet(unsigned mask, bool orders, const char *file, int line)
     w.came = 0;
     w.turn ^= 1;
     w.meetings += orders;
-    hazard_now.meetings = w.meetings;
+    hazard_enter(now.number, me, now.barriers, w.meetings);
     for (unsigned t = first; t < first + SHIM_WARP; t++)
         now.fibres[t].at = READY;
 }

@@ -47,7 +47,8 @@ void shim_enqueue(const char *name, const void *kernel, const shim_grid &g, cuda
                   std::function<void()> thread);
 const char *shim_kernel(void);            /* that runs now */
 /* Runs all threads of all blocks now. */
-void shim_run(const char *name, const shim_grid &g, const std::function<void()> &thread);
+void shim_run(const char *name, const void *kernel, const shim_grid &g,
+              const std::function<void()> &thread);
 /* Says what is wrong, and ends the process. */
 [[noreturn]] void shim_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
