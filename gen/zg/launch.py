@@ -124,9 +124,10 @@ class _Maker:
             self.own(f"own.{f.name}", "leaf", "node", "",
                      f"zk_push node+0 {whole} &leaf 1 0 {whole} ctl+0 {self.spec.grains} {f.mask} "
                      f"{fold}", shape=(whole,))
-            self.own(f"join.{f.name}", "", "node", "n",
-                     f"zk_push node+0{mine} 0 sources {self.W} 1 n null {self.W} 0 0",
-                     shape=(f.shard,))
+            if self.W > 1:
+                self.own(f"join.{f.name}", "", "node", "n",
+                         f"zk_push node+0{mine} 0 sources {self.W} 1 n null {self.W} 0 0",
+                         shape=(f.shard,))
         else:
             stride = whole if f.sum == "whole" else f.shard
             self.own(f"sum.{f.name}", "", "node", "n",

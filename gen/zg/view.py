@@ -129,7 +129,6 @@ class _Fns:
     def __init__(self, p: Plan) -> None:
         self.p = p
         self.classes = {c.name for c in p.classes}
-        self.queue = "ZR_REDUCE" if p.head.overlap else "ZR_MAIN"
 
     def term(self, word: str, formals: dict[str, str], first: bool) -> str:
         if "*" in word:
@@ -144,7 +143,7 @@ class _Fns:
     def operand(self, text: str, formals: dict[str, str]) -> str:
         if text in ("null", "recipe", "sources"):
             return {"null": "NULL", "recipe": "&recipe",
-                    "sources": f"zr_sources(z, {self.queue})"}[text]
+                    "sources": "SOURCES"}[text]
         if text.startswith("&"):
             return f"(const void *const[]){{{self.operand(text[1:], formals)}}}"
         if text.startswith("freq."):
@@ -173,7 +172,7 @@ class _Fns:
         at = {n: i for i, n in reversed(list(enumerate([*fn.ins, *fn.outs, *fn.ints])))}
         used = [re.split(r"[+&*]", a)[a.startswith("&")] for c in fn.calls for a in c.args]
         place = {c: f"a + {upper(c)}(0)" for c in sorted(self.classes) if c in used}
-        place |= {n: f"i[{at[n]}]" if n in fn.ints else f"a + i[{at[n]}]" for n in names}
+        place |= {n: f"i[{at[n]}]" if n in fn.ints else f"AT({at[n]})" for n in names}
         place |= {"out": f"HOST({at['out']})"} if "out" in at else {}
         often = [n for n in place if used.count(n) > 1]
         variables = ", ".join(f"*{lower(n)} = {place[n]}" for n in often)
@@ -258,7 +257,7 @@ def columns(p: Plan) -> list[str]:
             else [(f"[{at[0]} ... {at[-1]}] = " if len(at) > 1 else f"[{at[0]}] = ") + f"{{{row}}}"]
     out = []
     for name, rows in runs.items():
-        head, rest = f"static const zk_launch {launch_name(name)}[] = {{", f"{', '.join(rows)}}};"
+        head, rest = f"LAUNCH({launch_name(name)}) = {{", f"{', '.join(rows)}}};"
         out += [head + rest] if len(head + rest) <= COLUMNS else [head, *wrap(rest, 4)]
     return out
 
@@ -353,7 +352,7 @@ def view(p: Plan, cost: dict[str, object], memory: str, flat: bool) -> dict[str,
         + [f".warmup = {r.warmup}, .steps = {r.steps}, .schedule = {ops.SCHEDULES[r.schedule]}, "
            f".rows = {p.head.batch * p.head.sequence},"],
         "fns": sorted((fns.one(f) for f in p.fns), key=lambda lines: len(lines) == 1),
-        "parts": parts(p),
+        "parts": parts(p), "sources": "ZR_REDUCE" if p.head.overlap else "ZR_MAIN",
         "sections": sections(p, flat), "batch": batch(p),
         "flats": flats(p), "files": files(p), "logits": logits(p), "sample": sample(p),
         "tokens": number(p.cls("tokens").at), "targets": number(p.cls("targets").at),
