@@ -1,4 +1,4 @@
-"""test_run.py -- ./run: what it sets up, and what it does not; the demo; two of them at once.
+"""test_run.py -- the command run: what it sets up, and what it does not; the demo; two at once.
 
 Every call is made in a copy of the sources, so nothing of the user's is touched. An apt-get of our
 own stands before the system's and fails the test when it is called.
