@@ -25,11 +25,11 @@ class Use:
 
 
 def names(mangled: set[str]) -> dict[str, str]:
-    """mangled -> name<arguments>, without the parameters"""
+    """mangled -> name<arguments>, without the parameters and nameless namespaces"""
     listed = sorted(mangled)
     done = subprocess.run(['c++filt', '-p'], input='\n'.join(listed), capture_output=True,
                           text=True, check=True)
-    return {old: new.removeprefix('void ').replace(' ', '')
+    return {old: new.removeprefix('void ').replace('(anonymous namespace)::', '').replace(' ', '')
             for old, new in zip(listed, done.stdout.splitlines(), strict=True)}
 
 
