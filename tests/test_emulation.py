@@ -21,14 +21,6 @@ ORDERS = ['eager', 'late', 'shuffled:1', 'shuffled:2']
 MISTAKE = 86
 
 
-class Grid(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int32) for name in ('x', 'y', 'z', 'block', 'shared')]
-
-
-class Launch(ctypes.Structure):
-    _fields_ = [('tile', ctypes.c_int32 * 3), ('slot', ctypes.c_int32), ('part', Grid * 4)]
-
-
 class Context(ctypes.Structure):
     """struct zk of kernels/cuda/cuda.h"""
     _fields_ = [('stream', ctypes.c_void_p), ('device', ctypes.c_void_p),
@@ -45,8 +37,8 @@ def built() -> ctypes.CDLL:
 
 def call(name: str, grid: tuple[int, ...], *args: object, dtype: int = zk.F32) -> None:
     """demo_NAME with a launch of grid (x, y, z, block, shared) in column 1"""
-    launches = (Launch * 2)()
-    launches[1].part[0] = Grid(*grid)
+    launches = (zk.Launch * 2)()
+    launches[1].part[0] = zk.Grid(*grid)
     context = Context(dtype=dtype, column=1)
     given = [a.ctypes.data_as(ctypes.c_void_p) if isinstance(a, np.ndarray) else a for a in args]
     built()['demo_' + name](ctypes.byref(context), launches, *given)
@@ -126,7 +118,8 @@ def other_process(body: str, order: str = 'eager') -> subprocess.CompletedProces
     built()
     code = f'import numpy as np\nimport test_emulation as t\n{body}'
     return subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=60,
-                          cwd=ROOT / 'tests', env={**os.environ, 'ZR_EMULATE': order})
+                          cwd=ROOT / 'tests', env={**os.environ, 'ZR_EMULATE': order,
+                                                    'PYTHONPATH': str(ROOT / 'gen')})
 
 
 @pytest.mark.parametrize('order', ORDERS)

@@ -171,11 +171,18 @@ void add(transfer *t)
     std::copy(sum.begin(), sum.end(), t->sum);
 }
 
-bool peer_gone(ncclComm_t c)
+/* A peer of a piece that is not over is gone, and has left nothing to be read. */
+bool peer_gone(transfer *t)
 {
-    for (int r = 0; r < c->ranks; r++)
-        if (!wire_alive(c->w, r))
+    ncclComm_t c = t->comm;
+    for (const piece &p : t->sends)
+        if (!over(p) && !wire_alive(c->w, p.peer))
             return true;
+    for (size_t i = 0; i < t->receives.size(); i++) {
+        piece *p = &t->receives[i];
+        if (!over(*p) && !wire_alive(c->w, p->peer) && !pull(t, p, &t->heads[i]))
+            return true;
+    }
     return false;
 }
 
@@ -213,7 +220,7 @@ progress go_on(transfer *t)
     }
     if (moved)
         t->stuck = seconds();
-    else if (seconds() - t->stuck > 0.3 && peer_gone(c))
+    else if (seconds() - t->stuck > 0.3 && peer_gone(t))
         return fail(c);
     return moved ? MOVED : NOT_YET;
 }
@@ -351,8 +358,6 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *state)
 {
     locked hold(queue_lock);
     *state = c->state;
-    if (c->state == ncclSuccess && c->done != c->issued && peer_gone(c))
-        *state = c->state = ncclRemoteError;
     if (c->state != ncclInProgress)
         return ncclSuccess;
     if (wire_complete(c->w)) {
