@@ -12,7 +12,8 @@ import zk
 
 F32, BF16 = 2.0 ** -24, 2.0 ** -8       # unit roundoffs: the most one rounding errs, relative
 DTYPES = [zk.F32, zk.BF16]
-SHAPES = [(1, 1), (3, 7), (5, 16), (33, 20), (17, 64), (40, 96), (19, 133), (4, 768)]
+SHAPES = [(1, 1), (3, 7), (300, 16), (33, 20), (17, 64), (40, 96), (19, 133), (4, 768), (3, 1600),
+          (2, 9216)]
 HEADS = [(1, 1, 1, 2), (5, 3, 3, 20), (33, 4, 2, 24), (9, 4, 1, 64), (3, 2, 2, 128)]    # M, H, G, D
 EPS = 1e-5
 
@@ -62,9 +63,15 @@ def back_size(hat: Array, r: Array, w: Array, dy: Array) -> Array:
     return r * (g + g.mean(-1, keepdims=True) + hat * (g * hat).mean(-1, keepdims=True))
 
 
-def roundings(C: int) -> float:
-    """of a row: two sums of C/16 terms a lane and four folds each; a dozen operations an element"""
-    return 2 * (C / 16 + 4) + 16
+def chain(C: int, target: str) -> float:
+    """additions that a term of a row's sum meets. CPU: C/16 terms a lane, four folds. GPU: a
+    thread's, C/32 and a pack of eight at most; five folds in a warp and five of warps."""
+    return C / 16 + 4 if target != zk.EMULATED else C / 32 + 18
+
+
+def roundings(C: int, target: str) -> float:
+    """of a row: two sums; a dozen operations an element"""
+    return 2 * chain(C, target) + 16
 
 
 def test_formulas_against_finite_differences() -> None:
@@ -86,17 +93,17 @@ def test_formulas_against_finite_differences() -> None:
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('M,C', SHAPES)
 @pytest.mark.parametrize('shift', [0.0, 30.0])
-def test_layernorm(M: int, C: int, dtype: int, shift: float) -> None:
+def test_layernorm(target: str, M: int, C: int, dtype: int, shift: float) -> None:
     (x, X), (dy, DY) = drawn(1, dtype, M, C, shift=shift), drawn(4, dtype, M, C)
     (w, W), (b, B) = drawn(2, dtype, C), drawn(3, dtype, C)
     y, dx, dw, db = empties(dtype, (M, C), (M, C), (C,), (C,))
     stat, scratch = zk.empty(zk.F32, M, 2), zk.empty(zk.F32, 2, C)
-    k = zk.Kernels(dtype=dtype)
+    k = zk.Kernels(target, dtype)
     k.zk_layernorm_fwd(y, stat, x, w, b, M, C, EPS)
     k.zk_layernorm_bwd(dx, dw, db, dy, x, stat, w, scratch, M, C)
 
     mean, r = row(X), 1 / np.sqrt(X.var(-1, keepdims=True) + EPS)
-    hat, lanes = (X - mean) * r, C / 16 + 4         # a sum: C/16 terms a lane, four folds
+    hat, lanes = (X - mean) * r, chain(C, target)
     close(stat[:, :1].copy(), mean, (lanes + 1) * F32 * row(np.abs(X)), zk.F32)
     centre = F32 * ((lanes + 1) * row(np.abs(X)) + np.abs(X - mean))        # of x - mean
     rel = r * centre.max(-1, keepdims=True) + (lanes + 4) * F32             # of 1/std, relative
@@ -113,7 +120,7 @@ def test_layernorm(M: int, C: int, dtype: int, shift: float) -> None:
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
-def test_layernorm_without_bias(dtype: int) -> None:
+def test_layernorm_without_bias(target: str, dtype: int) -> None:
     """equals a bias of zeros, bit for bit"""
     M, C = 5, 37
     (x, _), (w, _), (dy, _) = drawn(1, dtype, M, C), drawn(2, dtype, C), drawn(3, dtype, M, C)
@@ -121,23 +128,23 @@ def test_layernorm_without_bias(dtype: int) -> None:
     for b, db in ((zero, zk.empty(dtype, C)), (None, None)):
         y, dx, dw = empties(dtype, (M, C), (M, C), (C,))
         stat, scratch = zk.empty(zk.F32, M, 2), zk.empty(zk.F32, 2, C)
-        zk.Kernels(dtype=dtype).zk_layernorm_fwd(y, stat, x, w, b, M, C, EPS)
-        zk.Kernels(dtype=dtype).zk_layernorm_bwd(dx, dw, db, dy, x, stat, w, scratch, M, C)
+        zk.Kernels(target, dtype).zk_layernorm_fwd(y, stat, x, w, b, M, C, EPS)
+        zk.Kernels(target, dtype).zk_layernorm_bwd(dx, dw, db, dy, x, stat, w, scratch, M, C)
         results.append([a.tobytes() for a in (y, stat, dx, dw)])
     assert results[0] == results[1]
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('M,C', SHAPES)
-def test_rmsnorm(M: int, C: int, dtype: int) -> None:
+def test_rmsnorm(target: str, M: int, C: int, dtype: int) -> None:
     (x, X), (w, W), (dy, DY) = drawn(1, dtype, M, C), drawn(2, dtype, C), drawn(3, dtype, M, C)
     y, dx, dw = empties(dtype, (M, C), (M, C), (C,))
     stat, scratch = zk.empty(zk.F32, M), zk.empty(zk.F32, C)
-    k = zk.Kernels(dtype=dtype)
+    k = zk.Kernels(target, dtype)
     k.zk_rmsnorm_fwd(y, stat, x, w, M, C, EPS)
     k.zk_rmsnorm_bwd(dx, dw, dy, x, stat, w, scratch, M, C)
 
-    r, u = 1 / np.sqrt((X * X).mean(-1, keepdims=True) + EPS), roundings(C) * F32
+    r, u = 1 / np.sqrt((X * X).mean(-1, keepdims=True) + EPS), roundings(C, target) * F32
     close(stat[:, None].copy(), r, u * r, zk.F32)
     close(y, rms(X, W), u * np.abs(rms(X, W)), dtype)
     DX, DW = back(X * r, r, W, DY, False)
@@ -147,19 +154,19 @@ def test_rmsnorm(M: int, C: int, dtype: int) -> None:
 
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('M,H,G,D', HEADS)
-def test_qknorm(M: int, H: int, G: int, D: int, dtype: int) -> None:
+def test_qknorm(target: str, M: int, H: int, G: int, D: int, dtype: int) -> None:
     S = H + 2 * G
     (x, X), (dy, DY) = drawn(1, dtype, M, S, D), drawn(4, dtype, M, S, D)
     (wq, WQ), (wk, WK) = drawn(2, dtype, D), drawn(3, dtype, D)
     y, dx, dwq, dwk = empties(dtype, (M, S, D), (M, S, D), (D,), (D,))
     stat, scratch = zk.empty(zk.F32, M, H + G), zk.empty(zk.F32, 2, D)
-    k = zk.Kernels(dtype=dtype)
+    k = zk.Kernels(target, dtype)
     k.zk_qknorm_fwd(y, stat, x, wq, wk, M, H, G, D, EPS)
     k.zk_qknorm_bwd(dx, dwq, dwk, dy, x, stat, wq, wk, scratch, M, H, G, D)
 
     assert y[:, H + G:].tobytes() == x[:, H + G:].tobytes()
     assert dx[:, H + G:].tobytes() == dy[:, H + G:].tobytes()
-    u = roundings(D) * F32
+    u = roundings(D, target) * F32
     for part, W, dw in ((slice(0, H), WQ, dwq), (slice(H, H + G), WK, dwk)):
         Z, DZ = X[:, part], DY[:, part]
         r = 1 / np.sqrt((Z * Z).mean(-1, keepdims=True) + EPS)
@@ -170,10 +177,10 @@ def test_qknorm(M: int, H: int, G: int, D: int, dtype: int) -> None:
 
 
 @pytest.mark.parametrize('T,D', [(1, 2), (33, 20), (70, 64), (2000, 128)])
-def test_rope_table(T: int, D: int) -> None:
+def test_rope_table(target: str, T: int, D: int) -> None:
     freq = 500000.0 ** (-np.arange(0, D, 2) / D)
     table = zk.empty(zk.F32, T, D // 2, 2)
-    zk.Kernels().zk_rope_table(table, freq, T, D)
+    zk.Kernels(target).zk_rope_table(table, freq, T, D)
     angle = np.arange(T)[:, None] * freq
     exact = np.stack([np.cos(angle), np.sin(angle)], -1)
     # one rounding to f32; the f64 sine may err by some 1e-16 of itself and 1e-16 absolutely
@@ -183,11 +190,11 @@ def test_rope_table(T: int, D: int) -> None:
 @pytest.mark.parametrize('dtype', DTYPES)
 @pytest.mark.parametrize('B,T,H,G,D', [(1, 1, 1, 1, 2), (2, 33, 3, 3, 20), (1, 20, 4, 2, 24),
                                        (3, 7, 4, 1, 64)])
-def test_rope(B: int, T: int, H: int, G: int, D: int, dtype: int) -> None:
+def test_rope(target: str, B: int, T: int, H: int, G: int, D: int, dtype: int) -> None:
     S, half = H + 2 * G, D // 2
     x, X = drawn(1, dtype, B, T, S, D)
     table = zk.empty(zk.F32, T, half, 2)
-    k = zk.Kernels(dtype=dtype)
+    k = zk.Kernels(target, dtype)
     k.zk_rope_table(table, 10000.0 ** (-np.arange(half) / half), T, D)
     c, s = (table[None, :, None, :, i].astype(np.float64) for i in (0, 1))
     for sign in (1, -1):
@@ -238,3 +245,16 @@ def test_bits(dtype: int) -> None:
         found = everything(zk.Kernels(isa, dtype, threads, compiler), dtype)
         assert found == first, (isa, compiler, threads)
     assert everything(zk.Kernels(dtype=dtype, threads=2, tile=(3, 0, 0)), dtype) == first
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+def test_a_gpu_turns_as_a_cpu(dtype: int) -> None:
+    """the same bits"""
+    B, T, H, G, D, found = 2, 25, 4, 2, 48, []
+    x, _ = drawn(5, dtype, B * T, (H + 2 * G) * D)
+    for target in (zk.isas()[-1], zk.EMULATED):
+        k, table, y = zk.Kernels(target, dtype), zk.empty(zk.F32, T, D), np.empty_like(x)
+        k.zk_rope_table(table, 10000.0 ** (-np.arange(D // 2) * 2 / D), T, D)
+        k.zk_rope(y, x, table, B, T, H, G, D, -1)
+        found.append(table.tobytes() + y.tobytes())
+    assert found[0] == found[1]

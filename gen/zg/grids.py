@@ -13,6 +13,8 @@ from typing import Callable, Mapping
 from .plan import Grid
 
 GEMM = 32 << 20                 # bytes of workspace that a GEMM may use
+WARP = 32
+PROCESSORS = {"sm_80": 108, "sm_90": 132, "sm_100": 148}        # of a whole device
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,92 @@ def bias(M: int, N: int) -> How:
     return run(Grid(-(-N // 128), stripes, 1, 256, 0), flat(N, 128), space=4 * N * stripes)
 
 
+def up(n: int, to: int = WARP) -> int:
+    return -(-n // to) * to
+
+
+def packed(C: int, real: int) -> int:
+    """Elements that a thread takes at a time from rows of C: 16 bytes, where rows allow that."""
+    return 16 // real if C % (16 // real) == 0 else 1
+
+
+def rows(M: int, C: int, real: int, most: int = 256) -> Grid:
+    """A block for each of M rows."""
+    return Grid(M, 1, 1, min(most, up(C // packed(C, real))), 0)
+
+
+# ---- norms: a team of threads has a run of C elements, and keeps packs of it
+
+PLAIN = 512                     # threads of a team that keeps none
+
+
+def team(C: int, real: int, most: int = 256) -> tuple[int, int]:
+    """Threads and packs of one, as norm.cu wants them; `most` threads have the registers."""
+    packs = C // packed(C, real)
+    if packed(C, real) == 1 or packs > 4 * most:
+        return min(PLAIN, up(packs)), 0
+    if packs <= WARP:
+        return 1 << (packs - 1).bit_length(), 1
+    return (WARP if packs <= 4 * WARP else up(-(-packs // 4))), 4
+
+
+def teams(threads: int, packs: int) -> int:
+    """of a block"""
+    return 128 // threads if packs and threads <= WARP else 1
+
+
+def norm_fwd(runs: int, C: int, real: int, kinds: int = 1) -> How:
+    threads, packs = team(C, real)
+    n = teams(threads, packs)
+    return run(Grid(-(-runs // n), kinds, 1, n * threads, 0), tile=(threads, packs, 0))
+
+
+def norm_bwd(runs: int, C: int, real: int, target: str, lines: int, kinds: int = 1,
+             most: int = 256) -> How:
+    """Eight runs a team or more: sums are small beside them. Folding: 32 columns a block, and as many
+    rows of threads as there are blocks' sums, up to 32."""
+    threads, packs = team(C, real, most)
+    n = teams(threads, packs)
+    block = n * threads
+    blocks = min(PROCESSORS[target] * max(1, PLAIN // block), -(-runs // (8 * n)))
+    return run(Grid(blocks, kinds, 1, block, 4 * C if n > 1 else 0),
+               Grid(-(-C // 32), lines, 1, 32 * min(32, blocks), 0), tile=(threads, packs, 0),
+               space=4 * lines * blocks * C)
+
+
+# ---- embedding's backward: blocks sort ranges of tokens, then a warp has a row's columns
+
+def embed_bwd(M: int, V: int, C: int, real: int, target: str) -> How:
+    each = max(64, -(-V // (2 * PROCESSORS[target])))
+    return run(Grid(-(-V // each), 1, 1, min(1024, up(M)), 4 * each),
+               Grid(-(-V // 8), -(-C // (WARP * packed(C, real))), 1, 8 * WARP, 0))
+
+
+def elements(n: int, real: int) -> How:
+    return run(flat(n, each=16 // real))
+
+
 GRIDS: Mapping[str, Callable[..., How]] = {
+    "zk_embed_fwd": lambda B, T, C, real: run(rows(B * T, C, real)),
+    "zk_embed_bwd": lambda M, V, C, add, real, target: embed_bwd(M, V, C, real, target),
+    "zk_position_bwd": lambda B, T, C, P, real: run(rows(P, C, real)),
+    "zk_layernorm_fwd": lambda M, C, real: norm_fwd(M, C, real),
+    "zk_layernorm_bwd": lambda M, C, real, target: norm_bwd(M, C, real, target, 2, most=192),
+    "zk_rmsnorm_fwd": lambda M, C, real: norm_fwd(M, C, real),
+    "zk_rmsnorm_bwd": lambda M, C, real, target: norm_bwd(M, C, real, target, 1),
+    "zk_qknorm_fwd": lambda M, H, G, D, real: norm_fwd(M * max(H, G), D, real, 3),
+    "zk_qknorm_bwd": lambda M, H, G, D, real, target:
+        norm_bwd(M * max(H, G), D, real, target, 2, 3),
+    "zk_rope_table": lambda T, D: run(flat(T * (D // 2))),
+    "zk_rope": lambda B, T, H, G, D, sign, real: run(rows(B * T, (H + G) * (D // 2), real)),
+    "zk_gelu_fwd": lambda n, kind, real: elements(n, real),
+    "zk_gelu_bwd": lambda n, kind, real: elements(n, real),
+    "zk_swiglu_fwd": lambda M, F, real: run(rows(M, F, real)),
+    "zk_swiglu_bwd": lambda M, F, real: run(rows(M, F, real)),
+    "zk_add": lambda n, real: elements(n, real),
+    "zk_round": lambda n, real: elements(n, real),
+    "zk_cross_entropy": lambda M, V, real: run(rows(M, V, real, 512)),
+    "zk_loss_sum": lambda M: run(Grid(1, 1, 1, min(1024, up(M)), 0)),
     "zk_linear_fwd": lambda M, N, K, layout: run(space=GEMM),
     "zk_linear_bwd_x": lambda M, N, K, layout: run(space=GEMM),
     "zk_linear_bwd_w": lambda M, N, K, layout, full: run(space=GEMM),

@@ -1,4 +1,4 @@
-/* part.h -- flat buffers on a GPU: elements several at a time, and the tensor of each block.
+/* part.h -- flat buffers on a GPU: the tensor of each block.
  *
  * Tensors of a flat buffer start at multiples of ZK_BLOCK elements, and so does every piece of it
  * that a kernel is given: a block lies in one tensor or between tensors. A warp looks its block up
@@ -6,41 +6,9 @@
  */
 #ifndef ZK_CUDA_PART_H
 #define ZK_CUDA_PART_H
-#include "cuda.h"
+#include "pack.h"
 
 #include "../scalar.h"
-
-/* ---- V elements, aligned to their size */
-template <class T, int V> struct alignas(sizeof(T) * V) pack {
-    T v[V];
-};
-
-/* x = p[0 .. V-1], 0 from the left-th on */
-template <int V, class T> __device__ inline void fetch(float (&x)[V], const T *p, int64_t left)
-{
-    if (left >= V) {
-        pack<T, V> all = *(const pack<T, V> *)p;
-        for (int j = 0; j < V; j++)
-            x[j] = get(all.v[j]);
-    } else {
-        for (int j = 0; j < V; j++)
-            x[j] = j < left ? get(p[j]) : 0;
-    }
-}
-
-/* the first `left` of p[0 .. V-1] = x */
-template <int V, class T> __device__ inline void stow(T *p, const float (&x)[V], int64_t left)
-{
-    if (left >= V) {
-        pack<T, V> all;
-        for (int j = 0; j < V; j++)
-            put(&all.v[j], x[j]);
-        *(pack<T, V> *)p = all;
-    } else {
-        for (int j = 0; j < V && j < left; j++)
-            put(p + j, x[j]);
-    }
-}
 
 /* ---- spans, as a kernel's parameter */
 struct span_list {

@@ -1,0 +1,175 @@
+/* act.cu -- elementwise: GELU, SwiGLU, addition, rounding.
+ *
+ * Invariants
+ *  1. An element's result depends on that element alone: 16 bytes at a time or a ragged end, the
+ *     same bits, and those of a CPU.
+ *  2. A thread reads its elements before it writes them: an output may be an input where zk.h says
+ *     so.
+ */
+#include "functions.h"
+#include "pack.h"
+
+namespace {
+
+__device__ inline float sigmoid(float x) { return __fdiv_rn(1.0f, 1.0f + exponential(-x)); }
+
+/* ---- GELU. The tanh form is x * sigmoid(2u), u = sqrt(2/pi) * (x + 0.044715 x^3): it keeps
+ * relative accuracy where 1 + tanh(u) cancels. From |x| = 16 on the sigmoid is 0 or 1 in f32, so
+ * x is clamped there and u stays finite. */
+const float ROOT = 1.59576912160573071176f;     /* 2 sqrt(2/pi) */
+const float CUBE = 0.044715f;
+const float HALF_ROOT = 0.70710678118654752440f;
+
+__device__ inline float clamped(float x)
+{
+    x = x > -16.0f ? x : -16.0f;
+    return x < 16.0f ? x : 16.0f;
+}
+
+__device__ inline float share(float t) { return sigmoid(ROOT * fmaf(CUBE * t, t * t, t)); }
+
+struct gelu_tanh {
+    __device__ float operator()(float x) const { return x * share(clamped(x)); }
+};
+
+struct gelu_erf {
+    __device__ float operator()(float x) const { return 0.5f * x * (1.0f + error(x * HALF_ROOT)); }
+};
+
+struct gelu_tanh_slope {
+    __device__ float operator()(float dy, float x) const
+    {
+        float t = clamped(x), s = share(t), inner = ROOT * fmaf(3 * CUBE * t, t, 1.0f);
+        return dy * fmaf(x * s * (1.0f - s), inner, s);
+    }
+};
+
+struct gelu_erf_slope {
+    __device__ float operator()(float dy, float x) const
+    {
+        float below = fmaf(0.5f, error(x * HALF_ROOT), 0.5f);
+        float density = 0.39894228040143267794f * exponential(-0.5f * x * x);
+        return dy * fmaf(x, density, below);
+    }
+};
+
+struct identity {
+    __device__ float operator()(float x) const { return x; }
+};
+
+/* ---- of n elements, one or two at a place */
+template <int V> __device__ inline int64_t first_here(void)
+{
+    return ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) * V;
+}
+
+template <int V> __device__ inline int64_t all_here(void)
+{
+    return (int64_t)gridDim.x * blockDim.x * V;
+}
+
+template <class F, class T, class X> __global__ void of_one(T *y, const X *x, int64_t n)
+{
+    constexpr int V = wide<T>;
+    for (int64_t i = first_here<V>(); i < n; i += all_here<V>()) {
+        float a[V];
+        fetch(a, x + i, n - i);
+        for (int j = 0; j < V; j++)
+            a[j] = F()(a[j]);
+        stow(y + i, a, n - i);
+    }
+}
+
+template <class F, class T> __global__ void of_two(T *y, const T *x, const T *z, int64_t n)
+{
+    constexpr int V = wide<T>;
+    for (int64_t i = first_here<V>(); i < n; i += all_here<V>()) {
+        float a[V], b[V];
+        fetch(a, x + i, n - i);
+        fetch(b, z + i, n - i);
+        for (int j = 0; j < V; j++)
+            a[j] = F()(a[j], b[j]);
+        stow(y + i, a, n - i);
+    }
+}
+
+/* ---- SwiGLU: silu(g) = g * sigmoid(g); its derivative is s + g s (1 - s). x [M, 2F], y [M, F] */
+template <class T, int V>
+__global__ void swiglu_fwd(T *y, const T *x, int64_t M, int64_t F)
+{
+    for (int64_t m = blockIdx.x; m < M; m += gridDim.x)
+        for (int64_t i = threadIdx.x * V; i < F; i += blockDim.x * V) {
+            float gate[V], up[V];
+            fetch(gate, x + 2 * m * F + i);
+            fetch(up, x + (2 * m + 1) * F + i);
+            for (int j = 0; j < V; j++)
+                up[j] = gate[j] * sigmoid(gate[j]) * up[j];
+            stow(y + m * F + i, up);
+        }
+}
+
+template <class T, int V>
+__global__ void swiglu_bwd(T *dx, const T *dy, const T *x, int64_t M, int64_t F)
+{
+    for (int64_t m = blockIdx.x; m < M; m += gridDim.x)
+        for (int64_t i = threadIdx.x * V; i < F; i += blockDim.x * V) {
+            float gate[V], up[V], d[V];
+            fetch(gate, x + 2 * m * F + i);
+            fetch(up, x + (2 * m + 1) * F + i);
+            fetch(d, dy + m * F + i);
+            for (int j = 0; j < V; j++) {
+                float s = sigmoid(gate[j]), silu = gate[j] * s;
+                gate[j] = d[j] * up[j] * fmaf(silu, 1.0f - s, s);
+                up[j] = d[j] * silu;
+            }
+            stow(dx + 2 * m * F + i, gate);
+            stow(dx + (2 * m + 1) * F + i, up);
+        }
+}
+
+}
+
+extern "C" {
+
+void zk_gelu_fwd(zk *k, const zk_launch *L, real *y, const real *x, int64_t n, int kind)
+{
+    if (kind == ZK_GELU_ERF)
+        ZK_REAL(k, T, ZK_LAUNCH(k, L, 0, (of_one<gelu_erf, T, T>), (T *)y, (const T *)x, n));
+    else
+        ZK_REAL(k, T, ZK_LAUNCH(k, L, 0, (of_one<gelu_tanh, T, T>), (T *)y, (const T *)x, n));
+}
+
+void zk_gelu_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x, int64_t n,
+                 int kind)
+{
+    if (kind == ZK_GELU_ERF)
+        ZK_REAL(k, T, ZK_LAUNCH(k, L, 0, (of_two<gelu_erf_slope, T>), (T *)dx, (const T *)dy,
+                                (const T *)x, n));
+    else
+        ZK_REAL(k, T, ZK_LAUNCH(k, L, 0, (of_two<gelu_tanh_slope, T>), (T *)dx, (const T *)dy,
+                                (const T *)x, n));
+}
+
+void zk_swiglu_fwd(zk *k, const zk_launch *L, real *y, const real *x, int64_t M, int64_t F)
+{
+    ZK_REAL(k, T, ZK_WIDE(T, V, F, ZK_LAUNCH(k, L, 0, (swiglu_fwd<T, V>), (T *)y, (const T *)x, M,
+                                             F)));
+}
+
+void zk_swiglu_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x, int64_t M,
+                   int64_t F)
+{
+    ZK_REAL(k, T, ZK_WIDE(T, V, F, ZK_LAUNCH(k, L, 0, (swiglu_bwd<T, V>), (T *)dx, (const T *)dy,
+                                             (const T *)x, M, F)));
+}
+
+void zk_add(zk *k, const zk_launch *L, real *y, const real *a, const real *b, int64_t n)
+{
+    ZK_REAL(k, T, ZK_LAUNCH(k, L, 0, (of_two<add_of, T>), (T *)y, (const T *)a, (const T *)b, n));
+}
+
+void zk_round(zk *k, const zk_launch *L, real *y, const float *x, int64_t n)
+{
+    ZK_REAL(k, T, ZK_LAUNCH(k, L, 0, (of_one<identity, T, float>), (T *)y, x, n));
+}
+}

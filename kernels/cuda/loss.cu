@@ -1,0 +1,134 @@
+/* loss.cu -- cross-entropy, and a grain's sum of it.
+ *
+ * Invariants
+ *  1. A block has a row, and reads it twice, the second time backwards: what was read last is still
+ *     near. A thread adds up exponentials of what lies below its own largest logit so far; sums
+ *     are brought to the row's largest and folded in one order. That one's exponential is 1, so no
+ *     sum is below 1, no loss below 0.
+ *  2. An ignored row has loss 0 and gradient 0, whatever its logits.
+ *  3. Logits may be written over: a thread reads its own again before it writes them, and the
+ *     target's was read by all before any is written.
+ */
+#include "functions.h"
+#include "pack.h"
+
+#include "../limbs.h"
+
+namespace {
+
+const float LOWEST = -3.402823466e+38f;         /* of finite numbers: an infinity minus it is one */
+
+struct exponentials {
+    float top, sum;                             /* sum of exp(x - top) */
+};
+
+/* This thread's part of x [C] */
+template <class T, int V>
+__device__ inline exponentials add_up(const T *x, int C)
+{
+    exponentials e = {LOWEST, 0};
+    for (int i = (int)threadIdx.x * V; i < C; i += (int)blockDim.x * V) {
+        float a[V], most = e.top;
+        fetch(a, x + i);
+        for (int j = 0; j < V; j++)
+            most = a[j] > most ? a[j] : most;
+        if (most > e.top) {
+            e.sum *= exp_below(e.top - most);
+            e.top = most;
+        }
+        for (int j = 0; j < V; j++)
+            e.sum += exp_below(a[j] - most);
+    }
+    return e;
+}
+
+/* The whole row's, in every thread */
+__device__ inline exponentials together(const exponentials &mine)
+{
+    exponentials e;
+    e.top = block_max(mine.top, LOWEST);
+    e.sum = block_sum(mine.sum * exp_below(mine.top - e.top));
+    return e;
+}
+
+/* d [C] = (exp(x - top) / sum - [i = target]) / M; hot: the target's logit */
+template <class T, int V>
+__device__ inline void slope(T *d, const T *x, int C, const exponentials &e, int target, float hot,
+                             float each)
+{
+    float share = __fdiv_rn(1.0f, e.sum);
+    int mine = (int)threadIdx.x, step = (int)blockDim.x, last = C / V - 1 - mine;
+    for (int i = last < 0 ? -1 : mine + last / step * step; i >= 0; i -= step) {
+        float a[V];
+        fetch(a, x + i * V);
+        for (int j = 0; j < V; j++)
+            a[j] = exp_below(a[j] - e.top) * share * each;
+        stow(d + i * V, a);
+    }
+    if (target / V % step == mine)
+        put(d + target, (exp_below(hot - e.top) * share - 1.0f) * each);
+}
+
+template <class T, int V> __device__ inline void zero(T *d, int C)
+{
+    const float none[V] = {};
+    for (int i = (int)threadIdx.x * V; i < C; i += (int)blockDim.x * V)
+        stow(d + i, none);
+}
+
+/* loss [M]; d [M,C] or NULL; x [M,C] */
+template <class T, int V>
+__global__ void entropy(float *loss, T *d, const T *x, const int32_t *target, int64_t M, int C)
+{
+    for (int64_t m = blockIdx.x; m < M; m += gridDim.x) {
+        float result = 0;
+        int32_t hit = target[m];
+        if (hit >= 0) {
+            const T *row = x + m * C;
+            float hot = get(row[hit]);
+            exponentials e = together(add_up<T, V>(row, C));
+            result = (float)zk_log(e.sum) - (hot - e.top);
+            if (d)
+                slope<T, V>(d + m * C, row, C, e, hit, hot, __fdiv_rn(1.0f, (float)M));
+        } else if (d) {
+            zero<T, V>(d + m * C, C);
+        }
+        if (threadIdx.x == 0)
+            loss[m] = result;
+    }
+}
+
+/* One block: the sums are few, and their order is to be one. */
+__global__ void add_losses(int64_t *sums, const float *loss, const int32_t *target, int64_t M)
+{
+    double sum = 0;
+    int64_t valid = 0;
+    for (int64_t m = threadIdx.x; m < M; m += blockDim.x) {
+        sum += loss[m];
+        valid += target[m] >= 0;
+    }
+    sum = block_sum(sum);
+    valid = block_sum(valid);
+    if (threadIdx.x == 0) {
+        sums[ZK_VALID] += valid;
+        sums[ZK_NONFINITE] += !limbs_add(sums + ZK_LOSS, sum);
+    }
+}
+
+}
+
+extern "C" {
+
+void zk_cross_entropy(zk *k, const zk_launch *L, float *loss, real *dlogits, const real *logits,
+                      const int32_t *target, int64_t M, int64_t V)
+{
+    ZK_REAL(k, T, ZK_WIDE(T, N, V, ZK_LAUNCH(k, L, 0, (entropy<T, N>), loss, (T *)dlogits,
+                                             (const T *)logits, target, M, (int)V)));
+}
+
+void zk_loss_sum(zk *k, const zk_launch *L, int64_t *sums, const float *loss, const int32_t *target,
+                 int64_t M)
+{
+    ZK_LAUNCH(k, L, 0, add_losses, sums, loss, target, M);
+}
+}

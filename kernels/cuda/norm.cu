@@ -1,0 +1,424 @@
+/* norm.cu -- layer norm, RMS norm and the RMS norm of query and key heads, forward and backward.
+ *
+ * Invariants
+ *  1. A run of C elements is the work of a team: a power of two of a warp's lanes, or a whole
+ *     block. The launch's tile says which: {threads of a team, packs of a row that a thread keeps}.
+ *     A run is read once and kept; with no packs kept, as for wide or odd rows, it is read again.
+ *  2. Teams of a warp walk together: one without a run left has no elements, and comes to every
+ *     sum.
+ *  3. dw and db: a team adds its runs in ascending order, a block its teams' sums, and leaves them
+ *     in device scratch, lines [2][blocks][C]; a second launch adds the blocks' in one order. So
+ *     bits depend on shapes and the launch table alone.
+ *  4. Backward recomputes the normalised value from x and the f32 statistics.
+ */
+#include "pack.h"
+
+namespace {
+
+enum { KEPT = 4, COLUMNS = 32, FOLD_THREADS = 1024 };
+
+/* Most threads of a block, and the blocks of a processor that registers are to suffice for */
+constexpr int most_threads(int N) { return N ? 256 : 512; }
+constexpr int most_back(int N, int centred) { return N == KEPT && centred ? 192 : most_threads(N); }
+constexpr int blocks_back(int N) { return N ? 2 : 1; }
+
+/* Where runs lie. A row of `stride` elements holds H, then G, then G runs of C: of query, key and
+ * value; a plain norm has one. Kind blockIdx.y of them is a block's. */
+struct layout {
+    int64_t M, stride;
+    int C, H, G;
+};
+
+struct place {
+    int64_t at, stat;             /* first element; number among the runs that have statistics */
+    int C;                        /* 0: no run */
+};
+
+__device__ inline int heads_here(const layout &l) { return blockIdx.y ? l.G : l.H; }
+
+__device__ inline place find(const layout &l, int64_t run)
+{
+    int heads = heads_here(l), first = blockIdx.y ? l.H + (int)(blockIdx.y - 1) * l.G : 0;
+    int64_t m = run / heads;
+    int h = first + (int)(run - m * heads);
+    return {m * l.stride + (int64_t)h * l.C, m * (l.H + l.G) + h, m < l.M ? l.C : 0};
+}
+
+/* ---- teams */
+struct team {
+    int threads, rank, lane, teams;         /* rank: of the team in its block */
+};
+
+__device__ inline team my_team(int threads)
+{
+    int t = (int)threadIdx.x;
+    return {threads, t / threads, t % threads, (int)blockDim.x / threads};
+}
+
+__device__ inline float team_sum(const team &t, float x)
+{
+    if (t.threads > ZK_WARP)
+        return block_sum(x);
+    for (int apart = t.threads / 2; apart; apart /= 2)
+        x += __shfl_xor_sync((unsigned)ZK_ALL, x, apart);
+    return x;
+}
+
+/* f(j, c) for each pack of this thread: the j-th one kept, elements c .. c + V - 1 of the run */
+template <int V, int N, class F> __device__ inline void each(const team &t, int C, F f)
+{
+    if (N) {
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            int c = (t.lane + j * t.threads) * V;
+            if (c < C)
+                f(j, c);
+        }
+    } else {
+        for (int c = t.lane * V; c < C; c += t.threads * V)
+            f(0, c);
+    }
+}
+
+/* This thread's packs of a run: N kept, or found again at p */
+template <class T, int V, int N> struct line {
+    pack<T, V> kept[N ? N : 1];
+    const T *p = nullptr;
+
+    __device__ inline void start(const team &t, const T *from, int C)
+    {
+        p = from;
+        for (int j = 0; j < N; j++) {
+            int c = (t.lane + j * t.threads) * V;
+            kept[j] = c < C ? load<V>(p + c) : pack<T, V>{};
+        }
+    }
+
+    __device__ inline void read(float (&x)[V], int j, int c) const
+    {
+        pack<T, V> all = N ? kept[j] : load<V>(p + c);
+        for (int i = 0; i < V; i++)
+            x[i] = get(all, i);
+    }
+};
+
+template <class T, int V, int N>
+__device__ inline void copy_run(const team &t, T *to, const T *from, int C)
+{
+    each<V, N>(t, C, [&](int, int c) {
+        *reinterpret_cast<pack<T, V> *>(to + c) = load<V>(from + c);
+    });
+}
+
+/* ---- forward. w, b of kind 0, wk of kind 1; kind 2 is copied */
+template <int V, int N, class T>
+__device__ inline float mean_of(const team &t, const line<T, V, N> &row, int C)
+{
+    float sum = 0, x[V];
+    each<V, N>(t, C, [&](int j, int c) {
+        row.read(x, j, c);
+        for (int i = 0; i < V; i++)
+            sum += x[i];
+    });
+    return team_sum(t, sum);
+}
+
+template <int V, int N, class T>
+__device__ inline float squares_of(const team &t, const line<T, V, N> &row, int C, float mean)
+{
+    float sum = 0, x[V];
+    each<V, N>(t, C, [&](int j, int c) {
+        row.read(x, j, c);
+        for (int i = 0; i < V; i++)
+            sum = fmaf(x[i] - mean, x[i] - mean, sum);
+    });
+    return team_sum(t, sum);
+}
+
+/* y = (x - mean) * r * w + b */
+template <int V, int N, class T>
+__device__ inline void scale(const team &t, T *y, const line<T, V, N> &row, int C, float mean,
+                             float r, const T *w, const T *b)
+{
+    each<V, N>(t, C, [&](int j, int c) {
+        float x[V], scale[V], bias[V] = {};
+        row.read(x, j, c);
+        fetch(scale, w + c);
+        if (b)
+            fetch(bias, b + c);
+        for (int i = 0; i < V; i++)
+            x[i] = fmaf((x[i] - mean) * r, scale[i], bias[i]);
+        stow(y + c, x);
+    });
+}
+
+template <class T, int V, int N, int CENTRED>
+__global__ void __launch_bounds__(most_threads(N), 2)
+norm_fwd(T *y, float *stat, const T *x, const T *w, const T *wk, const T *b, layout l, int threads,
+         float eps)
+{
+    team t = my_team(threads);
+    int64_t runs = l.M * heads_here(l);
+    for (int64_t first = (int64_t)blockIdx.x * t.teams; first < runs;
+         first += (int64_t)gridDim.x * t.teams) {
+        place at = find(l, first + t.rank);
+        if (blockIdx.y == 2) {
+            copy_run<T, V, N>(t, y + at.at, x + at.at, at.C);
+            continue;
+        }
+        line<T, V, N> row;
+        row.start(t, x + at.at, at.C);
+        float mean = CENTRED ? __fdiv_rn(mean_of(t, row, at.C), (float)l.C) : 0;
+        float square = __fdiv_rn(squares_of(t, row, at.C, mean), (float)l.C);
+        float r = __fdiv_rn(1.0f, __fsqrt_rn(square + eps));
+        scale(t, y + at.at, row, at.C, mean, r, blockIdx.y ? wk : w, b);
+        if (t.lane == 0 && at.C && CENTRED)
+            stat[2 * at.stat] = mean;
+        if (t.lane == 0 && at.C)
+            stat[CENTRED ? 2 * at.stat + 1 : at.stat] = r;
+    }
+}
+
+/* ---- backward: dx = r * (g - mean(g) - hat * mean(g * hat)), g = dy * w; RMS norm: no mean(g) */
+
+/* This thread's packs of its team's sums over runs: dw of dy * hat, db of dy. They are kept, or lie
+ * in scratch, at to [C] and to + apart [C]. */
+template <int V, int N, int CENTRED> struct sums {
+    float dw[N ? N : 1][V], db[CENTRED && N ? N : 1][V];
+    float *to = nullptr;
+    int64_t apart = 0;
+
+    __device__ inline void start(const team &t, float *at, int64_t away, int C)
+    {
+        to = at, apart = away;
+        for (int i = 0; i < (N ? N : 1) * V; i++)
+            dw[i / V][i % V] = 0;
+        for (int i = 0; i < (CENTRED && N ? N : 1) * V; i++)
+            db[i / V][i % V] = 0;
+        if (!N)
+            each<V, N>(t, C, [&](int, int c) {
+                stow(to + c, dw[0]);
+                if (CENTRED)
+                    stow(to + apart + c, db[0]);
+            });
+    }
+
+    __device__ inline void add(int j, int c, const float (&dy)[V], const float (&hat)[V])
+    {
+        if (!N)
+            fetch(dw[j], to + c);
+        if (!N && CENTRED)
+            fetch(db[j], to + apart + c);
+        for (int i = 0; i < V; i++)
+            dw[j][i] = fmaf(dy[i], hat[i], dw[j][i]);
+        for (int i = 0; CENTRED && i < V; i++)
+            db[j][i] += dy[i];
+        if (!N)
+            stow(to + c, dw[j]);
+        if (!N && CENTRED)
+            stow(to + apart + c, db[j]);
+    }
+};
+
+/* The teams' sums of one array added, in order of teams, in shared memory, and left at `to` [C] */
+template <int V, int N>
+__device__ inline void add_teams(const team &t, float *to, const float (&mine)[N][V], int C)
+{
+    ZK_SHARED(float, sum);
+    for (int i = 0; i < t.teams; i++) {
+        if (t.rank == i)
+            each<V, N>(t, C, [&](int j, int c) {
+                float x[V] = {};
+                if (i)
+                    fetch(x, sum + c);
+                for (int e = 0; e < V; e++)
+                    x[e] += mine[j][e];
+                stow(i == t.teams - 1 ? to + c : sum + c, x);
+            });
+        __syncthreads();
+    }
+}
+
+/* What one run gives: its part of the sums, and dx */
+template <class T, int V, int N, int CENTRED>
+__device__ inline void run_back(const team &t, T *dx, const T *dy, const T *x,
+                                const T *w, sums<V, N, CENTRED> &sum, int C, float width,
+                                float mean, float r)
+{
+    line<T, V, N> up, row;
+    up.start(t, dy, C);
+    row.start(t, x, C);
+    float all = 0, dot = 0;
+    float d[V], hat[V], scale[V];
+    auto read = [&](int j, int c) {
+        up.read(d, j, c);
+        row.read(hat, j, c);
+        fetch(scale, w + c);
+        for (int i = 0; i < V; i++)
+            hat[i] = (hat[i] - mean) * r;
+    };
+    each<V, N>(t, C, [&](int j, int c) {
+        read(j, c);
+        sum.add(j, c, d, hat);
+        for (int i = 0; i < V; i++) {
+            all += d[i] * scale[i];
+            dot = fmaf(d[i] * scale[i], hat[i], dot);
+        }
+    });
+    all = CENTRED ? __fdiv_rn(team_sum(t, all), width) : 0;
+    dot = -__fdiv_rn(team_sum(t, dot), width);
+    each<V, N>(t, C, [&](int j, int c) {
+        read(j, c);
+        for (int i = 0; i < V; i++)
+            d[i] = fmaf(hat[i], dot, d[i] * scale[i] - all) * r;
+        stow(dx + c, d);
+    });
+}
+
+template <class T, int V, int N, int CENTRED>
+__global__ void __launch_bounds__(most_back(N, CENTRED), blocks_back(N))
+norm_bwd(T *dx, float *part, const T *dy, const T *x, const float *stat, const T *w, const T *wk,
+         layout l, int threads)
+{
+    team t = my_team(threads);
+    int64_t runs = l.M * heads_here(l), apart = (int64_t)gridDim.x * l.C;  /* lines' distance */
+    float *to = part + blockIdx.y * apart + (int64_t)blockIdx.x * l.C;
+    sums<V, N, CENTRED> sum;
+    if (blockIdx.y < 2)
+        sum.start(t, to, apart, l.C);
+    for (int64_t first = (int64_t)blockIdx.x * t.teams; first < runs;
+         first += (int64_t)gridDim.x * t.teams) {
+        place at = find(l, first + t.rank);
+        if (blockIdx.y == 2) {
+            copy_run<T, V, N>(t, dx + at.at, dy + at.at, at.C);
+            continue;
+        }
+        float mean = CENTRED && at.C ? stat[2 * at.stat] : 0;
+        float r = at.C ? stat[CENTRED ? 2 * at.stat + 1 : at.stat] : 0;
+        run_back<T, V, N>(t, dx + at.at, dy + at.at, x + at.at, blockIdx.y ? wk : w, sum, at.C,
+                          (float)l.C, mean, r);
+    }
+    if (N && blockIdx.y < 2) {
+        add_teams(t, to, sum.dw, l.C);
+        if (CENTRED)
+            add_teams(t, to + apart, sum.db, l.C);
+    }
+}
+
+/* dw, second [C] = the sum over blocks of a line of `part` [2][blocks][C]. COLUMNS threads side by
+ * side have a column each; the rows of such threads take blocks by turns. */
+template <class T>
+__global__ void __launch_bounds__(FOLD_THREADS)
+norm_fold(T *dw, T *second, const float *part, int C, int blocks)
+{
+    __shared__ float sum[FOLD_THREADS];
+    int t = (int)threadIdx.x, rows = (int)blockDim.x / COLUMNS, c = (int)blockIdx.x * COLUMNS;
+    T *out = blockIdx.y ? second : dw;
+    const float *from = part + (int64_t)blockIdx.y * blocks * C;
+    float s = 0;
+    c += t % COLUMNS;
+#pragma unroll 4
+    for (int i = t / COLUMNS; i < blocks; i += rows)
+        s += c < C ? from[(int64_t)i * C + c] : 0;
+    sum[t] = s;
+    __syncthreads();
+    for (int i = 1; t < COLUMNS && i < rows; i++)
+        s += sum[i * COLUMNS + t];
+    if (t < COLUMNS && c < C && out)
+        put(out + c, s);
+}
+
+/* ---- calls */
+
+/* the statement with N as the packs that the launch keeps */
+#define NORM_KEPT(N, packs, ...)                                                                   \
+    do {                                                                                           \
+        if ((packs) == KEPT) {                                                                     \
+            constexpr int N = KEPT;                                                                \
+            __VA_ARGS__;                                                                           \
+        } else if ((packs) == 1) {                                                                 \
+            constexpr int N = 1;                                                                   \
+            __VA_ARGS__;                                                                           \
+        } else {                                                                                   \
+            constexpr int N = 0;                                                                   \
+            __VA_ARGS__;                                                                           \
+        }                                                                                          \
+    } while (0)
+
+template <class T, int CENTRED>
+void forward(zk *k, const zk_launch *L, real *y, float *stat, const real *x, const real *w,
+             const real *wk, const real *b, const layout &l, float eps)
+{
+    const int32_t *tile = L[k->column].tile;
+    ZK_WIDE(T, V, l.C, NORM_KEPT(N, tile[1], ZK_LAUNCH(k, L, 0, (norm_fwd<T, V, N, CENTRED>),
+                                                       (T *)y, stat, (const T *)x, (const T *)w,
+                                                       (const T *)wk, (const T *)b, l, tile[0],
+                                                       eps)));
+}
+
+/* second: db or dwk */
+template <class T, int CENTRED>
+void backward(zk *k, const zk_launch *L, real *dx, real *dw, real *second, const real *dy,
+              const real *x, const float *stat, const real *w, const real *wk, const layout &l)
+{
+    const int32_t *tile = L[k->column].tile;
+    float *part = (float *)k->device;
+    ZK_WIDE(T, V, l.C, NORM_KEPT(N, tile[1], ZK_LAUNCH(k, L, 0, (norm_bwd<T, V, N, CENTRED>),
+                                                       (T *)dx, part, (const T *)dy, (const T *)x,
+                                                       stat, (const T *)w, (const T *)wk, l,
+                                                       tile[0])));
+    ZK_LAUNCH(k, L, 1, (norm_fold<T>), (T *)dw, (T *)second, part, l.C, L[k->column].part[0].x);
+}
+
+layout plain(int64_t M, int64_t C) { return {M, C, (int)C, 1, 0}; }
+
+layout heads(int64_t M, int64_t H, int64_t G, int64_t D)
+{
+    return {M, (H + 2 * G) * D, (int)D, (int)H, (int)G};
+}
+
+}
+
+extern "C" {
+
+void zk_layernorm_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *x, const real *w,
+                      const real *b, int64_t M, int64_t C, float eps)
+{
+    ZK_REAL(k, T, forward<T, 1>(k, L, y, stat, x, w, NULL, b, plain(M, C), eps));
+}
+
+void zk_layernorm_bwd(zk *k, const zk_launch *L, real *dx, real *dw, real *db, const real *dy,
+                      const real *x, const float *stat, const real *w, float *scratch, int64_t M,
+                      int64_t C)
+{
+    (void)scratch;
+    ZK_REAL(k, T, backward<T, 1>(k, L, dx, dw, db, dy, x, stat, w, NULL, plain(M, C)));
+}
+
+void zk_rmsnorm_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *x, const real *w,
+                    int64_t M, int64_t C, float eps)
+{
+    ZK_REAL(k, T, forward<T, 0>(k, L, y, stat, x, w, NULL, NULL, plain(M, C), eps));
+}
+
+void zk_rmsnorm_bwd(zk *k, const zk_launch *L, real *dx, real *dw, const real *dy, const real *x,
+                    const float *stat, const real *w, float *scratch, int64_t M, int64_t C)
+{
+    (void)scratch;
+    ZK_REAL(k, T, backward<T, 0>(k, L, dx, dw, NULL, dy, x, stat, w, NULL, plain(M, C)));
+}
+
+void zk_qknorm_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *in, const real *wq,
+                   const real *wk, int64_t M, int64_t H, int64_t G, int64_t D, float eps)
+{
+    ZK_REAL(k, T, forward<T, 0>(k, L, y, stat, in, wq, wk, NULL, heads(M, H, G, D), eps));
+}
+
+void zk_qknorm_bwd(zk *k, const zk_launch *L, real *din, real *dwq, real *dwk, const real *dy,
+                   const real *in, const float *stat, const real *wq, const real *wk,
+                   float *scratch, int64_t M, int64_t H, int64_t G, int64_t D)
+{
+    (void)scratch;
+    ZK_REAL(k, T, backward<T, 0>(k, L, din, dwq, dwk, dy, in, stat, wq, wk, heads(M, H, G, D)));
+}
+}

@@ -1,0 +1,109 @@
+/* pack.h -- several elements of an array at a time: loads and stores of 16 bytes.
+ *
+ * Invariants
+ *  1. What is packed lies at a multiple of its size, or of 16 bytes: slots of a class and tensors
+ *     do, and rows whose width is a multiple of what is packed.
+ *  2. A pack is held as it is stored: two elements of bf16 take one register.
+ */
+#ifndef ZK_CUDA_PACK_H
+#define ZK_CUDA_PACK_H
+#include "cuda.h"
+
+/* elements in 16 bytes */
+template <class T> constexpr int wide = 16 / (int)sizeof(T);
+
+constexpr int pack_align(int bytes) { return bytes < 16 ? bytes : 16; }
+
+template <class T, int V> struct pack;
+
+template <int V> struct alignas(pack_align(4 * V)) pack<float, V> {
+    float v[V];
+};
+
+template <> struct pack<bf16, 1> {
+    bf16 v;
+};
+
+template <int V> struct __attribute__((may_alias, aligned(pack_align(2 * V)))) pack<bf16, V> {
+    uint32_t v[V / 2];
+};
+
+template <int V> __device__ inline float get(const pack<float, V> &p, int j) { return p.v[j]; }
+
+__device__ inline float get(const pack<bf16, 1> &p, int) { return get(p.v); }
+
+template <int V> __device__ inline float get(const pack<bf16, V> &p, int j)
+{
+    return __uint_as_float(j % 2 ? p.v[j / 2] & 0xffff0000u : p.v[j / 2] << 16);
+}
+
+template <int V> __device__ inline void put(pack<float, V> *p, const float (&x)[V])
+{
+    for (int j = 0; j < V; j++)
+        p->v[j] = x[j];
+}
+
+__device__ inline void put(pack<bf16, 1> *p, const float (&x)[1]) { put(&p->v, x[0]); }
+
+template <int V> __device__ inline void put(pack<bf16, V> *p, const float (&x)[V])
+{
+    for (int j = 0; j < V / 2; j++) {
+        bf16 low, high;
+        put(&low, x[2 * j]);
+        put(&high, x[2 * j + 1]);
+        p->v[j] = low.u | (uint32_t)high.u << 16;
+    }
+}
+
+template <int V, class T> __device__ inline pack<T, V> load(const T *p)
+{
+    return *reinterpret_cast<const pack<T, V> *>(p);
+}
+
+/* x = p[0 .. V-1] */
+template <int V, class T> __device__ inline void fetch(float (&x)[V], const T *p)
+{
+    pack<T, V> all = load<V>(p);
+    for (int j = 0; j < V; j++)
+        x[j] = get(all, j);
+}
+
+/* p[0 .. V-1] = x */
+template <int V, class T> __device__ inline void stow(T *p, const float (&x)[V])
+{
+    put(reinterpret_cast<pack<T, V> *>(p), x);
+}
+
+/* The same of the first `left` elements, others 0 */
+template <int V, class T> __device__ inline void fetch(float (&x)[V], const T *p, int64_t left)
+{
+    if (left >= V)
+        fetch(x, p);
+    else
+        for (int j = 0; j < V; j++)
+            x[j] = j < left ? get(p[j]) : 0;
+}
+
+template <int V, class T> __device__ inline void stow(T *p, const float (&x)[V], int64_t left)
+{
+    if (left >= V)
+        stow(p, x);
+    else
+        for (int j = 0; j < V && j < left; j++)
+            put(p + j, x[j]);
+}
+
+/* ZK_WIDE(T, V, C, statement): the statement with V as many elements as 16 bytes hold where rows of
+ * C elements allow that, else 1 */
+#define ZK_WIDE(T, V, C, ...)                                                                      \
+    do {                                                                                           \
+        if ((C) % wide<T> == 0) {                                                                \
+            constexpr int V = wide<T>;                                                           \
+            __VA_ARGS__;                                                                           \
+        } else {                                                                                   \
+            constexpr int V = 1;                                                                   \
+            __VA_ARGS__;                                                                           \
+        }                                                                                          \
+    } while (0)
+
+#endif

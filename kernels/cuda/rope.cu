@@ -1,0 +1,94 @@
+/* rope.cu -- rotary positions: the table of cosines and sines, and turning query and key heads.
+ *
+ * Invariants
+ *  1. Angles are f64 products position * frequency, rounded to f32 only after sine and cosine; the
+ *     bits are those of a CPU, here and when heads are turned.
+ *  2. A thread reads both elements of its pairs before it writes them: y may be in.
+ */
+#include "pack.h"
+
+#include "../scalar.h"
+
+namespace {
+
+enum { SOME = 256 };            /* frequencies that a launch takes as its parameter */
+
+struct frequencies {
+    double of[SOME];
+};
+
+/* of pairs from .. from + n - 1; table [T, half, 2] */
+__global__ void fill_table(float *table, frequencies some, int64_t T, int half, int from, int n)
+{
+    int64_t all = T * n, step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t j = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; j < all; j += step) {
+        int64_t t = j / n;
+        int i = (int)(j % n);
+        double angle = (double)t * some.of[i];
+        float *to = table + 2 * (t * half + from + i);
+        to[0] = (float)zk_cos(angle);
+        to[1] = (float)zk_sin(angle);
+    }
+}
+
+/* (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin), V pairs; angle [V, 2] */
+template <int V>
+__device__ inline void turn(float (&x1)[V], float (&x2)[V], const float (&angle)[2 * V], float sign)
+{
+    for (int j = 0; j < V; j++) {
+        float c = angle[2 * j], s = sign * angle[2 * j + 1], a = x1[j], b = x2[j];
+        x1[j] = fmaf(a, c, -(b * s));
+        x2[j] = fmaf(b, c, a * s);
+    }
+}
+
+/* y, in [M, (H + 2*G) * 2*half]; H + G = turned, G = copied */
+template <class T, int V>
+__global__ void turn_heads(T *y, const T *in, const float *table, int64_t M, int64_t length,
+                           int turned, int copied, int half, float sign)
+{
+    int each = half / V, values = copied * 2 * half;
+    for (int64_t m = blockIdx.x; m < M; m += gridDim.x) {
+        int64_t at = m * (turned + copied) * 2 * half, after = at + (int64_t)turned * 2 * half;
+        const float *angles = table + m % length * half * 2;
+        for (int i = (int)threadIdx.x; i < turned * each; i += (int)blockDim.x) {
+            int c = i % each * V;
+            int64_t first = at + (int64_t)(i / each) * 2 * half + c;
+            float x1[V], x2[V], angle[2 * V];
+            fetch(x1, in + first);
+            fetch(x2, in + first + half);
+            fetch(angle, angles + 2 * c);
+            turn(x1, x2, angle, sign);
+            stow(y + first, x1);
+            stow(y + first + half, x2);
+        }
+        for (int i = (int)threadIdx.x * V; y != in && i < values; i += (int)blockDim.x * V)
+            *reinterpret_cast<pack<T, V> *>(y + after + i) = load<V>(in + after + i);
+    }
+}
+
+}
+
+extern "C" {
+
+void zk_rope_table(zk *k, const zk_launch *L, float *table, const double *freq, int64_t T,
+                   int64_t D)
+{
+    int half = (int)(D / 2);
+    for (int from = 0; from < half; from += SOME) {
+        int n = half - from < SOME ? half - from : SOME;
+        frequencies some = {};
+        memcpy(some.of, freq + from, n * sizeof *freq);
+        ZK_LAUNCH(k, L, 0, fill_table, table, some, T, half, from, n);
+    }
+}
+
+void zk_rope(zk *k, const zk_launch *L, real *y, const real *in, const float *table,
+             int64_t B, int64_t T, int64_t H, int64_t G, int64_t D, int sign)
+{
+    int turned = (int)(H + G), copied = (int)G, half = (int)(D / 2);
+    ZK_REAL(k, R, ZK_WIDE(R, V, half, ZK_LAUNCH(k, L, 0, (turn_heads<R, V>), (R *)y, (const R *)in,
+                                                table, B * T, T, turned, copied, half,
+                                                (float)sign)));
+}
+}
