@@ -6,8 +6,9 @@
  *     Work is split over rows and columns of the output, never over a summed index.
  *  3. `real` is the program's storage type (float or bf16, fixed by zk_open): parameters,
  *     activations, their gradients. Arithmetic is f32; a result is rounded once, when stored.
- *  4. f32: a linear's output element is one FMA chain in ascending k; row reductions use
- *     16 lanes (element i goes to lane i % 16, ascending) folded 8,4,2,1.
+ *  4. On a CPU in f32 a linear's output element is one FMA chain in ascending k; row reductions use
+ *     16 lanes (element i goes to lane i % 16, ascending) folded 8,4,2,1. On a GPU the launch table
+ *     fixes their order.
  *  5. Outputs come first and never alias inputs unless the kernel says so.
  *
  * Letters: B batch, T sequence, M = B*T rows, C width, V vocab, H heads, D head size.
@@ -101,7 +102,7 @@ void zk_position_bwd(zk *k, const zk_launch *L, real *dp, const real *dy, int64_
  * b and db may be NULL: no bias */
 void zk_layernorm_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *x, const real *w,
                       const real *b, int64_t M, int64_t C, float eps);
-/* dw, db real [C], summed over rows ascending in f32; scratch: float [2, C] */
+/* dw, db real [C], summed over rows in f32, ascending on a CPU; scratch: float [2, C] */
 void zk_layernorm_bwd(zk *k, const zk_launch *L, real *dx, real *dw, real *db, const real *dy,
                       const real *x, const float *stat, const real *w, float *scratch, int64_t M,
                       int64_t C);
