@@ -2,8 +2,9 @@
  *
  * Invariants
  *  1. No kernel allocates, blocks on another rank, or keeps state outside `zk`.
- *  2. A kernel's bits depend on its operands, shapes and kernel object alone: never on threads.
- *     Work is split over rows and columns of the output, never over a summed index.
+ *  2. A kernel's bits depend on its operands, shapes, kernel object and, on a GPU, launch alone:
+ *     never on threads. A CPU splits work over rows and columns of the output, never over a summed
+ *     index.
  *  3. `real` is the program's storage type (float or bf16, fixed by zk_open): parameters,
  *     activations, their gradients. Arithmetic is f32; a result is rounded once, when stored.
  *  4. On a CPU in f32 a linear's output element is one FMA chain in ascending k; row reductions use
