@@ -13,7 +13,6 @@ import pytest
 
 import cuda_budget
 import trainer
-from test_emulated import EMULATED
 from trainer import ROOT
 
 SPEC = ROOT / 'model_specs' / 'gpt-tiny.yaml'
@@ -34,13 +33,6 @@ def test_launches_come_from_the_plan() -> None:
     for path in [*kernels, *CUDA.glob('*.h')]:
         if path.name != 'cuda.h':
             assert not re.search(r'<<<|\bdim3\b|cudaLaunchKernel', code(path)), path.name
-
-
-def test_no_float_is_summed_in_an_order_of_chance() -> None:
-    """atomicAdd works on integers alone, which its operands show by a type or a suffix."""
-    for path in [*CUDA.glob('*.cu'), *CUDA.glob('*.h')]:
-        for call in re.findall(r'atomicAdd\w*\([^;]*;', code(path)):
-            assert re.search(r'unsigned long long|\bu?int\d*_t\b|\bint\b|\d+u', call), f'{path.name}: {call}'
 
 
 def test_ptx_is_written_in_one_place() -> None:
@@ -90,8 +82,8 @@ def test_settings_are_checked(program, name: str, value: str) -> None:
 
 @pytest.fixture(scope='module')
 def emulated():
-    small = ('model.layers=1', 'train.micro_batch=1', 'train.global_batch=2', 'cluster.ranks=2')
-    return trainer.build(trainer.generate(SPEC, *small), EMULATED)
+    small = ('train.micro_batch=1', 'train.global_batch=2', 'cluster.ranks=2')
+    return trainer.build(trainer.generate(SPEC, *small), trainer.EMULATED)
 
 
 @pytest.fixture(scope='module')
@@ -173,6 +165,30 @@ def test_a_rank_that_hangs_is_noticed(emulated, tokens) -> None:
     assert running.returncode == 7
     assert re.search(r'rank 0: step \d+ has not ended in 20 s \(ZR_TIMEOUT_S\); the last that was '
                      r'issued is [\w -]+ on queue main', error)
+
+
+# ---- machine code
+
+def wrong_atomics(ptx: str) -> list[str]:
+    """instructions that add floats to memory in an order of chance"""
+    return re.findall(r'^.*\b(?:atom|red)\.[\w.:]*\.(?:f16|f32|f64|bf16|f16x2|bf16x2)\b.*$', ptx,
+                      re.M)
+
+
+def test_wrong_atomics_are_seen() -> None:
+    assert wrong_atomics('\tred.global.add.f32 [%rd1], %f1;\n\tatom.global.add.s32 %r1, [%r], 1;') \
+        == ['\tred.global.add.f32 [%rd1], %f1;']
+    assert wrong_atomics('atom.shared.add.noftz.bf16x2 %r1, [%r2], %r3;')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('path', sorted(path for path in CUDA.glob('*.cu')
+                                        if 'atomic' in code(path)), ids=lambda path: path.stem)
+def test_no_float_is_summed_in_an_order_of_chance(program, path, tmp_path) -> None:
+    trainer.sh('out/cuda/root/bin/nvcc', '-std=c++17', '-isystem', 'out/cuda/nccl/include', '-ptx',
+               '-arch=sm_90a', path, '-o', tmp_path / 'ptx')
+    text = (tmp_path / 'ptx').read_text()
+    assert re.search(r'\b(atom|red)\.', text) and wrong_atomics(text) == []
 
 
 # ---- registers

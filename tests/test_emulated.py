@@ -14,7 +14,7 @@ import pytest
 import law
 import trainer
 
-EMULATED = trainer.Kind('out/train-emulated', 'gcc', ('-g1', '-lstdc++'))
+EMULATED = trainer.EMULATED
 BIG = 500_000_000              # elements: more than any unit has
 FAMILIES = law.FAMILIES
 

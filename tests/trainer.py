@@ -36,6 +36,7 @@ CLANG = Kind('out/train-clang', 'clang', ('-s',))
 ASAN = Kind('out/train-asan', 'gcc',
             ('-g1', '-fsanitize=address,undefined', '-fno-sanitize-recover=all'))
 TSAN = Kind('out/train-tsan', 'gcc', ('-g1', '-fsanitize=thread'))
+EMULATED = Kind('out/train-emulated', 'gcc', ('-g1',), ('-lstdc++', '-lm'))
 # with the libraries where runtime/cuda/toolkit found them
 CUDA = Kind('out/train-cuda', 'gcc', ('-s',), (
     *(word for name in ('root', 'nccl')
@@ -62,7 +63,7 @@ def alone(name: str) -> Iterator[None]:
 
 def objects(kind: Kind = GCC) -> list[pathlib.Path]:
     """what a program of build.ninja is linked from beside train.o, brought up to date"""
-    listed = re.search(r'input: \w*link\n((?: {4}.*\n)*)', sh('ninja', '-t', 'query', kind.program))
+    listed = re.search(r'input: \w+\n((?: {4}.*\n)*)', sh('ninja', '-t', 'query', kind.program))
     names = [n for n in listed[1].split() if n.endswith('.o') and not n.endswith('/train.o')]
     with alone('ninja'):
         sh('ninja', *names)
