@@ -110,7 +110,59 @@ def elements(n: int, real: int) -> How:
     return run(flat(n, each=16 // real))
 
 
+# ---- attention: tiles by the width of a head
+
+SIDE = 64                       # queries and keys of a plain tile
+WIDTHS = (64, 128, 256)
+KEYS = {64: 64, 128: 64, 256: 32}
+# backward: keys of a block, queries of a tile, threads; queries of a block, keys of a tile, threads
+KEYS_BWD = {64: (128, 64, 128), 128: (128, 64, 256), 256: (64, 32, 128)}
+QUERIES_BWD = {64: (128, 64, 128), 128: (128, 32, 128), 256: (64, 32, 128)}
+
+
+def head_width(D: int, real: int) -> int:
+    """of a head in shared memory of the tensor cores' kernels, 0 where they do not take it"""
+    fits = [w for w in WIDTHS if D <= w]
+    return fits[0] if real == 2 and D % 8 == 0 and fits else 0
+
+
+def plain_attention(B: int, T: int, heads: int, D: int) -> Grid:
+    """Blocks of 64 queries or keys, of 64 or 128 columns: two tiles of rows, two of scores."""
+    C = head_columns(D)
+    return Grid(-(-T // SIDE), heads * -(-D // C), B, 256, 8 * SIDE * (C + 4 + SIDE + 4))
+
+
+def head_columns(D: int) -> int:
+    return 64 if D <= 64 else 128
+
+
+def attention_fwd(B: int, T: int, H: int, G: int, D: int, real: int, target: str) -> How:
+    """128 queries, and two tiles each of keys and values; sm_80 holds two such blocks in its shared
+    memory only with tiles of 32 keys."""
+    W = head_width(D, real)
+    if not W:
+        return run(plain_attention(B, T, H, D), tile=(0, head_columns(D), 0))
+    keys = 32 if target == "sm_80" and W == 128 else KEYS[W]
+    return run(Grid(-(-T // 128), H, B, 256 if W == 256 else 128, 2 * W * (128 + 4 * keys)),
+               tile=(W, keys, 0))
+
+
+def attention_bwd(B: int, T: int, H: int, G: int, D: int, real: int) -> How:
+    """Lines of numbers per query; dk and dv; dq."""
+    W = head_width(D, real)
+    lines = Grid(min(4096, -(-B * T * H // 8)), 1, 1, 256, 0)
+    if not W:
+        return run(lines, plain_attention(B, T, G, D), plain_attention(B, T, H, D),
+                   tile=(0, head_columns(D), 0))
+    (own, other, threads), (mine, tile, block) = KEYS_BWD[W], QUERIES_BWD[W]
+    return run(lines,
+               Grid(-(-T // own), G * -(-W // 128), B, threads, 4 * W * (own + 2 * other) + 2048),
+               Grid(-(-T // mine), H, B, block, 4 * W * (mine + 2 * tile)), tile=(W, 0, 0))
+
+
 GRIDS: Mapping[str, Callable[..., How]] = {
+    "zk_attention_fwd": attention_fwd,
+    "zk_attention_bwd": attention_bwd,
     "zk_embed_fwd": lambda B, T, C, real: run(rows(B * T, C, real)),
     "zk_embed_bwd": lambda M, V, C, add, real, target: embed_bwd(M, V, C, real, target),
     "zk_position_bwd": lambda B, T, C, P, real: run(rows(P, C, real)),

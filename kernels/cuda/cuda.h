@@ -107,7 +107,7 @@ template <class F> inline void zk_allow_shared(F *kernel, const zk_grid *g)
 
 /* ZK_SHARED(float, row): the launch's dynamic shared memory, as an array of that type */
 #ifdef __CUDACC__
-extern __shared__ __align__(128) char zk_shared[];
+extern __shared__ __align__(1024) char zk_shared[];
 #define ZK_SHARED(type, name) type *name = reinterpret_cast<type *>(zk_shared)
 #define ZK_START(kernel, g, stream, ...)                                                           \
     (kernel)<<<dim3((g)->x, (g)->y, (g)->z), (g)->block, (g)->shared, stream>>>(__VA_ARGS__)

@@ -61,7 +61,7 @@ struct block {
 
 block now;
 char *stacks;
-alignas(128) char shared[SHARED];
+alignas(1024) char shared[SHARED];
 
 char *stack_of(unsigned t) { return stacks + (size_t)t * STACK; }
 

@@ -73,7 +73,7 @@ extern shim_place shim_now;
 #define gridDim (shim_now.grid_dim)
 static const int warpSize = SHIM_WARP;
 
-char *shim_shared(void);                  /* the block's dynamic shared memory, 128-byte aligned */
+char *shim_shared(void);                  /* the block's dynamic shared memory, 1024-byte aligned */
 
 /* ---- barriers and warps */
 void shim_barrier(const char *file, int line);

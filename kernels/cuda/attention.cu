@@ -1,0 +1,202 @@
+/* attention.cu -- causal attention on tensor cores, forward: no buffer grows with T x T.
+ *
+ * Invariants
+ *  1. A block has ROWS queries of one head, a warp 16 * M of them; keys come in tiles of N,
+ *     ascending, two tiles in shared memory: one at work, one on its way.
+ *  2. Products are bf16 with f32 sums; scores, maxima and sums over keys are f32; p is rounded to
+ *     bf16 before it meets v. What a query gives depends on no later token.
+ *  3. exp is 2^x by the processor's own instruction, whose relative error of 2^-22 vanishes behind
+ *     p's rounding; it gives the same bits in every run, in forward as in backward.
+ *  4. Scores are multiplied by scale after the maximum is taken: scale > 0.
+ */
+#include "attention.h"
+#include "mma.h"
+
+namespace {
+
+/* Running maximum and sum of exp of a lane's rows: row 16m + 8r + lane / 4 of the warp, [m][r].
+ * `total` is of the lane's own columns. */
+template <int M> struct running {
+    float top[M][2], total[M][2];
+};
+
+/* -infinity for keys beyond their query; key, query: the first of the tile and of the warp */
+template <int M, int N>
+__device__ inline void hide(float (&s)[M][N / 8][4], int key, int query)
+{
+    int row = query + lane_of() / 4, column = key + lane_of() % 4 * 2;
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < N / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (column + 8 * n + i % 2 > row + 16 * m + i / 2 * 8)
+                    s[m][n][i] = -INFINITY;
+}
+
+/* Maxima over the tile's scores, too; shrink: what sums made with the older ones are multiplied
+ * by. */
+template <int M, int N>
+__device__ inline void raise(const float (&s)[M][N / 8][4], float (&shrink)[M][2], running<M> *w,
+                             float scale2)
+{
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float top = w->top[m][r];
+#pragma unroll
+            for (int n = 0; n < N / 8; n++)
+                top = fmaxf(top, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
+            top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+            top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+            shrink[m][r] = power2((w->top[m][r] - top) * scale2);
+            w->top[m][r] = top;
+        }
+}
+
+/* Products of q and k become p = exp(score - top). Where no row of the warp has a new maximum,
+ * which is most of the time, nothing needs to be multiplied by 1. */
+template <int M, int N, int C>
+__device__ inline void weigh(float (&s)[M][N / 8][4], float (&sum)[M][C / 8][4], running<M> *w,
+                             float scale2)
+{
+    float shrink[M][2];
+    bool changed = false;
+    raise<M, N>(s, shrink, w, scale2);
+#pragma unroll
+    for (int m = 0; m < M; m++)
+        changed |= shrink[m][0] != 1 || shrink[m][1] != 1;
+    if (__any_sync(~0u, changed)) {
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                w->total[m][i / 2] *= i % 2 ? 1 : shrink[m][i / 2];
+#pragma unroll
+                for (int c = 0; c < C / 8; c++)
+                    sum[m][c][i] *= shrink[m][i / 2];
+            }
+    }
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < N / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                float top = w->top[m][i / 2] * scale2;
+                s[m][n][i] = power2(fmaf(s[m][n][i], scale2, -top));
+                w->total[m][i / 2] += s[m][n][i];
+            }
+}
+
+/* y = sum / total, still in registers; lse of the warp's `rows` rows */
+template <int M, int C>
+__device__ inline void finish(float (&sum)[M][C / 8][4], float *lse, running<M> *w, int rows,
+                              float scale)
+{
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float total = w->total[m][r];
+            total += __shfl_xor_sync(~0u, total, 1);
+            total += __shfl_xor_sync(~0u, total, 2);
+            float inverse = 1 / total;
+            int row = 16 * m + 8 * r + lane_of() / 4;
+            if (lane_of() % 4 == 0 && row < rows)
+                lse[row] = fmaf(w->top[m][r], scale, logf(total));
+#pragma unroll
+            for (int c = 0; c < C / 8; c++) {
+                sum[m][c][2 * r] *= inverse;
+                sum[m][c][2 * r + 1] *= inverse;
+            }
+        }
+}
+
+/* Grid: blocks of queries (the last, which have most to do, first), H, B */
+template <int D, int M, int WARPS, int N>
+__global__ void __launch_bounds__(WARPS * ZK_WARP, 8 / WARPS)
+    forward(bf16 *y, float *lse, const bf16 *qkv, heads a)
+{
+    constexpr int ROWS = 16 * M * WARPS, THREADS = WARPS * ZK_WARP, TILE = N * D * 2;
+    ZK_SHARED(bf16, shared);
+    int first = (int)(gridDim.x - 1 - blockIdx.x) * ROWS, h = (int)blockIdx.y, b = (int)blockIdx.z;
+    int kv = a.H + h / (a.H / a.G);
+    int stride = qkv_stride(a);
+    place q = place_of(shared);
+    place keys = q + ROWS * D * 2, values = keys + 2 * TILE;      /* two tiles each */
+    int tiles = (min(first + ROWS, a.T) + N - 1) / N;
+    auto copy_keys = [&](int j) {
+        const bf16 *k = qkv_at(qkv, a, b, (int64_t)j * N, (int)again((place)kv));
+        place other = (place)(j % 2 * TILE);
+        copy_tile<D, N, THREADS>(keys + other, k, stride, a.T - j * N, a.D);
+        copy_tile<D, N, THREADS>(values + other, k + a.G * a.D, stride, a.T - j * N, a.D);
+    };
+    copy_tile<D, ROWS, THREADS>(q, qkv_at(qkv, a, b, first, h), stride, a.T - first, a.D);
+    copy_keys(0);
+    running<M> w;
+    float sum[M][D / 8][4] = {};
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            w.top[m][r] = -INFINITY;
+            w.total[m][r] = 0;
+        }
+    for (int j = 0; j < tiles; j++) {
+        wait_copies();
+        __syncthreads();
+        if (j + 1 < tiles)
+            copy_keys(j + 1);
+        int query = first + warp_of() * 16 * M;   /* registers are too few to hold it */
+        if (j * N >= query + 16 * M)
+            continue;
+        float s[M][N / 8][4];
+        place now = (place)(j % 2 * TILE), own = q + (place)(warp_of() * 16 * M * D * 2);
+        dot_rows<D, M, N>(s, own + lane_of_rows<D>(), keys + now + lane_of_columns<D>());
+        if (j * N + N - 1 > query)
+            hide<M, N>(s, j * N, query);
+        weigh<M, N, D>(s, sum, &w, a.scale * LOG2E);
+        add_product<D, D, M, N>(sum, s, values + now + lane_of_rows<D>(), 0);
+    }
+    int query = first + warp_of() * 16 * M;
+    place own = q + (place)(warp_of() * 16 * M * D * 2);
+    h = block_y();
+    finish<M, D>(sum, line_at(lse, a, b, query, h), &w, a.T - query, a.scale);
+    store_tile<D, D, M>(y_at(y, a, b, query, h), (int64_t)a.H * a.D, a.T - query, a.D, own, sum);
+}
+
+typedef void forward_kernel(bf16 *, float *, const bf16 *, heads);
+
+struct instance {
+    int width, keys, block;       /* tile[0], tile[1], threads */
+    forward_kernel *run;
+};
+
+const instance instances[] = {
+    {64, 64, 128, forward<64, 2, 4, 64>},
+    {128, 64, 128, forward<128, 2, 4, 64>},
+    {128, 32, 128, forward<128, 2, 4, 32>},
+    {256, 32, 256, forward<256, 1, 8, 32>},
+};
+
+}
+
+extern "C" void zk_attention_fwd(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv,
+                                 int64_t B, int64_t T, int64_t H, int64_t G, int64_t D, float scale)
+{
+    const zk_launch *l = &L[k->column];
+    heads a = {(int)T, (int)H, (int)G, (int)D, scale};
+    (void)B;
+    if (l->tile[0] == 0)
+        return plain_attention_fwd(k, L, y, lse, qkv, a);
+    for (const instance &i : instances)
+        if (i.width == l->tile[0] && i.keys == l->tile[1] && i.block == l->part[0].block &&
+            k->dtype == ZK_BF16 && D % 8 == 0 && D <= i.width && scale > 0) {
+            ZK_LAUNCH(k, L, 0, i.run, (bf16 *)y, lse, (const bf16 *)qkv, a);
+            return;
+        }
+    no_attention(l, a);
+}

@@ -1,0 +1,59 @@
+/* attention.h -- what the attention kernels share: shapes, exponentials, and how a call finds its
+ * kernels.
+ *
+ * There are two sets of kernels. Those of attention.cu and attention_bwd.cu use tensor cores; they
+ * take bf16 heads of a multiple of 8 elements, up to 256, padded in shared memory to 64, 128 or
+ * 256: the launch's tile[0]. Those of attention_plain.cu (tile[0] = 0) take all others, and f32.
+ */
+#ifndef ZK_ATTENTION_H
+#define ZK_ATTENTION_H
+#include "cuda.h"
+
+/* Head h reads k, v head h / (H / G). A row of qkv has H q heads, G k heads, G v heads of D. */
+struct heads {
+    int T, H, G, D;
+    float scale;
+};
+
+__device__ inline int qkv_stride(const heads &a) { return (a.H + 2 * a.G) * a.D; }
+
+/* qkv and its gradient, from row t of sequence b and head `head` on (k heads after q, v after k) */
+template <class R> __device__ inline R *qkv_at(R *qkv, const heads &a, int b, int64_t t, int head)
+{
+    return qkv + ((int64_t)b * a.T + t) * qkv_stride(a) + head * a.D;
+}
+
+/* y and its gradient */
+template <class R> __device__ inline R *y_at(R *y, const heads &a, int b, int64_t t, int head)
+{
+    return y + (((int64_t)b * a.T + t) * a.H + head) * a.D;
+}
+
+/* a number per query, [B, H, T] */
+template <class R> __device__ inline R *line_at(R *line, const heads &a, int b, int64_t t, int head)
+{
+    return line + ((int64_t)b * a.H + head) * a.T + t;
+}
+
+static const float LOG2E = 1.44269504f;
+static const float LN2 = 0.693147181f;
+
+/* Backward's scratch begins with two lines: dot = sum of dy * y, and lse in powers of two. */
+void attention_lines(zk *k, const zk_launch *L, int part, float *lines, const real *dy,
+                     const real *y, const float *lse, int64_t B, const heads &a);
+
+void plain_attention_fwd(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv,
+                         const heads &a);
+void plain_attention_bwd(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *qkv,
+                         const float *lse, const float *lines, const heads &a);
+
+/* The launch table asks for what is not compiled. */
+[[noreturn]] inline void no_attention(const zk_launch *l, const heads &a)
+{
+    fprintf(stderr, "attention: no kernel with tile %dx%dx%d for heads of %d elements, scale %g\n",
+            l->tile[0], l->tile[1], l->tile[2], a.D, (double)a.scale);
+    fflush(stderr);
+    _exit(3);
+}
+
+#endif

@@ -1,0 +1,241 @@
+/* attention_bwd.cu -- causal attention on tensor cores, backward, without atomics.
+ *
+ * Invariants
+ *  1. p is made again from scores and lse by two kernels: `keys_bwd` sums dk and dv over heads of
+ *     the group and, for each, over queries, `queries_bwd` sums dq over keys, all ascending, each
+ *     sum in one warp's registers. No sum depends on how blocks run.
+ *  2. keys_bwd holds scores as [key][query], so that p and ds in registers are left operands of the
+ *     products with dy and q; queries_bwd holds them as [query][key] for the product with k.
+ *  3. p and ds are rounded to bf16 before those products; ds from p as it was before rounding.
+ *  4. Rows past T are zeros: they add p * 0 with a finite p, and what they sum is not stored.
+ */
+#include "attention.h"
+#include "mma.h"
+
+namespace {
+
+/* The gradient of a score, over scale, in place of dp; `hidden`: key beyond query. dot and lse2 are
+ * the query's lines. */
+__device__ inline void gradient(float *s, float *dp, float lse2, float dot, float scale2,
+                                bool hidden)
+{
+    float p = hidden ? 0 : power2(fmaf(*s, scale2, -lse2));
+    *s = p;
+    *dp = p * (*dp - dot);
+}
+
+template <int M, int C> __device__ inline void times(float (&x)[M][C / 8][4], float factor)
+{
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int c = 0; c < C / 8; c++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                x[m][c][i] *= factor;
+}
+
+/* ---- dk and dv */
+/* p and ds of a warp's 16 * M keys and N queries, from s = k . q and dp = v . dy, in their place */
+template <int M, int N>
+__device__ inline void key_gradients(float (&s)[M][N / 8][4], float (&dp)[M][N / 8][4], place dots,
+                                     place lse2s, int key, int query, float scale2)
+{
+    int row = key + lane_of() / 4, column = lane_of() % 4 * 2;
+    bool edge = key + 16 * M - 1 > query;
+#pragma unroll
+    for (int n = 0; n < N / 8; n++) {
+        float2 dot = load_pair(dots + (place)(4 * (8 * n + column)));
+        float2 lse2 = load_pair(lse2s + (place)(4 * (8 * n + column)));
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int q = query + column + 8 * n + i % 2;
+                gradient(&s[m][n][i], &dp[m][n][i], i % 2 ? lse2.y : lse2.x,
+                         i % 2 ? dot.y : dot.x, scale2, edge && row + 16 * m + i / 2 * 8 > q);
+            }
+    }
+}
+
+/* The queries of one round in shared memory: q, dy [R][D], dot, lse2 [R] */
+template <int D, int R> struct round_of {
+    static constexpr int BYTES = 2 * R * D * 2 + 1024;    /* tiles begin at multiples of 1024 */
+    place q, dy, dot, lse2;
+    __device__ explicit round_of(place at)
+        : q(at), dy(at + R * D * 2), dot(at + 2 * R * D * 2), lse2(dot + 4 * R)
+    {
+        static_assert(8 * R <= 1024, "lines fit");
+    }
+};
+
+/* Grid: blocks of keys, parts of D times G, B. A block sums C of D columns from `part` * C on. */
+template <int D, int C, int M, int WARPS, int R, int N>
+__global__ void __launch_bounds__(WARPS * ZK_WARP, 8 / WARPS)
+    keys_bwd(bf16 *dqkv, const bf16 *dy, const bf16 *qkv, const float *lines, int64_t line, heads a)
+{
+    constexpr int KEYS = 16 * M * WARPS, THREADS = WARPS * ZK_WARP, OWN = 16 * M * D * 2;
+    ZK_SHARED(bf16, shared);
+    int first = (int)blockIdx.x * KEYS, key = first + warp_of() * 16 * M, b = (int)blockIdx.z;
+    int group = (int)blockIdx.y / (D / C), part = (int)blockIdx.y % (D / C) * C;
+    int k_head = a.H + group, v_head = k_head + a.G, each = a.H / a.G;
+    int stride = qkv_stride(a);
+    place k = place_of(shared), v = k + KEYS * D * 2, rounds = v + KEYS * D * 2;
+    place own = (place)(warp_of() * OWN);
+    auto copy_queries = [&](int h, int i, int slot) {
+        round_of<D, R> to(rounds + (place)(slot * round_of<D, R>::BYTES));
+        int left = a.T - i * R, head = group * each + h, t = (int)threadIdx.x;
+        copy_tile<D, R, THREADS>(to.q, qkv_at(qkv, a, b, i * R, head), stride, left, a.D);
+        copy_tile<D, R, THREADS>(to.dy, y_at(dy, a, b, i * R, head), a.H * a.D, left, a.D);
+        if (t < R) {
+            const float *from = line_at(lines, a, b, i * R, head);
+            int at = t < left ? t : 0;
+            copy4(to.dot + (place)(4 * t), from + at, t < left);
+            copy4(to.lse2 + (place)(4 * t), from + line + at, t < left);
+        }
+    };
+    copy_tile<D, KEYS, THREADS>(k, qkv_at(qkv, a, b, first, k_head), stride, a.T - first, a.D);
+    copy_tile<D, KEYS, THREADS>(v, qkv_at(qkv, a, b, first, v_head), stride, a.T - first, a.D);
+    int start = first / R, end = (a.T + R - 1) / R;
+    copy_queries(0, start, 0);
+    float dk[M][C / 8][4] = {}, dv[M][C / 8][4] = {};
+    for (int h = 0, i = start, slot = 0; h < each; slot ^= 1) {
+        wait_copies();
+        __syncthreads();
+        round_of<D, R> now(rounds + (place)(slot * round_of<D, R>::BYTES));
+        int at = i * R;
+        if (++i == end) {
+            i = start;
+            h++;
+        }
+        if (h < each)
+            copy_queries(h, i, slot ^ 1);
+        for (int n = 0; n < R; n += N) {
+            if (at + n + N <= key)
+                continue;
+            place down = (place)(n * D * 2);
+            float s[M][N / 8][4], dp[M][N / 8][4];
+            dot_rows<D, M, N>(s, k + own + lane_of_rows<D>(), now.q + down + lane_of_columns<D>());
+            dot_rows<D, M, N>(dp, v + own + lane_of_rows<D>(),
+                              now.dy + down + lane_of_columns<D>());
+            key_gradients<M, N>(s, dp, now.dot + (place)(4 * n), now.lse2 + (place)(4 * n), key,
+                                at + n, a.scale * LOG2E);
+            add_product<D, C, M, N>(dv, s, now.dy + down + lane_of_rows<D>(), part);
+            add_product<D, C, M, N>(dk, dp, now.q + down + lane_of_rows<D>(), part);
+        }
+    }
+    times<M, C>(dk, a.scale);
+    int left = a.T - key, d = a.D - part;
+    store_tile<D, C, M>(qkv_at(dqkv, a, b, key, k_head) + part, stride, left, d, k + own, dk);
+    store_tile<D, C, M>(qkv_at(dqkv, a, b, key, v_head) + part, stride, left, d, v + own, dv);
+}
+
+/* ---- dq */
+template <int M, int N>
+__device__ inline void query_gradients(float (&s)[M][N / 8][4], float (&dp)[M][N / 8][4],
+                                       const float (&dot)[M][2], const float (&lse2)[M][2], int key,
+                                       int query, float scale2)
+{
+    int row = query + lane_of() / 4, column = key + lane_of() % 4 * 2;
+    bool edge = key + N - 1 > query;
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < N / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                gradient(&s[m][n][i], &dp[m][n][i], lse2[m][i / 2], dot[m][i / 2], scale2,
+                         edge && column + 8 * n + i % 2 > row + 16 * m + i / 2 * 8);
+}
+
+/* Grid: blocks of queries, the last first, H, B */
+template <int D, int M, int WARPS, int R, int N>
+__global__ void __launch_bounds__(WARPS * ZK_WARP, 8 / WARPS)
+    queries_bwd(bf16 *dqkv, const bf16 *dy, const bf16 *qkv, const float *lines, int64_t line,
+                heads a)
+{
+    constexpr int ROWS = 16 * M * WARPS, THREADS = WARPS * ZK_WARP, TILE = R * D * 2;
+    ZK_SHARED(bf16, shared);
+    int first = (int)(gridDim.x - 1 - blockIdx.x) * ROWS, h = (int)blockIdx.y, b = (int)blockIdx.z;
+    int query = first + warp_of() * 16 * M, left = a.T - first, kv = a.H + h / (a.H / a.G);
+    int stride = qkv_stride(a);
+    place q = place_of(shared), dys = q + ROWS * D * 2, keys = dys + ROWS * D * 2;
+    place values = keys + 2 * TILE, own = (place)(warp_of() * 16 * M * D * 2);
+    int tiles = (min(first + ROWS, a.T) + R - 1) / R;
+    auto copy_keys = [&](int j) {
+        const bf16 *k = qkv_at(qkv, a, b, (int64_t)j * R, kv);
+        place other = (place)(j % 2 * TILE);
+        copy_tile<D, R, THREADS>(keys + other, k, stride, a.T - j * R, a.D);
+        copy_tile<D, R, THREADS>(values + other, k + a.G * a.D, stride, a.T - j * R, a.D);
+    };
+    copy_tile<D, ROWS, THREADS>(q, qkv_at(qkv, a, b, first, h), stride, left, a.D);
+    copy_tile<D, ROWS, THREADS>(dys, y_at(dy, a, b, first, h), a.H * a.D, left, a.D);
+    copy_keys(0);
+    float dot[M][2], lse2[M][2], dq[M][D / 8][4] = {};
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int t = query + 16 * m + 8 * r + lane_of() / 4;
+            const float *from = line_at(lines, a, b, t < a.T ? t : 0, h);
+            dot[m][r] = t < a.T ? from[0] : 0;
+            lse2[m][r] = t < a.T ? from[line] : 0;
+        }
+    for (int j = 0; j < tiles; j++) {
+        wait_copies();
+        __syncthreads();
+        if (j + 1 < tiles)
+            copy_keys(j + 1);
+        for (int n = 0; n < R; n += N) {
+            int key = j * R + n;
+            if (key >= query + 16 * M)
+                continue;
+            place now = (place)(j % 2 * TILE + n * D * 2);
+            float s[M][N / 8][4], dp[M][N / 8][4];
+            dot_rows<D, M, N>(s, q + own + lane_of_rows<D>(), keys + now + lane_of_columns<D>());
+            dot_rows<D, M, N>(dp, dys + own + lane_of_rows<D>(),
+                              values + now + lane_of_columns<D>());
+            query_gradients<M, N>(s, dp, dot, lse2, key, query, a.scale * LOG2E);
+            add_product<D, D, M, N>(dq, dp, keys + now + lane_of_rows<D>(), 0);
+        }
+    }
+    times<M, D>(dq, a.scale);
+    store_tile<D, D, M>(qkv_at(dqkv, a, b, query, h), stride, a.T - query, a.D, q + own, dq);
+}
+
+typedef void backward_kernel(bf16 *, const bf16 *, const bf16 *, const float *, int64_t, heads);
+
+struct instance {
+    int width, block[2];          /* tile[0]; threads of either kernel */
+    backward_kernel *keys, *queries;
+};
+
+const instance instances[] = {
+    {64, {128, 128}, keys_bwd<64, 64, 2, 4, 64, 32>, queries_bwd<64, 2, 4, 64, 32>},
+    {128, {256, 128}, keys_bwd<128, 128, 1, 8, 64, 64>, queries_bwd<128, 2, 4, 32, 32>},
+    {256, {128, 128}, keys_bwd<256, 128, 1, 4, 32, 32>, queries_bwd<256, 1, 4, 32, 32>},
+};
+
+}
+
+extern "C" void zk_attention_bwd(zk *k, const zk_launch *L, real *dqkv, const real *dy,
+                                 const real *y, const real *qkv, const float *lse, float *scratch,
+                                 int64_t B, int64_t T, int64_t H, int64_t G, int64_t D, float scale)
+{
+    const zk_launch *l = &L[k->column];
+    heads a = {(int)T, (int)H, (int)G, (int)D, scale};
+    attention_lines(k, L, 0, scratch, dy, y, lse, B, a);
+    if (l->tile[0] == 0)
+        return plain_attention_bwd(k, L, dqkv, dy, qkv, lse, scratch, a);
+    for (const instance &i : instances)
+        if (i.width == l->tile[0] && i.block[0] == l->part[1].block &&
+            i.block[1] == l->part[2].block && k->dtype == ZK_BF16 && D % 8 == 0 && D <= i.width &&
+            scale > 0) {
+            ZK_LAUNCH(k, L, 1, i.keys, (bf16 *)dqkv, (const bf16 *)dy, (const bf16 *)qkv, scratch,
+                      B * H * T, a);
+            ZK_LAUNCH(k, L, 2, i.queries, (bf16 *)dqkv, (const bf16 *)dy, (const bf16 *)qkv,
+                      scratch, B * H * T, a);
+            return;
+        }
+    no_attention(l, a);
+}

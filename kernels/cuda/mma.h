@@ -1,0 +1,397 @@
+/* mma.h -- warp-wide bf16 matrix products, and copies into shared memory: PTX, and the same in C.
+ *
+ * Invariants
+ *  1. Every function is called by all 32 lanes of a warp at once, except copies and lone stores.
+ *  2. Fragments lie as the PTX manual says (matrix fragments for mma.m16n8k16). With g = lane / 4
+ *     and t = lane % 4, a register holds the elements of columns (A, C) or rows (B) 2t, 2t+1, the
+ *     lower half first:
+ *         A 16x16: a[0] row g, a[1] row g+8, a[2] row g columns +8, a[3] row g+8 columns +8
+ *         B 16x8:  b0 column g, b1 column g rows +8
+ *         C 16x8:  c[0], c[1] row g; c[2], c[3] row g+8
+ *  3. A tile in shared memory has rows of `D` bf16 (64, 128 or 256) in chunks of 16 bytes; chunk c
+ *     of row r lies at chunk c ^ (r % 8): eight rows of one chunk, or eight chunks of one row,
+ *     touch all 32 banks once. A tile begins at a multiple of its rows' bytes.
+ *  4. A copy has arrived only after wait_copies() and a barrier. In C, half of the chunks are
+ *     copied when asked for and half when waited for, so that neither a read that comes too soon
+ *     nor one that comes too late goes unseen.
+ */
+#ifndef ZK_MMA_H
+#define ZK_MMA_H
+#include "cuda.h"
+
+#ifdef __CUDACC__
+typedef uint32_t place;       /* an address in shared memory */
+#else
+#include <vector>
+typedef uintptr_t place;
+#endif
+
+#ifdef __CUDACC__
+/* ---- the instructions */
+__device__ inline place place_of(const void *shared)
+{
+    return (place)__cvta_generic_to_shared(shared);
+}
+
+/* 16 or 4 bytes; zeros, and nothing is read, where not `some` */
+__device__ inline void copy16(place to, const void *from, bool some)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "r"(some ? 16 : 0)
+                 : "memory");
+}
+
+__device__ inline void copy4(place to, const void *from, bool some)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
+                 "r"(some ? 4 : 0)
+                 : "memory");
+}
+
+/* x, but of a value unknown to the compiler: addresses made from it are made when they are needed,
+ * instead of all being held in registers */
+__device__ inline place again(place x)
+{
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+/* blockIdx.y, read anew instead of held */
+__device__ inline int block_y(void)
+{
+    unsigned y;
+    asm volatile("mov.u32 %0, %%ctaid.y;" : "=r"(y));
+    return (int)y;
+}
+
+__device__ inline int lane_of(void) { return (int)(again(threadIdx.x) % ZK_WARP); }
+
+__device__ inline int warp_of(void) { return (int)(again(threadIdx.x) / ZK_WARP); }
+
+/* this thread's copies have arrived */
+__device__ inline void wait_copies(void) { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+/* four 8x8 matrices; lane 8i + r gives the address of row r of matrix i. Lane (g, t) gets of each
+ * row g, elements 2t and 2t+1 */
+__device__ inline void load_matrices(uint32_t (&m)[4], place row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(row)
+                 : "memory");
+}
+
+/* lane (g, t) gets of each column g, rows 2t and 2t+1 */
+__device__ inline void load_turned(uint32_t (&m)[4], place row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(row)
+                 : "memory");
+}
+
+/* c += a . b */
+__device__ inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* two floats to bf16, to nearest even, x in the lower half */
+__device__ inline uint32_t pack(float x, float y)
+{
+    uint32_t both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(y), "f"(x));
+    return both;
+}
+
+/* 2^x, relative error at most 2^-22 */
+__device__ inline float power2(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+__device__ inline void store4(place to, uint32_t x)
+{
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
+}
+
+__device__ inline uint4 load16(place from)
+{
+    uint4 x;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(from)
+                 : "memory");
+    return x;
+}
+
+__device__ inline float2 load_pair(place from)
+{
+    float2 x;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(from) : "memory");
+    return x;
+}
+#else
+/* ---- the same in C */
+struct late_copy {
+    place to;
+    const void *from;
+    size_t bytes;
+    bool some;
+};
+
+__device__ inline void copy_now(const late_copy &c)
+{
+    if (c.some)
+        memcpy((void *)c.to, c.from, c.bytes);
+    else
+        memset((void *)c.to, 0, c.bytes);
+}
+
+/* what a thread of the running block has asked for */
+__device__ inline std::vector<late_copy> &late_copies(void)
+{
+    static thread_local std::vector<late_copy> all[1024];
+    return all[threadIdx.x];
+}
+
+__device__ inline void copy(const late_copy &c)
+{
+    if (c.to / 16 % 2)
+        late_copies().push_back(c);
+    else
+        copy_now(c);
+}
+
+__device__ inline place place_of(const void *shared) { return (place)shared; }
+
+__device__ inline void copy16(place to, const void *from, bool some)
+{
+    copy({to, from, 16, some});
+}
+
+__device__ inline void copy4(place to, const void *from, bool some) { copy({to, from, 4, some}); }
+
+__device__ inline place again(place x) { return x; }
+
+__device__ inline int block_y(void) { return (int)blockIdx.y; }
+
+__device__ inline int lane_of(void) { return (int)(threadIdx.x % ZK_WARP); }
+
+__device__ inline int warp_of(void) { return (int)(threadIdx.x / ZK_WARP); }
+
+__device__ inline void wait_copies(void)
+{
+    for (const late_copy &c : late_copies())
+        copy_now(c);
+    late_copies().clear();
+}
+
+__device__ inline uint32_t load2(place from)
+{
+    uint32_t x;
+    memcpy(&x, (const void *)from, sizeof x);
+    return x;
+}
+
+__device__ inline void load_matrices(uint32_t (&m)[4], place row)
+{
+    const place *rows = shim_warp(~0u, row);
+    int g = lane_of() / 4, t = lane_of() % 4;
+    for (int i = 0; i < 4; i++)
+        m[i] = load2(rows[8 * i + g] + 4 * t);
+    __syncwarp();
+}
+
+__device__ inline void load_turned(uint32_t (&m)[4], place row)
+{
+    const place *rows = shim_warp(~0u, row);
+    int g = lane_of() / 4, t = lane_of() % 4;
+    for (int i = 0; i < 4; i++) {
+        uint32_t low = load2(rows[8 * i + 2 * t] + g / 2 * 4);
+        uint32_t high = load2(rows[8 * i + 2 * t + 1] + g / 2 * 4);
+        m[i] = (low >> g % 2 * 16 & 0xffff) | high >> g % 2 * 16 << 16;
+    }
+    __syncwarp();
+}
+
+struct lane_matrices {
+    uint32_t a[4], b[2];
+};
+
+/* all in registers: nothing that threads share is looked for here */
+__attribute__((no_sanitize("thread"))) inline void
+multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+{
+    const lane_matrices *all = shim_warp(~0u, lane_matrices{{a[0], a[1], a[2], a[3]}, {b0, b1}});
+    int g = lane_of() / 4, t = lane_of() % 4;
+    for (int i = 0; i < 4; i++)
+        for (int k = 0; k < 16; k++) {
+            uint32_t x = all[4 * g + k % 8 / 2].a[i / 2 + k / 8 * 2] >> k % 2 * 16 << 16;
+            uint32_t y = all[4 * (2 * t + i % 2) + k % 8 / 2].b[k / 8] >> k % 2 * 16 << 16;
+            c[i] = fmaf(__uint_as_float(x), __uint_as_float(y), c[i]);
+        }
+}
+
+__device__ inline uint32_t pack(float x, float y)
+{
+    bf16 low, high;
+    put(&low, x);
+    put(&high, y);
+    return low.u | (uint32_t)high.u << 16;
+}
+
+__device__ inline float power2(float x)
+{
+    float y = exp2f(x);
+    return y < 0x1p-126f ? 0 : y;         /* NaN stays */
+}
+
+__device__ inline void store4(place to, uint32_t x) { memcpy((void *)to, &x, sizeof x); }
+
+__device__ inline uint4 load16(place from)
+{
+    uint4 x;
+    memcpy(&x, (const void *)from, sizeof x);
+    return x;
+}
+
+__device__ inline float2 load_pair(place from)
+{
+    float2 x;
+    memcpy(&x, (const void *)from, sizeof x);
+    return x;
+}
+#endif
+
+/* ---- tiles, on both */
+/* where chunk `chunk` of row `row` lies in a tile */
+template <int D> __device__ inline place chunk_at(int row, int chunk)
+{
+    return (place)(row * D * 2 + ((chunk ^ (row & 7)) << 4));
+}
+
+/* A lane's place in a tile for load_matrices of 16 rows x 16 columns as A, or for load_turned as
+ * two B (rows summed over) side by side; then column block k is at ^ (k << 5), row block i is at
+ * + i * 16 rows. */
+template <int D> __device__ inline place lane_of_rows(void)
+{
+    int lane = lane_of();
+    return chunk_at<D>(lane & 15, lane >> 4);
+}
+
+/* the same for load_matrices as two B (columns summed over), the upper 8 rows and the lower 8 */
+template <int D> __device__ inline place lane_of_columns(void)
+{
+    int lane = lane_of();
+    return chunk_at<D>((lane & 7) + (lane >> 4 << 3), lane >> 3 & 1);
+}
+
+/* Tile [ROWS][D] from `rows` rows of `d` elements, `stride` elements apart; the rest 0. d and
+ * stride are multiples of 8, `from` is a multiple of 16 bytes. */
+template <int D, int ROWS, int THREADS>
+__device__ inline void copy_tile(place to, const bf16 *from, int stride, int rows, int d)
+{
+    constexpr int STEP = THREADS / (D / 8);
+    static_assert(ROWS % STEP == 0, "whole rounds");
+    place thread = again(threadIdx.x);
+    int row = (int)(thread / (D / 8)), chunk = (int)(thread % (D / 8));
+    const bf16 *p = from + (int64_t)row * stride + chunk * 8;
+    rows = chunk * 8 < d ? rows : 0;
+#pragma unroll
+    for (int i = 0; i < ROWS; i += STEP, p += (int64_t)STEP * stride)
+        copy16(to + chunk_at<D>(row + i, chunk), p, row + i < rows);
+}
+
+/* to = rows of a . rows of b: 16*M rows x N rows of D; a by lane_of_rows, b by lane_of_columns */
+template <int D, int M, int N>
+__device__ inline void dot_rows(float (&to)[M][N / 8][4], place a, place b)
+{
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < N / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                to[m][n][i] = 0;
+    a = again(a);
+    b = again(b);
+#pragma unroll
+    for (int k = 0; k < D / 16; k++) {
+        uint32_t left[M][4], right[4];
+#pragma unroll
+        for (int m = 0; m < M; m++)
+            load_matrices(left[m], (a ^ (place)(k << 5)) + (place)(m * 16 * D * 2));
+#pragma unroll
+        for (int n = 0; n < N / 16; n++) {
+            load_matrices(right, (b ^ (place)(k << 5)) + (place)(n * 16 * D * 2));
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                multiply(to[m][2 * n], left[m], right[0], right[1]);
+                multiply(to[m][2 * n + 1], left[m], right[2], right[3]);
+            }
+        }
+    }
+}
+
+/* to += x . C columns of b from column `first` on: 16*M x N by N rows of D; b by lane_of_rows. x is
+ * rounded to bf16: a sum's registers are the next product's left operand. */
+template <int D, int C, int M, int N>
+__device__ inline void add_product(float (&to)[M][C / 8][4], const float (&x)[M][N / 8][4], place b,
+                                   int first)
+{
+    b = again(b);
+#pragma unroll
+    for (int k = 0; k < N / 16; k++) {
+        uint32_t left[M][4], right[4];
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float *half = &x[m][2 * k + i / 2][i % 2 * 2];
+                left[m][i] = pack(half[0], half[1]);
+            }
+#pragma unroll
+        for (int c = 0; c < C / 16; c++) {
+            load_turned(right, (b ^ (place)((first / 16 + c) << 5)) + (place)(k * 16 * D * 2));
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                multiply(to[m][2 * c], left[m], right[0], right[1]);
+                multiply(to[m][2 * c + 1], left[m], right[2], right[3]);
+            }
+        }
+    }
+}
+
+/* A warp's sums, 16*M x C, rounded, to `rows` rows of `d` elements; `through` is [16*M][D] of
+ * shared memory that no other warp reads. */
+template <int D, int C, int M>
+__device__ inline void store_tile(bf16 *to, int64_t stride, int rows, int d, place through,
+                                  const float (&x)[M][C / 8][4])
+{
+    int g = lane_of() / 4, t = lane_of() % 4;
+    __syncwarp();
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int c = 0; c < C / 8; c++) {
+            place at = through + (place)(4 * t);
+            store4(at + chunk_at<D>(16 * m + g, c), pack(x[m][c][0], x[m][c][1]));
+            store4(at + chunk_at<D>(16 * m + g + 8, c), pack(x[m][c][2], x[m][c][3]));
+        }
+    __syncwarp();
+#pragma unroll
+    for (int i = lane_of(); i < 16 * M * C / 8; i += ZK_WARP) {
+        int row = i / (C / 8), chunk = i % (C / 8);
+        if (row < rows && chunk * 8 < d)
+            *reinterpret_cast<uint4 *>(to + row * stride + chunk * 8) =
+                load16(through + chunk_at<D>(row, chunk));
+    }
+}
+
+#endif
