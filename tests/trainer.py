@@ -41,7 +41,7 @@ EMULATED = Kind('out/train-emulated', 'gcc', ('-g1',), ('-lstdc++', '-lm'))
 CUDA = Kind('out/train-cuda', 'gcc', ('-s',), (
     *(word for name in ('root', 'nccl')
       for word in (f'-Lout/cuda/{name}/lib', f'-Wl,-rpath,{ROOT}/out/cuda/{name}/lib')),
-    '-l:libcudart.so.13', '-l:libcublasLt.so.13', '-l:libnccl.so.2', '-lstdc++'))
+    '-l:libcudart.so.13', '-l:libcublasLt.so.13', '-l:libnccl.so.2', '-lstdc++', '-lm'))
 
 
 def sh(*command: object, **options) -> str:
