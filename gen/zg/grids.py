@@ -65,7 +65,8 @@ PLAIN = 512                     # threads of a team that keeps none
 
 
 def team(C: int, real: int, most: int = 256) -> tuple[int, int]:
-    """Threads and packs of one, as norm.cu wants them; `most` threads have the registers."""
+    """Threads and packs of one, as norm.cu wants them; a block of `most` threads has the registers,
+    a processor those of two."""
     packs = C // packed(C, real)
     if packed(C, real) == 1 or packs > 4 * most:
         return min(PLAIN, up(packs)), 0
@@ -87,12 +88,12 @@ def norm_fwd(runs: int, C: int, real: int, kinds: int = 1) -> How:
 
 def norm_bwd(runs: int, C: int, real: int, target: str, lines: int, kinds: int = 1,
              most: int = 256) -> How:
-    """Eight runs a team or more: sums are small beside them. Folding: 32 columns a block, and as many
-    rows of threads as there are blocks' sums, up to 32."""
+    """Eight runs a team or more: sums are small beside them. Folding: 32 columns a block, and as
+    many rows of threads as there are blocks' sums, up to 32."""
     threads, packs = team(C, real, most)
     n = teams(threads, packs)
     block = n * threads
-    blocks = min(PROCESSORS[target] * max(1, PLAIN // block), -(-runs // (8 * n)))
+    blocks = min(PROCESSORS[target] * max(1, 2 * most // block), -(-runs // (8 * n)))
     return run(Grid(blocks, kinds, 1, block, 4 * C if n > 1 else 0),
                Grid(-(-C // 32), lines, 1, 32 * min(32, blocks), 0), tile=(threads, packs, 0),
                space=4 * lines * blocks * C)

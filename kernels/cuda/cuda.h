@@ -176,4 +176,17 @@ template <class T> __device__ inline T block_max(T x, T least)
 
 /* ---- wrappers of PTX: the instruction on a GPU, the same arithmetic in C elsewhere */
 
+/* global memory at `to` = x, in one store */
+__device__ inline void store16(void *to, uint4 x)
+{
+#ifdef __CUDA_ARCH__
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)),
+                 "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+                 : "memory");
+#else
+    struct __attribute__((may_alias)) any : uint4 {};
+    static_cast<uint4 &>(*reinterpret_cast<any *>(to)) = x;
+#endif
+}
+
 #endif

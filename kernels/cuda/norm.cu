@@ -106,7 +106,7 @@ template <class T, int V, int N>
 __device__ inline void copy_run(const team &t, T *to, const T *from, int C)
 {
     each<V, N>(t, C, [&](int, int c) {
-        *reinterpret_cast<pack<T, V> *>(to + c) = load<V>(from + c);
+        stow(to + c, load<V>(from + c));
     });
 }
 
@@ -232,8 +232,9 @@ __device__ inline void add_teams(const team &t, float *to, const float (&mine)[N
                 if (i)
                     fetch(x, sum + c);
                 for (int e = 0; e < V; e++)
-                    x[e] += mine[j][e];
-                stow(i == t.teams - 1 ? to + c : sum + c, x);
+                    sum[c + e] = x[e] += mine[j][e];
+                if (i == t.teams - 1)
+                    stow(to + c, x);
             });
         __syncthreads();
     }
@@ -330,14 +331,14 @@ norm_fold(T *dw, T *second, const float *part, int C, int blocks)
 
 /* ---- calls */
 
-/* the statement with N as the packs that the launch keeps */
-#define NORM_KEPT(N, packs, ...)                                                                   \
+/* the statement with N as the packs of V elements that the launch keeps; single ones are not kept */
+#define NORM_KEPT(V, N, packs, ...)                                                                \
     do {                                                                                           \
         if ((packs) == KEPT) {                                                                     \
-            constexpr int N = KEPT;                                                                \
+            constexpr int N = V > 1 ? KEPT : 0;                                                    \
             __VA_ARGS__;                                                                           \
         } else if ((packs) == 1) {                                                                 \
-            constexpr int N = 1;                                                                   \
+            constexpr int N = V > 1 ? 1 : 0;                                                       \
             __VA_ARGS__;                                                                           \
         } else {                                                                                   \
             constexpr int N = 0;                                                                   \
@@ -350,10 +351,10 @@ void forward(zk *k, const zk_launch *L, real *y, float *stat, const real *x, con
              const real *wk, const real *b, const layout &l, float eps)
 {
     const int32_t *tile = L[k->column].tile;
-    ZK_WIDE(T, V, l.C, NORM_KEPT(N, tile[1], ZK_LAUNCH(k, L, 0, (norm_fwd<T, V, N, CENTRED>),
-                                                       (T *)y, stat, (const T *)x, (const T *)w,
-                                                       (const T *)wk, (const T *)b, l, tile[0],
-                                                       eps)));
+    ZK_WIDE(T, V, l.C, NORM_KEPT(V, N, tile[1], ZK_LAUNCH(k, L, 0, (norm_fwd<T, V, N, CENTRED>),
+                                                          (T *)y, stat, (const T *)x,
+                                                          (const T *)w, (const T *)wk,
+                                                          (const T *)b, l, tile[0], eps)));
 }
 
 /* second: db or dwk */
@@ -363,10 +364,10 @@ void backward(zk *k, const zk_launch *L, real *dx, real *dw, real *second, const
 {
     const int32_t *tile = L[k->column].tile;
     float *part = (float *)k->device;
-    ZK_WIDE(T, V, l.C, NORM_KEPT(N, tile[1], ZK_LAUNCH(k, L, 0, (norm_bwd<T, V, N, CENTRED>),
-                                                       (T *)dx, part, (const T *)dy, (const T *)x,
-                                                       stat, (const T *)w, (const T *)wk, l,
-                                                       tile[0])));
+    ZK_WIDE(T, V, l.C, NORM_KEPT(V, N, tile[1], ZK_LAUNCH(k, L, 0, (norm_bwd<T, V, N, CENTRED>),
+                                                          (T *)dx, part, (const T *)dy,
+                                                          (const T *)x, stat, (const T *)w,
+                                                          (const T *)wk, l, tile[0])));
     ZK_LAUNCH(k, L, 1, (norm_fold<T>), (T *)dw, (T *)second, part, l.C, L[k->column].part[0].x);
 }
 

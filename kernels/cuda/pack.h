@@ -68,10 +68,25 @@ template <int V, class T> __device__ inline void fetch(float (&x)[V], const T *p
         x[j] = get(all, j);
 }
 
-/* p[0 .. V-1] = x */
+/* p[0 .. V-1] = x. Compilers take some stores of a pack apart again, so those of 16 bytes are made by
+ * hand; they are to global memory. */
+template <int V, class T> __device__ inline void stow(T *p, const pack<T, V> &x)
+{
+    if constexpr (sizeof x % 16 == 0) {
+        uint4 part[sizeof x / 16];
+        memcpy(part, &x, sizeof x);
+        for (unsigned i = 0; i < sizeof x / 16; i++)
+            store16(reinterpret_cast<char *>(p) + 16 * i, part[i]);
+    } else {
+        *reinterpret_cast<pack<T, V> *>(p) = x;
+    }
+}
+
 template <int V, class T> __device__ inline void stow(T *p, const float (&x)[V])
 {
-    put(reinterpret_cast<pack<T, V> *>(p), x);
+    pack<T, V> all;
+    put(&all, x);
+    stow(p, all);
 }
 
 /* The same of the first `left` elements, others 0 */

@@ -63,7 +63,7 @@ __global__ void turn_heads(T *y, const T *in, const float *table, int64_t M, int
             stow(y + first + half, x2);
         }
         for (int i = (int)threadIdx.x * V; y != in && i < values; i += (int)blockDim.x * V)
-            *reinterpret_cast<pack<T, V> *>(y + after + i) = load<V>(in + after + i);
+            stow(y + after + i, load<V>(in + after + i));
     }
 }
 
