@@ -1,8 +1,8 @@
 /* cuda.h -- what the GPU kernels share: the context, storage types, launches, block reductions.
  *
  * Invariants
- *  1. A file of kernels is CUDA C++ that a plain C++ compiler accepts, too: launches, dynamic shared
- *     memory and inline PTX are written through the macros and wrappers of this file, whose
+ *  1. A file of kernels is CUDA C++ that a plain C++ compiler accepts, too: launches, dynamic
+ *     shared memory and inline PTX are written through the macros and wrappers of this file, whose
  *     other half for a CPU is tests/emulation/shim.h.
  *  2. Grids, blocks and shared bytes come from the launch table: ZK_LAUNCH alone launches.
  *  3. A reduction's order depends on the number of threads alone: every run gives the same bits.
@@ -80,8 +80,8 @@ inline void zk_launched(const char *kernel, const zk_grid *g)
     cudaError_t error = cudaGetLastError();
     if (error == cudaSuccess)
         return;
-    fprintf(stderr, "kernel %s: %s (grid %dx%dx%d, %d threads, %d bytes of shared memory)\n", kernel,
-            cudaGetErrorString(error), g->x, g->y, g->z, g->block, g->shared);
+    fprintf(stderr, "kernel %s: %s (grid %dx%dx%d, %d threads, %d bytes of shared memory)\n",
+            kernel, cudaGetErrorString(error), g->x, g->y, g->z, g->block, g->shared);
     fflush(stderr);
     _exit(3);
 }

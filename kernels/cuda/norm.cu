@@ -331,7 +331,7 @@ norm_fold(T *dw, T *second, const float *part, int C, int blocks)
 
 /* ---- calls */
 
-/* the statement with N as the packs of V elements that the launch keeps; single ones are not kept */
+/* the statement with N as the packs of V elements that the launch keeps; one alone is not kept */
 #define NORM_KEPT(V, N, packs, ...)                                                                \
     do {                                                                                           \
         if ((packs) == KEPT) {                                                                     \

@@ -68,8 +68,8 @@ template <int V, class T> __device__ inline void fetch(float (&x)[V], const T *p
         x[j] = get(all, j);
 }
 
-/* p[0 .. V-1] = x. Compilers take some stores of a pack apart again, so those of 16 bytes are made by
- * hand; they are to global memory. */
+/* p[0 .. V-1] = x. Compilers take some stores of a pack apart again, so those of 16 bytes are made
+ * by hand; they are to global memory. */
 template <int V, class T> __device__ inline void stow(T *p, const pack<T, V> &x)
 {
     if constexpr (sizeof x % 16 == 0) {
