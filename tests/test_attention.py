@@ -24,7 +24,7 @@ DTYPES = [zk.F32, zk.BF16]
 # B, T, H, G, D: one token, a short block, odd heads, groups, ends of blocks and of regions
 SHAPES = [(1, 1, 1, 1, 8), (2, 33, 3, 3, 20), (1, 64, 2, 2, 64), (1, 65, 2, 1, 64),
           (2, 130, 4, 2, 24), (1, 70, 4, 1, 128), (1, 300, 2, 1, 36), (1, 521, 2, 2, 16)]
-# the same on a GPU, for each of its tiles: 64, 128 and 256 wide, plain ones of 64 columns and of 128
+# the same on a GPU, for each of its tiles: 64, 128 and 256 wide, plain of 64 and of 128 columns
 TILES = [(1, 1, 1, 1, 8), (2, 33, 3, 3, 20), (1, 65, 2, 1, 64), (1, 70, 4, 1, 128),
          (2, 135, 2, 1, 24), (1, 140, 2, 2, 64), (1, 90, 1, 1, 256), (1, 66, 2, 1, 136),
          (1, 20, 1, 1, 300)]
