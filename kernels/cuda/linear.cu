@@ -194,11 +194,11 @@ sum_stripes(float *part, const T *dy, int64_t M, int64_t N)
     int64_t rows = (M + gridDim.y - 1) / gridDim.y, from = blockIdx.y * rows;
     int64_t to = zk_least(M, from + rows);
     for (int64_t n = blockIdx.x * ZK_WARP * V; n < N; n += (int64_t)gridDim.x * ZK_WARP * V) {
-        int64_t at = n + lane * V, left = N - at;
+        int64_t at = n + lane * V, first = at < N ? from + warp : to;
         float sum[V] = {}, x[V];
 #pragma unroll 4
-        for (int64_t m = from + warp; m < to; m += WARPS) {
-            fetch(x, dy + m * N + at, left);
+        for (int64_t m = first; m < to; m += WARPS) {
+            fetch(x, dy + m * N + at);
             for (int j = 0; j < V; j++)
                 sum[j] += x[j];
         }
@@ -208,8 +208,8 @@ sum_stripes(float *part, const T *dy, int64_t M, int64_t N)
         for (int i = 1; warp == 0 && i < WARPS; i++)
             for (int j = 0; j < V; j++)
                 sum[j] += turn[i][lane * V + j];
-        if (warp == 0)
-            stow(part + blockIdx.y * N + at, sum, left);
+        if (warp == 0 && at < N)
+            stow(part + blockIdx.y * N + at, sum);
         __syncthreads();
     }
 }
