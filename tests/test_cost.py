@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / 'gen'))
 
-from zg import build, cost, explain, shard, spec  # noqa: E402
+from zg import build, check, cost, explain, shard, spec  # noqa: E402
 from zg.plan import Plan  # noqa: E402
 
 SPECS = ROOT / 'model_specs'
@@ -59,6 +59,13 @@ def test_the_bound_on_gathered_elements() -> None:
         planned('gpt-tiny', f'zero.stage3_max_live_parameters={least - 1}')
 
 
+@pytest.mark.parametrize('pattern', ['h.0.*', 'h.1.*', 'h.[02].*'])
+def test_a_pattern_of_some_layers_is_refused(pattern: str) -> None:
+    with pytest.raises(spec.SpecError, match='zero.replicate: matches h.{l}.ln_1.weight in part'):
+        planned('gpt-tiny', f"zero.replicate=['{pattern}']")
+    planned('gpt-tiny', "zero.replicate=['h.[0-2].*']")
+
+
 def test_too_many_pieces_name_the_least_bucket() -> None:
     keys = ('cluster.ranks=8', 'zero.stage=2', 'train.global_batch=8')
     with pytest.raises(spec.SpecError, match='zero.reduce_bucket_size: cuts a unit') as e:
@@ -81,6 +88,7 @@ def test_bits_of_the_counter() -> None:
 def test_a_billion_grains() -> None:
     p = planned('gpt-tiny', f'train.global_batch={2**30}', 'train.micro_batch=1', 'cluster.ranks=2')
     assert p.head.grains == 2**29 and p.flat('block').mask == 2**30 - 2
+    check.check(p)
 
 
 def test_memory_adds_up() -> None:
@@ -89,3 +97,8 @@ def test_memory_adds_up() -> None:
             p = planned(name, f'zero.stage={stage}')
             arena = sum(c.slots * c.stride for c in p.classes if c.kind not in ('gpu', 'host'))
             assert sum(n for _, n in cost.memory(p)) == p.arena('cpu') == arena
+
+
+def test_a_gpu_is_mentioned_where_it_is_a_target() -> None:
+    assert 'GPU' in explain.memory(planned('gpt-tiny'))
+    assert 'GPU' not in explain.memory(planned('gpt-tiny', 'targets=[cpu]'))

@@ -121,14 +121,15 @@ def _tensor(t: Tensor, flats: dict[str, Flat]) -> None:
 
 def _nodes(p: Plan) -> None:
     """Pending sums: one for each bit that a count of leaves ever has at a grain's end."""
-    counter = 0
-    for a in range(1, p.head.grains):
-        counter |= a * (p.head.ranks if p.head.order == "ranks" else 1)
+    grains, W = p.head.grains, p.head.ranks
+    step, counter = W if p.head.order == "ranks" else 1, 0
+    for b in range(((grains - 1) * step).bit_length()):     # bit b repeats after 2^(b+1) multiples
+        tried = range(-(-2**b // step), min(grains, 2**(b + 1)))
+        counter |= any(a * step >> b & 1 for a in tried) << b
     for f in p.flats:
         mask = 0 if p.head.sum == "fold" else counter
         if f.mask != mask or f.nodes != max(1, bin(mask).count("1")):
-            raise CheckError(f"flat {f.name}: pending sums do not fit {p.head.grains} grains")
-    grains, W = p.head.grains, p.head.ranks
+            raise CheckError(f"flat {f.name}: pending sums do not fit {grains} grains")
     if p.head.order == "local" and W > 1 and (grains & (grains - 1) or p.head.sum == "fold"):
         raise CheckError("a rank's own grains first: that is another tree")
 

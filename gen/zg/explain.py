@@ -21,16 +21,17 @@ def memory_line(p: Plan) -> str:
 
 def memory(p: Plan) -> str:
     """The map, class by class."""
-    arenas = {"the arena": ("shared", "private", "scratch"), "on a GPU besides": ("gpu",),
-              "in a GPU's host arena": ("host",)}
+    arenas = {"the arena": ("shared", "private", "scratch")}
+    rest = cost.memory(p)
+    if set(p.head.targets) - {"cpu"}:
+        arenas |= {"on a GPU besides": ("gpu",), "in a GPU's host arena": ("host",)}
+        rest += [("arena on a GPU", p.end("gpu")), ("its host arena", p.host)]
     lines = [f"{p.head.spec}: arena of each of {p.head.ranks} ranks: {size(p.end('scratch'))}"]
     for title, kinds in arenas.items():
         lines += ["", f"{title:<23}{'slots':>7}{'bytes a slot':>18}{'bytes':>20}{'at':>20}"]
         lines += [f"{c.name:<23}{c.slots:>7}{c.stride:>18,}{c.slots * c.stride:>20,}{c.at:>20,}"
                   for c in p.classes if c.kind in kinds]
-    lines += [""] + [f"{title:<18}{size(n):>40}" for title, n in cost.memory(p)]
-    lines += [f"{'arena on a GPU':<18}{size(p.end('gpu')):>40}",
-              f"{'its host arena':<18}{size(p.host):>40}", "",
+    lines += ["", *(f"{title:<18}{size(n):>40}" for title, n in rest), "",
               "Beside the arena a rank on a CPU holds its kernels' packing space, its threads'",
               "stacks, the program and its libraries: at most 16 MiB with one thread."]
     return "\n".join(lines) + "\n"

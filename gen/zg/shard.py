@@ -32,14 +32,13 @@ class Shards:
 def _persistent(spec: Spec, kind: Kind, t: Tensor) -> bool:
     if spec.zero.stage < 3:
         return False
-    names = [n for n, _ in t.parts]
-    hits = {(n, l): any(fnmatchcase(n.replace("{l}", str(l)), p) for p in spec.zero.replicate)
-            for n in names for l in (0, kind.count - 1)}
-    if len(set(hits.values())) > 1:
+    names = (n.replace("{l}", str(l)) for n, _ in t.parts for l in range(kind.count))
+    hits = {any(fnmatchcase(n, p) for p in spec.zero.replicate) for n in names}
+    if len(hits) > 1:
         raise spec.wrong("zero.replicate", f"matches {t.name} in part",
                          "patterns that name all layers of a tensor, and all that share its "
                          "linear, or none")
-    return t.elems <= spec.zero.stage3_param_persistence_threshold or all(hits.values())
+    return t.elems <= spec.zero.stage3_param_persistence_threshold or all(hits)
 
 
 def _order(spec: Spec, grains: int) -> tuple[str, tuple[str, ...]]:
