@@ -300,11 +300,11 @@ static void run_rank(zr *z)
     int64_t wire[2] = {0};
     begin(z);
     train(z, report, wire);
+    save(z);                              /* before anything that may fail or be interrupted */
     validate(z, z->o->steps);
     zr_log_end(z, report, wire[0], wire[1]);
     zr_epilogue(z);
     sample(z);
-    save(z);
     hash(z);
     zr_queues_stop(z);
     for (int queue = 0; queue < ZR_QUEUES; queue++)
@@ -322,7 +322,8 @@ int zr_main(int argc, char **argv, const zr_program *p)
     if (o.help) zr_help(&z, argv[0]);
     else if (o.version) zr_version(&z);
     if (o.help || o.version) return ZR_OK;
-    signal(SIGXFSZ, SIG_IGN);             /* then a file too large is an error of write */
+    signal(SIGXFSZ, SIG_IGN);             /* then a file too large is an error of write, */
+    signal(SIGPIPE, SIG_IGN);             /* and so is a pipe that nobody reads */
     zr_prepare(&z);
     int code = zr_ranks(&z, run_rank);
     free(z.t);

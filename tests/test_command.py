@@ -217,6 +217,19 @@ def test_a_program_refuses(tmp_path: pathlib.Path, tokens: pathlib.Path, args: l
     assert len(done.err.splitlines()) == 1 and left == []
 
 
+def test_weights_are_saved_though_nobody_listens(tmp_path: pathlib.Path,
+                                                 tokens: pathlib.Path) -> None:
+    """A reader of the output that has gone, and a full disk under it: said with 3."""
+    left, right = os.pipe()
+    os.close(left)
+    for n, sink in enumerate((os.open('/dev/full', os.O_WRONLY), right)):
+        done = subprocess.run([built(), '--data', tokens, '--steps', '1', '--save', tmp_path / str(n)],
+                              timeout=60, stdout=sink, stderr=subprocess.PIPE, text=True)
+        os.close(sink)
+        assert done.returncode == 3 and 'writing standard output' in done.stderr, done.stderr
+        assert (tmp_path / str(n) / 'model.safetensors').exists()
+
+
 # ---- odd places
 
 def test_a_folder_with_a_space(tmp_path: pathlib.Path, tokens: pathlib.Path) -> None:
