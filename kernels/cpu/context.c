@@ -2,8 +2,7 @@
  *
  * Invariants
  *  1. A context is one mapping: zk, pool, threads' handles, then threads * ZK_SCRATCH. Nothing is
- *     mapped after zk_open; a page of scratch is taken when a kernel first writes to it, as most
- *     kernels leave most of it alone.
+ *     mapped, and no page of it taken, after zk_open.
  *  2. The object is chosen once in a process, by cpuid and ZK_ISA; zk_open refuses what this
  *     processor cannot run.
  *  3. Nobody spins: threads without work wait in the kernel, for ranks may outnumber cores.
