@@ -86,17 +86,24 @@ def losses(result: law.Result) -> np.ndarray:
     return np.array([json.loads(line)['loss'] for line in result.steps])
 
 
-# Both programs do the same sums in another order. One step from the same weights: a loss is a mean
-# of logarithms of sums; all that enter carry a relative error of a few roundings.
+# Both programs do the same arithmetic and differ in the order of sums alone: of a norm's row, of
+# attention's keys, of a softmax. In f32 such a sum of n <= 256 terms is off by at most n * 2^-24
+# and far less on average, and a loss is a mean over hundreds of tokens that are off to either side:
+# 2^-20 of it in the first step. In bf16 a sum that is off may fall to the other side of a rounding,
+# 2^-8 of one activation. Later the weights differ, too, where a gradient is as small as its error:
+# Adam moves those by up to lr in either direction.
+@pytest.mark.slow
 @pytest.mark.parametrize('family', FAMILIES)
-@pytest.mark.parametrize('precision,first,later', [('f32', 2e-6, 2e-4), ('bf16', 4e-3, 4e-2)])
+@pytest.mark.parametrize('precision,first,later', [('f32', 2 ** -20, 2 ** -16),
+                                                   ('bf16', 2 ** -14, 2 ** -10)])
 def test_losses_are_the_cpus(folder: pathlib.Path, family: str, precision: str, first: float,
                              later: float) -> None:
     way = {'family': family, **PLAIN, 'stage': 3, 'ranks': 2, 'graph': True, 'queue': 'late'}
-    ours = losses(run(folder, way, 20, kind=trainer.EMULATED, recipe=recipe(precision)))
-    cpus = losses(run(folder, way, 20, kind=trainer.GCC, recipe=recipe(precision)))
+    quick = *recipe(precision), 'train.schedule.warmup=1'
+    ours = losses(run(folder, way, 8, kind=trainer.EMULATED, recipe=quick))
+    cpus = losses(run(folder, way, 8, kind=trainer.GCC, recipe=quick))
     off = abs(ours - cpus) / cpus
-    assert len(ours) == 20 and cpus[-1] < cpus[0] - 0.1
+    assert len(ours) == 8 and cpus[-1] < cpus[0] - 0.1, cpus
     assert off[0] <= first and off.max() <= later, off
 
 

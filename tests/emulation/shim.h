@@ -166,20 +166,15 @@ SHIM_ATOMIC(atomicOr, old | x)
 SHIM_ATOMIC(atomicExch, x)
 
 /* ---- bits and arithmetic; what a GPU approximates is exact here or nearly so */
-template <class To, class From> inline To shim_bits(From x)
+__forceinline__ unsigned __float_as_uint(float x) { return __builtin_bit_cast(unsigned, x); }
+__forceinline__ int __float_as_int(float x) { return __builtin_bit_cast(int, x); }
+__forceinline__ float __uint_as_float(unsigned x) { return __builtin_bit_cast(float, x); }
+__forceinline__ float __int_as_float(int x) { return __builtin_bit_cast(float, x); }
+__forceinline__ long long __double_as_longlong(double x)
 {
-    static_assert(sizeof(To) == sizeof(From), "the same bits");
-    To to;
-    memcpy(&to, &x, sizeof to);
-    return to;
+    return __builtin_bit_cast(long long, x);
 }
-
-inline unsigned __float_as_uint(float x) { return shim_bits<unsigned>(x); }
-inline int __float_as_int(float x) { return shim_bits<int>(x); }
-inline float __uint_as_float(unsigned x) { return shim_bits<float>(x); }
-inline float __int_as_float(int x) { return shim_bits<float>(x); }
-inline long long __double_as_longlong(double x) { return shim_bits<long long>(x); }
-inline double __longlong_as_double(long long x) { return shim_bits<double>(x); }
+__forceinline__ double __longlong_as_double(long long x) { return __builtin_bit_cast(double, x); }
 
 inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((uint64_t)a * b >> 32); }
 inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
