@@ -91,6 +91,14 @@ def test_peers_are_read_only_in_collectives(program: Path, data: Path) -> None:
         assert caught.code == 5 and "signal 11" in caught.err
 
 
+@pytest.mark.parametrize("ranks", RANKS)
+def test_what_was_given_may_be_written_after_a_collective(
+    program: Path, data: Path, ranks: int
+) -> None:
+    done = train(program, data, EVENTS=3, RANKS=ranks)
+    assert done.code == 0, done.err
+
+
 # ---- queues
 
 MODES = ["late", *(f"shuffled:{seed}" for seed in range(20))]

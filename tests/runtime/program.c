@@ -13,7 +13,8 @@
  *   PAD_MIB   the arena is so much larger
  *   WORK_US   every `use` takes so much longer
  *   FAULT     what goes wrong (see `fault`); rank 1 (0 if alone) in step 2
- *   EVENTS    1: the step checks what events mean instead
+ *   EVENTS    1, 2: the step checks what events mean instead, eager or late; 3: that what was given
+ *             to a collective may be written when it is over
  */
 #define _GNU_SOURCE
 #include "zr.h"
@@ -291,10 +292,67 @@ static void late_events(zr *z)
     zr_wait(z, ZR_REDUCE, GONE);
 }
 
+/* ---- what the end of a collective means: peers have read, too. The last rank is always late. */
+enum { TURNS = 200 };
+
+static void late(zr *z) { if (zr_rank(z) == c.ranks - 1) sleep_us(100); }
+
+/* grad[N] = i[0] */
+static void give(zr *z, void *k, void *a, const int64_t *i)
+{
+    (void)k;
+    for (int j = 0; j < N; j++) ((int64_t *)(a + c.grad))[j] = i[0];
+    late(z);
+}
+
+/* The whole unit is of turn i[0]: number i[0] + r in rank r's part. */
+static void check_whole(zr *z, void *k, void *a, const int64_t *i)
+{
+    (void)z, (void)k;
+    for (int r = 0; r < c.ranks; r++)
+        for (int64_t j = 0; j < c.shard / 8; j++)
+            expect(((int64_t *)(a + c.ring + r * c.shard))[j] == i[0] + r, "a gather of its turn");
+}
+
+static void check_sources(zr *z, void *k, void *a, const int64_t *i)
+{
+    (void)k, (void)a;
+    late(z);
+    for (int r = 0; r < c.ranks; r++) {
+        const int64_t *from = zr_sources(z, ZR_MAIN)[r];
+        for (int64_t j = 0; j < c.shard / 8; j++) expect(from[j] == i[0] + r, "sources until done");
+    }
+}
+
+static void check_sum(zr *z, void *k, void *a, const int64_t *i)
+{
+    (void)z, (void)k;
+    int64_t sum = c.ranks * i[0] + c.ranks * (c.ranks - 1) / 2;
+    for (int j = 0; j < N; j++) expect(((int64_t *)(a + c.ring))[j] == sum, "a sum of its turn");
+}
+
+static void turn_step(zr *z)
+{
+    for (int64_t turn = 0; turn < TURNS * c.ranks; turn += c.ranks) {
+        zr_call(z, ZR_MAIN, give, turn + zr_rank(z));
+        zr_gather(z, ZR_MAIN, c.grad, 0, c.ring, c.shard, c.shard);
+        zr_call(z, ZR_MAIN, give, -turn + zr_rank(z));
+        zr_call(z, ZR_MAIN, check_whole, turn);
+        zr_alltoall(z, ZR_MAIN, c.grad, c.shard, 0, c.shard);
+        zr_call(z, ZR_MAIN, check_sources, -turn);
+        zr_done(z, ZR_MAIN);
+        zr_call(z, ZR_MAIN, give, turn + zr_rank(z));
+        zr_allreduce(z, ZR_MAIN, c.grad, c.ring, N);
+        zr_call(z, ZR_MAIN, give, -turn);
+        zr_call(z, ZR_MAIN, check_sum, turn);
+    }
+}
+
 static void event_step(zr *z)
 {
     if (c.events == 1) eager_events(z);
-    else late_events(z);
+    else if (c.events == 2) late_events(z);
+    else turn_step(z);
 }
 
 /* ---- the rest of a program */
