@@ -121,7 +121,7 @@ static void load_weights(zr *z)
     if (zr_load(z->p, z, z->rank, z->o->load, note, why))
         zr_fail(z, ZR_USER, "--load %s", why);
     if (*note) zr_print(z, STDERR_FILENO, "%s\n", note);
-    zr_barrier(z);
+    zr_barrier(z);                        /* nobody's log is emptied before all ranks have theirs */
 }
 
 static void begin(zr *z)

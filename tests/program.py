@@ -64,9 +64,9 @@ def program() -> Path:
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """600 samples, some tokens the one that is never a target, and a rest that makes no sample."""
+    """601 samples, some tokens the one that is never a target, and a rest that makes no sample."""
     path = tmp_path_factory.mktemp("data") / "tokens.bin"
-    np.random.default_rng(1).integers(0, VOCAB, 600 * T + 3).astype("<u2").tofile(path)
+    np.random.default_rng(1).integers(0, VOCAB, 601 * T + 3).astype("<u2").tofile(path)
     return path
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,20 @@ def test_the_bound_on_gathered_elements() -> None:
     assert planned('gpt-tiny', f'zero.stage3_max_live_parameters={least}').head.live == least
     with pytest.raises(spec.SpecError):
         planned('gpt-tiny', f'zero.stage3_max_live_parameters={least - 1}')
+
+
+def test_the_checker_counts_gathered_elements_itself() -> None:
+    p = planned('gpt-tiny')
+    for head in ({'live': p.head.live - 1}, {'live': p.head.live + 1}, {'bound': p.head.live - 1}):
+        with pytest.raises(check.CheckError, match='gathered at once'):
+            check.check(replace(p, head=replace(p.head, **head)))
+
+
+def test_a_tensor_as_large_as_the_threshold_is_kept_whole() -> None:
+    """As DeepSpeed does: the norms of gpt-tiny have 60 elements."""
+    for threshold, flat in ((60, 'keep'), (59, 'block')):
+        p = planned('gpt-tiny', f'zero.stage3_param_persistence_threshold={threshold}')
+        assert {t.flat for t in p.tensors if t.name == 'h.{l}.ln_1.weight'} == {flat}
 
 
 @pytest.mark.parametrize('pattern', ['h.0.*', 'h.1.*', 'h.[02].*'])
