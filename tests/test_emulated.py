@@ -65,6 +65,7 @@ def test_one_hash(folder: pathlib.Path, family: str, precision: str) -> None:
     assert not off, f'{len(off)} differ from\n{name}: {first.weights}\n' + '\n'.join(off)
 
 
+@pytest.mark.slow
 def test_the_recipe_changes_the_hash(folder: pathlib.Path) -> None:
     """the controls: what the bits may depend on, they do"""
     way = {'family': 'gpt', **PLAIN}
@@ -103,7 +104,7 @@ def test_losses_are_the_cpus(folder: pathlib.Path, family: str, precision: str, 
     ours = losses(run(folder, way, 8, kind=trainer.EMULATED, recipe=quick))
     cpus = losses(run(folder, way, 8, kind=trainer.GCC, recipe=quick))
     off = abs(ours - cpus) / cpus
-    assert len(ours) == 8 and cpus[-1] < cpus[0] - 0.1, cpus
+    assert len(ours) == 8 and cpus[-1] < cpus[0] - 0.05, cpus
     assert off[0] <= first and off.max() <= later, off
 
 
