@@ -1,4 +1,4 @@
-"""test_emulation.py -- the stand-in for GPUs: threads, barriers, warps, launches, streams, graphs and
+"""test_emulation.py -- the stand-in for GPUs: threads, barriers, warps, launches, streams, graphs,
 collectives, and that it finds mistakes. What is tried lies in tests/emulation: demo.cu (kernels),
 mistakes.cu (streams), ranks.cu (collectives).
 """

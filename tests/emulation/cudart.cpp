@@ -112,12 +112,12 @@ cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute what, int
     X(cudaErrorLaunchFailure, "unspecified launch failure")                                        \
     X(cudaErrorStreamCaptureUnsupported, "operation not permitted when stream is capturing")       \
     X(cudaErrorStreamCaptureInvalidated, "operation failed due to a previous error during capture")\
-    X(cudaErrorStreamCaptureMerge, "operation would result in a merge of separate capture sequences")\
+    X(cudaErrorStreamCaptureMerge, "operation would merge separate captures")               \
     X(cudaErrorStreamCaptureUnmatched, "capture was not ended in the same stream as it began")     \
     X(cudaErrorStreamCaptureUnjoined, "capturing stream has unjoined work")                        \
     X(cudaErrorStreamCaptureIsolation, "dependency created on uncaptured work in another stream")  \
-    X(cudaErrorStreamCaptureImplicit, "operation would make the legacy stream depend on a capturing blocking stream")\
-    X(cudaErrorCapturedEvent, "operation not permitted on an event last recorded in a capturing stream")
+    X(cudaErrorStreamCaptureImplicit, "the default stream cannot wait for a capture")       \
+    X(cudaErrorCapturedEvent, "operation not permitted on an event recorded in a capture")
 
 const char *cudaGetErrorString(cudaError_t e)
 {

@@ -114,7 +114,10 @@ __global__ void warp_barrier(int *x)
     x[threadIdx.x] = row[31 - threadIdx.x];
 }
 
-template <class T> __global__ void puts(T *to, const float *x) { put(&to[threadIdx.x], x[threadIdx.x]); }
+template <class T> __global__ void puts(T *to, const float *x)
+{
+    put(&to[threadIdx.x], x[threadIdx.x]);
+}
 
 }
 

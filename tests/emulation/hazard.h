@@ -1,8 +1,8 @@
 /* hazard.h -- which threads of one launch touch the same memory with nothing between them.
  *
  * Invariants
- *  1. Two accesses of one launch, one of them a write, by different threads are ordered by a barrier
- *     between them, in one warp by __syncwarp, too; threads of two blocks by nothing.
+ *  1. Two accesses of one launch, one of them a write, by different threads are ordered by a
+ *     barrier between them, in one warp by __syncwarp, too; threads of two blocks by nothing.
  *  2. Shared memory is every block's own. Atomics do not conflict with each other.
  *  3. Every 2 bytes remember the last write and, since then, the first and the last reader; an
  *     access of 4 bytes or more is that of the first half of each 4.

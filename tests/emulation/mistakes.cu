@@ -1,7 +1,7 @@
 /* mistakes.cu -- a program for every mistake with streams that the emulation is to find, and beside
  * it the same thing done right: `emulated-mistakes CASE`.
  *
- * A case that is right ends with 0. A race ends with SHIM_MISTAKE, and a call that CUDA refuses with
+ * A case that is right ends with 0. A race ends with SHIM_MISTAKE, a call that CUDA refuses with
  * REFUSED and the error's name on stdout.
  */
 #include "../../kernels/cuda/cuda.h"
@@ -404,7 +404,8 @@ void captured_event_outside(void)
     X(within) X(freed) X(aligned) X(misaligned) X(right_branches) X(loose_branches) X(captured)    \
     X(after_graph) X(beside_graph) X(wait_from_outside) X(unjoined) X(joined_too_early)            \
     X(blocks_read_others)      \
-    X(threads_write_one) X(threads_write_twice) X(threads_count) X(sync_in_capture) X(spoiled) X(malloc_in_capture) X(captured_event_outside)
+    X(threads_write_one) X(threads_write_twice) X(threads_count) X(sync_in_capture) X(spoiled)     \
+    X(malloc_in_capture) X(captured_event_outside)
 
 void open_world(void)
 {

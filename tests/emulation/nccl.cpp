@@ -1,8 +1,8 @@
 /* nccl.cpp -- NCCL's communicators and collectives between processes of one host.
  *
  * Invariants
- *  1. A collective is sends and receives of every pair of ranks; all go on at once, so that no order
- *     of issue that is the same on all ranks can block.
+ *  1. A collective is sends and receives of every pair of ranks; all go on at once, so that no
+ *     order of issue that is the same on all ranks can block.
  *  2. Work of one communicator runs in the order of issue, whatever streams it is on.
  *  3. Before a piece of data goes what it is: ranks that do not call the same are told, and end.
  *  4. A peer that is gone is an error of the communicator within a second.

@@ -4,8 +4,8 @@
  *  1. A track is what runs in order: the host, a stream, a stream's part of graphs. A piece of work
  *     is an epoch of its track; race_now[t][u] is the newest epoch of u that t is ordered after.
  *  2. Every 16 bytes have a cell: the last write, and each track's last read. Two accesses of
- *     different tracks, one a write, that no event or wait orders end the process with SHIM_MISTAKE,
- *     whatever order they ran in.
+ *     different tracks, one a write, that no event or wait orders end the process with
+ *     SHIM_MISTAKE, whatever order they ran in.
  *  3. Device memory can be touched by work only: it is closed while none runs.
  */
 #ifndef SHIM_RACE_H
@@ -21,7 +21,7 @@ extern clocks race_now[TRACKS];
 extern thread_local int race_track;       /* what this thread does just now; HOST by default */
 
 void race_join(clocks &to, const clocks &from);
-void race_begin(int track, const char *name);     /* a new epoch: a piece of work, named in reports */
+void race_begin(int track, const char *name);     /* a new epoch: a piece of work, for reports */
 /* The present track reads or writes n bytes; memory that is neither device nor pinned is not looked
  * at. */
 void race_check(const void *p, size_t n, bool write);

@@ -18,7 +18,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Saves what a call keeps on the stack, leaves its pointer in *from, goes on where `to` was left. */
+/* Saves what a call keeps on the stack and its pointer in *from, goes on where `to` was left. */
 extern "C" void shim_switch(void **from, void *to);
 asm(".text\n.globl shim_switch\n.type shim_switch,@function\nshim_switch:\n"
     "push %rbp\npush %rbx\npush %r12\npush %r13\npush %r14\npush %r15\n"
