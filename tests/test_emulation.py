@@ -189,8 +189,8 @@ def ran(name: str, *words: str, order: str) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize('order', ORDERS)
 @pytest.mark.parametrize('case', [
     'right_wait', 'right_overwrite', 'host_between', 'host_asks', 'right_memset', 'right_staging',
-    'right_pinned', 'right_result', 'plain_memory', 'within', 'aligned', 'right_branches',
-    'captured', 'after_graph', 'threads_count'])
+    'right_pinned', 'right_result', 'plain_memory', 'within', 'within_shared', 'aligned',
+    'right_branches', 'captured', 'after_graph', 'threads_count'])
 def test_ordered_work_is_accepted(case: str, order: str) -> None:
     done = ran('emulated-mistakes', case, order=order)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -225,6 +225,7 @@ def test_a_race_is_found_in_every_order(case: str, one: str, other: str, order: 
     ('host_copies', 'host code touches byte 0 of device memory'),
     ('beyond', 'reach on stream 1 touches byte 16384 of device memory, which is not allocated'),
     ('freed', 'reach on stream 1 touches byte 0 of device memory, which is not allocated'),
+    ('beyond_shared', 'kernel share writes byte 128 of 128 of dynamic shared memory'),
     ('misaligned', 'vectors on stream 1, tests/emulation/mistakes.cu:')])
 def test_memory_that_may_not_be_touched(case: str, said: str) -> None:
     done = ran('emulated-mistakes', case, order='eager')
@@ -269,7 +270,8 @@ def test_collectives_move_what_they_should(case: str, ranks: str, order: str) ->
     ('race', 'a write by ncclAllGather on stream 1 and a read by cudaMemcpyAsync on stream 2'),
     ('changed', 'a read by ncclAllGather on stream 1 and a write by cudaMemsetAsync on stream 2'),
     ('different', 'and rank 1 in ncclSend/ncclRecv of 800024 bytes'),
-    ('other_size', 'and rank 1 in ncclAllGather of 64 bytes')])
+    ('other_size', 'and rank 1 in ncclAllGather of 64 bytes'),
+    ('graph_left', 'ends a communicator that a graph names')])
 def test_mistakes_with_collectives_are_found(case: str, said: str, order: str) -> None:
     done = ran('emulated-ranks', case, '2', order=order)
     assert done.returncode == MISTAKE and said in done.stderr

@@ -220,7 +220,8 @@ template <int V, int N, int CENTRED> struct sums {
     }
 };
 
-/* The teams' sums of one array added, in order of teams, in shared memory, and left at `to` [C] */
+/* The teams' sums of one array added, in order of teams, in shared memory, and left at `to` [C]; one
+ * team alone has no shared memory */
 template <int V, int N>
 __device__ inline void add_teams(const team &t, float *to, const float (&mine)[N][V], int C)
 {
@@ -232,9 +233,12 @@ __device__ inline void add_teams(const team &t, float *to, const float (&mine)[N
                 if (i)
                     fetch(x, sum + c);
                 for (int e = 0; e < V; e++)
-                    sum[c + e] = x[e] += mine[j][e];
+                    x[e] += mine[j][e];
                 if (i == t.teams - 1)
                     stow(to + c, x);
+                else
+                    for (int e = 0; e < V; e++)
+                        sum[c + e] = x[e];
             });
         __syncthreads();
     }

@@ -43,6 +43,15 @@ __global__ void halves(bf16 *x) { put(&x[blockIdx.x * 3 + threadIdx.x % 3], 1.0f
 
 __global__ void count(int *x) { atomicAdd(x, 1); }
 
+__global__ void share(float *x, int from)
+{
+    ZK_SHARED(float, all);
+    int i = from + (int)threadIdx.x;
+    all[i] = 1;
+    __syncthreads();
+    x[threadIdx.x] = all[i ^ 1];
+}
+
 struct world {
     cudaStream_t a, b;
     cudaEvent_t e, f, g;
@@ -266,6 +275,15 @@ void vectors_at(float *x)
     must(cudaDeviceSynchronize());
 }
 
+void launch_share(int from)
+{
+    const zk_grid grid = {1, 1, 1, 32, 128}, *g = &grid;
+    ZK_START(share, g, w.a, w.x, from);
+    must(cudaStreamSynchronize(w.a));
+}
+
+void within_shared(void) { launch_share(0); }
+void beyond_shared(void) { launch_share(8); }
 void aligned(void) { vectors_at(w.x + 4); }
 void misaligned(void) { vectors_at(w.x + 2); }
 
@@ -401,9 +419,9 @@ void captured_event_outside(void)
     X(right_overwrite) X(early_overwrite) X(host_between) X(host_asks) X(right_memset)             \
     X(hasty_memset) X(host_reads) X(host_writes) X(host_copies) X(right_staging) X(early_staging)  \
     X(right_pinned) X(early_pinned) X(right_result) X(early_result) X(plain_memory) X(beyond)      \
-    X(within) X(freed) X(aligned) X(misaligned) X(right_branches) X(loose_branches) X(captured)    \
-    X(after_graph) X(beside_graph) X(wait_from_outside) X(unjoined) X(joined_too_early)            \
-    X(blocks_read_others)      \
+    X(within) X(within_shared) X(beyond_shared) X(freed) X(aligned) X(misaligned)                  \
+    X(right_branches) X(loose_branches) X(captured) X(after_graph) X(beside_graph)                 \
+    X(wait_from_outside) X(unjoined) X(joined_too_early) X(blocks_read_others)                     \
     X(threads_write_one) X(threads_write_twice) X(threads_count) X(sync_in_capture) X(spoiled)     \
     X(malloc_in_capture) X(captured_event_outside)
 

@@ -30,7 +30,7 @@ shim_place shim_now;
 
 namespace {
 
-enum { THREADS = 1024, STACK = 128 << 10, SAVED = 6, SHARED = 1 << 18 };
+enum { THREADS = 1024, STACK = 128 << 10, SAVED = 6, SHARED = 1 << 18, BEYOND = 1 << 15 };
 enum state { READY, AT_BARRIER, AT_MEETING, ENDED };
 const uint64_t CANARY = 0x5afe57ac5afe57ac;
 
@@ -61,7 +61,7 @@ struct block {
 
 block now;
 char *stacks;
-alignas(1024) char shared[SHARED];
+alignas(1024) char shared[SHARED + BEYOND];       /* BEYOND: what no kernel may write */
 
 char *stack_of(unsigned t) { return stacks + (size_t)t * STACK; }
 
@@ -128,6 +128,15 @@ void run_warp(unsigned w)
                             first + j);
 }
 
+/* What lies behind the launch's shared memory is as it was filled. */
+void check_beyond(size_t bytes)
+{
+    for (size_t i = bytes; i < bytes + BEYOND; i++)
+        if (shared[i] != (char)0xff)
+            shim_fail("kernel %s writes byte %zu of %zu of dynamic shared memory", now.name, i,
+                      bytes);
+}
+
 /* 1: all were at one barrier and go on; 0: all have ended */
 int pass_barrier(void)
 {
@@ -178,6 +187,7 @@ void shim_run(const char *name, const void *kernel, const shim_grid &g,
     now.name = name;
     now.threads = g.block;
     now.body = &thread;
+    memset(shared + g.shared, 0xff, BEYOND);
     hazard_launch(kernel, ((g.grid.x * 65537ull + g.grid.y) * 65537 + g.grid.z) * 2048 + g.block);
     shim_now.block_dim = dim3(g.block, 1, 1);
     shim_now.grid_dim = g.grid;
@@ -190,6 +200,7 @@ void shim_run(const char *name, const void *kernel, const shim_grid &g,
         now.barriers = 0;
         run_block(g);
     }
+    check_beyond(g.shared);
 }
 
 char *shim_shared(void) { return shared; }
