@@ -223,9 +223,17 @@ void zr_queues_start(zr *z)
     if (z->ranks > 1) zr_communicators(z);
 }
 
+/* NCCL does not let go of a communicator that a graph names. */
+static void drop_graphs(zr *z)
+{
+    for (zr_graph *g = z->t->graph; g < z->t->graph + ZR_GRAPHS; g++)
+        if (g->ready) zr_cuda(z, cudaGraphExecDestroy(g->ready), "dropping a graph");
+}
+
 void zr_queues_stop(zr *z)
 {
     zr_drain(z);
+    drop_graphs(z);
     zr_watch_stop(z);
     zr_barrier(z);                        /* nobody takes another's end for a death */
     if (z->ranks > 1) zr_part(z);

@@ -8,6 +8,8 @@
  *  4. A peer that is gone is an error of the communicator within a second.
  *  5. A communicator that does not block is in progress until it has been asked at least once more,
  *     after initialisation, after a split, and at its first collective.
+ *  6. NCCL does not end a communicator that a graph names, and waits for ever: here that is a
+ *     mistake.
  */
 #include <nccl.h>
 
@@ -73,6 +75,7 @@ struct ncclComm {
     ncclResult_t state;
     uint64_t issued, done;                /* tickets */
     ncclComm_t *child, made;              /* a split in progress: where it goes */
+    std::shared_ptr<int> named;           /* a share for each piece of work in a graph */
 };
 
 namespace {
@@ -229,7 +232,7 @@ ncclResult_t issue(const transfer &t)
 {
     locked hold(queue_lock);
     ncclComm_t c = t.comm;
-    cudaError_t e = queue_issue(t.stream, t.what, [t] {
+    cudaError_t e = queue_issue(t.stream, t.what, [t, named = c->named] {
         transfer_ref mine(new transfer(t));
         mine->ticket = t.comm->issued++;
         if (mine->sum) {                  /* received beside the result */
@@ -316,7 +319,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id
     present = w;
     queue_pause = pause;
     ncclComm_t c = *comm = new ncclComm{w, rank, ranks, 0, 1, nullptr, is_blocking(config), false,
-                                        false, ncclInProgress, 0, 0, nullptr, nullptr};
+                                        false, ncclInProgress, 0, 0, nullptr, nullptr,
+                                        std::make_shared<int>()};
     c->root = c;
     if (!c->blocking)
         return ncclInProgress;
@@ -346,7 +350,7 @@ ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t *made,
         return ncclInvalidArgument;
     c->made = new ncclComm{c->w, c->rank, c->ranks, c->root->lanes++, 0, c->root,
                            config ? is_blocking(config) : c->blocking, false, false, ncclSuccess,
-                           0, 0, nullptr, nullptr};
+                           0, 0, nullptr, nullptr, std::make_shared<int>()};
     c->child = made;
     if (!c->blocking)
         return c->state = ncclInProgress;
@@ -369,7 +373,13 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *state)
     return ncclSuccess;
 }
 
-ncclResult_t ncclCommFinalize(ncclComm_t) { return ncclSuccess; }
+ncclResult_t ncclCommFinalize(ncclComm_t c)
+{
+    locked hold(queue_lock);
+    if (c->named.use_count() > 1 && !c->aborted)
+        shim_fail("NCCL: rank %d ends a communicator that a graph names", c->rank);
+    return ncclSuccess;
+}
 
 static ncclResult_t drop(ncclComm_t c)
 {
@@ -384,6 +394,7 @@ static ncclResult_t drop(ncclComm_t c)
 ncclResult_t ncclCommDestroy(ncclComm_t c)
 {
     locked hold(queue_lock);
+    (void)ncclCommFinalize(c);
     if (c->done != c->issued && !c->aborted)
         queue_drive(nullptr, [c] { return c->done == c->issued || c->state != ncclSuccess; });
     return drop(c);
