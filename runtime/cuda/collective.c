@@ -28,6 +28,11 @@ static void must(zr *z, int queue, ncclResult_t result, const char *what)
                 ncclGetErrorString(result), ncclGetLastError(comm));
 }
 
+/* The watchdog asks no questions from here on, and again from there on. */
+static void enter(zr *z) { pthread_mutex_lock(&z->t->watch.nccl); }
+
+static void leave(zr *z) { pthread_mutex_unlock(&z->t->watch.nccl); }
+
 /* ---- begin and end */
 
 void zr_communicators(zr *z)
@@ -81,6 +86,7 @@ static void exchange(zr *z, int queue, cudaStream_t stream, int64_t from, int64_
     ncclComm_t comm = z->t->comm[queue];
     char *a = z->t->arena;
     if (z->ranks == 1) return;
+    enter(z);
     must(z, queue, ncclGroupStart(), what);
     for (int i = 1; i < z->ranks; i++) {
         int p = (z->rank + i) % z->ranks, q = (z->rank + z->ranks - i) % z->ranks;
@@ -90,6 +96,7 @@ static void exchange(zr *z, int queue, cudaStream_t stream, int64_t from, int64_
              what);
     }
     must(z, queue, ncclGroupEnd(), what);
+    leave(z);
 }
 
 static void counted(zr *z, int queue, int64_t bytes)
@@ -107,8 +114,10 @@ void zr_gather(zr *z, int queue, int64_t from, int64_t from_step, int64_t to, in
     int64_t mine = from + z->rank * from_step, place = to + z->rank * to_step;
     char *a = z->t->arena;
     if (z->ranks > 1 && to_step == bytes) {
+        enter(z);
         must(z, queue, ncclAllGather(a + mine, a + to, (size_t)bytes, ncclUint8,
                                      z->t->comm[queue], stream), "a gather");
+        leave(z);
     } else {
         exchange(z, queue, stream, mine, 0, to, to_step, bytes);
         keep(z, stream, place, mine, bytes);
@@ -136,8 +145,13 @@ void zr_allreduce(zr *z, int queue, int64_t from, int64_t to, int64_t n)
 {
     cudaStream_t stream = zr_on(z, queue, "an all-reduce");
     char *a = z->t->arena;
-    if (z->ranks == 1) keep(z, stream, to, from, 8 * n);
-    else must(z, queue, ncclAllReduce(a + from, a + to, (size_t)n, ncclInt64, ncclSum,
-                                      z->t->comm[queue], stream), "an all-reduce");
+    if (z->ranks == 1) {
+        keep(z, stream, to, from, 8 * n);
+    } else {
+        enter(z);
+        must(z, queue, ncclAllReduce(a + from, a + to, (size_t)n, ncclInt64, ncclSum,
+                                     z->t->comm[queue], stream), "an all-reduce");
+        leave(z);
+    }
     counted(z, queue, 8 * n);
 }

@@ -37,6 +37,7 @@ typedef struct zr_graph {
 typedef struct zr_watch {
     pthread_t thread;
     pthread_mutex_t lock;
+    pthread_mutex_t nccl;                 /* held by the one thread that is within NCCL */
     int running, quit;
     double deadline;                      /* by when the queues must be empty; 0: none is set */
     double limit, begun;                  /* seconds it was given; when the step began */

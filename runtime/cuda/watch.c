@@ -71,8 +71,11 @@ static const char *queue_name(int queue)
     return queue == ZR_MAIN ? "main" : queue == ZR_GATHER ? "gather" : "reduce";
 }
 
+/* A question ends a call that went on by itself, which two threads must not do at once: while the
+ * rank's own thread is within NCCL, it asks. */
 static void look_at_nccl(zr *z)
 {
+    if (pthread_mutex_trylock(&z->t->watch.nccl)) return;
     for (int queue = 0; queue < ZR_QUEUES; queue++) {
         ncclResult_t state = ncclSuccess;
         ncclResult_t asked = ncclCommGetAsyncError(z->t->comm[queue], &state);
@@ -80,6 +83,7 @@ static void look_at_nccl(zr *z)
         zr_fail(z, ZR_STUCK, "step %" PRId64 ", queue %s: NCCL: %s", z->step + 1,
                 queue_name(queue), ncclGetErrorString(asked == ncclSuccess ? state : asked));
     }
+    pthread_mutex_unlock(&z->t->watch.nccl);
 }
 
 static void look_at_clock(zr *z)
@@ -117,6 +121,7 @@ void zr_watch_start(zr *z)
 {
     zr_watch *w = &z->t->watch;
     pthread_mutex_init(&w->lock, NULL);
+    pthread_mutex_init(&w->nccl, NULL);
     int error = pthread_create(&w->thread, NULL, watch, z);
     if (error) zr_fail(z, ZR_ENVIRONMENT, "starting a thread: %s", strerror(error));
 }
