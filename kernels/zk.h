@@ -185,7 +185,7 @@ void zk_push(zk *k, const zk_launch *L, float *node, int64_t stride, const void 
 void zk_count(zk *k, const zk_launch *L, zk_ctl *ctl, int64_t leaves);
 
 /* sums[ZK_SUMS] = 0 */
-void zk_clear(zk *k, const zk_launch *L, int64_t *sums);
+void zk_clear(zk *k, int64_t *sums);
 
 /* ---- optimizer. p, m, v, g, w: elements [first, first + n) of a flat buffer described by spans;
  * spans, r: host memory */

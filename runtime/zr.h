@@ -111,8 +111,6 @@ typedef struct zr_program {
     int64_t grains, batch, sequence, vocab;           /* A; B; T; V */
     int64_t ignore;                       /* token that is never a target; -1: none */
     int64_t tokens, targets;              /* int32[B*T] each */
-    int64_t logits;                       /* real[B*T, V], valid after eval */
-    int64_t params;                       /* of the model */
     double flops;           /* a global step: forward and backward, 6N per token + attention */
     int64_t wire, messages; /* bytes received and collectives, per rank and training step */
     const zr_flat *flats;

@@ -115,7 +115,7 @@ def test_output_that_nobody_takes(tmp_path: pathlib.Path) -> None:
         done = subprocess.run([trainer.ROOT / 'gen/zgen', GPT, '--emit', 'memory'], timeout=60,
                               stdout=sink, stderr=subprocess.PIPE, text=True)
         os.close(sink)
-        assert done.returncode == 2, done.stderr
+        assert done.returncode == 3, done.stderr
         assert len(done.stderr.splitlines()) == 1 and 'cannot write' in done.stderr
 
 

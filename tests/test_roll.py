@@ -82,6 +82,16 @@ def test_a_run_becomes_a_loop() -> None:
     assert len(list(lines(roll.roll(odd)))) == 3
 
 
+def test_loops_nest_no_deeper_than_they_have_names() -> None:
+    """Four loops in one another, each with a growth of its own."""
+    steps = [Step('main', 'mark', '', recs=(Event('e', 1000 * a + 100 * b + 10 * c + d),))
+             for a in range(4) for b in range(4) for c in range(4) for d in range(4)]
+    depth = lambda n: 1 + max(map(depth, n.body)) if isinstance(n, roll.Loop) else 0
+    rolled = roll.roll(steps)
+    assert max(map(depth, rolled)) == roll.DEPTH == len(view.VARS) == 3
+    assert roll.unroll(rolled) == tuple(steps)
+
+
 # ---- little is left
 
 def deep(tmp_path: pathlib.Path, name: str, layers: int) -> pathlib.Path:

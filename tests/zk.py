@@ -182,7 +182,7 @@ def operand(x: object) -> object:
 
 # Kernels of the plan's own: a launch for the most elements of any such call, or for none
 OWN = {"zk_push": "n", "zk_square_sum": "n", "zk_adamw": "n", "zk_init": "n", "zk_hash": "n",
-       "zk_begin": "", "zk_factor": "", "zk_count": "", "zk_clear": ""}
+       "zk_begin": "", "zk_factor": "", "zk_count": ""}
 
 
 def numbers(name: str, operands: tuple[object, ...]) -> tuple[int, ...]:

@@ -62,7 +62,7 @@ def summary(p: Plan) -> dict[str, object]:
     """The numbers that train.c states."""
     w = training_wire(p)
     return {"wire": w.bytes, "messages": w.messages, "flops": f"{float(flops(p))!r}",
-            "params": p.head.params, "sums": ops.SUMS, "ctl": ops.CTL}
+            "sums": ops.SUMS, "ctl": ops.CTL}
 
 
 GROUPS = (("parameters", ("real", "ring")), ("optimizer state", ("master", "m", "v")),

@@ -1,7 +1,7 @@
 """main.py -- zgen's command line: reads a spec, makes and checks its plan, writes what is asked.
 
 Exit codes: 0 done; 2 bad input, nothing written; 3 a plan that the checker refuses (a defect of
-zgen); 130 interrupted.
+zgen), or stdout cannot be written; 130 interrupted.
 """
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ EXAMPLES = """examples:
   gen/zgen model_specs/llama3-8b.yaml --zero ds_config.json --emit memory
   gen/zgen model_specs/qwen3-0.6b.yaml --emit plan > plan.txt
 
-exit codes: 0 done, 2 bad input (nothing is written), 3 the plan failed its own check
+exit codes: 0 done, 2 bad input (nothing is written), 3 the plan failed its own check, or stdout
+  cannot be written
 """
 
 
@@ -71,5 +72,5 @@ def main(argv: Sequence[str]) -> int:
             out.write(text)
     except OSError as e:
         print(f"zgen: cannot write to stdout: {e.strerror}", file=sys.stderr)
-        return 2
+        return 3
     return 0

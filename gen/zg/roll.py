@@ -29,6 +29,7 @@ class Loop:
 
 Node = Union[Line, Loop]
 WINDOW = 64                     # the longest body looked for
+DEPTH = 3                       # of loops in loops
 TURNS = ("ring", "leaf", "dx", "full", "grad", "done")     # whose slots are used in turn
 
 
@@ -105,6 +106,11 @@ def _cycles(node: Node) -> tuple[int, ...]:
     return node.moduli
 
 
+def _depth(node: Node) -> int:
+    """Loops around its innermost line."""
+    return 1 + max(map(_depth, node.body)) if isinstance(node, Loop) else 0
+
+
 def _wrap(node: Node, growth: list[int]) -> Node:
     """A node inside one more loop; takes its part off `growth`."""
     if isinstance(node, Loop):
@@ -149,7 +155,8 @@ def _pass(l: _List, p: int, ids: dict[tuple, int]) -> bool:
     i, found = 0, False
     while i + 2 * p <= len(l.nodes):
         count, growth = _run(l, i, p)
-        if count >= 3 or (count == 2 and p >= 6):
+        deep = max(map(_depth, l.nodes[i:i + p])) == DEPTH
+        if not deep and (count >= 3 or (count == 2 and p >= 6)):
             body = tuple(_wrap(n, growth) for n in l.nodes[i:i + p])
             loop = Loop(count, body)
             end = i + count * p

@@ -13,7 +13,7 @@ from . import ops, plan, roll
 from .plan import Plan
 
 QUEUES = {"main": "ZR_MAIN", "gather": "ZR_GATHER", "reduce": "ZR_REDUCE"}
-VARS = "ijk"                    # of nested loops
+VARS = "ijk"                    # of nested loops: roll.DEPTH of them
 COLUMNS = 100
 
 
@@ -354,7 +354,7 @@ def view(p: Plan, cost: dict[str, object], memory: str, flat: bool) -> dict[str,
         "fns": sorted((fns.one(f) for f in p.fns), key=lambda lines: len(lines) == 1),
         "parts": parts(p), "sources": "ZR_REDUCE" if p.head.overlap else "ZR_MAIN",
         "sections": sections(p, flat), "batch": batch(p),
-        "flats": flats(p), "files": files(p), "logits": logits(p), "sample": sample(p),
+        "flats": flats(p), "files": files(p), "sample": sample(p),
         "tokens": number(p.cls("tokens").at), "targets": number(p.cls("targets").at),
         "dtype": {"f32": "ZK_F32", "bf16": "ZK_BF16"}[p.head.real],
         "shared": number(p.shared), "cost": cost,

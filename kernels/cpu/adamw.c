@@ -38,15 +38,16 @@ static void each(zk *k, const zk_launch *L, const zk_span *spans, int64_t nspans
 
 /* ---- a step's constants */
 
-void ZK(zk_clear)(zk *k, const zk_launch *L, int64_t *sums)
+void ZK(zk_clear)(zk *k, int64_t *sums)
 {
-    (void)k, (void)L;
+    (void)k;
     memset(sums, 0, ZK_SUMS * sizeof *sums);
 }
 
 void ZK(zk_begin)(zk *k, const zk_launch *L, zk_ctl *ctl, int64_t *sums, const zk_recipe *r)
 {
-    ZK(zk_clear)(k, L, sums);
+    (void)L;
+    ZK(zk_clear)(k, sums);
     step_begin(ctl, r);
 }
 

@@ -15,9 +15,8 @@
 enum { PACK = 4, ROW = PACK * ZK_WARP };        /* elements of a thread and of a warp at a time */
 
 /* ---- a step's constants */
-void zk_clear(zk *k, const zk_launch *L, int64_t *sums)
+void zk_clear(zk *k, int64_t *sums)
 {
-    (void)L;
     zk_must(cudaMemsetAsync(sums, 0, ZK_SUMS * sizeof *sums, k->stream), "zk_clear");
 }
 

@@ -510,7 +510,7 @@ int main(int argc, char **argv)
         .layout = "4567", .memory = "some", .columns = &column, .ncolumns = 1, .shared = c.arena,
         .ranks = c.ranks, .events = EVENTS,
         .grains = grains, .batch = BATCH, .sequence = SEQUENCE, .vocab = VOCAB, .ignore = IGNORE,
-        .tokens = c.tokens, .targets = c.targets, .params = N, .flops = 1e6,
+        .tokens = c.tokens, .targets = c.targets, .flops = 1e6,
         .wire = peers * (grains * UNITS * 2 * c.shard + 24), .messages = grains * UNITS * 2 + 2,
         .flats = &flat, .tensors = &tensor, .nflats = 1, .ntensors = 1, .open = open_kernel,
         .close = close_kernel, .target = target, .object = object, .overhead = overhead,
