@@ -39,8 +39,8 @@ TSAN = Kind('out/train-tsan', 'gcc', ('-g1', '-fsanitize=thread'))
 EMULATED = Kind('out/train-emulated', 'gcc', ('-g1',), ('-lstdc++', '-lm'))
 # with the libraries where runtime/cuda/toolkit found them
 CUDA = Kind('out/train-cuda', 'gcc', ('-s',), (
-    *(word for name in ('root', 'nccl')
-      for word in (f'-Lout/cuda/{name}/lib', f'-Wl,-rpath,{ROOT}/out/cuda/{name}/lib')),
+    *(word for name in ('lib', 'nccl/lib')
+      for word in (f'-Lout/cuda/{name}', f'-Wl,-rpath,{ROOT}/out/cuda/{name}')),
     '-l:libcudart.so.13', '-l:libcublasLt.so.13', '-l:libnccl.so.2', '-lstdc++', '-lm'))
 
 

@@ -220,8 +220,8 @@ template <int V, int N, int CENTRED> struct sums {
     }
 };
 
-/* The teams' sums of one array added, in order of teams, in shared memory, and left at `to` [C]; one
- * team alone has no shared memory */
+/* The teams' sums of one array added, in order of teams, in shared memory, and left at `to` [C];
+ * one team alone has no shared memory */
 template <int V, int N>
 __device__ inline void add_teams(const team &t, float *to, const float (&mine)[N][V], int C)
 {
