@@ -25,6 +25,7 @@ struct capture {
     int records;
     bool active, spoiled;
     cudaStreamCaptureMode mode;
+    int graphs;                           /* that are made of it; events may outlive them */
 };
 
 struct CUgraph_st {
@@ -208,6 +209,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *graph)
         return queue_error(cudaErrorStreamCaptureInvalidated);
     if (!joined(*c))
         return queue_error(cudaErrorStreamCaptureUnjoined);
+    c->graphs++;
     *graph = new CUgraph_st{c};
     return cudaSuccess;
 }
@@ -229,6 +231,8 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode *mode)
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long)
 {
+    locked hold(queue_lock);
+    graph->what->graphs++;
     *exec = new CUgraphExec_st{graph->what};
     return cudaSuccess;
 }
@@ -258,14 +262,16 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s)
     });
 }
 
-cudaError_t cudaGraphDestroy(cudaGraph_t graph)
+/* What the work names is let go of with the last graph. */
+template <class G> static cudaError_t drop(G *graph)
 {
+    locked hold(queue_lock);
+    if (!--graph->what->graphs)
+        graph->what->items.clear();
     delete graph;
     return cudaSuccess;
 }
 
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec)
-{
-    delete exec;
-    return cudaSuccess;
-}
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return drop(graph); }
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) { return drop(exec); }
