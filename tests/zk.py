@@ -4,16 +4,18 @@
     k.zk_linear_fwd(y, x, w, b, M, N, K, zk.IN_OUT)
 
 The object zk.EMULATED is the GPU's kernels on a CPU; their launches are those a plan would have.
+ZR_TEST_DEVICE=sm_90 (what the device is) puts the GPU's kernels on a GPU in its place, as "cuda".
 
 Invariants
  1. Types of operands come from kernels/zk.h; context and launch are put in here.
  2. An operand is a C-contiguous numpy array (bf16: uint16), a ctypes object, None or a number.
- 3. An emulated call is over when it returns.
+ 3. A call is over when it returns. On a GPU operands lie in its memory for the time of the call.
 """
 from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -22,6 +24,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from device import Device, Mirror
 from trainer import ROOT, alone, sh
 from zg import grids
 
@@ -34,11 +37,13 @@ CONSTANT, LINEAR, COSINE = 0, 1, 2
 VALID, NONFINITE, SUMS = 64, 65, 72
 
 ISAS = ("avx2", "avx512")
-EMULATED, TARGET, SPACE, DESK = "emulated", "sm_90", 33 << 20, 1 << 20
+ON_DEVICE = "ZR_TEST_DEVICE" in os.environ
+EMULATED, TARGET = "cuda" if ON_DEVICE else "emulated", os.environ.get("ZR_TEST_DEVICE", "sm_90")
+SPACE, DESK = 33 << 20, 1 << 20
 NEEDED = {"avx2": {"avx2", "fma", "bmi2"}, EMULATED: {"avx2", "fma"},
           "avx512": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}}
 LIBRARY = {"gcc": "out/train-kernels.so", "clang": "out/train-clang-kernels.so",
-           EMULATED: "out/train-emulated-kernels.so"}
+           EMULATED: f"out/train-{EMULATED}-kernels.so"}
 C_TYPES = {"int64_t": ctypes.c_int64, "int32_t": ctypes.c_int32, "uint64_t": ctypes.c_uint64,
            "int": ctypes.c_int, "float": ctypes.c_float, "double": ctypes.c_double, "void": None}
 
@@ -202,6 +207,44 @@ def launched(name: str, dtype: int, operands: tuple[object, ...]) -> Launch:
     return Launch((ctypes.c_int32 * 3)(*how.tile), how.slot, (Grid * 4)(*parts))
 
 
+# Pointers to host memory on every target; all others are the device's.
+HOST = {"spans", "r", "freq", "out", "src"}
+HOST_OF = {"zk_mean": {"loss", "valid"}, "zk_hash": {"sum"}}
+
+
+def extent(x: object) -> tuple[int, int]:
+    """from where to where an operand lies in memory"""
+    size = x.nbytes if isinstance(x, np.ndarray) else ctypes.sizeof(x)
+    return operand(x), operand(x) + size
+
+
+def sources(operands: tuple[object, ...], dtype: int) -> tuple[int, int]:
+    """of zk_push: from the first leaf to the end of the last"""
+    _, _, src, count, full, n, *_ = operands
+    first, *rest = [src[i] for i in range(count)]
+    return min([first, *rest]), max([first, *rest]) + n * (4 if full or dtype == F32 else 2)
+
+
+def on_device(device: Device, name: str, dtype: int, call: Callable[..., object],
+              head: tuple[object, ...], operands: tuple[object, ...]) -> object:
+    """the call with copies of its operands in the memory of a GPU"""
+    kept = HOST | HOST_OF.get(name, set())
+    moves = [word not in kept and isinstance(x, (np.ndarray, ctypes.Structure, ctypes.Array))
+             for word, x in zip(operand_names(name), operands)]
+    spans = [extent(x) for x, moved in zip(operands, moves) if moved]
+    if name == "zk_push":
+        spans.append(sources(operands, dtype))
+    with Mirror(device, spans) as mirror:
+        given = [mirror.at(operand(x)) if moved and extent(x)[0] < extent(x)[1] else operand(x)
+                 for x, moved in zip(operands, moves)]
+        if name == "zk_push":
+            there = (ctypes.c_void_p * operands[3])(*map(mirror.at, operands[2][:operands[3]]))
+            given[2] = ctypes.addressof(there)
+        done = call(*head, *given)
+        device.wait()
+    return done
+
+
 def scratch(size: int) -> Array:
     """at a multiple of 256, as the plan's classes are"""
     room = np.empty(size + 256, np.uint8)
@@ -220,6 +263,9 @@ class Kernels:
         self.library = library(EMULATED if emulated else compiler)
         self.scratch = [scratch(size) for size in (SPACE, DESK)] if emulated else []
         rooms = [room.ctypes.data for room in self.scratch] or [None, None]
+        self.device = Device(self.library) if emulated and ON_DEVICE else None
+        if self.device:
+            rooms[0] = self.space = self.device.take(SPACE)
         opened = self.library.zk_open(None, *map(ctypes.c_void_p, rooms), dtype, 0, threads,
                                       ctypes.byref(why))
         assert opened, why.value
@@ -237,6 +283,8 @@ class Kernels:
             if launch and emulated:
                 self.launch = launched(name, self.dtype, operands)
             head = (self.context, ctypes.addressof(self.launch)) if launch else (self.context,)
+            if self.device:
+                return on_device(self.device, name, self.dtype, call, head, operands)
             done = call(*head, *map(operand, operands))
             assert not emulated or self.library.cudaDeviceSynchronize() == 0
             return done
@@ -245,3 +293,5 @@ class Kernels:
     def __del__(self) -> None:
         if "context" in self.__dict__:
             self.library.zk_close(self.context)
+        if self.__dict__.get("device"):
+            self.device.free(self.space)
