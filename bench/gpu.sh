@@ -1,0 +1,162 @@
+#!/usr/bin/env bash
+# gpu.sh -- one run on a machine with an NVIDIA GPU: builds, checks and measures; writes one JSON.
+#
+# Every part has a time limit and a process group of its own: one that fails or hangs costs itself.
+# The JSON is whole after each of them. See bench/README.md.
+#
+# Exit codes: 0 all parts went well; 1 not all did, the JSON says which; 2 usage; 3 no GPU here.
+set -uo pipefail
+cd "$(dirname "$(readlink -f "$0")")/.." || exit 2
+export LC_ALL=C.UTF-8 PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
+
+usage() {
+    cat <<'END'
+bench/gpu.sh [OPTIONS] [JSON]     everything, into JSON (default $OUT/gpu.json, else out/gpu.json)
+  --parts A,B...    only these: env build ceilings kernels losses law memory ranks sanitize
+                    table speed; build brings what the others need up to date
+  --cases A,B...    only these models of the part speed
+  --limit SECONDS   for all parts together (default 570); what does not fit any more is left out
+  --from DIR        takes train.c and plans from DIR
+  --prepare DIR     writes them there, and ends: for a machine that lacks the generator's packages
+  --rehearse        tries this script without a GPU: emulated programs, tiny models
+END
+}
+
+say() { printf '%s\n' "$*" >&2; }
+die() { say "gpu.sh: $2"; exit "$1"; }
+
+json='' parts=env,build,ceilings,kernels,losses,law,memory,speed,table,ranks,sanitize
+limit=570 cases='' prepare='' kind=cuda
+while [ $# -gt 0 ]; do
+    case $1,$# in
+    --help,* | -h,*) usage; exit 0 ;;
+    --rehearse,*) kind=emulated ;;
+    --parts,1 | --cases,1 | --limit,1 | --from,1 | --prepare,1) die 2 "$1 needs a word behind it" ;;
+    --parts,*) parts=$2; shift ;;
+    --cases,*) cases=$2; shift ;;
+    --limit,*) limit=$2; shift ;;
+    --from,*) ZR_BENCH_FROM=$(realpath -m "$2"); shift ;;
+    --prepare,*) prepare=$(realpath -m "$2"); shift ;;
+    -*) usage >&2; exit 2 ;;
+    *) [ -z "$json" ] || { usage >&2; exit 2; }
+       json=$1 ;;
+    esac
+    shift
+done
+[[ $limit =~ ^[1-9][0-9]{0,5}$ ]] || die 2 "--limit $limit: a whole number of seconds is needed"
+json=$(realpath -m "${json:-${OUT:-out}/gpu.json}")
+
+# ---- Python: the project's own where it is, else the machine's. PyTorch's may be another one.
+python=python3
+[ ! -x .venv/bin/python ] || python=.venv/bin/python
+export TORCH_PYTHON=${TORCH_PYTHON:-python3}
+export ZR_BENCH_KIND=$kind
+
+if [ -n "$prepare" ]; then
+    ZR_BENCH_FROM=$prepare exec "$python" bench/gpu_cases.py all
+fi
+if [ -n "${ZR_BENCH_FROM:-}" ]; then
+    export ZR_BENCH_FROM
+    "$python" bench/gpu_cases.py fresh ||
+        die 2 "--from $ZR_BENCH_FROM: not made by this generator; make it anew with --prepare"
+fi
+export ZR_BENCH_FROM=${ZR_BENCH_FROM:-$PWD/out/bench/sources}
+
+mkdir -p out/bench "$(dirname "$json")" || die 2 "cannot write $json"
+work=$(mktemp -d "$PWD/out/bench/parts.XXXXXX")
+begun=$SECONDS
+
+report() { "$python" bench/gpu_report.py "$work" "$json" "$@"; }
+
+# ---- is there a GPU?
+device() {
+    "$python" - <<'END'
+import ctypes, sys
+for name in ('libcuda.so.1', '/usr/local/nvidia/lib64/libcuda.so.1'):
+    try:
+        cuda, n, major, minor = ctypes.CDLL(name), *(ctypes.c_int() for _ in range(3))
+    except OSError:
+        continue
+    if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(n)) == 0 and n.value > 0:
+        for attribute, to in ((75, major), (76, minor)):
+            cuda.cuDeviceGetAttribute(ctypes.byref(to), attribute, 0)
+        print(f'sm_{major.value}{minor.value}')
+        sys.exit(0)
+sys.exit(1)
+END
+}
+
+if [ $kind = cuda ]; then
+    if ! target=$(device); then
+        report 'no GPU' "no NVIDIA GPU that CUDA's driver shows; --rehearse needs none" || exit 1
+        rmdir "$work"
+        die 3 "no NVIDIA GPU is here; $json says so. --rehearse tries the script without one"
+    fi
+    export ZR_TEST_DEVICE=$target
+    code=${target#sm_}
+    [ "$code" != 90 ] || code=90a
+    export ZR_GENCODE="-gencode arch=compute_$code,code=sm_$code"
+fi
+
+# ---- a part: its name, its limit in seconds, its command. Results go to $work/NAME.json.
+# status: 0 went well, 124 took too long, "left out" when no time is left, else what it ended with
+failed=0
+part() {
+    local name=$1 most=$2 left t=$SECONDS rc=0
+    shift 2
+    left=$((limit - (SECONDS - begun)))
+    [ "$kind" = cuda ] || most=$((4 * most))
+    if [ "$left" -lt 5 ]; then
+        printf 'left out\n0\n' >"$work/$name.status"
+        say "== $name: no time is left"
+        failed=1
+        return
+    fi
+    [ "$most" -le "$left" ] || most=$left
+    say "== $name (at most $most s)"
+    ZR_BENCH_LIMIT=$most timeout -k 5 "$most" "$@" >"$work/$name.log" 2>&1 || rc=$?
+    printf '%s\n%s\n' "$rc" $((SECONDS - t)) >"$work/$name.status"
+    tail -n 12 "$work/$name.log" | cut -c 1-160 >&2
+    say "   $name: status $rc, $((SECONDS - t)) s"
+    [ "$rc" -eq 0 ] || failed=1
+    report running || failed=1
+}
+
+wanted() { [[ ,$parts, == *,$1,* ]]; }
+
+# ---- the parts
+
+export python
+if home=$(bench/gpu_parts.sh toolkit 2>"$work/toolkit.log") && [ -n "$home" ]; then
+    export CUDA_HOME=$home
+fi
+names=$("$python" bench/gpu_cases.py names) || die 1 'bench/gpu_cases.py fails'
+"$python" bench/gpu_cases.py fresh || part prepare 200 "$python" bench/gpu_cases.py all
+
+! wanted build || part build 240 "$python" bench/gpu_check.py build "$work/build.json"
+! wanted env || part env 40 bench/gpu_parts.sh env
+if [ $kind = cuda ]; then
+    nvidia-smi --query-gpu=timestamp,clocks.sm,clocks.mem,power.draw,temperature.gpu \
+        --format=csv,noheader -lms 1000 >"$work/clocks.csv" 2>/dev/null &
+    watching=$!
+    trap 'kill "$watching" 2>/dev/null' EXIT
+fi
+! wanted ceilings || part ceilings 40 "$python" bench/gpu_kernels.py ceilings "$work/ceilings.json"
+! wanted losses || part losses 60 "$python" bench/gpu_check.py losses "$work/losses.json"
+[ $kind != cuda ] || ! wanted kernels || part kernels 90 bench/gpu_parts.sh kernels
+! wanted law || part law 90 "$python" bench/gpu_check.py law "$work/law.json"
+! wanted memory || part memory 30 "$python" bench/gpu_check.py memory "$work/memory.json"
+if wanted speed; then
+    for name in $names; do
+        [[ -n $cases && ,$cases, != *,$name,* ]] ||
+            part "speed-$name" 110 "$python" bench/gpu_speed.py "$name" "$work/speed-$name.json"
+    done
+fi
+! wanted table || part table 90 "$python" bench/gpu_kernels.py table "$work/table.json"
+! wanted ranks || part ranks 90 "$python" bench/gpu_check.py ranks "$work/ranks.json"
+if wanted sanitize && [ $kind = cuda ]; then
+    part sanitize 100 bench/gpu_parts.sh sanitize
+fi
+report 'done' || failed=1
+say "$json"
+exit $failed

@@ -1,0 +1,191 @@
+"""gpu_cases.py -- what bench/gpu.sh trains: models and ways to spread them, their train.c and plan.
+
+    gpu_cases.py all        writes all of it
+    gpu_cases.py fresh      ends with 1 unless that was done, by this generator
+    gpu_cases.py names      prints the models whose speed is measured
+
+Sources are written by the generator, or were (`--prepare DIR`) where it can run: a machine with a
+GPU may lack its packages. `ROOM` is the folder of sources, ZR_BENCH_FROM.
+
+Invariants
+ 1. The programs of all checks and measurements are listed here, and nowhere else.
+ 2. The model of a speed case is the spec of model_specs/, whatever else reads that spec.
+"""
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOM = Path(os.environ.get('ZR_BENCH_FROM') or ROOT / 'out' / 'bench' / 'sources')
+REHEARSAL = os.environ.get('ZR_BENCH_KIND') == 'emulated'
+FAMILIES = ('gpt', 'qwen3', 'llama')
+
+
+@dataclass(frozen=True)
+class Source:
+    """One train.c: a spec, with another number of blocks or as it stands, and settings."""
+    name: str
+    spec: str
+    keys: tuple[str, ...]
+    blocks: int = 0
+
+    def settings(self) -> list[str]:
+        return [word for key in self.keys for word in ('--set', key)]
+
+    def text(self) -> str:
+        """of the spec"""
+        text = (ROOT / 'model_specs' / f'{self.spec}.yaml').read_text()
+        return re.sub(r'\bblocks: \d+', f'blocks: {self.blocks}', text) if self.blocks else text
+
+    def emit(self, what: str) -> str:
+        spec = ROOM / f'{self.name}.yaml'
+        return subprocess.run([ROOT / 'gen' / 'zgen', spec, *self.settings(), '--emit', what],
+                              check=True, stdout=subprocess.PIPE, text=True).stdout
+
+    def prepare(self) -> None:
+        ROOM.mkdir(parents=True, exist_ok=True)
+        (ROOM / f'{self.name}.yaml').write_text(self.text())
+        for suffix, what in (('.plan', 'plan'), ('.c', 'c')):
+            made = self.emit(what)
+            (ROOM / f'{self.name}{suffix}').write_text(made)
+
+    def read(self, suffix: str) -> str:
+        """`.c`, `.plan` or `.yaml`, made now where it is not there"""
+        path = ROOM / f'{self.name}{suffix}'
+        if not path.exists():
+            self.prepare()
+        return path.read_text()
+
+
+# ---- speed: one rank, everything on the device
+
+@dataclass(frozen=True)
+class Case:
+    """A model to time; steps: of one run, `dropped` of them not counted."""
+    source: Source
+    batch: int
+    sequence: int
+    steps: int
+    dropped: int = 4
+    compile: str = 'model'      # by PyTorch: the whole model, or a block at a time
+    more: tuple[str, ...] = field(default=())
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    @property
+    def tokens(self) -> int:
+        """of a step"""
+        return self.batch * self.sequence
+
+
+def case(name: str, batch: int, sequence: int, steps: int, spec: str = '', blocks: int = 0,
+         precision: str = 'bf16', **more: object) -> Case:
+    keys = {'precision': precision, 'micro_batch': batch, 'global_batch': batch,
+            'sequence': sequence}
+    source = Source(name, spec or name, (
+        *(f'train.{key}={value}' for key, value in keys.items()), 'cluster.ranks=1',
+        'zero.stage=0'), blocks)
+    return Case(source, batch, sequence, steps, **more)
+
+
+MEASURED = (
+    case('gpt2-124m', 64, 1024, 30),
+    case('llama3-8b-16', 1, 8192, 16, 'llama3-8b', 16, compile='block'),
+    case('gpt2-1558m', 16, 1024, 16, compile='block'),
+    case('qwen3-0.6b', 4, 4096, 20, compile='block'),
+)
+# The same paths, in a second or two on a CPU.
+REHEARSED = (case('gpt-tiny', 2, 32, 4, dropped=1),
+             case('llama-tiny-2', 1, 32, 4, 'llama-tiny', 2, dropped=1, compile='block'),
+             case('qwen3-tiny', 1, 32, 3, dropped=1))
+CASES = REHEARSED if REHEARSAL else MEASURED
+
+# Where every kernel is tried on exact allocations: all kernels are in one of these.
+SMALL = tuple(Source(f'small-{family}-{real}', f'{family}-tiny', (
+    f'train.precision={real}', 'train.micro_batch=2', 'train.global_batch=2', 'cluster.ranks=1',
+    'zero.stage=0')) for family in FAMILIES for real in ('bf16', 'f32'))
+
+
+# ---- correctness: eight grains, however they are spread
+
+RECIPE = ('train.micro_batch=1', 'train.global_batch=8')
+SPREAD = {'plain': (1, 0), 'stage1': (1, 1), 'stage2': (1, 2), 'stage3': (1, 3),
+          'stage3-ahead': (1, 3), 'two0': (2, 0), 'two2': (2, 2), 'two3': (2, 3)}
+
+
+def tiny(family: str, real: str, way: str) -> Source:
+    ranks, stage = SPREAD[way]
+    ahead = {'stage3': ('zero.stage3_prefetch_bucket_size=0',),
+             'stage3-ahead': ('zero.stage3_prefetch_bucket_size=500000000',)}.get(way, ())
+    return Source(f'{family}-{real}-{way}', f'{family}-tiny', (
+        f'train.precision={real}', *RECIPE, f'cluster.ranks={ranks}', f'zero.stage={stage}',
+        *ahead))
+
+
+def alone() -> list[str]:
+    """ways of one rank"""
+    return [way for way, (ranks, _) in SPREAD.items() if ranks == 1]
+
+
+def together() -> list[str]:
+    """ways of several ranks"""
+    return [way for way in SPREAD if way not in alone()]
+
+
+def all_sources() -> Iterator[Source]:
+    yield from (c.source for c in CASES)
+    yield from SMALL
+    for family in FAMILIES:
+        for real in ('f32', 'bf16'):
+            yield from (tiny(family, real, way) for way in SPREAD)
+
+
+def origin() -> str:
+    """of what is generated: a hash of all that it depends on"""
+    found = hashlib.sha256()
+    for folder, pattern in (('gen/zg', '*.py'), ('templates', '*.j2'), ('model_specs', '*.yaml'),
+                            ('bench', 'gpu_cases.py')):
+        for path in sorted((ROOT / folder).glob(pattern)):
+            found.update(path.name.encode() + path.read_bytes())
+    return f'{found.hexdigest()} {"rehearsal" if REHEARSAL else "measurement"}\n'
+
+
+def fresh() -> bool:
+    note = ROOM / 'origin'
+    return note.exists() and note.read_text() == origin()
+
+
+def write_all() -> None:
+    sources = list(all_sources())
+    (ROOM / 'origin').unlink(missing_ok=True)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(Source.prepare, sources))
+    (ROOM / 'origin').write_text(origin())
+    print(f'{len(sources)} programs in {ROOM}')
+
+
+def main(argv: list[str]) -> int:
+    if argv == ['all']:
+        write_all()
+    elif argv == ['fresh']:
+        return 0 if fresh() else 1
+    elif argv == ['names']:
+        print(*(c.name for c in CASES))
+    else:
+        print(__doc__, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,210 @@
+"""gpu_check.py -- what out/train-cuda computes on a GPU, against the CPU's program and itself.
+
+    gpu_check.py build OUT.json     objects and kernels' libraries; a program says what it is
+    gpu_check.py losses OUT.json    20 losses of tiny models are the CPU's, within tests' bounds
+    gpu_check.py law OUT.json       one hash over stages, prefetch, graphs, queues and two runs
+    gpu_check.py ranks OUT.json     two ranks on one GPU leave the hash of one rank
+    gpu_check.py memory OUT.json    free device memory after the first step and at the end
+
+Each writes what it found after every run, and ends with 1 when something is not as it should be.
+ZR_BENCH_KIND=emulated takes out/train-emulated instead, to try this script without a GPU.
+"""
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gpu_cases import CASES, FAMILIES, REHEARSAL, ROOT, Source, alone, tiny, together
+
+sys.path[:0] = [str(ROOT / 'tests')]
+import numpy as np
+
+import trainer
+
+MADE = ROOT / 'out' / 'bench'
+KIND = trainer.EMULATED if REHEARSAL else trainer.CUDA
+WORKERS = 2 if REHEARSAL else min(8, os.cpu_count() or 1)
+LIMIT = 60 if not REHEARSAL else 300            # seconds of one run
+STEPS = 20
+# Relative, of the first loss and of any of twenty: see tests/test_emulated.py.
+BOUNDS = {'f32': (2e-6, 2e-4), 'bf16': (4e-3, 4e-2)}
+REALS = ('f32', 'bf16') if not REHEARSAL else ('bf16',)
+LOOKED_AT = FAMILIES if not REHEARSAL else FAMILIES[:1]
+
+
+@dataclass
+class Run:
+    """of a program: its exit code, and what it said and logged"""
+    name: str
+    code: int
+    weights: str
+    losses: list[float]
+    said: str
+    seconds: list[float]
+
+
+def tokens(vocab: int, count: int) -> Path:
+    """random ones; equal files for equal arguments"""
+    path = MADE / f'tokens-{vocab}-{count}.bin'
+    MADE.mkdir(parents=True, exist_ok=True)
+    if not path.exists():
+        part = path.with_suffix(f'.{os.getpid()}')
+        np.random.RandomState(1).randint(0, min(vocab, 65535), count).astype('<u2').tofile(part)
+        part.rename(path)
+    return path
+
+
+def run(source: Source, kind: trainer.Kind, data: Path, steps: int, *options: object,
+        limit: float = LIMIT, label: str = '', **env: object) -> Run:
+    name = '-'.join([source.name, *map(str, options), *label.split()]).replace('--', '')
+    name += '-cpu' if kind is trainer.GCC else ''
+    program, log = trainer.build(source.read('.c'), kind), MADE / f'{name}.jsonl'
+    log.unlink(missing_ok=True)
+    try:
+        done = subprocess.run([program, '--data', data, '--steps', str(steps), '--hash', '--log',
+                               log, *map(str, options)], capture_output=True, text=True,
+                              timeout=limit, env=os.environ | {k: str(v) for k, v in env.items()})
+        code, out, err = done.returncode, done.stdout, done.stderr
+    except subprocess.TimeoutExpired as e:
+        code, out, err = -1, '', f'not done in {limit:.0f} s\n{(e.stderr or b"").decode()}'
+    lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    steps_ = [line for line in lines if 'loss' in line]
+    hashed = re.search(r'^weights (\w+)$', out, re.M)
+    ends = [0.0, *(line['seconds'] for line in steps_)]
+    return Run(name, code, hashed[1] if hashed else '', [line['loss'] for line in steps_],
+               (out + err)[-1500:], [b - a for a, b in zip(ends, ends[1:])])
+
+
+def write(path: str, found: object) -> None:
+    Path(path).write_text(json.dumps(found, indent=1) + '\n')
+
+
+def kept(r: Run) -> dict[str, object]:
+    """of a run, what is worth keeping: all that it said only where it failed"""
+    return asdict(r) | {'said': '' if r.code == 0 else r.said, 'seconds': None}
+
+
+# ---- building
+
+def build(out: str) -> bool:
+    """all that programs are linked from, but for train.c"""
+    begun = time.monotonic()
+    for kind in (KIND, trainer.GCC):
+        trainer.objects(kind)
+    libraries = [f'{kind.program}-kernels.so' for kind in (KIND, trainer.GCC)]
+    trainer.sh('ninja', *libraries)
+    program = trainer.build(CASES[0].source.read('.c'), KIND)
+    said = trainer.sh(program, '--version')
+    write(out, {'seconds': time.monotonic() - begun, 'version': said.splitlines()})
+    print(said, end='')
+    return True
+
+
+# ---- losses
+
+def losses(out: str) -> bool:
+    data, found, good = tokens(256, 40000), [], True
+    with ThreadPoolExecutor(WORKERS) as pool:
+        jobs = [(real, pool.submit(run, tiny(family, real, 'plain'), KIND, data, STEPS),
+                 pool.submit(run, tiny(family, real, 'plain'), trainer.GCC, data, STEPS,
+                             '--threads', 1))
+                for family in LOOKED_AT for real in REALS]
+        for real, ours, cpus in jobs:
+            a, b = ours.result(), cpus.result()
+            off = [abs(x - y) / y for x, y in zip(a.losses, b.losses)]
+            right = len(off) == STEPS and off[0] <= BOUNDS[real][0] and max(off) <= BOUNDS[real][1] \
+                and b.losses[-1] < b.losses[0]
+            found.append({'ours': kept(a), 'cpu': kept(b), 'first': off[:1], 'most':
+                          max(off, default=None), 'bounds': BOUNDS[real], 'right': right})
+            print(f'{a.name:24} first {off[:1]} most {max(off, default=None)} '
+                  f'{"right" if right else "WRONG " + a.said[-300:]}', flush=True)
+            good &= right
+            write(out, found)
+    return good
+
+
+# ---- the law
+
+def one_hash(out: str, jobs: dict[str, list[tuple]]) -> bool:
+    """jobs: by recipe, runs whose weights must all be equal"""
+    found, good = {}, True
+    with ThreadPoolExecutor(WORKERS) as pool:
+        waiting = {recipe: [pool.submit(run, *args, **env) for args, env in rows]
+                   for recipe, rows in jobs.items()}
+        for recipe, rows in waiting.items():
+            runs = [row.result() for row in rows]
+            hashes = {r.weights for r in runs}
+            right = len(hashes) == 1 and '' not in hashes
+            found[recipe] = {'right': right, 'hashes': sorted(hashes), 'runs': [kept(r) for r in runs]}
+            print(f'{recipe:14} {len(runs)} runs, {"one hash" if right else "WRONG"}', flush=True)
+            for r in runs if not right else []:
+                print(f'    {r.name:40} {r.code} {r.weights} {r.said[-200:] if r.code else ""}')
+            good &= right
+            write(out, found)
+    return good
+
+
+def law(out: str) -> bool:
+    """Equal runs come twice: what chance decides shows there first."""
+    data, jobs = tokens(256, 40000), {}
+    ways = [(), ('--no-graph',), ('--queue', 'late')]
+    for family in LOOKED_AT:
+        for real in REALS:
+            again = [((tiny(family, real, 'plain'), KIND, data, STEPS), {'label': 'again'})]
+            jobs[f'{family} {real}'] = again + [
+                ((tiny(family, real, way), KIND, data, STEPS, *options), {})
+                for way in alone() for options in (ways if way in ('plain', 'stage3-ahead') or
+                                                   not REHEARSAL else ways[:1])]
+    return one_hash(out, jobs)
+
+
+def ranks(out: str) -> bool:
+    """Ranks share the device and take turns, over sockets: slow, and NCCL promises nothing."""
+    data, jobs = tokens(256, 40000), {}
+    for real in REALS:
+        rows = [((tiny('gpt', real, 'plain'), KIND, data, 6), {'label': 'alone'})]
+        for way in together() if not REHEARSAL else together()[-1:]:
+            rows += [((tiny('gpt', real, way), KIND, data, 6, *options),
+                      {'ZR_SHARE_GPU': 1, 'ZR_TIMEOUT_S': 40}) for options in ((), ('--no-graph',))]
+        jobs[f'gpt {real}'] = rows
+    return one_hash(out, jobs)
+
+
+# ---- memory
+
+def memory_of(said: str) -> dict[str, int]:
+    """bytes: the arena, what the libraries took in the first step, what was lost after it"""
+    arena = re.search(r'device memory: arena (\d+) bytes, libraries (-?\d+)', said)
+    lost = re.search(r'device memory: (-?\d+) bytes fewer', said)
+    return {'arena': int(arena[1]) if arena else 0, 'libraries': int(arena[2]) if arena else 0,
+            'lost': int(lost[1]) if lost else 0}
+
+
+def memory(out: str) -> bool:
+    """Nothing else runs on the device meanwhile."""
+    r = run(tiny('gpt', 'bf16', 'stage3'), KIND, tokens(256, 40000), 50)
+    found = memory_of(r.said) | {'run': kept(r)}
+    write(out, found)
+    print(f'arena {found["arena"]}, libraries {found["libraries"]}, lost since {found["lost"]}')
+    return r.code == 0 and found['arena'] > 0 and found['lost'] <= 0
+
+
+COMMANDS = {'build': build, 'losses': losses, 'law': law, 'ranks': ranks, 'memory': memory}
+
+
+def main(argv: list[str]) -> int:
+    if len(argv) != 2 or argv[0] not in COMMANDS:
+        print(__doc__, file=sys.stderr)
+        return 2
+    return 0 if COMMANDS[argv[0]](argv[1]) else 1
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))
