@@ -113,7 +113,7 @@ def torchrun(port: int, rank: int) -> dict[str, object]:
 
 def slurm(port: int, rank: int) -> dict[str, object]:
     return {'SLURM_PROCID': rank, 'SLURM_STEP_NUM_TASKS': 2, 'SLURM_LOCALID': rank,
-            'SLURM_STEP_NODELIST': 'localhost', 'SLURM_JOB_ID': port - 20000}
+            'SLURM_STEP_NODELIST': '127.0.0.1', 'SLURM_JOB_ID': port - 20000}
 
 
 def openmpi(port: int, rank: int) -> dict[str, object]:
