@@ -132,7 +132,7 @@ def test_one_demo_or_bench_at_a_time(root: pathlib.Path, own: pathlib.Path, what
 def test_every_run_of_tests_counts_for_itself(root: pathlib.Path, own: pathlib.Path) -> None:
     """Two at once: each tells its own tests, and leaves no file behind."""
     command(root / 'runtime' / 'cuda', 'toolkit', 'exit 0')
-    for name in ('pytest.ini', 'conftest.py', 'trainer.py', 'zk.py'):
+    for name in ('pytest.ini', 'conftest.py', 'trainer.py', 'zk.py', 'device.py'):
         shutil.copy(trainer.ROOT / 'tests' / name, root / 'tests' / name)
     for name, body in (('few', 'def test_a(): pass'), ('more', 'def test_a(): pass\n'
                                                        'def test_b(): assert 0\n'
