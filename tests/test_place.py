@@ -1,7 +1,7 @@
 """test_place.py -- offsets: nothing alive is overlapped, little is wasted; the arena against what
 is alive in a training step."""
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from plans import NAMES, WAYS, keys, planned
 from zg import check_fns
 from zg.ops import up
-from zg.place import ALIGN, Item, live_peak, pack, stack
+from zg.place import ALIGN, Item, pack, stack
 from zg.plan import Call, Plan, Ref
 
 # ---- values in a function's temporary space
@@ -32,6 +32,13 @@ def test_values_alive_together_lie_apart(made: list[Item]) -> None:
         for b in made[:n]:
             if a.first <= b.last and b.first <= a.last:
                 assert at[a.name] + a.size <= at[b.name] or at[b.name] + b.size <= at[a.name]
+
+
+def live_peak(items: Sequence[Item]) -> int:
+    """The largest sum of bytes alive at once: no planner can need less."""
+    times = {i.first for i in items}
+    return max((sum(up(i.size, ALIGN) for i in items if i.first <= t <= i.last) for t in times),
+               default=0)
 
 
 @given(items())

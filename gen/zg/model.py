@@ -283,8 +283,8 @@ class _Calls:
             before = {w: self.grads.get(node.bind[w[1:]]) for w in made}
             for w in made:
                 self.gradient(node.bind[w[1:]], node)
-            once = words[0].startswith("zk_linear")
-            self.line(node, text, flops if once else node.op.back * flops)
+            once = words[0].startswith("zk_linear")        # one product of two; others make both
+            self.line(node, text, flops if once else 2 * flops)
             for w, old in before.items():
                 if old:
                     new = self.grads[node.bind[w[1:]]]

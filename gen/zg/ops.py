@@ -29,8 +29,8 @@ class Out:
 
 @dataclass(frozen=True)
 class Op:
-    """One row of the table. `work` is bytes of workspace, `flops` forward; backward costs `back`
-    times it."""
+    """One row of the table. `work` is bytes of workspace, `flops` forward; backward costs twice
+    that."""
     name: str
     synopsis: str
     ins: tuple[str, ...]
@@ -40,15 +40,14 @@ class Op:
     bwd: tuple[str, ...]
     work: Mapping[str, str]
     flops: str = "0"
-    back: int = 2
 
 
 def _op(name: str, synopsis: str, ins: str, params: str, outs: str, fwd: str, bwd: str,
-        work: Mapping[str, str] | None = None, flops: str = "0", back: int = 2) -> Op:
+        work: Mapping[str, str] | None = None, flops: str = "0") -> Op:
     made = tuple(Out(n, t, tuple(d.split("*"))) for n, t, d in (o.split(":") for o in outs.split()))
     lines = [tuple(line.strip() for line in text.split(";") if line.strip()) for text in (fwd, bwd)]
     return Op(name, synopsis, tuple(ins.split()), tuple(params.split()), made, lines[0], lines[1],
-              dict(work or {}), flops, back)
+              dict(work or {}), flops)
 
 
 _ROWS = (
@@ -76,7 +75,7 @@ _ROWS = (
     _op("attention", "y = softmax(causal(q k' scale)) v", "x", "", "y:real:M*Q lse:f32:M*H",
         "zk_attention_fwd y lse x B T H G D scale",
         "zk_attention_bwd dx dy y x lse $sum B T H G D scale",
-        {"$sum": "4*(M*H+M*E)"}, flops="2*M*T*Q", back=2),
+        {"$sum": "4*(M*H+M*E)"}, flops="2*M*T*Q"),
     _op("gelu", "y = gelu(x)", "x", "", "y:real:M*F",
         "zk_gelu_fwd y x n kind", "zk_gelu_bwd dx dy x n kind"),
     _op("swiglu", "y = silu(gate) * up, x = gate, up", "x", "", "y:real:M*F",

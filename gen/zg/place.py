@@ -59,13 +59,6 @@ def pack(items: Sequence[Item]) -> Packed:
     return Packed(at, end)
 
 
-def live_peak(items: Sequence[Item]) -> int:
-    """The largest sum of bytes alive at once: no planner can need less."""
-    times = {i.first for i in items}
-    return max((sum(ops.up(i.size, ALIGN) for i in items if i.first <= t <= i.last) for t in times),
-               default=0)
-
-
 def lifetimes(body: Body, outside: set[str], real: int) -> list[Item]:
     """The values of a body that live in its temporary space only. Logits stay to the end (eval's
     caller reads them)."""
