@@ -18,7 +18,7 @@
 #define ZK_H
 #include <stdint.h>
 
-#define ZK_ABI 1
+#define ZK_ABI 2
 
 /* one queue's kernel context: threads on a CPU, stream and handles on a GPU */
 typedef struct zk zk;

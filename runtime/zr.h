@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZR_ABI 1
+#define ZR_ABI 2
 
 typedef struct zr zr;                     /* one rank */
 

@@ -119,3 +119,20 @@ def test_threads(tmp_path: pathlib.Path, ranks: int, queue: str) -> None:
     found = law.run(trainer.build(source, trainer.TSAN), *work, log=log, under=program.in_place(),
                     TSAN_OPTIONS='halt_on_error=1')
     assert found == law.run(trainer.build(source), *work, log=log)
+
+
+@pytest.mark.parametrize('room,header,name', [('runtime', 'zr.h', 'ZR_ABI'),
+                                              ('kernels', 'zk.h', 'ZK_ABI')])
+def test_a_train_c_of_another_version_is_refused(room: str, header: str, name: str,
+                                                 tmp_path: pathlib.Path) -> None:
+    """By what to do, before the compiler stumbles over what has changed."""
+    (tmp_path / 'train.c').write_text(trainer.generate(trainer.ROOT / 'model_specs/gpt-tiny.yaml'))
+    text = (trainer.ROOT / room / header).read_text()
+    def made(text: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / header).write_text(text)
+        return subprocess.run(['gcc', '-std=gnu11', '-E', '-o', '/dev/null', f'-I{tmp_path}',
+                               '-Iruntime', '-Ikernels', tmp_path / 'train.c'],
+                              cwd=trainer.ROOT, capture_output=True, text=True, timeout=60)
+    assert made(text).returncode == 0
+    newer = re.sub(rf'(#define {name}) (\d+)', lambda m: f'{m[1]} {int(m[2]) + 1}', text)
+    assert newer != text and 'generate it again' in made(newer).stderr
