@@ -1,10 +1,10 @@
 """bench.py -- how fast a program trains, as shares of what this machine can do in the same minutes.
 
-GPT-2 124M, 1024 tokens a step, f32, on two cores: 1 rank with both of them, and a rank a core under
-ZeRO-0 and ZeRO-3. Programs take turns (1 rank, ZeRO-0, ZeRO-3, 1 rank, ...), so that a machine that
-slows down slows all of them; every figure is a median. A start is from the call of a program to its
-first operation; beside it stands what the first touch of such memory allows. The peak is the faster
-of our own linear and OpenBLAS (numpy's) at 2048^3, one thread a core.
+A model (GPT-2 124M), 1024 tokens a step, f32, on two cores: 1 rank with both of them, and a rank a
+core under ZeRO-0 and ZeRO-3. Programs take turns (1 rank, ZeRO-0, ZeRO-3, 1 rank, ...), so that a
+machine that slows down slows all of them; every figure is a median. A start is from the call of a
+program to its first operation; beside it stands what the first touch of such memory allows. The
+peak is the faster of our own linear and OpenBLAS (numpy's) at 2048^3, one thread a core.
 
 The table goes to stdout, all figures to out/bench.json. A load average above 0.3 at the start makes
 a run invalid.
@@ -27,8 +27,10 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT / 'gen'))
+from zg import plan  # noqa: E402
+
 MADE = ROOT / 'out' / 'bench'
-SPEC = 'model_specs/gpt2-124m.yaml'
 TOKENS, SEQUENCE = 1024, 256
 MOST_LOAD = 0.3
 CORETYPES = ('', 'SkylakeX', 'Cooperlake', 'Haswell', 'Zen')
@@ -76,17 +78,11 @@ sys.exit(any(os.waitpid(pid, 0)[1] for pid in pids))
 
 @dataclass(frozen=True)
 class Case:
-    """A program: how GPT-2 124M is spread."""
+    """A program: a model and how it is spread."""
+    spec: str
     name: str
     ranks: int
     stage: int
-
-
-@dataclass(frozen=True)
-class Arena:
-    """Bytes of a rank: what peers read, and the rest."""
-    shared: int
-    private: int
 
 
 @dataclass(frozen=True)
@@ -104,8 +100,6 @@ class Run:
     start: float            # seconds from the call of the program to its first operation
     wire: int               # bytes received by a rank in a step
     touch: Touch            # of an arena like its own, just before it
-
-
 
 
 def sh(*command: object) -> str:
@@ -149,9 +143,9 @@ def gemm(cores: int, seconds: float, pairs: int) -> dict[str, object]:
             'peak': max(ours, theirs)}
 
 
-def touch(case: Case, arena: Arena) -> Touch:
-    """Of all of a case's ranks at once: the mean, for they wait for one another."""
-    said = sh(sys.executable, '-c', TOUCH, case.ranks, arena.shared, arena.private)
+def touch(p: plan.Plan) -> Touch:
+    """Of all of a plan's ranks at once: the mean, for they wait for one another."""
+    said = sh(sys.executable, '-c', TOUCH, p.head.ranks, p.shared, p.arena('cpu') - p.shared)
     kinds = zip(*(map(float, line.split()) for line in said.splitlines()))
     return Touch(*(statistics.mean(kind) for kind in kinds))
 
@@ -167,22 +161,20 @@ def settings(case: Case) -> list[str]:
 
 def flops(case: Case) -> float:
     """Of a step: 6 a parameter and token, and causal attention."""
-    said = sh('gen/zgen', SPEC, *settings(case), '--emit', 'explain')
+    said = sh('gen/zgen', case.spec, *settings(case), '--emit', 'explain')
     return float(re.search(r'flops in a global step: (\S+)', said)[1])
 
 
-def build(case: Case) -> Arena:
-    source = sh('gen/zgen', SPEC, *settings(case))
+def build(case: Case) -> plan.Plan:
+    source = sh('gen/zgen', case.spec, *settings(case))
     (ROOT / 'out' / 'train.c').write_text(source)
     sh('ninja', '--quiet', 'out/train')
     shutil.copy(ROOT / 'out' / 'train', MADE / case.name)
-    number = lambda key: int(re.search(rf'\.{key} = (?:INT64_C\()?(\d+)', source)[1])
-    shared = number('shared')
-    return Arena(shared, number('arena') - shared)
+    return plan.parse(sh('gen/zgen', case.spec, *settings(case), '--emit', 'plan'))
 
 
-def run(case: Case, arena: Arena, steps: int, data: Path) -> Run:
-    log, touched, called = MADE / f'{case.name}.jsonl', touch(case, arena), time.monotonic()
+def run(case: Case, p: plan.Plan, steps: int, data: Path) -> Run:
+    log, touched, called = MADE / f'{case.name}.jsonl', touch(p), time.monotonic()
     sh(MADE / case.name, '--data', data, '--steps', steps + 1, '--log', log)
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     ends, last = [line['seconds'] for line in lines if 'loss' in line], lines[-1]
@@ -190,28 +182,28 @@ def run(case: Case, arena: Arena, steps: int, data: Path) -> Run:
                last['started'] + last['start_arena'] - called, last['wire'], touched)
 
 
-def measure(arenas: dict[Case, Arena], steps: int, rounds: int) -> dict[str, list[Run]]:
+def measure(plans: dict[Case, plan.Plan], steps: int, rounds: int) -> dict[str, list[Run]]:
     data = MADE / 'tokens.bin'
-    count = TOKENS * (steps + 1) + 1
-    data.write_bytes(np.random.RandomState(1).randint(0, 50257, count).astype('<u2').tobytes())
-    runs: dict[str, list[Run]] = {case.name: [] for case in arenas}
+    count, vocab = TOKENS * (steps + 1) + 1, next(iter(plans.values())).head.vocab
+    data.write_bytes(np.random.RandomState(1).randint(0, vocab, count).astype('<u2').tobytes())
+    runs: dict[str, list[Run]] = {case.name: [] for case in plans}
     for turn in range(rounds):
-        for case, arena in arenas.items():
+        for case, p in plans.items():
             print(f'round {turn + 1} of {rounds}: {case.name}', file=sys.stderr)
-            runs[case.name].append(run(case, arena, steps, data))
+            runs[case.name].append(run(case, p, steps, data))
     return runs
 
 
 # ---- figures
 
-def figures(case: Case, arena: Arena, runs: list[Run], peak: float, work: float,
+def figures(case: Case, p: plan.Plan, runs: list[Run], peak: float, work: float,
             ) -> dict[str, object]:
     """work: floating-point operations of a step; peak: GFLOP/s. A program may take 1.3 x the time
     of the first touch of its arena, and 0.2 s for all else, to its first operation."""
     step = statistics.median(s for r in runs for s in r.steps)
     touched = statistics.median(r.touch.shared + r.touch.private for r in runs)
     return {**asdict(case), 'step': step, 'gflops': 1e-9 * work / step,
-            'share': 1e-9 * work / step / peak, 'arena': runs[0].arena, 'shared': arena.shared,
+            'share': 1e-9 * work / step / peak, 'arena': runs[0].arena, 'shared': p.shared,
             'wire': runs[0].wire, 'start': statistics.median(r.start for r in runs),
             'start_bound': 1.3 * touched + 0.2, 'runs': [asdict(r) for r in runs]}
 
@@ -228,8 +220,8 @@ def table(result: dict) -> str:
              m['compiler'], m['flags'], '',
              f'f32 GEMM 2048^3: ours {g["ours"]:.0f} GFLOP/s, OpenBLAS '
              f'({g["openblas_coretype"]}) {g["openblas"]:.0f} GFLOP/s', '',
-             '| GPT-2 124M, f32, 1024 tokens a step | step, s | GFLOP/s | share of peak | '
-             'arena a rank, MB | of it shared | start, s | bound, s |',
+             f'| {Path(result["spec"]).stem}, f32, {TOKENS} tokens a step | step, s | GFLOP/s | '
+             'share of peak | arena a rank, MB | of it shared | start, s | bound, s |',
              '|---|---|---|---|---|---|---|---|']
     lines += [f'| {c["name"]} | {c["step"]:.3f} | {c["gflops"]:.0f} | {100 * c["share"]:.0f} % | '
               f'{c["arena"] / 1e6:.0f} | {c["shared"] / 1e6:.0f} | {c["start"]:.2f} | '
@@ -244,18 +236,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
     parser.add_argument('--steps', type=int, default=5, help='timed steps of a run')
     parser.add_argument('--rounds', type=int, default=3, help='runs of each program')
+    parser.add_argument('--spec', default='model_specs/gpt2-124m.yaml', help='the model')
     given = parser.parse_args()
     load, cores = os.getloadavg()[0], min(os.cpu_count() or 1, 2)
     MADE.mkdir(parents=True, exist_ok=True)
-    cases = [Case('rank-1', 1, 0)]
-    cases += [Case(f'zero-{stage}', cores, stage) for stage in (0, 3) if cores > 1]
+    cases = [Case(given.spec, 'rank-1', 1, 0)]
+    cases += [Case(given.spec, f'zero-{stage}', cores, stage) for stage in (0, 3) if cores > 1]
     print(f'load average {load:.2f}', file=sys.stderr)
-    arenas = {case: build(case) for case in cases}
+    plans = {case: build(case) for case in cases}
     peak = gemm(cores, 2.0, given.rounds)
-    runs = measure(arenas, given.steps, given.rounds)
-    result = {'machine': machine(load), 'gemm': peak, 'valid': load <= MOST_LOAD,
-              'cases': [figures(c, a, runs[c.name], peak['peak'], flops(c))
-                        for c, a in arenas.items()]}
+    runs = measure(plans, given.steps, given.rounds)
+    result = {'spec': given.spec, 'machine': machine(load), 'gemm': peak,
+              'valid': load <= MOST_LOAD,
+              'cases': [figures(c, p, runs[c.name], peak['peak'], flops(c))
+                        for c, p in plans.items()]}
     if cores > 1:
         result['overhead'] = overhead(runs['zero-0'], runs['zero-3'])
     (ROOT / 'out' / 'bench.json').write_text(json.dumps(result, indent=1) + '\n')

@@ -4,6 +4,7 @@ Every call is made in a copy of the sources, so nothing of the user's is touched
 own stands before the system's and fails the test when it is called.
 """
 import fcntl
+import json
 import os
 import pathlib
 import re
@@ -146,3 +147,15 @@ def test_every_run_of_tests_counts_for_itself(root: pathlib.Path, own: pathlib.P
     assert said == ['1 passed, 0 failed', '2 passed, 1 failed']
     assert [p.returncode for p in both] == [0, 1]
     assert not list((root / 'out').glob('tally*'))
+
+
+def test_bench_measures_a_model(root: pathlib.Path, own: pathlib.Path) -> None:
+    """Whatever the figures are; on a busy machine they are called invalid, with exit code 1."""
+    done = call(root, 'bench', '--spec', 'model_specs/llama-tiny.yaml', '--steps', 1, '--rounds', 1,
+                path=f'{own}:{os.environ["PATH"]}')
+    made = json.loads((root / 'out' / 'bench.json').read_text())
+    assert done.returncode == (0 if made['valid'] else 1), done.stderr
+    assert [c['name'] for c in made['cases']] == ['rank-1', 'zero-0', 'zero-3']
+    for case in made['cases']:
+        assert case['arena'] > case['shared'] >= 0 and case['step'] > 0 and case['start'] > 0
+        assert f'| {case["name"]} | {case["step"]:.3f} |' in done.stdout
