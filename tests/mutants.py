@@ -252,10 +252,15 @@ def idle(p: Plan, row: object, name: str, by: int) -> bool:
 
 
 def of_tables(p: Plan) -> Iterator[Mutant]:
-    """A number of a class, a flat or a tensor changed by one of its units."""
+    """A number of a class, a flat or a tensor changed by one of its units; a state left out."""
     units = {'slots': 1, 'stride': 4096, 'at': 4096, 'count': 1, 'elems': 1024, 'shard': 1024,
              'nodes': 1, 'mask': 1, 'offset': 1024, 'offset_step': 1024, 'flat_step': 1, 'key': 1,
              'key_step': 1}
+    for n, f in enumerate(p.flats):
+        for s in range(len(f.states)):
+            less = replace(f, states=without(f.states, s))
+            yield Mutant(f'{f.name} without {f.states[s]}',
+                         replace(p, flats=put(p.flats, n, less)))
     for part in ('classes', 'flats', 'tensors'):
         rows = getattr(p, part)
         for n, row in enumerate(rows):

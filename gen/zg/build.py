@@ -29,8 +29,8 @@ def _wanted(spec: Spec, graph: model.Graph, shards: shard.Shards, bodies: place.
         size = {"whole": f.shard * W, "shard": f.shard}
         gathered = common if f.state == "shard" else "private"
         out.append((f"real.{f.name}", gathered, f.count, size[f.real] * real))
-        states = ("m", "v") if real == 4 else ("master", "m", "v")
-        out += [(f"{s}.{f.name}", "private", f.count, size[f.state] * 4) for s in states]
+        out += [(f"{s}.{f.name}", "private", f.count, size[f.state] * ops.WIDTHS[s])
+                for s in f.states]
         out.append((f"sum.{f.name}", common if f.sum == "whole" else "private", f.count,
                     f.nodes * size[f.sum] * 4))
         if schedule.ring[f.name]:
@@ -82,8 +82,8 @@ def build(spec: Spec) -> Built:
                      -1 if spec.data.ignore is None else spec.data.ignore, t.seed, params,
                      schedule.live, z.stage3_max_live_parameters, spec.targets)
     o, s = t.optimizer, t.schedule
-    recipe = plan.Recipe(o.lr, s.min_lr, o.betas[0], o.betas[1], o.eps, o.weight_decay, o.clip,
-                         s.warmup, s.steps, s.type)
+    recipe = plan.Recipe(o.type, o.lr, s.min_lr, o.betas[0], o.betas[1], o.eps, o.weight_decay,
+                         o.clip, s.warmup, s.steps, s.type)
     tables = tuple(plan.Table(f"table.{n}", x.head, x.freq) for n, x in enumerate(graph.tables))
     made = plan.Plan(head, recipe, (plan.Group("all", spec.cluster.ranks),), shards.flats,
                      shards.tensors, classes, tables, launches, runs, fns,

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 
+from . import ops
 from .check_fns import functions
 from .check_order import CheckError
 from .check_steps import UNITS, unit_of
@@ -53,11 +54,15 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
     for name in ("x", "dx"):
         if name in have and have[name].stride < value:
             raise CheckError(f"class {name} does not hold a value")
+    if p.recipe.optimizer not in ops.OPTIMIZERS:
+        raise CheckError(f"there is no optimizer {p.recipe.optimizer}")
+    states = tuple(ops.OPTIMIZERS[p.recipe.optimizer].states)
     for f in p.flats:
+        if f.states != (states if real == 4 else ("master", *states)):
+            raise CheckError(f"flat {f.name} has the states {f.states}")
         size = {"whole": f.shard * W, "shard": f.shard}
         need = {"real": size[f.real] * real, "sum": size[f.sum] * 4 * f.nodes}
-        states = ("m", "v") if real == 4 else ("master", "m", "v")
-        need.update({s: size[f.state] * 4 for s in states})
+        need.update({s: size[f.state] * ops.WIDTHS[s] for s in f.states})
         for name, bytes_ in need.items():
             c = have.get(f"{name}.{f.name}")
             if not c or c.slots != f.count or c.stride < bytes_:

@@ -56,8 +56,7 @@ class Program(Player):
         flat = self.flats[key[0]]
         if self.stage != "factor" or key in self.updated:
             self.fail("updated twice or before the factor is known")
-        names = ("real", "m", "v") if self.real == 4 else ("real", "master", "m", "v")
-        if s.outs != tuple(Ref(f"{n}.{key[0]}", key[1]) for n in names):
+        if s.outs != tuple(Ref(f"{n}.{key[0]}", key[1]) for n in ("real", *flat.states)):
             self.fail("updates another shard")
         if flat.state == "whole" and self.W > 1:
             if not self.is_spread(key, "sum", 4):

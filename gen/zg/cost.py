@@ -65,7 +65,7 @@ def summary(p: Plan) -> dict[str, object]:
             "sums": ops.SUMS, "ctl": ops.CTL}
 
 
-GROUPS = (("parameters", ("real", "ring")), ("optimizer state", ("master", "m", "v")),
+GROUPS = (("parameters", ("real", "ring")), ("optimizer state", tuple(ops.WIDTHS)),
           ("gradients", ("leaf", "sum", "acc")),
           ("activations", ("x", "dx", "save", "tmp", "tokens", "targets")),
           ("the rest", ("ctl", "sums", "table", "work")))

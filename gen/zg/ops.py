@@ -89,6 +89,22 @@ OPS: Mapping[str, Op] = {row.name: row for row in _ROWS}
 # The head's loss while training: the gradient takes the logits' place.
 TRAIN_LOSS = ("zk_cross_entropy loss x x target M V", "zk_loss_sum sums loss target M")
 
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """A row of the optimizers: bytes of each state that it keeps of an element, in the order of its
+    kernel's operands m and v; which kernel. Masters in f32 are kept beside them."""
+    states: Mapping[str, int]
+    kernel: str
+
+
+OPTIMIZERS: Mapping[str, Optimizer] = {
+    "AdamW": Optimizer({"m": 4, "v": 4}, "zk_adamw"),
+}
+MASTER = "master"               # where parameters are stored in less than f32
+WIDTHS = {MASTER: 4, **{s: n for row in OPTIMIZERS.values() for s, n in row.states.items()}}
+
 # How a linear's weight lies in the weights' file of a family: [in,out] or [out,in].
 LAYOUT = {"gpt2": 0, "llama": 1}
 KINDS = {"tanh": 0, "erf": 1}

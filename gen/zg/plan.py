@@ -45,7 +45,8 @@ class Head:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The optimizer: zk_recipe's fields."""
+    """The optimizer, by its name in the op table, and zk_recipe's fields."""
+    optimizer: str
     lr: float
     min_lr: float
     beta1: float
@@ -68,14 +69,15 @@ class Group:
 @dataclass(frozen=True)
 class Flat:
     """A flat buffer of parameters, `count` instances of `elems` elements, padded to ranks * shard.
-    real, state, sum: what a rank keeps of it, whole or its shard. nodes: pending sums, one for each
-    bit of mask."""
+    real, state, sum: what a rank keeps of it, whole or its shard. states: the classes that hold its
+    state. nodes: pending sums, one for each bit of mask."""
     name: str
     count: int
     elems: int
     shard: int
     real: str
     state: str
+    states: tuple[str, ...]
     sum: str
     nodes: int
     mask: int

@@ -315,13 +315,10 @@ class _Maker:
         self.add("main", "factor", "", ins=(Ref("sums", 1),), outs=(Ref("ctl", 0),))
         for f, l in self.each():
             self.add("main", f"adamw.{f.name}", f"{f.name}[{l}]", ins=(Ref(f"sum.{f.name}", l),),
-                     outs=tuple(Ref(f"{c}.{f.name}", l) for c in self.states()),
+                     outs=tuple(Ref(f"{c}.{f.name}", l) for c in ("real", *f.states)),
                      ints=(Int("l", l),), recs=(Event("new", 0),))
             self.spread(f, l)
         self.add("main", "mark", recs=(Event("updated", 0),))
-
-    def states(self) -> tuple[str, ...]:
-        return ("real", "m", "v") if self.real == 4 else ("real", "master", "m", "v")
 
     def spread(self, f: plan.Flat, l: int) -> None:
         """Owners' new parts to everybody, for what is kept whole; whole states need none."""

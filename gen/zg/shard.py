@@ -115,11 +115,15 @@ def split(spec: Spec, graph: Graph) -> Shards:
     for kind in graph.kinds:
         own = "embed" if kind.tied else kind.name
         home[kind.name] = own if own in sizes else ""
+    states = tuple(ops.OPTIMIZERS[spec.train.optimizer.type].states)
+    if spec.train.precision != "f32":
+        states = (ops.MASTER, *states)
     flats = []
     for name, size in sizes.items():
         shard = ops.up(-(-size // W), max(unit, BLOCK))
         whole = stage < 3 or name == "keep"
         flats.append(plan.Flat(name, counts[name], size, shard, "whole" if whole else "shard",
                                "whole" if stage == 0 else "shard",
+                               states,
                                "whole" if stage == 0 or order == "local" else "shard", nodes, mask))
     return Shards(tuple(flats), tuple(found), home, place, keep, order, notes)
