@@ -16,6 +16,7 @@
  */
 #ifndef ZK_H
 #define ZK_H
+#include <stddef.h>
 #include <stdint.h>
 
 #define ZK_ABI 2
@@ -86,6 +87,12 @@ void zk_close(zk *k);
 const char *zk_target(void); /* "cpu", or what the present device is: "sm_80", "sm_90" ... */
 const char *zk_object(void); /* what ranks must agree on: "avx512", "sm_90, 132 SMs, ..." */
 int64_t zk_overhead(int threads);         /* bytes that zk_open takes outside the arena */
+/* The table of algorithms for a GPU's products, in file `path`, for all of the process; a CPU has
+ * none. ZK_TAKE: products take theirs from it. ZK_TIME: from here on each is timed when it is
+ * first run. ZK_END: after the last of them; a table of timed ones is written. Returns 0; 1 and
+ * what there is to say in why[n]; -1 and what is wrong. */
+enum { ZK_TAKE = 0, ZK_TIME = 1, ZK_END = 2 };
+int zk_gemms(int what, const char *path, char *why, size_t n);
 
 /* ---- embedding */
 /* y[M,C] = w[token[M],:] + (p ? p[t,:] : 0) */

@@ -13,11 +13,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZR_ABI 2
+#define ZR_ABI 3
 
 typedef struct zr zr;                     /* one rank */
 
 enum { ZR_MAIN = 0, ZR_GATHER = 1, ZR_REDUCE = 2, ZR_QUEUES = 3 };
+enum { ZR_TAKE = 0, ZR_TIME = 1, ZR_END = 2 };            /* of zr_program.gemms */
 enum { ZR_BEGIN = 0, ZR_GRAIN = 1, ZR_UPDATE = 2, ZR_EVAL = 3, ZR_GRAPHS = 4 };
 
 /* A piece of work: k is the queue's kernel context (ZR_GATHER only copies and has none: NULL), a
@@ -123,6 +124,9 @@ typedef struct zr_program {
     const char *(*target)(void);          /* the name of the target that this process runs on */
     const char *(*object)(void);
     int64_t (*overhead)(int threads);     /* bytes the kernels take at start outside the arena */
+    /* The table of a GPU's algorithms in file `path`: ZR_TAKE it; ZR_TIME products to make one;
+     * ZR_END of both. Returns 0; 1 and what there is to say in why[n]; -1 and what is wrong. */
+    int (*gemms)(int what, const char *path, char *why, size_t n);
     void (*init)(zr *z);                  /* masters = initial values */
     void (*publish)(zr *z); /* masters -> everything made from them (after init and load) */
     void (*step)(zr *z);    /* one training step: zr_batch and work for every grain, update */

@@ -27,9 +27,9 @@ enum { ZR_OPERANDS = 12, ZR_SKIPS = 20, ZR_TOLD = 256 };
 
 /* ---- options (zr_options.c) */
 typedef struct zr_options {
-    const char *data, *val, *load, *save, *log, *queue;   /* NULL where not given */
+    const char *data, *val, *load, *save, *log, *queue, *gemms;       /* NULL where not given */
     int64_t steps, val_every, sample, threads;
-    int hash, version, help, no_graph;
+    int hash, version, help, no_graph, tune;
     int mode;                             /* ZR_EAGER ... from `queue` */
     uint64_t seed;
 } zr_options;
@@ -144,7 +144,7 @@ void zr_step_begin(zr *z);                /* around program->step: lets test mod
 void zr_step_end(zr *z);                  /* all queues are empty after it */
 void zr_drain(zr *z);
 void zr_push(zr *z, int queue, const zr_command *c);   /* runs at once where the queue is inline */
-extern const int zr_has_graphs;           /* 0: the target has no --no-graph */
+extern const int zr_is_gpu;               /* 0: the target has no options of GPUs */
 void zr_epilogue(zr *z);                  /* what is left to say of the target, after training */
 
 /* ---- options (zr_options.c) */

@@ -104,6 +104,16 @@ static void open_kernels(zr *z)
     }
 }
 
+/* The table of a GPU's algorithms: what is to be done with it now. */
+static void gemms(zr *z, int what)
+{
+    char why[ZR_WHY];
+    if (!z->o->gemms) return;
+    int told = z->p->gemms(what, z->o->gemms, why, sizeof why);
+    if (told < 0) zr_fail(z, what == ZR_END ? ZR_ENVIRONMENT : ZR_USER, "--gemms %s", why);
+    if (told > 0) zr_print(z, STDERR_FILENO, "--gemms %s\n", why);
+}
+
 /* Makes the file of --save with all its room: training must not end without a place for it. */
 static void begin_save(zr *z)
 {
@@ -128,6 +138,7 @@ static void begin(zr *z)
 {
     zr_open(z);
     open_kernels(z);
+    gemms(z, z->o->tune ? ZR_TIME : ZR_TAKE);
     zr_handshake(z);
     open_tokens(z, &z->train, z->o->data, z->o->steps * z->p->grains * z->ranks * z->p->batch);
     open_tokens(z, &z->val, z->o->val, INT64_MAX);
@@ -304,6 +315,7 @@ static void run_rank(zr *z)
     validate(z, z->o->steps);
     zr_log_end(z, report, wire[0], wire[1]);
     zr_epilogue(z);
+    if (z->rank == 0) gemms(z, ZR_END);
     sample(z);
     hash(z);
     zr_queues_stop(z);

@@ -44,9 +44,15 @@ static const struct option {
     {"--help", NULL, "print this and end", FLAG, AT(help), 0, 0},
     {"--no-graph", NULL, "launch everything anew in every step, without CUDA graphs", FLAG,
      AT(no_graph), 0, 0},
+    {"--gemms", "FILE", "algorithms of matrix products, as --tune has found them on this GPU", TEXT,
+     AT(gemms), 0, 0},
+    {"--tune", NULL, "run a step, time algorithms, write the best to FILE of --gemms, and end",
+     FLAG, AT(tune), 0, 0},
 };
 
-static size_t offered(void) { return sizeof options / sizeof *options - !zr_has_graphs; }
+enum { ALL = sizeof options / sizeof *options, OF_GPUS = 3 };     /* the last ones */
+
+static size_t offered(void) { return zr_is_gpu ? ALL : ALL - OF_GPUS; }
 
 static int64_t number(zr *z, const struct option *o, const char *text)
 {
@@ -62,10 +68,13 @@ static int64_t number(zr *z, const struct option *o, const char *text)
 /* Takes one option and its operand; returns how many words that were. */
 static int take(zr *z, zr_options *to, char **argv)
 {
-    for (size_t i = 0; i < offered(); i++) {
+    for (size_t i = 0; i < ALL; i++) {
         const struct option *o = &options[i];
         void *at = (char *)to + o->at;
         if (strcmp(argv[0], o->name)) continue;
+        if (i >= offered())
+            zr_fail(z, ZR_USER, "%s is an option of the program for GPUs (ninja out/train-cuda)",
+                    o->name);
         if (o->kind == FLAG) {
             *(int *)at = 1;
             return 1;
@@ -106,6 +115,18 @@ static double peak(zr *z)
     return x;
 }
 
+/* --tune runs one step, launch by launch: what it computes is of no use. */
+static void set_tune(zr *z, zr_options *o)
+{
+    if (!o->tune) return;
+    if (!o->gemms || !o->data || o->steps >= 0 || o->val || o->load || o->save || o->sample ||
+        o->hash)
+        zr_fail(z, ZR_USER, "--tune trains nothing: --data FILE and --gemms FILE go with it, and "
+                "no --steps, --val, --load, --save, --sample or --hash");
+    o->steps = 1;
+    o->no_graph = 1;
+}
+
 /* What options must say together. */
 static void check_options(zr *z, const zr_options *o)
 {
@@ -128,6 +149,7 @@ void zr_parse(zr *z, zr_options *o, int argc, char **argv)
     *o = (zr_options){.steps = -1, .threads = default_threads(z)};
     for (int i = 1; i < argc;) i += take(z, o, argv + i);
     set_mode(z, o);
+    set_tune(z, o);
     z->peak = peak(z);
     if (!o->help && !o->version) check_options(z, o);
 }

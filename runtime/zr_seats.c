@@ -98,6 +98,7 @@ void zr_handshake(zr *z)
                 first.plan);
     if (strcmp(mine.object, first.object))
         zr_fail(z, ZR_DISAGREE,
-                "has kernels for %s, rank 0 for %s; set ZK_ISA to the lesser one on all ranks",
+                "has kernels for %s, rank 0 for %s; set ZK_ISA to the lesser one on all ranks; "
+                "GPUs, their libraries and --gemms must be alike",
                 mine.object, first.object);
 }

@@ -5,6 +5,7 @@
  *  2. What a kernel's bits depend on beside its operands is named by zk_object: ranks compare it.
  */
 #include "cuda.h"
+#include "tune.h"
 
 #include <stdlib.h>
 
@@ -42,8 +43,11 @@ const char *zk_object(void)
     device_facts d;
     if (look(&d))
         return "none";
-    snprintf(name, sizeof name, "sm_%d%d, %d SMs, cuBLASLt %zu", d.major, d.minor, d.processors,
-             cublasLtGetVersion());
+    int n = snprintf(name, sizeof name, "sm_%d%d, %d SMs, cuBLASLt %zu", d.major, d.minor,
+                     d.processors, cublasLtGetVersion());
+    if (tune_sum())
+        snprintf(name + n, sizeof name - (size_t)n, ", gemms %016llx",
+                 (unsigned long long)tune_sum());
     return name;
 }
 

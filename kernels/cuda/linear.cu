@@ -6,14 +6,17 @@
  *  2. Sums are f32: no TF32, and where a product is split over k its parts are added in f32.
  *  3. A product's algorithm depends on its shape, types and alignment (16 bytes or less, so never
  *     on where in memory a plan put it) and on the launch's slot: slot s is the heuristic's choice
- *     number s. It is asked for once; a product of the same kind later uses what was made then.
+ *     number s, and slot 0 what a table has for the product (tune.h). It is looked for once; a
+ *     product of the same kind later uses what was made then.
  *  4. The bias' gradient is partial sums of stripes of rows, folded in order.
  */
 #include "part.h"
+#include "tune.h"
 
 #include <stdlib.h>
 
 enum { WORKSPACE = 32 << 20, ALIGNED = 16, MOST_GEMMS = 256, MOST_CHOICES = 8 };
+enum { SAMPLES = 7, TURNS = 4 };          /* what is timed: so many times, so many products */
 
 static void must(cublasStatus_t status, const char *what)
 {
@@ -33,6 +36,22 @@ struct shape {
     uint32_t a_align, b_align, d_align, bias_align;     /* bytes; 0: there is no bias */
 };
 static_assert(sizeof(shape) == 64, "no bytes between, so that shapes can be compared as bytes");
+
+/* All of a shape but its slot, in words. */
+static void name(const shape *s, char key[TUNE_KEY])
+{
+    const char *in = s->in == CUDA_R_16BF ? "bf16" : "f32";
+    const char *out = s->out == CUDA_R_16BF ? "bf16" : "f32";
+    snprintf(key, TUNE_KEY, "%lld x %lld x %lld %c%c %s to %s aligned %u %u %u bias %u",
+             (long long)s->m, (long long)s->n, (long long)s->k, s->a_turned ? 'T' : 'N',
+             s->b_turned ? 'T' : 'N', in, out, s->a_align, s->b_align, s->d_align, s->bias_align);
+}
+
+/* Where a product's matrices lie; bias: NULL: there is none */
+struct places {
+    void *d;
+    const void *a, *b, *bias;
+};
 
 struct gemm {
     shape s;
@@ -95,10 +114,10 @@ static void prefer(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttribu
     must(cublasLtMatmulPreferenceSetAttribute(p, name, value, bytes), "a preference");
 }
 
-static void choose(zk *k, gemm *g)
+/* The heuristic's choices, `wanted` or fewer of them */
+static int ask(zk *k, gemm *g, int wanted, cublasLtMatmulHeuristicResult_t found[])
 {
     cublasLtMatmulPreference_t p;
-    cublasLtMatmulHeuristicResult_t found[MOST_CHOICES];
     size_t workspace = WORKSPACE;
     uint32_t split = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     int n = 0;
@@ -109,15 +128,117 @@ static void choose(zk *k, gemm *g)
     prefer(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &g->s.b_align, sizeof(uint32_t));
     prefer(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &g->s.d_align, sizeof(uint32_t));
     prefer(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &g->s.d_align, sizeof(uint32_t));
-    must(cublasLtMatmulAlgoGetHeuristic(k->lt, g->how, g->a, g->b, g->d, g->d, p,
-                                        (int)g->s.slot + 1, found, &n), "an algorithm");
+    must(cublasLtMatmulAlgoGetHeuristic(k->lt, g->how, g->a, g->b, g->d, g->d, p, wanted, found,
+                                        &n), "an algorithm");
     must(cublasLtMatmulPreferenceDestroy(p), "a preference");
-    must(n > g->s.slot ? found[g->s.slot].state : CUBLAS_STATUS_NOT_SUPPORTED, "an algorithm");
-    g->algo = found[g->s.slot].algo;
+    return n;
+}
+
+static cublasStatus_t issue(zk *k, const gemm *g, const cublasLtMatmulAlgo_t *algo,
+                            const places *at)
+{
+    const float one = 1, zero = 0;
+    return cublasLtMatmul(k->lt, g->how, &one, at->a, g->a, at->b, g->b, &zero, at->d, g->d, at->d,
+                          g->d, algo, k->device, WORKSPACE, k->stream);
+}
+
+/* ---- timing choices */
+/* The same bits every time, and within the workspace */
+static bool fit(const cublasLtMatmulHeuristicResult_t *r)
+{
+    uint32_t split = CUBLASLT_REDUCTION_SCHEME_MASK;
+    size_t n = 0;
+    return r->state == CUBLAS_STATUS_SUCCESS && r->workspaceSize <= WORKSPACE &&
+           cublasLtMatmulAlgoConfigGetAttribute(&r->algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
+                                                &split, sizeof split, &n) ==
+               CUBLAS_STATUS_SUCCESS &&
+           (split == CUBLASLT_REDUCTION_SCHEME_NONE ||
+            split == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
+}
+
+static int longer(const void *a, const void *b)
+{
+    float x = *(const float *)a, y = *(const float *)b;
+    return (x > y) - (x < y);
+}
+
+/* Microseconds of a product: the median; 0: it cannot be run */
+static float time_one(zk *k, const gemm *g, const cublasLtMatmulAlgo_t *algo, const places *at)
+{
+    cudaEvent_t from, to;
+    float ms[SAMPLES];
+    if (issue(k, g, algo, at) != CUBLAS_STATUS_SUCCESS)       /* and warms */
+        return 0;
+    zk_must(cudaEventCreate(&from), "timing");
+    zk_must(cudaEventCreate(&to), "timing");
+    for (float &x : ms) {
+        zk_must(cudaEventRecord(from, k->stream), "timing");
+        for (int i = 0; i < TURNS; i++)
+            must(issue(k, g, algo, at), "a product that is timed");
+        zk_must(cudaEventRecord(to, k->stream), "timing");
+        zk_must(cudaEventSynchronize(to), "timing");
+        zk_must(cudaEventElapsedTime(&x, from, to), "timing");
+    }
+    zk_must(cudaEventDestroy(from), "timing");
+    zk_must(cudaEventDestroy(to), "timing");
+    qsort(ms, SAMPLES, sizeof *ms, longer);
+    return ms[SAMPLES / 2] * 1000 / TURNS;
+}
+
+/* The quickest of the choices, which the table gets; the first unless one gains 2 % or more. */
+static cublasLtMatmulAlgo_t quickest(zk *k, gemm *g, const cublasLtMatmulHeuristicResult_t found[],
+                                     int n, const places *at)
+{
+    tuned t = {};
+    int best = 0;
+    if (at->bias)
+        set(g, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &at->bias, sizeof at->bias);
+    for (int i = 0; i < n; i++) {
+        float us = fit(&found[i]) ? time_one(k, g, &found[i].algo, at) : 0;
+        if (i == 0)
+            t.first = us;
+        if (us > 0 && (t.us == 0 || us < 0.98 * t.us)) {
+            best = i;
+            t.us = us;
+        }
+    }
+    static_assert(sizeof t.algo == sizeof found->algo, "an algorithm is eight words");
+    memcpy(t.algo, &found[best].algo, sizeof t.algo);
+    name(&g->s, t.key);
+    tune_add(t);
+    return found[best].algo;
+}
+
+/* ---- choosing */
+/* An algorithm of the table: one that this library takes */
+static cublasLtMatmulAlgo_t restore(zk *k, const gemm *g, const uint64_t words[TUNE_WORDS])
+{
+    cublasLtMatmulHeuristicResult_t r = {};
+    memcpy(&r.algo, words, sizeof r.algo);
+    r.state = cublasLtMatmulAlgoCheck(k->lt, g->how, g->a, g->b, g->d, g->d, &r.algo, &r);
+    must(fit(&r) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED,
+         "an algorithm of the table (--gemms); write it anew with --tune");
+    return r.algo;
+}
+
+static void choose(zk *k, gemm *g, const places *at)
+{
+    cublasLtMatmulHeuristicResult_t found[MOST_CHOICES];
+    char key[TUNE_KEY];
+    int slot = (int)g->s.slot, timing = slot == 0 && tune_timing();
+    name(&g->s, key);
+    const uint64_t *words = slot == 0 ? tune_find(key) : NULL;
+    if (words) {
+        g->algo = restore(k, g, words);
+        return;
+    }
+    int n = ask(k, g, timing ? MOST_CHOICES : slot + 1, found);
+    must(n > slot ? found[slot].state : CUBLAS_STATUS_NOT_SUPPORTED, "an algorithm");
+    g->algo = timing ? quickest(k, g, found, n, at) : found[slot].algo;
 }
 
 /* The one made for this shape, now or before */
-static gemm *look_up(zk *k, const shape *s)
+static gemm *look_up(zk *k, const shape *s, const places *at)
 {
     gemms *all = k->gemms;
     for (gemm *g = all->made; g < all->made + all->n; g++)
@@ -128,7 +249,7 @@ static gemm *look_up(zk *k, const shape *s)
     gemm *g = &all->made[all->n++];
     g->s = *s;
     describe(g);
-    choose(k, g);
+    choose(k, g, at);
     return g;
 }
 
@@ -144,15 +265,14 @@ static void multiply(zk *k, const zk_launch *L, int64_t m, int64_t n, int64_t de
                      const void *a, int a_turned, const void *b, int b_turned, const void *bias,
                      int full)
 {
-    const float one = 1, zero = 0;
+    const places at = {d, a, b, bias};
     cudaDataType_t type = k->dtype == ZK_BF16 ? CUDA_R_16BF : CUDA_R_32F;
     shape s = {m, n, depth, L[k->column].slot, a_turned, b_turned, type, full ? CUDA_R_32F : type,
                alignment(a), alignment(b), alignment(d), bias ? alignment(bias) : 0};
-    gemm *g = look_up(k, &s);
+    gemm *g = look_up(k, &s, &at);
     if (bias)
         set(g, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
-    must(cublasLtMatmul(k->lt, g->how, &one, a, g->a, b, g->b, &zero, d, g->d, d, g->d, &g->algo,
-                        k->device, WORKSPACE, k->stream), "a product");
+    must(issue(k, g, &g->algo, &at), "a product");
 }
 
 /* ---- kernels. [M,N] row by row is N x M columns first. */

@@ -199,6 +199,6 @@ void zr_inlet_filled(zr *z) { (void)z; }
 
 /* ---- what this target does not have */
 
-const int zr_has_graphs = 0;
+const int zr_is_gpu = 0;
 
 void zr_epilogue(zr *z) { (void)z; }

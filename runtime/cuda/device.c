@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-const int zr_has_graphs = 1;
+const int zr_is_gpu = 1;
 
 void zr_cuda(zr *z, cudaError_t error, const char *what)
 {

@@ -1,8 +1,9 @@
 /* cublaslt.cpp -- cuBLASLt's products on a CPU: f32 or bf16, f32 sums, optionally a bias.
  *
  * Invariants
- *  1. An element of a product is one FMA chain in ascending k, then alpha, beta and the bias; it is
- *     rounded once.
+ *  1. An element of a product is one FMA chain in ascending k, or as many as its algorithm has parts
+ *     of k, added in order; then alpha, beta and the bias; it is rounded once. Two parts are said
+ *     to be the quickest, and a reduction in place quicker still.
  *  2. What a product reads from its descriptors is what they hold when it is issued.
  *  3. A shape, type or attribute that is not emulated is refused as not supported.
  *  4. A product owns its whole workspace: its ends are checked as written.
@@ -29,6 +30,13 @@ struct layout {
 
 struct preference {
     uint64_t workspace;
+    uint32_t reductions;
+};
+
+/* the words of an algorithm: parts of k, how they are added (cublasLtReductionScheme_t) */
+enum { MAGIC = 0x656d756c, MOST_PARTS = 4 };
+struct algorithm {
+    uint64_t magic, parts, reduction;
 };
 
 /* the descriptors' own words, within the opaque ones of the library */
@@ -70,6 +78,7 @@ struct product {
     size_t workspace_bytes;
     float alpha, beta;
     int64_t m, n, k;
+    algorithm how_to;
 };
 
 void check(const void *p, const layout &l, bool write)
@@ -109,13 +118,19 @@ void multiply(const product &p)
     check_all(p);
     std::vector<float> a = unpack(p.pa, p.a, p.how.a != CUBLAS_OP_N, p.k, p.m);
     std::vector<float> b = unpack(p.pb, p.b, p.how.b != CUBLAS_OP_N, p.n, p.k);
-    std::vector<float> sum((size_t)p.m);
+    std::vector<float> sum((size_t)p.m), part((size_t)p.m);
+    int64_t each = (p.k + (int64_t)p.how_to.parts - 1) / (int64_t)p.how_to.parts;
     for (int64_t j = 0; j < p.n; j++) {
         std::fill(sum.begin(), sum.end(), 0.0f);
-        for (int64_t k = 0; k < p.k; k++) {
-            const float *column = &a[(size_t)(k * p.m)], y = b[(size_t)(j * p.k + k)];
+        for (int64_t from = 0; from < p.k; from += each) {
+            std::fill(part.begin(), part.end(), 0.0f);
+            for (int64_t k = from; k < p.k && k < from + each; k++) {
+                const float *column = &a[(size_t)(k * p.m)], y = b[(size_t)(j * p.k + k)];
+                for (int64_t i = 0; i < p.m; i++)
+                    part[(size_t)i] = __builtin_fmaf(column[i], y, part[(size_t)i]);
+            }
             for (int64_t i = 0; i < p.m; i++)
-                sum[(size_t)i] = __builtin_fmaf(column[i], y, sum[(size_t)i]);
+                sum[(size_t)i] = from ? sum[(size_t)i] + part[(size_t)i] : part[(size_t)i];
         }
         for (int64_t i = 0; i < p.m; i++) {
             float x = p.alpha * sum[(size_t)i];
@@ -148,6 +163,23 @@ cublasStatus_t fit(product *p)
     return !shapes ? CUBLAS_STATUS_INVALID_VALUE
            : !types ? CUBLAS_STATUS_NOT_SUPPORTED
                     : CUBLAS_STATUS_SUCCESS;
+}
+
+/* seconds that a product is said to take */
+double time_of(const algorithm &a)
+{
+    bool in_place = a.reduction == CUBLASLT_REDUCTION_SCHEME_INPLACE;
+    return in_place ? 1e-6 : a.parts == 2 ? 5e-6 : 1e-5 * (double)(1 + a.parts);
+}
+
+algorithm read(const cublasLtMatmulAlgo_t &a)
+{
+    return {a.data[0], a.data[1], a.data[2]};
+}
+
+bool known(const algorithm &a)
+{
+    return a.magic == MAGIC && a.parts && a.parts <= MOST_PARTS;
 }
 
 bool aligned(const void *p, const layout &l) { return (uintptr_t)p % bytes(l.type) == 0; }
@@ -247,6 +279,7 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l)
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *p)
 {
     *p = new cublasLtMatmulPreferenceOpaque_t{};
+    in<preference>(*p)->reductions = CUBLASLT_REDUCTION_SCHEME_MASK;
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -262,47 +295,76 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
 {
     if (name == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES)
         return take(&in<preference>(p)->workspace, value, n);
+    if (name == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK)
+        return take(&in<preference>(p)->reductions, value, n);
     uint32_t word;
     return take(&word, value, n);         /* of no consequence for a loop on a CPU */
 }
 
 /* ---- products */
-/* As many choices as are wanted, numbered in `algo`; every one is the same loop. */
+/* 1 part of k, 2 that are added in place if that is allowed, then 2 and more */
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t how,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
-                                              cublasLtMatmulPreference_t, int wanted,
+                                              cublasLtMatmulPreference_t prefer, int wanted,
                                               cublasLtMatmulHeuristicResult_t found[], int *n)
 {
     product p = {*in(how), *in(a), *in(b), *in(c), *in(d), nullptr, nullptr, nullptr, nullptr,
-                 nullptr, 0, 1, 0, 0, 0, 0};
+                 nullptr, 0, 1, 0, 0, 0, 0, {}};
     cublasStatus_t s = fit(&p);
-    *n = s == CUBLAS_STATUS_SUCCESS ? wanted : 0;
-    for (int i = 0; i < *n; i++) {
-        found[i] = {};
-        found[i].algo.data[0] = (uint64_t)i;
-        found[i].state = CUBLAS_STATUS_SUCCESS;
+    *n = 0;
+    for (uint64_t i = 0; s == CUBLAS_STATUS_SUCCESS && i <= MOST_PARTS && *n < wanted; i++) {
+        uint64_t parts = i < 2 ? i + 1 : i, how_to = i == 0   ? CUBLASLT_REDUCTION_SCHEME_NONE
+                                                     : i == 1 ? CUBLASLT_REDUCTION_SCHEME_INPLACE
+                                                       : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+        if (how_to & ~(uint64_t)in<preference>(prefer)->reductions)
+            continue;
+        found[*n] = {};
+        found[*n].algo = {{MAGIC, parts, how_to}};
+        found[(*n)++].state = CUBLAS_STATUS_SUCCESS;
     }
     return s;
+}
+
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t,
+                                       cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                       cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
+                                       const cublasLtMatmulAlgo_t *algo,
+                                       cublasLtMatmulHeuristicResult_t *result)
+{
+    result->workspaceSize = 0;
+    return known(read(*algo)) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+}
+
+cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algo,
+                                                    cublasLtMatmulAlgoConfigAttributes_t name,
+                                                    void *value, size_t n, size_t *written)
+{
+    uint32_t scheme = (uint32_t)read(*algo).reduction;
+    if (name != CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME || n != sizeof scheme)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    memcpy(value, &scheme, *written = sizeof scheme);
+    return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t how, const void *alpha,
                               const void *a, cublasLtMatrixLayout_t la, const void *b,
                               cublasLtMatrixLayout_t lb, const void *beta, const void *c,
                               cublasLtMatrixLayout_t lc, void *d, cublasLtMatrixLayout_t ld,
-                              const cublasLtMatmulAlgo_t *, void *workspace, size_t n,
+                              const cublasLtMatmulAlgo_t *algo, void *workspace, size_t n,
                               cudaStream_t stream)
 {
     product p = {*in(how), *in(la), *in(lb), *in(lc), *in(ld), a, b, c, d, workspace, n,
-                 *(const float *)alpha, *(const float *)beta, 0, 0, 0};
+                 *(const float *)alpha, *(const float *)beta, 0, 0, 0, read(*algo)};
     cublasStatus_t s = fit(&p);
     if (s != CUBLAS_STATUS_SUCCESS)
         return s;
-    if (!aligned(a, p.a) || !aligned(b, p.b) || !aligned(d, p.d) || (uintptr_t)workspace % 16)
+    if (!known(p.how_to) || !aligned(a, p.a) || !aligned(b, p.b) || !aligned(d, p.d) || (uintptr_t)workspace % 16)
         return CUBLAS_STATUS_INVALID_VALUE;
     cudaError_t e = queue_issue(stream, "cublasLtMatmul", [p] {
         return work([p] {
             multiply(p);
+            queue_clock += time_of(p.how_to);
             return DONE;
         });
     });

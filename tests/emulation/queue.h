@@ -28,7 +28,7 @@ struct lane;
 struct record {
     bool done;
     clocks after;
-    double at;                            /* seconds, when it was done */
+    double at;                            /* queue_clock when it was done */
     lane *where;                          /* that it waits in */
     capture_ref in;                       /* NULL: not captured */
     int id;                               /* captured: its number in the capture, and how much */
@@ -62,6 +62,7 @@ struct CUevent_st {
     bool timing;
 };
 
+extern double queue_clock;                /* the device's seconds: what work is said to have taken */
 extern std::recursive_mutex queue_lock;
 typedef std::unique_lock<std::recursive_mutex> locked;
 
