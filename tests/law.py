@@ -35,6 +35,9 @@ KNOWN = {'gpt': '530116059c36313f416edae028515400',
          'qwen3': 'f45efd770e421b72ab876f32a15067fb',
          'llama': '3d6c55031f174023182f1e4fd68f3c89'}
 
+# train.recompute: nothing, some of each family's ops, all
+AGAIN = ['none', '[attention, gelu, swiglu, layernorm, rmsnorm]', 'full']
+
 Way = Mapping[str, object]
 
 
@@ -165,7 +168,8 @@ def keys(way: Way) -> list[str]:
              'zero.allgather_bucket_size': way['gather'],
              'zero.stage3_param_persistence_threshold': way['small'],
              'zero.stage3_prefetch_bucket_size': way['prefetch'],
-             'zero.overlap_comm': str(way['overlap']).lower(), 'zero.replicate': f'[{quoted}]'}
+             'zero.overlap_comm': str(way['overlap']).lower(), 'zero.replicate': f'[{quoted}]',
+             'train.recompute': way['again']}
     return [f'{key}={value}' for key, value in named.items()]
 
 

@@ -29,6 +29,7 @@ WAYS = {
                                       'zero.allgather_bucket_size=PIECE'),
     'stage 3, nothing ahead, fold': ('zero.stage=3', 'zero.stage3_prefetch_bucket_size=0',
                                      'train.sum=fold'),
+    'stage 3, all made again': ('zero.stage=3', 'train.recompute=full'),
     'stage 3, one queue, bf16': ('zero.stage=3', 'zero.overlap_comm=false', 'train.precision=bf16'),
 }
 

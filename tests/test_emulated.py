@@ -22,10 +22,11 @@ WAYS = {
     'family': FAMILIES, 'stage': [0, 1, 2, 3], 'ranks': [1, 2, 4],
     'reduce': [5000, BIG], 'gather': [3000, BIG], 'small': [0, 100],
     'prefetch': [0, 'auto', BIG], 'overlap': [True, False], 'graph': [True, False],
-    'queue': ['eager', 'late'],
+    'queue': ['eager', 'late'], 'again': law.AGAIN,
     'order': ['eager', 'late', 'shuffled:1', 'shuffled:2', 'shuffled:3']}
 PLAIN = {'stage': 0, 'ranks': 1, 'reduce': BIG, 'gather': BIG, 'small': 0, 'prefetch': 'auto',
-         'overlap': False, 'graph': False, 'queue': 'eager', 'order': 'eager'}
+         'overlap': False, 'graph': False, 'queue': 'eager', 'again': 'none',
+         'order': 'eager'}
 STEPS = 2
 
 

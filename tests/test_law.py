@@ -1,8 +1,8 @@
 """test_law.py -- the bitwise law: weights after N steps do not depend on how the work was spread.
 
 One hash, one log and one validation loss over ZeRO stages, ranks, accumulation, buckets,
-persistence, prefetch, overlap, queue orders, threads and kernel objects; and controls that must
-give another. Gradients span over six decades, so that sums in another order round differently.
+persistence, prefetch, overlap, recompute, queue orders, threads and kernel objects; and controls
+that must give another. Gradients span over six decades, so that sums in another order round differently.
 """
 import dataclasses
 import functools
@@ -28,15 +28,16 @@ ANY_STAGE = {
     'reduce': [5000, 14000, BIG], 'gather': [3000, 9000, BIG], 'small': [0, 100],
     'prefetch': ['auto', BIG], 'overlap': [True, False], 'flat': [False, True],
     'queue': ['eager', 'late', 'shuffled:1', 'shuffled:2'], 'threads': [1, 2, 3],
-    'unmap': [0, 1], 'every': [0, 7]}
+    'unmap': [0, 1], 'every': [0, 7], 'again': law.AGAIN}
 STAGE_3 = {
     'family': law.FAMILIES, 'stage': [3], 'ranks': [2, 3, 8], 'kept': ['', 'norms', 'a matrix'],
     'reduce': [5000, 14000], 'gather': [3000, 9000, BIG], 'small': [0, 100, 10 ** 5, 10 ** 9],
     'prefetch': [0, 'auto', BIG], 'overlap': [True, False], 'flat': [False, True],
     'queue': ['eager', 'late', 'shuffled:3', 'shuffled:4'], 'threads': [1, 2], 'unmap': [0, 1],
-    'every': [0]}
+    'every': [0], 'again': law.AGAIN}
 PLAIN = {'stage': 0, 'ranks': 1, 'reduce': BIG, 'gather': BIG, 'small': 0, 'prefetch': 'auto',
-         'overlap': False, 'flat': False, 'queue': 'eager', 'threads': 1, 'unmap': 0, 'every': 0}
+         'overlap': False, 'flat': False, 'queue': 'eager', 'threads': 1, 'unmap': 0, 'every': 0,
+         'again': 'none'}
 
 # Steps small enough for the weights to stay uneven.
 UNEVEN = ['train.optimizer.lr=1e-5', 'train.optimizer.eps=1e-12', 'train.schedule.type=constant',
@@ -131,8 +132,10 @@ def test_one_hash_in_brief(tmp_path: pathlib.Path, family: str, precision: str) 
     """five steps of a few far apart: what the quick tests have of the one above"""
     b = bench(tmp_path, stream(family, 8, 5), law.uneven(family, tmp_path), 5)
     some = [{'family': family, **PLAIN, **way} for way in (
-        {}, {'stage': 1, 'ranks': 2, 'reduce': 5000, 'queue': 'shuffled:1', 'overlap': True},
-        {'stage': 3, 'ranks': 4, 'queue': 'late', 'overlap': True, 'threads': 2, 'unmap': 1},
+        {}, {'stage': 1, 'ranks': 2, 'reduce': 5000, 'queue': 'shuffled:1', 'overlap': True,
+             'again': law.AGAIN[1]},
+        {'stage': 3, 'ranks': 4, 'queue': 'late', 'overlap': True, 'threads': 2, 'unmap': 1,
+         'again': 'full'},
         {'stage': 3, 'ranks': 8, 'prefetch': BIG, 'queue': 'shuffled:2', 'overlap': True})]
     agree({str(way): b.run(way, *recipe(precision, 8)) for way in some})
 

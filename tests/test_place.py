@@ -67,8 +67,9 @@ class Extents(check_fns._Body):
         self.ends[base] = max(self.ends.get(base, 0), at + size)
         return base, at
 
-    def read(self, call: Call, arg: str, size: int, kind: str) -> None:
+    def read(self, call: Call, arg: str, size: int, kind: str, made: tuple = ()) -> tuple:
         self.place(call, arg, size)
+        return made
 
     write = read
 
@@ -110,16 +111,20 @@ def second_leaves(p: Plan) -> int:
     return sum((c.slots - 1) * c.stride for c in p.classes if c.name.startswith('leaf.'))
 
 
-@pytest.mark.parametrize('way', [(), ('zero.overlap_comm=false',),
-                                 ('zero.stage3_prefetch_bucket_size=0',)],
-                         ids=['as it stands', 'one queue', 'none ahead'])
+@pytest.mark.parametrize('way,bound', [
+    ((), 1.05), (('zero.overlap_comm=false',), 1.05),
+    (('zero.stage3_prefetch_bucket_size=0',), 1.05),
+    (('train.recompute=[gelu, swiglu, layernorm, rmsnorm]',), 1.05),
+    # little is saved: units in flight are most, and the head's have their place beside the blocks'
+    (('train.recompute=full',), 1.15)],
+    ids=['as it stands', 'one queue', 'none ahead', 'some again', 'all again'])
 @pytest.mark.parametrize('name', NAMES)
-def test_the_arena_is_what_is_alive(name: str, way: tuple[str, ...]) -> None:
+def test_the_arena_is_what_is_alive(name: str, way: tuple[str, ...], bound: float) -> None:
     """Every spec, and Llama-3 405B on 16,384 ranks."""
     p = planned(name, *way, *(['cluster.ranks=16384'] if name == 'llama3-405b' else []))
     arena = p.arena('cpu') - second_leaves(p)
     assert p.head.overlap or arena == p.arena('cpu')
-    assert arena <= 1.05 * live_bytes(p), f'{arena / live_bytes(p):.3f}'
+    assert arena <= bound * live_bytes(p), f'{arena / live_bytes(p):.3f}'
 
 
 @pytest.mark.parametrize('way', WAYS)

@@ -15,6 +15,7 @@ import oracle
 import trainer
 from reference import known
 from zg import spec as reader
+from zg.schema import RECOMPUTE
 
 STEPS = 3
 
@@ -39,6 +40,8 @@ def spread(draw) -> drawn.Mapping:
                        'reduce_bucket_size': draw(st.sampled_from([1024, 10000, 500000])),
                        'stage3_prefetch_bucket_size': draw(st.sampled_from([0, 5000, 500000])),
                        'stage3_param_persistence_threshold': draw(st.sampled_from([0, 50, 10000]))}
+    train['recompute'] = draw(st.sampled_from(['none', 'full']) |
+                              st.lists(st.sampled_from(RECOMPUTE), unique=True))
     train['sum'] = draw(st.sampled_from(['tree', 'fold']))
     return mapping
 

@@ -125,12 +125,12 @@ def test_length_is_of_the_kinds(name: str, stage: int, tmp_path: pathlib.Path) -
 
 
 @pytest.mark.parametrize('stage', [0, 1, 2, 3])
-@pytest.mark.parametrize('ranks', [1, 8, 16384])
-def test_a_deep_gpt_is_short(stage: int, ranks: int, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize('ranks,again', [(1, 'none'), (8, 'full'), (16384, 'none')])
+def test_a_deep_gpt_is_short(stage: int, ranks: int, again: str, tmp_path: pathlib.Path) -> None:
     """96 blocks; GPUs add their columns of the launch table and their names, no other line."""
     def made(targets: str) -> tuple[str, str, str]:
         p = planned(str(deep(tmp_path, 'gpt2-124m', 96)), f'zero.stage={stage}',
-                    f'cluster.ranks={ranks}', 'train.micro_batch=1',
+                    f'cluster.ranks={ranks}', 'train.micro_batch=1', f'train.recompute={again}',
                     f'train.global_batch={ranks * 2}', f'targets=[{targets}]')
         text = source(p)
         before, _, rest = text.partition('/* ---- launches')
@@ -189,6 +189,7 @@ def traced(text: str, folder: pathlib.Path) -> list[str]:
 @pytest.mark.parametrize('name,way', [
     ('gpt-tiny', 'as it stands'), ('llama-tiny', 'stage 1, 4 grains a rank'),
     ('qwen3-tiny', 'stage 3, none kept, far ahead'), ('gpt-tiny', 'stage 2 in bf16, pieces'),
+    ('llama-tiny', 'stage 3, all made again'),
     ('gpt2-124m', 'stage 0, 2 ranks'), ('llama3-405b', 'as it stands')])
 def test_train_c_says_the_plan(name: str, way: str, flat: bool, tmp_path: pathlib.Path) -> None:
     p = planned(name, *keys(name, way))

@@ -260,6 +260,11 @@ WRONG = [
     (GPT, "sequence: 33", "sequence: -1", r"@: train.sequence: -1 is out of range"),
     (GPT, "precision: f32", "precision: f16",
      r"@: train.precision: 'f16' is not known; allowed: f32 or bf16"),
+    (GPT, "precision: f32", "precision: f32\n  recompute: [gelu, glue]",
+     r"s.yaml:\d+: train.recompute: 'glue' is no op of a block; allowed: none, full or a list of "
+     r"layernorm, .*, gelu, swiglu, residual$"),
+    (GPT, "precision: f32", "precision: f32\n  recompute: {gelu: 1}",
+     r"train.recompute: a mapping is no op of a block; allowed: none"),
     (GPT, "lr: 1.0e-3", "lr: fast", r"@: train.optimizer.lr: 'fast' is no number"),
     (GPT, "lr: 1.0e-3", "lr: -1", r"@: train.optimizer.lr: -1 is out of range"),
     (GPT, "[0.9, 0.95]", "[0.9]", r"@: train.optimizer.betas: has 1 values; allowed: a list of 2"),

@@ -67,6 +67,13 @@ def _events(sections: tuple[plan.Section, ...]) -> tuple[plan.Event, ...]:
     return tuple(plan.Event(n, c) for n, c in sorted(most.items()))
 
 
+def _idle(spec: Spec, graph: model.Graph) -> tuple[str, ...]:
+    """Ops to make again that no block has; `full` names them all."""
+    named = set(spec.train.recompute)
+    idle = sorted(named - graph.ops) if named != set(ops.WORDS.values()) else []
+    return tuple(f"train.recompute: no block has {word}" for word in idle)
+
+
 def build(spec: Spec) -> Built:
     t, z = spec.train, spec.zero
     graph = model.build(spec)
@@ -88,4 +95,4 @@ def build(spec: Spec) -> Built:
     made = plan.Plan(head, recipe, (plan.Group("all", spec.cluster.ranks),), shards.flats,
                      shards.tensors, classes, tables, launches, runs, fns,
                      _events(schedule.sections), schedule.sections)
-    return Built(made, (*spec.notes, *shards.notes))
+    return Built(made, (*spec.notes, *_idle(spec, graph), *shards.notes))

@@ -5,7 +5,9 @@ What it proves:
             has its size
  values     every read finds a whole value of its size and type, written before in this function or
             saved by the forward one, and not overwritten since; every value is used
- backward   runs for what ran forward, on the same numbers; so does evaluation
+ backward   runs for what ran forward, on the same numbers, with the very values that forward read
+            and made; so does evaluation
+ again      what backward does not find it makes by forward's own calls, on the same operands
  leaves     every tensor's gradient is written once by the function that comes first in backward,
             and added to by the others that read the tensor
  the plan's own   sums, norms, updates work on the owner's part and nothing else
@@ -13,7 +15,8 @@ What it proves:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from . import ops
@@ -51,12 +54,17 @@ _KERNELS = {
     "zk_loss_sum": ">sums:72 <F:M <targets:M M",
 }
 _CLASSES = ("tokens", "targets", "table", "sums")
-# A kernel forward, and those that must run backward for it on the same numbers.
+# A kernel forward, and those that must run backward for it on the same numbers: of their operands,
+# in order, which are operands of the one forward (. for none).
 _BACK = {
-    "zk_layernorm_fwd": ("zk_layernorm_bwd",), "zk_rmsnorm_fwd": ("zk_rmsnorm_bwd",),
-    "zk_qknorm_fwd": ("zk_qknorm_bwd",), "zk_linear_fwd": ("zk_linear_bwd_x", "zk_linear_bwd_w"),
-    "zk_rope": ("zk_rope",), "zk_attention_fwd": ("zk_attention_bwd",),
-    "zk_gelu_fwd": ("zk_gelu_bwd",), "zk_swiglu_fwd": ("zk_swiglu_bwd",),
+    "zk_layernorm_fwd": {"zk_layernorm_bwd": "....213"},
+    "zk_rmsnorm_fwd": {"zk_rmsnorm_bwd": "...213"},
+    "zk_qknorm_fwd": {"zk_qknorm_bwd": "....2134"},
+    "zk_linear_fwd": {"zk_linear_bwd_x": "..2", "zk_linear_bwd_w": "..1"},
+    "zk_rope": {"zk_rope": "..2"},
+    "zk_attention_fwd": {"zk_attention_bwd": "..021"},
+    "zk_gelu_fwd": {"zk_gelu_bwd": "..1"},
+    "zk_swiglu_fwd": {"zk_swiglu_bwd": "..1"},
 }
 _ASIDE = ("eps", "full", "add", "sign")                 # numbers that need not agree
 _UNITS = ("fwd", "bwd", "train", "eval")
@@ -71,10 +79,11 @@ class Facts:
 
 @dataclass
 class _Value:
-    """Bytes [lo, hi) of a base, of one type."""
+    """Bytes [lo, hi) of a base, of one type. made: what it is, by the call that made it."""
     lo: int
     hi: int
     type: str
+    made: tuple = ()
     used: bool = False
 
 
@@ -84,8 +93,10 @@ class _Body:
     p: Plan
     fn: Fn
     held: dict[str, list[_Value]] = field(default_factory=dict)         # base -> what lies there
+    known: dict[tuple, int] = field(default_factory=dict)       # a call on its operands -> number
     reads: set[str] = field(default_factory=set)                        # tensors
     grads: list[tuple[str, bool]] = field(default_factory=list)         # (tensor or acc, added to)
+    ran: list[tuple[Call, int, list]] = field(default_factory=list)     # number, operands
 
     def __post_init__(self) -> None:
         self.kind = self.fn.name.partition(".")[2]
@@ -141,15 +152,15 @@ class _Body:
                 return t
         self.fail(call, f"{arg} is no tensor's beginning")
 
-    def read(self, call: Call, arg: str, size: int, kind: str) -> None:
+    def read(self, call: Call, arg: str, size: int, kind: str) -> tuple:
         base, at = self.place(call, arg, size)
         for v in self.held.get(base, []):
             if (v.lo, v.hi, v.type) == (at, at + size, kind):
                 v.used = True
-                return
+                return v.made
         self.fail(call, f"{arg}: no value of {size} bytes of {kind} is there")
 
-    def write(self, call: Call, arg: str, size: int, kind: str) -> None:
+    def write(self, call: Call, arg: str, size: int, kind: str, made: tuple) -> None:
         base, at = self.place(call, arg, size)
         if base != "tmp" and (base not in ("s", "y", "dx") or base not in self.fn.outs):
             self.fail(call, f"{arg} is not the function's to write")
@@ -158,7 +169,7 @@ class _Body:
             if not v.used and v.type != "f":
                 self.fail(call, f"{arg} overwrites what nobody has read")
             values.remove(v)
-        values.append(_Value(at, at + size, kind))
+        values.append(_Value(at, at + size, kind, made))
 
     def gradient(self, call: Call, arg: str, mode: str, dims: dict[str, object],
                  elems: int) -> None:
@@ -179,9 +190,10 @@ class _Body:
     def call(self, call: Call) -> None:
         words = _KERNELS[call.kernel].split()
         dims = self.dims(call, words)
-        writes: list[tuple[str, int, str]] = []
+        writes: list[tuple[int, int, str]] = []
         spans: list[tuple[str, int, int, bool]] = []    # base, lo, hi, may be where another is
-        for word, arg in zip(words, call.args):
+        is_: list[object] = list(call.args)             # what each operand is
+        for n, (word, arg) in enumerate(zip(words, call.args)):
             if word.isidentifier():
                 continue
             head, _, expression = word.partition(":")
@@ -197,7 +209,8 @@ class _Body:
                     self.fail(call, f"{arg} is no scratch")
             elif mode == "@":
                 width = 0 if elems else int(str(dims["C"]))
-                self.reads.add(self.tensor(call, arg, elems, width, ("w", "p")).name)
+                is_[n] = self.tensor(call, arg, elems, width, ("w", "p")).name
+                self.reads.add(is_[n])
             elif mode == "^":
                 self.gradient(call, arg, kind, dims, elems)
             elif kind in _CLASSES:
@@ -209,12 +222,16 @@ class _Body:
                 base, at = self.place(call, arg, size)
                 spans.append((base, at, at + size, "=" in head))
                 if mode == "<" and (call.kernel != "zk_round" or base != "acc"):
-                    self.read(call, arg, size, kind)
+                    is_[n] = self.read(call, arg, size, kind)
                 if mode == ">":
-                    writes.append((arg, size, kind))
+                    writes.append((n, size, kind))
+                    is_[n] = None
         self.apart(call, spans, len(writes))
-        for arg, size, kind in writes:
-            self.write(call, arg, size, kind)
+        number = self.known.setdefault((call.kernel, *is_), len(self.known))
+        for n, size, kind in writes:
+            is_[n] = number, n
+            self.write(call, call.args[n], size, kind, is_[n])
+        self.ran.append((call, number, is_))
 
     def apart(self, call: Call, spans: list[tuple[str, int, int, bool]], outs: int) -> None:
         """Outputs, which come first, overlap nothing, or are exactly where another operand is."""
@@ -224,22 +241,29 @@ class _Body:
                 if base == other and lo < high and low < hi and not same:
                     self.fail(call, f"{base}+{lo} overlaps another operand")
 
-    def numbers(self, forward: bool) -> list[tuple]:
-        """What must run backward for what runs forward, or what does run backward: kernels and the
-        numbers that must agree."""
-        back = ("zk_linear_bwd_b", *(k for kernels in _BACK.values() for k in kernels))
+    def forward(self) -> list[tuple[Call, int, list]]:
+        """The calls that forward is made of."""
+        return [r for r in self.ran if r[0].kernel in _BACK and
+                (r[0].kernel, r[0].args[-1]) != ("zk_rope", "-1")]
+
+    def wanted(self) -> Counter:
+        """What must run backward for what ran forward: kernel, numbers, forward's operands."""
         out = []
-        for c in self.fn.calls:
-            words = _KERNELS[c.kernel].split()
-            dims = tuple(a for w, a in zip(words, c.args) if w.isidentifier() and w not in _ASIDE)
-            sign = c.args[-1] if c.kernel == "zk_rope" else ""
-            if forward and c.kernel in _BACK and sign != "-1":
-                out += [(k, dims, "-1" if sign else "") for k in _BACK[c.kernel]]
-                if c.kernel == "zk_linear_fwd" and c.args[3] != "null":
-                    out.append(("zk_linear_bwd_b", dims[:2], ""))
-            if not forward and c.kernel in back and sign != "1":
-                out.append((c.kernel, dims, sign))
-        return sorted(out)
+        for c, _, is_ in self.forward():
+            for kernel, like in _BACK[c.kernel].items():
+                out.append((kernel, _dims(c), tuple(is_[int(n)] for n in like if n != ".")))
+            if c.kernel == "zk_linear_fwd" and c.args[3] != "null":
+                out.append(("zk_linear_bwd_b", _dims(c)[:2], ()))
+        return Counter(out)
+
+    def backward(self) -> Counter:
+        """What does run backward."""
+        likes = {k: like for row in _BACK.values() for k, like in row.items()}
+        likes["zk_linear_bwd_b"] = ""
+        return Counter((c.kernel, _dims(c), tuple(x for x, n in zip(is_, likes[c.kernel])
+                                                  if n != "."))
+                       for c, _, is_ in self.ran if c.kernel in likes and
+                       (c.kernel, c.args[-1]) != ("zk_rope", "1"))
 
     def run(self) -> None:
         for c in self.fn.calls:
@@ -261,33 +285,43 @@ class _Body:
                     self.fail(None, f"{base}+{v.lo} is written and not read")
 
 
+def _dims(c: Call) -> tuple[str, ...]:
+    """A call's numbers that must agree forward and backward."""
+    return tuple(a for w, a in zip(_KERNELS[c.kernel].split(), c.args)
+                 if w.isidentifier() and w not in _ASIDE)
+
+
 def _unit_bodies(p: Plan, kind: str, fns: dict[str, Fn]) -> list[_Body]:
     """The functions of a kind, run forward, then backward on what was saved."""
     width = p.head.batch * p.head.sequence * p.head.width * (4 if p.head.real == "f32" else 2)
-    value = lambda: [_Value(0, width, "r", True)]
+    known: dict[tuple, int] = {}
+    value = lambda name: [_Value(0, width, "r", (name,), True)]
     if f"fwd.{kind}" not in fns:
         out = []
         for body in ("train", "eval"):
-            b = _Body(p, fns[f"{body}.{kind}"], {"x": value()})
+            b = _Body(p, fns[f"{body}.{kind}"], {"x": value("x")}, known)
             b.run()
             b.end("dx")
             out.append(b)
-        forward = out[0].numbers(True)
-        if forward != out[0].numbers(False) or forward != out[1].numbers(True):
+        if not out[0].wanted() == out[0].backward() == out[1].wanted() or out[1].backward():
             out[0].fail(None, "forward, backward and evaluation do not agree")
         return out
-    fwd = _Body(p, fns[f"fwd.{kind}"], {"x": value()})
+    fwd = _Body(p, fns[f"fwd.{kind}"], {"x": value("x")}, known)
     fwd.run()
     fwd.end("y")
-    saved = fwd.held.get("s", [])
-    bwd = _Body(p, fns[f"bwd.{kind}"], {"x": value(), "y": value(), "dy": value(), "s": saved})
+    saved, y = fwd.held.get("s", []), [replace(v, used=True) for v in fwd.held["y"]]
+    bwd = _Body(p, fns[f"bwd.{kind}"], {"x": value("x"), "y": y, "dy": value("dy"), "s": saved},
+                known)
     for name in ("x", "y", "dy", "s"):
         if name not in bwd.fn.ins:
             bwd.held.pop(name)
     bwd.run()
     bwd.end("dx")
-    if fwd.numbers(True) != bwd.numbers(False) or fwd.numbers(False) or bwd.numbers(True):
+    if fwd.wanted() != bwd.backward() or fwd.backward():
         bwd.fail(None, "does not run backward what ran forward")
+    for c, number, _ in bwd.forward():
+        if number not in {n for _, n, _ in fwd.ran}:
+            bwd.fail(c, "is not what ran forward")
     for v in saved:
         if not v.used:
             bwd.fail(None, f"s+{v.lo} is saved and not read")

@@ -45,17 +45,26 @@ def training_wire(p: Plan) -> Wire:
 
 def flops(p: Plan) -> int:
     """Of a global step: 6 per parameter and token, and causal attention (forward once, backward
-    twice)."""
+    twice). What is computed again does not count: these are the model's."""
     tokens = p.head.batch * p.head.sequence * p.head.grains * p.head.ranks
     attention = 0
     fns = {f.name: f for f in p.fns}
     for s in p.section("grain").steps:
-        if s.op in fns:
+        if s.op in fns and not s.op.startswith("bwd."):
             for c in fns[s.op].calls:
                 if c.kernel == "zk_attention_fwd":
                     B, T, H, _, D = (int(a) for a in c.args[3:8])
                     attention += 3 * 2 * B * T * T * H * D
     return 6 * p.head.params * tokens + attention * p.head.grains * p.head.ranks
+
+
+def again(p: Plan) -> int:
+    """Flops of a global step that backward spends on forward's calls: what it has above twice
+    forward's."""
+    fns = {f.name: f.flops for f in p.fns}
+    kinds = [s.op.partition(".")[2] for s in p.section("grain").steps if s.op.startswith("bwd.")]
+    more = sum(fns[f"bwd.{kind}"] - 2 * fns[f"fwd.{kind}"] for kind in kinds)
+    return more * p.head.grains * p.head.ranks
 
 
 def summary(p: Plan) -> dict[str, object]:

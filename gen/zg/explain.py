@@ -70,7 +70,8 @@ def explain(p: Plan) -> str:
               f"  the papers' {paper}P (W-1)/W at one grain a step: {ideal:,.0f} bytes; "
               f"here {w.bytes / ideal:.3f} of it" if ideal else "  one rank: nothing", "",
               f"flops in a global step: {cost.flops(p):.4g} (6 a parameter and token, "
-              "and causal attention)", "",
+              "and causal attention)",
+              f"flops that backward spends on making values again: {cost.again(p):.4g}", "",
               "steps by queue"]
     for s in p.sections:
         by = {q: sum(x.queue == q for x in s.steps) for q in ("main", "gather", "reduce")}

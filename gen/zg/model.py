@@ -2,6 +2,7 @@
 
 A unit kind (embedding, each blocks entry, head) becomes up to four functions, lists of kernel calls
 over named operands: fwd, bwd, and for the head train (forward, loss, backward in one) and eval.
+What `train.recompute` names is not saved: bwd makes it again, by forward's own calls.
 Nothing here knows of ranks, shards or memory.
 
 Operands of a call, as (kind, name): value (activation or its gradient), param, grad (a leaf),
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Iterable
+from typing import Iterable, Sequence
 
 from . import ops
 from .spec import Op as SpecOp
@@ -82,6 +83,7 @@ class Graph:
     tables: tuple[Table, ...]
     dims: dict[str, int]             # B T M C V
     tied: str
+    ops: frozenset[str]              # words of train.recompute that blocks have
 
 
 @dataclass
@@ -225,6 +227,7 @@ class _Calls:
     def __init__(self, b: _Builder, full: set[str]) -> None:
         self.b, self.full = b, full
         self.calls: list[Call] = []
+        self.made: list[tuple[str, set[str], list[Call]]] = []      # forward: op, values, calls
         self.values: dict[str, Value] = dict(b.values)
         self.params = {t.name for t in b.tensors}
         self.grads: dict[str, str] = {}
@@ -263,8 +266,11 @@ class _Calls:
         self.calls.append(Call(words[0], args, flops))
 
     def forward(self, node: _Node) -> None:
+        first = len(self.calls)
         for text in node.op.fwd:
             self.line(node, text, ops.value(node.op.flops, node.dims))
+        outs = {node.bind[out.name] for out in node.op.outs}
+        self.made.append((node.op.name, outs, self.calls[first:]))
 
     def gradient(self, name: str, node: _Node) -> None:
         """A fresh value for the gradient of `name`, or a sum with what is there already."""
@@ -283,8 +289,9 @@ class _Calls:
             before = {w: self.grads.get(node.bind[w[1:]]) for w in made}
             for w in made:
                 self.gradient(node.bind[w[1:]], node)
-            once = words[0].startswith("zk_linear")        # one product of two; others make both
-            self.line(node, text, flops if once else 2 * flops)
+            # a bias' gradient is no product; a linear's two are a line each
+            products = 0 if words[0][0] == "?" else 1 if words[0].startswith("zk_linear") else 2
+            self.line(node, text, products * flops)
             for w, old in before.items():
                 if old:
                     new = self.grads[node.bind[w[1:]]]
@@ -308,8 +315,24 @@ class _Calls:
         return Body(tuple(self.calls), tuple(v for n, v in self.values.items() if n in used))
 
 
-def _made(body: Body) -> set[str]:
-    return {str(a) for c in body.calls for k, a in c.args if k == "value"}
+def _values(calls: Iterable[Call]) -> set[str]:
+    return {str(a) for c in calls for k, a in c.args if k == "value"}
+
+
+def _again(fwd: _Calls, bwd: Sequence[Call], kept: set[str]) -> tuple[list[Call], set[str]]:
+    """Backward's calls, and before each, as late as can be, those of forward that make what it
+    reads and is not kept; the values made again."""
+    again: set[str] = set()
+    out: list[Call] = []
+    for call in bwd:
+        want, before = _values([call]), []
+        for _, made, calls in reversed(fwd.made):
+            if made & want - kept - again:
+                want |= _values(calls)
+                again |= made
+                before[:0] = calls
+        out += [*before, call]
+    return out, again
 
 
 def _rename(body: Body, names: dict[str, str]) -> Body:
@@ -331,13 +354,21 @@ def _middle(b: _Builder, name: str, count: int, x: str, y: str, full: set[str]) 
         wte = next(t for t in b.tensors if t.name in full)
         bwd.calls.append(Call("zk_round", (("grad", wte.name), ("fixed", "acc"),
                                            ("number", wte.elems))))
+    kept = (_values(fwd.calls) & _values(bwd.calls)) - _dropped(b, fwd) | {x, y}
+    kept -= _again(fwd, bwd.calls, kept)[1]     # an op runs again whole: none of its values is kept
+    bwd.calls, _ = _again(fwd, bwd.calls, kept)
     names = {x: "x", y: "y", bwd.grads.get(x, ""): "dx"}
     names.pop("", None)
     forward, back = _rename(fwd.body(), names), _rename(bwd.body(), names)
-    both = _made(forward) & _made(back) - {"x", "y"}
-    saved = tuple(v for v in forward.values if v.name in both)
+    saved = tuple(v for v in forward.values if v.name in kept - {x, y})
     return Kind(name, count, tuple(b.tensors), {"fwd": forward, "bwd": back}, saved,
                 "x" if x else "", "y")
+
+
+def _dropped(b: _Builder, fwd: _Calls) -> set[str]:
+    """The values of the ops that train.recompute names."""
+    return {v for op, made, _ in fwd.made for v in made if ops.WORDS.get(op) in
+            b.spec.train.recompute}
 
 
 def _head(b: _Builder, x: str, logits: str, tied: str, full: set[str]) -> Kind:
@@ -371,7 +402,7 @@ def build(spec: Spec) -> Graph:
     tied = next((f"{op.args['tied']}.weight" for u in m.units for op in u.ops
                  if op.kind == "linear" and op.args["tied"]), "")
     full = {tied} - {""}
-    blocks = 0
+    blocks, words = 0, set()
     for unit in m.units:
         prefix = f"{unit.name}." if unit.kind == "blocks" else ""
         b = _Builder(spec, prefix, dims, tables, branches=max(1, _branches(m.units)))
@@ -395,5 +426,6 @@ def build(spec: Spec) -> Graph:
         else:
             name = "block" if blocks == 0 else f"block{blocks + 1}"
             kinds.append(_middle(b, name, unit.repeat, "in", y, full))
+            words |= {ops.WORDS[n.op.name] for n in b.nodes}
             blocks += 1
-    return Graph(tuple(kinds), tuple(tables), dims, tied)
+    return Graph(tuple(kinds), tuple(tables), dims, tied, frozenset(words))

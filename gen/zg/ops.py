@@ -89,6 +89,8 @@ OPS: Mapping[str, Op] = {row.name: row for row in _ROWS}
 # The head's loss while training: the gradient takes the logits' place.
 TRAIN_LOSS = ("zk_cross_entropy loss x x target M V", "zk_loss_sum sums loss target M")
 
+# What train.recompute calls the ops of a block.
+WORDS = {name: name for name in OPS if name not in ("embed", "loss")} | {"add": "residual"}
 
 
 @dataclass(frozen=True)

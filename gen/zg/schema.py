@@ -14,9 +14,12 @@ from typing import Annotated, Mapping
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainValidator
 from pydantic_core import PydanticCustomError
 
+from . import ops
+
 DIM = 2 ** 31 - 1               # a dimension: kernels count rows and columns in 31 bits
 ELEMS = 2 ** 48                 # elements of a model, of all values: byte offsets fit in 63 bits
 TOKEN = 65535                   # the largest uint16 token
+RECOMPUTE = tuple(ops.WORDS.values())
 TARGETS = ("cpu", "sm_80", "sm_90", "sm_100")
 
 
@@ -189,6 +192,18 @@ def _unique(value: tuple) -> tuple:
     return value
 
 
+def _recompute(value: object) -> tuple[str, ...]:
+    """The ops of a block whose values are made again."""
+    named = {"none": [], "full": [*RECOMPUTE]}
+    words = named.get(value, [value]) if isinstance(value, str) else value
+    words = words if isinstance(words, list) else [words]
+    for word in words:
+        if word not in RECOMPUTE:
+            raise refuse(f"{shown(word)} is no op of a block",
+                         f"none, full or a list of {', '.join(RECOMPUTE)}")
+    return tuple(dict.fromkeys(words))
+
+
 def _as_list(value: object) -> object:
     return value if isinstance(value, list) else [value]
 
@@ -277,7 +292,8 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Train:
-    """global_batch G and micro_batch B in samples of `sequence` T tokens."""
+    """global_batch G and micro_batch B in samples of `sequence` T tokens. recompute: the ops of
+    blocks whose values backward makes again."""
     __pydantic_config__ = _KEYS
     global_batch: Count
     micro_batch: Count
@@ -287,6 +303,7 @@ class Train:
     schedule: Schedule = field(default_factory=Schedule)
     seed: Integer(0, 2 ** 64 - 1) = 1
     sum: Choice("tree", "fold") = "tree"
+    recompute: Annotated[tuple[str, ...], PlainValidator(_recompute)] = ()
 
 
 @dataclass(frozen=True)
