@@ -27,6 +27,9 @@ typedef void real;        /* float or bf16 */
 
 enum { ZK_F32 = 0, ZK_BF16 = 1 };                 /* zk_open's `dtype` */
 enum { ZK_IN_OUT = 0, ZK_OUT_IN = 1 };            /* a linear's weight: [in,out] or [out,in] */
+/* Rows by token (of an embedding, a head) and columns of logits are a multiple of so many: 16 bytes
+ * of bf16. Rows beyond the vocabulary are zero. */
+enum { ZK_VOCAB = 8 };
 enum { ZK_GELU_TANH = 0, ZK_GELU_ERF = 1 };
 enum { ZK_CONSTANT = 0, ZK_LINEAR = 1, ZK_COSINE = 2 };
 
@@ -167,7 +170,8 @@ void zk_add(zk *k, const zk_launch *L, real *y, const real *a, const real *b, in
 /* y = x, rounded to real; float to real. y and x may be the same address only when real is float */
 void zk_round(zk *k, const zk_launch *L, real *y, const float *x, int64_t n);
 
-/* ---- loss. target < 0: ignored. loss: float [M], 0 where ignored. dlogits: d(sum of losses)/M,
+/* ---- loss. target < 0: ignored. loss: float [M], 0 where ignored. logits: rows of V elements, and
+ * up to a multiple of ZK_VOCAB of what is ignored. dlogits, alike: d(sum of losses)/M, 0 beyond V;
  * may be logits; NULL: not wanted. */
 void zk_cross_entropy(zk *k, const zk_launch *L, float *loss, real *dlogits, const real *logits,
                       const int32_t *target, int64_t M, int64_t V);
@@ -208,7 +212,8 @@ void zk_factor(zk *k, const zk_launch *L, zk_ctl *ctl, const int64_t *sums, cons
 void zk_adamw(zk *k, const zk_launch *L, const zk_ctl *ctl, const zk_recipe *r, real *w, float *p,
               float *m, float *v, const float *g, const zk_span *spans, int64_t nspans,
               int64_t first, int64_t n);
-/* p = initial values, by Philox 4x32-10 keyed by (seed, key of the tensor, element in it) */
+/* p = initial values, by Philox 4x32-10 keyed by (seed, key of the tensor, element in it); 0 between
+ * tensors */
 void zk_init(zk *k, const zk_launch *L, float *p, const zk_span *spans, int64_t nspans,
              int64_t first, int64_t n, uint64_t seed);
 /* sum[2] += hashes of blocks of 1024 elements of a tensor, keyed by (key, block): the same whatever

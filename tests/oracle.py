@@ -98,12 +98,17 @@ def cross_entropy(logits: np.ndarray, targets: np.ndarray) -> tuple[float, int, 
 
 # ---- the model
 
+def head(spec) -> object:
+    """the op that makes logits"""
+    return spec.model.units[-1].ops[-1]
+
+
 def shapes(spec) -> dict[str, tuple[int, ...]]:
     """every tensor of the weights' file, in the order of use"""
     found, gpt2, C = {}, spec.model.names == 'gpt2', spec.model.width
 
-    def linear(name: str, K: int, N: int, bias: bool) -> None:
-        found[name + '.weight'] = (K, N) if gpt2 else (N, K)
+    def linear(name: str, K: int, N: int, bias: bool, flip: bool = not gpt2) -> None:
+        found[name + '.weight'] = (N, K) if flip else (K, N)
         found.update({name + '.bias': (N,)} if bias else {})
 
     def attention(name: str, a: dict, width: int) -> None:
@@ -125,7 +130,7 @@ def shapes(spec) -> dict[str, tuple[int, ...]]:
             walk(o.ops, width, unit)
         elif o.kind == 'linear' and not a['tied']:
             for name, out in zip(a['name'], a['out'], strict=True):
-                linear(unit + name, width, out, a['bias'])
+                linear(unit + name, width, out, a['bias'], not gpt2 or o is head(spec))
             return sum(a['out'])
         elif o.kind == 'attention':
             attention(unit + a['name'], a, width)
@@ -167,10 +172,11 @@ class Net:
     # -- ops with parameters: x [B,T,C]
 
     def linear(self, x: np.ndarray, name: str, bias: bool,
-               tied: bool = False) -> tuple[np.ndarray, Back]:
-        """y = x . w + b; GPT-2's files keep w as [in,out], the others and embeddings as [out,in]"""
+               by_token: bool = False) -> tuple[np.ndarray, Back]:
+        """y = x . w + b; GPT-2's files keep w as [in,out], the others [out,in]; all of them
+        embeddings and heads as [tokens,width]"""
         weight = name + '.weight'
-        flip = tied or self.spec.model.names != 'gpt2'
+        flip = by_token or self.spec.model.names != 'gpt2'
         w = self.p[weight].T if flip else self.p[weight]          # [in,out]
         y = x @ w
         if bias:
@@ -278,8 +284,8 @@ class Net:
             return gelu(x, a['kind'])
         if o.kind == 'swiglu':
             return swiglu(x)
-        if o.kind == 'linear' and a['tied']:
-            return self.linear(x, a['tied'], False, tied=True)
+        if o is head(self.spec):
+            return self.linear(x, a['tied'] or a['name'][0], a['bias'], by_token=True)
         if o.kind == 'linear':
             return self.side_by_side(x, [unit + name for name in a['name']], a['bias'])
         name = unit + a['name']

@@ -69,7 +69,7 @@ def with_line(n: int, *new: str) -> str:
 @pytest.mark.parametrize('start,old,new', [
     ('plan', 'plan 1', 'plan 2'), ('head', 'ranks 2', 'ranks two'), ('head', ' zero 3', ''),
     ('head', 'zero 3', 'zeros 3'), ('flat', ' shard ', ' shard 1 shard '),
-    ('tensor', 'shape 300,24', 'shape 300,x'), ('class', 'slots', 'slot'),
+    ('tensor', 'shape 304,24', 'shape 304,x'), ('class', 'slots', 'slot'),
     ('class', 'at 0', 'at 00'), ('launch', ' shape', '  shape'),
     ('run', ' slot', '  slot'), ('fn', 'flops 0', 'flops'),
     ('events', '[', '('), ('section', 'repeat 1', 'repeat'), ('step', 'with l=0', 'with l'),

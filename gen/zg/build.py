@@ -39,7 +39,7 @@ def _wanted(spec: Spec, graph: model.Graph, shards: shard.Shards, bodies: place.
             brought = common if shards.order == "ranks" else "private"
             out.append((f"leaf.{f.name}", brought, schedule.leaf[f.name], size["whole"] * real))
     if graph.tied and real != 4:
-        out.append(("acc", "private", 1, graph.dims["V"] * C * 4))
+        out.append(("acc", "private", 1, graph.dims["R"] * C * 4))
     units = sum(k.count for k in graph.kinds) - 1
     out += [("x", "private", units, M * C * real), ("dx", "private", 2, M * C * real)]
     for k in graph.kinds:
@@ -82,7 +82,7 @@ def build(spec: Spec) -> Built:
     schedule = sched.schedule(spec, graph, shards)
     fns, launches, runs = launch.functions(spec, graph, shards, bodies, schedule)
     classes = place.classes(_wanted(spec, graph, shards, bodies, schedule, runs))
-    params = sum(k.count * sum(x.elems for x in k.tensors) for k in graph.kinds)
+    params = sum(k.count * sum(x.params for x in k.tensors) for k in graph.kinds)
     head = plan.Head(spec.name, spec.cluster.ranks, z.stage, schedule.prefetch, int(z.overlap_comm),
                      t.precision, spec.grains, shards.order, t.sum, t.micro_batch, t.sequence,
                      spec.model.width, spec.model.vocab,

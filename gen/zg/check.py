@@ -24,6 +24,7 @@ from .plan import Class, Flat, Plan, Tensor
 __all__ = ["CheckError", "check"]
 
 GRAINS = 3                      # grains played of a section that repeats more often
+VOCAB = 8                       # of a multiple of this many tokens are rows that go by token
 INLETS, PARTS = 4, 4            # batches on their way to a GPU; grids of a launch
 # Bytes of shared memory that a block may have (CUDA C programming guide, compute capabilities).
 SHARED = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10}
@@ -94,7 +95,7 @@ def _flats(p: Plan) -> None:
     flats = {f.name: f for f in p.flats}
     used: dict[str, list[tuple[int, int]]] = {f: [] for f in flats}
     for t in p.tensors:
-        _tensor(t, flats)
+        _tensor(t, flats, p.head.vocab)
         used[t.flat] += [(t.offset + i * t.offset_step, math.prod(t.shape))
                          for i in range(1 if t.flat_step else t.count)]
     for name, spans in used.items():
@@ -109,13 +110,16 @@ def _flats(p: Plan) -> None:
     keys = [t.key + i * t.key_step for t in p.tensors for i in range(t.count)]
     if sorted(keys) != list(range(len(keys))) or len({t.name for t in p.tensors}) != len(p.tensors):
         raise CheckError("tensors do not have names and keys of their own")
-    if p.head.params != sum(t.count * math.prod(t.shape) for t in p.tensors):
+    if p.head.params != sum(t.count * t.elems for t in p.tensors):
         raise CheckError("the tensors are not all parameters")
 
 
-def _tensor(t: Tensor, flats: dict[str, Flat]) -> None:
+def _tensor(t: Tensor, flats: dict[str, Flat], vocab: int) -> None:
+    """Rows by token are stored in multiples of VOCAB; all others are those of the parts."""
     rows = [part.rpartition("=")[2] for part in t.parts]
-    if not all(r.isdigit() for r in rows) or sum(map(int, rows)) != t.shape[0] or min(t.shape) <= 0:
+    good = all(r.isdigit() for r in rows) and min(t.shape) > 0
+    padded = (vocab, -(-vocab // VOCAB) * VOCAB)
+    if not good or t.shape[0] != (n := sum(map(int, rows))) and (n, t.shape[0]) != padded:
         raise CheckError(f"tensor {t.name}: its parts' rows do not add up to {t.shape}")
     step = (t.flat_step, t.offset_step)
     if t.flat not in flats or t.count <= 0 or (step != (0, 0) if t.count == 1 else

@@ -50,7 +50,7 @@ _KERNELS = {
     "zk_swiglu_bwd": ">r:M*2*F <r:M*F <r:M*2*F M F",
     "zk_add": ">=r:n <r:n <r:n n",
     "zk_round": "^r:n <f:n n",
-    "zk_cross_entropy": ">F:M >=?r:M*V <r:M*V <targets:M M V",
+    "zk_cross_entropy": ">F:M >=?r:M*R <r:M*R <targets:M M V",
     "zk_loss_sum": ">sums:72 <F:M <targets:M M",
 }
 _CLASSES = ("tokens", "targets", "table", "sums")
@@ -124,6 +124,10 @@ class _Body:
                     self.fail(call, f"{word} is {arg}")
         if "B" in out:
             out["M"] = out["B"] * out["T"]                      # type: ignore[operator]
+        if call.kernel == "zk_cross_entropy":
+            if out["V"] != self.p.head.vocab:
+                self.fail(call, f"V is {out['V']}")
+            out["R"] = -(-self.p.head.vocab // 8) * 8           # a row's columns
         if "G" in out:
             out["E"] = (out["H"] + 2 * out["G"]) * out["D"]     # type: ignore[operator]
         return out

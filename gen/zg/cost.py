@@ -71,7 +71,7 @@ def summary(p: Plan) -> dict[str, object]:
     """The numbers that train.c states."""
     w = training_wire(p)
     return {"wire": w.bytes, "messages": w.messages, "flops": f"{float(flops(p))!r}",
-            "sums": ops.SUMS, "ctl": ops.CTL}
+            "sums": ops.SUMS, "ctl": ops.CTL, "vocab": ops.VOCAB}
 
 
 GROUPS = (("parameters", ("real", "ring")), ("optimizer state", tuple(ops.WIDTHS)),

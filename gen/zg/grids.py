@@ -10,6 +10,7 @@ import inspect
 from dataclasses import dataclass
 from typing import Callable, Mapping
 
+from .ops import VOCAB
 from .plan import Grid
 
 GEMM = 32 << 20                 # bytes of workspace that a GEMM may use
@@ -182,7 +183,7 @@ GRIDS: Mapping[str, Callable[..., How]] = {
     "zk_swiglu_bwd": lambda M, F, real: run(rows(M, F, real)),
     "zk_add": lambda n, real: elements(n, real),
     "zk_round": lambda n, real: elements(n, real),
-    "zk_cross_entropy": lambda M, V, real: run(rows(M, V, real, 512)),
+    "zk_cross_entropy": lambda M, V, real: run(rows(M, up(V, VOCAB), real, 512)),
     "zk_loss_sum": lambda M: run(Grid(1, 1, 1, min(1024, up(M)), 0)),
     "zk_linear_fwd": lambda M, N, K, layout: run(space=GEMM),
     "zk_linear_bwd_x": lambda M, N, K, layout: run(space=GEMM),

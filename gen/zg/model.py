@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Iterable, Sequence
+from typing import Iterable, Mapping, Sequence
 
 from . import ops
 from .spec import Op as SpecOp
@@ -23,7 +23,7 @@ from .spec import Spec, Unit
 class Tensor:
     """A parameter tensor of a unit kind. `name` holds {l} in a repeated unit; `parts` are the
     (name, rows) it has in the weights' file, more than one where several tensors share one
-    linear."""
+    linear. Rows of `shape` beyond those are zeros: the vocabulary's last rows."""
     name: str
     parts: tuple[tuple[str, int], ...]
     shape: tuple[int, ...]
@@ -32,7 +32,13 @@ class Tensor:
 
     @property
     def elems(self) -> int:
+        """as stored"""
         return math.prod(self.shape)
+
+    @property
+    def params(self) -> int:
+        """of the model"""
+        return sum(rows for _, rows in self.parts) * math.prod(self.shape[1:])
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ class Table:
 class Graph:
     kinds: tuple[Kind, ...]
     tables: tuple[Table, ...]
-    dims: dict[str, int]             # B T M C V
+    dims: dict[str, int]             # B T M C V R
     tied: str
     ops: frozenset[str]              # words of train.recompute that blocks have
 
@@ -129,22 +135,33 @@ class _Builder:
         self.width[first] = self.values[first].elems // self.dims["M"]
         return first
 
-    def linear(self, x: str, names: tuple[str, ...], outs: tuple[int, ...], bias: bool, std: float,
-               tied: str = "") -> str:
+    def linear(self, x: str, names: tuple[str, ...], outs: tuple[int, ...], bias: bool,
+               std: float) -> str:
         """A linear over one or several named weights (rows one after the other)."""
         k, n = self.width[x], sum(outs)
         layout = ops.LAYOUT[self.spec.model.names]
-        params = {}
-        if tied:
-            params["w"], layout = tied, 1           # an embedding is [V, C]: rows are outputs
-        else:
-            shape = (n, k) if layout else (k, n)
-            parts = [(f"{m}.weight", o if layout else k) for m, o in zip(names, outs)]
-            params["w"] = self.tensor("+".join(names) + ".weight", shape, 0.0, std, parts)
+        shape = (n, k) if layout else (k, n)
+        parts = [(f"{m}.weight", o if layout else k) for m, o in zip(names, outs)]
+        params = {"w": self.tensor("+".join(names) + ".weight", shape, 0.0, std, parts)}
         if bias:
             parts = [(f"{m}.bias", o) for m, o in zip(names, outs)]
             params["b"] = self.tensor("+".join(names) + ".bias", (n,), 0.0, 0.0, parts)
         return self.node("linear", {"x": x}, params, {"N": n, "K": k, "layout": layout})
+
+    def logits(self, x: str, args: Mapping[str, object]) -> str:
+        """The head's linear. Its weight is [V, C] in every family, as an embedding is and as
+        Hugging Face's lm_head, so that tokens are rows and what pads them comes last."""
+        k, n = self.width[x], self.dims["R"]
+        params = {"w": f"{args['tied']}.weight"}
+        for name in args["name"]:                                   # type: ignore[attr-defined]
+            params["w"] = self.by_token(f"{name}.weight", (k,), STD)
+            if args["bias"]:
+                params["b"] = self.by_token(f"{name}.bias", (), 0.0)
+        return self.node("linear", {"x": x}, params, {"N": n, "K": k, "layout": 1})
+
+    def by_token(self, name: str, rest: tuple[int, ...], std: float) -> str:
+        """A tensor with a row for each token."""
+        return self.tensor(name, (self.dims["R"], *rest), 0.0, std, [(name, self.dims["V"])])
 
 
 STD = 0.02
@@ -213,8 +230,7 @@ def _run(b: _Builder, x: str, op: SpecOp, std: float) -> str:
     if op.kind == "attention":
         return _attention(b, x, args, std)
     if op.kind == "linear":
-        tied = f"{args['tied']}.weight" if args["tied"] else ""
-        return b.linear(x, args["name"], args["out"], bool(args["bias"]), std, tied)
+        return b.linear(x, args["name"], args["out"], bool(args["bias"]), std)
     if op.kind == "gelu":
         return b.node("gelu", {"x": x}, {}, {"F": b.width[x], "n": b.dims["M"] * b.width[x],
                                              "kind": ops.KINDS[str(args["kind"])]})
@@ -396,7 +412,7 @@ def build(spec: Spec) -> Graph:
     """The graph of a spec. Shapes were checked where the spec was read."""
     m, t = spec.model, spec.train
     dims = {"B": t.micro_batch, "T": t.sequence, "M": t.micro_batch * t.sequence, "C": m.width,
-            "V": m.vocab}
+            "V": m.vocab, "R": ops.up(m.vocab, ops.VOCAB)}
     tables: list[Table] = []
     kinds: list[Kind] = []
     tied = next((f"{op.args['tied']}.weight" for u in m.units for op in u.ops
@@ -408,7 +424,7 @@ def build(spec: Spec) -> Graph:
         b = _Builder(spec, prefix, dims, tables, branches=max(1, _branches(m.units)))
         if unit.kind == "embedding":
             args = unit.ops[0].args
-            params = {"wte": b.tensor(f"{args['tokens']}.weight", (m.vocab, m.width), 0.0, STD)}
+            params = {"wte": b.by_token(f"{args['tokens']}.weight", (m.width,), STD)}
             if args["positions"]:
                 params["wpe"] = b.tensor(f"{args['positions']}.weight",
                                          (int(args["context"]), m.width), 0.0, STD / 2)
@@ -418,9 +434,10 @@ def build(spec: Spec) -> Graph:
         b.values["in"] = Value("in", "real", dims["M"] * m.width)
         b.width["in"] = m.width
         y = "in"
-        for op in unit.ops:
+        for op in unit.ops[:-1] if unit.kind == "head" else unit.ops:
             y = _run(b, y, op, STD)
         if unit.kind == "head":
+            y = b.logits(y, unit.ops[-1].args)
             b.node("loss", {"x": y}, {}, {})
             kinds.append(_head(b, "in", y, tied, full))
         else:

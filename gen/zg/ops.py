@@ -7,8 +7,9 @@ A kernel line is `symbol operand ...` in the order of kernels/zk.h after (k, L).
 A line that starts with `?p` is dropped where the op lacks the parameter p; a missing parameter
 elsewhere is a null pointer. What backward lines name of forward values is what must be saved.
 
-Letters: B batch, T sequence, M = B*T, C width, V vocab, H heads, G key-value heads, D head size,
-N and K a linear's output and input width, F a gated branch's width, n elements.
+Letters: B batch, T sequence, M = B*T, C width, V vocab, R rows of a table of tokens as stored: V
+and zeros up to a multiple of VOCAB, H heads, G key-value heads, D head size, N and K
+a linear's output and input width, F a gated branch's width, n elements.
 """
 from __future__ import annotations
 
@@ -53,8 +54,8 @@ def _op(name: str, synopsis: str, ins: str, params: str, outs: str, fwd: str, bw
 _ROWS = (
     _op("embed", "y = wte[token] + wpe[position]", "", "wte wpe", "y:real:M*C",
         "zk_embed_fwd y token wte wpe B T C",
-        "zk_embed_bwd dwte dy token $index M V C full; ?wpe zk_position_bwd dwpe dy B T C P",
-        {"$index": "4*(V+1+M)"}),
+        "zk_embed_bwd dwte dy token $index M R C full; ?wpe zk_position_bwd dwpe dy B T C P",
+        {"$index": "4*(R+1+M)"}),
     _op("layernorm", "y = (x - mean) / std * w + b", "x", "w b", "y:real:M*C stat:f32:M*2",
         "zk_layernorm_fwd y stat x w b M C eps",
         "zk_layernorm_bwd dx dw db dy x stat w $sum M C", {"$sum": "4*2*C"}),
@@ -115,6 +116,7 @@ BYTES = {"f32": 4, "bf16": 2}
 
 # Sizes of kernels/zk.h that a plan needs: ZK_SUMS integers of 8 bytes; room for a zk_ctl in bytes.
 SUMS = 72
+VOCAB = 8                       # rows by token, and columns of logits, are a multiple: 16 bytes
 CTL = 128
 INLETS = 4                      # batches of tokens on their way to a GPU at once
 DESK = 4096                     # bytes of host memory that kernels need, beside a row of logits

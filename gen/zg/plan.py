@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import re
 import typing
 from dataclasses import dataclass
@@ -86,7 +87,8 @@ class Flat:
 @dataclass(frozen=True)
 class Tensor:
     """Where a tensor lies: instance i at element offset + i*offset_step of flat's i*flat_step.
-    parts: name=rows in the weights' file, {l} stands for first + i. key: of its random numbers."""
+    parts: name=rows in the weights' file, {l} stands for first + i; what `shape` has beyond these
+    is zero and no part of the model. key: of its random numbers."""
     name: str
     flat: str
     offset: int
@@ -100,6 +102,12 @@ class Tensor:
     mean: float
     std: float
     decay: int
+
+    @property
+    def elems(self) -> int:
+        """of the model"""
+        rows = sum(int(part.rpartition("=")[2]) for part in self.parts)
+        return rows * math.prod(self.shape[1:])
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def _persistent(spec: Spec, kind: Kind, t: Tensor) -> bool:
         raise spec.wrong("zero.replicate", f"matches {t.name} in part",
                          "patterns that name all layers of a tensor, and all that share its "
                          "linear, or none")
-    return t.elems <= spec.zero.stage3_param_persistence_threshold or all(hits)
+    return t.params <= spec.zero.stage3_param_persistence_threshold or all(hits)
 
 
 def _order(spec: Spec, grains: int) -> tuple[str, tuple[str, ...]]:

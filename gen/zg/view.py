@@ -269,11 +269,8 @@ def spans(p: Plan, flat: plan.Flat) -> list[str]:
     out = []
     for t in p.tensors:
         if t.flat == flat.name:
-            elems = 1
-            for n in t.shape:
-                elems *= n
             stride = whole if t.flat_step else t.offset_step
-            out.append(f"{{{number(t.offset)}, {number(elems)}, {t.count}, {number(stride)}, "
+            out.append(f"{{{number(t.offset)}, {number(t.elems)}, {t.count}, {number(stride)}, "
                        f"{t.key}, {t.key_step}, "
                        f"{real(t.mean)}f, {real(t.std)}f, {t.decay}.0f}},  /* {t.name} */")
     return out
@@ -317,7 +314,7 @@ def logits(p: Plan) -> str:
 
 def sample(p: Plan) -> list[str]:
     """The draw from a row of the logits."""
-    row = number(p.head.vocab * ops.BYTES[p.head.real])
+    row = number(ops.up(p.head.vocab, ops.VOCAB) * ops.BYTES[p.head.real])
     return wrap(f"d->token = zk_sample(k, a + {logits(p)} + d->row * {row}, {p.head.vocab}, "
                 "(float)d->temperature, d->u);", 4)
 

@@ -2,7 +2,7 @@
  *
  * Invariants
  *  1. Every element's result depends on the element alone, so any partition of a flat buffer gives
- *     the same bits; what lies between tensors is neither read nor written.
+ *     the same bits; what lies between tensors is 0 from the start, and not read or written again.
  *  2. AdamW is IEEE multiplication, division and square root and explicit fma in f32: any target
  *     that has these gives the same bits. A step's constants are made in f64.
  */
@@ -176,11 +176,22 @@ static void init_part(void *arg, const zk_part *part)
     }
 }
 
+/* Between tensors, 0: units are gathered whole, and kernels read rows that pad a vocabulary. */
+static void init_task(void *arg, int64_t task, int thread)
+{
+    const flat *a = arg;
+    const initial *to = a->arg;
+    int64_t at = task * a->piece;
+    memset(to->p + at, 0, zk_least(a->piece, a->n - at) * sizeof *to->p);
+    flat_task(arg, task, thread);
+}
+
 void ZK(zk_init)(zk *k, const zk_launch *L, float *p, const zk_span *spans, int64_t nspans,
                  int64_t first, int64_t n, uint64_t seed)
 {
     initial a = {p, seed};
-    each(k, L, spans, nspans, first, n, init_part, &a);
+    flat all = {spans, nspans, first, n, ZK_BLOCK * zk_tile(k, L, 0, BLOCKS), init_part, &a};
+    zk_for(k, zk_pieces(n, all.piece), init_task, &all);
 }
 
 /* ---- the hash */

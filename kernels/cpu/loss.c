@@ -3,7 +3,7 @@
  * Invariants
  *  1. A row's sum of exponentials has 16 lanes: element i is added to lane i % 16, ascending,
  *     folded by sum16. The largest logit's exponential is 1, so no sum is below 1, no loss below 0.
- *  2. An ignored row has loss 0 and gradient 0, whatever its logits.
+ *  2. An ignored row has loss 0 and gradient 0, whatever its logits; so have columns beyond V.
  */
 #include "../draw.h"
 #include "../step.h"
@@ -13,10 +13,10 @@ enum { ROWS = 4 };                      /* rows of a task, unless the launch say
 
 typedef struct entropy {
     float *loss;                        /* [M] */
-    real *d;                            /* [M,V], or NULL */
-    const real *x;                      /* [M,V] */
+    real *d;                            /* [M,R], or NULL */
+    const real *x;                      /* [M,R], V of each row */
     const int32_t *target;              /* [M] */
-    int64_t M, V, rows;
+    int64_t M, V, R, rows;
     int dtype;
 } entropy;
 
@@ -52,6 +52,13 @@ static float exponentials(const real *x, int64_t at, int64_t V, int dtype, float
     return sum16(sum);
 }
 
+/* n elements from d's element `at` on */
+static void zero(const entropy *a, int64_t at, int64_t n)
+{
+    int64_t width = a->dtype == ZK_F32 ? 4 : 2;
+    memset((char *)a->d + at * width, 0, n * width);
+}
+
 /* d [V] = (exp(x - top) / sum - [i = target]) / M */
 static void slope(const entropy *a, int64_t at, float top, float sum, int32_t target)
 {
@@ -62,14 +69,7 @@ static void slope(const entropy *a, int64_t at, float top, float sum, int32_t ta
         zk_put(a->d, at + i, a->dtype, e * share * each, a->V - i);
     }
     setr(a->d, at + target, a->dtype, (hit * each)[0]);
-}
-
-static void ignore(const entropy *a, int64_t m)
-{
-    int64_t bytes = a->V * (a->dtype == ZK_F32 ? 4 : 2);
-    a->loss[m] = 0;
-    if (a->d)
-        memset((char *)a->d + m * bytes, 0, bytes);
+    zero(a, at + a->V, a->R - a->V);
 }
 
 static void entropy_task(void *arg, int64_t task, int thread)
@@ -78,11 +78,13 @@ static void entropy_task(void *arg, int64_t task, int thread)
     (void)thread;
     for (int64_t m = task * a->rows; m < zk_least((task + 1) * a->rows, a->M); m++) {
         int32_t target = a->target[m];
+        int64_t at = m * a->R;
         if (target < 0) {
-            ignore(a, m);
+            a->loss[m] = 0;
+            if (a->d)
+                zero(a, at, a->R);
             continue;
         }
-        int64_t at = m * a->V;
         float top = largest(a->x, at, a->V, a->dtype);
         float sum = exponentials(a->x, at, a->V, a->dtype, top);
         a->loss[m] = (float)zk_log(sum) - (realr(a->x, at + target, a->dtype) - top);
@@ -94,7 +96,8 @@ static void entropy_task(void *arg, int64_t task, int thread)
 void ZK(zk_cross_entropy)(zk *k, const zk_launch *L, float *loss, real *dlogits, const real *logits,
                           const int32_t *target, int64_t M, int64_t V)
 {
-    entropy a = {loss, dlogits, logits, target, M, V, zk_tile(k, L, 0, ROWS), k->dtype};
+    int64_t R = zk_pieces(V, ZK_VOCAB) * ZK_VOCAB;
+    entropy a = {loss, dlogits, logits, target, M, V, R, zk_tile(k, L, 0, ROWS), k->dtype};
     zk_for(k, zk_pieces(M, a.rows), entropy_task, &a);
 }
 

@@ -2,7 +2,7 @@
  *
  * Invariants
  *  1. Every element's result depends on the element alone, so any partition of a flat buffer gives
- *     the same bits; what lies between tensors is neither read nor written.
+ *     the same bits; what lies between tensors is 0 from the start, and not read or written again.
  *  2. The bits are those of a CPU: a step's constants are made in f64 by the same functions; AdamW
  *     is IEEE multiplication, division and square root and explicit fma in f32.
  *  3. A warp takes a block of a tensor at a time.
@@ -201,6 +201,8 @@ initial(float *p, span_list spans, int64_t first, int64_t n, uint64_t seed)
 void zk_init(zk *k, const zk_launch *L, float *p, const zk_span *spans, int64_t nspans,
              int64_t first, int64_t n, uint64_t seed)
 {
+    /* Between tensors, 0: units are gathered whole, and kernels read rows that pad a vocabulary. */
+    zk_must(cudaMemsetAsync(p, 0, (size_t)n * sizeof *p, k->stream), "zk_init");
     for (int64_t i = 0; i < nspans; i += ZK_WARP)
         ZK_LAUNCH(k, L, 0, initial, p, some_spans(spans + i, nspans - i), first, n, seed);
 }

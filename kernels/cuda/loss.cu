@@ -5,7 +5,8 @@
  *     near. A thread adds up exponentials of what lies below its own largest logit so far; sums
  *     are brought to the row's largest and folded in one order. That one's exponential is 1, so no
  *     sum is below 1, no loss below 0.
- *  2. An ignored row has loss 0 and gradient 0, whatever its logits.
+ *  2. An ignored row has loss 0 and gradient 0, whatever its logits; so have columns beyond C. A row
+ *     is read in packs up to there and element by element behind the last whole one.
  *  3. Logits may be written over: a thread reads its own again before it writes them, and the
  *     target's was read by all before any is written.
  */
@@ -22,11 +23,10 @@ struct exponentials {
     float top, sum;                             /* sum of exp(x - top) */
 };
 
-/* This thread's part of x [C] */
+/* Adds this thread's part of x [C], V elements at a time */
 template <class T, int V>
-__device__ inline exponentials add_up(const T *x, int C)
+__device__ inline void add_up(exponentials &e, const T *x, int C)
 {
-    exponentials e = {LOWEST, 0};
     for (int i = (int)threadIdx.x * V; i < C; i += (int)blockDim.x * V) {
         float a[V], most = e.top;
         fetch(a, x + i);
@@ -39,7 +39,6 @@ __device__ inline exponentials add_up(const T *x, int C)
         for (int j = 0; j < V; j++)
             e.sum += exp_below(a[j] - most);
     }
-    return e;
 }
 
 /* The whole row's, in every thread */
@@ -51,13 +50,17 @@ __device__ inline exponentials together(const exponentials &mine)
     return e;
 }
 
-/* d [C] = (exp(x - top) / sum - [i = target]) / M; hot: the target's logit */
+/* d [R] = (exp(x - top) / sum - [i = target]) / M, 0 from C on; hot: the target's logit */
 template <class T, int V>
-__device__ inline void slope(T *d, const T *x, int C, const exponentials &e, int target, float hot,
-                             float each)
+__device__ inline void slope(T *d, const T *x, int C, int R, const exponentials &e, int target,
+                             float hot, float each)
 {
-    float share = __fdiv_rn(1.0f, e.sum);
+    float share = __fdiv_rn(1.0f, e.sum), peak = (exp_below(hot - e.top) * share - 1.0f) * each;
     int mine = (int)threadIdx.x, step = (int)blockDim.x, last = C / V - 1 - mine;
+    for (int i = C / V * V + mine; i < R; i += step) {
+        float one = exp_below(get(x[i]) - e.top) * share * each;
+        put(d + i, i == target ? peak : i < C ? one : 0);
+    }
     for (int i = last < 0 ? -1 : mine + last / step * step; i >= 0; i -= step) {
         float a[V];
         fetch(a, x + i * V);
@@ -65,8 +68,8 @@ __device__ inline void slope(T *d, const T *x, int C, const exponentials &e, int
             a[j] = exp_below(a[j] - e.top) * share * each;
         stow(d + i * V, a);
     }
-    if (target / V % step == mine)
-        put(d + target, (exp_below(hot - e.top) * share - 1.0f) * each);
+    if (target < C / V * V && target / V % step == mine)
+        put(d + target, peak);
 }
 
 template <class T, int V> __device__ inline void zero(T *d, int C)
@@ -76,22 +79,26 @@ template <class T, int V> __device__ inline void zero(T *d, int C)
         stow(d + i, none);
 }
 
-/* loss [M]; d [M,C] or NULL; x [M,C] */
+/* loss [M]; d [M,R] or NULL; x [M,R], C of each row */
 template <class T, int V>
-__global__ void entropy(float *loss, T *d, const T *x, const int32_t *target, int64_t M, int C)
+__global__ void __launch_bounds__(512, 3)
+entropy(float *loss, T *d, const T *x, const int32_t *target, int64_t M, int C, int R)
 {
     for (int64_t m = blockIdx.x; m < M; m += gridDim.x) {
         float result = 0;
         int32_t hit = target[m];
         if (hit >= 0) {
-            const T *row = x + m * C;
+            const T *row = x + m * R;
             float hot = get(row[hit]);
-            exponentials e = together(add_up<T, V>(row, C));
+            exponentials e = {LOWEST, 0};
+            add_up<T, V>(e, row, C / V * V);
+            add_up<T, 1>(e, row + C / V * V, C % V);
+            e = together(e);
             result = (float)zk_log(e.sum) - (hot - e.top);
             if (d)
-                slope<T, V>(d + m * C, row, C, e, hit, hot, __fdiv_rn(1.0f, (float)M));
+                slope<T, V>(d + m * R, row, C, R, e, hit, hot, __fdiv_rn(1.0f, (float)M));
         } else if (d) {
-            zero<T, V>(d + m * C, C);
+            zero<T, V>(d + m * R, R);
         }
         if (threadIdx.x == 0)
             loss[m] = result;
@@ -122,8 +129,9 @@ extern "C" {
 void zk_cross_entropy(zk *k, const zk_launch *L, float *loss, real *dlogits, const real *logits,
                       const int32_t *target, int64_t M, int64_t V)
 {
-    ZK_REAL(k, T, ZK_WIDE(T, N, V, ZK_LAUNCH(k, L, 0, (entropy<T, N>), loss, (T *)dlogits,
-                                             (const T *)logits, target, M, (int)V)));
+    int R = (int)((V + ZK_VOCAB - 1) / ZK_VOCAB * ZK_VOCAB);
+    ZK_REAL(k, T, ZK_LAUNCH(k, L, 0, (entropy<T, wide<T>>), loss, (T *)dlogits, (const T *)logits,
+                            target, M, (int)V, R));
 }
 
 void zk_loss_sum(zk *k, const zk_launch *L, int64_t *sums, const float *loss, const int32_t *target,
