@@ -1,247 +1,324 @@
-"""dsconfig.py -- a DeepSpeed ds_config.json as changes to a spec, by one table of its keys.
+"""dsconfig.py -- a DeepSpeed ds_config.json as changes to a spec, by the table of dskeys.py.
 
-A key of the table is honoured (it names the spec's key), or without effect here (a note says why),
-or refused unless it holds a value that asks for nothing. A key that the table lacks is an error.
-"auto" and null leave a key to the spec.
+null leaves a key to the spec, "auto" too, but where the row has a rule for it. Mistakes are
+collected and told together, in the order of the file.
 """
 from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass, field
-from typing import Mapping, Sequence
+from typing import Iterator, Mapping, NamedTuple
 
-from .schema import Node, SpecError, number, printable, shown
-
-
-@dataclass(frozen=True)
-class Config:
-    """changes: the spec's keys and their new values; batch: the three batch keys that are given."""
-    changes: tuple[tuple[str, Node], ...] = ()
-    batch: Mapping[str, Node] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+from .dskeys import SWITCHES, TABLE
+from .dsrows import Honour, Idle, Key, Moved, Number, Part, Refuse, Same, numeric
+from .schema import Node, SpecError, meant, printable, several, shown
 
 
-NONE = Config()
+class Config(NamedTuple):
+    """changes: the spec's keys and their new values, None for a key that goes."""
+    changes: tuple[tuple[str, Node | None], ...]
+    notes: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _Honour:
-    key: str                    # of the spec
-
-
-@dataclass(frozen=True)
-class _Idle:
-    why: str                    # it has no effect here
-
-
-@dataclass(frozen=True)
-class _Refuse:
-    why: str
-    unless: tuple[object, ...]  # values that ask for nothing
-
-
-@dataclass(frozen=True)
-class _Words:
-    """A word of theirs is a word of ours."""
+@dataclass
+class Given:
+    """A key of the file. key: as it stands there; name: the table's; value: null and "auto" too."""
     key: str
-    words: Mapping[object, object]
+    name: str
+    node: Node
+    value: object
+    row: Key
 
+    @property
+    def at(self) -> str:
+        return f"{self.node.where}: {printable(self.key)}"
 
-_LATER = "is not supported yet"
-_OWNER = "gradients are always reduced to their owner"
-_UNDIVIDED = "gradients are never divided before the optimizer's one factor"
-_OFF = (False, None, "none")
-
-TABLE: Mapping[str, _Honour | _Idle | _Refuse | _Words] = {
-    "train_batch_size": _Honour("train.global_batch"),
-    "train_micro_batch_size_per_gpu": _Honour("train.micro_batch"),
-    "gradient_accumulation_steps": _Honour(""),         # follows from the others: batches()
-    "gradient_clipping": _Honour("train.optimizer.clip"),
-
-    "optimizer.type": _Words("train.optimizer.type", {"Adam": "AdamW", "AdamW": "AdamW"}),
-    "optimizer.params.lr": _Honour("train.optimizer.lr"),
-    "optimizer.params.betas": _Honour("train.optimizer.betas"),
-    "optimizer.params.eps": _Honour("train.optimizer.eps"),
-    "optimizer.params.weight_decay": _Honour("train.optimizer.weight_decay"),
-    "optimizer.params.bias_correction": _Refuse("AdamW always corrects its bias", (True,)),
-    "optimizer.params.adam_w_mode": _Refuse("the decay of AdamW is always decoupled", (True,)),
-    "optimizer.params.amsgrad": _Refuse(_LATER, _OFF),
-    "optimizer.params.torch_adam": _Idle("there is one AdamW"),
-    "scheduler": _Refuse(f"{_LATER} from here: write train.schedule in the spec", (None, {})),
-
-    "bf16.enabled": _Words("train.precision", {True: "bf16", False: "f32"}),
-    "bfloat16.enabled": _Words("train.precision", {True: "bf16", False: "f32"}),
-    "bf16.check_grad_overflow": _Refuse("non-finite gradients always skip the step", (True,)),
-    "fp16.enabled": _Refuse(f"{_LATER}: use bf16", (False,)),
-    **{f"fp16.{k}": _Idle("fp16 is off") for k in (
-        "loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis",
-        "consecutive_hysteresis", "min_loss_scale", "auto_cast", "fp16_master_weights_and_grads")},
-    "amp.enabled": _Refuse("amp is not a part of this: use bf16", (False,)),
-    "communication_data_type": _Refuse(f"{_LATER}: gradients travel in the program's precision",
-                                       (None,)),
-    "prescale_gradients": _Refuse(_UNDIVIDED, (False,)),
-    "gradient_predivide_factor": _Refuse(_UNDIVIDED, (1, 1.0)),
-    "sparse_gradients": _Refuse(_LATER, _OFF),
-
-    "zero_optimization.stage": _Honour("zero.stage"),
-    "zero_optimization.reduce_bucket_size": _Honour("zero.reduce_bucket_size"),
-    "zero_optimization.allgather_bucket_size": _Honour("zero.allgather_bucket_size"),
-    "zero_optimization.overlap_comm": _Honour("zero.overlap_comm"),
-    **{f"zero_optimization.{p}{k}": _Honour(f"zero.stage3_{k}") for p in ("stage3_", "") for k in (
-        "prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters")},
-    **{f"zero_optimization.{p}max_reuse_distance": _Idle("units are gathered again backward")
-       for p in ("stage3_", "")},
-    "zero_optimization.contiguous_gradients": _Idle("gradients are always contiguous"),
-    "zero_optimization.reduce_scatter": _Idle(_OWNER),
-    "zero_optimization.allgather_partitions": _Idle("partitions are always gathered by all-gather"),
-    "zero_optimization.use_multi_rank_bucket_allreduce": _Idle(_OWNER),
-    "zero_optimization.round_robin_gradients": _Idle("every rank owns an equal part of every unit"),
-    "zero_optimization.sub_group_size": _Idle("the optimizer runs over the whole shard"),
-    "zero_optimization.ignore_unused_parameters": _Idle("every parameter is used"),
-    "zero_optimization.memory_efficient_linear": _Idle("nothing is patched"),
-    "zero_optimization.override_module_apply": _Idle("nothing is patched"),
-    "zero_optimization.load_from_fp32_weights": _Idle("masters are always restored in f32"),
-    **{f"zero_optimization.stage3_gather_{b}_weights_on_model_save": _Idle("they are whole")
-       for b in ("16bit", "fp16")},
-    "zero_optimization.stage3_model_persistence_threshold": _Refuse(_LATER, (None,)),
-    "zero_optimization.offload_optimizer.device": _Refuse(_LATER, _OFF),
-    "zero_optimization.offload_param.device": _Refuse(_LATER, _OFF),
-    **{f"zero_optimization.offload_{part}.{k}": _Idle("offload is off")
-       for part in ("optimizer", "param") for k in (
-           "pin_memory", "nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "pipeline_read",
-           "pipeline_write", "fast_init", "ratio")},
-    "zero_optimization.cpu_offload": _Refuse(_LATER, _OFF),
-    "zero_optimization.cpu_offload_params": _Refuse(_LATER, _OFF),
-    "zero_optimization.zero_hpz_partition_size": _Refuse(_LATER, (1,)),
-    "zero_optimization.zero_quantized_weights": _Refuse(_LATER, _OFF),
-    "zero_optimization.zero_quantized_gradients": _Refuse(_LATER, _OFF),
-    "zero_optimization.mics_shard_size": _Refuse(_LATER, (-1,)),
-
-    "zero_allow_untested_optimizer": _Idle("there is one optimizer"),
-    "zero_force_ds_cpu_optimizer": _Idle("offload is off"),
-    "steps_per_print": _Idle("every step is shown and logged"),
-    "wall_clock_breakdown": _Refuse(_LATER, _OFF),
-    "memory_breakdown": _Idle("`zgen --emit memory` prints it"),
-    "dump_state": _Idle("`zgen --emit plan` prints it"),
-    "activation_checkpointing": _Refuse(f"{_LATER}: activations are kept", (None, {})),
-    "flops_profiler.enabled": _Refuse(_LATER, _OFF),
-    "comms_logger.enabled": _Refuse(_LATER, _OFF),
-}
 
 _SECTIONS = {key[:i] for key in TABLE for i, c in enumerate(key) if c == "."}
 _BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+_ALIASES = ("bfloat16",)
+_SCHEDULE = "train.schedule"
+# Of the spec's optimizer: they belong to one type and not to another.
+_OF_TYPE = ("betas", "eps", "momentum")
 
 
-def meant(word: str, keys: Sequence[str]) -> str:
-    """`did you mean ...? ` where a key is close to the word."""
-    near = difflib.get_close_matches(word, keys, n=1)
-    return f"did you mean {near[0]}? " if near else ""
+# ---- keys
+
+def _row(key: str) -> Key | None:
+    section = key.rpartition(".")[0]
+    while section and f"{section}.*" not in TABLE:
+        section = section.rpartition(".")[0]
+    return TABLE.get(key) or TABLE.get(f"{section}.*")
 
 
-def _unknown(key: str, node: Node) -> SpecError:
+def _unknown(key: str, node: Node) -> str:
     """A key that the table lacks: perhaps misspelled, perhaps in the wrong section."""
     section, _, word = key.rpartition(".")
     start = f"{section}." if section else ""
-    here = sorted({k[len(start):].split(".")[0] for k in TABLE if k.startswith(start)})
-    elsewhere = [k for k in TABLE if k.rpartition(".")[2] == word]
-    hint = f"did you mean {elsewhere[0]}? " if elsewhere else meant(word, here)
-    ours = [k for k in here if not isinstance(TABLE.get(start + k), (_Idle, _Refuse))]
-    return SpecError(f"{node.where}: {printable(key)}: is no key here; {hint}"
-                     f"allowed: {', '.join(ours or here)}")
+    here = sorted({k[len(start):].split(".")[0] for k in TABLE if k.startswith(start)} - {"*"})
+    homes = sorted({k for k in {*TABLE, *_SECTIONS} if k.rpartition(".")[2] == word
+                    and k.partition(".")[0] not in _ALIASES})
+    hint = meant(word, here)
+    if 0 < len(homes) < 4:
+        hint = f"did you mean {' or '.join(homes)}? "
+    elif not hint:
+        near = difflib.get_close_matches(word, {k.rpartition(".")[2] for k in TABLE}, 1, 0.8)
+        homes = sorted(k for k in TABLE if near and k.rpartition(".")[2] == near[0])
+        hint = f"did you mean {homes[0]}? " if homes else ""
+    ours = sorted({k[len(start):].split(".")[0] for k, row in TABLE.items()
+                   if k.startswith(start) and isinstance(row, Honour)})
+    return (f"{node.where}: {printable(key)}: is no key here; {hint}"
+            f"allowed: {', '.join(ours or here)}")
 
 
-def _leaves(node: Node, prefix: str = "") -> list[tuple[str, Node]]:
-    """Keys of the table, dotted; a section that the table has as one key stays whole."""
-    found = []
-    for word, below in node.value.items():
-        key = f"{prefix}{word}"
-        if key in TABLE:
-            found.append((key, below))
-        elif key not in _SECTIONS:
-            raise _unknown(key, below)
-        elif isinstance(below.value, dict):
-            found += _leaves(below, f"{key}.")
-        elif below.value is not None:
-            raise SpecError(f"{below.where}: {key}: is {shown(below.value)}; "
-                            "allowed: an object {...}")
-    return found
+@dataclass
+class _Reader:
+    """root: the spec with what --set says in it."""
+    root: Node
+    given: list[Given] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    changes: dict[str, Node | None] = field(default_factory=dict)
+    by: dict[str, tuple[str, bool]] = field(default_factory=dict)   # spec's key: whose; is it weak
 
+    def wrong(self, g: Given, what: str, allowed: str) -> None:
+        self.errors.append(f"{g.at}: {what}; allowed: {allowed}")
 
-def read(root: Node) -> Config:
-    """The changes that a config asks for."""
-    changes: dict[str, tuple[str, Node]] = {}
-    batch: dict[str, Node] = {}
-    notes = []
-    for key, node in _leaves(root):
-        row, value = TABLE[key], node.plain()
-        if value == "auto" or value is None:
-            continue
-        if key in _BATCH:
-            batch[key] = node
-        elif isinstance(row, _Idle):
-            notes.append(f"{node.where}: {key}: has no effect here: {row.why}")
-        elif isinstance(row, _Refuse):
-            if not any(value == u and type(value) is type(u) for u in row.unless):
-                words = " or ".join(shown(u) for u in row.unless)
-                raise SpecError(f"{node.where}: {key}: {row.why}; allowed: {words}")
+    # ---- what the file holds: every key's row, every value's type
+
+    def walk(self, node: Node, prefix: str = "") -> Iterator[tuple[str, Node]]:
+        for word, below in node.value.items():
+            key = f"{prefix}{word}"
+            row = _row(key)
+            if "." in word or (row is None and key not in _SECTIONS):
+                self.errors.append(_unknown(key, below))
+                continue
+            if row is not None:
+                yield key, below
+            if key not in _SECTIONS or below.value is None:
+                continue
+            if isinstance(below.value, dict):
+                yield from self.walk(below, f"{key}.")
+            elif key == "zero_optimization" and isinstance(below.value, bool):
+                self.notes.append(f"{below.where}: {key}: true or false is deprecated: "
+                                  f"zero_optimization.stage says it now")
+                yield f"{key}.stage", Node(int(below.value), below.where)
+            elif row is None:
+                self.errors.append(f"{below.where}: {key}: is {shown(below.value)}; "
+                                   "allowed: an object {...}")
+
+    def take(self, key: str, node: Node) -> None:
+        """One key into `given`, under the name that the table knows."""
+        g = Given(key, key, node, node.plain(), _row(key))
+        if isinstance(g.row, Moved):
+            moved = g.row
+            if moved.old:
+                self.notes.append(f"{g.at}: is deprecated: {moved.to} is its name now")
+            if not self.fits(g):
+                return
+            g.name, g.row = moved.to, TABLE[moved.to]
+            if moved.words and not self.silent(g):
+                g.value = moved.words[g.value]
+        if self.fits(g):
+            self.given.append(g)
+
+    def fits(self, g: Given) -> bool:
+        good = self.silent(g) or g.row.kind.fits(g.value)
+        if not good:
+            self.wrong(g, f"is {shown(g.value)}", g.row.kind.allowed)
+        return good
+
+    def silent(self, g: Given) -> bool:
+        return g.value is None or g.value == "auto"
+
+    # ---- what becomes of it
+
+    def live(self) -> list[Given]:
+        """What is given but for keys of sections that are off, and where the stage does not."""
+        switched = {g.name: g.value for g in self.given}
+        stage = self.stage()
+        found, dead = [], {}
+        for g in self.given:
+            section = g.name.rpartition(".")[0]
+            switch = SWITCHES.get(section)
+            state = switched.get(switch)
+            if self.silent(g) and not isinstance(g.row, Honour):
+                continue
+            if switch and g.name != switch and state in (None, False, "none", "auto"):
+                if isinstance(g.row, Part) or state != "auto":
+                    dead.setdefault(section, f"{g.node.where}: {section}: has no effect here while "
+                                             f"{switch} is not on")
+                    continue
+            if g.row.stages != "0123" and stage is not None and str(stage) not in g.row.stages:
+                if not self.silent(g) and not isinstance(g.row, Part):
+                    self.notes.append(f"{g.at}: has no effect at stage {stage}")
+                if isinstance(g.row, Refuse):
+                    continue
+            found.append(g)
+        self.notes += dead.values()
+        return found
+
+    def stage(self) -> object:
+        said = [g.value for g in self.given if g.name == "zero_optimization.stage"
+                and not self.silent(g)]
+        set_ = _find(self.root, "zero.stage")
+        if said and (set_ is None or set_.where != "--set"):
+            return int(numeric(said[-1]))
+        return 0 if set_ is None else set_.value
+
+    def judge(self, g: Given) -> None:
+        row = g.row
+        if isinstance(row, Honour):
+            if g.name not in _BATCH:
+                self.honour(g, row)
+        elif isinstance(row, Idle):
+            if not _among(g.value, row.quiet):
+                self.notes.append(f"{g.at}: has no effect here: {row.why}")
+        elif isinstance(row, Refuse) and not _among(g.value, row.unless):
+            words = [str(u) if isinstance(u, str) else shown(u) for u in row.unless
+                     if not isinstance(u, dict)]
+            self.wrong(g, row.why, " or ".join(words) or "the file without it")
+
+    def honour(self, g: Given, row: Honour) -> None:
+        """A change of the spec's key, unless another key of the file has said otherwise."""
+        if self.silent(g):
+            made = self.auto(g, row)
+        elif row.words is None:
+            made = Node(g.node.value, f"{g.at}")
         else:
-            made = Node(node.value, node.where)
-            if isinstance(row, _Words):
-                made = _word(key, node, row.words)
-            made.where += f": {key}"
-            if row.key in changes and changes[row.key][1].plain() != made.plain():
-                raise SpecError(f"{node.where}: {key}: says otherwise than {changes[row.key][0]}; "
-                                "allowed: one of them")
-            changes[row.key] = (key, made)
-    return Config(tuple((k, n) for k, (_, n) in changes.items()), batch, tuple(notes))
+            lower = {w.lower(): o for w, o in row.words.items() if isinstance(w, str)}
+            text = isinstance(g.value, str)
+            if text and g.value.lower() not in lower:
+                return self.wrong(g, f"{shown(g.value)} is not here", " or ".join(row.words))
+            word = lower[g.value.lower()] if text else row.words.get(g.value)
+            made = Node(word, f"{g.at}") if word is not None else None
+        if made is None:
+            return None
+        weak = _among(g.value, row.weak)
+        if row.key in self.by:
+            other, yields = self.by[row.key]
+            if not yields and not weak and self.changes[row.key].plain() != made.plain():
+                return self.wrong(g, f"says otherwise than {other}", "one of them")
+            if weak:
+                return None
+        self.changes[row.key], self.by[row.key] = made, (g.key, weak)
+        return None
+
+    def auto(self, g: Given, row: Honour) -> Node | None:
+        """What "auto" stands for: what the spec says of the key, else the row's rule."""
+        if g.value is None or row.auto is None:
+            return None
+        said = _find(self.root, row.key)
+        if said is not None:
+            return said
+        value = row.auto(self.look)
+        if value is None:
+            self.wrong(g, f'is "auto", and the spec does not say {row.rule}', row.kind.allowed)
+            return None
+        return Node(value, f"{g.at}: auto, {row.rule}")
+
+    def look(self, key: str) -> Number | None:
+        node = self.changes.get(key) or _find(self.root, key)
+        return None if node is None or isinstance(node.value, (dict, list)) else numeric(node.value)
+
+    def same(self, g: Given, row: Same) -> None:
+        node = self.changes.get(row.key) or _find(self.root, row.key)
+        ours, word = "f32" if node is None else node.value, row.words[g.value.lower()]
+        if word != ours:
+            theirs = [w for w, o in row.words.items() if o == ours]
+            self.wrong(g, f"is {shown(g.value)}, and the program's precision is {shown(ours)}",
+                       " or ".join([*theirs, "null"]))
+
+    # ---- sections as a whole
+
+    def schedule(self) -> None:
+        """A scheduler of the file stands for the spec's whole schedule."""
+        mine = [key for key in self.changes if key.startswith(f"{_SCHEDULE}.")]
+        if mine and f"{_SCHEDULE}.type" not in mine:
+            g = next(g for g in self.given if g.name.startswith("scheduler."))
+            self.errors.append(f"{g.node.where}: scheduler.type: is missing; it must be given")
+        if mine:
+            node = self.changes[mine[0]]
+            self.changes = {_SCHEDULE: Node({}, node.where), **self.changes}
+
+    def optimizer(self) -> None:
+        """What the spec says of another type of optimizer does not suit this one."""
+        made = self.changes.get("train.optimizer.type")
+        old = _find(self.root, "train.optimizer.type")
+        if made is None or made.value == ("AdamW" if old is None else old.value):
+            return
+        if {made.value, "AdamW" if old is None else old.value} != {"Adam", "AdamW"}:
+            for key in _OF_TYPE:
+                self.changes.setdefault(f"train.optimizer.{key}", None)
 
 
-def _word(key: str, node: Node, words: Mapping[object, object]) -> Node:
-    if not isinstance(node.value, (str, bool)) or node.value not in words:
-        raise SpecError(f"{node.where}: {key}: {shown(node.value)} is not known; allowed: "
-                        + " or ".join(w if isinstance(w, str) else shown(w) for w in words))
-    return Node(words[node.value], node.where)
+def _find(root: Node, key: str) -> Node | None:
+    """The node of a dotted key; None where there is none."""
+    node: Node | None = root
+    for step in key.split("."):
+        node = node.value.get(step) if node and isinstance(node.value, dict) else None
+    return node
+
+
+def _among(value: object, values: tuple[object, ...]) -> bool:
+    """Whether a value is one of these; 1, 1.0 and "1" are the same, and true is another."""
+    number = numeric(value)
+    return any(number == u if number is not None and not isinstance(u, bool) else
+               value == u and isinstance(value, bool) == isinstance(u, bool) for u in values)
+
+
+def read(file: Node, root: Node) -> Config:
+    """What a config asks for; root is the spec with what --set says in it."""
+    r = _Reader(root)
+    for key, node in r.walk(file):
+        r.take(key, node)
+    live = r.live()
+    for g in live:
+        r.judge(g)
+    for g in live:
+        if isinstance(g.row, Same):
+            r.same(g, g.row)
+    r.schedule()
+    r.optimizer()
+    if r.errors:
+        raise several(r.errors)
+    batch = {g.name: g for g in live if g.name in _BATCH and not r.silent(g)}
+    r.changes |= dict(_batches(batch, root))
+    return Config(tuple(r.changes.items()), tuple(r.notes))
 
 
 # ---- batch keys: train_batch_size = micro x accumulation x ranks
 
-def _count(key: str, node: Node) -> int:
-    value = number(node.value) if isinstance(node.value, str) else node.value
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value < 2 ** 31 \
-            or value != int(value):
-        raise SpecError(f"{node.where}: {key}: {shown(node.value)} is no such number; "
-                        "allowed: an integer from 1 to 2147483647")
-    return int(value)
-
-
-def batches(config: Config, root: Node) -> list[tuple[str, Node]]:
-    """Two of the three keys determine the third; root is the spec with all other changes in it, and
-    what --set has set stays."""
-    given = {key: _count(key, node) for key, node in config.batch.items()
-             if root.at(tuple(TABLE[key].key.split("."))).where != "--set"}
+def _batches(config: Mapping[str, Given], root: Node) -> list[tuple[str, Node]]:
+    """Two of the three keys determine the third; what --set has set stays."""
+    given = {key: int(numeric(g.value)) for key, g in config.items() if not _set(root, key)}
+    at = {key: config[key].at for key in given}
     G, B, A = (given.get(key) for key in _BATCH)
-    at = {key: f"{config.batch[key].where}: {key}" for key in given}
     W = _spec(root, "cluster.ranks", 1)
     if W is None or A is None:
-        return _given(given, at, root)
+        return _changes(given, at)
     if G is not None and B is None:
         if G % (A * W):
             raise _product(at[_BATCH[2]], f"{G} is no multiple of {A} steps x {W} ranks", A, W)
         B = G // (A * W)
     B = B or _spec(root, "train.micro_batch")
     if B is None:
-        return _given(given, at, root)
+        return _changes(given, at)
     if G is not None and G != A * B * W:
         raise _product(at[_BATCH[2]],
                        f"train_batch_size {G} is not {B} a rank x {A} steps x {W} ranks", A * B, W)
-    found = {_BATCH[0]: A * B * W, _BATCH[1]: B}
-    return _given(found, {**dict.fromkeys(found, at[_BATCH[2]]), **at}, root)
+    found = {key: n for key, n in zip(_BATCH, (A * B * W, B)) if not _set(root, key)}
+    return _changes(found, {**dict.fromkeys(found, at[_BATCH[2]]), **at})
 
 
-def _given(found: Mapping[str, int], at: Mapping[str, str], root: Node) -> list[tuple[str, Node]]:
-    """Values for the spec's keys; --set was later and stays."""
-    made = [(TABLE[key].key, Node(n, at[key])) for key, n in found.items() if TABLE[key].key]
-    return [(key, node) for key, node in made if root.at(tuple(key.split("."))).where != "--set"]
+def _set(root: Node, key: str) -> bool:
+    """Whether --set has set what a batch key sets."""
+    node = _find(root, TABLE[key].key) if TABLE[key].key else None
+    return node is not None and node.where == "--set"
+
+
+def _changes(found: Mapping[str, int], at: Mapping[str, str]) -> list[tuple[str, Node]]:
+    return [(TABLE[key].key, Node(n, at[key])) for key, n in found.items() if TABLE[key].key]
 
 
 def _product(where: str, wrong: str, step: int, W: int) -> SpecError:
@@ -250,10 +327,8 @@ def _product(where: str, wrong: str, step: int, W: int) -> SpecError:
 
 def _spec(root: Node, key: str, default: int | None = None) -> int | None:
     """An integer of the spec as it stands; None where it is none (the schema will say so)."""
-    node = root.at(tuple(key.split(".")))
-    if isinstance(node.value, dict):
+    node = _find(root, key)
+    if node is None:
         return default
-    try:
-        return _count(key, node)
-    except SpecError:
-        return None
+    n = numeric(node.value)
+    return int(n) if n is not None and n == int(n) and 1 <= n < 2 ** 31 else None

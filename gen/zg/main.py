@@ -13,6 +13,7 @@ EXAMPLES = """examples:
   gen/zgen model_specs/gpt-tiny.yaml > out/train.c && ninja out/train
   gen/zgen model_specs/gpt2-124m.yaml --set zero.stage=2 --set cluster.ranks=4 --emit explain
   gen/zgen model_specs/llama3-8b.yaml --zero ds_config.json --emit memory
+  gen/zgen model_specs/llama3-8b.yaml --zero ds_config.json --emit config
   gen/zgen model_specs/qwen3-0.6b.yaml --emit plan > plan.txt
 
 exit codes: 0 done, 2 bad input (nothing is written), 3 the plan failed its own check, or stdout
@@ -29,18 +30,22 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
                    help="a DeepSpeed ds_config.json whose keys take precedence")
     p.add_argument("--set", metavar="KEY=VALUE", action="append", default=[],
                    help="override a key of the spec, e.g. zero.stage=2")
-    p.add_argument("--emit", choices=("c", "plan", "memory", "explain"), default="c",
-                   help="what to write (default: c)")
+    p.add_argument("--emit", choices=("c", "plan", "memory", "explain", "config"),
+                   default="c", help="what to write (default: c); config: every key's value and "
+                   "where it came from")
     p.add_argument("--flat", action="store_true", help="C with a line per step instead of loops")
     return p.parse_args(argv)
 
 
 def _text(args: argparse.Namespace) -> str:
-    from . import build, check, cost, explain, plan, spec
-    built = build.build(spec.load(args.spec, args.set, args.zero))
+    from . import build, check, config, cost, explain, plan, spec
+    read = spec.load(args.spec, args.set, args.zero)
+    built = build.build(read)
     check.check(built.plan)
     for note in built.notes:
         print(f"zgen: note: {note}", file=sys.stderr)
+    if args.emit == "config":
+        return config.text(read)
     if args.emit == "plan":
         return plan.print_plan(built.plan)
     if args.emit == "memory":

@@ -6,10 +6,11 @@ Invariants
 """
 from __future__ import annotations
 
+import difflib
 import math
 import re
 from dataclasses import dataclass, field
-from typing import Annotated, Mapping
+from typing import Annotated, Iterable, Mapping, Sequence
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainValidator
 from pydantic_core import PydanticCustomError
@@ -21,6 +22,9 @@ ELEMS = 2 ** 48                 # elements of a model, of all values: byte offse
 TOKEN = 65535                   # the largest uint16 token
 RECOMPUTE = tuple(ops.WORDS.values())
 TARGETS = ("cpu", "sm_80", "sm_90", "sm_100")
+NODES = 20_000                  # of a file, after aliases are followed: they grow exponentially
+DEPTH = 40
+LINES = 5                       # of errors shown
 
 
 class SpecError(Exception):
@@ -74,6 +78,20 @@ def shown(value: object) -> str:
         return {None: "empty", True: "true", False: "false"}[value]
     text = ascii(value)
     return text if len(text) <= 40 else text[:36] + " ..."
+
+
+def meant(word: str, keys: Sequence[str]) -> str:
+    """`did you mean ...? ` where a key is close to the word."""
+    near = difflib.get_close_matches(word, keys, n=1)
+    return f"did you mean {near[0]}? " if near else ""
+
+
+def several(lines: Iterable[str]) -> SpecError:
+    """Several mistakes as one error, each once."""
+    found = list(dict.fromkeys(lines))
+    rest = len(found) - LINES + 1
+    return SpecError("\n".join(found if rest < 2 else
+                               [*found[:LINES - 1], f"and {rest} more"]))
 
 
 # ---- types of keys: PydanticCustomError carries what is wrong and what is allowed
@@ -321,8 +339,8 @@ class Data:
 
 @dataclass(frozen=True)
 class Spec:
-    """notes: what the user should hear though nothing is wrong. places: file:line of the keys of
-    `zero`, for errors that only a later pass can see."""
+    """notes: what the user should hear though nothing is wrong. places: where each key that is
+    given stands."""
     name: str
     model: Model
     zero: Zero
@@ -339,8 +357,11 @@ class Spec:
         return self.train.global_batch // (self.train.micro_batch * self.cluster.ranks)
 
     def wrong(self, key: str, what: str, allowed: str) -> SpecError:
-        """An error about a key of `zero`."""
-        return SpecError(f"{self.places[key]}: {key}: {what}; allowed: {allowed}")
+        """An error about a key that only a later pass can see."""
+        near = key
+        while near and near not in self.places:
+            near = near.rpartition(".")[0]
+        return SpecError(f"{self.places[near]}: {key}: {what}; allowed: {allowed}")
 
 
 # ---- the model's keys, before their shapes are checked (units.py)

@@ -7,7 +7,6 @@ that 1e-3 is a number and `no` is a word. Only this file knows yaml.
 """
 from __future__ import annotations
 
-import json
 import os
 import re
 from dataclasses import dataclass, replace
@@ -16,18 +15,16 @@ from typing import Callable, Sequence, get_args, get_type_hints
 import yaml
 from pydantic import ValidationError
 
-from . import dsconfig
-from .schema import (TOKEN, Cluster, Data, Model, Node, Op, Optimizer, Schedule, Spec, SpecError,
-                     SpecKeys, Train, Unit, Zero, dotted, number, printable, shown)
+from . import dsconfig, dsjson
+from .schema import (DEPTH, NODES, TOKEN, Cluster, Data, Model, Node, Op, Optimizer, Schedule, Spec,
+                     SpecError, SpecKeys, Train, Unit, Zero, dotted, meant, number, printable,
+                     several, shown)
 from .units import build, fail
 
 __all__ = ["Cluster", "Data", "Model", "Op", "Optimizer", "Schedule", "Spec", "SpecError", "Train",
            "Unit", "Zero", "load"]
 
 BYTES = 128 * 1024              # of a file; a spec of twenty kinds of block has 20 KiB
-NODES = 20_000                  # after aliases are followed: they grow exponentially
-DEPTH = 40
-LINES = 5                       # of errors shown
 _WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None,
           "true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _TAGS = {f"tag:yaml.org,2002:{kind}" for kind in (
@@ -128,43 +125,34 @@ def _scalar(text: str) -> object:
     return text if found is None else found
 
 
+def _place(path: str) -> Callable[[int], str]:
+    return lambda line: f"{printable(path)}:{line + 1}"
+
+
 def _document(path: str) -> Node:
-    root = _Reader(lambda line: f"{printable(path)}:{line + 1}").document(_text(path))
+    root = _Reader(_place(path)).document(_text(path))
     if not isinstance(root.value, dict):
         raise SpecError(f"{root.where}: the file holds {shown(root.value)}; "
                         f"allowed: a mapping with the keys {', '.join(SpecKeys.model_fields)}")
     return root
 
 
-def _json(path: str) -> Node:
-    """A ds_config.json: checked as JSON, then read as the YAML it is but for tabs."""
-    text = _text(path)
-    try:
-        found = json.loads(text)
-    except json.JSONDecodeError as e:
-        raise SpecError(f"{printable(path)}:{e.lineno}: broken syntax: {e.msg}; "
-                        "allowed: JSON") from None
-    except (RecursionError, ValueError):
-        raise SpecError(f"{printable(path)}:1: is nested too deep or holds too long a number; "
-                        f"allowed: {DEPTH} levels, 40 digits") from None
-    if not isinstance(found, dict):
-        raise SpecError(f"{printable(path)}:1: holds {shown(found)}; allowed: an object {{...}}")
-    return _Reader(lambda line: f"{printable(path)}:{line + 1}").document(text.replace("\t", " "))
-
-
 # ---- changes from the command line and from a ds_config.json
 
-def _put(root: Node, key: str, value: Node) -> None:
-    """Sets a dotted key, making the mappings on the way."""
+def _put(root: Node, key: str, value: Node | None) -> None:
+    """Sets a dotted key, making the mappings on the way; None takes it out."""
     *above, last = key.split(".")
     at = root
     for n, step in enumerate(above):
-        at = at.value.setdefault(step, Node({}, value.where))
+        at = at.value.setdefault(step, Node({}, value.where if value else ""))
         if not isinstance(at.value, dict):
             holder = ".".join(above[:n + 1])
-            raise SpecError(f"{value.where}: {key}: {holder} holds {shown(at.value)}; "
-                            "allowed: a key inside a mapping")
-    at.value[last] = value
+            raise SpecError(f"{value.where if value else at.where}: {key}: {holder} holds "
+                            f"{shown(at.value)}; allowed: a key inside a mapping")
+    if value is None:
+        at.value.pop(last, None)
+    else:
+        at.value[last] = value
 
 
 def _set(root: Node, text: str) -> None:
@@ -175,15 +163,17 @@ def _set(root: Node, text: str) -> None:
     if not value.strip():
         raise SpecError(f"--set: {key}: has no value; allowed: {key}=VALUE")
     made = _Reader(lambda line: f"--set: {key}").document(value)
-    for node in _all(made):
+    for _, node in _all(made):
         node.where = "--set"
     _put(root, key, made)
 
 
-def _all(node: Node) -> list[Node]:
+def _all(node: Node, path: tuple[str | int, ...] = ()) -> list[tuple[tuple[str | int, ...], Node]]:
+    """A node and all below it, each with its path."""
     value = node.value
-    below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [node, *(n for b in below for n in _all(b))]
+    pairs = value.items() if isinstance(value, dict) else \
+        enumerate(value) if isinstance(value, list) else ()
+    return [(path, node), *(found for key, b in pairs for found in _all(b, (*path, key)))]
 
 
 # ---- what pydantic found wrong, in our words
@@ -214,7 +204,7 @@ def _line(root: Node, error: dict) -> str:
         return f"{where}: {key}: is missing; it must be given"
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         keys = _keys(path[:-1])
-        hint = dsconfig.meant(str(path[-1]), keys)
+        hint = meant(str(path[-1]), keys)
         return f"{where}: {key}: is no key here; {hint}allowed: {', '.join(keys) or 'no key'}"
     if kind in ("tuple_type", "list_type"):
         return f"{where}: {key}: is {shown(error['input'])}; allowed: a list"
@@ -228,9 +218,7 @@ def _validate(root: Node) -> SpecKeys:
         return SpecKeys.model_validate(root.plain())
     except ValidationError as e:
         errors = sorted(e.errors(include_url=False), key=lambda error: error["type"] == "missing")
-        lines = list(dict.fromkeys(_line(root, error) for error in errors))
-        more = [f"and {len(lines) - LINES} more"] if len(lines) > LINES else []
-        raise SpecError("\n".join(lines[:LINES] + more)) from None
+        raise several(_line(root, error) for error in errors) from None
 
 
 # ---- checks between sections
@@ -273,14 +261,16 @@ def _schedule(keys: SpecKeys, root: Node) -> None:
 
 def load(path: str, sets: Sequence[str] = (), zero: str | None = None) -> Spec:
     """The spec of a file, changed by a DeepSpeed config, then by KEY=VALUE texts: the last wins."""
-    root = _document(path)
-    config = dsconfig.read(_json(zero)) if zero is not None else dsconfig.NONE
-    for key, node in config.changes:
-        _put(root, key, node)
+    root, notes = _document(path), ()
     for text in sets:
         _set(root, text)
-    for key, node in dsconfig.batches(config, root):
-        _put(root, key, node)
+    if zero is not None:
+        config = dsconfig.read(dsjson.parse(_text(zero), _place(zero)), root)
+        for key, node in config.changes:
+            _put(root, key, node)
+        for text in sets:
+            _set(root, text)
+        notes = config.notes
     keys = _validate(root)
     model = build(keys, root)
     _batch(keys, root)
@@ -288,6 +278,6 @@ def load(path: str, sets: Sequence[str] = (), zero: str | None = None) -> Spec:
     data = keys.data
     if "ignore" not in root.at(("data",)).value:
         data = replace(data, ignore=TOKEN if model.vocab <= TOKEN else None)
-    places = {f"zero.{name}": root.at(("zero", name)).where for name in _keys(("zero",))}
+    places = {dotted(key): node.where for key, node in _all(root)}
     return Spec(keys.name, model, keys.zero, keys.train, keys.cluster, keys.targets, data,
-                config.notes, places)
+                notes, places)

@@ -1,0 +1,466 @@
+"""test_dsconfig.py -- a ds_config.json: every key known and typed, Hjson read as DeepSpeed reads it,
+mistakes told with file and line, `auto` and what is left out taken from the spec."""
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zg import dsconfig, dskeys, dsrows
+from zg.schema import Spec, SpecError
+from zg.spec import load
+
+ROOT = Path(__file__).parent.parent
+GPT = (ROOT / "model_specs/gpt-tiny.yaml").read_text()      # stage 3, 2 ranks, 8 samples a step
+G, B, A = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
+ZERO = "zero_optimization"
+
+
+def read(tmp: Path, config: object, sets: tuple[str, ...] = (), spec: str = GPT) -> Spec:
+    """The spec with a config given as an object or as text."""
+    (tmp / "s.yaml").write_text(spec)
+    text = config if isinstance(config, str) else json.dumps(config)
+    (tmp / "ds.json").write_bytes(text.encode("utf-8", "surrogatepass"))
+    return load(str(tmp / "s.yaml"), sets, str(tmp / "ds.json"))
+
+
+def refusal(tmp: Path, *args: object) -> str:
+    """The message, without the folder's name."""
+    with pytest.raises(SpecError) as e:
+        read(tmp, *args)
+    return str(e.value).replace(f"{tmp}/", "")
+
+
+def notes(tmp: Path, *args: object) -> list[str]:
+    return [note.replace(f"{tmp}/", "") for note in read(tmp, *args).notes]
+
+
+def at(key: str, value: object) -> dict:
+    """The object in which a dotted key has a value."""
+    for word in reversed(key.split(".")):
+        value = {word: value}
+    return value
+
+
+# ---- every key
+
+def keys() -> list[str]:
+    """DeepSpeed's, from tests/data: not from our table."""
+    found = []
+    for line in (ROOT / "tests/data/deepspeed_keys.txt").read_text().splitlines():
+        section, colon, words = line.partition(":")
+        if colon and not line.startswith("#"):
+            found += [f"{section}.{word}".lstrip(".") for word in words.split()]
+    return found
+
+
+def test_every_key_of_deepspeed_is_known() -> None:
+    assert len(keys()) > 250
+    known = {key for key in keys() if dsconfig._row(key) or key in dsconfig._SECTIONS}
+    assert set(keys()) - known == set()
+    assert dsconfig._row("zero_optimization.no") is None and dsconfig._row("no") is None
+
+
+# Of each kind of value, one that fits; and what no key but one that takes anything may hold.
+GOOD = (False, 2, 0.5, 1, "text", "cpu", "fp32", "mean", "log", "Ignore", "FAST", "REPLICA", "step", "get",
+        "AdamW", "constant", [0.9, 0.95], ["a"], [1], {})
+BAD = [{"x": 1}, 1]
+
+
+def test_every_key_is_typed(tmp_path: Path) -> None:
+    """A wrong type is an error that names the key, also where the key has no effect; a right one
+    never is."""
+    for key, row in dskeys.TABLE.items():
+        if row.kind is dsrows.ANY:
+            continue
+        text = json.dumps(at(key, "@"), indent=1)
+        line = text[:text.index('"@"')].count("\n") + 1
+        said = refusal(tmp_path, text.replace('"@"', json.dumps(BAD)))
+        assert said.startswith(f"ds.json:{line}: {key}: is a list; allowed: "), said
+        fits = next(value for value in GOOD if row.kind.fits(value))
+        try:
+            read(tmp_path, text.replace('"@"', json.dumps(fits)))
+        except SpecError as e:
+            named = re.search(r"ds.json:\d+: ([A-Za-z0-9_.*/]+): ", str(e))[1]
+            assert key.startswith(named) or named in ("scheduler.type", A), e
+
+
+def test_null_and_auto_leave_every_key_to_the_spec(tmp_path: Path) -> None:
+    plain = read(tmp_path, {})
+    for key in dskeys.TABLE:
+        for value in (None, "auto"):
+            row = dskeys.TABLE[key]
+            if "*" in key or key.rpartition(".")[0] in dskeys.TABLE:
+                continue                            # a section that is refused for what it is
+            if value == "auto" and (isinstance(row, dsrows.Moved) or getattr(row, "auto", None)):
+                continue                            # a rule: below
+            spec = read(tmp_path, at(key, value))
+            assert dataclasses.replace(spec, notes=(), places={}) == \
+                dataclasses.replace(plain, places={}), key
+
+
+@pytest.mark.parametrize("text, value", [("5e8", 500_000_000), ('"1e8"', 100_000_000), ("1000", 1000),
+                                         ('"1000"', 1000), ("0.94e6", 940_000)])
+def test_numbers_as_users_write_them(tmp_path: Path, text: str, value: int) -> None:
+    spec = read(tmp_path, f'{{"{ZERO}": {{"reduce_bucket_size": {text}}}}}')
+    assert spec.zero.reduce_bucket_size == value and isinstance(spec.zero.reduce_bucket_size, int)
+
+
+# ---- what is honoured
+
+def test_a_config_is_honoured(tmp_path: Path) -> None:
+    spec = read(tmp_path, {
+        G: 16, B: "auto", "gradient_clipping": 0.5, "steps_per_print": 10,
+        "bf16": {"enabled": True}, "fp16": {"enabled": False, "loss_scale": 0},
+        "optimizer": {"type": "Adam",
+                      "params": {"lr": 1e-4, "betas": [0.8, 0.99], "weight_decay": "auto"}},
+        ZERO: {"stage": 2, "allgather_bucket_size": "2e8", "overlap_comm": False,
+               "contiguous_gradients": True, "offload_optimizer": {"device": "none"}}})
+    z, t = spec.zero, spec.train
+    assert (z.stage, z.allgather_bucket_size, z.overlap_comm) == (2, 200_000_000, False)
+    assert (t.global_batch, t.micro_batch, t.precision, t.optimizer.clip) == (16, 2, "bf16", 0.5)
+    assert (t.optimizer.lr, t.optimizer.betas, t.optimizer.weight_decay) == (1e-4, (0.8, 0.99), 0.1)
+    said = [re.match(r".*ds.json:\d+: ([a-z0-9_.]+): has no effect here", n)[1] for n in spec.notes]
+    assert sorted(said) == ["fp16", "steps_per_print", f"{ZERO}.contiguous_gradients"]
+
+
+@pytest.mark.parametrize("config, want", [       # two ranks; the spec says 8 and 2
+    ({G: 32, B: 16, A: 1}, (32, 16)), ({G: 32, B: 8, A: 2}, (32, 8)), ({G: 32, B: 16}, (32, 16)),
+    ({G: 32, A: 2}, (32, 8)), ({B: 8, A: 2}, (32, 8)), ({G: 32}, (32, 2)), ({B: 4}, (8, 4)),
+    ({A: 3}, (12, 2)), ({G: "auto", B: 4, A: "auto"}, (8, 4)),
+    ({G: 33, B: 17, A: 2}, None), ({G: 32, B: 18, A: 1}, None), ({G: 33, A: 2}, None),
+    ({G: 33, B: 17}, None), ({G: 32, A: 0}, None), ({G: "many"}, None), ({B: True}, None)])
+def test_two_batch_keys_determine_the_third(tmp_path: Path, config: dict,
+                                            want: tuple[int, int] | None) -> None:
+    if want is None:
+        assert re.match(r"ds.json:1: .*; allowed: ", refusal(tmp_path, config))
+        return
+    spec = read(tmp_path, config)
+    assert (spec.train.global_batch, spec.train.micro_batch) == want
+
+
+def test_batch_keys_follow_the_ranks_that_are_set(tmp_path: Path) -> None:
+    spec = read(tmp_path, {B: 3, A: 2}, ("cluster.ranks=4",))
+    assert spec.train.global_batch == 24
+    spec = read(tmp_path, {B: 3, A: 2}, ("train.micro_batch=4",))
+    assert (spec.train.micro_batch, spec.train.global_batch) == (4, 16)
+    spec = read(tmp_path, {ZERO: {"stage": 1}, G: 32}, ("zero.stage=2", "train.global_batch=16"))
+    assert (spec.zero.stage, spec.train.global_batch) == (2, 16)
+
+
+def test_auto_buckets_follow_the_width(tmp_path: Path) -> None:
+    """Hugging Face's rules, h = 60: h*h, 0.9*h*h, 10*h; what the spec says itself stays."""
+    auto = {ZERO: dict.fromkeys(("reduce_bucket_size", "stage3_prefetch_bucket_size",
+                                 "stage3_param_persistence_threshold",
+                                 "stage3_max_live_parameters"), "auto")}
+    z = read(tmp_path, auto).zero
+    assert (z.reduce_bucket_size, z.stage3_prefetch_bucket_size) == (3600, 3240)
+    assert (z.stage3_param_persistence_threshold, z.stage3_max_live_parameters) == (100, 10 ** 9)
+    spec = GPT.replace("  stage3_param_persistence_threshold: 100\n", "")
+    assert read(tmp_path, auto, (), spec).zero.stage3_param_persistence_threshold == 600
+    wide = read(tmp_path, auto, ("model.width=120", "zero.reduce_bucket_size=7"),
+                re.sub(r"out: 60\b", "out: 120", spec))
+    assert (wide.zero.reduce_bucket_size, wide.zero.stage3_param_persistence_threshold) == (7, 1200)
+
+
+def test_precision_and_what_must_agree_with_it(tmp_path: Path) -> None:
+    def precision(config: dict) -> str:
+        return read(tmp_path, config).train.precision
+    assert precision({"bf16": {"enabled": True}, "communication_data_type": "bf16"}) == "bf16"
+    assert precision({"bfloat16": {"enabled": True}, "data_types": {"param_dtype": "BF16"}}) == "bf16"
+    assert precision({"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}) == "f32"
+    assert precision({"communication_data_type": "fp32"}) == "f32"
+    assert refusal(tmp_path, {"bf16": {"enabled": True}, "communication_data_type": "fp32"}) == (
+        "ds.json:1: communication_data_type: is 'fp32', and the program's precision is 'bf16'; "
+        "allowed: bf16 or null")
+
+
+def test_adam_without_decoupled_decay(tmp_path: Path) -> None:
+    """DeepSpeed's Adam is AdamW unless adam_w_mode is false; AdamW always is."""
+    def kind(name: str, mode: bool) -> str:
+        (tmp_path / "ds.json").write_text(
+            json.dumps({"optimizer": {"type": name, "params": {"adam_w_mode": mode}}}))
+        return load(str(ROOT / "model_specs/gpt-tiny.yaml"), (), str(tmp_path / "ds.json")
+                    ).train.optimizer.type
+    assert kind("adam", True) == kind("AdamW", True) == "AdamW"
+    with pytest.raises(SpecError, match="adam_w_mode: says otherwise than optimizer.type"):
+        kind("AdamW", False)
+
+
+# ---- what is without effect, renamed or refused
+
+def test_keys_at_a_stage_where_they_do_nothing(tmp_path: Path) -> None:
+    config = {ZERO: {"stage": 2, "stage3_prefetch_bucket_size": 5, "offload_param": {"device": "cpu"},
+                     "zero_quantized_weights": True}}
+    said = notes(tmp_path, config)
+    assert said == [f"ds.json:1: {ZERO}.{key}: has no effect at stage 2" for key in (
+        "stage3_prefetch_bucket_size", "offload_param.device", "zero_quantized_weights")]
+    message = refusal(tmp_path, config, ("zero.stage=3",))
+    assert "offload_param.device: is not supported yet" in message
+    assert "zero_quantized_weights: is not supported yet" in message
+
+
+@pytest.mark.parametrize("config, said", [
+    ({ZERO: {"prefetch_bucket_size": 7}}, []),
+    ({ZERO: {"cpu_offload": False}},
+     [f"{ZERO}.cpu_offload: is deprecated: {ZERO}.offload_optimizer.device is its name now"]),
+    ({ZERO: {"stage3_gather_fp16_weights_on_model_save": True}},
+     ["is deprecated: zero_optimization.stage3_gather_16bit_weights_on_model_save is its name now",
+      "has no effect here: weights are always saved whole"]),
+    ({ZERO: True}, ["zero_optimization: true or false is deprecated"]),
+    ({"steps_per_print": 5}, ["steps_per_print: has no effect here: every step"]),
+    ({"wall_clock_breakdown": False}, []),
+    ({"wall_clock_breakdown": True}, ["wall_clock_breakdown: has no effect here: `out/train --log"]),
+    ({"flops_profiler": {"enabled": True, "profile_step": 3}}, ["`zgen --emit explain` prints the flops"]),
+    ({"wandb": {"enabled": False, "project": "x"}}, ["wandb: has no effect here while wandb.enabled"]),
+    ({"fp16": {"enabled": "auto", "loss_scale": 0}}, ["fp16: has no effect here while fp16.enabled is"]),
+    ({"fp16": {"enabled": "auto"}}, []),
+    ({"aio": {"thread_count": 1}}, ["DeepSpeed ignores it: it reads intra_op_parallelism"]),
+    ({"elasticity": {"prefer_large_batch": True}}, ["elasticity: has no effect here while"]),
+    ({"_comment": "hello"}, ["_comment: has no effect here: is a comment"]),
+])
+def test_notes(tmp_path: Path, config: dict, said: list[str]) -> None:
+    found = notes(tmp_path, config)
+    assert len(found) == len(said), found
+    for note, part in zip(found, said):
+        assert note.startswith("ds.json:1: ") and part in note
+
+
+@pytest.mark.parametrize("config, said", [
+    ({ZERO: {"allgather_bucket_size": 1001}},
+     rf"{ZERO}.allgather_bucket_size: is 1001; allowed: an even integer from 0"),
+    ({ZERO: {"grad_hooks": True}}, rf"{ZERO}.grad_hooks: is in DeepSpeed's documents only"),
+    ({ZERO: {"stage": 5}}, rf"{ZERO}.stage: is 5; allowed: an integer from 0 to 3"),
+    ({ZERO: 3}, rf"{ZERO}: is 3; allowed: an object"),
+    ({"bf16": {"check_overflow": False}}, r"bf16.check_overflow: is no key of DeepSpeed: it reads "),
+    ({"bf16": {"enabled": 1}}, r"bf16.enabled: is 1; allowed: true or false"),
+    ({"bf16": {"enabled": True}, "bfloat16": {"enabled": False}}, None),
+    ({"fp16": {"enabled": True}}, r"fp16.enabled: is not supported yet: use bf16; allowed: false"),
+    ({ZERO: {"stage": 1, "cpu_offload": True}}, rf"{ZERO}.cpu_offload: is not supported yet"),
+    ({ZERO: {"offload_param": {"device": "disk"}}}, r".*device: is 'disk'; allowed: none or cpu or nv"),
+    ({"optimizer": {"type": "Lamb"}}, r"optimizer.type: 'Lamb' is not here; allowed: Adam or AdamW or"),
+    ({"optimizer": {"type": 3}}, r"optimizer.type: is 3; allowed: text"),
+    ({"optimizer": {"params": {"max_grad_norm": 1.0}}}, r"optimizer.params.max_grad_norm: .*say grad"),
+    ({"optimizer": {"params": {"bias_correction": False}}}, r".*: the bias is always corrected; allo"),
+    ({"scheduler": {"type": "LRRangeTest"}}, r"scheduler.type: 'LRRangeTest' is not here; allowed: War"),
+    ({"scheduler": {"params": {"warmup_min_lr": 0}}}, r"scheduler.type: is missing; it must be given"),
+    ({"amp": {"enabled": True, "opt_level": "O1"}}, r"amp.enabled: is a legacy feature of DeepSpeed, A"),
+    ({"sparse_attention": {"mode": "fixed"}}, r"sparse_attention: is a legacy feature of DeepSpeed"),
+    ({"quantize_training": {"quantize_groups": 1}}, r"quantize_training: is a legacy feature of DeepSp"),
+    ({"curriculum_learning": {"enabled": True}}, r"curriculum_learning.enabled: is a legacy feature"),
+    ({"elasticity": {"enabled": True}}, r"elasticity.enabled: the bits are the same on any number"),
+    ({"tensor_parallel": {"autotp_size": 2}}, r"tensor_parallel.autotp_size: is not here"),
+    ({"activation_checkpointing": {"cpu_checkpointing": True}}, r".*train.recompute of the spec says"),
+    ({"seed": 1}, r"seed: is no key of DeepSpeed: say train.seed in the spec"),
+    ({"gradient_clipping": "much"}, r"gradient_clipping: is 'much'; allowed: a number from 0"),
+    ({"gradient_clipping": 1e31}, r"gradient_clipping: train.optimizer.clip: 1e\+31 is out of range"),
+    ({"stage": 3}, rf"stage: is no key here; did you mean {ZERO}.stage\?"),
+    ({"overlap_com": True}, rf"overlap_com: is no key here; did you mean {ZERO}.overlap_comm\?"),
+    ({"offload_optimizer": {}}, rf"offload_optimizer: .*did you mean {ZERO}.offload_optimizer\?"),
+    ({"lr": 1}, r"lr: is no key here; did you mean optimizer.params.lr\?"),
+    ({"optimizer": {"lr": 1}}, r"optimizer.lr: is no key here; did you mean optimizer.params.lr\?"),
+    ({ZERO: {"gradient_clipping": 1}}, rf"{ZERO}.gradient_clipping: .*did you mean gradient_clipping"),
+    ({ZERO: {"stagee": 1}}, rf"{ZERO}.stagee: is no key here; did you mean stage\?"),
+    ({"train_batch_sze": 1}, r"train_batch_sze: is no key here; did you mean train_batch_size\?"),
+    ({f"{ZERO}.stage": 3}, rf"{ZERO}.stage: is no key here"),
+    ({"cuda_visible_devices": 0}, r"cuda_visible_devices: is no key here; allowed: bf16, gradient_acc"),
+    ({"a\nb": 0}, r"'a\\nb': is no key here"),
+])
+def test_refusals(tmp_path: Path, config: dict, said: str | None) -> None:
+    if said is None:
+        assert read(tmp_path, config).train.precision == "bf16"     # false yields: fp16 may be meant
+        return
+    message = refusal(tmp_path, config)
+    assert re.match(rf"ds.json:1: {said}", message), message
+
+
+def test_all_mistakes_are_told_at_once_in_five_lines(tmp_path: Path) -> None:
+    message = refusal(tmp_path, '{\n"a": 1,\n"zero_optimization": {"stage": 9,\n"b": 2},\n"seed": 3\n}')
+    assert [line.partition(": ")[0] for line in message.splitlines()] == [
+        "ds.json:2", "ds.json:3", "ds.json:4", "ds.json:5"]
+    many = refusal(tmp_path, {f"k{n}": 1 for n in range(9)}).splitlines()
+    assert len(many) == 5 and many[-1] == "and 5 more"
+
+
+@pytest.mark.parametrize("config", [{"optimizer": {"type": "Lion"}}, {"scheduler": {"type": "WarmupLR"}}])
+def test_the_schema_refuses_with_the_place_in_the_config(tmp_path: Path, config: dict) -> None:
+    """What this reader maps and the spec's schema does not know (yet) is told with the config's key;
+    what the schema knows is read."""
+    section = next(iter(config))
+    try:
+        spec = read(tmp_path, json.dumps(config, indent=1))
+    except SpecError as e:
+        assert re.match(rf".*ds.json:3: {section}.type: train\.", str(e).replace(f"{tmp_path}/", ""))
+    else:
+        said = spec.train.optimizer.type, spec.train.schedule.type
+        assert config[section]["type"] in said
+
+
+# ---- a row is all that changes
+
+def test_what_is_built_later_changes_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if there were fp16 and offload: stand-ins of the spec's keys, nothing but rows exchanged."""
+    config = {"fp16": {"enabled": True, "initial_scale_power": 12}, "bf16": {"enabled": False},
+              ZERO: {"stage": 3, "cpu_offload": True, "offload_optimizer": {"pin_memory": True}}}
+    with pytest.raises(SpecError, match="fp16.enabled"):
+        read(tmp_path, config)
+    rows = {"fp16.enabled": dskeys.to("train.precision", dskeys.FLAG, words={True: "bf16"}),
+            "fp16.initial_scale_power": dskeys.to("train.seed", dskeys.SIZE),
+            f"{ZERO}.offload_optimizer.device": dskeys.to("name", dskeys.TEXT, words={"cpu": "host"}),
+            f"{ZERO}.offload_optimizer.pin_memory": dskeys.to("zero.overlap_comm", dskeys.FLAG)}
+    monkeypatch.setattr(dsconfig, "TABLE", {**dskeys.TABLE, **rows})
+    spec = read(tmp_path, config)
+    assert (spec.train.precision, spec.train.seed, spec.name, spec.zero.overlap_comm) == (
+        "bf16", 12, "host", True)
+    off = read(tmp_path, {"fp16": {"enabled": False, "initial_scale_power": 12}})
+    assert (off.train.precision, off.train.seed) == ("f32", 1)
+
+
+# ---- Hjson
+
+@pytest.mark.parametrize("text", [
+    '{\n  # a\n  "zero_optimization": // b\n {"stage": /* c\n */ 2,},\n}',
+    '{zero_optimization: {stage: 2}}', "{'zero_optimization': {'stage': 2}}",
+    'zero_optimization: {\n stage: 2\n}\n', '"zero_optimization": {"stage": 2}',
+    '\ufeff{"zero_optimization":\r\n\t{"stage":\t2\r\n}}', '{"zero_optimization": {"stage": "2"}}',
+    '{"zero_optimization": {"stage": 2\n "offload_param": {device: none\n}}}',
+    '{"zero_optimization": {"stage": 2}} // the end',
+    '{"zero_\\u006fptimization": {"stage": 2}, tensorboard: {output_path: \'\'\'a\nb\'\'\'}}'])
+def test_hjson_is_read(tmp_path: Path, text: str) -> None:
+    assert read(tmp_path, text).zero.stage == 2
+
+
+@pytest.mark.parametrize("text, said", [
+    ("", r"1: is empty; allowed: an object"), ("# a\n", r"1: is empty"),
+    ("[]", r"1: holds a list; allowed: an object"), ("3", r"1: holds 3; allowed: an object"),
+    ('{"zero_optimization": {\n"stage": 3', r"1: broken syntax: the file ends, and the { of this line"),
+    ('{"steps_per_print": 1,\n "steps_per_print": 2}', r"2: 'steps_per_print' stands here twice"),
+    ('{"a" 1}', r"1: broken syntax: there is no : behind the key 'a'"),
+    ('{"a":\n}', r"2: broken syntax: '}' is no value"), ('{"a": 1 "b": 2}', r"1: .*behind 1; allowed: a comma, or"),
+    ('{"a": 1}\n}', r"2: broken syntax: '}' behind the end"), ('{"a": "b\n"}', r"1: .*no closing quote"),
+    ('{\n"a": True}', r"2: broken syntax: True is Python's; allowed: true"),
+    ('{"a": cpu, "b": 1}', r"1: broken syntax: .* is no value; .*\"text\""),
+    ('{"a": 010}', r"1: broken syntax: '010}' is no value"), ('{"a": "\\x"}', r"1: .*a wrong \\ in it"),
+    ('{/* a', r"1: broken syntax: the comment that begins here has no end"),
+    ('{,}', r"1: broken syntax: ',' where a key should begin"),
+    ('```json\n{}\n```', r"1: ``` is left from Markdown"), ('{}\n~~~', r"2: ~~~ is left from Markdown"),
+    ('{"train_batch_size":\n GBSIZE}', r"2: 'GBSIZE' is a placeholder of a template; allowed: the val"),
+    ('{"train_batch_size": {{ batch }}}', r"1: '{{' is a placeholder"),
+    ('{"a": ${BATCH}}', r"1: '\$\{' is a placeholder"), ('{"a": $BATCH}', r"1: '\$BATCH' is a placeho"),
+    ('{"wandb": {"team":\n"<your team>"}}', r"2: '<your team>' is a placeholder"),
+    ('{"<key>": 1}', r"1: '<key>' is a placeholder"), ('{% if x %}', r"1: '{%' is a placeholder"),
+    ('{"gradient_clipping": NaN}', r"1: gradient_clipping: is nan; allowed: a number from 0"),
+    ('{"gradient_clipping": -Infinity}', r"1: gradient_clipping: is -inf; allowed: a number from 0"),
+    ('{"gradient_clipping": ' + "9" * 5000 + "}", r"1: gradient_clipping: is inf; allowed"),
+    ('{"a":' * 3000, r"1: is nested too deep"), ('{"seed": [' + "0," * 30_000 + "]}", r"1: is nested"),
+])
+def test_broken_text(tmp_path: Path, text: str, said: str) -> None:
+    message = refusal(tmp_path, text)
+    assert re.match(rf"ds.json:{said}", message), message
+
+
+# ---- no input breaks it
+
+def survives(read_it: Callable[[], Spec]) -> None:
+    try:
+        read_it()
+    except SpecError as e:
+        lines = str(e).split("\n")
+        assert 1 <= len(lines) <= 5
+        assert all(line.isprintable() and len(line) < 2000 for line in lines)
+        assert re.match(r".*\.(yaml|json)(:\d+)?: .", lines[0])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fuzz")
+
+
+WORDS = sorted({word for key in dskeys.TABLE for word in key.split(".")} | {"stagee", "", "a b", "é"})
+scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8),
+                    st.sampled_from(["auto", "cpu", "AdamW", "WarmupLR", "1e8", 0, 1, 2, 3, 8, 0.9]))
+trees = st.recursive(scalars, lambda t: st.one_of(st.lists(t, max_size=2), st.dictionaries(
+    st.sampled_from(WORDS), t, max_size=3)), max_leaves=8)
+dotted = st.sampled_from(sorted(dskeys.TABLE))
+
+
+@settings(max_examples=150)
+@given(config=st.dictionaries(st.sampled_from(WORDS), trees, max_size=4))
+def test_fuzz_trees(folder: Path, config: dict) -> None:
+    survives(lambda: read(folder, config))
+
+
+@settings(max_examples=200)
+@given(given_=st.lists(st.tuples(dotted, scalars | trees), min_size=1, max_size=6))
+def test_fuzz_values_of_known_keys(folder: Path, given_: list) -> None:
+    config: dict = {}
+    for key, value in given_:
+        *above, last = key.split(".")
+        place = config
+        for word in above:
+            place = place.setdefault(word, {})
+            if not isinstance(place, dict):
+                break
+        else:
+            place[last] = value
+    survives(lambda: read(folder, config))
+
+
+GOOD_TEXTS = sorted((ROOT / "tests/data/ds_configs").glob("*.json"))
+
+
+@settings(max_examples=200)
+@given(data=st.data(), source=st.sampled_from(GOOD_TEXTS))
+def test_fuzz_text(folder: Path, data: st.DataObject, source: Path) -> None:
+    """Pieces of a config cut out, doubled or replaced by noise."""
+    text = source.read_text()
+    for _ in range(data.draw(st.integers(1, 3))):
+        i = data.draw(st.integers(0, len(text)))
+        j = data.draw(st.integers(i, min(len(text), i + 30)))
+        noise = st.one_of(st.text(max_size=4), st.sampled_from(
+            ["\n", ": ", ",", "{", "}", "[", "]", '"', "'", "'''", "//", "/*", "*/", "#", "\\", "\\u12",
+             "{{", "${", "$A", "<a>", "```", "NaN", "True", "9" * 50, "\t", "\0", text[i:j] * 2]))
+        text = text[:i] + data.draw(noise) + text[j:]
+    survives(lambda: read(folder, text))
+
+
+# ---- --emit config
+
+def test_where_every_value_comes_from(tmp_path: Path) -> None:
+    from zg import config
+    spec = read(tmp_path, f'{{"{ZERO}":\n {{"stage": 2, "reduce_bucket_size": "auto"}},\n"{A}": 4}}',
+                ("train.seed=7",))
+    lines = config.text(spec).replace(f"{tmp_path}/", "").splitlines()
+    said = {line.split(": ")[0]: re.split(r" +# ", line.split(": ", 1)[1], maxsplit=1)
+            for line in lines if not line.startswith("#")}
+    line = GPT[:GPT.index("  global_batch")].count("\n") + 1
+    assert said["zero.stage"] == ["2", f"ds.json:2: {ZERO}.stage"]
+    assert said["zero.reduce_bucket_size"] == [
+        "3600", f"ds.json:2: {ZERO}.reduce_bucket_size: auto, width x width"]
+    assert said["zero.overlap_comm"] == ["true", "default"]
+    assert said["train.global_batch"] == ["16", f"ds.json:3: {A}"]
+    assert said["train.sequence"] == ["33", f"s.yaml:{line + 2}"]
+    assert said["train.seed"] == ["7", "--set"]
+    assert said["model.units[1].ops[0].residual[1].attention.head_dim"] == ["20", "derived"]
+    assert said["model.units[1].blocks"] == ["3", "s.yaml:9"]
+    assert len({line.index("#") for line in lines if len(line.split(" #")[0]) <= config.WIDTH}) <= 2
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "model_specs").glob("*.yaml")), ids=lambda p: p.stem)
+def test_the_lines_can_be_given_back(tmp_path: Path, path: Path) -> None:
+    """Every line that is not the model's, as --set: the same spec, and the same text but for where."""
+    from zg import config
+    first = load(str(path))
+    lines = config.text(first).splitlines()
+    sets = [re.sub(r" +# .*", "", line).replace(": ", "=", 1) for line in lines
+            if not line.startswith(("model.", "#"))]
+    again = load(str(path), sets)
+    assert dataclasses.replace(again, places={}) == dataclasses.replace(first, places={})
+    values = [re.sub(r" +# .*", "", line) for line in config.text(again).splitlines()]
+    assert values == [re.sub(r" +# .*", "", line) for line in lines]
