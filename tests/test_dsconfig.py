@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zg import dsconfig, dskeys, dsrows
-from zg.schema import Spec, SpecError
-from zg.spec import load
+from zg.schema import Spec
+from zg.spec import SpecError, load
 
 ROOT = Path(__file__).parent.parent
 GPT = (ROOT / "model_specs/gpt-tiny.yaml").read_text()      # stage 3, 2 ranks, 8 samples a step

@@ -67,7 +67,8 @@ def text(spec: Spec) -> str:
         for key, value in _leaves(section, getattr(spec, section)):
             said = f"{key}: {json.dumps(value)}"
             lines.append(f"{said:<{WIDTH}} # {_origin(spec, key)}")
-    lines.append(f"# {spec.grains} micro-batches of {spec.train.micro_batch} a rank and step: derived")
+    lines.append(f"# derived: {spec.grains} micro-batches of {spec.train.micro_batch} a rank "
+                 "and step")
     return "\n".join(lines) + "\n"
 
 

@@ -11,7 +11,7 @@ from typing import Iterator, Mapping, NamedTuple
 
 from .dskeys import SWITCHES, TABLE
 from .dsrows import Honour, Idle, Key, Moved, Number, Part, Refuse, Same, numeric
-from .schema import Node, SpecError, meant, printable, several, shown
+from .node import Node, SpecError, meant, printable, several, shown
 
 
 class Config(NamedTuple):

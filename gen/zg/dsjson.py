@@ -1,6 +1,7 @@
-"""dsjson.py -- a ds_config.json's text to Nodes. DeepSpeed reads Hjson: JSON with comments (#, //, /* */),
-keys without quotes, and commas left over or left out at a line's end. So does this, and a line that is
-something else (a template, Markdown, Python) is told as what it is.
+"""dsjson.py -- a ds_config.json's text to Nodes.
+
+DeepSpeed reads Hjson: JSON with comments (#, //, /* */), keys without quotes, and commas left over,
+or left out at a line's end. So does this; a template, Markdown or Python is told as what it is.
 """
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from bisect import bisect
 from dataclasses import dataclass, field
 from typing import Callable
 
-from .schema import DEPTH, NODES, Node, SpecError, number, shown
+from .node import DEPTH, NODES, Node, SpecError, number, shown
 
 _GAP = re.compile(r"(?:\s|#[^\n]*|//[^\n]*|/\*(?:[^*]|\*(?!/))*\*/)*+")
 _QUOTED = re.compile(r'"((?:[^"\\\n]|\\.)*)"|' r"'((?:[^'\\\n]|\\.)*)'")
@@ -110,8 +111,8 @@ class _Text:
         return found
 
     def open(self, start: int, what: str) -> SpecError:
-        return SpecError(f"{self.where(start)}: broken syntax: the file ends, and the {what} of this "
-                         "line is open; allowed: JSON")
+        return SpecError(f"{self.where(start)}: broken syntax: the file ends, and the {what} of "
+                         "this line is open; allowed: JSON")
 
     def comma(self, end: str) -> None:
         """A comma, the end, or another line behind a value."""
@@ -153,8 +154,8 @@ class _Text:
         try:
             return json.loads(f'"{body}"', strict=False)
         except ValueError:
-            raise self.fail(start, f"{shown(found[0])} has a wrong \\ in it", "JSON's \\n, \\\\, \\u00e9"
-                            ) from None
+            raise self.fail(start, f"{shown(found[0])} has a wrong \\ in it",
+                            "JSON's \\n, \\\\, \\u00e9") from None
 
     def plain(self) -> object:
         """A number, true, false, null, or a word alone on the rest of its line."""

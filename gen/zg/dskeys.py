@@ -1,4 +1,4 @@
-"""dskeys.py -- every key of a DeepSpeed ds_config.json: what it may hold and what becomes of it here.
+"""dskeys.py -- every key of a DeepSpeed ds_config.json: what it may hold, what becomes of it here.
 
 One row a key. What is built later changes its row and nothing else.
 """
@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from typing import Mapping
 
-from .dsrows import (ANY, COUNT, DTYPE, EVEN, FLAG, INTEGER, LR, OBJECT, POSITIVE, SHARE, SIZE, TEXT,
-                     TEXTS, Key, Moved, Part, Same, either, idle, integer, legacy, listed, no, parts,
-                     real, to, under, watch, word)
+from .dsrows import (ANY, COUNT, DTYPE, EVEN, FLAG, INTEGER, LR, OBJECT, POSITIVE, SHARE, SIZE,
+                     TEXT, TEXTS, Key, Moved, Part, Same, either, idle, integer, legacy, listed, no,
+                     parts, real, to, under, watch, word)
 
 _FLOAT = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 _OWNER = "gradients are always reduced to their owner"
@@ -21,7 +21,8 @@ _QUANTIZED = f"{_LATER}: weights and gradients travel in the precision of the pr
 _ONE = "there is one of a kind here"
 _RANK = "is not here: every rank holds all heads, layers and tokens of its samples"
 
-_OPTIMIZERS = {"Adam": "AdamW", "AdamW": "AdamW", "Lion": "Lion", "Adagrad": "Adagrad", "SGD": "SGD"}
+_OPTIMIZERS = {"Adam": "AdamW", "AdamW": "AdamW", "Lion": "Lion", "Adagrad": "Adagrad",
+               "SGD": "SGD"}
 _SCHEDULES = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle")
 
 _TOP = {
@@ -36,7 +37,7 @@ _TOP = {
     "seq_parallel_communication_data_type": idle("sequences are not split", DTYPE),
     "prescale_gradients": idle(_SCALED, quiet=(False,)),
     "gradient_predivide_factor": idle(_SCALED, real(1e-30), quiet=(1,)),
-    "gradient_allreduce_op": no("a step is the mean over its tokens", word("mean", "sum"), ("mean",)),
+    "gradient_allreduce_op": no("a step is the mean of its tokens", word("mean", "sum"), ("mean",)),
     "sparse_gradients": no("gradients are dense"),
     "disable_allgather": idle("DeepSpeed does not use it", quiet=(False,)),
 
@@ -148,7 +149,7 @@ _STAGE3 = {                     # after stage3_, or without it
                                       rule="10 x width"),
     "max_live_parameters": to("zero.stage3_max_live_parameters", SIZE, stages="3"),
     "max_reuse_distance": idle("units are gathered again backward", SIZE, stages="3"),
-    "model_persistence_threshold": no(f"{_LATER}: zero.replicate of the spec names what stays whole",
+    "model_persistence_threshold": no(f"{_LATER}: zero.replicate of the spec names what is whole",
                                       SIZE, (2 ** 63 - 1,), stages="3"),
     "gather_16bit_weights_on_model_save": idle("weights are always saved whole", stages="3"),
     "module_granularity_threshold": idle("a unit is gathered whole", INTEGER, stages="3"),
@@ -222,7 +223,8 @@ _REST = {
         max_train_batch_size=COUNT, micro_batch_sizes=listed(COUNT), min_gpus=COUNT, max_gpus=COUNT,
         min_time=POSITIVE, prefer_larger_batch=FLAG, version=POSITIVE,
         ignore_non_elastic_batch_info=FLAG, num_gpus_per_node=COUNT, model_parallel_size=COUNT)),
-    "elasticity.prefer_large_batch": idle("DeepSpeed ignores it: it reads prefer_larger_batch", ANY),
+    "elasticity.prefer_large_batch": idle("DeepSpeed ignores it: it reads prefer_larger_batch",
+                                          ANY),
 
     "aio.thread_count": idle("DeepSpeed ignores it: it reads intra_op_parallelism", ANY),
     **{f"aio.{name}": idle("nothing is offloaded to files", kind) for name, kind in {
@@ -304,7 +306,7 @@ _REST = {
 
     "sparse_attention": legacy("block-sparse attention", unless=({},)),
     "quantize_training": legacy("quantized training (MoQ)", unless=({}, {"enabled": False})),
-    "eigenvalue": legacy("eigenvalues for quantized training (MoQ)", unless=({}, {"enabled": False})),
+    "eigenvalue": legacy("quantized training (MoQ)", unless=({}, {"enabled": False})),
     "curriculum_learning.enabled": legacy("sequences that grow in length", FLAG, (False,)),
     "curriculum_learning.*": Part(ANY),
     "progressive_layer_drop.enabled": legacy("layers that are left out at random", FLAG, (False,)),

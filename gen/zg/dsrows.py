@@ -1,11 +1,11 @@
-"""dsrows.py -- the rows of dskeys.py: what a key of a ds_config.json may hold, and what becomes of it."""
+"""dsrows.py -- rows of dskeys.py: what a key of a ds_config.json may hold, what becomes of it."""
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from typing import Callable, Mapping
 
-from .schema import number
+from .node import number
 
 Number = int | float
 Look = Callable[[str], Number | None]       # a number of the spec by its key; None: there is none
@@ -50,8 +50,8 @@ def word(*words: str) -> Kind:
 
 def listed(kind: Kind, length: int | None = None) -> Kind:
     many = "a list of" + (f" {length}, each" if length else "")
-    return Kind(f"{many} {kind.allowed}",
-                lambda v: isinstance(v, list) and length in (None, len(v)) and all(map(kind.fits, v)))
+    return Kind(f"{many} {kind.allowed}", lambda v: isinstance(v, list)
+                and length in (None, len(v)) and all(map(kind.fits, v)))
 
 
 def either(*kinds: Kind) -> Kind:
@@ -79,8 +79,8 @@ class Key:
 
 @dataclass(frozen=True)
 class Honour(Key):
-    """Sets the spec's key. words: theirs to ours; weak: those that yield to another key's; auto: the
-    value that "auto" stands for where the spec is silent, else auto is the spec's own."""
+    """Sets the spec's key. words: theirs to ours; weak: those that yield to another key's; auto:
+    the value that "auto" stands for where the spec is silent, else auto is the spec's own."""
     key: str = ""
     words: Mapping[object, object] | None = None
     weak: tuple[object, ...] = ()
@@ -116,7 +116,7 @@ class Part(Key):
 
 @dataclass(frozen=True)
 class Moved(Key):
-    """Another name of a key; words: its values to that key's; old: DeepSpeed calls it deprecated."""
+    """Another name of a key; words: its values to that key's; old: deprecated by DeepSpeed."""
     to: str = ""
     words: Mapping[object, object] | None = None
     old: bool = True
@@ -135,7 +135,8 @@ def watch(why: str, kind: Kind = FLAG) -> Idle:
     return Idle(kind, why=why, quiet=(False,))
 
 
-def no(why: str, kind: Kind = FLAG, unless: tuple[object, ...] = (False,), **more: object) -> Refuse:
+def no(why: str, kind: Kind = FLAG, unless: tuple[object, ...] = (False,),
+       **more: object) -> Refuse:
     return Refuse(kind, why=why, unless=unless, **more)
 
 

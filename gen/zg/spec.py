@@ -16,9 +16,9 @@ import yaml
 from pydantic import ValidationError
 
 from . import dsconfig, dsjson
-from .schema import (DEPTH, NODES, TOKEN, Cluster, Data, Model, Node, Op, Optimizer, Schedule, Spec,
-                     SpecError, SpecKeys, Train, Unit, Zero, dotted, meant, number, printable,
-                     several, shown)
+from .node import (DEPTH, NODES, Node, SpecError, dotted, meant, number, printable, several, shown)
+from .schema import (TOKEN, Cluster, Data, Model, Op, Optimizer, Schedule, Spec, SpecKeys, Train,
+                     Unit, Zero)
 from .units import build, fail
 
 __all__ = ["Cluster", "Data", "Model", "Op", "Optimizer", "Schedule", "Spec", "SpecError", "Train",

@@ -10,8 +10,9 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Mapping, Sequence
 
-from .schema import (DIM, ELEMS, Attention, Linear, Model, ModelKeys, Node, Op, OpKeys, SpecError,
-                     SpecKeys, Unit, UnitKeys, dotted)
+from .node import Node, SpecError, dotted
+from .schema import (DIM, ELEMS, Attention, Linear, Model, ModelKeys, Op, OpKeys, SpecKeys, Unit,
+                     UnitKeys)
 
 Path = tuple[str | int, ...]
 TENSORS = 2 ** 20               # of a model: a weights' file lists them all

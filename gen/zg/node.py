@@ -1,0 +1,92 @@
+"""node.py -- pieces of a user's file with their places, and the words of errors about them."""
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from typing import Iterable, Sequence
+
+NODES = 20_000                  # of a file, after aliases are followed: they grow exponentially
+DEPTH = 40
+LINES = 5                       # of errors shown
+
+
+class SpecError(Exception):
+    """The user's mistake; str() is `file:line: key: what is wrong; what is allowed`."""
+
+
+@dataclass
+class Node:
+    """A piece of a user's file and where it stands. value: dict or list of Node, or scalar."""
+    value: object
+    where: str
+
+    def plain(self) -> object:
+        if isinstance(self.value, dict):
+            return {key: node.plain() for key, node in self.value.items()}
+        if isinstance(self.value, list):
+            return [node.plain() for node in self.value]
+        return self.value
+
+    def at(self, path: tuple[str | int, ...]) -> Node:
+        """The node at a path, or the nearest one that there is above it."""
+        node = self
+        for step in path:
+            below = node.value
+            if isinstance(below, dict) and step in below:
+                node = below[step]
+            elif isinstance(below, list) and isinstance(step, int) and step < len(below):
+                node = below[step]
+            else:
+                break
+        return node
+
+
+def dotted(path: tuple[str | int, ...]) -> str:
+    """model.units[1].ops"""
+    words = (f"[{p}]" if isinstance(p, int) else f".{p}" for p in path)
+    return printable("".join(words).removeprefix("."))
+
+
+def printable(text: str) -> str:
+    """A user's word in an error: on one line and not endless, whatever is in it."""
+    text = text if text and text.isprintable() else ascii(text)
+    return text if len(text) <= 200 else text[:196] + " ..."
+
+
+def shown(value: object) -> str:
+    """A value in an error: short, one line, printable."""
+    if isinstance(value, (dict, list, tuple)):
+        return "a mapping" if isinstance(value, dict) else "a list"
+    if value is None or isinstance(value, bool):
+        return {None: "empty", True: "true", False: "false"}[value]
+    text = ascii(value)
+    return text if len(text) <= 40 else text[:36] + " ..."
+
+
+def meant(word: str, keys: Sequence[str]) -> str:
+    """`did you mean ...? ` where a key is close to the word."""
+    near = difflib.get_close_matches(word, keys, n=1)
+    return f"did you mean {near[0]}? " if near else ""
+
+
+def several(lines: Iterable[str]) -> SpecError:
+    """Several mistakes as one error, each once."""
+    found = list(dict.fromkeys(lines))
+    rest = len(found) - LINES + 1
+    return SpecError("\n".join(found if rest < 2 else
+                               [*found[:LINES - 1], f"and {rest} more"]))
+
+
+# ---- numbers
+
+_NUMBER = re.compile(r"[-+]?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][-+]?\d+)?", re.ASCII)
+_INTEGER = re.compile(r"[-+]?(0|[1-9]\d{0,39})", re.ASCII)
+
+
+def number(text: str) -> int | float | None:
+    """The number that a text stands for: 12, 5e8, 1.0e-3; a float where digits exceed 40. 010 is
+    none: readers differ on whether it is ten or eight."""
+    if _INTEGER.fullmatch(text):
+        return int(text)
+    return float(text) if _NUMBER.fullmatch(text) else None
