@@ -56,6 +56,11 @@ void zr_gather(zr *z, int queue, int64_t from, int64_t from_step, int64_t to, in
  * to `bytes` each, in order of rank, good until zr_done on that queue: on a CPU where the pieces
  * lie, on a GPU into `to`, where they have come, piece p at to + p*bytes. */
 void zr_alltoall(zr *z, int queue, int64_t at, int64_t step, int64_t to, int64_t bytes);
+/* As zr_alltoall, but one source has come: NCCL's own sum, of numbers of a type, of all ranks'
+ * pieces, in an order that only equal GPUs and libraries repeat. A CPU has none. */
+enum { ZR_F32 = 0, ZR_BF16 = 1 };
+void zr_reducescatter(zr *z, int queue, int64_t at, int64_t step, int64_t to, int64_t bytes,
+                      int type);
 const void *const *zr_sources(zr *z, int queue);
 void zr_done(zr *z, int queue); /* complete when every owner has read this rank's pieces */
 /* int64 to[n] = sum over ranks of from[n]; exact */

@@ -28,6 +28,7 @@ from zg.plan import Event, Int, Plan, Ref, Section, Step
 
 ALL = 1 << 62
 READ = ("tokens", "targets", "ctl", "table")    # what functions name themselves and only read
+REDUCES = ('alltoall', 'reducescatter')
 PLAY = ("init", "publish", "step", "step", "eval", "step")
 
 
@@ -144,11 +145,11 @@ class _Footprints:
         ints = {i.name: i.value + g * i.per for i in s.ints}
         whole = lambda r, write: Touch((r.cls, r.index), 0, ALL, write)
         piece = lambda r, size, write: Touch((r.cls, r.index), r.at, r.at + size, write)
-        sources = Touch(('sources', len(s.queue)), 0, ALL, s.op in ('alltoall', 'done'))
+        sources = Touch(('sources', len(s.queue)), 0, ALL, s.op in (*REDUCES, 'done'))
         body = s.op.split('.')[0]
         if s.op == 'gather':
             return [piece(s.ins[0], ints['bytes'], False), piece(s.outs[0], ints['bytes'], True)]
-        if s.op == 'alltoall':
+        if s.op in REDUCES:
             self.brought[s.queue] = s.ins[0]
             return [sources, whole(s.ins[0], False), whole(s.outs[0], True)]
         if s.op == 'done':

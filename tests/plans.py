@@ -30,6 +30,12 @@ WAYS = {
     'stage 3, nothing ahead, fold': ('zero.stage=3', 'zero.stage3_prefetch_bucket_size=0',
                                      'train.sum=fold'),
     'stage 3, all made again': ('zero.stage=3', 'train.recompute=full'),
+    'stage 3, NCCL sums, pieces in bf16': (
+        'zero.stage=3', 'train.reduction=fast', 'targets=[sm_90]', 'train.precision=bf16',
+        'zero.reduce_bucket_size=PIECE'),
+    'stage 1, NCCL sums own grains': (
+        'zero.stage=1', 'cluster.ranks=4', 'train.global_batch=16', 'train.micro_batch=1',
+        'train.reduction=fast', 'targets=[sm_80, sm_90]'),
     'stage 3, one queue, bf16': ('zero.stage=3', 'zero.overlap_comm=false', 'train.precision=bf16'),
 }
 

@@ -75,6 +75,40 @@ def test_the_recipe_changes_the_hash(folder: pathlib.Path) -> None:
     assert len(hashes) == 4
 
 
+# ---- reductions that NCCL sums
+
+FAST = 'train.reduction=fast', 'targets=[sm_90]'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('way', [{'stage': 3, 'ranks': 2, 'reduce': 5000},
+                                 {'stage': 2, 'ranks': 2}, {'stage': 1, 'ranks': 2}])
+def test_nccl_sums_two_ranks_exactly(folder: pathlib.Path, way: law.Way) -> None:
+    """Two f32 numbers have one sum, rounded once: the tree's first nodes. In bf16 that is rounded
+    to bf16, and the tree's is not."""
+    way = {'family': 'gpt', **PLAIN, **way, 'graph': True}
+    exact, fast = (run(folder, way, 2, kind=trainer.EMULATED, recipe=(*recipe('f32'), *more))
+                   for more in ((), FAST))
+    assert exact == fast
+    if way['stage'] == 2:
+        exact, fast = (run(folder, way, 2, kind=trainer.EMULATED, recipe=(*recipe('bf16'), *more))
+                       for more in ((), FAST))
+        assert exact.weights != fast.weights
+        assert abs(losses(exact) - losses(fast)).max() < 2 ** -8 * losses(exact)[0]
+
+
+@pytest.mark.slow
+def test_nccls_sums_repeat(folder: pathlib.Path) -> None:
+    """Four ranks: other bits than the tree's, the same in every run, whatever the order of work."""
+    way = {'family': 'gpt', **PLAIN, 'stage': 3, 'ranks': 4}
+    ways = [way, {**way, 'graph': True}, {**way, 'order': 'late', 'queue': 'late'},
+            {**way, 'order': 'shuffled:1', 'overlap': True}]
+    fast = {run(folder, w, 2, kind=trainer.EMULATED, recipe=(*recipe('f32'), *FAST)).weights
+            for w in ways}
+    exact = run(folder, way, 2, kind=trainer.EMULATED, recipe=recipe('f32'))
+    assert len(fast) == 1 and fast != {exact.weights}
+
+
 # ---- against the CPU's program
 
 @pytest.mark.parametrize('family', FAMILIES)

@@ -8,6 +8,7 @@ import pathlib
 import subprocess
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -132,6 +133,30 @@ def test_steps_of_a_small_plan(data: pathlib.Path) -> None:
     """Every third mutant of a plan of two blocks: the quick part of `test_steps`."""
     p = planned(*SMALL)
     judge(p, [m for n, m in enumerate(mutants.mutants(p)) if n % 3 == 0], data)
+
+
+@pytest.mark.parametrize('keys', [('zero.stage=3', 'train.precision=bf16', *PIECES),
+                                  ('zero.stage=1',)])
+def test_reductions_that_nccl_sums(keys: tuple[str, ...]) -> None:
+    """No CPU runs these plans: every mutant of a reduction, what sums it and what says of which sort
+    it is, is refused or the same program."""
+    p = planned('gpt-tiny', *keys, 'train.reduction=fast', 'targets=[sm_90]')
+    exact = planned('gpt-tiny', *keys, 'targets=[sm_90]')
+    check.check(p)
+    works = mutants.played(p)
+    pairs = mutants.forced(works)
+    all_ = [m for n, m in enumerate(mutants.mutants(p)) if n % 5 == 0 or 'reducescatter' in m.what]
+    assert sum('reducescatter' in m.what for m in all_) > 50
+    assert [m.what for m in all_ if 'reducescatter' in m.what and not refused(m.plan)
+            and not mutants.same(m.plan, works, pairs)] == []
+    for head, of in ((p.head, exact), (exact.head, p)):
+        assert refused(replace(of, head=replace(of.head, reduction=head.reduction)))
+    for section in p.sections:
+        for n, s in enumerate(section.steps):
+            if s.op == 'reducescatter':
+                other = replace(s, op='alltoall', ints=s.ints[:2])
+                steps = [*section.steps[:n], other, *section.steps[n + 1:]]
+                assert refused(mutants.changed(p, section, steps))
 
 
 def test_runs_see_a_race(data: pathlib.Path) -> None:

@@ -167,6 +167,8 @@ def said(p: Plan) -> Iterator[str]:
                         'gather': lambda: [at(s.ins[0]), ints['from_step'], at(s.outs[0]),
                                            ints['step'], ints['bytes']],
                         'alltoall': lambda: [at(s.ins[0]), ints['step'], at(s.outs[0]), ints['bytes']],
+                        'reducescatter': lambda: [at(s.ins[0]), ints['step'], at(s.outs[0]),
+                                                  ints['bytes'], ints['width']],
                         'allreduce': lambda: [at(s.ins[0]), at(s.outs[0]), ints['count']],
                         'drop': lambda: [at(s.outs[0]), p.cls(s.outs[0].cls).stride],
                         'done': lambda: []}[s.op]()

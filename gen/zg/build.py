@@ -47,10 +47,10 @@ def _wanted(spec: Spec, graph: model.Graph, shards: shard.Shards, bodies: place.
             out.append((f"save.{k.name}", "private", k.count, bodies.save[k.name].size))
     out.append(("tmp", "private", 1, max(p.size for p in bodies.tmp.values())))
     out.append(("work", "scratch", 1, max(bodies.work, 64)))
-    brought = [i.value for s in schedule.sections for step in s.steps if step.op == "alltoall"
-               for i in step.ints if i.name == "bytes"]
+    brought = [i.value for s in schedule.sections for step in s.steps
+               if step.op in sched.REDUCES.values() for i in step.ints if i.name == "bytes"]
     if brought:
-        out.append(("inbox", "gpu", 1, W * max(brought)))
+        out.append(("inbox", "gpu", 1, shards.sources * max(brought)))
     out.append(("space", "gpu", 1, max([1, *(r.space for r in runs)])))
     out.append(("inlet", "host", ops.INLETS, 2 * 4 * M))
     out.append(("desk", "host", 1, max(ops.DESK, 4 * graph.dims["V"])))
@@ -84,7 +84,7 @@ def build(spec: Spec) -> Built:
     classes = place.classes(_wanted(spec, graph, shards, bodies, schedule, runs))
     params = sum(k.count * sum(x.params for x in k.tensors) for k in graph.kinds)
     head = plan.Head(spec.name, spec.cluster.ranks, z.stage, schedule.prefetch, int(z.overlap_comm),
-                     t.precision, spec.grains, shards.order, t.sum, t.micro_batch, t.sequence,
+                     t.precision, spec.grains, shards.order, t.sum, t.reduction, t.micro_batch, t.sequence,
                      spec.model.width, spec.model.vocab,
                      -1 if spec.data.ignore is None else spec.data.ignore, t.seed, params,
                      schedule.live, z.stage3_max_live_parameters, spec.targets)

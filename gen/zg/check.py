@@ -131,7 +131,8 @@ def _tensor(t: Tensor, flats: dict[str, Flat], vocab: int) -> None:
 def _nodes(p: Plan) -> None:
     """Pending sums: one for each bit that a count of leaves ever has at a grain's end."""
     grains, W = p.head.grains, p.head.ranks
-    step, counter = W if p.head.order == "ranks" else 1, 0
+    each = W if p.head.reduction == "exact" else 1          # leaves that a grain's reduction brings
+    step, counter = each if p.head.order == "ranks" else 1, 0
     for b in range(((grains - 1) * step).bit_length()):     # bit b repeats after 2^(b+1) multiples
         tried = range(-(-2**b // step), min(grains, 2**(b + 1)))
         counter |= any(a * step >> b & 1 for a in tried) << b

@@ -378,6 +378,7 @@ def _rounded(b: _Body) -> set[str]:
 def _own(p: Plan, f: Flat) -> dict[str, list[str]]:
     """The calls of a flat's functions: what an owner does to its part of each buffer."""
     W, A, f32 = p.head.ranks, p.head.grains, p.head.real == "f32"
+    S = W if p.head.reduction == "exact" else 1
     whole, fold = f.shard * W, int(p.head.sum == "fold")
     every = f.state == "whole"
     span = f"spans.{f.name} l*{whole}" + (f" {whole}" if every else f"+r*{f.shard} {f.shard}")
@@ -394,8 +395,8 @@ def _own(p: Plan, f: Flat) -> dict[str, list[str]]:
     m, v = (f"{s}+0" if s in f.states else "null" for s in ("m", "v"))
     return {
         f"own.{f.name}": [f"zk_push node+0 {whole} &leaf 1 0 {whole} ctl+0 {A} {f.mask} {fold}"],
-        f"join.{f.name}": [f"zk_push {node} 0 sources {W} 1 n null {W} 0 0"],
-        f"sum.{f.name}": [f"zk_push {node} {stride} sources {W} 0 n ctl+0 {W * A} {f.mask} "
+        f"join.{f.name}": [f"zk_push {node} 0 sources {S} 1 n null {S} 0 0"],
+        f"sum.{f.name}": [f"zk_push {node} {stride} sources {S} 0 n ctl+0 {S * A} {f.mask} "
                           f"{fold}"],
         f"norm.{f.name}": [f"zk_square_sum sums+0 {mine('g', f.sum, 4, False)} {part}"],
         f"adamw.{f.name}": [f"{update} ctl+0 recipe {w} {p4} {m} {v} {g} {span}"],
@@ -406,8 +407,10 @@ def _own(p: Plan, f: Flat) -> dict[str, list[str]]:
 
 
 def _plans_own(p: Plan) -> None:
+    many = p.head.order == "ranks" and p.head.reduction == "exact"
+    leaves = p.head.ranks if many else 1
     want = {"next": ["zk_begin ctl+0 sums+0 recipe"], "factor": ["zk_factor ctl+0 total+0 recipe"],
-            "count": [f"zk_count ctl+0 {p.head.ranks if p.head.order == 'ranks' else 1}"]}
+            "count": [f"zk_count ctl+0 {leaves}"]}
     for f in p.flats:
         want.update(_own(p, f))
     for n, t in enumerate(p.tables):

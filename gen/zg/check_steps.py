@@ -26,6 +26,7 @@ class Player(Order):
         self.facts = facts
         self.flats = {f.name: f for f in p.flats}
         self.fns = {f.name: f for f in p.fns}
+        self.sources = self.W if p.head.reduction == "exact" else 1     # that an owner sums
         self.order = [s.unit for s in p.section("eval").steps if s.op.split(".")[0] in UNITS]
         self.writers = self._writers()
         self.version: dict[Key, int] = {}                   # updates; 0: never filled
@@ -86,7 +87,7 @@ class Player(Order):
 
     def do(self, s: Step) -> None:
         names = {"gather": "from_step step bytes", "alltoall": "step bytes", "allreduce": "count",
-                 "batch": "of_rank grain"}
+                 "reducescatter": "step bytes width", "batch": "of_rank grain"}
         kind = s.op.split(".")[0]
         fn = self.fns.get(s.op)
         if fn and (len(fn.ins) != len(s.ins) or len(fn.outs) != len(s.outs)):
@@ -186,8 +187,16 @@ class Player(Order):
 
     # ---- sums
 
+    def do_reducescatter(self, s: Step) -> None:
+        """NCCL's sum of what all ranks send: numbers of what the source holds."""
+        if self.ints["width"] != (4 if s.ins[0].cls.startswith("sum.") else self.real):
+            self.fail("sums numbers of another width")
+        self.do_alltoall(s)
+
     def do_alltoall(self, s: Step) -> None:
         src = s.ins[0]
+        if (s.op == "alltoall") != (self.sources == self.W):
+            self.fail(f"reduces in another way than {self.p.head.reduction}")
         what, name = src.cls.partition(".")[0], self.flat_in(src, s.unit)
         width = 4 if what == "sum" else self.real
         if self.pending is not None:
@@ -199,7 +208,7 @@ class Player(Order):
             self.fail("what comes has another place")
         self.common(src)
         self.strided(src, self.ints["step"], self.ints["bytes"], False)
-        self.touch("inbox", 0, 0, self.W * self.ints["bytes"], True)
+        self.touch("inbox", 0, 0, self.sources * self.ints["bytes"], True)
         if what == "leaf":
             self.complete(s, src)
         self.pending, self.peers = (src, self.ints["bytes"], ""), (src.cls, src.index)
@@ -209,7 +218,7 @@ class Player(Order):
         queue = "reduce" if self.p.head.overlap else "main"
         if not self.pending or self.pending[2] or s.queue != queue:
             self.fail("nothing came")
-        self.touch("inbox", 0, 0, self.W * self.pending[1], False)
+        self.touch("inbox", 0, 0, self.sources * self.pending[1], False)
         return self.pending[:2]
 
     def complete(self, s: Step, leaf: Ref) -> Key:
@@ -238,7 +247,7 @@ class Player(Order):
 
     def do_sum(self, s: Step) -> None:
         dst, (src, size) = s.outs[0], self.brought(s)
-        n, lo, name = self.ints["n"], self.leaf(s) * self.W, self.flat_in(src, s.unit)
+        n, lo, name = self.ints["n"], self.leaf(s) * self.sources, self.flat_in(src, s.unit)
         into = (s.op, dst.cls, dst.index)
         if not src.cls.startswith("leaf.") or size != n * self.real or \
                 src.at * 4 != dst.at * self.real or \
@@ -291,7 +300,7 @@ class Player(Order):
 
     def all_pushed(self, key: Key, want: int) -> None:
         """Every grain's leaf was pushed once, whole."""
-        step = self.W if self.p.head.order == "ranks" else 1
+        step = self.sources if self.p.head.order == "ranks" else 1
         by_leaf: dict[int, list[tuple[int, int]]] = {a * step: [] for a in range(self.grains)}
         for lo, at, n in self.pushed.get(key, []):
             by_leaf[lo].append((at, n))
@@ -423,7 +432,7 @@ class Player(Order):
         key = (name, self.instance(name, unit_of(self.step.unit)[1]))
         self.complete(self.step, ref)
         ranks = self.p.head.order == "ranks"
-        lo = self.local * (self.W if ranks else 1)
+        lo = self.local * (self.sources if ranks else 1)
         parts = [(at, n) for l, at, n in self.pushed.get(key, []) if l == lo]
         if not cover(parts, self.flats[name].shard * (1 if ranks else self.W)):
             self.fail(f"{ref} dies before all of {key[0]}[{key[1]}] is summed once")

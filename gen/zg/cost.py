@@ -26,7 +26,7 @@ class Wire:
 def wire_of(step: Step, ranks: int) -> Wire:
     """Of one step: each peer's piece arrives once."""
     ints = {i.name: i.value for i in step.ints}
-    if step.op in ("gather", "alltoall"):
+    if step.op in ("gather", "alltoall", "reducescatter"):
         return Wire((ranks - 1) * ints["bytes"], 1)
     if step.op == "allreduce":
         return Wire((ranks - 1) * ints["count"] * 8, 1)

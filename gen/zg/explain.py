@@ -45,9 +45,10 @@ def explain(p: Plan) -> str:
     share = (W - 1) / W
     order = {"ranks": "over ranks first, grain by grain",
              "local": "on each rank first, once over ranks"}[h.order]
+    added = h.sum if h.reduction == "exact" or W == 1 else f"{h.sum}; over ranks by NCCL, fast"
     lines = [f"{h.spec}: {h.params:,} parameters, ZeRO {h.zero}, {W} ranks, {h.grains} grains a "
              f"rank and step of {h.batch} x {h.sequence} tokens, {h.real}",
-             f"leaves are summed {order} ({h.sum}); prefetch {h.prefetch} units; at most "
+             f"leaves are summed {order} ({added}); prefetch {h.prefetch} units; at most "
              f"{h.live:,} elements gathered at once (bound {h.bound:,})", "",
              f"{'flat':<10}{'instances':>10}{'elements':>16}{'shard':>14}  "
              "kept: parameters, state, sums"]
@@ -58,15 +59,15 @@ def explain(p: Plan) -> str:
     for s in p.sections:
         if s.name not in ("begin", "grain", "update"):
             continue
-        for op in ("gather", "alltoall", "allreduce"):
+        for op in ("gather", "alltoall", "reducescatter", "allreduce"):
             got = [cost.wire_of(x, W) for x in s.steps if x.op == op]
             if got:
                 moved = sum(x.bytes for x in got) * s.repeat
-                lines.append(f"  {s.name:<8}{op:<10}{len(got) * s.repeat:>8} collectives"
+                lines.append(f"  {s.name:<8}{op:<13}{len(got) * s.repeat:>8} collectives"
                              f"{moved:>20,} bytes")
     paper = {0: 2, 1: 2, 2: 2, 3: 3}[h.zero]
     ideal = paper * h.params * width * share
-    lines += [f"  {'total':<18}{w.messages:>8} collectives{w.bytes:>20,} bytes",
+    lines += [f"  {'total':<21}{w.messages:>8} collectives{w.bytes:>20,} bytes",
               f"  the papers' {paper}P (W-1)/W at one grain a step: {ideal:,.0f} bytes; "
               f"here {w.bytes / ideal:.3f} of it" if ideal else "  one rank: nothing", "",
               f"flops in a global step: {cost.flops(p):.4g} (6 a parameter and token, "

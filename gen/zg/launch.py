@@ -4,7 +4,7 @@ A call's operands become text that train.c, the checker and a reader share:
   w+4096      bytes into a formal operand of the function
   tmp+64      bytes into a class with one slot
   sum+r*8192  r is the rank, l the instance                   512      a number
-  null, sources (what an all-to-all brought), &leaf (an array of one pointer), spans.F, recipe
+  null, sources (what a reduction brought), &leaf (an array of one pointer), spans.F, recipe
 A call's shape, by which it finds its launch, is its whole numbers; for the plan's own functions the
 most elements of any such call.
 """
@@ -117,7 +117,7 @@ class _Maker:
 
     def sums(self, f: plan.Flat) -> None:
         """Leaves to sums: over ranks, of this rank alone, and over ranks of such."""
-        whole = f.shard * self.W
+        whole, S = f.shard * self.W, self.shards.sources
         fold = int(self.spec.train.sum == "fold")
         mine = f"+r*{f.shard * 4}" if f.sum == "whole" else ""
         if self.shards.order == "local":
@@ -126,13 +126,13 @@ class _Maker:
                      f"{fold}", shape=(whole,))
             if self.W > 1:
                 self.own(f"join.{f.name}", "", "node", "n",
-                         f"zk_push node+0{mine} 0 sources {self.W} 1 n null {self.W} 0 0",
+                         f"zk_push node+0{mine} 0 sources {S} 1 n null {S} 0 0",
                          shape=(f.shard,))
         else:
             stride = whole if f.sum == "whole" else f.shard
             self.own(f"sum.{f.name}", "", "node", "n",
-                     f"zk_push node+0{mine} {stride} sources {self.W} 0 n ctl+0 "
-                     f"{self.W * self.spec.grains} {f.mask} {fold}", shape=(f.shard,))
+                     f"zk_push node+0{mine} {stride} sources {S} 0 n ctl+0 "
+                     f"{S * self.spec.grains} {f.mask} {fold}", shape=(f.shard,))
         self.own(f"norm.{f.name}", "g", "", "l",
                  f"zk_square_sum sums+0 g+0{mine} spans.{f.name} l*{whole}+r*{f.shard} {f.shard}",
                  shape=(f.shard,))
@@ -178,7 +178,7 @@ def functions(spec: Spec, graph: Graph, shards: Shards, bodies: Bodies, schedule
         m.sums(f)
         m.optimizer(f)
     m.own("next", "", "ctl sums", "", "zk_begin ctl+0 sums+0 recipe")
-    leaves = spec.cluster.ranks if shards.order == "ranks" else 1
+    leaves = shards.sources if shards.order == "ranks" else 1
     m.own("count", "", "ctl", "", f"zk_count ctl+0 {leaves}")
     m.own("factor", "total", "ctl", "", "zk_factor ctl+0 total+0 recipe")
     for n, table in enumerate(graph.tables):

@@ -32,6 +32,7 @@ class Head:
     grains: int                 # of a rank in a step (accumulation)
     order: str                  # ranks | local: which leaves are summed first
     sum: str                    # tree | fold
+    reduction: str              # over ranks: exact | fast (NCCL's own sums)
     batch: int
     sequence: int
     width: int

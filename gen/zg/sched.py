@@ -20,6 +20,7 @@ from .shard import BLOCK, Shards
 from .spec import Spec
 
 
+REDUCES = {"exact": "alltoall", "fast": "reducescatter"}
 PIECES = 1024                   # of a unit at most; each is a step of the plan, a line of its text
 
 
@@ -155,11 +156,13 @@ class _Maker:
 
     def reduce(self, fn: str, unit: str, flat: plan.Flat, src: Ref, dst: Ref, width: int,
                wait: tuple[Event, ...]) -> None:
-        """All-to-all and a local sum of what came."""
+        """All-to-all and a local sum of what came; or NCCL's sum, and what is left to add."""
+        op = REDUCES["exact" if self.shards.sources == self.W else "fast"]
+        kind = (Int("width", width),) if op == "reducescatter" else ()
         for n, (o, size) in enumerate(self.pieces(flat, "reduce_bucket_size")):
-            self.add("reduce", "alltoall", unit, ins=(replace(src, at=o * width),),
+            self.add("reduce", op, unit, ins=(replace(src, at=o * width),),
                      outs=(Ref("inbox", 0),),
-                     ints=(Int("step", flat.shard * width), Int("bytes", size * width)),
+                     ints=(Int("step", flat.shard * width), Int("bytes", size * width), *kind),
                      waits=wait if n == 0 else ())
             self.add("reduce", f"{fn}.{flat.name}", unit, outs=(replace(dst, at=o * 4),),
                      ints=(Int("n", size),))

@@ -240,6 +240,7 @@ class Train:
     seed: Integer(0, 2 ** 64 - 1) = 1
     sum: Choice("tree", "fold") = "tree"
     recompute: Annotated[tuple[str, ...], PlainValidator(_recompute)] = ()
+    reduction: Choice("exact", "fast") = "exact"
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ class Shards:
     place: dict[str, tuple[str, int]]            # tensor -> (flat, element offset of instance 0)
     keep: dict[str, int]                         # kind -> elements of `keep` in an instance
     order: str                                   # ranks | local
+    sources: int                                 # that an owner sums: a rank's each, or NCCL's sum
     notes: tuple[str, ...]
 
 
@@ -56,11 +57,20 @@ def _order(spec: Spec, grains: int) -> tuple[str, tuple[str, ...]]:
     return "local", ()
 
 
-def _nodes(spec: Spec, grains: int, order: str) -> tuple[int, int]:
+def _fast(spec: Spec) -> tuple[int, tuple[str, ...]]:
+    """Sources of a reduction."""
+    if spec.train.reduction == "exact" or spec.cluster.ranks == 1:
+        return spec.cluster.ranks, ()
+    return 1, ("reduction fast: NCCL sums over ranks, in its ring's order and rounded to the stored "
+               "type at every rank; runs repeat on the same GPUs with the same NCCL, and other "
+               "ranks, stages or buckets have other bits",)
+
+
+def _nodes(spec: Spec, grains: int, order: str, sources: int) -> tuple[int, int]:
     """Pending sums and their mask: the bits set in any count of leaves at a grain's end."""
     if spec.train.sum == "fold":
         return 1, 0
-    mask = _counts(grains, 1 if order == "local" else spec.cluster.ranks)
+    mask = _counts(grains, 1 if order == "local" else sources)
     return max(1, bin(mask).count("1")), mask
 
 
@@ -81,7 +91,8 @@ def split(spec: Spec, graph: Graph) -> Shards:
     grains = spec.grains
     unit = PAGE // ops.BYTES[spec.train.precision]
     order, notes = _order(spec, grains)
-    nodes, mask = _nodes(spec, grains, order)
+    sources, fast = _fast(spec)
+    nodes, mask = _nodes(spec, grains, order, sources)
     sizes: dict[str, int] = {}
     counts: dict[str, int] = {"keep": 1}
     home: dict[str, str] = {}
@@ -126,4 +137,5 @@ def split(spec: Spec, graph: Graph) -> Shards:
                                "whole" if stage == 0 else "shard",
                                states,
                                "whole" if stage == 0 or order == "local" else "shard", nodes, mask))
-    return Shards(tuple(flats), tuple(found), home, place, keep, order, notes)
+    return Shards(tuple(flats), tuple(found), home, place, keep, order, sources,
+                  (*notes, *fast))

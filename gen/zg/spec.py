@@ -259,6 +259,12 @@ def _schedule(keys: SpecKeys, root: Node) -> None:
         raise fail(root, (*path, "min_lr"), f"{s.min_lr:g} is above lr {lr:g}", f"0 to {lr:g}")
 
 
+def _reduction(keys: SpecKeys, root: Node) -> None:
+    if keys.train.reduction == "fast" and "cpu" in keys.targets:
+        raise fail(root, ("train", "reduction"), "fast lets NCCL sum, and the target cpu has none",
+                   "exact, or `targets` of GPUs alone")
+
+
 def load(path: str, sets: Sequence[str] = (), zero: str | None = None) -> Spec:
     """The spec of a file, changed by a DeepSpeed config, then by KEY=VALUE texts: the last wins."""
     root, notes = _document(path), ()
@@ -275,6 +281,7 @@ def load(path: str, sets: Sequence[str] = (), zero: str | None = None) -> Spec:
     model = build(keys, root)
     _batch(keys, root)
     _schedule(keys, root)
+    _reduction(keys, root)
     data = keys.data
     if "ignore" not in root.at(("data",)).value:
         data = replace(data, ignore=TOKEN if model.vocab <= TOKEN else None)

@@ -100,6 +100,10 @@ class _Steps:
         if s.op == "alltoall":
             return [f"zr_alltoall(z, {queue}, {refs[0]}, {ints['step']}, {refs[1]}, "
                     f"{ints['bytes']});"]
+        if s.op == "reducescatter":
+            kind = {"2": "ZR_BF16", "4": "ZR_F32"}[ints["width"]]
+            return [f"zr_reducescatter(z, {queue}, {refs[0]}, {ints['step']}, {refs[1]}, "
+                    f"{ints['bytes']}, {kind});"]
         if s.op == "done":
             return [f"zr_done(z, {queue});"]
         if s.op == "allreduce":

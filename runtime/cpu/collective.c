@@ -89,6 +89,14 @@ void zr_alltoall(zr *z, int queue, int64_t at, int64_t step, int64_t to, int64_t
     zr_push(z, queue, &(zr_command){run_alltoall, NULL, {at, step, bytes}});
 }
 
+/* A program that has these is not made for a CPU. */
+void zr_reducescatter(zr *z, int queue, int64_t at, int64_t step, int64_t to, int64_t bytes,
+                      int type)
+{
+    (void)queue, (void)at, (void)step, (void)to, (void)bytes, (void)type;
+    zr_fail(z, ZR_ENVIRONMENT, "train.reduction is fast, which a CPU has not; generate with exact");
+}
+
 const void *const *zr_sources(zr *z, int queue) { return z->t->lane[queue].sources; }
 
 static void run_done(zr *z, int queue, const zr_command *c)

@@ -1,9 +1,10 @@
-/* collective.c -- the collectives of GPUs: NCCL moves whole pieces, and adds integers only.
+/* collective.c -- the collectives of GPUs: NCCL moves whole pieces, and adds integers.
  *
  * Every queue has a communicator of its own, so that queues may overlap.
  *
  * Invariants
- *  1. What is moved is bytes; what is summed is int64: no result depends on NCCL's algorithm.
+ *  1. What is moved is bytes; what is summed is int64: no result depends on NCCL's algorithm, but
+ *     that of zr_reducescatter (train.reduction: fast), whose algorithm is fixed (device.c).
  *  2. No call blocks: whoever waits can be stopped, and the watchdog can speak.
  *  3. A rank's piece of its own does not go through NCCL.
  */
@@ -133,6 +134,32 @@ void zr_alltoall(zr *z, int queue, int64_t at, int64_t step, int64_t to, int64_t
     exchange(z, queue, stream, at, step, to, bytes, bytes);
     keep(z, stream, to + z->rank * bytes, mine, bytes);
     for (int r = 0; r < z->ranks; r++) z->t->sources[queue][r] = z->t->arena + to + r * bytes;
+    counted(z, queue, bytes);
+}
+
+/* A whole shard is a reduce-scatter; of a piece, which is not beside its peers' pieces, every rank's
+ * is reduced to its owner. */
+void zr_reducescatter(zr *z, int queue, int64_t at, int64_t step, int64_t to, int64_t bytes,
+                      int type)
+{
+    static const char what[] = "a reduce-scatter";
+    ncclDataType_t kind = type == ZR_BF16 ? ncclBfloat16 : ncclFloat32;
+    size_t n = (size_t)bytes / (type == ZR_BF16 ? 2 : 4);
+    cudaStream_t stream = zr_on(z, queue, what);
+    ncclComm_t comm = z->t->comm[queue];
+    char *a = z->t->arena;
+    enter(z);
+    if (step == bytes) {
+        must(z, queue, ncclReduceScatter(a + at, a + to, n, kind, ncclSum, comm, stream), what);
+    } else {
+        must(z, queue, ncclGroupStart(), what);
+        for (int p = 0; p < z->ranks; p++)
+            must(z, queue, ncclReduce(a + at + p * step, a + to, n, kind, ncclSum, p, comm, stream),
+                 what);
+        must(z, queue, ncclGroupEnd(), what);
+    }
+    leave(z);
+    z->t->sources[queue][0] = a + to;
     counted(z, queue, bytes);
 }
 

@@ -42,6 +42,9 @@ static void set_up_libraries(zr *z, int shared)
     set("CUDA_MODULE_LOADING", "EAGER");  /* else kernels are loaded in the first step */
     set("NCCL_LAUNCH_ORDER_IMPLICIT", "1");
     if (!z->o->no_graph) set("NCCL_GRAPH_MIXING_SUPPORT", "0");
+    /* sums of floats have one order; nothing else of these two functions is used */
+    set("NCCL_ALGO", "reducescatter:ring;reduce:ring");
+    set("NCCL_PROTO", "reducescatter:simple;reduce:simple");
     if (!shared) return;
     /* Ranks of one device pass for ranks of as many hosts. */
     snprintf(host, sizeof host, "rank%d", z->rank);

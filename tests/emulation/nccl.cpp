@@ -8,7 +8,9 @@
  *  4. A peer that is gone is an error of the communicator within a second.
  *  5. A communicator that does not block is in progress until it has been asked at least once more,
  *     after initialisation, after a split, and at its first collective.
- *  6. NCCL does not end a communicator that a graph names, and waits for ever: here that is a
+ *  6. Floats are added as a ring does: the owner's next rank first, its own numbers last, rounded
+ *     to their type each time.
+ *  7. NCCL does not end a communicator that a graph names, and waits for ever: here that is a
  *     mistake.
  */
 #include <nccl.h>
@@ -39,9 +41,10 @@ struct transfer {
     std::vector<piece> sends, receives;
     std::vector<header> heads;            /* of receives, as they come */
     std::vector<char> room;               /* received, to be added */
-    int64_t *sum;                         /* all-reduce: the result, n numbers */
-    const int64_t *own;
-    size_t n;
+    char *sum;                            /* of a reduction: the result; NULL: here is none */
+    const char *own;
+    size_t bytes;
+    ncclDataType_t type;                  /* ncclInt8: nothing is added */
     uint64_t ticket;
     double stuck;
     bool begun;
@@ -156,8 +159,8 @@ void begin(transfer *t)
     for (const piece &p : t->receives)
         race_check(p.p, p.bytes, true);
     if (t->sum) {
-        race_check(t->own, t->n * sizeof *t->own, false);
-        race_check(t->sum, t->n * sizeof *t->sum, true);
+        race_check(t->own, t->bytes, false);
+        race_check(t->sum, t->bytes, true);
     }
     copy_own(t);
     t->heads.resize(t->receives.size());
@@ -165,13 +168,39 @@ void begin(transfer *t)
     t->begun = true;
 }
 
+uint64_t plus(uint64_t a, uint64_t b) { return a + b; }
+
+float plus(float a, float b) { return a + b; }
+
+/* bf16 */
+uint16_t plus(uint16_t a, uint16_t b)
+{
+    float x = __builtin_bit_cast(float, (uint32_t)a << 16);
+    uint32_t u = __builtin_bit_cast(uint32_t, x + __builtin_bit_cast(float, (uint32_t)b << 16));
+    return (uint16_t)((u & 0x7fffffff) > 0x7f800000 ? u >> 16 | 0x40
+                                                    : (u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+template <class T> void add_all(transfer *t)
+{
+    std::vector<char> all = t->room;
+    all.insert(all.end(), t->own, t->own + t->bytes);
+    size_t n = t->bytes / sizeof(T);
+    const T *x = (const T *)all.data();
+    std::vector<T> sum(x, x + n);
+    for (size_t i = n; i < all.size() / sizeof(T); i++)
+        sum[i % n] = plus(sum[i % n], x[i]);
+    memcpy(t->sum, sum.data(), t->bytes);
+}
+
 void add(transfer *t)
 {
-    std::vector<int64_t> sum(t->own, t->own + t->n);
-    const int64_t *others = (const int64_t *)t->room.data();
-    for (size_t i = 0; i < t->room.size() / sizeof *others; i++)
-        sum[i % t->n] = (int64_t)((uint64_t)sum[i % t->n] + (uint64_t)others[i]);
-    std::copy(sum.begin(), sum.end(), t->sum);
+    if (t->type == ncclBfloat16)
+        add_all<uint16_t>(t);
+    else if (t->type == ncclFloat32)
+        add_all<float>(t);
+    else
+        add_all<uint64_t>(t);
 }
 
 /* A peer of a piece that is not over is gone, and has left nothing to be read. */
@@ -236,9 +265,9 @@ ncclResult_t issue(const transfer &t)
         transfer_ref mine(new transfer(t));
         mine->ticket = t.comm->issued++;
         if (mine->sum) {                  /* received beside the result */
-            mine->room.resize((size_t)(t.comm->ranks - 1) * t.n * sizeof(int64_t));
+            mine->room.resize(mine->receives.size() * t.bytes);
             for (size_t i = 0; i < mine->receives.size(); i++)
-                mine->receives[i].p = mine->room.data() + i * t.n * sizeof(int64_t);
+                mine->receives[i].p = mine->room.data() + i * t.bytes;
         }
         return work([mine] { return go_on(mine.get()); });
     });
@@ -259,7 +288,7 @@ ncclResult_t submit(transfer t)
     if (!grouped)
         return issue(t);
     for (const transfer_ref &g : group)
-        if (g->comm == t.comm && g->stream == t.stream && !g->sum && !t.sum) {
+        if (g->comm == t.comm && g->stream == t.stream && !g->type && !t.type) {
             g->sends.insert(g->sends.end(), t.sends.begin(), t.sends.end());
             g->receives.insert(g->receives.end(), t.receives.begin(), t.receives.end());
             return ncclSuccess;
@@ -279,8 +308,32 @@ size_t size_of(ncclDataType_t t)
 
 transfer plain(const char *what, ncclComm_t c, cudaStream_t s)
 {
-    return {c, s, what, {}, {}, {}, {}, nullptr, nullptr, 0, 0, 0, false};
+    return {c, s, what, {}, {}, {}, {}, nullptr, nullptr, 0, ncclInt8, 0, 0, false};
 }
+
+/* A reduction of n numbers: `from` of every rank goes to the owners, here at `to` (NULL: here is
+ * none); piece p of `from`, of so many bytes each, is owner p's. */
+void reduce(transfer *t, const void *from, size_t step, int owner, void *to, size_t n,
+            ncclDataType_t type)
+{
+    ncclComm_t c = t->comm;
+    const char *x = (const char *)from;
+    t->bytes = n * size_of(type);
+    t->type = type;
+    for (int i = 1; i < c->ranks; i++) {
+        int r = (c->rank + i) % c->ranks;
+        if (owner < 0 || owner == r)
+            t->sends.push_back({r, (char *)x + (size_t)r * step, t->bytes, 0});
+        if (owner < 0 || owner == c->rank)
+            t->receives.push_back({r, nullptr, t->bytes, 0});
+    }
+    if (owner < 0 || owner == c->rank) {
+        t->sum = (char *)to;
+        t->own = x + (size_t)c->rank * step;
+    }
+}
+
+bool is_float(ncclDataType_t t) { return t == ncclFloat32 || t == ncclBfloat16; }
 
 bool is_blocking(const ncclConfig_t *config) { return !config || config->blocking != 0; }
 
@@ -489,14 +542,27 @@ ncclResult_t ncclAllReduce(const void *from, void *to, size_t n, ncclDataType_t 
     if ((type != ncclInt64 && type != ncclUint64) || op != ncclSum || !n)
         return ncclInvalidArgument;
     transfer t = plain("ncclAllReduce", c, s);
-    for (int r = 0; r < c->ranks; r++)
-        if (r != c->rank) {
-            t.sends.push_back({r, (char *)from, n * sizeof(int64_t), 0});
-            t.receives.push_back({r, nullptr, n * sizeof(int64_t), 0});
-        }
-    t.sum = (int64_t *)to;
-    t.own = (const int64_t *)from;
-    t.n = n;
+    reduce(&t, from, 0, -1, to, n, type);
+    return submit(std::move(t));
+}
+
+ncclResult_t ncclReduceScatter(const void *from, void *to, size_t n, ncclDataType_t type,
+                               ncclRedOp_t op, ncclComm_t c, cudaStream_t s)
+{
+    if (!is_float(type) || op != ncclSum || !n)
+        return ncclInvalidArgument;
+    transfer t = plain("ncclReduceScatter", c, s);
+    reduce(&t, from, n * size_of(type), -1, to, n, type);
+    return submit(std::move(t));
+}
+
+ncclResult_t ncclReduce(const void *from, void *to, size_t n, ncclDataType_t type, ncclRedOp_t op,
+                        int root, ncclComm_t c, cudaStream_t s)
+{
+    if (!is_float(type) || op != ncclSum || !n || root < 0 || root >= c->ranks)
+        return ncclInvalidArgument;
+    transfer t = plain("ncclReduce", c, s);
+    reduce(&t, from, 0, root, to, n, type);
     return submit(std::move(t));
 }
 

@@ -61,6 +61,14 @@ void zr_alltoall(zr *z, int queue, int64_t at, int64_t step, int64_t to, int64_t
     LINE("alltoall", queue, at, step, to, bytes);
 }
 
+void zr_reducescatter(zr *z, int queue, int64_t at, int64_t step, int64_t to, int64_t bytes,
+                      int type)
+{
+    int64_t width = type == ZR_BF16 ? 2 : 4;
+    (void)z;
+    LINE("reducescatter", queue, at, step, to, bytes, width);
+}
+
 void zr_done(zr *z, int queue)
 {
     (void)z;
