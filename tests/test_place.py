@@ -133,7 +133,7 @@ def test_only_what_peers_read_is_shared(name: str, way: str) -> None:
     """Shared memory is slower to take: its pages are small on most hosts."""
     p = planned(name, *keys(name, way))
     read = {r.cls for section in p.sections for s in section.steps for r in s.ins
-            if s.op in ('gather', 'alltoall', 'allreduce')}
+            if s.op in ('gather', 'alltoall', 'reducescatter', 'allreduce')}
     assert {c.name for c in p.classes if c.kind == 'shared'} == (read if p.head.ranks > 1 else set())
 
 

@@ -281,7 +281,7 @@ WRONG = [
      r"@: cluster: is a list; allowed: a mapping with the keys ranks"),
     (GPT, LISTED, "targets: [cpu, sm_91]",
      r"@: targets\[1\]: 'sm_91' is no target; allowed: cpu or sm_80 or sm_90 or sm_100"),
-    (GPT, "precision: f32", "precision: f32\n  reduction: fast",
+    (GPT, "precision: f32", "reduction: fast",
      r"@: train.reduction: fast lets NCCL sum, and the target cpu has none; allowed: exact, or"),
     (GPT, LISTED, "targets: [tpu]", r"@: targets\[0\]: 'tpu' is no target; allowed: cpu or sm_80"),
     (GPT, LISTED, "targets: []", r"@: targets: is empty"),
