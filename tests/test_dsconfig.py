@@ -223,6 +223,7 @@ def test_keys_at_a_stage_where_they_do_nothing(tmp_path: Path) -> None:
     ({"fp16": {"enabled": "auto"}}, []),
     ({"aio": {"thread_count": 1}}, ["DeepSpeed ignores it: it reads intra_op_parallelism"]),
     ({"elasticity": {"prefer_large_batch": True}}, ["elasticity: has no effect here while"]),
+    ({"bfloat16": {"enabled": False}}, []),
     ({"_comment": "hello"}, ["_comment: has no effect here: is a comment"]),
 ])
 def test_notes(tmp_path: Path, config: dict, said: list[str]) -> None:
@@ -464,3 +465,9 @@ def test_the_lines_can_be_given_back(tmp_path: Path, path: Path) -> None:
     assert dataclasses.replace(again, places={}) == dataclasses.replace(first, places={})
     values = [re.sub(r" +# .*", "", line) for line in config.text(again).splitlines()]
     assert values == [re.sub(r" +# .*", "", line) for line in lines]
+
+
+def test_the_page_of_all_keys_is_the_tables() -> None:
+    """docs/config.md; .venv/bin/python gen/config_doc.py > docs/config.md makes it."""
+    import config_doc
+    assert (ROOT / "docs/config.md").read_text() == config_doc.page()

@@ -159,7 +159,7 @@ _STAGE3 = {                     # after stage3_, or without it
 
 _ZERO = {
     "stage": to("zero.stage", integer(0, 3)),
-    "reduce_bucket_size": to("zero.reduce_bucket_size", SIZE, rule="width x width",
+    "reduce_bucket_size": to("zero.reduce_bucket_size", COUNT, rule="width x width",
                              auto=lambda spec: spec("model.width") ** 2),
     "allgather_bucket_size": to("zero.allgather_bucket_size", EVEN),
     "overlap_comm": to("zero.overlap_comm", FLAG),
@@ -315,7 +315,7 @@ _REST = {
 
 TABLE: Mapping[str, Key] = {
     **_TOP, **under("optimizer", _OPTIMIZER), **under("scheduler", _SCHEDULER), **_PRECISION,
-    **{f"bfloat16.{name.partition('.')[2]}": Moved(row.kind, to=name)
+    **{f"bfloat16.{name.partition('.')[2]}": Moved(row.kind, to=name, old=False)
        for name, row in _PRECISION.items() if name.startswith("bf16.")},
     **under("zero_optimization", _ZERO), **_REST,
 }

@@ -32,7 +32,8 @@ def integer(low: int, high: int = 2 ** 63 - 1, step: int = 1) -> Kind:
         n = numeric(value)
         return n is not None and n == int(n) and low <= n <= high and n % step == 0
     name = "an even integer" if step == 2 else "an integer"
-    return Kind(f"{name} from {low}" + (f" to {high}" if high < 2 ** 63 - 1 else ""), fits)
+    start = f" from {low}" if low > -2 ** 63 else ""
+    return Kind(name + start + (f" to {high}" if high < 2 ** 63 - 1 else ""), fits)
 
 
 def real(low: float, high: float = math.inf) -> Kind:

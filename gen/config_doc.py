@@ -1,0 +1,152 @@
+#!/usr/bin/env python3
+"""config_doc.py -- docs/config.md, from the spec's schema and the table of a ds_config.json's keys.
+
+.venv/bin/python gen/config_doc.py > docs/config.md
+"""
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from typing import Iterator
+
+from pydantic import BeforeValidator, PlainValidator
+from pydantic_core import PydanticCustomError
+
+from zg import dskeys, dsrows, schema
+
+HEAD = """# Every key
+
+Made by `.venv/bin/python gen/config_doc.py > docs/config.md`; a test compares. `gen/zgen SPEC --emit config` prints the
+values in effect, and where each came from: a line of a file, `--set`, a default, or other keys.
+
+## The spec
+
+`[]` stands for an item of a list. A key without a default must be given. In `ops` and `head` an item is one of the ops that
+a `residual` can hold.
+
+| key | allowed | default |
+|---|---|---|
+"""
+DEEPSPEED = """
+## ds_config.json
+
+`gen/zgen SPEC --zero ds_config.json` reads DeepSpeed's configuration as it is, with Hjson's comments and commas. A key that
+is left out, null or `"auto"` is the spec's; where an `auto` below has a rule, it holds unless the spec says the key itself.
+`--set` comes last. Every value is checked, also where it has no effect; a key that is not here is an error. At another stage
+than a key's, a note says that it has no effect. "With X" is a key that says how X is meant, and nothing while X is off.
+"""
+
+
+# ---- the spec's keys
+
+def missing(value: object) -> bool:
+    return value is dataclasses.MISSING or repr(value) == "PydanticUndefined"
+
+
+def record(kind: object) -> type | None:
+    """The record inside a type, if there is one."""
+    if isinstance(kind, type) and (hasattr(kind, "model_fields") or dataclasses.is_dataclass(kind)):
+        return kind
+    return next((r for r in map(record, typing.get_args(kind)) if r), None)
+
+
+def fields(kind: type) -> Iterator[tuple[str, object, object]]:
+    """A record's keys, their types and defaults."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    if hasattr(kind, "model_fields"):
+        yield from ((n, hints[n], f.default) for n, f in kind.model_fields.items())
+        return
+    for f in dataclasses.fields(kind):
+        made = f.default_factory
+        yield f.name, hints[f.name], f.default if made is dataclasses.MISSING else made()
+
+
+def allowed(kind: object) -> str:
+    """What the error about a wrong value says is allowed."""
+    args = typing.get_args(kind)
+    for meta in getattr(kind, "__metadata__", ()):
+        if isinstance(meta, PlainValidator):
+            try:
+                meta.func(object())
+            except PydanticCustomError as e:
+                return e.context["allowed"]
+    if isinstance(kind, type):
+        return kind.__name__
+    if hasattr(kind, "__metadata__"):
+        one = any(isinstance(meta, BeforeValidator) for meta in kind.__metadata__)
+        return ("one or " if one else "") + allowed(args[0])
+    if typing.get_origin(kind) is tuple:
+        return f"a list of {allowed(args[0])}"
+    if typing.get_origin(kind) in (typing.Union, types.UnionType):
+        return " or ".join("null" if a is type(None) else allowed(a) for a in args)
+    raise TypeError(kind)
+
+
+def said(value: object) -> str:
+    """A default."""
+    if missing(value):
+        return ""
+    return f"`{json.dumps(list(value) if isinstance(value, tuple) else value)}`"
+
+
+def spec(kind: type, path: str = "") -> Iterator[str]:
+    for name, hint, default in fields(kind):
+        key = f"{path}{name}"
+        below = record(hint)
+        if below is None:
+            yield f"| `{key}` | {allowed(hint)} | {said(default)} |"
+        elif below is schema.OpKeys and name in ("residual", "head"):
+            yield f"| `{key}` | a list of ops | |"
+        elif not list(fields(below)):
+            yield f"| `{key}` | {{}} | |"
+        else:
+            yield from spec(below, f"{key}[]." if "tuple" in str(hint) else f"{key}.")
+
+
+# ---- a ds_config.json's keys
+
+def words(row: dsrows.Honour | dsrows.Same | dsrows.Moved) -> str:
+    pairs = [f"{json.dumps(a).strip(chr(34))} is {b}" for a, b in (row.words or {}).items()
+             if str(a) != str(b)]
+    return f" ({', '.join(pairs)})" if pairs else ""
+
+
+def becomes(name: str, row: dsrows.Key) -> str:
+    if isinstance(row, dsrows.Honour):
+        key = f"`{row.key}`" if row.key else "`train.global_batch` follows from it"
+        return key + words(row) + (f'; "auto": {row.rule}' if row.auto else "")
+    if isinstance(row, dsrows.Same):
+        return f"must agree with `{row.key}`"
+    if isinstance(row, dsrows.Idle):
+        return f"no effect: {row.why}"
+    if isinstance(row, dsrows.Moved):
+        return f"{'deprecated' if row.old else 'another name'}: `{row.to}`{words(row)}"
+    if isinstance(row, dsrows.Part):
+        above = name.rpartition(".")[0]
+        return f"with `{dskeys.SWITCHES.get(above, above)}`"
+    rest = [json.dumps(u).strip('"') for u in row.unless]
+    return f"refused{' unless ' * bool(rest)}{' or '.join(rest)}: {row.why}"
+
+
+def deepspeed() -> Iterator[str]:
+    sections: dict[str, list[str]] = {}
+    for name, row in dskeys.TABLE.items():
+        section, _, key = name.rpartition(".")
+        stage = "" if row.stages == "0123" else f" (stage {' '.join(row.stages)})"
+        kind = "the same" if isinstance(row, dsrows.Moved) and not row.words else row.kind.allowed
+        sections.setdefault(section, []).append(
+            f"| `{key}` | {kind} | {becomes(name, row)}{stage} |")
+    for section, rows in sections.items():
+        title = f"`{section}`" if section else "At the top"
+        yield f"\n### {title}\n\n| key | holds | here |\n|---|---|---|"
+        yield from rows
+
+
+def page() -> str:
+    return HEAD + "\n".join(spec(schema.SpecKeys)) + "\n" + DEEPSPEED + "\n".join(deepspeed()) + "\n"
+
+
+if __name__ == "__main__":
+    print(page(), end="")
