@@ -18,13 +18,14 @@ from zg import dskeys, dsrows, schema
 
 HEAD = """# Every key
 
-Made by `.venv/bin/python gen/config_doc.py > docs/config.md`; a test compares. `gen/zgen SPEC --emit config` prints the
-values in effect, and where each came from: a line of a file, `--set`, a default, or other keys.
+Made by `.venv/bin/python gen/config_doc.py > docs/config.md`; a test compares. `gen/zgen SPEC
+--emit config` prints the values in effect, and where each came from: a line of a file, `--set`, a
+default, or other keys.
 
 ## The spec
 
-`[]` stands for an item of a list. A key without a default must be given. In `ops` and `head` an item is one of the ops that
-a `residual` can hold.
+`[]` stands for an item of a list. A key without a default must be given. In `ops` and `head` an
+item is one of the ops that a `residual` can hold.
 
 | key | allowed | default |
 |---|---|---|
@@ -32,10 +33,12 @@ a `residual` can hold.
 DEEPSPEED = """
 ## ds_config.json
 
-`gen/zgen SPEC --zero ds_config.json` reads DeepSpeed's configuration as it is, with Hjson's comments and commas. A key that
-is left out, null or `"auto"` is the spec's; where an `auto` below has a rule, it holds unless the spec says the key itself.
-`--set` comes last. Every value is checked, also where it has no effect; a key that is not here is an error. At another stage
-than a key's, a note says that it has no effect. "With X" is a key that says how X is meant, and nothing while X is off.
+`gen/zgen SPEC --zero ds_config.json` reads DeepSpeed's configuration as it is, with Hjson's
+comments and commas. A key that is left out, null or `"auto"` is the spec's; where an `auto` below
+has a rule, it holds unless the spec says the key itself. `--set` comes last. Every value is
+checked, also where it has no effect; a key that is not here is an error. At another stage than a
+key's, a note says that it has no effect. "With X" is a key that says how X is meant, and nothing
+while X is off.
 """
 
 
@@ -145,7 +148,7 @@ def deepspeed() -> Iterator[str]:
 
 
 def page() -> str:
-    return HEAD + "\n".join(spec(schema.SpecKeys)) + "\n" + DEEPSPEED + "\n".join(deepspeed()) + "\n"
+    return "\n".join([HEAD + "\n".join(spec(schema.SpecKeys)), DEEPSPEED + "\n".join(deepspeed()), ""])
 
 
 if __name__ == "__main__":
