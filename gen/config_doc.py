@@ -148,7 +148,8 @@ def deepspeed() -> Iterator[str]:
 
 
 def page() -> str:
-    return "\n".join([HEAD + "\n".join(spec(schema.SpecKeys)), DEEPSPEED + "\n".join(deepspeed()), ""])
+    keys, theirs = "\n".join(spec(schema.SpecKeys)), "\n".join(deepspeed())
+    return f"{HEAD}{keys}\n{DEEPSPEED}{theirs}\n"
 
 
 if __name__ == "__main__":
