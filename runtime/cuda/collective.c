@@ -137,8 +137,8 @@ void zr_alltoall(zr *z, int queue, int64_t at, int64_t step, int64_t to, int64_t
     counted(z, queue, bytes);
 }
 
-/* A whole shard is a reduce-scatter. Pieces of it do not lie side by side: each rank's is reduced to
- * its owner. */
+/* A whole shard is a reduce-scatter. Pieces of it do not lie side by side: each rank's is reduced
+ * to its owner. */
 void zr_reducescatter(zr *z, int queue, int64_t at, int64_t step, int64_t to, int64_t bytes,
                       int type)
 {
