@@ -70,10 +70,12 @@ ROWS = {
     'zk_embed_bwd': Row('dw=(4*add+R*(1-add))*V*C dy=R*M*C token=4*M index=4*(V+1+M)',
                         'R*M*C+4*M+8*min(M,V)*C*add+R*V*C*(1-add)'),
     'zk_position_bwd': Row('dp=R*P*C dy=R*B*T*C'),
-    'zk_layernorm_fwd': Row('y=R*M*C stat=8*M x=R*M*C w=R*C b=R*C'),
-    'zk_layernorm_bwd': Row('dx=R*M*C dw=R*C db=R*C dy=R*M*C x=R*M*C stat=8*M w=R*C scratch=8*C'),
-    'zk_rmsnorm_fwd': Row('y=R*M*C stat=4*M x=R*M*C w=R*C'),
-    'zk_rmsnorm_bwd': Row('dx=R*M*C dw=R*C dy=R*M*C x=R*M*C stat=4*M w=R*C scratch=8*C'),
+    'zk_layernorm_fwd': Row('y=R*M*C stat=8*M sum=R*M*C x=R*M*C more=R*M*C w=R*C b=R*C'),
+    'zk_layernorm_bwd': Row('dx=R*M*C dw=R*C db=R*C dy=R*M*C more=R*M*C x=R*M*C stat=8*M w=R*C '
+                            'scratch=8*C'),
+    'zk_rmsnorm_fwd': Row('y=R*M*C stat=4*M sum=R*M*C x=R*M*C more=R*M*C w=R*C'),
+    'zk_rmsnorm_bwd': Row('dx=R*M*C dw=R*C dy=R*M*C more=R*M*C x=R*M*C stat=4*M w=R*C '
+                          'scratch=8*C'),
     'zk_qknorm_fwd': Row('y=R*M*E stat=4*M*(H+G) in=R*M*E wq=R*D wk=R*D'),
     'zk_qknorm_bwd': Row('din=R*M*E dwq=R*D dwk=R*D dy=R*M*E in=R*M*E stat=4*M*(H+G) wq=R*D '
                          'wk=R*D scratch=8*D*(1+M)', '3*R*M*E+4*M*(H+G)'),

@@ -110,17 +110,21 @@ void zk_position_bwd(zk *k, const zk_launch *L, real *dp, const real *dy, int64_
                      int64_t C, int64_t P);
 
 /* ---- norms. stat: float [M,2] (mean, 1/std) for layernorm, [M] (1/rms) for rmsnorm;
- * b and db may be NULL: no bias */
-void zk_layernorm_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *x, const real *w,
-                      const real *b, int64_t M, int64_t C, float eps);
+ * b and db may be NULL: no bias. `more` [M,C] may be NULL; else forward leaves x + more in `sum`
+ * [M,C] and takes the norm of that, and backward adds it to dx: the bits of zk_add before or
+ * after */
+void zk_layernorm_fwd(zk *k, const zk_launch *L, real *y, float *stat, real *sum, const real *x,
+                      const real *more, const real *w, const real *b, int64_t M, int64_t C,
+                      float eps);
 /* dw, db real [C], summed over rows in f32, ascending on a CPU; scratch: float [2, C] */
 void zk_layernorm_bwd(zk *k, const zk_launch *L, real *dx, real *dw, real *db, const real *dy,
-                      const real *x, const float *stat, const real *w, float *scratch, int64_t M,
-                      int64_t C);
-void zk_rmsnorm_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *x, const real *w,
-                    int64_t M, int64_t C, float eps);
-void zk_rmsnorm_bwd(zk *k, const zk_launch *L, real *dx, real *dw, const real *dy, const real *x,
-                    const float *stat, const real *w, float *scratch, int64_t M, int64_t C);
+                      const real *more, const real *x, const float *stat, const real *w,
+                      float *scratch, int64_t M, int64_t C);
+void zk_rmsnorm_fwd(zk *k, const zk_launch *L, real *y, float *stat, real *sum, const real *x,
+                    const real *more, const real *w, int64_t M, int64_t C, float eps);
+void zk_rmsnorm_bwd(zk *k, const zk_launch *L, real *dx, real *dw, const real *dy, const real *more,
+                    const real *x, const float *stat, const real *w, float *scratch, int64_t M,
+                    int64_t C);
 /* RMS norm of every q and k head: in, y [M, (H + 2*G) * D] (q heads, k heads, v heads; v copied);
  * wq, wk [D]; stat: float [M, H + G]. */
 void zk_qknorm_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *in, const real *wq,

@@ -221,9 +221,10 @@ def same(p: Plan, original: list[Work], pairs: list[tuple[tuple, tuple]]) -> boo
 # ---- one thing changed in a function or a table
 
 def shifted(arg: str) -> Iterator[str]:
-    """An operand's place or number, changed by one."""
+    """An operand's place or number, changed by one, or none."""
     base, plus, at = arg.partition('+')
     if plus and at.isdigit():
+        yield 'null'
         yield f'{base}+{int(at) + 64}'
         if int(at) >= 64:
             yield f'{base}+{int(at) - 64}'

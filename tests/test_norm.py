@@ -99,8 +99,8 @@ def test_layernorm(target: str, M: int, C: int, dtype: int, shift: float) -> Non
     y, dx, dw, db = empties(dtype, (M, C), (M, C), (C,), (C,))
     stat, scratch = zk.empty(zk.F32, M, 2), zk.empty(zk.F32, 2, C)
     k = zk.Kernels(target, dtype)
-    k.zk_layernorm_fwd(y, stat, x, w, b, M, C, EPS)
-    k.zk_layernorm_bwd(dx, dw, db, dy, x, stat, w, scratch, M, C)
+    k.zk_layernorm_fwd(y, stat, None, x, None, w, b, M, C, EPS)
+    k.zk_layernorm_bwd(dx, dw, db, dy, None, x, stat, w, scratch, M, C)
 
     mean, r = row(X), 1 / np.sqrt(X.var(-1, keepdims=True) + EPS)
     hat, lanes = (X - mean) * r, chain(C, target)
@@ -128,8 +128,8 @@ def test_layernorm_without_bias(target: str, dtype: int) -> None:
     for b, db in ((zero, zk.empty(dtype, C)), (None, None)):
         y, dx, dw = empties(dtype, (M, C), (M, C), (C,))
         stat, scratch = zk.empty(zk.F32, M, 2), zk.empty(zk.F32, 2, C)
-        zk.Kernels(target, dtype).zk_layernorm_fwd(y, stat, x, w, b, M, C, EPS)
-        zk.Kernels(target, dtype).zk_layernorm_bwd(dx, dw, db, dy, x, stat, w, scratch, M, C)
+        zk.Kernels(target, dtype).zk_layernorm_fwd(y, stat, None, x, None, w, b, M, C, EPS)
+        zk.Kernels(target, dtype).zk_layernorm_bwd(dx, dw, db, dy, None, x, stat, w, scratch, M, C)
         results.append([a.tobytes() for a in (y, stat, dx, dw)])
     assert results[0] == results[1]
 
@@ -141,8 +141,8 @@ def test_rmsnorm(target: str, M: int, C: int, dtype: int) -> None:
     y, dx, dw = empties(dtype, (M, C), (M, C), (C,))
     stat, scratch = zk.empty(zk.F32, M), zk.empty(zk.F32, C)
     k = zk.Kernels(target, dtype)
-    k.zk_rmsnorm_fwd(y, stat, x, w, M, C, EPS)
-    k.zk_rmsnorm_bwd(dx, dw, dy, x, stat, w, scratch, M, C)
+    k.zk_rmsnorm_fwd(y, stat, None, x, None, w, M, C, EPS)
+    k.zk_rmsnorm_bwd(dx, dw, dy, None, x, stat, w, scratch, M, C)
 
     r, u = 1 / np.sqrt((X * X).mean(-1, keepdims=True) + EPS), roundings(C, target) * F32
     close(stat[:, None].copy(), r, u * r, zk.F32)
@@ -150,6 +150,47 @@ def test_rmsnorm(target: str, M: int, C: int, dtype: int) -> None:
     DX, DW = back(X * r, r, W, DY, False)
     close(dx, DX, 2 * u * back_size(X * r, r, W, DY), dtype)
     close(dw, DW.sum(0), (M * F32 + u) * np.abs(DW).sum(0), dtype)
+
+
+def fused_and_apart(k: zk.Kernels, kind: str, M: int, C: int, dtype: int) -> list[list[bytes]]:
+    """Forward of x + more, and backward of it with `more` added to dx: results of the norm alone,
+    and of the norm and zk_add."""
+    (x, _), (more, _) = drawn(1, dtype, M, C), drawn(2, dtype, M, C, shift=0.7)
+    (dy, _), (w, _), (b, _) = drawn(3, dtype, M, C), drawn(4, dtype, C), drawn(5, dtype, C)
+    bias, gradient, stats = ([b], [zk.empty(dtype, C)], 2 * M) if kind == 'layernorm' else ([], [], M)
+    forward, backward = getattr(k, f'zk_{kind}_fwd'), getattr(k, f'zk_{kind}_bwd')
+    stat, scratch, found = zk.empty(zk.F32, stats), zk.empty(zk.F32, 2 * C), []
+    for apart in (0, 1):
+        y, total, dx, dw = empties(dtype, (M, C), (M, C), (M, C), (C,))
+        if apart:
+            k.zk_add(total, x, more, M * C)
+            forward(y, stat, None, total, None, w, *bias, M, C, EPS)
+            backward(dx, dw, *gradient, dy, None, total, stat, w, scratch, M, C)
+            alone = dx.copy()
+            k.zk_add(dx, more, alone, M * C)
+        else:
+            forward(y, stat, total, x, more, w, *bias, M, C, EPS)
+            backward(dx, dw, *gradient, dy, more, total, stat, w, scratch, M, C)
+        found.append([a.tobytes() for a in (total, y, stat, dx, dw, *gradient)])
+    return found
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('kind', ['layernorm', 'rmsnorm'])
+@pytest.mark.parametrize('M,C', SHAPES)
+def test_a_norm_adds_as_zk_add(target: str, kind: str, M: int, C: int, dtype: int) -> None:
+    """bit for bit, the sum before and the sum after"""
+    alone, apart = fused_and_apart(zk.Kernels(target, dtype), kind, M, C, dtype)
+    assert alone == apart
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
+@pytest.mark.parametrize('kind', ['layernorm', 'rmsnorm'])
+def test_a_norm_adds_alike_on_every_object(kind: str, dtype: int) -> None:
+    first = fused_and_apart(zk.Kernels(dtype=dtype), kind, 50, 133, dtype)
+    for isa, compiler, threads in zk.variants():
+        k = zk.Kernels(isa, dtype, threads, compiler)
+        assert fused_and_apart(k, kind, 50, 133, dtype) == first, (isa, compiler, threads)
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
@@ -219,11 +260,11 @@ def everything(k: zk.Kernels, dtype: int) -> bytes:
     (w, _), (b, _) = drawn(3, dtype, C), drawn(4, dtype, C)
     y, dx, dw, db = empties(dtype, (M, C), (M, C), (C,), (C,))
     stat, scratch = zk.empty(zk.F32, M, 2), zk.empty(zk.F32, 2 * C)
-    k.zk_layernorm_fwd(y, stat, x, w, b, M, C, EPS)
-    k.zk_layernorm_bwd(dx, dw, db, dy, x, stat, w, scratch, M, C)
+    k.zk_layernorm_fwd(y, stat, None, x, None, w, b, M, C, EPS)
+    k.zk_layernorm_bwd(dx, dw, db, dy, None, x, stat, w, scratch, M, C)
     out += [a.tobytes() for a in (y, stat, dx, dw, db)]
-    k.zk_rmsnorm_fwd(y, stat, x, w, M, C, EPS)
-    k.zk_rmsnorm_bwd(dx, dw, dy, x, stat, w, scratch, M, C)
+    k.zk_rmsnorm_fwd(y, stat, None, x, None, w, M, C, EPS)
+    k.zk_rmsnorm_bwd(dx, dw, dy, None, x, stat, w, scratch, M, C)
     out += [a.tobytes() for a in (y, stat, dx, dw)]
     (x, _), (dy, _) = drawn(5, dtype, M, S), drawn(6, dtype, M, S)
     (wq, _), (wk, _) = drawn(7, dtype, D), drawn(8, dtype, D)

@@ -8,9 +8,10 @@ What it proves:
  backward   runs for what ran forward, on the same numbers, with the very values that forward read
             and made; so does evaluation
  again      what backward does not find it makes by forward's own calls, on the same operands
+ additions  a value that was added to what it came from has two gradients: backward adds as often
+            as forward. A norm that adds is seen as the two calls whose bits it has
  leaves     every tensor's gradient is written once by the function that comes first in backward,
             and added to by the others that read the tensor
- the plan's own   sums, norms, updates work on the owner's part and nothing else
 """
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
-from . import ops
+from . import check_own, ops
 from .check_order import CheckError
-from .plan import Call, Flat, Fn, Plan, Tensor
+from .plan import Call, Fn, Plan, Tensor
 
 # A kernel's operands, stated again from kernels/zk.h. `>` writes, `<` reads, `=` may be where
 # another operand is, `@` parameter, `^` gradient of one, `$` scratch, `?` may be null, a bare word
@@ -31,10 +32,10 @@ _KERNELS = {
     "zk_embed_fwd": ">r:B*T*C <tokens:B*T @r:*C @?r:*C B T C",
     "zk_embed_bwd": "^add:V*C <r:M*C <tokens:M $:4*(V+1+M) M V C add",
     "zk_position_bwd": "^r:P*C <r:B*T*C B T C P",
-    "zk_layernorm_fwd": ">r:M*C >f:M*2 <r:M*C @r:C @?r:C M C eps",
-    "zk_layernorm_bwd": ">r:M*C ^r:C ^?r:C <r:M*C <r:M*C <f:M*2 @r:C $:8*C M C",
-    "zk_rmsnorm_fwd": ">r:M*C >f:M <r:M*C @r:C M C eps",
-    "zk_rmsnorm_bwd": ">r:M*C ^r:C <r:M*C <r:M*C <f:M @r:C $:8*C M C",
+    "zk_layernorm_fwd": ">r:M*C >f:M*2 >?r:M*C <r:M*C <?r:M*C @r:C @?r:C M C eps",
+    "zk_layernorm_bwd": ">r:M*C ^r:C ^?r:C <r:M*C <?r:M*C <r:M*C <f:M*2 @r:C $:8*C M C",
+    "zk_rmsnorm_fwd": ">r:M*C >f:M >?r:M*C <r:M*C <?r:M*C @r:C M C eps",
+    "zk_rmsnorm_bwd": ">r:M*C ^r:C <r:M*C <?r:M*C <r:M*C <f:M @r:C $:8*C M C",
     "zk_qknorm_fwd": ">r:M*E >f:M*(H+G) <r:M*E @r:D @r:D M H G D eps",
     "zk_qknorm_bwd": ">r:M*E ^r:D ^r:D <r:M*E <r:M*E <f:M*(H+G) @r:D @r:D $:8*D*(1+M) M H G D",
     "zk_linear_fwd": ">r:M*N <r:M*K @r:N*K @?r:N M N K layout",
@@ -57,8 +58,8 @@ _CLASSES = ("tokens", "targets", "table", "sums")
 # A kernel forward, and those that must run backward for it on the same numbers: of their operands,
 # in order, which are operands of the one forward (. for none).
 _BACK = {
-    "zk_layernorm_fwd": {"zk_layernorm_bwd": "....213"},
-    "zk_rmsnorm_fwd": {"zk_rmsnorm_bwd": "...213"},
+    "zk_layernorm_fwd": {"zk_layernorm_bwd": ".....315"},
+    "zk_rmsnorm_fwd": {"zk_rmsnorm_bwd": "....315"},
     "zk_qknorm_fwd": {"zk_qknorm_bwd": "....2134"},
     "zk_linear_fwd": {"zk_linear_bwd_x": "..2", "zk_linear_bwd_w": "..1"},
     "zk_rope": {"zk_rope": "..2"},
@@ -66,8 +67,10 @@ _BACK = {
     "zk_gelu_fwd": {"zk_gelu_bwd": "..1"},
     "zk_swiglu_fwd": {"zk_swiglu_bwd": "..1"},
 }
+# Where a norm has what it adds: forward the sum of two operands, backward one more for the result.
+_ADDS = {"zk_layernorm_fwd": (2, 3, 4), "zk_rmsnorm_fwd": (2, 3, 4),
+         "zk_layernorm_bwd": (0, 0, 4), "zk_rmsnorm_bwd": (0, 0, 3)}
 _ASIDE = ("eps", "full", "add", "sign")                 # numbers that need not agree
-_UNITS = ("fwd", "bwd", "train", "eval")
 
 
 @dataclass(frozen=True)
@@ -195,7 +198,6 @@ class _Body:
         words = _KERNELS[call.kernel].split()
         dims = self.dims(call, words)
         writes: list[tuple[int, int, str]] = []
-        spans: list[tuple[str, int, int, bool]] = []    # base, lo, hi, may be where another is
         is_: list[object] = list(call.args)             # what each operand is
         for n, (word, arg) in enumerate(zip(words, call.args)):
             if word.isidentifier():
@@ -223,22 +225,33 @@ class _Body:
                 self.place(call, arg, elems * (8 if kind == "sums" else 4))
             else:
                 size = elems * (self.real if kind == "r" else 4)
-                base, at = self.place(call, arg, size)
-                spans.append((base, at, at + size, "=" in head))
+                base, _ = self.place(call, arg, size)
                 if mode == "<" and (call.kernel != "zk_round" or base != "acc"):
                     is_[n] = self.read(call, arg, size, kind)
                 if mode == ">":
                     writes.append((n, size, kind))
                     is_[n] = None
-        self.apart(call, spans, len(writes))
         number = self.known.setdefault((call.kernel, *is_), len(self.known))
         for n, size, kind in writes:
             is_[n] = number, n
             self.write(call, call.args[n], size, kind, is_[n])
         self.ran.append((call, number, is_))
 
-    def apart(self, call: Call, spans: list[tuple[str, int, int, bool]], outs: int) -> None:
+    def apart(self, call: Call) -> None:
         """Outputs, which come first, overlap nothing, or are exactly where another operand is."""
+        words = _KERNELS[call.kernel].split()
+        dims = self.dims(call, words)
+        spans: list[tuple[str, int, int, bool]] = []    # base, lo, hi, may be where another is
+        outs = 0
+        for word, arg in zip(words, call.args):
+            head, _, expression = word.partition(":")
+            kind = head.lstrip("><=?")
+            if head[0] not in "<>" or arg == "null" or kind in _CLASSES:
+                continue
+            size = ops.value(expression, dims) * (self.real if kind == "r" else 4)
+            base, at = self.place(call, arg, size)
+            spans.append((base, at, at + size, "=" in head))
+            outs += head[0] == ">"
         for n, (base, lo, hi, free) in enumerate(spans[:outs]):
             for other, low, high, _ in spans[:n] + spans[n + 1:]:
                 same = free and (lo, hi) == (low, high)
@@ -275,7 +288,12 @@ class _Body:
             shape = tuple(int(a) for a in c.args if a.lstrip("-").isdigit())
             if not launch or launch.kernel != c.kernel or launch.shape != shape:
                 self.fail(c, f"launch {c.launch} is of another shape")
-            self.call(c)
+            eval_ = self.fn.name.startswith("eval.")
+            if c.kernel == "zk_cross_entropy" and (c.args[1] == "null") != eval_:
+                self.fail(c, "training needs the gradient, evaluation does not")
+            self.apart(c)
+            for part in _parts(c):
+                self.call(part)
 
     def end(self, *outs: str) -> None:
         """Outputs are whole, everything was used."""
@@ -289,10 +307,31 @@ class _Body:
                     self.fail(None, f"{base}+{v.lo} is written and not read")
 
 
+def _parts(c: Call) -> list[Call]:
+    """A call as those that have the same bits together: a norm and an addition, or itself."""
+    out, x, more = _ADDS.get(c.kernel, (0, 0, 0))
+    args = list(c.args)
+    if not more or args[more] == "null" and (not out or args[out] == "null"):
+        return [c]
+    M, C = (int(a) for a in _dims(c))
+    add = Call("zk_add", "", (args[out], args[x], args[more], str(M * C)))
+    args[more] = "null"
+    if out:                                                     # forward: before it
+        args[out], args[x] = "null", args[out]
+    norm = replace(c, args=tuple(args))
+    return [add, norm] if out else [norm, add]
+
+
 def _dims(c: Call) -> tuple[str, ...]:
     """A call's numbers that must agree forward and backward."""
     return tuple(a for w, a in zip(_KERNELS[c.kernel].split(), c.args)
                  if w.isidentifier() and w not in _ASIDE)
+
+
+def _adds_back(fwd: _Body, bwd: _Body) -> bool:
+    """Backward adds as often as forward, beside what it makes again."""
+    first, then = ([n for c, n, _ in b.ran if c.kernel == "zk_add"] for b in (fwd, bwd))
+    return len([n for n in then if n not in first]) == len(first)
 
 
 def _unit_bodies(p: Plan, kind: str, fns: dict[str, Fn]) -> list[_Body]:
@@ -307,7 +346,8 @@ def _unit_bodies(p: Plan, kind: str, fns: dict[str, Fn]) -> list[_Body]:
             b.run()
             b.end("dx")
             out.append(b)
-        if not out[0].wanted() == out[0].backward() == out[1].wanted() or out[1].backward():
+        if not out[0].wanted() == out[0].backward() == out[1].wanted() or out[1].backward() or \
+                out[0].reads != out[1].reads or not _adds_back(out[1], out[0]):
             out[0].fail(None, "forward, backward and evaluation do not agree")
         return out
     fwd = _Body(p, fns[f"fwd.{kind}"], {"x": value("x")}, known)
@@ -321,7 +361,7 @@ def _unit_bodies(p: Plan, kind: str, fns: dict[str, Fn]) -> list[_Body]:
             bwd.held.pop(name)
     bwd.run()
     bwd.end("dx")
-    if fwd.wanted() != bwd.backward() or fwd.backward():
+    if fwd.wanted() != bwd.backward() or fwd.backward() or not _adds_back(fwd, bwd):
         bwd.fail(None, "does not run backward what ran forward")
     for c, number, _ in bwd.forward():
         if number not in {n for _, n, _ in fwd.ran}:
@@ -373,63 +413,12 @@ def _rounded(b: _Body) -> set[str]:
     return out
 
 
-# ---- the plan's own functions
-
-def _own(p: Plan, f: Flat) -> dict[str, list[str]]:
-    """The calls of a flat's functions: what an owner does to its part of each buffer."""
-    W, A, f32 = p.head.ranks, p.head.grains, p.head.real == "f32"
-    S = W if p.head.reduction == "exact" else 1
-    whole, fold = f.shard * W, int(p.head.sum == "fold")
-    every = f.state == "whole"
-    span = f"spans.{f.name} l*{whole}" + (f" {whole}" if every else f"+r*{f.shard} {f.shard}")
-    n = whole if every else f.shard
-
-    def mine(formal: str, kept: str, width: int, all_of: bool = every) -> str:
-        return f"{formal}+0" + (f"+r*{f.shard * width}" if kept == "whole" and not all_of else "")
-    node, g = mine("node", f.sum, 4, False), mine("g", f.sum, 4)
-    p4 = mine("p", f.real if f32 else f.state, 4)
-    w = "null" if f32 else mine("w", f.real, 2)
-    part = f"spans.{f.name} l*{whole}+r*{f.shard} {f.shard}"
-    stride = whole if f.sum == "whole" else f.shard
-    update = ops.OPTIMIZERS[p.recipe.optimizer].kernel
-    m, v = (f"{s}+0" if s in f.states else "null" for s in ("m", "v"))
-    return {
-        f"own.{f.name}": [f"zk_push node+0 {whole} &leaf 1 0 {whole} ctl+0 {A} {f.mask} {fold}"],
-        f"join.{f.name}": [f"zk_push {node} 0 sources {S} 1 n null {S} 0 0"],
-        f"sum.{f.name}": [f"zk_push {node} {stride} sources {S} 0 n ctl+0 {S * A} {f.mask} "
-                          f"{fold}"],
-        f"norm.{f.name}": [f"zk_square_sum sums+0 {mine('g', f.sum, 4, False)} {part}"],
-        f"adamw.{f.name}": [f"{update} ctl+0 recipe {w} {p4} {m} {v} {g} {span}"],
-        f"init.{f.name}": [f"zk_init {p4} {span} {p.head.seed}"],
-        f"cast.{f.name}": [f"zk_round {w} p+0 {n}"],
-        f"hash.{f.name}": [f"zk_hash out {mine('p', f.real if f32 else f.state, 4, False)} {part}"],
-    }
-
-
-def _plans_own(p: Plan) -> None:
-    many = p.head.order == "ranks" and p.head.reduction == "exact"
-    leaves = p.head.ranks if many else 1
-    want = {"next": ["zk_begin ctl+0 sums+0 recipe"], "factor": ["zk_factor ctl+0 total+0 recipe"],
-            "count": [f"zk_count ctl+0 {leaves}"]}
-    for f in p.flats:
-        want.update(_own(p, f))
-    for n, t in enumerate(p.tables):
-        want[f"turn.{n}"] = [f"zk_rope_table table+0 freq.{n} {p.head.sequence} {t.head}"]
-    kernels = {l.name: l.kernel for l in p.launches}
-    for fn in p.fns:
-        if fn.name.partition(".")[0] in _UNITS:
-            continue
-        calls = [" ".join((c.kernel, *c.args)) for c in fn.calls]
-        if calls != want.get(fn.name) or any(kernels.get(c.launch) != c.kernel for c in fn.calls):
-            raise CheckError(f"function {fn.name}: does {calls}, not {want.get(fn.name)}")
-
-
 def functions(p: Plan, counts: dict[str, int]) -> Facts:
     """Proves all of the above; counts: units of each kind, in order of forward."""
     fns = {f.name: f for f in p.fns}
     try:
         bodies = {kind: _unit_bodies(p, kind, fns) for kind in counts}
-        _plans_own(p)
+        check_own.functions(p)
         return Facts(_leaves(p, bodies, counts))
     except (KeyError, ValueError, IndexError) as e:
         raise CheckError(f"functions name what the plan does not have: {e}") from e

@@ -14,7 +14,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Iterable, Mapping, Sequence
 
-from . import ops
+from . import ops, rewrite
 from .spec import Op as SpecOp
 from .spec import Spec, Unit
 
@@ -247,6 +247,7 @@ class _Calls:
         self.values: dict[str, Value] = dict(b.values)
         self.params = {t.name for t in b.tensors}
         self.grads: dict[str, str] = {}
+        self.had: dict[str, str | None] = {}     # a line's gradients, before it
 
     def operand(self, node: _Node, word: str) -> tuple[str, object]:
         if word in ("token", "target", "sums", "null"):
@@ -268,6 +269,9 @@ class _Calls:
             return ("fixed", "acc") if wide else ("grad", name) if name else ("fixed", "null")
         if word in node.bind:
             return ("value", node.bind[word])
+        if word.startswith("+"):
+            old = self.had[word[1:]]
+            return ("value", old) if old else ("fixed", "null")
         if word.startswith("d") and word[1:] in node.bind:
             return ("value", self.grads[node.bind[word[1:]]])
         return ("number", node.dims[word])
@@ -302,14 +306,14 @@ class _Calls:
                 self.merge(node.bind[words[1][1:]], self.grads[node.bind[words[2][1:]]], node)
                 continue
             made = [w for w in words if w[0] == "d" and w[1:] in node.op.ins]
-            before = {w: self.grads.get(node.bind[w[1:]]) for w in made}
+            self.had = {w: self.grads.get(node.bind[w[1:]]) for w in made}
             for w in made:
                 self.gradient(node.bind[w[1:]], node)
             # a bias' gradient is no product; a linear's two are a line each
             products = 0 if words[0][0] == "?" else 1 if words[0].startswith("zk_linear") else 2
             self.line(node, text, products * flops)
-            for w, old in before.items():
-                if old:
+            for w, old in self.had.items():
+                if old and f"+{w}" not in words:
                     new = self.grads[node.bind[w[1:]]]
                     self.grads[node.bind[w[1:]]] = old
                     self.merge(node.bind[w[1:]], new, node)
@@ -327,28 +331,9 @@ class _Calls:
                                           ("value", more), ("number", n))))
 
     def body(self) -> Body:
-        used = {str(a) for c in self.calls for k, a in c.args if k == "value"}
-        return Body(tuple(self.calls), tuple(v for n, v in self.values.items() if n in used))
-
-
-def _values(calls: Iterable[Call]) -> set[str]:
-    return {str(a) for c in calls for k, a in c.args if k == "value"}
-
-
-def _again(fwd: _Calls, bwd: Sequence[Call], kept: set[str]) -> tuple[list[Call], set[str]]:
-    """Backward's calls, and before each, as late as can be, those of forward that make what it
-    reads and is not kept; the values made again."""
-    again: set[str] = set()
-    out: list[Call] = []
-    for call in bwd:
-        want, before = _values([call]), []
-        for _, made, calls in reversed(fwd.made):
-            if made & want - kept - again:
-                want |= _values(calls)
-                again |= made
-                before[:0] = calls
-        out += [*before, call]
-    return out, again
+        calls = rewrite.fused(self.calls)
+        used = rewrite.values(calls)
+        return Body(tuple(calls), tuple(v for n, v in self.values.items() if n in used))
 
 
 def _rename(body: Body, names: dict[str, str]) -> Body:
@@ -370,9 +355,9 @@ def _middle(b: _Builder, name: str, count: int, x: str, y: str, full: set[str]) 
         wte = next(t for t in b.tensors if t.name in full)
         bwd.calls.append(Call("zk_round", (("grad", wte.name), ("fixed", "acc"),
                                            ("number", wte.elems))))
-    kept = (_values(fwd.calls) & _values(bwd.calls)) - _dropped(b, fwd) | {x, y}
-    kept -= _again(fwd, bwd.calls, kept)[1]     # an op runs again whole: none of its values is kept
-    bwd.calls, _ = _again(fwd, bwd.calls, kept)
+    kept = (rewrite.values(fwd.calls) & rewrite.values(bwd.calls)) - _dropped(b, fwd) | {x, y}
+    kept -= rewrite.again(fwd, bwd.calls, kept)[1]  # an op runs again whole and keeps no value
+    bwd.calls, _ = rewrite.again(fwd, bwd.calls, kept)
     names = {x: "x", y: "y", bwd.grads.get(x, ""): "dx"}
     names.pop("", None)
     forward, back = _rename(fwd.body(), names), _rename(bwd.body(), names)

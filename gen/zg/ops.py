@@ -4,6 +4,7 @@ A kernel line is `symbol operand ...` in the order of kernels/zk.h after (k, L).
   x y ...   a value of the op, by the names in `ins` and `outs`     dx dy ...  its gradient
   w b ...   a parameter, by the names in `params`                    dw db ...  its gradient: a leaf
   M N eps   a dimension or attribute of the op                       $n  workspace, by its name
+  +dx       the gradient that x has already, to add to dx; null where it has none
 A line that starts with `?p` is dropped where the op lacks the parameter p; a missing parameter
 elsewhere is a null pointer. What backward lines name of forward values is what must be saved.
 
@@ -57,11 +58,11 @@ _ROWS = (
         "zk_embed_bwd dwte dy token $index M R C full; ?wpe zk_position_bwd dwpe dy B T C P",
         {"$index": "4*(R+1+M)"}),
     _op("layernorm", "y = (x - mean) / std * w + b", "x", "w b", "y:real:M*C stat:f32:M*2",
-        "zk_layernorm_fwd y stat x w b M C eps",
-        "zk_layernorm_bwd dx dw db dy x stat w $sum M C", {"$sum": "4*2*C"}),
+        "zk_layernorm_fwd y stat null x null w b M C eps",
+        "zk_layernorm_bwd dx dw db dy +dx x stat w $sum M C", {"$sum": "4*2*C"}),
     _op("rmsnorm", "y = x / rms * w", "x", "w", "y:real:M*C stat:f32:M",
-        "zk_rmsnorm_fwd y stat x w M C eps",
-        "zk_rmsnorm_bwd dx dw dy x stat w $sum M C", {"$sum": "4*2*C"}),
+        "zk_rmsnorm_fwd y stat null x null w M C eps",
+        "zk_rmsnorm_bwd dx dw dy +dx x stat w $sum M C", {"$sum": "4*2*C"}),
     _op("linear", "y = x . w + b", "x", "w b", "y:real:M*N",
         "zk_linear_fwd y x w b M N K layout",
         "zk_linear_bwd_x dx dy w M N K layout; zk_linear_bwd_w dw dy x M N K layout full;"
@@ -86,6 +87,14 @@ _ROWS = (
         "zk_cross_entropy loss null x target M V; zk_loss_sum sums loss target M", ""),
 )
 OPS: Mapping[str, Op] = {row.name: row for row in _ROWS}
+
+# Two calls in a row, and the one with the same results: a word is the same operand in all three.
+FUSED = tuple(tuple(call.split() for call in row.split(";")) for row in (
+    "zk_add x a b n; zk_layernorm_fwd y stat null x null w bias M C eps;"
+    "zk_layernorm_fwd y stat x a b w bias M C eps",
+    "zk_add x a b n; zk_rmsnorm_fwd y stat null x null w M C eps;"
+    "zk_rmsnorm_fwd y stat x a b w M C eps",
+))
 
 # The head's loss while training: the gradient takes the logits' place.
 TRAIN_LOSS = ("zk_cross_entropy loss x x target M V", "zk_loss_sum sums loss target M")

@@ -17,8 +17,10 @@ enum { WIDE = 64, HEAD = 16 };  /* columns of a task: of a whole row, of one hea
 typedef struct norm {
     int dtype;
     real *y, *dw, *db;              /* y or dx [M, stride]; dw, db [C] */
+    real *sum;                      /* [M, C]: x, where it is the sum of `left` and `more` */
     float *stat;                    /* [M, stats] */
     const real *x, *dy, *w, *b;     /* x, dy [M, stride]; w, b [C] */
+    const real *left, *more;        /* [M, C]; more: NULL for none */
     const real *wk;                 /* [C], of the key heads */
     int64_t M, C, stride, heads, at, rows, stats, first;    /* first: of our heads' stats */
     int64_t H, G, span;
@@ -32,11 +34,24 @@ ZK_INLINE v16 first_lanes(v16 x, int64_t n)
     return select16(lane < (int32_t)zk_least(n, 16), x, set16(0));
 }
 
+/* to = x + more, for the row of C elements that begins at `at` and is in the cache; rounds to what
+ * zk_add gives */
+static void add_row(const norm *a, real *to, const real *x, int64_t at)
+{
+    for (int64_t c = 0; c < a->C; c += 16) {
+        int64_t n = a->C - c;
+        v16 more = zk_get(a->more, at + c, a->dtype, n);
+        zk_put(to, at + c, a->dtype, zk_get(x, at + c, a->dtype, n) + more, n);
+    }
+}
+
 /* ---- layer norm */
 static void layer_fwd_row(const norm *a, int64_t m)
 {
     int64_t at = m * a->C;
     v16 sum = set16(0), square = set16(0);
+    if (a->more)
+        add_row(a, a->sum, a->left, at);
     for (int64_t c = 0; c < a->C; c += 16)
         sum += zk_get(a->x, at + c, a->dtype, a->C - c);
     float mean = sum16(sum) / (float)a->C;
@@ -73,6 +88,8 @@ static void layer_bwd_row(const norm *a, int64_t m)
         v16 hat = (zk_get(a->x, at + c, a->dtype, n) - mean) * r;
         zk_put(a->y, at + c, a->dtype, fma16(hat, g_dot, g - g_mean) * r, n);
     }
+    if (a->more)
+        add_row(a, a->y, a->y, at);
 }
 
 static void layer_fwd_task(void *arg, int64_t task, int thread)
@@ -113,20 +130,22 @@ static void layer_columns_task(void *arg, int64_t task, int thread)
     }
 }
 
-void ZK(zk_layernorm_fwd)(zk *k, const zk_launch *L, real *y, float *stat, const real *x,
-                          const real *w, const real *b, int64_t M, int64_t C, float eps)
+void ZK(zk_layernorm_fwd)(zk *k, const zk_launch *L, real *y, float *stat, real *sum,
+                          const real *x, const real *more, const real *w, const real *b, int64_t M,
+                          int64_t C, float eps)
 {
-    norm a = {.dtype = k->dtype, .y = y, .stat = stat, .x = x, .w = w, .b = b, .M = M, .C = C,
-              .rows = zk_tile(k, L, 0, ROWS), .eps = eps};
+    norm a = {.dtype = k->dtype, .y = y, .stat = stat, .sum = sum, .x = more ? sum : x, .left = x,
+              .more = more, .w = w, .b = b, .M = M, .C = C, .rows = zk_tile(k, L, 0, ROWS),
+              .eps = eps};
     zk_for(k, zk_pieces(M, a.rows), layer_fwd_task, &a);
 }
 
 void ZK(zk_layernorm_bwd)(zk *k, const zk_launch *L, real *dx, real *dw, real *db, const real *dy,
-                          const real *x, const float *stat, const real *w, float *scratch,
-                          int64_t M, int64_t C)
+                          const real *more, const real *x, const float *stat, const real *w,
+                          float *scratch, int64_t M, int64_t C)
 {
     norm a = {.dtype = k->dtype, .y = dx, .dw = dw, .db = db, .stat = (float *)stat, .x = x,
-              .dy = dy, .w = w, .M = M, .C = C, .rows = zk_tile(k, L, 0, ROWS)};
+              .dy = dy, .more = more, .w = w, .M = M, .C = C, .rows = zk_tile(k, L, 0, ROWS)};
     (void)scratch;
     zk_for(k, zk_pieces(M, a.rows), layer_bwd_task, &a);
     zk_for(k, zk_pieces(C, WIDE), layer_columns_task, &a);
@@ -190,33 +209,39 @@ static void rms_fwd_task(void *arg, int64_t task, int thread)
 {
     const norm *a = arg;
     (void)thread;
-    for (int64_t m = task * a->rows; m < zk_least((task + 1) * a->rows, a->M); m++)
+    for (int64_t m = task * a->rows; m < zk_least((task + 1) * a->rows, a->M); m++) {
+        if (a->more)
+            add_row(a, a->sum, a->left, m * a->C);
         a->stat[m] = rms_fwd_run(a, a->w, m * a->C);
+    }
 }
 
 static void rms_bwd_task(void *arg, int64_t task, int thread)
 {
     const norm *a = arg;
     (void)thread;
-    for (int64_t m = task * a->rows; m < zk_least((task + 1) * a->rows, a->M); m++)
+    for (int64_t m = task * a->rows; m < zk_least((task + 1) * a->rows, a->M); m++) {
         rms_bwd_run(a, a->w, m * a->C, a->stat[m]);
+        if (a->more)
+            add_row(a, a->y, a->y, m * a->C);
+    }
 }
 
-void ZK(zk_rmsnorm_fwd)(zk *k, const zk_launch *L, real *y, float *stat, const real *x,
-                        const real *w, int64_t M, int64_t C, float eps)
+void ZK(zk_rmsnorm_fwd)(zk *k, const zk_launch *L, real *y, float *stat, real *sum, const real *x,
+                        const real *more, const real *w, int64_t M, int64_t C, float eps)
 {
-    norm a = {.dtype = k->dtype, .y = y, .stat = stat, .x = x, .w = w, .M = M, .C = C,
-              .rows = zk_tile(k, L, 0, ROWS), .eps = eps};
+    norm a = {.dtype = k->dtype, .y = y, .stat = stat, .sum = sum, .x = more ? sum : x, .left = x,
+              .more = more, .w = w, .M = M, .C = C, .rows = zk_tile(k, L, 0, ROWS), .eps = eps};
     zk_for(k, zk_pieces(M, a.rows), rms_fwd_task, &a);
 }
 
 void ZK(zk_rmsnorm_bwd)(zk *k, const zk_launch *L, real *dx, real *dw, const real *dy,
-                        const real *x, const float *stat, const real *w, float *scratch, int64_t M,
-                        int64_t C)
+                        const real *more, const real *x, const float *stat, const real *w,
+                        float *scratch, int64_t M, int64_t C)
 {
-    norm a = {.dtype = k->dtype, .y = dx, .dw = dw, .stat = (float *)stat, .x = x, .dy = dy, .w = w,
-              .M = M, .C = C, .rows = zk_tile(k, L, 0, ROWS), .stride = C, .heads = 1, .stats = 1,
-              .span = WIDE};
+    norm a = {.dtype = k->dtype, .y = dx, .dw = dw, .stat = (float *)stat, .x = x, .dy = dy,
+              .more = more, .w = w, .M = M, .C = C, .rows = zk_tile(k, L, 0, ROWS), .stride = C,
+              .heads = 1, .stats = 1, .span = WIDE};
     (void)scratch;
     zk_for(k, zk_pieces(M, a.rows), rms_bwd_task, &a);
     zk_for(k, zk_pieces(C, WIDE), rms_columns_task, &a);

@@ -10,6 +10,8 @@
  *     in device scratch, lines [2][blocks][C]; a second launch adds the blocks' in one order. So
  *     bits depend on shapes and the launch table alone.
  *  4. Backward recomputes the normalised value from x and the f32 statistics.
+ *  5. What is added to a run, before or after, is read once, and is added to what would be stored:
+ *     the bits are those of zk_add.
  */
 #include "pack.h"
 
@@ -80,6 +82,17 @@ template <int V, int N, class F> __device__ inline void each(const team &t, int 
     }
 }
 
+template <class T, int V>
+__device__ inline pack<T, V> sum_of(const pack<T, V> &a, const pack<T, V> &b)
+{
+    float x[V];
+    pack<T, V> sum;
+    for (int i = 0; i < V; i++)
+        x[i] = get(a, i) + get(b, i);
+    put(&sum, x);
+    return sum;
+}
+
 /* This thread's packs of a run: N kept, or found again at p */
 template <class T, int V, int N> struct line {
     pack<T, V> kept[N ? N : 1];
@@ -94,11 +107,25 @@ template <class T, int V, int N> struct line {
         }
     }
 
+    __device__ inline pack<T, V> stored(int j, int c) const { return N ? kept[j] : load<V>(p + c); }
+
     __device__ inline void read(float (&x)[V], int j, int c) const
     {
-        pack<T, V> all = N ? kept[j] : load<V>(p + c);
+        pack<T, V> all = stored(j, c);
         for (int i = 0; i < V; i++)
             x[i] = get(all, i);
+    }
+
+    /* becomes its sum with `more` [C], which is left at `to` [C] */
+    __device__ inline void add(const team &t, T *to, const T *more, int C)
+    {
+        line other;
+        other.start(t, more, C);
+        each<V, N>(t, C, [&](int j, int c) {
+            kept[j] = sum_of(stored(j, c), other.stored(j, c));
+            stow(to + c, kept[j]);
+        });
+        p = to;
     }
 };
 
@@ -154,8 +181,8 @@ __device__ inline void scale(const team &t, T *y, const line<T, V, N> &row, int 
 
 template <class T, int V, int N, int CENTRED>
 __global__ void __launch_bounds__(most_threads(N), 2)
-norm_fwd(T *y, float *stat, const T *x, const T *w, const T *wk, const T *b, layout l, int threads,
-         float eps)
+norm_fwd(T *y, float *stat, T *sum, const T *x, const T *more, const T *w, const T *wk, const T *b,
+         layout l, int threads, float eps)
 {
     team t = my_team(threads);
     int64_t runs = l.M * heads_here(l);
@@ -168,6 +195,8 @@ norm_fwd(T *y, float *stat, const T *x, const T *w, const T *wk, const T *b, lay
         }
         line<T, V, N> row;
         row.start(t, x + at.at, at.C);
+        if (more)
+            row.add(t, sum + at.at, more + at.at, at.C);
         float mean = CENTRED ? __fdiv_rn(mean_of(t, row, at.C), (float)l.C) : 0;
         float square = __fdiv_rn(squares_of(t, row, at.C, mean), (float)l.C);
         float r = __fdiv_rn(1.0f, __fsqrt_rn(square + eps));
@@ -244,15 +273,17 @@ __device__ inline void add_teams(const team &t, float *to, const float (&mine)[N
     }
 }
 
-/* What one run gives: its part of the sums, and dx */
+/* What one run gives: its part of the sums, and dx (+ more) */
 template <class T, int V, int N, int CENTRED>
-__device__ inline void run_back(const team &t, T *dx, const T *dy, const T *x,
+__device__ inline void run_back(const team &t, T *dx, const T *dy, const T *more, const T *x,
                                 const T *w, sums<V, N, CENTRED> &sum, int C, float width,
                                 float mean, float r)
 {
-    line<T, V, N> up, row;
+    line<T, V, N> up, row, rest;
     up.start(t, dy, C);
     row.start(t, x, C);
+    if (more)
+        rest.start(t, more, C);
     float all = 0, dot = 0;
     float d[V], hat[V], scale[V];
     auto read = [&](int j, int c) {
@@ -276,14 +307,16 @@ __device__ inline void run_back(const team &t, T *dx, const T *dy, const T *x,
         read(j, c);
         for (int i = 0; i < V; i++)
             d[i] = fmaf(hat[i], dot, d[i] * scale[i] - all) * r;
-        stow(dx + c, d);
+        pack<T, V> out;
+        put(&out, d);
+        stow(dx + c, more ? sum_of(out, rest.stored(j, c)) : out);
     });
 }
 
 template <class T, int V, int N, int CENTRED>
 __global__ void __launch_bounds__(most_back(N, CENTRED), blocks_back(N))
-norm_bwd(T *dx, float *part, const T *dy, const T *x, const float *stat, const T *w, const T *wk,
-         layout l, int threads)
+norm_bwd(T *dx, float *part, const T *dy, const T *more, const T *x, const float *stat, const T *w,
+         const T *wk, layout l, int threads)
 {
     team t = my_team(threads);
     int64_t runs = l.M * heads_here(l), apart = (int64_t)gridDim.x * l.C;  /* lines' distance */
@@ -300,8 +333,8 @@ norm_bwd(T *dx, float *part, const T *dy, const T *x, const float *stat, const T
         }
         float mean = CENTRED && at.C ? stat[2 * at.stat] : 0;
         float r = at.C ? stat[CENTRED ? 2 * at.stat + 1 : at.stat] : 0;
-        run_back<T, V, N>(t, dx + at.at, dy + at.at, x + at.at, blockIdx.y ? wk : w, sum, at.C,
-                          (float)l.C, mean, r);
+        run_back<T, V, N>(t, dx + at.at, dy + at.at, more ? more + at.at : more, x + at.at,
+                          blockIdx.y ? wk : w, sum, at.C, (float)l.C, mean, r);
     }
     if (N && blockIdx.y < 2) {
         add_teams(t, to, sum.dw, l.C);
@@ -351,12 +384,14 @@ norm_fold(T *dw, T *second, const float *part, int C, int blocks)
     } while (0)
 
 template <class T, int CENTRED>
-void forward(zk *k, const zk_launch *L, real *y, float *stat, const real *x, const real *w,
-             const real *wk, const real *b, const layout &l, float eps)
+void forward(zk *k, const zk_launch *L, real *y, float *stat, real *sum, const real *x,
+             const real *more, const real *w, const real *wk, const real *b, const layout &l,
+             float eps)
 {
     const int32_t *tile = L[k->column].tile;
     ZK_WIDE(T, V, l.C, NORM_KEPT(V, N, tile[1], ZK_LAUNCH(k, L, 0, (norm_fwd<T, V, N, CENTRED>),
-                                                          (T *)y, stat, (const T *)x,
+                                                          (T *)y, stat, (T *)sum,
+                                                          (const T *)x, (const T *)more,
                                                           (const T *)w, (const T *)wk,
                                                           (const T *)b, l, tile[0], eps)));
 }
@@ -364,14 +399,16 @@ void forward(zk *k, const zk_launch *L, real *y, float *stat, const real *x, con
 /* second: db or dwk */
 template <class T, int CENTRED>
 void backward(zk *k, const zk_launch *L, real *dx, real *dw, real *second, const real *dy,
-              const real *x, const float *stat, const real *w, const real *wk, const layout &l)
+              const real *more, const real *x, const float *stat, const real *w, const real *wk,
+              const layout &l)
 {
     const int32_t *tile = L[k->column].tile;
     float *part = (float *)k->device;
     ZK_WIDE(T, V, l.C, NORM_KEPT(V, N, tile[1], ZK_LAUNCH(k, L, 0, (norm_bwd<T, V, N, CENTRED>),
                                                           (T *)dx, part, (const T *)dy,
-                                                          (const T *)x, stat, (const T *)w,
-                                                          (const T *)wk, l, tile[0])));
+                                                          (const T *)more, (const T *)x, stat,
+                                                          (const T *)w, (const T *)wk, l,
+                                                          tile[0])));
     ZK_LAUNCH(k, L, 1, (norm_fold<T>), (T *)dw, (T *)second, part, l.C, L[k->column].part[0].x);
 }
 
@@ -386,37 +423,40 @@ layout heads(int64_t M, int64_t H, int64_t G, int64_t D)
 
 extern "C" {
 
-void zk_layernorm_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *x, const real *w,
-                      const real *b, int64_t M, int64_t C, float eps)
+void zk_layernorm_fwd(zk *k, const zk_launch *L, real *y, float *stat, real *sum, const real *x,
+                      const real *more, const real *w, const real *b, int64_t M, int64_t C,
+                      float eps)
 {
-    ZK_REAL(k, T, forward<T, 1>(k, L, y, stat, x, w, NULL, b, plain(M, C), eps));
+    ZK_REAL(k, T, forward<T, 1>(k, L, y, stat, sum, x, more, w, NULL, b, plain(M, C), eps));
 }
 
 void zk_layernorm_bwd(zk *k, const zk_launch *L, real *dx, real *dw, real *db, const real *dy,
-                      const real *x, const float *stat, const real *w, float *scratch, int64_t M,
-                      int64_t C)
+                      const real *more, const real *x, const float *stat, const real *w,
+                      float *scratch, int64_t M, int64_t C)
 {
     (void)scratch;
-    ZK_REAL(k, T, backward<T, 1>(k, L, dx, dw, db, dy, x, stat, w, NULL, plain(M, C)));
+    ZK_REAL(k, T, backward<T, 1>(k, L, dx, dw, db, dy, more, x, stat, w, NULL, plain(M, C)));
 }
 
-void zk_rmsnorm_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *x, const real *w,
-                    int64_t M, int64_t C, float eps)
+void zk_rmsnorm_fwd(zk *k, const zk_launch *L, real *y, float *stat, real *sum, const real *x,
+                    const real *more, const real *w, int64_t M, int64_t C, float eps)
 {
-    ZK_REAL(k, T, forward<T, 0>(k, L, y, stat, x, w, NULL, NULL, plain(M, C), eps));
+    ZK_REAL(k, T, forward<T, 0>(k, L, y, stat, sum, x, more, w, NULL, NULL, plain(M, C), eps));
 }
 
-void zk_rmsnorm_bwd(zk *k, const zk_launch *L, real *dx, real *dw, const real *dy, const real *x,
-                    const float *stat, const real *w, float *scratch, int64_t M, int64_t C)
+void zk_rmsnorm_bwd(zk *k, const zk_launch *L, real *dx, real *dw, const real *dy, const real *more,
+                    const real *x, const float *stat, const real *w, float *scratch, int64_t M,
+                    int64_t C)
 {
     (void)scratch;
-    ZK_REAL(k, T, backward<T, 0>(k, L, dx, dw, NULL, dy, x, stat, w, NULL, plain(M, C)));
+    ZK_REAL(k, T, backward<T, 0>(k, L, dx, dw, NULL, dy, more, x, stat, w, NULL, plain(M, C)));
 }
 
 void zk_qknorm_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *in, const real *wq,
                    const real *wk, int64_t M, int64_t H, int64_t G, int64_t D, float eps)
 {
-    ZK_REAL(k, T, forward<T, 0>(k, L, y, stat, in, wq, wk, NULL, heads(M, H, G, D), eps));
+    ZK_REAL(k, T, forward<T, 0>(k, L, y, stat, NULL, in, NULL, wq, wk, NULL, heads(M, H, G, D),
+                                eps));
 }
 
 void zk_qknorm_bwd(zk *k, const zk_launch *L, real *din, real *dwq, real *dwk, const real *dy,
@@ -424,6 +464,7 @@ void zk_qknorm_bwd(zk *k, const zk_launch *L, real *din, real *dwq, real *dwk, c
                    float *scratch, int64_t M, int64_t H, int64_t G, int64_t D)
 {
     (void)scratch;
-    ZK_REAL(k, T, backward<T, 0>(k, L, din, dwq, dwk, dy, in, stat, wq, wk, heads(M, H, G, D)));
+    ZK_REAL(k, T, backward<T, 0>(k, L, din, dwq, dwk, dy, NULL, in, stat, wq, wk,
+                                 heads(M, H, G, D)));
 }
 }

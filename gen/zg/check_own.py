@@ -1,0 +1,61 @@
+"""check_own.py -- proves that the plan's own functions, which are no unit's, do what they must.
+
+Sums, norms, updates work on the owner's part and nothing else.
+"""
+from __future__ import annotations
+
+from . import ops
+from .check_order import CheckError
+from .plan import Flat, Plan
+
+_UNITS = ("fwd", "bwd", "train", "eval")
+
+
+def _own(p: Plan, f: Flat) -> dict[str, list[str]]:
+    """The calls of a flat's functions: what an owner does to its part of each buffer."""
+    W, A, f32 = p.head.ranks, p.head.grains, p.head.real == "f32"
+    S = W if p.head.reduction == "exact" else 1
+    whole, fold = f.shard * W, int(p.head.sum == "fold")
+    every = f.state == "whole"
+    span = f"spans.{f.name} l*{whole}" + (f" {whole}" if every else f"+r*{f.shard} {f.shard}")
+    n = whole if every else f.shard
+
+    def mine(formal: str, kept: str, width: int, all_of: bool = every) -> str:
+        return f"{formal}+0" + (f"+r*{f.shard * width}" if kept == "whole" and not all_of else "")
+    node, g = mine("node", f.sum, 4, False), mine("g", f.sum, 4)
+    p4 = mine("p", f.real if f32 else f.state, 4)
+    w = "null" if f32 else mine("w", f.real, 2)
+    part = f"spans.{f.name} l*{whole}+r*{f.shard} {f.shard}"
+    stride = whole if f.sum == "whole" else f.shard
+    update = ops.OPTIMIZERS[p.recipe.optimizer].kernel
+    m, v = (f"{s}+0" if s in f.states else "null" for s in ("m", "v"))
+    return {
+        f"own.{f.name}": [f"zk_push node+0 {whole} &leaf 1 0 {whole} ctl+0 {A} {f.mask} {fold}"],
+        f"join.{f.name}": [f"zk_push {node} 0 sources {S} 1 n null {S} 0 0"],
+        f"sum.{f.name}": [f"zk_push {node} {stride} sources {S} 0 n ctl+0 {S * A} {f.mask} "
+                          f"{fold}"],
+        f"norm.{f.name}": [f"zk_square_sum sums+0 {mine('g', f.sum, 4, False)} {part}"],
+        f"adamw.{f.name}": [f"{update} ctl+0 recipe {w} {p4} {m} {v} {g} {span}"],
+        f"init.{f.name}": [f"zk_init {p4} {span} {p.head.seed}"],
+        f"cast.{f.name}": [f"zk_round {w} p+0 {n}"],
+        f"hash.{f.name}": [f"zk_hash out {mine('p', f.real if f32 else f.state, 4, False)} {part}"],
+    }
+
+
+def functions(p: Plan) -> None:
+    """The functions that are no unit's are these, call by call."""
+    many = p.head.order == "ranks" and p.head.reduction == "exact"
+    leaves = p.head.ranks if many else 1
+    want = {"next": ["zk_begin ctl+0 sums+0 recipe"], "factor": ["zk_factor ctl+0 total+0 recipe"],
+            "count": [f"zk_count ctl+0 {leaves}"]}
+    for f in p.flats:
+        want.update(_own(p, f))
+    for n, t in enumerate(p.tables):
+        want[f"turn.{n}"] = [f"zk_rope_table table+0 freq.{n} {p.head.sequence} {t.head}"]
+    kernels = {l.name: l.kernel for l in p.launches}
+    for fn in p.fns:
+        if fn.name.partition(".")[0] in _UNITS:
+            continue
+        calls = [" ".join((c.kernel, *c.args)) for c in fn.calls]
+        if calls != want.get(fn.name) or any(kernels.get(c.launch) != c.kernel for c in fn.calls):
+            raise CheckError(f"function {fn.name}: does {calls}, not {want.get(fn.name)}")

@@ -1,0 +1,50 @@
+"""rewrite.py -- a function's calls, once they are there: made again in backward, two as one."""
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Iterable, Sequence
+
+from . import ops
+
+if TYPE_CHECKING:
+    from .model import Call, _Calls
+
+
+def values(calls: Iterable[Call]) -> set[str]:
+    return {str(a) for c in calls for k, a in c.args if k == "value"}
+
+
+def again(fwd: _Calls, bwd: Sequence[Call], kept: set[str]) -> tuple[list[Call], set[str]]:
+    """Backward's calls, and before each, as late as can be, those of forward that make what it
+    reads and is not kept; the values made again."""
+    made_again: set[str] = set()
+    out: list[Call] = []
+    for call in bwd:
+        want, before = values([call]), []
+        for _, made, calls in reversed(fwd.made):
+            if made & want - kept - made_again:
+                want |= values(calls)
+                made_again |= made
+                before[:0] = calls
+        out += [*before, call]
+    return out, made_again
+
+
+def _match(words: list[str], call: Call, found: dict[str, object]) -> bool:
+    """Whether a call is these words; what they stand for, which may be known already."""
+    return call.kernel == words[0] and all(
+        arg == ("fixed", word) if word == "null" else found.setdefault(word, arg) == arg
+        for word, arg in zip(words[1:], call.args))
+
+
+def fused(calls: Sequence[Call]) -> list[Call]:
+    """Calls of which one does what two do: the table's FUSED."""
+    out: list[Call] = []
+    for call in calls:
+        for first, then, both in ops.FUSED:
+            is_: dict[str, tuple[str, object]] = {}
+            if out and _match(first, out[-1], is_) and _match(then, call, is_):
+                call = replace(call, kernel=both[0], args=tuple(is_[word] for word in both[1:]),
+                               flops=out.pop().flops + call.flops)
+        out.append(call)
+    return out
