@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zg import dsconfig, dskeys, dsrows
+from zg import dsconfig, dsjson, dskeys, dsrows
+from zg.node import Node
 from zg.schema import Spec
 from zg.spec import SpecError, load
 
@@ -39,6 +41,12 @@ def refusal(tmp: Path, *args: object) -> str:
 
 def notes(tmp: Path, *args: object) -> list[str]:
     return [note.replace(f"{tmp}/", "") for note in read(tmp, *args).notes]
+
+
+def changes(text: str) -> dsconfig.Config:
+    """What a config asks of an empty spec, without reading one."""
+    node = dsjson.parse(text, lambda line: f"ds.json:{line + 1}")
+    return dsconfig.read(node, Node({}, "s.yaml:1"))
 
 
 def at(key: str, value: object) -> dict:
@@ -73,7 +81,7 @@ GOOD = (False, 2, 0.5, 1, "text", "cpu", "fp32", "mean", "log", "Ignore", "FAST"
 BAD = [{"x": 1}, 1]
 
 
-def test_every_key_is_typed(tmp_path: Path) -> None:
+def test_every_key_is_typed() -> None:
     """A wrong type is an error that names the key, also where the key has no effect; a right one
     never is."""
     for key, row in dskeys.TABLE.items():
@@ -81,18 +89,28 @@ def test_every_key_is_typed(tmp_path: Path) -> None:
             continue
         text = json.dumps(at(key, "@"), indent=1)
         line = text[:text.index('"@"')].count("\n") + 1
-        said = refusal(tmp_path, text.replace('"@"', json.dumps(BAD)))
-        assert said.startswith(f"ds.json:{line}: {key}: is a list; allowed: "), said
+        with pytest.raises(SpecError) as said:
+            changes(text.replace('"@"', json.dumps(BAD)))
+        assert f"ds.json:{line}: {key}: is a list; allowed: " in str(said.value), said
         fits = next(value for value in GOOD if row.kind.fits(value))
         try:
-            read(tmp_path, text.replace('"@"', json.dumps(fits)))
+            changes(text.replace('"@"', json.dumps(fits)))
         except SpecError as e:
             named = re.search(r"ds.json:\d+: ([A-Za-z0-9_.*/]+): ", str(e))[1]
             assert key.startswith(named) or named in ("scheduler.type", A), e
 
 
-def test_null_and_auto_leave_every_key_to_the_spec(tmp_path: Path) -> None:
-    plain = read(tmp_path, {})
+def test_no_key_is_silently_ignored() -> None:
+    """What says nothing itself belongs to a section that says it."""
+    for key, row in dskeys.TABLE.items():
+        if isinstance(row, dsrows.Part):
+            section = key.rpartition(".")[0]
+            assert section in dskeys.SWITCHES or isinstance(dskeys.TABLE[section], dsrows.Refuse), key
+        elif isinstance(row, dsrows.Moved):
+            assert row.to in dskeys.TABLE and row.words or dskeys.TABLE[row.to].kind == row.kind, key
+
+
+def test_null_and_auto_leave_every_key_to_the_spec() -> None:
     for key in dskeys.TABLE:
         for value in (None, "auto"):
             row = dskeys.TABLE[key]
@@ -100,9 +118,7 @@ def test_null_and_auto_leave_every_key_to_the_spec(tmp_path: Path) -> None:
                 continue                            # a section that is refused for what it is
             if value == "auto" and (isinstance(row, dsrows.Moved) or getattr(row, "auto", None)):
                 continue                            # a rule: below
-            spec = read(tmp_path, at(key, value))
-            assert dataclasses.replace(spec, notes=(), places={}) == \
-                dataclasses.replace(plain, places={}), key
+            assert changes(json.dumps(at(key, value))).changes == (), key
 
 
 @pytest.mark.parametrize("text, value", [("5e8", 500_000_000), ('"1e8"', 100_000_000), ("1000", 1000),
@@ -127,7 +143,7 @@ def test_a_config_is_honoured(tmp_path: Path) -> None:
     assert (t.global_batch, t.micro_batch, t.precision, t.optimizer.clip) == (16, 2, "bf16", 0.5)
     assert (t.optimizer.lr, t.optimizer.betas, t.optimizer.weight_decay) == (1e-4, (0.8, 0.99), 0.1)
     said = [re.match(r".*ds.json:\d+: ([a-z0-9_.]+): has no effect here", n)[1] for n in spec.notes]
-    assert sorted(said) == ["fp16", "steps_per_print", f"{ZERO}.contiguous_gradients"]
+    assert said == ["fp16", "steps_per_print", f"{ZERO}.contiguous_gradients"]
 
 
 @pytest.mark.parametrize("config, want", [       # two ranks; the spec says 8 and 2
@@ -259,6 +275,10 @@ def test_notes(tmp_path: Path, config: dict, said: list[str]) -> None:
     ({"tensor_parallel": {"autotp_size": 2}}, r"tensor_parallel.autotp_size: is not here"),
     ({"activation_checkpointing": {"cpu_checkpointing": True}}, r".*train.recompute of the spec says"),
     ({"seed": 1}, r"seed: is no key of DeepSpeed: say train.seed in the spec"),
+    ({"optimizer": {"params": {"betas": [0.9, 1]}}},
+     r"optimizer.params.betas: train.optimizer.betas\[1\]: 1 is out of range"),
+    ({"optimizer": {"params": {"betas": [0.9]}}}, r"optimizer.params.betas: is a list; allowed: a list"
+     r" of 2, each a number from 0 to 1"),
     ({"gradient_clipping": "much"}, r"gradient_clipping: is 'much'; allowed: a number from 0"),
     ({"gradient_clipping": 1e31}, r"gradient_clipping: train.optimizer.clip: 1e\+31 is out of range"),
     ({"stage": 3}, rf"stage: is no key here; did you mean {ZERO}.stage\?"),
@@ -366,6 +386,48 @@ def test_broken_text(tmp_path: Path, text: str, said: str) -> None:
     assert re.match(rf"ds.json:{said}", message), message
 
 
+plain = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-10 ** 30, 10 ** 30), st.floats(allow_nan=False),
+              st.text(st.characters(exclude_characters="<${"), max_size=8)),
+    lambda t: st.one_of(st.lists(t, max_size=3), st.dictionaries(
+        st.text(st.characters(exclude_characters="<${"), max_size=8), t, max_size=3)), max_leaves=12)
+objects = st.dictionaries(st.text("abc_", min_size=1, max_size=4), plain, max_size=4)
+
+
+@settings(max_examples=300)
+@given(tree=objects, indent=st.sampled_from([None, 0, 3]), ascii_=st.booleans())
+def test_json_is_what_python_reads(tree: dict, indent: int | None, ascii_: bool) -> None:
+    text = json.dumps(tree, indent=indent, ensure_ascii=ascii_)
+    assert dsjson.parse(text, str).plain() == json.loads(text)
+
+
+@settings(max_examples=200)
+@given(tree=objects, gap=st.sampled_from([" # c\n", " //{\n", " /* } */ ", "\n\t"]))
+def test_hjson_is_json_with_gaps(tree: dict, gap: str) -> None:
+    """Comments wherever there may be a blank, commas left over, and keys without quotes."""
+    def text(value: object) -> str:
+        if isinstance(value, dict):
+            return "{" + "".join(f"{gap}{word(k)}{gap}:{gap}{text(v)}{gap},{gap}"
+                                 for k, v in value.items()) + gap + "}"
+        if isinstance(value, list):
+            return "[" + "".join(f"{gap}{text(v)}{gap},{gap}" for v in value) + "]"
+        return json.dumps(value)
+
+    def word(key: str) -> str:
+        return key if re.fullmatch("[a-c_]+", key) else json.dumps(key)
+    node = dsjson.parse(gap + text(tree) + gap, str)
+    assert node.plain() == json.loads(json.dumps(tree))
+
+
+@settings(max_examples=200)
+@given(tree=objects)
+def test_every_key_has_its_line(tree: dict) -> None:
+    text = json.dumps(tree, indent=1)
+    lines = text.split("\n")
+    for key, node in dsjson.parse(text, str).value.items():
+        assert lines[int(node.where)].startswith(f' "{key}":')
+
+
 # ---- no input breaks it
 
 def survives(read_it: Callable[[], Spec]) -> None:
@@ -465,6 +527,20 @@ def test_the_lines_can_be_given_back(tmp_path: Path, path: Path) -> None:
     assert dataclasses.replace(again, places={}) == dataclasses.replace(first, places={})
     values = [re.sub(r" +# .*", "", line) for line in config.text(again).splitlines()]
     assert values == [re.sub(r" +# .*", "", line) for line in lines]
+
+
+def test_the_command(tmp_path: Path) -> None:
+    """Notes on stderr, nothing on stdout with a mistake."""
+    def zgen(config: dict) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "ds.json").write_text(json.dumps(config, indent=1))
+        return subprocess.run([ROOT / "gen/zgen", ROOT / "model_specs/gpt-tiny.yaml", "--zero",
+                               tmp_path / "ds.json", "--emit", "config"], capture_output=True,
+                              text=True, timeout=60)
+    done = zgen({ZERO: {"stage": 1, "contiguous_gradients": True}})
+    assert done.returncode == 0 and done.stdout.count(f"/ds.json:3: {ZERO}.stage\n") == 1
+    assert re.fullmatch(rf"zgen: note: .*/ds.json:4: {ZERO}.contiguous_gradients: .*\n", done.stderr)
+    done = zgen({ZERO: {"stage": 4}, "bf16": {"enabled": 1}})
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 2)
 
 
 def test_the_page_of_all_keys_is_the_tables() -> None:

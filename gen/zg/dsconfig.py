@@ -6,6 +6,7 @@ collected and told together, in the order of the file.
 from __future__ import annotations
 
 import difflib
+import re
 from dataclasses import dataclass, field
 from typing import Iterator, Mapping, NamedTuple
 
@@ -38,6 +39,7 @@ _SECTIONS = {key[:i] for key in TABLE for i, c in enumerate(key) if c == "."}
 _BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _ALIASES = ("bfloat16",)
 _SCHEDULE = "train.schedule"
+_PLACE = re.compile(r".*?:(\d+): ")
 # Of the spec's optimizer: they belong to one type and not to another.
 _OF_TYPE = ("betas", "eps", "momentum")
 
@@ -184,14 +186,14 @@ class _Reader:
         if self.silent(g):
             made = self.auto(g, row)
         elif row.words is None:
-            made = Node(g.node.value, f"{g.at}")
+            made = _named(g.node, g.key)
         else:
             lower = {w.lower(): o for w, o in row.words.items() if isinstance(w, str)}
             text = isinstance(g.value, str)
             if text and g.value.lower() not in lower:
                 return self.wrong(g, f"{shown(g.value)} is not here", " or ".join(row.words))
             word = lower[g.value.lower()] if text else row.words.get(g.value)
-            made = Node(word, f"{g.at}") if word is not None else None
+            made = Node(word, g.at) if word is not None else None
         if made is None:
             return None
         weak = _among(g.value, row.weak)
@@ -260,6 +262,17 @@ def _find(root: Node, key: str) -> Node | None:
     return node
 
 
+def _named(node: Node, key: str) -> Node:
+    """A value for the spec, in whose errors the file's key stands, too."""
+    value = [_named(item, key) for item in node.value] if isinstance(node.value, list) else node.value
+    return Node(value, f"{node.where}: {printable(key)}")
+
+
+def _line(told: str) -> int:
+    """Of an error or note: FILE:LINE: ..."""
+    return int(_PLACE.match(told)[1])
+
+
 def _among(value: object, values: tuple[object, ...]) -> bool:
     """Whether a value is one of these; 1, 1.0 and "1" are the same, and true is another."""
     number = numeric(value)
@@ -281,10 +294,10 @@ def read(file: Node, root: Node) -> Config:
     r.schedule()
     r.optimizer()
     if r.errors:
-        raise several(r.errors)
+        raise several(sorted(r.errors, key=_line))
     batch = {g.name: g for g in live if g.name in _BATCH and not r.silent(g)}
     r.changes |= dict(_batches(batch, root))
-    return Config(tuple(r.changes.items()), tuple(r.notes))
+    return Config(tuple(r.changes.items()), tuple(sorted(r.notes, key=_line)))
 
 
 # ---- batch keys: train_batch_size = micro x accumulation x ranks

@@ -52,7 +52,7 @@ _TOP = {
     "vocabulary_size": idle("model.vocab of the spec says it", COUNT),
     "use_data_before_expert_parallelism": no(_RANK),
     "sequence_parallel_size": no(_RANK, COUNT, (1,)),
-    "allgather_size": Moved(SIZE, to="zero_optimization.allgather_bucket_size"),
+    "allgather_size": Moved(EVEN, to="zero_optimization.allgather_bucket_size"),
     **{name: idle("is a comment", ANY, quiet=()) for name in ("_comment", "comment", "//")},
 
     # no keys of DeepSpeed, but looked for
@@ -190,7 +190,7 @@ _ZERO = {
     "zeropp_loco_param": no(_QUANTIZED, OBJECT, ({},), stages="3"),
     **under("zeropp_loco_param", parts(err_beta=SHARE, reset_T=COUNT)),
     "mics_shard_size": no(_LATER, INTEGER, (-1, 0), stages="3"),
-    "mics_hierarchical_params_gather": Part(FLAG, "3"),
+    "mics_hierarchical_params_gather": watch("belongs to MiCS, which is not here"),
     **{f"leaf_module.{name}": idle("a unit is gathered whole", either(TEXT, TEXTS), stages="3")
        for name in ("classes", "names", "name_suffixes")},
     "offload_optimizer.device": no(_HOST, word("none", "cpu", "nvme"), ("none",), stages="123"),

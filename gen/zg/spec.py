@@ -285,6 +285,6 @@ def load(path: str, sets: Sequence[str] = (), zero: str | None = None) -> Spec:
     data = keys.data
     if "ignore" not in root.at(("data",)).value:
         data = replace(data, ignore=TOKEN if model.vocab <= TOKEN else None)
-    places = {dotted(key): node.where for key, node in _all(root)}
+    places = {dotted(key) if key else "": node.where for key, node in _all(root)}
     return Spec(keys.name, model, keys.zero, keys.train, keys.cluster, keys.targets, data,
                 notes, places)
