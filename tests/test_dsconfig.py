@@ -394,14 +394,14 @@ plain = st.recursive(
 objects = st.dictionaries(st.text("abc_", min_size=1, max_size=4), plain, max_size=4)
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(tree=objects, indent=st.sampled_from([None, 0, 3]), ascii_=st.booleans())
 def test_json_is_what_python_reads(tree: dict, indent: int | None, ascii_: bool) -> None:
     text = json.dumps(tree, indent=indent, ensure_ascii=ascii_)
     assert dsjson.parse(text, str).plain() == json.loads(text)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(tree=objects, gap=st.sampled_from([" # c\n", " //{\n", " /* } */ ", "\n\t"]))
 def test_hjson_is_json_with_gaps(tree: dict, gap: str) -> None:
     """Comments wherever there may be a blank, commas left over, and keys without quotes."""
@@ -419,7 +419,7 @@ def test_hjson_is_json_with_gaps(tree: dict, gap: str) -> None:
     assert node.plain() == json.loads(json.dumps(tree))
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(tree=objects)
 def test_every_key_has_its_line(tree: dict) -> None:
     text = json.dumps(tree, indent=1)
@@ -453,13 +453,13 @@ trees = st.recursive(scalars, lambda t: st.one_of(st.lists(t, max_size=2), st.di
 dotted = st.sampled_from(sorted(dskeys.TABLE))
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(config=st.dictionaries(st.sampled_from(WORDS), trees, max_size=4))
 def test_fuzz_trees(folder: Path, config: dict) -> None:
     survives(lambda: read(folder, config))
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(given_=st.lists(st.tuples(dotted, scalars | trees), min_size=1, max_size=6))
 def test_fuzz_values_of_known_keys(folder: Path, given_: list) -> None:
     config: dict = {}
@@ -478,7 +478,7 @@ def test_fuzz_values_of_known_keys(folder: Path, given_: list) -> None:
 GOOD_TEXTS = sorted((ROOT / "tests/data/ds_configs").glob("*.json"))
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(data=st.data(), source=st.sampled_from(GOOD_TEXTS))
 def test_fuzz_text(folder: Path, data: st.DataObject, source: Path) -> None:
     """Pieces of a config cut out, doubled or replaced by noise."""
