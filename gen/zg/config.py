@@ -8,7 +8,7 @@ the model's can be given back: every such line is a --set KEY=VALUE with its fir
 from __future__ import annotations
 
 import json
-from dataclasses import fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from typing import Iterator, Mapping
 
 from .schema import Op, Spec, Unit
@@ -54,18 +54,18 @@ def _leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
     elif is_dataclass(value):
         for f in fields(value):
             yield from _leaves(f"{path}.{f.name}", getattr(value, f.name))
-    elif isinstance(value, tuple) and any(map(is_dataclass, value)):
+    elif isinstance(value, tuple) and any(isinstance(x, Unit) for x in value):
         for i, below in enumerate(value):
             yield from _leaves(f"{path}[{i}]", below)
     else:
-        yield path, list(value) if isinstance(value, tuple) else value
+        yield path, value
 
 
 def text(spec: Spec) -> str:
     lines = []
     for section in ("name", "model", "zero", "train", "cluster", "targets", "data"):
         for key, value in _leaves(section, getattr(spec, section)):
-            said = f"{key}: {json.dumps(value)}"
+            said = f"{key}: {json.dumps(value, default=asdict)}"
             lines.append(f"{said:<{WIDTH}} # {_origin(spec, key)}")
     lines.append(f"# derived: {spec.grains} micro-batches of {spec.train.micro_batch} a rank "
                  "and step")

@@ -41,7 +41,7 @@ _ALIASES = ("bfloat16",)
 _SCHEDULE = "train.schedule"
 _PLACE = re.compile(r".*?:(\d+): ")
 # Of the spec's optimizer: they belong to one type and not to another.
-_OF_TYPE = ("betas", "eps", "momentum")
+_OF_TYPE = ("betas", "eps", "momentum", "nesterov")
 
 
 # ---- keys
@@ -264,8 +264,9 @@ def _find(root: Node, key: str) -> Node | None:
 
 def _named(node: Node, key: str) -> Node:
     """A value for the spec, in whose errors the file's key stands, too."""
-    value = [_named(item, key) for item in node.value] if isinstance(node.value, list) else node.value
-    return Node(value, f"{node.where}: {printable(key)}")
+    items = node.value if isinstance(node.value, list) else None
+    return Node(node.value if items is None else [_named(item, key) for item in items],
+                f"{node.where}: {printable(key)}")
 
 
 def _line(told: str) -> int:
