@@ -35,9 +35,10 @@ static inline void zr_wait_n(zr *z, int queue, int n, const int *event)
 #define zr_waits(z, queue, ...) /* for each of these events */                                    \
     zr_wait_n(z, queue, (int)(sizeof((const int[]){__VA_ARGS__}) / sizeof(int)),                   \
               (const int[]){__VA_ARGS__})
-void zr_call_n(zr *z, int queue, zr_fn *fn, int n, const int64_t *i); /* n <= 12 operands, copied */
+/* n <= 12 operands, copied; name: of the function, for profilers and the watchdog */
+void zr_call_n(zr *z, int queue, zr_fn *fn, const char *name, int n, const int64_t *i);
 #define zr_call(z, queue, fn, ...)                                                                 \
-    zr_call_n(z, queue, fn, (int)(sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t)),       \
+    zr_call_n(z, queue, fn, #fn, (int)(sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t)),  \
               (const int64_t[]){__VA_ARGS__})
 /* The steps that issue(z) issues, the same whenever it is called, on all queues. A GPU records them
  * the first time, as graph `graph`, and plays the record from then on: a wait for what was recorded

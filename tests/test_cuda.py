@@ -12,11 +12,13 @@ import time
 import pytest
 
 import cuda_budget
+import plans
 import trainer
 from trainer import ROOT
 
 SPEC = ROOT / 'model_specs' / 'gpt-tiny.yaml'
 CUDA = ROOT / 'kernels' / 'cuda'
+SMALL = ('train.micro_batch=1', 'train.global_batch=2', 'cluster.ranks=2')
 
 
 def code(path) -> str:
@@ -82,8 +84,7 @@ def test_settings_are_checked(program, name: str, value: str) -> None:
 
 @pytest.fixture(scope='module')
 def emulated():
-    small = ('train.micro_batch=1', 'train.global_batch=2', 'cluster.ranks=2')
-    return trainer.build(trainer.generate(SPEC, *small), trainer.EMULATED)
+    return trainer.build(trainer.generate(SPEC, *SMALL), trainer.EMULATED)
 
 
 @pytest.fixture(scope='module')
@@ -165,6 +166,41 @@ def test_a_rank_that_hangs_is_noticed(emulated, tokens) -> None:
     assert running.returncode == 7
     assert re.search(r'rank 0: step \d+ has not ended in 20 s \(ZR_TIMEOUT_S\); the last that was '
                      r'issued is [\w -]+ on queue main', error)
+
+
+# ---- names for a profiler
+
+def ranges(program, tokens, folder, *options: str) -> list[str]:
+    """NVTX's ranges of rank 0 in two steps, as tests/emulation/ranges.c writes them"""
+    library = folder / 'ranges.so'
+    trainer.sh('gcc', '-shared', '-fPIC', '-Wall', '-Wextra', '-Werror', '-isystem',
+               'out/cuda/root/include', 'tests/emulation/ranges.c', '-o', library)
+    trainer.sh(program, '--data', tokens, '--steps', 2, *options, env=os.environ | {
+        'NVTX_INJECTION64_PATH': str(library), 'RANGES': str(folder / 'rank')})
+    first = min(folder.glob('rank.*'), key=lambda path: int(path.suffix[1:]))
+    return first.read_text().splitlines()
+
+
+@pytest.mark.slow
+def test_ranges_are_named_after_the_plan(emulated, tokens, tmp_path) -> None:
+    """Steps hold graphs; functions lie in a graph's while it is recorded, without graphs always."""
+    p = plans.planned('gpt-tiny', *SMALL)
+    fns = {f.name for f in p.fns}
+    names = {'begin': "a step's begin", 'grain': 'a grain', 'update': 'the update'}
+    want = {name: [s.op.replace('.', '_') for s in p.section(name).steps if s.op in fns]
+            for name in names}
+    for options in ((), ('--no-graph',)):
+        folder = tmp_path / ''.join(options)
+        folder.mkdir(exist_ok=True)
+        lines = ranges(emulated, tokens, folder, *options)
+        assert lines[:3] == ['stream main', 'stream gather', 'stream reduce']
+        for step in (1, 2):
+            said = []
+            for name, title in names.items():
+                inner = want[name] if step == 1 or options else []
+                said += [f'  the graph of {title}', *(f'    {fn}' for fn in inner)]
+            at = lines.index(f'step {step}')
+            assert lines[at + 1:at + 1 + len(said)] == said and lines[at + 1 + len(said)] == 'report'
 
 
 # ---- machine code

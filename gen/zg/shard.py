@@ -62,8 +62,8 @@ def _fast(spec: Spec) -> tuple[int, tuple[str, ...]]:
     if spec.train.reduction == "exact" or spec.cluster.ranks == 1:
         return spec.cluster.ranks, ()
     return 1, ("reduction fast: NCCL sums over ranks, in its ring's order and rounded to the "
-               "stored type at every rank; runs repeat on the same GPUs with the same NCCL, and other "
-               "ranks, stages or buckets have other bits",)
+               "stored type at every rank; runs repeat on the same GPUs with the same NCCL, and "
+               "other ranks, stages or buckets have other bits",)
 
 
 def _nodes(spec: Spec, grains: int, order: str, sources: int) -> tuple[int, int]:

@@ -96,8 +96,9 @@ static void run_call(zr *z, int queue, const zr_command *c)
     c->fn(z, z->queue[queue].k, z->t->arena, c->i);
 }
 
-void zr_call_n(zr *z, int queue, zr_fn *fn, int n, const int64_t *i)
+void zr_call_n(zr *z, int queue, zr_fn *fn, const char *name, int n, const int64_t *i)
 {
+    (void)name;
     zr_command c = {run_call, fn, {0}};
     if (n > ZR_OPERANDS)
         zr_fail(z, ZR_DISAGREE, "a call with %d operands; at most %d", n, ZR_OPERANDS);

@@ -87,6 +87,7 @@ void zr_plane_look(zr *z);                /* fails when a rank is gone */
 
 /* ---- queue.c: the stream of a queue, for something that is issued now: `what` */
 cudaStream_t zr_on(zr *z, int queue, const char *what);
+const char *zr_queue_name(int queue);
 
 /* ---- collective.c */
 void zr_communicators(zr *z);

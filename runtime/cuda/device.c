@@ -6,6 +6,7 @@
  */
 #define _GNU_SOURCE
 #include "cuda.h"
+#include "range.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -122,6 +123,7 @@ void zr_open(zr *z)
         zr_cuda(z, cudaStreamCreateWithPriority(&t->stream[queue], cudaStreamNonBlocking,
                                                 priority), "making a stream");
         z->queue[queue].stream = t->stream[queue];
+        zr_named(t->stream[queue], zr_queue_name(queue));
     }
     take_arenas(z);
     z->space = t->arena + z->p->space;

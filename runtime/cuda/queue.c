@@ -13,13 +13,20 @@
  */
 #define _GNU_SOURCE
 #include "cuda.h"
+#include "range.h"
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { ALL = (1 << ZR_QUEUES) - 1 };
 
 /* ---- streams */
+
+const char *zr_queue_name(int queue)
+{
+    return queue == ZR_MAIN ? "main" : queue == ZR_GATHER ? "gather" : "reduce";
+}
 
 cudaStream_t zr_on(zr *z, int queue, const char *what)
 {
@@ -73,12 +80,16 @@ void zr_wait(zr *z, int queue, int event)
     zr_cuda(z, cudaStreamWaitEvent(zr_on(z, queue, "a wait"), e->mark, 0), "waiting for an event");
 }
 
-void zr_call_n(zr *z, int queue, zr_fn *fn, int n, const int64_t *i)
+void zr_call_n(zr *z, int queue, zr_fn *fn, const char *name, int n, const int64_t *i)
 {
+    const char *member = strrchr(name, '>');          /* of the program: z->p->report */
     if (n > ZR_OPERANDS)
         zr_fail(z, ZR_DISAGREE, "a call with %d operands; at most %d", n, ZR_OPERANDS);
-    zr_on(z, queue, "a call");
+    if (member) name = member + 1;
+    zr_on(z, queue, name);
+    zr_begins(name);
     fn(z, z->queue[queue].k, z->t->arena, i);
+    zr_ends();
 }
 
 void zr_drop(zr *z, int queue, int64_t at, int64_t bytes)
@@ -155,13 +166,15 @@ void zr_replay(zr *z, int graph, void (*issue)(zr *z))
                                         "the graph of the update", "the graph of an evaluation"};
     _Static_assert(sizeof names / sizeof *names == ZR_GRAPHS, "a name for every graph");
     zr_graph *g = &z->t->graph[graph];
+    zr_begins(names[graph]);
     if (z->o->no_graph) {
         issue(z);
-        return;
+    } else {
+        if (!g->ready) record(z, g, issue);
+        zr_on(z, ZR_MAIN, names[graph]);
+        play(z, g);
     }
-    if (!g->ready) record(z, g, issue);
-    zr_on(z, ZR_MAIN, names[graph]);
-    play(z, g);
+    zr_ends();
 }
 
 /* ---- waiting for the device */
@@ -176,6 +189,9 @@ void zr_drain(zr *z)
 
 void zr_step_begin(zr *z)
 {
+    char name[32];
+    snprintf(name, sizeof name, "step %" PRId64, z->step + 1);
+    zr_begins(name);
     z->t->watch.begun = zr_now();
     zr_expect(z);
 }
@@ -184,6 +200,7 @@ void zr_step_end(zr *z)
 {
     size_t some, all;
     zr_drain(z);
+    zr_ends();
     zr_measure(z, zr_now() - z->t->watch.begun);
     if (z->t->first) return;
     zr_cuda(z, cudaMemGetInfo(&some, &all), "asking for the device's free memory");

@@ -66,11 +66,6 @@ void zr_measure(zr *z, double seconds)
 
 /* ---- looking */
 
-static const char *queue_name(int queue)
-{
-    return queue == ZR_MAIN ? "main" : queue == ZR_GATHER ? "gather" : "reduce";
-}
-
 /* A question ends a call that went on by itself, which two threads must not do at once: while the
  * rank's own thread is within NCCL, it asks. */
 static void look_at_nccl(zr *z)
@@ -81,7 +76,7 @@ static void look_at_nccl(zr *z)
         ncclResult_t asked = ncclCommGetAsyncError(z->t->comm[queue], &state);
         if (asked == ncclSuccess && (state == ncclSuccess || state == ncclInProgress)) continue;
         zr_fail(z, ZR_STUCK, "step %" PRId64 ", queue %s: NCCL: %s", z->step + 1,
-                queue_name(queue), ncclGetErrorString(asked == ncclSuccess ? state : asked));
+                zr_queue_name(queue), ncclGetErrorString(asked == ncclSuccess ? state : asked));
     }
     pthread_mutex_unlock(&z->t->watch.nccl);
 }
@@ -93,7 +88,7 @@ static void look_at_clock(zr *z)
     zr_fail(z, ZR_STUCK,
             "step %" PRId64 " has not ended in %.0f s (ZR_TIMEOUT_S); the last that was issued is "
             "%s on queue %s; look for a rank or a device that hangs", z->step + 1, w->limit,
-            w->what ? w->what : "nothing", queue_name(w->queue));
+            w->what ? w->what : "nothing", zr_queue_name(w->queue));
 }
 
 static void *watch(void *arg)

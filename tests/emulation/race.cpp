@@ -289,6 +289,8 @@ ATOMIC(uint16_t, 16)
 ATOMIC(uint32_t, 32)
 ATOMIC(uint64_t, 64)
 
+void __tsan_atomic_thread_fence(int) { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+
 /* memcpy, memset and memmove of what is watched are compiled as calls of these */
 void *shim_memcpy(void *to, const void *from, size_t n)
 {
