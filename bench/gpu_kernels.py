@@ -98,7 +98,7 @@ ROWS = {
     'zk_loss_sum': Row('sums=576 loss=4*M target=4*M'),
     'zk_push': Row('node=4*n leaf=R*n', '(4+R)*n'),
     'zk_square_sum': Row('sums=576 g=4*n'),
-    'zk_adamw': Row('w=R*n p=4*n m=4*n v=4*n g=4*n', '(28+(R if R==2 else 0))*n'),
+    'zk_update': Row('w=R*n p=4*n m=4*n v=4*n g=4*n', '(28+(R if R==2 else 0))*n'),
     'zk_begin': Row('ctl=128 sums=576'),
     'zk_factor': Row('ctl=128 sums=576'),
     'zk_count': Row('ctl=128'),

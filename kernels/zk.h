@@ -19,7 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZK_ABI 2
+#define ZK_ABI 3
 
 /* one queue's kernel context: threads on a CPU, stream and handles on a GPU */
 typedef struct zk zk;
@@ -62,6 +62,7 @@ typedef struct zk_recipe {
     double lr, min_lr, beta1, beta2, eps, decay, clip;   /* clip 0: none */
     int64_t warmup, steps;                               /* of the schedule */
     int32_t schedule;                                    /* ZK_CONSTANT ... */
+    int32_t rule;                                        /* ZK_ADAMW ... of update.h */
     int64_t rows;                                        /* M: leaves carry d(sum of losses)/M */
 } zk_recipe;
 
@@ -212,12 +213,13 @@ void zk_square_sum(zk *k, const zk_launch *L, int64_t *sums, const float *g, con
                    int64_t nspans, int64_t first, int64_t n);
 /* from the sums over all ranks: loss, norm, valid, skipped, factor = M/valid * clip */
 void zk_factor(zk *k, const zk_launch *L, zk_ctl *ctl, const int64_t *sums, const zk_recipe *r);
-/* p float masters; w their real copy (NULL: none). Does nothing when ctl->skipped. */
-void zk_adamw(zk *k, const zk_launch *L, const zk_ctl *ctl, const zk_recipe *r, real *w, float *p,
-              float *m, float *v, const float *g, const zk_span *spans, int64_t nspans,
-              int64_t first, int64_t n);
-/* p = initial values, by Philox 4x32-10 keyed by (seed, key of the tensor, element in it); 0 between
- * tensors */
+/* One step by r->rule. p float masters; w their real copy (NULL: none); m, v the states, NULL where
+ * the rule has none. Does nothing when ctl->skipped. */
+void zk_update(zk *k, const zk_launch *L, const zk_ctl *ctl, const zk_recipe *r, real *w, float *p,
+               float *m, float *v, const float *g, const zk_span *spans, int64_t nspans,
+               int64_t first, int64_t n);
+/* p = initial values, by Philox 4x32-10 keyed by (seed, key of the tensor, element in it); 0
+ * between tensors */
 void zk_init(zk *k, const zk_launch *L, float *p, const zk_span *spans, int64_t nspans,
              int64_t first, int64_t n, uint64_t seed);
 /* sum[2] += hashes of blocks of 1024 elements of a tensor, keyed by (key, block): the same whatever

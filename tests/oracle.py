@@ -1,4 +1,4 @@
-"""oracle.py -- a float64 evaluator of a spec: loss, all gradients and AdamW steps, in plain numpy.
+"""oracle.py -- a float64 evaluator of a spec: loss, all gradients and an optimizer's steps, in plain numpy.
 
 The tests compare trained programs with it. It shares only the spec reader with the generator;
 every backward is written by hand and checked against PyTorch and finite differences by
@@ -355,8 +355,9 @@ def learning_rate(o, s, step: int) -> float:
     return s.min_lr + (o.lr - s.min_lr) * share
 
 
-class AdamW:
-    """decoupled decay on matrices (or all), bias correction; the state of one run"""
+class Optimizer:
+    """PyTorch's formulas (Lion: Chen and others, 2023), decay on matrices (or all), clipping by the
+    norm of all; the state of one run"""
 
     def __init__(self, spec, params: Arrays):
         self.o, self.s = spec.train.optimizer, spec.train.schedule
@@ -364,8 +365,8 @@ class AdamW:
         self.v = {name: np.zeros(x.shape) for name, x in params.items()}
         self.step = 0
 
-    def decays(self, name: str) -> bool:
-        return self.o.decay == 'all' or self.m[name].ndim >= 2
+    def decay(self, name: str) -> float:
+        return self.o.weight_decay * (self.o.decay == 'all' or self.m[name].ndim >= 2)
 
     def update(self, params: Arrays, grads: Arrays) -> float:
         """changes params in place; returns the norm of the gradients before clipping"""
@@ -373,16 +374,34 @@ class AdamW:
         o, rate = self.o, learning_rate(self.o, self.s, self.step)
         norm = math.sqrt(sum(float((g * g).sum()) for g in grads.values()))
         clip = o.clip / (norm + 1e-6) if o.clip and norm > o.clip else 1.0
-        beta1, beta2 = o.betas
         for name, p in params.items():
-            g, m, v = grads[name] * clip, self.m[name], self.v[name]
-            m += (1 - beta1) * (g - m)
-            v += (1 - beta2) * (g * g - v)
-            if self.decays(name):
-                p *= 1 - rate * o.weight_decay
-            m_hat, v_hat = m / (1 - beta1 ** self.step), v / (1 - beta2 ** self.step)
-            p -= rate * m_hat / (np.sqrt(v_hat) + o.eps)
+            decay = self.decay(name)
+            if o.type in ('AdamW', 'Lion'):
+                p *= 1 - rate * decay
+                decay = 0.0
+            g = grads[name] * clip + decay * p
+            p -= rate * self.move(g, self.m[name], self.v[name])
         return norm
+
+    def move(self, g: np.ndarray, m: np.ndarray, v: np.ndarray) -> np.ndarray:
+        """The step for a gradient, in units of the rate; changes the moments m and v in place."""
+        o = self.o
+        if o.type == 'SGD':
+            m *= o.momentum
+            m += g
+            return g + o.momentum * m if o.nesterov else m
+        if o.type == 'Adagrad':
+            v += g * g
+            return g / (np.sqrt(v) + o.eps)
+        beta1, beta2 = o.betas
+        if o.type == 'Lion':
+            sign = np.sign(beta1 * m + (1 - beta1) * g)
+            m += (1 - beta2) * (g - m)
+            return sign
+        m += (1 - beta1) * (g - m)
+        v += (1 - beta2) * (g * g - v)
+        m_hat, v_hat = m / (1 - beta1 ** self.step), v / (1 - beta2 ** self.step)
+        return m_hat / (np.sqrt(v_hat) + o.eps)
 
 
 def train(spec, params: Arrays, stream: np.ndarray, steps: int, ignore: int = -1,
@@ -390,10 +409,10 @@ def train(spec, params: Arrays, stream: np.ndarray, steps: int, ignore: int = -1
     """Weights after `steps` steps over a stream of tokens, and the losses and gradient norms.
     Another `gradients` shows what errors in them lead to."""
     params = {name: np.array(x, np.float64) for name, x in params.items()}
-    adamw, G, losses, norms = AdamW(spec, params), spec.train.global_batch, [], []
+    optimizer, G, losses, norms = Optimizer(spec, params), spec.train.global_batch, [], []
     for step in range(steps):
         now = batch(stream, spec.train.sequence, step * G, G, ignore)
         loss, _, grads = gradients(spec, params, *now)
         losses.append(loss)
-        norms.append(adamw.update(params, grads))
+        norms.append(optimizer.update(params, grads))
     return params, losses, norms

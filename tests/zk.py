@@ -68,7 +68,7 @@ class Recipe(ctypes.Structure):
     _fields_ = [(name, ctypes.c_double)
                 for name in ("lr", "min_lr", "beta1", "beta2", "eps", "decay", "clip")] + \
                [("warmup", ctypes.c_int64), ("steps", ctypes.c_int64),
-                ("schedule", ctypes.c_int32), ("rows", ctypes.c_int64)]
+                ("schedule", ctypes.c_int32), ("rule", ctypes.c_int32), ("rows", ctypes.c_int64)]
 
 
 class Ctl(ctypes.Structure):
@@ -186,7 +186,7 @@ def operand(x: object) -> object:
 
 
 # Kernels of the plan's own: a launch for the most elements of any such call, or for none
-OWN = {"zk_push": "n", "zk_square_sum": "n", "zk_adamw": "n", "zk_init": "n", "zk_hash": "n",
+OWN = {"zk_push": "n", "zk_square_sum": "n", "zk_update": "n", "zk_init": "n", "zk_hash": "n",
        "zk_begin": "", "zk_factor": "", "zk_count": ""}
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from . import launch, model, ops, place, plan, sched, shard
+from . import launch, model, ops, place, plan, recipe, sched, shard
 from .spec import Spec
 
 
@@ -88,11 +88,8 @@ def build(spec: Spec) -> Built:
                      t.sequence, spec.model.width, spec.model.vocab,
                      -1 if spec.data.ignore is None else spec.data.ignore, t.seed, params,
                      schedule.live, z.stage3_max_live_parameters, spec.targets)
-    o, s = t.optimizer, t.schedule
-    recipe = plan.Recipe(o.type, o.lr, s.min_lr, o.betas[0], o.betas[1], o.eps, o.weight_decay,
-                         o.clip, s.warmup, s.steps, s.type)
     tables = tuple(plan.Table(f"table.{n}", x.head, x.freq) for n, x in enumerate(graph.tables))
-    made = plan.Plan(head, recipe, (plan.Group("all", spec.cluster.ranks),), shards.flats,
-                     shards.tensors, classes, tables, launches, runs, fns,
+    made = plan.Plan(head, recipe.made(spec), (plan.Group("all", spec.cluster.ranks),),
+                     shards.flats, shards.tensors, classes, tables, launches, runs, fns,
                      _events(schedule.sections), schedule.sections)
     return Built(made, (*spec.notes, *_idle(spec, graph), *shards.notes))

@@ -57,7 +57,7 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
             raise CheckError(f"class {name} does not hold a value")
     if p.recipe.optimizer not in ops.OPTIMIZERS:
         raise CheckError(f"there is no optimizer {p.recipe.optimizer}")
-    states = tuple(ops.OPTIMIZERS[p.recipe.optimizer].states)
+    states = ops.OPTIMIZERS[p.recipe.optimizer]
     for f in p.flats:
         if f.states != (states if real == 4 else ("master", *states)):
             raise CheckError(f"flat {f.name} has the states {f.states}")

@@ -27,7 +27,6 @@ def _own(p: Plan, f: Flat) -> dict[str, list[str]]:
     w = "null" if f32 else mine("w", f.real, 2)
     part = f"spans.{f.name} l*{whole}+r*{f.shard} {f.shard}"
     stride = whole if f.sum == "whole" else f.shard
-    update = ops.OPTIMIZERS[p.recipe.optimizer].kernel
     m, v = (f"{s}+0" if s in f.states else "null" for s in ("m", "v"))
     return {
         f"own.{f.name}": [f"zk_push node+0 {whole} &leaf 1 0 {whole} ctl+0 {A} {f.mask} {fold}"],
@@ -35,7 +34,7 @@ def _own(p: Plan, f: Flat) -> dict[str, list[str]]:
         f"sum.{f.name}": [f"zk_push {node} {stride} sources {S} 0 n ctl+0 {S * A} {f.mask} "
                           f"{fold}"],
         f"norm.{f.name}": [f"zk_square_sum sums+0 {mine('g', f.sum, 4, False)} {part}"],
-        f"adamw.{f.name}": [f"{update} ctl+0 recipe {w} {p4} {m} {v} {g} {span}"],
+        f"update.{f.name}": [f"zk_update ctl+0 recipe {w} {p4} {m} {v} {g} {span}"],
         f"init.{f.name}": [f"zk_init {p4} {span} {p.head.seed}"],
         f"cast.{f.name}": [f"zk_round {w} p+0 {n}"],
         f"hash.{f.name}": [f"zk_hash out {mine('p', f.real if f32 else f.state, 4, False)} {part}"],

@@ -51,7 +51,7 @@ class Program(Player):
         self.whole(s.outs[0], True)
         self.stage = "factor"
 
-    def do_adamw(self, s: Step) -> None:
+    def do_update(self, s: Step) -> None:
         key = self.sum_of(s)
         flat = self.flats[key[0]]
         if self.stage != "factor" or key in self.updated:

@@ -54,7 +54,7 @@ def explain(p: Plan) -> str:
              "kept: parameters, state, sums"]
     for f in p.flats:
         lines.append(f"{f.name:<10}{f.count:>10}{f.elems:>16,}{f.shard:>14,}  "
-                     f"{f.real}, {f.state}, {f.sum}")
+                     f"{f.real}, {f.state} ({' '.join(f.states) or 'none'}), {f.sum}")
     lines += ["", "on the wire, received by each rank in a training step"]
     for s in p.sections:
         if s.name not in ("begin", "grain", "update"):

@@ -191,7 +191,7 @@ GRIDS: Mapping[str, Callable[..., How]] = {
     "zk_linear_bwd_b": bias,
     # a thread takes 4 elements of a sum; a warp takes blocks of 1024 of a flat: 1, 8 or 32 at once
     "zk_push": lambda n: run(flat(n, each=4)),
-    "zk_adamw": lambda n: run(flat(n, each=1024 // 32)),
+    "zk_update": lambda n: run(flat(n, each=1024 // 32)),
     "zk_init": lambda n: run(flat(n, each=1024 // 32)),
     "zk_square_sum": lambda n: run(flat(n, 128, each=8 * 1024 // 32)),
     "zk_hash": lambda n: run(flat(n, 128, each=1024), space=16),

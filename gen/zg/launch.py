@@ -144,20 +144,18 @@ class _Maker:
         first, n = (f"l*{whole}", whole) if every else (f"l*{whole}+r*{f.shard}", f.shard)
         part = lambda kept, width: f"+r*{f.shard * width}" if kept == "whole" and not every else ""
         g = f"g+0{part(f.sum, 4)}"
-        optimizer = ops.OPTIMIZERS[self.spec.train.optimizer.type]
-        kept = " ".join(s for s in f.states if s != ops.MASTER)
-        rest = " ".join(f"{s}+0" if s in f.states else "null" for s in ("m", "v")) + \
-            f" {g} spans.{f.name} {first} {n}"
+        m, v = (s if s in f.states else "" for s in ("m", "v"))
+        rest = f"{m and 'm+0' or 'null'} {v and 'v+0' or 'null'} {g} spans.{f.name} {first} {n}"
         if self.real == 4:
             p = f"p+0{part(f.real, 4)}"
-            self.own(f"adamw.{f.name}", "g", f"p {kept}", "l",
-                     f"{optimizer.kernel} ctl+0 recipe null {p} {rest}", shape=(n,))
+            self.own(f"update.{f.name}", "g", f"p {m} {v}", "l",
+                     f"{ops.UPDATE} ctl+0 recipe null {p} {rest}", shape=(n,))
             self.own(f"init.{f.name}", "", "p", "l",
                      f"zk_init {p} spans.{f.name} {first} {n} {self.spec.train.seed}", shape=(n,))
         else:
             w = f"w+0{part(f.real, 2)}"
-            self.own(f"adamw.{f.name}", "g", f"w p {kept}", "l",
-                     f"{optimizer.kernel} ctl+0 recipe {w} p+0 {rest}", shape=(n,))
+            self.own(f"update.{f.name}", "g", f"w p {m} {v}", "l",
+                     f"{ops.UPDATE} ctl+0 recipe {w} p+0 {rest}", shape=(n,))
             self.own(f"init.{f.name}", "", "p", "l",
                      f"zk_init p+0 spans.{f.name} {first} {n} {self.spec.train.seed}", shape=(n,))
             self.own(f"cast.{f.name}", "p", "w", "", f"zk_round {w} p+0 {n}", shape=(n,))

@@ -103,19 +103,15 @@ TRAIN_LOSS = ("zk_cross_entropy loss x x target M V", "zk_loss_sum sums loss tar
 WORDS = {name: name for name in OPS if name not in ("embed", "loss")} | {"add": "residual"}
 
 
-@dataclass(frozen=True)
-class Optimizer:
-    """A row of the optimizers: bytes of each state that it keeps of an element, in the order of its
-    kernel's operands m and v; which kernel. Masters in f32 are kept beside them."""
-    states: Mapping[str, int]
-    kernel: str
-
-
-OPTIMIZERS: Mapping[str, Optimizer] = {
-    "AdamW": Optimizer({"m": 4, "v": 4}, "zk_adamw"),
+# The optimizers: what each keeps of an element, operands m and v of its kernel. A row's number is
+# its rule in kernels/update.h. Momentum and Nesterov are SGD with a momentum. The master is where
+# parameters are stored in less than f32.
+OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
+    "AdamW": ("m", "v"), "Adam": ("m", "v"), "SGD": (), "Momentum": ("m",), "Nesterov": ("m",),
+    "Lion": ("m",), "Adagrad": ("v",),
 }
-MASTER = "master"               # where parameters are stored in less than f32
-WIDTHS = {MASTER: 4, **{s: n for row in OPTIMIZERS.values() for s, n in row.states.items()}}
+UPDATE = "zk_update"
+WIDTHS = {"master": 4, "m": 4, "v": 4}                  # bytes of a state
 
 # How a linear's weight lies in the weights' file of a family: [in,out] or [out,in].
 LAYOUT = {"gpt2": 0, "llama": 1}

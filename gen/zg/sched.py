@@ -317,7 +317,7 @@ class _Maker:
                  ints=(Int("count", ops.SUMS),))
         self.add("main", "factor", "", ins=(Ref("sums", 1),), outs=(Ref("ctl", 0),))
         for f, l in self.each():
-            self.add("main", f"adamw.{f.name}", f"{f.name}[{l}]", ins=(Ref(f"sum.{f.name}", l),),
+            self.add("main", f"update.{f.name}", f"{f.name}[{l}]", ins=(Ref(f"sum.{f.name}", l),),
                      outs=tuple(Ref(f"{c}.{f.name}", l) for c in ("real", *f.states)),
                      ints=(Int("l", l),), recs=(Event("new", 0),))
             self.spread(f, l)

@@ -159,6 +159,14 @@ Title = Text(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}", "up to 64 letters, digits, '_'
 
 # ---- what the passes read
 
+# Types of optimizers: the keys that a type takes beside those of all, and their defaults, which are
+# DeepSpeed's and PyTorch's.
+OPTIMIZERS: Mapping[str, Mapping[str, object]] = {
+    "AdamW": {"betas": (0.9, 0.999), "eps": 1e-8}, "Adam": {"betas": (0.9, 0.999), "eps": 1e-8},
+    "SGD": {"momentum": 0.0, "nesterov": False}, "Lion": {"betas": (0.9, 0.999)},
+    "Adagrad": {"eps": 1e-10},
+}
+
 @dataclass(frozen=True)
 class Op:
     """kind and args as in the spec, defaults filled in; ops: of a residual; where: file:line."""
@@ -205,12 +213,15 @@ class Zero:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """clip 0: none. decay: which tensors weight_decay applies to."""
+    """clip 0: none. decay: which tensors weight_decay applies to. None: a key that the type does
+    not take."""
     __pydantic_config__ = _KEYS
     lr: Real(0.0, 1e3)
-    type: Choice("AdamW") = "AdamW"
-    betas: Annotated[tuple[Real(0.0, 0.999999999), ...], AfterValidator(_two)] = (0.9, 0.999)
-    eps: Tiny = 1e-8
+    type: Choice(*OPTIMIZERS) = "AdamW"
+    betas: Annotated[tuple[Real(0.0, 0.999999999), ...], AfterValidator(_two)] = None
+    eps: Tiny = None
+    momentum: Real(0.0, 0.999999999) = None
+    nesterov: Flag = None
     weight_decay: Real(0.0, 1e3) = 0.0
     decay: Choice("matrices", "all") = "matrices"
     clip: Real(0.0, 1e30) = 1.0

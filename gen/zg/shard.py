@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from . import ops, plan
+from . import ops, plan, recipe
 from .model import Graph, Kind, Tensor
 from .spec import Spec
 
@@ -126,9 +126,9 @@ def split(spec: Spec, graph: Graph) -> Shards:
     for kind in graph.kinds:
         own = "embed" if kind.tied else kind.name
         home[kind.name] = own if own in sizes else ""
-    states = tuple(ops.OPTIMIZERS[spec.train.optimizer.type].states)
+    states = ops.OPTIMIZERS[recipe.rule(spec.train.optimizer)]
     if spec.train.precision != "f32":
-        states = (ops.MASTER, *states)
+        states = ("master", *states)
     flats = []
     for name, size in sizes.items():
         shard = ops.up(-(-size // W), max(unit, BLOCK))

@@ -17,8 +17,8 @@ from pydantic import ValidationError
 
 from . import dsconfig, dsjson
 from .node import (DEPTH, NODES, Node, SpecError, dotted, meant, number, printable, several, shown)
-from .schema import (TOKEN, Cluster, Data, Model, Op, Optimizer, Schedule, Spec, SpecKeys, Train,
-                     Unit, Zero)
+from .schema import (OPTIMIZERS, TOKEN, Cluster, Data, Model, Op, Optimizer, Schedule, Spec,
+                     SpecKeys, Train, Unit, Zero)
 from .units import build, fail
 
 __all__ = ["Cluster", "Data", "Model", "Op", "Optimizer", "Schedule", "Spec", "SpecError", "Train",
@@ -248,6 +248,18 @@ def _batch(keys: SpecKeys, root: Node) -> None:
                ", ".join(good))
 
 
+def _typed(found: Optimizer, path: tuple[str, ...], root: Node) -> Optimizer:
+    """With the defaults of its type; a key that another type takes is an error."""
+    defaults = OPTIMIZERS[found.type]
+    others = {key for row in OPTIMIZERS.values() for key in row} - set(defaults)
+    for key in root.at(path).value:
+        if key in others:
+            keys = [k for k in _keys(path) if k not in others]
+            raise fail(root, (*path, key), f"{found.type} takes no {key}", ", ".join(keys))
+    lacking = {key: x for key, x in defaults.items() if getattr(found, key) is None}
+    return replace(found, **lacking)
+
+
 def _schedule(keys: SpecKeys, root: Node) -> None:
     s, lr = keys.train.schedule, keys.train.optimizer.lr
     path = ("train", "schedule")
@@ -282,9 +294,12 @@ def load(path: str, sets: Sequence[str] = (), zero: str | None = None) -> Spec:
     _batch(keys, root)
     _schedule(keys, root)
     _reduction(keys, root)
-    data = keys.data
+    optimizer = _typed(keys.train.optimizer, ("train", "optimizer"), root)
+    if optimizer.nesterov and not optimizer.momentum:
+        raise fail(root, ("train", "optimizer", "nesterov"), "there is no momentum", "momentum > 0")
+    train, data = replace(keys.train, optimizer=optimizer), keys.data
     if "ignore" not in root.at(("data",)).value:
         data = replace(data, ignore=TOKEN if model.vocab <= TOKEN else None)
     places = {dotted(key) if key else "": node.where for key, node in _all(root)}
-    return Spec(keys.name, model, keys.zero, keys.train, keys.cluster, keys.targets, data,
+    return Spec(keys.name, model, keys.zero, train, keys.cluster, keys.targets, data,
                 notes, places)

@@ -351,6 +351,7 @@ def view(p: Plan, cost: dict[str, object], memory: str, flat: bool) -> dict[str,
             (("lr", r.lr), ("min_lr", r.min_lr)), (("beta1", r.beta1), ("beta2", r.beta2)),
             (("eps", r.eps), ("decay", r.decay), ("clip", r.clip)))]
         + [f".warmup = {r.warmup}, .steps = {r.steps}, .schedule = {ops.SCHEDULES[r.schedule]}, "
+           f".rule = {list(ops.OPTIMIZERS).index(r.optimizer)}, "
            f".rows = {p.head.batch * p.head.sequence},"],
         "fns": sorted((fns.one(f) for f in p.fns), key=lambda lines: len(lines) == 1),
         "parts": parts(p), "sources": "ZR_REDUCE" if p.head.overlap else "ZR_MAIN",

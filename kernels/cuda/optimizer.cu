@@ -1,16 +1,25 @@
-/* adamw.cu -- the optimizer: a step's constants, AdamW, initial values and the weights' hash.
+/* optimizer.cu -- a step's constants, the update, initial values and the weights' hash.
  *
  * Invariants
  *  1. Every element's result depends on the element alone, so any partition of a flat buffer gives
  *     the same bits; what lies between tensors is 0 from the start, and not read or written again.
- *  2. The bits are those of a CPU: a step's constants are made in f64 by the same functions; AdamW
- *     is IEEE multiplication, division and square root and explicit fma in f32.
+ *  2. The bits are those of a CPU: a step's constants are made in f64, and the update in f32, by
+ *     the same functions.
  *  3. A warp takes a block of a tensor at a time.
  */
 #include "part.h"
 
 #include "../digest.h"
 #include "../step.h"
+
+/* ---- one element, for update.h */
+typedef float lanes;
+#define ZK_LANES static __device__ inline
+ZK_LANES float lanes_set(float x) { return x; }
+ZK_LANES float lanes_fma(float a, float b, float c) { return fmaf(a, b, c); }
+ZK_LANES float lanes_sqrt(float x) { return sqrtf(x); }
+ZK_LANES float lanes_sign(float x) { return x > 0 ? 1.0f : x < 0 ? -1.0f : 0.0f; }
+#include "../update.h"
 
 enum { PACK = 4, ROW = PACK * ZK_WARP };        /* elements of a thread and of a warp at a time */
 
@@ -44,39 +53,31 @@ void zk_factor(zk *k, const zk_launch *L, zk_ctl *ctl, const int64_t *sums, cons
     ZK_LAUNCH(k, L, 0, factor, ctl, sums, *r);
 }
 
-/* ---- AdamW */
-struct adam {
-    float *p, *m, *v;               /* [n] */
+/* ---- the update */
+struct flat_update {
+    float *p, *m, *v;               /* [n]; m, v NULL where the rule has none */
     const float *g;                 /* [n] */
-    double decay;
-    float beta1, rest1, beta2, rest2, eps;
+    zk_recipe r;
 };
-
-/* One step of an element; shrink: -lr * decay */
-static __device__ float adam_one(const adam &a, const zk_ctl &c, float shrink, float p, float *m,
-                                 float *v, float g)
-{
-    g *= c.factor;
-    *m = fmaf(a.beta1, *m, a.rest1 * g);
-    *v = fmaf(a.beta2, *v, a.rest2 * (g * g));
-    float move = *m * c.bias1 / (sqrtf(*v * c.bias2) + a.eps);
-    return fmaf(-c.lr, move, fmaf(shrink, p, p));
-}
 
 /* Elements i .. i + 3, `left` of them or fewer */
 template <class T>
-static __device__ void adam_pack(const adam &a, T *w, const zk_ctl &c, float shrink, int64_t i,
-                                 int left)
+static __device__ void update_pack(const flat_update &a, T *w, const step &s, const pull &own,
+                                   int64_t i, int left)
 {
-    float p[PACK], m[PACK], v[PACK], g[PACK];
+    float p[PACK], m[PACK] = {}, v[PACK] = {}, g[PACK];
     fetch(p, a.p + i, left);
-    fetch(m, a.m + i, left);
-    fetch(v, a.v + i, left);
+    if (a.m)
+        fetch(m, a.m + i, left);
+    if (a.v)
+        fetch(v, a.v + i, left);
     fetch(g, a.g + i, left);
     for (int j = 0; j < PACK; j++)
-        p[j] = adam_one(a, c, shrink, p[j], m + j, v + j, g[j]);
-    stow(a.m + i, m, left);
-    stow(a.v + i, v, left);
+        p[j] = update(&s, &own, p[j], m + j, v + j, g[j]);
+    if (a.m)
+        stow(a.m + i, m, left);
+    if (a.v)
+        stow(a.v + i, v, left);
     stow(a.p + i, p, left);
     if (w)
         stow(w + i, p, left);
@@ -84,32 +85,33 @@ static __device__ void adam_pack(const adam &a, T *w, const zk_ctl &c, float shr
 
 template <class T>
 static __global__ void __launch_bounds__(256)
-adamw(adam a, T *w, const zk_ctl *ctl, span_list spans, int64_t first, int64_t n)
+updates(flat_update a, T *w, const zk_ctl *ctl, span_list spans, int64_t first, int64_t n)
 {
     zk_span own = spans.span[lane_here()];
     zk_ctl c = *ctl;
-    float most = (float)(-(double)c.lr * a.decay);
+    step s = step_of(&c, &a.r);
+    pull mine = pull_of(&c, &a.r, &own);
     if (c.skipped)
         return;
     for (int64_t at = warp_here() * ZK_BLOCK; at < n; at += warps_here() * ZK_BLOCK) {
         block_part part;
         if (!find_part(&part, own, first + at))
             continue;
-        float shrink = most * __shfl_sync((unsigned)ZK_ALL, own.decay, part.lane);
+        pull of_part = {__shfl_sync((unsigned)ZK_ALL, mine.decay, part.lane),
+                        __shfl_sync((unsigned)ZK_ALL, mine.shrink, part.lane)};
         int have = (int)zk_least(part.n, n - at);
         for (int i = PACK * lane_here(); i < have; i += ROW)
-            adam_pack(a, w, c, shrink, at + i, have - i);
+            update_pack(a, w, s, of_part, at + i, have - i);
     }
 }
 
-void zk_adamw(zk *k, const zk_launch *L, const zk_ctl *ctl, const zk_recipe *r, real *w, float *p,
-              float *m, float *v, const float *g, const zk_span *spans, int64_t nspans,
-              int64_t first, int64_t n)
+void zk_update(zk *k, const zk_launch *L, const zk_ctl *ctl, const zk_recipe *r, real *w, float *p,
+               float *m, float *v, const float *g, const zk_span *spans, int64_t nspans,
+               int64_t first, int64_t n)
 {
-    adam a = {p, m, v, g, r->decay, (float)r->beta1, (float)(1 - r->beta1), (float)r->beta2,
-              (float)(1 - r->beta2), (float)r->eps};
+    flat_update a = {p, m, v, g, *r};
     for (int64_t i = 0; i < nspans; i += ZK_WARP)
-        ZK_REAL(k, T, ZK_LAUNCH(k, L, 0, adamw<T>, a, (T *)w, ctl,
+        ZK_REAL(k, T, ZK_LAUNCH(k, L, 0, updates<T>, a, (T *)w, ctl,
                                 some_spans(spans + i, nspans - i), first, n));
 }
 
@@ -146,7 +148,7 @@ static __device__ float log_one(float x)
     return fmaf(e, 0x1.62e430p-1f, f + tail);
 }
 
-/* Two normals from two words, as normals() of kernels/cpu/adamw.c */
+/* Two normals from two words, as normals() of kernels/cpu/optimizer.c */
 static __device__ void normals(float z[2], uint32_t a, uint32_t b)
 {
     const float turn = 6.28318530717958647692f;

@@ -1,15 +1,35 @@
-/* adamw.c -- the optimizer: a step's constants, AdamW, initial values and the weights' hash.
+/* optimizer.c -- a step's constants, the update, initial values and the weights' hash.
  *
  * Invariants
  *  1. Every element's result depends on the element alone, so any partition of a flat buffer gives
  *     the same bits; what lies between tensors is 0 from the start, and not read or written again.
- *  2. AdamW is IEEE multiplication, division and square root and explicit fma in f32: any target
- *     that has these gives the same bits. A step's constants are made in f64.
+ *  2. The update's bits are those of any target (update.h); a step's constants are made in f64.
  */
 #include "../digest.h"
 #include "../step.h"
 #include "part.h"
 #include "philox.h"
+
+/* ---- 16 elements side by side, for update.h */
+typedef v16 lanes;
+#define ZK_LANES ZK_INLINE
+ZK_INLINE v16 lanes_set(float x) { return set16(x); }
+ZK_INLINE v16 lanes_fma(v16 a, v16 b, v16 c) { return fma16(a, b, c); }
+ZK_INLINE v16 lanes_sqrt(v16 x) { return sqrt16(x); }
+ZK_INLINE v16 lanes_sign(v16 x)
+{
+    return select16(x > 0.0f, set16(1), select16(x < 0.0f, set16(-1), set16(0)));
+}
+#include "../update.h"
+
+ZK_INLINE v16 get16(const float *p, int n) { return n == 16 ? load16(p) : load16n(p, n); }
+ZK_INLINE void put16(float *p, v16 x, int n)
+{
+    if (n == 16)
+        store16(p, x);
+    else
+        store16n(p, x, n);
+}
 
 enum { BLOCKS = 32 };               /* blocks a task, unless the launch says otherwise */
 
@@ -57,60 +77,49 @@ void ZK(zk_factor)(zk *k, const zk_launch *L, zk_ctl *ctl, const int64_t *sums, 
     step_factor(ctl, sums, r);
 }
 
-/* ---- AdamW */
-typedef struct adam {
+/* ---- the update */
+typedef struct flat_update {
     real *w;                        /* [n], or NULL */
-    float *p, *m, *v;               /* [n] */
+    float *p, *m, *v;               /* [n]; m, v NULL where the rule has none */
     const float *g;                 /* [n] */
     int dtype;
-    float lr, shrink, factor, beta1, rest1, beta2, rest2, bias1, bias2, eps;
-} adam;
+    step s;
+    const zk_ctl *ctl;
+    const zk_recipe *r;
+} flat_update;
 
-/* One step of 16 elements; shrink: -lr * decay */
-static inline v16 adam16(const adam *a, v16 shrink, v16 p, v16 *m, v16 *v, v16 g)
+/* Elements i .. i + n - 1, at most 16 of them */
+ZK_INLINE void update16(const flat_update *a, const pull *own, int64_t i, int n)
 {
-    g *= set16(a->factor);
-    *m = fma16(set16(a->beta1), *m, set16(a->rest1) * g);
-    *v = fma16(set16(a->beta2), *v, set16(a->rest2) * (g * g));
-    v16 move = *m * set16(a->bias1) / (sqrt16(*v * set16(a->bias2)) + set16(a->eps));
-    return fma16(set16(-a->lr), move, fma16(shrink, p, p));
+    v16 m = a->m ? get16(a->m + i, n) : set16(0), v = a->v ? get16(a->v + i, n) : set16(0);
+    v16 p = update(&a->s, own, get16(a->p + i, n), &m, &v, get16(a->g + i, n));
+    if (a->m)
+        put16(a->m + i, m, n);
+    if (a->v)
+        put16(a->v + i, v, n);
+    put16(a->p + i, p, n);
+    if (a->w)
+        zk_put(a->w, i, a->dtype, p, n);
 }
 
-static void adam_part(void *arg, const zk_part *part)
+static void update_part(void *arg, const zk_part *part)
 {
-    const adam *a = arg;
-    v16 shrink = set16(a->shrink * part->span->decay);
+    const flat_update *a = arg;
+    pull own = pull_of(a->ctl, a->r, part->span);
     int64_t i = part->at, end = part->at + part->n;
-    for (; i + 16 <= end; i += 16) {
-        v16 m = load16(a->m + i), v = load16(a->v + i);
-        v16 p = adam16(a, shrink, load16(a->p + i), &m, &v, load16(a->g + i));
-        store16(a->m + i, m);
-        store16(a->v + i, v);
-        store16(a->p + i, p);
-        if (a->w)
-            store16r(a->w, i, a->dtype, p);
-    }
-    if (i < end) {
-        int n = (int)(end - i);
-        v16 m = load16n(a->m + i, n), v = load16n(a->v + i, n);
-        v16 p = adam16(a, shrink, load16n(a->p + i, n), &m, &v, load16n(a->g + i, n));
-        store16n(a->m + i, m, n);
-        store16n(a->v + i, v, n);
-        store16n(a->p + i, p, n);
-        if (a->w)
-            store16rn(a->w, i, a->dtype, p, n);
-    }
+    for (; i + 16 <= end; i += 16)
+        update16(a, &own, i, 16);
+    if (i < end)
+        update16(a, &own, i, (int)(end - i));
 }
 
-void ZK(zk_adamw)(zk *k, const zk_launch *L, const zk_ctl *ctl, const zk_recipe *r, real *w,
-                  float *p, float *m, float *v, const float *g, const zk_span *spans,
-                  int64_t nspans, int64_t first, int64_t n)
+void ZK(zk_update)(zk *k, const zk_launch *L, const zk_ctl *ctl, const zk_recipe *r, real *w,
+                   float *p, float *m, float *v, const float *g, const zk_span *spans,
+                   int64_t nspans, int64_t first, int64_t n)
 {
-    adam a = {w, p, m, v, g, k->dtype, ctl->lr, (float)(-(double)ctl->lr * r->decay), ctl->factor,
-              (float)r->beta1, (float)(1 - r->beta1), (float)r->beta2, (float)(1 - r->beta2),
-              ctl->bias1, ctl->bias2, (float)r->eps};
+    flat_update a = {w, p, m, v, g, k->dtype, step_of(ctl, r), ctl, r};
     if (!ctl->skipped)
-        each(k, L, spans, nspans, first, n, adam_part, &a);
+        each(k, L, spans, nspans, first, n, update_part, &a);
 }
 
 /* ---- initial values: 64 elements from 16 counters. Counter 16*(element/64) + lane gives elements
