@@ -11,7 +11,7 @@ import json
 from dataclasses import asdict, fields, is_dataclass
 from typing import Iterator, Mapping
 
-from .schema import Op, Spec, Unit
+from .schema import Op, Optimizer, Schedule, Spec, Unit
 
 WIDTH = 66                      # of the left column: fixed, so that a change moves no other line
 # What another key says where these are left out; anything else has a default.
@@ -53,7 +53,9 @@ def _leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
             yield from _leaves(f"{path}.{key}", below)
     elif is_dataclass(value):
         for f in fields(value):
-            yield from _leaves(f"{path}.{f.name}", getattr(value, f.name))
+            below = getattr(value, f.name)
+            foreign = below is None and isinstance(value, (Optimizer, Schedule))
+            yield from () if foreign else _leaves(f"{path}.{f.name}", below)
     elif isinstance(value, tuple) and any(isinstance(x, Unit) for x in value):
         for i, below in enumerate(value):
             yield from _leaves(f"{path}[{i}]", below)
