@@ -99,7 +99,10 @@ def spec(kind: type, path: str = "") -> Iterator[str]:
         key = f"{path}{name}"
         below = record(hint)
         if below is None:
-            yield f"| `{key}` | {allowed(hint)} | {said(default)} |"
+            types = schema.TYPES.get(kind, {})
+            rows = {t: said(row[name]) for t, row in types.items() if name in row}
+            either = [f"{t}: {x}".rstrip(": ") for t, x in rows.items()]
+            yield f"| `{key}` | {allowed(hint)} | {', '.join(either) or said(default)} |"
         elif below is schema.OpKeys and name in ("residual", "head"):
             yield f"| `{key}` | a list of ops | |"
         elif not list(fields(below)):

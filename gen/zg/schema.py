@@ -227,6 +227,9 @@ class Optimizer:
     clip: Real(0.0, 1e30) = 1.0
 
 
+TYPES = {Optimizer: OPTIMIZERS}
+
+
 @dataclass(frozen=True)
 class Schedule:
     """warmup and steps in training steps; steps is where a linear or cosine decay meets min_lr."""

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from . import dsconfig, dsjson
 from .node import (DEPTH, NODES, Node, SpecError, dotted, meant, number, printable, several, shown)
-from .schema import (OPTIMIZERS, TOKEN, Cluster, Data, Model, Op, Optimizer, Schedule, Spec,
+from .schema import (TOKEN, TYPES, Cluster, Data, Model, Op, Optimizer, Schedule, Spec,
                      SpecKeys, Train, Unit, Zero)
 from .units import build, fail
 
@@ -250,10 +250,11 @@ def _batch(keys: SpecKeys, root: Node) -> None:
 
 def _typed(found: Optimizer, path: tuple[str, ...], root: Node) -> Optimizer:
     """With the defaults of its type; a key that another type takes is an error."""
-    defaults = OPTIMIZERS[found.type]
-    others = {key for row in OPTIMIZERS.values() for key in row} - set(defaults)
-    for key in root.at(path).value:
-        if key in others:
+    rows = TYPES[type(found)]
+    defaults = rows[found.type]
+    others = {key for row in rows.values() for key in row} - set(defaults)
+    for key, node in root.at(path).value.items():
+        if key in others and node.value is not None:
             keys = [k for k in _keys(path) if k not in others]
             raise fail(root, (*path, key), f"{found.type} takes no {key}", ", ".join(keys))
     lacking = {key: x for key, x in defaults.items() if getattr(found, key) is None}
