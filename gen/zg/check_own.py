@@ -4,7 +4,6 @@ Sums, norms, updates work on the owner's part and nothing else.
 """
 from __future__ import annotations
 
-from . import ops
 from .check_order import CheckError
 from .plan import Flat, Plan
 
