@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zg import dsconfig, dsjson, dskeys, dsrows
+from zg import dsconfig, dsjson, dskeys, dsrows, spec as spec_module
 from zg.node import Node
 from zg.schema import Spec
 from zg.spec import SpecError, load
@@ -43,10 +43,10 @@ def notes(tmp: Path, *args: object) -> list[str]:
     return [note.replace(f"{tmp}/", "") for note in read(tmp, *args).notes]
 
 
-def changes(text: str) -> dsconfig.Config:
-    """What a config asks of an empty spec, without reading one."""
+def changes(text: str, spec: Node = Node({}, "s.yaml:1")) -> dsconfig.Config:
+    """What a config asks of a spec, without reading it; the spec says nothing."""
     node = dsjson.parse(text, lambda line: f"ds.json:{line + 1}")
-    return dsconfig.read(node, Node({}, "s.yaml:1"))
+    return dsconfig.read(node, spec)
 
 
 def at(key: str, value: object) -> dict:
@@ -209,6 +209,23 @@ def test_adam_without_decoupled_decay(tmp_path: Path) -> None:
         kind("AdamW", False)
 
 
+def test_another_type_takes_nothing_of_the_specs_type() -> None:
+    """A scheduler stands for the spec's whole schedule; betas of AdamW are no momentum of SGD."""
+    spec = spec_module._document(str(ROOT / "model_specs/gpt-tiny.yaml"))
+    made = changes('{"scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": "auto",'
+                   '"warmup_max_lr": "auto", "total_num_steps": "auto"}},'
+                   '"optimizer": {"type": "SGD", "params": {"lr": 2e-3}}}', spec).changes
+    assert made[0][0] == "train.schedule" and {key: node and node.plain() for key, node in made} == {
+        "train.schedule": {}, "train.schedule.type": "WarmupDecayLR",
+        "train.schedule.warmup_num_steps": 10, "train.schedule.warmup_max_lr": 2e-3,
+        "train.schedule.total_num_steps": 100, "train.optimizer.type": "SGD",
+        "train.optimizer.lr": 2e-3, **{f"train.optimizer.{k}": None for k in dsconfig._OF_TYPE}}
+    adam = changes('{"optimizer": {"type": "Adam", "params": {"adam_w_mode": false}}}', spec).changes
+    assert [(key, node.plain()) for key, node in adam] == [("train.optimizer.type", "Adam")]
+    with pytest.raises(SpecError, match='total_num_steps: is "auto", and the spec does not say'):
+        changes('{"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}}}')
+
+
 # ---- what is without effect, renamed or refused
 
 def test_keys_at_a_stage_where_they_do_nothing(tmp_path: Path) -> None:
@@ -279,6 +296,7 @@ def test_notes(tmp_path: Path, config: dict, said: list[str]) -> None:
      r"optimizer.params.betas: train.optimizer.betas\[1\]: 1 is out of range"),
     ({"optimizer": {"params": {"betas": [0.9]}}}, r"optimizer.params.betas: is a list; allowed: a list"
      r" of 2, each a number from 0 to 1"),
+    ({"deterministic": 1}, r"deterministic: is no key of DeepSpeed: training always is; allowed: true"),
     ({"gradient_clipping": "much"}, r"gradient_clipping: is 'much'; allowed: a number from 0"),
     ({"gradient_clipping": 1e31}, r"gradient_clipping: train.optimizer.clip: 1e\+31 is out of range"),
     ({"stage": 3}, rf"stage: is no key here; did you mean {ZERO}.stage\?"),
@@ -305,6 +323,8 @@ def test_all_mistakes_are_told_at_once_in_five_lines(tmp_path: Path) -> None:
     message = refusal(tmp_path, '{\n"a": 1,\n"zero_optimization": {"stage": 9,\n"b": 2},\n"seed": 3\n}')
     assert [line.partition(": ")[0] for line in message.splitlines()] == [
         "ds.json:2", "ds.json:3", "ds.json:4", "ds.json:5"]
+    late = refusal(tmp_path, '{"fp16": {"enabled": true},\n"zero_optimization": {"stage": 9}}')
+    assert [line.partition(": ")[0] for line in late.splitlines()] == ["ds.json:1", "ds.json:2"]
     many = refusal(tmp_path, {f"k{n}": 1 for n in range(9)}).splitlines()
     assert len(many) == 5 and many[-1] == "and 5 more"
 
@@ -339,8 +359,9 @@ def test_what_is_built_later_changes_a_row(tmp_path: Path, monkeypatch: pytest.M
     spec = read(tmp_path, config)
     assert (spec.train.precision, spec.train.seed, spec.name, spec.zero.overlap_comm) == (
         "bf16", 12, "host", True)
-    off = read(tmp_path, {"fp16": {"enabled": False, "initial_scale_power": 12}})
-    assert (off.train.precision, off.train.seed) == ("f32", 1)
+    for switch, seed in ((False, 1), ("auto", 12), (None, 1)):      # auto: the spec may say that it is
+        spec = read(tmp_path, {"fp16": {"enabled": switch, "initial_scale_power": 12}})
+        assert (spec.train.precision, spec.train.seed) == ("f32", seed)
 
 
 # ---- Hjson
@@ -364,6 +385,8 @@ def test_hjson_is_read(tmp_path: Path, text: str) -> None:
     ('{"steps_per_print": 1,\n "steps_per_print": 2}', r"2: 'steps_per_print' stands here twice"),
     ('{"a" 1}', r"1: broken syntax: there is no : behind the key 'a'"),
     ('{"a":\n}', r"2: broken syntax: '}' is no value"), ('{"a": 1 "b": 2}', r"1: .*behind 1; allowed: a comma, or"),
+    ('{"a": "x" "b": 2}', r"1: broken syntax: '\"' where a value has ended; allowed: a comma or }"),
+    ('{"seed":\n 1}', r"1: seed: is no key of DeepSpeed"),
     ('{"a": 1}\n}', r"2: broken syntax: '}' behind the end"), ('{"a": "b\n"}', r"1: .*no closing quote"),
     ('{\n"a": True}', r"2: broken syntax: True is Python's; allowed: true"),
     ('{"a": cpu, "b": 1}', r"1: broken syntax: .* is no value; .*\"text\""),

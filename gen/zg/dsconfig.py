@@ -287,7 +287,7 @@ def read(file: Node, root: Node) -> Config:
     for key, node in r.walk(file):
         r.take(key, node)
     live = r.live()
-    for g in live:
+    for g in sorted(live, key=r.silent):            # "auto" looks at what the others have set
         r.judge(g)
     for g in live:
         if isinstance(g.row, Same):
