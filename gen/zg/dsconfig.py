@@ -13,6 +13,7 @@ from typing import Iterator, Mapping, NamedTuple
 from .dskeys import SWITCHES, TABLE
 from .dsrows import Honour, Idle, Key, Moved, Number, Part, Refuse, Same, numeric
 from .node import Node, SpecError, meant, printable, several, shown
+from .schema import OPTIMIZERS
 
 
 class Config(NamedTuple):
@@ -40,8 +41,8 @@ _BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumu
 _ALIASES = ("bfloat16",)
 _SCHEDULE = "train.schedule"
 _PLACE = re.compile(r".*?:(\d+): ")
-# Of the spec's optimizer: they belong to one type and not to another.
-_OF_TYPE = ("betas", "eps", "momentum", "nesterov")
+# Of the spec's optimizer: keys of some of its types.
+_OF_TYPE = tuple(dict.fromkeys(key for row in OPTIMIZERS.values() for key in row))
 
 
 # ---- keys

@@ -76,7 +76,7 @@ _OPTIMIZER = {
         "adam_w_mode": to("train.optimizer.type", FLAG, words={False: "Adam"}),
         "bias_correction": no("the bias is always corrected", FLAG, (True,)),
         "amsgrad": no(_LATER),
-        "nesterov": no(_LATER),
+        "nesterov": to("train.optimizer.nesterov", FLAG),
         "dampening": no(_LATER, SHARE, (0,)),
         "lr_decay": no("say it in train.schedule", POSITIVE, (0,)),
         "initial_accumulator_value": no(_LATER, POSITIVE, (0,)),
