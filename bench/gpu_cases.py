@@ -142,8 +142,15 @@ def together() -> list[str]:
     return [way for way in SPREAD if way not in alone()]
 
 
+# Equal but for the number of blocks: what memory they take is the plan's, and the libraries'.
+LAYERS = tuple(Source(f'layers-{n}', 'gpt-tiny', (
+    'train.precision=bf16', 'train.micro_batch=1', 'train.global_batch=2', 'cluster.ranks=1',
+    'zero.stage=3'), n) for n in ((2, 40) if not REHEARSAL else (2, 9)))
+
+
 def all_sources() -> Iterator[Source]:
     yield from (c.source for c in CASES)
+    yield from LAYERS
     yield from SMALL
     for family in FAMILIES:
         for real in ('f32', 'bf16'):

@@ -4,7 +4,7 @@
     gpu_check.py losses OUT.json    20 losses of tiny models are the CPU's, within tests' bounds
     gpu_check.py law OUT.json       one hash over stages, prefetch, graphs, queues and two runs
     gpu_check.py ranks OUT.json     two ranks on one GPU leave the hash of one rank
-    gpu_check.py memory OUT.json    free device memory after the first step and at the end
+    gpu_check.py memory OUT.json    device memory of two models is the plan's, and does not grow
 
 Each writes what it found after every run, and ends with 1 when something is not as it should be.
 ZR_BENCH_KIND=emulated takes out/train-emulated instead, to try this script without a GPU.
@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gpu_cases import CASES, FAMILIES, REHEARSAL, ROOT, Source, alone, tiny, together
+from gpu_cases import CASES, FAMILIES, LAYERS, REHEARSAL, ROOT, Source, alone, tiny, together
 
 sys.path[:0] = [str(ROOT / 'tests')]
 import numpy as np
@@ -33,6 +33,7 @@ KIND = trainer.EMULATED if REHEARSAL else trainer.CUDA
 WORKERS = 2 if REHEARSAL else min(8, os.cpu_count() or 1)
 LIMIT = 60 if not REHEARSAL else 300            # seconds of one run
 STEPS = 20
+PAGE = 2 << 20                                  # bytes of device memory that are taken at a time
 # Relative, of the first loss and of any of twenty: see tests/test_emulated.py.
 BOUNDS = {'f32': (2e-6, 2e-4), 'bf16': (4e-3, 4e-2)}
 REALS = ('f32', 'bf16') if not REHEARSAL else ('bf16',)
@@ -180,20 +181,27 @@ def ranks(out: str) -> bool:
 # ---- memory
 
 def memory_of(said: str) -> dict[str, int]:
-    """bytes: the arena, what the libraries took in the first step, what was lost after it"""
-    arena = re.search(r'device memory: arena (\d+) bytes, libraries (-?\d+)', said)
+    """bytes: the arena, what was taken for it, what the libraries took up to the end of the first
+    step, what was lost after it"""
+    arena = re.search(r'device memory: arena (\d+) bytes \((\d+) taken\), libraries (-?\d+)', said)
     lost = re.search(r'device memory: (-?\d+) bytes fewer', said)
-    return {'arena': int(arena[1]) if arena else 0, 'libraries': int(arena[2]) if arena else 0,
-            'lost': int(lost[1]) if lost else 0}
+    numbers = [int(n) for n in arena.groups()] if arena else [0, 0, 0]
+    return dict(zip(('arena', 'taken', 'libraries'), numbers)) | {'lost': int(lost[1]) if lost else 0}
 
 
 def memory(out: str) -> bool:
-    """Nothing else runs on the device meanwhile."""
-    r = run(tiny('gpt', 'bf16', 'stage3'), KIND, tokens(256, 40000), 50)
-    found = memory_of(r.said) | {'run': kept(r)}
-    write(out, found)
-    print(f'arena {found["arena"]}, libraries {found["libraries"]}, lost since {found["lost"]}')
-    return r.code == 0 and found['arena'] > 0 and found['lost'] <= 0
+    """Nothing else runs on the device meanwhile. The arena is the plan's, libraries take the same
+    whatever the layers, and nothing is taken after the first step."""
+    found, good = [], True
+    for source in LAYERS:
+        r = run(source, KIND, tokens(256, 40000), STEPS if not REHEARSAL else 2)
+        f = memory_of(r.said) | {'run': kept(r)}
+        right = r.code == 0 and 0 < f['arena'] <= f['taken'] < f['arena'] + PAGE and f['lost'] == 0
+        found.append(f | {'right': right})
+        good &= right and f['libraries'] == found[0]['libraries']
+        write(out, found)
+        print({key: n for key, n in found[-1].items() if key != 'run'})
+    return good and found[0]['taken'] < found[-1]['taken']
 
 
 COMMANDS = {'build': build, 'losses': losses, 'law': law, 'ranks': ranks, 'memory': memory}

@@ -196,8 +196,9 @@ void zr_epilogue(zr *z)
     if (t->launches)
         zr_print(z, STDOUT_FILENO, "graphs: %" PRId64 " launches, %.1f us of the host for each\n",
                  t->launches, 1e6 * t->launch_seconds / (double)t->launches);
-    zr_print(z, STDOUT_FILENO, "device memory: arena %" PRId64 " bytes, libraries %" PRId64 "\n",
-             z->p->columns[z->column].arena, t->after - (t->first ? t->first : now));
+    zr_print(z, STDOUT_FILENO, "device memory: arena %" PRId64 " bytes (%" PRId64 " taken), "
+             "libraries %" PRId64 "\n", z->p->columns[z->column].arena, t->before - t->after,
+             t->after - (t->first ? t->first : now));
     if (t->first && now != t->first)
         zr_print(z, STDOUT_FILENO, "device memory: %" PRId64 " bytes fewer are free than after the "
                  "first step\n", t->first - now);

@@ -6,7 +6,7 @@
  *     to be the quickest, and a reduction in place quicker still.
  *  2. What a product reads from its descriptors is what they hold when it is issued.
  *  3. A shape, type or attribute that is not emulated is refused as not supported.
- *  4. A product owns its whole workspace: its ends are checked as written.
+ *  4. A handle takes a page of device memory. A product owns its whole workspace: its ends are checked as written.
  */
 #include "queue.h"
 
@@ -199,14 +199,13 @@ const char *cublasLtGetStatusString(cublasStatus_t s)
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *lt)
 {
-    *lt = (cublasLtHandle_t) new int;
-    return CUBLAS_STATUS_SUCCESS;
+    *lt = (cublasLtHandle_t)race_alloc(DEVICE, 1);
+    return *lt ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_ALLOC_FAILED;
 }
 
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t lt)
 {
-    delete (int *)lt;
-    return CUBLAS_STATUS_SUCCESS;
+    return race_free(DEVICE, lt) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
 }
 
 /* ---- descriptors */

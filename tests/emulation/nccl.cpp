@@ -10,7 +10,9 @@
  *     after initialisation, after a split, and at its first collective.
  *  6. Floats are added as a ring does: the owner's next rank first, its own numbers last, rounded
  *     to their type each time.
- *  7. NCCL does not end a communicator that a graph names, and waits for ever: here that is a
+ *  7. A communicator takes a page of device memory, and two more at its first collective; with
+ *     ZR_EMULATE_LEAK one in every collective, for ever.
+ *  8. NCCL does not end a communicator that a graph names, and waits for ever: here that is a
  *     mistake.
  */
 #include <nccl.h>
@@ -79,6 +81,7 @@ struct ncclComm {
     uint64_t issued, done;                /* tickets */
     ncclComm_t *child, made;              /* a split in progress: where it goes */
     std::shared_ptr<int> named;           /* a share for each piece of work in a graph */
+    void *memory, *more;                  /* of the device: its own, and its connections' */
 };
 
 namespace {
@@ -264,6 +267,8 @@ ncclResult_t issue(const transfer &t)
     cudaError_t e = queue_issue(t.stream, t.what, [t, named = c->named] {
         transfer_ref mine(new transfer(t));
         mine->ticket = t.comm->issued++;
+        if (getenv("ZR_EMULATE_LEAK"))
+            race_alloc(DEVICE, 1);
         if (mine->sum) {                  /* received beside the result */
             mine->room.resize(mine->receives.size() * t.bytes);
             for (size_t i = 0; i < mine->receives.size(); i++)
@@ -273,6 +278,8 @@ ncclResult_t issue(const transfer &t)
     });
     if (e != cudaSuccess)
         return ncclUnhandledCudaError;
+    if (!c->more)
+        c->more = race_alloc(DEVICE, 2 * PAGE);
     if (c->connected || c->blocking)
         return ncclSuccess;
     c->connected = true;
@@ -373,7 +380,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id
     queue_pause = pause;
     ncclComm_t c = *comm = new ncclComm{w, rank, ranks, 0, 1, nullptr, is_blocking(config), false,
                                         false, ncclInProgress, 0, 0, nullptr, nullptr,
-                                        std::make_shared<int>()};
+                                        std::make_shared<int>(), race_alloc(DEVICE, 1), nullptr};
     c->root = c;
     if (!c->blocking)
         return ncclInProgress;
@@ -403,7 +410,8 @@ ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t *made,
         return ncclInvalidArgument;
     c->made = new ncclComm{c->w, c->rank, c->ranks, c->root->lanes++, 0, c->root,
                            config ? is_blocking(config) : c->blocking, false, false, ncclSuccess,
-                           0, 0, nullptr, nullptr, std::make_shared<int>()};
+                           0, 0, nullptr, nullptr, std::make_shared<int>(), race_alloc(DEVICE, 1),
+                           nullptr};
     c->child = made;
     if (!c->blocking)
         return c->state = ncclInProgress;
@@ -440,6 +448,8 @@ static ncclResult_t drop(ncclComm_t c)
         queue_pause = [] {};
     if (c->root == c)
         wire_close(c->w);
+    race_free(DEVICE, c->memory);
+    race_free(DEVICE, c->more);
     delete c;
     return ncclSuccess;
 }

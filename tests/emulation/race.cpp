@@ -3,6 +3,7 @@
 #include "hazard.h"
 #include "shim.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <signal.h>
@@ -25,7 +26,7 @@ struct cell {
 char *base;                               /* device memory, then pinned */
 cell *cells;
 size_t used[2];                           /* of each room, gaps included */
-size_t taken;                             /* of the device, without gaps */
+size_t taken;                             /* of the device, in pages, without gaps */
 std::map<size_t, size_t> allocated;       /* offset in base -> bytes */
 std::vector<const char *> names[TRACKS];  /* by epoch */
 
@@ -116,6 +117,8 @@ void reserve(void)
     sigaction(SIGSEGV, &action, nullptr);
 }
 
+size_t pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
+
 size_t first_of(room r) { return r == DEVICE ? 0 : ROOM[DEVICE]; }
 
 }
@@ -155,7 +158,7 @@ void *race_alloc(room r, size_t bytes)
         return nullptr;
     size_t at = first_of(r) + used[r];
     used[r] += room_for + GAP;
-    taken += r == DEVICE ? bytes : 0;
+    taken += r == DEVICE ? pages(bytes) : 0;
     allocated[at] = bytes;
     if (r == DEVICE)
         race_open(true);
@@ -175,7 +178,7 @@ bool race_free(room r, void *p)
     size_t at = found->first, bytes = found->second;
     for (size_t i = at / GRAIN; i < (at + bytes + GRAIN - 1) / GRAIN; i++)
         cells[i].live = 0;
-    taken -= r == DEVICE ? bytes : 0;
+    taken -= r == DEVICE ? pages(bytes) : 0;
     allocated.erase(found);
     return true;
 }
@@ -189,7 +192,7 @@ bool race_is(room r, const void *p)
 void race_free_bytes(size_t *free, size_t *total)
 {
     *total = ROOM[DEVICE];
-    *free = ROOM[DEVICE] - taken;
+    *free = ROOM[DEVICE] - std::min(taken, ROOM[DEVICE]);
 }
 
 void race_open(bool open)

@@ -28,7 +28,9 @@ void race_check(const void *p, size_t n, bool write);
 
 /* ---- memory */
 enum room { DEVICE, PINNED };
-void *race_alloc(room r, size_t bytes);   /* 256-byte aligned, filled with NaN; NULL: no room */
+/* 256-byte aligned, filled with NaN; NULL: no room. Of the device's free memory pages are taken. */
+enum { PAGE = 2 << 20 };
+void *race_alloc(room r, size_t bytes);
 bool race_free(room r, void *p);          /* false: nothing was allocated there */
 bool race_is(room r, const void *p);
 void race_free_bytes(size_t *free, size_t *total);    /* of the device */

@@ -1,0 +1,61 @@
+"""test_gpu_memory.py -- device memory, under emulation: the plan's arena and what libraries take at
+the start, no byte more with more steps or layers.
+"""
+import os
+import pathlib
+import re
+import subprocess
+
+import pytest
+
+import plans
+import trainer
+
+SPEC = trainer.ROOT / 'model_specs' / 'gpt-tiny.yaml'
+KEYS = ('train.micro_batch=1', 'train.global_batch=4', 'train.sequence=16', 'cluster.ranks=2',
+        'zero.stage=3')
+PAGE = 2 << 20                  # bytes that the emulated device takes at a time, as a GPU does
+LIBRARIES = (2 + 3 * 3) * PAGE  # two handles of cuBLASLt; three communicators and their connections
+
+
+def taken(folder: pathlib.Path, blocks: int, steps: int, *options: str,
+          **settings: str) -> dict[str, int]:
+    """what a run says, and its plan's arena"""
+    spec, tokens = folder / f'{blocks}.yaml', folder / 'tokens'
+    spec.write_text(SPEC.read_text().replace('blocks: 3', f'blocks: {blocks}'))
+    trainer.write_tokens(tokens, [i * i % 251 for i in range(3000)])
+    program = trainer.build(trainer.generate(spec, *KEYS), trainer.EMULATED)
+    done = subprocess.run([program, '--data', tokens, '--steps', str(steps), *options], text=True,
+                          capture_output=True, timeout=300, env=os.environ | settings)
+    assert done.returncode == 0, done.stderr
+    said = re.search(r'^device memory: arena (\d+) bytes \((\d+) taken\), libraries (\d+)$',
+                     done.stdout, re.M)
+    lost = re.findall(r'^device memory: (-?\d+) bytes fewer are free than after the first step$',
+                      done.stdout, re.M)
+    found = dict(zip(('arena', 'taken', 'libraries'), map(int, said.groups())))
+    return found | {'plan': plans.planned(str(spec), *KEYS).arena('sm_90'),
+                    'lost': sum(map(int, lost))}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('options', [(), ('--no-graph',)])
+def test_nothing_grows(tmp_path: pathlib.Path, options: tuple[str, ...]) -> None:
+    found = taken(tmp_path, 3, 4, *options)
+    assert found['arena'] == found['plan'] <= found['taken'] < found['plan'] + PAGE
+    assert (found['libraries'], found['lost']) == (LIBRARIES, 0)
+
+
+@pytest.mark.slow
+def test_growth_is_seen(tmp_path: pathlib.Path) -> None:
+    """The control: an emulated NCCL that keeps a page in every collective."""
+    found = taken(tmp_path, 3, 3, ZR_EMULATE_LEAK='1')
+    assert found['lost'] > 0 and found['lost'] % (2 * PAGE) == 0    # two steps after the first
+
+
+@pytest.mark.slow
+def test_layers_cost_what_the_plan_says(tmp_path: pathlib.Path) -> None:
+    few, many = (taken(tmp_path, blocks, 1) for blocks in (2, 9))
+    assert few['libraries'] == many['libraries'] == LIBRARIES
+    assert few['arena'] == few['plan'] and many['arena'] == many['plan']
+    grown = many['plan'] - few['plan']
+    assert grown > PAGE and abs(many['taken'] - few['taken'] - grown) < PAGE
