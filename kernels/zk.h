@@ -214,7 +214,7 @@ void zk_square_sum(zk *k, const zk_launch *L, int64_t *sums, const float *g, con
 /* from the sums over all ranks: loss, norm, valid, skipped, factor = M/valid * clip */
 void zk_factor(zk *k, const zk_launch *L, zk_ctl *ctl, const int64_t *sums, const zk_recipe *r);
 /* One step by r->rule. p float masters; w their real copy (NULL: none); m, v the states, NULL where
- * the rule has none. Does nothing when ctl->skipped. */
+ * the rule has none. p, m and v stay as they are when ctl->skipped. */
 void zk_update(zk *k, const zk_launch *L, const zk_ctl *ctl, const zk_recipe *r, real *w, float *p,
                float *m, float *v, const float *g, const zk_span *spans, int64_t nspans,
                int64_t first, int64_t n);
@@ -233,5 +233,14 @@ void zk_report(zk *k, const zk_ctl *ctl, double *out);
 void zk_mean(zk *k, const int64_t *sums, double *loss, double *valid);
 /* one token drawn from a row of logits [V] at a temperature; u in [0,1) */
 int32_t zk_sample(zk *k, const real *logits, int64_t V, float temperature, double u);
+
+/* ---- on the host's processor, on every target: for what lies in host memory. The bits are those
+ * of the kernel that each is named after. */
+zk *zk_host_open(int dtype, int column, int threads, const char **why);   /* as zk_open */
+void zk_host_close(zk *k);
+extern __typeof__(zk_update) zk_host_update;
+extern __typeof__(zk_init) zk_host_init;
+extern __typeof__(zk_hash) zk_host_hash;
+extern __typeof__(zk_round) zk_host_round;
 
 #endif

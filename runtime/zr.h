@@ -5,7 +5,8 @@
  *  2. Work on a queue runs in the order of issue; an event is CUDA's: zr_wait waits for the newest
  *     zr_record of that event issued before it (none: no wait).
  *  3. Every rank issues the same collectives in the same order on each queue.
- *  4. Offsets and sizes are bytes in the rank's arena unless said otherwise; all are 64 bit.
+ *  4. Offsets and sizes are bytes in the rank's arena unless said otherwise; all are 64 bit. What
+ *     ZR_HOST works on lies in its host arena.
  *  5. Nothing is allocated between the first step and the last.
  */
 #ifndef ZR_H
@@ -17,12 +18,14 @@
 
 typedef struct zr zr;                     /* one rank */
 
-enum { ZR_MAIN = 0, ZR_GATHER = 1, ZR_REDUCE = 2, ZR_QUEUES = 3 };
+/* ZR_HOST's functions run on the host's processor, on the host arena. */
+enum { ZR_MAIN = 0, ZR_GATHER = 1, ZR_REDUCE = 2, ZR_HOST = 3, ZR_UP = 4, ZR_DOWN = 5,
+       ZR_QUEUES = 6 };
 enum { ZR_TAKE = 0, ZR_TIME = 1, ZR_END = 2 };            /* of zr_program.gemms */
 enum { ZR_BEGIN = 0, ZR_GRAIN = 1, ZR_UPDATE = 2, ZR_EVAL = 3, ZR_GRAPHS = 4 };
 
-/* A piece of work: k is the queue's kernel context (ZR_GATHER only copies and has none: NULL), a
- * the arena, i the operands given to zr_call. */
+/* A piece of work: k is the queue's kernel context (NULL for queues that only copy: ZR_GATHER,
+ * ZR_UP, ZR_DOWN), a the queue's arena, i the operands given to zr_call. */
 typedef void zr_fn(zr *z, void *k, void *a, const int64_t *i);
 
 /* ---- queues */
@@ -44,8 +47,11 @@ void zr_call_n(zr *z, int queue, zr_fn *fn, const char *name, int n, const int64
  * the first time, as graph `graph`, and plays the record from then on: a wait for what was recorded
  * before issue is none, as graphs run one after the other. */
 void zr_replay(zr *z, int graph, void (*issue)(zr *z));
-/* The contents of [at, at + bytes) are dead from here on; test modes poison them. */
+/* The contents of [at, at + bytes) of the queue's arena are dead from here on; test modes poison
+ * them. */
 void zr_drop(zr *z, int queue, int64_t at, int64_t bytes);
+/* ZR_UP: to `to` of the arena from `from` of the host arena; ZR_DOWN: the other way. */
+void zr_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes);
 
 /* ---- collectives over all ranks; r is this rank, R their number */
 int zr_rank(const zr *z);
@@ -76,7 +82,7 @@ void zr_batch(zr *z, int64_t grain);
  * (r+1)*shard). */
 typedef struct zr_flat {
     int64_t at, stride, shard;
-    int32_t count, whole;
+    int32_t count, whole, queue;          /* ZR_MAIN: in the arena; ZR_HOST: in the host arena */
     zr_fn *hash;          /* offset of an instance, its number, uint64_t[2] to add this rank's to */
 } zr_flat;
 
@@ -110,6 +116,8 @@ typedef struct zr_program {
     const char *memory;                   /* one line: arena bytes by kind, for --version */
     const zr_column *columns;
     int64_t shared;                       /* peers read the first so many bytes of an arena only */
+    int64_t hosted;                       /* bytes of the host arena, on every target */
+    uint32_t queues;                      /* those that it uses: 1 << ZR_MAIN ... */
     /* Of a GPU alone: where kernels' scratch lies in the arena; bytes of the pinned host arena; in
      * it `inlets` places for a batch of tokens and targets, and the kernels' host scratch. */
     int64_t space, host, inlet, inlet_step, desk;
@@ -123,10 +131,10 @@ typedef struct zr_program {
     const zr_flat *flats;
     const zr_tensor *tensors;
     int32_t nflats, ntensors;
-    /* for each queue but ZR_GATHER; stream, device and host scratch: of a GPU, else NULL */
-    void *(*open)(void *stream, void *device, void *host, int column, int threads,
+    /* for ZR_MAIN, ZR_REDUCE and ZR_HOST; stream, device and host scratch: of a GPU, else NULL */
+    void *(*open)(int queue, void *stream, void *device, void *host, int column, int threads,
                   const char **why);
-    void (*close)(void *k);
+    void (*close)(int queue, void *k);
     const char *(*target)(void);          /* the name of the target that this process runs on */
     const char *(*object)(void);
     int64_t (*overhead)(int threads);     /* bytes the kernels take at start outside the arena */

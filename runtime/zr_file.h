@@ -36,10 +36,10 @@ int zr_data_read(const zr_data *d, int64_t first, int64_t B, int32_t *tokens, in
                  char *why);
 void zr_data_close(zr_data *d);
 
-/* ---- the rank's arena, wherever it lies: bytes out of it and into it, at offset `at`. All queues
+/* ---- a queue's arena, wherever it lies: bytes out of it and into it, at offset `at`. All queues
  * are empty. The target has these (zr_int.h). */
-void zr_read(zr *z, void *to, int64_t at, int64_t bytes);
-void zr_write(zr *z, int64_t at, const void *from, int64_t bytes);
+void zr_read(zr *z, int queue, void *to, int64_t at, int64_t bytes);
+void zr_write(zr *z, int queue, int64_t at, const void *from, int64_t bytes);
 
 /* ---- weights: dir/model.safetensors with Hugging Face names, f32 masters.
  * Saving takes three steps with a barrier of all ranks after each: rank 0 begins, every rank

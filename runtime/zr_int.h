@@ -7,7 +7,7 @@
  *  1. All state of a rank hangs off its struct zr; what ranks share hangs off struct zr_shared.
  *  2. Whoever finds that a run cannot go on calls zr_fail: the first one speaks, every rank leaves.
  *  3. The rank's own thread issues; what becomes of a command is the target's affair.
- *  4. Only a target knows where an arena lies; the rest copies with zr_read and zr_write.
+ *  4. Only a target knows where arenas lie; the rest copies with zr_read and zr_write.
  *
  * Environment, for tests and measurements (the targets have some of their own)
  *   ZR_PEAK_GFLOPS=X       the progress line shows the share of X that the run reaches (all ranks)
@@ -155,6 +155,9 @@ void zr_version(zr *z);
 int64_t zr_setting(zr *z, const char *name, int64_t most);
 
 uint64_t zr_random(uint64_t *state);      /* splitmix64 (zr_main.c) */
+
+/* Does the program use this queue? */
+static inline int zr_uses(const zr *z, int queue) { return z->p->queues >> queue & 1; }
 
 /* ---- log (zr_log.c); rank 0 alone speaks */
 void zr_print(zr *z, int file, const char *format, ...) __attribute__((format(printf, 3, 4)));

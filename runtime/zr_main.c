@@ -95,12 +95,13 @@ static void open_kernels(zr *z)
 {
     const char *why = "";
     for (int queue = 0; queue < ZR_QUEUES; queue++) {
-        if (queue == ZR_GATHER) continue;
-        int threads = queue == ZR_MAIN ? (int)z->o->threads : 1;
+        if (queue != ZR_MAIN && queue != ZR_REDUCE && (queue != ZR_HOST || !zr_uses(z, queue)))
+            continue;
+        int threads = queue == ZR_REDUCE ? 1 : (int)z->o->threads;
         void *space = queue == ZR_MAIN ? z->space : NULL;
-        z->queue[queue].k = z->p->open(z->queue[queue].stream, space, z->desk, z->column, threads,
-                                       &why);
-        if (!z->queue[queue].k) zr_fail(z, ZR_ENVIRONMENT, "%s", why);
+        zr_queue *q = &z->queue[queue];
+        q->k = z->p->open(queue, q->stream, space, z->desk, z->column, threads, &why);
+        if (!q->k) zr_fail(z, ZR_ENVIRONMENT, "%s", why);
     }
 }
 
@@ -299,7 +300,7 @@ static void hash(zr *z)
     if (!z->o->hash) return;
     for (const zr_flat *f = z->p->flats; f < z->p->flats + z->p->nflats; f++)
         for (int64_t i = 0; i < f->count; i++)
-            zr_call(z, ZR_MAIN, f->hash, f->at + i * f->stride, i, address(sum));
+            zr_call(z, f->queue, f->hash, f->at + i * f->stride, i, address(sum));
     zr_drain(z);
     zr_total(z, sum);
     zr_print(z, STDOUT_FILENO, "weights %016" PRIx64 "%016" PRIx64 "\n", sum[0], sum[1]);
@@ -320,7 +321,7 @@ static void run_rank(zr *z)
     hash(z);
     zr_queues_stop(z);
     for (int queue = 0; queue < ZR_QUEUES; queue++)
-        if (z->queue[queue].k) z->p->close(z->queue[queue].k);
+        if (z->queue[queue].k) z->p->close(queue, z->queue[queue].k);
 }
 
 int zr_main(int argc, char **argv, const zr_program *p)

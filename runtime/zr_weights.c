@@ -202,13 +202,13 @@ int zr_save_begin(const zr_program *p, const char *dir, char *why)
     return make_dir(dir, why) || zr_save_temp(file, dir, why) ? -1 : begin(p, file, why);
 }
 
-/* The masters float[n] at `from` in the arena, to file offset `at`. */
-static int write_floats(int fd, zr *z, int64_t from, int64_t n, int64_t at)
+/* The masters float[n] at `from` in the arena of `queue`, to file offset `at`. */
+static int write_floats(int fd, zr *z, int queue, int64_t from, int64_t n, int64_t at)
 {
     float chunk[CHUNK];
     for (int64_t i = 0; i < n; i += CHUNK) {
         int64_t some = n - i < CHUNK ? n - i : CHUNK;
-        zr_read(z, chunk, from + 4 * i, 4 * some);
+        zr_read(z, queue, chunk, from + 4 * i, 4 * some);
         if (zr_write_at(fd, chunk, 4 * some, at + 4 * i)) return -1;
     }
     return 0;
@@ -221,7 +221,8 @@ static int write_pieces(const zr_program *p, zr *z, int rank, int fd, int64_t at
         const zr_tensor *t = &p->tensors[k];
         for (int i = 0; i < t->count; i++, at += 4 * elements(t)) {
             piece q = part(p, t, i, rank, 0);
-            if (q.n && write_floats(fd, z, q.at, q.n, at + 4 * q.skip)) return -1;
+            if (q.n && write_floats(fd, z, p->flats[t->flat].queue, q.at, q.n, at + 4 * q.skip))
+                return -1;
         }
     }
     return 0;
@@ -286,15 +287,15 @@ static int read_chunk(int fd, float *to, int64_t n, int64_t at, int dtype)
     return 0;
 }
 
-/* The masters float[n] at `to` in the arena, from file offset `at`. */
-static int read_floats(int fd, zr *z, int64_t to, int64_t n, int64_t at, int dtype)
+/* The masters float[n] at `to` in the arena of `queue`, from file offset `at`. */
+static int read_floats(int fd, zr *z, int queue, int64_t to, int64_t n, int64_t at, int dtype)
 {
     float chunk[CHUNK];
     int64_t width = dtype == F32 ? 4 : 2;
     for (int64_t i = 0; i < n; i += CHUNK) {
         int64_t some = n - i < CHUNK ? n - i : CHUNK;
         if (read_chunk(fd, chunk, some, at + width * i, dtype)) return -1;
-        zr_write(z, to + 4 * i, chunk, 4 * some);
+        zr_write(z, queue, to + 4 * i, chunk, 4 * some);
     }
     return 0;
 }
@@ -360,7 +361,8 @@ static int read_all(const zr_program *p, const zr_table *table, zr *z, int rank,
             zr_entry *e = locate(table, instance(name, &p->tensors[k], i));
             const struct zr_source *f = &table->files[e->file];
             int64_t width = e->dtype == F32 ? 4 : 2;
-            if (q.n && read_floats(f->fd, z, q.at, q.n, e->begin + width * q.skip, e->dtype))
+            int queue = p->flats[p->tensors[k].flat].queue;
+            if (q.n && read_floats(f->fd, z, queue, q.at, q.n, e->begin + width * q.skip, e->dtype))
                 return zr_why(why, "%s/%s: tensor %s: %s", dir, f->name, name,
                               errno == ENODATA ? "the file has become shorter" : strerror(errno));
         }

@@ -169,7 +169,10 @@ def keys(way: Way) -> list[str]:
              'zero.stage3_param_persistence_threshold': way['small'],
              'zero.stage3_prefetch_bucket_size': way['prefetch'],
              'zero.overlap_comm': str(way['overlap']).lower(), 'zero.replicate': f'[{quoted}]',
-             'train.recompute': way['again']}
+             'train.recompute': way['again'],
+             'zero.offload_optimizer.device': way.get('offload', 'none'),
+             'zero.sub_group_size': way.get('tile', 4096),
+             'zero.offload_optimizer.buffer_count': way.get('turns', 1)}
     return [f'{key}={value}' for key, value in named.items()]
 
 

@@ -27,7 +27,7 @@ from zg import plan
 from zg.plan import Event, Int, Plan, Ref, Section, Step
 
 ALL = 1 << 62
-READ = ("tokens", "targets", "ctl", "table")    # what functions name themselves and only read
+READ = ("tokens", "targets", "ctl", "hctl", "table")    # named by functions and only read
 REDUCES = ('alltoall', 'reducescatter')
 PLAY = ("init", "publish", "step", "step", "eval", "step")
 
@@ -149,6 +149,12 @@ class _Footprints:
         body = s.op.split('.')[0]
         if s.op == 'gather':
             return [piece(s.ins[0], ints['bytes'], False), piece(s.outs[0], ints['bytes'], True)]
+        if s.op == 'copy':
+            return [piece(s.ins[0], ints['bytes'], False), piece(s.outs[0], ints['bytes'], True)]
+        if s.queue == 'host' and 'n' in ints:
+            constants = [Touch(('hctl', 0), 0, ALL, False)] if 'l' in ints else []
+            return [*constants, *(piece(r, 4 * ints['n'], False) for r in s.ins),
+                    *(piece(r, 4 * ints['n'], True) for r in s.outs)]
         if s.op in REDUCES:
             self.brought[s.queue] = s.ins[0]
             return [sources, whole(s.ins[0], False), whole(s.outs[0], True)]

@@ -36,6 +36,8 @@ WAYS = {
     'stage 1, NCCL sums own grains': (
         'zero.stage=1', 'cluster.ranks=4', 'train.global_batch=16', 'train.micro_batch=1',
         'train.reduction=fast', 'targets=[sm_80, sm_90]'),
+    'stage 2, the optimizer on the host': ('zero.stage=2', 'zero.offload_optimizer.device=cpu',
+                                           'zero.sub_group_size=PIECE'),
     'stage 3, one queue, bf16': ('zero.stage=3', 'zero.overlap_comm=false', 'train.precision=bf16'),
 }
 

@@ -276,7 +276,6 @@ def test_notes(tmp_path: Path, config: dict, said: list[str]) -> None:
     ({"bf16": {"enabled": 1}}, r"bf16.enabled: is 1; allowed: true or false"),
     ({"bf16": {"enabled": True}, "bfloat16": {"enabled": False}}, None),
     ({"fp16": {"enabled": True}}, r"fp16.enabled: is not supported yet: use bf16; allowed: false"),
-    ({ZERO: {"stage": 1, "cpu_offload": True}}, rf"{ZERO}.cpu_offload: is not supported yet"),
     ({ZERO: {"offload_param": {"device": "disk"}}}, r".*device: is 'disk'; allowed: none or cpu or nv"),
     ({"optimizer": {"type": "Lamb"}}, r"optimizer.type: 'Lamb' is not here; allowed: Adam or AdamW or"),
     ({"optimizer": {"type": 3}}, r"optimizer.type: is 3; allowed: text"),

@@ -24,6 +24,11 @@ WAYS = {
     'prefetch': [0, 'auto', BIG], 'overlap': [True, False], 'graph': [True, False],
     'queue': ['eager', 'late'], 'again': law.AGAIN,
     'order': ['eager', 'late', 'shuffled:1', 'shuffled:2', 'shuffled:3']}
+OFFLOADED = {
+    'family': FAMILIES, 'stage': [1, 2, 3], 'ranks': [1, 2], 'offload': ['cpu'],
+    'tile': [5000, BIG], 'turns': [1, 4], 'reduce': [BIG], 'gather': [BIG], 'small': [100],
+    'prefetch': ['auto'], 'overlap': [True, False], 'graph': [True, False],
+    'queue': ['eager', 'late'], 'again': ['none'], 'order': ['late', 'shuffled:1', 'shuffled:2']}
 PLAIN = {'stage': 0, 'ranks': 1, 'reduce': BIG, 'gather': BIG, 'small': 0, 'prefetch': 'auto',
          'overlap': False, 'graph': False, 'queue': 'eager', 'again': 'none',
          'order': 'eager'}
@@ -58,7 +63,8 @@ def recipe(precision: str) -> tuple[str, ...]:
 @pytest.mark.parametrize('family', FAMILIES)
 def test_one_hash(folder: pathlib.Path, family: str, precision: str) -> None:
     rows = [{'family': family, **PLAIN},
-            *(row for row in law.covering(WAYS, 1) if row['family'] == family)]
+            *(row for row in (*law.covering(WAYS, 1), *law.covering(OFFLOADED, 2))
+              if row['family'] == family)]
     found = {str(row): run(folder, row, STEPS, kind=trainer.EMULATED, recipe=recipe(precision))
              for row in rows}
     (name, first), *rest = found.items()

@@ -35,6 +35,12 @@ STAGE_3 = {
     'prefetch': [0, 'auto', BIG], 'overlap': [True, False], 'flat': [False, True],
     'queue': ['eager', 'late', 'shuffled:3', 'shuffled:4'], 'threads': [1, 2], 'unmap': [0, 1],
     'every': [0], 'again': law.AGAIN}
+OFFLOADED = {
+    'family': law.FAMILIES, 'stage': [1, 2, 3], 'ranks': [1, 2, 4], 'offload': ['cpu'],
+    'tile': [1024, 5000, BIG], 'turns': [1, 2, 4], 'reduce': [5000, BIG], 'gather': [BIG],
+    'small': [0, 100], 'prefetch': ['auto'], 'overlap': [True, False], 'flat': [False, True],
+    'queue': ['eager', 'late', 'shuffled:5', 'shuffled:6'], 'threads': [1, 3], 'unmap': [0, 1],
+    'every': [0, 7], 'again': law.AGAIN}
 PLAIN = {'stage': 0, 'ranks': 1, 'reduce': BIG, 'gather': BIG, 'small': 0, 'prefetch': 'auto',
          'overlap': False, 'flat': False, 'queue': 'eager', 'threads': 1, 'unmap': 0, 'every': 0,
          'again': 'none'}
@@ -49,7 +55,8 @@ def ways(precision: str, grains: int) -> list[dict]:
     isas = ['', 'avx2'] if precision == 'f32' else ['']     # bf16 bits are those of one object
     if grains == 24:
         return (law.covering(ANY_STAGE | {'isa': isas}, 1) +
-                law.covering(STAGE_3 | {'isa': isas}, 2))
+                law.covering(STAGE_3 | {'isa': isas}, 2) +
+                law.covering(OFFLOADED | {'isa': isas}, 4))
     return law.covering(ANY_STAGE | {'ranks': [1, 2, 4, 8], 'isa': isas}, 3)
 
 
@@ -136,6 +143,8 @@ def test_one_hash_in_brief(tmp_path: pathlib.Path, family: str, precision: str) 
              'again': law.AGAIN[1]},
         {'stage': 3, 'ranks': 4, 'queue': 'late', 'overlap': True, 'threads': 2, 'unmap': 1,
          'again': 'full'},
+        {'stage': 2, 'ranks': 2, 'offload': 'cpu', 'tile': 5000, 'turns': 2, 'queue': 'late',
+         'overlap': True},
         {'stage': 3, 'ranks': 8, 'prefetch': BIG, 'queue': 'shuffled:2', 'overlap': True})]
     agree({str(way): b.run(way, *recipe(precision, 8)) for way in some})
 

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 import pytest
 
@@ -22,19 +23,22 @@ import trainer
 KIB = 1024
 
 # Blocks and sizes old and new of the specs compared: arenas from 5 to 150 MiB on one rank.
+OFFLOAD = ('zero.stage=1', 'zero.offload_optimizer.device=cpu')
 SIZES = {'small': (3, {}), 'middle': (6, {60: 120, 240: 480}), 'large': (8, {60: 240, 240: 960})}
 
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-    """KiB, means over ranks: the arena, all else but files, and all with files."""
+    """KiB, means over ranks: the arenas, all else but files, and all with files."""
     arena: float
     rest: float
     pss: float
 
 
 def arena_of(source: str) -> int:
-    return int(re.search(r'\{"cpu", (?:INT64_C\()?(\d+)', source)[1])
+    """Bytes of a rank's arena and its host arena."""
+    return sum(int(re.search(rf'{name}(?:INT64_C\()?(\d+)', source)[1])
+               for name in (r'\{"cpu", ', r'\.hosted = '))
 
 
 def pss(pid: int) -> dict[str, int]:
@@ -63,13 +67,14 @@ def running(binary: pathlib.Path, folder: pathlib.Path, *options: object):
         run.communicate()
 
 
-def taken(folder: pathlib.Path, size: str, ranks: int, *options: object) -> Taken:
+def taken(folder: pathlib.Path, size: str, ranks: int, *options: object,
+          keys: Sequence[str] = ()) -> Taken:
     blocks, sizes = SIZES[size]
     folder = folder / f'{size}{ranks}'
     folder.mkdir(exist_ok=True)
     spec = law.changed('gpt', folder, blocks, sizes)
     source = trainer.generate(spec, f'cluster.ranks={ranks}', 'train.micro_batch=1',
-                              'train.global_batch=4', 'train.sequence=16')
+                              'train.global_batch=4', 'train.sequence=16', *keys)
     with running(trainer.build(source), folder, *options) as run:
         each = [pss(pid) for pid in program.children(run.pid)]
     assert len(each) == ranks
@@ -81,11 +86,13 @@ def taken(folder: pathlib.Path, size: str, ranks: int, *options: object) -> Take
 # ---- a rank's memory
 
 @pytest.mark.alone
-@pytest.mark.parametrize('ranks', [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_rank_takes_its_arena_and_the_same_beside_it(tmp_path: pathlib.Path, ranks: int) -> None:
+@pytest.mark.parametrize('ranks,keys', [
+    (1, ()), pytest.param(2, (), marks=pytest.mark.slow), (1, OFFLOAD)])
+def test_a_rank_takes_its_arena_and_the_same_beside_it(tmp_path: pathlib.Path, ranks: int,
+                                                       keys: Sequence[str]) -> None:
     """At most 16 MiB, the same within 64 KiB whatever the size of the model: kernels' scratch,
     which is taken whole at the start, rings of commands, stacks, libc's data."""
-    found = [taken(tmp_path, size, ranks, '--threads', 1) for size in SIZES]
+    found = [taken(tmp_path, size, ranks, '--threads', 1, keys=keys) for size in SIZES]
     assert max(t.arena for t in found) > 15 * min(t.arena for t in found)
     for t in found:
         assert 0 < t.rest and t.pss - t.arena <= 16 * KIB, found
@@ -250,13 +257,15 @@ def watched(family: str, *keys: str) -> pathlib.Path:
 
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='seccomp is of Linux')
-@pytest.mark.parametrize('stage,mode', [(3, 'eager'), *(
+@pytest.mark.parametrize('stage,mode,keys', [(3, 'eager', ()), *(
     pytest.param(*way, marks=pytest.mark.slow)
-    for way in ((0, 'eager'), (1, 'late'), (2, 'shuffled:2'), (3, 'shuffled:1')))])
-def test_nothing_is_allocated_after_the_start(tmp_path: pathlib.Path, stage: int,
-                                              mode: str) -> None:
+    for way in ((0, 'eager', ()), (1, 'late', ()), (2, 'shuffled:2', ()), (3, 'shuffled:1', ()),
+                (2, 'eager', OFFLOAD[1:])))])
+def test_nothing_is_allocated_after_the_start(tmp_path: pathlib.Path, stage: int, mode: str,
+                                              keys: Sequence[str]) -> None:
     trainer.write_tokens(tmp_path / 'tokens', law.tokens(256, 5000))
-    binary = watched('llama', f'zero.stage={stage}', 'cluster.ranks=2', 'train.precision=bf16')
+    binary = watched('llama', f'zero.stage={stage}', 'cluster.ranks=2', 'train.precision=bf16',
+                     *keys)
     run = [binary, '--data', tmp_path / 'tokens', '--steps', 6, '--val', tmp_path / 'tokens',
            '--val-every', 2, '--log', tmp_path / 'log', '--queue', mode, '--threads', 2]
     done = program.run(*run)

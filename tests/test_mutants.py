@@ -29,6 +29,8 @@ PLANS = {
     'stage 1, own grains first': ('gpt-tiny', 'zero.stage=1', *PIECES),
     'stage 0': ('gpt-tiny', 'zero.stage=0', *PIECES),
     'one queue': ('gpt-tiny', 'zero.stage=3', 'zero.overlap_comm=false'),
+    'the optimizer on the host': ('gpt-tiny', 'zero.stage=2', 'train.precision=bf16',
+                                  'zero.offload_optimizer.device=cpu', 'zero.sub_group_size=20000'),
     'bf16, tied': ('gpt-tiny', 'zero.stage=3', 'train.precision=bf16', *PIECES),
 }
 

@@ -32,6 +32,8 @@ GOLDEN_WAYS = {
                       'zero.allgather_bucket_size=5000'),
     'stage3-ahead': (),
     'stage3-one-queue': ('zero.overlap_comm=false', 'zero.stage3_prefetch_bucket_size=0'),
+    'stage3-offload': ('train.precision=bf16', 'zero.offload_optimizer.device=cpu',
+                       'zero.offload_optimizer.buffer_count=2', 'zero.sub_group_size=5000'),
     'stage2-on-gpus': ('zero.stage=2', 'train.precision=bf16',
                        'targets=[cpu, sm_80, sm_90, sm_100]'),
     'one-rank': ('zero.stage=3', 'cluster.ranks=1', 'train.global_batch=2'),

@@ -20,7 +20,8 @@ def _wanted(spec: Spec, graph: model.Graph, shards: shard.Shards, bodies: place.
     """Every class: name, kind, slots, bytes of a slot."""
     W, real = spec.cluster.ranks, ops.BYTES[spec.train.precision]
     M, C = graph.dims["M"], graph.dims["C"]
-    common = "shared" if W > 1 else "private"
+    common, tile = "shared" if W > 1 else "private", schedule.tile
+    turns = spec.zero.offload_optimizer.buffer_count
     out = [("ctl", "private", 1, ops.CTL), ("sums", common, 2, 8 * ops.SUMS),
            ("tokens", "private", 1, 4 * M), ("targets", "private", 1, 4 * M)]
     for n, t in enumerate(graph.tables):
@@ -29,8 +30,8 @@ def _wanted(spec: Spec, graph: model.Graph, shards: shard.Shards, bodies: place.
         size = {"whole": f.shard * W, "shard": f.shard}
         gathered = common if f.state == "shard" else "private"
         out.append((f"real.{f.name}", gathered, f.count, size[f.real] * real))
-        out += [(f"{s}.{f.name}", "private", f.count, size[f.state] * ops.WIDTHS[s])
-                for s in f.states]
+        out += [(f"{s}.{f.name}", "hosted" if tile else "private", f.count,
+                 size[f.state] * ops.WIDTHS[s]) for s in f.states]
         out.append((f"sum.{f.name}", common if f.sum == "whole" else "private", f.count,
                     f.nodes * size[f.sum] * 4))
         if schedule.ring[f.name]:
@@ -52,6 +53,9 @@ def _wanted(spec: Spec, graph: model.Graph, shards: shard.Shards, bodies: place.
     if brought:
         out.append(("inbox", "gpu", 1, shards.sources * max(brought)))
     out.append(("space", "gpu", 1, max([1, *(r.space for r in runs)])))
+    if tile:
+        out += [("hctl", "hosted", 1, ops.CTL), ("down", "hosted", turns, tile * 4)]
+        out += [("up", "hosted", turns, tile * real)] if real == 2 else []
     out.append(("inlet", "host", ops.INLETS, 2 * 4 * M))
     out.append(("desk", "host", 1, max(ops.DESK, 4 * graph.dims["V"])))
     return out

@@ -37,11 +37,11 @@ def _classes(p: Plan) -> None:
     """Classes lie apart and in order, what peers read first, and hold what they are for."""
     ends, kinds, names = {False: 0, True: 0}, [c.kind for c in p.classes], \
         {c.name for c in p.classes}
-    order = sorted(kinds, key=("shared", "private", "scratch", "gpu", "host").index)
+    order = sorted(kinds, key=("shared", "private", "scratch", "gpu", "hosted", "host").index)
     if kinds != order or len(names) < len(kinds):
         raise CheckError("classes are not in order of their kinds")
     for c in p.classes:
-        host = c.kind == "host"
+        host = c.kind in ("hosted", "host")
         if c.at < ends[host] or c.stride <= 0 or c.slots <= 0 or c.at % 4096 or c.stride % 4096:
             raise CheckError(f"class {c.name} overlaps the one before it or is empty")
         ends[host] = c.at + c.slots * c.stride
@@ -59,7 +59,7 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
         raise CheckError(f"there is no optimizer {p.recipe.optimizer}")
     states = ops.OPTIMIZERS[p.recipe.optimizer]
     for f in p.flats:
-        if f.states != (states if real == 4 else ("master", *states)):
+        if f.states != (states if real == 4 and not p.offload else ("master", *states)):
             raise CheckError(f"flat {f.name} has the states {f.states}")
         size = {"whole": f.shard * W, "shard": f.shard}
         need = {"real": size[f.real] * real, "sum": size[f.sum] * 4 * f.nodes}
@@ -68,6 +68,11 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
             c = have.get(f"{name}.{f.name}")
             if not c or c.slots != f.count or c.stride < bytes_:
                 raise CheckError(f"class {name}.{f.name} does not hold {f.count} x {bytes_} bytes")
+            if (c.kind == "hosted") != (p.offload and name in f.states):
+                raise CheckError(f"class {name}.{f.name} lies in the wrong arena")
+    if p.offload and (W > 1 and any(f.state == "whole" for f in p.flats) or
+                      have["hctl"].stride < have["ctl"].stride):
+        raise CheckError("the host has no place for an owner's update")
     need = {"space": (1, max(r.space for r in p.runs)), "desk": (1, max(4096, 4 * p.head.vocab)),
             "inlet": (INLETS, 2 * 4 * p.head.batch * p.head.sequence)}
     for name, (slots, bytes_) in need.items():

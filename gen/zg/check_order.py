@@ -12,6 +12,9 @@ from typing import NoReturn
 from .plan import Plan, Ref, Step
 
 Clock = dict[str, int]
+QUEUES = ("main", "gather", "reduce", "host", "up", "down")
+# What a queue reads and writes: the arena, the host arena.
+ARENAS = {"host": ("host", "host"), "up": ("host", "device"), "down": ("device", "host")}
 
 
 class CheckError(Exception):
@@ -53,7 +56,7 @@ class Order:
         self.classes = {c.name: c for c in p.classes}
         self.limits = {e.name: e.index for e in p.events}
         self.slots: dict[tuple[str, int], Slot] = {}
-        self.clocks: dict[str, Clock] = {"main": {}, "gather": {}, "reduce": {}}
+        self.clocks: dict[str, Clock] = {q: {} for q in QUEUES}
         self.clock: Clock = self.clocks["main"]         # of the step that is played
         self.count: dict[str, int] = {}
         self.events: dict[tuple[str, int], Clock] = {}
@@ -70,7 +73,7 @@ class Order:
     def play(self, s: Step) -> None:
         self.step = s
         self.clock = self.clocks[s.queue] if s.queue in self.clocks else self.fail("no such queue")
-        if self.p.head.overlap == 0 and s.queue != "main":
+        if self.p.head.overlap == 0 and s.queue in ("gather", "reduce"):
             self.fail("a queue of its own, but collectives do not overlap")
         for e in s.waits:
             for other, n in self.events.get((e.name, e.index), {}).items():
@@ -89,6 +92,9 @@ class Order:
         c = self.classes.get(cls) or self.fail(f"no class {cls}")
         if not (0 <= index < c.slots and 0 <= lo < hi <= c.stride):
             self.fail(f"{cls}[{index}] bytes {lo}..{hi} are outside {c.slots} slots of {c.stride}")
+        arena = ARENAS.get(self.step.queue, ("device", "device"))[write]
+        if arena != ("host" if c.kind == "hosted" else "device"):
+            self.fail(f"{cls}[{index}] is not in the {arena} arena")
         if write and (cls, index) == self.peers:
             self.fail(f"{cls}[{index}] is written while peers may read it")
         slot, q = self.slots.setdefault((cls, index), Slot()), self.step.queue
@@ -102,8 +108,8 @@ class Order:
             if not covered:
                 kept.append(a)
         for i, a in enumerate(kept):        # pieces in a row are one access, as late as its last
-            if a.queue == q and a.write == write and a.lo <= lo <= a.hi:
-                kept[i] = Access(a.lo, max(a.hi, hi), write, q, self.count[q])
+            if a.queue == q and a.write == write and a.hi == lo:
+                kept[i] = Access(a.lo, hi, write, q, self.count[q])
                 break
         else:
             kept.append(Access(lo, hi, write, q, self.count[q]))

@@ -27,16 +27,30 @@ def _own(p: Plan, f: Flat) -> dict[str, list[str]]:
     part = f"spans.{f.name} l*{whole}+r*{f.shard} {f.shard}"
     stride = whole if f.sum == "whole" else f.shard
     m, v = (f"{s}+0" if s in f.states else "null" for s in ("m", "v"))
+    if p.offload:
+        w = "null" if f32 else "w+0"
+        owner = {
+            f"update.{f.name}": [f"zk_host_update hctl+0 recipe {w} p+0 {m} {v} g+0 spans.{f.name} "
+                                f"l*{whole}+r*{f.shard}+at n"],
+            f"init.{f.name}": [f"zk_host_init p+0 {part} {p.head.seed}"],
+            f"cast.{f.name}": ["zk_host_round w+0 p+0 n"],
+            f"hash.{f.name}": [f"zk_host_hash out p+0 {part}"],
+        }
+    else:
+        owner = {
+            f"update.{f.name}": [f"zk_update ctl+0 recipe {w} {p4} {m} {v} {g} {span}"],
+            f"init.{f.name}": [f"zk_init {p4} {span} {p.head.seed}"],
+            f"cast.{f.name}": [f"zk_round {w} p+0 {n}"],
+            f"hash.{f.name}": [f"zk_hash out {mine('p', f.real if f32 else f.state, 4, False)} "
+                               f"{part}"],
+        }
     return {
+        **owner,
         f"own.{f.name}": [f"zk_push node+0 {whole} &leaf 1 0 {whole} ctl+0 {A} {f.mask} {fold}"],
         f"join.{f.name}": [f"zk_push {node} 0 sources {S} 1 n null {S} 0 0"],
         f"sum.{f.name}": [f"zk_push {node} {stride} sources {S} 0 n ctl+0 {S * A} {f.mask} "
                           f"{fold}"],
         f"norm.{f.name}": [f"zk_square_sum sums+0 {mine('g', f.sum, 4, False)} {part}"],
-        f"update.{f.name}": [f"zk_update ctl+0 recipe {w} {p4} {m} {v} {g} {span}"],
-        f"init.{f.name}": [f"zk_init {p4} {span} {p.head.seed}"],
-        f"cast.{f.name}": [f"zk_round {w} p+0 {n}"],
-        f"hash.{f.name}": [f"zk_hash out {mine('p', f.real if f32 else f.state, 4, False)} {part}"],
     }
 
 

@@ -44,6 +44,9 @@ class Player(Order):
         self.pushed: dict[Key, list[tuple[int, int, int]]] = {}     # (leaf, offset, elements)
         self.joined: dict[Key, list[tuple[int, int]]] = {}          # (offset, bytes) over ranks
         self.counted = 0                                    # grains in the leaves' count
+        self.applied = getattr(self, "applied", 0) + 1      # training steps begun
+        self.stepped: dict[Key, list[tuple[int, int]]] = {}         # tiles updated on the host
+        self.risen: dict[Key, list[tuple[int, int]]] = {}           # tiles whose parameters are up
         self.normed: set[Key] = set()
         self.updated: set[Key] = set()
         self.stage = ""                                     # clear, norms, reduced, factor
@@ -86,14 +89,15 @@ class Player(Order):
             self.fail(f"leaves are summed {self.p.head.order} first")
 
     def do(self, s: Step) -> None:
-        names = {"gather": "from_step step bytes", "alltoall": "step bytes", "allreduce": "count",
+        names = {"copy": "from_rank to_rank bytes", "gather": "from_step step bytes",
+                 "alltoall": "step bytes", "allreduce": "count",
                  "reducescatter": "step bytes width", "batch": "of_rank grain"}
         kind = s.op.split(".")[0]
         fn = self.fns.get(s.op)
         if fn and (len(fn.ins) != len(s.ins) or len(fn.outs) != len(s.outs)):
             self.fail("has other operands than its function")
-        if fn and s.queue == "gather":
-            self.fail("the gather queue runs no kernels")
+        if fn and s.queue in ("gather", "up", "down"):
+            self.fail("the queue runs no kernels")
         want = list(fn.ints) if fn else names.get(kind, "").split()
         grow = {i.name for i in s.ints if i.per}
         if [i.name for i in s.ints] != want or not grow <= {"grain"}:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import Iterable
 
-from .check_steps import Key, Player
+from .check_order import Slot, cover
+from .check_steps import Key, Player, unit_of
 from .plan import Ref, Step
 
 SUMS = 72                       # integers of the exact sums: ZK_SUMS
+CTL = 128                       # bytes of a step's constants
 
 
 class Program(Player):
@@ -52,6 +54,9 @@ class Program(Player):
         self.stage = "factor"
 
     def do_update(self, s: Step) -> None:
+        if self.p.offload:
+            self.hosted(s)
+            return
         key = self.sum_of(s)
         flat = self.flats[key[0]]
         if self.stage != "factor" or key in self.updated:
@@ -70,17 +75,138 @@ class Program(Player):
 
     def do_init(self, s: Step) -> None:
         key = self.flat_of(s)
-        master = "real" if self.real == 4 else "master"
+        master = "master" if "master" in self.flats[key[0]].states else "real"
         if s.outs != (Ref(f"{master}.{key[0]}", key[1]),) or self.ints["l"] != key[1] or \
                 key in self.drawn:
             self.fail("fills another shard, or twice")
         self.whole(s.outs[0], True)
         self.drawn.add(key)
-        if self.real == 4:
+        if master == "real":
             self.version[key] = 1
+
+    # ---- where the states lie in the host arena: tiles are (offset, elements) of a shard
+
+    def tile(self, key: Key, at: int, n: int) -> tuple[int, int]:
+        if n <= 0 or at < 0 or at + n > self.flats[key[0]].shard or at % 1024:
+            self.fail("a tile outside the shard")
+        return at, n
+
+    def part(self, ref: Ref, at: int, n: int, write: bool) -> None:
+        """Four bytes each of a tile's elements of a state."""
+        if ref.at != at * 4:
+            self.fail(f"{ref} is another tile")
+        self.touch(ref.cls, ref.index, ref.at, ref.at + 4 * n, write)
+
+    def do_copy(self, s: Step) -> None:
+        src, dst, size = s.ins[0], s.outs[0], self.ints["bytes"]
+        if s.queue == "down" and dst.cls == "hctl":
+            if self.stage != "factor" or (src, size) != (Ref("ctl", 0), CTL) or any(self.ranks(s)):
+                self.fail("the step's constants are not known")
+            self.whole(src, False)
+            self.whole(dst, True).held = {("ctl", self.applied): 1}
+        elif s.queue == "down":
+            self.down(s, src, dst, size)
+        elif s.queue == "up":
+            self.up(s, src, dst, size)
+        else:
+            self.fail("no such copy")
+
+    def ranks(self, s: Step) -> tuple[int, int]:
+        return self.ints["from_rank"], self.ints["to_rank"]
+
+    def named(self, s: Step, ref: Ref, what: str) -> Key:
+        name, index = unit_of(s.unit)
+        if (ref.cls, ref.index) != (f"{what}.{name}", index):
+            self.fail(f"{ref} is of another flat")
+        return name, index
+
+    def down(self, s: Step, src: Ref, dst: Ref, size: int) -> None:
+        """A tile of an owner's sum."""
+        key = self.named(s, src, "sum")
+        at, n = self.tile(key, src.at // 4, size // 4)
+        flat = self.flats[key[0]]
+        if self.ranks(s) != (flat.shard * 4 if flat.sum == "whole" else 0, 0) or dst.at or \
+                dst.cls != "down":
+            self.fail("brings another part of the sum")
+        self.summed(key)
+        self.touch(src.cls, src.index, src.at, src.at + size, False)
+        slot = self.touch(dst.cls, dst.index, 0, size, True)
+        if slot.held:
+            self.fail(f"{dst} still holds {sorted(slot.held)[:1]}")
+        slot.held = {(*key, self.applied, at, n): 1}
+
+    def hosted(self, s: Step) -> None:
+        """The update of a tile, from its part of the sum; in bf16 its rounded copy."""
+        key = self.flat_of(s)
+        at, n = self.tile(key, self.ints["at"], self.ints["n"])
+        states = self.flats[key[0]].states
+        fresh = s.outs[:-len(states)]
+        if self.stage != "factor" or self.ints["l"] != key[1] or len(fresh) != (self.real == 2):
+            self.fail("before the factor is known, or of another shard")
+        if self.slot("hctl", 0).held != {("ctl", self.applied): 1}:
+            self.fail("the host does not know the step's constants")
+        self.whole(Ref("hctl", 0), False)
+        self.touch(s.ins[0].cls, s.ins[0].index, 0, 4 * n, False)
+        brought = self.slot(s.ins[0].cls, s.ins[0].index)
+        want = {(*key, self.applied, at, n): 1}
+        if s.ins[0].cls != "down" or s.ins[0].at or brought.held != want:
+            self.fail(f"{s.ins[0]} does not hold the tile of the sum")
+        brought.held = {}
+        for what, ref in zip(states, s.outs[-len(states):]):
+            self.named(s, ref, what)
+            self.part(ref, at, n, True)
+        if (at, n) in self.stepped.setdefault(key, []):
+            self.fail("updated twice")
+        self.stepped[key].append((at, n))
+        self.rounded(fresh, key, at, n)
+
+    def rounded(self, fresh: tuple[Ref, ...], key: Key, at: int, n: int) -> None:
+        for ref in fresh:
+            slot = self.touch(ref.cls, ref.index, 0, n * self.real, True)
+            if ref.cls != "up" or ref.at or slot.held:
+                self.fail(f"{ref} still holds {sorted(slot.held)[:1]}")
+            slot.held = {(*key, self.applied, at, n): 1}
+
+    def up(self, s: Step, src: Ref, dst: Ref, size: int) -> None:
+        """A tile's new parameters, to the owner's part."""
+        key = self.named(s, dst, "real")
+        at, n = self.tile(key, dst.at // self.real, size // self.real)
+        flat = self.flats[key[0]]
+        if self.ranks(s) != (0, flat.shard * self.real if flat.real == "whole" else 0):
+            self.fail("to another rank's part")
+        if self.real == 4:
+            self.named(s, src, "master")
+            self.part(src, at, n, False)
+            known = (at, n) in self.stepped.get(key, []) if self.stage else key in self.drawn
+        else:
+            held = self.touch(src.cls, src.index, 0, size, False).held
+            known = src.cls == "up" and not src.at and held == {(*key, self.applied, at, n): 1}
+            self.slot(src.cls, src.index).held = {}
+        if not known:
+            self.fail(f"{src} does not hold the tile's new parameters")
+        slot = self.touch(dst.cls, dst.index, dst.at, dst.at + size, True)
+        if flat.real == "whole":
+            slot.held.clear()
+        risen = self.risen.setdefault(key, [])
+        risen.append((at, n))
+        if cover(risen, flat.shard):
+            self.version[key] = self.version.get(key, 0) + 1
+            self.updated.add(key)
+            del self.risen[key]
+
+    def slot(self, cls: str, index: int) -> Slot:
+        return self.slots.setdefault((cls, index), Slot())
 
     def do_cast(self, s: Step) -> None:
         key = self.flat_of(s)
+        if self.p.offload:
+            self.named(s, s.ins[0], "master")
+            at, n = self.tile(key, s.ins[0].at // 4, self.ints["n"])
+            if key not in self.drawn or self.stage:
+                self.fail("rounds another shard")
+            self.part(s.ins[0], at, n, False)
+            self.rounded(s.outs, key, at, n)
+            return
         if s.ins != (Ref(f"master.{key[0]}", key[1]),) or key in self.version or \
                 s.outs != (Ref(f"real.{key[0]}", key[1]),) or key not in self.drawn:
             self.fail("rounds another shard, or twice")

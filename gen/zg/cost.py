@@ -81,9 +81,9 @@ GROUPS = (("parameters", ("real", "ring")), ("optimizer state", tuple(ops.WIDTHS
 
 
 def memory(p: Plan) -> list[tuple[str, int]]:
-    """Arena bytes of a rank, by what they are for."""
+    """Bytes of a rank's arena by what they are for; of its host arena, where it has one."""
     out = []
     for title, names in GROUPS:
-        mine = [c for c in p.classes if c.name.split(".")[0] in names]
+        mine = [c for c in p.classes if c.name.split(".")[0] in names and c.kind != "hosted"]
         out.append((title, sum(c.slots * c.stride for c in mine)))
-    return out
+    return out + ([("the host arena", p.end("hosted"))] if p.offload else [])

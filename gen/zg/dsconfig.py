@@ -122,6 +122,7 @@ class _Reader:
             g.name, g.row = moved.to, TABLE[moved.to]
             if moved.words and not self.silent(g):
                 g.value = moved.words[g.value]
+                g.node = Node(g.value, g.node.where)
         if self.fits(g):
             self.given.append(g)
 

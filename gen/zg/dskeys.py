@@ -42,7 +42,7 @@ _TOP = {
     "disable_allgather": idle("DeepSpeed does not use it", quiet=(False,)),
 
     "zero_allow_untested_optimizer": idle("every optimizer here works at every stage"),
-    "zero_force_ds_cpu_optimizer": idle("nothing is offloaded"),
+    "zero_force_ds_cpu_optimizer": idle("every optimizer here has its twin on the host"),
     "steps_per_print": idle("every step is shown and logged", POSITIVE),
     "wall_clock_breakdown": watch(_LOG),
     "memory_breakdown": watch("`zgen --emit memory` prints it"),
@@ -173,7 +173,7 @@ _ZERO = {
     "round_robin_gradients": idle("every rank owns an equal part of every unit"),
     "load_from_fp32_weights": idle("masters are always f32"),
     "elastic_checkpoint": idle("saved weights are whole, for any number of ranks"),
-    "sub_group_size": idle("the optimizer runs over the whole shard", SIZE, stages="3"),
+    "sub_group_size": to("zero.sub_group_size", SIZE, stages="123"),
     "ignore_unused_parameters": idle("every parameter is used"),
     "memory_efficient_linear": idle("nothing is patched", stages="3"),
     "override_module_apply": idle("nothing is patched", stages="3"),
@@ -193,10 +193,16 @@ _ZERO = {
     "mics_hierarchical_params_gather": watch("belongs to MiCS, which is not here"),
     **{f"leaf_module.{name}": idle("a unit is gathered whole", either(TEXT, TEXTS), stages="3")
        for name in ("classes", "names", "name_suffixes")},
-    "offload_optimizer.device": no(_HOST, word("none", "cpu", "nvme"), ("none",), stages="123"),
-    **under("offload_optimizer", parts(
-        pin_memory=FLAG, nvme_path=TEXT, buffer_count=SIZE, pipeline_read=FLAG, pipeline_write=FLAG,
-        fast_init=FLAG, ratio=SHARE, super_offload=FLAG, cpuadam_cores_perc=SHARE)),
+    "offload_optimizer.device": to("zero.offload_optimizer.device", word("none", "cpu", "nvme"),
+                                   stages="123"),
+    "offload_optimizer.buffer_count": to("zero.offload_optimizer.buffer_count", COUNT),
+    "offload_optimizer.ratio": no(f"{_LATER}: all of the optimizer is on the host", SHARE, (1,)),
+    "offload_optimizer.super_offload": no(_LATER),
+    "offload_optimizer.pin_memory": idle("a GPU's host arena is always pinned", quiet=(True,)),
+    "offload_optimizer.nvme_path": idle("states lie in the host's memory", TEXT),
+    "offload_optimizer.cpuadam_cores_perc": idle("out/train --threads says how many", SHARE),
+    **{f"offload_optimizer.{name}": idle("tiles always follow each other", quiet=(False,))
+       for name in ("pipeline_read", "pipeline_write", "fast_init")},
     "offload_param.device": no(_HOST, word("none", "cpu", "nvme"), ("none",), stages="3"),
     **under("offload_param", parts(pin_memory=FLAG, nvme_path=TEXT, buffer_count=SIZE,
                                    buffer_size=SIZE, max_in_cpu=SIZE)),

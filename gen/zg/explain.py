@@ -22,6 +22,7 @@ def memory_line(p: Plan) -> str:
 def memory(p: Plan) -> str:
     """The map, class by class."""
     arenas = {"the arena": ("shared", "private", "scratch")}
+    arenas |= {"the host arena": ("hosted",)} if p.offload else {}
     rest = cost.memory(p)
     if set(p.head.targets) - {"cpu"}:
         arenas |= {"on a GPU besides": ("gpu",), "in a GPU's host arena": ("host",)}

@@ -52,7 +52,8 @@ class _Table:
         for row in self.rows.values():
             same: dict[grids.How, list[str]] = {}
             for t in targets:
-                how = grids.How((), tile(row.kernel)) if t == "cpu" else \
+                host = t == "cpu" or row.kernel.startswith("zk_host_")
+                how = grids.How((), tile(row.kernel)) if host else \
                     grids.how(row.kernel, t, real, row.shape)
                 same.setdefault(how, []).append(t)
             for how, names in same.items():
@@ -66,6 +67,7 @@ class _Maker:
     shards: Shards
     bodies: Bodies
     formals: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]]
+    tile: int                       # elements that an update on the host takes at a time; 0: none
     table: _Table = field(default_factory=_Table)
     fns: list[plan.Fn] = field(default_factory=list)
 
@@ -137,6 +139,22 @@ class _Maker:
                  f"zk_square_sum sums+0 g+0{mine} spans.{f.name} l*{whole}+r*{f.shard} {f.shard}",
                  shape=(f.shard,))
 
+    def hosted(self, f: plan.Flat) -> None:
+        """The same of a tile, n elements from `at` of the shard on, in the host arena."""
+        first = f"l*{f.shard * self.W}+r*{f.shard}"
+        shape, fresh = (min(self.tile, f.shard),), "" if self.real == 4 else "w"
+        kept = [s for s in f.states if s != "master"]
+        rest = " ".join(f"{s}+0" if s in kept else "null" for s in ("m", "v"))
+        self.own(f"init.{f.name}", "", "p", "l", f"zk_host_init p+0 spans.{f.name} {first} "
+                 f"{f.shard} {self.spec.train.seed}", shape=(f.shard,))
+        self.own(f"update.{f.name}", "g", f"{fresh} p {' '.join(kept)}", "l at n",
+                 f"zk_host_update hctl+0 recipe {fresh + '+0' if fresh else 'null'} p+0 {rest} g+0 "
+                 f"spans.{f.name} {first}+at n", shape=shape)
+        if fresh:
+            self.own(f"cast.{f.name}", "p", "w", "n", "zk_host_round w+0 p+0 n", shape=shape)
+        self.own(f"hash.{f.name}", "p", "", "l out", f"zk_host_hash out p+0 spans.{f.name} {first} "
+                 f"{f.shard}", shape=(f.shard,))
+
     def optimizer(self, f: plan.Flat) -> None:
         """An owner's update; masters are the real copy itself in f32."""
         whole = f.shard * self.W
@@ -168,13 +186,13 @@ class _Maker:
 def functions(spec: Spec, graph: Graph, shards: Shards, bodies: Bodies, schedule: Schedule,
               ) -> tuple[tuple[plan.Fn, ...], tuple[plan.Launch, ...], tuple[plan.Run, ...]]:
     """Every function, the launches, and how each runs on the spec's targets."""
-    m = _Maker(spec, graph, shards, bodies, dict(schedule.formals))
+    m = _Maker(spec, graph, shards, bodies, dict(schedule.formals), schedule.tile)
     for kind in graph.kinds:
         for name in kind.bodies:
             m.body(kind, name)
     for f in shards.flats:
         m.sums(f)
-        m.optimizer(f)
+        m.hosted(f) if m.tile else m.optimizer(f)
     m.own("next", "", "ctl sums", "", "zk_begin ctl+0 sums+0 recipe")
     leaves = shards.sources if shards.order == "ranks" else 1
     m.own("count", "", "ctl", "", f"zk_count ctl+0 {leaves}")

@@ -99,9 +99,9 @@ def classes(wanted: Sequence[tuple[str, str, int, int]]) -> tuple[plan.Class, ..
     """(name, kind, slots, stride) to arena offsets: what peers read first, then scratch, then what
     a GPU alone has; the host arena has offsets of its own."""
     out, ends = [], {False: 0, True: 0}
-    kinds = ("shared", "private", "scratch", "gpu", "host")
+    kinds = ("shared", "private", "scratch", "gpu", "hosted", "host")
     for name, kind, slots, stride in sorted(wanted, key=lambda c: kinds.index(c[1])):
-        stride, host = ops.up(stride, PAGE), kind == "host"
+        stride, host = ops.up(stride, PAGE), kind.startswith("host")
         out.append(plan.Class(name, kind, slots, stride, ends[host]))
         ends[host] += slots * stride
     return tuple(out)

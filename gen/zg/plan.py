@@ -114,8 +114,8 @@ class Tensor:
 @dataclass(frozen=True)
 class Class:
     """One kind of buffer: slot i at `at` + i*stride in the arena. kind: shared (peers read it) |
-    private | scratch | gpu (only in a GPU's arena) | host (in the pinned host arena of a GPU's
-    rank), in this order."""
+    private | scratch | gpu (only in a GPU's arena) | hosted (in the host arena) | host (in the
+    host arena of a GPU's rank alone), in this order."""
     name: str
     kind: str
     slots: int
@@ -267,15 +267,17 @@ class Plan:
     def section(self, name: str) -> Section:
         return next(s for s in self.sections if s.name == name)
 
+    @property
+    def offload(self) -> bool:          # the optimizer's states lie in the host arena
+        return self.end("hosted") > 0
+
     def masters(self, f: Flat) -> tuple[Class, bool]:
         """The class of a flat's f32 masters, and whether every rank has all of them."""
-        if self.head.real == "f32":
-            return self.cls(f"real.{f.name}"), f.real == "whole"
-        return self.cls(f"master.{f.name}"), f.state == "whole"
+        what, kept = ("master", f.state) if "master" in f.states else ("real", f.real)
+        return self.cls(f"{what}.{f.name}"), kept == "whole"
 
     @property
-    def shared(self) -> int:
-        """Bytes at the arena's start that peers read."""
+    def shared(self) -> int:            # bytes at the arena's start that peers read
         return self.end("shared")
 
     def end(self, *kinds: str) -> int:
@@ -287,9 +289,8 @@ class Plan:
         return self.end("shared", "private", "scratch", *(["gpu"] if target != "cpu" else []))
 
     @property
-    def host(self) -> int:
-        """Bytes of the pinned host arena of a GPU's rank."""
-        return self.end("host")
+    def host(self) -> int:              # bytes of the pinned host arena of a GPU's rank
+        return self.end("hosted", "host")
 
 
 _WORD = {Head: "head", Recipe: "recipe", Group: "group", Flat: "flat", Tensor: "tensor",

@@ -30,7 +30,8 @@ class Loop:
 Node = Union[Line, Loop]
 WINDOW = 64                     # the longest body looked for
 DEPTH = 3                       # of loops in loops
-TURNS = ("ring", "leaf", "dx", "full", "grad", "done")     # whose slots are used in turn
+# whose slots are used in turn
+TURNS = ("ring", "leaf", "dx", "full", "grad", "done", "down", "up", "here", "used", "made", "gone")
 
 
 def unit_of(step: Step) -> tuple[str, int]:

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from . import ops, plan
+from . import offload, ops, plan
 from .model import Graph, Kind
 from .plan import Event, Int, Ref, Step
 from .shard import BLOCK, Shards
-from .spec import Spec
+from .spec import Spec, Zero
 
 
 REDUCES = {"exact": "alltoall", "fast": "reducescatter"}
@@ -53,6 +53,7 @@ class Schedule:
     leaf: dict[str, int]
     prefetch: int
     live: int
+    tile: int                   # elements that an update on the host takes at a time; 0: none
     # (kind, body) -> ins, outs
     formals: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]]
 
@@ -76,6 +77,7 @@ class _Maker:
         self.rings = self.alike([f.name for f in self.shards.flats if f.real == "shard"])
         self.leaves = {**{f: f for f in self.flats}, **self.alike(once)}
         self.W = self.spec.cluster.ranks
+        self.offload = self.spec.zero.offload_optimizer.device == "cpu"
 
     def add(self, queue: str, op: str, unit: str = "", **rest: tuple) -> None:
         self.steps.append(Step(queue, op, unit, **rest))
@@ -132,20 +134,22 @@ class _Maker:
 
     # ---- collectives, in pieces of at most a bucket
 
-    def pieces(self, flat: plan.Flat, bucket: str) -> list[tuple[int, int]]:
-        """(offset, elements) of each piece of a shard."""
-        most = max(BLOCK, getattr(self.spec.zero, bucket) // self.W // BLOCK * BLOCK)
-        if flat.shard > PIECES * most:
-            least = -(-flat.shard // PIECES // BLOCK) * BLOCK * self.W
-            raise self.spec.wrong(f"zero.{bucket}", f"cuts a unit of {flat.elems} elements into "
-                                  f"{-(-flat.shard // most)} pieces, more than {PIECES}",
+    def cut(self, shard: int, key: str, ranks: int) -> list[tuple[int, int]]:
+        """(offset, elements) of each piece of a shard; the key of `zero` counts what `ranks` ranks
+        move at once."""
+        asked = getattr(self.spec.zero, key) or getattr(Zero, key)
+        most = max(BLOCK, asked // ranks // BLOCK * BLOCK)
+        if shard > PIECES * most:
+            least = -(-shard // PIECES // BLOCK) * BLOCK * ranks
+            raise self.spec.wrong(f"zero.{key}", f"cuts a shard of {shard} elements into "
+                                  f"{-(-shard // most)} pieces, more than {PIECES}",
                                   f"at least {least}")
-        return [(o, min(most, flat.shard - o)) for o in range(0, flat.shard, most)]
+        return [(o, min(most, shard - o)) for o in range(0, shard, most)]
 
     def gather(self, unit: str, flat: plan.Flat, src: Ref, dst: Ref, width: int,
                wait: tuple[Event, ...], rec: tuple[Event, ...], queue: str = "gather") -> None:
         """Whole units from shards; in place (src is dst) each rank's shard lies at r*step."""
-        cut = self.pieces(flat, "allgather_bucket_size")
+        cut = self.cut(flat.shard, "allgather_bucket_size", self.W)
         step = flat.shard * width
         for n, (o, size) in enumerate(cut):
             ints = (Int("from_step", step if src == dst else 0), Int("step", step),
@@ -159,7 +163,7 @@ class _Maker:
         """All-to-all and a local sum of what came; or NCCL's sum, and what is left to add."""
         op = REDUCES["exact" if self.shards.sources == self.W else "fast"]
         kind = (Int("width", width),) if op == "reducescatter" else ()
-        for n, (o, size) in enumerate(self.pieces(flat, "reduce_bucket_size")):
+        for n, (o, size) in enumerate(self.cut(flat.shard, "reduce_bucket_size", self.W)):
             self.add("reduce", op, unit, ins=(replace(src, at=o * width),),
                      outs=(Ref("inbox", 0),),
                      ints=(Int("step", flat.shard * width), Int("bytes", size * width), *kind),
@@ -315,13 +319,21 @@ class _Maker:
                      ints=(Int("l", l),))
         self.add("main", "allreduce", "", ins=(Ref("sums", 0),), outs=(Ref("sums", 1),),
                  ints=(Int("count", ops.SUMS),))
-        self.add("main", "factor", "", ins=(Ref("sums", 1),), outs=(Ref("ctl", 0),))
+        self.add("main", "factor", "", ins=(Ref("sums", 1),), outs=(Ref("ctl", 0),),
+                 recs=(Event("factor", 0),) if self.offload else ())
+        if self.offload:
+            offload.update(self)
+        else:
+            self.optimize()
+        self.add("main", "mark", waits=(Event("new", 0),) if self.offload else (),
+                 recs=(Event("updated", 0),))
+
+    def optimize(self) -> None:
         for f, l in self.each():
             self.add("main", f"update.{f.name}", f"{f.name}[{l}]", ins=(Ref(f"sum.{f.name}", l),),
                      outs=tuple(Ref(f"{c}.{f.name}", l) for c in ("real", *f.states)),
                      ints=(Int("l", l),), recs=(Event("new", 0),))
             self.spread(f, l)
-        self.add("main", "mark", recs=(Event("updated", 0),))
 
     def spread(self, f: plan.Flat, l: int) -> None:
         """Owners' new parts to everybody, for what is kept whole; whole states need none."""
@@ -333,6 +345,10 @@ class _Maker:
     def publish(self) -> None:
         for n in range(len(self.graph.tables)):
             self.add("main", f"turn.{n}", "", outs=(Ref(f"table.{n}", 0),))
+        if self.offload:
+            offload.publish(self)
+            self.add("main", "mark", waits=(Event("new", 0),), recs=(Event("updated", 0),))
+            return
         for f, l in self.each():
             if self.real == 2:
                 self.add("main", f"cast.{f.name}", f"{f.name}[{l}]",
@@ -345,9 +361,15 @@ class _Maker:
     def section(self, name: str, repeat: int = 1) -> plan.Section:
         steps, self.steps = self.steps, []
         if not self.spec.zero.overlap_comm:
-            steps = [replace(s, queue="main", waits=(), recs=()) for s in steps]
-            steps = [s for s in steps if s.op != "mark"]
+            steps = [self.alone(s) for s in steps]
+            steps = [s for s in steps if s.op != "mark" or s.waits or s.recs]
         return plan.Section(name, repeat, tuple(steps))
+
+    def alone(self, s: Step) -> Step:
+        """The step where collectives have no queues of their own."""
+        kept = lambda events: tuple(e for e in events if self.offload and e.name in offload.EVENTS)
+        queue = "main" if s.queue in ("gather", "reduce") else s.queue
+        return replace(s, queue=queue, waits=kept(s.waits), recs=kept(s.recs))
 
 
 def _depth(m: _Maker, uses: list[Use]) -> tuple[int, int]:
@@ -392,9 +414,9 @@ def schedule(spec: Spec, graph: Graph, shards: Shards) -> Schedule:
     uses = m.bind(m.chain("train"))
     sections = []
     for f, l in m.each():
-        master = f"{'real' if m.real == 4 else 'master'}.{f.name}"
-        m.add("main", f"init.{f.name}", f"{f.name}[{l}]", outs=(Ref(master, l),),
-              ints=(Int("l", l),))
+        master = "master" if "master" in f.states else "real"
+        m.add("host" if m.offload else "main", f"init.{f.name}", f"{f.name}[{l}]",
+              outs=(Ref(f"{master}.{f.name}", l),), ints=(Int("l", l),))
     sections.append(m.section("init"))
     m.publish()
     sections.append(m.section("publish"))
@@ -409,4 +431,5 @@ def schedule(spec: Spec, graph: Graph, shards: Shards) -> Schedule:
     m.run(m.bind(m.chain("eval")))
     sections.append(m.section("eval"))
     formals = {(k.name, body): m.formals(k, body) for k in graph.kinds for body in k.bodies}
-    return Schedule(tuple(sections), m.ring, m.leaf, m.ahead, live, formals)
+    return Schedule(tuple(sections), m.ring, m.leaf, m.ahead, live,
+                    offload.tile(m) if m.offload else 0, formals)

@@ -198,6 +198,14 @@ _KEYS = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
 
 @dataclass(frozen=True)
+class OffloadOptimizer:
+    """Where the optimizer's states lie and its step runs; buffer_count: tiles on their way."""
+    __pydantic_config__ = _KEYS
+    device: Choice("none", "cpu") = "none"
+    buffer_count: Integer(1, 64) = 4
+
+
+@dataclass(frozen=True)
 class Zero:
     """DeepSpeed's names, defaults and meaning; sizes in elements. replicate: tensors' patterns."""
     __pydantic_config__ = _KEYS
@@ -209,6 +217,8 @@ class Zero:
     stage3_param_persistence_threshold: ElemsOrNone = 100_000
     stage3_max_live_parameters: ElemsOrNone = 1_000_000_000
     replicate: tuple[Pattern, ...] = ()
+    sub_group_size: ElemsOrNone = 4_194_304     # of a shard, updated at a time; 0: that default
+    offload_optimizer: OffloadOptimizer = OffloadOptimizer()
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,9 @@ def _counts(grains: int, step: int) -> int:
 
 def split(spec: Spec, graph: Graph) -> Shards:
     W, stage = spec.cluster.ranks, spec.zero.stage
+    if stage == 0 and spec.zero.offload_optimizer.device != "none":
+        raise spec.wrong("zero.offload_optimizer", "at stage 0 every rank updates all parameters",
+                         "zero.stage 1, 2 or 3 beside it, or device none")
     grains = spec.grains
     unit = PAGE // ops.BYTES[spec.train.precision]
     order, notes = _order(spec, grains)
@@ -127,7 +130,7 @@ def split(spec: Spec, graph: Graph) -> Shards:
         own = "embed" if kind.tied else kind.name
         home[kind.name] = own if own in sizes else ""
     states = ops.OPTIMIZERS[recipe.rule(spec.train.optimizer)]
-    if spec.train.precision != "f32":
+    if spec.train.precision != "f32" or spec.zero.offload_optimizer.device != "none":
         states = ("master", *states)
     flats = []
     for name, size in sizes.items():

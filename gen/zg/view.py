@@ -12,7 +12,7 @@ from typing import Iterator, Sequence
 from . import ops, plan, roll
 from .plan import Plan
 
-QUEUES = {"main": "ZR_MAIN", "gather": "ZR_GATHER", "reduce": "ZR_REDUCE"}
+QUEUES = {name: f"ZR_{name.upper()}" for name in ("main", "gather", "reduce", "host", "up", "down")}
 VARS = "ijk"                    # of nested loops: roll.DEPTH of them
 COLUMNS = 100
 
@@ -104,6 +104,10 @@ class _Steps:
             kind = {"2": "ZR_BF16", "4": "ZR_F32"}[ints["width"]]
             return [f"zr_reducescatter(z, {queue}, {refs[0]}, {ints['step']}, {refs[1]}, "
                     f"{ints['bytes']}, {kind});"]
+        if s.op == "copy":
+            per = [f" + zr_rank(z) * {ints[n]}" if ints[n] != "0" else ""
+                   for n in ("from_rank", "to_rank")]
+            return [f"zr_copy(z, {queue}, {refs[0]}{per[0]}, {refs[1]}{per[1]}, {ints['bytes']});"]
         if s.op == "done":
             return [f"zr_done(z, {queue});"]
         if s.op == "allreduce":
@@ -165,10 +169,18 @@ class _Fns:
         it = iter(args)
         for text in it:
             if text.startswith("spans."):
-                yield f"{part_name(text, next(it))}({formals['l']})"
-                next(it)                        # how many elements
+                first, size = next(it), next(it)
+                if "at" in first.split("+"):
+                    yield from self.tile(text.removeprefix("spans."), first, size, formals)
+                else:
+                    yield f"{part_name(text, first)}({formals['l']})"
             else:
                 yield self.operand(text, formals)
+
+    def tile(self, flat: str, first: str, size: str, formals: dict[str, str]) -> Iterator[str]:
+        """The tensors and elements of a part of a shard."""
+        yield from (f"spans_{flat}", str(sum(t.flat == flat for t in self.p.tensors)),
+                    self.operand(first, formals), self.operand(size, formals))
 
     def one(self, fn: plan.Fn) -> list[str]:
         """A function; what is named once stands where it is used, the rest gets a variable."""
@@ -234,7 +246,7 @@ def parts(p: Plan) -> list[str]:
     out = {}
     for c in (c for fn in p.fns for c in fn.calls):
         for n, text in enumerate(c.args):
-            if text.startswith("spans."):
+            if text.startswith("spans.") and "at" not in c.args[n + 1].split("+"):
                 flat, first, size = text.removeprefix("spans."), *c.args[n + 1:n + 3]
                 start = _Fns(p).operand(first, {"l": "(l)"})
                 out[part_name(text, first)] = f"spans_{flat}, " \
@@ -304,7 +316,7 @@ def flats(p: Plan) -> list[str]:
     for f in p.flats:
         c, whole = p.masters(f)
         out.append(f"{{{number(c.at)}, {number(c.stride)}, {number(f.shard)}, {f.count}, "
-                   f"{int(whole)}, hash_{f.name}}},")
+                   f"{int(whole)}, {'ZR_HOST' if p.offload else 'ZR_MAIN'}, hash_{f.name}}},")
     return out
 
 
@@ -321,6 +333,12 @@ def sample(p: Plan) -> list[str]:
     row = number(ops.up(p.head.vocab, ops.VOCAB) * ops.BYTES[p.head.real])
     return wrap(f"d->token = zk_sample(k, a + {logits(p)} + d->row * {row}, {p.head.vocab}, "
                 "(float)d->temperature, d->u);", 4)
+
+
+def queues(p: Plan) -> list[str]:
+    """Those that the plan's steps use."""
+    used = {step.queue for s in p.sections for step in s.steps} | {"main"}
+    return [q for q in QUEUES if q in used]
 
 
 def view(p: Plan, cost: dict[str, object], memory: str, flat: bool) -> dict[str, object]:
@@ -359,5 +377,6 @@ def view(p: Plan, cost: dict[str, object], memory: str, flat: bool) -> dict[str,
         "flats": flats(p), "files": files(p), "sample": sample(p),
         "tokens": number(p.cls("tokens").at), "targets": number(p.cls("targets").at),
         "dtype": {"f32": "ZK_F32", "bf16": "ZK_BF16"}[p.head.real],
-        "shared": number(p.shared), "cost": cost,
+        "shared": number(p.shared), "hosted": number(p.end("hosted")),
+        "queues": " | ".join(f"1 << {QUEUES[q]}" for q in queues(p)), "cost": cost,
     }

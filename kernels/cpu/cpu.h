@@ -1,8 +1,9 @@
 /* cpu.h -- what the CPU kernels share: the context, work split over threads, an object per ISA.
  *
- * Every file here but context.c is compiled once for each ISA with ZK_SUFFIX (_avx2, _avx512) set:
- * define a kernel as `void ZK(zk_add)(zk *k, ...)`. context.c holds the plain names, which jump to
- * the object that cpuid allows (environment ZK_ISA names a lower one).
+ * Every file here but context.c and host.c is compiled once for each ISA with ZK_SUFFIX (_avx2,
+ * _avx512) set: define a kernel as `void ZK(zk_add)(zk *k, ...)`. context.c holds the plain names
+ * and host.c those that begin with zk_host_; they jump to the object that cpuid allows
+ * (environment ZK_ISA names a lower one).
  */
 #ifndef ZK_CPU_H
 #define ZK_CPU_H
@@ -22,6 +23,17 @@ enum { ZK_SCRATCH = 5 << 19 };      /* bytes of packing space for each thread, 4
 #define ZK_SAME_TYPE(name) __typeof__(name) ZK(name);
 ZK_KERNELS(ZK_SAME_TYPE)
 #endif
+
+const char *zk_host_object(void);         /* as zk_object and zk_overhead */
+int64_t zk_host_overhead(int threads);
+
+/* `name` jumps through a pointer, jump_NAME, to `kernel` of one of the objects. */
+#define ZK_POINTER(name, kernel)                                                                  \
+    void kernel##_avx2(void);                                                                      \
+    void kernel##_avx512(void);                                                                    \
+    __attribute__((used)) static void (*jump_##name)(void);                                        \
+    __asm__(".pushsection .text\n.globl " #name "\n.type " #name ",@function\n"                    \
+            #name ":\njmp *jump_" #name "(%rip)\n.size " #name ",.-" #name "\n.popsection\n");
 
 struct zk {
     int dtype, column, threads;

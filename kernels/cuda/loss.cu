@@ -5,8 +5,8 @@
  *     near. A thread adds up exponentials of what lies below its own largest logit so far; sums
  *     are brought to the row's largest and folded in one order. That one's exponential is 1, so no
  *     sum is below 1, no loss below 0.
- *  2. An ignored row has loss 0 and gradient 0, whatever its logits; so have columns beyond C. A row
- *     is read in packs up to there and element by element behind the last whole one.
+ *  2. An ignored row has loss 0 and gradient 0, whatever its logits; so have columns beyond C. A
+ *     row is read in packs up to there and element by element behind the last whole one.
  *  3. Logits may be written over: a thread reads its own again before it writes them, and the
  *     target's was read by all before any is written.
  */

@@ -31,7 +31,7 @@ struct zr_target {
     int memory;                           /* file that holds all arenas, one after the other */
     int64_t common;                       /* of an arena: bytes in it, that peers read */
     int64_t room;                         /* of an arena: all; the rest is this rank's alone */
-    char *arena;
+    char *arena, *host;
     char **peer;                          /* [ranks] arenas; peer[rank] == arena */
     zr_lane lane[ZR_QUEUES];
     zr_event *event;                      /* [p->events] newest record issued */
@@ -42,5 +42,7 @@ struct zr_target {
     int64_t delay;                        /* ZR_GATHER_DELAY_US */
     int unmap, readable;                  /* readable: collectives in progress; under lock */
 };
+
+char *zr_arena_of(const zr *z, int queue);        /* what the queue's functions work on */
 
 #endif

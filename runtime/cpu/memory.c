@@ -82,7 +82,9 @@ static double gib(int64_t bytes) { return (double)bytes / (1 << 30); }
 
 static void check_memory(zr *z)
 {
-    int64_t each = z->t->room + z->p->overhead((int)z->o->threads) + z->p->overhead(1);
+    int64_t each = z->t->room + z->p->hosted + z->p->overhead((int)z->o->threads) +
+                   z->p->overhead(1);
+    if (zr_uses(z, ZR_HOST)) each += z->p->overhead((int)z->o->threads);
     int64_t available = look_up("/proc/meminfo", "MemAvailable:"), group = left_in_groups();
     if (each > INT64_MAX / z->ranks)
         zr_fail(z, ZR_ENVIRONMENT, "%d ranks of %" PRId64 " bytes: more than a file can hold",
@@ -152,15 +154,21 @@ static char *map_common(zr *z, int rank, char *at, int protection)
                           z->t->memory, rank * z->t->common), z->t->common);
 }
 
-/* One range: the common part from the memory file, the rest private, in huge pages where the
- * system has them: they are quicker to take and to reach. */
-static char *map_arena(zr *z)
+/* Private memory, in huge pages where the system has them: they are quicker to take and reach. */
+static char *map_private(zr *z, int64_t bytes)
 {
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    char *at = mmap(NULL, (size_t)z->t->room, PROT_READ | PROT_WRITE, flags, -1, 0);
-    mapped(z, at, z->t->room);
-    madvise(at, (size_t)z->t->room, MADV_HUGEPAGE);
-    return map_common(z, z->rank, at, PROT_READ | PROT_WRITE);
+    if (!bytes) return NULL;
+    char *at = mapped(z, mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, flags, -1, 0), bytes);
+    madvise(at, (size_t)bytes, MADV_HUGEPAGE);
+    return at;
+}
+
+static void take(zr *z, char *at, int64_t bytes)
+{
+    if (populate(at, bytes))
+        zr_fail(z, ZR_ENVIRONMENT, "taking %" PRId64 " bytes of memory: %s", bytes,
+                strerror(errno));
 }
 
 void zr_arena(zr *z)
@@ -168,10 +176,11 @@ void zr_arena(zr *z)
     zr_target *t = z->t;
     t->peer = calloc((size_t)z->ranks, sizeof *t->peer);
     if (!t->peer) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
-    t->arena = map_arena(z);
-    if (populate(t->arena, t->room))
-        zr_fail(z, ZR_ENVIRONMENT, "taking %" PRId64 " bytes of memory: %s", t->room,
-                strerror(errno));
+    /* one range: the common part from the memory file, the rest private */
+    t->arena = map_common(z, z->rank, map_private(z, t->room), PROT_READ | PROT_WRITE);
+    t->host = map_private(z, z->p->hosted);
+    take(z, t->arena, t->room);
+    if (t->host) take(z, t->host, z->p->hosted);
     for (int r = 0; r < z->ranks; r++)
         t->peer[r] = r == z->rank ? t->arena
                                   : map_common(z, r, NULL, t->unmap ? PROT_NONE : PROT_READ);
@@ -179,14 +188,31 @@ void zr_arena(zr *z)
 
 /* ---- copies */
 
-void zr_read(zr *z, void *to, int64_t at, int64_t bytes)
+char *zr_arena_of(const zr *z, int queue)
 {
-    memcpy(to, z->t->arena + at, (size_t)bytes);
+    return queue == ZR_HOST ? z->t->host : z->t->arena;
 }
 
-void zr_write(zr *z, int64_t at, const void *from, int64_t bytes)
+void zr_read(zr *z, int queue, void *to, int64_t at, int64_t bytes)
 {
-    memcpy(z->t->arena + at, from, (size_t)bytes);
+    memcpy(to, zr_arena_of(z, queue) + at, (size_t)bytes);
+}
+
+void zr_write(zr *z, int queue, int64_t at, const void *from, int64_t bytes)
+{
+    memcpy(zr_arena_of(z, queue) + at, from, (size_t)bytes);
+}
+
+static void run_copy(zr *z, int queue, const zr_command *c)
+{
+    int up = queue == ZR_UP;
+    char *from = up ? z->t->host : z->t->arena, *to = up ? z->t->arena : z->t->host;
+    memcpy(to + c->i[1], from + c->i[0], (size_t)c->i[2]);
+}
+
+void zr_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes)
+{
+    zr_push(z, queue, &(zr_command){run_copy, NULL, {from, to, bytes}});
 }
 
 void zr_inlet(zr *z, int32_t **tokens, int32_t **targets)

@@ -44,7 +44,8 @@ static void run_wait(zr *z, int queue, const zr_command *c)
 
 void zr_drain(zr *z)
 {
-    int order[ZR_QUEUES] = {ZR_MAIN, ZR_REDUCE, ZR_GATHER}; /* late: who takes before who gives */
+    int order[ZR_QUEUES] = {ZR_MAIN, ZR_UP, ZR_HOST, ZR_DOWN, ZR_REDUCE, ZR_GATHER};
+    /* late: who takes before who gives */
     for (int i = ZR_QUEUES - 1; z->o->mode == ZR_SHUFFLED && i > 0; i--) {
         int j = (int)(zr_random(&z->t->order) % (uint64_t)(i + 1)), o = order[i];
         order[i] = order[j];
@@ -93,7 +94,7 @@ void zr_replay(zr *z, int graph, void (*issue)(zr *z))
 
 static void run_call(zr *z, int queue, const zr_command *c)
 {
-    c->fn(z, z->queue[queue].k, z->t->arena, c->i);
+    c->fn(z, z->queue[queue].k, zr_arena_of(z, queue), c->i);
 }
 
 void zr_call_n(zr *z, int queue, zr_fn *fn, const char *name, int n, const int64_t *i)
@@ -108,8 +109,7 @@ void zr_call_n(zr *z, int queue, zr_fn *fn, const char *name, int n, const int64
 
 static void run_drop(zr *z, int queue, const zr_command *c)
 {
-    (void)queue;
-    memset(z->t->arena + c->i[0], 0xff, (size_t)c->i[1]);        /* NaN in f32 and bf16 */
+    memset(zr_arena_of(z, queue) + c->i[0], 0xff, (size_t)c->i[1]);   /* NaN in f32 and bf16 */
 }
 
 void zr_drop(zr *z, int queue, int64_t at, int64_t bytes)
@@ -187,7 +187,7 @@ void zr_queues_start(zr *z)
     pthread_cond_init(&z->t->moved, NULL);
     for (int queue = 0; queue < ZR_QUEUES; queue++) {
         z->t->lane[queue].sources = get(z, (size_t)z->ranks, sizeof(void *));
-        if (queue != ZR_MAIN || z->o->mode != ZR_EAGER) start(z, queue);
+        if (zr_uses(z, queue) && (queue != ZR_MAIN || z->o->mode != ZR_EAGER)) start(z, queue);
     }
 }
 

@@ -48,7 +48,7 @@ void zr_communicators(zr *z)
     zr_tell(z, &id, sizeof id);
     must(z, ZR_MAIN, ncclCommInitRankConfig(&t->comm[ZR_MAIN], z->ranks, id, z->rank, &config),
          "meeting the other ranks");
-    for (int queue = 0; queue < ZR_QUEUES; queue++)
+    for (int queue = 0; queue <= ZR_REDUCE; queue++)
         if (queue != ZR_MAIN) {
             ncclResult_t result = ncclCommSplit(t->comm[ZR_MAIN], 0, z->rank, &t->comm[queue],
                                                 &config);
@@ -63,7 +63,7 @@ void zr_communicators(zr *z)
 
 void zr_part(zr *z)
 {
-    for (int queue = ZR_QUEUES - 1; queue >= 0; queue--) {
+    for (int queue = ZR_REDUCE; queue >= 0; queue--) {
         must(z, queue, ncclCommFinalize(z->t->comm[queue]), "parting");
         ncclCommDestroy(z->t->comm[queue]);
     }

@@ -21,7 +21,7 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
-enum { ZR_RECENT = 32, ZR_BOUNCE = 1 << 20, ZR_HOST = 256 };
+enum { ZR_RECENT = 32, ZR_BOUNCE = 1 << 20, ZR_HOST_NAME = 256 };
 
 typedef struct zr_event {
     cudaEvent_t mark;
@@ -48,11 +48,19 @@ typedef struct zr_watch {
     int queue, communicators;             /* communicators: they may be asked for errors */
 } zr_watch;
 
+/* Work that streams point to. */
+enum { ZR_CHUNK = 1024, ZR_CHUNKS = 1024 };
+typedef struct zr_work zr_work;
+typedef struct zr_pool {
+    zr_work *chunk[ZR_CHUNKS];            /* [ZR_CHUNK] each, or NULL */
+    int64_t used;
+} zr_pool;
+
 struct zr_target {
     /* with a launcher: the rank among those of its host, where rank 0 listens, and [ranks]
      * connections, -1: none */
     int launched, local, port0, *line;
-    char host0[ZR_HOST];
+    char host0[ZR_HOST_NAME];
     int device;
     cudaStream_t stream[ZR_QUEUES];
     ncclComm_t comm[ZR_QUEUES];           /* NULL with one rank */
@@ -66,6 +74,7 @@ struct zr_target {
     /* graphs */
     zr_graph graph[ZR_GRAPHS];
     int64_t recording, recordings;        /* 0: none is going on; so many were begun */
+    zr_pool recorded, issued;             /* functions of ZR_HOST: in graphs, and since a drain */
     cudaEvent_t fork, played, joined[ZR_QUEUES];
     unsigned loose;                       /* queues (bits) with work that no graph waits for yet */
     unsigned behind;                      /* queues that do not wait for the last graph yet */

@@ -2,7 +2,7 @@
  *
  * Invariants
  *  1. There is one allocation of device memory and one of pinned memory, both made at the start;
- *     the first is all zero.
+ *     the first, and the host arena in the second, are all zero.
  */
 #define _GNU_SOURCE
 #include "cuda.h"
@@ -106,6 +106,7 @@ static void take_arenas(zr *z)
     zr_cuda(z, cudaStreamSynchronize(stream), "clearing the arena");
     zr_cuda(z, cudaHostAlloc(&host, (size_t)z->p->host + ZR_BOUNCE, cudaHostAllocDefault),
             "taking pinned memory");
+    memset(host, 0, (size_t)z->p->hosted);
     t->arena = at;
     t->host = host;
     t->after = free_bytes(z, NULL);
@@ -141,8 +142,12 @@ static void copy(zr *z, void *to, const void *from, int64_t bytes, enum cudaMemc
     zr_cuda(z, cudaStreamSynchronize(stream), "copying");
 }
 
-void zr_read(zr *z, void *to, int64_t at, int64_t bytes)
+void zr_read(zr *z, int queue, void *to, int64_t at, int64_t bytes)
 {
+    if (queue == ZR_HOST) {
+        memcpy(to, z->t->host + at, (size_t)bytes);
+        return;
+    }
     char *bounce = z->t->host + z->p->host;
     for (int64_t i = 0; i < bytes; i += ZR_BOUNCE) {
         int64_t some = bytes - i < ZR_BOUNCE ? bytes - i : ZR_BOUNCE;
@@ -151,8 +156,12 @@ void zr_read(zr *z, void *to, int64_t at, int64_t bytes)
     }
 }
 
-void zr_write(zr *z, int64_t at, const void *from, int64_t bytes)
+void zr_write(zr *z, int queue, int64_t at, const void *from, int64_t bytes)
 {
+    if (queue == ZR_HOST) {
+        memcpy(z->t->host + at, from, (size_t)bytes);
+        return;
+    }
     char *bounce = z->t->host + z->p->host;
     for (int64_t i = 0; i < bytes; i += ZR_BOUNCE) {
         int64_t some = bytes - i < ZR_BOUNCE ? bytes - i : ZR_BOUNCE;

@@ -52,20 +52,20 @@ static void find_address(zr *z, const struct source *s)
     char *host = z->t->host0;
     const char *text = getenv("ZR_ADDR"), *colon = text ? strrchr(text, ':') : NULL;
     z->t->port0 = PORT;
-    snprintf(host, ZR_HOST, "127.0.0.1");
+    snprintf(host, ZR_HOST_NAME, "127.0.0.1");
     if (text && *text) {
         char *end = "";
         long port = colon ? strtol(colon + 1, &end, 10) : 0;
-        if (!colon || *end || port < 1 || port > 65535 || colon - text >= ZR_HOST)
+        if (!colon || *end || port < 1 || port > 65535 || colon - text >= ZR_HOST_NAME)
             zr_fail(z, ZR_USER, "ZR_ADDR %s: HOST:PORT is needed", text);
-        snprintf(host, ZR_HOST, "%.*s", (int)(colon - text), text);
+        snprintf(host, ZR_HOST_NAME, "%.*s", (int)(colon - text), text);
         z->t->port0 = (int)port;
     } else if (given("MASTER_ADDR") && given("MASTER_PORT")) {
         /* torchrun's own store has MASTER_PORT */
-        snprintf(host, ZR_HOST, "%s", getenv("MASTER_ADDR"));
+        snprintf(host, ZR_HOST_NAME, "%s", getenv("MASTER_ADDR"));
         z->t->port0 = (number(z, "MASTER_PORT") + given("TORCHELASTIC_RUN_ID")) % 65536;
     } else if (!strcmp(s->rank, "SLURM_PROCID") && given("SLURM_STEP_NODELIST")) {
-        first_host(getenv("SLURM_STEP_NODELIST"), host, ZR_HOST);
+        first_host(getenv("SLURM_STEP_NODELIST"), host, ZR_HOST_NAME);
         z->t->port0 = LOW + number(z, "SLURM_JOB_ID") % SPAN;
     }
 }

@@ -19,13 +19,22 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ALL = (1 << ZR_QUEUES) - 1 };
+/* ---- memory of the host */
+
+static void *get(zr *z, int64_t n, size_t size)
+{
+    void *at = calloc(n > 0 ? (size_t)n : 1, size);
+    if (!at) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+    return at;
+}
 
 /* ---- streams */
 
 const char *zr_queue_name(int queue)
 {
-    return queue == ZR_MAIN ? "main" : queue == ZR_GATHER ? "gather" : "reduce";
+    static const char *const names[] = {"main", "gather", "reduce", "host", "up", "down"};
+    _Static_assert(sizeof names / sizeof *names == ZR_QUEUES, "a name for every queue");
+    return names[queue];
 }
 
 cudaStream_t zr_on(zr *z, int queue, const char *what)
@@ -64,6 +73,48 @@ static void join(zr *z, unsigned queues)
 
 /* ---- issuing */
 
+/* A function of ZR_HOST, called by the stream when it is its turn. */
+struct zr_work {
+    zr *z;
+    zr_fn *fn;
+    int64_t i[ZR_OPERANDS];
+};
+
+static void CUDART_CB run_work(void *work)
+{
+    const zr_work *w = work;
+    w->fn(w->z, w->z->queue[ZR_HOST].k, w->z->t->host, w->i);
+}
+
+/* A place for one more in a pool; it stays where it is. */
+static zr_work *place(zr *z, zr_pool *pool)
+{
+    int64_t chunk = pool->used / ZR_CHUNK;
+    if (chunk == ZR_CHUNKS)
+        zr_fail(z, ZR_ENVIRONMENT, "more than %d functions of the host in a step; generate with a "
+                "larger zero.sub_group_size", ZR_CHUNKS * ZR_CHUNK);
+    if (!pool->chunk[chunk]) pool->chunk[chunk] = get(z, ZR_CHUNK, sizeof(zr_work));
+    return &pool->chunk[chunk][pool->used++ % ZR_CHUNK];
+}
+
+static void call_host(zr *z, const char *name, zr_fn *fn, int n, const int64_t *i)
+{
+    zr_work *w = place(z, z->t->recording ? &z->t->recorded : &z->t->issued);
+    *w = (zr_work){z, fn, {0}};
+    memcpy(w->i, i, (size_t)n * sizeof *i);
+    zr_cuda(z, cudaLaunchHostFunc(zr_on(z, ZR_HOST, name), run_work, w),
+            "calling a function of the host");
+}
+
+void zr_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes)
+{
+    int up = queue == ZR_UP;
+    char *there = up ? z->t->host : z->t->arena, *here = up ? z->t->arena : z->t->host;
+    zr_cuda(z, cudaMemcpyAsync(here + to, there + from, (size_t)bytes,
+                               up ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost,
+                               zr_on(z, queue, "a copy")), "copying");
+}
+
 void zr_push(zr *z, int queue, const zr_command *c) { c->run(z, queue, c); }
 
 void zr_record(zr *z, int queue, int event)
@@ -86,6 +137,10 @@ void zr_call_n(zr *z, int queue, zr_fn *fn, const char *name, int n, const int64
     if (n > ZR_OPERANDS)
         zr_fail(z, ZR_DISAGREE, "a call with %d operands; at most %d", n, ZR_OPERANDS);
     if (member) name = member + 1;
+    if (queue == ZR_HOST) {
+        call_host(z, name, fn, n, i);
+        return;
+    }
     zr_on(z, queue, name);
     zr_begins(name);
     fn(z, z->queue[queue].k, z->t->arena, i);
@@ -133,9 +188,9 @@ static void record(zr *z, zr_graph *g, void (*issue)(zr *z))
     t->recording = ++t->recordings;
     mark(z, t->fork, ZR_MAIN);
     for (int queue = 0; queue < ZR_QUEUES; queue++)
-        if (queue != ZR_MAIN) follow(z, queue, t->fork);
+        if (queue != ZR_MAIN && zr_uses(z, queue)) follow(z, queue, t->fork);
     issue(z);
-    join(z, ALL);
+    join(z, z->p->queues);
     t->recording = 0;
     zr_cuda(z, cudaStreamEndCapture(t->stream[ZR_MAIN], &graph), "ending a graph");
     zr_cuda(z, cudaGraphInstantiate(&g->ready, graph, 0), "making a graph ready");
@@ -153,7 +208,7 @@ static void play(zr *z, zr_graph *g)
     t->launch_seconds += zr_now() - begun;
     t->launches++;
     mark(z, t->played, ZR_MAIN);
-    t->behind = ALL & ~(1u << ZR_MAIN);
+    t->behind = z->p->queues & ~(1u << ZR_MAIN);
     for (int queue = 0; queue < ZR_QUEUES; queue++) {
         z->queue[queue].bytes += g->bytes[queue];
         z->queue[queue].messages += g->messages[queue];
@@ -184,6 +239,7 @@ void zr_drain(zr *z)
     zr_expect(z);
     for (int queue = 0; queue < ZR_QUEUES; queue++)
         zr_cuda(z, cudaStreamSynchronize(z->t->stream[queue]), "waiting for the device");
+    z->t->issued.used = 0;
     zr_met(z);
 }
 
@@ -208,13 +264,6 @@ void zr_step_end(zr *z)
 }
 
 /* ---- begin and end */
-
-static void *get(zr *z, int64_t n, size_t size)
-{
-    void *at = calloc(n > 0 ? (size_t)n : 1, size);
-    if (!at) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
-    return at;
-}
 
 static cudaEvent_t make_event(zr *z)
 {

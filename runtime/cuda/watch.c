@@ -71,7 +71,7 @@ void zr_measure(zr *z, double seconds)
 static void look_at_nccl(zr *z)
 {
     if (pthread_mutex_trylock(&z->t->watch.nccl)) return;
-    for (int queue = 0; queue < ZR_QUEUES; queue++) {
+    for (int queue = 0; queue <= ZR_REDUCE; queue++) {
         ncclResult_t state = ncclSuccess;
         ncclResult_t asked = ncclCommGetAsyncError(z->t->comm[queue], &state);
         if (asked == ncclSuccess && (state == ncclSuccess || state == ncclInProgress)) continue;

@@ -288,6 +288,16 @@ cudaError_t cudaMemsetAsync(void *p, int byte, size_t n, cudaStream_t s)
     });
 }
 
+cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t fn, void *data)
+{
+    return queue_issue(s, "cudaLaunchHostFunc", [=] {
+        return work([=] {
+            fn(data);
+            return DONE;
+        });
+    });
+}
+
 cudaError_t cudaMemset(void *p, int byte, size_t n)
 {
     locked hold(queue_lock);

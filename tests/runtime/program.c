@@ -365,17 +365,17 @@ static int number(const char *name)
 /* Is this the second rank that asks? */
 static int second(void) { return __atomic_fetch_add(c.asked, 1, __ATOMIC_SEQ_CST); }
 
-static void *open_kernel(void *stream, void *device, void *host, int column, int threads,
-                         const char **why)
+static void *open_kernel(int queue, void *stream, void *device, void *host, int column,
+                         int threads, const char **why)
 {
-    (void)stream, (void)device, (void)host, (void)column, (void)threads;
+    (void)queue, (void)stream, (void)device, (void)host, (void)column, (void)threads;
     c.contexts++;
     if (faulty("plan") && c.contexts == 1 && second()) strcpy(c.plan, "0124");
     *why = "this processor has no AVX2";
     return faulty("kernel") ? NULL : &c;
 }
 
-static void close_kernel(void *k) { (void)k; }
+static void close_kernel(int queue, void *k) { (void)queue, (void)k; }
 static int64_t overhead(int threads) { return (int64_t)threads << 20; }
 
 static const char *target(void) { return faulty("target") ? "sm_90" : "cpu"; }
@@ -502,12 +502,13 @@ int main(int argc, char **argv)
     strcpy(c.plan, "0123");
     place();
     int64_t grains = GRAINS / c.ranks, peers = c.ranks - 1;
-    const zr_flat flat = {c.weights, 0, N / c.ranks, 1, 0, hash};
+    const zr_flat flat = {c.weights, 0, N / c.ranks, 1, 0, ZR_MAIN, hash};
     const zr_tensor tensor = {.name = "w", .shape = {N / 8, 8}, .ndim = 2, .count = 1};
     const zr_column column = {"cpu", c.arena};
     const zr_program p = {
         .abi = faulty("abi") ? ZR_ABI + 1 : ZR_ABI, .name = "program", .plan = c.plan,
         .layout = "4567", .memory = "some", .columns = &column, .ncolumns = 1, .shared = c.arena,
+        .queues = 1 << ZR_MAIN | 1 << ZR_GATHER | 1 << ZR_REDUCE,
         .ranks = c.ranks, .events = EVENTS,
         .grains = grains, .batch = BATCH, .sequence = SEQUENCE, .vocab = VOCAB, .ignore = IGNORE,
         .tokens = c.tokens, .targets = c.targets, .flops = 1e6,

@@ -1,0 +1,105 @@
+"""test_offload.py -- the optimizer on the host: its kernels, its memory, skipped steps, refusals.
+
+That the bits are those of a device's optimizer: tests/test_law.py.
+"""
+import ctypes
+import pathlib
+import re
+
+import numpy as np
+import pytest
+
+import law
+import trainer
+import zk
+from plans import planned
+from zg import check, cost, spec
+
+OFFLOAD = ('zero.offload_optimizer.device=cpu', 'zero.sub_group_size=5000')
+
+
+# ---- kernels
+
+def test_a_host_kernel_is_its_twin() -> None:
+    """zk_host_open, a kernel by both names, zk_host_close"""
+    lib, why = ctypes.CDLL(str(trainer.ROOT / zk.LIBRARY['gcc'])), ctypes.c_char_p()
+    zk.library('gcc')
+    lib.zk_open.restype = lib.zk_host_open.restype = ctypes.c_void_p
+    plain = ctypes.c_void_p(lib.zk_open(None, None, None, zk.BF16, 0, 1, ctypes.byref(why)))
+    host = ctypes.c_void_p(lib.zk_host_open(zk.BF16, 0, 2, ctypes.byref(why)))
+    x = np.random.RandomState(1).randn(5000).astype(np.float32)
+    y, z = np.zeros((2, 5000), np.uint16)
+    pointer = lambda a: a.ctypes.data_as(ctypes.c_void_p)
+    lib.zk_round(plain, None, pointer(y), pointer(x), ctypes.c_int64(5000))
+    lib.zk_host_round(host, None, pointer(z), pointer(x), ctypes.c_int64(5000))
+    assert y.any() and (y == z).all()
+    lib.zk_close(plain)
+    lib.zk_host_close(host)
+
+
+def test_every_host_kernel_is_emitted() -> None:
+    source = trainer.generate(law.path('gpt'), 'zero.stage=2', 'train.precision=bf16', *OFFLOAD)
+    for name in ('zk_host_open', 'zk_host_close', 'zk_host_update', 'zk_host_init', 'zk_host_hash',
+                 'zk_host_round'):
+        assert re.search(rf'\b{name}\(', source), name
+    assert 'zk_update(' not in source and 'zk_init(' not in source and 'zk_hash(' not in source
+
+
+# ---- memory
+
+@pytest.mark.parametrize('precision', ['f32', 'bf16'])
+@pytest.mark.parametrize('stage,ranks', [(1, 2), (2, 1), (3, 4)])
+def test_states_move_to_the_host_to_the_byte(stage: int, ranks: int, precision: str) -> None:
+    keys = (f'zero.stage={stage}', f'cluster.ranks={ranks}', f'train.precision={precision}',
+            'train.global_batch=8')
+    here, there = planned('gpt-tiny', *keys), planned('gpt-tiny', *keys, *OFFLOAD)
+    states = [c for c in here.classes if c.name.split('.')[0] in ('master', 'm', 'v')]
+    assert here.arena('cpu') - there.arena('cpu') == sum(c.slots * c.stride for c in states)
+    for f in there.flats:
+        part = f.shard * 4 * f.count
+        assert {c.name: c.slots * c.stride for c in there.classes if c.name.endswith(f'.{f.name}')
+                and c.kind == 'hosted'} == {f'{s}.{f.name}': part for s in ('master', 'm', 'v')}
+    assert dict(cost.memory(there))['the host arena'] == there.end('hosted')
+
+
+# ---- a step that is skipped leaves everything as it was, in bf16 too
+
+@pytest.mark.parametrize('precision', ['f32', 'bf16'])
+def test_skipped_steps(tmp_path: pathlib.Path, precision: str) -> None:
+    """The third of five steps has no target at all."""
+    keys = ('zero.stage=2', 'cluster.ranks=2', f'train.precision={precision}',
+            'train.global_batch=4', 'train.micro_batch=1')
+    T = spec.load(str(law.path('gpt'))).train.sequence
+    stream = law.tokens(256, 5 * 4 * T + 1)
+    stream[2 * 4 * T:3 * 4 * T + 1] = law.HOLE
+    trainer.write_tokens(tmp_path / 'tokens', stream)
+    found = {}
+    for name, more in (('device', ()), ('host', OFFLOAD)):
+        made = trainer.build(trainer.generate(law.path('gpt'), *keys, *more))
+        found[name] = law.run(made, '--data', tmp_path / 'tokens', '--steps', 5,
+                              '--queue', 'shuffled:1', log=tmp_path / 'log')
+    assert found['device'] == found['host']
+    assert ['"skipped": 1' in line for line in found['host'].steps] == [0, 0, 1, 0, 0]
+
+
+# ---- what is refused
+
+@pytest.mark.parametrize('keys,said', [
+    (('zero.stage=0',), 'every rank updates all parameters'),
+    (('zero.stage=1', 'zero.offload_optimizer.device=disk'), 'none or cpu'),
+    (('zero.stage=1', 'zero.offload_optimizer.buffer_count=0'), 'an integer from 1 to 64'),
+    (('zero.stage=1', 'zero.offload_optimizer.buffers=2'), 'did you mean buffer_count'),
+])
+def test_refused(keys: tuple[str, ...], said: str) -> None:
+    with pytest.raises(spec.SpecError, match='zero.offload_optimizer') as e:
+        planned('gpt-tiny', *OFFLOAD, *keys)
+    assert said in str(e.value)
+
+
+def test_too_small_a_tile_is_refused() -> None:
+    with pytest.raises(spec.SpecError, match='zero.sub_group_size: cuts a shard'):
+        planned('gpt2-124m', 'zero.stage=1', OFFLOAD[0], 'zero.sub_group_size=1024')
+
+
+def test_a_plan_is_checked() -> None:
+    check.check(planned('gpt-tiny', 'zero.stage=3', *OFFLOAD))
