@@ -22,8 +22,8 @@ OFFLOAD = ('zero.offload_optimizer.device=cpu', 'zero.sub_group_size=5000')
 
 def test_a_host_kernel_is_its_twin() -> None:
     """zk_host_open, a kernel by both names, zk_host_close"""
-    lib, why = ctypes.CDLL(str(trainer.ROOT / zk.LIBRARY['gcc'])), ctypes.c_char_p()
     zk.library('gcc')
+    lib, why = ctypes.CDLL(str(trainer.ROOT / zk.LIBRARY['gcc'])), ctypes.c_char_p()
     lib.zk_open.restype = lib.zk_host_open.restype = ctypes.c_void_p
     plain = ctypes.c_void_p(lib.zk_open(None, None, None, zk.BF16, 0, 1, ctypes.byref(why)))
     host = ctypes.c_void_p(lib.zk_host_open(zk.BF16, 0, 2, ctypes.byref(why)))
