@@ -141,6 +141,24 @@ def test_a_launcher_of_another_size(emulated, tokens) -> None:
 
 
 @pytest.mark.slow
+def test_pods_start_a_rank_for_each_gpu(tokens) -> None:
+    """PyTorchJob's pods have a RANK and no LOCAL_RANK: two of them start four ranks."""
+    program = trainer.build(trainer.generate(SPEC, *SMALL[:1], 'train.global_batch=4',
+                                             'cluster.ranks=4'), trainer.EMULATED)
+    port = free_port()
+    pods = [{name: x for name, x in torchrun(port, pod).items() if name != 'LOCAL_RANK'}
+            for pod in (1, 0)]
+    runs = [start(program, tokens, 1), *(start(program, tokens, 1, **pod) for pod in pods)]
+    said = [run.communicate(timeout=300) for run in runs]
+    assert [run.returncode for run in runs] == [0, 0, 0], said
+    weights = [re.findall(r'^weights \w+$', out, re.M) for out, _ in said]
+    assert weights[0] and weights == [weights[0], [], weights[0]]
+    wrong = start(program, tokens, 1, **torchrun(port, 0))      # a rank of its host: no pod
+    assert 'the launcher has 2 ranks' in wrong.communicate(timeout=60)[1]
+    assert wrong.returncode == 4
+
+
+@pytest.mark.slow
 def test_a_launchers_rank_that_dies_ends_the_others(emulated, tokens) -> None:
     port = free_port()
     first, other = (start(emulated, tokens, 1000, **torchrun(port, rank)) for rank in (0, 1))

@@ -57,9 +57,9 @@ typedef struct zr_pool {
 } zr_pool;
 
 struct zr_target {
-    /* with a launcher: the rank among those of its host, where rank 0 listens, and [ranks]
-     * connections, -1: none */
-    int launched, local, port0, *line;
+    /* with a launcher: the lowest rank here among those of its host, where rank 0 listens, and
+     * [ranks] connections, -1: none */
+    int local, port0, *line;
     char host0[ZR_HOST_NAME];
     int device;
     cudaStream_t stream[ZR_QUEUES];

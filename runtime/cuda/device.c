@@ -70,10 +70,10 @@ static void choose(zr *z)
                 error == cudaSuccess ? "none is visible" : cudaGetErrorString(error));
     if (devices < z->here && !share)
         zr_fail(z, ZR_ENVIRONMENT,
-                "%d CUDA devices for %d ranks; generate with cluster.ranks=%d, make more of them "
-                "visible (CUDA_VISIBLE_DEVICES), or set ZR_SHARE_GPU=1 for a test", devices,
-                z->ranks, devices);
-    z->t->device = (z->t->launched ? z->t->local : z->rank) % devices;
+                "%d CUDA devices for %d ranks here; generate with fewer cluster.ranks, make more "
+                "devices visible (CUDA_VISIBLE_DEVICES), or set ZR_SHARE_GPU=1 for a test", devices,
+                z->here);
+    z->t->device = (z->t->local + z->rank - z->lowest) % devices;
     zr_cuda(z, cudaSetDevice(z->t->device), "taking a device");
 }
 

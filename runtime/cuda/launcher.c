@@ -4,6 +4,10 @@
  * program starts all ranks on this host. Rank 0 listens at ZR_ADDR=HOST:PORT; where that is not
  * given, at what the launcher says.
  *
+ * Kubernetes counts pods, not GPUs: where a rank comes without one on its host, and the program
+ * has a multiple of the launcher's ranks, each of these is a pod and starts as many ranks, a GPU
+ * each.
+ *
  * Invariants
  *  1. Only the environment is looked at.
  */
@@ -16,16 +20,18 @@
 
 enum { PORT = 29411, LOW = 20000, SPAN = 20000 };
 
-/* What names the rank, the ranks, and the rank among those of this host. */
+/* What names the rank, the ranks, and the rank among those of this host; pods: without the last a
+ * rank may be a pod. */
 static const struct source {
     const char *rank, *ranks, *local;
+    int pods;
 } sources[] = {
-    {"ZR_RANK", "ZR_WORLD_SIZE", "ZR_LOCAL_RANK"},
-    {"RANK", "WORLD_SIZE", "LOCAL_RANK"},                     /* torchrun, PyTorchJob */
-    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"},
-    {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"},              /* MPICH */
-    {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"},
-    {"JOB_COMPLETION_INDEX", "ZR_WORLD_SIZE", "ZR_LOCAL_RANK"},       /* Kubernetes, indexed */
+    {"ZR_RANK", "ZR_WORLD_SIZE", "ZR_LOCAL_RANK", 1},
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", 1},                  /* torchrun, PyTorchJob */
+    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", 0},
+    {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", 0},           /* MPICH */
+    {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", 0},
+    {"JOB_COMPLETION_INDEX", "ZR_WORLD_SIZE", "ZR_LOCAL_RANK", 1},    /* Kubernetes, indexed */
 };
 
 static int given(const char *name)
@@ -78,19 +84,19 @@ void zr_find_launcher(zr *z)
         if (!given(s->rank) || !given(s->ranks)) continue;
         int ranks = number(z, s->ranks);
         if (ranks == 1 && z->ranks > 1) return;      /* one task: as if there were no launcher */
-        if (ranks != z->ranks)
+        int pods = s->pods && !given(s->local) && ranks > 0 && z->ranks % ranks == 0;
+        z->here = pods ? z->ranks / ranks : 1;
+        if (ranks != z->ranks && !pods)
             zr_fail(z, ZR_DISAGREE,
                     "the launcher has %d ranks (%s), this program is made for %d; generate it with "
                     "cluster.ranks=%d, or unset %s to start all ranks on this host",
                     ranks, s->ranks, z->ranks, ranks, s->ranks);
-        z->lowest = number(z, s->rank);
+        z->lowest = number(z, s->rank) * z->here;
         if (z->lowest >= z->ranks)
-            zr_fail(z, ZR_DISAGREE, "%s=%d: there are %d ranks", s->rank, z->lowest, ranks);
-        z->here = 1;
-        z->t->launched = 1;
+            zr_fail(z, ZR_DISAGREE, "%s=%s: there are %d ranks", s->rank, getenv(s->rank), ranks);
         z->t->local = given(s->local) ? number(z, s->local) : 0;
         find_address(z, s);
-        if (ranks > 1) z->far = &zr_plane;
+        if (z->ranks > 1) z->far = &zr_plane;
         return;
     }
 }
