@@ -164,6 +164,7 @@ void zk_attention_bwd(zk *k, const zk_launch *L, real *dqkv, const real *dy, con
 
 /* ---- elementwise, n elements */
 void zk_gelu_fwd(zk *k, const zk_launch *L, real *y, const real *x, int64_t n, int kind);
+/* dx may be dy */
 void zk_gelu_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x, int64_t n,
                  int kind);
 /* x [M, 2F] (gate, up); y [M, F] = silu(gate) * up */

@@ -153,6 +153,17 @@ def test_bad_numbers_stay_visible(target: str, name: str) -> None:
     assert np.isnan(y).all() and np.isnan(dx).all()
 
 
+@pytest.mark.parametrize("kind", [zk.GELU_TANH, zk.GELU_ERF])
+def test_gelu_backward_may_be_in_place(target: str, dtype: int, kind: int) -> None:
+    k = zk.Kernels(target, dtype)
+    for n in (1, 15, 33, 40000):
+        (x, _), (dy, _) = drawn(n, dtype, n), drawn(n + 1, dtype, n)
+        want = np.empty_like(x)
+        k.zk_gelu_bwd(want, dy, x, n, kind)
+        k.zk_gelu_bwd(dy, dy, x, n, kind)
+        assert dy.tobytes() == want.tobytes()
+
+
 # ---- addition and rounding
 
 def test_add_may_be_in_place(target: str, dtype: int) -> None:

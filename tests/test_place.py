@@ -2,14 +2,15 @@
 is alive in a training step."""
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from plans import NAMES, WAYS, keys, planned
-from zg import check_fns
-from zg.ops import up
+from zg import check, check_fns
+from zg.ops import IN_PLACE, up
 from zg.place import ALIGN, Item, pack, stack
 from zg.plan import Call, Plan, Ref
 
@@ -50,6 +51,31 @@ def test_between_the_peak_and_the_stack(made: list[Item]) -> None:
 def test_values_that_do_not_meet_share_a_place() -> None:
     made = [Item('a', 100, 0, 1), Item('b', 100, 1, 2), Item('c', 100, 2, 3)]
     assert pack(made).size == live_peak(made) == 256 < stack(made).size == 384
+
+
+def test_a_kernel_writes_in_place_what_nobody_reads_again() -> None:
+    """GELU's gradient takes the place of its output's, and turning back that of what is turned."""
+    for name, kernel in (('gpt-tiny', 'zk_gelu_bwd'), ('llama-tiny', 'zk_rope')):
+        p = planned(name)
+        fn = next(f for f in p.fns if f.name == 'bwd.block')
+        out, old, *_ = next(c for c in fn.calls if c.kernel == kernel).args
+        assert out == old and out.startswith('tmp')
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_what_is_read_again_is_not_written_over(name: str) -> None:
+    """The control: in place of an operand that a later call reads, the checker refuses it."""
+    p = planned(name, 'train.recompute=full')
+    for f in (f for f in p.fns if f.name.startswith(('fwd.', 'bwd.'))):
+        for n, c in enumerate(f.calls):
+            for i in IN_PLACE.get(c.kernel, ()):
+                later = {a for d in f.calls[n + 1:] for a in d.args}
+                if c.args[i] in later and c.args[i] != c.args[0]:
+                    call = replace(c, args=(c.args[i], *c.args[1:]))
+                    calls = (*f.calls[:n], call, *f.calls[n + 1:])
+                    fns = tuple(replace(g, calls=calls) if g is f else g for g in p.fns)
+                    with pytest.raises(check.CheckError):
+                        check.check(replace(p, fns=fns))
 
 
 # ---- the arena

@@ -52,7 +52,7 @@ def test_some_ops_made_again_late() -> None:
         if kernel in ('gelu_fwd', 'layernorm_fwd'):
             assert calls[n + 1] == 'linear_bwd_w'
     assert sum(k.endswith('_fwd') for k in calls) == 3
-    assert p.cls('tmp') == replace(planned('gpt-tiny').cls('tmp'), at=p.cls('tmp').at)
+    assert held(p, 'tmp') <= held(planned('gpt-tiny'), 'tmp') + 4 * 66 * 240     # GELU's values
 
 
 @pytest.mark.parametrize('word,again', [

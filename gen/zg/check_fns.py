@@ -46,7 +46,7 @@ _KERNELS = {
     "zk_attention_fwd": ">r:M*H*D >f:M*H <r:M*E B T H G D scale",
     "zk_attention_bwd": ">r:M*E <r:M*H*D <r:M*H*D <r:M*E <f:M*H $:4*(M*H+M*E) B T H G D scale",
     "zk_gelu_fwd": ">r:n <r:n n kind",
-    "zk_gelu_bwd": ">r:n <r:n <r:n n kind",
+    "zk_gelu_bwd": ">=r:n <r:n <r:n n kind",
     "zk_swiglu_fwd": ">r:M*F <r:M*2*F M F",
     "zk_swiglu_bwd": ">r:M*2*F <r:M*F <r:M*2*F M F",
     "zk_add": ">=r:n <r:n <r:n n",

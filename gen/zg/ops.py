@@ -96,6 +96,9 @@ FUSED = tuple(tuple(call.split() for call in row.split(";")) for row in (
     "zk_rmsnorm_fwd y stat x a b w M C eps",
 ))
 
+# Kernels that may write their first operand where these lie: kernels/zk.h says so.
+IN_PLACE = {"zk_add": (1, 2), "zk_rope": (1,), "zk_gelu_bwd": (1,)}
+
 # The head's loss while training: the gradient takes the logits' place.
 TRAIN_LOSS = ("zk_cross_entropy loss x x target M V", "zk_loss_sum sums loss target M")
 

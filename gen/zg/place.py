@@ -2,11 +2,11 @@
 
 Two planners: `stack` never reuses a byte (an upper bound, and the oracle of tests); `pack` puts
 values whose lifetimes do not meet at the same place, the largest first, each at the lowest offset
-that is free.
+that is free. What a kernel may write in place takes the place of what it reads.
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Mapping, Sequence
 
 from . import ops, plan
@@ -72,6 +72,29 @@ def lifetimes(body: Body, outside: set[str], real: int) -> list[Item]:
     return [Item(n, size[n], ts[0], last if n == "logits" else ts[-1]) for n, ts in spans.items()]
 
 
+def joined(body: Body, items: Sequence[Item]) -> dict[str, str]:
+    """Whose place a value takes: that of what its maker reads last, where the kernel lets it."""
+    of = {item.name: item for item in items}
+    host: dict[str, str] = {}
+    for t, call in enumerate(body.calls):
+        out = of.get(str(call.args[0][1]))
+        for n in ops.IN_PLACE.get(call.kernel, ()):
+            old = of.get(str(call.args[n][1]))
+            if out and old and out.name not in host and old.last == out.first == t and \
+                    old.size == out.size:
+                host[out.name] = host.get(old.name, old.name)
+    return host
+
+
+def pack_joined(body: Body, items: Sequence[Item]) -> Packed:
+    """`pack` with one place for values that are joined."""
+    host, whole = joined(body, items), {item.name: item for item in items}
+    for name, first in host.items():                        # in order of the calls
+        whole[first] = replace(whole[first], last=whole.pop(name).last)
+    packed = pack(list(whole.values()))
+    return replace(packed, at={i.name: packed.at[host.get(i.name, i.name)] for i in items})
+
+
 OUTSIDE = {"x", "y", "dx", "dy"}
 
 
@@ -90,7 +113,7 @@ def bodies(graph: Graph, real: int) -> Bodies:
         save[kind.name] = stack([Item(v.name, size(v), 0, 0) for v in kind.saved])
         outside = OUTSIDE | {v.name for v in kind.saved}
         for name, body in kind.bodies.items():
-            tmp[kind.name, name] = pack(lifetimes(body, outside, real))
+            tmp[kind.name, name] = pack_joined(body, lifetimes(body, outside, real))
             work = max([work, *(int(str(a)) for c in body.calls for k, a in c.args if k == "work")])
     return Bodies(save, tmp, work)
 
