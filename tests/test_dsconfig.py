@@ -192,7 +192,9 @@ def test_precision_and_what_must_agree_with_it(tmp_path: Path) -> None:
     assert precision({"bfloat16": {"enabled": True}, "data_types": {"param_dtype": "BF16"}}) == "bf16"
     assert precision({"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}) == "f32"
     assert precision({"communication_data_type": "fp32"}) == "f32"
-    assert refusal(tmp_path, {"bf16": {"enabled": True}, "communication_data_type": "fp32"}) == (
+    fp32 = {"bf16": {"enabled": True}, "communication_data_type": "fp32"}
+    assert read(tmp_path, fp32, ("train.precision=f32",)).train.precision == "f32"
+    assert refusal(tmp_path, fp32) == (
         "ds.json:1: communication_data_type: is 'fp32', and the program's precision is 'bf16'; "
         "allowed: bf16 or null")
 

@@ -221,12 +221,17 @@ class _Reader:
             return None
         return Node(value, f"{g.at}: auto, {row.rule}")
 
+    def effective(self, key: str) -> Node | None:
+        """What the spec's key will hold: --set comes before this file, and this before the spec."""
+        node = _find(self.root, key)
+        return node if node and node.where == "--set" else self.changes.get(key) or node
+
     def look(self, key: str) -> Number | None:
-        node = self.changes.get(key) or _find(self.root, key)
+        node = self.effective(key)
         return None if node is None or isinstance(node.value, (dict, list)) else numeric(node.value)
 
     def same(self, g: Given, row: Same) -> None:
-        node = self.changes.get(row.key) or _find(self.root, row.key)
+        node = self.effective(row.key)
         ours, word = "f32" if node is None else node.value, row.words[g.value.lower()]
         if word != ours:
             theirs = [w for w, o in row.words.items() if o == ours]
