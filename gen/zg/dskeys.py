@@ -108,9 +108,9 @@ _SCHEDULER = {
         "warmup_min_lr": to("train.schedule.warmup_min_lr", LR, auto=lambda spec: 0, rule="0"),
         "warmup_max_lr": to("train.schedule.warmup_max_lr", LR, rule="train.optimizer.lr",
                             auto=lambda spec: spec("train.optimizer.lr")),
-        "warmup_num_steps": to("train.schedule.warmup_num_steps", SIZE, rule="the spec's warmup",
-                               auto=lambda spec: spec("train.schedule.warmup")),
-        "total_num_steps": to("train.schedule.total_num_steps", COUNT, rule="the spec's steps",
+        "warmup_num_steps": to("train.schedule.warmup_num_steps", SIZE, rule="train.schedule.warmup",
+                               auto=lambda spec: spec("train.schedule.warmup") or 0),
+        "total_num_steps": to("train.schedule.total_num_steps", COUNT, rule="train.schedule.steps",
                               auto=lambda spec: spec("train.schedule.steps")),
         "last_batch_iteration": no("a schedule begins with the first step", INTEGER, (-1,)),
         **{f"lr_range_test_{name}": idle("belongs to a schedule that is not here", kind)
