@@ -1,17 +1,19 @@
 """build.py -- Spec to Plan: the passes in order."""
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
-from . import launch, model, ops, place, plan, recipe, sched, shard
+from . import budget, launch, model, ops, place, plan, recipe, sched, shard
 from .spec import Spec
 
 
-
 class Built(NamedTuple):
-    """A plan and what the user should hear about it."""
+    """A plan and what the user should hear about it; choices: a table of what a memory budget
+    chose from."""
     plan: plan.Plan
     notes: tuple[str, ...]
+    choices: str = ""
 
 
 def _wanted(spec: Spec, graph: model.Graph, shards: shard.Shards, bodies: place.Bodies,
@@ -79,6 +81,19 @@ def _idle(spec: Spec, graph: model.Graph) -> tuple[str, ...]:
 
 
 def build(spec: Spec) -> Built:
+    """The plan of a spec; where memory has a budget, of what it leaves to choose."""
+    built = _build(spec)
+    if spec.train.memory_budget is None:
+        return built
+    found = budget.choices(spec, built.plan)
+    chosen = budget.choose(spec, found)
+    built = _build(replace(spec, train=replace(spec.train, recompute=chosen.words)))
+    note = f"train.memory_budget: chose train.recompute [{chosen.name}], arena {chosen.arena:,} " \
+           f"bytes, by estimate {100 * chosen.cost:.2f} % more time"
+    return Built(built.plan, (*built.notes, note), budget.table(spec, found, chosen))
+
+
+def _build(spec: Spec) -> Built:
     t, z = spec.train, spec.zero
     graph = model.build(spec)
     shards = shard.split(spec, graph)

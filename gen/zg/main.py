@@ -51,7 +51,7 @@ def _text(args: argparse.Namespace) -> str:
     if args.emit == "memory":
         return explain.memory(built.plan)
     if args.emit == "explain":
-        return explain.explain(built.plan)
+        return explain.explain(built.plan) + (built.choices and "\n" + built.choices)
     from . import emit, view
     return emit.train(view.view(built.plan, cost.summary(built.plan),
                                 explain.memory_line(built.plan), args.flat))

@@ -10,6 +10,7 @@ fixed (token, target, sums, table.N), work (workspace, bytes), number.
 """
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, field, replace
 from typing import Iterable, Mapping, Sequence
@@ -167,12 +168,13 @@ class _Builder:
 STD = 0.02
 
 
-def _freq(rope: dict, head: int) -> tuple[float, ...]:
+@functools.cache
+def _freq(theta_: float, parts: tuple[tuple[str, object], ...], head: int) -> tuple[float, ...]:
     """Inverse frequencies theta^(-2i/D), with Llama 3's scaling (Llama 3.1 report, section 3.2's
     reference code): long waves divided by factor, short ones kept, a linear blend between."""
     from decimal import Decimal, getcontext
     getcontext().prec = 40
-    theta, scaling = Decimal(str(rope["theta"])), rope["scaling"]
+    theta, scaling = Decimal(str(theta_)), dict(parts)
     out = []
     for i in range(head // 2):
         f = float(theta ** (Decimal(-2 * i) / Decimal(head)))
@@ -204,7 +206,8 @@ def _attention(b: _Builder, x: str, args: dict, std: float) -> str:
         both = {f"w{p}": b.tensor(f"{name}.{p}_norm.weight", (D,), 1.0, 0.0) for p in "qk"}
         y = b.node("qknorm", {"x": y}, both, dims)
     if args["rope"]:
-        table = Table(D, _freq(dict(args["rope"]), D))
+        rope = dict(args["rope"])
+        table = Table(D, _freq(rope["theta"], tuple(dict(rope["scaling"] or {}).items()), D))
         if table not in b.tables:
             b.tables.append(table)
         y = b.node("rope", {"x": y}, {}, {**dims, "table": f"table.{b.tables.index(table)}"})

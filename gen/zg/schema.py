@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Annotated, Mapping
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainValidator
@@ -126,6 +127,21 @@ def _unique(value: tuple) -> tuple:
     if len(set(value)) < len(value):
         raise refuse("names a target twice", "each target once")
     return value
+
+
+_UNITS = {"": 1, "B": 1, "kB": 10 ** 3, "KB": 10 ** 3, "MB": 10 ** 6, "GB": 10 ** 9, "TB": 10 ** 12,
+          "KiB": 2 ** 10, "MiB": 2 ** 20, "GiB": 2 ** 30, "TiB": 2 ** 40}
+_BYTES = re.compile(r"(\d{1,18}(?:\.\d{1,9})?) ?([kKMGT]i?B|B|)", re.ASCII)
+
+
+def _bytes(value: object) -> int:
+    """80GiB, 500 MB, 1.5TB, or bytes."""
+    text = str(value) if isinstance(value, (int, str)) and not isinstance(value, bool) else ""
+    found = _BYTES.fullmatch(text)
+    if not found or found[2] not in _UNITS or not Decimal(found[1]) * _UNITS[found[2]] >= 1:
+        raise refuse(f"{shown(value)} is no size", "bytes, or a number with kB, MB, GB, TB, KiB, "
+                                                   "MiB, GiB or TiB")
+    return int(Decimal(found[1]) * _UNITS[found[2]])
 
 
 def _recompute(value: object) -> tuple[str, ...]:
@@ -253,7 +269,8 @@ class Schedule:
 @dataclass(frozen=True)
 class Train:
     """global_batch G and micro_batch B in samples of `sequence` T tokens. recompute: the ops of
-    blocks whose values backward makes again."""
+    blocks whose values backward makes again; memory_budget: bytes of the arena on each target, for
+    which more of them may be."""
     __pydantic_config__ = _KEYS
     global_batch: Count
     micro_batch: Count
@@ -265,6 +282,7 @@ class Train:
     sum: Choice("tree", "fold") = "tree"
     recompute: Annotated[tuple[str, ...], PlainValidator(_recompute)] = ()
     reduction: Choice("exact", "fast") = "exact"
+    memory_budget: Annotated[int, PlainValidator(_bytes)] | None = None
 
 
 @dataclass(frozen=True)
