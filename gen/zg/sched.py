@@ -13,36 +13,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from . import offload, ops, plan
+from . import offload, ops, plan, rings
 from .model import Graph, Kind
 from .plan import Event, Int, Ref, Step
+from .rings import Use
 from .shard import BLOCK, Shards
 from .spec import Spec, Zero
 
 
 REDUCES = {"exact": "alltoall", "fast": "reducescatter"}
 PIECES = 1024                   # of a unit at most; each is a step of the plan, a line of its text
-
-
-@dataclass(frozen=True)
-class Use:
-    """A function run for an instance of a kind; what it reads of flats and writes of leaves."""
-    kind: Kind
-    index: int
-    body: str                       # fwd | bwd | train | eval
-    x: int                          # slot of its input in class x
-    flat: str = ""                  # to gather for it
-    ring: str = ""                  # class of its slot
-    slot: int = 0
-    leaves: tuple[tuple[str, int, int], ...] = ()       # (flat, instance, slot)
-
-    @property
-    def fn(self) -> str:
-        return f"{self.body}.{self.kind.name}"
-
-    @property
-    def unit(self) -> str:
-        return f"{self.kind.name}[{self.index}]"
 
 
 @dataclass(frozen=True)
@@ -74,7 +54,7 @@ class _Maker:
         # leaves that more than one unit writes
         long = ("keep", "embed") if self.graph.tied else ("keep",)
         once = [f.name for f in self.shards.flats if f.count == 1 and f.name not in long]
-        self.rings = self.alike([f.name for f in self.shards.flats if f.real == "shard"])
+        self.ring_of = self.alike([f.name for f in self.shards.flats if f.real == "shard"])
         self.leaves = {**{f: f for f in self.flats}, **self.alike(once)}
         self.W = self.spec.cluster.ranks
         self.offload = self.spec.zero.offload_optimizer.device == "cpu"
@@ -109,28 +89,25 @@ class _Maker:
         return forward + [replace(u, body="bwd") for u in reversed(forward[:-1])]
 
     def bind(self, uses: list[Use]) -> list[Use]:
-        """Chooses ring and leaf slots, in turn."""
-        rings: dict[str, int] = {}
+        """What is gathered for each use; leaf slots, in turn."""
         leaves: dict[str, int] = {}
         out = []
         for u in uses:
             flats = [f for f in self.reads(u.kind, u.body) if self.flats[f].real == "shard"]
             if flats:
-                cls = self.rings[flats[0]]
-                n = rings.get(cls, 0)
-                rings[cls] = n + 1
-                u = replace(u, flat=flats[0], ring=cls, slot=n % self.ring[cls])
+                u = replace(u, flat=flats[0], instance=self.instance(flats[0], u),
+                            ring=self.ring_of[flats[0]])
             made = []
             for f in sorted(self.writes(u.kind, u.body)):
-                l = u.index if self.flats[f].count > 1 else 0
-                if self.flats[f].count > 1:
-                    n = leaves.get(f, 0)
-                    leaves[f] = n + 1
-                    made.append((f, l, n % self.leaf[f]))
-                else:
-                    made.append((f, l, 0))
+                n = leaves.get(f, 0)
+                leaves[f] = n + 1
+                slot = n % self.leaf[f] if self.flats[f].count > 1 else 0
+                made.append((f, self.instance(f, u), slot))
             out.append(replace(u, leaves=tuple(made)))
         return out
+
+    def instance(self, flat: str, u: Use) -> int:
+        return u.index if self.flats[flat].count > 1 else 0
 
     # ---- collectives, in pieces of at most a bucket
 
@@ -229,24 +206,26 @@ class _Maker:
 
     def run(self, uses: list[Use]) -> None:
         """A grain, or an evaluation: gathers `ahead` uses early, functions, drops, reductions."""
-        rings = [u for u in uses if u.ring]
-        turn = {id(u): i for i, u in enumerate(rings)}
+        gathered = [u for u in uses if u.ring]
+        turn = {id(u): i for i, u in enumerate(gathered)}
         first, last = self.leaf_span(uses)
 
         def fetch(i: int) -> None:
-            u, flat = rings[i], self.flats[rings[i].flat]
-            l = u.index if flat.count > 1 else 0
+            u, flat = gathered[i], self.flats[gathered[i].flat]
             wait = ((Event("free", 0), Event("updated", 0)) if i == 0 else
                     (Event("free", 0),) if i > self.ahead else ())
-            self.gather(u.unit, flat, Ref(f"real.{flat.name}", l), Ref(f"ring.{u.ring}", u.slot),
-                        self.real, wait, (Event(f"full.{u.ring}", u.slot),))
+            src = Ref(f"real.{flat.name}", u.instance)
+            if not u.held:
+                self.gather(u.unit, flat, src, Ref(f"ring.{u.ring}", u.slot), self.real, wait,
+                            (Event(f"full.{u.ring}", u.slot),))
 
-        for i in range(min(self.ahead, len(rings))):
+        for i in range(min(self.ahead, len(gathered))):
             fetch(i)
         for n, u in enumerate(uses):
-            if u.ring and turn[id(u)] + self.ahead < len(rings):
+            if u.ring and turn[id(u)] + self.ahead < len(gathered):
                 fetch(turn[id(u)] + self.ahead)
-            waits = self.wholes(u) + ((Event(f"full.{u.ring}", u.slot),) if u.ring else ())
+            new = u.ring and not u.held
+            waits = self.wholes(u) + ((Event(f"full.{u.ring}", u.slot),) if new else ())
             waits += tuple(Event(f"done.{self.leaves[f]}", s) for f, l, s in u.leaves
                            if first[f, l] == n)
             ins, outs = self.operands(u)
@@ -272,19 +251,25 @@ class _Maker:
     def after(self, u: Use) -> None:
         """What dies with a use: its ring slot; after a backward what was saved, its output and
         dy."""
-        if u.ring:
-            self.add("main", "drop", u.unit, outs=(Ref(f"ring.{u.ring}", u.slot),),
-                     recs=(Event("free", 0),))
+        if u.ring and not u.stays:
+            self.drop_unit(u)
         if u.body == "bwd":
             n = u.x + 1 if u.kind.x else 0
             saved = (Ref(f"save.{u.kind.name}", u.index),) if u.kind.saved else ()
             for ref in (*saved, Ref("x", n), Ref("dx", n % 2)):
                 self.add("main", "drop", u.unit, outs=(ref,))
 
+    def drop_unit(self, u: Use) -> None:
+        self.add("main", "drop", u.unit, outs=(Ref(f"ring.{u.ring}", u.slot),),
+                 recs=(Event("free", 0),))
+
     def after_eval(self, uses: list[Use]) -> None:
-        """What was saved and every input die at the end: until the head an evaluation is a grain's
-        forward, step by step."""
+        """What was saved, every input and what stays gathered die at the end: until the head an
+        evaluation is a grain's forward, step by step."""
+        used = {u.key for u in uses if u.held}
         for u in uses:
+            if u.stays and u.key not in used:
+                self.drop_unit(u)
             saved = (Ref(f"save.{u.kind.name}", u.index),) if u.kind.saved else ()
             for ref in (*saved, *([Ref("x", u.x)] if u.kind.x else [])):
                 self.add("main", "drop", u.unit, outs=(ref,))
@@ -372,46 +357,16 @@ class _Maker:
         return replace(s, queue=queue, waits=kept(s.waits), recs=kept(s.recs))
 
 
-def _depth(m: _Maker, uses: list[Use]) -> tuple[int, int]:
-    """Units to gather ahead and the most elements then gathered at once; at most the bound."""
-    sizes = [m.flats[u.flat].shard * m.W for u in uses if u.ring]
-    keep = sum(f.shard * m.W for f in m.shards.flats if f.name == "keep")
-    live = lambda d: keep + max((sum(sizes[i:i + d + 1]) for i in range(len(sizes))), default=0)
-    z = m.spec.zero
-    if live(0) > z.stage3_max_live_parameters:
-        raise m.spec.wrong("zero.stage3_max_live_parameters",
-                           f"{z.stage3_max_live_parameters} elements cannot hold the largest unit "
-                           "beside what is kept whole", f"at least {live(0)}")
-    if not sizes:
-        return 0, keep
-    want = z.stage3_prefetch_bucket_size
-    ahead = 1 if want is None else want and max(1, want // max(sizes))
-    ahead = min(ahead, len(sizes) - 1) if z.overlap_comm else 0
-    while live(ahead) > z.stage3_max_live_parameters:
-        ahead -= 1
-    return ahead, live(ahead)
-
-
-def _slots(uses: list[Use], ring: str, ahead: int) -> int:
-    """The fewest ring slots with which a gather issued `ahead` uses early finds its slot free."""
-    at = [i for i, u in enumerate(u for u in uses if u.ring) if u.ring == ring]
-    k = 1
-    while any(late - early <= ahead for early, late in zip(at, at[k:])):
-        k += 1
-    return k
-
-
 def schedule(spec: Spec, graph: Graph, shards: Shards) -> Schedule:
     m = _Maker(spec, graph, shards, ops.BYTES[spec.train.precision])
     for f in shards.flats:
-        m.ring[f.name] = 1
         m.leaf[f.name] = 2 if spec.zero.overlap_comm and f.count > 1 else 1
     uses = m.bind(m.chain("train"))
-    m.ahead, live = _depth(m, uses)
+    m.ahead, staying, live = rings.choose(spec, shards, uses)
+    uses = rings.stay(uses, staying)
     for f in shards.flats:
-        m.ring[f.name] = _slots(uses, f.name, m.ahead) if m.rings.get(f.name) == f.name else 0
+        m.ring[f.name] = rings.count(uses, f.name, m.ahead)
         m.leaf[f.name] *= m.leaves[f.name] == f.name
-    uses = m.bind(m.chain("train"))
     sections = []
     for f, l in m.each():
         master = "master" if "master" in f.states else "real"
@@ -423,12 +378,12 @@ def schedule(spec: Spec, graph: Graph, shards: Shards) -> Schedule:
     m.add("main", "next", "", outs=(Ref("ctl", 0), Ref("sums", 0)))
     sections.append(m.section("begin"))
     m.batch()
-    m.run(uses)
+    m.run(rings.slots(uses, m.ring))
     m.add("reduce", "count", "", outs=(Ref("ctl", 0),))
     sections.append(m.section("grain", m.spec.grains))
     m.update()
     sections.append(m.section("update"))
-    m.run(m.bind(m.chain("eval")))
+    m.run(rings.slots(rings.stay(m.bind(m.chain("eval")), staying), m.ring))
     sections.append(m.section("eval"))
     formals = {(k.name, body): m.formals(k, body) for k in graph.kinds for body in k.bodies}
     return Schedule(tuple(sections), m.ring, m.leaf, m.ahead, live,

@@ -232,6 +232,7 @@ class Zero:
     stage3_prefetch_bucket_size: Auto(0, ELEMS) = None      # auto: one unit ahead
     stage3_param_persistence_threshold: ElemsOrNone = 100_000
     stage3_max_live_parameters: ElemsOrNone = 1_000_000_000
+    stage3_max_reuse_distance: ElemsOrNone = 0              # 0: every unit is gathered for each use
     replicate: tuple[Pattern, ...] = ()
     sub_group_size: ElemsOrNone = 4_194_304     # of a shard, updated at a time; 0: that default
     offload_optimizer: OffloadOptimizer = OffloadOptimizer()

@@ -1,0 +1,155 @@
+"""rings.py -- pass 2, its first part: which units are gathered ahead, which stay gathered from one
+use to the next, and in which ring slots.
+
+A use has a number among the uses that need a gathered unit. A gather is issued `ahead` uses before
+its own and waits for the end of the use before that, so what it meets is what was gathered and not
+yet over by then: `_peak`. The bound on gathered elements comes first, then the prefetch distance,
+then what stays.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Collection, Mapping, Sequence
+
+from .model import Kind
+from .shard import Shards
+from .spec import Spec
+
+Key = tuple[str, int]           # a flat and its instance
+
+
+@dataclass(frozen=True)
+class Use:
+    """A function run for an instance of a kind; what it reads of flats and writes of leaves."""
+    kind: Kind
+    index: int
+    body: str                       # fwd | bwd | train | eval
+    x: int                          # slot of its input in class x
+    flat: str = ""                  # to gather for it
+    instance: int = 0               # of the flat
+    ring: str = ""                  # class of its slot
+    slot: int = 0
+    held: bool = False              # it was gathered for an earlier use
+    stays: bool = False             # it stays gathered for a later one
+    leaves: tuple[tuple[str, int, int], ...] = ()       # (flat, instance, slot)
+
+    @property
+    def fn(self) -> str:
+        return f"{self.body}.{self.kind.name}"
+
+    @property
+    def unit(self) -> str:
+        return f"{self.kind.name}[{self.index}]"
+
+    @property
+    def key(self) -> Key:
+        return self.flat, self.instance
+
+
+@dataclass(frozen=True)
+class _Span:
+    """A unit while it is gathered: for which use, numbers of its first and its last."""
+    use: Use
+    first: int
+    last: int
+
+
+def stay(uses: Sequence[Use], staying: Collection[Key]) -> list[Use]:
+    """Units of `staying` are gathered for their first use and stay to their next."""
+    held: set[Key] = set()
+    out = []
+    for u in uses:
+        if u.flat and u.key in staying:
+            u = replace(u, held=u.key in held, stays=u.key not in held)
+            held ^= {u.key}
+        out.append(u)
+    return out
+
+
+def _spans(uses: Sequence[Use]) -> list[_Span]:
+    """What stays without another use does so to the end."""
+    gathered = [u for u in uses if u.ring]
+    last = {u.key: i for i, u in enumerate(gathered) if u.held}
+    return [_Span(u, i, last.get(u.key, len(gathered)) if u.stays else i)
+            for i, u in enumerate(gathered) if not u.held]
+
+
+def _peak(spans: Sequence[_Span], sizes: Mapping[str, int], ahead: int) -> int:
+    """The most that lives at once when something is gathered; sizes of flats."""
+    ends = sorted((s.last, sizes[s.use.flat]) for s in spans)
+    most = now = gone = 0
+    for s in spans:
+        now += sizes[s.use.flat]
+        while ends[gone][0] < s.first - ahead:
+            now -= ends[gone][1]
+            gone += 1
+        most = max(most, now)
+    return most
+
+
+def count(uses: Sequence[Use], ring: str, ahead: int) -> int:
+    """The fewest slots of a class with which every gather finds one free."""
+    mine = [s for s in _spans(uses) if s.use.ring == ring]
+    return _peak(mine, {s.use.flat: 1 for s in mine}, ahead)
+
+
+def slots(uses: Sequence[Use], counts: Mapping[str, int]) -> list[Use]:
+    """Chooses slots: the one that is free for longest, so that they are used in turn."""
+    freed = {ring: [s - n for s in range(n)] for ring, n in counts.items()}
+    first: dict[int, int] = {}                          # number of the use that gathers -> slot
+    for s in _spans(uses):
+        at = freed[s.use.ring]
+        first[s.first] = at.index(min(at))
+        at[first[s.first]] = s.last
+    out, n = [], 0
+    now: dict[Key, int] = {}
+    for u in uses:
+        if u.ring:
+            now[u.key] = first.get(n, now.get(u.key, 0))
+            u, n = replace(u, slot=now[u.key]), n + 1
+        out.append(u)
+    return out
+
+
+def choose(spec: Spec, shards: Shards, uses: Sequence[Use]) -> tuple[int, set[Key], int]:
+    """How many uses to gather ahead, which units stay gathered, and the most elements gathered at
+    once; at most the bound."""
+    z, W = spec.zero, spec.cluster.ranks
+    sizes = {f.name: f.shard * W for f in shards.flats}
+    gathered = [sizes[u.flat] for u in uses if u.ring]
+    live = lambda d, uses: sizes.get("keep", 0) + _peak(_spans(uses), sizes, d)
+    most = z.stage3_max_live_parameters
+    if live(0, uses) > most:
+        raise spec.wrong("zero.stage3_max_live_parameters",
+                         f"{most} elements cannot hold the largest unit beside what is kept whole",
+                         f"at least {live(0, uses)}")
+    if not gathered:
+        return 0, set(), live(0, uses)
+    want = z.stage3_prefetch_bucket_size
+    ahead = 1 if want is None else want and max(1, want // max(gathered))
+    ahead = min(ahead, len(gathered) - 1) if z.overlap_comm else 0
+    while live(ahead, uses) > most:
+        ahead -= 1
+    near = _near(uses, sizes, z.stage3_max_reuse_distance)
+    few, many = 0, len(near) + 1                # how many of the nearest fit, and do not
+    while many - few > 1:
+        half = (few + many) // 2
+        fits = live(ahead, stay(uses, set(near[:half]))) <= most
+        few, many = (half, many) if fits else (few, half)
+    staying = set(near[:few])
+    return ahead, staying, live(ahead, stay(uses, staying))
+
+
+def _near(uses: Sequence[Use], sizes: Mapping[str, int], most: int) -> list[Key]:
+    """Units that are used again after at most so many elements of others, the nearest first."""
+    used: dict[Key, int] = {}                   # elements until the end of the last use
+    out: list[tuple[int, int, Key]] = []
+    total = 0
+    for u in uses:
+        if u.ring:
+            distance = total - used.get(u.key, -1 - most)
+            if distance <= most > 0:
+                out.append((distance, len(out), u.key))
+            total += sizes[u.flat]
+            used[u.key] = total
+    return [key for _, _, key in sorted(out)]
