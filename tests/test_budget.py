@@ -52,7 +52,8 @@ def test_all_again_costs_less_than_a_forward() -> None:
     last = found('llama3-8b', *keys)[-1]
     fns = {f.name: f.flops for f in planned('llama3-8b', *keys, 'train.recompute=full').fns}
     again = 32 * (fns['bwd.block'] - 2 * fns['fwd.block'])
-    assert last.cost == pytest.approx(again / (3 * 32 * fns['fwd.block'] + fns['train.head']), rel=.1)
+    once = 3 * 32 * fns['fwd.block'] + fns['train.head']
+    assert last.cost == pytest.approx(again / once, rel=.1)
     assert .2 < last.cost < 1 / 3
 
 
@@ -84,13 +85,15 @@ def test_what_is_named_is_always_made_again() -> None:
 
 
 @pytest.mark.parametrize('text,size', [
-    ('8GiB', 8 * 2 ** 30), ('500MB', 5 * 10 ** 8), ('1.5TB', 15 * 10 ** 11), ('"80 GiB"', 80 * 2 ** 30),
+    ('8GiB', 8 * 2 ** 30), ('500MB', 5 * 10 ** 8), ('1.5TB', 15 * 10 ** 11),
+    ('"80 GiB"', 80 * 2 ** 30),
     ('123456789', 123456789), ('7kB', 7000), ('0.5KiB', 512), ('12B', 12)])
 def test_sizes(text: str, size: int) -> None:
     assert loaded('gpt-tiny', f'train.memory_budget={text}').train.memory_budget == size
 
 
-@pytest.mark.parametrize('text', ['0', '-1', '8 G', '8gib', 'GiB', '1.5', '1e9.', 'true', '[1]', '0.1B'])
+@pytest.mark.parametrize('text', ['0', '-1', '8 G', '8gib', 'GiB', '1.5', '1e9.', 'true', '[1]',
+                                  '0.1B'])
 def test_no_sizes(text: str) -> None:
-    with pytest.raises(spec.SpecError, match='train.memory_budget: .* is no size; allowed: bytes, or'):
+    with pytest.raises(spec.SpecError, match='train.memory_budget: .* is no size; allowed'):
         loaded('gpt-tiny', f'train.memory_budget={text}')

@@ -15,7 +15,6 @@ import mutants
 import trainer
 from plans import NAMES, planned
 from zg import build, check, cost, explain, spec
-from zg.ops import up
 from zg.plan import Call, Fn, Plan
 from zg.schema import RECOMPUTE
 
@@ -75,8 +74,8 @@ def test_an_op_that_no_block_has_is_said() -> None:
 
 @pytest.mark.parametrize('name', NAMES)
 def test_memory_falls_by_what_is_not_saved(name: str) -> None:
-    """To the byte: nothing but saved values and temporary space changes, and of a deep model's saved
-    values about one layer's remain, in that space."""
+    """To the byte: nothing but saved values and temporary space changes, and of a deep model's
+    saved values about one layer's remain, in that space."""
     kept, again = planned(name), planned(name, FULL)
     passing = ('save', 'tmp')
     fall = held(kept, *passing) - held(again, *passing)

@@ -99,14 +99,14 @@ def choose(spec: Spec, found: tuple[Choice, ...]) -> Choice:
     for c in found:
         if c.arena <= limit:
             return c
-    raise spec.wrong("train.memory_budget", f"{limit} bytes hold no plan; least has train.recompute "
-                     f"[{found[-1].name}]", f"at least {found[-1].arena}")
+    raise spec.wrong("train.memory_budget", f"{limit} bytes hold no plan; the least arena has "
+                     f"train.recompute [{found[-1].name}]", f"at least {found[-1].arena}")
 
 
 def table(spec: Spec, found: tuple[Choice, ...], chosen: Choice) -> str:
     """For people."""
-    lines = [f"train.memory_budget {spec.train.memory_budget:,}: what is made again, the arena, and "
-             "by estimate the time", f"  {'more':>8}{'arena':>22}  train.recompute"]
+    lines = [f"train.memory_budget {spec.train.memory_budget:,}: more time by estimate, arena, what "
+             "is made again", f"  {'time':>8}{'arena':>22}  train.recompute"]
     for c in found:
         mark = "*" if c == chosen else " "
         lines.append(f"{mark} {100 * c.cost:>7.2f}%{c.arena:>22,}  {c.name}")

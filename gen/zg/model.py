@@ -10,12 +10,12 @@ fixed (token, target, sums, table.N), work (workspace, bytes), number.
 """
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass, field, replace
 from typing import Iterable, Mapping, Sequence
 
 from . import ops, rewrite
+from .rope import Table, frequencies
 from .spec import Op as SpecOp
 from .spec import Spec, Unit
 
@@ -75,13 +75,6 @@ class Kind:
     x: str
     y: str
     tied: str = ""                   # the embedding's tensor that this unit also reads
-
-
-@dataclass(frozen=True)
-class Table:
-    """A rotary table: inverse frequencies [D/2]."""
-    head: int
-    freq: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -168,29 +161,6 @@ class _Builder:
 STD = 0.02
 
 
-@functools.cache
-def _freq(theta_: float, parts: tuple[tuple[str, object], ...], head: int) -> tuple[float, ...]:
-    """Inverse frequencies theta^(-2i/D), with Llama 3's scaling (Llama 3.1 report, section 3.2's
-    reference code): long waves divided by factor, short ones kept, a linear blend between."""
-    from decimal import Decimal, getcontext
-    getcontext().prec = 40
-    theta, scaling = Decimal(str(theta_)), dict(parts)
-    out = []
-    for i in range(head // 2):
-        f = float(theta ** (Decimal(-2 * i) / Decimal(head)))
-        if scaling:
-            wave = 2.0 * math.pi / f
-            low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
-            turns = float(scaling["original_context"]) / wave
-            if turns < low:
-                f /= float(scaling["factor"])
-            elif turns <= high:
-                blend = (turns - low) / (high - low)
-                f = (1.0 - blend) * f / float(scaling["factor"]) + blend * f
-        out.append(f)
-    return tuple(out)
-
-
 def _attention(b: _Builder, x: str, args: dict, std: float) -> str:
     """q k v linear, norms and turns of q and k, attention, output linear."""
     H, G, D = int(args["heads"]), int(args["kv_heads"]), int(args["head_dim"])
@@ -207,7 +177,8 @@ def _attention(b: _Builder, x: str, args: dict, std: float) -> str:
         y = b.node("qknorm", {"x": y}, both, dims)
     if args["rope"]:
         rope = dict(args["rope"])
-        table = Table(D, _freq(rope["theta"], tuple(dict(rope["scaling"] or {}).items()), D))
+        scaling = tuple(dict(rope["scaling"] or {}).items())
+        table = Table(D, frequencies(rope["theta"], scaling, D))
         if table not in b.tables:
             b.tables.append(table)
         y = b.node("rope", {"x": y}, {}, {**dims, "table": f"table.{b.tables.index(table)}"})
