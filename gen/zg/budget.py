@@ -105,8 +105,8 @@ def choose(spec: Spec, found: tuple[Choice, ...]) -> Choice:
 
 def table(spec: Spec, found: tuple[Choice, ...], chosen: Choice) -> str:
     """For people."""
-    lines = [f"train.memory_budget {spec.train.memory_budget:,}: more time by estimate, arena, what "
-             "is made again", f"  {'time':>8}{'arena':>22}  train.recompute"]
+    lines = [f"train.memory_budget {spec.train.memory_budget:,}: more time by estimate, the arena, "
+             "what is made again", f"  {'time':>8}{'arena':>22}  train.recompute"]
     for c in found:
         mark = "*" if c == chosen else " "
         lines.append(f"{mark} {100 * c.cost:>7.2f}%{c.arena:>22,}  {c.name}")

@@ -149,7 +149,7 @@ _STAGE3 = {                     # after stage3_, or without it
                                       auto=lambda spec: 10 * spec("model.width"),
                                       rule="10 x width"),
     "max_live_parameters": to("zero.stage3_max_live_parameters", SIZE, stages="3"),
-    "max_reuse_distance": idle("units are gathered again backward", SIZE, stages="3"),
+    "max_reuse_distance": to("zero.stage3_max_reuse_distance", SIZE, stages="3"),
     "model_persistence_threshold": no(f"{_LATER}: zero.replicate of the spec names what is whole",
                                       SIZE, (2 ** 63 - 1,), stages="3"),
     "gather_16bit_weights_on_model_save": idle("weights are always saved whole", stages="3"),
