@@ -29,6 +29,8 @@ WAYS = {
                                       'zero.allgather_bucket_size=PIECE'),
     'stage 3, nothing ahead, fold': ('zero.stage=3', 'zero.stage3_prefetch_bucket_size=0',
                                      'train.sum=fold'),
+    'stage 3, units stay': ('zero.stage=3', 'zero.stage3_param_persistence_threshold=0',
+                            'zero.stage3_max_reuse_distance=STAY'),
     'stage 3, all made again': ('zero.stage=3', 'train.recompute=full'),
     'stage 3, NCCL sums, pieces in bf16': (
         'zero.stage=3', 'train.reduction=fast', 'targets=[sm_90]', 'train.precision=bf16',
@@ -43,9 +45,10 @@ WAYS = {
 
 
 def keys(name: str, way: str) -> tuple[str, ...]:
-    """a way's settings; pieces are small enough that some unit is cut"""
+    """a way's settings; pieces are small enough that some unit is cut, and some units stay"""
     size = '20000' if 'tiny' in name else '5000000' if name == 'demo' else '1000000000'
-    return tuple(key.replace('PIECE', size) for key in WAYS[way])
+    stay = '60000' if 'tiny' in name else '1000000000'
+    return tuple(key.replace('PIECE', size).replace('STAY', stay) for key in WAYS[way])
 
 
 @functools.cache

@@ -22,7 +22,7 @@ WAYS = {
     'family': FAMILIES, 'stage': [0, 1, 2, 3], 'ranks': [1, 2, 4],
     'reduce': [5000, BIG], 'gather': [3000, BIG], 'small': [0, 100],
     'prefetch': [0, 'auto', BIG], 'overlap': [True, False], 'graph': [True, False],
-    'queue': ['eager', 'late'], 'again': law.AGAIN,
+    'queue': ['eager', 'late'], 'again': law.AGAIN, 'reuse': [0, 30000, BIG],
     'order': ['eager', 'late', 'shuffled:1', 'shuffled:2', 'shuffled:3']}
 OFFLOADED = {
     'family': FAMILIES, 'stage': [1, 2, 3], 'ranks': [1, 2], 'offload': ['cpu'],
@@ -30,7 +30,7 @@ OFFLOADED = {
     'prefetch': ['auto'], 'overlap': [True, False], 'graph': [True, False],
     'queue': ['eager', 'late'], 'again': ['none'], 'order': ['late', 'shuffled:1', 'shuffled:2']}
 PLAIN = {'stage': 0, 'ranks': 1, 'reduce': BIG, 'gather': BIG, 'small': 0, 'prefetch': 'auto',
-         'overlap': False, 'graph': False, 'queue': 'eager', 'again': 'none',
+         'overlap': False, 'graph': False, 'queue': 'eager', 'again': 'none', 'reuse': 0,
          'order': 'eager'}
 STEPS = 2
 

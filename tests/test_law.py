@@ -1,7 +1,7 @@
 """test_law.py -- the bitwise law: weights after N steps do not depend on how the work was spread.
 
 One hash, one log and one validation loss over ZeRO stages, ranks, accumulation, buckets,
-persistence, prefetch, overlap, recompute, queue orders, threads and kernel objects; and controls
+persistence, prefetch, reuse, overlap, recompute, queue orders, threads and kernel objects; and controls
 that must give another. Gradients span over six decades, so that sums in another order round differently.
 """
 import dataclasses
@@ -28,13 +28,14 @@ ANY_STAGE = {
     'reduce': [5000, 14000, BIG], 'gather': [3000, 9000, BIG], 'small': [0, 100],
     'prefetch': ['auto', BIG], 'overlap': [True, False], 'flat': [False, True],
     'queue': ['eager', 'late', 'shuffled:1', 'shuffled:2'], 'threads': [1, 2, 3],
-    'unmap': [0, 1], 'every': [0, 7], 'again': law.AGAIN}
+    'unmap': [0, 1], 'every': [0, 7], 'again': law.AGAIN,
+    'reuse': [0, BIG]}
 STAGE_3 = {
     'family': law.FAMILIES, 'stage': [3], 'ranks': [2, 3, 8], 'kept': ['', 'norms', 'a matrix'],
     'reduce': [5000, 14000], 'gather': [3000, 9000, BIG], 'small': [0, 100, 10 ** 5, 10 ** 9],
     'prefetch': [0, 'auto', BIG], 'overlap': [True, False], 'flat': [False, True],
     'queue': ['eager', 'late', 'shuffled:3', 'shuffled:4'], 'threads': [1, 2], 'unmap': [0, 1],
-    'every': [0], 'again': law.AGAIN}
+    'every': [0], 'again': law.AGAIN, 'reuse': [0, 30000, BIG]}
 OFFLOADED = {
     'family': law.FAMILIES, 'stage': [1, 2, 3], 'ranks': [1, 2, 4], 'offload': ['cpu'],
     'tile': [1024, 5000, BIG], 'turns': [1, 2, 4], 'reduce': [5000, BIG], 'gather': [BIG],
@@ -43,7 +44,7 @@ OFFLOADED = {
     'every': [0, 7], 'again': law.AGAIN}
 PLAIN = {'stage': 0, 'ranks': 1, 'reduce': BIG, 'gather': BIG, 'small': 0, 'prefetch': 'auto',
          'overlap': False, 'flat': False, 'queue': 'eager', 'threads': 1, 'unmap': 0, 'every': 0,
-         'again': 'none'}
+         'again': 'none', 'reuse': 0}
 
 # Steps small enough for the weights to stay uneven.
 UNEVEN = ['train.optimizer.lr=1e-5', 'train.optimizer.eps=1e-12', 'train.schedule.type=constant',
@@ -145,7 +146,8 @@ def test_one_hash_in_brief(tmp_path: pathlib.Path, family: str, precision: str) 
          'again': 'full'},
         {'stage': 2, 'ranks': 2, 'offload': 'cpu', 'tile': 5000, 'turns': 2, 'queue': 'late',
          'overlap': True},
-        {'stage': 3, 'ranks': 8, 'prefetch': BIG, 'queue': 'shuffled:2', 'overlap': True})]
+        {'stage': 3, 'ranks': 8, 'prefetch': BIG, 'queue': 'shuffled:2', 'overlap': True},
+        {'stage': 3, 'ranks': 4, 'reuse': BIG, 'queue': 'shuffled:3', 'overlap': True})]
     agree({str(way): b.run(way, *recipe(precision, 8)) for way in some})
 
 

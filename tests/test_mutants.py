@@ -25,6 +25,7 @@ SMALL = ('llama-tiny', 'zero.stage=3', 'train.global_batch=4',
 PLANS = {
     'stage 3 in pieces': ('gpt-tiny', 'zero.stage=3', *PIECES),
     'stage 3, nothing ahead': ('qwen3-tiny', 'zero.stage=3', 'zero.stage3_prefetch_bucket_size=0'),
+    'stage 3, units stay': ('gpt-tiny', 'zero.stage=3', 'zero.stage3_max_reuse_distance=60000'),
     'stage 2': ('gpt-tiny', 'zero.stage=2', *PIECES),
     'stage 1, own grains first': ('gpt-tiny', 'zero.stage=1', *PIECES),
     'stage 0': ('gpt-tiny', 'zero.stage=0', *PIECES),
@@ -131,9 +132,11 @@ def test_tables(keys: tuple[str, ...]) -> None:
     assert [m.what for m in mutants.of_tables(p) if not refused(m.plan)] == []
 
 
-def test_steps_of_a_small_plan(data: pathlib.Path) -> None:
+@pytest.mark.parametrize('keys', [(), ('zero.stage3_max_reuse_distance=1000000',
+                                       'train.recompute=full')], ids=['', 'units stay'])
+def test_steps_of_a_small_plan(keys: tuple[str, ...], data: pathlib.Path) -> None:
     """Every third mutant of a plan of two blocks: the quick part of `test_steps`."""
-    p = planned(*SMALL)
+    p = planned(*SMALL, *keys)
     judge(p, [m for n, m in enumerate(mutants.mutants(p)) if n % 3 == 0], data)
 
 

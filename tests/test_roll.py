@@ -18,6 +18,7 @@ from zg.plan import Event, Int, Plan, Ref, Step
 # gather a unit before each use, the last round of each direction written out, for no unit or another
 # follows it, and a flat buffer more, of what is kept whole.
 LINES = {0: 500, 1: 500, 2: 500, 3: 560}
+STAYING = 40                    # more where some units stay gathered: loops of those and of others
 TINY = [name for name in NAMES if 'tiny' in name]
 
 
@@ -141,6 +142,19 @@ def test_a_deep_gpt_is_short(stage: int, ranks: int, again: str, tmp_path: pathl
     assert (length(before), length(after)) == (length(before_more), length(after_more) - 3)
 
 
+@pytest.mark.parametrize('near', [0.2, 1.1, 100])
+@pytest.mark.parametrize('ranks', [8, 16384])
+def test_a_deep_gpt_some_of_which_stays(ranks: int, near: float, tmp_path: pathlib.Path) -> None:
+    """near: the distance, as a part of all elements"""
+    path = str(deep(tmp_path, 'gpt2-124m', 96))
+    keys = ('zero.stage=3', f'cluster.ranks={ranks}', 'train.micro_batch=1', 'targets=[cpu]',
+            f'train.global_batch={ranks * 2}', 'zero.stage3_max_live_parameters=1000000000000')
+    size = planned(path, *keys).head.params
+    p = planned(path, *keys, f'zero.stage3_max_reuse_distance={int(near * size)}')
+    assert 0 < cost.staying(p) <= 97
+    assert length(source(p)) <= LINES[3] + STAYING
+
+
 # ---- train.c does what the plan says
 
 def said(p: Plan) -> Iterator[str]:
@@ -191,7 +205,7 @@ def traced(text: str, folder: pathlib.Path) -> list[str]:
 @pytest.mark.parametrize('name,way', [
     ('gpt-tiny', 'as it stands'), ('llama-tiny', 'stage 1, 4 grains a rank'),
     ('qwen3-tiny', 'stage 3, none kept, far ahead'), ('gpt-tiny', 'stage 2 in bf16, pieces'),
-    ('llama-tiny', 'stage 3, all made again'),
+    ('llama-tiny', 'stage 3, all made again'), ('gpt-tiny', 'stage 3, units stay'),
     ('gpt2-124m', 'stage 0, 2 ranks'), ('llama3-405b', 'as it stands')])
 def test_train_c_says_the_plan(name: str, way: str, flat: bool, tmp_path: pathlib.Path) -> None:
     p = planned(name, *keys(name, way))

@@ -26,7 +26,7 @@ PEAKS = {"cpu": ({"f32": 1e11, "bf16": 1e11}, 1e10),
 @dataclass(frozen=True)
 class Choice:
     """words: of train.recompute. arena: bytes on the target that holds most. cost: what it adds to
-    a grain's forward and backward, a share, on the target where that is most."""
+    a grain's forward and backward as the spec has them, on the target where that is most."""
     words: tuple[str, ...]
     arena: int
     cost: float
@@ -36,18 +36,19 @@ class Choice:
         return "full" if set(self.words) == set(RECOMPUTE) else ", ".join(self.words) or "none"
 
 
-def _seconds(spec: Spec, kind: model.Kind, body: model.Body, target: str,
-             calls: list[model.Call]) -> float:
-    """Of calls of a body, all instances."""
+def _seconds(spec: Spec, graph: model.Graph, target: str) -> float:
+    """Of all functions of a grain."""
     real = ops.BYTES[spec.train.precision]
-    size = {v.name: v.elems * (real if v.dtype == "real" else 4) for v in body.values}
-    size |= {t.name: t.elems * real for t in kind.tensors}
     rates, memory = PEAKS[target]
     total = 0.0
-    for c in calls:
-        moved = sum(size.get(str(a), 0) for k, a in c.args if k in ("value", "param", "grad"))
-        total += max(c.flops / rates[spec.train.precision], moved / memory)
-    return total * kind.count
+    for kind, body in ((k, b) for k in graph.kinds for n, b in k.bodies.items() if n != "eval"):
+        size = {v.name: v.elems * (real if v.dtype == "real" else 4) for v in body.values}
+        size |= {t.name: t.elems * real for t in kind.tensors}
+        for c in body.calls:
+            moved = sum(size.get(str(a), 0) for k, a in c.args if k in ("value", "param", "grad"))
+            once = max(c.flops / rates[spec.train.precision], moved / memory)
+            total += once * kind.count
+    return total
 
 
 def _held(graph: model.Graph, real: int) -> int:
@@ -57,22 +58,11 @@ def _held(graph: model.Graph, real: int) -> int:
     return saved + ops.up(max(p.size for p in bodies.tmp.values()), place.PAGE)
 
 
-def _cost(spec: Spec, graph: model.Graph, target: str) -> float:
-    more = once = 0.0
-    for kind in graph.kinds:
-        for name, body in kind.bodies.items():
-            forward = kind.bodies["fwd"].calls if name == "bwd" else ()
-            again = [c for c in body.calls if c in forward]
-            rest = [c for c in body.calls if c not in forward]
-            more += _seconds(spec, kind, body, target, again)
-            once += _seconds(spec, kind, body, target, rest) if name != "eval" else 0.0
-    return more / once
-
-
 def _all(spec: Spec, p: plan.Plan) -> Iterator[Choice]:
     """Every choice of ops that holds those that the spec names; p: the plan of these alone."""
     graph, real = model.build(spec), ops.BYTES[spec.train.precision]
     most = max(p.arena(t) for t in spec.targets) - _held(graph, real)
+    once = {t: _seconds(spec, graph, t) for t in spec.targets}
     named = spec.train.recompute
     free = [w for w in RECOMPUTE if w in graph.ops and w not in named]
     for n in range(len(free) + 1):
@@ -80,8 +70,8 @@ def _all(spec: Spec, p: plan.Plan) -> Iterator[Choice]:
             words = RECOMPUTE if n == len(free) else tuple(
                 w for w in RECOMPUTE if w in named or w in more)
             made = model.build(replace(spec, train=replace(spec.train, recompute=words)))
-            yield Choice(words, most + _held(made, real),
-                         max(_cost(spec, made, t) for t in spec.targets))
+            cost = max(_seconds(spec, made, t) / once[t] - 1 for t in spec.targets)
+            yield Choice(words, most + _held(made, real), cost)
 
 
 def choices(spec: Spec, p: plan.Plan) -> tuple[Choice, ...]:

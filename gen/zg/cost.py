@@ -67,6 +67,15 @@ def again(p: Plan) -> int:
     return more * p.head.grains * p.head.ranks
 
 
+def staying(p: Plan) -> int:
+    """Units of a grain that stay gathered from one use to the next: uses of ring slots without a
+    gather of their own."""
+    steps = p.section("grain").steps
+    rings = lambda refs: sum(r.cls.startswith("ring") and r.at == 0 for r in refs)
+    used = sum(rings(s.ins) for s in steps if s.op.startswith(("fwd", "bwd", "train")))
+    return used - sum(rings(s.outs) for s in steps if s.op == "gather")
+
+
 def summary(p: Plan) -> dict[str, object]:
     """The numbers that train.c states."""
     w = training_wire(p)

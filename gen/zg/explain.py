@@ -50,7 +50,8 @@ def explain(p: Plan) -> str:
     lines = [f"{h.spec}: {h.params:,} parameters, ZeRO {h.zero}, {W} ranks, {h.grains} grains a "
              f"rank and step of {h.batch} x {h.sequence} tokens, {h.real}",
              f"leaves are summed {order} ({added}); prefetch {h.prefetch} units; at most "
-             f"{h.live:,} elements gathered at once (bound {h.bound:,})", "",
+             f"{h.live:,} elements gathered at once (bound {h.bound:,})",
+             f"{cost.staying(p)} units of a grain stay gathered from one use to the next", "",
              f"{'flat':<10}{'instances':>10}{'elements':>16}{'shard':>14}  "
              "kept: parameters, state, sums"]
     for f in p.flats:
