@@ -83,10 +83,10 @@ def test_a_pattern_of_some_layers_is_refused(pattern: str) -> None:
 
 def test_too_many_pieces_name_the_least_bucket() -> None:
     keys = ('cluster.ranks=8', 'zero.stage=2', 'train.global_batch=8')
-    with pytest.raises(spec.SpecError, match='zero.reduce_bucket_size: cuts a unit') as e:
+    with pytest.raises(spec.SpecError, match='zero.reduce_bucket_size: cuts a shard') as e:
         planned('gpt2-1558m', *keys, 'zero.reduce_bucket_size=20000')
     least = int(re.search(r'at least (\d+)', str(e.value))[1])
-    with pytest.raises(spec.SpecError, match='zero.reduce_bucket_size: cuts a unit'):
+    with pytest.raises(spec.SpecError, match='zero.reduce_bucket_size: cuts a shard'):
         planned('gpt2-124m', *keys, 'zero.reduce_bucket_size=1')
     assert least % (8 * 1024) == 0
 
