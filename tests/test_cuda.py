@@ -2,6 +2,7 @@
 keeps within registers, links, and says what it lacks; and how ranks are started and stopped, under
 emulation. What it computes is in test_emulated.py.
 """
+import contextlib
 import os
 import re
 import signal
@@ -138,6 +139,24 @@ def test_a_launcher_starts_the_same_run(emulated, tokens, launcher) -> None:
 def test_a_launcher_of_another_size(emulated, tokens) -> None:
     done = start(emulated, tokens, 1, RANK=0, WORLD_SIZE=3)
     assert 'the launcher has 3 ranks' in done.communicate(timeout=60)[1] and done.returncode == 4
+
+
+@pytest.mark.slow
+def test_rank_0_hears_its_own_name_otherwise(emulated, tokens) -> None:
+    """PyTorchJob tells rank 0 that it is localhost, and the others its service's name; strangers
+    who try the port are let go."""
+    port = free_port()
+    first = start(emulated, tokens, 1, **torchrun(port, 0) | {'MASTER_ADDR': 'localhost'})
+    for said in (b'', b'GET / HTTP/1.1\r\n\r\n', b'\0'):
+        for _ in range(100):
+            with contextlib.suppress(ConnectionRefusedError), \
+                    socket.create_connection(('127.0.0.2', port)) as stranger:
+                stranger.sendall(said)
+                break
+            time.sleep(0.1)
+    other = start(emulated, tokens, 1, **torchrun(port, 1) | {'MASTER_ADDR': '127.0.0.2'})
+    said = [run.communicate(timeout=300) for run in (first, other)]
+    assert [run.returncode for run in (first, other)] == [0, 0], said
 
 
 @pytest.mark.slow

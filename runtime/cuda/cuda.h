@@ -58,8 +58,8 @@ typedef struct zr_pool {
 
 struct zr_target {
     /* with a launcher: the lowest rank here among those of its host, where rank 0 listens, and
-     * [ranks] connections, -1: none */
-    int local, port0, *line;
+     * [ranks] connections, -1: none; host_is_own: nobody has said where, so on this host */
+    int local, port0, *line, host_is_own;
     char host0[ZR_HOST_NAME];
     int device;
     cudaStream_t stream[ZR_QUEUES];

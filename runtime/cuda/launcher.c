@@ -73,6 +73,8 @@ static void find_address(zr *z, const struct source *s)
     } else if (!strcmp(s->rank, "SLURM_PROCID") && given("SLURM_STEP_NODELIST")) {
         first_host(getenv("SLURM_STEP_NODELIST"), host, ZR_HOST_NAME);
         z->t->port0 = LOW + number(z, "SLURM_JOB_ID") % SPAN;
+    } else {
+        z->t->host_is_own = 1;
     }
 }
 

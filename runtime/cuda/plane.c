@@ -3,6 +3,9 @@
  * Rank 0 listens; every other rank connects, says who it is, and keeps the connection. A call goes
  * from all ranks to rank 0 and back. Who ends closes its connections, which the others see.
  *
+ * Where a launcher names rank 0's host, rank 0 listens on all of its addresses: to rank 0 itself
+ * the name may be localhost (PyTorchJob) or a loopback address of /etc/hosts (Debian).
+ *
  * Invariants
  *  1. Every rank makes the same calls in the same order; no call says which it is.
  *  2. No wait is longer than the run: it looks at the stop flag several times a second.
@@ -11,6 +14,7 @@
 #include "cuda.h"
 #include <errno.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
@@ -20,7 +24,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAGIC = 0x7a72706c, SLICE_MS = 100, PATIENCE_S = 300 };
+enum { MAGIC = 0x7a72706c, SLICE_MS = 100, HELLO_MS = 5000, PATIENCE_S = 300 };
 
 typedef struct hello {
     uint32_t magic, rank, ranks;
@@ -67,35 +71,83 @@ static struct addrinfo *address(zr *z)
     return found;
 }
 
+/* -1: errno says why */
+static int listen_at(const struct sockaddr *at, socklen_t n, int most)
+{
+    int yes = 1, no = 0, fd = socket(at->sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (fd < 0) return -1;
+    if (at->sa_family == AF_INET6)        /* and IPv4 */
+        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
+    if (!setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) && !bind(fd, at, n) &&
+        !listen(fd, most)) return fd;
+    int error = errno;
+    close(fd);
+    errno = error;
+    return -1;
+}
+
 static int listen_there(zr *z)
 {
-    struct addrinfo *a = address(z);
-    int yes = 1, fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) ||
-        bind(fd, a->ai_addr, a->ai_addrlen) || listen(fd, z->ranks))
-        zr_fail(z, ZR_ENVIRONMENT, "listening at %s:%d: %s; set another ZR_ADDR=HOST:PORT",
-                z->t->host0, z->t->port0, strerror(errno));
-    freeaddrinfo(a);
+    in_port_t port = htons((in_port_t)z->t->port0);
+    struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = port};
+    struct sockaddr_in four = {.sin_family = AF_INET, .sin_port = port};
+    if (z->t->host_is_own) four.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int fd = z->t->host_is_own ? -1 : listen_at((struct sockaddr *)&six, sizeof six, z->ranks);
+    if (fd < 0) fd = listen_at((struct sockaddr *)&four, sizeof four, z->ranks);
+    if (fd < 0)
+        zr_fail(z, ZR_ENVIRONMENT, "listening at port %d: %s; set another ZR_ADDR=HOST:PORT",
+                z->t->port0, strerror(errno));
     return fd;
+}
+
+/* Who has come; 0: somebody who is no rank, as ports of a network are tried. */
+static int greeted(int fd, hello *h)
+{
+    size_t done = 0;
+    struct pollfd p = {fd, POLLIN, 0};
+    while (done < sizeof *h && poll(&p, 1, HELLO_MS) > 0) {
+        ssize_t some = recv(fd, (char *)h + done, sizeof *h - done, 0);
+        if (some <= 0) break;
+        done += (size_t)some;
+    }
+    return done == sizeof *h && h->magic == MAGIC;
 }
 
 static void accept_all(zr *z)
 {
     int door = listen_there(z);
-    for (int missing = z->ranks - 1; missing > 0; missing--) {
+    for (int missing = z->ranks - 1; missing > 0;) {
         hello h;
         ready(z, door, POLLIN);
-        z->t->line[0] = accept4(door, NULL, NULL, SOCK_CLOEXEC);
-        if (z->t->line[0] < 0) zr_fail(z, ZR_ENVIRONMENT, "meeting ranks: %s", strerror(errno));
-        move(z, 0, &h, sizeof h, 0);
-        if (h.magic != MAGIC || h.ranks != (uint32_t)z->ranks || h.rank == 0 ||
-            h.rank >= h.ranks || z->t->line[h.rank] >= 0)
+        int fd = accept4(door, NULL, NULL, SOCK_CLOEXEC);
+        if (fd < 0 && errno != ECONNABORTED && errno != EINTR)
+            zr_fail(z, ZR_ENVIRONMENT, "meeting ranks: %s", strerror(errno));
+        if (fd < 0) continue;
+        if (!greeted(fd, &h)) {
+            close(fd);
+            continue;
+        }
+        if (h.ranks != (uint32_t)z->ranks || h.rank == 0 || h.rank >= h.ranks ||
+            z->t->line[h.rank] >= 0)
             zr_fail(z, ZR_DISAGREE, "meeting ranks: rank %u of %u has come, out of place", h.rank,
                     h.ranks);
-        z->t->line[h.rank] = z->t->line[0];
+        z->t->line[h.rank] = fd;
+        missing--;
     }
-    z->t->line[0] = -1;
     close(door);
+}
+
+/* A connection to the first of the addresses that answers; -1: none, errno says why */
+static int reach(const struct addrinfo *a)
+{
+    for (; a; a = a->ai_next) {
+        int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+        if (fd >= 0 && !connect(fd, a->ai_addr, a->ai_addrlen)) return fd;
+        int error = errno;
+        if (fd >= 0) close(fd);
+        errno = error;
+    }
+    return -1;
 }
 
 /* Rank 0 may not be there yet. */
@@ -105,15 +157,12 @@ static void connect_there(zr *z)
     struct addrinfo *a = address(z);
     double until = zr_now() + PATIENCE_S;
     hello h = {MAGIC, (uint32_t)z->rank, (uint32_t)z->ranks};
-    for (;; nanosleep(&pause, NULL)) {
-        int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        z->t->line[0] = fd;
-        if (fd >= 0 && !connect(fd, a->ai_addr, a->ai_addrlen)) break;
+    while ((z->t->line[0] = reach(a)) < 0) {
         if (zr_now() > until)
             zr_fail(z, ZR_ENVIRONMENT, "rank 0 does not answer at %s:%d: %s; set "
                     "ZR_ADDR=HOST:PORT to where it can", z->t->host0, z->t->port0,
                     strerror(errno));
-        close(fd);
+        nanosleep(&pause, NULL);
         zr_leave_if_stopped(z);
     }
     freeaddrinfo(a);
