@@ -70,6 +70,22 @@ def test_an_op_that_no_block_has_is_said() -> None:
     assert read('full') == read('none') == read('[gelu]') == ()
 
 
+def test_an_op_of_which_backward_reads_its_statistics_alone(tmp_path: pathlib.Path) -> None:
+    """A norm behind its branch, whose output only a sum reads; one of heads that are turned."""
+    mapping = yaml.safe_load((trainer.ROOT / 'model_specs/qwen3-tiny.yaml').read_text())
+    blocks = next(u for u in mapping['model']['units'] if 'blocks' in u)
+    for op in blocks['ops']:
+        op['residual'].append(op['residual'].pop(0))
+    (tmp_path / 'spec.yaml').write_text(yaml.safe_dump(mapping))
+    for words in ('full', '[rmsnorm]', '[qknorm]', 'none'):
+        keys = [f'train.recompute={words}']
+        p = build.build(spec.load(str(tmp_path / 'spec.yaml'), keys)).plan
+        check.check(p)
+        check.check(planned('qwen3-tiny', *keys))
+        again = sum(k == 'rmsnorm_fwd' for k in kernels(p, 'bwd.block'))
+        assert again == (2 if words in ('full', '[rmsnorm]') else 0)
+
+
 # ---- memory and flops
 
 @pytest.mark.parametrize('name', NAMES)
@@ -180,6 +196,15 @@ def test_the_checker_sees_a_call_that_forward_did_not_make() -> None:
                                                   *calls[n].args[7:])):
         assert args != calls[n].args
         refused(having(p, 'bwd.block', [*calls[:n], replace(calls[n], args=args), *calls[n + 1:]]))
+
+
+def test_the_checker_sees_a_call_made_again_in_vain() -> None:
+    p = planned('gpt-tiny')
+    norm, bwd = function(p, 'fwd.block').calls[0], function(p, 'bwd.block').calls
+    idle = replace(norm, args=('tmp+0', f'tmp+{p.cls("x").stride}', *norm.args[2:]))
+    assert norm.kernel == 'zk_layernorm_fwd'
+    with pytest.raises(check.CheckError, match='made again and not read'):
+        check.check(having(p, 'bwd.block', [idle, *bwd]))
 
 
 @pytest.mark.parametrize('name', ['gpt-tiny', 'qwen3-tiny'])

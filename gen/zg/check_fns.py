@@ -100,6 +100,8 @@ class _Body:
     reads: set[str] = field(default_factory=set)                        # tensors
     grads: list[tuple[str, bool]] = field(default_factory=list)         # (tensor or acc, added to)
     ran: list[tuple[Call, int, list]] = field(default_factory=list)     # number, operands
+    again: frozenset[int] = frozenset()     # calls of forward: of such one result must be read
+    of: set[object] = field(default_factory=set)            # calls whose results in tmp are read
 
     def __post_init__(self) -> None:
         self.kind = self.fn.name.partition(".")[2]
@@ -164,8 +166,13 @@ class _Body:
         for v in self.held.get(base, []):
             if (v.lo, v.hi, v.type) == (at, at + size, kind):
                 v.used = True
+                self.of |= {v.made[0]} if base == "tmp" else set()
                 return v.made
         self.fail(call, f"{arg}: no value of {size} bytes of {kind} is there")
+
+    def done(self, v: _Value) -> bool:
+        """Whether a value may go: read, or a by-product."""
+        return v.used or v.type == "f" or v.made[0] in self.again
 
     def write(self, call: Call, arg: str, size: int, kind: str, made: tuple) -> None:
         base, at = self.place(call, arg, size)
@@ -173,7 +180,7 @@ class _Body:
             self.fail(call, f"{arg} is not the function's to write")
         values = self.held.setdefault(base, [])
         for v in [v for v in values if v.lo < at + size and at < v.hi]:
-            if not v.used and v.type != "f":
+            if not self.done(v):
                 self.fail(call, f"{arg} overwrites what nobody has read")
             values.remove(v)
         values.append(_Value(at, at + size, kind, made))
@@ -303,8 +310,11 @@ class _Body:
                 self.fail(None, f"{name} is not written whole")
         for base, values in self.held.items():
             for v in values:
-                if base == "tmp" and not v.used and v.type != "f":
+                if base == "tmp" and not self.done(v):
                     self.fail(None, f"{base}+{v.lo} is written and not read")
+        for c, number, _ in self.ran:
+            if number in self.again - self.of:
+                self.fail(c, "is made again and not read")
 
 
 def _parts(c: Call) -> list[Call]:
@@ -355,7 +365,7 @@ def _unit_bodies(p: Plan, kind: str, fns: dict[str, Fn]) -> list[_Body]:
     fwd.end("y")
     saved, y = fwd.held.get("s", []), [replace(v, used=True) for v in fwd.held["y"]]
     bwd = _Body(p, fns[f"bwd.{kind}"], {"x": value("x"), "y": y, "dy": value("dy"), "s": saved},
-                known)
+                known, again=frozenset(n for _, n, _ in fwd.ran))
     for name in ("x", "y", "dy", "s"):
         if name not in bwd.fn.ins:
             bwd.held.pop(name)
