@@ -5,15 +5,18 @@ That the bits are those of a device's optimizer: tests/test_law.py.
 import ctypes
 import pathlib
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import law
+import mutants
 import trainer
 import zk
 from plans import planned
-from zg import check, cost, spec
+from zg import check, cost, explain, spec
+from zg.plan import Plan
 
 OFFLOAD = ('zero.offload_optimizer.device=cpu', 'zero.sub_group_size=5000')
 
@@ -101,5 +104,43 @@ def test_too_small_a_tile_is_refused() -> None:
         planned('gpt2-124m', 'zero.stage=1', OFFLOAD[0], 'zero.sub_group_size=1024')
 
 
-def test_a_plan_is_checked() -> None:
-    check.check(planned('gpt-tiny', 'zero.stage=3', *OFFLOAD))
+# ---- the checker
+
+@pytest.mark.parametrize('precision', ['f32', 'bf16'])
+def test_a_copy_of_another_size_is_refused(precision: str) -> None:
+    p = planned('gpt-tiny', 'zero.stage=3', f'train.precision={precision}', *OFFLOAD)
+    check.check(p)
+    made = [m for m in mutants.mutants(p) if ' copy ' in m.what and 'bytes=' in m.what]
+    assert len(made) > 100
+    assert [m.what for m in made if not refused(m.plan)] == []
+
+
+def test_elements_in_two_tiles_are_refused() -> None:
+    """The last tile of the embedding once more from its second block on, after it went up."""
+    p = planned('gpt-tiny', 'zero.stage=1', *OFFLOAD)
+    section, unit = p.section('update'), 'embed[0]'
+    steps = [n for n, s in enumerate(section.steps) if s.unit == unit and s.queue != 'main']
+    down, host, up = steps[-4:-1] if section.steps[steps[-1]].op == 'gather' else steps[-3:]
+    moved = lambda r: replace(r, at=r.at + 4096) if r.cls != 'down' else r
+    less = {'bytes': -4096, 'n': -1024, 'at': 1024}
+    again = [replace(s, ins=tuple(map(moved, s.ins)), outs=tuple(map(moved, s.outs)),
+                     ints=tuple(replace(i, value=i.value + less.get(i.name, 0)) for i in s.ints))
+             for s in (section.steps[down], section.steps[host])]
+    with pytest.raises(check.CheckError, match='updated twice'):
+        check.check(mutants.changed(p, section, [*section.steps[:up + 1], *again,
+                                                 *section.steps[up + 1:]]))
+
+
+def refused(p: Plan) -> bool:
+    try:
+        check.check(p)
+    except check.CheckError:
+        return True
+    return False
+
+
+def test_every_queue_is_explained() -> None:
+    said = explain.explain(planned('gpt-tiny', 'zero.stage=3', *OFFLOAD))
+    tiles = [s for s in planned('gpt-tiny', 'zero.stage=3', *OFFLOAD).section('update').steps
+             if s.queue == 'host']
+    assert re.search(rf'update +x1 .* host {len(tiles)} ', said)

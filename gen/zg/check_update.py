@@ -86,10 +86,12 @@ class Program(Player):
 
     # ---- where the states lie in the host arena: tiles are (offset, elements) of a shard
 
-    def tile(self, key: Key, at: int, n: int) -> tuple[int, int]:
-        if n <= 0 or at < 0 or at + n > self.flats[key[0]].shard or at % 1024:
+    def tile(self, key: Key, at: int, n: int, width: int = 1) -> tuple[int, int]:
+        """From at and n of so many bytes each: blocks of 1024 elements of the shard."""
+        if n <= 0 or at < 0 or at + n > self.flats[key[0]].shard * width or \
+                at % (1024 * width) or n % (1024 * width):
             self.fail("a tile outside the shard")
-        return at, n
+        return at // width, n // width
 
     def part(self, ref: Ref, at: int, n: int, write: bool) -> None:
         """Four bytes each of a tile's elements of a state."""
@@ -123,7 +125,7 @@ class Program(Player):
     def down(self, s: Step, src: Ref, dst: Ref, size: int) -> None:
         """A tile of an owner's sum."""
         key = self.named(s, src, "sum")
-        at, n = self.tile(key, src.at // 4, size // 4)
+        at, n = self.tile(key, src.at, size, 4)
         flat = self.flats[key[0]]
         if self.ranks(s) != (flat.shard * 4 if flat.sum == "whole" else 0, 0) or dst.at or \
                 dst.cls != "down":
@@ -155,7 +157,7 @@ class Program(Player):
         for what, ref in zip(states, s.outs[-len(states):]):
             self.named(s, ref, what)
             self.part(ref, at, n, True)
-        if (at, n) in self.stepped.setdefault(key, []):
+        if any(a < at + n and at < a + m for a, m in self.stepped.setdefault(key, [])):
             self.fail("updated twice")
         self.stepped[key].append((at, n))
         self.rounded(fresh, key, at, n)
@@ -170,7 +172,7 @@ class Program(Player):
     def up(self, s: Step, src: Ref, dst: Ref, size: int) -> None:
         """A tile's new parameters, to the owner's part."""
         key = self.named(s, dst, "real")
-        at, n = self.tile(key, dst.at // self.real, size // self.real)
+        at, n = self.tile(key, dst.at, size, self.real)
         flat = self.flats[key[0]]
         if self.ranks(s) != (0, flat.shard * self.real if flat.real == "whole" else 0):
             self.fail("to another rank's part")
