@@ -31,13 +31,17 @@ def _wanted(spec: Spec, graph: model.Graph, shards: shard.Shards, bodies: place.
     for f in shards.flats:
         size = {"whole": f.shard * W, "shard": f.shard}
         gathered = common if f.state == "shard" else "private"
-        out.append((f"real.{f.name}", gathered, f.count, size[f.real] * real))
+        away = f.real == "shard" and spec.zero.offload_param.device != "none"
+        out.append((f"real.{f.name}", "hosted" if away else gathered, f.count,
+                    size[f.real] * real))
         out += [(f"{s}.{f.name}", "hosted" if tile else "private", f.count,
                  size[f.state] * ops.WIDTHS[s]) for s in f.states]
         out.append((f"sum.{f.name}", common if f.sum == "whole" else "private", f.count,
                     f.nodes * size[f.sum] * 4))
         if schedule.ring[f.name]:
             out.append((f"ring.{f.name}", "private", schedule.ring[f.name], size["whole"] * real))
+            if away:
+                out.append((f"stage.{f.name}", common, schedule.stage[f.name], f.shard * real))
         if schedule.leaf[f.name]:
             brought = common if shards.order == "ranks" else "private"
             out.append((f"leaf.{f.name}", brought, schedule.leaf[f.name], size["whole"] * real))

@@ -59,7 +59,11 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
         raise CheckError(f"there is no optimizer {p.recipe.optimizer}")
     states = ops.OPTIMIZERS[p.recipe.optimizer]
     for f in p.flats:
-        if f.states != (states if real == 4 and not p.offload else ("master", *states)):
+        away = have[f"real.{f.name}"].kind == "hosted"
+        if away and (f.real != "shard" or not p.offload):
+            raise CheckError(f"flat {f.name}: parameters on the host, and not the optimizer")
+        apart = real == 2 or p.offload and not away
+        if f.states != (("master", *states) if apart else states):
             raise CheckError(f"flat {f.name} has the states {f.states}")
         size = {"whole": f.shard * W, "shard": f.shard}
         need = {"real": size[f.real] * real, "sum": size[f.sum] * 4 * f.nodes}
@@ -68,7 +72,7 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
             c = have.get(f"{name}.{f.name}")
             if not c or c.slots != f.count or c.stride < bytes_:
                 raise CheckError(f"class {name}.{f.name} does not hold {f.count} x {bytes_} bytes")
-            if (c.kind == "hosted") != (p.offload and name in f.states):
+            if (c.kind == "hosted") != (p.offload and name in f.states or away and name == "real"):
                 raise CheckError(f"class {name}.{f.name} lies in the wrong arena")
     if p.offload and (W > 1 and any(f.state == "whole" for f in p.flats) or
                       have["hctl"].stride < have["ctl"].stride):

@@ -117,7 +117,7 @@ class Player(Order):
     def do_gather(self, s: Step) -> None:
         src, dst, size, step = s.ins[0], s.outs[0], self.ints["bytes"], self.ints["step"]
         what, _, name = src.cls.partition(".")
-        flat = self.flats[name]
+        flat = self.flats[name if what != "stage" else self.home(unit_of(s.unit)[0])]
         width = 4 if what == "sum" else self.real
         if step != flat.shard * width or src.at != dst.at or size <= 0 or src.at + size > step:
             self.fail("piece lies outside the shard")
@@ -126,6 +126,10 @@ class Player(Order):
             self.spread(s, what, flat, width)
         else:
             self.fetch(s, what, flat)
+
+    def away(self, flat: Flat) -> bool:
+        """Its parameters lie in the host arena."""
+        return self.classes[f"real.{flat.name}"].kind == "hosted"
 
     def spread(self, s: Step, what: str, flat: Flat, width: int) -> None:
         """In place: everybody's part of a whole copy."""
@@ -156,12 +160,15 @@ class Player(Order):
     def fetch(self, s: Step, what: str, flat: Flat) -> None:
         """A piece of a whole unit, for a ring slot."""
         src, dst = s.ins[0], s.outs[0]
-        if (what, dst.cls.partition(".")[0]) != ("real", "ring") or flat.real != "shard" or \
-                self.ints["from_step"]:
+        if (what, dst.cls.partition(".")[0]) != ("stage" if self.away(flat) else "real", "ring") or \
+                flat.real != "shard" or self.ints["from_step"]:
             self.fail("gathers from or to the wrong class")
         kind, index = unit_of(s.unit)
+        instance = self.instance(flat.name, index)
+        now = (flat.name, instance, self.version.get((flat.name, instance), 0))
         if s.unit not in self.order or self.home(kind) != flat.name or \
-                self.instance(flat.name, index) != src.index:
+                (src.index != instance if what == "real" else
+                 self.slots.setdefault((src.cls, src.index), Slot()).held != {now: 1}):
             self.fail(f"gathers {src} for {s.unit}")
         self.touch(src.cls, src.index, src.at, src.at + self.ints["bytes"], False)
         key = (dst.cls, dst.index)
@@ -171,7 +178,7 @@ class Player(Order):
                 self.fail(f"{dst} still holds {next(iter(slot.held))[:2]}")
             self.live[key] = (flat.name, None)
             self.bound()
-        tag = (flat.name, src.index, self.version.get((flat.name, src.index), 0), src.at)
+        tag = (*now, src.at)
         if tag in slot.held or any(t[:3] != tag[:3] for t in slot.held):
             self.fail(f"{dst} would mix {tag[:3]} with what it holds")
         self.strided(dst, self.ints["step"], self.ints["bytes"], True)

@@ -108,10 +108,23 @@ class Program(Player):
             self.whole(dst, True).held = {("ctl", self.applied): 1}
         elif s.queue == "down":
             self.down(s, src, dst, size)
+        elif s.queue == "up" and dst.cls.startswith("stage."):
+            self.bring(s, src, dst, size)
         elif s.queue == "up":
             self.up(s, src, dst, size)
         else:
             self.fail("no such copy")
+
+    def bring(self, s: Step, src: Ref, dst: Ref, size: int) -> None:
+        """A shard of a unit's parameters, for its gather."""
+        kind, index = unit_of(s.unit)
+        flat = self.flats[self.home(kind)]
+        key = (flat.name, self.instance(flat.name, index))
+        if s.unit not in self.order or src != Ref(f"real.{key[0]}", key[1]) or dst.at or \
+                size != flat.shard * self.real or any(self.ranks(s)) or key not in self.version:
+            self.fail(f"brings {src} for {s.unit}")
+        self.touch(src.cls, src.index, 0, size, False)
+        self.touch(dst.cls, dst.index, 0, size, True).held = {(*key, self.version[key]): 1}
 
     def ranks(self, s: Step) -> tuple[int, int]:
         return self.ints["from_rank"], self.ints["to_rank"]
@@ -142,8 +155,9 @@ class Program(Player):
         key = self.flat_of(s)
         at, n = self.tile(key, self.ints["at"], self.ints["n"])
         states = self.flats[key[0]].states
-        fresh = s.outs[:-len(states)]
-        if self.stage != "factor" or self.ints["l"] != key[1] or len(fresh) != (self.real == 2):
+        fresh = s.outs[:len(s.outs) - len(states)]
+        away = self.away(self.flats[key[0]])
+        if self.stage != "factor" or self.ints["l"] != key[1] or len(fresh) != (self.real == 2 or away):
             self.fail("before the factor is known, or of another shard")
         if self.slot("hctl", 0).held != {("ctl", self.applied): 1}:
             self.fail("the host does not know the step's constants")
@@ -154,16 +168,24 @@ class Program(Player):
         if s.ins[0].cls != "down" or s.ins[0].at or brought.held != want:
             self.fail(f"{s.ins[0]} does not hold the tile of the sum")
         brought.held = {}
-        for what, ref in zip(states, s.outs[-len(states):]):
+        for what, ref in zip(states, s.outs[len(fresh):]):
             self.named(s, ref, what)
             self.part(ref, at, n, True)
         if any(a < at + n and at < a + m for a, m in self.stepped.setdefault(key, [])):
             self.fail("updated twice")
         self.stepped[key].append((at, n))
-        self.rounded(fresh, key, at, n)
+        self.rounded(s, fresh, key, at, n)
 
-    def rounded(self, fresh: tuple[Ref, ...], key: Key, at: int, n: int) -> None:
+    def rounded(self, s: Step, fresh: tuple[Ref, ...], key: Key, at: int, n: int) -> None:
+        """A tile's real copy: in its place in the host arena, or on its way up."""
         for ref in fresh:
+            if self.away(self.flats[key[0]]):
+                self.named(s, ref, "real")
+                if ref.at != at * self.real:
+                    self.fail(f"{ref} is another tile")
+                self.touch(ref.cls, ref.index, ref.at, ref.at + n * self.real, True)
+                self.new(key, at, n)
+                continue
             slot = self.touch(ref.cls, ref.index, 0, n * self.real, True)
             if ref.cls != "up" or ref.at or slot.held:
                 self.fail(f"{ref} still holds {sorted(slot.held)[:1]}")
@@ -189,9 +211,13 @@ class Program(Player):
         slot = self.touch(dst.cls, dst.index, dst.at, dst.at + size, True)
         if flat.real == "whole":
             slot.held.clear()
+        self.new(key, at, n)
+
+    def new(self, key: Key, at: int, n: int) -> None:
+        """A tile of the parameters that units will read."""
         risen = self.risen.setdefault(key, [])
         risen.append((at, n))
-        if cover(risen, flat.shard):
+        if cover(risen, self.flats[key[0]].shard):
             self.version[key] = self.version.get(key, 0) + 1
             self.updated.add(key)
             del self.risen[key]
@@ -207,7 +233,7 @@ class Program(Player):
             if key not in self.drawn or self.stage:
                 self.fail("rounds another shard")
             self.part(s.ins[0], at, n, False)
-            self.rounded(s.outs, key, at, n)
+            self.rounded(s, s.outs, key, at, n)
             return
         if s.ins != (Ref(f"master.{key[0]}", key[1]),) or key in self.version or \
                 s.outs != (Ref(f"real.{key[0]}", key[1]),) or key not in self.drawn:

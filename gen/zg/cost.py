@@ -83,7 +83,7 @@ def summary(p: Plan) -> dict[str, object]:
             "sums": ops.SUMS, "ctl": ops.CTL, "vocab": ops.VOCAB}
 
 
-GROUPS = (("parameters", ("real", "ring")), ("optimizer state", tuple(ops.WIDTHS)),
+GROUPS = (("parameters", ("real", "stage", "ring")), ("optimizer state", tuple(ops.WIDTHS)),
           ("gradients", ("leaf", "sum", "acc")),
           ("activations", ("x", "dx", "save", "tmp", "tokens", "targets")),
           ("the rest", ("ctl", "sums", "table", "work")))

@@ -31,7 +31,8 @@ Node = Union[Line, Loop]
 WINDOW = 64                     # the longest body looked for
 DEPTH = 3                       # of loops in loops
 # whose slots are used in turn
-TURNS = ("ring", "leaf", "dx", "full", "grad", "done", "down", "up", "here", "used", "made", "gone")
+TURNS = ("ring", "leaf", "dx", "full", "grad", "done", "down", "up", "here", "used", "made", "gone",
+         "stage", "staged", "read")
 
 
 def unit_of(step: Step) -> tuple[str, int]:

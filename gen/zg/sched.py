@@ -31,6 +31,7 @@ class Schedule:
     sections: tuple[plan.Section, ...]
     ring: dict[str, int]
     leaf: dict[str, int]
+    stage: dict[str, int]       # of parameters on their way from the host arena to a ring
     prefetch: int
     live: int
     tile: int                   # elements that an update on the host takes at a time; 0: none
@@ -47,6 +48,8 @@ class _Maker:
     ahead: int = 0
     ring: dict[str, int] = field(default_factory=dict)
     leaf: dict[str, int] = field(default_factory=dict)
+    stage: dict[str, int] = field(default_factory=dict)
+    fetched: dict[str, int] = field(default_factory=dict)   # so far, to each ring's stage
     steps: list[Step] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -58,6 +61,10 @@ class _Maker:
         self.leaves = {**{f: f for f in self.flats}, **self.alike(once)}
         self.W = self.spec.cluster.ranks
         self.offload = self.spec.zero.offload_optimizer.device == "cpu"
+
+    def away(self, f: plan.Flat) -> bool:
+        """Its parameters lie in the host arena."""
+        return f.real == "shard" and self.spec.zero.offload_param.device == "cpu"
 
     def add(self, queue: str, op: str, unit: str = "", **rest: tuple) -> None:
         self.steps.append(Step(queue, op, unit, **rest))
@@ -209,15 +216,18 @@ class _Maker:
         gathered = [u for u in uses if u.ring]
         turn = {id(u): i for i, u in enumerate(gathered)}
         first, last = self.leaf_span(uses)
+        self.fetched.clear()
 
         def fetch(i: int) -> None:
             u, flat = gathered[i], self.flats[gathered[i].flat]
             wait = ((Event("free", 0), Event("updated", 0)) if i == 0 else
                     (Event("free", 0),) if i > self.ahead else ())
-            src = Ref(f"real.{flat.name}", u.instance)
+            src, rec = Ref(f"real.{flat.name}", u.instance), ()
+            if self.away(flat) and not u.held:
+                src, wait, rec = offload.fetch(self, u, flat, wait)
             if not u.held:
                 self.gather(u.unit, flat, src, Ref(f"ring.{u.ring}", u.slot), self.real, wait,
-                            (Event(f"full.{u.ring}", u.slot),))
+                            (Event(f"full.{u.ring}", u.slot), *rec))
 
         for i in range(min(self.ahead, len(gathered))):
             fetch(i)
@@ -310,7 +320,7 @@ class _Maker:
             offload.update(self)
         else:
             self.optimize()
-        self.add("main", "mark", waits=(Event("new", 0),) if self.offload else (),
+        self.add("main", "mark", waits=offload.ends(self) if self.offload else (),
                  recs=(Event("updated", 0),))
 
     def optimize(self) -> None:
@@ -332,7 +342,7 @@ class _Maker:
             self.add("main", f"turn.{n}", "", outs=(Ref(f"table.{n}", 0),))
         if self.offload:
             offload.publish(self)
-            self.add("main", "mark", waits=(Event("new", 0),), recs=(Event("updated", 0),))
+            self.add("main", "mark", waits=offload.ends(self), recs=(Event("updated", 0),))
             return
         for f, l in self.each():
             if self.real == 2:
@@ -352,7 +362,8 @@ class _Maker:
 
     def alone(self, s: Step) -> Step:
         """The step where collectives have no queues of their own."""
-        kept = lambda events: tuple(e for e in events if self.offload and e.name in offload.EVENTS)
+        kept = lambda events: tuple(e for e in events if self.offload and
+                                    e.name.partition(".")[0] in offload.EVENTS)
         queue = "main" if s.queue in ("gather", "reduce") else s.queue
         return replace(s, queue=queue, waits=kept(s.waits), recs=kept(s.recs))
 
@@ -363,6 +374,7 @@ def schedule(spec: Spec, graph: Graph, shards: Shards) -> Schedule:
         m.leaf[f.name] = 2 if spec.zero.overlap_comm and f.count > 1 else 1
     uses = m.bind(m.chain("train"))
     m.ahead, staying, live = rings.choose(spec, shards, uses)
+    m.stage = {f.name: m.ahead + 1 for f in shards.flats if m.away(f)}
     uses = rings.stay(uses, staying)
     for f in shards.flats:
         m.ring[f.name] = rings.count(uses, f.name, m.ahead)
@@ -386,5 +398,5 @@ def schedule(spec: Spec, graph: Graph, shards: Shards) -> Schedule:
     m.run(rings.slots(rings.stay(m.bind(m.chain("eval")), staying), m.ring))
     sections.append(m.section("eval"))
     formals = {(k.name, body): m.formals(k, body) for k in graph.kinds for body in k.bodies}
-    return Schedule(tuple(sections), m.ring, m.leaf, m.ahead, live,
+    return Schedule(tuple(sections), m.ring, m.leaf, m.stage, m.ahead, live,
                     offload.tile(m) if m.offload else 0, formals)

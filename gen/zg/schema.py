@@ -222,6 +222,13 @@ class OffloadOptimizer:
 
 
 @dataclass(frozen=True)
+class OffloadParam:
+    """Where parameters lie that no rank keeps whole."""
+    __pydantic_config__ = _KEYS
+    device: Choice("none", "cpu") = "none"
+
+
+@dataclass(frozen=True)
 class Zero:
     """DeepSpeed's names, defaults and meaning; sizes in elements. replicate: tensors' patterns."""
     __pydantic_config__ = _KEYS
@@ -236,6 +243,7 @@ class Zero:
     replicate: tuple[Pattern, ...] = ()
     sub_group_size: ElemsOrNone = 4_194_304     # of a shard, updated at a time; 0: that default
     offload_optimizer: OffloadOptimizer = OffloadOptimizer()
+    offload_param: OffloadParam = OffloadParam()
 
 
 @dataclass(frozen=True)

@@ -91,6 +91,13 @@ def split(spec: Spec, graph: Graph) -> Shards:
     if stage == 0 and spec.zero.offload_optimizer.device != "none":
         raise spec.wrong("zero.offload_optimizer", "at stage 0 every rank updates all parameters",
                          "zero.stage 1, 2 or 3 beside it, or device none")
+    if spec.zero.offload_param.device != "none":
+        if stage < 3:
+            raise spec.wrong("zero.offload_param", f"at stage {stage} every rank has all parameters",
+                             "zero.stage 3 beside it, or device none")
+        if spec.zero.offload_optimizer.device == "none":
+            raise spec.wrong("zero.offload_param", "the optimizer would keep them on the device",
+                             "zero.offload_optimizer.device cpu beside it, or device none")
     grains = spec.grains
     unit = PAGE // ops.BYTES[spec.train.precision]
     order, notes = _order(spec, grains)
@@ -130,15 +137,15 @@ def split(spec: Spec, graph: Graph) -> Shards:
         own = "embed" if kind.tied else kind.name
         home[kind.name] = own if own in sizes else ""
     states = ops.OPTIMIZERS[recipe.rule(spec.train.optimizer)]
-    if spec.train.precision != "f32" or spec.zero.offload_optimizer.device != "none":
-        states = ("master", *states)
     flats = []
     for name, size in sizes.items():
         shard = ops.up(-(-size // W), max(unit, BLOCK))
         whole = stage < 3 or name == "keep"
+        apart = spec.train.precision != "f32" or spec.zero.offload_optimizer.device != (
+            "none" if whole else spec.zero.offload_param.device)
         flats.append(plan.Flat(name, counts[name], size, shard, "whole" if whole else "shard",
                                "whole" if stage == 0 else "shard",
-                               states,
+                               (*["master"] * apart, *states),
                                "whole" if stage == 0 or order == "local" else "shard", nodes, mask))
     return Shards(tuple(flats), tuple(found), home, place, keep, order, sources,
                   (*notes, *fast))
