@@ -172,6 +172,7 @@ def keys(way: Way) -> list[str]:
              'train.recompute': way['again'],
              'zero.stage3_max_reuse_distance': way.get('reuse', 0),
              'zero.offload_optimizer.device': way.get('offload', 'none'),
+             'zero.offload_param.device': way.get('params', 'none') if way['stage'] == 3 else 'none',
              'zero.sub_group_size': way.get('tile', 4096),
              'zero.offload_optimizer.buffer_count': way.get('turns', 1)}
     return [f'{key}={value}' for key, value in named.items()]

@@ -38,8 +38,8 @@ STAGE_3 = {
     'every': [0], 'again': law.AGAIN, 'reuse': [0, 30000, BIG]}
 OFFLOADED = {
     'family': law.FAMILIES, 'stage': [1, 2, 3], 'ranks': [1, 2, 4], 'offload': ['cpu'],
-    'tile': [1024, 5000, BIG], 'turns': [1, 2, 4], 'reduce': [5000, BIG], 'gather': [BIG],
-    'small': [0, 100], 'prefetch': ['auto'], 'overlap': [True, False], 'flat': [False, True],
+    'params': ['none', 'cpu'], 'tile': [1024, 5000, BIG], 'turns': [1, 2, 4],
+    'reduce': [5000, BIG], 'gather': [3000, BIG], 'small': [0, 100], 'prefetch': [0, 'auto', BIG], 'overlap': [True, False], 'flat': [False, True],
     'queue': ['eager', 'late', 'shuffled:5', 'shuffled:6'], 'threads': [1, 3], 'unmap': [0, 1],
     'every': [0, 7], 'again': law.AGAIN}
 PLAIN = {'stage': 0, 'ranks': 1, 'reduce': BIG, 'gather': BIG, 'small': 0, 'prefetch': 'auto',
@@ -145,6 +145,8 @@ def test_one_hash_in_brief(tmp_path: pathlib.Path, family: str, precision: str) 
         {'stage': 3, 'ranks': 4, 'queue': 'late', 'overlap': True, 'threads': 2, 'unmap': 1,
          'again': 'full'},
         {'stage': 2, 'ranks': 2, 'offload': 'cpu', 'tile': 5000, 'turns': 2, 'queue': 'late',
+         'overlap': True},
+        {'stage': 3, 'ranks': 2, 'offload': 'cpu', 'params': 'cpu', 'queue': 'shuffled:4',
          'overlap': True},
         {'stage': 3, 'ranks': 8, 'prefetch': BIG, 'queue': 'shuffled:2', 'overlap': True},
         {'stage': 3, 'ranks': 4, 'reuse': BIG, 'queue': 'shuffled:3', 'overlap': True})]

@@ -32,6 +32,8 @@ PLANS = {
     'one queue': ('gpt-tiny', 'zero.stage=3', 'zero.overlap_comm=false'),
     'the optimizer on the host': ('gpt-tiny', 'zero.stage=2', 'train.precision=bf16',
                                   'zero.offload_optimizer.device=cpu', 'zero.sub_group_size=20000'),
+    'parameters on the host': ('gpt-tiny', 'zero.stage=3', 'zero.offload_optimizer.device=cpu',
+                               'zero.offload_param.device=cpu', 'zero.sub_group_size=20000'),
     'bf16, tied': ('gpt-tiny', 'zero.stage=3', 'train.precision=bf16', *PIECES),
 }
 

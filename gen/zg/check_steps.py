@@ -160,7 +160,8 @@ class Player(Order):
     def fetch(self, s: Step, what: str, flat: Flat) -> None:
         """A piece of a whole unit, for a ring slot."""
         src, dst = s.ins[0], s.outs[0]
-        if (what, dst.cls.partition(".")[0]) != ("stage" if self.away(flat) else "real", "ring") or \
+        source = "stage" if self.away(flat) else "real"
+        if (what, dst.cls.partition(".")[0]) != (source, "ring") or \
                 flat.real != "shard" or self.ints["from_step"]:
             self.fail("gathers from or to the wrong class")
         kind, index = unit_of(s.unit)

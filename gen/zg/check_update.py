@@ -156,8 +156,8 @@ class Program(Player):
         at, n = self.tile(key, self.ints["at"], self.ints["n"])
         states = self.flats[key[0]].states
         fresh = s.outs[:len(s.outs) - len(states)]
-        away = self.away(self.flats[key[0]])
-        if self.stage != "factor" or self.ints["l"] != key[1] or len(fresh) != (self.real == 2 or away):
+        copies = self.real == 2 or self.away(self.flats[key[0]])
+        if self.stage != "factor" or self.ints["l"] != key[1] or len(fresh) != copies:
             self.fail("before the factor is known, or of another shard")
         if self.slot("hctl", 0).held != {("ctl", self.applied): 1}:
             self.fail("the host does not know the step's constants")

@@ -156,7 +156,7 @@ class _Reader:
             if g.row.stages != "0123" and stage is not None and str(stage) not in g.row.stages:
                 if not self.silent(g) and not isinstance(g.row, Part):
                     self.notes.append(f"{g.at}: has no effect at stage {stage}")
-                if isinstance(g.row, Refuse):
+                if isinstance(g.row, Refuse) or g.name in SWITCHES.values():
                     continue
             found.append(g)
         self.notes += dead.values()

@@ -204,9 +204,12 @@ _ZERO = {
     "offload_optimizer.cpuadam_cores_perc": idle("out/train --threads says how many", SHARE),
     **{f"offload_optimizer.{name}": idle("tiles always follow each other", quiet=(False,))
        for name in ("pipeline_read", "pipeline_write", "fast_init")},
-    "offload_param.device": no(_HOST, word("none", "cpu", "nvme"), ("none",), stages="3"),
-    **under("offload_param", parts(pin_memory=FLAG, nvme_path=TEXT, buffer_count=SIZE,
-                                   buffer_size=SIZE, max_in_cpu=SIZE)),
+    "offload_param.device": to("zero.offload_param.device", word("none", "cpu", "nvme"),
+                               stages="3"),
+    "offload_param.pin_memory": idle("a GPU's host arena is always pinned", quiet=(True,)),
+    "offload_param.nvme_path": idle("parameters lie in the host's memory", TEXT),
+    **{f"offload_param.{name}": idle("every unit that is gathered ahead has its place", SIZE)
+       for name in ("buffer_count", "buffer_size", "max_in_cpu")},
     "zenflow": no(_HOST, OBJECT, ({},)),
     **under("zenflow", parts(
         topk_ratio=SHARE, select_strategy=word("auto", "step", "epoch"), select_interval=COUNT,

@@ -88,16 +88,6 @@ def _counts(grains: int, step: int) -> int:
 
 def split(spec: Spec, graph: Graph) -> Shards:
     W, stage = spec.cluster.ranks, spec.zero.stage
-    if stage == 0 and spec.zero.offload_optimizer.device != "none":
-        raise spec.wrong("zero.offload_optimizer", "at stage 0 every rank updates all parameters",
-                         "zero.stage 1, 2 or 3 beside it, or device none")
-    if spec.zero.offload_param.device != "none":
-        if stage < 3:
-            raise spec.wrong("zero.offload_param", f"at stage {stage} every rank has all parameters",
-                             "zero.stage 3 beside it, or device none")
-        if spec.zero.offload_optimizer.device == "none":
-            raise spec.wrong("zero.offload_param", "the optimizer would keep them on the device",
-                             "zero.offload_optimizer.device cpu beside it, or device none")
     grains = spec.grains
     unit = PAGE // ops.BYTES[spec.train.precision]
     order, notes = _order(spec, grains)

@@ -272,6 +272,20 @@ def _schedule(keys: SpecKeys, root: Node) -> None:
         raise fail(root, (*path, "min_lr"), f"{s.min_lr:g} is above lr {lr:g}", f"0 to {lr:g}")
 
 
+def _offload(keys: SpecKeys, root: Node) -> None:
+    z = keys.zero
+    optimizer, params = (("zero", f"offload_{part}", "device") for part in ("optimizer", "param"))
+    if z.offload_optimizer.device != "none" and z.stage == 0:
+        raise fail(root, optimizer, "at stage 0 every rank updates all parameters",
+                   "zero.stage 1, 2 or 3 beside it, or none")
+    if z.offload_param.device != "none" and z.stage < 3:
+        raise fail(root, params, f"at stage {z.stage} every rank has all parameters",
+                   "zero.stage 3 beside it, or none")
+    if z.offload_param.device != "none" and z.offload_optimizer.device == "none":
+        raise fail(root, params, "the optimizer would keep them on the device",
+                   "zero.offload_optimizer.device cpu beside it, or none")
+
+
 def _reduction(keys: SpecKeys, root: Node) -> None:
     if keys.train.reduction == "fast" and "cpu" in keys.targets:
         raise fail(root, ("train", "reduction"), "fast lets NCCL sum, and the target cpu has none",
@@ -294,6 +308,7 @@ def load(path: str, sets: Sequence[str] = (), zero: str | None = None) -> Spec:
     model = build(keys, root)
     _batch(keys, root)
     _schedule(keys, root)
+    _offload(keys, root)
     _reduction(keys, root)
     optimizer = _typed(keys.train.optimizer, ("train", "optimizer"), root)
     if optimizer.nesterov and not optimizer.momentum:
