@@ -29,6 +29,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / 'gen'))
 from zg import plan  # noqa: E402
+from zg.text import parse  # noqa: E402
 
 MADE = ROOT / 'out' / 'bench'
 TOKENS, SEQUENCE = 1024, 256
@@ -170,7 +171,7 @@ def build(case: Case) -> plan.Plan:
     (ROOT / 'out' / 'train.c').write_text(source)
     sh('ninja', '--quiet', 'out/train')
     shutil.copy(ROOT / 'out' / 'train', MADE / case.name)
-    return plan.parse(sh('gen/zgen', case.spec, *settings(case), '--emit', 'plan'))
+    return parse(sh('gen/zgen', case.spec, *settings(case), '--emit', 'plan'))
 
 
 def run(case: Case, p: plan.Plan, steps: int, data: Path) -> Run:

@@ -34,6 +34,7 @@ import numpy as np
 import zk
 from device import ON_DEVICE, TO_DEVICE, Device
 from zg import plan
+from zg.text import parse
 
 TARGET = zk.TARGET
 CACHE = 256 << 20 if not REHEARSAL else 0       # bytes of operands between two uses of one
@@ -227,8 +228,8 @@ class Bench:
 # ---- one kernel
 
 def recipe() -> zk.Recipe:
-    return zk.Recipe(lr=1e-4, min_lr=1e-5, beta1=0.9, beta2=0.95, eps=1e-8, decay=0.1, clip=1.0,
-                     warmup=10, steps=1000, schedule=zk.COSINE, rows=1024)
+    return zk.Recipe(rate=zk.phases([zk.held(1e-4)]), momentum=zk.phases([zk.held(0.9)]),
+                     beta2=0.95, eps=1e-8, decay=0.1, clip=1.0, rows=1024)
 
 
 @dataclass
@@ -366,7 +367,7 @@ def write(path: str, found: object) -> None:
 def table(path: str) -> None:
     found: dict[str, object] = {'ceilings': ceilings(), 'cases': {}}
     for c in gpu_cases.CASES:
-        p = plan.parse(c.source.read('.plan'))
+        p = parse(c.source.read('.plan'))
         listed = kernels(p)
         b = Bench(p.head.real, max(POOL, *(need(k, dims(p, k)) for k in listed)))
         rows = []
@@ -383,7 +384,7 @@ def small() -> None:
     """Every operand has an allocation of its own, of its own size."""
     seen: set[str] = set()
     for source in gpu_cases.SMALL:
-        p = plan.parse(source.read('.plan'))
+        p = parse(source.read('.plan'))
         b, taken = Bench(p.head.real, 1 << 20), []
 
         def take(size: int) -> int:

@@ -26,6 +26,7 @@ from gpu_check import KIND, MADE, memory_of, tokens, write
 
 sys.path[:0] = [str(ROOT / 'gen')]
 from zg import cost, plan
+from zg.text import parse
 
 LIMIT = float(os.environ.get('ZR_BENCH_LIMIT', '150'))
 PYTHON = os.environ.get('TORCH_PYTHON', sys.executable)
@@ -81,7 +82,7 @@ def figures(case: Case, p: plan.Plan, runs: list[dict]) -> dict[str, object]:
 def measure(case: Case, out: str) -> bool:
     begun = time.monotonic()
     left = lambda: LIMIT - (time.monotonic() - begun) - 2
-    p = plan.parse(case.source.read('.plan'))
+    p = parse(case.source.read('.plan'))
     data = data_of(case, p.head.vocab)
     runs: dict[str, list[dict]] = {'ours': [], 'torch': []}
     took = {'ours': 0.0, 'torch': 0.0}

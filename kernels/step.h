@@ -3,19 +3,22 @@
 #define ZK_STEP_H
 #include "limbs.h"
 
-/* Linear warm-up, then from lr to min_lr at `steps` along the schedule. */
-ZK_BOTH double step_rate(const zk_recipe *r, int64_t step)
+/* The value of a schedule at a step, 1 and on. Logarithms are of steps since the origin. */
+ZK_BOTH double step_phase(const zk_phase *p, int64_t step)
 {
-    if (step < r->warmup)
-        return r->lr * (double)step / (double)r->warmup;
-    if (r->schedule == ZK_CONSTANT)
-        return r->lr;
-    if (step >= r->steps)
-        return r->min_lr;
-    double x = (double)(step - r->warmup) / (double)(r->steps - r->warmup);
-    if (r->schedule == ZK_COSINE)
+    while (p->until && step >= p->until)
+        p++;
+    int64_t n = step - p->origin;
+    double x = (double)n / (double)p->span;
+    if (p->stairs)
+        x = (double)(n * p->stairs / p->span) / (double)p->stairs;
+    if (p->curve == ZK_COSINE)
         x = 0.5 - 0.5 * zk_cos(3.14159265358979323846 * x);
-    return r->lr + (r->min_lr - r->lr) * x;
+    if (p->curve == ZK_LOG)
+        x = zk_log((double)n) / zk_log((double)p->span);
+    if (p->curve == ZK_INVERSE)
+        return p->from / (1 + p->to * x);
+    return p->from + (p->to - p->from) * x;
 }
 
 /* x^n by squaring, n >= 0 */
@@ -30,7 +33,9 @@ ZK_BOTH double step_power(double x, int64_t n)
 
 ZK_BOTH void step_begin(zk_ctl *ctl, const zk_recipe *r)
 {
-    ctl->lr = (float)step_rate(r, ++ctl->step);
+    ctl->step++;
+    ctl->lr = (float)step_phase(r->rate, ctl->applied + 1);
+    ctl->beta1 = step_phase(r->momentum, ctl->applied + 1);
     ctl->leaves = 0;
 }
 
@@ -49,7 +54,7 @@ ZK_BOTH void step_factor(zk_ctl *ctl, const int64_t *sums, const zk_recipe *r)
     if (r->clip > 0 && ctl->norm > r->clip)
         scale *= r->clip / (ctl->norm + 1e-6);
     ctl->factor = (float)scale;
-    ctl->bias1 = (float)(1 / (1 - step_power(r->beta1, ctl->applied)));
+    ctl->bias1 = (float)(1 / (1 - step_power(ctl->beta1, ctl->applied)));
     ctl->bias2 = (float)(1 / (1 - step_power(r->beta2, ctl->applied)));
 }
 

@@ -26,7 +26,7 @@ typedef struct step {
 
 ZK_BOTH step step_of(const zk_ctl *ctl, const zk_recipe *r)
 {
-    step s = {r->rule, ctl->lr, ctl->factor, (float)r->beta1, (float)(1 - r->beta1),
+    step s = {r->rule, ctl->lr, ctl->factor, (float)ctl->beta1, (float)(1 - ctl->beta1),
               (float)r->beta2, (float)(1 - r->beta2), ctl->bias1, ctl->bias2, (float)r->eps};
     return s;
 }

@@ -19,7 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZK_ABI 3
+#define ZK_ABI 4
 
 /* one queue's kernel context: threads on a CPU, stream and handles on a GPU */
 typedef struct zk zk;
@@ -31,7 +31,7 @@ enum { ZK_IN_OUT = 0, ZK_OUT_IN = 1 };            /* a linear's weight: [in,out]
  * of bf16. Rows beyond the vocabulary are zero. */
 enum { ZK_VOCAB = 8 };
 enum { ZK_GELU_TANH = 0, ZK_GELU_ERF = 1 };
-enum { ZK_CONSTANT = 0, ZK_LINEAR = 1, ZK_COSINE = 2 };
+enum { ZK_LINE = 0, ZK_COSINE = 1, ZK_LOG = 2, ZK_INVERSE = 3 };      /* curves of a zk_phase */
 
 /* One launch on a GPU: blocks in x, y and z, threads of a block, bytes of dynamic shared memory. */
 typedef struct zk_grid {
@@ -57,11 +57,21 @@ typedef struct zk_span {
     float decay;          /* 1: weight decay applies, 0: it does not */
 } zk_span;
 
+/* A piece of a schedule: up to the step before `until` (0: for ever) a value goes from `from` to
+ * `to` as x = (step - origin) / span does from 0 to 1, along a curve, in so many stairs (0: none).
+ * span may be negative: then x goes from 1 to 0. */
+typedef struct zk_phase {
+    int64_t until, origin, span;
+    double from, to;
+    int32_t curve, stairs;
+} zk_phase;
+
+enum { ZK_PHASES = 4 };
+
 /* What is fixed about the optimizer. */
 typedef struct zk_recipe {
-    double lr, min_lr, beta1, beta2, eps, decay, clip;   /* clip 0: none */
-    int64_t warmup, steps;                               /* of the schedule */
-    int32_t schedule;                                    /* ZK_CONSTANT ... */
+    zk_phase rate[ZK_PHASES], momentum[ZK_PHASES];       /* of lr, and of beta1 */
+    double beta2, eps, decay, clip;                      /* clip 0: none */
     int32_t rule;                                        /* ZK_ADAMW ... of update.h */
     int64_t rows;                                        /* M: leaves carry d(sum of losses)/M */
 } zk_recipe;
@@ -69,7 +79,8 @@ typedef struct zk_recipe {
 /* What changes from step to step; lives in the arena, so that a captured launch never changes. */
 typedef struct zk_ctl {
     int64_t step;         /* 1 in the first step; counted by zk_begin */
-    int64_t applied;      /* steps not skipped: the exponent of Adam's bias correction */
+    int64_t applied;      /* steps not skipped: what schedules and bias corrections count */
+    double beta1;         /* of this step */
     double loss, norm; /* of the last step: mean over valid tokens; gradient norm before clipping */
     int64_t valid;        /* valid tokens in the global batch */
     int64_t skipped; /* 1: the last step changed no weight (non-finite norm or no valid token) */
@@ -206,7 +217,7 @@ void zk_clear(zk *k, int64_t *sums);
 
 /* ---- optimizer. p, m, v, g, w: elements [first, first + n) of a flat buffer described by spans;
  * spans, r: host memory */
-/* next step: counts it, sets lr (schedule) and leaves = 0, clears sums[ZK_SUMS] */
+/* next step: counts it, sets lr and beta1 (schedules) and leaves = 0, clears sums[ZK_SUMS] */
 void zk_begin(zk *k, const zk_launch *L, zk_ctl *ctl, int64_t *sums, const zk_recipe *r);
 /* sums[ZK_NORM..] += squares: blocks of 1024 elements of a tensor, f64, 16 lanes; sets
  * sums[ZK_NONFINITE] */

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import zk
-from zg import ops
+from zg import ops, plan
 
 U = 2.0 ** -24
 ROOT = Path(__file__).parents[1]
@@ -47,9 +47,18 @@ def decays() -> Array:
     return decay
 
 
-def recipe(**changed: float) -> zk.Recipe:
-    r = dict(lr=1e-3, min_lr=1e-4, beta1=0.9, beta2=0.95, eps=1e-8, decay=0.1, clip=1.0, warmup=10,
-             steps=100, schedule=zk.COSINE, rows=66)
+BETA1 = 0.9
+# to 1e-3 in 10 steps, and down to 1e-4 at 100
+WAVE = [plan.Phase(10, 0, 10, "line", 0, 0.0, 1e-3),
+        plan.Phase(100, 10, 90, "cosine", 0, 1e-3, 1e-4), zk.held(1e-4)]
+
+
+HELD = zk.phases([zk.held(1e-3)])
+
+
+def recipe(**changed: object) -> zk.Recipe:
+    r = dict(rate=zk.phases(WAVE), momentum=zk.phases([zk.held(BETA1)]),
+             beta2=0.95, eps=1e-8, decay=0.1, clip=1.0, rows=66)
     return zk.Recipe(**{**r, **changed})
 
 
@@ -67,32 +76,7 @@ def made(norm: float = 0.0, loss: float = 0.0, valid: int = 0, bad: int = 0) -> 
     return sums
 
 
-# ---- the schedule
-
-def rate(r: zk.Recipe, step: int) -> float:
-    if step < r.warmup:
-        return r.lr * step / r.warmup
-    x = min(1.0, (step - r.warmup) / (r.steps - r.warmup)) if r.steps > r.warmup else 1.0
-    if r.schedule == zk.CONSTANT:
-        return r.lr
-    x = x if r.schedule == zk.LINEAR else (1 - math.cos(math.pi * x)) / 2
-    return r.lr + (r.min_lr - r.lr) * x
-
-
-@pytest.mark.parametrize("schedule", [zk.CONSTANT, zk.LINEAR, zk.COSINE])
-@pytest.mark.parametrize("warmup", [0, 1, 10, 100])
-def test_schedule(target: str, schedule: int, warmup: int) -> None:
-    k, r, ctl = zk.Kernels(target), recipe(schedule=schedule, warmup=warmup), zk.Ctl()
-    for step in range(1, 121):
-        sums = np.full(zk.SUMS, 5, np.int64)
-        k.zk_begin(ctl, sums, r)
-        assert ctl.step == step and not sums.any()
-        assert abs(ctl.lr - rate(r, step)) <= U * rate(r, step) * 1.001      # one rounding to f32
-        if step >= 100 and schedule != zk.CONSTANT:
-            assert ctl.lr == np.float32(r.min_lr)
-        if step == max(warmup, 1) and step < 100 and warmup:
-            assert ctl.lr == np.float32(r.lr)
-
+# ---- the sums
 
 def test_clear(target: str) -> None:
     sums = np.full(zk.SUMS + 1, 5, np.int64)
@@ -131,11 +115,11 @@ def test_a_bad_step_is_skipped(target: str, sums: Array) -> None:
 
 
 def test_bias_corrections(target: str) -> None:
-    k, ctl, r = zk.Kernels(target), zk.Ctl(), recipe()
+    k, ctl, r = zk.Kernels(target), zk.Ctl(beta1=BETA1), recipe()
     for step in range(1, 3001):
         k.zk_factor(ctl, made(1.0, 1.0, 66), r)
         if step < 20 or step % 97 == 0:
-            for got, beta in ((ctl.bias1, r.beta1), (ctl.bias2, r.beta2)):
+            for got, beta in ((ctl.bias1, BETA1), (ctl.bias2, r.beta2)):
                 want = float(1 / (1 - Fraction(beta) ** step))
                 assert abs(got - want) <= 1.001 * U * want           # one rounding to f32
 
@@ -231,18 +215,18 @@ def moved(name: str, r: zk.Recipe, ctl: zk.Ctl, t: int, p: Near, g: Near, state:
     else:
         g = g + p * decay
     if name in ("AdamW", "Adam"):
-        state["m"] = m * r.beta1 + g * (1 - r.beta1)
+        state["m"] = m * BETA1 + g * (1 - BETA1)
         state["v"] = v * r.beta2 + g * g * (1 - r.beta2)
-        corrected = state["m"] * (1 / (1 - r.beta1 ** t))
+        corrected = state["m"] * (1 / (1 - BETA1 ** t))
         return p + corrected / ((state["v"] * (1 / (1 - r.beta2 ** t))).root() + r.eps) * lr
     if name == "SGD":
         return p + g * lr
     if name in ("Momentum", "Nesterov"):
-        state["m"] = m * r.beta1 + g
-        return p + (g + state["m"] * r.beta1 if name == "Nesterov" else state["m"]) * lr
+        state["m"] = m * BETA1 + g
+        return p + (g + state["m"] * BETA1 if name == "Nesterov" else state["m"]) * lr
     if name == "Lion":
         state["m"] = m * r.beta2 + g * (1 - r.beta2)
-        return p + (m * r.beta1 + g * (1 - r.beta1)).sign() * lr
+        return p + (m * BETA1 + g * (1 - BETA1)).sign() * lr
     state["v"] = v + g * g
     return p + g / (state["v"].root() + r.eps) * lr
 
@@ -291,7 +275,7 @@ def test_every_rule_has_its_row() -> None:
 @pytest.mark.parametrize("name", RULES)
 def test_no_gradient(target: str, name: str) -> None:
     """What has none and no decay stays where it is, also Lion's sign of 0"""
-    k, r, ctl = zk.Kernels(target), recipe(warmup=0, rule=RULES.index(name)), zk.Ctl()
+    k, r, ctl = zk.Kernels(target), recipe(rate=HELD, rule=RULES.index(name)), zk.Ctl()
     p = np.linspace(-1, 1, 1024, dtype=np.float32)
     q, zeros = p.copy(), np.zeros((3, 1024), np.float32)
     m, v = (zeros[n] if s in ops.OPTIMIZERS[name] else None for n, s in enumerate("mv"))
@@ -303,7 +287,7 @@ def test_no_gradient(target: str, name: str) -> None:
 
 def test_decay_is_decoupled_and_only_where_asked(target: str) -> None:
     """With no gradient a matrix shrinks by 1 - lr * decay; the others stay"""
-    k, r, p = zk.Kernels(target), recipe(warmup=0, schedule=zk.CONSTANT), np.ones(FLAT, np.float32)
+    k, r, p = zk.Kernels(target), recipe(rate=HELD), np.ones(FLAT, np.float32)
     ctl, zeros = zk.Ctl(), np.zeros((3, FLAT), np.float32)
     k.zk_begin(ctl, np.zeros(zk.SUMS, np.int64), r)
     k.zk_factor(ctl, made(0.0, 1.0, 66), r)

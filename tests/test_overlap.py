@@ -18,6 +18,7 @@ import law
 import program
 import trainer
 from zg import plan
+from zg.text import parse
 
 DELAY = 0.020                  # seconds added to every gather
 ENOUGH = 1.4 * DELAY           # a unit's forward should take so long, for its time varies
@@ -69,7 +70,7 @@ class Bench:
 
     def plan(self, batch: int, ahead: str) -> plan.Plan:
         flags = [word for key in self.keys(batch, ahead) for word in ('--set', key)]
-        return plan.parse(trainer.sh('gen/zgen', self.spec, *flags, '--emit', 'plan'))
+        return parse(trainer.sh('gen/zgen', self.spec, *flags, '--emit', 'plan'))
 
     def step(self, batch: int, ahead: str, delay: float) -> float:
         """Seconds of a step: the median, without the first, which is slower."""

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 
 from plans import NAMES, WAYS, keys, planned
 from zg import check
-from zg.plan import Plan, PlanError, Section, Step, digest, layout_digest, parse, print_plan
+from zg.plan import Plan, Section, Step
+from zg.text import PlanError, digest, layout_digest, parse, print_plan
 
 GOLDEN = HERE / 'golden'
 SMALL = str(GOLDEN / 'small.yaml')
@@ -76,7 +77,7 @@ def with_line(n: int, *new: str) -> str:
     ('run', ' slot', '  slot'), ('fn', 'flops 0', 'flops'),
     ('events', '[', '('), ('section', 'repeat 1', 'repeat'), ('step', 'with l=0', 'with l'),
     ('step', 'step', 'stop'), ('step', 'with l=0', 'with l=0 with l=0'),
-    ('step', 'with l=0', 'with l=0 more=words'), ('recipe', ' 0.001', ' 1e-3'),
+    ('step', 'with l=0', 'with l=0 more=words'), ('recipe', ':0.001', ':1e-3'), ('recipe', ':line:', ':line::'),
 ])
 def test_a_broken_line_is_named(start: str, old: str, new: str) -> None:
     n = line_of(start)
@@ -134,7 +135,7 @@ def test_the_same_bytes_in_every_process(emit: str, tmp_path: pathlib.Path) -> N
 
 def test_the_digest_is_of_the_text() -> None:
     p = golden_plan('stage3-ahead')
-    other = dataclasses.replace(p, recipe=dataclasses.replace(p.recipe, lr=p.recipe.lr * 2))
+    other = dataclasses.replace(p, recipe=dataclasses.replace(p.recipe, clip=p.recipe.clip * 2))
     assert len({digest(p), digest(other), layout_digest(p)}) == 3
 
 

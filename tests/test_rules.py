@@ -77,7 +77,7 @@ CHECKER = sorted(name for name in OURS if name.startswith('check'))
 
 
 @pytest.mark.parametrize('name,allowed', [
-    ('plan', set()), ('ops', set()), ('roll', {'plan', 'ops'}), ('cost', {'plan', 'ops'}),
+    ('plan', set()), ('text', {'plan'}), ('ops', set()), ('roll', {'plan', 'ops'}), ('cost', {'plan', 'ops'}),
     # explain prints what cost counts: counting it again would be a second source of truth
     ('explain', {'plan', 'ops', 'cost'}),
     ('emit', set()), *((name, {'plan', 'ops', *CHECKER}) for name in CHECKER)])

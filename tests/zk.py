@@ -18,7 +18,7 @@ import functools
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,14 +26,13 @@ import pytest
 
 from device import Device, Mirror
 from trainer import ROOT, alone, sh
-from zg import grids
+from zg import grids, ops, plan
 
 Array = np.ndarray
 
 F32, BF16 = 0, 1
 IN_OUT, OUT_IN = 0, 1
 GELU_TANH, GELU_ERF = 0, 1
-CONSTANT, LINEAR, COSINE = 0, 1, 2
 VALID, NONFINITE, SUMS = 64, 65, 72
 
 ISAS = ("avx2", "avx512")
@@ -64,19 +63,34 @@ class Span(ctypes.Structure):
                [(name, ctypes.c_float) for name in ("mean", "std", "decay")]
 
 
+class Phase(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64) for name in ("until", "origin", "span")] + \
+               [("begin", ctypes.c_double), ("end", ctypes.c_double),
+                ("curve", ctypes.c_int32), ("stairs", ctypes.c_int32)]
+
+
 class Recipe(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_double)
-                for name in ("lr", "min_lr", "beta1", "beta2", "eps", "decay", "clip")] + \
-               [("warmup", ctypes.c_int64), ("steps", ctypes.c_int64),
-                ("schedule", ctypes.c_int32), ("rule", ctypes.c_int32), ("rows", ctypes.c_int64)]
+    _fields_ = [("rate", Phase * 4), ("momentum", Phase * 4)] + \
+               [(name, ctypes.c_double) for name in ("beta2", "eps", "decay", "clip")] + \
+               [("rule", ctypes.c_int32), ("rows", ctypes.c_int64)]
 
 
 class Ctl(ctypes.Structure):
-    _fields_ = [("step", ctypes.c_int64), ("applied", ctypes.c_int64),
+    _fields_ = [("step", ctypes.c_int64), ("applied", ctypes.c_int64), ("beta1", ctypes.c_double),
                 ("loss", ctypes.c_double), ("norm", ctypes.c_double),
                 ("valid", ctypes.c_int64), ("skipped", ctypes.c_int64)] + \
                [(name, ctypes.c_float) for name in ("lr", "factor", "bias1", "bias2")] + \
                [("leaves", ctypes.c_int64)]
+
+
+def phases(listed: Sequence[plan.Phase]) -> ctypes.Array:
+    return (Phase * 4)(*[Phase(x.until, x.origin, x.span, x.begin, x.end, ops.CURVES[x.curve],
+                               x.stairs) for x in listed])
+
+
+def held(x: float) -> plan.Phase:
+    """a schedule's only phase"""
+    return plan.Phase(0, 0, 1, "line", 0, x, x)
 
 
 def spans(rows: list[dict[str, float]]) -> ctypes.Array:

@@ -19,12 +19,13 @@ from .check_fns import functions
 from .check_order import CheckError
 from .check_steps import UNITS, unit_of
 from .check_update import Program
-from .plan import Class, Flat, Plan, Tensor
+from .plan import Class, Flat, Phase, Plan, Tensor
 
 __all__ = ["CheckError", "check"]
 
 GRAINS = 3                      # grains played of a section that repeats more often
 VOCAB = 8                       # of a multiple of this many tokens are rows that go by token
+PHASES = 4                      # of a schedule
 INLETS, PARTS = 4, 4            # batches on their way to a GPU; grids of a launch
 # Bytes of shared memory that a block may have (CUDA C programming guide, compute capabilities).
 SHARED = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10}
@@ -97,6 +98,28 @@ def _runs(p: Plan) -> None:
                 raise CheckError(f"launch {r.launch}: {g} cannot run on {','.join(r.targets)}")
         if (r.grids and "cpu" in r.targets) or len(r.grids) > PARTS:
             raise CheckError(f"launch {r.launch}: {len(r.grids)} grids on {','.join(r.targets)}")
+
+
+def _schedule(name: str, phases: tuple[Phase, ...], most: float) -> None:
+    """One phase after the other, from step 1 on and for ever; values from 0 to `most`."""
+    begin = 1
+    for n, x in enumerate(phases):
+        last, where = n == len(phases) - 1, f"phase {n} of the schedule of {name}"
+        if len(phases) > PHASES or (x.until != 0) == last or (not last and x.until <= begin):
+            raise CheckError(f"{where} does not end where it should")
+        if not x.span or x.curve not in ops.CURVES or not 0 <= x.begin <= most or x.stairs < 0 or \
+                (x.stairs and x.curve != "line"):
+            raise CheckError(f"{where} has no curve")
+        way = [(step - x.origin) / x.span for step in (begin, x.until - 1)]
+        inside = not last and 0 <= min(way) and max(way) <= 1
+        good = {"line": inside or (x.begin == x.end and not x.stairs), "cosine": inside,
+                "log": not last and x.span > 1 and begin > x.origin and max(way) <= 1,
+                "inverse": x.end >= 0 and x.span > 0 and begin >= x.origin}[x.curve]
+        if not good or (x.curve != "inverse" and not 0 <= x.end <= most):
+            raise CheckError(f"{where} leaves its curve")
+        begin = x.until
+    if not phases:
+        raise CheckError(f"there is no schedule of {name}")
 
 
 def _flats(p: Plan) -> None:
@@ -222,6 +245,8 @@ def check(p: Plan) -> None:
     """CheckError names the first thing that breaks a promise."""
     _classes(p)
     _runs(p)
+    _schedule("rate", p.recipe.rate, 1e30)
+    _schedule("momentum", p.recipe.momentum, 1 - 1e-9)
     _flats(p)
     _nodes(p)
     _sections(p)

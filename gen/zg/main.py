@@ -38,7 +38,8 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _text(args: argparse.Namespace) -> str:
-    from . import build, check, config, cost, explain, plan, spec
+    from . import build, check, config, cost, explain, spec
+    from .text import print_plan
     read = spec.load(args.spec, args.set, args.zero)
     built = build.build(read)
     check.check(built.plan)
@@ -47,7 +48,7 @@ def _text(args: argparse.Namespace) -> str:
     if args.emit == "config":
         return config.text(read)
     if args.emit == "plan":
-        return plan.print_plan(built.plan)
+        return print_plan(built.plan)
     if args.emit == "memory":
         return explain.memory(built.plan)
     if args.emit == "explain":

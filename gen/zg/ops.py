@@ -119,7 +119,7 @@ WIDTHS = {"master": 4, "m": 4, "v": 4}                  # bytes of a state
 # How a linear's weight lies in the weights' file of a family: [in,out] or [out,in].
 LAYOUT = {"gpt2": 0, "llama": 1}
 KINDS = {"tanh": 0, "erf": 1}
-SCHEDULES = {"constant": 0, "linear": 1, "cosine": 2}
+CURVES = {"line": 0, "cosine": 1, "log": 2, "inverse": 3}
 BYTES = {"f32": 4, "bf16": 2}
 
 # Sizes of kernels/zk.h that a plan needs: ZK_SUMS integers of 8 bytes; room for a zk_ctl in bytes.

@@ -1,23 +1,15 @@
-"""plan.py -- the Plan: everything a training program will do, as frozen records with one text form.
+"""plan.py -- the Plan: everything a training program will do, as frozen records (text.py prints them).
 
 Invariants
- 1. parse(print_plan(p)) == p; the text is dump, golden file, diff and hash input.
- 2. Flat: a line is a step. Only grains repeat: section `grain` runs `repeat` times in a step, and
+ 1. Flat: a line is a step. Only grains repeat: section `grain` runs `repeat` times in a step, and
     an operand `lo` grows by its `per` from one grain to the next.
- 3. The same for every rank; what differs by rank is written `r*BYTES`.
+ 2. The same for every rank; what differs by rank is written `r*BYTES`.
 Offsets and sizes are bytes unless a field says elements. Imports nothing of ours.
 """
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 import math
-import re
-import typing
 from dataclasses import dataclass
-from itertools import zip_longest
-
-FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -46,19 +38,38 @@ class Head:
 
 
 @dataclass(frozen=True)
+class Phase:
+    """A piece of a schedule: up to the step before `until` (0: for ever) a value goes from `begin`
+    to `end` as x = (step - origin) / span does from 0 to 1, along a curve (line | cosine | log |
+    inverse: begin / (1 + end * x)), in so many stairs. In text, its fields between colons."""
+    until: int
+    origin: int
+    span: int
+    curve: str
+    stairs: int
+    begin: float
+    end: float
+
+    def __str__(self) -> str:
+        return f"{self.until}:{self.origin}:{self.span}:{self.curve}:{self.stairs}:{self.begin!r}:" \
+            f"{self.end!r}"
+
+    @classmethod
+    def read(cls, text: str) -> "Phase":
+        until, origin, span, curve, stairs, begin, end = text.split(":")
+        return cls(int(until), int(origin), int(span), curve, int(stairs), float(begin), float(end))
+
+
+@dataclass(frozen=True)
 class Recipe:
-    """The optimizer, by its name in the op table, and zk_recipe's fields."""
+    """The optimizer, by its name in the op table, and zk_recipe's fields. momentum: of beta1."""
     optimizer: str
-    lr: float
-    min_lr: float
-    beta1: float
+    rate: tuple[Phase, ...]
+    momentum: tuple[Phase, ...]
     beta2: float
     eps: float
     decay: float
     clip: float
-    warmup: int
-    steps: int
-    schedule: str
 
 
 @dataclass(frozen=True)
@@ -291,160 +302,3 @@ class Plan:
     @property
     def host(self) -> int:              # bytes of the pinned host arena of a GPU's rank
         return self.end("hosted", "host")
-
-
-_WORD = {Head: "head", Recipe: "recipe", Group: "group", Flat: "flat", Tensor: "tensor",
-         Class: "class", Table: "table", Launch: "launch", Run: "run"}
-
-
-def _show(v: object) -> str:
-    if isinstance(v, tuple):
-        return ",".join(_show(x) for x in v) or "-"
-    return repr(v) if isinstance(v, float) else str(v)
-
-
-def _record(r: object) -> str:
-    """`word name field value ...`"""
-    names = [f.name for f in dataclasses.fields(r)]  # type: ignore[arg-type]
-    first = _show(getattr(r, names[0]))
-    return " ".join([_WORD[type(r)], first, *(f"{n} {_show(getattr(r, n))}" for n in names[1:])])
-
-
-def _step(s: Step) -> str:
-    parts = ["step", s.queue, s.op, s.unit or "-", *map(str, s.ins)]
-    for word, items in ((">", s.outs), ("with", s.ints), ("wait", s.waits), ("rec", s.recs)):
-        if items:
-            parts += [word, *map(str, items)]
-    return " ".join(parts)
-
-
-def print_plan(p: Plan) -> str:
-    lines = [f"plan {FORMAT}", _record(p.head), _record(p.recipe)]
-    for part in (p.groups, p.flats, p.tensors, p.classes, p.tables, p.launches, p.runs):
-        lines += [_record(r) for r in part]
-    for fn in p.fns:
-        lines.append(f"fn {fn.name} flops {fn.flops} ins {_show(fn.ins)} outs {_show(fn.outs)} "
-                     f"ints {_show(fn.ints)}")
-        lines += [f"call {c.kernel} {c.launch} {' '.join(c.args)}" for c in fn.calls]
-    lines.append(" ".join(["events", *map(str, p.events)]))
-    for section in p.sections:
-        lines.append(f"section {section.name} repeat {section.repeat}")
-        lines += [_step(s) for s in section.steps]
-    return "\n".join(lines) + "\n"
-
-
-def digest(p: Plan) -> str:
-    """SHA-256 of the text, 64 hex digits."""
-    return hashlib.sha256(print_plan(p).encode()).hexdigest()
-
-
-def layout_digest(p: Plan) -> str:
-    """SHA-256 of where every parameter lies and who owns it, nothing else."""
-    lines = [_record(g) for g in p.groups]
-    lines += [_show((f.name, f.count, f.elems, f.shard, f.real, f.state)) for f in p.flats]
-    lines += [_show((t.name, t.flat, t.offset, t.offset_step, t.flat_step, t.count, *t.shape))
-              for t in p.tensors]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-class PlanError(Exception):
-    """A text that is no plan; names the line."""
-
-
-def _value(text: str, kind: object) -> object:
-    if typing.get_origin(kind) is tuple:
-        inner = typing.get_args(kind)[0]
-        return () if text == "-" else tuple(_value(t, inner) for t in text.split(","))
-    return Grid.read(text) if kind is Grid else kind(text)  # type: ignore[operator]
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return () if text == "-" else tuple(text.split(","))
-
-
-def _read(words: list[str], cls: type) -> object:
-    hints = typing.get_type_hints(cls)
-    names = [f.name for f in dataclasses.fields(cls)]
-    pairs = {names[0]: words[1], **dict(zip(words[2::2], words[3::2]))}
-    return cls(**{n: _value(pairs[n], hints[n]) for n in names})
-
-
-_REF = re.compile(r"^([\w.]+)\[(\d+)\](?:\+(\d+))?$")
-_INT = re.compile(r"^(\w+)=(-?\d+)(?:\+g\*(\d+))?$")
-
-
-def _ref(text: str) -> Ref:
-    m = _REF.match(text)
-    if not m:
-        raise ValueError(text)
-    return Ref(m[1], int(m[2]), int(m[3] or 0))
-
-
-def _event(text: str) -> Event:
-    ref = _ref(text)
-    return Event(ref.cls, ref.index)
-
-
-def _int(text: str) -> Int:
-    m = _INT.match(text)
-    if not m:
-        raise ValueError(text)
-    return Int(m[1], int(m[2]), int(m[3] or 0))
-
-
-def _parse_step(words: list[str]) -> Step:
-    lists: dict[str, list[str]] = {"ins": [], ">": [], "with": [], "wait": [], "rec": []}
-    where = "ins"
-    for word in words[4:]:
-        if word in lists:
-            where = word
-        else:
-            lists[where].append(word)
-    unit = "" if words[3] == "-" else words[3]
-    return Step(words[1], words[2], unit, tuple(map(_ref, lists["ins"])),
-                tuple(map(_ref, lists[">"])), tuple(map(_int, lists["with"])),
-                tuple(map(_event, lists["wait"])), tuple(map(_event, lists["rec"])))
-
-
-def parse(text: str) -> Plan:
-    """The Plan of a text; PlanError names the first line that is none or would print otherwise."""
-    lists: dict[type, list] = {cls: [] for cls in _WORD}
-    by_word = {word: cls for cls, word in _WORD.items()}
-    fns: list[Fn] = []
-    sections: list[tuple[str, int, list[Step]]] = []
-    events: tuple[Event, ...] = ()
-    for number, line in enumerate(text.splitlines(), 1):
-        words = line.split()
-        try:
-            if number == 1:
-                if words != ["plan", str(FORMAT)]:
-                    raise ValueError(line)
-            elif words[0] in by_word:
-                lists[by_word[words[0]]].append(_read(words, by_word[words[0]]))
-            elif words[0] == "fn":
-                ins, outs, ints = (_names(words[n]) for n in (5, 7, 9))
-                fns.append(Fn(words[1], ins, outs, ints, int(words[3]), ()))
-            elif words[0] == "call":
-                call = Call(words[1], words[2], tuple(words[3:]))
-                fns[-1] = dataclasses.replace(fns[-1], calls=fns[-1].calls + (call,))
-            elif words[0] == "events":
-                events = tuple(map(_event, words[1:]))
-            elif words[0] == "section":
-                sections.append((words[1], int(words[3]), []))
-            elif words[0] == "step":
-                sections[-1][2].append(_parse_step(words))
-            else:
-                raise ValueError(line)
-        except (ValueError, KeyError, IndexError, TypeError) as e:
-            raise PlanError(f"line {number}: not a line of a plan: {line[:80]}") from e
-    made = [tuple(lists[cls]) for cls in (Group, Flat, Tensor, Class, Table, Launch, Run)]
-    try:
-        p = Plan(lists[Head][0], lists[Recipe][0], *made, tuple(fns), events,
-                 tuple(Section(n, r, tuple(s)) for n, r, s in sections))
-    except IndexError as e:
-        raise PlanError("no head or no recipe") from e
-    printed = print_plan(p)
-    for number, (a, b) in enumerate(zip_longest(text.split("\n"), printed.split("\n")), 1):
-        if a != b:
-            raise PlanError(f"line {number}: not as a plan is printed: {(a or 'the end')[:80]}")
-    return p

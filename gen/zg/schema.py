@@ -15,7 +15,7 @@ from typing import Annotated, Mapping
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from . import ops
+from . import kinds, ops
 from .node import SpecError, number, shown
 
 DIM = 2 ** 31 - 1               # a dimension: kernels count rows and columns in 31 bits
@@ -175,14 +175,6 @@ Title = Text(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}", "up to 64 letters, digits, '_'
 
 # ---- what the passes read
 
-# Types of optimizers: the keys that a type takes beside those of all, and their defaults, which are
-# DeepSpeed's and PyTorch's.
-OPTIMIZERS: Mapping[str, Mapping[str, object]] = {
-    "AdamW": {"betas": (0.9, 0.999), "eps": 1e-8}, "Adam": {"betas": (0.9, 0.999), "eps": 1e-8},
-    "SGD": {"momentum": 0.0, "nesterov": False}, "Lion": {"betas": (0.9, 0.999)},
-    "Adagrad": {"eps": 1e-10},
-}
-
 @dataclass(frozen=True)
 class Op:
     """kind and args as in the spec, defaults filled in; ops: of a residual; where: file:line."""
@@ -252,7 +244,7 @@ class Optimizer:
     not take."""
     __pydantic_config__ = _KEYS
     lr: Real(0.0, 1e3)
-    type: Choice(*OPTIMIZERS) = "AdamW"
+    type: Choice(*kinds.OPTIMIZERS) = "AdamW"
     betas: Annotated[tuple[Real(0.0, 0.999999999), ...], AfterValidator(_two)] = None
     eps: Tiny = None
     momentum: Real(0.0, 0.999999999) = None
@@ -262,17 +254,46 @@ class Optimizer:
     clip: Real(0.0, 1e30) = 1.0
 
 
-TYPES = {Optimizer: OPTIMIZERS}
+_Steps = Integer(0, 2 ** 53)
+_Rate = Real(0.0, 1e3)
+_Share = Real(0.0, 0.999999999)
+_Stairs = Integer(0, 2 ** 20)
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """warmup and steps in training steps; steps is where a linear or cosine decay meets min_lr."""
+    """All steps are training steps that were applied. warmup: from 0 to lr; steps: where a decay
+    meets min_lr; decay: how many steps wsd's takes. The others are DeepSpeed's, as it means them.
+    None: the type does not take it, or warmup_max_lr is lr, and a cycle's second half its first."""
     __pydantic_config__ = _KEYS
-    type: Choice("constant", "linear", "cosine") = "constant"
-    warmup: Integer(0, 2 ** 53) = 0
-    steps: Integer(0, 2 ** 53) = 0
-    min_lr: Real(0.0, 1e3) = 0.0
+    type: Choice(*kinds.SCHEDULES) = "constant"
+    warmup: _Steps = None
+    steps: _Steps = None
+    min_lr: _Rate = None
+    decay: Integer(1, 2 ** 53) = None
+    warmup_min_lr: _Rate = None
+    warmup_max_lr: _Rate = None
+    warmup_num_steps: Count = None
+    warmup_type: Choice("log", "linear") = None
+    total_num_steps: Count = None
+    warmup_min_ratio: Real(0.0, 1.0) = None
+    cos_min_ratio: Real(0.0, 1.0) = None
+    cycle_min_lr: _Rate = None
+    cycle_max_lr: _Rate = None
+    decay_lr_rate: Real(0.0, 1e9) = None
+    cycle_first_step_size: Count = None
+    cycle_second_step_size: Integer(0, DIM) = None
+    cycle_first_stair_count: _Stairs = None
+    cycle_second_stair_count: _Stairs = None
+    decay_step_size: Integer(0, DIM) = None
+    cycle_momentum: Flag = None
+    cycle_min_mom: _Share = None
+    cycle_max_mom: _Share = None
+    decay_mom_rate: Real(0.0, 0.0) = None
+
+
+# A section's types, the keys that each takes and their defaults
+TYPES = {Optimizer: kinds.OPTIMIZERS, Schedule: kinds.SCHEDULES}
 
 
 @dataclass(frozen=True)

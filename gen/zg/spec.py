@@ -15,7 +15,7 @@ from typing import Callable, Sequence, get_args, get_type_hints
 import yaml
 from pydantic import ValidationError
 
-from . import dsconfig, dsjson
+from . import dsconfig, dsjson, kinds
 from .node import (DEPTH, NODES, Node, SpecError, dotted, meant, number, printable, several, shown)
 from .schema import (TOKEN, TYPES, Cluster, Data, Model, Op, Optimizer, Schedule, Spec,
                      SpecKeys, Train, Unit, Zero)
@@ -248,28 +248,50 @@ def _batch(keys: SpecKeys, root: Node) -> None:
                ", ".join(good))
 
 
-def _typed(found: Optimizer, path: tuple[str, ...], root: Node) -> Optimizer:
-    """With the defaults of its type; a key that another type takes is an error."""
+def _typed(keys: SpecKeys, name: str, root: Node) -> Optimizer | Schedule:
+    """A section with the defaults of its type; a key that another type takes is an error."""
+    found, path = getattr(keys.train, name), ("train", name)
     rows = TYPES[type(found)]
     defaults = rows[found.type]
     others = {key for row in rows.values() for key in row} - set(defaults)
-    for key, node in root.at(path).value.items():
+    given = root.at(("train",)).value.get(name, Node({}, "")).value
+    for key, node in given.items():
         if key in others and node.value is not None:
-            keys = [k for k in _keys(path) if k not in others]
-            raise fail(root, (*path, key), f"{found.type} takes no {key}", ", ".join(keys))
+            allowed = [k for k in _keys(path) if k not in others]
+            raise fail(root, (*path, key), f"{found.type} takes no {key}", ", ".join(allowed))
     lacking = {key: x for key, x in defaults.items() if getattr(found, key) is None}
+    for key in (k for k, x in lacking.items() if x is kinds.NEEDED):
+        raise fail(root, (*path, key), f"is missing; {found.type} needs it", "a value for it")
     return replace(found, **lacking)
 
 
-def _schedule(keys: SpecKeys, root: Node) -> None:
-    s, lr = keys.train.schedule, keys.train.optimizer.lr
+def _optimizer(keys: SpecKeys, root: Node) -> Optimizer:
+    o = _typed(keys, "optimizer", root)
+    if o.nesterov and not o.momentum:
+        raise fail(root, ("train", "optimizer", "nesterov"), "there is no momentum", "momentum > 0")
+    return o
+
+
+def _schedule(keys: SpecKeys, root: Node) -> Schedule:
+    s, lr = _typed(keys, "schedule", root), keys.train.optimizer.lr
     path = ("train", "schedule")
-    if s.type != "constant" and s.steps <= s.warmup:
+    if s.type in ("linear", "cosine") and s.steps <= s.warmup:
         raise fail(root, (*path, "steps"),
                    f"a {s.type} schedule of {s.steps} steps after a warmup of {s.warmup}",
                    "steps > warmup")
-    if s.type != "constant" and s.min_lr > lr:
+    if s.type == "wsd" and s.steps < s.warmup + s.decay:
+        raise fail(root, (*path, "steps"), f"{s.steps} steps do not hold a warmup of {s.warmup} "
+                   f"and a decay of {s.decay}", f"at least {s.warmup + s.decay}")
+    if s.type in ("linear", "cosine", "wsd") and s.min_lr > lr:
         raise fail(root, (*path, "min_lr"), f"{s.min_lr:g} is above lr {lr:g}", f"0 to {lr:g}")
+    if s.total_num_steps is not None and s.total_num_steps <= max(2, s.warmup_num_steps):
+        raise fail(root, (*path, "total_num_steps"), f"{s.total_num_steps} steps end before the "
+                   "decay begins", f"more than {max(2, s.warmup_num_steps)}")
+    if s.cycle_momentum and keys.train.optimizer.type not in kinds.CYCLED and \
+            root.at((*path, "cycle_momentum")).value is True:
+        raise fail(root, (*path, "cycle_momentum"), f"{keys.train.optimizer.type} has no betas",
+                   "false")
+    return s
 
 
 def _offload(keys: SpecKeys, root: Node) -> None:
@@ -307,13 +329,10 @@ def load(path: str, sets: Sequence[str] = (), zero: str | None = None) -> Spec:
     keys = _validate(root)
     model = build(keys, root)
     _batch(keys, root)
-    _schedule(keys, root)
     _offload(keys, root)
     _reduction(keys, root)
-    optimizer = _typed(keys.train.optimizer, ("train", "optimizer"), root)
-    if optimizer.nesterov and not optimizer.momentum:
-        raise fail(root, ("train", "optimizer", "nesterov"), "there is no momentum", "momentum > 0")
-    train, data = replace(keys.train, optimizer=optimizer), keys.data
+    train = replace(keys.train, optimizer=_optimizer(keys, root), schedule=_schedule(keys, root))
+    data = keys.data
     if "ignore" not in root.at(("data",)).value:
         data = replace(data, ignore=TOKEN if model.vocab <= TOKEN else None)
     places = {dotted(key) if key else "": node.where for key, node in _all(root)}

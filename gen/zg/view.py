@@ -11,6 +11,7 @@ from typing import Iterator, Sequence
 
 from . import ops, plan, roll
 from .plan import Plan
+from .text import digest, layout_digest
 
 QUEUES = {name: f"ZR_{name.upper()}" for name in ("main", "gather", "reduce", "host", "up", "down")}
 VARS = "ijk"                    # of nested loops: roll.DEPTH of them
@@ -341,6 +342,19 @@ def queues(p: Plan) -> list[str]:
     return [q for q in QUEUES if q in used]
 
 
+def recipe(p: Plan) -> list[str]:
+    """zk_recipe's fields."""
+    r, out = p.recipe, []
+    for name, phases in (("rate", r.rate), ("momentum", r.momentum)):
+        rows = [f"{{{number(x.until)}, {number(x.origin)}, {number(x.span)}, {real(x.begin)}, "
+                f"{real(x.end)}, {ops.CURVES[x.curve]}, {x.stairs}}}," for x in phases]
+        out += [f".{name} = {{", *(f"    {row}" for row in rows), "},"]
+    return [*out, f".beta2 = {real(r.beta2)}, .eps = {real(r.eps)},",
+            f".decay = {real(r.decay)}, .clip = {real(r.clip)},",
+            f".rule = {list(ops.OPTIMIZERS).index(r.optimizer)}, "
+            f".rows = {p.head.batch * p.head.sequence},"]
+
+
 def view(p: Plan, cost: dict[str, object], memory: str, flat: bool) -> dict[str, object]:
     """Everything the templates need."""
     fns = _Fns(p)
@@ -348,9 +362,8 @@ def view(p: Plan, cost: dict[str, object], memory: str, flat: bool) -> dict[str,
     for e in p.events:
         events.append(f"#define {upper(e.name)}(i) ({event} + (int)(i))")
         event += e.index
-    r = p.recipe
     return {
-        "name": p.head.spec, "plan": plan.digest(p), "layout": plan.layout_digest(p),
+        "name": p.head.spec, "plan": digest(p), "layout": layout_digest(p),
         "memory": memory, "head": p.head,
         "summary": f"{p.head.spec}: ZeRO {p.head.zero}, {p.head.ranks} ranks, {p.head.grains} "
                    f"grains a rank and step, {p.head.real}, prefetch {p.head.prefetch}",
@@ -365,12 +378,7 @@ def view(p: Plan, cost: dict[str, object], memory: str, flat: bool) -> dict[str,
         "spans": [{"name": f.name, "rows": spans(p, f)} for f in p.flats],
         "tables": [{"name": lower(t.name).replace("table", "freq"),
                     "rows": [real(x) + "," for x in t.freq]} for t in p.tables],
-        "recipe": [" ".join(f".{n} = {real(float(v))}," for n, v in row) for row in (
-            (("lr", r.lr), ("min_lr", r.min_lr)), (("beta1", r.beta1), ("beta2", r.beta2)),
-            (("eps", r.eps), ("decay", r.decay), ("clip", r.clip)))]
-        + [f".warmup = {r.warmup}, .steps = {r.steps}, .schedule = {ops.SCHEDULES[r.schedule]}, "
-           f".rule = {list(ops.OPTIMIZERS).index(r.optimizer)}, "
-           f".rows = {p.head.batch * p.head.sequence},"],
+        "recipe": recipe(p),
         "fns": sorted((fns.one(f) for f in p.fns), key=lambda lines: len(lines) == 1),
         "parts": parts(p), "sources": "ZR_REDUCE" if p.head.overlap else "ZR_MAIN",
         "sections": sections(p, flat), "batch": batch(p),
