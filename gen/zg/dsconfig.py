@@ -13,7 +13,7 @@ from typing import Iterator, Mapping, NamedTuple
 from .dskeys import SWITCHES, TABLE
 from .dsrows import Honour, Idle, Key, Moved, Number, Part, Refuse, Same, numeric
 from .node import Node, SpecError, meant, printable, several, shown
-from .schema import OPTIMIZERS
+from .kinds import OPTIMIZERS
 
 
 class Config(NamedTuple):

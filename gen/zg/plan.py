@@ -1,4 +1,4 @@
-"""plan.py -- the Plan: everything a training program will do, as frozen records (text.py prints them).
+"""plan.py -- the Plan: all that a training program will do, as frozen records (text: text.py).
 
 Invariants
  1. Flat: a line is a step. Only grains repeat: section `grain` runs `repeat` times in a step, and
@@ -51,8 +51,8 @@ class Phase:
     end: float
 
     def __str__(self) -> str:
-        return f"{self.until}:{self.origin}:{self.span}:{self.curve}:{self.stairs}:{self.begin!r}:" \
-            f"{self.end!r}"
+        return (f"{self.until}:{self.origin}:{self.span}:{self.curve}:{self.stairs}:"
+                f"{self.begin!r}:{self.end!r}")
 
     @classmethod
     def read(cls, text: str) -> "Phase":
