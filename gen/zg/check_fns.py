@@ -20,7 +20,7 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
-from . import check_own, ops
+from . import check_grads, check_own, ops
 from .check_order import CheckError
 from .plan import Call, Fn, Plan, Tensor
 
@@ -282,8 +282,7 @@ class _Body:
 
     def backward(self) -> Counter:
         """What does run backward."""
-        likes = {k: like for row in _BACK.values() for k, like in row.items()}
-        likes["zk_linear_bwd_b"] = ""
+        likes = _likes()
         return Counter((c.kernel, _dims(c), tuple(x for x, n in zip(is_, likes[c.kernel])
                                                   if n != "."))
                        for c, _, is_ in self.ran if c.kernel in likes and
@@ -332,6 +331,11 @@ def _parts(c: Call) -> list[Call]:
     return [add, norm] if out else [norm, add]
 
 
+def _likes() -> dict[str, str]:
+    """Of kernels backward, which operands are forward's."""
+    return {k: like for row in _BACK.values() for k, like in row.items()} | {"zk_linear_bwd_b": ""}
+
+
 def _dims(c: Call) -> tuple[str, ...]:
     """A call's numbers that must agree forward and backward."""
     return tuple(a for w, a in zip(_KERNELS[c.kernel].split(), c.args)
@@ -373,6 +377,8 @@ def _unit_bodies(p: Plan, kind: str, fns: dict[str, Fn]) -> list[_Body]:
     bwd.end("dx")
     if fwd.wanted() != bwd.backward() or fwd.backward() or not _adds_back(fwd, bwd):
         bwd.fail(None, "does not run backward what ran forward")
+    dx = bwd.held["dx"][0].made if "dx" in bwd.fn.outs else ()
+    check_grads.prove(fwd.ran, bwd.ran, y[0].made, dx, _likes(), bwd.fail)
     for c, number, _ in bwd.forward():
         if number not in {n for _, n, _ in fwd.ran}:
             bwd.fail(c, "is not what ran forward")

@@ -1,0 +1,94 @@
+"""check_grads.py -- proves that a block's backward carries gradients to where they belong.
+
+A gradient is known by the value that it is of, and by which of that value's uses it covers. Where
+it covers all of a sum's, it is as well the part of each operand's gradient that comes from that
+sum.
+ a call backward   works on the whole gradient of what one call of forward made, reads what that
+                   call read and made, and writes the gradients of its parameters
+ an addition       is of two parts of one value's gradient that have no use in common
+ dx                is the whole gradient of x
+"""
+from __future__ import annotations
+
+from typing import Callable, Iterator, Mapping, NoReturn
+
+from .plan import Call
+
+# Of a call backward: whose it is; which operand is the gradient it works on; which operand of the
+# forward one dx is of (0: it makes none); which operands are gradients of which parameters.
+_FLOW = {
+    "zk_layernorm_bwd": ("zk_layernorm_fwd", 3, 3, {1: 5, 2: 6}),
+    "zk_rmsnorm_bwd": ("zk_rmsnorm_fwd", 2, 3, {1: 5}),
+    "zk_qknorm_bwd": ("zk_qknorm_fwd", 3, 2, {1: 3, 2: 4}),
+    "zk_linear_bwd_x": ("zk_linear_fwd", 1, 1, {}),
+    "zk_linear_bwd_w": ("zk_linear_fwd", 1, 0, {0: 2}),
+    "zk_linear_bwd_b": ("zk_linear_fwd", 1, 0, {0: 3}),
+    "zk_rope": ("zk_rope", 1, 1, {}),
+    "zk_attention_bwd": ("zk_attention_fwd", 1, 2, {}),
+    "zk_gelu_bwd": ("zk_gelu_fwd", 1, 1, {}),
+    "zk_swiglu_bwd": ("zk_swiglu_fwd", 1, 1, {}),
+}
+Ran = list[tuple[Call, int, list]]      # calls, their numbers, what their operands are
+Part = tuple[tuple, frozenset]          # a value; uses of it
+
+
+class _Gradients:
+    """What the values of backward are gradients of."""
+
+    def __init__(self, fwd: Ran, y: tuple) -> None:
+        self.calls = {number: (call, is_) for call, number, is_ in fwd}
+        self.uses: dict[tuple, set] = {y: {"y"}}
+        for _, number, is_ in fwd:
+            for n, what in enumerate(is_):
+                if isinstance(what, tuple) and what[0] != number:
+                    self.uses.setdefault(what, set()).add((number, n))
+        self.of: dict[tuple, set[Part]] = {("dy",): set(self.parts(y, frozenset({"y"})))}
+
+    def whole(self, value: tuple) -> Part:
+        return value, frozenset(self.uses.get(value, ()))
+
+    def parts(self, value: tuple, uses: frozenset) -> Iterator[Part]:
+        """What a gradient of `value` by these uses is a part of."""
+        yield value, uses
+        call, is_ = self.calls.get(value[0], (None, []))
+        if call and call.kernel == "zk_add" and (value, uses) == self.whole(value):
+            for n in (1, 2):
+                yield from self.parts(is_[n], frozenset({(value[0], n)}))
+
+    def sums(self, a: tuple, b: tuple) -> Iterator[Part]:
+        for value, uses in self.of.get(a, ()):
+            for other, more in self.of.get(b, ()):
+                if value == other and not uses & more:
+                    yield from self.parts(value, uses | more)
+
+    def forward(self, kernel: str, dy: tuple) -> list[tuple[int, Call, list]]:
+        """The calls of which it is the whole gradient."""
+        return [(number, call, is_) for number, (call, is_) in self.calls.items()
+                if call.kernel == kernel and self.whole((number, 0)) in self.of.get(dy, ())]
+
+
+def prove(fwd: Ran, bwd: Ran, y: tuple, dx: tuple, likes: Mapping[str, str],
+          fail: Callable[[Call | None, str], NoReturn]) -> None:
+    """likes: of a kernel backward, which operands are operands of the forward one (. for none)."""
+    g = _Gradients(fwd, y)
+    for call, number, is_ in bwd:
+        if number in g.calls:                               # made again
+            continue
+        if call.kernel == "zk_add":
+            g.of[number, 0] = set(g.sums(is_[1], is_[2]))
+            if not g.of[number, 0]:
+                fail(call, "adds what are no two parts of one gradient")
+        if call.kernel not in _FLOW:
+            continue
+        kernel, dy, x, grads = _FLOW[call.kernel]
+        for of, first, was in g.forward(kernel, is_[dy]):
+            like = zip(is_, likes[call.kernel])
+            if all(what == was[int(n)] for what, n in like if n != ".") and \
+                    all(call.args[n] in ("d" + first.args[p], "null", "acc+0")
+                        for n, p in grads.items()):
+                g.of[number, 0] = set(g.parts(was[x], frozenset({(of, x)}))) if x else set()
+                break
+        else:
+            fail(call, "is not of the whole gradient of what forward made")
+    if dx and g.whole(("x",)) not in g.of.get(dx, ()):
+        fail(None, "dx is not the whole gradient of x")
