@@ -332,18 +332,29 @@ def test_all_mistakes_are_told_at_once_in_five_lines(tmp_path: Path) -> None:
     assert len(many) == 5 and many[-1] == "and 5 more"
 
 
-@pytest.mark.parametrize("config", [{"optimizer": {"type": "Lion"}}, {"scheduler": {"type": "WarmupLR"}}])
-def test_the_schema_refuses_with_the_place_in_the_config(tmp_path: Path, config: dict) -> None:
-    """What this reader maps and the spec's schema does not know (yet) is told with the config's key;
-    what the schema knows is read."""
-    section = next(iter(config))
-    try:
-        spec = read(tmp_path, json.dumps(config, indent=1))
-    except SpecError as e:
-        assert re.match(rf".*ds.json:3: {section}.type: train\.", str(e).replace(f"{tmp_path}/", ""))
-    else:
-        said = spec.train.optimizer.type, spec.train.schedule.type
-        assert config[section]["type"] in said
+def test_optimizers_and_schedulers_are_the_specs(tmp_path: Path) -> None:
+    """Whose params are keys of train.optimizer and train.schedule; the spec's own schedule goes."""
+    train = read(tmp_path, {
+        "optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9, "nesterov": True}},
+        "scheduler": {"type": "WarmupDecayLR", "params": {
+            "warmup_num_steps": "auto", "warmup_max_lr": "auto", "warmup_min_lr": "auto",
+            "total_num_steps": 50, "warmup_type": "linear"}}}).train
+    o, s = train.optimizer, train.schedule
+    assert (o.type, o.lr, o.momentum, o.nesterov, o.betas, o.weight_decay) == (
+        "SGD", 0.1, 0.9, True, None, 0.1)
+    assert (s.type, s.warmup_num_steps, s.warmup_max_lr, s.warmup_min_lr, s.total_num_steps,
+            s.warmup_type, s.steps, s.min_lr) == ("WarmupDecayLR", 10, 0.1, 0.0, 50, "linear",
+                                                  None, None)
+    zero = {"scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}}
+    assert read(tmp_path, zero).train.schedule.warmup_num_steps == 0
+    for config, said in (
+            ({"optimizer": {"type": "SGD", "params": {"betas": [0.9, 0.99]}}},
+             r"ds.json:5: optimizer.params.betas: train.optimizer.betas: SGD takes no betas; allowed"),
+            ({"scheduler": {"type": "WarmupLR", "params": {"total_num_steps": 5}}},
+             r"ds.json:5: scheduler.params.total_num_steps: .*WarmupLR takes no total_num_steps"),
+            ({"scheduler": {"type": "OneCycle"}}, r"ds.json:3: .*cycle_min_lr: is missing; OneCycle")):
+        message = refusal(tmp_path, json.dumps(config, indent=1))
+        assert re.match(said, message), message
 
 
 # ---- a row is all that changes

@@ -118,7 +118,7 @@ class Schedule:
     decay: Integer(1, 2 ** 53) = None
     warmup_min_lr: _Rate = None
     warmup_max_lr: _Rate = None
-    warmup_num_steps: Count = None
+    warmup_num_steps: Integer(0, DIM) = None        # 0 and 1 mean 2
     warmup_type: Choice("log", "linear") = None
     total_num_steps: Count = None
     warmup_min_ratio: Real(0.0, 1.0) = None
