@@ -6,7 +6,9 @@
  *     to be the quickest, and a reduction in place quicker still.
  *  2. What a product reads from its descriptors is what they hold when it is issued.
  *  3. A shape, type or attribute that is not emulated is refused as not supported.
- *  4. A handle takes a page of device memory. A product owns its whole workspace: its ends are checked as written.
+ *  4. An algorithm serves matrices that are aligned as was said when it was asked for (256 bytes,
+ *     where nothing was), and needs workspace for its parts' sums.
+ *  5. A handle takes a page of device memory. A product owns its whole workspace: its ends are checked as written.
  */
 #include "queue.h"
 
@@ -30,13 +32,14 @@ struct layout {
 
 struct preference {
     uint64_t workspace;
-    uint32_t reductions;
+    uint32_t reductions, align[4];        /* of a, b, c and d, in bytes */
 };
 
 /* the words of an algorithm: parts of k, how they are added (cublasLtReductionScheme_t) */
-enum { MAGIC = 0x656d756c, MOST_PARTS = 4 };
+enum { MAGIC = 0x656d756c, MOST_PARTS = 4, ALIGNED = 256 };
 struct algorithm {
     uint64_t magic, parts, reduction;
+    uint32_t align[4];
 };
 
 /* the descriptors' own words, within the opaque ones of the library */
@@ -174,15 +177,32 @@ double time_of(const algorithm &a)
 
 algorithm read(const cublasLtMatmulAlgo_t &a)
 {
-    return {a.data[0], a.data[1], a.data[2]};
+    algorithm made;
+    memcpy(&made, &a, sizeof made);
+    return made;
+}
+
+size_t workspace_of(const algorithm &a, const product &p)
+{
+    return a.parts < 2 ? 0 : (size_t)(a.parts * 4) * (size_t)(p.m * p.n);
 }
 
 bool known(const algorithm &a)
 {
-    return a.magic == MAGIC && a.parts && a.parts <= MOST_PARTS;
+    return a.magic == MAGIC && a.parts && a.parts <= MOST_PARTS && a.align[0] && a.align[1] &&
+           a.align[2] && a.align[3];
 }
 
-bool aligned(const void *p, const layout &l) { return (uintptr_t)p % bytes(l.type) == 0; }
+bool aligned(const product &p)
+{
+    const void *at[] = {p.pa, p.pb, p.beta == 0 ? p.pd : p.pc, p.pd, p.workspace};
+    const uint32_t to[] = {p.how_to.align[0], p.how_to.align[1], p.how_to.align[2],
+                           p.how_to.align[3], 16};
+    for (int i = 0; i < 5; i++)
+        if ((uintptr_t)at[i] % to[i])
+            return false;
+    return true;
+}
 
 }
 
@@ -278,7 +298,7 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l)
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *p)
 {
     *p = new cublasLtMatmulPreferenceOpaque_t{};
-    in<preference>(*p)->reductions = CUBLASLT_REDUCTION_SCHEME_MASK;
+    *in<preference>(*p) = {0, CUBLASLT_REDUCTION_SCHEME_MASK, {ALIGNED, ALIGNED, ALIGNED, ALIGNED}};
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -296,8 +316,13 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
         return take(&in<preference>(p)->workspace, value, n);
     if (name == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK)
         return take(&in<preference>(p)->reductions, value, n);
-    uint32_t word;
-    return take(&word, value, n);         /* of no consequence for a loop on a CPU */
+    static const cublasLtMatmulPreferenceAttributes_t names[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    for (int i = 0; i < 4; i++)
+        if (name == names[i])
+            return take(&in<preference>(p)->align[i], value, n);
+    return CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
 /* ---- products */
@@ -316,10 +341,13 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
         uint64_t parts = i < 2 ? i + 1 : i, how_to = i == 0   ? CUBLASLT_REDUCTION_SCHEME_NONE
                                                      : i == 1 ? CUBLASLT_REDUCTION_SCHEME_INPLACE
                                                        : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-        if (how_to & ~(uint64_t)in<preference>(prefer)->reductions)
+        const preference *x = in<preference>(prefer);
+        algorithm a = {MAGIC, parts, how_to, {x->align[0], x->align[1], x->align[2], x->align[3]}};
+        if ((how_to & ~(uint64_t)x->reductions) || workspace_of(a, p) > x->workspace)
             continue;
         found[*n] = {};
-        found[*n].algo = {{MAGIC, parts, how_to}};
+        memcpy(&found[*n].algo, &a, sizeof a);
+        found[*n].workspaceSize = workspace_of(a, p);
         found[(*n)++].state = CUBLAS_STATUS_SUCCESS;
     }
     return s;
@@ -358,7 +386,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t how, const 
     cublasStatus_t s = fit(&p);
     if (s != CUBLAS_STATUS_SUCCESS)
         return s;
-    if (!known(p.how_to) || !aligned(a, p.a) || !aligned(b, p.b) || !aligned(d, p.d) || (uintptr_t)workspace % 16)
+    if (!known(p.how_to) || !aligned(p) || n < workspace_of(p.how_to, p))
         return CUBLAS_STATUS_INVALID_VALUE;
     cudaError_t e = queue_issue(stream, "cublasLtMatmul", [p] {
         return work([p] {
