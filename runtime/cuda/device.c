@@ -89,13 +89,21 @@ static int64_t free_bytes(zr *z, int64_t *all)
 
 static double gib(int64_t bytes) { return (double)bytes / (1 << 30); }
 
+/* Memory of NCCL's own allocator is registered where a graph's collectives use it: peers then read
+ * and write it in place. Every rank has the same offsets in it. */
+static int take(const zr *z, void **at, size_t bytes)
+{
+    return z->ranks > 1 ? ncclMemAlloc(at, bytes) == ncclSuccess
+                        : cudaMalloc(at, bytes) == cudaSuccess;
+}
+
 static void take_arenas(zr *z)
 {
     zr_target *t = z->t;
     int64_t all, need = z->p->columns[z->column].arena;
     void *at = NULL, *host = NULL;
     t->before = free_bytes(z, &all);
-    if (need > t->before || cudaMalloc(&at, (size_t)need) != cudaSuccess)
+    if (need > t->before || !take(z, &at, (size_t)need))
         zr_fail(z, ZR_ENVIRONMENT,
                 "needs %.3f GiB of device memory in one piece; device %d has %.3f of its %.3f GiB "
                 "free; end other programs, or generate with more ranks, a smaller micro_batch or "

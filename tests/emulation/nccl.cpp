@@ -255,7 +255,7 @@ progress go_on(transfer *t)
     }
     if (moved)
         t->stuck = seconds();
-    else if (seconds() - t->stuck > 0.3 && peer_gone(t))
+    else if (seconds() - t->stuck > 0.8 && peer_gone(t))
         return fail(c);
     return moved ? MOVED : NOT_YET;
 }
@@ -344,6 +344,11 @@ bool is_float(ncclDataType_t t) { return t == ncclFloat32 || t == ncclBfloat16; 
 
 bool is_blocking(const ncclConfig_t *config) { return !config || config->blocking != 0; }
 
+}
+
+ncclResult_t ncclMemAlloc(void **p, size_t n)
+{
+    return cudaMalloc(p, n) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
 }
 
 /* ---- communicators */
