@@ -226,7 +226,7 @@ void zk_square_sum(zk *k, const zk_launch *L, int64_t *sums, const float *g, con
 /* from the sums over all ranks: loss, norm, valid, skipped, factor = M/valid * clip */
 void zk_factor(zk *k, const zk_launch *L, zk_ctl *ctl, const int64_t *sums, const zk_recipe *r);
 /* One step by r->rule. p float masters; w their real copy (NULL: none); m, v the states, NULL where
- * the rule has none. p, m and v stay as they are when ctl->skipped. */
+ * the rule has none. All stay as they are when ctl->skipped. */
 void zk_update(zk *k, const zk_launch *L, const zk_ctl *ctl, const zk_recipe *r, real *w, float *p,
                float *m, float *v, const float *g, const zk_span *spans, int64_t nspans,
                int64_t first, int64_t n);

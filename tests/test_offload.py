@@ -49,6 +49,16 @@ def test_every_host_kernel_is_emitted() -> None:
     assert 'zk_update(' not in source and 'zk_init(' not in source and 'zk_hash(' not in source
 
 
+def test_the_copy_of_a_tile_is_whole() -> None:
+    """What goes up in bf16 has a tile's zeros between tensors, which `update` passes over: kernels
+    read rows that pad a vocabulary."""
+    p = planned('gpt-tiny', 'zero.stage=2', 'train.precision=bf16', *OFFLOAD)
+    made = [[(c.kernel, *c.args) for c in f.calls] for f in p.fns if f.name.startswith('update.')]
+    for update, copy in made:
+        assert update[:4] == ('zk_host_update', 'hctl+0', 'recipe', 'null')
+        assert copy == ('zk_host_round', 'w+0', 'p+0', 'n')
+
+
 # ---- memory
 
 @pytest.mark.parametrize('precision', ['f32', 'bf16'])

@@ -28,12 +28,13 @@ def _own(p: Plan, f: Flat) -> dict[str, list[str]]:
     stride = whole if f.sum == "whole" else f.shard
     m, v = (f"{s}+0" if s in f.states else "null" for s in ("m", "v"))
     if p.offload:
-        w = "null" if f32 else "w+0"
+        copy = "zk_host_round w+0 p+0 n"
         owner = {
-            f"update.{f.name}": [f"zk_host_update hctl+0 recipe {w} p+0 {m} {v} g+0 spans.{f.name} "
-                                f"l*{whole}+r*{f.shard}+at n"],
+            f"update.{f.name}": [f"zk_host_update hctl+0 recipe null p+0 {m} {v} g+0 "
+                                f"spans.{f.name} l*{whole}+r*{f.shard}+at n",
+                                *([] if f32 else [copy])],
             f"init.{f.name}": [f"zk_host_init p+0 {part} {p.head.seed}"],
-            f"cast.{f.name}": ["zk_host_round w+0 p+0 n"],
+            f"cast.{f.name}": [copy],
             f"hash.{f.name}": [f"zk_host_hash out p+0 {part}"],
         }
     else:

@@ -147,11 +147,13 @@ class _Maker:
         rest = " ".join(f"{s}+0" if s in kept else "null" for s in ("m", "v"))
         self.own(f"init.{f.name}", "", "p", "l", f"zk_host_init p+0 spans.{f.name} {first} "
                  f"{f.shard} {self.spec.train.seed}", shape=(f.shard,))
+        # of the whole tile, for all of it goes up: between tensors too
+        copy = ["zk_host_round w+0 p+0 n"] if fresh else []
         self.own(f"update.{f.name}", "g", f"{fresh} p {' '.join(kept)}", "l at n",
-                 f"zk_host_update hctl+0 recipe {fresh + '+0' if fresh else 'null'} p+0 {rest} g+0 "
-                 f"spans.{f.name} {first}+at n", shape=shape)
+                 f"zk_host_update hctl+0 recipe null p+0 {rest} g+0 spans.{f.name} {first}+at n",
+                 *copy, shape=shape)
         if fresh:
-            self.own(f"cast.{f.name}", "p", "w", "n", "zk_host_round w+0 p+0 n", shape=shape)
+            self.own(f"cast.{f.name}", "p", "w", "n", *copy, shape=shape)
         self.own(f"hash.{f.name}", "p", "", "l out", f"zk_host_hash out p+0 spans.{f.name} {first} "
                  f"{f.shard}", shape=(f.shard,))
 

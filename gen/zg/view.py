@@ -191,7 +191,7 @@ class _Fns:
         place = {c: f"a + {upper(c)}(0)" for c in sorted(self.classes) if c in used}
         place |= {n: f"i[{at[n]}]" if n in fn.ints else f"AT({at[n]})" for n in names}
         place |= {"out": f"HOST({at['out']})"} if "out" in at else {}
-        often = [n for n in place if used.count(n) > 1]
+        often = [n for n in place if used.count(n) > 1 and n not in fn.ints]
         variables = ", ".join(f"*{lower(n)} = {place[n]}" for n in often)
         formals = {**place, **{n: lower(n) for n in often}}
         lines = wrap(f"void {variables};", 4) + [""] if often else []

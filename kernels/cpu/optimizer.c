@@ -113,16 +113,6 @@ static void update_part(void *arg, const zk_part *part)
         update16(a, &own, i, (int)(end - i));
 }
 
-/* The real copy of what a skipped step has left as it was. */
-static void copy_part(void *arg, const zk_part *part)
-{
-    const flat_update *a = arg;
-    for (int64_t i = 0; i < part->n; i += 16) {
-        int n = (int)zk_least(16, part->n - i);
-        store16rn(a->w, part->at + i, a->dtype, load16n(a->p + part->at + i, n), n);
-    }
-}
-
 void ZK(zk_update)(zk *k, const zk_launch *L, const zk_ctl *ctl, const zk_recipe *r, real *w,
                    float *p, float *m, float *v, const float *g, const zk_span *spans,
                    int64_t nspans, int64_t first, int64_t n)
@@ -130,8 +120,6 @@ void ZK(zk_update)(zk *k, const zk_launch *L, const zk_ctl *ctl, const zk_recipe
     flat_update a = {w, p, m, v, g, k->dtype, step_of(ctl, r), ctl, r};
     if (!ctl->skipped)
         each(k, L, spans, nspans, first, n, update_part, &a);
-    else if (w)
-        each(k, L, spans, nspans, first, n, copy_part, &a);
 }
 
 /* ---- initial values: 64 elements from 16 counters. Counter 16*(element/64) + lane gives elements
