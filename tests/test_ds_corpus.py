@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "gen"))
 
-from zg import dsconfig, dskeys, dsrows                                         # noqa: E402
+from zg import build, check, dsconfig, dskeys, dsrows                           # noqa: E402
 from zg.spec import SpecError, load                                             # noqa: E402
 
 FILES = sorted((ROOT / "tests/data/ds_configs").glob("*.json"))
@@ -63,6 +63,13 @@ def test_what_becomes_of_each(tmp_path: Path) -> None:
     assert counts == (READ, MISSING, WRONG) and sum(counts) == 60
     for line in re.findall(r"^    (.*)$", said, re.M):
         assert re.match(r"\d+: .+; (did you mean .+\? )?allowed: .", line), line
+
+
+def test_the_plans_of_what_is_read_pass_the_checker(tmp_path: Path) -> None:
+    spec = spec_without_min_lr(tmp_path)
+    for path in FILES:
+        if not outcome(spec, path):
+            check.check(build.build(load(str(spec), (), str(path))).plan)
 
 
 def test_more_than_45_are_read_with_fp16_and_all_of_offload(tmp_path: Path,

@@ -14,7 +14,6 @@ _FLOAT = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 _OWNER = "gradients are always reduced to their owner"
 _SCALED = "gradients are summed in f32 and scaled once, in the optimizer"
 _LATER = "is not supported yet"
-_HOST = f"{_LATER}: more ranks, stage 3, smaller micro-batches and train.recompute save memory"
 _LOG = "`out/train --log FILE` writes loss, norm, rate and time of every step"
 _WIRE = "`zgen --emit explain` prints bytes and collectives of a step"
 _QUANTIZED = f"{_LATER}: weights and gradients travel in the precision of the program"
@@ -210,7 +209,7 @@ _ZERO = {
     "offload_param.nvme_path": idle("parameters lie in the host's memory", TEXT),
     **{f"offload_param.{name}": idle("every unit that is gathered ahead has its place", SIZE)
        for name in ("buffer_count", "buffer_size", "max_in_cpu")},
-    "zenflow": no(_HOST, OBJECT, ({},)),
+    "zenflow": no(f"{_LATER}: offload_optimizer updates all on the host", OBJECT, ({},)),
     **under("zenflow", parts(
         topk_ratio=SHARE, select_strategy=word("auto", "step", "epoch"), select_interval=COUNT,
         update_interval=COUNT, overlap_step=FLAG, offload=FLAG, auto_ratio=SHARE,
