@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from . import budget, launch, model, ops, place, plan, recipe, sched, shard
+from . import budget, fits, launch, model, ops, place, plan, recipe, sched, shard
 from .spec import Spec
 
 
@@ -85,7 +85,14 @@ def _idle(spec: Spec, graph: model.Graph) -> tuple[str, ...]:
 
 
 def build(spec: Spec) -> Built:
-    """The plan of a spec; where memory has a budget, of what it leaves to choose."""
+    """The plan of a spec, which fits the cluster's memory."""
+    built = _budgeted(spec)
+    fits.require(spec, built.plan, lambda changed: _budgeted(changed).plan)
+    return built
+
+
+def _budgeted(spec: Spec) -> Built:
+    """Where memory has a budget, the plan of what it leaves to choose."""
     built = _build(spec)
     if spec.train.memory_budget is None:
         return built

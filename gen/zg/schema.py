@@ -161,9 +161,18 @@ class Train:
 
 
 @dataclass(frozen=True)
+class Memory:
+    """Bytes that a rank may take: of its device, of its host. None: as many as it needs."""
+    __pydantic_config__ = _KEYS
+    device: Annotated[int, PlainValidator(_bytes)] | None = None
+    host: Annotated[int, PlainValidator(_bytes)] | None = None
+
+
+@dataclass(frozen=True)
 class Cluster:
     __pydantic_config__ = _KEYS
     ranks: Integer(1, 2 ** 20) = 1
+    memory: Memory = Memory()
 
 
 @dataclass(frozen=True)

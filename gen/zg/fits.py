@@ -1,0 +1,79 @@
+"""fits.py -- `cluster.memory`: does a plan fit a rank's memory, and what would make it fit.
+
+A rank's arena on each target must fit the device, its host arena the host. Where it does not, the
+changes of WAYS are tried, those that leave the bits as they are alone.
+"""
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Callable, Iterator
+
+from .plan import Plan
+from .schema import RECOMPUTE, OffloadOptimizer, OffloadParam
+from .spec import Spec, SpecError
+
+Change = Callable[[Spec], Spec]
+
+
+def _train(**keys: object) -> Change:
+    return lambda s: replace(s, train=replace(s.train, **keys))
+
+
+def _zero(**keys: object) -> Change:
+    return lambda s: replace(s, zero=replace(s.zero, **keys))
+
+
+_AGAIN = _train(recompute=RECOMPUTE)
+_SPLIT = _zero(stage=3)
+_STATES = _zero(offload_optimizer=OffloadOptimizer("cpu"))
+_PARAMS = _zero(offload_param=OffloadParam("cpu"))
+# From what costs least: settings as they are typed, and what they change.
+WAYS: tuple[tuple[str, tuple[Change, ...]], ...] = (
+    ("zero.stage=3", (_SPLIT,)),
+    ("train.recompute=full", (_AGAIN,)),
+    ("zero.stage=3 train.recompute=full", (_SPLIT, _AGAIN)),
+    ("zero.stage=3 zero.offload_optimizer.device=cpu", (_SPLIT, _STATES)),
+    ("zero.stage=3 zero.offload_optimizer.device=cpu train.recompute=full",
+     (_SPLIT, _STATES, _AGAIN)),
+    ("zero.stage=3 zero.offload_optimizer.device=cpu zero.offload_param.device=cpu "
+     "train.recompute=full", (_SPLIT, _STATES, _PARAMS, _AGAIN)),
+)
+MOST = 3                        # ways that are named
+
+
+def _needs(p: Plan) -> dict[str, int]:
+    """Bytes of a rank, on the target that takes most."""
+    gpu = set(p.head.targets) - {"cpu"}
+    return {"device": max(p.arena(t) for t in p.head.targets),
+            "host": p.host if gpu else p.end("hosted")}
+
+
+def _over(spec: Spec, p: Plan) -> list[tuple[str, int, int]]:
+    """(memory, needed, there) where a plan does not fit."""
+    limits = {"device": spec.cluster.memory.device, "host": spec.cluster.memory.host}
+    return [(name, need, limits[name]) for name, need in _needs(p).items()
+            if limits[name] is not None and need > limits[name]]
+
+
+def _fitting(spec: Spec, build: Callable[[Spec], Plan]) -> Iterator[str]:
+    for text, changes in WAYS:
+        changed = spec
+        for change in changes:
+            changed = change(changed)
+        try:
+            if changed != spec and not _over(changed, build(changed)):
+                yield text
+        except SpecError:       # a bound of the spec that this way cannot keep
+            continue
+
+
+def require(spec: Spec, p: Plan, build: Callable[[Spec], Plan]) -> None:
+    """SpecError where the plan does not fit, with up to MOST ways that do. build: a spec's plan."""
+    over = _over(spec, p)
+    if not over:
+        return
+    name, need, there = over[0]
+    good = [text for text, _ in zip(_fitting(spec, build), range(MOST))]
+    raise spec.wrong(f"cluster.memory.{name}", f"a rank needs {need:,} bytes of {name} memory and "
+                     f"has {there:,}", " or ".join(good) or "more ranks, smaller micro-batches or "
+                     "a smaller model: no other way of splitting it fits either")

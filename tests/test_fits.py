@@ -1,0 +1,61 @@
+"""test_fits.py -- cluster.memory: a plan that does not fit is refused, with ways that do fit."""
+import re
+
+import pytest
+
+from plans import SPECS, planned
+from zg import spec
+
+BASE = ('zero.stage=1', 'cluster.ranks=2', 'train.global_batch=8', 'targets=[cpu]')
+OFFLOAD = ('zero.stage=3', 'zero.offload_optimizer.device=cpu')
+
+
+def refused(*keys: str) -> str:
+    with pytest.raises(spec.SpecError) as e:
+        planned('gpt-tiny', *BASE, *keys)
+    return str(e.value)
+
+
+def test_a_byte_decides() -> None:
+    need = planned('gpt-tiny', *BASE).arena('cpu')
+    planned('gpt-tiny', *BASE, f'cluster.memory.device={need}')
+    said = refused(f'cluster.memory.device={need - 1}')
+    assert said.startswith(f'--set: cluster.memory.device: a rank needs {need:,} bytes of device '
+                           f'memory and has {need - 1:,}; allowed: zero.stage=3 or ')
+
+
+def test_the_ways_that_are_named_fit() -> None:
+    """All of them, and the least that fits at all is found."""
+    least = planned('gpt-tiny', *BASE, *OFFLOAD, 'zero.offload_param.device=cpu',
+                    'train.recompute=full').arena('cpu')
+    for limit in (least, planned('gpt-tiny', *BASE).arena('cpu') - 1):
+        said = refused(f'cluster.memory.device={limit}')
+        ways = said.partition('allowed: ')[2].split(' or ')
+        assert 1 <= len(ways) <= 3
+        for way in ways:
+            assert planned('gpt-tiny', *BASE, *way.split()).arena('cpu') <= limit
+    assert 'no other way' in refused(f'cluster.memory.device={least - 1}')
+
+
+def test_a_gpus_arena_counts_where_it_is_a_target() -> None:
+    p = planned('gpt-tiny', *BASE, 'targets=[cpu, sm_90]')
+    assert p.arena('sm_90') > p.arena('cpu')
+    said = refused('targets=[cpu, sm_90]', f'cluster.memory.device={p.arena("cpu")}')
+    assert f'needs {p.arena("sm_90"):,} bytes' in said
+
+
+def test_the_host_has_a_limit_too() -> None:
+    need = planned('gpt-tiny', *BASE, *OFFLOAD).end('hosted')
+    planned('gpt-tiny', *BASE, *OFFLOAD, f'cluster.memory.host={need}')
+    said = refused(*OFFLOAD, f'cluster.memory.host={need - 1}')
+    assert re.search(rf'cluster.memory.host: a rank needs {need:,} bytes of host memory', said)
+
+
+@pytest.mark.parametrize('text,size', [('3MiB', 3 << 20), ('2 GB', 2 * 10 ** 9), ('12345', 12345)])
+def test_sizes(text: str, size: int) -> None:
+    loaded = spec.load(str(SPECS / 'gpt-tiny.yaml'), [f'cluster.memory.host={text}'])
+    assert loaded.cluster.memory.host == size and loaded.cluster.memory.device is None
+
+
+def test_no_size() -> None:
+    assert 'cluster.memory.device: ' in refused('cluster.memory.device=much')
