@@ -164,8 +164,8 @@ class Train:
 class Memory:
     """Bytes that a rank may take: of its device, of its host. None: as many as it needs."""
     __pydantic_config__ = _KEYS
-    device: Annotated[int, PlainValidator(_bytes)] | None = None
-    host: Annotated[int, PlainValidator(_bytes)] | None = None
+    device: Annotated[int, PlainValidator(whole_bytes)] | None = None
+    host: Annotated[int, PlainValidator(whole_bytes)] | None = None
 
 
 @dataclass(frozen=True)
