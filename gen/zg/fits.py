@@ -1,4 +1,4 @@
-"""fits.py -- `cluster.memory`: does a plan fit a rank's memory, and what would make it fit.
+"""fits.py -- does a plan fit `cluster.memory`, and what would make it fit.
 
 A rank's arena on each target must fit the device, its host arena the host. Where it does not, the
 changes of WAYS are tried, those that leave the bits as they are alone.
@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Callable, Iterator
 
+from .keytypes import RECOMPUTE
 from .plan import Plan
-from .schema import RECOMPUTE, OffloadOptimizer, OffloadParam
+from .schema import OffloadOptimizer, OffloadParam
 from .spec import Spec, SpecError
 
 Change = Callable[[Spec], Spec]
