@@ -229,7 +229,7 @@ class Bench:
 
 def recipe() -> zk.Recipe:
     return zk.Recipe(rate=zk.phases([zk.held(1e-4)]), momentum=zk.phases([zk.held(0.9)]),
-                     beta2=0.95, eps=1e-8, decay=0.1, clip=1.0, rows=1024)
+                     beta2=0.95, eps=1e-8, clip=1.0, rows=1024)
 
 
 @dataclass
@@ -269,7 +269,8 @@ def words_of(b: Bench, p: plan.Plan, k: Kernel, take: Callable[[int], int]) -> C
     a bias is there where the plan has one, and moments are squares."""
     d, n = dims(p, k), zk.operand_names(k.launch.kernel)
     sizes, keep, words = ROWS[k.launch.kernel].sizes(d), [], []
-    span = zk.Span(elems=d.get('n', 0), count=1, std=1.0, decay=1.0)
+    span = zk.Span(elems=d.get('n', 0), count=1, std=1.0, rate=1.0,
+                   decay=0.1)
     for i, name in enumerate(n):
         word = k.args[i]
         if name in ('spans', 'r'):

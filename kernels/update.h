@@ -21,58 +21,58 @@ enum {
 /* What is the same for all tensors in a step */
 typedef struct step {
     int32_t rule;
-    float lr, factor, beta1, rest1, beta2, rest2, bias1, bias2, eps;
+    float factor, beta1, rest1, beta2, rest2, bias1, bias2, eps;
 } step;
 
 ZK_BOTH step step_of(const zk_ctl *ctl, const zk_recipe *r)
 {
-    step s = {r->rule, ctl->lr, ctl->factor, (float)ctl->beta1, (float)(1 - ctl->beta1),
-              (float)r->beta2, (float)(1 - r->beta2), ctl->bias1, ctl->bias2, (float)r->eps};
+    step s = {r->rule, ctl->factor, (float)ctl->beta1, (float)(1 - ctl->beta1), (float)r->beta2,
+              (float)(1 - r->beta2), ctl->bias1, ctl->bias2, (float)r->eps};
     return s;
 }
 
-/* What a tensor has of its own: its weight decay, and -lr * decay */
+/* What a tensor has of its own: its rate, its weight decay, and -lr * decay */
 typedef struct pull {
-    float decay, shrink;
+    float lr, decay, shrink;
 } pull;
 
-ZK_BOTH pull pull_of(const zk_ctl *ctl, const zk_recipe *r, const zk_span *span)
+ZK_BOTH pull pull_of(const zk_ctl *ctl, const zk_span *span)
 {
-    double decay = r->decay * (double)span->decay;
-    pull own = {(float)decay, (float)(-(double)ctl->lr * decay)};
+    float lr = (float)((double)ctl->lr * span->rate);
+    pull own = {lr, (float)span->decay, (float)(-(double)lr * span->decay)};
     return own;
 }
 
 /* Kingma and Ba, 2015: p moved by the corrected moments of g */
-ZK_LANES lanes update_adam(const step *s, lanes p, lanes *m, lanes *v, lanes g)
+ZK_LANES lanes update_adam(const step *s, float lr, lanes p, lanes *m, lanes *v, lanes g)
 {
     *m = lanes_fma(lanes_set(s->beta1), *m, s->rest1 * g);
     *v = lanes_fma(lanes_set(s->beta2), *v, s->rest2 * (g * g));
     lanes move = *m * s->bias1 / (lanes_sqrt(*v * s->bias2) + s->eps);
-    return lanes_fma(lanes_set(-s->lr), move, p);
+    return lanes_fma(lanes_set(-lr), move, p);
 }
 
 /* PyTorch's SGD without dampening; ahead: Nesterov's */
-ZK_LANES lanes update_momentum(const step *s, lanes p, lanes *m, lanes g, int ahead)
+ZK_LANES lanes update_momentum(const step *s, float lr, lanes p, lanes *m, lanes g, int ahead)
 {
     lanes beta = lanes_set(s->beta1);
     *m = lanes_fma(beta, *m, g);
-    return lanes_fma(lanes_set(-s->lr), ahead ? lanes_fma(beta, *m, g) : *m, p);
+    return lanes_fma(lanes_set(-lr), ahead ? lanes_fma(beta, *m, g) : *m, p);
 }
 
 /* Chen and others, 2023 (Lion): the sign of a mean that is newer than the one kept */
-ZK_LANES lanes update_lion(const step *s, lanes p, lanes *m, lanes g)
+ZK_LANES lanes update_lion(const step *s, float lr, lanes p, lanes *m, lanes g)
 {
     lanes mean = lanes_fma(lanes_set(s->beta1), *m, s->rest1 * g);
     *m = lanes_fma(lanes_set(s->beta2), *m, s->rest2 * g);
-    return lanes_fma(lanes_set(-s->lr), lanes_sign(mean), p);
+    return lanes_fma(lanes_set(-lr), lanes_sign(mean), p);
 }
 
 /* Duchi and others, 2011: v is the sum of squares */
-ZK_LANES lanes update_adagrad(const step *s, lanes p, lanes *v, lanes g)
+ZK_LANES lanes update_adagrad(const step *s, float lr, lanes p, lanes *v, lanes g)
 {
     *v = lanes_fma(g, g, *v);
-    return lanes_fma(lanes_set(-s->lr), g / (lanes_sqrt(*v) + s->eps), p);
+    return lanes_fma(lanes_set(-lr), g / (lanes_sqrt(*v) + s->eps), p);
 }
 
 /* The new p. Decay pulls at p itself (AdamW, Lion), or is a part of the gradient. */
@@ -82,13 +82,13 @@ ZK_LANES lanes update(const step *s, const pull *own, lanes p, lanes *m, lanes *
     lanes shrunk = lanes_fma(lanes_set(own->shrink), p, p);
     lanes pulled = lanes_fma(lanes_set(own->decay), p, g);
     switch (s->rule) {
-    case ZK_ADAMW: return update_adam(s, shrunk, m, v, g);
-    case ZK_ADAM: return update_adam(s, p, m, v, pulled);
-    case ZK_SGD: return lanes_fma(lanes_set(-s->lr), pulled, p);
-    case ZK_MOMENTUM: return update_momentum(s, p, m, pulled, 0);
-    case ZK_NESTEROV: return update_momentum(s, p, m, pulled, 1);
-    case ZK_LION: return update_lion(s, shrunk, m, g);
-    default: return update_adagrad(s, p, v, pulled);
+    case ZK_ADAMW: return update_adam(s, own->lr, shrunk, m, v, g);
+    case ZK_ADAM: return update_adam(s, own->lr, p, m, v, pulled);
+    case ZK_SGD: return lanes_fma(lanes_set(-own->lr), pulled, p);
+    case ZK_MOMENTUM: return update_momentum(s, own->lr, p, m, pulled, 0);
+    case ZK_NESTEROV: return update_momentum(s, own->lr, p, m, pulled, 1);
+    case ZK_LION: return update_lion(s, own->lr, shrunk, m, g);
+    default: return update_adagrad(s, own->lr, p, v, pulled);
     }
 }
 

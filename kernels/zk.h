@@ -19,7 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZK_ABI 4
+#define ZK_ABI 5
 
 /* one queue's kernel context: threads on a CPU, stream and handles on a GPU */
 typedef struct zk zk;
@@ -54,7 +54,7 @@ typedef struct zk_span {
     int64_t at, elems, count, stride;
     int64_t key, key_stride;
     float mean, std;      /* initial values: mean + std * normal */
-    float decay;          /* 1: weight decay applies, 0: it does not */
+    double rate, decay;   /* its factor of lr, and its weight decay */
 } zk_span;
 
 /* A piece of a schedule: up to the step before `until` (0: for ever) a value goes from `from` to
@@ -71,7 +71,7 @@ enum { ZK_PHASES = 4 };
 /* What is fixed about the optimizer. */
 typedef struct zk_recipe {
     zk_phase rate[ZK_PHASES], momentum[ZK_PHASES];       /* of lr, and of beta1 */
-    double beta2, eps, decay, clip;                      /* clip 0: none */
+    double beta2, eps, clip;                             /* clip 0: none */
     int32_t rule;                                        /* ZK_ADAMW ... of update.h */
     int64_t rows;                                        /* M: leaves carry d(sum of losses)/M */
 } zk_recipe;

@@ -23,9 +23,9 @@ U = 2.0 ** -24
 ROOT = Path(__file__).parents[1]
 Array = np.ndarray
 
-SPANS = [dict(at=0, elems=1500, count=3, stride=3072, key=100, key_stride=10, std=0.02, decay=1),
+SPANS = [dict(at=0, elems=1500, count=3, stride=3072, key=100, key_stride=10, std=0.02, decay=0.1),
          dict(at=2048, elems=7, count=3, stride=3072, key=101, key_stride=10, mean=1),
-         dict(at=9216, elems=5120, count=1, key=7, mean=-3, std=2, decay=1)]
+         dict(at=9216, elems=5120, count=1, key=7, mean=-3, std=2, decay=0.1)]
 FLAT = 9216 + 6144
 CUTS = [[0, FLAT], [0, 1024, FLAT], list(range(0, FLAT + 1, 1024)), [0, 4096, 5120, 10240, FLAT]]
 
@@ -58,7 +58,7 @@ HELD = zk.phases([zk.held(1e-3)])
 
 def recipe(**changed: object) -> zk.Recipe:
     r = dict(rate=zk.phases(WAVE), momentum=zk.phases([zk.held(BETA1)]),
-             beta2=0.95, eps=1e-8, decay=0.1, clip=1.0, rows=66)
+             beta2=0.95, eps=1e-8, clip=1.0, rows=66)
     return zk.Recipe(**{**r, **changed})
 
 
@@ -241,7 +241,7 @@ def test_update_against_float64(target: str, name: str) -> None:
     p, state = Near(first, zero), {s: Near(zero, zero) for s in ("m", "v")}
     for t, ctl in enumerate(constants, 1):
         g = Near(np.where(inside, drawn(t).astype(float), 0), zero) * Near(ctl.factor, zero)
-        p = moved(name, r, ctl, t, p, g, state, r.decay * decays())
+        p = moved(name, r, ctl, t, p, g, state, decays())
         error = np.abs(history[t - 1].astype(float) - p.x)[inside]
         worst = np.max(error / p.off[inside])
         assert worst <= 1, f"{t}: {worst:.3g} of the bound"
@@ -285,6 +285,26 @@ def test_no_gradient(target: str, name: str) -> None:
     assert p.tobytes() == q.tobytes() and ctl.lr > 0
 
 
+@pytest.mark.parametrize("name", RULES)
+def test_a_tensor_with_a_rate_of_its_own(target: str, name: str) -> None:
+    """is one that is alone with this rate and decay: the same bits"""
+    k, n = zk.Kernels(target), 3072
+    g, first = drawn(1)[9216:][:n], drawn(0, 0)[9216:][:n]
+    found = []
+    for lr, rate in ((1e-3, 0.25), (2.5e-4, 1.0)):
+        r = recipe(rate=zk.phases([zk.held(lr)]), rule=RULES.index(name))
+        ctl, p, states = zk.Ctl(), first.copy(), np.zeros((2, n), np.float32)
+        m, v = (states[i] if s in ops.OPTIMIZERS[name] else None for i, s in enumerate("mv"))
+        row = dict(at=0, elems=n, count=1, rate=rate, decay=0.3)
+        for _ in range(3):
+            k.zk_begin(ctl, np.zeros(zk.SUMS, np.int64), r)
+            k.zk_factor(ctl, made(0.0, 1.0, 66), r)
+            k.zk_update(ctl, r, None, p, m, v, g, zk.spans([row]), 1, 0, n)
+        found.append(p.tobytes() + states.tobytes())
+    # a quarter of a float is exact, and so is that of 1e-3 up to its own rounding
+    assert np.float32(1e-3) * np.float32(0.25) == np.float32(2.5e-4) and found[0] == found[1]
+
+
 def test_decay_is_decoupled_and_only_where_asked(target: str) -> None:
     """With no gradient a matrix shrinks by 1 - lr * decay; the others stay"""
     k, r, p = zk.Kernels(target), recipe(rate=HELD), np.ones(FLAT, np.float32)
@@ -292,7 +312,7 @@ def test_decay_is_decoupled_and_only_where_asked(target: str) -> None:
     k.zk_begin(ctl, np.zeros(zk.SUMS, np.int64), r)
     k.zk_factor(ctl, made(0.0, 1.0, 66), r)
     k.zk_update(ctl, r, None, p, *zeros, zk.spans(SPANS), len(SPANS), 0, FLAT)
-    want = np.where(used() & (decays() == 1), np.float32(1 - 1e-3 * 0.1), np.float32(1))
+    want = np.where(used() & (decays() > 0), np.float32(1 - 1e-3 * 0.1), np.float32(1))
     assert np.array_equal(p, want)
 
 
@@ -476,7 +496,7 @@ def test_tiles_change_no_bit() -> None:
 # ---- more spans than one launch on a GPU takes
 
 MANY = [dict(at=3072 * i, elems=3072 - 37 * i, count=1, key=i, mean=i, std=0.1 * (i % 3),
-             decay=i % 2) for i in range(70)]
+             decay=0.1 * (i % 2), rate=1 + i % 3) for i in range(70)]
 
 
 def whole_run(k: zk.Kernels) -> list[bytes]:

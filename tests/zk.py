@@ -60,7 +60,8 @@ class Launch(ctypes.Structure):
 class Span(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64)
                 for name in ("at", "elems", "count", "stride", "key", "key_stride")] + \
-               [(name, ctypes.c_float) for name in ("mean", "std", "decay")]
+               [(name, ctypes.c_float) for name in ("mean", "std")] + \
+               [(name, ctypes.c_double) for name in ("rate", "decay")]
 
 
 class Phase(ctypes.Structure):
@@ -71,7 +72,7 @@ class Phase(ctypes.Structure):
 
 class Recipe(ctypes.Structure):
     _fields_ = [("rate", Phase * 4), ("momentum", Phase * 4)] + \
-               [(name, ctypes.c_double) for name in ("beta2", "eps", "decay", "clip")] + \
+               [(name, ctypes.c_double) for name in ("beta2", "eps", "clip")] + \
                [("rule", ctypes.c_int32), ("rows", ctypes.c_int64)]
 
 
@@ -94,7 +95,7 @@ def held(x: float) -> plan.Phase:
 
 
 def spans(rows: list[dict[str, float]]) -> ctypes.Array:
-    return (Span * len(rows))(*[Span(**row) for row in rows])
+    return (Span * len(rows))(*[Span(**{"rate": 1.0, **row}) for row in rows])
 
 
 # ---- numbers as the kernels store them

@@ -64,7 +64,8 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
         if away and (f.real != "shard" or not p.offload):
             raise CheckError(f"flat {f.name}: parameters on the host, and not the optimizer")
         apart = real == 2 or p.offload and not away
-        if f.states != (("master", *states) if apart else states):
+        moves = [t for t in p.tensors if t.flat == f.name and not t.frozen]
+        if f.states != (*["master"] * apart, *(states if moves else ())):
             raise CheckError(f"flat {f.name} has the states {f.states}")
         size = {"whole": f.shard * W, "shard": f.shard}
         need = {"real": size[f.real] * real, "sum": size[f.sum] * 4 * f.nodes}
@@ -153,6 +154,8 @@ def _tensor(t: Tensor, flats: dict[str, Flat], vocab: int) -> None:
     padded = (vocab, -(-vocab // VOCAB) * VOCAB)
     if not good or t.shape[0] != (n := sum(map(int, rows))) and (n, t.shape[0]) != padded:
         raise CheckError(f"tensor {t.name}: its parts' rows do not add up to {t.shape}")
+    if t.frozen not in (0, 1) or not 0 <= t.rate < 1e30 or not 0 <= t.decay < 1e30:
+        raise CheckError(f"tensor {t.name}: no rate or decay")
     step = (t.flat_step, t.offset_step)
     if t.flat not in flats or t.count <= 0 or (step != (0, 0) if t.count == 1 else
                                                step[0] != 1 if step[1] == 0 else step[0]) or \

@@ -18,6 +18,8 @@ def _own(p: Plan, f: Flat) -> dict[str, list[str]]:
     every = f.state == "whole"
     span = f"spans.{f.name} l*{whole}" + (f" {whole}" if every else f"+r*{f.shard} {f.shard}")
     n = whole if every else f.shard
+    frozen = any(t.frozen for t in p.tensors if t.flat == f.name)
+    moved = lambda text: text.replace("spans.", "moved.") if frozen else text
 
     def mine(formal: str, kept: str, width: int, all_of: bool = every) -> str:
         return f"{formal}+0" + (f"+r*{f.shard * width}" if kept == "whole" and not all_of else "")
@@ -31,7 +33,7 @@ def _own(p: Plan, f: Flat) -> dict[str, list[str]]:
         copy = "zk_host_round w+0 p+0 n"
         owner = {
             f"update.{f.name}": [f"zk_host_update hctl+0 recipe null p+0 {m} {v} g+0 "
-                                f"spans.{f.name} l*{whole}+r*{f.shard}+at n",
+                                f"{moved(f'spans.{f.name}')} l*{whole}+r*{f.shard}+at n",
                                 *([] if f32 else [copy])],
             f"init.{f.name}": [f"zk_host_init p+0 {part} {p.head.seed}"],
             f"cast.{f.name}": [copy],
@@ -39,7 +41,7 @@ def _own(p: Plan, f: Flat) -> dict[str, list[str]]:
         }
     else:
         owner = {
-            f"update.{f.name}": [f"zk_update ctl+0 recipe {w} {p4} {m} {v} {g} {span}"],
+            f"update.{f.name}": [f"zk_update ctl+0 recipe {w} {p4} {m} {v} {g} {moved(span)}"],
             f"init.{f.name}": [f"zk_init {p4} {span} {p.head.seed}"],
             f"cast.{f.name}": [f"zk_round {w} p+0 {n}"],
             f"hash.{f.name}": [f"zk_hash out {mine('p', f.real if f32 else f.state, 4, False)} "
@@ -51,7 +53,8 @@ def _own(p: Plan, f: Flat) -> dict[str, list[str]]:
         f"join.{f.name}": [f"zk_push {node} 0 sources {S} 1 n null {S} 0 0"],
         f"sum.{f.name}": [f"zk_push {node} {stride} sources {S} 0 n ctl+0 {S * A} {f.mask} "
                           f"{fold}"],
-        f"norm.{f.name}": [f"zk_square_sum sums+0 {mine('g', f.sum, 4, False)} {part}"],
+        f"norm.{f.name}": [f"zk_square_sum sums+0 {mine('g', f.sum, 4, False)} "
+                           f"{moved(part)}"],
     }
 
 

@@ -4,7 +4,8 @@ A call's operands become text that train.c, the checker and a reader share:
   w+4096      bytes into a formal operand of the function
   tmp+64      bytes into a class with one slot
   sum+r*8192  r is the rank, l the instance                   512      a number
-  null, sources (what a reduction brought), &leaf (an array of one pointer), spans.F, recipe
+  null, sources (what a reduction brought), &leaf (an array of one pointer), spans.F, recipe,
+  moved.F: the spans of a flat that has frozen tensors, without these
 A call's shape, by which it finds its launch, is its whole numbers; for the plan's own functions the
 most elements of any such call.
 """
@@ -117,6 +118,11 @@ class _Maker:
         self.fns.append(plan.Fn(name, tuple(ins.split()), tuple(outs.split()), tuple(ints.split()),
                                 0, tuple(made)))
 
+    def moved(self, f: plan.Flat) -> str:
+        """The tensors of a flat that are measured and updated."""
+        frozen = any(t.frozen for t in self.shards.tensors if t.flat == f.name)
+        return f"{'moved' if frozen else 'spans'}.{f.name}"
+
     def sums(self, f: plan.Flat) -> None:
         """Leaves to sums: over ranks, of this rank alone, and over ranks of such."""
         whole, S = f.shard * self.W, self.shards.sources
@@ -136,7 +142,7 @@ class _Maker:
                      f"zk_push node+0{mine} {stride} sources {S} 0 n ctl+0 "
                      f"{S * self.spec.grains} {f.mask} {fold}", shape=(f.shard,))
         self.own(f"norm.{f.name}", "g", "", "l",
-                 f"zk_square_sum sums+0 g+0{mine} spans.{f.name} l*{whole}+r*{f.shard} {f.shard}",
+                 f"zk_square_sum sums+0 g+0{mine} {self.moved(f)} l*{whole}+r*{f.shard} {f.shard}",
                  shape=(f.shard,))
 
     def hosted(self, f: plan.Flat) -> None:
@@ -150,7 +156,7 @@ class _Maker:
         # of the whole tile, for all of it goes up: between tensors too
         copy = ["zk_host_round w+0 p+0 n"] if fresh else []
         self.own(f"update.{f.name}", "g", f"{fresh} p {' '.join(kept)}", "l at n",
-                 f"zk_host_update hctl+0 recipe null p+0 {rest} g+0 spans.{f.name} {first}+at n",
+                 f"zk_host_update hctl+0 recipe null p+0 {rest} g+0 {self.moved(f)} {first}+at n",
                  *copy, shape=shape)
         if fresh:
             self.own(f"cast.{f.name}", "p", "w", "n", *copy, shape=shape)
@@ -165,7 +171,7 @@ class _Maker:
         part = lambda kept, width: f"+r*{f.shard * width}" if kept == "whole" and not every else ""
         g = f"g+0{part(f.sum, 4)}"
         m, v = (s if s in f.states else "" for s in ("m", "v"))
-        rest = f"{m and 'm+0' or 'null'} {v and 'v+0' or 'null'} {g} spans.{f.name} {first} {n}"
+        rest = f"{m and 'm+0' or 'null'} {v and 'v+0' or 'null'} {g} {self.moved(f)} {first} {n}"
         if self.real == 4:
             p = f"p+0{part(f.real, 4)}"
             self.own(f"update.{f.name}", "g", f"p {m} {v}", "l",

@@ -68,7 +68,6 @@ class Recipe:
     momentum: tuple[Phase, ...]
     beta2: float
     eps: float
-    decay: float
     clip: float
 
 
@@ -100,7 +99,8 @@ class Flat:
 class Tensor:
     """Where a tensor lies: instance i at element offset + i*offset_step of flat's i*flat_step.
     parts: name=rows in the weights' file, {l} stands for first + i; what `shape` has beyond these
-    is zero and no part of the model. key: of its random numbers."""
+    is zero and no part of the model. key: of its random numbers. rate: its factor
+    of lr; decay: its weight decay; frozen: it never moves, and has no part in the norm."""
     name: str
     flat: str
     offset: int
@@ -113,7 +113,9 @@ class Tensor:
     key_step: int
     mean: float
     std: float
-    decay: int
+    rate: float
+    decay: float
+    frozen: int
 
     @property
     def elems(self) -> int:

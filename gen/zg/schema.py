@@ -84,8 +84,19 @@ class Zero:
 
 
 @dataclass(frozen=True)
+class Group:
+    """Tensors by patterns of their names: a factor of lr, a weight decay of their own (None: the
+    optimizer's), or frozen."""
+    __pydantic_config__ = _KEYS
+    match: Annotated[tuple[Pattern, ...], AfterValidator(some)]
+    lr_factor: Real(0.0, 1e3) = 1.0
+    weight_decay: Real(0.0, 1e3) = None
+    frozen: Flag = False
+
+
+@dataclass(frozen=True)
 class Optimizer:
-    """clip 0: none. decay: which tensors weight_decay applies to. None: a key that the type does
+    """clip 0: none. groups: the first that matches a tensor has it. decay: which tensors weight_decay applies to. None: a key that the type does
     not take."""
     __pydantic_config__ = _KEYS
     lr: Real(0.0, 1e3)
@@ -97,6 +108,7 @@ class Optimizer:
     weight_decay: Real(0.0, 1e3) = 0.0
     decay: Choice("matrices", "all") = "matrices"
     clip: Real(0.0, 1e30) = 1.0
+    groups: tuple[Group, ...] = ()
 
 
 _Steps = Integer(0, 2 ** 53)

@@ -42,6 +42,25 @@ def _persistent(spec: Spec, kind: Kind, t: Tensor) -> bool:
     return t.params <= spec.zero.stage3_param_persistence_threshold or all(hits)
 
 
+def _group(spec: Spec, kind: Kind, t: Tensor) -> tuple[float, float, int]:
+    """A tensor's factor of lr, its weight decay, and whether it is frozen: by the first group that
+    names it."""
+    o = spec.train.optimizer
+    own = o.weight_decay if len(t.shape) > 1 or o.decay == "all" else 0.0
+    names = (n.replace("{l}", str(l)) for n, _ in t.parts for l in range(kind.count))
+    hits = {next((i for i, g in enumerate(o.groups) for p in g.match if fnmatchcase(n, p)), None)
+            for n in names}
+    if len(hits) > 1:
+        raise spec.wrong("train.optimizer.groups", f"match {t.name} in part",
+                         "groups that name all layers of a tensor, and all that share its linear, "
+                         "or none")
+    hit = hits.pop()
+    if hit is None:
+        return 1.0, own, 0
+    g = o.groups[hit]
+    return g.lr_factor, own if g.weight_decay is None else g.weight_decay, int(g.frozen)
+
+
 def _order(spec: Spec, grains: int) -> tuple[str, tuple[str, ...]]:
     """Stages 0 and 1 add a rank's own grains first, where the canonical tree allows it; so does one
     rank alone."""
@@ -115,7 +134,7 @@ def split(spec: Spec, graph: Graph) -> Shards:
                 t.name, flat, at, keep[kind.name] if inside and kind.count > 1 else 0,
                 int(not inside and kind.count > 1), kind.count, t.shape,
                 tuple(f"{n}={r}" for n, r in t.parts), key + i, len(kind.tensors), t.mean, t.std,
-                int(len(t.shape) > 1 or spec.train.optimizer.decay == "all")))
+                *_group(spec, kind, t)))
             if inside:
                 base += ops.up(t.elems, BLOCK)
             else:
@@ -127,15 +146,18 @@ def split(spec: Spec, graph: Graph) -> Shards:
         own = "embed" if kind.tied else kind.name
         home[kind.name] = own if own in sizes else ""
     states = ops.OPTIMIZERS[recipe.rule(spec.train.optimizer)]
+    if all(t.frozen for t in found):
+        raise spec.wrong("train.optimizer.groups", "freeze every tensor", "at least one that moves")
     flats = []
     for name, size in sizes.items():
+        moves = any(not t.frozen for t in found if t.flat == name)
         shard = ops.up(-(-size // W), max(unit, BLOCK))
         whole = stage < 3 or name == "keep"
         apart = spec.train.precision != "f32" or spec.zero.offload_optimizer.device != (
             "none" if whole else spec.zero.offload_param.device)
         flats.append(plan.Flat(name, counts[name], size, shard, "whole" if whole else "shard",
                                "whole" if stage == 0 else "shard",
-                               (*["master"] * apart, *states),
+                               (*["master"] * apart, *(states if moves else ())),
                                "whole" if stage == 0 or order == "local" else "shard", nodes, mask))
     return Shards(tuple(flats), tuple(found), home, place, keep, order, sources,
                   (*notes, *fast))

@@ -269,6 +269,10 @@ def _optimizer(keys: SpecKeys, root: Node) -> Optimizer:
     o = _typed(keys, "optimizer", root)
     if o.nesterov and not o.momentum:
         raise fail(root, ("train", "optimizer", "nesterov"), "there is no momentum", "momentum > 0")
+    for i, g in enumerate(o.groups):
+        if g.frozen and (g.lr_factor, g.weight_decay) != (1.0, None):
+            raise fail(root, ("train", "optimizer", "groups", i, "frozen"),
+                       "what is frozen has no rate and no decay", "match and frozen alone")
     return o
 
 

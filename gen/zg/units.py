@@ -253,4 +253,10 @@ def build(keys: SpecKeys, root: Node) -> Model:
         if not any(fnmatchcase(name, pattern) for name in walk.tensors):
             raise fail(root, ("zero", "replicate", i), f"'{pattern}' matches no tensor",
                        "a pattern of tensors' names, like '*.bias'")
+    for i, group in enumerate(train.optimizer.groups):
+        for j, pattern in enumerate(group.match):
+            if not any(fnmatchcase(name, pattern) for name in walk.tensors):
+                raise fail(root, ("train", "optimizer", "groups", i, "match", j),
+                           f"'{pattern}' matches no tensor",
+                           "a pattern of tensors' names, like '*.bias'")
     return Model(m.vocab, m.width, m.names, units)

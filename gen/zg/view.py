@@ -169,19 +169,18 @@ class _Fns:
         """Of a call; the three that choose tensors and elements of a flat have one name."""
         it = iter(args)
         for text in it:
-            if text.startswith("spans."):
+            if text.startswith(("spans.", "moved.")):
                 first, size = next(it), next(it)
                 if "at" in first.split("+"):
-                    yield from self.tile(text.removeprefix("spans."), first, size, formals)
+                    yield from self.tile(text, first, size, formals)
                 else:
                     yield f"{part_name(text, first)}({formals['l']})"
             else:
                 yield self.operand(text, formals)
 
-    def tile(self, flat: str, first: str, size: str, formals: dict[str, str]) -> Iterator[str]:
+    def tile(self, text: str, first: str, size: str, formals: dict[str, str]) -> Iterator[str]:
         """The tensors and elements of a part of a shard."""
-        yield from (f"spans_{flat}", str(sum(t.flat == flat for t in self.p.tensors)),
-                    self.operand(first, formals), self.operand(size, formals))
+        yield from (*of_spans(self.p, text), self.operand(first, formals), self.operand(size, formals))
 
     def one(self, fn: plan.Fn) -> list[str]:
         """A function; what is named once stands where it is used, the rest gets a variable."""
@@ -238,8 +237,18 @@ def launch_name(name: str) -> str:
 
 
 def part_name(text: str, first: str) -> str:
-    """spans.block from its first element on: ALL_BLOCK, or, of a rank, PART_BLOCK."""
-    return f"{'PART' if 'r*' in first else 'ALL'}_{upper(text.removeprefix('spans.'))}"
+    """spans.block from its first element on: ALL_BLOCK, or, of a rank, PART_BLOCK; moved.block, what
+    is not frozen of it: MOVED_ALL_BLOCK, MOVED_PART_BLOCK."""
+    kind, _, flat = text.partition(".")
+    moved = "MOVED_" if kind == "moved" else ""
+    return f"{moved}{'PART' if 'r*' in first else 'ALL'}_{upper(flat)}"
+
+
+def of_spans(p: Plan, text: str) -> tuple[str, str]:
+    """The table of a flat's tensors, and how many are meant: those that are frozen come last."""
+    kind, _, flat = text.partition(".")
+    mine = [t for t in p.tensors if t.flat == flat]
+    return f"spans_{flat}", str(sum(not t.frozen or kind == "spans" for t in mine))
 
 
 def parts(p: Plan) -> list[str]:
@@ -247,11 +256,11 @@ def parts(p: Plan) -> list[str]:
     out = {}
     for c in (c for fn in p.fns for c in fn.calls):
         for n, text in enumerate(c.args):
-            if text.startswith("spans.") and "at" not in c.args[n + 1].split("+"):
-                flat, first, size = text.removeprefix("spans."), *c.args[n + 1:n + 3]
+            if text.startswith(("spans.", "moved.")) and "at" not in c.args[n + 1].split("+"):
+                first, size = c.args[n + 1:n + 3]
                 start = _Fns(p).operand(first, {"l": "(l)"})
-                out[part_name(text, first)] = f"spans_{flat}, " \
-                    f"{sum(t.flat == flat for t in p.tensors)}, {start}, {number(int(size))}"
+                out[part_name(text, first)] = \
+                    f"{', '.join(of_spans(p, text))}, {start}, {number(int(size))}"
     return [f"#define {name}(l) {text}" for name, text in sorted(out.items())]
 
 
@@ -281,15 +290,16 @@ def columns(p: Plan) -> list[str]:
 
 def spans(p: Plan, flat: plan.Flat) -> list[str]:
     """zk_span rows: the instances of a flat lie one after the other, ranks * shard elements
-    apart."""
+    apart. Frozen tensors come last."""
     whole = flat.shard * p.head.ranks
     out = []
-    for t in p.tensors:
+    for t in sorted(p.tensors, key=lambda t: t.frozen):
         if t.flat == flat.name:
             stride = whole if t.flat_step else t.offset_step
             out.append(f"{{{number(t.offset)}, {number(t.elems)}, {t.count}, {number(stride)}, "
                        f"{t.key}, {t.key_step}, "
-                       f"{real(t.mean)}f, {real(t.std)}f, {t.decay}.0f}},  /* {t.name} */")
+                       f"{real(t.mean)}f, {real(t.std)}f, {real(t.rate)}, {real(t.decay)}}},  "
+                       f"/* {t.name}{', frozen' * t.frozen} */")
     return out
 
 
@@ -350,7 +360,7 @@ def recipe(p: Plan) -> list[str]:
                 f"{real(x.end)}, {ops.CURVES[x.curve]}, {x.stairs}}}," for x in phases]
         out += [f".{name} = {{", *(f"    {row}" for row in rows), "},"]
     return [*out, f".beta2 = {real(r.beta2)}, .eps = {real(r.eps)},",
-            f".decay = {real(r.decay)}, .clip = {real(r.clip)},",
+            f".clip = {real(r.clip)},",
             f".rule = {list(ops.OPTIMIZERS).index(r.optimizer)}, "
             f".rows = {p.head.batch * p.head.sequence},"]
 

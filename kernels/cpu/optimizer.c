@@ -85,7 +85,6 @@ typedef struct flat_update {
     int dtype;
     step s;
     const zk_ctl *ctl;
-    const zk_recipe *r;
 } flat_update;
 
 /* Elements i .. i + n - 1, at most 16 of them */
@@ -105,7 +104,7 @@ ZK_INLINE void update16(const flat_update *a, const pull *own, int64_t i, int n)
 static void update_part(void *arg, const zk_part *part)
 {
     const flat_update *a = arg;
-    pull own = pull_of(a->ctl, a->r, part->span);
+    pull own = pull_of(a->ctl, part->span);
     int64_t i = part->at, end = part->at + part->n;
     for (; i + 16 <= end; i += 16)
         update16(a, &own, i, 16);
@@ -117,7 +116,7 @@ void ZK(zk_update)(zk *k, const zk_launch *L, const zk_ctl *ctl, const zk_recipe
                    float *p, float *m, float *v, const float *g, const zk_span *spans,
                    int64_t nspans, int64_t first, int64_t n)
 {
-    flat_update a = {w, p, m, v, g, k->dtype, step_of(ctl, r), ctl, r};
+    flat_update a = {w, p, m, v, g, k->dtype, step_of(ctl, r), ctl};
     if (!ctl->skipped)
         each(k, L, spans, nspans, first, n, update_part, &a);
 }

@@ -90,14 +90,15 @@ updates(flat_update a, T *w, const zk_ctl *ctl, span_list spans, int64_t first, 
     zk_span own = spans.span[lane_here()];
     zk_ctl c = *ctl;
     step s = step_of(&c, &a.r);
-    pull mine = pull_of(&c, &a.r, &own);
+    pull mine = pull_of(&c, &own);
     if (c.skipped)
         return;
     for (int64_t at = warp_here() * ZK_BLOCK; at < n; at += warps_here() * ZK_BLOCK) {
         block_part part;
         if (!find_part(&part, own, first + at))
             continue;
-        pull of_part = {__shfl_sync((unsigned)ZK_ALL, mine.decay, part.lane),
+        pull of_part = {__shfl_sync((unsigned)ZK_ALL, mine.lr, part.lane),
+                        __shfl_sync((unsigned)ZK_ALL, mine.decay, part.lane),
                         __shfl_sync((unsigned)ZK_ALL, mine.shrink, part.lane)};
         int have = (int)zk_least(part.n, n - at);
         for (int i = PACK * lane_here(); i < have; i += ROW)
