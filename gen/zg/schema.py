@@ -96,8 +96,8 @@ class Group:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """clip 0: none. groups: the first that matches a tensor has it. decay: which tensors weight_decay applies to. None: a key that the type does
-    not take."""
+    """clip 0: none. decay: which tensors weight_decay applies to. groups: the first that matches a
+    tensor has it. None: a key that the type does not take."""
     __pydantic_config__ = _KEYS
     lr: Real(0.0, 1e3)
     type: Choice(*kinds.OPTIMIZERS) = "AdamW"

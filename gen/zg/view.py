@@ -180,7 +180,8 @@ class _Fns:
 
     def tile(self, text: str, first: str, size: str, formals: dict[str, str]) -> Iterator[str]:
         """The tensors and elements of a part of a shard."""
-        yield from (*of_spans(self.p, text), self.operand(first, formals), self.operand(size, formals))
+        yield from of_spans(self.p, text)
+        yield from (self.operand(text, formals) for text in (first, size))
 
     def one(self, fn: plan.Fn) -> list[str]:
         """A function; what is named once stands where it is used, the rest gets a variable."""
@@ -237,8 +238,8 @@ def launch_name(name: str) -> str:
 
 
 def part_name(text: str, first: str) -> str:
-    """spans.block from its first element on: ALL_BLOCK, or, of a rank, PART_BLOCK; moved.block, what
-    is not frozen of it: MOVED_ALL_BLOCK, MOVED_PART_BLOCK."""
+    """spans.block from its first element on: ALL_BLOCK, or, of a rank, PART_BLOCK; moved.block,
+    what is not frozen of it: MOVED_ALL_BLOCK, MOVED_PART_BLOCK."""
     kind, _, flat = text.partition(".")
     moved = "MOVED_" if kind == "moved" else ""
     return f"{moved}{'PART' if 'r*' in first else 'ALL'}_{upper(flat)}"
