@@ -12,6 +12,8 @@ import pytest
 import test_cuda
 import trainer
 
+pytestmark = pytest.mark.slow  # a table takes every product eight times and more
+
 SPEC = trainer.ROOT / 'model_specs' / 'gpt-tiny.yaml'
 SMALL = ('train.micro_batch=1', 'train.global_batch=2', 'train.sequence=16')
 SPLIT, IN_PLACE = 2, 1          # cublasLtReductionScheme_t: parts of k added in f32, or in place

@@ -22,7 +22,7 @@ std::map<const void *, size_t> allowed;   /* shared memory of kernels that may h
 
 int chosen;
 
-/* NULL: no capture forbids such a call now */
+/* cudaSuccess: no capture forbids such a call now */
 cudaError_t forbidden(cudaStream_t s)
 {
     if (s && s->in)
