@@ -358,8 +358,7 @@ def recipe(p: Plan) -> list[str]:
     r, out = p.recipe, []
     for name, phases in (("rate", r.rate), ("momentum", r.momentum)):
         rows = [f"{{{number(x.until)}, {number(x.origin)}, {number(x.span)}, {real(x.begin)}, "
-                f"{real(x.end)}" + (f", {ops.CURVES[x.curve]}, {x.stairs}" if x.stairs or
-                                    ops.CURVES[x.curve] else "") + "}" for x in phases]
+                f"{real(x.end)}, {ops.CURVES[x.curve]}, {x.stairs}}}" for x in phases]
         out.append(f".{name} = {{{', '.join(rows)}}},")
     out.append(f".beta2 = {real(r.beta2)}, .eps = {real(r.eps)}, .clip = {real(r.clip)}, "
                f".rule = {list(ops.OPTIMIZERS).index(r.optimizer)}, "
