@@ -49,6 +49,21 @@ def test_the_host_has_a_limit_too() -> None:
     planned('gpt-tiny', *BASE, *OFFLOAD, f'cluster.memory.host={need}')
     said = refused(*OFFLOAD, f'cluster.memory.host={need - 1}')
     assert re.search(rf'cluster.memory.host: a rank needs {need:,} bytes of host memory', said)
+    assert said.endswith('allowed: zero.offload_optimizer.device=none '
+                         'zero.offload_param.device=none')
+    bf16 = ('train.precision=bf16', *OFFLOAD)
+    less = planned('gpt-tiny', *BASE, *bf16).end('hosted')
+    assert refused(*bf16, 'zero.offload_param.device=cpu', f'cluster.memory.host={less}').endswith(
+        ' or zero.offload_param.device=none')
+
+
+def test_a_way_keeps_the_spec_s_other_keys() -> None:
+    """One place for tiles where four would not fit."""
+    keys = (*OFFLOAD, 'zero.offload_optimizer.buffer_count=1', 'train.recompute=none')
+    again = planned('gpt-tiny', *BASE, *keys[:-1], 'train.recompute=full')
+    said = refused(*keys, f'cluster.memory.device={again.arena("cpu")}',
+                   f'cluster.memory.host={again.end("hosted")}')
+    assert 'allowed: train.recompute=full or ' in said
 
 
 @pytest.mark.parametrize('text,size', [('3MiB', 3 << 20), ('2 GB', 2 * 10 ** 9), ('12345', 12345)])

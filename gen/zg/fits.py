@@ -1,7 +1,7 @@
 """fits.py -- does a plan fit `cluster.memory`, and what would make it fit.
 
 A rank's arena on each target must fit the device, its host arena the host. Where it does not, the
-changes of WAYS are tried, those that leave the bits as they are alone.
+changes of WAYS are tried: none of them changes a bit (of exact reductions).
 """
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Callable, Iterator
 
 from .keytypes import RECOMPUTE
 from .plan import Plan
-from .schema import OffloadOptimizer, OffloadParam
 from .spec import Spec, SpecError
 
 Change = Callable[[Spec], Spec]
@@ -24,12 +23,19 @@ def _zero(**keys: object) -> Change:
     return lambda s: replace(s, zero=replace(s.zero, **keys))
 
 
+def _device(key: str, name: str) -> Change:
+    """Where what zero.KEY says lies; its other keys stay."""
+    return lambda s: _zero(**{key: replace(getattr(s.zero, key), device=name)})(s)
+
+
 _AGAIN = _train(recompute=RECOMPUTE)
 _SPLIT = _zero(stage=3)
-_STATES = _zero(offload_optimizer=OffloadOptimizer("cpu"))
-_PARAMS = _zero(offload_param=OffloadParam("cpu"))
+_STATES, _HERE = (_device("offload_optimizer", name) for name in ("cpu", "none"))
+_PARAMS, _GATHERED = (_device("offload_param", name) for name in ("cpu", "none"))
 # From what costs least: settings as they are typed, and what they change.
 WAYS: tuple[tuple[str, tuple[Change, ...]], ...] = (
+    ("zero.offload_optimizer.device=none zero.offload_param.device=none", (_HERE, _GATHERED)),
+    ("zero.offload_param.device=none", (_GATHERED,)),
     ("zero.stage=3", (_SPLIT,)),
     ("train.recompute=full", (_AGAIN,)),
     ("zero.stage=3 train.recompute=full", (_SPLIT, _AGAIN)),
