@@ -556,7 +556,8 @@ def test_where_every_value_comes_from(tmp_path: Path) -> None:
 def test_the_lines_can_be_given_back(tmp_path: Path, path: Path) -> None:
     """Every line that is not the model's, as --set: the same spec, and the same text but for where."""
     from zg import config
-    first = load(str(path))
+    groups = "[{match: ['*.weight'], lr_factor: 0.5}, {match: ['*'], weight_decay: 0.1}]"
+    first = load(str(path), [f"train.optimizer.groups={groups}"])
     lines = config.text(first).splitlines()
     sets = [re.sub(r" +# .*", "", line).replace(": ", "=", 1) for line in lines
             if not line.startswith(("model.", "#"))]

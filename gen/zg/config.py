@@ -8,7 +8,7 @@ the model's can be given back: every such line is a --set KEY=VALUE with its fir
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Iterator, Mapping
 
 from .schema import Op, Optimizer, Schedule, Spec, Unit
@@ -63,11 +63,16 @@ def _leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
         yield path, value
 
 
+def _given(record: object) -> dict[str, object]:
+    """What a record in a list says; None is what another key says."""
+    return {key: value for key, value in vars(record).items() if value is not None}
+
+
 def text(spec: Spec) -> str:
     lines = []
     for section in ("name", "model", "zero", "train", "cluster", "targets", "data"):
         for key, value in _leaves(section, getattr(spec, section)):
-            said = f"{key}: {json.dumps(value, default=asdict)}"
+            said = f"{key}: {json.dumps(value, default=_given)}"
             lines.append(f"{said:<{WIDTH}} # {_origin(spec, key)}")
     lines.append(f"# derived: {spec.grains} micro-batches of {spec.train.micro_batch} a rank "
                  "and step")
