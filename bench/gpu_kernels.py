@@ -96,6 +96,7 @@ ROWS = {
     'zk_add': Row('y=R*n a=R*n b=R*n'),
     'zk_round': Row('y=R*n x=4*n'),
     'zk_cross_entropy': Row('loss=4*M logits=R*M*(V+7&-8) target=4*M', '2*R*M*V+8*M'),
+    'zk_pick': Row('y=R*C x=R*M*C target=4*M', '2*R*C+4*M'),
     'zk_loss_sum': Row('sums=576 loss=4*M target=4*M'),
     'zk_push': Row('node=4*n leaf=R*n', '(4+R)*n'),
     'zk_square_sum': Row('sums=576 g=4*n'),
@@ -128,7 +129,7 @@ def kernels(p: plan.Plan) -> list[Kernel]:
     for s in p.sections:
         if s.name in ('begin', 'grain', 'update'):
             for call in (c for step in s.steps if step.op in fns for c in fns[step.op].calls):
-                calls[call.launch] += s.repeat
+                calls[call.launch] += s.repeat * call.rounds
                 words.setdefault(call.launch, tuple(w for arg in call.args for w in spelt(arg)))
     return [Kernel(row, words[row.name], calls[row.name]) for row in p.launches
             if row.name in calls]

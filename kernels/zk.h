@@ -19,7 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZK_ABI 5
+#define ZK_ABI 6
 
 /* one queue's kernel context: threads on a CPU, stream and handles on a GPU */
 typedef struct zk zk;
@@ -150,9 +150,10 @@ void zk_linear_fwd(zk *k, const zk_launch *L, real *y, const real *x, const real
                    int64_t M, int64_t N, int64_t K, int layout);
 void zk_linear_bwd_x(zk *k, const zk_launch *L, real *dx, const real *dy, const real *w,
                      int64_t M, int64_t N, int64_t K, int layout);
-/* full = 0: dw is real; full = 1: dw is float, not rounded */
+/* full = 0: dw is real; full = 1: dw is float, not rounded. carry: dw, which is float, is added to,
+ * on a CPU as if these rows followed those that made it */
 void zk_linear_bwd_w(zk *k, const zk_launch *L, void *dw, const real *dy, const real *x,
-                     int64_t M, int64_t N, int64_t K, int layout, int full);
+                     int64_t M, int64_t N, int64_t K, int layout, int full, int carry);
 void zk_linear_bwd_b(zk *k, const zk_launch *L, real *db, const real *dy, int64_t M, int64_t N);
 
 /* ---- rotary positions, half rotation: pairs (i, i + D/2); table float [T, D/2, 2] (cos, sin) */
@@ -188,10 +189,13 @@ void zk_add(zk *k, const zk_launch *L, real *y, const real *a, const real *b, in
 void zk_round(zk *k, const zk_launch *L, real *y, const float *x, int64_t n);
 
 /* ---- loss. target < 0: ignored. loss: float [M], 0 where ignored. logits: rows of V elements, and
- * up to a multiple of ZK_VOCAB of what is ignored. dlogits, alike: d(sum of losses)/M, 0 beyond V;
- * may be logits; NULL: not wanted. */
+ * up to a multiple of ZK_VOCAB of what is ignored. dlogits, alike: d(sum of losses)/rows, 0 beyond
+ * V; may be logits; NULL: not wanted. rows: of a grain, of which these M may be a part. */
 void zk_cross_entropy(zk *k, const zk_launch *L, float *loss, real *dlogits, const real *logits,
-                      const int32_t *target, int64_t M, int64_t V);
+                      const int32_t *target, int64_t M, int64_t V, int64_t rows);
+/* y[C] = the last row of x [M,C] whose target is not ignored; the first row where all are */
+void zk_pick(zk *k, const zk_launch *L, real *y, const real *x, const int32_t *target, int64_t M,
+             int64_t C);
 /* sums[ZK_LOSS..] += the grain's loss (f64, on a CPU rows ascending); sums[ZK_VALID] += its valid
  * tokens */
 void zk_loss_sum(zk *k, const zk_launch *L, int64_t *sums, const float *loss, const int32_t *target,

@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZR_ABI 3
+#define ZR_ABI 4
 
 typedef struct zr zr;                     /* one rank */
 
@@ -101,9 +101,8 @@ typedef struct zr_column {
     int64_t arena;
 } zr_column;
 
-/* A token to draw from row `row` of the logits. */
+/* A token to draw behind the last one whose target the last evaluation did not ignore. */
 typedef struct zr_draw {
-    int64_t row;
     double temperature, u;                /* u in [0, 1) */
     int32_t token;                        /* the result */
 } zr_draw;

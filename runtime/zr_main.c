@@ -249,10 +249,11 @@ static int32_t next_token(zr *z, const int32_t *context, int64_t n, uint64_t *st
     zr_inlet(z, &tokens, &targets);
     blank(z, 0, tokens, targets);
     memcpy(tokens, context, (size_t)n * sizeof *context);
+    targets[n - 1] = 0;
     zr_inlet_filled(z);
     zr_call(z, ZR_MAIN, z->p->clear, 0);
     zr_replay(z, ZR_EVAL, z->p->eval);
-    zr_draw draw = {n - 1, 0.8, (double)(zr_random(state) >> 11) * 0x1p-53, 0};
+    zr_draw draw = {0.8, (double)(zr_random(state) >> 11) * 0x1p-53, 0};
     zr_call(z, ZR_MAIN, z->p->sample, address(&draw));
     zr_drain(z);
     return draw.token;

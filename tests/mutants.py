@@ -228,12 +228,18 @@ def same(p: Plan, original: list[Work], pairs: list[tuple[tuple, tuple]]) -> boo
 
 def shifted(arg: str) -> Iterator[str]:
     """An operand's place or number, changed by one, or none."""
-    base, plus, at = arg.partition('+')
+    base, plus, rest = arg.partition('+')
+    at, grows, by = rest.partition('+c*')
     if plus and at.isdigit():
         yield 'null'
-        yield f'{base}+{int(at) + 64}'
-        if int(at) >= 64:
-            yield f'{base}+{int(at) - 64}'
+        for new in (int(at) + 64, int(at) - 64):
+            if new >= 0:
+                yield f'{base}+{new}{grows}{by}'
+        if grows:
+            yield f'{base}+{at}'
+            yield from (f'{base}+{at}+c*{int(by) + more}' for more in (-64, 64))
+    elif arg == 'c':
+        yield from ('0', '1')
     elif arg.lstrip('-').isdigit():
         yield from (str(int(arg) + 1), str(int(arg) - 1))
 
@@ -246,6 +252,9 @@ def of_calls(p: Plan) -> Iterator[Mutant]:
         for n, c in enumerate(fn.calls):
             name = f'{fn.name} {n} {c.kernel}'
             yield Mutant(f'{name}: deleted', having(without(fn.calls, n)))
+            for rounds in {c.rounds - 1, c.rounds + 1} if c.rounds > 1 else {2}:
+                yield Mutant(f'{name}: {rounds} rounds',
+                             having(put(fn.calls, n, replace(c, rounds=rounds))))
             for i, arg in enumerate(c.args):
                 for new in shifted(arg):
                     call = replace(c, args=put(c.args, i, new))

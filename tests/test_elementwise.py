@@ -296,17 +296,36 @@ def test_cross_entropy(target: str, dtype: int, M: int, V: int, scale: float) ->
     hit = np.random.default_rng(13).integers(-1, V, M).astype(np.int32)
     hit[0] = V - 1
     loss, d = np.full(M, np.nan, np.float32), np.empty_like(x)
-    k.zk_cross_entropy(loss, d, x, hit, M, V)
+    k.zk_cross_entropy(loss, d, x, hit, M, V, M)
     want, slope, bound, slack = entropy(exact, hit, target)
     close(loss, want, bound)
     close(np.ascontiguousarray(d[:, :V]), slope, slack)
     assert np.all(loss >= 0) and not loss[hit < 0].any() and not d[hit < 0].any()
     assert not d[:, V:].any()
     alone, inplace = np.empty_like(loss), x.copy()
-    k.zk_cross_entropy(alone, None, x, hit, M, V)
+    k.zk_cross_entropy(alone, None, x, hit, M, V, M)
     assert alone.tobytes() == loss.tobytes()
-    k.zk_cross_entropy(alone, inplace, inplace, hit, M, V)
+    k.zk_cross_entropy(alone, inplace, inplace, hit, M, V, M)
     assert inplace.tobytes() == d.tobytes() and alone.tobytes() == loss.tobytes()
+    for m in range(M):                              # a part of the rows, as parts of all of them
+        k.zk_cross_entropy(loss[m:], d[m:], x[m:], hit[m:], 1, V, M)
+    assert inplace.tobytes() == d.tobytes() and alone.tobytes() == loss.tobytes()
+
+
+@pytest.mark.parametrize("M,C", [(1, 3), (7, 40), (700, 33)])
+def test_pick(target: str, dtype: int, M: int, C: int) -> None:
+    """the last row that has a target, else the first"""
+    k = zk.Kernels(target, dtype)
+    x, _ = drawn(22, dtype, M, C)
+    for row in {0, M // 2, M - 1}:
+        for first in (-1, 5):
+            hit = np.full(M, -1, np.int32)
+            hit[:row + 1], hit[row] = first, 0
+            y = np.zeros_like(x[0])
+            k.zk_pick(y, x, hit, M, C)
+            assert y.tobytes() == x[row].tobytes()
+    k.zk_pick(y, x, np.full(M, -1, np.int32), M, C)
+    assert y.tobytes() == x[0].tobytes()
 
 
 def test_cross_entropy_is_stable(target: str) -> None:
@@ -317,7 +336,7 @@ def test_cross_entropy_is_stable(target: str) -> None:
     found = []
     for shift in (0, 1e6, -1e6):
         loss, d = np.empty(4, np.float32), np.empty_like(base)
-        k.zk_cross_entropy(loss, d, base + np.float32(shift), hit, 4, 40)
+        k.zk_cross_entropy(loss, d, base + np.float32(shift), hit, 4, 40, 4)
         found.append(loss.tobytes() + d.tobytes())
     assert found[0] == found[1] == found[2]
 
@@ -328,9 +347,9 @@ def test_cross_entropy_of_infinities(target: str) -> None:
     x[0, 4] = x[1, 4] = 0
     x[2] = np.nan
     loss, d = np.empty(3, np.float32), np.empty_like(x)
-    k.zk_cross_entropy(loss, d, x, np.array([4, 5, -1], np.int32), 3, 24)
+    k.zk_cross_entropy(loss, d, x, np.array([4, 5, -1], np.int32), 3, 24, 3)
     assert loss[0] == 0 and not d[0].any() and loss[1] == np.inf and loss[2] == 0 and not d[2].any()
-    k.zk_cross_entropy(loss, d, x, np.array([4, 4, 5], np.int32), 3, 24)
+    k.zk_cross_entropy(loss, d, x, np.array([4, 4, 5], np.int32), 3, 24, 3)
     assert loss[1] == 0 and np.isnan(loss[2]) and np.isnan(d[2]).all()
 
 
@@ -370,7 +389,7 @@ def everything(k: zk.Kernels, n: int) -> bytes:
     out += [zk.empty(zk.F32, *shape) for shape in ((n, 37), (n, 74), (n,), (n, 80))]
     k.zk_swiglu_fwd(out[-4], x, n, 37)
     k.zk_swiglu_bwd(out[-3], out[-4], x, n, 37)
-    k.zk_cross_entropy(out[-2], out[-1], padded(x), target, n, 74)
+    k.zk_cross_entropy(out[-2], out[-1], padded(x), target, n, 74, n)
     out[-1] = out[-1][:, :74]
     out.append(np.empty((100, 74), np.float32))
     k.zk_embed_bwd(out[-1], x, target + 1, np.empty(101 + n, np.int32), n, 100, 74, 0)

@@ -64,7 +64,7 @@ def products(k: zk.Kernels, M: int, N: int, K: int, layout: int,
     k.zk_linear_fwd(y, x, w, b, M, N, K, layout)
     k.zk_linear_fwd(plain, x, w, None, M, N, K, layout)
     k.zk_linear_bwd_x(dx, dy, w, M, N, K, layout)
-    k.zk_linear_bwd_w(dw, dy, x, M, N, K, layout, full)
+    k.zk_linear_bwd_w(dw, dy, x, M, N, K, layout, full, 0)
     k.zk_linear_bwd_b(db, dy, M, N)
     return y, plain, dx, dw, db
 
@@ -150,6 +150,34 @@ def test_the_chain_ascends(isa: str) -> None:
     assert rows.tobytes() == db.tobytes()
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("M,N,K", [(60, 100, 47), (900, 41, 64), (8, 3, 5)])
+def test_a_gradient_carries_on(isa: str, M: int, N: int, K: int, layout: int) -> None:
+    """The rows in four parts: one chain of sums, so the bits are those of all rows at once."""
+    for dtype in (zk.F32, zk.BF16):
+        k = zk.Kernels(isa, dtype, 2)
+        x, w, _, dy = layers(dtype, M, N, K, layout)
+        whole, parts = zk.empty(zk.F32, *w.shape), zk.empty(zk.F32, *w.shape)
+        k.zk_linear_bwd_w(whole, dy, x, M, N, K, layout, 1, 0)
+        for i in range(0, M, M // 4):
+            k.zk_linear_bwd_w(parts, dy[i:i + M // 4], x[i:i + M // 4], M // 4, N, K, layout, 1, i)
+        assert parts.tobytes() == whole.tobytes()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_gradient_carries_on_under_emulation(layout: int) -> None:
+    """against float64, with a chain of rows and an addition for each part"""
+    M, N, K = 60, 20, 47
+    k = zk.Kernels(zk.EMULATED, zk.BF16)
+    x, w, _, dy = layers(zk.BF16, M, N, K, layout)
+    dw = zk.empty(zk.F32, *w.shape)
+    for i in range(0, M, 15):
+        k.zk_linear_bwd_w(dw, dy[i:i + 15], x[i:i + 15], 15, N, K, layout, 1, i)
+    wide_x, wide_dy = zk.load(x), zk.load(dy)
+    a, b = (wide_x.T, wide_dy) if layout == zk.IN_OUT else (wide_dy.T, wide_x)
+    close(dw, a, b)
+
+
 def test_bf16_is_f32_rounded_once(isa: str) -> None:
     M, N, K = 40, 100, 1000
     x, w, b, dy = layers(zk.BF16, M, N, K, zk.IN_OUT)
@@ -159,12 +187,12 @@ def test_bf16_is_f32_rounded_once(isa: str) -> None:
     y, dx, dw = zk.empty(zk.F32, M, N), zk.empty(zk.F32, M, K), zk.empty(zk.F32, K, N)
     wide.zk_linear_fwd(y, x, w, b, M, N, K, zk.IN_OUT)
     wide.zk_linear_bwd_x(dx, dy, w, M, N, K, zk.IN_OUT)
-    wide.zk_linear_bwd_w(dw, dy, x, M, N, K, zk.IN_OUT, 1)
+    wide.zk_linear_bwd_w(dw, dy, x, M, N, K, zk.IN_OUT, 1, 0)
     for narrow, exact in zip((found[0], found[2], found[3]), (y, dx, dw)):
         assert narrow.tobytes() == zk.to_bf16(exact).tobytes()
     full = zk.empty(zk.F32, K, N)
     zk.Kernels(isa, zk.BF16).zk_linear_bwd_w(full, zk.to_bf16(dy), zk.to_bf16(x), M, N, K,
-                                             zk.IN_OUT, 1)
+                                             zk.IN_OUT, 1, 0)
     assert full.tobytes() == dw.tobytes()
 
 
@@ -215,7 +243,7 @@ def touch_only_operands(isa: str, dtype: int, M: int, N: int, K: int, layout: in
     y, dx, dw, db = (fenced(np.zeros_like(a), at_end, keep) for a in (dy, x, w, b))
     k.zk_linear_fwd(y, x, w, b, M, N, K, layout)
     k.zk_linear_bwd_x(dx, dy, w, M, N, K, layout)
-    k.zk_linear_bwd_w(dw, dy, x, M, N, K, layout, 0)
+    k.zk_linear_bwd_w(dw, dy, x, M, N, K, layout, 0, 0)
     k.zk_linear_bwd_b(db, dy, M, N)
 
 

@@ -46,7 +46,7 @@ def _seconds(spec: Spec, graph: model.Graph, target: str) -> float:
         size |= {t.name: t.elems * real for t in kind.tensors}
         for c in body.calls:
             moved = sum(size.get(str(a), 0) for k, a in c.args if k in ("value", "param", "grad"))
-            once = max(c.flops / rates[spec.train.precision], moved / memory)
+            once = max(c.flops * c.rounds / rates[spec.train.precision], moved / memory)
             total += once * kind.count
     return total
 

@@ -45,8 +45,8 @@ def _wanted(spec: Spec, graph: model.Graph, shards: shard.Shards, bodies: place.
         if schedule.leaf[f.name]:
             brought = common if shards.order == "ranks" else "private"
             out.append((f"leaf.{f.name}", brought, schedule.leaf[f.name], size["whole"] * real))
-    if graph.tied and real != 4:
-        out.append(("acc", "private", 1, graph.dims["R"] * C * 4))
+    if graph.acc:
+        out.append(("acc", "private", 1, 4 * graph.acc))
     units = sum(k.count for k in graph.kinds) - 1
     out += [("x", "private", units, M * C * real), ("dx", "private", 2, M * C * real)]
     for k in graph.kinds:

@@ -10,68 +10,25 @@ What it proves:
  again      what backward does not find it makes by forward's own calls, on the same operands
  additions  a value that was added to what it came from has two gradients: backward adds as often
             as forward. A norm that adds is seen as the two calls whose bits it has
+ rounds     calls in rounds go through the parts of whole values, each once and in order
+ a draw     an evaluation ends with the logits of one row, made as the loss' are
  leaves     every tensor's gradient is written once by the function that comes first in backward,
             and added to by the others that read the tensor
 """
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import NoReturn
 
 from . import check_grads, check_own, ops
+from .check_kernels import BACK, CLASSES, DY, KERNELS, backs, numbers, parts
+from .check_leaves import leaves
 from .check_order import CheckError
 from .plan import Call, Fn, Plan, Tensor
-
-# A kernel's operands, stated again from kernels/zk.h. `>` writes, `<` reads, `=` may be where
-# another operand is, `@` parameter, `^` gradient of one, `$` scratch, `?` may be null, a bare word
-# is a number. Then the type (r real, f float, F a float that must be used, or the class itself)
-# and the elements.
-_KERNELS = {
-    "zk_embed_fwd": ">r:B*T*C <tokens:B*T @r:*C @?r:*C B T C",
-    "zk_embed_bwd": "^add:V*C <r:M*C <tokens:M $:4*(V+1+M) M V C add",
-    "zk_position_bwd": "^r:P*C <r:B*T*C B T C P",
-    "zk_layernorm_fwd": ">r:M*C >f:M*2 >?r:M*C <r:M*C <?r:M*C @r:C @?r:C M C eps",
-    "zk_layernorm_bwd": ">r:M*C ^r:C ^?r:C <r:M*C <?r:M*C <r:M*C <f:M*2 @r:C $:8*C M C",
-    "zk_rmsnorm_fwd": ">r:M*C >f:M >?r:M*C <r:M*C <?r:M*C @r:C M C eps",
-    "zk_rmsnorm_bwd": ">r:M*C ^r:C <r:M*C <?r:M*C <r:M*C <f:M @r:C $:8*C M C",
-    "zk_qknorm_fwd": ">r:M*E >f:M*(H+G) <r:M*E @r:D @r:D M H G D eps",
-    "zk_qknorm_bwd": ">r:M*E ^r:D ^r:D <r:M*E <r:M*E <f:M*(H+G) @r:D @r:D $:8*D*(1+M) M H G D",
-    "zk_linear_fwd": ">r:M*N <r:M*K @r:N*K @?r:N M N K layout",
-    "zk_linear_bwd_x": ">r:M*K <r:M*N @r:N*K M N K layout",
-    "zk_linear_bwd_w": "^full:N*K <r:M*N <r:M*K M N K layout full",
-    "zk_linear_bwd_b": "^r:N <r:M*N M N",
-    "zk_rope": ">=r:M*E <r:M*E <table:T*D B T H G D sign",
-    "zk_attention_fwd": ">r:M*H*D >f:M*H <r:M*E B T H G D scale",
-    "zk_attention_bwd": ">r:M*E <r:M*H*D <r:M*H*D <r:M*E <f:M*H $:4*(M*H+M*E) B T H G D scale",
-    "zk_gelu_fwd": ">r:n <r:n n kind",
-    "zk_gelu_bwd": ">=r:n <r:n <r:n n kind",
-    "zk_swiglu_fwd": ">r:M*F <r:M*2*F M F",
-    "zk_swiglu_bwd": ">r:M*2*F <r:M*F <r:M*2*F M F",
-    "zk_add": ">=r:n <r:n <r:n n",
-    "zk_round": "^r:n <f:n n",
-    "zk_cross_entropy": ">F:M >=?r:M*R <r:M*R <targets:M M V",
-    "zk_loss_sum": ">sums:72 <F:M <targets:M M",
-}
-_CLASSES = ("tokens", "targets", "table", "sums")
-# A kernel forward, and those that must run backward for it on the same numbers: of their operands,
-# in order, which are operands of the one forward (. for none).
-_BACK = {
-    "zk_layernorm_fwd": {"zk_layernorm_bwd": ".....315"},
-    "zk_rmsnorm_fwd": {"zk_rmsnorm_bwd": "....315"},
-    "zk_qknorm_fwd": {"zk_qknorm_bwd": "....2134"},
-    "zk_linear_fwd": {"zk_linear_bwd_x": "..2", "zk_linear_bwd_w": "..1"},
-    "zk_rope": {"zk_rope": "..2"},
-    "zk_attention_fwd": {"zk_attention_bwd": "..021"},
-    "zk_gelu_fwd": {"zk_gelu_bwd": "..1"},
-    "zk_swiglu_fwd": {"zk_swiglu_bwd": "..1"},
-}
-# Where a norm has what it adds: forward the sum of two operands, backward one more for the result.
-_ADDS = {"zk_layernorm_fwd": (2, 3, 4), "zk_rmsnorm_fwd": (2, 3, 4),
-         "zk_layernorm_bwd": (0, 0, 4), "zk_rmsnorm_bwd": (0, 0, 3)}
-_ASIDE = ("eps", "full", "add", "sign")                 # numbers that need not agree
-
 
 @dataclass(frozen=True)
 class Facts:
@@ -102,6 +59,7 @@ class _Body:
     ran: list[tuple[Call, int, list]] = field(default_factory=list)     # number, operands
     again: frozenset[int] = frozenset()     # calls of forward: of such one result must be read
     of: set[object] = field(default_factory=set)            # calls whose results in tmp are read
+    round: int = 0
 
     def __post_init__(self) -> None:
         self.kind = self.fn.name.partition(".")[2]
@@ -129,9 +87,12 @@ class _Body:
                     self.fail(call, f"{word} is {arg}")
         if "B" in out:
             out["M"] = out["B"] * out["T"]                      # type: ignore[operator]
+        if out.get("carry", self.round) != self.round:
+            self.fail(call, f"carries on in round {self.round}")
         if call.kernel == "zk_cross_entropy":
-            if out["V"] != self.p.head.vocab:
-                self.fail(call, f"V is {out['V']}")
+            if (out["V"], out["rows"]) != (self.p.head.vocab,
+                                           self.p.head.batch * self.p.head.sequence):
+                self.fail(call, f"V is {out['V']} of {out['rows']} rows")
             out["R"] = -(-self.p.head.vocab // 8) * 8           # a row's columns
         if "G" in out:
             out["E"] = (out["H"] + 2 * out["G"]) * out["D"]     # type: ignore[operator]
@@ -192,17 +153,21 @@ class _Body:
             self.place(call, arg, elems * 4)
             if arg != "acc+0" or mode not in ("add", "full") or not dims[mode]:
                 self.fail(call, f"{arg} is not written in f32")
-            self.grads.append(("acc", mode == "add"))
-            return
-        t = self.tensor(call, arg, elems, 0, ("dw", "dp"))
-        if self.real != 4 and mode in ("add", "full") and dims[mode]:
-            self.fail(call, f"{arg} is no f32")
-        self.grads.append((t.name, mode == "add" and bool(dims["add"])))
+            name, added = "acc", mode == "add"
+        else:
+            name = self.tensor(call, arg, elems, 0, ("dw", "dp")).name
+            added = mode == "add" and bool(dims["add"])
+            if self.real != 4 and mode in ("add", "full") and (dims[mode] or dims.get("carry")):
+                self.fail(call, f"{arg} is no f32")
+        if not dims.get("carry"):
+            self.grads.append((name, added))
+        elif self.grads[-1:] != [(name, False)]:
+            self.fail(call, f"{arg} carries on what is another gradient")
 
     # ---- calls
 
     def call(self, call: Call) -> None:
-        words = _KERNELS[call.kernel].split()
+        words = KERNELS[call.kernel].split()
         dims = self.dims(call, words)
         writes: list[tuple[int, int, str]] = []
         is_: list[object] = list(call.args)             # what each operand is
@@ -226,8 +191,10 @@ class _Body:
                 self.reads.add(is_[n])
             elif mode == "^":
                 self.gradient(call, arg, kind, dims, elems)
-            elif kind in _CLASSES:
-                if arg.partition(".")[0].partition("+")[0] != kind or not arg.endswith("+0"):
+            elif kind in CLASSES:
+                base, _, at = arg.partition("+")
+                from_ = self.round * elems * 4 if kind == "targets" else 0
+                if base.partition(".")[0] != kind or at != str(from_):
                     self.fail(call, f"{arg} is not {kind}")
                 self.place(call, arg, elems * (8 if kind == "sums" else 4))
             else:
@@ -246,14 +213,14 @@ class _Body:
 
     def apart(self, call: Call) -> None:
         """Outputs, which come first, overlap nothing, or are exactly where another operand is."""
-        words = _KERNELS[call.kernel].split()
+        words = KERNELS[call.kernel].split()
         dims = self.dims(call, words)
         spans: list[tuple[str, int, int, bool]] = []    # base, lo, hi, may be where another is
         outs = 0
         for word, arg in zip(words, call.args):
             head, _, expression = word.partition(":")
             kind = head.lstrip("><=?")
-            if head[0] not in "<>" or arg == "null" or kind in _CLASSES:
+            if head[0] not in "<>" or arg == "null" or kind in CLASSES:
                 continue
             size = ops.value(expression, dims) * (self.real if kind == "r" else 4)
             base, at = self.place(call, arg, size)
@@ -267,39 +234,102 @@ class _Body:
 
     def forward(self) -> list[tuple[Call, int, list]]:
         """The calls that forward is made of."""
-        return [r for r in self.ran if r[0].kernel in _BACK and
+        return [r for r in self.ran if r[0].kernel in BACK and
                 (r[0].kernel, r[0].args[-1]) != ("zk_rope", "-1")]
 
     def wanted(self) -> Counter:
         """What must run backward for what ran forward: kernel, numbers, forward's operands."""
         out = []
         for c, _, is_ in self.forward():
-            for kernel, like in _BACK[c.kernel].items():
-                out.append((kernel, _dims(c), tuple(is_[int(n)] for n in like if n != ".")))
+            for kernel, like in BACK[c.kernel].items():
+                out.append((kernel, numbers(c), tuple(is_[int(n)] for n in like if n != ".")))
             if c.kernel == "zk_linear_fwd" and c.args[3] != "null":
-                out.append(("zk_linear_bwd_b", _dims(c)[:2], ()))
+                out.append(("zk_linear_bwd_b", numbers(c)[:2], ()))
         return Counter(out)
 
     def backward(self) -> Counter:
-        """What does run backward."""
-        likes = _likes()
-        return Counter((c.kernel, _dims(c), tuple(x for x, n in zip(is_, likes[c.kernel])
-                                                  if n != "."))
-                       for c, _, is_ in self.ran if c.kernel in likes and
-                       (c.kernel, c.args[-1]) != ("zk_rope", "1"))
+        """What does run backward; its gradients are none of what forward calls made."""
+        made, out, likes = {number for _, number, _ in self.forward()}, [], backs()
+        for c, _, is_ in self.ran:
+            if c.kernel in likes and (c.kernel, c.args[-1]) != ("zk_rope", "1"):
+                if is_[DY.get(c.kernel, 1)][0] in made:
+                    self.fail(c, f"{c.args[DY.get(c.kernel, 1)]} is no gradient")
+                out.append((c.kernel, numbers(c), tuple(x for x, n in zip(is_, likes[c.kernel])
+                                                      if n != ".")))
+        return Counter(out)
+
+    # ---- rounds
+
+    def split(self, base: str, at: int, by: int, rounds: int) -> _Value | None:
+        """The value that calls go through in rounds becomes its parts; None: there is none yet."""
+        values = self.held.setdefault(base, [])
+        for n, v in enumerate(values):
+            if (v.lo, v.hi) == (at, at + by * rounds):
+                values[n:n + 1] = [replace(v, lo=at + r * by, hi=at + r * by + by,
+                                           made=(*v.made, "part", r, rounds))
+                                   for r in range(rounds)]
+                return v
+        return None
+
+    def join(self, base: str, at: int, by: int, rounds: int, old: _Value | None) -> None:
+        """Parts become a value: the one that was there, or a new one."""
+        values = self.held[base]
+        mine = [v for r in range(rounds) for v in values
+                if (v.lo, v.hi) == (at + r * by, at + r * by + by)]
+        if len(mine) != rounds or len({v.type for v in mine}) > 1:
+            self.fail(None, f"{base}+{at} is not whole after {rounds} rounds")
+        made = tuple(v.made for v in mine)
+        if old and made == tuple((*old.made, "part", r, rounds) for r in range(rounds)):
+            made = old.made
+        for v in mine:
+            values.remove(v)
+        values.append(_Value(at, at + by * rounds, mine[0].type, made, all(v.used for v in mine)))
+
+    def loop(self, rounds: int, calls: list[Call]) -> None:
+        moving = {arg: tuple(map(int, re.split(r"\+c\*|\+", arg)[1:]))
+                  for c in calls for arg in c.args if "+c*" in arg}
+        places = {(arg.partition("+")[0], *two) for arg, two in moving.items()
+                  if arg.partition("+")[0] not in CLASSES}
+        whole = {place: self.split(*place, rounds) for place in sorted(places)}
+        before = len(self.ran)
+        for self.round in range(rounds):
+            now = {arg: f"{arg.partition('+')[0]}+{at + self.round * by}"
+                   for arg, (at, by) in moving.items()} | {"c": str(self.round)}
+            for c in calls:
+                self.one(replace(c, args=tuple(now.get(a, a) for a in c.args)))
+        self.round = 0
+        for place, old in whole.items():
+            self.join(*place, rounds, old)
+        made = {number for _, number, _ in self.ran[before:]}
+        for values in self.held.values():                   # what is left is of one round alone
+            values[:] = [v for v in values if not v.used or v.made[0] not in made]
 
     def run(self) -> None:
-        for c in self.fn.calls:
+        for rounds, calls in groupby(self.fn.calls, key=lambda c: c.rounds):
+            self.launched(group := list(calls))
+            if rounds > 1:
+                self.loop(rounds, group)
+            elif rounds == 1:
+                for c in group:
+                    self.one(c)
+            else:
+                self.fail(group[0], f"is called {rounds} times")
+
+    def one(self, c: Call) -> None:
+        if c.kernel == "zk_cross_entropy" and \
+                (c.args[1] == "null") != self.fn.name.startswith("eval."):
+            self.fail(c, "training needs the gradient, evaluation does not")
+        self.apart(c)
+        for part in parts(c):
+            self.call(part)
+
+    def launched(self, calls: list[Call]) -> None:
+        """Calls are of their launches' shapes."""
+        for c in calls:
             launch = next((l for l in self.p.launches if l.name == c.launch), None)
             shape = tuple(int(a) for a in c.args if a.lstrip("-").isdigit())
             if not launch or launch.kernel != c.kernel or launch.shape != shape:
                 self.fail(c, f"launch {c.launch} is of another shape")
-            eval_ = self.fn.name.startswith("eval.")
-            if c.kernel == "zk_cross_entropy" and (c.args[1] == "null") != eval_:
-                self.fail(c, "training needs the gradient, evaluation does not")
-            self.apart(c)
-            for part in _parts(c):
-                self.call(part)
 
     def end(self, *outs: str) -> None:
         """Outputs are whole, everything was used."""
@@ -316,36 +346,24 @@ class _Body:
                 self.fail(c, "is made again and not read")
 
 
-def _parts(c: Call) -> list[Call]:
-    """A call as those that have the same bits together: a norm and an addition, or itself."""
-    out, x, more = _ADDS.get(c.kernel, (0, 0, 0))
-    args = list(c.args)
-    if not more or args[more] == "null" and (not out or args[out] == "null"):
-        return [c]
-    M, C = (int(a) for a in _dims(c))
-    add = Call("zk_add", "", (args[out], args[x], args[more], str(M * C)))
-    args[more] = "null"
-    if out:                                                     # forward: before it
-        args[out], args[x] = "null", args[out]
-    norm = replace(c, args=tuple(args))
-    return [add, norm] if out else [norm, add]
-
-
-def _likes() -> dict[str, str]:
-    """Of kernels backward, which operands are forward's."""
-    return {k: like for row in _BACK.values() for k, like in row.items()} | {"zk_linear_bwd_b": ""}
-
-
-def _dims(c: Call) -> tuple[str, ...]:
-    """A call's numbers that must agree forward and backward."""
-    return tuple(a for w, a in zip(_KERNELS[c.kernel].split(), c.args)
-                 if w.isidentifier() and w not in _ASIDE)
-
-
 def _adds_back(fwd: _Body, bwd: _Body) -> bool:
     """Backward adds as often as forward, beside what it makes again."""
     first, then = ([n for c, n, _ in b.ran if c.kernel == "zk_add"] for b in (fwd, bwd))
     return len([n for n in then if n not in first]) == len(first)
+
+
+def _drawn(b: _Body) -> None:
+    """The last two calls make the logits of one row, from what the loss' logits are made from. They
+    are no part of the loss."""
+    *rest, (pick, _, of), (one, _, is_) = b.ran
+    last, its = [(c, x) for c, _, x in rest if c.kernel == "zk_linear_fwd"][-1]
+    like = (one.kernel, is_[1], *is_[2:4], one.args[4:]) == \
+        (last.kernel, of[0], *its[2:4], ("1", *last.args[5:]))
+    if pick.kernel != "zk_pick" or not like or its[1][:len(of[1])] != of[1] or \
+            pick.args[3] != str(b.p.head.batch * b.p.head.sequence):
+        b.fail(one, "is not the logits of a row")
+    next(v for values in b.held.values() for v in values if v.made == is_[0]).used = True
+    b.ran = rest
 
 
 def _unit_bodies(p: Plan, kind: str, fns: dict[str, Fn]) -> list[_Body]:
@@ -358,6 +376,8 @@ def _unit_bodies(p: Plan, kind: str, fns: dict[str, Fn]) -> list[_Body]:
         for body in ("train", "eval"):
             b = _Body(p, fns[f"{body}.{kind}"], {"x": value("x")}, known)
             b.run()
+            if body == "eval":
+                _drawn(b)
             b.end("dx")
             out.append(b)
         if not out[0].wanted() == out[0].backward() == out[1].wanted() or out[1].backward() or \
@@ -378,7 +398,7 @@ def _unit_bodies(p: Plan, kind: str, fns: dict[str, Fn]) -> list[_Body]:
     if fwd.wanted() != bwd.backward() or fwd.backward() or not _adds_back(fwd, bwd):
         bwd.fail(None, "does not run backward what ran forward")
     dx = bwd.held["dx"][0].made if "dx" in bwd.fn.outs else ()
-    check_grads.prove(fwd.ran, bwd.ran, y[0].made, dx, _likes(), bwd.fail)
+    check_grads.prove(fwd.ran, bwd.ran, y[0].made, dx, backs(), bwd.fail)
     for c, number, _ in bwd.forward():
         if number not in {n for _, n, _ in fwd.ran}:
             bwd.fail(c, "is not what ran forward")
@@ -388,53 +408,12 @@ def _unit_bodies(p: Plan, kind: str, fns: dict[str, Fn]) -> list[_Body]:
     return [fwd, bwd]
 
 
-def _leaves(p: Plan, bodies: dict[str, list[_Body]], counts: dict[str, int]) -> dict[str, int]:
-    """Every tensor's gradient is written once and added to by its other readers. Facts.steps."""
-    kinds = list(reversed(counts))                              # in backward order
-    tensors = {t.name: t for t in p.tensors}
-    readers: dict[str, set[str]] = {n: set() for n in tensors}
-    givers: dict[str, list[tuple[str, bool]]] = {n: [] for n in tensors}
-    acc: list[tuple[str, bool]] = []
-    for kind in kinds:
-        for b in bodies[kind]:
-            for n in b.reads:
-                readers[n].add(kind)
-            for n, added in b.grads:
-                if n == "acc":
-                    acc.append((kind, added))
-                else:
-                    givers[n] += acc if acc and n in _rounded(b) else [(kind, added)]
-    steps: dict[str, int] = {}
-    for name, t in tensors.items():
-        got = givers[name]
-        want = [(k, True) for k in kinds if k in readers[name]]
-        if not got or got != [(want[0][0], False), *want[1:]]:
-            raise CheckError(f"tensor {name}: read by {want}, its gradient comes from {got}")
-        if t.count != counts[got[-1][0]]:
-            raise CheckError(f"tensor {name}: {t.count} instances for {counts[got[-1][0]]} units")
-        for kind in readers[name]:
-            if t.flat == "keep" and steps.setdefault(kind, t.offset_step) != t.offset_step:
-                raise CheckError(f"tensor {name}: another distance than its unit's others")
-    return steps
-
-
-def _rounded(b: _Body) -> set[str]:
-    """The tensors whose gradient is rounded from the f32 sum."""
-    out = set()
-    for c in b.fn.calls:
-        if c.kernel == "zk_round":
-            if c.args[1] != "acc+0":
-                b.fail(c, "rounds something else than the sum")
-            out.add(b.tensor(c, c.args[0], int(c.args[2]), 0, ("dw", "dp")).name)
-    return out
-
-
 def functions(p: Plan, counts: dict[str, int]) -> Facts:
     """Proves all of the above; counts: units of each kind, in order of forward."""
     fns = {f.name: f for f in p.fns}
     try:
         bodies = {kind: _unit_bodies(p, kind, fns) for kind in counts}
         check_own.functions(p)
-        return Facts(_leaves(p, bodies, counts))
+        return Facts(leaves(p, bodies, counts))
     except (KeyError, ValueError, IndexError) as e:
         raise CheckError(f"functions name what the plan does not have: {e}") from e

@@ -3,7 +3,7 @@
 A call's operands become text that train.c, the checker and a reader share:
   w+4096      bytes into a formal operand of the function
   tmp+64      bytes into a class with one slot
-  sum+r*8192  r is the rank, l the instance                   512      a number
+  sum+r*8192  r is the rank, l the instance, c the round      512, c   a number
   null, sources (what a reduction brought), &leaf (an array of one pointer), spans.F, recipe,
   moved.F: the spans of a flat that has frozen tensors, without these
 A call's shape, by which it finds its launch, is its whole numbers; for the plan's own functions the
@@ -12,6 +12,7 @@ most elements of any such call.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Iterator
 
 from . import grids, ops, plan
@@ -81,8 +82,8 @@ class _Maker:
 
     def operand(self, kind: Kind, body: str, arg: tuple[str, object]) -> str:
         what, name = arg[0], arg[1]
-        if what == "number":
-            return repr(name)
+        if what in ("number", "round"):
+            return str(name)
         if what == "work":
             return "work+0"
         if what == "fixed":
@@ -101,10 +102,12 @@ class _Maker:
         calls = []
         for c in kind.bodies[name].calls:
             shape = tuple(int(str(a)) for k, a in c.args if k == "number" and isinstance(a, int))
-            args = tuple(self.operand(kind, name, a) for a in c.args)
-            calls.append(plan.Call(c.kernel, self.table.name(c.kernel, shape), args))
+            args = [self.operand(kind, name, a) for a in c.args]
+            args = [a + (f"+c*{by}" if by else "") for a, by in zip_longest(args, c.grow)]
+            calls.append(plan.Call(c.kernel, self.table.name(c.kernel, shape), tuple(args),
+                                   c.rounds))
         ins, outs = self.formals[kind.name, name]
-        flops = sum(c.flops for c in kind.bodies[name].calls)
+        flops = sum(c.flops * c.rounds for c in kind.bodies[name].calls)
         self.fns.append(plan.Fn(f"{name}.{kind.name}", ins, outs, (), flops, tuple(calls)))
 
     # ---- functions of the plan's own

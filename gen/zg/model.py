@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Iterable, Mapping, Sequence
+from typing import Iterable, Mapping
 
-from . import ops, rewrite
+from . import chunks, ops, rewrite
 from .rope import Table, frequencies
 from .spec import Op as SpecOp
 from .spec import Spec, Unit
@@ -32,13 +32,11 @@ class Tensor:
     std: float
 
     @property
-    def elems(self) -> int:
-        """as stored"""
+    def elems(self) -> int:                 # as stored
         return math.prod(self.shape)
 
     @property
-    def params(self) -> int:
-        """of the model"""
+    def params(self) -> int:                # of the model
         return sum(rows for _, rows in self.parts) * math.prod(self.shape[1:])
 
 
@@ -51,10 +49,13 @@ class Value:
 
 @dataclass(frozen=True)
 class Call:
-    """One kernel call: symbol, operands in order, and the dims it was made from."""
+    """One kernel call: symbol, operands in order. Neighbours that are called `rounds` times are so
+    in turn; `grow`: bytes by which operands move from round to round."""
     kernel: str
     args: tuple[tuple[str, object], ...]
     flops: int = 0
+    rounds: int = 1
+    grow: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,8 @@ class Kind:
 class Graph:
     kinds: tuple[Kind, ...]
     tables: tuple[Table, ...]
-    dims: dict[str, int]             # B T M C V R
+    dims: dict[str, int]             # B T M C V R, rows (all of a grain)
+    acc: int                         # elements of the f32 sum of a gradient, 0: none is needed
     tied: str
     ops: frozenset[str]              # words of train.recompute that blocks have
 
@@ -143,8 +145,7 @@ class _Builder:
         return self.node("linear", {"x": x}, params, {"N": n, "K": k, "layout": layout})
 
     def logits(self, x: str, args: Mapping[str, object]) -> str:
-        """The head's linear. Its weight is [V, C] in every family, as an embedding is and as
-        Hugging Face's lm_head, so that tokens are rows and what pads them comes last."""
+        """The head's linear: [V, C] in every family, as an embedding and Hugging Face's lm_head."""
         k, n = self.width[x], self.dims["R"]
         params = {"w": f"{args['tied']}.weight"}
         for name in args["name"]:                                   # type: ignore[attr-defined]
@@ -153,9 +154,8 @@ class _Builder:
                 params["b"] = self.by_token(f"{name}.bias", (), 0.0)
         return self.node("linear", {"x": x}, params, {"N": n, "K": k, "layout": 1})
 
-    def by_token(self, name: str, rest: tuple[int, ...], std: float) -> str:
-        """A tensor with a row for each token."""
-        return self.tensor(name, (self.dims["R"], *rest), 0.0, std, [(name, self.dims["V"])])
+    def by_token(self, name: str, row: tuple[int, ...], std: float) -> str:
+        return self.tensor(name, (self.dims["R"], *row), 0.0, std, [(name, self.dims["V"])])
 
 
 STD = 0.02
@@ -222,6 +222,7 @@ class _Calls:
         self.params = {t.name for t in b.tensors}
         self.grads: dict[str, str] = {}
         self.had: dict[str, str | None] = {}     # a line's gradients, before it
+        self.rounds, self.part = 1, ""          # of the calls to come; what holds a round's rows
 
     def operand(self, node: _Node, word: str) -> tuple[str, object]:
         if word in ("token", "target", "sums", "null"):
@@ -235,6 +236,8 @@ class _Calls:
         if word == "full":
             weight = node.bind.get("w") or node.bind.get("wte", "")
             return ("number", int(weight in self.full))
+        if word == "carry":
+            return ("number", 0) if self.rounds == 1 else ("round", "c")
         if word in node.op.params:
             return ("param", node.bind[word]) if word in node.bind else ("fixed", "null")
         if word.startswith("d") and word[1:] in node.op.params:
@@ -257,7 +260,16 @@ class _Calls:
                 return
             words = words[1:]
         args = tuple(self.operand(node, w) for w in words[1:])
-        self.calls.append(Call(words[0], args, flops))
+        grow = tuple(self.growth(*a) for a in args) if self.rounds > 1 else ()
+        self.calls.append(Call(words[0], args, flops, self.rounds, grow))
+
+    def growth(self, kind: str, name: object) -> int:
+        """Bytes of a round's rows of an operand."""
+        if kind != "value" or name == self.part:
+            return 4 * self.b.dims["M"] // self.rounds if name == "target" else 0
+        v = self.values[str(name)]
+        width = ops.BYTES[self.b.spec.train.precision] if v.dtype == "real" else 4
+        return width * v.elems // self.rounds
 
     def forward(self, node: _Node) -> None:
         first = len(self.calls)
@@ -304,6 +316,11 @@ class _Calls:
         self.calls.append(Call("zk_add", (("value", self.grads[name]), ("value", old),
                                           ("value", more), ("number", n))))
 
+    def round(self, name: str) -> None:
+        """A whole gradient, from the f32 sum to its leaf."""
+        elems = next(t.elems for t in self.b.tensors if t.name == name)
+        self.calls.append(Call("zk_round", (("grad", name), ("fixed", "acc"), ("number", elems))))
+
     def body(self) -> Body:
         calls = rewrite.fused(self.calls)
         used = rewrite.values(calls)
@@ -326,9 +343,7 @@ def _middle(b: _Builder, name: str, count: int, x: str, y: str, full: set[str]) 
     for node in reversed(b.nodes):
         bwd.backward(node)
     if not x and full and b.spec.train.precision != "f32":   # a tied leaf is whole: round it once
-        wte = next(t for t in b.tensors if t.name in full)
-        bwd.calls.append(Call("zk_round", (("grad", wte.name), ("fixed", "acc"),
-                                           ("number", wte.elems))))
+        bwd.round(*full)
     kept = (rewrite.values(fwd.calls) & rewrite.values(bwd.calls)) - _dropped(b, fwd) | {x, y}
     kept -= rewrite.again(fwd, bwd.calls, kept)[1]  # an op runs again whole and keeps no value
     bwd.calls, _ = rewrite.again(fwd, bwd.calls, kept)
@@ -346,21 +361,43 @@ def _dropped(b: _Builder, fwd: _Calls) -> set[str]:
             b.spec.train.recompute}
 
 
-def _head(b: _Builder, x: str, logits: str, tied: str, full: set[str]) -> Kind:
-    """The head: train is forward, loss and backward in one, eval forward and loss."""
+def _head(b: _Builder, x: str, logits: str, tied: str, rounds: int) -> Kind:
+    """The head: train is forward, loss and backward in one, eval forward and loss, in rounds."""
+    *before, linear, loss = b.nodes
+    weight = linear.bind["w"]
+    linear.dims["M"] = loss.dims["M"] = m = b.dims["M"] // rounds
+    b.values[logits] = Value(logits, "real", m * b.dims["R"])
+    full = {weight} if tied or rounds > 1 else set()
     train, plain = _Calls(b, full), _Calls(b, full)
-    for node in b.nodes[:-1]:
-        train.forward(node)
-        plain.forward(node)
-    plain.forward(b.nodes[-1])
-    for text in ops.TRAIN_LOSS:
-        train.line(b.nodes[-1], text)
+    for calls in (train, plain):
+        for node in before:
+            calls.forward(node)
+        calls.rounds, calls.part = rounds, logits
+        calls.forward(linear)
+    train.line(loss, ops.TRAIN_LOSS)
+    plain.forward(loss)
     train.grads[logits] = logits
-    for node in reversed(b.nodes[:-1]):
+    train.backward(linear)
+    train.rounds = plain.rounds = 1
+    train.line(loss, ops.LOSS_SUM)
+    plain.line(loss, ops.LOSS_SUM)
+    if rounds > 1 and not tied and b.spec.train.precision != "f32":
+        train.round(weight)
+    for node in reversed(before):
         train.backward(node)
-    names = {x: "x", train.grads[x]: "dx", logits: "logits"}
+    _draw(plain, linear)
+    names = {x: "x", train.grads[x]: "dx"}
     bodies = {"train": _rename(train.body(), names), "eval": _rename(plain.body(), names)}
     return Kind("head", 1, tuple(b.tensors), bodies, (), "x", "", tied)
+
+
+def _draw(calls: _Calls, linear: _Node) -> None:
+    """The logits of one row, from which a token is drawn: in every plan by the same calls."""
+    for name, size in (("row", linear.dims["K"]), ("drawn", calls.b.dims["R"])):
+        calls.values[name] = Value(name, "real", int(str(size)))
+    calls.line(replace(linear, bind={**linear.bind, "row": "row"}), ops.PICK)
+    calls.forward(replace(linear, dims={**linear.dims, "M": 1},
+                          bind={**linear.bind, "x": "row", "y": "drawn"}))
 
 
 def _branches(units: tuple[Unit, ...]) -> int:
@@ -371,12 +408,12 @@ def build(spec: Spec) -> Graph:
     """The graph of a spec. Shapes were checked where the spec was read."""
     m, t = spec.model, spec.train
     dims = {"B": t.micro_batch, "T": t.sequence, "M": t.micro_batch * t.sequence, "C": m.width,
-            "V": m.vocab, "R": ops.up(m.vocab, ops.VOCAB)}
+            "rows": t.micro_batch * t.sequence, "V": m.vocab, "R": ops.up(m.vocab, ops.VOCAB)}
     tables: list[Table] = []
     kinds: list[Kind] = []
     tied = next((f"{op.args['tied']}.weight" for u in m.units for op in u.ops
                  if op.kind == "linear" and op.args["tied"]), "")
-    full = {tied} - {""}
+    full, acc = {tied} - {""}, 0
     blocks, words = 0, set()
     for unit in m.units:
         prefix = f"{unit.name}." if unit.kind == "blocks" else ""
@@ -396,12 +433,14 @@ def build(spec: Spec) -> Graph:
         for op in unit.ops[:-1] if unit.kind == "head" else unit.ops:
             y = _run(b, y, op, STD)
         if unit.kind == "head":
+            rounds = chunks.rounds(spec, dims, bool(tied), bool(unit.ops[-1].args["bias"]))
+            acc = dims["R"] * b.width[y] if (tied or rounds > 1) and t.precision != "f32" else 0
             y = b.logits(y, unit.ops[-1].args)
             b.node("loss", {"x": y}, {}, {})
-            kinds.append(_head(b, "in", y, tied, full))
+            kinds.append(_head(b, "in", y, tied, rounds))
         else:
             name = "block" if blocks == 0 else f"block{blocks + 1}"
             kinds.append(_middle(b, name, unit.repeat, "in", y, full))
             words |= {ops.WORDS[n.op.name] for n in b.nodes}
             blocks += 1
-    return Graph(tuple(kinds), tuple(tables), dims, tied, frozenset(words))
+    return Graph(tuple(kinds), tuple(tables), dims, acc, tied, frozenset(words))

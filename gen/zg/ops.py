@@ -65,7 +65,7 @@ _ROWS = (
         "zk_rmsnorm_bwd dx dw dy +dx x stat w $sum M C", {"$sum": "4*2*C"}),
     _op("linear", "y = x . w + b", "x", "w b", "y:real:M*N",
         "zk_linear_fwd y x w b M N K layout",
-        "zk_linear_bwd_x dx dy w M N K layout; zk_linear_bwd_w dw dy x M N K layout full;"
+        "zk_linear_bwd_x dx dy w M N K layout; zk_linear_bwd_w dw dy x M N K layout full carry;"
         "?b zk_linear_bwd_b db dy M N", flops="2*M*N*K"),
     _op("qknorm", "q, k heads of y = x / rms * w; v heads copied", "x", "wq wk",
         "y:real:M*E stat:f32:M*J",
@@ -84,7 +84,7 @@ _ROWS = (
         "zk_swiglu_fwd y x M F", "zk_swiglu_bwd dx dy x M F"),
     _op("add", "y = a + b", "a b", "", "y:real:M*C", "zk_add y a b n", "pass da dy; pass db dy"),
     _op("loss", "loss = cross entropy of x against target", "x", "", "loss:f32:M",
-        "zk_cross_entropy loss null x target M V; zk_loss_sum sums loss target M", ""),
+        "zk_cross_entropy loss null x target M V rows", ""),
 )
 OPS: Mapping[str, Op] = {row.name: row for row in _ROWS}
 
@@ -99,8 +99,11 @@ FUSED = tuple(tuple(call.split() for call in row.split(";")) for row in (
 # Kernels that may write their first operand where these lie: kernels/zk.h says so.
 IN_PLACE = {"zk_add": (1, 2), "zk_rope": (1,), "zk_gelu_bwd": (1,)}
 
-# The head's loss while training: the gradient takes the logits' place.
-TRAIN_LOSS = ("zk_cross_entropy loss x x target M V", "zk_loss_sum sums loss target M")
+# The head's loss while training: the gradient takes the logits' place. Both bodies end with the sum
+# of losses; evaluation then makes the logits of one row again, from which a token is drawn.
+TRAIN_LOSS = "zk_cross_entropy loss x x target M V rows"
+LOSS_SUM = "zk_loss_sum sums loss target rows"
+PICK = "zk_pick row x target rows K"
 
 # What train.recompute calls the ops of a block.
 WORDS = {name: name for name in OPS if name not in ("embed", "loss")} | {"add": "residual"}

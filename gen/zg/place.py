@@ -59,26 +59,33 @@ def pack(items: Sequence[Item]) -> Packed:
     return Packed(at, end)
 
 
+def times(body: Body) -> list[int]:
+    """Of each call. Those of a loop are at one time: what one touches lives as long as all."""
+    out, before = [], 1
+    for call in body.calls:
+        out.append(out[-1] + (not 1 < call.rounds == before) if out else 0)
+        before = call.rounds
+    return out
+
+
 def lifetimes(body: Body, outside: set[str], real: int) -> list[Item]:
-    """The values of a body that live in its temporary space only. Logits stay to the end (eval's
-    caller reads them)."""
+    """The values of a body that live in its temporary space only."""
     spans: dict[str, list[int]] = {}
-    for t, call in enumerate(body.calls):
+    for t, call in zip(times(body), body.calls):
         for kind, name in call.args:
             if kind == "value" and name not in outside:
                 spans.setdefault(str(name), []).append(t)
     size = {v.name: v.elems * (real if v.dtype == "real" else 4) for v in body.values}
-    last = len(body.calls)
-    return [Item(n, size[n], ts[0], last if n == "logits" else ts[-1]) for n, ts in spans.items()]
+    return [Item(n, size[n], ts[0], ts[-1]) for n, ts in spans.items()]
 
 
 def joined(body: Body, items: Sequence[Item]) -> dict[str, str]:
     """Whose place a value takes: that of what its maker reads last, where the kernel lets it."""
     of = {item.name: item for item in items}
     host: dict[str, str] = {}
-    for t, call in enumerate(body.calls):
+    for t, call in zip(times(body), body.calls):
         out = of.get(str(call.args[0][1]))
-        for n in ops.IN_PLACE.get(call.kernel, ()):
+        for n in ops.IN_PLACE.get(call.kernel, ()) if call.rounds == 1 else ():
             old = of.get(str(call.args[n][1]))
             if out and old and out.name not in host and old.last == out.first == t and \
                     old.size == out.size:

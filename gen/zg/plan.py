@@ -118,10 +118,8 @@ class Tensor:
     frozen: int
 
     @property
-    def elems(self) -> int:
-        """of the model"""
-        rows = sum(int(part.rpartition("=")[2]) for part in self.parts)
-        return rows * math.prod(self.shape[1:])
+    def elems(self) -> int:                 # of the model
+        return math.prod(self.shape[1:]) * sum(int(p.rpartition("=")[2]) for p in self.parts)
 
 
 @dataclass(frozen=True)
@@ -186,11 +184,12 @@ class Run:
 
 @dataclass(frozen=True)
 class Call:
-    """A kernel call. args: `formal+bytes`, `class+bytes`, `...+r*bytes`, a number, null,
-    sources."""
+    """A kernel call. args: `formal+bytes`, `class+bytes`, `...+r*bytes`, a number, null, sources.
+    Neighbours of the same `rounds` above 1 are a loop; c, also in `...+c*bytes`, is its round."""
     kernel: str
     launch: str
     args: tuple[str, ...]
+    rounds: int = 1
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,8 @@ TYPES = {Optimizer: kinds.OPTIMIZERS, Schedule: kinds.SCHEDULES}
 class Train:
     """global_batch G and micro_batch B in samples of `sequence` T tokens. recompute: the ops of
     blocks whose values backward makes again; memory_budget: bytes of the arena on each target, for
-    which more of them may be."""
+    which more of them may be. head_chunk: tokens of a chunk in which the head and the loss go
+    through a micro-batch, None: as the shape asks for."""
     __pydantic_config__ = _KEYS
     global_batch: Count
     micro_batch: Count
@@ -167,6 +168,7 @@ class Train:
     schedule: Schedule = field(default_factory=Schedule)
     seed: Integer(0, 2 ** 64 - 1) = 1
     sum: Choice("tree", "fold") = "tree"
+    head_chunk: Auto(1, DIM) = None
     recompute: Annotated[tuple[str, ...], PlainValidator(again)] = ()
     reduction: Choice("exact", "fast") = "exact"
     memory_budget: Annotated[int, PlainValidator(whole_bytes)] | None = None

@@ -265,6 +265,19 @@ def _typed(keys: SpecKeys, name: str, root: Node) -> Optimizer | Schedule:
     return replace(found, **lacking)
 
 
+def _chunk(keys: SpecKeys, root: Node, model: Model) -> None:
+    """head_chunk cuts a micro-batch evenly, and a head whose gradients can be summed in parts."""
+    m, rows = keys.train.head_chunk, keys.train.micro_batch * keys.train.sequence
+    path = ("train", "head_chunk")
+    if m and rows % m:
+        near = _near(min(m, rows), lambda n: rows % n == 0)
+        raise fail(root, path, f"chunks of {m} do not divide the {rows} tokens of a micro-batch",
+                   f"auto, {' or '.join(str(n) for n in near if n <= rows)}")
+    if m and m < rows and model.units[-1].ops[-1].args["bias"]:
+        raise fail(root, path, "the head's linear has a bias, whose gradient is summed at once",
+                   f"auto, {rows}, or a head without bias")
+
+
 def _optimizer(keys: SpecKeys, root: Node) -> Optimizer:
     o = _typed(keys, "optimizer", root)
     if o.nesterov and not o.momentum:
@@ -334,6 +347,7 @@ def load(path: str, sets: Sequence[str] = (), zero: str | None = None) -> Spec:
     model = build(keys, root)
     _batch(keys, root)
     _offload(keys, root)
+    _chunk(keys, root, model)
     _reduction(keys, root)
     train = replace(keys.train, optimizer=_optimizer(keys, root), schedule=_schedule(keys, root))
     data = keys.data

@@ -46,7 +46,8 @@ def print_plan(p: Plan) -> str:
     for fn in p.fns:
         lines.append(f"fn {fn.name} flops {fn.flops} ins {_show(fn.ins)} outs {_show(fn.outs)} "
                      f"ints {_show(fn.ints)}")
-        lines += [f"call {c.kernel} {c.launch} {' '.join(c.args)}" for c in fn.calls]
+        lines += [" ".join([f"call*{c.rounds}" if c.rounds > 1 else "call", c.kernel, c.launch,
+                            *c.args]) for c in fn.calls]
     lines.append(" ".join(["events", *map(str, p.events)]))
     for section in p.sections:
         lines.append(f"section {section.name} repeat {section.repeat}")
@@ -145,8 +146,8 @@ def parse(text: str) -> Plan:
             elif words[0] == "fn":
                 ins, outs, ints = (_names(words[n]) for n in (5, 7, 9))
                 fns.append(Fn(words[1], ins, outs, ints, int(words[3]), ()))
-            elif words[0] == "call":
-                call = Call(words[1], words[2], tuple(words[3:]))
+            elif words[0].startswith("call"):
+                call = Call(words[1], words[2], tuple(words[3:]), int(words[0][5:] or 1))
                 fns[-1] = dataclasses.replace(fns[-1], calls=fns[-1].calls + (call,))
             elif words[0] == "events":
                 events = tuple(map(_event, words[1:]))

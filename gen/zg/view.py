@@ -6,7 +6,7 @@ RING_BLOCK(i), event full.block -> FULL_BLOCK(i), function fwd.block -> fwd_bloc
 from __future__ import annotations
 
 import re
-from itertools import takewhile
+from itertools import groupby, takewhile
 from typing import Iterator, Sequence
 
 from . import ops, plan, roll
@@ -154,7 +154,7 @@ class _Fns:
             return {"null": "NULL", "recipe": "&recipe",
                     "sources": "SOURCES"}[text]
         if text.startswith("&"):
-            return f"(const void *const[]){{{self.operand(text[1:], formals)}}}"
+            return f"ONE({self.operand(text[1:], formals)})"
         if text.startswith("freq."):
             return lower(text)
         if re.fullmatch(r"-?\d+", text):
@@ -193,11 +193,16 @@ class _Fns:
         place |= {"out": f"HOST({at['out']})"} if "out" in at else {}
         often = [n for n in place if used.count(n) > 1 and n not in fn.ints]
         variables = ", ".join(f"*{lower(n)} = {place[n]}" for n in often)
-        formals = {**place, **{n: lower(n) for n in often}}
+        formals = {**place, **{n: lower(n) for n in often}, "c": "c"}
         lines = wrap(f"void {variables};", 4) + [""] if often else []
-        for c in fn.calls:
-            args = ", ".join(self.operands(c.args, formals))
-            lines += wrap(f"{c.kernel}(k, {launch_name(c.launch)}, {args});", 4)
+        for rounds, calls in groupby(fn.calls, key=lambda c: c.rounds):
+            body = [f"{c.kernel}(k, {launch_name(c.launch)}, "
+                    f"{', '.join(self.operands(c.args, formals))});" for c in calls]
+            if rounds > 1:
+                lines.append(f"    for (int64_t c = 0; c < {rounds}; c++) {{")
+            for text in body:
+                lines += wrap(text, 8 if rounds > 1 else 4)
+            lines += ["    }"] * (rounds > 1)
         short = f"FN({lower(fn.name)}) {{ {lines[0].strip()} }}"
         if len(lines) == 1 and len(short) <= COLUMNS:
             return [short]
@@ -332,18 +337,11 @@ def flats(p: Plan) -> list[str]:
     return out
 
 
-def logits(p: Plan) -> str:
-    """Where eval leaves the logits: the second operand of its last cross entropy's input."""
-    fn = next(f for f in p.fns if f.name == "eval.head")
-    call = next(c for c in fn.calls if c.kernel == "zk_cross_entropy")
-    base, _, at = call.args[2].partition("+")
-    return number(p.cls(base).at + int(at))
-
-
 def sample(p: Plan) -> list[str]:
-    """The draw from a row of the logits."""
-    row = number(ops.up(p.head.vocab, ops.VOCAB) * ops.BYTES[p.head.real])
-    return wrap(f"d->token = zk_sample(k, a + {logits(p)} + d->row * {row}, {p.head.vocab}, "
+    """The draw from the row of logits that is the last thing an evaluation makes."""
+    fn = next(f for f in p.fns if f.name == "eval.head")
+    base, _, at = fn.calls[-1].args[0].partition("+")
+    return wrap(f"d->token = zk_sample(k, a + {number(p.cls(base).at + int(at))}, {p.head.vocab}, "
                 "(float)d->temperature, d->u);", 4)
 
 

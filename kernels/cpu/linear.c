@@ -1,10 +1,10 @@
 /* linear.c -- the products of a linear layer and its gradients, by one packed and blocked GEMM.
  *
  * Invariants
- *  1. In f32 an output element is one FMA chain in ascending k that starts at 0; the output carries
- *     it from one depth block to the next. The bias is added to the finished chain, rounded once.
- *     In bf16 operands widen exactly, the chain is the same, f32 scratch carries it, and the result
- *     is rounded once. So no tile, thread or object changes a bit.
+ *  1. In f32 an output element is one FMA chain in ascending k that starts at 0, or, to carry on,
+ *     at the output, which holds it from one depth block to the next. The bias is added to the
+ *     finished chain, rounded once. In bf16 operands widen exactly, the chain is the same, f32
+ *     scratch carries it, and the result is rounded once. So no tile, thread or object changes a bit.
  *  2. A task is one tile of the output, and no element outside matrices is read or written: edges
  *     are packed as zeros, and their sums go through scratch.
  *  3. Scratch of a thread: A panel [rows/MR][depth][MR], B panel [depth][NR], an edge block
@@ -87,7 +87,7 @@ typedef struct product {
     const real *bias;               /* [N] of the context's dtype, or NULL */
     int64_t M, N, K;
     int64_t rows, cols, depth;      /* of a tile */
-    int dtype;
+    int dtype, carry;               /* carry: the chain goes on from the output */
 } product;
 
 /* One tile at work. */
@@ -252,14 +252,15 @@ static void block(const tile *t, int64_t i, int64_t j, int64_t k, int64_t depth)
 {
     const product *g = t->g;
     int64_t rows = least(MR, t->rows - i), cols = least(NR, t->cols - j);
+    int first = !k && !g->carry;
     float *sum = t->sum + i * t->stride + j;
     const float *a = t->a + i * depth;
     if (g->dtype == ZK_F32 && (rows < MR || cols < NR)) {
-        copy(t->edge, NR, sum, t->stride, k ? rows : 0, cols);
-        multiply(t->edge, NR, a, t->b, depth, !k);
+        copy(t->edge, NR, sum, t->stride, first ? 0 : rows, cols);
+        multiply(t->edge, NR, a, t->b, depth, first);
         copy(sum, t->stride, t->edge, NR, rows, cols);
     } else {
-        multiply(sum, t->stride, a, t->b, depth, !k);
+        multiply(sum, t->stride, a, t->b, depth, first);
     }
     if (k + depth == g->K && (g->bias || g->dtype != ZK_F32))
         finish(t, i, j, rows, cols);
@@ -353,9 +354,9 @@ void ZK(zk_linear_bwd_x)(zk *k, const zk_launch *L, real *dx, const real *dy, co
 
 /* dw[K,N] = x^T . dy or dw[N,K] = dy^T . x: the chain runs over rows */
 void ZK(zk_linear_bwd_w)(zk *k, const zk_launch *L, void *dw, const real *dy, const real *x,
-                         int64_t M, int64_t N, int64_t K, int layout, int full)
+                         int64_t M, int64_t N, int64_t K, int layout, int full, int carry)
 {
-    product g = {.k = k, .out = dw, .dtype = full ? ZK_F32 : k->dtype, .K = M};
+    product g = {.k = k, .out = dw, .dtype = full ? ZK_F32 : k->dtype, .carry = carry, .K = M};
     if (layout == ZK_IN_OUT) {
         g.a = turned(x, K, k->dtype);
         g.b = plain(dy, N, k->dtype);

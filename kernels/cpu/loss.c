@@ -16,7 +16,7 @@ typedef struct entropy {
     real *d;                            /* [M,R], or NULL */
     const real *x;                      /* [M,R], V of each row */
     const int32_t *target;              /* [M] */
-    int64_t M, V, R, rows;
+    int64_t M, V, R, all, rows;
     int dtype;
 } entropy;
 
@@ -59,10 +59,10 @@ static void zero(const entropy *a, int64_t at, int64_t n)
     memset((char *)a->d + at * width, 0, n * width);
 }
 
-/* d [V] = (exp(x - top) / sum - [i = target]) / M */
+/* d [V] = (exp(x - top) / sum - [i = target]) / all */
 static void slope(const entropy *a, int64_t at, float top, float sum, int32_t target)
 {
-    v16 share = set16(1 / sum), each = set16(1 / (float)a->M);
+    v16 share = set16(1 / sum), each = set16(1 / (float)a->all);
     v16 hit = exp16(set16(realr(a->x, at + target, a->dtype) - top)) * share - set16(1);
     for (int64_t i = 0; i < a->V; i += 16) {
         v16 e = exp16(zk_get(a->x, at + i, a->dtype, a->V - i) - set16(top));
@@ -94,10 +94,10 @@ static void entropy_task(void *arg, int64_t task, int thread)
 }
 
 void ZK(zk_cross_entropy)(zk *k, const zk_launch *L, float *loss, real *dlogits, const real *logits,
-                          const int32_t *target, int64_t M, int64_t V)
+                          const int32_t *target, int64_t M, int64_t V, int64_t rows)
 {
     int64_t R = zk_pieces(V, ZK_VOCAB) * ZK_VOCAB;
-    entropy a = {loss, dlogits, logits, target, M, V, R, zk_tile(k, L, 0, ROWS), k->dtype};
+    entropy a = {loss, dlogits, logits, target, M, V, R, rows, zk_tile(k, L, 0, ROWS), k->dtype};
     zk_for(k, zk_pieces(M, a.rows), entropy_task, &a);
 }
 
@@ -112,6 +112,16 @@ void ZK(zk_loss_sum)(zk *k, const zk_launch *L, int64_t *sums, const float *loss
         sums[ZK_VALID] += target[m] >= 0;
     }
     sums[ZK_NONFINITE] += !limbs_add(sums + ZK_LOSS, sum);
+}
+
+void ZK(zk_pick)(zk *k, const zk_launch *L, real *y, const real *x, const int32_t *target,
+                 int64_t M, int64_t C)
+{
+    int64_t m = M - 1, bytes = C * (k->dtype == ZK_F32 ? 4 : 2);
+    (void)L;
+    while (m > 0 && target[m] < 0)
+        m--;
+    memcpy(y, (const char *)x + m * bytes, bytes);
 }
 
 void ZK(zk_mean)(zk *k, const int64_t *sums, double *loss, double *valid)

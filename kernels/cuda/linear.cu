@@ -47,10 +47,12 @@ static void name(const shape *s, char key[TUNE_KEY])
              s->b_turned ? 'T' : 'N', in, out, s->a_align, s->b_align, s->d_align, s->bias_align);
 }
 
-/* Where a product's matrices lie; bias: NULL: there is none */
+/* Where a product's matrices lie; bias: NULL: there is none; carry: it is added to d, and so cannot be
+ * timed. */
 struct places {
     void *d;
     const void *a, *b, *bias;
+    int carry;
 };
 
 struct gemm {
@@ -137,8 +139,8 @@ static int ask(zk *k, gemm *g, int wanted, cublasLtMatmulHeuristicResult_t found
 static cublasStatus_t issue(zk *k, const gemm *g, const cublasLtMatmulAlgo_t *algo,
                             const places *at)
 {
-    const float one = 1, zero = 0;
-    return cublasLtMatmul(k->lt, g->how, &one, at->a, g->a, at->b, g->b, &zero, at->d, g->d, at->d,
+    const float one = 1, old = at->carry ? 1 : 0;
+    return cublasLtMatmul(k->lt, g->how, &one, at->a, g->a, at->b, g->b, &old, at->d, g->d, at->d,
                           g->d, algo, k->device, WORKSPACE, k->stream);
 }
 
@@ -225,7 +227,7 @@ static void choose(zk *k, gemm *g, const places *at)
 {
     cublasLtMatmulHeuristicResult_t found[MOST_CHOICES];
     char key[TUNE_KEY];
-    int slot = (int)g->s.slot, timing = slot == 0 && tune_timing();
+    int slot = (int)g->s.slot, timing = slot == 0 && tune_timing() && !at->carry;
     name(&g->s, key);
     const uint64_t *words = slot == 0 ? tune_find(key) : NULL;
     if (words) {
@@ -260,12 +262,12 @@ static uint32_t alignment(const void *p)
     return (uint32_t)zk_least((int64_t)low, ALIGNED);
 }
 
-/* d = a . b (+ bias); full: d is float */
+/* d = a . b (+ bias, or + d where it carries on); full: d is float */
 static void multiply(zk *k, const zk_launch *L, int64_t m, int64_t n, int64_t depth, void *d,
                      const void *a, int a_turned, const void *b, int b_turned, const void *bias,
-                     int full)
+                     int full, int carry)
 {
-    const places at = {d, a, b, bias};
+    const places at = {d, a, b, bias, carry};
     cudaDataType_t type = k->dtype == ZK_BF16 ? CUDA_R_16BF : CUDA_R_32F;
     shape s = {m, n, depth, L[k->column].slot, a_turned, b_turned, type, full ? CUDA_R_32F : type,
                alignment(a), alignment(b), alignment(d), bias ? alignment(bias) : 0};
@@ -280,24 +282,24 @@ static void multiply(zk *k, const zk_launch *L, int64_t m, int64_t n, int64_t de
 void zk_linear_fwd(zk *k, const zk_launch *L, real *y, const real *x, const real *w, const real *b,
                    int64_t M, int64_t N, int64_t K, int layout)
 {
-    multiply(k, L, N, M, K, y, w, layout == ZK_OUT_IN, x, 0, b, 0);
+    multiply(k, L, N, M, K, y, w, layout == ZK_OUT_IN, x, 0, b, 0, 0);
 }
 
 /* dx^T [K,M] = w [K,N] . dy^T [N,M] */
 void zk_linear_bwd_x(zk *k, const zk_launch *L, real *dx, const real *dy, const real *w,
                      int64_t M, int64_t N, int64_t K, int layout)
 {
-    multiply(k, L, K, M, N, dx, w, layout == ZK_IN_OUT, dy, 0, NULL, 0);
+    multiply(k, L, K, M, N, dx, w, layout == ZK_IN_OUT, dy, 0, NULL, 0, 0);
 }
 
 /* dw [K,N]: dw^T [N,K] = dy^T [N,M] . x [M,K]; dw [N,K]: dw^T [K,N] = x^T [K,M] . dy [M,N] */
 void zk_linear_bwd_w(zk *k, const zk_launch *L, void *dw, const real *dy, const real *x,
-                     int64_t M, int64_t N, int64_t K, int layout, int full)
+                     int64_t M, int64_t N, int64_t K, int layout, int full, int carry)
 {
     if (layout == ZK_IN_OUT)
-        multiply(k, L, N, K, M, dw, dy, 0, x, 1, NULL, full);
+        multiply(k, L, N, K, M, dw, dy, 0, x, 1, NULL, full, carry);
     else
-        multiply(k, L, K, N, M, dw, x, 0, dy, 1, NULL, full);
+        multiply(k, L, K, N, M, dw, x, 0, dy, 1, NULL, full, carry);
 }
 
 /* ---- gradient of the bias: a thread block sums a stripe of rows of dy [M,N], its warps in turns;

@@ -50,7 +50,7 @@ __device__ inline exponentials together(const exponentials &mine)
     return e;
 }
 
-/* d [R] = (exp(x - top) / sum - [i = target]) / M, 0 from C on; hot: the target's logit */
+/* d [R] = (exp(x - top) / sum - [i = target]) * each, 0 from C on; hot: the target's logit */
 template <class T, int V>
 __device__ inline void slope(T *d, const T *x, int C, int R, const exponentials &e, int target,
                              float hot, float each)
@@ -82,7 +82,7 @@ template <class T, int V> __device__ inline void zero(T *d, int C)
 /* loss [M]; d [M,R] or NULL; x [M,R], C of each row */
 template <class T, int V>
 __global__ void __launch_bounds__(512, 3)
-entropy(float *loss, T *d, const T *x, const int32_t *target, int64_t M, int C, int R)
+entropy(float *loss, T *d, const T *x, const int32_t *target, int64_t M, int C, int R, float each)
 {
     for (int64_t m = blockIdx.x; m < M; m += gridDim.x) {
         float result = 0;
@@ -96,13 +96,25 @@ entropy(float *loss, T *d, const T *x, const int32_t *target, int64_t M, int C, 
             e = together(e);
             result = (float)zk_log(e.sum) - (hot - e.top);
             if (d)
-                slope<T, V>(d + m * R, row, C, R, e, hit, hot, __fdiv_rn(1.0f, (float)M));
+                slope<T, V>(d + m * R, row, C, R, e, hit, hot, each);
         } else if (d) {
             zero<T, V>(d + m * R, R);
         }
         if (threadIdx.x == 0)
             loss[m] = result;
     }
+}
+
+/* y [C], x [M,C]; one block */
+template <class T>
+__global__ void pick(T *y, const T *x, const int32_t *target, int64_t M, int64_t C)
+{
+    int last = 0;
+    for (int m = (int)threadIdx.x; m < M; m += (int)blockDim.x)
+        last = target[m] >= 0 ? m : last;
+    last = block_max(last, 0);
+    for (int64_t c = threadIdx.x; c < C; c += blockDim.x)
+        y[c] = x[last * C + c];
 }
 
 /* One block: the sums are few, and their order is to be one. */
@@ -127,11 +139,17 @@ __global__ void add_losses(int64_t *sums, const float *loss, const int32_t *targ
 extern "C" {
 
 void zk_cross_entropy(zk *k, const zk_launch *L, float *loss, real *dlogits, const real *logits,
-                      const int32_t *target, int64_t M, int64_t V)
+                      const int32_t *target, int64_t M, int64_t V, int64_t rows)
 {
     int R = (int)((V + ZK_VOCAB - 1) / ZK_VOCAB * ZK_VOCAB);
     ZK_REAL(k, T, ZK_LAUNCH(k, L, 0, (entropy<T, wide<T>>), loss, (T *)dlogits, (const T *)logits,
-                            target, M, (int)V, R));
+                            target, M, (int)V, R, 1.0f / (float)rows));
+}
+
+void zk_pick(zk *k, const zk_launch *L, real *y, const real *x, const int32_t *target, int64_t M,
+             int64_t C)
+{
+    ZK_REAL(k, T, ZK_LAUNCH(k, L, 0, pick<T>, (T *)y, (const T *)x, target, M, C));
 }
 
 void zk_loss_sum(zk *k, const zk_launch *L, int64_t *sums, const float *loss, const int32_t *target,

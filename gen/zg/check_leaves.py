@@ -1,0 +1,52 @@
+"""check_leaves.py -- proves of a unit's functions that every tensor gets one gradient: who comes
+first in backward writes it, the tensor's other readers add to it."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .check_order import CheckError
+from .plan import Plan
+
+if TYPE_CHECKING:
+    from .check_fns import _Body
+
+
+def leaves(p: Plan, bodies: dict[str, list[_Body]], counts: dict[str, int]) -> dict[str, int]:
+    """Every tensor's gradient is written once and added to by its other readers. Facts.steps."""
+    kinds = list(reversed(counts))                              # in backward order
+    tensors = {t.name: t for t in p.tensors}
+    readers: dict[str, set[str]] = {n: set() for n in tensors}
+    givers: dict[str, list[tuple[str, bool]]] = {n: [] for n in tensors}
+    acc: list[tuple[str, bool]] = []
+    for kind in kinds:
+        for b in bodies[kind]:
+            for n in b.reads:
+                readers[n].add(kind)
+            for n, added in b.grads:
+                if n == "acc":
+                    acc.append((kind, added))
+                else:
+                    givers[n] += acc if n in _rounded(b) else [(kind, added)]
+    steps: dict[str, int] = {}
+    for name, t in tensors.items():
+        got = givers[name]
+        want = [(k, True) for k in kinds if k in readers[name]]
+        if not got or got != [(want[0][0], False), *want[1:]]:
+            raise CheckError(f"tensor {name}: read by {want}, its gradient comes from {got}")
+        if t.count != counts[got[-1][0]]:
+            raise CheckError(f"tensor {name}: {t.count} instances for {counts[got[-1][0]]} units")
+        for kind in readers[name]:
+            if t.flat == "keep" and steps.setdefault(kind, t.offset_step) != t.offset_step:
+                raise CheckError(f"tensor {name}: another distance than its unit's others")
+    return steps
+
+
+def _rounded(b: _Body) -> set[str]:
+    """The tensors whose gradient is rounded from the f32 sum."""
+    out = set()
+    for c in b.fn.calls:
+        if c.kernel == "zk_round":
+            if c.args[1] != "acc+0":
+                b.fail(c, "rounds something else than the sum")
+            out.add(b.tensor(c, c.args[0], int(c.args[2]), 0, ("dw", "dp")).name)
+    return out
