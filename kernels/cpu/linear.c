@@ -4,7 +4,8 @@
  *  1. In f32 an output element is one FMA chain in ascending k that starts at 0, or, to carry on,
  *     at the output, which holds it from one depth block to the next. The bias is added to the
  *     finished chain, rounded once. In bf16 operands widen exactly, the chain is the same, f32
- *     scratch carries it, and the result is rounded once. So no tile, thread or object changes a bit.
+ *     scratch carries it, and the result is rounded once. So no tile, thread or object changes a
+ *     bit.
  *  2. A task is one tile of the output, and no element outside matrices is read or written: edges
  *     are packed as zeros, and their sums go through scratch.
  *  3. Scratch of a thread: A panel [rows/MR][depth][MR], B panel [depth][NR], an edge block
