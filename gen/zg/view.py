@@ -194,7 +194,7 @@ class _Fns:
         often = [n for n in place if used.count(n) > 1 and n not in fn.ints]
         variables = ", ".join(f"*{lower(n)} = {place[n]}" for n in often)
         formals = {**place, **{n: lower(n) for n in often}, "c": "c"}
-        lines = wrap(f"void {variables};", 4) + [""] if often else []
+        lines = wrap(f"void {variables};", 4) if often else []
         for rounds, calls in groupby(fn.calls, key=lambda c: c.rounds):
             body = [f"{c.kernel}(k, {launch_name(c.launch)}, "
                     f"{', '.join(self.operands(c.args, formals))});" for c in calls]
