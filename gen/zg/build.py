@@ -31,7 +31,7 @@ def _wanted(spec: Spec, graph: model.Graph, shards: shard.Shards, bodies: place.
     for f in shards.flats:
         size = {"whole": f.shard * W, "shard": f.shard}
         gathered = common if f.state == "shard" else "private"
-        away = f.real == "shard" and spec.zero.offload_param.device != "none"
+        away = f.name in schedule.stage
         out.append((f"real.{f.name}", "hosted" if away else gathered, f.count,
                     size[f.real] * real))
         out += [(f"{s}.{f.name}", "hosted" if tile else "private", f.count,
