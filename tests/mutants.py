@@ -23,13 +23,23 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from zg import plan
+from zg import check, plan
 from zg.plan import Event, Int, Plan, Ref, Section, Step
 
 ALL = 1 << 62
 READ = ("tokens", "targets", "ctl", "hctl", "table")    # named by functions and only read
 REDUCES = ('alltoall', 'reducescatter')
 PLAY = ("init", "publish", "step", "step", "eval", "step")
+
+
+# ---- what the checker says
+
+def refused(p: Plan) -> bool:
+    try:
+        check.check(p)
+    except check.CheckError:
+        return True
+    return False
 
 
 # ---- one thing changed

@@ -12,7 +12,7 @@ import law
 import mutants
 import program
 import trainer
-from zg import build, check, spec, text
+from zg import build, spec, text
 from zg.plan import Plan
 
 WHOLE = 66                      # tokens of a micro-batch of gpt-tiny
@@ -170,14 +170,6 @@ def test_rounds_are_printed_and_read() -> None:
             text.parse(printed.replace('call*3 ', wrong, 1))
 
 
-def refused(p: Plan) -> bool:
-    try:
-        check.check(p)
-    except check.CheckError:
-        return True
-    return False
-
-
 @pytest.mark.parametrize('name,precision', [('gpt-tiny', 'f32'), ('gpt-tiny', 'bf16'),
                                             ('llama-tiny', 'bf16')])
 def test_broken_rounds_are_refused(name: str, precision: str) -> None:
@@ -185,10 +177,10 @@ def test_broken_rounds_are_refused(name: str, precision: str) -> None:
     evaluation's norm may lie anywhere."""
     p = planned(name, f'train.precision={precision}', 'train.sequence=33', 'train.micro_batch=2',
                 'train.global_batch=4', 'train.head_chunk=22')
-    assert not refused(p) and rounds(p) == 3
+    assert not mutants.refused(p) and rounds(p) == 3
     made = [m for m in mutants.of_calls(p) if m.what.startswith(('train.head', 'eval.head'))]
     assert len(made) > 150
-    open_ = [m.what for m in made if not refused(m.plan)]
+    open_ = [m.what for m in made if not mutants.refused(m.plan)]
     assert all('norm_fwd: tmp' in what for what in open_) and len(open_) < 3, open_
     for body in ('train.head', 'eval.head'):
         f, fn = next((f, fn) for f, fn in enumerate(p.fns) if fn.name == body)
@@ -196,7 +188,7 @@ def test_broken_rounds_are_refused(name: str, precision: str) -> None:
             calls = (*fn.calls[:n], b, a, *fn.calls[n + 2:])
             swapped = replace(p, fns=mutants.put(p.fns, f, replace(fn, calls=calls)))
             free = {a.kernel, b.kernel} in FREE
-            assert refused(swapped) != free, (a, b)
+            assert mutants.refused(swapped) != free, (a, b)
 
 
 # Neighbours in any order: both gradients of the linear, what each makes is not the other's; the sum

@@ -69,14 +69,6 @@ def runs(p: Plan, data: pathlib.Path, shuffles: int = SHUFFLES) -> list[list[str
     return [told(program, data, queue) for queue in queues]
 
 
-def refused(p: Plan) -> bool:
-    try:
-        check.check(p)
-    except check.CheckError:
-        return True
-    return False
-
-
 def judge(p: Plan, made: Iterable[mutants.Mutant], data: pathlib.Path) -> None:
     """Every mutant is refused, the same program or harmless."""
     check.check(p)
@@ -84,7 +76,7 @@ def judge(p: Plan, made: Iterable[mutants.Mutant], data: pathlib.Path) -> None:
     pairs = mutants.forced(works)
     count, open_ = Counter(), []
     for m in made:
-        if refused(m.plan):
+        if mutants.refused(m.plan):
             count['refused'] += 1
         elif mutants.same(m.plan, works, pairs):
             count['the same'] += 1
@@ -119,7 +111,7 @@ def test_calls(name: str, precision: str, data: pathlib.Path) -> None:
 def judge_calls(p: Plan, made: Iterable[mutants.Mutant], data: pathlib.Path) -> None:
     """As `judge`; calls have no canonical form."""
     all_ = list(made)
-    open_ = [m for m in all_ if not refused(m.plan)]
+    open_ = [m for m in all_ if not mutants.refused(m.plan)]
     print(f'{len(all_)} mutants: {len(open_)} harmless ({100 * len(open_) / len(all_):.2f} %)')
     assert len(open_) < SHARE * len(all_), [m.what for m in open_]
     want = told(trainer.build(source(p)), data, 'eager')
@@ -131,7 +123,7 @@ def judge_calls(p: Plan, made: Iterable[mutants.Mutant], data: pathlib.Path) -> 
 def test_tables(keys: tuple[str, ...]) -> None:
     """A wrong size, offset or key of a class, flat or tensor is refused, without exception."""
     p = planned('gpt-tiny', *keys)
-    assert [m.what for m in mutants.of_tables(p) if not refused(m.plan)] == []
+    assert [m.what for m in mutants.of_tables(p) if not mutants.refused(m.plan)] == []
 
 
 @pytest.mark.parametrize('keys', [(), ('zero.stage3_max_reuse_distance=1000000',
@@ -154,16 +146,16 @@ def test_reductions_that_nccl_sums(keys: tuple[str, ...]) -> None:
     pairs = mutants.forced(works)
     all_ = [m for n, m in enumerate(mutants.mutants(p)) if n % 5 == 0 or 'reducescatter' in m.what]
     assert sum('reducescatter' in m.what for m in all_) > 50
-    assert [m.what for m in all_ if 'reducescatter' in m.what and not refused(m.plan)
+    assert [m.what for m in all_ if 'reducescatter' in m.what and not mutants.refused(m.plan)
             and not mutants.same(m.plan, works, pairs)] == []
     for head, of in ((p.head, exact), (exact.head, p)):
-        assert refused(replace(of, head=replace(of.head, reduction=head.reduction)))
+        assert mutants.refused(replace(of, head=replace(of.head, reduction=head.reduction)))
     for section in p.sections:
         for n, s in enumerate(section.steps):
             if s.op == 'reducescatter':
                 other = replace(s, op='alltoall', ints=s.ints[:2])
                 steps = [*section.steps[:n], other, *section.steps[n + 1:]]
-                assert refused(mutants.changed(p, section, steps))
+                assert mutants.refused(mutants.changed(p, section, steps))
 
 
 def test_runs_see_a_race(data: pathlib.Path) -> None:
@@ -177,7 +169,7 @@ def test_runs_see_a_race(data: pathlib.Path) -> None:
     steps = list(grain.steps)
     steps[n] = mutants.replace(s, waits=rest)
     mutant = mutants.changed(p, grain, steps)
-    assert refused(mutant)
+    assert mutants.refused(mutant)
     works = mutants.played(p)
     assert not mutants.same(mutant, works, mutants.forced(works))
     want = told(trainer.build(source(p)), data, 'eager')

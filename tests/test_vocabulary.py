@@ -14,7 +14,7 @@ import mutants
 import oracle
 import program
 import trainer
-from zg import build, check, ops, spec
+from zg import build, ops, spec
 from zg.plan import Plan
 
 V = 251
@@ -104,25 +104,17 @@ def test_a_head_is_rows_by_token_in_every_family(folder: pathlib.Path) -> None:
 
 # ---- the checker
 
-def refused(p: Plan) -> bool:
-    try:
-        check.check(p)
-    except check.CheckError:
-        return True
-    return False
-
-
 @pytest.mark.parametrize('family', ['gpt', 'llama'])
 def test_a_wrong_padding_is_refused(family: str, tmp_path: pathlib.Path) -> None:
     p = planned(family, tmp_path, 'train.precision=bf16')
     n, t = next((n, t) for n, t in enumerate(p.tensors) if t.shape[0] == 256)
-    assert not refused(p)
+    assert not mutants.refused(p)
     for rows in (V, V + 1, 248, 264):
         wrong = replace(t, shape=(rows, *t.shape[1:]))
-        assert refused(replace(p, tensors=mutants.put(p.tensors, n, wrong))), rows
+        assert mutants.refused(replace(p, tensors=mutants.put(p.tensors, n, wrong))), rows
     for rows in (V - 1, V + 1, 256):
         wrong = replace(t, parts=(f'{t.name}={rows}',))
-        assert refused(replace(p, tensors=mutants.put(p.tensors, n, wrong))), rows
+        assert mutants.refused(replace(p, tensors=mutants.put(p.tensors, n, wrong))), rows
     made = [m for m in mutants.of_calls(p) if m.what.startswith(('train.head', 'eval.head')) and
             ('linear' in m.what or 'entropy' in m.what)]
-    assert len(made) > 50 and [m.what for m in made if not refused(m.plan)] == []
+    assert len(made) > 50 and [m.what for m in made if not mutants.refused(m.plan)] == []
