@@ -119,7 +119,10 @@ def judge_calls(p: Plan, made: Iterable[mutants.Mutant], data: pathlib.Path) -> 
         assert [want] * 3 == runs(m.plan, data, 1), f'not refused, and not harmless: {m.what}'
 
 
-@pytest.mark.parametrize('keys', [(), ('zero.stage=0',), ('zero.stage=1', 'train.precision=bf16')])
+@pytest.mark.parametrize('keys', [
+    (), ('zero.stage=0',), ('zero.stage=1', 'train.precision=bf16'),
+    ('zero.stage=3', 'train.precision=bf16', 'zero.offload_optimizer.device=cpu',
+     'zero.offload_param.device=cpu', 'zero.sub_group_size=20000')])
 def test_tables(keys: tuple[str, ...]) -> None:
     """A wrong size, offset or key of a class, flat or tensor is refused, without exception."""
     p = planned('gpt-tiny', *keys)

@@ -61,7 +61,8 @@ def _wanted(spec: Spec, graph: model.Graph, shards: shard.Shards, bodies: place.
     out.append(("space", "gpu", 1, max([1, *(r.space for r in runs)])))
     if tile:
         out += [("hctl", "hosted", 1, ops.CTL), ("down", "hosted", turns, tile * 4)]
-        out += [("up", "hosted", turns, tile * real)] if real == 2 else []
+        rise = [min(tile, f.shard) for f in shards.flats if f.name not in schedule.stage]
+        out += [("up", "hosted", turns, max(rise) * real)] if real == 2 and rise else []
     out.append(("inlet", "host", ops.INLETS, 2 * 4 * M))
     out.append(("desk", "host", 1, max(ops.DESK, 4 * graph.dims["V"])))
     return out
