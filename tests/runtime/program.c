@@ -460,8 +460,11 @@ static void sample(zr *z, void *k, void *a, const int64_t *i)
 {
     (void)z, (void)k;
     zr_draw *d = (zr_draw *)(intptr_t)i[0];
-    int32_t token = ((const int32_t *)((char *)a + c.tokens))[d->row];
-    d->token = (token * 5 + 1 + (int32_t)d->row) % (VOCAB - 1);
+    const int32_t *tokens = (const int32_t *)((char *)a + c.tokens);
+    const int32_t *targets = (const int32_t *)((char *)a + c.targets);
+    int row = ROWS - 1;
+    while (row > 0 && targets[row] < 0) row--;
+    d->token = (tokens[row] * 5 + 1 + row) % (VOCAB - 1);
 }
 
 static void hash(zr *z, void *k, void *a, const int64_t *i)
