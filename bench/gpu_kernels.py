@@ -96,7 +96,6 @@ ROWS = {
     'zk_add': Row('y=R*n a=R*n b=R*n'),
     'zk_round': Row('y=R*n x=4*n'),
     'zk_cross_entropy': Row('loss=4*M logits=R*M*(V+7&-8) target=4*M', '2*R*M*V+8*M'),
-    'zk_pick': Row('y=R*C x=R*M*C target=4*M', '2*R*C+4*M'),
     'zk_loss_sum': Row('sums=576 loss=4*M target=4*M'),
     'zk_push': Row('node=4*n leaf=R*n', '(4+R)*n'),
     'zk_square_sum': Row('sums=576 g=4*n'),

@@ -58,7 +58,7 @@ def ways(precision: str, grains: int) -> list[dict]:
         return (law.covering(ANY_STAGE | {'isa': isas}, 1) +
                 law.covering(STAGE_3 | {'isa': isas}, 2) +
                 law.covering(OFFLOADED | {'isa': isas}, 4))
-    return law.covering(ANY_STAGE | {'ranks': [1, 2, 4, 8], 'isa': isas}, 3)
+    return law.covering(ANY_STAGE | {'ranks': [1, 2, 4, 8], 'isa': isas}, 6)
 
 
 def recipe(precision: str, grains: int) -> list[str]:

@@ -23,7 +23,7 @@ static void noted(zk *k, const zk_launch *L, float *p, const zk_span *spans, int
 #define zk_init noted
 """
 HEADER = '#include "zk.h"\n'
-FLAT = re.compile(r'^    \{(\d+), (\d+), (?P<shard>\d+), (?P<count>\d+), [01], hash_\w+\},', re.M)
+FLAT = re.compile(r'^    \{(\d+), (\d+), (?P<shard>\d+), (?P<count>\d+), [01], ZR_MAIN, hash_\w+\},', re.M)
 
 Pieces = dict[str, list[tuple[int, int]]]
 

@@ -286,6 +286,9 @@ class _Body:
         values.append(_Value(at, at + by * rounds, mine[0].type, made, all(v.used for v in mine)))
 
     def loop(self, rounds: int, calls: list[Call]) -> None:
+        for c in calls:
+            if not any(arg == "c" or "+c*" in arg for arg in c.args):
+                self.fail(c, f"is called {rounds} times alike")
         moving = {arg: tuple(map(int, re.split(r"\+c\*|\+", arg)[1:]))
                   for c in calls for arg in c.args if "+c*" in arg}
         places = {(arg.partition("+")[0], *two) for arg, two in moving.items()

@@ -13,7 +13,7 @@ from typing import Callable
 
 from .node import DEPTH, NODES, Node, SpecError, number, shown
 
-_GAP = re.compile(r"(?:\s|#[^\n]*|//[^\n]*|/\*(?:[^*]|\*(?!/))*\*/)*+")
+_GAP = re.compile(r"(?:\s|#[^\n]*|//[^\n]*|/\*(?:[^*]|\*(?!/))*\*/)*")
 _QUOTED = re.compile(r'"((?:[^"\\\n]|\\.)*)"|' r"'((?:[^'\\\n]|\\.)*)'")
 _LONG = re.compile(r"'''(.*?)'''", re.S)
 _KEY = re.compile(r"""[^\s,:{}\[\]"']+""")
