@@ -43,13 +43,12 @@ def _tiles(m: _Maker) -> Iterator[tuple[plan.Flat, int, int, int, int, bool]]:
             turn += 1
 
 
-def _copy(m: _Maker, queue: str, unit: str, src: Ref, dst: Ref, size: int, waits: tuple[str, ...],
-          recs: tuple[str, ...], slot: int, from_rank: int = 0, to_rank: int = 0) -> None:
+def _copy(m: _Maker, queue: str, unit: str, src: Ref, dst: Ref, size: int,
+          waits: tuple[Event, ...], recs: tuple[Event, ...], from_rank: int = 0, to_rank: int = 0,
+          ) -> None:
     """from_rank, to_rank: bytes from one rank's part to the next where one side is whole."""
     ints = (Int("from_rank", from_rank), Int("to_rank", to_rank), Int("bytes", size))
-    event = lambda name: Event(name, 0 if name in ("new", "factor") else slot)
-    m.add(queue, "copy", unit, ins=(src,), outs=(dst,), ints=ints,
-          waits=tuple(map(event, waits)), recs=tuple(map(event, recs)))
+    m.add(queue, "copy", unit, ins=(src,), outs=(dst,), ints=ints, waits=waits, recs=recs)
 
 
 def ends(m: _Maker) -> tuple[Event, ...]:
@@ -61,31 +60,30 @@ def ends(m: _Maker) -> tuple[Event, ...]:
 def fetch(m: _Maker, u: Use, f: plan.Flat, wait: tuple[Event, ...],
           ) -> tuple[Ref, tuple[Event, ...], tuple[Event, ...]]:
     """Brings a use's shard up: where a gather finds it, what the gather waits for and records."""
-    size = f.shard * m.real
     slot = m.fetched.get(u.ring, 0) % m.stage[u.ring]
     m.fetched[u.ring] = m.fetched.get(u.ring, 0) + 1
     there, staged, read = Ref(f"stage.{u.ring}", slot), Event(f"staged.{u.ring}", slot), \
         Event(f"read.{u.ring}", slot)
-    ints = (Int("from_rank", 0), Int("to_rank", 0), Int("bytes", size))
-    m.add("up", "copy", u.unit, ins=(Ref(f"real.{f.name}", u.instance),), outs=(there,), ints=ints,
-          waits=(*(e for e in wait if e.name == "updated"), read), recs=(staged,))
+    _copy(m, "up", u.unit, Ref(f"real.{f.name}", u.instance), there, f.shard * m.real,
+          (*(e for e in wait if e.name == "updated"), read), (staged,))
     return there, (*wait, staged), (read,)
 
 
 def _up(m: _Maker, f: plan.Flat, l: int, at: int, n: int, slot: int, last: bool) -> None:
     src = Ref(f"master.{f.name}", l, at * 4) if m.real == 4 else Ref("up", slot)
     _copy(m, "up", f"{f.name}[{l}]", src, Ref(f"real.{f.name}", l, at * m.real), n * m.real,
-          ("made",), ("gone", "new") if last else ("gone",), slot,
+          (Event("made", slot),), (Event("gone", slot), *[Event("new", 0)] * last),
           to_rank=f.shard * m.real if f.real == "whole" else 0)
 
 
 def update(m: _Maker) -> None:
     """After the step's factor is known: every tile down, updated, up; then to all ranks."""
-    _copy(m, "down", "", Ref("ctl", 0), Ref("hctl", 0), ops.CTL, ("factor",), (), 0)
+    _copy(m, "down", "", Ref("ctl", 0), Ref("hctl", 0), ops.CTL, (Event("factor", 0),), ())
     for f, l, at, n, slot, last in _tiles(m):
         unit = f"{f.name}[{l}]"
         _copy(m, "down", unit, Ref(f"sum.{f.name}", l, at * 4), Ref("down", slot), n * 4,
-              ("used",), ("here",), slot, from_rank=f.shard * 4 if f.sum == "whole" else 0)
+              (Event("used", slot),), (Event("here", slot),),
+              from_rank=f.shard * 4 if f.sum == "whole" else 0)
         made = _made(m, f, l, at, slot)
         states = tuple(Ref(f"{c}.{f.name}", l, at * 4) for c in f.states)
         m.add("host", f"update.{f.name}", unit, ins=(Ref("down", slot),), outs=(*made, *states),

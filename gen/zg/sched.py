@@ -6,6 +6,7 @@ overlap_comm is off. Events order the queues:
   grad.F[s]   leaf slot s holds a whole leaf                  done.F[s]  every owner has read it
   whole.F[l]  instance l of a flat kept whole is up to date   reduced[0] all sums are there
   new[0]      an owner has updated its part                   updated[0] all parts are updated
+What lies in the host arena has queues and events of its own: offload.py.
 A gather is issued just before the use that it runs beside, so the newest free[0] is of the use
 before that.
 """
@@ -64,7 +65,7 @@ class _Maker:
 
     def away(self, f: plan.Flat) -> bool:
         """Its parameters lie in the host arena."""
-        return f.real == "shard" and self.spec.zero.offload_param.device == "cpu"
+        return f.name in self.shards.away
 
     def add(self, queue: str, op: str, unit: str = "", **rest: tuple) -> None:
         self.steps.append(Step(queue, op, unit, **rest))
@@ -374,7 +375,7 @@ def schedule(spec: Spec, graph: Graph, shards: Shards) -> Schedule:
         m.leaf[f.name] = 2 if spec.zero.overlap_comm and f.count > 1 else 1
     uses = m.bind(m.chain("train"))
     m.ahead, staying, live = rings.choose(spec, shards, uses)
-    m.stage = {f.name: m.ahead + 1 for f in shards.flats if m.away(f)}
+    m.stage = {name: m.ahead + 1 for name in sorted(shards.away)}
     uses = rings.stay(uses, staying)
     for f in shards.flats:
         m.ring[f.name] = rings.count(uses, f.name, m.ahead)

@@ -26,6 +26,7 @@ class Shards:
     place: dict[str, tuple[str, int]]            # tensor -> (flat, element offset of instance 0)
     keep: dict[str, int]                         # kind -> elements of `keep` in an instance
     order: str                                   # ranks | local
+    away: frozenset[str]                         # flats whose parameters lie in the host arena
     sources: int                                 # that an owner sums: a rank's each, or NCCL's sum
     notes: tuple[str, ...]
 
@@ -148,16 +149,18 @@ def split(spec: Spec, graph: Graph) -> Shards:
     states = ops.OPTIMIZERS[recipe.rule(spec.train.optimizer)]
     if all(t.frozen for t in found):
         raise spec.wrong("train.optimizer.groups", "freeze every tensor", "at least one that moves")
+    hosted = {f for f in sizes if stage == 3 and f != "keep"} \
+        if spec.zero.offload_param.device != "none" else set()
     flats = []
     for name, size in sizes.items():
         moves = any(not t.frozen for t in found if t.flat == name)
         shard = ops.up(-(-size // W), max(unit, BLOCK))
         whole = stage < 3 or name == "keep"
-        apart = spec.train.precision != "f32" or spec.zero.offload_optimizer.device != (
-            "none" if whole else spec.zero.offload_param.device)
+        apart = spec.train.precision != "f32" or (
+            spec.zero.offload_optimizer.device != "none" and name not in hosted)
         flats.append(plan.Flat(name, counts[name], size, shard, "whole" if whole else "shard",
                                "whole" if stage == 0 else "shard",
                                (*["master"] * apart, *(states if moves else ())),
                                "whole" if stage == 0 or order == "local" else "shard", nodes, mask))
-    return Shards(tuple(flats), tuple(found), home, place, keep, order, sources,
+    return Shards(tuple(flats), tuple(found), home, place, keep, order, frozenset(hosted), sources,
                   (*notes, *fast))
