@@ -35,16 +35,16 @@ class Player(Order):
         self.kept = sum(f.shard * self.W for f in p.flats if f.name == "keep")
         self.most = self.kept                               # elements whole at once
         self.pending: tuple[Ref, int, str] | None = None    # all-to-all: from, bytes, summed?
-        self.grain, self.local, self.grains, self.applied = 0, 0, 0, 0  # ever; of, in a step; steps
+        self.grain, self.local, self.grains, self.applied = 0, 0, 0, 0
         self.played: list[tuple[str, int]] = []
         self.begin()
 
     def begin(self) -> None:
-        """A training step's own books."""
+        """A training step's own books. grain: so many ever; local: of this step's `grains`."""
         self.pushed: dict[Key, list[tuple[int, int, int]]] = {}     # (leaf, offset, elements)
         self.joined: dict[Key, list[tuple[int, int]]] = {}          # (offset, bytes) over ranks
         self.counted = 0                                    # grains in the leaves' count
-        self.applied += 1
+        self.applied += 1                                   # training steps begun
         self.stepped: dict[Key, list[tuple[int, int]]] = {}         # tiles updated on the host
         self.risen: dict[Key, list[tuple[int, int]]] = {}           # tiles whose parameters are up
         self.normed: set[Key] = set()
