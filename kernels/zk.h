@@ -19,7 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZK_ABI 6
+#define ZK_ABI 7
 
 /* one queue's kernel context: threads on a CPU, stream and handles on a GPU */
 typedef struct zk zk;
@@ -258,5 +258,8 @@ extern __typeof__(zk_update) zk_host_update;
 extern __typeof__(zk_init) zk_host_init;
 extern __typeof__(zk_hash) zk_host_hash;
 extern __typeof__(zk_round) zk_host_round;
+extern __typeof__(zk_push) zk_host_push;
+extern __typeof__(zk_count) zk_host_count;
+extern __typeof__(zk_square_sum) zk_host_square_sum;
 
 #endif

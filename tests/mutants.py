@@ -162,7 +162,7 @@ class _Footprints:
         if s.op == 'copy':
             return [piece(s.ins[0], ints['bytes'], False), piece(s.outs[0], ints['bytes'], True)]
         if s.queue == 'host' and 'n' in ints:
-            constants = [Touch(('hctl', 0), 0, ALL, False)] if 'l' in ints else []
+            constants = [Touch(('hctl', 0), 0, ALL, False)] if 'hctl' in self.named[s.op] else []
             return [*constants, *(piece(r, 4 * ints['n'], False) for r in s.ins),
                     *(piece(r, 4 * ints['n'], True) for r in s.outs)]
         if s.op in REDUCES:
@@ -172,7 +172,7 @@ class _Footprints:
             ref = self.brought.get(s.queue)
             return [sources, *([whole(ref, False)] if ref else [])]
         if body in ('sum', 'join'):
-            ctl = [Touch(('ctl', 0), 0, ALL, False)] if body == 'sum' else []
+            ctl = [Touch(('ctl', 0), 0, ALL, False)] if 'ctl' in self.named[s.op] else []
             return [sources, Touch(('inbox', 0), 0, ALL, False), *ctl,
                     piece(s.outs[0], 4 * ints['n'], True)]
         out = [whole(r, False) for r in s.ins] + [whole(r, True) for r in s.outs]

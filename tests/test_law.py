@@ -37,9 +37,10 @@ STAGE_3 = {
     'queue': ['eager', 'late', 'shuffled:3', 'shuffled:4'], 'threads': [1, 2], 'unmap': [0, 1],
     'every': [0], 'again': law.AGAIN, 'reuse': [0, 30000, BIG]}
 OFFLOADED = {
-    'family': law.FAMILIES, 'stage': [1, 2, 3], 'ranks': [1, 2, 4], 'offload': ['cpu'],
+    'family': law.FAMILIES, 'stage': [1, 2, 3], 'ranks': [1, 2, 3, 4], 'offload': ['cpu'],
     'params': ['none', 'cpu'], 'tile': [1024, 5000, BIG], 'turns': [1, 2, 4],
-    'reduce': [5000, BIG], 'gather': [3000, BIG], 'small': [0, 100], 'prefetch': [0, 'auto', BIG], 'overlap': [True, False], 'flat': [False, True],
+    'reduce': [5000, BIG], 'gather': [3000, BIG], 'small': [0, 100],
+    'prefetch': [0, 'auto', BIG], 'overlap': [True, False], 'flat': [False, True],
     'queue': ['eager', 'late', 'shuffled:5', 'shuffled:6'], 'threads': [1, 3], 'unmap': [0, 1],
     'every': [0, 7], 'again': law.AGAIN}
 PLAIN = {'stage': 0, 'ranks': 1, 'reduce': BIG, 'gather': BIG, 'small': 0, 'prefetch': 'auto',

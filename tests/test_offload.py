@@ -15,7 +15,7 @@ import mutants
 import trainer
 import zk
 from plans import planned
-from zg import check, cost, explain, spec
+from zg import build, check, cost, explain, spec
 
 PARAMS = 'zero.offload_param.device=cpu'
 OFFLOAD = ('zero.offload_optimizer.device=cpu', 'zero.sub_group_size=5000')
@@ -43,9 +43,10 @@ def test_a_host_kernel_is_its_twin() -> None:
 def test_every_host_kernel_is_emitted() -> None:
     source = trainer.generate(law.path('gpt'), 'zero.stage=2', 'train.precision=bf16', *OFFLOAD)
     for name in ('zk_host_open', 'zk_host_close', 'zk_host_update', 'zk_host_init', 'zk_host_hash',
-                 'zk_host_round'):
+                 'zk_host_round', 'zk_host_push', 'zk_host_count', 'zk_host_square_sum'):
         assert re.search(rf'\b{name}\(', source), name
-    assert 'zk_update(' not in source and 'zk_init(' not in source and 'zk_hash(' not in source
+    for name in ('zk_update', 'zk_init', 'zk_hash', 'zk_count', 'zk_square_sum'):
+        assert f'{name}(' not in source, name
 
 
 def test_the_copy_of_a_tile_is_whole() -> None:
@@ -63,15 +64,23 @@ def test_the_copy_of_a_tile_is_whole() -> None:
 @pytest.mark.parametrize('precision', ['f32', 'bf16'])
 @pytest.mark.parametrize('stage,ranks', [(1, 2), (2, 1), (3, 4)])
 def test_states_move_to_the_host_to_the_byte(stage: int, ranks: int, precision: str) -> None:
+    """And sums of gradients, but where a rank's own grains are summed first; in their stead are
+    places for pieces of what ranks brought."""
     keys = (f'zero.stage={stage}', f'cluster.ranks={ranks}', f'train.precision={precision}',
             'train.global_batch=8')
     here, there = planned('gpt-tiny', *keys), planned('gpt-tiny', *keys, *OFFLOAD)
-    states = [c for c in here.classes if c.name.split('.')[0] in ('master', 'm', 'v')]
-    assert here.arena('cpu') - there.arena('cpu') == sum(c.slots * c.stride for c in states)
+    gone, new = ('master', 'm', 'v', *['sum'] * (stage > 1)), ['part'] * (stage > 1 and ranks > 1)
+    states = [c for c in here.classes if c.name.split('.')[0] in gone]
+    parts = [c.slots * c.stride for c in there.classes if c.kind == 'private' and c.name in new]
+    assert here.arena('cpu') - there.arena('cpu') == \
+        sum(c.slots * c.stride for c in states) - sum(parts)
+    assert parts == [4 * 4096 * 4] * len(new)              # 4 slots of 4096 elements of f32
     for f in there.flats:
-        part = f.shard * 4 * f.count
+        sizes = {s: f.shard * 4 * f.count for s in gone}
+        if 'sum' in sizes:
+            sizes['sum'] *= f.nodes
         assert {c.name: c.slots * c.stride for c in there.classes if c.name.endswith(f'.{f.name}')
-                and c.kind == 'hosted'} == {f'{s}.{f.name}': part for s in ('master', 'm', 'v')}
+                and c.kind == 'hosted'} == {f'{s}.{f.name}': n for s, n in sizes.items()}
     assert dict(cost.memory(there))['the host arena'] == there.end('hosted')
 
 
@@ -92,6 +101,44 @@ def test_parameters_move_to_the_host_to_the_byte(ranks: int, precision: str) -> 
     gone = size(here, 'master') - size(there, 'master')
     assert gone == (moved if precision == 'f32' else 0)
     assert there.end('hosted') - here.end('hosted') == moved - gone
+
+
+@pytest.mark.parametrize('keys,said', [
+    (('zero.stage=1',), 'own grains are summed first; zero.stage 2'),
+    (('zero.stage=2', 'cluster.ranks=3', 'train.global_batch=12'), 'from 3 ranks in a grain')])
+def test_sums_that_stay(keys: tuple[str, ...], said: str) -> None:
+    """A note says why; with one grain a step nothing keeps them."""
+    path = str(law.path('gpt'))
+    made = build.build(spec.load(path, (*OFFLOAD, 'train.global_batch=8', 'train.micro_batch=1',
+                                        *keys)))
+    assert not made.plan.below and [said in note for note in made.notes] == [True]
+    ranks = made.plan.head.ranks
+    alone = build.build(spec.load(path, (*OFFLOAD, 'train.micro_batch=1', *keys,
+                                         f'train.global_batch={ranks}')))
+    assert alone.plan.below and not alone.notes
+
+
+@pytest.mark.parametrize('ranks', [1, 2])
+def test_four_times_the_device(tmp_path: pathlib.Path, ranks: int) -> None:
+    """A model whose states are four times a rank's arena and more trains to the same bits."""
+    path = law.changed('gpt', tmp_path, 12, {})
+    keys = ('zero.stage=3', f'cluster.ranks={ranks}', 'train.precision=bf16',
+            'train.recompute=full', 'train.micro_batch=1', 'train.global_batch=4')
+    small = ('zero.offload_optimizer.device=cpu', PARAMS, 'zero.sub_group_size=8192',
+             'zero.reduce_bucket_size=16384', 'zero.offload_optimizer.buffer_count=2',
+             'zero.stage3_param_persistence_threshold=0')
+    p = build.build(spec.load(str(path), (*keys, *small))).plan
+    states = sum(c.slots * c.stride for c in p.classes
+                 if c.name.split('.')[0] in ('real', 'master', 'm', 'v', 'sum'))
+    params = sum(c.slots * c.stride for c in p.classes if c.name.startswith('real.'))
+    nodes, = {f.nodes for f in p.flats}
+    assert states == params // 2 * (2 + 3 * 4 + 4 * nodes)     # bytes a parameter
+    assert states >= 4 * p.arena('cpu')
+    trainer.write_tokens(tmp_path / 'tokens', law.tokens(256, 4 * 5 * 40))
+    found = [law.run(trainer.build(trainer.generate(path, *keys, *more)), '--data',
+                     tmp_path / 'tokens', '--steps', 4, '--queue', queue, log=tmp_path / 'log')
+             for more, queue in (((), 'eager'), (small, 'eager'), (small, 'shuffled:2'))]
+    assert found[0] == found[1] == found[2]
 
 
 # ---- a step that is skipped leaves everything as it was, in bf16 too

@@ -36,8 +36,8 @@ def _wanted(spec: Spec, graph: model.Graph, shards: shard.Shards, bodies: place.
                     size[f.real] * real))
         out += [(f"{s}.{f.name}", "hosted" if tile else "private", f.count,
                  size[f.state] * ops.WIDTHS[s]) for s in f.states]
-        out.append((f"sum.{f.name}", common if f.sum == "whole" else "private", f.count,
-                    f.nodes * size[f.sum] * 4))
+        kept = "hosted" if shards.below else common if f.sum == "whole" else "private"
+        out.append((f"sum.{f.name}", kept, f.count, f.nodes * size[f.sum] * 4))
         if schedule.ring[f.name]:
             out.append((f"ring.{f.name}", "private", schedule.ring[f.name], size["whole"] * real))
             if away:
@@ -60,7 +60,10 @@ def _wanted(spec: Spec, graph: model.Graph, shards: shard.Shards, bodies: place.
         out.append(("inbox", "gpu", 1, shards.sources * max(brought)))
     out.append(("space", "gpu", 1, max([1, *(r.space for r in runs)])))
     if tile:
-        out += [("hctl", "hosted", 1, ops.CTL), ("down", "hosted", turns, tile * 4)]
+        lowered = schedule.piece * (4 if W > 1 else real) if shards.below else tile * 4
+        out += [("hctl", "hosted", 1, ops.CTL), ("down", "hosted", turns, lowered)]
+        out += [("hsums", "hosted", 1, 8 * ops.SUMS)] if shards.below else []
+        out += [("part", "private", turns, lowered)] if shards.below and W > 1 else []
         rise = [min(tile, f.shard) for f in shards.flats if f.name not in schedule.stage]
         out += [("up", "hosted", turns, max(rise) * real)] if real == 2 and rise else []
     out.append(("inlet", "host", ops.INLETS, 2 * 4 * M))

@@ -74,11 +74,15 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
             c = have.get(f"{name}.{f.name}")
             if not c or c.slots != f.count or c.stride < bytes_:
                 raise CheckError(f"class {name}.{f.name} does not hold {f.count} x {bytes_} bytes")
-            if (c.kind == "hosted") != (p.offload and name in f.states or away and name == "real"):
+            if (c.kind == "hosted") != (p.offload and name in f.states or away and name == "real" or
+                                        p.below and name == "sum"):
                 raise CheckError(f"class {name}.{f.name} lies in the wrong arena")
     if p.offload and (W > 1 and any(f.state == "whole" for f in p.flats) or
                       have["hctl"].stride < have["ctl"].stride):
         raise CheckError("the host has no place for an owner's update")
+    if p.below and (any(f.sum == "whole" for f in p.flats) or
+                    have["hsums"].stride < have["sums"].stride):
+        raise CheckError("the host has no place for an owner's sums")
     need = {"space": (1, max(r.space for r in p.runs)), "desk": (1, max(4096, 4 * p.head.vocab)),
             "inlet": (INLETS, 2 * 4 * p.head.batch * p.head.sequence)}
     for name, (slots, bytes_) in need.items():
@@ -164,10 +168,14 @@ def _tensor(t: Tensor, flats: dict[str, Flat], vocab: int) -> None:
 
 
 def _nodes(p: Plan) -> None:
-    """Pending sums: one for each bit that a count of leaves ever has at a grain's end."""
+    """Pending sums: one for each bit that a count of leaves ever has at a grain's end. The host
+    pushes what comes from all ranks in a grain as one: it must be a node of the tree."""
     grains, W = p.head.grains, p.head.ranks
     each = W if p.head.reduction == "exact" else 1          # leaves that a grain's reduction brings
-    step, counter = each if p.head.order == "ranks" else 1, 0
+    if p.below and W > 1 and (p.head.order != "ranks" or grains > 1 and (
+            each & (each - 1) or each > 1 and p.head.sum == "fold")):
+        raise CheckError("what comes in a grain is no node of the host's tree")
+    step, counter = each if p.head.order == "ranks" and not p.below else 1, 0
     for b in range(((grains - 1) * step).bit_length()):     # bit b repeats after 2^(b+1) multiples
         tried = range(-(-2**b // step), min(grains, 2**(b + 1)))
         counter |= any(a * step >> b & 1 for a in tried) << b
@@ -216,7 +224,7 @@ def _train(player: Program, grains: int) -> None:
         _run(player, "grain")
         forward = [("fwd", n) for n in range(last)]
         player.ran([*forward, ("train", last), *(("bwd", n) for _, n in reversed(forward))])
-        player.empty(("ring", "x", "dx", "save", "leaf"))
+        player.empty(("ring", "x", "dx", "save", "leaf", "part", "down"))
     player.local = 0
     _run(player, "update")
     player.empty(())

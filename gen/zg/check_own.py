@@ -47,6 +47,14 @@ def _own(p: Plan, f: Flat) -> dict[str, list[str]]:
             f"hash.{f.name}": [f"zk_hash out {mine('p', f.real if f32 else f.state, 4, False)} "
                                f"{part}"],
         }
+    if p.below:
+        return {
+            **owner,
+            f"sum.{f.name}": [f"zk_push node+0 0 sources {S} 0 n null {S} 0 {fold}"],
+            f"push.{f.name}": [f"zk_host_push node+0 {f.shard} &leaf 1 {int(W > 1)} n hctl+0 {A} "
+                               f"{f.mask} {fold}"],
+            f"norm.{f.name}": [f"zk_host_square_sum hsums+0 g+0 {moved(part)}"],
+        }
     return {
         **owner,
         f"own.{f.name}": [f"zk_push node+0 {whole} &leaf 1 0 {whole} ctl+0 {A} {f.mask} {fold}"],
@@ -63,7 +71,7 @@ def functions(p: Plan) -> None:
     many = p.head.order == "ranks" and p.head.reduction == "exact"
     leaves = p.head.ranks if many else 1
     want = {"next": ["zk_begin ctl+0 sums+0 recipe"], "factor": ["zk_factor ctl+0 total+0 recipe"],
-            "count": [f"zk_count ctl+0 {leaves}"]}
+            "count": ["zk_host_count ctl+0 1" if p.below else f"zk_count ctl+0 {leaves}"]}
     for f in p.flats:
         want.update(_own(p, f))
     for n, t in enumerate(p.tables):

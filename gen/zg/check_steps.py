@@ -37,13 +37,15 @@ class Player(Order):
         self.pending: tuple[Ref, int, str] | None = None    # all-to-all: from, bytes, summed?
         self.grain, self.local, self.grains, self.applied = 0, 0, 0, 0
         self.played: list[tuple[str, int]] = []
+        self.counted = 0                                    # grains in the leaves' count
         self.begin()
 
     def begin(self) -> None:
         """A training step's own books. grain: so many ever; local: of this step's `grains`."""
         self.pushed: dict[Key, list[tuple[int, int, int]]] = {}     # (leaf, offset, elements)
         self.joined: dict[Key, list[tuple[int, int]]] = {}          # (offset, bytes) over ranks
-        self.counted = 0                                    # grains in the leaves' count
+        self.counted *= self.p.below                        # the host's: until constants come
+        self.read: dict[Key, list[tuple[int, int, int]]] = {}       # what went to the host, alike
         self.applied += 1                                   # training steps begun
         self.stepped: dict[Key, list[tuple[int, int]]] = {}         # tiles updated on the host
         self.risen: dict[Key, list[tuple[int, int]]] = {}           # tiles whose parameters are up
@@ -250,13 +252,6 @@ class Player(Order):
             self.fail(f"{self.counted} grains are counted in grain {self.local}")
         return self.counted
 
-    def do_count(self, s: Step) -> None:
-        if s.ins or s.outs != (Ref("ctl", 0),) or self.section != "grain" or \
-                self.counted != self.local:
-            self.fail("counts something else, or twice")
-        self.whole(s.outs[0], True)
-        self.counted += 1
-
     def do_sum(self, s: Step) -> None:
         dst, (src, size) = s.outs[0], self.brought(s)
         n, lo, name = self.ints["n"], self.leaf(s) * self.sources, self.flat_in(src, s.unit)
@@ -312,7 +307,7 @@ class Player(Order):
 
     def all_pushed(self, key: Key, want: int) -> None:
         """Every grain's leaf was pushed once, whole."""
-        step = self.sources if self.p.head.order == "ranks" else 1
+        step = self.sources if self.p.head.order == "ranks" and not self.p.below else 1
         by_leaf: dict[int, list[tuple[int, int]]] = {a * step: [] for a in range(self.grains)}
         for lo, at, n in self.pushed.get(key, []):
             by_leaf[lo].append((at, n))
@@ -404,7 +399,7 @@ class Player(Order):
         fn = self.fns[s.op]
         names = {a.split("+")[0] for c in fn.calls for a in c.args} - {*fn.ins, *fn.outs}
         for name in sorted(names & set(self.classes)):
-            read = name in ("tokens", "targets", "ctl") or name.startswith("table")
+            read = name in ("tokens", "targets", "ctl", "hctl") or name.startswith("table")
             slot = self.whole(Ref(name, 0), not read)
             if name.startswith("table") and not slot.held:
                 self.fail(f"{name} was never filled")
@@ -445,6 +440,7 @@ class Player(Order):
         self.complete(self.step, ref)
         ranks = self.p.head.order == "ranks"
         lo = self.local * (self.sources if ranks else 1)
-        parts = [(at, n) for l, at, n in self.pushed.get(key, []) if l == lo]
+        lo, done = (self.local, self.read) if self.p.below else (lo, self.pushed)
+        parts = [(at, n) for l, at, n in done.get(key, []) if l == lo]
         if not cover(parts, self.flats[name].shard * (1 if ranks else self.W)):
             self.fail(f"{ref} dies before all of {key[0]}[{key[1]}] is summed once")

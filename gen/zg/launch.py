@@ -70,6 +70,7 @@ class _Maker:
     bodies: Bodies
     formals: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]]
     tile: int                       # elements that an update on the host takes at a time; 0: none
+    piece: int                      # that go to the host's sum at a time
     table: _Table = field(default_factory=_Table)
     fns: list[plan.Fn] = field(default_factory=list)
 
@@ -131,6 +132,9 @@ class _Maker:
         whole, S = f.shard * self.W, self.shards.sources
         fold = int(self.spec.train.sum == "fold")
         mine = f"+r*{f.shard * 4}" if f.sum == "whole" else ""
+        if self.shards.below:
+            self.below(f, fold)
+            return
         if self.shards.order == "local":
             self.own(f"own.{f.name}", "leaf", "node", "",
                      f"zk_push node+0 {whole} &leaf 1 0 {whole} ctl+0 {self.spec.grains} {f.mask} "
@@ -147,6 +151,18 @@ class _Maker:
         self.own(f"norm.{f.name}", "g", "", "l",
                  f"zk_square_sum sums+0 g+0{mine} {self.moved(f)} l*{whole}+r*{f.shard} {f.shard}",
                  shape=(f.shard,))
+
+    def below(self, f: plan.Flat, fold: int) -> None:
+        """What ranks brought in a grain, to a node; a grain's node to the host's sum."""
+        W, S = self.W, self.shards.sources
+        if W > 1:
+            self.own(f"sum.{f.name}", "", "node", "n",
+                     f"zk_push node+0 0 sources {S} 0 n null {S} 0 {fold}", shape=(self.piece,))
+        self.own(f"push.{f.name}", "leaf", "node", "n",
+                 f"zk_host_push node+0 {f.shard} &leaf 1 {int(W > 1)} n hctl+0 "
+                 f"{self.spec.grains} {f.mask} {fold}", shape=(self.piece,))
+        self.own(f"norm.{f.name}", "g", "", "l", f"zk_host_square_sum hsums+0 g+0 {self.moved(f)} "
+                 f"l*{f.shard * W}+r*{f.shard} {f.shard}", shape=(f.shard,))
 
     def hosted(self, f: plan.Flat) -> None:
         """The same of a tile, n elements from `at` of the shard on, in the host arena."""
@@ -197,7 +213,8 @@ class _Maker:
 def functions(spec: Spec, graph: Graph, shards: Shards, bodies: Bodies, schedule: Schedule,
               ) -> tuple[tuple[plan.Fn, ...], tuple[plan.Launch, ...], tuple[plan.Run, ...]]:
     """Every function, the launches, and how each runs on the spec's targets."""
-    m = _Maker(spec, graph, shards, bodies, dict(schedule.formals), schedule.tile)
+    m = _Maker(spec, graph, shards, bodies, dict(schedule.formals), schedule.tile,
+               schedule.piece)
     for kind in graph.kinds:
         for name in kind.bodies:
             m.body(kind, name)
@@ -206,7 +223,8 @@ def functions(spec: Spec, graph: Graph, shards: Shards, bodies: Bodies, schedule
         m.hosted(f) if m.tile else m.optimizer(f)
     m.own("next", "", "ctl sums", "", "zk_begin ctl+0 sums+0 recipe")
     leaves = shards.sources if shards.order == "ranks" else 1
-    m.own("count", "", "ctl", "", f"zk_count ctl+0 {leaves}")
+    m.own("count", "", "ctl", "", "zk_host_count ctl+0 1" if shards.below else
+          f"zk_count ctl+0 {leaves}")
     m.own("factor", "total", "ctl", "", "zk_factor ctl+0 total+0 recipe")
     for n, table in enumerate(graph.tables):
         m.own(f"turn.{n}", "", "table", "",

@@ -1,20 +1,32 @@
-"""offload.py -- the steps of what lies in the host arena: the optimizer's states, tile by tile, and
-parameters.
+"""offload.py -- the steps of what lies in the host arena: sums of gradients, the optimizer's states
+and parameters.
+
+A grain's leaf goes to the host's sum in pieces:
+
+    reduce the sum of what ranks brought, to slot s of class `part`   -> summed[s], after taken[s]
+    down   the piece, to slot s of class `down`   -> here[s], taken[s], after summed[s], used[s]
+    host   push                                                       -> used[s], after here[s]
+
+One rank alone has nothing to sum before: pieces of the leaf itself go down. The step's sums of
+integers go down (sent[0], asked[0]), the norms are added, and they come back (normed[0], back[0]).
+Then shards are updated, tile by tile:
 
     main   factor                                     -> factor[0]
-    down   the step's constants; a tile of the sum    -> here[s]     waits for used[s]
-    host   the update of the tile                     -> used[s], made[s]
+    down   the step's constants                       -> known[0]
+    host   the update of a tile                       -> made[s]
     up     the tile's new parameters                  -> gone[s], after a flat's last tile new[0]
 
-Tiles take turns in the slots s of classes `down` and, in bf16, `up`; in f32 the masters
-themselves go up. A tile is at most `sub_group_size` elements of a shard. Parameters that lie in the
-host arena do not go up: host -> stepped[0] after the last tile. They are fetched for a use:
+Where sums stay on the device, a tile of the sum goes down before its update, as a piece does above.
+Pieces and tiles are at most `sub_group_size` elements of a shard, and take turns in slots s. In
+bf16 a tile's copy goes up from class `up`; in f32 the masters themselves do. Parameters that lie in
+the host arena do not go up: host -> stepped[0] after the last tile. They are fetched for a use:
 
     up     a shard, to slot s of class `stage`        -> staged[s]   waits for read[s]
     gather from there                                 -> read[s]     waits for staged[s]
 """
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Iterator
 
 from . import ops, plan
@@ -25,12 +37,24 @@ if TYPE_CHECKING:
     from .sched import _Maker
 
 # Events between these queues and the others: they stay where collectives have no queues.
-EVENTS = ("factor", "here", "used", "made", "gone", "new", "stepped", "updated", "staged", "read")
+EVENTS = ("summed", "taken", "here", "used", "sent", "asked", "normed", "back", "factor", "known",
+          "made", "gone", "new", "stepped", "updated", "staged", "read")
 
 
 def tile(m: _Maker) -> int:
     """Elements of a tile: the largest."""
     return max(b for f in m.shards.flats for _, b in m.cut(f.shard, "sub_group_size", 1))
+
+
+def _pieces(m: _Maker, f: plan.Flat) -> list[tuple[int, int]]:
+    """(offset, elements) of a shard's pieces on their way to the host's sum."""
+    moved = m.cut(f.shard, "reduce_bucket_size", m.W) if m.W > 1 else [(0, f.shard)]
+    return [(o + at, n) for o, size in moved for at, n in m.cut(size, "sub_group_size", 1)]
+
+
+def piece(m: _Maker) -> int:
+    """Elements of the largest."""
+    return max(n for f in m.shards.flats for _, n in _pieces(m, f))
 
 
 def _tiles(m: _Maker) -> Iterator[tuple[plan.Flat, int, int, int, int, bool]]:
@@ -69,6 +93,47 @@ def fetch(m: _Maker, u: Use, f: plan.Flat, wait: tuple[Event, ...],
     return there, (*wait, staged), (read,)
 
 
+def lower(m: _Maker, u: Use, f: plan.Flat, leaf: Ref, node: Ref, wait: tuple[Event, ...],
+          ) -> tuple[Event, ...]:
+    """A whole leaf to the host's sum; what says that the leaf was read."""
+    if m.W == 1:
+        m.add("reduce", "mark", u.unit, waits=wait, recs=(Event("summed", 0),))
+    pieces = _pieces(m, f)
+    for i, (o, n) in enumerate(pieces):
+        s = m.turn % m.spec.zero.offload_optimizer.buffer_count
+        m.turn += 1
+        src, width = Ref("part", s), 4
+        if m.W > 1:
+            m.bring(u.unit, f, replace(leaf, at=o * m.real), n, m.real, wait if i == 0 else ())
+            m.add("reduce", f"sum.{f.name}", u.unit, outs=(src,), ints=(Int("n", n),),
+                  waits=(Event("taken", s),), recs=(Event("summed", s),))
+            m.add("reduce", "done", u.unit)
+            waits, recs = (Event("summed", s),), (Event("taken", s),)
+        else:
+            src, width = replace(leaf, at=o * m.real), m.real
+            waits = (Event("summed", 0),) * (i == 0)
+            recs = (Event("taken", 0),) * (n + o == f.shard)
+        _copy(m, "down", u.unit, src, Ref("down", s), n * width, (*waits, Event("used", s)),
+              (Event("here", s), *recs))
+        m.add("host", f"push.{f.name}", u.unit, ins=(Ref("down", s),),
+              outs=(replace(node, at=o * 4),), ints=(Int("n", n),), waits=(Event("here", s),),
+              recs=(Event("used", s),))
+    return (Event("taken", 0),) if m.W == 1 else ()
+
+
+def measure(m: _Maker) -> tuple[Event, ...]:
+    """The norms, added to the step's sums on the host; what says that these are back."""
+    m.add("main", "mark", recs=(Event("sent", 0),))
+    _copy(m, "down", "", Ref("sums", 0), Ref("hsums", 0), 8 * ops.SUMS, (Event("sent", 0),),
+          (Event("asked", 0),))
+    m.add("host", "mark", waits=(Event("asked", 0),))
+    m.norms("host")
+    m.add("host", "mark", recs=(Event("normed", 0),))
+    _copy(m, "up", "", Ref("hsums", 0), Ref("sums", 0), 8 * ops.SUMS, (Event("normed", 0),),
+          (Event("back", 0),))
+    return (Event("back", 0),)
+
+
 def _up(m: _Maker, f: plan.Flat, l: int, at: int, n: int, slot: int, last: bool) -> None:
     src = Ref(f"master.{f.name}", l, at * 4) if m.real == 4 else Ref("up", slot)
     _copy(m, "up", f"{f.name}[{l}]", src, Ref(f"real.{f.name}", l, at * m.real), n * m.real,
@@ -78,18 +143,22 @@ def _up(m: _Maker, f: plan.Flat, l: int, at: int, n: int, slot: int, last: bool)
 
 def update(m: _Maker) -> None:
     """After the step's factor is known: every tile down, updated, up; then to all ranks."""
-    _copy(m, "down", "", Ref("ctl", 0), Ref("hctl", 0), ops.CTL, (Event("factor", 0),), ())
+    below = m.shards.below
+    _copy(m, "down", "", Ref("ctl", 0), Ref("hctl", 0), ops.CTL, (Event("factor", 0),),
+          (Event("known", 0),) * below)
+    if below:
+        m.add("host", "mark", waits=(Event("known", 0),))
     for f, l, at, n, slot, last in _tiles(m):
-        unit = f"{f.name}[{l}]"
-        _copy(m, "down", unit, Ref(f"sum.{f.name}", l, at * 4), Ref("down", slot), n * 4,
-              (Event("used", slot),), (Event("here", slot),),
-              from_rank=f.shard * 4 if f.sum == "whole" else 0)
+        unit, g = f"{f.name}[{l}]", Ref(f"sum.{f.name}", l, at * 4)
+        here, used = ((), ()) if below else ((Event("here", slot),), (Event("used", slot),))
+        if not below:
+            _copy(m, "down", unit, g, Ref("down", slot), n * 4, used, here,
+                  from_rank=f.shard * 4 if f.sum == "whole" else 0)
         made = _made(m, f, l, at, slot)
         states = tuple(Ref(f"{c}.{f.name}", l, at * 4) for c in f.states)
-        m.add("host", f"update.{f.name}", unit, ins=(Ref("down", slot),), outs=(*made, *states),
-              ints=(Int("l", l), Int("at", at), Int("n", n)),
-              waits=(Event("here", slot), *_turn(m, f, "gone", slot)),
-              recs=(Event("used", slot), *_turn(m, f, "made", slot)))
+        m.add("host", f"update.{f.name}", unit, ins=(g if below else Ref("down", slot),),
+              outs=(*made, *states), ints=(Int("l", l), Int("at", at), Int("n", n)),
+              waits=(*here, *_turn(m, f, "gone", slot)), recs=(*used, *_turn(m, f, "made", slot)))
         _after(m, f, l, at, n, slot, last)
     _end(m)
 

@@ -283,6 +283,10 @@ class Plan:
     def offload(self) -> bool:          # the optimizer's states lie in the host arena
         return self.end("hosted") > 0
 
+    @property
+    def below(self) -> bool:            # sums of gradients do, too
+        return any(c.kind == "hosted" for c in self.classes if c.name.startswith("sum."))
+
     def masters(self, f: Flat) -> tuple[Class, bool]:
         """The class of a flat's f32 masters, and whether every rank has all of them."""
         what, kept = ("master", f.state) if "master" in f.states else ("real", f.real)

@@ -36,6 +36,7 @@ class Schedule:
     prefetch: int
     live: int
     tile: int                   # elements that an update on the host takes at a time; 0: none
+    piece: int                  # of a leaf that go to the host's sum at a time; 0: it has none
     # (kind, body) -> ins, outs
     formals: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]]
 
@@ -62,6 +63,7 @@ class _Maker:
         self.leaves = {**{f: f for f in self.flats}, **self.alike(once)}
         self.W = self.spec.cluster.ranks
         self.offload = self.spec.zero.offload_optimizer.device == "cpu"
+        self.turn = 0           # of the slots in which leaves go down
 
     def away(self, f: plan.Flat) -> bool:
         """Its parameters lie in the host arena."""
@@ -146,16 +148,20 @@ class _Maker:
     def reduce(self, fn: str, unit: str, flat: plan.Flat, src: Ref, dst: Ref, width: int,
                wait: tuple[Event, ...]) -> None:
         """All-to-all and a local sum of what came; or NCCL's sum, and what is left to add."""
-        op = REDUCES["exact" if self.shards.sources == self.W else "fast"]
-        kind = (Int("width", width),) if op == "reducescatter" else ()
         for n, (o, size) in enumerate(self.cut(flat.shard, "reduce_bucket_size", self.W)):
-            self.add("reduce", op, unit, ins=(replace(src, at=o * width),),
-                     outs=(Ref("inbox", 0),),
-                     ints=(Int("step", flat.shard * width), Int("bytes", size * width), *kind),
-                     waits=wait if n == 0 else ())
+            self.bring(unit, flat, replace(src, at=o * width), size, width, wait if n == 0 else ())
             self.add("reduce", f"{fn}.{flat.name}", unit, outs=(replace(dst, at=o * 4),),
                      ints=(Int("n", size),))
             self.add("reduce", "done", unit)
+
+    def bring(self, unit: str, flat: plan.Flat, src: Ref, size: int, width: int,
+              wait: tuple[Event, ...]) -> None:
+        """A piece of a shard from all ranks."""
+        op = REDUCES["exact" if self.shards.sources == self.W else "fast"]
+        kind = (Int("width", width),) if op == "reducescatter" else ()
+        self.add("reduce", op, unit, ins=(src,), outs=(Ref("inbox", 0),),
+                 ints=(Int("step", flat.shard * width), Int("bytes", size * width), *kind),
+                 waits=wait)
 
     @property
     def order(self) -> str:
@@ -288,13 +294,16 @@ class _Maker:
     def leaf_done(self, u: Use, f: str, l: int, s: int) -> None:
         """A whole leaf: reduce it, or push it on this rank's own sums; then it is dead."""
         flat, leaf, node = self.flats[f], Ref(f"leaf.{self.leaves[f]}", s), Ref(f"sum.{f}", l)
-        wait = (Event(f"grad.{self.leaves[f]}", s),)
-        if self.order == "local":
+        wait, read = (Event(f"grad.{self.leaves[f]}", s),), ()
+        if self.shards.below:
+            read = offload.lower(self, u, flat, leaf, node, wait)
+        elif self.order == "local":
             self.add("reduce", f"own.{f}", u.unit, ins=(leaf,), outs=(node,),
                      waits=wait)
         else:
             self.reduce("sum", u.unit, flat, leaf, node, self.real, wait)
-        self.add("reduce", "drop", u.unit, outs=(leaf,), recs=(Event(f"done.{self.leaves[f]}", s),))
+        self.add("reduce", "drop", u.unit, outs=(leaf,), waits=read,
+                 recs=(Event(f"done.{self.leaves[f]}", s),))
 
     def each(self) -> list[tuple[plan.Flat, int]]:
         return [(f, l) for f in self.shards.flats for l in range(f.count)]
@@ -308,13 +317,9 @@ class _Maker:
             for f, l in self.each():
                 ref = Ref(f"sum.{f.name}", l)
                 self.gather(f"{f.name}[{l}]", f, ref, ref, 4, (), (), "reduce")
-        self.add("reduce", "mark", recs=(Event("reduced", 0),))
-        self.add("main", "mark", waits=(Event("reduced", 0),))
-        for f, l in self.each():
-            self.add("main", f"norm.{f.name}", f"{f.name}[{l}]", ins=(Ref(f"sum.{f.name}", l),),
-                     ints=(Int("l", l),))
+        back = offload.measure(self) if self.shards.below else self.measure()
         self.add("main", "allreduce", "", ins=(Ref("sums", 0),), outs=(Ref("sums", 1),),
-                 ints=(Int("count", ops.SUMS),))
+                 ints=(Int("count", ops.SUMS),), waits=back)
         self.add("main", "factor", "", ins=(Ref("sums", 1),), outs=(Ref("ctl", 0),),
                  recs=(Event("factor", 0),) if self.offload else ())
         if self.offload:
@@ -323,6 +328,17 @@ class _Maker:
             self.optimize()
         self.add("main", "mark", waits=offload.ends(self) if self.offload else (),
                  recs=(Event("updated", 0),))
+
+    def measure(self) -> tuple[Event, ...]:
+        self.add("reduce", "mark", recs=(Event("reduced", 0),))
+        self.add("main", "mark", waits=(Event("reduced", 0),))
+        self.norms("main")
+        return ()
+
+    def norms(self, queue: str) -> None:
+        for f, l in self.each():
+            self.add(queue, f"norm.{f.name}", f"{f.name}[{l}]", ins=(Ref(f"sum.{f.name}", l),),
+                     ints=(Int("l", l),))
 
     def optimize(self) -> None:
         for f, l in self.each():
@@ -392,7 +408,8 @@ def schedule(spec: Spec, graph: Graph, shards: Shards) -> Schedule:
     sections.append(m.section("begin"))
     m.batch()
     m.run(rings.slots(uses, m.ring))
-    m.add("reduce", "count", "", outs=(Ref("ctl", 0),))
+    m.add(*(("host", "count") if shards.below else ("reduce", "count")),
+          outs=(Ref("hctl" if shards.below else "ctl", 0),))
     sections.append(m.section("grain", m.spec.grains))
     m.update()
     sections.append(m.section("update"))
@@ -400,4 +417,5 @@ def schedule(spec: Spec, graph: Graph, shards: Shards) -> Schedule:
     sections.append(m.section("eval"))
     formals = {(k.name, body): m.formals(k, body) for k in graph.kinds for body in k.bodies}
     return Schedule(tuple(sections), m.ring, m.leaf, m.stage, m.ahead, live,
-                    offload.tile(m) if m.offload else 0, formals)
+                    offload.tile(m) if m.offload else 0, offload.piece(m) if shards.below else 0,
+                    formals)

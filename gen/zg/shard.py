@@ -28,6 +28,7 @@ class Shards:
     order: str                                   # ranks | local
     away: frozenset[str]                         # flats whose parameters lie in the host arena
     sources: int                                 # that an owner sums: a rank's each, or NCCL's sum
+    below: bool                                  # sums of gradients lie in the host arena
     notes: tuple[str, ...]
 
 
@@ -86,11 +87,25 @@ def _fast(spec: Spec) -> tuple[int, tuple[str, ...]]:
                "other ranks, stages or buckets have other bits",)
 
 
-def _nodes(spec: Spec, grains: int, order: str, sources: int) -> tuple[int, int]:
-    """Pending sums and their mask: the bits set in any count of leaves at a grain's end."""
+def _below(spec: Spec, order: str, sources: int) -> tuple[bool, tuple[str, ...]]:
+    """An offloaded optimizer's sums lie beside it where what comes from all ranks in a grain is one
+    node of the tree, for then the host pushes one part a grain."""
+    if spec.zero.offload_optimizer.device == "none":
+        return False, ()
+    whole = spec.train.sum == "tree" and not sources & (sources - 1)
+    if spec.cluster.ranks == 1 or order == "ranks" and (spec.grains == 1 or sources == 1 or whole):
+        return True, ()
+    why = "a rank's own grains are summed first; zero.stage 2 sums on the host" \
+        if order == "local" else f"what comes from {sources} ranks in a grain is no node of its own"
+    return False, (f"zero.offload_optimizer: sums of gradients stay on the device: {why}",)
+
+
+def _nodes(spec: Spec, grains: int, each: int) -> tuple[int, int]:
+    """Pending sums and their mask: the bits set in any count of leaves at a grain's end, where a
+    grain has so many."""
     if spec.train.sum == "fold":
         return 1, 0
-    mask = _counts(grains, 1 if order == "local" else sources)
+    mask = _counts(grains, each)
     return max(1, bin(mask).count("1")), mask
 
 
@@ -112,7 +127,8 @@ def split(spec: Spec, graph: Graph) -> Shards:
     unit = PAGE // ops.BYTES[spec.train.precision]
     order, notes = _order(spec, grains)
     sources, fast = _fast(spec)
-    nodes, mask = _nodes(spec, grains, order, sources)
+    below, above = _below(spec, order, sources)
+    nodes, mask = _nodes(spec, grains, 1 if order == "local" or below else sources)
     sizes: dict[str, int] = {}
     counts: dict[str, int] = {"keep": 1}
     home: dict[str, str] = {}
@@ -161,6 +177,7 @@ def split(spec: Spec, graph: Graph) -> Shards:
         flats.append(plan.Flat(name, counts[name], size, shard, "whole" if whole else "shard",
                                "whole" if stage == 0 else "shard",
                                (*["master"] * apart, *(states if moves else ())),
-                               "whole" if stage == 0 or order == "local" else "shard", nodes, mask))
+                               "whole" if stage == 0 or order == "local" and not below else "shard",
+                               nodes, mask))
     return Shards(tuple(flats), tuple(found), home, place, keep, order, frozenset(hosted), sources,
-                  (*notes, *fast))
+                  below, (*notes, *fast, *above))

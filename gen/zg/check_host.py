@@ -1,0 +1,245 @@
+"""check_host.py -- plays what lies in the host arena: sums of gradients, the optimizer's states and
+parameters, and all that goes down and up between the arenas.
+
+Tiles and pieces are (offset, elements) of a shard. A slot on a piece's way holds ("leaf", flat,
+instance, grain, offset, elements); that of a tile (flat, instance, step, offset, elements).
+"""
+from __future__ import annotations
+
+from .check_order import Slot, cover
+from .check_steps import Key, Player, unit_of
+from .plan import Ref, Step
+
+SUMS = 72                       # integers of the exact sums: ZK_SUMS
+CTL = 128                       # bytes of a step's constants
+
+
+class Host(Player):
+    """Steps of the queues down, host and up."""
+
+    # ---- sums: of what all ranks brought in a grain, a piece at a time
+
+    def do_sum(self, s: Step) -> None:
+        if not self.p.below:
+            super().do_sum(s)
+            return
+        dst, (src, size) = s.outs[0], self.brought(s)
+        name = self.flat_in(src, s.unit)
+        key = (name, self.instance(name, unit_of(s.unit)[1]))
+        at, n = self.tile(key, src.at, size, self.real)
+        if not src.cls.startswith("leaf.") or s.op != f"sum.{name}" or n != self.ints["n"]:
+            self.fail("sums something else than what came")
+        if dst.cls != "part":
+            self.fail(f"sums into {dst}")
+        self.holds(dst, key, at, n, 4)
+        self.pending = (*self.pending[:2], "summed") if self.pending else None
+
+    def holds(self, ref: Ref, key: Key, at: int, n: int, width: int) -> None:
+        """A piece of this grain's leaf comes to a slot; the leaf was read."""
+        self.arrives(ref, ("leaf", *key, self.grain, at, n), n * width)
+        self.read.setdefault(key, []).append((self.local, at, n))
+
+    def arrives(self, ref: Ref, tag: tuple, size: int) -> None:
+        slot = self.touch(ref.cls, ref.index, 0, size, True)
+        if ref.at or slot.held:
+            self.fail(f"{ref} still holds {sorted(slot.held)[:1]}")
+        slot.held = {tag: 1}
+
+    def leaves(self, ref: Ref, width: int) -> tuple:
+        """What a slot held: a piece, all of which is read."""
+        held = self.slot(ref.cls, ref.index).held
+        tag = next(iter(held), ())
+        if tag[:1] != ("leaf",) or tag[3] != self.grain or ref.at:
+            self.fail(f"{ref} holds no piece of the grain's leaf")
+        self.touch(ref.cls, ref.index, 0, tag[5] * width, False)
+        held.clear()
+        return tag
+
+    def lower(self, s: Step, src: Ref, dst: Ref, size: int) -> None:
+        """A piece goes down: what was summed over ranks, or of the leaf of one rank alone."""
+        if dst.cls != "down" or any(self.ranks(s)):
+            self.fail(f"brings {src} to {dst}")
+        if self.W > 1:
+            tag = self.leaves(src, 4) if src.cls == "part" else self.fail(f"brings {src}")
+            if size != tag[5] * 4:
+                self.fail("brings another part of the leaf")
+            self.arrives(dst, tag, size)
+            return
+        key = self.complete(s, src) if src.cls.startswith("leaf.") else self.fail(f"brings {src}")
+        at, n = self.tile(key, src.at, size, self.real)
+        self.touch(src.cls, src.index, src.at, src.at + size, False)
+        self.holds(dst, key, at, n, self.real)
+
+    def do_push(self, s: Step) -> None:
+        """A piece, on the host's tree, as the leaf that is counted."""
+        src, dst, n = s.ins[0], s.outs[0], self.ints["n"]
+        _, name, instance, _, at, size = self.leaves(src, 4 if self.W > 1 else self.real)
+        want = (f"push.{name}", "down", f"sum.{name}", instance, 4 * at, n)
+        if (s.op, src.cls, dst.cls, dst.index, dst.at, size) != want:
+            self.fail(f"pushes {name}[{instance}] on {dst}")
+        self.touch(dst.cls, dst.index, dst.at, dst.at + 4 * n, True)
+        self.pushed.setdefault((name, instance), []).append((self.leaf(s), at, n))
+
+    def integers(self, s: Step, src: Ref, dst: Ref, size: int) -> None:
+        """The step's sums go down when all grains are in them, and back with all norms."""
+        here, there = Ref("sums", 0), Ref("hsums", 0)
+        down = s.queue == "down"
+        good = self.stage == "clear" and self.section == "update" if down else \
+            self.stage == "norms" and self.normed == set(self.writers)
+        if not good or (src, dst) != ((here, there) if down else (there, here)) or \
+                size != 8 * SUMS or any(self.ranks(s)) or not self.p.below:
+            self.fail("the step's sums are not complete")
+        self.whole(src, False)
+        self.whole(dst, True)
+        self.stage = "asked" if down else "back"
+
+    # ---- tiles
+
+    def tile(self, key: Key, at: int, n: int, width: int = 1) -> tuple[int, int]:
+        """From at and n of so many bytes each: blocks of 1024 elements of the shard."""
+        if n <= 0 or at < 0 or at + n > self.flats[key[0]].shard * width or \
+                at % (1024 * width) or n % (1024 * width):
+            self.fail("a tile outside the shard")
+        return at // width, n // width
+
+    def part(self, ref: Ref, at: int, n: int, write: bool) -> None:
+        """Four bytes each of a tile's elements of a state."""
+        if ref.at != at * 4:
+            self.fail(f"{ref} is another tile")
+        self.touch(ref.cls, ref.index, ref.at, ref.at + 4 * n, write)
+
+    def do_copy(self, s: Step) -> None:
+        src, dst, size = s.ins[0], s.outs[0], self.ints["bytes"]
+        if s.queue == "down" and dst.cls == "hctl":
+            if self.stage != "factor" or (src, size) != (Ref("ctl", 0), CTL) or any(self.ranks(s)):
+                self.fail("the step's constants are not known")
+            self.whole(src, False)
+            self.whole(dst, True).held = {("ctl", self.applied): 1}
+            self.counted *= not self.p.below
+        elif "hsums" in (src.cls, dst.cls):
+            self.integers(s, src, dst, size)
+        elif s.queue == "down":
+            (self.lower if self.p.below else self.down)(s, src, dst, size)
+        elif s.queue == "up" and dst.cls.startswith("stage."):
+            self.bring(s, src, dst, size)
+        elif s.queue == "up":
+            self.up(s, src, dst, size)
+        else:
+            self.fail("no such copy")
+
+    def bring(self, s: Step, src: Ref, dst: Ref, size: int) -> None:
+        """A shard of a unit's parameters, for its gather."""
+        kind, index = unit_of(s.unit)
+        flat = self.flats[self.home(kind)]
+        key = (flat.name, self.instance(flat.name, index))
+        if s.unit not in self.order or src != Ref(f"real.{key[0]}", key[1]) or dst.at or \
+                size != flat.shard * self.real or any(self.ranks(s)) or key not in self.version:
+            self.fail(f"brings {src} for {s.unit}")
+        self.touch(src.cls, src.index, 0, size, False)
+        self.touch(dst.cls, dst.index, 0, size, True).held = {(*key, self.version[key]): 1}
+
+    def ranks(self, s: Step) -> tuple[int, int]:
+        return self.ints["from_rank"], self.ints["to_rank"]
+
+    def named(self, s: Step, ref: Ref, what: str) -> Key:
+        name, index = unit_of(s.unit)
+        if (ref.cls, ref.index) != (f"{what}.{name}", index):
+            self.fail(f"{ref} is of another flat")
+        return name, index
+
+    def down(self, s: Step, src: Ref, dst: Ref, size: int) -> None:
+        """A tile of an owner's sum."""
+        key = self.named(s, src, "sum")
+        at, n = self.tile(key, src.at, size, 4)
+        flat = self.flats[key[0]]
+        if self.ranks(s) != (flat.shard * 4 if flat.sum == "whole" else 0, 0) or dst.at or \
+                dst.cls != "down":
+            self.fail("brings another part of the sum")
+        self.summed(key)
+        self.touch(src.cls, src.index, src.at, src.at + size, False)
+        slot = self.touch(dst.cls, dst.index, 0, size, True)
+        if slot.held:
+            self.fail(f"{dst} still holds {sorted(slot.held)[:1]}")
+        slot.held = {(*key, self.applied, at, n): 1}
+
+    def hosted(self, s: Step) -> None:
+        """The update of a tile, from its part of the sum; in bf16 its rounded copy."""
+        key = self.flat_of(s)
+        at, n = self.tile(key, self.ints["at"], self.ints["n"])
+        states = self.flats[key[0]].states
+        fresh = s.outs[:len(s.outs) - len(states)]
+        copies = self.real == 2 or self.away(self.flats[key[0]])
+        if self.stage != "factor" or self.ints["l"] != key[1] or len(fresh) != copies:
+            self.fail("before the factor is known, or of another shard")
+        if self.slot("hctl", 0).held != {("ctl", self.applied): 1}:
+            self.fail("the host does not know the step's constants")
+        self.whole(Ref("hctl", 0), False)
+        self.tile_of_sum(s, s.ins[0], key, at, n)
+        for what, ref in zip(states, s.outs[len(fresh):]):
+            self.named(s, ref, what)
+            self.part(ref, at, n, True)
+        if any(a < at + n and at < a + m for a, m in self.stepped.setdefault(key, [])):
+            self.fail("updated twice")
+        self.stepped[key].append((at, n))
+        self.rounded(s, fresh, key, at, n)
+
+    def tile_of_sum(self, s: Step, ref: Ref, key: Key, at: int, n: int) -> None:
+        """Where it lies, or where it came down to."""
+        if self.p.below:
+            self.named(s, ref, "sum")
+            self.summed(key)
+            self.part(ref, at, n, False)
+            return
+        brought = self.touch(ref.cls, ref.index, 0, 4 * n, False)
+        if ref.cls != "down" or ref.at or brought.held != {(*key, self.applied, at, n): 1}:
+            self.fail(f"{ref} does not hold the tile of the sum")
+        brought.held = {}
+
+    def rounded(self, s: Step, fresh: tuple[Ref, ...], key: Key, at: int, n: int) -> None:
+        """A tile's real copy: in its place in the host arena, or on its way up."""
+        for ref in fresh:
+            if self.away(self.flats[key[0]]):
+                self.named(s, ref, "real")
+                if ref.at != at * self.real:
+                    self.fail(f"{ref} is another tile")
+                self.touch(ref.cls, ref.index, ref.at, ref.at + n * self.real, True)
+                self.new(key, at, n)
+                continue
+            slot = self.touch(ref.cls, ref.index, 0, n * self.real, True)
+            if ref.cls != "up" or ref.at or slot.held:
+                self.fail(f"{ref} still holds {sorted(slot.held)[:1]}")
+            slot.held = {(*key, self.applied, at, n): 1}
+
+    def up(self, s: Step, src: Ref, dst: Ref, size: int) -> None:
+        """A tile's new parameters, to the owner's part."""
+        key = self.named(s, dst, "real")
+        at, n = self.tile(key, dst.at, size, self.real)
+        flat = self.flats[key[0]]
+        if self.ranks(s) != (0, flat.shard * self.real if flat.real == "whole" else 0):
+            self.fail("to another rank's part")
+        if self.real == 4:
+            self.named(s, src, "master")
+            self.part(src, at, n, False)
+            known = (at, n) in self.stepped.get(key, []) if self.stage else key in self.drawn
+        else:
+            held = self.touch(src.cls, src.index, 0, size, False).held
+            known = src.cls == "up" and not src.at and held == {(*key, self.applied, at, n): 1}
+            self.slot(src.cls, src.index).held = {}
+        if not known:
+            self.fail(f"{src} does not hold the tile's new parameters")
+        slot = self.touch(dst.cls, dst.index, dst.at, dst.at + size, True)
+        if flat.real == "whole":
+            slot.held.clear()
+        self.new(key, at, n)
+
+    def new(self, key: Key, at: int, n: int) -> None:
+        """A tile of the parameters that units will read."""
+        risen = self.risen.setdefault(key, [])
+        risen.append((at, n))
+        if cover(risen, self.flats[key[0]].shard):
+            self.version[key] = self.version.get(key, 0) + 1
+            self.updated.add(key)
+            del self.risen[key]
+
+    def slot(self, cls: str, index: int) -> Slot:
+        return self.slots.setdefault((cls, index), Slot())
