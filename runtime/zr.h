@@ -73,8 +73,10 @@ void zr_done(zr *z, int queue); /* complete when every owner has read this rank'
 /* int64 to[n] = sum over ranks of from[n]; exact */
 void zr_allreduce(zr *z, int queue, int64_t from, int64_t to, int64_t n);
 
-/* ---- data: the tokens of grain `grain` of this step into tokens int32[M], targets int32[M] */
+/* ---- data: the tokens of grain `grain` of this step into tokens int32[M], targets int32[M]; or
+ * into places that lie `at` behind these */
 void zr_batch(zr *z, int64_t grain);
+void zr_batch_at(zr *z, int64_t grain, int64_t at);
 
 /* ---- what the program tells the runtime */
 /* Where the f32 masters of a flat buffer lie: instance i of `count` at `at` + i*`stride` in the

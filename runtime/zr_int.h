@@ -133,9 +133,9 @@ void zr_prepare(zr *z);
 void zr_open(zr *z);                      /* a rank's device; what its kernels are opened with */
 void zr_arena(zr *z);                     /* this rank's arena, all zero, and what peers share */
 /* Where the rank's own thread puts the next tokens and targets, int32 [B, T] each; then they go
- * to their places in the arena, before what is issued next. */
-void zr_inlet(zr *z, int32_t **tokens, int32_t **targets);
-void zr_inlet_filled(zr *z);
+ * to their places in the arena, or `at` behind these, before what is issued next. */
+void zr_inlet(zr *z, int64_t at, int32_t **tokens, int32_t **targets);
+void zr_inlet_filled(zr *z, int64_t at);
 
 /* ---- the target: queues */
 void zr_queues_start(zr *z);

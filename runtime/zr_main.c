@@ -38,29 +38,32 @@ static void blank(zr *z, int64_t first, int32_t *tokens, int32_t *targets)
     }
 }
 
-/* tokens, targets int32 [B, T] in the arena: `rows` samples from `first` on, below them nothing */
-static void load_batch(zr *z, const zr_data *d, int64_t first, int64_t rows)
+/* tokens, targets int32 [B, T] in the arena, `at` behind their places: `rows` samples from `first`
+ * on, below them nothing */
+static void load_batch(zr *z, int64_t at, const zr_data *d, int64_t first, int64_t rows)
 {
     char why[ZR_WHY];
     int32_t *tokens, *targets;
-    zr_inlet(z, &tokens, &targets);
+    zr_inlet(z, at, &tokens, &targets);
     if (rows > 0 && zr_data_read(d, first, rows, tokens, targets, why))
         zr_fail(z, ZR_USER, "%s", why);
     blank(z, rows * z->p->sequence, tokens, targets);
-    zr_inlet_filled(z);
+    zr_inlet_filled(z, at);
 }
 
 static void run_batch(zr *z, int queue, const zr_command *c)
 {
     (void)queue;
     int64_t grain = z->step * z->p->grains * z->ranks + c->i[0];
-    load_batch(z, &z->train, grain * z->p->batch, z->p->batch);
+    load_batch(z, c->i[1], &z->train, grain * z->p->batch, z->p->batch);
 }
 
-void zr_batch(zr *z, int64_t grain)
+void zr_batch_at(zr *z, int64_t grain, int64_t at)
 {
-    zr_push(z, ZR_MAIN, &(zr_command){run_batch, NULL, {grain}});
+    zr_push(z, ZR_MAIN, &(zr_command){run_batch, NULL, {grain, at}});
 }
+
+void zr_batch(zr *z, int64_t grain) { zr_batch_at(z, grain, 0); }
 
 static void open_tokens(zr *z, zr_data *d, const char *path, int64_t used)
 {
@@ -174,7 +177,7 @@ static void validate(zr *z, int64_t step)
     zr_call(z, ZR_MAIN, z->p->clear, 0);
     for (int64_t first = 0; first < z->val.samples; first += B * z->ranks) {
         int64_t mine = first + z->rank * B, rows = z->val.samples - mine;
-        load_batch(z, &z->val, mine, rows < 0 ? 0 : rows < B ? rows : B);
+        load_batch(z, 0, &z->val, mine, rows < 0 ? 0 : rows < B ? rows : B);
         zr_replay(z, ZR_EVAL, z->p->eval);
         zr_drain(z);
     }
@@ -246,11 +249,11 @@ static void say_token(zr *z, int32_t token)
 static int32_t next_token(zr *z, const int32_t *context, int64_t n, uint64_t *state)
 {
     int32_t *tokens, *targets;
-    zr_inlet(z, &tokens, &targets);
+    zr_inlet(z, 0, &tokens, &targets);
     blank(z, 0, tokens, targets);
     memcpy(tokens, context, (size_t)n * sizeof *context);
     targets[n - 1] = 0;
-    zr_inlet_filled(z);
+    zr_inlet_filled(z, 0);
     zr_call(z, ZR_MAIN, z->p->clear, 0);
     zr_replay(z, ZR_EVAL, z->p->eval);
     zr_draw draw = {0.8, (double)(zr_random(state) >> 11) * 0x1p-53, 0};

@@ -170,6 +170,7 @@ def keys(way: Way) -> list[str]:
              'zero.stage3_prefetch_bucket_size': way['prefetch'],
              'zero.overlap_comm': str(way['overlap']).lower(), 'zero.replicate': f'[{quoted}]',
              'train.recompute': way['again'],
+             'train.accumulate': way.get('accumulate', 'grains'),
              'zero.stage3_max_reuse_distance': way.get('reuse', 0),
              'zero.offload_optimizer.device': way.get('offload', 'none'),
              'zero.offload_param.device': way.get('params', 'none') if way['stage'] == 3 else 'none',

@@ -43,6 +43,12 @@ WAYS = {
     'stage 3, all on the host': (
         'zero.stage=3', 'zero.offload_optimizer.device=cpu', 'zero.offload_param.device=cpu',
         'train.precision=bf16', 'zero.stage3_param_persistence_threshold=0'),
+    'stage 3, three grains through a unit': (
+        'zero.stage=3', 'train.accumulate=layers', 'cluster.ranks=4', 'train.global_batch=12',
+        'train.micro_batch=1', 'zero.allgather_bucket_size=PIECE'),
+    'stage 3, four grains through a unit': (
+        'zero.stage=3', 'train.accumulate=layers', 'cluster.ranks=4', 'train.global_batch=16',
+        'train.micro_batch=1', 'train.precision=bf16', 'train.recompute=full'),
     'stage 3, one queue, bf16': ('zero.stage=3', 'zero.overlap_comm=false', 'train.precision=bf16'),
 }
 

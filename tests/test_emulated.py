@@ -23,7 +23,8 @@ WAYS = {
     'reduce': [5000, BIG], 'gather': [3000, BIG], 'small': [0, 100],
     'prefetch': [0, 'auto', BIG], 'overlap': [True, False], 'graph': [True, False],
     'queue': ['eager', 'late'], 'again': law.AGAIN, 'reuse': [0, 30000, BIG],
-    'order': ['eager', 'late', 'shuffled:1', 'shuffled:2', 'shuffled:3']}
+    'order': ['eager', 'late', 'shuffled:1', 'shuffled:2', 'shuffled:3'],
+    'accumulate': ['grains', 'layers']}
 OFFLOADED = {
     'family': FAMILIES, 'stage': [1, 2, 3], 'ranks': [1, 2], 'offload': ['cpu'],
     'params': ['none', 'cpu'],

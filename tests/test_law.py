@@ -23,26 +23,27 @@ BIG = 500_000_000              # elements: more than any unit has
 
 # What a row of each set chooses. 24 grains give 24, 12, 8, 6 and 3 to a rank: local sums come first
 # at 1 and 3 ranks; 8 grains give 8, 4, 2 and 1: they come first wherever there are several.
+ACCUMULATE = ['grains', 'layers']
 ANY_STAGE = {
     'family': law.FAMILIES, 'stage': [0, 1, 2, 3], 'ranks': [1, 2, 3, 4, 8],
     'reduce': [5000, 14000, BIG], 'gather': [3000, 9000, BIG], 'small': [0, 100],
     'prefetch': ['auto', BIG], 'overlap': [True, False], 'flat': [False, True],
     'queue': ['eager', 'late', 'shuffled:1', 'shuffled:2'], 'threads': [1, 2, 3],
     'unmap': [0, 1], 'every': [0, 7], 'again': law.AGAIN,
-    'reuse': [0, BIG]}
+    'reuse': [0, BIG], 'accumulate': ACCUMULATE}
 STAGE_3 = {
     'family': law.FAMILIES, 'stage': [3], 'ranks': [2, 3, 8], 'kept': ['', 'norms', 'a matrix'],
     'reduce': [5000, 14000], 'gather': [3000, 9000, BIG], 'small': [0, 100, 10 ** 5, 10 ** 9],
     'prefetch': [0, 'auto', BIG], 'overlap': [True, False], 'flat': [False, True],
     'queue': ['eager', 'late', 'shuffled:3', 'shuffled:4'], 'threads': [1, 2], 'unmap': [0, 1],
-    'every': [0], 'again': law.AGAIN, 'reuse': [0, 30000, BIG]}
+    'every': [0], 'again': law.AGAIN, 'reuse': [0, 30000, BIG], 'accumulate': ACCUMULATE}
 OFFLOADED = {
     'family': law.FAMILIES, 'stage': [1, 2, 3], 'ranks': [1, 2, 3, 4], 'offload': ['cpu'],
     'params': ['none', 'cpu'], 'tile': [1024, 5000, BIG], 'turns': [1, 2, 4],
     'reduce': [5000, BIG], 'gather': [3000, BIG], 'small': [0, 100],
     'prefetch': [0, 'auto', BIG], 'overlap': [True, False], 'flat': [False, True],
     'queue': ['eager', 'late', 'shuffled:5', 'shuffled:6'], 'threads': [1, 3], 'unmap': [0, 1],
-    'every': [0, 7], 'again': law.AGAIN}
+    'every': [0, 7], 'again': law.AGAIN, 'accumulate': ACCUMULATE}
 PLAIN = {'stage': 0, 'ranks': 1, 'reduce': BIG, 'gather': BIG, 'small': 0, 'prefetch': 'auto',
          'overlap': False, 'flat': False, 'queue': 'eager', 'threads': 1, 'unmap': 0, 'every': 0,
          'again': 'none', 'reuse': 0}
@@ -150,6 +151,7 @@ def test_one_hash_in_brief(tmp_path: pathlib.Path, family: str, precision: str) 
         {'stage': 3, 'ranks': 2, 'offload': 'cpu', 'params': 'cpu', 'queue': 'shuffled:4',
          'overlap': True},
         {'stage': 3, 'ranks': 8, 'prefetch': BIG, 'queue': 'shuffled:2', 'overlap': True},
+        {'stage': 3, 'ranks': 2, 'accumulate': 'layers', 'queue': 'shuffled:5', 'overlap': True},
         {'stage': 3, 'ranks': 4, 'reuse': BIG, 'queue': 'shuffled:3', 'overlap': True})]
     agree({str(way): b.run(way, *recipe(precision, 8)) for way in some})
 

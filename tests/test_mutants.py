@@ -37,6 +37,10 @@ PLANS = {
                                    'zero.sub_group_size=20000'),
     'parameters on the host': ('gpt-tiny', 'zero.stage=3', 'zero.offload_optimizer.device=cpu',
                                'zero.offload_param.device=cpu', 'zero.sub_group_size=20000'),
+    'all grains through a unit': (*SMALL, 'train.accumulate=layers', 'cluster.ranks=2'),
+    'three grains through a unit': ('gpt-tiny', 'zero.stage=3', 'train.accumulate=layers',
+                                    'cluster.ranks=2', 'train.global_batch=6',
+                                    'train.precision=bf16', 'train.micro_batch=1'),
     'bf16, tied': ('gpt-tiny', 'zero.stage=3', 'train.precision=bf16', *PIECES),
 }
 
@@ -124,6 +128,8 @@ def judge_calls(p: Plan, made: Iterable[mutants.Mutant], data: pathlib.Path) -> 
 
 @pytest.mark.parametrize('keys', [
     (), ('zero.stage=0',), ('zero.stage=1', 'train.precision=bf16'),
+    ('zero.stage=3', 'train.precision=bf16', 'train.accumulate=layers', 'cluster.ranks=2',
+     'train.micro_batch=1', 'train.global_batch=8'),
     ('zero.stage=3', 'train.precision=bf16', 'zero.offload_optimizer.device=cpu',
      'zero.offload_param.device=cpu', 'zero.sub_group_size=20000')])
 def test_tables(keys: tuple[str, ...]) -> None:
@@ -132,8 +138,10 @@ def test_tables(keys: tuple[str, ...]) -> None:
     assert [m.what for m in mutants.of_tables(p) if not mutants.refused(m.plan)] == []
 
 
-@pytest.mark.parametrize('keys', [(), ('zero.stage3_max_reuse_distance=1000000',
-                                       'train.recompute=full')], ids=['', 'units stay'])
+@pytest.mark.parametrize('keys', [
+    (), ('zero.stage3_max_reuse_distance=1000000', 'train.recompute=full'),
+    ('train.accumulate=layers', 'train.recompute=full', 'cluster.ranks=2')],
+    ids=['', 'units stay', 'all grains through a unit'])
 def test_steps_of_a_small_plan(keys: tuple[str, ...], data: pathlib.Path) -> None:
     """Every third mutant of a plan of two blocks: the quick part of `test_steps`."""
     p = planned(*SMALL, *keys)

@@ -37,6 +37,7 @@ GOLDEN_WAYS = {
                        'zero.offload_optimizer.buffer_count=2', 'zero.sub_group_size=5000'),
     'stage2-on-gpus': ('zero.stage=2', 'train.precision=bf16',
                        'targets=[cpu, sm_80, sm_90, sm_100]'),
+    'stage3-layers': ('train.accumulate=layers', 'train.precision=bf16', 'train.recompute=full'),
     'one-rank': ('zero.stage=3', 'cluster.ranks=1', 'train.global_batch=2'),
 }
 

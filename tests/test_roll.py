@@ -19,6 +19,8 @@ from zg.plan import Event, Int, Plan, Ref, Step
 # follows it, and a flat buffer more, of what is kept whole.
 LINES = {0: 500, 1: 500, 2: 500, 3: 560}
 STAYING = 40                    # more where some units stay gathered: loops of those and of others
+TOGETHER = 50                   # more where grains go through a unit together: loops over grains at each
+                                # use, and an evaluation's forward of its own
 TINY = [name for name in NAMES if 'tiny' in name]
 
 
@@ -155,6 +157,18 @@ def test_a_deep_gpt_some_of_which_stays(ranks: int, near: float, tmp_path: pathl
     assert length(source(p)) <= LINES[3] + STAYING
 
 
+@pytest.mark.parametrize('ranks', [8, 16384])
+def test_a_deep_gpt_all_grains_of_which_go_through_a_unit(ranks: int, tmp_path: pathlib.Path
+                                                          ) -> None:
+    """Four times the grains are the same lines, but where a number's width cuts some in two."""
+    path = str(deep(tmp_path, 'gpt2-124m', 96))
+    texts = [source(planned(path, 'zero.stage=3', f'cluster.ranks={ranks}', 'train.micro_batch=1',
+                            'targets=[cpu]', f'train.global_batch={ranks * grains}',
+                            'train.accumulate=layers')) for grains in (4, 16)]
+    few, more = map(length, texts)
+    assert max(few, more) <= LINES[3] + TOGETHER and abs(few - more) <= 8
+
+
 # ---- train.c does what the plan says
 
 def said(p: Plan) -> Iterator[str]:
@@ -165,9 +179,8 @@ def said(p: Plan) -> Iterator[str]:
         first[e.name], n = n, n + e.index
     at = lambda r: p.cls(r.cls).at + r.index * p.cls(r.cls).stride + r.at
     fns = {f.name: f for f in p.fns}
-    grains = {'grain': p.head.grains}
     for section in p.sections:
-        for g in range(grains.get(section.name, 1)):
+        for g in range(section.repeat):
             for s in section.steps:
                 q, ints = queues[s.queue], {i.name: i.value + g * i.per for i in s.ints}
                 yield from (f'wait {q} {first[e.name] + e.index}' for e in s.waits)
@@ -177,7 +190,8 @@ def said(p: Plan) -> Iterator[str]:
                     yield ' '.join(map(str, [s.op.replace('.', '_'), q, *(values or [0])]))
                 elif s.op != 'mark':
                     values = {
-                        'batch': lambda: [ints['of_rank'] + ints['grain']],
+                        'batch': lambda: [ints['of_rank'] + ints['grain'], *(
+                            [s.outs[0].index * p.cls('tokens').stride] if p.together > 1 else [])],
                         'gather': lambda: [at(s.ins[0]), ints['from_step'], at(s.outs[0]),
                                            ints['step'], ints['bytes']],
                         'alltoall': lambda: [at(s.ins[0]), ints['step'], at(s.outs[0]), ints['bytes']],
@@ -206,6 +220,8 @@ def traced(text: str, folder: pathlib.Path) -> list[str]:
     ('gpt-tiny', 'as it stands'), ('llama-tiny', 'stage 1, 4 grains a rank'),
     ('qwen3-tiny', 'stage 3, none kept, far ahead'), ('gpt-tiny', 'stage 2 in bf16, pieces'),
     ('llama-tiny', 'stage 3, all made again'), ('gpt-tiny', 'stage 3, units stay'),
+    ('gpt-tiny', 'stage 3, three grains through a unit'),
+    ('llama-tiny', 'stage 3, four grains through a unit'),
     ('gpt2-124m', 'stage 0, 2 ranks'), ('llama3-405b', 'as it stands')])
 def test_train_c_says_the_plan(name: str, way: str, flat: bool, tmp_path: pathlib.Path) -> None:
     p = planned(name, *keys(name, way))

@@ -69,9 +69,10 @@ def expected(spec) -> tuple[int, int]:
     W, stage = spec.cluster.ranks, spec.zero.stage
     width = {'f32': 4, 'bf16': 2}[spec.train.precision]
     A = spec.train.global_batch // (spec.train.micro_batch * W)
-    # Stages 0 and 1 add up a rank's own grains first, where the tree of sums has such a node; so
-    # does one rank alone.
-    local = W == 1 or stage < 2 and A > 1 and A & (A - 1) == 0
+    # Stages 0 and 1, and grains that go through a unit together, add up a rank's own grains first,
+    # where the tree of sums has such a node; so does one rank alone.
+    layers = spec.train.accumulate == 'layers'
+    local = W == 1 or (stage < 2 or layers) and A > 1 and A & (A - 1) == 0
     total = [(W - 1) * SUMS, 1]
 
     def moved(u: Unit, times: int, wide: int, bucket: int) -> None:
@@ -85,7 +86,7 @@ def expected(spec) -> tuple[int, int]:
         if not local:
             moved(u, A, width, reduce)              # leaves are, once
         if stage == 3:
-            moved(u, A * u.uses, width, gather)
+            moved(u, u.uses if layers else A * u.uses, width, gather)
         if stage == 0 and W > 1:
             moved(u, 1, 4, gather)                  # all get the sums
         if stage in (1, 2) or stage == 3 and not u.uses:
@@ -98,19 +99,20 @@ def loaded(family: str, *keys: str):
 
 
 WAYS = [[f'zero.stage={stage}', f'cluster.ranks={W}', 'train.micro_batch=1',
-         f'train.global_batch={W * A}', f'train.precision={precision}', *buckets]
+         f'train.global_batch={W * A}', f'train.precision={precision}', f'train.accumulate={accumulate}', *buckets]
         for stage in range(4) for W in (1, 2, 3, 4) for A in (1, 2, 3, 4)
         for precision in ('f32', 'bf16')
         for buckets in ([], ['zero.reduce_bucket_size=5000', 'zero.allgather_bucket_size=9000',
-                             'zero.stage3_param_persistence_threshold=0'])]
+                             'zero.stage3_param_persistence_threshold=0'])
+        for accumulate in ('grains', 'layers')]
 
 
 @pytest.mark.parametrize('family,every', [
     ('gpt', 9), ('llama', 9), *(pytest.param(family, 1, marks=pytest.mark.slow)
                                 for family in law.FAMILIES)])
 def test_the_plan_is_the_formula(family: str, every: int) -> None:
-    """Printed totals, the sum of the printed lines, and what train.c states, in up to 256 ways."""
-    assert len(WAYS) == 256
+    """Printed totals, the sum of the printed lines, and what train.c states, in up to 512 ways."""
+    assert len(WAYS) == 512
     for keys in WAYS[::every]:
         spec = loaded(family, *keys)
         p = build.build(spec).plan

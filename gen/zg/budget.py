@@ -51,17 +51,17 @@ def _seconds(spec: Spec, graph: model.Graph, target: str) -> float:
     return total
 
 
-def _held(graph: model.Graph, real: int) -> int:
-    """Bytes of the classes that a choice changes."""
+def _held(graph: model.Graph, real: int, grains: int) -> int:
+    """Bytes of the classes that a choice changes; grains: that go through a unit together."""
     bodies = place.bodies(graph, real)
     saved = sum(k.count * ops.up(bodies.save[k.name].size, place.PAGE) for k in graph.kinds)
-    return saved + ops.up(max(p.size for p in bodies.tmp.values()), place.PAGE)
+    return grains * saved + ops.up(max(p.size for p in bodies.tmp.values()), place.PAGE)
 
 
 def _all(spec: Spec, p: plan.Plan) -> Iterator[Choice]:
     """Every choice of ops that holds those that the spec names; p: the plan of these alone."""
     graph, real = model.build(spec), ops.BYTES[spec.train.precision]
-    most = max(p.arena(t) for t in spec.targets) - _held(graph, real)
+    most = max(p.arena(t) for t in spec.targets) - _held(graph, real, spec.together)
     once = {t: _seconds(spec, graph, t) for t in spec.targets}
     named = spec.train.recompute
     free = [w for w in RECOMPUTE if w in graph.ops and w not in named]
@@ -71,7 +71,7 @@ def _all(spec: Spec, p: plan.Plan) -> Iterator[Choice]:
                 w for w in RECOMPUTE if w in named or w in more)
             made = model.build(replace(spec, train=replace(spec.train, recompute=words)))
             cost = max(_seconds(spec, made, t) / once[t] - 1 for t in spec.targets)
-            yield Choice(words, most + _held(made, real), cost)
+            yield Choice(words, most + _held(made, real, spec.together), cost)
 
 
 def choices(spec: Spec, p: plan.Plan) -> tuple[Choice, ...]:

@@ -23,9 +23,9 @@ def _wanted(spec: Spec, graph: model.Graph, shards: shard.Shards, bodies: place.
     W, real = spec.cluster.ranks, ops.BYTES[spec.train.precision]
     M, C = graph.dims["M"], graph.dims["C"]
     common, tile = "shared" if W > 1 else "private", schedule.tile
-    turns = spec.zero.offload_optimizer.buffer_count
+    turns, grains = spec.zero.offload_optimizer.buffer_count, spec.together
     out = [("ctl", "private", 1, ops.CTL), ("sums", common, 2, 8 * ops.SUMS),
-           ("tokens", "private", 1, 4 * M), ("targets", "private", 1, 4 * M)]
+           ("tokens", "private", grains, 4 * M), ("targets", "private", grains, 4 * M)]
     for n, t in enumerate(graph.tables):
         out.append((f"table.{n}", "private", 1, spec.train.sequence * t.head * 4))
     for f in shards.flats:
@@ -37,7 +37,8 @@ def _wanted(spec: Spec, graph: model.Graph, shards: shard.Shards, bodies: place.
         out += [(f"{s}.{f.name}", "hosted" if tile else "private", f.count,
                  size[f.state] * ops.WIDTHS[s]) for s in f.states]
         kept = "hosted" if shards.below else common if f.sum == "whole" else "private"
-        out.append((f"sum.{f.name}", kept, f.count, f.nodes * size[f.sum] * 4))
+        out.append((f"sum.{f.name}", kept, f.count,
+                    (1 if shards.apart else f.nodes) * size[f.sum] * 4))
         if schedule.ring[f.name]:
             out.append((f"ring.{f.name}", "private", schedule.ring[f.name], size["whole"] * real))
             if away:
@@ -45,13 +46,17 @@ def _wanted(spec: Spec, graph: model.Graph, shards: shard.Shards, bodies: place.
         if schedule.leaf[f.name]:
             brought = common if shards.order == "ranks" else "private"
             out.append((f"leaf.{f.name}", brought, schedule.leaf[f.name], size["whole"] * real))
+    if shards.apart:
+        out.append(("pend", common, 1, max(f.nodes * f.shard * W * 4 for f in shards.flats)))
     if graph.acc:
-        out.append(("acc", "private", 1, 4 * graph.acc))
+        out.append(("acc", "private", grains if graph.tied else 1, 4 * graph.acc))
     units = sum(k.count for k in graph.kinds) - 1
-    out += [("x", "private", units, M * C * real), ("dx", "private", 2, M * C * real)]
+    out += [("x", "private", units * grains, M * C * real),
+            ("dx", "private", grains + 1, M * C * real)]
     for k in graph.kinds:
         if bodies.save[k.name].size:
-            out.append((f"save.{k.name}", "private", k.count, bodies.save[k.name].size))
+            out.append((f"save.{k.name}", "private", k.count * grains,
+                        bodies.save[k.name].size))
     out.append(("tmp", "private", 1, max(p.size for p in bodies.tmp.values())))
     out.append(("work", "scratch", 1, max(bodies.work, 64)))
     brought = [i.value for s in schedule.sections for step in s.steps

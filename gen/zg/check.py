@@ -68,7 +68,8 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
         if f.states != (*["master"] * apart, *(states if moves else ())):
             raise CheckError(f"flat {f.name} has the states {f.states}")
         size = {"whole": f.shard * W, "shard": f.shard}
-        need = {"real": size[f.real] * real, "sum": size[f.sum] * 4 * f.nodes}
+        need = {"real": size[f.real] * real,
+                "sum": size[f.sum] * 4 * (1 if p.apart else f.nodes)}
         need.update({s: size[f.state] * ops.WIDTHS[s] for s in f.states})
         for name, bytes_ in need.items():
             c = have.get(f"{name}.{f.name}")
@@ -85,6 +86,10 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
         raise CheckError("the host has no place for an owner's sums")
     need = {"space": (1, max(r.space for r in p.runs)), "desk": (1, max(4096, 4 * p.head.vocab)),
             "inlet": (INLETS, 2 * 4 * p.head.batch * p.head.sequence)}
+    if p.apart:
+        need["pend"] = (1, max(f.shard * W * 4 * f.nodes for f in p.flats))
+    both = max(4 * p.head.batch * p.head.sequence, have["tokens"].stride, have["targets"].stride)
+    need.update({name: (p.together, both) for name in ("tokens", "targets")})
     for name, (slots, bytes_) in need.items():
         if have[name].slots != slots or have[name].stride < bytes_:
             raise CheckError(f"class {name} does not hold {slots} x {bytes_} bytes")
@@ -190,7 +195,8 @@ def _nodes(p: Plan) -> None:
 def _sections(p: Plan) -> None:
     """Sections are a program's; every event is one of the plan's, and recorded somewhere."""
     if tuple(s.name for s in p.sections) != SECTIONS or \
-            any(s.repeat != (p.head.grains if s.name == "grain" else 1) for s in p.sections):
+            any(s.repeat not in ((1, p.head.grains) if s.name == "grain" else (1,))
+                for s in p.sections):
         raise CheckError("sections are not those of a program")
     limits = {e.name: e.index for e in p.events}
     steps = [(s.name, step) for s in p.sections for step in s.steps]
@@ -213,21 +219,24 @@ def _run(player: Program, name: str) -> None:
         player.play(s)
 
 
-def _train(player: Program, grains: int) -> None:
+def _train(player: Program) -> None:
     """One training step."""
-    last = len(player.order) - 1
-    player.grains = min(grains, GRAINS)
+    last, repeat = len(player.order) - 1, player.p.section("grain").repeat
     player.begin()
     _run(player, "begin")
-    for player.local in range(player.grains):
+    player.grains = player.together * min(repeat, GRAINS)
+    for player.local in range(player.grains // player.together):
         player.grain += 1
         _run(player, "grain")
         forward = [("fwd", n) for n in range(last)]
         player.ran([*forward, ("train", last), *(("bwd", n) for _, n in reversed(forward))])
-        player.empty(("ring", "x", "dx", "save", "leaf", "part", "down"))
+        player.empty(("ring", "x", "dx", "save", "leaf", "acc", "pend", "part", "down"))
+        player.grain += player.together - 1
     player.local = 0
     _run(player, "update")
     player.empty(())
+    if player.together > 1 and player.counted:
+        raise CheckError("the leaves' count does not go back")
     if player.updated != set(player.writers):
         raise CheckError(f"section update: {len(player.updated)} shards of {len(player.writers)}")
 
@@ -265,10 +274,10 @@ def check(p: Plan) -> None:
     _run(player, "init")
     _run(player, "publish")
     player.published()
-    _train(player, p.head.grains)
-    _train(player, p.head.grains)
+    _train(player)
+    _train(player)
     _evaluate(player)
-    _train(player, p.head.grains)
+    _train(player)
     if player.most != p.head.live or p.head.live > p.head.bound:
         raise CheckError(f"{player.most} elements are gathered at once, {p.head.live} were "
                          f"promised, the bound is {p.head.bound}")

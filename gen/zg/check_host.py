@@ -6,7 +6,7 @@ instance, grain, offset, elements); that of a tile (flat, instance, step, offset
 """
 from __future__ import annotations
 
-from .check_order import Slot, cover
+from .check_order import cover
 from .check_steps import Key, Player, unit_of
 from .plan import Ref, Step
 
@@ -240,6 +240,3 @@ class Host(Player):
             self.version[key] = self.version.get(key, 0) + 1
             self.updated.add(key)
             del self.risen[key]
-
-    def slot(self, cls: str, index: int) -> Slot:
-        return self.slots.setdefault((cls, index), Slot())

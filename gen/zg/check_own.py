@@ -72,6 +72,8 @@ def functions(p: Plan) -> None:
     leaves = p.head.ranks if many else 1
     want = {"next": ["zk_begin ctl+0 sums+0 recipe"], "factor": ["zk_factor ctl+0 total+0 recipe"],
             "count": ["zk_host_count ctl+0 1" if p.below else f"zk_count ctl+0 {leaves}"]}
+    if p.together > 1:
+        want["recount"] = [f"zk_count ctl+0 {-leaves * p.together}"]
     for f in p.flats:
         want.update(_own(p, f))
     for n, t in enumerate(p.tables):

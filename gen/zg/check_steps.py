@@ -7,25 +7,25 @@ leaf holds the (unit, grain) that wrote it.
 from __future__ import annotations
 
 from .check_fns import Facts
-from .check_order import Clock, Order, Slot, cover
+from .check_order import Clock, Slot, cover
+from .check_sums import UNITS, Key, Sums, unit_of
 from .plan import Flat, Plan, Ref, Step
 
-UNITS = ("fwd", "bwd", "train", "eval")
-Key = tuple[str, int]           # a flat and its instance
+__all__ = ["Key", "Player", "UNITS", "unit_of"]
+
+BATCH = ("tokens", "targets")
 
 
-def unit_of(text: str) -> tuple[str, int]:
-    """`block[3]` -> (block, 3)."""
-    name, _, index = text.partition("[")
-    return name, int(index[:-1]) if index else 0
-
-
-class Player(Order):
+class Player(Sums):
     def __init__(self, p: Plan, facts: Facts) -> None:
         super().__init__(p)
         self.facts = facts
         self.flats = {f.name: f for f in p.flats}
         self.fns = {f.name: f for f in p.fns}
+        words = {f.name: {a.split("+")[0] for c in f.calls for a in c.args} for f in p.fns}
+        self.direct = {                                     # classes that a function names itself
+            f.name: sorted((words[f.name] - {*f.ins, *f.outs}) & set(self.classes))
+            for f in p.fns}
         self.sources = self.W if p.head.reduction == "exact" else 1     # that an owner sums
         self.order = [s.unit for s in p.section("eval").steps if s.op.split(".")[0] in UNITS]
         self.writers = self._writers()
@@ -35,13 +35,15 @@ class Player(Order):
         self.kept = sum(f.shard * self.W for f in p.flats if f.name == "keep")
         self.most = self.kept                               # elements whole at once
         self.pending: tuple[Ref, int, str] | None = None    # all-to-all: from, bytes, summed?
+        self.together = p.together
         self.grain, self.local, self.grains, self.applied = 0, 0, 0, 0
-        self.played: list[tuple[str, int]] = []
+        self.played: list[tuple[str, int, int]] = []
         self.counted = 0                                    # grains in the leaves' count
         self.begin()
 
     def begin(self) -> None:
-        """A training step's own books. grain: so many ever; local: of this step's `grains`."""
+        """A training step's own books. grain: so many ever, the first of those together; local: of
+        this step's `grains`."""
         self.pushed: dict[Key, list[tuple[int, int, int]]] = {}     # (leaf, offset, elements)
         self.joined: dict[Key, list[tuple[int, int]]] = {}          # (offset, bytes) over ranks
         self.counted *= self.p.below                        # the host's: until constants come
@@ -52,43 +54,6 @@ class Player(Order):
         self.normed: set[Key] = set()
         self.updated: set[Key] = set()
         self.stage = ""                                     # clear, norms, reduced, factor
-
-    # ---- what the plan should do, from its flats and functions
-
-    def home(self, kind: str) -> str:
-        return kind if kind in self.flats else "embed"
-
-    def instance(self, flat: str, index: int) -> int:
-        return index if self.flats[flat].count > 1 else 0
-
-    def _writers(self) -> dict[Key, set[str]]:
-        """The units whose backward writes each leaf."""
-        out: dict[Key, set[str]] = {(f.name, l): set() for f in self.p.flats
-                                    for l in range(f.count)}
-        for unit in self.order:
-            kind, index = unit_of(unit)
-            fn = self.fns.get(f"bwd.{kind}") or self.fns[f"train.{kind}"]
-            if "dw" in fn.outs:
-                out[self.home(kind), self.instance(self.home(kind), index)].add(unit)
-            if "dp" in fn.outs:
-                out["keep", 0].add(unit)
-        return out
-
-    def flat_in(self, ref: Ref, unit: str) -> str:
-        """The flat whose leaf or sum a step of this unit means: units of one size share a class."""
-        cls, _, name = ref.cls.partition(".")
-        return self.home(unit_of(unit)[0]) if cls == "leaf" and name != "keep" else name
-
-    def flat_of(self, s: Step) -> Key:
-        """The flat that a step's function and unit name."""
-        name, index = unit_of(s.unit)
-        if s.op.partition(".")[2] != name or not 0 <= index < self.flats[name].count:
-            self.fail("function of another flat")
-        return name, index
-
-    def order_is(self, order: str) -> None:
-        if self.p.head.order != order:
-            self.fail(f"leaves are summed {self.p.head.order} first")
 
     def do(self, s: Step) -> None:
         names = {"copy": "from_rank to_rank bytes", "gather": "from_step step bytes",
@@ -199,128 +164,6 @@ class Player(Order):
         if total > self.p.head.live:
             self.fail(f"{total} elements gathered at once, {self.p.head.live} were promised")
 
-    # ---- sums
-
-    def do_reducescatter(self, s: Step) -> None:
-        """NCCL's sum of what all ranks send: numbers of what the source holds."""
-        if self.ints["width"] != (4 if s.ins[0].cls.startswith("sum.") else self.real):
-            self.fail("sums numbers of another width")
-        self.do_alltoall(s)
-
-    def do_alltoall(self, s: Step) -> None:
-        src = s.ins[0]
-        if (s.op == "alltoall") != (self.sources == self.W):
-            self.fail(f"reduces in another way than {self.p.head.reduction}")
-        what, name = src.cls.partition(".")[0], self.flat_in(src, s.unit)
-        width = 4 if what == "sum" else self.real
-        if self.pending is not None:
-            self.fail("the last all-to-all is not done")
-        if what not in ("leaf", "sum") or self.ints["step"] != self.flats[name].shard * width or \
-                self.ints["bytes"] <= 0 or src.at + self.ints["bytes"] > self.ints["step"]:
-            self.fail("piece lies outside the shard")
-        if s.outs != (Ref("inbox", 0),):
-            self.fail("what comes has another place")
-        self.common(src)
-        self.strided(src, self.ints["step"], self.ints["bytes"], False)
-        self.touch("inbox", 0, 0, self.sources * self.ints["bytes"], True)
-        if what == "leaf":
-            self.complete(s, src)
-        self.pending, self.peers = (src, self.ints["bytes"], ""), (src.cls, src.index)
-
-    def brought(self, s: Step) -> tuple[Ref, int]:
-        """What the last all-to-all brings, not yet summed."""
-        queue = "reduce" if self.p.head.overlap else "main"
-        if not self.pending or self.pending[2] or s.queue != queue:
-            self.fail("nothing came")
-        self.touch("inbox", 0, 0, self.sources * self.pending[1], False)
-        return self.pending[:2]
-
-    def complete(self, s: Step, leaf: Ref) -> Key:
-        """The leaf holds every writer's part of this grain for the instance the unit stands for."""
-        name = self.flat_in(leaf, s.unit)
-        held = self.slots.setdefault((leaf.cls, leaf.index), Slot()).held
-        instance = self.instance(name, unit_of(s.unit)[1])
-        want = {(u, self.grain) for u in self.writers[name, instance]}
-        if set(held) != want:
-            self.fail(f"{leaf} should hold {sorted(want)}, holds {sorted(held)[:3]}")
-        return name, instance
-
-    def leaf(self, s: Step) -> int:
-        """The grain of this step whose leaves are pushed: what ctl has counted."""
-        self.fixed(s)
-        if self.counted != self.local:
-            self.fail(f"{self.counted} grains are counted in grain {self.local}")
-        return self.counted
-
-    def do_sum(self, s: Step) -> None:
-        dst, (src, size) = s.outs[0], self.brought(s)
-        n, lo, name = self.ints["n"], self.leaf(s) * self.sources, self.flat_in(src, s.unit)
-        into = (s.op, dst.cls, dst.index)
-        if not src.cls.startswith("leaf.") or size != n * self.real or \
-                src.at * 4 != dst.at * self.real or \
-                into != (f"sum.{name}", f"sum.{name}", self.instance(name, unit_of(s.unit)[1])):
-            self.fail("sums something else than what came")
-        self.order_is("ranks")
-        self.part_of_sum(dst, n)
-        self.pushed.setdefault((name, dst.index), []).append((lo, dst.at // 4, n))
-
-    def part_of_sum(self, dst: Ref, n: int) -> None:
-        """An owner's part of a sum: its own range of a whole buffer or all of a shard, and pending
-        nodes."""
-        if n <= 0 or dst.at + 4 * n > self.flats[dst.cls.partition(".")[2]].shard * 4:
-            self.fail(f"{dst} ends outside the shard")
-        self.touch(dst.cls, dst.index, dst.at, dst.at + 4 * n, True).held.clear()
-        self.pending = (*self.pending[:2], "summed") if self.pending else None
-
-    def do_join(self, s: Step) -> None:
-        dst, (src, size) = s.outs[0], self.brought(s)
-        key = self.flat_of(s)
-        if src != dst or size != self.ints["n"] * 4 or \
-                (dst.cls, dst.index) != (f"sum.{key[0]}", key[1]):
-            self.fail("joins something else than what came")
-        self.order_is("local")
-        self.all_pushed(key, self.flats[key[0]].shard * self.W)
-        self.peers = None               # a rank writes its own part alone, which no peer reads
-        self.part_of_sum(dst, self.ints["n"])
-        self.peers = (dst.cls, dst.index)
-        self.joined.setdefault(key, []).append((dst.at, size))
-
-    def do_done(self, s: Step) -> None:
-        if not self.pending or self.pending[2] != "summed":
-            self.fail("nothing was summed")
-        src, size = self.pending[:2]
-        width = 4 if src.cls.startswith("sum") else self.real
-        self.strided(src, self.flats[self.flat_in(src, s.unit)].shard * width, size, False)
-        self.pending = self.peers = None
-
-    def do_own(self, s: Step) -> None:
-        leaf, dst = s.ins[0], s.outs[0]
-        self.whole(leaf, False)
-        key = self.complete(s, leaf)
-        into = (s.op, dst.cls, dst.index)
-        if into != (f"own.{key[0]}", f"sum.{key[0]}", key[1]):
-            self.fail(f"pushes a leaf on {dst}")
-        self.order_is("local")
-        self.whole(dst, True).held.clear()
-        whole = self.flats[key[0]].shard * self.W
-        self.pushed.setdefault(key, []).append((self.leaf(s), 0, whole))
-
-    def all_pushed(self, key: Key, want: int) -> None:
-        """Every grain's leaf was pushed once, whole."""
-        step = self.sources if self.p.head.order == "ranks" and not self.p.below else 1
-        by_leaf: dict[int, list[tuple[int, int]]] = {a * step: [] for a in range(self.grains)}
-        for lo, at, n in self.pushed.get(key, []):
-            by_leaf[lo].append((at, n))
-        if not all(cover(parts, want) for parts in by_leaf.values()):
-            self.fail(f"not every grain of {key[0]}[{key[1]}] is in the sum")
-
-    def summed(self, key: Key) -> None:
-        """An owner has its part of the sum of the step."""
-        shard, local = self.flats[key[0]].shard, self.p.head.order == "local"
-        self.all_pushed(key, shard * self.W if local else shard)
-        if local and self.W > 1 and not cover(self.joined.get(key, []), shard * 4):
-            self.fail(f"{key[0]}[{key[1]}] is not joined over ranks")
-
     # ---- functions of units
 
     def parameters(self, ref: Ref, kind: str, index: int) -> None:
@@ -359,7 +202,8 @@ class Player(Order):
 
     def unit(self, s: Step) -> None:
         kind, index = unit_of(s.unit)
-        body, g = s.op.split(".")[0], self.grain
+        body, fn = s.op.split(".")[0], self.fns[s.op]
+        g = self.grain if body == "eval" or self.section == "eval" else self.its_grain(s)
         if s.op != f"{body}.{kind}" or s.unit not in self.order:
             self.fail("function of another unit")
         if body in ("train", "eval") and self.stage == "" and self.section == "grain":
@@ -369,21 +213,36 @@ class Player(Order):
         last = self.order[at - 1] if at else ""
         ahead = self.order[at + 1] if at + 1 < len(self.order) else ""
         tags = {"x": ("x", last, g), "y": ("x", s.unit, g), "s": ("s", s.unit, g)}
-        for name, ref in zip(self.fns[s.op].ins, s.ins):
+        for name, ref in zip(fn.ins, s.ins):
             if name in ("w", "p"):
                 self.parameters(ref, kind, index)
+            elif name in BATCH:
+                self.batch(name, ref, g)
             else:
                 self.expect(ref, {**tags, "dy": ("dx", ahead, g)}[name])
-        for name, ref in zip(self.fns[s.op].outs, s.outs):
+        for name, ref in zip(fn.outs, s.outs):
             if name in ("dw", "dp"):
-                self.gradient(name, ref, kind, index)
+                self.gradient(name, ref, kind, index, g)
+            elif name == "acc" and body == "bwd":       # adds to what the head left there
+                self.expect(ref, ("acc", g))
+                self.whole(ref, True)
             else:
-                self.put(ref, {**tags, "dx": ("dx", s.unit, g)}[name])
-        self.played.append((body, at))
+                self.put(ref, {**tags, "dx": ("dx", s.unit, g), "acc": ("acc", g)}[name])
+        self.played.append((body, at, g))
 
     do_fwd = do_bwd = do_train = do_eval = unit
 
-    def gradient(self, name: str, ref: Ref, kind: str, index: int) -> None:
+    def its_grain(self, s: Step) -> int:
+        """The grain that a function works on: that of the first value it reads."""
+        if self.together == 1:
+            return self.grain
+        for name, ref in zip(self.fns[s.op].ins, s.ins):
+            held = self.slots.setdefault((ref.cls, ref.index), Slot()).held
+            if name not in ("w", "p") and held:
+                return next(iter(held))[-1]
+        self.fail("is of no grain")
+
+    def gradient(self, name: str, ref: Ref, kind: str, index: int, grain: int) -> None:
         """A leaf gets a unit's part."""
         keep = name == "dp"
         at = index * self.facts.steps.get(kind, 0) * self.real if keep else 0
@@ -392,55 +251,36 @@ class Player(Order):
         flat = self.flats["keep" if keep else self.home(kind)]
         if self.classes[ref.cls].stride < flat.shard * self.W * self.real:
             self.fail(f"{ref} does not hold a leaf of {flat.name}")
-        self.put(Ref(ref.cls, ref.index), (self.step.unit, self.grain), True)
+        self.put(Ref(ref.cls, ref.index), (self.step.unit, grain), True)
 
     def fixed(self, s: Step) -> None:
         """Classes that a function names itself: temporary space and the like."""
-        fn = self.fns[s.op]
-        names = {a.split("+")[0] for c in fn.calls for a in c.args} - {*fn.ins, *fn.outs}
-        for name in sorted(names & set(self.classes)):
-            read = name in ("tokens", "targets", "ctl", "hctl") or name.startswith("table")
+        for name in self.direct[s.op]:
+            read = name in (*BATCH, "ctl", "hctl") or name.startswith("table")
+            if self.classes[name].slots > 1 and name != "sums":
+                self.fail(f"names no slot of {name}")
             slot = self.whole(Ref(name, 0), not read)
             if name.startswith("table") and not slot.held:
                 self.fail(f"{name} was never filled")
-            if name in ("tokens", "targets") and self.section != "eval":
-                self.expect(Ref(name, 0), ("batch", self.grain))
+            if name in BATCH:
+                self.batch(name, Ref(name, 0), self.grain)
 
-    def do_batch(self, s: Step) -> None:
-        """The rank's tokens: of grain g*W + r, or r*A + g where own grains are summed first."""
-        W, A = self.W, self.p.head.grains
-        want = (1, W) if self.p.head.order == "ranks" else (A, 1)
-        if (self.ints["of_rank"], s.ints[1].per, s.ints[1].value) != (*want, 0):
-            self.fail("reads another grain")
-        if s.outs != (Ref("tokens", 0), Ref("targets", 0)):
-            self.fail("fills another class")
-        for ref in s.outs:
-            slot = self.whole(ref, True)
-            slot.held.clear()
-            slot.held[("batch", self.grain)] = 1
+    def batch(self, name: str, ref: Ref, grain: int) -> None:
+        """A grain's tokens; those of an evaluation are put in the first slot."""
+        if self.section != "eval":
+            self.expect(ref, ("batch", grain))
+        elif self.whole(ref, False) is not self.slots[name, 0]:
+            self.fail(f"{ref} is not where an evaluation's tokens are")
 
     def do_drop(self, s: Step) -> None:
         ref = s.outs[0]
         slot = self.whole(ref, True)
         if not slot.held:
             self.fail(f"{ref} holds nothing")
-        if ref.cls.split(".")[0] not in ("ring", "x", "dx", "save", "leaf"):
+        if ref.cls.split(".")[0] not in ("ring", "x", "dx", "save", "leaf", "acc"):
             self.fail(f"{ref} outlives a grain")
         self.reduced_before(ref)
         slot.held.clear()
         if ref.cls.startswith("ring"):
             self.live[ref.cls, ref.index] = (self.live[ref.cls, ref.index][0], dict(self.clock))
 
-    def reduced_before(self, ref: Ref) -> None:
-        """A leaf dies only when all of it was summed."""
-        if not ref.cls.startswith("leaf"):
-            return
-        name = self.flat_in(ref, self.step.unit)
-        key = (name, self.instance(name, unit_of(self.step.unit)[1]))
-        self.complete(self.step, ref)
-        ranks = self.p.head.order == "ranks"
-        lo = self.local * (self.sources if ranks else 1)
-        lo, done = (self.local, self.read) if self.p.below else (lo, self.pushed)
-        parts = [(at, n) for l, at, n in done.get(key, []) if l == lo]
-        if not cover(parts, self.flats[name].shard * (1 if ranks else self.W)):
-            self.fail(f"{ref} dies before all of {key[0]}[{key[1]}] is summed once")

@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import Iterable
 
 from .check_host import SUMS, Host
-from .check_order import cover
-from .check_steps import Key, unit_of
+from .check_steps import Key
 from .plan import Ref, Step
 
 
@@ -109,7 +108,7 @@ class Program(Host):
     def do_count(self, s: Step) -> None:
         ctl = Ref("hctl" if self.p.below else "ctl", 0)
         if s.ins or s.outs != (ctl,) or self.section != "grain" or \
-                self.counted != self.local:
+                self.counted != self.due():
             self.fail("counts something else, or twice")
         self.whole(s.outs[0], True)
         self.counted += 1
@@ -122,10 +121,14 @@ class Program(Host):
     # ---- at the end of a section
 
     def ran(self, want: list[tuple[str, int]]) -> None:
-        """The functions of a grain ran in this order."""
+        """The functions of each grain ran in this order."""
         self.step = Step("main", "", "")
-        if self.played != want:
-            self.fail(f"functions ran in another order, or {len(self.played)} of {len(want)}")
+        grains = range(self.grain, self.grain + (self.together if self.section == "grain" else 1))
+        for g in grains:
+            if [(body, at) for body, at, of in self.played if of == g] != want:
+                self.fail("functions ran in another order, or not all")
+        if len(self.played) != len(want) * len(grains):
+            self.fail(f"{len(self.played)} functions ran instead of {len(want) * len(grains)}")
         self.played = []
 
     def empty(self, prefixes: Iterable[str]) -> None:

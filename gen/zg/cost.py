@@ -55,7 +55,7 @@ def flops(p: Plan) -> int:
                 if c.kernel == "zk_attention_fwd":
                     B, T, H, _, D = (int(a) for a in c.args[3:8])
                     attention += 3 * 2 * B * T * T * H * D
-    return 6 * p.head.params * tokens + attention * p.head.grains * p.head.ranks
+    return 6 * p.head.params * tokens + attention * p.section("grain").repeat * p.head.ranks
 
 
 def again(p: Plan) -> int:
@@ -64,7 +64,7 @@ def again(p: Plan) -> int:
     fns = {f.name: f.flops for f in p.fns}
     kinds = [s.op.partition(".")[2] for s in p.section("grain").steps if s.op.startswith("bwd.")]
     more = sum(fns[f"bwd.{kind}"] - 2 * fns[f"fwd.{kind}"] for kind in kinds)
-    return more * p.head.grains * p.head.ranks
+    return more * p.section("grain").repeat * p.head.ranks
 
 
 def staying(p: Plan) -> int:
@@ -73,7 +73,7 @@ def staying(p: Plan) -> int:
     steps = p.section("grain").steps
     rings = lambda refs: sum(r.cls.startswith("ring") and r.at == 0 for r in refs)
     used = sum(rings(s.ins) for s in steps if s.op.startswith(("fwd", "bwd", "train")))
-    return used - sum(rings(s.outs) for s in steps if s.op == "gather")
+    return used // p.together - sum(rings(s.outs) for s in steps if s.op == "gather")
 
 
 def summary(p: Plan) -> dict[str, object]:
@@ -84,7 +84,7 @@ def summary(p: Plan) -> dict[str, object]:
 
 
 GROUPS = (("parameters", ("real", "stage", "ring")), ("optimizer state", tuple(ops.WIDTHS)),
-          ("gradients", ("leaf", "sum", "acc")),
+          ("gradients", ("leaf", "sum", "pend", "acc")),
           ("activations", ("x", "dx", "save", "tmp", "tokens", "targets")),
           ("the rest", ("ctl", "sums", "table", "work")))
 

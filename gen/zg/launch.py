@@ -225,6 +225,8 @@ def functions(spec: Spec, graph: Graph, shards: Shards, bodies: Bodies, schedule
     leaves = shards.sources if shards.order == "ranks" else 1
     m.own("count", "", "ctl", "", "zk_host_count ctl+0 1" if shards.below else
           f"zk_count ctl+0 {leaves}")
+    if spec.together > 1:
+        m.own("recount", "", "ctl", "", f"zk_count ctl+0 {-leaves * spec.together}")
     m.own("factor", "total", "ctl", "", "zk_factor ctl+0 total+0 recipe")
     for n, table in enumerate(graph.tables):
         m.own(f"turn.{n}", "", "table", "",

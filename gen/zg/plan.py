@@ -2,7 +2,8 @@
 
 Invariants
  1. Flat: a line is a step. Only grains repeat: section `grain` runs `repeat` times in a step, and
-    an operand `lo` grows by its `per` from one grain to the next.
+    an operand `lo` grows by its `per` from one grain to the next. Or all grains of a step go
+    through each unit together: the section runs once.
  2. The same for every rank; what differs by rank is written `r*BYTES`.
 Offsets and sizes are bytes unless a field says elements. Imports nothing of ours.
 """
@@ -82,7 +83,7 @@ class Group:
 class Flat:
     """A flat buffer of parameters, `count` instances of `elems` elements, padded to ranks * shard.
     real, state, sum: what a rank keeps of it, whole or its shard. states: the classes that hold its
-    state. nodes: pending sums, one for each bit of mask."""
+    state. nodes: pending sums, one for each bit of mask; in class `pend` where there is one."""
     name: str
     count: int
     elems: int
@@ -278,6 +279,15 @@ class Plan:
 
     def section(self, name: str) -> Section:
         return next(s for s in self.sections if s.name == name)
+
+    @property
+    def together(self) -> int:          # grains that go through a unit before the next one's turn
+        return self.head.grains // self.section("grain").repeat
+
+    @property
+    def apart(self) -> bool:            # own grains are summed in class `pend`, then over ranks
+        return self.head.order == "local" and not self.below and \
+            any(f.sum == "shard" for f in self.flats)
 
     @property
     def offload(self) -> bool:          # the optimizer's states lie in the host arena

@@ -16,6 +16,7 @@ from .shard import Shards
 from .spec import Spec
 
 Key = tuple[str, int]           # a flat and its instance
+Leaf = tuple[str, int, int]     # a flat, its instance, how many of the flat's came before
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,11 @@ class Use:
     slot: int = 0
     held: bool = False              # it was gathered for an earlier use
     stays: bool = False             # it stays gathered for a later one
-    leaves: tuple[tuple[str, int, int], ...] = ()       # (flat, instance, slot)
+    leaves: tuple[Leaf, ...] = ()
+
+    @property
+    def y(self) -> int:             # slot of its output
+        return self.x + 1 if self.kind.x else 0
 
     @property
     def fn(self) -> str:

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from . import offload, ops, plan, rings
-from .model import Graph, Kind
+from . import layers, offload, ops, plan, rings
+from .model import Graph
+from .operands import Operands
 from .plan import Event, Int, Ref, Step
-from .rings import Use
+from .rings import Leaf, Use
 from .shard import BLOCK, Shards
 from .spec import Spec, Zero
 
@@ -42,26 +43,16 @@ class Schedule:
 
 
 @dataclass
-class _Maker:
-    spec: Spec
-    graph: Graph
-    shards: Shards
-    real: int                                           # bytes of a real
+class _Maker(Operands):
     ahead: int = 0
     ring: dict[str, int] = field(default_factory=dict)
-    leaf: dict[str, int] = field(default_factory=dict)
     stage: dict[str, int] = field(default_factory=dict)
     fetched: dict[str, int] = field(default_factory=dict)   # so far, to each ring's stage
     steps: list[Step] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.flats = {f.name: f for f in self.shards.flats}
-        # leaves that more than one unit writes
-        long = ("keep", "embed") if self.graph.tied else ("keep",)
-        once = [f.name for f in self.shards.flats if f.count == 1 and f.name not in long]
-        self.ring_of = self.alike([f.name for f in self.shards.flats if f.real == "shard"])
-        self.leaves = {**{f: f for f in self.flats}, **self.alike(once)}
-        self.W = self.spec.cluster.ranks
+        super().__post_init__()
+        self.W, self.order = self.spec.cluster.ranks, self.shards.order
         self.offload = self.spec.zero.offload_optimizer.device == "cpu"
         self.turn = 0           # of the slots in which leaves go down
 
@@ -71,22 +62,6 @@ class _Maker:
 
     def add(self, queue: str, op: str, unit: str = "", **rest: tuple) -> None:
         self.steps.append(Step(queue, op, unit, **rest))
-
-    def alike(self, names: list[str]) -> dict[str, str]:
-        """Flats whose units have one size share a class, named after the first of them."""
-        first: dict[int, str] = {}
-        return {n: first.setdefault(self.flats[n].shard, n) for n in names}
-
-    # ---- what the functions read and write
-
-    def reads(self, kind: Kind, body: str) -> set[str]:
-        """The flats whose parameters a body reads."""
-        names = {str(a) for c in kind.bodies[body].calls for k, a in c.args if k == "param"}
-        return {self.shards.place[n][0] for n in names}
-
-    def writes(self, kind: Kind, body: str) -> set[str]:
-        names = {str(a) for c in kind.bodies[body].calls for k, a in c.args if k == "grad"}
-        return {self.shards.place[n][0] for n in names}
 
     def chain(self, head: str) -> list[Use]:
         """The uses of a grain in order: forward to the head (`train` or `eval`), then backward.
@@ -99,7 +74,7 @@ class _Maker:
         return forward + [replace(u, body="bwd") for u in reversed(forward[:-1])]
 
     def bind(self, uses: list[Use]) -> list[Use]:
-        """What is gathered for each use; leaf slots, in turn."""
+        """What is gathered for each use; what it writes of leaves."""
         leaves: dict[str, int] = {}
         out = []
         for u in uses:
@@ -111,13 +86,9 @@ class _Maker:
             for f in sorted(self.writes(u.kind, u.body)):
                 n = leaves.get(f, 0)
                 leaves[f] = n + 1
-                slot = n % self.leaf[f] if self.flats[f].count > 1 else 0
-                made.append((f, self.instance(f, u), slot))
+                made.append((f, self.instance(f, u), n))
             out.append(replace(u, leaves=tuple(made)))
         return out
-
-    def instance(self, flat: str, u: Use) -> int:
-        return u.index if self.flats[flat].count > 1 else 0
 
     # ---- collectives, in pieces of at most a bucket
 
@@ -163,52 +134,15 @@ class _Maker:
                  ints=(Int("step", flat.shard * width), Int("bytes", size * width), *kind),
                  waits=wait)
 
-    @property
-    def order(self) -> str:
-        return self.shards.order
-
     # ---- sections
 
-    def operands(self, u: Use) -> tuple[tuple[Ref, ...], tuple[Ref, ...]]:
-        """ins and outs of a function, in the order of `formals`."""
-        n = u.x + 1 if u.kind.x else 0
-        named = {"x": Ref("x", u.x), "y": Ref("x", n), "s": Ref(f"save.{u.kind.name}", u.index),
-                 "dy": Ref("dx", n % 2), "dx": Ref("dx", u.x % 2)}
-        flat = self.shards.home[u.kind.name]
-        if u.ring:
-            named["w"] = Ref(f"ring.{u.ring}", u.slot)
-        elif flat:
-            named["w"] = Ref(f"real.{flat}", u.index if self.flats[flat].count > 1 else 0)
-        keep = self.keep_at(u)
-        named["p"] = Ref("real.keep", 0, keep * self.real)
-        named["dp"] = Ref("leaf.keep", 0, keep * self.real)
-        for f, _, slot in u.leaves:
-            if f != "keep":
-                named["dw"] = Ref(f"leaf.{self.leaves[f]}", slot)
-        ins, outs = self.formals(u.kind, u.body)
-        return tuple(named[n] for n in ins), tuple(named[n] for n in outs)
-
-    def keep_at(self, u: Use) -> int:
-        return u.index * self.shards.keep[u.kind.name] if u.kind.count > 1 else 0
-
-    def formals(self, kind: Kind, body: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Names of the operands a body really has."""
-        args = [(k, str(a)) for c in kind.bodies[body].calls for k, a in c.args]
-        values = {a for k, a in args if k == "value"}
-        saved = {v.name for v in kind.saved}
-        reads, writes = self.reads(kind, body), self.writes(kind, body)
-        has = {"w": bool(reads - {"keep"}), "p": "keep" in reads, "x": "x" in values,
-               "dy": "dy" in values, "s": bool(values & saved) and body == "bwd",
-               "y": "y" in values and body == "bwd"}
-        made = {"y": "y" in values and body == "fwd", "s": bool(saved) and body == "fwd",
-                "dx": "dx" in values, "dw": bool(writes - {"keep"}), "dp": "keep" in writes}
-        return tuple(n for n, yes in has.items() if yes), tuple(n for n, yes in made.items() if yes)
-
     def batch(self) -> None:
-        """The tokens of this rank's grain: g*W + r, or r*A + g where its own are summed first."""
+        """The tokens of this rank's grains: g*W + r, or r*A + g where its own are summed first."""
         rank, grain = (1, self.W) if self.order == "ranks" else (self.spec.grains, 1)
-        self.add("main", "batch", outs=(Ref("tokens", 0), Ref("targets", 0)),
-                 ints=(Int("of_rank", rank), Int("grain", 0, grain)))
+        for g in range(self.together):
+            number = Int("grain", g * grain, grain if self.together == 1 else 0)
+            self.add("main", "batch", outs=(Ref("tokens", g), Ref("targets", g)),
+                     ints=(Int("of_rank", rank), number))
 
     def wholes(self, u: Use) -> tuple[Event, ...]:
         """Events of the whole flats a forward use reads."""
@@ -219,7 +153,7 @@ class _Maker:
         return tuple(out) if u.body != "bwd" else ()
 
     def run(self, uses: list[Use]) -> None:
-        """A grain, or an evaluation: gathers `ahead` uses early, functions, drops, reductions."""
+        """Grains, or an evaluation: gathers `ahead` uses early, functions, drops, reductions."""
         gathered = [u for u in uses if u.ring]
         turn = {id(u): i for i, u in enumerate(gathered)}
         first, last = self.leaf_span(uses)
@@ -243,17 +177,28 @@ class _Maker:
                 fetch(turn[id(u)] + self.ahead)
             new = u.ring and not u.held
             waits = self.wholes(u) + ((Event(f"full.{u.ring}", u.slot),) if new else ())
-            waits += tuple(Event(f"done.{self.leaves[f]}", s) for f, l, s in u.leaves
-                           if first[f, l] == n)
-            ins, outs = self.operands(u)
-            whole = [(f, l, s) for f, l, s in u.leaves if last[f, l] == n]
-            self.add("main", u.fn, u.unit, ins=ins, outs=outs, waits=waits,
-                     recs=tuple(Event(f"grad.{self.leaves[f]}", s) for f, _, s in whole))
-            self.after(u)
-            for f, l, s in whole:
-                self.leaf_done(u, f, l, s)
+            begun = [x for x in u.leaves if first[x[:2]] == n]
+            whole = [x for x in u.leaves if last[x[:2]] == n]
+            if self.together > 1 and uses[-1].body != "eval":
+                layers.use(self, u, waits, begun, whole)
+            else:
+                self.one(u, 0, waits, begun, whole)
+                self.release(u)
+                self.dead(u, 0)
+                for x in whole:
+                    self.leaf_done(u, x, 0)
         if uses[-1].body == "eval":
             self.after_eval(uses)
+
+    def one(self, u: Use, g: int, waits: tuple[Event, ...], begun: list[Leaf],
+            whole: list[Leaf]) -> None:
+        """A function on a grain."""
+        event = lambda what, leaf: Event(f"{what}.{self.leaves[leaf[0]]}",
+                                         self.slot(leaf[0], leaf[2], g))
+        ins, outs = self.operands(u, g)
+        self.add("main", u.fn, u.unit, ins=ins, outs=outs,
+                 waits=waits + tuple(event("done", x) for x in begun),
+                 recs=tuple(event("grad", x) for x in whole))
 
     def leaf_span(self, uses: list[Use]) -> tuple[dict, dict]:
         """First and last use that writes each leaf."""
@@ -265,15 +210,16 @@ class _Maker:
                 last[f, l] = n
         return first, last
 
-    def after(self, u: Use) -> None:
-        """What dies with a use: its ring slot; after a backward what was saved, its output and
-        dy."""
+    def release(self, u: Use) -> None:
         if u.ring and not u.stays:
             self.drop_unit(u)
+
+    def dead(self, u: Use, g: int) -> None:
+        """What dies after a backward: what was saved, its output and dy."""
         if u.body == "bwd":
-            n = u.x + 1 if u.kind.x else 0
-            saved = (Ref(f"save.{u.kind.name}", u.index),) if u.kind.saved else ()
-            for ref in (*saved, Ref("x", n), Ref("dx", n % 2)):
+            saved = (self.saved(u, g),) if u.kind.saved else ()
+            sums = [r for r in self.operands(u, g)[1] if r.cls == "acc"]
+            for ref in (*saved, self.value(u.y, g), self.change(u.y, g), *sums):
                 self.add("main", "drop", u.unit, outs=(ref,))
 
     def drop_unit(self, u: Use) -> None:
@@ -287,21 +233,23 @@ class _Maker:
         for u in uses:
             if u.stays and u.key not in used:
                 self.drop_unit(u)
-            saved = (Ref(f"save.{u.kind.name}", u.index),) if u.kind.saved else ()
-            for ref in (*saved, *([Ref("x", u.x)] if u.kind.x else [])):
+            saved = (self.saved(u, 0),) if u.kind.saved else ()
+            for ref in (*saved, *([self.value(u.x, 0)] if u.kind.x else [])):
                 self.add("main", "drop", u.unit, outs=(ref,))
 
-    def leaf_done(self, u: Use, f: str, l: int, s: int) -> None:
+    def leaf_done(self, u: Use, x: Leaf, g: int) -> None:
         """A whole leaf: reduce it, or push it on this rank's own sums; then it is dead."""
-        flat, leaf, node = self.flats[f], Ref(f"leaf.{self.leaves[f]}", s), Ref(f"sum.{f}", l)
+        f, l, n = x
+        s = self.slot(f, n, g)
+        leaf, node = Ref(f"leaf.{self.leaves[f]}", s), Ref(f"sum.{f}", l)
         wait, read = (Event(f"grad.{self.leaves[f]}", s),), ()
         if self.shards.below:
-            read = offload.lower(self, u, flat, leaf, node, wait)
+            read = offload.lower(self, u, self.flats[f], leaf, node, wait)
         elif self.order == "local":
-            self.add("reduce", f"own.{f}", u.unit, ins=(leaf,), outs=(node,),
-                     waits=wait)
+            node = Ref("pend", 0) if self.shards.apart else node
+            self.add("reduce", f"own.{f}", u.unit, ins=(leaf,), outs=(node,), waits=wait)
         else:
-            self.reduce("sum", u.unit, flat, leaf, node, self.real, wait)
+            self.reduce("sum", u.unit, self.flats[f], leaf, node, self.real, wait)
         self.add("reduce", "drop", u.unit, outs=(leaf,), waits=read,
                  recs=(Event(f"done.{self.leaves[f]}", s),))
 
@@ -309,7 +257,7 @@ class _Maker:
         return [(f, l) for f in self.shards.flats for l in range(f.count)]
 
     def update(self) -> None:
-        if self.order == "local" and self.W > 1:
+        if self.order == "local" and self.W > 1 and not self.shards.apart:
             for f, l in self.each():
                 ref = Ref(f"sum.{f.name}", l)
                 self.reduce("join", f"{f.name}[{l}]", f, ref, ref, 4, ())
@@ -386,9 +334,11 @@ class _Maker:
 
 
 def schedule(spec: Spec, graph: Graph, shards: Shards) -> Schedule:
+    layers.few(spec, graph)
     m = _Maker(spec, graph, shards, ops.BYTES[spec.train.precision])
     for f in shards.flats:
-        m.leaf[f.name] = 2 if spec.zero.overlap_comm and f.count > 1 else 1
+        m.leaf[f.name] = 2 if spec.zero.overlap_comm and f.count > 1 else \
+            m.together if f.name in m.long else 1
     uses = m.bind(m.chain("train"))
     m.ahead, staying, live = rings.choose(spec, shards, uses)
     m.stage = {name: m.ahead + 1 for name in sorted(shards.away)}
@@ -408,14 +358,14 @@ def schedule(spec: Spec, graph: Graph, shards: Shards) -> Schedule:
     sections.append(m.section("begin"))
     m.batch()
     m.run(rings.slots(uses, m.ring))
-    m.add(*(("host", "count") if shards.below else ("reduce", "count")),
-          outs=(Ref("hctl" if shards.below else "ctl", 0),))
-    sections.append(m.section("grain", m.spec.grains))
+    if m.together == 1:
+        m.add(*(("host", "count") if shards.below else ("reduce", "count")),
+              outs=(Ref("hctl" if shards.below else "ctl", 0),))
+    sections.append(m.section("grain", spec.grains // m.together))
     m.update()
     sections.append(m.section("update"))
     m.run(rings.slots(rings.stay(m.bind(m.chain("eval")), staying), m.ring))
     sections.append(m.section("eval"))
-    formals = {(k.name, body): m.formals(k, body) for k in graph.kinds for body in k.bodies}
     return Schedule(tuple(sections), m.ring, m.leaf, m.stage, m.ahead, live,
                     offload.tile(m) if m.offload else 0, offload.piece(m) if shards.below else 0,
-                    formals)
+                    m.formals)

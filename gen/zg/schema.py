@@ -158,7 +158,8 @@ class Train:
     """global_batch G and micro_batch B in samples of `sequence` T tokens. recompute: the ops of
     blocks whose values backward makes again; memory_budget: bytes of the arena on each target, for
     which more of them may be. head_chunk: tokens of a chunk in which the head and the loss go
-    through a micro-batch, None: as the shape asks for."""
+    through a micro-batch, None: as the shape asks for. accumulate: a rank's micro-batches of a step
+    go through the model one after the other (grains), or all of them through each layer."""
     __pydantic_config__ = _KEYS
     global_batch: Count
     micro_batch: Count
@@ -171,6 +172,7 @@ class Train:
     head_chunk: Auto(1, DIM) = None
     recompute: Annotated[tuple[str, ...], PlainValidator(again)] = ()
     reduction: Choice("exact", "fast") = "exact"
+    accumulate: Choice("grains", "layers") = "grains"
     memory_budget: Annotated[int, PlainValidator(whole_bytes)] | None = None
 
 
@@ -214,6 +216,11 @@ class Spec:
     def grains(self) -> int:
         """Of a rank in a step: how often it accumulates."""
         return self.train.global_batch // (self.train.micro_batch * self.cluster.ranks)
+
+    @property
+    def together(self) -> int:
+        """Grains that go through a unit before the next one's turn."""
+        return self.grains if self.train.accumulate == "layers" else 1
 
     def wrong(self, key: str, what: str, allowed: str) -> SpecError:
         """An error about a key that only a later pass can see."""

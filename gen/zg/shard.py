@@ -31,6 +31,12 @@ class Shards:
     below: bool                                  # sums of gradients lie in the host arena
     notes: tuple[str, ...]
 
+    @property
+    def apart(self) -> bool:
+        """A rank's own grains are summed apart, in class `pend`: owners keep their shards alone."""
+        return self.order == "local" and not self.below and \
+            any(f.sum == "shard" for f in self.flats)
+
 
 def _persistent(spec: Spec, kind: Kind, t: Tensor) -> bool:
     if spec.zero.stage < 3:
@@ -64,11 +70,11 @@ def _group(spec: Spec, kind: Kind, t: Tensor) -> tuple[float, float, int]:
 
 
 def _order(spec: Spec, grains: int) -> tuple[str, tuple[str, ...]]:
-    """Stages 0 and 1 add a rank's own grains first, where the canonical tree allows it; so does one
-    rank alone."""
+    """Stages 0 and 1, and grains that go through a unit together, add a rank's own grains first,
+    where the canonical tree allows it; so does one rank alone."""
     if spec.cluster.ranks == 1:
         return "local", ()
-    if spec.zero.stage > 1 or grains == 1:
+    if spec.zero.stage > 1 and spec.together == 1 or grains == 1:
         return "ranks", ()
     if spec.train.sum == "fold":
         return "ranks", ("sum fold adds leaves in order: every grain is reduced by itself",)
@@ -92,6 +98,9 @@ def _below(spec: Spec, order: str, sources: int) -> tuple[bool, tuple[str, ...]]
     node of the tree, for then the host pushes one part a grain."""
     if spec.zero.offload_optimizer.device == "none":
         return False, ()
+    if spec.together > 1:
+        return False, ("zero.offload_optimizer: sums of gradients stay on the device: "
+                       "train.accumulate layers makes them of all grains, a unit at a time",)
     whole = spec.train.sum == "tree" and not sources & (sources - 1)
     if spec.cluster.ranks == 1 or order == "ranks" and (spec.grains == 1 or sources == 1 or whole):
         return True, ()
@@ -172,12 +181,12 @@ def split(spec: Spec, graph: Graph) -> Shards:
         moves = any(not t.frozen for t in found if t.flat == name)
         shard = ops.up(-(-size // W), max(unit, BLOCK))
         whole = stage < 3 or name == "keep"
+        all_sums = stage == 0 or order == "local" and not below and (stage == 1 or W == 1)
         apart = spec.train.precision != "f32" or (
             spec.zero.offload_optimizer.device != "none" and name not in hosted)
         flats.append(plan.Flat(name, counts[name], size, shard, "whole" if whole else "shard",
                                "whole" if stage == 0 else "shard",
                                (*["master"] * apart, *(states if moves else ())),
-                               "whole" if stage == 0 or order == "local" and not below else "shard",
-                               nodes, mask))
+                               "whole" if all_sums else "shard", nodes, mask))
     return Shards(tuple(flats), tuple(found), home, place, keep, order, frozenset(hosted), sources,
                   below, (*notes, *fast, *above))

@@ -97,7 +97,9 @@ class _Steps:
                     f"{ints['step']}, {ints['bytes']});"]
         if s.op == "batch":
             times = "" if ints["of_rank"] == "1" else f"{ints['of_rank']} * "
-            return [f"zr_batch(z, {times}zr_rank(z) + {ints['grain']});"]
+            grain = f"{times}zr_rank(z) + {ints['grain']}"
+            return [f"zr_batch(z, {grain});" if self.p.together == 1 else
+                    f"zr_batch_at(z, {grain}, {refs[0]} - TOKENS(0));"]
         if s.op == "alltoall":
             return [f"zr_alltoall(z, {queue}, {refs[0]}, {ints['step']}, {refs[1]}, "
                     f"{ints['bytes']});"]
@@ -218,7 +220,7 @@ def sections(p: Plan, flat: bool) -> list[dict[str, object]]:
               for name, steps in issued.items()}
     grain = rolled["grain"]
     same = takewhile(lambda pair: pair[0] == pair[1], zip(grain, rolled["eval"]))
-    forward = [] if flat else [node for node, _ in same]
+    forward = [] if flat or p.together > 1 else [node for node, _ in same]
     out = []
     for name, nodes in rolled.items():
         lines = steps.lines(nodes)
@@ -231,11 +233,16 @@ def sections(p: Plan, flat: bool) -> list[dict[str, object]]:
     return out
 
 
-def batch(p: Plan) -> str:
-    """The first step of a grain, which the others of a grain do not depend on: host to device."""
-    step = next(s for s in p.section("grain").steps if s.op == "batch")
-    line, = _Steps(p).statements(roll.Line(step, (0,) * len(roll.numbers(step))))
-    return line
+def grains(p: Plan) -> list[str]:
+    """Of a step: a grain's tokens come before all else of it, which does not depend on the grain;
+    or those of all grains that go through the units together."""
+    steps = _Steps(p)
+    lines = steps.lines(roll.roll([s for s in p.section("grain").steps if s.op == "batch"]))
+    run = "    zr_replay(z, ZR_GRAIN, grain);"
+    if p.together > 1:
+        return [*lines, run]
+    return [f"    for (int64_t g = 0; g < {p.head.grains}; g++) {{",
+            *(f"    {line}" for line in (*lines, run)), "    }"]
 
 
 def launch_name(name: str) -> str:
@@ -390,7 +397,7 @@ def view(p: Plan, cost: dict[str, object], memory: str, flat: bool) -> dict[str,
         "recipe": recipe(p),
         "fns": sorted((fns.one(f) for f in p.fns), key=lambda lines: len(lines) == 1),
         "parts": parts(p), "sources": "ZR_REDUCE" if p.head.overlap else "ZR_MAIN",
-        "sections": sections(p, flat), "batch": batch(p),
+        "sections": sections(p, flat), "grains": grains(p),
         "flats": flats(p), "files": files(p), "sample": sample(p),
         "tokens": number(p.cls("tokens").at), "targets": number(p.cls("targets").at),
         "dtype": {"f32": "ZK_F32", "bf16": "ZK_BF16"}[p.head.real],

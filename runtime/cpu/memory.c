@@ -215,13 +215,13 @@ void zr_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes)
     zr_push(z, queue, &(zr_command){run_copy, NULL, {from, to, bytes}});
 }
 
-void zr_inlet(zr *z, int32_t **tokens, int32_t **targets)
+void zr_inlet(zr *z, int64_t at, int32_t **tokens, int32_t **targets)
 {
-    *tokens = (int32_t *)(z->t->arena + z->p->tokens);
-    *targets = (int32_t *)(z->t->arena + z->p->targets);
+    *tokens = (int32_t *)(z->t->arena + z->p->tokens + at);
+    *targets = (int32_t *)(z->t->arena + z->p->targets + at);
 }
 
-void zr_inlet_filled(zr *z) { (void)z; }
+void zr_inlet_filled(zr *z, int64_t at) { (void)z, (void)at; }
 
 /* ---- what this target does not have */
 

@@ -182,8 +182,9 @@ void zr_write(zr *z, int queue, int64_t at, const void *from, int64_t bytes)
 
 static int64_t rows(const zr *z) { return z->p->batch * z->p->sequence; }
 
-void zr_inlet(zr *z, int32_t **tokens, int32_t **targets)
+void zr_inlet(zr *z, int64_t at, int32_t **tokens, int32_t **targets)
 {
+    (void)at;
     zr_target *t = z->t;
     t->inlet = (t->inlet + 1) % z->p->inlets;
     zr_cuda(z, cudaEventSynchronize(t->read[t->inlet]), "waiting for a batch to be copied");
@@ -191,15 +192,15 @@ void zr_inlet(zr *z, int32_t **tokens, int32_t **targets)
     *targets = *tokens + rows(z);
 }
 
-void zr_inlet_filled(zr *z)
+void zr_inlet_filled(zr *z, int64_t at)
 {
     zr_target *t = z->t;
     const int32_t *from = (int32_t *)(t->host + z->p->inlet + t->inlet * z->p->inlet_step);
     size_t bytes = (size_t)rows(z) * sizeof *from;
     cudaStream_t stream = zr_on(z, ZR_MAIN, "the copy of a batch");
-    zr_cuda(z, cudaMemcpyAsync(t->arena + z->p->tokens, from, bytes, cudaMemcpyHostToDevice,
+    zr_cuda(z, cudaMemcpyAsync(t->arena + z->p->tokens + at, from, bytes, cudaMemcpyHostToDevice,
                                stream), "copying tokens");
-    zr_cuda(z, cudaMemcpyAsync(t->arena + z->p->targets, from + rows(z), bytes,
+    zr_cuda(z, cudaMemcpyAsync(t->arena + z->p->targets + at, from + rows(z), bytes,
                                cudaMemcpyHostToDevice, stream), "copying targets");
     zr_cuda(z, cudaEventRecord(t->read[t->inlet], stream), "recording an event");
 }

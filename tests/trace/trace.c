@@ -87,6 +87,12 @@ void zr_batch(zr *z, int64_t grain)
     LINE("batch", 0, grain);
 }
 
+void zr_batch_at(zr *z, int64_t grain, int64_t at)
+{
+    (void)z;
+    LINE("batch", 0, grain, at);
+}
+
 int zr_main(int argc, char **argv, const zr_program *p)
 {
     (void)argc, (void)argv;

@@ -1,0 +1,103 @@
+"""operands.py -- what functions read and write: which flats, and the slots of a use's operands.
+
+Of a class with a slot for each grain of a unit (x, save), grain g of slot n has n * together + g.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from . import plan
+from .model import Graph, Kind
+from .plan import Ref
+from .rings import Use
+from .shard import Shards
+from .spec import Spec
+
+
+@dataclass
+class Operands:
+    spec: Spec
+    graph: Graph
+    shards: Shards
+    real: int                                           # bytes of a real
+    leaf: dict[str, int] = field(default_factory=dict)  # slots of each class of leaves
+
+    def __post_init__(self) -> None:
+        self.flats = {f.name: f for f in self.shards.flats}
+        # leaves that more than one unit writes
+        self.long = ("keep", "embed") if self.graph.tied else ("keep",)
+        once = [f.name for f in self.shards.flats if f.count == 1 and f.name not in self.long]
+        self.ring_of = self.alike([f.name for f in self.shards.flats if f.real == "shard"])
+        self.leaves = {**{f: f for f in self.flats}, **self.alike(once)}
+        self.together = self.spec.together
+        self.formals = {(k.name, body): self.names(k, body) for k in self.graph.kinds
+                        for body in k.bodies}
+
+    def alike(self, names: list[str]) -> dict[str, str]:
+        """Flats whose units have one size share a class, named after the first of them."""
+        first: dict[int, str] = {}
+        return {n: first.setdefault(self.flats[n].shard, n) for n in names}
+
+    def reads(self, kind: Kind, body: str) -> set[str]:
+        """The flats whose parameters a body reads."""
+        names = {str(a) for c in kind.bodies[body].calls for k, a in c.args if k == "param"}
+        return {self.shards.place[n][0] for n in names}
+
+    def writes(self, kind: Kind, body: str) -> set[str]:
+        names = {str(a) for c in kind.bodies[body].calls for k, a in c.args if k == "grad"}
+        return {self.shards.place[n][0] for n in names}
+
+    def instance(self, flat: str, u: Use) -> int:
+        return u.index if self.flats[flat].count > 1 else 0
+
+    def slot(self, f: str, n: int, g: int) -> int:
+        """Of a flat's leaf: they take turns."""
+        return (n * self.together + g) % self.leaf[self.leaves[f]]
+
+    def operands(self, u: Use, g: int) -> tuple[tuple[Ref, ...], tuple[Ref, ...]]:
+        """ins and outs of a function on grain g of those together, in the order of `formals`."""
+        named = {"x": self.value(u.x, g), "y": self.value(u.y, g), "s": self.saved(u, g),
+                 "dy": self.change(u.y, g), "dx": self.change(u.x, g),
+                 **{name: Ref(name, g) for name in ("tokens", "targets", "acc")}}
+        flat = self.shards.home[u.kind.name]
+        if u.ring:
+            named["w"] = Ref(f"ring.{u.ring}", u.slot)
+        elif flat:
+            named["w"] = Ref(f"real.{flat}", u.index if self.flats[flat].count > 1 else 0)
+        keep = self.keep_at(u)
+        named["p"] = Ref("real.keep", 0, keep * self.real)
+        for f, _, n in u.leaves:
+            named["dp" if f == "keep" else "dw"] = Ref(f"leaf.{self.leaves[f]}", self.slot(f, n, g),
+                                                       keep * self.real if f == "keep" else 0)
+        ins, outs = self.formals[u.kind.name, u.body]
+        return tuple(named[n] for n in ins), tuple(named[n] for n in outs)
+
+    def value(self, n: int, g: int) -> Ref:
+        return Ref("x", n * self.together + g)
+
+    def saved(self, u: Use, g: int) -> Ref:
+        return Ref(f"save.{u.kind.name}", u.index * self.together + g)
+
+    def change(self, n: int, g: int) -> Ref:
+        """The gradient of value n: it takes the slot that the grain before left with value n + 1's,
+        so one slot more than grains will do."""
+        return Ref("dx", (n + g) % (self.together + 1))
+
+    def keep_at(self, u: Use) -> int:
+        return u.index * self.shards.keep[u.kind.name] if u.kind.count > 1 else 0
+
+    def names(self, kind: Kind, body: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Of the operands a body really has."""
+        args = [(k, str(a)) for c in kind.bodies[body].calls for k, a in c.args]
+        values = {a for k, a in args if k == "value"}
+        fixed = {a for k, a in args if k == "fixed"} if self.together > 1 else set()
+        saved = {v.name for v in kind.saved}
+        reads, writes = self.reads(kind, body), self.writes(kind, body)
+        has = {"w": bool(reads - {"keep"}), "p": "keep" in reads, "x": "x" in values,
+               "dy": "dy" in values, "s": bool(values & saved) and body == "bwd",
+               "y": "y" in values and body == "bwd",
+               "tokens": "token" in fixed, "targets": "target" in fixed}
+        made = {"y": "y" in values and body == "fwd", "s": bool(saved) and body == "fwd",
+                "dx": "dx" in values, "dw": bool(writes - {"keep"}), "dp": "keep" in writes,
+                "acc": "acc" in fixed and bool(self.graph.tied)}
+        return tuple(n for n, yes in has.items() if yes), tuple(n for n, yes in made.items() if yes)
