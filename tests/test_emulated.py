@@ -26,7 +26,7 @@ WAYS = {
     'order': ['eager', 'late', 'shuffled:1', 'shuffled:2', 'shuffled:3'],
     'accumulate': ['grains', 'layers']}
 OFFLOADED = {
-    'family': FAMILIES, 'stage': [1, 2, 3], 'ranks': [1, 2], 'offload': ['cpu'],
+    'family': FAMILIES, 'stage': [1, 2, 3], 'ranks': [1, 2], 'offload': ['none', 'cpu'],
     'params': ['none', 'cpu'],
     'tile': [5000, BIG], 'turns': [1, 4], 'reduce': [BIG], 'gather': [BIG], 'small': [100],
     'prefetch': ['auto'], 'overlap': [True, False], 'graph': [True, False],

@@ -38,7 +38,7 @@ STAGE_3 = {
     'queue': ['eager', 'late', 'shuffled:3', 'shuffled:4'], 'threads': [1, 2], 'unmap': [0, 1],
     'every': [0], 'again': law.AGAIN, 'reuse': [0, 30000, BIG], 'accumulate': ACCUMULATE}
 OFFLOADED = {
-    'family': law.FAMILIES, 'stage': [1, 2, 3], 'ranks': [1, 2, 3, 4], 'offload': ['cpu'],
+    'family': law.FAMILIES, 'stage': [1, 2, 3], 'ranks': [1, 2, 3, 4], 'offload': ['none', 'cpu'],
     'params': ['none', 'cpu'], 'tile': [1024, 5000, BIG], 'turns': [1, 2, 4],
     'reduce': [5000, BIG], 'gather': [3000, BIG], 'small': [0, 100],
     'prefetch': [0, 'auto', BIG], 'overlap': [True, False], 'flat': [False, True],

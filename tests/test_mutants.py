@@ -41,6 +41,8 @@ PLANS = {
     'three grains through a unit': ('gpt-tiny', 'zero.stage=3', 'train.accumulate=layers',
                                     'cluster.ranks=2', 'train.global_batch=6',
                                     'train.precision=bf16', 'train.micro_batch=1'),
+    'parameters alone on the host': ('gpt-tiny', 'zero.stage=3', 'train.precision=bf16',
+                                     'zero.offload_param.device=cpu'),
     'bf16, tied': ('gpt-tiny', 'zero.stage=3', 'train.precision=bf16', *PIECES),
 }
 

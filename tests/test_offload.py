@@ -141,6 +141,23 @@ def test_four_times_the_device(tmp_path: pathlib.Path, ranks: int) -> None:
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.parametrize('precision', ['f32', 'bf16'])
+@pytest.mark.parametrize('ranks', [1, 4])
+def test_parameters_alone_move_to_the_byte(ranks: int, precision: str) -> None:
+    """The optimizer stays: in f32, too, it has masters of its own then."""
+    keys = ('zero.stage=3', f'cluster.ranks={ranks}', f'train.precision={precision}',
+            'train.global_batch=8')
+    here, there = planned('gpt-tiny', *keys), planned('gpt-tiny', *keys, PARAMS)
+    size = lambda p, name: sum(c.slots * c.stride for c in p.classes
+                               if c.name.split('.')[0] == name)
+    moved = there.end('hosted')
+    assert moved > size(there, 'stage') > 0 and not there.offload
+    assert {c.name for c in there.classes if c.kind == 'hosted'} == {'real.embed', 'real.block'}
+    more = size(there, 'master') - size(here, 'master')
+    assert more == (moved if precision == 'f32' else 0)
+    assert here.arena('cpu') - there.arena('cpu') == moved - more - size(there, 'stage')
+
+
 # ---- a step that is skipped leaves everything as it was, in bf16 too
 
 @pytest.mark.parametrize('precision', ['f32', 'bf16'])
@@ -153,11 +170,12 @@ def test_skipped_steps(tmp_path: pathlib.Path, precision: str) -> None:
     stream[2 * 4 * T:3 * 4 * T + 1] = law.HOLE
     trainer.write_tokens(tmp_path / 'tokens', stream)
     found = {}
-    for name, more in (('device', ()), ('host', OFFLOAD), ('all', (*OFFLOAD, PARAMS))):
+    for name, more in (('device', ()), ('host', OFFLOAD), ('all', (*OFFLOAD, PARAMS)),
+                       ('params', (PARAMS,))):
         made = trainer.build(trainer.generate(law.path('gpt'), *keys, *more))
         found[name] = law.run(made, '--data', tmp_path / 'tokens', '--steps', 5,
                               '--queue', 'shuffled:1', log=tmp_path / 'log')
-    assert found['device'] == found['host'] == found['all']
+    assert found['device'] == found['host'] == found['all'] == found['params']
     assert ['"skipped": 1' in line for line in found['host'].steps] == [0, 0, 1, 0, 0]
 
 
@@ -175,13 +193,10 @@ def test_refused(keys: tuple[str, ...], said: str) -> None:
     assert said in str(e.value)
 
 
-@pytest.mark.parametrize('keys,said', [
-    (('zero.stage=2', *OFFLOAD), 'at stage 2 every rank has all parameters'),
-    (('zero.stage=3',), 'zero.offload_optimizer.device cpu beside it')])
-def test_parameters_alone_are_refused(keys: tuple[str, ...], said: str) -> None:
+def test_parameters_of_all_ranks_are_refused() -> None:
     with pytest.raises(spec.SpecError, match='zero.offload_param') as e:
-        planned('gpt-tiny', PARAMS, *keys)
-    assert said in str(e.value)
+        planned('gpt-tiny', PARAMS, 'zero.stage=2', *OFFLOAD)
+    assert 'at stage 2 every rank has all parameters' in str(e.value)
 
 
 def test_too_small_a_tile_is_refused() -> None:

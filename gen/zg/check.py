@@ -61,9 +61,9 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
     states = ops.OPTIMIZERS[p.recipe.optimizer]
     for f in p.flats:
         away = have[f"real.{f.name}"].kind == "hosted"
-        if away and (f.real != "shard" or not p.offload):
-            raise CheckError(f"flat {f.name}: parameters on the host, and not the optimizer")
-        apart = real == 2 or p.offload and not away
+        if away and f.real != "shard":
+            raise CheckError(f"flat {f.name}: parameters on the host that every rank keeps")
+        apart = real == 2 or p.offload != away
         moves = [t for t in p.tensors if t.flat == f.name and not t.frozen]
         if f.states != (*["master"] * apart, *(states if moves else ())):
             raise CheckError(f"flat {f.name} has the states {f.states}")

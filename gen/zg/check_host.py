@@ -118,6 +118,8 @@ class Host(Player):
             self.counted *= not self.p.below
         elif "hsums" in (src.cls, dst.cls):
             self.integers(s, src, dst, size)
+        elif s.queue == "down" and dst.cls.startswith("real."):
+            self.sink(s, src, dst, size)
         elif s.queue == "down":
             (self.lower if self.p.below else self.down)(s, src, dst, size)
         elif s.queue == "up" and dst.cls.startswith("stage."):
@@ -137,6 +139,23 @@ class Host(Player):
             self.fail(f"brings {src} for {s.unit}")
         self.touch(src.cls, src.index, 0, size, False)
         self.touch(dst.cls, dst.index, 0, size, True).held = {(*key, self.version[key]): 1}
+
+    def sink(self, s: Step, src: Ref, dst: Ref, size: int) -> None:
+        """A shard's new parameters, made on the device: in f32 the masters themselves."""
+        key = self.named(s, dst, "real")
+        n = self.flats[key[0]].shard
+        if self.p.offload or dst.at or size != n * self.real or any(self.ranks(s)):
+            self.fail(f"brings {src} to {dst}")
+        slot = self.touch(src.cls, src.index, src.at, src.at + size, False)
+        if self.real == 2:
+            if src.at or slot.held != {(*key, self.applied, 0, n): 1}:
+                self.fail(f"{src} does not hold the shard's new parameters")
+            slot.held = {}
+        elif src != Ref(f"master.{key[0]}", key[1]) or \
+                (key not in self.stepped if self.stage else key not in self.drawn):
+            self.fail(f"{src} does not hold the shard's new parameters")
+        self.touch(dst.cls, dst.index, 0, size, True)
+        self.new(key, 0, n)
 
     def ranks(self, s: Step) -> tuple[int, int]:
         return self.ints["from_rank"], self.ints["to_rank"]

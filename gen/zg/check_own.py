@@ -40,8 +40,10 @@ def _own(p: Plan, f: Flat) -> dict[str, list[str]]:
             f"hash.{f.name}": [f"zk_host_hash out p+0 {part}"],
         }
     else:
+        sinks = not f32 and p.cls(f"real.{f.name}").kind == "hosted"
+        update = f"zk_update ctl+0 recipe {'null' if sinks else w} {p4} {m} {v} {g} {moved(span)}"
         owner = {
-            f"update.{f.name}": [f"zk_update ctl+0 recipe {w} {p4} {m} {v} {g} {moved(span)}"],
+            f"update.{f.name}": [update, *[f"zk_round w+0 p+0 {n}"] * sinks],
             f"init.{f.name}": [f"zk_init {p4} {span} {p.head.seed}"],
             f"cast.{f.name}": [f"zk_round {w} p+0 {n}"],
             f"hash.{f.name}": [f"zk_hash out {mine('p', f.real if f32 else f.state, 4, False)} "

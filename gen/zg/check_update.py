@@ -9,7 +9,7 @@ from typing import Iterable
 
 from .check_host import SUMS, Host
 from .check_steps import Key
-from .plan import Ref, Step
+from .plan import Flat, Ref, Step
 
 
 class Program(Host):
@@ -56,19 +56,41 @@ class Program(Host):
             return
         key = self.sum_of(s)
         flat = self.flats[key[0]]
-        if self.stage != "factor" or key in self.updated:
+        if self.stage != "factor" or key in self.updated or key in self.stepped:
             self.fail("updated twice or before the factor is known")
-        if s.outs != tuple(Ref(f"{n}.{key[0]}", key[1]) for n in ("real", *flat.states)):
+        away, states = self.away(flat), tuple(Ref(f"{n}.{key[0]}", key[1]) for n in flat.states)
+        if s.outs != (*self.copy_of(s, flat, key), *states):
             self.fail("updates another shard")
         if flat.state == "whole" and self.W > 1:
             if not self.is_spread(key, "sum", 4):
                 self.fail("the sum is not on every rank")
             self.slots[s.ins[0].cls, s.ins[0].index].held.clear()
         self.fixed(s)
-        for r in s.outs:
+        for r in s.outs[away and self.real == 2:]:
             self.whole(r, True).held.clear()
+        if away:
+            self.sinks(s, key)
+            return
         self.updated.add(key)
         self.version[key] += 1
+
+    def copy_of(self, s: Step, flat: Flat, key: Key) -> tuple[Ref, ...]:
+        """Where a step on the device leaves a shard's real copy: in its place, or, if that is in
+        the host arena, in bf16 in a slot on its way down."""
+        if not self.away(flat):
+            return (Ref(f"real.{key[0]}", key[1]),)
+        if s.outs[0].at or not s.outs[0].cls.startswith("stage.") and self.real == 2:
+            self.fail(f"{s.outs[0]} is on no way down")
+        return s.outs[:self.real == 2]
+
+    def sinks(self, s: Step, key: Key) -> None:
+        """A shard's parameters are made; they are new when they are down."""
+        n = self.flats[key[0]].shard
+        self.stepped[key] = [(0, n)]
+        if self.real == 2:
+            slot = self.slot(s.outs[0].cls, s.outs[0].index)
+            slot.held = {t: n for t, n in slot.held.items() if len(t) != 3}     # that was gathered
+            self.arrives(s.outs[0], (*key, self.applied, 0, n), n * self.real)
 
     def do_init(self, s: Step) -> None:
         key = self.flat_of(s)
@@ -91,10 +113,14 @@ class Program(Host):
             self.part(s.ins[0], at, n, False)
             self.rounded(s, s.outs, key, at, n)
             return
+        flat = self.flats[key[0]]
         if s.ins != (Ref(f"master.{key[0]}", key[1]),) or key in self.version or \
-                s.outs != (Ref(f"real.{key[0]}", key[1]),) or key not in self.drawn:
+                s.outs != self.copy_of(s, flat, key) or key not in self.drawn:
             self.fail("rounds another shard, or twice")
         self.whole(s.ins[0], False)
+        if self.away(flat):
+            self.sinks(s, key)
+            return
         self.whole(s.outs[0], True)
         self.version[key] = 1
 

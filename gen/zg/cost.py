@@ -95,4 +95,4 @@ def memory(p: Plan) -> list[tuple[str, int]]:
     for title, names in GROUPS:
         mine = [c for c in p.classes if c.name.split(".")[0] in names and c.kind != "hosted"]
         out.append((title, sum(c.slots * c.stride for c in mine)))
-    return out + ([("the host arena", p.end("hosted"))] if p.offload else [])
+    return out + ([("the host arena", p.end("hosted"))] if p.end("hosted") else [])

@@ -22,7 +22,7 @@ def memory_line(p: Plan) -> str:
 def memory(p: Plan) -> str:
     """The map, class by class."""
     arenas = {"the arena": ("shared", "private", "scratch")}
-    arenas |= {"the host arena": ("hosted",)} if p.offload else {}
+    arenas |= {"the host arena": ("hosted",)} if p.end("hosted") else {}
     rest = cost.memory(p)
     if set(p.head.targets) - {"cpu"}:
         arenas |= {"on a GPU besides": ("gpu",), "in a GPU's host arena": ("host",)}
@@ -76,7 +76,7 @@ def explain(p: Plan) -> str:
               "and causal attention)",
               f"flops that backward spends on making values again: {cost.again(p):.4g}", "",
               "steps by queue"]
-    queues = ("main", "gather", "reduce", *(("down", "host", "up") if p.offload else ()))
+    queues = ("main", "gather", "reduce", *(("down", "host", "up") if p.end("hosted") else ()))
     for s in p.sections:
         by = {q: sum(x.queue == q for x in s.steps) for q in queues}
         lines.append(f"  {s.name:<9}x{s.repeat:<6}" + "".join(f"{q} {n:<8}" for q, n in by.items()))

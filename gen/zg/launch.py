@@ -199,8 +199,11 @@ class _Maker:
                      f"zk_init {p} spans.{f.name} {first} {n} {self.spec.train.seed}", shape=(n,))
         else:
             w = f"w+0{part(f.real, 2)}"
+            # of the whole shard where it goes down, after a skipped step and between tensors too
+            copy = [f"zk_round w+0 p+0 {n}"] if f.name in self.shards.away else []
             self.own(f"update.{f.name}", "g", f"w p {m} {v}", "l",
-                     f"{ops.UPDATE} ctl+0 recipe {w} p+0 {rest}", shape=(n,))
+                     f"{ops.UPDATE} ctl+0 recipe {'null' if copy else w} p+0 {rest}", *copy,
+                     shape=(n,))
             self.own(f"init.{f.name}", "", "p", "l",
                      f"zk_init p+0 spans.{f.name} {first} {n} {self.spec.train.seed}", shape=(n,))
             self.own(f"cast.{f.name}", "p", "w", "", f"zk_round {w} p+0 {n}", shape=(n,))

@@ -23,6 +23,11 @@ the host arena do not go up: host -> stepped[0] after the last tile. They are fe
 
     up     a shard, to slot s of class `stage`        -> staged[s]   waits for read[s]
     gather from there                                 -> read[s]     waits for staged[s]
+
+and where the optimizer stays on the device, new ones go down, in bf16 from such a slot:
+
+    main   the update of a shard                      -> made[s]     waits for gone[s]
+    down   its new parameters                         -> gone[s], stepped[0]
 """
 from __future__ import annotations
 
@@ -77,6 +82,8 @@ def _copy(m: _Maker, queue: str, unit: str, src: Ref, dst: Ref, size: int,
 
 def ends(m: _Maker) -> tuple[Event, ...]:
     """What says that all parameters are new: on the device, in the host arena."""
+    if not m.offload:
+        return (Event("stepped", 0),) if m.shards.away else ()
     away = {m.away(f) for f in m.shards.flats}
     return tuple(Event("stepped" if a else "new", 0) for a in sorted(away))
 
@@ -132,6 +139,19 @@ def measure(m: _Maker) -> tuple[Event, ...]:
     _copy(m, "up", "", Ref("hsums", 0), Ref("sums", 0), 8 * ops.SUMS, (Event("normed", 0),),
           (Event("back", 0),))
     return (Event("back", 0),)
+
+
+def renew(m: _Maker, f: plan.Flat, l: int, op: str, ins: tuple[Ref, ...], states: tuple[Ref, ...],
+          ints: tuple[Int, ...]) -> None:
+    """What the device makes of a shard's masters, and the parameters' way down."""
+    turn = m.turn % m.stage[m.ring_of[f.name]]
+    m.turn += 1
+    unit, copies = f"{f.name}[{l}]", m.real == 2
+    there = Ref(f"stage.{m.ring_of[f.name]}", turn) if copies else Ref(f"master.{f.name}", l)
+    m.add("main", op, unit, ins=ins, outs=((there,) * copies + states), ints=ints,
+          waits=(Event("gone", turn),) * copies, recs=(Event("made", turn),))
+    _copy(m, "down", unit, there, Ref(f"real.{f.name}", l), f.shard * m.real,
+          (Event("made", turn),), (Event("gone", turn), Event("stepped", 0)))
 
 
 def _up(m: _Maker, f: plan.Flat, l: int, at: int, n: int, slot: int, last: bool) -> None:

@@ -291,7 +291,7 @@ class Plan:
 
     @property
     def offload(self) -> bool:          # the optimizer's states lie in the host arena
-        return self.end("hosted") > 0
+        return any(c.name == "hctl" for c in self.classes)
 
     @property
     def below(self) -> bool:            # sums of gradients do, too

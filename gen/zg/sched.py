@@ -274,8 +274,7 @@ class _Maker(Operands):
             offload.update(self)
         else:
             self.optimize()
-        self.add("main", "mark", waits=offload.ends(self) if self.offload else (),
-                 recs=(Event("updated", 0),))
+        self.add("main", "mark", waits=offload.ends(self), recs=(Event("updated", 0),))
 
     def measure(self) -> tuple[Event, ...]:
         self.add("reduce", "mark", recs=(Event("reduced", 0),))
@@ -290,9 +289,13 @@ class _Maker(Operands):
 
     def optimize(self) -> None:
         for f, l in self.each():
-            self.add("main", f"update.{f.name}", f"{f.name}[{l}]", ins=(Ref(f"sum.{f.name}", l),),
-                     outs=tuple(Ref(f"{c}.{f.name}", l) for c in ("real", *f.states)),
-                     ints=(Int("l", l),), recs=(Event("new", 0),))
+            op, ins, ints = f"update.{f.name}", (Ref(f"sum.{f.name}", l),), (Int("l", l),)
+            states = tuple(Ref(f"{c}.{f.name}", l) for c in f.states)
+            if self.away(f):
+                offload.renew(self, f, l, op, ins, states, ints)
+                continue
+            self.add("main", op, f"{f.name}[{l}]", ins=ins, ints=ints,
+                     outs=(Ref(f"real.{f.name}", l), *states), recs=(Event("new", 0),))
             self.spread(f, l)
 
     def spread(self, f: plan.Flat, l: int) -> None:
@@ -310,13 +313,15 @@ class _Maker(Operands):
             self.add("main", "mark", waits=offload.ends(self), recs=(Event("updated", 0),))
             return
         for f, l in self.each():
-            if self.real == 2:
-                self.add("main", f"cast.{f.name}", f"{f.name}[{l}]",
-                         ins=(Ref(f"master.{f.name}", l),), outs=(Ref(f"real.{f.name}", l),))
+            op, ins = f"cast.{f.name}", (Ref(f"master.{f.name}", l),)
+            if self.away(f):
+                offload.renew(self, f, l, *((op, ins) if self.real == 2 else ("mark", ())), (), ())
+            elif self.real == 2:
+                self.add("main", op, f"{f.name}[{l}]", ins=ins, outs=(Ref(f"real.{f.name}", l),))
         self.add("main", "mark", recs=(Event("new", 0),))
         for f, l in self.each():
             self.spread(f, l)
-        self.add("main", "mark", recs=(Event("updated", 0),))
+        self.add("main", "mark", waits=offload.ends(self), recs=(Event("updated", 0),))
 
     def section(self, name: str, repeat: int = 1) -> plan.Section:
         steps, self.steps = self.steps, []
@@ -327,7 +332,7 @@ class _Maker(Operands):
 
     def alone(self, s: Step) -> Step:
         """The step where collectives have no queues of their own."""
-        kept = lambda events: tuple(e for e in events if self.offload and
+        kept = lambda events: tuple(e for e in events if (self.offload or self.shards.away) and
                                     e.name.partition(".")[0] in offload.EVENTS)
         queue = "main" if s.queue in ("gather", "reduce") else s.queue
         return replace(s, queue=queue, waits=kept(s.waits), recs=kept(s.recs))

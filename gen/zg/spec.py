@@ -320,9 +320,6 @@ def _offload(keys: SpecKeys, root: Node) -> None:
     if z.offload_param.device != "none" and z.stage < 3:
         raise fail(root, params, f"at stage {z.stage} every rank has all parameters",
                    "zero.stage 3 beside it, or none")
-    if z.offload_param.device != "none" and z.offload_optimizer.device == "none":
-        raise fail(root, params, "the optimizer would keep them on the device",
-                   "zero.offload_optimizer.device cpu beside it, or none")
 
 
 def _reduction(keys: SpecKeys, root: Node) -> None:
