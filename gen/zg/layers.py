@@ -35,7 +35,7 @@ def few(spec: Spec, graph: Graph) -> None:
 def use(m: _Maker, u: Use, waits: tuple[Event, ...], begun: Sequence[Leaf],
         whole: Sequence[Leaf]) -> None:
     """begun, whole: the leaves that u writes first, and last."""
-    now = [x for x in whole if x[0] not in m.long]
+    now = [x for x in whole if x in begun]
     if waits:
         m.add("main", "mark", u.unit, waits=waits)
     for g in range(m.together):
@@ -45,7 +45,7 @@ def use(m: _Maker, u: Use, waits: tuple[Event, ...], begun: Sequence[Leaf],
     m.release(u)
     _end(m, u, now)
     for x in whole:
-        if x[0] in m.long:
+        if x not in begun:
             for g in range(m.together):
                 _push(m, u, [x], g)
             _end(m, u, [x])

@@ -25,8 +25,8 @@ class Operands:
     def __post_init__(self) -> None:
         self.flats = {f.name: f for f in self.shards.flats}
         # leaves that more than one unit writes
-        self.long = ("keep", "embed") if self.graph.tied else ("keep",)
-        once = [f.name for f in self.shards.flats if f.count == 1 and f.name not in self.long]
+        long = ("keep", "embed") if self.graph.tied else ("keep",)
+        once = [f.name for f in self.shards.flats if f.count == 1 and f.name not in long]
         self.ring_of = self.alike([f.name for f in self.shards.flats if f.real == "shard"])
         self.leaves = {**{f: f for f in self.flats}, **self.alike(once)}
         self.together = self.spec.together

@@ -12,6 +12,7 @@ before that.
 """
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
 from . import layers, offload, ops, plan, rings
@@ -341,10 +342,11 @@ class _Maker(Operands):
 def schedule(spec: Spec, graph: Graph, shards: Shards) -> Schedule:
     layers.few(spec, graph)
     m = _Maker(spec, graph, shards, ops.BYTES[spec.train.precision])
-    for f in shards.flats:
-        m.leaf[f.name] = 2 if spec.zero.overlap_comm and f.count > 1 else \
-            m.together if f.name in m.long else 1
     uses = m.bind(m.chain("train"))
+    written = Counter(f for u in uses for f, _, _ in u.leaves)
+    for f in shards.flats:
+        several = m.together if written[f.name] > f.count else 1        # until the last use
+        m.leaf[f.name] = 2 if spec.zero.overlap_comm and f.count > 1 else several
     m.ahead, staying, live = rings.choose(spec, shards, uses)
     m.stage = {name: m.ahead + 1 for name in sorted(shards.away)}
     uses = rings.stay(uses, staying)
