@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZR_ABI 4
+#define ZR_ABI 5
 
 typedef struct zr zr;                     /* one rank */
 
@@ -109,6 +109,13 @@ typedef struct zr_draw {
     int32_t token;                        /* the result */
 } zr_draw;
 
+/* A function of ZR_MAIN, for --profile: which part of a step it is ("forward"; those that are not
+ * listed: "step"), and the flops of a call, 0 where they do not count. */
+typedef struct zr_function {
+    const char *name, *part;
+    double flops;
+} zr_function;
+
 /* A zr_fn here runs on ZR_MAIN; its operands are pointers of the host. */
 typedef struct zr_program {
     uint32_t abi;                         /* ZR_ABI */
@@ -129,9 +136,11 @@ typedef struct zr_program {
     int64_t tokens, targets;              /* int32[B*T] each */
     double flops;           /* a global step: forward and backward, 6N per token + attention */
     int64_t wire, messages; /* bytes received and collectives, per rank and training step */
+    int64_t commands;       /* of a rank in a training step, waits among them */
     const zr_flat *flats;
     const zr_tensor *tensors;
-    int32_t nflats, ntensors;
+    const zr_function *functions;
+    int32_t nflats, ntensors, nfunctions;
     /* for ZR_MAIN, ZR_REDUCE and ZR_HOST; stream, device and host scratch: of a GPU, else NULL */
     void *(*open)(int queue, void *stream, void *device, void *host, int column, int threads,
                   const char **why);

@@ -28,7 +28,9 @@ enum { ZR_OPERANDS = 12, ZR_SKIPS = 20, ZR_TOLD = 256 };
 /* ---- options (zr_options.c) */
 typedef struct zr_options {
     const char *data, *val, *load, *save, *log, *queue, *gemms;       /* NULL where not given */
+    const char *profile, *profile_steps;
     int64_t steps, val_every, sample, threads;
+    int64_t profile_first, profile_last;  /* from 1; of --profile */
     int hash, version, help, no_graph, tune;
     int mode;                             /* ZR_EAGER ... from `queue` */
     uint64_t seed;
@@ -55,14 +57,41 @@ typedef struct zr_queue {
     void *stream;                         /* for the kernels; NULL: the target has none */
     void *k;                              /* kernel context; NULL: this queue runs no kernel */
     int64_t bytes, messages;              /* received from peers; collectives */
+    int64_t copied;                       /* bytes that zr_copy has moved */
 } zr_queue;
 
 typedef struct zr_command zr_command;
 struct zr_command {
     void (*run)(zr *z, int queue, const zr_command *c);
+    const char *name;                     /* for --profile; NULL: it is not noted */
     zr_fn *fn;
     int64_t i[ZR_OPERANDS];
 };
+
+/* ---- --profile (zr_profile.c) */
+enum { ZR_MOVES = -1, ZR_WORKS = -2 };    /* zr_note.kind: no function and no wait; a function */
+typedef struct zr_note {                  /* of a command that a queue has run */
+    const char *name;
+    int64_t begin, end;                   /* ns: zr_now's; on a GPU, of its events */
+    int64_t step, bytes;                  /* moved by it: received from peers, or copied */
+    int32_t queue, kind;                  /* kind: ZR_MOVES ..., or the queue that a wait is for */
+} zr_note;
+
+typedef struct zr_row {                   /* of the table */
+    const char *name;
+    int64_t calls, bytes;
+    double seconds;
+    int queue;
+} zr_row;
+
+typedef struct zr_profile {
+    zr_note *note;                        /* [room]; NULL: not asked for */
+    int64_t room;
+    _Atomic int64_t used;
+    double (*wall)[2];                    /* [steps] begin, end */
+    zr_row *row;
+    int rows, on;                         /* on: in a step that is profiled */
+} zr_profile;
 
 /* ---- progress and log (zr_log.c) */
 typedef struct zr_log {
@@ -94,6 +123,7 @@ struct zr {
     int64_t step;                         /* training step in work, from 0 */
     zr_data train, val;                   /* count 0: not given */
     zr_log log;
+    zr_profile profile;
     double started, ready, first;         /* zr_now() at zr_main, all arenas in place, first step */
     zr_queue queue[ZR_QUEUES];
     void *space, *desk;                   /* scratch of the kernels; NULL: the target has none */
@@ -146,6 +176,31 @@ void zr_drain(zr *z);
 void zr_push(zr *z, int queue, const zr_command *c);   /* runs at once where the queue is inline */
 extern const int zr_is_gpu;               /* 0: the target has no options of GPUs */
 void zr_epilogue(zr *z);                  /* what is left to say of the target, after training */
+
+/* ---- --profile (zr_profile.c); all of it does nothing where it was not asked for */
+int64_t zr_profile_bytes(const zr *z);    /* that a rank's notes take */
+void zr_profile_open(zr *z);              /* fails where the file cannot be written */
+void zr_profile_start(zr *z);
+void zr_profile_step(zr *z, int begins);  /* 1: the step begins; 0: it is over */
+void zr_profile_end(zr *z);               /* after the last of its steps: the table, the file */
+/* Around a command of a queue. NULL: it is not noted */
+zr_note *zr_note_make(zr *z, int queue, const char *name, int kind);
+void zr_note_done(zr *z, zr_note *note);
+static inline zr_note *zr_note_begin(zr *z, int queue, const char *name, int kind)
+{
+    return z->profile.on ? zr_note_make(z, queue, name, kind) : NULL;
+}
+static inline void zr_note_end(zr *z, zr_note *note)
+{
+    if (note) zr_note_done(z, note);
+}
+const char *zr_queue_name(int queue);
+/* The target's clocks: for n notes at most; a profiled step begins with empty queues; the note's
+ * begin or end is now, on its queue; all queues are empty: begin and end are there. */
+void zr_clocks_start(zr *z, int64_t n);
+void zr_clocks_step(zr *z);
+void zr_clock(zr *z, zr_note *note, int end);
+void zr_clocks_end(zr *z);
 
 /* ---- options (zr_options.c) */
 void zr_parse(zr *z, zr_options *o, int argc, char **argv);

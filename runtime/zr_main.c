@@ -60,7 +60,7 @@ static void run_batch(zr *z, int queue, const zr_command *c)
 
 void zr_batch_at(zr *z, int64_t grain, int64_t at)
 {
-    zr_push(z, ZR_MAIN, &(zr_command){run_batch, NULL, {grain, at}});
+    zr_push(z, ZR_MAIN, &(zr_command){run_batch, "batch", NULL, {grain, at}});
 }
 
 void zr_batch(zr *z, int64_t grain) { zr_batch_at(z, grain, 0); }
@@ -147,10 +147,12 @@ static void begin(zr *z)
     open_tokens(z, &z->train, z->o->data, z->o->steps * z->p->grains * z->ranks * z->p->batch);
     open_tokens(z, &z->val, z->o->val, INT64_MAX);
     zr_log_open(z);
+    zr_profile_open(z);
     begin_save(z);
     zr_barrier(z);                        /* no rank takes memory for a run that will not be */
     zr_arena(z);
     zr_queues_start(z);
+    zr_profile_start(z);
     zr_barrier(z);
     z->ready = zr_now();
     z->p->init(z);
@@ -206,8 +208,10 @@ static double train_step(zr *z, double *report, int64_t *wire)
     atomic_store(&z->shared->step, z->step + 1);
     count_wire(z, &before[0], &before[1]);
     zr_step_begin(z);
+    zr_profile_step(z, 1);
     z->p->step(z);
     zr_step_end(z);
+    zr_profile_step(z, 0);
     count_wire(z, &after[0], &after[1]);
     for (int i = 0; i < 2; i++) wire[i] += after[i] - before[i];
     zr_call(z, ZR_MAIN, z->p->report, address(report));
@@ -223,6 +227,7 @@ static void train(zr *z, double *report, int64_t *wire)
         zr_leave_if_stopped(z);
         double seconds = train_step(z, report, wire);
         zr_log_step(z, report, seconds);
+        zr_profile_end(z);
         skips = report[5] != 0 ? skips + 1 : 0;
         if (skips == ZR_SKIPS)
             zr_fail(z, ZR_HOPELESS,

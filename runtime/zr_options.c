@@ -9,6 +9,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -42,6 +43,10 @@ static const struct option {
     {"--hash", NULL, "end with a line `weights HEX`", FLAG, AT(hash), 0, 0},
     {"--version", NULL, "print what this program is and end", FLAG, AT(version), 0, 0},
     {"--help", NULL, "print this and end", FLAG, AT(help), 0, 0},
+    {"--profile", "FILE", "time each command of some steps: a table, and FILE for ui.perfetto.dev",
+     TEXT, AT(profile), 0, 0},
+    {"--profile-steps", "A-B", "these steps, from 1 (default: 2-4)", TEXT, AT(profile_steps), 0,
+     0},
     {"--no-graph", NULL, "launch everything anew in every step, without CUDA graphs", FLAG,
      AT(no_graph), 0, 0},
     {"--gemms", "FILE", "algorithms of matrix products, as --tune has found them on this GPU", TEXT,
@@ -120,9 +125,9 @@ static void set_tune(zr *z, zr_options *o)
 {
     if (!o->tune) return;
     if (!o->gemms || !o->data || o->steps >= 0 || o->val || o->load || o->save || o->sample ||
-        o->hash)
+        o->hash || o->profile)
         zr_fail(z, ZR_USER, "--tune trains nothing: --data FILE and --gemms FILE go with it, and "
-                "no --steps, --val, --load, --save, --sample or --hash");
+                "no --steps, --val, --load, --save, --sample, --hash or --profile");
     o->steps = 1;
     o->no_graph = 1;
 }
@@ -135,6 +140,24 @@ static void check_options(zr *z, const zr_options *o)
     if (o->val_every && !o->val) zr_fail(z, ZR_USER, "--val-every needs --val FILE");
     if (o->sample && !o->val && !o->data)
         zr_fail(z, ZR_USER, "--sample needs --val FILE or --data FILE");
+}
+
+/* Without --profile-steps: 2 to 4, or what there is of them. */
+static void set_profile(zr *z, zr_options *o)
+{
+    int64_t *first = &o->profile_first, *last = &o->profile_last;
+    const char *text = o->profile_steps;
+    int end = 0;
+    if (!o->profile && text) zr_fail(z, ZR_USER, "--profile-steps needs --profile FILE");
+    if (!o->profile) return;
+    if (o->steps == 0) zr_fail(z, ZR_USER, "--profile needs a step to look at; --steps is 0");
+    *last = o->steps < 4 ? o->steps : 4;
+    *first = *last < 2 ? *last : 2;
+    if (!text) return;
+    if (sscanf(text, "%9" SCNd64 "-%9" SCNd64 "%n", first, last, &end) != 2 || text[end] ||
+        *first < 1 || *last < *first || *last > o->steps)
+        zr_fail(z, ZR_USER, "--profile-steps %s: two steps A-B from 1 to %" PRId64 " are needed",
+                text, o->steps);
 }
 
 static int64_t default_threads(const zr *z)
@@ -151,7 +174,9 @@ void zr_parse(zr *z, zr_options *o, int argc, char **argv)
     set_mode(z, o);
     set_tune(z, o);
     z->peak = peak(z);
-    if (!o->help && !o->version) check_options(z, o);
+    if (o->help || o->version) return;
+    check_options(z, o);
+    set_profile(z, o);
 }
 
 /* ---- what a program says of itself */
@@ -162,7 +187,7 @@ void zr_help(zr *z, const char *program)
              "usage: %s --data FILE --steps N [options]\n\nTrains %s on %d ranks of this host.\n\n",
              program, z->p->name, z->ranks);
     for (size_t i = 0; i < offered(); i++)
-        zr_print(z, STDOUT_FILENO, "  %-11s %-5s %s\n", options[i].name,
+        zr_print(z, STDOUT_FILENO, "  %-15s %-5s %s\n", options[i].name,
                  options[i].operand ? options[i].operand : "", options[i].help);
     zr_print(z, STDOUT_FILENO, "\nexit codes\n"
              "  0  done\n"

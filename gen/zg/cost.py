@@ -43,6 +43,12 @@ def training_wire(p: Plan) -> Wire:
                 if s.name in ("begin", "grain", "update")), Wire(0, 0))
 
 
+def commands(p: Plan) -> int:
+    """What a rank issues in a training step, a wait for an event each: `--profile` notes them."""
+    return sum(s.repeat * sum((x.op not in ("mark", "drop")) + len(x.waits) for x in s.steps)
+               for s in p.sections if s.name in ("begin", "grain", "update"))
+
+
 def flops(p: Plan) -> int:
     """Of a global step: 6 per parameter and token, and causal attention (forward once, backward
     twice). What is computed again does not count: these are the model's."""
@@ -79,8 +85,8 @@ def staying(p: Plan) -> int:
 def summary(p: Plan) -> dict[str, object]:
     """The numbers that train.c states."""
     w = training_wire(p)
-    return {"wire": w.bytes, "messages": w.messages, "flops": f"{float(flops(p))!r}",
-            "sums": ops.SUMS, "ctl": ops.CTL, "vocab": ops.VOCAB}
+    return {"wire": w.bytes, "messages": w.messages, "commands": commands(p),
+            "flops": f"{float(flops(p))!r}", "sums": ops.SUMS, "ctl": ops.CTL, "vocab": ops.VOCAB}
 
 
 GROUPS = (("parameters", ("real", "stage", "ring")), ("optimizer state", tuple(ops.WIDTHS)),

@@ -16,6 +16,9 @@ from .text import digest, layout_digest
 QUEUES = {name: f"ZR_{name.upper()}" for name in ("main", "gather", "reduce", "host", "up", "down")}
 VARS = "ijk"                    # of nested loops: roll.DEPTH of them
 COLUMNS = 100
+# What a function is a part of, by the first word of its name; else of the optimizer's step.
+PARTS = {"fwd": "forward", "train": "head", "bwd": "backward", "own": "reduce", "sum": "reduce",
+         "join": "reduce", "count": "reduce"}
 
 
 def upper(name: str) -> str:
@@ -358,6 +361,16 @@ def queues(p: Plan) -> list[str]:
     return [q for q in QUEUES if q in used]
 
 
+def functions(p: Plan) -> list[str]:
+    """zr_function rows of those of ZR_MAIN that are more than a part of the optimizer's step: which
+    part they are, flops of a call."""
+    main = {x.op for s in p.sections if s.name in ("begin", "grain", "update") for x in s.steps
+            if x.queue == "main"}
+    parts = [(f, PARTS.get(f.name.partition(".")[0])) for f in p.fns if f.name in main]
+    rows = [f'{{"{lower(f.name)}", "{part}", {float(f.flops)!r}}}' for f, part in parts if part]
+    return wrap(f"{', '.join(rows)},", 4)
+
+
 def recipe(p: Plan) -> list[str]:
     """zk_recipe's fields."""
     r, out = p.recipe, []
@@ -398,7 +411,7 @@ def view(p: Plan, cost: dict[str, object], memory: str, flat: bool) -> dict[str,
         "fns": sorted((fns.one(f) for f in p.fns), key=lambda lines: len(lines) == 1),
         "parts": parts(p), "sources": "ZR_REDUCE" if p.head.overlap else "ZR_MAIN",
         "sections": sections(p, flat), "grains": grains(p),
-        "flats": flats(p), "files": files(p), "sample": sample(p),
+        "functions": functions(p), "flats": flats(p), "files": files(p), "sample": sample(p),
         "tokens": number(p.cls("tokens").at), "targets": number(p.cls("targets").at),
         "dtype": {"f32": "ZK_F32", "bf16": "ZK_BF16"}[p.head.real],
         "shared": number(p.shared), "hosted": number(p.end("hosted")),

@@ -83,7 +83,7 @@ static double gib(int64_t bytes) { return (double)bytes / (1 << 30); }
 static void check_memory(zr *z)
 {
     int64_t each = z->t->room + z->p->hosted + z->p->overhead((int)z->o->threads) +
-                   z->p->overhead(1);
+                   z->p->overhead(1) + zr_profile_bytes(z);
     if (zr_uses(z, ZR_HOST)) each += z->p->overhead((int)z->o->threads);
     int64_t available = look_up("/proc/meminfo", "MemAvailable:"), group = left_in_groups();
     if (each > INT64_MAX / z->ranks)
@@ -208,11 +208,12 @@ static void run_copy(zr *z, int queue, const zr_command *c)
     int up = queue == ZR_UP;
     char *from = up ? z->t->host : z->t->arena, *to = up ? z->t->arena : z->t->host;
     memcpy(to + c->i[1], from + c->i[0], (size_t)c->i[2]);
+    z->queue[queue].copied += c->i[2];
 }
 
 void zr_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes)
 {
-    zr_push(z, queue, &(zr_command){run_copy, NULL, {from, to, bytes}});
+    zr_push(z, queue, &(zr_command){run_copy, "copy", NULL, {from, to, bytes}});
 }
 
 void zr_inlet(zr *z, int64_t at, int32_t **tokens, int32_t **targets)

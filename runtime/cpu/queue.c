@@ -61,11 +61,19 @@ void zr_drain(zr *z)
 
 /* ---- issuing */
 
+static void run(zr *z, int queue, const zr_command *c)
+{
+    int kind = c->fn ? ZR_WORKS : c->run == run_wait ? (int)c->i[0] : ZR_MOVES;
+    zr_note *note = c->name ? zr_note_begin(z, queue, c->name, kind) : NULL;
+    c->run(z, queue, c);
+    zr_note_end(z, note);
+}
+
 void zr_push(zr *z, int queue, const zr_command *c)
 {
     zr_lane *q = &z->t->lane[queue];
     if (queue == ZR_MAIN && !z->t->ahead) {
-        c->run(z, queue, c);
+        run(z, queue, c);
         return;
     }
     pthread_mutex_lock(&z->t->lock);
@@ -83,7 +91,7 @@ void zr_record(zr *z, int queue, int event)
 void zr_wait(zr *z, int queue, int event)
 {
     zr_event e = z->t->event[event];
-    zr_push(z, queue, &(zr_command){run_wait, NULL, {e.queue, e.at}});
+    zr_push(z, queue, &(zr_command){run_wait, "wait", NULL, {e.queue, e.at}});
 }
 
 void zr_replay(zr *z, int graph, void (*issue)(zr *z))
@@ -99,8 +107,7 @@ static void run_call(zr *z, int queue, const zr_command *c)
 
 void zr_call_n(zr *z, int queue, zr_fn *fn, const char *name, int n, const int64_t *i)
 {
-    (void)name;
-    zr_command c = {run_call, fn, {0}};
+    zr_command c = {run_call, name, fn, {0}};
     if (n > ZR_OPERANDS)
         zr_fail(z, ZR_DISAGREE, "a call with %d operands; at most %d", n, ZR_OPERANDS);
     memcpy(c.i, i, (size_t)n * sizeof *i);
@@ -114,7 +121,7 @@ static void run_drop(zr *z, int queue, const zr_command *c)
 
 void zr_drop(zr *z, int queue, int64_t at, int64_t bytes)
 {
-    if (z->o->mode != ZR_EAGER) zr_push(z, queue, &(zr_command){run_drop, NULL, {at, bytes}});
+    if (z->o->mode != ZR_EAGER) zr_push(z, queue, &(zr_command){run_drop, NULL, NULL, {at, bytes}});
 }
 
 /* ---- a queue's thread */
@@ -139,7 +146,7 @@ static void run_next(zr *z, zr_lane *q)
     const zr_command *c = &q->ring[q->finished % ZR_RING];
     pthread_mutex_unlock(&z->t->lock);
     if (z->o->mode == ZR_SHUFFLED) pause_a_little(q);
-    c->run(z, (int)(q - z->t->lane), c);
+    run(z, (int)(q - z->t->lane), c);
     pthread_mutex_lock(&z->t->lock);
     q->finished++;
     pthread_cond_broadcast(&z->t->moved);
@@ -157,6 +164,20 @@ static void *work(void *arg)
     pthread_mutex_unlock(&z->t->lock);
     return NULL;
 }
+
+/* ---- --profile */
+
+void zr_clocks_start(zr *z, int64_t n) { (void)z, (void)n; }
+
+void zr_clocks_step(zr *z) { (void)z; }
+
+void zr_clock(zr *z, zr_note *note, int end)
+{
+    (void)z;
+    *(end ? &note->end : &note->begin) = (int64_t)(1e9 * zr_now());
+}
+
+void zr_clocks_end(zr *z) { (void)z; }
 
 /* ---- begin and end */
 

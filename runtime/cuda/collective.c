@@ -112,6 +112,7 @@ void zr_gather(zr *z, int queue, int64_t from, int64_t from_step, int64_t to, in
                int64_t bytes)
 {
     cudaStream_t stream = zr_on(z, queue, "a gather");
+    zr_note *note = zr_note_begin(z, queue, "gather", ZR_MOVES);
     int64_t mine = from + z->rank * from_step, place = to + z->rank * to_step;
     char *a = z->t->arena;
     if (z->ranks > 1 && to_step == bytes) {
@@ -124,17 +125,20 @@ void zr_gather(zr *z, int queue, int64_t from, int64_t from_step, int64_t to, in
         keep(z, stream, place, mine, bytes);
     }
     counted(z, queue, bytes);
+    zr_note_end(z, note);
 }
 
 void zr_alltoall(zr *z, int queue, int64_t at, int64_t step, int64_t to, int64_t bytes)
 {
     cudaStream_t stream = zr_on(z, queue, "an all-to-all");
+    zr_note *note = zr_note_begin(z, queue, "alltoall", ZR_MOVES);
     int64_t mine = at + z->rank * step;
     if (z->ranks == 1) to = mine;         /* where it lies */
     exchange(z, queue, stream, at, step, to, bytes, bytes);
     keep(z, stream, to + z->rank * bytes, mine, bytes);
     for (int r = 0; r < z->ranks; r++) z->t->sources[queue][r] = z->t->arena + to + r * bytes;
     counted(z, queue, bytes);
+    zr_note_end(z, note);
 }
 
 /* A whole shard is a reduce-scatter. Pieces of it do not lie side by side: each rank's is reduced
@@ -146,6 +150,7 @@ void zr_reducescatter(zr *z, int queue, int64_t at, int64_t step, int64_t to, in
     ncclDataType_t kind = type == ZR_BF16 ? ncclBfloat16 : ncclFloat32;
     size_t n = (size_t)bytes / (type == ZR_BF16 ? 2 : 4);
     cudaStream_t stream = zr_on(z, queue, what);
+    zr_note *note = zr_note_begin(z, queue, "reducescatter", ZR_MOVES);
     ncclComm_t comm = z->t->comm[queue];
     char *a = z->t->arena;
     enter(z);
@@ -161,6 +166,7 @@ void zr_reducescatter(zr *z, int queue, int64_t at, int64_t step, int64_t to, in
     leave(z);
     z->t->sources[queue][0] = a + to;
     counted(z, queue, bytes);
+    zr_note_end(z, note);
 }
 
 const void *const *zr_sources(zr *z, int queue) { return z->t->sources[queue]; }
@@ -171,6 +177,7 @@ void zr_done(zr *z, int queue) { (void)z, (void)queue; }
 void zr_allreduce(zr *z, int queue, int64_t from, int64_t to, int64_t n)
 {
     cudaStream_t stream = zr_on(z, queue, "an all-reduce");
+    zr_note *note = zr_note_begin(z, queue, "allreduce", ZR_MOVES);
     char *a = z->t->arena;
     if (z->ranks == 1) {
         keep(z, stream, to, from, 8 * n);
@@ -181,4 +188,5 @@ void zr_allreduce(zr *z, int queue, int64_t from, int64_t to, int64_t n)
         leave(z);
     }
     counted(z, queue, 8 * n);
+    zr_note_end(z, note);
 }

@@ -26,6 +26,7 @@ enum { ZR_RECENT = 32, ZR_BOUNCE = 1 << 20, ZR_HOST_NAME = 256 };
 typedef struct zr_event {
     cudaEvent_t mark;
     int64_t recorded;                     /* in which recording; 0: outside of any; -1: never */
+    int queue;                            /* that it was recorded on */
 } zr_event;
 
 typedef struct zr_graph {
@@ -83,6 +84,9 @@ struct zr_target {
     /* bytes of device memory: free before and after the arena, after the first step */
     int64_t before, after, first;
     zr_watch watch;
+    /* --profile: of note n, events 2n and 2n + 1; of its step, an event and the host's time */
+    cudaEvent_t *clock, *origin;
+    double *origin_at;
 };
 
 /* ---- device.c: fails, saying what was tried, unless a call of CUDA went well */
@@ -96,7 +100,6 @@ void zr_plane_look(zr *z);                /* fails when a rank is gone */
 
 /* ---- queue.c: the stream of a queue, for something that is issued now: `what` */
 cudaStream_t zr_on(zr *z, int queue, const char *what);
-const char *zr_queue_name(int queue);
 
 /* ---- collective.c */
 void zr_communicators(zr *z);

@@ -30,13 +30,6 @@ static void *get(zr *z, int64_t n, size_t size)
 
 /* ---- streams */
 
-const char *zr_queue_name(int queue)
-{
-    static const char *const names[] = {"main", "gather", "reduce", "host", "up", "down"};
-    _Static_assert(sizeof names / sizeof *names == ZR_QUEUES, "a name for every queue");
-    return names[queue];
-}
-
 cudaStream_t zr_on(zr *z, int queue, const char *what)
 {
     zr_target *t = z->t;
@@ -102,33 +95,48 @@ static void call_host(zr *z, const char *name, zr_fn *fn, int n, const int64_t *
     zr_work *w = place(z, z->t->recording ? &z->t->recorded : &z->t->issued);
     *w = (zr_work){z, fn, {0}};
     memcpy(w->i, i, (size_t)n * sizeof *i);
-    zr_cuda(z, cudaLaunchHostFunc(zr_on(z, ZR_HOST, name), run_work, w),
-            "calling a function of the host");
+    cudaStream_t stream = zr_on(z, ZR_HOST, name);
+    zr_note *note = zr_note_begin(z, ZR_HOST, name, ZR_WORKS);
+    zr_cuda(z, cudaLaunchHostFunc(stream, run_work, w), "calling a function of the host");
+    zr_note_end(z, note);
 }
 
 void zr_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes)
 {
     int up = queue == ZR_UP;
     char *there = up ? z->t->host : z->t->arena, *here = up ? z->t->arena : z->t->host;
+    cudaStream_t stream = zr_on(z, queue, "a copy");
+    zr_note *note = zr_note_begin(z, queue, "copy", ZR_MOVES);
     zr_cuda(z, cudaMemcpyAsync(here + to, there + from, (size_t)bytes,
-                               up ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost,
-                               zr_on(z, queue, "a copy")), "copying");
+                               up ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, stream),
+            "copying");
+    z->queue[queue].copied += bytes;
+    zr_note_end(z, note);
 }
 
-void zr_push(zr *z, int queue, const zr_command *c) { c->run(z, queue, c); }
+void zr_push(zr *z, int queue, const zr_command *c)
+{
+    zr_note *note = zr_note_begin(z, queue, c->name, ZR_MOVES);
+    c->run(z, queue, c);
+    zr_note_end(z, note);
+}
 
 void zr_record(zr *z, int queue, int event)
 {
     zr_event *e = &z->t->event[event];
     zr_cuda(z, cudaEventRecord(e->mark, zr_on(z, queue, "an event")), "recording an event");
     e->recorded = z->t->recording;
+    e->queue = queue;
 }
 
 void zr_wait(zr *z, int queue, int event)
 {
     const zr_event *e = &z->t->event[event];
     if (e->recorded != z->t->recording) return;
-    zr_cuda(z, cudaStreamWaitEvent(zr_on(z, queue, "a wait"), e->mark, 0), "waiting for an event");
+    cudaStream_t stream = zr_on(z, queue, "a wait");
+    zr_note *note = zr_note_begin(z, queue, "wait", e->queue);
+    zr_cuda(z, cudaStreamWaitEvent(stream, e->mark, 0), "waiting for an event");
+    zr_note_end(z, note);
 }
 
 void zr_call_n(zr *z, int queue, zr_fn *fn, const char *name, int n, const int64_t *i)
@@ -142,9 +150,11 @@ void zr_call_n(zr *z, int queue, zr_fn *fn, const char *name, int n, const int64
         return;
     }
     zr_on(z, queue, name);
+    zr_note *note = zr_note_begin(z, queue, name, ZR_WORKS);
     zr_begins(name);
     fn(z, z->queue[queue].k, z->t->arena, i);
     zr_ends();
+    zr_note_end(z, note);
 }
 
 void zr_drop(zr *z, int queue, int64_t at, int64_t bytes)
@@ -222,7 +232,7 @@ void zr_replay(zr *z, int graph, void (*issue)(zr *z))
     _Static_assert(sizeof names / sizeof *names == ZR_GRAPHS, "a name for every graph");
     zr_graph *g = &z->t->graph[graph];
     zr_begins(names[graph]);
-    if (z->o->no_graph) {
+    if (z->o->no_graph || z->profile.on) {
         issue(z);
     } else {
         if (!g->ready) record(z, g, issue);
@@ -263,6 +273,44 @@ void zr_step_end(zr *z)
     z->t->first = (int64_t)some;
 }
 
+/* ---- --profile: events around each command; a step's are timed from one at its begin */
+
+void zr_clocks_start(zr *z, int64_t n)
+{
+    zr_target *t = z->t;
+    int64_t steps = z->o->profile_last - z->o->profile_first + 1;
+    t->clock = get(z, 2 * n, sizeof *t->clock);
+    t->origin = get(z, steps, sizeof *t->origin);
+    t->origin_at = get(z, steps, sizeof *t->origin_at);
+    for (int64_t i = 0; i < 2 * n + steps; i++)
+        zr_cuda(z, cudaEventCreate(i < 2 * n ? &t->clock[i] : &t->origin[i - 2 * n]),
+                "making an event for --profile");
+}
+
+void zr_clocks_step(zr *z)
+{
+    int64_t i = z->step + 1 - z->o->profile_first;
+    z->t->origin_at[i] = zr_now();
+    mark(z, z->t->origin[i], ZR_MAIN);
+}
+
+void zr_clock(zr *z, zr_note *note, int end)
+{
+    mark(z, z->t->clock[2 * (note - z->profile.note) + end], note->queue);
+}
+
+void zr_clocks_end(zr *z)
+{
+    zr_target *t = z->t;
+    for (int64_t i = 0; i < 2 * z->profile.used; i++) {
+        zr_note *note = &z->profile.note[i / 2];
+        int64_t step = note->step + 1 - z->o->profile_first;
+        float ms;
+        zr_cuda(z, cudaEventElapsedTime(&ms, t->origin[step], t->clock[i]), "reading a time");
+        *(i % 2 ? &note->end : &note->begin) = (int64_t)(1e9 * t->origin_at[step] + 1e6 * ms);
+    }
+}
+
 /* ---- begin and end */
 
 static cudaEvent_t make_event(zr *z)
@@ -276,7 +324,7 @@ void zr_queues_start(zr *z)
 {
     zr_target *t = z->t;
     t->event = get(z, z->p->events, sizeof *t->event);
-    for (int i = 0; i < z->p->events; i++) t->event[i] = (zr_event){make_event(z), -1};
+    for (int i = 0; i < z->p->events; i++) t->event[i] = (zr_event){make_event(z), -1, 0};
     t->read = get(z, z->p->inlets, sizeof(cudaEvent_t));
     for (int i = 0; i < z->p->inlets; i++) t->read[i] = make_event(z);
     t->fork = make_event(z);

@@ -1,0 +1,347 @@
+/* zr_profile.c -- when the commands of some steps began and ended (--profile): a table and a file.
+ *
+ * A command of a queue (a function, a collective, a copy, a wait) makes a note in memory that is
+ * taken at the start: the plan says how many commands a step has. When the last of these steps is
+ * over, rank 0 prints a table of its own, and all ranks write their notes into one file, one after
+ * the other: complete events in the JSON that Perfetto and chrome://tracing read, a process for
+ * each rank, a thread for each queue.
+ *
+ * Invariants
+ *  1. Nothing is computed otherwise: without notes a queue does the same in the same order.
+ *  2. The file is made under another name and gets its own when it is whole.
+ */
+#define _GNU_SOURCE
+#include "zr_int.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { TEXT = 1 << 16, LINE = 1024, OTHERS = 32 };
+
+const char *zr_queue_name(int queue)
+{
+    static const char *const names[] = {"main", "gather", "reduce", "host", "up", "down"};
+    _Static_assert(sizeof names / sizeof *names == ZR_QUEUES, "a name for every queue");
+    return names[queue];
+}
+
+static int64_t steps(const zr *z) { return z->o->profile_last - z->o->profile_first + 1; }
+
+/* ---- at the start */
+
+int64_t zr_profile_bytes(const zr *z)
+{
+    return z->o->profile ? z->p->commands * steps(z) * (int64_t)sizeof(zr_note) : 0;
+}
+
+static void part_name(const zr *z, char *path)
+{
+    snprintf(path, ZR_FILE, "%s.part", z->o->profile);
+}
+
+static void refuse(zr *z, const struct stat *s, int fd, const char *option)
+{
+    struct stat other;
+    if (fd >= 0 && !fstat(fd, &other) && other.st_dev == s->st_dev && other.st_ino == s->st_ino)
+        zr_fail(z, ZR_USER, "--profile %s: is the file of %s; the profile would be written over it",
+                z->o->profile, option);
+}
+
+void zr_profile_open(zr *z)
+{
+    const char *file = z->o->profile;
+    char part[ZR_FILE];
+    struct stat s;
+    if (!file || z->rank != 0) return;
+    if (strlen(file) + sizeof ".part" > ZR_FILE) zr_fail(z, ZR_USER, "--profile: a name too long");
+    part_name(z, part);
+    int there = !stat(file, &s);
+    if (there && !S_ISREG(s.st_mode)) zr_fail(z, ZR_USER, "--profile %s: is no file", file);
+    if (there) {
+        refuse(z, &s, z->train.count ? z->train.fd : -1, "--data");
+        refuse(z, &s, z->val.count ? z->val.fd : -1, "--val");
+        refuse(z, &s, z->log.file, "--log");
+    }
+    int fd = open(there ? file : part, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) zr_fail(z, ZR_USER, "--profile %s: %s", file, strerror(errno));
+    close(fd);
+    if (!there) unlink(part);
+}
+
+void zr_profile_start(zr *z)
+{
+    zr_profile *f = &z->profile;
+    size_t bytes = (size_t)zr_profile_bytes(z);
+    if (!z->o->profile) return;
+    f->room = z->p->commands * steps(z);
+    f->note = malloc(bytes + !bytes);
+    f->wall = calloc((size_t)steps(z), sizeof *f->wall);
+    f->row = calloc((size_t)z->p->nfunctions + OTHERS, sizeof *f->row);
+    if (!f->note || !f->wall || !f->row) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+    memset(f->note, 0, bytes);            /* its pages are taken now */
+    zr_clocks_start(z, f->room);
+    zr_print(z, STDERR_FILENO, "profile: steps %" PRId64 " to %" PRId64 "%s; %zu bytes of each "
+             "rank for notes\n", z->o->profile_first, z->o->profile_last,
+             zr_is_gpu ? ", without CUDA graphs" : "", bytes);
+}
+
+/* ---- in a step */
+
+static int64_t moved(const zr_queue *q) { return q->bytes + q->copied; }
+
+zr_note *zr_note_make(zr *z, int queue, const char *name, int kind)
+{
+    zr_profile *f = &z->profile;
+    int64_t n = atomic_fetch_add_explicit(&f->used, 1, memory_order_relaxed);
+    if (n >= f->room)
+        zr_fail(z, ZR_DISAGREE, "--profile: step %" PRId64 " has more than the %" PRId64
+                " commands of the plan", z->step + 1, z->p->commands);
+    zr_note *note = &f->note[n];
+    *note = (zr_note){.name = name, .step = z->step, .bytes = -moved(&z->queue[queue]),
+                      .queue = queue, .kind = kind};
+    zr_clock(z, note, 0);
+    return note;
+}
+
+void zr_note_done(zr *z, zr_note *note)
+{
+    zr_clock(z, note, 1);
+    note->bytes += moved(&z->queue[note->queue]);
+}
+
+static int profiled(const zr *z)
+{
+    return z->profile.note && z->step + 1 >= z->o->profile_first &&
+           z->step + 1 <= z->o->profile_last;
+}
+
+void zr_profile_step(zr *z, int begins)
+{
+    if (!profiled(z)) return;
+    z->profile.wall[z->step + 1 - z->o->profile_first][!begins] = zr_now();
+    z->profile.on = begins;
+    if (begins) zr_clocks_step(z);
+}
+
+/* ---- the table, of rank 0 */
+
+static const zr_function *function(const zr *z, const char *name)
+{
+    for (int i = 0; i < z->p->nfunctions; i++)
+        if (!strcmp(z->p->functions[i].name, name)) return &z->p->functions[i];
+    return NULL;
+}
+
+static double seconds(const zr_note *note) { return 1e-9 * (double)(note->end - note->begin); }
+
+/* The row of a name, made where there is none yet; the last one takes what finds no room. */
+static zr_row *row_of(zr *z, const char *name, int queue)
+{
+    zr_profile *f = &z->profile;
+    for (zr_row *r = f->row; r < f->row + f->rows; r++)
+        if (r->queue == queue && !strcmp(r->name, name)) return r;
+    if (f->rows == z->p->nfunctions + OTHERS) return &f->row[f->rows - 1];
+    f->row[f->rows] = (zr_row){.name = name, .queue = queue};
+    return &f->row[f->rows++];
+}
+
+static void print_row(zr *z, const zr_row *r, double wall)
+{
+    const zr_function *fn = function(z, r->name);
+    char bytes[32] = "", rate[32] = "", work[32] = "", peak[32] = "";
+    double n = (double)steps(z), flops = fn ? fn->flops * (double)r->calls : 0;
+    double gflops = r->seconds > 0 ? 1e-9 * flops / r->seconds : 0;
+    /* on a CPU whoever uses an all-to-all's pieces reads them, where they lie */
+    int itself = zr_is_gpu || strcmp(r->name, "alltoall");
+    if (r->bytes) snprintf(bytes, sizeof bytes, "%.0f", (double)r->bytes / n);
+    if (r->bytes && itself && r->seconds > 0)
+        snprintf(rate, sizeof rate, "%.2f", 1e-9 * (double)r->bytes / r->seconds);
+    if (gflops > 0) snprintf(work, sizeof work, "%.1f", gflops);
+    if (gflops > 0 && z->peak > 0)
+        snprintf(peak, sizeof peak, "  %.0f%% of peak", 100 * gflops * z->ranks / z->peak);
+    zr_print(z, STDOUT_FILENO, "%-7s %-16s %8.0f %11.3f %6.1f %14s %8s %10s%s\n",
+             zr_queue_name(r->queue), r->name, (double)r->calls / n, 1e3 * r->seconds / n,
+             100 * r->seconds / wall, bytes, rate, work, peak);
+}
+
+static int descending(const void *a, const void *b)
+{
+    const zr_row *x = a, *y = b;
+    if (x->queue != y->queue) return x->queue - y->queue;
+    return (x->seconds < y->seconds) - (x->seconds > y->seconds);
+}
+
+static void add_notes(zr *z, const char *(*name)(zr *z, const zr_note *note))
+{
+    z->profile.rows = 0;
+    for (int64_t i = 0; i < z->profile.used; i++) {
+        const zr_note *note = &z->profile.note[i];
+        const char *as = name(z, note);
+        if (!as) continue;
+        zr_row *r = row_of(z, as, note->queue);
+        r->calls++;
+        r->seconds += seconds(note);
+        r->bytes += note->bytes;
+    }
+    qsort(z->profile.row, (size_t)z->profile.rows, sizeof *z->profile.row, descending);
+}
+
+static const char *waiting_for(int queue)
+{
+    static const char *const names[] = {"waits for main", "waits for gather", "waits for reduce",
+                                        "waits for host", "waits for up", "waits for down"};
+    _Static_assert(sizeof names / sizeof *names == ZR_QUEUES, "words for every queue");
+    return names[queue];
+}
+
+/* Which line of the table a note belongs to; and what ZR_MAIN's time went to. */
+static const char *line_name(zr *z, const zr_note *note)
+{
+    (void)z;
+    return note->kind < 0 ? note->name : waiting_for(note->kind);
+}
+
+static const char *part_of_main(zr *z, const zr_note *note)
+{
+    const zr_function *fn = function(z, note->name);
+    if (note->queue != ZR_MAIN) return NULL;
+    if (note->kind == ZR_WORKS) return fn ? fn->part : "step";
+    return line_name(z, note);
+}
+
+static double wall_seconds(const zr *z)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < steps(z); i++) sum += z->profile.wall[i][1] - z->profile.wall[i][0];
+    return sum;
+}
+
+static void print_table(zr *z)
+{
+    const zr_profile *f = &z->profile;
+    double wall = wall_seconds(z), n = (double)steps(z), rest = wall;
+    zr_print(z, STDOUT_FILENO, "profile of rank 0, mean of steps %" PRId64 " to %" PRId64
+             ": %.3f ms a step\n%-24s %8s %11s %6s\n", z->o->profile_first, z->o->profile_last,
+             1e3 * wall / n, "main: part of a step", "calls", "ms", "%");
+    add_notes(z, part_of_main);
+    for (const zr_row *r = f->row; r < f->row + f->rows; rest -= r++->seconds)
+        zr_print(z, STDOUT_FILENO, "%-24s %8.0f %11.3f %6.1f\n", r->name, (double)r->calls / n,
+                 1e3 * r->seconds / n, 100 * r->seconds / wall);
+    zr_print(z, STDOUT_FILENO, "%-33s %11.3f %6.1f\n", "between commands", 1e3 * rest / n,
+             100 * rest / wall);
+    zr_print(z, STDOUT_FILENO, "%-7s %-16s %8s %11s %6s %14s %8s %10s\n", "queue", "command",
+             "calls", "ms", "%", "bytes", "GB/s", "GFLOP/s");
+    add_notes(z, line_name);
+    for (const zr_row *r = f->row; r < f->row + f->rows; r++) print_row(z, r, wall);
+}
+
+/* ---- the file */
+
+struct out {
+    int fd;
+    int64_t at;
+    int n;
+    char text[TEXT];
+};
+
+static void fail_file(zr *z)
+{
+    char part[ZR_FILE];
+    int error = errno;
+    part_name(z, part);
+    unlink(part);
+    zr_fail(z, ZR_ENVIRONMENT, "--profile %s: %s", z->o->profile, strerror(error));
+}
+
+static void flush(zr *z, struct out *o)
+{
+    if (zr_write_at(o->fd, o->text, o->n, o->at)) fail_file(z);
+    o->at += o->n;
+    o->n = 0;
+}
+
+__attribute__((format(printf, 3, 4)))
+static void say(zr *z, struct out *o, const char *format, ...)
+{
+    va_list args;
+    if (o->n > TEXT - LINE) flush(z, o);
+    va_start(args, format);
+    o->n += vsnprintf(o->text + o->n, LINE, format, args);
+    va_end(args);
+}
+
+/* Nanoseconds, whole, as microseconds: what does not overlap here does not in the file. */
+#define US "%" PRId64 ".%03d"
+#define OF_NS(ns) (ns) / 1000, (int)((ns) % 1000)
+
+static void write_event(zr *z, struct out *o, const char *name, int thread, int64_t begin,
+                        int64_t end)
+{
+    say(z, o, "{\"name\":\"%s\",\"ph\":\"X\",\"ts\":" US ",\"dur\":" US ",\"pid\":%d,\"tid\":%d",
+        name, OF_NS(begin), OF_NS(end - begin), z->rank, thread);
+}
+
+static void write_names(zr *z, struct out *o)
+{
+    say(z, o, "%s{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank "
+        "%d\"}}", z->rank ? ",\n" : "[\n", z->rank, z->rank);
+    for (int t = 0; t <= ZR_QUEUES; t++)
+        if (t == ZR_QUEUES || zr_uses(z, t))
+            say(z, o, ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":"
+                "{\"name\":\"%s\"}}", z->rank, t, t < ZR_QUEUES ? zr_queue_name(t) : "steps");
+}
+
+static void write_notes(zr *z, struct out *o)
+{
+    const zr_profile *f = &z->profile;
+    for (int64_t i = 0; i < steps(z); i++) {
+        char name[LINE];
+        snprintf(name, sizeof name, "step %" PRId64, z->o->profile_first + i);
+        say(z, o, ",\n");
+        write_event(z, o, name, ZR_QUEUES, (int64_t)(1e9 * f->wall[i][0]),
+                    (int64_t)(1e9 * f->wall[i][1]));
+        say(z, o, "}");
+    }
+    for (const zr_note *note = f->note; note < f->note + f->used; note++) {
+        say(z, o, ",\n");
+        write_event(z, o, note->name, note->queue, note->begin, note->end);
+        say(z, o, ",\"args\":{\"step\":%" PRId64, note->step + 1);
+        if (note->kind >= 0) say(z, o, ",\"for\":\"%s\"", zr_queue_name(note->kind));
+        if (note->bytes) say(z, o, ",\"bytes\":%" PRId64, note->bytes);
+        say(z, o, "}}");
+    }
+}
+
+/* This rank's part, behind those of the ranks before it. */
+static void write_part(zr *z, const char *part)
+{
+    struct out o = {.fd = open(part, O_WRONLY | O_CLOEXEC | (z->rank ? 0 : O_CREAT | O_TRUNC),
+                               0666)};
+    if (o.fd < 0 || (o.at = lseek(o.fd, 0, SEEK_END)) < 0) fail_file(z);
+    write_names(z, &o);
+    write_notes(z, &o);
+    if (z->rank == z->ranks - 1) say(z, &o, "\n]\n");
+    flush(z, &o);
+    if (close(o.fd)) fail_file(z);
+}
+
+void zr_profile_end(zr *z)
+{
+    char part[ZR_FILE];
+    if (!profiled(z) || z->step + 1 != z->o->profile_last) return;
+    zr_clocks_end(z);
+    print_table(z);
+    part_name(z, part);
+    for (int rank = 0; rank < z->ranks; rank++) {
+        if (rank == z->rank) write_part(z, part);
+        zr_barrier(z);
+    }
+    if (z->rank == 0 && rename(part, z->o->profile)) fail_file(z);
+}
