@@ -13,6 +13,15 @@
 #define ZK_UPDATE_H
 #include "scalar.h"
 
+/* Of what is rounded by chance in a step: the key of Philox, whose counter is (element / 4, key of
+ * the tensor) and whose word element % 4 is the element's: its lower half for m, its upper for v.
+ * The lower half of a second word, of the counter with ZK_SECOND, is for p. */
+#define ZK_SECOND (UINT64_C(1) << 63)
+ZK_BOTH uint64_t update_seed(const zk_ctl *ctl, const zk_recipe *r)
+{
+    return r->seed + (uint64_t)ctl->step * UINT64_C(0xd1342543de82ef95);
+}
+
 /* zk_recipe's rule: rows of gen/zg/ops.py */
 enum {
     ZK_ADAMW, ZK_ADAM, ZK_SGD, ZK_MOMENTUM, ZK_NESTEROV, ZK_LION, ZK_ADAGRAD

@@ -73,7 +73,9 @@ typedef struct zk_recipe {
     zk_phase rate[ZK_PHASES], momentum[ZK_PHASES];       /* of lr, and of beta1 */
     double beta2, eps, clip;                             /* clip 0: none */
     int32_t rule;                                        /* ZK_ADAMW ... of update.h */
+    int32_t moments;                                     /* how m and v are stored: ZK_F32 ... */
     int64_t rows;                                        /* M: leaves carry d(sum of losses)/M */
+    uint64_t seed;                                       /* of what is rounded by chance */
 } zk_recipe;
 
 /* What changes from step to step; lives in the arena, so that a captured launch never changes. */
@@ -229,19 +231,21 @@ void zk_square_sum(zk *k, const zk_launch *L, int64_t *sums, const float *g, con
                    int64_t nspans, int64_t first, int64_t n);
 /* from the sums over all ranks: loss, norm, valid, skipped, factor = M/valid * clip */
 void zk_factor(zk *k, const zk_launch *L, zk_ctl *ctl, const int64_t *sums, const zk_recipe *r);
-/* One step by r->rule. p float masters; w their real copy (NULL: none); m, v the states, NULL where
- * the rule has none. All stay as they are when ctl->skipped. */
+/* One step by r->rule. p float masters; w their real copy (NULL: none). p NULL: w itself, which is
+ * bf16, moves. m, v the states, stored as r->moments says, NULL where the rule has none. What moves
+ * in bf16 is rounded up or down by chance, by words of Philox 4x32-10 keyed by (seed, step, key of
+ * the tensor, element in it). All stay as they are when ctl->skipped. */
 void zk_update(zk *k, const zk_launch *L, const zk_ctl *ctl, const zk_recipe *r, real *w, float *p,
-               float *m, float *v, const float *g, const zk_span *spans, int64_t nspans,
+               void *m, void *v, const float *g, const zk_span *spans, int64_t nspans,
                int64_t first, int64_t n);
 /* p = initial values, by Philox 4x32-10 keyed by (seed, key of the tensor, element in it); 0
- * between tensors */
-void zk_init(zk *k, const zk_launch *L, float *p, const zk_span *spans, int64_t nspans,
-             int64_t first, int64_t n, uint64_t seed);
-/* sum[2] += hashes of blocks of 1024 elements of a tensor, keyed by (key, block): the same whatever
- * the partition */
-void zk_hash(zk *k, const zk_launch *L, uint64_t *sum, const float *p, const zk_span *spans,
-             int64_t nspans, int64_t first, int64_t n);
+ * between tensors. full: p is float, else real */
+void zk_init(zk *k, const zk_launch *L, void *p, const zk_span *spans, int64_t nspans,
+             int64_t first, int64_t n, uint64_t seed, int full);
+/* sum[2] += hashes of blocks of 1024 elements of a tensor as floats, keyed by (key, block): the same
+ * whatever the partition. full: p is float, else real */
+void zk_hash(zk *k, const zk_launch *L, uint64_t *sum, const void *p, const zk_span *spans,
+             int64_t nspans, int64_t first, int64_t n, int full);
 /* `out`, `loss`, `valid`, zk_hash's `sum` and zk_sample's result: host memory, there on return.
  * out[0..5] = step, loss, norm, lr, valid, skipped */
 void zk_report(zk *k, const zk_ctl *ctl, double *out);

@@ -79,12 +79,14 @@ void zr_batch(zr *z, int64_t grain);
 void zr_batch_at(zr *z, int64_t grain, int64_t at);
 
 /* ---- what the program tells the runtime */
-/* Where the f32 masters of a flat buffer lie: instance i of `count` at `at` + i*`stride` in the
+/* Where the masters of a flat buffer lie, what is saved of a model: instance i of `count` at `at` + i*`stride` in the
  * arena. whole = 1: every rank has all `ranks * shard` elements; 0: elements [r*shard,
  * (r+1)*shard). */
 typedef struct zr_flat {
     int64_t at, stride, shard;
-    int32_t count, whole, queue;          /* ZR_MAIN: in the arena; ZR_HOST: in the host arena */
+    int32_t count, whole;
+    int32_t type;                         /* ZR_F32 or ZR_BF16 */
+    int32_t queue;                        /* ZR_MAIN: in the arena; ZR_HOST: in the host arena */
     zr_fn *hash;          /* offset of an instance, its number, uint64_t[2] to add this rank's to */
 } zr_flat;
 

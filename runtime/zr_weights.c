@@ -9,6 +9,7 @@
  */
 #define _GNU_SOURCE
 #include "zr_file.h"
+#include "zr_float.h"
 #include "zr_safetensors.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -22,7 +23,6 @@
 #include <unistd.h>
 
 enum { PAGE = 4096, CHUNK = 16384, NAME = 256 };
-enum { F32 = 0, BF16 = 1, F16 = 2 };      /* the first of zr_safetensors.c's dtypes */
 
 /* ---- where things lie */
 /* What a rank holds of a tensor instance: n elements from its element `skip` on, at `at` in the
@@ -46,7 +46,8 @@ static piece part(const zr_program *p, const zr_tensor *t, int i, int rank, int 
     int64_t hi = f->whole && all ? p->ranks * f->shard : lo + f->shard;
     lo = lo < begin ? begin : lo;
     hi = hi > end ? end : hi;
-    int64_t at = f->at + (int64_t)i * t->flat_step * f->stride + 4 * (lo - held);
+    int64_t width = f->type == ZR_F32 ? 4 : 2;
+    int64_t at = f->at + (int64_t)i * t->flat_step * f->stride + width * (lo - held);
     return (piece){at, lo - begin, hi > lo ? hi - lo : 0};
 }
 
@@ -202,13 +203,19 @@ int zr_save_begin(const zr_program *p, const char *dir, char *why)
     return make_dir(dir, why) || zr_save_temp(file, dir, why) ? -1 : begin(p, file, why);
 }
 
-/* The masters float[n] at `from` in the arena of `queue`, to file offset `at`. */
-static int write_floats(int fd, zr *z, int queue, int64_t from, int64_t n, int64_t at)
+/* The masters [n] of f at `from` in its arena, to float[n] at file offset `at`. */
+static int write_floats(int fd, zr *z, const zr_flat *f, int64_t from, int64_t n, int64_t at)
 {
     float chunk[CHUNK];
+    uint16_t half[CHUNK];
     for (int64_t i = 0; i < n; i += CHUNK) {
         int64_t some = n - i < CHUNK ? n - i : CHUNK;
-        zr_read(z, queue, chunk, from + 4 * i, 4 * some);
+        if (f->type == ZR_F32) {
+            zr_read(z, f->queue, chunk, from + 4 * i, 4 * some);
+        } else {
+            zr_read(z, f->queue, half, from + 2 * i, 2 * some);
+            zr_widen(chunk, half, some, BF16);
+        }
         if (zr_write_at(fd, chunk, 4 * some, at + 4 * i)) return -1;
     }
     return 0;
@@ -221,7 +228,7 @@ static int write_pieces(const zr_program *p, zr *z, int rank, int fd, int64_t at
         const zr_tensor *t = &p->tensors[k];
         for (int i = 0; i < t->count; i++, at += 4 * elements(t)) {
             piece q = part(p, t, i, rank, 0);
-            if (q.n && write_floats(fd, z, p->flats[t->flat].queue, q.at, q.n, at + 4 * q.skip))
+            if (q.n && write_floats(fd, z, &p->flats[t->flat], q.at, q.n, at + 4 * q.skip))
                 return -1;
         }
     }
@@ -264,38 +271,32 @@ int zr_save_end(const char *dir, int ok, char *why)
 }
 
 /* ---- loading */
-/* f32 of an IEEE half: exact, the payload of a NaN kept */
-static uint32_t from_half(uint32_t h)
-{
-    uint32_t sign = (h & 0x8000) << 16, e = h >> 10 & 31, m = h & 1023, bits;
-    float tiny = (float)m * 0x1p-24f;     /* exact, and normal in f32 */
-    memcpy(&bits, &tiny, 4);
-    if (e > 0) bits = (e == 31 ? 255 : e + 112) << 23 | m << 13;
-    return sign | bits;
-}
-
 /* to float[n] from file offset `at` */
 static int read_chunk(int fd, float *to, int64_t n, int64_t at, int dtype)
 {
     uint16_t half[CHUNK];
     if (dtype == F32) return zr_read_at(fd, to, 4 * n, at);
     if (zr_read_at(fd, half, 2 * n, at)) return -1;
-    for (int64_t k = 0; k < n; k++) {
-        uint32_t bits = dtype == BF16 ? (uint32_t)half[k] << 16 : from_half(half[k]);
-        memcpy(&to[k], &bits, 4);
-    }
+    zr_widen(to, half, n, dtype);
     return 0;
 }
 
-/* The masters float[n] at `to` in the arena of `queue`, from file offset `at`. */
-static int read_floats(int fd, zr *z, int queue, int64_t to, int64_t n, int64_t at, int dtype)
+/* The masters [n] of f at `to` in its arena, from file offset `at`. */
+static int read_floats(int fd, zr *z, const zr_flat *f, int64_t to, int64_t n, int64_t at,
+                       int dtype)
 {
     float chunk[CHUNK];
+    uint16_t half[CHUNK];
     int64_t width = dtype == F32 ? 4 : 2;
     for (int64_t i = 0; i < n; i += CHUNK) {
         int64_t some = n - i < CHUNK ? n - i : CHUNK;
         if (read_chunk(fd, chunk, some, at + width * i, dtype)) return -1;
-        zr_write(z, queue, to + 4 * i, chunk, 4 * some);
+        if (f->type == ZR_F32) {
+            zr_write(z, f->queue, to + 4 * i, chunk, 4 * some);
+        } else {
+            zr_narrow(half, chunk, some);
+            zr_write(z, f->queue, to + 2 * i, half, 2 * some);
+        }
     }
     return 0;
 }
@@ -361,8 +362,8 @@ static int read_all(const zr_program *p, const zr_table *table, zr *z, int rank,
             zr_entry *e = locate(table, instance(name, &p->tensors[k], i));
             const struct zr_source *f = &table->files[e->file];
             int64_t width = e->dtype == F32 ? 4 : 2;
-            int queue = p->flats[p->tensors[k].flat].queue;
-            if (q.n && read_floats(f->fd, z, queue, q.at, q.n, e->begin + width * q.skip, e->dtype))
+            const zr_flat *to = &p->flats[p->tensors[k].flat];
+            if (q.n && read_floats(f->fd, z, to, q.at, q.n, e->begin + width * q.skip, e->dtype))
                 return zr_why(why, "%s/%s: tensor %s: %s", dir, f->name, name,
                               errno == ENODATA ? "the file has become shorter" : strerror(errno));
         }

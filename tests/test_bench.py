@@ -92,7 +92,7 @@ def test_operands_go_to_the_device_and_back(monkeypatch: pytest.MonkeyPatch) -> 
         k.zk_push(x[:20], 20, leaves, 3, 1, 20, ctl, 3, 0, 0)
         k.zk_count(ctl, 3)
         sums = np.zeros(2, np.uint64)
-        k.zk_hash(sums, x, zk.spans([dict(elems=70, count=1, key=3)]), 1, 0, 70)
+        k.zk_hash(sums, x, zk.spans([dict(elems=70, count=1, key=3)]), 1, 0, 70, 1)
         found.append((y.tobytes(), x.tobytes(), sums.tobytes(), ctl.leaves))
     assert found[0] == found[1] and found[0][3] == 3
 

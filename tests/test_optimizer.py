@@ -360,7 +360,7 @@ def test_philox_known_answers(tmp_path: Path, counter: str, key: str, want: str)
 def init(k: zk.Kernels, cuts: list[int], seed: int) -> Array:
     p = np.full(FLAT, np.nan, np.float32)
     for lo, hi in zip(cuts, cuts[1:]):
-        k.zk_init(p[lo:hi], zk.spans(SPANS), len(SPANS), lo, hi - lo, seed)
+        k.zk_init(p[lo:hi], zk.spans(SPANS), len(SPANS), lo, hi - lo, seed, 1)
     return p
 
 
@@ -403,7 +403,7 @@ def test_init_is_normal() -> None:
     five either, the tail beyond 4 as often as it should be (66 expected, Poisson: 5 sigma is 41)"""
     n = 1 << 20
     p, span = np.empty(n, np.float32), dict(at=0, elems=n, count=1, stride=0, key=3, mean=0, std=1)
-    zk.Kernels().zk_init(p, zk.spans([span]), 1, 0, n, 42)
+    zk.Kernels().zk_init(p, zk.spans([span]), 1, 0, n, 42, 1)
     z = p.astype(float)
     for power, mean, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
         assert abs(np.mean(z ** power) - mean) < 5 * math.sqrt(variance / n)
@@ -436,7 +436,7 @@ KNOWN_BITS = [
 def digest(k: zk.Kernels, p: Array, cuts: list[int], spans: list = SPANS) -> tuple[int, int]:
     total = np.zeros(2, np.uint64)
     for lo, hi in zip(cuts, cuts[1:]):
-        k.zk_hash(total, p[lo:hi], zk.spans(spans), len(spans), lo, hi - lo)
+        k.zk_hash(total, p[lo:hi], zk.spans(spans), len(spans), lo, hi - lo, 1)
     return int(total[0]), int(total[1])
 
 
@@ -506,8 +506,8 @@ def whole_run(k: zk.Kernels) -> list[bytes]:
     p, sums = np.full(n, np.nan, np.float32), np.zeros(zk.SUMS, np.int64)
     total = np.zeros(2, np.uint64)
     m, v, w = np.zeros(n, np.float32), np.zeros(n, np.float32), zk.empty(k.dtype, n)
-    k.zk_init(p, table, 70, 0, n, 5)
-    k.zk_hash(total, p, table, 70, 0, n)
+    k.zk_init(p, table, 70, 0, n, 5, 1)
+    k.zk_hash(total, p, table, 70, 0, n, 1)
     k.zk_begin(ctl, sums, r)
     k.zk_square_sum(sums, g, table, 70, 0, n)
     sums[zk.VALID] = 60

@@ -21,6 +21,14 @@ SETTINGS = {
     'Lion': '{type: Lion, lr: 3e-4, betas: [0.9, 0.99], weight_decay: 0.1}',
     'Adagrad': '{type: Adagrad, lr: 3e-3, weight_decay: 0.1}',
 }
+# What is rounded by chance: bf16 beside f32 or bf16, and where parameters have no masters
+ROUNDED = {
+    'moments': ['train.optimizer={type: AdamW, lr: 1e-3, moments: bf16}'],
+    'one moment': ['train.optimizer={type: Lion, lr: 3e-4, moments: bf16}'],
+    'moments, no masters': ['train.precision=bf16',
+                            'train.optimizer={type: AdamW, lr: 1e-3, moments: bf16, masters: false}'],
+    'no masters': ['train.precision=bf16', 'train.optimizer={type: SGD, lr: 0.03, masters: false}'],
+}
 
 
 def keys(name: str) -> list[str]:
@@ -72,6 +80,21 @@ def test_law(tmp_path: pathlib.Path, name: str, precision: str) -> None:
     assert len(found) == 1
 
 
+@pytest.mark.parametrize('name', ROUNDED)
+def test_law_of_what_is_rounded(tmp_path: pathlib.Path, name: str) -> None:
+    assert len(lawful(tmp_path, 'gpt', *ROUNDED[name])) == 1
+
+
+@pytest.mark.parametrize('stage', [0, 1, 3])
+@pytest.mark.parametrize('name', ROUNDED)
+def test_memory_of_what_is_rounded(name: str, stage: int) -> None:
+    p = planned('gpt', f'zero.stage={stage}', 'cluster.ranks=2', *ROUNDED[name])
+    states = ops.OPTIMIZERS[p.recipe.optimizer]
+    owned = sum(f.count * f.shard * (p.head.ranks if f.state == 'whole' else 1) for f in p.flats)
+    width = 2 if p.recipe.moments == 'bf16' else 4
+    assert dict(cost.memory(p))['optimizer state'] == width * owned * len(states)
+
+
 @pytest.mark.parametrize('precision', ['f32', 'bf16'])
 @pytest.mark.parametrize('stage', [0, 1, 3])
 @pytest.mark.parametrize('name', ['AdamW', *SETTINGS])
@@ -83,5 +106,5 @@ def test_memory(name: str, stage: int, precision: str) -> None:
     check.check(p)
     states = [*(['master'] if precision == 'bf16' else []), *ops.OPTIMIZERS[name]]
     owned = sum(f.count * f.shard * (p.head.ranks if f.state == 'whole' else 1) for f in p.flats)
-    assert {c.name.split('.')[0] for c in p.classes} & set(ops.WIDTHS) == set(states)
+    assert {c.name.split('.')[0] for c in p.classes} & set(ops.STATES) == set(states)
     assert dict(cost.memory(p))['optimizer state'] == 4 * owned * len(states)

@@ -13,17 +13,17 @@ import trainer
 NOTED = """
 #include <stdio.h>
 #include <unistd.h>
-static void noted(zk *k, const zk_launch *L, float *p, const zk_span *spans, int64_t nspans,
-                  int64_t first, int64_t n, uint64_t seed)
+static void noted(zk *k, const zk_launch *L, void *p, const zk_span *spans, int64_t nspans,
+                  int64_t first, int64_t n, uint64_t seed, int full)
 {
     fprintf(stderr, "made %d %p %lld %lld\\n", getpid(), (const void *)spans, (long long)first,
             (long long)n);
-    zk_init(k, L, p, spans, nspans, first, n, seed);
+    zk_init(k, L, p, spans, nspans, first, n, seed, full);
 }
 #define zk_init noted
 """
 HEADER = '#include "zk.h"\n'
-FLAT = re.compile(r'^    \{(\d+), (\d+), (?P<shard>\d+), (?P<count>\d+), [01], ZR_MAIN, hash_\w+\},', re.M)
+FLAT = re.compile(r'^    \{(\d+), (\d+), (?P<shard>\d+), (?P<count>\d+), [01], ZR_\w+, ZR_MAIN, hash_\w+\},', re.M)
 
 Pieces = dict[str, list[tuple[int, int]]]
 

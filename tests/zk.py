@@ -73,7 +73,8 @@ class Phase(ctypes.Structure):
 class Recipe(ctypes.Structure):
     _fields_ = [("rate", Phase * 4), ("momentum", Phase * 4)] + \
                [(name, ctypes.c_double) for name in ("beta2", "eps", "clip")] + \
-               [("rule", ctypes.c_int32), ("rows", ctypes.c_int64)]
+               [("rule", ctypes.c_int32), ("moments", ctypes.c_int32),
+                ("rows", ctypes.c_int64), ("seed", ctypes.c_uint64)]
 
 
 class Ctl(ctypes.Structure):

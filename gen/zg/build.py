@@ -35,7 +35,7 @@ def _wanted(spec: Spec, graph: model.Graph, shards: shard.Shards, bodies: place.
         out.append((f"real.{f.name}", "hosted" if away else gathered, f.count,
                     size[f.real] * real))
         out += [(f"{s}.{f.name}", "hosted" if tile else "private", f.count,
-                 size[f.state] * ops.WIDTHS[s]) for s in f.states]
+                 size[f.state] * ops.width(s, spec.train.optimizer.moments)) for s in f.states]
         kept = "hosted" if shards.below else common if f.sum == "whole" else "private"
         out.append((f"sum.{f.name}", kept, f.count,
                     (1 if shards.apart else f.nodes) * size[f.sum] * 4))

@@ -58,19 +58,22 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
             raise CheckError(f"class {name} does not hold a value")
     if p.recipe.optimizer not in ops.OPTIMIZERS:
         raise CheckError(f"there is no optimizer {p.recipe.optimizer}")
+    if p.recipe.moments not in ("f32", "bf16"):
+        raise CheckError(f"moments are not stored in {p.recipe.moments}")
     states = ops.OPTIMIZERS[p.recipe.optimizer]
+    own = any("master" in f.states for f in p.flats)
     for f in p.flats:
         away = have[f"real.{f.name}"].kind == "hosted"
         if away and f.real != "shard":
             raise CheckError(f"flat {f.name}: parameters on the host that every rank keeps")
-        apart = real == 2 or p.offload != away
+        apart = real < 4 and (own or p.offload) or p.offload != away
         moves = [t for t in p.tensors if t.flat == f.name and not t.frozen]
         if f.states != (*["master"] * apart, *(states if moves else ())):
             raise CheckError(f"flat {f.name} has the states {f.states}")
         size = {"whole": f.shard * W, "shard": f.shard}
         need = {"real": size[f.real] * real,
                 "sum": size[f.sum] * 4 * (1 if p.apart else f.nodes)}
-        need.update({s: size[f.state] * ops.WIDTHS[s] for s in f.states})
+        need.update({s: size[f.state] * ops.width(s, p.recipe.moments) for s in f.states})
         for name, bytes_ in need.items():
             c = have.get(f"{name}.{f.name}")
             if not c or c.slots != f.count or c.stride < bytes_:

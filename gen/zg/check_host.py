@@ -6,6 +6,7 @@ instance, grain, offset, elements); that of a tile (flat, instance, step, offset
 """
 from __future__ import annotations
 
+from . import ops
 from .check_order import cover
 from .check_steps import Key, Player, unit_of
 from .plan import Ref, Step
@@ -102,11 +103,11 @@ class Host(Player):
             self.fail("a tile outside the shard")
         return at // width, n // width
 
-    def part(self, ref: Ref, at: int, n: int, write: bool) -> None:
-        """Four bytes each of a tile's elements of a state."""
-        if ref.at != at * 4:
+    def part(self, ref: Ref, at: int, n: int, write: bool, width: int = 4) -> None:
+        """So many bytes each of a tile's elements of a state."""
+        if ref.at != at * width:
             self.fail(f"{ref} is another tile")
-        self.touch(ref.cls, ref.index, ref.at, ref.at + 4 * n, write)
+        self.touch(ref.cls, ref.index, ref.at, ref.at + width * n, write)
 
     def do_copy(self, s: Step) -> None:
         src, dst, size = s.ins[0], s.outs[0], self.ints["bytes"]
@@ -196,7 +197,7 @@ class Host(Player):
         self.tile_of_sum(s, s.ins[0], key, at, n)
         for what, ref in zip(states, s.outs[len(fresh):]):
             self.named(s, ref, what)
-            self.part(ref, at, n, True)
+            self.part(ref, at, n, True, ops.width(what, self.p.recipe.moments))
         if any(a < at + n and at < a + m for a, m in self.stepped.setdefault(key, [])):
             self.fail("updated twice")
         self.stepped[key].append((at, n))

@@ -4,6 +4,7 @@ Sums, norms, updates work on the owner's part and nothing else.
 """
 from __future__ import annotations
 
+from . import ops
 from .check_order import CheckError
 from .plan import Flat, Plan
 
@@ -24,8 +25,11 @@ def _own(p: Plan, f: Flat) -> dict[str, list[str]]:
     def mine(formal: str, kept: str, width: int, all_of: bool = every) -> str:
         return f"{formal}+0" + (f"+r*{f.shard * width}" if kept == "whole" and not all_of else "")
     node, g = mine("node", f.sum, 4, False), mine("g", f.sum, 4)
-    p4 = mine("p", f.real if f32 else f.state, 4)
-    w = "null" if f32 else mine("w", f.real, 2)
+    apart = "master" in f.states
+    width, kept = (4, f.state) if apart else (ops.BYTES[p.head.real], f.real)
+    full, master = int(width == 4), mine("p", kept, width)
+    w = mine("w", f.real, ops.BYTES[p.head.real]) if apart and not f32 else "null"
+    both = f"{w} {master}" if full else f"{master} null"
     part = f"spans.{f.name} l*{whole}+r*{f.shard} {f.shard}"
     stride = whole if f.sum == "whole" else f.shard
     m, v = (f"{s}+0" if s in f.states else "null" for s in ("m", "v"))
@@ -35,19 +39,19 @@ def _own(p: Plan, f: Flat) -> dict[str, list[str]]:
             f"update.{f.name}": [f"zk_host_update hctl+0 recipe null p+0 {m} {v} g+0 "
                                 f"{moved(f'spans.{f.name}')} l*{whole}+r*{f.shard}+at n",
                                 *([] if f32 else [copy])],
-            f"init.{f.name}": [f"zk_host_init p+0 {part} {p.head.seed}"],
+            f"init.{f.name}": [f"zk_host_init p+0 {part} {p.head.seed} 1"],
             f"cast.{f.name}": [copy],
-            f"hash.{f.name}": [f"zk_host_hash out p+0 {part}"],
+            f"hash.{f.name}": [f"zk_host_hash out p+0 {part} 1"],
         }
     else:
         sinks = not f32 and p.cls(f"real.{f.name}").kind == "hosted"
-        update = f"zk_update ctl+0 recipe {'null' if sinks else w} {p4} {m} {v} {g} {moved(span)}"
+        both = f"null {master}" if sinks else both
+        update = f"zk_update ctl+0 recipe {both} {m} {v} {g} {moved(span)}"
         owner = {
             f"update.{f.name}": [update, *[f"zk_round w+0 p+0 {n}"] * sinks],
-            f"init.{f.name}": [f"zk_init {p4} {span} {p.head.seed}"],
+            f"init.{f.name}": [f"zk_init {master} {span} {p.head.seed} {full}"],
             f"cast.{f.name}": [f"zk_round {w} p+0 {n}"],
-            f"hash.{f.name}": [f"zk_hash out {mine('p', f.real if f32 else f.state, 4, False)} "
-                               f"{part}"],
+            f"hash.{f.name}": [f"zk_hash out {mine('p', kept, width, False)} {part} {full}"],
         }
     if p.below:
         return {

@@ -89,7 +89,7 @@ def summary(p: Plan) -> dict[str, object]:
             "flops": f"{float(flops(p))!r}", "sums": ops.SUMS, "ctl": ops.CTL, "vocab": ops.VOCAB}
 
 
-GROUPS = (("parameters", ("real", "stage", "ring")), ("optimizer state", tuple(ops.WIDTHS)),
+GROUPS = (("parameters", ("real", "stage", "ring")), ("optimizer state", ops.STATES),
           ("gradients", ("leaf", "sum", "pend", "acc")),
           ("activations", ("x", "dx", "save", "tmp", "tokens", "targets")),
           ("the rest", ("ctl", "sums", "table", "work")))

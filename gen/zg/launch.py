@@ -171,7 +171,7 @@ class _Maker:
         kept = [s for s in f.states if s != "master"]
         rest = " ".join(f"{s}+0" if s in kept else "null" for s in ("m", "v"))
         self.own(f"init.{f.name}", "", "p", "l", f"zk_host_init p+0 spans.{f.name} {first} "
-                 f"{f.shard} {self.spec.train.seed}", shape=(f.shard,))
+                 f"{f.shard} {self.spec.train.seed} 1", shape=(f.shard,))
         # of the whole tile, for all of it goes up: between tensors too
         copy = ["zk_host_round w+0 p+0 n"] if fresh else []
         self.own(f"update.{f.name}", "g", f"{fresh} p {' '.join(kept)}", "l at n",
@@ -180,10 +180,10 @@ class _Maker:
         if fresh:
             self.own(f"cast.{f.name}", "p", "w", "n", *copy, shape=shape)
         self.own(f"hash.{f.name}", "p", "", "l out", f"zk_host_hash out p+0 spans.{f.name} {first} "
-                 f"{f.shard}", shape=(f.shard,))
+                 f"{f.shard} 1", shape=(f.shard,))
 
     def optimizer(self, f: plan.Flat) -> None:
-        """An owner's update; masters are the real copy itself in f32."""
+        """An owner's update; without masters of their own, the real copies are that."""
         whole = f.shard * self.W
         every = f.state == "whole"
         first, n = (f"l*{whole}", whole) if every else (f"l*{whole}+r*{f.shard}", f.shard)
@@ -191,25 +191,23 @@ class _Maker:
         g = f"g+0{part(f.sum, 4)}"
         m, v = (s if s in f.states else "" for s in ("m", "v"))
         rest = f"{m and 'm+0' or 'null'} {v and 'v+0' or 'null'} {g} {self.moved(f)} {first} {n}"
-        if self.real == 4:
-            p = f"p+0{part(f.real, 4)}"
-            self.own(f"update.{f.name}", "g", f"p {m} {v}", "l",
-                     f"{ops.UPDATE} ctl+0 recipe null {p} {rest}", shape=(n,))
-            self.own(f"init.{f.name}", "", "p", "l",
-                     f"zk_init {p} spans.{f.name} {first} {n} {self.spec.train.seed}", shape=(n,))
-        else:
-            w = f"w+0{part(f.real, 2)}"
-            # of the whole shard where it goes down, after a skipped step and between tensors too
-            copy = [f"zk_round w+0 p+0 {n}"] if f.name in self.shards.away else []
-            self.own(f"update.{f.name}", "g", f"w p {m} {v}", "l",
-                     f"{ops.UPDATE} ctl+0 recipe {'null' if copy else w} p+0 {rest}", *copy,
-                     shape=(n,))
-            self.own(f"init.{f.name}", "", "p", "l",
-                     f"zk_init p+0 spans.{f.name} {first} {n} {self.spec.train.seed}", shape=(n,))
+        apart = "master" in f.states
+        width, kept = (4, f.state) if apart else (self.real, f.real)    # of what is the master
+        p, full, copied = f"p+0{part(kept, width)}", int(width == 4), apart and self.real < 4
+        w = f"w+0{part(f.real, self.real)}" if copied else "null"
+        # of the whole shard where it goes down, after a skipped step and between tensors too
+        copy = [f"zk_round w+0 p+0 {n}"] if copied and f.name in self.shards.away else []
+        given = f"{'null' if copy else w} {p}" if full else f"{p} null"
+        self.own(f"update.{f.name}", "g", f"{'w' * copied} p {m} {v}", "l",
+                 f"{ops.UPDATE} ctl+0 recipe {given} {rest}", *copy, shape=(n,))
+        self.own(f"init.{f.name}", "", "p", "l",
+                 f"zk_init {p} spans.{f.name} {first} {n} {self.spec.train.seed} {full}",
+                 shape=(n,))
+        if copied:
             self.own(f"cast.{f.name}", "p", "w", "", f"zk_round {w} p+0 {n}", shape=(n,))
-        at = f"p+0+r*{f.shard * 4}" if (f.real if self.real == 4 else f.state) == "whole" else "p+0"
+        at = f"p+0+r*{f.shard * width}" if kept == "whole" else "p+0"
         self.own(f"hash.{f.name}", "p", "", "l out",
-                 f"zk_hash out {at} spans.{f.name} l*{whole}+r*{f.shard} {f.shard}",
+                 f"zk_hash out {at} spans.{f.name} l*{whole}+r*{f.shard} {f.shard} {full}",
                  shape=(f.shard,))
 
 

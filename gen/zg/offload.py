@@ -175,7 +175,8 @@ def update(m: _Maker) -> None:
             _copy(m, "down", unit, g, Ref("down", slot), n * 4, used, here,
                   from_rank=f.shard * 4 if f.sum == "whole" else 0)
         made = _made(m, f, l, at, slot)
-        states = tuple(Ref(f"{c}.{f.name}", l, at * 4) for c in f.states)
+        states = tuple(Ref(f"{c}.{f.name}", l, at * ops.width(c, m.spec.train.optimizer.moments))
+                       for c in f.states)
         m.add("host", f"update.{f.name}", unit, ins=(g if below else Ref("down", slot),),
               outs=(*made, *states), ints=(Int("l", l), Int("at", at), Int("n", n)),
               waits=(*here, *_turn(m, f, "gone", slot)), recs=(*used, *_turn(m, f, "made", slot)))

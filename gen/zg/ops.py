@@ -117,13 +117,14 @@ OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
     "Lion": ("m",), "Adagrad": ("v",),
 }
 UPDATE = "zk_update"
-WIDTHS = {"master": 4, "m": 4, "v": 4}                  # bytes of a state
+STATES = ("master", "m", "v")
 
 # How a linear's weight lies in the weights' file of a family: [in,out] or [out,in].
 LAYOUT = {"gpt2": 0, "llama": 1}
 KINDS = {"tanh": 0, "erf": 1}
 CURVES = {"line": 0, "cosine": 1, "log": 2, "inverse": 3}
 BYTES = {"f32": 4, "bf16": 2}
+TYPES = {"f32": "ZK_F32", "bf16": "ZK_BF16"}
 
 # Sizes of kernels/zk.h that a plan needs: ZK_SUMS integers of 8 bytes; room for a zk_ctl in bytes.
 SUMS = 72
@@ -131,6 +132,11 @@ VOCAB = 8                       # rows by token, and columns of logits, are a mu
 CTL = 128
 INLETS = 4                      # batches of tokens on their way to a GPU at once
 DESK = 4096                     # bytes of host memory that kernels need, beside a row of logits
+
+
+def width(state: str, moments: str) -> int:
+    """Bytes of an element of a state: masters are f32, moments are stored as the recipe says."""
+    return 4 if state == "master" else BYTES[moments]
 
 
 def up(n: int, to: int) -> int:

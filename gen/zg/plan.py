@@ -63,8 +63,10 @@ class Phase:
 
 @dataclass(frozen=True)
 class Recipe:
-    """The optimizer, by its name in the op table, and zk_recipe's fields. momentum: of beta1."""
+    """The optimizer, by its name in the op table, and zk_recipe's fields. moments: f32 | bf16, how
+    they are stored; momentum: of beta1."""
     optimizer: str
+    moments: str
     rate: tuple[Phase, ...]
     momentum: tuple[Phase, ...]
     beta2: float

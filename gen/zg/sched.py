@@ -314,10 +314,11 @@ class _Maker(Operands):
             self.add("main", "mark", waits=offload.ends(self), recs=(Event("updated", 0),))
             return
         for f, l in self.each():
+            narrow = self.real < 4 and "master" in f.states
             op, ins = f"cast.{f.name}", (Ref(f"master.{f.name}", l),)
             if self.away(f):
-                offload.renew(self, f, l, *((op, ins) if self.real == 2 else ("mark", ())), (), ())
-            elif self.real == 2:
+                offload.renew(self, f, l, *((op, ins) if narrow else ("mark", ())), (), ())
+            elif narrow:
                 self.add("main", op, f"{f.name}[{l}]", ins=ins, outs=(Ref(f"real.{f.name}", l),))
         self.add("main", "mark", recs=(Event("new", 0),))
         for f, l in self.each():

@@ -96,8 +96,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Optimizer:
-    """clip 0: none. decay: which tensors weight_decay applies to. groups: the first that matches a
-    tensor has it. None: a key that the type does not take."""
+    """clip 0: none. decay: which tensors weight_decay applies to. moments: how they are stored;
+    bf16 is rounded by chance, so that small steps add up. masters: f32 copies of what is stored in
+    less; without them parameters are rounded by chance too. groups: the first that matches a tensor
+    has it. None: a key that the type does not take."""
     __pydantic_config__ = _KEYS
     lr: Real(0.0, 1e3)
     type: Choice(*kinds.OPTIMIZERS) = "AdamW"
@@ -108,6 +110,8 @@ class Optimizer:
     weight_decay: Real(0.0, 1e3) = 0.0
     decay: Choice("matrices", "all") = "matrices"
     clip: Real(0.0, 1e30) = 1.0
+    moments: Choice("f32", "bf16") = "f32"
+    masters: Flag = True
     groups: tuple[Group, ...] = ()
 
 

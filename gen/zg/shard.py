@@ -182,8 +182,8 @@ def split(spec: Spec, graph: Graph) -> Shards:
         shard = ops.up(-(-size // W), max(unit, BLOCK))
         whole = stage < 3 or name == "keep"
         all_sums = stage == 0 or order == "local" and not below and (stage == 1 or W == 1)
-        apart = spec.train.precision != "f32" or \
-            (spec.zero.offload_optimizer.device != "none") != (name in hosted)
+        narrow = spec.train.precision != "f32" and spec.train.optimizer.masters
+        apart = narrow or (spec.zero.offload_optimizer.device != "none") != (name in hosted)
         flats.append(plan.Flat(name, counts[name], size, shard, "whole" if whole else "shard",
                                "whole" if stage == 0 else "shard",
                                (*["master"] * apart, *(states if moves else ())),

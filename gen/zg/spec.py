@@ -322,6 +322,17 @@ def _offload(keys: SpecKeys, root: Node) -> None:
                    "zero.stage 3 beside it, or none")
 
 
+def _masters(keys: SpecKeys, root: Node) -> None:
+    z, o = keys.zero, keys.train.optimizer
+    where = "train", "optimizer", "masters"
+    if not o.masters and keys.train.precision == "f32":
+        raise fail(root, where, "parameters of f32 are masters themselves",
+                   "train.precision bf16 beside it, or true")
+    if not o.masters and not z.offload_optimizer.device == z.offload_param.device == "none":
+        raise fail(root, where, "what is offloaded has masters", "true, or "
+                   "zero.offload_optimizer.device and zero.offload_param.device none beside it")
+
+
 def _reduction(keys: SpecKeys, root: Node) -> None:
     if keys.train.reduction == "fast" and "cpu" in keys.targets:
         raise fail(root, ("train", "reduction"), "fast lets NCCL sum, and the target cpu has none",
@@ -344,6 +355,7 @@ def load(path: str, sets: Sequence[str] = (), zero: str | None = None) -> Spec:
     model = build(keys, root)
     _batch(keys, root)
     _offload(keys, root)
+    _masters(keys, root)
     _chunk(keys, root, model)
     _reduction(keys, root)
     train = replace(keys.train, optimizer=_optimizer(keys, root), schedule=_schedule(keys, root))

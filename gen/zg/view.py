@@ -14,6 +14,7 @@ from .plan import Plan
 from .text import digest, layout_digest
 
 QUEUES = {name: f"ZR_{name.upper()}" for name in ("main", "gather", "reduce", "host", "up", "down")}
+STORED = {"f32": "ZR_F32", "bf16": "ZR_BF16"}   # how the runtime names a type
 VARS = "ijk"                    # of nested loops: roll.DEPTH of them
 COLUMNS = 100
 # What a function is a part of, by the first word of its name; else of the optimizer's step.
@@ -342,8 +343,9 @@ def flats(p: Plan) -> list[str]:
     out = []
     for f in p.flats:
         c, whole = p.masters(f)
+        kept = "f32" if "master" in f.states else p.head.real
         out.append(f"{{{number(c.at)}, {number(c.stride)}, {number(f.shard)}, {f.count}, "
-                   f"{int(whole)}, {'ZR_HOST' if p.offload else 'ZR_MAIN'}, hash_{f.name}}},")
+                   f"{int(whole)}, {STORED[kept]}, {'ZR_HOST' if p.offload else 'ZR_MAIN'}, hash_{f.name}}},")
     return out
 
 
@@ -380,7 +382,8 @@ def recipe(p: Plan) -> list[str]:
         out.append(f".{name} = {{{', '.join(rows)}}},")
     out.append(f".beta2 = {real(r.beta2)}, .eps = {real(r.eps)}, .clip = {real(r.clip)}, "
                f".rule = {list(ops.OPTIMIZERS).index(r.optimizer)}, "
-               f".rows = {p.head.batch * p.head.sequence},")
+               f".moments = {ops.TYPES[r.moments]}, .rows = {p.head.batch * p.head.sequence}, "
+               f".seed = {number(p.head.seed)},")
     return [line[4:] for text in out for line in wrap(text, 4)]
 
 
@@ -413,7 +416,7 @@ def view(p: Plan, cost: dict[str, object], memory: str, flat: bool) -> dict[str,
         "sections": sections(p, flat), "grains": grains(p),
         "functions": functions(p), "flats": flats(p), "files": files(p), "sample": sample(p),
         "tokens": number(p.cls("tokens").at), "targets": number(p.cls("targets").at),
-        "dtype": {"f32": "ZK_F32", "bf16": "ZK_BF16"}[p.head.real],
+        "dtype": ops.TYPES[p.head.real],
         "shared": number(p.shared), "hosted": number(p.end("hosted")),
         "queues": " | ".join(f"1 << {QUEUES[q]}" for q in queues(p)), "cost": cost,
     }

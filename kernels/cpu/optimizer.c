@@ -77,73 +77,118 @@ void ZK(zk_factor)(zk *k, const zk_launch *L, zk_ctl *ctl, const int64_t *sums, 
     step_factor(ctl, sums, r);
 }
 
+/* ---- words by chance, for 64 elements */
+enum { GROUP = 64 };
+
+/* Word i of counter first + lane, 16 lanes, goes to out[lane * by_lane + i * by_word]. */
+ZK_INLINE void words(uint32_t out[GROUP], int by_lane, int by_word, uint64_t seed, uint64_t key,
+                     uint64_t first)
+{
+    for (int half = 0; half < 2; half++) {
+        v8u at = first + 8 * half + (v8u){0, 1, 2, 3, 4, 5, 6, 7};
+        v8u c[4] = {at, at >> 32, (v8u){0} + key, (v8u){0} + (key >> 32)};
+        philox(c, seed);
+        for (int i = 0; i < 4; i++)
+            for (int lane = 0; lane < 8; lane++)
+                out[(8 * half + lane) * by_lane + i * by_word] = (uint32_t)c[i][lane];
+    }
+}
+
 /* ---- the update */
 typedef struct flat_update {
     real *w;                        /* [n], or NULL */
-    float *p, *m, *v;               /* [n]; m, v NULL where the rule has none */
+    float *p;                       /* [n]; NULL: w is what moves */
+    void *m, *v;                    /* [n]; NULL where the rule has none */
     const float *g;                 /* [n] */
-    int dtype;
+    int dtype, moments;
+    uint64_t seed;                  /* of chance */
     step s;
     const zk_ctl *ctl;
 } flat_update;
 
-/* Elements i .. i + n - 1, at most 16 of them */
-ZK_INLINE void update16(const flat_update *a, const pull *own, int64_t i, int n)
+/* x made a bf16 by chance: by the lower half of a word for each of its elements, or the upper */
+ZK_INLINE v16 by_chance(v16 x, const uint32_t word[16], int shift)
 {
-    v16 m = a->m ? get16(a->m + i, n) : set16(0), v = a->v ? get16(a->v + i, n) : set16(0);
-    v16 p = update(&a->s, own, get16(a->p + i, n), &m, &v, get16(a->g + i, n));
+    v16u all;
+    memcpy(&all, word, sizeof all);
+    return dither16(x, all >> shift & 0xffff);
+}
+
+/* Words of the elements i .. i + 63 of a part; second: ZK_SECOND or 0 */
+ZK_INLINE void draw(uint32_t out[GROUP], const flat_update *a, const zk_part *part, int64_t i,
+                    uint64_t second)
+{
+    words(out, 4, 1, a->seed, (uint64_t)part->key, (uint64_t)(part->elem + i) / 4 | second);
+}
+
+/* Elements i .. i + n - 1 of a part, at most 16 of them. chance: first and second words of elements
+ * i / 64 * 64 and on, drawn here with the first of these. */
+ZK_INLINE void update16(const flat_update *a, const zk_part *part, const pull *own, int moments,
+                        int64_t i, int n, uint32_t chance[2][GROUP])
+{
+    int64_t at = part->at + i;
+    v16 m = a->m ? zk_get(a->m, at, moments, n) : set16(0);
+    v16 v = a->v ? zk_get(a->v, at, moments, n) : set16(0);
+    v16 p = a->p ? get16(a->p + at, n) : zk_get(a->w, at, ZK_BF16, n);
+    p = update(&a->s, own, p, &m, &v, get16(a->g + at, n));
+    if (moments == ZK_BF16) {
+        if (i % GROUP == 0)
+            draw(chance[0], a, part, i, 0);
+        m = by_chance(m, chance[0] + i % GROUP, 0);
+        v = by_chance(v, chance[0] + i % GROUP, 16);
+    }
+    if (!a->p) {
+        if (i % GROUP == 0)
+            draw(chance[1], a, part, i, ZK_SECOND);
+        p = by_chance(p, chance[1] + i % GROUP, 0);
+    }
     if (a->m)
-        put16(a->m + i, m, n);
+        zk_put(a->m, at, moments, m, n);
     if (a->v)
-        put16(a->v + i, v, n);
-    put16(a->p + i, p, n);
+        zk_put(a->v, at, moments, v, n);
+    if (a->p)
+        put16(a->p + at, p, n);
     if (a->w)
-        zk_put(a->w, i, a->dtype, p, n);
+        zk_put(a->w, at, a->dtype, p, n);
+}
+
+ZK_INLINE void update_some(const flat_update *a, const zk_part *part, int moments)
+{
+    pull own = pull_of(a->ctl, part->span);
+    uint32_t chance[2][GROUP];
+    int64_t i = 0;
+    for (; i + 16 <= part->n; i += 16)
+        update16(a, part, &own, moments, i, 16, chance);
+    if (i < part->n)
+        update16(a, part, &own, moments, i, (int)(part->n - i), chance);
 }
 
 static void update_part(void *arg, const zk_part *part)
 {
     const flat_update *a = arg;
-    pull own = pull_of(a->ctl, part->span);
-    int64_t i = part->at, end = part->at + part->n;
-    for (; i + 16 <= end; i += 16)
-        update16(a, &own, i, 16);
-    if (i < end)
-        update16(a, &own, i, (int)(end - i));
+    if (a->moments == ZK_BF16)
+        update_some(a, part, ZK_BF16);
+    else
+        update_some(a, part, ZK_F32);
 }
 
 void ZK(zk_update)(zk *k, const zk_launch *L, const zk_ctl *ctl, const zk_recipe *r, real *w,
-                   float *p, float *m, float *v, const float *g, const zk_span *spans,
+                   float *p, void *m, void *v, const float *g, const zk_span *spans,
                    int64_t nspans, int64_t first, int64_t n)
 {
-    flat_update a = {w, p, m, v, g, k->dtype, step_of(ctl, r), ctl};
+    flat_update a = {w, p, m, v, g, k->dtype, r->moments, update_seed(ctl, r), step_of(ctl, r),
+                     ctl};
     if (!ctl->skipped)
         each(k, L, spans, nspans, first, n, update_part, &a);
 }
 
 /* ---- initial values: 64 elements from 16 counters. Counter 16*(element/64) + lane gives elements
  * 64*(element/64) + lane + 0, 16, 32, 48, so that 16 lanes are stored at once. */
-enum { GROUP = 64 };
-
 typedef struct initial {
-    float *p;                       /* [n] */
+    real *p;                        /* [n] */
     uint64_t seed;
+    int dtype;
 } initial;
-
-/* Words 0 .. 3 of the 16 counters of group `group` */
-static void words(v16u out[4], uint64_t seed, uint64_t key, uint64_t group)
-{
-    uint32_t word[4][16];
-    for (int half = 0; half < 2; half++) {
-        v8u at = 16 * group + 8 * half + (v8u){0, 1, 2, 3, 4, 5, 6, 7};
-        v8u c[4] = {at, at >> 32, (v8u){0} + key, (v8u){0} + (key >> 32)};
-        philox(c, seed);
-        for (int i = 0; i < 4; i++)
-            for (int lane = 0; lane < 8; lane++)
-                word[i][8 * half + lane] = (uint32_t)c[i][lane];
-    }
-    memcpy(out, word, sizeof word);
-}
 
 static const float TURN = 6.28318530717958647692f;
 
@@ -172,15 +217,17 @@ static void init_part(void *arg, const zk_part *part)
     v16 mean = set16(part->span->mean), std = set16(part->span->std);
     for (int64_t i = 0; i < part->n; i += GROUP) {
         v16u word[4];
+        uint32_t drawn[GROUP];
         v16 z[4] = {set16(0), set16(0), set16(0), set16(0)};
         if (part->span->std != 0) {
-            words(word, a->seed, (uint64_t)part->key, (uint64_t)(part->elem + i) / GROUP);
+            words(drawn, 1, 16, a->seed, (uint64_t)part->key, (uint64_t)(part->elem + i) / 4);
+            memcpy(word, drawn, sizeof word);
             normals(z, word[0], word[1]);
             normals(z + 2, word[2], word[3]);
         }
         for (int j = 0; j < 4 && i + 16 * j < part->n; j++)
-            store16n(a->p + part->at + i + 16 * j, fma16(std, z[j], mean),
-                     (int)zk_least(16, part->n - i - 16 * j));
+            zk_put(a->p, part->at + i + 16 * j, a->dtype, fma16(std, z[j], mean),
+                   part->n - i - 16 * j);
     }
 }
 
@@ -190,14 +237,15 @@ static void init_task(void *arg, int64_t task, int thread)
     const flat *a = arg;
     const initial *to = a->arg;
     int64_t at = task * a->piece;
-    memset(to->p + at, 0, zk_least(a->piece, a->n - at) * sizeof *to->p);
+    int64_t width = to->dtype == ZK_F32 ? 4 : 2;
+    memset((char *)to->p + at * width, 0, (size_t)(zk_least(a->piece, a->n - at) * width));
     flat_task(arg, task, thread);
 }
 
-void ZK(zk_init)(zk *k, const zk_launch *L, float *p, const zk_span *spans, int64_t nspans,
-                 int64_t first, int64_t n, uint64_t seed)
+void ZK(zk_init)(zk *k, const zk_launch *L, void *p, const zk_span *spans, int64_t nspans,
+                 int64_t first, int64_t n, uint64_t seed, int full)
 {
-    initial a = {p, seed};
+    initial a = {p, seed, full ? ZK_F32 : k->dtype};
     flat all = {spans, nspans, first, n, ZK_BLOCK * zk_tile(k, L, 0, BLOCKS), init_part, &a};
     zk_for(k, zk_pieces(n, all.piece), init_task, &all);
 }
@@ -205,7 +253,8 @@ void ZK(zk_init)(zk *k, const zk_launch *L, float *p, const zk_span *spans, int6
 /* ---- the hash */
 typedef struct digest {
     uint64_t *sum;                  /* [2] */
-    const float *p;                 /* [n] */
+    const real *p;                  /* [n] */
+    int dtype;
 } digest;
 
 static void hash_part(void *arg, const zk_part *part)
@@ -214,15 +263,15 @@ static void hash_part(void *arg, const zk_part *part)
     uint64_t own[2] = {0, 0};
     for (int64_t i = 0; i < part->n; i += ZK_BLOCK) {
         int64_t block = (part->elem + i) / ZK_BLOCK, n = zk_least(ZK_BLOCK, part->n - i);
-        digest_block(own, (uint64_t)part->key, (uint64_t)block, a->p + part->at + i, n);
+        digest_block(own, (uint64_t)part->key, (uint64_t)block, a->p, part->at + i, n, a->dtype);
     }
     __atomic_fetch_add(a->sum, own[0], __ATOMIC_RELAXED);
     __atomic_fetch_add(a->sum + 1, own[1], __ATOMIC_RELAXED);
 }
 
-void ZK(zk_hash)(zk *k, const zk_launch *L, uint64_t *sum, const float *p, const zk_span *spans,
-                 int64_t nspans, int64_t first, int64_t n)
+void ZK(zk_hash)(zk *k, const zk_launch *L, uint64_t *sum, const void *p, const zk_span *spans,
+                 int64_t nspans, int64_t first, int64_t n, int full)
 {
-    digest a = {sum, p};
+    digest a = {sum, p, full ? ZK_F32 : k->dtype};
     each(k, L, spans, nspans, first, n, hash_part, &a);
 }

@@ -114,6 +114,14 @@ ZK_INLINE v16h narrow16(v16 x)
     return __builtin_convertvector(kept >> 16, v16h);
 }
 
+/* x made a bf16 by chance: up where the 16 bits that it drops and those of `chance` (below 2^16)
+ * carry, so that its mean is x. What is not finite stays. */
+ZK_INLINE v16 dither16(v16 x, v16u chance)
+{
+    v16u u = (v16u)x, made = (u + chance) & 0xffff0000;
+    return select16((v16i)((u & 0x7f800000) == 0x7f800000), x, (v16)made);
+}
+
 /* ---- elements i .. of an array of `dtype` */
 ZK_INLINE v16 load16r(const real *p, int64_t i, int dtype)
 {

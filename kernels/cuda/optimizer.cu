@@ -53,38 +53,89 @@ void zk_factor(zk *k, const zk_launch *L, zk_ctl *ctl, const int64_t *sums, cons
     ZK_LAUNCH(k, L, 0, factor, ctl, sums, *r);
 }
 
+/* ---- words by chance */
+/* Philox 4x32-10 (Salmon and others, SC 2011): the counter becomes its random words. */
+static __device__ void philox(uint32_t c[4], uint64_t key)
+{
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    for (int i = 0; i < 10; i++) {
+        uint64_t a = (uint64_t)c[0] * 0xd2511f53u, b = (uint64_t)c[2] * 0xcd9e8d57u;
+        c[0] = (uint32_t)(b >> 32) ^ c[1] ^ k0;
+        c[2] = (uint32_t)(a >> 32) ^ c[3] ^ k1;
+        c[1] = (uint32_t)b;
+        c[3] = (uint32_t)a;
+        k0 += 0x9e3779b9u;
+        k1 += 0xbb67ae85u;
+    }
+}
+
+/* counter, of a tensor's: becomes its words 0 .. 3 */
+static __device__ void words(uint32_t c[4], uint64_t seed, uint64_t key, uint64_t counter)
+{
+    c[0] = (uint32_t)counter, c[1] = (uint32_t)(counter >> 32);
+    c[2] = (uint32_t)key, c[3] = (uint32_t)(key >> 32);
+    philox(c, seed);
+}
+
+/* As dither16 of kernels/cpu/vec.h */
+static __device__ float dither(float x, uint32_t chance)
+{
+    uint32_t u = __float_as_uint(x);
+    return (u & 0x7f800000) == 0x7f800000 ? x : __uint_as_float((u + chance) & 0xffff0000);
+}
+
 /* ---- the update */
 struct flat_update {
-    float *p, *m, *v;               /* [n]; m, v NULL where the rule has none */
+    float *p;                       /* [n]; NULL: w is what moves */
+    void *m, *v;                    /* [n]; NULL where the rule has none */
     const float *g;                 /* [n] */
     zk_recipe r;
 };
 
-/* Elements i .. i + 3, `left` of them or fewer */
-template <class T>
+/* Elements i .. i + 3, `left` of them or fewer; key, elem: of the first of them. S: how states are
+ * stored; P: of what type the masters are, float or, without any, T */
+template <class T, class S, class P>
 static __device__ void update_pack(const flat_update &a, T *w, const step &s, const pull &own,
-                                   int64_t i, int left)
+                                   uint64_t seed, int64_t key, int64_t elem, int64_t i, int left)
 {
     float p[PACK], m[PACK] = {}, v[PACK] = {}, g[PACK];
-    fetch(p, a.p + i, left);
+    if constexpr (sizeof(P) == sizeof(float))
+        fetch(p, a.p + i, left);
+    else
+        fetch(p, w + i, left);
     if (a.m)
-        fetch(m, a.m + i, left);
+        fetch(m, (const S *)a.m + i, left);
     if (a.v)
-        fetch(v, a.v + i, left);
+        fetch(v, (const S *)a.v + i, left);
     fetch(g, a.g + i, left);
     for (int j = 0; j < PACK; j++)
         p[j] = update(&s, &own, p[j], m + j, v + j, g[j]);
+    if constexpr (sizeof(S) < sizeof(float)) {
+        uint32_t word[PACK];
+        words(word, seed, (uint64_t)key, (uint64_t)elem / PACK);
+        for (int j = 0; j < PACK; j++) {
+            m[j] = dither(m[j], word[j] & 0xffff);
+            v[j] = dither(v[j], word[j] >> 16);
+        }
+    }
+    if constexpr (sizeof(P) < sizeof(float)) {
+        uint32_t word[PACK];
+        words(word, seed, (uint64_t)key, (uint64_t)elem / PACK | ZK_SECOND);
+        for (int j = 0; j < PACK; j++)
+            p[j] = dither(p[j], word[j] & 0xffff);
+    }
     if (a.m)
-        stow(a.m + i, m, left);
+        stow((S *)a.m + i, m, left);
     if (a.v)
-        stow(a.v + i, v, left);
-    stow(a.p + i, p, left);
+        stow((S *)a.v + i, v, left);
+    if constexpr (sizeof(P) == sizeof(float))
+        stow(a.p + i, p, left);
     if (w)
         stow(w + i, p, left);
 }
 
-template <class T>
-static __global__ void __launch_bounds__(256)
+template <class T, class S, class P>
+static __global__ void __launch_bounds__(256, sizeof(S) + sizeof(P) == 8 ? 4 : 3)
 updates(flat_update a, T *w, const zk_ctl *ctl, span_list spans, int64_t first, int64_t n)
 {
     zk_span own = spans.span[lane_here()];
@@ -102,38 +153,37 @@ updates(flat_update a, T *w, const zk_ctl *ctl, span_list spans, int64_t first, 
                         __shfl_sync((unsigned)ZK_ALL, mine.shrink, part.lane)};
         int have = (int)zk_least(part.n, n - at);
         for (int i = PACK * lane_here(); i < have; i += ROW)
-            update_pack(a, w, s, of_part, at + i, have - i);
+            update_pack<T, S, P>(a, w, s, of_part, update_seed(&c, &a.r), part.key, part.elem + i,
+                              at + i, have - i);
     }
 }
 
+template <class T, class S, class P>
+static void update_all(zk *k, const zk_launch *L, const zk_ctl *ctl, const flat_update &a, T *w,
+                       const zk_span *spans, int64_t nspans, int64_t first, int64_t n)
+{
+    for (int64_t i = 0; i < nspans; i += ZK_WARP)
+        ZK_LAUNCH(k, L, 0, (updates<T, S, P>), a, w, ctl, some_spans(spans + i, nspans - i), first,
+                  n);
+}
+
 void zk_update(zk *k, const zk_launch *L, const zk_ctl *ctl, const zk_recipe *r, real *w, float *p,
-               float *m, float *v, const float *g, const zk_span *spans, int64_t nspans,
+               void *m, void *v, const float *g, const zk_span *spans, int64_t nspans,
                int64_t first, int64_t n)
 {
     flat_update a = {p, m, v, g, *r};
-    for (int64_t i = 0; i < nspans; i += ZK_WARP)
-        ZK_REAL(k, T, ZK_LAUNCH(k, L, 0, updates<T>, a, (T *)w, ctl,
-                                some_spans(spans + i, nspans - i), first, n));
+    int narrow = r->moments == ZK_BF16;
+    if (!p)
+        (narrow ? update_all<bf16, bf16, bf16> : update_all<bf16, float, bf16>)(
+            k, L, ctl, a, (bf16 *)w, spans, nspans, first, n);
+    else
+        ZK_REAL(k, T, (narrow ? update_all<T, bf16, float> : update_all<T, float, float>)(
+                          k, L, ctl, a, (T *)w, spans, nspans, first, n));
 }
 
 /* ---- initial values: counter 16*(element/64) + lane gives elements 64*(element/64) + lane + 0,
  * 16, 32, 48 of a tensor */
 enum { GROUP = 64, LANES = 16 };
-
-/* Philox 4x32-10 (Salmon and others, SC 2011): the counter becomes its random words. */
-static __device__ void philox(uint32_t c[4], uint64_t key)
-{
-    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
-    for (int i = 0; i < 10; i++) {
-        uint64_t a = (uint64_t)c[0] * 0xd2511f53u, b = (uint64_t)c[2] * 0xcd9e8d57u;
-        c[0] = (uint32_t)(b >> 32) ^ c[1] ^ k0;
-        c[2] = (uint32_t)(a >> 32) ^ c[3] ^ k1;
-        c[1] = (uint32_t)b;
-        c[3] = (uint32_t)a;
-        k0 += 0x9e3779b9u;
-        k1 += 0xbb67ae85u;
-    }
-}
 
 /* log of a normal number by log16 of kernels/cpu/vec.h, which says what it does */
 static __device__ float log_one(float x)
@@ -171,15 +221,15 @@ static __device__ void normals(float z[2], uint32_t a, uint32_t b)
 /* Words 0 .. 3 of counter `counter` as four normals */
 static __device__ void draw_normals(float z[4], uint64_t seed, uint64_t key, uint64_t counter)
 {
-    uint32_t c[4] = {(uint32_t)counter, (uint32_t)(counter >> 32), (uint32_t)key,
-                     (uint32_t)(key >> 32)};
-    philox(c, seed);
+    uint32_t c[4];
+    words(c, seed, key, counter);
     normals(z, c[0], c[1]);
     normals(z + 2, c[2], c[3]);
 }
 
+template <class T>
 static __global__ void __launch_bounds__(256)
-initial(float *p, span_list spans, int64_t first, int64_t n, uint64_t seed)
+initial(T *p, span_list spans, int64_t first, int64_t n, uint64_t seed)
 {
     int lane = lane_here();
     zk_span own = spans.span[lane];
@@ -196,23 +246,34 @@ initial(float *p, span_list spans, int64_t first, int64_t n, uint64_t seed)
             if (std != 0)
                 draw_normals(z, seed, (uint64_t)part.key, counter);
             for (int j = 0, i = group + lane % LANES; j < 4 && i < have; j++, i += LANES)
-                p[at + i] = fmaf(std, z[j], mean);
+                put(p + at + i, fmaf(std, z[j], mean));
         }
     }
 }
 
-void zk_init(zk *k, const zk_launch *L, float *p, const zk_span *spans, int64_t nspans,
-             int64_t first, int64_t n, uint64_t seed)
+template <class T>
+static void init_all(zk *k, const zk_launch *L, T *p, const zk_span *spans, int64_t nspans,
+                     int64_t first, int64_t n, uint64_t seed)
 {
     /* Between tensors, 0: units are gathered whole, and kernels read rows that pad a vocabulary. */
     zk_must(cudaMemsetAsync(p, 0, (size_t)n * sizeof *p, k->stream), "zk_init");
     for (int64_t i = 0; i < nspans; i += ZK_WARP)
-        ZK_LAUNCH(k, L, 0, initial, p, some_spans(spans + i, nspans - i), first, n, seed);
+        ZK_LAUNCH(k, L, 0, initial<T>, p, some_spans(spans + i, nspans - i), first, n, seed);
+}
+
+void zk_init(zk *k, const zk_launch *L, void *p, const zk_span *spans, int64_t nspans,
+             int64_t first, int64_t n, uint64_t seed, int full)
+{
+    if (full)
+        init_all(k, L, (float *)p, spans, nspans, first, n, seed);
+    else
+        ZK_REAL(k, T, init_all(k, L, (T *)p, spans, nspans, first, n, seed));
 }
 
 /* ---- the hash: a warp looks up 32 blocks, and each lane goes through one */
 static __global__ void __launch_bounds__(128)
-digest(unsigned long long *sum, const float *p, span_list spans, int64_t first, int64_t n)
+digest(unsigned long long *sum, const void *p, int dtype, span_list spans, int64_t first,
+       int64_t n)
 {
     int lane = lane_here();
     zk_span own = spans.span[lane];
@@ -225,8 +286,8 @@ digest(unsigned long long *sum, const float *p, span_list spans, int64_t first, 
                 found = part;
         int64_t start = at + lane * ZK_BLOCK, have = zk_least(found.n, n - start);
         if (have > 0)
-            digest_block(mine, (uint64_t)found.key, (uint64_t)found.elem / ZK_BLOCK, p + start,
-                         have);
+            digest_block(mine, (uint64_t)found.key, (uint64_t)found.elem / ZK_BLOCK, p, start, have,
+                         dtype);
     }
     for (int i = 0; i < 2; i++) {
         uint64_t all = warp_sum(mine[i]);
@@ -235,14 +296,15 @@ digest(unsigned long long *sum, const float *p, span_list spans, int64_t first, 
     }
 }
 
-void zk_hash(zk *k, const zk_launch *L, uint64_t *sum, const float *p, const zk_span *spans,
-             int64_t nspans, int64_t first, int64_t n)
+void zk_hash(zk *k, const zk_launch *L, uint64_t *sum, const void *p, const zk_span *spans,
+             int64_t nspans, int64_t first, int64_t n, int full)
 {
     unsigned long long *all = (unsigned long long *)k->device;
     unsigned long long *found = (unsigned long long *)k->host;
     zk_must(cudaMemsetAsync(all, 0, 2 * sizeof *all, k->stream), "zk_hash");
     for (int64_t i = 0; i < nspans; i += ZK_WARP)
-        ZK_LAUNCH(k, L, 0, digest, all, p, some_spans(spans + i, nspans - i), first, n);
+        ZK_LAUNCH(k, L, 0, digest, all, p, full ? ZK_F32 : k->dtype,
+                  some_spans(spans + i, nspans - i), first, n);
     zk_to_host(k, found, all, 2 * sizeof *all);
     sum[0] += found[0];
     sum[1] += found[1];

@@ -1,0 +1,39 @@
+/* zr_float.h -- floats as the runtime and weights' files store them: f32, bf16, IEEE halves. */
+#ifndef ZR_FLOAT_H
+#define ZR_FLOAT_H
+#include <stdint.h>
+#include <string.h>
+
+/* the first of zr_safetensors.c's dtypes */
+enum { F32 = 0, BF16 = 1, F16 = 2 };
+
+/* f32 of an IEEE half: exact, the payload of a NaN kept */
+static inline uint32_t zr_of_half(uint32_t h)
+{
+    uint32_t sign = (h & 0x8000) << 16, e = h >> 10 & 31, m = h & 1023, bits;
+    float tiny = (float)m * 0x1p-24f;     /* exact, and normal in f32 */
+    memcpy(&bits, &tiny, 4);
+    if (e > 0) bits = (e == 31 ? 255 : e + 112) << 23 | m << 13;
+    return sign | bits;
+}
+
+/* to[n] = floats of 2 bytes each */
+static inline void zr_widen(float *to, const uint16_t *from, int64_t n, int dtype)
+{
+    for (int64_t k = 0; k < n; k++) {
+        uint32_t bits = dtype == BF16 ? (uint32_t)from[k] << 16 : zr_of_half(from[k]);
+        memcpy(&to[k], &bits, 4);
+    }
+}
+
+/* to[n] = the nearest bf16, ties to even; NaN stays NaN */
+static inline void zr_narrow(uint16_t *to, const float *from, int64_t n)
+{
+    for (int64_t k = 0; k < n; k++) {
+        uint32_t u;
+        memcpy(&u, &from[k], 4);
+        to[k] = (uint16_t)((from[k] != from[k] ? u | 0x400000 : u + 0x7fff + (u >> 16 & 1)) >> 16);
+    }
+}
+
+#endif
