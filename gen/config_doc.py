@@ -114,7 +114,8 @@ def spec(kind: type, path: str = "") -> Iterator[str]:
 # ---- a ds_config.json's keys
 
 def words(row: dsrows.Honour | dsrows.Same | dsrows.Moved) -> str:
-    pairs = [f"{json.dumps(a).strip(chr(34))} is {json.dumps(b).strip(chr(34))}" for a, b in (row.words or {}).items()
+    plain = lambda x: json.dumps(x).strip('"')
+    pairs = [f"{plain(a)} is {plain(b)}" for a, b in (row.words or {}).items()
              if str(a) != str(b)]
     return f" ({', '.join(pairs)})" if pairs else ""
 

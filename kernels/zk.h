@@ -19,7 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZK_ABI 7
+#define ZK_ABI 8
 
 /* one queue's kernel context: threads on a CPU, stream and handles on a GPU */
 typedef struct zk zk;
@@ -242,8 +242,8 @@ void zk_update(zk *k, const zk_launch *L, const zk_ctl *ctl, const zk_recipe *r,
  * between tensors. full: p is float, else real */
 void zk_init(zk *k, const zk_launch *L, void *p, const zk_span *spans, int64_t nspans,
              int64_t first, int64_t n, uint64_t seed, int full);
-/* sum[2] += hashes of blocks of 1024 elements of a tensor as floats, keyed by (key, block): the same
- * whatever the partition. full: p is float, else real */
+/* sum[2] += hashes of blocks of 1024 elements of a tensor as floats, keyed by (key, block): the
+ * same whatever the partition. full: p is float, else real */
 void zk_hash(zk *k, const zk_launch *L, uint64_t *sum, const void *p, const zk_span *spans,
              int64_t nspans, int64_t first, int64_t n, int full);
 /* `out`, `loss`, `valid`, zk_hash's `sum` and zk_sample's result: host memory, there on return.

@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZR_ABI 5
+#define ZR_ABI 6
 
 typedef struct zr zr;                     /* one rank */
 
@@ -79,9 +79,9 @@ void zr_batch(zr *z, int64_t grain);
 void zr_batch_at(zr *z, int64_t grain, int64_t at);
 
 /* ---- what the program tells the runtime */
-/* Where the masters of a flat buffer lie, what is saved of a model: instance i of `count` at `at` + i*`stride` in the
- * arena. whole = 1: every rank has all `ranks * shard` elements; 0: elements [r*shard,
- * (r+1)*shard). */
+/* Where the masters of a flat buffer lie, what is saved of a model: instance i of `count` at `at` +
+ * i*`stride` in the arena. whole = 1: every rank has all `ranks * shard` elements; 0: elements
+ * [r*shard, (r+1)*shard). */
 typedef struct zr_flat {
     int64_t at, stride, shard;
     int32_t count, whole;

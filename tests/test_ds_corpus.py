@@ -79,7 +79,7 @@ def test_more_than_45_are_read_with_fp16_and_all_of_offload(tmp_path: Path,
             for key, row in dskeys.TABLE.items() if key in LATER}
     monkeypatch.setattr(dsconfig, "TABLE", {**dskeys.TABLE, **rows})
     spec = spec_without_min_lr(tmp_path)
-    assert sum(not outcome(spec, path) for path in FILES) == 48
+    assert sum(not outcome(spec, path) for path in FILES) == 49
 
 
 if __name__ == "__main__":

@@ -118,5 +118,5 @@ def made(spec: Spec) -> plan.Recipe:
     if s.cycle_momentum and o.betas:
         low, high, beta2 = s.cycle_min_mom, s.cycle_max_mom, 0.99
         momentum = [_held(low, 2), *_cycle(s, high, low), _held(high)]
-    return plan.Recipe(rule(o), o.moments, _used(_RATES[s.type](o, s)), _used(momentum), beta2, o.eps or 1.0,
-                       o.clip)
+    return plan.Recipe(rule(o), o.moments, _used(_RATES[s.type](o, s)), _used(momentum), beta2,
+                       o.eps or 1.0, o.clip)

@@ -345,7 +345,8 @@ def flats(p: Plan) -> list[str]:
         c, whole = p.masters(f)
         kept = "f32" if "master" in f.states else p.head.real
         out.append(f"{{{number(c.at)}, {number(c.stride)}, {number(f.shard)}, {f.count}, "
-                   f"{int(whole)}, {STORED[kept]}, {'ZR_HOST' if p.offload else 'ZR_MAIN'}, hash_{f.name}}},")
+                   f"{int(whole)}, {STORED[kept]}, "
+                   f"{'ZR_HOST' if p.offload else 'ZR_MAIN'}, hash_{f.name}}},")
     return out
 
 
