@@ -81,7 +81,7 @@ typedef struct zr_row {                   /* of the table */
     const char *name;
     int64_t calls, bytes;
     double seconds;
-    int queue;
+    int queue, waits;
 } zr_row;
 
 typedef struct zr_profile {

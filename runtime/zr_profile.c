@@ -155,7 +155,7 @@ static zr_row *row_of(zr *z, const char *name, int queue)
 static void print_row(zr *z, const zr_row *r, double wall)
 {
     const zr_function *fn = function(z, r->name);
-    char bytes[32] = "", rate[32] = "", work[32] = "", peak[32] = "";
+    char bytes[32] = "", rate[32] = "", work[32] = "", peak[32] = "", line[LINE];
     double n = (double)steps(z), flops = fn ? fn->flops * (double)r->calls : 0;
     double gflops = r->seconds > 0 ? 1e-9 * flops / r->seconds : 0;
     /* on a CPU whoever uses an all-to-all's pieces reads them, where they lie */
@@ -166,9 +166,12 @@ static void print_row(zr *z, const zr_row *r, double wall)
     if (gflops > 0) snprintf(work, sizeof work, "%.1f", gflops);
     if (gflops > 0 && z->peak > 0)
         snprintf(peak, sizeof peak, "  %.0f%% of peak", 100 * gflops * z->ranks / z->peak);
-    zr_print(z, STDOUT_FILENO, "%-7s %-16s %8.0f %11.3f %6.1f %14s %8s %10s%s\n",
-             zr_queue_name(r->queue), r->name, (double)r->calls / n, 1e3 * r->seconds / n,
-             100 * r->seconds / wall, bytes, rate, work, peak);
+    int end = snprintf(line, sizeof line, "  %-22s %8.0f %11.3f %6.1f %14s %8s %10s%s", r->name,
+                       (double)r->calls / n, 1e3 * r->seconds / n, 100 * r->seconds / wall, bytes,
+                       rate, work, peak);
+    if (end >= LINE) end = LINE - 1;
+    while (end > 0 && line[end - 1] == ' ') end--;
+    zr_print(z, STDOUT_FILENO, "%.*s\n", end, line);
 }
 
 static int descending(const void *a, const void *b)
@@ -187,10 +190,22 @@ static void add_notes(zr *z, const char *(*name)(zr *z, const zr_note *note))
         if (!as) continue;
         zr_row *r = row_of(z, as, note->queue);
         r->calls++;
+        r->waits = note->kind >= 0;
         r->seconds += seconds(note);
         r->bytes += note->bytes;
     }
     qsort(z->profile.row, (size_t)z->profile.rows, sizeof *z->profile.row, descending);
+}
+
+/* What a queue's time went to, above its rows. */
+static void print_queue(zr *z, int queue, double wall)
+{
+    double sum[2] = {0}, n = (double)steps(z);
+    for (const zr_row *r = z->profile.row; r < z->profile.row + z->profile.rows; r++)
+        if (r->queue == queue) sum[r->waits] += r->seconds;
+    zr_print(z, STDOUT_FILENO, "%-7s works %.3f ms (%.1f %%), waits %.3f ms (%.1f %%)\n",
+             zr_queue_name(queue), 1e3 * sum[0] / n, 100 * sum[0] / wall, 1e3 * sum[1] / n,
+             100 * sum[1] / wall);
 }
 
 static const char *waiting_for(int queue)
@@ -234,12 +249,15 @@ static void print_table(zr *z)
     for (const zr_row *r = f->row; r < f->row + f->rows; rest -= r++->seconds)
         zr_print(z, STDOUT_FILENO, "%-24s %8.0f %11.3f %6.1f\n", r->name, (double)r->calls / n,
                  1e3 * r->seconds / n, 100 * r->seconds / wall);
-    zr_print(z, STDOUT_FILENO, "%-33s %11.3f %6.1f\n", "between commands", 1e3 * rest / n,
+    zr_print(z, STDOUT_FILENO, "%-33s %11.3f %6.1f\n", "no command", 1e3 * rest / n,
              100 * rest / wall);
-    zr_print(z, STDOUT_FILENO, "%-7s %-16s %8s %11s %6s %14s %8s %10s\n", "queue", "command",
-             "calls", "ms", "%", "bytes", "GB/s", "GFLOP/s");
+    zr_print(z, STDOUT_FILENO, "%-24s %8s %11s %6s %14s %8s %10s\n", "each queue: command", "calls",
+             "ms", "%", "bytes", "GB/s", "GFLOP/s");
     add_notes(z, line_name);
-    for (const zr_row *r = f->row; r < f->row + f->rows; r++) print_row(z, r, wall);
+    for (const zr_row *r = f->row; r < f->row + f->rows; r++) {
+        if (r == f->row || r->queue != r[-1].queue) print_queue(z, r->queue, wall);
+        print_row(z, r, wall);
+    }
 }
 
 /* ---- the file */
@@ -300,7 +318,7 @@ static void write_names(zr *z, struct out *o)
 
 static void write_notes(zr *z, struct out *o)
 {
-    const zr_profile *f = &z->profile;
+    zr_profile *f = &z->profile;
     for (int64_t i = 0; i < steps(z); i++) {
         char name[LINE];
         snprintf(name, sizeof name, "step %" PRId64, z->o->profile_first + i);
@@ -310,9 +328,12 @@ static void write_notes(zr *z, struct out *o)
         say(z, o, "}");
     }
     for (const zr_note *note = f->note; note < f->note + f->used; note++) {
+        if (note == f->note || note->step != note[-1].step) f->rows = 0;
+        zr_row *calls = row_of(z, note->name, note->queue);
         say(z, o, ",\n");
         write_event(z, o, note->name, note->queue, note->begin, note->end);
-        say(z, o, ",\"args\":{\"step\":%" PRId64, note->step + 1);
+        say(z, o, ",\"args\":{\"step\":%" PRId64 ",\"call\":%" PRId64, note->step + 1,
+            calls->calls++);
         if (note->kind >= 0) say(z, o, ",\"for\":\"%s\"", zr_queue_name(note->kind));
         if (note->bytes) say(z, o, ",\"bytes\":%" PRId64, note->bytes);
         say(z, o, "}}");

@@ -15,7 +15,7 @@ _OWNER = "gradients are always reduced to their owner"
 _SCALED = "gradients are summed in f32 and scaled once, in the optimizer"
 _LATER = "is not supported yet"
 _LOG = "`out/train --log FILE` writes loss, norm, rate and time of every step"
-_WIRE = "`zgen --emit explain` prints bytes and collectives of a step"
+_PROFILE = "`out/train --profile FILE` times "
 _QUANTIZED = f"{_LATER}: weights and gradients travel in the precision of the program"
 _ONE = "there is one of a kind here"
 _RANK = "is not here: every rank holds all heads, layers and tokens of its samples"
@@ -43,7 +43,8 @@ _TOP = {
     "zero_allow_untested_optimizer": idle("every optimizer here works at every stage"),
     "zero_force_ds_cpu_optimizer": idle("every optimizer here has its twin on the host"),
     "steps_per_print": idle("every step is shown and logged", POSITIVE),
-    "wall_clock_breakdown": watch(_LOG),
+    "wall_clock_breakdown": watch(f"{_PROFILE}forward, backward, waiting for gathers and "
+                                  "reductions, and the optimizer's step"),
     "memory_breakdown": watch("`zgen --emit memory` prints it"),
     "dump_state": watch("`zgen --emit config` and `--emit plan` print it"),
     "log_level": idle(_ONE, TEXT),
@@ -246,7 +247,7 @@ _REST = {
                                                      "which activations are kept"),
     "activation_checkpointing.partitioned_activations": idle(
         "DeepSpeed ignores it: it reads partition_activations", ANY),
-    "activation_checkpointing.profile": watch(_LOG),
+    "activation_checkpointing.profile": watch(f"{_PROFILE}every function of a step"),
     **{f"activation_checkpointing.{name}": idle(
         "train.recompute of the spec says which activations are kept", kind, quiet=(False,))
        for name, kind in {"partition_activations": FLAG, "contiguous_memory_optimization": FLAG,
@@ -282,11 +283,13 @@ _REST = {
 
     "timers.throughput.enabled": idle("every step is timed without waiting for it"),
     "timers.throughput.synchronized": idle("every step is timed without waiting for it"),
-    "flops_profiler.enabled": watch("`zgen --emit explain` prints the flops of a step"),
+    "flops_profiler.enabled": watch(f"{_PROFILE}every function of --profile-steps, with its "
+                                    "GFLOP/s; `zgen --emit explain` prints the flops of a step"),
     **under("flops_profiler", parts(
         profile_step=COUNT, module_depth=INTEGER, top_modules=COUNT, detailed=FLAG,
         output_file=TEXT, recompute_fwd_factor=POSITIVE)),
-    "comms_logger.enabled": watch(_WIRE),
+    "comms_logger.enabled": watch(f"{_PROFILE}every collective, with its bytes; `zgen --emit "
+                                  "explain` prints bytes and collectives of a step"),
     **under("comms_logger", parts(verbose=FLAG, prof_all=FLAG, debug=FLAG, prof_ops=TEXTS)),
     **{f"{name}.enabled": watch(_LOG) for name in ("tensorboard", "wandb", "csv_monitor", "comet")},
     **{f"{name}.{key}": Part(TEXT) for name in ("tensorboard", "csv_monitor")
