@@ -38,6 +38,9 @@ PLANS = {
     'parameters on the host': ('gpt-tiny', 'zero.stage=3', 'zero.offload_optimizer.device=cpu',
                                'zero.offload_param.device=cpu', 'zero.sub_group_size=20000'),
     'all grains through a unit': (*SMALL, 'train.accumulate=layers', 'cluster.ranks=2'),
+    'all grains through a unit, sums on the host': (
+        *SMALL, 'train.accumulate=layers', 'cluster.ranks=2', 'zero.offload_optimizer.device=cpu',
+        'zero.reduce_bucket_size=40000'),
     'three grains through a unit': ('gpt-tiny', 'zero.stage=3', 'train.accumulate=layers',
                                     'cluster.ranks=2', 'train.global_batch=6',
                                     'train.precision=bf16', 'train.micro_batch=1'),

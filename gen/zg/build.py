@@ -66,7 +66,8 @@ def _wanted(spec: Spec, graph: model.Graph, shards: shard.Shards, bodies: place.
     out.append(("space", "gpu", 1, max([1, *(r.space for r in runs)])))
     if tile:
         lowered = schedule.piece * (4 if W > 1 else real) if shards.below else tile * 4
-        out += [("hctl", "hosted", 1, ops.CTL), ("down", "hosted", turns, lowered)]
+        out += [("hctl", "hosted", 1, ops.CTL)]
+        out += [] if shards.below and shards.apart else [("down", "hosted", turns, lowered)]
         out += [("hsums", "hosted", 1, 8 * ops.SUMS)] if shards.below else []
         out += [("part", "private", turns, lowered)] if shards.below and W > 1 else []
         rise = [min(tile, f.shard) for f in shards.flats if f.name not in schedule.stage]

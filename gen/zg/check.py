@@ -180,7 +180,7 @@ def _nodes(p: Plan) -> None:
     pushes what comes from all ranks in a grain as one: it must be a node of the tree."""
     grains, W = p.head.grains, p.head.ranks
     each = W if p.head.reduction == "exact" else 1          # leaves that a grain's reduction brings
-    if p.below and W > 1 and (p.head.order != "ranks" or grains > 1 and (
+    if p.pushes and W > 1 and (p.head.order != "ranks" or grains > 1 and (
             each & (each - 1) or each > 1 and p.head.sum == "fold")):
         raise CheckError("what comes in a grain is no node of the host's tree")
     step, counter = each if p.head.order == "ranks" and not p.below else 1, 0

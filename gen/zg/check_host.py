@@ -21,7 +21,7 @@ class Host(Player):
     # ---- sums: of what all ranks brought in a grain, a piece at a time
 
     def do_sum(self, s: Step) -> None:
-        if not self.p.below:
+        if not self.p.pushes:
             super().do_sum(s)
             return
         dst, (src, size) = s.outs[0], self.brought(s)
@@ -71,6 +71,29 @@ class Host(Player):
         self.touch(src.cls, src.index, src.at, src.at + size, False)
         self.holds(dst, key, at, n, self.real)
 
+    def into(self, s: Step, key: Key, at: int, n: int) -> None:
+        """What ranks have summed: on its way down, or in its place."""
+        if not self.p.below:
+            super().into(s, key, at, n)
+            return
+        at, n = self.tile(key, at, n * 4, 4)
+        if s.outs[0].cls != "part":
+            self.fail(f"joins into {s.outs[0]}")
+        self.arrives(s.outs[0], ("joined", *key, self.applied, at, n), n * 4)
+        self.pending = (*self.pending[:2], "summed") if self.pending else None
+
+    def land(self, s: Step, src: Ref, dst: Ref, size: int) -> None:
+        """It comes to its place in the host's sum."""
+        held = self.slot(src.cls, src.index).held
+        what, name, instance, step, at, n = next(iter(held), ("",) * 6)
+        if (what, step, size) != ("joined", self.applied, 4 * n) or src.at or \
+                any(self.ranks(s)) or dst != Ref(f"sum.{name}", instance, 4 * at):
+            self.fail(f"brings {src} to {dst}")
+        self.touch(src.cls, src.index, 0, size, False)
+        self.touch(dst.cls, dst.index, dst.at, dst.at + size, True)
+        held.clear()
+        self.landed.setdefault((name, instance), []).append((at, n))
+
     def do_push(self, s: Step) -> None:
         """A piece, on the host's tree, as the leaf that is counted."""
         src, dst, n = s.ins[0], s.outs[0], self.ints["n"]
@@ -116,13 +139,14 @@ class Host(Player):
                 self.fail("the step's constants are not known")
             self.whole(src, False)
             self.whole(dst, True).held = {("ctl", self.applied): 1}
-            self.counted *= not self.p.below
+            self.counted *= not self.p.pushes
         elif "hsums" in (src.cls, dst.cls):
             self.integers(s, src, dst, size)
         elif s.queue == "down" and dst.cls.startswith("real."):
             self.sink(s, src, dst, size)
         elif s.queue == "down":
-            (self.lower if self.p.below else self.down)(s, src, dst, size)
+            way = self.lower if self.p.pushes else self.land if self.p.below else self.down
+            way(s, src, dst, size)
         elif s.queue == "up" and dst.cls.startswith("stage."):
             self.bring(s, src, dst, size)
         elif s.queue == "up":

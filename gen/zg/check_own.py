@@ -53,7 +53,7 @@ def _own(p: Plan, f: Flat) -> dict[str, list[str]]:
             f"cast.{f.name}": [f"zk_round {w} p+0 {n}"],
             f"hash.{f.name}": [f"zk_hash out {mine('p', kept, width, False)} {part} {full}"],
         }
-    if p.below:
+    if p.pushes:
         return {
             **owner,
             f"sum.{f.name}": [f"zk_push node+0 0 sources {S} 0 n null {S} 0 {fold}"],
@@ -61,14 +61,14 @@ def _own(p: Plan, f: Flat) -> dict[str, list[str]]:
                                f"{f.mask} {fold}"],
             f"norm.{f.name}": [f"zk_host_square_sum hsums+0 g+0 {moved(part)}"],
         }
+    norm = "zk_host_square_sum hsums+0" if p.below else "zk_square_sum sums+0"
     return {
         **owner,
         f"own.{f.name}": [f"zk_push node+0 {whole} &leaf 1 0 {whole} ctl+0 {A} {f.mask} {fold}"],
         f"join.{f.name}": [f"zk_push {node} 0 sources {S} 1 n null {S} 0 0"],
         f"sum.{f.name}": [f"zk_push {node} {stride} sources {S} 0 n ctl+0 {S * A} {f.mask} "
                           f"{fold}"],
-        f"norm.{f.name}": [f"zk_square_sum sums+0 {mine('g', f.sum, 4, False)} "
-                           f"{moved(part)}"],
+        f"norm.{f.name}": [f"{norm} {mine('g', f.sum, 4, False)} {moved(part)}"],
     }
 
 
@@ -77,7 +77,7 @@ def functions(p: Plan) -> None:
     many = p.head.order == "ranks" and p.head.reduction == "exact"
     leaves = p.head.ranks if many else 1
     want = {"next": ["zk_begin ctl+0 sums+0 recipe"], "factor": ["zk_factor ctl+0 total+0 recipe"],
-            "count": ["zk_host_count ctl+0 1" if p.below else f"zk_count ctl+0 {leaves}"]}
+            "count": ["zk_host_count ctl+0 1" if p.pushes else f"zk_count ctl+0 {leaves}"]}
     if p.together > 1:
         want["recount"] = [f"zk_count ctl+0 {-leaves * p.together}"]
     for f in p.flats:

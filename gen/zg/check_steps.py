@@ -46,7 +46,8 @@ class Player(Sums):
         this step's `grains`."""
         self.pushed: dict[Key, list[tuple[int, int, int]]] = {}     # (leaf, offset, elements)
         self.joined: dict[Key, list[tuple[int, int]]] = {}          # (offset, bytes) over ranks
-        self.counted *= self.p.below                        # the host's: until constants come
+        self.counted *= self.p.pushes                       # the host's: until constants come
+        self.landed: dict[Key, list[tuple[int, int]]] = {}  # of the host's sums, as of all ranks
         self.read: dict[Key, list[tuple[int, int, int]]] = {}       # what went to the host, alike
         self.applied += 1                                   # training steps begun
         self.stepped: dict[Key, list[tuple[int, int]]] = {}         # tiles updated on the host

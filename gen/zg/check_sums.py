@@ -155,17 +155,22 @@ class Sums(Order):
     def do_join(self, s: Step) -> None:
         dst, (src, size) = s.outs[0], self.brought(s)
         key = self.flat_of(s)
-        if src != (Ref("pend", 0, dst.at) if self.p.apart else dst) or \
-                size != self.ints["n"] * 4 or (dst.cls, dst.index) != (f"sum.{key[0]}", key[1]):
+        mine = (f"sum.{key[0]}", key[1], src.at)
+        if src != (Ref("pend", 0, src.at) if self.p.apart else Ref(*mine)) or \
+                size != self.ints["n"] * 4 or not self.p.below and dst != Ref(*mine):
             self.fail("joins something else than what came")
         self.order_is("local")
         self.all_pushed(key, self.flats[key[0]].shard * self.W)
         if self.p.apart and self.slot("pend", 0).held != {(*key, self.together - 1): 1}:
             self.fail(f"pend holds {sorted(self.slot('pend', 0).held)}")
         self.peers = None               # a rank writes its own part alone, which no peer reads
-        self.part_of_sum(dst, self.ints["n"])
+        self.into(s, key, src.at, self.ints["n"])
         self.peers = (src.cls, src.index)
-        self.joined.setdefault(key, []).append((dst.at, size))
+        self.joined.setdefault(key, []).append((src.at, size))
+
+    def into(self, s: Step, key: Key, at: int, n: int) -> None:
+        """Where a piece that was joined goes."""
+        self.part_of_sum(s.outs[0], n)
 
     def do_done(self, s: Step) -> None:
         if not self.pending or self.pending[2] != "summed":
@@ -208,6 +213,8 @@ class Sums(Order):
         self.all_pushed(key, shard * self.W if local else shard)
         if local and self.W > 1 and not cover(self.joined.get(key, []), shard * 4):
             self.fail(f"{key[0]}[{key[1]}] is not joined over ranks")
+        if self.p.below and self.p.apart and not cover(self.landed.get(key, []), shard):
+            self.fail(f"not all of {key[0]}[{key[1]}] has come down")
 
     def do_batch(self, s: Step) -> None:
         """The rank's tokens: of grain g*W + r, or r*A + g where own grains are summed first."""
@@ -231,7 +238,7 @@ class Sums(Order):
         self.complete(self.step, ref)
         ranks = self.p.head.order == "ranks"
         lo = self.due() * (self.sources if ranks else 1)
-        lo, done = (self.local, self.read) if self.p.below else (lo, self.pushed)
+        lo, done = (self.local, self.read) if self.p.pushes else (lo, self.pushed)
         parts = [(at, n) for l, at, n in done.get(key, []) if l == lo]
         if not cover(parts, self.flats[name].shard * (1 if ranks else self.W)):
             self.fail(f"{ref} dies before all of {key[0]}[{key[1]}] is summed once")

@@ -132,7 +132,7 @@ class Program(Host):
         self.stage = "clear"
 
     def do_count(self, s: Step) -> None:
-        ctl = Ref("hctl" if self.p.below else "ctl", 0)
+        ctl = Ref("hctl" if self.p.pushes else "ctl", 0)
         if s.ins or s.outs != (ctl,) or self.section != "grain" or \
                 self.counted != self.due():
             self.fail("counts something else, or twice")

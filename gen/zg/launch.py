@@ -132,10 +132,9 @@ class _Maker:
         whole, S = f.shard * self.W, self.shards.sources
         fold = int(self.spec.train.sum == "fold")
         mine = f"+r*{f.shard * 4}" if f.sum == "whole" else ""
-        if self.shards.below:
-            self.below(f, fold)
-            return
-        if self.shards.order == "local":
+        if self.shards.pushes:
+            self.pushed(f, fold)
+        elif self.shards.order == "local":
             self.own(f"own.{f.name}", "leaf", "node", "",
                      f"zk_push node+0 {whole} &leaf 1 0 {whole} ctl+0 {self.spec.grains} {f.mask} "
                      f"{fold}", shape=(whole,))
@@ -148,21 +147,20 @@ class _Maker:
             self.own(f"sum.{f.name}", "", "node", "n",
                      f"zk_push node+0{mine} {stride} sources {S} 0 n ctl+0 "
                      f"{S * self.spec.grains} {f.mask} {fold}", shape=(f.shard,))
+        norm = "zk_host_square_sum hsums+0" if self.shards.below else "zk_square_sum sums+0"
         self.own(f"norm.{f.name}", "g", "", "l",
-                 f"zk_square_sum sums+0 g+0{mine} {self.moved(f)} l*{whole}+r*{f.shard} {f.shard}",
+                 f"{norm} g+0{mine} {self.moved(f)} l*{whole}+r*{f.shard} {f.shard}",
                  shape=(f.shard,))
 
-    def below(self, f: plan.Flat, fold: int) -> None:
+    def pushed(self, f: plan.Flat, fold: int) -> None:
         """What ranks brought in a grain, to a node; a grain's node to the host's sum."""
-        W, S = self.W, self.shards.sources
-        if W > 1:
+        S = self.shards.sources
+        if self.W > 1:
             self.own(f"sum.{f.name}", "", "node", "n",
                      f"zk_push node+0 0 sources {S} 0 n null {S} 0 {fold}", shape=(self.piece,))
         self.own(f"push.{f.name}", "leaf", "node", "n",
-                 f"zk_host_push node+0 {f.shard} &leaf 1 {int(W > 1)} n hctl+0 "
+                 f"zk_host_push node+0 {f.shard} &leaf 1 {int(self.W > 1)} n hctl+0 "
                  f"{self.spec.grains} {f.mask} {fold}", shape=(self.piece,))
-        self.own(f"norm.{f.name}", "g", "", "l", f"zk_host_square_sum hsums+0 g+0 {self.moved(f)} "
-                 f"l*{f.shard * W}+r*{f.shard} {f.shard}", shape=(f.shard,))
 
     def hosted(self, f: plan.Flat) -> None:
         """The same of a tile, n elements from `at` of the shard on, in the host arena."""
@@ -224,7 +222,7 @@ def functions(spec: Spec, graph: Graph, shards: Shards, bodies: Bodies, schedule
         m.hosted(f) if m.tile else m.optimizer(f)
     m.own("next", "", "ctl sums", "", "zk_begin ctl+0 sums+0 recipe")
     leaves = shards.sources if shards.order == "ranks" else 1
-    m.own("count", "", "ctl", "", "zk_host_count ctl+0 1" if shards.below else
+    m.own("count", "", "ctl", "", "zk_host_count ctl+0 1" if shards.pushes else
           f"zk_count ctl+0 {leaves}")
     if spec.together > 1:
         m.own("recount", "", "ctl", "", f"zk_count ctl+0 {-leaves * spec.together}")

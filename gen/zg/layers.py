@@ -3,14 +3,15 @@ one's turn (`train.accumulate: layers`): it is gathered once for all, and reduce
 
     main    the function on a grain                    -> grad[s]    waits for done[s]
     reduce  its leaf on the sums, a count of grains    -> done[s]
-    reduce  after the last: one reduction of the sums that were made in class `pend`, where own
-            grains are summed first; the count back to none
+    reduce  after the last: the count back to none; one reduction of the sums that were made in
+            class `pend`, where own grains are summed first
 Leaves that several units write wait for the last of these, in a slot for each grain.
 """
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Sequence
 
+from . import offload
 from .model import Graph
 from .plan import Event, Ref
 from .rings import Leaf, Use
@@ -59,7 +60,10 @@ def _push(m: _Maker, u: Use, leaves: Sequence[Leaf], g: int) -> None:
 
 
 def _end(m: _Maker, u: Use, leaves: Sequence[Leaf]) -> None:
-    for f, l, _ in leaves if m.shards.apart else ():
-        m.reduce("join", f"{f}[{l}]", m.flats[f], Ref("pend", 0), Ref(f"sum.{f}", l), 4, ())
     if leaves:
         m.add("reduce", "recount", outs=(Ref("ctl", 0),))
+    for f, l, _ in leaves if m.shards.apart else ():
+        if m.shards.below:
+            offload.land(m, m.flats[f], l)
+        else:
+            m.reduce("join", f"{f}[{l}]", m.flats[f], Ref("pend", 0), Ref(f"sum.{f}", l), 4, ())

@@ -7,9 +7,10 @@ A grain's leaf goes to the host's sum in pieces:
     down   the piece, to slot s of class `down`   -> here[s], taken[s], after summed[s], used[s]
     host   push                                                       -> used[s], after here[s]
 
-One rank alone has nothing to sum before: pieces of the leaf itself go down. The step's sums of
-integers go down (sent[0], asked[0]), the norms are added, and they come back (normed[0], back[0]).
-Then shards are updated, tile by tile:
+One rank alone has nothing to sum before: pieces of the leaf itself go down. Where ranks sum their
+own grains of a unit first, what they have summed goes down to its place, and no push follows. The
+step's sums of integers go down (sent[0], asked[0]), the norms are added, and they come back
+(normed[0], back[0]). Then shards are updated, tile by tile:
 
     main   factor                                     -> factor[0]
     down   the step's constants                       -> known[0]
@@ -126,6 +127,20 @@ def lower(m: _Maker, u: Use, f: plan.Flat, leaf: Ref, node: Ref, wait: tuple[Eve
               outs=(replace(node, at=o * 4),), ints=(Int("n", n),), waits=(Event("here", s),),
               recs=(Event("used", s),))
     return (Event("taken", 0),) if m.W == 1 else ()
+
+
+def land(m: _Maker, f: plan.Flat, l: int) -> None:
+    """A unit's own sums, over ranks and to the host's: nothing is left to add there."""
+    for o, n in _pieces(m, f):
+        s = m.turn % m.spec.zero.offload_optimizer.buffer_count
+        m.turn += 1
+        unit, there = f"{f.name}[{l}]", Ref("part", s)
+        m.bring(unit, f, Ref("pend", 0, o * 4), n, 4, ())
+        m.add("reduce", f"join.{f.name}", unit, outs=(there,), ints=(Int("n", n),),
+              waits=(Event("taken", s),), recs=(Event("summed", s),))
+        m.add("reduce", "done", unit)
+        _copy(m, "down", unit, there, Ref(f"sum.{f.name}", l, o * 4), n * 4,
+              (Event("summed", s),), (Event("taken", s),))
 
 
 def measure(m: _Maker) -> tuple[Event, ...]:

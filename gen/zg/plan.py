@@ -288,8 +288,12 @@ class Plan:
 
     @property
     def apart(self) -> bool:            # own grains are summed in class `pend`, then over ranks
-        return self.head.order == "local" and not self.below and \
+        return self.head.order == "local" and self.head.ranks > 1 and \
             any(f.sum == "shard" for f in self.flats)
+
+    @property
+    def pushes(self) -> bool:           # the host sums leaves, and not what ranks have summed
+        return self.below and not self.apart
 
     @property
     def offload(self) -> bool:          # the optimizer's states lie in the host arena

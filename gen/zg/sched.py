@@ -244,7 +244,7 @@ class _Maker(Operands):
         s = self.slot(f, n, g)
         leaf, node = Ref(f"leaf.{self.leaves[f]}", s), Ref(f"sum.{f}", l)
         wait, read = (Event(f"grad.{self.leaves[f]}", s),), ()
-        if self.shards.below:
+        if self.shards.pushes:
             read = offload.lower(self, u, self.flats[f], leaf, node, wait)
         elif self.order == "local":
             node = Ref("pend", 0) if self.shards.apart else node
@@ -367,8 +367,8 @@ def schedule(spec: Spec, graph: Graph, shards: Shards) -> Schedule:
     m.batch()
     m.run(rings.slots(uses, m.ring))
     if m.together == 1:
-        m.add(*(("host", "count") if shards.below else ("reduce", "count")),
-              outs=(Ref("hctl" if shards.below else "ctl", 0),))
+        m.add(*(("host", "count") if shards.pushes else ("reduce", "count")),
+              outs=(Ref("hctl" if shards.pushes else "ctl", 0),))
     sections.append(m.section("grain", spec.grains // m.together))
     m.update()
     sections.append(m.section("update"))

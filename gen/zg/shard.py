@@ -29,13 +29,13 @@ class Shards:
     away: frozenset[str]                         # flats whose parameters lie in the host arena
     sources: int                                 # that an owner sums: a rank's each, or NCCL's sum
     below: bool                                  # sums of gradients lie in the host arena
+    apart: bool                                  # own grains are summed in `pend`, then over ranks
     notes: tuple[str, ...]
 
     @property
-    def apart(self) -> bool:
-        """A rank's own grains are summed apart, in class `pend`: owners keep their shards alone."""
-        return self.order == "local" and not self.below and \
-            any(f.sum == "shard" for f in self.flats)
+    def pushes(self) -> bool:
+        """The host sums: leaves go down, and not what ranks have summed."""
+        return self.below and not self.apart
 
 
 def _persistent(spec: Spec, kind: Kind, t: Tensor) -> bool:
@@ -99,8 +99,9 @@ def _below(spec: Spec, order: str, sources: int) -> tuple[bool, tuple[str, ...]]
     if spec.zero.offload_optimizer.device == "none":
         return False, ()
     if spec.together > 1:
-        return False, ("zero.offload_optimizer: sums of gradients stay on the device: "
-                       "train.accumulate layers makes them of all grains, a unit at a time",)
+        return (True, ()) if order == "local" and spec.cluster.ranks > 1 else \
+            (False, ("zero.offload_optimizer: sums of gradients stay on the device: with "
+                     "train.accumulate layers, they go down where ranks have summed their own",))
     whole = spec.train.sum == "tree" and not sources & (sources - 1)
     if spec.cluster.ranks == 1 or order == "ranks" and (spec.grains == 1 or sources == 1 or whole):
         return True, ()
@@ -176,12 +177,12 @@ def split(spec: Spec, graph: Graph) -> Shards:
         raise spec.wrong("train.optimizer.groups", "freeze every tensor", "at least one that moves")
     hosted = {f for f in sizes if stage == 3 and f != "keep"} \
         if spec.zero.offload_param.device != "none" else set()
+    all_sums = stage == 0 or order == "local" and not below and (stage == 1 or W == 1)
     flats = []
     for name, size in sizes.items():
         moves = any(not t.frozen for t in found if t.flat == name)
         shard = ops.up(-(-size // W), max(unit, BLOCK))
         whole = stage < 3 or name == "keep"
-        all_sums = stage == 0 or order == "local" and not below and (stage == 1 or W == 1)
         narrow = spec.train.precision != "f32" and spec.train.optimizer.masters
         apart = narrow or (spec.zero.offload_optimizer.device != "none") != (name in hosted)
         flats.append(plan.Flat(name, counts[name], size, shard, "whole" if whole else "shard",
@@ -189,4 +190,4 @@ def split(spec: Spec, graph: Graph) -> Shards:
                                (*["master"] * apart, *(states if moves else ())),
                                "whole" if all_sums else "shard", nodes, mask))
     return Shards(tuple(flats), tuple(found), home, place, keep, order, frozenset(hosted), sources,
-                  below, (*notes, *fast, *above))
+                  below, order == "local" and W > 1 and not all_sums, (*notes, *fast, *above))
