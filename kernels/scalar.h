@@ -1,4 +1,5 @@
-/* scalar.h -- one number at a time, for every target: bf16, and sine, cosine, exp, log of doubles.
+/* scalar.h -- one number at a time, for every target: bf16, f16, and sine, cosine, exp, log of
+ * doubles.
  *
  * Invariants
  *  1. The same bits on a CPU and a GPU, with any compiler: IEEE operations and written-out FMA
@@ -40,9 +41,45 @@ ZK_BOTH uint16_t narrow(float x)
     return (uint16_t)((x != x ? u | 0x400000 : u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
 
+/* ---- f16: IEEE's half; rounded to nearest even, from 65520 on to infinity; NaN stays NaN. The
+ * bits are those of F16C. */
+ZK_BOTH float widen_f16(uint16_t x)
+{
+    uint32_t low = x & 0x7fff, rise = low < 0x7c00 ? 112 : 224;         /* of the exponent */
+    uint32_t u = ((low << 13) + (rise << 23)) | (uint32_t)(low > 0x7c00) << 22;
+    float small = (float)low * 0x1p-24f, f;
+    if (low < 0x400)
+        memcpy(&u, &small, sizeof u);
+    u |= (uint32_t)(x & 0x8000) << 16;
+    memcpy(&f, &u, sizeof f);
+    return f;
+}
+
+ZK_BOTH uint16_t narrow_f16(float x)
+{
+    uint32_t u, low;
+    memcpy(&u, &x, sizeof u);
+    uint32_t sign = u >> 16 & 0x8000;
+    u &= 0x7fffffff;
+    memcpy(&x, &u, sizeof x);
+    x += 0.5f;                          /* subnormal halves have the steps of [0.5, 1) */
+    memcpy(&low, &x, sizeof low);
+    if (u > 0x7f800000)
+        return (uint16_t)(sign | 0x7e00 | (u >> 13 & 0x1ff));
+    if (u >= 0x477ff000)
+        return (uint16_t)(sign | 0x7c00);
+    if (u < 0x38800000)
+        return (uint16_t)(sign | (low - 0x3f000000));
+    return (uint16_t)(sign | (((u + 0xfff + (u >> 13 & 1)) >> 13) - (112 << 10)));
+}
+
+/* ---- element i of an array of `dtype` */
 ZK_BOTH float realr(const real *p, int64_t i, int dtype)
 {
-    return dtype == ZK_F32 ? ((const float *)p)[i] : widen(((const uint16_t *)p)[i]);
+    if (dtype == ZK_F32)
+        return ((const float *)p)[i];
+    uint16_t x = ((const uint16_t *)p)[i];
+    return dtype == ZK_F16 ? widen_f16(x) : widen(x);
 }
 
 /* ---- functions of a double */

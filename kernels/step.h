@@ -31,23 +31,67 @@ ZK_BOTH double step_power(double x, int64_t n)
     return y;
 }
 
+/* The scale that follows the last step's. What DeepSpeed's scaler asks of the number of its step,
+ * whether a whole number of windows lies behind the last overflow, `clean` says here. */
+ZK_BOTH void step_scale(zk_ctl *ctl, const zk_scaler *s)
+{
+    int overflow = ctl->skipped == ZK_RESCALED;
+    if (!ctl->step) {
+        ctl->scale = s->first;
+        ctl->hysteresis = s->hysteresis;
+    }
+    if (!ctl->step || !s->window || ctl->skipped == ZK_FAULTY)
+        return;
+    ctl->clean = overflow ? 0 : ctl->clean + 1;
+    int rises = ctl->clean == s->window;
+    if (overflow && ctl->hysteresis > 1)
+        ctl->hysteresis--;
+    else if (overflow)
+        ctl->scale = ctl->scale / 2 > s->least ? ctl->scale / 2 : s->least;
+    if (rises || (s->consecutive && !overflow))
+        ctl->hysteresis = s->hysteresis;
+    if (rises) {
+        ctl->scale *= 2;
+        ctl->clean = 0;
+    }
+}
+
+/* Why the step is skipped */
+ZK_BOTH int64_t step_skipped(const zk_ctl *ctl, int finite, const zk_scaler *s)
+{
+    if (finite || !s->window)
+        return finite && ctl->valid ? ZK_APPLIED : ZK_FAULTY;
+    return ctl->hysteresis <= 1 && ctl->scale == s->least ? ZK_LOWEST : ZK_RESCALED;
+}
+
 ZK_BOTH void step_begin(zk_ctl *ctl, const zk_recipe *r)
 {
+    step_scale(ctl, &r->scaler);
     ctl->step++;
     ctl->lr = (float)step_phase(r->rate, ctl->applied + 1);
     ctl->beta1 = step_phase(r->momentum, ctl->applied + 1);
     ctl->leaves = 0;
 }
 
+/* The mean loss over valid tokens, and their number, held in sums */
+ZK_BOTH void step_mean(const int64_t *sums, double *loss, double *valid)
+{
+    double mean = limbs_value(sums + ZK_LOSS) / zk_most(1, sums[ZK_VALID]);
+    *loss = sums[ZK_LOST] ? __builtin_nan("") : mean;
+    *valid = (double)sums[ZK_VALID];
+}
+
 ZK_BOTH void step_factor(zk_ctl *ctl, const int64_t *sums, const zk_recipe *r)
 {
-    int64_t valid = sums[ZK_VALID];
-    int finite = !sums[ZK_NONFINITE];
-    double scale = valid ? (double)r->rows / (double)valid : 0;
-    ctl->valid = valid;
-    ctl->loss = finite ? limbs_value(sums + ZK_LOSS) / zk_most(1, valid) : __builtin_nan("");
+    int finite = !sums[ZK_NONFINITE] && !sums[ZK_LOST];
+    double valid, scale;
+    step_mean(sums, &ctl->loss, &valid);
+    ctl->valid = sums[ZK_VALID];
+    scale = ctl->valid ? (double)r->rows / valid : 0;
+    if (ctl->scale > 0)
+        scale /= ctl->scale;
     ctl->norm = finite ? __builtin_sqrt(limbs_value(sums + ZK_NORM)) * scale : __builtin_inf();
-    ctl->skipped = !finite || !valid;
+    ctl->skipped = step_skipped(ctl, finite, &r->scaler);
     if (ctl->skipped)
         return;
     ctl->applied++;
@@ -58,18 +102,11 @@ ZK_BOTH void step_factor(zk_ctl *ctl, const int64_t *sums, const zk_recipe *r)
     ctl->bias2 = (float)(1 / (1 - step_power(r->beta2, ctl->applied)));
 }
 
-/* The mean loss over valid tokens, and their number, held in sums */
-ZK_BOTH void step_mean(const int64_t *sums, double *loss, double *valid)
-{
-    double mean = limbs_value(sums + ZK_LOSS) / zk_most(1, sums[ZK_VALID]);
-    *loss = sums[ZK_NONFINITE] ? __builtin_nan("") : mean;
-    *valid = (double)sums[ZK_VALID];
-}
-
 ZK_BOTH void step_report(const zk_ctl *ctl, double *out)
 {
     out[0] = (double)ctl->step, out[1] = ctl->loss, out[2] = ctl->norm;
     out[3] = ctl->lr, out[4] = (double)ctl->valid, out[5] = (double)ctl->skipped;
+    out[6] = ctl->scale;
 }
 
 #endif

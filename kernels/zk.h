@@ -5,7 +5,7 @@
  *  2. A kernel's bits depend on its operands, shapes, kernel object and, on a GPU, launch alone:
  *     never on threads. A CPU splits work over rows and columns of the output, never over a summed
  *     index.
- *  3. `real` is the program's storage type (float or bf16, fixed by zk_open): parameters,
+ *  3. `real` is the program's storage type (float, bf16 or f16, fixed by zk_open): parameters,
  *     activations, their gradients. Arithmetic is f32; a result is rounded once, when stored.
  *  4. On a CPU in f32 a linear's output element is one FMA chain in ascending k; row reductions use
  *     16 lanes (element i goes to lane i % 16, ascending) folded 8,4,2,1. On a GPU the launch table
@@ -19,16 +19,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZK_ABI 8
+#define ZK_ABI 9
 
 /* one queue's kernel context: threads on a CPU, stream and handles on a GPU */
 typedef struct zk zk;
-typedef void real;        /* float or bf16 */
+typedef void real;        /* float, bf16 or f16 */
 
-enum { ZK_F32 = 0, ZK_BF16 = 1 };                 /* zk_open's `dtype` */
+enum { ZK_F32 = 0, ZK_BF16 = 1, ZK_F16 = 2 };     /* zk_open's `dtype` */
 enum { ZK_IN_OUT = 0, ZK_OUT_IN = 1 };            /* a linear's weight: [in,out] or [out,in] */
 /* Rows by token (of an embedding, a head) and columns of logits are a multiple of so many: 16 bytes
- * of bf16. Rows beyond the vocabulary are zero. */
+ * of halves. Rows beyond the vocabulary are zero. */
 enum { ZK_VOCAB = 8 };
 enum { ZK_GELU_TANH = 0, ZK_GELU_ERF = 1 };
 enum { ZK_LINE = 0, ZK_COSINE = 1, ZK_LOG = 2, ZK_INVERSE = 3 };      /* curves of a zk_phase */
@@ -68,6 +68,15 @@ typedef struct zk_phase {
 
 enum { ZK_PHASES = 4 };
 
+/* What gradients are multiplied by so that halves hold them: `first`; 0: nothing. window 0: always
+ * that. Else it is halved, down to `least`, where a gradient is not finite, but for the first
+ * hysteresis - 1 times. After `window` steps in a row without that it doubles, and hysteresis is
+ * whole again; with consecutive, it is after every step. */
+typedef struct zk_scaler {
+    double first, least;
+    int64_t window, hysteresis, consecutive;
+} zk_scaler;
+
 /* What is fixed about the optimizer. */
 typedef struct zk_recipe {
     zk_phase rate[ZK_PHASES], momentum[ZK_PHASES];       /* of lr, and of beta1 */
@@ -76,7 +85,12 @@ typedef struct zk_recipe {
     int32_t moments;                                     /* how m and v are stored: ZK_F32 ... */
     int64_t rows;                                        /* M: leaves carry d(sum of losses)/M */
     uint64_t seed;                                       /* of what is rounded by chance */
+    zk_scaler scaler;
 } zk_recipe;
+
+/* Why a step changed no weight: its gradient is not finite, or it has no valid token; its gradient
+ * is not finite, and a lower scale comes next; or there is no lower one. */
+enum { ZK_APPLIED = 0, ZK_FAULTY = 1, ZK_RESCALED = 2, ZK_LOWEST = 3 };
 
 /* What changes from step to step; lives in the arena, so that a captured launch never changes. */
 typedef struct zk_ctl {
@@ -85,14 +99,18 @@ typedef struct zk_ctl {
     double beta1;         /* of this step */
     double loss, norm; /* of the last step: mean over valid tokens; gradient norm before clipping */
     int64_t valid;        /* valid tokens in the global batch */
-    int64_t skipped; /* 1: the last step changed no weight (non-finite norm or no valid token) */
+    int64_t skipped;      /* the last step: ZK_APPLIED ... */
     float lr, factor, bias1, bias2;
     int64_t leaves; /* of this step that are pushed on the sums; counted by zk_count */
+    double scale;   /* of this step's gradients */
+    int64_t clean;  /* steps in a row with a finite gradient, since it last rose */
+    int64_t hysteresis;   /* what is left of the scaler's */
 } zk_ctl;
 
 /* Exact sums as integers: an f64 is split into 32-bit limbs of a fixed-point number held in int64s,
  * so that adding over blocks, threads and ranks is exact in any order. */
-enum { ZK_LIMBS = 28, ZK_NORM = 0, ZK_LOSS = 32, ZK_VALID = 64, ZK_NONFINITE = 65, ZK_SUMS = 72 };
+enum { ZK_LIMBS = 28, ZK_NORM = 0, ZK_LOSS = 32, ZK_VALID = 64, ZK_NONFINITE = 65, ZK_LOST = 66,
+       ZK_SUMS = 72 };
 
 /* ---- context */
 /* stream: the target's queue; device, host: scratch of the plan's classes `space` and `desk` (all
@@ -191,15 +209,17 @@ void zk_add(zk *k, const zk_launch *L, real *y, const real *a, const real *b, in
 void zk_round(zk *k, const zk_launch *L, real *y, const float *x, int64_t n);
 
 /* ---- loss. target < 0: ignored. loss: float [M], 0 where ignored. logits: rows of V elements, and
- * up to a multiple of ZK_VOCAB of what is ignored. dlogits, alike: d(sum of losses)/rows, 0 beyond
- * V; may be logits; NULL: not wanted. rows: of a grain, of which these M may be a part. */
+ * up to a multiple of ZK_VOCAB of what is ignored. dlogits, alike: d(sum of losses)/rows, times
+ * *scale (NULL: 1), 0 beyond V; may be logits; NULL: not wanted. rows: of a grain, of which these M
+ * may be a part. */
 void zk_cross_entropy(zk *k, const zk_launch *L, float *loss, real *dlogits, const real *logits,
-                      const int32_t *target, int64_t M, int64_t V, int64_t rows);
+                      const int32_t *target, const double *scale, int64_t M, int64_t V,
+                      int64_t rows);
 /* y[C] = the last row of x [M,C] whose target is not ignored; the first row where all are */
 void zk_pick(zk *k, const zk_launch *L, real *y, const real *x, const int32_t *target, int64_t M,
              int64_t C);
 /* sums[ZK_LOSS..] += the grain's loss (f64, on a CPU rows ascending); sums[ZK_VALID] += its valid
- * tokens */
+ * tokens; sets sums[ZK_LOST] where the loss is not finite */
 void zk_loss_sum(zk *k, const zk_launch *L, int64_t *sums, const float *loss, const int32_t *target,
                  int64_t M);
 
@@ -223,13 +243,14 @@ void zk_clear(zk *k, int64_t *sums);
 
 /* ---- optimizer. p, m, v, g, w: elements [first, first + n) of a flat buffer described by spans;
  * spans, r: host memory */
-/* next step: counts it, sets lr and beta1 (schedules) and leaves = 0, clears sums[ZK_SUMS] */
+/* next step: counts it, sets lr and beta1 (schedules), scale (by the last step) and leaves = 0,
+ * clears sums[ZK_SUMS] */
 void zk_begin(zk *k, const zk_launch *L, zk_ctl *ctl, int64_t *sums, const zk_recipe *r);
 /* sums[ZK_NORM..] += squares: blocks of 1024 elements of a tensor, f64, 16 lanes; sets
  * sums[ZK_NONFINITE] */
 void zk_square_sum(zk *k, const zk_launch *L, int64_t *sums, const float *g, const zk_span *spans,
                    int64_t nspans, int64_t first, int64_t n);
-/* from the sums over all ranks: loss, norm, valid, skipped, factor = M/valid * clip */
+/* from the sums over all ranks: loss, norm, valid, skipped, factor = M/valid/scale * clip */
 void zk_factor(zk *k, const zk_launch *L, zk_ctl *ctl, const int64_t *sums, const zk_recipe *r);
 /* One step by r->rule. p float masters; w their real copy (NULL: none). p NULL: w itself, which is
  * bf16, moves. m, v the states, stored as r->moments says, NULL where the rule has none. What moves
@@ -247,7 +268,7 @@ void zk_init(zk *k, const zk_launch *L, void *p, const zk_span *spans, int64_t n
 void zk_hash(zk *k, const zk_launch *L, uint64_t *sum, const void *p, const zk_span *spans,
              int64_t nspans, int64_t first, int64_t n, int full);
 /* `out`, `loss`, `valid`, zk_hash's `sum` and zk_sample's result: host memory, there on return.
- * out[0..5] = step, loss, norm, lr, valid, skipped */
+ * out[0..6] = step, loss, norm, lr, valid, skipped, scale (0: none) */
 void zk_report(zk *k, const zk_ctl *ctl, double *out);
 /* mean loss and valid tokens held in sums (for validation) */
 void zk_mean(zk *k, const int64_t *sums, double *loss, double *valid);

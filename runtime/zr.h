@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZR_ABI 6
+#define ZR_ABI 7
 
 typedef struct zr zr;                     /* one rank */
 
@@ -65,7 +65,7 @@ void zr_gather(zr *z, int queue, int64_t from, int64_t from_step, int64_t to, in
 void zr_alltoall(zr *z, int queue, int64_t at, int64_t step, int64_t to, int64_t bytes);
 /* As zr_alltoall, but one source has come: NCCL's own sum, of numbers of a type, of all ranks'
  * pieces, in an order that only equal GPUs and libraries repeat. A CPU has none. */
-enum { ZR_F32 = 0, ZR_BF16 = 1 };
+enum { ZR_F32 = 0, ZR_BF16 = 1, ZR_F16 = 2 };
 void zr_reducescatter(zr *z, int queue, int64_t at, int64_t step, int64_t to, int64_t bytes,
                       int type);
 const void *const *zr_sources(zr *z, int queue);
@@ -105,6 +105,12 @@ typedef struct zr_column {
     int64_t arena;
 } zr_column;
 
+/* What a step reports, numbers in this order; the scale is of its gradients, 0: there is none. */
+enum { ZR_STEP, ZR_LOSS, ZR_NORM, ZR_LR, ZR_VALID, ZR_SKIPPED, ZR_SCALE, ZR_REPORT };
+/* Why it was skipped: its gradient was not finite, or it had no target; its gradient was not
+ * finite, and a lower scale comes next; or there is no lower one. */
+enum { ZR_APPLIED = 0, ZR_FAULTY = 1, ZR_RESCALED = 2, ZR_LOWEST = 3 };
+
 /* A token to draw behind the last one whose target the last evaluation did not ignore. */
 typedef struct zr_draw {
     double temperature, u;                /* u in [0, 1) */
@@ -135,6 +141,7 @@ typedef struct zr_program {
     int32_t ranks, events;
     int64_t grains, batch, sequence, vocab;           /* A; B; T; V */
     int64_t ignore;                       /* token that is never a target; -1: none */
+    int64_t skips;                        /* ZR_FAULTY steps in a row that end the run */
     int64_t tokens, targets;              /* int32[B*T] each */
     double flops;           /* a global step: forward and backward, 6N per token + attention */
     int64_t wire, messages; /* bytes received and collectives, per rank and training step */
@@ -156,7 +163,7 @@ typedef struct zr_program {
     void (*init)(zr *z);                  /* masters = initial values */
     void (*publish)(zr *z); /* masters -> everything made from them (after init and load) */
     void (*step)(zr *z);    /* one training step: zr_batch and work for every grain, update */
-    zr_fn *report;          /* double[6]: step, loss, norm, lr, valid, skipped */
+    zr_fn *report;          /* double[ZR_REPORT] */
     zr_fn *clear;           /* sums of an evaluation = 0 */
     void (*eval)(zr *z);    /* forward and loss of the tokens in place; adds to the sums */
     void (*total)(zr *z);   /* sums over all ranks */

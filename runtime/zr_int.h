@@ -23,7 +23,7 @@ enum { ZR_OK = 0, ZR_USER = 2, ZR_ENVIRONMENT = 3, ZR_DISAGREE = 4, ZR_DIED = 5,
        ZR_STUCK = 7 };
 
 enum { ZR_EAGER, ZR_LATE, ZR_SHUFFLED };
-enum { ZR_OPERANDS = 12, ZR_SKIPS = 20, ZR_TOLD = 256 };
+enum { ZR_OPERANDS = 12, ZR_TOLD = 256 };
 
 /* ---- options (zr_options.c) */
 typedef struct zr_options {
@@ -99,7 +99,7 @@ typedef struct zr_log {
     int tty, live;                        /* stderr is a terminal; a live line stands on it */
     double busy;                          /* seconds in training steps so far */
     double shown, shown_busy;             /* the last progress line: when, and busy then */
-    int64_t shown_step;
+    int64_t shown_step, skipped;          /* steps that changed no weight */
 } zr_log;
 
 /* ---- ranks that a launcher has started, on this host or another: a target may have these */
@@ -218,9 +218,9 @@ static inline int zr_uses(const zr *z, int queue) { return z->p->queues >> queue
 void zr_print(zr *z, int file, const char *format, ...) __attribute__((format(printf, 3, 4)));
 void zr_log_open(zr *z);                  /* fails where the log would be written over the data */
 void zr_log_begin(zr *z);                 /* empties it: from here on the run is sure to go on */
-void zr_log_step(zr *z, const double report[6], double seconds);   /* seconds that the step took */
+void zr_log_step(zr *z, const double report[ZR_REPORT], double seconds);     /* that it took */
 void zr_log_val(zr *z, int64_t step, double loss, double tokens);
 /* bytes, messages: of one rank in all steps */
-void zr_log_end(zr *z, const double report[6], int64_t bytes, int64_t messages);
+void zr_log_end(zr *z, const double report[ZR_REPORT], int64_t bytes, int64_t messages);
 
 #endif

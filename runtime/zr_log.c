@@ -99,17 +99,18 @@ static const char *number(char text[NUMBER], double x)
 static void show(zr *z, const double *report)
 {
     zr_log *l = &z->log;
-    char share[48] = "", line[256];
+    char share[48] = "", scale[32] = "", line[256];
     int64_t step = z->step + 1, left = z->o->steps - step;
     double steps = (double)(step - l->shown_step), busy = l->busy - l->shown_busy;
     double gflops = 1e-9 * rate(steps * z->p->flops, busy);
     double seconds = rate(l->busy * (double)left, (double)step);
+    if (report[ZR_SCALE] > 0) snprintf(scale, sizeof scale, "  scale %g", report[ZR_SCALE]);
     if (z->peak > 0) snprintf(share, sizeof share, " (%.0f%% of peak)", 100 * gflops / z->peak);
     int n = snprintf(line, sizeof line,
-                     "step %" PRId64 "/%" PRId64 "  loss %.4f  norm %.3g  lr %.2e  "
+                     "step %" PRId64 "/%" PRId64 "  loss %.4f  norm %.3g  lr %.2e%s  "
                      "%.0f tokens/s  %.1f GFLOP/s%s  "
                      "%d:%02d left",
-                     step, z->o->steps, report[1], report[2], report[3],
+                     step, z->o->steps, report[ZR_LOSS], report[ZR_NORM], report[ZR_LR], scale,
                      rate(steps * step_tokens(z), busy), gflops, share, (int)(seconds / 60),
                      (int)seconds % 60);
     if (n >= (int)sizeof line) n = sizeof line - 1;
@@ -120,17 +121,22 @@ static void show(zr *z, const double *report)
     l->shown_step = step;
 }
 
-void zr_log_step(zr *z, const double report[6], double seconds)
+void zr_log_step(zr *z, const double report[ZR_REPORT], double seconds)
 {
     zr_log *l = &z->log;
-    char loss[NUMBER], norm[NUMBER], lr[NUMBER];
+    char loss[NUMBER], norm[NUMBER], lr[NUMBER], scale[2 * NUMBER] = "";
+    int skipped = report[ZR_SKIPPED] != ZR_APPLIED;
     l->busy += seconds;
+    l->skipped += skipped;
+    if (report[ZR_SCALE] > 0)
+        snprintf(scale, sizeof scale, ", \"scale\": %.17g", report[ZR_SCALE]);
     zr_print(z, l->file,
              "{\"step\": %" PRId64 ", \"loss\": %s, \"norm\": %s, \"lr\": %s, \"tokens\": %.0f, "
              "\"valid\": %.0f, "
-             "\"skipped\": %.0f, \"seconds\": %.9g}\n",
-             z->step + 1, number(loss, report[1]), number(norm, report[2]), number(lr, report[3]),
-             (double)(z->step + 1) * step_tokens(z), report[4], report[5], l->busy);
+             "\"skipped\": %d%s, \"seconds\": %.9g}\n",
+             z->step + 1, number(loss, report[ZR_LOSS]), number(norm, report[ZR_NORM]),
+             number(lr, report[ZR_LR]), (double)(z->step + 1) * step_tokens(z), report[ZR_VALID],
+             skipped, scale, l->busy);
     if (z->step + 1 == z->o->steps || zr_now() - l->shown > (l->tty ? 0.1 : 2)) show(z, report);
 }
 
@@ -149,7 +155,10 @@ void zr_log_val(zr *z, int64_t step, double loss, double tokens)
 static void end_of_training(zr *z, const double *report, int64_t bytes, int64_t messages)
 {
     double steps = (double)z->o->steps, busy = z->log.busy;
-    zr_print(z, STDOUT_FILENO, "loss %.6f\n", report[1]);
+    zr_print(z, STDOUT_FILENO, "loss %.6f\n", report[ZR_LOSS]);
+    if (z->log.skipped)
+        zr_print(z, STDOUT_FILENO, "%" PRId64 " steps of %" PRId64 " skipped\n", z->log.skipped,
+                 z->o->steps);
     zr_print(z, STDOUT_FILENO, "%.3f s of training, %.0f tokens/s, %.1f GFLOP/s\n", busy,
              rate(steps * step_tokens(z), busy), 1e-9 * rate(steps * z->p->flops, busy));
     zr_print(z, STDOUT_FILENO,
@@ -160,17 +169,18 @@ static void end_of_training(zr *z, const double *report, int64_t bytes, int64_t 
                  z->p->wire, z->p->messages);
 }
 
-void zr_log_end(zr *z, const double report[6], int64_t bytes, int64_t messages)
+void zr_log_end(zr *z, const double report[ZR_REPORT], int64_t bytes, int64_t messages)
 {
     if (z->o->steps > 0) end_of_training(z, report, bytes, messages);
     zr_print(z, STDOUT_FILENO, "start %.3f s to arenas in place, %.3f s to the first step\n",
              z->ready - z->started, z->first - z->started);
     zr_print(z, z->log.file,
-             "{\"end\": %" PRId64 ", \"seconds\": %.9g, \"wire\": %" PRId64
+             "{\"end\": %" PRId64 ", \"skipped\": %" PRId64 ", \"seconds\": %.9g"
+             ", \"wire\": %" PRId64
              ", \"collectives\": %" PRId64 ", \"arena\": %" PRId64
              ", \"started\": %.9f, \"start_arena\": %.9g, \"start_step\": %.9g, "
              "\"plan\": \"%s\"}\n",
-             z->o->steps, z->log.busy, z->o->steps ? bytes / z->o->steps : 0,
+             z->o->steps, z->log.skipped, z->log.busy, z->o->steps ? bytes / z->o->steps : 0,
              z->o->steps ? messages / z->o->steps : 0, z->p->columns[z->column].arena, z->started,
              z->ready - z->started, z->first - z->started, z->p->plan);
 }

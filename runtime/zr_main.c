@@ -219,6 +219,26 @@ static double train_step(zr *z, double *report, int64_t *wire)
     return zr_now() - begun;
 }
 
+/* After a step: how many are skipped in a row, but for those that a lower scale comes after. Fails
+ * where that, or the scale, says that training leads nowhere: every rank has the same report. */
+static int64_t go_on(zr *z, const double *report, int64_t skips)
+{
+    int why = (int)report[ZR_SKIPPED];
+    skips = why == ZR_APPLIED ? 0 : skips + (why == ZR_FAULTY);
+    if (why == ZR_LOWEST)
+        zr_fail(z, ZR_HOPELESS,
+                "the gradient of step %" PRId64 " was not finite, and its loss scale, %g, is the "
+                "least; lower the learning rate or train.loss_scale.min, or use bf16",
+                z->step + 1, report[ZR_SCALE]);
+    if (skips == z->p->skips)
+        zr_fail(z, ZR_HOPELESS,
+                "the gradients of %" PRId64 " steps in a row, up to step %" PRId64
+                ", were not finite or had no target; lower the learning rate, "
+                "or look at the data",
+                skips, z->step + 1);
+    return skips;
+}
+
 static void train(zr *z, double *report, int64_t *wire)
 {
     int64_t skips = 0, every = z->o->val_every;
@@ -228,13 +248,7 @@ static void train(zr *z, double *report, int64_t *wire)
         double seconds = train_step(z, report, wire);
         zr_log_step(z, report, seconds);
         zr_profile_end(z);
-        skips = report[5] != 0 ? skips + 1 : 0;
-        if (skips == ZR_SKIPS)
-            zr_fail(z, ZR_HOPELESS,
-                    "the gradients of %d steps in a row, up to step %" PRId64
-                    ", were not finite or had no target; lower the learning rate, "
-                    "or look at the data",
-                    ZR_SKIPS, z->step + 1);
+        skips = go_on(z, report, skips);
         if (every && (z->step + 1) % every == 0 && z->step + 1 < z->o->steps)
             validate(z, z->step + 1);
     }
@@ -317,7 +331,7 @@ static void hash(zr *z)
 
 static void run_rank(zr *z)
 {
-    double report[6] = {0};
+    double report[ZR_REPORT] = {0};
     int64_t wire[2] = {0};
     begin(z);
     train(z, report, wire);

@@ -195,9 +195,10 @@ void zr_help(zr *z, const char *program)
              "  3  this host will not do: memory, disk, processor or device\n"
              "  4  ranks disagree: another plan, other kernels, another number in the launcher\n"
              "  5  a rank died\n"
-             "  6  training cannot go on: %d steps in a row changed nothing\n"
+             "  6  training cannot go on: %" PRId64 " steps in a row changed\n"
+             "     nothing, or no lower loss scale is left\n"
              "  7  a device hangs: a step took too long, or NCCL met an error\n"
-             "  129, 130, 143  ended by SIGHUP, SIGINT, SIGTERM\n", ZR_SKIPS);
+             "  129, 130, 143  ended by SIGHUP, SIGINT, SIGTERM\n", z->p->skips);
 }
 
 void zr_version(zr *z)

@@ -18,9 +18,10 @@ import pytest
 
 import zk
 
-F32, BF16 = 2.0 ** -24, 2.0 ** -8       # unit roundoffs: the most one rounding errs, relative
+F32, BF16, F16 = 2.0 ** -24, 2.0 ** -8, 2.0 ** -11      # unit roundoffs: the most one rounding errs, relative
 TINY = 2.0 ** -120      # p below 2^-149 is 0, next to factors whose product is below 2^29
-DTYPES = [zk.F32, zk.BF16]
+DTYPES = list(zk.REALS.values())
+UNIT = {zk.F32: F32, zk.BF16: BF16, zk.F16: F16}
 # B, T, H, G, D: one token, a short block, odd heads, groups, ends of blocks and of regions
 SHAPES = [(1, 1, 1, 1, 8), (2, 33, 3, 3, 20), (1, 64, 2, 2, 64), (1, 65, 2, 1, 64),
           (2, 130, 4, 2, 24), (1, 70, 4, 1, 128), (1, 300, 2, 1, 36), (1, 521, 2, 2, 16)]
@@ -41,8 +42,8 @@ def drawn(seed: int, dtype: int, *shape: int, size: float = 1.0) -> tuple[Array,
 
 
 def close(found: Array, expected: Array, bound: Array, dtype: int) -> None:
-    """found (as stored) is within the bound, and, in bf16, the one rounding when it was stored"""
-    slack = TINY + bound + (BF16 * (np.abs(expected) + bound) if dtype == zk.BF16 else 0)
+    """found (as stored) is within the bound, and the one rounding when it was stored"""
+    slack = TINY + bound + zk.rounding(np.abs(expected) + bound, dtype)
     error = np.abs(zk.load(found) - expected)
     assert np.all(np.isfinite(zk.load(found)))
     assert np.all(error <= slack), f'{np.max(error / slack):.3g} of the bound'
@@ -145,7 +146,7 @@ def test_formulas_against_finite_differences() -> None:
 
 def inner(isa: str | None, dtype: int, D: int) -> float:
     """the unit roundoff of p and ds on tensor cores"""
-    return BF16 if isa == zk.EMULATED and dtype == zk.BF16 and D % 8 == 0 and D <= 256 else 0
+    return UNIT[dtype] if isa == zk.EMULATED and dtype != zk.F32 and D % 8 == 0 and D <= 256 else 0
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
@@ -154,8 +155,7 @@ def test_attention(isa: str | None, B: int, T: int, H: int, G: int, D: int, dtyp
     (qkv, QKV), (dy, DY) = drawn(1, dtype, B, T, H + 2 * G, D), drawn(2, dtype, B, T, H, D)
     scale = float(np.float32(D ** -0.5))
     found = attention(zk.Kernels(isa, dtype), dtype, qkv, dy, G, scale)
-    stored = BF16 if dtype == zk.BF16 else F32
-    compare(found, exact(QKV, DY, H, G, scale, stored, inner=inner(isa, dtype, D)), dtype)
+    compare(found, exact(QKV, DY, H, G, scale, UNIT[dtype], inner=inner(isa, dtype, D)), dtype)
 
 
 def test_tiles_of_a_smaller_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

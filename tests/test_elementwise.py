@@ -20,7 +20,7 @@ TINY = 2.0 ** -116          # a sigmoid below 2**-126 may become 0; times |x| an
 Array = np.ndarray
 
 
-@pytest.fixture(params=[zk.F32, zk.BF16], ids=["f32", "bf16"])
+@pytest.fixture(params=zk.REALS.values(), ids=zk.REALS)
 def dtype(request: pytest.FixtureRequest) -> int:
     return request.param
 
@@ -32,8 +32,8 @@ def drawn(seed: int, dtype: int, *shape: int, scale: float = 1.0) -> tuple[Array
 
 
 def close(found: Array, want: Array, bound: Array) -> None:
-    """Within the bound, and in bf16 the one rounding when it was stored"""
-    slack = bound + TINY + (U16 * (np.abs(want) + bound) if found.dtype == np.uint16 else 0)
+    """Within the bound, and the one rounding when it was stored"""
+    slack = bound + TINY + zk.rounding(np.abs(want) + bound, zk.kind(found))
     error = np.abs(zk.load(found) - want)
     assert np.all(error <= slack), f"{np.max(error / slack):.3g} of the bound"
 
@@ -280,8 +280,7 @@ def entropy(x: Array, hit: Array, target: str) -> tuple[Array, Array, Array, Arr
 
 def padded(x: Array, beyond: float = np.nan) -> Array:
     """rows of logits as kernels take them: what follows the V-th is ignored"""
-    wide = np.full((len(x), ops.up(x.shape[1], ops.VOCAB)), beyond, np.float32)
-    made = wide if x.dtype == np.float32 else zk.store(wide, zk.BF16)
+    made = zk.store(np.full((len(x), ops.up(x.shape[1], ops.VOCAB)), beyond), zk.kind(x))
     made[:, :x.shape[1]] = x
     return made
 
@@ -296,19 +295,19 @@ def test_cross_entropy(target: str, dtype: int, M: int, V: int, scale: float) ->
     hit = np.random.default_rng(13).integers(-1, V, M).astype(np.int32)
     hit[0] = V - 1
     loss, d = np.full(M, np.nan, np.float32), np.empty_like(x)
-    k.zk_cross_entropy(loss, d, x, hit, M, V, M)
+    k.zk_cross_entropy(loss, d, x, hit, None, M, V, M)
     want, slope, bound, slack = entropy(exact, hit, target)
     close(loss, want, bound)
     close(np.ascontiguousarray(d[:, :V]), slope, slack)
     assert np.all(loss >= 0) and not loss[hit < 0].any() and not d[hit < 0].any()
     assert not d[:, V:].any()
     alone, inplace = np.empty_like(loss), x.copy()
-    k.zk_cross_entropy(alone, None, x, hit, M, V, M)
+    k.zk_cross_entropy(alone, None, x, hit, None, M, V, M)
     assert alone.tobytes() == loss.tobytes()
-    k.zk_cross_entropy(alone, inplace, inplace, hit, M, V, M)
+    k.zk_cross_entropy(alone, inplace, inplace, hit, None, M, V, M)
     assert inplace.tobytes() == d.tobytes() and alone.tobytes() == loss.tobytes()
     for m in range(M):                              # a part of the rows, as parts of all of them
-        k.zk_cross_entropy(loss[m:], d[m:], x[m:], hit[m:], 1, V, M)
+        k.zk_cross_entropy(loss[m:], d[m:], x[m:], hit[m:], None, 1, V, M)
     assert inplace.tobytes() == d.tobytes() and alone.tobytes() == loss.tobytes()
 
 
@@ -336,7 +335,7 @@ def test_cross_entropy_is_stable(target: str) -> None:
     found = []
     for shift in (0, 1e6, -1e6):
         loss, d = np.empty(4, np.float32), np.empty_like(base)
-        k.zk_cross_entropy(loss, d, base + np.float32(shift), hit, 4, 40, 4)
+        k.zk_cross_entropy(loss, d, base + np.float32(shift), hit, None, 4, 40, 4)
         found.append(loss.tobytes() + d.tobytes())
     assert found[0] == found[1] == found[2]
 
@@ -347,9 +346,9 @@ def test_cross_entropy_of_infinities(target: str) -> None:
     x[0, 4] = x[1, 4] = 0
     x[2] = np.nan
     loss, d = np.empty(3, np.float32), np.empty_like(x)
-    k.zk_cross_entropy(loss, d, x, np.array([4, 5, -1], np.int32), 3, 24, 3)
+    k.zk_cross_entropy(loss, d, x, np.array([4, 5, -1], np.int32), None, 3, 24, 3)
     assert loss[0] == 0 and not d[0].any() and loss[1] == np.inf and loss[2] == 0 and not d[2].any()
-    k.zk_cross_entropy(loss, d, x, np.array([4, 4, 5], np.int32), 3, 24, 3)
+    k.zk_cross_entropy(loss, d, x, np.array([4, 4, 5], np.int32), None, 3, 24, 3)
     assert loss[1] == 0 and np.isnan(loss[2]) and np.isnan(d[2]).all()
 
 
@@ -389,7 +388,7 @@ def everything(k: zk.Kernels, n: int) -> bytes:
     out += [zk.empty(zk.F32, *shape) for shape in ((n, 37), (n, 74), (n,), (n, 80))]
     k.zk_swiglu_fwd(out[-4], x, n, 37)
     k.zk_swiglu_bwd(out[-3], out[-4], x, n, 37)
-    k.zk_cross_entropy(out[-2], out[-1], padded(x), target, n, 74, n)
+    k.zk_cross_entropy(out[-2], out[-1], padded(x), target, None, n, 74, n)
     out[-1] = out[-1][:, :74]
     out.append(np.empty((100, 74), np.float32))
     k.zk_embed_bwd(out[-1], x, target + 1, np.empty(101 + n, np.int32), n, 100, 74, 0)

@@ -19,21 +19,22 @@ import zk
 Array = np.ndarray
 
 U = 2.0 ** -24                  # half an ulp of f32 next to 1
-U_BF16 = 2.0 ** -8              # the same of bf16: 8 bits, of which the first is not stored
 SHAPES = [(1, 1, 1), (1, 60, 33), (33, 1, 60), (33, 60, 1), (7, 49, 385), (100, 130, 60),
           (385, 33, 1153), (33, 1200, 20), (9, 96, 800)]
 LAYOUTS = [zk.IN_OUT, zk.OUT_IN]
 
 
-@pytest.fixture(params=[zk.F32, zk.BF16], ids=["f32", "bf16"])
+@pytest.fixture(params=zk.REALS.values(), ids=zk.REALS)
 def dtype(request: pytest.FixtureRequest) -> int:
     return request.param
 
 
 def drawn(seed: int, dtype: int, *shape: int) -> Array:
-    """over six decades, so that another order shows in the bits; exact on every machine"""
+    """over six decades, half of them in f16, so that another order shows in the bits; exact on every
+    machine"""
     r = np.random.default_rng(seed)
-    whole, exponent = r.integers(-2 ** 23, 2 ** 23, shape), r.integers(-33, -13, shape)
+    whole = r.integers(-2 ** 23, 2 ** 23, shape)
+    exponent = r.integers(-33, -23 if dtype == zk.F16 else -13, shape)
     return zk.store(np.ldexp(whole, exponent), dtype)
 
 
@@ -48,8 +49,7 @@ def close(found: Array, a: Array, b: Array, bias: Array | float = 0.0) -> None:
     want, size = a @ b + bias, np.abs(a) @ np.abs(b)
     chain = a.shape[1] * U * (1 + a.shape[1] * U) * size        # with the second order
     bound = chain + (U * (np.abs(want) + chain) if np.any(bias) else 0)
-    if found.dtype == np.uint16:
-        bound = bound + U_BF16 * (np.abs(want) + bound)
+    bound = bound + zk.rounding(np.abs(want) + bound, zk.kind(found))
     found = zk.load(found)
     assert np.isfinite(found).all()
     assert (np.abs(found - want) <= bound).all()
@@ -154,7 +154,7 @@ def test_the_chain_ascends(isa: str) -> None:
 @pytest.mark.parametrize("M,N,K", [(60, 100, 47), (900, 41, 64), (8, 3, 5)])
 def test_a_gradient_carries_on(isa: str, M: int, N: int, K: int, layout: int) -> None:
     """The rows in four parts: one chain of sums, so the bits are those of all rows at once."""
-    for dtype in (zk.F32, zk.BF16):
+    for dtype in zk.REALS.values():
         k = zk.Kernels(isa, dtype, 2)
         x, w, _, dy = layers(dtype, M, N, K, layout)
         whole, parts = zk.empty(zk.F32, *w.shape), zk.empty(zk.F32, *w.shape)
@@ -178,21 +178,21 @@ def test_a_gradient_carries_on_under_emulation(layout: int) -> None:
     close(dw, a, b)
 
 
-def test_bf16_is_f32_rounded_once(isa: str) -> None:
+@pytest.mark.parametrize("dtype", [zk.BF16, zk.F16])
+def test_a_half_is_f32_rounded_once(isa: str, dtype: int) -> None:
     M, N, K = 40, 100, 1000
-    x, w, b, dy = layers(zk.BF16, M, N, K, zk.IN_OUT)
-    found = products(zk.Kernels(isa, zk.BF16), M, N, K, zk.IN_OUT)
+    halves = layers(dtype, M, N, K, zk.IN_OUT)
+    found = products(zk.Kernels(isa, dtype), M, N, K, zk.IN_OUT)
     wide = zk.Kernels(isa)
-    x, w, b, dy = map(zk.from_bf16, (x, w, b, dy))
+    x, w, b, dy = (zk.load(x).astype(np.float32) for x in halves)
     y, dx, dw = zk.empty(zk.F32, M, N), zk.empty(zk.F32, M, K), zk.empty(zk.F32, K, N)
     wide.zk_linear_fwd(y, x, w, b, M, N, K, zk.IN_OUT)
     wide.zk_linear_bwd_x(dx, dy, w, M, N, K, zk.IN_OUT)
     wide.zk_linear_bwd_w(dw, dy, x, M, N, K, zk.IN_OUT, 1, 0)
     for narrow, exact in zip((found[0], found[2], found[3]), (y, dx, dw)):
-        assert narrow.tobytes() == zk.to_bf16(exact).tobytes()
+        assert narrow.tobytes() == zk.store(exact, dtype).tobytes()
     full = zk.empty(zk.F32, K, N)
-    zk.Kernels(isa, zk.BF16).zk_linear_bwd_w(full, zk.to_bf16(dy), zk.to_bf16(x), M, N, K,
-                                             zk.IN_OUT, 1, 0)
+    zk.Kernels(isa, dtype).zk_linear_bwd_w(full, halves[3], halves[0], M, N, K, zk.IN_OUT, 1, 0)
     assert full.tobytes() == dw.tobytes()
 
 
@@ -210,7 +210,8 @@ def test_objects_compilers_threads_and_tiles_change_no_bit(dtype: int, M: int, N
 
 
 KNOWN_BITS = {zk.F32: "7c61d71c3cafb5267f712d28c6a5ceb45f91fd6791b773eaf969b49e00a19880",
-              zk.BF16: "4b4d7695dacfc12c679c02d9f4d8c363cd86789b48aa71170792be1be6dabfc4"}
+              zk.BF16: "4b4d7695dacfc12c679c02d9f4d8c363cd86789b48aa71170792be1be6dabfc4",
+              zk.F16: "c9a31581e2dd0ce6dd43f92abeda3704decb9a802021e366d8884cc4e9cd7822"}
 
 
 def test_known_bits(isa: str, dtype: int) -> None:

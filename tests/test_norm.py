@@ -11,7 +11,7 @@ import pytest
 import zk
 
 F32, BF16 = 2.0 ** -24, 2.0 ** -8       # unit roundoffs: the most one rounding errs, relative
-DTYPES = [zk.F32, zk.BF16]
+DTYPES = list(zk.REALS.values())
 SHAPES = [(1, 1), (3, 7), (300, 16), (33, 20), (17, 64), (40, 96), (19, 133), (4, 768), (3, 1600),
           (2, 9216)]
 HEADS = [(1, 1, 1, 2), (5, 3, 3, 20), (33, 4, 2, 24), (9, 4, 1, 64), (3, 2, 2, 128)]    # M, H, G, D
@@ -31,8 +31,8 @@ def empties(dtype: int, *shapes: tuple[int, ...]) -> list[Array]:
 
 
 def close(found: Array, expected: Array, bound: Array, dtype: int) -> None:
-    """found (as stored) is within the bound, and, in bf16, the one rounding when it was stored"""
-    slack = bound + (BF16 * np.abs(expected) * (1 + BF16) if dtype == zk.BF16 else 0)
+    """found (as stored) is within the bound, and the one rounding when it was stored"""
+    slack = bound + zk.rounding(np.abs(expected) + bound, dtype)
     error = np.abs(zk.load(found) - expected)
     assert np.all(np.isfinite(zk.load(found)))
     assert np.all(error <= slack), f'{np.max(error / np.maximum(slack, 1e-300)):.3g} of the bound'

@@ -125,10 +125,10 @@ def test_bias_corrections(target: str) -> None:
 
 
 def test_report(target: str) -> None:
-    k, out = zk.Kernels(target), np.zeros(6)
-    ctl = zk.Ctl(step=9, applied=8, loss=2.5, norm=0.7, valid=66, skipped=1, lr=0.5)
+    k, out = zk.Kernels(target), np.zeros(7)
+    ctl = zk.Ctl(step=9, applied=8, loss=2.5, norm=0.7, valid=66, skipped=1, lr=0.5, scale=32)
     k.zk_report(ctl, out)
-    assert list(out) == [9, 2.5, 0.7, 0.5, 66, 1]
+    assert list(out) == [9, 2.5, 0.7, 0.5, 66, 1, 32]
 
 
 # ---- the update

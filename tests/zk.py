@@ -8,7 +8,8 @@ ZR_TEST_DEVICE=sm_90 (what the device is) puts the GPU's kernels on a GPU in its
 
 Invariants
  1. Types of operands come from kernels/zk.h; context and launch are put in here.
- 2. An operand is a C-contiguous numpy array (bf16: uint16), a ctypes object, None or a number.
+ 2. An operand is a C-contiguous numpy array (bf16: uint16, f16: float16), a ctypes object, None or
+    a number.
  3. A call is over when it returns. On a GPU operands lie in its memory for the time of the call.
 """
 from __future__ import annotations
@@ -30,16 +31,18 @@ from zg import grids, ops, plan
 
 Array = np.ndarray
 
-F32, BF16 = 0, 1
+F32, BF16, F16 = 0, 1, 2
+REALS = {"f32": F32, "bf16": BF16, "f16": F16}
+WIDTH = {F32: 4, BF16: 2, F16: 2}           # bytes of a real
 IN_OUT, OUT_IN = 0, 1
 GELU_TANH, GELU_ERF = 0, 1
-VALID, NONFINITE, SUMS = 64, 65, 72
+VALID, NONFINITE, LOST, SUMS = 64, 65, 66, 72
 
 ISAS = ("avx2", "avx512")
 ON_DEVICE = "ZR_TEST_DEVICE" in os.environ
 EMULATED, TARGET = "cuda" if ON_DEVICE else "emulated", os.environ.get("ZR_TEST_DEVICE", "sm_90")
 SPACE, DESK = 33 << 20, 1 << 20
-NEEDED = {"avx2": {"avx2", "fma", "bmi2"}, EMULATED: {"avx2", "fma"},
+NEEDED = {"avx2": {"avx2", "fma", "bmi2", "f16c"}, EMULATED: {"avx2", "fma"},
           "avx512": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}}
 LIBRARY = {"gcc": "out/train-kernels.so", "clang": "out/train-clang-kernels.so",
            EMULATED: f"out/train-{EMULATED}-kernels.so"}
@@ -70,11 +73,17 @@ class Phase(ctypes.Structure):
                 ("curve", ctypes.c_int32), ("stairs", ctypes.c_int32)]
 
 
+class Scaler(ctypes.Structure):
+    _fields_ = [("first", ctypes.c_double), ("least", ctypes.c_double)] + \
+               [(name, ctypes.c_int64) for name in ("window", "hysteresis", "consecutive")]
+
+
 class Recipe(ctypes.Structure):
     _fields_ = [("rate", Phase * 4), ("momentum", Phase * 4)] + \
                [(name, ctypes.c_double) for name in ("beta2", "eps", "clip")] + \
                [("rule", ctypes.c_int32), ("moments", ctypes.c_int32),
-                ("rows", ctypes.c_int64), ("seed", ctypes.c_uint64)]
+                ("rows", ctypes.c_int64), ("seed", ctypes.c_uint64),
+                ("scaler", Scaler)]
 
 
 class Ctl(ctypes.Structure):
@@ -82,7 +91,8 @@ class Ctl(ctypes.Structure):
                 ("loss", ctypes.c_double), ("norm", ctypes.c_double),
                 ("valid", ctypes.c_int64), ("skipped", ctypes.c_int64)] + \
                [(name, ctypes.c_float) for name in ("lr", "factor", "bias1", "bias2")] + \
-               [("leaves", ctypes.c_int64)]
+               [("leaves", ctypes.c_int64), ("scale", ctypes.c_double),
+                ("clean", ctypes.c_int64), ("hysteresis", ctypes.c_int64)]
 
 
 def phases(listed: Sequence[plan.Phase]) -> ctypes.Array:
@@ -115,7 +125,25 @@ def from_bf16(x: Array) -> Array:
 
 def store(x: Array, dtype: int) -> Array:
     x = np.ascontiguousarray(x, np.float32)
+    if dtype == F16:
+        with np.errstate(over="ignore"):
+            return x.astype(np.float16)
     return to_bf16(x) if dtype == BF16 else x
+
+
+# What storing an f32 errs by at most: a part of it, and, where it is subnormal, half a step.
+_ROUNDING = {F32: (0.0, 0.0), BF16: (2.0 ** -8, 0.0), F16: (2.0 ** -11, 2.0 ** -25)}
+
+
+def rounding(size: Array, dtype: int) -> Array:
+    """of numbers up to so large, stored as reals"""
+    part, step = _ROUNDING[dtype]
+    return part * size + step
+
+
+def kind(x: Array) -> int:
+    """the type that an array's numbers are stored as"""
+    return {np.dtype(np.uint16): BF16, np.dtype(np.float16): F16}.get(x.dtype, F32)
 
 
 def load(x: Array) -> Array:
@@ -217,7 +245,7 @@ def numbers(name: str, operands: tuple[object, ...]) -> tuple[int, ...]:
 
 def launched(name: str, dtype: int, operands: tuple[object, ...]) -> Launch:
     """how a call runs on the emulated GPU, by the generator's own table"""
-    how = grids.how(name, TARGET, 2 if dtype == BF16 else 4, numbers(name, operands))
+    how = grids.how(name, TARGET, WIDTH[dtype], numbers(name, operands))
     assert how.space <= SPACE
     parts = [Grid(g.x, g.y, g.z, g.block, g.shared) for g in how.grids]
     return Launch((ctypes.c_int32 * 3)(*how.tile), how.slot, (Grid * 4)(*parts))
@@ -238,7 +266,7 @@ def sources(operands: tuple[object, ...], dtype: int) -> tuple[int, int]:
     """of zk_push: from the first leaf to the end of the last"""
     _, _, src, count, full, n, *_ = operands
     first, *rest = [src[i] for i in range(count)]
-    return min([first, *rest]), max([first, *rest]) + n * (4 if full or dtype == F32 else 2)
+    return min([first, *rest]), max([first, *rest]) + n * (4 if full else WIDTH[dtype])
 
 
 def on_device(device: Device, name: str, dtype: int, call: Callable[..., object],

@@ -15,12 +15,12 @@ from . import model, ops, place, plan
 from .schema import RECOMPUTE
 from .spec import Spec
 
-# Peak flops a second in f32 and in bf16 without sparsity, bytes a second: NVIDIA's data sheets of
-# A100 SXM 80 GB, H100 SXM, B200; for a CPU a core with AVX2 and its share of the memory.
-PEAKS = {"cpu": ({"f32": 1e11, "bf16": 1e11}, 1e10),
-         "sm_80": ({"f32": 19.5e12, "bf16": 312e12}, 2.0e12),
-         "sm_90": ({"f32": 67e12, "bf16": 989e12}, 3.35e12),
-         "sm_100": ({"f32": 80e12, "bf16": 2250e12}, 8.0e12)}
+# Peak flops a second by bytes of a number, without sparsity, bytes a second: NVIDIA's data sheets
+# of A100 SXM 80 GB, H100 SXM, B200; for a CPU a core with AVX2 and its share of the memory.
+PEAKS = {"cpu": ({4: 1e11, 2: 1e11}, 1e10),
+         "sm_80": ({4: 19.5e12, 2: 312e12}, 2.0e12),
+         "sm_90": ({4: 67e12, 2: 989e12}, 3.35e12),
+         "sm_100": ({4: 80e12, 2: 2250e12}, 8.0e12)}
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def _seconds(spec: Spec, graph: model.Graph, target: str) -> float:
         size |= {t.name: t.elems * real for t in kind.tensors}
         for c in body.calls:
             moved = sum(size.get(str(a), 0) for k, a in c.args if k in ("value", "param", "grad"))
-            once = max(c.flops * c.rounds / rates[spec.train.precision], moved / memory)
+            once = max(c.flops * c.rounds / rates[real], moved / memory)
             total += once * kind.count
     return total
 

@@ -62,6 +62,8 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
         raise CheckError(f"moments are not stored in {p.recipe.moments}")
     states = ops.OPTIMIZERS[p.recipe.optimizer]
     own = any("master" in f.states for f in p.flats)
+    if p.head.real == "f16" and not own and not p.offload:
+        raise CheckError("parameters of f16 have no masters")
     for f in p.flats:
         away = have[f"real.{f.name}"].kind == "hosted"
         if away and f.real != "shard":
@@ -264,12 +266,23 @@ def _counts(p: Plan) -> dict[str, int]:
     return counts
 
 
+def _scaler(p: Plan) -> None:
+    """f16 has one, and no other type."""
+    if len(p.recipe.scaler) != (p.head.real == "f16") or p.recipe.skips < 1:
+        raise CheckError(f"{p.head.real} with {len(p.recipe.scaler)} scalers")
+    for s in p.recipe.scaler:
+        if not 0 < s.first < 2.0 ** 128 or not 0 < s.least < 2.0 ** 128 or s.window < 0 or \
+                s.hysteresis < 1 or s.consecutive not in (0, 1):
+            raise CheckError(f"recipe: {s} is no scaler")
+
+
 def check(p: Plan) -> None:
     """CheckError names the first thing that breaks a promise."""
     _classes(p)
     _runs(p)
     _schedule("rate", p.recipe.rate, 1e30)
     _schedule("momentum", p.recipe.momentum, 1 - 1e-9)
+    _scaler(p)
     _flats(p)
     _nodes(p)
     _sections(p)

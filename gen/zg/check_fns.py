@@ -25,7 +25,7 @@ from itertools import groupby
 from typing import NoReturn
 
 from . import check_grads, check_own, ops
-from .check_kernels import BACK, CLASSES, DY, KERNELS, backs, numbers, parts
+from .check_kernels import BACK, CLASSES, DY, KERNELS, SCALE, backs, numbers, parts
 from .check_leaves import leaves
 from .check_order import CheckError
 from .plan import Call, Fn, Plan, Tensor
@@ -193,7 +193,7 @@ class _Body:
                 self.gradient(call, arg, kind, dims, elems)
             elif kind in CLASSES:
                 base, _, at = arg.partition("+")
-                from_ = self.round * elems * 4 if kind == "targets" else 0
+                from_ = {"targets": self.round * elems * 4, "ctl": SCALE}.get(kind, 0)
                 if base.partition(".")[0] != kind or at != str(from_):
                     self.fail(call, f"{arg} is not {kind}")
                 self.place(call, arg, elems * (8 if kind == "sums" else 4))
@@ -322,6 +322,9 @@ class _Body:
         if c.kernel == "zk_cross_entropy" and \
                 (c.args[1] == "null") != self.fn.name.startswith("eval."):
             self.fail(c, "training needs the gradient, evaluation does not")
+        if c.kernel == "zk_cross_entropy" and (c.args[4] == "null") == \
+                (c.args[1] != "null" and self.p.head.real == "f16"):
+            self.fail(c, "f16 needs a scale to train, nothing else does")
         self.apart(c)
         for part in parts(c):
             self.call(part)

@@ -33,11 +33,14 @@ KERNELS = {
     "zk_swiglu_bwd": ">r:M*2*F <r:M*F <r:M*2*F M F",
     "zk_add": ">=r:n <r:n <r:n n",
     "zk_round": "^r:n <f:n n",
-    "zk_cross_entropy": ">F:M >=?r:M*R <r:M*R <targets:M M V rows",
+    "zk_cross_entropy": ">F:M >=?r:M*R <r:M*R <targets:M <?ctl:2 M V rows",
     "zk_pick": ">r:C <r:M*C <targets:M M C",
     "zk_loss_sum": ">sums:72 <F:M <targets:M M",
 }
-CLASSES = ("tokens", "targets", "table", "sums")
+CLASSES = ("tokens", "targets", "table", "sums", "ctl")
+# Of a zk_ctl, what kernels of a grain use by an operand: from which byte to which.
+SCALE = 80
+CTL = {"ctl+0": (72, 80), f"ctl+{SCALE}": (SCALE, SCALE + 8)}        # leaves, scale
 # A kernel forward, and those that must run backward for it on the same numbers: of their operands,
 # in order, which are operands of the one forward (. for none).
 BACK = {

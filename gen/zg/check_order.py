@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+from .check_kernels import CTL
 from .plan import Plan, Ref, Step
 
 Clock = dict[str, int]
@@ -121,6 +122,11 @@ class Order:
         c = self.classes.get(ref.cls) or self.fail(f"no class {ref.cls}")
         return self.touch(ref.cls, ref.index, 0, c.stride, write) if ref.at == 0 else \
             self.fail(f"{ref} does not begin with its slot")
+
+    def operand(self, arg: str, write: bool) -> Slot:
+        """An access to the class that an operand names: a kernel's own part of ctl, else all."""
+        name = arg.partition("+")[0]
+        return self.touch(name, 0, *CTL.get(arg, (0, self.classes[name].stride)), write)
 
     def strided(self, ref: Ref, step: int, size: int, write: bool) -> Slot:
         """An access to a piece of every rank's part. All of a slot's pieces have one step, so their

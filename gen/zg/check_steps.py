@@ -22,9 +22,10 @@ class Player(Sums):
         self.facts = facts
         self.flats = {f.name: f for f in p.flats}
         self.fns = {f.name: f for f in p.fns}
-        words = {f.name: {a.split("+")[0] for c in f.calls for a in c.args} for f in p.fns}
-        self.direct = {                                     # classes that a function names itself
-            f.name: sorted((words[f.name] - {*f.ins, *f.outs}) & set(self.classes))
+        words = {f.name: {a.split("+")[0]: a for c in f.calls for a in c.args} for f in p.fns}
+        self.direct = {                     # classes that a function names itself, and how
+            f.name: sorted((name, arg) for name, arg in words[f.name].items()
+                           if name in self.classes and name not in (*f.ins, *f.outs))
             for f in p.fns}
         self.sources = self.W if p.head.reduction == "exact" else 1     # that an owner sums
         self.order = [s.unit for s in p.section("eval").steps if s.op.split(".")[0] in UNITS]
@@ -256,11 +257,11 @@ class Player(Sums):
 
     def fixed(self, s: Step) -> None:
         """Classes that a function names itself: temporary space and the like."""
-        for name in self.direct[s.op]:
+        for name, arg in self.direct[s.op]:
             read = name in (*BATCH, "ctl", "hctl") or name.startswith("table")
             if self.classes[name].slots > 1 and name != "sums":
                 self.fail(f"names no slot of {name}")
-            slot = self.whole(Ref(name, 0), not read)
+            slot = self.operand(arg, not read)
             if name.startswith("table") and not slot.held:
                 self.fail(f"{name} was never filled")
             if name in BATCH:

@@ -129,7 +129,7 @@ class Sums(Order):
         """The leaves of all grains are on a unit's sums: the count goes back, for the next's."""
         if s.ins or s.outs != (Ref("ctl", 0),) or self.counted != self.together:
             self.fail("counts back what was not counted")
-        self.whole(s.outs[0], True)
+        self.operand("ctl+0", True)
         self.counted = 0
 
     def do_sum(self, s: Step) -> None:

@@ -136,7 +136,7 @@ class Program(Host):
         if s.ins or s.outs != (ctl,) or self.section != "grain" or \
                 self.counted != self.due():
             self.fail("counts something else, or twice")
-        self.whole(s.outs[0], True)
+        self.operand(f"{ctl.cls}+0", True)
         self.counted += 1
 
     def do_turn(self, s: Step) -> None:

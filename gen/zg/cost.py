@@ -86,7 +86,8 @@ def summary(p: Plan) -> dict[str, object]:
     """The numbers that train.c states."""
     w = training_wire(p)
     return {"wire": w.bytes, "messages": w.messages, "commands": commands(p),
-            "flops": f"{float(flops(p))!r}", "sums": ops.SUMS, "ctl": ops.CTL, "vocab": ops.VOCAB}
+            "flops": f"{float(flops(p))!r}", "sums": ops.SUMS, "ctl": ops.CTL, "vocab": ops.VOCAB,
+            "scale": ops.SCALE}
 
 
 GROUPS = (("parameters", ("real", "stage", "ring")), ("optimizer state", ops.STATES),

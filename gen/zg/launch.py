@@ -23,7 +23,7 @@ from .shard import Shards
 from .spec import Spec
 
 FIXED = {"token": "tokens+0", "target": "targets+0", "sums": "sums+0", "null": "null",
-         "acc": "acc+0"}
+         "acc": "acc+0", "scaler": f"ctl+{ops.SCALE}"}
 
 # CPU tiles. Linears: rows, columns, depth of an output block, 0 for the kernel's choice by shape
 # and threads. Elsewhere what a task takes: elements, or rows (of blocks of 1024 in the optimizer

@@ -227,6 +227,8 @@ class _Calls:
     def operand(self, node: _Node, word: str) -> tuple[str, object]:
         if word in ("token", "target", "sums", "null"):
             return ("fixed", word)
+        if word == "scaler":
+            return ("fixed", word if self.b.spec.train.precision == "f16" else "null")
         if word.startswith("$"):
             return ("work", ops.value(node.op.work[word], node.dims))
         if word.lstrip("-").isdigit():

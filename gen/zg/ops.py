@@ -84,7 +84,7 @@ _ROWS = (
         "zk_swiglu_fwd y x M F", "zk_swiglu_bwd dx dy x M F"),
     _op("add", "y = a + b", "a b", "", "y:real:M*C", "zk_add y a b n", "pass da dy; pass db dy"),
     _op("loss", "loss = cross entropy of x against target", "x", "", "loss:f32:M",
-        "zk_cross_entropy loss null x target M V rows", ""),
+        "zk_cross_entropy loss null x target null M V rows", ""),
 )
 OPS: Mapping[str, Op] = {row.name: row for row in _ROWS}
 
@@ -101,7 +101,7 @@ IN_PLACE = {"zk_add": (1, 2), "zk_rope": (1,), "zk_gelu_bwd": (1,)}
 
 # The head's loss while training: the gradient takes the logits' place. Both bodies end with the sum
 # of losses; evaluation then makes the logits of one row again, from which a token is drawn.
-TRAIN_LOSS = "zk_cross_entropy loss x x target M V rows"
+TRAIN_LOSS = "zk_cross_entropy loss x x target scaler M V rows"
 LOSS_SUM = "zk_loss_sum sums loss target rows"
 PICK = "zk_pick row x target rows K"
 
@@ -123,13 +123,14 @@ STATES = ("master", "m", "v")
 LAYOUT = {"gpt2": 0, "llama": 1}
 KINDS = {"tanh": 0, "erf": 1}
 CURVES = {"line": 0, "cosine": 1, "log": 2, "inverse": 3}
-BYTES = {"f32": 4, "bf16": 2}
-TYPES = {"f32": "ZK_F32", "bf16": "ZK_BF16"}
+BYTES = {"f32": 4, "bf16": 2, "f16": 2}
+TYPES = {name: f"ZK_{name.upper()}" for name in BYTES}
 
 # Sizes of kernels/zk.h that a plan needs: ZK_SUMS integers of 8 bytes; room for a zk_ctl in bytes.
 SUMS = 72
 VOCAB = 8                       # rows by token, and columns of logits, are a multiple: 16 bytes
 CTL = 128
+SCALE = 80                      # where a zk_ctl has the scale of gradients
 INLETS = 4                      # batches of tokens on their way to a GPU at once
 DESK = 4096                     # bytes of host memory that kernels need, beside a row of logits
 

@@ -21,7 +21,7 @@ class Head:
     zero: int
     prefetch: int               # units gathered ahead
     overlap: int                # 1: collectives have queues of their own
-    real: str                   # f32 | bf16
+    real: str                   # f32 | bf16 | f16
     grains: int                 # of a rank in a step (accumulation)
     order: str                  # ranks | local: which leaves are summed first
     sum: str                    # tree | fold
@@ -62,9 +62,29 @@ class Phase:
 
 
 @dataclass(frozen=True)
+class Scaler:
+    """zk_scaler's fields. In text, between colons."""
+    first: float
+    least: float
+    window: int
+    hysteresis: int
+    consecutive: int
+
+    def __str__(self) -> str:
+        return (f"{self.first!r}:{self.least!r}:{self.window}:{self.hysteresis}:"
+                f"{self.consecutive}")
+
+    @classmethod
+    def read(cls, text: str) -> "Scaler":
+        first, least, *whole = text.split(":")
+        return cls(float(first), float(least), *map(int, whole))
+
+
+@dataclass(frozen=True)
 class Recipe:
     """The optimizer, by its name in the op table, and zk_recipe's fields. moments: f32 | bf16, how
-    they are stored; momentum: of beta1."""
+    they are stored; momentum: of beta1; scaler: of gradients, one or none. skips: after so many
+    skipped steps in a row, but for those that lower a scale, a run ends."""
     optimizer: str
     moments: str
     rate: tuple[Phase, ...]
@@ -72,6 +92,8 @@ class Recipe:
     beta2: float
     eps: float
     clip: float
+    scaler: tuple[Scaler, ...]
+    skips: int
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Callable, Iterable, Mapping
 
 from . import plan
-from .plan import Phase
+from .plan import Phase, Scaler
 from .spec import Optimizer, Schedule, Spec
 
 
@@ -109,6 +109,14 @@ _RATES: Mapping[str, Callable[[Optimizer, Schedule], list[Phase]]] = {
 }
 
 
+def _scaler(spec: Spec) -> tuple[Scaler, ...]:
+    s = spec.train.loss_scale
+    if spec.train.precision != "f16":
+        return ()
+    return (Scaler(s.scale or 2.0 ** s.initial_scale_power, s.min, 0 if s.scale else s.window,
+                   s.hysteresis, int(s.consecutive_hysteresis)),)
+
+
 def made(spec: Spec) -> plan.Recipe:
     """What an optimizer does not take is 0, and its eps 1. beta1 is SGD's momentum. Where a cycle
     has the momentum, DeepSpeed sets beta2 to 0.99, and beta1 of the first step to the least."""
@@ -119,4 +127,4 @@ def made(spec: Spec) -> plan.Recipe:
         low, high, beta2 = s.cycle_min_mom, s.cycle_max_mom, 0.99
         momentum = [_held(low, 2), *_cycle(s, high, low), _held(high)]
     return plan.Recipe(rule(o), o.moments, _used(_RATES[s.type](o, s)), _used(momentum), beta2,
-                       o.eps or 1.0, o.clip)
+                       o.eps or 1.0, o.clip, _scaler(spec), spec.train.max_skips)

@@ -158,18 +158,35 @@ TYPES = {Optimizer: kinds.OPTIMIZERS, Schedule: kinds.SCHEDULES}
 
 
 @dataclass(frozen=True)
+class LossScale:
+    """What f16 multiplies gradients by, as DeepSpeed's fp16: `scale` in every step, or, where it is
+    0, from 2 ^ initial_scale_power on what overflows and `window` steps without make of it."""
+    __pydantic_config__ = _KEYS
+    scale: Real(0.0, 2.0 ** 127) = 0.0
+    initial_scale_power: Integer(0, 127) = 16
+    window: Count = 1000
+    hysteresis: Count = 2                   # that many overflows before it is halved
+    consecutive_hysteresis: Flag = False    # every step without one makes hysteresis whole
+    min: Real(2.0 ** -126, 2.0 ** 127) = 1.0
+
+
+@dataclass(frozen=True)
 class Train:
     """global_batch G and micro_batch B in samples of `sequence` T tokens. recompute: the ops of
     blocks whose values backward makes again; memory_budget: bytes of the arena on each target, for
     which more of them may be. head_chunk: tokens of a chunk in which the head and the loss go
     through a micro-batch, None: as the shape asks for. accumulate: a rank's micro-batches of a step
-    go through the model one after the other (grains), or all of them through each layer."""
+    go through the model one after the other (grains), or all of them through each layer. max_skips:
+    skipped steps in a row that end a run, but for those that lower a dynamic loss scale, which ends
+    it at its least."""
     __pydantic_config__ = _KEYS
     global_batch: Count
     micro_batch: Count
     sequence: Count
     optimizer: Optimizer
-    precision: Choice("f32", "bf16") = "f32"
+    precision: Choice("f32", "bf16", "f16") = "f32"
+    loss_scale: LossScale = LossScale()
+    max_skips: Count = 20
     schedule: Schedule = field(default_factory=Schedule)
     seed: Integer(0, 2 ** 64 - 1) = 1
     sum: Choice("tree", "fold") = "tree"

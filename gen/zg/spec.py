@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from . import dsconfig, dsjson, kinds
 from .node import (DEPTH, NODES, Node, SpecError, dotted, meant, number, printable, several, shown)
-from .schema import (TOKEN, TYPES, Cluster, Data, Model, Op, Optimizer, Schedule, Spec,
+from .schema import (TOKEN, TYPES, Cluster, Data, LossScale, Model, Op, Optimizer, Schedule, Spec,
                      SpecKeys, Train, Unit, Zero)
 from .units import build, fail
 
@@ -325,8 +325,9 @@ def _offload(keys: SpecKeys, root: Node) -> None:
 def _masters(keys: SpecKeys, root: Node) -> None:
     z, o = keys.zero, keys.train.optimizer
     where = "train", "optimizer", "masters"
-    if not o.masters and keys.train.precision == "f32":
-        raise fail(root, where, "parameters of f32 are masters themselves",
+    why = {"f32": "parameters of f32 are masters themselves", "f16": "parameters of f16 need f32's"}
+    if not o.masters and keys.train.precision in why:
+        raise fail(root, where, why[keys.train.precision],
                    "train.precision bf16 beside it, or true")
     if not o.masters and not z.offload_optimizer.device == z.offload_param.device == "none":
         raise fail(root, where, "what is offloaded has masters", "true, or "
@@ -337,6 +338,12 @@ def _reduction(keys: SpecKeys, root: Node) -> None:
     if keys.train.reduction == "fast" and "cpu" in keys.targets:
         raise fail(root, ("train", "reduction"), "fast lets NCCL sum, and the target cpu has none",
                    "exact, or `targets` of GPUs alone")
+
+
+def _loss_scale(keys: SpecKeys, root: Node) -> None:
+    if keys.train.precision != "f16" and keys.train.loss_scale != LossScale():
+        raise fail(root, ("train", "loss_scale"), f"{keys.train.precision} needs none",
+                   "train.precision f16 beside it, or the file without it")
 
 
 def load(path: str, sets: Sequence[str] = (), zero: str | None = None) -> Spec:
@@ -358,6 +365,7 @@ def load(path: str, sets: Sequence[str] = (), zero: str | None = None) -> Spec:
     _masters(keys, root)
     _chunk(keys, root, model)
     _reduction(keys, root)
+    _loss_scale(keys, root)
     train = replace(keys.train, optimizer=_optimizer(keys, root), schedule=_schedule(keys, root))
     data = keys.data
     if "ignore" not in root.at(("data",)).value:

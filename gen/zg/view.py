@@ -108,7 +108,7 @@ class _Steps:
             return [f"zr_alltoall(z, {queue}, {refs[0]}, {ints['step']}, {refs[1]}, "
                     f"{ints['bytes']});"]
         if s.op == "reducescatter":
-            kind = {"2": "ZR_BF16", "4": "ZR_F32"}[ints["width"]]
+            kind = "ZR_F32" if ints["width"] == "4" else f"ZR_{self.p.head.real.upper()}"
             return [f"zr_reducescatter(z, {queue}, {refs[0]}, {ints['step']}, {refs[1]}, "
                     f"{ints['bytes']}, {kind});"]
         if s.op == "copy":
@@ -385,6 +385,8 @@ def recipe(p: Plan) -> list[str]:
                f".rule = {list(ops.OPTIMIZERS).index(r.optimizer)}, "
                f".moments = {ops.TYPES[r.moments]}, .rows = {p.head.batch * p.head.sequence}, "
                f".seed = {number(p.head.seed)},")
+    out += [f".scaler = {{{real(s.first)}, {real(s.least)}, {s.window}, {s.hysteresis}, "
+            f"{s.consecutive}}}," for s in r.scaler]
     return [line[4:] for text in out for line in wrap(text, 4)]
 
 
@@ -417,7 +419,7 @@ def view(p: Plan, cost: dict[str, object], memory: str, flat: bool) -> dict[str,
         "sections": sections(p, flat), "grains": grains(p),
         "functions": functions(p), "flats": flats(p), "files": files(p), "sample": sample(p),
         "tokens": number(p.cls("tokens").at), "targets": number(p.cls("targets").at),
-        "dtype": ops.TYPES[p.head.real],
+        "skips": p.recipe.skips, "dtype": ops.TYPES[p.head.real],
         "shared": number(p.shared), "hosted": number(p.end("hosted")),
         "queues": " | ".join(f"1 << {QUEUES[q]}" for q in queues(p)), "cost": cost,
     }

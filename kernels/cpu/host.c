@@ -11,6 +11,7 @@
  */
 #include "cpu.h"
 
+#include <cpuid.h>
 #include <immintrin.h>
 #include <linux/futex.h>
 #include <pthread.h>
@@ -32,8 +33,9 @@ static const char *reason;
 
 static int runs_avx2(void)
 {
+    unsigned a, b, c = 0, d;
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-           __builtin_cpu_supports("bmi2");
+           __builtin_cpu_supports("bmi2") && __get_cpuid(1, &a, &b, &c, &d) && c & bit_F16C;
 }
 
 static int runs_avx512(void)
@@ -48,7 +50,7 @@ static void choose(void)
     const char *wanted = getenv("ZK_ISA");
     int best = runs_avx512() ? 512 : runs_avx2() ? 2 : 0, take = best;
     if (!best)
-        reason = "this processor lacks AVX2, FMA or BMI2, which the slowest kernel object needs";
+        reason = "this processor lacks AVX2, FMA, BMI2 or F16C, which every kernel object needs";
     if (wanted && !strcmp(wanted, "avx2"))
         take = 2;
     else if (wanted && !strcmp(wanted, "avx512"))
@@ -195,8 +197,8 @@ zk *zk_host_open(int dtype, int column, int threads, const char **why)
     choose_once();
     if (!object)
         *why = reason;
-    else if (dtype != ZK_F32 && dtype != ZK_BF16)
-        *why = "the kernels on a CPU store f32 or bf16";
+    else if (dtype < ZK_F32 || dtype > ZK_F16)
+        *why = "the kernels on a CPU store f32, bf16 or f16";
     else if (threads < 1 || threads > MOST_THREADS)
         *why = "threads must be 1 to 1024";
     if (*why)

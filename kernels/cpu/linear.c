@@ -3,13 +3,13 @@
  * Invariants
  *  1. In f32 an output element is one FMA chain in ascending k that starts at 0, or, to carry on,
  *     at the output, which holds it from one depth block to the next. The bias is added to the
- *     finished chain, rounded once. In bf16 operands widen exactly, the chain is the same, f32
- *     scratch carries it, and the result is rounded once. So no tile, thread or object changes a
+ *     finished chain, rounded once. Halves widen exactly, the chain is the same, f32 scratch
+ *     carries it, and the result is rounded once. So no tile, thread or object changes a
  *     bit.
  *  2. A task is one tile of the output, and no element outside matrices is read or written: edges
  *     are packed as zeros, and their sums go through scratch.
  *  3. Scratch of a thread: A panel [rows/MR][depth][MR], B panel [depth][NR], an edge block
- *     [MR][NR], and for bf16 the tile's sums [rows][cols], in whole blocks.
+ *     [MR][NR], and but for f32 the tile's sums [rows][cols], in whole blocks.
  */
 #include "cpu.h"
 #include "vec.h"
@@ -23,10 +23,11 @@ static inline wide wide_load(const float *p) { return _mm512_loadu_ps(p); }
 static inline void wide_store(float *p, wide x) { _mm512_storeu_ps(p, x); }
 static inline wide wide_set(float x) { return _mm512_set1_ps(x); }
 static inline wide wide_fma(wide a, wide b, wide c) { return _mm512_fmadd_ps(a, b, c); }
-static inline wide wide_widen(const uint16_t *p)
+static inline wide wide_widen(const uint16_t *p, int dtype)
 {
     __m256i half = _mm256_loadu_si256((const __m256i *)p);
-    return (wide)_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16);
+    return dtype == ZK_F16 ? _mm512_cvtph_ps(half)
+                           : (wide)_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16);
 }
 /* a0 b0 a1 b1 ... and the same of the upper halves */
 static inline wide wide_low(wide a, wide b)
@@ -45,10 +46,11 @@ static inline wide wide_load(const float *p) { return _mm256_loadu_ps(p); }
 static inline void wide_store(float *p, wide x) { _mm256_storeu_ps(p, x); }
 static inline wide wide_set(float x) { return _mm256_set1_ps(x); }
 static inline wide wide_fma(wide a, wide b, wide c) { return _mm256_fmadd_ps(a, b, c); }
-static inline wide wide_widen(const uint16_t *p)
+static inline wide wide_widen(const uint16_t *p, int dtype)
 {
     __m128i half = _mm_loadu_si128((const __m128i *)p);
-    return (wide)_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16);
+    return dtype == ZK_F16 ? _mm256_cvtph_ps(half)
+                           : (wide)_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16);
 }
 /* a0 b0 a1 b1 ... and the same of the upper halves */
 static inline wide wide_low(wide a, wide b)
@@ -62,15 +64,15 @@ static inline wide wide_high(wide a, wide b)
 #endif
 enum { VECTORS = NR / WIDTH };
 
-/* A tile at most; bf16 sums lie in scratch, so their tiles are narrower. */
-enum { ROWS = 384, COLS = 4096 / NR * NR, BF16_COLS = 1152, DEPTH = 384 };
+/* A tile at most; sums of halves lie in scratch, so their tiles are narrower. */
+enum { ROWS = 384, COLS = 4096 / NR * NR, HALF_COLS = 1152, DEPTH = 384 };
 enum { FEWEST_ROWS = 48, FEWEST_COLS = 192 };   /* where smaller tiles would feed more threads */
 enum {
     A_FLOATS = ROWS * DEPTH + WIDTH,            /* stores into a panel may run on by WIDTH */
     B_FLOATS = NR * DEPTH + WIDTH,
-    SUM_FLOATS = ROWS * BF16_COLS
+    SUM_FLOATS = ROWS * HALF_COLS
 };
-_Static_assert(ROWS % MR == 0 && BF16_COLS % NR == 0 && FEWEST_COLS % NR == 0, "whole blocks");
+_Static_assert(ROWS % MR == 0 && HALF_COLS % NR == 0 && FEWEST_COLS % NR == 0, "whole blocks");
 _Static_assert(4 * (A_FLOATS + B_FLOATS + MR * NR + SUM_FLOATS) <= ZK_SCRATCH,
                "a tile fits a thread's scratch");
 
@@ -95,7 +97,7 @@ typedef struct product {
 typedef struct tile {
     const product *g;
     float *a, *b, *edge;            /* [rows/MR][depth][MR], [depth][NR], [MR][NR] */
-    float *sum;                     /* [rows][cols], `stride` apart: the output; bf16: scratch */
+    float *sum;                     /* [rows][cols], `stride` apart: the output, or scratch */
     int64_t m, n, rows, cols, stride;
 } tile;
 
@@ -112,7 +114,7 @@ static inline wide get(const matrix *x, int64_t at, int64_t n)
         return wide_load((const float *)x->p + at);
     float part[16];
     if (n >= WIDTH)
-        return wide_widen((const uint16_t *)x->p + at);
+        return wide_widen((const uint16_t *)x->p + at, x->dtype);
     store16(part, load16rn(x->p, at, x->dtype, n > 0 ? (int)n : 0));
     return wide_load(part);
 }
@@ -309,7 +311,7 @@ static int64_t tasks(const product *g) { return pieces(g->M, g->rows) * pieces(g
 
 static void multiply_all(product *g, const zk_launch *L)
 {
-    int64_t most = g->dtype == ZK_F32 ? COLS : BF16_COLS;
+    int64_t most = g->dtype == ZK_F32 ? COLS : HALF_COLS;
     int64_t rows = given(g, L, 0, ROWS, MR), cols = given(g, L, 1, most, NR);
     int64_t depth = given(g, L, 2, DEPTH, 1);
     g->rows = rows ? rows : even(g->M, ROWS, MR);

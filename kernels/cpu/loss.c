@@ -16,7 +16,8 @@ typedef struct entropy {
     real *d;                            /* [M,R], or NULL */
     const real *x;                      /* [M,R], V of each row */
     const int32_t *target;              /* [M] */
-    int64_t M, V, R, all, rows;
+    float each;                         /* what a row's gradient is multiplied by */
+    int64_t M, V, R, rows;
     int dtype;
 } entropy;
 
@@ -59,10 +60,10 @@ static void zero(const entropy *a, int64_t at, int64_t n)
     memset((char *)a->d + at * width, 0, n * width);
 }
 
-/* d [V] = (exp(x - top) / sum - [i = target]) / all */
+/* d [V] = (exp(x - top) / sum - [i = target]) * each */
 static void slope(const entropy *a, int64_t at, float top, float sum, int32_t target)
 {
-    v16 share = set16(1 / sum), each = set16(1 / (float)a->all);
+    v16 share = set16(1 / sum), each = set16(a->each);
     v16 hit = exp16(set16(realr(a->x, at + target, a->dtype) - top)) * share - set16(1);
     for (int64_t i = 0; i < a->V; i += 16) {
         v16 e = exp16(zk_get(a->x, at + i, a->dtype, a->V - i) - set16(top));
@@ -94,10 +95,12 @@ static void entropy_task(void *arg, int64_t task, int thread)
 }
 
 void ZK(zk_cross_entropy)(zk *k, const zk_launch *L, float *loss, real *dlogits, const real *logits,
-                          const int32_t *target, int64_t M, int64_t V, int64_t rows)
+                          const int32_t *target, const double *scale, int64_t M, int64_t V,
+                          int64_t rows)
 {
     int64_t R = zk_pieces(V, ZK_VOCAB) * ZK_VOCAB;
-    entropy a = {loss, dlogits, logits, target, M, V, R, rows, zk_tile(k, L, 0, ROWS), k->dtype};
+    float each = 1 / (float)rows * (scale ? (float)*scale : 1);
+    entropy a = {loss, dlogits, logits, target, each, M, V, R, zk_tile(k, L, 0, ROWS), k->dtype};
     zk_for(k, zk_pieces(M, a.rows), entropy_task, &a);
 }
 
@@ -111,7 +114,7 @@ void ZK(zk_loss_sum)(zk *k, const zk_launch *L, int64_t *sums, const float *loss
         sum += loss[m];
         sums[ZK_VALID] += target[m] >= 0;
     }
-    sums[ZK_NONFINITE] += !limbs_add(sums + ZK_LOSS, sum);
+    sums[ZK_LOST] += !limbs_add(sums + ZK_LOSS, sum);
 }
 
 void ZK(zk_pick)(zk *k, const zk_launch *L, real *y, const real *x, const int32_t *target,

@@ -1,4 +1,4 @@
-/* vec.h -- 16 floats at a time, their functions, and bf16.
+/* vec.h -- 16 floats at a time, their functions, bf16 and f16.
  *
  * Invariants
  *  1. The same bits on AVX2 and AVX-512, gcc and clang: IEEE operations and written-out FMA only,
@@ -122,12 +122,35 @@ ZK_INLINE v16 dither16(v16 x, v16u chance)
     return select16((v16i)((u & 0x7f800000) == 0x7f800000), x, (v16)made);
 }
 
+/* ---- f16: IEEE's half, by F16C; rounded to nearest even, NaN stays NaN */
+#ifdef __AVX512F__
+ZK_INLINE v16 widen16_f16(v16h x) { return (v16)_mm512_cvtph_ps((__m256i)x); }
+ZK_INLINE v16h narrow16_f16(v16 x)
+{
+    return (v16h)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+#else
+typedef union { v16h v; __m128i h[2]; } v16h_halves;
+ZK_INLINE v16 widen16_f16(v16h x)
+{
+    v16h_halves a = {x};
+    return (v16_halves){.h = {_mm256_cvtph_ps(a.h[0]), _mm256_cvtph_ps(a.h[1])}}.v;
+}
+ZK_INLINE v16h narrow16_f16(v16 x)
+{
+    v16_halves a = {x};
+    return (v16h_halves){.h = {_mm256_cvtps_ph(a.h[0], _MM_FROUND_TO_NEAREST_INT),
+                               _mm256_cvtps_ph(a.h[1], _MM_FROUND_TO_NEAREST_INT)}}.v;
+}
+#endif
+
 /* ---- elements i .. of an array of `dtype` */
 ZK_INLINE v16 load16r(const real *p, int64_t i, int dtype)
 {
     if (dtype == ZK_F32)
         return load16((const float *)p + i);
-    return widen16(*(const v16h_loose *)((const uint16_t *)p + i));
+    v16h x = *(const v16h_loose *)((const uint16_t *)p + i);
+    return dtype == ZK_F16 ? widen16_f16(x) : widen16(x);
 }
 
 ZK_INLINE void store16r(real *p, int64_t i, int dtype, v16 x)
@@ -135,7 +158,7 @@ ZK_INLINE void store16r(real *p, int64_t i, int dtype, v16 x)
     if (dtype == ZK_F32)
         store16((float *)p + i, x);
     else
-        *(v16h_loose *)((uint16_t *)p + i) = narrow16(x);
+        *(v16h_loose *)((uint16_t *)p + i) = dtype == ZK_F16 ? narrow16_f16(x) : narrow16(x);
 }
 
 ZK_INLINE v16 load16rn(const real *p, int64_t i, int dtype, int n)
@@ -145,7 +168,7 @@ ZK_INLINE v16 load16rn(const real *p, int64_t i, int dtype, int n)
         return load16n((const float *)p + i, n);
     for (int j = 0; j < n && j < 16; j++)
         part[j] = ((const uint16_t *)p)[i + j];
-    return load16r(part, 0, ZK_BF16);
+    return load16r(part, 0, dtype);
 }
 
 ZK_INLINE void store16rn(real *p, int64_t i, int dtype, v16 x, int n)
@@ -155,7 +178,7 @@ ZK_INLINE void store16rn(real *p, int64_t i, int dtype, v16 x, int n)
         store16n((float *)p + i, x, n);
         return;
     }
-    store16r(part, 0, ZK_BF16, x);
+    store16r(part, 0, dtype, x);
     for (int j = 0; j < n && j < 16; j++)
         ((uint16_t *)p)[i + j] = part[j];
 }
@@ -165,7 +188,7 @@ ZK_INLINE void setr(real *p, int64_t i, int dtype, float x)
     if (dtype == ZK_F32)
         ((float *)p)[i] = x;
     else
-        ((uint16_t *)p)[i] = narrow(x);
+        ((uint16_t *)p)[i] = dtype == ZK_F16 ? narrow_f16(x) : narrow(x);
 }
 
 /* ---- functions of 16 floats */

@@ -3,8 +3,8 @@
  * Invariants
  *  1. A block has ROWS queries of one head, a warp 16 * M of them; keys come in tiles of N,
  *     ascending, two tiles in shared memory: one at work, one on its way.
- *  2. Products are bf16 with f32 sums; scores, maxima and sums over keys are f32; p is rounded to
- *     bf16 before it meets v. What a query gives depends on no later token.
+ *  2. Products are of halves with f32 sums; scores, maxima and sums over keys are f32; p is rounded
+ *     to one before it meets v. What a query gives depends on no later token.
  *  3. exp is 2^x by the processor's own instruction, whose relative error of 2^-22 vanishes behind
  *     p's rounding; it gives the same bits in every run, in forward as in backward.
  *  4. Scores are multiplied by scale after the maximum is taken: scale > 0.
@@ -116,12 +116,12 @@ __device__ inline void finish(float (&sum)[M][C / 8][4], float *lse, running<M> 
 }
 
 /* Grid: blocks of queries (the last, which have most to do, first), H, B */
-template <int D, int M, int WARPS, int N>
+template <class T, int D, int M, int WARPS, int N>
 __global__ void __launch_bounds__(WARPS * ZK_WARP, 8 / WARPS)
-    forward(bf16 *y, float *lse, const bf16 *qkv, heads a)
+    forward(T *y, float *lse, const T *qkv, heads a)
 {
     constexpr int ROWS = 16 * M * WARPS, THREADS = WARPS * ZK_WARP, TILE = N * D * 2;
-    ZK_SHARED(bf16, shared);
+    ZK_SHARED(T, shared);
     int first = (int)(gridDim.x - 1 - blockIdx.x) * ROWS, h = (int)blockIdx.y, b = (int)blockIdx.z;
     int kv = a.H + h / (a.H / a.G);
     int stride = qkv_stride(a);
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(WARPS * ZK_WARP, 8 / WARPS)
     place keys = q + ROWS * D * 2, values = keys + 2 * TILE;      /* two tiles each */
     int tiles = (min(first + ROWS, a.T) + N - 1) / N;
     auto copy_keys = [&](int j) {
-        const bf16 *k = qkv_at(qkv, a, b, (int64_t)j * N, (int)again((place)kv));
+        const T *k = qkv_at(qkv, a, b, (int64_t)j * N, (int)again((place)kv));
         place other = (place)(j % 2 * TILE);
         copy_tile<D, N, THREADS>(keys + other, k, stride, a.T - j * N, a.D);
         copy_tile<D, N, THREADS>(values + other, k + a.G * a.D, stride, a.T - j * N, a.D);
@@ -155,11 +155,11 @@ __global__ void __launch_bounds__(WARPS * ZK_WARP, 8 / WARPS)
             continue;
         float s[M][N / 8][4];
         place now = (place)(j % 2 * TILE), own = q + (place)(warp_of() * 16 * M * D * 2);
-        dot_rows<D, M, N>(s, own + lane_of_rows<D>(), keys + now + lane_of_columns<D>());
+        dot_rows<T, D, M, N>(s, own + lane_of_rows<D>(), keys + now + lane_of_columns<D>());
         if (j * N + N - 1 > query)
             hide<M, N>(s, j * N, query);
         weigh<M, N, D>(s, sum, &w, a.scale * LOG2E);
-        add_product<D, D, M, N>(sum, s, values + now + lane_of_rows<D>(), 0);
+        add_product<T, D, D, M, N>(sum, s, values + now + lane_of_rows<D>(), 0);
     }
     int query = first + warp_of() * 16 * M;
     place own = q + (place)(warp_of() * 16 * M * D * 2);
@@ -168,19 +168,30 @@ __global__ void __launch_bounds__(WARPS * ZK_WARP, 8 / WARPS)
     store_tile<D, D, M>(y_at(y, a, b, query, h), (int64_t)a.H * a.D, a.T - query, a.D, own, sum);
 }
 
-typedef void forward_kernel(bf16 *, float *, const bf16 *, heads);
-
-struct instance {
+template <class T> struct instance {
     int width, keys, block;       /* tile[0], tile[1], threads */
-    forward_kernel *run;
+    void (*run)(T *, float *, const T *, heads);
 };
 
-const instance instances[] = {
-    {64, 64, 128, forward<64, 2, 4, 64>},
-    {128, 64, 128, forward<128, 2, 4, 64>},
-    {128, 32, 128, forward<128, 2, 4, 32>},
-    {256, 32, 256, forward<256, 1, 8, 32>},
+template <class T> const instance<T> instances[] = {
+    {64, 64, 128, forward<T, 64, 2, 4, 64>},
+    {128, 64, 128, forward<T, 128, 2, 4, 64>},
+    {128, 32, 128, forward<T, 128, 2, 4, 32>},
+    {256, 32, 256, forward<T, 256, 1, 8, 32>},
 };
+
+template <class T>
+void launch(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv, const heads &a)
+{
+    const zk_launch *l = &L[k->column];
+    for (const instance<T> &i : instances<T>)
+        if (i.width == l->tile[0] && i.keys == l->tile[1] && i.block == l->part[0].block &&
+            a.D % 8 == 0 && a.D <= i.width && a.scale > 0) {
+            ZK_LAUNCH(k, L, 0, i.run, (T *)y, lse, (const T *)qkv, a);
+            return;
+        }
+    no_attention(l, a);
+}
 
 }
 
@@ -192,11 +203,9 @@ extern "C" void zk_attention_fwd(zk *k, const zk_launch *L, real *y, float *lse,
     (void)B;
     if (l->tile[0] == 0)
         return plain_attention_fwd(k, L, y, lse, qkv, a);
-    for (const instance &i : instances)
-        if (i.width == l->tile[0] && i.keys == l->tile[1] && i.block == l->part[0].block &&
-            k->dtype == ZK_BF16 && D % 8 == 0 && D <= i.width && scale > 0) {
-            ZK_LAUNCH(k, L, 0, i.run, (bf16 *)y, lse, (const bf16 *)qkv, a);
-            return;
-        }
+    if (k->dtype == ZK_BF16)
+        return launch<bf16>(k, L, y, lse, qkv, a);
+    if (k->dtype == ZK_F16)
+        return launch<f16>(k, L, y, lse, qkv, a);
     no_attention(l, a);
 }

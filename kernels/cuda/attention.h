@@ -2,8 +2,8 @@
  * kernels.
  *
  * There are two sets of kernels. Those of attention.cu and attention_bwd.cu use tensor cores; they
- * take bf16 heads of a multiple of 8 elements, up to 256, padded in shared memory to 64, 128 or
- * 256: the launch's tile[0]. Those of attention_plain.cu (tile[0] = 0) take all others, and f32.
+ * take bf16 or f16 heads of a multiple of 8 elements, up to 256, padded in shared memory to 64, 128
+ * or 256: the launch's tile[0]. Those of attention_plain.cu (tile[0] = 0) take all others, and f32.
  */
 #ifndef ZK_ATTENTION_H
 #define ZK_ATTENTION_H

@@ -6,7 +6,7 @@
  *     sum in one warp's registers. No sum depends on how blocks run.
  *  2. keys_bwd holds scores as [key][query], so that p and ds in registers are left operands of the
  *     products with dy and q; queries_bwd holds them as [query][key] for the product with k.
- *  3. p and ds are rounded to bf16 before those products; ds from p as it was before rounding.
+ *  3. p and ds are rounded to halves before those products; ds from p as it was before rounding.
  *  4. Rows past T are zeros: they add p * 0 with a finite p, and what they sum is not stored.
  */
 #include "attention.h"
@@ -70,12 +70,12 @@ template <int D, int R> struct round_of {
 };
 
 /* Grid: blocks of keys, parts of D times G, B. A block sums C of D columns from `part` * C on. */
-template <int D, int C, int M, int WARPS, int R, int N>
+template <class T, int D, int C, int M, int WARPS, int R, int N>
 __global__ void __launch_bounds__(WARPS * ZK_WARP, 8 / WARPS)
-    keys_bwd(bf16 *dqkv, const bf16 *dy, const bf16 *qkv, const float *lines, int64_t line, heads a)
+    keys_bwd(T *dqkv, const T *dy, const T *qkv, const float *lines, int64_t line, heads a)
 {
     constexpr int KEYS = 16 * M * WARPS, THREADS = WARPS * ZK_WARP, OWN = 16 * M * D * 2;
-    ZK_SHARED(bf16, shared);
+    ZK_SHARED(T, shared);
     int first = (int)blockIdx.x * KEYS, key = first + warp_of() * 16 * M, b = (int)blockIdx.z;
     int group = (int)blockIdx.y / (D / C), part = (int)blockIdx.y % (D / C) * C;
     int k_head = a.H + group, v_head = k_head + a.G, each = a.H / a.G;
@@ -115,13 +115,14 @@ __global__ void __launch_bounds__(WARPS * ZK_WARP, 8 / WARPS)
                 continue;
             place down = (place)(n * D * 2);
             float s[M][N / 8][4], dp[M][N / 8][4];
-            dot_rows<D, M, N>(s, k + own + lane_of_rows<D>(), now.q + down + lane_of_columns<D>());
-            dot_rows<D, M, N>(dp, v + own + lane_of_rows<D>(),
-                              now.dy + down + lane_of_columns<D>());
+            dot_rows<T, D, M, N>(s, k + own + lane_of_rows<D>(),
+                                 now.q + down + lane_of_columns<D>());
+            dot_rows<T, D, M, N>(dp, v + own + lane_of_rows<D>(),
+                                 now.dy + down + lane_of_columns<D>());
             key_gradients<M, N>(s, dp, now.dot + (place)(4 * n), now.lse2 + (place)(4 * n), key,
                                 at + n, a.scale * LOG2E);
-            add_product<D, C, M, N>(dv, s, now.dy + down + lane_of_rows<D>(), part);
-            add_product<D, C, M, N>(dk, dp, now.q + down + lane_of_rows<D>(), part);
+            add_product<T, D, C, M, N>(dv, s, now.dy + down + lane_of_rows<D>(), part);
+            add_product<T, D, C, M, N>(dk, dp, now.q + down + lane_of_rows<D>(), part);
         }
     }
     times<M, C>(dk, a.scale);
@@ -149,13 +150,13 @@ __device__ inline void query_gradients(float (&s)[M][N / 8][4], float (&dp)[M][N
 }
 
 /* Grid: blocks of queries, the last first, H, B */
-template <int D, int M, int WARPS, int R, int N>
+template <class T, int D, int M, int WARPS, int R, int N>
 __global__ void __launch_bounds__(WARPS * ZK_WARP, 8 / WARPS)
-    queries_bwd(bf16 *dqkv, const bf16 *dy, const bf16 *qkv, const float *lines, int64_t line,
+    queries_bwd(T *dqkv, const T *dy, const T *qkv, const float *lines, int64_t line,
                 heads a)
 {
     constexpr int ROWS = 16 * M * WARPS, THREADS = WARPS * ZK_WARP, TILE = R * D * 2;
-    ZK_SHARED(bf16, shared);
+    ZK_SHARED(T, shared);
     int first = (int)(gridDim.x - 1 - blockIdx.x) * ROWS, h = (int)blockIdx.y, b = (int)blockIdx.z;
     int query = first + warp_of() * 16 * M, left = a.T - first, kv = a.H + h / (a.H / a.G);
     int stride = qkv_stride(a);
@@ -163,7 +164,7 @@ __global__ void __launch_bounds__(WARPS * ZK_WARP, 8 / WARPS)
     place values = keys + 2 * TILE, own = (place)(warp_of() * 16 * M * D * 2);
     int tiles = (min(first + ROWS, a.T) + R - 1) / R;
     auto copy_keys = [&](int j) {
-        const bf16 *k = qkv_at(qkv, a, b, (int64_t)j * R, kv);
+        const T *k = qkv_at(qkv, a, b, (int64_t)j * R, kv);
         place other = (place)(j % 2 * TILE);
         copy_tile<D, R, THREADS>(keys + other, k, stride, a.T - j * R, a.D);
         copy_tile<D, R, THREADS>(values + other, k + a.G * a.D, stride, a.T - j * R, a.D);
@@ -192,29 +193,45 @@ __global__ void __launch_bounds__(WARPS * ZK_WARP, 8 / WARPS)
                 continue;
             place now = (place)(j % 2 * TILE + n * D * 2);
             float s[M][N / 8][4], dp[M][N / 8][4];
-            dot_rows<D, M, N>(s, q + own + lane_of_rows<D>(), keys + now + lane_of_columns<D>());
-            dot_rows<D, M, N>(dp, dys + own + lane_of_rows<D>(),
-                              values + now + lane_of_columns<D>());
+            dot_rows<T, D, M, N>(s, q + own + lane_of_rows<D>(), keys + now + lane_of_columns<D>());
+            dot_rows<T, D, M, N>(dp, dys + own + lane_of_rows<D>(),
+                                 values + now + lane_of_columns<D>());
             query_gradients<M, N>(s, dp, dot, lse2, key, query, a.scale * LOG2E);
-            add_product<D, D, M, N>(dq, dp, keys + now + lane_of_rows<D>(), 0);
+            add_product<T, D, D, M, N>(dq, dp, keys + now + lane_of_rows<D>(), 0);
         }
     }
     times<M, D>(dq, a.scale);
     store_tile<D, D, M>(qkv_at(dqkv, a, b, query, h), stride, a.T - query, a.D, q + own, dq);
 }
 
-typedef void backward_kernel(bf16 *, const bf16 *, const bf16 *, const float *, int64_t, heads);
-
-struct instance {
+template <class T> struct instance {
+    typedef void kernel(T *, const T *, const T *, const float *, int64_t, heads);
     int width, block[2];          /* tile[0]; threads of either kernel */
-    backward_kernel *keys, *queries;
+    kernel *keys, *queries;
 };
 
-const instance instances[] = {
-    {64, {128, 128}, keys_bwd<64, 64, 2, 4, 64, 32>, queries_bwd<64, 2, 4, 64, 32>},
-    {128, {256, 128}, keys_bwd<128, 128, 1, 8, 64, 64>, queries_bwd<128, 2, 4, 32, 32>},
-    {256, {128, 128}, keys_bwd<256, 128, 1, 4, 32, 32>, queries_bwd<256, 1, 4, 32, 32>},
+template <class T> const instance<T> instances[] = {
+    {64, {128, 128}, keys_bwd<T, 64, 64, 2, 4, 64, 32>, queries_bwd<T, 64, 2, 4, 64, 32>},
+    {128, {256, 128}, keys_bwd<T, 128, 128, 1, 8, 64, 64>, queries_bwd<T, 128, 2, 4, 32, 32>},
+    {256, {128, 128}, keys_bwd<T, 256, 128, 1, 4, 32, 32>, queries_bwd<T, 256, 1, 4, 32, 32>},
 };
+
+/* line: numbers in each of `lines` */
+template <class T>
+void launch(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *qkv,
+            const float *lines, int64_t line, const heads &a)
+{
+    const zk_launch *l = &L[k->column];
+    for (const instance<T> &i : instances<T>)
+        if (i.width == l->tile[0] && i.block[0] == l->part[1].block &&
+            i.block[1] == l->part[2].block && a.D % 8 == 0 && a.D <= i.width && a.scale > 0) {
+            ZK_LAUNCH(k, L, 1, i.keys, (T *)dqkv, (const T *)dy, (const T *)qkv, lines, line, a);
+            ZK_LAUNCH(k, L, 2, i.queries, (T *)dqkv, (const T *)dy, (const T *)qkv, lines, line,
+                      a);
+            return;
+        }
+    no_attention(l, a);
+}
 
 }
 
@@ -227,15 +244,9 @@ extern "C" void zk_attention_bwd(zk *k, const zk_launch *L, real *dqkv, const re
     attention_lines(k, L, 0, scratch, dy, y, lse, B, a);
     if (l->tile[0] == 0)
         return plain_attention_bwd(k, L, dqkv, dy, qkv, lse, scratch, a);
-    for (const instance &i : instances)
-        if (i.width == l->tile[0] && i.block[0] == l->part[1].block &&
-            i.block[1] == l->part[2].block && k->dtype == ZK_BF16 && D % 8 == 0 && D <= i.width &&
-            scale > 0) {
-            ZK_LAUNCH(k, L, 1, i.keys, (bf16 *)dqkv, (const bf16 *)dy, (const bf16 *)qkv, scratch,
-                      B * H * T, a);
-            ZK_LAUNCH(k, L, 2, i.queries, (bf16 *)dqkv, (const bf16 *)dy, (const bf16 *)qkv,
-                      scratch, B * H * T, a);
-            return;
-        }
+    if (k->dtype == ZK_BF16)
+        return launch<bf16>(k, L, dqkv, dy, qkv, scratch, B * H * T, a);
+    if (k->dtype == ZK_F16)
+        return launch<f16>(k, L, dqkv, dy, qkv, scratch, B * H * T, a);
     no_attention(l, a);
 }

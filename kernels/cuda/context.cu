@@ -68,8 +68,8 @@ zk *zk_open(void *stream, void *device, void *host, int dtype, int column, int t
     if (none) {
         snprintf(reason, sizeof reason, "no CUDA device: %s", none);
         *why = reason;
-    } else if (dtype != ZK_F32 && dtype != ZK_BF16) {
-        *why = "the kernels on a GPU store f32 or bf16";
+    } else if (dtype < ZK_F32 || dtype > ZK_F16) {
+        *why = "the kernels on a GPU store f32, bf16 or f16";
     }
     zk *k = *why ? NULL : (zk *)calloc(1, sizeof(zk));
     if (!k) {

@@ -24,6 +24,7 @@
 extern "C" {
 #include "../zk.h"
 }
+#include "../scalar.h"
 
 struct gemms;                   /* linear.cu: products that were run, each with its algorithm */
 gemms *zk_gemms_open(void);     /* NULL: no memory */
@@ -37,8 +38,12 @@ struct zk {
     struct gemms *gemms;
 };
 
-/* ---- storage types: float, and bf16, the upper half of a float */
+/* ---- storage types: float; bf16, the upper half of a float; f16, IEEE's half */
 struct bf16 {
+    uint16_t u;
+};
+
+struct f16 {
     uint16_t u;
 };
 
@@ -46,7 +51,28 @@ __device__ inline float get(float x) { return x; }
 
 __device__ inline float get(bf16 x) { return __uint_as_float((uint32_t)x.u << 16); }
 
+__device__ inline float get(f16 x)
+{
+#ifdef __CUDA_ARCH__
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(x.u));
+    return f;
+#else
+    return widen_f16(x.u);
+#endif
+}
+
 __device__ inline void put(float *to, float x) { *to = x; }
+
+/* to nearest, ties to even, from 65520 on to infinity; NaN stays NaN */
+__device__ inline void put(f16 *to, float x)
+{
+#ifdef __CUDA_ARCH__
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to->u) : "f"(x));
+#else
+    to->u = narrow_f16(x);
+#endif
+}
 
 /* to nearest, ties to even; NaN stays NaN */
 __device__ inline void put(bf16 *to, float x)
@@ -123,6 +149,9 @@ extern __shared__ __align__(1024) char zk_shared[];
     do {                                                                                           \
         if ((k)->dtype == ZK_BF16) {                                                               \
             typedef bf16 T;                                                                        \
+            __VA_ARGS__;                                                                           \
+        } else if ((k)->dtype == ZK_F16) {                                                         \
+            typedef f16 T;                                                                         \
             __VA_ARGS__;                                                                           \
         } else {                                                                                   \
             typedef float T;                                                                       \

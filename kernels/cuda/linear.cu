@@ -37,14 +37,18 @@ struct shape {
 };
 static_assert(sizeof(shape) == 64, "no bytes between, so that shapes can be compared as bytes");
 
+static const char *type_name(cudaDataType_t type)
+{
+    return type == CUDA_R_16BF ? "bf16" : type == CUDA_R_16F ? "f16" : "f32";
+}
+
 /* All of a shape but its slot, in words. */
 static void name(const shape *s, char key[TUNE_KEY])
 {
-    const char *in = s->in == CUDA_R_16BF ? "bf16" : "f32";
-    const char *out = s->out == CUDA_R_16BF ? "bf16" : "f32";
     snprintf(key, TUNE_KEY, "%lld x %lld x %lld %c%c %s to %s aligned %u %u %u bias %u",
              (long long)s->m, (long long)s->n, (long long)s->k, s->a_turned ? 'T' : 'N',
-             s->b_turned ? 'T' : 'N', in, out, s->a_align, s->b_align, s->d_align, s->bias_align);
+             s->b_turned ? 'T' : 'N', type_name(s->in), type_name(s->out), s->a_align, s->b_align,
+             s->d_align, s->bias_align);
 }
 
 /* Where a product's matrices lie; bias: NULL: there is none; carry: it is added to d, and so cannot be
@@ -268,7 +272,8 @@ static void multiply(zk *k, const zk_launch *L, int64_t m, int64_t n, int64_t de
                      int full, int carry)
 {
     const places at = {d, a, b, bias, carry};
-    cudaDataType_t type = k->dtype == ZK_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+    static const cudaDataType_t types[] = {CUDA_R_32F, CUDA_R_16BF, CUDA_R_16F};
+    cudaDataType_t type = types[k->dtype];
     shape s = {m, n, depth, L[k->column].slot, a_turned, b_turned, type, full ? CUDA_R_32F : type,
                alignment(a), alignment(b), alignment(d), bias ? alignment(bias) : 0};
     gemm *g = look_up(k, &s, &at);

@@ -82,8 +82,10 @@ template <class T, int V> __device__ inline void zero(T *d, int C)
 /* loss [M]; d [M,R] or NULL; x [M,R], C of each row */
 template <class T, int V>
 __global__ void __launch_bounds__(512, 3)
-entropy(float *loss, T *d, const T *x, const int32_t *target, int64_t M, int C, int R, float each)
+entropy(float *loss, T *d, const T *x, const int32_t *target, const double *scale, int64_t M, int C,
+        int R, float each)
 {
+    each *= scale ? (float)*scale : 1.0f;
     for (int64_t m = blockIdx.x; m < M; m += gridDim.x) {
         float result = 0;
         int32_t hit = target[m];
@@ -130,7 +132,7 @@ __global__ void add_losses(int64_t *sums, const float *loss, const int32_t *targ
     valid = block_sum(valid);
     if (threadIdx.x == 0) {
         sums[ZK_VALID] += valid;
-        sums[ZK_NONFINITE] += !limbs_add(sums + ZK_LOSS, sum);
+        sums[ZK_LOST] += !limbs_add(sums + ZK_LOSS, sum);
     }
 }
 
@@ -139,11 +141,12 @@ __global__ void add_losses(int64_t *sums, const float *loss, const int32_t *targ
 extern "C" {
 
 void zk_cross_entropy(zk *k, const zk_launch *L, float *loss, real *dlogits, const real *logits,
-                      const int32_t *target, int64_t M, int64_t V, int64_t rows)
+                      const int32_t *target, const double *scale, int64_t M, int64_t V,
+                      int64_t rows)
 {
     int R = (int)((V + ZK_VOCAB - 1) / ZK_VOCAB * ZK_VOCAB);
     ZK_REAL(k, T, ZK_LAUNCH(k, L, 0, (entropy<T, wide<T>>), loss, (T *)dlogits, (const T *)logits,
-                            target, M, (int)V, R, 1.0f / (float)rows));
+                            target, scale, M, (int)V, R, 1.0f / (float)rows));
 }
 
 void zk_pick(zk *k, const zk_launch *L, real *y, const real *x, const int32_t *target, int64_t M,

@@ -1,4 +1,5 @@
-/* mma.h -- warp-wide bf16 matrix products, and copies into shared memory: PTX, and the same in C.
+/* mma.h -- warp-wide products of halves (bf16 or f16), and copies into shared memory: PTX, and the
+ * same in C.
  *
  * Invariants
  *  1. Every function is called by all 32 lanes of a warp at once, except copies and lone stores.
@@ -8,9 +9,9 @@
  *         A 16x16: a[0] row g, a[1] row g+8, a[2] row g columns +8, a[3] row g+8 columns +8
  *         B 16x8:  b0 column g, b1 column g rows +8
  *         C 16x8:  c[0], c[1] row g; c[2], c[3] row g+8
- *  3. A tile in shared memory has rows of `D` bf16 (64, 128 or 256) in chunks of 16 bytes; chunk c
- *     of row r lies at chunk c ^ (r % 8): eight rows of one chunk, or eight chunks of one row,
- *     touch all 32 banks once. A tile begins at a multiple of its rows' bytes.
+ *  3. A tile in shared memory has rows of `D` halves (64, 128 or 256) in chunks of 16 bytes;
+ *     chunk c of row r lies at chunk c ^ (r % 8): eight rows of one chunk, or eight chunks of one
+ *     row, touch all 32 banks once. A tile begins at a multiple of its rows' bytes.
  *  4. A copy has arrived only after wait_copies() and a barrier. In C, half of the chunks are
  *     copied when asked for and half when waited for, so that neither a read that comes too soon
  *     nor one that comes too late goes unseen.
@@ -91,7 +92,8 @@ __device__ inline void load_turned(uint32_t (&m)[4], place row)
 }
 
 /* c += a . b */
-__device__ inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+__device__ inline void multiply(bf16, float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                uint32_t b1)
 {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -99,11 +101,27 @@ __device__ inline void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* two floats to bf16, to nearest even, x in the lower half */
-__device__ inline uint32_t pack(float x, float y)
+__device__ inline void multiply(f16, float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* two floats to halves, to nearest even, x in the lower one */
+__device__ inline uint32_t pack(bf16, float x, float y)
 {
     uint32_t both;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(y), "f"(x));
+    return both;
+}
+
+__device__ inline uint32_t pack(f16, float x, float y)
+{
+    uint32_t both;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(y), "f"(x));
     return both;
 }
 
@@ -225,22 +243,23 @@ struct lane_matrices {
 };
 
 /* all in registers: nothing that threads share is looked for here */
+template <class T>
 __attribute__((no_sanitize("thread"))) inline void
-multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
+multiply(T, float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
     const lane_matrices *all = shim_warp(~0u, lane_matrices{{a[0], a[1], a[2], a[3]}, {b0, b1}});
     int g = lane_of() / 4, t = lane_of() % 4;
     for (int i = 0; i < 4; i++)
         for (int k = 0; k < 16; k++) {
-            uint32_t x = all[4 * g + k % 8 / 2].a[i / 2 + k / 8 * 2] >> k % 2 * 16 << 16;
-            uint32_t y = all[4 * (2 * t + i % 2) + k % 8 / 2].b[k / 8] >> k % 2 * 16 << 16;
-            c[i] = fmaf(__uint_as_float(x), __uint_as_float(y), c[i]);
+            uint32_t x = all[4 * g + k % 8 / 2].a[i / 2 + k / 8 * 2] >> k % 2 * 16;
+            uint32_t y = all[4 * (2 * t + i % 2) + k % 8 / 2].b[k / 8] >> k % 2 * 16;
+            c[i] = fmaf(get(T{(uint16_t)x}), get(T{(uint16_t)y}), c[i]);
         }
 }
 
-__device__ inline uint32_t pack(float x, float y)
+template <class T> __device__ inline uint32_t pack(T, float x, float y)
 {
-    bf16 low, high;
+    T low, high;
     put(&low, x);
     put(&high, y);
     return low.u | (uint32_t)high.u << 16;
@@ -294,14 +313,14 @@ template <int D> __device__ inline place lane_of_columns(void)
 
 /* Tile [ROWS][D] from `rows` rows of `d` elements, `stride` elements apart; the rest 0. d and
  * stride are multiples of 8, `from` is a multiple of 16 bytes. */
-template <int D, int ROWS, int THREADS>
-__device__ inline void copy_tile(place to, const bf16 *from, int stride, int rows, int d)
+template <int D, int ROWS, int THREADS, class T>
+__device__ inline void copy_tile(place to, const T *from, int stride, int rows, int d)
 {
     constexpr int STEP = THREADS / (D / 8);
     static_assert(ROWS % STEP == 0, "whole rounds");
     place thread = again(threadIdx.x);
     int row = (int)(thread / (D / 8)), chunk = (int)(thread % (D / 8));
-    const bf16 *p = from + (int64_t)row * stride + chunk * 8;
+    const T *p = from + (int64_t)row * stride + chunk * 8;
     rows = chunk * 8 < d ? rows : 0;
 #pragma unroll
     for (int i = 0; i < ROWS; i += STEP, p += (int64_t)STEP * stride)
@@ -309,7 +328,7 @@ __device__ inline void copy_tile(place to, const bf16 *from, int stride, int row
 }
 
 /* to = rows of a . rows of b: 16*M rows x N rows of D; a by lane_of_rows, b by lane_of_columns */
-template <int D, int M, int N>
+template <class T, int D, int M, int N>
 __device__ inline void dot_rows(float (&to)[M][N / 8][4], place a, place b)
 {
 #pragma unroll
@@ -332,16 +351,16 @@ __device__ inline void dot_rows(float (&to)[M][N / 8][4], place a, place b)
             load_matrices(right, (b ^ (place)(k << 5)) + (place)(n * 16 * D * 2));
 #pragma unroll
             for (int m = 0; m < M; m++) {
-                multiply(to[m][2 * n], left[m], right[0], right[1]);
-                multiply(to[m][2 * n + 1], left[m], right[2], right[3]);
+                multiply(T(), to[m][2 * n], left[m], right[0], right[1]);
+                multiply(T(), to[m][2 * n + 1], left[m], right[2], right[3]);
             }
         }
     }
 }
 
 /* to += x . C columns of b from column `first` on: 16*M x N by N rows of D; b by lane_of_rows. x is
- * rounded to bf16: a sum's registers are the next product's left operand. */
-template <int D, int C, int M, int N>
+ * rounded to T: a sum's registers are the next product's left operand. */
+template <class T, int D, int C, int M, int N>
 __device__ inline void add_product(float (&to)[M][C / 8][4], const float (&x)[M][N / 8][4], place b,
                                    int first)
 {
@@ -354,15 +373,15 @@ __device__ inline void add_product(float (&to)[M][C / 8][4], const float (&x)[M]
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const float *half = &x[m][2 * k + i / 2][i % 2 * 2];
-                left[m][i] = pack(half[0], half[1]);
+                left[m][i] = pack(T(), half[0], half[1]);
             }
 #pragma unroll
         for (int c = 0; c < C / 16; c++) {
             load_turned(right, (b ^ (place)((first / 16 + c) << 5)) + (place)(k * 16 * D * 2));
 #pragma unroll
             for (int m = 0; m < M; m++) {
-                multiply(to[m][2 * c], left[m], right[0], right[1]);
-                multiply(to[m][2 * c + 1], left[m], right[2], right[3]);
+                multiply(T(), to[m][2 * c], left[m], right[0], right[1]);
+                multiply(T(), to[m][2 * c + 1], left[m], right[2], right[3]);
             }
         }
     }
@@ -370,8 +389,8 @@ __device__ inline void add_product(float (&to)[M][C / 8][4], const float (&x)[M]
 
 /* A warp's sums, 16*M x C, rounded, to `rows` rows of `d` elements; `through` is [16*M][D] of
  * shared memory that no other warp reads. */
-template <int D, int C, int M>
-__device__ inline void store_tile(bf16 *to, int64_t stride, int rows, int d, place through,
+template <int D, int C, int M, class T>
+__device__ inline void store_tile(T *to, int64_t stride, int rows, int d, place through,
                                   const float (&x)[M][C / 8][4])
 {
     int g = lane_of() / 4, t = lane_of() % 4;
@@ -381,8 +400,8 @@ __device__ inline void store_tile(bf16 *to, int64_t stride, int rows, int d, pla
 #pragma unroll
         for (int c = 0; c < C / 8; c++) {
             place at = through + (place)(4 * t);
-            store4(at + chunk_at<D>(16 * m + g, c), pack(x[m][c][0], x[m][c][1]));
-            store4(at + chunk_at<D>(16 * m + g + 8, c), pack(x[m][c][2], x[m][c][3]));
+            store4(at + chunk_at<D>(16 * m + g, c), pack(T(), x[m][c][0], x[m][c][1]));
+            store4(at + chunk_at<D>(16 * m + g + 8, c), pack(T(), x[m][c][2], x[m][c][3]));
         }
     __syncwarp();
 #pragma unroll

@@ -3,7 +3,7 @@
  * Invariants
  *  1. What is packed lies at a multiple of its size, or of 16 bytes: slots of a class and tensors
  *     do, and rows whose width is a multiple of what is packed.
- *  2. A pack is held as it is stored: two elements of bf16 take one register.
+ *  2. A pack is held as it is stored: two elements of bf16 or f16 take one register.
  */
 #ifndef ZK_CUDA_PACK_H
 #define ZK_CUDA_PACK_H
@@ -14,27 +14,42 @@ template <class T> constexpr int wide = 16 / (int)sizeof(T);
 
 constexpr int pack_align(int bytes) { return bytes < 16 ? bytes : 16; }
 
-template <class T, int V> struct pack;
-
-template <int V> struct alignas(pack_align(4 * V)) pack<float, V> {
-    float v[V];
+/* of halves T */
+template <class T, int V> struct __attribute__((may_alias, aligned(pack_align(2 * V)))) pack {
+    uint32_t v[V / 2];
 };
 
 template <> struct pack<bf16, 1> {
     bf16 v;
 };
 
-template <int V> struct __attribute__((may_alias, aligned(pack_align(2 * V)))) pack<bf16, V> {
-    uint32_t v[V / 2];
+template <> struct pack<f16, 1> {
+    f16 v;
 };
+
+template <int V> struct alignas(pack_align(4 * V)) pack<float, V> {
+    float v[V];
+};
+
+/* the upper half of a register, or the lower */
+__device__ inline float get(bf16, uint32_t both, int upper)
+{
+    return __uint_as_float(upper ? both & 0xffff0000u : both << 16);
+}
+
+__device__ inline float get(f16, uint32_t both, int upper)
+{
+    return get(f16{(uint16_t)(upper ? both >> 16 : both)});
+}
 
 template <int V> __device__ inline float get(const pack<float, V> &p, int j) { return p.v[j]; }
 
-__device__ inline float get(const pack<bf16, 1> &p, int) { return get(p.v); }
-
-template <int V> __device__ inline float get(const pack<bf16, V> &p, int j)
+template <class T, int V> __device__ inline float get(const pack<T, V> &p, int j)
 {
-    return __uint_as_float(j % 2 ? p.v[j / 2] & 0xffff0000u : p.v[j / 2] << 16);
+    if constexpr (V == 1)
+        return get(p.v);
+    else
+        return get(T(), p.v[j / 2], j % 2);
 }
 
 template <int V> __device__ inline void put(pack<float, V> *p, const float (&x)[V])
@@ -43,16 +58,17 @@ template <int V> __device__ inline void put(pack<float, V> *p, const float (&x)[
         p->v[j] = x[j];
 }
 
-__device__ inline void put(pack<bf16, 1> *p, const float (&x)[1]) { put(&p->v, x[0]); }
-
-template <int V> __device__ inline void put(pack<bf16, V> *p, const float (&x)[V])
+template <class T, int V> __device__ inline void put(pack<T, V> *p, const float (&x)[V])
 {
-    for (int j = 0; j < V / 2; j++) {
-        bf16 low, high;
-        put(&low, x[2 * j]);
-        put(&high, x[2 * j + 1]);
-        p->v[j] = low.u | (uint32_t)high.u << 16;
-    }
+    if constexpr (V == 1)
+        put(&p->v, x[0]);
+    else
+        for (int j = 0; j < V / 2; j++) {
+            T low, high;
+            put(&low, x[2 * j]);
+            put(&high, x[2 * j + 1]);
+            p->v[j] = low.u | (uint32_t)high.u << 16;
+        }
 }
 
 template <int V, class T> __device__ inline pack<T, V> load(const T *p)

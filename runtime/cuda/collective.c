@@ -147,8 +147,9 @@ void zr_reducescatter(zr *z, int queue, int64_t at, int64_t step, int64_t to, in
                       int type)
 {
     static const char what[] = "a reduce-scatter";
-    ncclDataType_t kind = type == ZR_BF16 ? ncclBfloat16 : ncclFloat32;
-    size_t n = (size_t)bytes / (type == ZR_BF16 ? 2 : 4);
+    static const ncclDataType_t kinds[] = {ncclFloat32, ncclBfloat16, ncclFloat16};
+    ncclDataType_t kind = kinds[type];
+    size_t n = (size_t)bytes / (type == ZR_F32 ? 4 : 2);
     cudaStream_t stream = zr_on(z, queue, what);
     zr_note *note = zr_note_begin(z, queue, "reducescatter", ZR_MOVES);
     ncclComm_t comm = z->t->comm[queue];

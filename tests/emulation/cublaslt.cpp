@@ -1,4 +1,4 @@
-/* cublaslt.cpp -- cuBLASLt's products on a CPU: f32 or bf16, f32 sums, optionally a bias.
+/* cublaslt.cpp -- cuBLASLt's products on a CPU: f32, bf16 or f16, f32 sums, optionally a bias.
  *
  * Invariants
  *  1. An element of a product is one FMA chain in ascending k, or as many as its algorithm has parts
@@ -11,6 +11,7 @@
  *  5. A handle takes a page of device memory. A product owns its whole workspace: its ends are checked as written.
  */
 #include "queue.h"
+#include "../../kernels/scalar.h"
 
 #include <cublasLt.h>
 #include <new>
@@ -53,24 +54,24 @@ const matmul *in(cublasLtMatmulDesc_t d) { return in<matmul>(d); }
 
 const layout *in(cublasLtMatrixLayout_t l) { return in<layout>(l); }
 
-bool known(cudaDataType_t t) { return t == CUDA_R_32F || t == CUDA_R_16BF; }
+bool known(cudaDataType_t t) { return t == CUDA_R_32F || t == CUDA_R_16BF || t == CUDA_R_16F; }
 
-size_t bytes(cudaDataType_t t) { return t == CUDA_R_16BF ? 2 : 4; }
+size_t bytes(cudaDataType_t t) { return t == CUDA_R_32F ? 4 : 2; }
 
 float load(const void *p, int64_t i, cudaDataType_t t)
 {
-    return t == CUDA_R_32F ? ((const float *)p)[i]
-                           : __uint_as_float((unsigned)((const uint16_t *)p)[i] << 16);
+    if (t == CUDA_R_32F)
+        return ((const float *)p)[i];
+    uint16_t x = ((const uint16_t *)p)[i];
+    return t == CUDA_R_16F ? widen_f16(x) : widen(x);
 }
 
 void store(void *p, int64_t i, cudaDataType_t t, float x)
 {
-    unsigned u = __float_as_uint(x);
-    bool nan = (u & 0x7fffffff) > 0x7f800000;
     if (t == CUDA_R_32F)
         ((float *)p)[i] = x;
     else
-        ((uint16_t *)p)[i] = (uint16_t)(nan ? u >> 16 | 0x40 : (u + 0x7fff + (u >> 16 & 1)) >> 16);
+        ((uint16_t *)p)[i] = t == CUDA_R_16F ? narrow_f16(x) : narrow(x);
 }
 
 struct product {

@@ -19,6 +19,7 @@
 
 #include "queue.h"
 #include "wire.h"
+#include "../../kernels/scalar.h"
 
 #include <ctime>
 #include <sys/random.h>
@@ -175,14 +176,17 @@ uint64_t plus(uint64_t a, uint64_t b) { return a + b; }
 
 float plus(float a, float b) { return a + b; }
 
-/* bf16 */
-uint16_t plus(uint16_t a, uint16_t b)
-{
-    float x = __builtin_bit_cast(float, (uint32_t)a << 16);
-    uint32_t u = __builtin_bit_cast(uint32_t, x + __builtin_bit_cast(float, (uint32_t)b << 16));
-    return (uint16_t)((u & 0x7fffffff) > 0x7f800000 ? u >> 16 | 0x40
-                                                    : (u + 0x7fff + (u >> 16 & 1)) >> 16);
-}
+struct bf16 {
+    uint16_t u;
+};
+
+struct f16 {
+    uint16_t u;
+};
+
+bf16 plus(bf16 a, bf16 b) { return {narrow(widen(a.u) + widen(b.u))}; }
+
+f16 plus(f16 a, f16 b) { return {narrow_f16(widen_f16(a.u) + widen_f16(b.u))}; }
 
 template <class T> void add_all(transfer *t)
 {
@@ -199,7 +203,9 @@ template <class T> void add_all(transfer *t)
 void add(transfer *t)
 {
     if (t->type == ncclBfloat16)
-        add_all<uint16_t>(t);
+        add_all<bf16>(t);
+    else if (t->type == ncclFloat16)
+        add_all<f16>(t);
     else if (t->type == ncclFloat32)
         add_all<float>(t);
     else
@@ -340,7 +346,10 @@ void reduce(transfer *t, const void *from, size_t step, int owner, void *to, siz
     }
 }
 
-bool is_float(ncclDataType_t t) { return t == ncclFloat32 || t == ncclBfloat16; }
+bool is_float(ncclDataType_t t)
+{
+    return t == ncclFloat32 || t == ncclBfloat16 || t == ncclFloat16;
+}
 
 bool is_blocking(const ncclConfig_t *config) { return !config || config->blocking != 0; }
 

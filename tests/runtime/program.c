@@ -414,7 +414,8 @@ static void report(zr *z, void *k, void *a, const int64_t *i)
     (void)z, (void)k, (void)a;
     const uint64_t *stats = (const uint64_t *)(arena_of + c.stats + 64);
     double loss = faulty("nan") ? __builtin_nan("") : (double)stats[1];
-    const double values[] = {c.step, loss, (double)stats[0], 0.5, GRAINS * ROWS, faulty("skip")};
+    const double values[] = {c.step, loss, (double)stats[0], 0.5, GRAINS * ROWS, faulty("skip"),
+                             0};
     memcpy((double *)(intptr_t)i[0], values, sizeof values);
 #ifdef COUNT
     if (allocations) {
@@ -514,7 +515,7 @@ int main(int argc, char **argv)
         .queues = 1 << ZR_MAIN | 1 << ZR_GATHER | 1 << ZR_REDUCE,
         .ranks = c.ranks, .events = EVENTS,
         .grains = grains, .batch = BATCH, .sequence = SEQUENCE, .vocab = VOCAB, .ignore = IGNORE,
-        .tokens = c.tokens, .targets = c.targets, .flops = 1e6,
+        .skips = 20, .tokens = c.tokens, .targets = c.targets, .flops = 1e6,
         .wire = peers * (grains * UNITS * 2 * c.shard + 24), .messages = grains * UNITS * 2 + 2,
         .flats = &flat, .tensors = &tensor, .nflats = 1, .ntensors = 1, .open = open_kernel,
         .close = close_kernel, .target = target, .object = object, .overhead = overhead,
