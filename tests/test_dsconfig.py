@@ -193,10 +193,18 @@ def test_precision_and_what_must_agree_with_it(tmp_path: Path) -> None:
     assert precision({"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}) == "f32"
     assert precision({"communication_data_type": "fp32"}) == "f32"
     fp32 = {"bf16": {"enabled": True}, "communication_data_type": "fp32"}
-    assert read(tmp_path, fp32, ("train.precision=f32",)).train.precision == "f32"
-    assert refusal(tmp_path, fp32) == (
+    assert precision(fp32) == "bf16"
+    note, = read(tmp_path, fp32).notes
+    assert note.endswith(
+        "ds.json:1: communication_data_type: gradients travel in bf16 and are summed in f32: the "
+        "sum is that of their f32 values")
+    fast = "train.reduction=fast", "targets=[sm_90]"
+    assert refusal(tmp_path, fp32, fast) == (
         "ds.json:1: communication_data_type: is 'fp32', and the program's precision is 'bf16'; "
         "allowed: bf16 or null")
+    assert refusal(tmp_path, {"communication_data_type": "fp16"}) == (
+        "ds.json:1: communication_data_type: is 'fp16', and the program's precision is 'f32'; "
+        "allowed: fp32 or null")
 
 
 def test_adam_without_decoupled_decay(tmp_path: Path) -> None:
@@ -256,7 +264,7 @@ def test_keys_at_a_stage_where_they_do_nothing(tmp_path: Path) -> None:
     ({"flops_profiler": {"enabled": True, "profile_step": 3}}, ["`out/train --profile FILE` times every function"]),
     ({"comms_logger": {"enabled": True}}, ["`out/train --profile FILE` times every collective"]),
     ({"wandb": {"enabled": False, "project": "x"}}, ["wandb: has no effect here while wandb.enabled"]),
-    ({"fp16": {"enabled": "auto", "loss_scale": 0}}, ["fp16: has no effect here while fp16.enabled is"]),
+    ({"fp16": {"enabled": "auto", "loss_scale": 0}}, ["fp16: has no effect here while train.prec"]),
     ({"fp16": {"enabled": "auto"}}, []),
     ({"aio": {"thread_count": 1}}, ["DeepSpeed ignores it: it reads intra_op_parallelism"]),
     ({"elasticity": {"prefer_large_batch": True}}, ["elasticity: has no effect here while"]),
@@ -279,7 +287,12 @@ def test_notes(tmp_path: Path, config: dict, said: list[str]) -> None:
     ({"bf16": {"check_overflow": False}}, r"bf16.check_overflow: is no key of DeepSpeed: it reads "),
     ({"bf16": {"enabled": 1}}, r"bf16.enabled: is 1; allowed: true or false"),
     ({"bf16": {"enabled": True}, "bfloat16": {"enabled": False}}, None),
-    ({"fp16": {"enabled": True}}, r"fp16.enabled: is not supported yet: use bf16; allowed: false"),
+    ({"fp16": {"enabled": True}, "bf16": {"enabled": True}},
+     r"bf16.enabled: says otherwise than fp16.enabled; allowed: one of them"),
+    ({"fp16": {"enabled": True, "fp16_master_weights_and_grads": True}},
+     r"fp16.fp16_master_weights_and_grads: masters and sums are f32.*; allowed: false"),
+    ({"data_types": {"grad_accum_dtype": "fp16"}}, r"data_types.grad_accum_dtype: gradients are always "
+     r"summed in f32; allowed: fp32"),
     ({ZERO: {"offload_param": {"device": "disk"}}}, r".*device: is 'disk'; allowed: none or cpu or nv"),
     ({"optimizer": {"type": "Lamb"}}, r"optimizer.type: 'Lamb' is not here; allowed: Adam or AdamW or"),
     ({"optimizer": {"type": 3}}, r"optimizer.type: is 3; allowed: text"),
@@ -311,7 +324,7 @@ def test_notes(tmp_path: Path, config: dict, said: list[str]) -> None:
     ({ZERO: {"stagee": 1}}, rf"{ZERO}.stagee: is no key here; did you mean stage\?"),
     ({"train_batch_sze": 1}, r"train_batch_sze: is no key here; did you mean train_batch_size\?"),
     ({f"{ZERO}.stage": 3}, rf"{ZERO}.stage: is no key here"),
-    ({"cuda_visible_devices": 0}, r"cuda_visible_devices: is no key here; allowed: bf16, gradient_acc"),
+    ({"cuda_visible_devices": 0}, r"cuda_visible_devices: is no key here; allowed: bf16, fp16, grad"),
     ({"a\nb": 0}, r"'a\\nb': is no key here"),
 ])
 def test_refusals(tmp_path: Path, config: dict, said: str | None) -> None:
@@ -326,7 +339,7 @@ def test_all_mistakes_are_told_at_once_in_five_lines(tmp_path: Path) -> None:
     message = refusal(tmp_path, '{\n"a": 1,\n"zero_optimization": {"stage": 9,\n"b": 2},\n"seed": 3\n}')
     assert [line.partition(": ")[0] for line in message.splitlines()] == [
         "ds.json:2", "ds.json:3", "ds.json:4", "ds.json:5"]
-    late = refusal(tmp_path, '{"fp16": {"enabled": true},\n"zero_optimization": {"stage": 9}}')
+    late = refusal(tmp_path, '{"amp": {"enabled": true},\n"zero_optimization": {"stage": 9}}')
     assert [line.partition(": ")[0] for line in late.splitlines()] == ["ds.json:1", "ds.json:2"]
     many = refusal(tmp_path, {f"k{n}": 1 for n in range(9)}).splitlines()
     assert len(many) == 5 and many[-1] == "and 5 more"
@@ -360,13 +373,13 @@ def test_optimizers_and_schedulers_are_the_specs(tmp_path: Path) -> None:
 # ---- a row is all that changes
 
 def test_what_is_built_later_changes_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if there were fp16 and offload: stand-ins of the spec's keys, nothing but rows exchanged."""
-    config = {"fp16": {"enabled": True, "initial_scale_power": 12}, "bf16": {"enabled": False},
+    """As if there were Apex and another offload: stand-ins of the spec's keys, nothing but rows exchanged."""
+    config = {"amp": {"enabled": True, "opt_level": 12}, "bf16": {"enabled": False},
               ZERO: {"stage": 3, "cpu_offload": True, "offload_optimizer": {"pin_memory": True}}}
-    with pytest.raises(SpecError, match="fp16.enabled"):
+    with pytest.raises(SpecError, match="amp.enabled"):
         read(tmp_path, config)
-    rows = {"fp16.enabled": dskeys.to("train.precision", dskeys.FLAG, words={True: "bf16"}),
-            "fp16.initial_scale_power": dskeys.to("train.seed", dskeys.SIZE),
+    rows = {"amp.enabled": dskeys.to("train.precision", dskeys.FLAG, words={True: "bf16"}),
+            "amp.opt_level": dskeys.to("train.seed", dskeys.SIZE),
             f"{ZERO}.offload_optimizer.device": dskeys.to("name", dskeys.TEXT, words={"cpu": "host"}),
             f"{ZERO}.offload_optimizer.pin_memory": dskeys.to("zero.overlap_comm", dskeys.FLAG)}
     monkeypatch.setattr(dsconfig, "TABLE", {**dskeys.TABLE, **rows})
@@ -374,7 +387,7 @@ def test_what_is_built_later_changes_a_row(tmp_path: Path, monkeypatch: pytest.M
     assert (spec.train.precision, spec.train.seed, spec.name, spec.zero.overlap_comm) == (
         "bf16", 12, "host", True)
     for switch, seed in ((False, 1), ("auto", 12), (None, 1)):      # auto: the spec may say that it is
-        spec = read(tmp_path, {"fp16": {"enabled": switch, "initial_scale_power": 12}})
+        spec = read(tmp_path, {"amp": {"enabled": switch, "opt_level": 12}})
         assert (spec.train.precision, spec.train.seed) == ("f32", seed)
 
 

@@ -233,7 +233,12 @@ class _Reader:
     def same(self, g: Given, row: Same) -> None:
         node = self.effective(row.key)
         ours, word = "f32" if node is None else node.value, row.words[g.value.lower()]
-        if word != ours:
+        rule = self.effective("train.reduction")
+        exact = row.summed and (rule is None or rule.value != "fast")
+        if word == "f32" != ours and exact:
+            self.notes.append(f"{g.at}: gradients travel in {ours} and are summed in f32: the sum "
+                              "is that of their f32 values")
+        elif word != ours:
             theirs = [w for w, o in row.words.items() if o == ours]
             self.wrong(g, f"is {shown(g.value)}, and the program's precision is {shown(ours)}",
                        " or ".join([*theirs, "null"]))
@@ -249,6 +254,16 @@ class _Reader:
         if mine:
             node = self.changes[mine[0]]
             self.changes = {_SCHEDULE: Node({}, node.where), **self.changes}
+
+    def loss_scale(self) -> None:
+        """What it says of f16 has no effect on another precision."""
+        mine = [key for key in self.changes if key.startswith("train.loss_scale.")]
+        node = self.effective("train.precision")
+        if mine and (node is None or node.value != "f16"):
+            g = next(g for g in self.given if g.name.startswith("fp16."))
+            self.notes.append(f"{g.node.where}: fp16: has no effect here while train.precision is "
+                              "not f16")
+            self.changes = {k: v for k, v in self.changes.items() if k not in mine}
 
     def optimizer(self) -> None:
         """What the spec says of another type of optimizer does not suit this one."""
@@ -301,6 +316,7 @@ def read(file: Node, root: Node) -> Config:
             r.same(g, g.row)
     r.schedule()
     r.optimizer()
+    r.loss_scale()
     if r.errors:
         raise several(sorted(r.errors, key=_line))
     batch = {g.name: g for g in live if g.name in _BATCH and not r.silent(g)}

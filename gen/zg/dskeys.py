@@ -32,7 +32,7 @@ _TOP = {
     "dataloader_drop_last": idle("every batch is full"),
     "gradient_clipping": to("train.optimizer.clip", POSITIVE),
 
-    "communication_data_type": Same(DTYPE, key="train.precision", words=_FLOAT),
+    "communication_data_type": Same(DTYPE, key="train.precision", words=_FLOAT, summed=True),
     "seq_parallel_communication_data_type": idle("sequences are not split", DTYPE),
     "prescale_gradients": idle(_SCALED, quiet=(False,)),
     "gradient_predivide_factor": idle(_SCALED, real(1e-30), quiet=(1,)),
@@ -121,11 +121,16 @@ _SCHEDULER = {
 }
 
 _PRECISION = {
-    "fp16.enabled": no(f"{_LATER}: use bf16"),
-    **under("fp16", parts(
-        loss_scale=POSITIVE, initial_scale_power=integer(0, 127), loss_scale_window=COUNT,
-        hysteresis=SIZE, consecutive_hysteresis=FLAG, min_loss_scale=POSITIVE, auto_cast=FLAG,
-        fp16_master_weights_and_grads=FLAG)),
+    "fp16.enabled": to("train.precision", FLAG, words={True: "f16", False: "f32"}, weak=(False,)),
+    **{f"fp16.{name}": to(f"train.loss_scale.{ours}", kind) for name, ours, kind in (
+        ("loss_scale", "scale", POSITIVE),
+        ("initial_scale_power", "initial_scale_power", integer(0, 127)),
+        ("loss_scale_window", "window", COUNT), ("hysteresis", "hysteresis", COUNT),
+        ("consecutive_hysteresis", "consecutive_hysteresis", FLAG),
+        ("min_loss_scale", "min", POSITIVE))},
+    "fp16.auto_cast": idle("a model's input is tokens, which have no precision", quiet=(False,)),
+    "fp16.fp16_master_weights_and_grads": no("masters and sums are f32, as DeepSpeed's are without "
+                                             "it"),
     "bf16.enabled": to("train.precision", FLAG, words={True: "bf16", False: "f32"}, weak=(False,)),
     "bf16.check_grad_overflow": no("non-finite gradients always skip the step", FLAG, (True,)),
     "bf16.check_overflow": no("is no key of DeepSpeed: it reads check_grad_overflow", ANY, ()),

@@ -91,9 +91,11 @@ class Honour(Key):
 
 @dataclass(frozen=True)
 class Same(Key):
-    """Must say what the spec's key says."""
+    """Must say what the spec's key says. summed: fp32 may be said of any, where sums over ranks are
+    f32 whatever travels."""
     key: str = ""
     words: Mapping[object, object] | None = None
+    summed: bool = False
 
 
 @dataclass(frozen=True)
