@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / 'gen'))
 
-from zg import build, check, cost, explain, shard, spec  # noqa: E402
+from zg import build, check, cost, explain, layers, model, shard, spec  # noqa: E402
 from zg.plan import Plan  # noqa: E402
 
 SPECS = ROOT / 'model_specs'
@@ -32,6 +32,34 @@ def test_flops_of_grouped_queries_count_query_heads() -> None:
     p = planned('qwen3-tiny', 'train.global_batch=4', 'cluster.ranks=1')
     tokens, heads, size = 4 * 40, 4, 24
     assert cost.flops(p) == 6 * p.head.params * tokens + 3 * 2 * 2 * tokens * heads * size * 40
+
+
+@pytest.mark.parametrize('grains', [2, 3, 8])
+@pytest.mark.parametrize('again', ['none', 'full'])
+def test_grains_in_both_orders_cost_the_same_work(grains: int, again: str) -> None:
+    """Flops, what is made again, units that stay; stage 3 gathers the less by as many grains."""
+    keys = ('zero.stage=3', 'cluster.ranks=2', f'train.global_batch={2 * grains}',
+            'train.micro_batch=1', f'train.recompute={again}',
+            'zero.stage3_max_reuse_distance=60000')
+    a, b = planned('gpt-tiny', *keys), planned('gpt-tiny', *keys, 'train.accumulate=layers')
+    for what in (cost.flops, cost.again, cost.staying):
+        assert what(a) == what(b)
+    gathers = lambda p: p.section('grain').repeat * sum(
+        s.op == 'gather' for s in p.section('grain').steps)
+    assert gathers(a) == grains * gathers(b) > 0
+    assert f'all {grains} grains go through a unit' in explain.explain(b)
+    assert 'go through' not in explain.explain(a)
+
+
+def test_a_plan_has_only_so_many_lines() -> None:
+    """Five units: 8192 turns are 1638 grains and a rest."""
+    loaded = lambda grains: spec.load(str(SPECS / 'gpt-tiny.yaml'), (
+        'train.accumulate=layers', 'cluster.ranks=1', 'train.micro_batch=1',
+        f'train.global_batch={grains}'))
+    most, more = loaded(1638), loaded(1639)
+    layers.few(most, model.build(most))
+    with pytest.raises(spec.SpecError, match='train.accumulate: .*up to 1638 micro-batches a rank'):
+        layers.few(more, model.build(more))
 
 
 @pytest.mark.parametrize('stage, paper', [(0, 2), (1, 2), (2, 2), (3, 3)])

@@ -66,6 +66,13 @@ def test_a_way_keeps_the_spec_s_other_keys() -> None:
     assert 'allowed: train.recompute=full or ' in said
 
 
+def test_grains_by_themselves_need_less() -> None:
+    keys = ('zero.stage=3', 'train.recompute=full', 'train.micro_batch=1')
+    least = planned('gpt-tiny', *BASE, *keys).arena('cpu')
+    said = refused(*keys, 'train.accumulate=layers', f'cluster.memory.device={least}')
+    assert 'allowed: train.accumulate=grains or ' in said
+
+
 @pytest.mark.parametrize('text,size', [('3MiB', 3 << 20), ('2 GB', 2 * 10 ** 9), ('12345', 12345)])
 def test_sizes(text: str, size: int) -> None:
     loaded = spec.load(str(SPECS / 'gpt-tiny.yaml'), [f'cluster.memory.host={text}'])

@@ -47,11 +47,13 @@ def explain(p: Plan) -> str:
     order = {"ranks": "over ranks first, grain by grain",
              "local": "on each rank first, once over ranks"}[h.order]
     added = h.sum if h.reduction == "exact" or W == 1 else f"{h.sum}; over ranks by NCCL, fast"
+    many = f"; all {p.together} grains go through a unit while it is gathered"
     lines = [f"{h.spec}: {h.params:,} parameters, ZeRO {h.zero}, {W} ranks, {h.grains} grains a "
              f"rank and step of {h.batch} x {h.sequence} tokens, {h.real}",
              f"leaves are summed {order} ({added}); prefetch {h.prefetch} units; at most "
              f"{h.live:,} elements gathered at once (bound {h.bound:,})",
-             f"{cost.staying(p)} units of a grain stay gathered from one use to the next", "",
+             f"{cost.staying(p)} units of a grain stay gathered from one use to the next"
+             f"{many if p.together > 1 else ''}", "",
              f"{'flat':<10}{'instances':>10}{'elements':>16}{'shard':>14}  "
              "kept: parameters, state, sums"]
     for f in p.flats:

@@ -29,6 +29,7 @@ def _device(key: str, name: str) -> Change:
 
 
 _AGAIN = _train(recompute=RECOMPUTE)
+_GRAINS = _train(accumulate="grains")
 _SPLIT = _zero(stage=3)
 _STATES, _HERE = (_device("offload_optimizer", name) for name in ("cpu", "none"))
 _PARAMS, _GATHERED = (_device("offload_param", name) for name in ("cpu", "none"))
@@ -38,6 +39,8 @@ WAYS: tuple[tuple[str, tuple[Change, ...]], ...] = (
     ("zero.offload_param.device=none", (_GATHERED,)),
     ("zero.stage=3", (_SPLIT,)),
     ("train.recompute=full", (_AGAIN,)),
+    ("train.accumulate=grains", (_GRAINS,)),
+    ("train.accumulate=grains train.recompute=full", (_GRAINS, _AGAIN)),
     ("zero.stage=3 train.recompute=full", (_SPLIT, _AGAIN)),
     ("zero.stage=3 zero.offload_optimizer.device=cpu", (_SPLIT, _STATES)),
     ("zero.stage=3 zero.offload_optimizer.device=cpu train.recompute=full",
