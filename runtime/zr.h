@@ -6,7 +6,7 @@
  *     zr_record of that event issued before it (none: no wait).
  *  3. Every rank issues the same collectives in the same order on each queue.
  *  4. Offsets and sizes are bytes in the rank's arena unless said otherwise; all are 64 bit. What
- *     ZR_HOST works on lies in its host arena.
+ *     ZR_HOST works on lies in its host arena, what is stored in its file arena.
  *  5. Nothing is allocated between the first step and the last.
  */
 #ifndef ZR_H
@@ -14,18 +14,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZR_ABI 7
+#define ZR_ABI 8
 
 typedef struct zr zr;                     /* one rank */
 
 /* ZR_HOST's functions run on the host's processor, on the host arena. */
 enum { ZR_MAIN = 0, ZR_GATHER = 1, ZR_REDUCE = 2, ZR_HOST = 3, ZR_UP = 4, ZR_DOWN = 5,
-       ZR_QUEUES = 6 };
+       ZR_LOAD = 6, ZR_STORE = 7, ZR_QUEUES = 8 };
 enum { ZR_TAKE = 0, ZR_TIME = 1, ZR_END = 2 };            /* of zr_program.gemms */
 enum { ZR_BEGIN = 0, ZR_GRAIN = 1, ZR_UPDATE = 2, ZR_EVAL = 3, ZR_GRAPHS = 4 };
 
 /* A piece of work: k is the queue's kernel context (NULL for queues that only copy: ZR_GATHER,
- * ZR_UP, ZR_DOWN), a the queue's arena, i the operands given to zr_call. */
+ * ZR_UP, ZR_DOWN, ZR_LOAD, ZR_STORE), a the queue's arena, i the operands given to zr_call. */
 typedef void zr_fn(zr *z, void *k, void *a, const int64_t *i);
 
 /* ---- queues */
@@ -50,7 +50,8 @@ void zr_replay(zr *z, int graph, void (*issue)(zr *z));
 /* The contents of [at, at + bytes) of the queue's arena are dead from here on; test modes poison
  * them. */
 void zr_drop(zr *z, int queue, int64_t at, int64_t bytes);
-/* ZR_UP: to `to` of the arena from `from` of the host arena; ZR_DOWN: the other way. */
+/* ZR_UP: to `to` of the arena from `from` of the host arena; ZR_DOWN: the other way. ZR_LOAD: to
+ * `to` of the host arena from `from` of the file arena; ZR_STORE: the other way. */
 void zr_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes);
 
 /* ---- collectives over all ranks; r is this rank, R their number */
@@ -86,8 +87,11 @@ typedef struct zr_flat {
     int64_t at, stride, shard;
     int32_t count, whole;
     int32_t type;                         /* ZR_F32 or ZR_BF16 */
-    int32_t queue;                        /* ZR_MAIN: in the arena; ZR_HOST: in the host arena */
-    zr_fn *hash;          /* offset of an instance, its number, uint64_t[2] to add this rank's to */
+    /* ZR_MAIN: in the arena; ZR_HOST: in the host arena; ZR_STORE: in the file arena */
+    int32_t queue;
+    /* offset of an instance, its number, uint64_t[2] to add this rank's to; of a tile from the file
+     * after the number also its first element and how many */
+    zr_fn *hash;
 } zr_flat;
 
 /* A tensor of the weights' file. `name` holds one %d for the layer where count > 1 (else none).
@@ -133,6 +137,11 @@ typedef struct zr_program {
     const zr_column *columns;
     int64_t shared;                       /* peers read the first so many bytes of an arena only */
     int64_t hosted;                       /* bytes of the host arena, on every target */
+    /* bytes of the file arena, 0: none; the directory for it; blocks that it moves in, and how many
+     * at once; bytes read and written in a training step; where in the host arena a tile of masters
+     * that lie in the file comes, and elements of a tile */
+    int64_t filed, block, depth, loads, stores, brought, tile;
+    const char *folder;
     uint32_t queues;                      /* those that it uses: 1 << ZR_MAIN ... */
     /* Of a GPU alone: where kernels' scratch lies in the arena; bytes of the pinned host arena; in
      * it `inlets` places for a batch of tokens and targets, and the kernels' host scratch. */

@@ -1,8 +1,14 @@
-/* zr_file.c -- what all readers of files need: whole reads, lines of text about what is wrong. */
+/* zr_file.c -- what all users of files need: whole reads and writes, room, lines of text
+ * about what is wrong. */
+#define _GNU_SOURCE
 #include "zr_file.h"
 #include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 int zr_why(char *why, const char *format, ...)
@@ -42,4 +48,16 @@ int zr_write_at(int fd, const void *from, int64_t n, int64_t at)
         n -= put;
     }
     return 0;
+}
+
+int zr_reserve(int fd, int64_t size, const char *file, char *why)
+{
+    struct statvfs v;
+    int64_t room = fstatvfs(fd, &v) ? INT64_MAX : (int64_t)v.f_bavail * (int64_t)v.f_frsize;
+    int bad = room < size ? ENOSPC : fallocate(fd, 0, 0, size) ? errno : 0;
+    if (bad == EOPNOTSUPP || bad == ENOSYS) bad = ftruncate(fd, size) ? errno : 0;
+    if (bad == ENOSPC)
+        return zr_why(why, "%s: %" PRId64 " bytes are needed, the disk has %" PRId64 " free", file,
+                      size, room);
+    return bad ? zr_why(why, "%s: room for %" PRId64 " bytes: %s", file, size, strerror(bad)) : 0;
 }

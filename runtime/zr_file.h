@@ -17,6 +17,9 @@ int zr_why(char *why, const char *format, ...) __attribute__((format(printf, 2, 
 /* Exactly n bytes at file offset `at`; 0, or -1 and errno (ENODATA: the file ends before). */
 int zr_read_at(int fd, void *to, int64_t n, int64_t at);
 int zr_write_at(int fd, const void *from, int64_t n, int64_t at);
+/* Room for `size` bytes, now. What cannot fit is not tried: that would fill the disk for a moment.
+ * Some file systems cannot reserve. */
+int zr_reserve(int fd, int64_t size, const char *file, char *why);
 
 /* ---- tokens. Sample i (of `samples`, then from the start again) takes tokens[i*T .. i*T+T]. */
 typedef struct zr_data {

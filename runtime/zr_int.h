@@ -23,11 +23,13 @@ enum { ZR_OK = 0, ZR_USER = 2, ZR_ENVIRONMENT = 3, ZR_DISAGREE = 4, ZR_DIED = 5,
        ZR_STUCK = 7 };
 
 enum { ZR_EAGER, ZR_LATE, ZR_SHUFFLED };
+/* What is counted as it moves: bytes from peers, collectives, bytes from and to the file. */
+enum { ZR_WIRE, ZR_MESSAGES, ZR_LOADS, ZR_STORES, ZR_MOVED };
 enum { ZR_OPERANDS = 12, ZR_TOLD = 256 };
 
 /* ---- options (zr_options.c) */
 typedef struct zr_options {
-    const char *data, *val, *load, *save, *log, *queue, *gemms;       /* NULL where not given */
+    const char *data, *val, *load, *save, *log, *queue, *nvme, *gemms;  /* NULL: not given */
     const char *profile, *profile_steps;
     int64_t steps, val_every, sample, threads;
     int64_t profile_first, profile_last;  /* from 1; of --profile */
@@ -110,12 +112,14 @@ typedef struct zr_far {
 
 /* ---- one rank */
 typedef struct zr_target zr_target;       /* what a target keeps: cpu/cpu.h, cuda/cuda.h */
+typedef struct zr_disk zr_disk;           /* zr_disk.c */
 
 struct zr {
     const zr_program *p;
     const zr_options *o;
     zr_shared *shared;
     zr_target *t;
+    zr_disk *disk;                        /* NULL: there is no file arena */
     int rank, ranks;                      /* rank -1: the parent */
     int lowest, here;                     /* the parent starts `here` ranks, from `lowest` on */
     const zr_far *far;                    /* how to reach the others; NULL: all ranks are here */
@@ -202,6 +206,12 @@ void zr_clocks_step(zr *z);
 void zr_clock(zr *z, zr_note *note, int end);
 void zr_clocks_end(zr *z);
 
+/* ---- the file arena (zr_disk.c) */
+void zr_disk_open(zr *z);                 /* all of its room, all zero; fails where there is none */
+/* ZR_LOAD: bytes from `there` in the file on come to `at`; ZR_STORE: the other way. */
+void zr_disk_move(zr *z, int queue, void *at, int64_t there, int64_t bytes);
+int64_t zr_disk_moved(const zr *z, int queue);                /* bytes so far */
+
 /* ---- options (zr_options.c) */
 void zr_parse(zr *z, zr_options *o, int argc, char **argv);
 void zr_help(zr *z, const char *program);
@@ -220,7 +230,7 @@ void zr_log_open(zr *z);                  /* fails where the log would be writte
 void zr_log_begin(zr *z);                 /* empties it: from here on the run is sure to go on */
 void zr_log_step(zr *z, const double report[ZR_REPORT], double seconds);     /* that it took */
 void zr_log_val(zr *z, int64_t step, double loss, double tokens);
-/* bytes, messages: of one rank in all steps */
-void zr_log_end(zr *z, const double report[ZR_REPORT], int64_t bytes, int64_t messages);
+/* moved: by this rank in all steps */
+void zr_log_end(zr *z, const double report[ZR_REPORT], const int64_t moved[ZR_MOVED]);
 
 #endif

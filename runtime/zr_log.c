@@ -152,8 +152,10 @@ void zr_log_val(zr *z, int64_t step, double loss, double tokens)
 
 /* ---- summary */
 
-static void end_of_training(zr *z, const double *report, int64_t bytes, int64_t messages)
+static void end_of_training(zr *z, const double *report, const int64_t moved[ZR_MOVED])
 {
+    const zr_program *p = z->p;
+    const int64_t N = z->o->steps;
     double steps = (double)z->o->steps, busy = z->log.busy;
     zr_print(z, STDOUT_FILENO, "loss %.6f\n", report[ZR_LOSS]);
     if (z->log.skipped)
@@ -163,15 +165,22 @@ static void end_of_training(zr *z, const double *report, int64_t bytes, int64_t 
              rate(steps * step_tokens(z), busy), 1e-9 * rate(steps * z->p->flops, busy));
     zr_print(z, STDOUT_FILENO,
              "wire %" PRId64 " bytes and %" PRId64 " collectives per rank and step\n",
-             bytes / z->o->steps, messages / z->o->steps);
-    if (bytes != z->p->wire * z->o->steps || messages != z->p->messages * z->o->steps)
+             moved[ZR_WIRE] / N, moved[ZR_MESSAGES] / N);
+    if (moved[ZR_WIRE] != p->wire * N || moved[ZR_MESSAGES] != p->messages * N)
         zr_print(z, STDOUT_FILENO, "the plan says %" PRId64 " bytes and %" PRId64 " collectives\n",
-                 z->p->wire, z->p->messages);
+                 p->wire, p->messages);
+    if (p->filed)
+        zr_print(z, STDOUT_FILENO, "file %" PRId64 " bytes read and %" PRId64 " written per rank "
+                 "and step\n", moved[ZR_LOADS] / N, moved[ZR_STORES] / N);
+    if (moved[ZR_LOADS] != p->loads * N || moved[ZR_STORES] != p->stores * N)
+        zr_print(z, STDOUT_FILENO, "the plan says %" PRId64 " bytes read and %" PRId64 " written\n",
+                 p->loads, p->stores);
 }
 
-void zr_log_end(zr *z, const double report[ZR_REPORT], int64_t bytes, int64_t messages)
+void zr_log_end(zr *z, const double report[ZR_REPORT], const int64_t moved[ZR_MOVED])
 {
-    if (z->o->steps > 0) end_of_training(z, report, bytes, messages);
+    int64_t N = z->o->steps ? z->o->steps : 1;
+    if (z->o->steps > 0) end_of_training(z, report, moved);
     zr_print(z, STDOUT_FILENO, "start %.3f s to arenas in place, %.3f s to the first step\n",
              z->ready - z->started, z->first - z->started);
     zr_print(z, z->log.file,
@@ -180,7 +189,7 @@ void zr_log_end(zr *z, const double report[ZR_REPORT], int64_t bytes, int64_t me
              ", \"collectives\": %" PRId64 ", \"arena\": %" PRId64
              ", \"started\": %.9f, \"start_arena\": %.9g, \"start_step\": %.9g, "
              "\"plan\": \"%s\"}\n",
-             z->o->steps, z->log.skipped, z->log.busy, z->o->steps ? bytes / z->o->steps : 0,
-             z->o->steps ? messages / z->o->steps : 0, z->p->columns[z->column].arena, z->started,
+             z->o->steps, z->log.skipped, z->log.busy, moved[ZR_WIRE] / N,
+             moved[ZR_MESSAGES] / N, z->p->columns[z->column].arena, z->started,
              z->ready - z->started, z->first - z->started, z->p->plan);
 }

@@ -149,6 +149,7 @@ static void begin(zr *z)
     zr_log_open(z);
     zr_profile_open(z);
     begin_save(z);
+    zr_disk_open(z);
     zr_barrier(z);                        /* no rank takes memory for a run that will not be */
     zr_arena(z);
     zr_queues_start(z);
@@ -191,29 +192,32 @@ static void validate(zr *z, int64_t step)
 
 /* ---- training */
 
-static void count_wire(const zr *z, int64_t *bytes, int64_t *messages)
+/* What this rank has moved so far: as the plan has it of a step. */
+static void count_moved(const zr *z, int64_t moved[ZR_MOVED])
 {
-    *bytes = *messages = 0;
+    moved[ZR_WIRE] = moved[ZR_MESSAGES] = 0;
     for (int queue = 0; queue < ZR_QUEUES; queue++) {
-        *bytes += z->queue[queue].bytes;
-        *messages += z->queue[queue].messages;
+        moved[ZR_WIRE] += z->queue[queue].bytes;
+        moved[ZR_MESSAGES] += z->queue[queue].messages;
     }
+    moved[ZR_LOADS] = zr_disk_moved(z, ZR_LOAD);
+    moved[ZR_STORES] = zr_disk_moved(z, ZR_STORE);
 }
 
-/* wire[2] += bytes and collectives of the step. Returns its seconds. */
-static double train_step(zr *z, double *report, int64_t *wire)
+/* moved += what the step moves. Returns its seconds. */
+static double train_step(zr *z, double *report, int64_t moved[ZR_MOVED])
 {
-    int64_t before[2], after[2];
+    int64_t before[ZR_MOVED], after[ZR_MOVED];
     double begun = zr_now();
     atomic_store(&z->shared->step, z->step + 1);
-    count_wire(z, &before[0], &before[1]);
+    count_moved(z, before);
     zr_step_begin(z);
     zr_profile_step(z, 1);
     z->p->step(z);
     zr_step_end(z);
     zr_profile_step(z, 0);
-    count_wire(z, &after[0], &after[1]);
-    for (int i = 0; i < 2; i++) wire[i] += after[i] - before[i];
+    count_moved(z, after);
+    for (int i = 0; i < ZR_MOVED; i++) moved[i] += after[i] - before[i];
     zr_call(z, ZR_MAIN, z->p->report, address(report));
     zr_drain(z);
     return zr_now() - begun;
@@ -239,13 +243,13 @@ static int64_t go_on(zr *z, const double *report, int64_t skips)
     return skips;
 }
 
-static void train(zr *z, double *report, int64_t *wire)
+static void train(zr *z, double *report, int64_t moved[ZR_MOVED])
 {
     int64_t skips = 0, every = z->o->val_every;
     z->first = zr_now();
     for (z->step = 0; z->step < z->o->steps; z->step++) {
         zr_leave_if_stopped(z);
-        double seconds = train_step(z, report, wire);
+        double seconds = train_step(z, report, moved);
         zr_log_step(z, report, seconds);
         zr_profile_end(z);
         skips = go_on(z, report, skips);
@@ -317,13 +321,26 @@ static void save(zr *z)
     zr_barrier(z);
 }
 
+/* Masters that lie in the file come tile by tile. */
+static void hash_filed(zr *z, const zr_flat *f, int64_t i, uint64_t *sum)
+{
+    for (int64_t at = 0; at < f->shard; at += z->p->tile) {
+        int64_t n = f->shard - at < z->p->tile ? f->shard - at : z->p->tile;
+        zr_copy(z, ZR_LOAD, f->at + i * f->stride + 4 * at, z->p->brought, 4 * n);
+        zr_drain(z);
+        zr_call(z, ZR_HOST, f->hash, z->p->brought, i, at, n, address(sum));
+        zr_drain(z);
+    }
+}
+
 static void hash(zr *z)
 {
     uint64_t sum[2] = {0};
     if (!z->o->hash) return;
     for (const zr_flat *f = z->p->flats; f < z->p->flats + z->p->nflats; f++)
         for (int64_t i = 0; i < f->count; i++)
-            zr_call(z, f->queue, f->hash, f->at + i * f->stride, i, address(sum));
+            if (f->queue == ZR_STORE) hash_filed(z, f, i, sum);
+            else zr_call(z, f->queue, f->hash, f->at + i * f->stride, i, address(sum));
     zr_drain(z);
     zr_total(z, sum);
     zr_print(z, STDOUT_FILENO, "weights %016" PRIx64 "%016" PRIx64 "\n", sum[0], sum[1]);
@@ -332,12 +349,12 @@ static void hash(zr *z)
 static void run_rank(zr *z)
 {
     double report[ZR_REPORT] = {0};
-    int64_t wire[2] = {0};
+    int64_t moved[ZR_MOVED] = {0};
     begin(z);
-    train(z, report, wire);
+    train(z, report, moved);
     save(z);                              /* before anything that may fail or be interrupted */
     validate(z, z->o->steps);
-    zr_log_end(z, report, wire[0], wire[1]);
+    zr_log_end(z, report, moved);
     zr_epilogue(z);
     if (z->rank == 0) gemms(z, ZR_END);
     sample(z);

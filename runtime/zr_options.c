@@ -40,6 +40,8 @@ static const struct option {
      TEXT, AT(queue), 0, 0},
     {"--sample", "N", "write N tokens behind the first of --val or --data", NUMBER, AT(sample), 1,
      MOST_STEPS},
+    {"--nvme", "DIR", "where the file of what is offloaded lies (default: the spec's nvme_path)",
+     TEXT, AT(nvme), 0, 0},
     {"--hash", NULL, "end with a line `weights HEX`", FLAG, AT(hash), 0, 0},
     {"--version", NULL, "print what this program is and end", FLAG, AT(version), 0, 0},
     {"--help", NULL, "print this and end", FLAG, AT(help), 0, 0},

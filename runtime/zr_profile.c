@@ -27,7 +27,8 @@ enum { TEXT = 1 << 16, LINE = 1024, OTHERS = 32 };
 
 const char *zr_queue_name(int queue)
 {
-    static const char *const names[] = {"main", "gather", "reduce", "host", "up", "down"};
+    static const char *const names[] = {"main", "gather", "reduce", "host", "up", "down", "load",
+                                        "store"};
     _Static_assert(sizeof names / sizeof *names == ZR_QUEUES, "a name for every queue");
     return names[queue];
 }
@@ -211,7 +212,8 @@ static void print_queue(zr *z, int queue, double wall)
 static const char *waiting_for(int queue)
 {
     static const char *const names[] = {"waits for main", "waits for gather", "waits for reduce",
-                                        "waits for host", "waits for up", "waits for down"};
+                                        "waits for host", "waits for up", "waits for down",
+                                        "waits for load", "waits for store"};
     _Static_assert(sizeof names / sizeof *names == ZR_QUEUES, "words for every queue");
     return names[queue];
 }

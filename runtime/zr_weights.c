@@ -19,7 +19,6 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 enum { PAGE = 4096, CHUNK = 16384, NAME = 256 };
@@ -138,20 +137,6 @@ static int make_dir(const char *dir, char *why)
     return S_ISDIR(s.st_mode) ? 0 : zr_why(why, "%s: not a directory", dir);
 }
 
-/* Room for `size` bytes, now. What cannot fit is not tried: that would fill the disk for a moment.
- * Some file systems cannot reserve. */
-static int reserve(int fd, int64_t size, const char *file, char *why)
-{
-    struct statvfs v;
-    int64_t room = fstatvfs(fd, &v) ? INT64_MAX : (int64_t)v.f_bavail * (int64_t)v.f_frsize;
-    int bad = room < size ? ENOSPC : fallocate(fd, 0, 0, size) ? errno : 0;
-    if (bad == EOPNOTSUPP || bad == ENOSYS) bad = ftruncate(fd, size) ? errno : 0;
-    if (bad == ENOSPC)
-        return zr_why(why, "%s: %" PRId64 " bytes are needed, the disk has %" PRId64 " free", file,
-                      size, room);
-    return bad ? zr_why(why, "%s: room for %" PRId64 " bytes: %s", file, size, strerror(bad)) : 0;
-}
-
 /* Locks what was opened. The name may have come to mean another file before the lock was had. */
 static int lock(int fd, const char *file, char *why)
 {
@@ -186,7 +171,7 @@ static int begin(const zr_program *p, const char *file, char *why)
         return -1;
     }
     char *header = make_header(p, &n, &data);
-    int bad = header ? reserve(fd, n + data, file, why)
+    int bad = header ? zr_reserve(fd, n + data, file, why)
                      : zr_why(why, "%s: no memory for its header", file);
     if (!bad && zr_write_at(fd, header, n, 0)) bad = zr_why(why, "%s: %s", file, strerror(errno));
     if (bad) {

@@ -324,7 +324,7 @@ def test_notes(tmp_path: Path, config: dict, said: list[str]) -> None:
     ({ZERO: {"stagee": 1}}, rf"{ZERO}.stagee: is no key here; did you mean stage\?"),
     ({"train_batch_sze": 1}, r"train_batch_sze: is no key here; did you mean train_batch_size\?"),
     ({f"{ZERO}.stage": 3}, rf"{ZERO}.stage: is no key here"),
-    ({"cuda_visible_devices": 0}, r"cuda_visible_devices: is no key here; allowed: bf16, fp16, grad"),
+    ({"cuda_visible_devices": 0}, r"cuda_visible_devices: is no key here; allowed: aio, bf16, fp16, grad"),
     ({"a\nb": 0}, r"'a\\nb': is no key here"),
 ])
 def test_refusals(tmp_path: Path, config: dict, said: str | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from . import budget, fits, launch, model, ops, place, plan, recipe, sched, shard
+from . import budget, fits, launch, model, offload, ops, place, plan, recipe, sched, shard
 from .spec import Spec
 
 
@@ -28,21 +28,27 @@ def _wanted(spec: Spec, graph: model.Graph, shards: shard.Shards, bodies: place.
            ("tokens", "private", grains, 4 * M), ("targets", "private", grains, 4 * M)]
     for n, t in enumerate(graph.tables):
         out.append((f"table.{n}", "private", 1, spec.train.sequence * t.head * 4))
+    lies = lambda c, f: offload.arena(spec, shards, c, f)
+    tiles: dict[str, int] = {}                          # that come from the file: bytes
     for f in shards.flats:
         size = {"whole": f.shard * W, "shard": f.shard}
         gathered = common if f.state == "shard" else "private"
         away = f.name in schedule.stage
-        out.append((f"real.{f.name}", "hosted" if away else gathered, f.count,
-                    size[f.real] * real))
-        out += [(f"{s}.{f.name}", "hosted" if tile else "private", f.count,
-                 size[f.state] * ops.width(s, spec.train.optimizer.moments)) for s in f.states]
+        bytes_of = lambda c: real if c == "real" else ops.width(c, spec.train.optimizer.moments)
+        out.append((f"real.{f.name}", lies("real", f) or gathered, f.count, size[f.real] * real))
+        out += [(f"{s}.{f.name}", lies(s, f) or "private", f.count, size[f.state] * bytes_of(s))
+                for s in f.states]
+        for c in (c for c in ("real", *f.states) if lies(c, f) == "filed"):
+            tiles[c] = max(tiles.get(c, 0), min(tile, f.shard) * bytes_of(c))
         kept = "hosted" if shards.below else common if f.sum == "whole" else "private"
         out.append((f"sum.{f.name}", kept, f.count,
                     (1 if shards.apart else f.nodes) * size[f.sum] * 4))
         if schedule.ring[f.name]:
             out.append((f"ring.{f.name}", "private", schedule.ring[f.name], size["whole"] * real))
             if away:
-                out.append((f"stage.{f.name}", common, schedule.stage[f.name], f.shard * real))
+                way = [("stage", common), *[("shelf", "hosted")] * (lies("real", f) == "filed")]
+                out += [(f"{name}.{f.name}", kind, schedule.stage[f.name], f.shard * real)
+                        for name, kind in way]
         if schedule.leaf[f.name]:
             brought = common if shards.order == "ranks" else "private"
             out.append((f"leaf.{f.name}", brought, schedule.leaf[f.name], size["whole"] * real))
@@ -72,9 +78,16 @@ def _wanted(spec: Spec, graph: model.Graph, shards: shard.Shards, bodies: place.
         out += [("part", "private", turns, lowered)] if shards.below and W > 1 else []
         rise = [min(tile, f.shard) for f in shards.flats if f.name not in schedule.stage]
         out += [("up", "hosted", turns, max(rise) * real)] if real == 2 and rise else []
+        out += [(f"tile.{c}", "hosted", turns, size) for c, size in tiles.items()]
     out.append(("inlet", "host", ops.INLETS, 2 * 4 * M))
     out.append(("desk", "host", 1, max(ops.DESK, 4 * graph.dims["V"])))
     return out
+
+
+def _files(spec: Spec) -> list[plan.File]:
+    z = spec.zero
+    path = z.offload_optimizer.nvme_path or z.offload_param.nvme_path
+    return [plan.File(path, z.aio.block_size, z.aio.queue_depth)]
 
 
 def _events(sections: tuple[plan.Section, ...]) -> tuple[plan.Event, ...]:
@@ -131,5 +144,6 @@ def _build(spec: Spec) -> Built:
     tables = tuple(plan.Table(f"table.{n}", x.head, x.freq) for n, x in enumerate(graph.tables))
     made = plan.Plan(head, recipe.made(spec), (plan.Group("all", spec.cluster.ranks),),
                      shards.flats, shards.tensors, classes, tables, launches, runs, fns,
-                     _events(schedule.sections), schedule.sections)
+                     _events(schedule.sections), schedule.sections,
+                     tuple(_files(spec) if any(c.kind == "filed" for c in classes) else ()))
     return Built(made, (*spec.notes, *_idle(spec, graph), *shards.notes))

@@ -36,16 +36,19 @@ SECTIONS = ("init", "publish", "begin", "grain", "update", "eval")
 
 def _classes(p: Plan) -> None:
     """Classes lie apart and in order, what peers read first, and hold what they are for."""
-    ends, kinds, names = {False: 0, True: 0}, [c.kind for c in p.classes], \
+    ends, kinds, names = {"device": 0, "host": 0, "file": 0}, [c.kind for c in p.classes], \
         {c.name for c in p.classes}
-    order = sorted(kinds, key=("shared", "private", "scratch", "gpu", "hosted", "host").index)
+    order = sorted(kinds, key=("shared", "private", "scratch", "gpu", "hosted", "host",
+                               "filed").index)
     if kinds != order or len(names) < len(kinds):
         raise CheckError("classes are not in order of their kinds")
     for c in p.classes:
-        host = c.kind in ("hosted", "host")
-        if c.at < ends[host] or c.stride <= 0 or c.slots <= 0 or c.at % 4096 or c.stride % 4096:
+        arena = {"hosted": "host", "host": "host", "filed": "file"}.get(c.kind, "device")
+        if c.at < ends[arena] or c.stride <= 0 or c.slots <= 0 or c.at % 4096 or c.stride % 4096:
             raise CheckError(f"class {c.name} overlaps the one before it or is empty")
-        ends[host] = c.at + c.slots * c.stride
+        ends[arena] = c.at + c.slots * c.stride
+    if len(p.files) != (ends["file"] > 0) or any(f.block % 4096 or f.depth < 1 for f in p.files):
+        raise CheckError("what lies in a file, and how it moves, do not agree")
     _held(p, {c.name: c for c in p.classes})
 
 
@@ -65,9 +68,9 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
     if p.head.real == "f16" and not own and not p.offload:
         raise CheckError("parameters of f16 have no masters")
     for f in p.flats:
-        away = have[f"real.{f.name}"].kind == "hosted"
-        if away and f.real != "shard":
-            raise CheckError(f"flat {f.name}: parameters on the host that every rank keeps")
+        away = have[f"real.{f.name}"].kind in ("hosted", "filed")
+        if away and (f.real != "shard" or not p.offload and p.filed):
+            raise CheckError(f"flat {f.name}: parameters elsewhere that every rank keeps")
         apart = real < 4 and (own or p.offload) or p.offload != away
         moves = [t for t in p.tensors if t.flat == f.name and not t.frozen]
         if f.states != (*["master"] * apart, *(states if moves else ())):
@@ -80,8 +83,9 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
             c = have.get(f"{name}.{f.name}")
             if not c or c.slots != f.count or c.stride < bytes_:
                 raise CheckError(f"class {name}.{f.name} does not hold {f.count} x {bytes_} bytes")
-            if (c.kind == "hosted") != (p.offload and name in f.states or away and name == "real" or
-                                        p.below and name == "sum"):
+            off = p.offload and name in f.states or away and name == "real"
+            below = p.below and name == "sum"
+            if (c.kind in ("hosted", "filed")) != (off or below) or below and c.kind == "filed":
                 raise CheckError(f"class {name}.{f.name} lies in the wrong arena")
     if p.offload and (W > 1 and any(f.state == "whole" for f in p.flats) or
                       have["hctl"].stride < have["ctl"].stride):
@@ -288,6 +292,7 @@ def check(p: Plan) -> None:
     _sections(p)
     player = Program(p, functions(p, _counts(p)))
     _run(player, "init")
+    player.forget()
     _run(player, "publish")
     player.published()
     _train(player)

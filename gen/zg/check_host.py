@@ -7,15 +7,16 @@ instance, grain, offset, elements); that of a tile (flat, instance, step, offset
 from __future__ import annotations
 
 from . import ops
+from .check_file import Filed
 from .check_order import cover
-from .check_steps import Key, Player, unit_of
+from .check_steps import Key, unit_of
 from .plan import Ref, Step
 
 SUMS = 72                       # integers of the exact sums: ZK_SUMS
 CTL = 128                       # bytes of a step's constants
 
 
-class Host(Player):
+class Host(Filed):
     """Steps of the queues down, host and up."""
 
     # ---- sums: of what all ranks brought in a grain, a piece at a time
@@ -119,13 +120,6 @@ class Host(Player):
 
     # ---- tiles
 
-    def tile(self, key: Key, at: int, n: int, width: int = 1) -> tuple[int, int]:
-        """From at and n of so many bytes each: blocks of 1024 elements of the shard."""
-        if n <= 0 or at < 0 or at + n > self.flats[key[0]].shard * width or \
-                at % (1024 * width) or n % (1024 * width):
-            self.fail("a tile outside the shard")
-        return at // width, n // width
-
     def part(self, ref: Ref, at: int, n: int, write: bool, width: int = 4) -> None:
         """So many bytes each of a tile's elements of a state."""
         if ref.at != at * width:
@@ -151,18 +145,22 @@ class Host(Player):
             self.bring(s, src, dst, size)
         elif s.queue == "up":
             self.up(s, src, dst, size)
-        else:
+        elif s.queue not in ("load", "store") or any(self.ranks(s)):
             self.fail("no such copy")
+        elif s.queue == "load" and dst.cls.startswith("shelf."):
+            self.shelve(s, src, dst, size)
+        else:
+            getattr(self, s.queue)(s, src, dst, size)
 
     def bring(self, s: Step, src: Ref, dst: Ref, size: int) -> None:
         """A shard of a unit's parameters, for its gather."""
-        kind, index = unit_of(s.unit)
-        flat = self.flats[self.home(kind)]
-        key = (flat.name, self.instance(flat.name, index))
-        if s.unit not in self.order or src != Ref(f"real.{key[0]}", key[1]) or dst.at or \
-                size != flat.shard * self.real or any(self.ranks(s)) or key not in self.version:
+        shelved = src.cls.startswith("shelf.") and not src.at
+        flat, index = self.home(unit_of(s.unit)[0]), unit_of(s.unit)[1]
+        instance = self.instance(flat, index)
+        key = self.brings(s, Ref(f"real.{flat}", instance) if shelved else src, size)
+        held = self.touch(src.cls, src.index, 0, size, False).held
+        if dst.at or any(self.ranks(s)) or shelved and held != {(*key, self.version[key]): 1}:
             self.fail(f"brings {src} for {s.unit}")
-        self.touch(src.cls, src.index, 0, size, False)
         self.touch(dst.cls, dst.index, 0, size, True).held = {(*key, self.version[key]): 1}
 
     def sink(self, s: Step, src: Ref, dst: Ref, size: int) -> None:
@@ -184,12 +182,6 @@ class Host(Player):
 
     def ranks(self, s: Step) -> tuple[int, int]:
         return self.ints["from_rank"], self.ints["to_rank"]
-
-    def named(self, s: Step, ref: Ref, what: str) -> Key:
-        name, index = unit_of(s.unit)
-        if (ref.cls, ref.index) != (f"{what}.{name}", index):
-            self.fail(f"{ref} is of another flat")
-        return name, index
 
     def down(self, s: Step, src: Ref, dst: Ref, size: int) -> None:
         """A tile of an owner's sum."""
@@ -220,6 +212,9 @@ class Host(Player):
         self.whole(Ref("hctl", 0), False)
         self.tile_of_sum(s, s.ins[0], key, at, n)
         for what, ref in zip(states, s.outs[len(fresh):]):
+            if self.filed(what, key):
+                self.change(ref, what, key, (at, n), False)
+                continue
             self.named(s, ref, what)
             self.part(ref, at, n, True, ops.width(what, self.p.recipe.moments))
         if any(a < at + n and at < a + m for a, m in self.stepped.setdefault(key, [])):
@@ -240,8 +235,11 @@ class Host(Player):
         brought.held = {}
 
     def rounded(self, s: Step, fresh: tuple[Ref, ...], key: Key, at: int, n: int) -> None:
-        """A tile's real copy: in its place in the host arena, or on its way up."""
+        """A tile's real copy: in its place in the host arena, on its way up or to the file."""
         for ref in fresh:
+            if self.filed("real", key):
+                self.change(ref, "real", key, (at, n), self.real == 2)
+                continue
             if self.away(self.flats[key[0]]):
                 self.named(s, ref, "real")
                 if ref.at != at * self.real:
@@ -261,7 +259,10 @@ class Host(Player):
         flat = self.flats[key[0]]
         if self.ranks(s) != (0, flat.shard * self.real if flat.real == "whole" else 0):
             self.fail("to another rank's part")
-        if self.real == 4:
+        if self.real == 4 and self.filed("master", key):
+            self.has(src, "master", key, (at, n))
+            known = not self.stage or (at, n) in self.stepped.get(key, [])
+        elif self.real == 4:
             self.named(s, src, "master")
             self.part(src, at, n, False)
             known = (at, n) in self.stepped.get(key, []) if self.stage else key in self.drawn

@@ -13,9 +13,10 @@ from .check_kernels import CTL
 from .plan import Plan, Ref, Step
 
 Clock = dict[str, int]
-QUEUES = ("main", "gather", "reduce", "host", "up", "down")
-# What a queue reads and writes: the arena, the host arena.
-ARENAS = {"host": ("host", "host"), "up": ("host", "device"), "down": ("device", "host")}
+QUEUES = ("main", "gather", "reduce", "host", "up", "down", "load", "store")
+# What a queue reads and writes: the arena, the host arena, the file arena.
+ARENAS = {"host": ("host", "host"), "up": ("host", "device"), "down": ("device", "host"),
+          "load": ("file", "host"), "store": ("host", "file")}
 
 
 class CheckError(Exception):
@@ -94,7 +95,7 @@ class Order:
         if not (0 <= index < c.slots and 0 <= lo < hi <= c.stride):
             self.fail(f"{cls}[{index}] bytes {lo}..{hi} are outside {c.slots} slots of {c.stride}")
         arena = ARENAS.get(self.step.queue, ("device", "device"))[write]
-        if arena != ("host" if c.kind == "hosted" else "device"):
+        if arena != {"hosted": "host", "filed": "file"}.get(c.kind, "device"):
             self.fail(f"{cls}[{index}] is not in the {arena} arena")
         if write and (cls, index) == self.peers:
             self.fail(f"{cls}[{index}] is written while peers may read it")
@@ -108,8 +109,9 @@ class Order:
             covered = lo <= a.lo and a.hi <= hi and (write or (a.queue == q and not a.write))
             if not covered:
                 kept.append(a)
-        for i, a in enumerate(kept):        # pieces in a row are one access, as late as its last
-            if a.queue == q and a.write == write and a.hi == lo:
+        for i, a in enumerate(kept):        # pieces in a row are one access, as late as its last,
+            # but in the file, where each tile has its turn
+            if a.queue == q and a.write == write and a.hi == lo and c.kind != "filed":
                 kept[i] = Access(a.lo, hi, write, q, self.count[q])
                 break
         else:

@@ -35,13 +35,14 @@ def _own(p: Plan, f: Flat) -> dict[str, list[str]]:
     m, v = (f"{s}+0" if s in f.states else "null" for s in ("m", "v"))
     if p.offload:
         copy = "zk_host_round w+0 p+0 n"
+        tile = f"spans.{f.name} l*{whole}+r*{f.shard}+at n"
+        some = tile if p.masters(f)[0].kind == "filed" else part
         owner = {
             f"update.{f.name}": [f"zk_host_update hctl+0 recipe null p+0 {m} {v} g+0 "
-                                f"{moved(f'spans.{f.name}')} l*{whole}+r*{f.shard}+at n",
-                                *([] if f32 else [copy])],
-            f"init.{f.name}": [f"zk_host_init p+0 {part} {p.head.seed} 1"],
+                                f"{moved(tile)}", *([] if f32 else [copy])],
+            f"init.{f.name}": [f"zk_host_init p+0 {some} {p.head.seed} 1"],
             f"cast.{f.name}": [copy],
-            f"hash.{f.name}": [f"zk_host_hash out p+0 {part} 1"],
+            f"hash.{f.name}": [f"zk_host_hash out p+0 {some} 1"],
         }
     else:
         sinks = not f32 and p.cls(f"real.{f.name}").kind == "hosted"

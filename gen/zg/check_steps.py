@@ -65,7 +65,7 @@ class Player(Sums):
         fn = self.fns.get(s.op)
         if fn and (len(fn.ins) != len(s.ins) or len(fn.outs) != len(s.outs)):
             self.fail("has other operands than its function")
-        if fn and s.queue in ("gather", "up", "down"):
+        if fn and s.queue in ("gather", "up", "down", "load", "store"):
             self.fail("the queue runs no kernels")
         want = list(fn.ints) if fn else names.get(kind, "").split()
         grow = {i.name for i in s.ints if i.per}
@@ -97,8 +97,8 @@ class Player(Sums):
             self.fetch(s, what, flat)
 
     def away(self, flat: Flat) -> bool:
-        """Its parameters lie in the host arena."""
-        return self.classes[f"real.{flat.name}"].kind == "hosted"
+        """Its parameters do not lie on the device."""
+        return self.classes[f"real.{flat.name}"].kind in ("hosted", "filed")
 
     def spread(self, s: Step, what: str, flat: Flat, width: int) -> None:
         """In place: everybody's part of a whole copy."""

@@ -95,6 +95,12 @@ class Program(Host):
     def do_init(self, s: Step) -> None:
         key = self.flat_of(s)
         master = "master" if "master" in self.flats[key[0]].states else "real"
+        if self.filed(master, key):
+            tile = self.tile(key, self.ints["at"], self.ints["n"])
+            if self.ints["l"] != key[1] or tile in self.books(f"{master}.{key[0]}", key[1])[0]:
+                self.fail("fills another shard, or twice")
+            self.change(s.outs[0], master, key, tile, True)
+            return
         if s.outs != (Ref(f"{master}.{key[0]}", key[1]),) or self.ints["l"] != key[1] or \
                 key in self.drawn:
             self.fail("fills another shard, or twice")
@@ -105,6 +111,13 @@ class Program(Host):
 
     def do_cast(self, s: Step) -> None:
         key = self.flat_of(s)
+        if self.p.offload and self.filed("master", key):
+            (_, _, at, n, _), = self.slot(s.ins[0].cls, s.ins[0].index).held
+            self.has(s.ins[0], "master", key, (at, n))
+            if self.stage or n != self.ints["n"]:
+                self.fail("rounds another tile")
+            self.rounded(s, s.outs, key, at, n)
+            return
         if self.p.offload:
             self.named(s, s.ins[0], "master")
             at, n = self.tile(key, s.ins[0].at // 4, self.ints["n"])
@@ -162,6 +175,7 @@ class Program(Host):
         self.step = Step("main", "", "")
         if self.pending:
             self.fail("an all-to-all is not done")
+        self.saved()
         for (cls, index), slot in self.slots.items():
             if cls.split(".")[0] in prefixes and slot.held:
                 self.fail(f"{cls}[{index}] still holds {sorted(slot.held)[:1]}")
@@ -169,6 +183,7 @@ class Program(Host):
     def published(self) -> None:
         """Every instance of every flat can be read: filled, and whole copies are everybody's."""
         self.step = Step("main", "", "")
+        self.saved()
         for key in self.writers:
             flat = self.flats[key[0]]
             if self.version.get(key) is None:

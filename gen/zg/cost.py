@@ -82,12 +82,19 @@ def staying(p: Plan) -> int:
     return used // p.together - sum(rings(s.outs) for s in steps if s.op == "gather")
 
 
+def moved(p: Plan) -> tuple[int, int]:
+    """Bytes that a rank reads from its file and writes to it in a training step."""
+    return tuple(sum(i.value * s.repeat for s in p.sections if s.name in ("grain", "update")
+                     for x in s.steps if x.queue == queue for i in x.ints if i.name == "bytes")
+                 for queue in ("load", "store"))
+
+
 def summary(p: Plan) -> dict[str, object]:
     """The numbers that train.c states."""
-    w = training_wire(p)
-    return {"wire": w.bytes, "messages": w.messages, "commands": commands(p),
-            "flops": f"{float(flops(p))!r}", "sums": ops.SUMS, "ctl": ops.CTL, "vocab": ops.VOCAB,
-            "scale": ops.SCALE}
+    w, (loads, stores) = training_wire(p), moved(p)
+    return {"wire": w.bytes, "messages": w.messages, "loads": loads, "stores": stores,
+            "commands": commands(p), "flops": f"{float(flops(p))!r}", "sums": ops.SUMS,
+            "ctl": ops.CTL, "vocab": ops.VOCAB, "scale": ops.SCALE}
 
 
 GROUPS = (("parameters", ("real", "stage", "ring")), ("optimizer state", ops.STATES),
@@ -100,6 +107,8 @@ def memory(p: Plan) -> list[tuple[str, int]]:
     """Bytes of a rank's arena by what they are for; of its host arena, where it has one."""
     out = []
     for title, names in GROUPS:
-        mine = [c for c in p.classes if c.name.split(".")[0] in names and c.kind != "hosted"]
+        mine = [c for c in p.classes if c.name.split(".")[0] in names
+                and c.kind not in ("hosted", "filed")]
         out.append((title, sum(c.slots * c.stride for c in mine)))
-    return out + ([("the host arena", p.end("hosted"))] if p.end("hosted") else [])
+    return out + [(title, n) for title, n in (("the host arena", p.end("hosted")),
+                                              ("the file arena", p.filed)) if n]

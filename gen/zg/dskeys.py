@@ -207,16 +207,17 @@ _ZERO = {
     "offload_optimizer.ratio": no(f"{_LATER}: all of the optimizer is on the host", SHARE, (1,)),
     "offload_optimizer.super_offload": no(_LATER),
     "offload_optimizer.pin_memory": idle("a GPU's host arena is always pinned", quiet=(True,)),
-    "offload_optimizer.nvme_path": idle("states lie in the host's memory", TEXT),
+    "offload_optimizer.nvme_path": to("zero.offload_optimizer.nvme_path", TEXT),
     "offload_optimizer.cpuadam_cores_perc": idle("out/train --threads says how many", SHARE),
     **{f"offload_optimizer.{name}": idle("tiles always follow each other", quiet=(False,))
        for name in ("pipeline_read", "pipeline_write", "fast_init")},
     "offload_param.device": to("zero.offload_param.device", word("none", "cpu", "nvme"),
                                stages="3"),
     "offload_param.pin_memory": idle("a GPU's host arena is always pinned", quiet=(True,)),
-    "offload_param.nvme_path": idle("parameters lie in the host's memory", TEXT),
+    "offload_param.nvme_path": to("zero.offload_param.nvme_path", TEXT),
     **{f"offload_param.{name}": idle("every unit that is gathered ahead has its place", SIZE)
-       for name in ("buffer_count", "buffer_size", "max_in_cpu")},
+       for name in ("buffer_count", "buffer_size")},
+    "offload_param.max_in_cpu": idle("all parameters of `device` lie there", SIZE),
     "zenflow": no(f"{_LATER}: offload_optimizer updates all on the host", OBJECT, ({},)),
     **under("zenflow", parts(
         topk_ratio=SHARE, select_strategy=word("auto", "step", "epoch"), select_interval=COUNT,
@@ -244,9 +245,12 @@ _REST = {
                                           ANY),
 
     "aio.thread_count": idle("DeepSpeed ignores it: it reads intra_op_parallelism", ANY),
-    **{f"aio.{name}": idle("nothing is offloaded to files", kind) for name, kind in {
-        "block_size": COUNT, "queue_depth": COUNT, "intra_op_parallelism": COUNT,
-        "single_submit": FLAG, "overlap_events": FLAG, "use_gds": FLAG}.items()},
+    "aio.block_size": to("zero.aio.block_size", COUNT),
+    "aio.queue_depth": to("zero.aio.queue_depth", COUNT),
+    **{f"aio.{name}": idle("reads and writes have a queue each, queue_depth deep", kind)
+       for name, kind in {"intra_op_parallelism": COUNT, "single_submit": FLAG,
+                          "overlap_events": FLAG}.items()},
+    "aio.use_gds": no(f"{_LATER}: what lies in a file comes through the host's memory"),
 
     "activation_checkpointing.cpu_checkpointing": no(f"{_LATER}: train.recompute of the spec says "
                                                      "which activations are kept"),

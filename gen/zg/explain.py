@@ -23,6 +23,7 @@ def memory(p: Plan) -> str:
     """The map, class by class."""
     arenas = {"the arena": ("shared", "private", "scratch")}
     arenas |= {"the host arena": ("hosted",)} if p.end("hosted") else {}
+    arenas |= {"the file arena": ("filed",)} if p.filed else {}
     rest = cost.memory(p)
     if set(p.head.targets) - {"cpu"}:
         arenas |= {"on a GPU besides": ("gpu",), "in a GPU's host arena": ("host",)}
@@ -59,6 +60,10 @@ def explain(p: Plan) -> str:
     for f in p.flats:
         lines.append(f"{f.name:<10}{f.count:>10}{f.elems:>16,}{f.shard:>14,}  "
                      f"{f.real}, {f.state} ({' '.join(f.states) or 'none'}), {f.sum}")
+    if p.filed:
+        read, written = cost.moved(p)
+        lines += ["", f"the file of each rank: {size(p.filed)} bytes; in a training step "
+                  f"{read:,} are read and {written:,} written"]
     lines += ["", "on the wire, received by each rank in a training step"]
     for s in p.sections:
         if s.name not in ("begin", "grain", "update"):
@@ -78,7 +83,8 @@ def explain(p: Plan) -> str:
               "and causal attention)",
               f"flops that backward spends on making values again: {cost.again(p):.4g}", "",
               "steps by queue"]
-    queues = ("main", "gather", "reduce", *(("down", "host", "up") if p.end("hosted") else ()))
+    queues = ("main", "gather", "reduce", *(("down", "host", "up") if p.end("hosted") else ()),
+              *(("load", "store") if p.filed else ()))
     for s in p.sections:
         by = {q: sum(x.queue == q for x in s.steps) for q in queues}
         lines.append(f"  {s.name:<9}x{s.repeat:<6}" + "".join(f"{q} {n:<8}" for q, n in by.items()))

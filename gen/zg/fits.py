@@ -1,7 +1,7 @@
 """fits.py -- does a plan fit `cluster.memory`, and what would make it fit.
 
-A rank's arena on each target must fit the device, its host arena the host. Where it does not, the
-changes of WAYS are tried: none of them changes a bit (of exact reductions).
+A rank's arena on each target must fit the device, its host arena the host, its file the disk. Where
+it does not, the changes of WAYS are tried: none of them changes a bit (of exact reductions).
 """
 from __future__ import annotations
 
@@ -23,9 +23,18 @@ def _zero(**keys: object) -> Change:
     return lambda s: replace(s, zero=replace(s.zero, **keys))
 
 
-def _device(key: str, name: str) -> Change:
-    """Where what zero.KEY says lies; its other keys stay."""
-    return lambda s: _zero(**{key: replace(getattr(s.zero, key), device=name)})(s)
+def _device(key: str, name: str, old: tuple[str, ...] = ("none", "cpu", "nvme")) -> Change:
+    """Where what zero.KEY says lies, if it lies in one of these; its other keys stay. Which
+    directory is for the user to say."""
+    def change(s: Spec) -> Spec:
+        now = getattr(s.zero, key)
+        made = replace(now, device=name, nvme_path=now.nvme_path or "DIR")
+        return _zero(**{key: made if now.device in old and now.device != name else now})(s)
+    return change
+
+
+def _nvme(*parts: str) -> str:
+    return " ".join(f"zero.{part}.device=nvme zero.{part}.nvme_path=DIR" for part in parts)
 
 
 _AGAIN = _train(recompute=RECOMPUTE)
@@ -33,10 +42,18 @@ _GRAINS = _train(accumulate="grains")
 _SPLIT = _zero(stage=3)
 _STATES, _HERE = (_device("offload_optimizer", name) for name in ("cpu", "none"))
 _PARAMS, _GATHERED = (_device("offload_param", name) for name in ("cpu", "none"))
+_BACK, _NEAR = (_device(part, "cpu", ("nvme",)) for part in ("offload_optimizer", "offload_param"))
+_AWAY, _FAR = (_device(part, "nvme", ("cpu",)) for part in ("offload_optimizer", "offload_param"))
+_FILE, _FILES = (_device(part, "nvme") for part in ("offload_optimizer", "offload_param"))
 # From what costs least: settings as they are typed, and what they change.
 WAYS: tuple[tuple[str, tuple[Change, ...]], ...] = (
     ("zero.offload_optimizer.device=none zero.offload_param.device=none", (_HERE, _GATHERED)),
     ("zero.offload_param.device=none", (_GATHERED,)),
+    ("zero.offload_param.device=cpu", (_NEAR,)),
+    ("zero.offload_optimizer.device=cpu", (_BACK,)),
+    ("zero.offload_optimizer.device=cpu zero.offload_param.device=cpu", (_BACK, _NEAR)),
+    (_nvme("offload_optimizer"), (_AWAY,)),
+    (_nvme("offload_optimizer", "offload_param"), (_AWAY, _FAR)),
     ("zero.stage=3", (_SPLIT,)),
     ("train.recompute=full", (_AGAIN,)),
     ("train.accumulate=grains", (_GRAINS,)),
@@ -47,6 +64,9 @@ WAYS: tuple[tuple[str, tuple[Change, ...]], ...] = (
      (_SPLIT, _STATES, _AGAIN)),
     ("zero.stage=3 zero.offload_optimizer.device=cpu zero.offload_param.device=cpu "
      "train.recompute=full", (_SPLIT, _STATES, _PARAMS, _AGAIN)),
+    (f"zero.stage=3 {_nvme('offload_optimizer')}", (_SPLIT, _FILE)),
+    (f"zero.stage=3 {_nvme('offload_optimizer', 'offload_param')} train.recompute=full",
+     (_SPLIT, _FILE, _FILES, _AGAIN)),
 )
 MOST = 3                        # ways that are named
 
@@ -55,26 +75,28 @@ def _needs(p: Plan) -> dict[str, int]:
     """Bytes of a rank, on the target that takes most."""
     gpu = set(p.head.targets) - {"cpu"}
     return {"device": max(p.arena(t) for t in p.head.targets),
-            "host": p.host if gpu else p.end("hosted")}
+            "host": p.host if gpu else p.end("hosted"), "file": p.filed}
 
 
 def _over(spec: Spec, p: Plan) -> list[tuple[str, int, int]]:
     """(memory, needed, there) where a plan does not fit."""
-    limits = {"device": spec.cluster.memory.device, "host": spec.cluster.memory.host}
+    limits = {name: getattr(spec.cluster.memory, name) for name in _needs(p)}
     return [(name, need, limits[name]) for name, need in _needs(p).items()
             if limits[name] is not None and need > limits[name]]
 
 
 def _fitting(spec: Spec, build: Callable[[Spec], Plan]) -> Iterator[str]:
+    tried = [spec]
     for text, changes in WAYS:
         changed = spec
         for change in changes:
             changed = change(changed)
         try:
-            if changed != spec and not _over(changed, build(changed)):
+            if changed not in tried and not _over(changed, build(changed)):
                 yield text
         except SpecError:       # a bound of the spec that this way cannot keep
-            continue
+            pass
+        tried.append(changed)
 
 
 def require(spec: Spec, p: Plan, build: Callable[[Spec], Plan]) -> None:

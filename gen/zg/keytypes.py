@@ -128,6 +128,7 @@ def unique(value: tuple) -> tuple:
 
 _UNITS = {"": 1, "B": 1, "kB": 10 ** 3, "KB": 10 ** 3, "MB": 10 ** 6, "GB": 10 ** 9, "TB": 10 ** 12,
           "KiB": 2 ** 10, "MiB": 2 ** 20, "GiB": 2 ** 30, "TiB": 2 ** 40}
+_PAGES = f"a multiple of 4096 from 4096 to {2 ** 30}"
 _BYTES = re.compile(r"(\d{1,18}(?:\.\d{1,9})?) ?([kKMGT]i?B|B|)", re.ASCII)
 
 
@@ -139,6 +140,14 @@ def whole_bytes(value: object) -> int:
         raise refuse(f"{shown(value)} is no size", "bytes, or a number with kB, MB, GB, TB, KiB, "
                                                    "MiB, GiB or TiB")
     return int(Decimal(found[1]) * _UNITS[found[2]])
+
+
+def pages(value: object) -> int:
+    """Bytes, in whole pages of 4096."""
+    found = _numeric(value, "integer", _PAGES)
+    if found != int(found) or not 4096 <= found <= 2 ** 30 or found % 4096:
+        raise refuse(f"{shown(value)} is out of range or no multiple of 4096", _PAGES)
+    return int(found)
 
 
 def again(value: object) -> tuple[str, ...]:
@@ -167,4 +176,6 @@ Name = Text(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", _CHARS)
 Layered = Text(r"([A-Za-z0-9_-]+\.)*\{l\}(\.[A-Za-z0-9_-]+)*",
                f"a name with one part {{l}}, the layer; {_CHARS}")
 Pattern = Text(r"[][A-Za-z0-9_.*?!-]+", "a pattern of tensor names, like '*.bias'")
+Folder = Text(r"[^\s\"\\%?\x00-\x1f\x7f]{1,1000}", "a directory's path, without spaces, quotes, "
+              "backslashes, '%' and '?'")
 Title = Text(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}", "up to 64 letters, digits, '_', '.', '+', '-'")

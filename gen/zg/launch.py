@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Iterator
 
-from . import grids, ops, plan
+from . import grids, offload, ops, plan
 from .model import Call, Graph, Kind
 from .place import Bodies
 from .sched import Schedule
@@ -168,8 +168,12 @@ class _Maker:
         shape, fresh = (min(self.tile, f.shard),), "" if self.real == 4 else "w"
         kept = [s for s in f.states if s != "master"]
         rest = " ".join(f"{s}+0" if s in kept else "null" for s in ("m", "v"))
-        self.own(f"init.{f.name}", "", "p", "l", f"zk_host_init p+0 spans.{f.name} {first} "
-                 f"{f.shard} {self.spec.train.seed} 1", shape=(f.shard,))
+        master = "master" if "master" in f.states else "real"
+        filed = offload.arena(self.spec, self.shards, master, f) == "filed"    # by tiles, too
+        ints, part, most = ("l at n", f"{first}+at n", shape) if filed else \
+            ("l", f"{first} {f.shard}", (f.shard,))
+        self.own(f"init.{f.name}", "", "p", ints, f"zk_host_init p+0 spans.{f.name} {part} "
+                 f"{self.spec.train.seed} 1", shape=most)
         # of the whole tile, for all of it goes up: between tensors too
         copy = ["zk_host_round w+0 p+0 n"] if fresh else []
         self.own(f"update.{f.name}", "g", f"{fresh} p {' '.join(kept)}", "l at n",
@@ -177,8 +181,8 @@ class _Maker:
                  *copy, shape=shape)
         if fresh:
             self.own(f"cast.{f.name}", "p", "w", "n", *copy, shape=shape)
-        self.own(f"hash.{f.name}", "p", "", "l out", f"zk_host_hash out p+0 spans.{f.name} {first} "
-                 f"{f.shard} 1", shape=(f.shard,))
+        self.own(f"hash.{f.name}", "p", "", f"{ints} out", f"zk_host_hash out p+0 spans.{f.name} "
+                 f"{part} 1", shape=most)
 
     def optimizer(self, f: plan.Flat) -> None:
         """An owner's update; without masters of their own, the real copies are that."""

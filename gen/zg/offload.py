@@ -1,5 +1,5 @@
-"""offload.py -- the steps of what lies in the host arena: sums of gradients, the optimizer's states
-and parameters.
+"""offload.py -- the steps of what lies in the host arena or in the file arena: sums of gradients,
+the optimizer's states and parameters.
 
 A grain's leaf goes to the host's sum in pieces:
 
@@ -29,6 +29,20 @@ and where the optimizer stays on the device, new ones go down, in bf16 from such
 
     main   the update of a shard                      -> made[s]     waits for gone[s]
     down   its new parameters                         -> gone[s], stepped[0]
+
+What lies in the file arena comes to slots of the host arena and goes back from there, on queues of
+their own, so that a tile is read while the one before it is updated and the one before that is
+written; a read never stands behind a write that waits for its update:
+
+    load   a tile of what the update reads, to slot s of the classes `tile`
+                                                      -> loaded[s]   waits for stored[s]
+    host   the update of the tile, there              -> changed[s]  waits for loaded[s]
+    store  what it has written, to the file           -> stored[s]   waits for changed[s]
+
+After the last tile of parameters store -> kept[0]. For a use of theirs:
+
+    load   a shard, to slot s of class `shelf`        -> shelved[s]  waits for lifted[s]
+    up     from there, as above                       -> lifted[s]   waits for shelved[s]
 """
 from __future__ import annotations
 
@@ -41,15 +55,27 @@ from .rings import Use
 
 if TYPE_CHECKING:
     from .sched import _Maker
+    from .shard import Shards
+    from .spec import Spec
 
 # Events between these queues and the others: they stay where collectives have no queues.
 EVENTS = ("summed", "taken", "here", "used", "sent", "asked", "normed", "back", "factor", "known",
-          "made", "gone", "new", "stepped", "updated", "staged", "read")
+          "made", "gone", "new", "stepped", "updated", "staged", "read", "loaded", "changed",
+          "stored", "kept", "shelved", "lifted")
+ARENAS = {"none": "", "cpu": "hosted", "nvme": "filed"}     # of a device: the kind of its classes
+
+
+def arena(spec: Spec, shards: Shards, c: str, f: plan.Flat) -> str:
+    """hosted or filed: where a state or the parameters (real) of a flat lie; '': on the device."""
+    if c == "real" and f.name not in shards.away:
+        return ""
+    z = spec.zero
+    return ARENAS[(z.offload_param if c == "real" else z.offload_optimizer).device]
 
 
 def tile(m: _Maker) -> int:
     """Elements of a tile: the largest."""
-    return max(b for f in m.shards.flats for _, b in m.cut(f.shard, "sub_group_size", 1))
+    return max(b for f in m.shards.flats for _, b in m.tiles(f))
 
 
 def _pieces(m: _Maker, f: plan.Flat) -> list[tuple[int, int]]:
@@ -67,7 +93,7 @@ def _tiles(m: _Maker) -> Iterator[tuple[plan.Flat, int, int, int, int, bool]]:
     """(flat, instance, offset, elements, slot, the shard's last): elements of a shard."""
     turn = 0
     for f, l in m.each():
-        for at, n in m.cut(f.shard, "sub_group_size", 1):
+        for at, n in m.tiles(f):
             slot = turn % m.spec.zero.offload_optimizer.buffer_count
             yield f, l, at, n, slot, at + n == f.shard
             turn += 1
@@ -85,8 +111,9 @@ def ends(m: _Maker) -> tuple[Event, ...]:
     """What says that all parameters are new: on the device, in the host arena."""
     if not m.offload:
         return (Event("stepped", 0),) if m.shards.away else ()
-    away = {m.away(f) for f in m.shards.flats}
-    return tuple(Event("stepped" if a else "new", 0) for a in sorted(away))
+    names = {"": "new", "hosted": "stepped", "filed": "kept"}
+    there = {m.arena("real", f) for f in m.shards.flats}
+    return tuple(Event(names[a], 0) for a in sorted(there))
 
 
 def fetch(m: _Maker, u: Use, f: plan.Flat, wait: tuple[Event, ...],
@@ -96,8 +123,14 @@ def fetch(m: _Maker, u: Use, f: plan.Flat, wait: tuple[Event, ...],
     m.fetched[u.ring] = m.fetched.get(u.ring, 0) + 1
     there, staged, read = Ref(f"stage.{u.ring}", slot), Event(f"staged.{u.ring}", slot), \
         Event(f"read.{u.ring}", slot)
-    _copy(m, "up", u.unit, Ref(f"real.{f.name}", u.instance), there, f.shard * m.real,
-          (*(e for e in wait if e.name == "updated"), read), (staged,))
+    src, ready, risen = Ref(f"real.{f.name}", u.instance), \
+        tuple(e for e in wait if e.name == "updated"), ()
+    if m.arena("real", f) == "filed":
+        shelf, shelved, lifted = Ref(f"shelf.{u.ring}", slot), Event(f"shelved.{u.ring}", slot), \
+            Event(f"lifted.{u.ring}", slot)
+        _copy(m, "load", u.unit, src, shelf, f.shard * m.real, (*ready, lifted), (shelved,))
+        src, ready, risen = shelf, (shelved,), (lifted,)
+    _copy(m, "up", u.unit, src, there, f.shard * m.real, (*ready, read), (staged, *risen))
     return there, (*wait, staged), (read,)
 
 
@@ -170,10 +203,58 @@ def renew(m: _Maker, f: plan.Flat, l: int, op: str, ins: tuple[Ref, ...], states
 
 
 def _up(m: _Maker, f: plan.Flat, l: int, at: int, n: int, slot: int, last: bool) -> None:
-    src = Ref(f"master.{f.name}", l, at * 4) if m.real == 4 else Ref("up", slot)
+    src = _place(m, "master", f, l, at, slot) if m.real == 4 else Ref("up", slot)
     _copy(m, "up", f"{f.name}[{l}]", src, Ref(f"real.{f.name}", l, at * m.real), n * m.real,
           (Event("made", slot),), (Event("gone", slot), *[Event("new", 0)] * last),
           to_rank=f.shard * m.real if f.real == "whole" else 0)
+
+
+def _place(m: _Maker, c: str, f: plan.Flat, l: int, at: int, slot: int) -> Ref:
+    """Where the host finds a tile of a class: there, or in the slot that it comes to."""
+    if m.arena(c, f) == "filed":
+        return Ref(f"tile.{c}", slot)
+    return Ref(f"{c}.{f.name}", l, at * _width(m, c))
+
+
+def _width(m: _Maker, c: str) -> int:
+    return m.real if c == "real" else ops.width(c, m.spec.train.optimizer.moments)
+
+
+def _work(m: _Maker, op: str, f: plan.Flat, l: int, at: int, n: int, slot: int,
+          reads: tuple[str, ...], writes: tuple[str, ...], waits: tuple[Event, ...],
+          recs: tuple[Event, ...], **rest: tuple) -> None:
+    """The host's work on a tile: what it reads comes from the file before it, and what it writes
+    goes there after it."""
+    unit, (loaded, changed, stored) = f"{f.name}[{l}]", (
+        Event(name, slot) for name in ("loaded", "changed", "stored"))
+    reads, writes = ([c for c in names if m.arena(c, f) == "filed"] for names in (reads, writes))
+    rising = () if m.real == 2 or m.away(f) else (Event("gone", slot),)     # from the slot itself
+    for queue, names, before, after in (("load", reads, (changed, stored, *rising), (loaded,)),
+                                        ("host", (), waits, recs),
+                                        ("store", writes, (changed,), (stored,))):
+        for c in names:
+            width = _width(m, c)
+            there, here = Ref(f"{c}.{f.name}", l, at * width), _place(m, c, f, l, at, slot)
+            src, dst = (there, here) if queue == "load" else (here, there)
+            _copy(m, queue, unit, src, dst, n * width, before if c == names[0] else (),
+                  after if c == names[-1] else ())
+        if queue == "host":
+            m.add("host", op, "" if op == "mark" else unit, **rest,
+                  waits=(*waits, *((loaded,) if reads else (stored,) if writes else ())),
+                  recs=(*recs, *([changed] if reads or writes else ())))
+
+
+def init(m: _Maker) -> None:
+    """Initial masters: all of a shard where it lies, or tile by tile on the way to the file."""
+    for f, l, at, n, slot, last in _tiles(m):
+        c = "master" if "master" in f.states else "real"
+        if m.arena(c, f) == "filed":
+            _work(m, f"init.{f.name}", f, l, at, n, slot, (), (c,), (), (),
+                  outs=(_place(m, c, f, l, at, slot),),
+                  ints=(Int("l", l), Int("at", at), Int("n", n)))
+        elif last:
+            m.add("host", f"init.{f.name}", f"{f.name}[{l}]", outs=(Ref(f"{c}.{f.name}", l),),
+                  ints=(Int("l", l),))
 
 
 def update(m: _Maker) -> None:
@@ -184,17 +265,18 @@ def update(m: _Maker) -> None:
     if below:
         m.add("host", "mark", waits=(Event("known", 0),))
     for f, l, at, n, slot, last in _tiles(m):
-        unit, g = f"{f.name}[{l}]", Ref(f"sum.{f.name}", l, at * 4)
-        here, used = ((), ()) if below else ((Event("here", slot),), (Event("used", slot),))
+        g, here, used = Ref(f"sum.{f.name}", l, at * 4), (), ()
         if not below:
-            _copy(m, "down", unit, g, Ref("down", slot), n * 4, used, here,
+            here, used, tile = (Event("here", slot),), (Event("used", slot),), Ref("down", slot)
+            _copy(m, "down", f"{f.name}[{l}]", g, tile, n * 4, used, here,
                   from_rank=f.shard * 4 if f.sum == "whole" else 0)
-        made = _made(m, f, l, at, slot)
-        states = tuple(Ref(f"{c}.{f.name}", l, at * ops.width(c, m.spec.train.optimizer.moments))
-                       for c in f.states)
-        m.add("host", f"update.{f.name}", unit, ins=(g if below else Ref("down", slot),),
-              outs=(*made, *states), ints=(Int("l", l), Int("at", at), Int("n", n)),
-              waits=(*here, *_turn(m, f, "gone", slot)), recs=(*used, *_turn(m, f, "made", slot)))
+            g = tile
+        made, away = _made(m, f, l, at, slot), ("real",) * m.away(f)
+        _work(m, f"update.{f.name}", f, l, at, n, slot, (*away * (m.real == 4), *f.states),
+              (*away, *f.states), (*here, *_turn(m, f, "gone", slot)),
+              (*used, *_turn(m, f, "made", slot)), ins=(g,),
+              outs=(*made, *(_place(m, c, f, l, at, slot) for c in f.states)),
+              ints=(Int("l", l), Int("at", at), Int("n", n)))
         _after(m, f, l, at, n, slot, last)
     _end(m)
 
@@ -204,11 +286,11 @@ def publish(m: _Maker) -> None:
     for f, l, at, n, slot, last in _tiles(m):
         waits, recs = _turn(m, f, "gone", slot), _turn(m, f, "made", slot)
         if m.real == 2:
-            m.add("host", f"cast.{f.name}", f"{f.name}[{l}]",
-                  ins=(Ref(f"master.{f.name}", l, at * 4),), outs=_made(m, f, l, at, slot),
-                  ints=(Int("n", n),), waits=waits, recs=recs)
+            _work(m, f"cast.{f.name}", f, l, at, n, slot, ("master",), ("real",), waits, recs,
+                  ins=(_place(m, "master", f, l, at, slot),), outs=_made(m, f, l, at, slot),
+                  ints=(Int("n", n),))
         elif recs:
-            m.add("host", "mark", waits=waits, recs=recs)
+            _work(m, "mark", f, l, at, n, slot, ("master",), (), waits, recs)
         _after(m, f, l, at, n, slot, last)
     _end(m)
 
@@ -219,15 +301,16 @@ def _turn(m: _Maker, f: plan.Flat, event: str, slot: int) -> tuple[Event, ...]:
 
 
 def _end(m: _Maker) -> None:
-    if Event("stepped", 0) in ends(m):
-        m.add("host", "mark", recs=(Event("stepped", 0),))
+    for queue, event in (("host", "stepped"), ("store", "kept")):
+        if Event(event, 0) in ends(m):
+            m.add(queue, "mark", recs=(Event(event, 0),))
 
 
 def _made(m: _Maker, f: plan.Flat, l: int, at: int, slot: int) -> tuple[Ref, ...]:
-    """Where a tile's real copies are made, unless they are the states themselves: in their place in
-    the host arena, or on their way up."""
+    """Where a tile's real copies are made, unless they are the states themselves: in their place,
+    or on their way up."""
     if m.away(f):
-        return (Ref(f"real.{f.name}", l, at * m.real),)
+        return (_place(m, "real", f, l, at, slot),)
     return (Ref("up", slot),) if m.real == 2 else ()
 
 

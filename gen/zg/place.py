@@ -127,11 +127,12 @@ def bodies(graph: Graph, real: int) -> Bodies:
 
 def classes(wanted: Sequence[tuple[str, str, int, int]]) -> tuple[plan.Class, ...]:
     """(name, kind, slots, stride) to arena offsets: what peers read first, then scratch, then what
-    a GPU alone has; the host arena has offsets of its own."""
-    out, ends = [], {False: 0, True: 0}
-    kinds = ("shared", "private", "scratch", "gpu", "hosted", "host")
+    a GPU alone has; the host arena and the file arena have offsets of their own."""
+    out, ends = [], {"device": 0, "host": 0, "file": 0}
+    kinds = ("shared", "private", "scratch", "gpu", "hosted", "host", "filed")
     for name, kind, slots, stride in sorted(wanted, key=lambda c: kinds.index(c[1])):
-        stride, host = ops.up(stride, PAGE), kind.startswith("host")
-        out.append(plan.Class(name, kind, slots, stride, ends[host]))
-        ends[host] += slots * stride
+        stride = ops.up(stride, PAGE)
+        arena = {"hosted": "host", "host": "host", "filed": "file"}.get(kind, "device")
+        out.append(plan.Class(name, kind, slots, stride, ends[arena]))
+        ends[arena] += slots * stride
     return tuple(out)

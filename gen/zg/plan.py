@@ -151,12 +151,21 @@ class Tensor:
 class Class:
     """One kind of buffer: slot i at `at` + i*stride in the arena. kind: shared (peers read it) |
     private | scratch | gpu (only in a GPU's arena) | hosted (in the host arena) | host (in the
-    host arena of a GPU's rank alone), in this order."""
+    host arena of a GPU's rank alone) | filed (in the file arena), in this order."""
     name: str
     kind: str
     slots: int
     stride: int
     at: int
+
+
+@dataclass(frozen=True)
+class File:
+    """Where the file arena lies: a directory, which a run may say otherwise; what moves to and from
+    it goes in blocks of so many bytes, at most `depth` of them under way on a queue."""
+    path: str
+    block: int
+    depth: int
 
 
 @dataclass(frozen=True)
@@ -294,6 +303,7 @@ class Plan:
     fns: tuple[Fn, ...]
     events: tuple[Event, ...]           # name and how many
     sections: tuple[Section, ...]
+    files: tuple[File, ...] = ()        # one where there is a file arena
 
     def flat(self, name: str) -> Flat:
         return next(f for f in self.flats if f.name == name)
@@ -341,6 +351,10 @@ class Plan:
     def arena(self, target: str) -> int:
         """Bytes of a rank's arena."""
         return self.end("shared", "private", "scratch", *(["gpu"] if target != "cpu" else []))
+
+    @property
+    def filed(self) -> int:             # bytes of a rank's file arena
+        return self.end("filed")
 
     @property
     def host(self) -> int:              # bytes of the pinned host arena of a GPU's rank

@@ -32,7 +32,8 @@ WINDOW = 64                     # the longest body looked for
 DEPTH = 3                       # of loops in loops
 # whose slots are used in turn
 TURNS = ("ring", "leaf", "dx", "full", "grad", "done", "down", "up", "here", "used", "made", "gone",
-         "stage", "staged", "read", "part", "summed", "taken")
+         "stage", "staged", "read", "part", "summed", "taken", "tile", "loaded", "changed",
+         "stored", "shelf", "shelved", "lifted")
 
 
 def unit_of(step: Step) -> tuple[str, int]:

@@ -20,7 +20,7 @@ from .model import Graph
 from .operands import Operands
 from .plan import Event, Int, Ref, Step
 from .rings import Leaf, Use
-from .shard import BLOCK, Shards
+from .shard import BLOCK, PAGE, Shards
 from .spec import Spec, Zero
 
 
@@ -54,12 +54,22 @@ class _Maker(Operands):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.W, self.order = self.spec.cluster.ranks, self.shards.order
-        self.offload = self.spec.zero.offload_optimizer.device == "cpu"
+        self.offload = self.spec.zero.offload_optimizer.device != "none"
         self.turn = 0           # of the slots in which leaves go down
 
     def away(self, f: plan.Flat) -> bool:
-        """Its parameters lie in the host arena."""
+        """Its parameters do not lie on the device."""
         return f.name in self.shards.away
+
+    def arena(self, c: str, f: plan.Flat) -> str:
+        return offload.arena(self.spec, self.shards, c, f)
+
+    def tiles(self, f: plan.Flat) -> list[tuple[int, int]]:
+        """(offset, elements) of what an update on the host takes at a time; in the file its bytes
+        are whole pages, of two bytes each, too."""
+        filed = "nvme" in (self.spec.zero.offload_optimizer.device,
+                           self.spec.zero.offload_param.device)
+        return self.cut(f.shard, "sub_group_size", 1, PAGE // 2 if filed else BLOCK)
 
     def add(self, queue: str, op: str, unit: str = "", **rest: tuple) -> None:
         self.steps.append(Step(queue, op, unit, **rest))
@@ -93,13 +103,13 @@ class _Maker(Operands):
 
     # ---- collectives, in pieces of at most a bucket
 
-    def cut(self, shard: int, key: str, ranks: int) -> list[tuple[int, int]]:
+    def cut(self, shard: int, key: str, ranks: int, unit: int = BLOCK) -> list[tuple[int, int]]:
         """(offset, elements) of each piece of a shard; the key of `zero` counts what `ranks` ranks
         move at once."""
         asked = getattr(self.spec.zero, key) or getattr(Zero, key)
-        most = max(BLOCK, asked // ranks // BLOCK * BLOCK)
+        most = max(unit, asked // ranks // unit * unit)
         if shard > PIECES * most:
-            least = -(-shard // PIECES // BLOCK) * BLOCK * ranks
+            least = -(-shard // PIECES // unit) * unit * ranks
             raise self.spec.wrong(f"zero.{key}", f"cuts a shard of {shard} elements into "
                                   f"{-(-shard // most)} pieces, more than {PIECES}",
                                   f"at least {least}")
@@ -306,6 +316,15 @@ class _Maker(Operands):
             self.gather(f"{f.name}[{l}]", f, ref, ref, self.real, (Event("new", 0),),
                         (Event(f"whole.{f.name}", l),))
 
+    def init(self) -> None:
+        if self.offload:
+            offload.init(self)
+            return
+        for f, l in self.each():
+            master = "master" if "master" in f.states else "real"
+            self.add("main", f"init.{f.name}", f"{f.name}[{l}]",
+                     outs=(Ref(f"{master}.{f.name}", l),), ints=(Int("l", l),))
+
     def publish(self) -> None:
         for n in range(len(self.graph.tables)):
             self.add("main", f"turn.{n}", "", outs=(Ref(f"table.{n}", 0),))
@@ -355,10 +374,7 @@ def schedule(spec: Spec, graph: Graph, shards: Shards) -> Schedule:
         m.ring[f.name] = rings.count(uses, f.name, m.ahead)
         m.leaf[f.name] *= m.leaves[f.name] == f.name
     sections = []
-    for f, l in m.each():
-        master = "master" if "master" in f.states else "real"
-        m.add("host" if m.offload else "main", f"init.{f.name}", f"{f.name}[{l}]",
-              outs=(Ref(f"{master}.{f.name}", l),), ints=(Int("l", l),))
+    m.init()
     sections.append(m.section("init"))
     m.publish()
     sections.append(m.section("publish"))

@@ -13,8 +13,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Pla
 
 from . import kinds
 from .keytypes import (DIM, ELEMS, RECOMPUTE, TARGETS, TOKEN, Auto, Choice, Count, Elems,
-                      ElemsOrNone, Flag, Integer, Layered, Name, Pattern, Real, Tiny, Title,
-                      again, as_list, some, target, two, unique, whole_bytes)
+                      ElemsOrNone, Flag, Folder, Integer, Layered, Name, Pattern, Real, Tiny, Title,
+                      again, as_list, pages, some, target, two, unique, whole_bytes)
 from .node import SpecError
 
 
@@ -52,17 +52,28 @@ _KEYS = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
 @dataclass(frozen=True)
 class OffloadOptimizer:
-    """Where the optimizer's states lie and its step runs; buffer_count: tiles on their way."""
+    """Where the optimizer's states lie: its step runs on the host; buffer_count: tiles on their
+    way. nvme_path: the directory of a rank's file."""
     __pydantic_config__ = _KEYS
-    device: Choice("none", "cpu") = "none"
+    device: Choice("none", "cpu", "nvme") = "none"
     buffer_count: Integer(1, 64) = 4
+    nvme_path: Folder | None = None
 
 
 @dataclass(frozen=True)
 class OffloadParam:
     """Where parameters lie that no rank keeps whole."""
     __pydantic_config__ = _KEYS
-    device: Choice("none", "cpu") = "none"
+    device: Choice("none", "cpu", "nvme") = "none"
+    nvme_path: Folder | None = None
+
+
+@dataclass(frozen=True)
+class Aio:
+    """How the file is read and written: in blocks of bytes, so many at once."""
+    __pydantic_config__ = _KEYS
+    block_size: Annotated[int, PlainValidator(pages)] = 1_048_576
+    queue_depth: Integer(1, 4096) = 8
 
 
 @dataclass(frozen=True)
@@ -81,6 +92,7 @@ class Zero:
     sub_group_size: ElemsOrNone = 4_194_304     # of a shard, updated at a time; 0: that default
     offload_optimizer: OffloadOptimizer = OffloadOptimizer()
     offload_param: OffloadParam = OffloadParam()
+    aio: Aio = Aio()
 
 
 @dataclass(frozen=True)
@@ -199,10 +211,12 @@ class Train:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that a rank may take: of its device, of its host. None: as many as it needs."""
+    """Bytes that a rank may take: of its device, of its host, of its disk. None: as many as it
+    needs."""
     __pydantic_config__ = _KEYS
     device: Annotated[int, PlainValidator(whole_bytes)] | None = None
     host: Annotated[int, PlainValidator(whole_bytes)] | None = None
+    file: Annotated[int, PlainValidator(whole_bytes)] | None = None
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ class Shards:
     place: dict[str, tuple[str, int]]            # tensor -> (flat, element offset of instance 0)
     keep: dict[str, int]                         # kind -> elements of `keep` in an instance
     order: str                                   # ranks | local
-    away: frozenset[str]                         # flats whose parameters lie in the host arena
+    away: frozenset[str]                         # flats whose parameters are offloaded
     sources: int                                 # that an owner sums: a rank's each, or NCCL's sum
     below: bool                                  # sums of gradients lie in the host arena
     apart: bool                                  # own grains are summed in `pend`, then over ranks

@@ -10,15 +10,15 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, replace
-from typing import Callable, Sequence, get_args, get_type_hints
+from typing import Callable, Iterator, Sequence, get_args, get_type_hints
 
 import yaml
 from pydantic import ValidationError
 
 from . import dsconfig, dsjson, kinds
 from .node import (DEPTH, NODES, Node, SpecError, dotted, meant, number, printable, several, shown)
-from .schema import (TOKEN, TYPES, Cluster, Data, LossScale, Model, Op, Optimizer, Schedule, Spec,
-                     SpecKeys, Train, Unit, Zero)
+from .schema import (TOKEN, TYPES, Aio, Cluster, Data, LossScale, Model, Op, Optimizer, Schedule,
+                     Spec, SpecKeys, Train, Unit, Zero)
 from .units import build, fail
 
 __all__ = ["Cluster", "Data", "Model", "Op", "Optimizer", "Schedule", "Spec", "SpecError", "Train",
@@ -320,6 +320,31 @@ def _offload(keys: SpecKeys, root: Node) -> None:
     if z.offload_param.device != "none" and z.stage < 3:
         raise fail(root, params, f"at stage {z.stage} every rank has all parameters",
                    "zero.stage 3 beside it, or none")
+    if z.offload_param.device == "nvme" and z.offload_optimizer.device == "none":
+        raise fail(root, params, "the optimizer on the device makes new ones there, which do not "
+                   "go to a file yet", "zero.offload_optimizer.device cpu or nvme beside it")
+
+
+def _filed(keys: SpecKeys, root: Node) -> Iterator[str]:
+    """One file a rank, in one directory, where anything lies in a file; notes of keys without
+    effect."""
+    z, paths = keys.zero, {}
+    there = [p for p in ("offload_optimizer", "offload_param") if getattr(z, p).device == "nvme"]
+    for part in ("offload_optimizer", "offload_param"):
+        path, at = getattr(z, part).nvme_path, ("zero", part, "nvme_path")
+        if path is not None and part in there:
+            paths.setdefault(path, at)
+        elif path is not None:
+            yield f"{root.at(at).where}: {dotted(at)}: has no effect while the device is no nvme"
+    if len(paths) > 1:
+        first, (_, at) = next(iter(paths)), list(paths.items())[1]
+        raise fail(root, at, f"a rank has one file, and the optimizer's path is {first}",
+                   "one path, or one of them")
+    if there and not paths:
+        raise fail(root, ("zero", there[0], "nvme_path"), "is missing; device nvme needs it",
+                   "the directory of a disk")
+    if not there and z.aio != Aio():
+        yield f"{root.at(('zero', 'aio')).where}: zero.aio: has no effect: nothing lies in a file"
 
 
 def _masters(keys: SpecKeys, root: Node) -> None:
@@ -362,6 +387,7 @@ def load(path: str, sets: Sequence[str] = (), zero: str | None = None) -> Spec:
     model = build(keys, root)
     _batch(keys, root)
     _offload(keys, root)
+    notes = (*notes, *_filed(keys, root))
     _masters(keys, root)
     _chunk(keys, root, model)
     _reduction(keys, root)

@@ -10,12 +10,12 @@ import re
 import typing
 from itertools import zip_longest
 
-from .plan import (Call, Class, Event, Flat, Fn, Group, Head, Int, Launch, Plan, Recipe, Ref, Run,
-                   Section, Step, Table, Tensor)
+from .plan import (Call, Class, Event, File, Flat, Fn, Group, Head, Int, Launch, Plan, Recipe, Ref,
+                   Run, Section, Step, Table, Tensor)
 
 FORMAT = 1
 _WORD = {Head: "head", Recipe: "recipe", Group: "group", Flat: "flat", Tensor: "tensor",
-         Class: "class", Table: "table", Launch: "launch", Run: "run"}
+         Class: "class", Table: "table", Launch: "launch", Run: "run", File: "file"}
 
 
 def _show(v: object) -> str:
@@ -41,7 +41,8 @@ def _step(s: Step) -> str:
 
 def print_plan(p: Plan) -> str:
     lines = [f"plan {FORMAT}", _record(p.head), _record(p.recipe)]
-    for part in (p.groups, p.flats, p.tensors, p.classes, p.tables, p.launches, p.runs):
+    for part in (p.groups, p.flats, p.tensors, p.classes, p.files, p.tables, p.launches,
+                 p.runs):
         lines += [_record(r) for r in part]
     for fn in p.fns:
         lines.append(f"fn {fn.name} flops {fn.flops} ins {_show(fn.ins)} outs {_show(fn.outs)} "
@@ -162,7 +163,7 @@ def parse(text: str) -> Plan:
     made = [tuple(lists[cls]) for cls in (Group, Flat, Tensor, Class, Table, Launch, Run)]
     try:
         p = Plan(lists[Head][0], lists[Recipe][0], *made, tuple(fns), events,
-                 tuple(Section(n, r, tuple(s)) for n, r, s in sections))
+                 tuple(Section(n, r, tuple(s)) for n, r, s in sections), tuple(lists[File]))
     except IndexError as e:
         raise PlanError("no head or no recipe") from e
     printed = print_plan(p)

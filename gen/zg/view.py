@@ -13,7 +13,8 @@ from . import ops, plan, roll
 from .plan import Plan
 from .text import digest, layout_digest
 
-QUEUES = {name: f"ZR_{name.upper()}" for name in ("main", "gather", "reduce", "host", "up", "down")}
+QUEUES = {name: f"ZR_{name.upper()}" for name in ("main", "gather", "reduce", "host", "up", "down",
+                                                 "load", "store")}
 STORED = {"f32": "ZR_F32", "bf16": "ZR_BF16"}   # how the runtime names a type
 VARS = "ijk"                    # of nested loops: roll.DEPTH of them
 COLUMNS = 100
@@ -344,10 +345,25 @@ def flats(p: Plan) -> list[str]:
     for f in p.flats:
         c, whole = p.masters(f)
         kept = "f32" if "master" in f.states else p.head.real
+        at = {"hosted": "ZR_HOST", "filed": "ZR_STORE"}.get(c.kind, "ZR_MAIN")
         out.append(f"{{{number(c.at)}, {number(c.stride)}, {number(f.shard)}, {f.count}, "
-                   f"{int(whole)}, {STORED[kept]}, "
-                   f"{'ZR_HOST' if p.offload else 'ZR_MAIN'}, hash_{f.name}}},")
+                   f"{int(whole)}, {STORED[kept]}, {at}, hash_{f.name}}},")
     return out
+
+
+def filed(p: Plan, cost: dict[str, object]) -> list[str]:
+    """What the runtime is told of the file arena, where there is one: a tile of masters comes to
+    the largest class for them."""
+    if not p.files:
+        return []
+    file, there = p.files[0], {p.masters(f)[0].name.partition(".")[0] for f in p.flats
+                               if p.masters(f)[0].kind == "filed"}
+    tile = max((p.cls(f"tile.{c}") for c in sorted(there)), key=lambda c: c.stride, default=None)
+    at, elements = (tile.at, tile.stride // 4) if tile else (0, 0)
+    return wrap(f".filed = {number(p.filed)}, .folder = \"{file.path}\", .block = {file.block}, "
+                f".depth = {file.depth}, .loads = {number(cost['loads'])}, "
+                f".stores = {number(cost['stores'])}, .brought = {number(at)}, "
+                f".tile = {elements},", 0)
 
 
 def sample(p: Plan) -> list[str]:
@@ -417,7 +433,8 @@ def view(p: Plan, cost: dict[str, object], memory: str, flat: bool) -> dict[str,
         "fns": sorted((fns.one(f) for f in p.fns), key=lambda lines: len(lines) == 1),
         "parts": parts(p), "sources": "ZR_REDUCE" if p.head.overlap else "ZR_MAIN",
         "sections": sections(p, flat), "grains": grains(p),
-        "functions": functions(p), "flats": flats(p), "files": files(p), "sample": sample(p),
+        "functions": functions(p), "flats": flats(p), "filed": filed(p, cost),
+        "files": files(p), "sample": sample(p),
         "tokens": number(p.cls("tokens").at), "targets": number(p.cls("targets").at),
         "skips": p.recipe.skips, "dtype": ops.TYPES[p.head.real],
         "shared": number(p.shared), "hosted": number(p.end("hosted")),

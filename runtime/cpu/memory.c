@@ -195,19 +195,23 @@ char *zr_arena_of(const zr *z, int queue)
 
 void zr_read(zr *z, int queue, void *to, int64_t at, int64_t bytes)
 {
-    memcpy(to, zr_arena_of(z, queue) + at, (size_t)bytes);
+    if (queue == ZR_STORE) zr_disk_move(z, ZR_LOAD, to, at, bytes);
+    else memcpy(to, zr_arena_of(z, queue) + at, (size_t)bytes);
 }
 
 void zr_write(zr *z, int queue, int64_t at, const void *from, int64_t bytes)
 {
-    memcpy(zr_arena_of(z, queue) + at, from, (size_t)bytes);
+    if (queue == ZR_STORE) zr_disk_move(z, ZR_STORE, (void *)from, at, bytes);
+    else memcpy(zr_arena_of(z, queue) + at, from, (size_t)bytes);
 }
 
 static void run_copy(zr *z, int queue, const zr_command *c)
 {
     int up = queue == ZR_UP;
     char *from = up ? z->t->host : z->t->arena, *to = up ? z->t->arena : z->t->host;
-    memcpy(to + c->i[1], from + c->i[0], (size_t)c->i[2]);
+    if (queue == ZR_LOAD) zr_disk_move(z, queue, z->t->host + c->i[1], c->i[0], c->i[2]);
+    else if (queue == ZR_STORE) zr_disk_move(z, queue, z->t->host + c->i[0], c->i[1], c->i[2]);
+    else memcpy(to + c->i[1], from + c->i[0], (size_t)c->i[2]);
     z->queue[queue].copied += c->i[2];
 }
 

@@ -152,10 +152,9 @@ static void copy(zr *z, void *to, const void *from, int64_t bytes, enum cudaMemc
 
 void zr_read(zr *z, int queue, void *to, int64_t at, int64_t bytes)
 {
-    if (queue == ZR_HOST) {
-        memcpy(to, z->t->host + at, (size_t)bytes);
-        return;
-    }
+    if (queue == ZR_HOST) memcpy(to, z->t->host + at, (size_t)bytes);
+    if (queue == ZR_STORE) zr_disk_move(z, ZR_LOAD, to, at, bytes);
+    if (queue != ZR_MAIN) return;
     char *bounce = z->t->host + z->p->host;
     for (int64_t i = 0; i < bytes; i += ZR_BOUNCE) {
         int64_t some = bytes - i < ZR_BOUNCE ? bytes - i : ZR_BOUNCE;
@@ -166,10 +165,9 @@ void zr_read(zr *z, int queue, void *to, int64_t at, int64_t bytes)
 
 void zr_write(zr *z, int queue, int64_t at, const void *from, int64_t bytes)
 {
-    if (queue == ZR_HOST) {
-        memcpy(z->t->host + at, from, (size_t)bytes);
-        return;
-    }
+    if (queue == ZR_HOST) memcpy(z->t->host + at, from, (size_t)bytes);
+    if (queue == ZR_STORE) zr_disk_move(z, ZR_STORE, (void *)from, at, bytes);
+    if (queue != ZR_MAIN) return;
     char *bounce = z->t->host + z->p->host;
     for (int64_t i = 0; i < bytes; i += ZR_BOUNCE) {
         int64_t some = bytes - i < ZR_BOUNCE ? bytes - i : ZR_BOUNCE;

@@ -66,7 +66,7 @@ static void join(zr *z, unsigned queues)
 
 /* ---- issuing */
 
-/* A function of ZR_HOST, called by the stream when it is its turn. */
+/* A function of the host, called by the stream when it is its turn. */
 struct zr_work {
     zr *z;
     zr_fn *fn;
@@ -90,19 +90,38 @@ static zr_work *place(zr *z, zr_pool *pool)
     return &pool->chunk[chunk][pool->used++ % ZR_CHUNK];
 }
 
-static void call_host(zr *z, const char *name, zr_fn *fn, int n, const int64_t *i)
+static void call_host(zr *z, int queue, const char *name, int kind, zr_fn *fn, int n,
+                      const int64_t *i)
 {
     zr_work *w = place(z, z->t->recording ? &z->t->recorded : &z->t->issued);
     *w = (zr_work){z, fn, {0}};
     memcpy(w->i, i, (size_t)n * sizeof *i);
-    cudaStream_t stream = zr_on(z, ZR_HOST, name);
-    zr_note *note = zr_note_begin(z, ZR_HOST, name, ZR_WORKS);
+    cudaStream_t stream = zr_on(z, queue, name);
+    zr_note *note = zr_note_begin(z, queue, name, kind);
     zr_cuda(z, cudaLaunchHostFunc(stream, run_work, w), "calling a function of the host");
     zr_note_end(z, note);
 }
 
+static void load(zr *z, void *k, void *a, const int64_t *i)
+{
+    (void)k;
+    zr_disk_move(z, ZR_LOAD, (char *)a + i[1], i[0], i[2]);
+}
+
+static void store(zr *z, void *k, void *a, const int64_t *i)
+{
+    (void)k;
+    zr_disk_move(z, ZR_STORE, (char *)a + i[0], i[1], i[2]);
+}
+
 void zr_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes)
 {
+    if (queue == ZR_LOAD || queue == ZR_STORE) {
+        call_host(z, queue, "copy", ZR_MOVES, queue == ZR_LOAD ? load : store, 3,
+                  (const int64_t[]){from, to, bytes});
+        z->queue[queue].copied += bytes;
+        return;
+    }
     int up = queue == ZR_UP;
     char *there = up ? z->t->host : z->t->arena, *here = up ? z->t->arena : z->t->host;
     cudaStream_t stream = zr_on(z, queue, "a copy");
@@ -146,7 +165,7 @@ void zr_call_n(zr *z, int queue, zr_fn *fn, const char *name, int n, const int64
         zr_fail(z, ZR_DISAGREE, "a call with %d operands; at most %d", n, ZR_OPERANDS);
     if (member) name = member + 1;
     if (queue == ZR_HOST) {
-        call_host(z, name, fn, n, i);
+        call_host(z, queue, name, ZR_WORKS, fn, n, i);
         return;
     }
     zr_on(z, queue, name);

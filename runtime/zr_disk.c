@@ -1,0 +1,217 @@
+/* zr_disk.c -- the file arena of a rank: one file with all of its room, read and written in blocks.
+ *
+ * The file loses its name as soon as it is open, so nothing is left behind however a run ends.
+ * Blocks go through io_uring where the kernel lets us, several at once; else by reads and writes of
+ * the thread that calls. They go past the page cache where the file system can do that.
+ *
+ * Invariants
+ *  1. Room that is promised is taken at the start: a full disk shows here and not in a step.
+ *  2. ZR_LOAD and ZR_STORE have a ring each; one thread at a time moves for a queue.
+ *  3. Nothing is allocated after zr_disk_open.
+ */
+#define _GNU_SOURCE
+#include "zr_int.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <linux/io_uring.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { PAGE = 4096, BOTH = 2 };
+
+/* Bytes on their way: left of a block. */
+typedef struct piece {
+    char *at;
+    int64_t there, left;
+} piece;
+
+typedef struct ring {
+    int fd;
+    unsigned depth, waiting;              /* waiting: entries that the kernel is to be told of */
+    _Atomic unsigned *sq_tail, *cq_head, *cq_tail;
+    unsigned *array, sq_mask, cq_mask;
+    struct io_uring_sqe *sqe;
+    struct io_uring_cqe *cqe;
+    piece *piece;                         /* [depth] */
+    int *idle;                            /* [depth] pieces that are free: the first so many */
+} ring;
+
+struct zr_disk {
+    char path[ZR_FILE];                   /* that it had */
+    int plain, direct;                    /* the file; past the page cache, -1: it cannot be */
+    int uring;
+    ring ring[BOTH];
+    _Atomic int64_t moved[BOTH];          /* bytes */
+};
+
+static int of(int queue) { return queue == ZR_STORE; }
+
+static void *get(zr *z, size_t n, size_t size)
+{
+    void *at = calloc(n, size);
+    if (!at) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+    return at;
+}
+
+/* ---- rings */
+
+static void *mapped(int fd, size_t bytes, off_t what)
+{
+    return mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, what);
+}
+
+/* 0, or -1: the kernel has none for us. */
+static int open_ring(zr *z, ring *r)
+{
+    struct io_uring_params p = {0};
+    const unsigned need = IORING_FEAT_SINGLE_MMAP | IORING_FEAT_RW_CUR_POS;
+    r->depth = (unsigned)z->p->depth;
+    r->fd = (int)syscall(SYS_io_uring_setup, r->depth, &p);
+    if (r->fd < 0) return -1;
+    size_t sq = p.sq_off.array + p.sq_entries * sizeof(unsigned);
+    size_t cq = p.cq_off.cqes + p.cq_entries * sizeof(struct io_uring_cqe);
+    char *at = mapped(r->fd, sq > cq ? sq : cq, IORING_OFF_SQ_RING);
+    r->sqe = mapped(r->fd, p.sq_entries * sizeof *r->sqe, IORING_OFF_SQES);
+    if ((p.features & need) != need || at == MAP_FAILED || r->sqe == MAP_FAILED) {
+        close(r->fd);
+        return -1;
+    }
+    r->sq_tail = (_Atomic unsigned *)(at + p.sq_off.tail);
+    r->cq_head = (_Atomic unsigned *)(at + p.cq_off.head);
+    r->cq_tail = (_Atomic unsigned *)(at + p.cq_off.tail);
+    r->array = (unsigned *)(at + p.sq_off.array);
+    r->sq_mask = *(unsigned *)(at + p.sq_off.ring_mask);
+    r->cq_mask = *(unsigned *)(at + p.cq_off.ring_mask);
+    r->cqe = (struct io_uring_cqe *)(at + p.cq_off.cqes);
+    r->piece = get(z, r->depth, sizeof *r->piece);
+    r->idle = get(z, r->depth, sizeof *r->idle);
+    for (unsigned i = 0; i < r->depth; i++) r->idle[i] = (int)i;
+    return 0;
+}
+
+static void submit(ring *r, int fd, int op, int i)
+{
+    unsigned tail = atomic_load_explicit(r->sq_tail, memory_order_relaxed), n = tail & r->sq_mask;
+    const piece *p = &r->piece[i];
+    r->sqe[n] = (struct io_uring_sqe){(uint8_t)op, .fd = fd, .off = (uint64_t)p->there,
+                                      .addr = (uint64_t)(uintptr_t)p->at, .len = (uint32_t)p->left,
+                                      .user_data = (uint64_t)i};
+    r->array[n] = n;
+    atomic_store_explicit(r->sq_tail, tail + 1, memory_order_release);
+    r->waiting++;
+}
+
+/* Tells the kernel of what waits, and waits until something has ended. 0, or -1 and errno. */
+static int enter(ring *r)
+{
+    long n = syscall(SYS_io_uring_enter, r->fd, r->waiting, 1, IORING_ENTER_GETEVENTS, NULL, 0);
+    if (n < 0) return errno == EINTR || errno == EAGAIN || errno == EBUSY ? 0 : -1;
+    r->waiting -= (unsigned)n;
+    return 0;
+}
+
+/* What has become of a piece: 1 done, 0 the rest goes again, -1 and errno. */
+static int ended(piece *p, int result)
+{
+    if (result == -EINTR || result == -EAGAIN) return 0;
+    errno = result < 0 ? -result : ENODATA;
+    if (result <= 0) return -1;
+    p->at += result;
+    p->there += result;
+    p->left -= result;
+    return p->left == 0;
+}
+
+static int by_ring(ring *r, int fd, int op, piece all, int64_t block)
+{
+    unsigned busy = 0;
+    while (all.left > 0 || busy) {
+        for (; all.left > 0 && busy < r->depth; busy++) {
+            int64_t n = all.left < block ? all.left : block;
+            int i = r->idle[r->depth - busy - 1];
+            r->piece[i] = (piece){all.at, all.there, n};
+            all = (piece){all.at + n, all.there + n, all.left - n};
+            submit(r, fd, op, i);
+        }
+        if (enter(r)) return -1;
+        unsigned head = atomic_load_explicit(r->cq_head, memory_order_relaxed);
+        for (; head != atomic_load_explicit(r->cq_tail, memory_order_acquire); head++) {
+            const struct io_uring_cqe *c = &r->cqe[head & r->cq_mask];
+            int i = (int)c->user_data, end = ended(&r->piece[i], c->res);
+            if (end < 0) return -1;
+            if (end) r->idle[r->depth - busy--] = i;
+            else submit(r, fd, op, i);
+        }
+        atomic_store_explicit(r->cq_head, head, memory_order_release);
+    }
+    return 0;
+}
+
+/* ---- moving */
+
+void zr_disk_move(zr *z, int queue, void *at, int64_t there, int64_t bytes)
+{
+    struct zr_disk *d = z->disk;
+    int store = of(queue), whole = ((uintptr_t)at | (uint64_t)there | (uint64_t)bytes) % PAGE == 0;
+    int fd = whole && d->direct >= 0 ? d->direct : d->plain, bad;
+    if (d->uring)
+        bad = by_ring(&d->ring[store], fd, store ? IORING_OP_WRITE : IORING_OP_READ,
+                      (piece){at, there, bytes}, z->p->block);
+    else bad = store ? zr_write_at(fd, at, bytes, there) : zr_read_at(fd, at, bytes, there);
+    if (bad)
+        zr_fail(z, ZR_ENVIRONMENT, "%s %" PRId64 " bytes at %" PRId64 " of %s: %s",
+                store ? "writing" : "reading", bytes, there, d->path,
+                errno == ENODATA ? "the file ends before" : strerror(errno));
+    atomic_fetch_add_explicit(&d->moved[store], bytes, memory_order_relaxed);
+}
+
+int64_t zr_disk_moved(const zr *z, int queue)
+{
+    return z->disk ? atomic_load_explicit(&z->disk->moved[of(queue)], memory_order_relaxed) : 0;
+}
+
+/* ---- begin */
+
+/* The file past the page cache, if a page of it can be read so; else -1. */
+static int open_direct(zr *z, int plain)
+{
+    char link[64];
+    void *page = NULL;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", plain);
+    int fd = open(link, O_RDWR | O_DIRECT | O_CLOEXEC);
+    if (posix_memalign(&page, PAGE, PAGE)) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+    if (fd >= 0 && zr_read_at(fd, page, PAGE, 0)) {
+        close(fd);
+        fd = -1;
+    }
+    free(page);
+    return fd;
+}
+
+void zr_disk_open(zr *z)
+{
+    char why[ZR_WHY];
+    const char *dir = z->o->nvme ? z->o->nvme : z->p->folder;
+    if (!z->p->filed && z->o->nvme)
+        zr_fail(z, ZR_USER, "--nvme %s: this program keeps nothing in a file", z->o->nvme);
+    if (!z->p->filed) return;
+    struct zr_disk *d = z->disk = get(z, 1, sizeof *d);
+    if (snprintf(d->path, ZR_FILE, "%s/.zr-rank%d-XXXXXX", dir, z->rank) >= ZR_FILE)
+        zr_fail(z, ZR_USER, "--nvme %.200s...: the path is too long", dir);
+    d->plain = mkostemp(d->path, O_CLOEXEC);
+    if (d->plain < 0 || unlink(d->path))
+        zr_fail(z, ZR_ENVIRONMENT, "a file in %s: %s; --nvme DIR names another directory", dir,
+                strerror(errno));
+    if (zr_reserve(d->plain, z->p->filed, d->path, why))
+        zr_fail(z, ZR_ENVIRONMENT, "%s; --nvme DIR names another disk", why);
+    d->direct = open_direct(z, d->plain);
+    d->uring = !open_ring(z, &d->ring[0]) && !open_ring(z, &d->ring[1]);
+    zr_print(z, STDERR_FILENO, "file arena: %" PRId64 " bytes a rank in %s, by %s, %s the page "
+             "cache\n", z->p->filed, dir, d->uring ? "io_uring" : "reads and writes",
+             d->direct >= 0 ? "past" : "through");
+}

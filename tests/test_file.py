@@ -1,0 +1,258 @@
+"""test_file.py -- what is offloaded to a file: its bytes, its bits, what can go wrong with it, and
+that nothing is left of it.
+
+That the bits are everybody's for all ways of spreading work: tests/test_law.py, too.
+"""
+import os
+import pathlib
+import re
+import signal
+from dataclasses import replace
+
+import pytest
+
+import law
+import mutants
+import program
+import trainer
+from plans import planned
+from zg import check, cost, explain, spec
+from zg.plan import Plan
+
+STATES = 'zero.offload_optimizer.device=nvme', 'zero.offload_optimizer.nvme_path=/tmp'
+PARAMS = 'zero.offload_param.device=nvme', 'zero.offload_param.nvme_path=/tmp'
+STATES_CPU, PARAMS_CPU = 'zero.offload_optimizer.device=cpu', 'zero.offload_param.device=cpu'
+MIXED = {'states': STATES, 'states, parameters on the host': (*STATES, PARAMS_CPU),
+         'parameters': (STATES_CPU, *PARAMS), 'all': (*STATES, *PARAMS)}
+TILE = 'zero.sub_group_size=5000'
+
+
+# ---- bytes
+
+def offloaded(p: Plan, *words: str) -> int:
+    """Bytes of a rank's classes of these names, without what rounds them up to pages."""
+    return sum(f.count * f.shard * (cost.ops.BYTES[p.head.real] if w == 'real' else 4)
+               for f in p.flats for w in words if any(c.name == f'{w}.{f.name}' for c in p.classes)
+               and p.cls(f'{w}.{f.name}').kind == 'filed')
+
+
+@pytest.mark.parametrize('precision', ['f32', 'bf16'])
+@pytest.mark.parametrize('name', MIXED)
+def test_what_lies_in_the_file_is_counted_to_the_byte(name: str, precision: str) -> None:
+    """The file has what the device or the host had; the host has slots of tiles for it."""
+    keys = ('zero.stage=3', 'cluster.ranks=2', f'train.precision={precision}', TILE)
+    here = planned('gpt-tiny', *keys, STATES_CPU, *[PARAMS_CPU] * (name != 'states'))
+    there = planned('gpt-tiny', *keys, *MIXED[name])
+    moved = [c for c in there.classes if c.kind == 'filed']
+    assert there.filed == sum(c.slots * c.stride for c in moved) == \
+        offloaded(there, 'real', 'master', 'm', 'v')
+    assert all(here.cls(c.name).slots * here.cls(c.name).stride == c.slots * c.stride
+               and here.cls(c.name).kind == 'hosted' for c in moved)
+    slots = sum(c.slots * c.stride for c in there.classes if c.name.startswith(('tile.', 'shelf.')))
+    assert here.end('hosted') - there.end('hosted') == there.filed - slots
+    assert here.arena('cpu') == there.arena('cpu')
+    assert dict(cost.memory(there))['the file arena'] == there.filed
+    assert f'{there.filed:,}' in explain.memory(there) and 'the file arena' in explain.memory(there)
+    assert all(c.at % 4096 == c.stride % 4096 == 0 for c in moved)
+
+
+@pytest.mark.parametrize('precision', ['f32', 'bf16'])
+def test_what_moves_in_a_step(precision: str) -> None:
+    """Every state is read and written once; parameters once for each gather of a grain, and in bf16
+    written anew, in f32 as the masters that they are."""
+    p = planned('gpt-tiny', 'zero.stage=3', 'cluster.ranks=2', f'train.precision={precision}', TILE,
+                'train.global_batch=8', 'train.micro_batch=1', *STATES, *PARAMS)
+    gathers = {f.name: 0 for f in p.flats}
+    for s in p.section('grain').steps:
+        if s.op == 'copy' and s.queue == 'load':
+            gathers[s.ins[0].cls.partition('.')[2]] += 1
+    fetched = p.head.grains * sum(n * p.flat(f).shard * cost.ops.BYTES[precision]
+                                  for f, n in gathers.items())
+    states, params = offloaded(p, 'master', 'm', 'v'), offloaded(p, 'real')
+    assert cost.moved(p) == (fetched + states + (params if precision == 'f32' else 0),
+                             states + params)
+    said = explain.explain(p)
+    assert f'{cost.moved(p)[0]:,} are read and {cost.moved(p)[1]:,} written' in said
+    update = {q: sum(s.queue == q for s in p.section('update').steps) for q in ('load', 'store')}
+    assert re.search(rf"update +x1 .* load {update['load']} +store {update['store']} ", said)
+
+
+def test_plans_without_a_file_say_nothing_of_it() -> None:
+    p = planned('gpt-tiny', 'zero.stage=3', STATES_CPU, PARAMS_CPU)
+    assert p.filed == 0 and not p.files and 'file' not in explain.memory(p)
+    source = trainer.generate(law.path('gpt'), 'zero.stage=3', STATES_CPU)
+    assert 'ZR_LOAD' not in source and '.filed' not in source
+
+
+# ---- bits
+
+def run(way: tuple[str, ...], folder: pathlib.Path, *options: object,
+        kind: trainer.Kind = trainer.GCC, **settings: object) -> law.Result:
+    made = trainer.build(trainer.generate(law.path('gpt'), *way), kind)
+    return law.run(made, '--data', folder / 'tokens', '--val', folder / 'tokens', '--steps', 3,
+                   *options, log=folder / 'log', **settings)
+
+
+@pytest.fixture
+def folder(tmp_path: pathlib.Path) -> pathlib.Path:
+    trainer.write_tokens(tmp_path / 'tokens', law.tokens(256, 40 * 30, holes=True))
+    return tmp_path
+
+
+@pytest.mark.parametrize('precision', ['f32', 'bf16'])
+def test_one_hash(folder: pathlib.Path, precision: str) -> None:
+    """Of none, the host, the file and both, at every stage and by every queue's order."""
+    base = (f'train.precision={precision}', 'train.global_batch=8', 'train.micro_batch=1', TILE)
+    found = {(): run((*base, 'zero.stage=0'), folder)}
+    for stage, ranks, keys, queue, more in (
+            (1, 2, STATES, 'late', ('zero.offload_optimizer.buffer_count=1',)),
+            (2, 1, STATES, 'shuffled:1', ('zero.overlap_comm=false',)),
+            (3, 2, STATES, 'shuffled:2', ()),
+            (3, 4, MIXED['states, parameters on the host'], 'late', ('train.recompute=full',)),
+            (3, 2, MIXED['parameters'], 'shuffled:3', ('zero.offload_optimizer.buffer_count=2',)),
+            (3, 2, MIXED['all'], 'late', ('zero.stage3_prefetch_bucket_size=0',)),
+            (3, 4, MIXED['all'], 'shuffled:4', ('zero.aio.block_size=4096',)),
+            (3, 1, MIXED['all'], 'eager', ('zero.stage3_param_persistence_threshold=0',))):
+        way = (*base, f'zero.stage={stage}', f'cluster.ranks={ranks}', *keys, *more)
+        found[way, queue] = run(way, folder, '--queue', queue)
+    law_of = next(iter(found.values()))
+    assert not [name for name, result in found.items() if result != law_of]
+
+
+def test_weights_go_out_and_in(folder: pathlib.Path) -> None:
+    """--save from the file, --load into it."""
+    way = ('zero.stage=3', 'cluster.ranks=2', TILE)
+    first = run(way, folder, '--save', folder / 'host')
+    assert run((*way, *STATES, *PARAMS), folder, '--save', folder / 'file') == first
+    assert (folder / 'host/model.safetensors').read_bytes()[4096:] == \
+        (folder / 'file/model.safetensors').read_bytes()[4096:]
+    more = run(way, folder, '--load', folder / 'host')
+    assert run((*way, *STATES, *PARAMS), folder, '--load', folder / 'file') == more != first
+
+
+# ---- the run: what it moves, where, and what it leaves behind
+
+def made(*keys: str, kind: trainer.Kind = trainer.GCC) -> pathlib.Path:
+    return trainer.build(trainer.generate(law.path('gpt'), 'zero.stage=3', 'cluster.ranks=2',
+                                          TILE, *STATES, *PARAMS, *keys), kind)
+
+
+def size(*keys: str) -> int:
+    return planned('gpt-tiny', 'zero.stage=3', 'cluster.ranks=2', TILE, *STATES, *PARAMS,
+                   *keys).filed
+
+
+def arenas(pid: int, folder: pathlib.Path) -> list[pathlib.Path]:
+    """What a process and its children have open in a folder, deleted or not."""
+    found = []
+    for p in (pid, *program.children(pid)):
+        for fd in pathlib.Path(f'/proc/{p}/fd').iterdir():
+            try:
+                found += [fd] * os.readlink(fd).startswith(f'{folder}/')
+            except OSError:
+                continue
+    return found
+
+
+def test_the_file_has_the_bytes_that_were_said_and_no_name(folder: pathlib.Path) -> None:
+    """While the run goes on; after SIGKILL there is nothing either."""
+    disk = folder / 'disk'
+    disk.mkdir()
+    running = program.start(made(), folder / 'tokens', '--nvme', disk, '--steps', 1000000)
+    try:
+        said = running.stderr.readline()
+        assert re.fullmatch(rf'file arena: {size()} bytes a rank in {disk}, by '
+                            '(io_uring|reads and writes), (past|through) the page cache\n', said)
+        assert running.stderr.readline().startswith('step ')
+        files = arenas(running.pid, disk)
+        sizes = {(s.st_dev, s.st_ino): (s.st_size, s.st_blocks, s.st_nlink)
+                 for s in map(os.stat, files)}
+        assert len(sizes) == 2 and list(disk.iterdir()) == []
+        assert all(n == size() and 512 * blocks >= n and links == 0
+                   for n, blocks, links in sizes.values())
+    finally:
+        os.killpg(running.pid, signal.SIGKILL)
+        running.communicate()
+    assert list(disk.iterdir()) == []
+
+
+def test_a_run_says_what_it_moves(folder: pathlib.Path) -> None:
+    done = program.run(made(), '--data', folder / 'tokens', '--steps', 3, '--nvme', folder)
+    read, written = cost.moved(planned('gpt-tiny', 'zero.stage=3', 'cluster.ranks=2', TILE, *STATES,
+                                       *PARAMS))
+    assert f'file {read} bytes read and {written} written per rank and step' in done.out
+    assert 'the plan says' not in done.out
+
+
+@pytest.mark.parametrize('where,code,said', [
+    ('missing', 3, 'a file in {}: No such file or directory; --nvme DIR names another directory'),
+    ('tokens', 3, 'a file in {}: Not a directory'),
+    ('/proc', 3, 'a file in /proc: '),
+    ('x' * 5000, 2, 'the path is too long')])
+def test_no_place_for_the_file(folder: pathlib.Path, where: str, code: int, said: str) -> None:
+    done = program.run(made(), '--data', folder / 'tokens', '--steps', 1, '--nvme', folder / where)
+    assert (done.code, said.format(folder / where) in done.err) == (code, True), done.err
+
+
+def test_a_program_without_a_file_takes_no_place_for_one(folder: pathlib.Path) -> None:
+    done = program.run(trainer.build(trainer.generate(law.path('gpt'))), '--data',
+                       folder / 'tokens', '--steps', 1, '--nvme', folder)
+    assert done.code == 2 and 'keeps nothing in a file' in done.err
+
+
+# ---- what is refused
+
+@pytest.mark.parametrize('keys,said', [
+    (('zero.stage=1', STATES[0]), 'zero.offload_optimizer.nvme_path: is missing; device nvme'),
+    (('zero.stage=3', *PARAMS), 'the optimizer on the device makes new ones there'),
+    (('zero.stage=3', STATES_CPU, PARAMS[0]), 'zero.offload_param.nvme_path: is missing'),
+    (('zero.stage=0', *STATES), 'at stage 0 every rank updates all parameters'),
+    (('zero.stage=2', *STATES, *PARAMS), 'at stage 2 every rank has all parameters'),
+    (('zero.stage=3', *STATES, PARAMS[0], 'zero.offload_param.nvme_path=/other'),
+     "zero.offload_param.nvme_path: a rank has one file, and the optimizer's path is /tmp"),
+    (('zero.stage=1', STATES[0], 'zero.offload_optimizer.nvme_path="a b"'), 'does not fit'),
+    (('zero.stage=1', *STATES, 'zero.aio.block_size=5000'), 'no multiple of 4096'),
+    (('zero.stage=1', *STATES, 'zero.aio.queue_depth=0'), 'an integer from 1 to 4096'),
+    (('zero.stage=1', *STATES, 'zero.aio.threads=2'), 'is no key here'),
+])
+def test_refused(keys: tuple[str, ...], said: str) -> None:
+    with pytest.raises(spec.SpecError) as e:
+        planned('gpt-tiny', *keys)
+    assert said in str(e.value)
+
+
+@pytest.mark.parametrize('keys,said', [
+    (('zero.stage=1', STATES_CPU, STATES[1]), 'nvme_path: has no effect while the device is no nv'),
+    (('zero.aio.queue_depth=4',), 'zero.aio: has no effect: nothing lies in a file')])
+def test_noted(keys: tuple[str, ...], said: str) -> None:
+    assert [said in note for note in spec.load(str(law.path('gpt')), keys).notes] == [True]
+
+
+# ---- the checker
+
+@pytest.mark.parametrize('precision', ['f32', 'bf16'])
+@pytest.mark.parametrize('name', MIXED)
+def test_a_broken_move_is_refused(name: str, precision: str) -> None:
+    """Left out, of other bytes, from or to another place, before or after its time."""
+    p = planned('gpt-tiny', 'zero.stage=3', f'train.precision={precision}', *MIXED[name],
+                'zero.sub_group_size=20000')
+    check.check(p)
+    works = mutants.played(p)
+    pairs = mutants.forced(works)
+    tried = [m for m in mutants.mutants(p) if re.search(r'\d (load|store) ', m.what)]
+    kept = [m.what for m in tried if not mutants.refused(m.plan)
+            and not mutants.same(m.plan, works, pairs)]
+    assert len(tried) > 300 and kept == []
+
+
+@pytest.mark.parametrize('queue,arena', [('load', 'file'), ('store', 'host'), ('up', 'host')])
+def test_every_queue_has_its_arenas(queue: str, arena: str) -> None:
+    """No queue but load reads the file, none but store writes it."""
+    p = planned('gpt-tiny', 'zero.stage=3', *STATES, *PARAMS)
+    section = p.section('update')
+    n = next(n for n, s in enumerate(section.steps) if s.queue == queue)
+    for other in {'main', 'host', 'up', 'down', 'load', 'store'} - {queue}:
+        steps = list(section.steps)
+        steps[n] = replace(steps[n], queue=other)
+        with pytest.raises(check.CheckError):
+            check.check(mutants.changed(p, section, steps))
