@@ -122,10 +122,13 @@ typedef struct zr_draw {
 } zr_draw;
 
 /* A function of ZR_MAIN, for --profile: which part of a step it is ("forward"; those that are not
- * listed: "step"), and the flops of a call, 0 where they do not count. */
+ * listed: "step"), and the flops of a call, 0 where they do not count. It is called for so many
+ * units in turn, `times` for each; negative: from the last to the first; 0: there is one, or no
+ * number to tell. */
 typedef struct zr_function {
     const char *name, *part;
     double flops;
+    int32_t units, times;
 } zr_function;
 
 /* A zr_fn here runs on ZR_MAIN; its operands are pointers of the host. */

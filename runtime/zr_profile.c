@@ -318,11 +318,21 @@ static void write_names(zr *z, struct out *o)
                 "{\"name\":\"%s\"}}", z->rank, t, t < ZR_QUEUES ? zr_queue_name(t) : "steps");
 }
 
+/* A function's name and, where there are several, the number of the unit that its call is for. */
+static void unit_name(const zr *z, char name[LINE / 2], const zr_note *note, int64_t call)
+{
+    const zr_function *fn = function(z, note->name);
+    snprintf(name, LINE / 2, "%s", note->name);
+    if (!fn || !fn->units) return;
+    int64_t n = fn->units < 0 ? -fn->units : fn->units, unit = call / fn->times % n;
+    snprintf(name, LINE / 2, "%s %" PRId64, note->name, fn->units < 0 ? n - 1 - unit : unit);
+}
+
 static void write_notes(zr *z, struct out *o)
 {
     zr_profile *f = &z->profile;
+    char name[LINE / 2];
     for (int64_t i = 0; i < steps(z); i++) {
-        char name[LINE];
         snprintf(name, sizeof name, "step %" PRId64, z->o->profile_first + i);
         say(z, o, ",\n");
         write_event(z, o, name, ZR_QUEUES, (int64_t)(1e9 * f->wall[i][0]),
@@ -333,7 +343,8 @@ static void write_notes(zr *z, struct out *o)
         if (note == f->note || note->step != note[-1].step) f->rows = 0;
         zr_row *calls = row_of(z, note->name, note->queue);
         say(z, o, ",\n");
-        write_event(z, o, note->name, note->queue, note->begin, note->end);
+        unit_name(z, name, note, calls->calls);
+        write_event(z, o, name, note->queue, note->begin, note->end);
         say(z, o, ",\"args\":{\"step\":%" PRId64 ",\"call\":%" PRId64, note->step + 1,
             calls->calls++);
         if (note->kind >= 0) say(z, o, ",\"for\":\"%s\"", zr_queue_name(note->kind));

@@ -75,6 +75,17 @@ def one_after_the_other(row: list[Event]) -> None:
         assert ns(a['ts']) + ns(a['dur']) <= ns(b['ts']), (a, b)
 
 
+def units(p: Plan, name: str) -> list[str]:
+    """what the calls of a function of the forward or backward are for, in the plan's order"""
+    return [f'{name} {x.unit[:-1].split("[")[1]}' for x in p.section('grain').steps
+            if x.op == name.replace('_', '.', 1)] * p.section('grain').repeat
+
+
+def named(e: Event) -> str:
+    """without the number of the unit"""
+    return str(e['name']).split()[0]
+
+
 def commands(p: Plan, queue: str) -> collections.Counter[str]:
     """what a queue is given in a step, by name; a wait by the queue that it is for"""
     out: collections.Counter[str] = collections.Counter()
@@ -98,14 +109,16 @@ def check(p: Plan, path: pathlib.Path, first: int, last: int, gpu: bool = False)
         for step in range(first, last + 1):
             of_step = {q: [e for e in found[rank, q] if e['args']['step'] == step] for q in used}
             for queue, row in of_step.items():
-                want, noted = commands(p, queue), collections.Counter(e['name'] for e in row)
+                want, noted = commands(p, queue), collections.Counter(map(named, row))
                 if gpu:
                     assert noted['wait'] <= want['wait']
                     want['done'], want['wait'] = 0, noted['wait']
                 assert noted == +want
                 for name in noted:            # in the order of the plan
-                    assert [e['args']['call'] for e in row if e['name'] == name] == \
+                    assert [e['args']['call'] for e in row if named(e) == name] == \
                         list(range(noted[name]))
+            for name in ('fwd_block', 'bwd_block'):
+                assert [e['name'] for e in of_step['main'] if named(e) == name] == units(p, name)
             wire = sum(e['args'].get('bytes', 0) for row in of_step.values() for e in row
                        if e['name'] != 'copy')
             assert wire == cost.training_wire(p).bytes

@@ -380,13 +380,23 @@ def queues(p: Plan) -> list[str]:
     return [q for q in QUEUES if q in used]
 
 
+def turns(p: Plan, name: str) -> int:
+    """How many units of a grain a function is for, one after the other, and from the last to the
+    first where that is negative; 0: one, or in another order."""
+    units = [x.unit for x in p.section("grain").steps if x.op == name][::p.together]
+    n = len(units)
+    up = [f"{name.partition('.')[2]}[{i}]" for i in range(n)]
+    return 0 if n < 2 else n if units == up else -n if units == up[::-1] else 0
+
+
 def functions(p: Plan) -> list[str]:
     """zr_function rows of those of ZR_MAIN that are more than a part of the optimizer's step: which
-    part they are, flops of a call."""
+    part they are, of how many units, flops of a call."""
     main = {x.op for s in p.sections if s.name in ("begin", "grain", "update") for x in s.steps
             if x.queue == "main"}
     parts = [(f, PARTS.get(f.name.partition(".")[0])) for f in p.fns if f.name in main]
-    rows = [f'{{"{lower(f.name)}", "{part}", {float(f.flops)!r}}}' for f, part in parts if part]
+    rows = [f'{{"{lower(f.name)}", "{part}", {float(f.flops)!r}, {turns(p, f.name)}, {p.together}}}'
+            for f, part in parts if part]
     return wrap(f"{', '.join(rows)},", 4)
 
 
