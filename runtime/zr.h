@@ -183,6 +183,8 @@ typedef struct zr_program {
     zr_fn *sample;          /* zr_draw * */
 } zr_program;
 
+#define ZR_TABLE(name) .name = name, .n##name = sizeof name / sizeof *name
+
 /* The whole run: options, ranks, data, loop, log. Returns the exit code. */
 int zr_main(int argc, char **argv, const zr_program *p);
 
