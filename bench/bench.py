@@ -79,11 +79,10 @@ sys.exit(any(os.waitpid(pid, 0)[1] for pid in pids))
 
 @dataclass(frozen=True)
 class Case:
-    """A program: a model and how it is spread."""
+    """A program: a model, and the keys of its spec that are set."""
     spec: str
     name: str
-    ranks: int
-    stage: int
+    keys: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -153,11 +152,16 @@ def touch(p: plan.Plan) -> Touch:
 
 # ---- the programs
 
-def settings(case: Case) -> list[str]:
-    keys = {'zero.stage': case.stage, 'cluster.ranks': case.ranks, 'train.sequence': SEQUENCE,
+def spread(ranks: int, stage: int) -> tuple[str, ...]:
+    """Keys of a step's tokens on so many ranks."""
+    keys = {'zero.stage': stage, 'cluster.ranks': ranks, 'train.sequence': SEQUENCE,
             'train.global_batch': TOKENS // SEQUENCE, 'train.precision': 'f32',
-            'train.micro_batch': TOKENS // SEQUENCE // case.ranks}
-    return [word for key, value in keys.items() for word in ('--set', f'{key}={value}')]
+            'train.micro_batch': TOKENS // SEQUENCE // ranks}
+    return tuple(f'{key}={value}' for key, value in keys.items())
+
+
+def settings(case: Case) -> list[str]:
+    return [word for key in case.keys for word in ('--set', key)]
 
 
 def flops(case: Case) -> float:
@@ -241,8 +245,9 @@ def main() -> int:
     given = parser.parse_args()
     load, cores = os.getloadavg()[0], min(os.cpu_count() or 1, 2)
     MADE.mkdir(parents=True, exist_ok=True)
-    cases = [Case(given.spec, 'rank-1', 1, 0)]
-    cases += [Case(given.spec, f'zero-{stage}', cores, stage) for stage in (0, 3) if cores > 1]
+    cases = [Case(given.spec, 'rank-1', spread(1, 0))]
+    cases += [Case(given.spec, f'zero-{stage}', spread(cores, stage))
+              for stage in (0, 3) if cores > 1]
     print(f'load average {load:.2f}', file=sys.stderr)
     plans = {case: build(case) for case in cases}
     peak = gemm(cores, 2.0, given.rounds)

@@ -1,0 +1,137 @@
+"""saving.py -- what it costs a CPU's program to need less memory.
+
+A model (GPT-2 124M), one rank with all cores, f32: as it is, with every block's values made again
+by backward, and with the optimizer on the host. Programs take turns; figures are medians of pairs
+of neighbouring runs. Then the host's AdamW alone, beside the most that this memory moves in the
+same minute: copies and sums in place by as many threads (numpy), bytes read and bytes written.
+
+The table goes to stdout, all figures to out/saving.json. A load average above 0.3 at the start
+makes a run invalid.
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import bench
+from bench import MADE, ROOT, Case
+
+sys.path.append(str(ROOT / 'tests'))
+import numpy as np  # noqa: E402
+
+import zk  # noqa: E402
+from zg import cost, ops, plan  # noqa: E402
+
+WAYS = {'as it is': (), 'recompute full': ('train.recompute=full',),
+        'optimizer on the host': ('zero.stage=1', 'zero.offload_optimizer.device=cpu')}
+ELEMENTS = 1 << 25              # of the update: 900 MB, far more than caches hold
+TRIES = 5                       # of which the best counts
+
+
+# ---- memory
+
+def busy(work: Callable[[int], None], threads: int) -> float:
+    """seconds of work(0) .. work(threads - 1) at once"""
+    all_of = [threading.Thread(target=work, args=(i,)) for i in range(threads)]
+    t = time.perf_counter()
+    for thread in all_of:
+        thread.start()
+    for thread in all_of:
+        thread.join()
+    return time.perf_counter() - t
+
+
+def limits(arrays: list[np.ndarray], threads: int) -> dict[str, float]:
+    """GB/s of a copy and of a sum in place, the best of TRIES each"""
+    a, b = (np.array_split(x, threads) for x in arrays[:2])
+    copy = lambda i: np.copyto(a[i], b[i])
+    add = lambda i: np.add(a[i], b[i], out=a[i])
+    n = a[0].nbytes * threads
+    return {'copy': max(2e-9 * n / busy(copy, threads) for _ in range(TRIES)),
+            'sum in place': max(3e-9 * n / busy(add, threads) for _ in range(TRIES))}
+
+
+def update(threads: int, rounds: int) -> dict[str, object]:
+    """The host's AdamW: p, m, v read and written, g read: 28 bytes an element."""
+    k = zk.Kernels(threads=threads)
+    arrays = [np.ones(ELEMENTS, np.float32) for _ in range(4)]
+    p, m, v, g = arrays
+    r = zk.Recipe(rate=zk.phases([zk.held(1e-3)]), momentum=zk.phases([zk.held(0.9)]), beta2=0.999,
+                  eps=1e-8, clip=1.0, rows=1, rule=list(ops.OPTIMIZERS).index('AdamW'))
+    ctl = zk.Ctl(step=1, applied=1, beta1=0.9, lr=1e-3, factor=1, bias1=1, bias2=1)
+    span = zk.spans([dict(at=0, elems=ELEMENTS, count=1, key=1)])
+    step = lambda _: k.zk_update(ctl, r, None, p, m, v, g, span, 1, 0, ELEMENTS)
+    ours, there = [], []
+    for _ in range(rounds):
+        there.append(limits(arrays, threads))
+        ours.append(max(28e-9 * ELEMENTS / busy(step, 1) for _ in range(TRIES)))
+    most = {name: statistics.median(x[name] for x in there) for name in there[0]}
+    return {'gbs': statistics.median(ours), 'limits': most, 'limit': max(most.values()),
+            'share': statistics.median(ours) / max(most.values())}
+
+
+# ---- programs
+
+def activations(p: plan.Plan) -> int:
+    return dict(cost.memory(p))['activations']
+
+
+def figures(cases: dict[str, Case], plans: dict[Case, plan.Plan], runs: dict[str, list[bench.Run]],
+            ) -> list[dict[str, object]]:
+    first = runs[next(iter(cases.values())).name]
+    out = []
+    for name, case in cases.items():
+        pairs = [statistics.median(r.steps) / statistics.median(f.steps)
+                 for r, f in zip(runs[case.name], first)]
+        p = plans[case]
+        out.append({'way': name, 'keys': list(case.keys),
+                    'step': statistics.median(s for r in runs[case.name] for s in r.steps),
+                    'cost': statistics.median(pairs) - 1, 'arena': p.arena('cpu'),
+                    'hosted': p.end('hosted'), 'activations': activations(p)})
+    return out
+
+
+def table(result: dict) -> str:
+    m, u = result['machine'], result['update']
+    lines = [f'{m["cpu"]}, {m["cores"]} cores, load average {m["load"]:.2f} at the start',
+             m['compiler'], m['flags'], '',
+             f'| {Path(result["spec"]).stem}, f32, {bench.TOKENS} tokens a step | step, s | cost | '
+             'arena, MB | of it activations | host arena, MB |', '|---|---|---|---|---|---|']
+    lines += [f'| {w["way"]} | {w["step"]:.3f} | {100 * w["cost"]:+.1f} % | {w["arena"] / 1e6:.0f} '
+              f'| {w["activations"] / 1e6:.0f} | {w["hosted"] / 1e6:.0f} |' for w in result['ways']]
+    limits = ', '.join(f'{name} {gbs:.1f}' for name, gbs in u['limits'].items())
+    lines += ['', f'AdamW on the host: {u["gbs"]:.1f} GB/s, {100 * u["share"]:.0f} % of the most '
+              f'that memory moved ({limits} GB/s)']
+    return '\n'.join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+    parser.add_argument('--steps', type=int, default=4, help='timed steps of a run')
+    parser.add_argument('--rounds', type=int, default=3, help='runs of each program')
+    parser.add_argument('--spec', default='model_specs/gpt2-124m.yaml', help='the model')
+    given = parser.parse_args()
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    MADE.mkdir(parents=True, exist_ok=True)
+    cases = {name: Case(given.spec, f'saving-{n}', (*bench.spread(1, 0), *keys))
+             for n, (name, keys) in enumerate(WAYS.items())}
+    plans = {case: bench.build(case) for case in cases.values()}
+    runs = bench.measure(plans, given.steps, given.rounds)
+    result = {'spec': given.spec, 'machine': bench.machine(load), 'valid': load <= bench.MOST_LOAD,
+              'ways': figures(cases, plans, runs), 'update': update(cores, 2 * given.rounds + 1)}
+    (ROOT / 'out' / 'saving.json').write_text(json.dumps(result, indent=1) + '\n')
+    print(table(result))
+    if not result['valid']:
+        print(f'INVALID: the load average was above {bench.MOST_LOAD}; measure on an idle machine')
+    return 0 if result['valid'] else 1
+
+
+if __name__ == '__main__':
+    sys.exit(main())
