@@ -7,29 +7,9 @@
  */
 #include "../digest.h"
 #include "../step.h"
-#include "part.h"
+#include "lanes.h"
 #include "philox.h"
-
-/* ---- 16 elements side by side, for update.h */
-typedef v16 lanes;
-#define ZK_LANES ZK_INLINE
-ZK_INLINE v16 lanes_set(float x) { return set16(x); }
-ZK_INLINE v16 lanes_fma(v16 a, v16 b, v16 c) { return fma16(a, b, c); }
-ZK_INLINE v16 lanes_sqrt(v16 x) { return sqrt16(x); }
-ZK_INLINE v16 lanes_sign(v16 x)
-{
-    return select16(x > 0.0f, set16(1), select16(x < 0.0f, set16(-1), set16(0)));
-}
-#include "../update.h"
-
-ZK_INLINE v16 get16(const float *p, int n) { return n == 16 ? load16(p) : load16n(p, n); }
-ZK_INLINE void put16(float *p, v16 x, int n)
-{
-    if (n == 16)
-        store16(p, x);
-    else
-        store16n(p, x, n);
-}
+#include "../update.h"                          /* after lanes.h, which it is written over */
 
 enum { BLOCKS = 32 };               /* blocks a task, unless the launch says otherwise */
 
@@ -107,11 +87,11 @@ typedef struct flat_update {
 } flat_update;
 
 /* x made a bf16 by chance: by the lower half of a word for each of its elements, or the upper */
-ZK_INLINE v16 by_chance(v16 x, const uint32_t word[16], int shift)
+ZK_INLINE lanes by_chance(lanes x, const uint32_t word[LANES], int shift)
 {
-    v16u all;
+    lanes_bits all;
     memcpy(&all, word, sizeof all);
-    return dither16(x, all >> shift & 0xffff);
+    return lanes_dither(x, all >> shift & 0xffff);
 }
 
 /* Words of the elements i .. i + 63 of a part; second: ZK_SECOND or 0 */
@@ -121,16 +101,16 @@ ZK_INLINE void draw(uint32_t out[GROUP], const flat_update *a, const zk_part *pa
     words(out, 4, 1, a->seed, (uint64_t)part->key, (uint64_t)(part->elem + i) / 4 | second);
 }
 
-/* Elements i .. i + n - 1 of a part, at most 16 of them. chance: first and second words of elements
- * i / 64 * 64 and on, drawn here with the first of these. */
-ZK_INLINE void update16(const flat_update *a, const zk_part *part, const pull *own, int moments,
-                        int64_t i, int n, uint32_t chance[2][GROUP])
+/* Elements i .. i + n - 1 of a part, at most LANES of them. chance: first and second words of
+ * elements i / 64 * 64 and on, drawn here with the first of these. */
+ZK_INLINE void update_lanes(const flat_update *a, const zk_part *part, const pull *own, int moments,
+                            int64_t i, int n, uint32_t chance[2][GROUP])
 {
     int64_t at = part->at + i;
-    v16 m = a->m ? zk_get(a->m, at, moments, n) : set16(0);
-    v16 v = a->v ? zk_get(a->v, at, moments, n) : set16(0);
-    v16 p = a->p ? get16(a->p + at, n) : zk_get(a->w, at, ZK_BF16, n);
-    p = update(&a->s, own, p, &m, &v, get16(a->g + at, n));
+    lanes m = a->m ? lanes_get(a->m, at, moments, n) : lanes_set(0);
+    lanes v = a->v ? lanes_get(a->v, at, moments, n) : lanes_set(0);
+    lanes p = a->p ? lanes_get(a->p, at, ZK_F32, n) : lanes_get(a->w, at, ZK_BF16, n);
+    p = update(&a->s, own, p, &m, &v, lanes_get(a->g, at, ZK_F32, n));
     if (moments == ZK_BF16) {
         if (i % GROUP == 0)
             draw(chance[0], a, part, i, 0);
@@ -143,13 +123,13 @@ ZK_INLINE void update16(const flat_update *a, const zk_part *part, const pull *o
         p = by_chance(p, chance[1] + i % GROUP, 0);
     }
     if (a->m)
-        zk_put(a->m, at, moments, m, n);
+        lanes_put(a->m, at, moments, m, n);
     if (a->v)
-        zk_put(a->v, at, moments, v, n);
+        lanes_put(a->v, at, moments, v, n);
     if (a->p)
-        put16(a->p + at, p, n);
+        lanes_put(a->p, at, ZK_F32, p, n);
     if (a->w)
-        zk_put(a->w, at, a->dtype, p, n);
+        lanes_put(a->w, at, a->dtype, p, n);
 }
 
 ZK_INLINE void update_some(const flat_update *a, const zk_part *part, int moments)
@@ -157,10 +137,10 @@ ZK_INLINE void update_some(const flat_update *a, const zk_part *part, int moment
     pull own = pull_of(a->ctl, part->span);
     uint32_t chance[2][GROUP];
     int64_t i = 0;
-    for (; i + 16 <= part->n; i += 16)
-        update16(a, part, &own, moments, i, 16, chance);
+    for (; i + LANES <= part->n; i += LANES)
+        update_lanes(a, part, &own, moments, i, LANES, chance);
     if (i < part->n)
-        update16(a, part, &own, moments, i, (int)(part->n - i), chance);
+        update_lanes(a, part, &own, moments, i, (int)(part->n - i), chance);
 }
 
 static void update_part(void *arg, const zk_part *part)
