@@ -26,7 +26,10 @@ ZK_INLINE lanes lanes_get(const real *p, int64_t i, int dtype, int n)
 {
     return zk_get(p, i, dtype, n);
 }
-ZK_INLINE void lanes_put(real *p, int64_t i, int dtype, lanes x, int n) { zk_put(p, i, dtype, x, n); }
+ZK_INLINE void lanes_put(real *p, int64_t i, int dtype, lanes x, int n)
+{
+    zk_put(p, i, dtype, x, n);
+}
 
 #else
 typedef float lanes __attribute__((vector_size(32)));
@@ -45,7 +48,8 @@ ZK_INLINE lanes lanes_select(lanes_mask mask, lanes a, lanes b)
 }
 ZK_INLINE lanes lanes_sign(lanes x)
 {
-    return lanes_select(x > 0.0f, lanes_set(1), lanes_select(x < 0.0f, lanes_set(-1), lanes_set(0)));
+    lanes below = lanes_select(x < 0.0f, lanes_set(-1), lanes_set(0));
+    return lanes_select(x > 0.0f, lanes_set(1), below);
 }
 
 /* As dither16 */
@@ -94,9 +98,9 @@ ZK_INLINE void lanes_put(real *p, int64_t i, int dtype, lanes x, int n)
         return;
     }
     __m256i u = (__m256i)(lanes_narrow(x) >> 16);
-    __m128i made = dtype == ZK_F16
-                       ? _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT)
-                       : _mm_packus_epi32(_mm256_castsi256_si128(u), _mm256_extracti128_si256(u, 1));
+    __m128i low = _mm256_castsi256_si128(u), high = _mm256_extracti128_si256(u, 1);
+    __m128i made = dtype == ZK_F16 ? _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT)
+                                   : _mm_packus_epi32(low, high);
     _mm_storeu_si128((__m128i_u *)(n == LANES ? to : part), made);
     for (int j = 0; n < LANES && j < n; j++)
         to[j] = part[j];
