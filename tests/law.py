@@ -174,6 +174,8 @@ def keys(way: Way) -> list[str]:
              'zero.stage3_max_reuse_distance': way.get('reuse', 0),
              'zero.offload_optimizer.device': way.get('offload', 'none'),
              'zero.offload_param.device': way.get('params', 'none') if way['stage'] == 3 else 'none',
+             'train.offload_activations': str(way.get('values', False) and way.get(
+                 'accumulate') != 'layers').lower(),
              'zero.sub_group_size': way.get('tile', 4096),
              'zero.offload_optimizer.buffer_count': way.get('turns', 1)}
     return [f'{key}={value}' for key, value in named.items()]

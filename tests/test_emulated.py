@@ -27,7 +27,7 @@ WAYS = {
     'accumulate': ['grains', 'layers']}
 OFFLOADED = {
     'family': FAMILIES, 'stage': [1, 2, 3], 'ranks': [1, 2], 'offload': ['none', 'cpu'],
-    'params': ['none', 'cpu'],
+    'params': ['none', 'cpu'], 'values': [False, True],
     'tile': [5000, BIG], 'turns': [1, 4], 'reduce': [BIG], 'gather': [BIG], 'small': [100],
     'prefetch': ['auto'], 'overlap': [True, False], 'graph': [True, False],
     'queue': ['eager', 'late'], 'again': ['none'], 'order': ['late', 'shuffled:1', 'shuffled:2']}

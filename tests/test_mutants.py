@@ -46,6 +46,7 @@ PLANS = {
                                     'train.precision=bf16', 'train.micro_batch=1'),
     'parameters alone on the host': ('gpt-tiny', 'zero.stage=3', 'train.precision=bf16',
                                      'zero.offload_param.device=cpu'),
+    'activations on the host': ('gpt-tiny', 'zero.stage=3', 'train.offload_activations=true'),
     'bf16, tied': ('gpt-tiny', 'zero.stage=3', 'train.precision=bf16', *PIECES),
 }
 

@@ -15,7 +15,7 @@ import mutants
 import trainer
 import zk
 from plans import planned
-from zg import build, check, cost, explain, spec
+from zg import budget, build, check, cost, explain, spec
 
 PARAMS = 'zero.offload_param.device=cpu'
 OFFLOAD = ('zero.offload_optimizer.device=cpu', 'zero.sub_group_size=5000')
@@ -156,6 +156,68 @@ def test_parameters_alone_move_to_the_byte(ranks: int, precision: str) -> None:
     more = size(there, 'master') - size(here, 'master')
     assert more == (moved if precision == 'f32' else 0)
     assert here.arena('cpu') - there.arena('cpu') == moved - more - size(there, 'stage')
+
+
+# ---- activations: k slots of each class stay, 3 of units' inputs and 2 of what blocks save
+
+@pytest.mark.parametrize('again', law.AGAIN)
+def test_activations_move_to_the_byte(tmp_path: pathlib.Path, again: str) -> None:
+    path = str(law.changed('gpt', tmp_path, 7, {}))
+    keys = ('zero.stage=3', 'train.micro_batch=1', 'train.global_batch=4',
+            f'train.recompute={again}')
+    here, there = (build.build(spec.load(path, (*keys, f'train.offload_activations={yes}'))).plan
+                   for yes in ('false', 'true'))
+    kept = {c.name: c for c in here.classes if c.name in ('x', 'save.block')}
+    assert len(kept) == 1 + (again != 'full')
+    moved = 0
+    for name, c in kept.items():
+        near, far = there.cls(f'near.{name}'), there.cls(f'far.{name}')
+        assert near.stride == far.stride == c.stride and near.slots == (3 if name == 'x' else 2)
+        assert near.slots + far.slots == c.slots == (8 if name == 'x' else 7)
+        moved += far.slots * far.stride
+    assert here.arena('cpu') - there.arena('cpu') == there.end('hosted') == moved > 0
+
+
+def test_few_activations_stay() -> None:
+    """Where the slots would hold all."""
+    made = [planned('llama-tiny', f'train.offload_activations={yes}') for yes in ('false', 'true')]
+    assert made[0] == made[1]
+
+
+@pytest.mark.parametrize('again', ['none', 'full'])
+def test_activations_on_the_host_leave_the_bits(tmp_path: pathlib.Path, again: str) -> None:
+    """Of seven blocks, with parameters and optimizer there or not, and validations between."""
+    path = law.changed('gpt', tmp_path, 7, {})
+    trainer.write_tokens(tmp_path / 'tokens', law.tokens(256, 8 * 5 * 40, holes=True))
+    trainer.write_tokens(tmp_path / 'val', law.tokens(256, 9 * 40 + 1, holes=True))
+    keys = ('train.precision=bf16', 'train.micro_batch=1', 'train.global_batch=8',
+            f'train.recompute={again}')
+    there = ('train.offload_activations=true',)
+    ways = {(): 'eager', ('cluster.ranks=1', *there): 'shuffled:1',
+            ('zero.stage=3', 'cluster.ranks=4', 'zero.overlap_comm=false', *there): 'late',
+            ('zero.stage=3', 'cluster.ranks=2', *OFFLOAD, PARAMS, *there): 'shuffled:2'}
+    found = [law.run(trainer.build(trainer.generate(path, *keys, *way)), '--data',
+                     tmp_path / 'tokens', '--val', tmp_path / 'val', '--val-every', 2, '--steps', 4,
+                     '--queue', queue, log=tmp_path / 'log') for way, queue in ways.items()]
+    assert all(x == found[0] for x in found) and found[0].val
+
+
+def test_a_budget_knows_what_moves(tmp_path: pathlib.Path) -> None:
+    """The arena of each choice is that of its plan."""
+    path = str(law.changed('gpt', tmp_path, 7, {}))
+    keys = ('train.offload_activations=true', 'zero.stage=3')
+    for choice in budget.choices(
+            s := spec.load(path, (*keys, 'train.memory_budget=1GiB')),
+            build.build(spec.load(path, keys)).plan):
+        named = f"train.recompute=[{', '.join(choice.words)}]"
+        p = build.build(spec.load(path, (*keys, named))).plan
+        assert max(p.arena(t) for t in s.targets) == choice.arena
+
+
+def test_activations_of_all_grains_are_refused() -> None:
+    with pytest.raises(spec.SpecError, match='train.offload_activations: accumulate layers'):
+        planned('gpt-tiny', 'zero.stage=3', 'train.accumulate=layers',
+                'train.offload_activations=true')
 
 
 # ---- a step that is skipped leaves everything as it was, in bf16 too

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Iterator
 
-from . import model, ops, place, plan
+from . import activations, model, ops, place, plan
 from .schema import RECOMPUTE
 from .spec import Spec
 
@@ -51,17 +51,19 @@ def _seconds(spec: Spec, graph: model.Graph, target: str) -> float:
     return total
 
 
-def _held(graph: model.Graph, real: int, grains: int) -> int:
-    """Bytes of the classes that a choice changes; grains: that go through a unit together."""
+def _held(spec: Spec, graph: model.Graph) -> int:
+    """Bytes of the classes that a choice changes."""
+    real, grains = ops.BYTES[spec.train.precision], spec.together
     bodies = place.bodies(graph, real)
-    saved = sum(k.count * ops.up(bodies.save[k.name].size, place.PAGE) for k in graph.kinds)
+    saved = sum(activations.slots(spec, "save", k.count) *
+                ops.up(bodies.save[k.name].size, place.PAGE) for k in graph.kinds)
     return grains * saved + ops.up(max(p.size for p in bodies.tmp.values()), place.PAGE)
 
 
 def _all(spec: Spec, p: plan.Plan) -> Iterator[Choice]:
     """Every choice of ops that holds those that the spec names; p: the plan of these alone."""
-    graph, real = model.build(spec), ops.BYTES[spec.train.precision]
-    most = max(p.arena(t) for t in spec.targets) - _held(graph, real, spec.together)
+    graph = model.build(spec)
+    most = max(p.arena(t) for t in spec.targets) - _held(spec, graph)
     once = {t: _seconds(spec, graph, t) for t in spec.targets}
     named = spec.train.recompute
     free = [w for w in RECOMPUTE if w in graph.ops and w not in named]
@@ -71,7 +73,7 @@ def _all(spec: Spec, p: plan.Plan) -> Iterator[Choice]:
                 w for w in RECOMPUTE if w in named or w in more)
             made = model.build(replace(spec, train=replace(spec.train, recompute=words)))
             cost = max(_seconds(spec, made, t) / once[t] - 1 for t in spec.targets)
-            yield Choice(words, most + _held(made, real, spec.together), cost)
+            yield Choice(words, most + _held(spec, made), cost)
 
 
 def choices(spec: Spec, p: plan.Plan) -> tuple[Choice, ...]:

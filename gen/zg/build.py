@@ -4,7 +4,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from . import budget, fits, launch, model, offload, ops, place, plan, recipe, sched, shard
+from . import activations, budget, fits, launch, model, offload, ops, place, plan, recipe, sched
+from . import shard
 from .spec import Spec
 
 
@@ -57,12 +58,11 @@ def _wanted(spec: Spec, graph: model.Graph, shards: shard.Shards, bodies: place.
     if graph.acc:
         out.append(("acc", "private", grains if graph.tied else 1, 4 * graph.acc))
     units = sum(k.count for k in graph.kinds) - 1
-    out += [("x", "private", units * grains, M * C * real),
-            ("dx", "private", grains + 1, M * C * real)]
+    out += _kept(spec, "x", units, M * C * real)
+    out += [("dx", "private", grains + 1, M * C * real)]
     for k in graph.kinds:
         if bodies.save[k.name].size:
-            out.append((f"save.{k.name}", "private", k.count * grains,
-                        bodies.save[k.name].size))
+            out += _kept(spec, f"save.{k.name}", k.count, bodies.save[k.name].size)
     out.append(("tmp", "private", 1, max(p.size for p in bodies.tmp.values())))
     out.append(("work", "scratch", 1, max(bodies.work, 64)))
     brought = [i.value for s in schedule.sections for step in s.steps
@@ -88,6 +88,14 @@ def _files(spec: Spec) -> list[plan.File]:
     z = spec.zero
     path = z.offload_optimizer.nvme_path or z.offload_param.nvme_path
     return [plan.File(path, z.aio.block_size, z.aio.queue_depth)]
+
+
+def _kept(spec: Spec, name: str, count: int, size: int) -> list[tuple[str, str, int, int]]:
+    """The classes of `count` values of a grain that backward needs."""
+    near = activations.slots(spec, name, count)
+    if near == count:
+        return [(name, "private", count * spec.together, size)]
+    return [(f"near.{name}", "private", near, size), (f"far.{name}", "hosted", count - near, size)]
 
 
 def _events(sections: tuple[plan.Section, ...]) -> tuple[plan.Event, ...]:
@@ -132,7 +140,7 @@ def _build(spec: Spec) -> Built:
     graph = model.build(spec)
     shards = shard.split(spec, graph)
     bodies = place.bodies(graph, ops.BYTES[t.precision])
-    schedule = sched.schedule(spec, graph, shards)
+    schedule = sched.schedule(spec, graph, shards, {k: v.size for k, v in bodies.save.items()})
     fns, launches, runs = launch.functions(spec, graph, shards, bodies, schedule)
     classes = place.classes(_wanted(spec, graph, shards, bodies, schedule, runs))
     params = sum(k.count * sum(x.params for x in k.tensors) for k in graph.kinds)

@@ -56,7 +56,7 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
     """What classes are for."""
     W, real = p.head.ranks, 4 if p.head.real == "f32" else 2
     value = p.head.batch * p.head.sequence * p.head.width * real
-    for name in ("x", "dx"):
+    for name in ("x", "near.x", "dx"):
         if name in have and have[name].stride < value:
             raise CheckError(f"class {name} does not hold a value")
     if p.recipe.optimizer not in ops.OPTIMIZERS:
@@ -239,7 +239,7 @@ def _train(player: Program) -> None:
         _run(player, "grain")
         forward = [("fwd", n) for n in range(last)]
         player.ran([*forward, ("train", last), *(("bwd", n) for _, n in reversed(forward))])
-        player.empty(("ring", "x", "dx", "save", "leaf", "acc", "pend", "part", "down"))
+        player.empty(("ring", "x", "dx", "save", "leaf", "acc", "pend", "part", "down", "near"))
         player.grain += player.together - 1
     player.local = 0
     _run(player, "update")
@@ -255,7 +255,7 @@ def _evaluate(player: Program) -> None:
     _run(player, "eval")
     last = len(player.order) - 1
     player.ran([("fwd", n) for n in range(last)] + [("eval", last)])
-    player.empty(("ring", "x", "save"))
+    player.empty(("ring", "x", "save", "near"))
 
 
 def _counts(p: Plan) -> dict[str, int]:

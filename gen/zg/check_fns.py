@@ -68,7 +68,8 @@ class _Body:
         self.limits = {c.name: c.stride for c in self.p.classes}
         self.width = self.p.head.batch * self.p.head.sequence * self.p.head.width * self.real
         self.limits.update({name: self.width for name in ("x", "y", "dx", "dy")})
-        self.limits["s"] = self.limits.get(f"save.{self.kind}", 0)
+        self.limits["s"] = max(self.limits.get(f"{near}save.{self.kind}", 0)
+                               for near in ("", "near."))
 
     def fail(self, call: Call | None, what: str) -> NoReturn:
         raise CheckError(f"function {self.fn.name}: {call.kernel if call else 'end'}: {what}")

@@ -136,6 +136,8 @@ class Host(Filed):
             self.counted *= not self.p.pushes
         elif "hsums" in (src.cls, dst.cls):
             self.integers(s, src, dst, size)
+        elif "far." in (src.cls[:4], dst.cls[:4]):
+            self.value(src, dst, size)
         elif s.queue == "down" and dst.cls.startswith("real."):
             self.sink(s, src, dst, size)
         elif s.queue == "down":
@@ -179,6 +181,21 @@ class Host(Filed):
             self.fail(f"{src} does not hold the shard's new parameters")
         self.touch(dst.cls, dst.index, 0, size, True)
         self.new(key, 0, n)
+
+    def value(self, src: Ref, dst: Ref, size: int) -> None:
+        """All that a slot holds of a grain's values, for backward; the grain before is done with
+        what lay in the host arena."""
+        near, far = (src, dst) if self.step.queue == "down" else (dst, src)
+        if near.cls != f"near.{far.cls[4:]}" or any(self.ranks(self.step)) or \
+                size != self.classes[src.cls].stride or size != self.classes[dst.cls].stride:
+            self.fail(f"brings {src} to {dst}")
+        held = self.whole(src, False).held
+        if not held:
+            self.fail(f"{src} holds nothing")
+        slot = self.whole(dst, True)
+        if slot.held and dst is near:
+            self.fail(f"{dst} still holds {sorted(slot.held)[:1]}")
+        slot.held = dict(held)
 
     def ranks(self, s: Step) -> tuple[int, int]:
         return self.ints["from_rank"], self.ints["to_rank"]

@@ -279,7 +279,7 @@ class Player(Sums):
         slot = self.whole(ref, True)
         if not slot.held:
             self.fail(f"{ref} holds nothing")
-        if ref.cls.split(".")[0] not in ("ring", "x", "dx", "save", "leaf", "acc"):
+        if ref.cls.split(".")[0] not in ("ring", "x", "dx", "save", "leaf", "acc", "near"):
             self.fail(f"{ref} outlives a grain")
         self.reduced_before(ref)
         slot.held.clear()

@@ -99,7 +99,7 @@ def summary(p: Plan) -> dict[str, object]:
 
 GROUPS = (("parameters", ("real", "stage", "ring")), ("optimizer state", ops.STATES),
           ("gradients", ("leaf", "sum", "pend", "acc")),
-          ("activations", ("x", "dx", "save", "tmp", "tokens", "targets")),
+          ("activations", ("x", "near", "dx", "save", "tmp", "tokens", "targets")),
           ("the rest", ("ctl", "sums", "table", "work")))
 
 

@@ -252,8 +252,7 @@ _REST = {
                           "overlap_events": FLAG}.items()},
     "aio.use_gds": no(f"{_LATER}: what lies in a file comes through the host's memory"),
 
-    "activation_checkpointing.cpu_checkpointing": no(f"{_LATER}: train.recompute of the spec says "
-                                                     "which activations are kept"),
+    "activation_checkpointing.cpu_checkpointing": to("train.offload_activations", FLAG),
     "activation_checkpointing.partitioned_activations": idle(
         "DeepSpeed ignores it: it reads partition_activations", ANY),
     "activation_checkpointing.profile": watch(f"{_PROFILE}every function of a step"),

@@ -49,7 +49,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Iterator
 
-from . import ops, plan
+from . import activations, ops, plan
 from .plan import Event, Int, Ref
 from .rings import Use
 
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 # Events between these queues and the others: they stay where collectives have no queues.
 EVENTS = ("summed", "taken", "here", "used", "sent", "asked", "normed", "back", "factor", "known",
           "made", "gone", "new", "stepped", "updated", "staged", "read", "loaded", "changed",
-          "stored", "kept", "shelved", "lifted")
+          "stored", "kept", "shelved", "lifted", *activations.EVENTS)
 ARENAS = {"none": "", "cpu": "hosted", "nvme": "filed"}     # of a device: the kind of its classes
 
 

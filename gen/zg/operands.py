@@ -5,12 +5,13 @@ Of a class with a slot for each grain of a unit (x, save), grain g of slot n has
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Mapping
 
-from . import plan
+from . import activations, ops, plan
 from .model import Graph, Kind
 from .plan import Ref
 from .rings import Use
-from .shard import Shards
+from .shard import PAGE, Shards
 from .spec import Spec
 
 
@@ -20,6 +21,7 @@ class Operands:
     graph: Graph
     shards: Shards
     real: int                                           # bytes of a real
+    saves: Mapping[str, int] = field(default_factory=dict)  # bytes that a kind saves
     leaf: dict[str, int] = field(default_factory=dict)  # slots of each class of leaves
 
     def __post_init__(self) -> None:
@@ -30,6 +32,7 @@ class Operands:
         self.ring_of = self.alike([f.name for f in self.shards.flats if f.real == "shard"])
         self.leaves = {**{f: f for f in self.flats}, **self.alike(once)}
         self.together = self.spec.together
+        self.near = self.moving()
         self.formals = {(k.name, body): self.names(k, body) for k in self.graph.kinds
                         for body in k.bodies}
 
@@ -73,10 +76,27 @@ class Operands:
         return tuple(named[n] for n in ins), tuple(named[n] for n in outs)
 
     def value(self, n: int, g: int) -> Ref:
-        return Ref("x", n * self.together + g)
+        return self.placed("x", n, g)
 
     def saved(self, u: Use, g: int) -> Ref:
-        return Ref(f"save.{u.kind.name}", u.index * self.together + g)
+        return self.placed(f"save.{u.kind.name}", u.index, g)
+
+    def placed(self, cls: str, n: int, g: int) -> Ref:
+        """Value n of a class that backward reads, in its own slot or one that several take in
+        turn."""
+        if cls in self.near:
+            return Ref(f"near.{cls}", n % self.near[cls][0])
+        return Ref(cls, n * self.together + g)
+
+    def moving(self) -> dict[str, tuple[int, int, int]]:
+        """Of each class with fewer slots than values: slots, values, bytes."""
+        dims = self.graph.dims
+        units = sum(k.count for k in self.graph.kinds) - 1
+        all_ = {"x": (units, dims["M"] * dims["C"] * self.real)}
+        all_ |= {f"save.{k.name}": (k.count, self.saves[k.name]) for k in self.graph.kinds
+                 if self.saves.get(k.name)}
+        return {c: (activations.slots(self.spec, c, n), n, ops.up(size, PAGE))
+                for c, (n, size) in all_.items() if activations.slots(self.spec, c, n) < n}
 
     def change(self, n: int, g: int) -> Ref:
         """The gradient of value n: it takes the slot that the grain before left with value n + 1's,

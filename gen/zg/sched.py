@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from typing import Mapping
 
-from . import layers, offload, ops, plan, rings
+from . import activations, layers, offload, ops, plan, rings
 from .model import Graph
 from .operands import Operands
 from .plan import Event, Int, Ref, Step
@@ -55,6 +56,7 @@ class _Maker(Operands):
         super().__post_init__()
         self.W, self.order = self.spec.cluster.ranks, self.shards.order
         self.offload = self.spec.zero.offload_optimizer.device != "none"
+        self.hosts = self.offload or bool(self.shards.away or self.near)
         self.turn = 0           # of the slots in which leaves go down
 
     def away(self, f: plan.Flat) -> bool:
@@ -193,7 +195,9 @@ class _Maker(Operands):
             if self.together > 1 and uses[-1].body != "eval":
                 layers.use(self, u, waits, begun, whole)
             else:
-                self.one(u, 0, waits, begun, whole)
+                more, recs = activations.before(self, u)
+                self.one(u, 0, waits + more, begun, whole, recs)
+                activations.after(self, u)
                 self.release(u)
                 self.dead(u, 0)
                 for x in whole:
@@ -202,14 +206,14 @@ class _Maker(Operands):
             self.after_eval(uses)
 
     def one(self, u: Use, g: int, waits: tuple[Event, ...], begun: list[Leaf],
-            whole: list[Leaf]) -> None:
+            whole: list[Leaf], recs: tuple[Event, ...] = ()) -> None:
         """A function on a grain."""
         event = lambda what, leaf: Event(f"{what}.{self.leaves[leaf[0]]}",
                                          self.slot(leaf[0], leaf[2], g))
         ins, outs = self.operands(u, g)
         self.add("main", u.fn, u.unit, ins=ins, outs=outs,
                  waits=waits + tuple(event("done", x) for x in begun),
-                 recs=tuple(event("grad", x) for x in whole))
+                 recs=(*recs, *(event("grad", x) for x in whole)))
 
     def leaf_span(self, uses: list[Use]) -> tuple[dict, dict]:
         """First and last use that writes each leaf."""
@@ -231,7 +235,9 @@ class _Maker(Operands):
             saved = (self.saved(u, g),) if u.kind.saved else ()
             sums = [r for r in self.operands(u, g)[1] if r.cls == "acc"]
             for ref in (*saved, self.value(u.y, g), self.change(u.y, g), *sums):
-                self.add("main", "drop", u.unit, outs=(ref,))
+                spent = Event(f"spent.{ref.cls[5:]}", ref.index)
+                self.add("main", "drop", u.unit, outs=(ref,),
+                         recs=(spent,) * ref.cls.startswith("near."))
 
     def drop_unit(self, u: Use) -> None:
         self.add("main", "drop", u.unit, outs=(Ref(f"ring.{u.ring}", u.slot),),
@@ -244,9 +250,10 @@ class _Maker(Operands):
         for u in uses:
             if u.stays and u.key not in used:
                 self.drop_unit(u)
-            saved = (self.saved(u, 0),) if u.kind.saved else ()
-            for ref in (*saved, *([self.value(u.x, 0)] if u.kind.x else [])):
-                self.add("main", "drop", u.unit, outs=(ref,))
+            kept = [(f"save.{u.kind.name}", u.index)] if u.kind.saved else []
+            for cls, n in (*kept, *([("x", u.x)] if u.kind.x else [])):
+                if not activations.goes(self, cls, n):
+                    self.add("main", "drop", u.unit, outs=(self.placed(cls, n, 0),))
 
     def leaf_done(self, u: Use, x: Leaf, g: int) -> None:
         """A whole leaf: reduce it, or push it on this rank's own sums; then it is dead."""
@@ -353,15 +360,15 @@ class _Maker(Operands):
 
     def alone(self, s: Step) -> Step:
         """The step where collectives have no queues of their own."""
-        kept = lambda events: tuple(e for e in events if (self.offload or self.shards.away) and
+        kept = lambda events: tuple(e for e in events if self.hosts and
                                     e.name.partition(".")[0] in offload.EVENTS)
         queue = "main" if s.queue in ("gather", "reduce") else s.queue
         return replace(s, queue=queue, waits=kept(s.waits), recs=kept(s.recs))
 
 
-def schedule(spec: Spec, graph: Graph, shards: Shards) -> Schedule:
+def schedule(spec: Spec, graph: Graph, shards: Shards, saves: Mapping[str, int]) -> Schedule:
     layers.few(spec, graph)
-    m = _Maker(spec, graph, shards, ops.BYTES[spec.train.precision])
+    m = _Maker(spec, graph, shards, ops.BYTES[spec.train.precision], saves)
     uses = m.bind(m.chain("train"))
     written = Counter(f for u in uses for f, _, _ in u.leaves)
     for f in shards.flats:

@@ -188,7 +188,8 @@ class Train:
     blocks whose values backward makes again; memory_budget: bytes of the arena on each target, for
     which more of them may be. head_chunk: tokens of a chunk in which the head and the loss go
     through a micro-batch, None: as the shape asks for. accumulate: a rank's micro-batches of a step
-    go through the model one after the other (grains), or all of them through each layer. max_skips:
+    go through the model one after the other (grains), or all of them through each layer.
+    offload_activations: what backward needs lies in the host arena until then. max_skips:
     skipped steps in a row that end a run, but for those that lower a dynamic loss scale, which ends
     it at its least."""
     __pydantic_config__ = _KEYS
@@ -206,6 +207,7 @@ class Train:
     recompute: Annotated[tuple[str, ...], PlainValidator(again)] = ()
     reduction: Choice("exact", "fast") = "exact"
     accumulate: Choice("grains", "layers") = "grains"
+    offload_activations: Flag = False
     memory_budget: Annotated[int, PlainValidator(whole_bytes)] | None = None
 
 

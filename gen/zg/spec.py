@@ -359,6 +359,12 @@ def _masters(keys: SpecKeys, root: Node) -> None:
                    "zero.offload_optimizer.device and zero.offload_param.device none beside it")
 
 
+def _activations(keys: SpecKeys, root: Node) -> None:
+    if keys.train.offload_activations and keys.train.accumulate == "layers":
+        raise fail(root, ("train", "offload_activations"), "accumulate layers keeps those of all "
+                   "grains on the device", "false, or train.accumulate grains")
+
+
 def _reduction(keys: SpecKeys, root: Node) -> None:
     if keys.train.reduction == "fast" and "cpu" in keys.targets:
         raise fail(root, ("train", "reduction"), "fast lets NCCL sum, and the target cpu has none",
@@ -389,6 +395,7 @@ def load(path: str, sets: Sequence[str] = (), zero: str | None = None) -> Spec:
     _offload(keys, root)
     notes = (*notes, *_filed(keys, root))
     _masters(keys, root)
+    _activations(keys, root)
     _chunk(keys, root, model)
     _reduction(keys, root)
     _loss_scale(keys, root)
