@@ -7,9 +7,9 @@ then (`train.offload_activations`): units' inputs, and what blocks save.
     up     the value, beside the backward of the unit behind   -> raised.C[s], after spent.C[s]
     main   the backward that reads it, after raised.C[s]; its drop -> spent.C[s]
 
-C is `x`, or `save.KIND`; s = i % k is one of k slots of class `near.C`. The last k values of a class
-stay: nothing takes their slots. Of x, backward has its unit's output and input and gets the next
-input, so k is 3; of what is saved it is 2.
+C is `x`, or `save.KIND`; s = i % k is one of k slots of class `near.C`. The last k values of a
+class stay: nothing takes their slots. Of x, backward has its unit's output and input and gets the
+next input, so k is 3; of what is saved it is 2.
 """
 from __future__ import annotations
 
