@@ -51,6 +51,21 @@ def test_grains_in_both_orders_cost_the_same_work(grains: int, again: str) -> No
     assert 'go through' not in explain.explain(a)
 
 
+def test_a_unit_may_write_two_leaves_by_itself(tmp_path: Path) -> None:
+    """One block, of which a matrix is kept whole: own sums of one leaf at a time."""
+    path = tmp_path / 'one.yaml'
+    path.write_text((SPECS / 'gpt-tiny.yaml').read_text().replace('- blocks: 3', '- blocks: 1'))
+    p = build.build(spec.load(str(path), (
+        'zero.stage=3', 'cluster.ranks=2', 'train.micro_batch=1', 'train.global_batch=8',
+        'train.accumulate=layers', 'zero.stage3_param_persistence_threshold=0',
+        'zero.replicate=["h.*.attn.c_attn.weight"]'))).plan
+    check.check(p)
+    writers = [s for s in p.section('grain').steps
+               if {'leaf.block', 'leaf.keep'} <= {r.cls for r in s.outs}]
+    assert len(writers) == p.together == 4 and p.cls('leaf.keep').slots == 4
+    assert p.cls('pend').slots == 1
+
+
 def test_a_plan_has_only_so_many_lines() -> None:
     """Five units: 8192 turns are 1638 grains and a rest."""
     loaded = lambda grains: spec.load(str(SPECS / 'gpt-tiny.yaml'), (

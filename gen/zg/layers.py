@@ -5,7 +5,8 @@ one's turn (`train.accumulate: layers`): it is gathered once for all, and reduce
     reduce  its leaf on the sums, a count of grains    -> done[s]
     reduce  after the last: the count back to none; one reduction of the sums that were made in
             class `pend`, where own grains are summed first
-Leaves that several units write wait for the last of these, in a slot for each grain.
+Leaves that several units write wait for the last of these, in a slot for each grain; so does that
+of `keep`, which comes beside another.
 """
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def few(spec: Spec, graph: Graph) -> None:
 def use(m: _Maker, u: Use, waits: tuple[Event, ...], begun: Sequence[Leaf],
         whole: Sequence[Leaf]) -> None:
     """begun, whole: the leaves that u writes first, and last."""
-    now = [x for x in whole if x in begun]
+    now = [x for x in whole if x in begun and x[0] != "keep"]       # `pend` is for one at a time
     if waits:
         m.add("main", "mark", u.unit, waits=waits)
     for g in range(m.together):
@@ -46,7 +47,7 @@ def use(m: _Maker, u: Use, waits: tuple[Event, ...], begun: Sequence[Leaf],
     m.release(u)
     _end(m, u, now)
     for x in whole:
-        if x not in begun:
+        if x not in now:
             for g in range(m.together):
                 _push(m, u, [x], g)
             _end(m, u, [x])

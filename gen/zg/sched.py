@@ -372,8 +372,9 @@ def schedule(spec: Spec, graph: Graph, shards: Shards, saves: Mapping[str, int])
     uses = m.bind(m.chain("train"))
     written = Counter(f for u in uses for f, _, _ in u.leaves)
     for f in shards.flats:
-        several = m.together if written[f.name] > f.count else 1        # until the last use
-        m.leaf[f.name] = 2 if spec.zero.overlap_comm and f.count > 1 else several
+        late = written[f.name] > f.count or f.name == "keep"        # after the last use's grains
+        m.leaf[f.name] = 2 if spec.zero.overlap_comm and f.count > 1 else \
+            m.together if late else 1
     m.ahead, staying, live = rings.choose(spec, shards, uses)
     m.stage = {name: m.ahead + 1 for name in sorted(shards.away)}
     uses = rings.stay(uses, staying)
