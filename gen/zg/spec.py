@@ -304,6 +304,9 @@ def _schedule(keys: SpecKeys, root: Node) -> Schedule:
     if s.total_num_steps is not None and s.total_num_steps <= max(2, s.warmup_num_steps):
         raise fail(root, (*path, "total_num_steps"), f"{s.total_num_steps} steps end before the "
                    "decay begins", f"more than {max(2, s.warmup_num_steps)}")
+    if s.type == "OneCycle" and s.cycle_min_lr > s.cycle_max_lr:
+        raise fail(root, (*path, "cycle_min_lr"), f"{s.cycle_min_lr:g} is above cycle_max_lr "
+                   f"{s.cycle_max_lr:g}", f"0 to {s.cycle_max_lr:g}")
     if s.cycle_momentum and keys.train.optimizer.type not in kinds.CYCLED and \
             root.at((*path, "cycle_momentum")).value is True:
         raise fail(root, (*path, "cycle_momentum"), f"{keys.train.optimizer.type} has no betas",
