@@ -61,7 +61,7 @@ def recipe(precision: str) -> tuple[str, ...]:
 # ---- the law within the target: eight grains, however they are spread
 
 @pytest.mark.slow
-@pytest.mark.parametrize('precision', ['f32', 'bf16'])
+@pytest.mark.parametrize('precision', ['f32', 'bf16', 'f16'])
 @pytest.mark.parametrize('family', FAMILIES)
 def test_one_hash(folder: pathlib.Path, family: str, precision: str) -> None:
     rows = [{'family': family, **PLAIN},
@@ -134,12 +134,14 @@ def losses(result: law.Result) -> np.ndarray:
 # attention's keys, of a softmax. In f32 such a sum of n <= 256 terms is off by at most n * 2^-24
 # and far less on average, and a loss is a mean over hundreds of tokens that are off to either side:
 # 2^-20 of it in the first step. In bf16 a sum that is off may fall to the other side of a rounding,
-# 2^-8 of one activation. Later the weights differ, too, where a gradient is as small as its error:
-# Adam moves those by up to lr in either direction.
+# 2^-8 of one activation; in f16 that is 2^-11, and the bounds are as much lower. Later the weights
+# differ, too, where a gradient is as small as its error: Adam moves those by up to lr in either
+# direction.
 @pytest.mark.slow
 @pytest.mark.parametrize('family', FAMILIES)
 @pytest.mark.parametrize('precision,first,later', [('f32', 2 ** -20, 2 ** -16),
-                                                   ('bf16', 2 ** -14, 2 ** -10)])
+                                                   ('bf16', 2 ** -14, 2 ** -10),
+                                                   ('f16', 2 ** -17, 2 ** -13)])
 def test_losses_are_the_cpus(folder: pathlib.Path, family: str, precision: str, first: float,
                              later: float) -> None:
     way = {'family': family, **PLAIN, 'stage': 3, 'ranks': 2, 'graph': True, 'queue': 'late'}

@@ -125,9 +125,45 @@ def test_bf16_widens_exactly() -> None:
     assert agreed("both", x, np.float32).tobytes() == zk.from_bf16(x).tobytes()
 
 
+# ---- f16
+
+HALVES = np.arange(2 ** 16).astype(np.uint16)
+
+
+def test_every_half_widens_exactly() -> None:
+    want = HALVES.view(np.float16).astype(np.float32)
+    for name in ("widen_f16", "one_f16"):
+        found = agreed(name, HALVES, np.float32)
+        nan = np.isnan(found)
+        assert np.array_equal(nan, np.isnan(want))
+        assert found[~nan].tobytes() == want[~nan].tobytes()
+
+
+def test_floats_round_to_the_nearest_half() -> None:
+    """Every half, what lies midway between two, the floats next to both, and a cover of all; numpy
+    rounds them. Ties go to the even one, from 65520 on to infinity; NaN stays NaN."""
+    half = HALVES.view(np.float16).astype(np.float32)
+    half = half[np.isfinite(half)]
+    with np.errstate(over="ignore"):
+        above = np.nextafter(half.astype(np.float16), np.float16(np.inf)).astype(np.float32)
+        even = np.concatenate([half, half / 2 + above / 2])
+    even = even[np.isfinite(even)]
+    near = [even, np.nextafter(even, np.float32(np.inf)), np.nextafter(even, np.float32(-np.inf))]
+    edge = np.array([65504, 65519.996, 65520, 65535, 65536, 3e38, 2.0 ** -24, 2.0 ** -25,
+                     2.0 ** -25 * 1.0000001, 2.0 ** -26, 2.0 ** -14, 1e-45], np.float32)
+    x = np.concatenate([*near, edge, -edge, floats(-70000, 70000)])
+    x = np.resize(x, -(-x.size // 16) * 16)
+    with np.errstate(over="ignore"):
+        want = x.astype(np.float16).view(np.uint16)
+    found = agreed("narrow_f16", x, np.uint16)
+    assert found.tobytes() == agreed("scalar_f16", x, np.uint16).tobytes()
+    nan = np.isnan(x)
+    assert np.array_equal(found[~nan], want[~nan]) and np.isnan(found[nan].view(np.float16)).all()
+
+
 # ---- lanes
 
-@pytest.mark.parametrize("dtype", [zk.F32, zk.BF16])
+@pytest.mark.parametrize("dtype", zk.REALS.values())
 def test_parts_touch_n_elements(dtype: int) -> None:
     for _, lib in each():
         for n in range(-1, 19):

@@ -37,6 +37,7 @@ WIDTH = {F32: 4, BF16: 2, F16: 2}           # bytes of a real
 IN_OUT, OUT_IN = 0, 1
 GELU_TANH, GELU_ERF = 0, 1
 VALID, NONFINITE, LOST, SUMS = 64, 65, 66, 72
+FAULTY, RESCALED, LOWEST = 1, 2, 3          # why a step was skipped
 
 ISAS = ("avx2", "avx512")
 ON_DEVICE = "ZR_TEST_DEVICE" in os.environ

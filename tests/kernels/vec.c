@@ -48,6 +48,31 @@ void over_scalar(uint16_t *y, const float *x, int64_t n)
         setr(y, i, ZK_BF16, x[i]);
 }
 
+void over_narrow_f16(uint16_t *y, const float *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += 16)
+        store16r(y, i, ZK_F16, load16(x + i));
+}
+
+void over_widen_f16(float *y, const uint16_t *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += 16)
+        store16(y + i, load16r(x, i, ZK_F16));
+}
+
+/* The same by scalars. */
+void over_scalar_f16(uint16_t *y, const float *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        setr(y, i, ZK_F16, x[i]);
+}
+
+void over_one_f16(float *y, const uint16_t *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        y[i] = realr(x, i, ZK_F16);
+}
+
 void over_part(void *y, const void *x, int64_t n, int dtype)
 {
     store16rn(y, 0, dtype, load16rn(x, 0, dtype, (int)n), (int)n);
