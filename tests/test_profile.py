@@ -16,11 +16,12 @@ import trainer
 from zg import build, cost, spec as reader
 from zg.plan import Plan
 
-QUEUES = ['main', 'gather', 'reduce', 'host', 'up', 'down']
+QUEUES = ['main', 'gather', 'reduce', 'host', 'up', 'down', 'load', 'store']
 STEPS = 'steps'                               # the thread of whole steps
 OFFLOAD = 'zero.offload_optimizer.device=cpu'
+FILED = ('zero.offload_optimizer.device=nvme', 'zero.offload_optimizer.nvme_path=/tmp')
 WAYS = [(0, 1, ()), (0, 2, ()), (1, 2, ()), (2, 4, ()), (3, 1, ()), (3, 4, ()), (3, 2, ('train.accumulate=layers',)),
-        (3, 2, ('zero.overlap_comm=false',)), (1, 2, (OFFLOAD,)),
+        (3, 2, ('zero.overlap_comm=false',)), (1, 2, (OFFLOAD,)), (2, 2, FILED),
         (3, 2, (OFFLOAD, 'zero.offload_param.device=cpu', 'train.precision=bf16'))]
 
 Event = dict[str, object]
@@ -149,16 +150,17 @@ def test_every_command_once_and_the_same_bits(
     assert [path.name for path in tmp_path.iterdir()] == ['p']
 
 
-def test_bytes_of_copies(tmp_path: pathlib.Path, tokens: pathlib.Path) -> None:
-    settings = keys(1, 2, (OFFLOAD,))
-    binary = trainer.build(trainer.generate(law.path('gpt'), *settings))
+@pytest.mark.parametrize('kind', [trainer.GCC, trainer.EMULATED], ids=['cpu', 'gpu'])
+def test_bytes_of_copies(tmp_path: pathlib.Path, tokens: pathlib.Path, kind: trainer.Kind) -> None:
+    settings = [*keys(1, 2, FILED), 'train.global_batch=2']
+    binary = trainer.build(trainer.generate(law.path('gpt'), *settings), kind)
     assert run(binary, tokens, '--profile', tmp_path / 'p').code == 0
     want = collections.Counter()
     for s in plan_of(*settings).sections:
         for x in s.steps if s.name in ('begin', 'grain', 'update') else ():
             want[x.queue] += s.repeat * sum(i.value for i in x.ints
                                             if x.op == 'copy' and i.name == 'bytes')
-    assert want['down'] and want['up']
+    assert all(want[queue] for queue in ('down', 'up', 'load', 'store'))
     for (_, queue), row in read(tmp_path / 'p').items():
         moved = sum(e['args']['bytes'] for e in row if e['name'] == 'copy')
         assert moved == 2 * want[queue]       # of two steps

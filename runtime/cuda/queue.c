@@ -99,6 +99,7 @@ static void call_host(zr *z, int queue, const char *name, int kind, zr_fn *fn, i
     cudaStream_t stream = zr_on(z, queue, name);
     zr_note *note = zr_note_begin(z, queue, name, kind);
     zr_cuda(z, cudaLaunchHostFunc(stream, run_work, w), "calling a function of the host");
+    if (kind == ZR_MOVES) z->queue[queue].copied += i[2];
     zr_note_end(z, note);
 }
 
@@ -119,7 +120,6 @@ void zr_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes)
     if (queue == ZR_LOAD || queue == ZR_STORE) {
         call_host(z, queue, "copy", ZR_MOVES, queue == ZR_LOAD ? load : store, 3,
                   (const int64_t[]){from, to, bytes});
-        z->queue[queue].copied += bytes;
         return;
     }
     int up = queue == ZR_UP;
