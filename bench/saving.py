@@ -1,9 +1,10 @@
 """saving.py -- what it costs a CPU's program to need less memory.
 
 A model (GPT-2 124M), one rank with all cores, f32: as it is, with every block's values made again
-by backward, and with the optimizer on the host. Programs take turns; figures are medians of pairs
-of neighbouring runs. Then the host's AdamW alone, beside the most that this memory moves in the
-same minute: copies and sums in place by as many threads (numpy), bytes read and bytes written.
+by backward, with the optimizer or activations on the host, and with all of these and parameters.
+Programs take turns; figures are medians of pairs of neighbouring runs. Then the host's AdamW alone,
+beside the most that this memory moves in the same minute: copies and sums
+in place by as many threads (numpy), bytes read and bytes written.
 
 The table goes to stdout, all figures to out/saving.json. A load average above 0.3 at the start
 makes a run invalid.
@@ -30,7 +31,11 @@ import zk  # noqa: E402
 from zg import cost, ops, plan  # noqa: E402
 
 WAYS = {'as it is': (), 'recompute full': ('train.recompute=full',),
-        'optimizer on the host': ('zero.stage=1', 'zero.offload_optimizer.device=cpu')}
+        'optimizer on the host': ('zero.stage=1', 'zero.offload_optimizer.device=cpu'),
+        'activations on the host': ('train.offload_activations=true',),
+        'all on the host': ('zero.stage=3', 'zero.offload_optimizer.device=cpu',
+                            'zero.offload_param.device=cpu', 'train.offload_activations=true',
+                            'train.recompute=full')}
 ELEMENTS = 1 << 25              # of the update: 900 MB, far more than caches hold
 TRIES = 5                       # of which the best counts
 
