@@ -10,6 +10,7 @@ import pathlib
 import random
 import re
 import subprocess
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -173,12 +174,20 @@ def keys(way: Way) -> list[str]:
              'train.accumulate': way.get('accumulate', 'grains'),
              'zero.stage3_max_reuse_distance': way.get('reuse', 0),
              'zero.offload_optimizer.device': way.get('offload', 'none'),
-             'zero.offload_param.device': way.get('params', 'none') if way['stage'] == 3 else 'none',
+             'zero.offload_param.device': params(way),
              'train.offload_activations': str(way.get('values', False) and way.get(
                  'accumulate') != 'layers').lower(),
              'zero.sub_group_size': way.get('tile', 4096),
              'zero.offload_optimizer.buffer_count': way.get('turns', 1)}
-    return [f'{key}={value}' for key, value in named.items()]
+    return [f'{key}={value}' for key, value in named.items()] + \
+        [f"{key.replace('device', 'nvme_path')}={tempfile.gettempdir()}"
+         for key, value in named.items() if value == 'nvme']
+
+
+def params(way: Way) -> str:
+    """Where a way's parameters lie: those in a file need the optimizer off the device."""
+    asked = str(way.get('params', 'none')) if way['stage'] == 3 else 'none'
+    return 'cpu' if asked == 'nvme' and way.get('offload', 'none') == 'none' else asked
 
 
 def known(kind: trainer.Kind, family: str, folder: pathlib.Path, **settings: object) -> str:

@@ -275,7 +275,7 @@ def idle(p: Plan, row: object, name: str, by: int) -> bool:
     """No change at all: a step that is never taken, more room at the arena's end."""
     last = {c.kind: c for c in p.classes}
     return (name == 'key_step' and row.count == 1) or \
-        (by > 0 and row in (last['gpu'], last['host']) and name != 'slots')
+        (by > 0 and row in (last['gpu'], last['host'], last.get('filed')) and name != 'slots')
 
 
 def of_tables(p: Plan) -> Iterator[Mutant]:

@@ -49,6 +49,9 @@ WAYS = {
     'stage 3, four grains through a unit': (
         'zero.stage=3', 'train.accumulate=layers', 'cluster.ranks=4', 'train.global_batch=16',
         'train.micro_batch=1', 'train.precision=bf16', 'train.recompute=full'),
+    'stage 3, all in a file': (
+        'zero.stage=3', 'zero.offload_optimizer.device=nvme', 'zero.offload_param.device=nvme',
+        'zero.offload_optimizer.nvme_path=/tmp', 'train.precision=bf16'),
     'stage 3, one queue, bf16': ('zero.stage=3', 'zero.overlap_comm=false', 'train.precision=bf16'),
 }
 

@@ -26,8 +26,8 @@ WAYS = {
     'order': ['eager', 'late', 'shuffled:1', 'shuffled:2', 'shuffled:3'],
     'accumulate': ['grains', 'layers']}
 OFFLOADED = {
-    'family': FAMILIES, 'stage': [1, 2, 3], 'ranks': [1, 2], 'offload': ['none', 'cpu'],
-    'params': ['none', 'cpu'], 'values': [False, True],
+    'family': FAMILIES, 'stage': [1, 2, 3], 'ranks': [1, 2], 'values': [False, True],
+    'offload': ['none', 'cpu', 'nvme'], 'params': ['none', 'cpu', 'nvme'],
     'tile': [5000, BIG], 'turns': [1, 4], 'reduce': [BIG], 'gather': [BIG], 'small': [100],
     'prefetch': ['auto'], 'overlap': [True, False], 'graph': [True, False],
     'queue': ['eager', 'late'], 'again': ['none'], 'order': ['late', 'shuffled:1', 'shuffled:2']}

@@ -3,6 +3,8 @@ that nothing is left of it.
 
 That the bits are everybody's for all ways of spreading work: tests/test_law.py, too.
 """
+import contextlib
+import json
 import os
 import pathlib
 import re
@@ -198,6 +200,97 @@ def test_a_program_without_a_file_takes_no_place_for_one(folder: pathlib.Path) -
     done = program.run(trainer.build(trainer.generate(law.path('gpt'))), '--data',
                        folder / 'tokens', '--steps', 1, '--nvme', folder)
     assert done.code == 2 and 'keeps nothing in a file' in done.err
+
+
+# ---- disks that fail
+
+@pytest.fixture(scope='module')
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    library = tmp_path_factory.mktemp('faults') / 'disk.so'
+    trainer.sh('gcc', '-O1', '-Wall', '-Werror', '-shared', '-fPIC', 'tests/faults/disk.c', '-o',
+               library, '-ldl')
+    return library
+
+
+def faults(folder: pathlib.Path, library: pathlib.Path, fault: str) -> program.Result:
+    """Three steps of two ranks; nothing is left in the directory."""
+    disk = folder / 'disk'
+    disk.mkdir(exist_ok=True)
+    done = program.run(made(), '--data', folder / 'tokens', '--steps', 3, '--hash', '--nvme', disk,
+                       LD_PRELOAD=library, FAULT=fault)
+    assert list(disk.iterdir()) == [] and 'Sanitizer' not in done.err
+    return done
+
+
+def test_every_disk_gives_the_same_bits(folder: pathlib.Path, faulty: pathlib.Path) -> None:
+    """With io_uring and without, short and slow."""
+    whole = faults(folder, faulty, '')
+    for fault in ('ringless', 'ringless short', 'ringless slow'):
+        done = faults(folder, faulty, fault)
+        assert 'by reads and writes' in done.err and 'the plan says' not in done.out
+        assert (done.code, done.line('weights')) == (0, whole.line('weights'))
+
+
+@pytest.mark.parametrize('fault,said', [
+    ('ringless read', 'reading [0-9]+ bytes at [0-9]+ of .*: Input/output error'),
+    ('ringless write', 'writing [0-9]+ bytes at [0-9]+ of .*: No space left on device'),
+    ('enter', '(reading|writing) [0-9]+ bytes at [0-9]+ of .*: Input/output error'),
+    ('full', '[0-9]+ bytes are needed, the disk has [0-9]+ free; --nvme DIR names another disk')])
+def test_a_disk_that_fails_ends_the_run(folder: pathlib.Path, faulty: pathlib.Path, fault: str,
+                                        said: str) -> None:
+    """All ranks, in seconds, with the code that is documented and one line that says why."""
+    done = faults(folder, faulty, fault)
+    assert done.code == 3 and done.seconds < 60
+    assert re.search(f'rank [01]: .*{said}', done.err), done.err
+
+
+def test_a_file_that_is_cut_ends_the_run(folder: pathlib.Path) -> None:
+    disk = folder / 'disk'
+    disk.mkdir()
+    running = program.start(made(), folder / 'tokens', '--nvme', disk, '--steps', 1000000)
+    for _ in range(2):
+        running.stderr.readline()
+    while running.poll() is None:               # a write would make it as long again
+        with contextlib.suppress(OSError):
+            for file in arenas(running.pid, disk):
+                os.truncate(file, 0)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == 3 and 'the file ends before' in said
+    assert list(disk.iterdir()) == []
+
+
+# ---- DeepSpeed's configurations, from the file to the run
+
+ZERO = 'zero_optimization'
+STAGE_3 = {'stage': 3, 'sub_group_size': 5000, 'stage3_prefetch_bucket_size': 'auto',
+           'stage3_param_persistence_threshold': 100}
+CONFIGS = {
+    'states on the host, parameters in a file': {ZERO: {
+        **STAGE_3, 'offload_optimizer': {'device': 'cpu', 'pin_memory': True},
+        'offload_param': {'device': 'nvme', 'nvme_path': '/tmp', 'pin_memory': True,
+                          'buffer_count': 5, 'buffer_size': 1e8, 'max_in_cpu': 1e9}},
+        'aio': {'block_size': 262144, 'queue_depth': 32, 'thread_count': 1, 'single_submit': False,
+                'overlap_events': True}},
+    'all on the host': {ZERO: {
+        **STAGE_3, 'allgather_partitions': True, 'allgather_bucket_size': 5e8,
+        'overlap_comm': True, 'contiguous_gradients': True,
+        'offload_optimizer': {'device': 'cpu', 'pin_memory': True},
+        'offload_param': {'device': 'cpu', 'pin_memory': True}}},
+    'all in a file': {ZERO: {
+        **STAGE_3, 'offload_optimizer': {'device': 'nvme', 'nvme_path': '/tmp', 'buffer_count': 4,
+                                         'pipeline_read': True, 'pipeline_write': True},
+        'offload_param': {'device': 'nvme', 'nvme_path': '/tmp'}}}}
+
+
+def test_deepspeeds_configurations_run(folder: pathlib.Path) -> None:
+    found = set()
+    for config in ({ZERO: {'stage': 0}}, *CONFIGS.values()):
+        (folder / 'ds.json').write_text(json.dumps(config))
+        source = trainer.sh('gen/zgen', law.path('gpt'), '--zero', folder / 'ds.json',
+                            '--set', 'cluster.ranks=2', '--set', 'train.precision=bf16')
+        found.add(law.run(trainer.build(source), '--data', folder / 'tokens', '--steps', 3,
+                          log=folder / 'log'))
+    assert len(found) == 1
 
 
 # ---- what is refused

@@ -38,8 +38,9 @@ STAGE_3 = {
     'queue': ['eager', 'late', 'shuffled:3', 'shuffled:4'], 'threads': [1, 2], 'unmap': [0, 1],
     'every': [0], 'again': law.AGAIN, 'reuse': [0, 30000, BIG], 'accumulate': ACCUMULATE}
 OFFLOADED = {
-    'family': law.FAMILIES, 'stage': [1, 2, 3], 'ranks': [1, 2, 3, 4], 'offload': ['none', 'cpu'],
-    'params': ['none', 'cpu'], 'values': [False, True], 'tile': [1024, 5000, BIG], 'turns': [1, 2, 4],
+    'family': law.FAMILIES, 'stage': [1, 2, 3], 'ranks': [1, 2, 3, 4],
+    'offload': ['none', 'cpu', 'nvme'], 'params': ['none', 'cpu', 'nvme'], 'values': [False, True],
+    'tile': [1024, 5000, BIG], 'turns': [1, 2, 4],
     'reduce': [5000, BIG], 'gather': [3000, BIG], 'small': [0, 100],
     'prefetch': [0, 'auto', BIG], 'overlap': [True, False], 'flat': [False, True],
     'queue': ['eager', 'late', 'shuffled:5', 'shuffled:6'], 'threads': [1, 3], 'unmap': [0, 1],
@@ -148,6 +149,8 @@ def test_one_hash_in_brief(tmp_path: pathlib.Path, family: str, precision: str) 
          'again': 'full'},
         {'stage': 2, 'ranks': 2, 'offload': 'cpu', 'tile': 5000, 'turns': 2, 'queue': 'late',
          'overlap': True},
+        {'stage': 3, 'ranks': 2, 'offload': 'nvme', 'params': 'nvme', 'tile': 5000, 'turns': 2,
+         'queue': 'shuffled:6', 'overlap': True},
         {'stage': 3, 'ranks': 2, 'offload': 'cpu', 'params': 'cpu', 'queue': 'shuffled:4',
          'overlap': True, 'values': True},
         {'stage': 3, 'ranks': 8, 'prefetch': BIG, 'queue': 'shuffled:2', 'overlap': True},
