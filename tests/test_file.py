@@ -323,6 +323,7 @@ def test_noted(keys: tuple[str, ...], said: str) -> None:
 
 # ---- the checker
 
+@pytest.mark.slow
 @pytest.mark.parametrize('precision', ['f32', 'bf16'])
 @pytest.mark.parametrize('name', MIXED)
 def test_a_broken_move_is_refused(name: str, precision: str) -> None:
