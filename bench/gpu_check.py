@@ -35,8 +35,8 @@ LIMIT = 60 if not REHEARSAL else 300            # seconds of one run
 STEPS = 20
 PAGE = 2 << 20                                  # bytes of device memory that are taken at a time
 # Relative, of the first loss and of any of twenty: see tests/test_emulated.py.
-BOUNDS = {'f32': (2e-6, 2e-4), 'bf16': (4e-3, 4e-2)}
-REALS = ('f32', 'bf16') if not REHEARSAL else ('bf16',)
+BOUNDS = {'f32': (2e-6, 2e-4), 'bf16': (4e-3, 4e-2), 'f16': (5e-4, 5e-3)}
+REALS = ('f32', 'bf16', 'f16') if not REHEARSAL else ('bf16',)
 LOOKED_AT = FAMILIES if not REHEARSAL else FAMILIES[:1]
 
 

@@ -39,6 +39,13 @@ def _nvme(*parts: str) -> str:
 
 _AGAIN = _train(recompute=RECOMPUTE)
 _GRAINS = _train(accumulate="grains")
+
+
+def _stash(s: Spec) -> Spec:
+    """Activations to the host, where they can go there."""
+    return _train(offload_activations=True)(s) if s.train.accumulate == "grains" else s
+
+
 _SPLIT = _zero(stage=3)
 _STATES, _HERE = (_device("offload_optimizer", name) for name in ("cpu", "none"))
 _PARAMS, _GATHERED = (_device("offload_param", name) for name in ("cpu", "none"))
@@ -56,9 +63,11 @@ WAYS: tuple[tuple[str, tuple[Change, ...]], ...] = (
     (_nvme("offload_optimizer", "offload_param"), (_AWAY, _FAR)),
     ("zero.stage=3", (_SPLIT,)),
     ("train.recompute=full", (_AGAIN,)),
+    ("train.offload_activations=true", (_stash,)),
     ("train.accumulate=grains", (_GRAINS,)),
     ("train.accumulate=grains train.recompute=full", (_GRAINS, _AGAIN)),
     ("zero.stage=3 train.recompute=full", (_SPLIT, _AGAIN)),
+    ("zero.stage=3 train.recompute=full train.offload_activations=true", (_SPLIT, _AGAIN, _stash)),
     ("zero.stage=3 zero.offload_optimizer.device=cpu", (_SPLIT, _STATES)),
     ("zero.stage=3 zero.offload_optimizer.device=cpu train.recompute=full",
      (_SPLIT, _STATES, _AGAIN)),
