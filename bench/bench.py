@@ -187,10 +187,16 @@ def run(case: Case, p: plan.Plan, steps: int, data: Path) -> Run:
                last['started'] + last['start_arena'] - called, last['wire'], touched)
 
 
+def tokens(p: plan.Plan, steps: int) -> Path:
+    """A file of tokens for so many timed steps and one before them."""
+    data, count = MADE / 'tokens.bin', TOKENS * (steps + 1) + 1
+    drawn = np.random.RandomState(1).randint(0, p.head.vocab, count)
+    data.write_bytes(drawn.astype('<u2').tobytes())
+    return data
+
+
 def measure(plans: dict[Case, plan.Plan], steps: int, rounds: int) -> dict[str, list[Run]]:
-    data = MADE / 'tokens.bin'
-    count, vocab = TOKENS * (steps + 1) + 1, next(iter(plans.values())).head.vocab
-    data.write_bytes(np.random.RandomState(1).randint(0, vocab, count).astype('<u2').tobytes())
+    data = tokens(next(iter(plans.values())), steps)
     runs: dict[str, list[Run]] = {case.name: [] for case in plans}
     for turn in range(rounds):
         for case, p in plans.items():
