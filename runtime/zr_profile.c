@@ -23,7 +23,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { TEXT = 1 << 16, LINE = 1024, OTHERS = 32 };
+enum { TEXT = 1 << 16, LINE = 1024 };
 
 const char *zr_queue_name(int queue)
 {
@@ -47,12 +47,12 @@ static void part_name(const zr *z, char *path)
     snprintf(path, ZR_FILE, "%s.part", z->o->profile);
 }
 
-static void refuse(zr *z, const struct stat *s, int fd, const char *option)
+static void refuse(zr *z, const struct stat *s, const char *name, int fd, const char *option)
 {
     struct stat other;
     if (fd >= 0 && !fstat(fd, &other) && other.st_dev == s->st_dev && other.st_ino == s->st_ino)
         zr_fail(z, ZR_USER, "--profile %s: is the file of %s; the profile would be written over it",
-                z->o->profile, option);
+                name, option);
 }
 
 void zr_profile_open(zr *z)
@@ -63,17 +63,18 @@ void zr_profile_open(zr *z)
     if (!file || z->rank != 0) return;
     if (strlen(file) + sizeof ".part" > ZR_FILE) zr_fail(z, ZR_USER, "--profile: a name too long");
     part_name(z, part);
-    int there = !stat(file, &s);
-    if (there && !S_ISREG(s.st_mode)) zr_fail(z, ZR_USER, "--profile %s: is no file", file);
-    if (there) {
-        refuse(z, &s, z->train.count ? z->train.fd : -1, "--data");
-        refuse(z, &s, z->val.count ? z->val.fd : -1, "--val");
-        refuse(z, &s, z->log.file, "--log");
+    for (const char *name = file; name; name = name == file ? part : NULL) {
+        if (stat(name, &s)) continue;
+        if (!S_ISREG(s.st_mode)) zr_fail(z, ZR_USER, "--profile %s: is no file", name);
+        refuse(z, &s, name, z->train.count ? z->train.fd : -1, "--data");
+        refuse(z, &s, name, z->val.count ? z->val.fd : -1, "--val");
+        refuse(z, &s, name, z->log.file, "--log");
+        if (access(name, W_OK)) zr_fail(z, ZR_USER, "--profile %s: %s", name, strerror(errno));
     }
-    int fd = open(there ? file : part, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    int fd = open(part, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0) zr_fail(z, ZR_USER, "--profile %s: %s", file, strerror(errno));
     close(fd);
-    if (!there) unlink(part);
+    unlink(part);
 }
 
 void zr_profile_start(zr *z)
@@ -84,7 +85,7 @@ void zr_profile_start(zr *z)
     f->room = z->p->commands * steps(z);
     f->note = malloc(bytes + !bytes);
     f->wall = calloc((size_t)steps(z), sizeof *f->wall);
-    f->row = calloc((size_t)z->p->nfunctions + OTHERS, sizeof *f->row);
+    f->row = calloc((size_t)z->p->commands, sizeof *f->row);
     if (!f->note || !f->wall || !f->row) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
     memset(f->note, 0, bytes);            /* its pages are taken now */
     zr_clocks_start(z, f->room);
@@ -142,13 +143,12 @@ static const zr_function *function(const zr *z, const char *name)
 
 static double seconds(const zr_note *note) { return 1e-9 * (double)(note->end - note->begin); }
 
-/* The row of a name, made where there is none yet; the last one takes what finds no room. */
+/* The row of a name, made where there is none yet: no step has more of them than commands. */
 static zr_row *row_of(zr *z, const char *name, int queue)
 {
     zr_profile *f = &z->profile;
     for (zr_row *r = f->row; r < f->row + f->rows; r++)
         if (r->queue == queue && !strcmp(r->name, name)) return r;
-    if (f->rows == z->p->nfunctions + OTHERS) return &f->row[f->rows - 1];
     f->row[f->rows] = (zr_row){.name = name, .queue = queue};
     return &f->row[f->rows++];
 }

@@ -20,6 +20,8 @@ QUEUES = ['main', 'gather', 'reduce', 'host', 'up', 'down', 'load', 'store']
 STEPS = 'steps'                               # the thread of whole steps
 OFFLOAD = 'zero.offload_optimizer.device=cpu'
 FILED = ('zero.offload_optimizer.device=nvme', 'zero.offload_optimizer.nvme_path=/tmp')
+ALL_FILED = (*FILED, 'zero.offload_param.device=nvme', 'zero.offload_param.nvme_path=/tmp',
+             'zero.sub_group_size=20000', 'train.accumulate=layers')
 WAYS = [(0, 1, ()), (0, 2, ()), (1, 2, ()), (2, 4, ()), (3, 1, ()), (3, 4, ()), (3, 2, ('train.accumulate=layers',)),
         (3, 2, ('zero.overlap_comm=false',)), (1, 2, (OFFLOAD,)), (2, 2, FILED),
         (3, 2, (OFFLOAD, 'zero.offload_param.device=cpu', 'train.precision=bf16'))]
@@ -203,10 +205,13 @@ def numbers(line: str) -> list[float]:
     return [float(word) for word in re.findall(r'(?<!\S)-?\d+(?:\.\d+)?(?!\S)', line)]
 
 
-def test_the_table_adds_up(tmp_path: pathlib.Path, tokens: pathlib.Path, tiny: pathlib.Path
+@pytest.mark.parametrize('more', [(), ALL_FILED], ids=['plain', 'filed'])
+def test_the_table_adds_up(tmp_path: pathlib.Path, tokens: pathlib.Path, more: tuple[str, ...]
                            ) -> None:
     """What ZR_MAIN's time went to is the step; each command's calls are the plan's."""
-    done = run(tiny, tokens, '--profile', tmp_path / 'p', ZR_PEAK_GFLOPS=100)
+    settings = keys(3, 2, more)
+    binary = trainer.build(trainer.generate(law.path('gpt'), *settings))
+    done = run(binary, tokens, '--profile', tmp_path / 'p', ZR_PEAK_GFLOPS=100)
     lines = done.out.splitlines()
     begin = next(n for n, line in enumerate(lines) if line.startswith('profile of rank 0'))
     wall = float(re.search(r'([\d.]+) ms a step', lines[begin])[1])
@@ -216,7 +221,7 @@ def test_the_table_adds_up(tmp_path: pathlib.Path, tokens: pathlib.Path, tiny: p
             'no command'} <= {re.split(r' {2,}', line)[0] for line in parts}
     assert sum(numbers(line)[-2] for line in parts) == \
         pytest.approx(wall, abs=0.001 * len(parts))   # each is rounded to 0.001
-    p = plan_of(*keys(3, 2, ()))
+    p = plan_of(*settings)
     table = []
     for line in lines[queue + 1:lines.index(done.line('loss'))]:
         if line.startswith('  '):
@@ -225,10 +230,12 @@ def test_the_table_adds_up(tmp_path: pathlib.Path, tokens: pathlib.Path, tiny: p
             at = line.split()[0]
             works, waits = (float(x) for x in re.findall(r'([\d.]+) ms', line))
             assert at in QUEUES and works + waits <= wall + 0.002
-    for name in ('main', 'gather', 'reduce'):
+    for name in {x.queue for s in p.sections for x in s.steps}:
         want = commands(p, name)
-        del want['wait']
-        assert {row[1]: int(row[2]) for row in table if row[0] == name and row[1] in want} == want
+        waits = want.pop('wait', 0)
+        rows = [row for row in table if row[0] == name]
+        assert {row[1]: int(row[2]) for row in rows if row[1] != 'waits'} == want
+        assert sum(int(row[4]) for row in rows if row[1] == 'waits') == waits   # waits for QUEUE N
     flops = {row[1]: row for row in table if row[-1] == 'peak'}
     assert set(flops) == {'fwd_block', 'bwd_block', 'train_head'}
     wire = ('gather', 'alltoall', 'allreduce')
@@ -260,9 +267,25 @@ def test_no_input_is_written_over(tmp_path: pathlib.Path, tokens: pathlib.Path, 
     assert done.code == 2 and 'is the file of --data' in done.err
     done = run(tiny, tokens, '--log', tmp_path / 'log', '--profile', tmp_path / 'log')
     assert done.code == 2 and 'is the file of --log' in done.err
-    assert tokens.read_bytes() == before and (tmp_path / 'log').read_text() == ''
+    part = tmp_path / 'q.part'            # the name that a profile has while it is written
+    part.write_bytes(before)
+    done = run(tiny, part, '--profile', tmp_path / 'q')
+    assert done.code == 2 and 'q.part: is the file of --data' in done.err
+    assert tokens.read_bytes() == part.read_bytes() == before
+    assert (tmp_path / 'log').read_text() == ''
     done = run(tiny, tokens, '--profile', tmp_path / 'p', steps=0)
     assert done.code == 2 and '--steps is 0' in done.err and not (tmp_path / 'p').exists()
+
+
+def test_a_folder_that_takes_no_file(tmp_path: pathlib.Path, tokens: pathlib.Path,
+                                    tiny: pathlib.Path) -> None:
+    """What is there would be written over, but the profile is made beside it: that this cannot be
+    is said at the start."""
+    (tmp_path / 'p').write_text('before')
+    (tmp_path / 'p.part').mkdir()
+    done = run(tiny, tokens, '--profile', tmp_path / 'p')
+    assert done.code == 2 and 'p.part: is no file' in done.err and 'step 1/' not in done.err
+    assert (tmp_path / 'p').read_text() == 'before'
 
 
 def test_nothing_is_half_written(tmp_path: pathlib.Path, tokens: pathlib.Path) -> None:
