@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from plans import WAYS, keys
+
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / 'gen'))
 
@@ -155,6 +157,13 @@ def test_memory_adds_up() -> None:
             p = planned(name, f'zero.stage={stage}')
             arena = sum(c.slots * c.stride for c in p.classes if c.kind not in ('gpu', 'host'))
             assert sum(n for _, n in cost.memory(p)) == p.arena('cpu') == arena
+
+
+@pytest.mark.parametrize('way', WAYS)
+def test_memory_adds_up_whatever_lies_elsewhere(way: str) -> None:
+    p = planned('gpt-tiny', *keys('gpt-tiny', way))
+    there = {'the host arena', 'the file arena'}
+    assert sum(n for title, n in cost.memory(p) if title not in there) == p.end('scratch')
 
 
 def test_a_gpu_is_mentioned_where_it_is_a_target() -> None:

@@ -73,6 +73,24 @@ def test_grains_by_themselves_need_less() -> None:
     assert 'allowed: train.accumulate=grains or ' in said
 
 
+def test_values_on_the_host_may_come_back() -> None:
+    keys = ('zero.stage=3', 'train.recompute=none', 'train.offload_activations=true')
+    need = planned('gpt-tiny', *BASE, *keys).end('hosted')
+    assert 'allowed: train.offload_activations=false or ' in refused(
+        *keys, f'cluster.memory.host={need - 1}')
+
+
+def test_a_way_is_none_that_another_key_forbids() -> None:
+    """What is offloaded has masters; parameters in a file need the optimizer off the device."""
+    bare = ('train.precision=bf16', 'train.optimizer={type: AdamW, lr: 1.0e-3, masters: false}')
+    least = planned('gpt-tiny', *BASE, *OFFLOAD, 'train.precision=bf16').arena('cpu')
+    assert 'zero.offload' not in refused(*bare, f'cluster.memory.device={least}')
+    params = ('zero.stage=3', 'train.precision=bf16', 'zero.offload_param.device=cpu',
+              'zero.offload_param.nvme_path=/tmp')
+    host = planned('gpt-tiny', *BASE, *params).end('hosted')
+    assert 'nvme' not in refused(*params, f'cluster.memory.host={host // 2}')
+
+
 @pytest.mark.parametrize('text,size', [('3MiB', 3 << 20), ('2 GB', 2 * 10 ** 9), ('12345', 12345)])
 def test_sizes(text: str, size: int) -> None:
     loaded = spec.load(str(SPECS / 'gpt-tiny.yaml'), [f'cluster.memory.host={text}'])

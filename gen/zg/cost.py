@@ -98,7 +98,7 @@ def summary(p: Plan) -> dict[str, object]:
 
 
 GROUPS = (("parameters", ("real", "stage", "ring")), ("optimizer state", ops.STATES),
-          ("gradients", ("leaf", "sum", "pend", "acc")),
+          ("gradients", ("leaf", "sum", "pend", "part", "acc")),
           ("activations", ("x", "near", "dx", "save", "tmp", "tokens", "targets")),
           ("the rest", ("ctl", "sums", "table", "work")))
 

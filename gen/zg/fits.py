@@ -10,7 +10,7 @@ from typing import Callable, Iterator
 
 from .keytypes import RECOMPUTE
 from .plan import Plan
-from .spec import Spec, SpecError
+from .spec import Spec, SpecError, agree
 
 Change = Callable[[Spec], Spec]
 
@@ -39,13 +39,7 @@ def _nvme(*parts: str) -> str:
 
 _AGAIN = _train(recompute=RECOMPUTE)
 _GRAINS = _train(accumulate="grains")
-
-
-def _stash(s: Spec) -> Spec:
-    """Activations to the host, where they can go there."""
-    return _train(offload_activations=True)(s) if s.train.accumulate == "grains" else s
-
-
+_STASH, _KEPT = (_train(offload_activations=x) for x in (True, False))
 _SPLIT = _zero(stage=3)
 _STATES, _HERE = (_device("offload_optimizer", name) for name in ("cpu", "none"))
 _PARAMS, _GATHERED = (_device("offload_param", name) for name in ("cpu", "none"))
@@ -56,6 +50,7 @@ _FILE, _FILES = (_device(part, "nvme") for part in ("offload_optimizer", "offloa
 WAYS: tuple[tuple[str, tuple[Change, ...]], ...] = (
     ("zero.offload_optimizer.device=none zero.offload_param.device=none", (_HERE, _GATHERED)),
     ("zero.offload_param.device=none", (_GATHERED,)),
+    ("train.offload_activations=false", (_KEPT,)),
     ("zero.offload_param.device=cpu", (_NEAR,)),
     ("zero.offload_optimizer.device=cpu", (_BACK,)),
     ("zero.offload_optimizer.device=cpu zero.offload_param.device=cpu", (_BACK, _NEAR)),
@@ -63,11 +58,11 @@ WAYS: tuple[tuple[str, tuple[Change, ...]], ...] = (
     (_nvme("offload_optimizer", "offload_param"), (_AWAY, _FAR)),
     ("zero.stage=3", (_SPLIT,)),
     ("train.recompute=full", (_AGAIN,)),
-    ("train.offload_activations=true", (_stash,)),
+    ("train.offload_activations=true", (_STASH,)),
     ("train.accumulate=grains", (_GRAINS,)),
     ("train.accumulate=grains train.recompute=full", (_GRAINS, _AGAIN)),
     ("zero.stage=3 train.recompute=full", (_SPLIT, _AGAIN)),
-    ("zero.stage=3 train.recompute=full train.offload_activations=true", (_SPLIT, _AGAIN, _stash)),
+    ("zero.stage=3 train.recompute=full train.offload_activations=true", (_SPLIT, _AGAIN, _STASH)),
     ("zero.stage=3 zero.offload_optimizer.device=cpu", (_SPLIT, _STATES)),
     ("zero.stage=3 zero.offload_optimizer.device=cpu train.recompute=full",
      (_SPLIT, _STATES, _AGAIN)),
@@ -101,9 +96,10 @@ def _fitting(spec: Spec, build: Callable[[Spec], Plan]) -> Iterator[str]:
         for change in changes:
             changed = change(changed)
         try:
+            agree(changed)
             if changed not in tried and not _over(changed, build(changed)):
                 yield text
-        except SpecError:       # a bound of the spec that this way cannot keep
+        except SpecError:       # what this way cannot keep: a bound of the spec, or another key
             pass
         tried.append(changed)
 

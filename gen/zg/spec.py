@@ -314,20 +314,6 @@ def _schedule(keys: SpecKeys, root: Node) -> Schedule:
     return s
 
 
-def _offload(keys: SpecKeys, root: Node) -> None:
-    z = keys.zero
-    optimizer, params = (("zero", f"offload_{part}", "device") for part in ("optimizer", "param"))
-    if z.offload_optimizer.device != "none" and z.stage == 0:
-        raise fail(root, optimizer, "at stage 0 every rank updates all parameters",
-                   "zero.stage 1, 2 or 3 beside it, or none")
-    if z.offload_param.device != "none" and z.stage < 3:
-        raise fail(root, params, f"at stage {z.stage} every rank has all parameters",
-                   "zero.stage 3 beside it, or none")
-    if z.offload_param.device == "nvme" and z.offload_optimizer.device == "none":
-        raise fail(root, params, "the optimizer on the device makes new ones there, which do not "
-                   "go to a file yet", "zero.offload_optimizer.device cpu or nvme beside it")
-
-
 def _filed(keys: SpecKeys, root: Node) -> Iterator[str]:
     """One file a rank, in one directory, where anything lies in a file; notes of keys without
     effect."""
@@ -350,24 +336,6 @@ def _filed(keys: SpecKeys, root: Node) -> Iterator[str]:
         yield f"{root.at(('zero', 'aio')).where}: zero.aio: has no effect: nothing lies in a file"
 
 
-def _masters(keys: SpecKeys, root: Node) -> None:
-    z, o = keys.zero, keys.train.optimizer
-    where = "train", "optimizer", "masters"
-    why = {"f32": "parameters of f32 are masters themselves", "f16": "parameters of f16 need f32's"}
-    if not o.masters and keys.train.precision in why:
-        raise fail(root, where, why[keys.train.precision],
-                   "train.precision bf16 beside it, or true")
-    if not o.masters and not z.offload_optimizer.device == z.offload_param.device == "none":
-        raise fail(root, where, "what is offloaded has masters", "true, or "
-                   "zero.offload_optimizer.device and zero.offload_param.device none beside it")
-
-
-def _activations(keys: SpecKeys, root: Node) -> None:
-    if keys.train.offload_activations and keys.train.accumulate == "layers":
-        raise fail(root, ("train", "offload_activations"), "accumulate layers keeps those of all "
-                   "grains on the device", "false, or train.accumulate grains")
-
-
 def _reduction(keys: SpecKeys, root: Node) -> None:
     if keys.train.reduction == "fast" and "cpu" in keys.targets:
         raise fail(root, ("train", "reduction"), "fast lets NCCL sum, and the target cpu has none",
@@ -378,6 +346,44 @@ def _loss_scale(keys: SpecKeys, root: Node) -> None:
     if keys.train.precision != "f16" and keys.train.loss_scale != LossScale():
         raise fail(root, ("train", "loss_scale"), f"{keys.train.precision} needs none",
                    "train.precision f16 beside it, or the file without it")
+
+
+def _offload(s: Spec) -> None:
+    z = s.zero
+    optimizer, params = (f"zero.offload_{part}.device" for part in ("optimizer", "param"))
+    if z.offload_optimizer.device != "none" and z.stage == 0:
+        raise s.wrong(optimizer, "at stage 0 every rank updates all parameters",
+                      "zero.stage 1, 2 or 3 beside it, or none")
+    if z.offload_param.device != "none" and z.stage < 3:
+        raise s.wrong(params, f"at stage {z.stage} every rank has all parameters",
+                      "zero.stage 3 beside it, or none")
+    if z.offload_param.device == "nvme" and z.offload_optimizer.device == "none":
+        raise s.wrong(params, "the optimizer on the device makes new ones there, which do not go "
+                      "to a file yet", "zero.offload_optimizer.device cpu or nvme beside it")
+
+
+def _masters(s: Spec) -> None:
+    z, o = s.zero, s.train.optimizer
+    where = "train.optimizer.masters"
+    why = {"f32": "parameters of f32 are masters themselves", "f16": "parameters of f16 need f32's"}
+    if not o.masters and s.train.precision in why:
+        raise s.wrong(where, why[s.train.precision], "train.precision bf16 beside it, or true")
+    if not o.masters and not z.offload_optimizer.device == z.offload_param.device == "none":
+        raise s.wrong(where, "what is offloaded has masters", "true, or "
+                      "zero.offload_optimizer.device and zero.offload_param.device none beside it")
+
+
+def _activations(s: Spec) -> None:
+    if s.train.offload_activations and s.train.accumulate == "layers":
+        raise s.wrong("train.offload_activations", "accumulate layers keeps those of all grains on "
+                      "the device", "false, or train.accumulate grains")
+
+
+def agree(s: Spec) -> None:
+    """Refuses keys that contradict each other, of those that may be changed to fit a memory."""
+    _offload(s)
+    _masters(s)
+    _activations(s)
 
 
 def load(path: str, sets: Sequence[str] = (), zero: str | None = None) -> Spec:
@@ -395,10 +401,7 @@ def load(path: str, sets: Sequence[str] = (), zero: str | None = None) -> Spec:
     keys = _validate(root)
     model = build(keys, root)
     _batch(keys, root)
-    _offload(keys, root)
     notes = (*notes, *_filed(keys, root))
-    _masters(keys, root)
-    _activations(keys, root)
     _chunk(keys, root, model)
     _reduction(keys, root)
     _loss_scale(keys, root)
@@ -407,5 +410,6 @@ def load(path: str, sets: Sequence[str] = (), zero: str | None = None) -> Spec:
     if "ignore" not in root.at(("data",)).value:
         data = replace(data, ignore=TOKEN if model.vocab <= TOKEN else None)
     places = {dotted(key) if key else "": node.where for key, node in _all(root)}
-    return Spec(keys.name, model, keys.zero, train, keys.cluster, keys.targets, data,
-                notes, places)
+    made = Spec(keys.name, model, keys.zero, train, keys.cluster, keys.targets, data, notes, places)
+    agree(made)
+    return made
