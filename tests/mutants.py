@@ -29,6 +29,8 @@ from zg.plan import Event, Int, Plan, Ref, Section, Step
 ALL = 1 << 62
 READ = ("tokens", "targets", "ctl", "hctl", "table")    # named by functions and only read
 REDUCES = ('alltoall', 'reducescatter')
+LEAVES, SCALE = (72, 80), (80, 88)              # bytes of ctl: what other steps touch is all of it
+CTL = {'count': LEAVES, 'recount': LEAVES, 'sum': LEAVES, 'own': LEAVES, 'train': SCALE}
 PLAY = ("init", "publish", "step", "step", "eval", "step")
 
 
@@ -152,6 +154,10 @@ class _Footprints:
         self.brought: dict[str, Ref | None] = {}    # queue -> what its last all-to-all brings
 
     def of(self, s: Step, g: int) -> list[Touch]:
+        lo, hi = CTL.get(s.op.split('.')[0], (0, ALL))
+        return [replace(t, lo=lo, hi=hi) if t.slot == ('ctl', 0) else t for t in self.slots(s, g)]
+
+    def slots(self, s: Step, g: int) -> list[Touch]:
         ints = {i.name: i.value + g * i.per for i in s.ints}
         whole = lambda r, write: Touch((r.cls, r.index), 0, ALL, write)
         piece = lambda r, size, write: Touch((r.cls, r.index), r.at, r.at + size, write)

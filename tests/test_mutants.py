@@ -50,6 +50,7 @@ PLANS = {
     'parameters alone on the host': ('gpt-tiny', 'zero.stage=3', 'train.precision=bf16',
                                      'zero.offload_param.device=cpu'),
     'activations on the host': ('gpt-tiny', 'zero.stage=3', 'train.offload_activations=true'),
+    'f16': (*SMALL, 'train.precision=f16'),
     'bf16, tied': ('gpt-tiny', 'zero.stage=3', 'train.precision=bf16', *PIECES),
 }
 
@@ -149,8 +150,9 @@ def test_tables(keys: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize('keys', [
     (), ('zero.stage3_max_reuse_distance=1000000', 'train.recompute=full'),
-    ('train.accumulate=layers', 'train.recompute=full', 'cluster.ranks=2')],
-    ids=['', 'units stay', 'all grains through a unit'])
+    ('train.accumulate=layers', 'train.recompute=full', 'cluster.ranks=2'),
+    ('train.precision=f16',)],
+    ids=['', 'units stay', 'all grains through a unit', 'f16'])
 def test_steps_of_a_small_plan(keys: tuple[str, ...], data: pathlib.Path) -> None:
     """Every third mutant of a plan of two blocks: the quick part of `test_steps`."""
     p = planned(*SMALL, *keys)
