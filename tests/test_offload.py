@@ -103,6 +103,22 @@ def test_parameters_move_to_the_host_to_the_byte(ranks: int, precision: str) -> 
     assert there.end('hosted') - here.end('hosted') == moved - gone
 
 
+@pytest.mark.parametrize('ahead', ['0', 'auto', '1000000000'])
+@pytest.mark.parametrize('name', ['gpt-tiny', 'llama-tiny'])
+@pytest.mark.parametrize('keys', [
+    (PARAMS,), (PARAMS, 'zero.stage3_max_reuse_distance=1000000000'), (*OFFLOAD, PARAMS),
+    (*OFFLOAD, 'zero.offload_param.device=nvme', 'zero.offload_param.nvme_path=/tmp')])
+def test_every_place_of_parameters_on_their_way_is_used(keys: tuple[str, ...], name: str,
+                                                        ahead: str) -> None:
+    """A Llama's embedding is fetched once in a grain, whatever the prefetch."""
+    p = planned(name, 'zero.stage=3', 'zero.stage3_param_persistence_threshold=0', *keys,
+                f'zero.stage3_prefetch_bucket_size={ahead}')
+    there = {(c.name, n) for c in p.classes for n in range(c.slots)
+             if c.name.split('.')[0] in ('stage', 'shelf', 'ring')}
+    assert {'stage.embed', 'stage.block', 'ring.block'} <= {name for name, _ in there}
+    assert there <= {(r.cls, r.index) for s in p.sections for x in s.steps for r in x.outs}
+
+
 @pytest.mark.parametrize('keys,said', [
     (('zero.stage=1',), 'own grains are summed first; zero.stage 2'),
     (('zero.stage=2', 'cluster.ranks=3', 'train.global_batch=12'), 'from 3 ranks in a grain')])

@@ -376,8 +376,9 @@ def schedule(spec: Spec, graph: Graph, shards: Shards, saves: Mapping[str, int])
         m.leaf[f.name] = 2 if spec.zero.overlap_comm and f.count > 1 else \
             m.together if late else 1
     m.ahead, staying, live = rings.choose(spec, shards, uses)
-    m.stage = {name: m.ahead + 1 for name in sorted(shards.away)}
     uses = rings.stay(uses, staying)
+    taken = Counter(u.ring for u in uses if not u.held)     # in a grain: no use for more slots
+    m.stage = {f: min(m.ahead + 1, taken[m.ring_of[f]]) for f in sorted(shards.away)}
     for f in shards.flats:
         m.ring[f.name] = rings.count(uses, f.name, m.ahead)
         m.leaf[f.name] *= m.leaves[f.name] == f.name
