@@ -198,7 +198,7 @@ void zr_help(zr *z, const char *program)
              "  4  ranks disagree: another plan, other kernels, another number in the launcher\n"
              "  5  a rank died\n"
              "  6  training cannot go on: %" PRId64 " steps in a row changed\n"
-             "     nothing, or no lower loss scale is left\n"
+             "     nothing, but for the search of a loss scale, or no lower scale is left\n"
              "  7  a device hangs: a step took too long, or NCCL met an error\n"
              "  129, 130, 143  ended by SIGHUP, SIGINT, SIGTERM\n", z->p->skips);
 }

@@ -55,9 +55,18 @@ static int stop(zr *z, int code)
     return first;
 }
 
+/* The first thread of a process that leaves takes the others with it; these wait here for that,
+ * because it may have something to say. */
+static void leave_alone(void)
+{
+    static atomic_flag leaving = ATOMIC_FLAG_INIT;
+    while (atomic_flag_test_and_set(&leaving)) pause();
+}
+
 void zr_fail(zr *z, int code, const char *format, ...)
 {
     char line[LINE];
+    leave_alone();
     int n = z->rank < 0 ? snprintf(line, LINE, "%s: ", z->p->name)
                         : snprintf(line, LINE, "%srank %d: ", z->log.live ? "\n" : "", z->rank);
     va_list args;
@@ -72,7 +81,9 @@ void zr_fail(zr *z, int code, const char *format, ...)
 
 void zr_leave_if_stopped(zr *z)
 {
-    if (atomic_load_explicit(&z->shared->stop, memory_order_relaxed)) _exit(ZR_DIED);
+    if (!atomic_load_explicit(&z->shared->stop, memory_order_relaxed)) return;
+    leave_alone();
+    _exit(ZR_DIED);
 }
 
 void zr_temp(zr *z, const char *path)

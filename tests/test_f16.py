@@ -93,6 +93,12 @@ def test_the_scale_is_deepspeeds(target: str, s: zk.Scaler, share: float) -> Non
     assert len({scale for scale, _ in found}) > 1
 
 
+def test_the_floor_has_patience_too(target: str) -> None:
+    """At the least scale hysteresis is used up before the run ends."""
+    found = played(zk.Kernels(target), zk.Scaler(4.0, 4.0, 3, 3, 0), [True, True, True])
+    assert found == [(4, zk.RESCALED), (4, zk.RESCALED), (4, zk.LOWEST)]
+
+
 def test_what_has_no_target_says_nothing_of_the_scale(target: str) -> None:
     k, ctl, r = zk.Kernels(target), zk.Ctl(), recipe(scaler=zk.Scaler(256, 1, 2, 1, 0))
     scales = []

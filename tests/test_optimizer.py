@@ -252,7 +252,7 @@ def test_update_against_float64(target: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("dtype", [zk.F32, zk.BF16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("dtype", [zk.F32, zk.BF16, zk.F16], ids=["f32", "bf16", "f16"])
 def test_update_in_pieces(target: str, dtype: int, name: str) -> None:
     k = zk.Kernels(target, dtype)
     whole, _, _ = train(k, CUTS[0], 3, dtype, name)

@@ -236,7 +236,11 @@ def test_the_table_adds_up(tmp_path: pathlib.Path, tokens: pathlib.Path, more: t
         rows = [row for row in table if row[0] == name]
         assert {row[1]: int(row[2]) for row in rows if row[1] != 'waits'} == want
         assert sum(int(row[4]) for row in rows if row[1] == 'waits') == waits   # waits for QUEUE N
+    whole = read(tmp_path / 'p')[0, STEPS]
+    assert wall == pytest.approx(sum(e['dur'] for e in whole) / 1000 / len(whole), abs=0.001)
     flops = {row[1]: row for row in table if row[-1] == 'peak'}
+    for row in flops.values():                # 2 ranks; of 100 GFLOP/s
+        assert int(row[-3].rstrip('%')) == pytest.approx(2 * float(row[-4]), abs=0.6)
     assert set(flops) == {'fwd_block', 'bwd_block', 'train_head'}
     wire = ('gather', 'alltoall', 'allreduce')
     assert sum(int(row[5]) for row in table if row[1] in wire) == cost.training_wire(p).bytes

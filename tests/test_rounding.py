@@ -56,7 +56,7 @@ def step(k: zk.Kernels, n: int, cuts: list[int], name: str, moments: int, p: Arr
          w: Array | None, state: dict[str, Array]) -> None:
     """The n-th update of p or w and the states, in place"""
     r = one.recipe(rule=one.RULES.index(name), moments=moments, seed=SEED, rate=one.HELD)
-    ctl, g = zk.Ctl(step=n - 1, applied=n - 1), one.drawn(n)
+    ctl, g = zk.Ctl(step=n - 1, applied=n), one.drawn(n)
     k.zk_begin(ctl, np.zeros(zk.SUMS, np.int64), r)
     k.zk_factor(ctl, one.made(1.0, 1.0, 66), r)
     for lo, hi in zip(cuts, cuts[1:]):
@@ -110,11 +110,12 @@ def test_words_differ() -> None:
 def test_what_is_not_finite_stays(target: str) -> None:
     """An infinite moment is not made NaN by what is added to round it, nor a NaN finite."""
     k, r = zk.Kernels(target, zk.BF16), one.recipe(moments=zk.BF16, rule=one.RULES.index("Adagrad"))
-    bad = np.array([np.inf, np.nan, 3e38] * 100, np.float32)
-    v, p = zk.to_bf16(bad), np.zeros(300, np.float32)
+    bad = np.array([np.inf, np.nan, 3e38, 1] * 75, np.float32)
+    v, p, g = zk.to_bf16(bad), np.zeros(300, np.float32), np.zeros(300, np.float32)
+    g[3::4] = np.array(0x7fffffff, np.uint32).view(np.float32)     # a GPU's NaN: all bits
+    bad[3::4] = np.nan
     span = zk.spans([dict(at=0, elems=300, count=1, key=1)])
-    k.zk_update(zk.Ctl(step=1, factor=1), r, None, p, None, v, np.zeros(300, np.float32), span, 1, 0,
-                300)
+    k.zk_update(zk.Ctl(step=1, factor=1), r, None, p, None, v, g, span, 1, 0, 300)
     assert np.array_equal(zk.from_bf16(v), zk.from_bf16(zk.to_bf16(bad)), equal_nan=True)
 
 

@@ -66,7 +66,7 @@ ZK_INLINE lanes_bits lanes_narrow(lanes x)
     return (lanes_bits)lanes_select(x != x, (lanes)(u | 0x400000), (lanes)even);
 }
 
-/* Elements i .. i + n - 1; n: 0 to 8, lanes past them 0 */
+/* Elements i .. i + n - 1 of an array of f32 or bf16; n: 0 to 8, lanes past them 0 */
 ZK_INLINE lanes lanes_get(const real *p, int64_t i, int dtype, int n)
 {
     uint16_t part[LANES] = {0};
@@ -81,8 +81,6 @@ ZK_INLINE lanes lanes_get(const real *p, int64_t i, int dtype, int n)
         from = part;
     }
     __m128i x = _mm_loadu_si128((const __m128i_u *)from);
-    if (dtype == ZK_F16)
-        return (lanes)_mm256_cvtph_ps(x);
     return (lanes)_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16);
 }
 

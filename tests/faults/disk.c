@@ -1,12 +1,15 @@
 /* disk.c -- a library to preload: a disk that fails, is full, short or slow, a kernel without
- * io_uring. FAULT names what; moves of less than a page, of tokens and the like, stay as they are. */
+ * io_uring, a terminal that is late. FAULT names what; moves of less than a page, of tokens and the
+ * like, stay as they are. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <linux/io_uring.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -32,6 +35,32 @@ static size_t some(size_t n)
     return has("short") && n > PAGE ? PAGE : n;
 }
 
+/* ---- rings, by their descriptors: what goes to the kernel is cut to a page */
+enum { RINGS = 256 };
+static struct { char *sq; struct io_uring_sqe *sqe; struct io_sqring_offsets at; } rings[RINGS];
+
+void *mmap(void *to, size_t bytes, int protection, int flags, int fd, off_t at)
+{
+    static void *(*real)(void *, size_t, int, int, int, off_t);
+    if (!real) real = (void *(*)(void *, size_t, int, int, int, off_t))dlsym(RTLD_NEXT, "mmap");
+    void *made = real(to, bytes, protection, flags, fd, at);
+    if (fd >= 0 && fd < RINGS && at == (off_t)IORING_OFF_SQES) rings[fd].sqe = made;
+    if (fd >= 0 && fd < RINGS && rings[fd].at.array && at == 0) rings[fd].sq = made;
+    return made;
+}
+
+static void cut(int fd, unsigned n)
+{
+    char *sq = rings[fd].sq;
+    unsigned tail = *(unsigned *)(sq + rings[fd].at.tail);
+    unsigned mask = *(unsigned *)(sq + rings[fd].at.ring_mask);
+    unsigned *array = (unsigned *)(sq + rings[fd].at.array);
+    for (unsigned i = tail - n; i != tail; i++) {
+        struct io_uring_sqe *e = &rings[fd].sqe[array[i & mask]];
+        if (e->len > PAGE) e->len = PAGE;
+    }
+}
+
 long syscall(long number, ...)
 {
     static long (*real)(long, ...);
@@ -46,7 +75,11 @@ long syscall(long number, ...)
         return -1;
     }
     if (number == SYS_io_uring_enter && fails("enter", EIO)) return -1;
-    return real(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+    if (number == SYS_io_uring_enter && has("short")) cut((int)a[0], (unsigned)a[1]);
+    long done = real(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+    if (number == SYS_io_uring_setup && done >= 0 && done < RINGS)
+        rings[done].at = ((struct io_uring_params *)a[1])->sq_off;
+    return done;
 }
 
 ssize_t pread(int fd, void *to, size_t n, off_t at)
@@ -61,6 +94,14 @@ ssize_t pwrite(int fd, const void *from, size_t n, off_t at)
     static ssize_t (*real)(int, const void *, size_t, off_t);
     if (!real) real = (ssize_t (*)(int, const void *, size_t, off_t))dlsym(RTLD_NEXT, "pwrite");
     return n >= PAGE && fails("write", ENOSPC) ? -1 : real(fd, from, some(n), at);
+}
+
+ssize_t write(int fd, const void *from, size_t n)
+{
+    static ssize_t (*real)(int, const void *, size_t);
+    if (!real) real = (ssize_t (*)(int, const void *, size_t))dlsym(RTLD_NEXT, "write");
+    if (has("late") && fd == STDERR_FILENO) usleep(100000);
+    return real(fd, from, n);
 }
 
 int fallocate(int fd, int mode, off_t at, off_t n)
