@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .plan import Event, Int, Ref
+from .plan import Event, Ref
 from .rings import Use
 from .spec import Spec
 
@@ -46,12 +46,6 @@ def _event(m: _Maker, what: str, cls: str, i: int) -> Event:
     return Event(f"{what}.{cls}", i % m.near[cls][0])
 
 
-def _copy(m: _Maker, queue: str, u: Use, src: Ref, dst: Ref, cls: str, waits: Event, recs: Event,
-          ) -> None:
-    ints = (Int("from_rank", 0), Int("to_rank", 0), Int("bytes", m.near[cls][2]))
-    m.add(queue, "copy", u.unit, ins=(src,), outs=(dst,), ints=ints, waits=(waits,), recs=(recs,))
-
-
 def _near(m: _Maker, cls: str, i: int) -> Ref:
     return Ref(f"near.{cls}", i % m.near[cls][0])
 
@@ -63,8 +57,9 @@ def before(m: _Maker, u: Use) -> tuple[tuple[Event, ...], tuple[Event, ...]]:
     if u.body == "bwd":
         for cls, i in kept:
             if i and goes(m, cls, i - 1):
-                _copy(m, "up", u, Ref(f"far.{cls}", i - 1), _near(m, cls, i - 1), cls,
-                      _event(m, "spent", cls, i - 1), _event(m, "raised", cls, i - 1))
+                m.copy("up", u.unit, Ref(f"far.{cls}", i - 1), _near(m, cls, i - 1),
+                       m.near[cls][2], (_event(m, "spent", cls, i - 1),),
+                       (_event(m, "raised", cls, i - 1),))
         return tuple(_event(m, "raised", cls, i) for cls, i in kept if goes(m, cls, i)), ()
     if u.body == "fwd":
         made = [("x", u.y)] * ("x" in m.near) + [x for x in kept if x[0] != "x"]
@@ -79,5 +74,5 @@ def after(m: _Maker, u: Use) -> None:
     """What nothing of forward reads any more goes down."""
     for cls, i in _kept(m, u) if u.body == "fwd" else ():
         if goes(m, cls, i):
-            _copy(m, "down", u, _near(m, cls, i), Ref(f"far.{cls}", i), cls,
-                  _event(m, "past", cls, i), _event(m, "shed", cls, i))
+            m.copy("down", u.unit, _near(m, cls, i), Ref(f"far.{cls}", i), m.near[cls][2],
+                   (_event(m, "past", cls, i),), (_event(m, "shed", cls, i),))

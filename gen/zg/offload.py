@@ -99,14 +99,6 @@ def _tiles(m: _Maker) -> Iterator[tuple[plan.Flat, int, int, int, int, bool]]:
             turn += 1
 
 
-def _copy(m: _Maker, queue: str, unit: str, src: Ref, dst: Ref, size: int,
-          waits: tuple[Event, ...], recs: tuple[Event, ...], from_rank: int = 0, to_rank: int = 0,
-          ) -> None:
-    """from_rank, to_rank: bytes from one rank's part to the next where one side is whole."""
-    ints = (Int("from_rank", from_rank), Int("to_rank", to_rank), Int("bytes", size))
-    m.add(queue, "copy", unit, ins=(src,), outs=(dst,), ints=ints, waits=waits, recs=recs)
-
-
 def ends(m: _Maker) -> tuple[Event, ...]:
     """What says that all parameters are new: on the device, in the host arena."""
     if not m.offload:
@@ -128,9 +120,9 @@ def fetch(m: _Maker, u: Use, f: plan.Flat, wait: tuple[Event, ...],
     if m.arena("real", f) == "filed":
         shelf, shelved, lifted = Ref(f"shelf.{u.ring}", slot), Event(f"shelved.{u.ring}", slot), \
             Event(f"lifted.{u.ring}", slot)
-        _copy(m, "load", u.unit, src, shelf, f.shard * m.real, (*ready, lifted), (shelved,))
+        m.copy("load", u.unit, src, shelf, f.shard * m.real, (*ready, lifted), (shelved,))
         src, ready, risen = shelf, (shelved,), (lifted,)
-    _copy(m, "up", u.unit, src, there, f.shard * m.real, (*ready, read), (staged, *risen))
+    m.copy("up", u.unit, src, there, f.shard * m.real, (*ready, read), (staged, *risen))
     return there, (*wait, staged), (read,)
 
 
@@ -154,8 +146,8 @@ def lower(m: _Maker, u: Use, f: plan.Flat, leaf: Ref, node: Ref, wait: tuple[Eve
             src, width = replace(leaf, at=o * m.real), m.real
             waits = (Event("summed", 0),) * (i == 0)
             recs = (Event("taken", 0),) * (n + o == f.shard)
-        _copy(m, "down", u.unit, src, Ref("down", s), n * width, (*waits, Event("used", s)),
-              (Event("here", s), *recs))
+        m.copy("down", u.unit, src, Ref("down", s), n * width, (*waits, Event("used", s)),
+               (Event("here", s), *recs))
         m.add("host", f"push.{f.name}", u.unit, ins=(Ref("down", s),),
               outs=(replace(node, at=o * 4),), ints=(Int("n", n),), waits=(Event("here", s),),
               recs=(Event("used", s),))
@@ -172,20 +164,20 @@ def land(m: _Maker, f: plan.Flat, l: int) -> None:
         m.add("reduce", f"join.{f.name}", unit, outs=(there,), ints=(Int("n", n),),
               waits=(Event("taken", s),), recs=(Event("summed", s),))
         m.add("reduce", "done", unit)
-        _copy(m, "down", unit, there, Ref(f"sum.{f.name}", l, o * 4), n * 4,
-              (Event("summed", s),), (Event("taken", s),))
+        m.copy("down", unit, there, Ref(f"sum.{f.name}", l, o * 4), n * 4,
+               (Event("summed", s),), (Event("taken", s),))
 
 
 def measure(m: _Maker) -> tuple[Event, ...]:
     """The norms, added to the step's sums on the host; what says that these are back."""
     m.add("main", "mark", recs=(Event("sent", 0),))
-    _copy(m, "down", "", Ref("sums", 0), Ref("hsums", 0), 8 * ops.SUMS, (Event("sent", 0),),
-          (Event("asked", 0),))
+    m.copy("down", "", Ref("sums", 0), Ref("hsums", 0), 8 * ops.SUMS, (Event("sent", 0),),
+           (Event("asked", 0),))
     m.add("host", "mark", waits=(Event("asked", 0),))
     m.norms("host")
     m.add("host", "mark", recs=(Event("normed", 0),))
-    _copy(m, "up", "", Ref("hsums", 0), Ref("sums", 0), 8 * ops.SUMS, (Event("normed", 0),),
-          (Event("back", 0),))
+    m.copy("up", "", Ref("hsums", 0), Ref("sums", 0), 8 * ops.SUMS, (Event("normed", 0),),
+           (Event("back", 0),))
     return (Event("back", 0),)
 
 
@@ -198,15 +190,15 @@ def renew(m: _Maker, f: plan.Flat, l: int, op: str, ins: tuple[Ref, ...], states
     there = Ref(f"stage.{m.ring_of[f.name]}", turn) if copies else Ref(f"master.{f.name}", l)
     m.add("main", op, unit, ins=ins, outs=((there,) * copies + states), ints=ints,
           waits=(Event("gone", turn),) * copies, recs=(Event("made", turn),))
-    _copy(m, "down", unit, there, Ref(f"real.{f.name}", l), f.shard * m.real,
-          (Event("made", turn),), (Event("gone", turn), Event("stepped", 0)))
+    m.copy("down", unit, there, Ref(f"real.{f.name}", l), f.shard * m.real,
+           (Event("made", turn),), (Event("gone", turn), Event("stepped", 0)))
 
 
 def _up(m: _Maker, f: plan.Flat, l: int, at: int, n: int, slot: int, last: bool) -> None:
     src = _place(m, "master", f, l, at, slot) if m.real == 4 else Ref("up", slot)
-    _copy(m, "up", f"{f.name}[{l}]", src, Ref(f"real.{f.name}", l, at * m.real), n * m.real,
-          (Event("made", slot),), (Event("gone", slot), *[Event("new", 0)] * last),
-          to_rank=f.shard * m.real if f.real == "whole" else 0)
+    m.copy("up", f"{f.name}[{l}]", src, Ref(f"real.{f.name}", l, at * m.real), n * m.real,
+           (Event("made", slot),), (Event("gone", slot), *[Event("new", 0)] * last),
+           to_rank=f.shard * m.real if f.real == "whole" else 0)
 
 
 def _place(m: _Maker, c: str, f: plan.Flat, l: int, at: int, slot: int) -> Ref:
@@ -236,8 +228,8 @@ def _work(m: _Maker, op: str, f: plan.Flat, l: int, at: int, n: int, slot: int,
             width = _width(m, c)
             there, here = Ref(f"{c}.{f.name}", l, at * width), _place(m, c, f, l, at, slot)
             src, dst = (there, here) if queue == "load" else (here, there)
-            _copy(m, queue, unit, src, dst, n * width, before if c == names[0] else (),
-                  after if c == names[-1] else ())
+            m.copy(queue, unit, src, dst, n * width, before if c == names[0] else (),
+                   after if c == names[-1] else ())
         if queue == "host":
             m.add("host", op, "" if op == "mark" else unit, **rest,
                   waits=(*waits, *((loaded,) if reads else (stored,) if writes else ())),
@@ -260,16 +252,16 @@ def init(m: _Maker) -> None:
 def update(m: _Maker) -> None:
     """After the step's factor is known: every tile down, updated, up; then to all ranks."""
     below = m.shards.below
-    _copy(m, "down", "", Ref("ctl", 0), Ref("hctl", 0), ops.CTL, (Event("factor", 0),),
-          (Event("known", 0),) * below)
+    m.copy("down", "", Ref("ctl", 0), Ref("hctl", 0), ops.CTL, (Event("factor", 0),),
+           (Event("known", 0),) * below)
     if below:
         m.add("host", "mark", waits=(Event("known", 0),))
     for f, l, at, n, slot, last in _tiles(m):
         g, here, used = Ref(f"sum.{f.name}", l, at * 4), (), ()
         if not below:
             here, used, tile = (Event("here", slot),), (Event("used", slot),), Ref("down", slot)
-            _copy(m, "down", f"{f.name}[{l}]", g, tile, n * 4, used, here,
-                  from_rank=f.shard * 4 if f.sum == "whole" else 0)
+            m.copy("down", f"{f.name}[{l}]", g, tile, n * 4, used, here,
+                   from_rank=f.shard * 4 if f.sum == "whole" else 0)
             g = tile
         made, away = _made(m, f, l, at, slot), ("real",) * m.away(f)
         _work(m, f"update.{f.name}", f, l, at, n, slot, (*away * (m.real == 4), *f.states),

@@ -66,7 +66,7 @@ class Operands:
         if u.ring:
             named["w"] = Ref(f"ring.{u.ring}", u.slot)
         elif flat:
-            named["w"] = Ref(f"real.{flat}", u.index if self.flats[flat].count > 1 else 0)
+            named["w"] = Ref(f"real.{flat}", self.instance(flat, u))
         keep = self.keep_at(u)
         named["p"] = Ref("real.keep", 0, keep * self.real)
         for f, _, n in u.leaves:

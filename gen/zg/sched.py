@@ -76,6 +76,14 @@ class _Maker(Operands):
     def add(self, queue: str, op: str, unit: str = "", **rest: tuple) -> None:
         self.steps.append(Step(queue, op, unit, **rest))
 
+    def copy(self, queue: str, unit: str, src: Ref, dst: Ref, size: int,
+             waits: tuple[Event, ...], recs: tuple[Event, ...], from_rank: int = 0,
+             to_rank: int = 0) -> None:
+        """Bytes from one arena to another. from_rank, to_rank: from one rank's part to the next
+        where one side is whole."""
+        ints = (Int("from_rank", from_rank), Int("to_rank", to_rank), Int("bytes", size))
+        self.add(queue, "copy", unit, ins=(src,), outs=(dst,), ints=ints, waits=waits, recs=recs)
+
     def chain(self, head: str) -> list[Use]:
         """The uses of a grain in order: forward to the head (`train` or `eval`), then backward.
         Unit n reads slot n-1 of class x and writes slot n; the embedding writes slot 0."""
