@@ -225,10 +225,15 @@ def overhead(whole: list[Run], split: list[Run]) -> float:
     return statistics.median(pairs) - 1
 
 
+def head(m: dict) -> list[str]:
+    """What every table says first."""
+    return [f'{m["cpu"]}, {m["cores"]} cores, load average {m["load"]:.2f} at the start',
+            m['compiler'], m['flags'], '']
+
+
 def table(result: dict) -> str:
-    m, g = result['machine'], result['gemm']
-    lines = [f'{m["cpu"]}, {m["cores"]} cores, load average {m["load"]:.2f} at the start',
-             m['compiler'], m['flags'], '',
+    g = result['gemm']
+    lines = [*head(result['machine']),
              f'f32 GEMM 2048^3: ours {g["ours"]:.0f} GFLOP/s, OpenBLAS '
              f'({g["openblas_coretype"]}) {g["openblas"]:.0f} GFLOP/s', '',
              f'| {Path(result["spec"]).stem}, f32, {TOKENS} tokens a step | step, s | GFLOP/s | '
@@ -243,12 +248,27 @@ def table(result: dict) -> str:
     return '\n'.join(lines)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    parser.add_argument('--steps', type=int, default=5, help='timed steps of a run')
-    parser.add_argument('--rounds', type=int, default=3, help='runs of each program')
+def options(says: str, steps: int, rounds: int) -> argparse.ArgumentParser:
+    """Of a bench of this folder; says: its docstring."""
+    parser = argparse.ArgumentParser(description=says.split('\n')[0])
+    parser.add_argument('--steps', type=int, default=steps, help='timed steps of a run')
+    parser.add_argument('--rounds', type=int, default=rounds, help='runs of each program')
     parser.add_argument('--spec', default='model_specs/gpt2-124m.yaml', help='the model')
-    given = parser.parse_args()
+    return parser
+
+
+def finish(result: dict, name: str, text: str) -> int:
+    """Figures to out/NAME.json, the table to stdout; the exit code."""
+    result['valid'] = result['machine']['load'] <= MOST_LOAD
+    (ROOT / 'out' / f'{name}.json').write_text(json.dumps(result, indent=1) + '\n')
+    print(text)
+    if not result['valid']:
+        print(f'INVALID: the load average was above {MOST_LOAD}; measure on an idle machine')
+    return 0 if result['valid'] else 1
+
+
+def main() -> int:
+    given = options(__doc__, 5, 3).parse_args()
     load, cores = os.getloadavg()[0], min(os.cpu_count() or 1, 2)
     MADE.mkdir(parents=True, exist_ok=True)
     cases = [Case(given.spec, 'rank-1', spread(1, 0))]
@@ -259,16 +279,11 @@ def main() -> int:
     peak = gemm(cores, 2.0, given.rounds)
     runs = measure(plans, given.steps, given.rounds)
     result = {'spec': given.spec, 'machine': machine(load), 'gemm': peak,
-              'valid': load <= MOST_LOAD,
               'cases': [figures(c, p, runs[c.name], peak['peak'], flops(c))
                         for c, p in plans.items()]}
     if cores > 1:
         result['overhead'] = overhead(runs['zero-0'], runs['zero-3'])
-    (ROOT / 'out' / 'bench.json').write_text(json.dumps(result, indent=1) + '\n')
-    print(table(result))
-    if not result['valid']:
-        print(f'INVALID: the load average was above {MOST_LOAD}; measure on an idle machine')
-    return 0 if result['valid'] else 1
+    return finish(result, 'bench', table(result))
 
 
 if __name__ == '__main__':

@@ -12,7 +12,6 @@ makes a run invalid.
 """
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -20,7 +19,7 @@ import sys
 from pathlib import Path
 
 import bench
-from bench import MADE, ROOT, Case
+from bench import MADE, Case
 from zg import cost
 
 BOUND = 1.15
@@ -41,27 +40,37 @@ def phases(trace: Path) -> list[float]:
 
 def run(case: Case, data: Path, steps: int, *options: str, **env: str) -> list[float]:
     trace = MADE / f'{case.name}.trace.json'
-    bench.sh('env', *(f'{k}={v}' for k, v in env.items()), MADE / case.name, '--data', data, '--steps',
+    bench.sh('env', *(f'{k}={v}' for k, v in env.items()), MADE / case.name,
+             '--data', data, '--steps',
              steps + 1, '--profile', trace, '--profile-steps', f'2-{steps + 1}', *options)
     return phases(trace)
 
 
+def table(result: dict) -> str:
+    moved = result['moved']
+    lines = [*bench.head(result['machine']),
+             f'{Path(result["spec"]).stem}, f32, update with the optimizer on the host '
+             f'{result["update"]:.3f} s; the file moves {moved / 1e9:.2f} GB a step', '',
+             '| rate, GB/s | bytes / rate, s | update, s | of the longer | bound |',
+             '|---|---|---|---|---|']
+    lines += [f'| {row["rate"] / 1e9:g} | {moved / row["rate"]:.3f} | {row["took"]:.3f} | '
+              f'{row["took"] / row["limit"]:.2f} | {BOUND} |' for row in result['rows']]
+    return '\n'.join(lines)
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    parser.add_argument('--steps', type=int, default=3, help='timed steps of a run')
-    parser.add_argument('--rounds', type=int, default=2, help='runs of each program')
-    parser.add_argument('--spec', default='model_specs/gpt2-124m.yaml', help='the model')
+    parser = bench.options(__doc__, 3, 2)
     parser.add_argument('--dir', default='/dev/shm', help='where the file lies')
     given = parser.parse_args()
     load = os.getloadavg()[0]
     MADE.mkdir(parents=True, exist_ok=True)
     library = MADE / 'slow_disk.so'
-    bench.sh('gcc', '-O1', '-Wall', '-Werror', '-shared', '-fPIC', 'bench/slow_disk.c', '-o', library)
+    bench.sh('gcc', '-O1', '-Wall', '-Werror', '-shared', '-fPIC', 'bench/slow_disk.c',
+             '-o', library)
     host, file = (Case(given.spec, name, (*bench.spread(1, 0), *keys))
                   for name, keys in (('host', HOST), ('file', FILE)))
     plans = {case: bench.build(case) for case in (host, file)}
-    said = cost.summary(plans[file])
-    moved = int(str(said['loads'])) + int(str(said['stores']))
+    moved = sum(cost.moved(plans[file]))
     data = bench.tokens(plans[host], given.steps)
     found: dict[float, list[float]] = {rate: [] for rate in (0.0, *RATES)}
     for turn in range(given.rounds):
@@ -73,20 +82,9 @@ def main() -> int:
     update = statistics.median(found[0.0])
     rows = [{'rate': rate, 'took': statistics.median(found[rate]),
              'limit': max(update, moved / rate)} for rate in RATES]
-    result = {'spec': given.spec, 'machine': bench.machine(load), 'valid': load <= bench.MOST_LOAD,
+    result = {'spec': given.spec, 'machine': bench.machine(load),
               'update': update, 'moved': moved, 'rows': rows}
-    (ROOT / 'out' / 'file_tier.json').write_text(json.dumps(result, indent=1) + '\n')
-    m = result['machine']
-    print(f'{m["cpu"]}, {m["cores"]} cores, load average {load:.2f} at the start\n{m["compiler"]}\n'
-          f'{m["flags"]}\n\n{Path(given.spec).stem}, f32, update with the optimizer on the host '
-          f'{update:.3f} s; the file moves {moved / 1e9:.2f} GB a step\n\n'
-          '| rate, GB/s | bytes / rate, s | update, s | of the longer | bound |\n|---|---|---|---|---|')
-    for row in rows:
-        print(f'| {row["rate"] / 1e9:g} | {moved / row["rate"]:.3f} | {row["took"]:.3f} | '
-              f'{row["took"] / row["limit"]:.2f} | {BOUND} |')
-    if not result['valid']:
-        print(f'INVALID: the load average was above {bench.MOST_LOAD}; measure on an idle machine')
-    return 0 if result['valid'] else 1
+    return bench.finish(result, 'file_tier', table(result))
 
 
 if __name__ == '__main__':

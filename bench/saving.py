@@ -3,16 +3,14 @@
 A model (GPT-2 124M), one rank with all cores, f32: as it is, with every block's values made again
 by backward, with the optimizer or activations on the host, and with all of these and parameters.
 Programs take turns; figures are medians of pairs of neighbouring runs. Then the host's AdamW alone,
-beside the most that this memory moves in the same minute: copies and sums
-in place by as many threads (numpy), bytes read and bytes written.
+beside the most that this memory moves in the same minute: copies and sums in place by as many
+threads (numpy), bytes read and bytes written.
 
 The table goes to stdout, all figures to out/saving.json. A load average above 0.3 at the start
 makes a run invalid.
 """
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import sys
@@ -112,9 +110,8 @@ def figures(cases: dict[str, Case], plans: dict[Case, plan.Plan], runs: dict[str
 
 
 def table(result: dict) -> str:
-    m, u = result['machine'], result['update']
-    lines = [f'{m["cpu"]}, {m["cores"]} cores, load average {m["load"]:.2f} at the start',
-             m['compiler'], m['flags'], '',
+    u = result['update']
+    lines = [*bench.head(result['machine']),
              f'| {Path(result["spec"]).stem}, f32, {bench.TOKENS} tokens a step | step, s | cost | '
              'arena, MB | of it activations | host arena, MB |', '|---|---|---|---|---|---|']
     lines += [f'| {w["way"]} | {w["step"]:.3f} | {100 * w["cost"]:+.1f} % | {w["arena"] / 1e6:.0f} '
@@ -126,24 +123,16 @@ def table(result: dict) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    parser.add_argument('--steps', type=int, default=4, help='timed steps of a run')
-    parser.add_argument('--rounds', type=int, default=3, help='runs of each program')
-    parser.add_argument('--spec', default='model_specs/gpt2-124m.yaml', help='the model')
-    given = parser.parse_args()
+    given = bench.options(__doc__, 4, 3).parse_args()
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     MADE.mkdir(parents=True, exist_ok=True)
     cases = {name: Case(given.spec, f'saving-{n}', (*bench.spread(1, 0), *keys))
              for n, (name, keys) in enumerate(WAYS.items())}
     plans = {case: bench.build(case) for case in cases.values()}
     runs = bench.measure(plans, given.steps, given.rounds)
-    result = {'spec': given.spec, 'machine': bench.machine(load), 'valid': load <= bench.MOST_LOAD,
+    result = {'spec': given.spec, 'machine': bench.machine(load),
               'ways': figures(cases, plans, runs), 'update': update(cores, 2 * given.rounds + 1)}
-    (ROOT / 'out' / 'saving.json').write_text(json.dumps(result, indent=1) + '\n')
-    print(table(result))
-    if not result['valid']:
-        print(f'INVALID: the load average was above {bench.MOST_LOAD}; measure on an idle machine')
-    return 0 if result['valid'] else 1
+    return bench.finish(result, 'saving', table(result))
 
 
 if __name__ == '__main__':
