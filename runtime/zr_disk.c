@@ -5,7 +5,8 @@
  * the thread that calls. They go past the page cache where the file system can do that.
  *
  * Invariants
- *  1. Room that is promised is taken at the start: a full disk shows here and not in a step.
+ *  1. Room that is promised is taken at the start, where the file system can do that (zr_reserve):
+ *     a full disk shows here and not in a step.
  *  2. ZR_LOAD and ZR_STORE have a ring each; one thread at a time moves for a queue.
  *  3. Nothing is allocated after zr_disk_open.
  */

@@ -1,4 +1,4 @@
-/* zr_weights.c -- the f32 masters of a program as model.safetensors, out and in.
+/* zr_weights.c -- the masters of a program as floats of model.safetensors, out and in.
  *
  * Invariants
  *  1. The file is a function of the weights, the plan and the layout, not of time. Its length and
