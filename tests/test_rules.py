@@ -90,8 +90,8 @@ def test_passes_go_forward() -> None:
     later = {'roll', 'view', 'emit', 'explain', 'config', 'cost', 'main', 'build',
              *CHECKER}
     for name in ('node', 'schema', 'dsrows', 'dskeys', 'dsjson', 'dsconfig', 'spec', 'units',
-                 'rope', 'model', 'shard', 'rings', 'operands', 'layers', 'sched', 'launch', 'place',
-                 'budget', 'fits'):
+                 'rope', 'graph', 'model', 'shard', 'rings', 'operands', 'layers', 'sched', 'launch',
+                 'place', 'budget', 'fits'):
         assert not ours(name) & later, name
 
 

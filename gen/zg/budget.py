@@ -12,6 +12,7 @@ from itertools import combinations
 from typing import Iterator
 
 from . import activations, model, ops, place, plan
+from .graph import Graph
 from .schema import RECOMPUTE
 from .spec import Spec
 
@@ -36,7 +37,7 @@ class Choice:
         return "full" if set(self.words) == set(RECOMPUTE) else ", ".join(self.words) or "none"
 
 
-def _seconds(spec: Spec, graph: model.Graph, target: str) -> float:
+def _seconds(spec: Spec, graph: Graph, target: str) -> float:
     """Of all functions of a grain."""
     real = ops.BYTES[spec.train.precision]
     rates, memory = PEAKS[target]
@@ -51,7 +52,7 @@ def _seconds(spec: Spec, graph: model.Graph, target: str) -> float:
     return total
 
 
-def _held(spec: Spec, graph: model.Graph) -> int:
+def _held(spec: Spec, graph: Graph) -> int:
     """Bytes of the classes that a choice changes."""
     real, grains = ops.BYTES[spec.train.precision], spec.together
     bodies = place.bodies(graph, real)

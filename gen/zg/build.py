@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from . import activations, budget, fits, launch, model, offload, ops, place, plan, recipe, sched
 from . import shard
+from .graph import Graph
 from .spec import Spec
 
 
@@ -17,7 +18,7 @@ class Built(NamedTuple):
     choices: str = ""
 
 
-def _wanted(spec: Spec, graph: model.Graph, shards: shard.Shards, bodies: place.Bodies,
+def _wanted(spec: Spec, graph: Graph, shards: shard.Shards, bodies: place.Bodies,
             schedule: sched.Schedule, runs: tuple[plan.Run, ...],
             ) -> list[tuple[str, str, int, int]]:
     """Every class: name, kind, slots, bytes of a slot."""
@@ -108,7 +109,7 @@ def _events(sections: tuple[plan.Section, ...]) -> tuple[plan.Event, ...]:
     return tuple(plan.Event(n, c) for n, c in sorted(most.items()))
 
 
-def _idle(spec: Spec, graph: model.Graph) -> tuple[str, ...]:
+def _idle(spec: Spec, graph: Graph) -> tuple[str, ...]:
     """Ops to make again that no block has; `full` names them all."""
     named = set(spec.train.recompute)
     idle = sorted(named - graph.ops) if named != set(ops.WORDS.values()) else []

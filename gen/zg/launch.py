@@ -16,7 +16,7 @@ from itertools import zip_longest
 from typing import Iterator
 
 from . import grids, offload, ops, plan
-from .model import Call, Graph, Kind
+from .graph import Call, Graph, Kind
 from .place import Bodies
 from .sched import Schedule
 from .shard import Shards

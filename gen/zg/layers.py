@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Sequence
 
 from . import offload
-from .model import Graph
+from .graph import Graph
 from .plan import Event, Ref
 from .rings import Leaf, Use
 from .spec import Spec

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Mapping
 
 from . import activations, ops, plan
-from .model import Graph, Kind
+from .graph import Graph, Kind
 from .plan import Ref
 from .rings import Use
 from .shard import PAGE, Shards

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Mapping, Sequence
 
 from . import ops, plan
-from .model import Body, Graph, Kind
+from .graph import Body, Graph, Kind
 
 ALIGN = 64                      # bytes: a vector
 PAGE = 4096                     # bytes: a class's slots start on pages

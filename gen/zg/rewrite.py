@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Iterable, Sequence
 from . import ops
 
 if TYPE_CHECKING:
-    from .model import Call, _Calls
+    from .graph import Call
+    from .model import _Calls
 
 
 def values(calls: Iterable[Call]) -> set[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Collection, Mapping, Sequence
 
-from .model import Kind
+from .graph import Kind
 from .shard import Shards
 from .spec import Spec
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Mapping
 
 from . import activations, layers, offload, ops, plan, rings
-from .model import Graph
+from .graph import Graph
 from .operands import Operands
 from .plan import Event, Int, Ref, Step
 from .rings import Leaf, Use

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from . import ops, plan, recipe
-from .model import Graph, Kind, Tensor
+from .graph import Graph, Kind, Tensor
 from .spec import Spec
 
 BLOCK = 1024                    # elements: tensors start at multiples; norms and hashes use it

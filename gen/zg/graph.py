@@ -1,0 +1,79 @@
+"""graph.py -- the graph of a model: units of kernel calls over named operands, and their tensors.
+
+Operands of a call, as (kind, name): value (activation or its gradient), param, grad (a leaf),
+fixed (token, target, sums, table.N), work (workspace, bytes), number.
+"""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from .rope import Table
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A parameter tensor of a unit kind. `name` holds {l} in a repeated unit; `parts` are the
+    (name, rows) it has in the weights' file, more than one where several tensors share one
+    linear. Rows of `shape` beyond those are zeros: the vocabulary's last rows."""
+    name: str
+    parts: tuple[tuple[str, int], ...]
+    shape: tuple[int, ...]
+    mean: float
+    std: float
+
+    @property
+    def elems(self) -> int:                 # as stored
+        return math.prod(self.shape)
+
+    @property
+    def params(self) -> int:                # of the model
+        return sum(rows for _, rows in self.parts) * math.prod(self.shape[1:])
+
+
+@dataclass(frozen=True)
+class Value:
+    name: str
+    dtype: str      # real | f32
+    elems: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """One kernel call: symbol, operands in order. Neighbours that are called `rounds` times are so
+    in turn; `grow`: bytes by which operands move from round to round."""
+    kernel: str
+    args: tuple[tuple[str, object], ...]
+    flops: int = 0
+    rounds: int = 1
+    grow: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Body:
+    """The calls of one function and the values they touch."""
+    calls: tuple[Call, ...]
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A unit kind: `count` instances; x and y name its input and output value ('' for none)."""
+    name: str
+    count: int
+    tensors: tuple[Tensor, ...]
+    bodies: dict[str, Body]          # fwd, bwd | train, eval
+    saved: tuple[Value, ...]         # made by fwd, read by bwd, beside x and y
+    x: str
+    y: str
+    tied: str = ""                   # the embedding's tensor that this unit also reads
+
+
+@dataclass(frozen=True)
+class Graph:
+    kinds: tuple[Kind, ...]
+    tables: tuple[Table, ...]
+    dims: dict[str, int]             # B T M C V R, rows (all of a grain)
+    acc: int                         # elements of the f32 sum of a gradient, 0: none is needed
+    tied: str
+    ops: frozenset[str]              # words of train.recompute that blocks have
