@@ -1,6 +1,7 @@
 """test_budget.py -- train.memory_budget: what is chosen fits, is the cheapest that does, and is the
-plan of train.recompute with the same words."""
+plan of a spec with the same keys."""
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -14,41 +15,83 @@ def loaded(name: str, *keys: str) -> spec.Spec:
     return spec.load(f'{trainer.ROOT}/model_specs/{name}.yaml', keys)
 
 
+STAY = tuple(f'{key}={off}' for key, off in (('train.offload_activations', 'false'),
+             ('zero.offload_optimizer.device', 'none'), ('zero.offload_param.device', 'none')))
+
+
 def found(name: str, *keys: str) -> tuple[budget.Choice, ...]:
-    s = loaded(name, *keys)
-    return budget.choices(s, build.build(s).plan)
-
-
-def words(c: budget.Choice) -> str:
-    return f"train.recompute=[{', '.join(c.words)}]"
+    return budget.choices(loaded(name, *keys), lambda changed: build.build(changed).plan)
 
 
 @pytest.mark.parametrize('name,keys', [
-    ('gpt-tiny', ()), ('qwen3-tiny', ('targets=[cpu]', 'train.precision=bf16')),
-    ('llama3-8b', ()), ('gpt2-1558m', ('zero.stage=1',))])
+    ('gpt-tiny', ()), ('gpt-tiny', ('zero.stage=3', 'cluster.ranks=2', 'targets=[cpu]')),
+    ('qwen3-tiny', ('targets=[cpu]', 'train.precision=bf16', 'zero.stage=2')),
+    ('qwen3-tiny', ('zero.stage=3', 'train.accumulate=layers')),
+    ('gpt-tiny', ('zero.stage=3', 'train.offload_activations=true')),
+    ('llama3-8b', STAY), ('gpt2-1558m', ('zero.stage=1', STAY[0]))])
 def test_arenas_are_those_of_the_plans(name: str, keys: tuple[str, ...]) -> None:
-    """To the byte, on the target that holds most."""
+    """To the byte, on the target that holds most; the host's, too."""
     every = found(name, *keys)
     assert len(every) > 3
     for c in every:
-        p = planned(name, *keys, words(c))
+        p = planned(name, *keys, *c.keys)
         assert c.arena == max(p.arena(t) for t in p.head.targets)
+        assert c.host == (p.host if len(p.head.targets) > 1 else p.end('hosted'))
 
 
-def test_more_is_dearer() -> None:
+@pytest.mark.parametrize('keys', [(), STAY])
+def test_more_is_dearer(keys: tuple[str, ...]) -> None:
     """Less memory for more time, from nothing to the least there is."""
-    every = found('llama3-8b')
-    assert every[0].words == () and every[0].cost == 0 and every[-1].words == RECOMPUTE
+    every = found('llama3-8b', *keys)
+    assert every[0].words == every[0].moved == () and every[0].cost == 0
+    assert every[-1].words == RECOMPUTE and len(every[-1].moved) == (0 if keys else 3)
     for a, b in zip(every, every[1:]):
         assert a.cost <= b.cost and a.arena > b.arena
-    least = planned('llama3-8b', 'train.recompute=full')
+    least = planned('llama3-8b', *keys, *every[-1].keys)
     assert every[-1].arena == max(least.arena(t) for t in least.head.targets)
+
+
+def test_what_the_spec_says_stays() -> None:
+    """No choice puts on the host what a key keeps away, or takes from it what a key puts there."""
+    for n, (key, on, *_) in enumerate(budget.MOVES):
+        others = [c.moved for c in found('gpt-tiny', 'zero.stage=3', STAY[n])]
+        assert any(others) and not any(n in moved for moved in others)
+        for c in found('gpt-tiny', 'zero.stage=3', f'{key}={on}'):
+            assert n not in c.moved and f'{key}={on}' not in c.keys
+            assert loaded('gpt-tiny', 'zero.stage=3', f'{key}={on}', *c.keys).train == c.spec.train
+
+
+def test_only_what_there_is_moves() -> None:
+    """At stage 0 no optimizer, below 3 no parameters, of all grains at once no activations."""
+    rows = lambda *keys: {n for c in found('gpt-tiny', *keys) for n in c.moved}
+    assert rows('zero.stage=0') == {0} and rows('zero.stage=2') == {0, 1}
+    assert rows('zero.stage=3') == {0, 1, 2}
+    assert rows('zero.stage=3', 'train.accumulate=layers') == {1, 2}
+
+
+def test_the_host_has_an_end() -> None:
+    """Choices that the host does not hold are none."""
+    every = found('gpt-tiny', 'zero.stage=3')
+    most = max(c.host for c in every)
+    fewer = found('gpt-tiny', 'zero.stage=3', f'cluster.memory.host={most - 1}')
+    assert 1 < len(fewer) and all(c.host < most for c in fewer)
+    assert {c.keys for c in every if c.host < most} <= {c.keys for c in fewer}
+
+
+def test_what_a_slow_link_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step is as long as its copies where these are slow, and hides their link where it is not."""
+    def cost(link: float) -> float:
+        monkeypatch.setitem(budget.PEAKS, 'cpu', replace(budget.PEAKS['cpu'], link=link))
+        return next(c.cost for c in found('gpt2-124m', 'targets=[cpu]', 'train.recompute=full',
+                                          *STAY[1:]) if c.moved)
+    assert 0 < cost(1e12) == cost(1e10) < .05
+    assert (1 + cost(1e5)) / (1 + cost(2e5)) == pytest.approx(2, rel=.01)
 
 
 def test_all_again_costs_less_than_a_forward() -> None:
     """Of three parts forward and twice backward one, without the last product of each block; on a
     CPU, whose products take longer than their bytes, by flops."""
-    keys = ('targets=[cpu]', 'train.sequence=4096')
+    keys = ('targets=[cpu]', 'train.sequence=4096', *STAY)
     last = found('llama3-8b', *keys)[-1]
     fns = {f.name: f.flops for f in planned('llama3-8b', *keys, 'train.recompute=full').fns}
     again = 32 * (fns['bwd.block'] - 2 * fns['fwd.block'])
@@ -60,22 +103,24 @@ def test_all_again_costs_less_than_a_forward() -> None:
 @pytest.mark.parametrize('name', ['gpt-tiny', 'qwen3-tiny'])
 def test_the_cheapest_that_fits(name: str) -> None:
     """A budget of just its arena chooses a row, a byte less the next one, and the plan is that of
-    the words; below the least, the least is named, and works."""
+    its keys; below the least, the least is named, and works."""
     every = found(name)
     for n, c in enumerate(every):
         built = build.build(loaded(name, f'train.memory_budget={c.arena}'))
-        assert built.plan == planned(name, words(c))
-        assert f'* {100 * c.cost:>7.2f}%{c.arena:>22,}  {c.name}\n' in built.choices
+        assert built.plan == planned(name, *c.keys)
+        assert f'* {100 * c.cost:>7.2f}%{c.arena:>22,}{c.host:>22,}  {c.away}; {c.name}\n' \
+            in built.choices
         assert built.choices.count('\n') == len(every) + 2
-        assert any(f'[{c.name}], arena {c.arena:,} bytes' in note for note in built.notes)
+        assert any(f'chose {" ".join(c.keys)}, arena {c.arena:,} bytes' in note
+                   for note in built.notes)
         if n + 1 < len(every):
             less = build.build(loaded(name, f'train.memory_budget={c.arena - 1}'))
-            assert less.plan == planned(name, words(every[n + 1]))
+            assert less.plan == planned(name, *every[n + 1].keys)
     with pytest.raises(spec.SpecError, match='^--set: train.memory_budget: .*hold no plan') as e:
         build.build(loaded(name, f'train.memory_budget={every[-1].arena - 1}'))
     least = re.search(r'allowed: at least (\d+)$', str(e.value))[1]
     assert build.build(loaded(name, f'train.memory_budget={least}')).plan == \
-        planned(name, words(every[-1]))
+        planned(name, *every[-1].keys)
 
 
 def test_what_is_named_is_always_made_again() -> None:

@@ -15,7 +15,7 @@ import mutants
 import trainer
 import zk
 from plans import planned
-from zg import budget, build, check, cost, explain, spec
+from zg import build, check, cost, explain, spec
 
 PARAMS = 'zero.offload_param.device=cpu'
 OFFLOAD = ('zero.offload_optimizer.device=cpu', 'zero.sub_group_size=5000')
@@ -216,18 +216,6 @@ def test_activations_on_the_host_leave_the_bits(tmp_path: pathlib.Path, again: s
                      tmp_path / 'tokens', '--val', tmp_path / 'val', '--val-every', 2, '--steps', 4,
                      '--queue', queue, log=tmp_path / 'log') for way, queue in ways.items()]
     assert all(x == found[0] for x in found) and found[0].val
-
-
-def test_a_budget_knows_what_moves(tmp_path: pathlib.Path) -> None:
-    """The arena of each choice is that of its plan."""
-    path = str(law.changed('gpt', tmp_path, 7, {}))
-    keys = ('train.offload_activations=true', 'zero.stage=3')
-    for choice in budget.choices(
-            s := spec.load(path, (*keys, 'train.memory_budget=1GiB')),
-            build.build(spec.load(path, keys)).plan):
-        named = f"train.recompute=[{', '.join(choice.words)}]"
-        p = build.build(spec.load(path, (*keys, named))).plan
-        assert max(p.arena(t) for t in s.targets) == choice.arena
 
 
 def test_activations_of_all_grains_are_refused() -> None:

@@ -1,87 +1,192 @@
-"""budget.py -- what backward makes again where `train.memory_budget` bounds the arena: of all
-choices of ops, the one that costs least of those that fit every target.
+"""budget.py -- what backward makes again, and what lies on the host, where `train.memory_budget`
+bounds the arena: of all choices the one that costs least of those that fit every target.
 
-What a choice holds is exact: only saved values and temporary space depend on it. What it costs is
-an estimate, good enough to put choices in order: each call that runs again takes its products at
-the processor's peak rate, or its bytes at the memory's, whichever is longer.
+A choice is a set of ops and a set of MOVES; keys that the spec itself has stay as they are. What it
+holds is exact: each set of moves is planned, and of what is made again only saved values and
+temporary space depend. What it costs is an estimate of a step, good enough to put choices in order:
+calls take their products at the processor's peak rate, or their bytes at the memory's, whichever is
+longer; copies to and from the host take the memory's time beside them, and more where the link or
+the host's own memory is slower than all of that.
 """
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Iterator
+from typing import Callable, Iterator
 
-from . import activations, model, ops, place, plan
+from . import activations, fits, model, ops, place, plan
 from .graph import Graph
 from .schema import RECOMPUTE
-from .spec import Spec
+from .spec import Spec, SpecError, agree
 
-# Peak flops a second by bytes of a number, without sparsity, bytes a second: NVIDIA's data sheets
-# of A100 SXM 80 GB, H100 SXM, B200; for a CPU a core with AVX2 and its share of the memory.
-PEAKS = {"cpu": ({4: 1e11, 2: 1e11}, 1e10),
-         "sm_80": ({4: 19.5e12, 2: 312e12}, 2.0e12),
-         "sm_90": ({4: 67e12, 2: 989e12}, 3.35e12),
-         "sm_100": ({4: 80e12, 2: 2250e12}, 8.0e12)}
+
+@dataclass(frozen=True)
+class Peaks:
+    """flops a second by bytes of a number, without sparsity; bytes a second of the device's memory,
+    of its link to the host in one direction, of the host's memory for each device."""
+    flops: dict[int, float]
+    memory: float
+    link: float
+    host: float
+
+
+# NVIDIA's data sheets of A100 SXM 80 GB, H100 SXM, B200, and of the DGX that holds eight of each;
+# for a CPU a core with AVX2 and its share of the memory.
+PEAKS = {"cpu": Peaks({4: 1e11, 2: 1e11}, 1e10, 1e10, 1e10),
+         "sm_80": Peaks({4: 19.5e12, 2: 312e12}, 2.0e12, 32e9, 51e9),
+         "sm_90": Peaks({4: 67e12, 2: 989e12}, 3.35e12, 64e9, 76e9),
+         "sm_100": Peaks({4: 80e12, 2: 2250e12}, 8.0e12, 64e9, 89e9)}
+# What may lie on the host: its key, the value that puts it there, what tables call it.
+MOVES = (("train.offload_activations", "true", "activations", fits.STASH),
+         ("zero.offload_optimizer.device", "cpu", "optimizer", fits.STATES),
+         ("zero.offload_param.device", "cpu", "parameters", fits.PARAMS))
 
 
 @dataclass(frozen=True)
 class Choice:
-    """words: of train.recompute. arena: bytes on the target that holds most. cost: what it adds to
-    a grain's forward and backward as the spec has them, on the target where that is most."""
-    words: tuple[str, ...]
+    """spec: with it. moved: rows of MOVES that it takes. arena: bytes on the target that holds
+    most; host: of the host arena there. cost: what it adds to a step of the spec as it is, on the
+    target where that is most."""
+    spec: Spec
+    moved: tuple[int, ...]
     arena: int
+    host: int
     cost: float
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return self.spec.train.recompute
 
     @property
     def name(self) -> str:
         return "full" if set(self.words) == set(RECOMPUTE) else ", ".join(self.words) or "none"
 
+    @property
+    def away(self) -> str:
+        return ", ".join(MOVES[n][2] for n in self.moved) or "none"
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """As they are typed."""
+        words = self.name if self.name in ("full", "none") else f"[{self.name}]"
+        return (f"train.recompute={words}", *(f"{MOVES[n][0]}={MOVES[n][1]}" for n in self.moved))
+
+
+@dataclass(frozen=True)
+class Again:
+    """A choice of ops. once: seconds of a micro-batch on each target; tmp: bytes of temporary
+    space; saved: values and bytes of each that kinds of units save."""
+    words: tuple[str, ...]
+    once: dict[str, float]
+    tmp: int
+    saved: tuple[tuple[int, int], ...]
+
 
 def _seconds(spec: Spec, graph: Graph, target: str) -> float:
     """Of all functions of a grain."""
-    real = ops.BYTES[spec.train.precision]
-    rates, memory = PEAKS[target]
+    real, peaks = ops.BYTES[spec.train.precision], PEAKS[target]
     total = 0.0
     for kind, body in ((k, b) for k in graph.kinds for n, b in k.bodies.items() if n != "eval"):
         size = {v.name: v.elems * (real if v.dtype == "real" else 4) for v in body.values}
         size |= {t.name: t.elems * real for t in kind.tensors}
         for c in body.calls:
             moved = sum(size.get(str(a), 0) for k, a in c.args if k in ("value", "param", "grad"))
-            once = max(c.flops * c.rounds / rates[real], moved / memory)
+            once = max(c.flops * c.rounds / peaks.flops[real], moved / peaks.memory)
             total += once * kind.count
     return total
 
 
-def _held(spec: Spec, graph: Graph) -> int:
-    """Bytes of the classes that a choice changes."""
-    real, grains = ops.BYTES[spec.train.precision], spec.together
-    bodies = place.bodies(graph, real)
-    saved = sum(activations.slots(spec, "save", k.count) *
-                ops.up(bodies.save[k.name].size, place.PAGE) for k in graph.kinds)
-    return grains * saved + ops.up(max(p.size for p in bodies.tmp.values()), place.PAGE)
+def _again(spec: Spec, words: tuple[str, ...]) -> Again:
+    graph = model.build(replace(spec, train=replace(spec.train, recompute=words)))
+    bodies = place.bodies(graph, ops.BYTES[spec.train.precision])
+    return Again(words, {t: _seconds(spec, graph, t) for t in spec.targets},
+                 ops.up(max(p.size for p in bodies.tmp.values()), place.PAGE),
+                 tuple((k.count, bodies.save[k.name].size) for k in graph.kinds))
 
 
-def _all(spec: Spec, p: plan.Plan) -> Iterator[Choice]:
-    """Every choice of ops that holds those that the spec names; p: the plan of these alone."""
-    graph = model.build(spec)
-    most = max(p.arena(t) for t in spec.targets) - _held(spec, graph)
-    once = {t: _seconds(spec, graph, t) for t in spec.targets}
+def _sets(spec: Spec) -> Iterator[Again]:
+    """Every choice of ops that holds those that the spec names, these alone first."""
     named = spec.train.recompute
-    free = [w for w in RECOMPUTE if w in graph.ops and w not in named]
+    free = [w for w in RECOMPUTE if w in model.build(spec).ops and w not in named]
     for n in range(len(free) + 1):
         for more in combinations(free, n):
             words = RECOMPUTE if n == len(free) else tuple(
                 w for w in RECOMPUTE if w in named or w in more)
-            made = model.build(replace(spec, train=replace(spec.train, recompute=words)))
-            cost = max(_seconds(spec, made, t) / once[t] - 1 for t in spec.targets)
-            yield Choice(words, most + _held(spec, made), cost)
+            yield _again(spec, words if more else named)
 
 
-def choices(spec: Spec, p: plan.Plan) -> tuple[Choice, ...]:
-    """Those worth a thought: each holds less than every one that costs less."""
+def _moves(spec: Spec) -> Iterator[tuple[tuple[int, ...], Spec]]:
+    """Every choice of MOVES that the spec's own keys leave."""
+    free = [n for n, (key, *_) in enumerate(MOVES) if key not in spec.places]
+    for n in range(len(free) + 1):
+        for moved in combinations(free, n):
+            made = spec
+            for row in moved:
+                made = MOVES[row][3](made)
+            try:
+                agree(made)
+            except SpecError:
+                continue
+            yield moved, made
+
+
+def _near(spec: Spec, again: Again) -> int:
+    """Bytes of the device's arena that a choice of ops changes."""
+    return again.tmp + spec.together * sum(
+        activations.slots(spec, "save", count) * ops.up(size, place.PAGE)
+        for count, size in again.saved)
+
+
+def _far(spec: Spec, again: Again, page: int) -> int:
+    """Bytes of saved values on the host, each up to whole pages."""
+    return sum((count - activations.slots(spec, "save", count)) * ops.up(size, page)
+               for count, size in again.saved)
+
+
+def _step(spec: Spec, p: plan.Plan, target: str, once: float, more: int) -> float:
+    """Seconds of a step. p: the spec's plan; once: of a grain's functions; more: bytes that go to
+    the host and back in a grain beyond the plan's."""
+    peaks, total = PEAKS[target], 0.0
+    host = spec.zero.offload_optimizer.device != "none"
+    states = sum(f.count * f.shard * (4 + 2 * sum(ops.width(s, spec.train.optimizer.moments)
+                                                  for s in f.states)) for f in p.flats)
+    for name, busy in (("grain", once * spec.together),
+                       ("update", 0 if host else states / peaks.memory)):
+        section = p.section(name)
+        ints = lambda key, which: sum(i.value for s in section.steps if which(s) for i in s.ints
+                                      if i.name == key)
+        ways = [ints("bytes", lambda s: s.queue == q) + more * (name == "grain")
+                for q in ("down", "up")]
+        work = states * host if name == "update" else \
+            12 * ints("n", lambda s: s.queue == "host" and s.op.startswith("push"))
+        total += section.repeat * max(busy + sum(ways) / peaks.memory, max(ways) / peaks.link,
+                                      work / peaks.host)
+    return total
+
+
+def choices(spec: Spec, build: Callable[[Spec], plan.Plan]) -> tuple[Choice, ...]:
+    """Those worth a thought: each holds less than every one that costs less, and fits the host.
+    build: the plan of a spec as it is."""
+    every = list(_sets(spec))
+    found, now, limit = [], {}, spec.cluster.memory.host
+    for moved, made in _moves(spec):
+        try:
+            p = build(made)
+        except SpecError:       # what a bound of the spec does not allow
+            continue
+        arena = max(p.arena(t) for t in spec.targets) - _near(made, every[0])
+        host = fits.needs(p)["host"] - _far(made, every[0], place.PAGE)
+        for again in every:
+            more = _far(made, again, 1) - _far(made, every[0], 1)
+            took = {t: _step(made, p, t, again.once[t], more) for t in spec.targets}
+            now = now or took
+            chosen = replace(made, train=replace(made.train, recompute=again.words))
+            found.append(Choice(chosen, moved, arena + _near(made, again),
+                                host + _far(made, again, place.PAGE),
+                                max(took[t] / now[t] - 1 for t in spec.targets)))
     out: list[Choice] = []
-    for c in sorted(_all(spec, p), key=lambda c: (c.cost, c.arena, len(c.words))):
-        if not out or c.arena < out[-1].arena:
+    for c in sorted(found, key=lambda c: (c.cost, c.arena, len(c.words))):
+        if (not out or c.arena < out[-1].arena) and (limit is None or c.host <= limit):
             out.append(c)
     return tuple(out)
 
@@ -93,14 +198,15 @@ def choose(spec: Spec, found: tuple[Choice, ...]) -> Choice:
         if c.arena <= limit:
             return c
     raise spec.wrong("train.memory_budget", f"{limit} bytes hold no plan; the least arena has "
-                     f"train.recompute [{found[-1].name}]", f"at least {found[-1].arena}")
+                     f"{' '.join(found[-1].keys)}", f"at least {found[-1].arena}")
 
 
 def table(spec: Spec, found: tuple[Choice, ...], chosen: Choice) -> str:
     """For people."""
-    lines = [f"train.memory_budget {spec.train.memory_budget:,}: more time by estimate, the arena, "
-             "what is made again", f"  {'time':>8}{'arena':>22}  train.recompute"]
+    lines = [f"train.memory_budget {spec.train.memory_budget:,}: more time by estimate, the "
+             "arenas, what lies on the host, what is made again",
+             f"  {'time':>8}{'arena':>22}{'host arena':>22}  on the host; train.recompute"]
     for c in found:
         mark = "*" if c == chosen else " "
-        lines.append(f"{mark} {100 * c.cost:>7.2f}%{c.arena:>22,}  {c.name}")
+        lines.append(f"{mark} {100 * c.cost:>7.2f}%{c.arena:>22,}{c.host:>22,}  {c.away}; {c.name}")
     return "\n".join(lines) + "\n"

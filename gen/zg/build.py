@@ -125,14 +125,13 @@ def build(spec: Spec) -> Built:
 
 def _budgeted(spec: Spec) -> Built:
     """Where memory has a budget, the plan of what it leaves to choose."""
-    built = _build(spec)
     if spec.train.memory_budget is None:
-        return built
-    found = budget.choices(spec, built.plan)
+        return _build(spec)
+    found = budget.choices(spec, lambda changed: _build(changed).plan)
     chosen = budget.choose(spec, found)
-    built = _build(replace(spec, train=replace(spec.train, recompute=chosen.words)))
-    note = f"train.memory_budget: chose train.recompute [{chosen.name}], arena {chosen.arena:,} " \
-           f"bytes, by estimate {100 * chosen.cost:.2f} % more time"
+    built = _build(chosen.spec)
+    note = f"train.memory_budget: chose {' '.join(chosen.keys)}, arena {chosen.arena:,} bytes, " \
+           f"by estimate {100 * chosen.cost:.2f} % more time"
     return Built(built.plan, (*built.notes, note), budget.table(spec, found, chosen))
 
 

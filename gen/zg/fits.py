@@ -39,10 +39,10 @@ def _nvme(*parts: str) -> str:
 
 _AGAIN = _train(recompute=RECOMPUTE)
 _GRAINS = _train(accumulate="grains")
-_STASH, _KEPT = (_train(offload_activations=x) for x in (True, False))
+STASH, _KEPT = (_train(offload_activations=x) for x in (True, False))
 _SPLIT = _zero(stage=3)
-_STATES, _HERE = (_device("offload_optimizer", name) for name in ("cpu", "none"))
-_PARAMS, _GATHERED = (_device("offload_param", name) for name in ("cpu", "none"))
+STATES, _HERE = (_device("offload_optimizer", name) for name in ("cpu", "none"))
+PARAMS, _GATHERED = (_device("offload_param", name) for name in ("cpu", "none"))
 _BACK, _NEAR = (_device(part, "cpu", ("nvme",)) for part in ("offload_optimizer", "offload_param"))
 _AWAY, _FAR = (_device(part, "nvme", ("cpu",)) for part in ("offload_optimizer", "offload_param"))
 _FILE, _FILES = (_device(part, "nvme") for part in ("offload_optimizer", "offload_param"))
@@ -58,16 +58,16 @@ WAYS: tuple[tuple[str, tuple[Change, ...]], ...] = (
     (_nvme("offload_optimizer", "offload_param"), (_AWAY, _FAR)),
     ("zero.stage=3", (_SPLIT,)),
     ("train.recompute=full", (_AGAIN,)),
-    ("train.offload_activations=true", (_STASH,)),
+    ("train.offload_activations=true", (STASH,)),
     ("train.accumulate=grains", (_GRAINS,)),
     ("train.accumulate=grains train.recompute=full", (_GRAINS, _AGAIN)),
     ("zero.stage=3 train.recompute=full", (_SPLIT, _AGAIN)),
-    ("zero.stage=3 train.recompute=full train.offload_activations=true", (_SPLIT, _AGAIN, _STASH)),
-    ("zero.stage=3 zero.offload_optimizer.device=cpu", (_SPLIT, _STATES)),
+    ("zero.stage=3 train.recompute=full train.offload_activations=true", (_SPLIT, _AGAIN, STASH)),
+    ("zero.stage=3 zero.offload_optimizer.device=cpu", (_SPLIT, STATES)),
     ("zero.stage=3 zero.offload_optimizer.device=cpu train.recompute=full",
-     (_SPLIT, _STATES, _AGAIN)),
+     (_SPLIT, STATES, _AGAIN)),
     ("zero.stage=3 zero.offload_optimizer.device=cpu zero.offload_param.device=cpu "
-     "train.recompute=full", (_SPLIT, _STATES, _PARAMS, _AGAIN)),
+     "train.recompute=full", (_SPLIT, STATES, PARAMS, _AGAIN)),
     (f"zero.stage=3 {_nvme('offload_optimizer')}", (_SPLIT, _FILE)),
     (f"zero.stage=3 {_nvme('offload_optimizer', 'offload_param')} train.recompute=full",
      (_SPLIT, _FILE, _FILES, _AGAIN)),
@@ -75,7 +75,7 @@ WAYS: tuple[tuple[str, tuple[Change, ...]], ...] = (
 MOST = 3                        # ways that are named
 
 
-def _needs(p: Plan) -> dict[str, int]:
+def needs(p: Plan) -> dict[str, int]:
     """Bytes of a rank, on the target that takes most."""
     gpu = set(p.head.targets) - {"cpu"}
     return {"device": max(p.arena(t) for t in p.head.targets),
@@ -84,8 +84,8 @@ def _needs(p: Plan) -> dict[str, int]:
 
 def _over(spec: Spec, p: Plan) -> list[tuple[str, int, int]]:
     """(memory, needed, there) where a plan does not fit."""
-    limits = {name: getattr(spec.cluster.memory, name) for name in _needs(p)}
-    return [(name, need, limits[name]) for name, need in _needs(p).items()
+    limits = {name: getattr(spec.cluster.memory, name) for name in needs(p)}
+    return [(name, need, limits[name]) for name, need in needs(p).items()
             if limits[name] is not None and need > limits[name]]
 
 
