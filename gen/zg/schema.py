@@ -186,12 +186,12 @@ class LossScale:
 class Train:
     """global_batch G and micro_batch B in samples of `sequence` T tokens. recompute: the ops of
     blocks whose values backward makes again; memory_budget: bytes of the arena on each target, for
-    which more of them may be, and more may lie on the host. head_chunk: tokens of a chunk in which the head and the loss go
-    through a micro-batch, None: as the shape asks for. accumulate: a rank's micro-batches of a step
-    go through the model one after the other (grains), or all of them through each layer.
-    offload_activations: what backward needs lies in the host arena until then. max_skips:
-    skipped steps in a row that end a run, but for those that lower a dynamic loss scale, which ends
-    it at its least."""
+    which more of them may be, and more may lie on the host. head_chunk: tokens of a chunk in which
+    the head and the loss go through a micro-batch, None: as the shape asks for. accumulate: a
+    rank's micro-batches of a step go through the model one after the other (grains), or all of them
+    through each layer. offload_activations: what backward needs lies in the host arena until then.
+    max_skips: skipped steps in a row that end a run, but for those that lower a dynamic loss scale,
+    which ends it at its least."""
     __pydantic_config__ = _KEYS
     global_batch: Count
     micro_batch: Count
