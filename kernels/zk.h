@@ -19,7 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZK_ABI 9
+#define ZK_ABI 10
 
 /* one queue's kernel context: threads on a CPU, stream and handles on a GPU */
 typedef struct zk zk;
@@ -148,7 +148,8 @@ void zk_position_bwd(zk *k, const zk_launch *L, real *dp, const real *dy, int64_
 void zk_layernorm_fwd(zk *k, const zk_launch *L, real *y, float *stat, real *sum, const real *x,
                       const real *more, const real *w, const real *b, int64_t M, int64_t C,
                       float eps);
-/* dw, db real [C], summed over rows in f32, ascending on a CPU; scratch: float [2, C] */
+/* dw, db real [C], summed over rows in f32, ascending on a CPU, NULL: not wanted, as of all norms;
+ * scratch: float [2, C] */
 void zk_layernorm_bwd(zk *k, const zk_launch *L, real *dx, real *dw, real *db, const real *dy,
                       const real *more, const real *x, const float *stat, const real *w,
                       float *scratch, int64_t M, int64_t C);

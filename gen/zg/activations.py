@@ -32,7 +32,7 @@ def slots(spec: Spec, cls: str, count: int) -> int:
 
 def _kept(m: _Maker, u: Use) -> list[tuple[str, int]]:
     """What a unit's backward needs of its forward, of classes that move: (class, value)."""
-    both = [("x", u.x)] * bool(u.kind.x) + [(f"save.{u.kind.name}", u.index)] * bool(u.kind.saved)
+    both = [("x", u.x)] * (u.x >= 0) + [(f"save.{u.kind.name}", u.index)] * bool(u.kind.saved)
     return [(c, i) for c, i in both if c in m.near]
 
 

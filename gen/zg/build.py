@@ -43,8 +43,9 @@ def _wanted(spec: Spec, graph: Graph, shards: shard.Shards, bodies: place.Bodies
         for c in (c for c in ("real", *f.states) if lies(c, f) == "filed"):
             tiles[c] = max(tiles.get(c, 0), min(tile, f.shard) * bytes_of(c))
         kept = "hosted" if shards.below else common if f.sum == "whole" else "private"
-        out.append((f"sum.{f.name}", kept, f.count,
-                    (1 if shards.apart else f.nodes) * size[f.sum] * 4))
+        if f.moves:
+            out.append((f"sum.{f.name}", kept, f.count,
+                        (1 if shards.apart else f.nodes) * size[f.sum] * 4))
         if schedule.ring[f.name]:
             out.append((f"ring.{f.name}", "private", schedule.ring[f.name], size["whole"] * real))
             if away:
@@ -58,7 +59,7 @@ def _wanted(spec: Spec, graph: Graph, shards: shard.Shards, bodies: place.Bodies
         out.append(("pend", common, 1, max(f.nodes * f.shard * W * 4 for f in shards.flats)))
     if graph.acc:
         out.append(("acc", "private", grains if graph.tied else 1, 4 * graph.acc))
-    units = sum(k.count for k in graph.kinds) - 1
+    units = sum(k.count for k in graph.kinds) - max(1, graph.still)
     out += _kept(spec, "x", units, M * C * real)
     out += [("dx", "private", grains + 1, M * C * real)]
     for k in graph.kinds:

@@ -73,11 +73,13 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
             raise CheckError(f"flat {f.name}: parameters elsewhere that every rank keeps")
         apart = real < 4 and (own or p.offload) or p.offload != away
         moves = [t for t in p.tensors if t.flat == f.name and not t.frozen]
-        if f.states != (*["master"] * apart, *(states if moves else ())):
-            raise CheckError(f"flat {f.name} has the states {f.states}")
+        if f.states != (*["master"] * apart, *(states if moves else ())) or \
+                bool(moves) != f.moves or f"sum.{f.name}" in have and not moves:
+            raise CheckError(f"flat {f.name} has the states {f.states}, sums: {f.sum}")
         size = {"whole": f.shard * W, "shard": f.shard}
-        need = {"real": size[f.real] * real,
-                "sum": size[f.sum] * 4 * (1 if p.apart else f.nodes)}
+        need = {"real": size[f.real] * real}
+        if moves:
+            need["sum"] = size[f.sum] * 4 * (1 if p.apart else f.nodes)
         need.update({s: size[f.state] * ops.width(s, p.recipe.moments) for s in f.states})
         for name, bytes_ in need.items():
             c = have.get(f"{name}.{f.name}")
@@ -194,8 +196,8 @@ def _nodes(p: Plan) -> None:
         tried = range(-(-2**b // step), min(grains, 2**(b + 1)))
         counter |= any(a * step >> b & 1 for a in tried) << b
     for f in p.flats:
-        mask = 0 if p.head.sum == "fold" else counter
-        if f.mask != mask or f.nodes != max(1, bin(mask).count("1")):
+        mask = 0 if p.head.sum == "fold" or not f.moves else counter
+        if f.mask != mask or f.nodes != max(f.moves, bin(mask).count("1")):
             raise CheckError(f"flat {f.name}: pending sums do not fit {grains} grains")
     if p.head.order == "local" and W > 1 and (grains & (grains - 1) or p.head.sum == "fold"):
         raise CheckError("a rank's own grains first: that is another tree")
@@ -238,7 +240,9 @@ def _train(player: Program) -> None:
         player.grain += 1
         _run(player, "grain")
         forward = [("fwd", n) for n in range(last)]
-        player.ran([*forward, ("train", last), *(("bwd", n) for _, n in reversed(forward))])
+        kinds = [unit_of(unit)[0] for unit in player.order]
+        back = [("bwd", n) for _, n in reversed(forward) if kinds[n] in player.facts.alive]
+        player.ran([*forward, ("train", last), *back])
         player.empty(("ring", "x", "dx", "save", "leaf", "acc", "pend", "part", "down", "near"))
         player.grain += player.together - 1
     player.local = 0
@@ -246,8 +250,8 @@ def _train(player: Program) -> None:
     player.empty(())
     if player.together > 1 and player.counted:
         raise CheckError("the leaves' count does not go back")
-    if player.updated != set(player.writers):
-        raise CheckError(f"section update: {len(player.updated)} shards of {len(player.writers)}")
+    if player.updated != player.moving:
+        raise CheckError(f"section update: {len(player.updated)} shards of {len(player.moving)}")
 
 
 def _evaluate(player: Program) -> None:

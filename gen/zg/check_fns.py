@@ -14,6 +14,7 @@ What it proves:
  a draw     an evaluation ends with the logits of one row, made as the loss' are
  leaves     every tensor's gradient is written once by the function that comes first in backward,
             and added to by the others that read the tensor
+ frozen     nothing runs backward for what comes from no tensor that moves
 """
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from itertools import groupby
 from typing import NoReturn
 
 from . import check_grads, check_own, ops
-from .check_kernels import BACK, CLASSES, DY, KERNELS, SCALE, backs, numbers, parts
+from .check_kernels import BACK, CLASSES, DY, INPUT, KERNELS, NEEDS, SCALE, backs, numbers, parts
 from .check_leaves import leaves
 from .check_order import CheckError
 from .plan import Call, Fn, Plan, Tensor
@@ -33,8 +34,9 @@ from .plan import Call, Fn, Plan, Tensor
 @dataclass(frozen=True)
 class Facts:
     """What steps need to know of functions: elements of `keep` from one instance of a kind to the
-    next."""
+    next; the kinds that run backward."""
     steps: dict[str, int]
+    alive: frozenset[str]
 
 
 @dataclass
@@ -59,12 +61,15 @@ class _Body:
     ran: list[tuple[Call, int, list]] = field(default_factory=list)     # number, operands
     again: frozenset[int] = frozenset()     # calls of forward: of such one result must be read
     of: set[object] = field(default_factory=set)            # calls whose results in tmp are read
+    alive: set[tuple] = field(default_factory=set)          # values that come from what moves
+    idle: set[tuple] = field(default_factory=set)           # gradients that nobody needs
     round: int = 0
 
     def __post_init__(self) -> None:
         self.kind = self.fn.name.partition(".")[2]
         self.real = 4 if self.p.head.real == "f32" else 2
         self.home = self.kind if any(f.name == self.kind for f in self.p.flats) else "embed"
+        self.moving = {t.name for t in self.p.tensors if not t.frozen}
         self.limits = {c.name: c.stride for c in self.p.classes}
         self.width = self.p.head.batch * self.p.head.sequence * self.p.head.width * self.real
         self.limits.update({name: self.width for name in ("x", "y", "dx", "dy")})
@@ -134,7 +139,13 @@ class _Body:
 
     def done(self, v: _Value) -> bool:
         """Whether a value may go: read, or a by-product."""
-        return v.used or v.type == "f" or v.made[0] in self.again
+        return v.used or v.type == "f" or v.made[0] in self.again or v.made in self.idle
+
+    def moves(self, what: object) -> bool:
+        """An operand is a tensor that moves, or comes from one, or is a part of what does."""
+        if isinstance(what, tuple) and what[-3:-2] == ("part",):
+            what = what[:-3]
+        return what in self.moving or what in self.alive
 
     def write(self, call: Call, arg: str, size: int, kind: str, made: tuple) -> None:
         base, at = self.place(call, arg, size)
@@ -207,6 +218,10 @@ class _Body:
                     writes.append((n, size, kind))
                     is_[n] = None
         number = self.known.setdefault((call.kernel, *is_), len(self.known))
+        if any(map(self.moves, is_)):
+            self.alive |= {(number, n) for n, _, _ in writes}
+        if call.kernel in INPUT and not self.moves(is_[INPUT[call.kernel]]):
+            self.idle.add((number, 0))
         for n, size, kind in writes:
             is_[n] = number, n
             self.write(call, call.args[n], size, kind, is_[n])
@@ -243,8 +258,9 @@ class _Body:
         out = []
         for c, _, is_ in self.forward():
             for kernel, like in BACK[c.kernel].items():
-                out.append((kernel, numbers(c), tuple(is_[int(n)] for n in like if n != ".")))
-            if c.kernel == "zk_linear_fwd" and c.args[3] != "null":
+                if any(map(self.moves, is_[NEEDS[kernel]:][:1] if kernel in NEEDS else is_)):
+                    out.append((kernel, numbers(c), tuple(is_[int(n)] for n in like if n != ".")))
+            if c.kernel == "zk_linear_fwd" and self.moves(is_[NEEDS["zk_linear_bwd_b"]]):
                 out.append(("zk_linear_bwd_b", numbers(c)[:2], ()))
         return Counter(out)
 
@@ -353,12 +369,6 @@ class _Body:
                 self.fail(c, "is made again and not read")
 
 
-def _adds_back(fwd: _Body, bwd: _Body) -> bool:
-    """Backward adds as often as forward, beside what it makes again."""
-    first, then = ([n for c, n, _ in b.ran if c.kernel == "zk_add"] for b in (fwd, bwd))
-    return len([n for n in then if n not in first]) == len(first)
-
-
 def _drawn(b: _Body) -> None:
     """The last two calls make the logits of one row, from what the loss' logits are made from. They
     are no part of the loss."""
@@ -373,36 +383,45 @@ def _drawn(b: _Body) -> None:
     b.ran = rest
 
 
-def _unit_bodies(p: Plan, kind: str, fns: dict[str, Fn]) -> list[_Body]:
-    """The functions of a kind, run forward, then backward on what was saved."""
+def _unit_bodies(p: Plan, kind: str, fns: dict[str, Fn], count: int, below: bool) -> list[_Body]:
+    """The functions of a kind, run forward, then backward on what was saved. below: what comes into
+    its first unit has a gradient."""
     width = p.head.batch * p.head.sequence * p.head.width * (4 if p.head.real == "f32" else 2)
     known: dict[tuple, int] = {}
     value = lambda name: [_Value(0, width, "r", (name,), True)]
+    x = {("x",)} if below else set()
     if f"fwd.{kind}" not in fns:
         out = []
         for body in ("train", "eval"):
-            b = _Body(p, fns[f"{body}.{kind}"], {"x": value("x")}, known)
+            b = _Body(p, fns[f"{body}.{kind}"], {"x": value("x")}, known, alive=x)
             b.run()
             if body == "eval":
                 _drawn(b)
             b.end("dx")
             out.append(b)
         if not out[0].wanted() == out[0].backward() == out[1].wanted() or out[1].backward() or \
-                out[0].reads != out[1].reads or not _adds_back(out[1], out[0]):
+                out[0].reads != out[1].reads or not check_grads.adds_back(out[1], out[0]):
             out[0].fail(None, "forward, backward and evaluation do not agree")
         return out
-    fwd = _Body(p, fns[f"fwd.{kind}"], {"x": value("x")}, known)
-    fwd.run()
+    for _ in range(2):
+        fwd = _Body(p, fns[f"fwd.{kind}"], {"x": value("x")}, known, alive={*x})
+        fwd.run()
+        if count > 1 and fwd.reads & fwd.moving:            # into its second, in any case
+            x = {("x",)}
     fwd.end("y")
     saved, y = fwd.held.get("s", []), [replace(v, used=True) for v in fwd.held["y"]]
+    if fwd.moves(y[0].made) != (f"bwd.{kind}" in fns) or f"bwd.{kind}" not in fns and saved:
+        fwd.fail(None, "runs backward for what does not move, or not for what does")
+    if f"bwd.{kind}" not in fns:
+        return [fwd]
     bwd = _Body(p, fns[f"bwd.{kind}"], {"x": value("x"), "y": y, "dy": value("dy"), "s": saved},
-                known, again=frozenset(n for _, n, _ in fwd.ran))
+                known, again=frozenset(n for _, n, _ in fwd.ran), alive=fwd.alive)
     for name in ("x", "y", "dy", "s"):
         if name not in bwd.fn.ins:
             bwd.held.pop(name)
     bwd.run()
     bwd.end("dx")
-    if fwd.wanted() != bwd.backward() or fwd.backward() or not _adds_back(fwd, bwd):
+    if fwd.wanted() != bwd.backward() or fwd.backward() or not check_grads.adds_back(fwd, bwd):
         bwd.fail(None, "does not run backward what ran forward")
     dx = bwd.held["dx"][0].made if "dx" in bwd.fn.outs else ()
     check_grads.prove(fwd.ran, bwd.ran, y[0].made, dx, backs(), bwd.fail)
@@ -419,8 +438,13 @@ def functions(p: Plan, counts: dict[str, int]) -> Facts:
     """Proves all of the above; counts: units of each kind, in order of forward."""
     fns = {f.name: f for f in p.fns}
     try:
-        bodies = {kind: _unit_bodies(p, kind, fns) for kind in counts}
+        bodies: dict[str, list[_Body]] = {}
+        alive: set[str] = set()
+        for kind, count in counts.items():
+            bodies[kind] = _unit_bodies(p, kind, fns, count, bool(alive))
+            if len(bodies[kind]) > 1:
+                alive.add(kind)
         check_own.functions(p)
-        return Facts(leaves(p, bodies, counts))
+        return Facts(leaves(p, bodies, counts), frozenset(alive))
     except (KeyError, ValueError, IndexError) as e:
         raise CheckError(f"functions name what the plan does not have: {e}") from e

@@ -10,9 +10,12 @@ sum.
 """
 from __future__ import annotations
 
-from typing import Callable, Iterator, Mapping, NoReturn
+from typing import TYPE_CHECKING, Callable, Iterator, Mapping, NoReturn
 
 from .plan import Call
+
+if TYPE_CHECKING:
+    from .check_fns import _Body
 
 # Of a call backward: whose it is; which operand is the gradient it works on; which operand of the
 # forward one dx is of (0: it makes none); which operands are gradients of which parameters.
@@ -65,6 +68,13 @@ class _Gradients:
         """The calls of which it is the whole gradient."""
         return [(number, call, is_) for number, (call, is_) in self.calls.items()
                 if call.kernel == kernel and self.whole((number, 0)) in self.of.get(dy, ())]
+
+
+def adds_back(fwd: _Body, bwd: _Body) -> bool:
+    """Backward adds as often as forward adds to what has a gradient, beside what it makes again."""
+    first, then = ([(n, x) for c, n, x in b.ran if c.kernel == "zk_add"] for b in (fwd, bwd))
+    again = {n for n, _ in first}
+    return len([n for n, _ in then if n not in again]) == sum(fwd.moves(x[1]) for _, x in first)
 
 
 def prove(fwd: Ran, bwd: Ran, y: tuple, dx: tuple, likes: Mapping[str, str],

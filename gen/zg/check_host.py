@@ -110,7 +110,7 @@ class Host(Filed):
         here, there = Ref("sums", 0), Ref("hsums", 0)
         down = s.queue == "down"
         good = self.stage == "clear" and self.section == "update" if down else \
-            self.stage == "norms" and self.normed == set(self.writers)
+            self.stage == "norms" and self.normed == self.moving
         if not good or (src, dst) != ((here, there) if down else (there, here)) or \
                 size != 8 * SUMS or any(self.ranks(s)) or not self.p.below:
             self.fail("the step's sums are not complete")

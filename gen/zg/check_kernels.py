@@ -15,11 +15,11 @@ KERNELS = {
     "zk_embed_bwd": "^add:V*C <r:M*C <tokens:M $:4*(V+1+M) M V C add",
     "zk_position_bwd": "^r:P*C <r:B*T*C B T C P",
     "zk_layernorm_fwd": ">r:M*C >f:M*2 >?r:M*C <r:M*C <?r:M*C @r:C @?r:C M C eps",
-    "zk_layernorm_bwd": ">r:M*C ^r:C ^?r:C <r:M*C <?r:M*C <r:M*C <f:M*2 @r:C $:8*C M C",
+    "zk_layernorm_bwd": ">r:M*C ^?r:C ^?r:C <r:M*C <?r:M*C <r:M*C <f:M*2 @r:C $:8*C M C",
     "zk_rmsnorm_fwd": ">r:M*C >f:M >?r:M*C <r:M*C <?r:M*C @r:C M C eps",
-    "zk_rmsnorm_bwd": ">r:M*C ^r:C <r:M*C <?r:M*C <r:M*C <f:M @r:C $:8*C M C",
+    "zk_rmsnorm_bwd": ">r:M*C ^?r:C <r:M*C <?r:M*C <r:M*C <f:M @r:C $:8*C M C",
     "zk_qknorm_fwd": ">r:M*E >f:M*(H+G) <r:M*E @r:D @r:D M H G D eps",
-    "zk_qknorm_bwd": ">r:M*E ^r:D ^r:D <r:M*E <r:M*E <f:M*(H+G) @r:D @r:D $:8*D*(1+M) M H G D",
+    "zk_qknorm_bwd": ">r:M*E ^?r:D ^?r:D <r:M*E <r:M*E <f:M*(H+G) @r:D @r:D $:8*D*(1+M) M H G D",
     "zk_linear_fwd": ">r:M*N <r:M*K @r:N*K @?r:N M N K layout",
     "zk_linear_bwd_x": ">r:M*K <r:M*N @r:N*K M N K layout",
     "zk_linear_bwd_w": "^full:N*K <r:M*N <r:M*K M N K layout full carry",
@@ -57,6 +57,10 @@ BACK = {
 ADDS = {"zk_layernorm_fwd": (2, 3, 4), "zk_rmsnorm_fwd": (2, 3, 4),
          "zk_layernorm_bwd": (0, 0, 4), "zk_rmsnorm_bwd": (0, 0, 3)}
 DY = {"zk_rmsnorm_bwd": 2, "zk_layernorm_bwd": 3, "zk_qknorm_bwd": 3}     # which operand; else 1
+# Of a kernel forward, which operand must move for one to be run backward for it; else any. Of those
+# backward that make more than one gradient, which operand is forward's input: it may need none.
+NEEDS = {"zk_linear_bwd_x": 1, "zk_linear_bwd_w": 2, "zk_linear_bwd_b": 3}
+INPUT = {"zk_rmsnorm_bwd": 4, "zk_layernorm_bwd": 5, "zk_qknorm_bwd": 4}
 ASIDE = ("eps", "full", "add", "carry", "sign")                 # numbers that need not agree
 
 

@@ -1,5 +1,5 @@
 """check_leaves.py -- proves of a unit's functions that every tensor gets one gradient: who comes
-first in backward writes it, the tensor's other readers add to it."""
+first in backward writes it, the tensor's other readers add to it. What is frozen gets none."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 
 def leaves(p: Plan, bodies: dict[str, list[_Body]], counts: dict[str, int]) -> dict[str, int]:
-    """Every tensor's gradient is written once and added to by its other readers. Facts.steps."""
+    """Every tensor's gradient is written once and added to by its other readers, if it moves.
+    Facts.steps."""
     kinds = list(reversed(counts))                              # in backward order
     tensors = {t.name: t for t in p.tensors}
     readers: dict[str, set[str]] = {n: set() for n in tensors}
@@ -27,14 +28,16 @@ def leaves(p: Plan, bodies: dict[str, list[_Body]], counts: dict[str, int]) -> d
                     acc.append((kind, added))
                 else:
                     givers[n] += acc if n in _rounded(b) else [(kind, added)]
+    if acc and not any(_rounded(b) for kind in kinds for b in bodies[kind]):
+        raise CheckError("an f32 sum is no tensor's")
     steps: dict[str, int] = {}
     for name, t in tensors.items():
         got = givers[name]
-        want = [(k, True) for k in kinds if k in readers[name]]
-        if not got or got != [(want[0][0], False), *want[1:]]:
-            raise CheckError(f"tensor {name}: read by {want}, its gradient comes from {got}")
-        if t.count != counts[got[-1][0]]:
-            raise CheckError(f"tensor {name}: {t.count} instances for {counts[got[-1][0]]} units")
+        read = [k for k in kinds if k in readers[name]]
+        if not read or got != ([] if t.frozen else [(k, k != read[0]) for k in read]):
+            raise CheckError(f"tensor {name}: read by {read}, its gradient comes from {got}")
+        if t.count != counts[read[-1]]:
+            raise CheckError(f"tensor {name}: {t.count} instances for {counts[read[-1]]} units")
         for kind in readers[name]:
             if t.flat == "keep" and steps.setdefault(kind, t.offset_step) != t.offset_step:
                 raise CheckError(f"tensor {name}: another distance than its unit's others")

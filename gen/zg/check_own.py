@@ -54,6 +54,8 @@ def _own(p: Plan, f: Flat) -> dict[str, list[str]]:
             f"cast.{f.name}": [f"zk_round {w} p+0 {n}"],
             f"hash.{f.name}": [f"zk_hash out {mine('p', kept, width, False)} {part} {full}"],
         }
+    if not any(t.flat == f.name and not t.frozen for t in p.tensors):
+        return {name: calls for name, calls in owner.items() if not name.startswith("update.")}
     if p.pushes:
         return {
             **owner,

@@ -30,6 +30,8 @@ class Player(Sums):
         self.sources = self.W if p.head.reduction == "exact" else 1     # that an owner sums
         self.order = [s.unit for s in p.section("eval").steps if s.op.split(".")[0] in UNITS]
         self.writers = self._writers()
+        still = {f.name for f in p.flats} - {t.flat for t in p.tensors if not t.frozen}
+        self.moving = {key for key in self.writers if key[0] not in still}  # of which some moves
         self.version: dict[Key, int] = {}                   # updates; 0: never filled
         self.drawn: set[Key] = set()                        # masters that have initial values
         self.live: dict[Key, tuple[str, Clock | None]] = {}     # ring slots: flat, its release

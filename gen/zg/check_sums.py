@@ -39,10 +39,10 @@ class Sums(Order):
                                     for l in range(f.count)}
         for unit in self.order:
             kind, index = unit_of(unit)
-            fn = self.fns.get(f"bwd.{kind}") or self.fns[f"train.{kind}"]
-            if "dw" in fn.outs:
+            fn = self.fns.get(f"bwd.{kind}") or self.fns.get(f"train.{kind}")
+            if fn and "dw" in fn.outs:
                 out[self.home(kind), self.instance(self.home(kind), index)].add(unit)
-            if "dp" in fn.outs:
+            if fn and "dp" in fn.outs:
                 out["keep", 0].add(unit)
         return out
 

@@ -36,7 +36,7 @@ class Program(Host):
 
     def do_allreduce(self, s: Step) -> None:
         if (*s.ins, *s.outs) != (Ref("sums", 0), Ref("sums", 1)) or self.ints["count"] != SUMS or \
-                self.normed != set(self.writers) or self.p.below and self.stage != "back":
+                self.normed != self.moving or self.p.below and self.stage != "back":
             self.fail("norms are not complete")
         self.common(s.ins[0])
         self.whole(s.ins[0], False)

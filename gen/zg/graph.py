@@ -21,6 +21,7 @@ class Tensor:
     shape: tuple[int, ...]
     mean: float
     std: float
+    group: tuple[float, float, int]         # factor of lr, weight decay, frozen
 
     @property
     def elems(self) -> int:                 # as stored
@@ -58,7 +59,8 @@ class Body:
 
 @dataclass(frozen=True)
 class Kind:
-    """A unit kind: `count` instances; x and y name its input and output value ('' for none)."""
+    """A unit kind: `count` instances; x and y name its input and output value ('' for none). Where
+    nothing moves up to its output, it has no bwd."""
     name: str
     count: int
     tensors: tuple[Tensor, ...]
@@ -77,3 +79,7 @@ class Graph:
     acc: int                         # elements of the f32 sum of a gradient, 0: none is needed
     tied: str
     ops: frozenset[str]              # words of train.recompute that blocks have
+
+    @property
+    def still(self) -> int:          # units below the lowest that moves
+        return sum(k.count for k in self.kinds if set(k.bodies) == {"fwd"})

@@ -176,9 +176,10 @@ class _Maker:
                  f"{self.spec.train.seed} 1", shape=most)
         # of the whole tile, for all of it goes up: between tensors too
         copy = ["zk_host_round w+0 p+0 n"] if fresh else []
-        self.own(f"update.{f.name}", "g", f"{fresh} p {' '.join(kept)}", "l at n",
-                 f"zk_host_update hctl+0 recipe null p+0 {rest} g+0 {self.moved(f)} {first}+at n",
-                 *copy, shape=shape)
+        if f.moves:
+            self.own(f"update.{f.name}", "g", f"{fresh} p {' '.join(kept)}", "l at n",
+                     f"zk_host_update hctl+0 recipe null p+0 {rest} g+0 {self.moved(f)} "
+                     f"{first}+at n", *copy, shape=shape)
         if fresh:
             self.own(f"cast.{f.name}", "p", "w", "n", *copy, shape=shape)
         self.own(f"hash.{f.name}", "p", "", f"{ints} out", f"zk_host_hash out p+0 spans.{f.name} "
@@ -200,8 +201,9 @@ class _Maker:
         # of the whole shard where it goes down, after a skipped step and between tensors too
         copy = [f"zk_round w+0 p+0 {n}"] if copied and f.name in self.shards.away else []
         given = f"{'null' if copy else w} {p}" if full else f"{p} null"
-        self.own(f"update.{f.name}", "g", f"{'w' * copied} p {m} {v}", "l",
-                 f"{ops.UPDATE} ctl+0 recipe {given} {rest}", *copy, shape=(n,))
+        if f.moves:
+            self.own(f"update.{f.name}", "g", f"{'w' * copied} p {m} {v}", "l",
+                     f"{ops.UPDATE} ctl+0 recipe {given} {rest}", *copy, shape=(n,))
         self.own(f"init.{f.name}", "", "p", "l",
                  f"zk_init {p} spans.{f.name} {first} {n} {self.spec.train.seed} {full}",
                  shape=(n,))
@@ -222,7 +224,8 @@ def functions(spec: Spec, graph: Graph, shards: Shards, bodies: Bodies, schedule
         for name in kind.bodies:
             m.body(kind, name)
     for f in shards.flats:
-        m.sums(f)
+        if f.moves:
+            m.sums(f)
         m.hosted(f) if m.tile else m.optimizer(f)
     m.own("next", "", "ctl sums", "", "zk_begin ctl+0 sums+0 recipe")
     leaves = shards.sources if shards.order == "ranks" else 1

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Iterable, Mapping
 
-from . import chunks, ops, rewrite
+from . import chunks, moves, ops, rewrite
 from .graph import Body, Call, Graph, Kind, Tensor, Value
 from .rope import Table, frequencies
 from .spec import Op as SpecOp
@@ -38,12 +38,24 @@ class _Builder:
     values: dict[str, Value] = field(default_factory=dict)
     width: dict[str, int] = field(default_factory=dict)
     branches: int = 1
+    count: int = 1
+    below: bool = False              # something below the unit moves
+
+    @property
+    def moving(self) -> set[str]:
+        return {t.name for t in self.tensors if not t.group[2]}
+
+    def alive(self, *more: str) -> set[str]:
+        """What has a gradient; more: of other units' tensors, what moves."""
+        x = {"in"} if self.below or self.count > 1 and self.moving else set()
+        return moves.live(self.nodes, self.moving | x | {*more})
 
     def tensor(self, local: str, shape: tuple[int, ...], mean: float, std: float,
                parts: Iterable[tuple[str, int]] = ()) -> str:
         full = f"{self.prefix}{local}"
         named = tuple((f"{self.prefix}{n}", r) for n, r in parts) or ((full, shape[0]),)
-        self.tensors.append(Tensor(full, named, shape, mean, std))
+        group = moves.group(self.spec, full, named, shape, self.count)
+        self.tensors.append(Tensor(full, named, shape, mean, std, group))
         return full
 
     def node(self, name: str, ins: dict[str, str], params: dict[str, str],
@@ -145,7 +157,7 @@ class _Calls:
     """Turns nodes into calls, forward or backward."""
 
     def __init__(self, b: _Builder, full: set[str]) -> None:
-        self.b, self.full = b, full
+        self.b, self.full, self.alive = b, full, b.alive(*full)
         self.calls: list[Call] = []
         self.made: list[tuple[str, set[str], list[Call]]] = []      # forward: op, values, calls
         self.values: dict[str, Value] = dict(b.values)
@@ -174,6 +186,7 @@ class _Calls:
             return ("param", node.bind[word]) if word in node.bind else ("fixed", "null")
         if word.startswith("d") and word[1:] in node.op.params:
             name = node.bind.get(word[1:])
+            name = name if name in self.alive else None
             wide = name in self.full and self.b.spec.train.precision != "f32"
             return ("fixed", "acc") if wide else ("grad", name) if name else ("fixed", "null")
         if word in node.bind:
@@ -220,6 +233,8 @@ class _Calls:
         flops = ops.value(node.op.flops, node.dims)
         for text in node.op.bwd:
             words = text.split()
+            if not moves.wanted(node, words, self.alive):
+                continue
             if words[0] == "pass":
                 self.merge(node.bind[words[1][1:]], self.grads[node.bind[words[2][1:]]], node)
                 continue
@@ -235,6 +250,8 @@ class _Calls:
                     new = self.grads[node.bind[w[1:]]]
                     self.grads[node.bind[w[1:]]] = old
                     self.merge(node.bind[w[1:]], new, node)
+                if node.bind[w[1:]] not in self.alive:      # a kernel makes it all the same
+                    del self.grads[node.bind[w[1:]]]
 
     def merge(self, name: str, more: str, node: _Node) -> None:
         """Adds the gradient `more` to that of the value `name` (the first use: takes it as it
@@ -266,10 +283,15 @@ def _rename(body: Body, names: dict[str, str]) -> Body:
 
 
 def _middle(b: _Builder, name: str, count: int, x: str, y: str, full: set[str]) -> Kind:
-    """An embedding or a block: fwd and bwd, dy to dx."""
+    """An embedding or a block: fwd and, where something moves up to its output, bwd, dy to dx."""
     fwd, bwd = _Calls(b, full), _Calls(b, full)
     for node in b.nodes:
         fwd.forward(node)
+    names = {x: "x", y: "y"}
+    names.pop("", None)
+    if y not in bwd.alive:
+        return Kind(name, count, tuple(b.tensors), {"fwd": _rename(fwd.body(), names)}, (),
+                    "x" if x else "", "y")
     bwd.values["dy"] = Value("dy", "real", b.values[y].elems)
     bwd.grads[y] = "dy"
     for node in reversed(b.nodes):
@@ -279,9 +301,8 @@ def _middle(b: _Builder, name: str, count: int, x: str, y: str, full: set[str]) 
     kept = (rewrite.values(fwd.calls) & rewrite.values(bwd.calls)) - _dropped(b, fwd) | {x, y}
     kept -= rewrite.again(fwd, bwd.calls, kept)[1]  # an op runs again whole and keeps no value
     bwd.calls, _ = rewrite.again(fwd, bwd.calls, kept)
-    names = {x: "x", y: "y", bwd.grads.get(x, ""): "dx"}
-    names.pop("", None)
-    forward, back = _rename(fwd.body(), names), _rename(bwd.body(), names)
+    forward = _rename(fwd.body(), names)
+    back = _rename(bwd.body(), {**names, bwd.grads.get(x, ""): "dx"})
     saved = tuple(v for v in forward.values if v.name in kept - {x, y})
     return Kind(name, count, tuple(b.tensors), {"fwd": forward, "bwd": back}, saved,
                 "x" if x else "", "y")
@@ -293,13 +314,12 @@ def _dropped(b: _Builder, fwd: _Calls) -> set[str]:
             b.spec.train.recompute}
 
 
-def _head(b: _Builder, x: str, logits: str, tied: str, rounds: int) -> Kind:
+def _head(b: _Builder, x: str, logits: str, tied: str, rounds: int, full: set[str]) -> Kind:
     """The head: train is forward, loss and backward in one, eval forward and loss, in rounds."""
     *before, linear, loss = b.nodes
     weight = linear.bind["w"]
     linear.dims["M"] = loss.dims["M"] = m = b.dims["M"] // rounds
     b.values[logits] = Value(logits, "real", m * b.dims["R"])
-    full = {weight} if tied or rounds > 1 else set()
     train, plain = _Calls(b, full), _Calls(b, full)
     for calls in (train, plain):
         for node in before:
@@ -313,12 +333,12 @@ def _head(b: _Builder, x: str, logits: str, tied: str, rounds: int) -> Kind:
     train.rounds = plain.rounds = 1
     train.line(loss, ops.LOSS_SUM)
     plain.line(loss, ops.LOSS_SUM)
-    if rounds > 1 and not tied and b.spec.train.precision != "f32":
+    if weight in full and not tied and b.spec.train.precision != "f32":
         train.round(weight)
     for node in reversed(before):
         train.backward(node)
     _draw(plain, linear)
-    names = {x: "x", train.grads[x]: "dx"}
+    names = {x: "x", train.grads.get(x, ""): "dx"}
     bodies = {"train": _rename(train.body(), names), "eval": _rename(plain.body(), names)}
     return Kind("head", 1, tuple(b.tensors), bodies, (), "x", "", tied)
 
@@ -345,11 +365,13 @@ def build(spec: Spec) -> Graph:
     kinds: list[Kind] = []
     tied = next((f"{op.args['tied']}.weight" for u in m.units for op in u.ops
                  if op.kind == "linear" and op.args["tied"]), "")
-    full, acc = {tied} - {""}, 0
+    full: set[str] = set()              # tensors whose gradient is summed in f32
+    acc = 0
     blocks, words = 0, set()
     for unit in m.units:
         prefix = f"{unit.name}." if unit.kind == "blocks" else ""
-        b = _Builder(spec, prefix, dims, tables, branches=max(1, _branches(m.units)))
+        b = _Builder(spec, prefix, dims, tables, branches=max(1, _branches(m.units)),
+                     count=unit.repeat, below=any("bwd" in k.bodies for k in kinds))
         if unit.kind == "embedding":
             args = unit.ops[0].args
             params = {"wte": b.by_token(f"{args['tokens']}.weight", (m.width,), STD)}
@@ -357,6 +379,7 @@ def build(spec: Spec) -> Graph:
                 params["wpe"] = b.tensor(f"{args['positions']}.weight",
                                          (int(args["context"]), m.width), 0.0, STD / 2)
             y = b.node("embed", {}, params, {"P": args["context"]})
+            full = {tied} & b.moving
             kinds.append(_middle(b, "embed", 1, "", y, full))
             continue
         b.values["in"] = Value("in", "real", dims["M"] * m.width)
@@ -366,10 +389,11 @@ def build(spec: Spec) -> Graph:
             y = _run(b, y, op, STD)
         if unit.kind == "head":
             rounds = chunks.rounds(spec, dims, bool(tied), bool(unit.ops[-1].args["bias"]))
-            acc = dims["R"] * b.width[y] if (tied or rounds > 1) and t.precision != "f32" else 0
-            y = b.logits(y, unit.ops[-1].args)
+            width, y = b.width[y], b.logits(y, unit.ops[-1].args)
+            full |= {b.nodes[-1].bind["w"]} & b.moving if rounds > 1 else set()
+            acc = dims["R"] * width if full and t.precision != "f32" else 0
             b.node("loss", {"x": y}, {}, {})
-            kinds.append(_head(b, "in", y, tied, rounds))
+            kinds.append(_head(b, "in", y, tied, rounds, full))
         else:
             name = "block" if blocks == 0 else f"block{blocks + 1}"
             kinds.append(_middle(b, name, unit.repeat, "in", y, full))

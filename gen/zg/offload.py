@@ -47,7 +47,7 @@ After the last tile of parameters store -> kept[0]. For a use of theirs:
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Iterator
+from typing import TYPE_CHECKING, Iterator, Sequence
 
 from . import activations, ops, plan
 from .plan import Event, Int, Ref
@@ -86,13 +86,14 @@ def _pieces(m: _Maker, f: plan.Flat) -> list[tuple[int, int]]:
 
 def piece(m: _Maker) -> int:
     """Elements of the largest."""
-    return max(n for f in m.shards.flats for _, n in _pieces(m, f))
+    return max(n for f in m.shards.flats if f.moves for _, n in _pieces(m, f))
 
 
-def _tiles(m: _Maker) -> Iterator[tuple[plan.Flat, int, int, int, int, bool]]:
+def _tiles(m: _Maker, shards: Sequence[tuple[plan.Flat, int]],
+           ) -> Iterator[tuple[plan.Flat, int, int, int, int, bool]]:
     """(flat, instance, offset, elements, slot, the shard's last): elements of a shard."""
     turn = 0
-    for f, l in m.each():
+    for f, l in shards:
         for at, n in m.tiles(f):
             slot = turn % m.spec.zero.offload_optimizer.buffer_count
             yield f, l, at, n, slot, at + n == f.shard
@@ -238,7 +239,7 @@ def _work(m: _Maker, op: str, f: plan.Flat, l: int, at: int, n: int, slot: int,
 
 def init(m: _Maker) -> None:
     """Initial masters: all of a shard where it lies, or tile by tile on the way to the file."""
-    for f, l, at, n, slot, last in _tiles(m):
+    for f, l, at, n, slot, last in _tiles(m, m.each()):
         c = "master" if "master" in f.states else "real"
         if m.arena(c, f) == "filed":
             _work(m, f"init.{f.name}", f, l, at, n, slot, (), (c,), (), (),
@@ -256,7 +257,7 @@ def update(m: _Maker) -> None:
            (Event("known", 0),) * below)
     if below:
         m.add("host", "mark", waits=(Event("known", 0),))
-    for f, l, at, n, slot, last in _tiles(m):
+    for f, l, at, n, slot, last in _tiles(m, m.moved()):
         g, here, used = Ref(f"sum.{f.name}", l, at * 4), (), ()
         if not below:
             here, used, tile = (Event("here", slot),), (Event("used", slot),), Ref("down", slot)
@@ -275,7 +276,7 @@ def update(m: _Maker) -> None:
 
 def publish(m: _Maker) -> None:
     """Masters to everything made from them."""
-    for f, l, at, n, slot, last in _tiles(m):
+    for f, l, at, n, slot, last in _tiles(m, m.each()):
         waits, recs = _turn(m, f, "gone", slot), _turn(m, f, "made", slot)
         if m.real == 2:
             _work(m, f"cast.{f.name}", f, l, at, n, slot, ("master",), ("real",), waits, recs,

@@ -28,10 +28,12 @@ class Operands:
         self.flats = {f.name: f for f in self.shards.flats}
         # leaves that more than one unit writes
         long = ("keep", "embed") if self.graph.tied else ("keep",)
-        once = [f.name for f in self.shards.flats if f.count == 1 and f.name not in long]
+        once = [f.name for f in self.shards.flats
+                if f.count == 1 and f.moves and f.name not in long]
         self.ring_of = self.alike([f.name for f in self.shards.flats if f.real == "shard"])
         self.leaves = {**{f: f for f in self.flats}, **self.alike(once)}
         self.together = self.spec.together
+        self.passing = max(0, self.graph.still - 1)         # values that backward does not need
         self.near = self.moving()
         self.formals = {(k.name, body): self.names(k, body) for k in self.graph.kinds
                         for body in k.bodies}
@@ -76,7 +78,8 @@ class Operands:
         return tuple(named[n] for n in ins), tuple(named[n] for n in outs)
 
     def value(self, n: int, g: int) -> Ref:
-        return self.placed("x", n, g)
+        """Below those that backward needs, values take turns in the slots of gradients."""
+        return self.placed("x", n, g) if n >= 0 else Ref("dx", (g - n) % (self.together + 1))
 
     def saved(self, u: Use, g: int) -> Ref:
         return self.placed(f"save.{u.kind.name}", u.index, g)
@@ -91,7 +94,7 @@ class Operands:
     def moving(self) -> dict[str, tuple[int, int, int]]:
         """Of each class with fewer slots than values: slots, values, bytes."""
         dims = self.graph.dims
-        units = sum(k.count for k in self.graph.kinds) - 1
+        units = sum(k.count for k in self.graph.kinds) - 1 - self.passing
         all_ = {"x": (units, dims["M"] * dims["C"] * self.real)}
         all_ |= {f"save.{k.name}": (k.count, self.saves[k.name]) for k in self.graph.kinds
                  if self.saves.get(k.name)}

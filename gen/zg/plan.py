@@ -106,8 +106,9 @@ class Group:
 @dataclass(frozen=True)
 class Flat:
     """A flat buffer of parameters, `count` instances of `elems` elements, padded to ranks * shard.
-    real, state, sum: what a rank keeps of it, whole or its shard. states: the classes that hold its
-    state. nodes: pending sums, one for each bit of mask; in class `pend` where there is one."""
+    real, state, sum: what a rank keeps of it, whole or its shard; of which nothing moves has a sum
+    of none. states: the classes that hold its state. nodes: pending sums, one for each bit of mask;
+    in class `pend` where there is one."""
     name: str
     count: int
     elems: int
@@ -118,6 +119,10 @@ class Flat:
     sum: str
     nodes: int
     mask: int
+
+    @property
+    def moves(self) -> bool:
+        return self.sum != "none"
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ class Use:
     kind: Kind
     index: int
     body: str                       # fwd | bwd | train | eval
-    x: int                          # slot of its input in class x
+    x: int                          # slot of its input in class x; below 0: backward needs it not
     flat: str = ""                  # to gather for it
     instance: int = 0               # of the flat
     ring: str = ""                  # class of its slot
@@ -36,7 +36,7 @@ class Use:
 
     @property
     def y(self) -> int:             # slot of its output
-        return self.x + 1 if self.kind.x else 0
+        return self.x + 1
 
     @property
     def fn(self) -> str:

@@ -86,13 +86,14 @@ class _Maker(Operands):
 
     def chain(self, head: str) -> list[Use]:
         """The uses of a grain in order: forward to the head (`train` or `eval`), then backward.
-        Unit n reads slot n-1 of class x and writes slot n; the embedding writes slot 0."""
+        Unit n reads value n-1 and writes value n; of class x the first slot is for the first value
+        that backward needs."""
         units = [(kind, l) for kind in self.graph.kinds for l in range(kind.count)]
-        forward = [Use(kind, l, "fwd" if "fwd" in kind.bodies else head, max(n - 1, 0))
+        forward = [Use(kind, l, "fwd" if "fwd" in kind.bodies else head, n - 1 - self.passing)
                    for n, (kind, l) in enumerate(units)]
         if head == "eval":
             return forward
-        return forward + [replace(u, body="bwd") for u in reversed(forward[:-1])]
+        return forward + [replace(u, body="bwd") for u in reversed(forward[self.graph.still:-1])]
 
     def bind(self, uses: list[Use]) -> list[Use]:
         """What is gathered for each use; what it writes of leaves."""
@@ -238,14 +239,21 @@ class _Maker(Operands):
             self.drop_unit(u)
 
     def dead(self, u: Use, g: int) -> None:
-        """What dies after a backward: what was saved, its output and dy."""
+        """What dies after a backward: what was saved, its output and dy; after the last its input
+        and dx. And an input that no backward needs."""
+        ins, outs = self.operands(u, g)
+        gone: tuple[Ref, ...] = ()
         if u.body == "bwd":
             saved = (self.saved(u, g),) if u.kind.saved else ()
-            sums = [r for r in self.operands(u, g)[1] if r.cls == "acc"]
-            for ref in (*saved, self.value(u.y, g), self.change(u.y, g), *sums):
-                spent = Event(f"spent.{ref.cls[5:]}", ref.index)
-                self.add("main", "drop", u.unit, outs=(ref,),
-                         recs=(spent,) * ref.cls.startswith("near."))
+            sums = [r for r in outs if r.cls == "acc"]
+            gone = (*saved, self.value(u.y, g), self.change(u.y, g), *sums)
+        last = self.graph.still and u.x == 0 and u.body in ("bwd", "train")
+        if last or u.kind.x and u.x < 0:
+            gone += (self.value(u.x, g), *[r for r in outs if r.cls == "dx" and last])
+        for ref in gone:
+            spent = Event(f"spent.{ref.cls[5:]}", ref.index)
+            self.add("main", "drop", u.unit, outs=(ref,),
+                     recs=(spent,) * ref.cls.startswith("near."))
 
     def drop_unit(self, u: Use) -> None:
         self.add("main", "drop", u.unit, outs=(Ref(f"ring.{u.ring}", u.slot),),
@@ -259,7 +267,7 @@ class _Maker(Operands):
             if u.stays and u.key not in used:
                 self.drop_unit(u)
             kept = [(f"save.{u.kind.name}", u.index)] if u.kind.saved else []
-            for cls, n in (*kept, *([("x", u.x)] if u.kind.x else [])):
+            for cls, n in (*kept, *([("x", u.x)] if u.x >= 0 else [])):
                 if not activations.goes(self, cls, n):
                     self.add("main", "drop", u.unit, outs=(self.placed(cls, n, 0),))
 
@@ -282,13 +290,16 @@ class _Maker(Operands):
     def each(self) -> list[tuple[plan.Flat, int]]:
         return [(f, l) for f in self.shards.flats for l in range(f.count)]
 
+    def moved(self) -> list[tuple[plan.Flat, int]]:
+        return [(f, l) for f, l in self.each() if f.moves]
+
     def update(self) -> None:
         if self.order == "local" and self.W > 1 and not self.shards.apart:
-            for f, l in self.each():
+            for f, l in self.moved():
                 ref = Ref(f"sum.{f.name}", l)
                 self.reduce("join", f"{f.name}[{l}]", f, ref, ref, 4, ())
         if self.spec.zero.stage == 0 and self.W > 1:
-            for f, l in self.each():
+            for f, l in self.moved():
                 ref = Ref(f"sum.{f.name}", l)
                 self.gather(f"{f.name}[{l}]", f, ref, ref, 4, (), (), "reduce")
         back = offload.measure(self) if self.shards.below else self.measure()
@@ -309,12 +320,12 @@ class _Maker(Operands):
         return ()
 
     def norms(self, queue: str) -> None:
-        for f, l in self.each():
+        for f, l in self.moved():
             self.add(queue, f"norm.{f.name}", f"{f.name}[{l}]", ins=(Ref(f"sum.{f.name}", l),),
                      ints=(Int("l", l),))
 
     def optimize(self) -> None:
-        for f, l in self.each():
+        for f, l in self.moved():
             op, ins, ints = f"update.{f.name}", (Ref(f"sum.{f.name}", l),), (Int("l", l),)
             states = tuple(Ref(f"{c}.{f.name}", l) for c in f.states)
             if self.away(f):
@@ -389,7 +400,7 @@ def schedule(spec: Spec, graph: Graph, shards: Shards, saves: Mapping[str, int])
     m.stage = {f: min(m.ahead + 1, taken[m.ring_of[f]]) for f in sorted(shards.away)}
     for f in shards.flats:
         m.ring[f.name] = rings.count(uses, f.name, m.ahead)
-        m.leaf[f.name] *= m.leaves[f.name] == f.name
+        m.leaf[f.name] *= f.moves and m.leaves[f.name] == f.name
     sections = []
     m.init()
     sections.append(m.section("init"))

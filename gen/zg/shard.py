@@ -50,25 +50,6 @@ def _persistent(spec: Spec, kind: Kind, t: Tensor) -> bool:
     return t.params <= spec.zero.stage3_param_persistence_threshold or all(hits)
 
 
-def _group(spec: Spec, kind: Kind, t: Tensor) -> tuple[float, float, int]:
-    """A tensor's factor of lr, its weight decay, and whether it is frozen: by the first group that
-    names it."""
-    o = spec.train.optimizer
-    own = o.weight_decay if len(t.shape) > 1 or o.decay == "all" else 0.0
-    names = (n.replace("{l}", str(l)) for n, _ in t.parts for l in range(kind.count))
-    hits = {next((i for i, g in enumerate(o.groups) for p in g.match if fnmatchcase(n, p)), None)
-            for n in names}
-    if len(hits) > 1:
-        raise spec.wrong("train.optimizer.groups", f"match {t.name} in part",
-                         "groups that name all layers of a tensor, and all that share its linear, "
-                         "or none")
-    hit = hits.pop()
-    if hit is None:
-        return 1.0, own, 0
-    g = o.groups[hit]
-    return g.lr_factor, own if g.weight_decay is None else g.weight_decay, int(g.frozen)
-
-
 def _order(spec: Spec, grains: int) -> tuple[str, tuple[str, ...]]:
     """Stages 0 and 1, and grains that go through a unit together, add a rank's own grains first,
     where the canonical tree allows it; so does one rank alone."""
@@ -161,7 +142,7 @@ def split(spec: Spec, graph: Graph) -> Shards:
                 t.name, flat, at, keep[kind.name] if inside and kind.count > 1 else 0,
                 int(not inside and kind.count > 1), kind.count, t.shape,
                 tuple(f"{n}={r}" for n, r in t.parts), key + i, len(kind.tensors), t.mean, t.std,
-                *_group(spec, kind, t)))
+                *t.group))
             if inside:
                 base += ops.up(t.elems, BLOCK)
             else:
@@ -179,15 +160,16 @@ def split(spec: Spec, graph: Graph) -> Shards:
         if spec.zero.offload_param.device != "none" else set()
     all_sums = stage == 0 or order == "local" and not below and (stage == 1 or W == 1)
     flats = []
+    still = sizes.keys() - {t.flat for t in found if not t.frozen}     # of which nothing moves
     for name, size in sizes.items():
-        moves = any(not t.frozen for t in found if t.flat == name)
         shard = ops.up(-(-size // W), max(unit, BLOCK))
         whole = stage < 3 or name == "keep"
         narrow = spec.train.precision != "f32" and spec.train.optimizer.masters
         apart = narrow or (spec.zero.offload_optimizer.device != "none") != (name in hosted)
         flats.append(plan.Flat(name, counts[name], size, shard, "whole" if whole else "shard",
                                "whole" if stage == 0 else "shard",
-                               (*["master"] * apart, *(states if moves else ())),
-                               "whole" if all_sums else "shard", nodes, mask))
+                               (*["master"] * apart, *(() if name in still else states)),
+                               *(("none", 0, 0) if name in still else
+                                 ("whole" if all_sums else "shard", nodes, mask))))
     return Shards(tuple(flats), tuple(found), home, place, keep, order, frozenset(hosted), sources,
                   below, order == "local" and W > 1 and not all_sums, (*notes, *fast, *above))

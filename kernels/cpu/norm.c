@@ -124,7 +124,8 @@ static void layer_columns_task(void *arg, int64_t task, int thread)
         }
     }
     for (int64_t c = from; c < to; c += 16) {
-        zk_put(a->dw, c, a->dtype, dw[(c - from) / 16], to - c);
+        if (a->dw)
+            zk_put(a->dw, c, a->dtype, dw[(c - from) / 16], to - c);
         if (a->db)
             zk_put(a->db, c, a->dtype, db[(c - from) / 16], to - c);
     }
@@ -148,7 +149,8 @@ void ZK(zk_layernorm_bwd)(zk *k, const zk_launch *L, real *dx, real *dw, real *d
               .dy = dy, .more = more, .w = w, .M = M, .C = C, .rows = zk_tile(k, L, 0, ROWS)};
     (void)scratch;
     zk_for(k, zk_pieces(M, a.rows), layer_bwd_task, &a);
-    zk_for(k, zk_pieces(C, WIDE), layer_columns_task, &a);
+    if (dw || db)
+        zk_for(k, zk_pieces(C, WIDE), layer_columns_task, &a);
 }
 
 /* ---- RMS norm of one run of C elements at element `at` */
@@ -244,7 +246,8 @@ void ZK(zk_rmsnorm_bwd)(zk *k, const zk_launch *L, real *dx, real *dw, const rea
               .heads = 1, .stats = 1, .span = WIDE};
     (void)scratch;
     zk_for(k, zk_pieces(M, a.rows), rms_bwd_task, &a);
-    zk_for(k, zk_pieces(C, WIDE), rms_columns_task, &a);
+    if (dw)
+        zk_for(k, zk_pieces(C, WIDE), rms_columns_task, &a);
 }
 
 /* ---- RMS norm of the query and key heads of rows [M, (H + 2*G) * D] */
@@ -297,10 +300,12 @@ void ZK(zk_qknorm_bwd)(zk *k, const zk_launch *L, real *din, real *dwq, real *dw
               .G = G, .rows = zk_tile(k, L, 0, ROWS), .heads = H, .span = HEAD};
     (void)scratch;
     zk_for(k, zk_pieces(M, a.rows), heads_bwd_task, &a);
-    zk_for(k, zk_pieces(D, HEAD), rms_columns_task, &a);
+    if (dwq)
+        zk_for(k, zk_pieces(D, HEAD), rms_columns_task, &a);
     a.dw = dwk;
     a.heads = G;
     a.at = H * D;
     a.first = H;
-    zk_for(k, zk_pieces(D, HEAD), rms_columns_task, &a);
+    if (dwk)
+        zk_for(k, zk_pieces(D, HEAD), rms_columns_task, &a);
 }

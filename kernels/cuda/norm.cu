@@ -409,7 +409,8 @@ void backward(zk *k, const zk_launch *L, real *dx, real *dw, real *second, const
                                                           (const T *)more, (const T *)x, stat,
                                                           (const T *)w, (const T *)wk, l,
                                                           tile[0])));
-    ZK_LAUNCH(k, L, 1, (norm_fold<T>), (T *)dw, (T *)second, part, l.C, L[k->column].part[0].x);
+    if (dw || second)
+        ZK_LAUNCH(k, L, 1, (norm_fold<T>), (T *)dw, (T *)second, part, l.C, L[k->column].part[0].x);
 }
 
 layout plain(int64_t M, int64_t C) { return {M, C, (int)C, 1, 0}; }
