@@ -4,10 +4,12 @@ Read off the plan alone.
 """
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Sequence
 
 from . import ops
-from .plan import Plan, Section, Step
+from .plan import Call, Plan, Section, Step
 
 
 @dataclass(frozen=True)
@@ -49,27 +51,37 @@ def commands(p: Plan) -> int:
                for s in p.sections if s.name in ("begin", "grain", "update"))
 
 
+def _forward(calls: Sequence[Call]) -> tuple[int, int]:
+    """Flops of products that run forward: of linears, of attention, which is causal."""
+    linear = attention = 0
+    for c in calls:
+        if c.kernel == "zk_linear_fwd":
+            linear += c.rounds * 2 * math.prod(map(int, c.args[4:7]))
+        if c.kernel == "zk_attention_fwd":
+            B, T, H, _, D = (int(a) for a in c.args[3:8])
+            attention += 2 * B * T * T * H * D
+    return linear, attention
+
+
 def flops(p: Plan) -> int:
     """Of a global step: 6 per parameter and token, and causal attention (forward once, backward
-    twice). What is computed again does not count: these are the model's."""
+    twice), less the products backward that nothing asks for where tensors are frozen. What is
+    computed again does not count: these are the model's."""
     tokens = p.head.batch * p.head.sequence * p.head.grains * p.head.ranks
-    attention = 0
-    fns = {f.name: f for f in p.fns}
+    fns, more = {f.name: f for f in p.fns}, 0
     for s in p.section("grain").steps:
-        if s.op in fns and not s.op.startswith("bwd."):
-            for c in fns[s.op].calls:
-                if c.kernel == "zk_attention_fwd":
-                    B, T, H, _, D = (int(a) for a in c.args[3:8])
-                    attention += 3 * 2 * B * T * T * H * D
-    return 6 * p.head.params * tokens + attention * p.section("grain").repeat * p.head.ranks
+        if s.op.partition(".")[0] in ("fwd", "bwd", "train"):
+            linear, attention = _forward(fns[s.op].calls)
+            spent = fns[s.op].flops - linear - attention        # backward
+            more += spent if s.op.startswith("bwd.") else spent + attention - 2 * linear
+    return 6 * p.head.params * tokens + more * p.section("grain").repeat * p.head.ranks
 
 
 def again(p: Plan) -> int:
-    """Flops of a global step that backward spends on forward's calls: what it has above twice
-    forward's."""
-    fns = {f.name: f.flops for f in p.fns}
-    kinds = [s.op.partition(".")[2] for s in p.section("grain").steps if s.op.startswith("bwd.")]
-    more = sum(fns[f"bwd.{kind}"] - 2 * fns[f"fwd.{kind}"] for kind in kinds)
+    """Flops of a global step that backward spends on forward's calls."""
+    fns = {f.name: f for f in p.fns}
+    more = sum(sum(_forward(fns[s.op].calls)) for s in p.section("grain").steps
+               if s.op.startswith("bwd."))
     return more * p.section("grain").repeat * p.head.ranks
 
 
