@@ -1,0 +1,264 @@
+"""test_frozen.py -- what is frozen has no gradient: no call makes one, nothing sums or reduces it, and
+below the lowest unit that moves backward is not run. The bits are those of a run that computes it
+all: with a rate of 0, no decay and no clipping a tensor stays, too, and all of its gradients are there.
+"""
+import dataclasses
+import pathlib
+from collections import Counter
+
+import pytest
+
+import law
+import mutants
+import test_mutants
+import test_wire
+import trainer
+from plans import planned as plan_of
+from zg import build, check, cost, explain, plan, spec as reader
+
+# Of each family: the embedding, the blocks, the head, norms, matrices of blocks, attention.
+SETS = {
+    'gpt': {'embed': 'wte.weight wpe.*', 'blocks': 'h.*', 'head': 'ln_f.*', 'norms': '*ln_*',
+            'matrices': 'h.*.weight', 'attention': '*.attn.*'},
+    'llama': {'embed': 'model.embed_tokens*', 'blocks': 'model.layers.*',
+              'head': 'model.norm* lm_head*', 'norms': '*norm*', 'matrices': '*_proj*',
+              'attention': '*.self_attn.*'},
+    'qwen3': {'embed': 'model.embed_tokens*', 'blocks': 'model.layers.*', 'head': 'model.norm*',
+              'norms': '*norm*', 'matrices': '*_proj*', 'attention': '*.self_attn.*'}}
+FROZEN = ['embed', 'blocks', 'head', 'norms', 'matrices', 'attention', 'embed blocks',
+          'embed attention', 'embed matrices', 'blocks head', 'embed norms']
+ALL = 'zero.stage3_param_persistence_threshold=0'
+
+
+def match(family: str, what: str, key: str = 'frozen: true') -> str:
+    named = ', '.join(f'"{p}"' for w in what.split() for p in SETS[family][w].split())
+    return f'train.optimizer.groups=[{{match: [{named}], {key}}}]'
+
+
+def planned(family: str, what: str, *keys: str) -> plan.Plan:
+    p = build.build(reader.load(str(law.path(family)), [match(family, what), *keys])).plan
+    check.check(p)
+    return p
+
+
+def calls(p: plan.Plan, name: str) -> list[str]:
+    fn = next(f for f in p.fns if f.name == name)
+    return [c.kernel.removeprefix('zk_') for c in fn.calls]
+
+
+def held(p: plan.Plan, *names: str) -> int:
+    """Bytes of these classes."""
+    return sum(c.slots * c.stride for c in p.classes if c.name.split('.')[0] in names)
+
+
+def uses(p: plan.Plan) -> list[str]:
+    return [s.op for s in p.section('grain').steps if s.op.split('.')[0] in ('fwd', 'bwd', 'train')]
+
+
+# ---- what is not done
+
+@pytest.mark.parametrize('stage', [0, 1, 2, 3])
+def test_a_flat_of_which_nothing_moves_has_no_gradient(stage: int) -> None:
+    """Nor has anything to do with one: classes, functions, steps."""
+    p = planned('llama', 'blocks', f'zero.stage={stage}', ALL)
+    assert [f.moves for f in p.flats] == [True, False, True] == [f.sum != 'none' for f in p.flats]
+    assert {c.name.split('.')[0] for c in p.classes if c.name.endswith('.block')} <= \
+        {'real', 'ring', 'save'}
+    assert {f.name.split('.')[0] for f in p.fns if f.name.endswith('.block')} == \
+        {'fwd', 'bwd', 'init', 'hash'}
+    assert not [s for s in p.section('update').steps if 'block' in s.unit]
+    assert not [s for s in p.section('grain').steps if s.queue == 'reduce' and 'block' in s.unit]
+    assert calls(p, 'bwd.block') == [
+        'linear_bwd_x', 'swiglu_bwd', 'linear_bwd_x', 'rmsnorm_bwd', 'linear_bwd_x',
+        'attention_bwd', 'rope', 'linear_bwd_x', 'rmsnorm_bwd']
+
+
+def test_below_what_moves_backward_is_not_run() -> None:
+    """Only the head's norm and matrix move: they have one use, and values go by."""
+    p = planned('llama', 'embed blocks', 'zero.stage=3', ALL)
+    assert uses(p) == ['fwd.embed', *['fwd.block'] * p.flat('block').count, 'train.head']
+    assert not {c.name for c in p.classes} & {'save.block', 'leaf.block', 'leaf.embed'}
+    assert p.cls('x').slots == 1 and p.cls('dx').slots == 2
+    gathered = Counter(s.unit for s in p.section('grain').steps if s.op == 'gather')
+    assert set(gathered.values()) == {1}
+    assert calls(p, 'train.head')[-2:] == ['loss_sum', 'rmsnorm_bwd']
+    assert 'linear_bwd_x' in calls(p, 'train.head')     # to the norm, which moves
+    alone = build.build(reader.load(str(law.path('llama')), [
+        'train.optimizer.groups=[{match: ["lm_head*"]}, {match: ["*"], frozen: true}]'])).plan
+    check.check(alone)
+    assert calls(alone, 'train.head') == ['rmsnorm_fwd', 'linear_fwd', 'cross_entropy',
+                                          'linear_bwd_w', 'loss_sum']
+
+
+def test_a_lower_entry_of_blocks(tmp_path: pathlib.Path) -> None:
+    """Two entries, the lower frozen with the embedding: the upper one alone has backward, values."""
+    p = build.build(reader.load(str(entries(tmp_path)), [
+        'train.optimizer.groups=[{match: ["low.*", "wte*", "wpe*"], frozen: true}]'])).plan
+    check.check(p)
+    assert uses(p) == ['fwd.embed', *['fwd.block'] * 3, *['fwd.block2'] * 2, 'train.head',
+                       *['bwd.block2'] * 2]
+    assert p.cls('x').slots == 3 and 'save.block' not in {c.name for c in p.classes}
+    assert [c.slots for c in p.classes if c.name == 'save.block2'] == [2]
+
+
+def entries(folder: pathlib.Path) -> pathlib.Path:
+    """gpt-tiny with two entries of blocks, and a head of its own."""
+    text = law.path('gpt').read_text().replace('name: h.{l}', 'name: low.{l}')
+    first = text.index('  - blocks:')
+    last = text.index('  - head:')
+    upper = text[first:last].replace('blocks: 3', 'blocks: 2').replace('low.', 'high.')
+    text = text[:last] + upper + text[last:].replace('{tied: wte}', '{name: lm_head, out: 256}')
+    (folder / 'entries.yaml').write_text(text)
+    return folder / 'entries.yaml'
+
+
+@pytest.mark.parametrize('family', law.FAMILIES)
+def test_calls_of_what_is_frozen_in_part(family: str) -> None:
+    """A linear's weight, a bias, a norm: of each what moves is made, and nothing else."""
+    p = planned(family, 'matrices')
+    assert not {'linear_bwd_w'} & set(calls(p, 'bwd.block'))
+    assert ('linear_bwd_b' in calls(p, 'bwd.block')) == (family == 'gpt')
+    q = planned(family, 'norms')
+    made = [c for f in q.fns if f.name in ('bwd.block', 'train.head') for c in f.calls
+            if 'norm_bwd' in c.kernel]
+    assert made and all(c.args[1] == 'null' for c in made)
+    assert calls(q, 'bwd.block') == calls(plan_of(f'{family}-tiny'), 'bwd.block')
+
+
+def test_the_tables_of_an_embedding() -> None:
+    keys = 'train.optimizer.groups=[{{match: ["{}"], frozen: true}}]'
+    for frozen, left in (('wte.*', ['position_bwd']), ('wpe.*', ['embed_bwd'])):
+        p = build.build(reader.load(str(law.path('gpt')), [keys.format(frozen)])).plan
+        check.check(p)
+        assert calls(p, 'bwd.embed') == left
+        assert ('linear_bwd_w' in calls(p, 'train.head')) == (frozen == 'wpe.*')    # tied
+
+
+def test_nothing_moves() -> None:
+    with pytest.raises(reader.SpecError, match='freeze every tensor; allowed: at least one'):
+        planned('llama', 'embed blocks head')
+
+
+# ---- memory, wire, flops
+
+@pytest.mark.parametrize('precision', ['f32', 'bf16'])
+@pytest.mark.parametrize('stage', [0, 1, 2, 3])
+@pytest.mark.parametrize('what', ['embed', 'blocks', 'embed blocks', 'blocks head'])
+def test_memory(what: str, stage: int, precision: str) -> None:
+    """To the byte, of a Llama whose every unit is a flat: moments and sums of what moves, and none
+    of the rest; values of what runs backward; of leaves as many as flats that move take turns in."""
+    keys = (f'zero.stage={stage}', f'train.precision={precision}', 'cluster.ranks=2', ALL,
+            'train.global_batch=4', 'train.micro_batch=2')
+    p = planned('llama', what, *keys)
+    full = build.build(reader.load(str(law.path('llama')), keys)).plan
+    names = {'embed': 'embed', 'blocks': 'block', 'head': 'head'}
+    still = {names[w] for w in what.split()}
+    gone = sum(c.slots * c.stride for c in full.classes
+               if c.name in {f'{kept}.{f}' for kept in ('m', 'v', 'sum') for f in still})
+    assert held(full, 'm', 'v', 'sum') - held(p, 'm', 'v', 'sum') == gone > 0
+    assert held(p, 'real', 'master') == held(full, 'real', 'master')
+    alive = {c.name for c in p.classes if c.name.startswith('leaf.')}
+    assert not {f'leaf.{f}' for f in still} & alive
+    value = full.cls('x').stride
+    below = 'embed' in still and 'block' in still
+    blocks = full.flat('block').count
+    assert held(p, 'x') == value * (1 if below else blocks + 1)
+    if below:
+        assert held(p, 'save') == 0
+    else:
+        assert (held(p, 'save') < held(full, 'save')) == ('block' in still)
+    assert held(p, 'x', 'dx', 'tmp') <= held(full, 'x', 'dx', 'tmp')
+
+
+@pytest.mark.parametrize('precision', ['f32', 'bf16'])
+@pytest.mark.parametrize('stage', [0, 1, 2, 3])
+@pytest.mark.parametrize('accumulate', ['grains', 'layers'])
+@pytest.mark.parametrize('what', ['embed', 'blocks', 'embed blocks', 'blocks head'])
+def test_bytes_on_the_wire(what: str, stage: int, precision: str, accumulate: str) -> None:
+    """The formulas of test_wire.py, unit by unit: of what is frozen there are forward's gathers, and
+    backward's where it passes gradients on."""
+    keys = (f'zero.stage={stage}', f'train.precision={precision}', 'cluster.ranks=2', ALL,
+            'train.global_batch=8', 'train.micro_batch=2', f'train.accumulate={accumulate}')
+    p = planned('llama', what, *keys)
+    W, A, width = 2, 2, 4 if precision == 'f32' else 2
+    local = stage < 2 or accumulate == 'layers'
+    total = (W - 1) * test_wire.SUMS
+    for f in p.flats:
+        moves = f.name not in {'embed': 'embed', 'blocks': 'block', 'embed blocks': 'embed block',
+                               'blocks head': 'block head'}[what].split()
+        backward = f.name == 'block' and what != 'embed blocks'
+        one = (W - 1) * f.shard * f.count
+        total += moves * one * (4 if local else A * width)
+        if stage == 3:
+            total += one * width * (1 + backward) * (1 if accumulate == 'layers' else A)
+        total += moves * one * {0: 4, 1: width, 2: width, 3: 0}[stage]
+    assert cost.summary(p)['wire'] == total
+    assert f'{total:,} bytes' in explain.explain(p)
+
+
+def test_flops() -> None:
+    """Of a Llama's linear and attention products, twice forward's are not run below a head that
+    moves alone, and its norm's and matrix's are; no gradient of a frozen matrix is."""
+    full = plan_of('llama-tiny', 'zero.stage=2')
+    tokens = full.head.batch * full.head.sequence * full.head.grains * full.head.ranks
+    fns = {f.name: f.flops for f in full.fns}
+    grains, blocks = full.head.grains * full.head.ranks, full.flat('block').count
+    p = planned('llama', 'embed blocks', 'zero.stage=2')
+    assert cost.flops(full) - cost.flops(p) == grains * blocks * 2 * fns['fwd.block']
+    matrices = sum(t.elems for t in full.tensors if '_proj' in t.name) * blocks
+    q = planned('llama', 'blocks')
+    assert cost.flops(full) - cost.flops(q) == 2 * matrices * tokens
+    again = planned('llama', 'blocks', 'train.recompute=full')
+    assert cost.flops(again) == cost.flops(q) and cost.again(q) == 0
+    assert cost.again(planned('llama', 'embed blocks', 'train.recompute=full')) == 0
+
+
+# ---- bits
+
+WAYS = {
+    'family': law.FAMILIES, 'frozen': FROZEN, 'stage': [0, 1, 2, 3], 'ranks': [1, 2, 4],
+    'reduce': [5000, 500_000_000], 'gather': [3000, 500_000_000], 'small': [0, 100],
+    'prefetch': [0, 'auto', 500_000_000], 'overlap': [True, False], 'again': law.AGAIN,
+    'reuse': [0, 500_000_000], 'accumulate': ['grains', 'layers'], 'values': [False, True],
+    'offload': ['none', 'cpu', 'nvme'], 'params': ['none', 'cpu', 'nvme'], 'tile': [4096],
+    'turns': [1, 3], 'precision': ['f32', 'bf16'], 'chunk': ['auto', 'half']}
+
+
+def ways() -> list[law.Way]:
+    """Rows that meet any two values; an optimizer on the host asks for stage 1 to 3."""
+    rows = law.covering(WAYS, 7)
+    return [row if row['stage'] else {**row, 'offload': 'none'} for row in rows]
+
+
+def run(folder: pathlib.Path, way: law.Way, key: str, kind: trainer.Kind = trainer.GCC,
+        queue: str = 'shuffled:3') -> law.Result:
+    family = str(way['family'])
+    half = reader.load(str(law.path(family))).train.sequence
+    keys = [match(family, str(way['frozen']), key), 'train.optimizer.clip=0',
+            'train.micro_batch=2', f"train.precision={way['precision']}",
+            f"train.head_chunk={half if way['chunk'] == 'half' else 'auto'}", *law.keys(way)]
+    return law.run(trainer.build(trainer.generate(law.path(family), *keys), kind), '--data',
+                   folder / 'tokens', '--steps', 3, '--queue', queue, log=folder / 'log')
+
+
+def compared(folder: pathlib.Path, way: law.Way, **how: object) -> None:
+    """What moves does so alike, and the losses are those of a run with every gradient. Norms are
+    not: what stays has a part in them."""
+    trainer.write_tokens(folder / 'tokens', law.tokens(256, 40 * 8 * 4 + 1, holes=True))
+    frozen = run(folder, way, 'frozen: true', **how)
+    still = run(folder, way, 'lr_factor: 0, weight_decay: 0', **how)
+    assert frozen.weights == still.weights, way
+
+
+FEW = [way for n, way in enumerate(ways()) if n % 12 == 0]
+
+
+@pytest.mark.parametrize('n', range(len(FEW)))
+def test_bits(tmp_path: pathlib.Path, n: int) -> None:
+    compared(tmp_path, FEW[n])
+
+
+@pytest.mark.slow
+def test_bits_of_all_ways(tmp_path: pathlib.Path) -> None:
+    for way in ways():
+        compared(tmp_path, way)
