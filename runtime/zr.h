@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZR_ABI 8
+#define ZR_ABI 9
 
 typedef struct zr zr;                     /* one rank */
 
@@ -82,7 +82,8 @@ void zr_batch_at(zr *z, int64_t grain, int64_t at);
 /* ---- what the program tells the runtime */
 /* Where the masters of a flat buffer lie, what is saved of a model: instance i of `count` at `at` +
  * i*`stride` in the arena. whole = 1: every rank has all `ranks * shard` elements; 0: elements
- * [r*shard, (r+1)*shard). */
+ * [r*shard, (r+1)*shard). Of a shard that lies in two places each has a row, one after the other:
+ * it has elements [first, first + n) of every shard, and `at` is where `first` of rank 0's lies. */
 typedef struct zr_flat {
     int64_t at, stride, shard;
     int32_t count, whole;
@@ -92,6 +93,7 @@ typedef struct zr_flat {
     /* offset of an instance, its number, uint64_t[2] to add this rank's to; of a tile from the file
      * after the number also its first element and how many */
     zr_fn *hash;
+    int64_t first, n;                     /* n = 0: all of a shard */
 } zr_flat;
 
 /* A tensor of the weights' file. `name` holds one %d for the layer where count > 1 (else none).

@@ -324,11 +324,12 @@ static void save(zr *z)
 /* Masters that lie in the file come tile by tile. */
 static void hash_filed(zr *z, const zr_flat *f, int64_t i, uint64_t *sum)
 {
-    for (int64_t at = 0; at < f->shard; at += z->p->tile) {
-        int64_t n = f->shard - at < z->p->tile ? f->shard - at : z->p->tile;
+    int64_t all = f->n ? f->n : f->shard;
+    for (int64_t at = 0; at < all; at += z->p->tile) {
+        int64_t n = all - at < z->p->tile ? all - at : z->p->tile;
         zr_copy(z, ZR_LOAD, f->at + i * f->stride + 4 * at, z->p->brought, 4 * n);
         zr_drain(z);
-        zr_call(z, ZR_HOST, f->hash, z->p->brought, i, at, n, address(sum));
+        zr_call(z, ZR_HOST, f->hash, z->p->brought, i, f->first + at, n, address(sum));
         zr_drain(z);
     }
 }

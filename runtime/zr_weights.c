@@ -35,14 +35,20 @@ static int64_t elements(const zr_tensor *t)
     return t->ndim == 1 ? t->shape[0] : t->shape[0] * t->shape[1];
 }
 
-/* all = 1: what lies in this rank's memory; 0: what it owns */
-static piece part(const zr_program *p, const zr_tensor *t, int i, int rank, int all)
+/* The row of a tensor's flat behind f, its first where f is NULL; NULL: there is none. */
+static const zr_flat *row(const zr_program *p, const zr_tensor *t, const zr_flat *f)
 {
-    const zr_flat *f = &p->flats[t->flat];
+    return !f ? &p->flats[t->flat] : f->n && f->first + f->n < f->shard ? f + 1 : NULL;
+}
+
+/* Of a row of its flat. all = 1: what lies in this rank's memory; 0: what it owns */
+static piece part(const zr_program *p, const zr_tensor *t, const zr_flat *f, int i, int rank,
+                  int all)
+{
     int64_t begin = t->offset + i * t->offset_step, end = begin + elements(t);
-    int64_t held = f->whole ? 0 : rank * f->shard;        /* the flat's first element in memory */
-    int64_t lo = f->whole && all ? 0 : rank * f->shard;
-    int64_t hi = f->whole && all ? p->ranks * f->shard : lo + f->shard;
+    int64_t held = f->first + (f->whole ? 0 : rank * f->shard);   /* the first element in memory */
+    int64_t lo = f->whole && all && !f->n ? 0 : rank * f->shard + f->first;
+    int64_t hi = f->whole && all && !f->n ? p->ranks * f->shard : lo + (f->n ? f->n : f->shard);
     lo = lo < begin ? begin : lo;
     hi = hi > end ? end : hi;
     int64_t width = f->type == ZR_F32 ? 4 : 2;
@@ -211,11 +217,11 @@ static int write_pieces(const zr_program *p, zr *z, int rank, int fd, int64_t at
 {
     for (int k = 0; k < p->ntensors; k++) {
         const zr_tensor *t = &p->tensors[k];
-        for (int i = 0; i < t->count; i++, at += 4 * elements(t)) {
-            piece q = part(p, t, i, rank, 0);
-            if (q.n && write_floats(fd, z, &p->flats[t->flat], q.at, q.n, at + 4 * q.skip))
-                return -1;
-        }
+        for (int i = 0; i < t->count; i++, at += 4 * elements(t))
+            for (const zr_flat *f = row(p, t, NULL); f; f = row(p, t, f)) {
+                piece q = part(p, t, f, i, rank, 0);
+                if (q.n && write_floats(fd, z, f, q.at, q.n, at + 4 * q.skip)) return -1;
+            }
     }
     return 0;
 }
@@ -337,19 +343,28 @@ static int match_all(const zr_program *p, const zr_table *table, const char *dir
     return 0;
 }
 
+/* Instance i of a tensor, to all rows of its flat. */
+static int read_tensor(const zr_program *p, const zr_table *table, const zr_entry *e, zr *z,
+                       const zr_tensor *t, int i, int rank)
+{
+    int64_t width = e->dtype == F32 ? 4 : 2;
+    for (const zr_flat *f = row(p, t, NULL); f; f = row(p, t, f)) {
+        piece q = part(p, t, f, i, rank, 1);
+        if (q.n && read_floats(table->files[e->file].fd, z, f, q.at, q.n,
+                               e->begin + width * q.skip, e->dtype)) return -1;
+    }
+    return 0;
+}
+
 static int read_all(const zr_program *p, const zr_table *table, zr *z, int rank,
                     const char *dir, char *why)
 {
     char name[NAME];
     for (int k = 0; k < p->ntensors; k++)
         for (int i = 0; i < p->tensors[k].count; i++) {
-            piece q = part(p, &p->tensors[k], i, rank, 1);
             zr_entry *e = locate(table, instance(name, &p->tensors[k], i));
-            const struct zr_source *f = &table->files[e->file];
-            int64_t width = e->dtype == F32 ? 4 : 2;
-            const zr_flat *to = &p->flats[p->tensors[k].flat];
-            if (q.n && read_floats(f->fd, z, to, q.at, q.n, e->begin + width * q.skip, e->dtype))
-                return zr_why(why, "%s/%s: tensor %s: %s", dir, f->name, name,
+            if (read_tensor(p, table, e, z, &p->tensors[k], i, rank))
+                return zr_why(why, "%s/%s: tensor %s: %s", dir, table->files[e->file].name, name,
                               errno == ENODATA ? "the file has become shorter" : strerror(errno));
         }
     return 0;

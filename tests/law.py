@@ -177,11 +177,17 @@ def keys(way: Way) -> list[str]:
              'zero.offload_param.device': params(way),
              'train.offload_activations': str(way.get('values', False) and way.get(
                  'accumulate') != 'layers').lower(),
+             'zero.offload_optimizer.ratio': ratio(way),
              'zero.sub_group_size': way.get('tile', 4096),
              'zero.offload_optimizer.buffer_count': way.get('turns', 1)}
     return [f'{key}={value}' for key, value in named.items()] + \
         [f"{key.replace('device', 'nvme_path')}={tempfile.gettempdir()}"
          for key, value in named.items() if value == 'nvme']
+
+
+def ratio(way: Way) -> float:
+    """Of the optimizer that a way has off the device; new parameters go to a file from the host."""
+    return 1 if params(way) == 'nvme' else way.get('ratio', 1)
 
 
 def params(way: Way) -> str:

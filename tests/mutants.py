@@ -171,6 +171,14 @@ class _Footprints:
             constants = [Touch(('hctl', 0), 0, ALL, False)] if 'hctl' in self.named[s.op] else []
             return [*constants, *(piece(r, 4 * ints['n'], False) for r in s.ins),
                     *(piece(r, 4 * ints['n'], True) for r in s.outs)]
+        if body.startswith('near_'):            # the first elements of what it reads and makes
+            near = self.p.flat(s.op.partition('.')[2]).near
+            widths = {'real': 4 if self.p.head.real == 'f32' else 2}
+            return [piece(r, widths.get(r.cls.split('.')[0], 4) * near, write)
+                    for refs, write in ((s.ins, False), (s.outs, True)) for r in refs] + \
+                [Touch((name, 0), 0, ALL, False) for name in sorted(self.named[s.op])]
+        if body == 'init' and s.outs[0].at:
+            return [piece(s.outs[0], ALL, True)]
         if s.op in REDUCES:
             self.brought[s.queue] = s.ins[0]
             return [sources, whole(s.ins[0], False), whole(s.outs[0], True)]
@@ -287,8 +295,8 @@ def idle(p: Plan, row: object, name: str, by: int) -> bool:
 def of_tables(p: Plan) -> Iterator[Mutant]:
     """A number of a class, a flat or a tensor changed by one of its units; a state left out."""
     units = {'slots': 1, 'stride': 4096, 'at': 4096, 'count': 1, 'elems': 1024, 'shard': 1024,
-             'nodes': 1, 'mask': 1, 'offset': 1024, 'offset_step': 1024, 'flat_step': 1, 'key': 1,
-             'key_step': 1}
+             'nodes': 1, 'mask': 1, 'near': 1024, 'offset': 1024, 'offset_step': 1024,
+             'flat_step': 1, 'key': 1, 'key_step': 1}
     for n, f in enumerate(p.flats):
         for s in range(len(f.states)):
             less = replace(f, states=without(f.states, s))

@@ -40,6 +40,9 @@ WAYS = {
         'train.reduction=fast', 'targets=[sm_80, sm_90]'),
     'stage 2, the optimizer on the host': ('zero.stage=2', 'zero.offload_optimizer.device=cpu',
                                            'zero.sub_group_size=PIECE'),
+    'stage 3, a part of the optimizer on the host': (
+        'zero.stage=3', 'zero.offload_optimizer.device=cpu', 'zero.offload_optimizer.ratio=0.4',
+        'zero.offload_param.device=cpu', 'train.precision=bf16', 'zero.sub_group_size=PIECE'),
     'stage 3, all on the host': (
         'zero.stage=3', 'zero.offload_optimizer.device=cpu', 'zero.offload_param.device=cpu',
         'train.precision=bf16', 'zero.stage3_param_persistence_threshold=0'),

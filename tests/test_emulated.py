@@ -28,7 +28,8 @@ WAYS = {
 OFFLOADED = {
     'family': FAMILIES, 'stage': [1, 2, 3], 'ranks': [1, 2], 'values': [False, True],
     'offload': ['none', 'cpu', 'nvme'], 'params': ['none', 'cpu', 'nvme'],
-    'tile': [5000, BIG], 'turns': [1, 4], 'reduce': [BIG], 'gather': [BIG], 'small': [100],
+    'tile': [5000, BIG], 'turns': [1, 4], 'ratio': [1, 0.3], 'reduce': [BIG],
+    'gather': [BIG], 'small': [100],
     'prefetch': ['auto'], 'overlap': [True, False], 'graph': [True, False],
     'queue': ['eager', 'late'], 'again': ['none'], 'order': ['late', 'shuffled:1', 'shuffled:2']}
 PLAIN = {'stage': 0, 'ranks': 1, 'reduce': BIG, 'gather': BIG, 'small': 0, 'prefetch': 'auto',

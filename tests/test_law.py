@@ -40,7 +40,7 @@ STAGE_3 = {
 OFFLOADED = {
     'family': law.FAMILIES, 'stage': [1, 2, 3], 'ranks': [1, 2, 3, 4],
     'offload': ['none', 'cpu', 'nvme'], 'params': ['none', 'cpu', 'nvme'], 'values': [False, True],
-    'tile': [1024, 5000, BIG], 'turns': [1, 2, 4],
+    'tile': [1024, 5000, BIG], 'turns': [1, 2, 4], 'ratio': [1, 0.5, 0.1],
     'reduce': [5000, BIG], 'gather': [3000, BIG], 'small': [0, 100],
     'prefetch': [0, 'auto', BIG], 'overlap': [True, False], 'flat': [False, True],
     'queue': ['eager', 'late', 'shuffled:5', 'shuffled:6'], 'threads': [1, 3], 'unmap': [0, 1],
@@ -153,6 +153,8 @@ def test_one_hash_in_brief(tmp_path: pathlib.Path, family: str, precision: str) 
          'queue': 'shuffled:6', 'overlap': True},
         {'stage': 3, 'ranks': 2, 'offload': 'cpu', 'params': 'cpu', 'queue': 'shuffled:4',
          'overlap': True, 'values': True},
+        {'stage': 3, 'ranks': 2, 'offload': 'cpu', 'params': 'cpu', 'ratio': 0.5, 'tile': 5000,
+         'queue': 'shuffled:1', 'overlap': True, 'accumulate': 'layers'},
         {'stage': 3, 'ranks': 8, 'prefetch': BIG, 'queue': 'shuffled:2', 'overlap': True},
         {'stage': 3, 'ranks': 2, 'accumulate': 'layers', 'queue': 'shuffled:5', 'overlap': True},
         {'stage': 3, 'ranks': 4, 'reuse': BIG, 'queue': 'shuffled:3', 'overlap': True})]

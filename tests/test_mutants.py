@@ -32,6 +32,12 @@ PLANS = {
     'one queue': ('gpt-tiny', 'zero.stage=3', 'zero.overlap_comm=false'),
     'the optimizer on the host': ('gpt-tiny', 'zero.stage=2', 'train.precision=bf16',
                                   'zero.offload_optimizer.device=cpu', 'zero.sub_group_size=20000'),
+    'the optimizer on both': ('gpt-tiny', 'zero.stage=2', 'zero.offload_optimizer.device=cpu',
+                              'zero.offload_optimizer.ratio=0.5', 'zero.sub_group_size=20000'),
+    'the optimizer on both, parameters on the host': (
+        *SMALL, 'train.precision=bf16', 'zero.offload_optimizer.device=nvme',
+        'zero.offload_optimizer.nvme_path=/tmp', 'zero.offload_optimizer.ratio=0.3',
+        'zero.offload_param.device=cpu', 'zero.sub_group_size=20000'),
     'one rank, sums on the host': ('gpt-tiny', 'zero.stage=2', 'cluster.ranks=1',
                                    'zero.offload_optimizer.device=cpu',
                                    'zero.sub_group_size=20000'),
@@ -141,7 +147,11 @@ def judge_calls(p: Plan, made: Iterable[mutants.Mutant], data: pathlib.Path) -> 
     ('zero.stage=3', 'train.precision=bf16', 'train.accumulate=layers', 'cluster.ranks=2',
      'train.micro_batch=1', 'train.global_batch=8'),
     ('zero.stage=3', 'train.precision=bf16', 'zero.offload_optimizer.device=cpu',
-     'zero.offload_param.device=cpu', 'zero.sub_group_size=20000')])
+     'zero.offload_param.device=cpu', 'zero.sub_group_size=20000'),
+    ('zero.stage=3', 'train.precision=bf16', 'zero.offload_optimizer.device=cpu',
+     'zero.offload_optimizer.ratio=0.5', 'zero.offload_param.device=cpu',
+     'zero.sub_group_size=1024'),
+    ('zero.stage=2', 'zero.offload_optimizer.device=cpu', 'zero.offload_optimizer.ratio=0.3')])
 def test_tables(keys: tuple[str, ...]) -> None:
     """A wrong size, offset or key of a class, flat or tensor is refused, without exception."""
     p = planned('gpt-tiny', *keys)

@@ -23,7 +23,8 @@ static void noted(zk *k, const zk_launch *L, void *p, const zk_span *spans, int6
 #define zk_init noted
 """
 HEADER = '#include "zk.h"\n'
-FLAT = re.compile(r'^    \{(\d+), (\d+), (?P<shard>\d+), (?P<count>\d+), [01], ZR_\w+, ZR_MAIN, hash_\w+\},', re.M)
+FLAT = re.compile(r'^    \{(\d+), (\d+), (?P<shard>\d+), (?P<count>\d+), [01], ZR_\w+, ZR_MAIN, '
+                  r'hash_\w+, 0, 0\},', re.M)
 
 Pieces = dict[str, list[tuple[int, int]]]
 

@@ -38,10 +38,12 @@ def _wanted(spec: Spec, graph: Graph, shards: shard.Shards, bodies: place.Bodies
         away = f.name in schedule.stage
         bytes_of = lambda c: real if c == "real" else ops.width(c, spec.train.optimizer.moments)
         out.append((f"real.{f.name}", lies("real", f) or gathered, f.count, size[f.real] * real))
-        out += [(f"{s}.{f.name}", lies(s, f) or "private", f.count, size[f.state] * bytes_of(s))
-                for s in f.states]
+        out += [(f"{s}.{f.name}", lies(s, f) or "private", f.count,
+                 (size[f.state] - f.near) * bytes_of(s)) for s in f.states]
+        out += [(f"{s}.{f.name}", "private", f.count, f.near * bytes_of(s.removeprefix("near_")))
+                for s in offload.near_states(spec, shards, f) if f.near]
         for c in (c for c in ("real", *f.states) if lies(c, f) == "filed"):
-            tiles[c] = max(tiles.get(c, 0), min(tile, f.shard) * bytes_of(c))
+            tiles[c] = max(tiles.get(c, 0), min(tile, f.shard - f.near) * bytes_of(c))
         kept = "hosted" if shards.below else common if f.sum == "whole" else "private"
         if f.moves:
             out.append((f"sum.{f.name}", kept, f.count,
@@ -78,7 +80,7 @@ def _wanted(spec: Spec, graph: Graph, shards: shard.Shards, bodies: place.Bodies
         out += [] if shards.below and shards.apart else [("down", "hosted", turns, lowered)]
         out += [("hsums", "hosted", 1, 8 * ops.SUMS)] if shards.below else []
         out += [("part", "private", turns, lowered)] if shards.below and W > 1 else []
-        rise = [min(tile, f.shard) for f in shards.flats if f.name not in schedule.stage]
+        rise = [min(tile, f.shard - f.near) for f in shards.flats if f.name not in schedule.stage]
         out += [("up", "hosted", turns, max(rise) * real)] if real == 2 and rise else []
         out += [(f"tile.{c}", "hosted", turns, size) for c, size in tiles.items()]
     out.append(("inlet", "host", ops.INLETS, 2 * 4 * M))

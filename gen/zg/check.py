@@ -77,10 +77,17 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
                 bool(moves) != f.moves or f"sum.{f.name}" in have and not moves:
             raise CheckError(f"flat {f.name} has the states {f.states}, sums: {f.sum}")
         size = {"whole": f.shard * W, "shard": f.shard}
+        if f.near and not (p.offload and moves and f.near < f.shard and f.near % 1024 == 0):
+            raise CheckError(f"flat {f.name}: {f.near} elements of a shard cannot stay")
         need = {"real": size[f.real] * real}
         if moves:
             need["sum"] = size[f.sum] * 4 * (1 if p.apart else f.nodes)
-        need.update({s: size[f.state] * ops.width(s, p.recipe.moments) for s in f.states})
+        need.update({s: (size[f.state] - f.near) * ops.width(s, p.recipe.moments)
+                     for s in f.states})
+        stay = (*["master"] * (real < 4 or away), *states) if f.near else ()
+        if p.states(f, "near_") != tuple(f"near_{s}" for s in stay) or f.near < 0:
+            raise CheckError(f"flat {f.name}: what stays has the states {p.states(f, 'near_')}")
+        need.update({f"near_{s}": f.near * ops.width(s, p.recipe.moments) for s in stay})
         for name, bytes_ in need.items():
             c = have.get(f"{name}.{f.name}")
             if not c or c.slots != f.count or c.stride < bytes_:

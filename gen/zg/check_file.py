@@ -25,6 +25,10 @@ class Filed(Player):
     def filed(self, what: str, key: Key) -> bool:
         return self.classes[f"{what}.{key[0]}"].kind == "filed"
 
+    def origin(self, what: str, key: Key) -> int:
+        """The first element of a shard that a class has: states begin behind what stays."""
+        return 0 if what == "real" else self.flats[key[0]].near
+
     def books(self, cls: str, index: int) -> tuple[dict[Tile, int], dict[Tile, int]]:
         """The newest change of each tile of an instance; the one that the file has."""
         return self.known.setdefault((cls, index), ({}, {}))
@@ -35,6 +39,11 @@ class Filed(Player):
                 at % (1024 * width) or n % (1024 * width):
             self.fail("a tile outside the shard")
         return at // width, n // width
+
+    def moved(self, what: str, key: Key, at: int, size: int) -> Tile:
+        """The tile that lies at a class's bytes."""
+        width = self.bytes(what)
+        return self.tile(key, at + self.origin(what, key) * width, size, width)
 
     def named(self, s: Step, ref: Ref, what: str) -> Key:
         name, index = unit_of(s.unit)
@@ -62,7 +71,7 @@ class Filed(Player):
     def load(self, s: Step, src: Ref, dst: Ref, size: int) -> None:
         what = src.cls.partition(".")[0]
         key = self.named(s, src, what)
-        tile = self.tile(key, src.at, size, self.bytes(what))
+        tile = self.moved(what, key, src.at, size)
         newest, there = self.books(src.cls, src.index)
         self.alone(newest, tile)
         number = newest.get(tile, 0 if what in ("m", "v") else -1)
@@ -76,7 +85,7 @@ class Filed(Player):
     def store(self, s: Step, src: Ref, dst: Ref, size: int) -> None:
         what = dst.cls.partition(".")[0]
         key = self.named(s, dst, what)
-        tile = self.tile(key, dst.at, size, self.bytes(what))
+        tile = self.moved(what, key, dst.at, size)
         if src != Ref(f"tile.{what}", src.index):
             self.fail(f"{src} is of another class")
         self.has(src, what, key, tile)

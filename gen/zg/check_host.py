@@ -121,7 +121,7 @@ class Host(Filed):
     # ---- tiles
 
     def part(self, ref: Ref, at: int, n: int, write: bool, width: int = 4) -> None:
-        """So many bytes each of a tile's elements of a state."""
+        """So many bytes each of a tile's elements of a state, from its class's element `at` on."""
         if ref.at != at * width:
             self.fail(f"{ref} is another tile")
         self.touch(ref.cls, ref.index, ref.at, ref.at + width * n, write)
@@ -168,19 +168,29 @@ class Host(Filed):
     def sink(self, s: Step, src: Ref, dst: Ref, size: int) -> None:
         """A shard's new parameters, made on the device: in f32 the masters themselves."""
         key = self.named(s, dst, "real")
-        n = self.flats[key[0]].shard
-        if self.p.offload or dst.at or size != n * self.real or any(self.ranks(s)):
+        near = self.flats[key[0]].near
+        n, part = near or self.flats[key[0]].shard, "near_" if near else ""
+        if self.p.offload and not near or dst.at or size != n * self.real or any(self.ranks(s)):
             self.fail(f"brings {src} to {dst}")
         slot = self.touch(src.cls, src.index, src.at, src.at + size, False)
         if self.real == 2:
             if src.at or slot.held != {(*key, self.applied, 0, n): 1}:
                 self.fail(f"{src} does not hold the shard's new parameters")
             slot.held = {}
-        elif src != Ref(f"master.{key[0]}", key[1]) or \
-                (key not in self.stepped if self.stage else key not in self.drawn):
+        elif src != Ref(f"{part}master.{key[0]}", key[1]) or \
+                ((0, n) not in self.stepped.get(key, []) if self.stage else
+                 key not in (self.begun if near else self.drawn)):
             self.fail(f"{src} does not hold the shard's new parameters")
         self.touch(dst.cls, dst.index, 0, size, True)
         self.new(key, 0, n)
+
+    def descend(self, ref: Ref, key: Key, n: int) -> None:
+        """A shard's rounded copy comes to a slot on its way down."""
+        if not ref.cls.startswith("stage."):
+            self.fail(f"{ref} is on no way down")
+        slot = self.slot(ref.cls, ref.index)
+        slot.held = {t: n for t, n in slot.held.items() if len(t) != 3}     # that was gathered
+        self.arrives(ref, (*key, self.applied, 0, n), n * self.real)
 
     def value(self, src: Ref, dst: Ref, size: int) -> None:
         """All that a slot holds of a grain's values, for backward; the grain before is done with
@@ -222,7 +232,8 @@ class Host(Filed):
         states = self.flats[key[0]].states
         fresh = s.outs[:len(s.outs) - len(states)]
         copies = self.real == 2 or self.away(self.flats[key[0]])
-        if self.stage != "factor" or self.ints["l"] != key[1] or len(fresh) != copies:
+        if self.stage != "factor" or self.ints["l"] != key[1] or len(fresh) != copies or \
+                at < self.flats[key[0]].near:
             self.fail("before the factor is known, or of another shard")
         if self.slot("hctl", 0).held != {("ctl", self.applied): 1}:
             self.fail("the host does not know the step's constants")
@@ -233,7 +244,8 @@ class Host(Filed):
                 self.change(ref, what, key, (at, n), False)
                 continue
             self.named(s, ref, what)
-            self.part(ref, at, n, True, ops.width(what, self.p.recipe.moments))
+            self.part(ref, at - self.origin(what, key), n, True,
+                      ops.width(what, self.p.recipe.moments))
         if any(a < at + n and at < a + m for a, m in self.stepped.setdefault(key, [])):
             self.fail("updated twice")
         self.stepped[key].append((at, n))
@@ -281,7 +293,7 @@ class Host(Filed):
             known = not self.stage or (at, n) in self.stepped.get(key, [])
         elif self.real == 4:
             self.named(s, src, "master")
-            self.part(src, at, n, False)
+            self.part(src, at - flat.near, n, False)
             known = (at, n) in self.stepped.get(key, []) if self.stage else key in self.drawn
         else:
             held = self.touch(src.cls, src.index, 0, size, False).held

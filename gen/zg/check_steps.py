@@ -34,6 +34,7 @@ class Player(Sums):
         self.moving = {key for key in self.writers if key[0] not in still}  # of which some moves
         self.version: dict[Key, int] = {}                   # updates; 0: never filled
         self.drawn: set[Key] = set()                        # masters that have initial values
+        self.begun: set[Key] = set()                        # and those that stay on the device
         self.live: dict[Key, tuple[str, Clock | None]] = {}     # ring slots: flat, its release
         self.kept = sum(f.shard * self.W for f in p.flats if f.name == "keep")
         self.most = self.kept                               # elements whole at once

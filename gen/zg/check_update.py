@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import Iterable
 
-from .check_host import SUMS, Host
+from .check_host import SUMS
+from .check_near import Near
 from .check_steps import Key
 from .plan import Flat, Ref, Step
 
 
-class Program(Host):
+class Program(Near):
     """All steps of a plan."""
 
     # ---- update
@@ -88,9 +89,7 @@ class Program(Host):
         n = self.flats[key[0]].shard
         self.stepped[key] = [(0, n)]
         if self.real == 2:
-            slot = self.slot(s.outs[0].cls, s.outs[0].index)
-            slot.held = {t: n for t, n in slot.held.items() if len(t) != 3}     # that was gathered
-            self.arrives(s.outs[0], (*key, self.applied, 0, n), n * self.real)
+            self.descend(s.outs[0], key, n)
 
     def do_init(self, s: Step) -> None:
         key = self.flat_of(s)
@@ -101,13 +100,14 @@ class Program(Host):
                 self.fail("fills another shard, or twice")
             self.change(s.outs[0], master, key, tile, True)
             return
-        if s.outs != (Ref(f"{master}.{key[0]}", key[1]),) or self.ints["l"] != key[1] or \
-                key in self.drawn:
+        near, n = self.flats[key[0]].near, self.flats[key[0]].shard
+        there = Ref(f"{master}.{key[0]}", key[1], (near - self.origin(master, key)) * self.real)
+        if s.outs != (there,) or self.ints["l"] != key[1] or key in self.drawn:
             self.fail("fills another shard, or twice")
-        self.whole(s.outs[0], True)
+        self.touch(there.cls, there.index, there.at, self.classes[there.cls].stride, True)
         self.drawn.add(key)
         if master == "real":
-            self.version[key] = 1
+            self.new(key, near, n - near)
 
     def do_cast(self, s: Step) -> None:
         key = self.flat_of(s)
@@ -120,10 +120,10 @@ class Program(Host):
             return
         if self.p.offload:
             self.named(s, s.ins[0], "master")
-            at, n = self.tile(key, s.ins[0].at // 4, self.ints["n"])
+            at, n = self.tile(key, s.ins[0].at // 4 + self.flats[key[0]].near, self.ints["n"])
             if key not in self.drawn or self.stage:
                 self.fail("rounds another shard")
-            self.part(s.ins[0], at, n, False)
+            self.part(s.ins[0], at - self.flats[key[0]].near, n, False)
             self.rounded(s, s.outs, key, at, n)
             return
         flat = self.flats[key[0]]

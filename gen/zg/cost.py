@@ -109,7 +109,8 @@ def summary(p: Plan) -> dict[str, object]:
             "ctl": ops.CTL, "vocab": ops.VOCAB, "scale": ops.SCALE}
 
 
-GROUPS = (("parameters", ("real", "stage", "ring")), ("optimizer state", ops.STATES),
+GROUPS = (("parameters", ("real", "stage", "ring")),
+          ("optimizer state", (*ops.STATES, *(f"near_{s}" for s in ops.STATES))),
           ("gradients", ("leaf", "sum", "pend", "part", "acc")),
           ("activations", ("x", "near", "dx", "save", "tmp", "tokens", "targets")),
           ("the rest", ("ctl", "sums", "table", "work")))

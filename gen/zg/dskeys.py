@@ -204,7 +204,7 @@ _ZERO = {
     "offload_optimizer.device": to("zero.offload_optimizer.device", word("none", "cpu", "nvme"),
                                    stages="123"),
     "offload_optimizer.buffer_count": to("zero.offload_optimizer.buffer_count", COUNT),
-    "offload_optimizer.ratio": no(f"{_LATER}: all of the optimizer is on the host", SHARE, (1,)),
+    "offload_optimizer.ratio": to("zero.offload_optimizer.ratio", SHARE),
     "offload_optimizer.super_offload": no(_LATER),
     "offload_optimizer.pin_memory": idle("a GPU's host arena is always pinned", quiet=(True,)),
     "offload_optimizer.nvme_path": to("zero.offload_optimizer.nvme_path", TEXT),

@@ -165,13 +165,14 @@ class _Maker:
     def hosted(self, f: plan.Flat) -> None:
         """The same of a tile, n elements from `at` of the shard on, in the host arena."""
         first = f"l*{f.shard * self.W}+r*{f.shard}"
-        shape, fresh = (min(self.tile, f.shard),), "" if self.real == 4 else "w"
+        far = f.shard - f.near
+        shape, fresh = (min(self.tile, far),), "" if self.real == 4 else "w"
         kept = [s for s in f.states if s != "master"]
         rest = " ".join(f"{s}+0" if s in kept else "null" for s in ("m", "v"))
         master = "master" if "master" in f.states else "real"
         filed = offload.arena(self.spec, self.shards, master, f) == "filed"    # by tiles, too
         ints, part, most = ("l at n", f"{first}+at n", shape) if filed else \
-            ("l", f"{first} {f.shard}", (f.shard,))
+            ("l", f"{first}{f'+{f.near}' if f.near else ''} {far}", (far,))
         self.own(f"init.{f.name}", "", "p", ints, f"zk_host_init p+0 spans.{f.name} {part} "
                  f"{self.spec.train.seed} 1", shape=most)
         # of the whole tile, for all of it goes up: between tensors too
@@ -185,16 +186,20 @@ class _Maker:
         self.own(f"hash.{f.name}", "p", "", f"{ints} out", f"zk_host_hash out p+0 spans.{f.name} "
                  f"{part} 1", shape=most)
 
-    def optimizer(self, f: plan.Flat) -> None:
-        """An owner's update; without masters of their own, the real copies are that."""
-        whole = f.shard * self.W
-        every = f.state == "whole"
-        first, n = (f"l*{whole}", whole) if every else (f"l*{whole}+r*{f.shard}", f.shard)
+    def optimizer(self, f: plan.Flat, near: str = "") -> None:
+        """An owner's update, or of what stays on the device (near_); without masters of their own,
+        the real copies are that."""
+        whole, size = f.shard * self.W, f.near if near else f.shard
+        every, states = f.state == "whole", f.states
+        if near:
+            states = tuple(s.removeprefix(near)
+                           for s in offload.near_states(self.spec, self.shards, f))
+        first, n = (f"l*{whole}", whole) if every else (f"l*{whole}+r*{f.shard}", size)
         part = lambda kept, width: f"+r*{f.shard * width}" if kept == "whole" and not every else ""
         g = f"g+0{part(f.sum, 4)}"
-        m, v = (s if s in f.states else "" for s in ("m", "v"))
+        m, v = (s if s in states else "" for s in ("m", "v"))
         rest = f"{m and 'm+0' or 'null'} {v and 'v+0' or 'null'} {g} {self.moved(f)} {first} {n}"
-        apart = "master" in f.states
+        apart = "master" in states
         width, kept = (4, f.state) if apart else (self.real, f.real)    # of what is the master
         p, full, copied = f"p+0{part(kept, width)}", int(width == 4), apart and self.real < 4
         w = f"w+0{part(f.real, self.real)}" if copied else "null"
@@ -202,17 +207,17 @@ class _Maker:
         copy = [f"zk_round w+0 p+0 {n}"] if copied and f.name in self.shards.away else []
         given = f"{'null' if copy else w} {p}" if full else f"{p} null"
         if f.moves:
-            self.own(f"update.{f.name}", "g", f"{'w' * copied} p {m} {v}", "l",
+            self.own(f"{near}update.{f.name}", "g", f"{'w' * copied} p {m} {v}", "l",
                      f"{ops.UPDATE} ctl+0 recipe {given} {rest}", *copy, shape=(n,))
-        self.own(f"init.{f.name}", "", "p", "l",
+        self.own(f"{near}init.{f.name}", "", "p", "l",
                  f"zk_init {p} spans.{f.name} {first} {n} {self.spec.train.seed} {full}",
                  shape=(n,))
         if copied:
-            self.own(f"cast.{f.name}", "p", "w", "", f"zk_round {w} p+0 {n}", shape=(n,))
+            self.own(f"{near}cast.{f.name}", "p", "w", "", f"zk_round {w} p+0 {n}", shape=(n,))
         at = f"p+0+r*{f.shard * width}" if kept == "whole" else "p+0"
-        self.own(f"hash.{f.name}", "p", "", "l out",
-                 f"zk_hash out {at} spans.{f.name} l*{whole}+r*{f.shard} {f.shard} {full}",
-                 shape=(f.shard,))
+        self.own(f"{near}hash.{f.name}", "p", "", "l out",
+                 f"zk_hash out {at} spans.{f.name} l*{whole}+r*{f.shard} {size} {full}",
+                 shape=(size,))
 
 
 def functions(spec: Spec, graph: Graph, shards: Shards, bodies: Bodies, schedule: Schedule,
@@ -227,6 +232,8 @@ def functions(spec: Spec, graph: Graph, shards: Shards, bodies: Bodies, schedule
         if f.moves:
             m.sums(f)
         m.hosted(f) if m.tile else m.optimizer(f)
+        if f.near:
+            m.optimizer(f, "near_")
     m.own("next", "", "ctl sums", "", "zk_begin ctl+0 sums+0 recipe")
     leaves = shards.sources if shards.order == "ranks" else 1
     m.own("count", "", "ctl", "", "zk_host_count ctl+0 1" if shards.pushes else

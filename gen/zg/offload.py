@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 # Events between these queues and the others: they stay where collectives have no queues.
 EVENTS = ("summed", "taken", "here", "used", "sent", "asked", "normed", "back", "factor", "known",
           "made", "gone", "new", "stepped", "updated", "staged", "read", "loaded", "changed",
-          "stored", "kept", "shelved", "lifted", *activations.EVENTS)
+          "stored", "kept", "shelved", "lifted", "near", *activations.EVENTS)
 ARENAS = {"none": "", "cpu": "hosted", "nvme": "filed"}     # of a device: the kind of its classes
 
 
@@ -71,6 +71,12 @@ def arena(spec: Spec, shards: Shards, c: str, f: plan.Flat) -> str:
         return ""
     z = spec.zero
     return ARENAS[(z.offload_param if c == "real" else z.offload_optimizer).device]
+
+
+def near_states(spec: Spec, shards: Shards, f: plan.Flat) -> tuple[str, ...]:
+    """Of what stays on the device of a shard: as they would be if all of it did."""
+    apart = spec.train.precision != "f32" or f.name in shards.away
+    return (*["near_master"] * apart, *(f"near_{s}" for s in f.states if s != "master"))
 
 
 def tile(m: _Maker) -> int:
@@ -106,7 +112,8 @@ def ends(m: _Maker) -> tuple[Event, ...]:
         return (Event("stepped", 0),) if m.shards.away else ()
     names = {"": "new", "hosted": "stepped", "filed": "kept"}
     there = {m.arena("real", f) for f in m.shards.flats}
-    return tuple(Event(names[a], 0) for a in sorted(there))
+    near = any(f.near and m.away(f) for f in m.shards.flats)
+    return (*(Event(names[a], 0) for a in sorted(there)), *[Event("near.stepped", 0)] * near)
 
 
 def fetch(m: _Maker, u: Use, f: plan.Flat, wait: tuple[Event, ...],
@@ -184,15 +191,18 @@ def measure(m: _Maker) -> tuple[Event, ...]:
 
 def renew(m: _Maker, f: plan.Flat, l: int, op: str, ins: tuple[Ref, ...], states: tuple[Ref, ...],
           ints: tuple[Int, ...]) -> None:
-    """What the device makes of a shard's masters, and the parameters' way down."""
+    """What the device makes of a shard's masters, or of those that stay there, and the parameters'
+    way down."""
     turn = m.turn % m.stage[m.ring_of[f.name]]
     m.turn += 1
     unit, copies = f"{f.name}[{l}]", m.real == 2
-    there = Ref(f"stage.{m.ring_of[f.name]}", turn) if copies else Ref(f"master.{f.name}", l)
+    c, n, prefix = ("near_master", f.near, "near.") if f.near else ("master", f.shard, "")
+    made, gone, stepped = (Event(f"{prefix}{name}", i) for name, i in (
+        ("made", turn), ("gone", turn), ("stepped", 0)))
+    there = Ref(f"stage.{m.ring_of[f.name]}", turn) if copies else Ref(f"{c}.{f.name}", l)
     m.add("main", op, unit, ins=ins, outs=((there,) * copies + states), ints=ints,
-          waits=(Event("gone", turn),) * copies, recs=(Event("made", turn),))
-    m.copy("down", unit, there, Ref(f"real.{f.name}", l), f.shard * m.real,
-           (Event("made", turn),), (Event("gone", turn), Event("stepped", 0)))
+          waits=(gone,) * copies, recs=(made,))
+    m.copy("down", unit, there, Ref(f"real.{f.name}", l), n * m.real, (made,), (gone, stepped))
 
 
 def _up(m: _Maker, f: plan.Flat, l: int, at: int, n: int, slot: int, last: bool) -> None:
@@ -204,9 +214,12 @@ def _up(m: _Maker, f: plan.Flat, l: int, at: int, n: int, slot: int, last: bool)
 
 def _place(m: _Maker, c: str, f: plan.Flat, l: int, at: int, slot: int) -> Ref:
     """Where the host finds a tile of a class: there, or in the slot that it comes to."""
-    if m.arena(c, f) == "filed":
-        return Ref(f"tile.{c}", slot)
-    return Ref(f"{c}.{f.name}", l, at * _width(m, c))
+    return Ref(f"tile.{c}", slot) if m.arena(c, f) == "filed" else _home(m, c, f, l, at)
+
+
+def _home(m: _Maker, c: str, f: plan.Flat, l: int, at: int) -> Ref:
+    """Where a tile of a class lies: of states, behind those that stay on the device."""
+    return Ref(f"{c}.{f.name}", l, (at - (f.near if c != "real" else 0)) * _width(m, c))
 
 
 def _width(m: _Maker, c: str) -> int:
@@ -227,7 +240,7 @@ def _work(m: _Maker, op: str, f: plan.Flat, l: int, at: int, n: int, slot: int,
                                         ("store", writes, (changed,), (stored,))):
         for c in names:
             width = _width(m, c)
-            there, here = Ref(f"{c}.{f.name}", l, at * width), _place(m, c, f, l, at, slot)
+            there, here = _home(m, c, f, l, at), _place(m, c, f, l, at, slot)
             src, dst = (there, here) if queue == "load" else (here, there)
             m.copy(queue, unit, src, dst, n * width, before if c == names[0] else (),
                    after if c == names[-1] else ())
@@ -239,6 +252,7 @@ def _work(m: _Maker, op: str, f: plan.Flat, l: int, at: int, n: int, slot: int,
 
 def init(m: _Maker) -> None:
     """Initial masters: all of a shard where it lies, or tile by tile on the way to the file."""
+    m.init([(f, l) for f, l in m.each() if f.near], "near_")
     for f, l, at, n, slot, last in _tiles(m, m.each()):
         c = "master" if "master" in f.states else "real"
         if m.arena(c, f) == "filed":
@@ -246,7 +260,7 @@ def init(m: _Maker) -> None:
                   outs=(_place(m, c, f, l, at, slot),),
                   ints=(Int("l", l), Int("at", at), Int("n", n)))
         elif last:
-            m.add("host", f"init.{f.name}", f"{f.name}[{l}]", outs=(Ref(f"{c}.{f.name}", l),),
+            m.add("host", f"init.{f.name}", f"{f.name}[{l}]", outs=(_home(m, c, f, l, f.near),),
                   ints=(Int("l", l),))
 
 
@@ -258,6 +272,8 @@ def update(m: _Maker) -> None:
     if below:
         m.add("host", "mark", waits=(Event("known", 0),))
     for f, l, at, n, slot, last in _tiles(m, m.moved()):
+        if 0 < at == f.near:
+            m.optimize([(f, l)], "near_")
         g, here, used = Ref(f"sum.{f.name}", l, at * 4), (), ()
         if not below:
             here, used, tile = (Event("here", slot),), (Event("used", slot),), Ref("down", slot)
@@ -277,6 +293,8 @@ def update(m: _Maker) -> None:
 def publish(m: _Maker) -> None:
     """Masters to everything made from them."""
     for f, l, at, n, slot, last in _tiles(m, m.each()):
+        if 0 < at == f.near:
+            m.fill([(f, l)], "near_")
         waits, recs = _turn(m, f, "gone", slot), _turn(m, f, "made", slot)
         if m.real == 2:
             _work(m, f"cast.{f.name}", f, l, at, n, slot, ("master",), ("real",), waits, recs,

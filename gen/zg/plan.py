@@ -108,7 +108,8 @@ class Flat:
     """A flat buffer of parameters, `count` instances of `elems` elements, padded to ranks * shard.
     real, state, sum: what a rank keeps of it, whole or its shard; of which nothing moves has a sum
     of none. states: the classes that hold its state. nodes: pending sums, one for each bit of mask;
-    in class `pend` where there is one."""
+    in class `pend` where there is one. near: of a shard's elements, the first so many have their
+    states on the device (classes `near_`) though the others' are offloaded."""
     name: str
     count: int
     elems: int
@@ -119,6 +120,7 @@ class Flat:
     sum: str
     nodes: int
     mask: int
+    near: int = 0
 
     @property
     def moves(self) -> bool:
@@ -340,10 +342,18 @@ class Plan:
     def below(self) -> bool:            # sums of gradients do, too
         return any(c.kind == "hosted" for c in self.classes if c.name.startswith("sum."))
 
-    def masters(self, f: Flat) -> tuple[Class, bool]:
-        """The class of a flat's f32 masters, and whether every rank has all of them."""
-        what, kept = ("master", f.state) if "master" in f.states else ("real", f.real)
+    def masters(self, f: Flat, near: str = "") -> tuple[Class, bool]:
+        """The class of a flat's masters, or of those that stay on the device (near_), and whether
+        every rank has all of them."""
+        apart = f"{near}master" in self.states(f, near)
+        what, kept = (f"{near}master", f.state) if apart else ("real", f.real)
         return self.cls(f"{what}.{f.name}"), kept == "whole"
+
+    def states(self, f: Flat, near: str) -> tuple[str, ...]:
+        """The classes that hold a flat's state, or what of it stays on the device."""
+        names = {c.name for c in self.classes} if near else ()
+        kept = tuple(f"near_{s}" for s in ("master", "m", "v") if f"near_{s}.{f.name}" in names)
+        return kept if near else f.states
 
     @property
     def shared(self) -> int:            # bytes at the arena's start that peers read

@@ -71,7 +71,8 @@ class _Maker(Operands):
         are whole pages, of two bytes each, too."""
         filed = "nvme" in (self.spec.zero.offload_optimizer.device,
                            self.spec.zero.offload_param.device)
-        return self.cut(f.shard, "sub_group_size", 1, PAGE // 2 if filed else BLOCK)
+        cut = self.cut(f.shard - f.near, "sub_group_size", 1, PAGE // 2 if filed else BLOCK)
+        return [(f.near + at, n) for at, n in cut]
 
     def add(self, queue: str, op: str, unit: str = "", **rest: tuple) -> None:
         self.steps.append(Step(queue, op, unit, **rest))
@@ -310,7 +311,7 @@ class _Maker(Operands):
         if self.offload:
             offload.update(self)
         else:
-            self.optimize()
+            self.optimize(self.moved())
         self.add("main", "mark", waits=offload.ends(self), recs=(Event("updated", 0),))
 
     def measure(self) -> tuple[Event, ...]:
@@ -324,31 +325,36 @@ class _Maker(Operands):
             self.add(queue, f"norm.{f.name}", f"{f.name}[{l}]", ins=(Ref(f"sum.{f.name}", l),),
                      ints=(Int("l", l),))
 
-    def optimize(self) -> None:
-        for f, l in self.moved():
-            op, ins, ints = f"update.{f.name}", (Ref(f"sum.{f.name}", l),), (Int("l", l),)
-            states = tuple(Ref(f"{c}.{f.name}", l) for c in f.states)
+    def optimize(self, what: list[tuple[plan.Flat, int]], near: str = "") -> None:
+        """Shards on the device; near_: what of each stays there."""
+        for f, l in what:
+            op, ins, ints = f"{near}update.{f.name}", (Ref(f"sum.{f.name}", l),), (Int("l", l),)
+            states = tuple(Ref(f"{c}.{f.name}", l) for c in self.states(f, near))
             if self.away(f):
                 offload.renew(self, f, l, op, ins, states, ints)
                 continue
             self.add("main", op, f"{f.name}[{l}]", ins=ins, ints=ints,
-                     outs=(Ref(f"real.{f.name}", l), *states), recs=(Event("new", 0),))
-            self.spread(f, l)
+                     outs=(Ref(f"real.{f.name}", l), *states),
+                     recs=(Event("near.new" if near else "new", 0),))
+            if not near:
+                self.spread(f, l)
+
+    def states(self, f: plan.Flat, near: str) -> tuple[str, ...]:
+        return offload.near_states(self.spec, self.shards, f) if near else f.states
 
     def spread(self, f: plan.Flat, l: int) -> None:
         """Owners' new parts to everybody, for what is kept whole; whole states need none."""
         if f.real == "whole" and f.state == "shard":
             ref = Ref(f"real.{f.name}", l)
-            self.gather(f"{f.name}[{l}]", f, ref, ref, self.real, (Event("new", 0),),
+            new = (Event("new", 0), *[Event("near.new", 0)] * (f.near > 0))
+            self.gather(f"{f.name}[{l}]", f, ref, ref, self.real, new,
                         (Event(f"whole.{f.name}", l),))
 
-    def init(self) -> None:
-        if self.offload:
-            offload.init(self)
-            return
-        for f, l in self.each():
-            master = "master" if "master" in f.states else "real"
-            self.add("main", f"init.{f.name}", f"{f.name}[{l}]",
+    def init(self, what: list[tuple[plan.Flat, int]], near: str = "") -> None:
+        for f, l in what:
+            apart = f"{near}master" in self.states(f, near)
+            master = f"{near}master" if apart else "real"
+            self.add("main", f"{near}init.{f.name}", f"{f.name}[{l}]",
                      outs=(Ref(f"{master}.{f.name}", l),), ints=(Int("l", l),))
 
     def publish(self) -> None:
@@ -356,19 +362,22 @@ class _Maker(Operands):
             self.add("main", f"turn.{n}", "", outs=(Ref(f"table.{n}", 0),))
         if self.offload:
             offload.publish(self)
-            self.add("main", "mark", waits=offload.ends(self), recs=(Event("updated", 0),))
-            return
-        for f, l in self.each():
-            narrow = self.real < 4 and "master" in f.states
-            op, ins = f"cast.{f.name}", (Ref(f"master.{f.name}", l),)
+        else:
+            self.fill(self.each())
+            for f, l in self.each():
+                self.spread(f, l)
+        self.add("main", "mark", waits=offload.ends(self), recs=(Event("updated", 0),))
+
+    def fill(self, what: list[tuple[plan.Flat, int]], near: str = "") -> None:
+        """Masters on the device to what is made from them."""
+        for f, l in what:
+            narrow = self.real < 4 and f"{near}master" in self.states(f, near)
+            op, ins = f"{near}cast.{f.name}", (Ref(f"{near}master.{f.name}", l),)
             if self.away(f):
                 offload.renew(self, f, l, *((op, ins) if narrow else ("mark", ())), (), ())
             elif narrow:
                 self.add("main", op, f"{f.name}[{l}]", ins=ins, outs=(Ref(f"real.{f.name}", l),))
-        self.add("main", "mark", recs=(Event("new", 0),))
-        for f, l in self.each():
-            self.spread(f, l)
-        self.add("main", "mark", waits=offload.ends(self), recs=(Event("updated", 0),))
+        self.add("main", "mark", recs=(Event("near.new" if near else "new", 0),))
 
     def section(self, name: str, repeat: int = 1) -> plan.Section:
         steps, self.steps = self.steps, []
@@ -402,7 +411,7 @@ def schedule(spec: Spec, graph: Graph, shards: Shards, saves: Mapping[str, int])
         m.ring[f.name] = rings.count(uses, f.name, m.ahead)
         m.leaf[f.name] *= f.moves and m.leaves[f.name] == f.name
     sections = []
-    m.init()
+    offload.init(m) if m.offload else m.init(m.each())
     sections.append(m.section("init"))
     m.publish()
     sections.append(m.section("publish"))

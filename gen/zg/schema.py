@@ -53,10 +53,12 @@ _KEYS = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 @dataclass(frozen=True)
 class OffloadOptimizer:
     """Where the optimizer's states lie: its step runs on the host; buffer_count: tiles on their
-    way. nvme_path: the directory of a rank's file."""
+    way. ratio: the share of each shard that this is so for, the rest stays on the device.
+    nvme_path: the directory of a rank's file."""
     __pydantic_config__ = _KEYS
     device: Choice("none", "cpu", "nvme") = "none"
     buffer_count: Integer(1, 64) = 4
+    ratio: Real(0.0, 1.0) = 1.0
     nvme_path: Folder | None = None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from fractions import Fraction
 
 from . import ops, plan, recipe
 from .graph import Graph, Kind, Tensor
@@ -79,6 +80,9 @@ def _below(spec: Spec, order: str, sources: int) -> tuple[bool, tuple[str, ...]]
     node of the tree, for then the host pushes one part a grain."""
     if spec.zero.offload_optimizer.device == "none":
         return False, ()
+    if spec.zero.offload_optimizer.ratio < 1:
+        return False, ("zero.offload_optimizer: sums of gradients stay on the device with a ratio "
+                       "below 1",)
     if spec.together > 1:
         return (True, ()) if order == "local" and spec.cluster.ranks > 1 else \
             (False, ("zero.offload_optimizer: sums of gradients stay on the device: with "
@@ -89,6 +93,16 @@ def _below(spec: Spec, order: str, sources: int) -> tuple[bool, tuple[str, ...]]
     why = "a rank's own grains are summed first; zero.stage 2 sums on the host" \
         if order == "local" else f"what comes from {sources} ranks in a grain is no node of its own"
     return False, (f"zero.offload_optimizer: sums of gradients stay on the device: {why}",)
+
+
+def _near(spec: Spec, shard: int) -> int:
+    """Elements of a shard whose states stay on the device, in blocks, in a file of whole pages; one
+    is left to the host."""
+    z = spec.zero
+    unit = PAGE // 2 if "nvme" in (z.offload_optimizer.device, z.offload_param.device) else BLOCK
+    most = (shard - 1) // unit
+    kept = shard * (1 - Fraction(repr(z.offload_optimizer.ratio))) // unit
+    return min(kept, most) * unit if z.offload_optimizer.device != "none" else 0
 
 
 def _nodes(spec: Spec, grains: int, each: int) -> tuple[int, int]:
@@ -170,6 +184,7 @@ def split(spec: Spec, graph: Graph) -> Shards:
                                "whole" if stage == 0 else "shard",
                                (*["master"] * apart, *(() if name in still else states)),
                                *(("none", 0, 0) if name in still else
-                                 ("whole" if all_sums else "shard", nodes, mask))))
+                                 ("whole" if all_sums else "shard", nodes, mask)),
+                               0 if name in still else _near(spec, shard)))
     return Shards(tuple(flats), tuple(found), home, place, keep, order, frozenset(hosted), sources,
                   below, order == "local" and W > 1 and not all_sums, (*notes, *fast, *above))

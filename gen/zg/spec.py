@@ -325,6 +325,9 @@ def _filed(keys: SpecKeys, root: Node) -> Iterator[str]:
             paths.setdefault(path, at)
         elif path is not None:
             yield f"{root.at(at).where}: {dotted(at)}: has no effect while the device is no nvme"
+    if z.offload_optimizer.ratio < 1 and z.offload_optimizer.device == "none":
+        at = ("zero", "offload_optimizer", "ratio")
+        yield f"{root.at(at).where}: {dotted(at)}: has no effect while the device is none"
     if len(paths) > 1:
         first, (_, at) = next(iter(paths)), list(paths.items())[1]
         raise fail(root, at, f"a rank has one file, and the optimizer's path is {first}",
@@ -357,9 +360,14 @@ def _offload(s: Spec) -> None:
     if z.offload_param.device != "none" and z.stage < 3:
         raise s.wrong(params, f"at stage {z.stage} every rank has all parameters",
                       "zero.stage 3 beside it, or none")
-    if z.offload_param.device == "nvme" and z.offload_optimizer.device == "none":
+    here = z.offload_optimizer.device == "none" or z.offload_optimizer.ratio < 1
+    if z.offload_param.device == "nvme" and here:
         raise s.wrong(params, "the optimizer on the device makes new ones there, which do not go "
-                      "to a file yet", "zero.offload_optimizer.device cpu or nvme beside it")
+                      "to a file yet", "zero.offload_optimizer.device cpu or nvme beside it, "
+                      "with ratio 1")
+    if z.offload_optimizer.device != "none" and not z.offload_optimizer.ratio:
+        raise s.wrong("zero.offload_optimizer.ratio", "0 leaves the host nothing",
+                      "above 0, or zero.offload_optimizer.device none")
 
 
 def _masters(s: Spec) -> None:

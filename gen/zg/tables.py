@@ -105,7 +105,7 @@ def spans(p: Plan, flat: plan.Flat) -> list[str]:
 def files(p: Plan) -> list[str]:
     """zr_tensor rows: a row for each name in the weights' file."""
     out = []
-    numbers = {f.name: n for n, f in enumerate(p.flats)}
+    numbers = {f.name: n + sum(x.near > 0 for x in p.flats[:n]) for n, f in enumerate(p.flats)}
     for t in p.tensors:
         at = 0
         width = t.shape[1] if len(t.shape) > 1 else 1
@@ -121,14 +121,18 @@ def files(p: Plan) -> list[str]:
 
 
 def flats(p: Plan) -> list[str]:
-    """zr_flat rows: where masters lie."""
+    """zr_flat rows: where masters lie; first those that stay on the device of what is offloaded."""
     out = []
-    for f in p.flats:
-        c, whole = p.masters(f)
-        kept = "f32" if "master" in f.states else p.head.real
+    for f, near in ((f, near) for f in p.flats for near in ["near_"] * (f.near > 0) + [""]):
+        c, whole = p.masters(f, near)
+        apart = c.name.partition(".")[0] != "real"
+        kept = "f32" if apart else p.head.real
         at = {"hosted": "ZR_HOST", "filed": "ZR_STORE"}.get(c.kind, "ZR_MAIN")
-        out.append(f"{{{number(c.at)}, {number(c.stride)}, {number(f.shard)}, {f.count}, "
-                   f"{int(whole)}, {STORED[kept]}, {at}, hash_{f.name}}},")
+        first, n = (0, f.near) if near or not f.near else (f.near, f.shard - f.near)
+        begin = c.at + (0 if apart else first * ops.BYTES[p.head.real])
+        out.append(f"{{{number(begin)}, {number(c.stride)}, {number(f.shard)}, {f.count}, "
+                   f"{int(whole)}, {STORED[kept]}, {at}, {near}hash_{f.name}, "
+                   f"{number(first)}, {number(n)}}},")
     return out
 
 

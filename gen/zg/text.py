@@ -25,8 +25,9 @@ def _show(v: object) -> str:
 
 
 def _record(r: object) -> str:
-    """`word name field value ...`"""
-    names = [f.name for f in dataclasses.fields(r)]  # type: ignore[arg-type]
+    """`word name field value ...`; a field that has a default, where it is another."""
+    names = [f.name for f in dataclasses.fields(r)  # type: ignore[arg-type]
+             if getattr(r, f.name) != f.default]
     first = _show(getattr(r, names[0]))
     return " ".join([_WORD[type(r)], first, *(f"{n} {_show(getattr(r, n))}" for n in names[1:])])
 
@@ -87,9 +88,9 @@ def _names(text: str) -> tuple[str, ...]:
 
 def _read(words: list[str], cls: type) -> object:
     hints = typing.get_type_hints(cls)
-    names = [f.name for f in dataclasses.fields(cls)]
-    pairs = {names[0]: words[1], **dict(zip(words[2::2], words[3::2]))}
-    return cls(**{n: _value(pairs[n], hints[n]) for n in names})
+    first = dataclasses.fields(cls)[0].name
+    pairs = {first: words[1], **dict(zip(words[2::2], words[3::2]))}
+    return cls(**{n: _value(text, hints[n]) for n, text in pairs.items()})
 
 
 _REF = re.compile(r"^([\w.]+)\[(\d+)\](?:\+(\d+))?$")

@@ -139,7 +139,7 @@ class _Fns:
                 if "at" in first.split("+"):
                     yield from self.tile(text, first, size, formals)
                 else:
-                    yield f"{part_name(text, first)}({formals['l']})"
+                    yield f"{part_name(self.p, text, first, size)}({formals['l']})"
             else:
                 yield self.operand(text, formals)
 
@@ -208,12 +208,15 @@ def grains(p: Plan) -> list[str]:
             *(f"    {line}" for line in (*lines, run)), "    }"]
 
 
-def part_name(text: str, first: str) -> str:
-    """spans.block from its first element on: ALL_BLOCK, or, of a rank, PART_BLOCK; moved.block,
-    what is not frozen of it: MOVED_ALL_BLOCK, MOVED_PART_BLOCK."""
+def part_name(p: Plan, text: str, first: str, size: str) -> str:
+    """spans.block from its first element on: ALL_BLOCK, or, of a rank, PART_BLOCK, of which what
+    stays on the device is HERE_BLOCK and the rest THERE_BLOCK; moved.block, what is not frozen of
+    it: MOVED_ALL_BLOCK ..."""
     kind, _, flat = text.partition(".")
-    moved = "MOVED_" if kind == "moved" else ""
-    return f"{moved}{'PART' if 'r*' in first else 'ALL'}_{upper(flat)}"
+    moved, f = "MOVED_" if kind == "moved" else "", p.flat(flat)
+    part = "ALL" if "r*" not in first else "PART" if int(size) == f.shard else \
+        "THERE" if first.endswith(f"+{f.near}") else "HERE"
+    return f"{moved}{part}_{upper(flat)}"
 
 
 def of_spans(p: Plan, text: str) -> tuple[str, str]:
@@ -231,7 +234,7 @@ def parts(p: Plan) -> list[str]:
             if text.startswith(("spans.", "moved.")) and "at" not in c.args[n + 1].split("+"):
                 first, size = c.args[n + 1:n + 3]
                 start = _Fns(p).operand(first, {"l": "(l)"})
-                out[part_name(text, first)] = \
+                out[part_name(p, text, first, size)] = \
                     f"{', '.join(of_spans(p, text))}, {start}, {number(int(size))}"
     return [f"#define {name}(l) {text}" for name, text in sorted(out.items())]
 

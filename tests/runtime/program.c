@@ -506,7 +506,7 @@ int main(int argc, char **argv)
     strcpy(c.plan, "0123");
     place();
     int64_t grains = GRAINS / c.ranks, peers = c.ranks - 1;
-    const zr_flat flat = {c.weights, 0, N / c.ranks, 1, 0, ZR_F32, ZR_MAIN, hash};
+    const zr_flat flat = {c.weights, 0, N / c.ranks, 1, 0, ZR_F32, ZR_MAIN, hash, 0, 0};
     const zr_tensor tensor = {.name = "w", .shape = {N / 8, 8}, .ndim = 2, .count = 1};
     const zr_column column = {"cpu", c.arena};
     const zr_program p = {
