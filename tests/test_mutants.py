@@ -22,6 +22,8 @@ SHUFFLES, SHARE = 20, 0.05
 PIECES = ('zero.reduce_bucket_size=20000', 'zero.allgather_bucket_size=20000')
 SMALL = ('llama-tiny', 'zero.stage=3', 'train.global_batch=4',
          'zero.stage3_param_persistence_threshold=0')
+UNDER = 'train.optimizer.groups=[{match: [model.embed*, model.layers.*], frozen: true}]'
+PART = 'train.optimizer.groups=[{match: [wte.weight, "*.attn.*", "*ln_1*"], frozen: true}]'
 PLANS = {
     'stage 3 in pieces': ('gpt-tiny', 'zero.stage=3', *PIECES),
     'stage 3, nothing ahead': ('qwen3-tiny', 'zero.stage=3', 'zero.stage3_prefetch_bucket_size=0'),
@@ -57,6 +59,12 @@ PLANS = {
                                      'zero.offload_param.device=cpu'),
     'activations on the host': ('gpt-tiny', 'zero.stage=3', 'train.offload_activations=true'),
     'f16': (*SMALL, 'train.precision=f16'),
+    'the head alone moves': (*SMALL, UNDER),
+    'the head alone moves, all grains through a unit': (*SMALL, UNDER, 'train.accumulate=layers',
+                                                        'cluster.ranks=2'),
+    'a table and attention are frozen': ('gpt-tiny', 'zero.stage=2', PART),
+    'a table and norms are frozen, activations on the host': (
+        'gpt-tiny', 'zero.stage=3', 'train.offload_activations=true', PART),
     'bf16, tied': ('gpt-tiny', 'zero.stage=3', 'train.precision=bf16', *PIECES),
 }
 
@@ -131,6 +139,12 @@ def test_calls(name: str, precision: str, data: pathlib.Path) -> None:
     judge_calls(p, mutants.of_calls(p), data)
 
 
+@pytest.mark.parametrize('name,groups', [('llama-tiny', UNDER), ('gpt-tiny', PART)])
+def test_calls_of_what_is_frozen(name: str, groups: str, data: pathlib.Path) -> None:
+    p = planned(name, groups, 'zero.stage3_param_persistence_threshold=0')
+    judge_calls(p, mutants.of_calls(p), data)
+
+
 def judge_calls(p: Plan, made: Iterable[mutants.Mutant], data: pathlib.Path) -> None:
     """As `judge`; calls have no canonical form."""
     all_ = list(made)
@@ -161,8 +175,8 @@ def test_tables(keys: tuple[str, ...]) -> None:
 @pytest.mark.parametrize('keys', [
     (), ('zero.stage3_max_reuse_distance=1000000', 'train.recompute=full'),
     ('train.accumulate=layers', 'train.recompute=full', 'cluster.ranks=2'),
-    ('train.precision=f16',)],
-    ids=['', 'units stay', 'all grains through a unit', 'f16'])
+    ('train.precision=f16',), (UNDER,)],
+    ids=['', 'units stay', 'all grains through a unit', 'f16', 'the head alone moves'])
 def test_steps_of_a_small_plan(keys: tuple[str, ...], data: pathlib.Path) -> None:
     """Every third mutant of a plan of two blocks: the quick part of `test_steps`."""
     p = planned(*SMALL, *keys)

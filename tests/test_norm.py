@@ -120,6 +120,35 @@ def test_layernorm(target: str, M: int, C: int, dtype: int, shift: float) -> Non
 
 
 @pytest.mark.parametrize('dtype', DTYPES)
+def test_gradients_that_nobody_wants(target: str, dtype: int) -> None:
+    """One, the other or both null: the rest have the same bits."""
+    M, H, G, C = 5, 2, 1, 36
+    (x, _), (dy, _) = drawn(1, dtype, M, C), drawn(4, dtype, M, C)
+    (heads, _), (up, _) = drawn(1, dtype, M, H + 2 * G, C), drawn(4, dtype, M, H + 2 * G, C)
+    (w, _), (more, _) = drawn(2, dtype, C), drawn(3, dtype, C)
+    k, scratch = zk.Kernels(target, dtype), zk.empty(zk.F32, 2, C)
+    y, stat, runs = zk.empty(dtype, M, H + 2 * G, C), zk.empty(zk.F32, M, 2), zk.empty(zk.F32, M, 3)
+    k.zk_layernorm_fwd(y, stat, None, x, None, w, more, M, C, EPS)
+    k.zk_qknorm_fwd(y, runs, heads, w, more, M, H, G, C, EPS)
+    found: dict[str, set[bytes]] = {}
+    for first in (True, False):
+        for second in (True, False):
+            for kind in ('layer', 'rms', 'heads'):
+                made = empties(dtype, (M, H + 2 * G, C) if kind == 'heads' else (M, C), (C,), (C,))
+                dx, dw, db = made[0], made[1] if first else None, made[2] if second else None
+                if kind == 'layer':
+                    k.zk_layernorm_bwd(dx, dw, db, dy, None, x, stat, w, scratch, M, C)
+                elif kind == 'rms':
+                    k.zk_rmsnorm_bwd(dx, dw, dy, None, x, stat, w, scratch, M, C)
+                else:
+                    k.zk_qknorm_bwd(dx, dw, db, up, heads, runs, w, more, scratch, M, H, G, C)
+                for name, a in (('dx', dx), ('dw', dw), ('db', kind != 'rms' and db)):
+                    if a is not None and a is not False:
+                        found.setdefault(f'{kind} {name}', set()).add(a.tobytes())
+    assert len(found) == 8 and all(len(bits) == 1 for bits in found.values())
+
+
+@pytest.mark.parametrize('dtype', DTYPES)
 def test_layernorm_without_bias(target: str, dtype: int) -> None:
     """equals a bias of zeros, bit for bit"""
     M, C = 5, 37

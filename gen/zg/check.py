@@ -114,7 +114,9 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
 
 
 def _runs(p: Plan) -> None:
-    """Every launch runs in one way on every target, within what the target can do."""
+    """Every launch is a call's, and runs in one way on every target, within what it can do."""
+    if {c.launch for fn in p.fns for c in fn.calls} != {l.name for l in p.launches}:
+        raise CheckError("launches are not those of calls")
     columns = sorted((r.launch, t) for r in p.runs for t in r.targets)
     if columns != sorted((l.name, t) for l in p.launches for t in p.head.targets):
         raise CheckError("launches do not run once on every target")
