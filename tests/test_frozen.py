@@ -262,3 +262,16 @@ def test_bits(tmp_path: pathlib.Path, n: int) -> None:
 def test_bits_of_all_ways(tmp_path: pathlib.Path) -> None:
     for way in ways():
         compared(tmp_path, way)
+
+
+@pytest.mark.parametrize('n', [0, pytest.param(1, marks=pytest.mark.slow),
+                               pytest.param(2, marks=pytest.mark.slow)])
+def test_bits_on_a_gpu(tmp_path: pathlib.Path, n: int) -> None:
+    """Emulated: no access races, and the bits are those of all gradients there, too."""
+    compared(tmp_path, FEW[n], kind=trainer.EMULATED, queue='late')
+
+
+def test_f16(tmp_path: pathlib.Path) -> None:
+    """Gradients that overflow are those of what moves: what nobody writes is no number, perhaps."""
+    way = {**FEW[0], 'family': 'gpt', 'frozen': 'embed attention', 'precision': 'f16', 'stage': 2}
+    compared(tmp_path, way)

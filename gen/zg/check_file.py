@@ -57,7 +57,7 @@ class Filed(Player):
     def clean(self, slot: Slot) -> None:
         """The slot can take another tile."""
         for cls, index, *tile, number in slot.held:
-            if self.books(cls, index)[1].get(tuple(tile), 0) != number:
+            if self.books(cls, index)[1].get(tuple(tile), 0) < number:
                 self.fail(f"the slot has what the file lacks of {cls}[{index}]")
 
     def alone(self, tiles: dict[Tile, int], tile: Tile) -> None:
