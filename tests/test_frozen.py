@@ -275,3 +275,11 @@ def test_f16(tmp_path: pathlib.Path) -> None:
     """Gradients that overflow are those of what moves: what nobody writes is no number, perhaps."""
     way = {**FEW[0], 'family': 'gpt', 'frozen': 'embed attention', 'precision': 'f16', 'stage': 2}
     compared(tmp_path, way)
+
+
+def test_tiles_of_the_file_take_other_turns() -> None:
+    """What is frozen comes to slots when parameters are published, and not when they are updated:
+    a slot may have what has changed elsewhere since."""
+    planned('llama', 'embed blocks', 'cluster.ranks=4', 'train.micro_batch=1',
+            'zero.offload_optimizer={device: nvme, nvme_path: /tmp, buffer_count: 3}',
+            'zero.sub_group_size=4096', 'zero.stage3_param_persistence_threshold=100')
