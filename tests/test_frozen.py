@@ -7,6 +7,7 @@ import pathlib
 from collections import Counter
 
 import pytest
+from safetensors.numpy import load_file
 
 import law
 import mutants
@@ -110,6 +111,60 @@ def entries(folder: pathlib.Path) -> pathlib.Path:
     text = text[:last] + upper + text[last:].replace('{tied: wte}', '{name: lm_head, out: 256}')
     (folder / 'entries.yaml').write_text(text)
     return folder / 'entries.yaml'
+
+
+@pytest.mark.parametrize('group', ['frozen: true', 'lr_factor: 2'])
+@pytest.mark.parametrize('stage', [0, 3])
+def test_layers_of_an_entry(tmp_path: pathlib.Path, stage: int, group: str) -> None:
+    """Layers with groups of their own are as entries of their own: the same bits. Initial weights
+    and names in the file are those of one entry."""
+    text = law.path('gpt').read_text()
+    first, last = text.index('  - blocks:'), text.index('  - head:')
+    entry = text[first:last]
+    parts = [entry.replace('blocks: 3', f'blocks: {n}').replace('h.{l}', f'{name}.{{l}}')
+             for name, n in (('low', 1), ('high', 2))]
+    (tmp_path / 'entries.yaml').write_text(text[:first] + ''.join(parts) + text[last:])
+    keys = [f'zero.stage={stage}', ALL, 'train.precision=bf16']
+    listed = lambda name: f'train.optimizer.groups=[{{match: ["wpe.*", "{name}.*"], {group}}}]'
+    one, two = (reader.load(str(path), [listed(name), *keys]) for path, name in
+                ((law.path('gpt'), 'h.0'), (tmp_path / 'entries.yaml', 'low')))
+    trainer.write_tokens(tmp_path / 'tokens', law.tokens(256, 40 * 8 * 4 + 1))
+    hashes, loaded, files = set(), set(), []
+    for path, more in ((law.path('gpt'), [listed('h.0')]),
+                       (tmp_path / 'entries.yaml', [listed('low')]), (law.path('gpt'), [])):
+        program = trainer.build(trainer.generate(path, *more, *keys))
+        if 'entries' not in path.name:
+            trainer.sh(program, '--steps', 0, '--save', tmp_path / 'saved')
+            files.append(load_file(tmp_path / 'saved' / 'model.safetensors'))
+            loaded.add(law.run(program, '--steps', 0, '--load', tmp_path / 'saved',
+                               log=tmp_path / 'log').weights)
+        if more:
+            hashes.add(law.run(program, '--data', tmp_path / 'tokens', '--steps', 3,
+                               log=tmp_path / 'log').weights)
+    assert [f.count for f in build.build(one).plan.flats if 'block' in f.name] == [1, 2]
+    assert build.build(one).plan.flats == build.build(two).plan.flats
+    assert len(hashes) == len(loaded) == 1 and files[0].keys() == files[1].keys()
+    assert all(x.tobytes() == files[1][name].tobytes() for name, x in files[0].items())
+
+
+def test_layers_that_are_frozen_below() -> None:
+    p = build.build(reader.load(str(law.path('qwen3')), [
+        'train.optimizer.groups=[{match: ["model.embed_tokens.*", "model.layers.0.*"], '
+        'frozen: true}]', 'zero.stage=3'])).plan
+    check.check(p)
+    assert uses(p)[:2] == ['fwd.embed', 'fwd.block']
+    assert 'bwd.block' not in uses(p) and 'bwd.block2' in uses(p)
+    assert not {'embed', 'block'} & {f.name for f in p.flats if f.moves}
+
+
+def test_a_linear_frozen_in_part() -> None:
+    with pytest.raises(reader.SpecError, match='in part; allowed: groups that name all tensors that'):
+        planned_with('llama', '{match: ["*q_proj*"], frozen: true}')
+
+
+def planned_with(family: str, group: str) -> plan.Plan:
+    return build.build(reader.load(str(law.path(family)),
+                                   [f'train.optimizer.groups=[{group}]'])).plan
 
 
 @pytest.mark.parametrize('family', law.FAMILIES)

@@ -13,8 +13,8 @@ from .rope import Table
 
 @dataclass(frozen=True)
 class Tensor:
-    """A parameter tensor of a unit kind. `name` holds {l} in a repeated unit; `parts` are the
-    (name, rows) it has in the weights' file, more than one where several tensors share one
+    """A parameter tensor of a unit kind. `name` holds {l} or {l+N} in a repeated unit; `parts` are
+    the (name, rows) it has in the weights' file, more than one where several tensors share one
     linear. Rows of `shape` beyond those are zeros: the vocabulary's last rows."""
     name: str
     parts: tuple[tuple[str, int], ...]

@@ -40,6 +40,7 @@ class _Builder:
     branches: int = 1
     count: int = 1
     below: bool = False              # something below the unit moves
+    cuts: set[int] = field(default_factory=set)     # layers that have other groups than the last
 
     @property
     def moving(self) -> set[str]:
@@ -54,8 +55,9 @@ class _Builder:
                parts: Iterable[tuple[str, int]] = ()) -> str:
         full = f"{self.prefix}{local}"
         named = tuple((f"{self.prefix}{n}", r) for n, r in parts) or ((full, shape[0]),)
-        group = moves.group(self.spec, full, named, shape, self.count)
-        self.tensors.append(Tensor(full, named, shape, mean, std, group))
+        groups = [moves.group(self.spec, full, named, shape, l) for l in range(self.count)]
+        self.cuts |= {l for l in range(1, self.count) if groups[l] != groups[l - 1]}
+        self.tensors.append(Tensor(full, named, shape, mean, std, groups[0]))
         return full
 
     def node(self, name: str, ins: dict[str, str], params: dict[str, str],
@@ -356,6 +358,26 @@ def _branches(units: tuple[Unit, ...]) -> int:
     return sum(u.repeat * sum(op.kind == "residual" for op in u.ops) for u in units)
 
 
+def _begun(spec: Spec, unit: Unit, dims: dict[str, int], tables: list[Table],
+           below: bool) -> _Builder:
+    prefix = f"{unit.name}." if unit.kind == "blocks" else ""
+    b = _Builder(spec, prefix, dims, tables, branches=max(1, _branches(spec.model.units)),
+                 count=unit.repeat, below=below)
+    b.values["in"] = Value("in", "real", dims["M"] * dims["C"])
+    b.width["in"] = dims["C"]
+    return b
+
+
+def _layers(b: _Builder, unit: Unit) -> list[Unit]:
+    """An entry of blocks, cut where the next layer has other groups."""
+    y = "in"
+    for op in unit.ops:
+        y = _run(b, y, op, STD)
+    ends = [*sorted(b.cuts), unit.repeat]
+    return [replace(unit, repeat=end - first, name=unit.name.replace("{l}", f"{{l+{first}}}")
+                    if first else unit.name) for first, end in zip([0, *ends], ends)]
+
+
 def build(spec: Spec) -> Graph:
     """The graph of a spec. Shapes were checked where the spec was read."""
     m, t = spec.model, spec.train
@@ -368,10 +390,9 @@ def build(spec: Spec) -> Graph:
     full: set[str] = set()              # tensors whose gradient is summed in f32
     acc = 0
     blocks, words = 0, set()
-    for unit in m.units:
-        prefix = f"{unit.name}." if unit.kind == "blocks" else ""
-        b = _Builder(spec, prefix, dims, tables, branches=max(1, _branches(m.units)),
-                     count=unit.repeat, below=any("bwd" in k.bodies for k in kinds))
+    for unit in [x for u in m.units for x in (
+            _layers(_begun(spec, u, dims, tables, False), u) if u.kind == "blocks" else [u])]:
+        b = _begun(spec, unit, dims, tables, any("bwd" in k.bodies for k in kinds))
         if unit.kind == "embedding":
             args = unit.ops[0].args
             params = {"wte": b.by_token(f"{args['tokens']}.weight", (m.width,), STD)}
@@ -382,8 +403,6 @@ def build(spec: Spec) -> Graph:
             full = {tied} & b.moving
             kinds.append(_middle(b, "embed", 1, "", y, full))
             continue
-        b.values["in"] = Value("in", "real", dims["M"] * m.width)
-        b.width["in"] = m.width
         y = "in"
         for op in unit.ops[:-1] if unit.kind == "head" else unit.ops:
             y = _run(b, y, op, STD)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Iterable
 
+from . import ops
 from .spec import Spec
 
 if TYPE_CHECKING:
@@ -15,18 +16,17 @@ if TYPE_CHECKING:
 
 
 def group(spec: Spec, name: str, parts: Iterable[tuple[str, int]], shape: tuple[int, ...],
-          count: int) -> tuple[float, float, int]:
-    """A tensor's factor of lr, its weight decay, and whether it is frozen: by the first group that
-    names it."""
+          layer: int) -> tuple[float, float, int]:
+    """A tensor's factor of lr, its weight decay, and whether it is frozen, in a layer: by the first
+    group that names it."""
     o = spec.train.optimizer
     own = o.weight_decay if len(shape) > 1 or o.decay == "all" else 0.0
-    names = (n.replace("{l}", str(l)) for n, _ in parts for l in range(count))
+    names = (ops.layer(n, layer) for n, _ in parts)
     hits = {next((i for i, g in enumerate(o.groups) for p in g.match if fnmatchcase(n, p)), None)
             for n in names}
     if len(hits) > 1:
         raise spec.wrong("train.optimizer.groups", f"match {name} in part",
-                         "groups that name all layers of a tensor, and all that share its linear, "
-                         "or none")
+                         "groups that name all tensors that share a linear, or none")
     hit = hits.pop()
     if hit is None:
         return 1.0, own, 0

@@ -14,6 +14,7 @@ a linear's output and input width, F a gated branch's width, n elements.
 """
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Mapping
 
@@ -126,6 +127,8 @@ CURVES = {"line": 0, "cosine": 1, "log": 2, "inverse": 3}
 BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 TYPES = {name: f"ZK_{name.upper()}" for name in BYTES}
 
+LAYER = re.compile(r"\{l(?:\+(\d+))?\}")
+
 # Sizes of kernels/zk.h that a plan needs: ZK_SUMS integers of 8 bytes; room for a zk_ctl in bytes.
 SUMS = 72
 VOCAB = 8                       # rows by token, and columns of logits, are a multiple: 16 bytes
@@ -133,6 +136,11 @@ CTL = 128
 SCALE = 80                      # where a zk_ctl has the scale of gradients
 INLETS = 4                      # batches of tokens on their way to a GPU at once
 DESK = 4096                     # bytes of host memory that kernels need, beside a row of logits
+
+
+def layer(name: str, l: int) -> str:
+    """A tensor's name in a layer: {l} stands for its number, {l+N} for one that begins at N."""
+    return LAYER.sub(lambda found: str(l + int(found[1] or 0)), name)
 
 
 def width(state: str, moments: str) -> int:

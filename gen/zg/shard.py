@@ -42,7 +42,7 @@ class Shards:
 def _persistent(spec: Spec, kind: Kind, t: Tensor) -> bool:
     if spec.zero.stage < 3:
         return False
-    names = (n.replace("{l}", str(l)) for n, _ in t.parts for l in range(kind.count))
+    names = (ops.layer(n, l) for n, _ in t.parts for l in range(kind.count))
     hits = {any(fnmatchcase(n, p) for p in spec.zero.replicate) for n in names}
     if len(hits) > 1:
         raise spec.wrong("zero.replicate", f"matches {t.name} in part",

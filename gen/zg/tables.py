@@ -112,10 +112,12 @@ def files(p: Plan) -> list[str]:
         for part in t.parts:
             name, rows = part.split("=")
             shape = f"{{{rows}, {t.shape[1] if len(t.shape) > 1 else 1}}}"
-            layer = "%d" if t.count > 1 else "0"
-            out.append(f"{{\"{name.replace('{l}', layer)}\", {number(t.offset + at)}, "
+            found = ops.LAYER.search(name) if t.count > 1 else None
+            named = ops.LAYER.sub("%d", name) if found else ops.layer(name, 0)
+            out.append(f"{{\"{named}\", {number(t.offset + at)}, "
                        f"{number(t.offset_step)}, {shape}, "
-                       f"{len(t.shape)}, {numbers[t.flat]}, {t.flat_step}, {t.count}, 0}},")
+                       f"{len(t.shape)}, {numbers[t.flat]}, {t.flat_step}, {t.count}, "
+                       f"{int(found[1] or 0) if found else 0}}},")
             at += int(rows) * width
     return out
 
