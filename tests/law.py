@@ -174,26 +174,16 @@ def keys(way: Way) -> list[str]:
              'train.accumulate': way.get('accumulate', 'grains'),
              'zero.stage3_max_reuse_distance': way.get('reuse', 0),
              'zero.offload_optimizer.device': way.get('offload', 'none'),
-             'zero.offload_param.device': params(way),
+             'zero.offload_param.device': way.get('params', 'none') if way['stage'] == 3 else
+             'none',
              'train.offload_activations': str(way.get('values', False) and way.get(
                  'accumulate') != 'layers').lower(),
-             'zero.offload_optimizer.ratio': ratio(way),
+             'zero.offload_optimizer.ratio': way.get('ratio', 1),
              'zero.sub_group_size': way.get('tile', 4096),
              'zero.offload_optimizer.buffer_count': way.get('turns', 1)}
     return [f'{key}={value}' for key, value in named.items()] + \
         [f"{key.replace('device', 'nvme_path')}={tempfile.gettempdir()}"
          for key, value in named.items() if value == 'nvme']
-
-
-def ratio(way: Way) -> float:
-    """Of the optimizer that a way has off the device; new parameters go to a file from the host."""
-    return 1 if params(way) == 'nvme' else way.get('ratio', 1)
-
-
-def params(way: Way) -> str:
-    """Where a way's parameters lie: those in a file need the optimizer off the device."""
-    asked = str(way.get('params', 'none')) if way['stage'] == 3 else 'none'
-    return 'cpu' if asked == 'nvme' and way.get('offload', 'none') == 'none' else asked
 
 
 def known(kind: trainer.Kind, family: str, folder: pathlib.Path, **settings: object) -> str:

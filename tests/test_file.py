@@ -26,6 +26,8 @@ PARAMS = 'zero.offload_param.device=nvme', 'zero.offload_param.nvme_path=/tmp'
 STATES_CPU, PARAMS_CPU = 'zero.offload_optimizer.device=cpu', 'zero.offload_param.device=cpu'
 MIXED = {'states': STATES, 'states, parameters on the host': (*STATES, PARAMS_CPU),
          'parameters': (STATES_CPU, *PARAMS), 'all': (*STATES, *PARAMS)}
+RATIO = 'zero.offload_optimizer.ratio=0.4'
+ALONE = {'parameters alone': PARAMS, 'parameters, states on both': (STATES_CPU, *PARAMS, RATIO)}
 TILE = 'zero.sub_group_size=5000'
 
 
@@ -56,6 +58,22 @@ def test_what_lies_in_the_file_is_counted_to_the_byte(name: str, precision: str)
     assert dict(cost.memory(there))['the file arena'] == there.filed
     assert f'{there.filed:,}' in explain.memory(there) and 'the file arena' in explain.memory(there)
     assert all(c.at % 4096 == c.stride % 4096 == 0 for c in moved)
+
+
+@pytest.mark.parametrize('precision', ['f32', 'bf16'])
+def test_parameters_alone_are_counted_to_the_byte(precision: str) -> None:
+    """The file has what the host had, and the host a slot for each shard on its way; in a step new
+    parameters are written once, and read for each gather."""
+    keys = ('zero.stage=3', 'cluster.ranks=2', f'train.precision={precision}',
+            'train.global_batch=8', 'train.micro_batch=1')
+    here, there = (planned('gpt-tiny', *keys, *more) for more in ((PARAMS_CPU,), PARAMS))
+    moved = [c for c in there.classes if c.kind == 'filed']
+    assert there.filed == here.end('hosted') == offloaded(there, 'real') > 0
+    assert {c.name for c in moved} == {'real.embed', 'real.block'}
+    assert here.arena('cpu') == there.arena('cpu')
+    assert {c.name for c in there.classes if c.kind == 'hosted'} == {'shelf.embed', 'shelf.block'}
+    ups = sum(i.value for s in here.section('grain').steps if s.queue == 'up' for i in s.ints)
+    assert cost.moved(there) == (here.head.grains * ups, there.filed)
 
 
 @pytest.mark.parametrize('precision', ['f32', 'bf16'])
@@ -114,22 +132,27 @@ def test_one_hash(folder: pathlib.Path, precision: str) -> None:
             (3, 2, MIXED['parameters'], 'shuffled:3', ('zero.offload_optimizer.buffer_count=2',)),
             (3, 2, MIXED['all'], 'late', ('zero.stage3_prefetch_bucket_size=0',)),
             (3, 4, MIXED['all'], 'shuffled:4', ('zero.aio.block_size=4096',)),
-            (3, 1, MIXED['all'], 'eager', ('zero.stage3_param_persistence_threshold=0',))):
+            (3, 1, MIXED['all'], 'eager', ('zero.stage3_param_persistence_threshold=0',)),
+            (3, 2, PARAMS, 'shuffled:5', ()),
+            (3, 4, PARAMS, 'late', ('train.accumulate=layers', 'zero.overlap_comm=false')),
+            (3, 2, (*MIXED['all'], RATIO), 'shuffled:6', ()),
+            (3, 1, ALONE['parameters, states on both'], 'late', ())):
         way = (*base, f'zero.stage={stage}', f'cluster.ranks={ranks}', *keys, *more)
         found[way, queue] = run(way, folder, '--queue', queue)
     law_of = next(iter(found.values()))
     assert not [name for name, result in found.items() if result != law_of]
 
 
-def test_weights_go_out_and_in(folder: pathlib.Path) -> None:
+@pytest.mark.parametrize('keys', [(*STATES, *PARAMS), PARAMS, (*STATES, *PARAMS, RATIO)])
+def test_weights_go_out_and_in(folder: pathlib.Path, keys: tuple[str, ...]) -> None:
     """--save from the file, --load into it."""
     way = ('zero.stage=3', 'cluster.ranks=2', TILE)
     first = run(way, folder, '--save', folder / 'host')
-    assert run((*way, *STATES, *PARAMS), folder, '--save', folder / 'file') == first
+    assert run((*way, *keys), folder, '--save', folder / 'file') == first
     assert (folder / 'host/model.safetensors').read_bytes()[4096:] == \
         (folder / 'file/model.safetensors').read_bytes()[4096:]
     more = run(way, folder, '--load', folder / 'host')
-    assert run((*way, *STATES, *PARAMS), folder, '--load', folder / 'file') == more != first
+    assert run((*way, *keys), folder, '--load', folder / 'file') == more != first
 
 
 # ---- the run: what it moves, where, and what it leaves behind
@@ -300,7 +323,6 @@ def test_deepspeeds_configurations_run(folder: pathlib.Path) -> None:
 
 @pytest.mark.parametrize('keys,said', [
     (('zero.stage=1', STATES[0]), 'zero.offload_optimizer.nvme_path: is missing; device nvme'),
-    (('zero.stage=3', *PARAMS), 'the optimizer on the device makes new ones there'),
     (('zero.stage=3', STATES_CPU, PARAMS[0]), 'zero.offload_param.nvme_path: is missing'),
     (('zero.stage=0', *STATES), 'at stage 0 every rank updates all parameters'),
     (('zero.stage=2', *STATES, *PARAMS), 'at stage 2 every rank has all parameters'),
@@ -328,10 +350,10 @@ def test_noted(keys: tuple[str, ...], said: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize('precision', ['f32', 'bf16'])
-@pytest.mark.parametrize('name', MIXED)
+@pytest.mark.parametrize('name', MIXED | ALONE)
 def test_a_broken_move_is_refused(name: str, precision: str) -> None:
     """Left out, of other bytes, from or to another place, before or after its time."""
-    p = planned('gpt-tiny', 'zero.stage=3', f'train.precision={precision}', *MIXED[name],
+    p = planned('gpt-tiny', 'zero.stage=3', f'train.precision={precision}', *(MIXED | ALONE)[name],
                 'zero.sub_group_size=20000')
     check.check(p)
     works = mutants.played(p)

@@ -81,14 +81,19 @@ def test_values_on_the_host_may_come_back() -> None:
 
 
 def test_a_way_is_none_that_another_key_forbids() -> None:
-    """What is offloaded has masters; parameters in a file need the optimizer off the device."""
+    """What is offloaded has masters."""
     bare = ('train.precision=bf16', 'train.optimizer={type: AdamW, lr: 1.0e-3, masters: false}')
     least = planned('gpt-tiny', *BASE, *OFFLOAD, 'train.precision=bf16').arena('cpu')
     assert 'zero.offload' not in refused(*bare, f'cluster.memory.device={least}')
+
+
+def test_parameters_alone_go_to_a_file() -> None:
     params = ('zero.stage=3', 'train.precision=bf16', 'zero.offload_param.device=cpu',
               'zero.offload_param.nvme_path=/tmp')
     host = planned('gpt-tiny', *BASE, *params).end('hosted')
-    assert 'nvme' not in refused(*params, f'cluster.memory.host={host // 2}')
+    said = refused(*params, f'cluster.memory.host={host - 1}')
+    assert said.endswith(' or zero.offload_param.device=nvme zero.offload_param.nvme_path=DIR')
+    assert said.count('nvme') == 2
 
 
 @pytest.mark.parametrize('text,size', [('3MiB', 3 << 20), ('2 GB', 2 * 10 ** 9), ('12345', 12345)])

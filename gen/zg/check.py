@@ -69,7 +69,7 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
         raise CheckError("parameters of f16 have no masters")
     for f in p.flats:
         away = have[f"real.{f.name}"].kind in ("hosted", "filed")
-        if away and (f.real != "shard" or not p.offload and p.filed):
+        if away and f.real != "shard":
             raise CheckError(f"flat {f.name}: parameters elsewhere that every rank keeps")
         apart = real < 4 and (own or p.offload) or p.offload != away
         moves = [t for t in p.tensors if t.flat == f.name and not t.frozen]

@@ -56,7 +56,7 @@ class Filed(Player):
 
     def clean(self, slot: Slot) -> None:
         """The slot can take another tile."""
-        for cls, index, *tile, number in slot.held:
+        for cls, index, *tile, number in (t for t in slot.held if len(t) == 5):
             if self.books(cls, index)[1].get(tuple(tile), 0) < number:
                 self.fail(f"the slot has what the file lacks of {cls}[{index}]")
 
@@ -86,8 +86,6 @@ class Filed(Player):
         what = dst.cls.partition(".")[0]
         key = self.named(s, dst, what)
         tile = self.moved(what, key, dst.at, size)
-        if src != Ref(f"tile.{what}", src.index):
-            self.fail(f"{src} is of another class")
         self.has(src, what, key, tile)
         self.touch(dst.cls, dst.index, dst.at, dst.at + size, True)
         newest, there = self.books(dst.cls, dst.index)
@@ -105,7 +103,18 @@ class Filed(Player):
                 not cover(list(there), self.flats[key[0]].shard):
             self.fail(f"{src} is not whole in the file")
         self.touch(src.cls, src.index, 0, size, False)
-        self.touch(dst.cls, dst.index, 0, size, True).held = {(*key, self.version[key]): 1}
+        slot = self.touch(dst.cls, dst.index, 0, size, True)
+        self.clean(slot)
+        slot.held = {(*key, self.version[key]): 1}
+
+    def lay(self, ref: Ref, key: Key, tile: Tile) -> None:
+        """The device's new parameters of a shard come to a slot of the host, on their way to the
+        file."""
+        slot = self.touch(ref.cls, ref.index, 0, tile[1] * self.real, True)
+        if not ref.cls.startswith("shelf.") or ref.at:
+            self.fail(f"{ref} is on no way to the file")
+        self.clean(slot)
+        self.changed(slot, "real", key, tile)
 
     def brings(self, s: Step, src: Ref, size: int) -> Key:
         """All of the shard of the parameters that the unit needs."""
@@ -124,7 +133,9 @@ class Filed(Player):
         slot = self.touch(ref.cls, ref.index, 0, self.bytes(what) * tile[1], False)
         cls = f"{what}.{key[0]}"
         number = self.books(cls, key[1])[0].get(tile, 0)
-        if ref != Ref(f"tile.{what}", ref.index) or slot.held != {(cls, key[1], *tile, number): 1}:
+        laid = what == "real" and ref.cls.startswith("shelf.") and self.step.queue == "store"
+        if not laid and ref.cls != f"tile.{what}" or ref.at or \
+                slot.held != {(cls, key[1], *tile, number): 1}:
             self.fail(f"{ref} does not hold the newest of {cls}[{key[1]}]")
         return slot
 
@@ -134,10 +145,14 @@ class Filed(Player):
             self.has(ref, what, key, tile)
         slot = self.touch(ref.cls, ref.index, 0, self.bytes(what) * tile[1], True)
         self.clean(slot)
-        newest, _ = self.books(f"{what}.{key[0]}", key[1])
-        self.alone(newest, tile)
         if ref != Ref(f"tile.{what}", ref.index):
             self.fail(f"{ref} is of another class")
+        self.changed(slot, what, key, tile)
+
+    def changed(self, slot: Slot, what: str, key: Key, tile: Tile) -> None:
+        """The slot has the newest of a tile."""
+        newest, _ = self.books(f"{what}.{key[0]}", key[1])
+        self.alone(newest, tile)
         self.changes += 1
         newest[tile] = self.changes
         slot.held = {(f"{what}.{key[0]}", key[1], *tile, self.changes): 1}

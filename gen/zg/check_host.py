@@ -138,7 +138,7 @@ class Host(Filed):
             self.integers(s, src, dst, size)
         elif "far." in (src.cls[:4], dst.cls[:4]):
             self.value(src, dst, size)
-        elif s.queue == "down" and dst.cls.startswith("real."):
+        elif s.queue == "down" and dst.cls.startswith(("real.", "shelf.")):
             self.sink(s, src, dst, size)
         elif s.queue == "down":
             way = self.lower if self.p.pushes else self.land if self.p.below else self.down
@@ -167,7 +167,8 @@ class Host(Filed):
 
     def sink(self, s: Step, src: Ref, dst: Ref, size: int) -> None:
         """A shard's new parameters, made on the device: in f32 the masters themselves."""
-        key = self.named(s, dst, "real")
+        key = unit_of(s.unit) if self.filed("real", unit_of(s.unit)) else \
+            self.named(s, dst, "real")
         near = self.flats[key[0]].near
         n, part = near or self.flats[key[0]].shard, "near_" if near else ""
         if self.p.offload and not near or dst.at or size != n * self.real or any(self.ranks(s)):
@@ -181,6 +182,9 @@ class Host(Filed):
                 ((0, n) not in self.stepped.get(key, []) if self.stage else
                  key not in (self.begun if near else self.drawn)):
             self.fail(f"{src} does not hold the shard's new parameters")
+        if self.filed("real", key):
+            self.lay(dst, key, (0, n))
+            return
         self.touch(dst.cls, dst.index, 0, size, True)
         self.new(key, 0, n)
 

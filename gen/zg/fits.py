@@ -55,6 +55,7 @@ WAYS: tuple[tuple[str, tuple[Change, ...]], ...] = (
     ("zero.offload_optimizer.device=cpu", (_BACK,)),
     ("zero.offload_optimizer.device=cpu zero.offload_param.device=cpu", (_BACK, _NEAR)),
     (_nvme("offload_optimizer"), (_AWAY,)),
+    (_nvme("offload_param"), (_FAR,)),
     (_nvme("offload_optimizer", "offload_param"), (_AWAY, _FAR)),
     ("zero.stage=3", (_SPLIT,)),
     ("train.recompute=full", (_AGAIN,)),

@@ -30,6 +30,11 @@ and where the optimizer stays on the device, new ones go down, in bf16 from such
     main   the update of a shard                      -> made[s]     waits for gone[s]
     down   its new parameters                         -> gone[s], stepped[0]
 
+to the file by way of a slot of class `shelf`, which is described below:
+
+    down   its new parameters, to the slot            -> gone[s], laid[s]   waits for sunk[s]
+    store  to the file                                -> sunk[s], kept[0]   waits for laid[s]
+
 What lies in the file arena comes to slots of the host arena and goes back from there, on queues of
 their own, so that a tile is read while the one before it is updated and the one before that is
 written; a read never stands behind a write that waits for its update:
@@ -61,7 +66,8 @@ if TYPE_CHECKING:
 # Events between these queues and the others: they stay where collectives have no queues.
 EVENTS = ("summed", "taken", "here", "used", "sent", "asked", "normed", "back", "factor", "known",
           "made", "gone", "new", "stepped", "updated", "staged", "read", "loaded", "changed",
-          "stored", "kept", "shelved", "lifted", "near", *activations.EVENTS)
+          "stored", "kept", "shelved", "lifted", "laid", "sunk", "near",
+          *activations.EVENTS)
 ARENAS = {"none": "", "cpu": "hosted", "nvme": "filed"}     # of a device: the kind of its classes
 
 
@@ -108,11 +114,9 @@ def _tiles(m: _Maker, shards: Sequence[tuple[plan.Flat, int]],
 
 def ends(m: _Maker) -> tuple[Event, ...]:
     """What says that all parameters are new: on the device, in the host arena."""
-    if not m.offload:
-        return (Event("stepped", 0),) if m.shards.away else ()
     names = {"": "new", "hosted": "stepped", "filed": "kept"}
-    there = {m.arena("real", f) for f in m.shards.flats}
-    near = any(f.near and m.away(f) for f in m.shards.flats)
+    there = {m.arena("real", f) for f in m.shards.flats if m.offload or m.away(f)}
+    near = any(f.near and m.arena("real", f) == "hosted" for f in m.shards.flats)
     return (*(Event(names[a], 0) for a in sorted(there)), *[Event("near.stepped", 0)] * near)
 
 
@@ -202,7 +206,15 @@ def renew(m: _Maker, f: plan.Flat, l: int, op: str, ins: tuple[Ref, ...], states
     there = Ref(f"stage.{m.ring_of[f.name]}", turn) if copies else Ref(f"{c}.{f.name}", l)
     m.add("main", op, unit, ins=ins, outs=((there,) * copies + states), ints=ints,
           waits=(gone,) * copies, recs=(made,))
-    m.copy("down", unit, there, Ref(f"real.{f.name}", l), n * m.real, (made,), (gone, stepped))
+    home = Ref(f"real.{f.name}", l)
+    if m.arena("real", f) == "hosted":
+        m.copy("down", unit, there, home, n * m.real, (made,), (gone, stepped))
+        return
+    shelf = Ref(f"shelf.{m.ring_of[f.name]}", turn)
+    laid, sunk = (Event(f"{prefix}{name}", turn) for name in ("laid", "sunk"))
+    m.copy("down", unit, there, shelf, n * m.real, (made, sunk), (gone, laid))
+    kept = () if prefix else (Event("kept", 0),)        # else behind the tiles that follow
+    m.copy("store", unit, shelf, home, n * m.real, (laid,), (sunk, *kept))
 
 
 def _up(m: _Maker, f: plan.Flat, l: int, at: int, n: int, slot: int, last: bool) -> None:

@@ -33,7 +33,8 @@ DEPTH = 3                       # of loops in loops
 # whose slots are used in turn
 TURNS = ("ring", "leaf", "dx", "full", "grad", "done", "down", "up", "here", "used", "made", "gone",
          "stage", "staged", "read", "part", "summed", "taken", "tile", "loaded", "changed",
-         "stored", "shelf", "shelved", "lifted", "near", "past", "shed", "raised", "spent")
+         "stored", "shelf", "shelved", "lifted", "laid", "sunk", "near", "past", "shed", "raised",
+         "spent")
 
 
 def unit_of(step: Step) -> tuple[str, int]:

@@ -360,11 +360,6 @@ def _offload(s: Spec) -> None:
     if z.offload_param.device != "none" and z.stage < 3:
         raise s.wrong(params, f"at stage {z.stage} every rank has all parameters",
                       "zero.stage 3 beside it, or none")
-    here = z.offload_optimizer.device == "none" or z.offload_optimizer.ratio < 1
-    if z.offload_param.device == "nvme" and here:
-        raise s.wrong(params, "the optimizer on the device makes new ones there, which do not go "
-                      "to a file yet", "zero.offload_optimizer.device cpu or nvme beside it, "
-                      "with ratio 1")
     if z.offload_optimizer.device != "none" and not z.offload_optimizer.ratio:
         raise s.wrong("zero.offload_optimizer.ratio", "0 leaves the host nothing",
                       "above 0, or zero.offload_optimizer.device none")
