@@ -1,6 +1,6 @@
-"""test_frozen.py -- what is frozen has no gradient: no call makes one, nothing sums or reduces it, and
+"""test_frozen.py -- what is frozen has no gradient: no call makes one, nothing sums or reduces it;
 below the lowest unit that moves backward is not run. The bits are those of a run that computes it
-all: with a rate of 0, no decay and no clipping a tensor stays, too, and all of its gradients are there.
+all: with a rate of 0, no decay and no clipping a tensor stays, too, and its gradients are there.
 """
 import dataclasses
 import pathlib
@@ -92,7 +92,7 @@ def test_below_what_moves_backward_is_not_run() -> None:
 
 
 def test_a_lower_entry_of_blocks(tmp_path: pathlib.Path) -> None:
-    """Two entries, the lower frozen with the embedding: the upper one alone has backward, values."""
+    """Two entries, the lower frozen with the embedding: the upper one alone runs backward."""
     p = build.build(reader.load(str(entries(tmp_path)), [
         'train.optimizer.groups=[{match: ["low.*", "wte*", "wpe*"], frozen: true}]'])).plan
     check.check(p)
@@ -158,7 +158,7 @@ def test_layers_that_are_frozen_below() -> None:
 
 
 def test_a_linear_frozen_in_part() -> None:
-    with pytest.raises(reader.SpecError, match='in part; allowed: groups that name all tensors that'):
+    with pytest.raises(reader.SpecError, match='in part; allowed: groups that name all'):
         planned_with('llama', '{match: ["*q_proj*"], frozen: true}')
 
 
@@ -201,7 +201,7 @@ def test_nothing_moves() -> None:
 @pytest.mark.parametrize('what', ['embed', 'blocks', 'embed blocks', 'blocks head'])
 def test_memory(what: str, stage: int, precision: str) -> None:
     """To the byte, of a Llama whose every unit is a flat: moments and sums of what moves, and none
-    of the rest; values of what runs backward; of leaves as many as flats that move take turns in."""
+    of the rest; values of what runs backward; leaves of flats that move."""
     keys = (f'zero.stage={stage}', f'train.precision={precision}', 'cluster.ranks=2', ALL,
             'train.global_batch=4', 'train.micro_batch=2')
     p = planned('llama', what, *keys)
@@ -230,8 +230,8 @@ def test_memory(what: str, stage: int, precision: str) -> None:
 @pytest.mark.parametrize('accumulate', ['grains', 'layers'])
 @pytest.mark.parametrize('what', ['embed', 'blocks', 'embed blocks', 'blocks head'])
 def test_bytes_on_the_wire(what: str, stage: int, precision: str, accumulate: str) -> None:
-    """The formulas of test_wire.py, unit by unit: of what is frozen there are forward's gathers, and
-    backward's where it passes gradients on."""
+    """The formulas of test_wire.py, unit by unit: of what is frozen there are forward's gathers,
+    and backward's where it passes gradients on."""
     keys = (f'zero.stage={stage}', f'train.precision={precision}', 'cluster.ranks=2', ALL,
             'train.global_batch=8', 'train.micro_batch=2', f'train.accumulate={accumulate}')
     p = planned('llama', what, *keys)
