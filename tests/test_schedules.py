@@ -212,3 +212,11 @@ def test_a_broken_schedule_is_refused(change: Callable) -> None:
     broken = replace(base(), recipe=replace(base().recipe, rate=change(PHASES)))
     with pytest.raises(check.CheckError, match="schedule of rate"):
         check.check(broken)
+
+
+def test_keys_that_constant_has_no_use_for_are_said() -> None:
+    path = str(ROOT / "model_specs/gpt-tiny.yaml")
+    said = lambda *keys: reader.load(path, [f"train.schedule{key}" for key in keys]).notes
+    assert [note.partition(": ")[2] for note in said(".type=constant")] == [
+        f"train.schedule.{key}: has no effect: constant stays at lr" for key in ("steps", "min_lr")]
+    assert said() == said("={type: constant, warmup: 2}") == said("={}") == ()

@@ -314,6 +314,15 @@ def _schedule(keys: SpecKeys, root: Node) -> Schedule:
     return s
 
 
+def _held(s: Schedule, root: Node) -> Iterator[str]:
+    """Notes of keys that all of our types know, and one has no use for."""
+    path = ("train", "schedule")
+    for key in ("steps", "min_lr") if s.type == "constant" else ():
+        if root.at(path).value.get(key) is not None:
+            at = (*path, key)
+            yield f"{root.at(at).where}: {dotted(at)}: has no effect: constant stays at lr"
+
+
 def _filed(keys: SpecKeys, root: Node) -> Iterator[str]:
     """One file a rank, in one directory, where anything lies in a file; notes of keys without
     effect."""
@@ -404,7 +413,7 @@ def load(path: str, sets: Sequence[str] = (), zero: str | None = None) -> Spec:
     keys = _validate(root)
     model = build(keys, root)
     _batch(keys, root)
-    notes = (*notes, *_filed(keys, root))
+    notes = (*notes, *_filed(keys, root), *_held(keys.train.schedule, root))
     _chunk(keys, root, model)
     _reduction(keys, root)
     _loss_scale(keys, root)
