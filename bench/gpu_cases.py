@@ -113,7 +113,10 @@ CASES = REHEARSED if REHEARSAL else MEASURED
 # Where every kernel is tried on exact allocations: all kernels are in one of these.
 SMALL = tuple(Source(f'small-{family}-{real}', f'{family}-tiny', (
     f'train.precision={real}', 'train.micro_batch=2', 'train.global_batch=2', 'cluster.ranks=1',
-    'zero.stage=0')) for family in FAMILIES for real in ('bf16', 'f32'))
+    'zero.stage=0')) for family in FAMILIES for real in ('bf16', 'f32')) + (
+    Source('small-slices', 'llama-tiny', (
+        'train.micro_batch=2', 'train.global_batch=2', 'cluster.ranks=1', 'zero.stage=3',
+        'zero.stage3_param_persistence_threshold=64', 'zero.stage3_max_live_parameters=20000')),)
 
 
 # ---- correctness: eight grains, however they are spread

@@ -84,6 +84,9 @@ ROWS = {
     'zk_linear_bwd_x': Row('dx=R*M*K dy=R*M*N w=R*N*K', flops='2*M*N*K'),
     'zk_linear_bwd_w': Row('dw=(4*full+R*(1-full))*N*K dy=R*M*N x=R*M*K', flops='2*M*N*K'),
     'zk_linear_bwd_b': Row('db=R*N dy=R*M*N'),
+    'zk_slice_fwd': Row('y=R*M*N x=R*M*K w=R*n*K b=R*N', 'R*(M*n+M*K+n*K)', '2*M*n*K'),
+    'zk_slice_bwd_x': Row('dx=4*M*K dy=R*M*N w=R*n*K', '4*M*K+R*(M*n+n*K)', '2*M*n*K'),
+    'zk_slice_bwd_w': Row('dw=R*n*K dy=R*M*N x=R*M*K', 'R*(M*n+M*K+n*K)', '2*M*n*K'),
     'zk_rope': Row('y=R*B*T*E in=R*B*T*E table=4*T*D'),
     'zk_attention_fwd': Row('y=R*B*T*H*D lse=4*B*H*T qkv=R*B*T*E', flops='2*B*H*T*T*D'),
     'zk_attention_bwd': Row('dqkv=R*B*T*E dy=R*B*T*H*D y=R*B*T*H*D qkv=R*B*T*E lse=4*B*H*T '
@@ -295,7 +298,7 @@ def number(name: str, word: str, d: dict[str, int]) -> object:
     """of a call for one whole flat on one rank"""
     if word == 'null':
         return None
-    fixed = {'first': 0, 'nspans': 1, 'count': 1, 'total': 1, 'mask': 0, 'stride': d.get('n', 0)}
+    fixed = {'first': 0, 'at': 0, 'nspans': 1, 'count': 1, 'total': 1, 'mask': 0, 'stride': d.get('n', 0)}
     if name in fixed:
         return fixed[name]
     if name in d:

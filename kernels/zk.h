@@ -19,7 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZK_ABI 10
+#define ZK_ABI 11
 
 /* one queue's kernel context: threads on a CPU, stream and handles on a GPU */
 typedef struct zk zk;
@@ -176,6 +176,15 @@ void zk_linear_bwd_x(zk *k, const zk_launch *L, real *dx, const real *dy, const 
 void zk_linear_bwd_w(zk *k, const zk_launch *L, void *dw, const real *dy, const real *x,
                      int64_t M, int64_t N, int64_t K, int layout, int full, int carry);
 void zk_linear_bwd_b(zk *k, const zk_launch *L, real *db, const real *dy, int64_t M, int64_t N);
+/* The same of rows [at, at + n) of a weight [N,K], which alone are at w and dw: columns
+ * [at, at + n) of y and dy. dx is float, begun at 0 and carried on from slice to slice, in
+ * ascending order: so on a CPU its bits are the whole's, once it is rounded. */
+void zk_slice_fwd(zk *k, const zk_launch *L, real *y, const real *x, const real *w, const real *b,
+                  int64_t M, int64_t N, int64_t K, int64_t at, int64_t n);
+void zk_slice_bwd_x(zk *k, const zk_launch *L, float *dx, const real *dy, const real *w,
+                    int64_t M, int64_t N, int64_t K, int64_t at, int64_t n);
+void zk_slice_bwd_w(zk *k, const zk_launch *L, real *dw, const real *dy, const real *x,
+                    int64_t M, int64_t N, int64_t K, int64_t at, int64_t n);
 
 /* ---- rotary positions, half rotation: pairs (i, i + D/2); table float [T, D/2, 2] (cos, sin) */
 /* table from f64 inverse frequencies [D/2], by our own sine and cosine */

@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZR_ABI 9
+#define ZR_ABI 10
 
 typedef struct zr zr;                     /* one rank */
 
@@ -97,7 +97,8 @@ typedef struct zr_flat {
 } zr_flat;
 
 /* A tensor of the weights' file. `name` holds one %d for the layer where count > 1 (else none).
- * Instance i: flat instance i*flat_step of flat `flat`, elements from offset + i*offset_step on. */
+ * Instance i: flat instance i*flat_step of flat `flat`, elements from offset + i*offset_step on; a
+ * flat_step above 1: of so many instances as if they were one. */
 typedef struct zr_tensor {
     const char *name;
     int64_t offset, offset_step;

@@ -31,6 +31,8 @@ typedef struct zr_table {
 int zr_table_open(zr_table *t, const char *dir, char *why);
 void zr_table_close(zr_table *t);
 zr_entry *zr_table_find(const zr_table *t, const char *name);         /* NULL: not there */
+/* Whether two entries hold the same tensor */
+int zr_table_equal(const zr_table *t, const zr_entry *a, const zr_entry *b);
 const char *zr_dtype_name(int dtype);
 
 /* "[2, 3]" into text[n]; returns text */

@@ -35,24 +35,28 @@ static int64_t elements(const zr_tensor *t)
     return t->ndim == 1 ? t->shape[0] : t->shape[0] * t->shape[1];
 }
 
-/* The row of a tensor's flat behind f, its first where f is NULL; NULL: there is none. */
-static const zr_flat *row(const zr_program *p, const zr_tensor *t, const zr_flat *f)
+/* The row of a tensor's flat behind f, its first where f is NULL; then those of its next slice, an
+ * instance of the flat; NULL: there is none. */
+static const zr_flat *row(const zr_program *p, const zr_tensor *t, const zr_flat *f, int *slice)
 {
-    return !f ? &p->flats[t->flat] : f->n && f->first + f->n < f->shard ? f + 1 : NULL;
+    if (f && f->n && f->first + f->n < f->shard) return f + 1;
+    *slice = f ? *slice + 1 : 0;
+    return !f || *slice < t->flat_step ? &p->flats[t->flat] : NULL;
 }
 
 /* Of a row of its flat. all = 1: what lies in this rank's memory; 0: what it owns */
-static piece part(const zr_program *p, const zr_tensor *t, const zr_flat *f, int i, int rank,
-                  int all)
+static piece part(const zr_program *p, const zr_tensor *t, const zr_flat *f, int i, int slice,
+                  int rank, int all)
 {
-    int64_t begin = t->offset + i * t->offset_step, end = begin + elements(t);
+    int64_t whole = p->ranks * f->shard, begin = t->offset + i * t->offset_step - slice * whole;
+    int64_t end = begin + elements(t);
     int64_t held = f->first + (f->whole ? 0 : rank * f->shard);   /* the first element in memory */
     int64_t lo = f->whole && all && !f->n ? 0 : rank * f->shard + f->first;
-    int64_t hi = f->whole && all && !f->n ? p->ranks * f->shard : lo + (f->n ? f->n : f->shard);
+    int64_t hi = f->whole && all && !f->n ? whole : lo + (f->n ? f->n : f->shard);
     lo = lo < begin ? begin : lo;
     hi = hi > end ? end : hi;
     int64_t width = f->type == ZR_F32 ? 4 : 2;
-    int64_t at = f->at + (int64_t)i * t->flat_step * f->stride + width * (lo - held);
+    int64_t at = f->at + ((int64_t)i * t->flat_step + slice) * f->stride + width * (lo - held);
     return (piece){at, lo - begin, hi > lo ? hi - lo : 0};
 }
 
@@ -215,11 +219,12 @@ static int write_floats(int fd, zr *z, const zr_flat *f, int64_t from, int64_t n
 /* This rank's pieces of every tensor, data at file offset `at`. */
 static int write_pieces(const zr_program *p, zr *z, int rank, int fd, int64_t at)
 {
+    int s = 0;
     for (int k = 0; k < p->ntensors; k++) {
         const zr_tensor *t = &p->tensors[k];
         for (int i = 0; i < t->count; i++, at += 4 * elements(t))
-            for (const zr_flat *f = row(p, t, NULL); f; f = row(p, t, f)) {
-                piece q = part(p, t, f, i, rank, 0);
+            for (const zr_flat *f = row(p, t, NULL, &s); f; f = row(p, t, f, &s)) {
+                piece q = part(p, t, f, i, s, rank, 0);
                 if (q.n && write_floats(fd, z, f, q.at, q.n, at + 4 * q.skip)) return -1;
             }
     }
@@ -348,8 +353,9 @@ static int read_tensor(const zr_program *p, const zr_table *table, const zr_entr
                        const zr_tensor *t, int i, int rank)
 {
     int64_t width = e->dtype == F32 ? 4 : 2;
-    for (const zr_flat *f = row(p, t, NULL); f; f = row(p, t, f)) {
-        piece q = part(p, t, f, i, rank, 1);
+    int s = 0;
+    for (const zr_flat *f = row(p, t, NULL, &s); f; f = row(p, t, f, &s)) {
+        piece q = part(p, t, f, i, s, rank, 1);
         if (q.n && read_floats(table->files[e->file].fd, z, f, q.at, q.n,
                                e->begin + width * q.skip, e->dtype)) return -1;
     }
@@ -388,29 +394,13 @@ static int is_buffer(const char *name)
     return 0;
 }
 
-/* Whether two entries hold the same tensor. */
-static int equal(const zr_table *t, const zr_entry *a, const zr_entry *b)
-{
-    char x[CHUNK], y[CHUNK];
-    int64_t n = a->end - a->begin;
-    if (a->dtype != b->dtype || a->ndim != b->ndim || memcmp(a->shape, b->shape, sizeof a->shape))
-        return 0;
-    for (int64_t i = 0; i < n; i += CHUNK) {
-        int64_t some = n - i < CHUNK ? n - i : CHUNK;
-        if (zr_read_at(t->files[a->file].fd, x, some, a->begin + i) ||
-            zr_read_at(t->files[b->file].fd, y, some, b->begin + i) ||
-            memcmp(x, y, (size_t)some)) return 0;
-    }
-    return 1;
-}
-
 /* A head that repeats the embedding, as files of tied models may. */
 static int is_tied(const zr_table *t, const zr_entry *e)
 {
     static const char *const embedding[] = {"wte.weight", "model.embed_tokens.weight"};
     for (int i = 0; i < 2 && !strcmp(unprefixed(e->name), "lm_head.weight"); i++) {
         zr_entry *w = locate(t, embedding[i]);
-        if (w && equal(t, w, e)) return 1;
+        if (w && zr_table_equal(t, w, e)) return 1;
     }
     return 0;
 }

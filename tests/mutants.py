@@ -262,7 +262,7 @@ def shifted(arg: str) -> Iterator[str]:
         if grows:
             yield f'{base}+{at}'
             yield from (f'{base}+{at}+c*{int(by) + more}' for more in (-64, 64))
-    elif arg == 'c':
+    elif arg in ('c', 'at'):
         yield from ('0', '1')
     elif arg.lstrip('-').isdigit():
         yield from (str(int(arg) + 1), str(int(arg) - 1))

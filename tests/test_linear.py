@@ -178,6 +178,44 @@ def test_a_gradient_carries_on_under_emulation(layout: int) -> None:
     close(dw, a, b)
 
 
+def sliced(k: zk.Kernels, M: int, N: int, K: int, slices: int) -> tuple[Array, ...]:
+    """y with and without bias, dx in f32, dw: slice by slice"""
+    x, w, b, dy = layers(k.dtype, M, N, K, zk.OUT_IN)
+    y, plain, dx = zk.empty(k.dtype, M, N), zk.empty(k.dtype, M, N), zk.empty(zk.F32, M, K)
+    dw, n = zk.empty(k.dtype, N, K), N // slices
+    for at in range(0, N, n):
+        part, grad = w[at:at + n].copy(), dw[at:at + n]
+        k.zk_slice_fwd(y, x, part, b, M, N, K, at, n)
+        k.zk_slice_fwd(plain, x, part, None, M, N, K, at, n)
+        k.zk_slice_bwd_x(dx, dy, part, M, N, K, at, n)
+        k.zk_slice_bwd_w(grad, dy, x, M, N, K, at, n)
+    return y, plain, dx, dw
+
+
+@pytest.mark.parametrize("M,N,K,slices", [(60, 96, 47, 12), (9, 96, 800, 2), (100, 1200, 20, 3),
+                                          (33, 400, 385, 5), (7, 24, 64, 3)])
+def test_slices_have_the_wholes_bits(isa: str, dtype: int, M: int, N: int, K: int,
+                                     slices: int) -> None:
+    """dx goes on in f32, and once it is rounded it is the whole's"""
+    k = zk.Kernels(isa, dtype, 2)
+    y, plain, dx, dw, _ = products(k, M, N, K, zk.OUT_IN)
+    found = sliced(k, M, N, K, slices)
+    whole = y, plain, dx, dw
+    found = (*found[:2], zk.store(found[2], dtype), found[3])
+    for a, b in zip(found, whole):
+        assert a.tobytes() == b.tobytes()
+
+
+def test_slices_under_emulation(dtype: int) -> None:
+    M, N, K = 30, 96, 40
+    x, w, b, dy = map(zk.load, layers(dtype, M, N, K, zk.OUT_IN))
+    y, plain, dx, dw = sliced(zk.Kernels(zk.EMULATED, dtype), M, N, K, 4)
+    close(y, x, w.T, b)
+    close(plain, x, w.T)
+    close(dx, dy, w)
+    close(dw, dy.T, x)
+
+
 @pytest.mark.parametrize("dtype", [zk.BF16, zk.F16])
 def test_a_half_is_f32_rounded_once(isa: str, dtype: int) -> None:
     M, N, K = 40, 100, 1000

@@ -199,11 +199,13 @@ WAYS = [('zero.stage=0', 'cluster.ranks=1'), ('zero.stage=1', 'cluster.ranks=2')
         ('zero.stage=3', 'cluster.ranks=2', 'train.precision=bf16'),
         ('zero.stage=2', 'train.precision=bf16', 'zero.offload_optimizer.device=cpu')]
 
+SLICED = ('zero.stage3_max_live_parameters=25000', 'zero.stage3_param_persistence_threshold=64')
+
 
 @functools.cache
 def programs() -> list[tuple[str, tuple[str, ...]]]:
-    return [(path.stem, way) for path in sorted((ROOT / 'model_specs').glob('*tiny*.yaml'))
-            for way in WAYS]
+    tiny = sorted((ROOT / 'model_specs').glob('*tiny*.yaml'))
+    return [*((path.stem, way) for path in tiny for way in WAYS), ('llama-tiny', SLICED)]
 
 
 @functools.cache

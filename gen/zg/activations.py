@@ -54,6 +54,10 @@ def before(m: _Maker, u: Use) -> tuple[tuple[Event, ...], tuple[Event, ...]]:
     """Makes room for what a use makes, or brings what the next needs; what u waits for, and
     records."""
     kept = _kept(m, u)
+    past = tuple(_event(m, "past", cls, i) for cls, i in kept if goes(m, cls, i))
+    recs = past if u.body == "fwd" and u.last else ()
+    if not u.first:
+        return (), recs
     if u.body == "bwd":
         for cls, i in kept:
             if i and goes(m, cls, i - 1):
@@ -67,12 +71,12 @@ def before(m: _Maker, u: Use) -> tuple[tuple[Event, ...], tuple[Event, ...]]:
             if i >= m.near[cls][0]:
                 m.add("main", "drop", u.unit, outs=(_near(m, cls, i),),
                       waits=(_event(m, "shed", cls, i),))
-    return (), tuple(_event(m, "past", cls, i) for cls, i in kept if goes(m, cls, i))
+    return (), recs
 
 
 def after(m: _Maker, u: Use) -> None:
     """What nothing of forward reads any more goes down."""
-    for cls, i in _kept(m, u) if u.body == "fwd" else ():
+    for cls, i in _kept(m, u) if u.body == "fwd" and u.last else ():
         if goes(m, cls, i):
             m.copy("down", u.unit, _near(m, cls, i), Ref(f"far.{cls}", i), m.near[cls][2],
                    (_event(m, "past", cls, i),), (_event(m, "shed", cls, i),))

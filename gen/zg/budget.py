@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Callable, Iterator
 
-from . import activations, fits, model, ops, place, plan
+from . import activations, fits, ops, place, plan, slices
 from .graph import Graph
 from .schema import RECOMPUTE
 from .spec import Spec, SpecError, agree
@@ -97,7 +97,7 @@ def _seconds(spec: Spec, graph: Graph, target: str) -> float:
 
 
 def _again(spec: Spec, words: tuple[str, ...]) -> Again:
-    graph = model.build(replace(spec, train=replace(spec.train, recompute=words)))
+    graph = slices.graph(replace(spec, train=replace(spec.train, recompute=words)))
     bodies = place.bodies(graph, ops.BYTES[spec.train.precision])
     return Again(words, {t: _seconds(spec, graph, t) for t in spec.targets},
                  ops.up(max(p.size for p in bodies.tmp.values()), place.PAGE),
@@ -107,7 +107,7 @@ def _again(spec: Spec, words: tuple[str, ...]) -> Again:
 def _sets(spec: Spec) -> Iterator[Again]:
     """Every choice of ops that holds those that the spec names, these alone first."""
     named = spec.train.recompute
-    free = [w for w in RECOMPUTE if w in model.build(spec).ops and w not in named]
+    free = [w for w in RECOMPUTE if w in slices.graph(spec).ops and w not in named]
     for n in range(len(free) + 1):
         for more in combinations(free, n):
             words = RECOMPUTE if n == len(free) else tuple(

@@ -4,8 +4,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from . import activations, budget, fits, launch, model, offload, ops, place, plan, recipe, sched
-from . import shard
+from . import activations, budget, fits, launch, offload, ops, place, plan, recipe, sched
+from . import shard, slices
 from .graph import Graph
 from .spec import Spec
 
@@ -140,7 +140,7 @@ def _budgeted(spec: Spec) -> Built:
 
 def _build(spec: Spec) -> Built:
     t, z = spec.train, spec.zero
-    graph = model.build(spec)
+    graph = slices.graph(spec)
     shards = shard.split(spec, graph)
     bodies = place.bodies(graph, ops.BYTES[t.precision])
     schedule = sched.schedule(spec, graph, shards, {k: v.size for k, v in bodies.save.items()})
@@ -157,4 +157,5 @@ def _build(spec: Spec) -> Built:
                      shards.flats, shards.tensors, classes, tables, launches, runs, fns,
                      _events(schedule.sections), schedule.sections,
                      tuple(_files(spec) if any(c.kind == "filed" for c in classes) else ()))
-    return Built(made, (*spec.notes, *_idle(spec, graph), *shards.notes))
+    return Built(made, (*spec.notes, *_idle(spec, graph), *slices.notes(spec, graph),
+                        *shards.notes))

@@ -157,8 +157,8 @@ def _flats(p: Plan) -> None:
     flats = {f.name: f for f in p.flats}
     used: dict[str, list[tuple[int, int]]] = {f: [] for f in flats}
     for t in p.tensors:
-        _tensor(t, flats, p.head.vocab)
-        used[t.flat] += [(t.offset + i * t.offset_step, math.prod(t.shape))
+        _tensor(t, flats, p.head.vocab, p.head.ranks)
+        used[t.flat] += [(t.offset + i * t.offset_step, math.prod(t.shape) // max(1, t.flat_step))
                          for i in range(1 if t.flat_step else t.count)]
     for name, spans in used.items():
         end = 0
@@ -176,7 +176,7 @@ def _flats(p: Plan) -> None:
         raise CheckError("the tensors are not all parameters")
 
 
-def _tensor(t: Tensor, flats: dict[str, Flat], vocab: int) -> None:
+def _tensor(t: Tensor, flats: dict[str, Flat], vocab: int, ranks: int) -> None:
     """Rows by token are stored in multiples of VOCAB; all others are those of the parts."""
     rows = [part.rpartition("=")[2] for part in t.parts]
     good = all(r.isdigit() for r in rows) and min(t.shape) > 0
@@ -186,9 +186,14 @@ def _tensor(t: Tensor, flats: dict[str, Flat], vocab: int) -> None:
     if t.frozen not in (0, 1) or not 0 <= t.rate < 1e30 or not 0 <= t.decay < 1e30:
         raise CheckError(f"tensor {t.name}: no rate or decay")
     step = (t.flat_step, t.offset_step)
-    if t.flat not in flats or t.count <= 0 or (step != (0, 0) if t.count == 1 else
-                                               step[0] != 1 if step[1] == 0 else step[0]) or \
-            (t.flat_step and flats[t.flat].count != t.count):
+    if t.flat_step > 1:                         # slices of rows, which fill all shards
+        f = flats[t.flat]
+        good = not t.offset and not t.offset_step and f.real == "shard" and \
+            f.shard * ranks * t.flat_step == math.prod(t.shape) and not t.shape[0] % t.flat_step
+    else:
+        good = t.flat in flats and t.count > 0 and (
+            step == (0, 0) if t.count == 1 else step[0] == 1 if step[1] == 0 else not step[0])
+    if not good or t.flat_step and flats[t.flat].count != t.count * t.flat_step:
         raise CheckError(f"tensor {t.name}: its {t.count} instances have no place in {t.flat}")
 
 
@@ -274,12 +279,14 @@ def _evaluate(player: Program) -> None:
 def _counts(p: Plan) -> dict[str, int]:
     """Units of each kind, in order of forward."""
     counts: dict[str, int] = {}
+    last = ""
     for s in p.section("eval").steps:
         if s.op.split(".")[0] in UNITS:
             kind, index = unit_of(s.unit)
-            if index != counts.get(kind, 0) or s.op.partition(".")[2] != kind:
+            again = s.unit == last and len(s.op.split(".")) > 2     # another part of it
+            if index != counts.get(kind, 0) - again or s.op.split(".")[1] != kind:
                 raise CheckError(f"section eval: {s.unit} is out of order")
-            counts[kind] = index + 1
+            counts[kind], last = index + 1, s.unit
     return counts
 
 

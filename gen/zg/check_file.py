@@ -118,11 +118,9 @@ class Filed(Player):
 
     def brings(self, s: Step, src: Ref, size: int) -> Key:
         """All of the shard of the parameters that the unit needs."""
-        kind, index = unit_of(s.unit)
-        flat = self.flats[self.home(kind)]
-        key = (flat.name, self.instance(flat.name, index))
-        if s.unit not in self.order or src != Ref(f"real.{key[0]}", key[1]) or \
-                size != flat.shard * self.real or key not in self.version:
+        key = self.needed(s.unit)
+        if src != Ref(f"real.{key[0]}", key[1]) or \
+                size != self.flats[key[0]].shard * self.real or key not in self.version:
             self.fail(f"brings {src} for {s.unit}")
         return key
 

@@ -19,42 +19,38 @@ What it proves:
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import NoReturn
 
-from . import check_grads, check_own, ops
-from .check_kernels import BACK, CLASSES, DY, INPUT, KERNELS, NEEDS, SCALE, backs, numbers, parts
+from . import check_grads, check_own, check_slices, ops
+from .check_kernels import (BACK, CLASSES, DY, INPUT, KERNELS, NEEDS, SCALE, SLICES, backs, numbers,
+                            parts)
 from .check_leaves import leaves
 from .check_order import CheckError
+from .check_rounds import Rounds, Value
 from .plan import Call, Fn, Plan, Tensor
+
+FORMALS = ("x", "y", "dx", "dy", "s")
+
 
 @dataclass(frozen=True)
 class Facts:
     """What steps need to know of functions: elements of `keep` from one instance of a kind to the
-    next; the kinds that run backward."""
+    next; the kinds that run backward; of (body, kind), the functions in order, the flat beside
+    `keep` that each touches, and from which rows of its weight on it is called."""
     steps: dict[str, int]
     alive: frozenset[str]
+    parts: dict[tuple[str, str], list[tuple[str, str, list[int]]]]
 
 
 @dataclass
-class _Value:
-    """Bytes [lo, hi) of a base, of one type. made: what it is, by the call that made it."""
-    lo: int
-    hi: int
-    type: str
-    made: tuple = ()
-    used: bool = False
-
-
-@dataclass
-class _Body:
-    """A function as its calls run."""
+class _Body(Rounds):
+    """A function as its calls run, or several as they follow each other."""
     p: Plan
-    fn: Fn
-    held: dict[str, list[_Value]] = field(default_factory=dict)         # base -> what lies there
+    fns: list[Fn]
+    held: dict[str, list[Value]] = field(default_factory=dict)         # base -> what lies there
     known: dict[tuple, int] = field(default_factory=dict)       # a call on its operands -> number
     reads: set[str] = field(default_factory=set)                        # tensors
     grads: list[tuple[str, bool]] = field(default_factory=list)         # (tensor or acc, added to)
@@ -64,9 +60,12 @@ class _Body:
     alive: set[tuple] = field(default_factory=set)          # values that come from what moves
     idle: set[tuple] = field(default_factory=set)           # gradients that nobody needs
     round: int = 0
+    slices: check_slices.Slices = field(default_factory=check_slices.Slices)
+    flats: dict[str, set[str]] = field(default_factory=dict)    # that functions touch beside keep
 
     def __post_init__(self) -> None:
-        self.kind = self.fn.name.partition(".")[2]
+        self.fn = self.fns[0]
+        self.kind = self.fn.name.split(".")[1]
         self.real = 4 if self.p.head.real == "f32" else 2
         self.home = self.kind if any(f.name == self.kind for f in self.p.flats) else "embed"
         self.moving = {t.name for t in self.p.tensors if not t.frozen}
@@ -111,15 +110,21 @@ class _Body:
             self.fail(call, f"{arg} is no operand")
         if base not in self.limits or int(at) + size > self.limits[base]:
             self.fail(call, f"{arg} and {size} bytes from there lie outside {base}")
+        if base in FORMALS and base not in (*self.fn.ins, *self.fn.outs):
+            self.fail(call, f"{base} is not the function's")
         return base, int(at)
 
     def tensor(self, call: Call, arg: str, elems: int, width: int,
                formals: tuple[str, str]) -> Tensor:
         """The tensor that a parameter's or a gradient's operand begins."""
         formal, _, at = arg.partition("+")
-        if formal not in formals or formal not in (*self.fn.ins, *self.fn.outs):
+        number = formal.lstrip("dwp")
+        if formal.removesuffix(number) not in formals or \
+                formal not in (*self.fn.ins, *self.fn.outs):
             self.fail(call, f"{arg} is not among the function's parameters")
-        flat = "keep" if formal in ("p", "dp") else self.home
+        flat = "keep" if formal in ("p", "dp") else f"{self.kind}_{number}" if number else self.home
+        if flat != "keep":
+            self.flats.setdefault(self.fn.name, set()).add(flat)
         for t in self.p.tensors:
             if t.flat == flat and t.offset * self.real == int(at):
                 size = math.prod(t.shape)
@@ -137,7 +142,7 @@ class _Body:
                 return v.made
         self.fail(call, f"{arg}: no value of {size} bytes of {kind} is there")
 
-    def done(self, v: _Value) -> bool:
+    def done(self, v: Value) -> bool:
         """Whether a value may go: read, or a by-product."""
         return v.used or v.type == "f" or v.made[0] in self.again or v.made in self.idle
 
@@ -156,7 +161,7 @@ class _Body:
             if not self.done(v):
                 self.fail(call, f"{arg} overwrites what nobody has read")
             values.remove(v)
-        values.append(_Value(at, at + size, kind, made))
+        values.append(Value(at, at + size, kind, made))
 
     def gradient(self, call: Call, arg: str, mode: str, dims: dict[str, object],
                  elems: int) -> None:
@@ -275,58 +280,19 @@ class _Body:
                                                       if n != ".")))
         return Counter(out)
 
-    # ---- rounds
-
-    def split(self, base: str, at: int, by: int, rounds: int) -> _Value | None:
-        """The value that calls go through in rounds becomes its parts; None: there is none yet."""
-        values = self.held.setdefault(base, [])
-        for n, v in enumerate(values):
-            if (v.lo, v.hi) == (at, at + by * rounds):
-                values[n:n + 1] = [replace(v, lo=at + r * by, hi=at + r * by + by,
-                                           made=(*v.made, "part", r, rounds))
-                                   for r in range(rounds)]
-                return v
-        return None
-
-    def join(self, base: str, at: int, by: int, rounds: int, old: _Value | None) -> None:
-        """Parts become a value: the one that was there, or a new one."""
-        values = self.held[base]
-        mine = [v for r in range(rounds) for v in values
-                if (v.lo, v.hi) == (at + r * by, at + r * by + by)]
-        if len(mine) != rounds or len({v.type for v in mine}) > 1:
-            self.fail(None, f"{base}+{at} is not whole after {rounds} rounds")
-        made = tuple(v.made for v in mine)
-        if old and made == tuple((*old.made, "part", r, rounds) for r in range(rounds)):
-            made = old.made
-        for v in mine:
-            values.remove(v)
-        values.append(_Value(at, at + by * rounds, mine[0].type, made, all(v.used for v in mine)))
-
-    def loop(self, rounds: int, calls: list[Call]) -> None:
-        for c in calls:
-            if not any(arg == "c" or "+c*" in arg for arg in c.args):
-                self.fail(c, f"is called {rounds} times alike")
-        moving = {arg: tuple(map(int, re.split(r"\+c\*|\+", arg)[1:]))
-                  for c in calls for arg in c.args if "+c*" in arg}
-        places = {(arg.partition("+")[0], *two) for arg, two in moving.items()
-                  if arg.partition("+")[0] not in CLASSES}
-        whole = {place: self.split(*place, rounds) for place in sorted(places)}
-        before = len(self.ran)
-        for self.round in range(rounds):
-            now = {arg: f"{arg.partition('+')[0]}+{at + self.round * by}"
-                   for arg, (at, by) in moving.items()} | {"c": str(self.round)}
-            for c in calls:
-                self.one(replace(c, args=tuple(now.get(a, a) for a in c.args)))
-        self.round = 0
-        for place, old in whole.items():
-            self.join(*place, rounds, old)
-        made = {number for _, number, _ in self.ran[before:]}
-        for values in self.held.values():                   # what is left is of one round alone
-            values[:] = [v for v in values if not v.used or v.made[0] not in made]
-
     def run(self) -> None:
-        for rounds, calls in groupby(self.fn.calls, key=lambda c: c.rounds):
-            self.launched(group := list(calls))
+        for self.fn in self.fns:
+            self.launched(list(self.fn.calls))
+            for at in check_slices.rounds(self, self.fn):
+                self.calls([replace(c, args=tuple(str(at) if a == "at" else a for a in c.args))
+                            for c in self.fn.calls])
+            if len(self.flats.get(self.fn.name, ())) > 1:
+                self.fail(None, f"touches {sorted(self.flats[self.fn.name])}")
+        check_slices.end(self)
+
+    def calls(self, calls: list[Call]) -> None:
+        for rounds, some in groupby(calls, key=lambda c: c.rounds):
+            group = list(some)
             if rounds > 1:
                 self.loop(rounds, group)
             elif rounds == 1:
@@ -343,8 +309,13 @@ class _Body:
                 (c.args[1] != "null" and self.p.head.real == "f16"):
             self.fail(c, "f16 needs a scale to train, nothing else does")
         self.apart(c)
-        for part in parts(c):
-            self.call(part)
+        if c.kernel in SLICES:
+            check_slices.call(self, c)
+        elif c.kernel == "zk_round" and not c.args[1].startswith("acc"):
+            check_slices.rounded(self, c)
+        else:
+            for part in parts(c):
+                self.call(part)
 
     def launched(self, calls: list[Call]) -> None:
         """Calls are of their launches' shapes."""
@@ -358,7 +329,7 @@ class _Body:
         """Outputs are whole, everything was used."""
         for name in outs:
             there = [(v.lo, v.hi, v.type) for v in self.held.get(name, [])]
-            if name in self.fn.outs and there != [(0, self.width, "r")]:
+            if any(name in f.outs for f in self.fns) and there != [(0, self.width, "r")]:
                 self.fail(None, f"{name} is not written whole")
         for base, values in self.held.items():
             for v in values:
@@ -388,12 +359,13 @@ def _unit_bodies(p: Plan, kind: str, fns: dict[str, Fn], count: int, below: bool
     its first unit has a gradient."""
     width = p.head.batch * p.head.sequence * p.head.width * (4 if p.head.real == "f32" else 2)
     known: dict[tuple, int] = {}
-    value = lambda name: [_Value(0, width, "r", (name,), True)]
+    value = lambda name: [Value(0, width, "r", (name,), True)]
     x = {("x",)} if below else set()
-    if f"fwd.{kind}" not in fns:
+    forward, backward = (_functions(fns, body, kind) for body in ("fwd", "bwd"))
+    if not forward:
         out = []
         for body in ("train", "eval"):
-            b = _Body(p, fns[f"{body}.{kind}"], {"x": value("x")}, known, alive=x)
+            b = _Body(p, [fns[f"{body}.{kind}"]], {"x": value("x")}, known, alive=x)
             b.run()
             if body == "eval":
                 _drawn(b)
@@ -404,26 +376,26 @@ def _unit_bodies(p: Plan, kind: str, fns: dict[str, Fn], count: int, below: bool
             out[0].fail(None, "forward, backward and evaluation do not agree")
         return out
     for _ in range(2):
-        fwd = _Body(p, fns[f"fwd.{kind}"], {"x": value("x")}, known, alive={*x})
+        fwd = _Body(p, forward, {"x": value("x")}, known, alive={*x})
         fwd.run()
         if count > 1 and fwd.reads & fwd.moving:            # into its second, in any case
             x = {("x",)}
     fwd.end("y")
     saved, y = fwd.held.get("s", []), [replace(v, used=True) for v in fwd.held["y"]]
-    if fwd.moves(y[0].made) != (f"bwd.{kind}" in fns) or f"bwd.{kind}" not in fns and saved:
+    if fwd.moves(y[0].made) != bool(backward) or not backward and saved:
         fwd.fail(None, "runs backward for what does not move, or not for what does")
-    if f"bwd.{kind}" not in fns:
+    if not backward:
         return [fwd]
-    bwd = _Body(p, fns[f"bwd.{kind}"], {"x": value("x"), "y": y, "dy": value("dy"), "s": saved},
+    bwd = _Body(p, backward, {"x": value("x"), "y": y, "dy": value("dy"), "s": saved},
                 known, again=frozenset(n for _, n, _ in fwd.ran), alive=fwd.alive)
     for name in ("x", "y", "dy", "s"):
-        if name not in bwd.fn.ins:
+        if not any(name in f.ins for f in bwd.fns):
             bwd.held.pop(name)
     bwd.run()
     bwd.end("dx")
     if fwd.wanted() != bwd.backward() or fwd.backward() or not check_grads.adds_back(fwd, bwd):
         bwd.fail(None, "does not run backward what ran forward")
-    dx = bwd.held["dx"][0].made if "dx" in bwd.fn.outs else ()
+    dx = bwd.held["dx"][0].made if any("dx" in f.outs for f in bwd.fns) else ()
     check_grads.prove(fwd.ran, bwd.ran, y[0].made, dx, backs(), bwd.fail)
     for c, number, _ in bwd.forward():
         if number not in {n for _, n, _ in fwd.ran}:
@@ -432,6 +404,15 @@ def _unit_bodies(p: Plan, kind: str, fns: dict[str, Fn], count: int, below: bool
         if not v.used:
             bwd.fail(None, f"s+{v.lo} is saved and not read")
     return [fwd, bwd]
+
+
+def _functions(fns: dict[str, Fn], body: str, kind: str) -> list[Fn]:
+    """A body's: one, or its parts in order."""
+    name = f"{body}.{kind}"
+    if name in fns:
+        return [fns[name]]
+    many = sum(other.startswith(f"{name}.") for other in fns)
+    return [fns[f"{name}.{n}"] for n in range(many)]
 
 
 def functions(p: Plan, counts: dict[str, int]) -> Facts:
@@ -445,6 +426,10 @@ def functions(p: Plan, counts: dict[str, int]) -> Facts:
             if len(bodies[kind]) > 1:
                 alive.add(kind)
         check_own.functions(p)
-        return Facts(leaves(p, bodies, counts), frozenset(alive))
+        made = [b for kind in counts for b in bodies[kind]]
+        parts = {(b.fn.name.split(".")[0], b.kind):
+                 [(f.name, next(iter(b.flats.get(f.name, ())), ""), check_slices.rounds(b, f))
+                  for f in b.fns] for b in made}
+        return Facts(leaves(p, bodies, counts), frozenset(alive), parts)
     except (KeyError, ValueError, IndexError) as e:
         raise CheckError(f"functions name what the plan does not have: {e}") from e

@@ -24,6 +24,9 @@ KERNELS = {
     "zk_linear_bwd_x": ">r:M*K <r:M*N @r:N*K M N K layout",
     "zk_linear_bwd_w": "^full:N*K <r:M*N <r:M*K M N K layout full carry",
     "zk_linear_bwd_b": "^r:N <r:M*N M N",
+    "zk_slice_fwd": ">r:M*N <r:M*K @r:n*K @?r:N M N K at n",
+    "zk_slice_bwd_x": ">f:M*K <r:M*N @r:n*K M N K at n",
+    "zk_slice_bwd_w": "^r:n*K <r:M*N <r:M*K M N K at n",
     "zk_rope": ">=r:M*E <r:M*E <table:T*D B T H G D sign",
     "zk_attention_fwd": ">r:M*H*D >f:M*H <r:M*E B T H G D scale",
     "zk_attention_bwd": ">r:M*E <r:M*H*D <r:M*H*D <r:M*E <f:M*H $:4*(M*H+M*E) B T H G D scale",
@@ -37,6 +40,9 @@ KERNELS = {
     "zk_pick": ">r:C <r:M*C <targets:M M C",
     "zk_loss_sum": ">sums:72 <F:M <targets:M M",
 }
+# Calls on all slices of a weight [N,K] are together one of these, with these numbers after M N K.
+SLICES = {"zk_slice_fwd": ("zk_linear_fwd", "1"), "zk_slice_bwd_x": ("zk_linear_bwd_x", "1"),
+          "zk_slice_bwd_w": ("zk_linear_bwd_w", "1", "0", "0")}
 CLASSES = ("tokens", "targets", "table", "sums", "ctl")
 # Of a zk_ctl, what kernels of a grain use by an operand: from which byte to which.
 SCALE = 80

@@ -47,8 +47,8 @@ def leaves(p: Plan, bodies: dict[str, list[_Body]], counts: dict[str, int]) -> d
 def _rounded(b: _Body) -> set[str]:
     """The tensors whose gradient is rounded from the f32 sum."""
     out = set()
-    for c in b.fn.calls:
-        if c.kernel == "zk_round":
+    for c in (c for fn in b.fns for c in fn.calls):
+        if c.kernel == "zk_round" and c.args[1].startswith("acc"):
             if c.args[1] != "acc+0":
                 b.fail(c, "rounds something else than the sum")
             out.add(b.tensor(c, c.args[0], int(c.args[2]), 0, ("dw", "dp")).name)

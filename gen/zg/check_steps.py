@@ -28,7 +28,8 @@ class Player(Sums):
                            if name in self.classes and name not in (*f.ins, *f.outs))
             for f in p.fns}
         self.sources = self.W if p.head.reduction == "exact" else 1     # that an owner sums
-        self.order = [s.unit for s in p.section("eval").steps if s.op.split(".")[0] in UNITS]
+        self.order = list(dict.fromkeys(s.unit for s in p.section("eval").steps
+                                        if s.op.split(".")[0] in UNITS))
         self.writers = self._writers()
         still = {f.name for f in p.flats} - {t.flat for t in p.tensors if not t.frozen}
         self.moving = {key for key in self.writers if key[0] not in still}  # of which some moves
@@ -42,6 +43,9 @@ class Player(Sums):
         self.together = p.together
         self.grain, self.local, self.grains, self.applied = 0, 0, 0, 0
         self.played: list[tuple[str, int, int]] = []
+        self.left: list[tuple[str, str, int, int]] = []     # of a body's functions, those to come
+        self.now: tuple[str, str, int] = ("", "", 0)        # the body that they are of
+        self.outs: set[str] = set()                         # what its functions have written
         self.counted = 0                                    # grains in the leaves' count
         self.begin()
 
@@ -136,26 +140,32 @@ class Player(Sums):
         if (what, dst.cls.partition(".")[0]) != (source, "ring") or \
                 flat.real != "shard" or self.ints["from_step"]:
             self.fail("gathers from or to the wrong class")
-        kind, index = unit_of(s.unit)
-        instance = self.instance(flat.name, index)
-        now = (flat.name, instance, self.version.get((flat.name, instance), 0))
-        if s.unit not in self.order or self.home(kind) != flat.name or \
-                (src.index != instance if what == "real" else
+        key = self.needed(s.unit)
+        now = (*key, self.version.get(key, 0))
+        if key[0] != flat.name or \
+                (src.index != key[1] if what == "real" else
                  self.slots.setdefault((src.cls, src.index), Slot()).held != {now: 1}):
             self.fail(f"gathers {src} for {s.unit}")
         self.touch(src.cls, src.index, src.at, src.at + self.ints["bytes"], False)
-        key = (dst.cls, dst.index)
-        slot = self.slots.setdefault(key, Slot())
+        slot = self.slots.setdefault((dst.cls, dst.index), Slot())
         if src.at == 0:
             if slot.held:
                 self.fail(f"{dst} still holds {next(iter(slot.held))[:2]}")
-            self.live[key] = (flat.name, None)
+            self.live[dst.cls, dst.index] = (flat.name, None)
             self.bound()
         tag = (*now, src.at)
         if tag in slot.held or any(t[:3] != tag[:3] for t in slot.held):
             self.fail(f"{dst} would mix {tag[:3]} with what it holds")
         self.strided(dst, self.ints["step"], self.ints["bytes"], True)
         slot.held[tag] = self.ints["bytes"]
+
+    def needed(self, unit: str) -> Key:
+        """What is gathered for a unit; of one that is cut, for what is named itself."""
+        kind, index = unit_of(unit)
+        flat = self.home(kind)
+        if unit not in self.order and not (kind == flat and 0 <= index < self.flats[flat].count):
+            self.fail("is for no unit")
+        return flat, self.instance(flat, index)
 
     def bound(self) -> None:
         """Elements gathered at once: slots whose release does not come before this gather."""
@@ -171,12 +181,22 @@ class Player(Sums):
 
     # ---- functions of units
 
-    def parameters(self, ref: Ref, kind: str, index: int) -> None:
-        """The operand w or p holds the unit's parameters, up to date."""
+    def turn(self, s: Step, body: str, kind: str, g: int) -> tuple[str, int, str]:
+        """A body's functions follow each other with nothing between them. The flat that this one
+        touches, which slice of a unit's weight, and what its part of a leaf is called."""
+        if not self.left:
+            self.now, self.outs = (s.unit, body, g), set()
+            self.left = [(op, flat, n, at) for op, flat, rows in self.facts.parts[body, kind]
+                         for n, at in enumerate(rows)]
+        op, flat, n, at = self.left.pop(0)
+        if (s.op, self.ints.get("at", 0), s.unit, body, g) != (op, at, *self.now):
+            self.fail("is out of turn")
+        return flat, n, self.writer(s.unit, op, n)
+
+    def parameters(self, ref: Ref, want: str, instance: int, kind: str, index: int) -> None:
+        """The operand w or p holds the parameters of a flat's instance, up to date."""
         where, _, name = ref.cls.partition(".")
-        want = "keep" if name == "keep" else self.home(kind)
-        flat, instance = self.flats[want], self.instance(want, index)
-        key = (want, instance)
+        flat, key = self.flats[want], (want, instance)
         at = index * self.facts.steps.get(kind, 0) * self.real if want == "keep" else 0
         slot = self.whole(Ref(ref.cls, ref.index), False)
         if where != ("ring" if flat.real == "shard" else "real") or ref.at != at or \
@@ -197,6 +217,15 @@ class Player(Sums):
         if tag not in slot.held:
             self.fail(f"{ref} should hold {tag}, holds {sorted(slot.held)[:2]}")
 
+    def value_of(self, name: str, ref: Ref, tag: tuple) -> None:
+        """A value, all of it or what is a part's."""
+        if name in self.outs:
+            self.expect(ref, tag)
+            self.whole(ref, True)
+        else:
+            self.put(ref, tag)
+        self.outs.add(name)
+
     def put(self, ref: Ref, tag: tuple, more: bool = False) -> None:
         slot = self.whole(ref, True)
         if slot.held and not more:
@@ -209,31 +238,33 @@ class Player(Sums):
         kind, index = unit_of(s.unit)
         body, fn = s.op.split(".")[0], self.fns[s.op]
         g = self.grain if body == "eval" or self.section == "eval" else self.its_grain(s)
-        if s.op != f"{body}.{kind}" or s.unit not in self.order:
+        if s.op.split(".")[1] != kind or s.unit not in self.order:
             self.fail("function of another unit")
         if body in ("train", "eval") and self.stage == "" and self.section == "grain":
             self.fail("the sums are not cleared")
         self.fixed(s)
+        flat, n, writer = self.turn(s, body, kind, g)
+        own = self.of_unit(flat, kind, index, n) if flat else 0
         at = self.order.index(s.unit)
         last = self.order[at - 1] if at else ""
         ahead = self.order[at + 1] if at + 1 < len(self.order) else ""
         tags = {"x": ("x", last, g), "y": ("x", s.unit, g), "s": ("s", s.unit, g)}
         for name, ref in zip(fn.ins, s.ins):
-            if name in ("w", "p"):
-                self.parameters(ref, kind, index)
+            if name[0] in "wp":
+                self.parameters(ref, *((flat, own) if name != "p" else ("keep", 0)), kind, index)
             elif name in BATCH:
                 self.batch(name, ref, g)
             else:
                 self.expect(ref, {**tags, "dy": ("dx", ahead, g)}[name])
         for name, ref in zip(fn.outs, s.outs):
-            if name in ("dw", "dp"):
-                self.gradient(name, ref, kind, index, g)
+            if name[:2] in ("dw", "dp"):
+                self.gradient(ref, flat if name != "dp" else "keep", kind, index, (writer, g))
             elif name == "acc" and body == "bwd":       # adds to what the head left there
                 self.expect(ref, ("acc", g))
                 self.whole(ref, True)
             else:
-                self.put(ref, {**tags, "dx": ("dx", s.unit, g), "acc": ("acc", g)}[name])
-        self.played.append((body, at, g))
+                self.value_of(name, ref, {**tags, "dx": ("dx", s.unit, g), "acc": ("acc", g)}[name])
+        self.played += [(body, at, g)] * (not self.left)
 
     do_fwd = do_bwd = do_train = do_eval = unit
 
@@ -243,20 +274,20 @@ class Player(Sums):
             return self.grain
         for name, ref in zip(self.fns[s.op].ins, s.ins):
             held = self.slots.setdefault((ref.cls, ref.index), Slot()).held
-            if name not in ("w", "p") and held:
+            if name[0] not in "wp" and held:
                 return next(iter(held))[-1]
         self.fail("is of no grain")
 
-    def gradient(self, name: str, ref: Ref, kind: str, index: int, grain: int) -> None:
-        """A leaf gets a unit's part."""
-        keep = name == "dp"
+    def gradient(self, ref: Ref, name: str, kind: str, index: int, tag: tuple[str, int]) -> None:
+        """A leaf gets a function's part."""
+        keep = name == "keep"
         at = index * self.facts.steps.get(kind, 0) * self.real if keep else 0
         if not ref.cls.startswith("leaf.") or (ref.cls == "leaf.keep") != keep or ref.at != at:
             self.fail(f"writes {ref}")
-        flat = self.flats["keep" if keep else self.home(kind)]
+        flat = self.flats[name]
         if self.classes[ref.cls].stride < flat.shard * self.W * self.real:
             self.fail(f"{ref} does not hold a leaf of {flat.name}")
-        self.put(Ref(ref.cls, ref.index), (self.step.unit, grain), True)
+        self.put(Ref(ref.cls, ref.index), tag, True)
 
     def fixed(self, s: Step) -> None:
         """Classes that a function names itself: temporary space and the like."""

@@ -39,12 +39,27 @@ class Sums(Order):
                                     for l in range(f.count)}
         for unit in self.order:
             kind, index = unit_of(unit)
-            fn = self.fns.get(f"bwd.{kind}") or self.fns.get(f"train.{kind}")
-            if fn and "dw" in fn.outs:
-                out[self.home(kind), self.instance(self.home(kind), index)].add(unit)
-            if fn and "dp" in fn.outs:
-                out["keep", 0].add(unit)
+            body = "bwd" if ("bwd", kind) in self.facts.parts else "train"
+            for op, flat, rows in self.facts.parts.get((body, kind), ()):
+                for n in range(len(rows)):
+                    if any(name.startswith("dw") for name in self.fns[op].outs):
+                        out[flat, self.of_unit(flat, kind, index, n)].add(self.writer(unit, op, n))
+                    if "dp" in self.fns[op].outs:
+                        out["keep", 0].add(self.writer(unit, op, n))
         return out
+
+    def of_unit(self, flat: str, kind: str, index: int, n: int) -> int:
+        """The instance of a flat that holds slice n of a unit's parameters."""
+        slices = {len(rows) for (_, name), parts in self.facts.parts.items() if name == kind
+                  for _, of, rows in parts if of == flat}
+        if len(slices) > 1:
+            self.fail(f"{flat} is in {sorted(slices)} slices")
+        return self.instance(flat, index * slices.pop() + n)
+
+    def writer(self, unit: str, op: str, n: int) -> str:
+        """Who writes a part of a leaf."""
+        number = op.split(".")[2:]
+        return f"{unit}.{number[0]}.{n}" if number else unit
 
     def flat_in(self, ref: Ref, unit: str) -> str:
         """The flat whose leaf or sum a step of this unit means: units of one size share a class."""

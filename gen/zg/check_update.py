@@ -166,7 +166,7 @@ class Program(Near):
         for g in grains:
             if [(body, at) for body, at, of in self.played if of == g] != want:
                 self.fail("functions ran in another order, or not all")
-        if len(self.played) != len(want) * len(grains):
+        if self.left or len(self.played) != len(want) * len(grains):
             self.fail(f"{len(self.played)} functions ran instead of {len(want) * len(grains)}")
         self.played = []
 

@@ -57,6 +57,8 @@ def _forward(calls: Sequence[Call]) -> tuple[int, int]:
     for c in calls:
         if c.kernel == "zk_linear_fwd":
             linear += c.rounds * 2 * math.prod(map(int, c.args[4:7]))
+        if c.kernel == "zk_slice_fwd":
+            linear += 2 * math.prod(int(c.args[n]) for n in (4, 6, 8))
         if c.kernel == "zk_attention_fwd":
             B, T, H, _, D = (int(a) for a in c.args[3:8])
             attention += 2 * B * T * T * H * D

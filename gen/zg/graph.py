@@ -1,12 +1,13 @@
 """graph.py -- the graph of a model: units of kernel calls over named operands, and their tensors.
 
 Operands of a call, as (kind, name): value (activation or its gradient), param, grad (a leaf),
-fixed (token, target, sums, table.N), work (workspace, bytes), number.
+fixed (token, target, sums, table.N), work (workspace, bytes), number, int (of the step).
 """
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Mapping
 
 from .rope import Table
 
@@ -58,6 +59,17 @@ class Body:
 
 
 @dataclass(frozen=True)
+class Part:
+    """A run of a body's calls that is a function of its own: the number-th of the body, -1 where it
+    is all of it. It touches one flat beside `keep`. It is called for each of so many slices of a
+    weight, `rows` rows of it each: operand `at` says from which on."""
+    calls: tuple[Call, ...]
+    number: int = -1
+    slices: int = 1
+    rows: int = 0
+
+
+@dataclass(frozen=True)
 class Kind:
     """A unit kind: `count` instances; x and y name its input and output value ('' for none). Where
     nothing moves up to its output, it has no bwd."""
@@ -69,6 +81,15 @@ class Kind:
     x: str
     y: str
     tied: str = ""                   # the embedding's tensor that this unit also reads
+    flats: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # of a kind that is cut:
+                                     # of a tensor, its flat and in how many slices it is
+    cuts: Mapping[str, tuple[Part, ...]] = field(default_factory=dict)  # and of a body, its parts
+
+    def parts(self, body: str) -> tuple[Part, ...]:
+        return self.cuts.get(body) or (Part(self.bodies[body].calls),)
+
+    def slices(self, flat: str) -> int:
+        return next((n for name, n in self.flats.values() if name == flat), 1)
 
 
 @dataclass(frozen=True)

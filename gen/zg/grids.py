@@ -190,6 +190,9 @@ GRIDS: Mapping[str, Callable[..., How]] = {
     "zk_linear_bwd_x": lambda M, N, K, layout: run(space=GEMM),
     "zk_linear_bwd_w": lambda M, N, K, layout, full, carry=0: run(space=GEMM),
     "zk_linear_bwd_b": bias,
+    "zk_slice_fwd": lambda M, N, K, *_: run(space=GEMM),
+    "zk_slice_bwd_x": lambda M, N, K, *_: run(space=GEMM),
+    "zk_slice_bwd_w": lambda M, N, K, *_: run(space=GEMM),
     # a thread takes 4 elements of a sum; a warp takes blocks of 1024 of a flat: 1, 8 or 32 at once
     "zk_push": lambda n: run(flat(n, each=4)),
     "zk_update": lambda n: run(flat(n, each=1024 // 32)),

@@ -16,7 +16,8 @@ from itertools import zip_longest
 from typing import Iterator
 
 from . import grids, offload, ops, plan
-from .graph import Call, Graph, Kind
+from .graph import Graph, Kind, Part
+from .operands import formal
 from .place import Bodies
 from .sched import Schedule
 from .shard import Shards
@@ -28,7 +29,7 @@ FIXED = {"token": "tokens+0", "target": "targets+0", "sums": "sums+0", "null": "
 # CPU tiles. Linears: rows, columns, depth of an output block, 0 for the kernel's choice by shape
 # and threads. Elsewhere what a task takes: elements, or rows (of blocks of 1024 in the optimizer
 # and sums).
-LINEAR = ("zk_linear_fwd", "zk_linear_bwd_x", "zk_linear_bwd_w")
+LINEAR = tuple(call[0] for row in ops.SLICED for call in row)
 ELEMENTS = ("zk_add", "zk_gelu_fwd", "zk_gelu_bwd", "zk_round")
 
 
@@ -68,7 +69,7 @@ class _Maker:
     graph: Graph
     shards: Shards
     bodies: Bodies
-    formals: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]]
+    formals: dict[tuple[str, str, int], tuple[tuple[str, ...], tuple[str, ...]]]
     tile: int                       # elements that an update on the host takes at a time; 0: none
     piece: int                      # that go to the host's sum at a time
     table: _Table = field(default_factory=_Table)
@@ -83,7 +84,7 @@ class _Maker:
 
     def operand(self, kind: Kind, body: str, arg: tuple[str, object]) -> str:
         what, name = arg[0], arg[1]
-        if what in ("number", "round"):
+        if what in ("number", "round", "int"):
             return str(name)
         if what == "work":
             return "work+0"
@@ -91,25 +92,26 @@ class _Maker:
             return FIXED.get(str(name), f"{name}+0")
         if what in ("param", "grad"):
             flat, at = self.shards.place[str(name)]
-            formal = ("d" if what == "grad" else "") + ("p" if flat == "keep" else "w")
-            return f"{formal}+{at * self.real}"
+            return f"{'d' * (what == 'grad')}{formal(kind, flat)}+{at * self.real}"
         if name in ("x", "y", "dx", "dy"):
             return f"{name}+0"
         save = self.bodies.save[kind.name].at
         tmp = self.bodies.tmp[kind.name, body].at
         return f"s+{save[str(name)]}" if name in save else f"tmp+{tmp[str(name)]}"
 
-    def body(self, kind: Kind, name: str) -> None:
+    def body(self, kind: Kind, name: str, part: Part) -> None:
         calls = []
-        for c in kind.bodies[name].calls:
+        for c in part.calls:
             shape = tuple(int(str(a)) for k, a in c.args if k == "number" and isinstance(a, int))
             args = [self.operand(kind, name, a) for a in c.args]
             args = [a + (f"+c*{by}" if by else "") for a, by in zip_longest(args, c.grow)]
             calls.append(plan.Call(c.kernel, self.table.name(c.kernel, shape), tuple(args),
                                    c.rounds))
-        ins, outs = self.formals[kind.name, name]
-        flops = sum(c.flops * c.rounds for c in kind.bodies[name].calls)
-        self.fns.append(plan.Fn(f"{name}.{kind.name}", ins, outs, (), flops, tuple(calls)))
+        ins, outs = self.formals[kind.name, name, part.number]
+        number = f".{part.number}" if part.number >= 0 else ""
+        ints = ("at",) if part.slices > 1 else ()
+        self.fns.append(plan.Fn(f"{name}.{kind.name}{number}", ins, outs, ints,
+                                sum(c.flops * c.rounds for c in part.calls), tuple(calls)))
 
     # ---- functions of the plan's own
 
@@ -227,7 +229,8 @@ def functions(spec: Spec, graph: Graph, shards: Shards, bodies: Bodies, schedule
                schedule.piece)
     for kind in graph.kinds:
         for name in kind.bodies:
-            m.body(kind, name)
+            for part in kind.parts(name):
+                m.body(kind, name, part)
     for f in shards.flats:
         if f.moves:
             m.sums(f)

@@ -123,7 +123,7 @@ def ends(m: _Maker) -> tuple[Event, ...]:
 def fetch(m: _Maker, u: Use, f: plan.Flat, wait: tuple[Event, ...],
           ) -> tuple[Ref, tuple[Event, ...], tuple[Event, ...]]:
     """Brings a use's shard up: where a gather finds it, what the gather waits for and records."""
-    slot = m.fetched.get(u.ring, 0) % m.stage[u.ring]
+    unit, slot = u.moved(*u.key), m.fetched.get(u.ring, 0) % m.stage[u.ring]
     m.fetched[u.ring] = m.fetched.get(u.ring, 0) + 1
     there, staged, read = Ref(f"stage.{u.ring}", slot), Event(f"staged.{u.ring}", slot), \
         Event(f"read.{u.ring}", slot)
@@ -132,35 +132,35 @@ def fetch(m: _Maker, u: Use, f: plan.Flat, wait: tuple[Event, ...],
     if m.arena("real", f) == "filed":
         shelf, shelved, lifted = Ref(f"shelf.{u.ring}", slot), Event(f"shelved.{u.ring}", slot), \
             Event(f"lifted.{u.ring}", slot)
-        m.copy("load", u.unit, src, shelf, f.shard * m.real, (*ready, lifted), (shelved,))
+        m.copy("load", unit, src, shelf, f.shard * m.real, (*ready, lifted), (shelved,))
         src, ready, risen = shelf, (shelved,), (lifted,)
-    m.copy("up", u.unit, src, there, f.shard * m.real, (*ready, read), (staged, *risen))
+    m.copy("up", unit, src, there, f.shard * m.real, (*ready, read), (staged, *risen))
     return there, (*wait, staged), (read,)
 
 
-def lower(m: _Maker, u: Use, f: plan.Flat, leaf: Ref, node: Ref, wait: tuple[Event, ...],
+def lower(m: _Maker, unit: str, f: plan.Flat, leaf: Ref, node: Ref, wait: tuple[Event, ...],
           ) -> tuple[Event, ...]:
     """A whole leaf to the host's sum; what says that the leaf was read."""
     if m.W == 1:
-        m.add("reduce", "mark", u.unit, waits=wait, recs=(Event("summed", 0),))
+        m.add("reduce", "mark", unit, waits=wait, recs=(Event("summed", 0),))
     pieces = _pieces(m, f)
     for i, (o, n) in enumerate(pieces):
         s = m.turn % m.spec.zero.offload_optimizer.buffer_count
         m.turn += 1
         src, width = Ref("part", s), 4
         if m.W > 1:
-            m.bring(u.unit, f, replace(leaf, at=o * m.real), n, m.real, wait if i == 0 else ())
-            m.add("reduce", f"sum.{f.name}", u.unit, outs=(src,), ints=(Int("n", n),),
+            m.bring(unit, f, replace(leaf, at=o * m.real), n, m.real, wait if i == 0 else ())
+            m.add("reduce", f"sum.{f.name}", unit, outs=(src,), ints=(Int("n", n),),
                   waits=(Event("taken", s),), recs=(Event("summed", s),))
-            m.add("reduce", "done", u.unit)
+            m.add("reduce", "done", unit)
             waits, recs = (Event("summed", s),), (Event("taken", s),)
         else:
             src, width = replace(leaf, at=o * m.real), m.real
             waits = (Event("summed", 0),) * (i == 0)
             recs = (Event("taken", 0),) * (n + o == f.shard)
-        m.copy("down", u.unit, src, Ref("down", s), n * width, (*waits, Event("used", s)),
+        m.copy("down", unit, src, Ref("down", s), n * width, (*waits, Event("used", s)),
                (Event("here", s), *recs))
-        m.add("host", f"push.{f.name}", u.unit, ins=(Ref("down", s),),
+        m.add("host", f"push.{f.name}", unit, ins=(Ref("down", s),),
               outs=(replace(node, at=o * 4),), ints=(Int("n", n),), waits=(Event("here", s),),
               recs=(Event("used", s),))
     return (Event("taken", 0),) if m.W == 1 else ()

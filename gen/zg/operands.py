@@ -8,11 +8,17 @@ from dataclasses import dataclass, field
 from typing import Mapping
 
 from . import activations, ops, plan
-from .graph import Graph, Kind
+from .graph import Graph, Kind, Part
 from .plan import Ref
 from .rings import Use
 from .shard import PAGE, Shards
 from .spec import Spec
+
+
+def formal(kind: Kind, flat: str) -> str:
+    """What a function calls the parameters of a flat: p is `keep`, w1 the first of a unit that is
+    cut."""
+    return "p" if flat == "keep" else "w" + (flat.rpartition("_")[2] if kind.flats else "")
 
 
 @dataclass
@@ -35,25 +41,25 @@ class Operands:
         self.together = self.spec.together
         self.passing = max(0, self.graph.still - 1)         # values that backward does not need
         self.near = self.moving()
-        self.formals = {(k.name, body): self.names(k, body) for k in self.graph.kinds
-                        for body in k.bodies}
+        self.formals = {(k.name, body, part.number): self.names(k, body, part)
+                        for k in self.graph.kinds for body in k.bodies for part in k.parts(body)}
 
     def alike(self, names: list[str]) -> dict[str, str]:
         """Flats whose units have one size share a class, named after the first of them."""
         first: dict[int, str] = {}
         return {n: first.setdefault(self.flats[n].shard, n) for n in names}
 
-    def reads(self, kind: Kind, body: str) -> set[str]:
-        """The flats whose parameters a body reads."""
-        names = {str(a) for c in kind.bodies[body].calls for k, a in c.args if k == "param"}
+    def reads(self, part: Part) -> set[str]:
+        """The flats whose parameters a function reads."""
+        names = {str(a) for c in part.calls for k, a in c.args if k == "param"}
         return {self.shards.place[n][0] for n in names}
 
-    def writes(self, kind: Kind, body: str) -> set[str]:
-        names = {str(a) for c in kind.bodies[body].calls for k, a in c.args if k == "grad"}
+    def writes(self, part: Part) -> set[str]:
+        names = {str(a) for c in part.calls for k, a in c.args if k == "grad"}
         return {self.shards.place[n][0] for n in names}
 
     def instance(self, flat: str, u: Use) -> int:
-        return u.index if self.flats[flat].count > 1 else 0
+        return u.index * u.kind.slices(flat) + u.slice if self.flats[flat].count > 1 else 0
 
     def slot(self, f: str, n: int, g: int) -> int:
         """Of a flat's leaf: they take turns."""
@@ -66,15 +72,15 @@ class Operands:
                  **{name: Ref(name, g) for name in ("tokens", "targets", "acc")}}
         flat = self.shards.home[u.kind.name]
         if u.ring:
-            named["w"] = Ref(f"ring.{u.ring}", u.slot)
+            named[formal(u.kind, u.flat)] = Ref(f"ring.{u.ring}", u.slot)
         elif flat:
             named["w"] = Ref(f"real.{flat}", self.instance(flat, u))
         keep = self.keep_at(u)
         named["p"] = Ref("real.keep", 0, keep * self.real)
         for f, _, n in u.leaves:
-            named["dp" if f == "keep" else "dw"] = Ref(f"leaf.{self.leaves[f]}", self.slot(f, n, g),
-                                                       keep * self.real if f == "keep" else 0)
-        ins, outs = self.formals[u.kind.name, u.body]
+            named[f"d{formal(u.kind, f)}"] = Ref(f"leaf.{self.leaves[f]}", self.slot(f, n, g),
+                                                 keep * self.real if f == "keep" else 0)
+        ins, outs = self.formals[u.kind.name, u.body, u.part.number]
         return tuple(named[n] for n in ins), tuple(named[n] for n in outs)
 
     def value(self, n: int, g: int) -> Ref:
@@ -109,18 +115,20 @@ class Operands:
     def keep_at(self, u: Use) -> int:
         return u.index * self.shards.keep[u.kind.name] if u.kind.count > 1 else 0
 
-    def names(self, kind: Kind, body: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Of the operands a body really has."""
-        args = [(k, str(a)) for c in kind.bodies[body].calls for k, a in c.args]
+    def names(self, kind: Kind, body: str, part: Part) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Of the operands a function really has."""
+        args = [(k, str(a)) for c in part.calls for k, a in c.args]
         values = {a for k, a in args if k == "value"}
         fixed = {a for k, a in args if k == "fixed"} if self.together > 1 else set()
         saved = {v.name for v in kind.saved}
-        reads, writes = self.reads(kind, body), self.writes(kind, body)
-        has = {"w": bool(reads - {"keep"}), "p": "keep" in reads, "x": "x" in values,
+        reads, writes = self.reads(part), self.writes(part)
+        formals = {formal(kind, f): f for f in sorted(reads | writes) if f != "keep"}
+        has = {**{w: f in reads for w, f in formals.items()}, "p": "keep" in reads,
+               "x": "x" in values,
                "dy": "dy" in values, "s": bool(values & saved) and body == "bwd",
                "y": "y" in values and body == "bwd",
                "tokens": "token" in fixed, "targets": "target" in fixed}
-        made = {"y": "y" in values and body == "fwd", "s": bool(saved) and body == "fwd",
-                "dx": "dx" in values, "dw": bool(writes - {"keep"}), "dp": "keep" in writes,
-                "acc": "acc" in fixed and bool(self.graph.tied)}
+        made = {"y": "y" in values and body == "fwd", "s": bool(values & saved) and body == "fwd",
+                "dx": "dx" in values, **{f"d{w}": f in writes for w, f in formals.items()},
+                "dp": "keep" in writes, "acc": "acc" in fixed and bool(self.graph.tied)}
         return tuple(n for n, yes in has.items() if yes), tuple(n for n, yes in made.items() if yes)

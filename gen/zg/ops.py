@@ -97,6 +97,16 @@ FUSED = tuple(tuple(call.split() for call in row.split(";")) for row in (
     "zk_rmsnorm_fwd y stat x a b w M C eps",
 ))
 
+# A call on a weight [out,in], and the one on rows [at, at + n) of it, for each slice in turn. In
+# halves dx is f32 until it is whole: ROUND makes a value of it then.
+SLICED = tuple(tuple(call.split() for call in row.split(";")) for row in (
+    "zk_linear_fwd y x w b M N K 1; zk_slice_fwd y x w b M N K at n",
+    "zk_linear_bwd_x dx dy w M N K 1; zk_slice_bwd_x dx dy w M N K at n",
+    "zk_linear_bwd_w dw dy x M N K 1 0 0; zk_slice_bwd_w dw dy x M N K at n",
+))
+
+ROUND = "zk_round"
+
 # Kernels that may write their first operand where these lie: kernels/zk.h says so.
 IN_PLACE = {"zk_add": (1, 2), "zk_rope": (1,), "zk_gelu_bwd": (1,)}
 

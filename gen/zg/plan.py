@@ -129,7 +129,9 @@ class Flat:
 
 @dataclass(frozen=True)
 class Tensor:
-    """Where a tensor lies: instance i at element offset + i*offset_step of flat's i*flat_step.
+    """Where a tensor lies: instance i at element offset + i*offset_step of flat's i*flat_step. With
+    a flat_step above 1 it is in so many slices of rows, each of which fills an instance of the
+    flat.
     parts: name=rows in the weights' file, {l} stands for i, {l+N} for N + i; what `shape` has
     beyond these is zero and no part of the model. key: of its random numbers. rate: its factor
     of lr; decay: its weight decay; frozen: it never moves, and has no part in the norm."""

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Iterable, Sequence
+from typing import TYPE_CHECKING, Iterable, Mapping, Sequence
 
 from . import ops
 
@@ -31,11 +31,17 @@ def again(fwd: _Calls, bwd: Sequence[Call], kept: set[str]) -> tuple[list[Call],
     return out, made_again
 
 
-def _match(words: list[str], call: Call, found: dict[str, object]) -> bool:
-    """Whether a call is these words; what they stand for, which may be known already."""
-    return call.kernel == words[0] and all(
-        arg == ("fixed", word) if word == "null" else found.setdefault(word, arg) == arg
-        for word, arg in zip(words[1:], call.args))
+Operand = tuple[str, object]
+
+
+def matched(words: list[str], call: Call, known: Mapping[str, Operand] = {},
+            ) -> dict[str, Operand] | None:
+    """What a row's words stand for where a call is these words; some may be known already."""
+    found = dict(known)
+    is_ = lambda word, arg: arg == ("fixed", word) if word == "null" else \
+        arg == ("number", int(word)) if word.isdigit() else found.setdefault(word, arg) == arg
+    same = call.kernel == words[0] and all(map(is_, words[1:], call.args))
+    return found if same else None
 
 
 def fused(calls: Sequence[Call]) -> list[Call]:
@@ -43,8 +49,9 @@ def fused(calls: Sequence[Call]) -> list[Call]:
     out: list[Call] = []
     for call in calls:
         for first, then, both in ops.FUSED:
-            is_: dict[str, tuple[str, object]] = {}
-            if out and _match(first, out[-1], is_) and _match(then, call, is_):
+            is_ = matched(first, out[-1]) if out else None
+            is_ = is_ and matched(then, call, is_)
+            if is_:
                 call = replace(call, kernel=both[0], args=tuple(is_[word] for word in both[1:]),
                                flops=out.pop().flops + call.flops)
         out.append(call)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Collection, Mapping, Sequence
 
-from .graph import Kind
+from .graph import Kind, Part
 from .shard import Shards
 from .spec import Spec
 
@@ -21,11 +21,14 @@ Leaf = tuple[str, int, int]     # a flat, its instance, how many of the flat's c
 
 @dataclass(frozen=True)
 class Use:
-    """A function run for an instance of a kind; what it reads of flats and writes of leaves."""
+    """A function, all of a body or a part of it, run for an instance of a kind, or for a slice of
+    its weight; what it reads of flats and writes of leaves."""
     kind: Kind
     index: int
     body: str                       # fwd | bwd | train | eval
     x: int                          # slot of its input in class x; below 0: backward needs it not
+    part: Part
+    slice: int                      # of the part's
     flat: str = ""                  # to gather for it
     instance: int = 0               # of the flat
     ring: str = ""                  # class of its slot
@@ -40,7 +43,21 @@ class Use:
 
     @property
     def fn(self) -> str:
-        return f"{self.body}.{self.kind.name}"
+        number = self.part.number
+        return f"{self.body}.{self.kind.name}" + (f".{number}" if number >= 0 else "")
+
+    @property
+    def first(self) -> bool:        # of the body's parts
+        return self.part.number <= 0 == self.slice
+
+    @property
+    def last(self) -> bool:
+        last = self.part.number in (-1, len(self.kind.parts(self.body)) - 1)
+        return last and self.slice == self.part.slices - 1
+
+    def moved(self, flat: str, instance: int) -> str:
+        """What a gather or a reduction is for: the unit, or what is moved of one that is cut."""
+        return f"{flat}[{instance}]" if flat in dict(self.kind.flats.values()) else self.unit
 
     @property
     def unit(self) -> str:
@@ -135,7 +152,8 @@ def choose(spec: Spec, shards: Shards, uses: Sequence[Use]) -> tuple[int, set[Ke
     ahead = min(ahead, len(gathered) - 1) if z.overlap_comm else 0
     while live(ahead, uses) > most:
         ahead -= 1
-    near = _near(uses, sizes, z.stage3_max_reuse_distance)
+    cut = any(u.part.number >= 0 for u in uses)     # then there is no room for what stays
+    near = [] if cut else _near(uses, sizes, z.stage3_max_reuse_distance)
     few, many = 0, len(near) + 1                # how many of the nearest fit, and do not
     while many - few > 1:
         half = (few + many) // 2

@@ -40,8 +40,8 @@ class Schedule:
     live: int
     tile: int                   # elements that an update on the host takes at a time; 0: none
     piece: int                  # of a leaf that go to the host's sum at a time; 0: it has none
-    # (kind, body) -> ins, outs
-    formals: dict[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]]
+    # (kind, body, number of its part) -> ins, outs
+    formals: dict[tuple[str, str, int], tuple[tuple[str, ...], tuple[str, ...]]]
 
 
 @dataclass
@@ -90,26 +90,29 @@ class _Maker(Operands):
         Unit n reads value n-1 and writes value n; of class x the first slot is for the first value
         that backward needs."""
         units = [(kind, l) for kind in self.graph.kinds for l in range(kind.count)]
-        forward = [Use(kind, l, "fwd" if "fwd" in kind.bodies else head, n - 1 - self.passing)
-                   for n, (kind, l) in enumerate(units)]
+        parts = lambda n, body: [Use(*units[n], body, n - 1 - self.passing, part, s)
+                                 for part in units[n][0].parts(body) for s in range(part.slices)]
+        forward = [u for n, (kind, _) in enumerate(units)
+                   for u in parts(n, "fwd" if "fwd" in kind.bodies else head)]
         if head == "eval":
             return forward
-        return forward + [replace(u, body="bwd") for u in reversed(forward[self.graph.still:-1])]
+        return forward + [u for n in reversed(range(self.graph.still, len(units) - 1))
+                          for u in parts(n, "bwd")]
 
     def bind(self, uses: list[Use]) -> list[Use]:
         """What is gathered for each use; what it writes of leaves."""
-        leaves: dict[str, int] = {}
+        leaves: dict[str, list[int]] = {}               # instances in order of their first use
         out = []
         for u in uses:
-            flats = [f for f in self.reads(u.kind, u.body) if self.flats[f].real == "shard"]
+            flats = [f for f in self.reads(u.part) if self.flats[f].real == "shard"]
             if flats:
                 u = replace(u, flat=flats[0], instance=self.instance(flats[0], u),
                             ring=self.ring_of[flats[0]])
             made = []
-            for f in sorted(self.writes(u.kind, u.body)):
-                n = leaves.get(f, 0)
-                leaves[f] = n + 1
-                made.append((f, self.instance(f, u), n))
+            for f in sorted(self.writes(u.part)):
+                l, seen = self.instance(f, u), leaves.setdefault(f, [])
+                seen += [l] * (l not in seen[-1:])
+                made.append((f, l, len(seen) - 1))
             out.append(replace(u, leaves=tuple(made)))
         return out
 
@@ -170,7 +173,7 @@ class _Maker(Operands):
     def wholes(self, u: Use) -> tuple[Event, ...]:
         """Events of the whole flats a forward use reads."""
         out = []
-        for f in sorted(self.reads(u.kind, u.body)):
+        for f in sorted(self.reads(u.part)):
             if (self.flats[f].real, self.flats[f].state) == ("whole", "shard"):
                 out.append(Event(f"whole.{f}", u.index if self.flats[f].count > 1 else 0))
         return tuple(out) if u.body != "bwd" else ()
@@ -190,8 +193,8 @@ class _Maker(Operands):
             if self.away(flat) and not u.held:
                 src, wait, rec = offload.fetch(self, u, flat, wait)
             if not u.held:
-                self.gather(u.unit, flat, src, Ref(f"ring.{u.ring}", u.slot), self.real, wait,
-                            (Event(f"full.{u.ring}", u.slot), *rec))
+                self.gather(u.moved(*u.key), flat, src, Ref(f"ring.{u.ring}", u.slot), self.real,
+                            wait, (Event(f"full.{u.ring}", u.slot), *rec))
 
         for i in range(min(self.ahead, len(gathered))):
             fetch(i)
@@ -221,7 +224,8 @@ class _Maker(Operands):
         event = lambda what, leaf: Event(f"{what}.{self.leaves[leaf[0]]}",
                                          self.slot(leaf[0], leaf[2], g))
         ins, outs = self.operands(u, g)
-        self.add("main", u.fn, u.unit, ins=ins, outs=outs,
+        ints = (Int("at", u.slice * u.part.rows),) if u.part.slices > 1 else ()
+        self.add("main", u.fn, u.unit, ins=ins, outs=outs, ints=ints,
                  waits=waits + tuple(event("done", x) for x in begun),
                  recs=(*recs, *(event("grad", x) for x in whole)))
 
@@ -242,6 +246,8 @@ class _Maker(Operands):
     def dead(self, u: Use, g: int) -> None:
         """What dies after a backward: what was saved, its output and dy; after the last its input
         and dx. And an input that no backward needs."""
+        if not u.last:
+            return
         ins, outs = self.operands(u, g)
         gone: tuple[Ref, ...] = ()
         if u.body == "bwd":
@@ -268,24 +274,24 @@ class _Maker(Operands):
             if u.stays and u.key not in used:
                 self.drop_unit(u)
             kept = [(f"save.{u.kind.name}", u.index)] if u.kind.saved else []
-            for cls, n in (*kept, *([("x", u.x)] if u.x >= 0 else [])):
+            for cls, n in (*kept, *([("x", u.x)] if u.x >= 0 else [])) if u.last else ():
                 if not activations.goes(self, cls, n):
                     self.add("main", "drop", u.unit, outs=(self.placed(cls, n, 0),))
 
     def leaf_done(self, u: Use, x: Leaf, g: int) -> None:
         """A whole leaf: reduce it, or push it on this rank's own sums; then it is dead."""
         f, l, n = x
-        s = self.slot(f, n, g)
+        s, unit = self.slot(f, n, g), u.moved(f, l)
         leaf, node = Ref(f"leaf.{self.leaves[f]}", s), Ref(f"sum.{f}", l)
         wait, read = (Event(f"grad.{self.leaves[f]}", s),), ()
         if self.shards.pushes:
-            read = offload.lower(self, u, self.flats[f], leaf, node, wait)
+            read = offload.lower(self, unit, self.flats[f], leaf, node, wait)
         elif self.order == "local":
             node = Ref("pend", 0) if self.shards.apart else node
-            self.add("reduce", f"own.{f}", u.unit, ins=(leaf,), outs=(node,), waits=wait)
+            self.add("reduce", f"own.{f}", unit, ins=(leaf,), outs=(node,), waits=wait)
         else:
-            self.reduce("sum", u.unit, self.flats[f], leaf, node, self.real, wait)
-        self.add("reduce", "drop", u.unit, outs=(leaf,), waits=read,
+            self.reduce("sum", unit, self.flats[f], leaf, node, self.real, wait)
+        self.add("reduce", "drop", unit, outs=(leaf,), waits=read,
                  recs=(Event(f"done.{self.leaves[f]}", s),))
 
     def each(self) -> list[tuple[plan.Flat, int]]:

@@ -39,7 +39,8 @@ class Shards:
         return self.below and not self.apart
 
 
-def _persistent(spec: Spec, kind: Kind, t: Tensor) -> bool:
+def persistent(spec: Spec, kind: Kind, t: Tensor) -> bool:
+    """Every rank keeps it whole."""
     if spec.zero.stage < 3:
         return False
     names = (ops.layer(n, l) for n, _ in t.parts for l in range(kind.count))
@@ -126,10 +127,19 @@ def _counts(grains: int, step: int) -> int:
     return mask
 
 
+def unit(spec: Spec) -> int:
+    """Elements of which a shard is a multiple."""
+    return max(PAGE // ops.BYTES[spec.train.precision], BLOCK)
+
+
+def whole(spec: Spec, elems: int) -> int:
+    """Elements of a flat that holds so many, with what fills its shards."""
+    return ops.up(elems, spec.cluster.ranks * unit(spec))
+
+
 def split(spec: Spec, graph: Graph) -> Shards:
     W, stage = spec.cluster.ranks, spec.zero.stage
     grains = spec.grains
-    unit = PAGE // ops.BYTES[spec.train.precision]
     order, notes = _order(spec, grains)
     sources, fast = _fast(spec)
     below, above = _below(spec, order, sources)
@@ -143,24 +153,24 @@ def split(spec: Spec, graph: Graph) -> Shards:
     key = 0
     for kind in graph.kinds:
         own = "embed" if kind.tied else kind.name
-        counts.setdefault(own, kind.count)
-        kept = [t for t in kind.tensors if _persistent(spec, kind, t)]
+        kept = [t for t in kind.tensors if persistent(spec, kind, t)]
         keep[kind.name] = sum(ops.up(t.elems, BLOCK) for t in kept)
         base = sizes.get("keep", 0)
         for i, t in enumerate(kind.tensors):
-            flat = "keep" if t in kept else own
-            at = sizes.get(flat, 0) if flat == own else base
+            inside = t in kept
+            flat, slices = ("keep", 1) if inside else kind.flats.get(t.name, (own, 1))
+            counts.setdefault(flat, kind.count * slices)
+            at = base if inside else sizes.get(flat, 0)
             place[t.name] = (flat, at)
-            inside = flat == "keep"
             found.append(plan.Tensor(
                 t.name, flat, at, keep[kind.name] if inside and kind.count > 1 else 0,
-                int(not inside and kind.count > 1), kind.count, t.shape,
+                slices if not inside and counts[flat] > 1 else 0, kind.count, t.shape,
                 tuple(f"{n}={r}" for n, r in t.parts), key + i, len(kind.tensors), t.mean, t.std,
                 *t.group))
             if inside:
                 base += ops.up(t.elems, BLOCK)
             else:
-                sizes[own] = at + ops.up(t.elems, BLOCK)
+                sizes[flat] = at + ops.up(t.elems // slices, BLOCK)
         if kept:
             sizes["keep"] = sizes.get("keep", 0) + keep[kind.name] * kind.count
         key += len(kind.tensors) * kind.count
@@ -176,11 +186,11 @@ def split(spec: Spec, graph: Graph) -> Shards:
     flats = []
     still = sizes.keys() - {t.flat for t in found if not t.frozen}     # of which nothing moves
     for name, size in sizes.items():
-        shard = ops.up(-(-size // W), max(unit, BLOCK))
-        whole = stage < 3 or name == "keep"
+        shard = whole(spec, size) // W
+        every = stage < 3 or name == "keep"
         narrow = spec.train.precision != "f32" and spec.train.optimizer.masters
         apart = narrow or (spec.zero.offload_optimizer.device != "none") != (name in hosted)
-        flats.append(plan.Flat(name, counts[name], size, shard, "whole" if whole else "shard",
+        flats.append(plan.Flat(name, counts[name], size, shard, "whole" if every else "shard",
                                "whole" if stage == 0 else "shard",
                                (*["master"] * apart, *(() if name in still else states)),
                                *(("none", 0, 0) if name in still else

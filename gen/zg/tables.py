@@ -94,7 +94,7 @@ def spans(p: Plan, flat: plan.Flat) -> list[str]:
     out = []
     for t in sorted(p.tensors, key=lambda t: t.frozen):
         if t.flat == flat.name:
-            stride = whole if t.flat_step else t.offset_step
+            stride = whole * t.flat_step or t.offset_step
             out.append(f"{{{number(t.offset)}, {number(t.elems)}, {t.count}, {number(stride)}, "
                        f"{t.key}, {t.key_step}, "
                        f"{real(t.mean)}f, {real(t.std)}f, {real(t.rate)}, {real(t.decay)}}},  "
@@ -153,13 +153,16 @@ def filed(p: Plan, cost: dict[str, object]) -> list[str]:
                 f".tile = {elements},", 0)
 
 
-def turns(p: Plan, name: str) -> int:
+def turns(p: Plan, name: str) -> tuple[int, int]:
     """How many units of a grain a function is for, one after the other, and from the last to the
-    first where that is negative; 0: one, or in another order."""
-    units = [x.unit for x in p.section("grain").steps if x.op == name][::p.together]
+    first where that is negative; 0: one, or in another order. And how often for each."""
+    called = [x.unit for x in p.section("grain").steps if x.op == name]
+    times = called.count(called[0]) if called else 1
+    units = called[::times]
     n = len(units)
-    up = [f"{name.partition('.')[2]}[{i}]" for i in range(n)]
-    return 0 if n < 2 else n if units == up else -n if units == up[::-1] else 0
+    up = [f"{name.partition('.')[2].partition('.')[0]}[{i}]" for i in range(n)]
+    turn = 0 if n < 2 else n if units == up else -n if units == up[::-1] else 0
+    return turn, times if turn else p.together
 
 
 def functions(p: Plan) -> list[str]:
@@ -168,8 +171,8 @@ def functions(p: Plan) -> list[str]:
     main = {x.op for s in p.sections if s.name in ("begin", "grain", "update") for x in s.steps
             if x.queue == "main"}
     parts = [(f, PARTS.get(f.name.partition(".")[0])) for f in p.fns if f.name in main]
-    rows = [f'{{"{lower(f.name)}", "{part}", {float(f.flops)!r}, {turns(p, f.name)}, {p.together}}}'
-            for f, part in parts if part]
+    rows = [f'{{"{lower(f.name)}", "{part}", {float(f.flops)!r}, {n}, {times}}}'
+            for f, part in parts if part for n, times in [turns(p, f.name)]]
     return wrap(f"{', '.join(rows)},", 4)
 
 

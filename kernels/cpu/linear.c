@@ -86,9 +86,9 @@ typedef struct matrix {
 typedef struct product {
     zk *k;
     matrix a, b;                    /* [M,K], [K,N] */
-    void *out;                      /* [M,N] of `dtype` */
+    void *out;                      /* [M,N] of `dtype`, rows `stride` apart; 0: N */
     const real *bias;               /* [N] of the context's dtype, or NULL */
-    int64_t M, N, K;
+    int64_t M, N, K, stride;
     int64_t rows, cols, depth;      /* of a tile */
     int dtype, carry;               /* carry: the chain goes on from the output */
 } product;
@@ -246,7 +246,7 @@ static void finish(const tile *t, int64_t i, int64_t j, int64_t rows, int64_t co
             v16 y = load16n(t->sum + r * t->stride + c, n);
             if (g->bias)
                 y += load16rn(g->bias, t->n + c, g->k->dtype, n);
-            store16rn(g->out, (t->m + r) * g->N + t->n + c, g->dtype, y, n);
+            store16rn(g->out, (t->m + r) * g->stride + t->n + c, g->dtype, y, n);
         }
 }
 
@@ -278,8 +278,8 @@ static void tile_task(void *arg, int64_t task, int thread)
               .m = task / across * g->rows, .n = task % across * g->cols};
     t.rows = least(g->rows, g->M - t.m);
     t.cols = least(g->cols, g->N - t.n);
-    t.sum = g->dtype == ZK_F32 ? (float *)g->out + t.m * g->N + t.n : t.edge + MR * NR;
-    t.stride = g->dtype == ZK_F32 ? g->N : g->cols;
+    t.sum = g->dtype == ZK_F32 ? (float *)g->out + t.m * g->stride + t.n : t.edge + MR * NR;
+    t.stride = g->dtype == ZK_F32 ? g->stride : g->cols;
     for (int64_t k = 0; k < g->K; k += g->depth) {
         int64_t depth = least(g->depth, g->K - k);
         for (int64_t i = 0; i < t.rows; i += MR)
@@ -317,6 +317,7 @@ static void multiply_all(product *g, const zk_launch *L)
     g->rows = rows ? rows : even(g->M, ROWS, MR);
     g->cols = cols ? cols : even(g->N, most, NR);
     g->depth = depth ? depth : even(g->K, DEPTH, 1);
+    g->stride = g->stride ? g->stride : g->N;
     int threads = g->k->threads;
     while (threads > 1 && !cols && tasks(g) < 3 * threads && g->cols > FEWEST_COLS)
         g->cols = pieces(g->cols / 2, NR) * NR;
@@ -371,6 +372,37 @@ void ZK(zk_linear_bwd_w)(zk *k, const zk_launch *L, void *dw, const real *dy, co
         g.M = N;
         g.N = K;
     }
+    multiply_all(&g, L);
+}
+
+/* ---- kernels of a slice: columns [at, at + n) of y and dy are rows of w */
+static real *from(const real *p, int64_t at, int dtype)
+{
+    return (char *)p + at * (dtype == ZK_F32 ? 4 : 2);
+}
+
+void ZK(zk_slice_fwd)(zk *k, const zk_launch *L, real *y, const real *x, const real *w,
+                      const real *b, int64_t M, int64_t N, int64_t K, int64_t at, int64_t n)
+{
+    product g = {.k = k, .out = from(y, at, k->dtype), .dtype = k->dtype, .M = M, .N = n, .K = K,
+                 .stride = N, .bias = b ? from(b, at, k->dtype) : NULL,
+                 .a = plain(x, K, k->dtype), .b = turned(w, K, k->dtype)};
+    multiply_all(&g, L);
+}
+
+void ZK(zk_slice_bwd_x)(zk *k, const zk_launch *L, float *dx, const real *dy, const real *w,
+                        int64_t M, int64_t N, int64_t K, int64_t at, int64_t n)
+{
+    product g = {.k = k, .out = dx, .dtype = ZK_F32, .carry = at > 0, .M = M, .N = K, .K = n,
+                 .a = plain(from(dy, at, k->dtype), N, k->dtype), .b = plain(w, K, k->dtype)};
+    multiply_all(&g, L);
+}
+
+void ZK(zk_slice_bwd_w)(zk *k, const zk_launch *L, real *dw, const real *dy, const real *x,
+                        int64_t M, int64_t N, int64_t K, int64_t at, int64_t n)
+{
+    product g = {.k = k, .out = dw, .dtype = k->dtype, .M = n, .N = K, .K = M,
+                 .a = turned(from(dy, at, k->dtype), N, k->dtype), .b = plain(x, K, k->dtype)};
     multiply_all(&g, L);
 }
 

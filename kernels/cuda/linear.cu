@@ -30,12 +30,12 @@ static void must(cublasStatus_t status, const char *what)
 /* ---- a product d = a . b (+ bias), as cuBLASLt sees it: d m x n, a m x k, b k x n, columns first;
  * a turned operand lies in memory as its transpose */
 struct shape {
-    int64_t m, n, k, slot;
+    int64_t m, n, k, slot, b_wide, d_wide;              /* wide: a leading dimension; 0: its own */
     int32_t a_turned, b_turned;
     cudaDataType_t in, out;
     uint32_t a_align, b_align, d_align, bias_align;     /* bytes; 0: there is no bias */
 };
-static_assert(sizeof(shape) == 64, "no bytes between, so that shapes can be compared as bytes");
+static_assert(sizeof(shape) == 80, "no bytes between, so that shapes can be compared as bytes");
 
 static const char *type_name(cudaDataType_t type)
 {
@@ -45,10 +45,13 @@ static const char *type_name(cudaDataType_t type)
 /* All of a shape but its slot, in words. */
 static void name(const shape *s, char key[TUNE_KEY])
 {
-    snprintf(key, TUNE_KEY, "%lld x %lld x %lld %c%c %s to %s aligned %u %u %u bias %u",
-             (long long)s->m, (long long)s->n, (long long)s->k, s->a_turned ? 'T' : 'N',
-             s->b_turned ? 'T' : 'N', type_name(s->in), type_name(s->out), s->a_align, s->b_align,
-             s->d_align, s->bias_align);
+    int n = snprintf(key, TUNE_KEY, "%lld x %lld x %lld %c%c %s to %s aligned %u %u %u bias %u",
+                     (long long)s->m, (long long)s->n, (long long)s->k, s->a_turned ? 'T' : 'N',
+                     s->b_turned ? 'T' : 'N', type_name(s->in), type_name(s->out), s->a_align,
+                     s->b_align, s->d_align, s->bias_align);
+    if (s->b_wide || s->d_wide)
+        snprintf(key + n, TUNE_KEY - (size_t)n, " wide %lld %lld", (long long)s->b_wide,
+                 (long long)s->d_wide);
 }
 
 /* Where a product's matrices lie; bias: NULL: there is none; carry: it is added to d, and so cannot be
@@ -109,9 +112,10 @@ static void describe(gemm *g)
     const char *what = "a matrix";
     must(s->a_turned ? cublasLtMatrixLayoutCreate(&g->a, s->in, s->k, s->m, s->k)
                      : cublasLtMatrixLayoutCreate(&g->a, s->in, s->m, s->k, s->m), what);
-    must(s->b_turned ? cublasLtMatrixLayoutCreate(&g->b, s->in, s->n, s->k, s->n)
-                     : cublasLtMatrixLayoutCreate(&g->b, s->in, s->k, s->n, s->k), what);
-    must(cublasLtMatrixLayoutCreate(&g->d, s->out, s->m, s->n, s->m), what);
+    int64_t b_wide = s->b_wide ? s->b_wide : s->b_turned ? s->n : s->k;
+    must(s->b_turned ? cublasLtMatrixLayoutCreate(&g->b, s->in, s->n, s->k, b_wide)
+                     : cublasLtMatrixLayoutCreate(&g->b, s->in, s->k, s->n, b_wide), what);
+    must(cublasLtMatrixLayoutCreate(&g->d, s->out, s->m, s->n, s->d_wide ? s->d_wide : s->m), what);
 }
 
 static void prefer(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t name,
@@ -266,16 +270,17 @@ static uint32_t alignment(const void *p)
     return (uint32_t)zk_least((int64_t)low, ALIGNED);
 }
 
-/* d = a . b (+ bias, or + d where it carries on); full: d is float */
+/* d = a . b (+ bias, or + d where it carries on); full: d is float; wide: of columns of b and d */
 static void multiply(zk *k, const zk_launch *L, int64_t m, int64_t n, int64_t depth, void *d,
                      const void *a, int a_turned, const void *b, int b_turned, const void *bias,
-                     int full, int carry)
+                     int full, int carry, int64_t b_wide = 0, int64_t d_wide = 0)
 {
     const places at = {d, a, b, bias, carry};
     static const cudaDataType_t types[] = {CUDA_R_32F, CUDA_R_16BF, CUDA_R_16F};
     cudaDataType_t type = types[k->dtype];
-    shape s = {m, n, depth, L[k->column].slot, a_turned, b_turned, type, full ? CUDA_R_32F : type,
-               alignment(a), alignment(b), alignment(d), bias ? alignment(bias) : 0};
+    shape s = {m, n, depth, L[k->column].slot, b_wide, d_wide, a_turned, b_turned, type,
+               full ? CUDA_R_32F : type, alignment(a), alignment(b), alignment(d),
+               bias ? alignment(bias) : 0};
     gemm *g = look_up(k, &s, &at);
     if (bias)
         set(g, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
@@ -305,6 +310,31 @@ void zk_linear_bwd_w(zk *k, const zk_launch *L, void *dw, const real *dy, const 
         multiply(k, L, N, K, M, dw, dy, 0, x, 1, NULL, full, carry);
     else
         multiply(k, L, K, N, M, dw, x, 0, dy, 1, NULL, full, carry);
+}
+
+/* ---- kernels of a slice */
+static real *from(zk *k, const real *p, int64_t at)
+{
+    return (char *)p + at * (k->dtype == ZK_F32 ? 4 : 2);
+}
+
+void zk_slice_fwd(zk *k, const zk_launch *L, real *y, const real *x, const real *w, const real *b,
+                  int64_t M, int64_t N, int64_t K, int64_t at, int64_t n)
+{
+    multiply(k, L, n, M, K, from(k, y, at), w, 1, x, 0, b ? from(k, b, at) : NULL, 0, 0, 0, N);
+}
+
+void zk_slice_bwd_x(zk *k, const zk_launch *L, float *dx, const real *dy, const real *w,
+                    int64_t M, int64_t N, int64_t K, int64_t at, int64_t n)
+{
+    multiply(k, L, K, M, n, dx, w, 0, from(k, dy, at), 0, NULL, 1, at > 0, N);
+}
+
+/* dw [n,K]: dw^T [K,n] = x^T [K,M] . dy [M,n] */
+void zk_slice_bwd_w(zk *k, const zk_launch *L, real *dw, const real *dy, const real *x,
+                    int64_t M, int64_t N, int64_t K, int64_t at, int64_t n)
+{
+    multiply(k, L, K, n, M, dw, x, 0, from(k, dy, at), 1, NULL, 0, 0, N);
 }
 
 /* ---- gradient of the bias: a thread block sums a stripe of rows of dy [M,N], its warps in turns;
