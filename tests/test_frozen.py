@@ -17,17 +17,20 @@ import trainer
 from plans import planned as plan_of
 from zg import build, check, cost, explain, plan, spec as reader
 
-# Of each family: the embedding, the blocks, the head, norms, matrices of blocks, attention.
+# Of each family: the embedding, the blocks, the lower ones, the head, norms, matrices of blocks,
+# attention.
 SETS = {
     'gpt': {'embed': 'wte.weight wpe.*', 'blocks': 'h.*', 'head': 'ln_f.*', 'norms': '*ln_*',
-            'matrices': 'h.*.weight', 'attention': '*.attn.*'},
+            'matrices': 'h.*.weight', 'attention': '*.attn.*', 'lower': 'h.[01].*'},
     'llama': {'embed': 'model.embed_tokens*', 'blocks': 'model.layers.*',
               'head': 'model.norm* lm_head*', 'norms': '*norm*', 'matrices': '*_proj*',
-              'attention': '*.self_attn.*'},
+              'attention': '*.self_attn.*', 'lower': 'model.layers.0.*'},
     'qwen3': {'embed': 'model.embed_tokens*', 'blocks': 'model.layers.*', 'head': 'model.norm*',
-              'norms': '*norm*', 'matrices': '*_proj*', 'attention': '*.self_attn.*'}}
+              'norms': '*norm*', 'matrices': '*_proj*', 'attention': '*.self_attn.*',
+              'lower': 'model.layers.0.*'}}
 FROZEN = ['embed', 'blocks', 'head', 'norms', 'matrices', 'attention', 'embed blocks',
-          'embed attention', 'embed matrices', 'blocks head', 'embed norms']
+          'embed attention', 'embed matrices', 'blocks head', 'embed norms',
+          'embed lower', 'lower']
 ALL = 'zero.stage3_param_persistence_threshold=0'
 
 
