@@ -78,6 +78,27 @@ def test_the_host_has_an_end() -> None:
     assert {c.keys for c in every if c.host < most} <= {c.keys for c in fewer}
 
 
+def test_a_host_that_holds_no_choice() -> None:
+    """Its own least is named, and works."""
+    keys = ('targets=[cpu]', 'zero.stage=1', 'zero.offload_optimizer.device=cpu',
+            'train.memory_budget=1GiB')
+    with pytest.raises(spec.SpecError, match='cluster.memory.host: 4096 bytes hold no plan') as e:
+        build.build(loaded('gpt-tiny', *keys, 'cluster.memory.host=4096'))
+    least = int(re.search(r'allowed: at least (\d+)$', str(e.value))[1])
+    assert build.build(loaded('gpt-tiny', *keys, f'cluster.memory.host={least}')).plan.end(
+        'hosted') == least
+
+
+@pytest.mark.parametrize('key', ['zero.stage3_max_live_parameters=1000',
+                                 'train.optimizer.groups=[{match: ["*"], frozen: true}]'])
+def test_what_no_choice_mends_is_said(key: str) -> None:
+    with pytest.raises(spec.SpecError) as e:
+        build.build(loaded('gpt-tiny', key, 'zero.stage=3', 'train.memory_budget=1GiB'))
+    with pytest.raises(spec.SpecError) as alone:
+        build.build(loaded('gpt-tiny', key, 'zero.stage=3'))
+    assert str(e.value) == str(alone.value)
+
+
 def test_what_a_slow_link_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step is as long as its copies where these are slow, and hides their link where it is not."""
     def cost(link: float) -> float:
@@ -86,6 +107,22 @@ def test_what_a_slow_link_costs(monkeypatch: pytest.MonkeyPatch) -> None:
                                           *STAY[1:]) if c.moved)
     assert 0 < cost(1e12) == cost(1e10) < .05
     assert (1 + cost(1e5)) / (1 + cost(2e5)) == pytest.approx(2, rel=.01)
+
+
+def test_only_what_moves_is_updated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the host's memory is all that counts, an update is as long as the gradients, masters and
+    moments that it reads and writes: of flats that move, and of shards what is not the device's."""
+    monkeypatch.setitem(budget.PEAKS, 'cpu', replace(budget.PEAKS['cpu'], host=1e-9))
+    def seconds(*keys: str) -> float:
+        s = loaded('llama-tiny', 'targets=[cpu]', 'zero.stage=1', 'train.global_batch=4',
+                   'zero.offload_optimizer.device=cpu', 'train.accumulate=layers', *keys)
+        return budget._step(s, build.build(s).plan, 'cpu', 0, 0) * 1e-9
+    p = planned('llama-tiny', 'zero.stage=1')
+    size = lambda *names: sum(f.count * f.shard for f in p.flats if f.name in names)
+    assert seconds() == pytest.approx(28 * size('embed', 'block', 'head'))
+    frozen = 'train.optimizer.groups=[{match: ["model.layers.*"], frozen: true}]'
+    assert seconds(frozen) == pytest.approx(28 * size('embed', 'head'))
+    assert seconds('zero.offload_optimizer.ratio=0.25') < seconds() * .3
 
 
 def test_all_again_costs_less_than_a_forward() -> None:

@@ -148,16 +148,17 @@ def _step(spec: Spec, p: plan.Plan, target: str, once: float, more: int) -> floa
     the host and back in a grain beyond the plan's."""
     peaks, total = PEAKS[target], 0.0
     host = spec.zero.offload_optimizer.device != "none"
-    states = sum(f.count * f.shard * (4 + 2 * sum(ops.width(s, spec.train.optimizer.moments)
-                                                  for s in f.states)) for f in p.flats)
-    for name, busy in (("grain", once * spec.together),
-                       ("update", 0 if host else states / peaks.memory)):
+    each = [(f, f.count * (4 + 2 * sum(ops.width(s, spec.train.optimizer.moments)
+                                       for s in f.states))) for f in p.flats if f.moves]
+    here = sum(size * (f.near if host else f.shard) for f, size in each)
+    there = sum(size * (f.shard - f.near) for f, size in each if host)
+    for name, busy in (("grain", once * spec.together), ("update", here / peaks.memory)):
         section = p.section(name)
         ints = lambda key, which: sum(i.value for s in section.steps if which(s) for i in s.ints
                                       if i.name == key)
         ways = [ints("bytes", lambda s: s.queue == q) + more * (name == "grain")
                 for q in ("down", "up")]
-        work = states * host if name == "update" else \
+        work = there if name == "update" else \
             12 * ints("n", lambda s: s.queue == "host" and s.op.startswith("push"))
         total += section.repeat * max(busy + sum(ways) / peaks.memory, max(ways) / peaks.link,
                                       work / peaks.host)
@@ -168,11 +169,12 @@ def choices(spec: Spec, build: Callable[[Spec], plan.Plan]) -> tuple[Choice, ...
     """Those worth a thought: each holds less than every one that costs less, and fits the host.
     build: the plan of a spec as it is."""
     every = list(_sets(spec))
-    found, now, limit = [], {}, spec.cluster.memory.host
+    found, wrong, now, limit = [], [], {}, spec.cluster.memory.host
     for moved, made in _moves(spec):
         try:
             p = build(made)
-        except SpecError:       # what a bound of the spec does not allow
+        except SpecError as e:      # what a bound of the spec does not allow
+            wrong.append(e)
             continue
         arena = max(p.arena(t) for t in spec.targets) - _near(made, every[0])
         host = fits.needs(p)["host"] - _far(made, every[0], place.PAGE)
@@ -184,10 +186,15 @@ def choices(spec: Spec, build: Callable[[Spec], plan.Plan]) -> tuple[Choice, ...
             found.append(Choice(chosen, moved, arena + _near(made, again),
                                 host + _far(made, again, place.PAGE),
                                 max(took[t] / now[t] - 1 for t in spec.targets)))
+    if not found:                   # the spec's own fault, which no place on the host mends
+        raise wrong[0]
     out: list[Choice] = []
     for c in sorted(found, key=lambda c: (c.cost, c.arena, len(c.words))):
         if (not out or c.arena < out[-1].arena) and (limit is None or c.host <= limit):
             out.append(c)
+    if not out:
+        raise spec.wrong("cluster.memory.host", f"{limit} bytes hold no plan's host arena",
+                         f"at least {min(c.host for c in found)}")
     return tuple(out)
 
 
