@@ -228,6 +228,20 @@ def test_memory(what: str, stage: int, precision: str) -> None:
     assert held(p, 'x', 'dx', 'tmp') <= held(full, 'x', 'dx', 'tmp')
 
 
+@pytest.mark.parametrize('share', [1, 0.5])
+def test_slots_are_for_gradients_that_there_are(share: float) -> None:
+    """Of an optimizer on the host: no tile of what is frozen comes down."""
+    p = planned('llama', 'blocks', 'zero.stage=1', 'cluster.ranks=2', 'train.micro_batch=2',
+                'zero.offload_optimizer.device=cpu', f'zero.offload_optimizer.ratio={share}')
+    assert not p.below
+    least = max(4 * (f.shard - f.near) for f in p.flats if f.moves)
+    assert p.cls('down').stride == least < max(4 * f.shard for f in p.flats) / 2
+    smaller = dataclasses.replace(p.cls('down'), stride=least - 4096)
+    with pytest.raises(check.CheckError):
+        check.check(dataclasses.replace(p, classes=tuple(
+            smaller if c.name == 'down' else c for c in p.classes)))
+
+
 @pytest.mark.parametrize('precision', ['f32', 'bf16'])
 @pytest.mark.parametrize('stage', [0, 1, 2, 3])
 @pytest.mark.parametrize('accumulate', ['grains', 'layers'])

@@ -75,7 +75,8 @@ def _wanted(spec: Spec, graph: Graph, shards: shard.Shards, bodies: place.Bodies
         out.append(("inbox", "gpu", 1, shards.sources * max(brought)))
     out.append(("space", "gpu", 1, max([1, *(r.space for r in runs)])))
     if tile:
-        lowered = schedule.piece * (4 if W > 1 else real) if shards.below else tile * 4
+        lowered = schedule.piece * (4 if W > 1 else real) if shards.below else \
+            max(min(tile, f.shard - f.near) for f in shards.flats if f.moves) * 4
         out += [("hctl", "hosted", 1, ops.CTL)]
         out += [] if shards.below and shards.apart else [("down", "hosted", turns, lowered)]
         out += [("hsums", "hosted", 1, 8 * ops.SUMS)] if shards.below else []
