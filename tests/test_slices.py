@@ -5,7 +5,6 @@ tests/data/sliced.yaml: a block of 61440 elements, of which gate and up have 327
 and v 8192; biases are kept whole.
 """
 import itertools
-import os
 import pathlib
 import re
 
@@ -71,9 +70,13 @@ def run(data: pathlib.Path, *keys: str, kind: trainer.Kind = trainer.GCC, queue:
 
 # ---- bits
 
+ROWS = [*(('f32', way) for way in WAYS), ('bf16', 'far ahead'), ('bf16', 'one rank'),
+        ('bf16', 'all made again'), ('bf16', 'all on the host'), ('f16', 'room to gather ahead')]
+QUICK = [('f32', 'the least bound'), ('bf16', 'all made again')]
+
+
 @pytest.mark.parametrize('precision,way', [
-    *(('f32', way) for way in WAYS), ('bf16', 'far ahead'), ('bf16', 'one rank'),
-    ('bf16', 'all made again'), ('bf16', 'all on the host'), ('f16', 'room to gather ahead')])
+    pytest.param(*row, marks=[] if row in QUICK else pytest.mark.slow) for row in ROWS])
 def test_weights_and_losses_are_the_wholes(data: pathlib.Path, precision: str, way: str) -> None:
     whole = run(data, f'train.precision={precision}', 'zero.stage=0', 'cluster.ranks=1')
     keys = f'train.precision={precision}', *WAYS[way]
@@ -82,6 +85,7 @@ def test_weights_and_losses_are_the_wholes(data: pathlib.Path, precision: str, w
         assert run(data, *keys, queue=queue) == whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('family', law.FAMILIES)
 def test_families_are_cut(tmp_path: pathlib.Path, family: str) -> None:
     """GPT's weights [in,out] have no slices, but its blocks have parts; a tied head."""
@@ -211,6 +215,7 @@ def test_losses_on_the_emulated_gpu_are_the_cpus(data: pathlib.Path) -> None:
 SMALL = ('../tests/data/sliced', 'train.global_batch=4')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('precision', ['f32', 'bf16'])
 def test_mutants_of_calls(precision: str, data: pathlib.Path) -> None:
     p = test_mutants.planned(*SMALL, f'train.precision={precision}',
@@ -223,11 +228,11 @@ def test_mutants_of_tables() -> None:
     assert [m.what for m in mutants.of_tables(p) if not mutants.refused(m.plan)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('keys', [(), ('train.precision=bf16', 'train.recompute=full'),
                                   ('zero.offload_param.device=cpu',)],
                          ids=['', 'made again', 'on the host'])
 def test_mutants_of_steps(keys: tuple[str, ...], data: pathlib.Path) -> None:
-    """Every seventh; all of them with ZR_ALL_MUTANTS."""
+    """Every fifth."""
     p = test_mutants.planned(*SMALL, 'zero.stage3_max_live_parameters=33000', *keys)
-    every = 1 if os.environ.get('ZR_ALL_MUTANTS') else 7
-    test_mutants.judge(p, [m for n, m in enumerate(mutants.mutants(p)) if n % every == 0], data)
+    test_mutants.judge(p, [m for n, m in enumerate(mutants.mutants(p)) if n % 5 == 0], data)
