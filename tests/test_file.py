@@ -18,7 +18,7 @@ import mutants
 import program
 import trainer
 from plans import planned
-from zg import check, cost, explain, spec
+from zg import build, check, cost, explain, spec
 from zg.plan import Plan
 
 STATES = 'zero.offload_optimizer.device=nvme', 'zero.offload_optimizer.nvme_path=/tmp'
@@ -95,6 +95,54 @@ def test_what_moves_in_a_step(precision: str) -> None:
     assert f'{cost.moved(p)[0]:,} are read and {cost.moved(p)[1]:,} written' in said
     update = {q: sum(s.queue == q for s in p.section('update').steps) for q in ('load', 'store')}
     assert re.search(rf"update +x1 .* load {update['load']} +store {update['store']} ", said)
+
+
+# ---- max_in_cpu
+
+IN_CPU = 'zero.offload_param.max_in_cpu'
+
+
+def shards(p: Plan) -> dict[str, int]:
+    """Elements of a rank's parameters, of the flats that are gathered, in the plan's order."""
+    return {f.name: f.count * f.shard for f in p.flats if f.real == 'shard'}
+
+
+@pytest.mark.parametrize('name', ['gpt-tiny', 'llama-tiny'])
+@pytest.mark.parametrize('states', [(), (STATES_CPU,), STATES, (*STATES, RATIO)])
+def test_parameters_stay_on_the_host_up_to_a_number(name: str, states: tuple[str, ...]) -> None:
+    """Whole flats in the plan's order, those that still fit: never more, and all where they may."""
+    keys = ('zero.stage=3', 'cluster.ranks=2', TILE, *PARAMS, *states,
+            'zero.stage3_param_persistence_threshold=0')
+    sizes = shards(planned(name, *keys))
+    bounds = {0, 1, *(n + by for n in (*sizes.values(), sum(sizes.values())) for by in (-1, 0))}
+    seen = set()
+    for most in sorted(bounds):
+        p, left, kept = planned(name, *keys, f'{IN_CPU}={most}'), most, set()
+        for f, n in sizes.items():
+            if n <= left:
+                kept.add(f)
+                left -= n
+        assert {f for f in sizes if p.cls(f'real.{f}').kind == 'hosted'} == kept
+        assert {f for f in sizes if p.cls(f'real.{f}').kind == 'filed'} == set(sizes) - kept
+        assert offloaded(p, 'real') == sum(n * 4 for f, n in sizes.items() if f not in kept)
+        seen.add(len(kept))
+    assert seen >= {0, 1, len(sizes)}
+    assert planned(name, *keys, f'{IN_CPU}=0') == planned(name, *keys)
+
+
+@pytest.mark.parametrize('precision', ['f32', 'bf16'])
+def test_one_hash_of_the_host_and_the_file(folder: pathlib.Path, precision: str) -> None:
+    """The embedding on the host, blocks in the file: what is read first of a grain comes second."""
+    base = (f'train.precision={precision}', 'train.global_batch=8', 'train.micro_batch=1', TILE,
+            'zero.stage=3', 'zero.stage3_param_persistence_threshold=0')
+    want = run((*base, 'zero.stage=0'), folder)
+    for ranks, states, queue in ((1, (), 'late'), (2, (STATES_CPU,), 'shuffled:1'),
+                                 (2, (*STATES, RATIO), 'shuffled:2'), (4, STATES, 'eager')):
+        keys = (*base, f'cluster.ranks={ranks}', *PARAMS, *states)
+        way = (*keys, f"{IN_CPU}={shards(planned('gpt-tiny', *keys))['embed']}")
+        p = planned('gpt-tiny', *way)
+        assert [p.cls(f'real.{f}').kind for f in ('embed', 'block')] == ['hosted', 'filed']
+        assert run(way, folder, '--queue', queue) == want
 
 
 def test_plans_without_a_file_say_nothing_of_it() -> None:
@@ -341,9 +389,20 @@ def test_refused(keys: tuple[str, ...], said: str) -> None:
 
 @pytest.mark.parametrize('keys,said', [
     (('zero.stage=1', STATES_CPU, STATES[1]), 'nvme_path: has no effect while the device is no nv'),
+    (('zero.stage=3', PARAMS_CPU, f'{IN_CPU}=9'), 'max_in_cpu: has no effect while the device'),
     (('zero.aio.queue_depth=4',), 'zero.aio: has no effect: nothing lies in a file')])
 def test_noted(keys: tuple[str, ...], said: str) -> None:
     assert [said in note for note in spec.load(str(law.path('gpt')), keys).notes] == [True]
+
+
+def test_what_stays_on_the_host_is_noted() -> None:
+    keys = ('zero.stage=3', 'cluster.ranks=2', *PARAMS)
+    sizes = shards(planned('gpt-tiny', *keys))
+    for most, said in ((5, f'holds no flat whole; the least has {min(sizes.values())} elements'),
+                       (10 ** 9, f'{sum(sizes.values())} elements of a rank stay on the host: emb')):
+        made = spec.load('model_specs/gpt-tiny.yaml', (*keys, f'{IN_CPU}={most}'))
+        notes = build.build(made).notes
+        assert [said in note for note in notes if 'max_in_cpu' in note] == [True]
 
 
 # ---- the checker

@@ -51,7 +51,8 @@ def _wanted(spec: Spec, graph: Graph, shards: shard.Shards, bodies: place.Bodies
         if schedule.ring[f.name]:
             out.append((f"ring.{f.name}", "private", schedule.ring[f.name], size["whole"] * real))
             if away:
-                way = [("stage", common), *[("shelf", "hosted")] * (lies("real", f) == "filed")]
+                filed = any(lies("real", g) == "filed" for g in shards.flats if g.shard == f.shard)
+                way = [("stage", common), *[("shelf", "hosted")] * filed]
                 out += [(f"{name}.{f.name}", kind, schedule.stage[f.name], f.shard * real)
                         for name, kind in way]
         if schedule.leaf[f.name]:

@@ -217,7 +217,7 @@ _ZERO = {
     "offload_param.nvme_path": to("zero.offload_param.nvme_path", TEXT),
     **{f"offload_param.{name}": idle("every unit that is gathered ahead has its place", SIZE)
        for name in ("buffer_count", "buffer_size")},
-    "offload_param.max_in_cpu": idle("all parameters of `device` lie there", SIZE),
+    "offload_param.max_in_cpu": to("zero.offload_param.max_in_cpu", SIZE),
     "zenflow": no(f"{_LATER}: offload_optimizer updates all on the host", OBJECT, ({},)),
     **under("zenflow", parts(
         topk_ratio=SHARE, select_strategy=word("auto", "step", "epoch"), select_interval=COUNT,

@@ -73,10 +73,9 @@ ARENAS = {"none": "", "cpu": "hosted", "nvme": "filed"}     # of a device: the k
 
 def arena(spec: Spec, shards: Shards, c: str, f: plan.Flat) -> str:
     """hosted or filed: where a state or the parameters (real) of a flat lie; '': on the device."""
-    if c == "real" and f.name not in shards.away:
-        return ""
-    z = spec.zero
-    return ARENAS[(z.offload_param if c == "real" else z.offload_optimizer).device]
+    if c == "real":
+        return "" if f.name not in shards.away else "hosted" if f.name in shards.held else "filed"
+    return ARENAS[spec.zero.offload_optimizer.device]
 
 
 def near_states(spec: Spec, shards: Shards, f: plan.Flat) -> tuple[str, ...]:
@@ -132,6 +131,8 @@ def fetch(m: _Maker, u: Use, f: plan.Flat, wait: tuple[Event, ...],
     if m.arena("real", f) == "filed":
         shelf, shelved, lifted = Ref(f"shelf.{u.ring}", slot), Event(f"shelved.{u.ring}", slot), \
             Event(f"lifted.{u.ring}", slot)
+        first, m.loaded = not m.loaded and not ready, True      # what came before was no load
+        ready += (Event("updated", 0),) * first
         m.copy("load", unit, src, shelf, f.shard * m.real, (*ready, lifted), (shelved,))
         src, ready, risen = shelf, (shelved,), (lifted,)
     m.copy("up", unit, src, there, f.shard * m.real, (*ready, read), (staged, *risen))

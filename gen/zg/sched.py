@@ -50,6 +50,7 @@ class _Maker(Operands):
     ring: dict[str, int] = field(default_factory=dict)
     stage: dict[str, int] = field(default_factory=dict)
     fetched: dict[str, int] = field(default_factory=dict)   # so far, to each ring's stage
+    loaded: bool = False                                    # anything from the file so far
     steps: list[Step] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -184,6 +185,7 @@ class _Maker(Operands):
         turn = {id(u): i for i, u in enumerate(gathered)}
         first, last = self.leaf_span(uses)
         self.fetched.clear()
+        self.loaded = False
 
         def fetch(i: int) -> None:
             u, flat = gathered[i], self.flats[gathered[i].flat]

@@ -64,10 +64,12 @@ class OffloadOptimizer:
 
 @dataclass(frozen=True)
 class OffloadParam:
-    """Where parameters lie that no rank keeps whole."""
+    """Where parameters lie that no rank keeps whole; max_in_cpu: of a rank's, so many elements stay
+    on the host though the device is nvme, whole flats in the plan's order."""
     __pydantic_config__ = _KEYS
     device: Choice("none", "cpu", "nvme") = "none"
     nvme_path: Folder | None = None
+    max_in_cpu: ElemsOrNone = 0
 
 
 @dataclass(frozen=True)

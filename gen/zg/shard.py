@@ -28,6 +28,7 @@ class Shards:
     keep: dict[str, int]                         # kind -> elements of `keep` in an instance
     order: str                                   # ranks | local
     away: frozenset[str]                         # flats whose parameters are offloaded
+    held: frozenset[str]                         # of these, to the host, not to the file
     sources: int                                 # that an owner sums: a rank's each, or NCCL's sum
     below: bool                                  # sums of gradients lie in the host arena
     apart: bool                                  # own grains are summed in `pend`, then over ranks
@@ -104,6 +105,23 @@ def _near(spec: Spec, shard: int) -> int:
     most = (shard - 1) // unit
     kept = shard * (1 - Fraction(repr(z.offload_optimizer.ratio))) // unit
     return min(kept, most) * unit if z.offload_optimizer.device != "none" else 0
+
+
+def _held(spec: Spec, away: list[plan.Flat]) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Of the flats that go to the file those that may stay on the host: in order, what still
+    fits."""
+    z, out = spec.zero.offload_param, []
+    if z.device != "nvme":
+        return frozenset(f.name for f in away), ()
+    left = z.max_in_cpu
+    for f in away:
+        if f.count * f.shard <= left:
+            out.append(f.name)
+            left -= f.count * f.shard
+    least = min(f.count * f.shard for f in away) if away else 0
+    said = f"{z.max_in_cpu - left} elements of a rank stay on the host: {', '.join(out)}" if out \
+        else f"holds no flat whole; the least has {least} elements of a rank"
+    return frozenset(out), (f"zero.offload_param.max_in_cpu: {said}",) * (z.max_in_cpu > 0)
 
 
 def _nodes(spec: Spec, grains: int, each: int) -> tuple[int, int]:
@@ -196,5 +214,7 @@ def split(spec: Spec, graph: Graph) -> Shards:
                                *(("none", 0, 0) if name in still else
                                  ("whole" if all_sums else "shard", nodes, mask)),
                                0 if name in still else _near(spec, shard)))
-    return Shards(tuple(flats), tuple(found), home, place, keep, order, frozenset(hosted), sources,
-                  below, order == "local" and W > 1 and not all_sums, (*notes, *fast, *above))
+    held, said = _held(spec, [f for f in flats if f.name in hosted])
+    return Shards(tuple(flats), tuple(found), home, place, keep, order, frozenset(hosted), held,
+                  sources, below, order == "local" and W > 1 and not all_sums,
+                  (*notes, *fast, *above, *said))

@@ -337,6 +337,9 @@ def _filed(keys: SpecKeys, root: Node) -> Iterator[str]:
     if z.offload_optimizer.ratio < 1 and z.offload_optimizer.device == "none":
         at = ("zero", "offload_optimizer", "ratio")
         yield f"{root.at(at).where}: {dotted(at)}: has no effect while the device is none"
+    if z.offload_param.max_in_cpu and "offload_param" not in there:
+        at = ("zero", "offload_param", "max_in_cpu")
+        yield f"{root.at(at).where}: {dotted(at)}: has no effect while the device is no nvme"
     if len(paths) > 1:
         first, (_, at) = next(iter(paths)), list(paths.items())[1]
         raise fail(root, at, f"a rank has one file, and the optimizer's path is {first}",
