@@ -51,10 +51,10 @@ def test_the_host_has_a_limit_too() -> None:
     assert re.search(rf'cluster.memory.host: a rank needs {need:,} bytes of host memory', said)
     assert said.endswith('allowed: zero.offload_optimizer.device=none '
                          'zero.offload_param.device=none')
-    bf16 = ('train.precision=bf16', *OFFLOAD)
+    bf16 = ('train.precision=bf16', *OFFLOAD, 'zero.sub_group_size=5000')
     less = planned('gpt-tiny', *BASE, *bf16).end('hosted')
-    assert refused(*bf16, 'zero.offload_param.device=cpu', f'cluster.memory.host={less}').endswith(
-        ' or zero.offload_param.device=none')
+    said = refused(*bf16, 'zero.offload_param.device=cpu', f'cluster.memory.host={less}')
+    assert ' or zero.offload_param.device=none' in said
 
 
 def test_a_way_keeps_the_spec_s_other_keys() -> None:

@@ -119,6 +119,27 @@ def test_every_place_of_parameters_on_their_way_is_used(keys: tuple[str, ...], n
     assert there <= {(r.cls, r.index) for s in p.sections for x in s.steps for r in x.outs}
 
 
+@pytest.mark.parametrize('keys', [
+    ('zero.stage=2',), ('zero.stage=2', 'cluster.ranks=1'), ('zero.stage=1', 'train.sum=fold'),
+    ('zero.stage=3', PARAMS, 'train.precision=bf16', 'zero.offload_optimizer.device=nvme',
+     'zero.offload_optimizer.nvme_path=/tmp')])
+def test_no_more_buffers_than_turns(keys: tuple[str, ...]) -> None:
+    """Tiles and pieces take turns in buffer_count slots, or each has its own; nothing else
+    changes."""
+    asked = lambda n, *more: planned('gpt-tiny', *OFFLOAD[:1], *keys, *more,
+                                     f'zero.offload_optimizer.buffer_count={n}')
+    slots = lambda p: {c.name: c.slots for c in p.classes
+                       if c.name.split('.')[0] in ('down', 'part', 'up', 'tile')}
+    many = slots(asked(64))
+    assert many and max(many.values()) < 64
+    used = {(r.cls, r.index) for s in asked(64).sections for x in s.steps
+            for r in (*x.ins, *x.outs)}
+    assert all((name, n - 1) in used for name, n in many.items())
+    assert asked(63).classes == asked(64).classes and asked(63).sections == asked(64).sections
+    assert max(slots(asked(2)).values()) == 2
+    assert asked(64).end('hosted') > asked(2).end('hosted')
+
+
 @pytest.mark.parametrize('keys,said', [
     (('zero.stage=1',), 'own grains are summed first; zero.stage 2'),
     (('zero.stage=2', 'cluster.ranks=3', 'train.global_batch=12'), 'from 3 ranks in a grain')])

@@ -25,7 +25,7 @@ def _wanted(spec: Spec, graph: Graph, shards: shard.Shards, bodies: place.Bodies
     W, real = spec.cluster.ranks, ops.BYTES[spec.train.precision]
     M, C = graph.dims["M"], graph.dims["C"]
     common, tile = "shared" if W > 1 else "private", schedule.tile
-    turns, grains = spec.zero.offload_optimizer.buffer_count, spec.together
+    grains = spec.together
     out = [("ctl", "private", 1, ops.CTL), ("sums", common, 2, 8 * ops.SUMS),
            ("tokens", "private", grains, 4 * M), ("targets", "private", grains, 4 * M)]
     for n, t in enumerate(graph.tables):
@@ -79,15 +79,24 @@ def _wanted(spec: Spec, graph: Graph, shards: shard.Shards, bodies: place.Bodies
         lowered = schedule.piece * (4 if W > 1 else real) if shards.below else \
             max(min(tile, f.shard - f.near) for f in shards.flats if f.moves) * 4
         out += [("hctl", "hosted", 1, ops.CTL)]
-        out += [] if shards.below and shards.apart else [("down", "hosted", turns, lowered)]
+        turns = _turns(schedule)
+        out += [("down", "hosted", turns["down"], lowered)] if "down" in turns else []
         out += [("hsums", "hosted", 1, 8 * ops.SUMS)] if shards.below else []
-        out += [("part", "private", turns, lowered)] if shards.below and W > 1 else []
+        out += [("part", "private", turns["part"], lowered)] if "part" in turns else []
         rise = [min(tile, f.shard - f.near) for f in shards.flats if f.name not in schedule.stage]
-        out += [("up", "hosted", turns, max(rise) * real)] if real == 2 and rise else []
-        out += [(f"tile.{c}", "hosted", turns, size) for c, size in tiles.items()]
+        out += [("up", "hosted", turns["up"], max(rise) * real)] if "up" in turns else []
+        out += [(f"tile.{c}", "hosted", turns[f"tile.{c}"], size) for c, size in tiles.items()]
     out.append(("inlet", "host", ops.INLETS, 2 * 4 * M))
     out.append(("desk", "host", 1, max(ops.DESK, 4 * graph.dims["V"])))
     return out
+
+
+def _turns(schedule: sched.Schedule) -> dict[str, int]:
+    """How many slots of a class are used: at most `buffer_count` where they take turns."""
+    most: dict[str, int] = {}
+    for r in (r for s in schedule.sections for x in s.steps for r in (*x.ins, *x.outs)):
+        most[r.cls] = max(most.get(r.cls, 0), r.index + 1)
+    return most
 
 
 def _files(spec: Spec) -> list[plan.File]:
