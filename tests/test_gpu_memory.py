@@ -15,6 +15,7 @@ SPEC = trainer.ROOT / 'model_specs' / 'gpt-tiny.yaml'
 KEYS = ('train.micro_batch=1', 'train.global_batch=4', 'train.sequence=16', 'cluster.ranks=2',
         'zero.stage=3')
 PAGE = 2 << 20                  # bytes that the emulated device takes at a time, as a GPU does
+BOUNCE = 1 << 20                # bytes that a rank pins beyond its plan: ZR_BOUNCE
 LIBRARIES = (2 + 3 * 3) * PAGE  # two handles of cuBLASLt; three communicators and their connections
 
 
@@ -59,3 +60,21 @@ def test_layers_cost_what_the_plan_says(tmp_path: pathlib.Path) -> None:
     assert few['arena'] == few['plan'] and many['arena'] == many['plan']
     grown = many['plan'] - few['plan']
     assert grown > PAGE and abs(many['taken'] - few['taken'] - grown) < PAGE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('more', [(), ('zero.offload_optimizer.device=cpu',)])
+def test_memory_that_cannot_be_pinned(tmp_path: pathlib.Path, more: tuple[str, ...]) -> None:
+    """All ranks end at the start, with the documented code and what to do; with a byte more room
+    they run."""
+    trainer.write_tokens(tmp_path / 'tokens', [i * i % 251 for i in range(3000)])
+    program = trainer.build(trainer.generate(SPEC, *KEYS, *more), trainer.EMULATED)
+    need = plans.planned(str(SPEC), *KEYS, *more).host + BOUNCE
+    for room, code in ((need - 1, 3), (need, 0)):
+        done = subprocess.run([program, '--data', tmp_path / 'tokens', '--steps', '1'], text=True,
+                              capture_output=True, timeout=120,
+                              env=os.environ | {'ZR_EMULATE_PINNED': str(room)})
+        assert done.returncode == code, done.stderr
+        said = re.search(r"rank [01]: .*pinning \d+\.\d{3} GiB of the host's memory: .*; end other "
+                         'programs, or generate with more ranks', done.stderr)
+        assert bool(said) == bool(code)

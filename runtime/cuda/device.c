@@ -112,8 +112,13 @@ static void take_arenas(zr *z)
     cudaStream_t stream = t->stream[ZR_MAIN];
     zr_cuda(z, cudaMemsetAsync(at, 0, (size_t)need, stream), "clearing the arena");
     zr_cuda(z, cudaStreamSynchronize(stream), "clearing the arena");
-    zr_cuda(z, cudaHostAlloc(&host, (size_t)z->p->host + ZR_BOUNCE, cudaHostAllocDefault),
-            "taking pinned memory");
+    int64_t pinned = z->p->host + ZR_BOUNCE;
+    cudaError_t error = cudaHostAlloc(&host, (size_t)pinned, cudaHostAllocDefault);
+    if (error != cudaSuccess)
+        zr_fail(z, ZR_ENVIRONMENT,
+                "pinning %.3f GiB of the host's memory: %s; end other programs, or generate with "
+                "more ranks, or with less on the host (zero.offload_optimizer, zero.offload_param, "
+                "train.offload_activations)", gib(pinned), cudaGetErrorString(error));
     memset(host, 0, (size_t)z->p->hosted);
     t->arena = at;
     t->host = host;

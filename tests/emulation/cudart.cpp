@@ -214,7 +214,8 @@ static cudaError_t take(room r, void **p, size_t n)
     cudaError_t e = forbidden(nullptr);
     if (e != cudaSuccess)
         return e;
-    *p = race_alloc(r, n);
+    const char *most = r == PINNED ? getenv("ZR_EMULATE_PINNED") : nullptr;    /* bytes at once */
+    *p = most && n > strtoull(most, nullptr, 10) ? nullptr : race_alloc(r, n);
     return *p || !n ? cudaSuccess : queue_error(cudaErrorMemoryAllocation);
 }
 
