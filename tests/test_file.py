@@ -18,7 +18,7 @@ import mutants
 import program
 import trainer
 from plans import planned
-from zg import build, check, cost, explain, spec
+from zg import budget, build, check, cost, explain, spec
 from zg.plan import Plan
 
 STATES = 'zero.offload_optimizer.device=nvme', 'zero.offload_optimizer.nvme_path=/tmp'
@@ -58,6 +58,23 @@ def test_what_lies_in_the_file_is_counted_to_the_byte(name: str, precision: str)
     assert dict(cost.memory(there))['the file arena'] == there.filed
     assert f'{there.filed:,}' in explain.memory(there) and 'the file arena' in explain.memory(there)
     assert all(c.at % 4096 == c.stride % 4096 == 0 for c in moved)
+
+
+@pytest.mark.parametrize('keys', [
+    ('zero.offload_optimizer={device: cpu, nvme_path: /other}',),
+    ('train.memory_budget=1GiB', 'zero.stage3_param_persistence_threshold=0'),
+    ('zero.offload_optimizer.device=cpu',)])
+def test_the_path_is_that_of_what_lies_in_the_file(keys: tuple[str, ...]) -> None:
+    """Not of what lies elsewhere, whoever put it there."""
+    params = 'zero.offload_param={device: nvme, nvme_path: /disk}'
+    if 'train.memory_budget=1GiB' in keys:
+        s = spec.load(str(law.path('gpt')), ('zero.stage=3', params, *keys))
+        made = {c.spec.zero.offload_optimizer.device: build._build(c.spec).plan
+                for c in budget.choices(s, lambda changed: build._build(changed).plan)}
+        assert 'cpu' in made
+    else:
+        made = {'cpu': planned('gpt-tiny', 'zero.stage=3', params, *keys)}
+    assert {f.path for p in made.values() for f in p.files} == {'/disk'}
 
 
 @pytest.mark.parametrize('precision', ['f32', 'bf16'])

@@ -101,7 +101,8 @@ def _turns(schedule: sched.Schedule) -> dict[str, int]:
 
 def _files(spec: Spec) -> list[plan.File]:
     z = spec.zero
-    path = z.offload_optimizer.nvme_path or z.offload_param.nvme_path
+    path = next(part.nvme_path for part in (z.offload_optimizer, z.offload_param)
+                if part.device == "nvme")
     return [plan.File(path, z.aio.block_size, z.aio.queue_depth)]
 
 
