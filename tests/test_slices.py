@@ -35,6 +35,8 @@ WAYS = {
                'zero.reduce_bucket_size=5000'),
     'one queue': ('zero.stage3_max_live_parameters=25000', 'zero.overlap_comm=false'),
     'all made again': ('zero.stage3_max_live_parameters=33000', 'train.recompute=full'),
+    'what would stay': ('zero.stage3_max_live_parameters=25000', 'train.recompute=full',
+                        'zero.stage3_max_reuse_distance=1000000'),
     'linears made again': ('zero.stage3_max_live_parameters=25000',
                            'train.recompute=[linear, swiglu]'),
     'all on the host': ('zero.stage3_max_live_parameters=33000', 'train.recompute=full',
@@ -135,11 +137,20 @@ def test_a_slot_is_as_small_as_said() -> None:
     gathered = lambda p: sum(c.slots * c.stride for c in p.classes if c.name.startswith('ring.'))
     assert whole.head.live > 61440 and cut.head.live == LEAST
     assert gathered(whole) >= 4 * 2 * 61440
-    # a slot of 8192, which all share that have this size (slices; q, k and v; embedding; head),
-    # and one of o's 4096
-    assert gathered(cut) == 4 * (8192 + 4096)
+    # a slot of 8192 for slices, for q, k and v, for embedding and head, and for o's 4096
+    assert gathered(cut) == 4 * 8192
     assert cut.arena('cpu') < whole.arena('cpu') - 4 * 61440
     assert re.search(r'ring\.embed +1 +32,768', explain.memory(cut))
+
+
+def test_parts_of_unlike_sizes_share_slots() -> None:
+    """Or slots of each size would hold what the whole block's does."""
+    gathered = lambda bound: {c.name: (c.slots, c.stride // 2) for c in build.build(spec.load(
+        f'{trainer.ROOT}/model_specs/llama3-405b.yaml', (f'zero.stage3_max_live_parameters={bound}',
+                                                         ))).plan.classes
+                              if c.name.startswith('ring.')}
+    assert gathered(6 * 10 ** 9)['ring.block'] == (1, 3187671040)
+    assert gathered(3 * 10 ** 9) == {'ring.embed': (1, 2113929216), 'ring.block_0': (1, 2315255808)}
 
 
 @pytest.mark.parametrize('way', WAYS)

@@ -25,7 +25,7 @@ def _wanted(spec: Spec, graph: Graph, shards: shard.Shards, bodies: place.Bodies
     W, real = spec.cluster.ranks, ops.BYTES[spec.train.precision]
     M, C = graph.dims["M"], graph.dims["C"]
     common, tile = "shared" if W > 1 else "private", schedule.tile
-    grains = spec.together
+    grains, turns = spec.together, _turns(schedule)
     out = [("ctl", "private", 1, ops.CTL), ("sums", common, 2, 8 * ops.SUMS),
            ("tokens", "private", grains, 4 * M), ("targets", "private", grains, 4 * M)]
     for n, t in enumerate(graph.tables):
@@ -51,8 +51,7 @@ def _wanted(spec: Spec, graph: Graph, shards: shard.Shards, bodies: place.Bodies
         if schedule.ring[f.name]:
             out.append((f"ring.{f.name}", "private", schedule.ring[f.name], size["whole"] * real))
             if away:
-                filed = any(lies("real", g) == "filed" for g in shards.flats if g.shard == f.shard)
-                way = [("stage", common), *[("shelf", "hosted")] * filed]
+                way = [("stage", common), *[("shelf", "hosted")] * (f"shelf.{f.name}" in turns)]
                 out += [(f"{name}.{f.name}", kind, schedule.stage[f.name], f.shard * real)
                         for name, kind in way]
         if schedule.leaf[f.name]:
@@ -79,7 +78,6 @@ def _wanted(spec: Spec, graph: Graph, shards: shard.Shards, bodies: place.Bodies
         lowered = schedule.piece * (4 if W > 1 else real) if shards.below else \
             max(min(tile, f.shard - f.near) for f in shards.flats if f.moves) * 4
         out += [("hctl", "hosted", 1, ops.CTL)]
-        turns = _turns(schedule)
         out += [("down", "hosted", turns["down"], lowered)] if "down" in turns else []
         out += [("hsums", "hosted", 1, 8 * ops.SUMS)] if shards.below else []
         out += [("part", "private", turns["part"], lowered)] if "part" in turns else []

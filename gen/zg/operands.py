@@ -36,7 +36,7 @@ class Operands:
         long = ("keep", "embed") if self.graph.tied else ("keep",)
         once = [f.name for f in self.shards.flats
                 if f.count == 1 and f.moves and f.name not in long]
-        self.ring_of = self.alike([f.name for f in self.shards.flats if f.real == "shard"])
+        self.ring_of = self.rings([f.name for f in self.shards.flats if f.real == "shard"])
         self.leaves = {**{f: f for f in self.flats}, **self.alike(once)}
         self.together = self.spec.together
         self.passing = max(0, self.graph.still - 1)         # values that backward does not need
@@ -48,6 +48,15 @@ class Operands:
         """Flats whose units have one size share a class, named after the first of them."""
         first: dict[int, str] = {}
         return {n: first.setdefault(self.flats[n].shard, n) for n in names}
+
+    def rings(self, names: list[str]) -> dict[str, str]:
+        """The class of each flat's slots. Parts of a unit that is cut share that of the largest: at
+        the bound one is gathered at a time, and slots of each size would hold the whole unit."""
+        of = {f: kind for kind in self.graph.kinds for f, _ in kind.flats.values()}
+        size = lambda f: self.flats[f].shard
+        like = self.alike(names)
+        return {f: like[max((g for g in names if of.get(g) == of[f]), key=size) if f in of else f]
+                for f in names}
 
     def reads(self, part: Part) -> set[str]:
         """The flats whose parameters a function reads."""
