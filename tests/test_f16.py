@@ -170,6 +170,15 @@ def test_keys_out_of_range(tmp_path: pathlib.Path, config: dict, said: str) -> N
     assert said in refusal(tmp_path, {'fp16': {'enabled': True, **config}})
 
 
+def test_a_fixed_scale_makes_keys_idle(tmp_path: pathlib.Path) -> None:
+    """What is said of them, where they stand; a dynamic scale says nothing."""
+    fixed = read(tmp_path, {"fp16": {"enabled": True, "loss_scale": 128, "loss_scale_window": 3}})
+    assert any(note.endswith(': train.loss_scale.window: has no effect: the scale is fixed')
+               and ':1: ' in note for note in fixed.notes), fixed.notes
+    moving = read(tmp_path, {"fp16": {"enabled": True, "loss_scale": 0, "loss_scale_window": 3}})
+    assert not any('loss_scale' in note for note in moving.notes)
+
+
 def test_halves_need_masters() -> None:
     with pytest.raises(SpecError, match="parameters of f16 need f32's; allowed: train.precision bf16"):
         planned('train.optimizer.masters=false')

@@ -357,10 +357,15 @@ def _reduction(keys: SpecKeys, root: Node) -> None:
                    "exact, or `targets` of GPUs alone")
 
 
-def _loss_scale(keys: SpecKeys, root: Node) -> None:
+def _loss_scale(keys: SpecKeys, root: Node) -> Iterator[str]:
+    """Notes of keys without effect."""
     if keys.train.precision != "f16" and keys.train.loss_scale != LossScale():
         raise fail(root, ("train", "loss_scale"), f"{keys.train.precision} needs none",
                    "train.precision f16 beside it, or the file without it")
+    if keys.train.loss_scale.scale:
+        for key, node in root.at(("train", "loss_scale")).value.items():
+            if key != "scale":
+                yield f"{node.where}: train.loss_scale.{key}: has no effect: the scale is fixed"
 
 
 def _offload(s: Spec) -> None:
@@ -416,10 +421,10 @@ def load(path: str, sets: Sequence[str] = (), zero: str | None = None) -> Spec:
     keys = _validate(root)
     model = build(keys, root)
     _batch(keys, root)
-    notes = (*notes, *_filed(keys, root), *_held(keys.train.schedule, root))
+    notes = (*notes, *_filed(keys, root), *_held(keys.train.schedule, root),
+             *_loss_scale(keys, root))
     _chunk(keys, root, model)
     _reduction(keys, root)
-    _loss_scale(keys, root)
     train = replace(keys.train, optimizer=_optimizer(keys, root), schedule=_schedule(keys, root))
     data = keys.data
     if "ignore" not in root.at(("data",)).value:
