@@ -132,6 +132,32 @@ def test_steps(name: str, data: pathlib.Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('name', PLANS)
+def test_steps_done_twice(name: str) -> None:
+    """Right away; no harm comes of what writes only what it does not read."""
+    p, harmless = planned(*PLANS[name]), {'mark', 'batch', 'copy', 'cast', 'allreduce', 'turn'}
+    twice = [(x.op.partition('.')[0], changed) for section in p.sections
+             for n, x in enumerate(section.steps)
+             for changed in [mutants.changed(p, section, [*section.steps[:n + 1],
+                                                          *section.steps[n:]])]]
+    kept = {op for op, changed in twice if not mutants.refused(changed)}
+    assert {op for op, _ in twice} - harmless and kept <= harmless
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['stage 2', 'the optimizer on both', 'all in a file',
+                                  'the optimizer on both, parameters on the host'])
+def test_nothing_is_updated_twice(name: str) -> None:
+    """Anywhere in the section."""
+    p = planned(*PLANS[name])
+    section, = (x for x in p.sections if x.name == 'update')
+    updates = [x for x in section.steps if 'update.' in x.op]
+    assert updates and all(
+        mutants.refused(mutants.changed(p, section, [*section.steps[:n], x, *section.steps[n:]]))
+        for x in updates for n in range(len(section.steps) + 1))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['gpt-tiny', 'llama-tiny', 'qwen3-tiny'])
 @pytest.mark.parametrize('precision', ['f32', 'bf16'])
 def test_calls(name: str, precision: str, data: pathlib.Path) -> None:
