@@ -16,6 +16,7 @@ import pytest
 import law
 import mutants
 import program
+import test_mutants
 import trainer
 from plans import planned
 from zg import budget, build, check, cost, explain, spec
@@ -427,17 +428,16 @@ def test_what_stays_on_the_host_is_noted() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize('precision', ['f32', 'bf16'])
 @pytest.mark.parametrize('name', MIXED | ALONE)
-def test_a_broken_move_is_refused(name: str, precision: str) -> None:
-    """Left out, of other bytes, from or to another place, before or after its time."""
+def test_a_broken_move_is_refused(name: str, precision: str, tmp_path: pathlib.Path) -> None:
+    """Left out, of other bytes, from or to another place, before or after its time; or it does no
+    harm: a class of one tile, whose slot has the newest, may go to another slot as well."""
     p = planned('gpt-tiny', 'zero.stage=3', f'train.precision={precision}', *(MIXED | ALONE)[name],
                 'zero.sub_group_size=20000')
-    check.check(p)
-    works = mutants.played(p)
-    pairs = mutants.forced(works)
     tried = [m for m in mutants.mutants(p) if re.search(r'\d (load|store) ', m.what)]
-    kept = [m.what for m in tried if not mutants.refused(m.plan)
-            and not mutants.same(m.plan, works, pairs)]
-    assert len(tried) > 300 and kept == []
+    assert len(tried) > 300
+    data = tmp_path / 'tokens'
+    trainer.write_tokens(data, law.tokens(128, 33 * 60))
+    test_mutants.judge(p, tried, data)
 
 
 @pytest.mark.parametrize('queue,arena', [('load', 'file'), ('store', 'host'), ('up', 'host')])
