@@ -121,7 +121,7 @@ def live_bytes(p: Plan) -> int:
     passing = {c.name for c in p.classes if c.name.partition('.')[0] in (*PASSING, 'tmp', 'work')}
     always = sum(c.slots * c.stride for c in p.classes
                  if c.name not in passing and c.kind not in ('gpu', 'host'))
-    reach = {f.name: Extents(p, f).bytes for f in p.fns
+    reach = {f.name: Extents(p, [f]).bytes for f in p.fns
              if f.name.startswith(('fwd', 'bwd', 'train'))}
     alive: set[tuple[str, int]] = set()
     most = 0
