@@ -28,7 +28,8 @@ def _device(key: str, name: str, old: tuple[str, ...] = ("none", "cpu", "nvme"))
     directory is for the user to say."""
     def change(s: Spec) -> Spec:
         now = getattr(s.zero, key)
-        made = replace(now, device=name, nvme_path=now.nvme_path or "DIR")
+        path = now.nvme_path or ("DIR" if name == "nvme" else None)
+        made = replace(now, device=name, nvme_path=path)
         return _zero(**{key: made if now.device in old and now.device != name else now})(s)
     return change
 
