@@ -30,8 +30,9 @@ class Peaks:
     host: float
 
 
-# NVIDIA's data sheets of A100 SXM 80 GB, H100 SXM, B200, and of the DGX that holds eight of each;
-# for a CPU a core with AVX2 and its share of the memory.
+# NVIDIA's data sheets of A100 SXM 80 GB, H100 SXM, B200. A link is PCIe x16 of generation 4, 5,
+# 5; a host's memory an eighth of that of the DGX's two processors: 16 channels of DDR4-3200,
+# DDR5-4800, DDR5-5600. For a CPU, round numbers of a core with AVX2 and its share of the memory.
 PEAKS = {"cpu": Peaks({4: 1e11, 2: 1e11}, 1e10, 1e10, 1e10),
          "sm_80": Peaks({4: 19.5e12, 2: 312e12}, 2.0e12, 32e9, 51e9),
          "sm_90": Peaks({4: 67e12, 2: 989e12}, 3.35e12, 64e9, 76e9),
