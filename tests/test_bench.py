@@ -99,3 +99,21 @@ def test_operands_go_to_the_device_and_back(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_spans_that_overlap_are_one() -> None:
     assert device.joined([(8, 9), (0, 4), (3, 6), (6, 8), (4, 5)]) == [(0, 6), (6, 8), (8, 9)]
+
+
+# ---- the bounds of bench/precision.py
+
+def test_precision_has_bounds() -> None:
+    """f16 may be off by 2^-8 of a fall of one nat at first, and by another seed's way at the end."""
+    import precision
+
+    def lines(off: float, val: float) -> list[dict]:
+        return [{'loss': 3 - n / 99 + off, 'skipped': 0} for n in range(100)] + [{'val_loss': val}]
+
+    def holds(off: float, val: float) -> bool:
+        base = lines(0, 2.0)
+        return precision.holds([precision.figures('', x, base) for x in (
+            base, lines(.5, 1.75), lines(off, val))])
+
+    assert holds(0.0039, 2.25) and holds(-0.0039, 1.0)
+    assert not holds(0.004, 2.0) and not holds(-0.004, 2.0) and not holds(0, 2.26)
