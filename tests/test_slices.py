@@ -16,7 +16,7 @@ import mutants
 import program
 import test_mutants
 import trainer
-from zg import build, check, explain, spec
+from zg import build, check, explain, slices, spec
 from zg.node import SpecError
 from zg.plan import Plan
 
@@ -161,13 +161,13 @@ def test_the_bound_holds(way: str) -> None:
 
 
 def test_slices_are_as_few_as_can_be() -> None:
-    slices = lambda bound: {t.name.split('.')[-2]: t.flat_step for t in planned(
+    made = lambda bound: {t.name.split('.')[-2]: t.flat_step for t in planned(
         f'zero.stage3_max_live_parameters={bound}').tensors if t.flat_step > 1}
-    assert slices(8192 + 61440) == {}
-    assert slices(8192 + 61439) == {}                   # 32768 and what else fits beside them
-    assert slices(8192 + 32767) == {'up_proj': 2}
-    assert slices(8192 + 16383) == {'up_proj': 4, 'down_proj': 2}
-    assert slices(LEAST) == {'up_proj': 4, 'down_proj': 2}
+    assert made(8192 + 61440) == {}
+    assert made(8192 + 61439) == {}                   # 32768 and what else fits beside them
+    assert made(8192 + 32767) == {'up_proj': 2}
+    assert made(8192 + 16383) == {'up_proj': 4, 'down_proj': 2}
+    assert made(LEAST) == {'up_proj': 4, 'down_proj': 2}
 
 
 def test_what_cannot_be_cut_is_refused() -> None:
@@ -232,6 +232,16 @@ def test_mutants_of_calls(precision: str, data: pathlib.Path) -> None:
     p = test_mutants.planned(*SMALL, f'train.precision={precision}',
                              'zero.stage3_max_live_parameters=24576')
     test_mutants.judge_calls(p, mutants.of_calls(p), data)
+
+
+def test_slices_that_do_not_fill_their_shards_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1024 elements on two ranks: what counts a tensor's elements would meet gaps."""
+    whole = slices._slices
+    monkeypatch.setattr(slices, '_slices', lambda *args: 32 if whole(*args) == 4 else whole(*args))
+    p = planned(f'zero.stage3_max_live_parameters={LEAST}')
+    assert any(t.flat_step == 32 for t in p.tensors)
+    with pytest.raises(check.CheckError, match='instances have no place in block_'):
+        check.check(p)
 
 
 def test_mutants_of_tables() -> None:
