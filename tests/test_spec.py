@@ -309,7 +309,7 @@ WRONG = [
     (GPT, "{type: cosine, warmup: 10, steps: 100, min_lr: 1.0e-4}",
      "{type: OneCycle, cycle_min_lr: 2, cycle_max_lr: 1}",
      r"@: train.schedule.cycle_min_lr: 2 is above cycle_max_lr 1; allowed: 0 to 1"),
-    (GPT, "min_lr: 1.0e-4", "min_lr: 1", r"@: train.schedule.min_lr: 1 is above lr 0.001"),
+    (GPT, "min_lr: 1.0e-4", "min_lr: 1", r"@: train.schedule.min_lr: 1 is above lr 0.001 of .*yaml:\d+; allowed: 0 to 0.001"),
     (GPT, "cluster: {ranks: 2}", "cluster: 2",
      r"@: cluster: is 2; allowed: a mapping with the keys ranks"),
     (GPT, "cluster: {ranks: 2}", "cluster: [2]",

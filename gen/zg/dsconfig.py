@@ -51,14 +51,16 @@ def _row(key: str) -> Key | None:
     section = key.rpartition(".")[0]
     while section and f"{section}.*" not in TABLE:
         section = section.rpartition(".")[0]
-    return TABLE.get(key) or TABLE.get(f"{section}.*")
+    name = f"{section}.*" if section else key[:1] + "*"             # "_*": a comment
+    return TABLE.get(key) or TABLE.get(name)
 
 
 def _unknown(key: str, node: Node) -> str:
     """A key that the table lacks: perhaps misspelled, perhaps in the wrong section."""
     section, _, word = key.rpartition(".")
     start = f"{section}." if section else ""
-    here = sorted({k[len(start):].split(".")[0] for k in TABLE if k.startswith(start)} - {"*"})
+    here = sorted({k[len(start):].split(".")[0] for k in TABLE if k.startswith(start)
+                   and not k.endswith("*")})
     homes = sorted({k for k in {*TABLE, *_SECTIONS} if k.rpartition(".")[2] == word
                     and k.partition(".")[0] not in _ALIASES})
     hint = meant(word, here)
@@ -149,14 +151,15 @@ class _Reader:
             if self.silent(g) and not isinstance(g.row, Honour):
                 continue
             if switch and g.name != switch and state in (None, False, "none", "auto"):
-                if isinstance(g.row, Part) or state != "auto":
+                if state is None or (state == "auto" and isinstance(g.row, Part)):
                     dead.setdefault(section, f"{g.node.where}: {section}: has no effect here while "
                                              f"{switch} is not on")
+                if state != "auto" or isinstance(g.row, Part):
                     continue
             if g.row.stages != "0123" and stage is not None and str(stage) not in g.row.stages:
                 if not self.silent(g) and not isinstance(g.row, Part):
                     self.notes.append(f"{g.at}: has no effect at stage {stage}")
-                if isinstance(g.row, Refuse) or g.name in SWITCHES.values():
+                if isinstance(g.row, (Refuse, Idle)) or g.name in SWITCHES.values():
                     continue
             found.append(g)
         self.notes += dead.values()
@@ -275,6 +278,21 @@ class _Reader:
             for key in _OF_TYPE:
                 self.changes.setdefault(f"train.optimizer.{key}", None)
 
+    def left_out(self) -> None:
+        """What an optimizer of the file does not say is the spec's, and not DeepSpeed's default."""
+        made = self.changes.get("train.optimizer.type")
+        if made is None or self.errors:
+            return
+        said = {g.name.rpartition(".")[2] for g in self.given}
+        usual = {key: n for key, n in {**OPTIMIZERS[made.value], "weight_decay": 0.0}.items()
+                 if key not in said and f"train.optimizer.{key}" not in self.changes
+                 and not _usual(_find(self.root, f"train.optimizer.{key}"), n)}
+        if usual:
+            g = next(g for g in self.given if g.name.startswith("optimizer."))
+            self.notes.append(f"{g.node.where}: optimizer: leaves out {', '.join(usual)}: the "
+                              f"spec's stay, DeepSpeed would take "
+                              f"{', '.join(map(str, usual.values()))}")
+
 
 def _find(root: Node, key: str) -> Node | None:
     """The node of a dotted key; None where there is none."""
@@ -289,6 +307,15 @@ def _named(node: Node, key: str) -> Node:
     items = node.value if isinstance(node.value, list) else None
     return Node(node.value if items is None else [_named(item, key) for item in items],
                 f"{node.where}: {printable(key)}")
+
+
+def _usual(node: Node | None, default: object) -> bool:
+    """Whether a number, or some, of the spec are DeepSpeed's too, or --set says them."""
+    if node is None or node.where == "--set":
+        return True
+    some = node.value if isinstance(node.value, list) else [node]
+    theirs = default if isinstance(default, tuple) else (default,)
+    return tuple(numeric(n.value) for n in some) == theirs
 
 
 def _line(told: str) -> int:
@@ -316,11 +343,16 @@ def read(file: Node, root: Node) -> Config:
             r.same(g, g.row)
     r.schedule()
     r.optimizer()
+    r.left_out()
     r.loss_scale()
     if r.errors:
         raise several(sorted(r.errors, key=_line))
     batch = {g.name: g for g in live if g.name in _BATCH and not r.silent(g)}
     r.changes |= dict(_batches(batch, root))
+    total = r.changes.get("train.global_batch")
+    if total and list(batch) == [_BATCH[2]] and total.value != _spec(root, "train.global_batch"):
+        r.notes.append(f"{total.where}: a step becomes {total.value} samples: train_batch_size is "
+                       "not given")
     return Config(tuple(r.changes.items()), tuple(sorted(r.notes, key=_line)))
 
 
@@ -336,14 +368,16 @@ def _batches(config: Mapping[str, Given], root: Node) -> list[tuple[str, Node]]:
         return _changes(given, at)
     if G is not None and B is None:
         if G % (A * W):
-            raise _product(at[_BATCH[2]], f"{G} is no multiple of {A} steps x {W} ranks", A, W)
+            raise _product(at[_BATCH[2]], f"train_batch_size {G} is no multiple of {A} steps x {W} "
+                           "ranks", f"a multiple of {A * W}", G, A)
         B = G // (A * W)
     B = B or _spec(root, "train.micro_batch")
     if B is None:
         return _changes(given, at)
     if G is not None and G != A * B * W:
         raise _product(at[_BATCH[2]],
-                       f"train_batch_size {G} is not {B} a rank x {A} steps x {W} ranks", A * B, W)
+                       f"train_batch_size {G} is not {B} a rank x {A} steps x {W} ranks",
+                       str(A * B * W), G, A * B)
     found = {key: n for key, n in zip(_BATCH, (A * B * W, B)) if not _set(root, key)}
     return _changes(found, {**dict.fromkeys(found, at[_BATCH[2]]), **at})
 
@@ -358,8 +392,10 @@ def _changes(found: Mapping[str, int], at: Mapping[str, str]) -> list[tuple[str,
     return [(TABLE[key].key, Node(n, at[key])) for key, n in found.items() if TABLE[key].key]
 
 
-def _product(where: str, wrong: str, step: int, W: int) -> SpecError:
-    return SpecError(f"{where}: {wrong}; allowed: train_batch_size a multiple of {step * W}")
+def _product(where: str, wrong: str, allowed: str, G: int, step: int) -> SpecError:
+    """step: samples of all steps of a rank, or steps."""
+    ranks = "" if G % step else f", or --set cluster.ranks={G // step}"
+    return SpecError(f"{where}: {wrong}; allowed: train_batch_size {allowed}{ranks}")
 
 
 def _spec(root: Node, key: str, default: int | None = None) -> int | None:

@@ -53,9 +53,10 @@ _TOP = {
     "use_data_before_expert_parallelism": no(_RANK),
     "sequence_parallel_size": no(_RANK, COUNT, (1,)),
     "allgather_size": Moved(EVEN, to="zero_optimization.allgather_bucket_size"),
-    **{name: idle("is a comment", ANY, quiet=()) for name in ("_comment", "comment", "//")},
+    **{name: idle("is a comment", ANY, quiet=()) for name in ("_*", "comment", "//")},
 
     # no keys of DeepSpeed, but looked for
+    "disable_fused_adam": idle("is no key of DeepSpeed, which ignores it", ANY),
     "seed": no("is no key of DeepSpeed: say train.seed in the spec", ANY, ()),
     "deterministic": no("is no key of DeepSpeed: training always is", ANY, (True,)),
     "learning_rate": no("is no key of DeepSpeed: say optimizer.params.lr", ANY, ()),
@@ -82,7 +83,7 @@ _OPTIMIZER = {
         "initial_accumulator_value": no(_LATER, POSITIVE, (0,)),
         "maximize": no("the loss is minimized"),
         "max_grad_norm": no("DeepSpeed refuses it here: say gradient_clipping", POSITIVE, (0,)),
-        "torch_adam": idle(_ONE),
+        "torch_adam": idle(_ONE), "set_grad_none": idle("gradients have their place in the plan"),
         "fused": idle(_ONE), "foreach": idle(_ONE), "capturable": idle(_ONE),
         "fp32_optimizer_states": no("say bf16.bf16_optimizer_states", FLAG, (True,)),
         **{name: idle("belongs to an optimizer that is not here", kind) for name, kind in {
@@ -191,7 +192,8 @@ _ZERO = {
     "save_muon_momentum_buffer_in_memory": idle("belongs to an optimizer that is not here"),
     "legacy_stage1": no("DeepSpeed refuses it"),
     "grad_hooks": no("is in DeepSpeed's documents only, which refuses it", ANY, ()),
-    "zero_hpz_partition_size": no(_LATER, SIZE, (0, 1), stages="3"),
+    "zero_hpz_partition_size": idle("units are gathered from all ranks, with the same bits", SIZE,
+                                    quiet=(0, 1), stages="3"),
     "zero_quantized_weights": no(_QUANTIZED, stages="3"),
     "zero_quantized_nontrainable_weights": no(_QUANTIZED, stages="3"),
     "zero_quantized_gradients": no(_QUANTIZED, stages="3"),
@@ -256,11 +258,13 @@ _REST = {
     "activation_checkpointing.partitioned_activations": idle(
         "DeepSpeed ignores it: it reads partition_activations", ANY),
     "activation_checkpointing.profile": watch(f"{_PROFILE}every function of a step"),
+    "activation_checkpointing.partition_activations": idle(
+        "a rank's activations are of its own samples", quiet=(False,)),
     **{f"activation_checkpointing.{name}": idle(
         "train.recompute of the spec says which activations are kept", kind, quiet=(False,))
-       for name, kind in {"partition_activations": FLAG, "contiguous_memory_optimization": FLAG,
-                          "number_checkpoints": SIZE, "synchronize_checkpoint_boundary": FLAG,
-                          "checkpoint_in_cpu": FLAG}.items()},
+       for name, kind in {"contiguous_memory_optimization": FLAG, "number_checkpoints": SIZE,
+                          "synchronize_checkpoint_boundary": FLAG, "checkpoint_in_cpu": FLAG}
+       .items()},
 
     "checkpoint.load_universal": no("`out/train --load` reads safetensors"),
     **{f"checkpoint.{name}": idle("`out/train --save` writes safetensors", kind)
@@ -317,10 +321,7 @@ _REST = {
     "expert_parallel.*": Part(ANY),
     "hybrid_engine.enabled": no("is for inference inside training"),
     "hybrid_engine.*": Part(ANY),
-    **{f"pipeline.{name}": idle("layers are not split over ranks", kind) for name, kind in {
-        "stages": either(TEXT, COUNT), "partition": TEXT, "seed_layers": FLAG,
-        "activation_checkpoint_interval": SIZE, "pipe_partitioned": FLAG, "grad_partitioned": FLAG,
-        "use_reentrant": FLAG}.items()},
+    "pipeline.*": idle("layers are not split over ranks", ANY),
     "data_efficiency.enabled": no("samples are taken in the order of the token file, whole"),
     "data_efficiency.*": Part(ANY),
     "compression_training": no("is not here: weights are trained as they are", OBJECT, ({},)),

@@ -66,7 +66,7 @@ def shown(value: object) -> str:
 
 def meant(word: str, keys: Sequence[str]) -> str:
     """`did you mean ...? ` where a key is close to the word."""
-    near = difflib.get_close_matches(word, keys, n=1)
+    near = difflib.get_close_matches(word, keys, n=1, cutoff=0.68)
     return f"did you mean {near[0]}? " if near else ""
 
 

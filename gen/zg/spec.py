@@ -300,7 +300,8 @@ def _schedule(keys: SpecKeys, root: Node) -> Schedule:
         raise fail(root, (*path, "steps"), f"{s.steps} steps do not hold a warmup of {s.warmup} "
                    f"and a decay of {s.decay}", f"at least {s.warmup + s.decay}")
     if s.type in ("linear", "cosine", "wsd") and s.min_lr > lr:
-        raise fail(root, (*path, "min_lr"), f"{s.min_lr:g} is above lr {lr:g}", f"0 to {lr:g}")
+        raise fail(root, (*path, "min_lr"), f"{s.min_lr:g} is above lr {lr:g} of "
+                   f"{root.at(('train', 'optimizer', 'lr')).where}", f"0 to {lr:g}")
     if s.total_num_steps is not None and s.total_num_steps <= max(2, s.warmup_num_steps):
         raise fail(root, (*path, "total_num_steps"), f"{s.total_num_steps} steps end before the "
                    "decay begins", f"more than {max(2, s.warmup_num_steps)}")
