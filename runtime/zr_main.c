@@ -237,9 +237,9 @@ static int64_t go_on(zr *z, const double *report, int64_t skips)
     if (skips == z->p->skips)
         zr_fail(z, ZR_HOPELESS,
                 "the gradients of %" PRId64 " steps in a row, up to step %" PRId64
-                ", were not finite or had no target; lower the learning rate, "
+                ", were not finite or had no target; lower the learning rate%s, "
                 "or look at the data",
-                skips, z->step + 1);
+                skips, z->step + 1, report[ZR_SCALE] > 0 ? " or the loss scale" : "");
     return skips;
 }
 

@@ -86,7 +86,8 @@ static int take(zr *z, zr_options *to, char **argv)
             *(int *)at = 1;
             return 1;
         }
-        if (!argv[1]) zr_fail(z, ZR_USER, "%s needs %s behind it; see --help", o->name, o->operand);
+        if (!argv[1] || !*argv[1])
+            zr_fail(z, ZR_USER, "%s needs %s behind it; see --help", o->name, o->operand);
         if (o->kind == TEXT) *(const char **)at = argv[1];
         else *(int64_t *)at = number(z, o, argv[1]);
         return 2;

@@ -165,7 +165,9 @@ def test_fp16_and_its_loss_scale(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize('config,said', [
     ({'hysteresis': 0}, 'fp16.hysteresis: is 0; allowed: an integer from 1'),
-    ({'min_loss_scale': 0}, 'fp16.min_loss_scale: train.loss_scale.min: 0 is out of range')])
+    ({'min_loss_scale': 0}, 'fp16.min_loss_scale: train.loss_scale.min: 0 is out of range'),
+    ({'initial_scale_power': 8, 'min_loss_scale': 257},
+     'fp16.min_loss_scale: train.loss_scale.min: 257 is above the first scale, 2^8; allowed: up to 256')])
 def test_keys_out_of_range(tmp_path: pathlib.Path, config: dict, said: str) -> None:
     assert said in refusal(tmp_path, {'fp16': {'enabled': True, **config}})
 
@@ -286,7 +288,8 @@ def test_a_deepspeed_config(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize('keys,step,said', [
     (('train.loss_scale={initial_scale_power: 127, min: 1.7e38, hysteresis: 3}',), 4,
      'loss scale, 1.7e+38, is the least'),
-    (('train.loss_scale.scale=1e30', 'train.max_skips=4'), 4, 'gradients of 4 steps in a row')])
+    (('train.loss_scale.scale=1e30', 'train.max_skips=4'), 4, 'gradients of 4 steps in a row'),
+    (('train.loss_scale.scale=1e30', 'train.max_skips=2'), 2, 'rate or the loss scale, or look at')])
 def test_a_run_that_leads_nowhere_ends(tmp_path: pathlib.Path, keys: tuple[str, ...], step: int,
                                        said: str) -> None:
     trainer.write_tokens(tmp_path / 'tokens', tokens())

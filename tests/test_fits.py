@@ -27,14 +27,14 @@ def test_a_byte_decides() -> None:
 def test_the_ways_that_are_named_fit() -> None:
     """All of them, and the least that fits at all is found."""
     least = planned('gpt-tiny', *BASE, *OFFLOAD, 'zero.offload_param.device=cpu',
-                    'train.recompute=full').arena('cpu')
+                    'train.recompute=full', 'train.offload_activations=true').arena('cpu')
     for limit in (least, planned('gpt-tiny', *BASE).arena('cpu') - 1):
         said = refused(f'cluster.memory.device={limit}')
         ways = said.partition('allowed: ')[2].split(' or ')
         assert 1 <= len(ways) <= 3
         for way in ways:
             assert planned('gpt-tiny', *BASE, *way.split()).arena('cpu') <= limit
-    assert 'no other way' in refused(f'cluster.memory.device={least - 1}')
+    assert 'a smaller model: other stages' in refused(f'cluster.memory.device={least - 1}')
 
 
 def test_a_gpus_arena_counts_where_it_is_a_target() -> None:
@@ -71,6 +71,9 @@ def test_grains_by_themselves_need_less() -> None:
     least = planned('gpt-tiny', *BASE, *keys).arena('cpu')
     said = refused(*keys, 'train.accumulate=layers', f'cluster.memory.device={least}')
     assert 'allowed: train.accumulate=grains or ' in said
+    less = planned('gpt-tiny', *BASE, *keys, *OFFLOAD).arena('cpu')
+    said = refused(*keys, 'train.accumulate=layers', f'cluster.memory.device={less}')
+    assert 'allowed: train.accumulate=grains zero.stage=3 zero.offload_optimizer.device=cpu' in said
 
 
 def test_values_on_the_host_may_come_back() -> None:
@@ -96,7 +99,8 @@ def test_parameters_alone_go_to_a_file() -> None:
     assert said.count('nvme') == 2
 
 
-@pytest.mark.parametrize('text,size', [('3MiB', 3 << 20), ('2 GB', 2 * 10 ** 9), ('12345', 12345)])
+@pytest.mark.parametrize('text,size', [('3MiB', 3 << 20), ('2 GB', 2 * 10 ** 9), ('12345', 12345),
+                                       ('24e9', 24 * 10 ** 9)])
 def test_sizes(text: str, size: int) -> None:
     loaded = spec.load(str(SPECS / 'gpt-tiny.yaml'), [f'cluster.memory.host={text}'])
     assert loaded.cluster.memory.host == size and loaded.cluster.memory.device is None

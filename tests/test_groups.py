@@ -41,6 +41,15 @@ def test_the_first_match_has_a_tensor() -> None:
     assert has['h.{l}.attn.c_attn.weight'] == (2.0, 0.1, 0) and has['wte.weight'] == (1.0, 0.1, 0)
 
 
+def test_a_group_that_gets_no_tensor_is_told() -> None:
+    last = '{match: ["h.0.attn.c_attn.bias", "h.*.mlp.c_fc.weight"], frozen: true}'
+    first = '{match: ["*.bias"], lr_factor: 2}', OWN
+    told = '--set: train.optimizer.groups[2].match: has no effect: earlier groups have every tensor'
+    notes = lambda *listed: reader.load(str(law.path('gpt')), [groups(*listed)]).notes
+    assert [note.startswith(told) for note in notes(*first, last)] == [True]
+    assert notes(*first) == notes(first[0], last) == ()
+
+
 @pytest.mark.parametrize('precision', ['f32', 'bf16'])
 @pytest.mark.parametrize('listed', [[EMBED], [PART, OWN]], ids=['a flat', 'parts'])
 def test_frozen_stays_to_the_bit(tmp_path: pathlib.Path, listed: list[str],

@@ -84,6 +84,20 @@ def test_the_bound_wins() -> None:
         planned(*GPT, reuse(FAR), 'zero.stage3_max_live_parameters=1000')
 
 
+@pytest.mark.parametrize('name', ['gpt-tiny', 'llama3-8b'])
+def test_a_bound_of_0_is_the_least(name: str) -> None:
+    """That units uncut allow: one element less is refused, or cuts them."""
+    least = planned(name, 'zero.stage=3', 'zero.stage3_max_live_parameters=0').head
+    assert least.live == least.bound and least.prefetch == 0
+    assert planned(name, 'zero.stage=3', f'zero.stage3_max_live_parameters={least.live}').head == least
+    below = f'zero.stage3_max_live_parameters={least.live - 1}'
+    if name == 'gpt-tiny':
+        assert planned(name, 'zero.stage=3', below).head.live < least.live
+        return
+    with pytest.raises(spec.SpecError, match=f'allowed: at least {least.live}'):
+        planned(name, 'zero.stage=3', below)
+
+
 def test_nothing_changes_below_stage_3() -> None:
     for stage in (0, 1, 2):
         keys = ('gpt-tiny', f'zero.stage={stage}')

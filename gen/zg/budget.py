@@ -37,10 +37,8 @@ PEAKS = {"cpu": Peaks({4: 1e11, 2: 1e11}, 1e10, 1e10, 1e10),
          "sm_80": Peaks({4: 19.5e12, 2: 312e12}, 2.0e12, 32e9, 51e9),
          "sm_90": Peaks({4: 67e12, 2: 989e12}, 3.35e12, 64e9, 76e9),
          "sm_100": Peaks({4: 80e12, 2: 2250e12}, 8.0e12, 64e9, 89e9)}
-# What may lie on the host: its key, the value that puts it there, what tables call it.
-MOVES = (("train.offload_activations", "true", "activations", fits.STASH),
-         ("zero.offload_optimizer.device", "cpu", "optimizer", fits.STATES),
-         ("zero.offload_param.device", "cpu", "parameters", fits.PARAMS))
+# What may lie on the host: what puts it there, and what tables call it.
+MOVES = ((fits.STASH, "activations"), (fits.STATES, "optimizer"), (fits.PARAMS, "parameters"))
 
 
 @dataclass(frozen=True)
@@ -64,13 +62,13 @@ class Choice:
 
     @property
     def away(self) -> str:
-        return ", ".join(MOVES[n][2] for n in self.moved) or "none"
+        return ", ".join(MOVES[n][1] for n in self.moved) or "none"
 
     @property
     def keys(self) -> tuple[str, ...]:
         """As they are typed."""
         words = self.name if self.name in ("full", "none") else f"[{self.name}]"
-        return (f"train.recompute={words}", *(f"{MOVES[n][0]}={MOVES[n][1]}" for n in self.moved))
+        return (f"train.recompute={words}", *(MOVES[n][0][0] for n in self.moved))
 
 
 @dataclass(frozen=True)
@@ -118,12 +116,13 @@ def _sets(spec: Spec) -> Iterator[Again]:
 
 def _moves(spec: Spec) -> Iterator[tuple[tuple[int, ...], Spec]]:
     """Every choice of MOVES that the spec's own keys leave."""
-    free = [n for n, (key, *_) in enumerate(MOVES) if key not in spec.places]
+    free = [n for n, ((text, _), _) in enumerate(MOVES)
+            if text.partition("=")[0] not in spec.places]
     for n in range(len(free) + 1):
         for moved in combinations(free, n):
             made = spec
             for row in moved:
-                made = MOVES[row][3](made)
+                made = MOVES[row][0][1](made)
             try:
                 agree(made)
             except SpecError:
@@ -205,7 +204,8 @@ def choose(spec: Spec, found: tuple[Choice, ...]) -> Choice:
     for c in found:
         if c.arena <= limit:
             return c
-    raise spec.wrong("train.memory_budget", f"{limit} bytes hold no plan; the least arena has "
+    raise spec.wrong("train.memory_budget", f"{limit} bytes hold no plan; the least arena, "
+                     "with the other keys of the spec as they are, has "
                      f"{' '.join(found[-1].keys)}", f"at least {found[-1].arena}")
 
 

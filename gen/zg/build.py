@@ -161,7 +161,7 @@ def _build(spec: Spec) -> Built:
                      t.precision, spec.grains, shards.order, t.sum, t.reduction, t.micro_batch,
                      t.sequence, spec.model.width, spec.model.vocab,
                      -1 if spec.data.ignore is None else spec.data.ignore, t.seed, params,
-                     schedule.live, z.stage3_max_live_parameters, spec.targets)
+                     schedule.live, z.stage3_max_live_parameters or schedule.live, spec.targets)
     tables = tuple(plan.Table(f"table.{n}", x.head, x.freq) for n, x in enumerate(graph.tables))
     made = plan.Plan(head, recipe.made(spec), (plan.Group("all", spec.cluster.ranks),),
                      shards.flats, shards.tensors, classes, tables, launches, runs, fns,

@@ -65,7 +65,8 @@ def _unknown(key: str, node: Node) -> str:
                     and k.partition(".")[0] not in _ALIASES})
     hint = meant(word, here)
     if 0 < len(homes) < 4:
-        hint = f"did you mean {' or '.join(homes)}? "
+        top = " at the top" if section and "." not in homes[-1] else ""
+        hint = f"did you mean {' or '.join(homes)}{top}? "
     elif not hint:
         near = difflib.get_close_matches(word, {k.rpartition(".")[2] for k in TABLE}, 1, 0.8)
         homes = sorted(k for k in TABLE if near and k.rpartition(".")[2] == near[0])
@@ -84,7 +85,7 @@ class _Reader:
     errors: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     changes: dict[str, Node | None] = field(default_factory=dict)
-    by: dict[str, tuple[str, bool]] = field(default_factory=dict)   # spec's key: whose; is it weak
+    by: dict[str, tuple[Given, bool]] = field(default_factory=dict)     # spec's key: whose; weak
 
     def wrong(self, g: Given, what: str, allowed: str) -> None:
         self.errors.append(f"{g.at}: {what}; allowed: {allowed}")
@@ -204,11 +205,12 @@ class _Reader:
         weak = _among(g.value, row.weak)
         if row.key in self.by:
             other, yields = self.by[row.key]
-            if not yields and not weak and self.changes[row.key].plain() != made.plain():
-                return self.wrong(g, f"says otherwise than {other}", "one of them")
+            strong = not yields and not weak or other.name == g.name
+            if strong and self.changes[row.key].plain() != made.plain():
+                return self.wrong(g, f"says otherwise than {printable(other.key)}", "one of them")
             if weak:
                 return None
-        self.changes[row.key], self.by[row.key] = made, (g.key, weak)
+        self.changes[row.key], self.by[row.key] = made, (g, weak)
         return None
 
     def auto(self, g: Given, row: Honour) -> Node | None:

@@ -13,67 +13,47 @@ from .plan import Plan
 from .spec import Spec, SpecError, agree
 
 Change = Callable[[Spec], Spec]
+Move = tuple[str, Change]               # settings as they are typed, and what they change
 
 
-def _train(**keys: object) -> Change:
-    return lambda s: replace(s, train=replace(s.train, **keys))
+def _train(text: str, **keys: object) -> Move:
+    return text, lambda s: replace(s, train=replace(s.train, **keys))
 
 
-def _zero(**keys: object) -> Change:
-    return lambda s: replace(s, zero=replace(s.zero, **keys))
-
-
-def _device(key: str, name: str, old: tuple[str, ...] = ("none", "cpu", "nvme")) -> Change:
+def _device(key: str, name: str, old: tuple[str, ...] = ("none", "cpu", "nvme")) -> Move:
     """Where what zero.KEY says lies, if it lies in one of these; its other keys stay. Which
     directory is for the user to say."""
     def change(s: Spec) -> Spec:
         now = getattr(s.zero, key)
         path = now.nvme_path or ("DIR" if name == "nvme" else None)
         made = replace(now, device=name, nvme_path=path)
-        return _zero(**{key: made if now.device in old and now.device != name else now})(s)
-    return change
+        good = now.device in old and now.device != name
+        return replace(s, zero=replace(s.zero, **{key: made if good else now}))
+    file = f" zero.{key}.nvme_path=DIR" if name == "nvme" else ""
+    return f"zero.{key}.device={name}{file}", change
 
 
-def _nvme(*parts: str) -> str:
-    return " ".join(f"zero.{part}.device=nvme zero.{part}.nvme_path=DIR" for part in parts)
-
-
-_AGAIN = _train(recompute=RECOMPUTE)
-_GRAINS = _train(accumulate="grains")
-STASH, _KEPT = (_train(offload_activations=x) for x in (True, False))
-_SPLIT = _zero(stage=3)
+_AGAIN = _train("train.recompute=full", recompute=RECOMPUTE)
+_GRAINS = _train("train.accumulate=grains", accumulate="grains")
+STASH = _train("train.offload_activations=true", offload_activations=True)
+_KEPT = _train("train.offload_activations=false", offload_activations=False)
+_SPLIT: Move = ("zero.stage=3", lambda s: replace(s, zero=replace(s.zero, stage=3)))
 STATES, _HERE = (_device("offload_optimizer", name) for name in ("cpu", "none"))
 PARAMS, _GATHERED = (_device("offload_param", name) for name in ("cpu", "none"))
 _BACK, _NEAR = (_device(part, "cpu", ("nvme",)) for part in ("offload_optimizer", "offload_param"))
 _AWAY, _FAR = (_device(part, "nvme", ("cpu",)) for part in ("offload_optimizer", "offload_param"))
 _FILE, _FILES = (_device(part, "nvme") for part in ("offload_optimizer", "offload_param"))
-# From what costs least: settings as they are typed, and what they change.
-WAYS: tuple[tuple[str, tuple[Change, ...]], ...] = (
-    ("zero.offload_optimizer.device=none zero.offload_param.device=none", (_HERE, _GATHERED)),
-    ("zero.offload_param.device=none", (_GATHERED,)),
-    ("train.offload_activations=false", (_KEPT,)),
-    ("zero.offload_param.device=cpu", (_NEAR,)),
-    ("zero.offload_optimizer.device=cpu", (_BACK,)),
-    ("zero.offload_optimizer.device=cpu zero.offload_param.device=cpu", (_BACK, _NEAR)),
-    (_nvme("offload_optimizer"), (_AWAY,)),
-    (_nvme("offload_param"), (_FAR,)),
-    (_nvme("offload_optimizer", "offload_param"), (_AWAY, _FAR)),
-    ("zero.stage=3", (_SPLIT,)),
-    ("train.recompute=full", (_AGAIN,)),
-    ("train.offload_activations=true", (STASH,)),
-    ("train.accumulate=grains", (_GRAINS,)),
-    ("train.accumulate=grains train.recompute=full", (_GRAINS, _AGAIN)),
-    ("zero.stage=3 train.recompute=full", (_SPLIT, _AGAIN)),
-    ("zero.stage=3 train.recompute=full train.offload_activations=true", (_SPLIT, _AGAIN, STASH)),
-    ("zero.stage=3 zero.offload_optimizer.device=cpu", (_SPLIT, STATES)),
-    ("zero.stage=3 zero.offload_optimizer.device=cpu train.recompute=full",
-     (_SPLIT, STATES, _AGAIN)),
-    ("zero.stage=3 zero.offload_optimizer.device=cpu zero.offload_param.device=cpu "
-     "train.recompute=full", (_SPLIT, STATES, PARAMS, _AGAIN)),
-    (f"zero.stage=3 {_nvme('offload_optimizer')}", (_SPLIT, _FILE)),
-    (f"zero.stage=3 {_nvme('offload_optimizer', 'offload_param')} train.recompute=full",
-     (_SPLIT, _FILE, _FILES, _AGAIN)),
+# From what costs least; with train.accumulate layers, what saves memory is tried without, too.
+_LESS: tuple[tuple[Move, ...], ...] = (
+    (_SPLIT,), (_AGAIN,), (STASH,), (_SPLIT, _AGAIN), (_SPLIT, _AGAIN, STASH),
+    (_SPLIT, STATES), (_SPLIT, STATES, _AGAIN), (_SPLIT, STATES, _AGAIN, STASH),
+    (_SPLIT, STATES, PARAMS, _AGAIN), (_SPLIT, STATES, PARAMS, _AGAIN, STASH),
+    (_SPLIT, _FILE), (_SPLIT, _FILE, _FILES, _AGAIN), (_SPLIT, _FILE, _FILES, _AGAIN, STASH),
 )
+WAYS: tuple[tuple[Move, ...], ...] = (
+    (_HERE, _GATHERED), (_GATHERED,), (_KEPT,), (_NEAR,), (_BACK,), (_BACK, _NEAR), (_AWAY,),
+    (_FAR,), (_AWAY, _FAR), *_LESS[:3], (_GRAINS,), *_LESS[3:],
+    *((_GRAINS, *way) for way in _LESS))
 MOST = 3                        # ways that are named
 
 
@@ -93,14 +73,14 @@ def _over(spec: Spec, p: Plan) -> list[tuple[str, int, int]]:
 
 def _fitting(spec: Spec, build: Callable[[Spec], Plan]) -> Iterator[str]:
     tried = [spec]
-    for text, changes in WAYS:
+    for way in WAYS:
         changed = spec
-        for change in changes:
+        for _, change in way:
             changed = change(changed)
         try:
             agree(changed)
             if changed not in tried and not _over(changed, build(changed)):
-                yield text
+                yield " ".join(text for text, _ in way)
         except SpecError:       # what this way cannot keep: a bound of the spec, or another key
             pass
         tried.append(changed)
@@ -115,4 +95,4 @@ def require(spec: Spec, p: Plan, build: Callable[[Spec], Plan]) -> None:
     good = [text for text, _ in zip(_fitting(spec, build), range(MOST))]
     raise spec.wrong(f"cluster.memory.{name}", f"a rank needs {need:,} bytes of {name} memory and "
                      f"has {there:,}", " or ".join(good) or "more ranks, smaller micro-batches or "
-                     "a smaller model: no other way of splitting it fits either")
+                     "a smaller model: other stages, recompute and offloading do not fit either")

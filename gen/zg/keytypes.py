@@ -134,6 +134,8 @@ _BYTES = re.compile(r"(\d{1,18}(?:\.\d{1,9})?) ?([kKMGT]i?B|B|)", re.ASCII)
 
 def whole_bytes(value: object) -> int:
     """80GiB, 500 MB, 1.5TB, or bytes."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     text = str(value) if isinstance(value, (int, str)) and not isinstance(value, bool) else ""
     found = _BYTES.fullmatch(text)
     if not found or found[2] not in _UNITS or not Decimal(found[1]) * _UNITS[found[2]] >= 1:

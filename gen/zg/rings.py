@@ -135,12 +135,12 @@ def slots(uses: Sequence[Use], counts: Mapping[str, int]) -> list[Use]:
 
 def choose(spec: Spec, shards: Shards, uses: Sequence[Use]) -> tuple[int, set[Key], int]:
     """How many uses to gather ahead, which units stay gathered, and the most elements gathered at
-    once; at most the bound."""
+    once; at most the bound, of which 0 says what the largest unit needs."""
     z, W = spec.zero, spec.cluster.ranks
     sizes = {f.name: f.shard * W for f in shards.flats}
     gathered = [sizes[u.flat] for u in uses if u.ring]
     live = lambda d, uses: sizes.get("keep", 0) + _peak(_spans(uses), sizes, d)
-    most = z.stage3_max_live_parameters
+    most = z.stage3_max_live_parameters or live(0, uses)
     if live(0, uses) > most:
         raise spec.wrong("zero.stage3_max_live_parameters",
                          f"{most} elements cannot hold the largest unit beside what is kept whole",

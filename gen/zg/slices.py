@@ -23,7 +23,7 @@ ROWS = 8                        # a slice begins at a multiple of 16 bytes, of h
 def graph(spec: Spec) -> Graph:
     """The graph of a spec, its blocks cut where they must be."""
     made = model.build(spec)
-    if spec.zero.stage < 3:
+    if spec.zero.stage < 3 or not spec.zero.stage3_max_live_parameters:
         return made
     kept = sum(ops.up(t.elems, shard.BLOCK) * k.count for k in made.kinds for t in k.tensors
                if shard.persistent(spec, k, t))

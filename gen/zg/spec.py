@@ -363,7 +363,12 @@ def _loss_scale(keys: SpecKeys, root: Node) -> Iterator[str]:
     if keys.train.precision != "f16" and keys.train.loss_scale != LossScale():
         raise fail(root, ("train", "loss_scale"), f"{keys.train.precision} needs none",
                    "train.precision f16 beside it, or the file without it")
-    if keys.train.loss_scale.scale:
+    s = keys.train.loss_scale
+    if not s.scale and s.min > 2.0 ** s.initial_scale_power:
+        raise fail(root, ("train", "loss_scale", "min"),
+                   f"{s.min:g} is above the first scale, 2^{s.initial_scale_power}",
+                   f"up to {2.0 ** s.initial_scale_power:g}")
+    if s.scale:
         for key, node in root.at(("train", "loss_scale")).value.items():
             if key != "scale":
                 yield f"{node.where}: train.loss_scale.{key}: has no effect: the scale is fixed"
@@ -420,9 +425,9 @@ def load(path: str, sets: Sequence[str] = (), zero: str | None = None) -> Spec:
             _set(root, text)
         notes = config.notes
     keys = _validate(root)
-    model = build(keys, root)
+    model, grouped = build(keys, root)
     _batch(keys, root)
-    notes = (*notes, *_filed(keys, root), *_held(keys.train.schedule, root),
+    notes = (*notes, *grouped, *_filed(keys, root), *_held(keys.train.schedule, root),
              *_loss_scale(keys, root))
     _chunk(keys, root, model)
     _reduction(keys, root)

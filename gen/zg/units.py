@@ -233,8 +233,9 @@ def _order(walk: _Walk, units: Sequence[UnitKeys]) -> None:
                         "one embedding, then one or more blocks, then one head")
 
 
-def build(keys: SpecKeys, root: Node) -> Model:
-    """The model of a spec whose keys are right one by one; SpecError where they do not fit."""
+def build(keys: SpecKeys, root: Node) -> tuple[Model, tuple[str, ...]]:
+    """The model of a spec whose keys are right one by one, and notes of groups of its tensors;
+    SpecError where they do not fit."""
     m, train = keys.model, keys.train
     walk = _Walk(root, m)
     _order(walk, m.units)
@@ -253,10 +254,17 @@ def build(keys: SpecKeys, root: Node) -> Model:
         if not any(fnmatchcase(name, pattern) for name in walk.tensors):
             raise fail(root, ("zero", "replicate", i), f"'{pattern}' matches no tensor",
                        "a pattern of tensors' names, like '*.bias'")
+    notes, taken = [], set()
     for i, group in enumerate(train.optimizer.groups):
+        path, mine = ("train", "optimizer", "groups", i, "match"), set()
         for j, pattern in enumerate(group.match):
-            if not any(fnmatchcase(name, pattern) for name in walk.tensors):
-                raise fail(root, ("train", "optimizer", "groups", i, "match", j),
-                           f"'{pattern}' matches no tensor",
+            found = {name for name in walk.tensors if fnmatchcase(name, pattern)}
+            if not found:
+                raise fail(root, (*path, j), f"'{pattern}' matches no tensor",
                            "a pattern of tensors' names, like '*.bias'")
-    return Model(m.vocab, m.width, m.names, units)
+            mine |= found
+        if mine <= taken:
+            notes.append(f"{root.at(path).where}: {dotted(path)}: has no effect: earlier groups "
+                         "have every tensor that it matches")
+        taken |= mine
+    return Model(m.vocab, m.width, m.names, units), tuple(notes)
