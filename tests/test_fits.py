@@ -41,7 +41,7 @@ def test_a_gpus_arena_counts_where_it_is_a_target() -> None:
     p = planned('gpt-tiny', *BASE, 'targets=[cpu, sm_90]')
     assert p.arena('sm_90') > p.arena('cpu')
     said = refused('targets=[cpu, sm_90]', f'cluster.memory.device={p.arena("cpu")}')
-    assert f'needs {p.arena("sm_90"):,} bytes' in said
+    assert f'needs {p.arena("sm_90"):,} bytes of device memory (target sm_90) and has' in said
 
 
 def test_the_host_has_a_limit_too() -> None:

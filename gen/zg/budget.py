@@ -204,7 +204,8 @@ def choose(spec: Spec, found: tuple[Choice, ...]) -> Choice:
     for c in found:
         if c.arena <= limit:
             return c
-    raise spec.wrong("train.memory_budget", f"{limit} bytes hold no plan; the least arena, "
+    where = " on the target that needs most" if len(spec.targets) > 1 else ""
+    raise spec.wrong("train.memory_budget", f"{limit} bytes hold no plan{where}; the least arena, "
                      "with the other keys of the spec as they are, has "
                      f"{' '.join(found[-1].keys)}", f"at least {found[-1].arena}")
 

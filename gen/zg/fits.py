@@ -92,7 +92,10 @@ def require(spec: Spec, p: Plan, build: Callable[[Spec], Plan]) -> None:
     if not over:
         return
     name, need, there = over[0]
+    most = max(p.head.targets, key=p.arena)
+    where = f" (target {most})" if name == "device" and len(p.head.targets) > 1 else ""
     good = [text for text, _ in zip(_fitting(spec, build), range(MOST))]
-    raise spec.wrong(f"cluster.memory.{name}", f"a rank needs {need:,} bytes of {name} memory and "
-                     f"has {there:,}", " or ".join(good) or "more ranks, smaller micro-batches or "
-                     "a smaller model: other stages, recompute and offloading do not fit either")
+    raise spec.wrong(f"cluster.memory.{name}",
+                     f"a rank needs {need:,} bytes of {name} memory{where} and has {there:,}",
+                     " or ".join(good) or "more ranks, smaller micro-batches or a smaller model: "
+                     "other stages, recompute and offloading do not fit either")

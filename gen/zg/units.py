@@ -233,6 +233,16 @@ def _order(walk: _Walk, units: Sequence[UnitKeys]) -> None:
                         "one embedding, then one or more blocks, then one head")
 
 
+def _matched(walk: _Walk, path: tuple[str | int, ...], pattern: str) -> set[str]:
+    """The tensors that a pattern names."""
+    found = {name for name in walk.tensors if fnmatchcase(name, pattern)}
+    if not found:
+        near = next((f" ({name} is one)" for name in walk.tensors if pattern in name), "")
+        raise walk.fail(path, f"'{pattern}' matches no tensor{near}",
+                        "a pattern of tensors' names, like '*.bias'")
+    return found
+
+
 def build(keys: SpecKeys, root: Node) -> tuple[Model, tuple[str, ...]]:
     """The model of a spec whose keys are right one by one, and notes of groups of its tensors;
     SpecError where they do not fit."""
@@ -251,18 +261,12 @@ def build(keys: SpecKeys, root: Node) -> tuple[Model, tuple[str, ...]]:
                    f"{rows} rows (micro_batch x sequence) of {walk.made} elements are too many",
                    f"up to {DIM} rows and {ELEMS} elements")
     for i, pattern in enumerate(keys.zero.replicate):
-        if not any(fnmatchcase(name, pattern) for name in walk.tensors):
-            raise fail(root, ("zero", "replicate", i), f"'{pattern}' matches no tensor",
-                       "a pattern of tensors' names, like '*.bias'")
+        _matched(walk, ("zero", "replicate", i), pattern)
     notes, taken = [], set()
     for i, group in enumerate(train.optimizer.groups):
         path, mine = ("train", "optimizer", "groups", i, "match"), set()
         for j, pattern in enumerate(group.match):
-            found = {name for name in walk.tensors if fnmatchcase(name, pattern)}
-            if not found:
-                raise fail(root, (*path, j), f"'{pattern}' matches no tensor",
-                           "a pattern of tensors' names, like '*.bias'")
-            mine |= found
+            mine |= _matched(walk, (*path, j), pattern)
         if mine <= taken:
             notes.append(f"{root.at(path).where}: {dotted(path)}: has no effect: earlier groups "
                          "have every tensor that it matches")
