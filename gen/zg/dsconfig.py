@@ -39,6 +39,7 @@ class Given:
 _SECTIONS = {key[:i] for key in TABLE for i, c in enumerate(key) if c == "."}
 _BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 _ALIASES = ("bfloat16",)
+_STARS = {"*", "_*"}
 _SCHEDULE = "train.schedule"
 _PLACE = re.compile(r".*?:(\d+): ")
 # Of the spec's optimizer: keys of some of its types.
@@ -48,27 +49,31 @@ _OF_TYPE = tuple(dict.fromkeys(key for row in OPTIMIZERS.values() for key in row
 # ---- keys
 
 def _row(key: str) -> Key | None:
+    if key.startswith("_"):
+        return TABLE["_*"]
     section = key.rpartition(".")[0]
     while section and f"{section}.*" not in TABLE:
         section = section.rpartition(".")[0]
-    name = f"{section}.*" if section else key[:1] + "*"             # "_*": a comment
-    return TABLE.get(key) or TABLE.get(name)
+    return TABLE.get(key) or TABLE.get(f"{section}.*")
 
 
 def _unknown(key: str, node: Node) -> str:
     """A key that the table lacks: perhaps misspelled, perhaps in the wrong section."""
     section, _, word = key.rpartition(".")
+    if word.startswith("_") or word in ("comment", "//"):
+        return (f"{node.where}: {printable(key)}: is a comment in a section; "
+                "allowed: at the top of the file, or behind a #")
     start = f"{section}." if section else ""
-    here = sorted({k[len(start):].split(".")[0] for k in TABLE if k.startswith(start)
-                   and not k.endswith("*")})
-    homes = sorted({k for k in {*TABLE, *_SECTIONS} if k.rpartition(".")[2] == word
+    here = sorted({k[len(start):].split(".")[0] for k in TABLE if k.startswith(start)} - _STARS)
+    homes = sorted({k for k in {*TABLE, *_SECTIONS} if k.rpartition(".")[2] == word not in _STARS
                     and k.partition(".")[0] not in _ALIASES})
     hint = meant(word, here)
     if 0 < len(homes) < 4:
         top = " at the top" if section and "." not in homes[-1] else ""
         hint = f"did you mean {' or '.join(homes)}{top}? "
     elif not hint:
-        near = difflib.get_close_matches(word, {k.rpartition(".")[2] for k in TABLE}, 1, 0.8)
+        names = {k.rpartition(".")[2] for k in TABLE}
+        near = difflib.get_close_matches(word, names - _STARS, 1, 0.8)
         homes = sorted(k for k in TABLE if near and k.rpartition(".")[2] == near[0])
         hint = f"did you mean {homes[0]}? " if homes else ""
     ours = sorted({k[len(start):].split(".")[0] for k, row in TABLE.items()
@@ -85,7 +90,8 @@ class _Reader:
     errors: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     changes: dict[str, Node | None] = field(default_factory=dict)
-    by: dict[str, tuple[Given, bool]] = field(default_factory=dict)     # spec's key: whose; weak
+    by: dict[str, tuple[str, bool]] = field(default_factory=dict)   # spec's key: whose; is it weak
+    twins: dict[str, Given] = field(default_factory=dict)           # of a name, the first
 
     def wrong(self, g: Given, what: str, allowed: str) -> None:
         self.errors.append(f"{g.at}: {what}; allowed: {allowed}")
@@ -96,7 +102,7 @@ class _Reader:
         for word, below in node.value.items():
             key = f"{prefix}{word}"
             row = _row(key)
-            if "." in word or (row is None and key not in _SECTIONS):
+            if "." in word and not key.startswith("_") or row is None and key not in _SECTIONS:
                 self.errors.append(_unknown(key, below))
                 continue
             if row is not None:
@@ -158,7 +164,7 @@ class _Reader:
                 if state != "auto" or isinstance(g.row, Part):
                     continue
             if g.row.stages != "0123" and stage is not None and str(stage) not in g.row.stages:
-                if not self.silent(g) and not isinstance(g.row, Part):
+                if not self.silent(g) and not isinstance(g.row, Part) and self.asks(g):
                     self.notes.append(f"{g.at}: has no effect at stage {stage}")
                 if isinstance(g.row, (Refuse, Idle)) or g.name in SWITCHES.values():
                     continue
@@ -174,21 +180,29 @@ class _Reader:
             return int(numeric(said[-1]))
         return 0 if set_ is None else set_.value
 
+    def asks(self, g: Given) -> bool:
+        """Whether its value asks for something, here or not."""
+        if isinstance(g.row, Idle):
+            return not _among(g.value, g.row.quiet)
+        return not (isinstance(g.row, Refuse) and _among(g.value, g.row.unless))
+
     def judge(self, g: Given) -> None:
         row = g.row
         if isinstance(row, Honour):
             if g.name not in _BATCH:
                 self.honour(g, row)
-        elif isinstance(row, Idle):
-            if not _among(g.value, row.quiet):
-                self.notes.append(f"{g.at}: has no effect here: {row.why}")
-        elif isinstance(row, Refuse) and not _among(g.value, row.unless):
+        elif isinstance(row, Idle) and self.asks(g):
+            self.notes.append(f"{g.at}: has no effect here: {row.why}")
+        elif isinstance(row, Refuse) and self.asks(g):
             words = [str(u) if isinstance(u, str) else shown(u) for u in row.unless
                      if not isinstance(u, dict)]
             self.wrong(g, row.why, " or ".join(words) or "the file without it")
 
     def honour(self, g: Given, row: Honour) -> None:
         """A change of the spec's key, unless another key of the file has said otherwise."""
+        twin = self.twins.setdefault(g.name, g)
+        if not self.silent(g) and twin.value != g.value:
+            return self.wrong(g, f"says otherwise than {twin.key}", "one of them")
         if self.silent(g):
             made = self.auto(g, row)
         elif row.words is None:
@@ -205,12 +219,11 @@ class _Reader:
         weak = _among(g.value, row.weak)
         if row.key in self.by:
             other, yields = self.by[row.key]
-            strong = not yields and not weak or other.name == g.name
-            if strong and self.changes[row.key].plain() != made.plain():
-                return self.wrong(g, f"says otherwise than {printable(other.key)}", "one of them")
+            if not yields and not weak and self.changes[row.key].plain() != made.plain():
+                return self.wrong(g, f"says otherwise than {other}", "one of them")
             if weak:
                 return None
-        self.changes[row.key], self.by[row.key] = made, (g, weak)
+        self.changes[row.key], self.by[row.key] = made, (g.key, weak)
         return None
 
     def auto(self, g: Given, row: Honour) -> Node | None:
@@ -281,18 +294,20 @@ class _Reader:
                 self.changes.setdefault(f"train.optimizer.{key}", None)
 
     def left_out(self) -> None:
-        """What an optimizer of the file does not say is the spec's, and not DeepSpeed's default."""
+        """Moments' factors and decay that an optimizer of the file does not say are the spec's, and
+        not DeepSpeed's defaults."""
         made = self.changes.get("train.optimizer.type")
-        if made is None or self.errors:
+        if made is None:
             return
-        said = {g.name.rpartition(".")[2] for g in self.given}
+        start = "optimizer.params."
+        said = {g.name.removeprefix(start) for g in self.given if g.name.startswith(start)}
         usual = {key: n for key, n in {**OPTIMIZERS[made.value], "weight_decay": 0.0}.items()
                  if key not in said and f"train.optimizer.{key}" not in self.changes
                  and not _usual(_find(self.root, f"train.optimizer.{key}"), n)}
         if usual:
             g = next(g for g in self.given if g.name.startswith("optimizer."))
             self.notes.append(f"{g.node.where}: optimizer: leaves out {', '.join(usual)}: the "
-                              f"spec's stay, DeepSpeed would take "
+                              f"spec's stay; DeepSpeed's own are "
                               f"{', '.join(map(str, usual.values()))}")
 
 
@@ -317,7 +332,7 @@ def _usual(node: Node | None, default: object) -> bool:
         return True
     some = node.value if isinstance(node.value, list) else [node]
     theirs = default if isinstance(default, tuple) else (default,)
-    return tuple(numeric(n.value) for n in some) == theirs
+    return all(d in (n.value, numeric(n.value)) for n, d in zip(some, theirs))
 
 
 def _line(told: str) -> int:
@@ -396,7 +411,7 @@ def _changes(found: Mapping[str, int], at: Mapping[str, str]) -> list[tuple[str,
 
 def _product(where: str, wrong: str, allowed: str, G: int, step: int) -> SpecError:
     """step: samples of all steps of a rank, or steps."""
-    ranks = "" if G % step else f", or --set cluster.ranks={G // step}"
+    ranks = "" if G % step or G // step > 2 ** 20 else f", or --set cluster.ranks={G // step}"
     return SpecError(f"{where}: {wrong}; allowed: train_batch_size {allowed}{ranks}")
 
 

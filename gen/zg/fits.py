@@ -20,13 +20,17 @@ def _train(text: str, **keys: object) -> Move:
     return text, lambda s: replace(s, train=replace(s.train, **keys))
 
 
+def _path(s: Spec) -> str:
+    """Of the file that a rank has."""
+    return s.zero.offload_optimizer.nvme_path or s.zero.offload_param.nvme_path or "DIR"
+
+
 def _device(key: str, name: str, old: tuple[str, ...] = ("none", "cpu", "nvme")) -> Move:
-    """Where what zero.KEY says lies, if it lies in one of these; its other keys stay. Which
-    directory is for the user to say."""
+    """Where what zero.KEY says lies, if it lies in one of these; its other keys stay. DIR: the
+    spec's directory, else one for the user to say."""
     def change(s: Spec) -> Spec:
         now = getattr(s.zero, key)
-        path = now.nvme_path or ("DIR" if name == "nvme" else None)
-        made = replace(now, device=name, nvme_path=path)
+        made = replace(now, device=name, nvme_path=_path(s) if name == "nvme" else now.nvme_path)
         good = now.device in old and now.device != name
         return replace(s, zero=replace(s.zero, **{key: made if good else now}))
     file = f" zero.{key}.nvme_path=DIR" if name == "nvme" else ""
@@ -46,6 +50,7 @@ _FILE, _FILES = (_device(part, "nvme") for part in ("offload_optimizer", "offloa
 # From what costs least; with train.accumulate layers, what saves memory is tried without, too.
 _LESS: tuple[tuple[Move, ...], ...] = (
     (_SPLIT,), (_AGAIN,), (STASH,), (_SPLIT, _AGAIN), (_SPLIT, _AGAIN, STASH),
+    (STATES,), (STATES, _AGAIN), (STATES, _AGAIN, STASH),
     (_SPLIT, STATES), (_SPLIT, STATES, _AGAIN), (_SPLIT, STATES, _AGAIN, STASH),
     (_SPLIT, STATES, PARAMS, _AGAIN), (_SPLIT, STATES, PARAMS, _AGAIN, STASH),
     (_SPLIT, _FILE), (_SPLIT, _FILE, _FILES, _AGAIN), (_SPLIT, _FILE, _FILES, _AGAIN, STASH),
@@ -80,7 +85,7 @@ def _fitting(spec: Spec, build: Callable[[Spec], Plan]) -> Iterator[str]:
         try:
             agree(changed)
             if changed not in tried and not _over(changed, build(changed)):
-                yield " ".join(text for text, _ in way)
+                yield " ".join(text for text, _ in way).replace("=DIR", f"={_path(spec)}")
         except SpecError:       # what this way cannot keep: a bound of the spec, or another key
             pass
         tried.append(changed)
@@ -98,4 +103,4 @@ def require(spec: Spec, p: Plan, build: Callable[[Spec], Plan]) -> None:
     raise spec.wrong(f"cluster.memory.{name}",
                      f"a rank needs {need:,} bytes of {name} memory{where} and has {there:,}",
                      " or ".join(good) or "more ranks, smaller micro-batches or a smaller model: "
-                     "other stages, recompute and offloading do not fit either")
+                     "no way that is tried (stage 3, recompute, offloading) fits either")
