@@ -67,7 +67,7 @@ def _unknown(key: str, node: Node) -> str:
     here = sorted({k[len(start):].split(".")[0] for k in TABLE if k.startswith(start)} - _STARS)
     homes = sorted({k for k in {*TABLE, *_SECTIONS} if k.rpartition(".")[2] == word not in _STARS
                     and k.partition(".")[0] not in _ALIASES})
-    hint = meant(word, here)
+    hint = meant(word, here, 0.68)          # of so many keys a few are a little like any word
     if 0 < len(homes) < 4:
         top = " at the top" if section and "." not in homes[-1] else ""
         hint = f"did you mean {' or '.join(homes)}{top}? "

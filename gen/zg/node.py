@@ -64,9 +64,9 @@ def shown(value: object) -> str:
     return text if len(text) <= 40 else text[:36] + " ..."
 
 
-def meant(word: str, keys: Sequence[str]) -> str:
-    """`did you mean ...? ` where a key is close to the word."""
-    near = difflib.get_close_matches(word, keys, n=1, cutoff=0.68)
+def meant(word: str, keys: Sequence[str], close: float = 0.6) -> str:
+    """`did you mean ...? ` where a key is as close to the word, of 1."""
+    near = difflib.get_close_matches(word, keys, n=1, cutoff=close)
     return f"did you mean {near[0]}? " if near else ""
 
 
