@@ -6,8 +6,7 @@ tiles and the file's writes have only one another to run beside. With the optimi
 memory that phase takes some time; with it in a file, on a disk that serves one request after the
 other at a rate, it should take little more than the longer of that time and bytes / rate: BOUND.
 The whole step is shown beside the longer of the step with the host's memory and bytes / rate: the
-file waits for forward and backward, so where neither is much the longer it is above BOUND. More
-micro-batches a step, as real runs have, make the file's part small.
+file waits for forward and backward, so where neither is much the longer it is above BOUND.
 The disk is slow_disk.c, preloaded; the file lies in memory (--dir), which is faster than any rate.
 
 The table goes to stdout, all figures to out/file_tier.json. A load average above 0.3 at the start
@@ -31,8 +30,6 @@ ROWS = ((0.5e9, 1), (1e9, 1), (2e9, 1), (4e9, 1), (1e9, 8))
 HOST = ('zero.stage=1', 'zero.offload_optimizer.device=cpu')
 FILE = ('zero.stage=1', 'zero.offload_optimizer.device=nvme',
         'zero.offload_optimizer.nvme_path=/dev/shm')
-
-
 Times = list[tuple[float, float]]
 
 

@@ -355,6 +355,7 @@ def test_notes(tmp_path: Path, config: dict, said: list[str]) -> None:
     ({"lr_scheduler": {}}, r"lr_scheduler: is no key here; did you mean scheduler\?"),
     ({G: 32, B: 4, A: 1}, rf"{A}: {G} 32 is not 4 a rank x 1 steps x 2 ranks; "
      rf"allowed: {G} 8, or --set cluster.ranks=8$"),
+    ({G: 2 ** 21, B: 1, A: 1}, rf"{A}: {G} 2097152 is not 1 .*; allowed: {G} 2$"),
     ({G: 33, B: 4, A: 1}, rf"{A}: {G} 33 is not 4 a rank x 1 steps x 2 ranks; allowed: {G} 8$"),
     ({G: 3, A: 1}, rf"{A}: {G} 3 is no multiple of 1 steps x 2 ranks; allowed: {G} a multiple of 2"),
 ])

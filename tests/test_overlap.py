@@ -133,9 +133,11 @@ def test_gathers_hide_behind_work(tmp_path: pathlib.Path) -> None:
             part[ahead] = (simulated(p, rate, DELAY) - simulated(p, rate, 0)) / gathers(p) / DELAY
         assert part['0'] == pytest.approx(1) and part['auto'] < 3 / 8
         one, none = bench.shown(batch, 'auto'), bench.shown(batch, '0')
-        hides = (1 - part['auto']) * none
+        whole = gathers(p) * DELAY
+        hides = (1 - part['auto']) * max(none, whole)
         said.append(f'batch {batch}: of {none:.3f} s one ahead hid {none - one:.3f}, the plan says '
                     f'{hides:.3f}')
-        if none - one >= 0.8 * hides and none >= 0.8 * gathers(p) * DELAY:
+        # Above: 3.6 ms a delay were seen to be added by a processor that wakes slowly.
+        if none - one >= 0.8 * hides and 0.8 * whole <= none <= 1.5 * whole:
             return
     raise AssertionError('\n'.join(said))

@@ -13,6 +13,7 @@ from typing import Iterator, Mapping, NamedTuple
 from .dskeys import SWITCHES, TABLE
 from .dsrows import Honour, Idle, Key, Moved, Number, Part, Refuse, Same, numeric
 from .node import Node, SpecError, meant, printable, several, shown
+from .keytypes import RANKS
 from .kinds import OPTIMIZERS
 
 
@@ -411,7 +412,7 @@ def _changes(found: Mapping[str, int], at: Mapping[str, str]) -> list[tuple[str,
 
 def _product(where: str, wrong: str, allowed: str, G: int, step: int) -> SpecError:
     """step: samples of all steps of a rank, or steps."""
-    ranks = "" if G % step or G // step > 2 ** 20 else f", or --set cluster.ranks={G // step}"
+    ranks = "" if G % step or G // step > RANKS else f", or --set cluster.ranks={G // step}"
     return SpecError(f"{where}: {wrong}; allowed: train_batch_size {allowed}{ranks}")
 
 

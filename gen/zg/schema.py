@@ -12,7 +12,7 @@ from typing import Annotated, Mapping
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainValidator
 
 from . import kinds
-from .keytypes import (DIM, ELEMS, RECOMPUTE, TARGETS, TOKEN, Auto, Choice, Count, Elems,
+from .keytypes import (DIM, ELEMS, RANKS, RECOMPUTE, TARGETS, TOKEN, Auto, Choice, Count, Elems,
                       ElemsOrNone, Flag, Folder, Integer, Layered, Name, Pattern, Real, Tiny, Title,
                       again, as_list, pages, some, target, two, unique, whole_bytes)
 from .node import SpecError
@@ -228,7 +228,7 @@ class Memory:
 @dataclass(frozen=True)
 class Cluster:
     __pydantic_config__ = _KEYS
-    ranks: Integer(1, 2 ** 20) = 1
+    ranks: Integer(1, RANKS) = 1
     memory: Memory = Memory()
 
 
