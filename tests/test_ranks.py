@@ -100,7 +100,8 @@ def test_ranks_do_not_outlive_the_parent(program: Path, data: Path) -> None:
         ("plan", 4, "runs plan 012"),
         ("abi", 4, "made for runtime"),
         ("kernel", 3, "no AVX2"),
-        ("skip", 6, "20 steps in a row"),
+        ("skip", 6, "20 steps in a row, up to step 20, were not finite or had no target; lower the "
+         "learning rate, or look at the data"),
         ("huge", 3, "of memory (2 ranks x"),
     ],
 )
