@@ -175,8 +175,10 @@ void zr_inlet_filled(zr *z, int64_t at);
 void zr_queues_start(zr *z);
 void zr_queues_stop(zr *z);
 void zr_step_begin(zr *z);                /* around program->step: lets test modes run ahead */
-void zr_step_end(zr *z);                  /* all queues are empty after it */
-void zr_drain(zr *z);
+/* ZR_MAIN is empty after it; others may still do what the next step waits for. */
+void zr_step_end(zr *z);
+void zr_finish(zr *z, int queue);         /* this queue is empty after it */
+void zr_drain(zr *z);                     /* all are */
 void zr_push(zr *z, int queue, const zr_command *c);   /* runs at once where the queue is inline */
 extern const int zr_is_gpu;               /* 0: the target has no options of GPUs */
 void zr_epilogue(zr *z);                  /* what is left to say of the target, after training */

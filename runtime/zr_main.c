@@ -192,34 +192,31 @@ static void validate(zr *z, int64_t step)
 
 /* ---- training */
 
-/* What this rank has moved so far: as the plan has it of a step. */
-static void count_moved(const zr *z, int64_t moved[ZR_MOVED])
+/* moved += times * what this rank has moved so far: in training steps, as the plan has it. All
+ * queues are empty. */
+static void count_moved(const zr *z, int64_t moved[ZR_MOVED], int64_t times)
 {
-    moved[ZR_WIRE] = moved[ZR_MESSAGES] = 0;
     for (int queue = 0; queue < ZR_QUEUES; queue++) {
-        moved[ZR_WIRE] += z->queue[queue].bytes;
-        moved[ZR_MESSAGES] += z->queue[queue].messages;
+        moved[ZR_WIRE] += times * z->queue[queue].bytes;
+        moved[ZR_MESSAGES] += times * z->queue[queue].messages;
     }
-    moved[ZR_LOADS] = zr_disk_moved(z, ZR_LOAD);
-    moved[ZR_STORES] = zr_disk_moved(z, ZR_STORE);
+    moved[ZR_LOADS] += times * zr_disk_moved(z, ZR_LOAD);
+    moved[ZR_STORES] += times * zr_disk_moved(z, ZR_STORE);
 }
 
-/* moved += what the step moves. Returns its seconds. */
-static double train_step(zr *z, double *report, int64_t moved[ZR_MOVED])
+/* apart: nothing of it goes on beside what comes next. Returns its seconds. */
+static double train_step(zr *z, double *report, int apart)
 {
-    int64_t before[ZR_MOVED], after[ZR_MOVED];
     double begun = zr_now();
     atomic_store(&z->shared->step, z->step + 1);
-    count_moved(z, before);
     zr_step_begin(z);
     zr_profile_step(z, 1);
     z->p->step(z);
+    if (apart) zr_drain(z);
     zr_step_end(z);
     zr_profile_step(z, 0);
-    count_moved(z, after);
-    for (int i = 0; i < ZR_MOVED; i++) moved[i] += after[i] - before[i];
     zr_call(z, ZR_MAIN, z->p->report, address(report));
-    zr_drain(z);
+    zr_finish(z, ZR_MAIN);
     return zr_now() - begun;
 }
 
@@ -247,15 +244,20 @@ static void train(zr *z, double *report, int64_t moved[ZR_MOVED])
 {
     int64_t skips = 0, every = z->o->val_every;
     z->first = zr_now();
+    count_moved(z, moved, -1);
     for (z->step = 0; z->step < z->o->steps; z->step++) {
+        int last = z->step + 1 == z->o->steps, due = !last && every && (z->step + 1) % every == 0;
         zr_leave_if_stopped(z);
-        double seconds = train_step(z, report, moved);
+        double seconds = train_step(z, report, last || due || z->o->profile);
         zr_log_step(z, report, seconds);
         zr_profile_end(z);
         skips = go_on(z, report, skips);
-        if (every && (z->step + 1) % every == 0 && z->step + 1 < z->o->steps)
-            validate(z, z->step + 1);
+        if (!due) continue;
+        count_moved(z, moved, 1);
+        validate(z, z->step + 1);
+        count_moved(z, moved, -1);
     }
+    count_moved(z, moved, 1);
 }
 
 /* ---- results */

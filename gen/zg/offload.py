@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 # Events between these queues and the others: they stay where collectives have no queues.
 EVENTS = ("summed", "taken", "here", "used", "sent", "asked", "normed", "back", "factor", "known",
-          "made", "gone", "new", "stepped", "updated", "staged", "read", "loaded", "changed",
+          "made", "gone", "new", "fresh", "stepped", "updated", "staged", "read", "loaded", "changed",
           "stored", "kept", "shelved", "lifted", "laid", "sunk", "near",
           *activations.EVENTS)
 ARENAS = {"none": "", "cpu": "hosted", "nvme": "filed"}     # of a device: the kind of its classes
@@ -111,12 +111,23 @@ def _tiles(m: _Maker, shards: Sequence[tuple[plan.Flat, int]],
             turn += 1
 
 
-def ends(m: _Maker) -> tuple[Event, ...]:
-    """What says that all parameters are new: on the device, in the host arena."""
+def ends(m: _Maker, known: bool = False) -> tuple[Event, ...]:
+    """What says that all parameters are new: on the device, in the host arena; known: or that they
+    will be, each shard's own event says when."""
     names = {"": "new", "hosted": "stepped", "filed": "kept"}
     there = {m.arena("real", f) for f in m.shards.flats if m.offload or m.away(f)}
     near = any(f.near and m.arena("real", f) == "hosted" for f in m.shards.flats)
-    return (*(Event(names[a], 0) for a in sorted(there)), *[Event("near.stepped", 0)] * near)
+    new = (Event("known", 0),) if known and m.offload else \
+        tuple(Event(names[a], 0) for a in sorted(there))
+    return (*new, *[Event("near.stepped", 0)] * near)
+
+
+def fresh(m: _Maker, f: plan.Flat, l: int) -> tuple[Event, ...]:
+    """What says that an update of a shard is over that may go on beside the next step; of what is
+    kept whole and spread that is said."""
+    if not m.offload or not f.moves or (f.real, f.state) == ("whole", "shard"):
+        return ()
+    return (Event(f"fresh.{f.name}", l),)
 
 
 def fetch(m: _Maker, u: Use, f: plan.Flat, wait: tuple[Event, ...],
@@ -127,12 +138,12 @@ def fetch(m: _Maker, u: Use, f: plan.Flat, wait: tuple[Event, ...],
     there, staged, read = Ref(f"stage.{u.ring}", slot), Event(f"staged.{u.ring}", slot), \
         Event(f"read.{u.ring}", slot)
     src, ready, risen = Ref(f"real.{f.name}", u.instance), \
-        tuple(e for e in wait if e.name == "updated"), ()
+        tuple(e for e in wait if e.name != "free"), ()
     if m.arena("real", f) == "filed":
         shelf, shelved, lifted = Ref(f"shelf.{u.ring}", slot), Event(f"shelved.{u.ring}", slot), \
             Event(f"lifted.{u.ring}", slot)
-        first, m.loaded = not m.loaded and not ready, True      # what came before was no load
-        ready += (Event("updated", 0),) * first
+        first, m.loaded = not m.loaded and Event("updated", 0) not in ready, True
+        ready += (Event("updated", 0),) * first                 # what came before was no load
         m.copy("load", unit, src, shelf, f.shard * m.real, (*ready, lifted), (shelved,))
         src, ready, risen = shelf, (shelved,), (lifted,)
     m.copy("up", unit, src, there, f.shard * m.real, (*ready, read), (staged, *risen))
@@ -221,7 +232,8 @@ def renew(m: _Maker, f: plan.Flat, l: int, op: str, ins: tuple[Ref, ...], states
 def _up(m: _Maker, f: plan.Flat, l: int, at: int, n: int, slot: int, last: bool) -> None:
     src = _place(m, "master", f, l, at, slot) if m.real == 4 else Ref("up", slot)
     m.copy("up", f"{f.name}[{l}]", src, Ref(f"real.{f.name}", l, at * m.real), n * m.real,
-           (Event("made", slot),), (Event("gone", slot), *[Event("new", 0)] * last),
+           (Event("made", slot),),
+           (Event("gone", slot), *((Event("new", 0), *fresh(m, f, l)) if last else ())),
            to_rank=f.shard * m.real if f.real == "whole" else 0)
 
 
@@ -241,16 +253,16 @@ def _width(m: _Maker, c: str) -> int:
 
 def _work(m: _Maker, op: str, f: plan.Flat, l: int, at: int, n: int, slot: int,
           reads: tuple[str, ...], writes: tuple[str, ...], waits: tuple[Event, ...],
-          recs: tuple[Event, ...], **rest: tuple) -> None:
+          recs: tuple[Event, ...], new: tuple[Event, ...] = (), **rest: tuple) -> None:
     """The host's work on a tile: what it reads comes from the file before it, and what it writes
-    goes there after it."""
+    goes there after it; then parameters that lie there are `new`."""
     unit, (loaded, changed, stored) = f"{f.name}[{l}]", (
         Event(name, slot) for name in ("loaded", "changed", "stored"))
     reads, writes = ([c for c in names if m.arena(c, f) == "filed"] for names in (reads, writes))
     rising = () if m.real == 2 or m.away(f) else (Event("gone", slot),)     # from the slot itself
     for queue, names, before, after in (("load", reads, (changed, stored, *rising), (loaded,)),
                                         ("host", (), waits, recs),
-                                        ("store", writes, (changed,), (stored,))):
+                                        ("store", writes, (changed,), (stored, *new))):
         for c in names:
             width = _width(m, c)
             there, here = _home(m, c, f, l, at), _place(m, c, f, l, at, slot)
@@ -281,10 +293,10 @@ def update(m: _Maker) -> None:
     """After the step's factor is known: every tile down, updated, up; then to all ranks."""
     below = m.shards.below
     m.copy("down", "", Ref("ctl", 0), Ref("hctl", 0), ops.CTL, (Event("factor", 0),),
-           (Event("known", 0),) * below)
+           (Event("known", 0),))
     if below:
         m.add("host", "mark", waits=(Event("known", 0),))
-    for f, l, at, n, slot, last in _tiles(m, m.moved()):
+    for f, l, at, n, slot, last in _tiles(m, m.needed()):
         if 0 < at == f.near:
             m.optimize([(f, l)], "near_")
         g, here, used = Ref(f"sum.{f.name}", l, at * 4), (), ()
@@ -294,9 +306,11 @@ def update(m: _Maker) -> None:
                    from_rank=f.shard * 4 if f.sum == "whole" else 0)
             g = tile
         made, away = _made(m, f, l, at, slot), ("real",) * m.away(f)
+        there, new = m.arena("real", f), fresh(m, f, l) if last else ()
         _work(m, f"update.{f.name}", f, l, at, n, slot, (*away * (m.real == 4), *f.states),
               (*away, *f.states), (*here, *_turn(m, f, "gone", slot)),
-              (*used, *_turn(m, f, "made", slot)), ins=(g,),
+              (*used, *_turn(m, f, "made", slot), *(new if there == "hosted" else ())),
+              new if there == "filed" else (), ins=(g,),
               outs=(*made, *(_place(m, c, f, l, at, slot) for c in f.states)),
               ints=(Int("l", l), Int("at", at), Int("n", n)))
         _after(m, f, l, at, n, slot, last)

@@ -174,9 +174,11 @@ class _Maker(Operands):
     def wholes(self, u: Use) -> tuple[Event, ...]:
         """Events of the whole flats a forward use reads."""
         out = []
-        for f in sorted(self.reads(u.part)):
-            if (self.flats[f].real, self.flats[f].state) == ("whole", "shard"):
-                out.append(Event(f"whole.{f}", u.index if self.flats[f].count > 1 else 0))
+        for f in (self.flats[f] for f in sorted(self.reads(u.part))):
+            l = u.index if f.count > 1 else 0
+            if f.real == "whole":
+                out += [Event(f"whole.{f.name}", l)] if f.state == "shard" else \
+                    offload.fresh(self, f, l)
         return tuple(out) if u.body != "bwd" else ()
 
     def run(self, uses: list[Use]) -> None:
@@ -191,6 +193,7 @@ class _Maker(Operands):
             u, flat = gathered[i], self.flats[gathered[i].flat]
             wait = ((Event("free", 0), Event("updated", 0)) if i == 0 else
                     (Event("free", 0),) if i > self.ahead else ())
+            wait += offload.fresh(self, flat, u.instance) if u.body != "bwd" else ()
             src, rec = Ref(f"real.{flat.name}", u.instance), ()
             if self.away(flat) and not u.held:
                 src, wait, rec = offload.fetch(self, u, flat, wait)
@@ -302,6 +305,12 @@ class _Maker(Operands):
     def moved(self) -> list[tuple[plan.Flat, int]]:
         return [(f, l) for f, l in self.each() if f.moves]
 
+    def needed(self) -> list[tuple[plan.Flat, int]]:
+        """What moves, as a forward first needs it: an update may go on beside the next step's."""
+        first = dict.fromkeys((f, self.instance(f, u)) for u in self.chain("eval")
+                              for f in sorted(self.reads(u.part)))
+        return [(self.flats[f], l) for f, l in first if self.flats[f].moves]
+
     def update(self) -> None:
         if self.order == "local" and self.W > 1 and not self.shards.apart:
             for f, l in self.moved():
@@ -320,7 +329,7 @@ class _Maker(Operands):
             offload.update(self)
         else:
             self.optimize(self.moved())
-        self.add("main", "mark", waits=offload.ends(self), recs=(Event("updated", 0),))
+        self.add("main", "mark", waits=offload.ends(self, True), recs=(Event("updated", 0),))
 
     def measure(self) -> tuple[Event, ...]:
         self.add("reduce", "mark", recs=(Event("reduced", 0),))

@@ -7,9 +7,9 @@
  *
  * Modes. eager: ZR_MAIN's commands run at once on the rank's own thread, the others as soon as
  * they can. late: inside a step every queue has its thread, and a command runs only when somebody
- * demands it: a wait, a full ring, or the step's end. shuffled: a seeded coin says for each command
- * whether it is held like that or not, the step's end empties the queues in a seeded order, and
- * threads pause at random. In late and shuffled zr_drop fills what is dead with NaN.
+ * demands it: a wait, a full ring, or whoever drains. shuffled: a seeded coin says for each command
+ * whether it is held like that or not, a drain empties the queues in a seeded order, and threads
+ * pause at random. In late and shuffled zr_drop fills what is dead with NaN.
  *
  * Invariants
  *  1. What is held and what is demanded depends on the seed and the program alone, never on the
@@ -39,6 +39,14 @@ static void run_wait(zr *z, int queue, const zr_command *c)
     (void)queue;
     pthread_mutex_lock(&z->t->lock);
     demand(z, &z->t->lane[c->i[0]], c->i[1]);
+    pthread_mutex_unlock(&z->t->lock);
+}
+
+void zr_finish(zr *z, int queue)
+{
+    zr_lane *q = &z->t->lane[queue];
+    pthread_mutex_lock(&z->t->lock);
+    demand(z, q, q->issued);
     pthread_mutex_unlock(&z->t->lock);
 }
 
@@ -228,6 +236,6 @@ void zr_step_begin(zr *z) { z->t->ahead = z->o->mode != ZR_EAGER; }
 
 void zr_step_end(zr *z)
 {
-    zr_drain(z);
+    zr_finish(z, ZR_MAIN);
     z->t->ahead = 0;
 }

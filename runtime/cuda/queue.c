@@ -272,6 +272,13 @@ void zr_drain(zr *z)
     zr_met(z);
 }
 
+void zr_finish(zr *z, int queue)
+{
+    zr_expect(z);
+    zr_cuda(z, cudaStreamSynchronize(z->t->stream[queue]), "waiting for the device");
+    zr_met(z);
+}
+
 void zr_step_begin(zr *z)
 {
     char name[32];
