@@ -41,14 +41,13 @@ def wire(section: Section, ranks: int) -> Wire:
 
 def training_wire(p: Plan) -> Wire:
     """Of one training step."""
-    return sum((wire(s, p.head.ranks) for s in p.sections
-                if s.name in ("begin", "grain", "update")), Wire(0, 0))
+    return sum((wire(s, p.head.ranks) for s in p.step), Wire(0, 0))
 
 
 def commands(p: Plan) -> int:
     """What a rank issues in a training step, a wait for an event each: `--profile` notes them."""
     return sum(s.repeat * sum((x.op not in ("mark", "drop")) + len(x.waits) for x in s.steps)
-               for s in p.sections if s.name in ("begin", "grain", "update"))
+               for s in p.step)
 
 
 def _forward(calls: Sequence[Call]) -> tuple[int, int]:
@@ -98,8 +97,8 @@ def staying(p: Plan) -> int:
 
 def moved(p: Plan) -> tuple[int, int]:
     """Bytes that a rank reads from its file and writes to it in a training step."""
-    return tuple(sum(i.value * s.repeat for s in p.sections if s.name in ("grain", "update")
-                     for x in s.steps if x.queue == queue for i in x.ints if i.name == "bytes")
+    return tuple(sum(i.value * s.repeat for s in p.step for x in s.steps if x.queue == queue
+                     for i in x.ints if i.name == "bytes")
                  for queue in ("load", "store"))
 
 

@@ -65,9 +65,7 @@ def explain(p: Plan) -> str:
         lines += ["", f"the file of each rank: {size(p.filed)} bytes; in a training step "
                   f"{read:,} are read and {written:,} written"]
     lines += ["", "on the wire, received by each rank in a training step"]
-    for s in p.sections:
-        if s.name not in ("begin", "grain", "update"):
-            continue
+    for s in p.step:
         for op in ("gather", "alltoall", "reducescatter", "allreduce"):
             got = [cost.wire_of(x, W) for x in s.steps if x.op == op]
             if got:

@@ -52,6 +52,7 @@ After the last tile of parameters store -> kept[0]. For a use of theirs:
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Iterator, Sequence
 
 from . import activations, ops, plan
@@ -254,25 +255,56 @@ def _width(m: _Maker, c: str) -> int:
 def _work(m: _Maker, op: str, f: plan.Flat, l: int, at: int, n: int, slot: int,
           reads: tuple[str, ...], writes: tuple[str, ...], waits: tuple[Event, ...],
           recs: tuple[Event, ...], new: tuple[Event, ...] = (), **rest: tuple) -> None:
-    """The host's work on a tile: what it reads comes from the file before it, and what it writes
+    """The host's work on a tile: what it reads has come from the file before it, and what it writes
     goes there after it; then parameters that lie there are `new`."""
-    unit, (loaded, changed, stored) = f"{f.name}[{l}]", (
-        Event(name, slot) for name in ("loaded", "changed", "stored"))
-    reads, writes = ([c for c in names if m.arena(c, f) == "filed"] for names in (reads, writes))
-    rising = () if m.real == 2 or m.away(f) else (Event("gone", slot),)     # from the slot itself
-    for queue, names, before, after in (("load", reads, (changed, stored, *rising), (loaded,)),
-                                        ("host", (), waits, recs),
-                                        ("store", writes, (changed,), (stored, *new))):
-        for c in names:
-            width = _width(m, c)
-            there, here = _home(m, c, f, l, at), _place(m, c, f, l, at, slot)
-            src, dst = (there, here) if queue == "load" else (here, there)
-            m.copy(queue, unit, src, dst, n * width, before if c == names[0] else (),
-                   after if c == names[-1] else ())
-        if queue == "host":
-            m.add("host", op, "" if op == "mark" else unit, **rest,
-                  waits=(*waits, *((loaded,) if reads else (stored,) if writes else ())),
-                  recs=(*recs, *([changed] if reads or writes else ())))
+    loaded, changed, stored = (Event(name, slot) for name in ("loaded", "changed", "stored"))
+    reads, writes = _filed(m, f, reads), _filed(m, f, writes)
+    m.add("host", op, "" if op == "mark" else f"{f.name}[{l}]", **rest,
+          waits=(*waits, *((loaded,) if reads else (stored,) if writes else ())),
+          recs=(*recs, *([changed] if reads or writes else ())))
+    _move(m, "store", f, l, at, n, slot, writes, (changed,), (stored, *new))
+
+
+def _filed(m: _Maker, f: plan.Flat, names: tuple[str, ...]) -> list[str]:
+    return [c for c in names if m.arena(c, f) == "filed"]
+
+
+def _move(m: _Maker, queue: str, f: plan.Flat, l: int, at: int, n: int, slot: int,
+          names: list[str], waits: tuple[Event, ...], recs: tuple[Event, ...]) -> None:
+    """A tile of these classes, from the file to its slot or back."""
+    for c in names:
+        there, here = _home(m, c, f, l, at), _place(m, c, f, l, at, slot)
+        src, dst = (there, here) if queue == "load" else (here, there)
+        m.copy(queue, f"{f.name}[{l}]", src, dst, n * _width(m, c),
+               waits if c == names[0] else (), recs if c == names[-1] else ())
+
+
+def _load(m: _Maker, f: plan.Flat, l: int, at: int, n: int, slot: int,
+          reads: tuple[str, ...]) -> None:
+    """What the host's work on a tile reads, when its slot is free."""
+    free = [Event("changed", slot), Event("stored", slot)]
+    if m.real == 4 and not m.away(f):           # parameters go up from the slot itself
+        free.append(Event("gone", slot))
+    _move(m, "load", f, l, at, n, slot, _filed(m, f, reads), tuple(free),
+          (Event("loaded", slot),))
+
+
+def _read(m: _Maker, f: plan.Flat) -> tuple[str, ...]:
+    """What an update reads of a tile."""
+    return (*("real",) * (m.away(f) and m.real == 4), *f.states)
+
+
+def _early(m: _Maker) -> int:
+    """Tiles that come to their slots at a step's begin; where parameters come on the same queue
+    they would stand before these."""
+    filed = any(m.arena("real", f) == "filed" for f in m.shards.flats)
+    return 0 if filed else m.spec.zero.offload_optimizer.buffer_count
+
+
+def begin(m: _Maker) -> None:
+    """The first tiles are read beside forward and backward."""
+    for f, l, at, n, slot, _ in islice(_tiles(m, m.needed()), _early(m)):
+        _load(m, f, l, at, n, slot, _read(m, f))
 
 
 def init(m: _Maker) -> None:
@@ -296,7 +328,7 @@ def update(m: _Maker) -> None:
            (Event("known", 0),))
     if below:
         m.add("host", "mark", waits=(Event("known", 0),))
-    for f, l, at, n, slot, last in _tiles(m, m.needed()):
+    for turn, (f, l, at, n, slot, last) in enumerate(_tiles(m, m.needed())):
         if 0 < at == f.near:
             m.optimize([(f, l)], "near_")
         g, here, used = Ref(f"sum.{f.name}", l, at * 4), (), ()
@@ -307,7 +339,9 @@ def update(m: _Maker) -> None:
             g = tile
         made, away = _made(m, f, l, at, slot), ("real",) * m.away(f)
         there, new = m.arena("real", f), fresh(m, f, l) if last else ()
-        _work(m, f"update.{f.name}", f, l, at, n, slot, (*away * (m.real == 4), *f.states),
+        if turn >= _early(m):
+            _load(m, f, l, at, n, slot, _read(m, f))
+        _work(m, f"update.{f.name}", f, l, at, n, slot, _read(m, f),
               (*away, *f.states), (*here, *_turn(m, f, "gone", slot)),
               (*used, *_turn(m, f, "made", slot), *(new if there == "hosted" else ())),
               new if there == "filed" else (), ins=(g,),
@@ -323,6 +357,8 @@ def publish(m: _Maker) -> None:
         if 0 < at == f.near:
             m.fill([(f, l)], "near_")
         waits, recs = _turn(m, f, "gone", slot), _turn(m, f, "made", slot)
+        if m.real == 2 or recs:
+            _load(m, f, l, at, n, slot, ("master",))
         if m.real == 2:
             _work(m, f"cast.{f.name}", f, l, at, n, slot, ("master",), ("real",), waits, recs,
                   ins=(_place(m, "master", f, l, at, slot),), outs=_made(m, f, l, at, slot),

@@ -324,6 +324,10 @@ class Plan:
         return next(s for s in self.sections if s.name == name)
 
     @property
+    def step(self) -> tuple[Section, ...]:      # of a training step
+        return tuple(s for s in self.sections if s.name in ("begin", "grain", "update"))
+
+    @property
     def together(self) -> int:          # grains that go through a unit before the next one's turn
         return self.head.grains // self.section("grain").repeat
 

@@ -433,6 +433,8 @@ def schedule(spec: Spec, graph: Graph, shards: Shards, saves: Mapping[str, int])
     m.publish()
     sections.append(m.section("publish"))
     m.add("main", "next", "", outs=(Ref("ctl", 0), Ref("sums", 0)))
+    if m.offload:
+        offload.begin(m)
     sections.append(m.section("begin"))
     m.batch()
     m.run(rings.slots(uses, m.ring))

@@ -168,8 +168,7 @@ def turns(p: Plan, name: str) -> tuple[int, int]:
 def functions(p: Plan) -> list[str]:
     """zr_function rows of those of ZR_MAIN that are more than a part of the optimizer's step: which
     part they are, of how many units, flops of a call."""
-    main = {x.op for s in p.sections if s.name in ("begin", "grain", "update") for x in s.steps
-            if x.queue == "main"}
+    main = {x.op for s in p.step for x in s.steps if x.queue == "main"}
     parts = [(f, PARTS.get(f.name.partition(".")[0])) for f in p.fns if f.name in main]
     rows = [f'{{"{lower(f.name)}", "{part}", {float(f.flops)!r}, {n}, {times}}}'
             for f, part in parts if part for n, times in [turns(p, f.name)]]
