@@ -1,12 +1,10 @@
 """file_tier.py -- an optimizer in a file, beside a disk of a stated rate.
 
-A model (GPT-2 124M), one rank with all cores, f32. The update of a step is what follows the norm's
-factor: it cannot begin before all gradients are known, so the file's reads, the updates of its
-tiles and the file's writes have only one another to run beside. With the optimizer in the host's
-memory that phase takes some time; with it in a file, on a disk that serves one request after the
-other at a rate, it should take little more than the longer of that time and bytes / rate: BOUND.
-The whole step is shown beside the longer of the step with the host's memory and bytes / rate: the
-file waits for forward and backward, so where neither is much the longer it is above BOUND.
+A model (GPT-2 124M), one rank with all cores, f32. With the optimizer in the host's memory a step
+takes some time; with it in a file, on a disk that serves one request after the other at a rate, it
+should take little more than the longer of that time and bytes / rate: BOUND. No tile can be updated
+before the norm of all gradients is known; from there on the file has the next step's forward beside
+it, and as much as the host's slots hold is read before that and written after it.
 The disk is slow_disk.c, preloaded; the file lies in memory (--dir), which is faster than any rate.
 
 The table goes to stdout, all figures to out/file_tier.json. A load average above 0.3 at the start
@@ -30,43 +28,29 @@ ROWS = ((0.5e9, 1), (1e9, 1), (2e9, 1), (4e9, 1), (1e9, 8))
 HOST = ('zero.stage=1', 'zero.offload_optimizer.device=cpu')
 FILE = ('zero.stage=1', 'zero.offload_optimizer.device=nvme',
         'zero.offload_optimizer.nvme_path=/dev/shm')
-Times = list[tuple[float, float]]
 
 
-def phases(trace: Path) -> Times:
-    """seconds from the factor to the end, and of all, of each step of a profile"""
-    events = [e for e in json.loads(trace.read_text()) if e['pid'] == 0 and e['ph'] == 'X']
-    end = lambda e: 1e-6 * (e['ts'] + e['dur'])
-    factors = {e['args']['step']: end(e) for e in events if e['name'] == 'factor'}
-    steps = {int(e['name'].split()[1]): e for e in events if e['name'].startswith('step ')}
-    return [(end(steps[n]) - factors[n], 1e-6 * steps[n]['dur']) for n in sorted(factors)]
-
-
-def medians(times: Times) -> list[float]:
-    return [statistics.median(column) for column in zip(*times)]
-
-
-def run(case: Case, data: Path, steps: int, *options: str, **env: str) -> Times:
-    trace = MADE / f'{case.name}.trace.json'
-    bench.sh('env', *(f'{k}={v}' for k, v in env.items()), MADE / case.name,
-             '--data', data, '--steps',
-             steps + 1, '--profile', trace, '--profile-steps', f'2-{steps + 1}', *options)
-    return phases(trace)
+def run(case: Case, data: Path, steps: int, *options: str, **env: str) -> list[float]:
+    """Seconds from step to step, but for the first and for the last, which waits for its end."""
+    log = MADE / f'{case.name}.jsonl'
+    bench.sh('env', *(f'{k}={v}' for k, v in env.items()), MADE / case.name, '--data', data,
+             '--steps', steps + 2, '--log', log, *options)
+    ends = [row['seconds'] for row in map(json.loads, log.read_text().splitlines())
+            if 'loss' in row]
+    return [b - a for a, b in zip(ends, ends[1:-1])]
 
 
 def table(result: dict) -> str:
     moved = result['moved']
     lines = [*bench.head(result['machine']),
-             f'{Path(result["spec"]).stem}, f32; the file moves {moved / 1e9:.2f} GB a step; bound '
-             f'of the update: {BOUND}', '',
-             '| rate, GB/s | bytes / rate, s | update on the host, s | in the file, s | of the '
-             'longer | micro-batches a step | step, host, s | file, s | of the longer |',
-             '|' + '---|' * 9]
+             f'{Path(result["spec"]).stem}, f32; the file moves {moved / 1e9:.2f} GB a step; bound: '
+             f'{BOUND}', '',
+             '| rate, GB/s | micro-batches a step | bytes / rate, s | step on the host, s | in the '
+             'file, s | of the longer | of their sum |', '|' + '---|' * 7]
     for row in result['rows']:
-        disk, (update, step), (took, whole) = moved / row['rate'], row['host'], row['file']
-        lines.append(f'| {row["rate"] / 1e9:g} | {disk:.3f} | {update:.3f} | {took:.3f} | '
-                     f'{took / max(update, disk):.2f} | {row["grains"]} | {step:.3f} | '
-                     f'{whole:.3f} | {whole / max(step, disk):.2f} |')
+        disk, host, file = moved / row['rate'], row['host'], row['file']
+        lines.append(f'| {row["rate"] / 1e9:g} | {row["grains"]} | {disk:.3f} | {host:.3f} | '
+                     f'{file:.3f} | {file / max(host, disk):.2f} | {file / (host + disk):.2f} |')
     return '\n'.join(lines)
 
 
@@ -87,8 +71,8 @@ def main() -> int:
         for name, keys in (('host', HOST), ('file', FILE))}
     plans = {key: bench.build(case) for key, case in cases.items()}
     moved = sum(cost.moved(plans['file', 1]))
-    data = bench.tokens(plans['file', 1], most * (given.steps + 1) - 1)
-    found: dict[tuple[str, float, int], Times] = {}
+    data = bench.tokens(plans['file', 1], most * (given.steps + 2) - 1)
+    found: dict[tuple[str, float, int], list[float]] = {}
     for turn in range(given.rounds):
         print(f'round {turn + 1} of {given.rounds}', file=sys.stderr)
         for (name, grains), case in cases.items():
@@ -97,8 +81,9 @@ def main() -> int:
                 where = ('--nvme', given.dir) if rate else ()
                 found.setdefault((name, rate, grains), []).extend(
                     run(case, data, given.steps, *where, **slow))
-    rows = [{'rate': rate, 'grains': grains, 'host': medians(found['host', 0.0, grains]),
-             'file': medians(found['file', rate, grains])} for rate, grains in ROWS]
+    middle = {key: statistics.median(times) for key, times in found.items()}
+    rows = [{'rate': rate, 'grains': grains, 'host': middle['host', 0.0, grains],
+             'file': middle['file', rate, grains]} for rate, grains in ROWS]
     result = {'spec': given.spec, 'machine': bench.machine(load), 'moved': moved, 'rows': rows}
     return bench.finish(result, 'file_tier', table(result))
 

@@ -15,12 +15,19 @@ step's sums of integers go down (sent[0], asked[0]), the norms are added, and th
     main   factor                                     -> factor[0]
     down   the step's constants                       -> known[0]
     host   the update of a tile                       -> made[s]
-    up     the tile's new parameters                  -> gone[s], after a flat's last tile new[0]
+    up     the tile's new parameters                  -> gone[s], after a shard's last tile new[0],
+                                                         fresh.F[l]
+
+The update goes on beside the next step: a shard's event fresh.F[l], of what every rank keeps whole
+whole.F[l], is what the forward's use of it waits for, and tiles come in the order of such uses;
+queue main waits for known[0], and for the end where a part of the shards goes down by way of slots
+that fetched ones use. Before the first step it waits for all.
 
 Where sums stay on the device, a tile of the sum goes down before its update, as a piece does above.
 Pieces and tiles are at most `sub_group_size` elements of a shard, and take turns in slots s. In
 bf16 a tile's copy goes up from class `up`; in f32 the masters themselves do. Parameters that lie in
-the host arena do not go up: host -> stepped[0] after the last tile. They are fetched for a use:
+the host arena do not go up: host -> fresh.F[l], at the first filling stepped[0] after the last
+tile. They are fetched for a use:
 
     up     a shard, to slot s of class `stage`        -> staged[s]   waits for read[s]
     gather from there                                 -> read[s]     waits for staged[s]
@@ -44,7 +51,9 @@ written; a read never stands behind a write that waits for its update:
     host   the update of the tile, there              -> changed[s]  waits for loaded[s]
     store  what it has written, to the file           -> stored[s]   waits for changed[s]
 
-After the last tile of parameters store -> kept[0]. For a use of theirs:
+The first `buffer_count` tiles are read at the step's begin, where parameters do not come by the
+same queue. After a shard's last tile of parameters store -> fresh.F[l], at the first filling
+kept[0] after all of them. For a use of theirs:
 
     load   a shard, to slot s of class `shelf`        -> shelved[s]  waits for lifted[s]
     up     from there, as above                       -> lifted[s]   waits for shelved[s]
@@ -66,8 +75,8 @@ if TYPE_CHECKING:
 
 # Events between these queues and the others: they stay where collectives have no queues.
 EVENTS = ("summed", "taken", "here", "used", "sent", "asked", "normed", "back", "factor", "known",
-          "made", "gone", "new", "fresh", "stepped", "updated", "staged", "read", "loaded", "changed",
-          "stored", "kept", "shelved", "lifted", "laid", "sunk", "near",
+          "made", "gone", "new", "fresh", "stepped", "updated", "staged", "read", "loaded",
+          "changed", "stored", "kept", "shelved", "lifted", "laid", "sunk", "near",
           *activations.EVENTS)
 ARENAS = {"none": "", "cpu": "hosted", "nvme": "filed"}     # of a device: the kind of its classes
 
@@ -117,10 +126,11 @@ def ends(m: _Maker, known: bool = False) -> tuple[Event, ...]:
     will be, each shard's own event says when."""
     names = {"": "new", "hosted": "stepped", "filed": "kept"}
     there = {m.arena("real", f) for f in m.shards.flats if m.offload or m.away(f)}
-    near = any(f.near and m.arena("real", f) == "hosted" for f in m.shards.flats)
-    new = (Event("known", 0),) if known and m.offload else \
-        tuple(Event(names[a], 0) for a in sorted(there))
-    return (*new, *[Event("near.stepped", 0)] * near)
+    near = {m.arena("real", f) for f in m.shards.flats if f.near}       # by way of slots of others
+    new = tuple(Event(names[a], 0) for a in sorted(there))
+    if known and m.offload:
+        new = (Event("known", 0), *[Event("kept", 0)] * ("filed" in near))
+    return (*new, *[Event("near.stepped", 0)] * ("hosted" in near))
 
 
 def fresh(m: _Maker, f: plan.Flat, l: int) -> tuple[Event, ...]:
@@ -294,6 +304,13 @@ def _read(m: _Maker, f: plan.Flat) -> tuple[str, ...]:
     return (*("real",) * (m.away(f) and m.real == 4), *f.states)
 
 
+def _needed(m: _Maker) -> list[tuple[plan.Flat, int]]:
+    """The shards that move, in the order in which a forward first needs them."""
+    first = dict.fromkeys((f, m.instance(f, u)) for u in m.chain("eval")
+                          for f in sorted(m.reads(u.part)))
+    return [(m.flats[f], l) for f, l in first if m.flats[f].moves]
+
+
 def _early(m: _Maker) -> int:
     """Tiles that come to their slots at a step's begin; where parameters come on the same queue
     they would stand before these."""
@@ -303,7 +320,7 @@ def _early(m: _Maker) -> int:
 
 def begin(m: _Maker) -> None:
     """The first tiles are read beside forward and backward."""
-    for f, l, at, n, slot, _ in islice(_tiles(m, m.needed()), _early(m)):
+    for f, l, at, n, slot, _ in islice(_tiles(m, _needed(m)), _early(m)):
         _load(m, f, l, at, n, slot, _read(m, f))
 
 
@@ -328,7 +345,7 @@ def update(m: _Maker) -> None:
            (Event("known", 0),))
     if below:
         m.add("host", "mark", waits=(Event("known", 0),))
-    for turn, (f, l, at, n, slot, last) in enumerate(_tiles(m, m.needed())):
+    for turn, (f, l, at, n, slot, last) in enumerate(_tiles(m, _needed(m))):
         if 0 < at == f.near:
             m.optimize([(f, l)], "near_")
         g, here, used = Ref(f"sum.{f.name}", l, at * 4), (), ()
@@ -348,7 +365,7 @@ def update(m: _Maker) -> None:
               outs=(*made, *(_place(m, c, f, l, at, slot) for c in f.states)),
               ints=(Int("l", l), Int("at", at), Int("n", n)))
         _after(m, f, l, at, n, slot, last)
-    _end(m)
+    _end(m, True)
 
 
 def publish(m: _Maker) -> None:
@@ -374,9 +391,9 @@ def _turn(m: _Maker, f: plan.Flat, event: str, slot: int) -> tuple[Event, ...]:
     return () if m.away(f) else (Event(event, slot),)
 
 
-def _end(m: _Maker) -> None:
+def _end(m: _Maker, known: bool = False) -> None:
     for queue, event in (("host", "stepped"), ("store", "kept")):
-        if Event(event, 0) in ends(m):
+        if Event(event, 0) in ends(m, known):
             m.add(queue, "mark", recs=(Event(event, 0),))
 
 

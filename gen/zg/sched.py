@@ -6,7 +6,8 @@ overlap_comm is off. Events order the queues:
   grad.F[s]   leaf slot s holds a whole leaf                  done.F[s]  every owner has read it
   whole.F[l]  instance l of a flat kept whole is up to date   reduced[0] all sums are there
   new[0]      an owner has updated its part                   updated[0] all parts are updated
-What lies in the host arena has queues and events of its own: offload.py.
+What lies in the host arena has queues and events of its own, and its update goes on beside the next
+step: offload.py.
 A gather is issued just before the use that it runs beside, so the newest free[0] is of the use
 before that.
 """
@@ -304,12 +305,6 @@ class _Maker(Operands):
 
     def moved(self) -> list[tuple[plan.Flat, int]]:
         return [(f, l) for f, l in self.each() if f.moves]
-
-    def needed(self) -> list[tuple[plan.Flat, int]]:
-        """What moves, as a forward first needs it: an update may go on beside the next step's."""
-        first = dict.fromkeys((f, self.instance(f, u)) for u in self.chain("eval")
-                              for f in sorted(self.reads(u.part)))
-        return [(self.flats[f], l) for f, l in first if self.flats[f].moves]
 
     def update(self) -> None:
         if self.order == "local" and self.W > 1 and not self.shards.apart:
