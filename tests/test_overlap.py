@@ -1,4 +1,5 @@
-"""test_overlap.py -- gathers of an emitted program hide behind the work of the unit before them.
+"""test_overlap.py -- gathers of an emitted program hide behind the work of the unit before them;
+updates on the host behind the next forward.
 
 All that the plan says can be hidden is, and none where nothing is gathered ahead.
 
@@ -7,16 +8,19 @@ takes no processor, so two ranks of one thread need two cores. Another process t
 a while makes a step longer, never a sleep shorter: so steps are compared by medians, runs with and
 without the delay take turns, and the whole measurement may be repeated (ATTEMPTS).
 """
+import itertools
 import json
 import os
 import pathlib
 import statistics
+from collections.abc import Callable
 
 import pytest
 
 import law
 import program
 import trainer
+from plans import planned
 from zg import plan
 from zg.text import parse
 
@@ -28,32 +32,42 @@ STEPS, ATTEMPTS = 6, 3
 KEYS = ['zero.stage=3', 'cluster.ranks=2', 'zero.replicate=["wte.*", "wpe.*"]']
 
 
-def simulated(p: plan.Plan, rate: float, delay: float) -> float:
-    """Seconds of a training step by the plan alone: functions take flops / rate, gathers the delay,
-    all else nothing; a queue's steps run in order, and a wait is for the newest record."""
-    flops = {f.name: f.flops for f in p.fns}
-    now = {'main': 0.0, 'gather': 0.0, 'reduce': 0.0}
+def steps(p: plan.Plan) -> list[plan.Step]:
+    """Of a training step."""
+    return [x for s in p.step for x in s.steps * s.repeat]
+
+
+def played(p: plan.Plan, takes: Callable[[plan.Step], float], times: int) -> list[dict[str, float]]:
+    """When each queue has done each of so many training steps, by the plan alone: its steps run in
+    order, and a wait is for the newest record."""
+    now, ends = {s.queue: 0.0 for s in steps(p)}, []
     recorded: dict[tuple[str, int], float] = {}
-    for section in (s for s in p.sections if s.name in ('begin', 'grain', 'update')):
-        for step in section.steps * section.repeat:
+    for _ in range(times):
+        for step in steps(p):
             at = max([now[step.queue], *(recorded.get((e.name, e.index), 0.0) for e in step.waits)])
-            at += delay if step.op == 'gather' else flops.get(step.op, 0) / rate
-            now[step.queue] = at
-            recorded |= {(e.name, e.index): at for e in step.recs}
-    return max(now.values())
+            now[step.queue] = at + takes(step)
+            recorded |= {(e.name, e.index): now[step.queue] for e in step.recs}
+        ends.append(dict(now))
+    return ends
+
+
+def simulated(p: plan.Plan, rate: float, delay: float) -> float:
+    """Seconds of a training step: functions take flops / rate, gathers the delay, all else nothing.
+    """
+    of = {f.name: f.flops for f in p.fns}
+    ends = played(p, lambda s: delay if s.op == 'gather' else of.get(s.op, 0) / rate, 1)
+    return max(ends[0].values())
 
 
 def gathers(p: plan.Plan) -> int:
     """In a training step."""
-    return sum(x.op == 'gather' for s in p.sections if s.name in ('begin', 'grain', 'update')
-               for x in s.steps * s.repeat)
+    return sum(x.op == 'gather' for x in steps(p))
 
 
 def flops(p: plan.Plan) -> int:
     """Of a rank in a training step."""
     of = {f.name: f.flops for f in p.fns}
-    return sum(of.get(x.op, 0) for s in p.sections if s.name in ('begin', 'grain', 'update')
-               for x in s.steps * s.repeat)
+    return sum(of.get(x.op, 0) for x in steps(p))
 
 
 class Bench:
@@ -114,6 +128,44 @@ def test_what_the_plan_says(tmp_path: pathlib.Path) -> None:
             shown[ahead, seconds] = simulated(p, rate, 1) - simulated(p, rate, 0)
     assert shown['0', 2] == pytest.approx(8) and shown['0', 0.25] == pytest.approx(8)
     assert 2 <= shown['auto', 2] < 3 and 5 < shown['auto', 0.25] < 8
+
+
+HOST, PARAMS = 'zero.offload_optimizer.device=cpu', 'zero.offload_param.device=cpu'
+DISK = ('zero.offload_optimizer.device=nvme', 'zero.offload_optimizer.nvme_path=/tmp')
+FILED = ('zero.offload_param.device=nvme', 'zero.offload_param.nvme_path=/tmp')
+
+
+@pytest.mark.parametrize('precision,keys', [
+    *itertools.product(('f32', 'bf16'), (
+        ('zero.stage=1', HOST), ('zero.stage=1', *DISK),
+        ('zero.stage=1', 'cluster.ranks=1', *DISK), ('zero.stage=2', *DISK), ('zero.stage=3', HOST),
+        ('zero.stage=3', HOST, PARAMS), ('zero.stage=3', *DISK, PARAMS))),
+    ('bf16', ('zero.stage=3', HOST, *FILED))])      # in f32 they are tiles: these come first
+def test_an_update_on_the_host_goes_on_beside_the_next_forward(
+        precision: str, keys: tuple[str, ...]) -> None:
+    """It takes as long as half of a forward, or one of the file's queues does: what it adds to a
+    step is the part of the parameters that the first block waits for."""
+    p = planned('gpt-tiny', f'train.precision={precision}', 'zero.sub_group_size=5000', *keys)
+    of = {f.name: f.flops for f in p.fns}
+    forward = sum(of[s.op] for s in p.section('eval').steps if s.op in of)
+    elements = {s: next(i.value for i in s.ints if i.name == 'n') for s in p.section('update').steps
+                if s.queue == 'host' and s.op.startswith('update.')}
+    waited = sum(n for s, n in elements.items() if s.unit in ('embed[0]', 'keep[0]', 'block[0]'))
+    tiled = [s for s in steps(p) if s.queue in ('load', 'store') and 'tile.' in f'{s.ins}{s.outs}']
+    assert 0 < waited < 0.7 * sum(elements.values())
+
+    def pace(queue: str, seconds: float) -> float:
+        work = elements if queue == 'host' else \
+            {s: s.ints[-1].value for s in tiled if s.queue == queue}
+        part = lambda s: of.get(s.op, 0) + seconds * work.get(s, 0) / sum(work.values())
+        ends = [now['main'] for now in played(p, part, 4)]
+        assert ends[3] - ends[2] == pytest.approx(ends[2] - ends[1])
+        return ends[3] - ends[2]
+
+    alone = pace('host', 0)
+    for queue in {'host', *(s.queue for s in tiled)}:
+        added, most = pace(queue, forward / 2) - alone, waited / sum(elements.values())
+        assert -1 < added <= most * forward / 2 + 1
 
 
 @pytest.mark.slow

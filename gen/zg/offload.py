@@ -136,9 +136,7 @@ def ends(m: _Maker, known: bool = False) -> tuple[Event, ...]:
 def fresh(m: _Maker, f: plan.Flat, l: int) -> tuple[Event, ...]:
     """What says that an update of a shard is over that may go on beside the next step; of what is
     kept whole and spread that is said."""
-    if not m.offload or not f.moves or (f.real, f.state) == ("whole", "shard"):
-        return ()
-    return (Event(f"fresh.{f.name}", l),)
+    return (Event(f"fresh.{f.name}", l),) * (m.offload and f.moves and f.real == "shard")
 
 
 def fetch(m: _Maker, u: Use, f: plan.Flat, wait: tuple[Event, ...],

@@ -175,11 +175,9 @@ class _Maker(Operands):
     def wholes(self, u: Use) -> tuple[Event, ...]:
         """Events of the whole flats a forward use reads."""
         out = []
-        for f in (self.flats[f] for f in sorted(self.reads(u.part))):
-            l = u.index if f.count > 1 else 0
-            if f.real == "whole":
-                out += [Event(f"whole.{f.name}", l)] if f.state == "shard" else \
-                    offload.fresh(self, f, l)
+        for f in sorted(self.reads(u.part)):
+            if (self.flats[f].real, self.flats[f].state) == ("whole", "shard"):
+                out.append(Event(f"whole.{f}", u.index if self.flats[f].count > 1 else 0))
         return tuple(out) if u.body != "bwd" else ()
 
     def run(self, uses: list[Use]) -> None:
