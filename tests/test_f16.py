@@ -163,6 +163,25 @@ def test_fp16_and_its_loss_scale(tmp_path: pathlib.Path) -> None:
         assert read(tmp_path, {"fp16": {**keys, **off}}).train.precision == "f32"
 
 
+@pytest.mark.parametrize('ours', ['bf16', 'f16', 'f32'])
+def test_no_type_of_16_bits(tmp_path: pathlib.Path, ours: str) -> None:
+    """A file that switches off the one it names: f32, and said where the spec has another. The
+    command line comes before it, and a type that it does enable."""
+    text = law.path('gpt').read_text().replace('precision: f32', f'precision: {ours}')
+    (tmp_path / 's.yaml').write_text(text)
+    for off in ('fp16', 'bf16'):
+        (tmp_path / 'ds.json').write_text(f'{{"{off}": {{"enabled": false}}}}')
+        made = load(str(tmp_path / 's.yaml'), (), str(tmp_path / 'ds.json'))
+        notes = [n for n in made.notes if f'not of the spec\'s {ours}: the file enables no' in n]
+        assert made.train.precision == 'f32' and len(notes) == (ours != 'f32')
+        sets = (f'train.precision={ours}',)
+        made = load(str(tmp_path / 's.yaml'), sets, str(tmp_path / 'ds.json'))
+        assert made.train.precision == ours and not [n for n in made.notes if 'enables no' in n]
+    (tmp_path / 'ds.json').write_text('{"fp16": {"enabled": false}, "bf16": {"enabled": true}}')
+    made = load(str(tmp_path / 's.yaml'), (), str(tmp_path / 'ds.json'))
+    assert made.train.precision == 'bf16' and not made.notes
+
+
 @pytest.mark.parametrize('config,said', [
     ({'hysteresis': 0}, 'fp16.hysteresis: is 0; allowed: an integer from 1'),
     ({'min_loss_scale': 0}, 'fp16.min_loss_scale: train.loss_scale.min: 0 is out of range'),

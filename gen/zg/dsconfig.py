@@ -274,6 +274,13 @@ class _Reader:
             node = self.changes[mine[0]]
             self.changes = {_SCHEDULE: Node({}, node.where), **self.changes}
 
+    def precision(self) -> None:
+        """f32 where the file switches off what it names of 16 bits, whatever the spec says."""
+        old, node = _find(self.root, "train.precision"), self.effective("train.precision")
+        if self.by.get("train.precision", ("", False))[1] and old and old.value != node.value:
+            self.notes.append(f"{node.where}: the program is of {node.value}, not of the spec's "
+                              f"{old.value}: the file enables no type of 16 bits")
+
     def loss_scale(self) -> None:
         """What it says of f16 has no effect on another precision."""
         mine = [key for key in self.changes if key.startswith("train.loss_scale.")]
@@ -362,6 +369,7 @@ def read(file: Node, root: Node) -> Config:
     r.schedule()
     r.optimizer()
     r.left_out()
+    r.precision()
     r.loss_scale()
     if r.errors:
         raise several(sorted(r.errors, key=_line))
