@@ -187,6 +187,7 @@ void zr_epilogue(zr *z);                  /* what is left to say of the target, 
 int64_t zr_profile_bytes(const zr *z);    /* that a rank's notes take */
 void zr_profile_open(zr *z);              /* fails where the file cannot be written */
 void zr_profile_start(zr *z);
+int zr_profile_apart(const zr *z);        /* this step is profiled, or the next one */
 void zr_profile_step(zr *z, int begins);  /* 1: the step begins; 0: it is over */
 void zr_profile_end(zr *z);               /* after the last of its steps: the table, the file */
 /* Around a command of a queue. NULL: it is not noted */

@@ -248,7 +248,7 @@ static void train(zr *z, double *report, int64_t moved[ZR_MOVED])
     for (z->step = 0; z->step < z->o->steps; z->step++) {
         int last = z->step + 1 == z->o->steps, due = !last && every && (z->step + 1) % every == 0;
         zr_leave_if_stopped(z);
-        double seconds = train_step(z, report, last || due || z->o->profile);
+        double seconds = train_step(z, report, last || due || zr_profile_apart(z));
         zr_log_step(z, report, seconds);
         zr_profile_end(z);
         skips = go_on(z, report, skips);

@@ -124,6 +124,12 @@ static int profiled(const zr *z)
            z->step + 1 <= z->o->profile_last;
 }
 
+int zr_profile_apart(const zr *z)
+{
+    return z->profile.note && z->step + 2 >= z->o->profile_first &&
+           z->step + 1 <= z->o->profile_last;
+}
+
 void zr_profile_step(zr *z, int begins)
 {
     if (!profiled(z)) return;

@@ -156,7 +156,7 @@ def fetch(m: _Maker, u: Use, f: plan.Flat, wait: tuple[Event, ...],
         m.copy("load", unit, src, shelf, f.shard * m.real, (*ready, lifted), (shelved,))
         src, ready, risen = shelf, (shelved,), (lifted,)
     m.copy("up", unit, src, there, f.shard * m.real, (*ready, read), (staged, *risen))
-    return there, (*wait, staged), (read,)
+    return there, (*(e for e in wait if e not in ready), staged), (read,)
 
 
 def lower(m: _Maker, unit: str, f: plan.Flat, leaf: Ref, node: Ref, wait: tuple[Event, ...],

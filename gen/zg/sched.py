@@ -6,8 +6,8 @@ overlap_comm is off. Events order the queues:
   grad.F[s]   leaf slot s holds a whole leaf                  done.F[s]  every owner has read it
   whole.F[l]  instance l of a flat kept whole is up to date   reduced[0] all sums are there
   new[0]      an owner has updated its part                   updated[0] all parts are updated
-What lies in the host arena has queues and events of its own, and its update goes on beside the next
-step: offload.py.
+What lies in the host arena has queues and events of its own, and an update there goes on after
+updated[0], beside the next step: offload.py.
 A gather is issued just before the use that it runs beside, so the newest free[0] is of the use
 before that.
 """

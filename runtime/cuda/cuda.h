@@ -2,7 +2,8 @@
  *
  * A queue is a stream. Within a step nearly everything is issued while a graph is recorded, and
  * from then on the graph is played; graphs begin and end on ZR_MAIN's stream, so that they run one
- * after the other. What is issued outside of graphs goes to the streams at once.
+ * after the other. What is issued outside of graphs goes to the streams at once: all of a program
+ * whose optimizer is on the host, where an update goes on beside the next step.
  *
  * Invariants
  *  1. A rank touches CUDA only in its own process, after the fork.
@@ -75,8 +76,11 @@ struct zr_target {
     /* graphs */
     zr_graph graph[ZR_GRAPHS];
     int64_t recording, recordings;        /* 0: none is going on; so many were begun */
-    zr_pool recorded, issued;             /* functions of ZR_HOST: in graphs, and since a drain */
+    /* functions of the host: in graphs; of this step and of the one before it, by turns */
+    zr_pool recorded, issued[2];
+    int turn;
     cudaEvent_t fork, played, joined[ZR_QUEUES];
+    cudaEvent_t ended[ZR_QUEUES];         /* what a queue had at the last step's end is done */
     unsigned loose;                       /* queues (bits) with work that no graph waits for yet */
     unsigned behind;                      /* queues that do not wait for the last graph yet */
     double launch_seconds;                /* of the host, in cudaGraphLaunch */

@@ -93,7 +93,8 @@ static zr_work *place(zr *z, zr_pool *pool)
 static void call_host(zr *z, int queue, const char *name, int kind, zr_fn *fn, int n,
                       const int64_t *i)
 {
-    zr_work *w = place(z, z->t->recording ? &z->t->recorded : &z->t->issued);
+    zr_target *t = z->t;
+    zr_work *w = place(z, t->recording ? &t->recorded : &t->issued[t->turn]);
     *w = (zr_work){z, fn, {0}};
     memcpy(w->i, i, (size_t)n * sizeof *i);
     cudaStream_t stream = zr_on(z, queue, name);
@@ -251,7 +252,7 @@ void zr_replay(zr *z, int graph, void (*issue)(zr *z))
     _Static_assert(sizeof names / sizeof *names == ZR_GRAPHS, "a name for every graph");
     zr_graph *g = &z->t->graph[graph];
     zr_begins(names[graph]);
-    if (z->o->no_graph || z->profile.on) {
+    if (z->o->no_graph || z->profile.on || zr_uses(z, ZR_HOST)) {
         issue(z);
     } else {
         if (!g->ready) record(z, g, issue);
@@ -268,7 +269,7 @@ void zr_drain(zr *z)
     zr_expect(z);
     for (int queue = 0; queue < ZR_QUEUES; queue++)
         zr_cuda(z, cudaStreamSynchronize(z->t->stream[queue]), "waiting for the device");
-    z->t->issued.used = 0;
+    z->t->issued[0].used = z->t->issued[1].used = 0;
     zr_met(z);
 }
 
@@ -288,10 +289,25 @@ void zr_step_begin(zr *z)
     zr_expect(z);
 }
 
+/* When the step before this one has ended on all queues, its host functions' places are free. */
+static void take_turn(zr *z)
+{
+    zr_target *t = z->t;
+    for (int queue = 0; queue < ZR_QUEUES; queue++) {
+        zr_cuda(z, cudaEventSynchronize(t->ended[queue]), "waiting for the step before");
+        mark(z, t->ended[queue], queue);
+    }
+    t->turn = !t->turn;
+    t->issued[t->turn].used = 0;
+}
+
 void zr_step_end(zr *z)
 {
     size_t some, all;
-    zr_drain(z);
+    zr_expect(z);
+    zr_cuda(z, cudaStreamSynchronize(z->t->stream[ZR_MAIN]), "waiting for the device");
+    take_turn(z);
+    zr_met(z);
     zr_ends();
     zr_measure(z, zr_now() - z->t->watch.begun);
     if (z->t->first) return;
@@ -357,6 +373,7 @@ void zr_queues_start(zr *z)
     t->played = make_event(z);
     for (int queue = 0; queue < ZR_QUEUES; queue++) {
         t->joined[queue] = make_event(z);
+        t->ended[queue] = make_event(z);
         t->sources[queue] = get(z, z->ranks, sizeof(void *));
     }
     zr_watch_start(z);
