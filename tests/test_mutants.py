@@ -102,12 +102,11 @@ def runs(p: Plan, data: pathlib.Path, shuffles: int = SHUFFLES) -> list[list[str
 
 def judge(p: Plan, made: Iterable[mutants.Mutant], data: pathlib.Path) -> None:
     """Every mutant is refused, the same program or harmless."""
-    check.check(p)
-    works = mutants.played(p)
+    refused, works = mutants.refusal(p), mutants.played(p)
     pairs = mutants.forced(works)
     count, open_ = Counter(), []
     for m in made:
-        if mutants.refused(m.plan):
+        if refused(m.plan):
             count['refused'] += 1
         elif mutants.same(m.plan, works, pairs):
             count['the same'] += 1

@@ -1,4 +1,4 @@
-"""trainer.py -- specs to running programs for the tests, through the commands that users have.
+"""trainer.py -- specs to running programs for the tests, by what the commands that users have call.
 
 Invariants
  1. out/train.c and out/train are left alone: a program is compiled in a folder of its own and
@@ -17,6 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
+
+from zg import main
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MADE = ROOT / 'out' / 'test'
@@ -71,9 +73,10 @@ def objects(kind: Kind = GCC) -> list[pathlib.Path]:
 
 
 def generate(spec: pathlib.Path, *keys: str, flat: bool = False) -> str:
-    """train.c for a spec with `key=value` settings; flat: a line for every step"""
-    return sh('gen/zgen', spec, *(word for key in keys for word in ('--set', key)),
-              *(['--flat'] if flat else []))
+    """train.c for a spec with `key=value` settings, as gen/zgen writes it; flat: a line for every
+    step"""
+    return main.text(main.arguments([str(spec), *(w for key in keys for w in ('--set', key)),
+                                     *['--flat'] * flat]))
 
 
 def compile_source(kind: Kind, source: pathlib.Path, *rest: object) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 
 from . import ops
-from .check_fns import functions
+from .check_fns import Facts, functions
 from .check_order import CheckError
 from .check_steps import UNITS, unit_of
 from .check_update import Program
@@ -217,7 +217,7 @@ def _nodes(p: Plan) -> None:
         raise CheckError("a rank's own grains first: that is another tree")
 
 
-def _sections(p: Plan) -> None:
+def sections(p: Plan) -> None:
     """Sections are a program's; every event is one of the plan's, and recorded somewhere."""
     if tuple(s.name for s in p.sections) != SECTIONS or \
             any(s.repeat not in ((1, p.head.grains) if s.name == "grain" else (1,))
@@ -276,7 +276,7 @@ def _evaluate(player: Program) -> None:
     player.empty(("ring", "x", "save", "near"))
 
 
-def _counts(p: Plan) -> dict[str, int]:
+def units(p: Plan) -> dict[str, int]:
     """Units of each kind, in order of forward."""
     counts: dict[str, int] = {}
     last = ""
@@ -309,8 +309,13 @@ def check(p: Plan) -> None:
     _scaler(p)
     _flats(p)
     _nodes(p)
-    _sections(p)
-    player = Program(p, functions(p, _counts(p)))
+    sections(p)
+    play(p, functions(p, units(p)))
+
+
+def play(p: Plan, facts: Facts) -> None:
+    """What the sections' steps do; facts: of the plan's functions."""
+    player = Program(p, facts)
     _run(player, "init")
     player.forget()
     _run(player, "publish")

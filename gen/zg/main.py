@@ -21,7 +21,7 @@ exit codes: 0 done, 2 bad input (nothing is written), 3 the plan failed its own 
 """
 
 
-def _arguments(argv: Sequence[str]) -> argparse.Namespace:
+def arguments(argv: Sequence[str]) -> argparse.Namespace:
     what = "A model spec and a ZeRO config to one static C program."
     p = argparse.ArgumentParser(prog="zgen", description=what, epilog=EXAMPLES,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -37,7 +37,8 @@ def _arguments(argv: Sequence[str]) -> argparse.Namespace:
     return p.parse_args(argv)
 
 
-def _text(args: argparse.Namespace) -> str:
+def text(args: argparse.Namespace) -> str:
+    """What a command line asks for. SpecError: bad input; CheckError: a plan that is wrong."""
     from . import build, check, config, cost, explain, spec
     from .text import print_plan
     read = spec.load(args.spec, args.set, args.zero)
@@ -59,11 +60,11 @@ def _text(args: argparse.Namespace) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    args = _arguments(argv)
+    args = arguments(argv)
     from .check import CheckError
     from .spec import SpecError
     try:
-        text = _text(args)
+        made = text(args)
     except SpecError as e:
         print(e, file=sys.stderr)
         return 2
@@ -75,7 +76,7 @@ def main(argv: Sequence[str]) -> int:
         return 3
     try:
         with open(1, "w", encoding="utf-8", closefd=False) as out:
-            out.write(text)
+            out.write(made)
     except OSError as e:
         print(f"zgen: cannot write to stdout: {e.strerror}", file=sys.stderr)
         return 3
