@@ -226,6 +226,7 @@ static int64_t go_on(zr *z, const double *report, int64_t skips)
 {
     int why = (int)report[ZR_SKIPPED];
     skips = why == ZR_APPLIED ? 0 : skips + (why == ZR_FAULTY);
+    if (why == ZR_LOWEST || skips == z->p->skips) zr_barrier(z);      /* rank 0 has logged it */
     if (why == ZR_LOWEST)
         zr_fail(z, ZR_HOPELESS,
                 "the gradient of step %" PRId64 " was not finite, and its loss scale, %g, is the "
