@@ -14,18 +14,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZR_ABI 10
+#define ZR_ABI 11
 
 typedef struct zr zr;                     /* one rank */
 
 /* ZR_HOST's functions run on the host's processor, on the host arena. */
 enum { ZR_MAIN = 0, ZR_GATHER = 1, ZR_REDUCE = 2, ZR_HOST = 3, ZR_UP = 4, ZR_DOWN = 5,
-       ZR_LOAD = 6, ZR_STORE = 7, ZR_QUEUES = 8 };
+       ZR_LOAD = 6, ZR_STORE = 7, ZR_FETCH = 8, ZR_QUEUES = 9 };
 enum { ZR_TAKE = 0, ZR_TIME = 1, ZR_END = 2 };            /* of zr_program.gemms */
 enum { ZR_BEGIN = 0, ZR_GRAIN = 1, ZR_UPDATE = 2, ZR_EVAL = 3, ZR_GRAPHS = 4 };
 
-/* A piece of work: k is the queue's kernel context (NULL for queues that only copy: ZR_GATHER,
- * ZR_UP, ZR_DOWN, ZR_LOAD, ZR_STORE), a the queue's arena, i the operands given to zr_call. */
+/* A piece of work: k is the queue's kernel context (NULL for queues that only copy: ZR_GATHER and
+ * those from ZR_UP on), a the queue's arena, i the operands given to zr_call. */
 typedef void zr_fn(zr *z, void *k, void *a, const int64_t *i);
 
 /* ---- queues */
@@ -45,13 +45,14 @@ void zr_call_n(zr *z, int queue, zr_fn *fn, const char *name, int n, const int64
               (const int64_t[]){__VA_ARGS__})
 /* The steps that issue(z) issues, the same whenever it is called, on all queues. A GPU records them
  * the first time, as graph `graph`, and plays the record from then on: a wait for what was recorded
- * before issue is none, as graphs run one after the other. */
+ * before issue is none, as graphs run one after the other. A program with ZR_HOST is issued anew on
+ * a GPU, too. */
 void zr_replay(zr *z, int graph, void (*issue)(zr *z));
 /* The contents of [at, at + bytes) of the queue's arena are dead from here on; test modes poison
  * them. */
 void zr_drop(zr *z, int queue, int64_t at, int64_t bytes);
-/* ZR_UP: to `to` of the arena from `from` of the host arena; ZR_DOWN: the other way. ZR_LOAD: to
- * `to` of the host arena from `from` of the file arena; ZR_STORE: the other way. */
+/* ZR_UP: to `to` of the arena from `from` of the host arena; ZR_DOWN: the other way. ZR_LOAD,
+ * ZR_FETCH: to `to` of the host arena from `from` of the file arena; ZR_STORE: the other way. */
 void zr_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes);
 
 /* ---- collectives over all ranks; r is this rank, R their number */

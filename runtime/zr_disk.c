@@ -7,7 +7,7 @@
  * Invariants
  *  1. Room that is promised is taken at the start, where the file system can do that (zr_reserve):
  *     a full disk shows here and not in a step.
- *  2. ZR_LOAD and ZR_STORE have a ring each; one thread at a time moves for a queue.
+ *  2. ZR_LOAD, ZR_FETCH and ZR_STORE have a ring each; one thread at a time moves for a queue.
  *  3. Nothing is allocated after zr_disk_open.
  */
 #define _GNU_SOURCE
@@ -23,7 +23,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, BOTH = 2 };
+enum { PAGE = 4096, MOVERS = 3 };         /* ZR_LOAD, ZR_STORE, ZR_FETCH, in this order */
 
 /* Bytes on their way: left of a block. */
 typedef struct piece {
@@ -46,11 +46,11 @@ struct zr_disk {
     char path[ZR_FILE];                   /* that it had */
     int plain, direct;                    /* the file; past the page cache, -1: it cannot be */
     int uring;
-    ring ring[BOTH];
-    _Atomic int64_t moved[BOTH];          /* bytes */
+    ring ring[MOVERS];
+    _Atomic int64_t moved[MOVERS];         /* bytes */
 };
 
-static int of(int queue) { return queue == ZR_STORE; }
+static int of(int queue) { return queue - ZR_LOAD; }
 
 static void *get(zr *z, size_t n, size_t size)
 {
@@ -158,17 +158,18 @@ static int by_ring(ring *r, int fd, int op, piece all, int64_t block)
 void zr_disk_move(zr *z, int queue, void *at, int64_t there, int64_t bytes)
 {
     struct zr_disk *d = z->disk;
-    int store = of(queue), whole = ((uintptr_t)at | (uint64_t)there | (uint64_t)bytes) % PAGE == 0;
+    int store = queue == ZR_STORE;
+    int whole = ((uintptr_t)at | (uint64_t)there | (uint64_t)bytes) % PAGE == 0;
     int fd = whole && d->direct >= 0 ? d->direct : d->plain, bad;
     if (d->uring)
-        bad = by_ring(&d->ring[store], fd, store ? IORING_OP_WRITE : IORING_OP_READ,
+        bad = by_ring(&d->ring[of(queue)], fd, store ? IORING_OP_WRITE : IORING_OP_READ,
                       (piece){at, there, bytes}, z->p->block);
     else bad = store ? zr_write_at(fd, at, bytes, there) : zr_read_at(fd, at, bytes, there);
     if (bad)
         zr_fail(z, ZR_ENVIRONMENT, "%s %" PRId64 " bytes at %" PRId64 " of %s: %s",
                 store ? "writing" : "reading", bytes, there, d->path,
                 errno == ENODATA ? "the file ends before" : strerror(errno));
-    atomic_fetch_add_explicit(&d->moved[store], bytes, memory_order_relaxed);
+    atomic_fetch_add_explicit(&d->moved[of(queue)], bytes, memory_order_relaxed);
 }
 
 int64_t zr_disk_moved(const zr *z, int queue)
@@ -211,7 +212,8 @@ void zr_disk_open(zr *z)
     if (zr_reserve(d->plain, z->p->filed, d->path, why))
         zr_fail(z, ZR_ENVIRONMENT, "%s; --nvme DIR names another disk", why);
     d->direct = open_direct(z, d->plain);
-    d->uring = !open_ring(z, &d->ring[0]) && !open_ring(z, &d->ring[1]);
+    d->uring = 1;
+    for (int i = 0; i < MOVERS && d->uring; i++) d->uring = !open_ring(z, &d->ring[i]);
     zr_print(z, STDERR_FILENO, "file arena: %" PRId64 " bytes a rank in %s, by %s, %s the page "
              "cache\n", z->p->filed, dir, d->uring ? "io_uring" : "reads and writes",
              d->direct >= 0 ? "past" : "through");

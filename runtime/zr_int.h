@@ -211,7 +211,7 @@ void zr_clocks_end(zr *z);
 
 /* ---- the file arena (zr_disk.c) */
 void zr_disk_open(zr *z);                 /* all of its room, all zero; fails where there is none */
-/* ZR_LOAD: bytes from `there` in the file on come to `at`; ZR_STORE: the other way. */
+/* ZR_LOAD, ZR_FETCH: bytes from `there` in the file on come to `at`; ZR_STORE: the other way. */
 void zr_disk_move(zr *z, int queue, void *at, int64_t there, int64_t bytes);
 int64_t zr_disk_moved(const zr *z, int queue);                /* bytes so far */
 

@@ -200,7 +200,7 @@ static void count_moved(const zr *z, int64_t moved[ZR_MOVED], int64_t times)
         moved[ZR_WIRE] += times * z->queue[queue].bytes;
         moved[ZR_MESSAGES] += times * z->queue[queue].messages;
     }
-    moved[ZR_LOADS] += times * zr_disk_moved(z, ZR_LOAD);
+    moved[ZR_LOADS] += times * (zr_disk_moved(z, ZR_LOAD) + zr_disk_moved(z, ZR_FETCH));
     moved[ZR_STORES] += times * zr_disk_moved(z, ZR_STORE);
 }
 

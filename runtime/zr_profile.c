@@ -28,7 +28,7 @@ enum { TEXT = 1 << 16, LINE = 1024 };
 const char *zr_queue_name(int queue)
 {
     static const char *const names[] = {"main", "gather", "reduce", "host", "up", "down", "load",
-                                        "store"};
+                                        "store", "fetch"};
     _Static_assert(sizeof names / sizeof *names == ZR_QUEUES, "a name for every queue");
     return names[queue];
 }
@@ -219,7 +219,7 @@ static const char *waiting_for(int queue)
 {
     static const char *const names[] = {"waits for main", "waits for gather", "waits for reduce",
                                         "waits for host", "waits for up", "waits for down",
-                                        "waits for load", "waits for store"};
+                                        "waits for load", "waits for store", "waits for fetch"};
     _Static_assert(sizeof names / sizeof *names == ZR_QUEUES, "words for every queue");
     return names[queue];
 }

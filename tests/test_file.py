@@ -102,7 +102,7 @@ def test_what_moves_in_a_step(precision: str) -> None:
                 'train.global_batch=8', 'train.micro_batch=1', *STATES, *PARAMS)
     gathers = {f.name: 0 for f in p.flats}
     for s in p.section('grain').steps:
-        if s.op == 'copy' and s.queue == 'load':
+        if s.op == 'copy' and s.queue == 'fetch':
             gathers[s.ins[0].cls.partition('.')[2]] += 1
     fetched = p.head.grains * sum(n * p.flat(f).shard * cost.ops.BYTES[precision]
                                   for f, n in gathers.items())
@@ -433,7 +433,7 @@ def test_a_broken_move_is_refused(name: str, precision: str, tmp_path: pathlib.P
     harm: a class of one tile, whose slot has the newest, may go to another slot as well."""
     p = planned('gpt-tiny', 'zero.stage=3', f'train.precision={precision}', *(MIXED | ALONE)[name],
                 'zero.sub_group_size=20000')
-    tried = [m for m in mutants.mutants(p) if re.search(r'\d (load|store) ', m.what)]
+    tried = [m for m in mutants.mutants(p) if re.search(r'\d (load|store|fetch) ', m.what)]
     assert len(tried) > 300
     data = tmp_path / 'tokens'
     trainer.write_tokens(data, law.tokens(128, 33 * 60))
@@ -442,11 +442,11 @@ def test_a_broken_move_is_refused(name: str, precision: str, tmp_path: pathlib.P
 
 @pytest.mark.parametrize('queue,arena', [('load', 'file'), ('store', 'host'), ('up', 'host')])
 def test_every_queue_has_its_arenas(queue: str, arena: str) -> None:
-    """No queue but load reads the file, none but store writes it."""
+    """Tiles come by load alone, shards by fetch, and go by store."""
     p = planned('gpt-tiny', 'zero.stage=3', *STATES, *PARAMS)
     section = p.section('update')
     n = next(n for n, s in enumerate(section.steps) if s.queue == queue)
-    for other in {'main', 'host', 'up', 'down', 'load', 'store'} - {queue}:
+    for other in {'main', 'host', 'up', 'down', 'load', 'store', 'fetch'} - {queue}:
         steps = list(section.steps)
         steps[n] = replace(steps[n], queue=other)
         with pytest.raises(check.CheckError):

@@ -16,7 +16,7 @@ import trainer
 from zg import build, cost, spec as reader
 from zg.plan import Plan
 
-QUEUES = ['main', 'gather', 'reduce', 'host', 'up', 'down', 'load', 'store']
+QUEUES = ['main', 'gather', 'reduce', 'host', 'up', 'down', 'load', 'store', 'fetch']
 STEPS = 'steps'                               # the thread of whole steps
 OFFLOAD = 'zero.offload_optimizer.device=cpu'
 FILED = ('zero.offload_optimizer.device=nvme', 'zero.offload_optimizer.nvme_path=/tmp')

@@ -147,12 +147,11 @@ class Host(Filed):
             self.bring(s, src, dst, size)
         elif s.queue == "up":
             self.up(s, src, dst, size)
-        elif s.queue not in ("load", "store") or any(self.ranks(s)):
-            self.fail("no such copy")
-        elif s.queue == "load" and dst.cls.startswith("shelf."):
-            self.shelve(s, src, dst, size)
         else:
-            getattr(self, s.queue)(s, src, dst, size)
+            moves = {"load": self.load, "store": self.store, "fetch": self.shelve}
+            if s.queue not in moves or any(self.ranks(s)):
+                self.fail("no such copy")
+            moves[s.queue](s, src, dst, size)
 
     def bring(self, s: Step, src: Ref, dst: Ref, size: int) -> None:
         """A shard of a unit's parameters, for its gather."""

@@ -13,10 +13,10 @@ from .check_kernels import CTL
 from .plan import Plan, Ref, Step
 
 Clock = dict[str, int]
-QUEUES = ("main", "gather", "reduce", "host", "up", "down", "load", "store")
+QUEUES = ("main", "gather", "reduce", "host", "up", "down", "load", "store", "fetch")
 # What a queue reads and writes: the arena, the host arena, the file arena.
 ARENAS = {"host": ("host", "host"), "up": ("host", "device"), "down": ("device", "host"),
-          "load": ("file", "host"), "store": ("host", "file")}
+          "load": ("file", "host"), "fetch": ("file", "host"), "store": ("host", "file")}
 
 
 class CheckError(Exception):

@@ -72,7 +72,7 @@ class Player(Sums):
         fn = self.fns.get(s.op)
         if fn and (len(fn.ins) != len(s.ins) or len(fn.outs) != len(s.outs)):
             self.fail("has other operands than its function")
-        if fn and s.queue in ("gather", "up", "down", "load", "store"):
+        if fn and s.queue in ("gather", "up", "down", "load", "store", "fetch"):
             self.fail("the queue runs no kernels")
         want = list(fn.ints) if fn else names.get(kind, "").split()
         grow = {i.name for i in s.ints if i.per}

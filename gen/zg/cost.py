@@ -97,9 +97,9 @@ def staying(p: Plan) -> int:
 
 def moved(p: Plan) -> tuple[int, int]:
     """Bytes that a rank reads from its file and writes to it in a training step."""
-    return tuple(sum(i.value * s.repeat for s in p.step for x in s.steps if x.queue == queue
+    return tuple(sum(i.value * s.repeat for s in p.step for x in s.steps if x.queue in queues
                      for i in x.ints if i.name == "bytes")
-                 for queue in ("load", "store"))
+                 for queues in (("load", "fetch"), ("store",)))
 
 
 def summary(p: Plan) -> dict[str, object]:

@@ -82,7 +82,7 @@ def explain(p: Plan) -> str:
               f"flops that backward spends on making values again: {cost.again(p):.4g}", "",
               "steps by queue"]
     queues = ("main", "gather", "reduce", *(("down", "host", "up") if p.end("hosted") else ()),
-              *(("load", "store") if p.filed else ()))
+              *(("load", "store", "fetch") if p.filed else ()))
     for s in p.sections:
         by = {q: sum(x.queue == q for x in s.steps) for q in queues}
         lines.append(f"  {s.name:<9}x{s.repeat:<6}" + "".join(f"{q} {n:<8}" for q, n in by.items()))

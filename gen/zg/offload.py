@@ -44,18 +44,18 @@ to the file by way of a slot of class `shelf`, which is described below:
 
 What lies in the file arena comes to slots of the host arena and goes back from there, on queues of
 their own, so that a tile is read while the one before it is updated and the one before that is
-written; a read never stands behind a write that waits for its update:
+written; a read never stands behind a write that waits for its update, nor a unit's parameters
+behind tiles:
 
     load   a tile of what the update reads, to slot s of the classes `tile`
                                                       -> loaded[s]   waits for stored[s]
     host   the update of the tile, there              -> changed[s]  waits for loaded[s]
     store  what it has written, to the file           -> stored[s]   waits for changed[s]
 
-The first `buffer_count` tiles are read at the step's begin, where parameters do not come by the
-same queue. After a shard's last tile of parameters store -> fresh.F[l], at the first filling
-kept[0] after all of them. For a use of theirs:
+The first `buffer_count` tiles are read at the step's begin. After a shard's last tile of parameters
+store -> fresh.F[l], at the first filling kept[0] after all of them. For a use of theirs:
 
-    load   a shard, to slot s of class `shelf`        -> shelved[s]  waits for lifted[s]
+    fetch  a shard, to slot s of class `shelf`        -> shelved[s]  waits for lifted[s]
     up     from there, as above                       -> lifted[s]   waits for shelved[s]
 """
 from __future__ import annotations
@@ -152,8 +152,8 @@ def fetch(m: _Maker, u: Use, f: plan.Flat, wait: tuple[Event, ...],
         shelf, shelved, lifted = Ref(f"shelf.{u.ring}", slot), Event(f"shelved.{u.ring}", slot), \
             Event(f"lifted.{u.ring}", slot)
         first, m.loaded = not m.loaded and Event("updated", 0) not in ready, True
-        ready += (Event("updated", 0),) * first                 # what came before was no load
-        m.copy("load", unit, src, shelf, f.shard * m.real, (*ready, lifted), (shelved,))
+        ready += (Event("updated", 0),) * first                 # what came before was not here
+        m.copy("fetch", unit, src, shelf, f.shard * m.real, (*ready, lifted), (shelved,))
         src, ready, risen = shelf, (shelved,), (lifted,)
     m.copy("up", unit, src, there, f.shard * m.real, (*ready, read), (staged, *risen))
     return there, (*(e for e in wait if e not in ready), staged), (read,)
@@ -309,16 +309,10 @@ def _needed(m: _Maker) -> list[tuple[plan.Flat, int]]:
     return [(m.flats[f], l) for f, l in first if m.flats[f].moves]
 
 
-def _early(m: _Maker) -> int:
-    """Tiles that come to their slots at a step's begin; where parameters come on the same queue
-    they would stand before these."""
-    filed = any(m.arena("real", f) == "filed" for f in m.shards.flats)
-    return 0 if filed else m.spec.zero.offload_optimizer.buffer_count
-
-
 def begin(m: _Maker) -> None:
     """The first tiles are read beside forward and backward."""
-    for f, l, at, n, slot, _ in islice(_tiles(m, _needed(m)), _early(m)):
+    early = m.spec.zero.offload_optimizer.buffer_count
+    for f, l, at, n, slot, _ in islice(_tiles(m, _needed(m)), early):
         _load(m, f, l, at, n, slot, _read(m, f))
 
 
@@ -354,7 +348,7 @@ def update(m: _Maker) -> None:
             g = tile
         made, away = _made(m, f, l, at, slot), ("real",) * m.away(f)
         there, new = m.arena("real", f), fresh(m, f, l) if last else ()
-        if turn >= _early(m):
+        if turn >= m.spec.zero.offload_optimizer.buffer_count:
             _load(m, f, l, at, n, slot, _read(m, f))
         _work(m, f"update.{f.name}", f, l, at, n, slot, _read(m, f),
               (*away, *f.states), (*here, *_turn(m, f, "gone", slot)),

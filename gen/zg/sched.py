@@ -51,7 +51,7 @@ class _Maker(Operands):
     ring: dict[str, int] = field(default_factory=dict)
     stage: dict[str, int] = field(default_factory=dict)
     fetched: dict[str, int] = field(default_factory=dict)   # so far, to each ring's stage
-    loaded: bool = False                                    # anything from the file so far
+    loaded: bool = False                                    # anything by queue fetch so far
     steps: list[Step] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ from .tables import (affine, columns, filed, files, flats, functions, launch_nam
 from .text import digest, layout_digest
 
 QUEUES = {name: f"ZR_{name.upper()}" for name in ("main", "gather", "reduce", "host", "up", "down",
-                                                 "load", "store")}
+                                                 "load", "store", "fetch")}
 
 
 class _Steps:

@@ -209,7 +209,8 @@ static void run_copy(zr *z, int queue, const zr_command *c)
 {
     int up = queue == ZR_UP;
     char *from = up ? z->t->host : z->t->arena, *to = up ? z->t->arena : z->t->host;
-    if (queue == ZR_LOAD) zr_disk_move(z, queue, z->t->host + c->i[1], c->i[0], c->i[2]);
+    if (queue == ZR_LOAD || queue == ZR_FETCH)
+        zr_disk_move(z, queue, z->t->host + c->i[1], c->i[0], c->i[2]);
     else if (queue == ZR_STORE) zr_disk_move(z, queue, z->t->host + c->i[0], c->i[1], c->i[2]);
     else memcpy(to + c->i[1], from + c->i[0], (size_t)c->i[2]);
     z->queue[queue].copied += c->i[2];

@@ -52,8 +52,8 @@ void zr_finish(zr *z, int queue)
 
 void zr_drain(zr *z)
 {
-    int order[ZR_QUEUES] = {ZR_MAIN, ZR_STORE, ZR_UP, ZR_HOST, ZR_DOWN, ZR_LOAD, ZR_REDUCE,
-                            ZR_GATHER};
+    int order[ZR_QUEUES] = {ZR_MAIN, ZR_STORE, ZR_UP, ZR_HOST, ZR_DOWN, ZR_LOAD, ZR_FETCH,
+                            ZR_REDUCE, ZR_GATHER};
     /* late: who takes before who gives */
     for (int i = ZR_QUEUES - 1; z->o->mode == ZR_SHUFFLED && i > 0; i--) {
         int j = (int)(zr_random(&z->t->order) % (uint64_t)(i + 1)), o = order[i];

@@ -110,6 +110,12 @@ static void load(zr *z, void *k, void *a, const int64_t *i)
     zr_disk_move(z, ZR_LOAD, (char *)a + i[1], i[0], i[2]);
 }
 
+static void fetch(zr *z, void *k, void *a, const int64_t *i)
+{
+    (void)k;
+    zr_disk_move(z, ZR_FETCH, (char *)a + i[1], i[0], i[2]);
+}
+
 static void store(zr *z, void *k, void *a, const int64_t *i)
 {
     (void)k;
@@ -118,8 +124,9 @@ static void store(zr *z, void *k, void *a, const int64_t *i)
 
 void zr_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes)
 {
-    if (queue == ZR_LOAD || queue == ZR_STORE) {
-        call_host(z, queue, "copy", ZR_MOVES, queue == ZR_LOAD ? load : store, 3,
+    if (queue == ZR_LOAD || queue == ZR_FETCH || queue == ZR_STORE) {
+        zr_fn *move = queue == ZR_LOAD ? load : queue == ZR_FETCH ? fetch : store;
+        call_host(z, queue, "copy", ZR_MOVES, move, 3,
                   (const int64_t[]){from, to, bytes});
         return;
     }
