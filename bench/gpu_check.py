@@ -23,7 +23,7 @@ from pathlib import Path
 
 from gpu_cases import CASES, FAMILIES, LAYERS, REHEARSAL, ROOT, Source, alone, tiny, together
 
-sys.path[:0] = [str(ROOT / 'tests')]
+sys.path[:0] = [str(ROOT / 'tests'), str(ROOT / 'gen')]
 import numpy as np
 
 import trainer

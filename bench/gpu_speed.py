@@ -24,7 +24,6 @@ import gpu_check
 from gpu_cases import CASES, REHEARSAL, ROOM, ROOT, Case
 from gpu_check import KIND, MADE, memory_of, tokens, write
 
-sys.path[:0] = [str(ROOT / 'gen')]
 from zg import cost, plan
 from zg.text import parse
 

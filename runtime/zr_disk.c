@@ -47,7 +47,7 @@ struct zr_disk {
     int plain, direct;                    /* the file; past the page cache, -1: it cannot be */
     int uring;
     ring ring[MOVERS];
-    _Atomic int64_t moved[MOVERS];         /* bytes */
+    _Atomic int64_t moved[MOVERS];        /* bytes */
 };
 
 static int of(int queue) { return queue - ZR_LOAD; }
@@ -212,8 +212,8 @@ void zr_disk_open(zr *z)
     if (zr_reserve(d->plain, z->p->filed, d->path, why))
         zr_fail(z, ZR_ENVIRONMENT, "%s; --nvme DIR names another disk", why);
     d->direct = open_direct(z, d->plain);
-    d->uring = 1;
-    for (int i = 0; i < MOVERS && d->uring; i++) d->uring = !open_ring(z, &d->ring[i]);
+    d->uring = !open_ring(z, &d->ring[of(ZR_LOAD)]) && !open_ring(z, &d->ring[of(ZR_STORE)]) &&
+               (!zr_uses(z, ZR_FETCH) || !open_ring(z, &d->ring[of(ZR_FETCH)]));
     zr_print(z, STDERR_FILENO, "file arena: %" PRId64 " bytes a rank in %s, by %s, %s the page "
              "cache\n", z->p->filed, dir, d->uring ? "io_uring" : "reads and writes",
              d->direct >= 0 ? "past" : "through");

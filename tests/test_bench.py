@@ -24,6 +24,14 @@ def call(*args: object, **settings: str) -> subprocess.CompletedProcess[str]:
                           env=env)
 
 
+@pytest.mark.parametrize('part', ['gpu_check', 'gpu_speed', 'gpu_kernels', 'saving', 'file_tier'])
+def test_every_part_can_begin(part: str) -> None:
+    """It finds what it imports, from a folder of its own."""
+    done = subprocess.run([sys.executable, '-c', f'import {part}'], cwd=ROOT / 'bench',
+                          capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 # ---- the command
 
 def test_without_a_device_it_says_so(tmp_path: pathlib.Path) -> None:

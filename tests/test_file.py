@@ -440,11 +440,12 @@ def test_a_broken_move_is_refused(name: str, precision: str, tmp_path: pathlib.P
     test_mutants.judge(p, tried, data)
 
 
-@pytest.mark.parametrize('queue,arena', [('load', 'file'), ('store', 'host'), ('up', 'host')])
-def test_every_queue_has_its_arenas(queue: str, arena: str) -> None:
+@pytest.mark.parametrize('queue,where', [('load', 'begin'), ('load', 'update'),
+                                         ('store', 'update'), ('fetch', 'grain'), ('up', 'grain')])
+def test_every_queue_has_its_arenas(queue: str, where: str) -> None:
     """Tiles come by load alone, shards by fetch, and go by store."""
     p = planned('gpt-tiny', 'zero.stage=3', *STATES, *PARAMS)
-    section = p.section('update')
+    section = p.section(where)
     n = next(n for n, s in enumerate(section.steps) if s.queue == queue)
     for other in {'main', 'host', 'up', 'down', 'load', 'store', 'fetch'} - {queue}:
         steps = list(section.steps)

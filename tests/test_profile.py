@@ -305,16 +305,18 @@ def test_nothing_is_half_written(tmp_path: pathlib.Path, tokens: pathlib.Path) -
 
 # ---- a GPU's program
 
+@pytest.mark.parametrize('more', [(), (OFFLOAD,)], ids=['', 'the optimizer on the host'])
 @pytest.mark.parametrize('order,graph', [('eager', []), ('shuffled:1', []),
                                          ('late', ['--no-graph'])])
-def test_on_a_gpu(tmp_path: pathlib.Path, tokens: pathlib.Path, order: str,
-                  graph: list[str]) -> None:
-    """Three steps, of which the second is profiled: graphs are played before and after it. A
-    wait for what a graph has recorded is none."""
-    settings = [*keys(3, 2, (OFFLOAD,)), 'train.global_batch=2']
+def test_on_a_gpu(tmp_path: pathlib.Path, tokens: pathlib.Path, order: str, graph: list[str],
+                  more: tuple[str, ...]) -> None:
+    """Three steps, of which the second is profiled: graphs are played before and after it, but
+    with the optimizer on the host. A wait for what a graph has recorded is none."""
+    settings = [*keys(3, 2, more), 'train.global_batch=2']
     binary = trainer.build(trainer.generate(law.path('gpt'), *settings), trainer.EMULATED)
     plain = run(binary, tokens, *graph, ZR_EMULATE=order)
     assert plain.code == 0, plain.err
+    assert ('graphs: ' in plain.out) == (not graph and not more)
     done = run(binary, tokens, *graph, '--profile', tmp_path / 'p', '--profile-steps', '2-2',
                ZR_EMULATE=order)
     assert done.code == 0, done.err

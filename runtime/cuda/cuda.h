@@ -41,7 +41,7 @@ typedef struct zr_watch {
     pthread_mutex_t lock;
     pthread_mutex_t nccl;                 /* held by the one thread that is within NCCL */
     int running, quit;
-    double deadline;                      /* by when the queues must be empty; 0: none is set */
+    double deadline;                      /* by when what is waited for must be done; 0: none */
     double limit, begun;                  /* seconds it was given; when the step began */
     double recent[ZR_RECENT];             /* seconds of the last steps */
     int64_t steps;                        /* that have been measured */
@@ -112,8 +112,8 @@ void zr_part(zr *z);                      /* the communicators' end */
 /* ---- watch.c */
 void zr_watch_start(zr *z);
 void zr_watch_stop(zr *z);
-void zr_expect(zr *z);                    /* from now on the queues must be empty in time */
-void zr_met(zr *z);                       /* they are */
+void zr_expect(zr *z);                    /* what is waited for must be done in time */
+void zr_met(zr *z);                       /* it is */
 void zr_measure(zr *z, double seconds);   /* what a step took */
 
 #endif
