@@ -12,7 +12,7 @@ export LC_ALL=C.UTF-8 PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 usage() {
     cat <<'END'
 bench/gpu.sh [OPTIONS] [JSON]     everything, into JSON (default $OUT/gpu.json, else out/gpu.json)
-  --parts A,B...    only these: env build ceilings kernels losses law memory ranks sanitize
+  --parts A,B...    only these: env build ceilings kernels losses law memory offload ranks sanitize
                     table speed; build brings what the others need up to date
   --cases A,B...    only these models of the part speed
   --limit SECONDS   for all parts together (default 570); what does not fit any more is left out
@@ -25,7 +25,7 @@ END
 say() { printf '%s\n' "$*" >&2; }
 die() { say "gpu.sh: $2"; exit "$1"; }
 
-json='' parts=env,build,ceilings,kernels,losses,law,memory,speed,table,ranks,sanitize
+json='' parts=env,build,ceilings,kernels,losses,law,memory,speed,offload,table,ranks,sanitize
 limit=570 cases='' prepare='' kind=cuda
 while [ $# -gt 0 ]; do
     case $1,$# in
@@ -144,7 +144,7 @@ fi
 ! wanted ceilings || part ceilings 40 "$python" bench/gpu_kernels.py ceilings "$work/ceilings.json"
 ! wanted losses || part losses 60 "$python" bench/gpu_check.py losses "$work/losses.json"
 [ $kind != cuda ] || ! wanted kernels || part kernels 90 bench/gpu_parts.sh kernels
-! wanted law || part law 90 "$python" bench/gpu_check.py law "$work/law.json"
+! wanted law || part law 110 "$python" bench/gpu_check.py law "$work/law.json"
 ! wanted memory || part memory 30 "$python" bench/gpu_check.py memory "$work/memory.json"
 if wanted speed; then
     for name in $names; do
@@ -152,6 +152,7 @@ if wanted speed; then
             part "speed-$name" 110 "$python" bench/gpu_speed.py "$name" "$work/speed-$name.json"
     done
 fi
+! wanted offload || part offload 110 "$python" bench/gpu_check.py offload "$work/offload.json"
 ! wanted table || part table 90 "$python" bench/gpu_kernels.py table "$work/table.json"
 ! wanted ranks || part ranks 90 "$python" bench/gpu_check.py ranks "$work/ranks.json"
 if wanted sanitize && [ $kind = cuda ]; then

@@ -4,6 +4,7 @@
     gpu_check.py losses OUT.json    20 losses of tiny models are the CPU's, within tests' bounds
     gpu_check.py law OUT.json       one hash over stages, prefetch, graphs, queues and two runs
     gpu_check.py ranks OUT.json     two ranks on one GPU leave the hash of one rank
+    gpu_check.py offload OUT.json   the optimizer on the host and in a file: one hash, what it costs
     gpu_check.py memory OUT.json    device memory of two models is the plan's, and does not grow
 
 Each writes what it found after every run, and ends with 1 when something is not as it should be.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 import time
@@ -21,12 +23,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gpu_cases import CASES, FAMILIES, LAYERS, REHEARSAL, ROOT, Source, alone, tiny, together
+from gpu_cases import (CASES, FAMILIES, LARGE, LAYERS, PLACES, REHEARSAL, ROOT, Source, alone, tiny,
+                       together)
 
 sys.path[:0] = [str(ROOT / 'tests'), str(ROOT / 'gen')]
 import numpy as np
 
 import trainer
+from zg import text
 
 MADE = ROOT / 'out' / 'bench'
 KIND = trainer.EMULATED if REHEARSAL else trainer.CUDA
@@ -178,6 +182,26 @@ def ranks(out: str) -> bool:
     return one_hash(out, jobs)
 
 
+# ---- the optimizer's place
+
+def offload(out: str) -> bool:
+    """The same steps with the optimizer's states on the device, on the host and in a file, in
+    turns: seconds of a step, as shares of the device's speed, and one hash."""
+    data = tokens(text.parse(PLACES['device'].read('.plan')).head.vocab,
+                  LARGE.tokens * (LARGE.steps + 1) + 1)
+    runs = [(place, run(source, KIND, data, LARGE.steps, limit=LIMIT))
+            for _ in range(2) for place, source in PLACES.items()]
+    times = {place: [s for p, r in runs if p == place for s in r.seconds[LARGE.dropped:-1]]
+             for place in PLACES}            # the last step waits for its end
+    step = {place: statistics.median(all_) for place, all_ in times.items() if all_}
+    found = {'step': step, 'speed': {p: step['device'] / s for p, s in step.items()}
+             if 'device' in step else {}, 'runs': [asdict(r) for _, r in runs]}
+    write(out, found)
+    print('seconds of a step', step, 'of the speed on the device', found['speed'],
+          *(r.said for _, r in runs if r.code))
+    return all(r.code == 0 for _, r in runs) and len({r.weights for _, r in runs}) == 1
+
+
 # ---- memory
 
 def memory_of(said: str) -> dict[str, int]:
@@ -204,7 +228,8 @@ def memory(out: str) -> bool:
     return good and found[0]['taken'] < found[-1]['taken']
 
 
-COMMANDS = {'build': build, 'losses': losses, 'law': law, 'ranks': ranks, 'memory': memory}
+COMMANDS = {'build': build, 'losses': losses, 'law': law, 'ranks': ranks, 'offload': offload,
+            'memory': memory}
 
 
 def main(argv: list[str]) -> int:
