@@ -4,7 +4,7 @@
     gpu_check.py losses OUT.json    20 losses of tiny models are the CPU's, within tests' bounds
     gpu_check.py law OUT.json       one hash over stages, prefetch, graphs, queues and two runs
     gpu_check.py ranks OUT.json     two ranks on one GPU leave the hash of one rank
-    gpu_check.py offload OUT.json   the optimizer on the host and in a file: one hash, what it costs
+    gpu_check.py offload OUT.json   the optimizer on the host: the same hash, and what it costs
     gpu_check.py memory OUT.json    device memory of two models is the plan's, and does not grow
 
 Each writes what it found after every run, and ends with 1 when something is not as it should be.
@@ -185,21 +185,21 @@ def ranks(out: str) -> bool:
 # ---- the optimizer's place
 
 def offload(out: str) -> bool:
-    """The same steps with the optimizer's states on the device, on the host and in a file, in
-    turns: seconds of a step, as shares of the device's speed, and one hash."""
+    """The same steps with the optimizer's states on the device and on the host, in turns: seconds
+    of a step, as shares of the device's speed, and one hash."""
     data = tokens(text.parse(PLACES['device'].read('.plan')).head.vocab,
                   LARGE.tokens * (LARGE.steps + 1) + 1)
-    runs = [(place, run(source, KIND, data, LARGE.steps, limit=LIMIT))
-            for _ in range(2) for place, source in PLACES.items()]
-    times = {place: [s for p, r in runs if p == place for s in r.seconds[LARGE.dropped:-1]]
-             for place in PLACES}            # the last step waits for its end
-    step = {place: statistics.median(all_) for place, all_ in times.items() if all_}
-    found = {'step': step, 'speed': {p: step['device'] / s for p, s in step.items()}
-             if 'device' in step else {}, 'runs': [asdict(r) for _, r in runs]}
-    write(out, found)
-    print('seconds of a step', step, 'of the speed on the device', found['speed'],
-          *(r.said for _, r in runs if r.code))
-    return all(r.code == 0 for _, r in runs) and len({r.weights for _, r in runs}) == 1
+    runs: list[Run] = []
+    times: dict[str, list[float]] = {}
+    for place in (*PLACES, *PLACES):
+        runs.append(run(PLACES[place], KIND, data, LARGE.steps))
+        times.setdefault(place, []).extend(runs[-1].seconds[LARGE.dropped:-1])  # the last waits
+        step = {p: statistics.median(all_) for p, all_ in times.items() if all_}
+        speed = {p: step['device'] / s for p, s in step.items()} if 'device' in step else {}
+        write(out, {'step': step, 'speed': speed, 'runs': [asdict(r) for r in runs]})
+    print('seconds of a step', step, 'of the speed on the device', speed,
+          *(r.said for r in runs if r.code))
+    return all(r.code == 0 for r in runs) and len({r.weights for r in runs}) == 1
 
 
 # ---- memory

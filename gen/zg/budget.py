@@ -145,8 +145,8 @@ def _far(spec: Spec, again: Again, page: int) -> int:
 
 def _step(spec: Spec, p: plan.Plan, target: str, once: float, more: int) -> float:
     """Seconds of a step. p: the spec's plan; once: of a grain's functions; more: bytes that go to
-    the host and back in a grain beyond the plan's. What of an update the next forward hides does
-    not count."""
+    the host and back in a grain beyond the plan's. An update counts whole, though the
+    next forward may hide some of it."""
     peaks, total = PEAKS[target], 0.0
     host = spec.zero.offload_optimizer.device != "none"
     each = [(f, f.count * (4 + 2 * sum(ops.width(s, spec.train.optimizer.moments)

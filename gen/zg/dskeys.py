@@ -48,8 +48,8 @@ _TOP = {
     "memory_breakdown": watch("`zgen --emit memory` prints it"),
     "dump_state": watch("`zgen --emit config` and `--emit plan` print it"),
     "log_level": idle(_ONE, TEXT),
-    "graph_harvesting": watch("a step is played as recorded graphs, but with the "
-                              "optimizer on the host"),
+    "graph_harvesting": watch("a step is played as recorded graphs, unless the "
+                              "optimizer is on the host"),
     "vocabulary_size": idle("model.vocab of the spec says it", COUNT),
     "use_data_before_expert_parallelism": no(_RANK),
     "sequence_parallel_size": no(_RANK, COUNT, (1,)),
@@ -251,7 +251,7 @@ _REST = {
     "aio.block_size": to("zero.aio.block_size", COUNT),
     "aio.queue_depth": to("zero.aio.queue_depth", COUNT),
     **{f"aio.{name}": idle("tiles read, shards read and writes have a queue each, queue_depth "
-                               "deep", kind)
+                           "deep", kind)
        for name, kind in {"intra_op_parallelism": COUNT, "single_submit": FLAG,
                           "overlap_events": FLAG}.items()},
     "aio.use_gds": no(f"{_LATER}: what lies in a file comes through the host's memory"),
