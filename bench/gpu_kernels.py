@@ -128,11 +128,10 @@ def spelt(word: str) -> tuple[str, ...]:
 def kernels(p: plan.Plan) -> list[Kernel]:
     """of a training step, by launch"""
     fns, calls, words = {f.name: f for f in p.fns}, Counter(), {}
-    for s in p.sections:
-        if s.name in ('begin', 'grain', 'update'):
-            for call in (c for step in s.steps if step.op in fns for c in fns[step.op].calls):
-                calls[call.launch] += s.repeat * call.rounds
-                words.setdefault(call.launch, tuple(w for arg in call.args for w in spelt(arg)))
+    for s in p.step:
+        for call in (c for step in s.steps if step.op in fns for c in fns[step.op].calls):
+            calls[call.launch] += s.repeat * call.rounds
+            words.setdefault(call.launch, tuple(w for arg in call.args for w in spelt(arg)))
     return [Kernel(row, words[row.name], calls[row.name]) for row in p.launches
             if row.name in calls]
 

@@ -118,17 +118,15 @@ void zr_note_done(zr *z, zr_note *note)
     note->bytes += moved(&z->queue[note->queue]);
 }
 
-static int profiled(const zr *z)
+/* step: from 0 */
+static int profiles(const zr *z, int64_t step)
 {
-    return z->profile.note && z->step + 1 >= z->o->profile_first &&
-           z->step + 1 <= z->o->profile_last;
+    return z->profile.note && step + 1 >= z->o->profile_first && step + 1 <= z->o->profile_last;
 }
 
-int zr_profile_apart(const zr *z)
-{
-    return z->profile.note && z->step + 2 >= z->o->profile_first &&
-           z->step + 1 <= z->o->profile_last;
-}
+static int profiled(const zr *z) { return profiles(z, z->step); }
+
+int zr_profile_apart(const zr *z) { return profiled(z) || profiles(z, z->step + 1); }
 
 void zr_profile_step(zr *z, int begins)
 {

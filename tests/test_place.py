@@ -125,8 +125,8 @@ def live_bytes(p: Plan) -> int:
              if f.name.startswith(('fwd', 'bwd', 'train'))}
     alive: set[tuple[str, int]] = set()
     most = 0
-    for section in p.sections:
-        for s in section.steps if section.name in ('begin', 'grain', 'update') else ():
+    for section in p.step:
+        for s in section.steps:
             alive |= set(slots(s.outs))
             most = max(most, reach.get(s.op, 0) + sum(strides[cls] for cls, _ in alive))
             if s.op == 'drop':

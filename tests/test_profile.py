@@ -92,8 +92,8 @@ def named(e: Event) -> str:
 def commands(p: Plan, queue: str) -> collections.Counter[str]:
     """what a queue is given in a step, by name; a wait by the queue that it is for"""
     out: collections.Counter[str] = collections.Counter()
-    for s in p.sections:
-        for x in s.steps if s.name in ('begin', 'grain', 'update') else ():
+    for s in p.step:
+        for x in s.steps:
             if x.queue == queue and x.op not in ('mark', 'drop'):
                 out[x.op.replace('.', '_')] += s.repeat
             if x.queue == queue:
@@ -158,8 +158,8 @@ def test_bytes_of_copies(tmp_path: pathlib.Path, tokens: pathlib.Path, kind: tra
     binary = trainer.build(trainer.generate(law.path('gpt'), *settings), kind)
     assert run(binary, tokens, '--profile', tmp_path / 'p').code == 0
     want = collections.Counter()
-    for s in plan_of(*settings).sections:
-        for x in s.steps if s.name in ('begin', 'grain', 'update') else ():
+    for s in plan_of(*settings).step:
+        for x in s.steps:
             want[x.queue] += s.repeat * sum(i.value for i in x.ints
                                             if x.op == 'copy' and i.name == 'bytes')
     assert all(want[queue] for queue in ('down', 'up', 'load', 'store'))

@@ -146,7 +146,7 @@ def test_what_is_read_behind_a_drop_shows(
 
 
 def test_what_events_mean(program: Path, data: Path) -> None:
-    for kind, mode in ((1, "eager"), (2, "late")):
+    for kind, mode in ((1, "eager"), (2, "late"), (4, "late")):
         done = train(program, data, "--queue", mode, EVENTS=kind, RANKS=2)
         assert done.code == 0, done.err
 

@@ -60,12 +60,7 @@ void zr_drain(zr *z)
         order[i] = order[j];
         order[j] = o;
     }
-    pthread_mutex_lock(&z->t->lock);
-    for (int i = 0; i < ZR_QUEUES; i++) {
-        zr_lane *q = &z->t->lane[order[i]];
-        demand(z, q, q->issued);
-    }
-    pthread_mutex_unlock(&z->t->lock);
+    for (int i = 0; i < ZR_QUEUES; i++) zr_finish(z, order[i]);
 }
 
 /* ---- issuing */

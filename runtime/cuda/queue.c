@@ -311,10 +311,8 @@ static void take_turn(zr *z)
 void zr_step_end(zr *z)
 {
     size_t some, all;
-    zr_expect(z);
-    zr_cuda(z, cudaStreamSynchronize(z->t->stream[ZR_MAIN]), "waiting for the device");
     take_turn(z);
-    zr_met(z);
+    zr_finish(z, ZR_MAIN);
     zr_ends();
     zr_measure(z, zr_now() - z->t->watch.begun);
     if (z->t->first) return;

@@ -14,7 +14,8 @@
  *   WORK_US   every `use` takes so much longer
  *   FAULT     what goes wrong (see `fault`); rank 1 (0 if alone) in step 2
  *   EVENTS    1, 2: the step checks what events mean instead, eager or late; 3: that what was given
- *             to a collective may be written when it is over
+ *             to a collective may be written when it is over; 4: that a step, late, leaves what only
+ *             the next one waits for, and the last step nothing
  */
 #define _GNU_SOURCE
 #include "zr.h"
@@ -292,6 +293,15 @@ static void late_events(zr *z)
     zr_wait(z, ZR_REDUCE, GONE);
 }
 
+/* What step n gives ZR_GATHER is demanded by step n + 1. */
+static void left_step(zr *z)
+{
+    expect(fast == (c.step > 2 ? c.step - 2 : 0), "a step's end waits for ZR_MAIN alone");
+    zr_wait(z, ZR_MAIN, MADE);
+    zr_call(z, ZR_GATHER, set_fast, c.step);
+    zr_record(z, ZR_GATHER, MADE);
+}
+
 /* ---- what the end of a collective means: peers have read, too. The last rank is always late. */
 enum { TURNS = 200 };
 
@@ -350,8 +360,10 @@ static void turn_step(zr *z)
 
 static void event_step(zr *z)
 {
+    c.step++;
     if (c.events == 1) eager_events(z);
     else if (c.events == 2) late_events(z);
+    else if (c.events == 4) left_step(z);
     else turn_step(z);
 }
 
@@ -413,6 +425,7 @@ static void report(zr *z, void *k, void *a, const int64_t *i)
 {
     (void)z, (void)k, (void)a;
     const uint64_t *stats = (const uint64_t *)(arena_of + c.stats + 64);
+    expect(c.events != 4 || fast == (c.step < 3 ? c.step - 1 : 3), "the last of three leaves none");
     double loss = faulty("nan") ? __builtin_nan("") : (double)stats[1];
     const double values[] = {c.step, loss, (double)stats[0], 0.5, GRAINS * ROWS, faulty("skip"),
                              0};
