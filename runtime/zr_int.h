@@ -11,6 +11,10 @@
  *
  * Environment, for tests and measurements (the targets have some of their own)
  *   ZR_PEAK_GFLOPS=X       the progress line shows the share of X that the run reaches (all ranks)
+ * Environment of ranks that a launcher starts, and that its own variables need not say
+ *   ZR_RANK, ZR_WORLD_SIZE, ZR_LOCAL_RANK, ZR_LOCAL_WORLD_SIZE, ZR_ADDR=HOST:PORT
+ *                          see zr_launcher.c
+ *   ZR_MEET_S=N            ranks have so long to meet at the start (default: 300)
  */
 #ifndef ZR_INT_H
 #define ZR_INT_H
@@ -110,6 +114,18 @@ typedef struct zr_far {
     void (*total)(zr *z, uint64_t sum[2]);           /* as zr_total */
 } zr_far;
 
+enum { ZR_HOST_NAME = 256 };
+
+typedef struct zr_net {
+    char host[ZR_HOST_NAME];              /* where rank 0 listens */
+    int port;
+    int own;                              /* 1: nobody has said where, so on this host */
+    int local;                            /* of the lowest rank here on its host; -1: not known */
+    int neighbours;                       /* ranks on this host; 0: not known yet */
+    int *line;                            /* [ranks] connections, -1: none; NULL: none at all */
+    double until;                         /* when ranks must have met; 0: they have */
+} zr_net;
+
 /* ---- one rank */
 typedef struct zr_target zr_target;       /* what a target keeps: cpu/cpu.h, cuda/cuda.h */
 typedef struct zr_disk zr_disk;           /* zr_disk.c */
@@ -123,6 +139,7 @@ struct zr {
     int rank, ranks;                      /* rank -1: the parent */
     int lowest, here;                     /* the parent starts `here` ranks, from `lowest` on */
     const zr_far *far;                    /* how to reach the others; NULL: all ranks are here */
+    zr_net net;
     int column;                           /* in p->columns, and in train.c's launch tables */
     int64_t step;                         /* training step in work, from 0 */
     zr_data train, val;                   /* count 0: not given */
@@ -159,6 +176,12 @@ void zr_barrier(zr *z);
 void zr_tell(zr *z, void *what, size_t n);           /* what[n] = rank 0's; n <= ZR_TOLD */
 void zr_total(zr *z, uint64_t sum[2]);               /* the sum over all ranks */
 void zr_handshake(zr *z);                 /* fails when ranks run different programs or kernels */
+
+/* ---- who started this process (zr_launcher.c); how its ranks meet (zr_plane.c) */
+void zr_find_launcher(zr *z);             /* lowest, here, net, far; fails where they do not agree */
+extern const zr_far zr_plane;
+void zr_plane_open(zr *z);                /* by every rank of a launcher; net.local, .neighbours */
+void zr_plane_look(zr *z);                /* fails when a rank is gone */
 
 /* ---- the target: memory */
 void zr_find_column(zr *z);               /* z->column; fails where the program has none */

@@ -101,4 +101,5 @@ void zr_handshake(zr *z)
                 "has kernels for %s, rank 0 for %s; set ZK_ISA to the lesser one on all ranks; "
                 "GPUs, their libraries and --gemms must be alike",
                 mine.object, first.object);
+    z->net.until = 0;                     /* all have met: what comes may take its time */
 }

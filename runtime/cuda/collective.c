@@ -79,9 +79,26 @@ static void keep(zr *z, cudaStream_t stream, int64_t to, int64_t from, int64_t b
                                cudaMemcpyDeviceToDevice, stream), "copying a piece");
 }
 
-/* To every peer p the piece at from + p*from_step; from it the piece for to + p*to_step. */
-static void exchange(zr *z, int queue, cudaStream_t stream, int64_t from, int64_t from_step,
-                     int64_t to, int64_t to_step, int64_t bytes)
+/* Every rank's piece, this rank's from `mine`, to to + its number * to_step: a ring each, which NCCL
+ * runs as one. A send to every peer would take its way W - 1 times over a node's wire. */
+static void broadcast(zr *z, int queue, cudaStream_t stream, int64_t mine, int64_t to,
+                      int64_t to_step, int64_t bytes)
+{
+    static const char what[] = "a gather of pieces";
+    ncclComm_t comm = z->t->comm[queue];
+    char *a = z->t->arena;
+    enter(z);
+    must(z, queue, ncclGroupStart(), what);
+    for (int r = 0; r < z->ranks; r++)
+        must(z, queue, ncclBroadcast(a + mine, a + to + r * to_step, (size_t)bytes, ncclUint8, r,
+                                     comm, stream), what);
+    must(z, queue, ncclGroupEnd(), what);
+    leave(z);
+}
+
+/* To every peer p the piece at from + p*step; from it the piece for to + p*bytes. */
+static void exchange(zr *z, int queue, cudaStream_t stream, int64_t from, int64_t step, int64_t to,
+                     int64_t bytes)
 {
     static const char what[] = "an exchange of pieces";
     ncclComm_t comm = z->t->comm[queue];
@@ -91,9 +108,9 @@ static void exchange(zr *z, int queue, cudaStream_t stream, int64_t from, int64_
     must(z, queue, ncclGroupStart(), what);
     for (int i = 1; i < z->ranks; i++) {
         int p = (z->rank + i) % z->ranks, q = (z->rank + z->ranks - i) % z->ranks;
-        must(z, queue, ncclSend(a + from + p * from_step, (size_t)bytes, ncclUint8, p, comm,
+        must(z, queue, ncclSend(a + from + p * step, (size_t)bytes, ncclUint8, p, comm,
                                 stream), what);
-        must(z, queue, ncclRecv(a + to + q * to_step, (size_t)bytes, ncclUint8, q, comm, stream),
+        must(z, queue, ncclRecv(a + to + q * bytes, (size_t)bytes, ncclUint8, q, comm, stream),
              what);
     }
     must(z, queue, ncclGroupEnd(), what);
@@ -113,16 +130,17 @@ void zr_gather(zr *z, int queue, int64_t from, int64_t from_step, int64_t to, in
 {
     cudaStream_t stream = zr_on(z, queue, "a gather");
     zr_note *note = zr_note_begin(z, queue, "gather", ZR_MOVES);
-    int64_t mine = from + z->rank * from_step, place = to + z->rank * to_step;
+    int64_t mine = from + z->rank * from_step;
     char *a = z->t->arena;
-    if (z->ranks > 1 && to_step == bytes) {
+    if (z->ranks == 1) {
+        keep(z, stream, to, mine, bytes);
+    } else if (to_step == bytes) {
         enter(z);
         must(z, queue, ncclAllGather(a + mine, a + to, (size_t)bytes, ncclUint8,
                                      z->t->comm[queue], stream), "a gather");
         leave(z);
     } else {
-        exchange(z, queue, stream, mine, 0, to, to_step, bytes);
-        keep(z, stream, place, mine, bytes);
+        broadcast(z, queue, stream, mine, to, to_step, bytes);
     }
     counted(z, queue, bytes);
     zr_note_end(z, note);
@@ -134,7 +152,7 @@ void zr_alltoall(zr *z, int queue, int64_t at, int64_t step, int64_t to, int64_t
     zr_note *note = zr_note_begin(z, queue, "alltoall", ZR_MOVES);
     int64_t mine = at + z->rank * step;
     if (z->ranks == 1) to = mine;         /* where it lies */
-    exchange(z, queue, stream, at, step, to, bytes, bytes);
+    exchange(z, queue, stream, at, step, to, bytes);
     keep(z, stream, to + z->rank * bytes, mine, bytes);
     for (int r = 0; r < z->ranks; r++) z->t->sources[queue][r] = z->t->arena + to + r * bytes;
     counted(z, queue, bytes);

@@ -13,7 +13,6 @@
  * Environment
  *   ZR_TIMEOUT_S=N     a rank that has waited so long for its queues gives up (default: ten times
  *                      the median step and no less than a minute; ten minutes for the first step)
- *   ZR_RANK, ZR_WORLD_SIZE, ZR_LOCAL_RANK, ZR_ADDR=HOST:PORT      see launcher.c
  *   ZR_SHARE_GPU=1     ranks may share a device, for tests: they take turns and are slow
  */
 #ifndef ZR_CUDA_H
@@ -22,7 +21,7 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
-enum { ZR_RECENT = 32, ZR_BOUNCE = 1 << 20, ZR_HOST_NAME = 256 };
+enum { ZR_RECENT = 32, ZR_BOUNCE = 1 << 20 };
 
 typedef struct zr_event {
     cudaEvent_t mark;
@@ -59,10 +58,6 @@ typedef struct zr_pool {
 } zr_pool;
 
 struct zr_target {
-    /* with a launcher: the lowest rank here among those of its host, where rank 0 listens, and
-     * [ranks] connections, -1: none; host_is_own: nobody has said where, so on this host */
-    int local, port0, *line, host_is_own;
-    char host0[ZR_HOST_NAME];
     int device;
     cudaStream_t stream[ZR_QUEUES];
     ncclComm_t comm[ZR_QUEUES];           /* NULL with one rank */
@@ -95,12 +90,6 @@ struct zr_target {
 
 /* ---- device.c: fails, saying what was tried, unless a call of CUDA went well */
 void zr_cuda(zr *z, cudaError_t error, const char *what);
-
-/* ---- launcher.c, plane.c: ranks that are not all started by one parent */
-void zr_find_launcher(zr *z);
-extern const zr_far zr_plane;
-void zr_plane_open(zr *z);
-void zr_plane_look(zr *z);                /* fails when a rank is gone */
 
 /* ---- queue.c: the stream of a queue, for something that is issued now: `what` */
 cudaStream_t zr_on(zr *z, int queue, const char *what);

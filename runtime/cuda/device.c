@@ -68,12 +68,14 @@ static void choose(zr *z)
                 "no CUDA device: %s; run this where NVIDIA's driver shows one (nvidia-smi), or "
                 "build out/train, which needs none",
                 error == cudaSuccess ? "none is visible" : cudaGetErrorString(error));
-    if (devices < z->here && !share)
+    int alone = z->far && devices == 1;   /* what is visible is this task's own */
+    int ranks = z->far ? z->net.neighbours : z->here;
+    if (devices < ranks && !share && !alone)
         zr_fail(z, ZR_ENVIRONMENT,
                 "%d CUDA devices for %d ranks here; generate with fewer cluster.ranks, make more "
                 "devices visible (CUDA_VISIBLE_DEVICES), or set ZR_SHARE_GPU=1 for a test", devices,
-                z->here);
-    z->t->device = (z->t->local + z->rank - z->lowest) % devices;
+                ranks);
+    z->t->device = (z->net.local + z->rank - z->lowest) % devices;
     zr_cuda(z, cudaSetDevice(z->t->device), "taking a device");
 }
 

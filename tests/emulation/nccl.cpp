@@ -548,6 +548,17 @@ ncclResult_t ncclAllGather(const void *from, void *to, size_t n, ncclDataType_t 
     return submit(std::move(t));
 }
 
+ncclResult_t ncclBroadcast(const void *from, void *to, size_t n, ncclDataType_t type, int root,
+                           ncclComm_t c, cudaStream_t s)
+{
+    size_t bytes = n * size_of(type);
+    transfer t = plain("ncclBroadcast", c, s);
+    for (int r = 0; r < c->ranks && root == c->rank; r++)
+        t.sends.push_back({r, (char *)from, bytes, 0});
+    t.receives.push_back({root, (char *)to, bytes, 0});
+    return submit(std::move(t));
+}
+
 ncclResult_t ncclAlltoAll(const void *from, void *to, size_t n, ncclDataType_t type, ncclComm_t c,
                           cudaStream_t s)
 {

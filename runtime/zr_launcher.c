@@ -1,0 +1,145 @@
+/* zr_launcher.c -- who has started this process: its rank among all, and where rank 0 is to be
+ * found.
+ *
+ * The first of the sources below that has a rank and a number of ranks counts; without any the
+ * program starts all ranks on this host. Rank 0 listens at ZR_ADDR=HOST:PORT; where that is not
+ * given, at what the launcher says.
+ *
+ * Kubernetes counts pods, not GPUs: where a rank comes without one on its host, and the program
+ * has a multiple of the launcher's ranks, each of these is a pod and starts as many ranks, a GPU
+ * each.
+ *
+ * Invariants
+ *  1. Only the environment is looked at.
+ */
+#define _GNU_SOURCE
+#include "zr_int.h"
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { PORT = 29411, LOW = 20000, SPAN = 20000, STEP = 977, MOST_PORT = 65535 };
+
+/* What names the rank, the ranks, the rank among those of this host, and how many these are. */
+static const struct source {
+    const char *rank, *ranks, *local, *neighbours;
+    int pods;                             /* without `local` a rank may be a pod */
+    int whole;                            /* without `local` this is another launcher's */
+} sources[] = {
+    {"ZR_RANK", "ZR_WORLD_SIZE", "ZR_LOCAL_RANK", "ZR_LOCAL_WORLD_SIZE", 1, 0},
+    /* torchrun, deepspeed, PyTorchJob */
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", 1, 0},
+    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE", 0, 0},
+    /* Hydra (MPICH, Intel MPI), also within Slurm, whose numbers are then the proxies'; PALS.
+     * Slurm's own pmi2 plugin sets the first two alone: what it says besides is below. */
+    {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", 0, 1},
+    {"PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE", 0, 1},
+    {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "", 0, 0},
+    /* Kubernetes, an indexed Job */
+    {"JOB_COMPLETION_INDEX", "ZR_WORLD_SIZE", "ZR_LOCAL_RANK", "ZR_LOCAL_WORLD_SIZE", 1, 0},
+};
+
+static int given(const char *name)
+{
+    const char *text = getenv(name);
+    return text && *text;
+}
+
+static int number(zr *z, const char *name) { return (int)zr_setting(z, name, 1 << 24); }
+
+/* ---- where rank 0 listens */
+
+/* The first host of Slurm's list: n1,n2 or n[03-17,20]-ib or r[1-2]n[1-8]. */
+static void first_host(const char *list, char *host, size_t n)
+{
+    size_t length = 0;
+    while (*list && *list != ',' && length < n - 1) {
+        if (*list != '[') {
+            host[length++] = *list++;
+            continue;
+        }
+        size_t digits = strcspn(++list, "-,]");
+        length += (size_t)snprintf(host + length, n - length, "%.*s", (int)digits, list);
+        if (length > n - 1) length = n - 1;
+        list += strcspn(list, "]");
+        list += *list == ']';
+    }
+    host[length] = 0;
+}
+
+static void take_address(zr *z, const char *text)
+{
+    const char *colon = strrchr(text, ':');
+    char *end = "";
+    long port = colon ? strtol(colon + 1, &end, 10) : 0;
+    if (!colon || *end || port < 1 || port > MOST_PORT || colon - text >= ZR_HOST_NAME)
+        zr_fail(z, ZR_USER, "ZR_ADDR %s: HOST:PORT is needed", text);
+    snprintf(z->net.host, ZR_HOST_NAME, "%.*s", (int)(colon - text), text);
+    z->net.port = (int)port;
+}
+
+/* torchrun's own store has MASTER_PORT: the one beside it is taken. */
+static void take_master(zr *z)
+{
+    int port = (int)zr_setting(z, "MASTER_PORT", MOST_PORT);
+    if (given("TORCHELASTIC_RUN_ID")) port += port < MOST_PORT ? 1 : -1;
+    snprintf(z->net.host, ZR_HOST_NAME, "%s", getenv("MASTER_ADDR"));
+    z->net.port = port;
+}
+
+/* Steps of one job may run side by side: each has a port of its own. */
+static void take_slurm(zr *z, const char *list)
+{
+    int64_t job = zr_setting(z, "SLURM_JOB_ID", INT32_MAX);
+    int64_t step = zr_setting(z, "SLURM_STEP_ID", UINT32_MAX);
+    first_host(getenv(list), z->net.host, ZR_HOST_NAME);
+    z->net.port = (int)(LOW + (job + STEP * step) % SPAN);
+}
+
+static void find_address(zr *z, const struct source *s)
+{
+    int slurm = !strcmp(s->rank, "SLURM_PROCID");
+    int here = given(s->neighbours) && number(z, s->neighbours) == z->ranks;
+    snprintf(z->net.host, ZR_HOST_NAME, "127.0.0.1");
+    z->net.port = PORT;
+    if (given("ZR_ADDR")) take_address(z, getenv("ZR_ADDR"));
+    else if (given("MASTER_ADDR") && given("MASTER_PORT")) take_master(z);
+    else if (slurm && given("SLURM_STEP_NODELIST")) take_slurm(z, "SLURM_STEP_NODELIST");
+    else if (here || z->here == z->ranks || !given(s->neighbours)) z->net.own = 1;
+    else if (given("SLURM_JOB_NODELIST")) take_slurm(z, "SLURM_JOB_NODELIST");
+    else
+        zr_fail(z, ZR_USER, "%s=%s of %d ranks are on this host, and nothing says where rank 0 is; "
+                "set ZR_ADDR=HOST:PORT on all ranks, HOST being rank 0's", s->neighbours,
+                getenv(s->neighbours), z->ranks);
+}
+
+/* ---- which rank */
+
+static const struct source *find_source(void)
+{
+    for (const struct source *s = sources; s < sources + sizeof sources / sizeof *sources; s++)
+        if (given(s->rank) && given(s->ranks) && (!s->whole || given(s->local))) return s;
+    return NULL;
+}
+
+void zr_find_launcher(zr *z)
+{
+    const struct source *s = find_source();
+    int ranks = s ? number(z, s->ranks) : 1;
+    if (!s || (ranks == 1 && z->ranks > 1)) return;  /* one task: as if there were no launcher */
+    int pods = s->pods && !given(s->local) && ranks > 0 && z->ranks % ranks == 0;
+    if (ranks != z->ranks && !pods)
+        zr_fail(z, ZR_DISAGREE,
+                "the launcher has %d ranks (%s), this program is made for %d; generate it with "
+                "cluster.ranks=%d, or unset %s to start all ranks on this host",
+                ranks, s->ranks, z->ranks, ranks, s->ranks);
+    z->here = pods ? z->ranks / ranks : 1;
+    z->lowest = number(z, s->rank) * z->here;
+    if (z->lowest >= z->ranks)
+        zr_fail(z, ZR_DISAGREE, "%s=%s: there are %d ranks", s->rank, getenv(s->rank), ranks);
+    z->net.local = given(s->local) ? number(z, s->local) : z->ranks > 1 ? -1 : 0;
+    find_address(z, s);
+    if (z->ranks > 1) z->far = &zr_plane;
+}
