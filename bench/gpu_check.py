@@ -38,6 +38,7 @@ WORKERS = 2 if REHEARSAL else min(8, os.cpu_count() or 1)
 LIMIT = 60 if not REHEARSAL else 300            # seconds of one run
 STEPS = 20
 PAGE = 2 << 20                                  # bytes of device memory that are taken at a time
+GRAPHS = 8 << 20                                # bytes by which graphs of more layers may differ
 # Relative, of the first loss and of any of twenty: see tests/test_emulated.py.
 BOUNDS = {'f32': (2e-6, 2e-4), 'bf16': (4e-3, 4e-2), 'f16': (5e-4, 5e-3)}
 REALS = ('f32', 'bf16', 'f16') if not REHEARSAL else ('bf16',)
@@ -214,15 +215,16 @@ def memory_of(said: str) -> dict[str, int]:
 
 
 def memory(out: str) -> bool:
-    """Nothing else runs on the device meanwhile. The arena is the plan's, libraries take the same
-    whatever the layers, and nothing is taken after the first step."""
+    """Nothing else runs on the device meanwhile. The arena is the plan's, libraries take about the
+    same whatever the layers (graphs keep their launches in device memory, 2 MiB at a time), and
+    nothing is taken after the first step."""
     found, good = [], True
     for source in LAYERS:
         r = run(source, KIND, tokens(256, 40000), STEPS if not REHEARSAL else 2)
         f = memory_of(r.said) | {'run': kept(r)}
         right = r.code == 0 and 0 < f['arena'] <= f['taken'] < f['arena'] + PAGE and f['lost'] == 0
         found.append(f | {'right': right})
-        good &= right and f['libraries'] == found[0]['libraries']
+        good &= right and abs(f['libraries'] - found[0]['libraries']) <= GRAPHS
         write(out, found)
         print({key: n for key, n in found[-1].items() if key != 'run'})
     return good and found[0]['taken'] < found[-1]['taken']

@@ -200,6 +200,8 @@ void zr_queues_stop(zr *z);
 void zr_step_begin(zr *z);                /* around program->step: lets test modes run ahead */
 /* ZR_MAIN is empty after it; others may still do what the next step waits for. */
 void zr_step_end(zr *z);
+/* What zr_replay will play, made before the first step: memory that it takes is taken then. */
+void zr_ready(zr *z, int graph, void (*issue)(zr *z));
 void zr_finish(zr *z, int queue);         /* this queue is empty after it */
 void zr_drain(zr *z);                     /* all are */
 void zr_push(zr *z, int queue, const zr_command *c);   /* runs at once where the queue is inline */

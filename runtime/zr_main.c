@@ -244,6 +244,7 @@ static int64_t go_on(zr *z, const double *report, int64_t skips)
 static void train(zr *z, double *report, int64_t moved[ZR_MOVED])
 {
     int64_t skips = 0, every = z->o->val_every;
+    if (z->o->val || z->o->sample) zr_ready(z, ZR_EVAL, z->p->eval);
     z->first = zr_now();
     count_moved(z, moved, -1);
     for (z->step = 0; z->step < z->o->steps; z->step++) {

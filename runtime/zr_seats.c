@@ -86,7 +86,7 @@ void zr_total(zr *z, uint64_t sum[2])
 
 void zr_handshake(zr *z)
 {
-    struct { uint32_t abi; char plan[72], object[64]; } mine = {.abi = z->p->abi}, first;
+    struct { uint32_t abi; char plan[72], object[160]; } mine = {.abi = z->p->abi}, first;
     _Static_assert(sizeof mine <= ZR_TOLD, "what zr_tell can tell");
     snprintf(mine.plan, sizeof mine.plan, "%s", z->p->plan);
     snprintf(mine.object, sizeof mine.object, "%s", z->p->object());

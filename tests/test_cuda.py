@@ -32,7 +32,7 @@ def code(path) -> str:
 def test_launches_come_from_the_plan() -> None:
     """cuda.h alone launches, with the grid it is given: no other file has a size of its own."""
     kernels = sorted(CUDA.glob('*.cu'))
-    assert '<<<' in code(CUDA / 'cuda.h') and len(kernels) >= 10
+    assert 'cudaLaunchKernelEx' in code(CUDA / 'cuda.h') and len(kernels) >= 10
     for path in [*kernels, *CUDA.glob('*.h')]:
         if path.name != 'cuda.h':
             assert not re.search(r'<<<|\bdim3\b|cudaLaunchKernel', code(path)), path.name
@@ -258,8 +258,9 @@ def test_wrong_atomics_are_seen() -> None:
 @pytest.mark.parametrize('path', sorted(path for path in CUDA.glob('*.cu')
                                         if 'atomic' in code(path)), ids=lambda path: path.stem)
 def test_no_float_is_summed_in_an_order_of_chance(program, path, tmp_path) -> None:
-    trainer.sh('out/cuda/root/bin/nvcc', '-std=c++17', '-isystem', 'out/cuda/nccl/include', '-ptx',
-               '-arch=sm_90a', path, '-o', tmp_path / 'ptx')
+    trainer.sh('out/cuda/root/bin/nvcc', '-std=c++17', '-isystem', 'out/cuda/root/include',
+               '-isystem', 'out/cuda/nccl/include', '-ptx', '-arch=sm_90a', path, '-o',
+               tmp_path / 'ptx')
     text = (tmp_path / 'ptx').read_text()
     assert re.search(r'\b(atom|red)\.', text) and wrong_atomics(text) == []
 

@@ -5,7 +5,9 @@ of them in every run here).
 from __future__ import annotations
 
 import json
+import os
 import pathlib
+import subprocess
 
 import numpy as np
 import pytest
@@ -39,12 +41,12 @@ STEPS = 2
 
 
 def run(folder: pathlib.Path, way: law.Way, steps: int, *options: object, kind: trainer.Kind,
-        recipe: tuple[str, ...] = ()) -> law.Result:
+        recipe: tuple[str, ...] = (), **settings: str) -> law.Result:
     graph = [] if way['graph'] or kind is not trainer.EMULATED else ['--no-graph']
     source = trainer.generate(law.path(str(way['family'])), *recipe, *law.keys(way))
     return law.run(trainer.build(source, kind), '--data', folder / 'tokens', '--val',
                    folder / 'val', '--steps', steps, '--queue', way['queue'], *graph, *options,
-                   log=folder / 'log', ZR_EMULATE=way['order'])
+                   log=folder / 'log', ZR_EMULATE=way['order'], **settings)
 
 
 @pytest.fixture(scope='module')
@@ -73,6 +75,29 @@ def test_one_hash(folder: pathlib.Path, family: str, precision: str) -> None:
     (name, first), *rest = found.items()
     off = [f'{other}\n    {x.weights}' for other, x in rest if x != first]
     assert not off, f'{len(off)} differ from\n{name}: {first.weights}\n' + '\n'.join(off)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('device', ['80', '90', '100', '103'])
+def test_every_column_obeys_the_law(folder: pathlib.Path, device: str) -> None:
+    """Each device takes its own column of the launch tables, a B300 (103) that of sm_100."""
+    ways = ({'family': 'llama', **PLAIN},
+            {'family': 'llama', **PLAIN, 'stage': 3, 'ranks': 2, 'graph': True, 'order': 'late',
+             'gather': 3000, 'queue': 'late'})
+    found = {run(folder, way, STEPS, kind=trainer.EMULATED, recipe=recipe('bf16'),
+                 ZR_EMULATE_CC=device) for way in ways}
+    assert len(found) == 1
+
+
+@pytest.mark.slow
+def test_a_device_that_the_plan_does_not_list(folder: pathlib.Path) -> None:
+    program = trainer.build(trainer.generate(law.path('gpt'), 'targets=[cpu, sm_90]'),
+                            trainer.EMULATED)
+    listed, done = (subprocess.run([program, '--steps', '0'], capture_output=True, text=True,
+                                   timeout=120, env=os.environ | {'ZR_EMULATE_CC': device})
+                    for device in ('90', '80'))
+    assert listed.returncode == 0
+    assert done.returncode == 3 and 'this is sm_80, the program is made for cpu, sm_90' in done.stderr
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ KEYS = ('train.micro_batch=1', 'train.global_batch=4', 'train.sequence=16', 'clu
 PAGE = 2 << 20                  # bytes that the emulated device takes at a time, as a GPU does
 BOUNCE = 1 << 20                # bytes that a rank pins beyond its plan: ZR_BOUNCE
 LIBRARIES = (2 + 3 * 3) * PAGE  # two handles of cuBLASLt; three communicators and their connections
+GRAPHS = 3 * PAGE               # of a step: begin, grain, update; a validation's is one more
 
 
 def taken(folder: pathlib.Path, blocks: int, steps: int, *options: str,
@@ -39,11 +40,15 @@ def taken(folder: pathlib.Path, blocks: int, steps: int, *options: str,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('options', [(), ('--no-graph',)])
-def test_nothing_grows(tmp_path: pathlib.Path, options: tuple[str, ...]) -> None:
+@pytest.mark.parametrize('options,graphs', [
+    ((), GRAPHS), (('--no-graph',), 0), (('--val', 'tokens', '--val-every', '2'), GRAPHS + PAGE),
+    (('--val', 'tokens', '--no-graph'), 0)])
+def test_nothing_grows(tmp_path: pathlib.Path, options: tuple[str, ...], graphs: int) -> None:
+    """A graph that is played later takes its memory before the first step, too."""
+    options = tuple(str(tmp_path / o) if o == 'tokens' else o for o in options)
     found = taken(tmp_path, 3, 4, *options)
     assert found['arena'] == found['plan'] <= found['taken'] < found['plan'] + PAGE
-    assert (found['libraries'], found['lost']) == (LIBRARIES, 0)
+    assert (found['libraries'], found['lost']) == (LIBRARIES + graphs, 0)
 
 
 @pytest.mark.slow
@@ -56,7 +61,7 @@ def test_growth_is_seen(tmp_path: pathlib.Path) -> None:
 @pytest.mark.slow
 def test_layers_cost_what_the_plan_says(tmp_path: pathlib.Path) -> None:
     few, many = (taken(tmp_path, blocks, 1) for blocks in (2, 9))
-    assert few['libraries'] == many['libraries'] == LIBRARIES
+    assert few['libraries'] == many['libraries'] == LIBRARIES + GRAPHS
     assert few['arena'] == few['plan'] and many['arena'] == many['plan']
     grown = many['plan'] - few['plan']
     assert grown > PAGE and abs(many['taken'] - few['taken'] - grown) < PAGE

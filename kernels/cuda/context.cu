@@ -11,6 +11,7 @@
 
 struct device_facts {
     int major, minor, processors;
+    char name[40];                        /* the first of it */
 };
 
 /* of the present device; NULL, or why there is none */
@@ -24,27 +25,32 @@ static const char *look(device_facts *d)
         error = cudaDeviceGetAttribute(&d->minor, cudaDevAttrComputeCapabilityMinor, device);
     if (error == cudaSuccess)
         error = cudaDeviceGetAttribute(&d->processors, cudaDevAttrMultiProcessorCount, device);
+    cudaDeviceProp p = {};
+    if (error == cudaSuccess)
+        error = cudaGetDeviceProperties(&p, device);
+    snprintf(d->name, sizeof d->name, "%.*s", (int)sizeof d->name - 1, p.name);
     return error == cudaSuccess ? NULL : cudaGetErrorString(error);
 }
 
+/* Code for sm_100 runs on all of its major version: sm_103 is a B300. */
 const char *zk_target(void)
 {
     static char name[16];
     device_facts d;
     if (look(&d))
         return "none";
-    snprintf(name, sizeof name, "sm_%d%d", d.major, d.minor);
+    snprintf(name, sizeof name, "sm_%d%d", d.major, d.major == 10 ? 0 : d.minor);
     return name;
 }
 
 const char *zk_object(void)
 {
-    static char name[64];
+    static char name[160];
     device_facts d;
     if (look(&d))
         return "none";
-    int n = snprintf(name, sizeof name, "sm_%d%d, %d SMs, cuBLASLt %zu", d.major, d.minor,
-                     d.processors, cublasLtGetVersion());
+    int n = snprintf(name, sizeof name, "sm_%d%d, %s, %d SMs, cuBLASLt %zu", d.major, d.minor,
+                     d.name, d.processors, cublasLtGetVersion());
     if (tune_sum())
         snprintf(name + n, sizeof name - (size_t)n, ", gemms %016llx",
                  (unsigned long long)tune_sum());

@@ -100,10 +100,10 @@ inline void zk_to_host(zk *k, void *to, const void *from, size_t bytes)
 }
 
 /* ---- launches */
-/* A launch is known to have been accepted before the next one is made. */
-inline void zk_launched(const char *kernel, const zk_grid *g)
+/* A launch is known to have been accepted before the next one is made. Its own result tells: what
+ * cudaGetLastError has may be another's, and harmless. */
+inline void zk_launched(cudaError_t error, const char *kernel, const zk_grid *g)
 {
-    cudaError_t error = cudaGetLastError();
     if (error == cudaSuccess)
         return;
     fprintf(stderr, "kernel %s: %s (grid %dx%dx%d, %d threads, %d bytes of shared memory)\n",
@@ -127,16 +127,25 @@ template <class F> inline void zk_allow_shared(F *kernel, const zk_grid *g)
     do {                                                                                           \
         const zk_grid *g_ = &(L)[(k)->column].part[part_];                                         \
         zk_allow_shared(kernel, g_);                                                               \
-        ZK_START(kernel, g_, (k)->stream, __VA_ARGS__);                                            \
-        zk_launched(#kernel, g_);                                                                  \
+        zk_launched(ZK_START(kernel, g_, (k)->stream, __VA_ARGS__), #kernel, g_);                  \
     } while (0)
 
 /* ZK_SHARED(float, row): the launch's dynamic shared memory, as an array of that type */
 #ifdef __CUDACC__
 extern __shared__ __align__(1024) char zk_shared[];
 #define ZK_SHARED(type, name) type *name = reinterpret_cast<type *>(zk_shared)
-#define ZK_START(kernel, g, stream, ...)                                                           \
-    (kernel)<<<dim3((g)->x, (g)->y, (g)->z), (g)->block, (g)->shared, stream>>>(__VA_ARGS__)
+#define ZK_START(kernel, g, stream, ...) zk_start(g, stream, kernel, __VA_ARGS__)
+template <class... Formal, class... Actual>
+inline cudaError_t zk_start(const zk_grid *g, cudaStream_t stream, void (*kernel)(Formal...),
+                            Actual &&...actual)
+{
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)g->x, (unsigned)g->y, (unsigned)g->z);
+    config.blockDim = dim3((unsigned)g->block);
+    config.dynamicSmemBytes = (size_t)g->shared;
+    config.stream = stream;
+    return cudaLaunchKernelEx(&config, kernel, static_cast<Actual &&>(actual)...);
+}
 #else
 #define ZK_SHARED(type, name) type *name = reinterpret_cast<type *>(shim_shared())
 #define ZK_START(kernel, g, stream, ...)                                                           \

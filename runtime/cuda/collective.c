@@ -43,10 +43,13 @@ void zr_communicators(zr *z)
     ncclUniqueId id;
     _Static_assert(sizeof id <= ZR_TOLD, "what zr_tell can tell");
     config.blocking = 0;
+    /* ZR_MAIN adds some hundred bytes: one block, and no buffers of switches, will do */
+    ncclConfig_t small = config;
+    small.maxCTAs = small.nvlsCTAs = 1;
     zr_expect(z);
     if (z->rank == 0) must(z, ZR_MAIN, ncclGetUniqueId(&id), "meeting the other ranks");
     zr_tell(z, &id, sizeof id);
-    must(z, ZR_MAIN, ncclCommInitRankConfig(&t->comm[ZR_MAIN], z->ranks, id, z->rank, &config),
+    must(z, ZR_MAIN, ncclCommInitRankConfig(&t->comm[ZR_MAIN], z->ranks, id, z->rank, &small),
          "meeting the other ranks");
     for (int queue = 0; queue <= ZR_REDUCE; queue++)
         if (queue != ZR_MAIN) {

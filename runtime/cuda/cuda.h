@@ -58,7 +58,7 @@ typedef struct zr_pool {
 } zr_pool;
 
 struct zr_target {
-    int device;
+    int device, nccl;                     /* nccl: its version, 22809 for 2.28.9 */
     cudaStream_t stream[ZR_QUEUES];
     ncclComm_t comm[ZR_QUEUES];           /* NULL with one rank */
     zr_event *event;                      /* [p->events] */

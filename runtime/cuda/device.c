@@ -36,13 +36,38 @@ void zr_prepare(zr *z)
 
 static void set(const char *name, const char *value) { setenv(name, value, 0); }
 
+/* Up to 2.31, buffers that a graph registers may hang NCCL on InfiniBand, without an error (its
+ * issue 2389): between hosts they are registered with later versions only. */
+enum { NCCL_SOUND = NCCL_VERSION(2, 32, 0) };
+
+static void set_up_hosts(zr *z)
+{
+    ncclGetVersion(&z->t->nccl);
+    if (!z->far || z->net.neighbours == z->ranks || z->t->nccl >= NCCL_SOUND) return;
+    set("NCCL_GRAPH_REGISTER", "0");
+    zr_print(z, STDERR_FILENO, "several hosts and NCCL %d: buffers of graphs are not registered, "
+             "as they may hang it (NCCL_GRAPH_REGISTER=1 registers them)\n", z->t->nccl);
+}
+
+/* Are steps launched anew, with peers' collectives between their kernels? */
+static int unrecorded(const zr *z)
+{
+    return z->ranks > 1 && (z->o->no_graph || z->o->profile || zr_uses(z, ZR_HOST));
+}
+
 /* What the libraries read when they start; what the user has set stays. */
 static void set_up_libraries(zr *z, int shared)
 {
     char host[16];
-    set("CUDA_MODULE_LOADING", "EAGER");  /* else kernels are loaded in the first step */
+    /* A kernel that is loaded at its first launch waits for the device, where a collective may wait
+     * for a peer that waits likewise; graphs are recorded before anything waits. */
+    set("CUDA_MODULE_LOADING", unrecorded(z) ? "EAGER" : "LAZY");
     set("NCCL_LAUNCH_ORDER_IMPLICIT", "1");
     if (!z->o->no_graph) set("NCCL_GRAPH_MIXING_SUPPORT", "0");
+    /* an all-to-all takes 12 MiB for each channel and peer, up to 32 channels where nobody bounds
+     * them; 8 hide behind backward (gen/zg/reserve.py counts them) */
+    set("NCCL_MAX_P2P_NCHANNELS", "8");
+    set_up_hosts(z);
     /* sums of floats have one order; nothing else of these two functions is used */
     set("NCCL_ALGO", "reducescatter:ring;reduce:ring");
     set("NCCL_PROTO", "reducescatter:simple;reduce:simple");
@@ -65,8 +90,8 @@ static void choose(zr *z)
     cudaError_t error = cudaGetDeviceCount(&devices);
     if (error != cudaSuccess || devices == 0)
         zr_fail(z, ZR_ENVIRONMENT,
-                "no CUDA device: %s; run this where NVIDIA's driver shows one (nvidia-smi), or "
-                "build out/train, which needs none",
+                "no CUDA device: %s; run this where NVIDIA's driver, 580 or newer, shows one "
+                "(nvidia-smi), or build out/train, which needs none",
                 error == cudaSuccess ? "none is visible" : cudaGetErrorString(error));
     int alone = z->far && devices == 1;   /* what is visible is this task's own */
     int ranks = z->far ? z->net.neighbours : z->here;
@@ -75,6 +100,10 @@ static void choose(zr *z)
                 "%d CUDA devices for %d ranks here; generate with fewer cluster.ranks, make more "
                 "devices visible (CUDA_VISIBLE_DEVICES), or set ZR_SHARE_GPU=1 for a test", devices,
                 ranks);
+    if (alone && ranks > 1 && !share)
+        zr_print(z, STDERR_FILENO, "each of %d ranks of this host sees one device: NCCL cannot "
+                 "connect them directly; show every task all of them (Slurm: --gpus-per-node=%d "
+                 "--gpu-bind=none)\n", ranks, ranks);
     z->t->device = (z->net.local + z->rank - z->lowest) % devices;
     zr_cuda(z, cudaSetDevice(z->t->device), "taking a device");
 }
@@ -222,6 +251,7 @@ void zr_epilogue(zr *z)
     zr_print(z, STDOUT_FILENO, "device memory: arena %" PRId64 " bytes (%" PRId64 " taken), "
              "libraries %" PRId64 "\n", z->p->columns[z->column].arena, t->before - t->after,
              t->after - (t->first ? t->first : now));
+    if (z->ranks > 1) zr_print(z, STDOUT_FILENO, "NCCL %d\n", t->nccl);
     if (t->first && now != t->first)
         zr_print(z, STDOUT_FILENO, "device memory: %" PRId64 " bytes fewer are free than after the "
                  "first step\n", t->first - now);

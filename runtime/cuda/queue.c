@@ -254,6 +254,15 @@ static void play(zr *z, zr_graph *g)
     }
 }
 
+/* Are graphs played but in steps that are profiled? */
+static int plays(const zr *z) { return !z->o->no_graph && !zr_uses(z, ZR_HOST); }
+
+void zr_ready(zr *z, int graph, void (*issue)(zr *z))
+{
+    zr_graph *g = &z->t->graph[graph];
+    if (plays(z) && !g->ready) record(z, g, issue);
+}
+
 void zr_replay(zr *z, int graph, void (*issue)(zr *z))
 {
     static const char *const names[] = {"the graph of a step's begin", "the graph of a grain",
@@ -261,10 +270,10 @@ void zr_replay(zr *z, int graph, void (*issue)(zr *z))
     _Static_assert(sizeof names / sizeof *names == ZR_GRAPHS, "a name for every graph");
     zr_graph *g = &z->t->graph[graph];
     zr_begins(names[graph]);
-    if (z->o->no_graph || z->profile.on || zr_uses(z, ZR_HOST)) {
+    if (!plays(z) || z->profile.on) {
         issue(z);
     } else {
-        if (!g->ready) record(z, g, issue);
+        zr_ready(z, graph, issue);
         zr_on(z, ZR_MAIN, names[graph]);
         play(z, g);
     }

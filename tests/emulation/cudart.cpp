@@ -15,12 +15,28 @@
 
 namespace {
 
-enum { BLOCK = 1024, GRID_YZ = 65535, PLAIN = 48 << 10, MOST_SHARED = 227 << 10 };
-enum { MAJOR = 9, MINOR = 0, PROCESSORS = 132, DEVICES = 8 };
+enum { BLOCK = 1024, GRID_YZ = 65535, PLAIN = 48 << 10, DEVICES = 8 };
 
 std::map<const void *, size_t> allowed;   /* shared memory of kernels that may have more */
 
 int chosen;
+
+/* The device that is emulated: ZR_EMULATE_CC names one by 10 times its compute capability. */
+const struct model {
+    int major, minor, processors, shared; /* shared: bytes that a block may have */
+} models[] = {{9, 0, 132, 227 << 10}, {8, 0, 108, 163 << 10}, {10, 0, 148, 227 << 10},
+              {10, 3, 160, 227 << 10}};
+
+const model &device(void)
+{
+    const char *word = getenv("ZR_EMULATE_CC");
+    for (const model &m : models)
+        if (word && atoi(word) == 10 * m.major + m.minor)
+            return m;
+    if (word)
+        shim_fail("ZR_EMULATE_CC=%s: no such device", word);
+    return models[0];
+}
 
 /* cudaSuccess: no capture forbids such a call now */
 cudaError_t forbidden(cudaStream_t s)
@@ -70,8 +86,8 @@ void copy(void *to, const void *from, size_t n)
 }
 
 /* ---- launches */
-void shim_enqueue(const char *name, const void *kernel, const shim_grid &g, cudaStream_t stream,
-                  std::function<void()> thread)
+cudaError_t shim_enqueue(const char *name, const void *kernel, const shim_grid &g,
+                         cudaStream_t stream, std::function<void()> thread)
 {
     cudaError_t e = cudaSuccess;
     auto more = allowed.find(kernel);
@@ -87,12 +103,12 @@ void shim_enqueue(const char *name, const void *kernel, const shim_grid &g, cuda
                 return DONE;
             });
         });
-    queue_error(e);
+    return queue_error(e);
 }
 
 cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute what, int value)
 {
-    if (what != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || value > MOST_SHARED)
+    if (what != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || value > device().shared)
         return queue_error(cudaErrorInvalidValue);
     allowed[kernel] = (size_t)value;
     return cudaSuccess;
@@ -161,10 +177,10 @@ cudaError_t cudaSetDevice(int device)
 
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr what, int)
 {
-    *value = what == cudaDevAttrComputeCapabilityMajor        ? MAJOR
-             : what == cudaDevAttrComputeCapabilityMinor      ? MINOR
-             : what == cudaDevAttrMultiProcessorCount         ? PROCESSORS
-             : what == cudaDevAttrMaxSharedMemoryPerBlockOptin ? MOST_SHARED
+    *value = what == cudaDevAttrComputeCapabilityMajor        ? device().major
+             : what == cudaDevAttrComputeCapabilityMinor      ? device().minor
+             : what == cudaDevAttrMultiProcessorCount         ? device().processors
+             : what == cudaDevAttrMaxSharedMemoryPerBlockOptin ? device().shared
                                                               : -1;
     return *value < 0 ? queue_error(cudaErrorNotSupported) : cudaSuccess;
 }
@@ -172,14 +188,14 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr what, int)
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int)
 {
     *p = {};
-    snprintf(p->name, sizeof p->name, "emulated sm_%d%d", MAJOR, MINOR);
-    p->major = MAJOR;
-    p->minor = MINOR;
-    p->multiProcessorCount = PROCESSORS;
+    snprintf(p->name, sizeof p->name, "emulated sm_%d%d", device().major, device().minor);
+    p->major = device().major;
+    p->minor = device().minor;
+    p->multiProcessorCount = device().processors;
     p->warpSize = SHIM_WARP;
     p->maxThreadsPerBlock = BLOCK;
     p->sharedMemPerBlock = PLAIN;
-    p->sharedMemPerBlockOptin = MOST_SHARED;
+    p->sharedMemPerBlockOptin = device().shared;
     size_t free;
     race_free_bytes(&free, &p->totalGlobalMem);
     return cudaSuccess;
@@ -316,9 +332,12 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags)
 
 cudaError_t cudaStreamCreate(cudaStream_t *s) { return cudaStreamCreateWithFlags(s, 0); }
 
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int)
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int priority)
 {
-    return cudaStreamCreateWithFlags(s, flags);
+    cudaError_t e = cudaStreamCreateWithFlags(s, flags);
+    if (e == cudaSuccess)
+        (*s)->priority = priority;
+    return e;
 }
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)

@@ -34,6 +34,7 @@ struct CUgraph_st {
 
 struct CUgraphExec_st {
     capture_ref what;
+    void *memory;                         /* of the device: what its nodes launch with */
 };
 
 namespace {
@@ -229,11 +230,15 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode *mode)
     return cudaSuccess;
 }
 
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long)
+/* A GPU drops the streams' priorities without the flag, and says nothing. */
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags)
 {
     locked hold(queue_lock);
+    for (cudaStream_t s : graph->what->streams)
+        if (s->priority && !(flags & cudaGraphInstantiateFlagUseNodePriority))
+            shim_fail("a graph of streams with priorities is made ready without its nodes'");
     graph->what->graphs++;
-    *exec = new CUgraphExec_st{graph->what};
+    *exec = new CUgraphExec_st{graph->what, race_alloc(DEVICE, 1)};
     return cudaSuccess;
 }
 
@@ -274,4 +279,8 @@ template <class G> static cudaError_t drop(G *graph)
 
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) { return drop(graph); }
 
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) { return drop(exec); }
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec)
+{
+    race_free(DEVICE, exec->memory);
+    return drop(exec);
+}

@@ -204,7 +204,7 @@ cudaStream_t queue_open(bool blocking)
     for (int i = 0; i < STREAMS; i++)
         if (!streams[i])
             return streams[i] =
-                       new CUstream_st{{DEFAULT_STREAM + 1 + i, {}, {}}, blocking, nullptr, 0};
+                       new CUstream_st{{DEFAULT_STREAM + 1 + i, {}, {}}, blocking, nullptr, 0, 0};
     return nullptr;
 }
 

@@ -55,6 +55,7 @@ struct CUstream_st {
     bool blocking;
     capture_ref in;
     int part;                             /* of the capture */
+    int priority;
 };
 
 struct CUevent_st {

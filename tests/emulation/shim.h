@@ -42,9 +42,9 @@ struct shim_grid {
     size_t shared;
 };
 
-/* Queues a launch; its success or failure is what cudaGetLastError gives next. */
-void shim_enqueue(const char *name, const void *kernel, const shim_grid &g, cudaStream_t stream,
-                  std::function<void()> thread);
+/* Queues a launch; its success or failure is also what cudaGetLastError gives next. */
+cudaError_t shim_enqueue(const char *name, const void *kernel, const shim_grid &g,
+                         cudaStream_t stream, std::function<void()> thread);
 const char *shim_kernel(void);            /* that runs now */
 /* Runs all threads of all blocks now. */
 void shim_run(const char *name, const void *kernel, const shim_grid &g,
@@ -53,12 +53,12 @@ void shim_run(const char *name, const void *kernel, const shim_grid &g,
 [[noreturn]] void shim_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 template <class... P, class... A>
-void shim_launch(const char *name, dim3 grid, int block, int shared, cudaStream_t stream,
-                 void (*kernel)(P...), const A &...given)
+cudaError_t shim_launch(const char *name, dim3 grid, int block, int shared, cudaStream_t stream,
+                        void (*kernel)(P...), const A &...given)
 {
     std::tuple<P...> args(static_cast<P>(given)...);
-    shim_enqueue(name, (const void *)kernel, {grid, (unsigned)block, (size_t)shared}, stream,
-                 [kernel, args] { std::apply(kernel, args); });
+    return shim_enqueue(name, (const void *)kernel, {grid, (unsigned)block, (size_t)shared},
+                        stream, [kernel, args] { std::apply(kernel, args); });
 }
 
 /* ---- where a thread is */
