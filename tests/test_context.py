@@ -135,3 +135,13 @@ def test_many_small_jobs(isa: str) -> None:
     for job in range(4000):
         k.zk_linear_bwd_b(sums, ones, job % 7 + 1, 500)
         assert (sums == job % 7 + 1).all()
+
+
+def test_errors_of_others_are_not_the_kernels(capfd: pytest.CaptureFixture) -> None:
+    """What a library left for cudaGetLastError is no launch's; a launch that is refused still ends
+    the process with its name (test_emulation.py)."""
+    k, library = zk.Kernels("emulated"), zk.library("emulated")
+    invalid = library.cudaFree(ctypes.c_void_p(1))
+    ones, sums = np.ones((7, 64), np.float32), np.empty(64, np.float32)
+    k.zk_linear_bwd_b(sums, ones, 7, 64)
+    assert invalid and (sums == 7).all() and "kernel" not in capfd.readouterr().err
