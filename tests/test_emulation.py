@@ -190,6 +190,7 @@ def ran(name: str, *words: str, order: str) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize('case', [
     'right_wait', 'right_overwrite', 'host_between', 'host_asks', 'right_memset', 'right_staging',
     'right_pinned', 'right_result', 'plain_memory', 'within', 'within_shared', 'aligned',
+    'right_instructions', 'function_counts',
     'right_branches', 'captured', 'after_graph', 'threads_count'])
 def test_ordered_work_is_accepted(case: str, order: str) -> None:
     done = ran('emulated-mistakes', case, order=order)
@@ -226,7 +227,15 @@ def test_a_race_is_found_in_every_order(case: str, one: str, other: str, order: 
     ('beyond', 'reach on stream 1 touches byte 16384 of device memory, which is not allocated'),
     ('freed', 'reach on stream 1 touches byte 0 of device memory, which is not allocated'),
     ('beyond_shared', 'kernel share writes byte 128 of 128 of dynamic shared memory'),
-    ('misaligned', 'vectors on stream 1, tests/emulation/mistakes.cu:')])
+    ('misaligned', 'vectors on stream 1, tests/emulation/mistakes.cu:'),
+    ('copy16_to', 'cp.async of 16 bytes: an address that is no multiple of 16'),
+    ('copy16_from', 'cp.async of 16 bytes: an address that is no multiple of 16'),
+    ('copy4_to', 'cp.async of 4 bytes: an address that is no multiple of 4'),
+    ('matrices_at', 'ldmatrix: an address that is no multiple of 16'),
+    ('turned_at', 'ldmatrix: an address that is no multiple of 16'),
+    ('load16_at', 'ld.shared.v4: an address that is no multiple of 16'),
+    ('load_pair_at', 'ld.shared.v2: an address that is no multiple of 8'),
+    ('store4_at', 'st.shared.u32: an address that is no multiple of 4')])
 def test_memory_that_may_not_be_touched(case: str, said: str) -> None:
     done = ran('emulated-mistakes', case, order='eager')
     assert done.returncode == MISTAKE and said in done.stderr
@@ -240,6 +249,14 @@ def test_threads_of_a_launch_must_not_meet(case: str, said: str, order: str) -> 
     done = ran('emulated-mistakes', case, order=order)
     assert done.returncode == MISTAKE and said in done.stderr
     assert 'of device memory' in done.stderr and 'with no barrier between' in done.stderr
+
+
+@pytest.mark.parametrize('order', ORDERS)
+@pytest.mark.parametrize('case,what', [('function_launches', 'fill'), ('function_waits', 'waiting')])
+def test_a_function_of_the_host_may_not_call(case: str, what: str, order: str) -> None:
+    done = ran('emulated-mistakes', case, order=order)
+    assert done.returncode == MISTAKE
+    assert f'a function of cudaLaunchHostFunc calls CUDA: {what}' in done.stderr
 
 
 @pytest.mark.parametrize('case,error', [

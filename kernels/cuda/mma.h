@@ -188,12 +188,25 @@ __device__ inline void copy(const late_copy &c)
 
 __device__ inline place place_of(const void *shared) { return (place)shared; }
 
-__device__ inline void copy16(place to, const void *from, bool some)
+/* The address of a PTX instruction's operand of n bytes; a GPU faults where it is not aligned. */
+__device__ inline place operand_at(const char *instruction, place at, size_t n)
 {
-    copy({to, from, 16, some});
+    if (at % n)
+        shim_fail("%s: an address that is no multiple of %zu", instruction, n);
+    return at;
 }
 
-__device__ inline void copy4(place to, const void *from, bool some) { copy({to, from, 4, some}); }
+__device__ inline void copy16(place to, const void *from, bool some)
+{
+    operand_at("cp.async of 16 bytes", place_of(from), 16);
+    copy({operand_at("cp.async of 16 bytes", to, 16), from, 16, some});
+}
+
+__device__ inline void copy4(place to, const void *from, bool some)
+{
+    operand_at("cp.async of 4 bytes", place_of(from), 4);
+    copy({operand_at("cp.async of 4 bytes", to, 4), from, 4, some});
+}
 
 __device__ inline place again(place x) { return x; }
 
@@ -219,7 +232,7 @@ __device__ inline uint32_t load2(place from)
 
 __device__ inline void load_matrices(uint32_t (&m)[4], place row)
 {
-    const place *rows = shim_warp(~0u, row);
+    const place *rows = shim_warp(~0u, operand_at("ldmatrix", row, 16));
     int g = lane_of() / 4, t = lane_of() % 4;
     for (int i = 0; i < 4; i++)
         m[i] = load2(rows[8 * i + g] + 4 * t);
@@ -228,7 +241,7 @@ __device__ inline void load_matrices(uint32_t (&m)[4], place row)
 
 __device__ inline void load_turned(uint32_t (&m)[4], place row)
 {
-    const place *rows = shim_warp(~0u, row);
+    const place *rows = shim_warp(~0u, operand_at("ldmatrix", row, 16));
     int g = lane_of() / 4, t = lane_of() % 4;
     for (int i = 0; i < 4; i++) {
         uint32_t low = load2(rows[8 * i + 2 * t] + g / 2 * 4);
@@ -271,19 +284,22 @@ __device__ inline float power2(float x)
     return y < 0x1p-126f ? 0 : y;         /* NaN stays */
 }
 
-__device__ inline void store4(place to, uint32_t x) { memcpy((void *)to, &x, sizeof x); }
+__device__ inline void store4(place to, uint32_t x)
+{
+    memcpy((void *)operand_at("st.shared.u32", to, 4), &x, sizeof x);
+}
 
 __device__ inline uint4 load16(place from)
 {
     uint4 x;
-    memcpy(&x, (const void *)from, sizeof x);
+    memcpy(&x, (const void *)operand_at("ld.shared.v4", from, 16), sizeof x);
     return x;
 }
 
 __device__ inline float2 load_pair(place from)
 {
     float2 x;
-    memcpy(&x, (const void *)from, sizeof x);
+    memcpy(&x, (const void *)operand_at("ld.shared.v2", from, 8), sizeof x);
     return x;
 }
 #endif

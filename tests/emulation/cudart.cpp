@@ -309,7 +309,9 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t fn, void *data)
 {
     return queue_issue(s, "cudaLaunchHostFunc", [=] {
         return work([=] {
+            queue_in_function = true;
             fn(data);
+            queue_in_function = false;
             return DONE;
         });
     });

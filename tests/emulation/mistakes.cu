@@ -4,7 +4,7 @@
  * A case that is right ends with 0. A race ends with SHIM_MISTAKE, a call that CUDA refuses with
  * REFUSED and the error's name on stdout.
  */
-#include "../../kernels/cuda/cuda.h"
+#include "../../kernels/cuda/mma.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -50,6 +50,31 @@ __global__ void share(float *x, int from)
     all[i] = 1;
     __syncthreads();
     x[threadIdx.x] = all[i ^ 1];
+}
+
+/* `off`: bytes by which each instruction's address is off its own size */
+__global__ void instructions(float *x, int which, int off)
+{
+    ZK_SHARED(char, all);
+    place mine = place_of(all) + 16 * (place)lane_of(), at = mine + (place)off;
+    uint32_t m[4];
+    if (which == 0)
+        copy16(at, x, true);
+    if (which == 1)
+        copy16(mine, (char *)x + off, true);
+    if (which == 2)
+        copy4(at, x, true);
+    wait_copies();
+    if (which == 3)
+        load_matrices(m, at);
+    if (which == 4)
+        load_turned(m, at);
+    if (which == 5)
+        load16(at);
+    if (which == 6)
+        load_pair(at);
+    if (which == 7)
+        store4(at, 1);
 }
 
 struct world {
@@ -282,6 +307,28 @@ void launch_share(int from)
     must(cudaStreamSynchronize(w.a));
 }
 
+void launch_instruction(int which, int off)
+{
+    const zk_grid grid = {1, 1, 1, 32, 1024}, *g = &grid;
+    ZK_START(instructions, g, w.a, w.x, which, off);
+    must(cudaDeviceSynchronize());
+}
+
+void right_instructions(void)
+{
+    for (int which = 0; which < 8; which++)
+        launch_instruction(which, 16);
+}
+
+void copy16_to(void) { launch_instruction(0, 8); }
+void copy16_from(void) { launch_instruction(1, 8); }
+void copy4_to(void) { launch_instruction(2, 2); }
+void matrices_at(void) { launch_instruction(3, 8); }
+void turned_at(void) { launch_instruction(4, 8); }
+void load16_at(void) { launch_instruction(5, 8); }
+void load_pair_at(void) { launch_instruction(6, 4); }
+void store4_at(void) { launch_instruction(7, 2); }
+
 void within_shared(void) { launch_share(0); }
 void beyond_shared(void) { launch_share(8); }
 void aligned(void) { vectors_at(w.x + 4); }
@@ -399,6 +446,24 @@ void spoiled(void)
     end();
 }
 
+void CUDART_CB calls_cuda(void *) { launch_fill(w.b, w.x, 1); }
+void CUDART_CB waits_for_cuda(void *) { (void)cudaStreamSynchronize(w.b); }
+void CUDART_CB counts(void *at) { ++*(int *)at; }
+
+void call(cudaHostFn_t fn)
+{
+    static int counted;
+    must(cudaLaunchHostFunc(w.a, counts, &counted));
+    must(cudaLaunchHostFunc(w.a, fn, &counted));
+    must(cudaStreamSynchronize(w.a));
+    if (counted != 2)
+        _exit(1);
+}
+
+void function_counts(void) { call(counts); }
+void function_launches(void) { call(calls_cuda); }
+void function_waits(void) { call(waits_for_cuda); }
+
 void malloc_in_capture(void)
 {
     void *p;
@@ -420,10 +485,13 @@ void captured_event_outside(void)
     X(hasty_memset) X(host_reads) X(host_writes) X(host_copies) X(right_staging) X(early_staging)  \
     X(right_pinned) X(early_pinned) X(right_result) X(early_result) X(plain_memory) X(beyond)      \
     X(within) X(within_shared) X(beyond_shared) X(freed) X(aligned) X(misaligned)                  \
+    X(right_instructions) X(copy16_to) X(copy16_from) X(copy4_to) X(matrices_at) X(turned_at)      \
+    X(load16_at) X(load_pair_at) X(store4_at)                                                      \
     X(right_branches) X(loose_branches) X(captured) X(after_graph) X(beside_graph)                 \
     X(wait_from_outside) X(unjoined) X(joined_too_early) X(blocks_read_others)                     \
     X(threads_write_one) X(threads_write_twice) X(threads_count) X(sync_in_capture) X(spoiled)     \
-    X(malloc_in_capture) X(captured_event_outside)
+    X(malloc_in_capture) X(captured_event_outside) X(function_counts) X(function_launches)         \
+    X(function_waits)
 
 void open_world(void)
 {

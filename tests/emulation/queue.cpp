@@ -228,8 +228,17 @@ void queue_add(lane *l, op o)
         run_some();
 }
 
+bool queue_in_function;
+
+static void no_function_calls(const char *what)
+{
+    if (queue_in_function)
+        shim_fail("a function of cudaLaunchHostFunc calls CUDA: %s", what);
+}
+
 cudaError_t queue_drive(lane *target, const std::function<bool()> &enough)
 {
+    no_function_calls("waiting");
     drives++;
     while (!enough()) {
         bool moved = false, broken = false;
@@ -268,6 +277,7 @@ void queue_nudge(lane *target)
 cudaError_t queue_issue(cudaStream_t s, const char *name, maker make)
 {
     locked hold(queue_lock);
+    no_function_calls(name);
     if (s && s->in)
         return capture_issue(s, name, std::move(make));
     if (!s && capture_any())
@@ -284,6 +294,7 @@ cudaError_t queue_issue(cudaStream_t s, const char *name, maker make)
 cudaError_t queue_record(cudaStream_t s, cudaEvent_t e)
 {
     locked hold(queue_lock);
+    no_function_calls("recording an event");
     if (s && s->in)
         return capture_record(s, e);
     e->newest.reset(new record{false, {}, 0, queue_lane(s), nullptr, 0, {}});

@@ -70,6 +70,8 @@ typedef std::unique_lock<std::recursive_mutex> locked;
 /* What cudaGetLastError gives next; returns its argument. */
 cudaError_t queue_error(cudaError_t e);
 
+extern bool queue_in_function;            /* a function of cudaLaunchHostFunc runs: it may not call */
+
 /* Issues work, a record or a wait to a stream (NULL: the default stream), or captures it. */
 cudaError_t queue_issue(cudaStream_t s, const char *name, maker make);
 cudaError_t queue_record(cudaStream_t s, cudaEvent_t e);
