@@ -288,6 +288,7 @@ def test_collectives_move_what_they_should(case: str, ranks: str, order: str) ->
     ('changed', 'a read by ncclAllGather on stream 1 and a write by cudaMemsetAsync on stream 2'),
     ('different', 'and rank 1 in ncclSend/ncclRecv of 800024 bytes'),
     ('other_size', 'and rank 1 in ncclAllGather of 64 bytes'),
+    ('unlike_orders', 'in orders that differ a GPU may hang'),
     ('graph_left', 'ends a communicator that a graph names')])
 def test_mistakes_with_collectives_are_found(case: str, said: str, order: str) -> None:
     done = ran('emulated-ranks', case, '2', order=order)

@@ -12,7 +12,9 @@
  *     to their type each time.
  *  7. A communicator takes a page of device memory, and two more at its first collective; with
  *     ZR_EMULATE_LEAK one in every collective, for ever.
- *  8. NCCL does not end a communicator that a graph names, and waits for ever: here that is a
+ *  8. Ranks issue work of all their communicators in one order, as their launches may wait for each
+ *     other on a GPU: where they do not, that is a mistake, though here nothing would block.
+ *  9. NCCL does not end a communicator that a graph names, and waits for ever: here that is a
  *     mistake.
  */
 #include <nccl.h>
@@ -34,7 +36,7 @@ struct piece {                            /* one direction of one pair */
 
 struct header {
     char what[24];
-    uint64_t bytes;
+    uint64_t bytes, place;                /* place: among all that the rank has issued */
 };
 
 struct transfer {
@@ -48,13 +50,14 @@ struct transfer {
     const char *own;
     size_t bytes;
     ncclDataType_t type;                  /* ncclInt8: nothing is added */
-    uint64_t ticket;
+    uint64_t ticket, place;
     double stuck;
     bool begun;
 };
 typedef std::shared_ptr<transfer> transfer_ref;
 
 int grouped;
+uint64_t places;                          /* given to this rank's work so far */
 std::vector<transfer_ref> group;
 wire *present;                            /* that the executor waits for */
 
@@ -92,12 +95,18 @@ header head_of(const transfer &t, const piece &p)
     header h = {};
     strncpy(h.what, t.what, sizeof h.what - 1);
     h.bytes = p.bytes;
+    h.place = t.place;
     return h;
 }
 
 void check_head(const transfer &t, const piece &p, const header &came)
 {
     header mine = head_of(t, p);
+    if (mine.bytes == came.bytes && !memcmp(mine.what, came.what, sizeof mine.what) &&
+        mine.place != came.place)
+        shim_fail("NCCL: %s is number %llu of rank %d and number %llu of rank %d: in orders that "
+                  "differ a GPU may hang", t.what, (unsigned long long)mine.place, t.comm->rank,
+                  (unsigned long long)came.place, p.peer);
     if (memcmp(&mine, &came, sizeof mine))
         shim_fail("NCCL: rank %d is in %s of %zu bytes, and rank %d in %s of %llu bytes",
                   t.comm->rank, t.what, p.bytes, p.peer, came.what,
@@ -273,6 +282,7 @@ ncclResult_t issue(const transfer &t)
     cudaError_t e = queue_issue(t.stream, t.what, [t, named = c->named] {
         transfer_ref mine(new transfer(t));
         mine->ticket = t.comm->issued++;
+        mine->place = places++;
         if (getenv("ZR_EMULATE_LEAK"))
             race_alloc(DEVICE, 1);
         if (mine->sum) {                  /* received beside the result */
@@ -321,7 +331,7 @@ size_t size_of(ncclDataType_t t)
 
 transfer plain(const char *what, ncclComm_t c, cudaStream_t s)
 {
-    return {c, s, what, {}, {}, {}, {}, nullptr, nullptr, 0, ncclInt8, 0, 0, false};
+    return {c, s, what, {}, {}, {}, {}, nullptr, nullptr, 0, ncclInt8, 0, 0, 0, false};
 }
 
 /* A reduction of n numbers: `from` of every rank goes to the owners, here at `to` (NULL: here is

@@ -210,9 +210,22 @@ void gone(void)
     _exit(now.tv_sec - begun.tv_sec <= 1 ? REMOTE : 1);
 }
 
+/* Two communicators, the last rank in another order. */
+void unlike_orders(void)
+{
+    bool last = w.rank == w.ranks - 1;
+    for (int i = 0; i < 2; i++) {
+        ncclComm_t c = last == !i ? w.two : w.one;
+        nccl(c, ncclAllGather(w.from, c == w.one ? w.to : w.big, N, ncclInt64, c,
+                              c == w.one ? w.a : w.b));
+    }
+    must(cudaStreamSynchronize(w.a));
+    must(cudaStreamSynchronize(w.b));
+}
+
 #define CASES(X)                                                                                   \
     X(gathers) X(exchanges) X(sums) X(both) X(graphs) X(graph_left) X(race) X(changed)             \
-    X(different) X(other_size) X(gone)
+    X(different) X(other_size) X(gone) X(unlike_orders)
 
 void open_world(ncclUniqueId id)
 {
