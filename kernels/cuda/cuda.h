@@ -227,4 +227,31 @@ __device__ inline void store16(void *to, uint4 x)
 #endif
 }
 
+/* A result below 2^-126 is 0; NaN stays. */
+__device__ inline float flushed(float x) { return fabsf(x) < 0x1p-126f ? 0 : x; }
+
+/* 2^x, relative error at most 2^-22 */
+__device__ inline float power2(float x)
+{
+#ifdef __CUDA_ARCH__
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return flushed(exp2f(x));
+#endif
+}
+
+/* 1 / x, relative error at most 2^-23 */
+__device__ inline float inverse(float x)
+{
+#ifdef __CUDA_ARCH__
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return flushed(1 / x);
+#endif
+}
+
 #endif

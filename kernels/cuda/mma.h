@@ -125,14 +125,6 @@ __device__ inline uint32_t pack(f16, float x, float y)
     return both;
 }
 
-/* 2^x, relative error at most 2^-22 */
-__device__ inline float power2(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 __device__ inline void store4(place to, uint32_t x)
 {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(x) : "memory");
@@ -276,12 +268,6 @@ template <class T> __device__ inline uint32_t pack(T, float x, float y)
     put(&low, x);
     put(&high, y);
     return low.u | (uint32_t)high.u << 16;
-}
-
-__device__ inline float power2(float x)
-{
-    float y = exp2f(x);
-    return y < 0x1p-126f ? 0 : y;         /* NaN stays */
 }
 
 __device__ inline void store4(place to, uint32_t x)
