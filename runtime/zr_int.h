@@ -178,7 +178,7 @@ void zr_total(zr *z, uint64_t sum[2]);               /* the sum over all ranks *
 void zr_handshake(zr *z);                 /* fails when ranks run different programs or kernels */
 
 /* ---- who started this process (zr_launcher.c); how its ranks meet (zr_plane.c) */
-void zr_find_launcher(zr *z);             /* lowest, here, net, far; fails where they do not agree */
+void zr_find_launcher(zr *z);             /* lowest, here, net, far; fails where they disagree */
 extern const zr_far zr_plane;
 void zr_plane_open(zr *z);                /* by every rank of a launcher; net.local, .neighbours */
 void zr_plane_look(zr *z);                /* fails when a rank is gone */

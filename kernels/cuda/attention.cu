@@ -155,7 +155,8 @@ __global__ void __launch_bounds__(WARPS * ZK_WARP, 8 / WARPS)
             continue;
         float s[M][N / 8][4];
         place now = (place)(j % 2 * TILE), own = q + (place)(warp_of() * 16 * M * D * 2);
-        dot_rows<T, D, M, N>(s, own + lane_of_rows<D>(), keys + now + lane_of_columns<D>());
+        dot_rows<T>(s, left_rows<D, M, 0>(own + lane_of_rows<D>()),
+                    keys + now + lane_of_columns<D>());
         if (j * N + N - 1 > query)
             hide<M, N>(s, j * N, query);
         weigh<M, N, D>(s, sum, &w, a.scale * LOG2E);
@@ -199,7 +200,7 @@ extern "C" void zk_attention_fwd(zk *k, const zk_launch *L, real *y, float *lse,
                                  int64_t B, int64_t T, int64_t H, int64_t G, int64_t D, float scale)
 {
     const zk_launch *l = &L[k->column];
-    heads a = {(int)T, (int)H, (int)G, (int)D, scale};
+    heads a = {(int)T, (int)H, (int)G, (int)D, (int)(H / G), scale};
     (void)B;
     if (l->tile[0] == 0)
         return plain_attention_fwd(k, L, y, lse, qkv, a);

@@ -9,9 +9,9 @@
 #define ZK_ATTENTION_H
 #include "cuda.h"
 
-/* Head h reads k, v head h / (H / G). A row of qkv has H q heads, G k heads, G v heads of D. */
+/* Head h reads k, v head h / each. A row of qkv has H q heads, G k heads, G v heads of D. */
 struct heads {
-    int T, H, G, D;
+    int T, H, G, D, each;
     float scale;
 };
 

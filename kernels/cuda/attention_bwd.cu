@@ -7,7 +7,9 @@
  *  2. keys_bwd holds scores as [key][query], so that p and ds in registers are left operands of the
  *     products with dy and q; queries_bwd holds them as [query][key] for the product with k.
  *  3. p and ds are rounded to halves before those products; ds from p as it was before rounding.
- *  4. Rows past T are zeros: they add p * 0 with a finite p, and what they sum is not stored.
+ *  4. What a warp multiplies again and again (its keys and values, its queries and dy) stays in
+ *     registers as far as these go: HELD steps of 16 columns. No order depends on it.
+ *  5. Rows past T are zeros: they add p * 0 with a finite p, and what they sum is not stored.
  */
 #include "attention.h"
 #include "mma.h"
@@ -70,21 +72,24 @@ template <int D, int R> struct round_of {
 };
 
 /* Grid: blocks of keys, parts of D times G, B. A block sums C of D columns from `part` * C on. */
-template <class T, int D, int C, int M, int WARPS, int R, int N>
+template <class T, int D, int C, int M, int WARPS, int R, int N, int HELD>
 __global__ void __launch_bounds__(WARPS * ZK_WARP, 8 / WARPS)
     keys_bwd(T *dqkv, const T *dy, const T *qkv, const float *lines, int64_t line, heads a)
 {
     constexpr int KEYS = 16 * M * WARPS, THREADS = WARPS * ZK_WARP, OWN = 16 * M * D * 2;
     ZK_SHARED(T, shared);
-    int first = (int)blockIdx.x * KEYS, key = first + warp_of() * 16 * M, b = (int)blockIdx.z;
-    int group = (int)blockIdx.y / (D / C), part = (int)blockIdx.y % (D / C) * C;
-    int k_head = a.H + group, v_head = k_head + a.G, each = a.H / a.G;
+    int first = (int)blockIdx.x * KEYS, key = first + warp_of() * 16 * M;
+    int part = D == C ? 0 : (int)blockIdx.y % (D / C) * C;
+    /* made anew instead of held */
+    auto group = [] { return block_y() / (D / C); };
+    auto keys_of = [&](auto *all, int t) { return qkv_at(all, a, block_z(), t, a.H + group()); };
     int stride = qkv_stride(a);
     place k = place_of(shared), v = k + KEYS * D * 2, rounds = v + KEYS * D * 2;
     place own = (place)(warp_of() * OWN);
     auto copy_queries = [&](int h, int i, int slot) {
+        int b = block_z();
         round_of<D, R> to(rounds + (place)(slot * round_of<D, R>::BYTES));
-        int left = a.T - i * R, head = group * each + h, t = (int)threadIdx.x;
+        int left = a.T - i * R, head = group() * a.each + h, t = (int)threadIdx.x;
         copy_tile<D, R, THREADS>(to.q, qkv_at(qkv, a, b, i * R, head), stride, left, a.D);
         copy_tile<D, R, THREADS>(to.dy, y_at(dy, a, b, i * R, head), a.H * a.D, left, a.D);
         if (t < R) {
@@ -94,12 +99,16 @@ __global__ void __launch_bounds__(WARPS * ZK_WARP, 8 / WARPS)
             copy4(to.lse2 + (place)(4 * t), from + line + at, t < left);
         }
     };
-    copy_tile<D, KEYS, THREADS>(k, qkv_at(qkv, a, b, first, k_head), stride, a.T - first, a.D);
-    copy_tile<D, KEYS, THREADS>(v, qkv_at(qkv, a, b, first, v_head), stride, a.T - first, a.D);
+    const T *from = keys_of(qkv, first);
+    copy_tile<D, KEYS, THREADS>(k, from, stride, a.T - first, a.D);
+    copy_tile<D, KEYS, THREADS>(v, from + a.G * a.D, stride, a.T - first, a.D);
     int start = first / R, end = (a.T + R - 1) / R;
     copy_queries(0, start, 0);
     float dk[M][C / 8][4] = {}, dv[M][C / 8][4] = {};
-    for (int h = 0, i = start, slot = 0; h < each; slot ^= 1) {
+    wait_copies();
+    __syncthreads();
+    left_rows<D, M, HELD> keys(k + own + lane_of_rows<D>()), values(v + own + lane_of_rows<D>());
+    for (int h = 0, i = start, slot = 0; h < a.each; slot ^= 1) {
         wait_copies();
         __syncthreads();
         round_of<D, R> now(rounds + (place)(slot * round_of<D, R>::BYTES));
@@ -108,17 +117,15 @@ __global__ void __launch_bounds__(WARPS * ZK_WARP, 8 / WARPS)
             i = start;
             h++;
         }
-        if (h < each)
+        if (h < a.each)
             copy_queries(h, i, slot ^ 1);
         for (int n = 0; n < R; n += N) {
             if (at + n + N <= key)
                 continue;
             place down = (place)(n * D * 2);
             float s[M][N / 8][4], dp[M][N / 8][4];
-            dot_rows<T, D, M, N>(s, k + own + lane_of_rows<D>(),
-                                 now.q + down + lane_of_columns<D>());
-            dot_rows<T, D, M, N>(dp, v + own + lane_of_rows<D>(),
-                                 now.dy + down + lane_of_columns<D>());
+            dot_rows<T>(s, keys, now.q + down + lane_of_columns<D>());
+            dot_rows<T>(dp, values, now.dy + down + lane_of_columns<D>());
             key_gradients<M, N>(s, dp, now.dot + (place)(4 * n), now.lse2 + (place)(4 * n), key,
                                 at + n, a.scale * LOG2E);
             add_product<T, D, C, M, N>(dv, s, now.dy + down + lane_of_rows<D>(), part);
@@ -127,8 +134,9 @@ __global__ void __launch_bounds__(WARPS * ZK_WARP, 8 / WARPS)
     }
     times<M, C>(dk, a.scale);
     int left = a.T - key, d = a.D - part;
-    store_tile<D, C, M>(qkv_at(dqkv, a, b, key, k_head) + part, stride, left, d, k + own, dk);
-    store_tile<D, C, M>(qkv_at(dqkv, a, b, key, v_head) + part, stride, left, d, v + own, dv);
+    T *to = keys_of(dqkv, key) + part;
+    store_tile<D, C, M>(to, stride, left, d, k + own, dk);
+    store_tile<D, C, M>(to + a.G * a.D, stride, left, d, v + own, dv);
 }
 
 /* ---- dq */
@@ -150,7 +158,7 @@ __device__ inline void query_gradients(float (&s)[M][N / 8][4], float (&dp)[M][N
 }
 
 /* Grid: blocks of queries, the last first, H, B */
-template <class T, int D, int M, int WARPS, int R, int N>
+template <class T, int D, int M, int WARPS, int R, int N, int HELD>
 __global__ void __launch_bounds__(WARPS * ZK_WARP, 8 / WARPS)
     queries_bwd(T *dqkv, const T *dy, const T *qkv, const float *lines, int64_t line,
                 heads a)
@@ -158,7 +166,7 @@ __global__ void __launch_bounds__(WARPS * ZK_WARP, 8 / WARPS)
     constexpr int ROWS = 16 * M * WARPS, THREADS = WARPS * ZK_WARP, TILE = R * D * 2;
     ZK_SHARED(T, shared);
     int first = (int)(gridDim.x - 1 - blockIdx.x) * ROWS, h = (int)blockIdx.y, b = (int)blockIdx.z;
-    int query = first + warp_of() * 16 * M, left = a.T - first, kv = a.H + h / (a.H / a.G);
+    int query = first + warp_of() * 16 * M, left = a.T - first, kv = a.H + h / a.each;
     int stride = qkv_stride(a);
     place q = place_of(shared), dys = q + ROWS * D * 2, keys = dys + ROWS * D * 2;
     place values = keys + 2 * TILE, own = (place)(warp_of() * 16 * M * D * 2);
@@ -182,6 +190,9 @@ __global__ void __launch_bounds__(WARPS * ZK_WARP, 8 / WARPS)
             dot[m][r] = t < a.T ? from[0] : 0;
             lse2[m][r] = t < a.T ? from[line] : 0;
         }
+    wait_copies();
+    __syncthreads();
+    left_rows<D, M, HELD> mine(q + own + lane_of_rows<D>()), grads(dys + own + lane_of_rows<D>());
     for (int j = 0; j < tiles; j++) {
         wait_copies();
         __syncthreads();
@@ -193,9 +204,8 @@ __global__ void __launch_bounds__(WARPS * ZK_WARP, 8 / WARPS)
                 continue;
             place now = (place)(j % 2 * TILE + n * D * 2);
             float s[M][N / 8][4], dp[M][N / 8][4];
-            dot_rows<T, D, M, N>(s, q + own + lane_of_rows<D>(), keys + now + lane_of_columns<D>());
-            dot_rows<T, D, M, N>(dp, dys + own + lane_of_rows<D>(),
-                                 values + now + lane_of_columns<D>());
+            dot_rows<T>(s, mine, keys + now + lane_of_columns<D>());
+            dot_rows<T>(dp, grads, values + now + lane_of_columns<D>());
             query_gradients<M, N>(s, dp, dot, lse2, key, query, a.scale * LOG2E);
             add_product<T, D, D, M, N>(dq, dp, keys + now + lane_of_rows<D>(), 0);
         }
@@ -210,10 +220,14 @@ template <class T> struct instance {
     kernel *keys, *queries;
 };
 
+/* HELD: the most that spills on no target. With keys of 64 columns it would be 3, and N 16 to make
+ * room for it, which saves a sixth of the reads but spills on sm_100. */
 template <class T> const instance<T> instances[] = {
-    {64, {128, 128}, keys_bwd<T, 64, 64, 2, 4, 64, 32>, queries_bwd<T, 64, 2, 4, 64, 32>},
-    {128, {256, 128}, keys_bwd<T, 128, 128, 1, 8, 64, 64>, queries_bwd<T, 128, 2, 4, 32, 32>},
-    {256, {128, 128}, keys_bwd<T, 256, 128, 1, 4, 32, 32>, queries_bwd<T, 256, 1, 4, 32, 32>},
+    {64, {128, 128}, keys_bwd<T, 64, 64, 2, 4, 64, 32, 0>, queries_bwd<T, 64, 2, 4, 64, 32, 4>},
+    {128, {256, 128}, keys_bwd<T, 128, 128, 1, 8, 64, 16, 8>,
+     queries_bwd<T, 128, 2, 4, 32, 32, 0>},
+    {256, {128, 128}, keys_bwd<T, 256, 128, 1, 4, 32, 32, 0>,
+     queries_bwd<T, 256, 1, 4, 32, 32, 0>},
 };
 
 /* line: numbers in each of `lines` */
@@ -240,7 +254,7 @@ extern "C" void zk_attention_bwd(zk *k, const zk_launch *L, real *dqkv, const re
                                  int64_t B, int64_t T, int64_t H, int64_t G, int64_t D, float scale)
 {
     const zk_launch *l = &L[k->column];
-    heads a = {(int)T, (int)H, (int)G, (int)D, scale};
+    heads a = {(int)T, (int)H, (int)G, (int)D, (int)(H / G), scale};
     attention_lines(k, L, 0, scratch, dy, y, lse, B, a);
     if (l->tile[0] == 0)
         return plain_attention_bwd(k, L, dqkv, dy, qkv, lse, scratch, a);

@@ -22,12 +22,7 @@
 
 #ifdef __CUDACC__
 typedef uint32_t place;       /* an address in shared memory */
-#else
-#include <vector>
-typedef uintptr_t place;
-#endif
 
-#ifdef __CUDACC__
 /* ---- the instructions */
 __device__ inline place place_of(const void *shared)
 {
@@ -57,12 +52,19 @@ __device__ inline place again(place x)
     return x;
 }
 
-/* blockIdx.y, read anew instead of held */
+/* blockIdx.y and .z, read anew instead of held */
 __device__ inline int block_y(void)
 {
     unsigned y;
     asm volatile("mov.u32 %0, %%ctaid.y;" : "=r"(y));
     return (int)y;
+}
+
+__device__ inline int block_z(void)
+{
+    unsigned z;
+    asm volatile("mov.u32 %0, %%ctaid.z;" : "=r"(z));
+    return (int)z;
 }
 
 __device__ inline int lane_of(void) { return (int)(again(threadIdx.x) % ZK_WARP); }
@@ -147,147 +149,7 @@ __device__ inline float2 load_pair(place from)
     return x;
 }
 #else
-/* ---- the same in C */
-struct late_copy {
-    place to;
-    const void *from;
-    size_t bytes;
-    bool some;
-};
-
-__device__ inline void copy_now(const late_copy &c)
-{
-    if (c.some)
-        memcpy((void *)c.to, c.from, c.bytes);
-    else
-        memset((void *)c.to, 0, c.bytes);
-}
-
-/* what a thread of the running block has asked for */
-__device__ inline std::vector<late_copy> &late_copies(void)
-{
-    static thread_local std::vector<late_copy> all[1024];
-    return all[threadIdx.x];
-}
-
-__device__ inline void copy(const late_copy &c)
-{
-    if (c.to / 16 % 2)
-        late_copies().push_back(c);
-    else
-        copy_now(c);
-}
-
-__device__ inline place place_of(const void *shared) { return (place)shared; }
-
-/* The address of a PTX instruction's operand of n bytes; a GPU faults where it is not aligned. */
-__device__ inline place operand_at(const char *instruction, place at, size_t n)
-{
-    if (at % n)
-        shim_fail("%s: an address that is no multiple of %zu", instruction, n);
-    return at;
-}
-
-__device__ inline void copy16(place to, const void *from, bool some)
-{
-    operand_at("cp.async of 16 bytes", place_of(from), 16);
-    copy({operand_at("cp.async of 16 bytes", to, 16), from, 16, some});
-}
-
-__device__ inline void copy4(place to, const void *from, bool some)
-{
-    operand_at("cp.async of 4 bytes", place_of(from), 4);
-    copy({operand_at("cp.async of 4 bytes", to, 4), from, 4, some});
-}
-
-__device__ inline place again(place x) { return x; }
-
-__device__ inline int block_y(void) { return (int)blockIdx.y; }
-
-__device__ inline int lane_of(void) { return (int)(threadIdx.x % ZK_WARP); }
-
-__device__ inline int warp_of(void) { return (int)(threadIdx.x / ZK_WARP); }
-
-__device__ inline void wait_copies(void)
-{
-    for (const late_copy &c : late_copies())
-        copy_now(c);
-    late_copies().clear();
-}
-
-__device__ inline uint32_t load2(place from)
-{
-    uint32_t x;
-    memcpy(&x, (const void *)from, sizeof x);
-    return x;
-}
-
-__device__ inline void load_matrices(uint32_t (&m)[4], place row)
-{
-    const place *rows = shim_warp(~0u, operand_at("ldmatrix", row, 16));
-    int g = lane_of() / 4, t = lane_of() % 4;
-    for (int i = 0; i < 4; i++)
-        m[i] = load2(rows[8 * i + g] + 4 * t);
-    __syncwarp();
-}
-
-__device__ inline void load_turned(uint32_t (&m)[4], place row)
-{
-    const place *rows = shim_warp(~0u, operand_at("ldmatrix", row, 16));
-    int g = lane_of() / 4, t = lane_of() % 4;
-    for (int i = 0; i < 4; i++) {
-        uint32_t low = load2(rows[8 * i + 2 * t] + g / 2 * 4);
-        uint32_t high = load2(rows[8 * i + 2 * t + 1] + g / 2 * 4);
-        m[i] = (low >> g % 2 * 16 & 0xffff) | high >> g % 2 * 16 << 16;
-    }
-    __syncwarp();
-}
-
-struct lane_matrices {
-    uint32_t a[4], b[2];
-};
-
-/* all in registers: nothing that threads share is looked for here */
-template <class T>
-__attribute__((no_sanitize("thread"))) inline void
-multiply(T, float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
-{
-    const lane_matrices *all = shim_warp(~0u, lane_matrices{{a[0], a[1], a[2], a[3]}, {b0, b1}});
-    int g = lane_of() / 4, t = lane_of() % 4;
-    for (int i = 0; i < 4; i++)
-        for (int k = 0; k < 16; k++) {
-            uint32_t x = all[4 * g + k % 8 / 2].a[i / 2 + k / 8 * 2] >> k % 2 * 16;
-            uint32_t y = all[4 * (2 * t + i % 2) + k % 8 / 2].b[k / 8] >> k % 2 * 16;
-            c[i] = fmaf(get(T{(uint16_t)x}), get(T{(uint16_t)y}), c[i]);
-        }
-}
-
-template <class T> __device__ inline uint32_t pack(T, float x, float y)
-{
-    T low, high;
-    put(&low, x);
-    put(&high, y);
-    return low.u | (uint32_t)high.u << 16;
-}
-
-__device__ inline void store4(place to, uint32_t x)
-{
-    memcpy((void *)operand_at("st.shared.u32", to, 4), &x, sizeof x);
-}
-
-__device__ inline uint4 load16(place from)
-{
-    uint4 x;
-    memcpy(&x, (const void *)operand_at("ld.shared.v4", from, 16), sizeof x);
-    return x;
-}
-
-__device__ inline float2 load_pair(place from)
-{
-    float2 x;
-    memcpy(&x, (const void *)operand_at("ld.shared.v2", from, 8), sizeof x);
-    return x;
-}
+#include "mma_plain.h"
 #endif
 
 /* ---- tiles, on both */
@@ -329,27 +191,56 @@ __device__ inline void copy_tile(place to, const T *from, int stride, int rows, 
         copy16(to + chunk_at<D>(row + i, chunk), p, row + i < rows);
 }
 
-/* to = rows of a . rows of b: 16*M rows x N rows of D; a by lane_of_rows, b by lane_of_columns */
-template <class T, int D, int M, int N>
-__device__ inline void dot_rows(float (&to)[M][N / 8][4], place a, place b)
+/* A warp's 16*M rows of D as left operands, `at` by lane_of_rows: the first HELD steps of 16
+ * columns stay in registers, the others are read for each product. */
+template <int D, int M, int HELD> struct left_rows {
+    place at;
+    uint32_t held[HELD ? HELD : 1][M][4];
+    __device__ explicit left_rows(place rows) : at(rows)
+    {
+        place from = again(rows);
+#pragma unroll
+        for (int k = 0; k < HELD; k++)
+            load(held[k], from, k);
+    }
+    __device__ static void load(uint32_t (&to)[M][4], place from, int k)
+    {
+#pragma unroll
+        for (int m = 0; m < M; m++)
+            load_matrices(to[m], (from ^ (place)(k << 5)) + (place)(m * 16 * D * 2));
+    }
+    /* step k; from: `at` */
+    __device__ void take(uint32_t (&to)[M][4], place from, int k) const
+    {
+        if (k >= HELD)
+            return load(to, from, k);
+#pragma unroll
+        for (int m = 0; m < M; m++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                to[m][i] = held[HELD ? k : 0][m][i];
+    }
+};
+
+/* to = rows of a . rows of b: 16*M rows x N rows of D; b by lane_of_columns */
+template <class T, int D, int M, int N8, int HELD>
+__device__ inline void dot_rows(float (&to)[M][N8][4], const left_rows<D, M, HELD> &a, place b)
 {
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
-        for (int n = 0; n < N / 8; n++)
+        for (int n = 0; n < N8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 to[m][n][i] = 0;
-    a = again(a);
+    place from = again(a.at);
     b = again(b);
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
         uint32_t left[M][4], right[4];
+        a.take(left, from, k);
 #pragma unroll
-        for (int m = 0; m < M; m++)
-            load_matrices(left[m], (a ^ (place)(k << 5)) + (place)(m * 16 * D * 2));
-#pragma unroll
-        for (int n = 0; n < N / 16; n++) {
+        for (int n = 0; n < N8 / 2; n++) {
             load_matrices(right, (b ^ (place)(k << 5)) + (place)(n * 16 * D * 2));
 #pragma unroll
             for (int m = 0; m < M; m++) {

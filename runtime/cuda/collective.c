@@ -82,8 +82,8 @@ static void keep(zr *z, cudaStream_t stream, int64_t to, int64_t from, int64_t b
                                cudaMemcpyDeviceToDevice, stream), "copying a piece");
 }
 
-/* Every rank's piece, this rank's from `mine`, to to + its number * to_step: a ring each, which NCCL
- * runs as one. A send to every peer would take its way W - 1 times over a node's wire. */
+/* Every rank's piece, this rank's from `mine`, to to + its number * to_step: a ring each, which
+ * NCCL runs as one. A send to every peer would take its way W - 1 times over a node's wire. */
 static void broadcast(zr *z, int queue, cudaStream_t stream, int64_t mine, int64_t to,
                       int64_t to_step, int64_t bytes)
 {

@@ -36,8 +36,8 @@ void zr_prepare(zr *z)
 
 static void set(const char *name, const char *value) { setenv(name, value, 0); }
 
-/* Up to 2.31, buffers that a graph registers may hang NCCL on InfiniBand, without an error (its
- * issue 2389): between hosts they are registered with later versions only. */
+/* Up to 2.31, buffers that a graph registers may hang NCCL on InfiniBand, without an error
+ * (nccl#2389): between hosts they are registered with later versions only. */
 enum { NCCL_SOUND = NCCL_VERSION(2, 32, 0) };
 
 static void set_up_hosts(zr *z)

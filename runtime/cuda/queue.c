@@ -230,7 +230,7 @@ static void record(zr *z, zr_graph *g, void (*issue)(zr *z))
     join(z, z->p->queues);
     t->recording = 0;
     zr_cuda(z, cudaStreamEndCapture(t->stream[ZR_MAIN], &graph), "ending a graph");
-    /* each node keeps its stream's priority; else all have that of the stream that is launched on */
+    /* each node keeps its stream's priority; else all have that of the launch's stream */
     zr_cuda(z, cudaGraphInstantiate(&g->ready, graph, cudaGraphInstantiateFlagUseNodePriority),
             "making a graph ready");
     zr_cuda(z, cudaGraphDestroy(graph), "freeing a graph's record");
