@@ -173,6 +173,15 @@ def test_parts_touch_n_elements(dtype: int) -> None:
             assert np.array_equal(y[:m], x[:m]) and (zk.load(y[m:]) == -1).all()
 
 
+@pytest.mark.parametrize("dtype", zk.REALS.values())
+def test_lanes_past_a_part_are_zero(dtype: int) -> None:
+    for _, lib in each():
+        for n in range(-1, 19):
+            x, y = zk.store(np.arange(1, 33), dtype), np.full(16, -1, np.float32)
+            lib.over_first(*pointers(y, x), ctypes.c_int64(n), dtype)
+            assert np.array_equal(y, np.where(np.arange(16) < n, np.arange(1, 17), 0)), n
+
+
 def test_lanes() -> None:
     r = np.random.default_rng(2)
     a, b = r.standard_normal((2, 16)).astype(np.float32)

@@ -11,8 +11,7 @@
  *  3. Scratch of a thread: A panel [rows/MR][depth][MR], B panel [depth][NR], an edge block
  *     [MR][NR], and but for f32 the tile's sums [rows][cols], in whole blocks.
  */
-#include "cpu.h"
-#include "vec.h"
+#include "lanes.h"
 
 /* The block of sums in registers is MR x NR. The A panel is meant for the second-level cache, the B
  * panel for the first and second. */
@@ -23,11 +22,14 @@ static inline wide wide_load(const float *p) { return _mm512_loadu_ps(p); }
 static inline void wide_store(float *p, wide x) { _mm512_storeu_ps(p, x); }
 static inline wide wide_set(float x) { return _mm512_set1_ps(x); }
 static inline wide wide_fma(wide a, wide b, wide c) { return _mm512_fmadd_ps(a, b, c); }
-static inline wide wide_widen(const uint16_t *p, int dtype)
+static inline wide wide_part(const float *p, int n) { return _mm512_maskz_loadu_ps(first16(n), p); }
+typedef __m256i halves;
+static inline halves half_load(const uint16_t *p) { return _mm256_loadu_si256((const halves *)p); }
+static inline halves half_part(const uint16_t *p, int n) { return (halves)load16hn(p, n); }
+static inline wide wide_widen(halves x, int dtype)
 {
-    __m256i half = _mm256_loadu_si256((const __m256i *)p);
-    return dtype == ZK_F16 ? _mm512_cvtph_ps(half)
-                           : (wide)_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16);
+    return dtype == ZK_F16 ? _mm512_cvtph_ps(x)
+                           : (wide)_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16);
 }
 /* a0 b0 a1 b1 ... and the same of the upper halves */
 static inline wide wide_low(wide a, wide b)
@@ -46,11 +48,14 @@ static inline wide wide_load(const float *p) { return _mm256_loadu_ps(p); }
 static inline void wide_store(float *p, wide x) { _mm256_storeu_ps(p, x); }
 static inline wide wide_set(float x) { return _mm256_set1_ps(x); }
 static inline wide wide_fma(wide a, wide b, wide c) { return _mm256_fmadd_ps(a, b, c); }
-static inline wide wide_widen(const uint16_t *p, int dtype)
+static inline wide wide_part(const float *p, int n) { return _mm256_maskload_ps(p, first8(n)); }
+typedef __m128i halves;
+static inline halves half_load(const uint16_t *p) { return _mm_loadu_si128((const halves *)p); }
+static inline halves half_part(const uint16_t *p, int n) { return load8hn(p, n); }
+static inline wide wide_widen(halves x, int dtype)
 {
-    __m128i half = _mm_loadu_si128((const __m128i *)p);
-    return dtype == ZK_F16 ? _mm256_cvtph_ps(half)
-                           : (wide)_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16);
+    return dtype == ZK_F16 ? _mm256_cvtph_ps(x)
+                           : (wide)_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16);
 }
 /* a0 b0 a1 b1 ... and the same of the upper halves */
 static inline wide wide_low(wide a, wide b)
@@ -110,13 +115,12 @@ static inline int64_t element(const matrix *x) { return x->dtype == ZK_F32 ? 4 :
 /* WIDTH elements from `at`, 0 from the n-th on */
 static inline wide get(const matrix *x, int64_t at, int64_t n)
 {
-    if (n >= WIDTH && x->dtype == ZK_F32)
-        return wide_load((const float *)x->p + at);
-    float part[16];
-    if (n >= WIDTH)
-        return wide_widen((const uint16_t *)x->p + at, x->dtype);
-    store16(part, load16rn(x->p, at, x->dtype, n > 0 ? (int)n : 0));
-    return wide_load(part);
+    if (x->dtype == ZK_F32) {
+        const float *p = (const float *)x->p + at;
+        return n >= WIDTH ? wide_load(p) : wide_part(p, (int)n);
+    }
+    const uint16_t *p = (const uint16_t *)x->p + at;
+    return wide_widen(n >= WIDTH ? half_load(p) : half_part(p, (int)n), x->dtype);
 }
 
 /* r[i] lane j becomes r[j] lane i: with an element's address written as row bits, lane bits, each
@@ -240,13 +244,14 @@ static void copy(float *to, int64_t to_stride, const float *from, int64_t from_s
 static void finish(const tile *t, int64_t i, int64_t j, int64_t rows, int64_t cols)
 {
     const product *g = t->g;
+    const matrix bias = {.p = g->bias, .dtype = g->k->dtype};
     for (int64_t r = i; r < i + rows; r++)
-        for (int64_t c = j; c < j + cols; c += 16) {
-            int n = (int)least(16, j + cols - c);
-            v16 y = load16n(t->sum + r * t->stride + c, n);
+        for (int64_t c = j; c < j + cols; c += LANES) {
+            int n = (int)least(LANES, j + cols - c);
+            lanes y = lanes_get(t->sum, r * t->stride + c, ZK_F32, n);
             if (g->bias)
-                y += load16rn(g->bias, t->n + c, g->k->dtype, n);
-            store16rn(g->out, (t->m + r) * g->stride + t->n + c, g->dtype, y, n);
+                y += get(&bias, t->n + c, n);
+            lanes_put(g->out, (t->m + r) * g->stride + t->n + c, g->dtype, y, n);
         }
 }
 

@@ -20,15 +20,12 @@ static inline int64_t zk_tile(const zk *k, const zk_launch *L, int i, int64_t ot
 /* Up to 16 elements from i on, where n are left; lanes past them read 0 and are not written. */
 static inline v16 zk_get(const real *p, int64_t i, int dtype, int64_t n)
 {
-    return n >= 16 ? load16r(p, i, dtype) : load16rn(p, i, dtype, (int)n);
+    return load16rn(p, i, dtype, (int)zk_least(n, 16));
 }
 
 static inline void zk_put(real *p, int64_t i, int dtype, v16 x, int64_t n)
 {
-    if (n >= 16)
-        store16r(p, i, dtype, x);
-    else
-        store16rn(p, i, dtype, x, (int)n);
+    store16rn(p, i, dtype, x, (int)zk_least(n, 16));
 }
 
 /* Elements [elem, elem + n) of one tensor, which lie at `at` of the piece of the flat buffer. */

@@ -125,9 +125,15 @@ void ZK(zk_count)(zk *k, const zk_launch *L, zk_ctl *ctl, int64_t leaves)
     ctl->leaves += leaves;
 }
 
-/* ---- squares */
-typedef double v8d __attribute__((vector_size(64)));
-typedef float v8 __attribute__((vector_size(32)));
+/* ---- squares. The 16 lanes are registers of doubles. */
+#ifdef __AVX512F__
+typedef __m512d wide;
+static inline wide widen_floats(const float *p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
+#else
+typedef __m256d wide;
+static inline wide widen_floats(const float *p) { return _mm256_cvtps_pd(_mm_loadu_ps(p)); }
+#endif
+enum { WIDTH = sizeof(wide) / sizeof(double), WIDES = 16 / WIDTH };
 
 typedef struct squares {
     const float *g;                     /* [n] */
@@ -141,24 +147,33 @@ typedef struct piece {
     int64_t limb[ZK_LIMBS], bad;
 } piece;
 
+/* lane[16] += the squares of g[16] */
+static inline void add_squares(wide *lane, const float *g)
+{
+    for (int v = 0; v < WIDES; v++) {
+        wide x = widen_floats(g + v * WIDTH);
+        lane[v] += x * x;
+    }
+}
+
 /* Sum of the squares of a block, g [n], n <= ZK_BLOCK */
 static double square_block(const float *g, int64_t n)
 {
-    v8d low = {0}, high = {0};
-    for (int64_t i = 0; i < n; i += 16) {
-        float x[16] = {0};
-        v8 half[2];
-        memcpy(x, g + i, zk_least(16, n - i) * sizeof *x);
-        memcpy(half, x, sizeof x);
-        v8d a = __builtin_convertvector(half[0], v8d), b = __builtin_convertvector(half[1], v8d);
-        low += a * a;
-        high += b * b;
+    wide lane[WIDES] = {0};
+    double sum[16];
+    float last[16];
+    int64_t whole = n / 16 * 16;
+    for (int64_t i = 0; i < whole; i += 16)
+        add_squares(lane, g + i);
+    if (whole < n) {
+        store16(last, load16n(g + whole, (int)(n - whole)));
+        add_squares(lane, last);
     }
-    low += high;
-    for (int w = 4; w; w /= 2)
+    memcpy(sum, lane, sizeof sum);
+    for (int w = 8; w; w /= 2)
         for (int i = 0; i < w; i++)
-            low[i] += low[i + w];
-    return low[0];
+            sum[i] += sum[i + w];
+    return sum[0];
 }
 
 static void square_part(void *arg, const zk_part *part)

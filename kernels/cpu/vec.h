@@ -51,6 +51,10 @@ ZK_INLINE void store16n(float *p, v16 x, int n)
 {
     _mm512_mask_storeu_ps(p, first16(n), (__m512)x);
 }
+ZK_INLINE v16h load16hn(const uint16_t *p, int n)
+{
+    return (v16h)_mm256_maskz_loadu_epi16(first16(n), p);
+}
 #else
 typedef union { v16 v; __m256 h[2]; } v16_halves;
 ZK_INLINE v16 fma16(v16 a, v16 b, v16 c)
@@ -91,6 +95,23 @@ ZK_INLINE void store16n(float *p, v16 x, int n)
     _mm256_maskstore_ps(p, first8(n), a.h[0]);
     _mm256_maskstore_ps(p + 8, first8(n - 8), a.h[1]);
 }
+/* 8 halves, 0 from the n-th on: AVX2 has masks for pairs, an odd one comes by itself. */
+ZK_INLINE __m128i load8hn(const uint16_t *p, int n)
+{
+    n = n < 0 ? 0 : n < 8 ? n : 8;
+    __m128i there = _mm_cmpgt_epi32(_mm_set1_epi32(n / 2), _mm_setr_epi32(0, 1, 2, 3));
+    __m128i pairs = _mm_maskload_epi32((const int *)p, there);
+    if (n % 2 == 0)
+        return pairs;
+    __m128i lane = _mm_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7);
+    __m128i odd = _mm_cmpeq_epi16(_mm_set1_epi16((short)(n - 1)), lane);
+    return _mm_or_si128(pairs, _mm_and_si128(odd, _mm_set1_epi16((short)p[n - 1])));
+}
+typedef union { v16h v; __m128i h[2]; } v16h_halves;
+ZK_INLINE v16h load16hn(const uint16_t *p, int n)
+{
+    return (v16h_halves){.h = {load8hn(p, n), load8hn(p + 8, n - 8)}}.v;
+}
 #endif
 
 /* lanes folded 8, 4, 2, 1 */
@@ -130,7 +151,6 @@ ZK_INLINE v16h narrow16_f16(v16 x)
     return (v16h)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 #else
-typedef union { v16h v; __m128i h[2]; } v16h_halves;
 ZK_INLINE v16 widen16_f16(v16h x)
 {
     v16h_halves a = {x};
@@ -163,23 +183,27 @@ ZK_INLINE void store16r(real *p, int64_t i, int dtype, v16 x)
 
 ZK_INLINE v16 load16rn(const real *p, int64_t i, int dtype, int n)
 {
-    uint16_t part[16] = {0};
+    if (n >= 16)
+        return load16r(p, i, dtype);
     if (dtype == ZK_F32)
         return load16n((const float *)p + i, n);
-    for (int j = 0; j < n && j < 16; j++)
-        part[j] = ((const uint16_t *)p)[i + j];
-    return load16r(part, 0, dtype);
+    v16h x = load16hn((const uint16_t *)p + i, n);
+    return dtype == ZK_F16 ? widen16_f16(x) : widen16(x);
 }
 
 ZK_INLINE void store16rn(real *p, int64_t i, int dtype, v16 x, int n)
 {
     uint16_t part[16];
+    if (n >= 16) {
+        store16r(p, i, dtype, x);
+        return;
+    }
     if (dtype == ZK_F32) {
         store16n((float *)p + i, x, n);
         return;
     }
     store16r(part, 0, dtype, x);
-    for (int j = 0; j < n && j < 16; j++)
+    for (int j = 0; j < n; j++)
         ((uint16_t *)p)[i + j] = part[j];
 }
 

@@ -78,6 +78,12 @@ void over_part(void *y, const void *x, int64_t n, int dtype)
     store16rn(y, 0, dtype, load16rn(x, 0, dtype, (int)n), (int)n);
 }
 
+/* y[16]: n elements, then 0 */
+void over_first(float *y, const void *x, int64_t n, int dtype)
+{
+    store16(y, load16rn(x, 0, dtype, (int)n));
+}
+
 /* y[0..4] = sum, then lane by lane over 16: max, min, fma, select by x > y */
 void over_lanes(float *y, const float *a, const float *b)
 {
