@@ -25,11 +25,19 @@ default, or other keys.
 ## The spec
 
 `[]` stands for an item of a list. A key without a default must be given. In `ops` and `head` an
-item is one of the ops that a `residual` can hold.
+item is one of the ops that a `residual` can hold. `data.ignore` is a token that is never a target;
+where it is the input, for the target behind it, the model reads token 0.
 
 | key | allowed | default |
 |---|---|---|
 """
+# What stands for a default that is null, by the end of the key: other keys say it.
+DERIVED = {
+    "attention.kv_heads": "`heads`",
+    "attention.head_dim": "`model.width` / `heads`",
+    "attention.out_bias": "`bias`",
+    "data.ignore": "`65535`, `null` where the vocabulary has that token",
+}
 DEEPSPEED = """
 ## ds_config.json
 
@@ -87,8 +95,11 @@ def allowed(kind: object) -> str:
     raise TypeError(kind)
 
 
-def said(value: object) -> str:
+def said(value: object, key: str = "") -> str:
     """A default."""
+    derived = [text for end, text in DERIVED.items() if key.endswith(end)]
+    if derived:
+        return derived[0]
     if missing(value):
         return ""
     return f"`{json.dumps(list(value) if isinstance(value, tuple) else value)}`"
@@ -102,7 +113,7 @@ def spec(kind: type, path: str = "") -> Iterator[str]:
             types = schema.TYPES.get(kind, {})
             rows = {t: said(row[name]) for t, row in types.items() if name in row}
             either = [f"{t}: {x}".rstrip(": ") for t, x in rows.items()]
-            yield f"| `{key}` | {allowed(hint)} | {', '.join(either) or said(default)} |"
+            yield f"| `{key}` | {allowed(hint)} | {', '.join(either) or said(default, key)} |"
         elif below is schema.OpKeys and name in ("residual", "head"):
             yield f"| `{key}` | a list of ops | |"
         elif not list(fields(below)):

@@ -146,6 +146,9 @@ def test_the_least_spec(tmp_path: Path) -> None:
     assert (spec.name, spec.cluster.ranks, spec.targets, spec.zero.stage) == ("model", 1, TARGETS,
                                                                               0)
     assert spec.data.ignore is None         # token 65535 is one of 70000 words
+    for vocab, ignore in (65536, None), (65535, 65535):
+        changed = MINIMAL.replace("70000", str(vocab))
+        assert read(tmp_path, changed).data.ignore == ignore
     assert (spec.train.optimizer.lr, spec.train.schedule.type, spec.train.precision) == (1e-3,
                                                                                          "constant",
                                                                                          "f32")
