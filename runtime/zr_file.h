@@ -55,9 +55,10 @@ int zr_save_begin(const zr_program *p, const char *dir, char *why);
 int zr_save_part(const zr_program *p, zr *z, int rank, const char *dir, char *why);
 int zr_save_end(const char *dir, int ok, char *why);
 /* Reads this rank's masters from dir/model.safetensors or from the files that
- * dir/model.safetensors.index.json names: F32, BF16 or F16. note[ZR_WHY]: what of the files the
- * model does not use, "" if nothing; only rank 0 gets one. After -1 no master has changed, unless
- * the reading itself failed. */
-int zr_load(const zr_program *p, zr *z, int rank, const char *dir, char *note, char *why);
+ * dir/model.safetensors.index.json names: F32, BF16 or F16. Tensors that the model has no place for
+ * are an error unless `drop`, but for buffers and a head that repeats the embedding. note[ZR_WHY]:
+ * what of the files is left out, "" if nothing; only rank 0 looks for that. After -1 no master has
+ * changed, unless the reading itself failed. */
+int zr_load(const zr_program *p, zr *z, int rank, const char *dir, int drop, char *note, char *why);
 
 #endif

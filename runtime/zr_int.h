@@ -37,7 +37,7 @@ typedef struct zr_options {
     const char *profile, *profile_steps;
     int64_t steps, val_every, sample, threads;
     int64_t profile_first, profile_last;  /* from 1; of --profile */
-    int hash, version, help, no_graph, tune;
+    int hash, version, help, no_graph, tune, drop_unknown;
     int mode;                             /* ZR_EAGER ... from `queue` */
     uint64_t seed;
 } zr_options;

@@ -132,7 +132,7 @@ static void load_weights(zr *z)
 {
     char why[ZR_WHY], note[ZR_WHY] = "";
     if (!z->o->load) return;
-    if (zr_load(z->p, z, z->rank, z->o->load, note, why))
+    if (zr_load(z->p, z, z->rank, z->o->load, z->o->drop_unknown, note, why))
         zr_fail(z, ZR_USER, "--load %s", why);
     if (*note) zr_print(z, STDERR_FILENO, "%s\n", note);
     zr_barrier(z);                        /* nobody's log is emptied before all ranks have theirs */

@@ -49,6 +49,8 @@ static const struct option {
      TEXT, AT(profile), 0, 0},
     {"--profile-steps", "A-B", "these steps, from 1 (default: 2-4)", TEXT, AT(profile_steps), 0,
      0},
+    {"--drop-unknown", NULL, "leave out tensors of --load that the model has no place for", FLAG,
+     AT(drop_unknown), 0, 0},
     {"--no-graph", NULL, "launch everything anew in every step, without CUDA graphs", FLAG,
      AT(no_graph), 0, 0},
     {"--gemms", "FILE", "algorithms of matrix products, as --tune has found them on this GPU", TEXT,
@@ -140,6 +142,7 @@ static void check_options(zr *z, const zr_options *o)
 {
     if (o->steps < 0) zr_fail(z, ZR_USER, "--steps N is needed (0 trains nothing); see --help");
     if (o->steps > 0 && !o->data) zr_fail(z, ZR_USER, "--data FILE is needed to train; see --help");
+    if (o->drop_unknown && !o->load) zr_fail(z, ZR_USER, "--drop-unknown needs --load DIR");
     if (o->val_every && !o->val) zr_fail(z, ZR_USER, "--val-every needs --val FILE");
     if (o->sample && !o->val && !o->data)
         zr_fail(z, ZR_USER, "--sample needs --val FILE or --data FILE");

@@ -405,7 +405,9 @@ static int is_tied(const zr_table *t, const zr_entry *e)
     return 0;
 }
 
-static void describe_unused(const zr_table *t, const char *dir, char *note)
+/* What is no buffer and no tied head is an error, for a model without it is another one. drop: it
+ * is left out. */
+static int judge_unused(const zr_table *t, const char *dir, int drop, char *note, char *why)
 {
     int64_t buffers = 0, tied = 0, others = 0;
     char names[ZR_WHY / 2] = "";
@@ -419,22 +421,28 @@ static void describe_unused(const zr_table *t, const char *dir, char *note)
             at += (size_t)snprintf(names + at, sizeof names - at, "%s%.50s", at ? ", " : "",
                                    e->name);
     }
-    *note = 0;
+    const char *more = others > 4 ? ", ..." : "";
+    if (others && !drop)
+        return zr_why(why, "%.150s: the model has no place for %" PRId64 " of the tensors: %s%s; "
+                      "needed: a spec that has them, or --drop-unknown", dir, others, names,
+                      more);
     if (others)
-        zr_why(note, "%.150s: warning: the model has no place for %" PRId64 " of the tensors: %s%s",
-               dir, others, names, others > 4 ? ", ..." : "");
+        zr_why(note, "%.150s: warning: left out, for the model has no place for them: %" PRId64
+               " of the tensors: %s%s", dir, others, names, more);
     else if (buffers + tied)
         zr_why(note, "%.150s: not needed: %" PRId64 " buffers%s", dir, buffers,
                tied ? ", lm_head.weight (the same as the embedding)" : "");
+    return 0;
 }
 
-int zr_load(const zr_program *p, zr *z, int rank, const char *dir, char *note, char *why)
+int zr_load(const zr_program *p, zr *z, int rank, const char *dir, int drop, char *note, char *why)
 {
     zr_table table;
     *note = 0;
     if (zr_table_open(&table, dir, why)) return -1;
-    int bad = match_all(p, &table, dir, why) || read_all(p, &table, z, rank, dir, why);
-    if (!bad && rank == 0) describe_unused(&table, dir, note);
+    int bad = match_all(p, &table, dir, why) ||
+              (rank == 0 && judge_unused(&table, dir, drop, note, why)) ||
+              read_all(p, &table, z, rank, dir, why);
     zr_table_close(&table);
     return bad ? -1 : 0;
 }

@@ -164,11 +164,12 @@ class Bench:
         files = [self.into / f"arena{rank}" for rank in range(self.program.ranks)]
         return run(self.tool, self.into / "program", "save", self.into / where, *files)
 
-    def load(self, where: str, rank: int = 0) -> tuple[np.ndarray, str, str]:
+    def load(self, where: str, rank: int = 0, *drop: str) -> tuple[np.ndarray, str, str]:
         """The arena after it, what went to stdout, and to stderr; "" where nothing was wrong."""
         arena = self.into / "loaded"
         np.full(self.program.arena, POISON, np.uint8).tofile(arena)
-        done = run(self.tool, self.into / "program", "load", self.into / where, rank, arena)
+        done = run(self.tool, self.into / "program", "load", self.into / where, rank, arena,
+                   *drop)
         assert (done.returncode == 2) == (done.stderr != "")
         return np.fromfile(arena, np.uint8), done.stdout, done.stderr
 

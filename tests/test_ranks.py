@@ -14,6 +14,7 @@ from typing import Iterator
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from program import (
     IGNORE,
@@ -206,6 +207,7 @@ def test_the_limit_of_the_memory_group(
         (("--steps", "0", "--queue", "shuffled:"), "whole number"),
         (("--steps", "0", "--val-every", "2"), "--val FILE"),
         (("--steps", "0", "--sample", "3"), "--val FILE or --data"),
+        (("--steps", "0", "--drop-unknown"), "--drop-unknown needs --load DIR"),
         (("--steps", "1", "--data", "/nonexistent"), "/nonexistent: No such file"),
         (("--steps", "0", "--val", "/nonexistent"), "/nonexistent: No such file"),
         (("--steps", "0", "--load", "/nonexistent"), "/nonexistent"),
@@ -227,6 +229,22 @@ def test_tokens_beyond_the_vocabulary_are_found_at_the_start(program: Path, tmp_
     assert done.code == 2 and f"token {400 * T} is {VOCAB}" in done.err and "step" not in done.err
     # one step takes 48 samples: what the run does not use is not its business
     assert train(program, tmp_path / "bad.bin", steps=1, RANKS=3).code == 0
+
+
+def test_weights_without_a_place_must_be_dropped_by_name(
+    program: Path, data: Path, tmp_path: Path
+) -> None:
+    """Nothing is trained or saved without them unless it is said so."""
+    loaded = tmp_path / "in" / "model.safetensors"
+    assert train(program, data, "--save", loaded.parent, RANKS=2).code == 0
+    save_file({**load_file(loaded), "q_norm.weight": np.zeros(3, np.float32)}, loaded)
+    args = "--load", loaded.parent, "--save", tmp_path / "out"
+    done = train(program, data, *args, RANKS=2)
+    assert done.code == 2 and "q_norm.weight; needed: a spec that has them" in done.err
+    assert "step" not in done.err and not [*(tmp_path / "out").iterdir()]
+    done = train(program, data, *args, "--drop-unknown", RANKS=2)
+    assert done.code == 0 and "left out" in done.err and "q_norm.weight" in done.err
+    assert "q_norm.weight" not in load_file(tmp_path / "out" / "model.safetensors")
 
 
 def test_a_log_is_emptied_by_a_run_that_goes_on(

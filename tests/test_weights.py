@@ -197,22 +197,33 @@ def test_what_the_model_does_not_need(tool: Path, tmp_path: Path) -> None:
     mask = np.ones((1, 1, 2, 2), np.uint8)
     buffers = {f"h.{i}.attn.{end}": mask for i in range(4) for end in ("bias", "masked_bias")}
 
-    def note(extra: Weights) -> str:
+    def note(extra: Weights, *drop: str) -> str:
         save_file({**weights, **extra}, tmp_path / "in/model.safetensors")
-        arena, note, why = bench.load("in")
+        arena, note, why = bench.load("in", 0, *drop)
         assert why == "" and same_bits(arena, wanted)
         return note.partition(": ")[2]
+
+    def refused(extra: Weights) -> str:
+        save_file({**weights, **extra}, tmp_path / "in/model.safetensors")
+        return bench.refused().removeprefix(f"{tmp_path}/in: the model has no place for ")
 
     assert note({}) == ""
     assert note(buffers) == "not needed: 8 buffers\n"
     head = {"lm_head.weight": weights["wte.weight"]}
     said = note(buffers | head)
     assert said == "not needed: 8 buffers, lm_head.weight (the same as the embedding)\n"
-    # a head of its own has no place in a tied model: that is worth a warning
+    # a head of its own has no place in a tied model, Qwen2's biases and Qwen3's norms of heads none
+    # in Llama: without them it would be another model
+    allowed = "; needed: a spec that has them, or --drop-unknown\n"
+    dropped = "warning: left out, for the model has no place for them: "
     other = weights["wte.weight"].copy()
     other.view(np.uint32)[10, 4] ^= 1
-    said = note({"lm_head.weight": other})
-    assert said == "warning: the model has no place for 1 of the tensors: lm_head.weight\n"
-    said = note(buffers | {f"x{i}": np.zeros(i, np.int64) for i in range(6)})
-    assert said == "warning: the model has no place for 6 of the tensors: x0, x1, x2, x3, ...\n"
-    assert "h.x.attn.bias" in note({"h.x.attn.bias": np.zeros(1)})
+    head = {"lm_head.weight": other}
+    assert refused(head) == "1 of the tensors: lm_head.weight" + allowed
+    assert note(head, "drop") == dropped + "1 of the tensors: lm_head.weight\n"
+    for name in "self_attn.q_proj.bias", "self_attn.k_norm.weight":
+        biases = {f"model.layers.{i}.{name}": np.zeros(i, np.float32) for i in range(6)}
+        listed = "6 of the tensors: " + ", ".join([*biases][:4]) + ", ..."
+        assert refused(buffers | biases) == listed + allowed
+        assert note(buffers | biases, "drop") == dropped + listed + "\n"
+    assert "h.x.attn.bias" in refused({"h.x.attn.bias": np.zeros(1)})

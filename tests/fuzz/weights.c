@@ -96,8 +96,8 @@ static int one(const uint8_t *data, size_t size)
         fill_parts(single, data, size);
     }
     memset(z.arena, 0x55, ARENA);
-    int good = !zr_load(&program, &z, 0, dir, note, why) &&
-               !zr_load(&program, &z, 1, dir, note, why);
+    int good = !zr_load(&program, &z, 0, dir, 1, note, why) &&
+               !zr_load(&program, &z, 1, dir, 0, note, why);
     /* the bytes before the flat are nobody's */
     for (int i = 0; i < 16; i++)
         if (z.arena[i] != 0x55) abort();

@@ -2,7 +2,8 @@
  *
  *   weights PROGRAM save DIR ARENA...      one arena file a rank; the ranks are processes
  *   weights PROGRAM begin DIR              the first step of a save, then waits for stdin's end
- *   weights PROGRAM load DIR RANK ARENA    fills the arena file in place; the note goes to stdout
+ *   weights PROGRAM load DIR RANK ARENA [drop]
+ *                                          fills the arena file in place; the note goes to stdout
  *   weights PROGRAM table DIR...           a line for each: ok, or what is wrong
  *
  * PROGRAM has lines `arena BYTES RANKS`, `flat AT STRIDE SHARD COUNT WHOLE` and
@@ -124,11 +125,11 @@ static int begin(const model *m, const char *dir)
     return zr_save_end(dir, 0, why) ? report(why) : 0;
 }
 
-static int load(const model *m, const char *dir, int rank, const char *file)
+static int load(const model *m, const char *dir, int rank, const char *file, int drop)
 {
     char why[ZR_WHY], note[ZR_WHY];
     zr z = {arena(m, file)};
-    int bad = zr_load(&m->p, &z, rank, dir, note, why);
+    int bad = zr_load(&m->p, &z, rank, dir, drop, note, why);
     int fd = open(file, O_WRONLY);
     need(fd >= 0 && write(fd, z.arena, (size_t)m->arena) == m->arena && !close(fd), file);
     free(z.arena);
@@ -159,7 +160,8 @@ int main(int argc, char **argv)
     read_program(&m, argv[1]);
     if (!strcmp(argv[2], "save") && argc == 4 + m.p.ranks) return save(&m, argv[3], argv + 4);
     if (!strcmp(argv[2], "begin")) return begin(&m, argv[3]);
-    if (!strcmp(argv[2], "load") && argc == 6) return load(&m, argv[3], atoi(argv[4]), argv[5]);
+    if (!strcmp(argv[2], "load") && argc >= 6)
+        return load(&m, argv[3], atoi(argv[4]), argv[5], argc > 6);
     if (!strcmp(argv[2], "table")) return table(argc - 3, argv + 3);
     need(0, argv[2]);
 }
