@@ -6,6 +6,7 @@
  *  1. Tokens are read with pread and not mapped: a file that shrinks under a run is then an error
  *     and no SIGBUS, and its pages do not count as memory of this rank.
  *  2. Every id that leaves this file is below the vocabulary, whatever became of the file.
+ *  3. What a start reads is bounded, however long the file is.
  */
 #include "zr_file.h"
 #include <errno.h>
@@ -15,7 +16,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { MAGIC = 20240520, HEADER = 1024, CHUNK = 16384 };
+enum { MAGIC = 20240520, HEADER = 1024, CHUNK = 16384 };      /* CHUNK: tokens, read at once */
+/* A start checks this many tokens (64 MiB), then up to CHUNK at each of so many places. */
+enum { WHOLE = 32 << 20, PLACES = 256 };
+/* 16-bit words (a MiB) that a guess looks at; fewer than so many tell nothing. */
+enum { LOOK = 1 << 19, FEWEST = 64 };
 
 /* Files that are often taken for token files; the first `n` bytes, and what they are. */
 static const struct {
@@ -34,24 +39,72 @@ static const struct {
     {"\x93NUMPY", 6, "a numpy array"},
 };
 
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Bytes of x[n] that are no letter of any text: codes below the space but for white space */
+static int64_t control_codes(const unsigned char *x, int64_t n)
+{
+    int64_t codes = 0;
+    for (int64_t i = 0; i < n; i++) codes += x[i] < '\t' || (x[i] > '\r' && x[i] < ' ');
+    return codes;
+}
+
+/* Zeros among every second of word[n] */
+static int64_t odd_zeros(const uint16_t *word, int64_t n)
+{
+    int64_t zeros = 0;
+    for (int64_t i = 1; i < n; i += 2) zeros += word[i] == 0;
+    return zeros;
+}
+
+/* A file without a header may hold something else. Of bytes of tokens a tenth and more are control
+ * codes, for both halves of 16 bits take all values and the upper ones are small more often; of
+ * text, whatever its alphabet, hardly any. The upper halves of wider integers are zeros. */
+static int guess(const zr_data *d, int64_t size, char *why)
+{
+    uint16_t word[CHUNK];
+    int64_t codes = 0, zeros = 0, n = least(size / 2, LOOK);
+    if (n < FEWEST) return 0;
+    for (int64_t i = 0; i < n; i += CHUNK) {
+        int64_t some = least(n - i, CHUNK);
+        if (zr_read_at(d->fd, word, 2 * some, 2 * i))
+            return zr_why(why, "%s: %s", d->path, strerror(errno));
+        codes += control_codes((const unsigned char *)word, 2 * some);
+        zeros += odd_zeros(word, some);
+    }
+    if (100 * codes < 2 * n)
+        return zr_why(why, "%s: looks like text: tokenise it first; needed: uint16 tokens (if they "
+                      "are, insist with --tokens uint16)", d->path);
+    if (10 * zeros > 3 * (n / 2))
+        return zr_why(why, "%s: looks like uint32 or int64 (%" PRId64 " %% of the odd 16-bit words "
+                      "are 0); needed: uint16 tokens (if they are, insist with --tokens uint16)",
+                      d->path, 100 * zeros / (n / 2));
+    return 0;
+}
+
+/* Tokens from the first byte on. */
+static int headerless(zr_data *d, int64_t size, int sure, char *why)
+{
+    if (!sure && guess(d, size, why)) return -1;
+    if (size % 2)
+        return zr_why(why, "%s: %" PRId64 " bytes, an odd number; tokens are uint16", d->path,
+                      size);
+    d->at = 0;
+    d->count = size / 2;
+    return 0;
+}
+
 /* Sets where the tokens lie and how many there are, in a file of `size` bytes. */
-static int recognise(zr_data *d, int64_t size, char *why)
+static int recognise(zr_data *d, int64_t size, int sure, char *why)
 {
     int32_t head[3] = {0};
-    int64_t n = size < (int64_t)sizeof head ? size : (int64_t)sizeof head;
+    int64_t n = least(size, sizeof head);
     if (zr_read_at(d->fd, head, n, 0)) return zr_why(why, "%s: %s", d->path, strerror(errno));
     for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++)
         if (n >= (int64_t)foreign[i].n && !memcmp(head, foreign[i].bytes, foreign[i].n))
             return zr_why(why, "%s: is %s; needed: uint16 tokens, alone or behind llm.c's header "
                           "(magic %d)", d->path, foreign[i].what, MAGIC);
-    if (n < 4 || head[0] != MAGIC) {
-        if (size % 2)
-            return zr_why(why, "%s: %" PRId64 " bytes, an odd number; tokens are uint16", d->path,
-                          size);
-        d->at = 0;
-        d->count = size / 2;
-        return 0;
-    }
+    if (n < 4 || head[0] != MAGIC) return headerless(d, size, sure, why);
     if (size < HEADER)
         return zr_why(why, "%s: %" PRId64 " bytes, shorter than llm.c's header of %d", d->path,
                       size, HEADER);
@@ -68,13 +121,13 @@ static int recognise(zr_data *d, int64_t size, char *why)
 }
 
 /* A regular file that is not empty, its tokens found, at least one sample. */
-static int examine(zr_data *d, char *why)
+static int examine(zr_data *d, int sure, char *why)
 {
     struct stat s;
     if (fstat(d->fd, &s)) return zr_why(why, "%s: %s", d->path, strerror(errno));
     if (!S_ISREG(s.st_mode)) return zr_why(why, "%s: not a regular file", d->path);
     if (s.st_size == 0) return zr_why(why, "%s: empty", d->path);
-    if (recognise(d, s.st_size, why)) return -1;
+    if (recognise(d, s.st_size, sure, why)) return -1;
     if (d->count < d->T + 1)
         return zr_why(why, "%s: %" PRId64 " tokens; one sample takes %" PRId64, d->path, d->count,
                       d->T + 1);
@@ -82,13 +135,14 @@ static int examine(zr_data *d, char *why)
     return 0;
 }
 
-int zr_data_open(zr_data *d, const char *path, int64_t T, int64_t vocab, int64_t ignore, char *why)
+int zr_data_open(zr_data *d, const char *path, int64_t T, int64_t vocab, int64_t ignore, int sure,
+                 char *why)
 {
     *d = (zr_data){.path = path, .T = T, .vocab = vocab, .ignore = ignore};
     /* O_NONBLOCK: a pipe must not hold us up */
     d->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (d->fd < 0) return zr_why(why, "%s: %s", path, strerror(errno));
-    if (!examine(d, why)) return 0;
+    if (!examine(d, sure, why)) return 0;
     zr_data_close(d);
     return -1;
 }
@@ -99,27 +153,48 @@ void zr_data_close(zr_data *d)
     d->fd = -1;
 }
 
+/* Whether one of token[n] is beyond the vocabulary. The loop has no way out, so it takes many at
+ * once. */
+static int beyond(const zr_data *d, const uint16_t *token, int64_t n)
+{
+    uint16_t most = (uint16_t)least(d->vocab - 1, UINT16_MAX), bad = 0;
+    uint16_t ignore = d->ignore < 0 ? most : (uint16_t)d->ignore;
+    for (int64_t i = 0; i < n; i++) bad |= (token[i] > most) & (token[i] != ignore);
+    return bad;
+}
+
 /* token uint16[n] = tokens from `first` on; an id beyond the vocabulary is an error */
 static int fetch(const zr_data *d, uint16_t *token, int64_t n, int64_t first, char *why)
 {
     if (zr_read_at(d->fd, token, 2 * n, d->at + 2 * first))
         return zr_why(why, "%s: reading token %" PRId64 ": %s", d->path, first,
                       errno == ENODATA ? "the file has become shorter" : strerror(errno));
-    for (int64_t i = 0; i < n; i++)
-        if (token[i] >= d->vocab && token[i] != d->ignore)
-            return zr_why(why, "%s: token %" PRId64 " is %u; the vocabulary has %" PRId64
-                          " (ids 0 to %" PRId64 ")",
-                          d->path, first + i, token[i], d->vocab, d->vocab - 1);
+    if (!beyond(d, token, n)) return 0;
+    int64_t i = 0;
+    while (!beyond(d, token + i, 1)) i++;
+    return zr_why(why, "%s: token %" PRId64 " is %u; the vocabulary has %" PRId64
+                  " (ids 0 to %" PRId64 ")",
+                  d->path, first + i, token[i], d->vocab, d->vocab - 1);
+}
+
+/* Tokens [lo, hi). */
+static int check_all(const zr_data *d, int64_t lo, int64_t hi, char *why)
+{
+    uint16_t token[CHUNK];
+    for (int64_t i = lo; i < hi; i += CHUNK)
+        if (fetch(d, token, least(hi - i, CHUNK), i, why)) return -1;
     return 0;
 }
 
-/* The part of `rank` of tokens [lo, hi). */
+/* The part of `rank` of what a start checks of tokens [lo, hi). */
 static int check_range(const zr_data *d, int64_t lo, int64_t hi, int rank, int ranks, char *why)
 {
-    uint16_t token[CHUNK];
-    int64_t end = lo + (hi - lo) * (rank + 1) / ranks;
-    for (int64_t i = lo + (hi - lo) * rank / ranks; i < end; i += CHUNK)
-        if (fetch(d, token, end - i < CHUNK ? end - i : CHUNK, i, why)) return -1;
+    int64_t whole = least(hi - lo, WHOLE), rest = hi - lo - whole;
+    if (check_all(d, lo + whole * rank / ranks, lo + whole * (rank + 1) / ranks, why)) return -1;
+    for (int64_t i = rank; i < PLACES; i += ranks) {
+        int64_t at = lo + whole + rest * i / PLACES, next = lo + whole + rest * (i + 1) / PLACES;
+        if (check_all(d, at, least(at + CHUNK, next), why)) return -1;
+    }
     return 0;
 }
 
@@ -151,7 +226,7 @@ int zr_data_read(const zr_data *d, int64_t first, int64_t B, int32_t *tokens, in
     for (int64_t b = 0; b < B; b++) {
         int64_t at = (first + b) % d->samples * d->T;
         for (int64_t t = 0; t < d->T; t += CHUNK) {
-            int64_t n = d->T - t < CHUNK ? d->T - t : CHUNK;
+            int64_t n = least(d->T - t, CHUNK);
             if (fetch(d, token, n + 1, at + t, why)) return -1;
             spread(token, n, d->ignore, tokens + b * d->T + t, targets + b * d->T + t);
         }

@@ -30,9 +30,12 @@ typedef struct zr_data {
     int64_t T, vocab, ignore;
 } zr_data;
 
-/* ignore: the id that is never a target (-1: none). `path` must outlive d. */
-int zr_data_open(zr_data *d, const char *path, int64_t T, int64_t vocab, int64_t ignore, char *why);
-/* Looks for ids beyond the vocabulary in samples first .. first+n-1: the part of rank of ranks. */
+/* ignore: the id that is never a target (-1: none). sure: the file holds uint16 tokens even if it
+ * looks like something else. `path` must outlive d. */
+int zr_data_open(zr_data *d, const char *path, int64_t T, int64_t vocab, int64_t ignore, int sure,
+                 char *why);
+/* Looks for ids beyond the vocabulary in samples first .. first+n-1, in their first 64 MiB and at
+ * places of the rest: the part of rank of ranks. zr_data_read looks at all that it reads. */
 int zr_data_check(const zr_data *d, int64_t first, int64_t n, int rank, int ranks, char *why);
 /* tokens, targets int32 [B, T] of samples first .. first+B-1; ignored: input 0, target -1 */
 int zr_data_read(const zr_data *d, int64_t first, int64_t B, int32_t *tokens, int32_t *targets,

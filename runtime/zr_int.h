@@ -34,6 +34,7 @@ enum { ZR_OPERANDS = 12, ZR_TOLD = 256 };
 /* ---- options (zr_options.c) */
 typedef struct zr_options {
     const char *data, *val, *load, *save, *log, *queue, *nvme, *gemms;  /* NULL: not given */
+    const char *tokens;                   /* "uint16": that is what --data and --val hold */
     const char *profile, *profile_steps;
     int64_t steps, val_every, sample, threads;
     int64_t profile_first, profile_last;  /* from 1; of --profile */

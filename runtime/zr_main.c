@@ -3,6 +3,7 @@
  * Invariants
  *  1. Every rank goes the same way through this file; only printing and files differ by rank.
  *  2. What can be found wrong is found before the first step: options, files, memory, the launcher.
+ *     Of the tokens behind the first 64 MiB that is a sample; the rest are looked at as they come.
  *  3. Sample order: grain g of step s holds samples (s*G + g)*B + b of the stream, whatever
  *     the ranks.
  */
@@ -70,7 +71,7 @@ static void open_tokens(zr *z, zr_data *d, const char *path, int64_t used)
     char why[ZR_WHY];
     const zr_program *p = z->p;
     if (!path) return;
-    if (zr_data_open(d, path, p->sequence, p->vocab, p->ignore, why))
+    if (zr_data_open(d, path, p->sequence, p->vocab, p->ignore, z->o->tokens != NULL, why))
         zr_fail(z, ZR_USER, "%s", why);
     if (used > d->samples) used = d->samples;
     if (zr_data_check(d, 0, used, z->rank, z->ranks, why)) zr_fail(z, ZR_USER, "%s", why);

@@ -49,6 +49,8 @@ static const struct option {
      TEXT, AT(profile), 0, 0},
     {"--profile-steps", "A-B", "these steps, from 1 (default: 2-4)", TEXT, AT(profile_steps), 0,
      0},
+    {"--tokens", "TYPE", "uint16: --data and --val hold that, whatever they look like", TEXT,
+     AT(tokens), 0, 0},
     {"--drop-unknown", NULL, "leave out tensors of --load that the model has no place for", FLAG,
      AT(drop_unknown), 0, 0},
     {"--no-graph", NULL, "launch everything anew in every step, without CUDA graphs", FLAG,
@@ -142,6 +144,10 @@ static void check_options(zr *z, const zr_options *o)
 {
     if (o->steps < 0) zr_fail(z, ZR_USER, "--steps N is needed (0 trains nothing); see --help");
     if (o->steps > 0 && !o->data) zr_fail(z, ZR_USER, "--data FILE is needed to train; see --help");
+    if (o->tokens && strcmp(o->tokens, "uint16"))
+        zr_fail(z, ZR_USER, "--tokens %s: uint16 is needed", o->tokens);
+    if (o->tokens && !o->data && !o->val)
+        zr_fail(z, ZR_USER, "--tokens needs --data FILE or --val FILE");
     if (o->drop_unknown && !o->load) zr_fail(z, ZR_USER, "--drop-unknown needs --load DIR");
     if (o->val_every && !o->val) zr_fail(z, ZR_USER, "--val-every needs --val FILE");
     if (o->sample && !o->val && !o->data)

@@ -42,17 +42,19 @@ class Result:
         return next(text for text in self.out.splitlines() if text.startswith(start))
 
 
+def compiler(binary: Path, *flags: str) -> subprocess.Popen[bytes]:
+    """makes it, with these flags"""
+    sources = [ROOT / "tests/runtime/program.c", *RUNTIME.glob("*.c"), *RUNTIME.glob("cpu/*.c")]
+    base = ["gcc", "-std=gnu11", "-O1", "-g1", "-Wall", "-Wextra", "-Werror", f"-I{RUNTIME}"]
+    return subprocess.Popen([*base, *flags, *map(str, sources), "-pthread", "-o", str(binary)])
+
+
 @functools.cache
 def built() -> dict[str, Path]:
     """The program, plain and with sanitizers."""
     folder = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, folder)
-    sources = [ROOT / "tests/runtime/program.c", *RUNTIME.glob("*.c"), *RUNTIME.glob("cpu/*.c")]
-    base = ["gcc", "-std=gnu11", "-O1", "-g1", "-Wall", "-Wextra", "-Werror", f"-I{RUNTIME}"]
-    compilers = [
-        subprocess.Popen([*base, *flags, *map(str, sources), "-pthread", "-o", str(folder / name)])
-        for name, flags in SANITIZERS.items()
-    ]
+    compilers = [compiler(folder / name, *flags) for name, flags in SANITIZERS.items()]
     assert [compiler.wait() for compiler in compilers] == [0] * len(compilers)
     return {name: folder / name for name in SANITIZERS}
 

@@ -29,10 +29,11 @@ def tokens_of(n: int, seed: int = 0) -> np.ndarray:
 
 
 def read(data: Path, file: Path, *, t: int = T, vocab: int = VOCAB, ignore: int = IGNORE,
-         first: int = 0, n: int = ALL, rank: int = 0, ranks: int = 1, rows: int = 1
+         first: int = 0, n: int = ALL, rank: int = 0, ranks: int = 1, rows: int = 1,
+         sure: int = 0
          ) -> tuple[np.ndarray | None, str]:
     """int [rows, 2, t] of tokens and targets, or None and what the reader said."""
-    done = run(data, file, t, vocab, ignore, first, n, rank, ranks, rows)
+    done = run(data, file, t, vocab, ignore, first, n, rank, ranks, rows, sure)
     if done.returncode:
         assert done.stdout == "" and done.stderr.count("\n") == 1
         return None, done.stderr
@@ -114,6 +115,66 @@ def test_what_is_no_file(data: Path, tmp_path: Path) -> None:
     assert "not a regular file" in read(data, tmp_path)[1]
     assert "not a regular file" in read(data, tmp_path / "pipe")[1]
     assert "not a regular file" in read(data, Path("/dev/zero"))[1]
+
+
+# ---- what looks like something else
+
+rng = np.random.default_rng(3)
+KJV = (Path(__file__).parent / "data" / "kjv.txt").read_bytes()
+TALL = b"".join(chr(c).encode() for c in rng.integers(0x4E00, 0x9FFF, 9000))
+WIDE = rng.integers(0, 50257, 40000)
+RANKED = np.minimum(rng.zipf(1.2, 80000), 50256)    # as in text: small ids more often
+ODD = np.where((np.arange(80000) % 2 == 1) & (np.arange(80000) // 2 % 100 < 31), 0, 7)
+TEXT, INTEGERS = "looks like text", "looks like uint32 or int64"
+
+
+@pytest.mark.parametrize("content, words", [
+    (KJV, TEXT),
+    (KJV[:1001], TEXT),
+    (KJV.replace(b"\n", b"\r\n"), TEXT),
+    (TALL, TEXT),
+    ("Où l'été commence à Genève, là-bas. ".encode("latin-1") * 100, TEXT),
+    (b'{"text": "In the beginning\\n"}\n' * 1000, TEXT),
+    (b'{"tokens": [464, 3290, 318]}\n' * 1000, TEXT),
+    (KJV[:5000] + bytes(40) + KJV[5000:], TEXT),
+    (WIDE.astype("<u4").tobytes(), INTEGERS + " (100 %"),
+    (WIDE.astype("<i8").tobytes(), INTEGERS + " (100 %"),
+    (rng.integers(0, 256, 4000).astype("<u4").tobytes(), INTEGERS),
+    (rng.integers(0, 151936, 4000).astype("<u4").tobytes(), INTEGERS),
+    (rng.integers(0, 151936, 4000).astype("<i8").tobytes(), INTEGERS),
+    (ODD.astype("<u2").tobytes(), INTEGERS + " (31 %"),
+])
+def test_other_things_are_no_tokens(data: Path, tmp_path: Path, content: bytes, words: str) -> None:
+    """Unless insisted upon; the error says how."""
+    file = tmp_path / "t.bin"
+    file.write_bytes(content)
+    got, why = read(data, file, vocab=65536)
+    assert got is None and f"{file}: {words}" in why and "insist with --tokens uint16" in why
+    file.write_bytes(content[:len(content) // 2 * 2])
+    got, why = read(data, file, vocab=65536, sure=1)
+    assert why == "" and np.array_equal(got[0, 0], np.frombuffer(content[:2 * T], "<u2"))
+
+
+@pytest.mark.parametrize("content", [
+    np.frombuffer(KJV, np.uint8).astype("<u2").tobytes(),
+    np.frombuffer(TALL, np.uint8).astype("<u2").tobytes(),
+    WIDE.astype("<u2").tobytes(),
+    RANKED.astype("<u2").tobytes(),
+    (RANKED % 32000).astype("<u2").tobytes(),
+    rng.integers(0, 65535, 80000).astype("<u2").tobytes(),
+    rng.integers(0, 4, 80000).astype("<u2").tobytes(),
+    np.where(ODD == 0, rng.integers(0, 50, 80000), 7).astype("<u2").tobytes(),
+    header(len(KJV) // 2) + KJV[:len(KJV) // 2 * 2],
+    header(80000) + WIDE.astype("<u4").tobytes(),
+    WIDE.astype("<u2").tobytes() * 14 + KJV[:1 << 20],
+    KJV[:126],
+    bytes(126),
+])
+def test_tokens_are_taken_for_tokens(data: Path, tmp_path: Path, content: bytes) -> None:
+    """Of any vocabulary. A header is trusted, what lies behind the first MiB too, and of less than
+    64 tokens nothing can be told."""
+    (tmp_path / "t.bin").write_bytes(content)
+    assert read(data, tmp_path / "t.bin", vocab=65536)[1] == ""
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])

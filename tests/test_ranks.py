@@ -207,6 +207,8 @@ def test_the_limit_of_the_memory_group(
         (("--steps", "0", "--queue", "shuffled:"), "whole number"),
         (("--steps", "0", "--val-every", "2"), "--val FILE"),
         (("--steps", "0", "--sample", "3"), "--val FILE or --data"),
+        (("--steps", "0", "--tokens", "uint16"), "--tokens needs --data FILE or --val FILE"),
+        (("--steps", "0", "--val", "f", "--tokens", "uint32"), "--tokens uint32: uint16 is needed"),
         (("--steps", "0", "--drop-unknown"), "--drop-unknown needs --load DIR"),
         (("--steps", "1", "--data", "/nonexistent"), "/nonexistent: No such file"),
         (("--steps", "0", "--val", "/nonexistent"), "/nonexistent: No such file"),
@@ -222,13 +224,26 @@ def test_bad_options(program: Path, args: tuple[str, ...], sign: str) -> None:
 
 
 def test_tokens_beyond_the_vocabulary_are_found_at_the_start(program: Path, tmp_path: Path) -> None:
-    tokens = np.zeros(600 * T + 1, "<u2")
+    tokens = np.ones(600 * T + 1, "<u2")
     tokens[400 * T] = VOCAB
     tokens.tofile(tmp_path / "bad.bin")
     done = train(program, tmp_path / "bad.bin", steps=20, RANKS=3)
     assert done.code == 2 and f"token {400 * T} is {VOCAB}" in done.err and "step" not in done.err
     # one step takes 48 samples: what the run does not use is not its business
     assert train(program, tmp_path / "bad.bin", steps=1, RANKS=3).code == 0
+
+
+@pytest.mark.parametrize("option", ["--data", "--val"])
+def test_what_looks_like_other_things_must_be_insisted_on(
+    program: Path, tmp_path: Path, option: str
+) -> None:
+    """uint32, read as uint16, is tokens of which every second one is 0."""
+    file, steps = tmp_path / "wide.bin", 1 if option == "--data" else 0
+    np.arange(600 * T + 1, dtype="<u4").__mod__(VOCAB).tofile(file)
+    args = option, file, "--steps", steps
+    done = run(program, *args, RANKS=2)
+    assert done.code == 2 and f"{file}: looks like uint32 or int64" in done.err
+    assert run(program, *args, "--tokens", "uint16", RANKS=2).code == 0
 
 
 def test_weights_without_a_place_must_be_dropped_by_name(

@@ -16,7 +16,7 @@ static int one(const uint8_t *data, size_t size)
         fd = make_file(file);
     }
     fill_file(fd, data, size);
-    if (zr_data_open(&d, file, T, VOCAB, 65535, why)) return 0;
+    if (zr_data_open(&d, file, T, VOCAB, 65535, 0, why)) return 0;
     int good = !zr_data_check(&d, 2, 1 << 20, 0, 1, why);
     /* what is read is sound even where the check objects */
     if (!zr_data_read(&d, 2, ROWS, tokens, targets, why))
@@ -38,10 +38,11 @@ static int one(const uint8_t *data, size_t size)
 
 int main(int argc, char **argv)
 {
-    static const bytes seeds[] = {BYTES(SOME), BYTES(HEAD SOME), BYTES(SOME SOME SOME)};
+    static const bytes seeds[] = {BYTES(SOME), BYTES(HEAD SOME), BYTES(SOME SOME SOME),
+                                  BYTES(SOME SOME SOME SOME SOME)};
     static const bytes words[] = {
         BYTES("\xff\xff"), BYTES("\x2c\1"), BYTES("\xa1\xd9\x34\x01"), BYTES("\x88\xd8\x34\x01"),
         BYTES("\xff\xff\xff\x7f"), BYTES("\0\0\0\x80"), BYTES("\0\0"), BYTES(HEAD)};
-    return fuzz(argc, argv, seeds, 3, words, 8);
+    return fuzz(argc, argv, seeds, 4, words, 8);
 }
 #endif

@@ -34,7 +34,10 @@
 #include <unistd.h>
 
 enum { UNITS = 3, N = 3072, GRAINS = 24 };
-enum { BATCH = 2, SEQUENCE = 5, ROWS = BATCH * SEQUENCE, VOCAB = 100, IGNORE = 99 };
+#ifndef SEQUENCE
+#define SEQUENCE 5
+#endif
+enum { BATCH = 2, ROWS = BATCH * SEQUENCE, VOCAB = 100, IGNORE = 99 };
 enum { FULL = 0, FREE = 2, MADE = 4, GONE = 6, SUMMED = 8, EVENTS };  /* the first four: by slot */
 
 static struct {
@@ -498,8 +501,8 @@ static void place(void)
 {
     int64_t *at[] = {&c.master, &c.sum, &c.ring, &c.grad, &c.stats, &c.tokens, &c.targets,
                      &c.weights, &c.arena};
-    int64_t bytes[] = {UNITS * c.shard, UNITS * c.shard, 2 * 8 * N, 2 * 8 * N, 4096, 4096, 4096,
-                       4 * N / c.ranks};
+    int64_t bytes[] = {UNITS * c.shard, UNITS * c.shard, 2 * 8 * N, 2 * 8 * N, 4096, 4 * ROWS,
+                       4 * ROWS, 4 * N / c.ranks};
     for (int i = 0; i < 8; i++) *at[i + 1] = *at[i] + (bytes[i] + 63) / 64 * 64;
     if (faulty("huge")) c.arena = (int64_t)1 << 45;
     c.arena += (int64_t)number("PAD_MIB") << 20;
