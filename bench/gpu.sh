@@ -12,8 +12,9 @@ export LC_ALL=C.UTF-8 PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
 usage() {
     cat <<'END'
 bench/gpu.sh [OPTIONS] [JSON]     everything, into JSON (default $OUT/gpu.json, else out/gpu.json)
-  --parts A,B...    only these: env build ceilings kernels losses law memory offload ranks sanitize
-                    table speed; build brings what the others need up to date
+  --parts A,B...    only these: env build losses kernels attention law tune ceilings speed profile
+                    ranks memory offload table sanitize; build brings what the others need up to
+                    date
   --cases A,B...    only these models of the part speed
   --limit SECONDS   for all parts together (default 570); what does not fit any more is left out
   --from DIR        takes train.c and plans from DIR
@@ -25,7 +26,8 @@ END
 say() { printf '%s\n' "$*" >&2; }
 die() { say "gpu.sh: $2"; exit "$1"; }
 
-json='' parts=env,build,ceilings,kernels,losses,law,memory,speed,offload,table,ranks,sanitize
+json='' parts=env,build,losses,kernels,attention,law,tune,ceilings,speed,profile,ranks,memory
+parts+=,offload,table,sanitize
 limit=570 cases='' prepare='' kind=cuda
 while [ $# -gt 0 ]; do
     case $1,$# in
@@ -133,6 +135,7 @@ fi
 names=$("$python" bench/gpu_cases.py names) || die 1 'bench/gpu_cases.py fails'
 "$python" bench/gpu_cases.py fresh || part prepare 200 "$python" bench/gpu_cases.py all
 
+# Correctness comes first, and what is known least about first of all.
 ! wanted build || part build 240 "$python" bench/gpu_check.py build "$work/build.json"
 ! wanted env || part env 40 bench/gpu_parts.sh env
 if [ $kind = cuda ]; then
@@ -141,23 +144,24 @@ if [ $kind = cuda ]; then
     watching=$!
     trap 'kill "$watching" 2>/dev/null' EXIT
 fi
-! wanted ceilings || part ceilings 40 "$python" bench/gpu_kernels.py ceilings "$work/ceilings.json"
-! wanted losses || part losses 60 "$python" bench/gpu_check.py losses "$work/losses.json"
+! wanted losses || part losses 90 "$python" bench/gpu_check.py losses "$work/losses.json"
 [ $kind != cuda ] || ! wanted kernels || part kernels 90 bench/gpu_parts.sh kernels
+[ $kind != cuda ] || ! wanted attention || part attention 90 bench/gpu_parts.sh attention
 ! wanted law || part law 110 "$python" bench/gpu_check.py law "$work/law.json"
-! wanted memory || part memory 30 "$python" bench/gpu_check.py memory "$work/memory.json"
+! wanted tune || part tune 120 "$python" bench/gpu_check.py tune "$work/tune.json"
+! wanted ceilings || part ceilings 40 "$python" bench/gpu_kernels.py ceilings "$work/ceilings.json"
 if wanted speed; then
     for name in $names; do
         [[ -n $cases && ,$cases, != *,$name,* ]] ||
             part "speed-$name" 110 "$python" bench/gpu_speed.py "$name" "$work/speed-$name.json"
     done
 fi
+! wanted profile || part profile 40 "$python" bench/gpu_check.py profile "$work/profile.json"
+! wanted ranks || part ranks 90 "$python" bench/gpu_check.py ranks "$work/ranks.json"
+! wanted memory || part memory 30 "$python" bench/gpu_check.py memory "$work/memory.json"
 ! wanted offload || part offload 110 "$python" bench/gpu_check.py offload "$work/offload.json"
 ! wanted table || part table 90 "$python" bench/gpu_kernels.py table "$work/table.json"
-! wanted ranks || part ranks 90 "$python" bench/gpu_check.py ranks "$work/ranks.json"
-if wanted sanitize && [ $kind = cuda ]; then
-    part sanitize 100 bench/gpu_parts.sh sanitize
-fi
+[ $kind != cuda ] || ! wanted sanitize || part sanitize 100 bench/gpu_parts.sh sanitize
 report 'done' || failed=1
 say "$json"
 exit $failed

@@ -3,6 +3,8 @@
     gpu_check.py build OUT.json     objects and kernels' libraries; a program says what it is
     gpu_check.py losses OUT.json    20 losses of tiny models are the CPU's, within tests' bounds
     gpu_check.py law OUT.json       one hash over stages, prefetch, graphs, queues and two runs
+    gpu_check.py tune OUT.json      the best algorithms of the models' products, kept for `speed`
+    gpu_check.py profile OUT.json   a step of the first model, command by command
     gpu_check.py ranks OUT.json     two ranks on one GPU leave the hash of one rank
     gpu_check.py offload OUT.json   the optimizer on the host: the same hash, and what it costs
     gpu_check.py memory OUT.json    device memory of two models is the plan's, and does not grow
@@ -23,8 +25,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gpu_cases import (CASES, FAMILIES, LARGE, LAYERS, PLACES, REHEARSAL, ROOT, Source, alone, tiny,
-                       together)
+from gpu_cases import (CASES, FAMILIES, LARGE, LAYERS, PLACES, REHEARSAL, ROOT, Case, Source, alone,
+                       tiny, together)
 
 sys.path[:0] = [str(ROOT / 'tests'), str(ROOT / 'gen')]
 import numpy as np
@@ -69,7 +71,7 @@ def tokens(vocab: int, count: int) -> Path:
 
 def run(source: Source, kind: trainer.Kind, data: Path, steps: int, *options: object,
         limit: float = LIMIT, label: str = '', **env: object) -> Run:
-    name = '-'.join([source.name, *map(str, options), *label.split()]).replace('--', '')
+    name = '-'.join([source.name, *(Path(str(o)).name for o in options), *label.split()]).replace('--', '')
     name += '-cpu' if kind is trainer.GCC else ''
     program, log = trainer.build(source.read('.c'), kind), MADE / f'{name}.jsonl'
     log.unlink(missing_ok=True)
@@ -116,12 +118,13 @@ def build(out: str) -> bool:
 # ---- losses
 
 def losses(out: str) -> bool:
+    """Launch by launch first, then with graphs."""
     data, found, good = tokens(256, 40000), [], True
     with ThreadPoolExecutor(WORKERS) as pool:
-        jobs = [(real, pool.submit(run, tiny(family, real, 'plain'), KIND, data, STEPS),
+        jobs = [(real, pool.submit(run, tiny(family, real, 'plain'), KIND, data, STEPS, *options),
                  pool.submit(run, tiny(family, real, 'plain'), trainer.GCC, data, STEPS,
-                             '--threads', 1))
-                for family in LOOKED_AT for real in REALS]
+                             '--threads', 1, label=f'beside{len(options)}'))
+                for options in (('--no-graph',), ()) for family in LOOKED_AT for real in REALS]
         for real, ours, cpus in jobs:
             a, b = ours.result(), cpus.result()
             off = [abs(x - y) / y for x, y in zip(a.losses, b.losses)]
@@ -173,14 +176,59 @@ def law(out: str) -> bool:
 
 def ranks(out: str) -> bool:
     """Ranks share the device and take turns, over sockets: slow, and NCCL promises nothing."""
-    data, jobs = tokens(256, 40000), {}
+    data, jobs, heard = tokens(256, 40000), {}, MADE / 'nccl.txt'
+    heard.unlink(missing_ok=True)
     for real in REALS:
         rows = [((tiny('gpt', real, 'plain'), KIND, data, 6), {'label': 'alone'})]
         for way in together() if not REHEARSAL else together()[-1:]:
             rows += [((tiny('gpt', real, way), KIND, data, 6, *options),
                       {'ZR_SHARE_GPU': 1, 'ZR_TIMEOUT_S': 40}) for options in ((), ('--no-graph',))]
         jobs[f'gpt {real}'] = rows
-    return one_hash(out, jobs)
+    listening = jobs[f'gpt {REALS[0]}'][1][1]              # one run tells what NCCL does
+    listening |= {'NCCL_DEBUG': 'INFO', 'NCCL_DEBUG_FILE': heard}
+    good = one_hash(out, jobs)
+    for line in heard.read_text(errors='replace').splitlines() if heard.exists() else []:
+        if re.search('NCCL version|Using network|coll channels|WARN', line):
+            print(line[:150])
+    return good
+
+
+# ---- algorithms of products, and where a step's time goes
+
+def table_of(case: Case) -> Path:
+    """the file of --gemms"""
+    return MADE / f'{case.name}.gemms'
+
+
+def tune(out: str) -> bool:
+    """The best algorithms of every model's products: later parts take them."""
+    found, good = {}, True
+    for case in CASES:
+        table_of(case).unlink(missing_ok=True)
+        program = trainer.build(case.source.read('.c'), KIND)
+        data = tokens(text.parse(case.source.read('.plan')).head.vocab, 2 * case.tokens + 1)
+        done = subprocess.run([program, '--data', data, '--gemms', table_of(case), '--tune'],
+                              capture_output=True, text=True, timeout=LIMIT * 2)
+        right = done.returncode == 0 and table_of(case).exists()
+        found[case.name] = {'right': right, 'said': (done.stdout + done.stderr)[-600:],
+                            'table': table_of(case).read_text().splitlines() if right else []}
+        good &= right
+        write(out, found)
+        print(f'{case.name}: {len(found[case.name]["table"]) - 1} products, '
+              f'{"right" if right else "WRONG " + found[case.name]["said"]}', flush=True)
+    return good
+
+
+def profile(out: str) -> bool:
+    """One step of the first model, command by command."""
+    case, traced = CASES[0], MADE / 'profile.json'
+    data = tokens(text.parse(case.source.read('.plan')).head.vocab, 5 * case.tokens + 1)
+    done = subprocess.run([trainer.build(case.source.read('.c'), KIND), '--data', data, '--steps', '4',
+                           '--profile', traced, '--profile-steps', '3-3'], capture_output=True,
+                          text=True, timeout=LIMIT)
+    write(out, {'code': done.returncode, 'table': done.stdout.splitlines(), 'said': done.stderr[-600:]})
+    print(done.stdout, done.stderr)
+    return done.returncode == 0 and traced.exists()
 
 
 # ---- the optimizer's place
@@ -230,8 +278,8 @@ def memory(out: str) -> bool:
     return good and found[0]['taken'] < found[-1]['taken']
 
 
-COMMANDS = {'build': build, 'losses': losses, 'law': law, 'ranks': ranks, 'offload': offload,
-            'memory': memory}
+COMMANDS = {'build': build, 'losses': losses, 'law': law, 'tune': tune, 'profile': profile,
+            'ranks': ranks, 'offload': offload, 'memory': memory}
 
 
 def main(argv: list[str]) -> int:

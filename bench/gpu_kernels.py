@@ -2,7 +2,8 @@
 
     gpu_kernels.py ceilings OUT.json     products and copies, by cuBLASLt as our linear calls it
     gpu_kernels.py table OUT.json        every kernel of every speed case, and their sum over a step
-    gpu_kernels.py small                 every kernel once on exact allocations, for a sanitizer
+    gpu_kernels.py small [WORD]          every kernel once on exact allocations, for a sanitizer;
+                                         WORD: those whose names have it
 
 Shapes, numbers of calls and launches are read off the plans, so that what is timed is what trains.
 A kernel's floor is the larger of its bytes (each operand that it needs once in, each result once
@@ -212,6 +213,7 @@ class Bench:
             self.device.record(self.marks[1], self.stream)
             return self.device.between(*self.marks)
 
+        self.device.wait()          # copies that filled operands may still be under way
         for call in calls:
             call()
         self.device.wait()
@@ -383,8 +385,9 @@ def table(path: str) -> None:
         write(path, found)
 
 
-def small() -> None:
-    """Every operand has an allocation of its own, of its own size."""
+def small(word: str) -> None:
+    """Kernels whose names have the word; every operand has an allocation of its own, of its own
+    size."""
     seen: set[str] = set()
     for source in gpu_cases.SMALL:
         p = parse(source.read('.plan'))
@@ -396,13 +399,18 @@ def small() -> None:
             return taken[-1]
 
         for k in kernels(p):
-            words_of(b, p, k, take)()
+            if word not in k.launch.kernel:
+                continue
+            call = words_of(b, p, k, take)
+            b.device.wait()         # for copies that fill operands: a call's stream does not
+            call()
             b.device.wait()
             seen.add(k.launch.kernel)
         for at in taken:
             b.device.free(at)
         b.close()
-    assert seen == set(ROWS), set(ROWS) ^ seen
+    wanted = {name for name in ROWS if word in name}
+    assert seen == wanted, wanted ^ seen
     print(f'{len(seen)} kernels ran')
 
 
@@ -411,8 +419,8 @@ def main(argv: list[str]) -> int:
         write(argv[1], ceilings())
     elif argv[:1] == ['table'] and len(argv) == 2:
         table(argv[1])
-    elif argv == ['small']:
-        small()
+    elif argv[:1] == ['small'] and len(argv) <= 2:
+        small(*argv[1:] or [''])
     else:
         print(__doc__, file=sys.stderr)
         return 2

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# gpu_parts.sh -- the parts of bench/gpu.sh that call tools: toolkit, env, kernels, sanitize.
+# gpu_parts.sh -- the parts of bench/gpu.sh that call tools: toolkit, env, kernels, attention, sanitize.
 #
 # Called by gpu.sh in the root of the sources, with its variables: python, TORCH_PYTHON,
 # ZR_BENCH_LIMIT (seconds that the part has).
@@ -64,18 +64,19 @@ kernels() {
         tests/test_sum.py tests/test_optimizer.py
 }
 
-# One tool over every kernel, each operand in an allocation of its own.
+# One tool over every kernel, or those with a word in their name, each operand in an allocation of
+# its own.
 sanitizer() {
     local program
     program=$(command -v compute-sanitizer) || program=$(readlink -f out/cuda/root)/bin/compute-sanitizer
     timeout -k 5 $((ZR_BENCH_LIMIT / 2 - 1)) "$program" --tool "$1" --error-exitcode 9 \
-        "$python" bench/gpu_kernels.py small
+        "$python" bench/gpu_kernels.py small ${2:+"$2"}
 }
 
 sanitize() {
     local rc=0
-    sanitizer memcheck || rc=$?
-    sanitizer racecheck || rc=$?
+    sanitizer memcheck "${1:-}" || rc=$?
+    sanitizer racecheck "${1:-}" || rc=$?
     return "$rc"
 }
 
@@ -84,4 +85,5 @@ toolkit) toolkit ;;
 env) env_ ;;
 kernels) kernels ;;
 sanitize) sanitize ;;
+attention) sanitize attention ;;
 esac

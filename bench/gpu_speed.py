@@ -36,7 +36,9 @@ def data_of(case: Case, vocab: int) -> Path:
 
 
 def ours(case: Case, data: Path, limit: float) -> dict[str, object]:
-    r = gpu_check.run(case.source, KIND, data, case.steps, limit=limit)
+    table = gpu_check.table_of(case)            # of the part tune, where that ran before
+    gemms = ('--gemms', table) if table.exists() else ()
+    r = gpu_check.run(case.source, KIND, data, case.steps, *gemms, limit=limit, label='speed')
     found = memory_of(r.said)
     graphs = [line for line in r.said.splitlines() if line.startswith('graphs:')]
     return {'code': r.code, 'seconds': r.seconds, 'losses': r.losses,
