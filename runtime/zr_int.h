@@ -26,6 +26,7 @@ enum { ZR_EAGER, ZR_LATE, ZR_SHUFFLED };
 /* What is counted as it moves: bytes from peers, collectives, bytes from and to the file. */
 enum { ZR_WIRE, ZR_MESSAGES, ZR_LOADS, ZR_STORES, ZR_MOVED };
 enum { ZR_OPERANDS = 12, ZR_TOLD = 256 };
+enum { ZR_SAVING, ZR_PROFILING, ZR_TEMPS };       /* what makes a file under another name first */
 
 /* ---- options (zr_options.c) */
 typedef struct zr_options {
@@ -43,14 +44,14 @@ typedef struct zr_options {
 typedef struct zr_seat {
     struct { _Atomic uint32_t arrived, read; } turn[ZR_QUEUES + 1];
     uint64_t part[2];                     /* of a sum: zr_total */
+    _Atomic int64_t step;                 /* that it is in, or was last, from 1 */
 } __attribute__((aligned(64))) zr_seat;
 
 typedef struct zr_shared {
     _Atomic uint32_t stop;                /* 1: leave */
     _Atomic int32_t code;                 /* exit code of the first failure, 0: none */
-    _Atomic int64_t step;                 /* that rank 0 is in, from 1 */
     char told[ZR_TOLD];                   /* what rank 0 tells the others: zr_tell */
-    char temp[ZR_FILE];                   /* a file to remove if the run ends now; "": none */
+    char temp[ZR_TEMPS][ZR_FILE];         /* files to remove if the run ends now; "": none */
     zr_seat seat[];                       /* [ranks] */
 } zr_shared;
 
@@ -143,9 +144,9 @@ void zr_fail(zr *z, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4), noreturn));
 void zr_leave_if_stopped(zr *z);
 void zr_refuse_launcher(zr *z);           /* fails where one has started us */
-/* Registers a file of zr_save_begin, made or still to be made, to be removed should the run end
- * before the next call; NULL: none. */
-void zr_temp(zr *z, const char *path);
+/* Registers a file that this run locks, made or still to be made, to be removed should the run end
+ * before the next call of this kind (ZR_SAVING ...); NULL: none. */
+void zr_temp(zr *z, int of, const char *path);
 double zr_now(void);                      /* seconds, monotonic */
 
 /* ---- the seats of all ranks (zr_seats.c) */

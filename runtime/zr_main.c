@@ -124,7 +124,7 @@ static void begin_save(zr *z)
     char why[ZR_WHY], path[ZR_FILE];
     if (!z->o->save || z->rank != 0) return;
     if (zr_save_temp(path, z->o->save, why)) zr_fail(z, ZR_USER, "--save %s", why);
-    zr_temp(z, path);                     /* it goes only if this run has its lock: see watch() */
+    zr_temp(z, ZR_SAVING, path);          /* it goes only if this run has its lock: clear_temps() */
     if (zr_save_begin(z->p, z->o->save, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
 }
 
@@ -208,7 +208,7 @@ static void count_moved(const zr *z, int64_t moved[ZR_MOVED], int64_t times)
 static double train_step(zr *z, double *report, int apart)
 {
     double begun = zr_now();
-    atomic_store(&z->shared->step, z->step + 1);
+    atomic_store(&z->shared->seat[z->rank].step, z->step + 1);
     zr_step_begin(z);
     zr_profile_step(z, 1);
     z->p->step(z);
@@ -319,7 +319,7 @@ static void save(zr *z)
     zr_barrier(z);
     if (z->rank == 0) {
         if (zr_save_end(z->o->save, 1, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
-        zr_temp(z, NULL);
+        zr_temp(z, ZR_SAVING, NULL);
     }
     zr_barrier(z);
 }

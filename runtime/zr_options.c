@@ -201,7 +201,8 @@ void zr_help(zr *z, const char *program)
              "  6  training cannot go on: %" PRId64 " steps in a row changed\n"
              "     nothing, but for the search of a loss scale, or no lower scale is left\n"
              "  7  a device hangs: a step took too long, or NCCL met an error\n"
-             "  129, 130, 143  ended by SIGHUP, SIGINT, SIGTERM\n", z->p->skips);
+             "  128 + N  ended by signal N (SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM,\n"
+             "     SIGTERM); what was ignored at the start stays so, but SIGTERM\n", z->p->skips);
 }
 
 void zr_version(zr *z)

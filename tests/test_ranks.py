@@ -67,6 +67,10 @@ def test_a_rank_killed_from_outside(program: Path, data: Path) -> None:
         (signal.SIGTERM, False),
         (signal.SIGTERM, True),
         (signal.SIGHUP, False),
+        (signal.SIGQUIT, True),
+        (signal.SIGUSR1, False),
+        (signal.SIGUSR2, True),
+        (signal.SIGALRM, True),
     ],
 )
 def test_signals_end_a_run_cleanly(
