@@ -9,7 +9,12 @@
  *  3. The rank's own thread issues; what becomes of a command is the target's affair.
  *  4. Only a target knows where arenas lie; the rest copies with zr_read and zr_write.
  *
- * Environment, for tests and measurements (the targets have some of their own)
+ * Environment
+ *   ZR_TIMEOUT_S=N         a run in which nothing has moved for so long in a step or an evaluation
+ *                          ends with exit code 7. Default: ten minutes in the first step, then no
+ *                          less than a minute and ten times the longest that it has taken: on a
+ *                          CPU any rank to end a command, on a GPU a rank to do a step (the median)
+ * and for tests and measurements (the targets have some of their own)
  *   ZR_PEAK_GFLOPS=X       the progress line shows the share of X that the run reaches (all ranks)
  */
 #ifndef ZR_INT_H
@@ -40,11 +45,21 @@ typedef struct zr_options {
 } zr_options;
 
 /* ---- what all ranks see: one mapping, made before they start */
+/* What a queue of a rank does, for the parent to see (zr_stall.c). */
+typedef struct zr_pulse {
+    _Atomic(const char *) doing;          /* a command's name; NULL: none */
+    _Atomic int held;                     /* that command is a wait for another queue */
+    _Atomic uint32_t ended;               /* commands */
+    _Atomic uint32_t waited;              /* how often it has found a peer not there yet */
+} zr_pulse;
+
 /* A rank's place: how far it has come on each queue (ZR_QUEUES: zr_barrier). */
 typedef struct zr_seat {
     struct { _Atomic uint32_t arrived, read; } turn[ZR_QUEUES + 1];
     uint64_t part[2];                     /* of a sum: zr_total */
     _Atomic int64_t step;                 /* that it is in, or was last, from 1 */
+    _Atomic int stepping;                 /* in a step or an evaluation: commands must end */
+    zr_pulse pulse[ZR_QUEUES + 1] __attribute__((aligned(64)));
 } __attribute__((aligned(64))) zr_seat;
 
 typedef struct zr_shared {
@@ -134,6 +149,7 @@ struct zr {
     void *space, *desk;                   /* scratch of the kernels; NULL: the target has none */
     uint32_t barriers;                    /* that this rank has come to */
     double peak;                          /* ZR_PEAK_GFLOPS; 0: not known */
+    int64_t timeout;                      /* ZR_TIMEOUT_S; 0: not given */
 };
 
 /* ---- ranks (zr_ranks.c) */
@@ -152,7 +168,8 @@ double zr_now(void);                      /* seconds, monotonic */
 /* ---- the seats of all ranks (zr_seats.c) */
 void zr_wake(_Atomic uint32_t *word);
 void zr_set(_Atomic uint32_t *word, uint32_t n);
-void zr_until(zr *z, _Atomic uint32_t *word, uint32_t n);     /* until *word has reached n */
+/* Until *word, a peer's, has reached n. */
+void zr_until(zr *z, int queue, _Atomic uint32_t *word, uint32_t n);
 uint32_t zr_arrive(zr *z, int queue, uint32_t *turn);         /* the next turn; returns it */
 void zr_all_arrived(zr *z, int queue, uint32_t turn);
 /* From the rank's own thread only, on all ranks alike: */
@@ -160,6 +177,18 @@ void zr_barrier(zr *z);
 void zr_tell(zr *z, void *what, size_t n);           /* what[n] = rank 0's; n <= ZR_TOLD */
 void zr_total(zr *z, uint64_t sum[2]);               /* the sum over all ranks */
 void zr_handshake(zr *z);                 /* fails when ranks run different programs or kernels */
+
+/* ---- ranks that stand still (zr_stall.c) */
+enum { ZR_FIRST_S = 600, ZR_LEAST_S = 60, ZR_TIMES = 10 };    /* how long is too long: above */
+void zr_stepping(zr *z, int yes);         /* a rank is in a step or an evaluation from here on */
+/* What the parent keeps. */
+typedef struct zr_stall {
+    double looked;                        /* when */
+    double quiet, longest;                /* seconds without the end of a command: now, so far */
+    uint32_t moves;                       /* of all ranks, when last looked */
+    uint32_t (*waited)[ZR_QUEUES + 1];    /* [here] half-way through a quiet time */
+} zr_stall;
+int zr_stalled(zr *z, zr_stall *s, char *why);       /* is it time to end the run? why[ZR_WHY] */
 
 /* ---- the target: memory */
 void zr_find_column(zr *z);               /* z->column; fails where the program has none */

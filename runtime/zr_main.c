@@ -177,6 +177,7 @@ static void validate(zr *z, int64_t step)
     int64_t B = z->p->batch;
     double loss, valid;
     if (!z->o->val) return;
+    zr_stepping(z, 1);
     zr_call(z, ZR_MAIN, z->p->clear, 0);
     for (int64_t first = 0; first < z->val.samples; first += B * z->ranks) {
         int64_t mine = first + z->rank * B, rows = z->val.samples - mine;
@@ -187,6 +188,7 @@ static void validate(zr *z, int64_t step)
     z->p->total(z);
     zr_call(z, ZR_MAIN, z->p->mean, address(&loss), address(&valid));
     zr_drain(z);
+    zr_stepping(z, 0);
     zr_log_val(z, step, loss, valid);
 }
 
@@ -209,6 +211,7 @@ static double train_step(zr *z, double *report, int apart)
 {
     double begun = zr_now();
     atomic_store(&z->shared->seat[z->rank].step, z->step + 1);
+    zr_stepping(z, 1);
     zr_step_begin(z);
     zr_profile_step(z, 1);
     z->p->step(z);
@@ -217,6 +220,7 @@ static double train_step(zr *z, double *report, int apart)
     zr_profile_step(z, 0);
     zr_call(z, ZR_MAIN, z->p->report, address(report));
     zr_finish(z, ZR_MAIN);
+    zr_stepping(z, 0);
     return zr_now() - begun;
 }
 

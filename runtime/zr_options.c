@@ -14,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MOST_STEPS = 1000000000, MOST_THREADS = 1024 };
+enum { MOST_STEPS = 1000000000, MOST_THREADS = 1024, MOST_TIMEOUT = 1000000 };
 
 enum { TEXT, NUMBER, FLAG };
 
@@ -177,6 +177,7 @@ void zr_parse(zr *z, zr_options *o, int argc, char **argv)
     set_mode(z, o);
     set_tune(z, o);
     z->peak = peak(z);
+    z->timeout = zr_setting(z, "ZR_TIMEOUT_S", MOST_TIMEOUT);
     if (o->help || o->version) return;
     check_options(z, o);
     set_profile(z, o);
@@ -200,7 +201,8 @@ void zr_help(zr *z, const char *program)
              "  5  a rank died\n"
              "  6  training cannot go on: %" PRId64 " steps in a row changed\n"
              "     nothing, but for the search of a loss scale, or no lower scale is left\n"
-             "  7  a device hangs: a step took too long, or NCCL met an error\n"
+             "  7  a rank or a device hangs: nothing has moved in a step for too long\n"
+             "     (ZR_TIMEOUT_S=N: N seconds), or NCCL met an error\n"
              "  128 + N  ended by signal N (SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM,\n"
              "     SIGTERM); what was ignored at the start stays so, but SIGTERM\n", z->p->skips);
 }

@@ -211,8 +211,15 @@ static void interrupted(zr *z, int signal)
     end(z, 128 + signal, line, n);
 }
 
+static void stalled(zr *z, zr_stall *s)
+{
+    char why[ZR_WHY], line[LINE];
+    if (!zr_stalled(z, s, why)) return;
+    end(z, ZR_STUCK, line, snprintf(line, LINE, "%s: %s\n", z->p->name, why));
+}
+
 /* Waits until all ranks have ended; those that do not leave in time after a stop are killed. */
-static void watch(zr *z, pid_t *pid, const sigset_t *signals)
+static void watch(zr *z, pid_t *pid, const sigset_t *signals, zr_stall *s)
 {
     double deadline = 0;
     struct timespec slice = {0, 50000000};
@@ -220,6 +227,7 @@ static void watch(zr *z, pid_t *pid, const sigset_t *signals)
         int signal = sigtimedwait(signals, NULL, &slice);
         double now = zr_now(), grace = 1e-3 * GRACE_MS;
         if (signal > 0 && signal != SIGCHLD) interrupted(z, signal);
+        stalled(z, s);
         if (!atomic_load(&z->shared->code)) continue;
         if (deadline == 0) deadline = now + 1e-3 * SAY_MS + grace;
         if (atomic_load(&z->shared->stop) && deadline > now + grace) deadline = now + grace;
@@ -240,7 +248,8 @@ int zr_ranks(zr *z, void (*body)(zr *z))
 {
     sigset_t signals, before;
     pid_t *pid = calloc((size_t)z->here, sizeof *pid), parent = getpid();
-    if (!pid) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+    zr_stall s = {.waited = calloc((size_t)z->here, sizeof *s.waited)};
+    if (!pid || !s.waited) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
     choose_signals(&signals);
     sigprocmask(SIG_BLOCK, &signals, &before);
     share(z);
@@ -256,8 +265,9 @@ int zr_ranks(zr *z, void (*body)(zr *z))
             break;
         }
     }
-    watch(z, pid, &signals);
+    watch(z, pid, &signals, &s);
     clear_temps(z);
+    free(s.waited);
     free(pid);
     return atomic_load(&z->shared->code);
 }

@@ -273,6 +273,7 @@ def test_a_log_is_not_written_over_the_data(
         ("ZR_GATHER_DELAY_US", ("abc", "-1", "1.5", "99999999999")),
         ("ZR_UNMAP_PEERS", ("yes", "2")),
         ("ZR_PEAK_GFLOPS", ("abc", "-1", "nan", "inf", "1x")),
+        ("ZR_TIMEOUT_S", ("abc", "-1", "1.5", "1000001")),
     ],
 )
 def test_settings_in_the_environment(
