@@ -25,7 +25,7 @@
 
 /* Exit codes, also in --help. A run that a signal ended leaves with 128 + signal. */
 enum { ZR_OK = 0, ZR_USER = 2, ZR_ENVIRONMENT = 3, ZR_DISAGREE = 4, ZR_DIED = 5, ZR_HOPELESS = 6,
-       ZR_STUCK = 7 };
+       ZR_STUCK = 7, ZR_MISCOUNTED = 8 };
 
 enum { ZR_EAGER, ZR_LATE, ZR_SHUFFLED };
 /* What is counted as it moves: bytes from peers, collectives, bytes from and to the file. */

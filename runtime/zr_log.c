@@ -166,15 +166,9 @@ static void end_of_training(zr *z, const double *report, const int64_t moved[ZR_
     zr_print(z, STDOUT_FILENO,
              "wire %" PRId64 " bytes and %" PRId64 " collectives per rank and step\n",
              moved[ZR_WIRE] / N, moved[ZR_MESSAGES] / N);
-    if (moved[ZR_WIRE] != p->wire * N || moved[ZR_MESSAGES] != p->messages * N)
-        zr_print(z, STDOUT_FILENO, "the plan says %" PRId64 " bytes and %" PRId64 " collectives\n",
-                 p->wire, p->messages);
     if (p->filed)
         zr_print(z, STDOUT_FILENO, "file %" PRId64 " bytes read and %" PRId64 " written per rank "
                  "and step\n", moved[ZR_LOADS] / N, moved[ZR_STORES] / N);
-    if (moved[ZR_LOADS] != p->loads * N || moved[ZR_STORES] != p->stores * N)
-        zr_print(z, STDOUT_FILENO, "the plan says %" PRId64 " bytes read and %" PRId64 " written\n",
-                 p->loads, p->stores);
 }
 
 void zr_log_end(zr *z, const double report[ZR_REPORT], const int64_t moved[ZR_MOVED])

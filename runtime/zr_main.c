@@ -265,6 +265,21 @@ static void train(zr *z, double *report, int64_t moved[ZR_MOVED])
     count_moved(z, moved, 1);
 }
 
+/* What was moved must be what the plan says: a program or a runtime at fault does not end as a run
+ * that is right. */
+static void check_moved(zr *z, const int64_t moved[ZR_MOVED])
+{
+    static const char *const what[] = {"bytes received", "collectives", "bytes read from the file",
+                                       "bytes written to the file"};
+    _Static_assert(sizeof what / sizeof *what == ZR_MOVED, "words for all that is counted");
+    const int64_t plan[] = {z->p->wire, z->p->messages, z->p->loads, z->p->stores};
+    for (int i = 0; i < ZR_MOVED; i++)
+        if (moved[i] != plan[i] * z->o->steps)
+            zr_fail(z, ZR_MISCOUNTED, "%" PRId64 " %s in %" PRId64 " steps; the plan says %" PRId64
+                    " a step; build the program anew, and tell of it if that does not help",
+                    moved[i], what[i], z->o->steps, plan[i]);
+}
+
 /* ---- results */
 
 static void say_token(zr *z, int32_t token)
@@ -370,6 +385,7 @@ static void run_rank(zr *z)
     zr_queues_stop(z);
     for (int queue = 0; queue < ZR_QUEUES; queue++)
         if (z->queue[queue].k) z->p->close(queue, z->queue[queue].k);
+    check_moved(z, moved);
 }
 
 int zr_main(int argc, char **argv, const zr_program *p)

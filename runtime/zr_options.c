@@ -203,6 +203,7 @@ void zr_help(zr *z, const char *program)
              "     nothing, but for the search of a loss scale, or no lower scale is left\n"
              "  7  a rank or a device hangs: nothing has moved in a step for too long\n"
              "     (ZR_TIMEOUT_S=N: N seconds), or NCCL met an error\n"
+             "  8  bytes or collectives that were counted are not those of the plan\n"
              "  128 + N  ended by signal N (SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM,\n"
              "     SIGTERM); what was ignored at the start stays so, but SIGTERM\n", z->p->skips);
 }

@@ -530,7 +530,9 @@ int main(int argc, char **argv)
         .ranks = c.ranks, .events = EVENTS,
         .grains = grains, .batch = BATCH, .sequence = SEQUENCE, .vocab = VOCAB, .ignore = IGNORE,
         .skips = 20, .tokens = c.tokens, .targets = c.targets, .flops = 1e6,
-        .wire = peers * (grains * UNITS * 2 * c.shard + 24), .messages = grains * UNITS * 2 + 2,
+        .wire = c.events == 3 ? TURNS * peers * (2 * c.shard + 8 * N)
+                : c.events ? 0 : peers * (grains * UNITS * 2 * c.shard + 24),
+        .messages = c.events == 3 ? 3 * TURNS : c.events ? 0 : grains * UNITS * 2 + 2,
         .flats = &flat, .tensors = &tensor, .nflats = 1, .ntensors = 1, .open = open_kernel,
         .close = close_kernel, .target = target, .object = object, .overhead = overhead,
         .init = init, .publish = publish, .step = c.events ? event_step : train_step,
