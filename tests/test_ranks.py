@@ -15,6 +15,8 @@ from typing import Iterator
 import numpy as np
 import pytest
 
+import law
+import trainer
 from program import (
     IGNORE,
     N,
@@ -149,8 +151,33 @@ def test_limits_of_this_host(program: Path, data: Path, tmp_path: Path) -> None:
     assert done.code == 3 and "of an arena" in done.err
     done = train(program, data, PAD_MIB=256, RANKS=2, limits=file_size)
     assert done.code == 3 and "memory file" in done.err
-    done = train(program, data, "--log", "/dev/full", RANKS=2)
-    assert done.code == 3 and "No space left" in done.err
+
+
+@pytest.mark.parametrize(
+    "family,keys",
+    [
+        ("gpt", ()),
+        ("llama", ("train.precision=bf16", "train.optimizer.masters=false")),
+        ("qwen3", ("train.precision=f16", "zero.offload_optimizer.device=nvme",
+                  "zero.offload_optimizer.nvme_path=.")),
+    ],
+)
+def test_a_small_stack(tmp_path: Path, family: str, keys: tuple[str, ...]) -> None:
+    """128 KiB, of the ranks' own threads and of those that they start."""
+    source = trainer.generate(law.path(family), "zero.stage=3", "cluster.ranks=2", *keys)
+    binary = trainer.build(source)
+    trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 5000))
+    said = set()
+    for limit in (128 << 10, 8 << 20):
+        for load in ((), ("--load", tmp_path / "w")):
+            done = run(binary, "--data", tmp_path / "tokens", "--steps", 2, *load, "--save",
+                       tmp_path / "w", "--log", tmp_path / "log", "--profile", tmp_path / "p",
+                       "--val", tmp_path / "tokens", "--sample", 3, "--hash",
+                       *(("--nvme", tmp_path) if "nvme" in str(keys) else ()), "--threads", 2,
+                       limits=lambda: resource.setrlimit(resource.RLIMIT_STACK, (limit, limit)))
+            assert done.code == 0, done.err
+            said.add((load, done.line("weights")))
+    assert len(said) == 2
 
 
 def namespaces() -> bool:
