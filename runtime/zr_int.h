@@ -112,8 +112,10 @@ typedef struct zr_profile {
 } zr_profile;
 
 /* ---- progress and log (zr_log.c) */
+enum { ZR_TO_STDOUT, ZR_TO_LOG, ZR_TO_PROFILE, ZR_SINKS };    /* what a run writes beside weights */
 typedef struct zr_log {
     int file;                             /* JSONL, -1: none; only rank 0 has it */
+    int lost[ZR_SINKS];                   /* errno of its first failure: no more goes there; or 0 */
     int tty, live;                        /* stderr is a terminal; a live line stands on it */
     double busy;                          /* seconds in training steps so far */
     double shown, shown_busy;             /* the last progress line: when, and busy then */
@@ -257,13 +259,19 @@ uint64_t zr_random(uint64_t *state);      /* splitmix64 (zr_main.c) */
 /* Does the program use this queue? */
 static inline int zr_uses(const zr *z, int queue) { return z->p->queues >> queue & 1; }
 
-/* ---- log (zr_log.c); rank 0 alone speaks */
+/* ---- log (zr_log.c); rank 0 alone speaks. What cannot be written does not end the run. */
 void zr_print(zr *z, int file, const char *format, ...) __attribute__((format(printf, 3, 4)));
-void zr_log_open(zr *z);                  /* fails where the log would be written over the data */
+void zr_lose(zr *z, int sink, int error);         /* says that no more goes to ZR_TO_... */
+/* Fails where s, the file `name` of `option`, is one that the run reads. */
+struct stat;
+void zr_refuse_inputs(zr *z, const char *option, const char *name, const struct stat *s);
+void zr_log_open(zr *z);                  /* fails where the log is another's: input, or a run's */
 void zr_log_begin(zr *z);                 /* empties it: from here on the run is sure to go on */
 void zr_log_step(zr *z, const double report[ZR_REPORT], double seconds);     /* that it took */
 void zr_log_val(zr *z, int64_t step, double loss, double tokens);
 /* moved: by this rank in all steps */
 void zr_log_end(zr *z, const double report[ZR_REPORT], const int64_t moved[ZR_MOVED]);
+/* Says again what was lost; fails where that is what the run was for. */
+void zr_log_close(zr *z);
 
 #endif

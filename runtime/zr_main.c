@@ -8,6 +8,7 @@
  */
 #define _GNU_SOURCE
 #include "zr_int.h"
+#include <fcntl.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
@@ -386,6 +387,16 @@ static void run_rank(zr *z)
     for (int queue = 0; queue < ZR_QUEUES; queue++)
         if (z->queue[queue].k) z->p->close(queue, z->queue[queue].k);
     check_moved(z, moved);
+    zr_log_close(z);
+}
+
+/* No file may come to stand where a closed stdin, stdout or stderr was: what goes there would be
+ * written into it. */
+static void hold_places(void)
+{
+    int fd = open("/dev/null", O_RDONLY);
+    while (fd >= 0 && fd <= STDERR_FILENO) fd = dup(fd);
+    if (fd >= 0) close(fd);
 }
 
 int zr_main(int argc, char **argv, const zr_program *p)
@@ -393,12 +404,13 @@ int zr_main(int argc, char **argv, const zr_program *p)
     zr_options o;
     zr z = {.p = p, .o = &o, .rank = -1, .ranks = p->ranks, .here = p->ranks,
             .started = zr_now(), .log.file = -1};
+    hold_places();
     if (p->abi != ZR_ABI)
         zr_fail(&z, ZR_DISAGREE, "made for runtime %u, this is %d; build it anew", p->abi, ZR_ABI);
     zr_parse(&z, &o, argc, argv);
     if (o.help) zr_help(&z, argv[0]);
     else if (o.version) zr_version(&z);
-    if (o.help || o.version) return ZR_OK;
+    if (o.help || o.version) return z.log.lost[ZR_TO_STDOUT] ? ZR_ENVIRONMENT : ZR_OK;
     signal(SIGXFSZ, SIG_IGN);             /* then a file too large is an error of write, */
     signal(SIGPIPE, SIG_IGN);             /* and so is a pipe that nobody reads */
     zr_prepare(&z);

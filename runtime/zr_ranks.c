@@ -137,7 +137,7 @@ enum { ENDINGS = sizeof endings / sizeof *endings };
 static void choose_signals(sigset_t *set)
 {
     struct sigaction was;
-    signal(SIGCHLD, SIG_DFL);             /* ignored, ranks would be gone before their end is seen */
+    signal(SIGCHLD, SIG_DFL);             /* ignored, ranks end before that can be seen */
     sigemptyset(set);
     sigaddset(set, SIGCHLD);
     for (int i = 0; i < ENDINGS; i++)

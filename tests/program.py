@@ -191,6 +191,8 @@ def start(
 
 def wait_for_step(running: subprocess.Popen[str], step: int) -> None:
     line = running.stderr.readline()
+    if line.startswith("profile: "):
+        line = running.stderr.readline()
     assert line.startswith(f"step {step}/"), line
 
 

@@ -78,16 +78,21 @@ def test_a_rank_killed_from_outside(program: Path, data: Path) -> None:
 def test_signals_end_a_run_cleanly(
     program: Path, data: Path, tmp_path: Path, number: signal.Signals, group: bool
 ) -> None:
-    running = start(program, data, "--save", tmp_path / "w", RANKS=3, FAULT="hang", OVERLAP=1)
+    running = start(
+        program, data, "--save", tmp_path / "w", "--profile", tmp_path / "p", "--profile-steps",
+        "20-21", RANKS=3, FAULT="hang", OVERLAP=1
+    )
     wait_for_step(running, 1)
     ranks = children(running.pid)
     assert (
         len(ranks) == 3 and len(list((tmp_path / "w").iterdir())) == 1
     )  # the room that --save took
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p.part", "w"]
     (os.killpg if group else os.kill)(running.pid, number)
     assert running.wait(3) == 128 + number
     assert f"stopped by signal {int(number)}" in running.stderr.read()
-    assert gone(ranks) and list((tmp_path / "w").iterdir()) == []
+    assert gone(ranks) and list(tmp_path.iterdir()) == [tmp_path / "w"]
+    assert list((tmp_path / "w").iterdir()) == []
 
 
 def test_ranks_do_not_outlive_the_parent(program: Path, data: Path) -> None:
