@@ -102,6 +102,23 @@ def test_a_reader_that_sleeps_is_no_stall(program: Path, data: Path) -> None:
     assert said.count(b"val loss") == 400
 
 
+def test_a_slow_disk_before_and_after_training_is_no_stall(
+    program: Path, data: Path, tmp_path: Path
+) -> None:
+    """Taking room for the weights, and saving them, each longer than the limit."""
+    (tmp_path / "slow.c").write_text(
+        "#include <unistd.h>\n"
+        "int fallocate(int f, int m, long at, long n)\n"
+        "{\n    (void)m;\n    usleep(1600000);\n    return ftruncate(f, at + n);\n}\n"
+        "int fsync(int f)\n{\n    (void)f;\n    usleep(1600000);\n    return 0;\n}\n")
+    subprocess.run(["gcc", "-shared", "-fPIC", tmp_path / "slow.c", "-o", tmp_path / "slow.so"],
+                   check=True)
+    done = train(program, data, "--save", tmp_path / "w", RANKS=2, ZR_TIMEOUT_S=1,
+                 LD_PRELOAD=tmp_path / "slow.so")
+    assert done.code == 0 and done.seconds > 3 * 1.6, done.err
+    assert (tmp_path / "w" / "model.safetensors").exists()
+
+
 @pytest.mark.parametrize("sanitizer", ["tsan", "asan"])
 def test_sanitizers_are_silent_about_a_stall(data: Path, sanitizer: str) -> None:
     done = train(built()[sanitizer], data, steps=30, RANKS=2, OVERLAP=1, FAULT="hang",
