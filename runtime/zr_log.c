@@ -13,6 +13,7 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -57,6 +58,10 @@ static void put(zr *z, int file, const char *text, size_t n)
         ssize_t done = write(file, text + at, n - at);
         if (done < 0 && errno == EINTR) continue;
         if (done < 0 && file == STDERR_FILENO) return;
+        if (done < 0 && errno == EAGAIN) {        /* others of the pipe want no waits */
+            poll(&(struct pollfd){file, POLLOUT, 0}, 1, -1);
+            continue;
+        }
         if (done < 0) {
             int error = errno;
             if (file == z->log.file) take_back(file, at);

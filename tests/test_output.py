@@ -3,11 +3,13 @@ it must not be."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import resource
 import subprocess
+import time
 from pathlib import Path
 from typing import IO
 
@@ -48,6 +50,24 @@ def test_a_failing_stdout_does_not_end_training(
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert [x["step"] for x in lines if "loss" in x] == [1, 2, 3, 4, 5] and "end" in lines[-1]
     assert (tmp_path / "w" / "model.safetensors").exists()
+
+
+def test_a_pipe_that_does_not_wait(program: Path, data: Path) -> None:
+    """Whoever made it reads later than it is filled: no line is lost."""
+    readable, writable = os.pipe()
+    fcntl.fcntl(writable, fcntl.F_SETPIPE_SZ, 4096)
+    os.set_blocking(writable, False)
+    running = subprocess.Popen(
+        [program, "--data", data, "--val", data, "--val-every", "1", "--steps", "1000", "--hash"],
+        stdout=writable, stderr=subprocess.PIPE, text=True, env=environment())
+    os.close(writable)
+    time.sleep(3)
+    said = b""
+    while some := os.read(readable, 65536):
+        said += some
+    os.close(readable)
+    assert running.wait(30) == 0, running.stderr.read()
+    assert said.count(b"val loss") == 1000 and b"\nweights " in said
 
 
 @pytest.mark.parametrize("args", [("--steps", 2, "--hash"), ("--steps", 2, "--sample", 3),
