@@ -9,9 +9,14 @@
  *  3. The rank's own thread issues; what becomes of a command is the target's affair.
  *  4. Only a target knows where arenas lie; the rest copies with zr_read and zr_write.
  *
- * Environment, for tests and measurements (the targets have some of their own)
+ * Environment
+ *   ZR_TIMEOUT_S=N         a run in which nothing has moved for so long in a step or an evaluation
+ *                          ends with exit code 7. Default: ten minutes in the first step, then no
+ *                          less than a minute and ten times the longest that it has taken: on a
+ *                          CPU any rank to end a command, on a GPU a rank to do a step (the median)
+ * and for tests and measurements (the targets have some of their own)
  *   ZR_PEAK_GFLOPS=X       the progress line shows the share of X that the run reaches (all ranks)
- * Environment of ranks that a launcher starts, and that its own variables need not say
+ * and for ranks that a launcher starts, where its own variables do not say it
  *   ZR_RANK, ZR_WORLD_SIZE, ZR_LOCAL_RANK, ZR_LOCAL_WORLD_SIZE, ZR_ADDR=HOST:PORT
  *                          see zr_launcher.c
  *   ZR_MEET_S=N            ranks have so long to meet at the start (default: 300)
@@ -24,12 +29,13 @@
 
 /* Exit codes, also in --help. A run that a signal ended leaves with 128 + signal. */
 enum { ZR_OK = 0, ZR_USER = 2, ZR_ENVIRONMENT = 3, ZR_DISAGREE = 4, ZR_DIED = 5, ZR_HOPELESS = 6,
-       ZR_STUCK = 7 };
+       ZR_STUCK = 7, ZR_MISCOUNTED = 8 };
 
 enum { ZR_EAGER, ZR_LATE, ZR_SHUFFLED };
 /* What is counted as it moves: bytes from peers, collectives, bytes from and to the file. */
 enum { ZR_WIRE, ZR_MESSAGES, ZR_LOADS, ZR_STORES, ZR_MOVED };
 enum { ZR_OPERANDS = 12, ZR_TOLD = 256 };
+enum { ZR_SAVING, ZR_PROFILING, ZR_TEMPS };       /* what makes a file under another name first */
 
 /* ---- options (zr_options.c) */
 typedef struct zr_options {
@@ -44,18 +50,28 @@ typedef struct zr_options {
 } zr_options;
 
 /* ---- what all ranks see: one mapping, made before they start */
+/* What a queue of a rank does, for the parent to see (zr_stall.c). */
+typedef struct zr_pulse {
+    _Atomic(const char *) doing;          /* a command's name; NULL: none */
+    _Atomic int held;                     /* that command is a wait for another queue */
+    _Atomic uint32_t ended;               /* commands */
+    _Atomic uint32_t waited;              /* how often it has found a peer not there yet */
+} zr_pulse;
+
 /* A rank's place: how far it has come on each queue (ZR_QUEUES: zr_barrier). */
 typedef struct zr_seat {
     struct { _Atomic uint32_t arrived, read; } turn[ZR_QUEUES + 1];
     uint64_t part[2];                     /* of a sum: zr_total */
+    _Atomic int64_t step;                 /* that it is in, or was last, from 1 */
+    _Atomic int stepping;                 /* in a step or an evaluation: commands must end */
+    zr_pulse pulse[ZR_QUEUES + 1] __attribute__((aligned(64)));
 } __attribute__((aligned(64))) zr_seat;
 
 typedef struct zr_shared {
     _Atomic uint32_t stop;                /* 1: leave */
     _Atomic int32_t code;                 /* exit code of the first failure, 0: none */
-    _Atomic int64_t step;                 /* that rank 0 is in, from 1 */
     char told[ZR_TOLD];                   /* what rank 0 tells the others: zr_tell */
-    char temp[ZR_FILE];                   /* a file to remove if the run ends now; "": none */
+    char temp[ZR_TEMPS][ZR_FILE];         /* files to remove if the run ends now; "": none */
     zr_seat seat[];                       /* [ranks] */
 } zr_shared;
 
@@ -101,8 +117,10 @@ typedef struct zr_profile {
 } zr_profile;
 
 /* ---- progress and log (zr_log.c) */
+enum { ZR_TO_STDOUT, ZR_TO_LOG, ZR_TO_PROFILE, ZR_SINKS };    /* what a run writes beside weights */
 typedef struct zr_log {
     int file;                             /* JSONL, -1: none; only rank 0 has it */
+    int lost[ZR_SINKS];                   /* errno of its first failure: no more goes there; or 0 */
     int tty, live;                        /* stderr is a terminal; a live line stands on it */
     double busy;                          /* seconds in training steps so far */
     double shown, shown_busy;             /* the last progress line: when, and busy then */
@@ -151,6 +169,7 @@ struct zr {
     void *space, *desk;                   /* scratch of the kernels; NULL: the target has none */
     uint32_t barriers;                    /* that this rank has come to */
     double peak;                          /* ZR_PEAK_GFLOPS; 0: not known */
+    int64_t timeout;                      /* ZR_TIMEOUT_S; 0: not given */
 };
 
 /* ---- ranks (zr_ranks.c) */
@@ -161,15 +180,16 @@ void zr_fail(zr *z, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4), noreturn));
 void zr_leave_if_stopped(zr *z);
 void zr_refuse_launcher(zr *z);           /* fails where one has started us */
-/* Registers a file of zr_save_begin, made or still to be made, to be removed should the run end
- * before the next call; NULL: none. */
-void zr_temp(zr *z, const char *path);
+/* Registers a file that this run locks, made or still to be made, to be removed should the run end
+ * before the next call of this kind (ZR_SAVING ...); NULL: none. */
+void zr_temp(zr *z, int of, const char *path);
 double zr_now(void);                      /* seconds, monotonic */
 
 /* ---- the seats of all ranks (zr_seats.c) */
 void zr_wake(_Atomic uint32_t *word);
 void zr_set(_Atomic uint32_t *word, uint32_t n);
-void zr_until(zr *z, _Atomic uint32_t *word, uint32_t n);     /* until *word has reached n */
+/* Until *word, a peer's, has reached n. */
+void zr_until(zr *z, int queue, _Atomic uint32_t *word, uint32_t n);
 uint32_t zr_arrive(zr *z, int queue, uint32_t *turn);         /* the next turn; returns it */
 void zr_all_arrived(zr *z, int queue, uint32_t turn);
 /* From the rank's own thread only, on all ranks alike: */
@@ -183,6 +203,18 @@ void zr_find_launcher(zr *z);             /* lowest, here, net, far; fails where
 extern const zr_far zr_plane;
 void zr_plane_open(zr *z);                /* by every rank of a launcher; net.local, .neighbours */
 void zr_plane_look(zr *z);                /* fails when a rank is gone */
+
+/* ---- ranks that stand still (zr_stall.c) */
+enum { ZR_FIRST_S = 600, ZR_LEAST_S = 60, ZR_TIMES = 10 };    /* how long is too long: above */
+void zr_stepping(zr *z, int yes);         /* a rank is in a step or an evaluation from here on */
+/* What the parent keeps. */
+typedef struct zr_stall {
+    double looked;                        /* when */
+    double quiet, longest;                /* seconds without the end of a command: now, so far */
+    uint32_t moves;                       /* of all ranks, when last looked */
+    uint32_t (*waited)[ZR_QUEUES + 1];    /* [here] half-way through a quiet time */
+} zr_stall;
+int zr_stalled(zr *z, zr_stall *s, char *why);       /* is it time to end the run? why[ZR_WHY] */
 
 /* ---- the target: memory */
 void zr_find_column(zr *z);               /* z->column; fails where the program has none */
@@ -253,13 +285,19 @@ uint64_t zr_random(uint64_t *state);      /* splitmix64 (zr_main.c) */
 /* Does the program use this queue? */
 static inline int zr_uses(const zr *z, int queue) { return z->p->queues >> queue & 1; }
 
-/* ---- log (zr_log.c); rank 0 alone speaks */
+/* ---- log (zr_log.c); rank 0 alone speaks. What cannot be written does not end the run. */
 void zr_print(zr *z, int file, const char *format, ...) __attribute__((format(printf, 3, 4)));
-void zr_log_open(zr *z);                  /* fails where the log would be written over the data */
+void zr_lose(zr *z, int sink, int error);         /* says that no more goes to ZR_TO_... */
+/* Fails where s, the file `name` of `option`, is one that the run reads. */
+struct stat;
+void zr_refuse_inputs(zr *z, const char *option, const char *name, const struct stat *s);
+void zr_log_open(zr *z);                  /* fails where the log is another's: input, or a run's */
 void zr_log_begin(zr *z);                 /* empties it: from here on the run is sure to go on */
 void zr_log_step(zr *z, const double report[ZR_REPORT], double seconds);     /* that it took */
 void zr_log_val(zr *z, int64_t step, double loss, double tokens);
 /* moved: by this rank in all steps */
 void zr_log_end(zr *z, const double report[ZR_REPORT], const int64_t moved[ZR_MOVED]);
+/* Says again what was lost; fails where that is what the run was for. */
+void zr_log_close(zr *z);
 
 #endif

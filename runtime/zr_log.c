@@ -5,32 +5,70 @@
  *     reader of the log meets half a line.
  *  2. Numbers in the log have all their digits: equal lines are equal bits.
  *  3. What was in the log is lost only when the run has passed all its checks.
+ *  4. Output that fails never ends training: it is said at once, and again at the end.
  */
 #include "zr_int.h"
+#include "zr_safetensors.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <math.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 enum { TEXT = 4096, NUMBER = 32 };
 
+/* ---- writing */
+
+static int sink_of(int file) { return file == STDOUT_FILENO ? ZR_TO_STDOUT : ZR_TO_LOG; }
+
+static const char *sink_name(const zr *z, int sink)
+{
+    return sink == ZR_TO_STDOUT ? "standard output" : sink == ZR_TO_LOG ? z->o->log : z->o->profile;
+}
+
+void zr_lose(zr *z, int sink, int error)
+{
+    z->log.lost[sink] = error;
+    zr_print(z, STDERR_FILENO, "%swriting %s: %s%s\n", z->log.live ? "\n" : "",
+             sink_name(z, sink), strerror(error),
+             z->rank < 0 ? "" : "; the run goes on without it");
+    z->log.live = 0;
+}
+
+/* Takes the part of a line that was written out of a file again. */
+static void take_back(int file, size_t n)
+{
+    struct stat s;
+    off_t end = lseek(file, 0, SEEK_CUR);
+    int bad = n == 0 || end < (off_t)n || fstat(file, &s) || !S_ISREG(s.st_mode) ||
+              ftruncate(file, end - (off_t)n);
+    (void)bad;                            /* then it stays */
+}
+
 static void put(zr *z, int file, const char *text, size_t n)
 {
-    while (n > 0) {
-        ssize_t done = write(file, text, n);
+    for (size_t at = 0; at < n;) {
+        ssize_t done = write(file, text + at, n - at);
         if (done < 0 && errno == EINTR) continue;
         if (done < 0 && file == STDERR_FILENO) return;
-        if (done < 0)
-            zr_fail(z, ZR_ENVIRONMENT, "writing %s: %s",
-                    file == STDOUT_FILENO ? "standard output" : z->o->log, strerror(errno));
-        text += done;
-        n -= (size_t)done;
+        if (done < 0 && errno == EAGAIN) {        /* others of the pipe want no waits */
+            poll(&(struct pollfd){file, POLLOUT, 0}, 1, -1);
+            continue;
+        }
+        if (done < 0) {
+            int error = errno;
+            if (file == z->log.file) take_back(file, at);
+            zr_lose(z, sink_of(file), error);
+            return;
+        }
+        at += (size_t)done;
     }
 }
 
@@ -46,27 +84,76 @@ void zr_print(zr *z, int file, const char *format, ...)
         put(z, STDERR_FILENO, "\n", 1);
         z->log.live = 0;
     }
-    put(z, file, text, (size_t)(n < TEXT ? n : TEXT - 1));
+    if (file == STDERR_FILENO || !z->log.lost[sink_of(file)])
+        put(z, file, text, (size_t)(n < TEXT ? n : TEXT - 1));
 }
 
-static void refuse_data(zr *z, const struct stat *log, const zr_data *d, const char *option)
+void zr_log_close(zr *z)
 {
-    struct stat s;
-    if (d->count && !fstat(d->fd, &s) && s.st_dev == log->st_dev && s.st_ino == log->st_ino)
-        zr_fail(z, ZR_USER, "--log %s: is the file of %s; the log would be written over it",
-                z->o->log, option);
+    for (int sink = 0; sink < ZR_SINKS; sink++)
+        if (z->log.lost[sink])
+            zr_print(z, STDERR_FILENO, "not all was written to %s: %s\n", sink_name(z, sink),
+                     strerror(z->log.lost[sink]));
+    if (z->log.lost[ZR_TO_STDOUT] && (z->o->hash || z->o->sample || !z->o->steps))
+        zr_fail(z, ZR_ENVIRONMENT, "what was asked for could not be written");
+}
+
+/* ---- begin */
+
+static int same(const struct stat *a, const struct stat *b)
+{
+    return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
+}
+
+static int is_data(const zr_data *d, const struct stat *s)
+{
+    struct stat data;
+    return d->count && !fstat(d->fd, &data) && same(s, &data);
+}
+
+/* Is it a file that --load opens? Where that cannot be told, loading will say what is wrong. */
+static int is_weights(zr *z, const struct stat *s)
+{
+    char why[ZR_WHY], index[ZR_FILE];
+    struct stat file;
+    zr_table t;
+    if (!z->o->load || zr_table_open(&t, z->o->load, why)) return 0;
+    snprintf(index, sizeof index, "%s/model.safetensors.index.json", z->o->load);
+    int found = t.index && !stat(index, &file) && same(s, &file);
+    for (int64_t i = 0; i < t.nfiles; i++)
+        found |= !fstat(t.files[i].fd, &file) && same(s, &file);
+    zr_table_close(&t);
+    return found;
+}
+
+void zr_refuse_inputs(zr *z, const char *option, const char *name, const struct stat *s)
+{
+    const char *of = is_data(&z->train, s) ? "--data" : is_data(&z->val, s) ? "--val"
+                     : is_weights(z, s) ? "--load" : NULL;
+    if (of) zr_fail(z, ZR_USER, "%s %s: is the file of %s, which would be written over", option,
+                    name, of);
+}
+
+/* Two runs must not write one log. */
+static void lock(zr *z)
+{
+    if (!flock(z->log.file, LOCK_EX | LOCK_NB)) return;
+    if (errno == EWOULDBLOCK)
+        zr_fail(z, ZR_ENVIRONMENT, "--log %s: another run writes it", z->o->log);
+    zr_print(z, STDERR_FILENO, "--log %s: cannot be locked (%s): let no other run write it\n",
+             z->o->log, strerror(errno));
 }
 
 void zr_log_open(zr *z)
 {
-    struct stat log;
+    struct stat s;
     z->log = (zr_log){.file = -1, .tty = isatty(STDERR_FILENO)};
     if (z->rank != 0 || !z->o->log) return;
     z->log.file = open(z->o->log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    if (z->log.file < 0 || fstat(z->log.file, &log))
+    if (z->log.file < 0 || fstat(z->log.file, &s))
         zr_fail(z, ZR_USER, "--log %s: %s", z->o->log, strerror(errno));
-    refuse_data(z, &log, &z->train, "--data");
-    refuse_data(z, &log, &z->val, "--val");
+    zr_refuse_inputs(z, "--log", z->o->log, &s);
+    if (S_ISREG(s.st_mode)) lock(z);
 }
 
 void zr_log_begin(zr *z)
@@ -103,16 +190,16 @@ static void show(zr *z, const double *report)
     int64_t step = z->step + 1, left = z->o->steps - step;
     double steps = (double)(step - l->shown_step), busy = l->busy - l->shown_busy;
     double gflops = 1e-9 * rate(steps * z->p->flops, busy);
-    double seconds = rate(l->busy * (double)left, (double)step);
+    int64_t seconds = (int64_t)rate(l->busy * (double)left, (double)step);
     if (report[ZR_SCALE] > 0) snprintf(scale, sizeof scale, "  scale %g", report[ZR_SCALE]);
     if (z->peak > 0) snprintf(share, sizeof share, " (%.0f%% of peak)", 100 * gflops / z->peak);
     int n = snprintf(line, sizeof line,
                      "step %" PRId64 "/%" PRId64 "  loss %.4f  norm %.3g  lr %.2e%s  "
                      "%.0f tokens/s  %.1f GFLOP/s%s  "
-                     "%d:%02d left",
+                     "%" PRId64 ":%02d left",
                      step, z->o->steps, report[ZR_LOSS], report[ZR_NORM], report[ZR_LR], scale,
-                     rate(steps * step_tokens(z), busy), gflops, share, (int)(seconds / 60),
-                     (int)seconds % 60);
+                     rate(steps * step_tokens(z), busy), gflops, share, seconds / 60,
+                     (int)(seconds % 60));
     if (n >= (int)sizeof line) n = sizeof line - 1;
     zr_print(z, STDERR_FILENO, l->tty ? "\r%.*s\033[K" : "%.*s\n", n, line);
     l->live = l->tty;
@@ -166,15 +253,9 @@ static void end_of_training(zr *z, const double *report, const int64_t moved[ZR_
     zr_print(z, STDOUT_FILENO,
              "wire %" PRId64 " bytes and %" PRId64 " collectives per rank and step\n",
              moved[ZR_WIRE] / N, moved[ZR_MESSAGES] / N);
-    if (moved[ZR_WIRE] != p->wire * N || moved[ZR_MESSAGES] != p->messages * N)
-        zr_print(z, STDOUT_FILENO, "the plan says %" PRId64 " bytes and %" PRId64 " collectives\n",
-                 p->wire, p->messages);
     if (p->filed)
         zr_print(z, STDOUT_FILENO, "file %" PRId64 " bytes read and %" PRId64 " written per rank "
                  "and step\n", moved[ZR_LOADS] / N, moved[ZR_STORES] / N);
-    if (moved[ZR_LOADS] != p->loads * N || moved[ZR_STORES] != p->stores * N)
-        zr_print(z, STDOUT_FILENO, "the plan says %" PRId64 " bytes read and %" PRId64 " written\n",
-                 p->loads, p->stores);
 }
 
 void zr_log_end(zr *z, const double report[ZR_REPORT], const int64_t moved[ZR_MOVED])

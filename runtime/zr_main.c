@@ -9,6 +9,7 @@
  */
 #define _GNU_SOURCE
 #include "zr_int.h"
+#include <fcntl.h>
 #include <inttypes.h>
 #include <signal.h>
 #include <stdio.h>
@@ -125,7 +126,7 @@ static void begin_save(zr *z)
     char why[ZR_WHY], path[ZR_FILE];
     if (!z->o->save || z->rank != 0) return;
     if (zr_save_temp(path, z->o->save, why)) zr_fail(z, ZR_USER, "--save %s", why);
-    zr_temp(z, path);                     /* it goes only if this run has its lock: see watch() */
+    zr_temp(z, ZR_SAVING, path);          /* it goes only if this run has its lock: clear_temps() */
     if (zr_save_begin(z->p, z->o->save, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
 }
 
@@ -178,6 +179,7 @@ static void validate(zr *z, int64_t step)
     int64_t B = z->p->batch;
     double loss, valid;
     if (!z->o->val) return;
+    zr_stepping(z, 1);
     zr_call(z, ZR_MAIN, z->p->clear, 0);
     for (int64_t first = 0; first < z->val.samples; first += B * z->ranks) {
         int64_t mine = first + z->rank * B, rows = z->val.samples - mine;
@@ -188,6 +190,7 @@ static void validate(zr *z, int64_t step)
     z->p->total(z);
     zr_call(z, ZR_MAIN, z->p->mean, address(&loss), address(&valid));
     zr_drain(z);
+    zr_stepping(z, 0);
     zr_log_val(z, step, loss, valid);
 }
 
@@ -209,7 +212,8 @@ static void count_moved(const zr *z, int64_t moved[ZR_MOVED], int64_t times)
 static double train_step(zr *z, double *report, int apart)
 {
     double begun = zr_now();
-    atomic_store(&z->shared->step, z->step + 1);
+    atomic_store(&z->shared->seat[z->rank].step, z->step + 1);
+    zr_stepping(z, 1);
     zr_step_begin(z);
     zr_profile_step(z, 1);
     z->p->step(z);
@@ -218,6 +222,7 @@ static double train_step(zr *z, double *report, int apart)
     zr_profile_step(z, 0);
     zr_call(z, ZR_MAIN, z->p->report, address(report));
     zr_finish(z, ZR_MAIN);
+    zr_stepping(z, 0);
     return zr_now() - begun;
 }
 
@@ -261,6 +266,21 @@ static void train(zr *z, double *report, int64_t moved[ZR_MOVED])
         count_moved(z, moved, -1);
     }
     count_moved(z, moved, 1);
+}
+
+/* What was moved must be what the plan says: a program or a runtime at fault does not end as a run
+ * that is right. */
+static void check_moved(zr *z, const int64_t moved[ZR_MOVED])
+{
+    static const char *const what[] = {"bytes received", "collectives", "bytes read from the file",
+                                       "bytes written to the file"};
+    _Static_assert(sizeof what / sizeof *what == ZR_MOVED, "words for all that is counted");
+    const int64_t plan[] = {z->p->wire, z->p->messages, z->p->loads, z->p->stores};
+    for (int i = 0; i < ZR_MOVED; i++)
+        if (moved[i] != plan[i] * z->o->steps)
+            zr_fail(z, ZR_MISCOUNTED, "%" PRId64 " %s in %" PRId64 " steps; the plan says %" PRId64
+                    " a step; build the program anew, and tell of it if that does not help",
+                    moved[i], what[i], z->o->steps, plan[i]);
 }
 
 /* ---- results */
@@ -321,7 +341,7 @@ static void save(zr *z)
     zr_barrier(z);
     if (z->rank == 0) {
         if (zr_save_end(z->o->save, 1, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
-        zr_temp(z, NULL);
+        zr_temp(z, ZR_SAVING, NULL);
     }
     zr_barrier(z);
 }
@@ -368,6 +388,17 @@ static void run_rank(zr *z)
     zr_queues_stop(z);
     for (int queue = 0; queue < ZR_QUEUES; queue++)
         if (z->queue[queue].k) z->p->close(queue, z->queue[queue].k);
+    check_moved(z, moved);
+    zr_log_close(z);
+}
+
+/* No file may come to stand where a closed stdin, stdout or stderr was: what goes there would be
+ * written into it. */
+static void hold_places(void)
+{
+    int fd = open("/dev/null", O_RDONLY);
+    while (fd >= 0 && fd <= STDERR_FILENO) fd = dup(fd);
+    if (fd >= 0) close(fd);
 }
 
 int zr_main(int argc, char **argv, const zr_program *p)
@@ -375,12 +406,13 @@ int zr_main(int argc, char **argv, const zr_program *p)
     zr_options o;
     zr z = {.p = p, .o = &o, .rank = -1, .ranks = p->ranks, .here = p->ranks,
             .started = zr_now(), .log.file = -1};
+    hold_places();
     if (p->abi != ZR_ABI)
         zr_fail(&z, ZR_DISAGREE, "made for runtime %u, this is %d; build it anew", p->abi, ZR_ABI);
     zr_parse(&z, &o, argc, argv);
     if (o.help) zr_help(&z, argv[0]);
     else if (o.version) zr_version(&z);
-    if (o.help || o.version) return ZR_OK;
+    if (o.help || o.version) return z.log.lost[ZR_TO_STDOUT] ? ZR_ENVIRONMENT : ZR_OK;
     signal(SIGXFSZ, SIG_IGN);             /* then a file too large is an error of write, */
     signal(SIGPIPE, SIG_IGN);             /* and so is a pipe that nobody reads */
     zr_prepare(&z);

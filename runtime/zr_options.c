@@ -14,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MOST_STEPS = 1000000000, MOST_THREADS = 1024 };
+enum { MOST_STEPS = 1000000000, MOST_THREADS = 1024, MOST_TIMEOUT = 1000000 };
 
 enum { TEXT, NUMBER, FLAG };
 
@@ -186,6 +186,7 @@ void zr_parse(zr *z, zr_options *o, int argc, char **argv)
     set_mode(z, o);
     set_tune(z, o);
     z->peak = peak(z);
+    z->timeout = zr_setting(z, "ZR_TIMEOUT_S", MOST_TIMEOUT);
     if (o->help || o->version) return;
     check_options(z, o);
     set_profile(z, o);
@@ -204,13 +205,17 @@ void zr_help(zr *z, const char *program)
     zr_print(z, STDOUT_FILENO, "\nexit codes\n"
              "  0  done\n"
              "  2  an option or an input file is wrong\n"
-             "  3  this host will not do: memory, disk, processor or device\n"
+             "  3  this host will not do: memory, disk, processor or device; or stdout cannot\n"
+             "     be written, where that was asked for (--hash, --sample, --steps 0, --version)\n"
              "  4  ranks disagree: another plan, other kernels, another number in the launcher\n"
              "  5  a rank died\n"
              "  6  training cannot go on: %" PRId64 " steps in a row changed\n"
              "     nothing, but for the search of a loss scale, or no lower scale is left\n"
-             "  7  a device hangs: a step took too long, or NCCL met an error\n"
-             "  129, 130, 143  ended by SIGHUP, SIGINT, SIGTERM\n", z->p->skips);
+             "  7  a rank or a device hangs: nothing has moved in a step for too long\n"
+             "     (ZR_TIMEOUT_S=N: N seconds), or NCCL met an error\n"
+             "  8  bytes or collectives that were counted are not those of the plan\n"
+             "  128 + N  ended by signal N (SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM,\n"
+             "     SIGTERM); what was ignored at the start stays so, but SIGTERM\n", z->p->skips);
 }
 
 void zr_version(zr *z)

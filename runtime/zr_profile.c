@@ -8,7 +8,8 @@
  *
  * Invariants
  *  1. Nothing is computed otherwise: without notes a queue does the same in the same order.
- *  2. The file is made under another name and gets its own when it is whole.
+ *  2. The file is made under another name and gets its own when it is whole. That it cannot be
+ *     written does not end training.
  */
 #define _GNU_SOURCE
 #include "zr_int.h"
@@ -20,10 +21,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { TEXT = 1 << 16, LINE = 1024 };
+enum { TEXT = 1 << 13, LINE = 1024 };
 
 const char *zr_queue_name(int queue)
 {
@@ -47,34 +49,35 @@ static void part_name(const zr *z, char *path)
     snprintf(path, ZR_FILE, "%s.part", z->o->profile);
 }
 
-static void refuse(zr *z, const struct stat *s, const char *name, int fd, const char *option)
+/* The file that is written until it is whole: made now, locked while this process lives. */
+static void make_part(zr *z, const char *part)
 {
-    struct stat other;
-    if (fd >= 0 && !fstat(fd, &other) && other.st_dev == s->st_dev && other.st_ino == s->st_ino)
-        zr_fail(z, ZR_USER, "--profile %s: is the file of %s; the profile would be written over it",
-                name, option);
+    char why[ZR_WHY];
+    if (zr_save_clear(part, why)) zr_fail(z, ZR_USER, "--profile %s", why);
+    zr_temp(z, ZR_PROFILING, part);
+    int fd = open(part, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd < 0 || (flock(fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK))
+        zr_fail(z, ZR_USER, "--profile %s: %s", z->o->profile, strerror(errno));
 }
 
 void zr_profile_open(zr *z)
 {
     const char *file = z->o->profile;
     char part[ZR_FILE];
-    struct stat s;
+    struct stat s, log;
     if (!file || z->rank != 0) return;
     if (strlen(file) + sizeof ".part" > ZR_FILE) zr_fail(z, ZR_USER, "--profile: a name too long");
     part_name(z, part);
     for (const char *name = file; name; name = name == file ? part : NULL) {
         if (stat(name, &s)) continue;
         if (!S_ISREG(s.st_mode)) zr_fail(z, ZR_USER, "--profile %s: is no file", name);
-        refuse(z, &s, name, z->train.count ? z->train.fd : -1, "--data");
-        refuse(z, &s, name, z->val.count ? z->val.fd : -1, "--val");
-        refuse(z, &s, name, z->log.file, "--log");
+        zr_refuse_inputs(z, "--profile", name, &s);
+        if (z->log.file >= 0 && !fstat(z->log.file, &log) && s.st_dev == log.st_dev &&
+            s.st_ino == log.st_ino)
+            zr_fail(z, ZR_USER, "--profile %s: is the file of --log", name);
         if (access(name, W_OK)) zr_fail(z, ZR_USER, "--profile %s: %s", name, strerror(errno));
     }
-    int fd = open(part, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-    if (fd < 0) zr_fail(z, ZR_USER, "--profile %s: %s", file, strerror(errno));
-    close(fd);
-    unlink(part);
+    make_part(z, part);
 }
 
 void zr_profile_start(zr *z)
@@ -269,33 +272,24 @@ static void print_table(zr *z)
 /* ---- the file */
 
 struct out {
-    int fd;
+    int fd, error;                        /* errno of the first that failed; 0: none has */
     int64_t at;
     int n;
     char text[TEXT];
 };
 
-static void fail_file(zr *z)
+static void flush(struct out *o)
 {
-    char part[ZR_FILE];
-    int error = errno;
-    part_name(z, part);
-    unlink(part);
-    zr_fail(z, ZR_ENVIRONMENT, "--profile %s: %s", z->o->profile, strerror(error));
-}
-
-static void flush(zr *z, struct out *o)
-{
-    if (zr_write_at(o->fd, o->text, o->n, o->at)) fail_file(z);
+    if (!o->error && zr_write_at(o->fd, o->text, o->n, o->at)) o->error = errno;
     o->at += o->n;
     o->n = 0;
 }
 
-__attribute__((format(printf, 3, 4)))
-static void say(zr *z, struct out *o, const char *format, ...)
+__attribute__((format(printf, 2, 3)))
+static void say(struct out *o, const char *format, ...)
 {
     va_list args;
-    if (o->n > TEXT - LINE) flush(z, o);
+    if (o->n > TEXT - LINE) flush(o);
     va_start(args, format);
     o->n += vsnprintf(o->text + o->n, LINE, format, args);
     va_end(args);
@@ -305,20 +299,20 @@ static void say(zr *z, struct out *o, const char *format, ...)
 #define US "%" PRId64 ".%03d"
 #define OF_NS(ns) (ns) / 1000, (int)((ns) % 1000)
 
-static void write_event(zr *z, struct out *o, const char *name, int thread, int64_t begin,
+static void write_event(const zr *z, struct out *o, const char *name, int thread, int64_t begin,
                         int64_t end)
 {
-    say(z, o, "{\"name\":\"%s\",\"ph\":\"X\",\"ts\":" US ",\"dur\":" US ",\"pid\":%d,\"tid\":%d",
+    say(o, "{\"name\":\"%s\",\"ph\":\"X\",\"ts\":" US ",\"dur\":" US ",\"pid\":%d,\"tid\":%d",
         name, OF_NS(begin), OF_NS(end - begin), z->rank, thread);
 }
 
-static void write_names(zr *z, struct out *o)
+static void write_names(const zr *z, struct out *o)
 {
-    say(z, o, "%s{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank "
+    say(o, "%s{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank "
         "%d\"}}", z->rank ? ",\n" : "[\n", z->rank, z->rank);
     for (int t = 0; t <= ZR_QUEUES; t++)
         if (t == ZR_QUEUES || zr_uses(z, t))
-            say(z, o, ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":"
+            say(o, ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":"
                 "{\"name\":\"%s\"}}", z->rank, t, t < ZR_QUEUES ? zr_queue_name(t) : "steps");
 }
 
@@ -338,48 +332,53 @@ static void write_notes(zr *z, struct out *o)
     char name[LINE / 2];
     for (int64_t i = 0; i < steps(z); i++) {
         snprintf(name, sizeof name, "step %" PRId64, z->o->profile_first + i);
-        say(z, o, ",\n");
+        say(o, ",\n");
         write_event(z, o, name, ZR_QUEUES, (int64_t)(1e9 * f->wall[i][0]),
                     (int64_t)(1e9 * f->wall[i][1]));
-        say(z, o, "}");
+        say(o, "}");
     }
     for (const zr_note *note = f->note; note < f->note + f->used; note++) {
         if (note == f->note || note->step != note[-1].step) f->rows = 0;
         zr_row *calls = row_of(z, note->name, note->queue);
-        say(z, o, ",\n");
+        say(o, ",\n");
         unit_name(z, name, note, calls->calls);
         write_event(z, o, name, note->queue, note->begin, note->end);
-        say(z, o, ",\"args\":{\"step\":%" PRId64 ",\"call\":%" PRId64, note->step + 1,
+        say(o, ",\"args\":{\"step\":%" PRId64 ",\"call\":%" PRId64, note->step + 1,
             calls->calls++);
-        if (note->kind >= 0) say(z, o, ",\"for\":\"%s\"", zr_queue_name(note->kind));
-        if (note->bytes) say(z, o, ",\"bytes\":%" PRId64, note->bytes);
-        say(z, o, "}}");
+        if (note->kind >= 0) say(o, ",\"for\":\"%s\"", zr_queue_name(note->kind));
+        if (note->bytes) say(o, ",\"bytes\":%" PRId64, note->bytes);
+        say(o, "}}");
     }
 }
 
-/* This rank's part, behind those of the ranks before it. */
-static void write_part(zr *z, const char *part)
+/* This rank's part, behind those of the ranks before it. Returns 0 or errno. */
+static int write_part(zr *z, const char *part)
 {
-    struct out o = {.fd = open(part, O_WRONLY | O_CLOEXEC | (z->rank ? 0 : O_CREAT | O_TRUNC),
-                               0666)};
-    if (o.fd < 0 || (o.at = lseek(o.fd, 0, SEEK_END)) < 0) fail_file(z);
+    struct out o = {.fd = open(part, O_WRONLY | O_CLOEXEC)};
+    if (o.fd < 0) return errno;
+    o.at = lseek(o.fd, 0, SEEK_END);
     write_names(z, &o);
     write_notes(z, &o);
-    if (z->rank == z->ranks - 1) say(z, &o, "\n]\n");
-    flush(z, &o);
-    if (close(o.fd)) fail_file(z);
+    if (z->rank == z->ranks - 1) say(&o, "\n]\n");
+    flush(&o);
+    return close(o.fd) && !o.error ? errno : o.error;
 }
 
 void zr_profile_end(zr *z)
 {
     char part[ZR_FILE];
+    uint64_t error[2] = {0};              /* errno of the first that failed */
     if (!profiled(z) || z->step + 1 != z->o->profile_last) return;
     zr_clocks_end(z);
     print_table(z);
     part_name(z, part);
-    for (int rank = 0; rank < z->ranks; rank++) {
-        if (rank == z->rank) write_part(z, part);
-        zr_barrier(z);
+    for (int rank = 0; rank < z->ranks && !error[0]; rank++) {
+        if (rank == z->rank) error[0] = (uint64_t)write_part(z, part);
+        zr_total(z, error);
     }
-    if (z->rank == 0 && rename(part, z->o->profile)) fail_file(z);
+    if (z->rank != 0) return;
+    if (!error[0] && rename(part, z->o->profile)) error[0] = (uint64_t)errno;
+    if (error[0]) unlink(part);
+    if (error[0]) zr_lose(z, ZR_TO_PROFILE, (int)error[0]);
+    zr_temp(z, ZR_PROFILING, NULL);
 }

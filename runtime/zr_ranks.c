@@ -12,6 +12,7 @@
 #include "zr_int.h"
 #include <errno.h>
 #include <inttypes.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -23,7 +24,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { LINE = 1024, GRACE_MS = 300 };     /* how long ranks have to leave by themselves */
+/* How long a failure may take to be told, and then ranks to leave by themselves. */
+enum { LINE = 1024, SAY_MS = 1000, GRACE_MS = 300 };
 
 double zr_now(void)
 {
@@ -34,17 +36,18 @@ double zr_now(void)
 
 /* ---- failing */
 
+/* A reader that sleeps must not hold up the end. */
 static void say(const char *line, int n)
 {
+    struct pollfd ready = {STDERR_FILENO, POLLOUT, 0};
+    if (poll(&ready, 1, SAY_MS) == 0) return;
     ssize_t written = write(STDERR_FILENO, line, (size_t)(n < LINE ? n : LINE - 1));
     (void)written;                        /* nobody is left to tell */
 }
 
-/* Tells every rank to leave; the first code stays. Returns 1 for the first. */
-static int stop(zr *z, int code)
+/* Tells every rank to leave. */
+static void stop(zr *z)
 {
-    int32_t none = 0;
-    int first = atomic_compare_exchange_strong(&z->shared->code, &none, code);
     atomic_store(&z->shared->stop, 1);
     zr_wake(&z->shared->stop);
     for (int r = 0; r < z->ranks; r++)
@@ -52,7 +55,16 @@ static int stop(zr *z, int code)
             zr_wake(&z->shared->seat[r].turn[q].arrived);
             zr_wake(&z->shared->seat[r].turn[q].read);
         }
-    return first;
+}
+
+/* The first failure is told, and then everybody leaves: whoever waits for the end of all cannot
+ * cut it short. */
+static void end(zr *z, int code, const char *line, int n)
+{
+    int32_t none = 0;
+    if (z->shared && !atomic_compare_exchange_strong(&z->shared->code, &none, code)) return;
+    say(line, n);
+    if (z->shared) stop(z);
 }
 
 /* The first thread of a process that leaves takes the others with it; these wait here for that,
@@ -75,7 +87,7 @@ void zr_fail(zr *z, int code, const char *format, ...)
     va_end(args);
     if (n > LINE - 2) n = LINE - 2;
     line[n++] = '\n';
-    if (!z->shared || stop(z, code)) say(line, n);
+    end(z, code, line, n);
     _exit(code);
 }
 
@@ -86,9 +98,9 @@ void zr_leave_if_stopped(zr *z)
     _exit(ZR_DIED);
 }
 
-void zr_temp(zr *z, const char *path)
+void zr_temp(zr *z, int of, const char *path)
 {
-    snprintf(z->shared->temp, ZR_FILE, "%s", path ? path : "");
+    snprintf(z->shared->temp[of], ZR_FILE, "%s", path ? path : "");
 }
 
 /* ---- who started us */
@@ -114,6 +126,25 @@ void zr_refuse_launcher(zr *z)
     }
 }
 
+/* ---- signals */
+
+/* What ends a run. Such a signal often goes to the whole group; the parent decides for all. */
+static const int endings[] = {SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM, SIGTERM};
+enum { ENDINGS = sizeof endings / sizeof *endings };
+
+/* What the parent waits for. A signal that is ignored when it starts stays so (nohup, a script's
+ * `&`), but SIGTERM. */
+static void choose_signals(sigset_t *set)
+{
+    struct sigaction was;
+    signal(SIGCHLD, SIG_DFL);             /* ignored, ranks end before that can be seen */
+    sigemptyset(set);
+    sigaddset(set, SIGCHLD);
+    for (int i = 0; i < ENDINGS; i++)
+        if (endings[i] == SIGTERM || sigaction(endings[i], NULL, &was) ||
+            was.sa_handler != SIG_IGN) sigaddset(set, endings[i]);
+}
+
 /* ---- the parent */
 
 /* A rank's whole life. */
@@ -121,10 +152,7 @@ static void live(zr *z, int rank, pid_t parent, const sigset_t *before, void (*b
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(ZR_DIED);
-    /* Such a signal often goes to the whole group; the parent decides for all. */
-    signal(SIGINT, SIG_IGN);
-    signal(SIGTERM, SIG_IGN);
-    signal(SIGHUP, SIG_IGN);
+    for (int i = 0; i < ENDINGS; i++) signal(endings[i], SIG_IGN);
     sigprocmask(SIG_SETMASK, before, NULL);
     z->rank = rank;
     body(z);
@@ -154,21 +182,23 @@ static void judge(zr *z, int rank, int status)
     else if (WEXITSTATUS(status))
         n = snprintf(line, LINE, "%s: rank %d ended with exit code %d; all ranks are stopped\n",
                      z->p->name, rank, WEXITSTATUS(status));
-    if (n && stop(z, ZR_DIED)) say(line, n);
+    if (n) end(z, ZR_DIED, line, n);
 }
 
 /* Takes in every rank that has ended. Returns how many are left. */
 static int reap(zr *z, pid_t *pid)
 {
-    int status, left = 0;
-    pid_t gone;
-    while ((gone = waitpid(-1, &status, WNOHANG)) > 0)
-        for (int r = 0; r < z->here; r++)
-            if (pid[r] == gone) {
-                pid[r] = 0;
-                judge(z, z->lowest + r, status);
-            }
-    for (int r = 0; r < z->here; r++) left += pid[r] > 0;
+    int left = 0;
+    for (int r = 0; r < z->here; r++) {
+        int status = ZR_DIED << 8;        /* for one that somebody else has taken in */
+        if (pid[r] <= 0) continue;
+        if (waitpid(pid[r], &status, WNOHANG) == 0) {
+            left++;
+            continue;
+        }
+        pid[r] = 0;                       /* the number may be another's from here on */
+        judge(z, z->lowest + r, status);
+    }
     return left;
 }
 
@@ -176,37 +206,51 @@ static void interrupted(zr *z, int signal)
 {
     char line[LINE];
     int n = snprintf(line, LINE, "\n%s: stopped by signal %d (%s) in step %" PRId64 "\n",
-                     z->p->name, signal, strsignal(signal), atomic_load(&z->shared->step));
-    if (stop(z, 128 + signal)) say(line, n);
+                     z->p->name, signal, strsignal(signal),
+                     atomic_load(&z->shared->seat[z->lowest].step));
+    end(z, 128 + signal, line, n);
+}
+
+static void stalled(zr *z, zr_stall *s)
+{
+    char why[ZR_WHY], line[LINE];
+    if (!zr_stalled(z, s, why)) return;
+    end(z, ZR_STUCK, line, snprintf(line, LINE, "%s: %s\n", z->p->name, why));
 }
 
 /* Waits until all ranks have ended; those that do not leave in time after a stop are killed. */
-static int watch(zr *z, pid_t *pid, const sigset_t *signals)
+static void watch(zr *z, pid_t *pid, const sigset_t *signals, zr_stall *s)
 {
-    char why[ZR_WHY];
     double deadline = 0;
     struct timespec slice = {0, 50000000};
     while (reap(z, pid) > 0) {
         int signal = sigtimedwait(signals, NULL, &slice);
+        double now = zr_now(), grace = 1e-3 * GRACE_MS;
         if (signal > 0 && signal != SIGCHLD) interrupted(z, signal);
-        if (!atomic_load(&z->shared->stop)) continue;
-        if (deadline == 0) deadline = zr_now() + 1e-3 * GRACE_MS;
-        for (int r = 0; zr_now() > deadline && r < z->here; r++)
+        stalled(z, s);
+        if (!atomic_load(&z->shared->code)) continue;
+        if (deadline == 0) deadline = now + 1e-3 * SAY_MS + grace;
+        if (atomic_load(&z->shared->stop) && deadline > now + grace) deadline = now + grace;
+        for (int r = 0; now > deadline && r < z->here; r++)
             if (pid[r] > 0) kill(pid[r], SIGKILL);
     }
-    /* All ranks are gone, and their locks: a file that is locked is another run's. */
-    if (z->shared->temp[0]) zr_save_clear(z->shared->temp, why);
-    return atomic_load(&z->shared->code);
+}
+
+/* All ranks are gone, and their locks: a file that is locked is another run's. */
+static void clear_temps(zr *z)
+{
+    char why[ZR_WHY];
+    for (int of = 0; of < ZR_TEMPS; of++)
+        if (z->shared->temp[of][0]) zr_save_clear(z->shared->temp[of], why);
 }
 
 int zr_ranks(zr *z, void (*body)(zr *z))
 {
     sigset_t signals, before;
     pid_t *pid = calloc((size_t)z->here, sizeof *pid), parent = getpid();
-    if (!pid) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
-    sigemptyset(&signals);
-    for (size_t i = 0; i < 4; i++)
-        sigaddset(&signals, (const int[]){SIGCHLD, SIGINT, SIGTERM, SIGHUP}[i]);
+    zr_stall s = {.waited = calloc((size_t)z->here, sizeof *s.waited)};
+    if (!pid || !s.waited) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+    choose_signals(&signals);
     sigprocmask(SIG_BLOCK, &signals, &before);
     share(z);
     fflush(NULL);
@@ -217,12 +261,13 @@ int zr_ranks(zr *z, void (*body)(zr *z))
             char line[LINE];
             int n = snprintf(line, LINE, "%s: starting rank %d: %s\n", z->p->name, z->lowest + r,
                              strerror(errno));
-            say(line, n);
-            stop(z, ZR_ENVIRONMENT);
+            end(z, ZR_ENVIRONMENT, line, n);
             break;
         }
     }
-    int code = watch(z, pid, &signals);
+    watch(z, pid, &signals, &s);
+    clear_temps(z);
+    free(s.waited);
     free(pid);
-    return code;
+    return atomic_load(&z->shared->code);
 }

@@ -29,20 +29,23 @@ void zr_set(_Atomic uint32_t *word, uint32_t n)
     zr_wake(word);
 }
 
-void zr_until(zr *z, _Atomic uint32_t *word, uint32_t n)
+void zr_until(zr *z, int queue, _Atomic uint32_t *word, uint32_t n)
 {
     const struct timespec slice = {0, 100000000};
     for (;;) {
         uint32_t seen = atomic_load(word);
         if ((int32_t)(seen - n) >= 0) return;
         zr_leave_if_stopped(z);
+        atomic_fetch_add_explicit(&z->shared->seat[z->rank].pulse[queue].waited, 1,
+                                  memory_order_relaxed);
         syscall(SYS_futex, word, FUTEX_WAIT, seen, &slice, NULL, 0);
     }
 }
 
 void zr_all_arrived(zr *z, int queue, uint32_t turn)
 {
-    for (int r = 0; r < z->ranks; r++) zr_until(z, &z->shared->seat[r].turn[queue].arrived, turn);
+    for (int r = 0; r < z->ranks; r++)
+        zr_until(z, queue, &z->shared->seat[r].turn[queue].arrived, turn);
 }
 
 uint32_t zr_arrive(zr *z, int queue, uint32_t *turn)

@@ -76,6 +76,9 @@ static int path(char *to, const char *dir, const char *name, char *why)
     return zr_why(why, "%.200s...: the path is too long", dir);
 }
 
+/* Elements on their way: too much for a small stack (ulimit -s). */
+typedef struct chunk { float whole[CHUNK]; uint16_t half[CHUNK]; } chunk;
+
 /* ---- saving */
 int zr_save_temp(char *to, const char *dir, char *why)
 {
@@ -201,19 +204,20 @@ int zr_save_begin(const zr_program *p, const char *dir, char *why)
 /* The masters [n] of f at `from` in its arena, to float[n] at file offset `at`. */
 static int write_floats(int fd, zr *z, const zr_flat *f, int64_t from, int64_t n, int64_t at)
 {
-    float chunk[CHUNK];
-    uint16_t half[CHUNK];
-    for (int64_t i = 0; i < n; i += CHUNK) {
+    chunk *c = malloc(sizeof *c);
+    int bad = !c;
+    for (int64_t i = 0; !bad && i < n; i += CHUNK) {
         int64_t some = n - i < CHUNK ? n - i : CHUNK;
         if (f->type == ZR_F32) {
-            zr_read(z, f->queue, chunk, from + 4 * i, 4 * some);
+            zr_read(z, f->queue, c->whole, from + 4 * i, 4 * some);
         } else {
-            zr_read(z, f->queue, half, from + 2 * i, 2 * some);
-            zr_widen(chunk, half, some, BF16);
+            zr_read(z, f->queue, c->half, from + 2 * i, 2 * some);
+            zr_widen(c->whole, c->half, some, BF16);
         }
-        if (zr_write_at(fd, chunk, 4 * some, at + 4 * i)) return -1;
+        bad = zr_write_at(fd, c->whole, 4 * some, at + 4 * i);
     }
-    return 0;
+    free(c);
+    return bad ? -1 : 0;
 }
 
 /* This rank's pieces of every tensor, data at file offset `at`. */
@@ -267,13 +271,12 @@ int zr_save_end(const char *dir, int ok, char *why)
 }
 
 /* ---- loading */
-/* to float[n] from file offset `at` */
-static int read_chunk(int fd, float *to, int64_t n, int64_t at, int dtype)
+/* n floats from file offset `at` */
+static int read_chunk(int fd, chunk *to, int64_t n, int64_t at, int dtype)
 {
-    uint16_t half[CHUNK];
-    if (dtype == F32) return zr_read_at(fd, to, 4 * n, at);
-    if (zr_read_at(fd, half, 2 * n, at)) return -1;
-    zr_widen(to, half, n, dtype);
+    if (dtype == F32) return zr_read_at(fd, to->whole, 4 * n, at);
+    if (zr_read_at(fd, to->half, 2 * n, at)) return -1;
+    zr_widen(to->whole, to->half, n, dtype);
     return 0;
 }
 
@@ -281,20 +284,22 @@ static int read_chunk(int fd, float *to, int64_t n, int64_t at, int dtype)
 static int read_floats(int fd, zr *z, const zr_flat *f, int64_t to, int64_t n, int64_t at,
                        int dtype)
 {
-    float chunk[CHUNK];
-    uint16_t half[CHUNK];
+    chunk *c = malloc(sizeof *c);
     int64_t width = dtype == F32 ? 4 : 2;
-    for (int64_t i = 0; i < n; i += CHUNK) {
+    int bad = !c;
+    for (int64_t i = 0; !bad && i < n; i += CHUNK) {
         int64_t some = n - i < CHUNK ? n - i : CHUNK;
-        if (read_chunk(fd, chunk, some, at + width * i, dtype)) return -1;
+        bad = read_chunk(fd, c, some, at + width * i, dtype);
+        if (bad) break;
         if (f->type == ZR_F32) {
-            zr_write(z, f->queue, to + 4 * i, chunk, 4 * some);
+            zr_write(z, f->queue, to + 4 * i, c->whole, 4 * some);
         } else {
-            zr_narrow(half, chunk, some);
-            zr_write(z, f->queue, to + 2 * i, half, 2 * some);
+            zr_narrow(c->half, c->whole, some);
+            zr_write(z, f->queue, to + 2 * i, c->half, 2 * some);
         }
     }
-    return 0;
+    free(c);
+    return bad ? -1 : 0;
 }
 
 static const char prefix[] = "transformer.";

@@ -175,7 +175,10 @@ def written(data: Path, count: int) -> str:
 # ---- runs that are watched while they go on
 
 
-def start(binary: Path, data: Path, *args: object, **settings: object) -> subprocess.Popen[str]:
+def start(
+    binary: Path, data: Path, *args: object, limits: Callable[[], None] | None = None,
+    **settings: object
+) -> subprocess.Popen[str]:
     """A run of its own process group."""
     return subprocess.Popen(
         [str(binary), "--data", str(data), "--steps", "30", *map(str, args)],
@@ -184,11 +187,14 @@ def start(binary: Path, data: Path, *args: object, **settings: object) -> subpro
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,
+        preexec_fn=limits,
     )
 
 
 def wait_for_step(running: subprocess.Popen[str], step: int) -> None:
     line = running.stderr.readline()
+    if line.startswith("profile: "):
+        line = running.stderr.readline()
     assert line.startswith(f"step {step}/"), line
 
 

@@ -71,7 +71,7 @@ def test_what_it_says_of_itself(program) -> None:
     done = run(program, '--version')
     assert done.returncode == 0 and '\nkernels none\n' in done.stdout
     text = run(program, '--help').stdout
-    assert '--no-graph' in text and '\n  7  a device hangs' in text
+    assert '--no-graph' in text and '\n  7  a rank or a device hangs' in text
 
 
 @pytest.mark.slow

@@ -271,8 +271,8 @@ def test_a_run_says_what_it_moves(folder: pathlib.Path) -> None:
     done = program.run(made(), '--data', folder / 'tokens', '--steps', 3, '--nvme', folder)
     read, written = cost.moved(planned('gpt-tiny', 'zero.stage=3', 'cluster.ranks=2', TILE, *STATES,
                                        *PARAMS))
+    assert done.code == 0, done.err
     assert f'file {read} bytes read and {written} written per rank and step' in done.out
-    assert 'the plan says' not in done.out
 
 
 @pytest.mark.parametrize('where,code,said', [
@@ -318,7 +318,6 @@ def test_every_disk_gives_the_same_bits(folder: pathlib.Path, faulty: pathlib.Pa
         done = faults(folder, faulty, fault)
         ring = 'by io_uring' in whole.err and 'ringless' not in fault
         assert ('by io_uring' if ring else 'by reads and writes') in done.err
-        assert 'the plan says' not in done.out
         assert (done.code, done.line('weights')) == (0, whole.line('weights'))
 
 

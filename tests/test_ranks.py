@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+import law
+import trainer
 from program import (
     IGNORE,
     N,
@@ -68,21 +70,30 @@ def test_a_rank_killed_from_outside(program: Path, data: Path) -> None:
         (signal.SIGTERM, False),
         (signal.SIGTERM, True),
         (signal.SIGHUP, False),
+        (signal.SIGQUIT, True),
+        (signal.SIGUSR1, False),
+        (signal.SIGUSR2, True),
+        (signal.SIGALRM, True),
     ],
 )
 def test_signals_end_a_run_cleanly(
     program: Path, data: Path, tmp_path: Path, number: signal.Signals, group: bool
 ) -> None:
-    running = start(program, data, "--save", tmp_path / "w", RANKS=3, FAULT="hang", OVERLAP=1)
+    running = start(
+        program, data, "--save", tmp_path / "w", "--profile", tmp_path / "p", "--profile-steps",
+        "20-21", RANKS=3, FAULT="hang", OVERLAP=1
+    )
     wait_for_step(running, 1)
     ranks = children(running.pid)
     assert (
         len(ranks) == 3 and len(list((tmp_path / "w").iterdir())) == 1
     )  # the room that --save took
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["p.part", "w"]
     (os.killpg if group else os.kill)(running.pid, number)
     assert running.wait(3) == 128 + number
     assert f"stopped by signal {int(number)}" in running.stderr.read()
-    assert gone(ranks) and list((tmp_path / "w").iterdir()) == []
+    assert gone(ranks) and list(tmp_path.iterdir()) == [tmp_path / "w"]
+    assert list((tmp_path / "w").iterdir()) == []
 
 
 def test_ranks_do_not_outlive_the_parent(program: Path, data: Path) -> None:
@@ -146,8 +157,33 @@ def test_limits_of_this_host(program: Path, data: Path, tmp_path: Path) -> None:
     assert done.code == 3 and "of an arena" in done.err
     done = train(program, data, PAD_MIB=256, RANKS=2, limits=file_size)
     assert done.code == 3 and "memory file" in done.err
-    done = train(program, data, "--log", "/dev/full", RANKS=2)
-    assert done.code == 3 and "No space left" in done.err
+
+
+@pytest.mark.parametrize(
+    "family,keys",
+    [
+        ("gpt", ()),
+        ("llama", ("train.precision=bf16", "train.optimizer.masters=false")),
+        ("qwen3", ("train.precision=f16", "zero.offload_optimizer.device=nvme",
+                  "zero.offload_optimizer.nvme_path=.")),
+    ],
+)
+def test_a_small_stack(tmp_path: Path, family: str, keys: tuple[str, ...]) -> None:
+    """128 KiB, of the ranks' own threads and of those that they start."""
+    source = trainer.generate(law.path(family), "zero.stage=3", "cluster.ranks=2", *keys)
+    binary = trainer.build(source)
+    trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 5000))
+    said = set()
+    for limit in (128 << 10, 8 << 20):
+        for load in ((), ("--load", tmp_path / "w")):
+            done = run(binary, "--data", tmp_path / "tokens", "--steps", 2, *load, "--save",
+                       tmp_path / "w", "--log", tmp_path / "log", "--profile", tmp_path / "p",
+                       "--val", tmp_path / "tokens", "--sample", 3, "--hash",
+                       *(("--nvme", tmp_path) if "nvme" in str(keys) else ()), "--threads", 2,
+                       limits=lambda: resource.setrlimit(resource.RLIMIT_STACK, (limit, limit)))
+            assert done.code == 0, done.err
+            said.add((load, done.line("weights")))
+    assert len(said) == 2
 
 
 def namespaces() -> bool:
@@ -302,6 +338,7 @@ def test_a_log_is_not_written_over_the_data(
         ("ZR_GATHER_DELAY_US", ("abc", "-1", "1.5", "99999999999")),
         ("ZR_UNMAP_PEERS", ("yes", "2")),
         ("ZR_PEAK_GFLOPS", ("abc", "-1", "nan", "inf", "1x")),
+        ("ZR_TIMEOUT_S", ("abc", "-1", "1.5", "1000001")),
     ],
 )
 def test_settings_in_the_environment(

@@ -62,7 +62,6 @@ def test_every_number_of_ranks_computes_the_same(
     shard, moves = 8 * N // ranks, GRAINS // ranks * UNITS * 2
     wire, count = (ranks - 1) * (moves * shard + 24), moves + 2
     assert done.line("wire") == f"wire {wire} bytes and {count} collectives per rank and step"
-    assert "the plan says" not in done.out
     records = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     steps = [record for record in records if "loss" in record]
     assert [record["step"] for record in steps] == [1, 2, 3]

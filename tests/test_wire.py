@@ -158,7 +158,6 @@ def counted(folder: pathlib.Path, family: str, *keys: str, steps: int = 2) -> No
     assert done.code == 0, done.err
     assert done.line('wire') == \
         f'wire {want[0]} bytes and {want[1]} collectives per rank and step', keys
-    assert 'the plan says' not in done.out
     last = json.loads((folder / 'log').read_text().splitlines()[-1])
     assert (last['wire'], last['collectives']) == want
 
@@ -178,15 +177,18 @@ def test_the_runtime_counts_the_same_everywhere(tmp_path: pathlib.Path, n: int) 
 
 
 def test_a_wrong_count_shows(tmp_path: pathlib.Path) -> None:
-    """A program that states another number, or moves another, says that they differ."""
+    """A program that moves something else than it states says so at its end, with a code of its
+    own; its weights are saved."""
     source = trainer.generate(law.path('gpt'), 'zero.stage=1', 'cluster.ranks=2')
     trainer.write_tokens(tmp_path / 'tokens', law.tokens(256, 5000))
-    wire = re.search(r'\.wire = (\d+)', source)
-    for wrong in (source.replace(wire[0], f'.wire = {int(wire[1]) + 1}'),
-                  source.replace('.messages = ', '.messages = 1 + ')):
-        assert wrong != source
-        done = program.run(trainer.build(wrong), '--data', tmp_path / 'tokens', '--steps', 1)
-        assert 'the plan says' in done.out
+    for stated, counted in (('wire', 'bytes received'), ('messages', 'collectives')):
+        n = int(re.search(rf'\.{stated} = (\d+)', source)[1])
+        wrong = trainer.build(source.replace(f'.{stated} = {n}', f'.{stated} = {n + 1}'))
+        done = program.run(wrong, '--data', tmp_path / 'tokens', '--steps', 2, '--hash',
+                           '--save', tmp_path / stated)
+        assert done.code == 8 and done.err.count('the plan says') == 1
+        assert f': {2 * n} {counted} in 2 steps; the plan says {n + 1} a step' in done.err
+        assert done.line('weights') and (tmp_path / stated / 'model.safetensors').exists()
 
 
 # ---- stages 1 and 2 reduce-scatter

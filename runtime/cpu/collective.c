@@ -18,7 +18,7 @@ enum { PART = 512 };                      /* int64 of an allreduce that are summ
 static void all_read(zr *z, int queue, uint32_t n)
 {
     zr_set(&z->shared->seat[z->rank].turn[queue].read, n);
-    for (int r = 0; r < z->ranks; r++) zr_until(z, &z->shared->seat[r].turn[queue].read, n);
+    for (int r = 0; r < z->ranks; r++) zr_until(z, queue, &z->shared->seat[r].turn[queue].read, n);
 }
 
 /* ---- ZR_UNMAP_PEERS: peers' arenas can be read only while a collective is in progress */
@@ -54,7 +54,7 @@ static void run_gather(zr *z, int queue, const zr_command *c)
     for (int i = 0; i < z->ranks; i++) {
         int r = (z->rank + i) % z->ranks;     /* not all at the same peer at once */
         char *there = z->t->peer[r] + from + r * from_step, *here = z->t->arena + to + r * to_step;
-        zr_until(z, &z->shared->seat[r].turn[queue].arrived, n);
+        zr_until(z, queue, &z->shared->seat[r].turn[queue].arrived, n);
         if (here != there) memcpy(here, there, (size_t)bytes);
         if (r != z->rank) q->bytes += bytes;
     }
@@ -121,7 +121,7 @@ static void reduce_part(zr *z, int queue, int64_t from, int64_t to, int64_t n)
     readable(z, +1);
     for (int r = 0; r < z->ranks; r++) {
         const uint64_t *there = (const uint64_t *)(z->t->peer[r] + from);
-        zr_until(z, &z->shared->seat[r].turn[queue].arrived, turn);
+        zr_until(z, queue, &z->shared->seat[r].turn[queue].arrived, turn);
         for (int64_t i = 0; i < n; i++) sum[i] += there[i];
     }
     readable(z, -1);

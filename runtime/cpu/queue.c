@@ -68,8 +68,13 @@ void zr_drain(zr *z)
 static void run(zr *z, int queue, const zr_command *c)
 {
     int kind = c->fn ? ZR_WORKS : c->run == run_wait ? (int)c->i[0] : ZR_MOVES;
+    zr_pulse *pulse = &z->shared->seat[z->rank].pulse[queue];
     zr_note *note = c->name ? zr_note_begin(z, queue, c->name, kind) : NULL;
+    atomic_store_explicit(&pulse->held, kind >= 0, memory_order_relaxed);
+    atomic_store_explicit(&pulse->doing, c->name, memory_order_relaxed);
     c->run(z, queue, c);
+    atomic_store_explicit(&pulse->doing, NULL, memory_order_relaxed);
+    atomic_fetch_add_explicit(&pulse->ended, 1, memory_order_relaxed);
     zr_note_end(z, note);
 }
 

@@ -11,8 +11,6 @@
  *  3. The rank's own thread issues and waits; the watchdog only looks, speaks and ends the process.
  *
  * Environment
- *   ZR_TIMEOUT_S=N     a rank that has waited so long for its queues gives up (default: ten times
- *                      the median step and no less than a minute; ten minutes for the first step)
  *   ZR_SHARE_GPU=1     ranks may share a device, for tests: they take turns and are slow
  */
 #ifndef ZR_CUDA_H
@@ -44,7 +42,6 @@ typedef struct zr_watch {
     double limit, begun;                  /* seconds it was given; when the step began */
     double recent[ZR_RECENT];             /* seconds of the last steps */
     int64_t steps;                        /* that have been measured */
-    int64_t setting;                      /* ZR_TIMEOUT_S; 0: not given */
     const char *what;                     /* the last thing issued, and on which queue */
     int queue, communicators;             /* communicators: they may be asked for errors */
 } zr_watch;

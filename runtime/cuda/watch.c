@@ -16,8 +16,6 @@
 #include <string.h>
 #include <time.h>
 
-enum { FIRST_S = 600, LEAST_S = 60, TIMES = 10 };
-
 /* ---- how long is too long */
 
 static int compare(const void *a, const void *b)
@@ -27,16 +25,17 @@ static int compare(const void *a, const void *b)
 }
 
 /* Seconds that the queues may take. */
-static double limit(const zr_watch *w)
+static double limit(const zr *z)
 {
+    const zr_watch *w = &z->t->watch;
     double sorted[ZR_RECENT];
     int64_t n = w->steps < ZR_RECENT ? w->steps : ZR_RECENT;
-    if (w->setting) return (double)w->setting;
-    if (!n) return FIRST_S;
+    if (z->timeout) return (double)z->timeout;
+    if (!n) return ZR_FIRST_S;
     memcpy(sorted, w->recent, sizeof sorted);
     qsort(sorted, (size_t)n, sizeof *sorted, compare);
-    double enough = TIMES * sorted[n / 2];
-    return enough > LEAST_S ? enough : LEAST_S;
+    double enough = ZR_TIMES * sorted[n / 2];
+    return enough > ZR_LEAST_S ? enough : ZR_LEAST_S;
 }
 
 void zr_expect(zr *z)
@@ -44,7 +43,7 @@ void zr_expect(zr *z)
     zr_watch *w = &z->t->watch;
     pthread_mutex_lock(&w->lock);
     if (w->deadline == 0) {
-        w->limit = limit(w);
+        w->limit = limit(z);
         w->deadline = zr_now() + w->limit;
     }
     pthread_mutex_unlock(&w->lock);

@@ -12,7 +12,7 @@
  *   SKIP      full, free, made or gone: this kind of wait is left out
  *   PAD_MIB   the arena is so much larger
  *   WORK_US   every `use` takes so much longer
- *   FAULT     what goes wrong (see `fault`); rank 1 (0 if alone) in step 2
+ *   FAULT     what goes wrong (see `fault`, and unequal: fewer gathers); rank 1 (0 if alone) in step 2
  *   EVENTS    1, 2: the step checks what events mean instead, eager or late; 3: that what was given
  *             to a collective may be written when it is over; 4: that a step, late, leaves what only
  *             the next one waits for, and the last step nothing
@@ -170,6 +170,7 @@ static void wait(zr *z, int queue, int event, const char *kind)
 static void bring(zr *z, int unit, int slot)
 {
     int64_t to = c.ring + slot * 8 * N;
+    if (faulty("unequal") && c.step == 2 && unit == 0 && zr_rank(z) == 1) return;
     wait(z, gather_queue(), FREE + slot, "free");
     zr_gather(z, gather_queue(), c.master + unit * c.shard, 0, to, c.shard, c.shard);
     zr_record(z, gather_queue(), FULL + slot);
@@ -532,7 +533,9 @@ int main(int argc, char **argv)
         .ranks = c.ranks, .events = EVENTS,
         .grains = grains, .batch = BATCH, .sequence = SEQUENCE, .vocab = VOCAB, .ignore = IGNORE,
         .skips = 20, .tokens = c.tokens, .targets = c.targets, .flops = 1e6,
-        .wire = peers * (grains * UNITS * 2 * c.shard + 24), .messages = grains * UNITS * 2 + 2,
+        .wire = c.events == 3 ? TURNS * peers * (2 * c.shard + 8 * N)
+                : c.events ? 0 : peers * (grains * UNITS * 2 * c.shard + 24),
+        .messages = c.events == 3 ? 3 * TURNS : c.events ? 0 : grains * UNITS * 2 + 2,
         .flats = &flat, .tensors = &tensor, .nflats = 1, .ntensors = 1, .open = open_kernel,
         .close = close_kernel, .target = target, .object = object, .overhead = overhead,
         .init = init, .publish = publish, .step = c.events ? event_step : train_step,

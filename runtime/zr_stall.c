@@ -1,0 +1,110 @@
+/* zr_stall.c -- how the parent finds a rank that stands still: stopped, or at a command that does
+ * not end.
+ *
+ * In a step or an evaluation commands end all the time, on some rank at least. When none has for
+ * too long, every rank but the culprit waits for a peer, and counts that in its seat several times
+ * a second; the culprit has a command that is no such wait, or counts nothing at all.
+ *
+ * Invariants
+ *  1. Where a rank is in no step and no evaluation (it starts, loads, saves, prints) nothing is
+ *     asked of any: that may take as long as it does.
+ *  2. Time in which the parent itself did not run counts for nothing: all were stopped.
+ */
+#include "zr_int.h"
+#include <inttypes.h>
+#include <stdio.h>
+
+/* ---- a rank */
+
+void zr_stepping(zr *z, int yes)
+{
+    zr_seat *seat = &z->shared->seat[z->rank];
+    atomic_store_explicit(&seat->stepping, yes, memory_order_relaxed);
+    atomic_fetch_add_explicit(&seat->pulse[ZR_QUEUES].ended, 1, memory_order_relaxed);
+}
+
+/* ---- the parent */
+
+static zr_seat *seat_of(zr *z, int r) { return &z->shared->seat[z->lowest + r]; }
+
+static uint32_t waited(zr *z, int r, int queue)
+{
+    return atomic_load_explicit(&seat_of(z, r)->pulse[queue].waited, memory_order_relaxed);
+}
+
+static const char *doing(zr *z, int r, int queue)
+{
+    return atomic_load_explicit(&seat_of(z, r)->pulse[queue].doing, memory_order_relaxed);
+}
+
+/* Does it wait for another queue, if it does anything? */
+static int held(zr *z, int r, int queue)
+{
+    return atomic_load_explicit(&seat_of(z, r)->pulse[queue].held, memory_order_relaxed);
+}
+
+/* Do all ranks have to move? *moves: what they have done so far */
+static int all_step(zr *z, uint32_t *moves)
+{
+    int all = 1;
+    *moves = 0;
+    for (int r = 0; r < z->here; r++) {
+        all &= atomic_load_explicit(&seat_of(z, r)->stepping, memory_order_relaxed);
+        for (int q = 0; q <= ZR_QUEUES; q++)
+            *moves += atomic_load_explicit(&seat_of(z, r)->pulse[q].ended, memory_order_relaxed);
+    }
+    return all;
+}
+
+static double limit(zr *z, const zr_stall *s)
+{
+    double enough = ZR_TIMES * s->longest;
+    if (z->timeout) return (double)z->timeout;
+    if (atomic_load(&seat_of(z, 0)->step) < 2) return ZR_FIRST_S;
+    return enough > ZR_LEAST_S ? enough : ZR_LEAST_S;
+}
+
+/* The queue at which a rank stands still; -1: it waits for others. */
+static int culprit(zr *z, const zr_stall *s, int r)
+{
+    int waits = 0;
+    for (int q = 0; q < ZR_QUEUES; q++)
+        if (waited(z, r, q) != s->waited[r][q]) waits = 1;
+        else if (doing(z, r, q) && !held(z, r, q)) return q;
+    return waits ? -1 : ZR_MAIN;
+}
+
+static int describe(zr *z, const zr_stall *s, char *why)
+{
+    int r = 0, queue = -1;
+    while (r < z->here && (queue = culprit(z, s, r)) < 0) r++;
+    if (queue < 0)
+        return zr_why(why, "no command has ended for %.0f s (ZR_TIMEOUT_S), and all ranks wait for "
+                      "each other; all are stopped", s->quiet);
+    const char *what = doing(z, r, queue);
+    return zr_why(why, "no command has ended for %.0f s (ZR_TIMEOUT_S): rank %d stands still in "
+                  "step %" PRId64 ", queue %s, %s%s; all ranks are stopped; look for a process "
+                  "that was stopped, or a disk or file system that does not answer", s->quiet,
+                  z->lowest + r, atomic_load(&seat_of(z, r)->step), zr_queue_name(queue),
+                  what ? "at " : "between two commands", what ? what : "");
+}
+
+int zr_stalled(zr *z, zr_stall *s, char *why)
+{
+    const double most = 0.2;              /* of one look: it comes every 0.05 s */
+    double now = zr_now(), passed = now - s->looked < most ? now - s->looked : most;
+    double before = s->quiet, half = limit(z, s) / 2;
+    uint32_t moves;
+    s->looked = now;
+    if (zr_is_gpu) return 0;              /* a rank there watches itself: cuda/watch.c */
+    if (!all_step(z, &moves) || moves != s->moves) {
+        if (before > s->longest) s->longest = before;
+        s->moves = moves;
+        s->quiet = 0;
+        return 0;
+    }
+    s->quiet += passed;
+    for (int r = 0; before < half && s->quiet >= half && r < z->here; r++)
+        for (int q = 0; q <= ZR_QUEUES; q++) s->waited[r][q] = waited(z, r, q);
+    return s->quiet >= 2 * half && describe(z, s, why);
+}
