@@ -160,6 +160,20 @@ void zr_tell(zr *z, void *what, size_t n);           /* what[n] = rank 0's; n <=
 void zr_total(zr *z, uint64_t sum[2]);               /* the sum over all ranks */
 void zr_handshake(zr *z);                 /* fails when ranks run different programs or kernels */
 
+/* ---- ranges (zr_range.c): each fails, naming the command, where it leaves its arena */
+void zr_check_queue(zr *z, const char *what, int queue);
+void zr_check_event(zr *z, const char *what, int queue, int event);
+void zr_check_call(zr *z, const char *name, int queue, int n);
+void zr_check_drop(zr *z, int queue, int64_t at, int64_t bytes);
+void zr_check_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes);
+void zr_check_gather(zr *z, int queue, int64_t from, int64_t from_step, int64_t to,
+                     int64_t to_step, int64_t bytes);
+void zr_check_alltoall(zr *z, int queue, int64_t at, int64_t step, int64_t to, int64_t bytes);
+void zr_check_reducescatter(zr *z, int queue, int64_t at, int64_t step, int64_t to,
+                            int64_t bytes, int type);
+void zr_check_allreduce(zr *z, int queue, int64_t from, int64_t to, int64_t n);
+void zr_check_batch(zr *z, int64_t grain, int64_t at);
+
 /* ---- the target: memory */
 void zr_find_column(zr *z);               /* z->column; fails where the program has none */
 /* Before the ranks start: z->t, and what can be found out about room for them. */

@@ -60,6 +60,7 @@ static void run_batch(zr *z, int queue, const zr_command *c)
 
 void zr_batch_at(zr *z, int64_t grain, int64_t at)
 {
+    zr_check_batch(z, grain, at);
     zr_push(z, ZR_MAIN, &(zr_command){run_batch, "batch", NULL, {grain, at}});
 }
 

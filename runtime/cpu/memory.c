@@ -218,6 +218,7 @@ static void run_copy(zr *z, int queue, const zr_command *c)
 
 void zr_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes)
 {
+    zr_check_copy(z, queue, from, to, bytes);
     zr_push(z, queue, &(zr_command){run_copy, "copy", NULL, {from, to, bytes}});
 }
 
