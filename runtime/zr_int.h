@@ -25,7 +25,7 @@ enum { ZR_OK = 0, ZR_USER = 2, ZR_ENVIRONMENT = 3, ZR_DISAGREE = 4, ZR_DIED = 5,
 enum { ZR_EAGER, ZR_LATE, ZR_SHUFFLED };
 /* What is counted as it moves: bytes from peers, collectives, bytes from and to the file. */
 enum { ZR_WIRE, ZR_MESSAGES, ZR_LOADS, ZR_STORES, ZR_MOVED };
-enum { ZR_OPERANDS = 12, ZR_TOLD = 256 };
+enum { ZR_OPERANDS = 12, ZR_TOLD = 512 };
 
 /* ---- options (zr_options.c) */
 typedef struct zr_options {
@@ -158,7 +158,11 @@ void zr_all_arrived(zr *z, int queue, uint32_t turn);
 void zr_barrier(zr *z);
 void zr_tell(zr *z, void *what, size_t n);           /* what[n] = rank 0's; n <= ZR_TOLD */
 void zr_total(zr *z, uint64_t sum[2]);               /* the sum over all ranks */
-void zr_handshake(zr *z);                 /* fails when ranks run different programs or kernels */
+
+/* ---- the handshake (zr_handshake.c): fails where ranks have other programs, kernels, options or
+ * data than rank 0 */
+void zr_handshake(zr *z);
+extern const char zr_digest[];            /* of the sources, 64 hex digits; the build makes it */
 
 /* ---- ranges (zr_range.c): each fails, naming the command, where it leaves its arena */
 void zr_check_queue(zr *z, const char *what, int queue);
@@ -231,6 +235,8 @@ int64_t zr_disk_moved(const zr *z, int queue);                /* bytes so far */
 
 /* ---- options (zr_options.c) */
 void zr_parse(zr *z, zr_options *o, int argc, char **argv);
+/* Those that all ranks must be given alike, in one order, each as `--steps 3`. */
+void zr_options_text(const zr *z, char *text, size_t n);
 void zr_help(zr *z, const char *program);
 void zr_version(zr *z);
 /* A setting in the environment; 0 where there is none. */

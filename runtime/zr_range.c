@@ -1,4 +1,4 @@
-/* zr_range.c -- what a command may touch: its places lie in its arenas, its numbers in their tables.
+/* zr_range.c -- what a command may touch: places within its arenas, numbers that there are.
  *
  * A program that was changed by hand, or made by a generator that errs, ends here, naming the
  * command, and not with a fault of memory or with wrong weights.

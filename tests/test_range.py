@@ -100,5 +100,6 @@ def test_a_gpus_program_names_it_too(tmp_path: pathlib.Path, what: str) -> None:
      'reducescatter on queue reduce: type 3; there are 3;'),
     (r'(zr_reducescatter\(z, ZR_REDUCE, )', rf'\1({FAR}) + ',
      r'reducescatter on queue reduce: `at` is at \d{13}')])
-def test_so_it_is_with_the_sums_of_nccl(tmp_path: pathlib.Path, find: str, put: str, said: str) -> None:
+def test_so_it_is_with_the_sums_of_nccl(tmp_path: pathlib.Path, find: str, put: str,
+                                        said: str) -> None:
     ended(trainer.EMULATED, tmp_path, source(*NCCL), (find, put, said))
