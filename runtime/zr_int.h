@@ -122,6 +122,8 @@ struct zr {
     zr_disk *disk;                        /* NULL: there is no file arena */
     int rank, ranks;                      /* rank -1: the parent */
     int lowest, here;                     /* the parent starts `here` ranks, from `lowest` on */
+    int beside;                           /* ranks of this host, as far as is known */
+    int threads;                          /* of a queue's kernels */
     const zr_far *far;                    /* how to reach the others; NULL: all ranks are here */
     int column;                           /* in p->columns, and in train.c's launch tables */
     int64_t step;                         /* training step in work, from 0 */
@@ -235,6 +237,7 @@ int64_t zr_disk_moved(const zr *z, int queue);                /* bytes so far */
 
 /* ---- options (zr_options.c) */
 void zr_parse(zr *z, zr_options *o, int argc, char **argv);
+void zr_choose_threads(zr *z);            /* z->threads: as told, else a part of the host's cores */
 /* Those that all ranks must be given alike, in one order, each as `--steps 3`. */
 void zr_options_text(const zr *z, char *text, size_t n);
 void zr_help(zr *z, const char *program);

@@ -101,7 +101,7 @@ static void open_kernels(zr *z)
     for (int queue = 0; queue < ZR_QUEUES; queue++) {
         if (queue != ZR_MAIN && queue != ZR_REDUCE && (queue != ZR_HOST || !zr_uses(z, queue)))
             continue;
-        int threads = queue == ZR_REDUCE ? 1 : (int)z->o->threads;
+        int threads = queue == ZR_REDUCE ? 1 : z->threads;
         void *space = queue == ZR_MAIN ? z->space : NULL;
         zr_queue *q = &z->queue[queue];
         q->k = z->p->open(queue, q->stream, space, z->desk, z->column, threads, &why);
@@ -372,7 +372,7 @@ static void run_rank(zr *z)
 int zr_main(int argc, char **argv, const zr_program *p)
 {
     zr_options o;
-    zr z = {.p = p, .o = &o, .rank = -1, .ranks = p->ranks, .here = p->ranks,
+    zr z = {.p = p, .o = &o, .rank = -1, .ranks = p->ranks, .here = p->ranks, .beside = p->ranks,
             .started = zr_now(), .log.file = -1};
     if (p->abi != ZR_ABI)
         zr_fail(&z, ZR_DISAGREE, "made for runtime %u, this is %d; build it anew", p->abi, ZR_ABI);

@@ -5,10 +5,10 @@
  */
 #define _GNU_SOURCE
 #include "zr_int.h"
+#include "zr_cores.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,7 +35,7 @@ static const struct option {
     {"--save", "DIR", "write the weights to DIR at the end", PATH, AT(save), 0, 0},
     {"--log", "FILE", "write a JSON line for every step to FILE, which is made anew", OWN_PATH,
      AT(log), 0, 0},
-    {"--threads", "N", "threads of each rank (default: the cores here / ranks)",
+    {"--threads", "N", "threads of each rank (default: its part of the cores allowed here)",
      OWN_NUMBER, AT(threads), 1, MOST_THREADS},
     {"--queue", "MODE", "eager, late or shuffled:SEED: orders that must not matter, for tests",
      TEXT, AT(queue), 0, 0},
@@ -164,16 +164,9 @@ static void set_profile(zr *z, zr_options *o)
                 text, o->steps);
 }
 
-static int64_t default_threads(const zr *z)
-{
-    cpu_set_t set;
-    int n = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
-    return n > z->ranks ? n / z->ranks : 1;
-}
-
 void zr_parse(zr *z, zr_options *o, int argc, char **argv)
 {
-    *o = (zr_options){.steps = -1, .threads = default_threads(z)};
+    *o = (zr_options){.steps = -1};
     for (int i = 1; i < argc;) i += take(z, o, argv + i);
     set_mode(z, o);
     set_tune(z, o);
@@ -181,6 +174,15 @@ void zr_parse(zr *z, zr_options *o, int argc, char **argv)
     if (o->help || o->version) return;
     check_options(z, o);
     set_profile(z, o);
+}
+
+void zr_choose_threads(zr *z)
+{
+    zr_cpus allowed;
+    int64_t part = zr_cpus_allowed(&allowed) ? 1 : zr_cores("", &allowed) / z->beside;
+    if (part < 1) part = 1;
+    if (part > MOST_THREADS) part = MOST_THREADS;
+    z->threads = (int)(z->o->threads ? z->o->threads : part);
 }
 
 /* ---- what a program says of itself */

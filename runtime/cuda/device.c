@@ -29,6 +29,7 @@ void zr_prepare(zr *z)
     z->t = calloc(1, sizeof *z->t);
     if (!z->t) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
     zr_find_launcher(z);
+    zr_choose_threads(z);
     z->t->watch.setting = zr_setting(z, "ZR_TIMEOUT_S", 1000000);
 }
 

@@ -20,18 +20,20 @@
 
 enum { PORT = 29411, LOW = 20000, SPAN = 20000 };
 
-/* What names the rank, the ranks, and the rank among those of this host; pods: without the last a
- * rank may be a pod. */
+/* What names the rank, the ranks, the rank among those of this host, and how many these are; pods:
+ * without the rank on its host a rank may be a pod. */
 static const struct source {
-    const char *rank, *ranks, *local;
+    const char *rank, *ranks, *local, *beside;
     int pods;
 } sources[] = {
-    {"ZR_RANK", "ZR_WORLD_SIZE", "ZR_LOCAL_RANK", 1},
-    {"RANK", "WORLD_SIZE", "LOCAL_RANK", 1},                  /* torchrun, PyTorchJob */
-    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", 0},
-    {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", 0},           /* MPICH */
-    {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", 0},
-    {"JOB_COMPLETION_INDEX", "ZR_WORLD_SIZE", "ZR_LOCAL_RANK", 1},    /* Kubernetes, indexed */
+    {"ZR_RANK", "ZR_WORLD_SIZE", "ZR_LOCAL_RANK", "ZR_LOCAL_WORLD_SIZE", 1},
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", 1},      /* torchrun, PyTorchJob */
+    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+     "OMPI_COMM_WORLD_LOCAL_SIZE", 0},
+    {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", 0},        /* MPICH */
+    {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE", 0},
+    /* Kubernetes, indexed */
+    {"JOB_COMPLETION_INDEX", "ZR_WORLD_SIZE", "ZR_LOCAL_RANK", "ZR_LOCAL_WORLD_SIZE", 1},
 };
 
 static int given(const char *name)
@@ -96,6 +98,8 @@ void zr_find_launcher(zr *z)
         z->lowest = number(z, s->rank) * z->here;
         if (z->lowest >= z->ranks)
             zr_fail(z, ZR_DISAGREE, "%s=%s: there are %d ranks", s->rank, getenv(s->rank), ranks);
+        if (pods) z->beside = z->here;
+        if (given(s->beside) && number(z, s->beside)) z->beside = number(z, s->beside);
         z->t->local = given(s->local) ? number(z, s->local) : 0;
         find_address(z, s);
         if (z->ranks > 1) z->far = &zr_plane;
