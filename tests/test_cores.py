@@ -199,3 +199,51 @@ def test_ranks_keep_to_their_part(program: Path, data: Path, tmp_path: Path) -> 
         first, second = (set(*sets) for sets in allowed)
         assert first | second == set(cpus)
         assert not first & second if apart else first == second
+
+
+# ---- arenas are taken by all threads, and left out of core dumps
+
+HUGEPAGE, DONTDUMP, TAKE = 14, 16, 23     # of madvise
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("ranks,threads,slices", [(1, 1, 1), (1, 3, 3), (2, 4, 4), (1, 40, 17)])
+def test_arenas_are_taken_by_all_threads(program: Path, data: Path, tmp_path: Path, ranks: int,
+                                         threads: int, slices: int) -> None:
+    """33 MiB of each rank: every byte once, by as many threads, in whole huge pages."""
+    library = tmp_path / "advice.so"
+    trainer.sh("gcc", "-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "tests/runtime/advice.c",
+               "-o", library)
+    done = run(program, "--data", data, "--steps", 1, "--threads", threads, RANKS=ranks, PAD_MIB=33,
+               LD_PRELOAD=library)
+    assert done.code == 0, done.err
+    said = re.findall(r"^(\d+) (\d+)-(\d+) (\d+) (\d+)$", done.err, re.M)
+    taken = [(pid, thread, int(at), int(bytes_)) for advice, pid, thread, at, bytes_ in said
+             if int(advice) == TAKE]
+    for rank in {pid for pid, *_ in taken}:
+        mine = sorted((at, size, thread) for pid, thread, at, size in taken if pid == rank)
+        assert len(mine) == len({thread for *_, thread in mine}) == slices
+        assert all(a + n == b for (a, n, _), (b, _, _) in zip(mine, mine[1:]))
+        assert all(n % (2 * MIB) == 0 for _, n, _ in mine[:-1])
+        assert 33 * MIB < sum(n for _, n, _ in mine) < 34 * MIB
+        for advice in (HUGEPAGE, DONTDUMP):
+            given = [int(n) for a, pid, _, at, n in said
+                     if int(a) == advice and pid == rank and int(at) == mine[0][0]]
+            assert max(given) == sum(n for _, n, _ in mine)
+    assert len({pid for pid, *_ in taken}) == ranks
+
+
+def test_a_crash_dumps_no_arena(program: Path, data: Path) -> None:
+    """dd: of a mapping that is left out; a rank's own, and those of its peers."""
+    running = programs.start(program, data, RANKS=2, FAULT="hang", PAD_MIB=33)
+    try:
+        wait_for_step(running, 1)
+        maps = [Path(f"/proc/{pid}/smaps").read_text() for pid in children(running.pid)]
+    finally:
+        running.terminate()
+        running.communicate()
+    for text in maps:
+        large = [flags.split() for kib, flags in
+                 re.findall(r"^Size: +(\d+) kB$.*?^VmFlags:([^\n]*)$", text, re.M | re.S)
+                 if int(kib) >= 33 * 1024]
+        assert len(large) == 2 and all("dd" in flags for flags in large)

@@ -18,7 +18,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { MOST_DELAY = 1000000000 };
+enum { MOST_DELAY = 1000000000, HUGE = 2 << 20 };        /* a huge page */
 
 /* ---- is there room */
 
@@ -111,11 +111,15 @@ static int populate(char *at, int64_t bytes)
     return 0;
 }
 
+/* In huge pages where the system has them: they are quicker to take and reach. A core dump without
+ * arenas is a small one. */
 static char *mapped(zr *z, void *at, int64_t bytes)
 {
     if (at == MAP_FAILED)
         zr_fail(z, ZR_ENVIRONMENT, "mapping %" PRId64 " bytes of an arena: %s", bytes,
                 strerror(errno));
+    madvise(at, (size_t)bytes, MADV_HUGEPAGE);
+    madvise(at, (size_t)bytes, MADV_DONTDUMP);
     return at;
 }
 
@@ -127,21 +131,48 @@ static char *map_common(zr *z, int rank, char *at, int protection)
                           z->t->memory, rank * z->t->common), z->t->common);
 }
 
-/* Private memory, in huge pages where the system has them: they are quicker to take and reach. */
 static char *map_private(zr *z, int64_t bytes)
 {
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     if (!bytes) return NULL;
-    char *at = mapped(z, mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, flags, -1, 0), bytes);
-    madvise(at, (size_t)bytes, MADV_HUGEPAGE);
-    return at;
+    return mapped(z, mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, flags, -1, 0), bytes);
 }
 
+typedef struct slice {                    /* of an arena, for a thread to take */
+    char *at;
+    int64_t bytes;
+    int started, error;
+    pthread_t thread;
+} slice;
+
+static void *take_slice(void *arg)
+{
+    slice *s = arg;
+    s->error = populate(s->at, s->bytes) ? errno : 0;
+    return NULL;
+}
+
+/* By all of the rank's threads; what none can be started for, by this one. */
 static void take(zr *z, char *at, int64_t bytes)
 {
-    if (populate(at, bytes))
+    int64_t each = (bytes / z->threads + HUGE) / HUGE * HUGE, n = (bytes + each - 1) / each;
+    slice *s = calloc((size_t)n, sizeof *s);
+    int error = 0;
+    if (!s) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+    for (int64_t i = n - 1; i >= 0; i--) {
+        s[i].at = at + i * each;
+        s[i].bytes = i < n - 1 ? each : bytes - i * each;
+        s[i].started = i > 0 && !pthread_create(&s[i].thread, NULL, take_slice, &s[i]);
+        if (!s[i].started) take_slice(&s[i]);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        if (s[i].started) pthread_join(s[i].thread, NULL);
+        if (s[i].error) error = s[i].error;
+    }
+    free(s);
+    if (error)
         zr_fail(z, ZR_ENVIRONMENT, "taking %" PRId64 " bytes of memory: %s", bytes,
-                strerror(errno));
+                strerror(error));
 }
 
 void zr_arena(zr *z)
