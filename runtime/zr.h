@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZR_ABI 11
+#define ZR_ABI 12
 
 typedef struct zr zr;                     /* one rank */
 

@@ -151,7 +151,7 @@ int64_t zr_cores(const char *root, const zr_cpus *in)
 static void find_near(const char *root, int cpu, const zr_cpus *in, zr_cpus *to)
 {
     char path[PATH];
-    if (read_own(root, cpu, "cache/index3/shared_cpu_list", in, to)) return;
+    if (read_own(root, cpu, "cache/index3/shared_cpu_list", in, to) && has(to, cpu)) return;
     for (int node = 0; node < NODES; node++) {
         snprintf(path, sizeof path, "%s/sys/devices/system/node/node%d/cpulist", root, node);
         if (read_list(path, in, to) && has(to, cpu)) return;

@@ -125,6 +125,7 @@ void zr_handshake(zr *z)
         f->write(z, mine);
         memcpy(first, mine, sizeof first);
         zr_tell(z, first, sizeof first);
+        first[ZR_TOLD - 1] = 0;           /* it may have come over a network */
         if (!memcmp(first, mine, sizeof first)) continue;
         zr_fail(z, ZR_DISAGREE, "%s %s%s, rank 0 %s%s; %s", f->has, f->what, mine, f->what,
                 first, f->remedy);

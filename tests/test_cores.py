@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import program as programs
+import test_cuda
 import trainer
 from program import children, data, program, run, wait_for_step
 from test_ranks import namespaces
@@ -93,6 +94,15 @@ def test_a_host_that_tells_nothing(tool: Path, tmp_path: Path) -> None:
     assert found(tool, tmp_path, "0-2,9", 2) == (4, ["all", "all"])
 
 
+def test_lists_that_make_no_sense(tool: Path, tmp_path: Path) -> None:
+    """CPUs that are not near themselves, words, numbers beyond all."""
+    for cpu, text in enumerate(("5", "", "x", "3-", "-1", "99999999999", "6-2", "0-99999")):
+        write(tmp_path, f"{CPU}/cpu{cpu}/cache/index3/shared_cpu_list", text)
+        write(tmp_path, f"{CPU}/cpu{cpu}/topology/core_cpus_list", text)
+    cores, parts = found(tool, tmp_path, "0-7", 2)
+    assert 1 <= cores <= 8 and len(parts) == 2
+
+
 def test_this_process_may_run_where_it_may(tool: Path, tmp_path: Path) -> None:
     assert found(tool, tmp_path, "own", 1) == (len(os.sched_getaffinity(0)), ["all"])
 
@@ -114,7 +124,8 @@ V1 = "4:cpu,cpuacct:"
     (V2, {"pods/one/cpu.max": "200000 100000", "pods/cpu.max": "300000 100000"}, 2),
     (V2, {"cpu.max": "550000 100000"}, 5),
     (V2, {"pods/two/cpu.max": "100000 100000"}, 16),
-    (V1, {"cpu/pods/one/cpu.cfs_quota_us": "350000", "cpu/pods/one/cpu.cfs_period_us": "100000"}, 3),
+    (V1, {"cpu/pods/one/cpu.cfs_quota_us": "350000",
+          "cpu/pods/one/cpu.cfs_period_us": "100000"}, 3),
     (V1, {"cpu/pods/one/cpu.cfs_quota_us": "-1", "cpu/pods/one/cpu.cfs_period_us": "100000"}, 16),
     (V1, {"cpu/cpu.cfs_quota_us": "700000", "cpu/cpu.cfs_period_us": "100000"}, 7),
     ("5:cpuset:", {"cpuset/pods/one/cpu.cfs_quota_us": "100000",
@@ -247,3 +258,36 @@ def test_a_crash_dumps_no_arena(program: Path, data: Path) -> None:
                  re.findall(r"^Size: +(\d+) kB$.*?^VmFlags:([^\n]*)$", text, re.M | re.S)
                  if int(kib) >= 33 * 1024]
         assert len(large) == 2 and all("dd" in flags for flags in large)
+
+
+# ---- a launcher's ranks
+
+def tasks(binary: Path, tokens: Path, *options: str, **settings: object) -> int:
+    """The threads of a rank that is at work on a host's optimizer, the other one started apart."""
+    port = test_cuda.free_port()
+    runs = [subprocess.Popen(
+        [str(binary), "--data", str(tokens), "--steps", "1000000", *options], text=True,
+        env=programs.environment(**test_cuda.torchrun(port, rank), **settings),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE) for rank in (0, 1)]
+    try:
+        wait_for_step(runs[0], 1)
+        rank, = children(runs[0].pid)
+        return len(list(Path(f"/proc/{rank}/task").iterdir()))
+    finally:
+        for one in runs:
+            one.terminate()
+            one.communicate()
+
+
+@pytest.mark.slow
+def test_ranks_of_a_launcher_share_the_cores_of_their_host(tool: Path, tmp_path: Path) -> None:
+    """Those that it says are on this host; where it does not say, all may be."""
+    cores, _ = found(tool, "", ",".join(map(str, sorted(os.sched_getaffinity(0)))), 1)
+    trainer.write_tokens(tmp_path / "tokens", [i * i % 251 for i in range(3000)])
+    binary = trainer.build(trainer.generate(
+        test_cuda.SPEC, *test_cuda.SMALL, "zero.offload_optimizer.device=cpu"), trainer.EMULATED)
+    own = {n: tasks(binary, tmp_path / "tokens", "--threads", str(n))
+           for n in {1, max(1, cores // 2), cores}}
+    assert len(set(own.values())) == len(own)
+    for settings, ranks in (({}, 2), ({"LOCAL_WORLD_SIZE": 1}, 1), ({"LOCAL_WORLD_SIZE": 2}, 2)):
+        assert tasks(binary, tmp_path / "tokens", **settings) == own[max(1, cores // ranks)]

@@ -1,5 +1,5 @@
-/* advice.c -- loaded before libc: each madvise of a program is a line `advice rank-thread at bytes` on
- * stderr, and is made. */
+/* advice.c -- loaded before libc: each madvise of a program is a line on stderr, `advice
+ * process-thread at bytes`, and is made. */
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <sys/mman.h>

@@ -1,6 +1,6 @@
-/* cores.c -- what runtime/zr_cores.c finds below a root: cores ROOT CPU-LIST RANKS prints the cores,
- * then for each rank the CPUs that it gets; cores ROOT MEMORY the folders of its memory groups; cores
- * ROOT own RANKS those that this process may run on. */
+/* cores.c -- what runtime/zr_cores.c finds below a root. `cores ROOT CPUS RANKS`: how many cores,
+ * then the CPUs that each rank gets; CPUS is a list, or own: those that this process may run on.
+ * `cores ROOT memory`: the folders of its memory groups. */
 #include "zr_cores.h"
 #include <stdio.h>
 #include <stdlib.h>
