@@ -13,7 +13,7 @@
  * Environment
  *   ZR_TIMEOUT_S=N     a rank that has waited so long for its queues gives up (default: ten times
  *                      the median step and no less than a minute; ten minutes for the first step)
- *   ZR_RANK, ZR_WORLD_SIZE, ZR_LOCAL_RANK, ZR_ADDR=HOST:PORT      see launcher.c
+ *   ZR_RANK, ZR_WORLD_SIZE, ZR_LOCAL_RANK, ZR_LOCAL_WORLD_SIZE, ZR_ADDR=HOST:PORT: launcher.c
  *   ZR_SHARE_GPU=1     ranks may share a device, for tests: they take turns and are slow
  */
 #ifndef ZR_CUDA_H
