@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZR_ABI 11
+#define ZR_ABI 12
 
 typedef struct zr zr;                     /* one rank */
 
@@ -27,6 +27,8 @@ enum { ZR_BEGIN = 0, ZR_GRAIN = 1, ZR_UPDATE = 2, ZR_EVAL = 3, ZR_GRAPHS = 4 };
 /* A piece of work: k is the queue's kernel context (NULL for queues that only copy: ZR_GATHER and
  * those from ZR_UP on), a the queue's arena, i the operands given to zr_call. */
 typedef void zr_fn(zr *z, void *k, void *a, const int64_t *i);
+/* Where operand n of the function `name` lies, which is an offset; fails if not in the arena. */
+void *zr_at(zr *z, void *k, void *a, const int64_t *i, int n, const char *name);
 
 /* ---- queues */
 void zr_wait(zr *z, int queue, int event);

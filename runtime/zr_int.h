@@ -34,7 +34,7 @@ enum { ZR_OK = 0, ZR_USER = 2, ZR_ENVIRONMENT = 3, ZR_DISAGREE = 4, ZR_DIED = 5,
 enum { ZR_EAGER, ZR_LATE, ZR_SHUFFLED };
 /* What is counted as it moves: bytes from peers, collectives, bytes from and to the file. */
 enum { ZR_WIRE, ZR_MESSAGES, ZR_LOADS, ZR_STORES, ZR_MOVED };
-enum { ZR_OPERANDS = 12, ZR_TOLD = 256 };
+enum { ZR_OPERANDS = 12, ZR_TOLD = 512 };
 enum { ZR_SAVING, ZR_PROFILING, ZR_TEMPS };       /* what makes a file under another name first */
 
 /* ---- options (zr_options.c) */
@@ -141,6 +141,7 @@ typedef struct zr_net {
     int own;                              /* 1: nobody has said where, so on this host */
     int local;                            /* of the lowest rank here on its host; -1: not known */
     int neighbours;                       /* ranks on this host; 0: not known yet */
+    int sharing;                          /* and on this rank's CPUs, as far as is known */
     int *line;                            /* [ranks] connections, -1: none; NULL: none at all */
     double until;                         /* when ranks must have met; 0: they have */
 } zr_net;
@@ -157,6 +158,7 @@ struct zr {
     zr_disk *disk;                        /* NULL: there is no file arena */
     int rank, ranks;                      /* rank -1: the parent */
     int lowest, here;                     /* the parent starts `here` ranks, from `lowest` on */
+    int threads;                          /* of a queue's kernels */
     const zr_far *far;                    /* how to reach the others; NULL: all ranks are here */
     zr_net net;
     int column;                           /* in p->columns, and in train.c's launch tables */
@@ -196,7 +198,25 @@ void zr_all_arrived(zr *z, int queue, uint32_t turn);
 void zr_barrier(zr *z);
 void zr_tell(zr *z, void *what, size_t n);           /* what[n] = rank 0's; n <= ZR_TOLD */
 void zr_total(zr *z, uint64_t sum[2]);               /* the sum over all ranks */
-void zr_handshake(zr *z);                 /* fails when ranks run different programs or kernels */
+
+/* ---- the handshake (zr_handshake.c): fails where ranks have other programs, kernels, options or
+ * data than rank 0 */
+void zr_handshake(zr *z);
+extern const char zr_digest[];            /* of the sources, 64 hex digits; the build makes it */
+
+/* ---- ranges (zr_range.c): each fails, naming the command, where it leaves its arena */
+void zr_check_queue(zr *z, const char *what, int queue);
+void zr_check_event(zr *z, const char *what, int queue, int event);
+void zr_check_call(zr *z, const char *name, int queue, int n);
+void zr_check_drop(zr *z, int queue, int64_t at, int64_t bytes);
+void zr_check_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes);
+void zr_check_gather(zr *z, int queue, int64_t from, int64_t from_step, int64_t to,
+                     int64_t to_step, int64_t bytes);
+void zr_check_alltoall(zr *z, int queue, int64_t at, int64_t step, int64_t to, int64_t bytes);
+void zr_check_reducescatter(zr *z, int queue, int64_t at, int64_t step, int64_t to,
+                            int64_t bytes, int type);
+void zr_check_allreduce(zr *z, int queue, int64_t from, int64_t to, int64_t n);
+void zr_check_batch(zr *z, int64_t grain, int64_t at);
 
 /* ---- who started this process (zr_launcher.c); how its ranks meet (zr_plane.c) */
 void zr_find_launcher(zr *z);             /* lowest, here, net, far; fails where they disagree */
@@ -275,6 +295,9 @@ int64_t zr_disk_moved(const zr *z, int queue);                /* bytes so far */
 
 /* ---- options (zr_options.c) */
 void zr_parse(zr *z, zr_options *o, int argc, char **argv);
+void zr_choose_threads(zr *z);            /* z->threads: as told, else a part of the host's cores */
+/* Those that all ranks must be given alike, in one order, each as `--steps 3`. */
+void zr_options_text(const zr *z, char *text, size_t n);
 void zr_help(zr *z, const char *program);
 void zr_version(zr *z);
 /* A setting in the environment; 0 where there is none. */

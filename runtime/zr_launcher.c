@@ -137,6 +137,7 @@ void zr_find_launcher(zr *z)
                 ranks, s->ranks, z->ranks, ranks, s->ranks);
     z->here = pods ? z->ranks / ranks : 1;
     z->lowest = number(z, s->rank) * z->here;
+    z->net.sharing = z->here;
     if (z->lowest >= z->ranks)
         zr_fail(z, ZR_DISAGREE, "%s=%s: there are %d ranks", s->rank, getenv(s->rank), ranks);
     z->net.local = given(s->local) ? number(z, s->local) : z->ranks > 1 ? -1 : 0;

@@ -62,6 +62,7 @@ static void run_batch(zr *z, int queue, const zr_command *c)
 
 void zr_batch_at(zr *z, int64_t grain, int64_t at)
 {
+    zr_check_batch(z, grain, at);
     zr_push(z, ZR_MAIN, &(zr_command){run_batch, "batch", NULL, {grain, at}});
 }
 
@@ -102,7 +103,7 @@ static void open_kernels(zr *z)
     for (int queue = 0; queue < ZR_QUEUES; queue++) {
         if (queue != ZR_MAIN && queue != ZR_REDUCE && (queue != ZR_HOST || !zr_uses(z, queue)))
             continue;
-        int threads = queue == ZR_REDUCE ? 1 : (int)z->o->threads;
+        int threads = queue == ZR_REDUCE ? 1 : z->threads;
         void *space = queue == ZR_MAIN ? z->space : NULL;
         zr_queue *q = &z->queue[queue];
         q->k = z->p->open(queue, q->stream, space, z->desk, z->column, threads, &why);
@@ -405,6 +406,7 @@ int zr_main(int argc, char **argv, const zr_program *p)
 {
     zr_options o;
     zr z = {.p = p, .o = &o, .rank = -1, .ranks = p->ranks, .here = p->ranks,
+            .net.sharing = p->ranks,
             .started = zr_now(), .log.file = -1};
     hold_places();
     if (p->abi != ZR_ABI)

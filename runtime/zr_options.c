@@ -5,10 +5,10 @@
  */
 #define _GNU_SOURCE
 #include "zr_int.h"
+#include "zr_cores.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +16,8 @@
 
 enum { MOST_STEPS = 1000000000, MOST_THREADS = 1024, MOST_TIMEOUT = 1000000 };
 
-enum { TEXT, NUMBER, FLAG };
+/* All ranks must be given the same, of a PATH only whether it is; OWN: each may have its own. */
+enum { TEXT, NUMBER, FLAG, PATH, OWN_PATH, OWN_NUMBER };
 
 #define AT(field) offsetof(zr_options, field)
 static const struct option {
@@ -25,28 +26,28 @@ static const struct option {
     size_t at;                            /* in zr_options */
     int64_t least, most;
 } options[] = {
-    {"--data", "FILE", "tokens to train on: uint16, without a header or with llm.c's", TEXT,
+    {"--data", "FILE", "tokens to train on: uint16, without a header or with llm.c's", PATH,
      AT(data), 0, 0},
     {"--steps", "N", "training steps; 0 trains nothing", NUMBER, AT(steps), 0, MOST_STEPS},
-    {"--val", "FILE", "tokens to measure the loss on after training", TEXT, AT(val), 0, 0},
+    {"--val", "FILE", "tokens to measure the loss on after training", PATH, AT(val), 0, 0},
     {"--val-every", "N", "and every N steps", NUMBER, AT(val_every), 1, MOST_STEPS},
-    {"--load", "DIR", "start from the weights in DIR (safetensors)", TEXT, AT(load), 0, 0},
-    {"--save", "DIR", "write the weights to DIR at the end", TEXT, AT(save), 0, 0},
-    {"--log", "FILE", "write a JSON line for every step to FILE, which is made anew", TEXT,
+    {"--load", "DIR", "start from the weights in DIR (safetensors)", PATH, AT(load), 0, 0},
+    {"--save", "DIR", "write the weights to DIR at the end", PATH, AT(save), 0, 0},
+    {"--log", "FILE", "write a JSON line for every step to FILE, which is made anew", OWN_PATH,
      AT(log), 0, 0},
-    {"--threads", "N", "threads of each rank (default: the cores here / ranks)", NUMBER,
-     AT(threads), 1, MOST_THREADS},
+    {"--threads", "N", "threads of each rank (default: its part of the cores allowed here)",
+     OWN_NUMBER, AT(threads), 1, MOST_THREADS},
     {"--queue", "MODE", "eager, late or shuffled:SEED: orders that must not matter, for tests",
      TEXT, AT(queue), 0, 0},
     {"--sample", "N", "write N tokens behind the first of --val or --data", NUMBER, AT(sample), 1,
      MOST_STEPS},
     {"--nvme", "DIR", "where the file of what is offloaded lies (default: the spec's nvme_path)",
-     TEXT, AT(nvme), 0, 0},
+     OWN_PATH, AT(nvme), 0, 0},
     {"--hash", NULL, "end with a line `weights HEX`", FLAG, AT(hash), 0, 0},
     {"--version", NULL, "print what this program is and end", FLAG, AT(version), 0, 0},
     {"--help", NULL, "print this and end", FLAG, AT(help), 0, 0},
     {"--profile", "FILE", "time each command of some steps: a table, and FILE for ui.perfetto.dev",
-     TEXT, AT(profile), 0, 0},
+     PATH, AT(profile), 0, 0},
     {"--profile-steps", "A-B", "these steps, from 1 (default: 2-4)", TEXT, AT(profile_steps), 0,
      0},
     {"--tokens", "TYPE", "uint16: --data and --val hold that, whatever they look like", TEXT,
@@ -55,8 +56,8 @@ static const struct option {
      AT(drop_unknown), 0, 0},
     {"--no-graph", NULL, "launch everything anew in every step, without CUDA graphs", FLAG,
      AT(no_graph), 0, 0},
-    {"--gemms", "FILE", "algorithms of matrix products, as --tune has found them on this GPU", TEXT,
-     AT(gemms), 0, 0},
+    {"--gemms", "FILE", "algorithms of matrix products, as --tune has found them on this GPU",
+     OWN_PATH, AT(gemms), 0, 0},
     {"--tune", NULL, "run a step, time algorithms, write the best to FILE of --gemms, and end",
      FLAG, AT(tune), 0, 0},
 };
@@ -92,8 +93,8 @@ static int take(zr *z, zr_options *to, char **argv)
         }
         if (!argv[1] || !*argv[1])
             zr_fail(z, ZR_USER, "%s needs %s behind it; see --help", o->name, o->operand);
-        if (o->kind == TEXT) *(const char **)at = argv[1];
-        else *(int64_t *)at = number(z, o, argv[1]);
+        if (o->kind == NUMBER || o->kind == OWN_NUMBER) *(int64_t *)at = number(z, o, argv[1]);
+        else *(const char **)at = argv[1];
         return 2;
     }
     zr_fail(z, ZR_USER, "%s: no such option; see --help", argv[0]);
@@ -172,16 +173,9 @@ static void set_profile(zr *z, zr_options *o)
                 text, o->steps);
 }
 
-static int64_t default_threads(const zr *z)
-{
-    cpu_set_t set;
-    int n = sched_getaffinity(0, sizeof set, &set) ? 1 : CPU_COUNT(&set);
-    return n > z->ranks ? n / z->ranks : 1;
-}
-
 void zr_parse(zr *z, zr_options *o, int argc, char **argv)
 {
-    *o = (zr_options){.steps = -1, .threads = default_threads(z)};
+    *o = (zr_options){.steps = -1};
     for (int i = 1; i < argc;) i += take(z, o, argv + i);
     set_mode(z, o);
     set_tune(z, o);
@@ -192,7 +186,40 @@ void zr_parse(zr *z, zr_options *o, int argc, char **argv)
     set_profile(z, o);
 }
 
+void zr_choose_threads(zr *z)
+{
+    zr_cpus allowed;
+    int64_t part = zr_cpus_allowed(&allowed) ? 1 : zr_cores("", &allowed) / z->net.sharing;
+    if (part < 1) part = 1;
+    if (part > MOST_THREADS) part = MOST_THREADS;
+    z->threads = (int)(z->o->threads ? z->o->threads : part);
+}
+
 /* ---- what a program says of itself */
+
+/* " --steps 3" into to[n]; "" where it was not given or counts for this rank alone */
+static void write_option(const zr_options *from, const struct option *o, char *to, size_t n)
+{
+    const void *at = (const char *)from + o->at;
+    const char *text = o->kind == TEXT || o->kind == PATH ? *(char *const *)at : NULL;
+    *to = 0;
+    if (o->kind == NUMBER && *(const int64_t *)at >= o->least)
+        snprintf(to, n, " %s %" PRId64, o->name, *(const int64_t *)at);
+    if ((o->kind == FLAG && *(const int *)at) || (o->kind == PATH && text))
+        snprintf(to, n, " %s", o->name);
+    if (o->kind == TEXT && text) snprintf(to, n, " %s %s", o->name, text);
+}
+
+void zr_options_text(const zr *z, char *text, size_t n)
+{
+    char one[ZR_TOLD];
+    *text = 0;
+    for (size_t i = 0; i < ALL; i++) {
+        size_t used = strlen(text);
+        write_option(z->o, &options[i], one, sizeof one);
+        snprintf(text + used, n - used, "%s", one);
+    }
+}
 
 void zr_help(zr *z, const char *program)
 {
@@ -207,7 +234,8 @@ void zr_help(zr *z, const char *program)
              "  2  an option or an input file is wrong\n"
              "  3  this host will not do: memory, disk, processor or device; or stdout cannot\n"
              "     be written, where that was asked for (--hash, --sample, --steps 0, --version)\n"
-             "  4  ranks disagree: another plan, other kernels, another number in the launcher\n"
+             "  4  ranks disagree: other sources, plan, kernels, options or data, or another\n"
+             "     number in the launcher; or a command of a changed program leaves its arena\n"
              "  5  a rank died\n"
              "  6  training cannot go on: %" PRId64 " steps in a row changed\n"
              "     nothing, but for the search of a loss scale, or no lower scale is left\n"
@@ -220,6 +248,7 @@ void zr_help(zr *z, const char *program)
 
 void zr_version(zr *z)
 {
-    zr_print(z, STDOUT_FILENO, "%s, %d ranks\nplan %s\nlayout %s\nkernels %s\nmemory %s\n",
-             z->p->name, z->ranks, z->p->plan, z->p->layout, z->p->object(), z->p->memory);
+    zr_print(z, STDOUT_FILENO, "%s, %d ranks\nplan %s\nlayout %s\nsources %s\n"
+             "kernels %s\nmemory %s\n", z->p->name, z->ranks, z->p->plan, z->p->layout, zr_digest,
+             z->p->object(), z->p->memory);
 }

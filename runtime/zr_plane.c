@@ -12,6 +12,7 @@
  *     have met no wait is longer than the time for that (ZR_MEET_S).
  */
 #define _GNU_SOURCE
+#include "zr_cores.h"
 #include "zr_int.h"
 #include <errno.h>
 #include <inttypes.h>
@@ -32,12 +33,13 @@ enum { SPARE = 64 };                      /* descriptors beside the connections 
 
 typedef struct hello {
     uint32_t magic, rank, ranks, padding;
-    uint64_t host;                        /* equal where two ranks run on one host */
+    uint64_t host, cpus;                  /* equal where two ranks run on one host, on its CPUs */
 } hello;
 
-/* What rank 0 answers: this rank is number `local` of the `neighbours` on its host. */
+/* What rank 0 answers: this rank is number `local` of the `neighbours` on its host, and `sharing`
+ * of them may run where it may: a launcher that binds its ranks gives each CPUs of its own. */
 typedef struct welcome {
-    int32_t local, neighbours;
+    int32_t local, neighbours, sharing;
 } welcome;
 
 /* ---- bytes */
@@ -83,19 +85,27 @@ static void keep_alive(int fd)
         setsockopt(fd, options[i].level, options[i].name, &options[i].value, sizeof(int));
 }
 
+static void add(uint64_t *hash, const void *from, size_t n)
+{
+    const unsigned char *s = from;
+    for (size_t i = 0; i < n; i++) *hash = (*hash ^ s[i]) * 0x100000001b3;      /* FNV-1a */
+}
+
 /* The name of this host and, where two have one name, of its kernel's start. A pod has a name of
  * its own. */
-static uint64_t host_number(void)
+static hello this_rank(const zr *z)
 {
     char text[ZR_HOST_NAME + 64] = "";
-    uint64_t hash = 0xcbf29ce484222325;   /* FNV-1a */
+    zr_cpus cpus;
+    hello h = {.magic = MAGIC, .rank = (uint32_t)z->rank, .ranks = (uint32_t)z->ranks};
     gethostname(text, ZR_HOST_NAME);
     FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
     size_t n = strlen(text);
     if (f) n += fread(text + n, 1, sizeof text - n, f);
     if (f) fclose(f);
-    for (size_t i = 0; i < n; i++) hash = (hash ^ (unsigned char)text[i]) * 0x100000001b3;
-    return hash;
+    add(&h.host, text, n);
+    if (!zr_cpus_allowed(&cpus)) add(&h.cpus, &cpus, sizeof cpus);
+    return h;
 }
 
 /* ---- rank 0 */
@@ -179,8 +189,8 @@ static void wait_for_somebody(zr *z, int door, int missing)
     }
 }
 
-/* host[rank] of those that come */
-static void accept_all(zr *z, uint64_t *host)
+/* all[rank] = what those say that come */
+static void accept_all(zr *z, hello *all)
 {
     int door = listen_there(z);
     for (int missing = z->ranks - 1; missing > 0;) {
@@ -200,7 +210,7 @@ static void accept_all(zr *z, uint64_t *host)
                     h.ranks);
         keep_alive(fd);
         z->net.line[h.rank] = fd;
-        host[h.rank] = h.host;
+        all[h.rank] = h;
         missing--;
     }
     close(door);
@@ -209,17 +219,20 @@ static void accept_all(zr *z, uint64_t *host)
 static void take_place(zr *z, welcome w)
 {
     z->net.neighbours = w.neighbours;
+    z->net.sharing = w.sharing;
     if (z->net.local < 0) z->net.local = w.local - (z->rank - z->lowest);
 }
 
 /* Tells every rank where it is among those of its host. */
-static void welcome_all(zr *z, const uint64_t *host)
+static void welcome_all(zr *z, const hello *all)
 {
     for (int r = 0; r < z->ranks; r++) {
-        welcome w = {0, 0};
+        welcome w = {0, 0, 0};
         for (int p = 0; p < z->ranks; p++) {
-            w.local += p < r && host[p] == host[r];
-            w.neighbours += host[p] == host[r];
+            int near = all[p].host == all[r].host;
+            w.local += near && p < r;
+            w.neighbours += near;
+            w.sharing += near && all[p].cpus == all[r].cpus;
         }
         if (r == 0) take_place(z, w);
         else move(z, r, &w, sizeof w, 1);
@@ -228,13 +241,13 @@ static void welcome_all(zr *z, const uint64_t *host)
 
 static void receive(zr *z)
 {
-    uint64_t *host = calloc((size_t)z->ranks, sizeof *host);
-    if (!host) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
-    host[0] = host_number();
+    hello *all = calloc((size_t)z->ranks, sizeof *all);
+    if (!all) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+    all[0] = this_rank(z);
     raise_limit(z);
-    accept_all(z, host);
-    welcome_all(z, host);
-    free(host);
+    accept_all(z, all);
+    welcome_all(z, all);
+    free(all);
 }
 
 /* ---- the other ranks */
@@ -286,8 +299,7 @@ static void connect_there(zr *z)
 {
     const struct timespec pause = {0, 1000000 * SLICE_MS};
     const char *why = "";
-    hello h = {.magic = MAGIC, .rank = (uint32_t)z->rank, .ranks = (uint32_t)z->ranks,
-               .host = host_number()};
+    hello h = this_rank(z);
     welcome w;
     while ((z->net.line[0] = try_to_reach(z, &why)) < 0) {
         if (late(z))

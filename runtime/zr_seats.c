@@ -12,7 +12,6 @@
 #include "zr_int.h"
 #include <limits.h>
 #include <linux/futex.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -85,24 +84,4 @@ void zr_total(zr *z, uint64_t sum[2])
     for (int r = 0; r < z->ranks; r++)
         for (int i = 0; i < 2; i++) sum[i] += z->shared->seat[r].part[i];
     zr_barrier(z);
-}
-
-void zr_handshake(zr *z)
-{
-    struct { uint32_t abi; char plan[72], object[160]; } mine = {.abi = z->p->abi}, first;
-    _Static_assert(sizeof mine <= ZR_TOLD, "what zr_tell can tell");
-    snprintf(mine.plan, sizeof mine.plan, "%s", z->p->plan);
-    snprintf(mine.object, sizeof mine.object, "%s", z->p->object());
-    first = mine;
-    zr_tell(z, &first, sizeof first);
-    if (strcmp(mine.plan, first.plan) || mine.abi != first.abi)
-        zr_fail(z, ZR_DISAGREE,
-                "runs plan %s, rank 0 runs plan %s; start the same binary everywhere", mine.plan,
-                first.plan);
-    if (strcmp(mine.object, first.object))
-        zr_fail(z, ZR_DISAGREE,
-                "has kernels for %s, rank 0 for %s; set ZK_ISA to the lesser one on all ranks; "
-                "GPUs, their libraries and --gemms must be alike",
-                mine.object, first.object);
-    z->net.until = 0;                     /* all have met: what comes may take its time */
 }

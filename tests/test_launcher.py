@@ -139,7 +139,17 @@ def test_ranks_learn_their_place_on_their_host() -> None:
     port = free_port()
     runs = [start(3, 'meet', **rank(r, 3, port)) for r in (2, 0, 1)]
     assert [ended(run) for run in runs] == [
-        (0, f'rank {r} here 1 local {r} of 3 at 127.0.0.1:{port}\n') for r in (2, 0, 1)]
+        (0, f'sharing 3 rank {r} here 1 local {r} of 3 at 127.0.0.1:{port}\n') for r in (2, 0, 1)]
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason='this process has one CPU')
+def test_ranks_that_are_bound_share_no_cpus() -> None:
+    """A launcher gives ranks 0 and 1 a CPU each, and rank 2 all: cores are divided among equals."""
+    port, cpus = free_port(), sorted(os.sched_getaffinity(0))
+    bound = {0: {cpus[0]}, 1: {cpus[1]}, 2: set(cpus)}
+    runs = [start(3, 'meet', limits=functools.partial(os.sched_setaffinity, 0, bound[r]),
+                  **rank(r, 3, port)) for r in (0, 1, 2)]
+    assert [re.match(r'sharing \d+', text)[0] for _, text in map(ended, runs)] == ['sharing 1'] * 3
 
 
 LATE = r'''

@@ -447,6 +447,7 @@ def test_help_and_version(program: Path) -> None:
         "program, 1 ranks",
         "plan 0123",
         "layout 4567",
+        "sources 89ab",
         "kernels avx512",
         "memory some",
     ]

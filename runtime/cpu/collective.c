@@ -66,6 +66,7 @@ static void run_gather(zr *z, int queue, const zr_command *c)
 void zr_gather(zr *z, int queue, int64_t from, int64_t from_step, int64_t to, int64_t to_step,
                int64_t bytes)
 {
+    zr_check_gather(z, queue, from, from_step, to, to_step, bytes);
     zr_push(z, queue, &(zr_command){run_gather, "gather", NULL,
                                 {from, from_step, to, to_step, bytes}});
 }
@@ -86,7 +87,7 @@ static void run_alltoall(zr *z, int queue, const zr_command *c)
 
 void zr_alltoall(zr *z, int queue, int64_t at, int64_t step, int64_t to, int64_t bytes)
 {
-    (void)to;                             /* peers' pieces are read where they lie */
+    zr_check_alltoall(z, queue, at, step, to, bytes);
     zr_push(z, queue, &(zr_command){run_alltoall, "alltoall", NULL, {at, step, bytes}});
 }
 
@@ -108,7 +109,11 @@ static void run_done(zr *z, int queue, const zr_command *c)
     all_read(z, queue, z->t->lane[queue].turn);
 }
 
-void zr_done(zr *z, int queue) { zr_push(z, queue, &(zr_command){run_done, "done", NULL, {0}}); }
+void zr_done(zr *z, int queue)
+{
+    zr_check_queue(z, "done", queue);
+    zr_push(z, queue, &(zr_command){run_done, "done", NULL, {0}});
+}
 
 /* ---- allreduce */
 
@@ -140,5 +145,6 @@ static void run_allreduce(zr *z, int queue, const zr_command *c)
 
 void zr_allreduce(zr *z, int queue, int64_t from, int64_t to, int64_t n)
 {
+    zr_check_allreduce(z, queue, from, to, n);
     zr_push(z, queue, &(zr_command){run_allreduce, "allreduce", NULL, {from, to, n}});
 }

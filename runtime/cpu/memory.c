@@ -8,37 +8,25 @@
  */
 #define _GNU_SOURCE
 #include "cpu.h"
+#include "../zr_cores.h"
 #include <errno.h>
 #include <inttypes.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { MOST_DELAY = 1000000000 };
+enum { MOST_DELAY = 1000000000, HUGE = 2 << 20 };        /* a huge page */
 
 /* ---- is there room */
 
-/* The number behind `key` in a file of lines "key number"; key "": the first word of the file.
- * -1 where there is none ("max", too). */
-static int64_t look_up(const char *path, const char *key)
+/* Less in *left, if the memory group at `path` allows less; -1: no limit. Pages of files that were
+ * not used for a while can be had back. */
+static void look_at_limit(const char *path, int version, int64_t *left)
 {
-    FILE *f = fopen(path, "re");
-    char line[256];
-    int64_t value = -1, found;
-    size_t n = strlen(key);
-    while (f && value < 0 && fgets(line, sizeof line, f))
-        if (!strncmp(line, key, n) && sscanf(line + n, " %" SCNd64, &found) == 1) value = found;
-    if (f) fclose(f);
-    return value;
-}
-
-/* Bytes that the memory group at `path` still allows; -1: no limit. Pages of files that were not
- * used for a while can be had back. */
-static int64_t left_in_group(const char *path, int version)
-{
-    char file[ZR_FILE + 64];
+    char file[2 * ZR_FILE];
     const char *names[2][4] = {
         {"memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat", "total_inactive_file "},
         {"memory.max", "memory.current", "memory.stat", "inactive_file "},
@@ -46,46 +34,24 @@ static int64_t left_in_group(const char *path, int version)
     const char *const *name = names[version - 1];
     int64_t value[3];
     for (int i = 0; i < 3; i++) {
-        snprintf(file, sizeof file, "%s/%s", path, name[i]);
-        value[i] = look_up(file, i == 2 ? name[3] : "");
+        snprintf(file, sizeof file, "%.*s/%s", ZR_FILE, path, name[i]);
+        value[i] = zr_number_in(file, i == 2 ? name[3] : "");
     }
-    if (value[0] < 0 || value[1] < 0) return -1;
-    int64_t left = value[0] - value[1] + (value[2] > 0 ? value[2] : 0);
-    return left > 0 ? left : 0;
-}
-
-static int64_t less(int64_t a, int64_t b) { return a < 0 || (b >= 0 && b < a) ? b : a; }
-
-/* The least that our memory group and those above it allow; -1: no limit. */
-static int64_t left_in_groups(void)
-{
-    FILE *f = fopen("/proc/self/cgroup", "re");
-    char line[ZR_FILE], path[ZR_FILE + 32];
-    int64_t left = -1;
-    while (f && fgets(line, sizeof line, f)) {
-        int version = !strncmp(line, "0::", 3) ? 2 : 1;
-        char *group = version == 2 ? line + 3 : strstr(line, ":memory:");
-        if (!group) continue;
-        group += version == 2 ? 0 : 8;
-        group[strcspn(group, "\n")] = 0;
-        snprintf(path, sizeof path, "/sys/fs/cgroup%s%s", version == 2 ? "" : "/memory", group);
-        for (char *end; strlen(path) >= strlen("/sys/fs/cgroup"); *end = 0) {
-            left = less(left, left_in_group(path, version));
-            end = strrchr(path, '/');
-        }
-    }
-    if (f) fclose(f);
-    return left;
+    if (value[0] < 0 || value[1] < 0) return;
+    int64_t here = value[0] - value[1] + (value[2] > 0 ? value[2] : 0);
+    if (here < 0) here = 0;
+    if (*left < 0 || here < *left) *left = here;
 }
 
 static double gib(int64_t bytes) { return (double)bytes / (1 << 30); }
 
 static void check_memory(zr *z)
 {
-    int64_t each = z->t->room + z->p->hosted + z->p->overhead((int)z->o->threads) +
+    int64_t each = z->t->room + z->p->hosted + z->p->overhead(z->threads) +
                    z->p->overhead(1) + zr_profile_bytes(z);
-    if (zr_uses(z, ZR_HOST)) each += z->p->overhead((int)z->o->threads);
-    int64_t available = look_up("/proc/meminfo", "MemAvailable:"), group = left_in_groups();
+    if (zr_uses(z, ZR_HOST)) each += z->p->overhead(z->threads);
+    int64_t available = zr_number_in("/proc/meminfo", "MemAvailable:"), group = -1;
+    zr_groups("", "memory", look_at_limit, &group);
     if (each > INT64_MAX / z->ranks)
         zr_fail(z, ZR_ENVIRONMENT, "%d ranks of %" PRId64 " bytes: more than a file can hold",
                 z->ranks, each);
@@ -114,6 +80,7 @@ static void make_file(zr *z)
 void zr_prepare(zr *z)
 {
     zr_refuse_launcher(z);
+    zr_choose_threads(z);
     z->t = calloc(1, sizeof *z->t);
     if (!z->t) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
     zr_find_column(z);
@@ -125,7 +92,13 @@ void zr_prepare(zr *z)
     make_file(z);
 }
 
-void zr_open(zr *z) { (void)z; }
+/* Where the cores allowed share no cache, a rank keeps to its part: its arena is then near it. */
+void zr_open(zr *z)
+{
+    zr_cpus allowed, mine;
+    if (zr_cpus_allowed(&allowed) || !zr_cpus_of("", &allowed, z->rank, z->ranks, &mine)) return;
+    sched_setaffinity(0, sizeof mine, (cpu_set_t *)&mine);
+}
 
 /* ---- mapping */
 
@@ -138,11 +111,15 @@ static int populate(char *at, int64_t bytes)
     return 0;
 }
 
+/* In huge pages where the system has them: they are quicker to take and reach. A core dump without
+ * arenas is a small one. */
 static char *mapped(zr *z, void *at, int64_t bytes)
 {
     if (at == MAP_FAILED)
         zr_fail(z, ZR_ENVIRONMENT, "mapping %" PRId64 " bytes of an arena: %s", bytes,
                 strerror(errno));
+    madvise(at, (size_t)bytes, MADV_HUGEPAGE);
+    madvise(at, (size_t)bytes, MADV_DONTDUMP);
     return at;
 }
 
@@ -154,21 +131,48 @@ static char *map_common(zr *z, int rank, char *at, int protection)
                           z->t->memory, rank * z->t->common), z->t->common);
 }
 
-/* Private memory, in huge pages where the system has them: they are quicker to take and reach. */
 static char *map_private(zr *z, int64_t bytes)
 {
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     if (!bytes) return NULL;
-    char *at = mapped(z, mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, flags, -1, 0), bytes);
-    madvise(at, (size_t)bytes, MADV_HUGEPAGE);
-    return at;
+    return mapped(z, mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, flags, -1, 0), bytes);
 }
 
+typedef struct slice {                    /* of an arena, for a thread to take */
+    char *at;
+    int64_t bytes;
+    int started, error;
+    pthread_t thread;
+} slice;
+
+static void *take_slice(void *arg)
+{
+    slice *s = arg;
+    s->error = populate(s->at, s->bytes) ? errno : 0;
+    return NULL;
+}
+
+/* By all of the rank's threads; what none can be started for, by this one. */
 static void take(zr *z, char *at, int64_t bytes)
 {
-    if (populate(at, bytes))
+    int64_t each = (bytes / z->threads + HUGE) / HUGE * HUGE, n = (bytes + each - 1) / each;
+    slice *s = calloc((size_t)n, sizeof *s);
+    int error = 0;
+    if (!s) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+    for (int64_t i = n - 1; i >= 0; i--) {
+        s[i].at = at + i * each;
+        s[i].bytes = i < n - 1 ? each : bytes - i * each;
+        s[i].started = i > 0 && !pthread_create(&s[i].thread, NULL, take_slice, &s[i]);
+        if (!s[i].started) take_slice(&s[i]);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        if (s[i].started) pthread_join(s[i].thread, NULL);
+        if (s[i].error) error = s[i].error;
+    }
+    free(s);
+    if (error)
         zr_fail(z, ZR_ENVIRONMENT, "taking %" PRId64 " bytes of memory: %s", bytes,
-                strerror(errno));
+                strerror(error));
 }
 
 void zr_arena(zr *z)
@@ -218,6 +222,7 @@ static void run_copy(zr *z, int queue, const zr_command *c)
 
 void zr_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes)
 {
+    zr_check_copy(z, queue, from, to, bytes);
     zr_push(z, queue, &(zr_command){run_copy, "copy", NULL, {from, to, bytes}});
 }
 

@@ -94,11 +94,13 @@ void zr_push(zr *z, int queue, const zr_command *c)
 
 void zr_record(zr *z, int queue, int event)
 {
+    zr_check_event(z, "record", queue, event);
     z->t->event[event] = (zr_event){queue, z->t->lane[queue].issued};
 }
 
 void zr_wait(zr *z, int queue, int event)
 {
+    zr_check_event(z, "wait", queue, event);
     zr_event e = z->t->event[event];
     zr_push(z, queue, &(zr_command){run_wait, "wait", NULL, {e.queue, e.at}});
 }
@@ -119,8 +121,7 @@ static void run_call(zr *z, int queue, const zr_command *c)
 void zr_call_n(zr *z, int queue, zr_fn *fn, const char *name, int n, const int64_t *i)
 {
     zr_command c = {run_call, name, fn, {0}};
-    if (n > ZR_OPERANDS)
-        zr_fail(z, ZR_DISAGREE, "a call with %d operands; at most %d", n, ZR_OPERANDS);
+    zr_check_call(z, name, queue, n);
     memcpy(c.i, i, (size_t)n * sizeof *i);
     zr_push(z, queue, &c);
 }
@@ -132,6 +133,7 @@ static void run_drop(zr *z, int queue, const zr_command *c)
 
 void zr_drop(zr *z, int queue, int64_t at, int64_t bytes)
 {
+    zr_check_drop(z, queue, at, bytes);
     if (z->o->mode != ZR_EAGER) zr_push(z, queue, &(zr_command){run_drop, NULL, NULL, {at, bytes}});
 }
 

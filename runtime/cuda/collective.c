@@ -131,6 +131,7 @@ static void counted(zr *z, int queue, int64_t bytes)
 void zr_gather(zr *z, int queue, int64_t from, int64_t from_step, int64_t to, int64_t to_step,
                int64_t bytes)
 {
+    zr_check_gather(z, queue, from, from_step, to, to_step, bytes);
     cudaStream_t stream = zr_on(z, queue, "a gather");
     zr_note *note = zr_note_begin(z, queue, "gather", ZR_MOVES);
     int64_t mine = from + z->rank * from_step;
@@ -151,6 +152,7 @@ void zr_gather(zr *z, int queue, int64_t from, int64_t from_step, int64_t to, in
 
 void zr_alltoall(zr *z, int queue, int64_t at, int64_t step, int64_t to, int64_t bytes)
 {
+    zr_check_alltoall(z, queue, at, step, to, bytes);
     cudaStream_t stream = zr_on(z, queue, "an all-to-all");
     zr_note *note = zr_note_begin(z, queue, "alltoall", ZR_MOVES);
     int64_t mine = at + z->rank * step;
@@ -167,6 +169,7 @@ void zr_alltoall(zr *z, int queue, int64_t at, int64_t step, int64_t to, int64_t
 void zr_reducescatter(zr *z, int queue, int64_t at, int64_t step, int64_t to, int64_t bytes,
                       int type)
 {
+    zr_check_reducescatter(z, queue, at, step, to, bytes, type);
     static const char what[] = "a reduce-scatter";
     static const ncclDataType_t kinds[] = {ncclFloat32, ncclBfloat16, ncclFloat16};
     ncclDataType_t kind = kinds[type];
@@ -194,10 +197,11 @@ void zr_reducescatter(zr *z, int queue, int64_t at, int64_t step, int64_t to, in
 const void *const *zr_sources(zr *z, int queue) { return z->t->sources[queue]; }
 
 /* The exchange was complete on the stream when every peer had this rank's pieces. */
-void zr_done(zr *z, int queue) { (void)z, (void)queue; }
+void zr_done(zr *z, int queue) { zr_check_queue(z, "done", queue); }
 
 void zr_allreduce(zr *z, int queue, int64_t from, int64_t to, int64_t n)
 {
+    zr_check_allreduce(z, queue, from, to, n);
     cudaStream_t stream = zr_on(z, queue, "an all-reduce");
     zr_note *note = zr_note_begin(z, queue, "allreduce", ZR_MOVES);
     char *a = z->t->arena;

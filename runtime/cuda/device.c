@@ -160,6 +160,7 @@ void zr_open(zr *z)
 {
     zr_target *t = z->t;
     if (z->far) zr_plane_open(z);
+    zr_choose_threads(z);
     choose(z);
     zr_find_column(z);
     for (int queue = 0; queue < ZR_QUEUES; queue++) {

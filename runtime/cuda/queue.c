@@ -124,6 +124,7 @@ static void store(zr *z, void *k, void *a, const int64_t *i)
 
 void zr_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes)
 {
+    zr_check_copy(z, queue, from, to, bytes);
     if (queue == ZR_LOAD || queue == ZR_FETCH || queue == ZR_STORE) {
         zr_fn *move = queue == ZR_LOAD ? load : queue == ZR_FETCH ? fetch : store;
         call_host(z, queue, "copy", ZR_MOVES, move, 3,
@@ -150,6 +151,7 @@ void zr_push(zr *z, int queue, const zr_command *c)
 
 void zr_record(zr *z, int queue, int event)
 {
+    zr_check_event(z, "record", queue, event);
     zr_event *e = &z->t->event[event];
     zr_cuda(z, cudaEventRecord(e->mark, zr_on(z, queue, "an event")), "recording an event");
     e->recorded = z->t->recording;
@@ -158,6 +160,7 @@ void zr_record(zr *z, int queue, int event)
 
 void zr_wait(zr *z, int queue, int event)
 {
+    zr_check_event(z, "wait", queue, event);
     const zr_event *e = &z->t->event[event];
     if (e->recorded != z->t->recording) return;
     cudaStream_t stream = zr_on(z, queue, "a wait");
@@ -169,9 +172,8 @@ void zr_wait(zr *z, int queue, int event)
 void zr_call_n(zr *z, int queue, zr_fn *fn, const char *name, int n, const int64_t *i)
 {
     const char *member = strrchr(name, '>');          /* of the program: z->p->report */
-    if (n > ZR_OPERANDS)
-        zr_fail(z, ZR_DISAGREE, "a call with %d operands; at most %d", n, ZR_OPERANDS);
     if (member) name = member + 1;
+    zr_check_call(z, name, queue, n);
     if (queue == ZR_HOST) {
         call_host(z, queue, name, ZR_WORKS, fn, n, i);
         return;
@@ -186,6 +188,7 @@ void zr_call_n(zr *z, int queue, zr_fn *fn, const char *name, int n, const int64
 
 void zr_drop(zr *z, int queue, int64_t at, int64_t bytes)
 {
+    zr_check_drop(z, queue, at, bytes);
     if (z->o->mode == ZR_EAGER) return;
     cudaStream_t stream = zr_on(z, queue, "a drop");  /* 0xff: NaN in f32 and bf16 */
     zr_cuda(z, cudaMemsetAsync(z->t->arena + at, 0xff, (size_t)bytes, stream), "dropping");

@@ -1,7 +1,7 @@
 /* launcher.c -- what a program of RANKS ranks makes of its environment: launcher RANKS [meet]
  *
  * Prints rank, ranks started here, rank on its host, host and port of rank 0; `meet`: meets the
- * other ranks first, and prints how many are on its host as well. */
+ * other ranks first, and prints how many are on its host and on its CPUs as well. */
 #include "zr_int.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,6 +20,7 @@ int main(int argc, char **argv)
         z.rank = z.lowest;
         z.shared = calloc(1, sizeof *z.shared + (size_t)ranks * sizeof *z.shared->seat);
         zr_plane_open(&z);
+        printf("sharing %d ", z.net.sharing);
     }
     printf("rank %d here %d local %d of %d at %s:%d%s%s\n", z.lowest, z.here, z.net.local,
            z.net.neighbours, z.far ? z.net.host : "-", z.net.port, z.net.own ? " own" : "",

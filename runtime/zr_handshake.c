@@ -1,0 +1,134 @@
+/* zr_handshake.c -- what all ranks must have alike before they work together.
+ *
+ * Every fact is a line of text. Rank 0's is told to all; a rank that has another one says both and
+ * ends the run. Ranks of one host share a command line and files; a launcher's need not.
+ *
+ * Invariants
+ *  1. All ranks go through the facts in one order; the first is what they are built from, so that
+ *     programs which differ here go no further.
+ *  2. What a rank may have for itself is no fact: where its files lie, its threads, its log.
+ */
+#define _GNU_SOURCE
+#include "zr_int.h"
+#include "zr_safetensors.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* ---- of files: their size, and the hash of pieces that are spread evenly over each */
+
+enum { PIECES = 16, PIECE = 65536 };
+
+typedef struct seen {
+    int64_t files, bytes;
+    uint64_t hash;
+} seen;
+
+static void add(uint64_t *hash, const void *from, size_t n)
+{
+    const unsigned char *s = from;
+    for (size_t i = 0; i < n; i++) *hash = (*hash ^ s[i]) * 0x100000001b3;      /* FNV-1a */
+}
+
+/* What cannot be read is left to those who read all of it: they say why. */
+static void look(seen *s, int fd)
+{
+    char piece[PIECE];
+    struct stat is;
+    int64_t size = fstat(fd, &is) || !S_ISREG(is.st_mode) ? 0 : is.st_size;
+    s->files++;
+    s->bytes += size;
+    add(&s->hash, &size, sizeof size);
+    for (int64_t i = 0; i < PIECES; i++) {
+        int64_t last = size > PIECE ? size - PIECE : 0, at = last / (PIECES - 1) * i;
+        int64_t n = size - at < PIECE ? size - at : PIECE;
+        if (n > 0 && !zr_read_at(fd, piece, n, at)) add(&s->hash, piece, (size_t)n);
+    }
+}
+
+static void tell_seen(const seen *s, char text[ZR_TOLD])
+{
+    snprintf(text, ZR_TOLD, "%" PRId64 " file%s, %" PRId64 " bytes, samples %016" PRIx64, s->files,
+             s->files == 1 ? "" : "s", s->bytes, s->hash);
+}
+
+static void write_file(zr *z, const char *path, char text[ZR_TOLD])
+{
+    seen s = {0, 0, 0xcbf29ce484222325};
+    if (!path) return;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) zr_fail(z, ZR_USER, "%s: %s", path, strerror(errno));
+    look(&s, fd);
+    close(fd);
+    tell_seen(&s, text);
+}
+
+/* ---- facts */
+
+static void write_sources(zr *z, char text[ZR_TOLD])
+{
+    (void)z;
+    snprintf(text, ZR_TOLD, "%s", zr_digest);
+}
+
+static void write_plan(zr *z, char text[ZR_TOLD]) { snprintf(text, ZR_TOLD, "%s", z->p->plan); }
+
+static void write_object(zr *z, char text[ZR_TOLD])
+{
+    snprintf(text, ZR_TOLD, "%s", z->p->object());
+}
+
+static void write_options(zr *z, char text[ZR_TOLD]) { zr_options_text(z, text, ZR_TOLD); }
+
+static void write_data(zr *z, char text[ZR_TOLD]) { write_file(z, z->o->data, text); }
+
+static void write_val(zr *z, char text[ZR_TOLD]) { write_file(z, z->o->val, text); }
+
+static void write_weights(zr *z, char text[ZR_TOLD])
+{
+    char why[ZR_WHY];
+    zr_table t;
+    seen s = {0, 0, 0xcbf29ce484222325};
+    if (!z->o->load) return;
+    if (zr_table_open(&t, z->o->load, why)) zr_fail(z, ZR_USER, "--load %s", why);
+    for (int64_t i = 0; i < t.nfiles; i++) {
+        add(&s.hash, t.files[i].name, strlen(t.files[i].name));
+        look(&s, t.files[i].fd);
+    }
+    zr_table_close(&t);
+    tell_seen(&s, text);
+}
+
+static const struct fact {
+    const char *has, *what;               /* "has", "kernels for" */
+    void (*write)(zr *z, char text[ZR_TOLD]);                 /* leaves "" where there is none */
+    const char *remedy;
+} facts[] = {
+    {"is built from", "sources ", write_sources, "build all ranks from the same sources"},
+    {"runs", "plan ", write_plan, "start the same binary everywhere"},
+    {"has", "kernels for ", write_object, "set ZK_ISA to the lesser one on all ranks; GPUs, their "
+     "libraries and --gemms must be alike"},
+    {"was started", "with", write_options, "start all ranks with the same options"},
+    {"has", "--data of ", write_data, "give all ranks the same tokens"},
+    {"has", "--val of ", write_val, "give all ranks the same tokens"},
+    {"has", "--load of ", write_weights, "give all ranks the same weights"},
+};
+
+void zr_handshake(zr *z)
+{
+    for (const struct fact *f = facts; f < facts + sizeof facts / sizeof *facts; f++) {
+        char mine[ZR_TOLD] = "", first[ZR_TOLD];
+        f->write(z, mine);
+        memcpy(first, mine, sizeof first);
+        zr_tell(z, first, sizeof first);
+        first[ZR_TOLD - 1] = 0;           /* it may have come over a network */
+        if (!memcmp(first, mine, sizeof first)) continue;
+        zr_fail(z, ZR_DISAGREE, "%s %s%s, rank 0 %s%s; %s", f->has, f->what, mine, f->what,
+                first, f->remedy);
+    }
+    z->net.until = 0;                     /* all have met: what comes may take its time */
+}
