@@ -158,7 +158,7 @@ def _build(spec: Spec) -> Built:
     classes = place.classes(_wanted(spec, graph, shards, bodies, schedule, runs))
     params = sum(k.count * sum(x.params for x in k.tensors) for k in graph.kinds)
     head = plan.Head(spec.name, spec.cluster.ranks, z.stage, schedule.prefetch, int(z.overlap_comm),
-                     t.precision, spec.grains, shards.order, t.sum, t.reduction, t.micro_batch,
+                     t.precision, spec.grains, shards.order, spec.block, t.reduction, t.micro_batch,
                      t.sequence, spec.model.width, spec.model.vocab,
                      -1 if spec.data.ignore is None else spec.data.ignore, t.seed, params,
                      schedule.live, z.stage3_max_live_parameters or schedule.live, spec.targets)

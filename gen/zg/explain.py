@@ -39,6 +39,12 @@ def memory(p: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
+def rule(p: Plan) -> str:
+    """How leaves are summed."""
+    every = p.head.block >= p.head.grains * p.head.ranks
+    return "tree" if every else "fold" if p.head.block == 1 else f"trees of {p.head.block}, folded"
+
+
 def explain(p: Plan) -> str:
     """What happens in a step, and what it moves."""
     h, W = p.head, p.head.ranks
@@ -47,7 +53,7 @@ def explain(p: Plan) -> str:
     share = (W - 1) / W
     order = {"ranks": "over ranks first, grain by grain",
              "local": "on each rank first, once over ranks"}[h.order]
-    added = h.sum if h.reduction == "exact" or W == 1 else f"{h.sum}; over ranks by NCCL, fast"
+    added = rule(p) + ("; over ranks by NCCL, fast" if h.reduction == "fast" and W > 1 else "")
     many = f"; all {p.together} grains go through a unit while it is gathered"
     lines = [f"{h.spec}: {h.params:,} parameters, ZeRO {h.zero}, {W} ranks, {h.grains} grains a "
              f"rank and step of {h.batch} x {h.sequence} tokens, {h.real}",
