@@ -146,9 +146,11 @@ def test_bits_of_the_counter() -> None:
 
 
 def test_a_billion_grains() -> None:
-    p = planned('gpt-tiny', f'train.global_batch={2**30}', 'train.micro_batch=1', 'cluster.ranks=2')
-    assert p.head.grains == 2**29 and p.flat('block').mask == 2**30 - 2
-    check.check(p)
+    for rule, mask in (('tree', 2**30 - 2), ('{block: 16}', 30), ('fold', 1)):
+        p = planned('gpt-tiny', f'train.global_batch={2**30}', 'train.micro_batch=1',
+                    'cluster.ranks=2', f'train.sum={rule}')
+        assert p.head.grains == 2**29 and p.flat('block').mask == mask
+        check.check(p)
 
 
 def test_memory_adds_up() -> None:

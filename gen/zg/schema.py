@@ -207,7 +207,8 @@ class Train:
     max_skips: Count = 20
     schedule: Schedule = field(default_factory=Schedule)
     seed: Integer(0, 2 ** 64 - 1) = 1
-    sum: Annotated[str | dict[str, int], PlainValidator(rule)] = "tree"
+    sum: Annotated[str | dict[str, int], PlainValidator(rule)] = field(
+        default_factory=lambda: {"block": 16})
     head_chunk: Auto(1, DIM) = None
     recompute: Annotated[tuple[str, ...], PlainValidator(again)] = ()
     reduction: Choice("exact", "fast") = "exact"

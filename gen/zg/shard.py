@@ -62,8 +62,10 @@ def _order(spec: Spec, grains: int) -> tuple[str, tuple[str, ...]]:
     if spec.zero.stage > 1 and spec.together == 1 or grains == 1:
         return "ranks", ()
     if spec.block % grains:
+        once = "" if grains & (grains - 1) else \
+            f"; {{block: {grains}}} reduces them once, with other bits"
         return "ranks", (f"train.sum: {grains} micro-batches a rank are no node of a tree of "
-                         f"{spec.block}: each is reduced by itself",)
+                         f"{spec.block}: each is reduced by itself{once}",)
     return "local", ()
 
 
@@ -164,8 +166,8 @@ def split(spec: Spec, graph: Graph) -> Shards:
     order, notes = _order(spec, grains)
     sources, fast = _fast(spec)
     below, above = _below(spec, order, sources)
-    pending, mask = nodes(grains, 1 if order == "local" or below else sources,
-                          host_block(spec.block, sources) if below and order == "ranks" else spec.block)
+    block = host_block(spec.block, sources) if below and order == "ranks" else spec.block
+    pending, mask = nodes(grains, 1 if order == "local" or below else sources, block)
     sizes: dict[str, int] = {}
     counts: dict[str, int] = {"keep": 1}
     home: dict[str, str] = {}
