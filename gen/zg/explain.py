@@ -1,7 +1,9 @@
 """explain.py -- a plan for people: memory, bytes on the wire beside the papers', steps by queue."""
 from __future__ import annotations
 
-from . import cost, ops
+from typing import Sequence
+
+from . import cost, ops, reserve
 from .plan import Plan
 
 
@@ -14,13 +16,37 @@ def size(n: int) -> str:
 
 
 def memory_line(p: Plan) -> str:
-    """One line for --version."""
+    """One line for --version: exact, but for what is said to lie beside an arena."""
+    arenas = ", ".join(f"{t} {p.arena(t)}" for t in p.head.targets)
     parts = ", ".join(f"{title} {n}" for title, n in cost.memory(p))
-    return f"arena {p.end('scratch')} bytes a rank: {parts}"
+    beside = max(reserve.bytes_of(t, p.head.ranks) for t in p.head.targets)
+    gpu = f"; beside it on a GPU about {beside}" if beside else ""
+    return f"arena of a rank, bytes: {arenas}{gpu}; parts: {parts}"
 
 
-def memory(p: Plan) -> str:
-    """The map, class by class."""
+def _targets(p: Plan) -> list[str]:
+    """What each takes of a rank's device."""
+    lines = [f"{p.head.spec}: device memory of each of {p.head.ranks} ranks", "",
+             f"{'target':<8}{'arena':>34}{'beside it, about':>28}{'together':>28}"]
+    for t in p.head.targets:
+        beside = reserve.bytes_of(t, p.head.ranks)
+        more = (size(beside), size(p.arena(t) + beside)) if beside else ("", "")
+        lines.append(f"{t:<8}{size(p.arena(t)):>34}{more[0]:>28}{more[1]:>28}".rstrip())
+    return lines
+
+
+def _sums(p: Plan, others: Sequence[tuple[str, Plan]]) -> list[str]:
+    """What sums of gradients take by this rule, and by others."""
+    lines = ["", f"{'sums of gradients':<24}{'their bytes':>34}{'received in a step':>28}"]
+    for text, made in (("as planned", p), *others):
+        held = sum(c.slots * c.stride for c in made.classes
+                   if c.name.startswith("sum.") or c.name == "pend")
+        lines.append(f"{text:<24}{size(held):>34}{cost.training_wire(made).bytes:>28,}")
+    return [*lines, "another rule is another recipe: its weights have other bits"]
+
+
+def memory(p: Plan, others: Sequence[tuple[str, Plan]] = ()) -> str:
+    """The map, class by class. others: the same plan by other rules of summation."""
     arenas = {"the arena": ("shared", "private", "scratch")}
     arenas |= {"the host arena": ("hosted",)} if p.end("hosted") else {}
     arenas |= {"the file arena": ("filed",)} if p.filed else {}
@@ -28,14 +54,19 @@ def memory(p: Plan) -> str:
     if set(p.head.targets) - {"cpu"}:
         arenas |= {"on a GPU besides": ("gpu",), "in a GPU's host arena": ("host",)}
         rest += [("arena on a GPU", p.end("gpu")), ("its host arena", p.host)]
-    lines = [f"{p.head.spec}: arena of each of {p.head.ranks} ranks: {size(p.end('scratch'))}"]
+    lines = _targets(p)
     for title, kinds in arenas.items():
         lines += ["", f"{title:<23}{'slots':>7}{'bytes a slot':>18}{'bytes':>20}{'at':>20}"]
         lines += [f"{c.name:<23}{c.slots:>7}{c.stride:>18,}{c.slots * c.stride:>20,}{c.at:>20,}"
                   for c in p.classes if c.kind in kinds]
-    lines += ["", *(f"{title:<18}{size(n):>40}" for title, n in rest), "",
-              "Beside the arena a rank on a CPU holds its kernels' packing space, its threads'",
-              "stacks, the program and its libraries: at most 16 MiB with one thread."]
+    lines += ["", *(f"{title:<18}{size(n):>40}" for title, n in rest), *_sums(p, others), "",
+              "Arenas are exact. What else a rank holds is not in them:"]
+    if "cpu" in p.head.targets:
+        lines += ["on a CPU its kernels' packing space, its threads' stacks, the program and its "
+                  "libraries:", "at most 16 MiB with one thread;"]
+    if set(p.head.targets) - {"cpu"}:
+        lines += ["on a GPU its context, libraries and NCCL's buffers: an allowance, not measured "
+                  "(gen/zg/reserve.py)."]
     return "\n".join(lines) + "\n"
 
 
