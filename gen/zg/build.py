@@ -1,4 +1,4 @@
-"""build.py -- Spec to Plan: the passes in order."""
+"""build.py -- Spec to Plan: calls the passes, and says which classes of buffers there are."""
 from __future__ import annotations
 
 from dataclasses import replace

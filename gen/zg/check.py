@@ -1,4 +1,4 @@
-"""check.py -- the verifier: proves of a Plan what the passes promise, and shares no code with them.
+"""check.py -- the verifier: proves of a Plan what the passes promise, and imports none of them.
 
 It plays the plan (start, two training steps, an evaluation, a third step) on symbols. It proves:
  order     any two conflicting accesses are ordered by queue order and wait/record (check_order)

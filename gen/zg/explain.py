@@ -86,8 +86,8 @@ def explain(p: Plan) -> str:
              "local": "on each rank first, once over ranks"}[h.order]
     added = rule(p) + ("; over ranks by NCCL, fast" if h.reduction == "fast" and W > 1 else "")
     many = f"; all {p.together} grains go through a unit while it is gathered"
-    lines = [f"{h.spec}: {h.params:,} parameters, ZeRO {h.zero}, {W} ranks, {h.grains} grains a "
-             f"rank and step of {h.batch} x {h.sequence} tokens, {h.real}",
+    lines = [f"{h.spec}: {h.params:,} parameters, ZeRO {h.zero}, {W} ranks, {h.grains} micro-"
+             f"batches (grains) a rank and step of {h.batch} x {h.sequence} tokens, {h.real}",
              f"leaves are summed {order} ({added}); prefetch {h.prefetch} units; at most "
              f"{h.live:,} elements gathered at once (bound {h.bound:,})",
              f"{cost.staying(p)} units of a grain stay gathered from one use to the next"
@@ -110,10 +110,11 @@ def explain(p: Plan) -> str:
                 lines.append(f"  {s.name:<8}{op:<13}{len(got) * s.repeat:>8} collectives"
                              f"{moved:>20,} bytes")
     paper = {0: 2, 1: 2, 2: 2, 3: 3}[h.zero]
-    ideal = paper * h.params * width * share
+    ideal = paper * h.params * width * share            # of a micro-batch
     lines += [f"  {'total':<21}{w.messages:>8} collectives{w.bytes:>20,} bytes",
-              f"  the papers' {paper}P (W-1)/W at one grain a step: {ideal:,.0f} bytes; "
-              f"here {w.bytes / ideal:.3f} of it" if ideal else "  one rank: nothing", "",
+              f"  the papers' {paper}P (W-1)/W of one micro-batch: {ideal:,.0f} bytes; here, a "
+              f"micro-batch, {w.bytes / ideal / h.grains:.3f} of it" if ideal else
+              "  one rank: nothing", "",
               f"flops in a global step: {cost.flops(p):.4g} (6 a parameter and token, "
               "and causal attention)",
               f"flops that backward spends on making values again: {cost.again(p):.4g}", "",

@@ -1,7 +1,7 @@
 """reserve.py -- what a rank holds of a GPU's memory beside its arena: an allowance, not measured.
 
 The context, kernels and libraries: a round number. NCCL's buffers of an all-to-all: 10 + 2 MiB for
-each peer and channel, by what NVIDIA/nccl issue 1685 shows of eight H100; the runtime bounds the
+each peer and channel, by what NVIDIA/nccl#1685 shows of eight H100; the runtime bounds the
 channels (NCCL_MAX_P2P_NCHANNELS in runtime/cuda/device.c). Peers are those of a node of at most
 eight GPUs: what links between nodes take is not counted.
 """
