@@ -19,7 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZK_ABI 11
+#define ZK_ABI 12
 
 /* one queue's kernel context: threads on a CPU, stream and handles on a GPU */
 typedef struct zk zk;
@@ -233,18 +233,20 @@ void zk_pick(zk *k, const zk_launch *L, real *y, const real *x, const int32_t *t
 void zk_loss_sum(zk *k, const zk_launch *L, int64_t *sums, const float *loss, const int32_t *target,
                  int64_t M);
 
-/* ---- gradient sums: the canonical tree as a binary counter.
+/* ---- gradient sums: canonical trees as a binary counter, which a block of leaves starts anew.
  * Pushes leaves lo .. lo+count-1 (src[i], n elements each; full: float, else real) of `total`,
  * where lo = ctl->leaves, or 0 where ctl is NULL. src itself is host memory; on a GPU what it
  * points to is evenly spaced.
+ * block, a power of two: so many leaves in a row are one tree, and the sums of these trees are
+ * added in ascending order; 1: all leaves are; total or more: all leaves are one tree.
  * node: float, a buffer of n elements every `stride` elements, one for each bit of `mask` ascending
- * (mask 0: one buffer): the pending nodes, node of 2^b leaves in the buffer of bit b. When
- * lo + count == total the whole sum is left in the first buffer. fold: sum in ascending order
- * instead, in the first buffer. src may be node's own first buffer range (in place, count 1 or an
- * element read before it is written). */
+ * (mask 0: one buffer): the pending nodes, node of 2^b leaves in the buffer of bit b, and all whole
+ * blocks in that of bit `block`. When lo + count == total the whole sum is left in the first
+ * buffer. src may be node's own first buffer range (in place, count 1 or an element read before it
+ * is written). */
 void zk_push(zk *k, const zk_launch *L, float *node, int64_t stride, const void *const *src,
              int64_t count, int full, int64_t n, const zk_ctl *ctl, int64_t total, int64_t mask,
-             int fold);
+             int64_t block);
 /* ctl->leaves += leaves: so many more are pushed on every sum */
 void zk_count(zk *k, const zk_launch *L, zk_ctl *ctl, int64_t leaves);
 

@@ -7,7 +7,7 @@ import pytest
 
 import trainer
 from plans import planned
-from zg import budget, build, spec
+from zg import budget, build, reserve, spec
 from zg.schema import RECOMPUTE
 
 
@@ -35,7 +35,8 @@ def test_arenas_are_those_of_the_plans(name: str, keys: tuple[str, ...]) -> None
     assert len(every) > 3
     for c in every:
         p = planned(name, *keys, *c.keys)
-        assert c.arena == max(p.arena(t) for t in p.head.targets)
+        assert c.device == max(p.arena(t) + reserve.bytes_of(t, p.head.ranks)
+                               for t in p.head.targets)
         assert c.host == (p.host if len(p.head.targets) > 1 else p.end('hosted'))
 
 
@@ -46,9 +47,9 @@ def test_more_is_dearer(keys: tuple[str, ...]) -> None:
     assert every[0].words == every[0].moved == () and every[0].cost == 0
     assert every[-1].words == RECOMPUTE and len(every[-1].moved) == (0 if keys else 3)
     for a, b in zip(every, every[1:]):
-        assert a.cost <= b.cost and a.arena > b.arena
+        assert a.cost <= b.cost and a.device > b.device
     least = planned('llama3-8b', *keys, *every[-1].keys)
-    assert every[-1].arena == max(least.arena(t) for t in least.head.targets)
+    assert every[-1].device == reserve.most(least)
 
 
 def test_what_the_spec_says_stays() -> None:
@@ -143,21 +144,33 @@ def test_the_cheapest_that_fits(name: str) -> None:
     its keys; below the least, the least is named, and works."""
     every = found(name)
     for n, c in enumerate(every):
-        built = build.build(loaded(name, f'train.memory_budget={c.arena}'))
+        built = build.build(loaded(name, f'train.memory_budget={c.device}'))
         assert built.plan == planned(name, *c.keys)
-        assert f'* {100 * c.cost:>7.2f}%{c.arena:>22,}{c.host:>22,}  {c.away}; {c.name}\n' \
+        assert f'* {100 * c.cost:>7.2f}%{c.device:>22,}{c.host:>22,}  {c.away}; {c.name}\n' \
             in built.choices
         assert built.choices.count('\n') == len(every) + 2
-        assert any(f'chose {" ".join(c.keys)}, arena {c.arena:,} bytes' in note
+        assert any(f'chose {" ".join(c.keys)}, {c.device:,} bytes' in note
                    for note in built.notes)
         if n + 1 < len(every):
-            less = build.build(loaded(name, f'train.memory_budget={c.arena - 1}'))
+            less = build.build(loaded(name, f'train.memory_budget={c.device - 1}'))
             assert less.plan == planned(name, *every[n + 1].keys)
     with pytest.raises(spec.SpecError, match='^--set: train.memory_budget: .*hold no plan') as e:
-        build.build(loaded(name, f'train.memory_budget={every[-1].arena - 1}'))
-    least = re.search(r'allowed: at least (\d+)$', str(e.value))[1]
+        build.build(loaded(name, f'train.memory_budget={every[-1].device - 1}'))
+    least = re.search(r'allowed: at least (\d+)(; with other bits |$)', str(e.value))[1]
     assert build.build(loaded(name, f'train.memory_budget={least}')).plan == \
         planned(name, *every[-1].keys)
+
+
+def test_a_budget_that_another_rule_of_sums_holds() -> None:
+    """Is refused: the rule is the recipe's. It is named."""
+    keys = ('targets=[cpu]', 'zero.stage=3', 'train.micro_batch=1', 'train.global_batch=512',
+            'zero.offload_optimizer.device=none')
+    least = found('gpt-tiny', *keys)[-1].device
+    with pytest.raises(spec.SpecError) as e:
+        build.build(loaded('gpt-tiny', *keys, f'train.memory_budget={least - 1}'))
+    assert str(e.value).endswith(f'at least {least}; with other bits train.sum=fold, whose sums of '
+                                 'gradients take less')
+    build.build(loaded('gpt-tiny', *keys, f'train.memory_budget={least - 1}', 'train.sum=fold'))
 
 
 def test_what_is_named_is_always_made_again() -> None:

@@ -109,6 +109,20 @@ def test_the_recipe_changes_the_hash(folder: pathlib.Path) -> None:
     assert len(hashes) == 4
 
 
+@pytest.mark.slow
+def test_each_rule_of_sums_has_one_hash(folder: pathlib.Path) -> None:
+    """Its own: 16 leaves are four blocks of four, of which a rank of four has one."""
+    rows = [{}, {'stage': 1, 'ranks': 4, 'graph': True}, {'stage': 3, 'ranks': 2, 'order': 'late'},
+            {'stage': 2, 'ranks': 4, 'offload': 'cpu', 'overlap': True, 'order': 'shuffled:1'}]
+    found = {}
+    for rule in ('tree', 'fold', '{block: 4}'):
+        more = (*recipe('f32')[:-1], 'train.global_batch=16', f'train.sum={rule}')
+        found[rule] = {run(folder, {'family': 'gpt', **PLAIN, **row}, STEPS, kind=trainer.EMULATED,
+                           recipe=more).weights for row in rows}
+    assert [len(hashes) for hashes in found.values()] == [1, 1, 1], found
+    assert len(set.union(*found.values())) == 3, found
+
+
 # ---- reductions that NCCL sums
 
 FAST = 'train.reduction=fast', 'targets=[sm_90]'

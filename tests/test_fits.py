@@ -4,7 +4,7 @@ import re
 import pytest
 
 from plans import SPECS, planned
-from zg import build, fits, spec
+from zg import build, fits, reserve, spec
 
 BASE = ('zero.stage=1', 'cluster.ranks=2', 'train.global_batch=8', 'targets=[cpu]')
 OFFLOAD = ('zero.stage=3', 'zero.offload_optimizer.device=cpu')
@@ -30,7 +30,7 @@ def test_the_ways_that_are_named_fit() -> None:
                     'train.recompute=full', 'train.offload_activations=true').arena('cpu')
     for limit in (least, planned('gpt-tiny', *BASE).arena('cpu') - 1):
         said = refused(f'cluster.memory.device={limit}')
-        ways = said.partition('allowed: ')[2].split(' or ')
+        ways = said.partition('allowed: ')[2].partition(';')[0].split(' or ')
         assert 1 <= len(ways) <= 3
         for way in ways:
             assert planned('gpt-tiny', *BASE, *way.split()).arena('cpu') <= limit
@@ -54,7 +54,8 @@ def test_every_way_is_found(keys: tuple[str, ...]) -> None:
         needs = fits.needs(build.build(made).plan)
         limits = [f'cluster.memory.{name}={max(1, n)}' for name, n in needs.items()]
         if made not in seen and needs['device'] < planned('gpt-tiny', *keys).arena('cpu'):
-            named = refused(*keys, *limits).partition('allowed: ')[2].split(' or ')
+            named = refused(*keys, *limits).partition('allowed: ')[2].partition(';')[0]
+            named = named.split(' or ')
             text = ' '.join(text for text, _ in way).replace('DIR', '/tmp')
             assert len(named) == 3 or text in named, (text, named)
             tried += 1
@@ -63,10 +64,31 @@ def test_every_way_is_found(keys: tuple[str, ...]) -> None:
 
 
 def test_a_gpus_arena_counts_where_it_is_a_target() -> None:
-    p = planned('gpt-tiny', *BASE, 'targets=[cpu, sm_90]')
-    assert p.arena('sm_90') > p.arena('cpu')
-    said = refused('targets=[cpu, sm_90]', f'cluster.memory.device={p.arena("cpu")}')
-    assert f'needs {p.arena("sm_90"):,} bytes of device memory (target sm_90) and has' in said
+    """Exactly what it holds, and about what lies beside it: libraries, NCCL's buffers."""
+    p, both = planned('gpt-tiny', *BASE, 'targets=[cpu, sm_90]'), 'targets=[cpu, sm_90]'
+    beside = reserve.bytes_of('sm_90', 2)
+    need = p.arena('sm_90') + beside
+    assert p.arena('sm_90') > p.arena('cpu') and beside > 6 * 10 ** 8
+    planned('gpt-tiny', *BASE, both, f'cluster.memory.device={need}')
+    for there in (need - 1, p.arena('sm_90'), p.arena('cpu')):
+        said = refused(both, f'cluster.memory.device={there}')
+        assert f'needs {need:,} bytes of device memory (target sm_90: arena ' \
+            f'{p.arena("sm_90"):,} and about {beside:,} beside it) and has {there:,};' in said
+
+
+def test_another_rule_of_sums_is_named_where_it_fits() -> None:
+    """Apart from what leaves the bits as they are: the dearest rule that fits, if there is one."""
+    keys = ('zero.stage=3', 'train.micro_batch=1', 'train.global_batch=512')
+    need = [planned('gpt-tiny', *BASE, *keys, f'train.sum={rule}').arena('cpu')
+            for rule in ('tree', '{block: 16}', 'fold')]
+    assert need[0] > need[1] > need[2]
+    words = '; with other bits train.sum={}, whose sums of gradients take less'
+    for limit, rule in ((need[0] - 1, '{block: 16}'), (need[1] - 1, 'fold'), (need[2], 'fold')):
+        said = refused(*keys, 'train.sum=tree', f'cluster.memory.device={limit}')
+        assert said.endswith(words.format(rule)), said
+    for rule in ('tree', 'fold'):
+        said = refused(*keys, f'train.sum={rule}', f'cluster.memory.device={need[2] - 1}')
+        assert 'train.sum=' not in said
 
 
 def test_the_host_has_a_limit_too() -> None:
@@ -74,8 +96,8 @@ def test_the_host_has_a_limit_too() -> None:
     planned('gpt-tiny', *BASE, *OFFLOAD, f'cluster.memory.host={need}')
     said = refused(*OFFLOAD, f'cluster.memory.host={need - 1}')
     assert re.search(rf'cluster.memory.host: a rank needs {need:,} bytes of host memory', said)
-    assert said.endswith('allowed: zero.offload_optimizer.device=none '
-                         'zero.offload_param.device=none')
+    assert said.partition(';')[2].partition(';')[0] == \
+        ' allowed: zero.offload_optimizer.device=none zero.offload_param.device=none'
     bf16 = ('train.precision=bf16', *OFFLOAD, 'zero.sub_group_size=5000')
     less = planned('gpt-tiny', *BASE, *bf16).end('hosted')
     said = refused(*bf16, 'zero.offload_param.device=cpu', f'cluster.memory.host={less}')

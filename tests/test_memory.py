@@ -17,8 +17,10 @@ from collections.abc import Sequence
 import pytest
 
 import law
+import plans
 import program
 import trainer
+from zg import cost, explain, reserve
 
 KIB = 1024
 
@@ -152,7 +154,7 @@ def test_one_number_everywhere(family: str, keys: tuple[str, ...]) -> None:
     keys = ('train.micro_batch=1', *keys)
     flags = [word for key in keys for word in ('--set', key)]
     said = trainer.sh('gen/zgen', law.path(family), *flags, '--emit', 'memory')
-    total = int(re.search(r'arena of each of \d+ ranks: ([\d,]+)', said)[1].replace(',', ''))
+    total = int(re.search(r'^cpu +([\d,]+) ', said, re.M)[1].replace(',', ''))
     ends = []
     for part in classes(said):
         end = 0
@@ -160,8 +162,8 @@ def test_one_number_everywhere(family: str, keys: tuple[str, ...]) -> None:
             assert at == end and size == slots * stride
             end += size
         ends.append(end)
-    *groups, gpu, host = [int(n.replace(',', '')) for n in
-                          re.findall(r'^[a-zGPU ]+? {2,}([\d,]+)(?: \([\d.]+ \w+\))?$', said, re.M)]
+    *groups, gpu, host = [int(n.replace(',', '')) for n in re.findall(
+        r'^[a-zGPU ]+? {2,}([\d,]+)(?: \([\d.]+ \w+\))?$', said[said.index('\nparameters'):], re.M)]
     assert len(groups) == 5 and sum(groups) == total and [gpu, host] == ends
     assert arena_of(trainer.generate(law.path(family), *keys)) == total
 
@@ -169,9 +171,59 @@ def test_one_number_everywhere(family: str, keys: tuple[str, ...]) -> None:
 def test_the_program_says_it_too() -> None:
     source = trainer.generate(law.path('gpt'), 'zero.stage=2')
     said = trainer.sh(trainer.build(source), '--version')
-    line = re.search(r'^memory arena (\d+) bytes a rank: (.*)$', said, re.M)
+    line = re.search(r'^memory arena of a rank, bytes: cpu (\d+), (.*); beside it on a GPU about '
+                     r'(\d+); parts: (.*)$', said, re.M)
     assert int(line[1]) == arena_of(source)
-    assert sum(int(n) for n in re.findall(r' (\d+)(?:,|$)', line[2])) == arena_of(source)
+    p = plans.planned(str(law.path('gpt')), 'zero.stage=2')
+    assert dict(re.findall(r'(sm_\d+) (\d+)', line[2])) == {
+        t: str(p.arena(t)) for t in p.head.targets[1:]}
+    assert int(line[3]) == reserve.bytes_of('sm_90', p.head.ranks)
+    assert sum(int(n) for n in re.findall(r' (\d+)(?:,|$)', line[4])) == arena_of(source)
+
+
+def test_each_target_has_a_line_of_its_own() -> None:
+    """What a device must hold: the arena to the byte, and on a GPU what is beside it."""
+    keys = ('zero.stage=3', 'cluster.ranks=4', 'targets=[sm_90, cpu]')
+    p = plans.planned('gpt-tiny', *keys)
+    said = explain.memory(p)
+    n, beside = p.arena('sm_90'), reserve.bytes_of('sm_90', 4)
+    assert re.search(rf'^sm_90 +{n:,} \(.*\) +{beside:,} \(.*\) +{n + beside:,} \(', said, re.M)
+    assert re.search(rf"^cpu +{p.arena('cpu'):,} \([^)]*\)$", said, re.M)
+    assert 'allowance' in said
+    alone = explain.memory(plans.planned('gpt-tiny', *keys[:2], 'targets=[sm_90]'))
+    assert not re.search('^cpu', alone, re.M) and 'on a CPU' not in alone
+    assert 'allowance' not in explain.memory(plans.planned('gpt-tiny', 'targets=[cpu]'))
+
+
+def test_what_lies_beside_a_gpus_arena() -> None:
+    """Libraries, and buffers for each peer of a node; none on one rank."""
+    alone, *more = (reserve.bytes_of('sm_90', ranks) for ranks in (1, 2, 4, 8, 16, 16384))
+    assert alone == reserve.LIBRARIES
+    assert [n - alone for n in more] == [peers * 8 * 12 * 2 ** 20 for peers in (1, 3, 7, 7, 7)]
+    assert reserve.bytes_of('cpu', 8) == 0
+
+
+# ---- sums of gradients
+
+@pytest.mark.parametrize('keys', [
+    ('zero.stage=3',), ('zero.stage=1',), ('zero.stage=2', 'zero.offload_optimizer.device=cpu'),
+    ('zero.stage=3', 'train.accumulate=layers')])
+@pytest.mark.parametrize('own', ['tree', 'fold', '{block: 16}', '{block: 4}'])
+def test_what_each_rule_of_sums_takes(keys: tuple[str, ...], own: str) -> None:
+    """--emit memory has, of every rule, what its plan has."""
+    keys = *keys, 'train.micro_batch=1', 'train.global_batch=64'
+    said = trainer.sh('gen/zgen', law.path('gpt'), *(w for k in (*keys, f'train.sum={own}')
+                                                     for w in ('--set', k)), '--emit', 'memory')
+    rows = dict(re.findall(r'^(as planned|train\.sum=.*?) {2,}([\d,]+(?: \(.*?\))? +[\d,]+)$',
+                           said, re.M))
+    rules = {f'train.sum={rule}': rule for rule in ('tree', '{block: 16}', 'fold') if rule != own}
+    assert set(rows) == {'as planned', *rules}
+    for text, rule in {'as planned': own, **rules}.items():
+        p = plans.planned('gpt-tiny', *keys, f'train.sum={rule}')
+        names = [c for c in p.classes if c.name.startswith('sum.') or c.name == 'pend']
+        want = [sum(c.slots * c.stride for c in names), cost.training_wire(p).bytes]
+        found = re.sub(r'\(.*?\)', '', rows[text]).replace(',', '').split()
+        assert [int(n) for n in found] == want
 
 
 # ---- peers' memory

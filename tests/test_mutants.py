@@ -65,6 +65,7 @@ PLANS = {
     'a table and attention are frozen': ('gpt-tiny', 'zero.stage=2', PART),
     'a table and norms are frozen, activations on the host': (
         'gpt-tiny', 'zero.stage=3', 'train.offload_activations=true', PART),
+    'trees of two leaves, folded': ('gpt-tiny', 'zero.stage=3', 'train.sum.block=2'),
     'bf16, tied': ('gpt-tiny', 'zero.stage=3', 'train.precision=bf16', *PIECES),
 }
 

@@ -107,8 +107,8 @@ def test_fields_and_defaults() -> None:
     assert spec.zero.stage3_param_persistence_threshold == 100
     assert (spec.zero.reduce_bucket_size, spec.zero.overlap_comm,
             spec.zero.replicate) == (500_000_000, True, ())
-    assert (spec.train.sum, spec.train.optimizer.decay, spec.data.ignore) == ("tree", "matrices",
-                                                                              65535)
+    assert (spec.train.sum, spec.train.optimizer.decay, spec.data.ignore) == ({"block": 16},
+                                                                              "matrices", 65535)
 
 
 def test_llama_keys() -> None:

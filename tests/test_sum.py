@@ -5,6 +5,7 @@ Sources lie evenly spaced, as a GPU wants them.
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 from fractions import Fraction
 
@@ -13,15 +14,22 @@ import pytest
 
 import zk
 
+ALL = 1 << 62               # leaves of a block, which is then one tree
 BIAS = 448                  # limbs.h: bit 0 of limb 0 weighs 2**-448
 
 
 def tree(leaves: list[np.ndarray]) -> np.ndarray:
-    """T(0, n) as design section 5 states it, in f32."""
+    """The canonical tree T(0, n), in f32."""
     if len(leaves) == 1:
         return leaves[0].astype(np.float32)
     p = 1 << (len(leaves) - 1).bit_length() - 1
     return tree(leaves[:p]) + tree(leaves[p:])
+
+
+def blocks(leaves: list[np.ndarray], block: int) -> np.ndarray:
+    """Trees of so many leaves in a row, added in order."""
+    sums = [tree(leaves[at:at + block]) for at in range(0, len(leaves), block)]
+    return functools.reduce(np.add, sums)
 
 
 def spread(rng: np.random.Generator, n: int) -> np.ndarray:
@@ -29,18 +37,20 @@ def spread(rng: np.random.Generator, n: int) -> np.ndarray:
     return (rng.normal(size=n) * 10 ** rng.uniform(-3, 3, n)).astype(np.float32)
 
 
-def mask_of(cuts: list[int], total: int) -> int:
+def mask_of(cuts: list[int], total: int, block: int) -> int:
+    """Levels of the nodes that are ever pending; that of whole blocks is the highest."""
     mask = 0
     for lo in cuts:
-        mask |= lo if 0 < lo < total else 0
+        whole = block if lo >= block else 0
+        mask |= whole | lo % block if lo < total else 0
     return mask
 
 
-def push(k: zk.Kernels, leaves: list[np.ndarray], cuts: list[int], full: int, fold: int = 0,
+def push(k: zk.Kernels, leaves: list[np.ndarray], cuts: list[int], full: int, block: int = ALL,
          inplace: bool = False, pad: int = 5) -> np.ndarray:
     """Pushes leaves in the batches that end at `cuts`; the whole sum. pad: elements from the end of
     one leaf or node to the next"""
-    n, total, mask = len(leaves[0]), len(leaves), mask_of(cuts, len(leaves))
+    n, total, mask = len(leaves[0]), len(leaves), mask_of(cuts, len(leaves), block)
     stride, buffers = n + pad, max(1, bin(mask).count("1"))
     room = np.full((buffers + total, stride), np.nan, np.float32)
     node, given = room[:buffers], room[0 if inplace else buffers:].view(leaves[0].dtype)
@@ -50,7 +60,7 @@ def push(k: zk.Kernels, leaves: list[np.ndarray], cuts: list[int], full: int, fo
             given[i, :n] = leaf
         pointers = (ctypes.c_void_p * (hi - lo))(*[given.ctypes.data + i * step
                                                   for i in range(hi - lo)])
-        k.zk_push(node, stride, pointers, hi - lo, full, n, ctl if lo else None, total, mask, fold)
+        k.zk_push(node, stride, pointers, hi - lo, full, n, ctl if lo else None, total, mask, block)
         k.zk_count(ctl, hi - lo)
         lo = hi
     assert np.isnan(node[:, n:]).all()
@@ -95,15 +105,34 @@ def test_the_order_shows() -> None:
     assert not same(row, tree(leaves))
 
 
-def test_fold(kernels: zk.Kernels) -> None:
-    rng = np.random.default_rng(4)
-    for total, cuts in [(1, [1]), (7, [7]), (7, [2, 4, 6, 7]), (12, [3, 6, 9, 12])]:
-        leaves = [spread(rng, 1030) for _ in range(total)]
-        row = leaves[0]
-        for leaf in leaves[1:]:
-            row = row + leaf
-        for pad in (5, 2):
-            assert same(push(kernels, leaves, cuts, 1, fold=1, pad=pad), row)
+@pytest.mark.parametrize("block", [1, 2, 4, 8, 16, 32])
+def test_blocks_in_any_batches(kernels: zk.Kernels, block: int) -> None:
+    """Blocks' trees are added in order, wherever batches end; 1: a plain fold."""
+    rng = np.random.default_rng(block)
+    for total in (1, 7, 16, 17, 31, 64, 77):
+        leaves = [spread(rng, 21) for _ in range(total)]
+        want = blocks(leaves, block)
+        for W in (1, 3, 8, total):
+            whole = list(range(W, total, W)) + [total]
+            drawn = sorted({total, *rng.integers(1, total + 1, 5).tolist()})
+            for cuts, pad in ((whole, 5), (drawn, 3)):
+                assert same(push(kernels, leaves, cuts, 1, block, pad=pad), want), (total, cuts)
+
+
+def test_blocks_round_in_another_way() -> None:
+    """The control: the rules that the test above tells apart differ in bits, from so many leaves
+    on: trees of 3 blocks are those of one tree."""
+    leaves = [spread(np.random.default_rng(i), 1000) for i in range(112)]
+    assert len({blocks(leaves, block).tobytes() for block in (1, 2, 4, 8, 16, 32, ALL)}) == 7
+    assert same(blocks(leaves, ALL), tree(leaves))
+    assert all(same(blocks(leaves[:n], 16), tree(leaves[:n])) for n in (16, 31, 48))
+
+
+def test_own_blocks_then_ranks(kernels: zk.Kernels) -> None:
+    """Sums of 4 leaves on each of 12 ranks, pushed as leaves of blocks of 4: blocks of 16."""
+    leaves = [spread(np.random.default_rng(6), 100) for _ in range(48)]
+    parts = [push(kernels, leaves[4 * r:4 * r + 4], [1, 2, 3, 4], 1, 16).copy() for r in range(12)]
+    assert same(push(kernels, parts, [12], 1, 4), blocks(leaves, 16))
 
 
 @pytest.mark.parametrize("n", [1, 16, 1023, 1024, 1025, 9000])

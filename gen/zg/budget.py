@@ -1,5 +1,5 @@
 """budget.py -- what backward makes again, and what lies on the host, where `train.memory_budget`
-bounds the arena: of all choices the one that costs least of those that fit every target.
+bounds the device's memory: of all choices the one that costs least of those that fit every target.
 
 A choice is a set of ops and a set of MOVES; keys that the spec itself has stay as they are. What it
 holds is exact: each set of moves is planned, and of what is made again only saved values and
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Callable, Iterator
 
-from . import activations, fits, ops, place, plan, slices
+from . import activations, fits, ops, place, plan, reserve, slices
 from .graph import Graph
 from .schema import RECOMPUTE
 from .spec import Spec, SpecError, agree
@@ -43,12 +43,12 @@ MOVES = ((fits.STASH, "activations"), (fits.STATES, "optimizer"), (fits.PARAMS, 
 
 @dataclass(frozen=True)
 class Choice:
-    """spec: with it. moved: rows of MOVES that it takes. arena: bytes on the target that holds
-    most; host: of the host arena there. cost: what it adds to a step of the spec as it is, on the
-    target where that is most."""
+    """spec: with it. moved: rows of MOVES that it takes. device: bytes on the target that needs
+    most, of the arena and what a GPU holds beside it; host: of the host arena there. cost: what it
+    adds to a step of the spec as it is, on the target where that is most."""
     spec: Spec
     moved: tuple[int, ...]
-    arena: int
+    device: int
     host: int
     cost: float
 
@@ -177,21 +177,21 @@ def choices(spec: Spec, build: Callable[[Spec], plan.Plan]) -> tuple[Choice, ...
         except SpecError as e:      # what a bound of the spec does not allow
             wrong.append(e)
             continue
-        arena = max(p.arena(t) for t in spec.targets) - _near(made, every[0])
+        device = reserve.most(p) - _near(made, every[0])
         host = fits.needs(p)["host"] - _far(made, every[0], place.PAGE)
         for again in every:
             more = _far(made, again, 1) - _far(made, every[0], 1)
             took = {t: _step(made, p, t, again.once[t], more) for t in spec.targets}
             now = now or took
             chosen = replace(made, train=replace(made.train, recompute=again.words))
-            found.append(Choice(chosen, moved, arena + _near(made, again),
+            found.append(Choice(chosen, moved, device + _near(made, again),
                                 host + _far(made, again, place.PAGE),
                                 max(took[t] / now[t] - 1 for t in spec.targets)))
     if not found:                   # the spec's own fault, which no place on the host mends
         raise wrong[0]
     out: list[Choice] = []
-    for c in sorted(found, key=lambda c: (c.cost, c.arena, len(c.words))):
-        if (not out or c.arena < out[-1].arena) and (limit is None or c.host <= limit):
+    for c in sorted(found, key=lambda c: (c.cost, c.device, len(c.words))):
+        if (not out or c.device < out[-1].device) and (limit is None or c.host <= limit):
             out.append(c)
     if not out:
         raise spec.wrong("cluster.memory.host", f"{limit} bytes hold no plan's host arena",
@@ -199,24 +199,26 @@ def choices(spec: Spec, build: Callable[[Spec], plan.Plan]) -> tuple[Choice, ...
     return tuple(out)
 
 
-def choose(spec: Spec, found: tuple[Choice, ...]) -> Choice:
+def choose(spec: Spec, found: tuple[Choice, ...], build: Callable[[Spec], plan.Plan]) -> Choice:
     """The cheapest that fits."""
     limit = spec.train.memory_budget
     for c in found:
-        if c.arena <= limit:
+        if c.device <= limit:
             return c
+    more = fits.other_bits(spec, lambda s: choices(s, build)[-1].device <= limit)
     where = " on the target that needs most" if len(spec.targets) > 1 else ""
-    raise spec.wrong("train.memory_budget", f"{limit} bytes hold no plan{where}; the least arena, "
+    raise spec.wrong("train.memory_budget", f"{limit} bytes hold no plan{where}; the least, "
                      "with the other keys of the spec as they are, has "
-                     f"{' '.join(found[-1].keys)}", f"at least {found[-1].arena}")
+                     f"{' '.join(found[-1].keys)}", f"at least {found[-1].device}{more}")
 
 
 def table(spec: Spec, found: tuple[Choice, ...], chosen: Choice) -> str:
     """For people."""
     lines = [f"train.memory_budget {spec.train.memory_budget:,}: more time by estimate, the "
-             "arenas, what lies on the host, what is made again",
-             f"  {'time':>8}{'arena':>22}{'host arena':>22}  on the host; train.recompute"]
+             "memory, what lies on the host, what is made again",
+             f"  {'time':>8}{'device memory':>22}{'host arena':>22}  on the host; train.recompute"]
     for c in found:
         mark = "*" if c == chosen else " "
-        lines.append(f"{mark} {100 * c.cost:>7.2f}%{c.arena:>22,}{c.host:>22,}  {c.away}; {c.name}")
+        lines.append(f"{mark} {100 * c.cost:>7.2f}%{c.device:>22,}{c.host:>22,}  {c.away}; "
+                     f"{c.name}")
     return "\n".join(lines) + "\n"

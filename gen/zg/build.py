@@ -1,4 +1,4 @@
-"""build.py -- Spec to Plan: the passes in order."""
+"""build.py -- Spec to Plan: calls the passes, and says which classes of buffers there are."""
 from __future__ import annotations
 
 from dataclasses import replace
@@ -12,9 +12,10 @@ from .spec import Spec
 
 class Built(NamedTuple):
     """A plan and what the user should hear about it; choices: a table of what a memory budget
-    chose from."""
+    chose from; spec: with what was chosen."""
     plan: plan.Plan
     notes: tuple[str, ...]
+    spec: Spec
     choices: str = ""
 
 
@@ -136,16 +137,22 @@ def build(spec: Spec) -> Built:
     return built
 
 
+def other_rules(spec: Spec) -> tuple[tuple[str, plan.Plan], ...]:
+    """What another rule of summation would make of a spec."""
+    made = [(text, change(spec)) for text, change in fits.RULES]
+    return tuple((text, _build(s).plan) for text, s in made if s.train.sum != spec.train.sum)
+
+
 def _budgeted(spec: Spec) -> Built:
     """Where memory has a budget, the plan of what it leaves to choose."""
     if spec.train.memory_budget is None:
         return _build(spec)
     found = budget.choices(spec, lambda changed: _build(changed).plan)
-    chosen = budget.choose(spec, found)
+    chosen = budget.choose(spec, found, lambda changed: _build(changed).plan)
     built = _build(chosen.spec)
-    note = f"train.memory_budget: chose {' '.join(chosen.keys)}, arena {chosen.arena:,} bytes, " \
+    note = f"train.memory_budget: chose {' '.join(chosen.keys)}, {chosen.device:,} bytes, " \
            f"by estimate {100 * chosen.cost:.2f} % more time"
-    return Built(built.plan, (*built.notes, note), budget.table(spec, found, chosen))
+    return Built(built.plan, (*built.notes, note), chosen.spec, budget.table(spec, found, chosen))
 
 
 def _build(spec: Spec) -> Built:
@@ -158,7 +165,7 @@ def _build(spec: Spec) -> Built:
     classes = place.classes(_wanted(spec, graph, shards, bodies, schedule, runs))
     params = sum(k.count * sum(x.params for x in k.tensors) for k in graph.kinds)
     head = plan.Head(spec.name, spec.cluster.ranks, z.stage, schedule.prefetch, int(z.overlap_comm),
-                     t.precision, spec.grains, shards.order, t.sum, t.reduction, t.micro_batch,
+                     t.precision, spec.grains, shards.order, spec.block, t.reduction, t.micro_batch,
                      t.sequence, spec.model.width, spec.model.vocab,
                      -1 if spec.data.ignore is None else spec.data.ignore, t.seed, params,
                      schedule.live, z.stage3_max_live_parameters or schedule.live, spec.targets)
@@ -168,4 +175,4 @@ def _build(spec: Spec) -> Built:
                      _events(schedule.sections), schedule.sections,
                      tuple(_files(spec) if any(c.kind == "filed" for c in classes) else ()))
     return Built(made, (*spec.notes, *_idle(spec, graph), *slices.notes(spec, graph),
-                        *shards.notes))
+                        *shards.notes), spec)

@@ -1,4 +1,4 @@
-"""check.py -- the verifier: proves of a Plan what the passes promise, and shares no code with them.
+"""check.py -- the verifier: proves of a Plan what the passes promise, and imports none of them.
 
 It plays the plan (start, two training steps, an evaluation, a third step) on symbols. It proves:
  order     any two conflicting accesses are ordered by queue order and wait/record (check_order)
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 
-from . import ops
+from . import check_own, ops
 from .check_fns import Facts, functions
 from .check_order import CheckError
 from .check_steps import UNITS, unit_of
@@ -200,20 +200,23 @@ def _tensor(t: Tensor, flats: dict[str, Flat], vocab: int, ranks: int) -> None:
 def _nodes(p: Plan) -> None:
     """Pending sums: one for each bit that a count of leaves ever has at a grain's end. The host
     pushes what comes from all ranks in a grain as one: it must be a node of the tree."""
-    grains, W = p.head.grains, p.head.ranks
+    grains, W, block = p.head.grains, p.head.ranks, p.head.block
     each = W if p.head.reduction == "exact" else 1          # leaves that a grain's reduction brings
-    if p.pushes and W > 1 and (p.head.order != "ranks" or grains > 1 and (
-            each & (each - 1) or each > 1 and p.head.sum == "fold")):
+    if block < 1 or block & (block - 1) or block >= 2 * grains * W:
+        raise CheckError(f"{block} leaves are no tree of {grains * W}")
+    if p.pushes and W > 1 and (p.head.order != "ranks" or grains > 1 and block % each):
         raise CheckError("what comes in a grain is no node of the host's tree")
     step, counter = each if p.head.order == "ranks" and not p.below else 1, 0
-    for b in range(((grains - 1) * step).bit_length()):     # bit b repeats after 2^(b+1) multiples
+    block = check_own.host_block(block, each) if p.pushes else block
+    for b in range((block - 1).bit_length()):               # bit b repeats after 2^(b+1) multiples
         tried = range(-(-2**b // step), min(grains, 2**(b + 1)))
         counter |= any(a * step >> b & 1 for a in tried) << b
+    counter |= block * ((grains - 1) * step >= block)       # of all whole ones, one bit
     for f in p.flats:
-        mask = 0 if p.head.sum == "fold" or not f.moves else counter
+        mask = counter if f.moves else 0
         if f.mask != mask or f.nodes != max(f.moves, bin(mask).count("1")):
             raise CheckError(f"flat {f.name}: pending sums do not fit {grains} grains")
-    if p.head.order == "local" and W > 1 and (grains & (grains - 1) or p.head.sum == "fold"):
+    if p.head.order == "local" and W > 1 and p.head.block % grains:
         raise CheckError("a rank's own grains first: that is another tree")
 
 

@@ -45,11 +45,18 @@ def _moved(p: Plan, f: Flat, text: str) -> str:
     return text.replace("spans.", "moved.") if frozen else text
 
 
+def host_block(block: int, sources: int) -> int:
+    """Of the host's counter, a leaf of which is all that a grain brings: how many are a block."""
+    while sources % 2 == 0 and block > 1:
+        block, sources = block // 2, sources // 2
+    return block
+
+
 def _own(p: Plan, f: Flat) -> dict[str, list[str]]:
     """The calls of a flat's functions: what an owner does to its part of each buffer."""
     W, A = p.head.ranks, p.head.grains
     S = W if p.head.reduction == "exact" else 1
-    whole, fold = f.shard * W, int(p.head.sum == "fold")
+    whole, block = f.shard * W, p.head.block
     moved = lambda text: _moved(p, f, text)
     mine = f"+0+r*{f.shard * 4}" if f.sum == "whole" else "+0"
     begin = f"spans.{f.name} l*{whole}+r*{f.shard}"
@@ -75,18 +82,18 @@ def _own(p: Plan, f: Flat) -> dict[str, list[str]]:
     if p.pushes:
         return {
             **owner,
-            f"sum.{f.name}": [f"zk_push node+0 0 sources {S} 0 n null {S} 0 {fold}"],
+            f"sum.{f.name}": [f"zk_push node+0 0 sources {S} 0 n null {S} 0 {block}"],
             f"push.{f.name}": [f"zk_host_push node+0 {f.shard} &leaf 1 {int(W > 1)} n hctl+0 {A} "
-                               f"{f.mask} {fold}"],
+                               f"{f.mask} {host_block(block, S)}"],
             f"norm.{f.name}": [f"zk_host_square_sum hsums+0 g+0 {moved(part)}"],
         }
     norm = "zk_host_square_sum hsums+0" if p.below else "zk_square_sum sums+0"
     return {
         **owner,
-        f"own.{f.name}": [f"zk_push node+0 {whole} &leaf 1 0 {whole} ctl+0 {A} {f.mask} {fold}"],
-        f"join.{f.name}": [f"zk_push node{mine} 0 sources {S} 1 n null {S} 0 0"],
+        f"own.{f.name}": [f"zk_push node+0 {whole} &leaf 1 0 {whole} ctl+0 {A} {f.mask} {block}"],
+        f"join.{f.name}": [f"zk_push node{mine} 0 sources {S} 1 n null {S} 0 {block // A}"],
         f"sum.{f.name}": [f"zk_push node{mine} {stride} sources {S} 0 n ctl+0 {S * A} {f.mask} "
-                          f"{fold}"],
+                          f"{block}"],
         f"norm.{f.name}": [f"{norm} g{mine} {moved(part)}"],
     }
 

@@ -1,13 +1,15 @@
 """fits.py -- does a plan fit `cluster.memory`, and what would make it fit.
 
-A rank's arena on each target must fit the device, its host arena the host, its file the disk. Where
-it does not, the changes of WAYS are tried: none of them changes a bit (of exact reductions).
+A rank's arena on each target, and what a GPU holds beside it, must fit the device, its host arena
+the host, its file the disk. Where one does not, the changes of WAYS are tried: none of them changes
+a bit (of exact reductions). RULES do, which another sum of gradients may be worth.
 """
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Callable, Iterator
 
+from . import reserve
 from .keytypes import RECOMPUTE
 from .plan import Plan
 from .spec import Spec, SpecError, agree
@@ -59,13 +61,17 @@ WAYS: tuple[tuple[Move, ...], ...] = (
     (_HERE, _GATHERED), (_GATHERED,), (_KEPT,), (_NEAR,), (_BACK,), (_BACK, _NEAR), (_AWAY,),
     (_FAR,), (_AWAY, _FAR), *_LESS[:3], (_GRAINS,), *_LESS[3:],
     *((_GRAINS, *way) for way in _LESS))
+# Rules of summation, from what takes most.
+RULES: tuple[Move, ...] = (
+    _train("train.sum=tree", sum="tree"), _train("train.sum={block: 16}", sum={"block": 16}),
+    _train("train.sum=fold", sum="fold"))
 MOST = 3                        # ways that are named
 
 
 def needs(p: Plan) -> dict[str, int]:
-    """Bytes of a rank, on the target that takes most."""
+    """Bytes of a rank, on the target that needs most."""
     gpu = set(p.head.targets) - {"cpu"}
-    return {"device": max(p.arena(t) for t in p.head.targets),
+    return {"device": reserve.most(p),
             "host": p.host if gpu else p.end("hosted"), "file": p.filed}
 
 
@@ -91,16 +97,31 @@ def _fitting(spec: Spec, build: Callable[[Spec], Plan]) -> Iterator[str]:
         tried.append(changed)
 
 
+def other_bits(spec: Spec, fits: Callable[[Spec], bool]) -> str:
+    """What to say of the first rule of summation with which it fits, if there is one."""
+    for text, change in RULES:
+        try:
+            if fits(change(spec)):
+                return f"; with other bits {text}, whose sums of gradients take less"
+        except SpecError:
+            pass
+    return ""
+
+
 def require(spec: Spec, p: Plan, build: Callable[[Spec], Plan]) -> None:
     """SpecError where the plan does not fit, with up to MOST ways that do. build: a spec's plan."""
     over = _over(spec, p)
     if not over:
         return
     name, need, there = over[0]
-    most = max(p.head.targets, key=p.arena)
-    where = f" (target {most})" if name == "device" and len(p.head.targets) > 1 else ""
+    most = max(p.head.targets, key=lambda t: reserve.device(p, t))
+    beside = reserve.bytes_of(most, p.head.ranks)
+    of = [f"target {most}"] * (len(p.head.targets) > 1) + \
+        [f"arena {p.arena(most):,} and about {beside:,} beside it"] * (beside > 0)
+    where = f" ({': '.join(of)})" if name == "device" and of else ""
     good = [text for text, _ in zip(_fitting(spec, build), range(MOST))]
     raise spec.wrong(f"cluster.memory.{name}",
                      f"a rank needs {need:,} bytes of {name} memory{where} and has {there:,}",
-                     " or ".join(good) or "more ranks, smaller micro-batches or a smaller model: "
-                     "no way that is tried (stage 3, recompute, offloading) fits either")
+                     (" or ".join(good) or "more ranks, smaller micro-batches or a smaller model: "
+                      "no way that is tried (stage 3, recompute, offloading) fits either") +
+                     other_bits(spec, lambda changed: not _over(changed, build(changed))))

@@ -165,6 +165,19 @@ def again(value: object) -> tuple[str, ...]:
     return tuple(dict.fromkeys(words))
 
 
+def rule(value: object) -> str | dict[str, int]:
+    """How leaves are summed."""
+    allowed = f"tree, fold or {{block: a power of two up to {2 ** 30}}}"
+    if value in ("tree", "fold"):
+        return value
+    if not isinstance(value, dict) or value.keys() != {"block"}:
+        raise refuse(f"{shown(value)} is no rule", allowed)
+    n = _numeric(value["block"], "integer", allowed)
+    if n not in (2 ** i for i in range(31)):
+        raise refuse(f"a block of {shown(value['block'])}", allowed)
+    return {"block": int(n)}
+
+
 def as_list(value: object) -> object:
     return value if isinstance(value, list) else [value]
 

@@ -20,7 +20,7 @@ from .graph import Graph, Kind, Part
 from .operands import formal
 from .place import Bodies
 from .sched import Schedule
-from .shard import Shards
+from .shard import Shards, host_block
 from .spec import Spec
 
 FIXED = {"token": "tokens+0", "target": "targets+0", "sums": "sums+0", "null": "null",
@@ -132,37 +132,38 @@ class _Maker:
     def sums(self, f: plan.Flat) -> None:
         """Leaves to sums: over ranks, of this rank alone, and over ranks of such."""
         whole, S = f.shard * self.W, self.shards.sources
-        fold = int(self.spec.train.sum == "fold")
         mine = f"+r*{f.shard * 4}" if f.sum == "whole" else ""
         if self.shards.pushes:
-            self.pushed(f, fold)
+            self.pushed(f)
         elif self.shards.order == "local":
             self.own(f"own.{f.name}", "leaf", "node", "",
                      f"zk_push node+0 {whole} &leaf 1 0 {whole} ctl+0 {self.spec.grains} {f.mask} "
-                     f"{fold}", shape=(whole,))
+                     f"{self.spec.block}", shape=(whole,))
             if self.W > 1:
                 self.own(f"join.{f.name}", "", "node", "n",
-                         f"zk_push node+0{mine} 0 sources {S} 1 n null {S} 0 0",
-                         shape=(f.shard,))
+                         f"zk_push node+0{mine} 0 sources {S} 1 n null {S} 0 "
+                         f"{self.spec.block // self.spec.grains}", shape=(f.shard,))
         else:
             stride = whole if f.sum == "whole" else f.shard
             self.own(f"sum.{f.name}", "", "node", "n",
                      f"zk_push node+0{mine} {stride} sources {S} 0 n ctl+0 "
-                     f"{S * self.spec.grains} {f.mask} {fold}", shape=(f.shard,))
+                     f"{S * self.spec.grains} {f.mask} {self.spec.block}",
+                     shape=(f.shard,))
         norm = "zk_host_square_sum hsums+0" if self.shards.below else "zk_square_sum sums+0"
         self.own(f"norm.{f.name}", "g", "", "l",
                  f"{norm} g+0{mine} {self.moved(f)} l*{whole}+r*{f.shard} {f.shard}",
                  shape=(f.shard,))
 
-    def pushed(self, f: plan.Flat, fold: int) -> None:
+    def pushed(self, f: plan.Flat) -> None:
         """What ranks brought in a grain, to a node; a grain's node to the host's sum."""
-        S = self.shards.sources
+        S, block = self.shards.sources, self.spec.block
         if self.W > 1:
             self.own(f"sum.{f.name}", "", "node", "n",
-                     f"zk_push node+0 0 sources {S} 0 n null {S} 0 {fold}", shape=(self.piece,))
+                     f"zk_push node+0 0 sources {S} 0 n null {S} 0 {block}",
+                     shape=(self.piece,))
         self.own(f"push.{f.name}", "leaf", "node", "n",
                  f"zk_host_push node+0 {f.shard} &leaf 1 {int(self.W > 1)} n hctl+0 "
-                 f"{self.spec.grains} {f.mask} {fold}", shape=(self.piece,))
+                 f"{self.spec.grains} {f.mask} {host_block(block, S)}", shape=(self.piece,))
 
     def hosted(self, f: plan.Flat) -> None:
         """The same of a tile, n elements from `at` of the shard on, in the host arena."""

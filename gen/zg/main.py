@@ -51,7 +51,7 @@ def text(args: argparse.Namespace) -> str:
     if args.emit == "plan":
         return print_plan(built.plan)
     if args.emit == "memory":
-        return explain.memory(built.plan)
+        return explain.memory(built.plan, build.other_rules(built.spec))
     if args.emit == "explain":
         return explain.explain(built.plan) + (built.choices and "\n" + built.choices)
     from . import emit, view

@@ -24,7 +24,7 @@ class Head:
     real: str                   # f32 | bf16 | f16
     grains: int                 # of a rank in a step (accumulation)
     order: str                  # ranks | local: which leaves are summed first
-    sum: str                    # tree | fold
+    block: int                  # leaves of a tree; trees are added in order
     reduction: str              # over ranks: exact | fast (NCCL's own sums)
     batch: int
     sequence: int

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Pla
 from . import kinds
 from .keytypes import (DIM, ELEMS, RANKS, RECOMPUTE, TARGETS, TOKEN, Auto, Choice, Count, Elems,
                       ElemsOrNone, Flag, Folder, Integer, Layered, Name, Pattern, Real, Tiny, Title,
-                      again, as_list, pages, some, target, two, unique, whole_bytes)
+                      again, as_list, pages, rule, some, target, two, unique, whole_bytes)
 from .node import SpecError
 
 
@@ -190,7 +190,8 @@ class LossScale:
 class Train:
     """global_batch G and micro_batch B in samples of `sequence` T tokens. recompute: the ops of
     blocks whose values backward makes again; memory_budget: bytes of the arena on each target, for
-    which more of them may be, and more may lie on the host. head_chunk: tokens of a chunk in which
+    which more of them may be, and more may lie on the host. sum: of leaves, one tree, a fold, or
+    trees of so many in a row, folded. head_chunk: tokens of a chunk in which
     the head and the loss go through a micro-batch, None: as the shape asks for. accumulate: a
     rank's micro-batches of a step go through the model one after the other (grains), or all of them
     through each layer. offload_activations: what backward needs lies in the host arena until then.
@@ -206,7 +207,8 @@ class Train:
     max_skips: Count = 20
     schedule: Schedule = field(default_factory=Schedule)
     seed: Integer(0, 2 ** 64 - 1) = 1
-    sum: Choice("tree", "fold") = "tree"
+    sum: Annotated[str | dict[str, int], PlainValidator(rule)] = field(
+        default_factory=lambda: {"block": 16})
     head_chunk: Auto(1, DIM) = None
     recompute: Annotated[tuple[str, ...], PlainValidator(again)] = ()
     reduction: Choice("exact", "fast") = "exact"
@@ -257,6 +259,14 @@ class Spec:
     def grains(self) -> int:
         """Of a rank in a step: how often it accumulates."""
         return self.train.global_batch // (self.train.micro_batch * self.cluster.ranks)
+
+    @property
+    def block(self) -> int:
+        """Leaves in a row that are summed by a tree, a power of two; trees are added in order. 1 is
+        a fold, as many as there are or more one tree."""
+        every = 1 << (self.grains * self.cluster.ranks - 1).bit_length()
+        words, said = {"tree": every, "fold": 1}, self.train.sum
+        return min(words[said] if isinstance(said, str) else said["block"], every)
 
     @property
     def together(self) -> int:

@@ -6,6 +6,7 @@ the flat `keep`. A head that is tied to the embedding has too little of its own 
 """
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from fractions import Fraction
@@ -60,11 +61,11 @@ def _order(spec: Spec, grains: int) -> tuple[str, tuple[str, ...]]:
         return "local", ()
     if spec.zero.stage > 1 and spec.together == 1 or grains == 1:
         return "ranks", ()
-    if spec.train.sum == "fold":
-        return "ranks", ("sum fold adds leaves in order: every grain is reduced by itself",)
-    if grains & (grains - 1):
-        return "ranks", (f"{grains} grains a rank are no power of two: every grain is reduced by "
-                         "itself",)
+    if spec.block % grains:
+        once = "" if grains & (grains - 1) else \
+            f"; {{block: {grains}}} reduces them once, with other bits"
+        return "ranks", (f"train.sum: {grains} micro-batches a rank are no node of a tree of "
+                         f"{spec.block}: each is reduced by itself{once}",)
     return "local", ()
 
 
@@ -89,8 +90,8 @@ def _below(spec: Spec, order: str, sources: int) -> tuple[bool, tuple[str, ...]]
         return (True, ()) if order == "local" and spec.cluster.ranks > 1 else \
             (False, ("zero.offload_optimizer: sums of gradients stay on the device: with "
                      "train.accumulate layers, they go down where ranks have summed their own",))
-    whole = spec.train.sum == "tree" and not sources & (sources - 1)
-    if spec.cluster.ranks == 1 or order == "ranks" and (spec.grains == 1 or sources == 1 or whole):
+    if spec.cluster.ranks == 1 or \
+            order == "ranks" and (spec.grains == 1 or spec.block % sources == 0):
         return True, ()
     why = "a rank's own grains are summed first; zero.stage 2 sums on the host" \
         if order == "local" else f"what comes from {sources} ranks in a grain is no node of its own"
@@ -124,13 +125,17 @@ def _held(spec: Spec, away: list[plan.Flat]) -> tuple[frozenset[str], tuple[str,
     return frozenset(out), (f"zero.offload_param.max_in_cpu: {said}",) * (z.max_in_cpu > 0)
 
 
-def _nodes(spec: Spec, grains: int, each: int) -> tuple[int, int]:
+def nodes(grains: int, each: int, block: int) -> tuple[int, int]:
     """Pending sums and their mask: the bits set in any count of leaves at a grain's end, where a
-    grain has so many."""
-    if spec.train.sum == "fold":
-        return 1, 0
-    mask = _counts(grains, each)
+    grain has so many; above those of a block there is one bit, of whole blocks."""
+    whole = block if (grains - 1) * each >= block else 0
+    mask = _counts(grains, each) & (block - 1) | whole
     return max(1, bin(mask).count("1")), mask
+
+
+def host_block(block: int, sources: int) -> int:
+    """Leaves of a block where what a grain brings is one: a node of it, or all there is."""
+    return block // math.gcd(block, sources)
 
 
 def _counts(grains: int, step: int) -> int:
@@ -161,7 +166,8 @@ def split(spec: Spec, graph: Graph) -> Shards:
     order, notes = _order(spec, grains)
     sources, fast = _fast(spec)
     below, above = _below(spec, order, sources)
-    nodes, mask = _nodes(spec, grains, 1 if order == "local" or below else sources)
+    block = host_block(spec.block, sources) if below and order == "ranks" else spec.block
+    pending, mask = nodes(grains, 1 if order == "local" or below else sources, block)
     sizes: dict[str, int] = {}
     counts: dict[str, int] = {"keep": 1}
     home: dict[str, str] = {}
@@ -212,7 +218,7 @@ def split(spec: Spec, graph: Graph) -> Shards:
                                "whole" if stage == 0 else "shard",
                                (*["master"] * apart, *(() if name in still else states)),
                                *(("none", 0, 0) if name in still else
-                                 ("whole" if all_sums else "shard", nodes, mask)),
+                                 ("whole" if all_sums else "shard", pending, mask)),
                                0 if name in still else _near(spec, shard)))
     held, said = _held(spec, [f for f in flats if f.name in hosted])
     return Shards(tuple(flats), tuple(found), home, place, keep, order, frozenset(hosted), held,

@@ -1,8 +1,8 @@
-/* sum.c -- sums over gradients: leaves by the canonical tree, squares exactly.
+/* sum.c -- sums over gradients: leaves by canonical trees, squares exactly.
  *
  * Invariants
- *  1. A node of 2^b leaves is older + newer, its two halves in order of their leaves; which calls,
- *     pieces or threads did it never shows.
+ *  1. A node of 2^b leaves is older + newer, its two halves in order of their leaves, and so is the
+ *     sum of whole blocks and the next; which calls, pieces or threads did it never shows.
  *  2. Of a tile of elements everything is read before anything is written, so a source may lie on
  *     the first node buffer.
  *  3. A square of an f32 is exact in f64; a block's squares are added in 16 lanes, element i to
@@ -18,8 +18,8 @@ typedef struct push {
     zk *k;
     float *node;                        /* [buffers][stride] */
     const void *const *src;             /* count pointers to [n] */
-    int64_t stride, count, n, lo, total, mask, tile;
-    int dtype, fold;
+    int64_t stride, count, n, lo, total, mask, block, tile;
+    int dtype;
 } push;
 
 /* ---- leaves. A tile is at most TILE elements, here `n` from element `at` on. */
@@ -38,41 +38,31 @@ static void join(float *out, const float *older, const float *newer, int64_t n)
     }
 }
 
-/* The pending node of 2^b leaves */
+/* The nodes that are pending after so many leaves, a bit each */
+static int64_t pending(const push *a, int64_t leaves)
+{
+    return (leaves & (a->block - 1)) | (leaves < a->block ? 0 : a->block);
+}
+
+/* The pending node of 2^b leaves, or of all whole blocks */
 static float *buffer(const push *a, int b)
 {
     return a->node + a->stride * __builtin_popcountll((uint64_t)a->mask & ((1ull << b) - 1));
-}
-
-static void fold_tile(const push *a, float *acc, int64_t at, int64_t n)
-{
-    float *leaf = acc + TILE;
-    int64_t i = 0;
-    if (a->lo)
-        memcpy(acc, a->node + at, n * sizeof *acc);
-    else
-        read(a, acc, i++, at, n);
-    for (; i < a->count; i++) {
-        read(a, leaf, i, at, n);
-        join(acc, acc, leaf, n);
-    }
-    memcpy(a->node + at, acc, n * sizeof *acc);
 }
 
 /* Where the counter's pending nodes end: in their buffers, or all in the first. level[b]: [n], or
  * NULL. A node made here lies in tile[b]. */
 static void settle(const push *a, float *const *level, float (*tile)[TILE], int64_t at, int64_t n)
 {
-    int64_t have = a->lo + a->count;
-    if (have < a->total) {
+    if (a->lo + a->count < a->total) {
         for (int b = 0; b < DEPTH; b++)
-            if (have >> b & 1 && level[b] == tile[b])
+            if (level[b] == tile[b])
                 memcpy(buffer(a, b) + at, tile[b], n * sizeof **tile);
         return;
     }
     float *acc = NULL;
     for (int b = 0; b < DEPTH; b++) {
-        if (!(have >> b & 1))
+        if (!level[b])
             continue;
         if (acc)
             join(tile[b], level[b], acc, n);
@@ -82,16 +72,21 @@ static void settle(const push *a, float *const *level, float (*tile)[TILE], int6
         memcpy(a->node + at, acc, n * sizeof *acc);
 }
 
-static void tree_tile(const push *a, float (*tile)[TILE], int64_t at, int64_t n)
+static void push_tile(const push *a, float (*tile)[TILE], int64_t at, int64_t n)
 {
     float *level[DEPTH];
     for (int b = 0; b < DEPTH; b++)
-        level[b] = a->lo >> b & 1 ? buffer(a, b) + at : NULL;
+        level[b] = pending(a, a->lo) >> b & 1 ? buffer(a, b) + at : NULL;
     for (int64_t i = 0; i < a->count; i++) {
-        int b = __builtin_ctzll(~(uint64_t)(a->lo + i));    /* the level where the carry stops */
-        read(a, tile[b], i, at, n);
-        for (int c = 0; c < b; c++)
-            join(tile[b], level[c], tile[b], n);
+        int b = __builtin_ctzll(~(a->lo + i) | a->block);   /* the level where the carry stops */
+        float *sum = tile[level[b] ? DEPTH : b];            /* there are whole blocks already */
+        read(a, sum, i, at, n);
+        for (int c = 0; c < b; c++) {
+            join(sum, level[c], sum, n);
+            level[c] = NULL;
+        }
+        if (level[b])
+            join(tile[b], level[b], sum, n);
         level[b] = tile[b];
     }
     settle(a, level, tile, at, n);
@@ -100,21 +95,18 @@ static void tree_tile(const push *a, float (*tile)[TILE], int64_t at, int64_t n)
 static void push_task(void *arg, int64_t task, int thread)
 {
     const push *a = arg;
-    float *tile = zk_scratch(a->k, thread);         /* [DEPTH + 1][TILE] */
+    float (*tile)[TILE] = zk_scratch(a->k, thread);     /* [DEPTH + 1] */
     int64_t end = zk_least((task + 1) * a->tile, a->n);
     for (int64_t at = task * a->tile; at < end; at += TILE)
-        if (a->fold)
-            fold_tile(a, tile, at, zk_least(TILE, end - at));
-        else
-            tree_tile(a, (float (*)[TILE])tile, at, zk_least(TILE, end - at));
+        push_tile(a, tile, at, zk_least(TILE, end - at));
 }
 
 void ZK(zk_push)(zk *k, const zk_launch *L, float *node, int64_t stride, const void *const *src,
                  int64_t count, int full, int64_t n, const zk_ctl *ctl, int64_t total,
-                 int64_t mask, int fold)
+                 int64_t mask, int64_t block)
 {
-    push a = {k, node, src, stride, count, n, ctl ? ctl->leaves : 0, total, mask,
-              TILE * zk_tile(k, L, 0, 4), full ? ZK_F32 : k->dtype, fold};
+    push a = {k, node, src, stride, count, n, ctl ? ctl->leaves : 0, total, mask, block,
+              TILE * zk_tile(k, L, 0, 4), full ? ZK_F32 : k->dtype};
     _Static_assert((DEPTH + 1) * TILE * sizeof(float) <= ZK_SCRATCH, "the tiles fit");
     zk_for(k, zk_pieces(n, a.tile), push_task, &a);
 }

@@ -1,8 +1,8 @@
-/* sum.cu -- sums over gradients: leaves by the canonical tree, squares exactly.
+/* sum.cu -- sums over gradients: leaves by canonical trees, squares exactly.
  *
  * Invariants
- *  1. A node of 2^b leaves is older + newer, its two halves in order of their leaves, as on a CPU:
- *     the bits are the same.
+ *  1. A node of 2^b leaves is older + newer, its two halves in order of their leaves, and so is the
+ *     sum of whole blocks and the next, as on a CPU: the bits are the same.
  *  2. A thread reads all it needs of its elements before it writes any of them, so a source may lie
  *     on the first node buffer.
  *  3. A square of an f32 is exact in f64; a block's squares are added in 16 lanes, element i to
@@ -17,22 +17,30 @@ struct push {
     float *node;                        /* [buffers][stride] */
     const char *src;                    /* leaf i: [n] at src + i * step */
     const zk_ctl *ctl;                  /* counts the leaves that went before; NULL: none did */
-    int64_t stride, step, count, n, total, mask;
+    int64_t stride, step, count, n, total, mask, block;
 };
 
 enum { AHEAD = 4 };                     /* leaves under way to a thread at a time */
-enum { SHALLOW = 3, DEEPEST = 12 };     /* the tree of one push: up to 8 leaves, up to 4096 */
+/* Levels of one push: of up to 8 leaves, of blocks of up to 32, of up to 4096 leaves. */
+enum { SHALLOW = 3, MIDDLE = 6, DEEPEST = 12 };
 
-/* The pending node of 2^b leaves */
+/* The nodes that are pending after so many leaves, a bit each */
+static __device__ int64_t pending(const push &a, int64_t leaves)
+{
+    return (leaves & (a.block - 1)) | (leaves < a.block ? 0 : a.block);
+}
+
+/* The pending node of 2^b leaves, or of all whole blocks */
 static __device__ float *buffer(const push &a, int b)
 {
     return a.node + a.stride * __popcll((uint64_t)a.mask & ((1ull << b) - 1));
 }
 
-/* The binary counter of pending nodes for V elements from `at` on. Of `count` <= 2^DEEP leaves only
- * nodes below level DEEP are both made and used up here: they are `level`, those of `made`. At most
- * one is made above, `high` of level `top`: the next would come 2^DEEP leaves later. Every other
- * node is in its buffer. Levels are walked without a way out: so they stay in registers. */
+/* The binary counter of pending nodes for V elements from `at` on. Of blocks of less than 2^DEEP
+ * leaves, or of `count` <= 2^DEEP leaves, only nodes below level DEEP are both made and used up
+ * here: they are `level`, those of `made`. At most one is made above, `high` of level `top`: the
+ * next would come 2^DEEP leaves later. Every other node is in its buffer. Levels are walked without
+ * a way out: so they stay in registers. */
 template <int DEEP, int V> struct counter {
     float level[DEEP][V], high[V];
     uint32_t made;
@@ -72,11 +80,12 @@ template <int V> static __device__ void join(float (&x)[V], const float (&older)
 template <int DEEP, int V>
 static __device__ void take(counter<DEEP, V> &c, const push &a, int64_t leaf, float (&x)[V])
 {
-    int stop = __ffsll(~leaf) - 1, b = DEEP;       /* the level where the carry stops */
+    int stop = __ffsll(~leaf | a.block) - 1, b = DEEP;     /* the level where the carry stops */
+    int joins = stop + (leaf >= a.block && a.block >> stop == 1);   /* whole blocks lie there */
     float older[V];
 #pragma unroll
     for (int i = 0; i < DEEP; i++) {
-        if (i < stop) {
+        if (i < joins) {
             find(older, c, a, i);
             join(x, older);
         }
@@ -86,7 +95,7 @@ static __device__ void take(counter<DEEP, V> &c, const push &a, int64_t leaf, fl
     c.made = stop < DEEP ? (c.made >> stop | 1) << stop : 0;
     if (stop < DEEP)
         return;
-    for (; b < stop; b++) {
+    for (; b < joins; b++) {
         fetch(older, buffer(a, b) + c.at, c.left);
         join(x, older);
     }
@@ -106,7 +115,7 @@ template <int DEEP, int V> static __device__ void keep(const counter<DEEP, V> &c
         stow(buffer(a, c.top) + c.at, c.high, c.left);
 }
 
-/* All `have` leaves are there: the pending nodes, newest first, become one in the first buffer.
+/* All leaves are there: the pending nodes `have`, newest first, become one in the first buffer.
  * The newest is the first that is found: nothing is added to it. */
 template <int DEEP, int V>
 static __device__ void finish(const counter<DEEP, V> &c, const push &a, int64_t have)
@@ -153,50 +162,30 @@ template <class T, int DEEP, int V> static __global__ void __launch_bounds__(256
         if (lo + a.count < a.total)
             keep(c, a);
         else
-            finish(c, a, lo + a.count);
-    }
-}
-
-/* Leaves in ascending order onto the one buffer */
-template <class T, int V> static __global__ void __launch_bounds__(256) push_fold(push a)
-{
-    int64_t lo = a.ctl ? a.ctl->leaves : 0, threads = (int64_t)gridDim.x * blockDim.x;
-    for (int64_t at = V * ((int64_t)blockIdx.x * blockDim.x + threadIdx.x); at < a.n;
-         at += V * threads) {
-        float acc[V], x[V];
-        int64_t left = a.n - at;
-        if (lo)
-            fetch(acc, a.node + at, left);
-        else
-            fetch(acc, (const T *)a.src + at, left);
-        for (int64_t i = !lo; i < a.count; i++) {
-            fetch(x, (const T *)(a.src + i * a.step) + at, left);
-            for (int j = 0; j < V; j++)
-                acc[j] += x[j];
-        }
-        stow(a.node + at, acc, left);
+            finish(c, a, pending(a, lo + a.count));
     }
 }
 
 template <class T, int V>
-static void push_packs(zk *k, const zk_launch *L, const push &a, int fold)
+static void push_packs(zk *k, const zk_launch *L, const push &a)
 {
-    if (fold)
-        ZK_LAUNCH(k, L, 0, (push_fold<T, V>), a);
-    else if (a.count <= 1 << SHALLOW)
+    int64_t most = zk_least(a.count, 2 * a.block - 1);     /* leaves, or a node of whole blocks */
+    if (most <= 1 << SHALLOW)
         ZK_LAUNCH(k, L, 0, (push_tree<T, SHALLOW, V>), a);
+    else if (most <= 1 << MIDDLE)
+        ZK_LAUNCH(k, L, 0, (push_tree<T, MIDDLE, V>), a);
     else
         ZK_LAUNCH(k, L, 0, (push_tree<T, DEEPEST, V>), a);
 }
 
-template <class T> static void push_leaves(zk *k, const zk_launch *L, const push &a, int fold)
+template <class T> static void push_leaves(zk *k, const zk_launch *L, const push &a)
 {
     uint64_t nodes = (uintptr_t)a.node | (uint64_t)a.stride * sizeof(float);
     uint64_t leaves = (uintptr_t)a.src | (uint64_t)a.step;
     if (nodes % sizeof(pack<float, 4>) || leaves % sizeof(pack<T, 4>))
-        push_packs<T, 1>(k, L, a, fold);
+        push_packs<T, 1>(k, L, a);
     else
-        push_packs<T, 4>(k, L, a, fold);
+        push_packs<T, 4>(k, L, a);
 }
 
 /* Bytes from each source to the next; a sum of others than evenly spaced ones would be wrong. */
@@ -214,13 +203,14 @@ static int64_t spacing(const void *const *src, int64_t count)
 
 void zk_push(zk *k, const zk_launch *L, float *node, int64_t stride, const void *const *src,
              int64_t count, int full, int64_t n, const zk_ctl *ctl, int64_t total, int64_t mask,
-             int fold)
+             int64_t block)
 {
-    push a = {node, (const char *)src[0], ctl, stride, spacing(src, count), count, n, total, mask};
+    push a = {node, (const char *)src[0], ctl, stride, spacing(src, count), count, n, total, mask,
+              block};
     if (full)
-        push_leaves<float>(k, L, a, fold);
+        push_leaves<float>(k, L, a);
     else
-        ZK_REAL(k, T, push_leaves<T>(k, L, a, fold));
+        ZK_REAL(k, T, push_leaves<T>(k, L, a));
 }
 
 static __global__ void count_leaves(zk_ctl *ctl, int64_t leaves)
