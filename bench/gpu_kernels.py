@@ -299,7 +299,8 @@ def number(name: str, word: str, d: dict[str, int]) -> object:
     """of a call for one whole flat on one rank"""
     if word == 'null':
         return None
-    fixed = {'first': 0, 'at': 0, 'nspans': 1, 'count': 1, 'total': 1, 'mask': 0, 'stride': d.get('n', 0)}
+    fixed = {'first': 0, 'at': 0, 'nspans': 1, 'count': 1, 'total': 1, 'mask': 0, 'block': 1,
+             'stride': d.get('n', 0)}
     if name in fixed:
         return fixed[name]
     if name in d:

@@ -97,7 +97,7 @@ def test_operands_go_to_the_device_and_back(monkeypatch: pytest.MonkeyPatch) -> 
         y, w, ctl = np.zeros(35, np.float32), x[:49].copy(), zk.Ctl()
         k.zk_linear_fwd(y, x[:35], w, None, 5, 7, 7, zk.IN_OUT)
         leaves = (zk.ctypes.c_void_p * 3)(*(x.ctypes.data + 4 * 20 * i for i in range(3)))
-        k.zk_push(x[:20], 20, leaves, 3, 1, 20, ctl, 3, 0, 0)
+        k.zk_push(x[:20], 20, leaves, 3, 1, 20, ctl, 3, 0, 4)
         k.zk_count(ctl, 3)
         sums = np.zeros(2, np.uint64)
         k.zk_hash(sums, x, zk.spans([dict(elems=70, count=1, key=3)]), 1, 0, 70, 1)
