@@ -25,6 +25,7 @@ __all__ = ["Cluster", "Data", "Model", "Op", "Optimizer", "Schedule", "Spec", "S
            "Unit", "Zero", "load"]
 
 BYTES = 128 * 1024              # of a file; a spec of twenty kinds of block has 20 KiB
+CHUNKS = 1024                   # of a micro-batch's tokens
 _WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None,
           "true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _TAGS = {f"tag:yaml.org,2002:{kind}" for kind in (
@@ -273,6 +274,10 @@ def _chunk(keys: SpecKeys, root: Node, model: Model) -> None:
         near = _near(min(m, rows), lambda n: rows % n == 0)
         raise fail(root, path, f"chunks of {m} do not divide the {rows} tokens of a micro-batch",
                    f"auto, {' or '.join(str(n) for n in near if n <= rows)}")
+    if m and rows // m > CHUNKS:
+        n = next(n for n in range(CHUNKS, 0, -1) if rows % n == 0)
+        raise fail(root, path, f"chunks of {m} cut the {rows} tokens of a micro-batch into "
+                   f"{rows // m}, more than {CHUNKS}", f"auto, or at least {rows // n}")
     if m and m < rows and model.units[-1].ops[-1].args["bias"]:
         raise fail(root, path, "the head's linear has a bias, whose gradient is summed at once",
                    f"auto, {rows}, or a head without bias")
