@@ -94,9 +94,10 @@ def test_a_file_and_a_folder_that_may_not_be_written(tmp_path: pathlib.Path) -> 
 
 
 WRITER = """
-import os, sys, time
+import os, signal, sys, time
 sys.path.insert(0, {gen!r})
 from zg import main, output
+signal.signal(signal.SIGINT, signal.default_int_handler)    # a background job's is ignored
 def slowly(fd, text):
     os.write(fd, b'half')
     print(flush=True)
