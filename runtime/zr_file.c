@@ -1,4 +1,4 @@
-/* zr_file.c -- what all users of files need: whole reads and writes, room, lines of text
+/* zr_file.c -- what all users of files need: whole reads and writes, room, folders, lines of text
  * about what is wrong. */
 #define _GNU_SOURCE
 #include "zr_file.h"
@@ -8,6 +8,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
@@ -60,4 +61,25 @@ int zr_reserve(int fd, int64_t size, const char *file, char *why)
         return zr_why(why, "%s: %" PRId64 " bytes are needed, the disk has %" PRId64 " free", file,
                       size, room);
     return bad ? zr_why(why, "%s: room for %" PRId64 " bytes: %s", file, size, strerror(bad)) : 0;
+}
+
+int zr_path(char *to, const char *dir, const char *name, char *why)
+{
+    if (snprintf(to, ZR_FILE, "%s/%s", dir, name) < ZR_FILE) return 0;
+    return zr_why(why, "%.200s...: the path is too long", dir);
+}
+
+int zr_make_dir(const char *dir, char *why)
+{
+    char part[ZR_FILE];
+    struct stat s;
+    if (zr_path(part, dir, "", why)) return -1;
+    for (char *slash = strchr(part + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
+        *slash = 0;
+        if (mkdir(part, 0777) && errno != EEXIST)
+            return zr_why(why, "%s: %s", part, strerror(errno));
+        *slash = '/';
+    }
+    if (stat(dir, &s)) return zr_why(why, "%s: %s", dir, strerror(errno));
+    return S_ISDIR(s.st_mode) ? 0 : zr_why(why, "%s: not a directory", dir);
 }

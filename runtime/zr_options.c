@@ -45,7 +45,7 @@ static const struct option {
      OWN_PATH, AT(nvme), 0, 0},
     {"--hash", NULL, "end with a line `weights HEX`", FLAG, AT(hash), 0, 0},
     {"--version", NULL, "print what this program is and end", FLAG, AT(version), 0, 0},
-    {"--help", NULL, "print this and end", FLAG, AT(help), 0, 0},
+    {"--help", NULL, "or -h: print this and end", FLAG, AT(help), 0, 0},
     {"--profile", "FILE", "time each command of some steps: a table, and FILE for ui.perfetto.dev",
      PATH, AT(profile), 0, 0},
     {"--profile-steps", "A-B", "these steps, from 1 (default: 2-4)", TEXT, AT(profile_steps), 0,
@@ -77,27 +77,39 @@ static int64_t number(zr *z, const struct option *o, const char *text)
     return n;
 }
 
+/* The row of a word, -h or --NAME or --NAME=VALUE; value: what stands behind the =, or NULL. */
+static const struct option *find(zr *z, const char *word, const char **value)
+{
+    const char *name = strcmp(word, "-h") ? word : "--help";
+    size_t length = strcspn(name, "=");
+    *value = name[length] ? name + length + 1 : NULL;
+    for (size_t i = 0; i < ALL; i++) {
+        if (strncmp(name, options[i].name, length) || options[i].name[length]) continue;
+        if (i >= offered())
+            zr_fail(z, ZR_USER, "%s is an option of the program for GPUs (ninja out/train-cuda)",
+                    options[i].name);
+        return &options[i];
+    }
+    zr_fail(z, ZR_USER, "%s: no such option; see --help", word);
+}
+
 /* Takes one option and its operand; returns how many words that were. */
 static int take(zr *z, zr_options *to, char **argv)
 {
-    for (size_t i = 0; i < ALL; i++) {
-        const struct option *o = &options[i];
-        void *at = (char *)to + o->at;
-        if (strcmp(argv[0], o->name)) continue;
-        if (i >= offered())
-            zr_fail(z, ZR_USER, "%s is an option of the program for GPUs (ninja out/train-cuda)",
-                    o->name);
-        if (o->kind == FLAG) {
-            *(int *)at = 1;
-            return 1;
-        }
-        if (!argv[1] || !*argv[1])
-            zr_fail(z, ZR_USER, "%s needs %s behind it; see --help", o->name, o->operand);
-        if (o->kind == NUMBER || o->kind == OWN_NUMBER) *(int64_t *)at = number(z, o, argv[1]);
-        else *(const char **)at = argv[1];
-        return 2;
+    const char *joined, *value;
+    const struct option *o = find(z, argv[0], &joined);
+    void *at = (char *)to + o->at;
+    if (o->kind == FLAG) {
+        if (joined) zr_fail(z, ZR_USER, "%s takes no value; see --help", o->name);
+        *(int *)at = 1;
+        return 1;
     }
-    zr_fail(z, ZR_USER, "%s: no such option; see --help", argv[0]);
+    value = joined ? joined : argv[1];
+    if (!value || !*value)
+        zr_fail(z, ZR_USER, "%s needs %s behind it; see --help", o->name, o->operand);
+    if (o->kind == NUMBER || o->kind == OWN_NUMBER) *(int64_t *)at = number(z, o, value);
+    else *(const char **)at = value;
+    return joined ? 1 : 2;
 }
 
 static void set_mode(zr *z, zr_options *o)
@@ -224,8 +236,8 @@ void zr_options_text(const zr *z, char *text, size_t n)
 void zr_help(zr *z, const char *program)
 {
     zr_print(z, STDOUT_FILENO,
-             "usage: %s --data FILE --steps N [options]\n\nTrains %s on %d ranks of this host.\n\n",
-             program, z->p->name, z->ranks);
+             "usage: %s --data FILE --steps N [options], also as --option=VALUE\n\n"
+             "Trains %s on %d ranks of this host.\n\n", program, z->p->name, z->ranks);
     for (size_t i = 0; i < offered(); i++)
         zr_print(z, STDOUT_FILENO, "  %-15s %-5s %s\n", options[i].name,
                  options[i].operand ? options[i].operand : "", options[i].help);

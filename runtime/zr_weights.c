@@ -70,19 +70,13 @@ static char *instance(char *to, const zr_tensor *t, int i)
     return to;
 }
 
-static int path(char *to, const char *dir, const char *name, char *why)
-{
-    if (snprintf(to, ZR_FILE, "%s/%s", dir, name) < ZR_FILE) return 0;
-    return zr_why(why, "%.200s...: the path is too long", dir);
-}
-
 /* Elements on their way: too much for a small stack (ulimit -s). */
 typedef struct chunk { float whole[CHUNK]; uint16_t half[CHUNK]; } chunk;
 
 /* ---- saving */
 int zr_save_temp(char *to, const char *dir, char *why)
 {
-    return path(to, dir, ".model.safetensors.part", why);
+    return zr_path(to, dir, ".model.safetensors.part", why);
 }
 
 static void put_string(FILE *f, const char *s)
@@ -134,22 +128,6 @@ static char *make_header(const zr_program *p, int64_t *n, int64_t *data)
     return text;
 }
 
-/* The directory and those above it. */
-static int make_dir(const char *dir, char *why)
-{
-    char part[ZR_FILE];
-    struct stat s;
-    if (path(part, dir, "", why)) return -1;
-    for (char *slash = strchr(part + 1, '/'); slash; slash = strchr(slash + 1, '/')) {
-        *slash = 0;
-        if (mkdir(part, 0777) && errno != EEXIST)
-            return zr_why(why, "%s: %s", part, strerror(errno));
-        *slash = '/';
-    }
-    if (stat(dir, &s)) return zr_why(why, "%s: %s", dir, strerror(errno));
-    return S_ISDIR(s.st_mode) ? 0 : zr_why(why, "%s: not a directory", dir);
-}
-
 /* Locks what was opened. The name may have come to mean another file before the lock was had. */
 static int lock(int fd, const char *file, char *why)
 {
@@ -198,7 +176,7 @@ static int begin(const zr_program *p, const char *file, char *why)
 int zr_save_begin(const zr_program *p, const char *dir, char *why)
 {
     char file[ZR_FILE];
-    return make_dir(dir, why) || zr_save_temp(file, dir, why) ? -1 : begin(p, file, why);
+    return zr_make_dir(dir, why) || zr_save_temp(file, dir, why) ? -1 : begin(p, file, why);
 }
 
 /* The masters [n] of f at `from` in its arena, to float[n] at file offset `at`. */
@@ -263,7 +241,7 @@ static int sync_path(const char *file)
 int zr_save_end(const char *dir, int ok, char *why)
 {
     char temp[ZR_FILE], file[ZR_FILE];
-    if (zr_save_temp(temp, dir, why) || path(file, dir, "model.safetensors", why)) return -1;
+    if (zr_save_temp(temp, dir, why) || zr_path(file, dir, "model.safetensors", why)) return -1;
     if (ok && !sync_path(temp) && !rename(temp, file) && !sync_path(dir)) return 0;
     if (ok) zr_why(why, "%s: %s", file, strerror(errno));
     unlink(temp);

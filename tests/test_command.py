@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -125,13 +126,13 @@ def test_output_that_nobody_takes(tmp_path: pathlib.Path) -> None:
 def test_help_of_zgen() -> None:
     done = zgen('--help')
     assert done.returncode == 0 and done.stderr == ''
-    for option in ('--zero', '--set', '--emit', '--flat'):
+    for option in ('--zero', '--set', '--emit', '--flat', '-o FILE', '-h', 'model.units[1].blocks=3'):
         assert option in done.stdout
     assert 'exit codes: 0' in done.stdout
     examples = re.findall(r'^ *(gen/zgen .*)$', done.stdout, re.M)
     assert len(examples) >= 3
     for line in examples:                        # they work, but for files that users have
-        words = line.split('>')[0].split()[1:]
+        words = shlex.split(re.split('>|&&| -o ', line)[0])[1:]
         if '--zero' not in words:
             assert zgen(*words).returncode == 0, line
 
@@ -251,7 +252,7 @@ def test_all_is_built_in_a_folder_with_a_space(tmp_path: pathlib.Path) -> None:
     """A copy of the sources, from spec to weights, by the commands of the README."""
     root = trainer.checkout(tmp_path / 'the sources')
     trainer.write_tokens(root / 'tokens', law.tokens(256, 5000))
-    for command in ('gen/zgen model_specs/gpt-tiny.yaml > out/train.c', 'ninja out/train',
+    for command in ('gen/zgen model_specs/gpt-tiny.yaml -o out/train.c', 'ninja out/train',
                     'out/train --data tokens --steps 1 --save out/w'):
         done = subprocess.run(command, shell=True, cwd=root, capture_output=True, text=True)
         assert done.returncode == 0, f'{command}\n{done.stdout[-500:]}{done.stderr[-500:]}'

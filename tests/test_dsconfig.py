@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zg import config, dsconfig, dsjson, dskeys, dsrows, spec as spec_module
+from zg import config, dsconfig, dsjson, dskeys, dsrows, dswords, spec as spec_module
 from zg.node import Node
 from zg.schema import Spec
 from zg.spec import SpecError, load
@@ -70,7 +70,7 @@ def keys() -> list[str]:
 
 def test_every_key_of_deepspeed_is_known() -> None:
     assert len(keys()) > 250
-    known = {key for key in keys() if dsconfig._row(key) or key in dsconfig._SECTIONS}
+    known = {key for key in keys() if dsconfig._row(key) or key in dswords.SECTIONS}
     assert set(keys()) - known == set()
     assert dsconfig._row("zero_optimization.no") is None and dsconfig._row("no") is None
 
@@ -311,7 +311,6 @@ def test_notes(tmp_path: Path, config: dict, said: list[str]) -> None:
      r"bf16.enabled: says otherwise than bfloat16.enabled"),
     ({"pipelines": {}}, r"pipelines: is no key here; did you mean pipeline\?"),
     ({ZERO: {"_comment": 1}}, rf"{ZERO}._comment: is a comment in a section; allowed: at the top"),
-    ({"*": 1}, r"\*: is no key here; allowed: act"),
     ({ZERO: {"aio": {}}}, rf"{ZERO}.aio: is no key here; did you mean aio at the top\?"),
     ({"fp16": {"enabled": True}, "bf16": {"enabled": True}},
      r"bf16.enabled: says otherwise than fp16.enabled; allowed: one of them"),
@@ -348,10 +347,6 @@ def test_notes(tmp_path: Path, config: dict, said: list[str]) -> None:
     ({ZERO: {"gradient_clipping": 1}}, rf"{ZERO}.gradient_clipping: .*did you mean gradient_clipping"),
     ({ZERO: {"stagee": 1}}, rf"{ZERO}.stagee: is no key here; did you mean stage\?"),
     ({"train_batch_sze": 1}, r"train_batch_sze: is no key here; did you mean train_batch_size\?"),
-    ({f"{ZERO}.stage": 3}, rf"{ZERO}.stage: is no key here"),
-    ({"cuda_visible_devices": 0}, r"cuda_visible_devices: is no key here; allowed: activation_check"),
-    ({"a\nb": 0}, r"'a\\nb': is no key here"),
-    ({"dataloader_settings": {}}, r"dataloader_settings: is no key here; allowed: activation_check"),
     ({"lr_scheduler": {}}, r"lr_scheduler: is no key here; did you mean scheduler\?"),
     ({G: 32, B: 4, A: 1}, rf"{A}: {G} 32 is not 4 a rank x 1 steps x 2 ranks; "
      rf"allowed: {G} 8, or --set cluster.ranks=8$"),
@@ -385,12 +380,12 @@ def test_what_contradicts_the_spec_names_both_places(tmp_path: Path) -> None:
 
 
 def test_all_mistakes_are_told_at_once_in_five_lines(tmp_path: Path) -> None:
-    message = refusal(tmp_path, '{\n"a": 1,\n"zero_optimization": {"stage": 9,\n"b": 2},\n"seed": 3\n}')
+    message = refusal(tmp_path, '{\n"stage": 1,\n"zero_optimization": {"stage": 9,\n"b": 2},\n"seed": 3\n}')
     assert [line.partition(": ")[0] for line in message.splitlines()] == [
         "ds.json:2", "ds.json:3", "ds.json:4", "ds.json:5"]
     late = refusal(tmp_path, '{"amp": {"enabled": true},\n"zero_optimization": {"stage": 9}}')
     assert [line.partition(": ")[0] for line in late.splitlines()] == ["ds.json:1", "ds.json:2"]
-    many = refusal(tmp_path, {f"k{n}": 1 for n in range(9)}).splitlines()
+    many = refusal(tmp_path, {ZERO: {f"k{n}": 1 for n in range(9)}}).splitlines()
     assert len(many) == 5 and many[-1] == "and 5 more"
 
 

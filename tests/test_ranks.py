@@ -235,7 +235,10 @@ def test_the_limit_of_the_memory_group(
         (("--steps", "-1"), "whole number"),
         (("--steps", "1e3"), "whole number"),
         (("--steps", "99999999999999999999"), "whole number"),
-        (("--steps", ""), "--steps needs N"),
+        (("--steps", ""), "--steps needs N"), (("--steps=",), "--steps needs N"),
+        (("--steps=x",), "--steps x: a whole number"), (("--steps=0", "--threads=0"), "from 1 to"),
+        (("--hash=1",), "--hash takes no value"), (("--step=1",), "--step=1: no such option"),
+        (("--=1",), "no such option"), (("-x",), "-x: no such option"),
         (("--stepps", "1"), "no such option"),
         (("extra",), "no such option"),
         (("--steps", "0", "--threads", "0"), "from 1 to"),
@@ -257,6 +260,18 @@ def test_bad_options(program: Path, args: tuple[str, ...], sign: str) -> None:
     assert (
         done.code == 2 and sign in done.err and done.out == "" and len(done.err.splitlines()) == 1
     ), done.err
+
+
+def test_options_with_their_values(program: Path, data: Path, tmp_path: Path) -> None:
+    """--option=VALUE is --option VALUE, whatever else is in the value; -h is --help."""
+    said = [run(program, *words, RANKS=2) for words in (
+        ("--data", data, "--steps", 3, "--hash", "--log", tmp_path / "a=b"),
+        (f"--data={data}", "--steps=3", "--hash", f"--log={tmp_path / 'c=d'}"))]
+    assert [done.code for done in said] == [0, 0] and (tmp_path / "c=d").exists()
+    assert said[0].out.splitlines()[-1] == said[1].out.splitlines()[-1]
+    help_ = [run(program, *words, RANKS=2) for words in (("--help",), ("-h",), ("--steps=1", "-h"))]
+    assert {(done.code, done.out, done.err) for done in help_} == {(0, help_[0].out, "")}
+    assert "--option=VALUE" in help_[0].out and "or -h" in help_[0].out
 
 
 def test_tokens_beyond_the_vocabulary_are_found_at_the_start(program: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Callable, Iterator
 
-from . import activations, fits, ops, place, plan, reserve, slices
+from . import activations, fits, ops, place, plan, progress, reserve, slices
 from .graph import Graph
 from .schema import RECOMPUTE
 from .spec import Spec, SpecError, agree
@@ -41,6 +41,10 @@ PEAKS = {"cpu": Peaks({4: 1e11, 2: 1e11}, 1e10, 1e10, 1e10),
 MOVES = ((fits.STASH, "activations"), (fits.STATES, "optimizer"), (fits.PARAMS, "parameters"))
 
 
+def _away(moved: tuple[int, ...]) -> str:
+    return ", ".join(MOVES[n][1] for n in moved) or "none"
+
+
 @dataclass(frozen=True)
 class Choice:
     """spec: with it. moved: rows of MOVES that it takes. device: bytes on the target that needs
@@ -62,7 +66,7 @@ class Choice:
 
     @property
     def away(self) -> str:
-        return ", ".join(MOVES[n][1] for n in self.moved) or "none"
+        return _away(self.moved)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -143,10 +147,26 @@ def _far(spec: Spec, again: Again, page: int) -> int:
                for count, size in again.saved)
 
 
-def _step(spec: Spec, p: plan.Plan, target: str, once: float, more: int) -> float:
-    """Seconds of a step. p: the spec's plan; once: of a grain's functions; more: bytes that go to
-    the host and back in a grain beyond the plan's. An update counts whole, though the
-    next forward may hide some of it."""
+@dataclass(frozen=True)
+class Way:
+    """Of a section: bytes that go down and up, numbers that the host pushes on its sums."""
+    down: int
+    up: int
+    pushed: int
+
+
+def _way(section: plan.Section) -> Way:
+    ints = lambda key, which: sum(i.value for s in section.steps if which(s) for i in s.ints
+                                  if i.name == key)
+    return Way(*(ints("bytes", lambda s: s.queue == q) for q in ("down", "up")),
+               ints("n", lambda s: s.queue == "host" and s.op.startswith("push")))
+
+
+def _step(spec: Spec, p: plan.Plan, of: dict[str, Way], target: str, once: float,
+          more: int) -> float:
+    """Seconds of a step. p: the spec's plan, of: its sections; once: of a grain's functions; more:
+    bytes that go to the host and back in a grain beyond the plan's. An update counts whole, though
+    the next forward may hide some of it."""
     peaks, total = PEAKS[target], 0.0
     host = spec.zero.offload_optimizer.device != "none"
     each = [(f, f.count * (4 + 2 * sum(ops.width(s, spec.train.optimizer.moments)
@@ -154,15 +174,10 @@ def _step(spec: Spec, p: plan.Plan, target: str, once: float, more: int) -> floa
     here = sum(size * (f.near if host else f.shard) for f, size in each)
     there = sum(size * (f.shard - f.near) for f, size in each if host)
     for name, busy in (("grain", once * spec.together), ("update", here / peaks.memory)):
-        section = p.section(name)
-        ints = lambda key, which: sum(i.value for s in section.steps if which(s) for i in s.ints
-                                      if i.name == key)
-        ways = [ints("bytes", lambda s: s.queue == q) + more * (name == "grain")
-                for q in ("down", "up")]
-        work = there if name == "update" else \
-            12 * ints("n", lambda s: s.queue == "host" and s.op.startswith("push"))
-        total += section.repeat * max(busy + sum(ways) / peaks.memory, max(ways) / peaks.link,
-                                      work / peaks.host)
+        ways = [n + more * (name == "grain") for n in (of[name].down, of[name].up)]
+        work = there if name == "update" else 12 * of[name].pushed
+        total += p.section(name).repeat * max(busy + sum(ways) / peaks.memory,
+                                              max(ways) / peaks.link, work / peaks.host)
     return total
 
 
@@ -172,6 +187,7 @@ def choices(spec: Spec, build: Callable[[Spec], plan.Plan]) -> tuple[Choice, ...
     every = list(_sets(spec))
     found, wrong, now, limit = [], [], {}, spec.cluster.memory.host
     for moved, made in _moves(spec):
+        progress.doing(f"plans what train.memory_budget may choose: {_away(moved)} on the host")
         try:
             p = build(made)
         except SpecError as e:      # what a bound of the spec does not allow
@@ -179,9 +195,10 @@ def choices(spec: Spec, build: Callable[[Spec], plan.Plan]) -> tuple[Choice, ...
             continue
         device = reserve.most(p) - _near(made, every[0])
         host = fits.needs(p)["host"] - _far(made, every[0], place.PAGE)
+        of = {s.name: _way(s) for s in p.step}
         for again in every:
             more = _far(made, again, 1) - _far(made, every[0], 1)
-            took = {t: _step(made, p, t, again.once[t], more) for t in spec.targets}
+            took = {t: _step(made, p, of, t, again.once[t], more) for t in spec.targets}
             now = now or took
             chosen = replace(made, train=replace(made.train, recompute=again.words))
             found.append(Choice(chosen, moved, device + _near(made, again),

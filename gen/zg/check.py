@@ -16,14 +16,15 @@ import math
 
 from . import check_own, ops
 from .check_fns import Facts, functions
-from .check_order import CheckError
+from .check_order import CheckError, refusing
 from .check_steps import UNITS, unit_of
 from .check_update import Program
 from .plan import Class, Flat, Phase, Plan, Tensor
 
 __all__ = ["CheckError", "check"]
 
-GRAINS = 3                      # grains played of a section that repeats more often
+GRAINS = 2                      # played in the first step of a section that repeats more often:
+# what one grain does to the next; one in later steps, which shows what steps do to each other
 VOCAB = 8                       # of a multiple of this many tokens are rows that go by token
 PHASES = 4                      # of a schedule
 INLETS, PARTS = 4, 4            # batches on their way to a GPU; grids of a launch
@@ -34,6 +35,7 @@ SECTIONS = ("init", "publish", "begin", "grain", "update", "eval")
 
 # ---- what can be seen without playing
 
+@refusing
 def _classes(p: Plan) -> None:
     """Classes lie apart and in order, what peers read first, and hold what they are for."""
     ends, kinds, names = {"device": 0, "host": 0, "file": 0}, [c.kind for c in p.classes], \
@@ -113,6 +115,7 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
             raise CheckError(f"class {name} does not hold {slots} x {bytes_} bytes")
 
 
+@refusing
 def _runs(p: Plan) -> None:
     """Every launch is a call's, and runs in one way on every target, within what it can do."""
     if {c.launch for fn in p.fns for c in fn.calls} != {l.name for l in p.launches}:
@@ -152,6 +155,7 @@ def _schedule(name: str, phases: tuple[Phase, ...], most: float) -> None:
         raise CheckError(f"there is no schedule of {name}")
 
 
+@refusing
 def _flats(p: Plan) -> None:
     """Shards cover their flats; tensors lie apart, with their parts' shapes and their own keys."""
     flats = {f.name: f for f in p.flats}
@@ -197,6 +201,7 @@ def _tensor(t: Tensor, flats: dict[str, Flat], vocab: int, ranks: int) -> None:
         raise CheckError(f"tensor {t.name}: its {t.count} instances have no place in {t.flat}")
 
 
+@refusing
 def _nodes(p: Plan) -> None:
     """Pending sums: one for each bit that a count of leaves ever has at a grain's end. The host
     pushes what comes from all ranks in a grain as one: it must be a node of the tree."""
@@ -220,6 +225,7 @@ def _nodes(p: Plan) -> None:
         raise CheckError("a rank's own grains first: that is another tree")
 
 
+@refusing
 def sections(p: Plan) -> None:
     """Sections are a program's; every event is one of the plan's, and recorded somewhere."""
     if tuple(s.name for s in p.sections) != SECTIONS or \
@@ -247,12 +253,12 @@ def _run(player: Program, name: str) -> None:
         player.play(s)
 
 
-def _train(player: Program) -> None:
-    """One training step."""
+def _train(player: Program, most: int = 1) -> None:
+    """One training step, of at most so many grains."""
     last, repeat = len(player.order) - 1, player.p.section("grain").repeat
     player.begin()
     _run(player, "begin")
-    player.grains = player.together * min(repeat, GRAINS)
+    player.grains = player.together * min(repeat, most)
     for player.local in range(player.grains // player.together):
         player.grain += 1
         _run(player, "grain")
@@ -279,6 +285,7 @@ def _evaluate(player: Program) -> None:
     player.empty(("ring", "x", "save", "near"))
 
 
+@refusing
 def units(p: Plan) -> dict[str, int]:
     """Units of each kind, in order of forward."""
     counts: dict[str, int] = {}
@@ -291,6 +298,13 @@ def units(p: Plan) -> dict[str, int]:
                 raise CheckError(f"section eval: {s.unit} is out of order")
             counts[kind], last = index + 1, s.unit
     return counts
+
+
+@refusing
+def _recipe(p: Plan) -> None:
+    _schedule("rate", p.recipe.rate, 1e30)
+    _schedule("momentum", p.recipe.momentum, 1 - 1e-9)
+    _scaler(p)
 
 
 def _scaler(p: Plan) -> None:
@@ -307,15 +321,14 @@ def check(p: Plan) -> None:
     """CheckError names the first thing that breaks a promise."""
     _classes(p)
     _runs(p)
-    _schedule("rate", p.recipe.rate, 1e30)
-    _schedule("momentum", p.recipe.momentum, 1 - 1e-9)
-    _scaler(p)
+    _recipe(p)
     _flats(p)
     _nodes(p)
     sections(p)
     play(p, functions(p, units(p)))
 
 
+@refusing
 def play(p: Plan, facts: Facts) -> None:
     """What the sections' steps do; facts: of the plan's functions."""
     player = Program(p, facts)
@@ -323,7 +336,7 @@ def play(p: Plan, facts: Facts) -> None:
     player.forget()
     _run(player, "publish")
     player.published()
-    _train(player)
+    _train(player, GRAINS)
     _train(player)
     _evaluate(player)
     _train(player)

@@ -28,7 +28,7 @@ from . import check_grads, check_own, check_slices, ops
 from .check_kernels import (BACK, CLASSES, DY, INPUT, KERNELS, NEEDS, SCALE, SLICES, backs, numbers,
                             parts)
 from .check_leaves import leaves
-from .check_order import CheckError
+from .check_order import CheckError, refusing
 from .check_rounds import Rounds, Value
 from .plan import Call, Fn, Plan, Tensor
 
@@ -415,21 +415,19 @@ def _functions(fns: dict[str, Fn], body: str, kind: str) -> list[Fn]:
     return [fns[f"{name}.{n}"] for n in range(many)]
 
 
+@refusing
 def functions(p: Plan, counts: dict[str, int]) -> Facts:
     """Proves all of the above; counts: units of each kind, in order of forward."""
     fns = {f.name: f for f in p.fns}
-    try:
-        bodies: dict[str, list[_Body]] = {}
-        alive: set[str] = set()
-        for kind, count in counts.items():
-            bodies[kind] = _unit_bodies(p, kind, fns, count, bool(alive))
-            if len(bodies[kind]) > 1:
-                alive.add(kind)
-        check_own.functions(p)
-        made = [b for kind in counts for b in bodies[kind]]
-        parts = {(b.fn.name.split(".")[0], b.kind):
-                 [(f.name, next(iter(b.flats.get(f.name, ())), ""), check_slices.rounds(b, f))
-                  for f in b.fns] for b in made}
-        return Facts(leaves(p, bodies, counts), frozenset(alive), parts)
-    except (KeyError, ValueError, IndexError) as e:
-        raise CheckError(f"functions name what the plan does not have: {e}") from e
+    bodies: dict[str, list[_Body]] = {}
+    alive: set[str] = set()
+    for kind, count in counts.items():
+        bodies[kind] = _unit_bodies(p, kind, fns, count, bool(alive))
+        if len(bodies[kind]) > 1:
+            alive.add(kind)
+    check_own.functions(p)
+    made = [b for kind in counts for b in bodies[kind]]
+    parts = {(b.fn.name.split(".")[0], b.kind):
+             [(f.name, next(iter(b.flats.get(f.name, ())), ""), check_slices.rounds(b, f))
+              for f in b.fns] for b in made}
+    return Facts(leaves(p, bodies, counts), frozenset(alive), parts)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from . import ops
 from .check_file import Filed
-from .check_order import cover
+from .check_order import Spans, cover
 from .check_steps import Key, unit_of
 from .plan import Ref, Step
 
@@ -178,7 +178,7 @@ class Host(Filed):
                 self.fail(f"{src} does not hold the shard's new parameters")
             slot.held = {}
         elif src != Ref(f"{part}master.{key[0]}", key[1]) or \
-                ((0, n) not in self.stepped.get(key, []) if self.stage else
+                ((0, n) not in self.stepped.get(key, ()) if self.stage else
                  key not in (self.begun if near else self.drawn)):
             self.fail(f"{src} does not hold the shard's new parameters")
         if self.filed("real", key):
@@ -249,9 +249,9 @@ class Host(Filed):
             self.named(s, ref, what)
             self.part(ref, at - self.origin(what, key), n, True,
                       ops.width(what, self.p.recipe.moments))
-        if any(a < at + n and at < a + m for a, m in self.stepped.setdefault(key, [])):
+        if self.stepped.setdefault(key, Spans()).meets(at, n):
             self.fail("updated twice")
-        self.stepped[key].append((at, n))
+        self.stepped[key].add(at, n)
         self.rounded(s, fresh, key, at, n)
 
     def tile_of_sum(self, s: Step, ref: Ref, key: Key, at: int, n: int) -> None:
@@ -293,11 +293,11 @@ class Host(Filed):
             self.fail("to another rank's part")
         if self.real == 4 and self.filed("master", key):
             self.has(src, "master", key, (at, n))
-            known = not self.stage or (at, n) in self.stepped.get(key, [])
+            known = not self.stage or (at, n) in self.stepped.get(key, ())
         elif self.real == 4:
             self.named(s, src, "master")
             self.part(src, at - flat.near, n, False)
-            known = (at, n) in self.stepped.get(key, []) if self.stage else key in self.drawn
+            known = (at, n) in self.stepped.get(key, ()) if self.stage else key in self.drawn
         else:
             held = self.touch(src.cls, src.index, 0, size, False).held
             known = src.cls == "up" and not src.at and held == {(*key, self.applied, at, n): 1}
@@ -311,9 +311,10 @@ class Host(Filed):
 
     def new(self, key: Key, at: int, n: int) -> None:
         """A tile of the parameters that units will read."""
-        risen = self.risen.setdefault(key, [])
+        risen, shard = self.risen.setdefault(key, []), self.flats[key[0]].shard
         risen.append((at, n))
-        if cover(risen, self.flats[key[0]].shard):
+        self.raised[key] = self.raised.get(key, 0) + n
+        if self.raised[key] == shard and cover(risen, shard):
             self.version[key] = self.version.get(key, 0) + 1
             self.updated.add(key)
-            del self.risen[key]
+            del self.risen[key], self.raised[key]

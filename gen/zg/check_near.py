@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .check_host import Host
+from .check_order import Spans
 from .check_steps import Key
 from .plan import Flat, Ref, Step
 
@@ -57,9 +58,9 @@ class Near(Host):
         self.fixed(s)
         for r in s.outs[cut:]:
             self.whole(r, True)
-        if any(a < flat.near for a, _ in self.stepped.setdefault(key, [])):
+        if self.stepped.setdefault(key, Spans()).meets(0, flat.near):
             self.fail("updated twice")
-        self.stepped[key].append((0, flat.near))
+        self.stepped[key].add(0, flat.near)
         self.copies(s, s.outs[:cut], key, flat)
 
     def copies(self, s: Step, fresh: tuple[Ref, ...], key: Key, flat: Flat) -> None:

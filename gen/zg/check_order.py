@@ -6,8 +6,10 @@ same bytes, one of them a write, must be ordered by these clocks.
 """
 from __future__ import annotations
 
+from bisect import bisect
 from dataclasses import dataclass, field
-from typing import NoReturn
+from functools import wraps
+from typing import Callable, NoReturn
 
 from .check_kernels import CTL
 from .plan import Plan, Ref, Step
@@ -19,11 +21,32 @@ ARENAS = {"host": ("host", "host"), "up": ("host", "device"), "down": ("device",
           "load": ("file", "host"), "fetch": ("file", "host"), "store": ("host", "file")}
 
 
+IN = {"hosted": "host", "host": "host", "filed": "file"}    # where classes of a kind lie, if not
+# on the device
+
+
 class CheckError(Exception):
     """What is wrong, with the section and the step."""
 
 
-@dataclass
+# What a look-up raises of a name or a number that the plan should have.
+LACKS = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, StopIteration,
+         RuntimeError)
+
+
+def refusing(part: Callable) -> Callable:
+    """A part of the check that refuses a plan, too, which lacks what the part looks up."""
+    @wraps(part)
+    def proved(p: Plan, *rest: object) -> object:
+        try:
+            return part(p, *rest)
+        except LACKS as e:
+            raise CheckError(f"{part.__name__.strip('_')}: the plan lacks what it names, or names "
+                             f"what cannot be: {type(e).__name__}: {e}") from e
+    return proved
+
+
+@dataclass(slots=True)
 class Access:
     lo: int
     hi: int
@@ -47,6 +70,25 @@ def cover(parts: list[tuple[int, int]], want: int) -> bool:
             return False
         end += n
     return end == want
+
+
+class Spans:
+    """Parts (start, size) that lie apart from each other."""
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[int, int]] = []          # in order
+
+    def meets(self, at: int, n: int) -> bool:
+        """Whether a part has something of [at, at + n)."""
+        i = bisect(self.parts, (at, n))
+        return any(a < at + n and at < a + m for a, m in self.parts[max(0, i - 1):i + 1])
+
+    def add(self, at: int, n: int) -> None:
+        self.parts.insert(bisect(self.parts, (at, n)), (at, n))
+
+    def __contains__(self, part: tuple[int, int]) -> bool:
+        i = bisect(self.parts, part)
+        return i > 0 and self.parts[i - 1] == part
 
 
 class Order:
@@ -77,47 +119,53 @@ class Order:
         self.clock = self.clocks[s.queue] if s.queue in self.clocks else self.fail("no such queue")
         if self.p.head.overlap == 0 and s.queue in ("gather", "reduce"):
             self.fail("a queue of its own, but collectives do not overlap")
+        clock = self.clock
         for e in s.waits:
             for other, n in self.events.get((e.name, e.index), {}).items():
-                self.clock[other] = max(self.clock.get(other, 0), n)
-        self.count[s.queue] = self.count.get(s.queue, 0) + 1
-        self.clock[s.queue] = self.count[s.queue]
+                if n > clock.get(other, 0):
+                    clock[other] = n
+        clock[s.queue] = self.count[s.queue] = self.count.get(s.queue, 0) + 1
         try:
             self.do(s)
-        except (KeyError, IndexError, ValueError) as e:
+        except LACKS as e:
             self.fail(f"names what the plan does not have: {e}")
         for e in s.recs:
-            self.events[e.name, e.index] = dict(self.clock)
+            self.events[e.name, e.index] = dict(clock)
 
     def touch(self, cls: str, index: int, lo: int, hi: int, write: bool) -> Slot:
         """An access to bytes [lo, hi) of a slot, ordered after all that conflict with it."""
         c = self.classes.get(cls) or self.fail(f"no class {cls}")
         if not (0 <= index < c.slots and 0 <= lo < hi <= c.stride):
             self.fail(f"{cls}[{index}] bytes {lo}..{hi} are outside {c.slots} slots of {c.stride}")
-        arena = ARENAS.get(self.step.queue, ("device", "device"))[write]
-        if arena != {"hosted": "host", "filed": "file"}.get(c.kind, "device"):
+        q, clock = self.step.queue, self.clock
+        arena = ARENAS.get(q, ("device", "device"))[write]
+        if arena != IN.get(c.kind, "device"):
             self.fail(f"{cls}[{index}] is not in the {arena} arena")
         if write and (cls, index) == self.peers:
             self.fail(f"{cls}[{index}] is written while peers may read it")
-        slot, q = self.slots.setdefault((cls, index), Slot()), self.step.queue
-        kept = []
+        slot = self.slot(cls, index)
+        row = None              # pieces in a row are one access, as late as its last, but in the
+        kept = []               # file, where each tile has its turn
         for a in slot.accesses:
-            meet = a.lo < hi and lo < a.hi and (a.write or write)
-            if meet and a.at > self.clock.get(a.queue, 0):
+            if (a.write or write) and a.lo < hi and lo < a.hi and a.at > clock.get(a.queue, 0):
                 what = "write" if a.write else "read"
                 self.fail(f"{cls}[{index}]: not ordered after a {what} on queue {a.queue}")
-            covered = lo <= a.lo and a.hi <= hi and (write or (a.queue == q and not a.write))
-            if not covered:
-                kept.append(a)
-        for i, a in enumerate(kept):        # pieces in a row are one access, as late as its last,
-            # but in the file, where each tile has its turn
-            if a.queue == q and a.write == write and a.hi == lo and c.kind != "filed":
-                kept[i] = Access(a.lo, hi, write, q, self.count[q])
-                break
-        else:
+            if lo <= a.lo and a.hi <= hi and (write or (a.queue == q and not a.write)):
+                continue
+            if not row and a.hi == lo and a.queue == q and a.write == write and c.kind != "filed":
+                row = a
+                a.hi, a.at = hi, self.count[q]
+            kept.append(a)
+        if not row:
             kept.append(Access(lo, hi, write, q, self.count[q]))
         slot.accesses = kept
         return slot
+
+    def slot(self, cls: str, index: int) -> Slot:
+        found = self.slots.get((cls, index))
+        if found is None:
+            found = self.slots[cls, index] = Slot()
+        return found
 
     def whole(self, ref: Ref, write: bool) -> Slot:
         """An access to all of a slot."""

@@ -7,13 +7,17 @@ leaf holds the (unit, grain) that wrote it.
 from __future__ import annotations
 
 from .check_fns import Facts
-from .check_order import Clock, Slot, cover
+from .check_order import Clock, Spans, cover
 from .check_sums import UNITS, Key, Sums, unit_of
 from .plan import Flat, Plan, Ref, Step
 
 __all__ = ["Key", "Player", "UNITS", "unit_of"]
 
 BATCH = ("tokens", "targets")
+# What steps are told that call no function.
+NUMBERS = {"copy": ("from_rank", "to_rank", "bytes"), "gather": ("from_step", "step", "bytes"),
+           "alltoall": ("step", "bytes"), "reducescatter": ("step", "bytes", "width"),
+           "allreduce": ("count",), "batch": ("of_rank", "grain")}
 
 
 class Player(Sums):
@@ -30,6 +34,7 @@ class Player(Sums):
         self.sources = self.W if p.head.reduction == "exact" else 1     # that an owner sums
         self.order = list(dict.fromkeys(s.unit for s in p.section("eval").steps
                                         if s.op.split(".")[0] in UNITS))
+        self.place = {unit: n for n, unit in enumerate(self.order)}
         self.writers = self._writers()
         still = {f.name for f in p.flats} - {t.flat for t in p.tensors if not t.frozen}
         self.moving = {key for key in self.writers if key[0] not in still}  # of which some moves
@@ -54,29 +59,28 @@ class Player(Sums):
         this step's `grains`."""
         self.pushed: dict[Key, list[tuple[int, int, int]]] = {}     # (leaf, offset, elements)
         self.joined: dict[Key, list[tuple[int, int]]] = {}          # (offset, bytes) over ranks
+        self.whole_sums: dict[Key, tuple[int, ...]] = {}            # what was there of each book
         self.counted *= self.p.pushes                       # the host's: until constants come
         self.landed: dict[Key, list[tuple[int, int]]] = {}  # of the host's sums, as of all ranks
         self.read: dict[Key, list[tuple[int, int, int]]] = {}       # what went to the host, alike
         self.applied += 1                                   # training steps begun
-        self.stepped: dict[Key, list[tuple[int, int]]] = {}         # tiles updated on the host
+        self.stepped: dict[Key, Spans] = {}                         # tiles updated on the host
         self.risen: dict[Key, list[tuple[int, int]]] = {}           # tiles whose parameters are up
+        self.raised: dict[Key, int] = {}                            # and their elements
         self.normed: set[Key] = set()
         self.updated: set[Key] = set()
         self.stage = ""                                     # clear, norms, reduced, factor
 
     def do(self, s: Step) -> None:
-        names = {"copy": "from_rank to_rank bytes", "gather": "from_step step bytes",
-                 "alltoall": "step bytes", "allreduce": "count",
-                 "reducescatter": "step bytes width", "batch": "of_rank grain"}
         kind = s.op.split(".")[0]
         fn = self.fns.get(s.op)
         if fn and (len(fn.ins) != len(s.ins) or len(fn.outs) != len(s.outs)):
             self.fail("has other operands than its function")
         if fn and s.queue in ("gather", "up", "down", "load", "store", "fetch"):
             self.fail("the queue runs no kernels")
-        want = list(fn.ints) if fn else names.get(kind, "").split()
-        grow = {i.name for i in s.ints if i.per}
-        if [i.name for i in s.ints] != want or not grow <= {"grain"}:
+        want = fn.ints if fn else NUMBERS.get(kind, ())
+        if tuple(i.name for i in s.ints) != want or \
+                any(i.per and i.name != "grain" for i in s.ints):
             self.fail("has other numbers than it should")
         self.ints = {i.name: i.value + i.per * self.local for i in s.ints}
         getattr(self, f"do_{kind}", self.other)(s)
@@ -129,7 +133,7 @@ class Player(Sums):
     def is_spread(self, key: Key, what: str, width: int) -> bool:
         """Every rank's part of a whole copy is there, as of the last update."""
         version = self.version.get(key, 0) if what == "real" else 0
-        held = self.slots.setdefault((f"{what}.{key[0]}", key[1]), Slot()).held
+        held = self.slot(f"{what}.{key[0]}", key[1]).held
         parts = [(t[2], n) for t, n in held.items() if t[:2] == ("spread", version)]
         return cover(parts, self.flats[key[0]].shard * width)
 
@@ -144,10 +148,10 @@ class Player(Sums):
         now = (*key, self.version.get(key, 0))
         if key[0] != flat.name or \
                 (src.index != key[1] if what == "real" else
-                 self.slots.setdefault((src.cls, src.index), Slot()).held != {now: 1}):
+                 self.slot(src.cls, src.index).held != {now: 1}):
             self.fail(f"gathers {src} for {s.unit}")
         self.touch(src.cls, src.index, src.at, src.at + self.ints["bytes"], False)
-        slot = self.slots.setdefault((dst.cls, dst.index), Slot())
+        slot = self.slot(dst.cls, dst.index)
         if src.at == 0:
             if slot.held:
                 self.fail(f"{dst} still holds {next(iter(slot.held))[:2]}")
@@ -163,7 +167,7 @@ class Player(Sums):
         """What is gathered for a unit; of one that is cut, for what is named itself."""
         kind, index = unit_of(unit)
         flat = self.home(kind)
-        if unit not in self.order and not (kind == flat and 0 <= index < self.flats[flat].count):
+        if unit not in self.place and not (kind == flat and 0 <= index < self.flats[flat].count):
             self.fail("is for no unit")
         return flat, self.instance(flat, index)
 
@@ -238,14 +242,14 @@ class Player(Sums):
         kind, index = unit_of(s.unit)
         body, fn = s.op.split(".")[0], self.fns[s.op]
         g = self.grain if body == "eval" or self.section == "eval" else self.its_grain(s)
-        if s.op.split(".")[1] != kind or s.unit not in self.order:
+        if s.op.split(".")[1] != kind or s.unit not in self.place:
             self.fail("function of another unit")
         if body in ("train", "eval") and self.stage == "" and self.section == "grain":
             self.fail("the sums are not cleared")
         self.fixed(s)
         flat, n, writer = self.turn(s, body, kind, g)
         own = self.of_unit(flat, kind, index, n) if flat else 0
-        at = self.order.index(s.unit)
+        at = self.place[s.unit]
         last = self.order[at - 1] if at else ""
         ahead = self.order[at + 1] if at + 1 < len(self.order) else ""
         tags = {"x": ("x", last, g), "y": ("x", s.unit, g), "s": ("s", s.unit, g)}
@@ -273,7 +277,7 @@ class Player(Sums):
         if self.together == 1:
             return self.grain
         for name, ref in zip(self.fns[s.op].ins, s.ins):
-            held = self.slots.setdefault((ref.cls, ref.index), Slot()).held
+            held = self.slot(ref.cls, ref.index).held
             if name[0] not in "wp" and held:
                 return next(iter(held))[-1]
         self.fail("is of no grain")

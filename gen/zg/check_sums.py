@@ -6,13 +6,16 @@ grains of a step are a section each, or all of them go through a unit before the
 """
 from __future__ import annotations
 
-from .check_order import Order, Slot, cover
+from functools import cache
+
+from .check_order import Order, cover
 from .plan import Ref, Step
 
 UNITS = ("fwd", "bwd", "train", "eval")
 Key = tuple[str, int]           # a flat and its instance
 
 
+@cache
 def unit_of(text: str) -> tuple[str, int]:
     """`block[3]` -> (block, 3)."""
     name, _, index = text.partition("[")
@@ -21,9 +24,6 @@ def unit_of(text: str) -> tuple[str, int]:
 
 class Sums(Order):
     """Books are the player's: check_steps."""
-
-    def slot(self, cls: str, index: int) -> Slot:
-        return self.slots.setdefault((cls, index), Slot())
 
     # ---- what the plan should do, from its flats and functions
 
@@ -121,7 +121,7 @@ class Sums(Order):
     def complete(self, s: Step, leaf: Ref) -> Key:
         """The leaf holds every writer's part of this grain for the instance the unit stands for."""
         name = self.flat_in(leaf, s.unit)
-        held = self.slots.setdefault((leaf.cls, leaf.index), Slot()).held
+        held = self.slot(leaf.cls, leaf.index).held
         instance = self.instance(name, unit_of(s.unit)[1])
         want = {(u, self.grain + self.counted * (self.together > 1))
                 for u in self.writers[name, instance]}
@@ -224,6 +224,11 @@ class Sums(Order):
 
     def summed(self, key: Key) -> None:
         """An owner has its part of the sum of the step."""
+        books = (self.pushed, self.joined, self.landed)
+        seen = tuple(len(book.get(key, ())) for book in books)
+        if self.whole_sums.get(key) == seen:            # as it was when it was looked at last
+            return
+        self.whole_sums[key] = seen
         shard, local = self.flats[key[0]].shard, self.p.head.order == "local"
         self.all_pushed(key, shard * self.W if local else shard)
         if local and self.W > 1 and not cover(self.joined.get(key, []), shard * 4):

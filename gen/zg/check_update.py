@@ -9,6 +9,7 @@ from typing import Iterable
 
 from .check_host import SUMS
 from .check_near import Near
+from .check_order import Spans
 from .check_steps import Key
 from .plan import Flat, Ref, Step
 
@@ -87,7 +88,7 @@ class Program(Near):
     def sinks(self, s: Step, key: Key) -> None:
         """A shard's parameters are made; they are new when they are down."""
         n = self.flats[key[0]].shard
-        self.stepped[key] = [(0, n)]
+        self.stepped.setdefault(key, Spans()).add(0, n)
         if self.real == 2:
             self.descend(s.outs[0], key, n)
 

@@ -5,14 +5,14 @@ collected and told together, in the order of the file.
 """
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass, field
 from typing import Iterator, Mapping, NamedTuple
 
+from . import dswords
 from .dskeys import SWITCHES, TABLE
 from .dsrows import Honour, Idle, Key, Moved, Number, Part, Refuse, Same, numeric
-from .node import Node, SpecError, meant, printable, several, shown
+from .node import Node, SpecError, printable, several, shown
 from .keytypes import RANKS
 from .kinds import OPTIMIZERS
 
@@ -37,10 +37,7 @@ class Given:
         return f"{self.node.where}: {printable(self.key)}"
 
 
-_SECTIONS = {key[:i] for key in TABLE for i, c in enumerate(key) if c == "."}
 _BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-_ALIASES = ("bfloat16",)
-_STARS = {"*", "_*"}
 _SCHEDULE = "train.schedule"
 _PLACE = re.compile(r".*?:(\d+): ")
 # Of the spec's optimizer: keys of some of its types.
@@ -56,31 +53,6 @@ def _row(key: str) -> Key | None:
     while section and f"{section}.*" not in TABLE:
         section = section.rpartition(".")[0]
     return TABLE.get(key) or TABLE.get(f"{section}.*")
-
-
-def _unknown(key: str, node: Node) -> str:
-    """A key that the table lacks: perhaps misspelled, perhaps in the wrong section."""
-    section, _, word = key.rpartition(".")
-    if word.startswith("_") or word in ("comment", "//"):
-        return (f"{node.where}: {printable(key)}: is a comment in a section; "
-                "allowed: at the top of the file, or behind a #")
-    start = f"{section}." if section else ""
-    here = sorted({k[len(start):].split(".")[0] for k in TABLE if k.startswith(start)} - _STARS)
-    homes = sorted({k for k in {*TABLE, *_SECTIONS} if k.rpartition(".")[2] == word not in _STARS
-                    and k.partition(".")[0] not in _ALIASES})
-    hint = meant(word, here, 0.68)          # of so many keys a few are a little like any word
-    if 0 < len(homes) < 4:
-        top = " at the top" if section and "." not in homes[-1] else ""
-        hint = f"did you mean {' or '.join(homes)}{top}? "
-    elif not hint:
-        names = {k.rpartition(".")[2] for k in TABLE}
-        near = difflib.get_close_matches(word, names - _STARS, 1, 0.8)
-        homes = sorted(k for k in TABLE if near and k.rpartition(".")[2] == near[0])
-        hint = f"did you mean {homes[0]}? " if homes else ""
-    ours = sorted({k[len(start):].split(".")[0] for k, row in TABLE.items()
-                   if k.startswith(start) and isinstance(row, Honour)})
-    return (f"{node.where}: {printable(key)}: is no key here; {hint}"
-            f"allowed: {', '.join(ours or here)}")
 
 
 @dataclass
@@ -103,12 +75,16 @@ class _Reader:
         for word, below in node.value.items():
             key = f"{prefix}{word}"
             row = _row(key)
-            if "." in word and not key.startswith("_") or row is None and key not in _SECTIONS:
-                self.errors.append(_unknown(key, below))
+            if "." in word and not key.startswith("_"):
+                self.errors.append(dswords.dotted(key, below))
+                continue
+            if row is None and key not in dswords.SECTIONS:
+                told, bad = dswords.unknown(key, below)
+                (self.errors if bad else self.notes).append(told)
                 continue
             if row is not None:
                 yield key, below
-            if key not in _SECTIONS or below.value is None:
+            if key not in dswords.SECTIONS or below.value is None:
                 continue
             if isinstance(below.value, dict):
                 yield from self.walk(below, f"{key}.")
@@ -264,10 +240,18 @@ class _Reader:
 
     # ---- sections as a whole
 
+    def refused(self) -> None:
+        """Of a type that is not here nothing else is said."""
+        for section in ("optimizer", "scheduler"):
+            if any(f": {section}.type: " in told for told in self.errors):
+                self.errors = [told for told in self.errors if f": {section}.params" not in told]
+                self.notes = [told for told in self.notes if f": {section}.params" not in told]
+
     def schedule(self) -> None:
         """A scheduler of the file stands for the spec's whole schedule."""
         mine = [key for key in self.changes if key.startswith(f"{_SCHEDULE}.")]
-        if mine and f"{_SCHEDULE}.type" not in mine:
+        said = any(": scheduler.type: " in told for told in self.errors)
+        if mine and not said and f"{_SCHEDULE}.type" not in mine:
             g = next(g for g in self.given if g.name.startswith("scheduler."))
             self.errors.append(f"{g.node.where}: scheduler.type: is missing; it must be given")
         if mine:
@@ -371,6 +355,7 @@ def read(file: Node, root: Node) -> Config:
     r.left_out()
     r.precision()
     r.loss_scale()
+    r.refused()
     if r.errors:
         raise several(sorted(r.errors, key=_line))
     batch = {g.name: g for g in live if g.name in _BATCH and not r.silent(g)}

@@ -173,7 +173,8 @@ class _Text:
         bare = _BARE.match(self.text, start)
         if not bare or _NAME.fullmatch(bare[0].strip()):
             what = f"{shown(line)} is no value" if line else "a value is missing"
-            raise self.fail(start, what, 'a number, true, false, null, "text", [...] or {...}')
+            text = '"text" in quotes' if line[:1].isalpha() else '"text"'
+            raise self.fail(start, what, f"a number, true, false, null, {text}, [...] or {{...}}")
         self.at = bare.end()
         return bare[0].strip()
 

@@ -18,6 +18,7 @@ _LOG = "`out/train --log FILE` writes loss, norm, rate and time of every step"
 _PROFILE = "`out/train --profile FILE` times "
 _QUANTIZED = f"{_LATER}: weights and gradients travel in the precision of the program"
 _ONE = "there is one of a kind here"
+_AGAIN = "`--set train.recompute=full` makes a layer's activations again in backward"
 _RANK = "is not here: every rank holds all heads, layers and tokens of its samples"
 
 _OPTIMIZERS = {"Adam": "AdamW", "AdamW": "AdamW", "Lion": "Lion", "Adagrad": "Adagrad",
@@ -261,9 +262,8 @@ _REST = {
         "DeepSpeed ignores it: it reads partition_activations", ANY),
     "activation_checkpointing.profile": watch(f"{_PROFILE}every function of a step"),
     "activation_checkpointing.partition_activations": idle(
-        "a rank's activations are of its own samples", quiet=(False,)),
-    **{f"activation_checkpointing.{name}": idle(
-        "train.recompute of the spec says which activations are kept", kind, quiet=(False,))
+        f"a rank's activations are of its own samples; {_AGAIN}", quiet=(False,)),
+    **{f"activation_checkpointing.{name}": idle(_AGAIN, kind, quiet=(False,))
        for name, kind in {"contiguous_memory_optimization": FLAG, "number_checkpoints": SIZE,
                           "synchronize_checkpoint_boundary": FLAG, "checkpoint_in_cpu": FLAG}
        .items()},

@@ -15,6 +15,8 @@ from .plan import Grid
 
 GEMM = 32 << 20                 # bytes of workspace that a GEMM may use
 WARP = 32
+SIDE_MOST = 65535               # blocks of a grid in y and z
+SHARED = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10}     # bytes of a block
 PROCESSORS = {"sm_80": 108, "sm_90": 132, "sm_100": 148}        # of a whole device
 
 

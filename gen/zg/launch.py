@@ -249,4 +249,19 @@ def functions(spec: Spec, graph: Graph, shards: Shards, bodies: Bodies, schedule
         m.own(f"turn.{n}", "", "table", "",
               f"zk_rope_table table+0 freq.{n} {spec.train.sequence} {table.head}",
               shape=(spec.train.sequence, table.head))
-    return tuple(m.fns), tuple(m.table.rows.values()), tuple(m.table.runs(spec.targets, m.real))
+    runs = tuple(m.table.runs(spec.targets, m.real))
+    _launched(spec, runs)
+    return tuple(m.fns), tuple(m.table.rows.values()), runs
+
+
+def _launched(spec: Spec, runs: tuple[plan.Run, ...]) -> None:
+    """Refuses what is too large for a GPU's grid."""
+    most = grids.SIDE_MOST
+    for r, g in ((r, g) for r in runs for g in r.grids):
+        if g.z > most:
+            raise spec.wrong("train.micro_batch", f"{r.launch} has {g.z} blocks in z on "
+                             f"{r.targets[0]}", f"up to {most}, or targets: [cpu]")
+        if g.y > most or g.shared > min(grids.SHARED[t] for t in r.targets):
+            raise spec.wrong("targets", f"{r.launch} has {g.y} blocks in y of {g.shared} bytes of "
+                             f"shared memory on {r.targets[0]}, which does not hold so large a "
+                             "model", "cpu alone, or fewer heads or a smaller vocab")

@@ -1,7 +1,7 @@
 """main.py -- zgen's command line: reads a spec, makes and checks its plan, writes what is asked.
 
 Exit codes: 0 done; 2 bad input, nothing written; 3 a plan that the checker refuses (a defect of
-zgen), or stdout cannot be written; 130 interrupted.
+zgen), or the output cannot be written; 130 interrupted.
 """
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ import argparse
 import sys
 from typing import Sequence
 
+from . import node, output, progress
+
 EXAMPLES = """examples:
-  gen/zgen model_specs/gpt-tiny.yaml > out/train.c && ninja out/train
+  gen/zgen model_specs/gpt-tiny.yaml -o out/train.c && ninja out/train
   gen/zgen model_specs/gpt2-124m.yaml --set zero.stage=2 --set cluster.ranks=4 --emit explain
   gen/zgen model_specs/llama3-8b.yaml --zero ds_config.json --emit memory
   gen/zgen model_specs/llama3-8b.yaml --zero ds_config.json --emit config
+  gen/zgen model_specs/llama3-8b.yaml --zero ds_config.json --emit spec -o mine.yaml
+  gen/zgen model_specs/llama-tiny.yaml --set 'model.units[1].blocks=3' --emit memory
   gen/zgen model_specs/qwen3-0.6b.yaml --emit plan > plan.txt
 
-exit codes: 0 done, 2 bad input (nothing is written), 3 the plan failed its own check, or stdout
-  cannot be written
+exit codes: 0 done, 2 bad input (nothing is written), 3 the plan failed its own check, or the
+  output cannot be written
 """
 
 
@@ -29,10 +33,13 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     p.add_argument("--zero", metavar="FILE",
                    help="a DeepSpeed ds_config.json whose keys take precedence")
     p.add_argument("--set", metavar="KEY=VALUE", action="append", default=[],
-                   help="override a key of the spec, e.g. zero.stage=2")
-    p.add_argument("--emit", choices=("c", "plan", "memory", "explain", "config"),
+                   help="override a key of the spec, e.g. zero.stage=2, or of an item of a list, "
+                   "e.g. model.units[1].blocks=3")
+    p.add_argument("--emit", choices=("c", "plan", "memory", "explain", "config", "spec"),
                    default="c", help="what to write (default: c); config: every key's value and "
-                   "where it came from")
+                   "where it came from; spec: SPEC with what --zero and --set say")
+    p.add_argument("-o", metavar="FILE", dest="out",
+                   help="write there and not to stdout: FILE is whole, or as it was")
     p.add_argument("--flat", action="store_true", help="C with a line per step instead of loops")
     return p.parse_args(argv)
 
@@ -42,10 +49,15 @@ def text(args: argparse.Namespace) -> str:
     from . import build, check, config, cost, explain, spec
     from .text import print_plan
     read = spec.load(args.spec, args.set, args.zero)
+    progress.doing("plans")
     built = build.build(read)
+    progress.doing("checks the plan")
     check.check(built.plan)
+    progress.doing(f"writes --emit {args.emit}")
     for note in built.notes:
         print(f"zgen: note: {note}", file=sys.stderr)
+    if args.emit == "spec":
+        return spec.text(args.spec, args.set, args.zero)
     if args.emit == "config":
         return config.text(read)
     if args.emit == "plan":
@@ -61,6 +73,16 @@ def text(args: argparse.Namespace) -> str:
 
 def main(argv: Sequence[str]) -> int:
     args = arguments(argv)
+    try:
+        return run(args)
+    except KeyboardInterrupt:
+        print("zgen: interrupted; nothing is written", file=sys.stderr)
+        return 130
+
+
+def run(args: argparse.Namespace) -> int:
+    """The exit code of a command line."""
+    progress.begin("reads the spec")
     from .check import CheckError
     from .spec import SpecError
     try:
@@ -68,16 +90,13 @@ def main(argv: Sequence[str]) -> int:
     except SpecError as e:
         print(e, file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("zgen: interrupted; nothing is written", file=sys.stderr)
-        return 130
     except CheckError as e:
         print(f"zgen: the plan is wrong, please report it: {e}", file=sys.stderr)
         return 3
     try:
-        with open(1, "w", encoding="utf-8", closefd=False) as out:
-            out.write(made)
+        output.write(made, args.out)
     except OSError as e:
-        print(f"zgen: cannot write to stdout: {e.strerror}", file=sys.stderr)
+        there = "to stdout" if args.out is None else node.printable(args.out)
+        print(f"zgen: cannot write {there}: {e.strerror}", file=sys.stderr)
         return 3
     return 0

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -327,11 +328,11 @@ class Plan:
     def step(self) -> tuple[Section, ...]:      # of a training step
         return tuple(s for s in self.sections if s.name in ("begin", "grain", "update"))
 
-    @property
+    @cached_property
     def together(self) -> int:          # grains that go through a unit before the next one's turn
         return self.head.grains // self.section("grain").repeat
 
-    @property
+    @cached_property
     def apart(self) -> bool:            # own grains are summed in class `pend`, then over ranks
         return self.head.order == "local" and self.head.ranks > 1 and \
             any(f.sum == "shard" for f in self.flats)
@@ -340,11 +341,11 @@ class Plan:
     def pushes(self) -> bool:           # the host sums leaves, and not what ranks have summed
         return self.below and not self.apart
 
-    @property
+    @cached_property
     def offload(self) -> bool:          # the optimizer's states lie in the host arena
         return any(c.name == "hctl" for c in self.classes)
 
-    @property
+    @cached_property
     def below(self) -> bool:            # sums of gradients do, too
         return any(c.kind == "hosted" for c in self.classes if c.name.startswith("sum."))
 

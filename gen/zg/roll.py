@@ -159,8 +159,8 @@ def _pass(l: _List, p: int, ids: dict[tuple, int]) -> bool:
     i, found = 0, False
     while i + 2 * p <= len(l.nodes):
         count, growth = _run(l, i, p)
-        deep = max(map(_depth, l.nodes[i:i + p])) == DEPTH
-        if not deep and (count >= 3 or (count == 2 and p >= 6)):
+        some = count >= 3 or (count == 2 and p >= 6)
+        if some and max(map(_depth, l.nodes[i:i + p])) < DEPTH:
             body = tuple(_wrap(n, growth) for n in l.nodes[i:i + p])
             loop = Loop(count, body)
             end = i + count * p

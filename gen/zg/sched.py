@@ -17,17 +17,16 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Mapping
 
-from . import activations, layers, offload, ops, plan, rings
+from . import activations, layers, offload, ops, pieces, plan, rings
 from .graph import Graph
 from .operands import Operands
 from .plan import Event, Int, Ref, Step
 from .rings import Leaf, Use
 from .shard import BLOCK, PAGE, Shards
-from .spec import Spec, Zero
+from .spec import Spec
 
 
 REDUCES = {"exact": "alltoall", "fast": "reducescatter"}
-PIECES = 1024                   # of a unit at most; each is a step of the plan, a line of its text
 
 
 @dataclass(frozen=True)
@@ -59,6 +58,7 @@ class _Maker(Operands):
         self.W, self.order = self.spec.cluster.ranks, self.shards.order
         self.offload = self.spec.zero.offload_optimizer.device != "none"
         self.hosts = self.offload or bool(self.shards.away or self.near)
+        self.cuts: dict[tuple[int, str, int, int], list[tuple[int, int]]] = {}
         self.turn = 0           # of the slots in which leaves go down
 
     def away(self, f: plan.Flat) -> bool:
@@ -121,16 +121,11 @@ class _Maker(Operands):
     # ---- collectives, in pieces of at most a bucket
 
     def cut(self, shard: int, key: str, ranks: int, unit: int = BLOCK) -> list[tuple[int, int]]:
-        """(offset, elements) of each piece of a shard; the key of `zero` counts what `ranks` ranks
-        move at once."""
-        asked = getattr(self.spec.zero, key) or getattr(Zero, key)
-        most = max(unit, asked // ranks // unit * unit)
-        if shard > PIECES * most:
-            least = -(-shard // PIECES // unit) * unit * ranks
-            raise self.spec.wrong(f"zero.{key}", f"cuts a shard of {shard} elements into "
-                                  f"{-(-shard // most)} pieces, more than {PIECES}",
-                                  f"at least {least}")
-        return [(o, min(most, shard - o)) for o in range(0, shard, most)]
+        """(offset, elements) of each piece of a shard."""
+        asked = shard, key, ranks, unit
+        if asked not in self.cuts:
+            self.cuts[asked] = pieces.cut(self.spec, self.shards.flats, *asked)
+        return self.cuts[asked]
 
     def gather(self, unit: str, flat: plan.Flat, src: Ref, dst: Ref, width: int,
                wait: tuple[Event, ...], rec: tuple[Event, ...], queue: str = "gather") -> None:

@@ -12,9 +12,10 @@ from typing import Annotated, Mapping
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainValidator
 
 from . import kinds
-from .keytypes import (DIM, ELEMS, RANKS, RECOMPUTE, TARGETS, TOKEN, Auto, Choice, Count, Elems,
-                      ElemsOrNone, Flag, Folder, Integer, Layered, Name, Pattern, Real, Tiny, Title,
-                      again, as_list, pages, rule, some, target, two, unique, whole_bytes)
+from .keytypes import (DIM, ELEMS, LAYERS, RANKS, RECOMPUTE, TARGETS, TOKEN, Auto, Choice, Count,
+                       Elems, ElemsOrNone, Flag, Folder, Integer, Layered, Name, Pattern, Real,
+                       Tiny, Title, again, as_list, pages, rule, some, target, two, unique,
+                       whole_bytes)
 from .node import SpecError
 
 
@@ -357,7 +358,7 @@ Ops = Annotated[tuple[OpKeys, ...], AfterValidator(some)]
 class UnitKeys(_Keys):
     """embedding, or blocks with name and ops, or head."""
     embedding: Embedding = None
-    blocks: Integer(1, 65536) = None
+    blocks: Integer(1, LAYERS) = None
     name: Layered = None
     ops: Ops = None
     head: Ops = None

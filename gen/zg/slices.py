@@ -8,6 +8,7 @@ other without a gap: what counts its elements (random numbers, norm, hash) sees 
 """
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import replace
 from itertools import groupby
 from typing import Iterable, Iterator
@@ -17,6 +18,7 @@ from .graph import Body, Call, Graph, Kind, Part, Tensor, Value
 from .spec import Spec
 
 MOST = 64                       # slices of a linear
+PARTS = 4096                    # of all blocks: each is some lines of the plan
 ROWS = 8                        # a slice begins at a multiple of 16 bytes, of halves too
 
 
@@ -28,12 +30,28 @@ def graph(spec: Spec) -> Graph:
     kept = sum(ops.up(t.elems, shard.BLOCK) * k.count for k in made.kinds for t in k.tensors
                if shard.persistent(spec, k, t))
     room = spec.zero.stage3_max_live_parameters - shard.whole(spec, kept)
-    kinds = tuple(_cut(spec, k, room) if k.x and "fwd" in k.bodies else k for k in made.kinds)
+    kinds = _kinds(spec, made, room)
+    if _parted(kinds) > PARTS:
+        rooms = range(room, max(shard.whole(spec, sum(t.elems for t in k.tensors))
+                               for k in made.kinds) + 1)
+        least = bisect_left(rooms, True, key=lambda r: _parted(_kinds(spec, made, r)) <= PARTS)
+        raise spec.wrong("zero.stage3_max_live_parameters", f"cuts blocks into {_parted(kinds)} "
+                         f"parts, more than {PARTS}",
+                         f"at least {spec.zero.stage3_max_live_parameters + least}")
     if spec.together > 1 and any(k.flats for k in kinds):
         raise spec.wrong("zero.stage3_max_live_parameters", "cuts blocks, each part of which would "
                          "be gathered for every micro-batch with train.accumulate layers",
                          "train.accumulate: grains, or a bound that holds the largest block")
     return replace(made, kinds=kinds)
+
+
+def _kinds(spec: Spec, made: Graph, room: int) -> tuple[Kind, ...]:
+    return tuple(_cut(spec, k, room) if k.x and "fwd" in k.bodies else k for k in made.kinds)
+
+
+def _parted(kinds: Iterable[Kind]) -> int:
+    """Parts of all blocks that are gathered by themselves."""
+    return sum(k.count * sum(n for _, n in set(k.flats.values())) for k in kinds)
 
 
 def notes(spec: Spec, made: Graph) -> tuple[str, ...]:

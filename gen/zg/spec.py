@@ -2,34 +2,30 @@
 
     load("model.yaml", ["zero.stage=3", "cluster.ranks=4"], zero="ds_config.json")
 
-YAML is composed, never constructed: no tag makes an object. Scalars are read as YAML 1.2 does, so
-that 1e-3 is a number and `no` is a word. Only this file knows yaml.
+yamltext.py reads YAML, dsconfig.py a DeepSpeed config.
 """
 from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass, replace
-from typing import Callable, Iterator, Sequence, get_args, get_type_hints
+from dataclasses import replace
+from typing import Callable, Iterable, Iterator, Sequence, get_args, get_type_hints
 
-import yaml
 from pydantic import ValidationError
 
-from . import dsconfig, dsjson, kinds
-from .node import (DEPTH, NODES, Node, SpecError, dotted, meant, number, printable, several, shown)
+from . import dsconfig, dsjson, dswords, kinds, yamltext
+from .node import Node, SpecError, dotted, meant, printable, several, shown
 from .schema import (TOKEN, TYPES, Aio, Cluster, Data, LossScale, Model, Op, Optimizer, Schedule,
                      Spec, SpecKeys, Train, Unit, Zero)
 from .units import build, fail
 
 __all__ = ["Cluster", "Data", "Model", "Op", "Optimizer", "Schedule", "Spec", "SpecError", "Train",
-           "Unit", "Zero", "load"]
+           "Unit", "Zero", "load", "text"]
 
 BYTES = 128 * 1024              # of a file; a spec of twenty kinds of block has 20 KiB
-_WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None,
-          "true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in (
-    "str", "int", "float", "bool", "null", "timestamp", "merge", "value", "seq", "map")}
-_KEY = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
+CHUNKS = 1024                   # of a micro-batch's tokens
+_KEY = re.compile(r"[A-Za-z0-9_]+(\[\d{1,6}\])*(\.[A-Za-z0-9_]+(\[\d{1,6}\])*)*", re.ASCII)
+_STEP = re.compile(r"\[(\d+)\]|([^.\[]+)")
 
 
 # ---- text to nodes
@@ -43,6 +39,9 @@ def _text(path: str) -> str:
         why = (getattr(e, "strerror", None) or str(e)).lower()
         raise SpecError(f"{printable(path)}: cannot be read: {why}; "
                         "allowed: a file of text") from None
+    if b"\0" in raw:
+        line = raw.count(b"\n", 0, raw.index(b"\0")) + 1
+        raise SpecError(f"{printable(path)}:{line}: byte 0x00 is in no text; allowed: UTF-8 text")
     if len(raw) > BYTES:
         raise SpecError(f"{printable(path)}: is too long for a spec; allowed: up to {BYTES} bytes")
     try:
@@ -53,116 +52,95 @@ def _text(path: str) -> str:
                         "allowed: UTF-8 text") from None
 
 
-@dataclass
-class _Reader:
-    """Composed YAML to Nodes. place(line) is what an error says of where it is, lines from 0."""
-    place: Callable[[int], str]
-    count: int = 0
-
-    def fail(self, line: int, wrong: str, allowed: str) -> SpecError:
-        return SpecError(f"{self.place(line)}: {wrong}; allowed: {allowed}")
-
-    def document(self, text: str) -> Node:
-        try:
-            root = yaml.compose(text, Loader=yaml.SafeLoader)
-        except yaml.reader.ReaderError as e:
-            line = text.count("\n", 0, e.position)
-            raise self.fail(line, f"the character {ascii(chr(e.character))}",
-                            "printable text") from None
-        except yaml.MarkedYAMLError as e:
-            mark = e.problem_mark or e.context_mark
-            said = " ".join(f"{e.context or ''} {e.problem or ''}".split())
-            raise self.fail(mark.line if mark else 0, f"broken syntax: {said}", "YAML") from None
-        except RecursionError:
-            raise self.fail(0, "is nested too deep", f"{DEPTH} levels") from None
-        except (ValueError, OverflowError) as e:        # PyYAML on a broken %YAML line or \U escape
-            raise self.fail(0, f"broken syntax: {ascii(str(e))}", "YAML") from None
-        if root is None:
-            raise self.fail(0, "is empty", "a spec: model, train, ...")
-        return self.node(root, root.start_mark.line, 0)
-
-    def node(self, n: yaml.Node, line: int, depth: int) -> Node:
-        self.count += 1
-        if self.count > NODES or depth > DEPTH:
-            raise self.fail(line, "holds too much (aliases count each time)",
-                            f"{NODES} values, {DEPTH} levels")
-        if n.tag not in _TAGS:
-            raise self.fail(n.start_mark.line, f"the tag {shown(n.tag)}", "plain YAML without tags")
-        if isinstance(n, yaml.MappingNode):
-            return Node(self.mapping(n, depth), self.place(line))
-        if isinstance(n, yaml.SequenceNode):
-            items = [self.node(item, item.start_mark.line, depth + 1) for item in n.value]
-            return Node(items, self.place(line))
-        return Node(n.value if n.style else _scalar(n.value), self.place(line))
-
-    def mapping(self, n: yaml.MappingNode, depth: int) -> dict[str, Node]:
-        found: dict[str, Node] = {}
-        merged: dict[str, Node] = {}
-        for key, value in n.value:
-            line = key.start_mark.line
-            if not isinstance(key, yaml.ScalarNode):
-                raise self.fail(line, "a key that is no word", "keys that are words")
-            if key.tag.endswith(":merge"):
-                for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
-                    if not isinstance(source, yaml.MappingNode):
-                        raise self.fail(line, "<< of something that is no mapping",
-                                        "<<: *ANCHOR of a mapping")
-                    merged = {**self.node(source, line, depth + 1).value, **merged}
-                continue
-            if key.value in found:
-                raise self.fail(line, f"{shown(key.value)} stands here twice", "each key once")
-            found[key.value] = self.node(value, line, depth + 1)
-        return {**merged, **found}
-
-
-def _scalar(text: str) -> object:
-    """An unquoted scalar."""
-    if text in _WORDS:
-        return _WORDS[text]
-    if text.lower() in (".inf", "+.inf", "-.inf", ".nan"):
-        return float(text.replace(".", ""))
-    found = number(text)
-    return text if found is None else found
-
-
 def _place(path: str) -> Callable[[int], str]:
     return lambda line: f"{printable(path)}:{line + 1}"
 
 
+# Files that are taken for another: keys that say so, what it is, what is allowed.
+_SPEC = (("model", "train", "cluster", "zero"), "a spec", "DeepSpeed's configuration behind --zero")
+_OTHERS = ((("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16",
+             "fp16"), "DeepSpeed's configuration", "a spec, and this file behind --zero"),
+           (("architectures", "model_type", "hidden_size", "n_embd"),
+            "a model's configuration of Hugging Face",
+            "a spec, which says the model's ops: model_specs/ has some"))
+
+
+def _taken(root: Node, own: Iterable[str], others: Iterable[tuple]) -> None:
+    """Refuses a file that has none of its own keys and some of another's."""
+    keys = root.value if isinstance(root.value, dict) else {}
+    for theirs, what, allowed in () if set(own) & set(keys) else others:
+        found = [key for key in theirs if key in keys]
+        if found:
+            raise SpecError(f"{root.where}: the file is {what}: it has {', '.join(found)}; "
+                            f"allowed: {allowed}")
+
+
 def _document(path: str) -> Node:
-    root = _Reader(_place(path)).document(_text(path))
+    root = yamltext.Reader(_place(path)).document(_text(path))
+    _taken(root, SpecKeys.model_fields, _OTHERS)
     if not isinstance(root.value, dict):
         raise SpecError(f"{root.where}: the file holds {shown(root.value)}; "
                         f"allowed: a mapping with the keys {', '.join(SpecKeys.model_fields)}")
     return root
 
 
+def _deepspeed(path: str) -> Node:
+    """A ds_config.json."""
+    said = _text(path)
+    mark = re.search(r"^model:\s*$", said, re.M)
+    if mark:
+        line = said.count("\n", 0, mark.start())
+        raise SpecError(f"{_place(path)(line)}: the file is a spec; allowed: DeepSpeed's "
+                        "configuration behind --zero")
+    root = dsjson.parse(said, _place(path))
+    _taken(root, dswords.TOP, (_SPEC, *_OTHERS))
+    return root
+
+
 # ---- changes from the command line and from a ds_config.json
 
 def _put(root: Node, key: str, value: Node | None) -> None:
-    """Sets a dotted key, making the mappings on the way; None takes it out."""
-    *above, last = key.split(".")
+    """Sets a dotted key or an item of a list, making the mappings on the way; None takes it out."""
+    path = [int(n) if n else word for n, word in _STEP.findall(key)]
     at = root
-    for n, step in enumerate(above):
-        at = at.value.setdefault(step, Node({}, value.where if value else ""))
-        if not isinstance(at.value, dict):
-            holder = ".".join(above[:n + 1])
-            raise SpecError(f"{value.where if value else at.where}: {key}: {holder} holds "
-                            f"{shown(at.value)}; allowed: a key inside a mapping")
+    for n, step in enumerate(path):
+        wrong = _misfit(at, step, dotted(tuple(path[:n])))
+        if wrong:
+            raise SpecError(f"{value.where if value else at.where}: {key}: {wrong}")
+        if n < len(path) - 1:
+            at = at.value[step] if isinstance(step, int) else \
+                at.value.setdefault(step, Node({}, value.where if value else ""))
     if value is None:
-        at.value.pop(last, None)
+        at.value.pop(path[-1], None)
     else:
-        at.value[last] = value
+        at.value[path[-1]] = value
+
+
+def _misfit(at: Node, step: str | int, name: str) -> str:
+    """What is wrong where a step of a key does not suit what is there; '' where it does."""
+    held = at.value
+    if isinstance(held, list):
+        items = f"{name}[0] to {name}[{len(held) - 1}]" if held else "a list as its value"
+        if not isinstance(step, int):
+            return f"{name} holds a list; allowed: {items}"
+        return "" if step < len(held) else \
+            f"{name} has {len(held)} items; allowed: {items}, or the whole list: --set adds none"
+    if isinstance(step, int):
+        return f"{name} is not given; allowed: the whole list, {name}=[...]" if held == {} else \
+            f"{name} holds {shown(held)}; allowed: {name} without [{step}]"
+    return "" if isinstance(held, dict) else \
+        f"{name} holds {shown(held)}; allowed: a key inside a mapping"
 
 
 def _set(root: Node, text: str) -> None:
     """One --set KEY=VALUE."""
     key, equals, value = text.partition("=")
     if not equals or not _KEY.fullmatch(key):
-        raise SpecError(f"--set: {shown(text)} is no KEY=VALUE; allowed: one like zero.stage=3")
+        raise SpecError(f"--set: {shown(text)} is no KEY=VALUE; allowed: one like zero.stage=3 or "
+                        "model.units[1].blocks=3")
     if not value.strip():
         raise SpecError(f"--set: {key}: has no value; allowed: {key}=VALUE")
-    made = _Reader(lambda line: f"--set: {key}").document(value)
+    made = yamltext.Reader(lambda line: f"--set: {key}").document(value)
     for _, node in _all(made):
         node.where = "--set"
     _put(root, key, made)
@@ -273,6 +251,10 @@ def _chunk(keys: SpecKeys, root: Node, model: Model) -> None:
         near = _near(min(m, rows), lambda n: rows % n == 0)
         raise fail(root, path, f"chunks of {m} do not divide the {rows} tokens of a micro-batch",
                    f"auto, {' or '.join(str(n) for n in near if n <= rows)}")
+    if m and rows // m > CHUNKS:
+        n = next(n for n in range(CHUNKS, 0, -1) if rows % n == 0)
+        raise fail(root, path, f"chunks of {m} cut the {rows} tokens of a micro-batch into "
+                   f"{rows // m}, more than {CHUNKS}", f"auto, or at least {rows // n}")
     if m and m < rows and model.units[-1].ops[-1].args["bias"]:
         raise fail(root, path, "the head's linear has a bias, whose gradient is summed at once",
                    f"auto, {rows}, or a head without bias")
@@ -412,18 +394,29 @@ def agree(s: Spec) -> None:
     _activations(s)
 
 
-def load(path: str, sets: Sequence[str] = (), zero: str | None = None) -> Spec:
-    """The spec of a file, changed by a DeepSpeed config, then by KEY=VALUE texts: the last wins."""
+def _effective(path: str, sets: Sequence[str], zero: str | None) -> tuple[Node, tuple[str, ...]]:
+    """A file, changed by a DeepSpeed config, then by KEY=VALUE texts: the last wins. And notes."""
     root, notes = _document(path), ()
-    for text in sets:
-        _set(root, text)
+    for said in sets:
+        _set(root, said)
     if zero is not None:
-        config = dsconfig.read(dsjson.parse(_text(zero), _place(zero)), root)
+        config = dsconfig.read(_deepspeed(zero), root)
         for key, node in config.changes:
             _put(root, key, node)
-        for text in sets:
-            _set(root, text)
+        for said in sets:
+            _set(root, said)
         notes = config.notes
+    return root, notes
+
+
+def text(path: str, sets: Sequence[str] = (), zero: str | None = None) -> str:
+    """The spec that `load` reads, as one file."""
+    return yamltext.text(_effective(path, sets, zero)[0])
+
+
+def load(path: str, sets: Sequence[str] = (), zero: str | None = None) -> Spec:
+    """The spec of a file and what changes it."""
+    root, notes = _effective(path, sets, zero)
     keys = _validate(root)
     model, grouped = build(keys, root)
     _batch(keys, root)

@@ -11,8 +11,8 @@ from types import MappingProxyType
 from typing import Mapping, Sequence
 
 from .node import Node, SpecError, dotted
-from .schema import (DIM, ELEMS, Attention, Linear, Model, ModelKeys, Op, OpKeys, SpecKeys, Unit,
-                     UnitKeys)
+from .schema import (DIM, ELEMS, LAYERS, Attention, Linear, Model, ModelKeys, Op, OpKeys, SpecKeys,
+                     Unit, UnitKeys)
 
 Path = tuple[str | int, ...]
 TENSORS = 2 ** 20               # of a model: a weights' file lists them all
@@ -249,6 +249,11 @@ def build(keys: SpecKeys, root: Node) -> tuple[Model, tuple[str, ...]]:
     m, train = keys.model, keys.train
     walk = _Walk(root, m)
     _order(walk, m.units)
+    layers = sum(u.blocks or 0 for u in m.units)
+    if layers > LAYERS:
+        at = max(range(len(m.units)), key=lambda i: m.units[i].blocks or 0)
+        raise fail(root, ("model", "units", at, "blocks"), f"{layers} layers in all",
+                   f"up to {LAYERS}")
     units = tuple(walk.unit(("model", "units", i), u) for i, u in enumerate(m.units))
     embedding = m.units[0].embedding
     if embedding.context is not None and embedding.context < train.sequence:

@@ -8,6 +8,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
+const char zr_digest[] = "";
+
 int main(int argc, char **argv)
 {
     static zr_options options;

@@ -1,0 +1,46 @@
+"""progress.py -- what zgen does, told on stderr where it takes long.
+
+A phase is named when it begins; nothing is said before SECONDS of the processor's time.
+"""
+from __future__ import annotations
+
+import os
+import sys
+from threading import Timer
+
+SECONDS = 3.0
+_phase = ""
+_loud = False                   # SECONDS have passed
+
+
+def begin(phase: str) -> None:
+    """The first phase of a command."""
+    doing(phase)
+    _wait(SECONDS)
+
+
+def doing(phase: str) -> None:
+    global _phase
+    _phase = phase
+    if _loud:
+        _say()
+
+
+def _wait(seconds: float) -> None:
+    timer = Timer(seconds, _passed)
+    timer.daemon = True
+    timer.start()
+
+
+def _passed() -> None:
+    global _loud
+    left = SECONDS - sum(os.times()[:2])
+    if left > 0:
+        _wait(max(left, 0.1))
+        return
+    _loud = True
+    _say()
+
+
+def _say() -> None:
+    print(f"zgen: {_phase} ...", file=sys.stderr, flush=True)

@@ -1,0 +1,125 @@
+"""test_refusing.py -- broken plans, whatever is broken in them, are refused in the checker's own words.
+
+A text is a plan or a PlanError; a plan passes or is a CheckError. Golden plans are changed at random,
+from a seed: numbers, names, words and lines of their texts; fields of their records.
+"""
+import dataclasses
+import pathlib
+import random
+import re
+from collections.abc import Callable
+
+import pytest
+
+from zg import check
+from zg.plan import Plan
+from zg.text import PlanError, parse
+
+GOLDEN = sorted((pathlib.Path(__file__).parent / 'golden').glob('*.plan'))
+TEXTS = [path.read_text() for path in GOLDEN]
+NUMBER, WORD = re.compile(r'(?<![\w.])-?\d+(\.\d+)?'), re.compile(r'[A-Za-z_][\w.]*')
+NUMBERS = ['0', '1', '-1', '7', '4096', '1000000000', '18446744073709551616', '1e400', 'nan']
+NAMES = ['', 'x', 'block', 'keep', 'real.keep', 'fwd.block', 'main', '-', 'a[0]', 'b[x]', 'c[', '+',
+         'w+x', 'c', '&', 'tmp+64', 'l*3', 'embed[0]']
+
+
+def swapped(items: list, rnd: random.Random) -> list:
+    i, j = rnd.randrange(len(items)), rnd.randrange(len(items))
+    items[i], items[j] = items[j], items[i]
+    return items
+
+
+def of_text(text: str, rnd: random.Random) -> str:
+    """One thing changed in one line, or lines in another order or number."""
+    lines = text.split('\n')[:-1]
+    n = rnd.randrange(len(lines))
+    kind = rnd.choice(['number', 'name', 'word', 'gone', 'twice', 'swapped'])
+    pattern = {'number': NUMBER, 'name': WORD}.get(kind)
+    found = list(pattern.finditer(lines[n])) if pattern else []
+    if found:
+        old = rnd.choice(found)
+        new = rnd.choice(NUMBERS) if kind == 'number' else rnd.choice(WORD.findall(text))
+        lines[n] = lines[n][:old.start()] + new + lines[n][old.end():]
+    elif kind == 'word':
+        words = lines[n].split(' ')
+        words[rnd.randrange(len(words))] = '-'
+        lines[n] = ' '.join(words)
+    elif kind == 'swapped':
+        swapped(lines, rnd)
+    else:
+        lines[n:n + 1] = [lines[n]] * (2 if kind == 'twice' else 0)
+    return '\n'.join(lines) + '\n'
+
+
+def of_value(value: object, rnd: random.Random) -> object:
+    """A record or a list with one thing changed somewhere below; another number or name."""
+    if isinstance(value, int):
+        return rnd.choice([0, 1, -1, value + 1, value - 1, value * 2, 2 ** 31, 2 ** 63, 10 ** 20])
+    if isinstance(value, float):
+        return rnd.choice([0.0, -1.0, float('nan'), float('inf'), 1e300])
+    if isinstance(value, str):
+        return rnd.choice([*NAMES, value + 'x', value[:-1], value.replace('0', '1')])
+    if dataclasses.is_dataclass(value):
+        name = rnd.choice(dataclasses.fields(value)).name
+        return dataclasses.replace(value, **{name: of_value(getattr(value, name), rnd)})
+    items = list(value)
+    if not items:
+        return value
+    n, kind = rnd.randrange(len(items)), rnd.choice(['gone', 'twice', 'swapped', *['below'] * 5])
+    if kind == 'below':
+        items[n] = of_value(items[n], rnd)
+    elif kind == 'swapped':
+        swapped(items, rnd)
+    else:
+        items[n:n + 1] = [items[n]] * (2 if kind == 'twice' else 0)
+    return tuple(items)
+
+
+def outcome(p: Plan) -> str:
+    """'' for a plan that passes; anything but a CheckError goes on."""
+    try:
+        check.check(p)
+    except check.CheckError as e:
+        assert str(e)
+        return str(e)
+    return ''
+
+
+def test_texts() -> None:
+    rnd, kinds = random.Random(1), {'none': 0, 'refused': 0, 'lacks': 0, 'passes': 0}
+    for _ in range(400):
+        try:
+            p = parse(of_text(rnd.choice(TEXTS), rnd))
+        except PlanError as e:
+            assert re.match(r'line \d+: |no head or no recipe$', str(e))
+            kinds['none'] += 1
+            continue
+        said = outcome(p)
+        kinds['lacks' if 'lacks' in said else 'refused' if said else 'passes'] += 1
+    assert min(kinds['none'], kinds['refused']) > 50 and kinds['lacks'] and kinds['passes'], kinds
+
+
+def test_records() -> None:
+    rnd, plans = random.Random(1), [parse(text) for text in TEXTS]
+    said = [outcome(of_value(rnd.choice(plans), rnd)) for _ in range(400)]
+    assert sum('lacks' in s for s in said) > 5 and sum(not s for s in said) < 250
+
+
+def without(part: str, name: str) -> Callable[[Plan], Plan]:
+    return lambda p: dataclasses.replace(p, **{
+        part: tuple(x for x in getattr(p, part) if x.name != name)})
+
+
+@pytest.mark.parametrize('broken,said', [
+    (without('classes', 'tokens'), "classes: .*KeyError: 'tokens'"),
+    (without('classes', 'real.block'), "classes: .*KeyError: 'real.block'"),
+    (without('sections', 'grain'), 'classes: .*StopIteration'),
+    (without('flats', 'block'), 'no place in block'),
+    (without('fns', 'fwd.block'), 'launches are not those of calls'),
+    (without('fns', 'count'), 'launches are not those of calls'),
+    (lambda p: dataclasses.replace(p, runs=()), 'classes: .*ValueError'),
+    (lambda p: dataclasses.replace(p, head=dataclasses.replace(p.head, targets=('tpu',))), 'target')])
+def test_what_is_lacking_is_named(broken: Callable[[Plan], Plan], said: str) -> None:
+    p = parse(GOLDEN[[path.stem for path in GOLDEN].index('stage3-ahead')].read_text())
+    assert outcome(p) == ''
+    assert re.search(said, outcome(broken(p))), outcome(broken(p))
