@@ -109,10 +109,11 @@ typedef struct zr_tensor {
     int32_t ndim, flat, flat_step, count, first;   /* first: the number of instance 0's layer */
 } zr_tensor;
 
-/* A target of the plan, a column of its launch tables: "cpu", "sm_90" ...; bytes of an arena. */
+/* A target of the plan, a column of its launch tables: "cpu", "sm_90" ...; bytes of an arena, and
+ * an allowance for what NCCL takes of the device beside it. */
 typedef struct zr_column {
     const char *name;
-    int64_t arena;
+    int64_t arena, nccl;
 } zr_column;
 
 /* What a step reports, numbers in this order; the scale is of its gradients, 0: there is none. */

@@ -10,6 +10,7 @@ import pytest
 
 import plans
 import trainer
+from zg import reserve
 
 SPEC = trainer.ROOT / 'model_specs' / 'gpt-tiny.yaml'
 KEYS = ('train.micro_batch=1', 'train.global_batch=4', 'train.sequence=16', 'cluster.ranks=2',
@@ -83,3 +84,26 @@ def test_memory_that_cannot_be_pinned(tmp_path: pathlib.Path, more: tuple[str, .
         said = re.search(r"rank [01]: .*pinning \d+\.\d{3} GiB of the host's memory: .*; end other "
                          'programs, or generate with more ranks', done.stderr)
         assert bool(said) == bool(code)
+
+
+@pytest.mark.slow
+def test_a_device_that_is_too_full_for_nccl(tmp_path: pathlib.Path) -> None:
+    """Its buffers come after the arena: room for them is looked for before either is taken."""
+    trainer.write_tokens(tmp_path / 'tokens', [i * i % 251 for i in range(3000)])
+    program = trainer.build(trainer.generate(SPEC, *KEYS), trainer.EMULATED)
+    need = plans.planned(str(SPEC), *KEYS).arena('sm_90') + reserve.nccl('sm_90', 2)
+    for room, code in ((need - 1, 3), (need, 0)):
+        done = subprocess.run([program, '--data', tmp_path / 'tokens', '--steps', '1'], text=True,
+                              capture_output=True, timeout=120,
+                              env=os.environ | {'ZR_EMULATE_FREE': str(room)})
+        assert done.returncode == code, done.stderr
+        assert ('and NCCL up to 0.094 beside it' in done.stderr) == bool(code)
+
+
+def test_the_allowance_is_what_the_runtime_bounds() -> None:
+    """Channels that NCCL may use for sends and receives."""
+    said = re.search(r'set\("NCCL_MAX_P2P_NCHANNELS", "(\d+)"\)',
+                     (trainer.ROOT / 'runtime/cuda/device.c').read_text())
+    assert int(said[1]) == reserve.CHANNELS
+    assert reserve.nccl('sm_90', 2) == 12 * 2 ** 20 * reserve.CHANNELS
+    assert reserve.nccl('sm_90', 1) == reserve.nccl('cpu', 8) == 0

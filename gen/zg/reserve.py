@@ -15,9 +15,14 @@ CHANNELS = 8
 NODE = 8                        # ranks whose GPUs read and write each other's memory
 
 
+def nccl(target: str, ranks: int) -> int:
+    """Its buffers: the runtime looks for this room before it starts NCCL."""
+    return 0 if target == "cpu" else PEER * CHANNELS * (min(ranks, NODE) - 1)
+
+
 def bytes_of(target: str, ranks: int) -> int:
     """Beside the arena; nothing of a CPU's is counted here."""
-    return 0 if target == "cpu" else LIBRARIES + PEER * CHANNELS * (min(ranks, NODE) - 1)
+    return 0 if target == "cpu" else LIBRARIES + nccl(target, ranks)
 
 
 def device(p: Plan, target: str) -> int:

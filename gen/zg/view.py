@@ -9,7 +9,7 @@ import re
 from itertools import groupby, takewhile
 from typing import Iterator, Sequence
 
-from . import ops, plan, roll
+from . import ops, plan, reserve, roll
 from .plan import Plan
 from .tables import (affine, columns, filed, files, flats, functions, launch_name, lower, number,
                      real, recipe, spans, upper, wrap, COLUMNS, VARS)
@@ -269,7 +269,8 @@ def view(p: Plan, cost: dict[str, object], memory: str, flat: bool) -> dict[str,
                     for c in p.classes],
         "events": events, "nevents": event,
         "launches": columns(p),
-        "columns": [f'{{"{t}", {number(p.arena(t))}}},' for t in p.head.targets],
+        "columns": [f'{{"{t}", {number(p.arena(t))}, {number(reserve.nccl(t, p.head.ranks))}}},'
+                    for t in p.head.targets],
         "host": number(p.host), "desk": number(p.cls("desk").at),
         "space": number(p.cls("space").at), "inlet": number(p.cls("inlet").at),
         "inlets": p.cls("inlet").slots, "inlet_step": number(p.cls("inlet").stride),

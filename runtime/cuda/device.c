@@ -130,15 +130,15 @@ static int take(const zr *z, void **at, size_t bytes)
 static void take_arenas(zr *z)
 {
     zr_target *t = z->t;
-    int64_t all, need = z->p->columns[z->column].arena;
+    int64_t all, need = z->p->columns[z->column].arena, nccl = z->p->columns[z->column].nccl;
     void *at = NULL, *host = NULL;
     t->before = free_bytes(z, &all);
-    if (need > t->before || !take(z, &at, (size_t)need))
+    if (need + nccl > t->before || !take(z, &at, (size_t)need))
         zr_fail(z, ZR_ENVIRONMENT,
-                "needs %.3f GiB of device memory in one piece; device %d has %.3f of its %.3f GiB "
-                "free; end other programs, or generate with more ranks, a smaller micro_batch or "
-                "a smaller model",
-                gib(need), t->device, gib(t->before), gib(all));
+                "needs %.3f GiB of device memory in one piece, and NCCL up to %.3f beside it; "
+                "device %d has %.3f of its %.3f GiB free; end other programs, or generate with "
+                "more ranks, a smaller micro_batch or a smaller model",
+                gib(need), gib(nccl), t->device, gib(t->before), gib(all));
     cudaStream_t stream = t->stream[ZR_MAIN];
     zr_cuda(z, cudaMemsetAsync(at, 0, (size_t)need, stream), "clearing the arena");
     zr_cuda(z, cudaStreamSynchronize(stream), "clearing the arena");

@@ -527,7 +527,7 @@ int main(int argc, char **argv)
     int64_t grains = GRAINS / c.ranks, peers = c.ranks - 1;
     const zr_flat flat = {c.weights, 0, N / c.ranks, 1, 0, ZR_F32, ZR_MAIN, hash, 0, 0};
     const zr_tensor tensor = {.name = "w", .shape = {N / 8, 8}, .ndim = 2, .count = 1};
-    const zr_column column = {"cpu", c.arena};
+    const zr_column column = {"cpu", c.arena, 0};
     const zr_program p = {
         .abi = faulty("abi") ? ZR_ABI + 1 : ZR_ABI, .name = "program", .plan = c.plan,
         .layout = "4567", .memory = "some", .columns = &column, .ncolumns = 1, .shared = c.arena,
