@@ -61,9 +61,9 @@ class Filed(Player):
                 self.fail(f"the slot has what the file lacks of {cls}[{index}]")
 
     def alone(self, tiles: dict[Tile, int], tile: Tile) -> None:
-        """Tiles are always the same."""
+        """Tiles are always the same: one that is known lies apart from the others."""
         at, n = tile
-        if any(a < at + n and at < a + m for a, m in tiles if (a, m) != tile):
+        if tile not in tiles and any(a < at + n and at < a + m for a, m in tiles):
             self.fail("tiles are cut in two ways")
 
     # ---- steps
