@@ -220,14 +220,16 @@ def test_a_program_refuses(tmp_path: pathlib.Path, tokens: pathlib.Path, args: l
 
 def test_weights_are_saved_though_nobody_listens(tmp_path: pathlib.Path,
                                                  tokens: pathlib.Path) -> None:
-    """A reader of the output that has gone, and a full disk under it: said with 3."""
+    """A reader of the output that has gone, and a full disk under it: said, and no reason to end."""
     left, right = os.pipe()
     os.close(left)
     for n, sink in enumerate((os.open('/dev/full', os.O_WRONLY), right)):
         done = subprocess.run([built(), '--data', tokens, '--steps', '1', '--save', tmp_path / str(n)],
                               timeout=60, stdout=sink, stderr=subprocess.PIPE, text=True)
         os.close(sink)
-        assert done.returncode == 3 and 'writing standard output' in done.stderr, done.stderr
+        assert done.returncode == 0, done.stderr
+        assert 'writing standard output' in done.stderr
+        assert done.stderr.splitlines()[-1].startswith('not all was written to standard output')
         assert (tmp_path / str(n) / 'model.safetensors').exists()
 
 
