@@ -44,7 +44,8 @@ DEEPSPEED = """
 `gen/zgen SPEC --zero ds_config.json` reads DeepSpeed's configuration as it is, with Hjson's
 comments and commas. A key that is left out, null or `"auto"` is the spec's; where an `auto` below
 has a rule, it holds unless the spec says the key itself. `--set` comes last. Every value is
-checked, also where it has no effect; a key that is not here is an error. At another stage than a
+checked, also where it has no effect. A key that is not here is an error; at the top level, where
+it is near to none of DeepSpeed's, it is a note, as DeepSpeed ignores it. At another stage than a
 key's, a note says that it has no effect. "With X" is a key that says how X is meant, and nothing
 while X is off.
 """

@@ -50,35 +50,37 @@ static int64_t control_codes(const unsigned char *x, int64_t n)
 }
 
 /* Zeros among every second of word[n] */
-static int64_t odd_zeros(const uint16_t *word, int64_t n)
+static int64_t zeros_from(int64_t first, const uint16_t *word, int64_t n)
 {
     int64_t zeros = 0;
-    for (int64_t i = 1; i < n; i += 2) zeros += word[i] == 0;
+    for (int64_t i = first; i < n; i += 2) zeros += word[i] == 0;
     return zeros;
 }
 
 /* A file without a header may hold something else. Of bytes of tokens a tenth and more are control
  * codes, for both halves of 16 bits take all values and the upper ones are small more often; of
- * text, whatever its alphabet, hardly any. The upper halves of wider integers are zeros. */
+ * text, whatever its alphabet, hardly any. The upper halves of wider integers are zeros, the lower
+ * ones seldom: of padding as many are 0 in either place. */
 static int guess(const zr_data *d, int64_t size, char *why)
 {
     uint16_t word[CHUNK];
-    int64_t codes = 0, zeros = 0, n = least(size / 2, LOOK);
+    int64_t codes = 0, odd = 0, even = 0, n = least(size / 2, LOOK);
     if (n < FEWEST) return 0;
     for (int64_t i = 0; i < n; i += CHUNK) {
         int64_t some = least(n - i, CHUNK);
         if (zr_read_at(d->fd, word, 2 * some, 2 * i))
             return zr_why(why, "%s: %s", d->path, strerror(errno));
         codes += control_codes((const unsigned char *)word, 2 * some);
-        zeros += odd_zeros(word, some);
+        even += zeros_from(0, word, some);
+        odd += zeros_from(1, word, some);
     }
     if (100 * codes < 2 * n)
         return zr_why(why, "%s: looks like text: tokenise it first; needed: uint16 tokens (if they "
                       "are, insist with --tokens uint16)", d->path);
-    if (10 * zeros > 3 * (n / 2))
+    if (10 * odd > 3 * (n / 2) && 4 * even < 3 * odd)
         return zr_why(why, "%s: looks like uint32 or int64 (%" PRId64 " %% of the odd 16-bit words "
                       "are 0); needed: uint16 tokens (if they are, insist with --tokens uint16)",
-                      d->path, 100 * zeros / (n / 2));
+                      d->path, 100 * odd / (n / 2));
     return 0;
 }
 

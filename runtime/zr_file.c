@@ -63,6 +63,12 @@ int zr_reserve(int fd, int64_t size, const char *file, char *why)
     return bad ? zr_why(why, "%s: room for %" PRId64 " bytes: %s", file, size, strerror(bad)) : 0;
 }
 
+void zr_add_hash(uint64_t *hash, const void *from, size_t n)
+{
+    const unsigned char *s = from;
+    for (size_t i = 0; i < n; i++) *hash = (*hash ^ s[i]) * 0x100000001b3;
+}
+
 int zr_path(char *to, const char *dir, const char *name, char *why)
 {
     if (snprintf(to, ZR_FILE, "%s/%s", dir, name) < ZR_FILE) return 0;

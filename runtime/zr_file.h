@@ -20,6 +20,9 @@ int zr_write_at(int fd, const void *from, int64_t n, int64_t at);
 /* Room for `size` bytes, now. What cannot fit is not tried: that would fill the disk for a moment.
  * Some file systems cannot reserve. */
 int zr_reserve(int fd, int64_t size, const char *file, char *why);
+/* FNV-1a, from ZR_HASH on: to tell whether things are alike, not for weights */
+#define ZR_HASH 0xcbf29ce484222325
+void zr_add_hash(uint64_t *hash, const void *from, size_t n);
 /* to[ZR_FILE] = dir/name */
 int zr_path(char *to, const char *dir, const char *name, char *why);
 int zr_make_dir(const char *dir, char *why);          /* it and those above it */

@@ -28,12 +28,6 @@ typedef struct seen {
     uint64_t hash;
 } seen;
 
-static void add(uint64_t *hash, const void *from, size_t n)
-{
-    const unsigned char *s = from;
-    for (size_t i = 0; i < n; i++) *hash = (*hash ^ s[i]) * 0x100000001b3;      /* FNV-1a */
-}
-
 /* What cannot be read is left to those who read all of it: they say why. */
 static void look(seen *s, int fd)
 {
@@ -42,11 +36,11 @@ static void look(seen *s, int fd)
     int64_t size = fstat(fd, &is) || !S_ISREG(is.st_mode) ? 0 : is.st_size;
     s->files++;
     s->bytes += size;
-    add(&s->hash, &size, sizeof size);
+    zr_add_hash(&s->hash, &size, sizeof size);
     for (int64_t i = 0; i < PIECES; i++) {
-        int64_t last = size > PIECE ? size - PIECE : 0, at = last / (PIECES - 1) * i;
+        int64_t last = size > PIECE ? size - PIECE : 0, at = last * i / (PIECES - 1);
         int64_t n = size - at < PIECE ? size - at : PIECE;
-        if (n > 0 && !zr_read_at(fd, piece, n, at)) add(&s->hash, piece, (size_t)n);
+        if (n > 0 && !zr_read_at(fd, piece, n, at)) zr_add_hash(&s->hash, piece, (size_t)n);
     }
 }
 
@@ -58,7 +52,7 @@ static void tell_seen(const seen *s, char text[ZR_TOLD])
 
 static void write_file(zr *z, const char *path, char text[ZR_TOLD])
 {
-    seen s = {0, 0, 0xcbf29ce484222325};
+    seen s = {0, 0, ZR_HASH};
     if (!path) return;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) zr_fail(z, ZR_USER, "%s: %s", path, strerror(errno));
@@ -92,11 +86,11 @@ static void write_weights(zr *z, char text[ZR_TOLD])
 {
     char why[ZR_WHY];
     zr_table t;
-    seen s = {0, 0, 0xcbf29ce484222325};
+    seen s = {0, 0, ZR_HASH};
     if (!z->o->load) return;
     if (zr_table_open(&t, z->o->load, why)) zr_fail(z, ZR_USER, "--load %s", why);
     for (int64_t i = 0; i < t.nfiles; i++) {
-        add(&s.hash, t.files[i].name, strlen(t.files[i].name));
+        zr_add_hash(&s.hash, t.files[i].name, strlen(t.files[i].name));
         look(&s, t.files[i].fd);
     }
     zr_table_close(&t);

@@ -26,6 +26,7 @@
 #include "zr_file.h"
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/types.h>
 
 /* Exit codes, also in --help. A run that a signal ended leaves with 128 + signal. */
 enum { ZR_OK = 0, ZR_USER = 2, ZR_ENVIRONMENT = 3, ZR_DISAGREE = 4, ZR_DIED = 5, ZR_HOPELESS = 6,
@@ -181,7 +182,6 @@ int zr_ranks(zr *z, void (*body)(zr *z));
 void zr_fail(zr *z, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4), noreturn));
 void zr_leave_if_stopped(zr *z);
-void zr_refuse_launcher(zr *z);           /* fails where one has started us */
 /* Registers a file that this run locks, made or still to be made, to be removed should the run end
  * before the next call of this kind (ZR_SAVING ...); NULL: none. */
 void zr_temp(zr *z, int of, const char *path);
@@ -219,6 +219,7 @@ void zr_check_allreduce(zr *z, int queue, int64_t from, int64_t to, int64_t n);
 void zr_check_batch(zr *z, int64_t grain, int64_t at);
 
 /* ---- who started this process (zr_launcher.c); how its ranks meet (zr_plane.c) */
+void zr_refuse_launcher(zr *z);           /* fails where one has started us */
 void zr_find_launcher(zr *z);             /* lowest, here, net, far; fails where they disagree */
 extern const zr_far zr_plane;
 void zr_plane_open(zr *z);                /* by every rank of a launcher; net.local, .neighbours */
@@ -227,12 +228,18 @@ void zr_plane_look(zr *z);                /* fails when a rank is gone */
 /* ---- ranks that stand still (zr_stall.c) */
 enum { ZR_FIRST_S = 600, ZR_LEAST_S = 60, ZR_TIMES = 10 };    /* how long is too long: above */
 void zr_stepping(zr *z, int yes);         /* a rank is in a step or an evaluation from here on */
-/* What the parent keeps. */
+/* What the parent keeps of a rank, and of all. */
+typedef struct zr_watched {
+    pid_t pid;                            /* 0: it has ended */
+    int stopped;                          /* by a signal, and not continued */
+    double cpu;                           /* seconds, half-way through a quiet time; so: */
+    uint32_t waited[ZR_QUEUES + 1];
+} zr_watched;
 typedef struct zr_stall {
     double looked;                        /* when */
     double quiet, longest;                /* seconds without the end of a command: now, so far */
     uint32_t moves;                       /* of all ranks, when last looked */
-    uint32_t (*waited)[ZR_QUEUES + 1];    /* [here] half-way through a quiet time */
+    zr_watched *rank;              /* [here] */
 } zr_stall;
 int zr_stalled(zr *z, zr_stall *s, char *why);       /* is it time to end the run? why[ZR_WHY] */
 
@@ -314,6 +321,8 @@ void zr_lose(zr *z, int sink, int error);         /* says that no more goes to Z
 /* Fails where s, the file `name` of `option`, is one that the run reads. */
 struct stat;
 void zr_refuse_inputs(zr *z, const char *option, const char *name, const struct stat *s);
+/* Fails where it is what --save writes. */
+void zr_refuse_saved(zr *z, const char *option, const char *name);
 void zr_log_open(zr *z);                  /* fails where the log is another's: input, or a run's */
 void zr_log_begin(zr *z);                 /* empties it: from here on the run is sure to go on */
 void zr_log_step(zr *z, const double report[ZR_REPORT], double seconds);     /* that it took */

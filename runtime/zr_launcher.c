@@ -117,6 +117,28 @@ static void find_address(zr *z, const struct source *s)
 
 /* ---- which rank */
 
+static void unlike(zr *z, const char *ranks, const char *name)
+{
+    zr_fail(z, ZR_DISAGREE,
+            "the launcher has %s ranks (%s), this program is made for %d; generate it with "
+            "cluster.ranks=%s, or unset %s to start all ranks on this host",
+            ranks, name, z->ranks, ranks, name);
+}
+
+void zr_refuse_launcher(zr *z)
+{
+    for (const struct source *s = sources; s < sources + sizeof sources / sizeof *sources; s++) {
+        const char *text = getenv(s->ranks);
+        if (!text || !*text) continue;
+        long size = strtol(text, NULL, 10);
+        if (size == 1) continue;          /* one task: as if there were none */
+        if (size != z->ranks) unlike(z, text, s->ranks);
+        zr_fail(z, ZR_DISAGREE,
+                "%s=%s: this program starts its %d ranks itself; start it once, "
+                "without a launcher", s->ranks, text, z->ranks);
+    }
+}
+
 static const struct source *find_source(void)
 {
     for (const struct source *s = sources; s < sources + sizeof sources / sizeof *sources; s++)
@@ -130,11 +152,7 @@ void zr_find_launcher(zr *z)
     int ranks = s ? number(z, s->ranks) : 1;
     if (!s || (ranks == 1 && z->ranks > 1)) return;  /* one task: as if there were no launcher */
     int pods = s->pods && !given(s->local) && ranks > 0 && z->ranks % ranks == 0;
-    if (ranks != z->ranks && !pods)
-        zr_fail(z, ZR_DISAGREE,
-                "the launcher has %d ranks (%s), this program is made for %d; generate it with "
-                "cluster.ranks=%d, or unset %s to start all ranks on this host",
-                ranks, s->ranks, z->ranks, ranks, s->ranks);
+    if (ranks != z->ranks && !pods) unlike(z, getenv(s->ranks), s->ranks);
     z->here = pods ? z->ranks / ranks : 1;
     z->lowest = number(z, s->rank) * z->here;
     z->net.sharing = z->here;

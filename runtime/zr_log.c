@@ -126,6 +126,26 @@ static int is_weights(zr *z, const struct stat *s)
     return found;
 }
 
+/* The folder that a file lies in */
+static int folder_of(const char *name, struct stat *s)
+{
+    char folder[ZR_FILE];
+    const char *slash = strrchr(name, '/');
+    snprintf(folder, sizeof folder, "%.*s/.", slash ? (int)(slash - name) : 1, slash ? name : ".");
+    return stat(folder, s);
+}
+
+void zr_refuse_saved(zr *z, const char *option, const char *name)
+{
+    static const char *const files[] = {"model.safetensors", ".model.safetensors.part"};
+    struct stat folder, save;
+    const char *slash = strrchr(name, '/'), *file = slash ? slash + 1 : name;
+    if (!z->o->save || folder_of(name, &folder) || stat(z->o->save, &save)) return;
+    for (int i = 0; i < 2; i++)
+        if (same(&folder, &save) && !strcmp(file, files[i]))
+            zr_fail(z, ZR_USER, "%s %s: is the file of --save; name another", option, name);
+}
+
 void zr_refuse_inputs(zr *z, const char *option, const char *name, const struct stat *s)
 {
     const char *of = is_data(&z->train, s) ? "--data" : is_data(&z->val, s) ? "--val"
@@ -149,6 +169,7 @@ void zr_log_open(zr *z)
     struct stat s;
     z->log = (zr_log){.file = -1, .tty = isatty(STDERR_FILENO)};
     if (z->rank != 0 || !z->o->log) return;
+    zr_refuse_saved(z, "--log", z->o->log);
     z->log.file = open(z->o->log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
     if (z->log.file < 0 || fstat(z->log.file, &s))
         zr_fail(z, ZR_USER, "--log %s: %s", z->o->log, strerror(errno));

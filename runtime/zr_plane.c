@@ -85,26 +85,21 @@ static void keep_alive(int fd)
         setsockopt(fd, options[i].level, options[i].name, &options[i].value, sizeof(int));
 }
 
-static void add(uint64_t *hash, const void *from, size_t n)
-{
-    const unsigned char *s = from;
-    for (size_t i = 0; i < n; i++) *hash = (*hash ^ s[i]) * 0x100000001b3;      /* FNV-1a */
-}
-
 /* The name of this host and, where two have one name, of its kernel's start. A pod has a name of
  * its own. */
 static hello this_rank(const zr *z)
 {
     char text[ZR_HOST_NAME + 64] = "";
     zr_cpus cpus;
-    hello h = {.magic = MAGIC, .rank = (uint32_t)z->rank, .ranks = (uint32_t)z->ranks};
+    hello h = {.magic = MAGIC, .rank = (uint32_t)z->rank, .ranks = (uint32_t)z->ranks,
+               .host = ZR_HASH, .cpus = ZR_HASH};
     gethostname(text, ZR_HOST_NAME);
     FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
     size_t n = strlen(text);
     if (f) n += fread(text + n, 1, sizeof text - n, f);
     if (f) fclose(f);
-    add(&h.host, text, n);
-    if (!zr_cpus_allowed(&cpus)) add(&h.cpus, &cpus, sizeof cpus);
+    zr_add_hash(&h.host, text, n);
+    if (!zr_cpus_allowed(&cpus)) zr_add_hash(&h.cpus, &cpus, sizeof cpus);
     return h;
 }
 

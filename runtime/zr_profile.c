@@ -67,6 +67,7 @@ void zr_profile_open(zr *z)
     struct stat s, log;
     if (!file || z->rank != 0) return;
     if (strlen(file) + sizeof ".part" > ZR_FILE) zr_fail(z, ZR_USER, "--profile: a name too long");
+    zr_refuse_saved(z, "--profile", file);
     part_name(z, part);
     for (const char *name = file; name; name = name == file ? part : NULL) {
         if (stat(name, &s)) continue;

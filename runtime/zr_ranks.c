@@ -103,29 +103,6 @@ void zr_temp(zr *z, int of, const char *path)
     snprintf(z->shared->temp[of], ZR_FILE, "%s", path ? path : "");
 }
 
-/* ---- who started us */
-
-void zr_refuse_launcher(zr *z)
-{
-    static const char *const names[] = {"WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE",
-                                        "SLURM_STEP_NUM_TASKS"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        const char *text = getenv(names[i]);
-        if (!text || !*text) continue;
-        long size = strtol(text, NULL, 10);
-        if (size == 1) continue;          /* one task: as if there were none */
-        if (size != z->ranks)
-            zr_fail(z, ZR_DISAGREE,
-                    "the launcher has %s ranks (%s), this program is made for %d; generate it with "
-                    "cluster.ranks=%s, or unset %s to start all ranks on this host",
-                    text, names[i], z->ranks, text, names[i]);
-        zr_fail(z, ZR_DISAGREE,
-                "%s=%s: this program starts its %d ranks itself; start it once, "
-                "without a launcher",
-                names[i], text, z->ranks);
-    }
-}
-
 /* ---- signals */
 
 /* What ends a run. Such a signal often goes to the whole group; the parent decides for all. */
@@ -185,19 +162,22 @@ static void judge(zr *z, int rank, int status)
     if (n) end(z, ZR_DIED, line, n);
 }
 
-/* Takes in every rank that has ended. Returns how many are left. */
-static int reap(zr *z, pid_t *pid)
+/* Takes in every rank that has ended, and which are stopped. Returns how many are left. */
+static int reap(zr *z, zr_watched *rank)
 {
     int left = 0;
     for (int r = 0; r < z->here; r++) {
         int status = ZR_DIED << 8;        /* for one that somebody else has taken in */
-        if (pid[r] <= 0) continue;
-        if (waitpid(pid[r], &status, WNOHANG) == 0) {
-            left++;
+        if (rank[r].pid <= 0) continue;
+        pid_t seen = waitpid(rank[r].pid, &status, WNOHANG | WUNTRACED | WCONTINUED);
+        if (seen > 0 && (WIFSTOPPED(status) || WIFCONTINUED(status)))
+            rank[r].stopped = WIFSTOPPED(status);
+        else if (seen != 0) {
+            rank[r].pid = 0;              /* the number may be another's from here on */
+            judge(z, z->lowest + r, status);
             continue;
         }
-        pid[r] = 0;                       /* the number may be another's from here on */
-        judge(z, z->lowest + r, status);
+        left++;
     }
     return left;
 }
@@ -219,11 +199,11 @@ static void stalled(zr *z, zr_stall *s)
 }
 
 /* Waits until all ranks have ended; those that do not leave in time after a stop are killed. */
-static void watch(zr *z, pid_t *pid, const sigset_t *signals, zr_stall *s)
+static void watch(zr *z, const sigset_t *signals, zr_stall *s)
 {
     double deadline = 0;
     struct timespec slice = {0, 50000000};
-    while (reap(z, pid) > 0) {
+    while (reap(z, s->rank) > 0) {
         int signal = sigtimedwait(signals, NULL, &slice);
         double now = zr_now(), grace = 1e-3 * GRACE_MS;
         if (signal > 0 && signal != SIGCHLD) interrupted(z, signal);
@@ -232,7 +212,7 @@ static void watch(zr *z, pid_t *pid, const sigset_t *signals, zr_stall *s)
         if (deadline == 0) deadline = now + 1e-3 * SAY_MS + grace;
         if (atomic_load(&z->shared->stop) && deadline > now + grace) deadline = now + grace;
         for (int r = 0; now > deadline && r < z->here; r++)
-            if (pid[r] > 0) kill(pid[r], SIGKILL);
+            if (s->rank[r].pid > 0) kill(s->rank[r].pid, SIGKILL);
     }
 }
 
@@ -247,17 +227,17 @@ static void clear_temps(zr *z)
 int zr_ranks(zr *z, void (*body)(zr *z))
 {
     sigset_t signals, before;
-    pid_t *pid = calloc((size_t)z->here, sizeof *pid), parent = getpid();
-    zr_stall s = {.waited = calloc((size_t)z->here, sizeof *s.waited)};
-    if (!pid || !s.waited) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+    pid_t parent = getpid();
+    zr_stall s = {.rank = calloc((size_t)z->here, sizeof *s.rank)};
+    if (!s.rank) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
     choose_signals(&signals);
     sigprocmask(SIG_BLOCK, &signals, &before);
     share(z);
     fflush(NULL);
     for (int r = 0; r < z->here; r++) {
-        pid[r] = fork();
-        if (pid[r] == 0) live(z, z->lowest + r, parent, &before, body);
-        if (pid[r] < 0) {
+        pid_t pid = s.rank[r].pid = fork();
+        if (pid == 0) live(z, z->lowest + r, parent, &before, body);
+        if (pid < 0) {
             char line[LINE];
             int n = snprintf(line, LINE, "%s: starting rank %d: %s\n", z->p->name, z->lowest + r,
                              strerror(errno));
@@ -265,9 +245,8 @@ int zr_ranks(zr *z, void (*body)(zr *z))
             break;
         }
     }
-    watch(z, pid, &signals, &s);
+    watch(z, &signals, &s);
     clear_temps(z);
-    free(s.waited);
-    free(pid);
+    free(s.rank);
     return atomic_load(&z->shared->code);
 }

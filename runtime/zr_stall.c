@@ -8,11 +8,15 @@
  * Invariants
  *  1. Where a rank is in no step and no evaluation (it starts, loads, saves, prints) nothing is
  *     asked of any: that may take as long as it does.
- *  2. Time in which the parent itself did not run counts for nothing: all were stopped.
+ *  2. Time in which the parent itself did not run counts for nothing: all were stopped. A rank that
+ *     is stopped alone stands still wherever it is.
+ *  3. A rank that uses a processor works: it has ZR_TIMES as long.
  */
+#define _GNU_SOURCE
 #include "zr_int.h"
 #include <inttypes.h>
 #include <stdio.h>
+#include <time.h>
 
 /* ---- a rank */
 
@@ -43,13 +47,23 @@ static int held(zr *z, int r, int queue)
     return atomic_load_explicit(&seat_of(z, r)->pulse[queue].held, memory_order_relaxed);
 }
 
+/* Seconds that a rank had a processor for */
+static double cpu_of(pid_t pid)
+{
+    clockid_t clock;
+    struct timespec t;
+    if (clock_getcpuclockid(pid, &clock) || clock_gettime(clock, &t)) return 0;
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
 /* Do all ranks have to move? *moves: what they have done so far */
-static int all_step(zr *z, uint32_t *moves)
+static int all_step(zr *z, const zr_stall *s, uint32_t *moves)
 {
     int all = 1;
     *moves = 0;
     for (int r = 0; r < z->here; r++) {
-        all &= atomic_load_explicit(&seat_of(z, r)->stepping, memory_order_relaxed);
+        all &= s->rank[r].stopped ||
+               atomic_load_explicit(&seat_of(z, r)->stepping, memory_order_relaxed);
         for (int q = 0; q <= ZR_QUEUES; q++)
             *moves += atomic_load_explicit(&seat_of(z, r)->pulse[q].ended, memory_order_relaxed);
     }
@@ -69,24 +83,54 @@ static int culprit(zr *z, const zr_stall *s, int r)
 {
     int waits = 0;
     for (int q = 0; q < ZR_QUEUES; q++)
-        if (waited(z, r, q) != s->waited[r][q]) waits = 1;
+        if (waited(z, r, q) != s->rank[r].waited[q]) waits = 1;
         else if (doing(z, r, q) && !held(z, r, q)) return q;
     return waits ? -1 : ZR_MAIN;
 }
 
-static int describe(zr *z, const zr_stall *s, char *why)
+/* The rank that stands still, and its queue; -1: all wait for each other. One that a signal has
+ * stopped comes before all. */
+static int find(zr *z, const zr_stall *s, int *queue)
 {
-    int r = 0, queue = -1;
-    while (r < z->here && (queue = culprit(z, s, r)) < 0) r++;
-    if (queue < 0)
-        return zr_why(why, "no command has ended for %.0f s (ZR_TIMEOUT_S), and all ranks wait for "
-                      "each other; all are stopped", s->quiet);
+    for (int r = 0; r < z->here; r++)
+        if (s->rank[r].stopped) {
+            *queue = culprit(z, s, r);
+            if (*queue < 0) *queue = ZR_MAIN;
+            return r;
+        }
+    for (int r = 0; r < z->here; r++)
+        if ((*queue = culprit(z, s, r)) >= 0) return r;
+    return -1;
+}
+
+/* Has a rank had a processor for a tenth of the time since half of the limit? */
+static int works(const zr_stall *s, int r, double half)
+{
+    return cpu_of(s->rank[r].pid) - s->rank[r].cpu > 0.1 * (s->quiet - half);
+}
+
+static void describe(zr *z, const zr_stall *s, int r, int queue, char *why)
+{
+    if (r < 0) {
+        zr_why(why, "no command has ended for %.0f s (ZR_TIMEOUT_S), and all ranks wait for each "
+               "other; all are stopped", s->quiet);
+        return;
+    }
     const char *what = doing(z, r, queue);
-    return zr_why(why, "no command has ended for %.0f s (ZR_TIMEOUT_S): rank %d stands still in "
-                  "step %" PRId64 ", queue %s, %s%s; all ranks are stopped; look for a process "
-                  "that was stopped, or a disk or file system that does not answer", s->quiet,
-                  z->lowest + r, atomic_load(&seat_of(z, r)->step), zr_queue_name(queue),
-                  what ? "at " : "between two commands", what ? what : "");
+    zr_why(why, "no command has ended for %.0f s (ZR_TIMEOUT_S): rank %d stands still in step %"
+           PRId64 ", queue %s, %s%s; all ranks are stopped; look for a process that was stopped, "
+           "or a disk or file system that does not answer", s->quiet, z->lowest + r,
+           atomic_load(&seat_of(z, r)->step), zr_queue_name(queue),
+           what ? "at " : "between two commands", what ? what : "");
+}
+
+/* Half-way through a quiet time: what comes is compared with this. */
+static void note(zr *z, zr_stall *s)
+{
+    for (int r = 0; r < z->here; r++) {
+        s->rank[r].cpu = cpu_of(s->rank[r].pid);
+        for (int q = 0; q <= ZR_QUEUES; q++) s->rank[r].waited[q] = waited(z, r, q);
+    }
 }
 
 int zr_stalled(zr *z, zr_stall *s, char *why)
@@ -94,17 +138,21 @@ int zr_stalled(zr *z, zr_stall *s, char *why)
     const double most = 0.2;              /* of one look: it comes every 0.05 s */
     double now = zr_now(), passed = now - s->looked < most ? now - s->looked : most;
     double before = s->quiet, half = limit(z, s) / 2;
+    int queue = -1;
     uint32_t moves;
     s->looked = now;
     if (zr_is_gpu) return 0;              /* a rank there watches itself: cuda/watch.c */
-    if (!all_step(z, &moves) || moves != s->moves) {
+    if (!all_step(z, s, &moves) || moves != s->moves) {
         if (before > s->longest) s->longest = before;
         s->moves = moves;
         s->quiet = 0;
         return 0;
     }
     s->quiet += passed;
-    for (int r = 0; before < half && s->quiet >= half && r < z->here; r++)
-        for (int q = 0; q <= ZR_QUEUES; q++) s->waited[r][q] = waited(z, r, q);
-    return s->quiet >= 2 * half && describe(z, s, why);
+    if (before < half && s->quiet >= half) note(z, s);
+    if (s->quiet < 2 * half) return 0;
+    int r = find(z, s, &queue);
+    if (r >= 0 && s->quiet < ZR_TIMES * 2 * half && works(s, r, half)) return 0;
+    describe(z, s, r, queue, why);
+    return 1;
 }

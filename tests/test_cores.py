@@ -281,7 +281,7 @@ def tasks(binary: Path, tokens: Path, *options: str, **settings: object) -> int:
 
 @pytest.mark.slow
 def test_ranks_of_a_launcher_share_the_cores_of_their_host(tool: Path, tmp_path: Path) -> None:
-    """Those that it says are on this host; where it does not say, all may be."""
+    """Those that are on this host and may run where it may, whatever the launcher says."""
     cores, _ = found(tool, "", ",".join(map(str, sorted(os.sched_getaffinity(0)))), 1)
     trainer.write_tokens(tmp_path / "tokens", [i * i % 251 for i in range(3000)])
     binary = trainer.build(trainer.generate(
@@ -289,5 +289,5 @@ def test_ranks_of_a_launcher_share_the_cores_of_their_host(tool: Path, tmp_path:
     own = {n: tasks(binary, tmp_path / "tokens", "--threads", str(n))
            for n in {1, max(1, cores // 2), cores}}
     assert len(set(own.values())) == len(own)
-    for settings, ranks in (({}, 2), ({"LOCAL_WORLD_SIZE": 1}, 1), ({"LOCAL_WORLD_SIZE": 2}, 2)):
+    for settings, ranks in (({}, 2), ({"LOCAL_WORLD_SIZE": 1}, 2)):
         assert tasks(binary, tmp_path / "tokens", **settings) == own[max(1, cores // ranks)]

@@ -44,9 +44,9 @@ ELSEWHERE = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('rule', RULES)
-@pytest.mark.parametrize('leaves,family,precision', [
-    (64, 'gpt', 'f32'), (64, 'llama', 'bf16'), (48, 'qwen3', 'f32'), (48, 'gpt', 'bf16')])
+@pytest.mark.parametrize('leaves,family,precision,rule', [
+    *((64, 'gpt', 'f32', rule) for rule in RULES), (64, 'llama', 'bf16', '{block: 16}'),
+    (48, 'qwen3', 'f32', '{block: 4}'), (48, 'gpt', 'bf16', '{block: 16}')])
 def test_one_hash(tmp_path: pathlib.Path, leaves: int, family: str, precision: str, rule: str
                   ) -> None:
     b = bench(tmp_path, stream(family, leaves, STEPS), law.uneven(family, tmp_path), STEPS)

@@ -221,3 +221,14 @@ def test_a_file_system_without_locks(program: Path, data: Path, tmp_path: Path) 
     done = train(program, data, "--log", tmp_path / "log", RANKS=2, LD_PRELOAD=tmp_path / "no.so")
     assert done.code == 0 and "cannot be locked (Function not implemented)" in done.err
     assert len((tmp_path / "log").read_text().splitlines()) == STEPS + 1
+
+
+def test_a_log_is_not_what_is_saved(program: Path, data: Path, tmp_path: Path) -> None:
+    """Neither the weights nor the file that they are first written to."""
+    (tmp_path / "w").mkdir()
+    (tmp_path / "link").symlink_to("w")
+    for option in ("--log", "--profile"):
+        for file in ("w/model.safetensors", "link/model.safetensors", "w/.model.safetensors.part"):
+            done = train(program, data, "--save", tmp_path / "w", option, tmp_path / file)
+            assert done.code == 2 and f"{option} {tmp_path / file}: is the file of --save" in done.err
+    assert list((tmp_path / "w").iterdir()) == []

@@ -65,16 +65,43 @@ def test_ranks_that_wait_for_each_other(program: Path, data: Path) -> None:
 
 def test_a_run_that_was_stopped_goes_on(program: Path, data: Path) -> None:
     """All of it, as by a terminal or a scheduler: the time does not count."""
-    running = start(program, data, "--hash", ZR_TIMEOUT_S=1, **WORKS | {"WORK_US": 5000})
+    # commands last longer than the parent's 0.05 s between two looks: it finds nothing moved
+    running = start(program, data, "--hash", "--steps", "4", ZR_TIMEOUT_S=1,
+                    **WORKS | {"WORK_US": 150000})
     wait_for_step(running, 1)
-    for _ in range(2):
+    for _ in range(3):
         os.killpg(running.pid, signal.SIGSTOP)
         time.sleep(2.5)
         os.killpg(running.pid, signal.SIGCONT)
         time.sleep(0.3)
     out, error = running.communicate(timeout=60)
     assert running.returncode == 0, error
-    assert out.splitlines()[-1] == weights_line(data, 30)
+    assert out.splitlines()[-1] == weights_line(data, 4)
+
+
+def test_a_command_that_works_has_ten_times_as_long(program: Path, data: Path) -> None:
+    """It uses a processor: on one that is slow or shared a product may take its time."""
+    done = train(program, data, steps=3, RANKS=2, OVERLAP=1, FAULT="busy", ZR_TIMEOUT_S=1)
+    assert done.code == 0 and done.seconds > 2, done.err
+
+
+def test_a_rank_that_is_stopped_between_steps(program: Path, data: Path) -> None:
+    """Rank 0 is in no step while it waits to print; stopped there, it is found all the same."""
+    readable, writable = os.pipe()
+    fcntl.fcntl(writable, fcntl.F_SETPIPE_SZ, 4096)
+    running = subprocess.Popen(
+        [program, "--data", data, "--val", data, "--val-every", "1", "--steps", "400"],
+        stdout=writable, stderr=subprocess.PIPE, text=True,
+        env=environment(RANKS=2, ZR_TIMEOUT_S=2))
+    os.close(writable)
+    time.sleep(2)                           # the pipe is full by now
+    pids = children(running.pid)
+    os.kill(pids[0], signal.SIGSTOP)
+    while os.read(readable, 65536):
+        pass                                # until all have ended
+    os.close(readable)
+    error = running.communicate(timeout=20)[1]
+    assert running.returncode == 7 and SAID.search(error)[1] == "0" and gone(pids), error
 
 
 def test_a_long_command_is_no_stall(program: Path, data: Path) -> None:

@@ -50,6 +50,19 @@ def test_an_error_leaves_the_file(tmp_path: pathlib.Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ['train.c']
 
 
+def test_an_input_is_not_written_over(tmp_path: pathlib.Path) -> None:
+    """The spec or the ds_config itself, by another name too."""
+    spec, zero = tmp_path / 'spec.yaml', tmp_path / 'ds.json'
+    spec.write_text(GPT.read_text())
+    zero.write_text('{"zero_optimization": {"stage": 2}}')
+    (tmp_path / 'link').symlink_to('spec.yaml')
+    for out, of in ((spec, spec), (tmp_path / 'link', spec), (zero, zero)):
+        done = zgen(spec, '--zero', zero, '-o', out)
+        assert (done.returncode, done.stdout) == (2, '')
+        assert f'is the file of {of}, which would be written over' in done.stderr
+    assert spec.read_text() == GPT.read_text() and 'stage' in zero.read_text()
+
+
 def test_a_link_stays_one(tmp_path: pathlib.Path, plan: str) -> None:
     (tmp_path / 'there').mkdir()
     (tmp_path / 'link').symlink_to('there/file')

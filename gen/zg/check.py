@@ -159,6 +159,8 @@ def _schedule(name: str, phases: tuple[Phase, ...], most: float) -> None:
 def _flats(p: Plan) -> None:
     """Shards cover their flats; tensors lie apart, with their parts' shapes and their own keys."""
     flats = {f.name: f for f in p.flats}
+    if len(flats) < len(p.flats):
+        raise CheckError("a flat is listed twice")
     used: dict[str, list[tuple[int, int]]] = {f: [] for f in flats}
     for t in p.tensors:
         _tensor(t, flats, p.head.vocab, p.head.ranks)
@@ -233,6 +235,10 @@ def sections(p: Plan) -> None:
                 for s in p.sections):
         raise CheckError("sections are not those of a program")
     limits = {e.name: e.index for e in p.events}
+    if len(limits) < len(p.events) or len({f.name for f in p.fns}) < len(p.fns):
+        raise CheckError("an event or a function is listed twice")
+    if p.head.overlap not in (0, 1):
+        raise CheckError(f"overlap is {p.head.overlap}, neither 0 nor 1")
     steps = [(s.name, step) for s in p.sections for step in s.steps]
     made = {(e.name, e.index) for _, step in steps for e in step.recs}
     for name, step in steps:

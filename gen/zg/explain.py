@@ -35,13 +35,20 @@ def _targets(p: Plan) -> list[str]:
     return lines
 
 
+def _rule(p: Plan) -> str:
+    """Of summation, as the spec may name it."""
+    if p.head.block >= p.head.grains * p.head.ranks:
+        return "tree"
+    return "fold" if p.head.block == 1 else f"{{block: {p.head.block}}}"
+
+
 def _sums(p: Plan, others: Sequence[tuple[str, Plan]]) -> list[str]:
     """What sums of gradients take by this rule, and by others."""
-    lines = ["", f"{'sums of gradients':<24}{'their bytes':>34}{'received in a step':>28}"]
-    for text, made in (("as planned", p), *others):
+    lines = ["", f"{'sums of gradients':<28}{'their bytes':>30}{'received in a step':>28}"]
+    for text, made in ((f"as planned, {_rule(p)}", p), *others):
         held = sum(c.slots * c.stride for c in made.classes
                    if c.name.startswith("sum.") or c.name == "pend")
-        lines.append(f"{text:<24}{size(held):>34}{cost.training_wire(made).bytes:>28,}")
+        lines.append(f"{text:<28}{size(held):>30}{cost.training_wire(made).bytes:>28,}")
     return [*lines, "another rule is another recipe: its weights have other bits"]
 
 

@@ -82,6 +82,11 @@ def main(argv: Sequence[str]) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """The exit code of a command line."""
+    over = args.out and output.is_one_of(args.out, [f for f in (args.spec, args.zero) if f])
+    if over:
+        print(f"zgen: -o {node.printable(args.out)}: is the file of {node.printable(over)}, which "
+              "would be written over; name another", file=sys.stderr)
+        return 2
     progress.begin("reads the spec")
     from .check import CheckError
     from .spec import SpecError

@@ -35,6 +35,12 @@ def write(text: str, path: str | None) -> None:
         raise
 
 
+def is_one_of(path: str, inputs: list[str]) -> str | None:
+    """The input that a path is, if any."""
+    return next((file for file in inputs if os.path.exists(path) and os.path.exists(file) and
+                 os.path.samefile(path, file)), None)
+
+
 def _into(fd: int, text: str) -> None:
     with open(fd, "w", encoding="utf-8", closefd=False) as out:
         out.write(text)

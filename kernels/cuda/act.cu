@@ -3,7 +3,7 @@
  * Invariants
  *  1. An element's result depends on that element alone: 16 bytes at a time or a ragged end, the
  *     same bits. Those of a CPU have the erf form, addition and rounding; the sigmoid has the
- *     processor's own exponential and quotient, good to some 2^-21, at a third of the instructions.
+ *     processor's own exponential and quotient: good to (|x| + 6) 2^-24, at half of the instructions.
  *  2. A thread reads its elements before it writes them: an output may be an input where zk.h says
  *     so.
  */

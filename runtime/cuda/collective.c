@@ -82,8 +82,8 @@ static void keep(zr *z, cudaStream_t stream, int64_t to, int64_t from, int64_t b
                                cudaMemcpyDeviceToDevice, stream), "copying a piece");
 }
 
-/* Every rank's piece, this rank's from `mine`, to to + its number * to_step: a ring each, which
- * NCCL runs as one. Sends to every peer would pass a node's wire once for each. */
+/* Every rank's piece, this rank's from `mine`, to to + its number * to_step: a ring each,
+ * issued as one group. Sends to every peer would pass a node's wire once for each. */
 static void broadcast(zr *z, int queue, cudaStream_t stream, int64_t mine, int64_t to,
                       int64_t to_step, int64_t bytes)
 {

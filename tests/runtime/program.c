@@ -86,6 +86,17 @@ static void forbid_memory(void)
 }
 #endif
 
+/* Works for so many seconds of its own time */
+static void busy(time_t seconds)
+{
+    struct timespec t = {0, 0};
+    time_t until = -1;
+    while (until < 0 || t.tv_sec < until) {
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+        if (until < 0) until = t.tv_sec + seconds;
+    }
+}
+
 static int faulty(const char *name) { return c.fault && !strcmp(c.fault, name); }
 
 static void fault(zr *z)
@@ -95,6 +106,8 @@ static void fault(zr *z)
     if (faulty("crash")) raise(SIGSEGV);
     if (faulty("exit")) _exit(9);
     if (faulty("hang")) sleep_us(1000000000);
+    static int worked;
+    if (faulty("busy") && !worked++) busy(2);
 #ifdef COUNT
     void *volatile at = faulty("malloc") ? malloc(10) : NULL;     /* else the pair is left out */
     free(at);
