@@ -13,8 +13,8 @@
  *   ZR_TIMEOUT_S=N         a run in which nothing has moved for so long in a step or an evaluation
  *                          ends with exit code 7. Default: ten minutes in the first step, then no
  *                          less than a minute and ten times the longest that it has taken: on a
- *                          CPU any rank to end a command, on a GPU a rank to do a step (the median).
- *                          On a CPU a command that uses a processor has ten times as long
+ *                          CPU any rank to end a command, on a GPU a rank to do a step (median);
+ *                          on a CPU a command that uses a processor has ten times as long
  * and for tests and measurements (the targets have some of their own)
  *   ZR_PEAK_GFLOPS=X       the progress line shows the share of X that the run reaches (all ranks)
  * and for ranks that a launcher starts, where its own variables do not say it
