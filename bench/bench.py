@@ -28,8 +28,8 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / 'gen'))
-from zg import plan  # noqa: E402
-from zg.text import parse  # noqa: E402
+from zg.plan import plan  # noqa: E402
+from zg.plan.text import parse  # noqa: E402
 
 MADE = ROOT / 'out' / 'bench'
 TOKENS, SEQUENCE = 1024, 256

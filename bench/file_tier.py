@@ -20,7 +20,7 @@ from pathlib import Path
 
 import bench
 from bench import MADE, Case
-from zg import cost
+from zg.write import cost
 
 BOUND = 1.15
 # bytes a second, micro-batches a step

@@ -4,7 +4,8 @@
 # Every part has a time limit and a process group of its own: one that fails or hangs costs itself.
 # The JSON is whole after each of them. See bench/README.md.
 #
-# Exit codes: 0 all parts went well; 1 not all did, the JSON says which; 2 usage; 3 no GPU here.
+# Exit codes: 0 all parts went well; 1 not all did, the JSON says which; 2 usage; 3 no GPU here;
+# 130, 143 stopped by a signal, which ends the part that runs, too.
 set -uo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.." || exit 2
 export LC_ALL=C.UTF-8 PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1
@@ -16,7 +17,8 @@ bench/gpu.sh [OPTIONS] [JSON]     everything, into JSON (default $OUT/gpu.json, 
                     ranks memory offload table sanitize; build brings what the others need up to
                     date
   --cases A,B...    only these models of the part speed
-  --limit SECONDS   for all parts together (default 570); what does not fit any more is left out
+  --limit SECONDS   for all parts together (default 570, of a rehearsal 7200); what does not fit
+                    any more is left out
   --from DIR        takes train.c and plans from DIR
   --prepare DIR     writes them there, and ends: for a machine that lacks the generator's packages
   --rehearse        tries this script without a GPU: emulated programs, tiny models
@@ -28,11 +30,11 @@ die() { say "gpu.sh: $2"; exit "$1"; }
 
 json='' parts=env,build,losses,kernels,attention,law,tune,ceilings,speed,profile,ranks,memory
 parts+=,offload,table,sanitize
-limit=570 cases='' prepare='' kind=cuda
+limit='' cases='' prepare='' kind=cuda patience=1
 while [ $# -gt 0 ]; do
     case $1,$# in
     --help,* | -h,*) usage; exit 0 ;;
-    --rehearse,*) kind=emulated ;;
+    --rehearse,*) kind=emulated patience=12 ;;
     --parts,1 | --cases,1 | --limit,1 | --from,1 | --prepare,1) die 2 "$1 needs a word behind it" ;;
     --parts,*) parts=$2; shift ;;
     --cases,*) cases=$2; shift ;;
@@ -45,6 +47,7 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
+[ -n "$limit" ] || limit=$((patience == 1 ? 570 : 7200))
 [[ $limit =~ ^[1-9][0-9]{0,5}$ ]] || die 2 "--limit $limit: a whole number of seconds is needed"
 json=$(realpath -m "${json:-${OUT:-out}/gpu.json}")
 
@@ -102,12 +105,11 @@ fi
 
 # ---- a part: its name, its limit in seconds, its command. Results go to $work/NAME.json.
 # status: 0 went well, 124 took too long, "left out" when no time is left, else what it ended with
-failed=0
+failed=0 running=
 part() {
-    local name=$1 most=$2 left t=$SECONDS rc=0
+    local name=$1 most=$((patience * $2)) left t=$SECONDS rc=0
     shift 2
     left=$((limit - (SECONDS - begun)))
-    [ "$kind" = cuda ] || most=$((4 * most))
     if [ "$left" -lt 5 ]; then
         printf 'left out\n0\n' >"$work/$name.status"
         say "== $name: no time is left"
@@ -116,13 +118,26 @@ part() {
     fi
     [ "$most" -le "$left" ] || most=$left
     say "== $name (at most $most s)"
-    ZR_BENCH_LIMIT=$most timeout -k 5 "$most" "$@" >"$work/$name.log" 2>&1 || rc=$?
+    ZR_BENCH_LIMIT=$most timeout -k 5 "$most" "$@" >"$work/$name.log" 2>&1 &
+    running=$!
+    wait "$running" || rc=$?
+    running=
     printf '%s\n%s\n' "$rc" $((SECONDS - t)) >"$work/$name.status"
     tail -n 12 "$work/$name.log" | cut -c 1-160 >&2
     say "   $name: status $rc, $((SECONDS - t)) s"
     [ "$rc" -eq 0 ] || failed=1
     report running || failed=1
 }
+
+# A terminal's signal reaches this script alone, as parts have process groups of their own.
+stop() {
+    trap - INT TERM
+    [ -z "$running" ] || kill "$running" 2>/dev/null
+    wait "$running" 2>/dev/null
+    die "$1" "stopped; $json has the parts before"
+}
+trap 'stop 130' INT
+trap 'stop 143' TERM
 
 wanted() { [[ ,$parts, == *,$1,* ]]; }
 

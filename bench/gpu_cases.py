@@ -27,6 +27,10 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOM = Path(os.environ.get('ZR_BENCH_FROM') or ROOT / 'out' / 'bench' / 'sources')
 REHEARSAL = os.environ.get('ZR_BENCH_KIND') == 'emulated'
 FAMILIES = ('gpt', 'qwen3', 'llama')
+REALS = ('f32', 'bf16', 'f16')
+# of which programs are compared
+LOOKED_AT = [(family, real) for family in FAMILIES for real in REALS] if not REHEARSAL else [
+    ('gpt', 'bf16')]
 
 
 @dataclass(frozen=True)
@@ -166,18 +170,16 @@ def all_sources() -> Iterator[Source]:
     yield from PLACES.values()
     yield from LAYERS
     yield from SMALL
-    for family in FAMILIES:
-        for real in ('f32', 'bf16', 'f16'):
-            yield from (tiny(family, real, way) for way in SPREAD)
+    yield from (tiny(*names, way) for names in LOOKED_AT for way in SPREAD)
 
 
 def origin() -> str:
     """of what is generated: a hash of all that it depends on"""
     found = hashlib.sha256()
-    for folder, pattern in (('gen/zg', '*.py'), ('templates', '*.j2'), ('model_specs', '*.yaml'),
+    for folder, pattern in (('gen/zg', '**/*.py'), ('templates', '*.j2'), ('model_specs', '*.yaml'),
                             ('bench', 'gpu_cases.py')):
         for path in sorted((ROOT / folder).glob(pattern)):
-            found.update(path.name.encode() + path.read_bytes())
+            found.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
     return f'{found.hexdigest()} {"rehearsal" if REHEARSAL else "measurement"}\n'
 
 

@@ -25,26 +25,27 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gpu_cases import (CASES, FAMILIES, LARGE, LAYERS, PLACES, REHEARSAL, ROOT, Case, Source, alone,
-                       tiny, together)
+from gpu_cases import (CASES, LARGE, LAYERS, LOOKED_AT, PLACES, REHEARSAL, ROOT, Case, Source,
+                       alone, tiny, together)
 
 sys.path[:0] = [str(ROOT / 'tests'), str(ROOT / 'gen')]
 import numpy as np
 
 import trainer
-from zg import text
+from zg.plan import text
 
 MADE = ROOT / 'out' / 'bench'
 KIND = trainer.EMULATED if REHEARSAL else trainer.CUDA
 WORKERS = 2 if REHEARSAL else min(8, os.cpu_count() or 1)
-LIMIT = 60 if not REHEARSAL else 300            # seconds of one run
-STEPS = 20
+LIMIT = 60 if not REHEARSAL else 1000           # seconds of one run
+STEPS = 20 if not REHEARSAL else 12               # the last loss is below the first
+FEW = STEPS if not REHEARSAL else 2                 # where runs are only compared
+STUCK = 40 if not REHEARSAL else LIMIT           # seconds of their step
+SOME = 6 if not REHEARSAL else 2                    # of ranks that share a device
 PAGE = 2 << 20                                  # bytes of device memory that are taken at a time
 GRAPHS = 8 << 20                                # bytes by which graphs of more layers may differ
 # Relative, of the first loss and of any of twenty: see tests/test_emulated.py.
 BOUNDS = {'f32': (2e-6, 2e-4), 'bf16': (4e-3, 4e-2), 'f16': (5e-4, 5e-3)}
-REALS = ('f32', 'bf16', 'f16') if not REHEARSAL else ('bf16',)
-LOOKED_AT = FAMILIES if not REHEARSAL else FAMILIES[:1]
 
 
 @dataclass
@@ -124,7 +125,7 @@ def losses(out: str) -> bool:
         jobs = [(real, pool.submit(run, tiny(family, real, 'plain'), KIND, data, STEPS, *options),
                  pool.submit(run, tiny(family, real, 'plain'), trainer.GCC, data, STEPS,
                              '--threads', 1, label=f'beside{len(options)}'))
-                for options in (('--no-graph',), ()) for family in LOOKED_AT for real in REALS]
+                for options in (('--no-graph',), ()) for family, real in LOOKED_AT]
         for real, ours, cpus in jobs:
             a, b = ours.result(), cpus.result()
             off = [abs(x - y) / y for x, y in zip(a.losses, b.losses)]
@@ -164,13 +165,12 @@ def law(out: str) -> bool:
     """Equal runs come twice: what chance decides shows there first."""
     data, jobs = tokens(256, 40000), {}
     ways = [(), ('--no-graph',), ('--queue', 'late')]
-    for family in LOOKED_AT:
-        for real in REALS:
-            again = [((tiny(family, real, 'plain'), KIND, data, STEPS), {'label': 'again'})]
-            jobs[f'{family} {real}'] = again + [
-                ((tiny(family, real, way), KIND, data, STEPS, *options), {})
-                for way in alone() for options in (ways if way in ('plain', 'stage3-ahead') or
-                                                   not REHEARSAL else ways[:1])]
+    for family, real in LOOKED_AT:
+        again = [((tiny(family, real, 'plain'), KIND, data, FEW), {'label': 'again'})]
+        jobs[f'{family} {real}'] = again + [
+            ((tiny(family, real, way), KIND, data, FEW, *options), {})
+            for way in alone() for options in (ways if way == 'stage3-ahead' or not REHEARSAL
+                                               else ways[:1])]
     return one_hash(out, jobs)
 
 
@@ -178,13 +178,15 @@ def ranks(out: str) -> bool:
     """Ranks share the device and take turns, over sockets: slow, and NCCL promises nothing."""
     data, jobs, heard = tokens(256, 40000), {}, MADE / 'nccl.txt'
     heard.unlink(missing_ok=True)
-    for real in REALS:
-        rows = [((tiny('gpt', real, 'plain'), KIND, data, 6), {'label': 'alone'})]
+    reals = [real for family, real in LOOKED_AT if family == 'gpt']
+    for real in reals:
+        rows = [((tiny('gpt', real, 'plain'), KIND, data, SOME), {'label': 'alone'})]
         for way in together() if not REHEARSAL else together()[-1:]:
-            rows += [((tiny('gpt', real, way), KIND, data, 6, *options),
-                      {'ZR_SHARE_GPU': 1, 'ZR_TIMEOUT_S': 40}) for options in ((), ('--no-graph',))]
+            rows += [((tiny('gpt', real, way), KIND, data, SOME, *options),
+                      {'ZR_SHARE_GPU': 1, 'ZR_TIMEOUT_S': STUCK})
+                     for options in ((), ('--no-graph',))]
         jobs[f'gpt {real}'] = rows
-    listening = jobs[f'gpt {REALS[0]}'][1][1]              # one run tells what NCCL does
+    listening = jobs[f'gpt {reals[0]}'][1][1]              # one run tells what NCCL does
     listening |= {'NCCL_DEBUG': 'INFO', 'NCCL_DEBUG_FILE': heard}
     good = one_hash(out, jobs)
     for line in heard.read_text(errors='replace').splitlines() if heard.exists() else []:
@@ -268,7 +270,7 @@ def memory(out: str) -> bool:
     nothing is taken after the first step."""
     found, good = [], True
     for source in LAYERS:
-        r = run(source, KIND, tokens(256, 40000), STEPS if not REHEARSAL else 2)
+        r = run(source, KIND, tokens(256, 40000), FEW)
         f = memory_of(r.said) | {'run': kept(r)}
         right = r.code == 0 and 0 < f['arena'] <= f['taken'] < f['arena'] + PAGE and f['lost'] == 0
         found.append(f | {'right': right})

@@ -34,8 +34,9 @@ import numpy as np
 
 import zk
 from device import ON_DEVICE, TO_DEVICE, Device
-from zg import plan
-from zg.text import parse
+from zg.facts import kernels as kernels_of
+from zg.plan import plan
+from zg.plan.text import parse
 
 TARGET = zk.TARGET
 CACHE = 256 << 20 if not REHEARSAL else 0       # bytes of operands between two uses of one
@@ -132,7 +133,7 @@ def kernels(p: plan.Plan) -> list[Kernel]:
     for s in p.step:
         for call in (c for step in s.steps if step.op in fns for c in fns[step.op].calls):
             calls[call.launch] += s.repeat * call.rounds
-            words.setdefault(call.launch, tuple(w for arg in call.args for w in spelt(arg)))
+            words.setdefault(call.launch, tuple(w for arg in call.args for w in spelt(str(arg))))
     return [Kernel(row, words[row.name], calls[row.name]) for row in p.launches
             if row.name in calls]
 
@@ -144,7 +145,7 @@ def dims(p: plan.Plan, k: Kernel) -> dict[str, int]:
     found = {'R': 4 if h.real == 'f32' else 2, 'V': h.vocab, 'P': [*positions, 0][0], 'full': 0}
     names = zk.operand_names(k.launch.kernel)
     found |= {name: int(word) for name, word in zip(names, k.args) if word.lstrip('-').isdigit()}
-    if k.launch.kernel in zk.OWN and k.launch.shape:
+    if kernels_of.kernel(k.launch.kernel).own and k.launch.shape:
         found['n'] = k.launch.shape[0]
     if 'D' in found and 'H' in found:
         found['E'] = (found['H'] + 2 * found['G']) * found['D']
@@ -154,7 +155,8 @@ def dims(p: plan.Plan, k: Kernel) -> dict[str, int]:
 def table_of(p: plan.Plan, k: Kernel) -> zk.Launch:
     run = next(r for r in p.runs if r.launch == k.launch.name and TARGET in r.targets)
     grids = [zk.Grid(g.x, g.y, g.z, g.block, g.shared) for g in run.grids]
-    return zk.Launch((ctypes.c_int32 * 3)(*run.tile), run.slot, (zk.Grid * 4)(*grids))
+    return zk.Launch((ctypes.c_int32 * 3)(*run.tile), (zk.Grid * 4)(*grids),
+                     run.margin)
 
 
 # ---- operands on the device

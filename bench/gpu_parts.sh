@@ -47,7 +47,7 @@ env_() {
     "$(readlink -f out/cuda/root)/bin/nvcc" --version
     grep -E 'define NCCL_(MAJOR|MINOR|PATCH) ' out/cuda/nccl/include/nccl.h
     grep -E 'define CUBLAS_VER_(MAJOR|MINOR|PATCH|BUILD) ' out/cuda/root/include/cublas_api.h
-    readlink -f out/cuda/root/lib/lib{cublasLt,cudart}.so.13 out/cuda/nccl/lib/libnccl.so.2
+    readlink -f out/cuda/lib/lib{cublasLt,cudart}.so.13 out/cuda/nccl/lib/libnccl.so.2
     "$TORCH_PYTHON" -c 'import torch
 print("torch", torch.__version__, "CUDA", torch.version.cuda, "cuDNN",
       torch.backends.cudnn.version(), "NCCL", torch.cuda.nccl.version())'

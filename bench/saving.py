@@ -26,7 +26,9 @@ sys.path.append(str(ROOT / 'tests'))
 import numpy as np  # noqa: E402
 
 import zk  # noqa: E402
-from zg import cost, ops, plan  # noqa: E402
+from zg.facts import ops
+from zg.plan import plan
+from zg.write import cost  # noqa: E402
 
 WAYS = {'as it is': (), 'recompute full': ('train.recompute=full',),
         'optimizer on the host': ('zero.stage=1', 'zero.offload_optimizer.device=cpu'),
@@ -105,7 +107,7 @@ def figures(cases: dict[str, Case], plans: dict[Case, plan.Plan], runs: dict[str
         out.append({'way': name, 'keys': list(case.keys),
                     'step': statistics.median(s for r in runs[case.name] for s in r.steps),
                     'cost': statistics.median(pairs) - 1, 'arena': p.arena('cpu'),
-                    'hosted': p.end('hosted'), 'activations': activations(p)})
+                    'hosted': p.hosted, 'activations': activations(p)})
     return out
 
 

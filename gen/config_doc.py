@@ -14,7 +14,7 @@ from typing import Iterator
 from pydantic import BeforeValidator, PlainValidator
 from pydantic_core import PydanticCustomError
 
-from zg import dskeys, dsrows, schema
+from zg.read import dskeys, dsrows, schema
 
 HEAD = """# Every key
 

@@ -7,7 +7,7 @@
  * Invariants
  *  1. IEEE multiplication, division and square root and explicit fma in f32: any target that has
  *     these gives the same bits.
- *  2. A rule reads and writes the states that its row in gen/zg/ops.py has; the others are 0.
+ *  2. A rule reads and writes the states that its row in gen/zg/facts/ops.py has; the others are 0.
  */
 #ifndef ZK_UPDATE_H
 #define ZK_UPDATE_H
@@ -22,7 +22,7 @@ ZK_BOTH uint64_t update_seed(const zk_ctl *ctl, const zk_recipe *r)
     return r->seed + (uint64_t)ctl->step * UINT64_C(0xd1342543de82ef95);
 }
 
-/* zk_recipe's rule: rows of gen/zg/ops.py */
+/* zk_recipe's rule: rows of gen/zg/facts/ops.py */
 enum {
     ZK_ADAMW, ZK_ADAM, ZK_SGD, ZK_MOMENTUM, ZK_NESTEROV, ZK_LION, ZK_ADAGRAD
 };

@@ -19,7 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZK_ABI 12
+#define ZK_ABI 13
 
 /* one queue's kernel context: threads on a CPU, stream and handles on a GPU */
 typedef struct zk zk;
@@ -40,12 +40,13 @@ typedef struct zk_grid {
 
 /* How one (kernel, shape) runs on one target. train.c passes an array with a column per target of
  * the spec; a kernel reads column `zk_open(column)`. tile, CPU: {rows, columns, depth} of a linear,
- * {rows per task} elsewhere; GPU: of the kernel's own meaning. slot: a GEMM's algorithm, 0 for the
- * library's first choice. part: the launches of the call, in order. */
+ * {rows per task} elsewhere; GPU: of the kernel's own meaning. part: the launches of the call,
+ * in order. margin: multiprocessors that a GPU's GEMM leaves to others, fewer than there are. */
 enum { ZK_PARTS = 4 };
 typedef struct zk_launch {
-    int32_t tile[3], slot;
+    int32_t tile[3];
     zk_grid part[ZK_PARTS];
+    int32_t margin;
 } zk_launch;
 
 /* A run of equal tensors in a flat buffer: instance i (of `count`) starts at element at + i*stride

@@ -14,18 +14,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZR_ABI 12
+#define ZR_ABI 14
 
 typedef struct zr zr;                     /* one rank */
 
 /* ZR_HOST's functions run on the host's processor, on the host arena. */
-enum { ZR_MAIN = 0, ZR_GATHER = 1, ZR_REDUCE = 2, ZR_HOST = 3, ZR_UP = 4, ZR_DOWN = 5,
-       ZR_LOAD = 6, ZR_STORE = 7, ZR_FETCH = 8, ZR_QUEUES = 9 };
+enum { ZR_MAIN = 0, ZR_GATHER = 1, ZR_REDUCE = 2, ZR_SUM = 3, ZR_HOST = 4, ZR_UP = 5, ZR_DOWN = 6,
+       ZR_LOAD = 7, ZR_STORE = 8, ZR_FETCH = 9, ZR_QUEUES = 10 };
 enum { ZR_TAKE = 0, ZR_TIME = 1, ZR_END = 2 };            /* of zr_program.gemms */
 enum { ZR_BEGIN = 0, ZR_GRAIN = 1, ZR_UPDATE = 2, ZR_EVAL = 3, ZR_GRAPHS = 4 };
 
-/* A piece of work: k is the queue's kernel context (NULL for queues that only copy: ZR_GATHER and
- * those from ZR_UP on), a the queue's arena, i the operands given to zr_call. */
+/* A piece of work: k is the queue's kernel context (NULL for queues that only move: ZR_GATHER,
+ * ZR_REDUCE and those from ZR_UP on), a the queue's arena, i the operands given to zr_call. */
 typedef void zr_fn(zr *z, void *k, void *a, const int64_t *i);
 /* Where operand n of the function `name` lies, which is an offset; fails if not in the arena. */
 void *zr_at(zr *z, void *k, void *a, const int64_t *i, int n, const char *name);
@@ -37,6 +37,8 @@ static inline void zr_wait_n(zr *z, int queue, int n, const int *event)
 {
     for (int i = 0; i < n; i++) zr_wait(z, queue, event[i]);
 }
+/* What `queue` has so far comes before what `other` gets from now on. */
+#define zr_before(z, queue, other, event) (zr_record(z, queue, event), zr_wait(z, other, event))
 #define zr_waits(z, queue, ...) /* for each of these events */                                    \
     zr_wait_n(z, queue, (int)(sizeof((const int[]){__VA_ARGS__}) / sizeof(int)),                   \
               (const int[]){__VA_ARGS__})
@@ -45,59 +47,58 @@ void zr_call_n(zr *z, int queue, zr_fn *fn, const char *name, int n, const int64
 #define zr_call(z, queue, fn, ...)                                                                 \
     zr_call_n(z, queue, fn, #fn, (int)(sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t)),  \
               (const int64_t[]){__VA_ARGS__})
-/* The steps that issue(z) issues, the same whenever it is called, on all queues. A GPU records them
- * the first time, as graph `graph`, and plays the record from then on: a wait for what was recorded
- * before issue is none, as graphs run one after the other. A program with ZR_HOST is issued anew on
- * a GPU, too. */
+/* The steps that issue(z) issues on all queues, the same whenever it is called. A GPU records them
+ * as graph `graph` and plays the record from then on: a wait for what was recorded before issue is
+ * none, as graphs run one after the other. A program with ZR_HOST is issued anew there, too. */
 void zr_replay(zr *z, int graph, void (*issue)(zr *z));
-/* The contents of [at, at + bytes) of the queue's arena are dead from here on; test modes poison
- * them. */
-void zr_drop(zr *z, int queue, int64_t at, int64_t bytes);
+/* Around operands, zr_copy's from, zr_done's at: their slot is dead behind it; tests poison it */
+#define zr_last(at) ((at) + (INT64_C(1) << 62))
 /* ZR_UP: to `to` of the arena from `from` of the host arena; ZR_DOWN: the other way. ZR_LOAD,
  * ZR_FETCH: to `to` of the host arena from `from` of the file arena; ZR_STORE: the other way. */
 void zr_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes);
 
-/* ---- collectives over all ranks; r is this rank, R their number */
+/* ---- collectives over a group (of zr_program.groups) of R ranks, of which r is this one */
 int zr_rank(const zr *z);
 /* piece p of `to` (at to + p*to_step, bytes long) = rank p's piece at from + p*from_step. Complete
  * when this rank has all pieces and every peer has read this rank's. In place where both agree. */
-void zr_gather(zr *z, int queue, int64_t from, int64_t from_step, int64_t to, int64_t to_step,
-               int64_t bytes);
-/* Rank p's piece for this rank lies at at + r*step of rank p. After it, zr_sources has R pointers
- * to `bytes` each, in order of rank, good until zr_done on that queue: on a CPU where the pieces
- * lie, on a GPU into `to`, where they have come, piece p at to + p*bytes. */
-void zr_alltoall(zr *z, int queue, int64_t at, int64_t step, int64_t to, int64_t bytes);
+void zr_gather(zr *z, int queue, int group, int64_t from, int64_t from_step, int64_t to,
+               int64_t to_step, int64_t bytes);
+/* Rank p's piece for this rank lies at at + r*step of rank p. After it, zr_sources of `to`, a slot
+ * of the inbox, has R pointers to `bytes` each, in order of rank, good until its zr_done, on any
+ * queue: on a CPU to where the pieces lie, on a GPU to where they have come, to + p*bytes. */
+void zr_alltoall(zr *z, int queue, int group, int64_t at, int64_t step, int64_t to, int64_t bytes);
 /* As zr_alltoall, but one source has come: NCCL's own sum, of numbers of a type, of all ranks'
  * pieces, in an order that only equal GPUs and libraries repeat. A CPU has none. */
-enum { ZR_F32 = 0, ZR_BF16 = 1, ZR_F16 = 2 };
-void zr_reducescatter(zr *z, int queue, int64_t at, int64_t step, int64_t to, int64_t bytes,
-                      int type);
-const void *const *zr_sources(zr *z, int queue);
-void zr_done(zr *z, int queue); /* complete when every owner has read this rank's pieces */
-/* int64 to[n] = sum over ranks of from[n]; exact */
-void zr_allreduce(zr *z, int queue, int64_t from, int64_t to, int64_t n);
+enum { ZR_F32 = 0, ZR_BF16 = 1, ZR_F16 = 2, ZR_BYTES = 3 };
+void zr_reducescatter(zr *z, int queue, int group, int64_t at, int64_t step, int64_t to,
+                      int64_t bytes, int type);
+const void *const *zr_sources(zr *z, int64_t to);
+void zr_done(zr *z, int queue, int group, int64_t to, int64_t at);  /* all owners have read `at` */
+/* int64 to[n] = exact sums of all ranks' from[n]. */
+void zr_allreduce(zr *z, int queue, int group, int64_t from, int64_t to, int64_t n);
 
-/* ---- data: the tokens of grain `grain` of this step into tokens int32[M], targets int32[M]; or
- * into places that lie `at` behind these */
+/* ---- data: tokens of a grain of this step into tokens, targets int32[M], or `at` behind these */
 void zr_batch(zr *z, int64_t grain);
 void zr_batch_at(zr *z, int64_t grain, int64_t at);
 
 /* ---- what the program tells the runtime */
-/* Where the masters of a flat buffer lie, what is saved of a model: instance i of `count` at `at` +
- * i*`stride` in the arena. whole = 1: every rank has all `ranks * shard` elements; 0: elements
- * [r*shard, (r+1)*shard). Of a shard that lies in two places each has a row, one after the other:
- * it has elements [first, first + n) of every shard, and `at` is where `first` of rank 0's lies. */
-typedef struct zr_flat {
-    int64_t at, stride, shard;
-    int32_t count, whole;
-    int32_t type;                         /* ZR_F32 or ZR_BF16 */
-    /* ZR_MAIN: in the arena; ZR_HOST: in the host arena; ZR_STORE: in the file arena */
-    int32_t queue;
-    /* offset of an instance, its number, uint64_t[2] to add this rank's to; of a tile from the file
-     * after the number also its first element and how many */
+typedef struct zr_group { const char *name; int32_t ranks; } zr_group;    /* the first: all ranks */
+
+/* What a run keeps from step to step: publish makes all else of it, sums are of one step. A row is
+ * of every instance of a flat: elements [first, first + n) of each shard that a rank has. over: the
+ * group whose rank r has shard r, elements [r*shard, (r+1)*shard) of the flat; -1: every rank has
+ * all shards, one after the other, and answers for shard r. A shard may be in two rows, in order.
+ * flat -1: `n` elements of no flat, the same on every rank. */
+typedef struct zr_state {
+    const char *what;       /* "master", parameters too that have no other; "m", "v"; "control" */
+    /* instance i has its first element (over -1: shard 0's) at at + i*stride, in bytes of the arena
+     * of ZR_MAIN or ZR_HOST or, where queue is ZR_STORE, of the file arena */
+    int64_t at, stride, shard, first, n;
+    int32_t flat, count, over, queue, type;          /* type: of an element, ZR_F32 ... */
+    /* of masters, else NULL: hashes elements of this rank's shard. Operands: the place of the first
+     * (over -1: in shard 0), instance, uint64_t[2] to add to, the first's number, n (of a tile) */
     zr_fn *hash;
-    int64_t first, n;                     /* n = 0: all of a shard */
-} zr_flat;
+} zr_state;
 
 /* A tensor of the weights' file. `name` holds one %d for the layer where count > 1 (else none).
  * Instance i: flat instance i*flat_step of flat `flat`, elements from offset + i*offset_step on; a
@@ -118,8 +119,8 @@ typedef struct zr_column {
 
 /* What a step reports, numbers in this order; the scale is of its gradients, 0: there is none. */
 enum { ZR_STEP, ZR_LOSS, ZR_NORM, ZR_LR, ZR_VALID, ZR_SKIPPED, ZR_SCALE, ZR_REPORT };
-/* Why it was skipped: its gradient was not finite, or it had no target; its gradient was not
- * finite, and a lower scale comes next; or there is no lower one. */
+/* Why it was skipped: no finite gradient, or no target; no finite gradient, and a lower scale comes
+ * next; or there is no lower one. */
 enum { ZR_APPLIED = 0, ZR_FAULTY = 1, ZR_RESCALED = 2, ZR_LOWEST = 3 };
 
 /* A token to draw behind the last one whose target the last evaluation did not ignore. */
@@ -128,10 +129,9 @@ typedef struct zr_draw {
     int32_t token;                        /* the result */
 } zr_draw;
 
-/* A function of ZR_MAIN, for --profile: which part of a step it is ("forward"; those that are not
- * listed: "step"), and the flops of a call, 0 where they do not count. It is called for so many
- * units in turn, `times` for each; negative: from the last to the first; 0: there is one, or no
- * number to tell. */
+/* A function of ZR_MAIN, for --profile: which part of a step it is ("forward"; what is not listed:
+ * "step"), the flops of a call, 0 where they do not count. It is called for so many units in turn,
+ * `times` for each; negative: from the last to the first; 0: for one, or no number to tell. */
 typedef struct zr_function {
     const char *name, *part;
     double flops;
@@ -153,11 +153,11 @@ typedef struct zr_program {
     int64_t filed, block, depth, loads, stores, brought, tile;
     const char *folder;
     uint32_t queues;                      /* those that it uses: 1 << ZR_MAIN ... */
-    /* Of a GPU alone: where kernels' scratch lies in the arena; bytes of the pinned host arena; in
-     * it `inlets` places for a batch of tokens and targets, and the kernels' host scratch. */
-    int64_t space, host, inlet, inlet_step, desk;
-    int32_t ncolumns, inlets;
-    int32_t ranks, events;
+    /* Of a GPU: where kernels' scratch lies in the arena; bytes of the pinned host arena; in it
+     * `inlets` places for a batch, and scratch. Unless peers' memory is read: slots for pieces. */
+    int64_t space, host, inlet, inlet_step, desk, inbox, inbox_step;
+    int32_t margin, blocks, channels;     /* SMs that products leave; NCCL's: 0 blocks: any */
+    int32_t ncolumns, inlets, inboxes, ranks, events;
     int64_t grains, batch, sequence, vocab;           /* A; B; T; V */
     int64_t ignore;                       /* token that is never a target; -1: none */
     int64_t skips;                        /* ZR_FAULTY steps in a row that end the run */
@@ -165,11 +165,13 @@ typedef struct zr_program {
     double flops;           /* a global step: forward and backward, 6N per token + attention */
     int64_t wire, messages; /* bytes received and collectives, per rank and training step */
     int64_t commands;       /* of a rank in a training step, waits among them */
-    const zr_flat *flats;
+    const zr_group *groups;
+    const zr_state *states;
     const zr_tensor *tensors;
     const zr_function *functions;
-    int32_t nflats, ntensors, nfunctions;
-    /* for ZR_MAIN, ZR_REDUCE and ZR_HOST; stream, device and host scratch: of a GPU, else NULL */
+    const int64_t (*slots)[3];            /* at, bytes of each, how many: what they hold dies */
+    int32_t ngroups, nstates, ntensors, nfunctions, nslots;
+    /* for ZR_MAIN, ZR_SUM and ZR_HOST; stream, device and host scratch: of a GPU, else NULL */
     void *(*open)(int queue, void *stream, void *device, void *host, int column, int threads,
                   const char **why);
     void (*close)(int queue, void *k);

@@ -20,7 +20,7 @@ enum { MAGIC = 20240520, HEADER = 1024, CHUNK = 16384 };      /* CHUNK: tokens, 
 /* A start checks this many tokens (64 MiB), then up to CHUNK at each of so many places. */
 enum { WHOLE = 32 << 20, PLACES = 256 };
 /* 16-bit words (a MiB) that a guess looks at; fewer than so many tell nothing. */
-enum { LOOK = 1 << 19, FEWEST = 64 };
+enum { LOOK = 1 << 19, FEWEST = 64, MARK = 0xfeff };          /* MARK: of UTF-16's byte order */
 
 /* Files that are often taken for token files; the first `n` bytes, and what they are. */
 static const struct {
@@ -59,24 +59,26 @@ static int64_t zeros_from(int64_t first, const uint16_t *word, int64_t n)
 
 /* A file without a header may hold something else. Of bytes of tokens a tenth and more are control
  * codes, for both halves of 16 bits take all values and the upper ones are small more often; of
- * text, whatever its alphabet, hardly any. The upper halves of wider integers are zeros, the lower
+ * text, whatever its alphabet, hardly any, but where its letters have 16 bits, too: a mark at its
+ * begin says so. The upper halves of wider integers are zeros, the lower
  * ones seldom: of padding as many are 0 in either place. */
 static int guess(const zr_data *d, int64_t size, char *why)
 {
     uint16_t word[CHUNK];
-    int64_t codes = 0, odd = 0, even = 0, n = least(size / 2, LOOK);
+    int64_t codes = 0, odd = 0, even = 0, marked = 0, n = least(size / 2, LOOK);
     if (n < FEWEST) return 0;
     for (int64_t i = 0; i < n; i += CHUNK) {
         int64_t some = least(n - i, CHUNK);
         if (zr_read_at(d->fd, word, 2 * some, 2 * i))
             return zr_why(why, "%s: %s", d->path, strerror(errno));
+        if (i == 0) marked = *word == MARK || *word == (MARK >> 8 | (MARK & 0xff) << 8);
         codes += control_codes((const unsigned char *)word, 2 * some);
         even += zeros_from(0, word, some);
         odd += zeros_from(1, word, some);
     }
-    if (100 * codes < 2 * n)
-        return zr_why(why, "%s: looks like text: tokenise it first; needed: uint16 tokens (if they "
-                      "are, insist with --tokens uint16)", d->path);
+    if (marked || 100 * codes < 2 * n)
+        return zr_why(why, "%s: looks like %stext: tokenise it first; needed: uint16 tokens (if "
+                      "they are, insist with --tokens uint16)", d->path, marked ? "UTF-16 " : "");
     if (10 * odd > 3 * (n / 2) && 4 * even < 3 * odd)
         return zr_why(why, "%s: looks like uint32 or int64 (%" PRId64 " %% of the odd 16-bit words "
                       "are 0); needed: uint16 tokens (if they are, insist with --tokens uint16)",

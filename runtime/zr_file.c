@@ -8,6 +8,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -88,4 +89,25 @@ int zr_make_dir(const char *dir, char *why)
     }
     if (stat(dir, &s)) return zr_why(why, "%s: %s", dir, strerror(errno));
     return S_ISDIR(s.st_mode) ? 0 : zr_why(why, "%s: not a directory", dir);
+}
+
+int zr_lock(int fd, const char *file, char *why)
+{
+    struct stat ours, there;
+    int error = flock(fd, LOCK_EX | LOCK_NB) ? errno : 0;
+    if (error && error != EWOULDBLOCK) return zr_why(why, "%s: %s", file, strerror(error));
+    if (error || fstat(fd, &ours) || stat(file, &there) ||
+        ours.st_dev != there.st_dev || ours.st_ino != there.st_ino)
+        return zr_why(why, "%s: another run is going to save there", file);
+    return 0;
+}
+
+int zr_save_clear(const char *file, char *why)
+{
+    int fd = open(file, O_WRONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return errno == ENOENT ? 0 : zr_why(why, "%s: %s", file, strerror(errno));
+    int bad = zr_lock(fd, file, why);
+    if (!bad && unlink(file)) bad = zr_why(why, "%s: %s", file, strerror(errno));
+    close(fd);
+    return bad;
 }

@@ -26,6 +26,10 @@ void zr_add_hash(uint64_t *hash, const void *from, size_t n);
 /* to[ZR_FILE] = dir/name */
 int zr_path(char *to, const char *dir, const char *name, char *why);
 int zr_make_dir(const char *dir, char *why);          /* it and those above it */
+/* Locks what was opened. The name may have come to mean another file before the lock was had. */
+int zr_lock(int fd, const char *file, char *why);
+/* Removes a file that is to get another name, unless a run that lives holds its lock. */
+int zr_save_clear(const char *file, char *why);
 
 /* ---- tokens. Sample i (of `samples`, then from the start again) takes tokens[i*T .. i*T+T]. */
 typedef struct zr_data {
@@ -52,14 +56,14 @@ void zr_data_close(zr_data *d);
  * are empty. The target has these (zr_int.h). */
 void zr_read(zr *z, int queue, void *to, int64_t at, int64_t bytes);
 void zr_write(zr *z, int queue, int64_t at, const void *from, int64_t bytes);
+/* Bytes of an element of a state. */
+static inline int64_t zr_width(const zr_state *s) { return (int[]){4, 2, 2, 1}[s->type]; }
 
 /* ---- weights: dir/model.safetensors with Hugging Face names, f32 masters.
  * Saving takes three steps with a barrier of all ranks after each: rank 0 begins, every rank
  * writes its part into zr_save_temp's file, rank 0 ends (ok = 0 when any rank failed: nothing is
  * left behind; else the file gets its name). */
 int zr_save_temp(char *path, const char *dir, char *why);   /* path[ZR_FILE] */
-/* Removes such a file, unless a run that lives has it: that one holds a lock on it. */
-int zr_save_clear(const char *path, char *why);
 int zr_save_begin(const zr_program *p, const char *dir, char *why);
 int zr_save_part(const zr_program *p, zr *z, int rank, const char *dir, char *why);
 int zr_save_end(const char *dir, int ok, char *why);

@@ -26,13 +26,33 @@ static inline void zr_widen(float *to, const uint16_t *from, int64_t n, int dtyp
     }
 }
 
-/* to[n] = the nearest bf16, ties to even; NaN stays NaN */
-static inline void zr_narrow(uint16_t *to, const float *from, int64_t n)
+/* the nearest bf16 of a float's bits, ties to even; NaN stays NaN */
+static inline uint32_t zr_to_bf16(uint32_t u)
+{
+    return ((u & 0x7fffffff) > 0x7f800000 ? u | 0x400000 : u + 0x7fff + (u >> 16 & 1)) >> 16;
+}
+
+/* the nearest IEEE half, ties to even; beyond 65504 infinity, NaN stays NaN */
+static inline uint32_t zr_to_half(uint32_t u)
+{
+    uint32_t sign = u >> 16 & 0x8000, m = u & 0x7fffffff;
+    if (m > 0x7f800000) return sign | 0x7e00;
+    if (m >= 0x477ff000) return sign | 0x7c00;
+    if (m >= 0x38800000) return sign | (m - 0x38000000 + 0xfff + (m >> 13 & 1)) >> 13;
+    float x;                              /* a subnormal: the sum's last bit is 2^-24 */
+    memcpy(&x, &m, 4);
+    x += 0.5f;
+    memcpy(&m, &x, 4);
+    return sign | (m - 0x3f000000);
+}
+
+/* to[n] = floats as bf16 or halves */
+static inline void zr_narrow(uint16_t *to, const float *from, int64_t n, int dtype)
 {
     for (int64_t k = 0; k < n; k++) {
         uint32_t u;
         memcpy(&u, &from[k], 4);
-        to[k] = (uint16_t)((from[k] != from[k] ? u | 0x400000 : u + 0x7fff + (u >> 16 & 1)) >> 16);
+        to[k] = (uint16_t)(dtype == BF16 ? zr_to_bf16(u) : zr_to_half(u));
     }
 }
 

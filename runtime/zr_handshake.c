@@ -4,8 +4,8 @@
  * ends the run. Ranks of one host share a command line and files; a launcher's need not.
  *
  * Invariants
- *  1. All ranks go through the facts in one order; the first is what they are built from, so that
- *     programs which differ here go no further.
+ *  1. All ranks go through the facts in one order. What they are built from is the first that they
+ *     tell each other at all: programs which differ there may not say the same from then on.
  *  2. What a rank may have for itself is no fact: where its files lie, its threads, its log.
  */
 #define _GNU_SOURCE
@@ -97,13 +97,18 @@ static void write_weights(zr *z, char text[ZR_TOLD])
     tell_seen(&s, text);
 }
 
-static const struct fact {
+typedef struct fact {
     const char *has, *what;               /* "has", "kernels for" */
     void (*write)(zr *z, char text[ZR_TOLD]);                 /* leaves "" where there is none */
     const char *remedy;
-} facts[] = {
+} fact;
+
+static const fact programs[] = {
     {"is built from", "sources ", write_sources, "build all ranks from the same sources"},
     {"runs", "plan ", write_plan, "start the same binary everywhere"},
+};
+
+static const fact runs[] = {
     {"has", "kernels for ", write_object, "set ZK_ISA to the lesser one on all ranks; GPUs, their "
      "libraries and --gemms must be alike"},
     {"was started", "with", write_options, "start all ranks with the same options"},
@@ -112,17 +117,25 @@ static const struct fact {
     {"has", "--load of ", write_weights, "give all ranks the same weights"},
 };
 
+static void agree(zr *z, const fact *f)
+{
+    char mine[ZR_TOLD] = "", first[ZR_TOLD];
+    f->write(z, mine);
+    memcpy(first, mine, sizeof first);
+    zr_tell(z, first, sizeof first);
+    first[ZR_TOLD - 1] = 0;               /* it may have come over a network */
+    if (!memcmp(first, mine, sizeof first)) return;
+    zr_fail(z, ZR_DISAGREE, "%s %s%s, rank 0 %s%s; %s", f->has, f->what, mine, f->what, first,
+            f->remedy);
+}
+
+void zr_same_program(zr *z)
+{
+    for (size_t i = 0; i < sizeof programs / sizeof *programs; i++) agree(z, programs + i);
+    z->net.until = 0;  /* all have met: arenas, libraries and tables may take their time */
+}
+
 void zr_handshake(zr *z)
 {
-    for (const struct fact *f = facts; f < facts + sizeof facts / sizeof *facts; f++) {
-        char mine[ZR_TOLD] = "", first[ZR_TOLD];
-        f->write(z, mine);
-        memcpy(first, mine, sizeof first);
-        zr_tell(z, first, sizeof first);
-        first[ZR_TOLD - 1] = 0;           /* it may have come over a network */
-        if (!memcmp(first, mine, sizeof first)) continue;
-        zr_fail(z, ZR_DISAGREE, "%s %s%s, rank 0 %s%s; %s", f->has, f->what, mine, f->what,
-                first, f->remedy);
-    }
-    z->net.until = 0;                     /* all have met: what comes may take its time */
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) agree(z, runs + i);
 }

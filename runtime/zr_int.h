@@ -72,6 +72,7 @@ typedef struct zr_seat {
 typedef struct zr_shared {
     _Atomic uint32_t stop;                /* 1: leave */
     _Atomic int32_t code;                 /* exit code of the first failure, 0: none */
+    _Atomic int saved;                    /* the weights of --save are there */
     char told[ZR_TOLD];                   /* what rank 0 tells the others: zr_tell */
     char temp[ZR_TEMPS][ZR_FILE];         /* files to remove if the run ends now; "": none */
     zr_seat seat[];                       /* [ranks] */
@@ -141,12 +142,28 @@ typedef struct zr_net {
     char host[ZR_HOST_NAME];              /* where rank 0 listens */
     int port;
     int own;                              /* 1: nobody has said where, so on this host */
+    uint64_t run;                         /* hash of the launcher's name for it */
     int local;                            /* of the lowest rank here on its host; -1: not known */
     int neighbours;                       /* ranks on this host; 0: not known yet */
     int sharing;                          /* and on this rank's CPUs, as far as is known */
     int *line;                            /* [ranks] connections, -1: none; NULL: none at all */
     double until;                         /* when ranks must have met; 0: they have */
 } zr_net;
+
+/* ---- what a rank's watchdog looks at (zr_watch.c) */
+enum { ZR_RECENT = 32 };
+typedef struct zr_watch {
+    pthread_t thread;
+    pthread_mutex_t lock;
+    int alone, quit;                      /* alone: peers may go */
+    void (*look)(zr *z);                  /* the target's part; NULL: none */
+    double deadline;                      /* by when what is waited for must be done; 0: none */
+    double limit;                         /* seconds it was given */
+    double recent[ZR_RECENT];             /* seconds of the last steps */
+    int64_t steps;                        /* that have been measured */
+    _Atomic(const char *) what;           /* the last thing issued, and on which queue */
+    _Atomic int queue;
+} zr_watch;
 
 /* ---- one rank */
 typedef struct zr_target zr_target;       /* what a target keeps: cpu/cpu.h, cuda/cuda.h */
@@ -164,10 +181,11 @@ struct zr {
     const zr_far *far;                    /* how to reach the others; NULL: all ranks are here */
     zr_net net;
     int column;                           /* in p->columns, and in train.c's launch tables */
-    int64_t step;                         /* training step in work, from 0 */
+    _Atomic int64_t step;                 /* training step in work, from 0 */
     zr_data train, val;                   /* count 0: not given */
     zr_log log;
     zr_profile profile;
+    zr_watch watch;
     double started, ready, first;         /* zr_now() at zr_main, all arenas in place, first step */
     zr_queue queue[ZR_QUEUES];
     void *space, *desk;                   /* scratch of the kernels; NULL: the target has none */
@@ -179,17 +197,23 @@ struct zr {
 /* ---- ranks (zr_ranks.c) */
 /* Starts z->ranks processes, each running body; watches over them; returns the exit code. */
 int zr_ranks(zr *z, void (*body)(zr *z));
+
+/* ---- how a run ends before its time (zr_fail.c) */
+enum { ZR_LINE = 1024, ZR_SAY_MS = 1000 };        /* bytes of a last word; how long it may take */
 /* Says `rank R: what` on stderr unless another rank was first; every rank leaves with `code`. */
 void zr_fail(zr *z, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4), noreturn));
+/* The line is said, and then everybody leaves: whoever waits for the end of all cannot cut it
+ * short. Nothing where another rank was first. */
+void zr_end(zr *z, int code, const char *line, int n);
 void zr_leave_if_stopped(zr *z);
 /* Registers a file that this run locks, made or still to be made, to be removed should the run end
  * before the next call of this kind (ZR_SAVING ...); NULL: none. */
 void zr_temp(zr *z, int of, const char *path);
 double zr_now(void);                      /* seconds, monotonic */
+void zr_wake(_Atomic uint32_t *word);     /* who sleeps there (zr_seats.c) */
 
 /* ---- the seats of all ranks (zr_seats.c) */
-void zr_wake(_Atomic uint32_t *word);
 void zr_set(_Atomic uint32_t *word, uint32_t n);
 /* Until *word, a peer's, has reached n. */
 void zr_until(zr *z, int queue, _Atomic uint32_t *word, uint32_t n);
@@ -200,34 +224,74 @@ void zr_barrier(zr *z);
 void zr_tell(zr *z, void *what, size_t n);           /* what[n] = rank 0's; n <= ZR_TOLD */
 void zr_total(zr *z, uint64_t sum[2]);               /* the sum over all ranks */
 
-/* ---- the handshake (zr_handshake.c): fails where ranks have other programs, kernels, options or
- * data than rank 0 */
+/* ---- the handshake (zr_handshake.c): fails where ranks have another program than rank 0; then,
+ * when kernels are open, other kernels, options or data */
+void zr_same_program(zr *z);
 void zr_handshake(zr *z);
-extern const char zr_digest[];            /* of the sources, 64 hex digits; the build makes it */
+extern const char zr_digest[];            /* of the sources, 64 hex digits, by runtime/digest */
+extern const char zr_release[];           /* what VERSION has */
 
-/* ---- ranges (zr_range.c): each fails, naming the command, where it leaves its arena */
+/* ---- ranges (zr_range.c) */
+void zr_find_column(zr *z);               /* z->column; fails where the program has none */
+const char *zr_queue_name(int queue);
+/* Each fails, naming the command, where it leaves its arena. */
 void zr_check_queue(zr *z, const char *what, int queue);
 void zr_check_event(zr *z, const char *what, int queue, int event);
 void zr_check_call(zr *z, const char *name, int queue, int n);
-void zr_check_drop(zr *z, int queue, int64_t at, int64_t bytes);
 void zr_check_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes);
-void zr_check_gather(zr *z, int queue, int64_t from, int64_t from_step, int64_t to,
+void zr_check_gather(zr *z, int queue, int group, int64_t from, int64_t from_step, int64_t to,
                      int64_t to_step, int64_t bytes);
-void zr_check_alltoall(zr *z, int queue, int64_t at, int64_t step, int64_t to, int64_t bytes);
-void zr_check_reducescatter(zr *z, int queue, int64_t at, int64_t step, int64_t to,
+/* The number of the slot of the inbox that begins at `to`; fails where none does. */
+int zr_inbox(zr *z, const char *what, int64_t to);
+void zr_check_alltoall(zr *z, int queue, int group, int64_t at, int64_t step, int64_t to,
+                       int64_t bytes);
+void zr_check_reducescatter(zr *z, int queue, int group, int64_t at, int64_t step, int64_t to,
                             int64_t bytes, int type);
-void zr_check_allreduce(zr *z, int queue, int64_t from, int64_t to, int64_t n);
+void zr_check_done(zr *z, int queue, int group, int64_t at);
+void zr_check_allreduce(zr *z, int queue, int group, int64_t from, int64_t to, int64_t n);
 void zr_check_batch(zr *z, int64_t grain, int64_t at);
+void zr_check_states(zr *z);              /* rows of zr_program: each master is in one */
 
-/* ---- who started this process (zr_launcher.c); how its ranks meet (zr_plane.c) */
+/* ---- what is dead (zr_range.c): nothing in mode eager; in others NaN */
+#define ZR_LAST zr_last(0)
+/* Takes zr_last off operands of the command `what`; a bit for each that had it. Fails where that is
+ * in no slot. */
+uint32_t zr_unmark(zr *z, const char *what, int queue, int64_t *i, int n);
+void zr_poison(zr *z, int queue, int64_t at, int64_t bytes);           /* of the target's queue */
+/* Takes a mark off `last`; where that operand's slot lies. 0: none is left, or mode eager. */
+int zr_dying(zr *z, const char *what, int queue, const int64_t *i, uint32_t *last, int64_t *at,
+             int64_t *bytes);
+/* Behind the command `what`: the slots of the operands that were marked. */
+static inline void zr_dead(zr *z, const char *what, int queue, const int64_t *i, uint32_t last)
+{
+    int64_t at, bytes;
+    while (zr_dying(z, what, queue, i, &last, &at, &bytes)) zr_poison(z, queue, at, bytes);
+}
+
+/* ---- who started this process (zr_launcher.c), how its ranks meet (zr_meet.c) and talk */
 void zr_refuse_launcher(zr *z);           /* fails where one has started us */
 void zr_find_launcher(zr *z);             /* lowest, here, net, far; fails where they disagree */
-extern const zr_far zr_plane;
-void zr_plane_open(zr *z);                /* by every rank of a launcher; net.local, .neighbours */
+void zr_meet(zr *z);                      /* by every rank of a launcher; net.local, .neighbours */
+extern const zr_far zr_plane;             /* zr_plane.c */
+void zr_plane_move(zr *z, int rank, void *at, size_t n, int out);      /* n bytes from or to it */
+int zr_plane_late(const zr *z);           /* is the time to meet over? */
+void zr_plane_lost(zr *z, int rank);      /* fails */
 void zr_plane_look(zr *z);                /* fails when a rank is gone */
+/* All fail where two say the same of what each must have for itself; "": nothing. By all. */
+void zr_plane_alone(zr *z, const char *what, const char *advice);
+
+/* ---- how long is too long; a rank's watchdog (zr_watch.c) */
+enum { ZR_TIMES = 10, ZR_UNKNOWN = -1 };
+double zr_limit(const zr *z, double usual);          /* seconds; usual: what it takes else */
+void zr_watch_start(zr *z);
+void zr_watch_also(zr *z, void (*look)(zr *z));      /* calls this, too, from here on */
+void zr_watch_alone(zr *z);                /* looks at no peer from here on, but at its clock */
+void zr_watch_stop(zr *z);
+void zr_expect(zr *z);                    /* what is waited for must be done in time */
+void zr_met(zr *z);                       /* it is */
+void zr_measure(zr *z, double seconds);   /* what a step took */
 
 /* ---- ranks that stand still (zr_stall.c) */
-enum { ZR_FIRST_S = 600, ZR_LEAST_S = 60, ZR_TIMES = 10 };    /* how long is too long: above */
 void zr_stepping(zr *z, int yes);         /* a rank is in a step or an evaluation from here on */
 /* What the parent keeps of a rank, and of all. */
 typedef struct zr_watched {
@@ -245,7 +309,6 @@ typedef struct zr_stall {
 int zr_stalled(zr *z, zr_stall *s, char *why);       /* is it time to end the run? why[ZR_WHY] */
 
 /* ---- the target: memory */
-void zr_find_column(zr *z);               /* z->column; fails where the program has none */
 /* Before the ranks start: z->t, and what can be found out about room for them. */
 void zr_prepare(zr *z);
 void zr_open(zr *z);                      /* a rank's device; what its kernels are opened with */
@@ -267,6 +330,7 @@ void zr_finish(zr *z, int queue);         /* this queue is empty after it */
 void zr_drain(zr *z);                     /* all are */
 void zr_push(zr *z, int queue, const zr_command *c);   /* runs at once where the queue is inline */
 extern const int zr_is_gpu;               /* 0: the target has no options of GPUs */
+extern const int zr_reads_peers;          /* 0: what peers have is sent, pieces to the inbox */
 void zr_epilogue(zr *z);                  /* what is left to say of the target, after training */
 
 /* ---- --profile (zr_profile.c); all of it does nothing where it was not asked for */
@@ -287,7 +351,6 @@ static inline void zr_note_end(zr *z, zr_note *note)
 {
     if (note) zr_note_done(z, note);
 }
-const char *zr_queue_name(int queue);
 /* The target's clocks: for n notes at most; a profiled step begins with empty queues; the note's
  * begin or end is now, on its queue; all queues are empty: begin and end are there. */
 void zr_clocks_start(zr *z, int64_t n);
@@ -311,7 +374,14 @@ void zr_version(zr *z);
 /* A setting in the environment; 0 where there is none. */
 int64_t zr_setting(zr *z, const char *name, int64_t most);
 
-uint64_t zr_random(uint64_t *state);      /* splitmix64 (zr_main.c) */
+/* splitmix64 */
+static inline uint64_t zr_random(uint64_t *state)
+{
+    uint64_t x = *state += 0x9e3779b97f4a7c15;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+    x = (x ^ x >> 27) * 0x94d049bb133111eb;
+    return x ^ x >> 31;
+}
 
 /* Does the program use this queue? */
 static inline int zr_uses(const zr *z, int queue) { return z->p->queues >> queue & 1; }

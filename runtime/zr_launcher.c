@@ -19,26 +19,28 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PORT = 29411, LOW = 20000, SPAN = 20000, STEP = 977, MOST_PORT = 65535 };
+/* From 32768 on Linux gives ports to whoever asks for any. */
+enum { PORT = 29411, LOW = 20000, SPAN = 12000, STEP = 977, MOST_PORT = 65535 };
 
-/* What names the rank, the ranks, the rank among those of this host, and how many these are. */
+/* What names the rank, the ranks, the rank among those of this host, and how many these are; and
+ * what names the run, alike on all ranks ("": nothing; Slurm's port is made of job and step). */
 static const struct source {
-    const char *rank, *ranks, *local, *neighbours;
+    const char *rank, *ranks, *local, *neighbours, *run;
     int pods;                             /* without `local` a rank may be a pod */
     int whole;                            /* without `local` this is another launcher's */
 } sources[] = {
-    {"ZR_RANK", "ZR_WORLD_SIZE", "ZR_LOCAL_RANK", "ZR_LOCAL_WORLD_SIZE", 1, 0},
+    {"ZR_RANK", "ZR_WORLD_SIZE", "ZR_LOCAL_RANK", "ZR_LOCAL_WORLD_SIZE", "", 1, 0},
     /* torchrun, deepspeed, PyTorchJob */
-    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", 1, 0},
+    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", 1, 0},
     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-     "OMPI_COMM_WORLD_LOCAL_SIZE", 0, 0},
+     "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", 0, 0},
     /* Hydra (MPICH, Intel MPI), also within Slurm, whose numbers are then the proxies'; PALS.
      * Slurm's own pmi2 plugin sets the first two alone: what it says besides is below. */
-    {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", 0, 1},
-    {"PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE", 0, 1},
-    {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "", 0, 0},
+    {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_JOBID", 0, 1},
+    {"PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE", "PMI_JOBID", 0, 1},
+    {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "", "", 0, 0},
     /* Kubernetes, an indexed Job */
-    {"JOB_COMPLETION_INDEX", "ZR_WORLD_SIZE", "ZR_LOCAL_RANK", "ZR_LOCAL_WORLD_SIZE", 1, 0},
+    {"JOB_COMPLETION_INDEX", "ZR_WORLD_SIZE", "ZR_LOCAL_RANK", "ZR_LOCAL_WORLD_SIZE", "", 1, 0},
 };
 
 static int given(const char *name)
@@ -98,21 +100,28 @@ static void take_slurm(zr *z, const char *list)
     z->net.port = (int)(LOW + (job + STEP * step) % SPAN);
 }
 
+static void name_run(zr *z, const struct source *s)
+{
+    const char *name = *s->run ? getenv(s->run) : NULL;
+    z->net.run = ZR_HASH;
+    if (name) zr_add_hash(&z->net.run, name, strlen(name));
+}
+
 static void find_address(zr *z, const struct source *s)
 {
     int slurm = !strcmp(s->rank, "SLURM_PROCID");
-    int here = given(s->neighbours) && number(z, s->neighbours) == z->ranks;
+    int near = given(s->neighbours) ? number(z, s->neighbours) : z->here;
     snprintf(z->net.host, ZR_HOST_NAME, "127.0.0.1");
     z->net.port = PORT;
     if (given("ZR_ADDR")) take_address(z, getenv("ZR_ADDR"));
     else if (given("MASTER_ADDR") && given("MASTER_PORT")) take_master(z);
     else if (slurm && given("SLURM_STEP_NODELIST")) take_slurm(z, "SLURM_STEP_NODELIST");
-    else if (here || z->here == z->ranks || !given(s->neighbours)) z->net.own = 1;
+    else if (near == z->ranks) z->net.own = 1;
     else if (given("SLURM_JOB_NODELIST")) take_slurm(z, "SLURM_JOB_NODELIST");
     else
-        zr_fail(z, ZR_USER, "%s=%s of %d ranks are on this host, and nothing says where rank 0 is; "
-                "set ZR_ADDR=HOST:PORT on all ranks, HOST being rank 0's", s->neighbours,
-                getenv(s->neighbours), z->ranks);
+        zr_fail(z, ZR_USER, "%d of %d ranks are known to be on this host%s%s, and nothing says "
+                "where rank 0 is; set ZR_ADDR=HOST:PORT on all ranks, HOST being rank 0's", near,
+                z->ranks, *s->neighbours ? " by " : "", s->neighbours);
 }
 
 /* ---- which rank */
@@ -160,5 +169,6 @@ void zr_find_launcher(zr *z)
         zr_fail(z, ZR_DISAGREE, "%s=%s: there are %d ranks", s->rank, getenv(s->rank), ranks);
     z->net.local = given(s->local) ? number(z, s->local) : z->ranks > 1 ? -1 : 0;
     find_address(z, s);
+    name_run(z, s);
     if (z->ranks > 1) z->far = &zr_plane;
 }

@@ -15,17 +15,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
-enum { PROMPT = 16 };
-
-uint64_t zr_random(uint64_t *state)
-{
-    uint64_t x = *state += 0x9e3779b97f4a7c15;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
-    x = (x ^ x >> 27) * 0x94d049bb133111eb;
-    return x ^ x >> 31;
-}
+enum { PROMPT = 16, STACK_KIB = 128 };
 
 int zr_rank(const zr *z) { return z->rank; }
 
@@ -81,29 +74,13 @@ static void open_tokens(zr *z, zr_data *d, const char *path, int64_t used)
 
 /* ---- a rank's beginnings */
 
-void zr_find_column(zr *z)
-{
-    const zr_program *p = z->p;
-    const char *here = p->target();
-    char names[ZR_WHY] = "";
-    for (z->column = 0; z->column < p->ncolumns; z->column++) {
-        const char *name = p->columns[z->column].name;
-        size_t n = strlen(names);
-        if (!strcmp(name, here)) return;
-        snprintf(names + n, sizeof names - n, "%s%s", n ? ", " : "", name);
-    }
-    zr_fail(z, ZR_ENVIRONMENT,
-            "this is %s, the program is made for %s; add %s to `targets` of the spec and generate "
-            "it again", here, names, here);
-}
-
 static void open_kernels(zr *z)
 {
     const char *why = "";
     for (int queue = 0; queue < ZR_QUEUES; queue++) {
-        if (queue != ZR_MAIN && queue != ZR_REDUCE && (queue != ZR_HOST || !zr_uses(z, queue)))
+        if (queue != ZR_MAIN && queue != ZR_SUM && (queue != ZR_HOST || !zr_uses(z, queue)))
             continue;
-        int threads = queue == ZR_REDUCE ? 1 : z->threads;
+        int threads = queue == ZR_SUM ? 1 : z->threads;
         void *space = queue == ZR_MAIN ? z->space : NULL;
         zr_queue *q = &z->queue[queue];
         q->k = z->p->open(queue, q->stream, space, z->desk, z->column, threads, &why);
@@ -143,7 +120,10 @@ static void load_weights(zr *z)
 
 static void begin(zr *z)
 {
+    if (z->far) zr_meet(z);
+    zr_same_program(z);
     zr_open(z);
+    zr_check_states(z);
     open_kernels(z);
     gemms(z, z->o->tune ? ZR_TIME : ZR_TAKE);
     zr_handshake(z);
@@ -173,6 +153,15 @@ static int64_t address(void *p) { return (int64_t)(intptr_t)p; }
 
 /* ---- validation */
 
+/* All slots of what dies; nothing is under way before and after. */
+static void all_dead(zr *z)
+{
+    if (z->o->mode == ZR_EAGER) return;
+    for (int k = 0; k < z->p->nslots; k++)
+        zr_poison(z, ZR_MAIN, z->p->slots[k][0], z->p->slots[k][1] * z->p->slots[k][2]);
+    zr_drain(z);
+}
+
 /* Every whole sample of the file once, in order; grain g of them belongs to rank g % ranks.
  * `step`: how many have been made. */
 static void validate(zr *z, int64_t step)
@@ -187,6 +176,7 @@ static void validate(zr *z, int64_t step)
         load_batch(z, 0, &z->val, mine, rows < 0 ? 0 : rows < B ? rows : B);
         zr_replay(z, ZR_EVAL, z->p->eval);
         zr_drain(z);
+        all_dead(z);
     }
     z->p->total(z);
     zr_call(z, ZR_MAIN, z->p->mean, address(&loss), address(&valid));
@@ -308,6 +298,7 @@ static int32_t next_token(zr *z, const int32_t *context, int64_t n, uint64_t *st
     zr_draw draw = {0.8, (double)(zr_random(state) >> 11) * 0x1p-53, 0};
     zr_call(z, ZR_MAIN, z->p->sample, address(&draw));
     zr_drain(z);
+    all_dead(z);
     return draw.token;
 }
 
@@ -345,18 +336,30 @@ static void save(zr *z)
         zr_temp(z, ZR_SAVING, NULL);
     }
     zr_barrier(z);
+    atomic_store(&z->shared->saved, 1);
 }
 
-/* Masters that lie in the file come tile by tile. */
-static void hash_filed(zr *z, const zr_flat *f, int64_t i, uint64_t *sum)
+/* Where a function finds elements of a state: in its arena, or in the tile's place, to which they
+ * come from the file. */
+static int64_t brought(zr *z, const zr_state *s, int64_t at, int64_t n)
 {
-    int64_t all = f->n ? f->n : f->shard;
-    for (int64_t at = 0; at < all; at += z->p->tile) {
-        int64_t n = all - at < z->p->tile ? all - at : z->p->tile;
-        zr_copy(z, ZR_LOAD, f->at + i * f->stride + 4 * at, z->p->brought, 4 * n);
-        zr_drain(z);
-        zr_call(z, ZR_HOST, f->hash, z->p->brought, i, f->first + at, n, address(sum));
-        zr_drain(z);
+    if (s->queue != ZR_STORE) return at;
+    zr_drain(z);                          /* what came before is read */
+    zr_copy(z, ZR_LOAD, at, z->p->brought, zr_width(s) * n);
+    zr_drain(z);
+    return z->p->brought;
+}
+
+/* Instance i of a state, all at once, of which a function knows where it begins and how much it is;
+ * or, from the file, tile by tile. */
+static void hash_instance(zr *z, const zr_state *s, int64_t i, uint64_t *sum)
+{
+    int filed = s->queue == ZR_STORE;
+    int64_t tile = filed ? z->p->tile : s->n;
+    for (int64_t at = 0; at < s->n; at += tile) {
+        int64_t n = s->n - at < tile ? s->n - at : tile;
+        int64_t there = brought(z, s, s->at + i * s->stride + zr_width(s) * at, n);
+        zr_call(z, filed ? ZR_HOST : s->queue, s->hash, there, i, address(sum), s->first + at, n);
     }
 }
 
@@ -364,10 +367,8 @@ static void hash(zr *z)
 {
     uint64_t sum[2] = {0};
     if (!z->o->hash) return;
-    for (const zr_flat *f = z->p->flats; f < z->p->flats + z->p->nflats; f++)
-        for (int64_t i = 0; i < f->count; i++)
-            if (f->queue == ZR_STORE) hash_filed(z, f, i, sum);
-            else zr_call(z, f->queue, f->hash, f->at + i * f->stride, i, address(sum));
+    for (const zr_state *s = z->p->states; s < z->p->states + z->p->nstates; s++)
+        for (int64_t i = 0; s->hash && i < s->count; i++) hash_instance(z, s, i, sum);
     zr_drain(z);
     zr_total(z, sum);
     zr_print(z, STDOUT_FILENO, "weights %016" PRIx64 "%016" PRIx64 "\n", sum[0], sum[1]);
@@ -402,6 +403,15 @@ static void hold_places(void)
     if (fd >= 0) close(fd);
 }
 
+/* A rank, and each of its threads, has some tens of KiB in place: it would die of less, unheard. */
+static void check_stack(zr *z)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_STACK, &limit) || limit.rlim_cur >= STACK_KIB << 10) return;
+    zr_fail(z, ZR_ENVIRONMENT, "a stack may have %d KiB here, %d are needed (ulimit -s)",
+            (int)(limit.rlim_cur >> 10), STACK_KIB);
+}
+
 int zr_main(int argc, char **argv, const zr_program *p)
 {
     zr_options o;
@@ -409,6 +419,7 @@ int zr_main(int argc, char **argv, const zr_program *p)
             .net.sharing = p->ranks,
             .started = zr_now(), .log.file = -1};
     hold_places();
+    check_stack(&z);
     if (p->abi != ZR_ABI)
         zr_fail(&z, ZR_DISAGREE, "made for runtime %u, this is %d; build it anew", p->abi, ZR_ABI);
     zr_parse(&z, &o, argc, argv);

@@ -260,7 +260,8 @@ void zr_help(zr *z, const char *program)
 
 void zr_version(zr *z)
 {
-    zr_print(z, STDOUT_FILENO, "%s, %d ranks\nplan %s\nlayout %s\nsources %s\n"
-             "kernels %s\nmemory %s\n", z->p->name, z->ranks, z->p->plan, z->p->layout, zr_digest,
-             z->p->object(), z->p->memory);
+    zr_print(z, STDOUT_FILENO, "%s, %d ranks\nversion %s\nplan %s\nlayout %s\nsources %s\n"
+             "kernels %s\nmemory %s\n", z->p->name, z->ranks, zr_release, z->p->plan, z->p->layout,
+             zr_digest, z->p->object(), z->p->memory);
+    if (z->p->margin) zr_print(z, STDOUT_FILENO, "sm_margin %d\n", z->p->margin);
 }

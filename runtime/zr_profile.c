@@ -27,14 +27,6 @@
 
 enum { TEXT = 1 << 13, LINE = 1024 };
 
-const char *zr_queue_name(int queue)
-{
-    static const char *const names[] = {"main", "gather", "reduce", "host", "up", "down", "load",
-                                        "store", "fetch"};
-    _Static_assert(sizeof names / sizeof *names == ZR_QUEUES, "a name for every queue");
-    return names[queue];
-}
-
 static int64_t steps(const zr *z) { return z->o->profile_last - z->o->profile_first + 1; }
 
 /* ---- at the start */
@@ -167,8 +159,8 @@ static void print_row(zr *z, const zr_row *r, double wall)
     char bytes[32] = "", rate[32] = "", work[32] = "", peak[32] = "", line[LINE];
     double n = (double)steps(z), flops = fn ? fn->flops * (double)r->calls : 0;
     double gflops = r->seconds > 0 ? 1e-9 * flops / r->seconds : 0;
-    /* on a CPU whoever uses an all-to-all's pieces reads them, where they lie */
-    int itself = zr_is_gpu || strcmp(r->name, "alltoall");
+    /* else whoever uses an all-to-all's pieces reads them, where they lie */
+    int itself = !zr_reads_peers || strcmp(r->name, "alltoall");
     if (r->bytes) snprintf(bytes, sizeof bytes, "%.0f", (double)r->bytes / n);
     if (r->bytes && itself && r->seconds > 0)
         snprintf(rate, sizeof rate, "%.2f", 1e-9 * (double)r->bytes / r->seconds);
@@ -220,8 +212,9 @@ static void print_queue(zr *z, int queue, double wall)
 static const char *waiting_for(int queue)
 {
     static const char *const names[] = {"waits for main", "waits for gather", "waits for reduce",
-                                        "waits for host", "waits for up", "waits for down",
-                                        "waits for load", "waits for store", "waits for fetch"};
+                                        "waits for sum", "waits for host", "waits for up",
+                                        "waits for down", "waits for load", "waits for store",
+                                        "waits for fetch"};
     _Static_assert(sizeof names / sizeof *names == ZR_QUEUES, "words for every queue");
     return names[queue];
 }

@@ -1,4 +1,5 @@
-/* zr_range.c -- what a command may touch: places within its arenas, numbers that there are.
+/* zr_range.c -- what a command may touch: places within its arenas, numbers that there are; their
+ * names; what a run keeps; what is dead behind a command.
  *
  * A program that was changed by hand, or made by a generator that errs, ends here, naming the
  * command, and not with a fault of memory or with wrong weights.
@@ -7,9 +8,39 @@
  *  1. A command is looked at before it is issued, an operand of a function before it is used.
  *  2. Both targets look at the same: each begins every function of zr.h with one of these.
  */
+#include "zr_file.h"
 #include "zr_int.h"
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
+
+/* ---- numbers and their names */
+
+void zr_find_column(zr *z)
+{
+    const zr_program *p = z->p;
+    const char *here = p->target();
+    char names[ZR_WHY] = "";
+    for (z->column = 0; z->column < p->ncolumns; z->column++) {
+        const char *name = p->columns[z->column].name;
+        size_t n = strlen(names);
+        if (!strcmp(name, here)) return;
+        snprintf(names + n, sizeof names - n, "%s%s", n ? ", " : "", name);
+    }
+    zr_fail(z, ZR_ENVIRONMENT,
+            "this is %s, the program is made for %s; add %s to `targets` of the spec and generate "
+            "it again", here, names, here);
+}
+
+const char *zr_queue_name(int queue)
+{
+    static const char *const names[] = {"main", "gather", "reduce", "sum", "host", "up", "down",
+                                        "load", "store", "fetch"};
+    _Static_assert(sizeof names / sizeof *names == ZR_QUEUES, "a name for every queue");
+    return names[queue];
+}
+
+/* ---- places */
 
 enum { ARENA, SHARED, HOSTED, FILED };
 
@@ -81,12 +112,6 @@ void zr_check_call(zr *z, const char *name, int queue, int n)
         zr_fail(z, ZR_DISAGREE, "%s with %d operands; at most %d", name, n, ZR_OPERANDS);
 }
 
-void zr_check_drop(zr *z, int queue, int64_t at, int64_t bytes)
-{
-    zr_check_queue(z, "drop", queue);
-    check(z, "drop", queue, (place){"at", queue == ZR_HOST ? HOSTED : ARENA, at, bytes, 1, 0});
-}
-
 void zr_check_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes)
 {
     static const struct { int copies, from, to; } ways[ZR_QUEUES] = {
@@ -102,38 +127,80 @@ void zr_check_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes)
     check(z, "copy", queue, (place){"to", ways[queue].to, to, bytes, 1, 0});
 }
 
+/* Only the group of all ranks is opened, on the first so many queues. */
+static void check_group(zr *z, const char *what, int queue, int queues, int group)
+{
+    zr_check_queue(z, what, queue);
+    check_number(z, what, queue, "queue", queue, queues);
+    check_number(z, what, queue, "group", group, z->p->ngroups);
+    if (group == 0 && z->p->groups->ranks == z->ranks) return;
+    zr_fail(z, ZR_DISAGREE,
+            "step %" PRId64 ": %s on queue %s: group %s has %d of %d ranks; only the first, of all,"
+            " is opened; generate the program anew", z->step + 1, what, zr_queue_name(queue),
+            z->p->groups[group].name, z->p->groups[group].ranks, z->ranks);
+}
+
 /* What peers read; a rank alone has none, and its pieces may lie anywhere. */
 static int given(const zr *z) { return z->ranks > 1 ? SHARED : ARENA; }
 
-void zr_check_gather(zr *z, int queue, int64_t from, int64_t from_step, int64_t to,
+void zr_check_gather(zr *z, int queue, int group, int64_t from, int64_t from_step, int64_t to,
                      int64_t to_step, int64_t bytes)
 {
-    zr_check_queue(z, "gather", queue);
+    check_group(z, "gather", queue, ZR_REDUCE + 1, group);
     check(z, "gather", queue, (place){"from", given(z), from, bytes, z->ranks, from_step});
     check(z, "gather", queue, (place){"to", ARENA, to, bytes, z->ranks, to_step});
 }
 
-void zr_check_alltoall(zr *z, int queue, int64_t at, int64_t step, int64_t to, int64_t bytes)
+int zr_inbox(zr *z, const char *what, int64_t to)
 {
-    zr_check_queue(z, "alltoall", queue);
-    check(z, "alltoall", queue, (place){"at", given(z), at, bytes, z->ranks, step});
-    if (zr_is_gpu && z->ranks > 1)
-        check(z, "alltoall", queue, (place){"to", ARENA, to, bytes, z->ranks, bytes});
+    const zr_program *p = z->p;
+    for (int slot = 0; slot < p->inboxes; slot++)
+        if (to == p->inbox + slot * p->inbox_step) return slot;
+    zr_fail(z, ZR_DISAGREE, "step %" PRId64 ": %s: no slot of the inbox is at %" PRId64
+            "; generate the program anew", z->step + 1, what, to);
 }
 
-void zr_check_reducescatter(zr *z, int queue, int64_t at, int64_t step, int64_t to,
+/* What comes to a slot must not reach into the next one. */
+static void check_slot(zr *z, const char *what, int queue, int64_t count, int64_t bytes)
+{
+    int64_t room = z->p->inbox_step;
+    if (bytes <= room / count) return;
+    zr_fail(z, ZR_DISAGREE,
+            "step %" PRId64 ": %s on queue %s: %" PRId64 " x %" PRId64 " bytes come; a slot of the "
+            "inbox has %" PRId64 "; generate the program anew", z->step + 1, what,
+            zr_queue_name(queue), count, bytes, room);
+}
+
+void zr_check_alltoall(zr *z, int queue, int group, int64_t at, int64_t step, int64_t to,
+                       int64_t bytes)
+{
+    check_group(z, "alltoall", queue, ZR_REDUCE + 1, group);
+    check(z, "alltoall", queue, (place){"at", given(z), at, bytes, z->ranks, step});
+    if (zr_reads_peers || z->ranks == 1) return;      /* pieces are read where they lie */
+    check(z, "alltoall", queue, (place){"to", ARENA, to, bytes, z->ranks, bytes});
+    check_slot(z, "alltoall", queue, z->ranks, bytes);
+}
+
+void zr_check_reducescatter(zr *z, int queue, int group, int64_t at, int64_t step, int64_t to,
                             int64_t bytes, int type)
 {
-    zr_check_queue(z, "reducescatter", queue);
+    check_group(z, "reducescatter", queue, ZR_REDUCE + 1, group);
     check_number(z, "reducescatter", queue, "type", type, ZR_F16 + 1);
     check(z, "reducescatter", queue, (place){"at", given(z), at, bytes, z->ranks, step});
     check(z, "reducescatter", queue, (place){"to", ARENA, to, bytes, 1, 0});
+    check_slot(z, "reducescatter", queue, 1, bytes);
 }
 
-void zr_check_allreduce(zr *z, int queue, int64_t from, int64_t to, int64_t n)
+void zr_check_done(zr *z, int queue, int group, int64_t at)
+{
+    check_group(z, "done", queue, ZR_SUM + 1, group);
+    check(z, "done", queue, (place){"at", given(z), at, 1, 1, 0});
+}
+
+void zr_check_allreduce(zr *z, int queue, int group, int64_t from, int64_t to, int64_t n)
 {
     int64_t bytes = n < 0 || n > INT64_MAX / 8 ? INT64_MAX : 8 * n;
-    zr_check_queue(z, "allreduce", queue);
+    check_group(z, "allreduce", queue, ZR_REDUCE + 1, group);
     check(z, "allreduce", queue, (place){"from", given(z), from, bytes, 1, 0});
     check(z, "allreduce", queue, (place){"to", ARENA, to, bytes, 1, 0});
 }
@@ -146,6 +213,94 @@ void zr_check_batch(zr *z, int64_t grain, int64_t at)
     check(z, "batch", ZR_MAIN, (place){"at", ARENA, at, bytes, 1, 0});
     check(z, "batch", ZR_MAIN, (place){"tokens", ARENA, p->tokens + at, bytes, 1, 0});
     check(z, "batch", ZR_MAIN, (place){"targets", ARENA, p->targets + at, bytes, 1, 0});
+}
+
+/* ---- what a run keeps */
+
+/* The rows of a tensor's masters have every element of a shard once, in order, of all instances:
+ * what no row has would be saved as zeros, and would not be hashed. */
+static int has_masters(const zr *z, const zr_tensor *t)
+{
+    const zr_program *p = z->p;
+    int64_t slices = t->flat_step > 1 ? t->flat_step : 1, shard = 0, end = 0;
+    int64_t instances = (int64_t)(t->count - 1) * t->flat_step + slices;
+    for (const zr_state *s = p->states; s < p->states + p->nstates; s++) {
+        if (s->flat != t->flat || strcmp(s->what, "master")) continue;
+        if (!end) shard = s->shard;
+        if (s->shard != shard || s->first != end || s->n <= 0 || s->n > shard - end ||
+            s->count < instances || !s->hash) return 0;
+        end += s->n;
+    }
+    int64_t n = t->ndim == 1 ? t->shape[0] : t->shape[0] * t->shape[1];
+    place own = {.at = t->offset, .bytes = n, .count = t->count, .step = t->offset_step};
+    return end > 0 && end == shard && lies_within(&own, slices * p->ranks * shard);
+}
+
+void zr_check_states(zr *z)
+{
+    static const int arenas[ZR_QUEUES] = {[ZR_HOST] = HOSTED, [ZR_STORE] = FILED};
+    const zr_program *p = z->p;
+    for (const zr_state *s = p->states; s < p->states + p->nstates; s++) {
+        int64_t n = s->n + (s->over < 0 ? (p->ranks - 1) * s->shard : 0);
+        if (strcmp(s->what, "master")) continue;          /* nothing else is saved or loaded */
+        zr_check_queue(z, "state", s->queue);
+        check_number(z, "state", s->queue, "type", s->type, ZR_BYTES + 1);
+        check(z, "state", s->queue, (place){s->what, arenas[s->queue], s->at, zr_width(s) * n,
+                                            s->count, s->stride});
+    }
+    for (const zr_tensor *t = p->tensors; t < p->tensors + p->ntensors; t++)
+        if (!has_masters(z, t))
+            zr_fail(z, ZR_DISAGREE, "step %" PRId64 ": tensor %s: the rows of its masters do not "
+                    "have each of its elements once; generate the program anew", z->step + 1,
+                    t->name);
+}
+
+/* ---- what is dead */
+
+/* The slot around a place. */
+static void slot_of(zr *z, const char *what, int queue, int64_t *at, int64_t *bytes)
+{
+    for (int k = 0; k < z->p->nslots; k++) {
+        const int64_t *s = z->p->slots[k], within = *at - s[0];
+        if (within < 0 || within >= s[1] * s[2]) continue;
+        *at -= within % s[1];
+        *bytes = s[1];
+        return;
+    }
+    zr_fail(z, ZR_DISAGREE, "step %" PRId64 ": %s on queue %s: no slot whose contents die is at %"
+            PRId64 "; generate the program anew", z->step + 1, what, zr_queue_name(queue), *at);
+}
+
+uint32_t zr_unmark(zr *z, const char *what, int queue, int64_t *i, int n)
+{
+    uint32_t last = 0;
+    for (int k = 0; k < n; k++) {
+        if (i[k] < ZR_LAST) continue;
+        i[k] -= ZR_LAST;
+        last |= 1u << k;
+        int64_t at = i[k], bytes;
+        zr_check_queue(z, what, queue);
+        slot_of(z, what, queue, &at, &bytes);
+        if (queue < ZR_HOST || queue == ZR_DOWN) continue;
+        zr_fail(z, ZR_DISAGREE, "step %" PRId64 ": %s on queue %s: operand %d is marked as a last "
+                "use, but lies in no slot of the arena; generate the program anew", z->step + 1,
+                what, zr_queue_name(queue), k);
+    }
+    return last;
+}
+
+int zr_dying(zr *z, const char *what, int queue, const int64_t *i, uint32_t *last, int64_t *at,
+             int64_t *bytes)
+{
+    if (z->o->mode == ZR_EAGER) return 0;
+    for (int k = 0; *last >> k; k++) {
+        if (!(*last >> k & 1)) continue;
+        *last -= 1u << k;
+        *at = i[k];
+        slot_of(z, what, queue, at, bytes);
+        return 1;
+    }
+    return 0;
 }
 
 /* ---- operands of functions */

@@ -5,16 +5,13 @@
  *
  * Invariants
  *  1. A rank never outlives the parent; the parent returns only when every rank is gone.
- *  2. The first failure is the one that is told, and its exit code is the program's.
- *  3. A file registered with zr_temp is removed unless the run got past it or another run has it.
+ *  2. A file registered with zr_temp is removed unless the run got past it or another run has it.
  */
 #define _GNU_SOURCE
 #include "zr_int.h"
 #include <errno.h>
 #include <inttypes.h>
-#include <poll.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,84 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* How long a failure may take to be told, and then ranks to leave by themselves. */
-enum { LINE = 1024, SAY_MS = 1000, GRACE_MS = 300 };
-
-double zr_now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-/* ---- failing */
-
-/* A reader that sleeps must not hold up the end. */
-static void say(const char *line, int n)
-{
-    struct pollfd ready = {STDERR_FILENO, POLLOUT, 0};
-    if (poll(&ready, 1, SAY_MS) == 0) return;
-    ssize_t written = write(STDERR_FILENO, line, (size_t)(n < LINE ? n : LINE - 1));
-    (void)written;                        /* nobody is left to tell */
-}
-
-/* Tells every rank to leave. */
-static void stop(zr *z)
-{
-    atomic_store(&z->shared->stop, 1);
-    zr_wake(&z->shared->stop);
-    for (int r = 0; r < z->ranks; r++)
-        for (int q = 0; q <= ZR_QUEUES; q++) {
-            zr_wake(&z->shared->seat[r].turn[q].arrived);
-            zr_wake(&z->shared->seat[r].turn[q].read);
-        }
-}
-
-/* The first failure is told, and then everybody leaves: whoever waits for the end of all cannot
- * cut it short. */
-static void end(zr *z, int code, const char *line, int n)
-{
-    int32_t none = 0;
-    if (z->shared && !atomic_compare_exchange_strong(&z->shared->code, &none, code)) return;
-    say(line, n);
-    if (z->shared) stop(z);
-}
-
-/* The first thread of a process that leaves takes the others with it; these wait here for that,
- * because it may have something to say. */
-static void leave_alone(void)
-{
-    static atomic_flag leaving = ATOMIC_FLAG_INIT;
-    while (atomic_flag_test_and_set(&leaving)) pause();
-}
-
-void zr_fail(zr *z, int code, const char *format, ...)
-{
-    char line[LINE];
-    leave_alone();
-    int n = z->rank < 0 ? snprintf(line, LINE, "%s: ", z->p->name)
-                        : snprintf(line, LINE, "%srank %d: ", z->log.live ? "\n" : "", z->rank);
-    va_list args;
-    va_start(args, format);
-    n += vsnprintf(line + n, (size_t)(LINE - n - 1), format, args);
-    va_end(args);
-    if (n > LINE - 2) n = LINE - 2;
-    line[n++] = '\n';
-    end(z, code, line, n);
-    _exit(code);
-}
-
-void zr_leave_if_stopped(zr *z)
-{
-    if (!atomic_load_explicit(&z->shared->stop, memory_order_relaxed)) return;
-    leave_alone();
-    _exit(ZR_DIED);
-}
-
-void zr_temp(zr *z, int of, const char *path)
-{
-    snprintf(z->shared->temp[of], ZR_FILE, "%s", path ? path : "");
-}
+enum { GRACE_MS = 300 };                  /* how long ranks may take to leave by themselves */
 
 /* ---- signals */
 
@@ -146,20 +66,28 @@ static void share(zr *z)
     z->shared = at;
 }
 
+/* What a rank that ends by itself may mean: kernels, too, end it so where a device or a library
+ * does not do, and have said why. */
+static int meant(int code)
+{
+    int own = code == ZR_USER || code == ZR_ENVIRONMENT || code == ZR_DISAGREE || code == ZR_STUCK;
+    return own ? code : ZR_DIED;
+}
+
 /* Rank `rank` has ended: what that means for the rest. */
 static void judge(zr *z, int rank, int status)
 {
-    char line[LINE];
+    char line[ZR_LINE];
     int n = 0;
     if (WIFSIGNALED(status))
-        n = snprintf(line, LINE,
+        n = snprintf(line, ZR_LINE,
                      "%s: rank %d was ended by signal %d (%s)%s; all ranks are stopped\n",
                      z->p->name, rank, WTERMSIG(status), strsignal(WTERMSIG(status)),
                      WTERMSIG(status) == SIGKILL ? ", perhaps for want of memory" : "");
     else if (WEXITSTATUS(status))
-        n = snprintf(line, LINE, "%s: rank %d ended with exit code %d; all ranks are stopped\n",
+        n = snprintf(line, ZR_LINE, "%s: rank %d ended with exit code %d; all ranks are stopped\n",
                      z->p->name, rank, WEXITSTATUS(status));
-    if (n) end(z, ZR_DIED, line, n);
+    if (n) zr_end(z, WIFEXITED(status) ? meant(WEXITSTATUS(status)) : ZR_DIED, line, n);
 }
 
 /* Takes in every rank that has ended, and which are stopped. Returns how many are left. */
@@ -184,18 +112,19 @@ static int reap(zr *z, zr_watched *rank)
 
 static void interrupted(zr *z, int signal)
 {
-    char line[LINE];
-    int n = snprintf(line, LINE, "\n%s: stopped by signal %d (%s) in step %" PRId64 "\n",
+    char line[ZR_LINE];
+    int n = snprintf(line, ZR_LINE, "\n%s: stopped by signal %d (%s) %s step %" PRId64 "\n",
                      z->p->name, signal, strsignal(signal),
+                     atomic_load(&z->shared->saved) ? "with weights saved after" : "in",
                      atomic_load(&z->shared->seat[z->lowest].step));
-    end(z, 128 + signal, line, n);
+    zr_end(z, 128 + signal, line, n);
 }
 
 static void stalled(zr *z, zr_stall *s)
 {
-    char why[ZR_WHY], line[LINE];
+    char why[ZR_WHY], line[ZR_LINE];
     if (!zr_stalled(z, s, why)) return;
-    end(z, ZR_STUCK, line, snprintf(line, LINE, "%s: %s\n", z->p->name, why));
+    zr_end(z, ZR_STUCK, line, snprintf(line, ZR_LINE, "%s: %s\n", z->p->name, why));
 }
 
 /* Waits until all ranks have ended; those that do not leave in time after a stop are killed. */
@@ -209,7 +138,7 @@ static void watch(zr *z, const sigset_t *signals, zr_stall *s)
         if (signal > 0 && signal != SIGCHLD) interrupted(z, signal);
         stalled(z, s);
         if (!atomic_load(&z->shared->code)) continue;
-        if (deadline == 0) deadline = now + 1e-3 * SAY_MS + grace;
+        if (deadline == 0) deadline = now + 1e-3 * ZR_SAY_MS + grace;
         if (atomic_load(&z->shared->stop) && deadline > now + grace) deadline = now + grace;
         for (int r = 0; now > deadline && r < z->here; r++)
             if (s->rank[r].pid > 0) kill(s->rank[r].pid, SIGKILL);
@@ -238,10 +167,10 @@ int zr_ranks(zr *z, void (*body)(zr *z))
         pid_t pid = s.rank[r].pid = fork();
         if (pid == 0) live(z, z->lowest + r, parent, &before, body);
         if (pid < 0) {
-            char line[LINE];
-            int n = snprintf(line, LINE, "%s: starting rank %d: %s\n", z->p->name, z->lowest + r,
+            char line[ZR_LINE];
+            int n = snprintf(line, ZR_LINE, "%s: starting rank %d: %s\n", z->p->name, z->lowest + r,
                              strerror(errno));
-            end(z, ZR_ENVIRONMENT, line, n);
+            zr_end(z, ZR_ENVIRONMENT, line, n);
             break;
         }
     }

@@ -10,17 +10,11 @@
  */
 #define _GNU_SOURCE
 #include "zr_int.h"
-#include <limits.h>
 #include <linux/futex.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
-
-void zr_wake(_Atomic uint32_t *word)
-{
-    syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-}
 
 void zr_set(_Atomic uint32_t *word, uint32_t n)
 {

@@ -72,10 +72,7 @@ static int all_step(zr *z, const zr_stall *s, uint32_t *moves)
 
 static double limit(zr *z, const zr_stall *s)
 {
-    double enough = ZR_TIMES * s->longest;
-    if (z->timeout) return (double)z->timeout;
-    if (atomic_load(&seat_of(z, 0)->step) < 2) return ZR_FIRST_S;
-    return enough > ZR_LEAST_S ? enough : ZR_LEAST_S;
+    return zr_limit(z, atomic_load(&seat_of(z, 0)->step) < 2 ? ZR_UNKNOWN : s->longest);
 }
 
 /* The queue at which a rank stands still; -1: it waits for others. */
@@ -141,7 +138,7 @@ int zr_stalled(zr *z, zr_stall *s, char *why)
     int queue = -1;
     uint32_t moves;
     s->looked = now;
-    if (zr_is_gpu) return 0;              /* a rank there watches itself: cuda/watch.c */
+    if (zr_is_gpu) return 0;              /* a rank there watches itself: zr_watch.c */
     if (!all_step(z, s, &moves) || moves != s->moves) {
         if (before > s->longest) s->longest = before;
         s->moves = moves;

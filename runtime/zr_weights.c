@@ -17,13 +17,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 enum { PAGE = 4096, CHUNK = 16384, NAME = 256 };
 
 /* ---- where things lie */
+/* A state's type is told as a file's. */
+_Static_assert((int)F32 == ZR_F32 && (int)BF16 == ZR_BF16 && (int)F16 == ZR_F16, "types");
+
 /* What a rank holds of a tensor instance: n elements from its element `skip` on, at `at` in the
  * arena. */
 typedef struct piece {
@@ -35,28 +36,32 @@ static int64_t elements(const zr_tensor *t)
     return t->ndim == 1 ? t->shape[0] : t->shape[0] * t->shape[1];
 }
 
-/* The row of a tensor's flat behind f, its first where f is NULL; then those of its next slice, an
- * instance of the flat; NULL: there is none. */
-static const zr_flat *row(const zr_program *p, const zr_tensor *t, const zr_flat *f, int *slice)
+/* The row of a tensor's masters behind s, the first where s is NULL, each again for every slice of
+ * the tensor, an instance of the flat; NULL: there is none. */
+static const zr_state *row(const zr_program *p, const zr_tensor *t, const zr_state *s, int *slice)
 {
-    if (f && f->n && f->first + f->n < f->shard) return f + 1;
-    *slice = f ? *slice + 1 : 0;
-    return !f || *slice < t->flat_step ? &p->flats[t->flat] : NULL;
+    if (s && ++*slice < t->flat_step) return s;
+    *slice = 0;
+    for (s = s ? s + 1 : p->states; s < p->states + p->nstates; s++)
+        if (s->flat == t->flat && !strcmp(s->what, "master")) return s;
+    return NULL;
 }
 
-/* Of a row of its flat. all = 1: what lies in this rank's memory; 0: what it owns */
-static piece part(const zr_program *p, const zr_tensor *t, const zr_flat *f, int i, int slice,
+/* Of a row. all = 1: what lies in this rank's memory; 0: what it owns. Where every rank has all
+ * shards, one begins `shard` elements behind the other, whatever a row has of each. */
+static piece part(const zr_program *p, const zr_tensor *t, const zr_state *s, int i, int slice,
                   int rank, int all)
 {
-    int64_t whole = p->ranks * f->shard, begin = t->offset + i * t->offset_step - slice * whole;
+    int64_t begin = t->offset + i * t->offset_step - slice * p->ranks * s->shard;
     int64_t end = begin + elements(t);
-    int64_t held = f->first + (f->whole ? 0 : rank * f->shard);   /* the first element in memory */
-    int64_t lo = f->whole && all && !f->n ? 0 : rank * f->shard + f->first;
-    int64_t hi = f->whole && all && !f->n ? whole : lo + (f->n ? f->n : f->shard);
+    int from = s->over < 0 ? 0 : rank, to = s->over < 0 ? p->ranks - 1 : rank;   /* its shards */
+    int64_t held = from * s->shard + s->first;            /* the first element in memory */
+    int64_t lo = (all ? from : rank) * s->shard + s->first;
+    int64_t hi = (all ? to : rank) * s->shard + s->first + s->n;
     lo = lo < begin ? begin : lo;
     hi = hi > end ? end : hi;
-    int64_t width = f->type == ZR_F32 ? 4 : 2;
-    int64_t at = f->at + ((int64_t)i * t->flat_step + slice) * f->stride + width * (lo - held);
+    int64_t instance = (int64_t)i * t->flat_step + slice;
+    int64_t at = s->at + instance * s->stride + zr_width(s) * (lo - held);
     return (piece){at, lo - begin, hi > lo ? hi - lo : 0};
 }
 
@@ -128,28 +133,6 @@ static char *make_header(const zr_program *p, int64_t *n, int64_t *data)
     return text;
 }
 
-/* Locks what was opened. The name may have come to mean another file before the lock was had. */
-static int lock(int fd, const char *file, char *why)
-{
-    struct stat ours, there;
-    int error = flock(fd, LOCK_EX | LOCK_NB) ? errno : 0;
-    if (error && error != EWOULDBLOCK) return zr_why(why, "%s: %s", file, strerror(error));
-    if (error || fstat(fd, &ours) || stat(file, &there) ||
-        ours.st_dev != there.st_dev || ours.st_ino != there.st_ino)
-        return zr_why(why, "%s: another run is going to save there", file);
-    return 0;
-}
-
-int zr_save_clear(const char *file, char *why)
-{
-    int fd = open(file, O_WRONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) return errno == ENOENT ? 0 : zr_why(why, "%s: %s", file, strerror(errno));
-    int bad = lock(fd, file, why);
-    if (!bad && unlink(file)) bad = zr_why(why, "%s: %s", file, strerror(errno));
-    close(fd);
-    return bad;
-}
-
 /* A file of the final size that holds the header. It stays open: the lock goes with the process. */
 static int begin(const zr_program *p, const char *file, char *why)
 {
@@ -157,7 +140,7 @@ static int begin(const zr_program *p, const char *file, char *why)
     if (zr_save_clear(file, why)) return -1;
     int fd = open(file, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0) return zr_why(why, "%s: %s", file, strerror(errno));
-    if (lock(fd, file, why)) {
+    if (zr_lock(fd, file, why)) {
         close(fd);
         return -1;
     }
@@ -179,18 +162,18 @@ int zr_save_begin(const zr_program *p, const char *dir, char *why)
     return zr_make_dir(dir, why) || zr_save_temp(file, dir, why) ? -1 : begin(p, file, why);
 }
 
-/* The masters [n] of f at `from` in its arena, to float[n] at file offset `at`. */
-static int write_floats(int fd, zr *z, const zr_flat *f, int64_t from, int64_t n, int64_t at)
+/* The masters [n] of a row at `from` in its arena, to float[n] at file offset `at`. */
+static int write_floats(int fd, zr *z, const zr_state *s, int64_t from, int64_t n, int64_t at)
 {
     chunk *c = malloc(sizeof *c);
     int bad = !c;
     for (int64_t i = 0; !bad && i < n; i += CHUNK) {
         int64_t some = n - i < CHUNK ? n - i : CHUNK;
-        if (f->type == ZR_F32) {
-            zr_read(z, f->queue, c->whole, from + 4 * i, 4 * some);
+        if (s->type == ZR_F32) {
+            zr_read(z, s->queue, c->whole, from + 4 * i, 4 * some);
         } else {
-            zr_read(z, f->queue, c->half, from + 2 * i, 2 * some);
-            zr_widen(c->whole, c->half, some, BF16);
+            zr_read(z, s->queue, c->half, from + 2 * i, 2 * some);
+            zr_widen(c->whole, c->half, some, s->type);
         }
         bad = zr_write_at(fd, c->whole, 4 * some, at + 4 * i);
     }
@@ -201,13 +184,13 @@ static int write_floats(int fd, zr *z, const zr_flat *f, int64_t from, int64_t n
 /* This rank's pieces of every tensor, data at file offset `at`. */
 static int write_pieces(const zr_program *p, zr *z, int rank, int fd, int64_t at)
 {
-    int s = 0;
+    int slice = 0;
     for (int k = 0; k < p->ntensors; k++) {
         const zr_tensor *t = &p->tensors[k];
         for (int i = 0; i < t->count; i++, at += 4 * elements(t))
-            for (const zr_flat *f = row(p, t, NULL, &s); f; f = row(p, t, f, &s)) {
-                piece q = part(p, t, f, i, s, rank, 0);
-                if (q.n && write_floats(fd, z, f, q.at, q.n, at + 4 * q.skip)) return -1;
+            for (const zr_state *s = row(p, t, NULL, &slice); s; s = row(p, t, s, &slice)) {
+                piece q = part(p, t, s, i, slice, rank, 0);
+                if (q.n && write_floats(fd, z, s, q.at, q.n, at + 4 * q.skip)) return -1;
             }
     }
     return 0;
@@ -258,8 +241,8 @@ static int read_chunk(int fd, chunk *to, int64_t n, int64_t at, int dtype)
     return 0;
 }
 
-/* The masters [n] of f at `to` in its arena, from file offset `at`. */
-static int read_floats(int fd, zr *z, const zr_flat *f, int64_t to, int64_t n, int64_t at,
+/* The masters [n] of a row at `to` in its arena, from file offset `at`. */
+static int read_floats(int fd, zr *z, const zr_state *s, int64_t to, int64_t n, int64_t at,
                        int dtype)
 {
     chunk *c = malloc(sizeof *c);
@@ -269,11 +252,11 @@ static int read_floats(int fd, zr *z, const zr_flat *f, int64_t to, int64_t n, i
         int64_t some = n - i < CHUNK ? n - i : CHUNK;
         bad = read_chunk(fd, c, some, at + width * i, dtype);
         if (bad) break;
-        if (f->type == ZR_F32) {
-            zr_write(z, f->queue, to + 4 * i, c->whole, 4 * some);
+        if (s->type == ZR_F32) {
+            zr_write(z, s->queue, to + 4 * i, c->whole, 4 * some);
         } else {
-            zr_narrow(c->half, c->whole, some);
-            zr_write(z, f->queue, to + 2 * i, c->half, 2 * some);
+            zr_narrow(c->half, c->whole, some, s->type);
+            zr_write(z, s->queue, to + 2 * i, c->half, 2 * some);
         }
     }
     free(c);
@@ -331,15 +314,15 @@ static int match_all(const zr_program *p, const zr_table *table, const char *dir
     return 0;
 }
 
-/* Instance i of a tensor, to all rows of its flat. */
+/* Instance i of a tensor, to all rows of its masters. */
 static int read_tensor(const zr_program *p, const zr_table *table, const zr_entry *e, zr *z,
                        const zr_tensor *t, int i, int rank)
 {
     int64_t width = e->dtype == F32 ? 4 : 2;
-    int s = 0;
-    for (const zr_flat *f = row(p, t, NULL, &s); f; f = row(p, t, f, &s)) {
-        piece q = part(p, t, f, i, s, rank, 1);
-        if (q.n && read_floats(table->files[e->file].fd, z, f, q.at, q.n,
+    int slice = 0;
+    for (const zr_state *s = row(p, t, NULL, &slice); s; s = row(p, t, s, &slice)) {
+        piece q = part(p, t, s, i, slice, rank, 1);
+        if (q.n && read_floats(table->files[e->file].fd, z, s, q.at, q.n,
                                e->begin + width * q.skip, e->dtype)) return -1;
     }
     return 0;

@@ -1,7 +1,9 @@
-"""conftest.py -- what all tests share: hypothesis without chance or clocks, the tally for `run`."""
+"""conftest.py -- what all tests share: their order, hypothesis without chance or clocks, the tally
+for `run`."""
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 
 import pytest
 from hypothesis import settings
@@ -11,6 +13,21 @@ import zk
 # The same examples in every run: a failure can be repeated, a pass means the same.
 settings.register_profile("fixed", derandomize=True, database=None, deadline=None)
 settings.load_profile("fixed")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long tests go first, so that those at the end are short ones. Quick are the first row of a
+    test and the last."""
+    marked = lambda item, *names: any(item.get_closest_marker(name) for name in names)
+    items.sort(key=lambda item: not marked(item, "slow", "exhaustive"))
+    rows = defaultdict(list)
+    for item in items:
+        if not marked(item, "slow", "exhaustive"):
+            rows[item.nodeid.partition("[")[0]].append(item)
+    for all_ in rows.values():
+        for item in (all_[:1] + all_[1:][-1:]):
+            item.add_marker("quick")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

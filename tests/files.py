@@ -10,6 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
+from patience import LIMIT
+
 ROOT = Path(__file__).resolve().parent.parent
 READERS = {                               # by the name of the program: the files that it reads with
     "data": ["zr_data.c", "zr_file.c"],
@@ -31,7 +33,7 @@ def build(source: str, into: Path) -> Path:
 def run(*command: object) -> subprocess.CompletedProcess[str]:
     """Runs a program of `build`; an exit code that the tests do not know is a crash."""
     words = [str(word) for word in command]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode in (0, 2), done.stderr
     return done
 

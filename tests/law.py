@@ -9,7 +9,6 @@ import json
 import pathlib
 import random
 import re
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,9 @@ types."""
 import functools
 import pathlib
 
-from zg import build, spec
-from zg.plan import Plan
+from zg.plan.plan import Plan
+from zg.read import spec
+from zg.search import search
 
 SPECS = pathlib.Path(__file__).resolve().parent.parent / 'model_specs'
 NAMES = sorted(path.stem for path in SPECS.glob('*.yaml'))
@@ -55,6 +56,9 @@ WAYS = {
     'stage 3, all in a file': (
         'zero.stage=3', 'zero.offload_optimizer.device=nvme', 'zero.offload_param.device=nvme',
         'zero.offload_optimizer.nvme_path=/tmp', 'train.precision=bf16'),
+    'stage 3, attention is frozen': (
+        'zero.stage=3', 'train.precision=bf16', 'zero.stage3_param_persistence_threshold=0',
+        'train.optimizer.groups=[{match: ["*attn*"], frozen: true}]'),
     'stage 3, one queue, bf16': ('zero.stage=3', 'zero.overlap_comm=false', 'train.precision=bf16'),
 }
 
@@ -70,4 +74,10 @@ def keys(name: str, way: str) -> tuple[str, ...]:
 def planned(name: str, *settings: str) -> Plan:
     """the plan of a spec of model_specs, or of a path, with `key=value` settings"""
     path = SPECS / f'{name}.yaml' if name in NAMES else pathlib.Path(name)
-    return build.build(spec.load(str(path), settings)).plan
+    return search.find(spec.load(str(path), settings)).plan
+
+
+def below(p: Plan) -> bool:
+    """sums of gradients lie in the host arena"""
+    sums = {s.cls for s in p.stores if s.what == 'sum'}
+    return any(c.arena == 'host' for c in p.classes if c.name in sums)

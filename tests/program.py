@@ -19,9 +19,11 @@ from typing import Callable
 import numpy as np
 import pytest
 
+from patience import LIMIT, patient
+
 ROOT = Path(__file__).resolve().parent.parent
 RUNTIME = ROOT / "runtime"
-UNITS, N, GRAINS, B, T, VOCAB, IGNORE = 3, 3072, 24, 2, 5, 100, 99  # of program.c
+UNITS, N, GRAINS, PIECES, B, T, VOCAB, IGNORE = 3, 3072, 24, 4, 2, 5, 100, 99  # of program.c
 STEPS = 3
 SANITIZERS = {
     "plain": ["-DCOUNT"],
@@ -99,7 +101,7 @@ def run(
         [*prefix, str(binary), *map(str, args)],
         env=environment(**settings),
         capture_output=True,
-        timeout=120,
+        timeout=LIMIT,
         preexec_fn=limits,
     )
     return Result(
@@ -203,7 +205,7 @@ def children(pid: int) -> list[int]:
 
 
 def gone(pids: list[int]) -> bool:
-    """No process of these is left after at most two seconds; a zombie counts as gone."""
+    """No process of these is left after two seconds; a zombie counts as gone."""
 
     def alive(pid: int) -> bool:
         try:
@@ -211,7 +213,7 @@ def gone(pids: list[int]) -> bool:
         except OSError:
             return False
 
-    for _ in range(40):
+    for _ in range(int(patient(40))):
         if not any(map(alive, pids)):
             return True
         time.sleep(0.05)

@@ -16,6 +16,7 @@ import sys
 import numpy as np
 import pytest
 
+from patience import LIMIT
 import zk
 
 F32, BF16, F16 = 2.0 ** -24, 2.0 ** -8, 2.0 ** -11      # unit roundoffs: the most one rounding errs, relative
@@ -260,7 +261,7 @@ def test_no_kernel_for_it() -> None:
             'k.zk_attention_fwd(x, zk.empty(zk.F32, 8), x, 1, 8, 1, 1, 8, -1.0)')
     paths = os.pathsep.join(str(zk.ROOT / folder) for folder in ('tests', 'gen'))
     done = subprocess.run([sys.executable, '-c', call], env=os.environ | {'PYTHONPATH': paths},
-                          capture_output=True, text=True, timeout=120)
+                          capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 3
     assert 'attention: no kernel with tile 64x64x0 for heads of 8 elements, scale -1' in done.stderr
 

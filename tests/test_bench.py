@@ -4,23 +4,27 @@ its table of kernels fits the kernels; and that operands get to a GPU and back.
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 
+from patience import LIMIT
 import device
 import zk
-from trainer import ROOT
+from trainer import ROOT, checkout
 
+SLEEP = 3600 + os.getpid()          # seconds that no other run of this test sleeps
 SCRIPT = ROOT / 'bench' / 'gpu.sh'
 sys.path.append(str(ROOT / 'bench'))
 
 
 def call(*args: object, **settings: str) -> subprocess.CompletedProcess[str]:
     env = os.environ | {'CUDA_VISIBLE_DEVICES': ''} | settings
-    return subprocess.run([SCRIPT, *map(str, args)], capture_output=True, text=True, timeout=100,
+    return subprocess.run([SCRIPT, *map(str, args)], capture_output=True, text=True, timeout=LIMIT,
                           env=env)
 
 
@@ -28,7 +32,7 @@ def call(*args: object, **settings: str) -> subprocess.CompletedProcess[str]:
 def test_every_part_can_begin(part: str) -> None:
     """It finds what it imports, from a folder of its own."""
     done = subprocess.run([sys.executable, '-c', f'import {part}'], cwd=ROOT / 'bench',
-                          capture_output=True, text=True, timeout=60)
+                          capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
 
 
@@ -51,6 +55,26 @@ def test_sources_of_another_generator_are_refused(tmp_path: pathlib.Path) -> Non
     (tmp_path / 'origin').write_text('0000 measurement\n')
     done = call('--from', tmp_path, tmp_path / 'gpu.json')
     assert done.returncode == 2 and '--prepare' in done.stderr
+
+
+@pytest.mark.parametrize('stop,code', [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_part_that_runs(tmp_path: pathlib.Path, stop: signal.Signals,
+                                          code: int) -> None:
+    """It comes to the script alone; what the part has started ends, too."""
+    root = checkout(tmp_path / 'sources')
+    (root / 'bench' / 'gpu_cases.py').write_text('print("x")\n')
+    left = f'import pathlib, subprocess; pathlib.Path("begun").touch(); ' \
+        f'subprocess.run(["sleep", "{SLEEP}"])\n'
+    (root / 'bench' / 'gpu_check.py').write_text(left)
+    with subprocess.Popen([root / 'bench' / 'gpu.sh', '--rehearse', '--parts', 'losses'],
+                          stderr=subprocess.PIPE, text=True, start_new_session=True) as run:
+        while not (root / 'begun').exists():
+            assert run.poll() is None
+            time.sleep(0.1)
+        run.send_signal(stop)
+        said = run.communicate(timeout=LIMIT)[1]
+    assert run.returncode == code and said.splitlines()[-1].startswith('gpu.sh: stopped')
+    assert subprocess.run(['pgrep', '-f', f'sleep {SLEEP}']).returncode == 1
 
 
 # ---- the report
@@ -83,7 +107,7 @@ def test_every_kernel_of_a_step_has_its_row(tmp_path: pathlib.Path) -> None:
     env = os.environ | {'ZR_BENCH_KIND': 'emulated', 'ZR_BENCH_FROM': str(tmp_path)}
     zk.library(zk.EMULATED)
     done = subprocess.run([sys.executable, ROOT / 'bench' / 'gpu_kernels.py', 'small'],
-                          capture_output=True, text=True, timeout=500, env=env)
+                          capture_output=True, text=True, timeout=LIMIT, env=env)
     assert done.returncode == 0 and 'kernels ran' in done.stdout, done.stderr
 
 

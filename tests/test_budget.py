@@ -7,8 +7,10 @@ import pytest
 
 import trainer
 from plans import planned
-from zg import budget, build, reserve, spec
-from zg.schema import RECOMPUTE
+from zg.facts import reserve
+from zg.read import spec
+from zg.read.schema import RECOMPUTE
+from zg.search import budget, fits, knobs, search
 
 
 def loaded(name: str, *keys: str) -> spec.Spec:
@@ -17,10 +19,11 @@ def loaded(name: str, *keys: str) -> spec.Spec:
 
 STAY = tuple(f'{key}={off}' for key, off in (('train.offload_activations', 'false'),
              ('zero.offload_optimizer.device', 'none'), ('zero.offload_param.device', 'none')))
+MOVES = {s.key: s for s in knobs.KNOBS if s.moves}
 
 
 def found(name: str, *keys: str) -> tuple[budget.Choice, ...]:
-    return budget.choices(loaded(name, *keys), lambda changed: build.build(changed).plan)
+    return budget.choices(loaded(name, *keys))
 
 
 @pytest.mark.parametrize('name,keys', [
@@ -37,7 +40,7 @@ def test_arenas_are_those_of_the_plans(name: str, keys: tuple[str, ...]) -> None
         p = planned(name, *keys, *c.keys)
         assert c.device == max(p.arena(t) + reserve.bytes_of(t, p.head.ranks)
                                for t in p.head.targets)
-        assert c.host == (p.host if len(p.head.targets) > 1 else p.end('hosted'))
+        assert c.host == (p.host if len(p.head.targets) > 1 else p.hosted)
 
 
 @pytest.mark.parametrize('keys', [(), STAY])
@@ -54,20 +57,23 @@ def test_more_is_dearer(keys: tuple[str, ...]) -> None:
 
 def test_what_the_spec_says_stays() -> None:
     """No choice puts on the host what a key keeps away, or takes from it what a key puts there."""
-    for n, ((key, _), _) in enumerate(budget.MOVES):
-        others = [c.moved for c in found('gpt-tiny', 'zero.stage=3', STAY[n])]
-        assert any(others) and not any(n in moved for moved in others)
-        for c in found('gpt-tiny', 'zero.stage=3', key):
-            assert n not in c.moved and key not in c.keys
-            assert loaded('gpt-tiny', 'zero.stage=3', key, *c.keys).train == c.spec.train
+    assert len(MOVES) == len(STAY)
+    for off in STAY:
+        move = MOVES[off.partition('=')[0]]
+        others = [c.moved for c in found('gpt-tiny', 'zero.stage=3', off)]
+        assert any(others) and not any(move in moved for moved in others)
+        for c in found('gpt-tiny', 'zero.stage=3', move.text):
+            assert move not in c.moved and move.text not in c.keys
+            assert loaded('gpt-tiny', 'zero.stage=3', move.text, *c.keys).train == c.spec.train
 
 
 def test_only_what_there_is_moves() -> None:
     """At stage 0 no optimizer, below 3 no parameters, of all grains at once no activations."""
-    rows = lambda *keys: {n for c in found('gpt-tiny', *keys) for n in c.moved}
-    assert rows('zero.stage=0') == {0} and rows('zero.stage=2') == {0, 1}
-    assert rows('zero.stage=3') == {0, 1, 2}
-    assert rows('zero.stage=3', 'train.accumulate=layers') == {1, 2}
+    moved = lambda *keys: {m.moves for c in found('gpt-tiny', *keys) for m in c.moved}
+    assert moved('zero.stage=0') == {'activations'}
+    assert moved('zero.stage=2') == {'activations', 'optimizer'}
+    assert moved('zero.stage=3') == {'activations', 'optimizer', 'parameters'}
+    assert moved('zero.stage=3', 'train.accumulate=layers') == {'optimizer', 'parameters'}
 
 
 def test_the_host_has_an_end() -> None:
@@ -79,24 +85,50 @@ def test_the_host_has_an_end() -> None:
     assert {c.keys for c in every if c.host < most} <= {c.keys for c in fewer}
 
 
-def test_a_host_that_holds_no_choice() -> None:
+@pytest.mark.parametrize('memory,device', [('host', ['cpu']), ('file', ['nvme', '/tmp'])])
+def test_a_memory_that_holds_no_choice(memory: str, device: list[str]) -> None:
     """Its own least is named, and works."""
-    keys = ('targets=[cpu]', 'zero.stage=1', 'zero.offload_optimizer.device=cpu',
-            'train.memory_budget=1GiB')
-    with pytest.raises(spec.SpecError, match='cluster.memory.host: 4096 bytes hold no plan') as e:
-        build.build(loaded('gpt-tiny', *keys, 'cluster.memory.host=4096'))
+    said = zip(('device', 'nvme_path'), device)
+    keys = ('targets=[cpu]', 'zero.stage=1', 'train.memory_budget=1GiB',
+            *(f'zero.offload_optimizer.{key}={value}' for key, value in said))
+    wrong = f'cluster.memory.{memory}: 4096 bytes hold no plan'
+    with pytest.raises(spec.SpecError, match=wrong) as e:
+        search.find(loaded('gpt-tiny', *keys, f'cluster.memory.{memory}=4096'))
     least = int(re.search(r'allowed: at least (\d+)$', str(e.value))[1])
-    assert build.build(loaded('gpt-tiny', *keys, f'cluster.memory.host={least}')).plan.end(
-        'hosted') == least
+    p = search.find(loaded('gpt-tiny', *keys, f'cluster.memory.{memory}={least}')).plan
+    assert fits.needs(p)[memory] == least
+
+
+def test_the_cluster_has_an_end_below_the_budget() -> None:
+    """What is chosen fits both bounds: the optimizer goes to the host, as the lower one asks."""
+    cluster = 'cluster.memory={device: 3500MiB}'
+    assert search.find(loaded('gpt2-124m', 'train.memory_budget=12GiB', cluster)).plan == \
+        search.find(loaded('gpt2-124m', 'train.memory_budget=3500MiB')).plan
+
+
+def test_no_choice_is_tried_twice() -> None:
+    """Ways for the cluster's memory are of keys that a budget does not choose."""
+    keys = 'zero.stage=2', 'cluster.ranks=2', 'cluster.memory.host=1GiB'
+    both = loaded('gpt-tiny', *keys, STAY[0], 'train.memory_budget=2GiB')
+    tried = {s.text for s in knobs.helpful(both)}
+    assert {'zero.stage=3', 'train.offload_activations=true'} < tried
+    assert not tried & {'train.recompute=full', *(MOVES[off.partition('=')[0]].text
+                                                  for off in STAY[1:])}
+    least = budget.choices(both)[-1].device
+    device = f'cluster.memory.device={least - 1}'
+    way = 'train.offload_activations=true'
+    with pytest.raises(spec.SpecError, match=f'needs {least:,} bytes .* allowed: {way}'):
+        search.find(loaded('gpt-tiny', *keys, STAY[0], 'train.memory_budget=2GiB', device))
+    assert search.find(loaded('gpt-tiny', *keys, way, 'train.memory_budget=2GiB', device))
 
 
 @pytest.mark.parametrize('key', ['zero.stage3_max_live_parameters=1000',
                                  'train.optimizer.groups=[{match: ["*"], frozen: true}]'])
 def test_what_no_choice_mends_is_said(key: str) -> None:
     with pytest.raises(spec.SpecError) as e:
-        build.build(loaded('gpt-tiny', key, 'zero.stage=3', 'train.memory_budget=1GiB'))
+        search.find(loaded('gpt-tiny', key, 'zero.stage=3', 'train.memory_budget=1GiB'))
     with pytest.raises(spec.SpecError) as alone:
-        build.build(loaded('gpt-tiny', key, 'zero.stage=3'))
+        search.find(loaded('gpt-tiny', key, 'zero.stage=3'))
     assert str(e.value) == str(alone.value)
 
 
@@ -117,7 +149,7 @@ def test_only_what_moves_is_updated(monkeypatch: pytest.MonkeyPatch) -> None:
     def seconds(*keys: str) -> float:
         s = loaded('llama-tiny', 'targets=[cpu]', 'zero.stage=1', 'train.global_batch=4',
                    'zero.offload_optimizer.device=cpu', 'train.accumulate=layers', *keys)
-        p = build.build(s).plan
+        p = search.find(s).plan
         ways = {section.name: budget._way(section) for section in p.step}
         return budget._step(s, p, ways, 'cpu', 0, 0) * 1e-9
     p = planned('llama-tiny', 'zero.stage=1')
@@ -141,12 +173,13 @@ def test_all_again_costs_less_than_a_forward() -> None:
 
 
 @pytest.mark.parametrize('name', ['gpt-tiny', 'qwen3-tiny'])
+@pytest.mark.slow
 def test_the_cheapest_that_fits(name: str) -> None:
     """A budget of just its arena chooses a row, a byte less the next one, and the plan is that of
     its keys; below the least, the least is named, and works."""
     every = found(name)
     for n, c in enumerate(every):
-        built = build.build(loaded(name, f'train.memory_budget={c.device}'))
+        built = search.find(loaded(name, f'train.memory_budget={c.device}'))
         assert built.plan == planned(name, *c.keys)
         assert f'* {100 * c.cost:>7.2f}%{c.device:>22,}{c.host:>22,}  {c.away}; {c.name}\n' \
             in built.choices
@@ -154,12 +187,12 @@ def test_the_cheapest_that_fits(name: str) -> None:
         assert any(f'chose {" ".join(c.keys)}, {c.device:,} bytes' in note
                    for note in built.notes)
         if n + 1 < len(every):
-            less = build.build(loaded(name, f'train.memory_budget={c.device - 1}'))
+            less = search.find(loaded(name, f'train.memory_budget={c.device - 1}'))
             assert less.plan == planned(name, *every[n + 1].keys)
     with pytest.raises(spec.SpecError, match='^--set: train.memory_budget: .*hold no plan') as e:
-        build.build(loaded(name, f'train.memory_budget={every[-1].device - 1}'))
+        search.find(loaded(name, f'train.memory_budget={every[-1].device - 1}'))
     least = re.search(r'allowed: at least (\d+)(; with other bits |$)', str(e.value))[1]
-    assert build.build(loaded(name, f'train.memory_budget={least}')).plan == \
+    assert search.find(loaded(name, f'train.memory_budget={least}')).plan == \
         planned(name, *every[-1].keys)
 
 
@@ -169,10 +202,10 @@ def test_a_budget_that_another_rule_of_sums_holds() -> None:
             'zero.offload_optimizer.device=none')
     least = found('gpt-tiny', *keys)[-1].device
     with pytest.raises(spec.SpecError) as e:
-        build.build(loaded('gpt-tiny', *keys, f'train.memory_budget={least - 1}'))
+        search.find(loaded('gpt-tiny', *keys, f'train.memory_budget={least - 1}'))
     assert str(e.value).endswith(f'at least {least}; with other bits train.sum=fold, whose sums of '
                                  'gradients take less')
-    build.build(loaded('gpt-tiny', *keys, f'train.memory_budget={least - 1}', 'train.sum=fold'))
+    search.find(loaded('gpt-tiny', *keys, f'train.memory_budget={least - 1}', 'train.sum=fold'))
 
 
 def test_what_is_named_is_always_made_again() -> None:
@@ -194,3 +227,12 @@ def test_sizes(text: str, size: int) -> None:
 def test_no_sizes(text: str) -> None:
     with pytest.raises(spec.SpecError, match='train.memory_budget: .* is no size; allowed'):
         loaded('gpt-tiny', f'train.memory_budget={text}')
+
+
+@pytest.mark.parametrize('key', ['train.memory_budget=24',
+                                 'cluster.memory.host=24;train.memory_budget=1GiB'])
+def test_a_size_without_a_unit(key: str) -> None:
+    keys = 'zero.stage=1', 'zero.offload_optimizer.device=cpu', *key.split(';')
+    with pytest.raises(spec.SpecError, match=f'{key.split("=")[0]}: 24 bytes hold no plan'
+                       '.*; did you mean 24GiB\\? allowed: at least [0-9]+'):
+        search.find(loaded('gpt-tiny', *keys))

@@ -23,20 +23,21 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from patience import LIMIT
 import law
 import oracle
 import program
 import trainer
 from reference import known
 from test_ranks import namespaces
-from zg import spec as reader
+from zg.read import spec as reader
 
 GPT = law.path('gpt')
 
 
 def zgen(*args: object, **options) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(trainer.ROOT / 'gen/zgen'), *map(str, args)], capture_output=True,
-                          text=True, timeout=60, **{'cwd': trainer.ROOT, **options})
+                          text=True, timeout=LIMIT, **{'cwd': trainer.ROOT, **options})
 
 
 @functools.cache
@@ -113,7 +114,7 @@ def test_output_that_nobody_takes(tmp_path: pathlib.Path) -> None:
     left, right = os.pipe()
     os.close(left)
     for sink in (os.open('/dev/full', os.O_WRONLY), right):
-        done = subprocess.run([trainer.ROOT / 'gen/zgen', GPT, '--emit', 'memory'], timeout=60,
+        done = subprocess.run([trainer.ROOT / 'gen/zgen', GPT, '--emit', 'memory'], timeout=LIMIT,
                               stdout=sink, stderr=subprocess.PIPE, text=True)
         os.close(sink)
         assert done.returncode == 3, done.stderr
@@ -123,7 +124,7 @@ def test_output_that_nobody_takes(tmp_path: pathlib.Path) -> None:
 # ---- gen/zgen: help, and output from the input alone
 
 @pytest.mark.slow
-def test_help_of_zgen() -> None:
+def test_help_of_zgen(tmp_path: pathlib.Path) -> None:
     done = zgen('--help')
     assert done.returncode == 0 and done.stderr == ''
     for option in ('--zero', '--set', '--emit', '--flat', '-o FILE', '-h', 'model.units[1].blocks=3'):
@@ -131,8 +132,10 @@ def test_help_of_zgen() -> None:
     assert 'exit codes: 0' in done.stdout
     examples = re.findall(r'^ *(gen/zgen .*)$', done.stdout, re.M)
     assert len(examples) >= 3
-    for line in examples:                        # they work, but for files that users have
-        words = shlex.split(re.split('>|&&| -o ', line)[0])[1:]
+    for n, line in enumerate(examples):          # they work, but for files that users have
+        words = shlex.split(re.split('>|&&', line)[0])[1:]
+        if '-o' in words:
+            words[words.index('-o') + 1] = str(tmp_path / str(n))
         if '--zero' not in words:
             assert zgen(*words).returncode == 0, line
 
@@ -225,7 +228,7 @@ def test_weights_are_saved_though_nobody_listens(tmp_path: pathlib.Path,
     os.close(left)
     for n, sink in enumerate((os.open('/dev/full', os.O_WRONLY), right)):
         done = subprocess.run([built(), '--data', tokens, '--steps', '1', '--save', tmp_path / str(n)],
-                              timeout=60, stdout=sink, stderr=subprocess.PIPE, text=True)
+                              timeout=LIMIT, stdout=sink, stderr=subprocess.PIPE, text=True)
         os.close(sink)
         assert done.returncode == 0, done.stderr
         assert 'writing standard output' in done.stderr
@@ -271,7 +274,7 @@ def test_two_programs_at_once(tmp_path: pathlib.Path, tokens: pathlib.Path) -> N
         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=program.environment()))
         for n, binary in enumerate([*alone, *alone])]
     for binary, run in both:
-        out = run.communicate(timeout=120)[0]
+        out = run.communicate(timeout=LIMIT)[0]
         assert run.returncode == 0 and out.splitlines()[-1] == f'weights {alone[binary]}'
     assert len(set(alone.values())) == 2
     assert len({(tmp_path / f'w{n}' / 'model.safetensors').read_bytes() for n in range(4)}) == 2
@@ -289,7 +292,7 @@ def test_a_folder_that_may_not_be_written(tokens: pathlib.Path) -> None:
         for place in ('closed', 'closed/new'):
             done = subprocess.run(
                 [folder / 'train', '--data', folder / 'tokens', '--steps', '3', '--save',
-                 folder / place], capture_output=True, text=True, timeout=60, cwd='/',
+                 folder / place], capture_output=True, text=True, timeout=LIMIT, cwd='/',
                 env=program.environment(), **somebody)
             assert (done.returncode, done.stdout) == (3, ''), done.stderr
             assert str(folder / place) in done.stderr and 'step 1' not in done.stderr
@@ -338,7 +341,7 @@ def test_an_interrupted_run_leaves_the_old_weights(tmp_path: pathlib.Path, token
         program.wait_for_step(run, 1)
         ranks = program.children(run.pid)
         os.killpg(run.pid, number)               # as a terminal does
-        assert run.wait(5) == 128 + number
+        assert run.wait(LIMIT) == 128 + number
         assert 'stopped by signal' in run.stderr.read() and run.stdout.read() == ''
     assert program.gone(ranks)
     assert [path.name for path in saved.iterdir()] == ['model.safetensors']
@@ -362,7 +365,7 @@ def test_a_run_interrupted_at_any_time(tmp_path: pathlib.Path, tokens: pathlib.P
             time.sleep(whole * n / 11)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(run.pid, signal.SIGINT)
-            codes.append(run.wait(10))
+            codes.append(run.wait(LIMIT))
         # -2: before the program had begun to wait for signals
         assert codes[-1] in (0, 130, -2), codes
         assert [path.name for path in saved.iterdir()] == ['model.safetensors'], codes
@@ -425,7 +428,7 @@ def test_samples_do_not_depend_on_the_spread(tmp_path: pathlib.Path, tokens: pat
 
     def written(binary: pathlib.Path, *more: object) -> bytes:
         done = subprocess.run([str(x) for x in (binary, *options, *more)], capture_output=True,
-                              env=program.environment(), timeout=60)
+                              env=program.environment(), timeout=LIMIT)
         assert done.returncode == 0, done.stderr
         return done.stdout.split(b'\n', 2)[2]             # after the validation and the start
     said = [written(built(*keys), '--load', tmp_path / 'w')

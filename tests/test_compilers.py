@@ -7,6 +7,7 @@ import subprocess
 
 import pytest
 
+from patience import LIMIT
 import law
 import program
 import trainer
@@ -23,16 +24,16 @@ COMPILERS = [pytest.param(name, marks=pytest.mark.skipif(not shutil.which(name),
 # ---- train.c
 
 def flags(name: str) -> list[str]:
-    text = (trainer.ROOT / 'build.ninja').read_text()
+    text = (trainer.ROOT / 'runtime' / 'flags.ninja').read_text()
     return re.search(rf'^{name} = (.*)$', text, re.M)[1].split()
 
 
 def compiled(compiler: str, source: str, folder: pathlib.Path) -> None:
-    """build.ninja's command takes train.c without a word"""
+    """the build's command takes train.c without a word"""
     (folder / 'train.c').write_text(source)
     done = subprocess.run([compiler, *flags('warn'), *flags('code'), '-Iruntime', '-Ikernels', '-c',
                            folder / 'train.c', '-o', folder / 'train.o'], cwd=trainer.ROOT,
-                          capture_output=True, text=True, timeout=120)
+                          capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0 and not done.stdout + done.stderr, done.stderr
 
 
@@ -132,7 +133,7 @@ def test_a_train_c_of_another_version_is_refused(room: str, header: str, name: s
         (tmp_path / header).write_text(text)
         return subprocess.run(['gcc', '-std=gnu11', '-E', '-o', '/dev/null', f'-I{tmp_path}',
                                '-Iruntime', '-Ikernels', tmp_path / 'train.c'],
-                              cwd=trainer.ROOT, capture_output=True, text=True, timeout=60)
+                              cwd=trainer.ROOT, capture_output=True, text=True, timeout=LIMIT)
     assert made(text).returncode == 0
     newer = re.sub(rf'(#define {name}) (\d+)', lambda m: f'{m[1]} {int(m[2]) + 1}', text)
     assert newer != text and 'generate it again' in made(newer).stderr

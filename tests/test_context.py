@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 
+from patience import LIMIT
 import zk
 from trainer import ROOT, generate
 
@@ -39,7 +40,7 @@ def plain(isa: str | None) -> tuple[int, str]:
     if isa is not None:
         environment["ZK_ISA"] = isa
     done = subprocess.run([sys.executable, "-c", PLAIN, str(ROOT / zk.LIBRARY["gcc"])],
-                          env=environment, capture_output=True, text=True, timeout=60)
+                          env=environment, capture_output=True, text=True, timeout=LIMIT)
     return done.returncode, (done.stdout + done.stderr).strip()
 
 
@@ -116,7 +117,7 @@ def test_scratch_is_taken_at_the_start() -> None:
     """8 threads have 20 MiB of scratch; work takes a page of stack and globals at most beyond it."""
     zk.library("gcc")
     done = subprocess.run([sys.executable, "-c", TOUCHED, str(ROOT / zk.LIBRARY["gcc"])],
-                          capture_output=True, text=True, timeout=60)
+                          capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     opened, worked = map(int, done.stdout.split())
     assert 8 * 2560 <= opened and worked - opened < 1024, (opened, worked)

@@ -13,6 +13,7 @@ import time
 import pytest
 
 import cuda_budget
+from patience import LIMIT, patient
 import plans
 import trainer
 from trainer import ROOT
@@ -54,7 +55,7 @@ def program():
 def run(program, *args: object, **settings: str) -> subprocess.CompletedProcess:
     environment = os.environ | {'CUDA_VISIBLE_DEVICES': ''} | settings
     return subprocess.run([program, *map(str, args)], env=environment, capture_output=True,
-                          text=True, timeout=120)
+                          text=True, timeout=LIMIT)
 
 
 @pytest.mark.slow
@@ -95,9 +96,9 @@ def tokens(tmp_path_factory):
     return path
 
 
-def start(program, tokens, steps: int, **settings: object) -> subprocess.Popen:
+def start(program, tokens, steps: int, *options: str, **settings: object) -> subprocess.Popen:
     return subprocess.Popen(
-        [program, '--data', tokens, '--steps', str(steps), '--hash'], text=True,
+        [program, '--data', tokens, '--steps', str(steps), '--hash', *options], text=True,
         env=os.environ | {key: str(value) for key, value in settings.items()},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
@@ -115,7 +116,7 @@ def torchrun(port: int, rank: int) -> dict[str, object]:
 
 def slurm(port: int, rank: int) -> dict[str, object]:
     return {'SLURM_PROCID': rank, 'SLURM_STEP_NUM_TASKS': 2, 'SLURM_LOCALID': rank,
-            'SLURM_STEP_NODELIST': '127.0.0.1', 'SLURM_JOB_ID': port - 20000}
+            'SLURM_STEP_NODELIST': '127.0.0.1', 'SLURM_JOB_ID': port}
 
 
 def openmpi(port: int, rank: int) -> dict[str, object]:
@@ -129,16 +130,37 @@ def test_a_launcher_starts_the_same_run(emulated, tokens, launcher) -> None:
     plain = start(emulated, tokens, 2)
     port = free_port()
     ranks = [start(emulated, tokens, 2, **launcher(port, rank)) for rank in (1, 0)]
-    said = [run.communicate(timeout=300) for run in (plain, *ranks)]
+    said = [run.communicate(timeout=LIMIT) for run in (plain, *ranks)]
     assert [run.returncode for run in (plain, *ranks)] == [0, 0, 0], said
     weights = [re.findall(r'^weights \w+$', out, re.M) for out, _ in said]
     assert weights[0] and weights == [weights[0], [], weights[0]]
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('devices,settings,codes', [
+    (('one', 'two'), {}, [0, 0]), (('one', 'one'), {}, [3, 3]),
+    (('one', 'two'), {'ZR_EMULATE_DEVICES': 1}, [0, 0]),
+    (('one', 'one'), {'ZR_SHARE_GPU': 1}, [0, 0])])
+def test_each_rank_has_a_device_of_its_own(emulated, tokens, devices, settings, codes) -> None:
+    """Tasks that are shown one device each: by its UUID it is another's, or not."""
+    port = free_port()
+    ranks = [start(emulated, tokens, 1, **torchrun(port, rank), ZR_EMULATE_UUID=device, **settings)
+             for rank, device in enumerate(devices)]
+    said = [rank.communicate(timeout=LIMIT)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == codes, said
+    alone = 'each of 2 ranks of this host sees one device: NCCL cannot connect them directly' in said[0]
+    assert alone == ('ZR_EMULATE_DEVICES' in settings)
+    host = socket.gethostname()
+    assert codes == [0, 0] or all(re.match(
+        rf'rank {rank}: rank 0 on host {host} and rank 1 on host {host} both have GPU-6f6e6500-0000-'
+        r'0000-0000-000000000000; .* or set ZR_SHARE_GPU=1 for a test', text)
+        for rank, text in enumerate(said)), said
+
+
+@pytest.mark.slow
 def test_a_launcher_of_another_size(emulated, tokens) -> None:
     done = start(emulated, tokens, 1, RANK=0, WORLD_SIZE=3)
-    assert 'the launcher has 3 ranks' in done.communicate(timeout=60)[1] and done.returncode == 4
+    assert 'the launcher has 3 ranks' in done.communicate(timeout=LIMIT)[1] and done.returncode == 4
 
 
 @pytest.mark.slow
@@ -155,7 +177,7 @@ def test_rank_0_hears_its_own_name_otherwise(emulated, tokens) -> None:
                 break
             time.sleep(0.1)
     other = start(emulated, tokens, 1, **torchrun(port, 1) | {'MASTER_ADDR': '127.0.0.2'})
-    said = [run.communicate(timeout=300) for run in (first, other)]
+    said = [run.communicate(timeout=LIMIT) for run in (first, other)]
     assert [run.returncode for run in (first, other)] == [0, 0], said
 
 
@@ -168,26 +190,39 @@ def test_pods_start_a_rank_for_each_gpu(tokens) -> None:
     pods = [{name: x for name, x in torchrun(port, pod).items() if name != 'LOCAL_RANK'}
             for pod in (1, 0)]
     runs = [start(program, tokens, 1), *(start(program, tokens, 1, **pod) for pod in pods)]
-    said = [run.communicate(timeout=300) for run in runs]
+    said = [run.communicate(timeout=LIMIT) for run in runs]
     assert [run.returncode for run in runs] == [0, 0, 0], said
     weights = [re.findall(r'^weights \w+$', out, re.M) for out, _ in said]
     assert weights[0] and weights == [weights[0], [], weights[0]]
     wrong = start(program, tokens, 1, **torchrun(port, 0))      # a rank of its host: no pod
-    assert 'the launcher has 2 ranks' in wrong.communicate(timeout=60)[1]
+    assert 'the launcher has 2 ranks' in wrong.communicate(timeout=LIMIT)[1]
     assert wrong.returncode == 4
 
 
 @pytest.mark.slow
-def test_a_launchers_rank_that_dies_ends_the_others(emulated, tokens) -> None:
+@pytest.mark.parametrize('options', [(), ('--no-graph',)])
+def test_a_launchers_rank_that_dies_ends_the_others(emulated, tokens, options) -> None:
     port = free_port()
-    first, other = (start(emulated, tokens, 1000, **torchrun(port, rank)) for rank in (0, 1))
+    first, other = (start(emulated, tokens, 1000, *options, **torchrun(port, rank))
+                    for rank in (0, 1))
     assert first.stderr.readline().startswith('step 1/')
     begun = time.monotonic()
     other.send_signal(signal.SIGKILL)
-    error = first.communicate(timeout=30)[1]
-    assert first.returncode in (5, 7) and time.monotonic() - begun < 10
+    error = first.communicate(timeout=LIMIT)[1]
+    assert first.returncode in (5, 7) and time.monotonic() - begun < patient(10)
     assert 'connection to rank 1 has ended' in error or 'NCCL' in error
     other.communicate()
+
+
+@pytest.mark.slow
+def test_an_error_of_nccl(emulated, tokens) -> None:
+    """In a rank's own thread, as in its watchdog's, it is what a hang is; the others see a death."""
+    port = free_port()
+    runs = [start(emulated, tokens, 3, '--no-graph', **torchrun(port, rank), **more)
+            for rank, more in enumerate(({}, {'ZR_EMULATE_NCCL': 20}))]
+    said = [run.communicate(timeout=120)[1] for run in runs]
+    assert [run.returncode for run in runs] == [5, 7], said
+    assert re.search(r'rank 1: step \d+: an? .*: NCCL: ', said[1]), said
 
 
 @pytest.mark.slow
@@ -199,10 +234,21 @@ def test_a_rank_that_hangs_is_noticed(emulated, tokens) -> None:
     with open(listed, encoding='ascii') as f:
         ranks = [int(word) for word in f.read().split()]
     os.kill(ranks[1], signal.SIGSTOP)
-    error = running.communicate(timeout=120)[1]
+    error = running.communicate(timeout=LIMIT)[1]
     assert running.returncode == 7
     assert re.search(r'rank 0: step \d+ has not ended in 20 s \(ZR_TIMEOUT_S\); the last that was '
                      r'issued is [\w -]+ on queue main', error)
+
+
+@pytest.mark.slow
+def test_an_end_that_hangs_is_noticed(emulated, tokens) -> None:
+    """Communicators end under the watchdog's clock."""
+    running = start(emulated, tokens, 1, ZR_TIMEOUT_S=15, ZR_EMULATE_ENDLESS=1)
+    try:
+        error = running.communicate(timeout=120)[1]
+    finally:
+        running.kill()
+    assert running.returncode == 7 and 'has not ended in 15 s (ZR_TIMEOUT_S)' in error, error
 
 
 # ---- names for a profiler
@@ -242,6 +288,13 @@ def test_ranges_are_named_after_the_plan(emulated, tokens, tmp_path) -> None:
 
 # ---- machine code
 
+@pytest.fixture(scope='module')
+def uses() -> list[cuda_budget.Use]:
+    with trainer.alone('ninja'):
+        trainer.sh('ninja', *cuda_budget.wanted())
+    return cuda_budget.all_uses()
+
+
 def wrong_atomics(ptx: str) -> list[str]:
     """instructions that add floats to memory in an order of chance"""
     return re.findall(r'^.*\b(?:atom|red)\.[\w.:]*\.(?:f16|f32|f64|bf16|f16x2|bf16x2)\b.*$', ptx,
@@ -257,20 +310,12 @@ def test_wrong_atomics_are_seen() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize('path', sorted(path for path in CUDA.glob('*.cu')
                                         if 'atomic' in code(path)), ids=lambda path: path.stem)
-def test_no_float_is_summed_in_an_order_of_chance(program, path, tmp_path) -> None:
-    trainer.sh('out/cuda/root/bin/nvcc', '-std=c++17', '-isystem', 'out/cuda/root/include',
-               '-isystem', 'out/cuda/nccl/include', '-ptx', '-arch=sm_90a', path, '-o',
-               tmp_path / 'ptx')
-    text = (tmp_path / 'ptx').read_text()
+def test_no_float_is_summed_in_an_order_of_chance(uses, path) -> None:
+    text = (ROOT / f'out/o/ptx/{path.stem}.ptx').read_text()
     assert re.search(r'\b(atom|red)\.', text) and wrong_atomics(text) == []
 
 
 # ---- registers
-
-@pytest.fixture(scope='module')
-def uses(program) -> list[cuda_budget.Use]:
-    return [use for log in cuda_budget.logs() for use in cuda_budget.uses(log.read_text())]
-
 
 @pytest.mark.slow
 def test_every_kernel_is_compiled_for_every_processor(uses) -> None:

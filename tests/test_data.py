@@ -137,6 +137,8 @@ TEXT, INTEGERS = "looks like text", "looks like uint32 or int64"
     (b'{"text": "In the beginning\\n"}\n' * 1000, TEXT),
     (b'{"tokens": [464, 3290, 318]}\n' * 1000, TEXT),
     (KJV[:5000] + bytes(40) + KJV[5000:], TEXT),
+    ("\ufeffIn the beginning".encode("utf-16-le") * 100, "looks like UTF-16 text"),
+    ("\ufeffIn the beginning".encode("utf-16-be") * 100, "looks like UTF-16 text"),
     (WIDE.astype("<u4").tobytes(), INTEGERS + " (100 %"),
     (WIDE.astype("<i8").tobytes(), INTEGERS + " (100 %"),
     (rng.integers(0, 256, 4000).astype("<u4").tobytes(), INTEGERS),

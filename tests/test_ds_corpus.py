@@ -11,8 +11,10 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "gen"))
 
-from zg import build, check, dsconfig, dskeys, dsrows                           # noqa: E402
-from zg.spec import SpecError, load                                             # noqa: E402
+from zg.check import check
+from zg.read import dsconfig, dskeys, dsrows
+from zg.read.spec import SpecError, load  # noqa: E402
+from zg.search import search  # noqa: E402
 
 FILES = sorted((ROOT / "tests/data/ds_configs").glob("*.json"))
 SAID = ROOT / "tests/data/ds_configs/said.txt"
@@ -69,7 +71,7 @@ def test_the_plans_of_what_is_read_pass_the_checker(tmp_path: Path) -> None:
     spec = spec_without_min_lr(tmp_path)
     for path in FILES:
         if not outcome(spec, path):
-            check.check(build.build(load(str(spec), (), str(path))).plan)
+            check.check(search.find(load(str(spec), (), str(path))).plan)
 
 
 def test_more_than_45_are_read_with_fp16_and_all_of_offload(tmp_path: Path,

@@ -13,10 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zg import config, dsconfig, dsjson, dskeys, dsrows, dswords, spec as spec_module
-from zg.node import Node
-from zg.schema import Spec
-from zg.spec import SpecError, load
+from patience import LIMIT
+from zg.read import dsconfig, dsjson, dskeys, dsrows, dswords, spec as spec_module
+from zg.read.node import Node
+from zg.read.schema import Spec
+from zg.read.spec import SpecError, load
+from zg.write import config
 
 ROOT = Path(__file__).parent.parent
 GPT = (ROOT / "model_specs/gpt-tiny.yaml").read_text()      # stage 3, 2 ranks, 8 samples a step
@@ -503,7 +505,7 @@ def test_fuzz_text(folder: Path, data: st.DataObject, source: Path) -> None:
 # ---- --emit config
 
 def test_where_every_value_comes_from(tmp_path: Path) -> None:
-    from zg import config
+    from zg.write import config
     spec = read(tmp_path, f'{{"{ZERO}":\n {{"stage": 2, "reduce_bucket_size": "auto"}},\n"{A}": 4}}',
                 ("train.seed=7",))
     lines = config.text(spec).replace(f"{tmp_path}/", "").splitlines()
@@ -525,7 +527,7 @@ def test_where_every_value_comes_from(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "model_specs").glob("*.yaml")), ids=lambda p: p.stem)
 def test_the_lines_can_be_given_back(tmp_path: Path, path: Path) -> None:
     """Every line that is not the model's, as --set: the same spec, and the same text but for where."""
-    from zg import config
+    from zg.write import config
     groups = "[{match: ['*.weight'], lr_factor: 0.5}, {match: ['*'], weight_decay: 0.1}]"
     first = load(str(path), [f"train.optimizer.groups={groups}"])
     lines = config.text(first).splitlines()
@@ -543,7 +545,7 @@ def test_the_command(tmp_path: Path) -> None:
         (tmp_path / "ds.json").write_text(json.dumps(config, indent=1))
         return subprocess.run([ROOT / "gen/zgen", ROOT / "model_specs/gpt-tiny.yaml", "--zero",
                                tmp_path / "ds.json", "--emit", "config"], capture_output=True,
-                              text=True, timeout=60)
+                              text=True, timeout=LIMIT)
     done = zgen({ZERO: {"stage": 1, "contiguous_gradients": True}})
     assert done.returncode == 0 and done.stdout.count(f"/ds.json:3: {ZERO}.stage\n") == 1
     assert re.fullmatch(rf"zgen: note: .*/ds.json:4: {ZERO}.contiguous_gradients: .*\n", done.stderr)

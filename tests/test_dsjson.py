@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from test_dsconfig import read, refusal
-from zg import dsjson
+from zg.read import dsjson
 
 plain = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(-10 ** 30, 10 ** 30), st.floats(allow_nan=False),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import zk
-from zg import ops
+from zg.facts import ops
 
 U, U16 = 2.0 ** -24, 2.0 ** -8
 TINY = 2.0 ** -116          # a sigmoid below 2**-126 may become 0; times |x| and slopes below 2**10
@@ -408,6 +408,7 @@ def everything(k: zk.Kernels, n: int) -> bytes:
 KNOWN_BITS = "e5920d830d69647698f65e837aaa5bc0f3eb7b535e4cc9e0c1e6a3992d4a923e"
 
 
+@pytest.mark.slow
 def test_objects_compilers_and_threads_change_no_bit() -> None:
     found = {everything(zk.Kernels(isa, zk.F32, n, cc), 700) for isa, cc, n in zk.variants()}
     assert len(found) == 1

@@ -7,11 +7,13 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import subprocess
 
 import numpy as np
 import pytest
 
+from patience import LIMIT
 import law
 import trainer
 
@@ -63,15 +65,34 @@ def recipe(precision: str) -> tuple[str, ...]:
 
 # ---- the law within the target: eight grains, however they are spread
 
+HALVES = {'precision': ['f32', 'bf16']}
+GROUPS = [*((family, precision) for family in FAMILIES for precision in ('f32', 'bf16')),
+          ('gpt', 'f16')]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize('family,precision', [
-    *((family, precision) for family in FAMILIES for precision in ('f32', 'bf16')), ('gpt', 'f16')])
+@pytest.mark.parametrize('family,precision', GROUPS)
 def test_one_hash(folder: pathlib.Path, family: str, precision: str) -> None:
-    rows = [{'family': family, **PLAIN},
-            *(row for row in (*law.covering(WAYS, 1), *law.covering(OFFLOADED, 2))
-              if row['family'] == family)]
+    """The types share the rows: any two choices meet, the type and each other choice, too; f16 has
+    those of bf16."""
+    type_ = 'f32' if precision == 'f32' else 'bf16'
+    one_hash(folder, family, precision, [
+        row for row in (*law.covering(WAYS | HALVES, 1), *law.covering(OFFLOADED | HALVES, 2))
+        if row['precision'] == type_])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize('family,precision', GROUPS)
+def test_one_hash_of_all_rows(folder: pathlib.Path, family: str, precision: str) -> None:
+    """Each type has all."""
+    one_hash(folder, family, precision, [*law.covering(WAYS, 1), *law.covering(OFFLOADED, 2)])
+
+
+def one_hash(folder: pathlib.Path, family: str, precision: str, rows: list[dict]) -> None:
+    mine = [{'family': family, **PLAIN}, *(row for row in rows if row['family'] == family)]
+    assert len(mine) > 1
     found = {str(row): run(folder, row, STEPS, kind=trainer.EMULATED, recipe=recipe(precision))
-             for row in rows}
+             for row in mine}
     (name, first), *rest = found.items()
     off = [f'{other}\n    {x.weights}' for other, x in rest if x != first]
     assert not off, f'{len(off)} differ from\n{name}: {first.weights}\n' + '\n'.join(off)
@@ -94,7 +115,7 @@ def test_a_device_that_the_plan_does_not_list(folder: pathlib.Path) -> None:
     program = trainer.build(trainer.generate(law.path('gpt'), 'targets=[cpu, sm_90]'),
                             trainer.EMULATED)
     listed, done = (subprocess.run([program, '--steps', '0'], capture_output=True, text=True,
-                                   timeout=120, env=os.environ | {'ZR_EMULATE_CC': device})
+                                   timeout=LIMIT, env=os.environ | {'ZR_EMULATE_CC': device})
                     for device in ('90', '80'))
     assert listed.returncode == 0
     assert done.returncode == 3 and 'this is sm_80, the program is made for cpu, sm_90' in done.stderr
@@ -121,6 +142,34 @@ def test_each_rule_of_sums_has_one_hash(folder: pathlib.Path) -> None:
                            recipe=more).weights for row in rows}
     assert [len(hashes) for hashes in found.values()] == [1, 1, 1], found
     assert len(set.union(*found.values())) == 3, found
+
+
+# ---- a piece on the wire beside the sum of the one before
+
+BESIDE = {'family': 'gpt', **PLAIN, 'stage': 3, 'ranks': 2, 'reduce': 5000, 'overlap': True}
+
+
+@pytest.mark.slow
+def test_pieces_that_come_beside_sums(folder: pathlib.Path) -> None:
+    """The bits of whole leaves on one queue."""
+    rows = [{}, {'order': 'late', 'queue': 'late', 'graph': True}, {'stage': 0, 'graph': True},
+            {'reduce': BIG, 'order': 'shuffled:1'}, {'overlap': False, 'reduce': BIG}]
+    found = {run(folder, {**BESIDE, **row}, STEPS, kind=trainer.EMULATED, recipe=recipe('f32'))
+             for row in rows}
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize('wait,without', [
+    (r'zr_before\(z, ZR_REDUCE, ZR_SUM, (FULL_INBOX.*)\);', r'zr_record(z, ZR_REDUCE, \1);'),
+    (r'(zr_waits?\(z, ZR_REDUCE,.* )FREE_INBOX', r'\1FULL_INBOX'),
+], ids=['before it has come', 'into a full slot'])
+def test_a_missing_wait_of_the_inbox_is_a_race(folder: pathlib.Path, wait: str, without: str,
+                                               ) -> None:
+    made, found = re.subn(wait, without, trainer.generate(law.path('gpt'), *recipe('f32'),
+                                                          *law.keys(BESIDE)))
+    done = subprocess.run([trainer.build(made, trainer.EMULATED), '--data', folder / 'tokens',
+                           '--steps', '1'], capture_output=True, text=True, timeout=LIMIT)
+    assert found > 1 and done.returncode and 'race at byte' in done.stderr, done.stderr
 
 
 # ---- reductions that NCCL sums
@@ -160,6 +209,7 @@ def test_nccls_sums_repeat(folder: pathlib.Path) -> None:
 # ---- against the CPU's program
 
 @pytest.mark.parametrize('family', FAMILIES)
+@pytest.mark.slow
 def test_initial_weights_are_the_cpus(folder: pathlib.Path, family: str) -> None:
     way = {'family': family, **PLAIN, 'stage': 3, 'ranks': 2}
     assert run(folder, way, 0, kind=trainer.EMULATED).weights == run(folder, way, 0,

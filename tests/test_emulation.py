@@ -13,6 +13,7 @@ import sys
 import numpy as np
 import pytest
 
+from patience import LIMIT
 import zk
 from trainer import ROOT, alone, sh
 
@@ -117,7 +118,7 @@ def other_process(body: str, order: str = 'eager') -> subprocess.CompletedProces
     """`body` run with this file's names in a new process, as ZR_EMULATE is read once"""
     built()
     code = f'import numpy as np\nimport test_emulation as t\n{body}'
-    return subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=60,
+    return subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=LIMIT,
                           cwd=ROOT / 'tests', env={**os.environ, 'ZR_EMULATE': order,
                                                     'PYTHONPATH': str(ROOT / 'gen')})
 
@@ -181,9 +182,10 @@ def program(name: str) -> str:
     return str(ROOT / 'out' / name)
 
 
-def ran(name: str, *words: str, order: str) -> subprocess.CompletedProcess:
-    return subprocess.run([program(name), *words], capture_output=True, text=True, timeout=60,
-                          env={**os.environ, 'ZR_EMULATE': order})
+def ran(name: str, *words: str, order: str, **settings: str) -> subprocess.CompletedProcess:
+    return subprocess.run([program(name), *words], capture_output=True, text=True, timeout=LIMIT,
+                          env={**os.environ, 'ZR_EMULATE': order,
+                               'NCCL_LAUNCH_ORDER_IMPLICIT': '1', **settings})
 
 
 @pytest.mark.parametrize('order', ORDERS)
@@ -293,6 +295,12 @@ def test_collectives_move_what_they_should(case: str, ranks: str, order: str) ->
 def test_mistakes_with_collectives_are_found(case: str, said: str, order: str) -> None:
     done = ran('emulated-ranks', case, '2', order=order)
     assert done.returncode == MISTAKE and said in done.stderr
+
+
+def test_launches_of_two_communicators_need_an_order() -> None:
+    done = ran('emulated-ranks', 'both', '2', order='eager', NCCL_LAUNCH_ORDER_IMPLICIT='0')
+    assert done.returncode == MISTAKE
+    assert 'of a second communicator without NCCL_LAUNCH_ORDER_IMPLICIT=1' in done.stderr
 
 
 @pytest.mark.parametrize('order', ['eager', 'late', 'shuffled:1'])

@@ -8,9 +8,10 @@ import subprocess
 
 import pytest
 
+from patience import LIMIT
 import plans
 import trainer
-from zg import reserve
+from zg.facts import reserve
 
 SPEC = trainer.ROOT / 'model_specs' / 'gpt-tiny.yaml'
 KEYS = ('train.micro_batch=1', 'train.global_batch=4', 'train.sequence=16', 'cluster.ranks=2',
@@ -29,13 +30,15 @@ def taken(folder: pathlib.Path, blocks: int, steps: int, *options: str,
     trainer.write_tokens(tokens, [i * i % 251 for i in range(3000)])
     program = trainer.build(trainer.generate(spec, *KEYS), trainer.EMULATED)
     done = subprocess.run([program, '--data', tokens, '--steps', str(steps), *options], text=True,
-                          capture_output=True, timeout=300, env=os.environ | settings)
+                          capture_output=True, timeout=LIMIT, env=os.environ | settings)
     assert done.returncode == 0, done.stderr
     said = re.search(r'^device memory: arena (\d+) bytes \((\d+) taken\), libraries (\d+)$',
                      done.stdout, re.M)
     lost = re.findall(r'^device memory: (-?\d+) bytes fewer are free than after the first step$',
                       done.stdout, re.M)
     found = dict(zip(('arena', 'taken', 'libraries'), map(int, said.groups())))
+    assert f"\ndevice memory: NCCL's communicators {3 * PAGE} bytes when they were made\n" in \
+        done.stdout
     return found | {'plan': plans.planned(str(spec), *KEYS).arena('sm_90'),
                     'lost': sum(map(int, lost))}
 
@@ -78,7 +81,7 @@ def test_memory_that_cannot_be_pinned(tmp_path: pathlib.Path, more: tuple[str, .
     need = plans.planned(str(SPEC), *KEYS, *more).host + BOUNCE
     for room, code in ((need - 1, 3), (need, 0)):
         done = subprocess.run([program, '--data', tmp_path / 'tokens', '--steps', '1'], text=True,
-                              capture_output=True, timeout=120,
+                              capture_output=True, timeout=LIMIT,
                               env=os.environ | {'ZR_EMULATE_PINNED': str(room)})
         assert done.returncode == code, done.stderr
         said = re.search(r"rank [01]: .*pinning \d+\.\d{3} GiB of the host's memory: .*; end other "
@@ -94,16 +97,11 @@ def test_a_device_that_is_too_full_for_nccl(tmp_path: pathlib.Path) -> None:
     need = plans.planned(str(SPEC), *KEYS).arena('sm_90') + reserve.nccl('sm_90', 2)
     for room, code in ((need - 1, 3), (need, 0)):
         done = subprocess.run([program, '--data', tmp_path / 'tokens', '--steps', '1'], text=True,
-                              capture_output=True, timeout=120,
+                              capture_output=True, timeout=LIMIT,
                               env=os.environ | {'ZR_EMULATE_FREE': str(room)})
         assert done.returncode == code, done.stderr
-        assert ('and NCCL up to 0.094 beside it' in done.stderr) == bool(code)
+        assert ('and NCCL up to 0.416 beside it' in done.stderr) == bool(code)
 
 
-def test_the_allowance_is_what_the_runtime_bounds() -> None:
-    """Channels that NCCL may use for sends and receives."""
-    said = re.search(r'set\("NCCL_MAX_P2P_NCHANNELS", "(\d+)"\)',
-                     (trainer.ROOT / 'runtime/cuda/device.c').read_text())
-    assert int(said[1]) == reserve.CHANNELS
-    assert reserve.nccl('sm_90', 2) == 12 * 2 ** 20 * reserve.CHANNELS
+def test_who_has_no_allowance() -> None:
     assert reserve.nccl('sm_90', 1) == reserve.nccl('cpu', 8) == 0

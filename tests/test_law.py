@@ -17,7 +17,8 @@ import law
 import oracle
 import trainer
 import zk
-from zg import build, spec as reader
+from zg.read import spec as reader
+from zg.search import search
 
 BIG = 500_000_000              # elements: more than any unit has
 
@@ -54,14 +55,16 @@ UNEVEN = ['train.optimizer.lr=1e-5', 'train.optimizer.eps=1e-12', 'train.schedul
           'train.schedule.warmup=5', 'train.schedule.min_lr=0.0', 'train.micro_batch=1']
 
 
+KINDS = ('f32', 'f32 avx2', 'bf16')     # types and objects: bf16 bits are those of one object
+
+
 @functools.cache
-def ways(precision: str, grains: int) -> list[dict]:
-    isas = ['', 'avx2'] if precision == 'f32' else ['']     # bf16 bits are those of one object
+def ways(grains: int, *kinds: str) -> list[dict]:
     if grains == 24:
-        return (law.covering(ANY_STAGE | {'isa': isas}, 1) +
-                law.covering(STAGE_3 | {'isa': isas}, 2) +
-                law.covering(OFFLOADED | {'isa': isas}, 4))
-    return law.covering(ANY_STAGE | {'ranks': [1, 2, 4, 8], 'isa': isas}, 6)
+        return (law.covering(ANY_STAGE | {'kind': kinds}, 1) +
+                law.covering(STAGE_3 | {'kind': kinds}, 2) +
+                law.covering(OFFLOADED | {'kind': kinds}, 4))
+    return law.covering(ANY_STAGE | {'ranks': [1, 2, 4, 8], 'kind': kinds}, 6)
 
 
 def recipe(precision: str, grains: int) -> list[str]:
@@ -85,11 +88,11 @@ class Bench:
                                   flat=way['flat'])
         options = ['--load', self.weights] if self.weights else []
         options += ['--val-every', way['every']] if way['every'] else []
-        isa = {'ZK_ISA': way['isa']} if way.get('isa') else {}
+        isa = way.get('kind', '').partition(' ')[2]
         return law.run(trainer.build(source), '--data', self.folder / 'tokens', '--val',
                        self.folder / 'val', '--steps', self.steps, '--queue', way['queue'],
                        '--threads', way['threads'], *options, log=self.folder / 'log',
-                       ZR_UNMAP_PEERS=way['unmap'], **isa)
+                       ZR_UNMAP_PEERS=way['unmap'], **({'ZK_ISA': isa} if isa else {}))
 
 
 def bench(folder: pathlib.Path, stream: np.ndarray, weights: pathlib.Path | None = None,
@@ -125,11 +128,26 @@ GROUPS = [(family, precision, grains) for grains in (24, 8) for family in law.FA
 @pytest.mark.slow
 @pytest.mark.parametrize('family,precision,grains', GROUPS)
 def test_one_hash(tmp_path: pathlib.Path, family: str, precision: str, grains: int) -> None:
+    """Both types share the ways: any two choices meet, the type and each other choice, too."""
+    one_hash(tmp_path, family, precision, grains, *KINDS)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize('family,precision,grains', GROUPS)
+def test_one_hash_of_all_ways(tmp_path: pathlib.Path, family: str, precision: str, grains: int,
+                              ) -> None:
+    """Each type has all."""
+    one_hash(tmp_path, family, precision, grains, *(x for x in KINDS if precision in x))
+
+
+def one_hash(folder: pathlib.Path, family: str, precision: str, grains: int, *kinds: str) -> None:
     steps = law.STEPS if grains == 8 else law.STEPS // 3
-    b = bench(tmp_path, stream(family, grains, steps), law.uneven(family, tmp_path), steps)
-    mine = [{'family': family, **PLAIN}] + \
-        [w for w in ways(precision, grains) if w['family'] == family]
-    results = {str(way): b.run(way, *recipe(precision, grains)) for way in mine}
+    b = bench(folder, stream(family, grains, steps), law.uneven(family, folder), steps)
+    mine = [way for way in ways(grains, *kinds)
+            if way['family'] == family and precision in way['kind']]
+    results = {str(way): b.run(way, *recipe(precision, grains))
+               for way in ({'family': family, **PLAIN}, *mine)}
+    assert len(results) > 1
     agree(results)
     first = next(iter(results.values()))
     log = [json.loads(line) for line in first.steps]
@@ -186,9 +204,9 @@ def test_the_ways_are_what_they_claim() -> None:
     """Both orders of summation, several depths of prefetch, and ragged pieces of both
     collectives occur; every two values of every two choices meet."""
     seen, ragged = set(), set()
-    for way in ways('f32', 8):
+    for way in ways(8, *KINDS):
         spec = reader.load(str(law.path(way['family'])), [*recipe('f32', 8), *law.keys(way)])
-        p = build.build(spec).plan
+        p = search.find(spec).plan
         seen |= {p.head.order, f'prefetch {min(p.head.prefetch, 2)}', f'grains {p.head.grains}'}
         units: dict[tuple[str, str], set[int]] = {}
         for step in (s for section in p.sections for s in section.steps):

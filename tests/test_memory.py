@@ -20,7 +20,8 @@ import law
 import plans
 import program
 import trainer
-from zg import cost, explain, reserve
+from zg.facts import reserve
+from zg.write import cost, explain
 
 KIB = 1024
 
@@ -199,7 +200,10 @@ def test_what_lies_beside_a_gpus_arena() -> None:
     """Libraries, and buffers for each peer of a node; none on one rank."""
     alone, *more = (reserve.bytes_of('sm_90', ranks) for ranks in (1, 2, 4, 8, 16, 16384))
     assert alone == reserve.LIBRARIES
-    assert [n - alone for n in more] == [peers * 8 * 12 * 2 ** 20 for peers in (1, 3, 7, 7, 7)]
+    assert [n - alone for n in more] == [(peers * 8 * 12 + 33 * 10) * 2 ** 20
+                                        for peers in (1, 3, 7, 7, 7)]
+    fast = reserve.bytes_of('sm_90', 8, fast=True)
+    assert fast - reserve.bytes_of('sm_90', 8) == 32 * 10 * 2 ** 20
     assert reserve.bytes_of('cpu', 8) == 0
 
 

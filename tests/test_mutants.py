@@ -5,18 +5,23 @@ gives the same losses and the same weights in eager, late and SHUFFLES shuffled 
 dead is filled with NaN. There is no list of exceptions, and fewer than SHARE may be harmless."""
 import os
 import pathlib
+import re
 import subprocess
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from patience import LIMIT
 import mutants
 import trainer
-from zg import build, check, cost, emit, explain, spec, view
-from zg.plan import Plan
+from zg.check import check
+from zg.plan.plan import Plan
+from zg.read import spec
+from zg.search import search
+from zg.write import cost, emit, explain, view
 
 SHUFFLES, SHARE = 20, 0.05
 PIECES = ('zero.reduce_bucket_size=20000', 'zero.allgather_bucket_size=20000')
@@ -65,13 +70,16 @@ PLANS = {
     'a table and attention are frozen': ('gpt-tiny', 'zero.stage=2', PART),
     'a table and norms are frozen, activations on the host': (
         'gpt-tiny', 'zero.stage=3', 'train.offload_activations=true', PART),
+    'a table and norms are frozen, parameters alone in a file': (
+        'gpt-tiny', 'zero.stage=3', 'train.precision=bf16', 'zero.offload_param.device=nvme',
+        'zero.offload_param.nvme_path=/tmp', 'zero.stage3_param_persistence_threshold=0', PART),
     'trees of two leaves, folded': ('gpt-tiny', 'zero.stage=3', 'train.sum.block=2'),
     'bf16, tied': ('gpt-tiny', 'zero.stage=3', 'train.precision=bf16', *PIECES),
 }
 
 
 def planned(name: str, *keys: str) -> Plan:
-    return build.build(spec.load(f'{trainer.ROOT}/model_specs/{name}.yaml', keys)).plan
+    return search.find(spec.load(f'{trainer.ROOT}/model_specs/{name}.yaml', keys)).plan
 
 
 def source(p: Plan) -> str:
@@ -89,7 +97,7 @@ def told(program: pathlib.Path, data: pathlib.Path, queue: str) -> list[str]:
     """Losses and the weights' hash of three steps; how the run ended where it did not."""
     done = subprocess.run([program, '--data', data, '--val', data, '--steps', '3', '--hash',
                            '--queue', queue, '--threads', '1'],
-                          capture_output=True, text=True, timeout=120)
+                          capture_output=True, text=True, timeout=LIMIT)
     lines = [line for line in done.stdout.splitlines()
              if line.startswith(('weights', 'loss', 'val loss'))]
     return lines if done.returncode == 0 else [f'exit code {done.returncode}']
@@ -124,11 +132,32 @@ def judge(p: Plan, made: Iterable[mutants.Mutant], data: pathlib.Path) -> None:
         assert got == [want] * (2 + SHUFFLES), f'not refused, and not harmless: {m.what}'
 
 
+Choice = Callable[[Iterable[mutants.Mutant]], list[mutants.Mutant]]
+OF = pytest.mark.parametrize('of', [
+    pytest.param(mutants.sample, id='some'),
+    pytest.param(list, marks=pytest.mark.exhaustive, id='all')])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('name', PLANS)
-def test_steps(name: str, data: pathlib.Path) -> None:
+@OF
+def test_steps(name: str, of: Choice, data: pathlib.Path) -> None:
     p = planned(*PLANS[name])
-    judge(p, mutants.mutants(p), data)
+    judge(p, of(mutants.mutants(p)), data)
+
+
+@pytest.mark.exhaustive
+def test_the_sample_meets_every_rule() -> None:
+    """The rules that refuse mutants of `test_steps`, with what they say, are those that refuse any
+    mutant of its plans."""
+    some, every = set(), set()
+    for name in PLANS:
+        p = planned(*PLANS[name])
+        why = mutants.refusal(p)
+        said = {m.what: why(m.plan) for m in mutants.mutants(p)}
+        some |= {said[m.what] for m in mutants.sample(mutants.mutants(p))}
+        every |= set(said.values())
+    assert len(every) > 70 and some == every
 
 
 @pytest.mark.slow
@@ -203,6 +232,7 @@ def test_tables(keys: tuple[str, ...]) -> None:
     ('train.accumulate=layers', 'train.recompute=full', 'cluster.ranks=2'),
     ('train.precision=f16',), (UNDER,)],
     ids=['', 'units stay', 'all grains through a unit', 'f16', 'the head alone moves'])
+@pytest.mark.slow
 def test_steps_of_a_small_plan(keys: tuple[str, ...], data: pathlib.Path) -> None:
     """Every third mutant of a plan of two blocks: the quick part of `test_steps`."""
     p = planned(*SMALL, *keys)
@@ -211,6 +241,7 @@ def test_steps_of_a_small_plan(keys: tuple[str, ...], data: pathlib.Path) -> Non
 
 @pytest.mark.parametrize('keys', [('zero.stage=3', 'train.precision=bf16', *PIECES),
                                   ('zero.stage=1',)])
+@pytest.mark.slow
 def test_reductions_that_nccl_sums(keys: tuple[str, ...]) -> None:
     """No CPU runs these plans: every mutant of a reduction, what sums it and what says of which sort
     it is, is refused or the same program."""
@@ -231,6 +262,114 @@ def test_reductions_that_nccl_sums(keys: tuple[str, ...]) -> None:
                 other = replace(s, op='alltoall', ints=s.ints[:2])
                 steps = [*section.steps[:n], other, *section.steps[n + 1:]]
                 assert mutants.refused(mutants.changed(p, section, steps))
+
+
+@pytest.mark.parametrize('keys', [
+    ('zero.stage=3', *PIECES), ('zero.stage=0', 'train.precision=bf16', *PIECES),
+    ('zero.stage=2', 'zero.offload_optimizer.device=cpu', *PIECES),
+    ('zero.stage=3', 'train.accumulate=layers', 'cluster.ranks=2', 'train.global_batch=4',
+     'train.micro_batch=1', *PIECES)])
+@pytest.mark.slow
+def test_what_comes_beside_what_is_added(keys: tuple[str, ...]) -> None:
+    """Between the queues `reduce` and `sum`: what is broken is refused or the same program."""
+    p = planned('gpt-tiny', *keys)
+    refused, works = mutants.refusal(p), mutants.played(p)
+    pairs = mutants.forced(works)
+    tried = [m for m in mutants.mutants(p)
+             if re.search(r' (alltoall|sum\.\w+|join\.\w+|done) ', m.what)]
+    open_ = [m.what for m in tried if not refused(m.plan)]
+    some = lambda word, of: [what for what in of if re.search(word, what)]
+    every = [m.what for m in tried]
+    for word in (r'no wait for full\.inbox', r'no record of full\.inbox', 'sum done .*deleted',
+                 r' (sum|join)\..*swapped', 'inbox.* -> inbox'):
+        assert some(word, every) and not some(word, open_), word
+    assert len(some(r'no wait for free\.inbox', open_)) < len(some(r'no wait for free\.inbox', every))
+    assert [m.what for m in tried if m.what in open_ and not mutants.same(m.plan, works, pairs)] == []
+
+
+@pytest.mark.parametrize('keys', [
+    ('zero.stage=3',), ('zero.stage=1', 'train.reduction=fast', 'targets=[sm_90]'),
+    ('zero.stage=2', 'zero.offload_optimizer.device=cpu'), ('cluster.ranks=1', 'zero.stage=3')])
+def test_ranks_that_meet_name_their_group(keys: tuple[str, ...]) -> None:
+    """Without exception: another group, none, or one where no rank meets another."""
+    p = planned('gpt-tiny', *keys)
+    refused = mutants.refusal(p)
+    tried = [m for m in mutants.mutants(p) if ': group ' in m.what]
+    named = {s.op for section in p.sections for s in section.steps if s.group}
+    assert named >= {'allreduce', 'gather'} and len(tried) > 100
+    assert [m.what for m in tried if not refused(m.plan)] == []
+
+
+@pytest.mark.parametrize('name', ['stage 2', 'all grains through a unit'])
+def test_batches(name: str) -> None:
+    """train.c fetches tokens before all else of a grain, to slots of one number: a plan that says
+    otherwise is refused, without exception."""
+    p = planned(*PLANS[name])
+    check.check(p)
+    tried = list(mutants.of_batches(p))
+    assert len(tried) > 10
+    assert [m.what for m in tried if not mutants.refused(m.plan)] == []
+
+
+@pytest.mark.parametrize('name', ['the optimizer on the host', 'all in a file', 'f16'])
+def test_kernels_of_the_host(name: str) -> None:
+    """A call runs where its queue does: on the host just the twins, without exception."""
+    p = planned(*PLANS[name])
+    tried = list(mutants.of_twins(p))
+    assert sum(': zk_host_' in m.what for m in tried) > 10
+    assert [m.what for m in tried if not mutants.refused(m.plan)] == []
+
+
+@pytest.mark.parametrize('precision', ['f32', 'bf16'])
+def test_lists(precision: str) -> None:
+    """Without exception. On a CPU, whose launches have no grids that would be others."""
+    p = planned('llama-tiny', f'train.precision={precision}', 'zero.stage=1', 'targets=[cpu]')
+    check.check(p)
+    tried = list(mutants.of_lists(p))
+    assert len(tried) > 30
+    assert [m.what for m in tried if not mutants.refused(m.plan)] == []
+
+
+def test_a_part_of_a_shard_has_one_name() -> None:
+    """An update of three calls is right, but train.c has names for two parts: it is not written."""
+    p = planned('gpt-tiny', 'zero.stage=1')
+    fn = next(f for f in p.fns if f.name == 'update.block')
+    call, = fn.calls
+    first, n = call.args[-2:]
+    def cut(parts: int) -> Plan:
+        calls = tuple(replace(call, args=(*call.args[:-2], replace(first, at=first.at + at),
+                                          n // parts))
+                      for at in range(0, n, n // parts))
+        fns = tuple(replace(f, calls=calls) if f is fn else f for f in p.fns)
+        return replace(p, fns=fns)
+    assert n % 3 == 0 and len(view.parts(cut(2))) == len(view.parts(p)) + 2
+    with pytest.raises(ValueError, match='THERE_BLOCK would be'):
+        view.parts(cut(3))
+
+
+def test_pieces_in_another_order(data: pathlib.Path) -> None:
+    """Of three pieces of a leaf: from another slot, ended too early or on another queue, one more
+    on the wire than there are slots. The second may be added first: it has other elements."""
+    p = planned('gpt-tiny', 'zero.stage=3', *PIECES)
+    section = p.section('grain')
+    steps = list(section.steps)
+    n = next(n for n, s in enumerate(steps) if s.op == 'alltoall')
+    (a, add, end), (b, more, last) = steps[n:n + 3], steps[n + 3:n + 6]
+    rest = steps[n + 6:]
+    assert [s.op for s in rest[:3]] == ['alltoall', 'sum.block', 'done']
+    wrong = {
+        'the other slot': [a, replace(add, ins=more.ins), end, b, replace(more, ins=add.ins), last],
+        'ended before it is added': [a, end, add, b, more, last],
+        'ended where nothing waits for the sum': [a, add, replace(end, queue='reduce'), b, more, last],
+        'one slot for two': [a, add, end, replace(b, outs=a.outs), replace(more, ins=add.ins),
+                             replace(last, ins=end.ins)],
+        'added where nothing is added': [a, replace(add, queue='reduce'), end, b, more, last],
+        'brought where nothing comes': [replace(a, queue='sum'), add, end, b, more, last]}
+    free = mutants.changed(p, section, steps[:n] + [a, b, more, last, add, end] + rest)
+    assert not mutants.refused(free)
+    assert runs(free, data, 2) == [told(trainer.build(source(p)), data, 'eager')] * 4
+    for what, six in wrong.items():
+        assert mutants.refused(mutants.changed(p, section, steps[:n] + six + rest)), what
 
 
 def test_runs_see_a_race(data: pathlib.Path) -> None:
@@ -259,8 +398,10 @@ def test_what_is_the_same_program() -> None:
     same = {m.what: mutants.same(m.plan, works, pairs) for m in mutants.mutants(p)
             if m.what.startswith('grain') and m.what.endswith(('deleted', 'next'))}
     steps = p.section('grain').steps
-    pair = next(n for n in range(len(steps)) if [s.op for s in steps[n:n + 2]] == ['drop', 'drop'])
-    assert same[f'grain {pair} main drop {steps[pair].unit}: swapped with the next']
+    free = lambda a, b: a.queue != b.queue and not {*a.waits, *a.recs} & {*b.waits, *b.recs}
+    pair = next(n for n, (a, b) in enumerate(zip(steps, steps[1:])) if free(a, b))
+    a = steps[pair]
+    assert same[f'grain {pair} {a.queue} {a.op} {a.unit}: swapped with the next']
     gone = [yes for what, yes in same.items() if what.endswith('deleted') and ' mark ' not in what]
     assert gone and not any(gone)
     assert 0 < sum(same.values()) < len(same) / 3

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 import zk
-from zg import ops, plan
+from zg.facts import ops
+from zg.plan import plan
 
 U = 2.0 ** -24
 ROOT = Path(__file__).parents[1]
@@ -266,7 +267,7 @@ def test_update_in_pieces(target: str, dtype: int, name: str) -> None:
 
 
 def test_every_rule_has_its_row() -> None:
-    """of gen/zg/ops.py, in the order of update.h"""
+    """of gen/zg/facts/ops.py, in the order of update.h"""
     text = (ROOT / "kernels" / "update.h").read_text()
     listed = re.search(r"enum \{(.*?)\}", text, re.S)[1]
     assert re.findall(r"ZK_(\w+)", listed) == [name.upper() for name in RULES]

@@ -10,7 +10,12 @@ import law
 import oracle
 import test_reference
 import trainer
-from zg import build, check, cost, ops, plan, spec as reader
+from zg.check import check
+from zg.facts import ops
+from zg.plan import plan
+from zg.read import spec as reader
+from zg.search import search
+from zg.write import cost
 
 # Rates that move weights by about a hundredth in five steps
 SETTINGS = {
@@ -36,7 +41,7 @@ def keys(name: str) -> list[str]:
 
 
 def planned(family: str, *settings: str) -> plan.Plan:
-    return build.build(reader.load(str(law.path(family)), settings)).plan
+    return search.find(reader.load(str(law.path(family)), settings)).plan
 
 
 @pytest.mark.parametrize('name', SETTINGS)
@@ -90,7 +95,7 @@ def test_law_of_what_is_rounded(tmp_path: pathlib.Path, name: str) -> None:
 def test_memory_of_what_is_rounded(name: str, stage: int) -> None:
     p = planned('gpt', f'zero.stage={stage}', 'cluster.ranks=2', *ROUNDED[name])
     states, width = ops.OPTIMIZERS[p.recipe.optimizer], 2 if p.recipe.moments == 'bf16' else 4
-    owned = lambda f: f.shard * (p.head.ranks if f.state == 'whole' else 1)
+    owned = lambda f: f.shard * (p.head.ranks if p.head.zero == 0 else 1)
     slots = sum(f.count * ops.up(width * owned(f), 4096) for f in p.flats)       # whole pages
     assert dict(cost.memory(p))['optimizer state'] == slots * len(states)
 
@@ -105,6 +110,6 @@ def test_memory(name: str, stage: int, precision: str) -> None:
     p = planned('gpt', f'zero.stage={stage}', f'train.precision={precision}', *chosen)
     check.check(p)
     states = [*(['master'] if precision == 'bf16' else []), *ops.OPTIMIZERS[name]]
-    owned = sum(f.count * f.shard * (p.head.ranks if f.state == 'whole' else 1) for f in p.flats)
+    owned = sum(f.count * f.shard * (p.head.ranks if p.head.zero == 0 else 1) for f in p.flats)
     assert {c.name.split('.')[0] for c in p.classes} & set(ops.STATES) == set(states)
     assert dict(cost.memory(p))['optimizer state'] == 4 * owned * len(states)

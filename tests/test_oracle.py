@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 import drawn
 import oracle
 from reference import known
-from zg import spec as reader
+from zg.read import spec as reader
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FAMILIES = ['gpt', 'llama', 'qwen3']

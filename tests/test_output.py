@@ -15,6 +15,7 @@ from typing import IO
 
 import pytest
 
+from patience import LIMIT
 from program import STEPS, data, environment, program, run, start, train, wait_for_step, weights_line
 
 FULL = Path("/dev/full")
@@ -25,7 +26,7 @@ FULL = Path("/dev/full")
 def to(stdout: IO[bytes] | int, binary: Path, *args: object, **settings: object
        ) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(word) for word in (binary, *args)], stdout=stdout, text=True,
-                          stderr=subprocess.PIPE, timeout=60, env=environment(**settings))
+                          stderr=subprocess.PIPE, timeout=LIMIT, env=environment(**settings))
 
 
 def closed() -> int:
@@ -66,7 +67,7 @@ def test_a_pipe_that_does_not_wait(program: Path, data: Path) -> None:
     while some := os.read(readable, 65536):
         said += some
     os.close(readable)
-    assert running.wait(30) == 0, running.stderr.read()
+    assert running.wait(LIMIT) == 0, running.stderr.read()
     assert said.count(b"val loss") == 1000 and b"\nweights " in said
 
 
@@ -122,7 +123,7 @@ def test_files_do_not_take_the_place_of_what_is_closed(
                "--steps", "30", "--save", str(tmp_path / "w"), "--log", str(tmp_path / "log"),
                "--val", str(data)]
     for ranks in (1, 3):
-        assert subprocess.run(command, env=environment(RANKS=ranks), timeout=60).returncode == 0
+        assert subprocess.run(command, env=environment(RANKS=ranks), timeout=LIMIT).returncode == 0
         lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
         assert len(lines) == 32 and "end" in lines[-1]
         raw = (tmp_path / "w" / "model.safetensors").read_bytes()
@@ -187,12 +188,12 @@ def test_two_runs_do_not_write_one_log(program: Path, data: Path, tmp_path: Path
     for name in (log, other):
         second = train(program, data, "--log", name, RANKS=3)
         assert second.code == 3 and f"--log {name}: another run writes it" in second.err
-    first.communicate(timeout=60)
+    first.communicate(timeout=LIMIT)
     assert first.returncode == 0
     assert len(log.read_text().splitlines()) == 31
     assert train(program, data, "--log", log, RANKS=2).code == 0
     both = [start(program, data, "--log", "/dev/null", RANKS=1, WORK_US=1000) for _ in range(2)]
-    assert [one.wait(60) for one in both] == [0, 0]
+    assert [one.wait(LIMIT) for one in both] == [0, 0]
 
 
 def test_two_runs_do_not_write_one_profile(program: Path, data: Path, tmp_path: Path) -> None:
@@ -209,7 +210,7 @@ def test_two_runs_do_not_write_one_profile(program: Path, data: Path, tmp_path: 
     third = start(program, data, *options, RANKS=2, FAULT="hang")
     wait_for_step(third, 1)
     third.terminate()
-    assert third.wait(5) == 143 and list(tmp_path.iterdir()) == []
+    assert third.wait(LIMIT) == 143 and list(tmp_path.iterdir()) == []
 
 
 def test_a_file_system_without_locks(program: Path, data: Path, tmp_path: Path) -> None:

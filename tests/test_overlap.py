@@ -1,5 +1,5 @@
 """test_overlap.py -- gathers of an emitted program hide behind the work of the unit before them;
-updates on the host behind the next forward.
+updates on the host behind the next forward, a piece's sum behind the next piece's way.
 
 All that the plan says can be hidden is, and none where nothing is gathered ahead.
 
@@ -17,11 +17,12 @@ from collections.abc import Callable
 import pytest
 
 import law
+import mutants
 import program
 import trainer
 from plans import planned
-from zg import plan
-from zg.text import parse
+from zg.plan import plan
+from zg.plan.text import parse
 
 DELAY = 0.020                  # seconds added to every gather
 ENOUGH = 1.4 * DELAY           # a unit's forward should take so long, for its time varies
@@ -165,6 +166,53 @@ def test_an_update_on_the_host_goes_on_beside_the_next_forward(
     for queue in {'host', *(s.queue for s in tiled)}:
         added, most = pace(queue, forward / 2) - alone, waited / sum(elements.values())
         assert -1 < added <= most * forward / 2 + 1
+
+
+PIECES = 'zero.reduce_bucket_size=20000'
+LAYERS = ('train.accumulate=layers', 'cluster.ranks=2', 'train.global_batch=4',
+          'train.micro_batch=1')
+ONE = 'zero.overlap_comm=false'
+
+
+def brought(p: plan.Plan) -> list[tuple[mutants.Work, mutants.Work]]:
+    """Each piece that comes, and the sum of the one before it, of a section or of a unit whose own
+    leaves had to be on its sums first."""
+    pairs, added = [], None
+    for w in mutants.played(p):
+        op = w.key[1]
+        if op in mutants.REDUCES and added:
+            pairs.append((added, w))
+        added = w if op.startswith(('sum.', 'join.')) else \
+            None if op in ('next', 'count', 'recount', 'batch') else added
+    return pairs
+
+
+@pytest.mark.parametrize('keys', [
+    ('zero.stage=3',), ('zero.stage=3', PIECES), ('zero.stage=2', 'train.precision=bf16'),
+    ('zero.stage=1', PIECES), ('zero.stage=0', 'train.global_batch=16'), (*LAYERS, PIECES),
+    (*LAYERS, HOST, PIECES), ('zero.stage=2', HOST, PIECES),
+    ('zero.stage=3', 'train.reduction=fast', 'targets=[sm_90]', PIECES)])
+def test_a_piece_comes_while_the_one_before_is_added(keys: tuple[str, ...]) -> None:
+    """It waits for no sum but that of the piece two before it, whose slot it takes: not for the one
+    before by way of another queue either. With one queue each waits for the one before."""
+    pairs, alone = brought(planned('gpt-tiny', *keys)), brought(planned('gpt-tiny', *keys, ONE))
+    assert len(pairs) == len(alone) > 4
+    assert not any(mutants.before(a, b) for a, b in pairs)
+    assert all(mutants.before(a, b) for (a, _), (_, b) in zip(pairs, pairs[1:]))
+    assert all(mutants.before(a, b) for a, b in alone)
+
+
+@pytest.mark.parametrize('bucket', [2000, 20000, 10 ** 9])
+def test_what_reductions_take(bucket: int) -> None:
+    """Where pieces take 1 each to come and 1 to be added, n of a grain take n + 1, and 2 n with one
+    queue."""
+    for more, each in ((), 1), ((ONE,), 2):
+        p = planned('gpt-tiny', 'zero.stage=2', f'zero.reduce_bucket_size={bucket}', *more)
+        n = sum(s.op == 'alltoall' for s in p.section('grain').steps)
+        part = lambda s: s.op == 'alltoall' or s.op.startswith('sum.')
+        assert n > 3 and p.head.grains > 0
+        ends = max(played(p, part, 1)[0].values())
+        assert ends == p.head.grains * (n * each + (each == 1))
 
 
 @pytest.mark.slow

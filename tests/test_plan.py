@@ -19,10 +19,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from patience import LIMIT
 from plans import NAMES, WAYS, keys, planned
-from zg import check
-from zg.plan import Plan, Section, Step
-from zg.text import PlanError, digest, layout_digest, parse, print_plan
+from zg.check import check
+from zg.plan.operand import Arg, Index, Operand
+from zg.plan.plan import Plan, Section, Step
+from zg.plan.text import PlanError, arg, digest, layout_digest, parse, print_plan
 
 GOLDEN = HERE / 'golden'
 SMALL = str(GOLDEN / 'small.yaml')
@@ -70,12 +72,31 @@ def with_line(n: int, *new: str) -> str:
     return '\n'.join(LINES[:n] + [*new] + LINES[n + 1:]) + '\n'
 
 
+@pytest.mark.parametrize('word,made', [
+    ('w+4096', Operand('w', 4096)), ('table.0+0', Operand('table.0')),
+    ('node+0+r*8192', Operand('node', 0, 8192)), ('x+64+c*12', Operand('x', 64, 0, 12)),
+    ('l*8192+r*2048', Index(8192, 2048)), ('l*64', Index(64)),
+    ('l*64+r*32+8', Index(64, 32, 8)), ('l*64+r*32+at', Index(64, 32, 0, 'at')),
+    ('-3', -3), ('1e-05', 1e-05), ('null', 'null'), ('&leaf', '&leaf'), ('spans.keep', 'spans.keep')])
+def test_what_a_call_takes_is_a_record(word: str, made: Arg) -> None:
+    assert arg(word) == made and str(made) == word
+
+
+@pytest.mark.parametrize('word', ['w+04096', 'x+64+c*0', '007', '1_0', '1e5', 'l*64+r*0+8', 'x+0+r*00'])
+def test_what_prints_otherwise_is_no_plan(word: str) -> None:
+    p = golden_plan('one-rank')
+    assert str(arg(word)) != word
+    printed = print_plan(p).replace(' null ', f' {word} ', 1)
+    with pytest.raises(PlanError, match='not as a plan is printed'):
+        parse(printed)
+
+
 @pytest.mark.parametrize('start,old,new', [
-    ('plan', 'plan 1', 'plan 2'), ('head', 'ranks 2', 'ranks two'), ('head', ' zero 3', ''),
+    ('plan', 'plan 2', 'plan 1'), ('head', 'ranks 2', 'ranks two'), ('head', ' zero 3', ''),
     ('head', 'zero 3', 'zeros 3'), ('flat', ' shard ', ' shard 1 shard '),
     ('tensor', 'shape 304,24', 'shape 304,x'), ('class', 'slots', 'slot'),
     ('class', 'at 0', 'at 00'), ('launch', ' shape', '  shape'),
-    ('run', ' slot', '  slot'), ('fn', 'flops 0', 'flops'),
+    ('run', ' space', '  space'), ('fn', 'flops 0', 'flops'),
     ('events', '[', '('), ('section', 'repeat 1', 'repeat'), ('step', 'with l=0', 'with l'),
     ('step', 'step', 'stop'), ('step', 'with l=0', 'with l=0 with l=0'),
     ('step', 'with l=0', 'with l=0 more=words'), ('recipe', ':0.001', ':1e-3'), ('recipe', ':line:', ':line::'),
@@ -128,7 +149,7 @@ def test_the_same_bytes_in_every_process(emit: str, tmp_path: pathlib.Path) -> N
                                ('4242', tmp_path, 'UTC')):
         command = [sys.executable, root / 'gen/zgen', root / 'model_specs/qwen3-tiny.yaml']
         run = subprocess.run([*command, '--emit', emit], cwd=folder, capture_output=True,
-                             timeout=60, check=True,
+                             timeout=LIMIT, check=True,
                              env={**os.environ, 'PYTHONHASHSEED': seed, 'TZ': zone})
         outputs.add(run.stdout)
     assert len(outputs) == 1 and outputs != {b''}
@@ -138,6 +159,20 @@ def test_the_digest_is_of_the_text() -> None:
     p = golden_plan('stage3-ahead')
     other = dataclasses.replace(p, recipe=dataclasses.replace(p.recipe, clip=p.recipe.clip * 2))
     assert len({digest(p), digest(other), layout_digest(p)}) == 3
+
+
+def test_none_is_a_name_like_others() -> None:
+    """What no group shares has none in the text, in a store as in a step; every other word there is
+    the name of a group, which the plan must have."""
+    p = planned(SMALL, 'zero.stage=1')
+    assert {s.over for s in p.stores} == {'', 'all'} == {x.group for s in p.sections for x in s.steps}
+    assert 'over -' not in print_plan(p)
+    for store in p.stores:
+        named = dataclasses.replace(store, over='none')
+        other = dataclasses.replace(p, stores=tuple(named if s == store else s for s in p.stores))
+        assert parse(print_plan(other)) == other
+        with pytest.raises(check.CheckError, match='there is no group none'):
+            check.check(other)
 
 
 # ---- golden plans
@@ -162,7 +197,8 @@ def test_no_golden_plan_is_left_over() -> None:
 
 def layout(p: Plan) -> object:
     """Where every parameter lies and who owns it, in other words than the digest's."""
-    flats = {f.name: (f.count, f.elems, f.shard, f.real, f.state) for f in p.flats}
+    flats = {f.name: (f.count, f.elems, f.shard, p.stored('params', f.name)[0].over,
+                      p.head.zero == 0) for f in p.flats}
     tensors = {t.name: (t.flat, t.offset, t.offset_step, t.flat_step, t.count, t.shape)
                for t in p.tensors}
     return p.head.ranks, flats, tensors
@@ -191,10 +227,20 @@ def queue(section: Section, name: str) -> list[Step]:
 
 def without_rings(s: Step) -> tuple:
     """A step but for the slot that holds its unit, and what that slot waits for."""
-    early = ('full', 'free', 'updated')
+    early = ('full.ring', 'free.ring', 'updated')
     refs = [r.cls if r.cls.startswith('ring') else r for r in (*s.ins, *s.outs)]
     return (s.op, s.unit, *refs, s.ints, *(e for e in s.waits if not e.name.startswith(early)),
             *(e for e in s.recs if not e.name.startswith(early)))
+
+
+@pytest.mark.parametrize('way', ['stage 3, none kept, far ahead', 'stage 3, units stay',
+                                 'stage 3, four grains through a unit', 'stage 2 in bf16, pieces'])
+def test_the_head_says_how_far_ahead(way: str) -> None:
+    """The checker counts it."""
+    p = planned('gpt-tiny', *keys('gpt-tiny', way))
+    fewer = dataclasses.replace(p.head, prefetch=p.head.prefetch - 1)
+    with pytest.raises(check.CheckError, match=f'{p.head.prefetch} units are gathered ahead'):
+        check.check(dataclasses.replace(p, head=fewer))
 
 
 def test_prefetch_changes_gathers_alone() -> None:
@@ -205,7 +251,7 @@ def test_prefetch_changes_gathers_alone() -> None:
     for part in ('recipe', 'groups', 'flats', 'tensors', 'tables', 'launches', 'fns'):
         assert getattr(now, part) == getattr(ahead, part)
     for a, b in zip(now.classes, ahead.classes, strict=True):
-        assert (a.name, a.kind, a.stride) == (b.name, b.kind, b.stride)
+        assert (a.name, a.arena, a.readers, a.stride) == (b.name, b.arena, b.readers, b.stride)
         assert a.slots == b.slots or a.name.startswith('ring')
     for a, b in zip(now.sections, ahead.sections, strict=True):
         if a.name not in ('grain', 'eval'):

@@ -13,10 +13,14 @@ import pytest
 import law
 import program
 import trainer
-from zg import build, cost, spec as reader
-from zg.plan import Plan
+from zg.facts import queues
+from zg.plan.plan import Plan
+from zg.read import spec as reader
+from zg.search import search
+from zg.write import cost
 
-QUEUES = ['main', 'gather', 'reduce', 'host', 'up', 'down', 'load', 'store', 'fetch']
+QUEUES = list(queues.QUEUES)
+RUNTIME = pathlib.Path(__file__).resolve().parent.parent / 'runtime'
 STEPS = 'steps'                               # the thread of whole steps
 OFFLOAD = 'zero.offload_optimizer.device=cpu'
 FILED = ('zero.offload_optimizer.device=nvme', 'zero.offload_optimizer.nvme_path=/tmp')
@@ -35,7 +39,7 @@ def keys(stage: int, ranks: int, more: tuple[str, ...]) -> list[str]:
 
 
 def plan_of(*settings: str) -> Plan:
-    return build.build(reader.load(str(law.path('gpt')), settings)).plan
+    return search.find(reader.load(str(law.path('gpt')), settings)).plan
 
 
 @pytest.fixture(scope='module')
@@ -94,7 +98,7 @@ def commands(p: Plan, queue: str) -> collections.Counter[str]:
     out: collections.Counter[str] = collections.Counter()
     for s in p.step:
         for x in s.steps:
-            if x.queue == queue and x.op not in ('mark', 'drop'):
+            if x.queue == queue and x.op != 'mark':
                 out[x.op.replace('.', '_')] += s.repeat
             if x.queue == queue:
                 out['wait'] += s.repeat * len(x.waits)
@@ -327,3 +331,18 @@ def test_on_a_gpu(tmp_path: pathlib.Path, tokens: pathlib.Path, order: str, grap
     assert done.line('weights') == plain.line('weights')
     assert done.line('wire') == plain.line('wire')
     check(plan_of(*settings), tmp_path / 'p', 2, 2, gpu=True)
+
+
+def test_queues_are_those_of_the_runtime() -> None:
+    """Their numbers, their names, and from which arena to which those copy that do."""
+    header, source = ((RUNTIME / name).read_text() for name in ('zr.h', 'zr_range.c'))
+    numbers = re.search(r'enum { (ZR_MAIN = 0.*?) };', header, re.S)[1]
+    said = re.findall(r'ZR_(\w+) = (\d+)', numbers)
+    assert said == [(name.upper(), str(n)) for n, name in enumerate([*QUEUES, 'queues'])]
+    names = re.search(r'names\[\] = {("main".*?)};', source, re.S)[1]
+    assert re.findall(r'"(\w+)"', names) == QUEUES
+    arenas = {'ARENA': 'device', 'HOSTED': 'host', 'FILED': 'file'}
+    ways = {name.lower(): (arenas[a], arenas[b])
+            for name, a, b in re.findall(r'\[ZR_(\w+)\] = {1, (\w+), (\w+)}', source)}
+    assert ways == {q.name: (q.reads, q.writes) for q in queues.QUEUES.values()
+                    if not q.kernels and not q.wire}

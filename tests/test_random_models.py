@@ -14,8 +14,8 @@ import drawn
 import oracle
 import trainer
 from reference import known
-from zg import spec as reader
-from zg.schema import RECOMPUTE
+from zg.read import spec as reader
+from zg.read.schema import RECOMPUTE
 
 STEPS = 3
 

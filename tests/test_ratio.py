@@ -12,9 +12,12 @@ import pytest
 import law
 import mutants
 import trainer
-from plans import planned
-from zg import build, check, cost, spec
-from zg.plan import Plan
+from plans import below, planned
+from zg.check import check
+from zg.plan.plan import Plan
+from zg.read import spec
+from zg.search import search
+from zg.write import cost
 
 HOST, PARAMS = 'zero.offload_optimizer.device=cpu', 'zero.offload_param.device=cpu'
 FILE = 'zero.offload_optimizer.device=nvme', 'zero.offload_optimizer.nvme_path=/tmp'
@@ -27,9 +30,9 @@ def ratio(of: float) -> str:
 
 # ---- bytes
 
-def size(p: Plan, *kinds: str) -> int:
+def size(p: Plan, *arenas: str) -> int:
     """Bytes of a rank's states."""
-    return sum(c.slots * c.stride for c in p.classes if c.kind in kinds and
+    return sum(c.slots * c.stride for c in p.classes if c.arena in arenas and
                c.name.split('.')[0].removeprefix('near_') in ('master', 'm', 'v'))
 
 
@@ -48,24 +51,25 @@ def test_each_part_to_the_byte(of: float, moments: str, where: tuple[str, ...]) 
     for f in some.flats:
         blocks = f.shard // unit
         kept = min(f.shard * (1 - Fraction(str(of))) // unit, blocks - (f.shard % unit == 0))
-        assert f.near == kept * unit < f.shard
+        near_ = some.near(f)
+        assert near_ == kept * unit < f.shard
         near = {c.name: c for c in some.classes if c.name.endswith(f'.{f.name}')
                 and c.name.startswith('near_')}
-        assert [c.kind for c in near.values()] == ['private'] * 3 * (f.near > 0)
-        assert len(near) == 3 * (f.near > 0)
+        assert [c.arena for c in near.values()] == ['device'] * 3 * (near_ > 0)
+        assert len(near) == 3 * (near_ > 0)
         assert all(c.slots == f.count for c in near.values())
-        moved += f.count * f.near * width
-        rest += f.count * (f.shard - f.near) * width
+        moved += f.count * near_ * width
+        rest += f.count * (f.shard - near_) * width
     pages = 4096 * 3 * sum(f.count for f in some.flats) * (moments == 'bf16')
-    assert 0 <= size(some, 'private') - moved <= pages and size(all_, 'private') == 0
-    assert 0 <= size(some, 'hosted', 'filed') - rest <= pages
+    assert 0 <= size(some, 'device') - moved <= pages and size(all_, 'device') == 0
+    assert 0 <= size(some, 'host', 'file') - rest <= pages
     if moments == 'f32':
-        assert size(all_, 'hosted', 'filed') == moved + rest
+        assert size(all_, 'host', 'file') == moved + rest
     sums = sum(c.slots * c.stride for c in some.classes if c.name.startswith('sum.'))
     assert some.arena('cpu') - planned('gpt-tiny', *keys).arena('cpu') == \
-        size(some, 'private') + sums - sum(c.slots * c.stride for c in all_.classes
+        size(some, 'device') + sums - sum(c.slots * c.stride for c in all_.classes
                                            if c.name == 'part')
-    assert dict(cost.memory(some))['optimizer state'] == size(some, 'private')
+    assert dict(cost.memory(some))['optimizer state'] == size(some, 'device')
 
 
 def test_without_masters_of_their_own() -> None:
@@ -96,7 +100,7 @@ def test_both_parts_work_at_once(keys: tuple[str, ...]) -> None:
     first, second = [n for n, w in enumerate(works) if w.key[1] == 'factor'][:2]
     near, host = ([w for w in works[first:second] if w.key[1].startswith(word)]
                   for word in ('near_update.', 'update.'))
-    assert len(near) == sum(f.count for f in p.flats if f.near) > 0 < len(host)
+    assert len(near) == sum(f.count for f in p.flats if p.near(f)) > 0 < len(host)
     shard = lambda w: (w.key[1].partition('.')[2], w.key[4][0])
     for n, a in enumerate(near):
         others = near if PARAMS not in keys else near[n - 1:n]
@@ -186,9 +190,9 @@ def test_noted() -> None:
     path = str(law.path('gpt'))
     notes = spec.load(path, (ratio(0.5),)).notes
     assert ['ratio: has no effect while the device is none' in note for note in notes] == [True]
-    made = build.build(spec.load(path, ('zero.stage=3', HOST, ratio(0.5))))
+    made = search.find(spec.load(path, ('zero.stage=3', HOST, ratio(0.5))))
     assert any('sums of gradients stay on the device with a ratio' in n for n in made.notes)
-    assert not made.plan.below
+    assert not below(made.plan)
 
 
 # ---- the checker: all mutants of steps are tried in tests/test_mutants.py

@@ -14,9 +14,13 @@ import drawn
 import mutants
 import trainer
 from plans import NAMES, planned
-from zg import build, check, cost, explain, spec
-from zg.plan import Call, Fn, Plan
-from zg.schema import RECOMPUTE
+from zg.check import check
+from zg.plan.operand import Operand
+from zg.plan.plan import Call, Fn, Plan
+from zg.read import spec
+from zg.read.schema import RECOMPUTE
+from zg.search import search
+from zg.write import cost, explain
 
 FULL = 'train.recompute=full'
 
@@ -64,7 +68,7 @@ def test_an_op_brings_what_it_reads(word: str, again: list[str]) -> None:
 
 
 def test_an_op_that_no_block_has_is_said() -> None:
-    read = lambda words: build.build(spec.load(f'{trainer.ROOT}/model_specs/gpt-tiny.yaml',
+    read = lambda words: search.find(spec.load(f'{trainer.ROOT}/model_specs/gpt-tiny.yaml',
                                                [f'train.recompute={words}'])).notes
     assert read('[gelu, rope]') == ('train.recompute: no block has rope',)
     assert read('full') == read('none') == read('[gelu]') == ()
@@ -79,7 +83,7 @@ def test_an_op_of_which_backward_reads_its_statistics_alone(tmp_path: pathlib.Pa
     (tmp_path / 'spec.yaml').write_text(yaml.safe_dump(mapping))
     for words in ('full', '[rmsnorm]', '[qknorm]', 'none'):
         keys = [f'train.recompute={words}']
-        p = build.build(spec.load(str(tmp_path / 'spec.yaml'), keys)).plan
+        p = search.find(spec.load(str(tmp_path / 'spec.yaml'), keys)).plan
         check.check(p)
         check.check(planned('qwen3-tiny', *keys))
         again = sum(k == 'rmsnorm_fwd' for k in kernels(p, 'bwd.block'))
@@ -135,8 +139,8 @@ def test_drawn_models(mapping: drawn.Mapping, words: list[str], precision: str) 
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / 'spec.yaml'
         path.write_text(yaml.safe_dump(mapping))
-        again = build.build(spec.load(str(path))).plan
-        kept = build.build(spec.load(str(path), ['train.recompute=none'])).plan
+        again = search.find(spec.load(str(path))).plan
+        kept = search.find(spec.load(str(path), ['train.recompute=none'])).plan
     check.check(again)
     assert held(again, 'save') <= held(kept, 'save')
     assert cost.again(again) >= cost.again(kept) == 0
@@ -165,7 +169,7 @@ def test_the_checker_sees_another_value(name: str, again: str) -> None:
     for a, b in itertools.permutations(range(len(calls)), 2):
         for n, x in enumerate(calls[a].args) if calls[a].kernel == calls[b].kernel else ():
             y = calls[b].args[n]
-            if x != y and '+' in x:
+            if x != y and isinstance(x, Operand):
                 mixed = replace(calls[a], args=(*calls[a].args[:n], y, *calls[a].args[n + 1:]))
                 refused(having(p, 'bwd.block', [*calls[:a], mixed, *calls[a + 1:]]))
                 tried += 1
@@ -183,7 +187,7 @@ def test_the_checker_sees_a_call_that_forward_did_not_make() -> None:
     calls = list(function(p, 'bwd.block').calls)
     n = next(n for n, c in enumerate(calls) if c.kernel == 'zk_layernorm_fwd')
     other = [c for c in calls if c.kernel == 'zk_layernorm_fwd'][1]
-    for args in ((*calls[n].args[:-1], '0.001'), (*calls[n].args[:5], *other.args[5:7],
+    for args in ((*calls[n].args[:-1], 0.001), (*calls[n].args[:5], *other.args[5:7],
                                                   *calls[n].args[7:])):
         assert args != calls[n].args
         refused(having(p, 'bwd.block', [*calls[:n], replace(calls[n], args=args), *calls[n + 1:]]))
@@ -192,7 +196,7 @@ def test_the_checker_sees_a_call_that_forward_did_not_make() -> None:
 def test_the_checker_sees_a_call_made_again_in_vain() -> None:
     p = planned('gpt-tiny')
     norm, bwd = function(p, 'fwd.block').calls[0], function(p, 'bwd.block').calls
-    idle = replace(norm, args=('tmp+0', f'tmp+{p.cls("x").stride}', *norm.args[2:]))
+    idle = replace(norm, args=(Operand('tmp'), Operand('tmp', p.cls('x').stride), *norm.args[2:]))
     assert norm.kernel == 'zk_layernorm_fwd'
     with pytest.raises(check.CheckError, match='made again and not read'):
         check.check(having(p, 'bwd.block', [idle, *bwd]))

@@ -10,7 +10,7 @@ import pytest
 import oracle
 import trainer
 from reference import known
-from zg import spec as reader
+from zg.read import spec as reader
 
 FAMILIES = ['gpt', 'llama', 'qwen3']
 CASES = ['plain', 'ignored']

@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 
 import drawn
 from plans import planned
-from zg import build, check, cost, explain, spec
-from zg.plan import Plan
+from zg.check import check
+from zg.plan.plan import Plan
+from zg.read import spec
+from zg.search import search
+from zg.write import cost, explain
 
 FAR = 10 ** 9
 GPT = ('gpt-tiny', 'zero.stage=3', 'cluster.ranks=2')
@@ -131,7 +134,7 @@ def test_drawn_models(mapping: drawn.Mapping, ranks: int, distance: int, prefetc
         path = pathlib.Path(folder) / 'spec.yaml'
         path.write_text(yaml.safe_dump(mapping))
         try:
-            p = build.build(spec.load(str(path))).plan
+            p = search.find(spec.load(str(path))).plan
         except spec.SpecError as e:
             assert 'stage3_max_live_parameters' in str(e)
             return

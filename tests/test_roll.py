@@ -11,16 +11,18 @@ from hypothesis import strategies as st
 
 import trainer
 from plans import NAMES, WAYS, keys, planned
-from zg import cost, emit, explain, roll, view
-from zg.plan import Event, Int, Plan, Ref, Step
+from zg.plan import roll
+from zg.plan.plan import Event, Int, Plan, Ref, Step
+from zg.write import cost, emit, explain, view
 
 # Of a train.c for a CPU, whatever the depth and the ranks. Stage 3 has more to say: three lines to
 # gather a unit before each use, the last round of each direction written out, for no unit or another
-# follows it, and a flat buffer more, of what is kept whole.
-LINES = {0: 500, 1: 500, 2: 500, 3: 560}
+# follows it, and a flat buffer more, of what is kept whole, with a line for each of its states.
+LINES = {0: 511, 1: 511, 2: 511, 3: 563}
 STAYING = 40                    # more where some units stay gathered: loops of those and of others
-TOGETHER = 50                   # more where grains go through a unit together: loops over grains at each
-                                # use, and an evaluation's forward of its own
+TOGETHER = 85                   # more where grains go through a unit together: loops over grains at each
+                                # use, the last grain's written out, for its slot's contents die with
+                                # it, and an evaluation's forward of its own
 TINY = [name for name in NAMES if 'tiny' in name]
 
 
@@ -38,12 +40,12 @@ def test_every_section_comes_back(name: str, way: str) -> None:
 
 
 small = st.integers(0, 3)
-refs = st.lists(st.builds(Ref, st.sampled_from(['x', 'ring.a']), small, st.sampled_from([0, 64])),
-                max_size=2).map(tuple)
+refs = st.lists(st.builds(Ref, st.sampled_from(['x', 'ring.a']), small, st.sampled_from([0, 64]),
+                          st.booleans()), max_size=2).map(tuple)
 events = st.lists(st.builds(Event, st.sampled_from(['full', 'new']), small), max_size=2).map(tuple)
 units = st.one_of(st.sampled_from(['', 'head']), st.builds('block[{}]'.format, small))
 ints = st.lists(st.builds(Int, st.just('n'), st.integers(-2, 3), small), max_size=1).map(tuple)
-steps = st.builds(Step, st.sampled_from(['main', 'gather']), st.sampled_from(['fwd', 'drop']),
+steps = st.builds(Step, st.sampled_from(['main', 'gather']), st.sampled_from(['fwd', 'done']),
                   units, refs, refs, ints, events, events)
 
 
@@ -83,6 +85,15 @@ def test_a_run_becomes_a_loop() -> None:
     assert roll.roll(run) == (roll.Loop(9, (roll.Line(run[0], (0,) * 5, ((1, 1, 0, 1, 0),)),)),)
     odd = [replace(s, outs=(Ref('x', 0),)) if n == 4 else s for n, s in enumerate(run)]
     assert len(list(lines(roll.roll(odd)))) == 3
+
+
+def test_slots_in_turn_are_found_whatever_their_name() -> None:
+    """Those that come round have a modulus, also where they go down; those that do not have none."""
+    up = [Step('main', 'fwd', '', ins=(Ref('any', n % 3),), recs=(Event('e', (8 - n) % 4),))
+          for n in range(9)]
+    assert roll.roll(up) == (roll.Loop(9, (roll.Line(up[0], (0, 3, 0, 4), ((0, 1, 0, 3),)),)),)
+    down = [Step('main', 'bwd', '', ins=(Ref('any', 8 - n),)) for n in range(9)]
+    assert roll.roll(down) == (roll.Loop(9, (roll.Line(down[0], (0,) * 3, ((0, -1, 0),)),)),)
 
 
 def test_loops_nest_no_deeper_than_they_have_names() -> None:
@@ -173,11 +184,11 @@ def test_a_deep_gpt_all_grains_of_which_go_through_a_unit(ranks: int, tmp_path: 
 
 def said(p: Plan) -> Iterator[str]:
     """The lines that trace.c prints of a program of this plan."""
-    queues = {'main': 0, 'gather': 1, 'reduce': 2}
+    queues = {'main': 0, 'gather': 1, 'reduce': 2, 'sum': 3}
     first, n = {}, 0
     for e in p.events:
         first[e.name], n = n, n + e.index
-    at = lambda r: p.cls(r.cls).at + r.index * p.cls(r.cls).stride + r.at
+    at = lambda r: p.cls(r.cls).at + r.index * p.cls(r.cls).stride + r.at + (r.last << 62)
     fns = {f.name: f for f in p.fns}
     for section in p.sections:
         for g in range(section.repeat):
@@ -189,17 +200,18 @@ def said(p: Plan) -> Iterator[str]:
                     values += [ints[name] for name in fns[s.op].ints]
                     yield ' '.join(map(str, [s.op.replace('.', '_'), q, *(values or [0])]))
                 elif s.op != 'mark':
+                    group = ['', *(x.name for x in p.groups)].index(s.group) - 1
                     values = {
                         'batch': lambda: [ints['of_rank'] + ints['grain'], *(
                             [s.outs[0].index * p.cls('tokens').stride] if p.together > 1 else [])],
-                        'gather': lambda: [at(s.ins[0]), ints['from_step'], at(s.outs[0]),
+                        'gather': lambda: [group, at(s.ins[0]), ints['from_step'], at(s.outs[0]),
                                            ints['step'], ints['bytes']],
-                        'alltoall': lambda: [at(s.ins[0]), ints['step'], at(s.outs[0]), ints['bytes']],
-                        'reducescatter': lambda: [at(s.ins[0]), ints['step'], at(s.outs[0]),
+                        'alltoall': lambda: [group, at(s.ins[0]), ints['step'], at(s.outs[0]),
+                                             ints['bytes']],
+                        'reducescatter': lambda: [group, at(s.ins[0]), ints['step'], at(s.outs[0]),
                                                   ints['bytes'], ints['width']],
-                        'allreduce': lambda: [at(s.ins[0]), at(s.outs[0]), ints['count']],
-                        'drop': lambda: [at(s.outs[0]), p.cls(s.outs[0].cls).stride],
-                        'done': lambda: []}[s.op]()
+                        'allreduce': lambda: [group, at(s.ins[0]), at(s.outs[0]), ints['count']],
+                        'done': lambda: [group, at(s.ins[0]), at(s.ins[1])]}[s.op]()
                     yield ' '.join(map(str, [s.op, q, *values]))
                 yield from (f'rec {q} {first[e.name] + e.index}' for e in s.recs)
 

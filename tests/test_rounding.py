@@ -10,7 +10,7 @@ import pytest
 
 import test_optimizer as one
 import zk
-from zg import ops
+from zg.facts import ops
 
 Array = np.ndarray
 SEED, LOW = 0x123456789abcdef0, np.uint64(0xffffffff)

@@ -14,8 +14,11 @@ import pytest
 
 import zk
 from trainer import ROOT
-from zg import build, check, plan, recipe
-from zg import spec as reader
+from zg.check import check
+from zg.passes import recipe
+from zg.plan import plan
+from zg.read import spec as reader
+from zg.search import search
 
 U = 2.0 ** -24
 LR = 1e-3
@@ -28,7 +31,7 @@ def planned(schedule: str, optimizer: str = "{type: AdamW, lr: 1e-3}") -> plan.R
 
 @functools.cache
 def base() -> plan.Plan:
-    return build.build(reader.load(f"{ROOT}/model_specs/gpt-tiny.yaml")).plan
+    return search.find(reader.load(f"{ROOT}/model_specs/gpt-tiny.yaml")).plan
 
 
 def played(k: zk.Kernels, r: plan.Recipe, steps: int) -> tuple[list[float], list[float]]:

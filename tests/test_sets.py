@@ -9,9 +9,10 @@ import pytest
 
 import trainer
 from test_command import zgen
-from zg import build, spec
-from zg.node import SpecError
-from zg.text import print_plan
+from zg.plan.text import print_plan
+from zg.read import spec
+from zg.read.node import SpecError
+from zg.search import search
 
 SPECS = trainer.ROOT / 'model_specs'
 LLAMA = SPECS / 'llama-tiny.yaml'
@@ -19,7 +20,7 @@ ITEMS = 'model.units[0] to model.units[2]'
 
 
 def planned(path: pathlib.Path, sets: tuple[str, ...] = (), zero: str | None = None) -> str:
-    return print_plan(build.build(spec.load(str(path), sets, zero)).plan)
+    return print_plan(search.find(spec.load(str(path), sets, zero)).plan)
 
 
 def refused(*sets: str, path: pathlib.Path = LLAMA) -> str:

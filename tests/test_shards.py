@@ -23,8 +23,8 @@ static void noted(zk *k, const zk_launch *L, void *p, const zk_span *spans, int6
 #define zk_init noted
 """
 HEADER = '#include "zk.h"\n'
-FLAT = re.compile(r'^    \{(\d+), (\d+), (?P<shard>\d+), (?P<count>\d+), [01], ZR_\w+, ZR_MAIN, '
-                  r'hash_\w+, 0, 0\},', re.M)
+FLAT = re.compile(r'^    \{"master", \d+, \d+, (?P<shard>\d+), 0, (?P=shard), \d+, (?P<count>\d+), '
+                  r'(?:-1|ALL), ZR_MAIN, ZR_\w+, hash_\w+\},', re.M)
 
 Pieces = dict[str, list[tuple[int, int]]]
 
@@ -44,7 +44,7 @@ def made(source: str) -> dict[str, Pieces]:
 def sizes(source: str) -> tuple[list[int], int]:
     """elements of each flat buffer, over all layers and ranks; elements of one rank's shards"""
     ranks = int(re.search(r'\.ranks = (\d+)', source)[1])
-    table = re.search(r'zr_flat flats\[\] = \{\n(.*?)\n\};', source, re.S)[1]
+    table = re.search(r'zr_state states\[\] = \{\n(.*?)\n\};', source, re.S)[1]
     shards = [int(flat['shard']) * int(flat['count']) for flat in FLAT.finditer(table)]
     return [ranks * shard for shard in shards], sum(shards)
 

@@ -12,6 +12,7 @@ from typing import Callable
 
 import pytest
 
+from patience import LIMIT
 from program import (
     children,
     data,
@@ -49,21 +50,35 @@ def test_an_ignored_signal_stays_ignored(
         time.sleep(0.1)
     assert running.poll() is None
     os.killpg(running.pid, signal.SIGTERM)
-    assert running.wait(3) == 128 + signal.SIGTERM
+    assert running.wait(LIMIT) == 128 + signal.SIGTERM
     assert "stopped by signal 15" in running.stderr.read()
+
+
+def test_what_is_stopped_has_been_saved(program: Path, data: Path, tmp_path: Path) -> None:
+    running = start(program, data, "--save", tmp_path, "--sample", 10**9, RANKS=2)
+    try:
+        while not (tmp_path / "model.safetensors").exists() and running.poll() is None:
+            time.sleep(0.1)
+        time.sleep(0.5)                                         # in the sample
+        running.terminate()
+        assert running.wait(3) == 143
+    finally:
+        running.kill()
+    assert "(Terminated) with weights saved after step 30\n" in running.stderr.read()
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 
 
 def test_ranks_are_taken_in_where_nobody_takes_in_children(program: Path, data: Path) -> None:
     limits = ignoring(signal.SIGCHLD)
     running = start(program, data, "--hash", RANKS=3, limits=limits)
     try:
-        assert running.wait(20) == 0
+        assert running.wait(LIMIT) == 0
     finally:
         running.kill()
     assert running.stdout.read().splitlines()[-1] == weights_line(data, 30)
     running = start(program, data, RANKS=3, FAULT="kill", limits=limits)
     try:
-        assert running.wait(5) == 5 and "rank 1 was ended by signal 9" in running.stderr.read()
+        assert running.wait(LIMIT) == 5 and "rank 1 was ended by signal 9" in running.stderr.read()
     finally:
         running.kill()
     running = start(program, data, RANKS=3, FAULT="hang", limits=limits)
@@ -71,7 +86,7 @@ def test_ranks_are_taken_in_where_nobody_takes_in_children(program: Path, data: 
     ranks = children(running.pid)
     running.terminate()
     try:
-        assert running.wait(3) == 143 and gone(ranks)
+        assert running.wait(LIMIT) == 143 and gone(ranks)
     finally:
         running.kill()
 
@@ -95,7 +110,7 @@ def test_a_reason_is_told_before_all_are_stopped(
     while some := os.read(readable, 65536):
         said += some
     os.close(readable)
-    assert running.wait(5) == code and sign in said and said.count(b"\n") == 1
+    assert running.wait(LIMIT) == code and sign in said and said.count(b"\n") == 1
 
 
 def test_a_reader_that_sleeps_does_not_hold_up_the_end(program: Path, data: Path) -> None:
@@ -103,7 +118,7 @@ def test_a_reader_that_sleeps_does_not_hold_up_the_end(program: Path, data: Path
     fcntl.fcntl(writable, fcntl.F_SETPIPE_SZ, 4096)
     os.write(writable, bytes(4096))
     done = subprocess.run(
-        [program, "--data", "/nonexistent", "--steps", "30"], stderr=writable, timeout=5,
+        [program, "--data", "/nonexistent", "--steps", "30"], stderr=writable, timeout=LIMIT,
         env=environment(RANKS=4))
     os.close(readable)
     os.close(writable)

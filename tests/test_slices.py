@@ -16,9 +16,13 @@ import mutants
 import program
 import test_mutants
 import trainer
-from zg import build, check, explain, slices, spec
-from zg.node import SpecError
-from zg.plan import Plan
+from zg.check import check
+from zg.passes import slices
+from zg.plan.plan import Plan
+from zg.read import spec
+from zg.read.node import SpecError
+from zg.search import search
+from zg.write import explain
 
 SPEC = trainer.ROOT / 'tests' / 'data' / 'sliced.yaml'
 STEPS = 3
@@ -53,7 +57,7 @@ WAYS = {
 
 
 def planned(*keys: str) -> Plan:
-    return build.build(spec.load(str(SPEC), keys)).plan
+    return search.find(spec.load(str(SPEC), keys)).plan
 
 
 @pytest.fixture(scope='module')
@@ -145,7 +149,7 @@ def test_a_slot_is_as_small_as_said() -> None:
 
 def test_parts_of_unlike_sizes_share_slots() -> None:
     """Or slots of each size would hold what the whole block's does."""
-    gathered = lambda bound: {c.name: (c.slots, c.stride // 2) for c in build.build(spec.load(
+    gathered = lambda bound: {c.name: (c.slots, c.stride // 2) for c in search.find(spec.load(
         f'{trainer.ROOT}/model_specs/llama3-405b.yaml', (f'zero.stage3_max_live_parameters={bound}',
                                                          ))).plan.classes
                               if c.name.startswith('ring.')}
@@ -158,6 +162,12 @@ def test_the_bound_holds(way: str) -> None:
     p = planned(*WAYS[way])
     check.check(p)                          # counts what is gathered at once, step by step
     assert p.head.live <= p.head.bound
+
+
+def test_tiles_of_parts_have_slots_in_other_turns_than_at_the_start() -> None:
+    """An update takes tiles unit by unit, the start flat by flat."""
+    check.check(planned(*WAYS['all in a file'], 'zero.stage3_param_persistence_threshold=0',
+                        'zero.offload_optimizer.buffer_count=16', 'cluster.ranks=2'))
 
 
 def test_slices_are_as_few_as_can_be() -> None:
@@ -177,9 +187,9 @@ def test_what_cannot_be_cut_is_refused() -> None:
         planned(f'zero.stage3_max_live_parameters={LEAST - 1}')
     gpt = str(trainer.ROOT / 'model_specs' / 'gpt-tiny.yaml')
     with pytest.raises(SpecError) as refused:
-        build.build(spec.load(gpt, ('zero.stage=3', 'zero.stage3_max_live_parameters=1')))
+        search.find(spec.load(gpt, ('zero.stage=3', 'zero.stage3_max_live_parameters=1')))
     least = int(str(refused.value).split()[-1])
-    build.build(spec.load(gpt, ('zero.stage=3', f'zero.stage3_max_live_parameters={least}')))
+    search.find(spec.load(gpt, ('zero.stage=3', f'zero.stage3_max_live_parameters={least}')))
 
 
 def test_all_grains_through_a_unit_are_refused() -> None:
@@ -190,7 +200,7 @@ def test_all_grains_through_a_unit_are_refused() -> None:
 
 
 def test_notes_say_what_is_cut() -> None:
-    notes = lambda *keys: build.build(spec.load(
+    notes = lambda *keys: search.find(spec.load(
         str(SPEC), (WAYS['the least bound'][0], *keys))).notes
     assert 'block is gathered in 4 parts, of which ' in notes()[0] and \
         'mlp.down_proj.weight in 2 slices' in notes()[0]

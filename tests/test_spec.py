@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import drawn
-from zg.schema import TARGETS
-from zg.spec import Spec, SpecError, load
+from zg.read.schema import TARGETS
+from zg.read.spec import Spec, SpecError, load
 
 ROOT = Path(__file__).parent.parent
 SPECS = ROOT / "model_specs"
@@ -100,7 +100,8 @@ def test_fields_and_defaults() -> None:
     assert dict(attention.args) == {"name": "attn", "heads": 3, "kv_heads": 3, "head_dim": 20,
                                     "bias": True,
                                     "out_bias": True, "rope": None, "qk_norm": False, "eps": 1e-6}
-    assert attention.where == f"{GPT}:{line_of(GPT.read_text(), '- attention')}"
+    assert spec.places["model.units[1].ops[0].residual[1].attention"] == \
+        f"{GPT}:{line_of(GPT.read_text(), '- attention')}"
     assert dict(blocks.ops[1].ops[2].args) == {"kind": "tanh"}
     assert dict(blocks.ops[0].ops[0].args) == {"name": "ln_1", "eps": 1e-5, "bias": True}
     assert dict(head.ops[1].args) == {"name": (), "out": (256,), "bias": False, "tied": "wte"}
@@ -234,6 +235,11 @@ WRONG = [
     (GPT, "gelu: tanh", "{}", r"@: .*residual\[2\]: holds 0 ops"),
     (GPT, "linear: {tied: wte}", "linear: {tied: wpe}",
      r"@: .*tied: there is no embedding 'wpe'; allowed: wte"),
+    (GPT, "- linear: {tied: wte}", "- linear: {tied: wte}\n    - linear: {name: o, out: 256}",
+     r"s.yaml:2\d: model.units\[2\].head\[1\].linear.tied: stands before the head's end; allowed: "
+     "the last op of the head"),
+    (GPT, "gelu: tanh", "linear: {tied: wte}",
+     r"@: .*residual\[2\].linear.tied: stands outside the head; allowed: the last op of the head"),
     (GPT, "linear: {tied: wte}", "linear: {name: o, out: 255}",
      r"@: model.units\[2\].head\[1\]: the head does not end in a linear to the vocabulary; .*256"),
     (GPT, "- linear: {tied: wte}", "",
@@ -324,6 +330,12 @@ WRONG = [
      r"@: targets\[1\]: 'sm_91' is no target; allowed: cpu or sm_80 or sm_90 or sm_100"),
     (GPT, "precision: f32", "reduction: fast",
      r"@: train.reduction: fast lets NCCL sum, and the target cpu has none; allowed: exact, or"),
+    *((GPT, "precision: f32", f"sm_margin: {n}",
+       rf"@: train.sm_margin: {n} is out of range or odd; allowed: 0 or an even integer from 2 to 64$")
+      for n in (-2, 3, 66)),
+    (GPT, "precision: f32", "sm_margin: 2.5", r"@: train.sm_margin: 2.5 is out of range or odd; "),
+    (GPT, "precision: f32", "sm_margin: some", r"@: train.sm_margin: 'some' is no integer; "),
+    (GPT, "precision: f32", "sm_margin: true", r"@: train.sm_margin: true is no integer; "),
     (GPT, LISTED, "targets: [tpu]", r"@: targets\[0\]: 'tpu' is no target; allowed: cpu or sm_80"),
     (GPT, LISTED, "targets: []", r"@: targets: is empty"),
     (GPT, LISTED, "targets: [cpu, cpu]", r"@: targets: names a target twice"),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from patience import LIMIT, busy, patient
 from program import (
     built,
     children,
@@ -38,43 +39,44 @@ SAID = re.compile(r"no command has ended for \d+ s \(ZR_TIMEOUT_S\): rank (\d) s
 def test_a_stopped_rank_is_named(
     program: Path, data: Path, mode: str, ranks: int, which: int
 ) -> None:
-    running = start(program, data, "--queue", mode, ZR_TIMEOUT_S=2, OVERLAP=1, AHEAD=1,
+    running = start(program, data, "--queue", mode, ZR_TIMEOUT_S=2 * busy(), OVERLAP=1, AHEAD=1,
                     **WORKS | {"RANKS": ranks})
     wait_for_step(running, 1)
     pids = children(running.pid)
     begun = time.monotonic()
     os.kill(pids[which], signal.SIGSTOP)
-    error = running.communicate(timeout=20)[1]
-    assert running.returncode == 7 and time.monotonic() - begun < 6, error
+    error = running.communicate(timeout=LIMIT)[1]
+    assert running.returncode == 7 and time.monotonic() - begun < patient(6), error
     assert SAID.search(error)[1] == str(which) and gone(pids), error
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_a_command_that_does_not_end_is_named(program: Path, data: Path, overlap: int) -> None:
     done = train(program, data, steps=30, RANKS=3, OVERLAP=overlap, FAULT="hang", ZR_TIMEOUT_S=1)
-    assert done.code == 7 and done.seconds < 6
+    assert done.code == 7 and done.seconds < patient(6)
     assert SAID.search(done.err).groups() == ("1", "2", "main", "use")
 
 
 def test_ranks_that_wait_for_each_other(program: Path, data: Path) -> None:
     """One issues fewer gathers than the other: neither stands still by itself."""
     done = train(program, data, steps=30, RANKS=2, OVERLAP=1, FAULT="unequal", ZR_TIMEOUT_S=1)
-    assert done.code == 7 and done.seconds < 6
+    assert done.code == 7 and done.seconds < patient(6)
     assert "no command has ended for 1 s (ZR_TIMEOUT_S), and all ranks wait for each other" in done.err
 
 
 def test_a_run_that_was_stopped_goes_on(program: Path, data: Path) -> None:
     """All of it, as by a terminal or a scheduler: the time does not count."""
     # commands last longer than the parent's 0.05 s between two looks: it finds nothing moved
-    running = start(program, data, "--hash", "--steps", "4", ZR_TIMEOUT_S=1,
+    limit = busy()
+    running = start(program, data, "--hash", "--steps", "4", ZR_TIMEOUT_S=limit,
                     **WORKS | {"WORK_US": 150000})
     wait_for_step(running, 1)
     for _ in range(3):
         os.killpg(running.pid, signal.SIGSTOP)
-        time.sleep(2.5)
+        time.sleep(2.5 * limit)
         os.killpg(running.pid, signal.SIGCONT)
         time.sleep(0.3)
-    out, error = running.communicate(timeout=60)
+    out, error = running.communicate(timeout=LIMIT)
     assert running.returncode == 0, error
     assert out.splitlines()[-1] == weights_line(data, 4)
 
@@ -92,21 +94,23 @@ def test_a_rank_that_is_stopped_between_steps(program: Path, data: Path) -> None
     running = subprocess.Popen(
         [program, "--data", data, "--val", data, "--val-every", "1", "--steps", "400"],
         stdout=writable, stderr=subprocess.PIPE, text=True,
-        env=environment(RANKS=2, ZR_TIMEOUT_S=2))
+        env=environment(RANKS=2, ZR_TIMEOUT_S=2 * busy()))
     os.close(writable)
-    time.sleep(2)                           # the pipe is full by now
+    time.sleep(patient(2))                  # the pipe is full by now
     pids = children(running.pid)
     os.kill(pids[0], signal.SIGSTOP)
     while os.read(readable, 65536):
         pass                                # until all have ended
     os.close(readable)
-    error = running.communicate(timeout=20)[1]
+    error = running.communicate(timeout=LIMIT)[1]
     assert running.returncode == 7 and SAID.search(error)[1] == "0" and gone(pids), error
 
 
 def test_a_long_command_is_no_stall(program: Path, data: Path) -> None:
-    """Commands of 1.2 s, where all ranks but one wait for it longer than the limit."""
-    done = train(program, data, steps=1, RANKS=8, OVERLAP=1, WORK_US=1200000, ZR_TIMEOUT_S=2)
+    """Commands of 1.2 s, where all ranks but one wait for it longer than the limit of 2."""
+    limit = busy()
+    done = train(program, data, steps=1, RANKS=8, OVERLAP=1, WORK_US=1200000 * limit,
+                 ZR_TIMEOUT_S=2 * limit)
     assert done.code == 0, done.err
 
 
@@ -117,15 +121,15 @@ def test_a_reader_that_sleeps_is_no_stall(program: Path, data: Path) -> None:
     running = subprocess.Popen(
         [program, "--data", data, "--val", data, "--val-every", "1", "--steps", "400"],
         stdout=writable, stderr=subprocess.PIPE, text=True,
-        env=environment(RANKS=2, ZR_TIMEOUT_S=1))
+        env=environment(RANKS=2, ZR_TIMEOUT_S=(limit := busy())))
     os.close(writable)
-    time.sleep(4)
+    time.sleep(4 * limit)
     assert running.poll() is None
     said = b""
     while some := os.read(readable, 65536):
         said += some
     os.close(readable)
-    assert running.wait(30) == 0, running.stderr.read()
+    assert running.wait(LIMIT) == 0, running.stderr.read()
     assert said.count(b"val loss") == 400
 
 
@@ -133,16 +137,17 @@ def test_a_slow_disk_before_and_after_training_is_no_stall(
     program: Path, data: Path, tmp_path: Path
 ) -> None:
     """Taking room for the weights, and saving them, each longer than the limit."""
+    limit = busy()
     (tmp_path / "slow.c").write_text(
         "#include <unistd.h>\n"
         "int fallocate(int f, int m, long at, long n)\n"
-        "{\n    (void)m;\n    usleep(1600000);\n    return ftruncate(f, at + n);\n}\n"
-        "int fsync(int f)\n{\n    (void)f;\n    usleep(1600000);\n    return 0;\n}\n")
-    subprocess.run(["gcc", "-shared", "-fPIC", tmp_path / "slow.c", "-o", tmp_path / "slow.so"],
+        "{\n    (void)m;\n    usleep(1600000 * LIMIT);\n    return ftruncate(f, at + n);\n}\n"
+        "int fsync(int f)\n{\n    (void)f;\n    usleep(1600000 * LIMIT);\n    return 0;\n}\n")
+    subprocess.run(["gcc", "-shared", "-fPIC", f"-DLIMIT={limit}", tmp_path / "slow.c", "-o", tmp_path / "slow.so"],
                    check=True)
-    done = train(program, data, "--save", tmp_path / "w", RANKS=2, ZR_TIMEOUT_S=1,
+    done = train(program, data, "--save", tmp_path / "w", RANKS=2, ZR_TIMEOUT_S=limit,
                  LD_PRELOAD=tmp_path / "slow.so")
-    assert done.code == 0 and done.seconds > 3 * 1.6, done.err
+    assert done.code == 0 and done.seconds > 3 * 1.6 * limit, done.err
     assert (tmp_path / "w" / "model.safetensors").exists()
 
 

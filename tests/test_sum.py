@@ -119,6 +119,13 @@ def test_blocks_in_any_batches(kernels: zk.Kernels, block: int) -> None:
                 assert same(push(kernels, leaves, cuts, 1, block, pad=pad), want), (total, cuts)
 
 
+@pytest.mark.parametrize("block", [1, 4, 16])
+def test_blocks_of_more_ranks_than_a_tree_may_have(kernels: zk.Kernels, block: int) -> None:
+    """A GPU's tree has up to 4096 leaves of one push; a sum of blocks has any number."""
+    leaves = [spread(np.random.default_rng(i), 3) for i in range(4200)]
+    assert same(push(kernels, leaves, [4200], 1, block), blocks(leaves, block))
+
+
 def test_blocks_round_in_another_way() -> None:
     """The control: the rules that the test above tells apart differ in bits, from so many leaves
     on: trees of 3 blocks are those of one tree."""

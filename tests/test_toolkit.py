@@ -3,10 +3,12 @@ with a toolkit of its own and PyTorch's wheels: seen from a mount namespace that
 """
 import os
 import pathlib
+import re
 import subprocess
 
 import pytest
 
+from patience import LIMIT
 import trainer
 
 # $1: the toolkit; $2: a scratch folder; $3: a checkout. The toolkit loses cuBLAS' headers, and the
@@ -52,6 +54,34 @@ def test_headers_of_another_place(tmp_path: pathlib.Path) -> None:
     nccl = (trainer.ROOT / 'out/cuda/nccl/include/nccl.h').resolve().parent.parent
     done = subprocess.run([*namespace(), 'bash', '-c', APART, 'apart', toolkit, tmp_path / 'scratch',
                            checkout], env=bare | {'NCCL_HOME': str(nccl)}, capture_output=True,
-                          text=True, timeout=300)
+                          text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (checkout / 'out/o/cuda/linear.o').exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('where', ['lib', 'lib64'])
+def test_libraries_are_where_the_toolkit_found_them(tmp_path: pathlib.Path, where: str) -> None:
+    """NVIDIA's installers have lib64 alone, its wheels lib: both products name that place, and no
+    other."""
+    trainer.objects(trainer.CUDA)
+    toolkit = (trainer.ROOT / 'out/cuda/root').resolve()
+    farm = tmp_path / 'farm'
+    farm.mkdir()
+    for name in ('bin', 'nvvm', 'include'):
+        (farm / name).symlink_to(toolkit / name)
+    (farm / where).mkdir()                              # not a link: its own name stays
+    for path in (trainer.ROOT / 'out/cuda/lib').resolve().iterdir():
+        (farm / where / path.name).symlink_to(path)
+    checkout = trainer.checkout(tmp_path / 'checkout')
+    nccl = (trainer.ROOT / 'out/cuda/nccl/include/nccl.h').resolve().parent.parent
+    settings = {**os.environ, 'CUDA_HOME': str(farm), 'NCCL_HOME': str(nccl)}
+    subprocess.run(['runtime/cuda/toolkit'], cwd=checkout, env=settings, check=True, timeout=60)
+    (checkout / 'out/o').symlink_to(trainer.ROOT / 'out/o')
+    for product in ('out/train-cuda', 'out/train-cuda-kernels.so'):
+        link = trainer.sh('ninja', '-t', 'commands', '-s', product).splitlines()[-1]
+        assert product in link
+        subprocess.run(['sh', '-c', link], cwd=checkout, check=True, timeout=120)
+        found = trainer.sh('readelf', '-d', checkout / product)
+        runpath = re.search(r'R(?:UN)?PATH.*\[(.*)\]', found)[1].split(':')
+        assert runpath[0] == str(farm / where)

@@ -10,6 +10,7 @@ import subprocess
 import pytest
 
 import test_cuda
+from patience import LIMIT
 import trainer
 
 pytestmark = pytest.mark.slow  # a table takes every product eight times and more
@@ -39,7 +40,7 @@ def run(of: pathlib.Path, folder: pathlib.Path, *options: object,
         **settings: object) -> subprocess.CompletedProcess:
     return subprocess.run([of, '--data', folder / 'tokens', *map(str, options)], text=True,
                           env=os.environ | {k: str(v) for k, v in settings.items()},
-                          capture_output=True, timeout=300)
+                          capture_output=True, timeout=LIMIT)
 
 
 def weights(of: pathlib.Path, folder: pathlib.Path, *options: object) -> str:
@@ -142,7 +143,7 @@ def test_an_algorithm_that_the_library_refuses(one, table, folder, tmp_path) -> 
     text = ''.join(table.read_text().splitlines(True)[:-1]).replace('656d756c', '656d756d')
     (tmp_path / 'bad').write_text(sealed(text))
     done = run(one, folder, '--steps', 1, '--gemms', tmp_path / 'bad')
-    assert done.returncode == 5 and 'an algorithm of the table (--gemms)' in done.stderr
+    assert done.returncode == 3 and 'an algorithm of the table (--gemms)' in done.stderr  # no death
 
 
 def test_no_file(one, folder, tmp_path) -> None:
@@ -179,8 +180,8 @@ def test_ranks_with_other_tables_do_not_mix(table, folder) -> None:
         env=os.environ | {k: str(v) for k, v in test_cuda.torchrun(port, rank).items()},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     first, other = start(0, '--gemms', table), start(1)
-    error = other.communicate(timeout=120)[1]
-    first.communicate(timeout=120)
+    error = other.communicate(timeout=LIMIT)[1]
+    first.communicate(timeout=LIMIT)
     assert other.returncode == 4
     assert re.search(r'rank 1: has kernels for sm_90, emulated sm_90, 132 SMs, cuBLASLt \d+, rank 0 '
                      r'kernels for .*, gemms [0-9a-f]{16}; .* --gemms must be alike', error)

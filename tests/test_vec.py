@@ -20,8 +20,8 @@ ULPS = 2.0                      # what vec.h promises
 
 @functools.cache
 def built(compiler: str, isa: str) -> ctypes.CDLL:
-    """tests/kernels/vec.c with the flags of build.ninja"""
-    rules = (ROOT / "build.ninja").read_text() + (ROOT / "runtime/objects.ninja").read_text()
+    """tests/kernels/vec.c with the flags of programs"""
+    rules = (ROOT / "runtime/flags.ninja").read_text()
     flags = [re.search(rf"^{name} = (.*)$", rules, re.M)[1].split()
              for name in ("warn", "code", isa)]
     out = ROOT / "out/test" / f"vec-{compiler}-{isa}.so"

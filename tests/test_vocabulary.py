@@ -14,8 +14,10 @@ import mutants
 import oracle
 import program
 import trainer
-from zg import build, ops, spec
-from zg.plan import Plan
+from zg.facts import ops
+from zg.plan.plan import Plan
+from zg.read import spec
+from zg.search import search
 
 V = 251
 
@@ -72,7 +74,7 @@ def test_padding_is_zero_after_load(folder: pathlib.Path, family: str, kind: tra
 # ---- what is stored, what is counted
 
 def planned(family: str, folder: pathlib.Path, *keys: str) -> Plan:
-    return build.build(spec.load(str(law.changed(family, folder, 2, {256: V})), keys)).plan
+    return search.find(spec.load(str(law.changed(family, folder, 2, {256: V})), keys)).plan
 
 
 @pytest.mark.parametrize('family', law.FAMILIES)
@@ -80,7 +82,7 @@ def test_rows_of_logits_begin_at_multiples_of_16_bytes(family: str, tmp_path: pa
     p = planned(family, tmp_path, 'train.precision=bf16')
     fn = next(f for f in p.fns if f.name == 'train.head')
     linear = next(c for c in fn.calls if c.kernel == 'zk_linear_fwd')
-    assert linear.args[5] == '256' and int(linear.args[5]) % ops.VOCAB == 0
+    assert linear.args[5] == 256 and linear.args[5] % ops.VOCAB == 0
     padded = [t for t in p.tensors if t.shape[0] != t.elems // (t.shape + (1,))[1]]
     assert len(padded) == (1 if family != 'llama' else 2)       # tied, or a head of its own
     shapes = oracle.shapes(spec.load(str(law.changed(family, tmp_path, 2, {256: V}))))

@@ -17,7 +17,10 @@ import law
 import oracle
 import program
 import trainer
-from zg import build, cost, explain, plan, spec as reader
+from zg.plan import plan
+from zg.read import spec as reader
+from zg.search import search
+from zg.write import cost, explain
 
 SUMS = 72 * 8                  # bytes of the exact sums that one all-reduce adds
 BLOCK = 1024                   # elements: a tensor begins at a multiple, a shard is one
@@ -115,7 +118,7 @@ def test_the_plan_is_the_formula(family: str, every: int) -> None:
     assert len(WAYS) == 512
     for keys in WAYS[::every]:
         spec = loaded(family, *keys)
-        p = build.build(spec).plan
+        p = search.find(spec).plan
         want = expected(spec)
         summary = cost.summary(p)
         assert (summary['wire'], summary['messages']) == want, keys
@@ -135,7 +138,7 @@ def test_large_models_are_the_papers_multiples(name: str, stage: int, ratio: int
     spec = reader.load(str(path), [
         f'zero.stage={stage}', 'cluster.ranks=8', 'train.micro_batch=1', 'train.global_batch=8',
         'train.precision=bf16' if stage else 'train.precision=f32'])
-    p = build.build(spec).plan
+    p = search.find(spec).plan
     whole = p.head.params * (2 if stage else 4) * 7 / 8
     shapes = oracle.shapes(spec)
     spared = sum(math.prod(shape) for tensor, shape in shapes.items()
@@ -213,7 +216,7 @@ def test_gradients_are_reduced_and_scattered(family: str, stage: int, grains: in
     rank of stage 2 has no room for more than its part of them; stage 0 does gather them."""
     keys = ['cluster.ranks=4', 'train.micro_batch=1', f'train.global_batch={4 * grains}',
             'zero.reduce_bucket_size=7000']
-    p = build.build(loaded(family, f'zero.stage={stage}', *keys)).plan
+    p = search.find(loaded(family, f'zero.stage={stage}', *keys)).plan
     instances = {f'{f.name} {l}': f.shard for f in p.flats for l in range(f.count)}
     assert reductions(p) == instances
     gathered = [r.cls.split('.')[0] for s in p.sections for x in s.steps if x.op == 'gather'
@@ -222,6 +225,6 @@ def test_gradients_are_reduced_and_scattered(family: str, stage: int, grains: in
     if stage == 2 or grains == 1:
         for f in p.flats:
             assert p.cls(f'sum.{f.name}').stride == f.shard * 4 * f.nodes
-    zero = build.build(loaded(family, 'zero.stage=0', *keys)).plan
+    zero = search.find(loaded(family, 'zero.stage=0', *keys)).plan
     steps = [x for s in zero.sections for x in s.steps if x.op == 'gather']
     assert {r.cls.split('.')[0] for x in steps for r in x.ins} == {'sum'}

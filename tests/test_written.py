@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from patience import LIMIT
 import law
 import trainer
 from test_command import zgen
@@ -101,7 +102,7 @@ def test_a_file_and_a_folder_that_may_not_be_written(tmp_path: pathlib.Path) -> 
     keep = ['setpriv', '--bounding-set=-all', '--inh-caps=-all'] if os.getuid() == 0 else []
     for name in ('file', 'closed/new'):
         done = subprocess.run([*keep, trainer.ROOT / 'gen/zgen', GPT, *KEYS, '-o', tmp_path / name],
-                              capture_output=True, text=True, timeout=60)
+                              capture_output=True, text=True, timeout=LIMIT)
         assert done.returncode == 3 and 'Permission denied' in done.stderr, done.stderr
     assert (tmp_path / 'file').read_text() == 'old' and not (tmp_path / 'closed/new').exists()
 
@@ -128,7 +129,7 @@ def test_what_is_interrupted_leaves_nothing(tmp_path: pathlib.Path) -> None:
                           stderr=subprocess.PIPE, text=True) as running:
         assert running.stdout.readline() == '\n' and len(list(tmp_path.iterdir())) == 2
         running.send_signal(signal.SIGINT)
-        assert running.communicate(timeout=60)[1] == 'zgen: interrupted; nothing is written\n'
+        assert running.communicate(timeout=LIMIT)[1] == 'zgen: interrupted; nothing is written\n'
     assert running.returncode == 130 and (tmp_path / 'train.c').read_text() == 'old'
     assert [path.name for path in tmp_path.iterdir()] == ['train.c']
 
@@ -154,5 +155,5 @@ work(0.3)
     (0.2, 'zgen: reads ...\nzgen: plans ...\n'), (5.0, '')])
 def test_phases_are_named_when_they_take_long(seconds: float, want: str) -> None:
     text = SLOW.format(gen=str(trainer.ROOT / 'gen'), seconds=seconds)
-    done = subprocess.run([sys.executable, '-c', text], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, '-c', text], capture_output=True, text=True, timeout=LIMIT)
     assert (done.returncode, done.stdout, done.stderr) == (0, '', want)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from patience import LIMIT
 from zg import main
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -49,7 +50,7 @@ CUDA = Kind('out/train-cuda', 'gcc', ('-s',), (
 def sh(*command: object, **options) -> str:
     """runs a command in the root and returns its output; a failure shows all of it"""
     done = subprocess.run([str(c) for c in command], cwd=ROOT, capture_output=True, text=True,
-                          timeout=600, **options)
+                          timeout=LIMIT, **options)
     assert done.returncode == 0, f'{command} gave {done.returncode}\n{done.stdout}{done.stderr}'
     return done.stdout
 
@@ -63,10 +64,16 @@ def alone(name: str) -> Iterator[None]:
         yield
 
 
+def inputs(target: str) -> list[str]:
+    """what build.ninja makes it from"""
+    return re.search(r'input: \w+\n((?: {4}.*\n)*)', sh('ninja', '-t', 'query', target))[1].split()
+
+
 def objects(kind: Kind = GCC) -> list[pathlib.Path]:
     """what a program of build.ninja is linked from beside train.o, brought up to date"""
-    listed = re.search(r'input: \w+\n((?: {4}.*\n)*)', sh('ninja', '-t', 'query', kind.program))
-    names = [n for n in listed[1].split() if n.endswith('.o') and not n.endswith('/train.o')]
+    parts = [part for name in inputs(kind.program)
+             for part in (inputs(name) if name.endswith('.a') else [name])]
+    names = [n for n in parts if n.endswith('.o') and not n.endswith('/train.o')]
     with alone('ninja'):
         sh('ninja', *names)
     return [ROOT / n for n in names]
@@ -106,7 +113,7 @@ def checkout(root: pathlib.Path) -> pathlib.Path:
     for name in ('gen', 'templates', 'runtime', 'kernels', 'model_specs', 'bench',
                  'tests/emulation'):
         shutil.copytree(ROOT / name, root / name)
-    for name in ('run', 'build.ninja', 'out/.gitignore'):
+    for name in ('run', 'build.ninja', 'VERSION', 'pyproject.toml', 'README.md', 'out/.gitignore'):
         (root / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, root / name)
     if (ROOT / '.venv').exists():

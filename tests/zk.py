@@ -27,7 +27,9 @@ import pytest
 
 from device import Device, Mirror
 from trainer import ROOT, alone, sh
-from zg import grids, ops, plan
+from zg.facts import grids, ops
+from zg.facts.kernels import KERNELS
+from zg.plan import plan
 
 Array = np.ndarray
 
@@ -58,7 +60,8 @@ class Grid(ctypes.Structure):
 
 
 class Launch(ctypes.Structure):
-    _fields_ = [("tile", ctypes.c_int32 * 3), ("slot", ctypes.c_int32), ("part", Grid * 4)]
+    _fields_ = [("tile", ctypes.c_int32 * 3), ("part", Grid * 4),
+                ("margin", ctypes.c_int32)]
 
 
 class Span(ctypes.Structure):
@@ -122,6 +125,13 @@ def to_bf16(x: Array) -> Array:
 
 def from_bf16(x: Array) -> Array:
     return (x.astype(np.uint32) << 16).view(np.float32)
+
+
+def rounded(x: Array, precision: str) -> Array:
+    """float32 numbers as a type of REALS holds them."""
+    if precision == "f16":
+        return x.astype(np.float16).astype(np.float32)
+    return from_bf16(to_bf16(x)) if precision == "bf16" else x
 
 
 def store(x: Array, dtype: int) -> Array:
@@ -230,26 +240,18 @@ def operand(x: object) -> object:
     return ctypes.addressof(x) if isinstance(x, (ctypes.Structure, ctypes.Array)) else x
 
 
-# Kernels of the plan's own: a launch for the most elements of any such call, or for none
-OWN = {"zk_push": "n", "zk_square_sum": "n", "zk_update": "n", "zk_init": "n", "zk_hash": "n",
-       "zk_begin": "", "zk_factor": "", "zk_count": ""}
-
-
-def numbers(name: str, operands: tuple[object, ...]) -> tuple[int, ...]:
-    """of a call, as gen/zg/grids.py takes them"""
-    names = operand_names(name)
-    if name in OWN:
-        return tuple(int(x) for word, x in zip(names, operands) if word == OWN[name])
-    whole = (ctypes.c_int64, ctypes.c_int)
-    return tuple(int(x) for t, x in zip(prototypes()[name][1], operands) if t in whole)
+def shape(name: str, operands: tuple[object, ...]) -> tuple[int, ...]:
+    """of a call: the numbers by which its launch is found"""
+    numbers = KERNELS[name].shape
+    return tuple(int(x) for word, x in zip(operand_names(name), operands) if word in numbers)
 
 
 def launched(name: str, dtype: int, operands: tuple[object, ...]) -> Launch:
     """how a call runs on the emulated GPU, by the generator's own table"""
-    how = grids.how(name, TARGET, WIDTH[dtype], numbers(name, operands))
+    how = grids.how(name, TARGET, WIDTH[dtype], shape(name, operands))
     assert how.space <= SPACE
     parts = [Grid(g.x, g.y, g.z, g.block, g.shared) for g in how.grids]
-    return Launch((ctypes.c_int32 * 3)(*how.tile), how.slot, (Grid * 4)(*parts))
+    return Launch((ctypes.c_int32 * 3)(*how.tile), (Grid * 4)(*parts))
 
 
 # Pointers to host memory on every target; all others are the device's.

@@ -6,10 +6,13 @@ zgen), or the output cannot be written; 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import gc
+import os
 import sys
 from typing import Sequence
 
-from . import node, output, progress
+from . import home, output, progress
+from .read import node
 
 EXAMPLES = """examples:
   gen/zgen model_specs/gpt-tiny.yaml -o out/train.c && ninja out/train
@@ -19,6 +22,7 @@ EXAMPLES = """examples:
   gen/zgen model_specs/llama3-8b.yaml --zero ds_config.json --emit spec -o mine.yaml
   gen/zgen model_specs/llama-tiny.yaml --set 'model.units[1].blocks=3' --emit memory
   gen/zgen model_specs/qwen3-0.6b.yaml --emit plan > plan.txt
+  gen/zgen model_specs/gpt2-124m.yaml --emit bundle -o gpt2 && make -C gpt2 -j
 
 exit codes: 0 done, 2 bad input (nothing is written), 3 the plan failed its own check, or the
   output cannot be written
@@ -35,22 +39,28 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     p.add_argument("--set", metavar="KEY=VALUE", action="append", default=[],
                    help="override a key of the spec, e.g. zero.stage=2, or of an item of a list, "
                    "e.g. model.units[1].blocks=3")
-    p.add_argument("--emit", choices=("c", "plan", "memory", "explain", "config", "spec"),
+    p.add_argument("--emit", choices=("c", "plan", "memory", "explain", "config", "spec", "bundle"),
                    default="c", help="what to write (default: c); config: every key's value and "
-                   "where it came from; spec: SPEC with what --zero and --set say")
+                   "where it came from; spec: SPEC with what --zero and --set say; bundle: a "
+                   "folder with train.c and all that make or ninja needs to build it")
     p.add_argument("-o", metavar="FILE", dest="out",
-                   help="write there and not to stdout: FILE is whole, or as it was")
+                   help="write there and not to stdout: FILE is whole, or as it was; a bundle's "
+                   "folder must be new, or empty")
     p.add_argument("--flat", action="store_true", help="C with a line per step instead of loops")
+    p.add_argument("--version", action="version", version=f"zgen {home.version()}")
     return p.parse_args(argv)
 
 
 def text(args: argparse.Namespace) -> str:
     """What a command line asks for. SpecError: bad input; CheckError: a plan that is wrong."""
-    from . import build, check, config, cost, explain, spec
-    from .text import print_plan
+    from .check import check
+    from .read import spec
+    from .plan.text import print_plan
+    from .search import search
+    from .write import config, cost, explain
     read = spec.load(args.spec, args.set, args.zero)
     progress.doing("plans")
-    built = build.build(read)
+    built = search.find(read)
     progress.doing("checks the plan")
     check.check(built.plan)
     progress.doing(f"writes --emit {args.emit}")
@@ -63,10 +73,10 @@ def text(args: argparse.Namespace) -> str:
     if args.emit == "plan":
         return print_plan(built.plan)
     if args.emit == "memory":
-        return explain.memory(built.plan, build.other_rules(built.spec))
+        return explain.memory(built.plan, search.other_rules(built.spec))
     if args.emit == "explain":
         return explain.explain(built.plan) + (built.choices and "\n" + built.choices)
-    from . import emit, view
+    from .write import emit, view
     return emit.train(view.view(built.plan, cost.summary(built.plan),
                                 explain.memory_line(built.plan), args.flat))
 
@@ -80,6 +90,12 @@ def main(argv: Sequence[str]) -> int:
         return 130
 
 
+def new_folder(path: str | None) -> bool:
+    """Not there yet, or a folder with nothing in it."""
+    return path is not None and (not os.path.lexists(path) or
+                                 os.path.isdir(path) and not os.listdir(path))
+
+
 def run(args: argparse.Namespace) -> int:
     """The exit code of a command line."""
     over = args.out and output.is_one_of(args.out, [f for f in (args.spec, args.zero) if f])
@@ -87,9 +103,12 @@ def run(args: argparse.Namespace) -> int:
         print(f"zgen: -o {node.printable(args.out)}: is the file of {node.printable(over)}, which "
               "would be written over; name another", file=sys.stderr)
         return 2
+    if args.emit == "bundle" and not new_folder(args.out):
+        print("zgen: --emit bundle: needs -o with a folder that is new, or empty", file=sys.stderr)
+        return 2
     progress.begin("reads the spec")
-    from .check import CheckError
-    from .spec import SpecError
+    from .check.check import CheckError
+    from .read.spec import SpecError
     try:
         made = text(args)
     except SpecError as e:
@@ -99,9 +118,19 @@ def run(args: argparse.Namespace) -> int:
         print(f"zgen: the plan is wrong, please report it: {e}", file=sys.stderr)
         return 3
     try:
-        output.write(made, args.out)
+        if args.emit == "bundle":
+            from .write import bundle
+            bundle.write(made, args.out)
+        else:
+            output.write(made, args.out)
     except OSError as e:
         there = "to stdout" if args.out is None else node.printable(args.out)
         print(f"zgen: cannot write {there}: {e.strerror}", file=sys.stderr)
         return 3
     return 0
+
+
+def console() -> int:
+    """The command that pip installs. A plan is many records, and none in a cycle: no collector."""
+    gc.disable()
+    return main(sys.argv[1:])

@@ -1,8 +1,8 @@
 /* cpu.h -- what the CPU kernels share: the context, work split over threads, an object per ISA.
  *
- * Every file here but context.c and host.c is compiled once for each ISA with ZK_SUFFIX (_avx2,
- * _avx512) set: define a kernel as `void ZK(zk_add)(zk *k, ...)`. context.c holds the plain names
- * and host.c those that begin with zk_host_; they jump to the object that cpuid allows
+ * Every file here but context.c, host.c and threads.c is compiled once for each ISA with ZK_SUFFIX
+ * (_avx2, _avx512) set: define a kernel as `void ZK(zk_add)(zk *k, ...)`. context.c holds the plain
+ * names and host.c those that begin with zk_host_; they jump to the object that cpuid allows
  * (environment ZK_ISA names a lower one).
  */
 #ifndef ZK_CPU_H
@@ -49,5 +49,11 @@ static inline void *zk_scratch(const zk *k, int thread)
 /* Runs f(arg, task, thread) for task = 0 .. tasks-1 on the context's threads; returns when all are
  * done. Which thread runs which task is not fixed, so f's result must not depend on `thread`. */
 void zk_for(zk *k, int64_t tasks, void (*f)(void *arg, int64_t task, int thread), void *arg);
+
+/* The threads of a context, whose k->pool has its room: 1, or 0 and some may have started. */
+enum { ZK_STACK = 1 << 20, ZK_MXCSR = 0x1f80 };
+int zk_pool_start(zk *k);
+void zk_pool_stop(zk *k);
+int64_t zk_pool_bytes(int threads);
 
 #endif

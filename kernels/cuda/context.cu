@@ -82,8 +82,8 @@ zk *zk_open(void *stream, void *device, void *host, int dtype, int column, int t
         *why = *why ? *why : "no memory for the kernels' context";
         return NULL;
     }
-    *k = {(cudaStream_t)stream, (char *)device, (char *)host, dtype, column, NULL,
-          zk_gemms_open()};
+    *k = {(cudaStream_t)stream, (char *)device, (char *)host, dtype, column, d.processors,
+          NULL, zk_gemms_open()};
     cublasStatus_t status = k->gemms ? cublasLtCreate(&k->lt) : CUBLAS_STATUS_ALLOC_FAILED;
     if (status != CUBLAS_STATUS_SUCCESS) {
         free(k->gemms);

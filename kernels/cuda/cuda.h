@@ -33,7 +33,7 @@ void zk_gemms_close(gemms *all);
 struct zk {
     cudaStream_t stream;
     char *device, *host;      /* scratch: the plan's classes `space` (NULL: none) and `desk` */
-    int dtype, column;
+    int dtype, column, processors;
     cublasLtHandle_t lt;
     struct gemms *gemms;
 };

@@ -5,9 +5,9 @@
  *     y = x . w is asked for as y^T = w^T . x^T, and the other products alike; nothing is copied.
  *  2. Sums are f32: no TF32, and where a product is split over k its parts are added in f32.
  *  3. A product's algorithm depends on its shape, types and alignment (16 bytes or less, so never
- *     on where in memory a plan put it) and on the launch's slot: slot s is the heuristic's choice
- *     number s, and slot 0 what a table has for the product (tune.h). It is looked for once; a
- *     product of the same kind later uses what was made then.
+ *     on where in memory a plan put it) and on the launch's margin: it is what a table
+ *     has for the product (tune.h), else the heuristic's first choice for so many processors. It is
+ *     looked for once; a product of the same kind later uses what was made then.
  *  4. The bias' gradient is partial sums of stripes of rows, folded in order.
  */
 #include "part.h"
@@ -30,7 +30,8 @@ static void must(cublasStatus_t status, const char *what)
 /* ---- a product d = a . b (+ bias), as cuBLASLt sees it: d m x n, a m x k, b k x n, columns first;
  * a turned operand lies in memory as its transpose */
 struct shape {
-    int64_t m, n, k, slot, b_wide, d_wide;              /* wide: a leading dimension; 0: its own */
+    int64_t m, n, k, b_wide, d_wide;                    /* wide: a leading dimension; 0: its own */
+    int64_t target;                                     /* processors; 0: all */
     int32_t a_turned, b_turned;
     cudaDataType_t in, out;
     uint32_t a_align, b_align, d_align, bias_align;     /* bytes; 0: there is no bias */
@@ -42,7 +43,7 @@ static const char *type_name(cudaDataType_t type)
     return type == CUDA_R_16BF ? "bf16" : type == CUDA_R_16F ? "f16" : "f32";
 }
 
-/* All of a shape but its slot, in words. */
+/* A shape in words. */
 static void name(const shape *s, char key[TUNE_KEY])
 {
     int n = snprintf(key, TUNE_KEY, "%lld x %lld x %lld %c%c %s to %s aligned %u %u %u bias %u",
@@ -50,8 +51,10 @@ static void name(const shape *s, char key[TUNE_KEY])
                      s->b_turned ? 'T' : 'N', type_name(s->in), type_name(s->out), s->a_align,
                      s->b_align, s->d_align, s->bias_align);
     if (s->b_wide || s->d_wide)
-        snprintf(key + n, TUNE_KEY - (size_t)n, " wide %lld %lld", (long long)s->b_wide,
-                 (long long)s->d_wide);
+        n += snprintf(key + n, TUNE_KEY - (size_t)n, " wide %lld %lld", (long long)s->b_wide,
+                      (long long)s->d_wide);
+    if (s->target)
+        snprintf(key + n, TUNE_KEY - (size_t)n, " on %lld SMs", (long long)s->target);
 }
 
 /* Where a product's matrices lie; bias: NULL: there is none; carry: it is added to d, and so cannot be
@@ -99,9 +102,12 @@ static void describe(gemm *g)
     cublasOperation_t a = s->a_turned ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasOperation_t b = s->b_turned ? CUBLAS_OP_T : CUBLAS_OP_N;
     cublasLtEpilogue_t end = CUBLASLT_EPILOGUE_BIAS;
+    int32_t target = (int32_t)s->target;
     must(cublasLtMatmulDescCreate(&g->how, CUBLAS_COMPUTE_32F, CUDA_R_32F), "a product");
     set(g, CUBLASLT_MATMUL_DESC_TRANSA, &a, sizeof a);
     set(g, CUBLASLT_MATMUL_DESC_TRANSB, &b, sizeof b);
+    if (target)
+        set(g, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &target, sizeof target);
     /* An address that is aligned as the bias is stands for it while an algorithm is chosen. */
     const void *bias = (const void *)(uintptr_t)s->bias_align;
     if (bias) {
@@ -235,16 +241,16 @@ static void choose(zk *k, gemm *g, const places *at)
 {
     cublasLtMatmulHeuristicResult_t found[MOST_CHOICES];
     char key[TUNE_KEY];
-    int slot = (int)g->s.slot, timing = slot == 0 && tune_timing() && !at->carry;
+    int timing = tune_timing() && !at->carry;
     name(&g->s, key);
-    const uint64_t *words = slot == 0 ? tune_find(key) : NULL;
+    const uint64_t *words = tune_find(key);
     if (words) {
         g->algo = restore(k, g, words);
         return;
     }
-    int n = ask(k, g, timing ? MOST_CHOICES : slot + 1, found);
-    must(n > slot ? found[slot].state : CUBLAS_STATUS_NOT_SUPPORTED, "an algorithm");
-    g->algo = timing ? quickest(k, g, found, n, at) : found[slot].algo;
+    int n = ask(k, g, timing ? MOST_CHOICES : 1, found);
+    must(n > 0 ? found[0].state : CUBLAS_STATUS_NOT_SUPPORTED, "an algorithm");
+    g->algo = timing ? quickest(k, g, found, n, at) : found[0].algo;
 }
 
 /* The one made for this shape, now or before */
@@ -254,8 +260,7 @@ static gemm *look_up(zk *k, const shape *s, const places *at)
     for (gemm *g = all->made; g < all->made + all->n; g++)
         if (!memcmp(&g->s, s, sizeof *s))
             return g;
-    must(all->n < MOST_GEMMS && s->slot < MOST_CHOICES ? CUBLAS_STATUS_SUCCESS
-                                                       : CUBLAS_STATUS_ALLOC_FAILED, "products");
+    must(all->n < MOST_GEMMS ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_ALLOC_FAILED, "products");
     gemm *g = &all->made[all->n++];
     g->s = *s;
     describe(g);
@@ -278,7 +283,9 @@ static void multiply(zk *k, const zk_launch *L, int64_t m, int64_t n, int64_t de
     const places at = {d, a, b, bias, carry};
     static const cudaDataType_t types[] = {CUDA_R_32F, CUDA_R_16BF, CUDA_R_16F};
     cudaDataType_t type = types[k->dtype];
-    shape s = {m, n, depth, L[k->column].slot, b_wide, d_wide, a_turned, b_turned, type,
+    const zk_launch *how = &L[k->column];
+    shape s = {m, n, depth, b_wide, d_wide,
+               how->margin ? k->processors - how->margin : 0, a_turned, b_turned, type,
                full ? CUDA_R_32F : type, alignment(a), alignment(b), alignment(d),
                bias ? alignment(bias) : 0};
     gemm *g = look_up(k, &s, &at);

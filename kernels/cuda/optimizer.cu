@@ -306,6 +306,6 @@ void zk_hash(zk *k, const zk_launch *L, uint64_t *sum, const void *p, const zk_s
         ZK_LAUNCH(k, L, 0, digest, all, p, full ? ZK_F32 : k->dtype,
                   some_spans(spans + i, nspans - i), first, n);
     zk_to_host(k, found, all, 2 * sizeof *all);
-    sum[0] += found[0];
-    sum[1] += found[1];
+    for (int i = 0; i < 2; i++)           /* the host's may add at the same time */
+        __atomic_fetch_add(&sum[i], (uint64_t)found[i], __ATOMIC_RELAXED);
 }

@@ -21,7 +21,8 @@ struct push {
 };
 
 enum { AHEAD = 4 };                     /* leaves under way to a thread at a time */
-/* Levels of one push: of up to 8 leaves, of blocks of up to 32, of up to 4096 leaves. */
+/* Levels of one push: of up to 8 leaves, of blocks of up to 32, of up to 4096 leaves or blocks of
+ * up to 2048. */
 enum { SHALLOW = 3, MIDDLE = 6, DEEPEST = 12 };
 
 /* The nodes that are pending after so many leaves, a bit each */
@@ -166,10 +167,16 @@ template <class T, int DEEP, int V> static __global__ void __launch_bounds__(256
     }
 }
 
+/* Leaves of the largest tree that a push may make a node of: its own, or less than two blocks */
+static int64_t deepest(int64_t count, int64_t block)
+{
+    return zk_least(count, 2 * block - 1);
+}
+
 template <class T, int V>
 static void push_packs(zk *k, const zk_launch *L, const push &a)
 {
-    int64_t most = zk_least(a.count, 2 * a.block - 1);     /* leaves, or a node of whole blocks */
+    int64_t most = deepest(a.count, a.block);
     if (most <= 1 << SHALLOW)
         ZK_LAUNCH(k, L, 0, (push_tree<T, SHALLOW, V>), a);
     else if (most <= 1 << MIDDLE)
@@ -188,16 +195,17 @@ template <class T> static void push_leaves(zk *k, const zk_launch *L, const push
         push_packs<T, 4>(k, L, a);
 }
 
-/* Bytes from each source to the next; a sum of others than evenly spaced ones would be wrong. */
-static int64_t spacing(const void *const *src, int64_t count)
+/* Bytes from each source to the next; a sum of others than evenly spaced ones, or of more than the
+ * levels hold, would be wrong. */
+static int64_t spacing(const void *const *src, int64_t count, int64_t block)
 {
     int64_t step = count > 1 ? (const char *)src[1] - (const char *)src[0] : 0, even = 1;
     for (int64_t i = 1; i < count; i++)
         even &= (const char *)src[i] == (const char *)src[0] + i * step;
-    if (even && count <= 1 << DEEPEST)
+    if (even && deepest(count, block) <= 1 << DEEPEST)
         return step;
-    fprintf(stderr, "zk_push: %lld sources, %s evenly spaced\n", (long long)count,
-            even ? "though" : "not");
+    fprintf(stderr, "zk_push: %lld sources in blocks of %lld, %s evenly spaced\n",
+            (long long)count, (long long)block, even ? "though" : "not");
     _exit(3);
 }
 
@@ -205,8 +213,8 @@ void zk_push(zk *k, const zk_launch *L, float *node, int64_t stride, const void 
              int64_t count, int full, int64_t n, const zk_ctl *ctl, int64_t total, int64_t mask,
              int64_t block)
 {
-    push a = {node, (const char *)src[0], ctl, stride, spacing(src, count), count, n, total, mask,
-              block};
+    push a = {node, (const char *)src[0], ctl, stride, spacing(src, count, block), count, n, total,
+              mask, block};
     if (full)
         push_leaves<float>(k, L, a);
     else

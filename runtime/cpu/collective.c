@@ -1,7 +1,8 @@
 /* collective.c -- the collectives of ranks on one host: reading peers' arenas where they lie.
  *
  * A collective is a turn of its queue (zr_seats.c): rank r has arrived at it when its pieces can be
- * read, and is done with it when it has read all it needs.
+ * read, and is done with it when it has read all it needs. The end of an all-to-all is a turn of
+ * its own, maybe of another queue: rank r has arrived at it when it has read.
  *
  * Invariants
  *  1. A rank writes only its own arena.
@@ -63,10 +64,10 @@ static void run_gather(zr *z, int queue, const zr_command *c)
     all_read(z, queue, n);
 }
 
-void zr_gather(zr *z, int queue, int64_t from, int64_t from_step, int64_t to, int64_t to_step,
-               int64_t bytes)
+void zr_gather(zr *z, int queue, int group, int64_t from, int64_t from_step, int64_t to,
+               int64_t to_step, int64_t bytes)
 {
-    zr_check_gather(z, queue, from, from_step, to, to_step, bytes);
+    zr_check_gather(z, queue, group, from, from_step, to, to_step, bytes);
     zr_push(z, queue, &(zr_command){run_gather, "gather", NULL,
                                 {from, from_step, to, to_step, bytes}});
 }
@@ -76,43 +77,48 @@ void zr_gather(zr *z, int queue, int64_t from, int64_t from_step, int64_t to, in
 static void run_alltoall(zr *z, int queue, const zr_command *c)
 {
     int64_t at = c->i[0], step = c->i[1], bytes = c->i[2];
+    const void **sources = z->t->sources + c->i[3] * z->ranks;
     zr_queue *q = &z->queue[queue];
-    zr_lane *lane = &z->t->lane[queue];
-    zr_all_arrived(z, queue, zr_arrive(z, queue, &lane->turn));
+    zr_all_arrived(z, queue, zr_arrive(z, queue, &z->t->lane[queue].turn));
     readable(z, +1);
-    for (int r = 0; r < z->ranks; r++) lane->sources[r] = z->t->peer[r] + at + z->rank * step;
+    for (int r = 0; r < z->ranks; r++) sources[r] = z->t->peer[r] + at + z->rank * step;
     q->bytes += (z->ranks - 1) * bytes;
     q->messages++;
 }
 
-void zr_alltoall(zr *z, int queue, int64_t at, int64_t step, int64_t to, int64_t bytes)
+void zr_alltoall(zr *z, int queue, int group, int64_t at, int64_t step, int64_t to, int64_t bytes)
 {
-    zr_check_alltoall(z, queue, at, step, to, bytes);
-    zr_push(z, queue, &(zr_command){run_alltoall, "alltoall", NULL, {at, step, bytes}});
+    zr_check_alltoall(z, queue, group, at, step, to, bytes);
+    zr_push(z, queue, &(zr_command){run_alltoall, "alltoall", NULL,
+                                    {at, step, bytes, zr_inbox(z, "alltoall", to)}});
 }
 
 /* A program that has these is not made for a CPU. */
-void zr_reducescatter(zr *z, int queue, int64_t at, int64_t step, int64_t to, int64_t bytes,
-                      int type)
+void zr_reducescatter(zr *z, int queue, int group, int64_t at, int64_t step, int64_t to,
+                      int64_t bytes, int type)
 {
-    (void)queue, (void)at, (void)step, (void)to, (void)bytes, (void)type;
+    (void)queue, (void)group, (void)at, (void)step, (void)to, (void)bytes, (void)type;
     zr_fail(z, ZR_ENVIRONMENT, "train.reduction is fast, which a CPU has not; generate with exact");
 }
 
-const void *const *zr_sources(zr *z, int queue) { return z->t->lane[queue].sources; }
+const void *const *zr_sources(zr *z, int64_t to)
+{
+    return z->t->sources + (int64_t)zr_inbox(z, "sources", to) * z->ranks;
+}
 
 static void run_done(zr *z, int queue, const zr_command *c)
 {
-    (void)c;
     readable(z, -1);
-    for (int r = 0; r < z->ranks; r++) z->t->lane[queue].sources[r] = NULL;
-    all_read(z, queue, z->t->lane[queue].turn);
+    for (int r = 0; r < z->ranks; r++) z->t->sources[c->i[0] * z->ranks + r] = NULL;
+    zr_all_arrived(z, queue, zr_arrive(z, queue, &z->t->lane[queue].turn));
 }
 
-void zr_done(zr *z, int queue)
+void zr_done(zr *z, int queue, int group, int64_t to, int64_t at)
 {
-    zr_check_queue(z, "done", queue);
-    zr_push(z, queue, &(zr_command){run_done, "done", NULL, {0}});
+    uint32_t last = zr_unmark(z, "done", queue, &at, 1);
+    zr_check_done(z, queue, group, at);
+    zr_push(z, queue, &(zr_command){run_done, "done", NULL, {zr_inbox(z, "done", to)}});
+    zr_dead(z, "done", queue, &at, last);
 }
 
 /* ---- allreduce */
@@ -143,8 +149,8 @@ static void run_allreduce(zr *z, int queue, const zr_command *c)
     z->queue[queue].messages++;
 }
 
-void zr_allreduce(zr *z, int queue, int64_t from, int64_t to, int64_t n)
+void zr_allreduce(zr *z, int queue, int group, int64_t from, int64_t to, int64_t n)
 {
-    zr_check_allreduce(z, queue, from, to, n);
+    zr_check_allreduce(z, queue, group, from, to, n);
     zr_push(z, queue, &(zr_command){run_allreduce, "allreduce", NULL, {from, to, n}});
 }

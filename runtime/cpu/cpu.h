@@ -22,9 +22,7 @@ typedef struct zr_lane {                  /* a queue's thread and what it runs *
     int quit;
     uint64_t coin, pause;                 /* random states: holding, pausing */
     pthread_t thread;
-    /* of the collectives, by the thread that runs this queue's commands */
-    uint32_t turn;
-    const void **sources;                 /* [ranks] */
+    uint32_t turn;                        /* of its collectives, by the thread that runs them */
 } zr_lane;
 
 struct zr_target {
@@ -34,6 +32,7 @@ struct zr_target {
     char *arena, *host;
     char **peer;                          /* [ranks] arenas; peer[rank] == arena */
     zr_lane lane[ZR_QUEUES];
+    const void **sources;                 /* [p->inboxes][ranks] */
     zr_event *event;                      /* [p->events] newest record issued */
     uint64_t order;                       /* random state: in which order queues are emptied */
     int ahead;                            /* 1: ZR_MAIN's commands run on its own thread, too */

@@ -209,23 +209,6 @@ void zr_write(zr *z, int queue, int64_t at, const void *from, int64_t bytes)
     else memcpy(zr_arena_of(z, queue) + at, from, (size_t)bytes);
 }
 
-static void run_copy(zr *z, int queue, const zr_command *c)
-{
-    int up = queue == ZR_UP;
-    char *from = up ? z->t->host : z->t->arena, *to = up ? z->t->arena : z->t->host;
-    if (queue == ZR_LOAD || queue == ZR_FETCH)
-        zr_disk_move(z, queue, z->t->host + c->i[1], c->i[0], c->i[2]);
-    else if (queue == ZR_STORE) zr_disk_move(z, queue, z->t->host + c->i[0], c->i[1], c->i[2]);
-    else memcpy(to + c->i[1], from + c->i[0], (size_t)c->i[2]);
-    z->queue[queue].copied += c->i[2];
-}
-
-void zr_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes)
-{
-    zr_check_copy(z, queue, from, to, bytes);
-    zr_push(z, queue, &(zr_command){run_copy, "copy", NULL, {from, to, bytes}});
-}
-
 void zr_inlet(zr *z, int64_t at, int32_t **tokens, int32_t **targets)
 {
     *tokens = (int32_t *)(z->t->arena + z->p->tokens + at);
@@ -235,7 +218,5 @@ void zr_inlet(zr *z, int64_t at, int32_t **tokens, int32_t **targets)
 void zr_inlet_filled(zr *z, int64_t at) { (void)z, (void)at; }
 
 /* ---- what this target does not have */
-
-const int zr_is_gpu = 0;
 
 void zr_epilogue(zr *z) { (void)z; }

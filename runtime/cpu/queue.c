@@ -9,7 +9,7 @@
  * they can. late: inside a step every queue has its thread, and a command runs only when somebody
  * demands it: a wait, a full ring, or whoever drains. shuffled: a seeded coin says for each command
  * whether it is held like that or not, a drain empties the queues in a seeded order, and threads
- * pause at random. In late and shuffled zr_drop fills what is dead with NaN.
+ * pause at random. In late and shuffled what is dead is filled with NaN.
  *
  * Invariants
  *  1. What is held and what is demanded depends on the seed and the program alone, never on the
@@ -53,7 +53,7 @@ void zr_finish(zr *z, int queue)
 void zr_drain(zr *z)
 {
     int order[ZR_QUEUES] = {ZR_MAIN, ZR_STORE, ZR_UP, ZR_HOST, ZR_DOWN, ZR_LOAD, ZR_FETCH,
-                            ZR_REDUCE, ZR_GATHER};
+                            ZR_SUM, ZR_REDUCE, ZR_GATHER};
     /* late: who takes before who gives */
     for (int i = ZR_QUEUES - 1; z->o->mode == ZR_SHUFFLED && i > 0; i--) {
         int j = (int)(zr_random(&z->t->order) % (uint64_t)(i + 1)), o = order[i];
@@ -123,18 +123,38 @@ void zr_call_n(zr *z, int queue, zr_fn *fn, const char *name, int n, const int64
     zr_command c = {run_call, name, fn, {0}};
     zr_check_call(z, name, queue, n);
     memcpy(c.i, i, (size_t)n * sizeof *i);
+    uint32_t last = zr_unmark(z, name, queue, c.i, n);
     zr_push(z, queue, &c);
+    zr_dead(z, name, queue, c.i, last);
 }
 
-static void run_drop(zr *z, int queue, const zr_command *c)
+static void run_poison(zr *z, int queue, const zr_command *c)
 {
-    memset(zr_arena_of(z, queue) + c->i[0], 0xff, (size_t)c->i[1]);   /* NaN in f32 and bf16 */
+    memset(zr_arena_of(z, queue) + c->i[0], 0xff, (size_t)c->i[1]);   /* NaN in f32 and in halves */
 }
 
-void zr_drop(zr *z, int queue, int64_t at, int64_t bytes)
+void zr_poison(zr *z, int queue, int64_t at, int64_t bytes)
 {
-    zr_check_drop(z, queue, at, bytes);
-    if (z->o->mode != ZR_EAGER) zr_push(z, queue, &(zr_command){run_drop, NULL, NULL, {at, bytes}});
+    zr_push(z, queue, &(zr_command){run_poison, NULL, NULL, {at, bytes}});
+}
+
+static void run_copy(zr *z, int queue, const zr_command *c)
+{
+    int up = queue == ZR_UP;
+    char *from = up ? z->t->host : z->t->arena, *to = up ? z->t->arena : z->t->host;
+    if (queue == ZR_LOAD || queue == ZR_FETCH)
+        zr_disk_move(z, queue, z->t->host + c->i[1], c->i[0], c->i[2]);
+    else if (queue == ZR_STORE) zr_disk_move(z, queue, z->t->host + c->i[0], c->i[1], c->i[2]);
+    else memcpy(to + c->i[1], from + c->i[0], (size_t)c->i[2]);
+    z->queue[queue].copied += c->i[2];
+}
+
+void zr_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes)
+{
+    uint32_t last = zr_unmark(z, "copy", queue, &from, 1);
+    zr_check_copy(z, queue, from, to, bytes);
+    zr_push(z, queue, &(zr_command){run_copy, "copy", NULL, {from, to, bytes}});
+    zr_dead(z, "copy", queue, &from, last);
 }
 
 /* ---- a queue's thread */
@@ -178,20 +198,6 @@ static void *work(void *arg)
     return NULL;
 }
 
-/* ---- --profile */
-
-void zr_clocks_start(zr *z, int64_t n) { (void)z, (void)n; }
-
-void zr_clocks_step(zr *z) { (void)z; }
-
-void zr_clock(zr *z, zr_note *note, int end)
-{
-    (void)z;
-    *(end ? &note->end : &note->begin) = (int64_t)(1e9 * zr_now());
-}
-
-void zr_clocks_end(zr *z) { (void)z; }
-
 /* ---- begin and end */
 
 static void *get(zr *z, size_t n, size_t size)
@@ -219,10 +225,9 @@ void zr_queues_start(zr *z)
     z->t->order = z->o->seed;
     pthread_mutex_init(&z->t->lock, NULL);
     pthread_cond_init(&z->t->moved, NULL);
-    for (int queue = 0; queue < ZR_QUEUES; queue++) {
-        z->t->lane[queue].sources = get(z, (size_t)z->ranks, sizeof(void *));
+    z->t->sources = get(z, (size_t)z->p->inboxes * (size_t)z->ranks, sizeof(void *));
+    for (int queue = 0; queue < ZR_QUEUES; queue++)
         if (zr_uses(z, queue) && (queue != ZR_MAIN || z->o->mode != ZR_EAGER)) start(z, queue);
-    }
 }
 
 void zr_queues_stop(zr *z)

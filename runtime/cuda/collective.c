@@ -1,6 +1,6 @@
 /* collective.c -- the collectives of GPUs: NCCL moves whole pieces, and adds integers.
  *
- * Every queue has a communicator of its own, so that queues may overlap.
+ * Every queue that has collectives has a communicator of its own, so that queues may overlap.
  *
  * Invariants
  *  1. What is moved is bytes; what is summed is int64: no result depends on NCCL's algorithm, but
@@ -12,8 +12,18 @@
 #include "cuda.h"
 #include <inttypes.h>
 #include <sched.h>
+#include <time.h>
 
 /* ---- NCCL's answers */
+
+/* A peer's end is an error of NCCL, too: whoever knows of it has time to speak first. */
+static void ask_for_deaths(zr *z)
+{
+    const struct timespec grace = {0, 300000000};
+    nanosleep(&grace, NULL);
+    zr_leave_if_stopped(z);
+    zr_plane_look(z);
+}
 
 static void must(zr *z, int queue, ncclResult_t result, const char *what)
 {
@@ -24,15 +34,32 @@ static void must(zr *z, int queue, ncclResult_t result, const char *what)
         ncclResult_t asked = ncclCommGetAsyncError(comm, &result);
         if (asked != ncclSuccess) result = asked;
     }
-    if (result != ncclSuccess)
-        zr_fail(z, ZR_ENVIRONMENT, "step %" PRId64 ": %s: NCCL: %s (%s)", z->step + 1, what,
-                ncclGetErrorString(result), ncclGetLastError(comm));
+    if (result == ncclSuccess) return;
+    ask_for_deaths(z);
+    zr_fail(z, z->t->connected ? ZR_STUCK : ZR_ENVIRONMENT, "step %" PRId64 ": %s: NCCL: %s (%s)",
+            z->step + 1, what, ncclGetErrorString(result), ncclGetLastError(comm));
 }
 
 /* The watchdog asks no questions from here on, and again from there on. */
-static void enter(zr *z) { pthread_mutex_lock(&z->t->watch.nccl); }
+static void enter(zr *z) { pthread_mutex_lock(&z->t->within); }
 
-static void leave(zr *z) { pthread_mutex_unlock(&z->t->watch.nccl); }
+static void leave(zr *z) { pthread_mutex_unlock(&z->t->within); }
+
+/* What the watchdog asks. A question ends a call that went on by itself, which two threads must not
+ * do at once: while the rank's own thread is within NCCL, it asks. */
+static void look(zr *z)
+{
+    if (pthread_mutex_trylock(&z->t->within)) return;
+    for (int queue = 0; queue <= ZR_REDUCE; queue++) {
+        ncclResult_t state = ncclSuccess;
+        if (!z->t->comm[queue]) continue;
+        ncclResult_t asked = ncclCommGetAsyncError(z->t->comm[queue], &state);
+        if (asked == ncclSuccess && (state == ncclSuccess || state == ncclInProgress)) continue;
+        zr_fail(z, ZR_STUCK, "step %" PRId64 ", queue %s: NCCL: %s", z->step + 1,
+                zr_queue_name(queue), ncclGetErrorString(asked == ncclSuccess ? state : asked));
+    }
+    leave(z);
+}
 
 /* ---- begin and end */
 
@@ -43,30 +70,32 @@ void zr_communicators(zr *z)
     ncclUniqueId id;
     _Static_assert(sizeof id <= ZR_TOLD, "what zr_tell can tell");
     config.blocking = 0;
-    /* ZR_MAIN adds some hundred bytes: one block, and no buffers of switches, will do */
+    if (z->p->blocks) config.maxCTAs = config.nvlsCTAs = z->p->blocks;
+    /* beside other queues ZR_MAIN adds some hundred bytes: one block, and no buffers of switches */
     ncclConfig_t small = config;
-    small.maxCTAs = small.nvlsCTAs = 1;
+    if (zr_uses(z, ZR_GATHER) || zr_uses(z, ZR_REDUCE)) small.maxCTAs = small.nvlsCTAs = 1;
     zr_expect(z);
     if (z->rank == 0) must(z, ZR_MAIN, ncclGetUniqueId(&id), "meeting the other ranks");
     zr_tell(z, &id, sizeof id);
     must(z, ZR_MAIN, ncclCommInitRankConfig(&t->comm[ZR_MAIN], z->ranks, id, z->rank, &small),
          "meeting the other ranks");
     for (int queue = 0; queue <= ZR_REDUCE; queue++)
-        if (queue != ZR_MAIN) {
+        if (queue != ZR_MAIN && zr_uses(z, queue)) {
             ncclResult_t result = ncclCommSplit(t->comm[ZR_MAIN], 0, z->rank, &t->comm[queue],
                                                 &config);
             must(z, ZR_MAIN, result, "making a communicator");
             must(z, queue, ncclInProgress, "making a communicator");
         }
     zr_met(z);
-    pthread_mutex_lock(&t->watch.lock);
-    t->watch.communicators = 1;
-    pthread_mutex_unlock(&t->watch.lock);
+    t->connected = 1;
+    pthread_mutex_init(&t->within, NULL);
+    zr_watch_also(z, look);
 }
 
 void zr_part(zr *z)
 {
     for (int queue = ZR_REDUCE; queue >= 0; queue--) {
+        if (!z->t->comm[queue]) continue;
         must(z, queue, ncclCommFinalize(z->t->comm[queue]), "parting");
         ncclCommDestroy(z->t->comm[queue]);
     }
@@ -128,10 +157,10 @@ static void counted(zr *z, int queue, int64_t bytes)
 
 /* ---- collectives */
 
-void zr_gather(zr *z, int queue, int64_t from, int64_t from_step, int64_t to, int64_t to_step,
-               int64_t bytes)
+void zr_gather(zr *z, int queue, int group, int64_t from, int64_t from_step, int64_t to,
+               int64_t to_step, int64_t bytes)
 {
-    zr_check_gather(z, queue, from, from_step, to, to_step, bytes);
+    zr_check_gather(z, queue, group, from, from_step, to, to_step, bytes);
     cudaStream_t stream = zr_on(z, queue, "a gather");
     zr_note *note = zr_note_begin(z, queue, "gather", ZR_MOVES);
     int64_t mine = from + z->rank * from_step;
@@ -150,26 +179,33 @@ void zr_gather(zr *z, int queue, int64_t from, int64_t from_step, int64_t to, in
     zr_note_end(z, note);
 }
 
-void zr_alltoall(zr *z, int queue, int64_t at, int64_t step, int64_t to, int64_t bytes)
+/* What a slot of the inbox has of each rank. */
+static const void **sources_of(zr *z, const char *what, int64_t to)
 {
-    zr_check_alltoall(z, queue, at, step, to, bytes);
+    return z->t->sources + (int64_t)zr_inbox(z, what, to) * z->ranks;
+}
+
+void zr_alltoall(zr *z, int queue, int group, int64_t at, int64_t step, int64_t to, int64_t bytes)
+{
+    zr_check_alltoall(z, queue, group, at, step, to, bytes);
     cudaStream_t stream = zr_on(z, queue, "an all-to-all");
     zr_note *note = zr_note_begin(z, queue, "alltoall", ZR_MOVES);
     int64_t mine = at + z->rank * step;
+    const void **sources = sources_of(z, "alltoall", to);
     if (z->ranks == 1) to = mine;         /* where it lies */
     exchange(z, queue, stream, at, step, to, bytes);
     keep(z, stream, to + z->rank * bytes, mine, bytes);
-    for (int r = 0; r < z->ranks; r++) z->t->sources[queue][r] = z->t->arena + to + r * bytes;
+    for (int r = 0; r < z->ranks; r++) sources[r] = z->t->arena + to + r * bytes;
     counted(z, queue, bytes);
     zr_note_end(z, note);
 }
 
 /* A whole shard is a reduce-scatter. Pieces of it do not lie side by side: each rank's is reduced
  * to its owner. */
-void zr_reducescatter(zr *z, int queue, int64_t at, int64_t step, int64_t to, int64_t bytes,
-                      int type)
+void zr_reducescatter(zr *z, int queue, int group, int64_t at, int64_t step, int64_t to,
+                      int64_t bytes, int type)
 {
-    zr_check_reducescatter(z, queue, at, step, to, bytes, type);
+    zr_check_reducescatter(z, queue, group, at, step, to, bytes, type);
     static const char what[] = "a reduce-scatter";
     static const ncclDataType_t kinds[] = {ncclFloat32, ncclBfloat16, ncclFloat16};
     ncclDataType_t kind = kinds[type];
@@ -189,19 +225,25 @@ void zr_reducescatter(zr *z, int queue, int64_t at, int64_t step, int64_t to, in
         must(z, queue, ncclGroupEnd(), what);
     }
     leave(z);
-    z->t->sources[queue][0] = a + to;
+    sources_of(z, "reducescatter", to)[0] = a + to;
     counted(z, queue, bytes);
     zr_note_end(z, note);
 }
 
-const void *const *zr_sources(zr *z, int queue) { return z->t->sources[queue]; }
+const void *const *zr_sources(zr *z, int64_t to) { return sources_of(z, "sources", to); }
 
-/* The exchange was complete on the stream when every peer had this rank's pieces. */
-void zr_done(zr *z, int queue) { zr_check_queue(z, "done", queue); }
-
-void zr_allreduce(zr *z, int queue, int64_t from, int64_t to, int64_t n)
+/* The exchange was complete on its stream when every peer had this rank's pieces. */
+void zr_done(zr *z, int queue, int group, int64_t to, int64_t at)
 {
-    zr_check_allreduce(z, queue, from, to, n);
+    uint32_t last = zr_unmark(z, "done", queue, &at, 1);
+    zr_check_done(z, queue, group, at);
+    (void)zr_inbox(z, "done", to);
+    zr_dead(z, "done", queue, &at, last);
+}
+
+void zr_allreduce(zr *z, int queue, int group, int64_t from, int64_t to, int64_t n)
+{
+    zr_check_allreduce(z, queue, group, from, to, n);
     cudaStream_t stream = zr_on(z, queue, "an all-reduce");
     zr_note *note = zr_note_begin(z, queue, "allreduce", ZR_MOVES);
     char *a = z->t->arena;

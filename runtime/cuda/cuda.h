@@ -11,7 +11,8 @@
  *  3. The rank's own thread issues and waits; the watchdog only looks, speaks and ends the process.
  *
  * Environment
- *   ZR_SHARE_GPU=1     ranks may share a device, for tests: they take turns and are slow
+ *   ZR_SHARE_GPU=1     ranks may share a device, for tests: they take turns and are slow; without
+ *                      it two ranks with one device end the run with exit code 3
  */
 #ifndef ZR_CUDA_H
 #define ZR_CUDA_H
@@ -19,7 +20,7 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
-enum { ZR_RECENT = 32, ZR_BOUNCE = 1 << 20 };
+enum { ZR_BOUNCE = 1 << 20 };
 
 typedef struct zr_event {
     cudaEvent_t mark;
@@ -32,20 +33,6 @@ typedef struct zr_graph {
     int64_t bytes[ZR_QUEUES], messages[ZR_QUEUES];            /* that it moves */
 } zr_graph;
 
-/* What the watchdog looks at. */
-typedef struct zr_watch {
-    pthread_t thread;
-    pthread_mutex_t lock;
-    pthread_mutex_t nccl;                 /* held by the one thread that is within NCCL */
-    int running, quit;
-    double deadline;                      /* by when what is waited for must be done; 0: none */
-    double limit, begun;                  /* seconds it was given; when the step began */
-    double recent[ZR_RECENT];             /* seconds of the last steps */
-    int64_t steps;                        /* that have been measured */
-    const char *what;                     /* the last thing issued, and on which queue */
-    int queue, communicators;             /* communicators: they may be asked for errors */
-} zr_watch;
-
 /* Work that streams point to. */
 enum { ZR_CHUNK = 1024, ZR_CHUNKS = 1024 };
 typedef struct zr_work zr_work;
@@ -57,14 +44,16 @@ typedef struct zr_pool {
 struct zr_target {
     int device, nccl;                     /* nccl: its version, 22809 for 2.28.9 */
     cudaStream_t stream[ZR_QUEUES];
-    ncclComm_t comm[ZR_QUEUES];           /* NULL with one rank */
+    ncclComm_t comm[ZR_QUEUES];           /* NULL with one rank, or without use */
+    int connected;                        /* what NCCL met from here on is no fault of this host */
+    pthread_mutex_t within;               /* held by the one thread that is within NCCL */
     zr_event *event;                      /* [p->events] */
     char *arena;                          /* device memory */
     /* Pinned: p->host bytes as the plan has them, then ZR_BOUNCE for copies. */
     char *host;
     cudaEvent_t *read;                    /* [p->inlets] the batch there has been copied */
     int64_t inlet;                        /* the one in use */
-    const void **sources[ZR_QUEUES];      /* [ranks] */
+    const void **sources;                 /* [p->inboxes][ranks] */
     /* graphs */
     zr_graph graph[ZR_GRAPHS];
     int64_t recording, recordings;        /* 0: none is going on; so many were begun */
@@ -79,27 +68,23 @@ struct zr_target {
     int64_t launches;
     /* bytes of device memory: free before and after the arena, after the first step */
     int64_t before, after, first;
-    zr_watch watch;
+    int64_t nccl_took;                    /* of them, when its communicators were made */
+    double begun;                         /* when the step did */
     /* --profile: of note n, events 2n and 2n + 1; of its step, an event and the host's time */
     cudaEvent_t *clock, *origin;
     double *origin_at;
 };
 
-/* ---- device.c: fails, saying what was tried, unless a call of CUDA went well */
+/* ---- stream.c */
+/* Fails, saying what was tried, unless a call of CUDA went well. */
 void zr_cuda(zr *z, cudaError_t error, const char *what);
-
-/* ---- queue.c: the stream of a queue, for something that is issued now: `what` */
+void *zr_get(zr *z, int64_t n, size_t size);      /* memory of the host, all zero */
+/* The stream of a queue, for something that is issued now: `what` */
 cudaStream_t zr_on(zr *z, int queue, const char *what);
+void zr_mark(zr *z, cudaEvent_t event, int queue);
 
 /* ---- collective.c */
 void zr_communicators(zr *z);
 void zr_part(zr *z);                      /* the communicators' end */
-
-/* ---- watch.c */
-void zr_watch_start(zr *z);
-void zr_watch_stop(zr *z);
-void zr_expect(zr *z);                    /* what is waited for must be done in time */
-void zr_met(zr *z);                       /* it is */
-void zr_measure(zr *z, double seconds);   /* what a step took */
 
 #endif

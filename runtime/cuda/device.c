@@ -13,15 +13,6 @@
 #include <string.h>
 #include <unistd.h>
 
-const int zr_is_gpu = 1;
-
-void zr_cuda(zr *z, cudaError_t error, const char *what)
-{
-    if (error == cudaSuccess) return;
-    zr_fail(z, ZR_ENVIRONMENT, "step %" PRId64 ": %s: %s", z->step + 1, what,
-            cudaGetErrorString(error));
-}
-
 /* ---- before the ranks start: nothing of CUDA, which does not survive a fork */
 
 void zr_prepare(zr *z)
@@ -57,15 +48,16 @@ static int unrecorded(const zr *z)
 /* What the libraries read when they start; what the user has set stays. */
 static void set_up_libraries(zr *z, int shared)
 {
-    char host[16];
+    char host[16], channels[16];
     /* A kernel that is loaded at its first launch waits for the device, where a collective may wait
      * for a peer that waits likewise; graphs are recorded before anything waits. */
     set("CUDA_MODULE_LOADING", unrecorded(z) ? "EAGER" : "LAZY");
     set("NCCL_LAUNCH_ORDER_IMPLICIT", "1");
     if (!z->o->no_graph) set("NCCL_GRAPH_MIXING_SUPPORT", "0");
     /* an all-to-all takes 12 MiB for each channel and peer, up to 32 channels where nobody bounds
-     * them; 8 hide behind backward (gen/zg/reserve.py counts them) */
-    set("NCCL_MAX_P2P_NCHANNELS", "8");
+     * them; 8 hide behind backward (gen/zg/facts/reserve.py counts them), fewer within a margin */
+    snprintf(channels, sizeof channels, "%d", z->p->margin ? z->p->channels : 8);
+    set("NCCL_MAX_P2P_NCHANNELS", channels);
     set_up_hosts(z);
     /* sums of floats have one order; nothing else of these two functions is used */
     set("NCCL_ALGO", "reducescatter:ring;reduce:ring");
@@ -80,6 +72,25 @@ static void set_up_libraries(zr *z, int shared)
     set("NCCL_P2P_DISABLE", "1");
 }
 
+/* Two tasks that each see a device may see the same one: only its UUID tells. Of an instance of a
+ * GPU (MIG) the driver's cuDeviceGetUuid gives its own, which the runtime's documentation does not
+ * promise; were it the GPU's, ranks on two instances of one would be refused here, as NCCL 2.28
+ * refuses them itself (it goes by PCI addresses). */
+static void claim(zr *z, int share)
+{
+    char text[48] = "";
+    struct cudaDeviceProp p;
+    zr_cuda(z, cudaGetDeviceProperties(&p, z->t->device), "asking for the device");
+    int n = snprintf(text, sizeof text, "GPU");          /* as nvidia-smi -L writes it */
+    for (int i = 0; i < 16; i++)
+        n += snprintf(text + n, sizeof text - (size_t)n, "%s%02x",
+                      i == 0 || i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
+                      (unsigned char)p.uuid.bytes[i]);
+    zr_plane_alone(z, share ? "" : text, "show every rank a device of its own, or all of them "
+                   "(CUDA_VISIBLE_DEVICES; Slurm: --gpus-per-node, --gpu-bind=none), generate with "
+                   "fewer cluster.ranks, or set ZR_SHARE_GPU=1 for a test");
+}
+
 /* Rank r takes device r; fails where there is none for it. A launcher may show each task one
  * device alone. */
 static void choose(zr *z)
@@ -89,8 +100,9 @@ static void choose(zr *z)
     cudaError_t error = cudaGetDeviceCount(&devices);
     if (error != cudaSuccess || devices == 0)
         zr_fail(z, ZR_ENVIRONMENT,
-                "no CUDA device: %s; run this where NVIDIA's driver, 580 or newer, shows one "
-                "(nvidia-smi), or build out/train, which needs none",
+                "no CUDA device: %s; run this where NVIDIA's driver, 580 or newer (or an older "
+                "one with cuda-compat), shows one (nvidia-smi), or build out/train, which needs "
+                "none",
                 error == cudaSuccess ? "none is visible" : cudaGetErrorString(error));
     int alone = z->far && devices == 1;   /* what is visible is this task's own */
     int ranks = z->far ? z->net.neighbours : z->here;
@@ -99,12 +111,27 @@ static void choose(zr *z)
                 "%d CUDA devices for %d ranks here; generate with fewer cluster.ranks, make more "
                 "devices visible (CUDA_VISIBLE_DEVICES), or set ZR_SHARE_GPU=1 for a test", devices,
                 ranks);
+    z->t->device = (z->net.local + z->rank - z->lowest) % devices;
+    if (zr_setting(z, "ZR_BLOCKING_SYNC", 1) != 0)        /* before anything makes its context */
+        zr_cuda(z, cudaInitDevice(z->t->device, cudaDeviceScheduleBlockingSync,
+                                  cudaInitDeviceFlagsAreValid), "setting up a device");
+    zr_cuda(z, cudaSetDevice(z->t->device), "taking a device");
+    if (z->far) claim(z, share);
     if (alone && ranks > 1 && !share)
         zr_print(z, STDERR_FILENO, "each of %d ranks of this host sees one device: NCCL cannot "
                  "connect them directly; show every task all of them (Slurm: --gpus-per-node=%d "
                  "--gpu-bind=none)\n", ranks, ranks);
-    z->t->device = (z->net.local + z->rank - z->lowest) % devices;
-    zr_cuda(z, cudaSetDevice(z->t->device), "taking a device");
+}
+
+/* Of a device's processors some must be left to products. */
+static void check_margin(zr *z)
+{
+    int all = 0;
+    zr_cuda(z, cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, z->t->device),
+            "asking for the device's processors");
+    if (z->p->margin >= all)
+        zr_fail(z, ZR_ENVIRONMENT, "train.sm_margin is %d, and device %d has %d SMs; generate it "
+                "again with less, or 0", z->p->margin, z->t->device, all);
 }
 
 /* ---- arenas */
@@ -159,12 +186,12 @@ static void take_arenas(zr *z)
 void zr_open(zr *z)
 {
     zr_target *t = z->t;
-    if (z->far) zr_plane_open(z);
     zr_choose_threads(z);
     choose(z);
     zr_find_column(z);
+    check_margin(z);
     for (int queue = 0; queue < ZR_QUEUES; queue++) {
-        int priority = queue == ZR_MAIN ? 0 : -1;     /* transfers go before work */
+        int priority = queue == ZR_MAIN ? 0 : -1;     /* what others wait for */
         zr_cuda(z, cudaStreamCreateWithPriority(&t->stream[queue], cudaStreamNonBlocking,
                                                 priority), "making a stream");
         z->queue[queue].stream = t->stream[queue];
@@ -251,7 +278,9 @@ void zr_epilogue(zr *z)
     zr_print(z, STDOUT_FILENO, "device memory: arena %" PRId64 " bytes (%" PRId64 " taken), "
              "libraries %" PRId64 "\n", z->p->columns[z->column].arena, t->before - t->after,
              t->after - (t->first ? t->first : now));
-    if (z->ranks > 1) zr_print(z, STDOUT_FILENO, "NCCL %d\n", t->nccl);
+    if (z->ranks > 1)
+        zr_print(z, STDOUT_FILENO, "NCCL %d\ndevice memory: NCCL's communicators %" PRId64
+                 " bytes when they were made\n", t->nccl, t->nccl_took);
     if (t->first && now != t->first)
         zr_print(z, STDOUT_FILENO, "device memory: %" PRId64 " bytes fewer are free than after the "
                  "first step\n", t->first - now);

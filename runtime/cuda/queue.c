@@ -1,11 +1,11 @@
 /* queue.c -- the queues of one rank: streams and events, and the graphs that are made of them.
  *
  * zr_call runs a function at once; what it launches goes to its queue's stream. Between the begin
- * and the end of a recording all streams belong to the graph: ZR_GATHER and ZR_REDUCE follow from
- * ZR_MAIN, and lead back to it.
+ * and the end of a recording all streams belong to the graph: the others follow from ZR_MAIN's, and
+ * lead back to it.
  *
- * Modes. eager and the others differ in one thing only: in late and shuffled zr_drop fills what is
- * dead with NaN. The order of execution is the device's own.
+ * Modes. eager and the others differ in one thing only: in late and shuffled what is dead is
+ * filled with NaN. The order of execution is the device's own.
  *
  * Invariants
  *  1. A wait for what another recording, or nobody, has recorded is none: graphs follow each other,
@@ -16,38 +16,9 @@
 #include "range.h"
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-/* ---- memory of the host */
-
-static void *get(zr *z, int64_t n, size_t size)
-{
-    void *at = calloc(n > 0 ? (size_t)n : 1, size);
-    if (!at) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
-    return at;
-}
-
 /* ---- streams */
-
-cudaStream_t zr_on(zr *z, int queue, const char *what)
-{
-    zr_target *t = z->t;
-    unsigned bit = 1u << queue;
-    t->watch.what = what;
-    t->watch.queue = queue;
-    if (t->recording) return t->stream[queue];
-    if (t->behind & bit)
-        zr_cuda(z, cudaStreamWaitEvent(t->stream[queue], t->played, 0), "waiting for a graph");
-    t->behind &= ~bit;
-    t->loose |= bit;
-    return t->stream[queue];
-}
-
-static void mark(zr *z, cudaEvent_t event, int queue)
-{
-    zr_cuda(z, cudaEventRecord(event, z->t->stream[queue]), "recording an event");
-}
 
 static void follow(zr *z, int queue, cudaEvent_t event)
 {
@@ -59,7 +30,7 @@ static void join(zr *z, unsigned queues)
 {
     for (int queue = 0; queue < ZR_QUEUES; queue++) {
         if (queue == ZR_MAIN || !(queues >> queue & 1)) continue;
-        mark(z, z->t->joined[queue], queue);
+        zr_mark(z, z->t->joined[queue], queue);
         follow(z, ZR_MAIN, z->t->joined[queue]);
     }
 }
@@ -86,7 +57,7 @@ static zr_work *place(zr *z, zr_pool *pool)
     if (chunk == ZR_CHUNKS)
         zr_fail(z, ZR_ENVIRONMENT, "more than %d functions of the host in a step; generate with a "
                 "larger zero.sub_group_size", ZR_CHUNKS * ZR_CHUNK);
-    if (!pool->chunk[chunk]) pool->chunk[chunk] = get(z, ZR_CHUNK, sizeof(zr_work));
+    if (!pool->chunk[chunk]) pool->chunk[chunk] = zr_get(z, ZR_CHUNK, sizeof(zr_work));
     return &pool->chunk[chunk][pool->used++ % ZR_CHUNK];
 }
 
@@ -124,6 +95,7 @@ static void store(zr *z, void *k, void *a, const int64_t *i)
 
 void zr_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes)
 {
+    uint32_t last = zr_unmark(z, "copy", queue, &from, 1);
     zr_check_copy(z, queue, from, to, bytes);
     if (queue == ZR_LOAD || queue == ZR_FETCH || queue == ZR_STORE) {
         zr_fn *move = queue == ZR_LOAD ? load : queue == ZR_FETCH ? fetch : store;
@@ -140,6 +112,7 @@ void zr_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes)
             "copying");
     z->queue[queue].copied += bytes;
     zr_note_end(z, note);
+    zr_dead(z, "copy", queue, &from, last);
 }
 
 void zr_push(zr *z, int queue, const zr_command *c)
@@ -174,24 +147,20 @@ void zr_call_n(zr *z, int queue, zr_fn *fn, const char *name, int n, const int64
     const char *member = strrchr(name, '>');          /* of the program: z->p->report */
     if (member) name = member + 1;
     zr_check_call(z, name, queue, n);
+    int64_t own[ZR_OPERANDS];
+    memcpy(own, i, (size_t)n * sizeof *i);
+    uint32_t last = zr_unmark(z, name, queue, own, n);
     if (queue == ZR_HOST) {
-        call_host(z, queue, name, ZR_WORKS, fn, n, i);
+        call_host(z, queue, name, ZR_WORKS, fn, n, own);
         return;
     }
     zr_on(z, queue, name);
     zr_note *note = zr_note_begin(z, queue, name, ZR_WORKS);
     zr_begins(name);
-    fn(z, z->queue[queue].k, z->t->arena, i);
+    fn(z, z->queue[queue].k, z->t->arena, own);
     zr_ends();
     zr_note_end(z, note);
-}
-
-void zr_drop(zr *z, int queue, int64_t at, int64_t bytes)
-{
-    zr_check_drop(z, queue, at, bytes);
-    if (z->o->mode == ZR_EAGER) return;
-    cudaStream_t stream = zr_on(z, queue, "a drop");  /* 0xff: NaN in f32 and bf16 */
-    zr_cuda(z, cudaMemsetAsync(z->t->arena + at, 0xff, (size_t)bytes, stream), "dropping");
+    zr_dead(z, name, queue, own, last);
 }
 
 /* ---- graphs */
@@ -226,7 +195,7 @@ static void record(zr *z, zr_graph *g, void (*issue)(zr *z))
     zr_cuda(z, cudaStreamBeginCapture(t->stream[ZR_MAIN], cudaStreamCaptureModeRelaxed),
             "beginning a graph");
     t->recording = ++t->recordings;
-    mark(z, t->fork, ZR_MAIN);
+    zr_mark(z, t->fork, ZR_MAIN);
     for (int queue = 0; queue < ZR_QUEUES; queue++)
         if (queue != ZR_MAIN && zr_uses(z, queue)) follow(z, queue, t->fork);
     issue(z);
@@ -249,7 +218,7 @@ static void play(zr *z, zr_graph *g)
     zr_cuda(z, cudaGraphLaunch(g->ready, t->stream[ZR_MAIN]), "launching a graph");
     t->launch_seconds += zr_now() - begun;
     t->launches++;
-    mark(z, t->played, ZR_MAIN);
+    zr_mark(z, t->played, ZR_MAIN);
     t->behind = z->p->queues & ~(1u << ZR_MAIN);
     for (int queue = 0; queue < ZR_QUEUES; queue++) {
         z->queue[queue].bytes += g->bytes[queue];
@@ -306,7 +275,7 @@ void zr_step_begin(zr *z)
     char name[32];
     snprintf(name, sizeof name, "step %" PRId64, z->step + 1);
     zr_begins(name);
-    z->t->watch.begun = zr_now();
+    z->t->begun = zr_now();
     zr_expect(z);
 }
 
@@ -316,7 +285,7 @@ static void take_turn(zr *z)
     zr_target *t = z->t;
     for (int queue = 0; queue < ZR_QUEUES; queue++) {
         zr_cuda(z, cudaEventSynchronize(t->ended[queue]), "waiting for the step before");
-        mark(z, t->ended[queue], queue);
+        zr_mark(z, t->ended[queue], queue);
     }
     t->turn = !t->turn;
     t->issued[t->turn].used = 0;
@@ -328,48 +297,10 @@ void zr_step_end(zr *z)
     take_turn(z);
     zr_finish(z, ZR_MAIN);
     zr_ends();
-    zr_measure(z, zr_now() - z->t->watch.begun);
+    zr_measure(z, zr_now() - z->t->begun);
     if (z->t->first) return;
     zr_cuda(z, cudaMemGetInfo(&some, &all), "asking for the device's free memory");
     z->t->first = (int64_t)some;
-}
-
-/* ---- --profile: events around each command; a step's are timed from one at its begin */
-
-void zr_clocks_start(zr *z, int64_t n)
-{
-    zr_target *t = z->t;
-    int64_t steps = z->o->profile_last - z->o->profile_first + 1;
-    t->clock = get(z, 2 * n, sizeof *t->clock);
-    t->origin = get(z, steps, sizeof *t->origin);
-    t->origin_at = get(z, steps, sizeof *t->origin_at);
-    for (int64_t i = 0; i < 2 * n + steps; i++)
-        zr_cuda(z, cudaEventCreate(i < 2 * n ? &t->clock[i] : &t->origin[i - 2 * n]),
-                "making an event for --profile");
-}
-
-void zr_clocks_step(zr *z)
-{
-    int64_t i = z->step + 1 - z->o->profile_first;
-    z->t->origin_at[i] = zr_now();
-    mark(z, z->t->origin[i], ZR_MAIN);
-}
-
-void zr_clock(zr *z, zr_note *note, int end)
-{
-    mark(z, z->t->clock[2 * (note - z->profile.note) + end], note->queue);
-}
-
-void zr_clocks_end(zr *z)
-{
-    zr_target *t = z->t;
-    for (int64_t i = 0; i < 2 * z->profile.used; i++) {
-        zr_note *note = &z->profile.note[i / 2];
-        int64_t step = note->step + 1 - z->o->profile_first;
-        float ms;
-        zr_cuda(z, cudaEventElapsedTime(&ms, t->origin[step], t->clock[i]), "reading a time");
-        *(i % 2 ? &note->end : &note->begin) = (int64_t)(1e9 * t->origin_at[step] + 1e6 * ms);
-    }
 }
 
 /* ---- begin and end */
@@ -384,19 +315,24 @@ static cudaEvent_t make_event(zr *z)
 void zr_queues_start(zr *z)
 {
     zr_target *t = z->t;
-    t->event = get(z, z->p->events, sizeof *t->event);
+    t->event = zr_get(z, z->p->events, sizeof *t->event);
     for (int i = 0; i < z->p->events; i++) t->event[i] = (zr_event){make_event(z), -1, 0};
-    t->read = get(z, z->p->inlets, sizeof(cudaEvent_t));
+    t->read = zr_get(z, z->p->inlets, sizeof(cudaEvent_t));
     for (int i = 0; i < z->p->inlets; i++) t->read[i] = make_event(z);
     t->fork = make_event(z);
     t->played = make_event(z);
     for (int queue = 0; queue < ZR_QUEUES; queue++) {
         t->joined[queue] = make_event(z);
         t->ended[queue] = make_event(z);
-        t->sources[queue] = get(z, z->ranks, sizeof(void *));
     }
+    t->sources = zr_get(z, (int64_t)z->p->inboxes * z->ranks, sizeof(void *));
     zr_watch_start(z);
-    if (z->ranks > 1) zr_communicators(z);
+    if (z->ranks == 1) return;
+    size_t before, after, all;
+    zr_cuda(z, cudaMemGetInfo(&before, &all), "asking for the device's free memory");
+    zr_communicators(z);
+    zr_cuda(z, cudaMemGetInfo(&after, &all), "asking for the device's free memory");
+    t->nccl_took = (int64_t)before - (int64_t)after;
 }
 
 /* NCCL does not let go of a communicator that a graph names. */
@@ -410,7 +346,10 @@ void zr_queues_stop(zr *z)
 {
     zr_drain(z);
     drop_graphs(z);
-    zr_watch_stop(z);
+    zr_watch_alone(z);
+    zr_expect(z);
     zr_barrier(z);                        /* nobody takes another's end for a death */
     if (z->ranks > 1) zr_part(z);
+    zr_met(z);
+    zr_watch_stop(z);
 }

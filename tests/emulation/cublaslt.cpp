@@ -3,11 +3,13 @@
  * Invariants
  *  1. An element of a product is one FMA chain in ascending k, or as many as its algorithm has parts
  *     of k, added in order; then alpha, beta and the bias; it is rounded once. Two parts are said
- *     to be the quickest, and a reduction in place quicker still.
+ *     to be the quickest, and a reduction in place quicker still. For a number of processors the
+ *     first choice has 2, 3 or 4 parts, by that number.
  *  2. What a product reads from its descriptors is what they hold when it is issued.
  *  3. A shape, type or attribute that is not emulated is refused as not supported.
  *  4. An algorithm serves matrices that are aligned as was said when it was asked for (256 bytes,
- *     where nothing was), and needs workspace for its parts' sums.
+ *     where nothing was) and as many processors, and needs workspace for its parts' sums. A product
+ *     that leaves processors to NCCL leaves as many as its communicators hold.
  *  5. A handle takes a page of device memory. A product owns its whole workspace: its ends are checked as written.
  */
 #include "queue.h"
@@ -23,7 +25,7 @@ struct matmul {
     cublasLtEpilogue_t end;
     const void *bias;
     cudaDataType_t bias_type;
-    int32_t bias_typed;
+    int32_t bias_typed, target;           /* target: processors; 0: all */
 };
 
 struct layout {
@@ -41,6 +43,7 @@ enum { MAGIC = 0x656d756c, MOST_PARTS = 4, ALIGNED = 256 };
 struct algorithm {
     uint64_t magic, parts, reduction;
     uint32_t align[4];
+    int64_t target;
 };
 
 /* the descriptors' own words, within the opaque ones of the library */
@@ -188,10 +191,17 @@ size_t workspace_of(const algorithm &a, const product &p)
     return a.parts < 2 ? 0 : (size_t)(a.parts * 4) * (size_t)(p.m * p.n);
 }
 
-bool known(const algorithm &a)
+bool known(const algorithm &a, const matmul &how)
 {
-    return a.magic == MAGIC && a.parts && a.parts <= MOST_PARTS && a.align[0] && a.align[1] &&
-           a.align[2] && a.align[3];
+    return a.magic == MAGIC && a.target == how.target && a.parts && a.parts <= MOST_PARTS &&
+           a.align[0] && a.align[1] && a.align[2] && a.align[3];
+}
+
+int processors(void)
+{
+    int n = 0;
+    (void)cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, 0);
+    return n;
 }
 
 bool aligned(const product &p)
@@ -236,7 +246,8 @@ cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeTy
     if (compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F)
         return CUBLAS_STATUS_NOT_SUPPORTED;
     *d = new cublasLtMatmulDescOpaque_t{};
-    *in<matmul>(*d) = {CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, nullptr, CUDA_R_32F, 0};
+    *in<matmul>(*d) = {CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, nullptr, CUDA_R_32F, 0,
+                       0};
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -268,6 +279,12 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d,
     if (name == CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE) {
         m->bias_typed = 1;
         return take(&m->bias_type, value, n);
+    }
+    if (name == CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET) {
+        cublasStatus_t s = take(&m->target, value, n);
+        return s == CUBLAS_STATUS_SUCCESS && (m->target < 0 || m->target > processors())
+                   ? CUBLAS_STATUS_INVALID_VALUE
+                   : s;
     }
     if (name != CUBLASLT_MATMUL_DESC_EPILOGUE)
         return CUBLAS_STATUS_NOT_SUPPORTED;
@@ -327,7 +344,8 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
 }
 
 /* ---- products */
-/* 1 part of k, 2 that are added in place if that is allowed, then 2 and more */
+/* 1 part of k (more for a number of processors), 2 that are added in place if that is allowed, then
+ * 2 and more */
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t how,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
@@ -339,11 +357,14 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     cublasStatus_t s = fit(&p);
     *n = 0;
     for (uint64_t i = 0; s == CUBLAS_STATUS_SUCCESS && i <= MOST_PARTS && *n < wanted; i++) {
-        uint64_t parts = i < 2 ? i + 1 : i, how_to = i == 0   ? CUBLASLT_REDUCTION_SCHEME_NONE
-                                                     : i == 1 ? CUBLASLT_REDUCTION_SCHEME_INPLACE
-                                                       : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+        uint64_t few = p.how.target ? 2 + (uint64_t)p.how.target % 3 : 1;
+        uint64_t parts = i == 0 ? few : i == 1 ? 2 : i;
+        uint64_t how_to = parts == 1 ? CUBLASLT_REDUCTION_SCHEME_NONE
+                          : i == 1   ? CUBLASLT_REDUCTION_SCHEME_INPLACE
+                                     : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
         const preference *x = in<preference>(prefer);
-        algorithm a = {MAGIC, parts, how_to, {x->align[0], x->align[1], x->align[2], x->align[3]}};
+        algorithm a = {MAGIC, parts, how_to, {x->align[0], x->align[1], x->align[2], x->align[3]},
+                       p.how.target};
         if ((how_to & ~(uint64_t)x->reductions) || workspace_of(a, p) > x->workspace)
             continue;
         found[*n] = {};
@@ -354,14 +375,14 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     return s;
 }
 
-cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t,
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t how,
                                        cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
                                        cublasLtMatrixLayout_t, cublasLtMatrixLayout_t,
                                        const cublasLtMatmulAlgo_t *algo,
                                        cublasLtMatmulHeuristicResult_t *result)
 {
     result->workspaceSize = 0;
-    return known(read(*algo)) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
+    return known(read(*algo), *in(how)) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_INVALID_VALUE;
 }
 
 cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algo,
@@ -387,7 +408,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t how, const 
     cublasStatus_t s = fit(&p);
     if (s != CUBLAS_STATUS_SUCCESS)
         return s;
-    if (!known(p.how_to) || !aligned(p) || n < workspace_of(p.how_to, p))
+    if (p.how.target && processors() - p.how.target < queue_blocks)
+        shim_fail("cuBLASLt: a product on %d of %d processors, beside communicators on %d",
+                  p.how.target, processors(), queue_blocks);
+    if (!known(p.how_to, p.how) || !aligned(p) || n < workspace_of(p.how_to, p))
         return CUBLAS_STATUS_INVALID_VALUE;
     cudaError_t e = queue_issue(stream, "cublasLtMatmul", [p] {
         return work([p] {

@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <map>
 #include <string>
+#include <unistd.h>
 
 namespace {
 
@@ -37,6 +38,13 @@ const model &device(void)
     if (word)
         shim_fail("ZR_EMULATE_CC=%s: no such device", word);
     return models[0];
+}
+
+/* ZR_EMULATE_SMS: a slice of the device has so many. */
+int processors(void)
+{
+    const char *word = getenv("ZR_EMULATE_SMS");
+    return word ? atoi(word) : device().processors;
 }
 
 /* cudaSuccess: no capture forbids such a call now */
@@ -87,9 +95,15 @@ void copy(void *to, const void *from, size_t n)
 }
 
 /* ---- launches */
+void (*shim_told)(const void *kernel, unsigned block, size_t shared);
+
 cudaError_t shim_enqueue(const char *name, const void *kernel, const shim_grid &g,
                          cudaStream_t stream, std::function<void()> thread)
 {
+    if (shim_told) {
+        shim_told(kernel, g.block, g.shared);
+        return cudaSuccess;
+    }
     cudaError_t e = cudaSuccess;
     auto more = allowed.find(kernel);
     if (g.block < 1 || g.block > BLOCK || !g.grid.x || g.grid.x > 0x7fffffff || !g.grid.y ||
@@ -155,15 +169,25 @@ const char *cudaGetErrorName(cudaError_t e)
 }
 
 /* ---- the device */
+/* ZR_EMULATE_DEVICES: so many are visible. */
 cudaError_t cudaGetDeviceCount(int *n)
 {
-    *n = DEVICES;
+    const char *word = getenv("ZR_EMULATE_DEVICES");
+    *n = word ? atoi(word) : DEVICES;
     return cudaSuccess;
 }
 
 cudaError_t cudaGetDevice(int *device)
 {
     *device = chosen;
+    return cudaSuccess;
+}
+
+/* With ZR_EMULATE_TOLD it says how ranks are to wait. */
+cudaError_t cudaInitDevice(int, unsigned int how, unsigned int valid)
+{
+    if (getenv("ZR_EMULATE_TOLD") && valid == cudaInitDeviceFlagsAreValid)
+        fprintf(stderr, "waits %u\n", how);
     return cudaSuccess;
 }
 
@@ -180,19 +204,23 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr what, int)
 {
     *value = what == cudaDevAttrComputeCapabilityMajor        ? device().major
              : what == cudaDevAttrComputeCapabilityMinor      ? device().minor
-             : what == cudaDevAttrMultiProcessorCount         ? device().processors
+             : what == cudaDevAttrMultiProcessorCount         ? processors()
              : what == cudaDevAttrMaxSharedMemoryPerBlockOptin ? device().shared
                                                               : -1;
     return *value < 0 ? queue_error(cudaErrorNotSupported) : cudaSuccess;
 }
 
-cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int)
+/* The UUID is the device's number, or what ZR_EMULATE_UUID says. */
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int number)
 {
+    const char *word = getenv("ZR_EMULATE_UUID");
+    std::string uuid = word ? word : std::to_string(number);
     *p = {};
+    uuid.copy(p->uuid.bytes, sizeof p->uuid.bytes);
     snprintf(p->name, sizeof p->name, "emulated sm_%d%d", device().major, device().minor);
     p->major = device().major;
     p->minor = device().minor;
-    p->multiProcessorCount = device().processors;
+    p->multiProcessorCount = processors();
     p->warpSize = SHIM_WARP;
     p->maxThreadsPerBlock = BLOCK;
     p->sharedMemPerBlock = PLAIN;
@@ -253,7 +281,13 @@ static cudaError_t give(room r, void *p)
 cudaError_t cudaMalloc(void **p, size_t n) { return take(DEVICE, p, n); }
 cudaError_t cudaFree(void *p) { return give(DEVICE, p); }
 cudaError_t cudaMallocHost(void **p, size_t n) { return take(PINNED, p, n); }
-cudaError_t cudaHostAlloc(void **p, size_t n, unsigned) { return take(PINNED, p, n); }
+cudaError_t cudaHostAlloc(void **p, size_t n, unsigned)
+{
+    const char *slow = getenv("ZR_EMULATE_PINNING_S");            /* as large memory does */
+    if (slow)
+        sleep((unsigned)atoi(slow));
+    return take(PINNED, p, n);
+}
 cudaError_t cudaFreeHost(void *p) { return give(PINNED, p); }
 
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *a, const void *p)

@@ -14,8 +14,13 @@
  *     ZR_EMULATE_LEAK one in every collective, for ever.
  *  8. Ranks issue work of all their communicators in one order, as their launches may wait for each
  *     other on a GPU: where they do not, that is a mistake, though here nothing would block.
- *  9. NCCL does not end a communicator that a graph names, and waits for ever: here that is a
+ *     So is work of a second communicator without NCCL_LAUNCH_ORDER_IMPLICIT=1, which keeps it.
+ *  9. A communicator of a split holds as many processors as it may have blocks: maxCTAs, and for
+ *     sends and receives no more than NCCL_MAX_P2P_NCHANNELS, rounded up to a power of two. Work of
+ *     the first communicator is taken to be on the products' own stream, and not beside them.
+ * 10. NCCL does not end a communicator that a graph names, and waits for ever: here that is a
  *     mistake.
+ * 11. With ZR_EMULATE_TOLD every collective is named on stderr when it begins.
  */
 #include <nccl.h>
 
@@ -86,6 +91,7 @@ struct ncclComm {
     ncclComm_t *child, made;              /* a split in progress: where it goes */
     std::shared_ptr<int> named;           /* a share for each piece of work in a graph */
     void *memory, *more;                  /* of the device: its own, and its connections' */
+    int blocks;                           /* in queue_blocks */
 };
 
 namespace {
@@ -277,14 +283,24 @@ progress go_on(transfer *t)
 
 ncclResult_t issue(const transfer &t)
 {
+    static int issued;
+    const char *last = getenv("ZR_EMULATE_NCCL");     /* number of the one that meets an error */
     locked hold(queue_lock);
+    if (last && ++issued == atoi(last))
+        return ncclRemoteError;
     ncclComm_t c = t.comm;
+    const char *ordered = getenv("NCCL_LAUNCH_ORDER_IMPLICIT");
+    if (c != c->root && (!ordered || strcmp(ordered, "1")))
+        shim_fail("NCCL: %s of a second communicator without NCCL_LAUNCH_ORDER_IMPLICIT=1: a GPU "
+                  "may hang", t.what);
     cudaError_t e = queue_issue(t.stream, t.what, [t, named = c->named] {
         transfer_ref mine(new transfer(t));
         mine->ticket = t.comm->issued++;
         mine->place = places++;
         if (getenv("ZR_EMULATE_LEAK"))
             race_alloc(DEVICE, 1);
+        if (getenv("ZR_EMULATE_TOLD"))
+            fprintf(stderr, "rank %d begins %s\n", t.comm->rank, t.what);
         if (mine->sum) {                  /* received beside the result */
             mine->room.resize(mine->receives.size() * t.bytes);
             for (size_t i = 0; i < mine->receives.size(); i++)
@@ -361,6 +377,17 @@ bool is_float(ncclDataType_t t)
     return t == ncclFloat32 || t == ncclBfloat16 || t == ncclFloat16;
 }
 
+int blocks_of(const ncclConfig_t *config)
+{
+    enum { MOST = 32 };
+    const char *word = getenv("NCCL_MAX_P2P_NCHANNELS");
+    int all = !config || config->maxCTAs == NCCL_CONFIG_UNDEF_INT ? MOST : config->maxCTAs;
+    int pairs = 1;
+    while (pairs < all && pairs < (word ? atoi(word) : MOST))
+        pairs *= 2;
+    return all > pairs ? all : pairs;
+}
+
 bool is_blocking(const ncclConfig_t *config) { return !config || config->blocking != 0; }
 
 }
@@ -373,7 +400,8 @@ ncclResult_t ncclMemAlloc(void **p, size_t n)
 /* ---- communicators */
 ncclResult_t ncclGetVersion(int *version)
 {
-    *version = NCCL_VERSION_CODE;
+    const char *word = getenv("ZR_EMULATE_NCCL");
+    *version = word ? atoi(word) : NCCL_VERSION_CODE;
     return ncclSuccess;
 }
 
@@ -404,7 +432,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id
     queue_pause = pause;
     ncclComm_t c = *comm = new ncclComm{w, rank, ranks, 0, 1, nullptr, is_blocking(config), false,
                                         false, ncclInProgress, 0, 0, nullptr, nullptr,
-                                        std::make_shared<int>(), race_alloc(DEVICE, 1), nullptr};
+                                        std::make_shared<int>(), race_alloc(DEVICE, 1), nullptr,
+                                        0};
     c->root = c;
     if (!c->blocking)
         return ncclInProgress;
@@ -435,7 +464,8 @@ ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t *made,
     c->made = new ncclComm{c->w, c->rank, c->ranks, c->root->lanes++, 0, c->root,
                            config ? is_blocking(config) : c->blocking, false, false, ncclSuccess,
                            0, 0, nullptr, nullptr, std::make_shared<int>(), race_alloc(DEVICE, 1),
-                           nullptr};
+                           nullptr, blocks_of(config)};
+    queue_blocks += c->made->blocks;
     c->child = made;
     if (!c->blocking)
         return c->state = ncclInProgress;
@@ -460,6 +490,8 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *state)
 
 ncclResult_t ncclCommFinalize(ncclComm_t c)
 {
+    while (getenv("ZR_EMULATE_ENDLESS"))  /* a peer's network is gone */
+        pause();
     locked hold(queue_lock);
     if (c->named.use_count() > 1 && !c->aborted)
         shim_fail("NCCL: rank %d ends a communicator that a graph names", c->rank);
@@ -472,6 +504,7 @@ static ncclResult_t drop(ncclComm_t c)
         queue_pause = [] {};
     if (c->root == c)
         wire_close(c->w);
+    queue_blocks -= c->blocks;
     race_free(DEVICE, c->memory);
     race_free(DEVICE, c->more);
     delete c;

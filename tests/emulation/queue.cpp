@@ -228,6 +228,7 @@ void queue_add(lane *l, op o)
         run_some();
 }
 
+int queue_blocks;
 bool queue_in_function;
 
 static void no_function_calls(const char *what)

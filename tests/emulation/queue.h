@@ -70,6 +70,7 @@ typedef std::unique_lock<std::recursive_mutex> locked;
 /* What cudaGetLastError gives next; returns its argument. */
 cudaError_t queue_error(cudaError_t e);
 
+extern int queue_blocks;                  /* processors that communicators hold beside products */
 extern bool queue_in_function;            /* a function of cudaLaunchHostFunc runs: it may not call */
 
 /* Issues work, a record or a wait to a stream (NULL: the default stream), or captures it. */

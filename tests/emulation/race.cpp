@@ -34,11 +34,12 @@ const char *track_name(int track)
 {
     static const char *const all[TRACKS] = {
         "the host", "the default stream", "stream 1", "stream 2", "stream 3", "stream 4",
-        "stream 5", "stream 6", "stream 7", "stream 8", "stream 9",
+        "stream 5", "stream 6", "stream 7", "stream 8", "stream 9", "stream 10",
         "a graph's part of stream 1",
         "a graph's part of stream 2", "a graph's part of stream 3", "a graph's part of stream 4",
         "a graph's part of stream 5", "a graph's part of stream 6", "a graph's part of stream 7",
-        "a graph's part of stream 8", "a graph's part of stream 9"};
+        "a graph's part of stream 8", "a graph's part of stream 9",
+        "a graph's part of stream 10"};
     return all[track];
 }
 

@@ -14,7 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 
-enum { TRACKS = 20, HOST = 0, DEFAULT_STREAM = 1, STREAMS = 9 };
+enum { TRACKS = 22, HOST = 0, DEFAULT_STREAM = 1, STREAMS = 10 };
 typedef std::array<uint32_t, TRACKS> clocks;
 
 extern clocks race_now[TRACKS];

@@ -10,13 +10,13 @@
 enum { DATA = 64, ARENA = 128 };
 
 /* One flat of 32 elements on 2 ranks: a [4, 3], and b [5] of two layers. */
-static const zr_flat flats[] = {{.at = 16, .stride = 0, .shard = 16, .count = 1, .whole = 0}};
+static const zr_state states[] = {{.what = "master", .at = 16, .shard = 16, .n = 16, .count = 1}};
 static const zr_tensor tensors[] = {
     {.name = "a", .offset = 0, .shape = {4, 3}, .ndim = 2, .count = 1},
     {.name = "h.%d.b", .offset = 13, .offset_step = 6, .shape = {5}, .ndim = 1, .count = 2},
 };
-static const zr_program program = {.plan = "p", .layout = "l", .ranks = 2, .flats = flats,
-                                   .nflats = 1, .tensors = tensors, .ntensors = 2};
+static const zr_program program = {.plan = "p", .layout = "l", .ranks = 2, .states = states,
+                                   .nstates = 1, .tensors = tensors, .ntensors = 2};
 
 #define ENTRY(name, dtype, shape, place) \
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":[" shape "],\"data_offsets\":[" place "]}"

@@ -1,15 +1,16 @@
 /* program.c -- a small program for the runtime, written by hand: what train.c does, with integers.
  *
  * UNITS units of N uint64 masters, split over the ranks. A step: for every grain, every unit is
- * gathered into a ring of two slots, `use` makes a gradient of it, an all-to-all and `add` sum the
- * gradients; at the end `update`. Integer sums wrap and commute, so the masters after a step do not
- * depend on ranks, queues or modes, and test_runtime.py computes them again in numpy.
+ * gathered into a ring of two slots, `use` makes a gradient of it, all-to-alls of its pieces, to two
+ * slots of the inbox, and `add` sum the gradients; at the end `update`. Integer sums wrap and
+ * commute, so the masters after a step do not depend on ranks, queues or modes, and test_runtime.py
+ * computes them again in numpy.
  *
  * Environment
  *   RANKS     1, 2, 3, 4, 6, 8 (divides GRAINS)
  *   AHEAD     1: a unit is gathered while the one before is used
- *   OVERLAP   1: ZR_GATHER and ZR_REDUCE are used; else all runs on ZR_MAIN
- *   SKIP      full, free, made or gone: this kind of wait is left out
+ *   OVERLAP   1: ZR_GATHER, ZR_REDUCE and ZR_SUM are used; else all runs on ZR_MAIN
+ *   SKIP      full, free, made, gone, brought or added: this kind of wait is left out
  *   PAD_MIB   the arena is so much larger
  *   WORK_US   every `use` takes so much longer
  *   FAULT     what goes wrong (see `fault`, and unequal: fewer gathers); rank 1 (0 if alone) in step 2
@@ -33,14 +34,15 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { UNITS = 3, N = 3072, GRAINS = 24 };
+enum { UNITS = 3, N = 3072, GRAINS = 24, PIECES = 4, INBOX = 64 };
 #ifndef SEQUENCE
 #define SEQUENCE 5
 #endif
 enum { BATCH = 2, ROWS = BATCH * SEQUENCE, VOCAB = 100, IGNORE = 99 };
-enum { FULL = 0, FREE = 2, MADE = 4, GONE = 6, SUMMED = 8, EVENTS };  /* the first four: by slot */
+/* by slot, but the last */
+enum { FULL = 0, FREE = 2, MADE = 4, GONE = 6, BROUGHT = 8, ADDED = 10, SUMMED = 12, EVENTS };
 
-const char zr_digest[] = "89ab";
+const char zr_digest[] = "89ab", zr_release[] = "1.2.3";
 
 static struct {
     int ranks, ahead, overlap, work, events, step;
@@ -69,9 +71,12 @@ void *malloc(size_t n) { return allocations += counting, __libc_malloc(n); }
 void *calloc(size_t n, size_t size) { return allocations += counting, __libc_calloc(n, size); }
 void *realloc(void *at, size_t n) { return allocations += counting, __libc_realloc(at, n); }
 
-/* From here on a call of mmap or brk ends the process, on every thread. */
+/* From here on a call of mmap or brk ends the process, on every thread; there is room for what is
+ * written after the last step. */
 static void forbid_memory(void)
 {
+    void *volatile room = malloc(120000);
+    free(room);
     struct sock_filter f[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mmap, 2, 0),
@@ -104,7 +109,7 @@ static void fault(zr *z)
     if (c.step != 2 || zr_rank(z) != (c.ranks > 1)) return;
     if (faulty("kill")) raise(SIGKILL);
     if (faulty("crash")) raise(SIGSEGV);
-    if (faulty("exit")) _exit(9);
+    if (c.fault && !strncmp(c.fault, "exit", 4)) _exit(atoi(c.fault + 4));
     if (faulty("hang")) sleep_us(1000000000);
     static int worked;
     if (faulty("busy") && !worked++) busy(2);
@@ -140,14 +145,14 @@ static void use(zr *z, void *k, void *a, const int64_t *i)
 
 static const volatile uint64_t *peek;
 
-/* sum[unit][N / ranks] += what the peers made for this rank */
+/* a piece of sum[unit][N / ranks] += what the peers made for this rank */
 static void add(zr *z, void *k, void *a, const int64_t *i)
 {
     (void)k;
-    const uint64_t *const *from = (const uint64_t *const *)zr_sources(z, (int)i[1]);
+    const uint64_t *const *from = (const uint64_t *const *)zr_sources(z, i[1]);
     uint64_t *sum = (uint64_t *)(a + i[0]);
     for (int r = 0; r < c.ranks; r++)
-        for (int64_t j = 0; j < c.shard / 8; j++) sum[j] += from[r][j];
+        for (int64_t j = 0; j < c.shard / PIECES / 8; j++) sum[j] += from[r][j];
     if (faulty("peek")) peek = from[c.ranks - 1 - zr_rank(z)];
 }
 
@@ -176,6 +181,7 @@ static void update(zr *z, void *k, void *a, const int64_t *i)
 /* ---- a step */
 static int gather_queue(void) { return c.overlap ? ZR_GATHER : ZR_MAIN; }
 static int reduce_queue(void) { return c.overlap ? ZR_REDUCE : ZR_MAIN; }
+static int sum_queue(void) { return c.overlap ? ZR_SUM : ZR_MAIN; }
 
 static void wait(zr *z, int queue, int event, const char *kind)
 {
@@ -187,7 +193,7 @@ static void bring(zr *z, int unit, int slot)
     int64_t to = c.ring + slot * 8 * N;
     if (faulty("unequal") && c.step == 2 && unit == 0 && zr_rank(z) == 1) return;
     wait(z, gather_queue(), FREE + slot, "free");
-    zr_gather(z, gather_queue(), c.master + unit * c.shard, 0, to, c.shard, c.shard);
+    zr_gather(z, gather_queue(), 0, c.master + unit * c.shard, 0, to, c.shard, c.shard);
     zr_record(z, gather_queue(), FULL + slot);
 }
 
@@ -196,24 +202,30 @@ static void work(zr *z, int slot)
     int64_t whole = c.ring + slot * 8 * N, grad = c.grad + slot * 8 * N;
     wait(z, ZR_MAIN, FULL + slot, "full");
     wait(z, ZR_MAIN, GONE + slot, "gone");
-    if (faulty("unit")) zr_drop(z, ZR_MAIN, whole, 8 * N);        /* and read behind it */
-    zr_call(z, ZR_MAIN, use, whole, grad);
+    if (faulty("unit")) zr_call(z, ZR_MAIN, look, zr_last(whole));  /* and read behind it */
+    zr_call(z, ZR_MAIN, use, zr_last(whole), grad);
     zr_record(z, ZR_MAIN, MADE + slot);
-    zr_drop(z, ZR_MAIN, whole, 8 * N);
     zr_record(z, ZR_MAIN, FREE + slot);
 }
 
-static void reduce(zr *z, int unit, int slot)
+/* n: counts units that were reduced */
+static void reduce(zr *z, int n, int unit, int slot)
 {
-    int64_t grad = c.grad + slot * 8 * N;
+    int64_t grad = c.grad + slot * 8 * N, bytes = c.shard / PIECES;
     wait(z, reduce_queue(), MADE + slot, "made");
-    if (faulty("grad")) zr_drop(z, reduce_queue(), grad, 8 * N);
-    zr_alltoall(z, reduce_queue(), grad, c.shard, 0, c.shard);
-    zr_call(z, reduce_queue(), add, c.sum + unit * c.shard, reduce_queue());
-    zr_done(z, reduce_queue());
-    zr_drop(z, reduce_queue(), grad, 8 * N);
-    zr_record(z, reduce_queue(), GONE + slot);
-    zr_record(z, reduce_queue(), SUMMED);
+    if (faulty("grad")) zr_call(z, reduce_queue(), look, zr_last(grad));
+    for (int p = 0; p < PIECES; p++) {
+        int box = (n * PIECES + p) % 2;
+        wait(z, reduce_queue(), ADDED + box, "added");
+        zr_alltoall(z, reduce_queue(), 0, grad + p * bytes, c.shard, box * INBOX, bytes);
+        zr_record(z, reduce_queue(), BROUGHT + box);
+        wait(z, sum_queue(), BROUGHT + box, "brought");
+        zr_call(z, sum_queue(), add, c.sum + unit * c.shard + p * bytes, box * INBOX);
+        zr_done(z, sum_queue(), 0, box * INBOX, p < PIECES - 1 ? grad : zr_last(grad));
+        zr_record(z, sum_queue(), ADDED + box);
+    }
+    zr_record(z, sum_queue(), GONE + slot);
+    zr_record(z, sum_queue(), SUMMED);
 }
 
 static void train_step(zr *z)
@@ -231,13 +243,13 @@ static void train_step(zr *z)
         if (c.ahead && i + 1 < total) bring(z, (i + 1) % UNITS, (i + 1) % 2);
         if (i % UNITS == 0) zr_batch(z, (int64_t)(i / UNITS) * c.ranks + zr_rank(z));
         work(z, i % 2);
-        reduce(z, i % UNITS, i % 2);
+        reduce(z, i, i % UNITS, i % 2);
     }
     zr_wait(z, ZR_MAIN, SUMMED);
     zr_call(z, ZR_MAIN, look, 0);
     zr_call(z, ZR_MAIN, update, 0);
-    zr_allreduce(z, ZR_MAIN, c.stats, c.stats + 64, 2);
-    zr_allreduce(z, ZR_MAIN, c.stats + 64, c.stats + 64, 1);      /* in place: ranks^2 * steps */
+    zr_allreduce(z, ZR_MAIN, 0, c.stats, c.stats + 64, 2);
+    zr_allreduce(z, ZR_MAIN, 0, c.stats + 64, c.stats + 64, 1);      /* in place: ranks^2 * steps */
 }
 
 /* ---- what events mean */
@@ -348,7 +360,7 @@ static void check_sources(zr *z, void *k, void *a, const int64_t *i)
     (void)k, (void)a;
     late(z);
     for (int r = 0; r < c.ranks; r++) {
-        const int64_t *from = zr_sources(z, ZR_MAIN)[r];
+        const int64_t *from = zr_sources(z, 0)[r];
         for (int64_t j = 0; j < c.shard / 8; j++) expect(from[j] == i[0] + r, "sources until done");
     }
 }
@@ -364,14 +376,14 @@ static void turn_step(zr *z)
 {
     for (int64_t turn = 0; turn < TURNS * c.ranks; turn += c.ranks) {
         zr_call(z, ZR_MAIN, give, turn + zr_rank(z));
-        zr_gather(z, ZR_MAIN, c.grad, 0, c.ring, c.shard, c.shard);
+        zr_gather(z, ZR_MAIN, 0, c.grad, 0, c.ring, c.shard, c.shard);
         zr_call(z, ZR_MAIN, give, -turn + zr_rank(z));
         zr_call(z, ZR_MAIN, check_whole, turn);
-        zr_alltoall(z, ZR_MAIN, c.grad, c.shard, 0, c.shard);
+        zr_alltoall(z, ZR_MAIN, 0, c.grad, c.shard, 0, c.shard);
         zr_call(z, ZR_MAIN, check_sources, -turn);
-        zr_done(z, ZR_MAIN);
+        zr_done(z, ZR_MAIN, 0, 0, c.grad);
         zr_call(z, ZR_MAIN, give, turn + zr_rank(z));
-        zr_allreduce(z, ZR_MAIN, c.grad, c.ring, N);
+        zr_allreduce(z, ZR_MAIN, 0, c.grad, c.ring, N);
         zr_call(z, ZR_MAIN, give, -turn);
         zr_call(z, ZR_MAIN, check_sum, turn);
     }
@@ -396,12 +408,17 @@ static int number(const char *name)
 /* Is this the second rank that asks? */
 static int second(void) { return __atomic_fetch_add(c.asked, 1, __ATOMIC_SEQ_CST); }
 
+/* A rank begins. */
+static void begun(void)
+{
+    if (faulty("plan") && second()) strcpy(c.plan, "0124");
+}
+
 static void *open_kernel(int queue, void *stream, void *device, void *host, int column,
                          int threads, const char **why)
 {
     (void)queue, (void)stream, (void)device, (void)host, (void)column, (void)threads;
     c.contexts++;
-    if (faulty("plan") && c.contexts == 1 && second()) strcpy(c.plan, "0124");
     *why = "this processor has no AVX2";
     return faulty("kernel") ? NULL : &c;
 }
@@ -478,7 +495,7 @@ static void eval(zr *z)
 
 static void total(zr *z)
 {
-    zr_allreduce(z, ZR_MAIN, c.stats + 128, c.stats + 144, 2);
+    zr_allreduce(z, ZR_MAIN, 0, c.stats + 128, c.stats + 144, 2);
 }
 
 static void mean(zr *z, void *k, void *a, const int64_t *i)
@@ -536,22 +553,29 @@ int main(int argc, char **argv)
     c.asked = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     c.shard = 8 * N / c.ranks;
     strcpy(c.plan, "0123");
+    pthread_atfork(NULL, NULL, begun);
     place();
     int64_t grains = GRAINS / c.ranks, peers = c.ranks - 1;
-    const zr_flat flat = {c.weights, 0, N / c.ranks, 1, 0, ZR_F32, ZR_MAIN, hash, 0, 0};
+    const zr_state states[] = {
+        {"master", c.weights, 0, N / c.ranks, 0, N / c.ranks, 0, 1, 0, ZR_MAIN, ZR_F32, hash},
+        {"m", -1, 0, N / c.ranks, 0, N / c.ranks, 0, 1, 0, ZR_MAIN, ZR_F32, NULL}};
     const zr_tensor tensor = {.name = "w", .shape = {N / 8, 8}, .ndim = 2, .count = 1};
+    const zr_group group = {"all", c.ranks};
     const zr_column column = {"cpu", c.arena, 0};
+    const int64_t slots[][3] = {{c.ring, 8 * N, 2}, {c.grad, 8 * N, 2}};
     const zr_program p = {
         .abi = faulty("abi") ? ZR_ABI + 1 : ZR_ABI, .name = "program", .plan = c.plan,
         .layout = "4567", .memory = "some", .columns = &column, .ncolumns = 1, .shared = c.arena,
-        .queues = 1 << ZR_MAIN | 1 << ZR_GATHER | 1 << ZR_REDUCE,
+        .queues = 1 << ZR_MAIN | 1 << ZR_GATHER | 1 << ZR_REDUCE | 1 << ZR_SUM,
+        .inbox_step = INBOX, .inboxes = 2,
         .ranks = c.ranks, .events = EVENTS,
         .grains = grains, .batch = BATCH, .sequence = SEQUENCE, .vocab = VOCAB, .ignore = IGNORE,
         .skips = 20, .tokens = c.tokens, .targets = c.targets, .flops = 1e6,
         .wire = c.events == 3 ? TURNS * peers * (2 * c.shard + 8 * N)
                 : c.events ? 0 : peers * (grains * UNITS * 2 * c.shard + 24),
-        .messages = c.events == 3 ? 3 * TURNS : c.events ? 0 : grains * UNITS * 2 + 2,
-        .flats = &flat, .tensors = &tensor, .nflats = 1, .ntensors = 1, .open = open_kernel,
+        .messages = c.events == 3 ? 3 * TURNS : c.events ? 0 : grains * UNITS * (1 + PIECES) + 2,
+        .groups = &group, .ngroups = 1, .slots = slots, .nslots = 2,
+        .states = states, .tensors = &tensor, .nstates = 2, .ntensors = 1, .open = open_kernel,
         .close = close_kernel, .target = target, .object = object, .overhead = overhead,
         .init = init, .publish = publish, .step = c.events ? event_step : train_step,
         .report = report, .clear = clear, .eval = eval, .total = total, .mean = mean,

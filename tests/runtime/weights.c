@@ -24,7 +24,7 @@ enum { MOST = 64 };
 typedef struct model {
     zr_program p;
     int64_t arena;
-    zr_flat flats[MOST];
+    zr_state states[2 * MOST];
     zr_tensor tensors[MOST];
     char names[MOST][200];
 } model;
@@ -55,13 +55,21 @@ static void need(int good, const char *what)
 
 static void read_line(model *m, const char *line)
 {
-    zr_flat *f = &m->flats[m->p.nflats];
+    zr_state *s = &m->states[m->p.nstates];
+    int32_t whole;
     zr_tensor *t = &m->tensors[m->p.ntensors];
     char *name = m->names[m->p.ntensors];
     if (sscanf(line, "arena %" SCNd64 " %" SCNd32, &m->arena, &m->p.ranks) == 2) return;
-    if (sscanf(line, "flat %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd32 " %" SCNd32, &f->at,
-               &f->stride, &f->shard, &f->count, &f->whole) == 5) {
-        m->p.nflats++;
+    if (sscanf(line, "flat %" SCNd64 " %" SCNd64 " %" SCNd64 " %" SCNd32 " %" SCNd32, &s->at,
+               &s->stride, &s->shard, &s->count, &whole) == 5) {
+        s->what = "master";
+        s->n = s->shard;
+        s->flat = m->p.nstates / 2;
+        s->over = whole ? -1 : 0;
+        s[1] = *s;
+        s[1].what = "m";                  /* which no file of weights has */
+        s[1].at = INT64_MIN / 2;
+        m->p.nstates += 2;
         return;
     }
     need(sscanf(line,
@@ -79,7 +87,8 @@ static void read_program(model *m, const char *file)
     char line[1000];
     FILE *f = fopen(file, "r");
     need(f != NULL, file);
-    *m = (model){.p = {.plan = "feed", .layout = "beef", .flats = m->flats, .tensors = m->tensors}};
+    *m = (model){.p = {.plan = "feed", .layout = "beef", .tensors = m->tensors}};
+    m->p.states = m->states;
     while (fgets(line, sizeof line, f)) read_line(m, line);
     fclose(f);
 }

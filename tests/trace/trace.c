@@ -36,49 +36,43 @@ void zr_replay(zr *z, int graph, void (*issue)(zr *z))
     issue(z);
 }
 
-void zr_drop(zr *z, int queue, int64_t at, int64_t bytes)
-{
-    (void)z;
-    LINE("drop", queue, at, bytes);
-}
-
 int zr_rank(const zr *z)
 {
     (void)z;
     return 1;
 }
 
-void zr_gather(zr *z, int queue, int64_t from, int64_t from_step, int64_t to, int64_t to_step,
-               int64_t bytes)
+void zr_gather(zr *z, int queue, int group, int64_t from, int64_t from_step, int64_t to,
+               int64_t to_step, int64_t bytes)
 {
     (void)z;
-    LINE("gather", queue, from, from_step, to, to_step, bytes);
+    LINE("gather", queue, group, from, from_step, to, to_step, bytes);
 }
 
-void zr_alltoall(zr *z, int queue, int64_t at, int64_t step, int64_t to, int64_t bytes)
+void zr_alltoall(zr *z, int queue, int group, int64_t at, int64_t step, int64_t to, int64_t bytes)
 {
     (void)z;
-    LINE("alltoall", queue, at, step, to, bytes);
+    LINE("alltoall", queue, group, at, step, to, bytes);
 }
 
-void zr_reducescatter(zr *z, int queue, int64_t at, int64_t step, int64_t to, int64_t bytes,
-                      int type)
+void zr_reducescatter(zr *z, int queue, int group, int64_t at, int64_t step, int64_t to,
+                      int64_t bytes, int type)
 {
-    int64_t width = type == ZR_BF16 ? 2 : 4;
+    int64_t width = type == ZR_F32 ? 4 : 2;
     (void)z;
-    LINE("reducescatter", queue, at, step, to, bytes, width);
+    LINE("reducescatter", queue, group, at, step, to, bytes, width);
 }
 
-void zr_done(zr *z, int queue)
+void zr_done(zr *z, int queue, int group, int64_t to, int64_t at)
 {
     (void)z;
-    line("done", queue, 0, NULL);
+    LINE("done", queue, group, to, at);
 }
 
-void zr_allreduce(zr *z, int queue, int64_t from, int64_t to, int64_t n)
+void zr_allreduce(zr *z, int queue, int group, int64_t from, int64_t to, int64_t n)
 {
     (void)z;
-    LINE("allreduce", queue, from, to, n);
+    LINE("allreduce", queue, group, from, to, n);
 }
 
 void zr_batch(zr *z, int64_t grain)

@@ -1,0 +1,1 @@
+"""check -- proves a Plan; knows no pass."""

@@ -1,0 +1,167 @@
+"""arrays.py -- the arrays that bytes hold elements of, by name; and which class holds which state.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ..facts import ops
+from ..facts.stores import begin
+from ..plan import plan
+from ..plan.plan import Flat, Plan
+
+Key = tuple[str, int]           # a flat and its instance
+
+
+class Grain(NamedTuple):
+    """Of a step (0: an evaluation), a grain's number among all ranks': at + r * by_rank."""
+    step: int
+    at: int
+    by_rank: int
+
+    def __str__(self) -> str:
+        return f"grain {self.at} + r*{self.by_rank} of step {self.step}"
+
+
+class State(NamedTuple):
+    """p (parameters, in whatever type), m or v of a flat's instance, as so many steps left it; -1:
+    initial values, for which a run may put others before it publishes them."""
+    what: str
+    flat: str
+    l: int
+    step: int
+
+    def __str__(self) -> str:
+        return f"{self.what} of {self.flat}[{self.l}] as step {self.step} left it"
+
+
+class Value(NamedTuple):
+    """What a unit's functions make of a grain, or its tokens."""
+    what: str
+    unit: str
+    grain: Grain
+
+    def __str__(self) -> str:
+        return f"{self.what}{' of ' * bool(self.unit)}{self.unit} of {self.grain}"
+
+
+class Leaf(NamedTuple):
+    """A grain's gradient of a flat's instance, so far from these writers."""
+    flat: str
+    l: int
+    grain: Grain
+    writers: frozenset[str]
+
+    def __str__(self) -> str:
+        return f"the leaf of {self.flat}[{self.l}] of {self.grain} from {len(self.writers)} units"
+
+
+class Sum(NamedTuple):
+    """The sum of so many grains' leaves in a row, or, if not whole, what is pending of it. leaves:
+    of its tree, which are grains, or what NCCL summed over ranks."""
+    flat: str
+    l: int
+    grain: Grain
+    grains: int
+    leaves: int
+    whole: bool
+
+    def __str__(self) -> str:
+        what = "the sum" if self.whole else "what is pending"
+        return f"{what} of {self.grains} grains of {self.flat}[{self.l}] from {self.grain} on"
+
+
+class Pending(NamedTuple):
+    """The nodes of a flat's tree, beside the first."""
+    flat: str
+    l: int
+
+    def __str__(self) -> str:
+        return f"pending sums of {self.flat}[{self.l}]"
+
+
+class Totals(NamedTuple):
+    """A step's exact sums: the norms of (flat, instance, first element, by rank, elements), the
+    losses of grains, or EVERY; everywhere: over all ranks."""
+    step: int
+    norms: frozenset[tuple[str, int, int, int, int]]
+    losses: frozenset[Grain]
+    everywhere: bool
+
+    def __str__(self) -> str:
+        ranks = "all ranks" if self.everywhere else "a rank"
+        return (f"{ranks}' sums of step {self.step}: {len(self.norms)} norms, "
+                f"{len(self.losses)} losses")
+
+
+class Control(NamedTuple):
+    """A step's constants: leaves that are counted; whether the factor is known."""
+    step: int
+    leaves: int
+    known: bool
+
+    def __str__(self) -> str:
+        factor = "the factor" if self.known else "no factor"
+        return f"constants of step {self.step}: {factor}, {self.leaves} leaves are counted"
+
+
+class Table(NamedTuple):
+    """A rotary table."""
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Came(NamedTuple):
+    """What a reduction brought, the n-th of the run."""
+    number: int
+
+    def __str__(self) -> str:
+        return f"what reduction {self.number} brought"
+
+
+EVERY = frozenset({Grain(-1, 0, 0)})    # all grains of a step, which may be too many to list
+
+
+def over_ranks(s: Sum, ranks: int) -> Sum | None:
+    """The sum of what all ranks have, in their order; none where theirs do not follow each
+    other."""
+    step, at, by_rank = s.grain
+    if ranks > 1 and by_rank != s.grains:
+        return None
+    return s._replace(grain=Grain(step, at, 0), grains=s.grains * ranks, leaves=s.leaves * ranks)
+
+
+@dataclass(frozen=True)
+class Store:
+    """A state's place in a class: elements [lo, lo + n) of the shard from byte `at` on, or all of
+    the flat, on every rank. given: initial values come here, and what a run loads, and by which
+    function it takes their hash; or none."""
+    what: str
+    flat: Flat
+    cls: str
+    at: int
+    lo: int
+    n: int
+    width: int
+    whole: bool
+    given: str = ""
+
+
+def stores(p: Plan) -> list[Store]:
+    """Where each state lies at the end of a step."""
+    out = []
+    for f in p.flats:
+        params, = p.stored("params", f.name)
+        out.append(_store(f, params, "p"))
+        for s in p.masters(f):
+            near = "near_" if f.first_part(s) else ""
+            out.append(replace(_store(f, s, "p"), at=begin(p, s), given=f"{near}hash.{f.name}"))
+        out += [_store(f, s, s.what) for s in p.stores
+                if s.flat == f.name and s.what not in ("params", "master", "sum")]
+    return out
+
+
+def _store(f: Flat, s: plan.Store, what: str) -> Store:
+    return Store(what, f, s.cls, 0, s.first, s.n, ops.BYTES[s.dtype], s.whole)

@@ -1,0 +1,58 @@
+"""leaves.py -- proves of a unit's functions that every tensor gets one gradient: who comes
+first in backward writes it, the tensor's other readers add to it. What is frozen gets none."""
+from __future__ import annotations
+
+from ..facts.kernels import ROUND
+from ..plan.operand import Operand, base
+from ..plan.plan import Plan
+from .body import Body
+from .order import CheckError
+
+
+def leaves(p: Plan, bodies: dict[str, list[Body]], counts: dict[str, int],
+           ) -> dict[tuple[str, str], int]:
+    """Every tensor's gradient is written once and added to by its other readers, if it moves.
+    Facts.steps."""
+    kinds = list(reversed(counts))                              # in backward order
+    tensors = {t.name: t for t in p.tensors}
+    readers: dict[str, set[str]] = {n: set() for n in tensors}
+    givers: dict[str, list[tuple[str, bool]]] = {n: [] for n in tensors}
+    acc: list[tuple[str, bool]] = []
+    for kind in kinds:
+        for b in bodies[kind]:
+            for n in b.reads:
+                readers[n].add(kind)
+            for n, added in b.grads:
+                if n == "acc":
+                    acc.append((kind, added))
+                else:
+                    givers[n] += acc if n in _rounded(b) else [(kind, added)]
+    if acc and not any(_rounded(b) for kind in kinds for b in bodies[kind]):
+        raise CheckError("an f32 sum is no tensor's")
+    sizes = {n for kind in kinds for b in bodies[kind] for n in b.acc}
+    if len(sizes) > 1:
+        raise CheckError(f"an f32 sum has {sorted(sizes)} elements")
+    steps: dict[tuple[str, str], int] = {}
+    for name, t in tensors.items():
+        got = givers[name]
+        read = [k for k in kinds if k in readers[name]]
+        if not read or got != ([] if t.frozen else [(k, k != read[0]) for k in read]):
+            raise CheckError(f"tensor {name}: read by {read}, its gradient comes from {got}")
+        if t.count != counts[read[-1]]:
+            raise CheckError(f"tensor {name}: {t.count} instances for {counts[read[-1]]} units")
+        for kind in readers[name]:
+            if steps.setdefault((kind, t.flat), t.offset_step) != t.offset_step:
+                raise CheckError(f"tensor {name}: another distance than its unit's others")
+    return steps
+
+
+def _rounded(b: Body) -> set[str]:
+    """The tensors whose gradient is rounded from the f32 sum."""
+    out = set()
+    for c in (c for fn in b.fns for c in fn.calls):
+        if c.kernel == ROUND and base(c.args[1]).startswith("acc"):
+            if c.args[1] != Operand("acc"):
+                b.fail(c, "rounds something else than the sum")
+            out.add(b.tensor(c, c.args[0], c.args[2], 0, ("dw", "dp")).name)
+            b.acc.add(c.args[2])
+    return out

@@ -1,0 +1,182 @@
+"""memory.py -- what the bytes of a slot hold: runs of elements of named arrays, on every rank.
+
+All ranks run the same steps; where one goes to another place or has another element than the next,
+it is by the same distance from each rank to the next. So a slot is written down once for all of
+them: a run says which element rank 0 has first, and how many further each next rank's is. Of a
+buffer that is cut in parts, one for each rank, a rank may change its own part alone, or all parts
+at once by a gather: until they are one run again, its own part and the others are kept apart.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Hashable, NamedTuple
+
+
+class Run(NamedTuple):
+    """Elements of an array, `width` bytes each, one after the other. On rank r, and in part q of a
+    buffer, the first is first + r * by_rank + q * by_part."""
+    array: Hashable
+    first: int = 0
+    width: int = 1
+    by_rank: int = 0
+    by_part: int = 0
+
+    def after(self, size: int) -> "Run | None":
+        """What comes so many bytes further on."""
+        array, first, width, by_rank, by_part = self
+        more, cut = divmod(size, width)
+        return None if cut else Run(array, first + more, width, by_rank, by_part)
+
+    def leads(self, size: int, to: "Run") -> bool:
+        """Whether that is the other."""
+        return self.first + size // self.width == to.first and self.after(size) == to
+
+
+Piece = tuple[int, int, Run]            # bytes [lo, hi), and what is there
+PAGES = 64                              # of parts, that are looked at: a slot has one for each sum
+
+
+def joined(pieces: list[Piece]) -> list[Piece]:
+    """Neighbours that go on with each other's array are one piece."""
+    out: list[Piece] = []
+    for a, b, run in sorted(pieces):
+        if out and out[-1][1] == a and out[-1][2].after(a - out[-1][0]) == run:
+            out[-1] = (out[-1][0], b, out[-1][2])
+        else:
+            out.append((a, b, run))
+    return out
+
+
+def _put(pieces: list[Piece], lo: int, hi: int, run: Run) -> list[Piece]:
+    """With [lo, hi) written over: an element that is cut is gone. Pieces are in order and joined,
+    and are so again."""
+    before: list[Piece] = []
+    after: list[Piece] = []
+    for piece in pieces:
+        a, b, was = piece
+        if b <= lo:
+            before.append(piece)
+        elif hi <= a:
+            after.append(piece)
+        else:
+            if a < lo:
+                before.append((a, lo, was))
+            if hi < b and (rest := was.after(hi - a)):
+                after.append((hi, b, rest))
+    if before and before[-1][1] == lo and before[-1][2].leads(lo - before[-1][0], run):
+        lo, _, run = before.pop()
+    if after and after[0][0] == hi and run.leads(hi - lo, after[0][2]):
+        hi = after.pop(0)[1]
+    before.append((lo, hi, run))
+    return before + after
+
+
+def _find(pieces: list[Piece], lo: int, hi: int) -> Run | None:
+    """The one run that fills [lo, hi)."""
+    for a, b, run in pieces:
+        if a <= lo and hi <= b:
+            return run.after(lo - a) if a < lo else run
+    return None
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """step 0: `held` is all of it. Else it is cut in parts of `step` bytes, and `held` is what a
+    rank's own part holds, `others` what every other part does: pages of `ranks` parts follow each
+    other, and in both lists so do the parts of one page and of the next."""
+    ranks: int
+    held: list[Piece] = field(default_factory=list)
+    others: list[Piece] = field(default_factory=list)
+    step: int = 0
+
+    def clear(self) -> None:
+        self.held, self.others, self.step = [], [], 0
+
+    # ---- a range, the same on every rank
+
+    def read(self, at: int, size: int) -> Run | None:
+        return None if self.step else _find(self.held, at, at + size)
+
+    def write(self, at: int, size: int, run: Run) -> None:
+        if self.step:
+            self.clear()                # not one run: whoever needs what was there finds nothing
+        self.held = _put(self.held, at, at + size, run)
+
+    # ---- a range of every rank's own part
+
+    def read_own(self, at: int, step: int, size: int) -> Run | None:
+        if self.step:
+            lo = self._in_part(at, step, size)
+            return _find(self.held, lo, lo + size) if lo >= 0 else None
+        whole = _find(self.held, at, at + step * (self.ranks - 1) + size)
+        if not whole or step % whole.width:
+            return None
+        return whole._replace(by_rank=whole.by_rank + step // whole.width)
+
+    def write_own(self, at: int, step: int, size: int, run: Run) -> None:
+        self._cut(step)
+        lo = self._in_part(at, step, size)
+        self.held = _put(self.held, lo, lo + size, run)
+        self._settle()
+
+    # ---- the same range of every part
+
+    def read_parts(self, at: int, step: int, size: int) -> Run | None:
+        """Where own parts and others hold the same, but for the part's number."""
+        if not self.step:
+            whole = _find(self.held, at, at + step * (self.ranks - 1) + size)
+            if not whole or step % whole.width:
+                return None
+            return whole._replace(by_part=step // whole.width)
+        lo = self._in_part(at, step, size)
+        mine, other = _find(self.held, lo, lo + size), _find(self.others, lo, lo + size)
+        if lo < 0 or not mine or not other:
+            return None
+        seen = other._replace(by_rank=other.by_rank + other.by_part, by_part=0)
+        return other if seen == mine else None
+
+    def write_parts(self, at: int, step: int, size: int, run: Run) -> None:
+        self._cut(step)
+        lo = self._in_part(at, step, size)
+        mine = run._replace(by_rank=run.by_rank + run.by_part, by_part=0)
+        self.held = _put(self.held, lo, lo + size, mine)
+        self.others = _put(self.others, lo, lo + size, run)
+        self._settle()
+
+    # ---- parts
+
+    def _in_part(self, at: int, step: int, size: int) -> int:
+        """Where a range of a part is among parts; -1: it is in no part of this size."""
+        page, within = divmod(at, step * self.ranks)
+        if step != self.step or within + size > step:
+            return -1
+        return page * step + within
+
+    def _cut(self, step: int) -> None:
+        """From one run to parts of it."""
+        if self.step == step:
+            return
+        whole, page = [] if self.step else self.held, step * self.ranks
+        self.clear()
+        self.step = step
+        for lo, hi, run in whole:
+            for n in range(-(-lo // page), hi // page)[:PAGES]:
+                begin = run.after(n * page - lo)
+                if not begin or step % run.width:
+                    continue
+                there, more = (n * step, n * step + step), step // run.width
+                self.held.append((*there, begin._replace(by_rank=run.by_rank + more)))
+                self.others.append((*there, begin._replace(by_part=more)))
+
+    def _settle(self) -> None:
+        """From parts to one run, where all of them are parts of one."""
+        step, out = self.step, []
+        if len(self.held) != len(self.others):
+            return
+        for (lo, hi, mine), (a, b, other) in zip(self.held, self.others):
+            seen = other._replace(by_rank=other.by_rank + other.by_part, by_part=0)
+            if (lo, hi) != (a, b) or lo % step or hi - lo != step or seen != mine or \
+                    other.by_part * other.width != step:
+                return
+            out.append((lo * self.ranks, hi * self.ranks, other._replace(by_part=0)))
+        self.held, self.others, self.step = joined(out), [], 0

@@ -1,0 +1,1 @@
+"""facts -- tables: ops, kernels' grids, optimizers, reserves."""

@@ -1,0 +1,27 @@
+"""families.py -- a row a family of models: names of an attention's tensors, how linears lie.
+
+What a spec names itself (its embedding, norms, other linears, head) is in no row.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Mapping
+
+
+@dataclass(frozen=True)
+class Family:
+    """qkv: the linears of an attention's q, k and v heads: one of all three, or one of each, which
+    then lie side by side. out: the linear behind the heads; norms: of q's and k's. out_in: weights
+    of linears are [out,in], else [in,out], where none lie side by side; a head's is [V,C] in every
+    family, as an embedding and Hugging Face's lm_head are."""
+    qkv: tuple[str, ...]
+    out: str
+    norms: tuple[str, str]
+    out_in: bool
+
+
+_NORMS = ("q_norm", "k_norm")
+FAMILIES: Mapping[str, Family] = {
+    "gpt2": Family(("c_attn",), "c_proj", _NORMS, out_in=False),
+    "llama": Family(("q_proj", "k_proj", "v_proj"), "o_proj", _NORMS, out_in=True),
+}

@@ -1,0 +1,304 @@
+"""kernels.py -- the kernel table: one row a kernel of kernels/zk.h, which tests hold beside it.
+
+An operand is `name mode type:elements`, in the order of zk.h after (k, L):
+  y>real:M*C    written       x<real:M*C   read        sums+i64:72   added to
+  w@real:C      a parameter   dw^real:C    its gradient: a leaf
+  work$f32:2*C  scratch       M            a whole number of the shape by which a launch is found
+  at~           another whole number       eps.        a number with a point
+Behind a type: ? it may be null; & it is a by-product, which may go unread. A type that is the name
+of a number: f32 where that is not 0, else real. Elements `*C` are rows of C, however many; none
+said: the plan's own. `dx>real:n=dy` may be exactly where dy is. `spans` stands for spans, nspans.
+Behind a name or a type: ! no size says which it is, so the plan states it for each call forward
+(plan.Stated), as it does every number with a point; backward has forward's.
+
+A kernel backward names what it takes as forward does: x is forward's x, dx the gradient of it. A
+norm with `more` adds it to x first, which `sum` keeps; its backward adds `more` to dx.
+
+Letters: B batch, T sequence, M = B*T, C width, V vocab, R columns of logits: V and zeros up to a
+multiple of VOCAB, H heads, G key-value heads, D head size, E = (H+2*G)*D, N and K a linear's output
+and input width, F a gated branch's width, P positions, n elements.
+"""
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass, field
+from typing import Mapping, Sequence
+
+ADD, ROUND, NULL = "zk_add", "zk_round", "null"
+VOCAB = 8                       # rows by token, and columns of logits, are a multiple: 16 bytes
+WIDTHS = {"f32": 4, "i32": 4, "i64": 8, "f64": 8}        # bytes of an element
+
+
+@dataclass(frozen=True)
+class Formal:
+    """What a kernel takes: mode > < + @ ^ $ # ~ or a point, as above; alias: operands that it may
+    lie exactly upon."""
+    name: str
+    mode: str
+    type: str = ""
+    elems: str = ""
+    optional: bool = False
+    spare: bool = False
+    alias: tuple[str, ...] = ()
+    stated: bool = False
+
+    @property
+    def number(self) -> bool:
+        return self.mode in "#~."
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A row. grid: its launches on a GPU, by a rule of grids.py; task: elements or rows (of blocks
+    of 1024 in sums and the optimizer) that a CPU's thread takes at a time, 0: its own choice; of:
+    the kernel forward that it runs backward for; alias of its names: as it is called for that;
+    whole: the kernel, with these numbers, that all calls on slices of a weight together are; host:
+    it has a twin zk_host_NAME, which the host runs."""
+    name: str
+    formals: tuple[Formal, ...]
+    grid: str
+    flops: str = "0"
+    task: int = 16
+    of: str = ""
+    called: Mapping[str, str] = field(default_factory=dict)
+    whole: str = ""
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    host: bool = False
+
+    @functools.cached_property
+    def at(self) -> Mapping[str, int]:
+        """The place of each operand."""
+        return {f.name: n for n, f in enumerate(self.formals)}
+
+    @functools.cached_property
+    def shape(self) -> tuple[str, ...]:
+        """The numbers by which a launch is found."""
+        return tuple(f.name for f in self.formals if f.mode == "#")
+
+    @property
+    def own(self) -> bool:
+        """Whether the plan's own functions alone call it."""
+        return any(not f.number and not f.elems for f in self.formals)
+
+    @property
+    def params(self) -> bool:
+        """Whether it multiplies by parameters."""
+        return any(f.mode == "@" for f in self.formals)
+
+
+_OPERAND = re.compile(r"(\w+)([><+@^$])(\w+)([?&!]*)(?::([^=]+))?(?:=(.+))?")
+
+
+def _formal(text: str) -> Formal:
+    if found := _OPERAND.fullmatch(text):
+        name, mode, type_, marks, elems, alias = found.groups()
+        others = tuple(alias.split(",")) if alias else ()
+        return Formal(name, mode, type_, elems or "", "?" in marks, "&" in marks, others,
+                      "!" in marks)
+    word = text.rstrip("!")
+    mode = word[-1] if word[-1] in "~." else "#"
+    return Formal(word.rstrip("~."), mode, stated=mode == "." or word != text)
+
+
+def _row(name: str, operands: str, grid: str, **more: object) -> Kernel:
+    formals = tuple(map(_formal, operands.split()))
+    return Kernel(name, formals, grid, **more)  # type: ignore[arg-type]
+
+
+_ROWS = (
+    _row("zk_embed_fwd", "y>real:B*T*C token<i32:B*T w@real:*C p@real?:*C B T C",
+         "run(each_row(B*T, C, real))"),
+    _row("zk_embed_bwd", "dw^add:V*C dy<real:M*C token<i32:M index$i32:V+1+M M V C add",
+         "embed_bwd(M, V, C, real, target)"),
+    _row("zk_position_bwd", "dp^real:P*C dy<real:B*T*C B T C P", "run(each_row(P, C, real))"),
+
+    _row("zk_layernorm_fwd", "y>real:M*C stat>f32&:M*2 sum>real?:M*C x<real:M*C more<real?:M*C "
+         "w@real:C b@real?:C M C eps.", "norm_fwd(M, C, real)"),
+    _row("zk_layernorm_bwd", "dx>real:M*C dw^real?:C db^real?:C dy<real:M*C more<real?:M*C "
+         "x<real:M*C stat<f32:M*2 w@real:C scratch$f32:2*C M C",
+         "norm_bwd(M, C, real, target, 2, most=192)", of="zk_layernorm_fwd"),
+    _row("zk_rmsnorm_fwd", "y>real:M*C stat>f32&:M sum>real?:M*C x<real:M*C more<real?:M*C "
+         "w@real:C M C eps.", "norm_fwd(M, C, real)"),
+    _row("zk_rmsnorm_bwd", "dx>real:M*C dw^real?:C dy<real:M*C more<real?:M*C x<real:M*C "
+         "stat<f32:M w@real:C scratch$f32:2*C M C",
+         "norm_bwd(M, C, real, target, 1)", of="zk_rmsnorm_fwd"),
+    _row("zk_qknorm_fwd", "y>real:M*E stat>f32&:M*(H+G) in<real:M*E wq@real:D wk@real:D "
+         "M H! G! D! eps.", "norm_fwd(M*max(H, G), D, real, 3)"),
+    _row("zk_qknorm_bwd", "din>real:M*E dwq^real?:D dwk^real?:D dy<real:M*E in<real:M*E "
+         "stat<f32:M*(H+G) wq@real:D wk@real:D scratch$f32:2*D*(1+M) M H G D",
+         "norm_bwd(M*max(H, G), D, real, target, 2, 3)", of="zk_qknorm_fwd"),
+
+    _row("zk_linear_fwd", "y>real:M*N x<real:M*K w@real:N*K b@real?:N M N K layout!",
+         "run(space=GEMM)", flops="2*M*N*K", task=0),
+    _row("zk_linear_bwd_x", "dx>real:M*K dy<real:M*N w@real:N*K M N K layout",
+         "run(space=GEMM)", flops="2*M*N*K", task=0, of="zk_linear_fwd"),
+    _row("zk_linear_bwd_w", "dw^full:N*K dy<real:M*N x<real:M*K M N K layout full carry",
+         "run(space=GEMM)", flops="2*M*N*K", task=0, of="zk_linear_fwd"),
+    _row("zk_linear_bwd_b", "db^real:N dy<real:M*N M N", "bias(M, N)", of="zk_linear_fwd"),
+    _row("zk_slice_fwd", "y>real:M*N x<real:M*K w@real:n*K b@real?:N M N K at~ n",
+         "run(space=GEMM)", flops="2*M*n*K", task=0,
+         whole="zk_linear_fwd", numbers={"layout": 1}),
+    _row("zk_slice_bwd_x", "dx>f32:M*K dy<real:M*N w@real:n*K M N K at~ n",
+         "run(space=GEMM)", flops="2*M*n*K", task=0,
+         of="zk_slice_fwd", whole="zk_linear_bwd_x", numbers={"layout": 1}),
+    _row("zk_slice_bwd_w", "dw^real:n*K dy<real:M*N x<real:M*K M N K at~ n",
+         "run(space=GEMM)", flops="2*M*n*K", task=0,
+         of="zk_slice_fwd", whole="zk_linear_bwd_w",
+         numbers={"layout": 1, "full": 0, "carry": 0}),
+
+    _row("zk_rope_table", "table>f32 freq<f64 T D", "run(flat(T*(D//2)))"),
+    _row("zk_rope", "y>real:M*E=in in<real:M*E table<f32!:T*D B T H! G! D! sign",
+         "run(each_row(B*T, (H+G)*(D//2), real))", of="zk_rope", called={"y": "din", "in": "dy"}),
+    _row("zk_attention_fwd", "y>real:M*H*D lse>f32&:M*H qkv<real:M*E B T H! G! D! scale.",
+         "attention_fwd(B, T, H, G, D, real, target)", flops="2*B*T*T*H*D"),
+    _row("zk_attention_bwd", "dqkv>real:M*E dy<real:M*H*D y<real:M*H*D qkv<real:M*E lse<f32:M*H "
+         "scratch$f32:M*H+M*E B T H G D scale.", "attention_bwd(B, T, H, G, D, real)",
+         flops="4*B*T*T*H*D", of="zk_attention_fwd"),
+
+    _row("zk_gelu_fwd", "y>real:n x<real:n n kind!", "elements(n, real)", task=8192),
+    _row("zk_gelu_bwd", "dx>real:n=dy dy<real:n x<real:n n kind", "elements(n, real)",
+         task=8192, of="zk_gelu_fwd"),
+    _row("zk_swiglu_fwd", "y>real:M*F x<real:M*2*F M F!", "run(each_row(M, F, real))"),
+    _row("zk_swiglu_bwd", "dx>real:M*2*F dy<real:M*F x<real:M*2*F M F",
+         "run(each_row(M, F, real))", of="zk_swiglu_fwd"),
+    _row("zk_add", "y>real:n=a,b a<real:n b<real:n n", "elements(n, real)", task=8192),
+    _row("zk_round", "y^real:n x<f32:n n", "elements(n, real)", task=8192, host=True),
+
+    _row("zk_cross_entropy", "loss>f32:M dlogits>real?:M*R=logits logits<real:M*R target<i32:M "
+         "scale<f64?:1 M V rows", "run(each_row(M, up(V, VOCAB), real, 512))"),
+    _row("zk_pick", "y>real:C x<real:M*C target<i32:M M C", "run(Grid(1, 1, 1, 256, 0))"),
+    _row("zk_loss_sum", "sums+i64:72 loss<f32:M target<i32:M M",
+         "run(Grid(1, 1, 1, min(1024, up(M)), 0))"),
+
+    # a thread takes 4 elements of a sum; a warp takes blocks of 1024 of a flat: 1, 8 or 32 at once
+    _row("zk_push", "node+f32 stride~ src<full count~ full~ n ctl<ctl? total~ mask~ block~",
+         "run(flat(n, each=4))", host=True),
+    _row("zk_count", "ctl+ctl leaves~", "run(Grid(1, 1, 1, 32, 0))", host=True),
+    _row("zk_begin", "ctl+ctl sums>i64 r<recipe", "run(Grid(1, 1, 1, 96, 0))"),
+    _row("zk_factor", "ctl+ctl sums<i64 r<recipe", "run(Grid(1, 1, 1, 32, 0))"),
+    _row("zk_square_sum", "sums+i64 g<f32 spans<span first~ n",
+         "run(flat(n, 128, each=8*1024//32))", host=True),
+    _row("zk_update", "ctl<ctl r<recipe w>real? p+f32? m+moments? v+moments? g<f32 spans<span "
+         "first~ n", "run(flat(n, each=1024//32))", host=True),
+    _row("zk_init", "p>full spans<span first~ n seed~ full~", "run(flat(n, each=1024//32))",
+         host=True),
+    _row("zk_hash", "sum+u64 p<full spans<span first~ n full~",
+         "run(flat(n, 128, each=1024), space=16)", host=True),
+)
+KERNELS: Mapping[str, Kernel] = {row.name: row for row in _ROWS}
+# on a GPU cuBLASLt's
+PRODUCTS = frozenset(row.name for row in _ROWS if row.grid == "run(space=GEMM)")
+
+
+HOST = "zk_host_"               # what the name of a twin begins with
+TWINS: Mapping[str, Kernel] = {HOST + row.name.removeprefix("zk_"): row for row in _ROWS
+                               if row.host}
+
+
+def kernel(name: str) -> Kernel:
+    """The row of a kernel, or of the one whose twin on the host it is."""
+    return TWINS[name] if name in TWINS else KERNELS[name]
+
+
+# A letter that follows from others, where a call has the one named first.
+FOLLOWS = {"M": ("B", "B*T"), "E": ("G", "(H+2*G)*D"), "R": ("V", f"-(-V//{VOCAB})*{VOCAB}")}
+
+
+def letters(numbers: Mapping[str, object]) -> dict[str, object]:
+    """The numbers of a call, and what follows from them."""
+    out = dict(numbers)
+    for name, (needs, expression) in FOLLOWS.items():
+        if needs in out:
+            out[name] = value(expression, out)
+    return out
+
+
+def value(expression: str, numbers: Mapping[str, object]) -> int:
+    """An expression of a table (sums and products of letters) as an integer. It is the table's own
+    text, never input."""
+    return int(eval(expression, {"__builtins__": {}}, dict(numbers)))
+
+
+@functools.cache
+def flops(name: str, shape: tuple[int, ...]) -> int:
+    """Of a call of this shape."""
+    row = kernel(name)
+    return value(row.flops, letters(dict(zip(row.shape, shape))))
+
+
+@functools.cache
+def scratch(name: str, shape: tuple[int, ...]) -> int:
+    """Bytes of workspace that such a call takes."""
+    row = KERNELS[name]
+    numbers = letters(dict(zip(row.shape, shape)))
+    return sum(value(f.elems, numbers) * WIDTHS[f.type] for f in row.formals if f.mode == "$")
+
+
+# ---- forward and backward
+
+# Other things backward than forward: a gradient to add; 1 forward, -1 backward.
+ASIDE = ("more", "sign")
+
+
+@dataclass(frozen=True)
+class Back:
+    """How a kernel's operands, by their numbers, belong to those of the kernel forward: the
+    gradient that it works on; the operand forward that it makes a gradient of, none where it
+    makes that of parameters alone; gradients of parameters, with these; operands, and numbers,
+    that both take."""
+    of: str
+    dy: int
+    x: int | None
+    params: tuple[tuple[int, int], ...]
+    same: tuple[tuple[int, int], ...]
+    numbers: tuple[tuple[int, int], ...]
+
+    @property
+    def makes(self) -> tuple[int, ...]:
+        """The operands forward that it makes gradients of."""
+        mine = () if self.x is None else (self.x,)
+        return (*mine, *(p for _, p in self.params))
+
+
+def _back(row: Kernel) -> Back:
+    """By names: x is forward's, dx the gradient of it."""
+    theirs = KERNELS[row.of].at
+    dy, x = 0, None
+    params, same, numbers = [], [], []
+    for n, f in enumerate(row.formals):
+        name = row.called.get(f.name, f.name)
+        of = theirs.get(name[1:]) if name[0] == "d" else None
+        if name == "dy":
+            dy = n
+        elif of is not None and f.mode == ">":
+            x = of
+        elif of is not None:
+            params.append((n, of))
+        elif name not in theirs or name in ASIDE:
+            continue
+        elif f.number:
+            numbers.append((n, theirs[name]))
+        else:
+            same.append((n, theirs[name]))
+    return Back(row.of, dy, x, tuple(params), tuple(same), tuple(numbers))
+
+
+BACK: Mapping[str, Back] = {row.name: _back(row) for row in _ROWS if row.of}
+FORWARD: dict[str, tuple[str, ...]] = {}       # of a kernel forward, those backward
+for _name, _made in BACK.items():
+    FORWARD[_made.of] = (*FORWARD.get(_made.of, ()), _name)
+
+
+def forward(name: str, args: Sequence[object]) -> bool:
+    """Whether a call is of a kernel that others run backward for."""
+    return name in FORWARD and _sign(name, args) != -1
+
+
+def backward(name: str, args: Sequence[object]) -> bool:
+    return name in BACK and _sign(name, args) != 1
+
+
+def _sign(name: str, args: Sequence[object]) -> object:
+    at = KERNELS[name].at.get("sign")
+    return 0 if at is None else args[at]

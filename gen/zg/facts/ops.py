@@ -1,0 +1,126 @@
+"""ops.py -- the op table: what each op computes, by which kernels, forward and backward.
+
+A line is a kernel by its row of kernels.py, whose operands are, by their own names,
+  x y ...   a value of the op        dx dy ...  its gradient
+  w b ...   a parameter              dw db ...  its gradient: a leaf
+  M N eps   a dimension or attribute of the op
+but for those that the line gives another word, NAME=WORD. Backward, `more` is the gradient that x
+has already, else null, as `sum` is. A parameter that an op lacks is a null pointer. What the line
+forward reads, takes and writes are the op's values; what backward lines name of these must be
+saved. `pass da dy`: a gradient is another.
+"""
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Mapping
+
+from . import kinds
+from .kernels import KERNELS, NULL, Formal
+from .kernels import VOCAB as VOCAB
+
+GIVEN = ("token", "target", "table", "scaler", NULL)    # what an op reads beside its values
+
+
+@dataclass(frozen=True)
+class Op:
+    """One row of the table. Of calls, the kernel and the word of each operand."""
+    name: str
+    ins: tuple[str, ...]
+    params: tuple[str, ...]
+    outs: tuple[Formal, ...]
+    fwd: str
+    bwd: tuple[str, ...]
+
+
+def _words(line: str) -> list[str]:
+    kernel, *said = line.split()
+    if kernel == "pass":
+        return [kernel, *said]
+    row = KERNELS[kernel]
+    usual = {f.name: "$" if f.mode == "$" else f.name for f in row.formals}
+    if "more" in usual:
+        usual |= {"more": "+dx"} if row.of else {"more": NULL, "sum": NULL}
+    usual |= dict(word.split("=") for word in said)
+    return [kernel, *usual.values()]
+
+
+def _call(line: str) -> str:
+    return " ".join(_words(line))
+
+
+def _op(name: str, fwd: str, *bwd: str) -> Op:
+    kernel, *words = _words(fwd)
+    both = list(zip(KERNELS[kernel].formals, words))
+    ins = tuple(word for f, word in both if f.mode == "<" and word not in GIVEN)
+    params = tuple(word for f, word in both if f.mode == "@")
+    outs = tuple(f for f, word in both if f.mode == ">" and not f.optional)
+    return Op(name, ins, params, outs, _call(fwd), tuple(map(_call, bwd)))
+
+
+_ROWS = (
+    # y = wte[token] + wpe[position]
+    _op("embed", "zk_embed_fwd w=wte p=wpe", "zk_embed_bwd dw=dwte V=R add=full",
+        "zk_position_bwd dp=dwpe"),
+    # y = (x - mean) / std * w + b
+    _op("layernorm", "zk_layernorm_fwd", "zk_layernorm_bwd"),
+    # y = x / rms * w
+    _op("rmsnorm", "zk_rmsnorm_fwd", "zk_rmsnorm_bwd"),
+    # y = x . w + b
+    _op("linear", "zk_linear_fwd", "zk_linear_bwd_x", "zk_linear_bwd_w", "zk_linear_bwd_b"),
+    # q, k heads of y = x / rms * w; v heads copied
+    _op("qknorm", "zk_qknorm_fwd in=x", "zk_qknorm_bwd din=dx in=x"),
+    # q, k heads of y = x turned by position; v heads copied
+    _op("rope", "zk_rope in=x sign=1", "zk_rope y=dx in=dy sign=-1"),
+    # y = softmax(causal(q k' scale)) v
+    _op("attention", "zk_attention_fwd qkv=x", "zk_attention_bwd dqkv=dx qkv=x"),
+    _op("gelu", "zk_gelu_fwd", "zk_gelu_bwd"),
+    # y = silu(gate) * up, x = gate, up
+    _op("swiglu", "zk_swiglu_fwd", "zk_swiglu_bwd"),
+    # y = a + b
+    _op("add", "zk_add", "pass da dy", "pass db dy"),
+    # loss = cross entropy of x against target
+    _op("loss", "zk_cross_entropy dlogits=null logits=x scale=null"),
+)
+OPS: Mapping[str, Op] = {row.name: row for row in _ROWS}
+
+# The head's loss while training: the gradient takes the logits' place. Both bodies end with the sum
+# of losses; evaluation then makes the logits of one row again, from which a token is drawn.
+TRAIN_LOSS = _call("zk_cross_entropy dlogits=x logits=x scale=scaler")
+LOSS_SUM = _call("zk_loss_sum M=rows")
+PICK = _call("zk_pick y=row M=rows C=K")
+
+# What train.recompute calls the ops of a block.
+WORDS = {name: name for name in OPS if name not in ("embed", "loss")} | {"add": "residual"}
+
+
+# What each optimizer keeps of an element.
+OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
+    name: tuple(kept.split()) for name, kept, _ in kinds.RULES}
+UPDATE = "zk_update"
+STATES = ("master", "m", "v")
+
+KINDS = {"tanh": 0, "erf": 1}
+CURVES = {"line": 0, "cosine": 1, "log": 2, "inverse": 3}
+BYTES = {"f32": 4, "bf16": 2, "f16": 2}
+TYPES = {name: f"ZK_{name.upper()}" for name in BYTES}
+
+LAYER = re.compile(r"\{l(?:\+(\d+))?\}")
+
+# Sizes of kernels/zk.h that a plan needs: ZK_SUMS integers of 8 bytes; room for a zk_ctl in bytes.
+SUMS = 72
+CTL = 128
+LEAVES = 72                     # where a zk_ctl counts leaves
+SCALE = 80                      # where a zk_ctl has the scale of gradients
+INLETS = 4                      # batches of tokens on their way to a GPU at once
+DESK = 4096                     # bytes of host memory that kernels need, beside a row of logits
+
+
+def layer(name: str, l: int) -> str:
+    """A tensor's name in a layer: {l} stands for its number, {l+N} for one that begins at N."""
+    return LAYER.sub(lambda found: str(l + int(found[1] or 0)), name)
+
+
+def up(n: int, to: int) -> int:
+    """The least multiple of `to` that is not less than n."""
+    return -(-n // to) * to

@@ -1,0 +1,32 @@
+"""queues.py -- the queues of a rank, in the order of zr.h: what each reads, writes and can do."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Mapping
+
+
+@dataclass(frozen=True)
+class Queue:
+    """reads, writes: arenas; kernels: it runs functions; wire: it has collectives; beside: it goes
+    on beside main, as long as collectives overlap, else its steps are main's."""
+    name: str
+    reads: str
+    writes: str
+    kernels: bool = False
+    wire: bool = False
+    beside: bool = False
+
+
+_ROWS = (
+    Queue("main", "device", "device", kernels=True, wire=True),
+    Queue("gather", "device", "device", wire=True, beside=True),
+    Queue("reduce", "device", "device", wire=True, beside=True),
+    Queue("sum", "device", "device", kernels=True, beside=True),
+    Queue("host", "host", "host", kernels=True),
+    Queue("up", "host", "device"),
+    Queue("down", "device", "host"),
+    Queue("load", "file", "host"),
+    Queue("store", "host", "file"),
+    Queue("fetch", "file", "host"),
+)
+QUEUES: Mapping[str, Queue] = {row.name: row for row in _ROWS}

@@ -1,0 +1,1 @@
+"""graph -- a Spec's units as calls of kernels."""

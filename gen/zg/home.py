@@ -1,0 +1,14 @@
+"""home.py -- where templates, runtime and kernels lie: in a checkout, or where pip has put them."""
+from importlib import metadata
+from pathlib import Path
+
+_CHECKOUT = Path(__file__).resolve().parents[2]
+_IN_CHECKOUT = (_CHECKOUT / "templates").is_dir()
+HOME = _CHECKOUT if _IN_CHECKOUT else Path(__file__).parent / "share"
+
+
+def version() -> str:
+    """This generator's version."""
+    if _IN_CHECKOUT:
+        return (_CHECKOUT / "VERSION").read_text().strip()
+    return metadata.version("zgen")

@@ -1,0 +1,1 @@
+"""passes -- from a graph to the parts of a Plan."""

@@ -1,0 +1,84 @@
+"""activations.py -- the steps of values that backward needs, where they lie in the host arena until
+then (`train.offload_activations`): units' inputs, and what blocks save.
+
+    main   the function that reads value i last fills slot i % k of class `near.C`
+    down   the value, from the slot to place i of class `far.C`
+    main   the function that makes value i + k there
+    up     the value, to the slot, beside the backward of the unit behind
+    main   the backward that reads it
+
+C is `x`, or `save.KIND`. The last k values of a class stay: nothing takes their slots. Of x,
+backward has its unit's output and input and gets the next input, so k is 3; of what is saved it
+is 2.
+"""
+from __future__ import annotations
+
+from ..plan.plan import Event, Ref
+from .hops import Hop, free, full
+from .rings import Use
+from .steps import Steps
+
+
+def _kept(m: Steps, u: Use) -> list[tuple[str, int]]:
+    """What a unit's backward needs of its forward, of classes that move: (class, value)."""
+    both = []
+    if u.x >= 0:
+        both.append(("x", u.x))
+    if u.kind.saved:
+        both.append((f"save.{u.kind.name}", u.index))
+    return [(c, i) for c, i in both if c in m.near]
+
+
+def _going(m: Steps, u: Use) -> list[tuple[str, int]]:
+    """Those that do not stay."""
+    return [(c, i) for c, i in _kept(m, u) if goes(m, c, i)]
+
+
+def goes(m: Steps, cls: str, i: int) -> bool:
+    """Is value i in the host arena between forward and backward?"""
+    near, count, _ = m.near.get(cls, (0, 0, 0))
+    return i < count - near
+
+
+def _slot(m: Steps, cls: str, i: int) -> Ref:
+    return m.placed(cls, i, 0)
+
+
+def _made(m: Steps, u: Use) -> list[tuple[str, int]]:
+    """What a unit's forward makes of them, which its backward is the last to read."""
+    saved = [(c, i) for c, i in _kept(m, u) if c != "x"]
+    return [("x", u.y), *saved] if "x" in m.near else saved
+
+
+def before(m: Steps, u: Use) -> tuple[tuple[Event, ...], tuple[Event, ...]]:
+    """Brings what the backward behind u needs; what u waits for, and records."""
+    waits: list[Event] = []
+    recs: list[Event] = []
+    going = [_slot(m, c, i) for c, i in _going(m, u)]
+    if u.body == "fwd" and u.first:         # where values were that are down by now
+        waits = [free(_slot(m, c, i)) for c, i in _made(m, u) if i >= m.near[c][0]]
+    if u.body == "fwd" and u.last:
+        recs = [full(slot) for slot in going]
+    if u.body == "bwd" and u.first:
+        _raise(m, u)
+        waits = [full(slot) for slot in going]
+    if u.body == "bwd" and u.last:
+        recs = [free(_slot(m, c, i)) for c, i in _made(m, u)]
+    return tuple(waits), tuple(recs)
+
+
+def _raise(m: Steps, u: Use) -> None:
+    """The values before those that u needs."""
+    for c, i in _kept(m, u):
+        if i and goes(m, c, i - 1):
+            hop = Hop("up", Ref(f"far.{c}", i - 1), _slot(m, c, i - 1), takes=False)
+            m.copy(hop, u.unit, m.near[c][2])
+
+
+def after(m: Steps, u: Use) -> None:
+    """What nothing of forward reads any more goes down."""
+    if u.body != "fwd" or not u.last:
+        return
+    for c, i in _going(m, u):
+        hop = Hop("down", _slot(m, c, i), Ref(f"far.{c}", i), fills=False)
+        m.copy(hop, u.unit, m.near[c][2])

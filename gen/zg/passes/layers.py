@@ -1,0 +1,71 @@
+"""layers.py -- the steps of a use where all of a rank's grains go through a unit before the next
+one's turn (`train.accumulate: layers`): it is gathered once for all, and reduced once.
+
+    main    the function on a grain fills a slot of class `leaf`
+    sum     takes it: its leaf on the sums, a count of grains
+    sum     after the last: the count back to none
+    reduce  follows: the sums that were made in class `pend`, where own grains are summed first
+Leaves that several units write wait for the last of these, in a slot for each grain; so does that
+of `keep`, which comes beside another.
+"""
+from __future__ import annotations
+
+from typing import Sequence
+
+from ..graph.graph import Graph
+from ..plan.plan import Event, Ref
+from ..read.spec import Spec
+from . import grain, offload
+from .hops import move
+from .rings import Leaf, Use
+from .shard import persists
+from .steps import Reduction, Steps
+
+TURNS = 8192                    # units x grains: each is some lines of the plan
+
+
+def few(spec: Spec, graph: Graph) -> None:
+    """Refuses a plan of too many lines."""
+    units, grains = sum(k.count for k in graph.kinds), spec.together
+    if grains > 1 and units * grains > TURNS:
+        raise spec.wrong("train.accumulate", f"layers takes {grains} micro-batches through each of "
+                         f"{units} units; a plan holds {TURNS} such turns",
+                         f"grains, or up to {TURNS // units} micro-batches a rank")
+
+
+def use(m: Steps, u: Use, waits: tuple[Event, ...], begun: Sequence[Leaf],
+        whole: Sequence[Leaf]) -> None:
+    """begun, whole: the leaves that u writes first, and last."""
+    now = [x for x in whole if x in begun and not persists(x[0])]   # `pend` is for one at a time
+    if waits:
+        m.add("main", "mark", u.unit, waits=waits)
+    for g in range(m.together):
+        grain.one(m, u, g, (), begun, whole, grain.release(u) if g == m.together - 1 else ())
+        _push(m, u, now, g)
+    _end(m, u, now)
+    for x in whole:
+        if x not in now:
+            for g in range(m.together):
+                _push(m, u, [x], g)
+            _end(m, u, [x])
+
+
+def _push(m: Steps, u: Use, leaves: Sequence[Leaf], g: int) -> None:
+    for x in leaves:
+        grain.leaf_done(m, u, x, g)
+    if leaves:
+        m.add("sum", "count", outs=(Ref("ctl", 0),))
+
+
+def _end(m: Steps, u: Use, leaves: Sequence[Leaf]) -> None:
+    if leaves:
+        m.add("sum", "recount", outs=(Ref("ctl", 0),))
+    if not leaves or not m.shards.apart:
+        return
+    m.follow("reduce", "sum")
+    for f, l, _ in leaves:
+        own = Reduction("join", f"{f}[{l}]", m.flats[f], 4)
+        if m.shards.below:
+            offload.land(m, own, l)
+        else:
+            m.reduce(own, move("sum", Ref("pend", 0), Ref(f"sum.{f}", l)))

@@ -1,0 +1,1 @@
+"""plan -- the Plan, its text, its loops."""

@@ -1,0 +1,1 @@
+"""read -- files to a Spec; every error of a user."""

@@ -1,0 +1,407 @@
+"""schema.py -- what a spec may hold: the records that the passes read, each key's type and range.
+
+Invariants
+ 1. A record that exists is in range: nothing after the reader checks a number's sign or size again.
+ 2. A key's type says what is allowed in words that stand in the error.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Mapping
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainValidator
+
+from ..facts import kinds
+from ..facts.families import FAMILIES
+from .keytypes import (DIM, ELEMS, LAYERS, RANKS, RECOMPUTE, TARGETS, TOKEN, Auto, Choice, Count,
+                       Elems, ElemsOrNone, Flag, Folder, Integer, Layered, Name, Pattern, Real,
+                       Tiny, Title, again, as_list, margin, pages, rule, some, target, two,
+                       unique, whole_bytes)
+from .node import SpecError
+
+
+# ---- what the passes read
+
+@dataclass(frozen=True)
+class Weight:
+    """A tensor of an op; parts: the (name, rows) that it has in the weights' file, more than one
+    where several lie side by side. Names are without the unit's. Rows of `shape` beyond the parts'
+    are zeros: the vocabulary's last."""
+    name: str
+    parts: tuple[tuple[str, int], ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the op table (facts/ops.py) in a model: its dims, and its tensors by the table's
+    words. tied: the embedding's tensor that is its w."""
+    name: str
+    dims: Mapping[str, object]
+    weights: Mapping[str, Weight] = field(default_factory=dict)
+    tied: str = ""
+
+
+@dataclass(frozen=True)
+class Op:
+    """kind and args as in the spec, defaults filled in; ops: of a residual; rows: what any other
+    op is made of, in order."""
+    kind: str
+    args: Mapping[str, object]
+    ops: tuple[Op, ...] = ()
+    rows: tuple[Row, ...] = ()
+
+
+@dataclass(frozen=True)
+class Unit:
+    """kind: embedding, blocks or head; name holds {l} in blocks, else it is ''."""
+    kind: str
+    repeat: int
+    name: str
+    ops: tuple[Op, ...]
+
+
+@dataclass(frozen=True)
+class Model:
+    """vocab V, width C; names: a family (facts/families.py)."""
+    vocab: int
+    width: int
+    names: str
+    units: tuple[Unit, ...]
+
+
+_KEYS = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+
+@dataclass(frozen=True)
+class OffloadOptimizer:
+    """Where the optimizer's states lie: its step runs on the host; buffer_count: tiles on their
+    way. ratio: the share of each shard that this is so for, the rest stays on the device.
+    nvme_path: the directory of a rank's file."""
+    __pydantic_config__ = _KEYS
+    device: Choice("none", "cpu", "nvme") = "none"
+    buffer_count: Integer(1, 64) = 4
+    ratio: Real(0.0, 1.0) = 1.0
+    nvme_path: Folder | None = None
+
+
+@dataclass(frozen=True)
+class OffloadParam:
+    """Where parameters lie that no rank keeps whole; max_in_cpu: of a rank's, so many elements stay
+    on the host though the device is nvme, whole flats in the plan's order."""
+    __pydantic_config__ = _KEYS
+    device: Choice("none", "cpu", "nvme") = "none"
+    nvme_path: Folder | None = None
+    max_in_cpu: ElemsOrNone = 0
+
+
+@dataclass(frozen=True)
+class Aio:
+    """How the file is read and written: in blocks of bytes, so many at once."""
+    __pydantic_config__ = _KEYS
+    block_size: Annotated[int, PlainValidator(pages)] = 1_048_576
+    queue_depth: Integer(1, 4096) = 8
+
+
+@dataclass(frozen=True)
+class Zero:
+    """DeepSpeed's names, defaults and meaning; sizes in elements. replicate: tensors' patterns."""
+    __pydantic_config__ = _KEYS
+    stage: Integer(0, 3) = 0
+    reduce_bucket_size: Elems = 500_000_000
+    allgather_bucket_size: Elems = 500_000_000
+    overlap_comm: Flag = True
+    stage3_prefetch_bucket_size: Auto(0, ELEMS) = None      # auto: one unit ahead
+    stage3_param_persistence_threshold: ElemsOrNone = 100_000
+    stage3_max_live_parameters: ElemsOrNone = 1_000_000_000
+    stage3_max_reuse_distance: ElemsOrNone = 0              # 0: every unit is gathered for each use
+    replicate: tuple[Pattern, ...] = ()
+    sub_group_size: ElemsOrNone = 4_194_304     # of a shard, updated at a time; 0: that default
+    offload_optimizer: OffloadOptimizer = OffloadOptimizer()
+    offload_param: OffloadParam = OffloadParam()
+    aio: Aio = Aio()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tensors by patterns of their names: a factor of lr, a weight decay of their own (None: the
+    optimizer's), or frozen."""
+    __pydantic_config__ = _KEYS
+    match: Annotated[tuple[Pattern, ...], AfterValidator(some)]
+    lr_factor: Real(0.0, 1e3) = 1.0
+    weight_decay: Real(0.0, 1e3) = None
+    frozen: Flag = False
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """clip 0: none. decay: which tensors weight_decay applies to. moments: how they are stored;
+    bf16 is rounded by chance, so that small steps add up. masters: f32 copies of what is stored in
+    less; without them parameters are rounded by chance too. groups: the first that matches a tensor
+    has it. None: a key that the type does not take."""
+    __pydantic_config__ = _KEYS
+    lr: Real(0.0, 1e3)
+    type: Choice(*kinds.OPTIMIZERS) = "AdamW"
+    betas: Annotated[tuple[Real(0.0, 0.999999999), ...], AfterValidator(two)] = None
+    eps: Tiny = None
+    momentum: Real(0.0, 0.999999999) = None
+    nesterov: Flag = None
+    weight_decay: Real(0.0, 1e3) = 0.0
+    decay: Choice("matrices", "all") = "matrices"
+    clip: Real(0.0, 1e30) = 1.0
+    moments: Choice("f32", "bf16") = "f32"
+    masters: Flag = True
+    groups: tuple[Group, ...] = ()
+
+
+_Steps = Integer(0, 2 ** 53)
+_Rate = Real(0.0, 1e3)
+_Share = Real(0.0, 0.999999999)
+_Stairs = Integer(0, 2 ** 20)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """All steps are training steps that were applied. warmup: from 0 to lr; steps: where a decay
+    meets min_lr; decay: how many steps wsd's takes. The others are DeepSpeed's, as it means them.
+    None: the type does not take it, or warmup_max_lr is lr, and a cycle's second half its first."""
+    __pydantic_config__ = _KEYS
+    type: Choice(*kinds.SCHEDULES) = "constant"
+    warmup: _Steps = None
+    steps: _Steps = None
+    min_lr: _Rate = None
+    decay: Integer(1, 2 ** 53) = None
+    warmup_min_lr: _Rate = None
+    warmup_max_lr: _Rate = None
+    warmup_num_steps: Integer(0, DIM) = None        # 0 and 1 mean 2
+    warmup_type: Choice("log", "linear") = None
+    total_num_steps: Count = None
+    warmup_min_ratio: Real(0.0, 1.0) = None
+    cos_min_ratio: Real(0.0, 1.0) = None
+    cycle_min_lr: _Rate = None
+    cycle_max_lr: _Rate = None
+    decay_lr_rate: Real(0.0, 1e9) = None
+    cycle_first_step_size: Count = None
+    cycle_second_step_size: Integer(0, DIM) = None
+    cycle_first_stair_count: _Stairs = None
+    cycle_second_stair_count: _Stairs = None
+    decay_step_size: Integer(0, DIM) = None
+    cycle_momentum: Flag = None
+    cycle_min_mom: _Share = None
+    cycle_max_mom: _Share = None
+    decay_mom_rate: Real(0.0, 0.0) = None
+
+
+# A section's types, the keys that each takes and their defaults
+TYPES = {Optimizer: kinds.OPTIMIZERS, Schedule: kinds.SCHEDULES}
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """What f16 multiplies gradients by, as DeepSpeed's fp16: `scale` in every step, or, where it is
+    0, from 2 ^ initial_scale_power on what overflows and `window` steps without make of it."""
+    __pydantic_config__ = _KEYS
+    scale: Real(0.0, 2.0 ** 127) = 0.0
+    initial_scale_power: Integer(0, 127) = 16
+    window: Count = 1000
+    hysteresis: Count = 2                   # that many overflows before it is halved
+    consecutive_hysteresis: Flag = False    # every step without one makes hysteresis whole
+    min: Real(2.0 ** -126, 2.0 ** 127) = 1.0
+
+
+@dataclass(frozen=True)
+class Train:
+    """global_batch G and micro_batch B in samples of `sequence` T tokens. recompute: the ops of
+    blocks whose values backward makes again; memory_budget: bytes of the arena on each target, for
+    which more of them may be, and more may lie on the host. sum: of leaves, one tree, a fold, or
+    trees of so many in a row, folded. head_chunk: tokens of a chunk in which
+    the head and the loss go through a micro-batch, None: as the shape asks for. accumulate: a
+    rank's micro-batches of a step go through the model one after the other (grains), or all of them
+    through each layer. offload_activations: what backward needs lies in the host arena until then.
+    max_skips: skipped steps in a row that end a run, but for those that lower a dynamic loss scale,
+    which ends it at its least. sm_margin: SMs of a GPU that products leave to NCCL, which takes no
+    more; 0: neither is bounded."""
+    __pydantic_config__ = _KEYS
+    global_batch: Count
+    micro_batch: Count
+    sequence: Count
+    optimizer: Optimizer
+    precision: Choice("f32", "bf16", "f16") = "f32"
+    loss_scale: LossScale = LossScale()
+    max_skips: Count = 20
+    schedule: Schedule = field(default_factory=Schedule)
+    seed: Integer(0, 2 ** 64 - 1) = 1
+    sum: Annotated[str | dict[str, int], PlainValidator(rule)] = field(
+        default_factory=lambda: {"block": 16})
+    head_chunk: Auto(1, DIM) = None
+    recompute: Annotated[tuple[str, ...], PlainValidator(again)] = ()
+    reduction: Choice("exact", "fast") = "exact"
+    sm_margin: Annotated[int, PlainValidator(margin)] = 0
+    accumulate: Choice("grains", "layers") = "grains"
+    offload_activations: Flag = False
+    memory_budget: Annotated[int, PlainValidator(whole_bytes)] | None = None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that a rank may take: of its device, of its host, of its disk. None: as many as it
+    needs."""
+    __pydantic_config__ = _KEYS
+    device: Annotated[int, PlainValidator(whole_bytes)] | None = None
+    host: Annotated[int, PlainValidator(whole_bytes)] | None = None
+    file: Annotated[int, PlainValidator(whole_bytes)] | None = None
+
+
+@dataclass(frozen=True)
+class Cluster:
+    __pydantic_config__ = _KEYS
+    ranks: Integer(1, RANKS) = 1
+    memory: Memory = Memory()
+
+
+@dataclass(frozen=True)
+class Data:
+    """ignore: the token that is never a target; None: every token is one."""
+    __pydantic_config__ = _KEYS
+    ignore: Integer(0, TOKEN) | None = None
+
+
+@dataclass(frozen=True)
+class Spec:
+    """notes: what the user should hear though nothing is wrong. places: where each key that is
+    given stands."""
+    name: str
+    model: Model
+    zero: Zero
+    train: Train
+    cluster: Cluster
+    targets: tuple[str, ...]
+    data: Data
+    notes: tuple[str, ...] = ()
+    places: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def grains(self) -> int:
+        """Of a rank in a step: how often it accumulates."""
+        return self.train.global_batch // (self.train.micro_batch * self.cluster.ranks)
+
+    @property
+    def block(self) -> int:
+        """Leaves in a row that are summed by a tree, a power of two; trees are added in order. 1 is
+        a fold, as many as there are or more one tree."""
+        every = 1 << (self.grains * self.cluster.ranks - 1).bit_length()
+        words, said = {"tree": every, "fold": 1}, self.train.sum
+        return min(words[said] if isinstance(said, str) else said["block"], every)
+
+    @property
+    def together(self) -> int:
+        """Grains that go through a unit before the next one's turn."""
+        return self.grains if self.train.accumulate == "layers" else 1
+
+    def wrong(self, key: str, what: str, allowed: str, hint: str = "") -> SpecError:
+        """An error about a key that only a later pass can see."""
+        near = key
+        while near and near not in self.places:
+            near = near.rpartition(".")[0]
+        return SpecError(f"{self.places[near]}: {key}: {what}; {hint}allowed: {allowed}")
+
+
+# ---- the model's keys, before their shapes are checked (shapes.py)
+
+class _Keys(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Embedding(_Keys):
+    tokens: Name
+    positions: Name | None = None
+    context: Count | None = None
+
+
+class LayerNorm(_Keys):
+    name: Name
+    eps: Tiny = 1e-5
+    bias: Flag = True
+
+
+class RmsNorm(_Keys):
+    name: Name
+    eps: Tiny = 1e-6
+
+
+class Scaling(_Keys):
+    type: Choice("llama3")
+    factor: Real(1.0, 1e9)
+    low_freq_factor: Real(1e-9, 1e9)
+    high_freq_factor: Real(1e-9, 1e9)
+    original_context: Count
+
+
+class Rope(_Keys):
+    theta: Real(1.0, 1e12)
+    scaling: Scaling | None = None
+
+
+class Attention(_Keys):
+    name: Name
+    heads: Count
+    kv_heads: Count = None
+    head_dim: Count = None
+    bias: Flag = False
+    out_bias: Flag = None
+    rope: Rope | None = None
+    qk_norm: Flag = False
+    eps: Tiny = 1e-6
+
+
+class Linear(_Keys):
+    name: Annotated[tuple[Name, ...], BeforeValidator(as_list), AfterValidator(some)] = ()
+    out: Annotated[tuple[Count, ...], BeforeValidator(as_list), AfterValidator(some)] = ()
+    bias: Flag = False
+    tied: Name = None
+
+
+class Swiglu(_Keys):
+    pass
+
+
+class OpKeys(_Keys):
+    """One of these."""
+    residual: Annotated[tuple[OpKeys, ...], AfterValidator(some)] = None
+    layernorm: LayerNorm = None
+    rmsnorm: RmsNorm = None
+    attention: Attention = None
+    linear: Linear = None
+    gelu: Choice("tanh", "erf") = None
+    swiglu: Swiglu = None
+
+
+Ops = Annotated[tuple[OpKeys, ...], AfterValidator(some)]
+
+
+class UnitKeys(_Keys):
+    """embedding, or blocks with name and ops, or head."""
+    embedding: Embedding = None
+    blocks: Integer(1, LAYERS) = None
+    name: Layered = None
+    ops: Ops = None
+    head: Ops = None
+
+
+class ModelKeys(_Keys):
+    vocab: Integer(2, DIM)
+    width: Count
+    names: Choice(*FAMILIES)
+    units: tuple[UnitKeys, ...]
+
+
+class SpecKeys(_Keys):
+    """A whole file."""
+    name: Title = "model"
+    model: ModelKeys
+    zero: Zero = Zero()
+    train: Train
+    cluster: Cluster = Cluster()
+    targets: Annotated[tuple[Annotated[str, PlainValidator(target)], ...], AfterValidator(some),
+                       AfterValidator(unique)] = TARGETS
+    data: Data = Data()

@@ -1,0 +1,318 @@
+"""shapes.py -- the ops of a model to rows of the op table: every shape and name, checked.
+
+The one walk that knows them: the graph is made of what it returns. Letters are those of
+facts/ops.py.
+"""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Mapping, NamedTuple, Sequence
+
+from ..facts import ops
+from ..facts.families import FAMILIES
+from .node import Node, SpecError, dotted
+from .schema import (DIM, ELEMS, Attention, Embedding, LayerNorm, Linear, ModelKeys, Op, OpKeys,
+                     RmsNorm, Row, Swiglu, Weight)
+
+Path = tuple[str | int, ...]
+TENSORS = 2 ** 20               # of a model: a weights' file lists them all
+OPS = tuple(OpKeys.model_fields)
+
+
+def fail(root: Node, path: Path, wrong: str, allowed: str) -> SpecError:
+    """The error at a key; where it stands is the nearest thing above that is in the file."""
+    return SpecError(f"{root.at(path).where}: {dotted(path)}: {wrong}; allowed: {allowed}")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Of a key: place / "name" is that of a key below."""
+    root: Node
+    path: Path
+
+    def __truediv__(self, key: str | int) -> Place:
+        return Place(self.root, (*self.path, key))
+
+    def fail(self, wrong: str, allowed: str) -> SpecError:
+        return fail(self.root, self.path, wrong, allowed)
+
+
+class Heads(NamedTuple):
+    """Of an attention: H of queries, G of keys and of values, each D wide."""
+    H: int
+    G: int
+    D: int
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """Of all q, k and v heads."""
+        return self.H * self.D, self.G * self.D, self.G * self.D
+
+    def dims(self, eps: float) -> Mapping[str, object]:
+        H, G, D = self
+        return {"H": H, "G": G, "D": D, "E": sum(self.widths), "J": H + G, "Q": H * D,
+                "scale": 1.0 / math.sqrt(D), "eps": eps}
+
+
+class Made(NamedTuple):
+    """Of an op: the width that leaves, its keys with defaults, what it stands for."""
+    width: int
+    args: Mapping[str, object]
+    rows: tuple[Row, ...] = ()
+    ops: tuple[Op, ...] = ()
+
+
+@dataclass
+class Walk:
+    """Goes through the units once; counts elements and tensors on the way."""
+    model: ModelKeys
+    prefix: str = ""            # of the unit's tensors
+    repeat: int = 1
+    last: Path = ()             # of the op that makes the logits
+    elems: int = 0
+    made: int = 0               # elements of all values in a row of the batch
+    tensors: dict[str, None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.family = FAMILIES[self.model.names]
+
+    def width(self, at: Place, n: int) -> int:
+        """n, the width of a value."""
+        if n > DIM:
+            raise at.fail(f"makes a value {n} wide", f"widths up to {DIM}")
+        self.made += n * self.repeat
+        return n
+
+    # ---- tensors
+
+    def tensor(self, at: Place, names: Sequence[str], what: str, rows: Sequence[int],
+               shape: tuple[int, ...]) -> Weight:
+        """The tensors NAME.WHAT, one after the other, in every layer of the unit."""
+        row = math.prod(shape[1:])
+        self.elems += sum(rows) * row * self.repeat
+        count = len(self.tensors) + len(names) * self.repeat
+        if self.elems > ELEMS or count > TENSORS:
+            raise at.fail(f"the model grows beyond {ELEMS} elements or {TENSORS} tensors",
+                          "a smaller model")
+        parts = [f"{name}.{what}" for name in names]
+        for part in parts:
+            self.claim(at, part)
+        joined = "+".join(names)
+        return Weight(f"{joined}.{what}", tuple(zip(parts, rows)), shape)
+
+    def claim(self, at: Place, name: str) -> None:
+        for layer in range(self.repeat):
+            full = (self.prefix + name).replace("{l}", str(layer))
+            if full in self.tensors:
+                raise at.fail(f"there is a tensor {full} already", "each name once")
+            self.tensors[full] = None
+
+    def vector(self, at: Place, name: str, what: str, width: int) -> Weight:
+        return self.tensor(at, [name], what, [width], (width,))
+
+    def by_token(self, at: Place, name: str, what: str, *row: int) -> Weight:
+        """A row for each token; as stored, a few rows more."""
+        V = self.model.vocab
+        stored = ops.up(V, ops.VOCAB)
+        return self.tensor(at, [name], what, [V], (stored, *row))
+
+    def dense(self, at: Place, names: Sequence[str], x: int, outs: Sequence[int], bias: bool
+              ) -> Row:
+        """A linear, or several side by side."""
+        out = sum(outs)
+        if self.family.out_in:
+            w = self.tensor(at, names, "weight", outs, (out, x))
+        else:
+            w = self.tensor(at, names, "weight", [x], (x, out))
+        weights = {"w": w}
+        if bias:
+            weights["b"] = self.tensor(at, names, "bias", outs, (out,))
+        return _linear(out, x, self.family.out_in, weights)
+
+    # ---- ops
+
+    def ops(self, at: Place, keys: Sequence[OpKeys], x: int) -> tuple[int, tuple[Op, ...]]:
+        """The width that leaves, and the ops with their defaults."""
+        made = []
+        for i, op in enumerate(keys):
+            x, done = self.op(at / i, op, x)
+            made.append(done)
+        return x, tuple(made)
+
+    def op(self, at: Place, keys: OpKeys, x: int) -> tuple[int, Op]:
+        kinds = sorted(keys.model_fields_set)
+        if len(kinds) != 1:
+            raise at.fail(f"holds {len(kinds)} ops", "one of " + ", ".join(OPS))
+        kind = kinds[0]
+        value = getattr(keys, kind)
+        made = _OPS[kind](self, at / kind, value, x)
+        width = self.width(at / kind, made.width)
+        return width, Op(kind, _frozen(made.args), made.ops, made.rows)
+
+    def residual(self, at: Place, keys: Sequence[OpKeys], x: int) -> Made:
+        y, inner = self.ops(at, keys, x)
+        if y != x:
+            raise at.fail(f"the branch begins {x} wide and ends {y} wide",
+                          "a branch that keeps the width")
+        return Made(x, {}, ops=inner)
+
+    def layernorm(self, at: Place, a: LayerNorm, x: int) -> Made:
+        weights = {"w": self.vector(at / "name", a.name, "weight", x)}
+        if a.bias:
+            weights["b"] = self.vector(at / "name", a.name, "bias", x)
+        return _made(x, a, Row("layernorm", {"C": x, "eps": a.eps}, weights))
+
+    def rmsnorm(self, at: Place, a: RmsNorm, x: int) -> Made:
+        weight = self.vector(at / "name", a.name, "weight", x)
+        return _made(x, a, Row("rmsnorm", {"C": x, "eps": a.eps}, {"w": weight}))
+
+    def gelu(self, at: Place, kind: str, x: int) -> Made:
+        row = Row("gelu", {"F": x, "kind": ops.KINDS[kind]})
+        return Made(x, {"kind": kind}, (row,))
+
+    def swiglu(self, at: Place, a: Swiglu, x: int) -> Made:
+        if x % 2:
+            raise at.fail(f"its input is {x} wide", "an even width: gate and up side by side")
+        half = x // 2
+        return Made(half, {}, (Row("swiglu", {"F": half}),))
+
+    # ---- attention
+
+    def attention(self, at: Place, a: Attention, x: int) -> Made:
+        """q k v linear, norms and turns of q and k, attention, output linear."""
+        heads = self.heads(at, a)
+        _turned(at / "rope", a, heads.D)
+        self.width(at, sum(heads.widths))
+        C, dims, name = self.model.width, heads.dims(a.eps), at / "name"
+        bias = a.bias if a.out_bias is None else a.out_bias
+        rope = a.rope and a.rope.model_dump()
+        rows = [self.into(name, a, x, heads)]
+        if a.qk_norm:
+            rows.append(self.normed(name, a, heads))
+        if rope:
+            rows.append(Row("rope", {**dims, "rope": rope}))
+        rows.append(Row("attention", dims))
+        out = f"{a.name}.{self.family.out}"
+        rows.append(self.dense(name, [out], dims["Q"], [C], bias))
+        said = {"kv_heads": heads.G, "head_dim": heads.D, "out_bias": bias, "rope": rope}
+        return Made(C, {**a.model_dump(), **said}, tuple(rows))
+
+    def into(self, at: Place, a: Attention, x: int, heads: Heads) -> Row:
+        """The linear of q, k and v, or three."""
+        names = [f"{a.name}.{part}" for part in self.family.qkv]
+        widths = heads.widths if len(names) > 1 else [sum(heads.widths)]
+        return self.dense(at, names, x, widths, a.bias)
+
+    def normed(self, at: Place, a: Attention, heads: Heads) -> Row:
+        q, k = [f"{a.name}.{norm}" for norm in self.family.norms]
+        weights = {"wq": self.vector(at, q, "weight", heads.D),
+                   "wk": self.vector(at, k, "weight", heads.D)}
+        return Row("qknorm", heads.dims(a.eps), weights)
+
+    def heads(self, at: Place, a: Attention) -> Heads:
+        C, H = self.model.width, a.heads
+        G = H if a.kv_heads is None else a.kv_heads
+        if H % G:
+            raise (at / "kv_heads").fail(f"{G} does not divide heads {H}", "a divisor of heads")
+        if a.head_dim is None and C % H:
+            raise (at / "heads").fail(f"{H} does not divide width {C}",
+                                      "a divisor of width, or head_dim")
+        D = C // H if a.head_dim is None else a.head_dim
+        if D > 1024:
+            raise (at / "head_dim").fail(f"heads of {D}", "at most 1024 a head")
+        return Heads(H, G, D)
+
+    # ---- linears
+
+    def linear(self, at: Place, a: Linear, x: int) -> Made:
+        if a.tied is not None:
+            return self.tied(at, a, x)
+        for key in ("name", "out"):
+            if not getattr(a, key):
+                raise (at / key).fail("is missing",
+                                      "name and out, or in the head `tied: EMBEDDING` alone")
+        if len(a.name) != len(a.out):
+            raise (at / "out").fail(f"{len(a.out)} widths for {len(a.name)} names",
+                                    "one width for each name")
+        if len(a.name) > 1 and not self.family.out_in:
+            good = " or ".join(n for n, family in FAMILIES.items() if family.out_in)
+            raise (at / "name").fail(
+                "several linears side by side need weights [out,in]",
+                f"one name with `names: {self.model.names}`, or `names: {good}`")
+        if at.path[:-1] == self.last and a.out == (self.model.vocab,):
+            return _made(a.out[0], a, self.logits(at / "name", a, x))
+        return _made(sum(a.out), a, self.dense(at / "name", a.name, x, a.out, a.bias))
+
+    def logits(self, at: Place, a: Linear, x: int) -> Row:
+        name, = a.name
+        weights = {"w": self.by_token(at, name, "weight", x)}
+        if a.bias:
+            weights["b"] = self.by_token(at, name, "bias")
+        return _linear(ops.up(self.model.vocab, ops.VOCAB), x, True, weights)
+
+    def tied(self, at: Place, a: Linear, x: int) -> Made:
+        """The head's linear with the token embedding [V,C] as its weight."""
+        C, V = self.model.width, self.model.vocab
+        embedding = self.model.units[0].embedding.tokens
+        others = sorted(a.model_fields_set - {"tied"})
+        if others:
+            raise (at / others[0]).fail("says again what `tied` says, or against it",
+                                        "`tied` alone")
+        here = at / "tied"
+        if a.tied != embedding:
+            raise here.fail(f"there is no embedding '{a.tied}'", embedding)
+        if at.path[:-1] != self.last:
+            inside = at.path[-3] == "head"
+            raise here.fail("stands before the head's end" if inside else
+                            "stands outside the head", "the last op of the head")
+        if x != C:
+            raise here.fail(f"its input is {x} wide", f"the width of the embedding, {C}")
+        row = _linear(ops.up(V, ops.VOCAB), x, True, {}, f"{a.tied}.weight")
+        return Made(V, {**a.model_dump(), "out": (V,)}, (row,))
+
+    def embedding(self, at: Place, e: Embedding) -> Op:
+        C = self.model.width
+        weights = {"wte": self.by_token(at / "tokens", e.tokens, "weight", C)}
+        if (e.positions is None) != (e.context is None):
+            alone = "positions" if e.context is None else "context"
+            raise (at / alone).fail("comes alone", "positions and context, or neither")
+        if e.positions is not None:
+            weights["wpe"] = self.tensor(at / "positions", [e.positions], "weight", [e.context],
+                                         (e.context, C))
+        row = Row("embed", {"P": e.context}, weights)
+        return Op("embedding", _frozen(e.model_dump()), rows=(row,))
+
+
+_OPS = {"residual": Walk.residual, "layernorm": Walk.layernorm, "rmsnorm": Walk.rmsnorm,
+        "attention": Walk.attention, "linear": Walk.linear, "gelu": Walk.gelu,
+        "swiglu": Walk.swiglu}
+
+
+def _turned(at: Place, a: Attention, D: int) -> None:
+    """Checks the rotary positions of heads."""
+    if a.rope and D % 2:
+        raise at.fail(f"turns pairs, and head_dim is {D}", "rope with an even head_dim")
+    scaling = a.rope and a.rope.scaling
+    if not scaling:
+        return
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    if low >= high:
+        raise (at / "scaling" / "low_freq_factor").fail(
+            f"{low:g} is not below high_freq_factor {high:g}", "low_freq_factor < high_freq_factor")
+
+
+def _linear(out: int, x: int, out_in: bool, weights: Mapping[str, Weight], tied: str = "") -> Row:
+    return Row("linear", {"N": out, "K": x, "layout": int(out_in)}, weights, tied)
+
+
+def _made(width: int, keys: LayerNorm | RmsNorm | Linear, row: Row) -> Made:
+    return Made(width, keys.model_dump(), (row,))
+
+
+def _frozen(value: object) -> object:
+    """A mapping that cannot be changed, nor those in it."""
+    if not isinstance(value, dict):
+        return value
+    return MappingProxyType({key: _frozen(below) for key, below in value.items()})

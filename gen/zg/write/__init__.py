@@ -1,0 +1,1 @@
+"""write -- a Plan as C, as tables, as text."""

@@ -1,0 +1,36 @@
+"""bundle.py -- a folder that make or ninja builds: train.c and all that it needs."""
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from .. import home
+
+# What is written beside the runtime and the kernels.
+FILES = {
+    "Makefile": "include runtime/program.mk\n",
+    "build.ninja": "include runtime/program.ninja\n",
+    "out/.gitignore": "*\n!.gitignore\n!train.c\n",
+}
+
+
+def write(source: str, path: str) -> None:
+    """The folder of a train.c. OSError: it cannot be written, or is there and not empty; then
+    there is nothing new."""
+    there = Path(path)
+    made = Path(tempfile.mkdtemp(prefix=".zgen.", dir=there.absolute().parent))
+    try:
+        for name in ("runtime", "kernels"):
+            shutil.copytree(home.HOME / name, made / name,
+                            ignore=shutil.ignore_patterns("__pycache__"))
+        (made / "out").mkdir()
+        files = {**FILES, "VERSION": f"{home.version()}\n", "out/train.c": source}
+        for name, text in files.items():
+            (made / name).write_text(text)
+        made.chmod(0o755)
+        os.rename(made, there)              # onto nothing, or an empty folder
+    except BaseException:
+        shutil.rmtree(made)
+        raise

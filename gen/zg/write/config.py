@@ -1,0 +1,83 @@
+"""config.py -- the effective values of a spec's keys, a line each, and where each came from.
+
+    zero.stage: 3                # ds_config.json:12: zero_optimization.stage
+
+A line behind # is a place in a file, --set, `default`, or `derived` from other keys. What is not
+the model's can be given back: every such line is a --set KEY=VALUE with its first colon as =.
+"""
+from __future__ import annotations
+
+import json
+from dataclasses import fields, is_dataclass
+from typing import Iterator, Mapping
+
+from ..read.schema import Op, Optimizer, Schedule, Spec, Unit
+
+WIDTH = 66                      # of the left column: fixed, so that a change moves no other line
+# What another key says where these are left out; anything else has a default.
+DERIVED = ("kv_heads", "head_dim", "out_bias", "out", "ignore")
+
+
+def _ops(path: str, ops: tuple[Op, ...]) -> Iterator[tuple[str, object]]:
+    for i, op in enumerate(ops):
+        yield from _op(f"{path}[{i}].{op.kind}", op)
+
+
+def _op(path: str, op: Op) -> Iterator[tuple[str, object]]:
+    if op.kind == "gelu":
+        yield path, op.args["kind"]
+    elif not op.args and not op.ops:
+        yield path, {}
+    else:
+        yield from _ops(path, op.ops)
+        yield from _leaves(path, op.args)
+
+
+def _unit(path: str, unit: Unit) -> Iterator[tuple[str, object]]:
+    if unit.kind == "embedding":
+        yield from _op(f"{path}.embedding", unit.ops[0])
+    elif unit.kind == "head":
+        yield from _ops(f"{path}.head", unit.ops)
+    else:
+        yield f"{path}.blocks", unit.repeat
+        yield f"{path}.name", unit.name
+        yield from _ops(f"{path}.ops", unit.ops)
+
+
+def _leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
+    """All keys below a record or mapping, and their values."""
+    if isinstance(value, Unit):
+        yield from _unit(path, value)
+    elif isinstance(value, Mapping):
+        for key, below in value.items():
+            yield from _leaves(f"{path}.{key}", below)
+    elif is_dataclass(value):
+        for f in fields(value):
+            below = getattr(value, f.name)
+            foreign = below is None and isinstance(value, (Optimizer, Schedule))
+            yield from () if foreign else _leaves(f"{path}.{f.name}", below)
+    elif isinstance(value, tuple) and any(isinstance(x, Unit) for x in value):
+        for i, below in enumerate(value):
+            yield from _leaves(f"{path}[{i}]", below)
+    else:
+        yield path, value
+
+
+def _given(record: object) -> dict[str, object]:
+    """What a record in a list says; None is what another key says."""
+    return {key: value for key, value in vars(record).items() if value is not None}
+
+
+def text(spec: Spec) -> str:
+    lines = []
+    for section in ("name", "model", "zero", "train", "cluster", "targets", "data"):
+        for key, value in _leaves(section, getattr(spec, section)):
+            said = f"{key}: {json.dumps(value, default=_given)}"
+            lines.append(f"{said:<{WIDTH}} # {_origin(spec, key)}")
+    lines.append(f"# derived: {spec.grains} micro-batches of {spec.train.micro_batch} a rank "
+                 "and step")
+    return "\n".join(lines) + "\n"
+
+
+def _origin(spec: Spec, key: str) -> str:
+    return spec.places.get(key) or ("derived" if key.endswith(DERIVED) else "default")

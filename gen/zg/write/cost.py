@@ -1,0 +1,134 @@
+"""cost.py -- what a plan costs: bytes on the wire, collectives, flops, memory.
+
+Read off the plan alone.
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Sequence
+
+from ..facts import ops
+from ..facts.commands import COLLECTIVES, COMMANDS
+from ..facts.kernels import flops as flops_of
+from ..facts.kernels import kernel
+from ..facts.queues import QUEUES
+from ..plan.plan import Call, Plan, Section, Step
+
+
+@dataclass(frozen=True)
+class Wire:
+    """Bytes a rank receives from its peers and collectives it takes part in."""
+    bytes: int
+    messages: int
+
+    def __add__(self, other: "Wire") -> "Wire":
+        return Wire(self.bytes + other.bytes, self.messages + other.messages)
+
+    def times(self, n: int) -> "Wire":
+        return Wire(self.bytes * n, self.messages * n)
+
+
+def wire_of(p: Plan, step: Step) -> Wire:
+    """Of one step: the piece of each peer in its group arrives once."""
+    if step.op not in COLLECTIVES:
+        return Wire(0, 0)
+    counted, each = COMMANDS[step.op].wire
+    number = next(i.value for i in step.ints if i.name == counted)
+    peers = p.group(step.group).ranks - 1
+    return Wire(peers * number * each, 1)
+
+
+def wire(p: Plan, section: Section) -> Wire:
+    return sum((wire_of(p, s) for s in section.steps), Wire(0, 0)).times(section.repeat)
+
+
+def training_wire(p: Plan) -> Wire:
+    """Of one training step."""
+    return sum((wire(p, s) for s in p.step), Wire(0, 0))
+
+
+def commands(p: Plan) -> int:
+    """What a rank issues in a training step, a wait for an event each: `--profile` notes them."""
+    return sum(s.repeat * sum((x.op != "mark") + len(x.waits) for x in s.steps)
+               for s in p.step)
+
+
+def _forward(p: Plan, calls: Sequence[Call]) -> tuple[int, int]:
+    """Flops that run forward: of products with parameters, of others (attention's)."""
+    shapes = {launch.name: launch.shape for launch in p.launches}
+    linear = attention = 0
+    for c in calls:
+        row = kernel(c.kernel)
+        spent = c.rounds * flops_of(c.kernel, shapes[c.launch])
+        if not row.of and row.params:
+            linear += spent
+        elif not row.of:
+            attention += spent
+    return linear, attention
+
+
+def flops(p: Plan) -> int:
+    """Of a global step: 6 per parameter and token, and causal attention (forward once, backward
+    twice), less the products backward that nothing asks for where tensors are frozen. What is
+    computed again does not count: these are the model's."""
+    tokens = p.head.batch * p.head.sequence * p.head.grains * p.head.ranks
+    fns, more = {f.name: f for f in p.fns}, 0
+    for s in p.section("grain").steps:
+        if s.op.partition(".")[0] in ("fwd", "bwd", "train"):
+            linear, attention = _forward(p, fns[s.op].calls)
+            spent = fns[s.op].flops - linear - attention        # backward
+            more += spent if s.op.startswith("bwd.") else spent + attention - 2 * linear
+    return 6 * p.head.params * tokens + more * p.section("grain").repeat * p.head.ranks
+
+
+def again(p: Plan) -> int:
+    """Flops of a global step that backward spends on forward's calls."""
+    fns = {f.name: f for f in p.fns}
+    more = sum(sum(_forward(p, fns[s.op].calls)) for s in p.section("grain").steps
+               if s.op.startswith("bwd."))
+    return more * p.section("grain").repeat * p.head.ranks
+
+
+def staying(p: Plan) -> int:
+    """Units of a grain that stay gathered from one use to the next: uses of ring slots without a
+    gather of their own."""
+    steps = p.section("grain").steps
+    rings = lambda refs: sum(r.cls.startswith("ring") and r.at == 0 for r in refs)
+    used = sum(rings(s.ins) for s in steps if s.op.startswith(("fwd", "bwd", "train")))
+    return used // p.together - sum(rings(s.outs) for s in steps if s.op == "gather")
+
+
+def moved(p: Plan) -> tuple[int, int]:
+    """Bytes that a rank reads from its file and writes to it in a training step."""
+    read = written = 0
+    for s, x in ((s, x) for s in p.step for x in s.steps):
+        size = s.repeat * sum(i.value for i in x.ints if i.name == "bytes")
+        read += size * (QUEUES[x.queue].reads == "file")
+        written += size * (QUEUES[x.queue].writes == "file")
+    return read, written
+
+
+def summary(p: Plan) -> dict[str, object]:
+    """The numbers that train.c states."""
+    w, (loads, stores) = training_wire(p), moved(p)
+    return {"wire": w.bytes, "messages": w.messages, "loads": loads, "stores": stores,
+            "commands": commands(p), "flops": f"{float(flops(p))!r}", "sums": ops.SUMS,
+            "ctl": ops.CTL, "vocab": ops.VOCAB, "scale": ops.SCALE,
+            "leaves": ops.LEAVES}
+
+
+GROUPS = (("parameters", ("real", "stage", "ring")),
+          ("optimizer state", (*ops.STATES, *(f"near_{s}" for s in ops.STATES))),
+          ("gradients", ("leaf", "sum", "pend", "part", "acc")),
+          ("activations", ("x", "near", "dx", "save", "tmp", "tokens", "targets")))
+
+
+def memory(p: Plan) -> list[tuple[str, int]]:
+    """Bytes of a rank's arena by what they are for; of its host arena, where it has one."""
+    groups = {name: title for title, names in GROUPS for name in names}
+    out = {title: 0 for title, _ in GROUPS} | {"the rest": 0}
+    for c in p.classes:
+        if (c.arena, c.targets) == ("device", "all"):
+            out[groups.get(c.name.split(".")[0], "the rest")] += c.bytes
+    others = {"the host arena": p.hosted, "the file arena": p.filed}
+    return [*out.items(), *((title, n) for title, n in others.items() if n)]

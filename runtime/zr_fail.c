@@ -1,0 +1,93 @@
+/* zr_fail.c -- how a run ends before its time: who finds why speaks, and every rank leaves.
+ *
+ * Invariants
+ *  1. The first failure is the one that is told, and its exit code is the program's.
+ *  2. All files stand on this one: it calls none of them.
+ */
+#define _GNU_SOURCE
+#include "zr_int.h"
+#include <limits.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+double zr_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+void zr_wake(_Atomic uint32_t *word)
+{
+    syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+/* A reader that sleeps must not hold up the end. */
+static void say(const char *line, int n)
+{
+    struct pollfd ready = {STDERR_FILENO, POLLOUT, 0};
+    if (poll(&ready, 1, ZR_SAY_MS) == 0) return;
+    ssize_t written = write(STDERR_FILENO, line, (size_t)(n < ZR_LINE ? n : ZR_LINE - 1));
+    (void)written;                        /* nobody is left to tell */
+}
+
+/* Tells every rank to leave. */
+static void stop(zr *z)
+{
+    atomic_store(&z->shared->stop, 1);
+    zr_wake(&z->shared->stop);
+    for (int r = 0; r < z->ranks; r++)
+        for (int q = 0; q <= ZR_QUEUES; q++) {
+            zr_wake(&z->shared->seat[r].turn[q].arrived);
+            zr_wake(&z->shared->seat[r].turn[q].read);
+        }
+}
+
+void zr_end(zr *z, int code, const char *line, int n)
+{
+    int32_t none = 0;
+    if (z->shared && !atomic_compare_exchange_strong(&z->shared->code, &none, code)) return;
+    say(line, n);
+    if (z->shared) stop(z);
+}
+
+/* The first thread of a process that leaves takes the others with it; these wait here for that,
+ * because it may have something to say. */
+static void leave_alone(void)
+{
+    static atomic_flag leaving = ATOMIC_FLAG_INIT;
+    while (atomic_flag_test_and_set(&leaving)) pause();
+}
+
+void zr_fail(zr *z, int code, const char *format, ...)
+{
+    char line[ZR_LINE];
+    leave_alone();
+    int n = z->rank < 0 ? snprintf(line, ZR_LINE, "%s: ", z->p->name)
+                        : snprintf(line, ZR_LINE, "%srank %d: ", z->log.live ? "\n" : "", z->rank);
+    va_list args;
+    va_start(args, format);
+    n += vsnprintf(line + n, (size_t)(ZR_LINE - n - 1), format, args);
+    va_end(args);
+    if (n > ZR_LINE - 2) n = ZR_LINE - 2;
+    line[n++] = '\n';
+    zr_end(z, code, line, n);
+    _exit(code);
+}
+
+void zr_leave_if_stopped(zr *z)
+{
+    if (!atomic_load_explicit(&z->shared->stop, memory_order_relaxed)) return;
+    leave_alone();
+    _exit(ZR_DIED);
+}
+
+void zr_temp(zr *z, int of, const char *path)
+{
+    snprintf(z->shared->temp[of], ZR_FILE, "%s", path ? path : "");
+}

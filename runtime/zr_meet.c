@@ -1,0 +1,384 @@
+/* zr_meet.c -- how a launcher's ranks meet: rank 0 listens, the others connect and greet.
+ *
+ * Where a launcher names rank 0's host, rank 0 listens on all of its addresses: to rank 0 itself
+ * the name may be localhost (PyTorchJob) or a loopback address of /etc/hosts (Debian).
+ *
+ * Invariants
+ *  1. No wait is longer than the time to meet (ZR_MEET_S), or the run. A rank's begins anew when it
+ *     has reached rank 0, whose time is then over first: rank 0 knows who is missing, and says it.
+ *  2. Nobody at the door, silent or not, keeps rank 0 from the others: all are looked at at once.
+ */
+#define _GNU_SOURCE
+#include "zr_cores.h"
+#include "zr_int.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { MAGIC = 0x7a72706e, SLICE_MS = 100, HELLO_MS = 5000, REACH_MS = 5000, MEET_S = 300,
+       BEHIND_S = 2 };                    /* by so much rank 0's time to meet is over first */
+enum { GUESTS = 32, SPARE = 64 };         /* at the door at once; descriptors beside connections */
+
+typedef struct hello {
+    uint32_t magic, rank, ranks, padding;
+    uint64_t run, host, cpus;             /* equal in one run, on one host, on its CPUs */
+} hello;
+
+/* What rank 0 answers: this rank is number `local` of the `neighbours` on its host, and `sharing`
+ * of them may run where it may: a launcher that binds its ranks gives each CPUs of its own. No
+ * neighbours, not even itself: it is of another run. */
+typedef struct welcome {
+    uint32_t magic;
+    int32_t local, neighbours, sharing;
+} welcome;
+
+static void begin_time(zr *z)
+{
+    int64_t patience = zr_setting(z, "ZR_MEET_S", 1000000);
+    z->net.until = zr_now() + (double)(patience ? patience : MEET_S);
+}
+
+/* A host that loses power says nothing, and firewalls forget connections that are idle for some
+ * minutes: the system asks every minute, and gives a peer up after two. */
+static void keep_alive(int fd)
+{
+    static const struct { int level, name, value; } options[] = {
+        {IPPROTO_TCP, TCP_NODELAY, 1},
+        {SOL_SOCKET, SO_KEEPALIVE, 1},
+        {IPPROTO_TCP, TCP_KEEPIDLE, 60},  /* seconds */
+        {IPPROTO_TCP, TCP_KEEPINTVL, 15},
+        {IPPROTO_TCP, TCP_KEEPCNT, 4},
+        {IPPROTO_TCP, TCP_USER_TIMEOUT, 120000},      /* ms */
+    };
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++)
+        setsockopt(fd, options[i].level, options[i].name, &options[i].value, sizeof(int));
+}
+
+/* The name of this host and, where two have one name, of its kernel's start. A pod has a name of
+ * its own. */
+static hello this_rank(const zr *z)
+{
+    char text[ZR_HOST_NAME + 64] = "";
+    zr_cpus cpus;
+    hello h = {.magic = MAGIC, .rank = (uint32_t)z->rank, .ranks = (uint32_t)z->ranks,
+               .run = z->net.run, .host = ZR_HASH, .cpus = ZR_HASH};
+    gethostname(text, ZR_HOST_NAME);
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
+    size_t n = strlen(text);
+    if (f) n += fread(text + n, 1, sizeof text - n, f);
+    if (f) fclose(f);
+    zr_add_hash(&h.host, text, n);
+    if (!zr_cpus_allowed(&cpus)) zr_add_hash(&h.cpus, &cpus, sizeof cpus);
+    return h;
+}
+
+/* ---- rank 0 */
+
+/* -1: errno says why */
+static int listen_at(const struct sockaddr *at, socklen_t n, int most)
+{
+    int yes = 1, no = 0, fd;
+    fd = socket(at->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (fd < 0) return -1;
+    if (at->sa_family == AF_INET6)        /* and IPv4 */
+        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
+    if (!setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) && !bind(fd, at, n) &&
+        !listen(fd, most)) return fd;
+    int error = errno;
+    close(fd);
+    errno = error;
+    return -1;
+}
+
+static int listen_there(zr *z)
+{
+    in_port_t port = htons((in_port_t)z->net.port);
+    struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = port};
+    struct sockaddr_in four = {.sin_family = AF_INET, .sin_port = port};
+    if (z->net.own) four.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    int fd = z->net.own ? -1 : listen_at((struct sockaddr *)&six, sizeof six, z->ranks);
+    if (fd < 0) fd = listen_at((struct sockaddr *)&four, sizeof four, z->ranks);
+    if (fd < 0)
+        zr_fail(z, ZR_ENVIRONMENT, "listening at port %d: %s; set another ZR_ADDR=HOST:PORT",
+                z->net.port, strerror(errno));
+    return fd;
+}
+
+/* Room for a connection to each rank: the soft limit is 1024 in most places. */
+static void raise_limit(zr *z)
+{
+    struct rlimit limit;
+    rlim_t need = (rlim_t)z->ranks + SPARE;
+    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur >= need) return;
+    limit.rlim_cur = limit.rlim_max < need ? limit.rlim_max : need;
+    if (limit.rlim_cur < need || setrlimit(RLIMIT_NOFILE, &limit))
+        zr_fail(z, ZR_ENVIRONMENT, "rank 0 needs %" PRIu64 " open files for %d ranks; the limit is "
+                "%" PRIu64 "; raise it (ulimit -Hn)", (uint64_t)need, z->ranks,
+                (uint64_t)limit.rlim_max);
+}
+
+/* Somebody at the door, of whom `said` bytes have come: a rank, or not, as ports are tried. */
+typedef struct guest {
+    int fd;                               /* -1: nobody */
+    size_t said;
+    double until;                         /* for the rest */
+    hello h;
+} guest;
+
+typedef struct hall {
+    int door, missing;                    /* ranks that have not come yet */
+    hello *all;                           /* [ranks] what those said that have */
+    guest guests[GUESTS];
+    struct pollfd *seen;                  /* [ranks + GUESTS] the door, lines of ranks, guests */
+} hall;
+
+/* The numbers of the ranks that have not come, the first of them, as text. */
+static const char *missing_ranks(const zr *z, char *text, size_t n)
+{
+    size_t length = 0;
+    text[0] = 0;
+    for (int r = 1; r < z->ranks && length < n - 16; r++)
+        if (z->net.line[r] < 0)
+            length += (size_t)snprintf(text + length, n - length, "%s%d", length ? ", " : "", r);
+    return text;
+}
+
+static void look_around(const zr *z, hall *h)
+{
+    struct pollfd *guests = h->seen + z->ranks;
+    h->seen[0] = (struct pollfd){h->door, POLLIN, 0};
+    for (int r = 1; r < z->ranks; r++)
+        h->seen[r] = (struct pollfd){z->net.line[r], POLLRDHUP, 0};
+    for (int g = 0; g < GUESTS; g++)
+        guests[g] = (struct pollfd){h->guests[g].fd, POLLIN, 0};
+    poll(h->seen, (nfds_t)z->ranks + GUESTS, SLICE_MS);
+}
+
+static guest *free_place(hall *h)
+{
+    for (guest *g = h->guests; g < h->guests + GUESTS; g++)
+        if (g->fd < 0) return g;
+    return NULL;
+}
+
+static void let_in(zr *z, hall *h)
+{
+    for (guest *g; (g = free_place(h));) {
+        int fd = accept4(h->door, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd < 0 && (errno == EAGAIN || errno == ECONNABORTED || errno == EINTR)) return;
+        if (fd < 0) zr_fail(z, ZR_ENVIRONMENT, "meeting ranks: %s", strerror(errno));
+        *g = (guest){.fd = fd, .until = zr_now() + 1e-3 * HELLO_MS};
+    }
+}
+
+static void let_go(guest *g)
+{
+    if (g->fd >= 0) close(g->fd);
+    g->fd = -1;
+}
+
+/* A guest is a rank of another run, whose rank 0 is not here: it is told so, and let go. */
+static void turn_away(guest *g)
+{
+    const welcome none = {.magic = MAGIC};
+    ssize_t sent = send(g->fd, &none, sizeof none, MSG_NOSIGNAL);
+    (void)sent;                           /* who does not hear it sees its connection's end */
+    let_go(g);
+}
+
+/* A guest is a rank. */
+static void seat(zr *z, hall *h, guest *g)
+{
+    uint32_t rank = g->h.rank, ranks = g->h.ranks;
+    if (ranks != (uint32_t)z->ranks || rank == 0 || rank >= ranks || z->net.line[rank] >= 0)
+        zr_fail(z, ZR_DISAGREE, "meeting ranks: rank %u of %u has come, out of place", rank, ranks);
+    keep_alive(g->fd);
+    z->net.line[rank] = g->fd;
+    h->all[rank] = g->h;
+    h->missing--;
+    g->fd = -1;
+}
+
+static void hear(zr *z, hall *h, guest *g, int ready)
+{
+    ssize_t some = 0;
+    if (g->fd < 0) return;
+    if (ready) some = recv(g->fd, (char *)&g->h + g->said, sizeof g->h - g->said, 0);
+    if (some > 0) g->said += (size_t)some;
+    int whole = g->said == sizeof g->h, gone = ready && some <= 0;
+    if (whole && g->h.magic == MAGIC && g->h.run != z->net.run) turn_away(g);
+    else if (whole && g->h.magic == MAGIC) seat(z, h, g);
+    else if (whole || gone || zr_now() > g->until) let_go(g);
+}
+
+static void check_time(zr *z, const hall *h)
+{
+    char who[200];
+    if (!zr_plane_late(z)) return;
+    zr_fail(z, ZR_DIED, "%d of %d ranks have not come to port %d in time (ZR_MEET_S): %s%s; "
+            "see what they say", h->missing, z->ranks, z->net.port,
+            missing_ranks(z, who, sizeof who), h->missing > 30 ? " ..." : "");
+}
+
+/* all[rank] = what those say that come */
+static void accept_all(zr *z, hello *all)
+{
+    hall h = {listen_there(z), z->ranks - 1, all, {{0}}, NULL};
+    h.seen = calloc((size_t)z->ranks + GUESTS, sizeof *h.seen);
+    if (!h.seen) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+    for (int g = 0; g < GUESTS; g++) h.guests[g].fd = -1;
+    while (h.missing > 0) {
+        zr_leave_if_stopped(z);
+        check_time(z, &h);
+        look_around(z, &h);
+        for (int r = 1; r < z->ranks; r++)
+            if (h.seen[r].revents) zr_plane_lost(z, r);
+        for (int g = 0; g < GUESTS; g++) hear(z, &h, h.guests + g, h.seen[z->ranks + g].revents);
+        let_in(z, &h);
+    }
+    for (int g = 0; g < GUESTS; g++) let_go(h.guests + g);
+    close(h.door);
+    free(h.seen);
+}
+
+static void take_place(zr *z, welcome w)
+{
+    z->net.neighbours = w.neighbours;
+    z->net.sharing = w.sharing;
+    if (z->net.local < 0) z->net.local = w.local - (z->rank - z->lowest);
+}
+
+/* Tells every rank where it is among those of its host. */
+static void welcome_all(zr *z, const hello *all)
+{
+    for (int r = 0; r < z->ranks; r++) {
+        welcome w = {.magic = MAGIC};
+        for (int p = 0; p < z->ranks; p++) {
+            int near = all[p].host == all[r].host;
+            w.local += near && p < r;
+            w.neighbours += near;
+            w.sharing += near && all[p].cpus == all[r].cpus;
+        }
+        if (r == 0) take_place(z, w);
+        else zr_plane_move(z, r, &w, sizeof w, 1);
+    }
+}
+
+static void receive(zr *z)
+{
+    hello *all = calloc((size_t)z->ranks, sizeof *all);
+    if (!all) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+    all[0] = this_rank(z);
+    raise_limit(z);
+    accept_all(z, all);
+    welcome_all(z, all);
+    free(all);
+}
+
+/* ---- the other ranks */
+
+/* Where nobody listens at a port that Linux may give to who connects, it may give that very one:
+ * the connection is then to itself, and keeps rank 0 from the port. It goes without a trace. */
+static int refuse_oneself(int fd)
+{
+    const struct linger reset = {1, 0};
+    struct sockaddr_storage mine = {0}, theirs = {0};
+    socklen_t n = sizeof mine, m = sizeof theirs;
+    if (getsockname(fd, (struct sockaddr *)&mine, &n) ||
+        getpeername(fd, (struct sockaddr *)&theirs, &m)) return errno;
+    if (n != m || memcmp(&mine, &theirs, n)) return 0;
+    setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
+    return ECONNREFUSED;
+}
+
+/* Connects within some seconds. 0, or an error number */
+static int try_address(int fd, const struct addrinfo *a)
+{
+    int error = 0;
+    socklen_t n = sizeof error;
+    struct pollfd p = {fd, POLLOUT, 0};
+    if (!connect(fd, a->ai_addr, a->ai_addrlen)) return 0;
+    if (errno != EINPROGRESS) return errno;
+    if (poll(&p, 1, REACH_MS) <= 0) return ETIMEDOUT;
+    return getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &n) ? errno : error;
+}
+
+/* A connection to the first of the addresses that answers; -1: none, and why. */
+static int reach(const struct addrinfo *a, const char **why)
+{
+    for (; a; a = a->ai_next) {
+        int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        int error = fd < 0 ? errno : try_address(fd, a);
+        if (!error) error = refuse_oneself(fd);
+        if (!error) return fd;
+        if (fd >= 0) close(fd);
+        *why = strerror(error);
+    }
+    return -1;
+}
+
+/* Rank 0's name is looked up for every attempt: on Kubernetes it has an address only some seconds
+ * after the pods have begun, and another one when its pod begins anew. */
+static int try_to_reach(zr *z, const char **why)
+{
+    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM}, *found;
+    char port[16];
+    snprintf(port, sizeof port, "%d", z->net.port);
+    int error = getaddrinfo(z->net.host, port, &hints, &found);
+    if (error) {
+        *why = gai_strerror(error);
+        return -1;
+    }
+    int fd = reach(found, why);
+    freeaddrinfo(found);
+    return fd;
+}
+
+/* Rank 0 may not be there yet. */
+static void connect_there(zr *z)
+{
+    const struct timespec pause = {0, 1000000 * SLICE_MS};
+    const char *why = "";
+    hello h = this_rank(z);
+    welcome w;
+    while ((z->net.line[0] = try_to_reach(z, &why)) < 0) {
+        if (zr_plane_late(z))
+            zr_fail(z, ZR_ENVIRONMENT, "rank 0 does not answer at %s:%d (ZR_MEET_S): %s; set "
+                    "ZR_ADDR=HOST:PORT to where it can", z->net.host, z->net.port, why);
+        nanosleep(&pause, NULL);
+        zr_leave_if_stopped(z);
+    }
+    begin_time(z);
+    z->net.until += BEHIND_S;
+    keep_alive(z->net.line[0]);
+    zr_plane_move(z, 0, &h, sizeof h, 1);
+    zr_plane_move(z, 0, &w, sizeof w, 0);
+    if (w.magic != MAGIC)
+        zr_fail(z, ZR_ENVIRONMENT, "what answers at %s:%d is no rank 0; set another "
+                "ZR_ADDR=HOST:PORT", z->net.host, z->net.port);
+    if (!w.neighbours)
+        zr_fail(z, ZR_ENVIRONMENT, "rank 0 of another run answers at %s:%d; set another "
+                "ZR_ADDR=HOST:PORT", z->net.host, z->net.port);
+    take_place(z, w);
+}
+
+void zr_meet(zr *z)
+{
+    begin_time(z);
+    z->net.line = malloc((size_t)z->ranks * sizeof *z->net.line);
+    if (!z->net.line) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+    for (int r = 0; r < z->ranks; r++) z->net.line[r] = -1;
+    if (z->rank == 0) receive(z);
+    else connect_there(z);
+}
+

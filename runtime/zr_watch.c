@@ -1,0 +1,139 @@
+/* zr_watch.c -- how long is too long; a rank's watchdog, which ends a run that hangs, saying where.
+ *
+ * A rank that waits for a device, or for a peer that is gone, waits for ever. So on a GPU, the one
+ * target that starts it, a thread looks several times a second whether the run was stopped, whether
+ * a peer has left, what else the target wants looked at, and whether the rank has waited longer
+ * than it should. A CPU's ranks are watched by the parent (zr_stall.c).
+ *
+ * Invariants
+ *  1. The thread ends the process, or does nothing.
+ *  2. What it reads is written under its lock, but for `what`, `queue` and the rank's `step`: those
+ *     change with everything that is issued, are atomic, and are only told.
+ */
+#define _GNU_SOURCE
+#include "zr_int.h"
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* ---- how long is too long */
+
+enum { FIRST_S = 600, LEAST_S = 60 };
+
+double zr_limit(const zr *z, double usual)
+{
+    double enough = ZR_TIMES * usual;
+    if (z->timeout) return (double)z->timeout;
+    if (usual < 0) return FIRST_S;
+    return enough > LEAST_S ? enough : LEAST_S;
+}
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* The median of the last steps. */
+static double usual_step(const zr_watch *w)
+{
+    double sorted[ZR_RECENT];
+    int64_t n = w->steps < ZR_RECENT ? w->steps : ZR_RECENT;
+    if (!n) return ZR_UNKNOWN;
+    memcpy(sorted, w->recent, sizeof sorted);
+    qsort(sorted, (size_t)n, sizeof *sorted, compare);
+    return sorted[n / 2];
+}
+
+/* ---- the rank's own thread */
+
+void zr_expect(zr *z)
+{
+    zr_watch *w = &z->watch;
+    pthread_mutex_lock(&w->lock);
+    if (w->deadline == 0) {
+        w->limit = zr_limit(z, usual_step(w));
+        w->deadline = zr_now() + w->limit;
+    }
+    pthread_mutex_unlock(&w->lock);
+}
+
+void zr_met(zr *z)
+{
+    zr_watch *w = &z->watch;
+    pthread_mutex_lock(&w->lock);
+    w->deadline = 0;
+    pthread_mutex_unlock(&w->lock);
+}
+
+void zr_measure(zr *z, double seconds)
+{
+    zr_watch *w = &z->watch;
+    w->recent[w->steps++ % ZR_RECENT] = seconds;
+}
+
+void zr_watch_also(zr *z, void (*look)(zr *z))
+{
+    pthread_mutex_lock(&z->watch.lock);
+    z->watch.look = look;
+    pthread_mutex_unlock(&z->watch.lock);
+}
+
+/* ---- the watchdog */
+
+static void look_at_clock(zr *z)
+{
+    zr_watch *w = &z->watch;
+    if (w->deadline == 0 || zr_now() < w->deadline) return;
+    const char *what = atomic_load_explicit(&w->what, memory_order_relaxed);
+    zr_fail(z, ZR_STUCK,
+            "step %" PRId64 " has not ended in %.0f s (ZR_TIMEOUT_S); the last that was issued is "
+            "%s on queue %s; look for a rank or a device that hangs", z->step + 1, w->limit,
+            what ? what : "nothing", zr_queue_name(w->queue));
+}
+
+static void *watch(void *arg)
+{
+    zr *z = arg;
+    zr_watch *w = &z->watch;
+    const struct timespec pause = {0, 100000000};
+    int quit = 0;
+    while (!quit) {
+        nanosleep(&pause, NULL);
+        zr_leave_if_stopped(z);
+        pthread_mutex_lock(&w->lock);
+        if (!w->alone) zr_plane_look(z);
+        if (!w->alone && w->look) w->look(z);
+        look_at_clock(z);
+        quit = w->quit;
+        pthread_mutex_unlock(&w->lock);
+    }
+    return NULL;
+}
+
+/* ---- begin and end */
+
+void zr_watch_start(zr *z)
+{
+    zr_watch *w = &z->watch;
+    pthread_mutex_init(&w->lock, NULL);
+    int error = pthread_create(&w->thread, NULL, watch, z);
+    if (error) zr_fail(z, ZR_ENVIRONMENT, "starting a thread: %s", strerror(error));
+}
+
+void zr_watch_alone(zr *z)
+{
+    pthread_mutex_lock(&z->watch.lock);
+    z->watch.alone = 1;
+    pthread_mutex_unlock(&z->watch.lock);
+}
+
+void zr_watch_stop(zr *z)
+{
+    zr_watch *w = &z->watch;
+    pthread_mutex_lock(&w->lock);
+    w->quit = 1;
+    pthread_mutex_unlock(&w->lock);
+    pthread_join(w->thread, NULL);
+}
