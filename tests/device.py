@@ -7,6 +7,7 @@ Invariants
     what depends on alignment is tested; no byte behind the copy belongs to it.
  2. Spans that overlap share one copy: what lies in place on the host does so on the device.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -16,7 +17,7 @@ from collections.abc import Iterator
 TO_DEVICE, TO_HOST, ON_DEVICE = 1, 2, 3
 ALIGNED = 256
 
-Span = tuple[int, int]                  # of host memory: from, to
+Span = tuple[int, int]  # of host memory: from, to
 
 
 class Device:
@@ -28,21 +29,30 @@ class Device:
 
     def call(self, name: str, *operands: object) -> None:
         error = getattr(self.library, name)(*operands)
-        assert error == 0, f"{name}: {self.library.cudaGetErrorString(error).decode()}"
+        assert error == 0, (
+            f"{name}: {self.library.cudaGetErrorString(error).decode()}"
+        )
 
     # ---- memory
 
     def take(self, size: int) -> int:
         at = ctypes.c_void_p()
-        self.call("cudaMalloc", ctypes.byref(at), ctypes.c_size_t(max(size, 1)))
+        self.call(
+            "cudaMalloc", ctypes.byref(at), ctypes.c_size_t(max(size, 1))
+        )
         return at.value or 0
 
     def free(self, at: int) -> None:
         self.call("cudaFree", ctypes.c_void_p(at))
 
     def copy(self, to: int, start: int, size: int, way: int) -> None:
-        self.call("cudaMemcpy", ctypes.c_void_p(to), ctypes.c_void_p(start), ctypes.c_size_t(size),
-                  way)
+        self.call(
+            "cudaMemcpy",
+            ctypes.c_void_p(to),
+            ctypes.c_void_p(start),
+            ctypes.c_size_t(size),
+            way,
+        )
 
     def wait(self) -> None:
         self.call("cudaDeviceSynchronize")
@@ -51,7 +61,9 @@ class Device:
 
     def stream(self) -> ctypes.c_void_p:
         made = ctypes.c_void_p()
-        self.call("cudaStreamCreateWithFlags", ctypes.byref(made), 1)      # waits for no other
+        self.call(
+            "cudaStreamCreateWithFlags", ctypes.byref(made), 1
+        )  # waits for no other
         return made
 
     def event(self) -> ctypes.c_void_p:
@@ -74,10 +86,15 @@ class Device:
     def graph(self, stream: ctypes.c_void_p) -> Iterator[ctypes.c_void_p]:
         """what is launched inside becomes a graph, which can be played afterwards"""
         record, ready = ctypes.c_void_p(), ctypes.c_void_p()
-        self.call("cudaStreamBeginCapture", stream, 2)                     # relaxed
+        self.call("cudaStreamBeginCapture", stream, 2)  # relaxed
         yield ready
         self.call("cudaStreamEndCapture", stream, ctypes.byref(record))
-        self.call("cudaGraphInstantiate", ctypes.byref(ready), record, ctypes.c_ulonglong(0))
+        self.call(
+            "cudaGraphInstantiate",
+            ctypes.byref(ready),
+            record,
+            ctypes.c_ulonglong(0),
+        )
         self.call("cudaGraphDestroy", record)
 
     def play(self, graph: ctypes.c_void_p, stream: ctypes.c_void_p) -> None:
@@ -85,6 +102,7 @@ class Device:
 
 
 # ---- operands in host memory, on the device for the time of one call
+
 
 def joined(spans: list[Span]) -> list[Span]:
     """without overlaps, ascending"""
@@ -101,9 +119,12 @@ class Mirror:
     """Copies of spans of host memory on a device; written back when the `with` ends."""
 
     def __init__(self, device: Device, spans: list[Span]) -> None:
-        self.device, self.rooms = device, [(s, e, 0) for s, e in joined(spans) if e > s]
+        self.device, self.rooms = (
+            device,
+            [(s, e, 0) for s, e in joined(spans) if e > s],
+        )
 
-    def __enter__(self) -> "Mirror":
+    def __enter__(self) -> Mirror:
         for i, (start, end, _) in enumerate(self.rooms):
             shift = start % ALIGNED
             room = self.device.take(shift + end - start)

@@ -1,5 +1,6 @@
 """files.py -- what tests of the readers of files share: small C programs that call them, built with
 sanitizers, and a model in files and in the memory of ranks to try them on."""
+
 from __future__ import annotations
 
 import json
@@ -9,11 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-
 from patience import LIMIT
 
 ROOT = Path(__file__).resolve().parent.parent
-READERS = {                               # by the name of the program: the files that it reads with
+READERS = {  # by the name of the program: the files that it reads with
     "data": ["zr_data.c", "zr_file.c"],
     "weights": ["zr_file.c", "zr_json.c", "zr_safetensors.c", "zr_weights.c"],
 }
@@ -24,9 +24,19 @@ def build(source: str, into: Path) -> Path:
     program = into / Path(source).stem
     readers = READERS[program.name]
     flags = "-std=gnu11 -Wall -Wextra -Werror -g -O1 -ffp-contract=off -fno-sanitize-recover=all"
-    sources = [ROOT / "tests" / source, *(ROOT / "runtime" / name for name in readers)]
-    command = ["gcc", *flags.split(), "-fsanitize=address,undefined", f"-I{ROOT}/runtime"]
-    subprocess.run([*command, *map(str, sources), "-o", str(program)], check=True)
+    sources = [
+        ROOT / "tests" / source,
+        *(ROOT / "runtime" / name for name in readers),
+    ]
+    command = [
+        "gcc",
+        *flags.split(),
+        "-fsanitize=address,undefined",
+        f"-I{ROOT}/runtime",
+    ]
+    subprocess.run(
+        [*command, *map(str, sources), "-o", str(program)], check=True
+    )
     return program
 
 
@@ -39,7 +49,7 @@ def run(*command: object) -> subprocess.CompletedProcess[str]:
 
 
 Weights = dict[str, np.ndarray]
-POISON = 0xA5                             # what an arena holds where nothing was put
+POISON = 0xA5  # what an arena holds where nothing was put
 
 
 @dataclass(frozen=True)
@@ -63,7 +73,10 @@ class Tensor:
     first: int
 
     def names(self) -> list[str]:
-        return [self.name.replace("%d", str(self.first + i)) for i in range(self.count)]
+        return [
+            self.name.replace("%d", str(self.first + i))
+            for i in range(self.count)
+        ]
 
 
 @dataclass(frozen=True)
@@ -75,17 +88,32 @@ class Program:
     @property
     def arena(self) -> int:
         return max(
-            f.at + (f.count - 1) * f.stride + 4 * f.shard * (self.ranks if f.whole else 1)
+            f.at
+            + (f.count - 1) * f.stride
+            + 4 * f.shard * (self.ranks if f.whole else 1)
             for f in self.flats
         )
 
     def text(self) -> str:
         lines = [f"arena {self.arena} {self.ranks}"]
-        lines += [f"flat {f.at} {f.stride} {f.shard} {f.count} {f.whole}" for f in self.flats]
+        lines += [
+            f"flat {f.at} {f.stride} {f.shard} {f.count} {f.whole}"
+            for f in self.flats
+        ]
         for t in self.tensors:
             shape = [*t.shape, 0][:2]
-            numbers = [t.offset, t.offset_step, len(t.shape), *shape, t.flat, t.flat_step, t.count]
-            lines.append(f"tensor {t.name} {' '.join(map(str, numbers))} {t.first}")
+            numbers = [
+                t.offset,
+                t.offset_step,
+                len(t.shape),
+                *shape,
+                t.flat,
+                t.flat_step,
+                t.count,
+            ]
+            lines.append(
+                f"tensor {t.name} {' '.join(map(str, numbers))} {t.first}"
+            )
         return "\n".join(lines) + "\n"
 
 
@@ -110,14 +138,25 @@ def layout(ranks: int) -> Program:
         Tensor("wte.weight", 0, 0, (11, 5), 2, 0, 1, 0),
         Tensor("wpe.weight", 60, 0, (6, 5), 2, 0, 1, 0),
     ]
-    last = Flat(norms.at + 4 * ranks * norms.shard + 4, 0, -(-91 // ranks), 1, 0)
+    last = Flat(
+        norms.at + 4 * ranks * norms.shard + 4, 0, -(-91 // ranks), 1, 0
+    )
     return Program((block, norms, last), tuple(tensors), ranks)
 
 
 def every_bit(seed: int, shape: tuple[int, ...]) -> np.ndarray:
     """f32 of all kinds: any bits, so infinities, subnormals and NaNs with payloads among them."""
-    bits = np.random.default_rng(seed).integers(0, 2**32, int(np.prod(shape)), dtype=np.uint32)
-    bits[::7] = [0x7F800000, 0xFF800000, 0x7FC00001, 0xFFA00000, 1, 0x80000000][seed % 6]
+    bits = np.random.default_rng(seed).integers(
+        0, 2**32, int(np.prod(shape)), dtype=np.uint32
+    )
+    bits[::7] = [
+        0x7F800000,
+        0xFF800000,
+        0x7FC00001,
+        0xFFA00000,
+        1,
+        0x80000000,
+    ][seed % 6]
     return bits.view(np.float32).reshape(shape)
 
 
@@ -126,27 +165,43 @@ def weights_of(program: Program) -> Weights:
     return {name: every_bit(k, shape) for k, (name, shape) in enumerate(names)}
 
 
-def arenas(program: Program, weights: Weights, part_of_whole: bool) -> list[np.ndarray]:
+def arenas(
+    program: Program, weights: Weights, part_of_whole: bool
+) -> list[np.ndarray]:
     """What each rank's memory holds; part_of_whole: of a flat held whole only its own part,
     which is what it saves."""
-    out = [np.full(program.arena, POISON, np.uint8) for _ in range(program.ranks)]
+    out = [
+        np.full(program.arena, POISON, np.uint8) for _ in range(program.ranks)
+    ]
     for t in program.tensors:
         f = program.flats[t.flat]
         for i, name in enumerate(t.names()):
             raw = weights[name].reshape(-1).view(np.uint32)
             where = t.offset + i * t.offset_step + np.arange(raw.size)
             for rank in range(program.ranks):
-                own = (where >= rank * f.shard) & (where < (rank + 1) * f.shard)
-                mine = own if part_of_whole or not f.whole else np.full(raw.size, True)
+                own = (where >= rank * f.shard) & (
+                    where < (rank + 1) * f.shard
+                )
+                mine = (
+                    own
+                    if part_of_whole or not f.whole
+                    else np.full(raw.size, True)
+                )
                 base = f.at + i * t.flat_step * f.stride
                 for value, e in zip(raw[mine], where[mine]):
                     at = base + 4 * (e - (0 if f.whole else rank * f.shard))
-                    out[rank][at : at + 4] = np.frombuffer(value.tobytes(), np.uint8)
+                    out[rank][at : at + 4] = np.frombuffer(
+                        value.tobytes(), np.uint8
+                    )
     return out
 
 
 def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    return (
+        a.dtype == b.dtype
+        and a.shape == b.shape
+        and a.tobytes() == b.tobytes()
+    )
 
 
 @dataclass(frozen=True)
@@ -160,18 +215,33 @@ class Bench:
     def __post_init__(self) -> None:
         (self.into / "program").write_text(self.program.text())
 
-    def save(self, weights: Weights, where: str = "saved") -> subprocess.CompletedProcess[str]:
+    def save(
+        self, weights: Weights, where: str = "saved"
+    ) -> subprocess.CompletedProcess[str]:
         for rank, arena in enumerate(arenas(self.program, weights, True)):
             arena.tofile(self.into / f"arena{rank}")
-        files = [self.into / f"arena{rank}" for rank in range(self.program.ranks)]
-        return run(self.tool, self.into / "program", "save", self.into / where, *files)
+        files = [
+            self.into / f"arena{rank}" for rank in range(self.program.ranks)
+        ]
+        return run(
+            self.tool, self.into / "program", "save", self.into / where, *files
+        )
 
-    def load(self, where: str, rank: int = 0, *drop: str) -> tuple[np.ndarray, str, str]:
+    def load(
+        self, where: str, rank: int = 0, *drop: str
+    ) -> tuple[np.ndarray, str, str]:
         """The arena after it, what went to stdout, and to stderr; "" where nothing was wrong."""
         arena = self.into / "loaded"
         np.full(self.program.arena, POISON, np.uint8).tofile(arena)
-        done = run(self.tool, self.into / "program", "load", self.into / where, rank, arena,
-                   *drop)
+        done = run(
+            self.tool,
+            self.into / "program",
+            "load",
+            self.into / where,
+            rank,
+            arena,
+            *drop,
+        )
         assert (done.returncode == 2) == (done.stderr != "")
         return np.fromfile(arena, np.uint8), done.stdout, done.stderr
 

@@ -1,4 +1,5 @@
 """test_bad_weights.py -- files of weights that must be refused, each with a line that says why."""
+
 from __future__ import annotations
 
 import json
@@ -10,10 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors
-from safetensors.numpy import save_file
-
 from files import Bench, build, layout, raw_file, run, weights_of
-
+from safetensors.numpy import save_file
 
 ONE = {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}
 TWO = {"dtype": "U8", "shape": [1], "data_offsets": [1, 2]}
@@ -25,7 +24,10 @@ def text(value: object) -> bytes:
 
 def a_file(dtype: str, shape: list, place: list[int], size: int) -> bytes:
     """A file of `size` bytes of data whose header has one tensor."""
-    return raw_file({"a": {"dtype": dtype, "shape": shape, "data_offsets": place}}, bytes(size))
+    return raw_file(
+        {"a": {"dtype": dtype, "shape": shape, "data_offsets": place}},
+        bytes(size),
+    )
 
 
 @pytest.fixture(scope="session")
@@ -39,15 +41,23 @@ def test_tensors_that_do_not_fit(tool: Path, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
 
     def why(name: str, w: np.ndarray | None) -> str:
-        changed = {k: v for k, v in weights.items() if k != name} | ({} if w is None else {name: w})
+        changed = {k: v for k, v in weights.items() if k != name} | (
+            {} if w is None else {name: w}
+        )
         save_file(changed, tmp_path / "in/model.safetensors")
         return bench.refused()
 
     said = why("h.2.mlp.c_fc.weight", None)
-    assert "tensor h.2.mlp.c_fc.weight is missing; the model needs it with shape [5, 7]" in said
+    assert (
+        "tensor h.2.mlp.c_fc.weight is missing; the model needs it with shape [5, 7]"
+        in said
+    )
     for shape in (7, 5), (35,), (1, 5, 7), (5, 8), ():
         said = why("h.3.mlp.c_fc.weight", np.zeros(shape, np.float32))
-        assert f"tensor h.3.mlp.c_fc.weight has shape {list(shape)}; the model needs [5, 7]" in said
+        assert (
+            f"tensor h.3.mlp.c_fc.weight has shape {list(shape)}; the model needs [5, 7]"
+            in said
+        )
     said = why("wpe.weight", np.zeros((6, 5)))
     assert "tensor wpe.weight is F64; F32, BF16 and F16 can be read" in said
 
@@ -59,9 +69,18 @@ def test_tensors_that_do_not_fit(tool: Path, tmp_path: Path) -> None:
         (b"1234567", "7 bytes are no safetensors file"),
         (bytes(8), "a header of 0 bytes"),
         (b"\xff" * 100, "a header of 18446744073709551615 bytes"),
-        (struct.pack("<Q", 100_000_001) + b"{}", "a header of 100000001 bytes"),
-        (struct.pack("<Q", 300) + b"{}", "truncated: a header of 300 bytes in a file of 10"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "no safetensors file"),
+        (
+            struct.pack("<Q", 100_000_001) + b"{}",
+            "a header of 100000001 bytes",
+        ),
+        (
+            struct.pack("<Q", 300) + b"{}",
+            "truncated: a header of 300 bytes in a file of 10",
+        ),
+        (
+            b"version https://git-lfs.github.com/spec/v1\n",
+            "no safetensors file",
+        ),
         (raw_file(b" {}"), "header, byte 1: an object is needed"),
         (raw_file(b"{} x"), "byte 3: something after the end"),
         (raw_file(b"{}\0 "), "something after the end"),
@@ -74,7 +93,10 @@ def test_tensors_that_do_not_fit(tool: Path, tmp_path: Path) -> None:
         (raw_file(b'{"a\\ud800": {}}'), "a bad escape"),
         (raw_file(b'{"a\\u0000": {}}'), "a bad escape"),
         (raw_file(b'{"a'), "a string without an end"),
-        (raw_file({"a": {"dtype": "F32", "shape": [1]}}), "shape or data_offsets is missing"),
+        (
+            raw_file({"a": {"dtype": "F32", "shape": [1]}}),
+            "shape or data_offsets is missing",
+        ),
         (a_file("F31", [1], [0, 4], 4), "unknown dtype F31"),
         (a_file("F32", [1] * 9, [0, 4], 4), "more than 8 dimensions"),
         (a_file("F32", [-1], [0, 4], 4), "a whole number is needed"),
@@ -82,23 +104,49 @@ def test_tensors_that_do_not_fit(tool: Path, tmp_path: Path) -> None:
         (a_file("F32", [2**63], [0, 4], 4), "beyond 2^63"),
         (a_file("F32", [2**32, 2**31], [0, 4], 4), "do not make F32"),
         (a_file("F4", [3], [0, 1], 1), "do not make F4 [3]"),
-        (a_file("F32", [2], [0, 4], 4), "tensor a: 4 bytes of data do not make F32 [2]"),
+        (
+            a_file("F32", [2], [0, 4], 4),
+            "tensor a: 4 bytes of data do not make F32 [2]",
+        ),
         (a_file("F32", [1], [4, 0], 4), "are no [begin, end]"),
         (a_file("F32", [1], [0, 4, 8], 4), "are no [begin, end]"),
         (a_file("F32", [1], [4, 8], 8), "its data begin at 4"),
-        (a_file("F32", [1], [0, 4], 0), "4 bytes of data, the file has 0 (truncated?)"),
-        (a_file("F32", [1], [0, 4], 5), "describes 4 bytes of data, the file has 5\n"),
-        (raw_file({"a": ONE, "b": ONE}, b"1"), "its data begin at 0, the tensor before ends at 1"),
-        (raw_file(b'{"a":%b,"a":%b}' % (text(ONE), text(TWO)), b"12"), "tensor a twice"),
+        (
+            a_file("F32", [1], [0, 4], 0),
+            "4 bytes of data, the file has 0 (truncated?)",
+        ),
+        (
+            a_file("F32", [1], [0, 4], 5),
+            "describes 4 bytes of data, the file has 5\n",
+        ),
+        (
+            raw_file({"a": ONE, "b": ONE}, b"1"),
+            "its data begin at 0, the tensor before ends at 1",
+        ),
+        (
+            raw_file(b'{"a":%b,"a":%b}' % (text(ONE), text(TWO)), b"12"),
+            "tensor a twice",
+        ),
         (raw_file(b'{"a":{"dtype":"U8","dtype":"U8"}}'), "dtype twice"),
         (raw_file(b'{"__metadata__":{"a":1}}'), "a string is needed"),
-        (raw_file(b'{"a":{"x":' + b"[" * 100 + b"]" * 100 + b"}}"), "nested too deeply"),
-        (raw_file(b'{"a":{"x":' + b"[" * 10_000_000 + b"}}"), "nested too deeply"),
-        (raw_file({"\x1b[31mred\u202e": {"dtype": "F32"}}), "tensor ?[31mred???:"),
+        (
+            raw_file(b'{"a":{"x":' + b"[" * 100 + b"]" * 100 + b"}}"),
+            "nested too deeply",
+        ),
+        (
+            raw_file(b'{"a":{"x":' + b"[" * 10_000_000 + b"}}"),
+            "nested too deeply",
+        ),
+        (
+            raw_file({"\x1b[31mred\u202e": {"dtype": "F32"}}),
+            "tensor ?[31mred???:",
+        ),
     ],
     ids=map(str, range(40)),
 )
-def test_bad_files_are_named(tool: Path, tmp_path: Path, content: bytes, words: str) -> None:
+def test_bad_files_are_named(
+    tool: Path, tmp_path: Path, content: bytes, words: str
+) -> None:
     bench = Bench(tool, tmp_path, layout(1))
     (tmp_path / "in").mkdir()
     (tmp_path / "in/model.safetensors").write_bytes(content)
@@ -111,24 +159,46 @@ def test_bad_files_are_named(tool: Path, tmp_path: Path, content: bytes, words: 
     [
         ("", "an object is needed"),
         ("{}", "one weight_map is needed, it has 0"),
-        ('{"weight_map": {}, "weight_map": {}}', "one weight_map is needed, it has 2"),
+        (
+            '{"weight_map": {}, "weight_map": {}}',
+            "one weight_map is needed, it has 2",
+        ),
         ('{"weight_map": ["a"]}', "an object is needed"),
         ('{"weight_map": {"a": 1}}', "a string is needed"),
-        ('{"weight_map": {"a": "one.safetensors"}', "a comma or an end is needed"),
-        ('{"weight_map": {"a": "two.safetensors"}}', "two.safetensors: No such file"),
-        ('{"weight_map": {"a": "../in/one.safetensors"}}', "no name of a file"),
+        (
+            '{"weight_map": {"a": "one.safetensors"}',
+            "a comma or an end is needed",
+        ),
+        (
+            '{"weight_map": {"a": "two.safetensors"}}',
+            "two.safetensors: No such file",
+        ),
+        (
+            '{"weight_map": {"a": "../in/one.safetensors"}}',
+            "no name of a file",
+        ),
         ('{"weight_map": {"a": ""}}', "no name of a file"),
         ('{"weight_map": {"a": ".."}}', "not a regular file"),
-        ('{"weight_map": {"a": "one.safetensors", "b": "copy.safetensors"}}', "tensor a twice"),
-        ('{"weight_map": {"a": "one.safetensors"}}', "tensor h.0.attn.c_attn.weight is missing"),
+        (
+            '{"weight_map": {"a": "one.safetensors", "b": "copy.safetensors"}}',
+            "tensor a twice",
+        ),
+        (
+            '{"weight_map": {"a": "one.safetensors"}}',
+            "tensor h.0.attn.c_attn.weight is missing",
+        ),
         ('{"weight_map": {}}', "tensor h.0.attn.c_attn.weight is missing"),
     ],
 )
-def test_bad_indices_are_named(tool: Path, tmp_path: Path, index: str, words: str) -> None:
+def test_bad_indices_are_named(
+    tool: Path, tmp_path: Path, index: str, words: str
+) -> None:
     bench = Bench(tool, tmp_path, layout(1))
     (tmp_path / "in").mkdir()
     for name in "one", "copy":
-        save_file({"a": np.zeros(3, np.float32)}, tmp_path / f"in/{name}.safetensors")
+        save_file(
+            {"a": np.zeros(3, np.float32)}, tmp_path / f"in/{name}.safetensors"
+        )
     (tmp_path / "in/model.safetensors.index.json").write_text(index)
     assert words in bench.refused()
 
@@ -137,7 +207,10 @@ def test_directories_without_weights(tool: Path, tmp_path: Path) -> None:
     bench = Bench(tool, tmp_path, layout(1))
     assert "in: No such file or directory" in bench.refused()
     (tmp_path / "in").mkdir()
-    assert "neither model.safetensors nor model.safetensors.index.json" in bench.refused()
+    assert (
+        "neither model.safetensors nor model.safetensors.index.json"
+        in bench.refused()
+    )
     os.mkfifo(tmp_path / "in/model.safetensors")
     assert "not a regular file" in bench.refused()
     os.unlink(tmp_path / "in/model.safetensors")
@@ -156,7 +229,9 @@ def test_every_truncation_is_seen(tool: Path, tmp_path: Path) -> None:
         assert bench.refused()
 
 
-def test_nothing_is_accepted_that_the_library_refuses(tool: Path, tmp_path: Path) -> None:
+def test_nothing_is_accepted_that_the_library_refuses(
+    tool: Path, tmp_path: Path
+) -> None:
     """400 mutants of a header: where we say ok, the library must not object."""
     rng = random.Random(1)
     good = {
@@ -164,8 +239,32 @@ def test_nothing_is_accepted_that_the_library_refuses(tool: Path, tmp_path: Path
         "\u00e4": {"dtype": "BF16", "shape": [4], "data_offsets": [24, 32]},
         "__metadata__": {"k": "v"},
     }
-    words = ["0", "1", "-", "[", "]", "{", "}", ",", ":", '"', "\\", " ", "\n", "\u00e4", "\\u00e4",
-             "1e2", "null", "[0]", '"x":1,', '"x":{"y":[]},', "F16", "\x7f", "24", '"shape":[],']
+    words = [
+        "0",
+        "1",
+        "-",
+        "[",
+        "]",
+        "{",
+        "}",
+        ",",
+        ":",
+        '"',
+        "\\",
+        " ",
+        "\n",
+        "\u00e4",
+        "\\u00e4",
+        "1e2",
+        "null",
+        "[0]",
+        '"x":1,',
+        '"x":{"y":[]},',
+        "F16",
+        "\x7f",
+        "24",
+        '"shape":[],',
+    ]
     texts = [json.dumps(good, ensure_ascii=False)]
     while len(texts) < 400:
         text = texts[0]

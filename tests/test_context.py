@@ -1,4 +1,5 @@
 """test_context.py -- the kernels' context: what zk_open refuses, its object, threads and memory."""
+
 from __future__ import annotations
 
 import ctypes
@@ -9,9 +10,8 @@ import sys
 
 import numpy as np
 import pytest
-
-from patience import LIMIT
 import zk
+from patience import LIMIT
 from trainer import ROOT, generate
 
 PLAIN = """
@@ -36,11 +36,18 @@ print(lib.zk_object().decode())
 def plain(isa: str | None) -> tuple[int, str]:
     """a plain name called in a new process with ZK_ISA set: exit status, what was said"""
     zk.library("gcc")
-    environment = {name: value for name, value in os.environ.items() if name != "ZK_ISA"}
+    environment = {
+        name: value for name, value in os.environ.items() if name != "ZK_ISA"
+    }
     if isa is not None:
         environment["ZK_ISA"] = isa
-    done = subprocess.run([sys.executable, "-c", PLAIN, str(ROOT / zk.LIBRARY["gcc"])],
-                          env=environment, capture_output=True, text=True, timeout=LIMIT)
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN, str(ROOT / zk.LIBRARY["gcc"])],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
     return done.returncode, (done.stdout + done.stderr).strip()
 
 
@@ -57,7 +64,9 @@ def test_an_unknown_object_is_refused() -> None:
     assert status == 1 and "ZK_ISA" in said and "avx2, avx512" in said
 
 
-@pytest.mark.skipif(zk.runs("avx512"), reason="this processor runs the avx512 object")
+@pytest.mark.skipif(
+    zk.runs("avx512"), reason="this processor runs the avx512 object"
+)
 def test_an_object_that_cannot_run_is_refused() -> None:
     status, said = plain("avx512")
     assert status == 1 and "AVX-512" in said
@@ -66,7 +75,9 @@ def test_an_object_that_cannot_run_is_refused() -> None:
 def opened(dtype: int, threads: int) -> str:
     """why zk_open refuses; empty if it does not"""
     lib, why = zk.library("gcc"), ctypes.c_char_p()
-    context = lib.zk_open(None, None, None, dtype, 0, threads, ctypes.byref(why))
+    context = lib.zk_open(
+        None, None, None, dtype, 0, threads, ctypes.byref(why)
+    )
     if context:
         lib.zk_close(ctypes.c_void_p(context))
     assert bool(context) == (why.value is None)
@@ -76,7 +87,9 @@ def opened(dtype: int, threads: int) -> str:
 def test_open_says_why_not() -> None:
     assert opened(zk.F32, 1) == opened(zk.BF16, 5) == ""
     assert "f32, bf16 or f16" in opened(3, 1)
-    assert "1 to 1024" in opened(zk.F32, 0) and "1 to 1024" in opened(zk.F32, 1025)
+    assert "1 to 1024" in opened(zk.F32, 0) and "1 to 1024" in opened(
+        zk.F32, 1025
+    )
 
 
 def mapped() -> int:
@@ -87,12 +100,14 @@ def mapped() -> int:
 @pytest.mark.parametrize("threads", [1, 4])
 def test_overhead_is_what_open_maps(threads: int) -> None:
     lib, overhead = zk.library("gcc"), zk.library("gcc").zk_overhead(threads)
-    kept = [zk.Kernels(threads=threads) for _ in range(8)]  # use up stacks of closed ones
+    kept = [
+        zk.Kernels(threads=threads) for _ in range(8)
+    ]  # use up stacks of closed ones
     before = mapped()
     kept += [zk.Kernels(threads=threads) for _ in range(8)]
     assert lib.zk_overhead(1) <= overhead
     # a stack has a guard page beside it; Python's own heap may grow by 1 MiB
-    assert 0 <= mapped() - before - 8 * overhead <= 8 * threads * 4096 + 2 ** 20
+    assert 0 <= mapped() - before - 8 * overhead <= 8 * threads * 4096 + 2**20
 
 
 TOUCHED = """
@@ -114,10 +129,15 @@ print(opened - before, taken() - before)
 
 
 def test_scratch_is_taken_at_the_start() -> None:
-    """8 threads have 20 MiB of scratch; work takes a page of stack and globals at most beyond it."""
+    """8 threads have 20 MiB of scratch; work takes a page of stack and globals at most beyond
+    it."""
     zk.library("gcc")
-    done = subprocess.run([sys.executable, "-c", TOUCHED, str(ROOT / zk.LIBRARY["gcc"])],
-                          capture_output=True, text=True, timeout=LIMIT)
+    done = subprocess.run(
+        [sys.executable, "-c", TOUCHED, str(ROOT / zk.LIBRARY["gcc"])],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
     assert done.returncode == 0, done.stderr
     opened, worked = map(int, done.stdout.split())
     assert 8 * 2560 <= opened and worked - opened < 1024, (opened, worked)
@@ -125,7 +145,9 @@ def test_scratch_is_taken_at_the_start() -> None:
 
 def test_no_kernel_runs_where_there_is_no_context() -> None:
     source = generate(ROOT / "model_specs" / "demo.yaml", "zero.stage=3")
-    assert "zr_gather(z, ZR_GATHER" in source and "zr_call(z, ZR_MAIN" in source
+    assert (
+        "zr_gather(z, ZR_GATHER" in source and "zr_call(z, ZR_MAIN" in source
+    )
     assert not re.search(r"zr_call(_n)?\(z, ZR_GATHER", source)
 
 
@@ -138,11 +160,17 @@ def test_many_small_jobs(isa: str) -> None:
         assert (sums == job % 7 + 1).all()
 
 
-def test_errors_of_others_are_not_the_kernels(capfd: pytest.CaptureFixture) -> None:
+def test_errors_of_others_are_not_the_kernels(
+    capfd: pytest.CaptureFixture,
+) -> None:
     """What a library left for cudaGetLastError is no launch's; a launch that is refused still ends
     the process with its name (test_emulation.py)."""
     k, library = zk.Kernels("emulated"), zk.library("emulated")
     invalid = library.cudaFree(ctypes.c_void_p(1))
     ones, sums = np.ones((7, 64), np.float32), np.empty(64, np.float32)
     k.zk_linear_bwd_b(sums, ones, 7, 64)
-    assert invalid and (sums == 7).all() and "kernel" not in capfd.readouterr().err
+    assert (
+        invalid
+        and (sums == 7).all()
+        and "kernel" not in capfd.readouterr().err
+    )

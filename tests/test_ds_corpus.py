@@ -1,5 +1,8 @@
-"""test_ds_corpus.py -- sixty ds_config.json files as they are found in public: how many are read, and
-what is said of the others. tests/data/ds_configs/said.txt has it; run this file to write it anew."""
+"""test_ds_corpus.py -- sixty ds_config.json files as they are found in public: how many are read,
+and
+what is said of the others. tests/data/ds_configs/said.txt has it; run this file to write it
+anew."""
+
 from __future__ import annotations
 
 import re
@@ -18,10 +21,16 @@ from zg.search import search  # noqa: E402
 
 FILES = sorted((ROOT / "tests/data/ds_configs").glob("*.json"))
 SAID = ROOT / "tests/data/ds_configs/said.txt"
-READ, MISSING, WRONG = 50, 5, 5            # read; refused for a feature that is not here; mistakes
-LATER = ("zero_optimization.offload_optimizer.device",
-         "zero_optimization.offload_optimizer.ratio",
-         "zero_optimization.offload_param.device")
+READ, MISSING, WRONG = (
+    50,
+    5,
+    5,
+)  # read; refused for a feature that is not here; mistakes
+LATER = (
+    "zero_optimization.offload_optimizer.device",
+    "zero_optimization.offload_optimizer.ratio",
+    "zero_optimization.offload_param.device",
+)
 
 
 def spec_without_min_lr(folder: Path) -> Path:
@@ -51,7 +60,13 @@ def table(spec: Path) -> str:
     lines = []
     for path in FILES:
         found = outcome(spec, path)
-        kind = "read" if not found else "missing" if all(map(named, found)) else "wrong"
+        kind = (
+            "read"
+            if not found
+            else "missing"
+            if all(map(named, found))
+            else "wrong"
+        )
         lines.append(f"{path.stem}: {kind}")
         lines += [f"    {line}" for line in found]
     return "\n".join(lines) + "\n"
@@ -64,7 +79,9 @@ def test_what_becomes_of_each(tmp_path: Path) -> None:
     counts = tuple(kinds.count(kind) for kind in ("read", "missing", "wrong"))
     assert counts == (READ, MISSING, WRONG) and sum(counts) == 60
     for line in re.findall(r"^    (.*)$", said, re.M):
-        assert re.match(r"\d+: .+; (did you mean .+\? )?allowed: .", line), line
+        assert re.match(r"\d+: .+; (did you mean .+\? )?allowed: .", line), (
+            line
+        )
 
 
 def test_the_plans_of_what_is_read_pass_the_checker(tmp_path: Path) -> None:
@@ -74,11 +91,17 @@ def test_the_plans_of_what_is_read_pass_the_checker(tmp_path: Path) -> None:
             check.check(search.find(load(str(spec), (), str(path))).plan)
 
 
-def test_more_than_45_are_read_with_fp16_and_all_of_offload(tmp_path: Path,
-                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_45_are_read_with_fp16_and_all_of_offload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows of the table exchanged, as building them will: no more keeps these files out."""
-    rows = {key: dsrows.Idle(row.kind, row.stages, why="stands for what is built later")
-            for key, row in dskeys.TABLE.items() if key in LATER}
+    rows = {
+        key: dsrows.Idle(
+            row.kind, row.stages, why="stands for what is built later"
+        )
+        for key, row in dskeys.TABLE.items()
+        if key in LATER
+    }
     monkeypatch.setattr(dsconfig, "TABLE", {**dskeys.TABLE, **rows})
     spec = spec_without_min_lr(tmp_path)
     assert sum(not outcome(spec, path) for path in FILES) == 50
@@ -86,5 +109,6 @@ def test_more_than_45_are_read_with_fp16_and_all_of_offload(tmp_path: Path,
 
 if __name__ == "__main__":
     import tempfile
+
     with tempfile.TemporaryDirectory() as folder:
         SAID.write_text(table(spec_without_min_lr(Path(folder))))

@@ -5,6 +5,7 @@ A rank's memory is its proportional set size (PSS): a page that n processes map 
 mean over ranks counts every page once. Linux gives it apart for anonymous pages, shared memory and
 files; the part of files (the program and libc) depends on what else runs on the machine.
 """
+
 import contextlib
 import dataclasses
 import pathlib
@@ -14,11 +15,10 @@ import sys
 import time
 from collections.abc import Sequence
 
-import pytest
-
 import law
 import plans
 import program
+import pytest
 import trainer
 from zg.facts import reserve
 from zg.write import cost, explain
@@ -26,13 +26,18 @@ from zg.write import cost, explain
 KIB = 1024
 
 # Blocks and sizes old and new of the specs compared: arenas from 5 to 150 MiB on one rank.
-OFFLOAD = ('zero.stage=1', 'zero.offload_optimizer.device=cpu')
-SIZES = {'small': (3, {}), 'middle': (6, {60: 120, 240: 480}), 'large': (8, {60: 240, 240: 960})}
+OFFLOAD = ("zero.stage=1", "zero.offload_optimizer.device=cpu")
+SIZES = {
+    "small": (3, {}),
+    "middle": (6, {60: 120, 240: 480}),
+    "large": (8, {60: 240, 240: 960}),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
     """KiB, means over ranks: the arenas, all else but files, and all with files."""
+
     arena: float
     rest: float
     pss: float
@@ -40,29 +45,49 @@ class Taken:
 
 def arena_of(source: str) -> int:
     """Bytes of a rank's arena and its host arena."""
-    return sum(int(re.search(rf'{name}(?:INT64_C\()?(\d+)', source)[1])
-               for name in (r'\{"cpu", ', r'\.hosted = '))
+    return sum(
+        int(re.search(rf"{name}(?:INT64_C\()?(\d+)", source)[1])
+        for name in (r'\{"cpu", ', r"\.hosted = ")
+    )
 
 
 def pss(pid: int) -> dict[str, int]:
     """KiB by kind"""
-    text = pathlib.Path(f'/proc/{pid}/smaps_rollup').read_text()
-    return {name: int(n) for name, n in re.findall(r'^(\w+):\s+(\d+) kB', text, re.M)}
+    text = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return {
+        name: int(n)
+        for name, n in re.findall(r"^(\w+):\s+(\d+) kB", text, re.M)
+    }
 
 
 @contextlib.contextmanager
 def running(binary: pathlib.Path, folder: pathlib.Path, *options: object):
     """A run that is under way for some steps: queues have gone round their rings, peers' parts
     have been read."""
-    trainer.write_tokens(folder / 'tokens', law.tokens(256, 5000))
-    log = folder / 'log'
-    run = subprocess.Popen([str(binary), '--data', str(folder / 'tokens'), '--steps', '1000000',
-                            '--log', str(log), *map(str, options)], env=program.environment(),
-                           stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    trainer.write_tokens(folder / "tokens", law.tokens(256, 5000))
+    log = folder / "log"
+    run = subprocess.Popen(
+        [
+            str(binary),
+            "--data",
+            str(folder / "tokens"),
+            "--steps",
+            "1000000",
+            "--log",
+            str(log),
+            *map(str, options),
+        ],
+        env=program.environment(),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
         deadline = time.monotonic() + 60
-        while not log.exists() or log.read_text().count('\n') < 40:
-            assert run.poll() is None and time.monotonic() < deadline, 'the run does not go on'
+        while not log.exists() or log.read_text().count("\n") < 40:
+            assert run.poll() is None and time.monotonic() < deadline, (
+                "the run does not go on"
+            )
             time.sleep(0.05)
         yield run
     finally:
@@ -70,32 +95,50 @@ def running(binary: pathlib.Path, folder: pathlib.Path, *options: object):
         run.communicate()
 
 
-def taken(folder: pathlib.Path, size: str, ranks: int, *options: object,
-          keys: Sequence[str] = ()) -> Taken:
+def taken(
+    folder: pathlib.Path,
+    size: str,
+    ranks: int,
+    *options: object,
+    keys: Sequence[str] = (),
+) -> Taken:
     blocks, sizes = SIZES[size]
-    folder = folder / f'{size}{ranks}'
+    folder = folder / f"{size}{ranks}"
     folder.mkdir(exist_ok=True)
-    spec = law.changed('gpt', folder, blocks, sizes)
-    source = trainer.generate(spec, f'cluster.ranks={ranks}', 'train.micro_batch=1',
-                              'train.global_batch=4', 'train.sequence=16', *keys)
+    spec = law.changed("gpt", folder, blocks, sizes)
+    source = trainer.generate(
+        spec,
+        f"cluster.ranks={ranks}",
+        "train.micro_batch=1",
+        "train.global_batch=4",
+        "train.sequence=16",
+        *keys,
+    )
     with running(trainer.build(source), folder, *options) as run:
         each = [pss(pid) for pid in program.children(run.pid)]
     assert len(each) == ranks
     arena = arena_of(source) / KIB
-    own = sum(part['Pss_Anon'] + part['Pss_Shmem'] for part in each) / ranks
-    return Taken(arena, own - arena, sum(part['Pss'] for part in each) / ranks)
+    own = sum(part["Pss_Anon"] + part["Pss_Shmem"] for part in each) / ranks
+    return Taken(arena, own - arena, sum(part["Pss"] for part in each) / ranks)
 
 
 # ---- a rank's memory
 
+
 @pytest.mark.alone
-@pytest.mark.parametrize('ranks,keys', [
-    (1, ()), pytest.param(2, (), marks=pytest.mark.slow), (1, OFFLOAD)])
-def test_a_rank_takes_its_arena_and_the_same_beside_it(tmp_path: pathlib.Path, ranks: int,
-                                                       keys: Sequence[str]) -> None:
+@pytest.mark.parametrize(
+    "ranks,keys",
+    [(1, ()), pytest.param(2, (), marks=pytest.mark.slow), (1, OFFLOAD)],
+)
+def test_a_rank_takes_its_arena_and_the_same_beside_it(
+    tmp_path: pathlib.Path, ranks: int, keys: Sequence[str]
+) -> None:
     """At most 16 MiB, the same within 64 KiB whatever the size of the model: kernels' scratch,
     which is taken whole at the start, rings of commands, stacks, libc's data."""
-    found = [taken(tmp_path, size, ranks, '--threads', 1, keys=keys) for size in SIZES]
+    found = [
+        taken(tmp_path, size, ranks, "--threads", 1, keys=keys)
+        for size in SIZES
+    ]
     assert max(t.arena for t in found) > 15 * min(t.arena for t in found)
     for t in found:
         assert 0 < t.rest and t.pss - t.arena <= 16 * KIB, found
@@ -104,9 +147,11 @@ def test_a_rank_takes_its_arena_and_the_same_beside_it(tmp_path: pathlib.Path, r
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_two_threads_take_no_more_than_16_mib_beside_the_arena(tmp_path: pathlib.Path) -> None:
+def test_two_threads_take_no_more_than_16_mib_beside_the_arena(
+    tmp_path: pathlib.Path,
+) -> None:
     """One rank on two cores has two threads unless told otherwise."""
-    found = taken(tmp_path, 'small', 1, '--threads', 2)
+    found = taken(tmp_path, "small", 1, "--threads", 2)
     assert found.pss - found.arena <= 16 * KIB, found
 
 
@@ -114,7 +159,9 @@ def test_two_threads_take_no_more_than_16_mib_beside_the_arena(tmp_path: pathlib
 @pytest.mark.alone
 def test_more_ranks_take_less_each(tmp_path: pathlib.Path) -> None:
     """By what the plans say, within 128 KiB: what is beside the arena hardly changes with ranks."""
-    found = [taken(tmp_path, 'large', ranks, '--threads', 1) for ranks in (1, 2, 4)]
+    found = [
+        taken(tmp_path, "large", ranks, "--threads", 1) for ranks in (1, 2, 4)
+    ]
     for a, b in zip(found, found[1:]):
         assert b.arena < 0.7 * a.arena
         assert abs(a.rest - b.rest) <= 128, found
@@ -123,12 +170,21 @@ def test_more_ranks_take_less_each(tmp_path: pathlib.Path) -> None:
 @pytest.mark.alone
 def test_no_page_is_left_for_later(tmp_path: pathlib.Path) -> None:
     """A rank that is at work has all its pages: no fault in hundreds of steps."""
-    source = trainer.generate(law.path('gpt'), 'train.micro_batch=1', 'cluster.ranks=2')
-    with running(trainer.build(source), tmp_path, '--threads', 1) as run:
+    source = trainer.generate(
+        law.path("gpt"), "train.micro_batch=1", "cluster.ranks=2"
+    )
+    with running(trainer.build(source), tmp_path, "--threads", 1) as run:
+
         def faults() -> list[int]:
-            stats = [pathlib.Path(f'/proc/{pid}/stat').read_text().rsplit(')', 1)[1].split()
-                     for pid in program.children(run.pid)]
+            stats = [
+                pathlib.Path(f"/proc/{pid}/stat")
+                .read_text()
+                .rsplit(")", 1)[1]
+                .split()
+                for pid in program.children(run.pid)
+            ]
             return [int(stat[7]) for stat in stats]
+
         before = faults()
         time.sleep(0.5)
         after = faults()
@@ -137,25 +193,46 @@ def test_no_page_is_left_for_later(tmp_path: pathlib.Path) -> None:
 
 # ---- what zgen and the program say of it
 
+
 def classes(said: str) -> list[list[list[int]]]:
     """Rows of --emit memory, slots, bytes of a slot, bytes, offset: the device's, the host's."""
     device, host = said.split("in a GPU's host arena")
-    return [[[int(n.replace(',', '')) for n in row] for row in
-             re.findall(r'^[\w.]+ +(\d+) +([\d,]+) +([\d,]+) +([\d,]+)$', text, re.M)]
-            for text in (device, host)]
+    return [
+        [
+            [int(n.replace(",", "")) for n in row]
+            for row in re.findall(
+                r"^[\w.]+ +(\d+) +([\d,]+) +([\d,]+) +([\d,]+)$", text, re.M
+            )
+        ]
+        for text in (device, host)
+    ]
 
 
-@pytest.mark.parametrize('family', ['gpt', *(
-    pytest.param(family, marks=pytest.mark.slow) for family in law.FAMILIES[1:])])
-@pytest.mark.parametrize('keys', [
-    ('zero.stage=0', 'cluster.ranks=1'), ('zero.stage=1', 'cluster.ranks=2'),
-    ('zero.stage=2', 'cluster.ranks=4'), ('zero.stage=3', 'train.precision=bf16')])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "gpt",
+        *(
+            pytest.param(family, marks=pytest.mark.slow)
+            for family in law.FAMILIES[1:]
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("zero.stage=0", "cluster.ranks=1"),
+        ("zero.stage=1", "cluster.ranks=2"),
+        ("zero.stage=2", "cluster.ranks=4"),
+        ("zero.stage=3", "train.precision=bf16"),
+    ],
+)
 def test_one_number_everywhere(family: str, keys: tuple[str, ...]) -> None:
     """--emit memory, its classes and its groups, --emit plan and train.c have one total."""
-    keys = ('train.micro_batch=1', *keys)
-    flags = [word for key in keys for word in ('--set', key)]
-    said = trainer.sh('gen/zgen', law.path(family), *flags, '--emit', 'memory')
-    total = int(re.search(r'^cpu +([\d,]+) ', said, re.M)[1].replace(',', ''))
+    keys = ("train.micro_batch=1", *keys)
+    flags = [word for key in keys for word in ("--set", key)]
+    said = trainer.sh("gen/zgen", law.path(family), *flags, "--emit", "memory")
+    total = int(re.search(r"^cpu +([\d,]+) ", said, re.M)[1].replace(",", ""))
     ends = []
     for part in classes(said):
         end = 0
@@ -163,86 +240,160 @@ def test_one_number_everywhere(family: str, keys: tuple[str, ...]) -> None:
             assert at == end and size == slots * stride
             end += size
         ends.append(end)
-    *groups, gpu, host = [int(n.replace(',', '')) for n in re.findall(
-        r'^[a-zGPU ]+? {2,}([\d,]+)(?: \([\d.]+ \w+\))?$', said[said.index('\nparameters'):], re.M)]
+    *groups, gpu, host = [
+        int(n.replace(",", ""))
+        for n in re.findall(
+            r"^[a-zGPU ]+? {2,}([\d,]+)(?: \([\d.]+ \w+\))?$",
+            said[said.index("\nparameters") :],
+            re.M,
+        )
+    ]
     assert len(groups) == 5 and sum(groups) == total and [gpu, host] == ends
     assert arena_of(trainer.generate(law.path(family), *keys)) == total
 
 
 def test_the_program_says_it_too() -> None:
-    source = trainer.generate(law.path('gpt'), 'zero.stage=2')
-    said = trainer.sh(trainer.build(source), '--version')
-    line = re.search(r'^memory arena of a rank, bytes: cpu (\d+), (.*); beside it on a GPU about '
-                     r'(\d+); parts: (.*)$', said, re.M)
+    source = trainer.generate(law.path("gpt"), "zero.stage=2")
+    said = trainer.sh(trainer.build(source), "--version")
+    line = re.search(
+        r"^memory arena of a rank, bytes: cpu (\d+), (.*); beside it on a GPU about "
+        r"(\d+); parts: (.*)$",
+        said,
+        re.M,
+    )
     assert int(line[1]) == arena_of(source)
-    p = plans.planned(str(law.path('gpt')), 'zero.stage=2')
-    assert dict(re.findall(r'(sm_\d+) (\d+)', line[2])) == {
-        t: str(p.arena(t)) for t in p.head.targets[1:]}
-    assert int(line[3]) == reserve.bytes_of('sm_90', p.head.ranks)
-    assert sum(int(n) for n in re.findall(r' (\d+)(?:,|$)', line[4])) == arena_of(source)
+    p = plans.planned(str(law.path("gpt")), "zero.stage=2")
+    assert dict(re.findall(r"(sm_\d+) (\d+)", line[2])) == {
+        t: str(p.arena(t)) for t in p.head.targets[1:]
+    }
+    assert int(line[3]) == reserve.bytes_of("sm_90", p.head.ranks)
+    assert sum(
+        int(n) for n in re.findall(r" (\d+)(?:,|$)", line[4])
+    ) == arena_of(source)
 
 
 def test_each_target_has_a_line_of_its_own() -> None:
     """What a device must hold: the arena to the byte, and on a GPU what is beside it."""
-    keys = ('zero.stage=3', 'cluster.ranks=4', 'targets=[sm_90, cpu]')
-    p = plans.planned('gpt-tiny', *keys)
+    keys = ("zero.stage=3", "cluster.ranks=4", "targets=[sm_90, cpu]")
+    p = plans.planned("gpt-tiny", *keys)
     said = explain.memory(p)
-    n, beside = p.arena('sm_90'), reserve.bytes_of('sm_90', 4)
-    assert re.search(rf'^sm_90 +{n:,} \(.*\) +{beside:,} \(.*\) +{n + beside:,} \(', said, re.M)
+    n, beside = p.arena("sm_90"), reserve.bytes_of("sm_90", 4)
+    assert re.search(
+        rf"^sm_90 +{n:,} \(.*\) +{beside:,} \(.*\) +{n + beside:,} \(",
+        said,
+        re.M,
+    )
     assert re.search(rf"^cpu +{p.arena('cpu'):,} \([^)]*\)$", said, re.M)
-    assert 'allowance' in said
-    alone = explain.memory(plans.planned('gpt-tiny', *keys[:2], 'targets=[sm_90]'))
-    assert not re.search('^cpu', alone, re.M) and 'on a CPU' not in alone
-    assert 'allowance' not in explain.memory(plans.planned('gpt-tiny', 'targets=[cpu]'))
+    assert "allowance" in said
+    alone = explain.memory(
+        plans.planned("gpt-tiny", *keys[:2], "targets=[sm_90]")
+    )
+    assert not re.search("^cpu", alone, re.M) and "on a CPU" not in alone
+    assert "allowance" not in explain.memory(
+        plans.planned("gpt-tiny", "targets=[cpu]")
+    )
 
 
 def test_what_lies_beside_a_gpus_arena() -> None:
     """Libraries, and buffers for each peer of a node; none on one rank."""
-    alone, *more = (reserve.bytes_of('sm_90', ranks) for ranks in (1, 2, 4, 8, 16, 16384))
+    alone, *more = (
+        reserve.bytes_of("sm_90", ranks) for ranks in (1, 2, 4, 8, 16, 16384)
+    )
     assert alone == reserve.LIBRARIES
-    assert [n - alone for n in more] == [(peers * 8 * 12 + 33 * 10) * 2 ** 20
-                                        for peers in (1, 3, 7, 7, 7)]
-    fast = reserve.bytes_of('sm_90', 8, fast=True)
-    assert fast - reserve.bytes_of('sm_90', 8) == 32 * 10 * 2 ** 20
-    assert reserve.bytes_of('cpu', 8) == 0
+    assert [n - alone for n in more] == [
+        (peers * 8 * 12 + 33 * 10) * 2**20 for peers in (1, 3, 7, 7, 7)
+    ]
+    fast = reserve.bytes_of("sm_90", 8, fast=True)
+    assert fast - reserve.bytes_of("sm_90", 8) == 32 * 10 * 2**20
+    assert reserve.bytes_of("cpu", 8) == 0
 
 
 # ---- sums of gradients
 
-@pytest.mark.parametrize('keys', [
-    ('zero.stage=3',), ('zero.stage=1',), ('zero.stage=2', 'zero.offload_optimizer.device=cpu'),
-    ('zero.stage=3', 'train.accumulate=layers')])
-@pytest.mark.parametrize('own', ['tree', 'fold', '{block: 16}', '{block: 4}'])
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("zero.stage=3",),
+        ("zero.stage=1",),
+        ("zero.stage=2", "zero.offload_optimizer.device=cpu"),
+        ("zero.stage=3", "train.accumulate=layers"),
+    ],
+)
+@pytest.mark.parametrize("own", ["tree", "fold", "{block: 16}", "{block: 4}"])
 def test_what_each_rule_of_sums_takes(keys: tuple[str, ...], own: str) -> None:
     """--emit memory has, of every rule, what its plan has."""
-    keys = *keys, 'train.micro_batch=1', 'train.global_batch=64'
-    said = trainer.sh('gen/zgen', law.path('gpt'), *(w for k in (*keys, f'train.sum={own}')
-                                                     for w in ('--set', k)), '--emit', 'memory')
-    rows = dict(re.findall(r'^(as planned, .*?|train\.sum=.*?) {2,}([\d,]+(?: \(.*?\))? +[\d,]+)$',
-                           said, re.M))
-    rules = {f'train.sum={rule}': rule for rule in ('tree', '{block: 16}', 'fold') if rule != own}
-    planned = f'as planned, {own}'
+    keys = *keys, "train.micro_batch=1", "train.global_batch=64"
+    said = trainer.sh(
+        "gen/zgen",
+        law.path("gpt"),
+        *(w for k in (*keys, f"train.sum={own}") for w in ("--set", k)),
+        "--emit",
+        "memory",
+    )
+    rows = dict(
+        re.findall(
+            r"^(as planned, .*?|train\.sum=.*?) {2,}([\d,]+(?: \(.*?\))? +[\d,]+)$",
+            said,
+            re.M,
+        )
+    )
+    rules = {
+        f"train.sum={rule}": rule
+        for rule in ("tree", "{block: 16}", "fold")
+        if rule != own
+    }
+    planned = f"as planned, {own}"
     assert set(rows) == {planned, *rules}
     for text, rule in {planned: own, **rules}.items():
-        p = plans.planned('gpt-tiny', *keys, f'train.sum={rule}')
-        names = [c for c in p.classes if c.name.startswith('sum.') or c.name == 'pend']
-        want = [sum(c.slots * c.stride for c in names), cost.training_wire(p).bytes]
-        found = re.sub(r'\(.*?\)', '', rows[text]).replace(',', '').split()
+        p = plans.planned("gpt-tiny", *keys, f"train.sum={rule}")
+        names = [
+            c
+            for c in p.classes
+            if c.name.startswith("sum.") or c.name == "pend"
+        ]
+        want = [
+            sum(c.slots * c.stride for c in names),
+            cost.training_wire(p).bytes,
+        ]
+        found = re.sub(r"\(.*?\)", "", rows[text]).replace(",", "").split()
         assert [int(n) for n in found] == want
 
 
 # ---- peers' memory
 
-@pytest.mark.parametrize('stage', [0, 1, 2, 3])
-def test_peers_are_not_read_outside_collectives(tmp_path: pathlib.Path, stage: int) -> None:
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_peers_are_not_read_outside_collectives(
+    tmp_path: pathlib.Path, stage: int
+) -> None:
     """With peers' arenas unreadable but in collectives all goes on, with the same bits."""
-    trainer.write_tokens(tmp_path / 'tokens', law.tokens(256, 5000))
-    binary = trainer.build(trainer.generate(
-        law.path('qwen3'), f'zero.stage={stage}', 'cluster.ranks=3', 'train.global_batch=6',
-        'zero.reduce_bucket_size=9000'))
-    one, other = [law.run(binary, '--data', tmp_path / 'tokens', '--val', tmp_path / 'tokens',
-                          '--steps', 3, '--queue', mode, log=tmp_path / 'log', ZR_UNMAP_PEERS=unmap)
-                  for unmap, mode in ((0, 'eager'), (1, 'shuffled:4'))]
+    trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 5000))
+    binary = trainer.build(
+        trainer.generate(
+            law.path("qwen3"),
+            f"zero.stage={stage}",
+            "cluster.ranks=3",
+            "train.global_batch=6",
+            "zero.reduce_bucket_size=9000",
+        )
+    )
+    one, other = [
+        law.run(
+            binary,
+            "--data",
+            tmp_path / "tokens",
+            "--val",
+            tmp_path / "tokens",
+            "--steps",
+            3,
+            "--queue",
+            mode,
+            log=tmp_path / "log",
+            ZR_UNMAP_PEERS=unmap,
+        )
+        for unmap, mode in ((0, "eager"), (1, "shuffled:4"))
+    ]
     assert one == other
 
 
@@ -250,7 +401,7 @@ def test_peers_are_not_read_outside_collectives(tmp_path: pathlib.Path, stage: i
 
 # Put into train.c: counts what is allocated from the first step on, in all threads, and has the
 # kernel end a process that asks it for memory then. FAULT makes the program do what is forbidden.
-WATCH = r'''
+WATCH = r"""
 #include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <stdio.h>
@@ -301,33 +452,66 @@ static void watch(void)
         _exit(9);
     }
 }
-'''
+"""
 
 
 def watched(family: str, *keys: str) -> pathlib.Path:
     source = trainer.generate(law.path(family), *keys)
-    head, body = source.split('/* ---- memory:', 1)
-    begin = 'static void step(zr *z)\n{\n'
+    head, body = source.split("/* ---- memory:", 1)
+    begin = "static void step(zr *z)\n{\n"
     assert body.count(begin) == 1
-    made = f'{head}{WATCH}/* ---- memory:{body.replace(begin, begin + "    watch();" + chr(10))}'
+    made = f"{head}{WATCH}/* ---- memory:{body.replace(begin, begin + '    watch();' + chr(10))}"
     return trainer.build(made)
 
 
-@pytest.mark.skipif(sys.platform != 'linux', reason='seccomp is of Linux')
-@pytest.mark.parametrize('stage,mode,keys', [(3, 'eager', ()), *(
-    pytest.param(*way, marks=pytest.mark.slow)
-    for way in ((0, 'eager', ()), (1, 'late', ()), (2, 'shuffled:2', ()), (3, 'shuffled:1', ()),
-                (2, 'eager', OFFLOAD[1:])))])
-def test_nothing_is_allocated_after_the_start(tmp_path: pathlib.Path, stage: int, mode: str,
-                                              keys: Sequence[str]) -> None:
-    trainer.write_tokens(tmp_path / 'tokens', law.tokens(256, 5000))
-    binary = watched('llama', f'zero.stage={stage}', 'cluster.ranks=2', 'train.precision=bf16',
-                     *keys)
-    run = [binary, '--data', tmp_path / 'tokens', '--steps', 6, '--val', tmp_path / 'tokens',
-           '--val-every', 2, '--log', tmp_path / 'log', '--queue', mode, '--threads', 2]
+@pytest.mark.skipif(sys.platform != "linux", reason="seccomp is of Linux")
+@pytest.mark.parametrize(
+    "stage,mode,keys",
+    [
+        (3, "eager", ()),
+        *(
+            pytest.param(*way, marks=pytest.mark.slow)
+            for way in (
+                (0, "eager", ()),
+                (1, "late", ()),
+                (2, "shuffled:2", ()),
+                (3, "shuffled:1", ()),
+                (2, "eager", OFFLOAD[1:]),
+            )
+        ),
+    ],
+)
+def test_nothing_is_allocated_after_the_start(
+    tmp_path: pathlib.Path, stage: int, mode: str, keys: Sequence[str]
+) -> None:
+    trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 5000))
+    binary = watched(
+        "llama",
+        f"zero.stage={stage}",
+        "cluster.ranks=2",
+        "train.precision=bf16",
+        *keys,
+    )
+    run = [
+        binary,
+        "--data",
+        tmp_path / "tokens",
+        "--steps",
+        6,
+        "--val",
+        tmp_path / "tokens",
+        "--val-every",
+        2,
+        "--log",
+        tmp_path / "log",
+        "--queue",
+        mode,
+        "--threads",
+        2,
+    ]
     done = program.run(*run)
     assert done.code == 0, done.err
-    caught = program.run(*run, FAULT='malloc')
-    assert caught.code == 5 and '1 allocations by step 3' in caught.err
-    caught = program.run(*run, FAULT='mmap')
-    assert caught.code == 5 and 'signal 31' in caught.err
+    caught = program.run(*run, FAULT="malloc")
+    assert caught.code == 5 and "1 allocations by step 3" in caught.err
+    caught = program.run(*run, FAULT="mmap")
+    assert caught.code == 5 and "signal 31" in caught.err

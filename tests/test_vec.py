@@ -1,4 +1,5 @@
 """test_vec.py -- functions of vec.h: bounds, and equal bits from every object and compiler."""
+
 from __future__ import annotations
 
 import ctypes
@@ -9,29 +10,41 @@ import re
 
 import numpy as np
 import pytest
-
 import zk
 from trainer import ROOT, alone, sh
 
 Array = np.ndarray
 
-ULPS = 2.0                      # what vec.h promises
+ULPS = 2.0  # what vec.h promises
 
 
 @functools.cache
 def built(compiler: str, isa: str) -> ctypes.CDLL:
     """tests/kernels/vec.c with the flags of programs"""
     rules = (ROOT / "runtime/flags.ninja").read_text()
-    flags = [re.search(rf"^{name} = (.*)$", rules, re.M)[1].split()
-             for name in ("warn", "code", isa)]
+    flags = [
+        re.search(rf"^{name} = (.*)$", rules, re.M)[1].split()
+        for name in ("warn", "code", isa)
+    ]
     out = ROOT / "out/test" / f"vec-{compiler}-{isa}.so"
     with alone("vec"):
-        sh(compiler, *sum(flags, []), "-shared", "-o", out, "tests/kernels/vec.c")
+        sh(
+            compiler,
+            *sum(flags, []),
+            "-shared",
+            "-o",
+            out,
+            "tests/kernels/vec.c",
+        )
     return ctypes.CDLL(str(out))
 
 
 def each() -> list[tuple[str, ctypes.CDLL]]:
-    return [(f"{cc} {isa}", built(cc, isa)) for cc in zk.compilers() for isa in zk.isas()]
+    return [
+        (f"{cc} {isa}", built(cc, isa))
+        for cc in zk.compilers()
+        for isa in zk.isas()
+    ]
 
 
 def pointers(*arrays: Array) -> list[ctypes.c_void_p]:
@@ -53,10 +66,27 @@ def agreed(name: str, x: Array, y_type: type) -> Array:
 
 def floats(low: float, high: float) -> Array:
     """every 8191st float, special ones, and an even cover of [low, high]"""
-    some = np.arange(0, 2 ** 32, 8191, np.uint64).astype(np.uint32).view(np.float32)
-    special = np.array([0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 1.2e-38],
-                       np.float32)
-    x = np.concatenate([some, special, np.linspace(low, high, 2 ** 18).astype(np.float32)])
+    some = (
+        np.arange(0, 2**32, 8191, np.uint64).astype(np.uint32).view(np.float32)
+    )
+    special = np.array(
+        [
+            0.0,
+            -0.0,
+            1.0,
+            -1.0,
+            np.inf,
+            -np.inf,
+            np.nan,
+            1e-45,
+            -1e-45,
+            1.2e-38,
+        ],
+        np.float32,
+    )
+    x = np.concatenate(
+        [some, special, np.linspace(low, high, 2**18).astype(np.float32)]
+    )
     return np.resize(x, -(-x.size // 16) * 16)
 
 
@@ -67,52 +97,92 @@ def within(found: Array, exact: Array, ulps: float) -> None:
     finite = np.isfinite(rounded)
     assert np.array_equal(found[~finite], rounded[~finite], equal_nan=True)
     ulp = np.spacing(np.abs(rounded[finite])).astype(exact.dtype)
-    assert (np.abs(found[finite].astype(exact.dtype) - exact[finite]) <= ulps * ulp).all()
+    assert (
+        np.abs(found[finite].astype(exact.dtype) - exact[finite]) <= ulps * ulp
+    ).all()
 
 
-@pytest.mark.parametrize("name,low,high", [("exp", -104, 89), ("log", 0.5, 2), ("tanh", -1.5, 1.5),
-                                           ("erf", -4, 4)])
+@pytest.mark.parametrize(
+    "name,low,high",
+    [("exp", -104, 89), ("log", 0.5, 2), ("tanh", -1.5, 1.5), ("erf", -4, 4)],
+)
 def test_functions_of_floats(name: str, low: float, high: float) -> None:
     x = floats(low, high)
     reference = np.vectorize(math.erf) if name == "erf" else getattr(np, name)
     with np.errstate(all="ignore"):
-        within(agreed(name, x, np.float32), reference(x.astype(np.float64)), ULPS)
+        within(
+            agreed(name, x, np.float32), reference(x.astype(np.float64)), ULPS
+        )
 
 
 def test_square_roots_are_ieee() -> None:
     x = floats(0, 4)
     with np.errstate(all="ignore"):
-        within(agreed("sqrt", x, np.float32), np.sqrt(x.astype(np.float64)), 0.5)
+        within(
+            agreed("sqrt", x, np.float32), np.sqrt(x.astype(np.float64)), 0.5
+        )
 
 
 def doubles(name: str) -> Array:
     r = np.random.default_rng(5)
     edge = [0.0, -0.0, 1.0, np.nan, 5e-324, 1e-310]
     if name == "zk_exp":
-        return np.concatenate([r.uniform(-750, 711, 20000), r.uniform(-1, 1, 20000), edge,
-                               [np.inf, -np.inf]])
+        return np.concatenate(
+            [
+                r.uniform(-750, 711, 20000),
+                r.uniform(-1, 1, 20000),
+                edge,
+                [np.inf, -np.inf],
+            ]
+        )
     if name == "zk_log":
-        spread = np.ldexp(r.uniform(0.5, 1, 20000), r.integers(-1070, 1024, 20000))
-        return np.concatenate([spread, r.uniform(0.5, 2, 20000), 1 + r.uniform(-1e-6, 1e-6, 1000),
-                               edge, [np.inf, -np.inf, -1.0]])
+        spread = np.ldexp(
+            r.uniform(0.5, 1, 20000), r.integers(-1070, 1024, 20000)
+        )
+        return np.concatenate(
+            [
+                spread,
+                r.uniform(0.5, 2, 20000),
+                1 + r.uniform(-1e-6, 1e-6, 1000),
+                edge,
+                [np.inf, -np.inf, -1.0],
+            ]
+        )
     # beside multiples of pi/2 all but a few bits cancel
     quarter = np.longdouble("1.57079632679489661923")
-    near = (np.arange(1, 6366197, 317).astype(np.longdouble) * quarter).astype(float)
-    return np.concatenate([r.uniform(-1e7, 1e7, 20000), r.uniform(-7, 7, 20000), near, -near, edge])
+    near = (np.arange(1, 6366197, 317).astype(np.longdouble) * quarter).astype(
+        float
+    )
+    return np.concatenate(
+        [
+            r.uniform(-1e7, 1e7, 20000),
+            r.uniform(-7, 7, 20000),
+            near,
+            -near,
+            edge,
+        ]
+    )
 
 
 @pytest.mark.parametrize("name", ["zk_sin", "zk_cos", "zk_exp", "zk_log"])
 def test_functions_of_doubles(name: str) -> None:
     x = doubles(name)
     with np.errstate(all="ignore"):
-        within(agreed(name, x, np.float64), getattr(np, name[3:])(x.astype(np.longdouble)), ULPS)
+        within(
+            agreed(name, x, np.float64),
+            getattr(np, name[3:])(x.astype(np.longdouble)),
+            ULPS,
+        )
 
 
 # ---- bf16
 
+
 def test_bf16_rounds_to_nearest_even() -> None:
     x = floats(-1, 1)
-    ties = ((np.arange(2 ** 16, dtype=np.uint32) << 16) + 0x8000).view(np.float32)
+    ties = ((np.arange(2**16, dtype=np.uint32) << 16) + 0x8000).view(
+        np.float32
+    )
     x = np.concatenate([x, ties])
     found = agreed("narrow", x, np.uint16)
     assert found.tobytes() == zk.to_bf16(x).tobytes()
@@ -121,13 +191,13 @@ def test_bf16_rounds_to_nearest_even() -> None:
 
 
 def test_bf16_widens_exactly() -> None:
-    x = np.arange(2 ** 16).astype(np.uint16)
+    x = np.arange(2**16).astype(np.uint16)
     assert agreed("both", x, np.float32).tobytes() == zk.from_bf16(x).tobytes()
 
 
 # ---- f16
 
-HALVES = np.arange(2 ** 16).astype(np.uint16)
+HALVES = np.arange(2**16).astype(np.uint16)
 
 
 def test_every_half_widens_exactly() -> None:
@@ -145,12 +215,33 @@ def test_floats_round_to_the_nearest_half() -> None:
     half = HALVES.view(np.float16).astype(np.float32)
     half = half[np.isfinite(half)]
     with np.errstate(over="ignore"):
-        above = np.nextafter(half.astype(np.float16), np.float16(np.inf)).astype(np.float32)
+        above = np.nextafter(
+            half.astype(np.float16), np.float16(np.inf)
+        ).astype(np.float32)
         even = np.concatenate([half, half / 2 + above / 2])
     even = even[np.isfinite(even)]
-    near = [even, np.nextafter(even, np.float32(np.inf)), np.nextafter(even, np.float32(-np.inf))]
-    edge = np.array([65504, 65519.996, 65520, 65535, 65536, 3e38, 2.0 ** -24, 2.0 ** -25,
-                     2.0 ** -25 * 1.0000001, 2.0 ** -26, 2.0 ** -14, 1e-45], np.float32)
+    near = [
+        even,
+        np.nextafter(even, np.float32(np.inf)),
+        np.nextafter(even, np.float32(-np.inf)),
+    ]
+    edge = np.array(
+        [
+            65504,
+            65519.996,
+            65520,
+            65535,
+            65536,
+            3e38,
+            2.0**-24,
+            2.0**-25,
+            2.0**-25 * 1.0000001,
+            2.0**-26,
+            2.0**-14,
+            1e-45,
+        ],
+        np.float32,
+    )
     x = np.concatenate([*near, edge, -edge, floats(-70000, 70000)])
     x = np.resize(x, -(-x.size // 16) * 16)
     with np.errstate(over="ignore"):
@@ -158,28 +249,42 @@ def test_floats_round_to_the_nearest_half() -> None:
     found = agreed("narrow_f16", x, np.uint16)
     assert found.tobytes() == agreed("scalar_f16", x, np.uint16).tobytes()
     nan = np.isnan(x)
-    assert np.array_equal(found[~nan], want[~nan]) and np.isnan(found[nan].view(np.float16)).all()
+    assert (
+        np.array_equal(found[~nan], want[~nan])
+        and np.isnan(found[nan].view(np.float16)).all()
+    )
 
 
 # ---- lanes
+
 
 @pytest.mark.parametrize("dtype", zk.REALS.values())
 def test_parts_touch_n_elements(dtype: int) -> None:
     for _, lib in each():
         for n in range(-1, 19):
-            x, y = zk.store(np.arange(1, 33), dtype), zk.store(np.full(32, -1), dtype)
+            x, y = (
+                zk.store(np.arange(1, 33), dtype),
+                zk.store(np.full(32, -1), dtype),
+            )
             lib.over_part(*pointers(y, x), ctypes.c_int64(n), dtype)
             m = min(max(n, 0), 16)
-            assert np.array_equal(y[:m], x[:m]) and (zk.load(y[m:]) == -1).all()
+            assert (
+                np.array_equal(y[:m], x[:m]) and (zk.load(y[m:]) == -1).all()
+            )
 
 
 @pytest.mark.parametrize("dtype", zk.REALS.values())
 def test_lanes_past_a_part_are_zero(dtype: int) -> None:
     for _, lib in each():
         for n in range(-1, 19):
-            x, y = zk.store(np.arange(1, 33), dtype), np.full(16, -1, np.float32)
+            x, y = (
+                zk.store(np.arange(1, 33), dtype),
+                np.full(16, -1, np.float32),
+            )
             lib.over_first(*pointers(y, x), ctypes.c_int64(n), dtype)
-            assert np.array_equal(y, np.where(np.arange(16) < n, np.arange(1, 17), 0)), n
+            assert np.array_equal(
+                y, np.where(np.arange(16) < n, np.arange(1, 17), 0)
+            ), n
 
 
 def test_lanes() -> None:
@@ -189,11 +294,17 @@ def test_lanes() -> None:
     for name, lib in each():
         y = np.zeros(65, np.float32)
         lib.over_lanes(*pointers(y, a, b))
-        assert np.array_equal(y[1:17], np.where(a > b, a, b), equal_nan=True), name
-        assert np.array_equal(y[17:33], np.where(a < b, a, b), equal_nan=True), name
+        assert np.array_equal(
+            y[1:17], np.where(a > b, a, b), equal_nan=True
+        ), name
+        assert np.array_equal(
+            y[17:33], np.where(a < b, a, b), equal_nan=True
+        ), name
         # the product is exact in float64; that the sum is rounded there first shows once in 2**29
         exact = a.astype(np.float64) * b + a
-        assert np.array_equal(y[33:49], exact.astype(np.float32), equal_nan=True), name
+        assert np.array_equal(
+            y[33:49], exact.astype(np.float32), equal_nan=True
+        ), name
         assert np.array_equal(y[49:], y[1:17], equal_nan=True), name
 
 
@@ -201,11 +312,13 @@ def test_sum_folds_eight_four_two_one() -> None:
     r = np.random.default_rng(3)
     for _, lib in each():
         for _ in range(50):
-            a = (r.standard_normal(16) * 10.0 ** r.integers(-3, 4, 16)).astype(np.float32)
+            a = (r.standard_normal(16) * 10.0 ** r.integers(-3, 4, 16)).astype(
+                np.float32
+            )
             y, want = np.zeros(65, np.float32), a.copy()
             lib.over_lanes(*pointers(y, a, a))
             for half in (8, 4, 2, 1):
-                want = want[:half] + want[half:2 * half]
+                want = want[:half] + want[half : 2 * half]
             assert y[0] == want[0]
 
 
@@ -217,7 +330,19 @@ KNOWN_BITS = "3d3358a0c036b723dbd50844e4e417f8f6811fc58ce0008db10df4b4c1366d97"
 def test_known_bits() -> None:
     x = floats(-4, 4)
     grid = np.arange(-40000, 40000) * 0.171875
-    parts = [agreed(name, x, np.float32) for name in ("exp", "log", "tanh", "erf")]
-    parts += [agreed(name, grid, np.float64) for name in ("zk_sin", "zk_cos", "zk_exp", "zk_log")]
-    numbers = [np.where(np.isnan(part), part.dtype.type(0), part) for part in parts]
-    assert hashlib.sha256(b"".join(part.tobytes() for part in numbers)).hexdigest() == KNOWN_BITS
+    parts = [
+        agreed(name, x, np.float32) for name in ("exp", "log", "tanh", "erf")
+    ]
+    parts += [
+        agreed(name, grid, np.float64)
+        for name in ("zk_sin", "zk_cos", "zk_exp", "zk_log")
+    ]
+    numbers = [
+        np.where(np.isnan(part), part.dtype.type(0), part) for part in parts
+    ]
+    assert (
+        hashlib.sha256(
+            b"".join(part.tobytes() for part in numbers)
+        ).hexdigest()
+        == KNOWN_BITS
+    )

@@ -1,5 +1,6 @@
 """leaves.py -- proves of a unit's functions that every tensor gets one gradient: who comes
 first in backward writes it, the tensor's other readers add to it. What is frozen gets none."""
+
 from __future__ import annotations
 
 from ..facts.kernels import ROUND
@@ -9,11 +10,14 @@ from .body import Body
 from .order import CheckError
 
 
-def leaves(p: Plan, bodies: dict[str, list[Body]], counts: dict[str, int],
-           ) -> dict[tuple[str, str], int]:
+def leaves(
+    p: Plan,
+    bodies: dict[str, list[Body]],
+    counts: dict[str, int],
+) -> dict[tuple[str, str], int]:
     """Every tensor's gradient is written once and added to by its other readers, if it moves.
     Facts.steps."""
-    kinds = list(reversed(counts))                              # in backward order
+    kinds = list(reversed(counts))  # in backward order
     tensors = {t.name: t for t in p.tensors}
     readers: dict[str, set[str]] = {n: set() for n in tensors}
     givers: dict[str, list[tuple[str, bool]]] = {n: [] for n in tensors}
@@ -36,13 +40,24 @@ def leaves(p: Plan, bodies: dict[str, list[Body]], counts: dict[str, int],
     for name, t in tensors.items():
         got = givers[name]
         read = [k for k in kinds if k in readers[name]]
-        if not read or got != ([] if t.frozen else [(k, k != read[0]) for k in read]):
-            raise CheckError(f"tensor {name}: read by {read}, its gradient comes from {got}")
+        if not read or got != (
+            [] if t.frozen else [(k, k != read[0]) for k in read]
+        ):
+            raise CheckError(
+                f"tensor {name}: read by {read}, its gradient comes from {got}"
+            )
         if t.count != counts[read[-1]]:
-            raise CheckError(f"tensor {name}: {t.count} instances for {counts[read[-1]]} units")
+            raise CheckError(
+                f"tensor {name}: {t.count} instances for {counts[read[-1]]} units"
+            )
         for kind in readers[name]:
-            if steps.setdefault((kind, t.flat), t.offset_step) != t.offset_step:
-                raise CheckError(f"tensor {name}: another distance than its unit's others")
+            if (
+                steps.setdefault((kind, t.flat), t.offset_step)
+                != t.offset_step
+            ):
+                raise CheckError(
+                    f"tensor {name}: another distance than its unit's others"
+                )
     return steps
 
 

@@ -5,6 +5,7 @@ its tensor's slices are; what they write together is nobody's to read or to writ
 the last one the whole call counts as made, in this call's place. In halves a sum of dx is a value
 that only its rounding reads.
 """
+
 from __future__ import annotations
 
 from ..facts.kernels import KERNELS
@@ -18,10 +19,16 @@ def rounds(b: Body, fn: Fn) -> list[int]:
     """From which rows on a function is called, in turn."""
     if not fn.ints:
         return [0]
-    wide = {(c.args[-4], c.args[-1]) for c in fn.calls if KERNELS[c.kernel].whole}
-    if fn.ints != ("at",) or len(wide) != 1 or any("at" not in c.args for c in fn.calls):
+    wide = {
+        (c.args[-4], c.args[-1]) for c in fn.calls if KERNELS[c.kernel].whole
+    }
+    if (
+        fn.ints != ("at",)
+        or len(wide) != 1
+        or any("at" not in c.args for c in fn.calls)
+    ):
         b.fail(None, f"takes {fn.ints}")
-    (N, n), = wide
+    ((N, n),) = wide
     return list(range(0, N, n))
 
 
@@ -37,7 +44,9 @@ def call(b: Body, c: Call) -> None:
     for f, arg in zip(row.formals, c.args):
         if f.number:
             continue
-        size = {"M*N": M * N, "M*K": M * K, "n*K": N * K, "N": N}.get(f.elems, 0)
+        size = {"M*N": M * N, "M*K": M * K, "n*K": N * K, "N": N}.get(
+            f.elems, 0
+        )
         size_of = size * b.bytes_of(f.type)
         if f.mode == "<":
             is_.append(b.read(c, arg, size_of, "real"))
@@ -59,7 +68,9 @@ def call(b: Body, c: Call) -> None:
         b.call(whole)
 
 
-def _partial(b: Body, c: Call, arg: Arg, size: int, whole: Call, last: bool) -> None:
+def _partial(
+    b: Body, c: Call, arg: Arg, size: int, whole: Call, last: bool
+) -> None:
     """What is written slice by slice is still there; after the last it makes room for the whole."""
     base, at = b.place(c, arg, size)
     mine = [v for v in b.held.get(base, []) if v.made == (whole,)]
@@ -85,9 +96,17 @@ def rounded(b: Body, c: Call) -> None:
     """A sum of dx becomes dx."""
     n = c.args[2]
     made = b.read(c, c.args[1], 4 * n, "f32")
-    (base, at), (other, to) = b.place(c, c.args[1], 4 * n), b.place(c, c.args[0], b.real * n)
-    if made not in b.slices.sums or b.real == 4 or \
-            base == other and at < to + b.real * n and to < at + 4 * n:
+    (base, at), (other, to) = (
+        b.place(c, c.args[1], 4 * n),
+        b.place(c, c.args[0], b.real * n),
+    )
+    if (
+        made not in b.slices.sums
+        or b.real == 4
+        or base == other
+        and at < to + b.real * n
+        and to < at + 4 * n
+    ):
         b.fail(c, f"rounds {c.args[1]}")
     b.slices.sums.discard(made)
     b.write(c, c.args[0], b.real * n, "real", made)

@@ -1,6 +1,7 @@
 """stores.py -- proves of states what no bytes show: that parameters and sums have all elements of a
 shard, each state in its type. Where a state lies, and what it holds, the play knows.
 """
+
 from __future__ import annotations
 
 from ..plan.plan import Class, Flat, Plan
@@ -9,18 +10,28 @@ from .order import CheckError
 
 def prove(p: Plan, have: dict[str, Class]) -> None:
     flats = {f.name: f for f in p.flats}
-    names = {"flat": flats, "cls": have, "over": {"", *(g.name for g in p.groups)}}
+    names = {
+        "flat": flats,
+        "cls": have,
+        "over": {"", *(g.name for g in p.groups)},
+    }
     said = {"flat": "flat", "cls": "class", "over": "group"}
     for s in p.stores:
         for what, known in names.items():
             if (name := getattr(s, what)) not in known:
                 raise CheckError(f"there is no {said[what]} {name}")
         if have[s.cls].slots != flats[s.flat].count:
-            raise CheckError(f"class {s.cls} does not have a slot for each {s.flat}")
-        if s.what == "params" and s.cls != f"real.{s.flat}":    # others hold copies of them, too
+            raise CheckError(
+                f"class {s.cls} does not have a slot for each {s.flat}"
+            )
+        if (
+            s.what == "params" and s.cls != f"real.{s.flat}"
+        ):  # others hold copies of them, too
             raise CheckError(f"class {s.cls} is not the one of parameters")
         if s.whole and (s.first, s.n) != (0, flats[s.flat].shard):
-            raise CheckError(f"class {s.cls}: every rank has a part of every shard")
+            raise CheckError(
+                f"class {s.cls}: every rank has a part of every shard"
+            )
     if len({s.cls for s in p.stores}) < len(p.stores):
         raise CheckError("two states lie in one class")
     for f in p.flats:

@@ -18,22 +18,24 @@ Letters: B batch, T sequence, M = B*T, C width, V vocab, R columns of logits: V 
 multiple of VOCAB, H heads, G key-value heads, D head size, E = (H+2*G)*D, N and K a linear's output
 and input width, F a gated branch's width, P positions, n elements.
 """
+
 from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Mapping, Sequence
 
 ADD, ROUND, NULL = "zk_add", "zk_round", "null"
-VOCAB = 8                       # rows by token, and columns of logits, are a multiple: 16 bytes
-WIDTHS = {"f32": 4, "i32": 4, "i64": 8, "f64": 8}        # bytes of an element
+VOCAB = 8  # rows by token, and columns of logits, are a multiple: 16 bytes
+WIDTHS = {"f32": 4, "i32": 4, "i64": 8, "f64": 8}  # bytes of an element
 
 
 @dataclass(frozen=True)
 class Formal:
     """What a kernel takes: mode > < + @ ^ $ # ~ or a point, as above; alias: operands that it may
     lie exactly upon."""
+
     name: str
     mode: str
     type: str = ""
@@ -55,6 +57,7 @@ class Kernel:
     the kernel forward that it runs backward for; alias of its names: as it is called for that;
     whole: the kernel, with these numbers, that all calls on slices of a weight together are; host:
     it has a twin zk_host_NAME, which the host runs."""
+
     name: str
     formals: tuple[Formal, ...]
     grid: str
@@ -94,8 +97,16 @@ def _formal(text: str) -> Formal:
     if found := _OPERAND.fullmatch(text):
         name, mode, type_, marks, elems, alias = found.groups()
         others = tuple(alias.split(",")) if alias else ()
-        return Formal(name, mode, type_, elems or "", "?" in marks, "&" in marks, others,
-                      "!" in marks)
+        return Formal(
+            name,
+            mode,
+            type_,
+            elems or "",
+            "?" in marks,
+            "&" in marks,
+            others,
+            "!" in marks,
+        )
     word = text.rstrip("!")
     mode = word[-1] if word[-1] in "~." else "#"
     return Formal(word.rstrip("~."), mode, stated=mode == "." or word != text)
@@ -106,6 +117,7 @@ def _row(name: str, operands: str, grid: str, **more: object) -> Kernel:
     return Kernel(name, formals, grid, **more)  # type: ignore[arg-type]
 
 
+# fmt: off
 _ROWS = (
     _row("zk_embed_fwd", "y>real:B*T*C token<i32:B*T w@real:*C p@real?:*C B T C",
          "run(each_row(B*T, C, real))"),
@@ -186,14 +198,18 @@ _ROWS = (
     _row("zk_hash", "sum+u64 p<full spans<span first~ n full~",
          "run(flat(n, 128, each=1024), space=16)", host=True),
 )
+# fmt: on
 KERNELS: Mapping[str, Kernel] = {row.name: row for row in _ROWS}
 # on a GPU cuBLASLt's
-PRODUCTS = frozenset(row.name for row in _ROWS if row.grid == "run(space=GEMM)")
+PRODUCTS = frozenset(
+    row.name for row in _ROWS if row.grid == "run(space=GEMM)"
+)
 
 
-HOST = "zk_host_"               # what the name of a twin begins with
-TWINS: Mapping[str, Kernel] = {HOST + row.name.removeprefix("zk_"): row for row in _ROWS
-                               if row.host}
+HOST = "zk_host_"  # what the name of a twin begins with
+TWINS: Mapping[str, Kernel] = {
+    HOST + row.name.removeprefix("zk_"): row for row in _ROWS if row.host
+}
 
 
 def kernel(name: str) -> Kernel:
@@ -202,7 +218,11 @@ def kernel(name: str) -> Kernel:
 
 
 # A letter that follows from others, where a call has the one named first.
-FOLLOWS = {"M": ("B", "B*T"), "E": ("G", "(H+2*G)*D"), "R": ("V", f"-(-V//{VOCAB})*{VOCAB}")}
+FOLLOWS = {
+    "M": ("B", "B*T"),
+    "E": ("G", "(H+2*G)*D"),
+    "R": ("V", f"-(-V//{VOCAB})*{VOCAB}"),
+}
 
 
 def letters(numbers: Mapping[str, object]) -> dict[str, object]:
@@ -232,7 +252,11 @@ def scratch(name: str, shape: tuple[int, ...]) -> int:
     """Bytes of workspace that such a call takes."""
     row = KERNELS[name]
     numbers = letters(dict(zip(row.shape, shape)))
-    return sum(value(f.elems, numbers) * WIDTHS[f.type] for f in row.formals if f.mode == "$")
+    return sum(
+        value(f.elems, numbers) * WIDTHS[f.type]
+        for f in row.formals
+        if f.mode == "$"
+    )
 
 
 # ---- forward and backward
@@ -247,6 +271,7 @@ class Back:
     gradient that it works on; the operand forward that it makes a gradient of, none where it
     makes that of parameters alone; gradients of parameters, with these; operands, and numbers,
     that both take."""
+
     of: str
     dy: int
     x: int | None
@@ -285,7 +310,7 @@ def _back(row: Kernel) -> Back:
 
 
 BACK: Mapping[str, Back] = {row.name: _back(row) for row in _ROWS if row.of}
-FORWARD: dict[str, tuple[str, ...]] = {}       # of a kernel forward, those backward
+FORWARD: dict[str, tuple[str, ...]] = {}  # of a kernel forward, those backward
 for _name, _made in BACK.items():
     FORWARD[_made.of] = (*FORWARD.get(_made.of, ()), _name)
 

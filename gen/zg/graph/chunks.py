@@ -1,7 +1,8 @@
 """chunks.py -- in how many chunks of tokens the head and the loss go through a micro-batch."""
+
 from __future__ import annotations
 
-from typing import Mapping
+from collections.abc import Mapping
 
 from ..facts import ops
 from ..read.spec import Spec
@@ -17,7 +18,11 @@ def rounds(spec: Spec, dims: Mapping[str, int], tied: bool, bias: bool) -> int:
     M, R, real = dims["M"], dims["R"], ops.BYTES[spec.train.precision]
     if spec.train.head_chunk:
         return M // spec.train.head_chunk
-    tried = [n for n in range(1, CHUNKS + 1) if M % n == 0 and (n == 1 or M // n >= CHUNK)]
+    tried = [
+        n
+        for n in range(1, CHUNKS + 1)
+        if M % n == 0 and (n == 1 or M // n >= CHUNK)
+    ]
     n = next((n for n in tried if R <= n * VALUES * dims["C"]), tried[-1])
     saved = (M - M // n) * R * real
     cost = 0 if tied or real == 4 else 4 * R * dims["C"]

@@ -1,8 +1,9 @@
 """rewrite.py -- a function's calls, once they are there: made again in backward, two as one."""
+
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Iterable, Sequence
 
 from ..facts.kernels import ADD, KERNELS, NULL
 from .graph import Call, Made
@@ -12,7 +13,9 @@ def values(calls: Iterable[Call]) -> set[str]:
     return {str(a) for c in calls for k, a in c.args if k == "value"}
 
 
-def again(fwd: Sequence[Made], bwd: Sequence[Call], kept: set[str]) -> tuple[list[Call], set[str]]:
+def again(
+    fwd: Sequence[Made], bwd: Sequence[Call], kept: set[str]
+) -> tuple[list[Call], set[str]]:
     """Backward's calls, and before each, as late as can be, those of forward that make what it
     reads and is not kept; the values made again."""
     made_again: set[str] = set()

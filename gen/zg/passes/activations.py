@@ -11,6 +11,7 @@ C is `x`, or `save.KIND`. The last k values of a class stay: nothing takes their
 backward has its unit's output and input and gets the next input, so k is 3; of what is saved it
 is 2.
 """
+
 from __future__ import annotations
 
 from ..plan.plan import Event, Ref
@@ -55,8 +56,10 @@ def before(m: Steps, u: Use) -> tuple[tuple[Event, ...], tuple[Event, ...]]:
     waits: list[Event] = []
     recs: list[Event] = []
     going = [_slot(m, c, i) for c, i in _going(m, u)]
-    if u.body == "fwd" and u.first:         # where values were that are down by now
-        waits = [free(_slot(m, c, i)) for c, i in _made(m, u) if i >= m.near[c][0]]
+    if u.body == "fwd" and u.first:  # where values were that are down by now
+        waits = [
+            free(_slot(m, c, i)) for c, i in _made(m, u) if i >= m.near[c][0]
+        ]
     if u.body == "fwd" and u.last:
         recs = [full(slot) for slot in going]
     if u.body == "bwd" and u.first:
@@ -71,7 +74,9 @@ def _raise(m: Steps, u: Use) -> None:
     """The values before those that u needs."""
     for c, i in _kept(m, u):
         if i and goes(m, c, i - 1):
-            hop = Hop("up", Ref(f"far.{c}", i - 1), _slot(m, c, i - 1), takes=False)
+            hop = Hop(
+                "up", Ref(f"far.{c}", i - 1), _slot(m, c, i - 1), takes=False
+            )
             m.copy(hop, u.unit, m.near[c][2])
 
 

@@ -1,4 +1,5 @@
 """grain.py -- the steps of one use on a grain: its function, its leaves."""
+
 from __future__ import annotations
 
 from ..plan.plan import Event, Int, Ref
@@ -8,15 +9,29 @@ from .rings import Leaf, Use
 from .steps import Reduction, Steps
 
 
-def one(m: Steps, u: Use, g: int, waits: tuple[Event, ...], begun: list[Leaf],
-        whole: list[Leaf], recs: tuple[Event, ...] = ()) -> None:
+def one(
+    m: Steps,
+    u: Use,
+    g: int,
+    waits: tuple[Event, ...],
+    begun: list[Leaf],
+    whole: list[Leaf],
+    recs: tuple[Event, ...] = (),
+) -> None:
     """A function on a grain."""
     slot = lambda leaf: m.leaf_slot(leaf, g)
     ins, outs = m.operands(u, g)
     ints = (Int("at", u.slice * u.part.rows),) if u.part.slices > 1 else ()
-    m.add("main", u.fn, u.unit, ins=ins, outs=outs, ints=ints,
-          waits=waits + tuple(free(slot(x)) for x in begun),
-          recs=(*recs, *(full(slot(x)) for x in whole)))
+    m.add(
+        "main",
+        u.fn,
+        u.unit,
+        ins=ins,
+        outs=outs,
+        ints=ints,
+        waits=waits + tuple(free(slot(x)) for x in begun),
+        recs=(*recs, *(full(slot(x)) for x in whole)),
+    )
 
 
 def release(u: Use) -> tuple[Event, ...]:
@@ -34,7 +49,15 @@ def leaf_done(m: Steps, u: Use, x: Leaf, g: int) -> None:
     elif m.order == "local":
         node = Ref("pend", 0) if m.shards.apart else node
         hop = Hop("sum", leaf, node, fills=False)
-        m.add("sum", f"own.{f}", unit, ins=(leaf,), outs=(node,), waits=hop.waits, recs=hop.recs)
+        m.add(
+            "sum",
+            f"own.{f}",
+            unit,
+            ins=(leaf,),
+            outs=(node,),
+            waits=hop.waits,
+            recs=hop.recs,
+        )
     else:
         hop = Hop("sum", leaf, node, fills=False)
         m.reduce(Reduction("sum", unit, flat, m.real), hop)

@@ -7,20 +7,24 @@ the other. `full` of an instance of parameters says that all of it is new.
 What is no slot: end.Q[0], queue Q is done with all that came before; and `UPDATED`.
 An event whose two sides lie on one queue orders nothing, and no plan has it.
 """
+
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Mapping, Sequence
 
 from ..plan.plan import Event, Ref, Section, Step
 
-UPDATED = Event("updated", 0)           # a step's parameters are new, or each says itself when
+UPDATED = Event(
+    "updated", 0
+)  # a step's parameters are new, or each says itself when
 
 
 @dataclass(frozen=True)
 class Ring:
     """Slots of a class that are used in turn."""
+
     cls: str
     slots: int
 
@@ -31,6 +35,7 @@ class Ring:
 @dataclass(frozen=True)
 class Hop:
     """From one place to the next; takes, fills: the source, the target is a slot to hand over."""
+
     queue: str
     src: Ref
     dst: Ref
@@ -52,8 +57,13 @@ class Hop:
         return (*target, *source, *self.then)
 
 
-def move(queue: str, src: Ref, dst: Ref, after: tuple[Event, ...] = (),
-         then: tuple[Event, ...] = ()) -> Hop:
+def move(
+    queue: str,
+    src: Ref,
+    dst: Ref,
+    after: tuple[Event, ...] = (),
+    then: tuple[Event, ...] = (),
+) -> Hop:
     """Between places that are no slots."""
     return Hop(queue, src, dst, False, False, after, then)
 
@@ -74,7 +84,9 @@ def end(queue: str) -> Event:
     return Event(f"end.{queue}", 0)
 
 
-def route(home: Ref, stops: Sequence[tuple[str, Ref]], after: tuple[Event, ...]) -> list[Hop]:
+def route(
+    home: Ref, stops: Sequence[tuple[str, Ref]], after: tuple[Event, ...]
+) -> list[Hop]:
     """From home to each stop, a slot of a ring, on its queue."""
     hops: list[Hop] = []
     for queue, stop in stops:
@@ -87,6 +99,7 @@ def route(home: Ref, stops: Sequence[tuple[str, Ref]], after: tuple[Event, ...])
 
 # ---- what orders nothing
 
+
 def crossing(sections: Sequence[Section]) -> tuple[Section, ...]:
     """The sections with those events alone that go from one queue to another."""
     waiting, recording = _sides(sections)
@@ -98,7 +111,9 @@ def crossing(sections: Sequence[Section]) -> tuple[Section, ...]:
     return tuple(out)
 
 
-def _sides(sections: Sequence[Section]) -> tuple[Mapping[str, set[str]], Mapping[str, set[str]]]:
+def _sides(
+    sections: Sequence[Section],
+) -> tuple[Mapping[str, set[str]], Mapping[str, set[str]]]:
     """The queues that wait for events of a name, and those that record them."""
     waiting: dict[str, set[str]] = defaultdict(set)
     recording: dict[str, set[str]] = defaultdict(set)
@@ -111,8 +126,9 @@ def _sides(sections: Sequence[Section]) -> tuple[Mapping[str, set[str]], Mapping
     return waiting, recording
 
 
-def _crossing(s: Step, waiting: Mapping[str, set[str]],
-             recording: Mapping[str, set[str]]) -> Step:
+def _crossing(
+    s: Step, waiting: Mapping[str, set[str]], recording: Mapping[str, set[str]]
+) -> Step:
     """A step without waits for its own queue, and records for nobody else."""
     here = {s.queue}
     waits = tuple([e for e in s.waits if recording[e.name] - here])

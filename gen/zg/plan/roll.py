@@ -5,11 +5,13 @@ amount from copy to copy; slots and events may be used in turn, so theirs grow m
 are. Small windows are rolled first, so loops nest. Where a loop never comes round to the first slot
 again, its number is written without the modulus.
 """
+
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Mapping, Sequence, Union
+from typing import Union
 
 from .plan import Event, Int, Ref, Step
 
@@ -18,6 +20,7 @@ from .plan import Event, Int, Ref, Step
 class Line:
     """A step as it is in the first round of its loops; what its numbers grow by in each loop around
     it, the outermost first; the modulus of each number, 0 for none."""
+
     step: Step
     moduli: tuple[int, ...] = ()
     growth: tuple[tuple[int, ...], ...] = ()
@@ -26,12 +29,12 @@ class Line:
 @dataclass(frozen=True)
 class Loop:
     count: int
-    body: tuple["Node", ...]
+    body: tuple[Node, ...]
 
 
 Node = Union[Line, Loop]
-WINDOW = 64                     # the longest body looked for
-DEPTH = 3                       # of loops in loops
+WINDOW = 64  # the longest body looked for
+DEPTH = 3  # of loops in loops
 
 
 def unit_of(step: Step) -> tuple[str, int]:
@@ -73,7 +76,7 @@ def _moduli(step: Step, counts: Mapping[str, int]) -> tuple[int, ...]:
 
 def rebuild(step: Step, values: Sequence[int]) -> Step:
     """The step with these numbers."""
-    left = iter(values)                         # in the order of `numbers`
+    left = iter(values)  # in the order of `numbers`
     ref = lambda r: Ref(r.cls, next(left), next(left), r.last)
     event = lambda e: Event(e.name, next(left))
     name, index = unit_of(step)[0], next(left)
@@ -83,7 +86,9 @@ def rebuild(step: Step, values: Sequence[int]) -> Step:
     ints = tuple([Int(i.name, next(left), i.per) for i in step.ints])
     waits = tuple([event(e) for e in step.waits])
     recs = tuple([event(e) for e in step.recs])
-    return Step(step.queue, step.op, unit, ins, outs, ints, waits, recs, step.group)
+    return Step(
+        step.queue, step.op, unit, ins, outs, ints, waits, recs, step.group
+    )
 
 
 def _shape(node: Node) -> tuple:
@@ -91,10 +96,22 @@ def _shape(node: Node) -> tuple:
     if isinstance(node, Loop):
         return ("loop", node.count, *map(_shape, node.body))
     s = node.step
-    ins, outs = (tuple((r.cls, r.last) for r in refs) for refs in (s.ins, s.outs))
-    return (s.queue, s.op, s.group, unit_of(s)[0], ins, outs,
-            tuple((i.name, i.per) for i in s.ints), tuple(e.name for e in s.waits),
-            tuple(e.name for e in s.recs), node.moduli, node.growth)
+    ins, outs = (
+        tuple((r.cls, r.last) for r in refs) for refs in (s.ins, s.outs)
+    )
+    return (
+        s.queue,
+        s.op,
+        s.group,
+        unit_of(s)[0],
+        ins,
+        outs,
+        tuple((i.name, i.per) for i in s.ints),
+        tuple(e.name for e in s.waits),
+        tuple(e.name for e in s.recs),
+        node.moduli,
+        node.growth,
+    )
 
 
 def _vector(node: Node) -> tuple[int, ...]:
@@ -126,6 +143,7 @@ def _wrap(node: Node, growth: list[int]) -> Node:
 @dataclass
 class _List:
     """Nodes with their shapes (as small numbers) and vectors."""
+
     nodes: list[Node]
     shapes: list[int]
     vectors: list[tuple[int, ...]]
@@ -138,14 +156,14 @@ def _grown(old: list[int], new: list[int], cycles: list[int]) -> list[int]:
 
 def _run(l: _List, i: int, p: int) -> tuple[int, list[int]]:
     """How many copies of the window [i, i+p) follow one another, and what they grow by."""
-    if l.shapes[i:i + p] != l.shapes[i + p:i + 2 * p]:
+    if l.shapes[i : i + p] != l.shapes[i + p : i + 2 * p]:
         return 1, []
-    flat = lambda a: [x for v in l.vectors[a:a + p] for x in v]
-    cycles = [x for v in l.cycles[i:i + p] for x in v]
+    flat = lambda a: [x for v in l.vectors[a : a + p] for x in v]
+    cycles = [x for v in l.cycles[i : i + p] for x in v]
     old, new = flat(i), flat(i + p)
     growth = _grown(old, new, cycles)
     count = 2
-    while l.shapes[i:i + p] == l.shapes[i + count * p:i + (count + 1) * p]:
+    while l.shapes[i : i + p] == l.shapes[i + count * p : i + (count + 1) * p]:
         old, new = new, flat(i + count * p)
         if _grown(old, new, cycles) != growth:
             break
@@ -159,8 +177,8 @@ def _pass(l: _List, p: int, ids: dict[tuple, int]) -> bool:
     while i + 2 * p <= len(l.nodes):
         count, growth = _run(l, i, p)
         some = count >= 3 or (count == 2 and p >= 6)
-        if some and max(map(_depth, l.nodes[i:i + p])) < DEPTH:
-            body = tuple(_wrap(n, growth) for n in l.nodes[i:i + p])
+        if some and max(map(_depth, l.nodes[i : i + p])) < DEPTH:
+            body = tuple(_wrap(n, growth) for n in l.nodes[i : i + p])
             loop = Loop(count, body)
             end = i + count * p
             l.nodes[i:end] = [loop]
@@ -176,8 +194,12 @@ def roll(steps: Sequence[Step]) -> tuple[Node, ...]:
     counts = _counts(steps)
     nodes: list[Node] = [Line(s, _moduli(s, counts)) for s in steps]
     ids: dict[tuple, int] = {}
-    l = _List(nodes, [ids.setdefault(_shape(n), len(ids)) for n in nodes],
-              [_vector(n) for n in nodes], [_cycles(n) for n in nodes])
+    l = _List(
+        nodes,
+        [ids.setdefault(_shape(n), len(ids)) for n in nodes],
+        [_vector(n) for n in nodes],
+        [_cycles(n) for n in nodes],
+    )
     p = 1
     while p <= min(WINDOW, len(l.nodes) // 2):
         p = 1 if _pass(l, p, ids) and p > 1 else p + 1
@@ -191,13 +213,20 @@ def _plain(node: Node, rounds: tuple[int, ...]) -> Node:
         return replace(node, body=tuple(_plain(n, inner) for n in node.body))
     first = numbers(node.step)
     grows = list(zip(*node.growth)) if rounds else [()] * len(first)
-    made = [_straight(v, m, g, rounds) for v, m, g in zip(first, node.moduli, grows)]
+    made = [
+        _straight(v, m, g, rounds)
+        for v, m, g in zip(first, node.moduli, grows)
+    ]
     growth = tuple(zip(*(g for _, g in made))) if rounds else ()
     return Line(node.step, tuple(m for m, _ in made), growth)
 
 
-def _straight(first: int, modulus: int, growth: tuple[int, ...], rounds: tuple[int, ...],
-              ) -> tuple[int, tuple[int, ...]]:
+def _straight(
+    first: int,
+    modulus: int,
+    growth: tuple[int, ...],
+    rounds: tuple[int, ...],
+) -> tuple[int, tuple[int, ...]]:
     """Modulus and growth of a number: none, where it can grow or shrink and stays below."""
     if not modulus:
         return modulus, growth
@@ -212,11 +241,20 @@ def _straight(first: int, modulus: int, growth: tuple[int, ...], rounds: tuple[i
 
 def _expand(node: Node, turns: tuple[int, ...]) -> list[Step]:
     if isinstance(node, Loop):
-        return [s for i in range(node.count) for n in node.body for s in _expand(n, (*turns, i))]
+        return [
+            s
+            for i in range(node.count)
+            for n in node.body
+            for s in _expand(n, (*turns, i))
+        ]
     values = list(numbers(node.step))
     for turn, growth in zip(turns, node.growth):
         values = [v + turn * g for v, g in zip(values, growth)]
-    return [rebuild(node.step, [v % m if m else v for v, m in zip(values, node.moduli)])]
+    return [
+        rebuild(
+            node.step, [v % m if m else v for v, m in zip(values, node.moduli)]
+        )
+    ]
 
 
 def unroll(nodes: Sequence[Node]) -> tuple[Step, ...]:

@@ -2,6 +2,7 @@
 
 parse(print_plan(p)) == p; the text is dump, golden file, diff and hash input.
 """
+
 from __future__ import annotations
 
 import dataclasses
@@ -11,14 +12,43 @@ import typing
 from itertools import zip_longest
 
 from .operand import Arg, Index, Operand
-from .plan import (Call, Class, Event, File, Flat, Fn, Group, Head, Int, Launch, Plan, Ref, Run,
-                   Section, Step, Store, Table, Tensor)
+from .plan import (
+    Call,
+    Class,
+    Event,
+    File,
+    Flat,
+    Fn,
+    Group,
+    Head,
+    Int,
+    Launch,
+    Plan,
+    Ref,
+    Run,
+    Section,
+    Step,
+    Store,
+    Table,
+    Tensor,
+)
 from .recipe import Recipe, Stated, Turn
 
 FORMAT = 2
-_WORD = {Head: "head", Recipe: "recipe", Stated: "stated", Group: "group", Flat: "flat",
-         Store: "store", Tensor: "tensor", Class: "class", Table: "table", Launch: "launch",
-         Run: "run", File: "file"}
+_WORD = {
+    Head: "head",
+    Recipe: "recipe",
+    Stated: "stated",
+    Group: "group",
+    Flat: "flat",
+    Store: "store",
+    Tensor: "tensor",
+    Class: "class",
+    Table: "table",
+    Launch: "launch",
+    Run: "run",
+    File: "file",
+}
 
 
 def _show(v: object) -> str:
@@ -29,17 +59,31 @@ def _show(v: object) -> str:
 
 def _record(r: object) -> str:
     """`word name field value ...`; a field that has a default, where it is another."""
-    names = [f.name for f in dataclasses.fields(r)  # type: ignore[arg-type]
-             if getattr(r, f.name) != f.default]
+    names = [
+        f.name
+        for f in dataclasses.fields(r)  # type: ignore[arg-type]
+        if getattr(r, f.name) != f.default
+    ]
     first = _show(getattr(r, names[0]))
-    return " ".join([_WORD[type(r)], first, *(f"{n} {_show(getattr(r, n))}" for n in names[1:])])
+    return " ".join(
+        [
+            _WORD[type(r)],
+            first,
+            *(f"{n} {_show(getattr(r, n))}" for n in names[1:]),
+        ]
+    )
 
 
 def _step(s: Step) -> str:
     parts = ["step", s.queue, s.op, s.unit or "-", *map(str, s.ins)]
     group = (s.group,) if s.group else ()
-    for word, items in ((">", s.outs), ("over", group), ("with", s.ints), ("wait", s.waits),
-                        ("rec", s.recs)):
+    for word, items in (
+        (">", s.outs),
+        ("over", group),
+        ("with", s.ints),
+        ("wait", s.waits),
+        ("rec", s.recs),
+    ):
         if items:
             parts += [word, *map(str, items)]
     return " ".join(parts)
@@ -47,14 +91,35 @@ def _step(s: Step) -> str:
 
 def print_plan(p: Plan) -> str:
     lines = [f"plan {FORMAT}", _record(p.head), _record(p.recipe)]
-    for part in (p.stated, p.groups, p.flats, p.stores, p.tensors, p.classes, p.files, p.tables,
-                 p.launches, p.runs):
+    for part in (
+        p.stated,
+        p.groups,
+        p.flats,
+        p.stores,
+        p.tensors,
+        p.classes,
+        p.files,
+        p.tables,
+        p.launches,
+        p.runs,
+    ):
         lines += [_record(r) for r in part]
     for fn in p.fns:
-        lines.append(f"fn {fn.name} flops {fn.flops} ins {_show(fn.ins)} outs {_show(fn.outs)} "
-                     f"ints {_show(fn.ints)}")
-        lines += [" ".join([f"call*{c.rounds}" if c.rounds > 1 else "call", c.kernel, c.launch,
-                            *map(str, c.args)]) for c in fn.calls]
+        lines.append(
+            f"fn {fn.name} flops {fn.flops} ins {_show(fn.ins)} outs {_show(fn.outs)} "
+            f"ints {_show(fn.ints)}"
+        )
+        lines += [
+            " ".join(
+                [
+                    f"call*{c.rounds}" if c.rounds > 1 else "call",
+                    c.kernel,
+                    c.launch,
+                    *map(str, c.args),
+                ]
+            )
+            for c in fn.calls
+        ]
     lines.append(" ".join(["events", *map(str, p.events)]))
     for section in p.sections:
         lines.append(f"section {section.name} repeat {section.repeat}")
@@ -72,11 +137,23 @@ def layout_digest(p: Plan) -> str:
     lines = [_record(g) for g in p.groups]
     states = "whole" if p.head.zero == 0 else "shard"
     for f in p.flats:
-        params, = p.stored("params", f.name)
+        (params,) = p.stored("params", f.name)
         kept = "whole" if params.whole else "shard"
         lines.append(_show((f.name, f.count, f.elems, f.shard, kept, states)))
-    lines += [_show((t.name, t.flat, t.offset, t.offset_step, t.flat_step, t.count, *t.shape))
-              for t in p.tensors]
+    lines += [
+        _show(
+            (
+                t.name,
+                t.flat,
+                t.offset,
+                t.offset_step,
+                t.flat_step,
+                t.count,
+                *t.shape,
+            )
+        )
+        for t in p.tensors
+    ]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
@@ -101,7 +178,11 @@ _READ = {int | float | Turn: _stated}
 def _value(text: str, kind: object) -> object:
     if typing.get_origin(kind) is tuple:
         inner = typing.get_args(kind)[0]
-        return () if text == "-" else tuple(_value(t, inner) for t in text.split(","))
+        return (
+            ()
+            if text == "-"
+            else tuple(_value(t, inner) for t in text.split(","))
+        )
     return (_READ.get(kind) or getattr(kind, "read", kind))(text)  # type: ignore[operator]
 
 
@@ -120,7 +201,9 @@ _REF = re.compile(r"^([\w.]+)\[(\d+)\](?:\+(\d+))?(!?)$")
 _INT = re.compile(r"^(\w+)=(-?\d+)(?:\+g\*(\d+))?$")
 
 
-_OPERAND = re.compile(r"^([A-Za-z_][\w.]*)\+(\d+)(?:\+r\*(\d+))?(?:\+c\*(\d+))?$")
+_OPERAND = re.compile(
+    r"^([A-Za-z_][\w.]*)\+(\d+)(?:\+r\*(\d+))?(?:\+c\*(\d+))?$"
+)
 _INDEX = re.compile(r"^l\*(\d+)(?:\+r\*(\d+))?(?:\+(\d+))?(?:\+([a-z]+))?$")
 
 
@@ -156,8 +239,14 @@ def _int(text: str) -> Int:
 
 
 def _parse_step(words: list[str]) -> Step:
-    lists: dict[str, list[str]] = {"ins": [], ">": [], "over": [], "with": [], "wait": [],
-                                   "rec": []}
+    lists: dict[str, list[str]] = {
+        "ins": [],
+        ">": [],
+        "over": [],
+        "with": [],
+        "wait": [],
+        "rec": [],
+    }
     where = "ins"
     for word in words[4:]:
         if word in lists:
@@ -165,10 +254,17 @@ def _parse_step(words: list[str]) -> Step:
         else:
             lists[where].append(word)
     unit = "" if words[3] == "-" else words[3]
-    return Step(words[1], words[2], unit, tuple(map(_ref, lists["ins"])),
-                tuple(map(_ref, lists[">"])), tuple(map(_int, lists["with"])),
-                tuple(map(_event, lists["wait"])), tuple(map(_event, lists["rec"])),
-                "".join(lists["over"]))
+    return Step(
+        words[1],
+        words[2],
+        unit,
+        tuple(map(_ref, lists["ins"])),
+        tuple(map(_ref, lists[">"])),
+        tuple(map(_int, lists["with"])),
+        tuple(map(_event, lists["wait"])),
+        tuple(map(_event, lists["rec"])),
+        "".join(lists["over"]),
+    )
 
 
 def parse(text: str) -> Plan:
@@ -185,14 +281,18 @@ def parse(text: str) -> Plan:
                 if words != ["plan", str(FORMAT)]:
                     raise ValueError(line)
             elif words[0] in by_word:
-                lists[by_word[words[0]]].append(_read(words, by_word[words[0]]))
+                lists[by_word[words[0]]].append(
+                    _read(words, by_word[words[0]])
+                )
             elif words[0] == "fn":
                 ins, outs, ints = (_names(words[n]) for n in (5, 7, 9))
                 fns.append(Fn(words[1], ins, outs, ints, int(words[3]), ()))
             elif words[0].startswith("call"):
                 args = tuple(map(arg, words[3:]))
                 call = Call(words[1], words[2], args, int(words[0][5:] or 1))
-                fns[-1] = dataclasses.replace(fns[-1], calls=fns[-1].calls + (call,))
+                fns[-1] = dataclasses.replace(
+                    fns[-1], calls=fns[-1].calls + (call,)
+                )
             elif words[0] == "events":
                 events = tuple(map(_event, words[1:]))
             elif words[0] == "section":
@@ -202,16 +302,41 @@ def parse(text: str) -> Plan:
             else:
                 raise ValueError(line)
         except (ValueError, KeyError, IndexError, TypeError) as e:
-            raise PlanError(f"line {number}: not a line of a plan: {line[:80]}") from e
-    made = [tuple(lists[cls]) for cls in (Stated, Group, Flat, Store, Tensor, Class, Table, Launch,
-                                          Run)]
+            raise PlanError(
+                f"line {number}: not a line of a plan: {line[:80]}"
+            ) from e
+    made = [
+        tuple(lists[cls])
+        for cls in (
+            Stated,
+            Group,
+            Flat,
+            Store,
+            Tensor,
+            Class,
+            Table,
+            Launch,
+            Run,
+        )
+    ]
     try:
-        p = Plan(lists[Head][0], lists[Recipe][0], *made, tuple(fns), events,
-                 tuple(Section(n, r, tuple(s)) for n, r, s in sections), tuple(lists[File]))
+        p = Plan(
+            lists[Head][0],
+            lists[Recipe][0],
+            *made,
+            tuple(fns),
+            events,
+            tuple(Section(n, r, tuple(s)) for n, r, s in sections),
+            tuple(lists[File]),
+        )
     except IndexError as e:
         raise PlanError("no head or no recipe") from e
     printed = print_plan(p)
-    for number, (a, b) in enumerate(zip_longest(text.split("\n"), printed.split("\n")), 1):
+    for number, (a, b) in enumerate(
+        zip_longest(text.split("\n"), printed.split("\n")), 1
+    ):
         if a != b:
-            raise PlanError(f"line {number}: not as a plan is printed: {(a or 'the end')[:80]}")
+            raise PlanError(
+                f"line {number}: not as a plan is printed: {(a or 'the end')[:80]}"
+            )
     return p

@@ -1,14 +1,17 @@
 """node.py -- pieces of a user's file with their places, and the words of errors about them."""
+
 from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Iterable, Sequence
 
-NODES = 20_000                  # of a file, after aliases are followed: they grow exponentially
+NODES = (
+    20_000  # of a file, after aliases are followed: they grow exponentially
+)
 DEPTH = 40
-LINES = 5                       # of errors shown
+LINES = 5  # of errors shown
 
 
 class SpecError(Exception):
@@ -18,6 +21,7 @@ class SpecError(Exception):
 @dataclass
 class Node:
     """A piece of a user's file and where it stands. value: dict or list of Node, or scalar."""
+
     value: object
     where: str
 
@@ -35,7 +39,11 @@ class Node:
             below = node.value
             if isinstance(below, dict) and step in below:
                 node = below[step]
-            elif isinstance(below, list) and isinstance(step, int) and step < len(below):
+            elif (
+                isinstance(below, list)
+                and isinstance(step, int)
+                and step < len(below)
+            ):
                 node = below[step]
             else:
                 break
@@ -74,13 +82,18 @@ def several(lines: Iterable[str]) -> SpecError:
     """Several mistakes as one error, each once."""
     found = list(dict.fromkeys(lines))
     rest = len(found) - LINES + 1
-    return SpecError("\n".join(found if rest < 2 else
-                               [*found[:LINES - 1], f"and {rest} more"]))
+    return SpecError(
+        "\n".join(
+            found if rest < 2 else [*found[: LINES - 1], f"and {rest} more"]
+        )
+    )
 
 
 # ---- numbers
 
-_NUMBER = re.compile(r"[-+]?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][-+]?\d+)?", re.ASCII)
+_NUMBER = re.compile(
+    r"[-+]?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][-+]?\d+)?", re.ASCII
+)
 _INTEGER = re.compile(r"[-+]?(0|[1-9]\d{0,39})", re.ASCII)
 
 

@@ -4,29 +4,66 @@ Invariants
  1. A record that exists is in range: nothing after the reader checks a number's sign or size again.
  2. A key's type says what is allowed in words that stand in the error.
 """
+
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Mapping
+from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainValidator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PlainValidator,
+)
 
 from ..facts import kinds
 from ..facts.families import FAMILIES
-from .keytypes import (DIM, ELEMS, LAYERS, RANKS, RECOMPUTE, TARGETS, TOKEN, Auto, Choice, Count,
-                       Elems, ElemsOrNone, Flag, Folder, Integer, Layered, Name, Pattern, Real,
-                       Tiny, Title, again, as_list, margin, pages, rule, some, target, two,
-                       unique, whole_bytes)
+from .keytypes import (
+    DIM,
+    ELEMS,
+    LAYERS,
+    RANKS,
+    TARGETS,
+    TOKEN,
+    Auto,
+    Choice,
+    Count,
+    Elems,
+    ElemsOrNone,
+    Flag,
+    Folder,
+    Integer,
+    Layered,
+    Name,
+    Pattern,
+    Real,
+    Tiny,
+    Title,
+    again,
+    as_list,
+    margin,
+    pages,
+    rule,
+    some,
+    target,
+    two,
+    unique,
+    whole_bytes,
+)
 from .node import SpecError
 
-
 # ---- what the passes read
+
 
 @dataclass(frozen=True)
 class Weight:
     """A tensor of an op; parts: the (name, rows) that it has in the weights' file, more than one
     where several lie side by side. Names are without the unit's. Rows of `shape` beyond the parts'
     are zeros: the vocabulary's last."""
+
     name: str
     parts: tuple[tuple[str, int], ...]
     shape: tuple[int, ...]
@@ -36,6 +73,7 @@ class Weight:
 class Row:
     """A row of the op table (facts/ops.py) in a model: its dims, and its tensors by the table's
     words. tied: the embedding's tensor that is its w."""
+
     name: str
     dims: Mapping[str, object]
     weights: Mapping[str, Weight] = field(default_factory=dict)
@@ -46,6 +84,7 @@ class Row:
 class Op:
     """kind and args as in the spec, defaults filled in; ops: of a residual; rows: what any other
     op is made of, in order."""
+
     kind: str
     args: Mapping[str, object]
     ops: tuple[Op, ...] = ()
@@ -55,6 +94,7 @@ class Op:
 @dataclass(frozen=True)
 class Unit:
     """kind: embedding, blocks or head; name holds {l} in blocks, else it is ''."""
+
     kind: str
     repeat: int
     name: str
@@ -64,6 +104,7 @@ class Unit:
 @dataclass(frozen=True)
 class Model:
     """vocab V, width C; names: a family (facts/families.py)."""
+
     vocab: int
     width: int
     names: str
@@ -78,6 +119,7 @@ class OffloadOptimizer:
     """Where the optimizer's states lie: its step runs on the host; buffer_count: tiles on their
     way. ratio: the share of each shard that this is so for, the rest stays on the device.
     nvme_path: the directory of a rank's file."""
+
     __pydantic_config__ = _KEYS
     device: Choice("none", "cpu", "nvme") = "none"
     buffer_count: Integer(1, 64) = 4
@@ -89,6 +131,7 @@ class OffloadOptimizer:
 class OffloadParam:
     """Where parameters lie that no rank keeps whole; max_in_cpu: of a rank's, so many elements stay
     on the host though the device is nvme, whole flats in the plan's order."""
+
     __pydantic_config__ = _KEYS
     device: Choice("none", "cpu", "nvme") = "none"
     nvme_path: Folder | None = None
@@ -98,6 +141,7 @@ class OffloadParam:
 @dataclass(frozen=True)
 class Aio:
     """How the file is read and written: in blocks of bytes, so many at once."""
+
     __pydantic_config__ = _KEYS
     block_size: Annotated[int, PlainValidator(pages)] = 1_048_576
     queue_depth: Integer(1, 4096) = 8
@@ -106,17 +150,22 @@ class Aio:
 @dataclass(frozen=True)
 class Zero:
     """DeepSpeed's names, defaults and meaning; sizes in elements. replicate: tensors' patterns."""
+
     __pydantic_config__ = _KEYS
     stage: Integer(0, 3) = 0
     reduce_bucket_size: Elems = 500_000_000
     allgather_bucket_size: Elems = 500_000_000
     overlap_comm: Flag = True
-    stage3_prefetch_bucket_size: Auto(0, ELEMS) = None      # auto: one unit ahead
+    stage3_prefetch_bucket_size: Auto(0, ELEMS) = None  # auto: one unit ahead
     stage3_param_persistence_threshold: ElemsOrNone = 100_000
     stage3_max_live_parameters: ElemsOrNone = 1_000_000_000
-    stage3_max_reuse_distance: ElemsOrNone = 0              # 0: every unit is gathered for each use
+    stage3_max_reuse_distance: ElemsOrNone = (
+        0  # 0: every unit is gathered for each use
+    )
     replicate: tuple[Pattern, ...] = ()
-    sub_group_size: ElemsOrNone = 4_194_304     # of a shard, updated at a time; 0: that default
+    sub_group_size: ElemsOrNone = (
+        4_194_304  # of a shard, updated at a time; 0: that default
+    )
     offload_optimizer: OffloadOptimizer = OffloadOptimizer()
     offload_param: OffloadParam = OffloadParam()
     aio: Aio = Aio()
@@ -126,6 +175,7 @@ class Zero:
 class Group:
     """Tensors by patterns of their names: a factor of lr, a weight decay of their own (None: the
     optimizer's), or frozen."""
+
     __pydantic_config__ = _KEYS
     match: Annotated[tuple[Pattern, ...], AfterValidator(some)]
     lr_factor: Real(0.0, 1e3) = 1.0
@@ -139,10 +189,13 @@ class Optimizer:
     bf16 is rounded by chance, so that small steps add up. masters: f32 copies of what is stored in
     less; without them parameters are rounded by chance too. groups: the first that matches a tensor
     has it. None: a key that the type does not take."""
+
     __pydantic_config__ = _KEYS
     lr: Real(0.0, 1e3)
     type: Choice(*kinds.OPTIMIZERS) = "AdamW"
-    betas: Annotated[tuple[Real(0.0, 0.999999999), ...], AfterValidator(two)] = None
+    betas: Annotated[
+        tuple[Real(0.0, 0.999999999), ...], AfterValidator(two)
+    ] = None
     eps: Tiny = None
     momentum: Real(0.0, 0.999999999) = None
     nesterov: Flag = None
@@ -154,10 +207,10 @@ class Optimizer:
     groups: tuple[Group, ...] = ()
 
 
-_Steps = Integer(0, 2 ** 53)
+_Steps = Integer(0, 2**53)
 _Rate = Real(0.0, 1e3)
 _Share = Real(0.0, 0.999999999)
-_Stairs = Integer(0, 2 ** 20)
+_Stairs = Integer(0, 2**20)
 
 
 @dataclass(frozen=True)
@@ -165,15 +218,16 @@ class Schedule:
     """All steps are training steps that were applied. warmup: from 0 to lr; steps: where a decay
     meets min_lr; decay: how many steps wsd's takes. The others are DeepSpeed's, as it means them.
     None: the type does not take it, or warmup_max_lr is lr, and a cycle's second half its first."""
+
     __pydantic_config__ = _KEYS
     type: Choice(*kinds.SCHEDULES) = "constant"
     warmup: _Steps = None
     steps: _Steps = None
     min_lr: _Rate = None
-    decay: Integer(1, 2 ** 53) = None
+    decay: Integer(1, 2**53) = None
     warmup_min_lr: _Rate = None
     warmup_max_lr: _Rate = None
-    warmup_num_steps: Integer(0, DIM) = None        # 0 and 1 mean 2
+    warmup_num_steps: Integer(0, DIM) = None  # 0 and 1 mean 2
     warmup_type: Choice("log", "linear") = None
     total_num_steps: Count = None
     warmup_min_ratio: Real(0.0, 1.0) = None
@@ -200,13 +254,16 @@ TYPES = {Optimizer: kinds.OPTIMIZERS, Schedule: kinds.SCHEDULES}
 class LossScale:
     """What f16 multiplies gradients by, as DeepSpeed's fp16: `scale` in every step, or, where it is
     0, from 2 ^ initial_scale_power on what overflows and `window` steps without make of it."""
+
     __pydantic_config__ = _KEYS
-    scale: Real(0.0, 2.0 ** 127) = 0.0
+    scale: Real(0.0, 2.0**127) = 0.0
     initial_scale_power: Integer(0, 127) = 16
     window: Count = 1000
-    hysteresis: Count = 2                   # that many overflows before it is halved
-    consecutive_hysteresis: Flag = False    # every step without one makes hysteresis whole
-    min: Real(2.0 ** -126, 2.0 ** 127) = 1.0
+    hysteresis: Count = 2  # that many overflows before it is halved
+    consecutive_hysteresis: Flag = (
+        False  # every step without one makes hysteresis whole
+    )
+    min: Real(2.0**-126, 2.0**127) = 1.0
 
 
 @dataclass(frozen=True)
@@ -221,6 +278,7 @@ class Train:
     max_skips: skipped steps in a row that end a run, but for those that lower a dynamic loss scale,
     which ends it at its least. sm_margin: SMs of a GPU that products leave to NCCL, which takes no
     more; 0: neither is bounded."""
+
     __pydantic_config__ = _KEYS
     global_batch: Count
     micro_batch: Count
@@ -230,9 +288,10 @@ class Train:
     loss_scale: LossScale = LossScale()
     max_skips: Count = 20
     schedule: Schedule = field(default_factory=Schedule)
-    seed: Integer(0, 2 ** 64 - 1) = 1
+    seed: Integer(0, 2**64 - 1) = 1
     sum: Annotated[str | dict[str, int], PlainValidator(rule)] = field(
-        default_factory=lambda: {"block": 16})
+        default_factory=lambda: {"block": 16}
+    )
     head_chunk: Auto(1, DIM) = None
     recompute: Annotated[tuple[str, ...], PlainValidator(again)] = ()
     reduction: Choice("exact", "fast") = "exact"
@@ -246,6 +305,7 @@ class Train:
 class Memory:
     """Bytes that a rank may take: of its device, of its host, of its disk. None: as many as it
     needs."""
+
     __pydantic_config__ = _KEYS
     device: Annotated[int, PlainValidator(whole_bytes)] | None = None
     host: Annotated[int, PlainValidator(whole_bytes)] | None = None
@@ -262,6 +322,7 @@ class Cluster:
 @dataclass(frozen=True)
 class Data:
     """ignore: the token that is never a target; None: every token is one."""
+
     __pydantic_config__ = _KEYS
     ignore: Integer(0, TOKEN) | None = None
 
@@ -270,6 +331,7 @@ class Data:
 class Spec:
     """notes: what the user should hear though nothing is wrong. places: where each key that is
     given stands."""
+
     name: str
     model: Model
     zero: Zero
@@ -283,7 +345,9 @@ class Spec:
     @property
     def grains(self) -> int:
         """Of a rank in a step: how often it accumulates."""
-        return self.train.global_batch // (self.train.micro_batch * self.cluster.ranks)
+        return self.train.global_batch // (
+            self.train.micro_batch * self.cluster.ranks
+        )
 
     @property
     def block(self) -> int:
@@ -291,22 +355,29 @@ class Spec:
         a fold, as many as there are or more one tree."""
         every = 1 << (self.grains * self.cluster.ranks - 1).bit_length()
         words, said = {"tree": every, "fold": 1}, self.train.sum
-        return min(words[said] if isinstance(said, str) else said["block"], every)
+        return min(
+            words[said] if isinstance(said, str) else said["block"], every
+        )
 
     @property
     def together(self) -> int:
         """Grains that go through a unit before the next one's turn."""
         return self.grains if self.train.accumulate == "layers" else 1
 
-    def wrong(self, key: str, what: str, allowed: str, hint: str = "") -> SpecError:
+    def wrong(
+        self, key: str, what: str, allowed: str, hint: str = ""
+    ) -> SpecError:
         """An error about a key that only a later pass can see."""
         near = key
         while near and near not in self.places:
             near = near.rpartition(".")[0]
-        return SpecError(f"{self.places[near]}: {key}: {what}; {hint}allowed: {allowed}")
+        return SpecError(
+            f"{self.places[near]}: {key}: {what}; {hint}allowed: {allowed}"
+        )
 
 
 # ---- the model's keys, before their shapes are checked (shapes.py)
+
 
 class _Keys(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -355,8 +426,12 @@ class Attention(_Keys):
 
 
 class Linear(_Keys):
-    name: Annotated[tuple[Name, ...], BeforeValidator(as_list), AfterValidator(some)] = ()
-    out: Annotated[tuple[Count, ...], BeforeValidator(as_list), AfterValidator(some)] = ()
+    name: Annotated[
+        tuple[Name, ...], BeforeValidator(as_list), AfterValidator(some)
+    ] = ()
+    out: Annotated[
+        tuple[Count, ...], BeforeValidator(as_list), AfterValidator(some)
+    ] = ()
     bias: Flag = False
     tied: Name = None
 
@@ -367,6 +442,7 @@ class Swiglu(_Keys):
 
 class OpKeys(_Keys):
     """One of these."""
+
     residual: Annotated[tuple[OpKeys, ...], AfterValidator(some)] = None
     layernorm: LayerNorm = None
     rmsnorm: RmsNorm = None
@@ -381,6 +457,7 @@ Ops = Annotated[tuple[OpKeys, ...], AfterValidator(some)]
 
 class UnitKeys(_Keys):
     """embedding, or blocks with name and ops, or head."""
+
     embedding: Embedding = None
     blocks: Integer(1, LAYERS) = None
     name: Layered = None
@@ -397,11 +474,15 @@ class ModelKeys(_Keys):
 
 class SpecKeys(_Keys):
     """A whole file."""
+
     name: Title = "model"
     model: ModelKeys
     zero: Zero = Zero()
     train: Train
     cluster: Cluster = Cluster()
-    targets: Annotated[tuple[Annotated[str, PlainValidator(target)], ...], AfterValidator(some),
-                       AfterValidator(unique)] = TARGETS
+    targets: Annotated[
+        tuple[Annotated[str, PlainValidator(target)], ...],
+        AfterValidator(some),
+        AfterValidator(unique),
+    ] = TARGETS
     data: Data = Data()

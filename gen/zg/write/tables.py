@@ -2,9 +2,10 @@
 
 A row is an initialiser of a struct of kernels/zk.h or runtime/zr.h, its fields in order or by name.
 """
+
 from __future__ import annotations
 
-from typing import Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from ..facts import ops, stores
 from ..plan import plan
@@ -12,14 +13,22 @@ from ..plan.plan import Plan
 
 # By whose name the runtime knows an arena.
 ARENAS = {"device": "ZR_MAIN", "host": "ZR_HOST", "file": "ZR_STORE"}
-VARS = "ijk"                    # of nested loops: roll.DEPTH of them
+VARS = "ijk"  # of nested loops: roll.DEPTH of them
 COLUMNS = 100
 # What a function is a part of, by the first word of its name; else of the optimizer's step.
-PARTS = {"fwd": "forward", "train": "head", "bwd": "backward", "own": "reduce", "sum": "reduce",
-         "join": "reduce", "count": "reduce"}
+PARTS = {
+    "fwd": "forward",
+    "train": "head",
+    "bwd": "backward",
+    "own": "reduce",
+    "sum": "reduce",
+    "join": "reduce",
+    "count": "reduce",
+}
 
 
 # ---- words
+
 
 def upper(name: str) -> str:
     return name.replace(".", "_").upper()
@@ -52,10 +61,10 @@ def affine(value: int, growth: Sequence[int], per: int = 0) -> str:
 def wrap(text: str, indent: int) -> list[str]:
     """A statement over lines of at most COLUMNS, later ones indented by four more."""
     out, pad = [], " " * indent
-    while len(pad + text) > COLUMNS and ", " in text[:COLUMNS - len(pad)]:
+    while len(pad + text) > COLUMNS and ", " in text[: COLUMNS - len(pad)]:
         cut = text.rfind(", ", 0, COLUMNS - len(pad)) + 1
         out.append(pad + text[:cut])
-        text, pad = text[cut + 1:], " " * (indent + 4)
+        text, pad = text[cut + 1 :], " " * (indent + 4)
     return [*out, pad + text]
 
 
@@ -65,6 +74,7 @@ def launch_name(name: str) -> str:
 
 # ---- rows
 
+
 def row(values: Iterable[object]) -> str:
     """An initialiser, all of it."""
     return f"{{{', '.join(map(str, values))}}}"
@@ -73,7 +83,7 @@ def row(values: Iterable[object]) -> str:
 def braces(values: Sequence[int]) -> str:
     """An initialiser, without the zeros that C fills in at its end."""
     last = max((n for n, v in enumerate(values) if v), default=0)
-    return f"{{{', '.join(map(str, values[:last + 1]))}}}"
+    return f"{{{', '.join(map(str, values[: last + 1]))}}}"
 
 
 def groups(p: Plan) -> str:
@@ -129,10 +139,12 @@ def spans(p: Plan, flat: plan.Flat) -> list[str]:
     for t in p.tensors:
         if t.flat == flat.name:
             stride = whole * t.flat_step or t.offset_step
-            out.append(f"{{{number(t.offset)}, {number(t.elems)}, {t.count}, {number(stride)}, "
-                       f"{t.key}, {t.key_step}, "
-                       f"{real(t.mean)}f, {real(t.std)}f, {real(t.rate)}, {real(t.decay)}}},  "
-                       f"/* {t.name}{', frozen' * t.frozen} */")
+            out.append(
+                f"{{{number(t.offset)}, {number(t.elems)}, {t.count}, {number(stride)}, "
+                f"{t.key}, {t.key_step}, "
+                f"{real(t.mean)}f, {real(t.std)}f, {real(t.rate)}, {real(t.decay)}}},  "
+                f"/* {t.name}{', frozen' * t.frozen} */"
+            )
     return out
 
 
@@ -148,10 +160,12 @@ def files(p: Plan) -> list[str]:
             shape = f"{{{rows}, {t.shape[1] if len(t.shape) > 1 else 1}}}"
             found = ops.LAYER.search(name) if t.count > 1 else None
             named = ops.LAYER.sub("%d", name) if found else ops.layer(name, 0)
-            out.append(f"{{\"{named}\", {number(t.offset + at)}, "
-                       f"{number(t.offset_step)}, {shape}, "
-                       f"{len(t.shape)}, {numbers[t.flat]}, {t.flat_step}, {t.count}, "
-                       f"{int(found[1] or 0) if found else 0}}},")
+            out.append(
+                f'{{"{named}", {number(t.offset + at)}, '
+                f"{number(t.offset_step)}, {shape}, "
+                f"{len(t.shape)}, {numbers[t.flat]}, {t.flat_step}, {t.count}, "
+                f"{int(found[1] or 0) if found else 0}}},"
+            )
             at += int(rows) * width
     return out
 
@@ -159,10 +173,17 @@ def files(p: Plan) -> list[str]:
 def states(p: Plan) -> list[str]:
     """zr_state rows: of each flat what is kept of it, and last the step's constants, of which every
     rank has the same."""
-    rows = [_state(p, number, s) for number, f in enumerate(p.flats) for s in p.kept(f)]
+    rows = [
+        _state(p, number, s)
+        for number, f in enumerate(p.flats)
+        for s in p.kept(f)
+    ]
     control = p.cls("ctl").at
-    return [*rows, f'{{"control", {number(control)}, 0, 0, 0, {ops.CTL}, -1, 1, -1, ZR_MAIN, '
-                   "ZR_BYTES, NULL},"]
+    return [
+        *rows,
+        f'{{"control", {number(control)}, 0, 0, 0, {ops.CTL}, -1, 1, -1, ZR_MAIN, '
+        "ZR_BYTES, NULL},",
+    ]
 
 
 def _state(p: Plan, flat: int, s: plan.Store) -> str:
@@ -171,10 +192,20 @@ def _state(p: Plan, flat: int, s: plan.Store) -> str:
     over = "-1" if s.whole else upper(s.over)
     near = "near_" if f.first_part(s) else ""
     hashed = f"{near}hash_{lower(f.name)}" if s.what == "master" else "NULL"
-    fields = [f'"{s.what}"', number(begin), number(c.stride),
-              number(f.shard), number(s.first), number(s.n),
-              str(flat), str(f.count), over,
-              ARENAS[c.arena], f"ZR_{s.dtype.upper()}", hashed]
+    fields = [
+        f'"{s.what}"',
+        number(begin),
+        number(c.stride),
+        number(f.shard),
+        number(s.first),
+        number(s.n),
+        str(flat),
+        str(f.count),
+        over,
+        ARENAS[c.arena],
+        f"ZR_{s.dtype.upper()}",
+        hashed,
+    ]
     return row(fields) + ","
 
 
@@ -184,23 +215,39 @@ def filed(p: Plan, cost: dict[str, object]) -> list[str]:
     if not p.files:
         return []
     file = p.files[0]
-    there = [s for f in p.flats for s in p.masters(f) if p.cls(s.cls).arena == "file"]
+    there = [
+        s
+        for f in p.flats
+        for s in p.masters(f)
+        if p.cls(s.cls).arena == "file"
+    ]
     classes = {f"tile.{s.cls.partition('.')[0]}" for s in there}
-    tile = max((p.cls(c) for c in sorted(classes)), key=lambda c: c.stride, default=None)
+    tile = max(
+        (p.cls(c) for c in sorted(classes)),
+        key=lambda c: c.stride,
+        default=None,
+    )
     widths = {ops.BYTES[s.dtype] for s in there} or {4}
     at, elements = (tile.at, tile.stride // max(widths)) if tile else (0, 0)
-    elements -= elements % 2048 if len(widths) > 1 else 0       # whole pages of two bytes each
-    return wrap(f".filed = {number(p.filed)}, .folder = \"{file.path}\", .block = {file.block}, "
-                f".depth = {file.depth}, .loads = {number(cost['loads'])}, "
-                f".stores = {number(cost['stores'])}, .brought = {number(at)}, "
-                f".tile = {elements},", 0)
+    elements -= (
+        elements % 2048 if len(widths) > 1 else 0
+    )  # whole pages of two bytes each
+    return wrap(
+        f'.filed = {number(p.filed)}, .folder = "{file.path}", .block = {file.block}, '
+        f".depth = {file.depth}, .loads = {number(cost['loads'])}, "
+        f".stores = {number(cost['stores'])}, .brought = {number(at)}, "
+        f".tile = {elements},",
+        0,
+    )
 
 
 def inbox(p: Plan) -> list[str]:
     """What the runtime is told of the slots that pieces of leaves come to, where any do."""
     found = [c for c in p.classes if c.name == "inbox"]
-    return [f".inbox = {number(c.at)}, .inbox_step = {number(c.stride)}, .inboxes = {c.slots},"
-            for c in found]
+    return [
+        f".inbox = {number(c.at)}, .inbox_step = {number(c.stride)}, .inboxes = {c.slots},"
+        for c in found
+    ]
 
 
 def turns(p: Plan, name: str) -> tuple[int, int]:
@@ -219,33 +266,62 @@ def functions(p: Plan) -> list[str]:
     """zr_function rows of those of ZR_MAIN that are more than a part of the optimizer's step: which
     part they are, of how many units, flops of a call."""
     main = {x.op for s in p.step for x in s.steps if x.queue == "main"}
-    parts = [(f, PARTS.get(f.name.partition(".")[0])) for f in p.fns if f.name in main]
-    rows = [f'{{"{lower(f.name)}", "{part}", {float(f.flops)!r}, {n}, {times}}}'
-            for f, part in parts if part for n, times in [turns(p, f.name)]]
+    parts = [
+        (f, PARTS.get(f.name.partition(".")[0]))
+        for f in p.fns
+        if f.name in main
+    ]
+    rows = [
+        f'{{"{lower(f.name)}", "{part}", {float(f.flops)!r}, {n}, {times}}}'
+        for f, part in parts
+        if part
+        for n, times in [turns(p, f.name)]
+    ]
     return wrap(f"{', '.join(rows)},", 4)
 
 
 def slots(p: Plan) -> list[str]:
     """Rows of slots: classes of what dies."""
-    rows = [f"{{{upper(c.name)}(0), {number(c.stride)}, {c.slots}}}," for c in p.passing]
+    rows = [
+        f"{{{upper(c.name)}(0), {number(c.stride)}, {c.slots}}},"
+        for c in p.passing
+    ]
     return wrap(" ".join(rows), 4)
 
 
 def recipe(p: Plan) -> list[str]:
     """zk_recipe's fields."""
     r, h = p.recipe, p.head
-    out = [f".rate = {row(map(_phase, r.rate))},",
-           f".momentum = {row(map(_phase, r.momentum))},"]
-    fields = {"beta2": real(r.beta2), "eps": real(r.eps), "clip": real(r.clip),
-              "rule": list(ops.OPTIMIZERS).index(r.optimizer), "moments": ops.TYPES[r.moments],
-              "rows": h.batch * h.sequence, "seed": number(h.seed)}
-    out.append(" ".join(f".{name} = {value}," for name, value in fields.items()))
+    out = [
+        f".rate = {row(map(_phase, r.rate))},",
+        f".momentum = {row(map(_phase, r.momentum))},",
+    ]
+    fields = {
+        "beta2": real(r.beta2),
+        "eps": real(r.eps),
+        "clip": real(r.clip),
+        "rule": list(ops.OPTIMIZERS).index(r.optimizer),
+        "moments": ops.TYPES[r.moments],
+        "rows": h.batch * h.sequence,
+        "seed": number(h.seed),
+    }
+    out.append(
+        " ".join(f".{name} = {value}," for name, value in fields.items())
+    )
     for s in r.scaler:
-        scaler = (real(s.first), real(s.least), s.window, s.hysteresis, s.consecutive)
+        scaler = (
+            real(s.first),
+            real(s.least),
+            s.window,
+            s.hysteresis,
+            s.consecutive,
+        )
         out.append(f".scaler = {row(scaler)},")
     return [line[4:] for text in out for line in wrap(text, 4)]
 
 
 def _phase(x: plan.Phase) -> str:
     steps = (number(x.until), number(x.origin), number(x.span))
-    return row((*steps, real(x.begin), real(x.end), ops.CURVES[x.curve], x.stairs))
+    return row(
+        (*steps, real(x.begin), real(x.end), ops.CURVES[x.curve], x.stairs)
+    )
