@@ -17,6 +17,7 @@ thread_local int race_track = HOST;
 namespace {
 
 enum { GRAIN = 16, EPOCH_BITS = 27, GAP = 1 << 16 };
+const size_t HUGE_PAGE = (size_t)2 << 20;
 const size_t ROOM[2] = {(size_t)8 << 30, (size_t)2 << 30}, ALL = ROOM[DEVICE] + ROOM[PINNED];
 
 struct cell {
@@ -106,11 +107,12 @@ void on_fault(int signal, siginfo_t *info, void *)
 void reserve(void)
 {
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    void *memory = mmap(nullptr, ALL, PROT_NONE, flags, -1, 0);
+    void *memory = mmap(nullptr, ALL + HUGE_PAGE, PROT_NONE, flags, -1, 0);
     void *shadow = mmap(nullptr, ALL / GRAIN * sizeof(cell), PROT_READ | PROT_WRITE, flags, -1, 0);
     if (memory == MAP_FAILED || shadow == MAP_FAILED)
         shim_fail("no address space for the emulated device");
-    base = (char *)memory;
+    base = (char *)(((size_t)memory + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
+    madvise(base, ROOM[DEVICE], MADV_HUGEPAGE);   /* race_open changes few pages, and often */
     cells = (cell *)shadow;
     hazard_region(base, ALL);
     mprotect(base + ROOM[DEVICE], ROOM[PINNED], PROT_READ | PROT_WRITE);
@@ -200,8 +202,9 @@ void race_free_bytes(size_t *free, size_t *total)
 
 void race_open(bool open)
 {
-    if (used[DEVICE])
-        mprotect(base, used[DEVICE], open ? PROT_READ | PROT_WRITE : PROT_NONE);
+    size_t whole = (used[DEVICE] + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
+    if (whole)
+        mprotect(base, whole, open ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
 /* ---- what -fsanitize=thread and -fsanitize=alignment call */
