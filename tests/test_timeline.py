@@ -1,5 +1,5 @@
-"""test_timeline.py -- `--emit timeline`: the picture has every command of a step, none beside another
-on its queue, and none before what it waits for."""
+"""test_timeline.py -- the picture of `--emit timeline` has every command of a step, none beside
+another on its queue, and none before what it waits for."""
 
 import xml.etree.ElementTree as ET
 from itertools import pairwise

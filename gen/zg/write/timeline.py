@@ -230,13 +230,14 @@ def _ticks(end: float) -> tuple[float, ...]:
     return tuple(n * step for n in range(int(end / step) + 1))
 
 
-def _label(bar: Bar, room: float) -> str:
-    """As much of a command's name as its bar holds."""
+def _label(bar: Bar, room: float, many: set[str]) -> str:
+    """As much of a command's name as its bar holds; many: kinds of more than one unit."""
     part, name = words(bar.step)
     unit = bar.step.unit
-    short = unit.partition("[")[2].rstrip("]") if "[" in unit else ""
+    kind, _, number = unit.rstrip("]").partition("[")
+    short = number if kind in many else kind
     every = (name, f"{part} {unit}", unit, short)
-    return next((x for x in every if x and len(x) * LETTER <= room), "")
+    return next((x for x in every if len(x) * LETTER <= room), "")
 
 
 def _text(
@@ -254,6 +255,8 @@ def _bars(
     def px(t: float) -> float:
         return round(LEFT + t * scale, 3)
 
+    units = {b.step.unit for b in bars}
+    many = {u.partition("[")[0] for u in units if not u.endswith("[0]")}
     for n, b in enumerate(bars):
         part, name = words(b.step)
         x, width = px(b.begin), round(px(b.end) - px(b.begin), 3)
@@ -273,7 +276,7 @@ def _bars(
             f'width="{width}" height="{HEIGHT}" fill="{COLOURS[part]}">'
             f"<title>{escape(told)}</title></rect>"
         )
-        if label := _label(b, width - 6):
+        if label := _label(b, width - 4, many):
             yield _text(
                 x + width / 2,
                 y + HEIGHT / 2 + 4,
@@ -380,7 +383,7 @@ def text(p: Plan) -> str:
         for t in _ticks(end)
     ]
     lines += [
-        '<g stroke="#444" stroke-width="0.8" fill="none">',
+        '<g stroke="#777" stroke-width="0.8" fill="none">',
         *_causes(bars, at, scale),
         "</g>",
         *_parts(bars, scale),
