@@ -211,7 +211,7 @@ def _row(q: Queue) -> str:
 # ---- drawn
 
 LEFT, WIDTH, TOP, HEIGHT, GAP = 190, 1200, 98, 34, 10  # pixels
-LETTER = 6.2  # of a label, about
+LETTER = 6.6  # of a label, about
 
 
 def _time(t: float) -> str:
