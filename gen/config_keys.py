@@ -82,7 +82,8 @@ _OPTIMIZER = {
     "eps": "is added to the divisor",
     "momentum": "is the decay of the momentum",
     "nesterov": "looks ahead by Nesterov's formula",
-    "weight_decay": "pulls weights to zero: decoupled in AdamW and Lion, by the gradient in the others",
+    "weight_decay": "pulls weights to zero: decoupled in AdamW and Lion, by the gradient in the "
+    "others",
     "decay": "is what weight_decay applies to: tensors of two dimensions, or all",
     "clip": "is the largest norm of the whole gradient; 0: any",
     "moments": "is how moments are stored; bf16 is rounded by chance",

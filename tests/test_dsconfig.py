@@ -1188,13 +1188,9 @@ def test_the_command(tmp_path: Path) -> None:
 def test_the_page_of_all_keys_is_the_tables() -> None:
     """docs/config.md; .venv/bin/python gen/config_doc.py > docs/config.md makes it."""
     import config_doc
-    import config_keys
 
     page = (ROOT / "docs/config.md").read_text()
     assert page == config_doc.page()
-    ours = page.partition("## ds_config.json")[0]
-    keys = set(re.findall(r"^\| `([^`]+)` \| \w", ours, re.M))
-    assert keys == config_keys.DOES.keys()  # each is told, and there is no other
     derived = [
         line
         for line in page.splitlines()
