@@ -7,6 +7,7 @@ zgen), or the output cannot be written; 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import os
 import sys
@@ -95,7 +96,7 @@ def text(args: argparse.Namespace) -> str:
     from .plan.text import print_plan
     from .read import spec
     from .search import search
-    from .write import config, cost, explain, timeline
+    from .write import config, cost, explain, notes, timeline
 
     read = spec.load(args.spec, args.set, args.zero)
     progress.doing("plans")
@@ -103,7 +104,8 @@ def text(args: argparse.Namespace) -> str:
     progress.doing("checks the plan")
     check.check(built.plan)
     progress.doing(f"writes --emit {args.emit}")
-    for note in built.notes:
+    others = functools.partial(search.other_rules, built.spec)
+    for note in (*built.notes, *notes.notes(built.plan, others)):
         print(f"zgen: note: {note}", file=sys.stderr)
     if args.emit == "spec":
         return spec.text(args.spec, args.set, args.zero)
@@ -112,7 +114,7 @@ def text(args: argparse.Namespace) -> str:
     if args.emit == "plan":
         return print_plan(built.plan)
     if args.emit == "memory":
-        return explain.memory(built.plan, search.other_rules(built.spec))
+        return explain.memory(built.plan, others())
     if args.emit == "explain":
         return explain.explain(built.plan) + (
             built.choices and "\n" + built.choices
