@@ -29,7 +29,8 @@ def _moved(p: Plan, step: Step, call: Call) -> int:
     row = kernel(call.kernel)
     given = {i.name: i.value for i in step.ints}
     operands = list(zip(row.formals, call.args, strict=True))
-    numbers = {f.name: given.get(str(a), a) for f, a in operands if f.number}
+    whole = ((f.name, given.get(str(a), a)) for f, a in operands if f.number)
+    numbers = {name: n for name, n in whole if isinstance(n, int)}
     known = letters(numbers)
     total = 0
     for f, a in operands:
