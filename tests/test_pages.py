@@ -63,6 +63,30 @@ def test_the_readme_is_short() -> None:
     assert [x for x in readme.splitlines() if len(x) > 100] == []
 
 
+def commands(name: str) -> list[str]:
+    """Lines of gen/zgen in a page's blocks of code, without what becomes of their output."""
+    found = re.findall(r"^ {4}(gen/zgen (?:.*\\\n)*.*)$", page(name), re.M)
+    return [
+        re.sub(r" (-o \S+|[|>] .*|&& .*)$", "", x.replace("\\\n", " "))
+        for x in found
+    ]
+
+
+def test_the_readmes_commands_say_what_it_shows() -> None:
+    """Lines that stand between fences are among what the commands print."""
+    said = ""
+    for command in commands("README.md"):
+        done = subprocess.run(
+            shlex.split(command), cwd=ROOT, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        said += done.stdout + done.stderr
+    shown = re.findall(r"^```\n(.*?)^```$", page("README.md"), re.M | re.S)
+    assert len(shown) == 2
+    for text_ in shown:
+        assert " ".join(text_.split()) in " ".join(said.split())
+
+
 def test_a_word_has_one_meaning() -> None:
     rows = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", page("docs/words.md"), re.M)
     words = [
