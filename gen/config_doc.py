@@ -12,6 +12,7 @@ import types
 import typing
 from collections.abc import Iterator
 
+from config_keys import DOES
 from pydantic import BeforeValidator, PlainValidator
 from pydantic_core import PydanticCustomError
 from zg.read import dskeys, dsrows, schema
@@ -28,8 +29,8 @@ default, or other keys.
 item is one of the ops that a `residual` can hold. `data.ignore` is a token that is never a target;
 where it is the input, for the target behind it, the model reads token 0.
 
-| key | allowed | default |
-|---|---|---|
+| key | what it does | allowed | default |
+|---|---|---|---|
 """
 # What stands for a default that is null, by the end of the key: other keys say it.
 DERIVED = {
@@ -131,11 +132,14 @@ def spec(kind: type, path: str = "") -> Iterator[str]:
                 t: said(row[name]) for t, row in types.items() if name in row
             }
             either = [f"{t}: {x}".rstrip(": ") for t, x in rows.items()]
-            yield f"| `{key}` | {allowed(hint)} | {', '.join(either) or said(default, key)} |"
+            yield (
+                f"| `{key}` | {DOES[key]} | {allowed(hint)} | "
+                f"{', '.join(either) or said(default, key)} |"
+            )
         elif below is schema.OpKeys and name in ("residual", "head"):
-            yield f"| `{key}` | a list of ops | |"
+            yield f"| `{key}` | {DOES[key]} | a list of ops | |"
         elif not list(fields(below)):
-            yield f"| `{key}` | {{}} | |"
+            yield f"| `{key}` | {DOES[key]} | {{}} | |"
         else:
             yield from spec(
                 below, f"{key}[]." if "tuple" in str(hint) else f"{key}."

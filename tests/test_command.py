@@ -243,8 +243,8 @@ def test_help_of_a_program() -> None:
     done = program.run(built(), "--help")
     assert done.code == 0 and done.err == ""
     assert "Trains gpt-tiny on 2 ranks" in done.out
-    readme = (trainer.ROOT / "README.md").read_text()
-    line = re.search(r"`out/train (--data.*?)` \|", readme)[1].replace(
+    page = (trainer.ROOT / "docs/reference.md").read_text()
+    line = re.search(r"`out/train (--data.*?)` \|", page)[1].replace(
         "\\|", "|"
     )
     for option in re.findall(r"--[a-z-]+", line):

@@ -141,7 +141,7 @@ def test_the_demo_says_what_it_found(
     if judged:
         spec.write_text(re.sub(r"\bsteps: \d+", "steps: 2", spec.read_text()))
     text = own.parent / "a text"
-    text.write_text((trainer.ROOT / "docs/design.md").read_text() * 6)
+    text.write_text((trainer.ROOT / "docs/decisions.md").read_text() * 6)
     done = call(
         root,
         "demo",

@@ -7,6 +7,7 @@ zgen), or the output cannot be written; 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import os
 import sys
@@ -23,6 +24,7 @@ EXAMPLES = """examples:
   gen/zgen model_specs/llama3-8b.yaml --zero ds_config.json --emit spec -o mine.yaml
   gen/zgen model_specs/llama-tiny.yaml --set 'model.units[1].blocks=3' --emit memory
   gen/zgen model_specs/qwen3-0.6b.yaml --emit plan > plan.txt
+  gen/zgen model_specs/gpt2-124m.yaml --emit timeline -o step.svg
   gen/zgen model_specs/gpt2-124m.yaml --emit bundle -o gpt2 && make -C gpt2 -j
 
 exit codes: 0 done, 2 bad input (nothing is written), 3 the plan failed its own check, or the
@@ -54,11 +56,21 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     p.add_argument(
         "--emit",
-        choices=("c", "plan", "memory", "explain", "config", "spec", "bundle"),
+        choices=(
+            "c",
+            "plan",
+            "memory",
+            "explain",
+            "timeline",
+            "config",
+            "spec",
+            "bundle",
+        ),
         default="c",
-        help="what to write (default: c); config: every key's value and "
-        "where it came from; spec: SPEC with what --zero and --set say; bundle: a "
-        "folder with train.c and all that make or ninja needs to build it",
+        help="what to write (default: c); timeline: a picture (SVG) of a training step, "
+        "its times estimated by data sheets; config: every key's value and where it came "
+        "from; spec: SPEC with what --zero and --set say; bundle: a folder with train.c "
+        "and all that make or ninja needs to build it",
     )
     p.add_argument(
         "-o",
@@ -84,7 +96,7 @@ def text(args: argparse.Namespace) -> str:
     from .plan.text import print_plan
     from .read import spec
     from .search import search
-    from .write import config, cost, explain
+    from .write import config, cost, explain, notes, timeline
 
     read = spec.load(args.spec, args.set, args.zero)
     progress.doing("plans")
@@ -92,7 +104,8 @@ def text(args: argparse.Namespace) -> str:
     progress.doing("checks the plan")
     check.check(built.plan)
     progress.doing(f"writes --emit {args.emit}")
-    for note in built.notes:
+    others = functools.partial(search.other_rules, built.spec)
+    for note in (*built.notes, *notes.notes(built.plan, others)):
         print(f"zgen: note: {note}", file=sys.stderr)
     if args.emit == "spec":
         return spec.text(args.spec, args.set, args.zero)
@@ -101,11 +114,13 @@ def text(args: argparse.Namespace) -> str:
     if args.emit == "plan":
         return print_plan(built.plan)
     if args.emit == "memory":
-        return explain.memory(built.plan, search.other_rules(built.spec))
+        return explain.memory(built.plan, others())
     if args.emit == "explain":
         return explain.explain(built.plan) + (
             built.choices and "\n" + built.choices
         )
+    if args.emit == "timeline":
+        return timeline.text(built.plan)
     from .write import emit, view
 
     return emit.train(

@@ -17,34 +17,13 @@ from itertools import combinations
 
 from .. import build
 from ..facts import ops
+from ..facts.peaks import PEAKS
 from ..graph.graph import Graph
 from ..passes import operands, place, slices
 from ..plan import plan
 from ..read.keytypes import RECOMPUTE
 from ..read.spec import Spec
 from . import fits, knobs
-
-
-@dataclass(frozen=True)
-class Peaks:
-    """flops a second by bytes of a number, without sparsity; bytes a second of the device's memory,
-    of its link to the host in one direction, of the host's memory for each device."""
-
-    flops: dict[int, float]
-    memory: float
-    link: float
-    host: float
-
-
-# NVIDIA's data sheets of A100 SXM 80 GB, H100 SXM, B200. A link is PCIe x16 of generation 4, 5,
-# 5; a host's memory an eighth of that of the DGX's two processors: 16 channels of DDR4-3200,
-# DDR5-4800, DDR5-5600. For a CPU, round numbers of a core with AVX2 and its share of the memory.
-PEAKS = {
-    "cpu": Peaks({4: 1e11, 2: 1e11}, 1e10, 1e10, 1e10),
-    "sm_80": Peaks({4: 19.5e12, 2: 312e12}, 2.0e12, 32e9, 51e9),
-    "sm_90": Peaks({4: 67e12, 2: 989e12}, 3.35e12, 64e9, 76e9),
-    "sm_100": Peaks({4: 80e12, 2: 2250e12}, 8.0e12, 64e9, 89e9),
-}
 
 
 @dataclass(frozen=True)
@@ -118,10 +97,9 @@ def _seconds(spec: Spec, graph: Graph, target: str) -> float:
                 for k, a in c.args
                 if k in ("value", "param", "grad")
             )
-            once = max(
-                c.flops * c.rounds / peaks.flops[real], moved / peaks.memory
+            total += kind.count * peaks.seconds(
+                c.flops * c.rounds, moved, real
             )
-            total += once * kind.count
     return total
 
 

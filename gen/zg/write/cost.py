@@ -51,6 +51,27 @@ def training_wire(p: Plan) -> Wire:
     return sum((wire(p, s) for s in p.step), Wire(0, 0))
 
 
+def paper(p: Plan) -> int:
+    """How many times its parameters a rank receives with one micro-batch, by the ZeRO papers."""
+    return 3 if p.head.zero == 3 else 2
+
+
+def ideal(p: Plan) -> float:
+    """The papers' bytes of a step with one micro-batch."""
+    h = p.head
+    share = (h.ranks - 1) / h.ranks
+    return paper(p) * h.params * ops.BYTES[h.real] * share
+
+
+def sums(p: Plan) -> int:
+    """Bytes of a rank's sums of gradients."""
+    return sum(
+        c.bytes
+        for c in p.classes
+        if c.name.startswith("sum.") or c.name == "pend"
+    )
+
+
 def commands(p: Plan) -> int:
     """What a rank issues in a training step, a wait for an event each: `--profile` notes them."""
     return sum(

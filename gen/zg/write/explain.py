@@ -45,8 +45,8 @@ def _targets(p: Plan) -> list[str]:
     return lines
 
 
-def _rule(p: Plan) -> str:
-    """Of summation, as the spec may name it."""
+def typed(p: Plan) -> str:
+    """The rule of summation, as the spec may name it."""
     if p.head.block >= p.head.grains * p.head.ranks:
         return "tree"
     return "fold" if p.head.block == 1 else f"{{block: {p.head.block}}}"
@@ -58,14 +58,10 @@ def _sums(p: Plan, others: Sequence[tuple[str, Plan]]) -> list[str]:
         "",
         f"{'sums of gradients':<28}{'their bytes':>30}{'received in a step':>28}",
     ]
-    for text, made in ((f"as planned, {_rule(p)}", p), *others):
-        held = sum(
-            c.slots * c.stride
-            for c in made.classes
-            if c.name.startswith("sum.") or c.name == "pend"
-        )
+    for text, made in ((f"as planned, {typed(p)}", p), *others):
         lines.append(
-            f"{text:<28}{size(held):>30}{cost.training_wire(made).bytes:>28,}"
+            f"{text:<28}{size(cost.sums(made)):>30}"
+            f"{cost.training_wire(made).bytes:>28,}"
         )
     return [
         *lines,
@@ -165,8 +161,6 @@ def explain(p: Plan) -> str:
     """What happens in a step, and what it moves."""
     h, W = p.head, p.head.ranks
     w = cost.training_wire(p)
-    width = ops.BYTES[h.real]
-    share = (W - 1) / W
     order = {
         "ranks": "over ranks first, grain by grain",
         "local": "on each rank first, once over ranks",
@@ -217,8 +211,7 @@ def explain(p: Plan) -> str:
                     f"  {s.name:<8}{op:<13}{len(got) * s.repeat:>8} collectives"
                     f"{moved:>20,} bytes"
                 )
-    paper = {0: 2, 1: 2, 2: 2, 3: 3}[h.zero]
-    ideal = paper * h.params * width * share  # of a micro-batch
+    paper, ideal = cost.paper(p), cost.ideal(p)
     lines += [
         f"  {'total':<21}{w.messages:>8} collectives{w.bytes:>20,} bytes",
         f"  the papers' {paper}P (W-1)/W of one micro-batch: {ideal:,.0f} bytes; here, a "
