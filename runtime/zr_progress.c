@@ -49,7 +49,7 @@ static const char *bytes_text(char text[SHORT], int64_t bytes)
     return text;
 }
 
-static double rate(double n, double seconds) { return seconds > 0 ? n / seconds : 0; }
+static double rate(double n, double of) { return of > 0 ? n / of : 0; }
 
 /* ---- what rank 0 is at */
 
@@ -214,7 +214,7 @@ static void progress_line(zr *z, char line[LINE], const char *what, double now)
     char name[2 * SHORT], part[2 * SHORT] = "", share[SHORT] = "", rest[2 * SHORT] = "";
     char time[SHORT];
     int64_t at = atomic_load(&t->part), parts = atomic_load(&t->parts);
-    double done = (double)(ended(z) - atomic_load(&t->before)) / (double)z->p->commands;
+    double done = rate((double)(ended(z) - atomic_load(&t->before)), (double)z->p->commands);
     int in_step = !strcmp(what, "step");
     snprintf(name, sizeof name, "%s", what);
     if (in_step)

@@ -12,7 +12,7 @@
  *   OVERLAP   1: ZR_GATHER, ZR_REDUCE and ZR_SUM are used; else all runs on ZR_MAIN
  *   SKIP      full, free, made, gone, brought or added: this kind of wait is left out
  *   PAD_MIB   the arena is so much larger
- *   WORK_US   every `use` takes so much longer
+ *   WORK_US   every `use` and every `eval` takes so much longer
  *   FAULT     what goes wrong (see `fault`, and unequal: fewer gathers); rank 1 (0 if alone) in step 2
  *   EVENTS    1, 2: the step checks what events mean instead, eager or late; 3: that what was given
  *             to a collective may be written when it is over; 4: that a step, late, leaves what only
@@ -486,6 +486,7 @@ static void eval(zr *z)
     int64_t *stats = (int64_t *)(arena_of + c.stats + 128);
     const int32_t *tokens = (const int32_t *)(arena_of + c.tokens);
     const int32_t *targets = (const int32_t *)(arena_of + c.targets);
+    if (c.work) sleep_us(c.work);
     for (int i = 0; i < ROWS; i++)
         if (targets[i] >= 0) {
             stats[0] += tokens[i] + 1000 * targets[i];
