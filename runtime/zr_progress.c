@@ -23,10 +23,10 @@ static const double soon = 2, late = 10, steps_soon = 0.1, steps_late = 2;
 /* Bytes a second with which a time that is left counts what is still to be saved. */
 static const double saving = 1e9;
 
-/* GFLOP/s of a thread, where no peak is given: what GPT-2 124M reaches with these kernels
- * (docs/performance.md), rounded down. */
+/* GFLOP/s of a thread, where no peak is given. avx512: what GPT-2 124M reaches, rounded down
+ * (docs/performance.md); avx2: a step takes 1.4 times as long. */
 static const struct { const char *object; double gflops; } usual[] = {
-    {"avx512", 80}, {"avx2", 35},
+    {"avx512", 80}, {"avx2", 55},
 };
 
 /* ---- numbers as text */

@@ -373,6 +373,26 @@ def test_a_model_says_the_share_of_a_steps_commands(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.slow
+def test_an_emulated_gpu_says_which_micro_batch_it_is_at(
+    tmp_path: Path,
+) -> None:
+    """Work is done as late as may be, as a device's is: far behind what is issued."""
+    keys = ("cluster.ranks=1", "train.global_batch=12", "train.micro_batch=2")
+    trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 50000))
+    said, took = on_terminal(
+        trainer.build(
+            trainer.generate(law.path("gpt"), *keys), trainer.EMULATED
+        ),
+        *("--data", tmp_path / "tokens", "--steps", 1),
+        ZR_EMULATE="late",
+    )
+    found = re.findall(r"\rstep 1/1: micro-batch (\d) of 6, (\d+) s\x1b", said)
+    at = [int(number) for number, _ in found]
+    assert took < 5 or (at and at == sorted(at) and at[0] < 6), said
+    assert "estimated" not in said
+
+
 def test_a_terminal_that_does_not_read_holds_up_nobody(
     program: Path, data: Path
 ) -> None:
