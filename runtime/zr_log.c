@@ -85,7 +85,8 @@ void zr_show(zr *z, int kind, const char *line)
     char text[TEXT];
     if (z->log.tty && kind == ZR_PROGRESS && atomic_load(&z->shared->live) == ZR_RESULT)
         make_room(z);
-    int n = snprintf(text, TEXT, z->log.tty ? "\r%s\033[K" : "%s\n", line);
+    /* 7l, 7h: what has no room at the right is cut; folded, it could not be written over */
+    int n = snprintf(text, TEXT, z->log.tty ? "\r\033[?7l%s\033[K\033[?7h" : "%s\n", line);
     put(z, STDERR_FILENO, text, (size_t)n);
     atomic_store(&z->shared->live, z->log.tty ? kind : ZR_NO_LINE);
     atomic_store(&z->shared->shown, zr_now());

@@ -176,10 +176,10 @@ static void show(zr *z, const double *report, double now)
     if (report[ZR_SCALE] > 0) snprintf(scale, sizeof scale, "  scale %g", report[ZR_SCALE]);
     if (z->peak > 0) snprintf(share, sizeof share, " (%.0f%% of peak)", 100 * gflops / z->peak);
     snprintf(line, sizeof line,
-             "step %" PRId64 "/%" PRId64 "  loss %.4f  norm %.3g  lr %.2e%s  %.0f tokens/s  "
-             "%.1f GFLOP/s%s  %s left", step, z->o->steps, report[ZR_LOSS], report[ZR_NORM],
-             report[ZR_LR], scale, rate(steps * zr_step_tokens(z), busy), gflops, share,
-             clock_text(time, left(z, now)));
+             "step %" PRId64 "/%" PRId64 "  loss %.4f  %s left  norm %.3g  lr %.2e%s  "
+             "%.0f tokens/s  %.1f GFLOP/s%s", step, z->o->steps, report[ZR_LOSS],
+             clock_text(time, left(z, now)), report[ZR_NORM], report[ZR_LR], scale,
+             rate(steps * zr_step_tokens(z), busy), gflops, share);
     zr_show(z, ZR_RESULT, line);
     l->shown_busy = l->busy;
     l->shown_step = step;

@@ -249,7 +249,7 @@ def test_the_time_that_is_left_of_a_very_long_run(
     )
     try:
         left = re.search(
-            r"  (-?\d+):(-?\d+):(-?\d+) left$", wait_for_step(running, 1)
+            r"  (-?\d+):(-?\d+):(-?\d+) left  ", wait_for_step(running, 1)
         )
     finally:
         running.terminate()
