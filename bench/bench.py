@@ -237,14 +237,15 @@ def run(case: Case, p: plan.Plan, steps: int, data: Path) -> Run:
         touch(p),
         time.monotonic(),
     )
+    log.unlink(missing_ok=True)
     sh(MADE / case.name, "--data", data, "--steps", steps + 1, "--log", log)
     lines = [json.loads(line) for line in log.read_text().splitlines()]
-    ends, last = (
+    took, last = (
         [line["seconds"] for line in lines if "loss" in line],
         lines[-1],
     )
     return Run(
-        [b - a for a, b in zip(ends, ends[1:])],
+        took[1:],
         last["arena"],
         last["started"] + last["start_arena"] - called,
         last["wire"],

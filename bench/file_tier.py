@@ -37,8 +37,9 @@ FILE = (
 def run(
     case: Case, data: Path, steps: int, *options: str, **env: str
 ) -> list[float]:
-    """Seconds from step to step, but for the first and for the last, which waits for its end."""
+    """Seconds of each step, but for the first and for the last, which waits for its end."""
     log = MADE / f"{case.name}.jsonl"
+    log.unlink(missing_ok=True)
     bench.sh(
         "env",
         *(f"{k}={v}" for k, v in env.items()),
@@ -51,12 +52,12 @@ def run(
         log,
         *options,
     )
-    ends = [
+    took = [
         row["seconds"]
         for row in map(json.loads, log.read_text().splitlines())
         if "loss" in row
     ]
-    return [b - a for a, b in zip(ends, ends[1:-1])]
+    return took[1:-1]
 
 
 def table(result: dict) -> str:

@@ -31,6 +31,7 @@ WAYS = {
 def run(case: Case, steps: int) -> list[dict]:
     """The lines of its log."""
     log = MADE / f"{case.name}.jsonl"
+    log.unlink(missing_ok=True)
     bench.sh(
         MADE / case.name,
         "--data",

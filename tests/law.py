@@ -138,6 +138,9 @@ def scale(name: str) -> float:
 # ---- runs
 
 
+CLOCK = "seconds", "tokens_per_second"  # what of a step's line the time is in
+
+
 @dataclass(frozen=True)
 class Result:
     """weights: the hash; steps: the log's lines without its clock; val: the last validation"""
@@ -166,7 +169,7 @@ def run(
     )
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     steps = tuple(
-        json.dumps({key: x for key, x in line.items() if key != "seconds"})
+        json.dumps({key: x for key, x in line.items() if key not in CLOCK})
         for line in lines
         if "loss" in line
     )

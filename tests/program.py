@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -251,11 +252,24 @@ def start(
     )
 
 
-def wait_for_step(running: subprocess.Popen[str], step: int) -> None:
+# what a run says on stderr where all is well
+USUAL = re.compile(
+    r"\S+: \d+ parameters; |ranks x threads |memory of a rank: |.*: \d+ tokens, |a step is "
+    r"|the first step took |step |profile: |file arena: "
+)
+
+
+def unusual(err: str) -> list[str]:
+    return [line for line in err.splitlines() if not USUAL.match(line)]
+
+
+def wait_for_step(running: subprocess.Popen[str], step: int) -> str:
+    """The line of the first step that has one."""
     line = running.stderr.readline()
-    if line.startswith("profile: "):
+    while USUAL.match(line) and not line.startswith("step "):
         line = running.stderr.readline()
     assert line.startswith(f"step {step}/"), line
+    return line
 
 
 def children(pid: int) -> list[int]:

@@ -16,6 +16,7 @@ import plans
 import pytest
 import trainer
 from patience import LIMIT, patient
+from program import wait_for_step
 from trainer import ROOT
 
 SPEC = ROOT / "model_specs" / "gpt-tiny.yaml"
@@ -293,7 +294,7 @@ def test_a_launchers_rank_that_dies_ends_the_others(
         start(emulated, tokens, 1000, *options, **torchrun(port, rank))
         for rank in (0, 1)
     )
-    assert first.stderr.readline().startswith("step 1/")
+    wait_for_step(first, 1)
     begun = time.monotonic()
     other.send_signal(signal.SIGKILL)
     error = first.communicate(timeout=LIMIT)[1]
@@ -324,7 +325,7 @@ def test_an_error_of_nccl(emulated, tokens) -> None:
 def test_a_rank_that_hangs_is_noticed(emulated, tokens) -> None:
     """A rank is stopped, and the other's watchdog says where it waits."""
     running = start(emulated, tokens, 1000, ZR_TIMEOUT_S=20)
-    assert running.stderr.readline().startswith("step 1/")
+    wait_for_step(running, 1)
     listed = f"/proc/{running.pid}/task/{running.pid}/children"
     with open(listed, encoding="ascii") as f:
         ranks = [int(word) for word in f.read().split()]

@@ -526,4 +526,4 @@ def test_a_run_that_leads_nowhere_ends(
         tmp_path / "log",
     )
     assert done.code == 6 and said in done.err, done.err
-    assert len((tmp_path / "log").read_text().splitlines()) == step
+    assert len((tmp_path / "log").read_text().splitlines()) == 1 + step

@@ -478,7 +478,7 @@ def test_the_file_has_the_bytes_that_were_said_and_no_name(
             "(io_uring|reads and writes), (past|through) the page cache\n",
             said,
         )
-        assert running.stderr.readline().startswith("step ")
+        program.wait_for_step(running, 1)
         files = arenas(running.pid, disk)
         sizes = {
             (s.st_dev, s.st_ino): (s.st_size, s.st_blocks, s.st_nlink)
@@ -654,8 +654,7 @@ def test_a_file_that_is_cut_ends_the_run(folder: pathlib.Path) -> None:
     running = program.start(
         made(), folder / "tokens", "--nvme", disk, "--steps", 1000000
     )
-    for _ in range(2):
-        running.stderr.readline()
+    program.wait_for_step(running, 1)
     while running.poll() is None:  # a write would make it as long again
         with contextlib.suppress(OSError):
             for file in arenas(running.pid, disk):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import json
 import files
 import numpy as np
 import program
@@ -120,7 +121,15 @@ def test_the_rest_is_found_when_it_comes(
         found.code == 2
         and f"{tokens}: token {at} is {BAD}; the vocabulary has" in found.err
     )
-    assert len((tmp_path / "log").read_text().splitlines()) == at // STEP
+    lines = [
+        json.loads(line)
+        for line in (tmp_path / "log").read_text().splitlines()
+    ]
+    ends = [n for n, line in enumerate(lines) if "end" in line]
+    assert ends == [at // STEP + 1]  # the second run has none
+    assert [line["step"] for line in lines[ends[0] + 2 :]] == list(
+        range(1, at // STEP + 1)
+    )
     assert not list((tmp_path / "out").iterdir())
 
 

@@ -66,6 +66,7 @@ def running(binary: pathlib.Path, folder: pathlib.Path, *options: object):
     have been read."""
     trainer.write_tokens(folder / "tokens", law.tokens(256, 5000))
     log = folder / "log"
+    log.unlink(missing_ok=True)
     run = subprocess.Popen(
         [
             str(binary),

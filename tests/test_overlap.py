@@ -114,6 +114,7 @@ class Bench:
             trainer.generate(self.spec, *self.keys(batch, ahead))
         )
         log = self.folder / "log"
+        log.unlink(missing_ok=True)
         done = program.run(
             binary,
             "--data",
@@ -127,11 +128,11 @@ class Bench:
             ZR_GATHER_DELAY_US=int(delay * 1e6),
         )
         assert done.code == 0, done.err
-        ends = [
-            json.loads(line).get("seconds")
-            for line in log.read_text().splitlines()[:-1]
+        took = [
+            json.loads(line)["seconds"]
+            for line in log.read_text().splitlines()[2:-1]
         ]
-        return statistics.median(b - a for a, b in zip(ends, ends[1:]))
+        return statistics.median(took)
 
     def batch(self) -> tuple[int, float]:
         """A batch with which a block's forward takes ENOUGH, and the flops a second then."""

@@ -28,6 +28,7 @@ from program import (
     run,
     start,
     train,
+    unusual,
     wait_for_step,
 )
 from safetensors.numpy import load_file, save_file
@@ -153,10 +154,7 @@ def test_what_cannot_go_on_says_why(
 ) -> None:
     done = train(program, data, steps=30, FAULT=fault, RANKS=2, OVERLAP=1)
     assert done.code == code and sign in done.err and done.seconds < patient(5)
-    said = [
-        line for line in done.err.splitlines() if not line.startswith("step ")
-    ]
-    assert len(said) == 1, said
+    assert len(unusual(done.err)) == 1, done.err
 
 
 def test_memory_that_is_asked_for(program: Path, data: Path) -> None:
@@ -484,11 +482,11 @@ def test_weights_without_a_place_must_be_dropped_by_name(
     )
 
 
-def test_a_log_is_emptied_by_a_run_that_goes_on(
+def test_a_log_gets_what_a_run_says_that_goes_on(
     program: Path, data: Path, tmp_path: Path
 ) -> None:
     log, bad = tmp_path / "log", tmp_path / "bad.bin"
-    log.write_text("of an earlier run")
+    log.write_text("of an earlier run\n")
     np.full(600 * T + 1, VOCAB, "<u2").tofile(bad)
     for args in (
         ("--data", "/nonexistent", "--steps", 1),
@@ -498,10 +496,17 @@ def test_a_log_is_emptied_by_a_run_that_goes_on(
         ("--steps", 0, "--save", log),
     ):
         assert run(program, *args, "--log", log, RANKS=3).code in (2, 3)
-        assert log.read_text() == "of an earlier run", args
+        assert log.read_text() == "of an earlier run\n", args
     assert train(program, data, "--log", log, RANKS=3).code == 0
-    lines = log.read_text().splitlines()
-    assert [json.loads(line).get("step") for line in lines] == [1, 2, 3, None]
+    first, *lines = log.read_text().splitlines()
+    assert first == "of an earlier run"
+    assert [json.loads(line).get("step") for line in lines] == [
+        None,
+        1,
+        2,
+        3,
+        None,
+    ]
 
 
 @pytest.mark.parametrize("option", ["--data", "--val"])
@@ -559,7 +564,7 @@ def test_validation_over_nothing(program: Path, tmp_path: Path) -> None:
     assert done.code == 0 and "val.bin has no target" in done.line(
         "val loss none"
     )
-    record = json.loads((tmp_path / "log").read_text().splitlines()[0])
+    record = json.loads((tmp_path / "log").read_text().splitlines()[1])
     assert record == {"step": 0, "val_loss": None, "val_tokens": 0}
 
 
@@ -570,7 +575,7 @@ def test_numbers_that_json_lacks(
         train(program, data, "--log", tmp_path / "log", FAULT="nan").code == 0
     )
     assert (
-        json.loads((tmp_path / "log").read_text().splitlines()[0])["loss"]
+        json.loads((tmp_path / "log").read_text().splitlines()[1])["loss"]
         is None
     )
 

@@ -207,6 +207,7 @@ def train(
 ) -> dict[str, np.ndarray]:
     """float32 weights after `steps` steps from given weights over a stream of tokens"""
     before, after = folder / "before", folder / "after"
+    (folder / "log.jsonl").unlink(missing_ok=True)
     before.mkdir(parents=True, exist_ok=True)
     save_file(
         {

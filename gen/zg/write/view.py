@@ -406,8 +406,8 @@ def view(
         "layout": layout_digest(p),
         "memory": memory,
         "head": p.head,
-        "summary": f"{p.head.spec}: ZeRO {p.head.zero}, {p.head.ranks} ranks, {p.head.grains} "
-        f"grains a rank and step, {p.head.real}, prefetch {p.head.prefetch}",
+        "summary": f"ZeRO {p.head.zero}, ranks {p.head.ranks}, micro-batches {p.head.grains} of "
+        f"{p.head.batch} x {p.head.sequence} tokens, {p.head.real}, prefetch {p.head.prefetch}",
         "classes": [
             f"#define {upper(c.name)}(i) (INT64_C({c.at}) + INT64_C({c.stride}) * (i))"
             for c in p.classes
