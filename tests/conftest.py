@@ -9,6 +9,7 @@ from collections import defaultdict
 import pytest
 import zk
 from hypothesis import settings
+from program import data, program  # noqa: F401 -- fixtures of tests of the runtime
 
 # The same examples in every run: a failure can be repeated, a pass means the same.
 settings.register_profile(
