@@ -186,7 +186,10 @@ WORDS = {
     "factor": (NORM, "gradient clipping"),
     "update": (OPTIMIZER, "update"),
     "copy": (COPY, "copy"),
+    "next": (OTHER, "constants of the step"),
     "batch": (OTHER, "tokens"),
+    "count": (OTHER, "count of gradients that are summed"),
+    "recount": (OTHER, "count of gradients that are summed"),
     "done": (OTHER, "all ranks have read the gradients"),
 }
 ROWS = {
