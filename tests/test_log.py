@@ -11,7 +11,7 @@ import re
 import socket
 import subprocess
 import time
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import law
@@ -53,7 +53,7 @@ def test_a_run_says_what_it_is(
 ) -> None:
     """Arguments are as they were given, but what is not UTF-8 and no JSON can hold."""
     log = tmp_path / os.fsdecode(b'a "log"\\\n\x01\xc3\xa9\xff')
-    before = datetime.now(timezone.utc).replace(microsecond=0)
+    before = datetime.now(UTC).replace(microsecond=0)
     done = train(program, data, "--threads", 2, "--log", log, RANKS=2)
     assert done.code == 0, done.err
     found = records(log)[0]
