@@ -5,11 +5,14 @@ A row is an initialiser of a struct of kernels/zk.h or runtime/zr.h, its fields 
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Sequence
+from decimal import Decimal
 
-from ..facts import ops, stores
+from ..facts import kernels, ops, stores
 from ..plan import plan
 from ..plan.plan import Plan
+from .letters import Letters, number
 
 # By whose name the runtime knows an arena.
 ARENAS = {"device": "ZR_MAIN", "host": "ZR_HOST", "file": "ZR_STORE"}
@@ -38,13 +41,11 @@ def lower(name: str) -> str:
     return name.replace(".", "_")
 
 
-def number(n: int) -> str:
-    kind = "INT64_C" if n < 2**63 else "UINT64_C"
-    return str(n) if abs(n) < 2**31 else f"{kind}({n})"
-
-
-def real(x: float) -> str:
-    return float(x).hex() if x not in (0.0, 1.0) else repr(x)
+def real(x: float, end: str = "") -> str:
+    """A number with a point, exact, and beside it as people write it; end: f for a float."""
+    if Decimal(x) == Decimal(repr(x)):
+        return repr(x) + end
+    return f"{x.hex()}{end} /* {x:.6g} */"
 
 
 def affine(value: int, growth: Sequence[int], per: int = 0) -> str:
@@ -59,13 +60,38 @@ def affine(value: int, growth: Sequence[int], per: int = 0) -> str:
 
 
 def wrap(text: str, indent: int) -> list[str]:
-    """A statement over lines of at most COLUMNS, later ones indented by four more."""
+    """A statement over lines of at most COLUMNS, later ones indented by four more: cut behind a
+    comma, of those that would do the last one that is in the fewest braces."""
     out, pad = [], " " * indent
-    while len(pad + text) > COLUMNS and ", " in text[: COLUMNS - len(pad)]:
-        cut = text.rfind(", ", 0, COLUMNS - len(pad)) + 1
+    while len(pad + text) > COLUMNS:
+        cuts = [cut for cut in _commas(text) if cut[1] <= COLUMNS - len(pad)]
+        if not cuts:
+            break
+        _, cut = min(cuts, key=lambda c: (c[0], -c[1]))
         out.append(pad + text[:cut])
         text, pad = text[cut + 1 :], " " * (indent + 4)
     return [*out, pad + text]
+
+
+def _commas(text: str) -> list[tuple[int, int]]:
+    """Where a text may be cut, and in how many braces that is."""
+    out, depth = [], 0
+    for n, letter in enumerate(text[:-1]):
+        depth += (letter in "({") - (letter in ")}")
+        if letter == "," and text[n + 1] == " ":
+            out.append((depth, n + 1))
+    return out
+
+
+def comment(text: str, indent: int = 0) -> list[str]:
+    """A comment over lines of at most COLUMNS."""
+    pad = " " * indent
+    lines = textwrap.wrap(text, COLUMNS - indent - 6)
+    first, *rest = [
+        f"{pad}/* {lines[0]}",
+        *(f"{pad} * {line}" for line in lines[1:]),
+    ]
+    return [*[first, *rest][:-1], f"{[first, *rest][-1]} */"]
 
 
 def launch_name(name: str) -> str:
@@ -92,26 +118,57 @@ def groups(p: Plan) -> str:
     return f"{{{rows}}}"
 
 
-def columns(p: Plan) -> list[str]:
-    """zk_launch tables: a row for each target, in the order of the head."""
+def flat_names(p: Plan, f: plan.Flat) -> dict[int, str]:
+    """Numbers of a flat's elements that have a name: of an instance, of a rank's shard of it, of
+    what of that stays on the device."""
+    name, near = upper(f.name), p.near(f)
+    out = {f.shard * p.head.ranks: f"FLAT_{name}", f.shard: f"SHARD_{name}"}
+    if near:
+        out |= {near: f"NEAR_{name}", f.shard - near: f"FAR_{name}"}
+    return out
+
+
+def flats(p: Plan) -> list[tuple[str, str]]:
+    """Enumerators of these, and what they are."""
+    rows = {}
+    for f in p.flats:
+        name, all_ = upper(f.name), f.shard * p.head.ranks
+        rows[f"FLAT_{name}"] = all_, f"instances: {f.count}"
+        rows[f"SHARD_{name}"] = f.shard, "a rank's of each"
+        if near := p.near(f):
+            rows[f"NEAR_{name}"] = near, "of these, on the device"
+            rows[f"FAR_{name}"] = f.shard - near, "of these, elsewhere"
+    return [
+        (f"{name} = {number(n)}", text) for name, (n, text) in rows.items()
+    ]
+
+
+def columns(p: Plan, letters: Letters) -> list[str]:
+    """zk_launch tables: a row for each target, in the order of the head; none, where nothing is to
+    be said of any."""
     runs: dict[str, list[str]] = {l.name: [] for l in p.launches}
     for r in p.runs:
-        launch = _run(r)
         at = [p.head.targets.index(t) for t in r.targets]
-        runs[r.launch] += [f"[{n}] = {launch}" for n in _ranges(at)]
+        if launch := _run(r):
+            runs[r.launch] += [f"[{n}] = {launch}," for n in _ranges(at)]
     out = []
-    for name, rows in runs.items():
-        head = f"LAUNCH({launch_name(name)}) = {{"
-        rest = ", ".join(rows) + "};"
-        if len(head + rest) <= COLUMNS:
-            out.append(head + rest)
+    for launch in p.launches:
+        head, rows = f"LAUNCH({launch_name(launch.name)})", runs[launch.name]
+        row = kernels.kernel(launch.kernel)
+        shape = zip(row.shape, launch.shape)
+        said = [number(v) if row.own else letters.said(n, v) for n, v in shape]
+        beside = f" /* {', '.join(said)} */" * bool(said)
+        if not rows:
+            out.append(f"{head};{beside}")
         else:
-            out += [head, *wrap(rest, 4)]
+            out.append(f"{head} = {{{beside}")
+            out += [line for text in rows for line in wrap(text, 4)]
+            out.append("};")
     return out
 
 
 def _run(r: plan.Run) -> str:
-    """A zk_launch, of the fields that are not 0."""
+    """A zk_launch, of the fields that are not 0; '' where all are."""
     said = []
     if any(r.tile):
         said.append(f".tile = {braces(r.tile)}")
@@ -120,7 +177,7 @@ def _run(r: plan.Run) -> str:
     if r.grids:
         parts = [row((g.x, g.y, g.z, g.block, g.shared)) for g in r.grids]
         said.append(f".part = {row(parts)}")
-    return row(said or [".tile = {0}"])
+    return row(said) if said else ""
 
 
 def _ranges(at: list[int]) -> list[str]:
@@ -132,19 +189,21 @@ def _ranges(at: list[int]) -> list[str]:
 
 
 def spans(p: Plan, flat: plan.Flat) -> list[str]:
-    """zk_span rows: the instances of a flat lie one after the other, ranks * shard elements
-    apart."""
+    """zk_span rows, two lines each: where a tensor lies, and what it is to the optimizer. The
+    instances of a flat lie one after the other, ranks * shard elements apart."""
     whole = flat.shard * p.head.ranks
     out = []
     for t in p.tensors:
-        if t.flat == flat.name:
-            stride = whole * t.flat_step or t.offset_step
-            out.append(
-                f"{{{number(t.offset)}, {number(t.elems)}, {t.count}, {number(stride)}, "
-                f"{t.key}, {t.key_step}, "
-                f"{real(t.mean)}f, {real(t.std)}f, {real(t.rate)}, {real(t.decay)}}},  "
-                f"/* {t.name}{', frozen' * t.frozen} */"
-            )
+        if t.flat != flat.name:
+            continue
+        stride = whole * t.flat_step or t.offset_step
+        at = (t.offset, t.elems, t.count, stride, t.key, t.key_step)
+        begins = f"{real(t.mean, 'f')}, {real(t.std, 'f')}"
+        name = f"/* {t.name}{', frozen' * t.frozen} */"
+        first = f"{{{', '.join(map(number, at))},"
+        beside = len(f"    {first} {name}") <= COLUMNS
+        out += [f"{first} {name}"] if beside else [name, first]
+        out.append(f" {begins}, {real(t.rate)}, {real(t.decay)}}},")
     return out
 
 
@@ -180,7 +239,7 @@ def states(p: Plan) -> list[str]:
     ]
     control = p.cls("ctl").at
     return [
-        *rows,
+        *(line[4:] for text in rows for line in wrap(text, 4)),
         f'{{"control", {number(control)}, 0, 0, 0, {ops.CTL}, -1, 1, -1, ZR_MAIN, '
         "ZR_BYTES, NULL},",
     ]
@@ -206,7 +265,7 @@ def _state(p: Plan, flat: int, s: plan.Store) -> str:
         f"ZR_{s.dtype.upper()}",
         hashed,
     ]
-    return row(fields) + ","
+    return f"{row(fields)},"
 
 
 def filed(p: Plan, cost: dict[str, object]) -> list[str]:
@@ -271,43 +330,36 @@ def functions(p: Plan) -> list[str]:
         for f in p.fns
         if f.name in main
     ]
-    rows = [
-        f'{{"{lower(f.name)}", "{part}", {float(f.flops)!r}, {n}, {times}}}'
+    return [
+        f'{{"{lower(f.name)}", "{part}", {float(f.flops)!r}, {n}, {times}}},'
         for f, part in parts
         if part
         for n, times in [turns(p, f.name)]
     ]
-    return wrap(f"{', '.join(rows)},", 4)
 
 
 def slots(p: Plan) -> list[str]:
     """Rows of slots: classes of what dies."""
-    rows = [
+    return [
         f"{{{upper(c.name)}(0), {number(c.stride)}, {c.slots}}},"
         for c in p.passing
     ]
-    return wrap(" ".join(rows), 4)
 
 
 def recipe(p: Plan) -> list[str]:
     """zk_recipe's fields."""
     r, h = p.recipe, p.head
-    out = [
-        f".rate = {row(map(_phase, r.rate))},",
-        f".momentum = {row(map(_phase, r.momentum))},",
-    ]
+    out = [*_phases("rate", r.rate), *_phases("momentum", r.momentum)]
     fields = {
         "beta2": real(r.beta2),
         "eps": real(r.eps),
         "clip": real(r.clip),
-        "rule": list(ops.OPTIMIZERS).index(r.optimizer),
+        "rule": f"{list(ops.OPTIMIZERS).index(r.optimizer)} /* {r.optimizer} */",
         "moments": ops.TYPES[r.moments],
         "rows": h.batch * h.sequence,
         "seed": number(h.seed),
     }
-    out.append(
-        " ".join(f".{name} = {value}," for name, value in fields.items())
-    )
+    out += [f".{name} = {value}," for name, value in fields.items()]
     for s in r.scaler:
         scaler = (
             real(s.first),
@@ -317,7 +369,13 @@ def recipe(p: Plan) -> list[str]:
             s.consecutive,
         )
         out.append(f".scaler = {row(scaler)},")
-    return [line[4:] for text in out for line in wrap(text, 4)]
+    return out
+
+
+def _phases(name: str, phases: Sequence[plan.Phase]) -> list[str]:
+    """A schedule: a line for each of its pieces."""
+    rows = [line[4:] for x in phases for line in wrap(f"{_phase(x)},", 8)]
+    return [f".{name} = {{", *rows, "},"]
 
 
 def _phase(x: plan.Phase) -> str:
