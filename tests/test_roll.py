@@ -1,9 +1,20 @@
 """test_roll.py -- loops: nothing is lost by rolling, little is left of a deep model, and train.c,
-in loops or flat, does what the plan says, line by line."""
+in loops or flat, does what the plan says, line by line, and is fit to be read.
 
+golden/gpt2-124m/train.c is a whole one. After a change that is meant, write it anew with
+    .venv/bin/python tests/test_roll.py
+and read it before you commit it."""
+
+import functools
 import pathlib
+import re
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+
+HERE = pathlib.Path(__file__).resolve().parent
+if __name__ == "__main__":
+    sys.path[:0] = [str(HERE), str(HERE.parent / "gen")]
 
 import numpy as np
 import pytest
@@ -451,3 +462,97 @@ def test_flat_and_in_loops_give_the_same_weights(
         for text in out
     ]
     assert told[0] == told[1] and len(told[0]) == 3
+
+
+# ---- train.c is fit to be read
+
+GOLDEN = HERE / "golden" / "gpt2-124m" / "train.c"
+READ = [
+    *((name, "as it stands") for name in NAMES),
+    *(
+        (name, way)
+        for name in ("gpt-tiny", "llama-tiny")
+        for way in [*WAYS][1:]
+    ),
+    ("gpt2-1558m", "stage 3, all on the host"),
+    ("gpt2-124m", "stage 0, 2 ranks"),
+]
+
+
+@functools.cache
+def written(name: str, way: str) -> str:
+    return source(planned(name, *keys(name, way)))
+
+
+def functions_of(text: str) -> str:
+    """The functions of kernel calls, and the verbs."""
+    return text.partition("#define RANK")[2].partition("in order of issue")[0]
+
+
+def too_long(text: str) -> list[str]:
+    return [line for line in text.splitlines() if len(line) > 100]
+
+
+def naked(text: str) -> list[str]:
+    """Operands without a name: by their ordinal, or as bytes behind a pointer."""
+    code = re.sub(r"(?s)enum \{.*?\};|#define.*?\n|/\*.*?\*/", "", text)
+    ordinal = r"(?<!= )(?:AT|HOST)\(\w+\)|(?<!= )(?<!\(z, )\bi\[\d+\]"
+    return re.findall(rf"{ordinal}|\b[a-z_]+ \+ \d+", code)
+
+
+def twice(text: str) -> list[str]:
+    """Offsets that one enumeration writes more than once."""
+    out = []
+    for body in re.findall(r"(?s)enum \{(.*?)\};", text):
+        said = re.findall(r"= (?:INT64_C\()?(\d+)", body)
+        out += [n for n in said if said.count(n) > 1]
+    return out
+
+
+def unheaded(text: str) -> list[str]:
+    """Functions without a comment before them."""
+    heads = re.findall(
+        r"(?m)^(.*)\n((?:FN\(\w+\)|static void \w+\(.*\))\n\{)", text
+    )
+    return [name for before, name in heads if not before.endswith("*/")]
+
+
+FAULTS = {
+    "too long": (too_long, "x" * 101),
+    "an ordinal": (naked, "zk_add(k, L_add_0, AT(3), s + RESIDUAL);"),
+    "a naked number": (naked, "zk_push(k, L_push_0, i[2]);"),
+    "a naked offset": (naked, "zk_add(k, L_add_0, y, s + 3153920);"),
+    "an offset twice": (twice, "enum {\n    A = 64,\n    B = 64,\n};"),
+    "no head": (unheaded, "\nFN(fwd_block)\n{"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_seen(fault: str) -> None:
+    find, text = FAULTS[fault]
+    assert find(text)
+
+
+@pytest.mark.parametrize("name,way", READ)
+def test_train_c_is_fit_to_be_read(name: str, way: str) -> None:
+    text = written(name, way)
+    code = functions_of(text)
+    assert "FN(train_head" in code
+    assert too_long(text) == []
+    assert naked(code) == []
+    assert twice(code) == []
+    assert unheaded(code) == []
+
+
+def golden_source() -> str:
+    return source(planned("gpt2-124m", "zero.stage=3", "cluster.ranks=2"))
+
+
+def test_golden_train_c() -> None:
+    how = "train.c has changed; if that is meant: .venv/bin/python tests/test_roll.py"
+    assert golden_source() == GOLDEN.read_text(), how
+
+
+if __name__ == "__main__":
+    GOLDEN.parent.mkdir(exist_ok=True)
+    GOLDEN.write_text(golden_source())

@@ -1,6 +1,6 @@
 """names.py -- what a unit's parameters and values are called, in the plan and in train.c.
 
-A parameter has the last words of its tensor's name that no other layer of the unit has (`c_attn_w`).
+A parameter has the last words of its tensor's name that no other layer of the unit has: `c_attn_w`.
 A value has those of the layer that makes it, or its kernel's name (`attention`), and behind it what
 it is beside the layer's output (`ln_1_stat`). A gradient has d_ before the name of its value.
 """

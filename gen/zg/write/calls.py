@@ -96,6 +96,7 @@ class Calls:
             "RANK",
             "COLUMNS",
             *(upper(g.name) for g in p.groups),
+            *(upper(t) for t in p.head.targets),
         ]
         self.taken: dict[str, int] = dict.fromkeys([*letters.at, *others], -1)
         self.spaces: dict[tuple[str, str], Space] = {}

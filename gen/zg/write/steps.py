@@ -16,7 +16,16 @@ from ..plan import plan, roll
 from ..plan.plan import Plan
 from .calls import enum
 from .letters import number
-from .tables import VARS, affine, comment, flat_names, lower, upper, wrap
+from .tables import (
+    VARS,
+    affine,
+    comment,
+    flat_names,
+    lower,
+    pieces,
+    upper,
+    wrap,
+)
 from .verbs import BY, Number, Verb, Verbs
 
 QUEUES = {name: f"ZR_{name.upper()}" for name in queues.QUEUES}
@@ -32,6 +41,7 @@ MEETINGS = {
 WIDTHS = (1, *sorted(set(ops.BYTES.values())))  # bytes of an element
 SIZES = (
     "n",
+    "at",
     "step",
     "from_step",
     "bytes",
@@ -63,6 +73,7 @@ class Steps:
         self.fns = {f.name: f for f in p.fns}
         self.flats = {f.name: f for f in p.flats}
         self.verbs: dict[str, Verb] = {}
+        self.pieces = pieces(p)
         self.sizes: dict[
             str, int
         ] = {}  # what a unit's number is multiplied by
@@ -85,23 +96,29 @@ class Steps:
         return next((self.flats[x] for x in parts if x in self.flats), None)
 
     def size(self, s: plan.Step, text: str) -> str:
-        """A number of elements, or of bytes, of a shard, where it is that."""
-        f = self.flat(s)
-        if not f or not text.isdigit() or text == "0":
+        """A number of elements, or of bytes, of a shard or of pieces of it, where it is that."""
+        f, found = self.flat(s), re.fullmatch(r"(?:INT64_C\()?(\d+)\)?", text)
+        n = int(found[1]) if found else 0
+        if not f or not n:
             return text
         names = flat_names(self.p, f)
-        for elements, name in reversed(names.items()):
+        piece, name = self.pieces.get(f.name, 0), upper(f.name)
+        if piece:
+            names[f.shard % piece] = f"REST_{name}"
+        for elements, called in reversed(names.items()):
             for width in WIDTHS:
-                if int(text) == elements * width:
-                    return f"{width} * {name}" if width > 1 else name
-        return text
+                if n == elements * width:
+                    return times(width, called, n)
+        whole = piece and not n % piece
+        return times(n // piece, f"PIECE_{name}", n) if whole else text
 
-    def said(self, x: Number, unit: str, cls: str) -> str:
+    def said(self, s: plan.Step, x: Number, cls: str = "") -> str:
         """A number of a verb's body. cls: of the place in which it counts bytes, else ''."""
         if not x.of:
             return number(x.base)
         if x.of != BY or not cls:
-            return line(x)
+            return line(x, self.size(s, number(abs(x.by))))
+        unit = roll.unit_of(s)[0]
         name = f"{upper(cls.partition('.')[2] or cls)}_{upper(unit)}"
         while self.sizes.setdefault(name, x.by) != x.by:
             name += "_"
@@ -110,12 +127,12 @@ class Steps:
 
     def texts(self, s: plan.Step, values: Sequence[Number]) -> Iterator[str]:
         """The numbers of a step of a verb, in the order of `roll.numbers`."""
-        unit, left = roll.unit_of(s)[0], iter(values)
-        yield self.said(next(left), unit, "")
+        left = iter(values)
+        yield self.said(s, next(left))
         for r in (*s.ins, *s.outs):
-            yield self.said(next(left), unit, "")
-            yield self.said(next(left), unit, r.cls)
-        yield from (self.said(x, unit, "") for x in left)
+            yield self.said(s, next(left))
+            yield self.said(s, next(left), r.cls)
+        yield from (self.said(s, x) for x in left)
 
     # ---- statements
 
@@ -123,7 +140,7 @@ class Steps:
         """Of a step whose numbers are these texts."""
         unit, queue, refs = next(texts), QUEUES[s.queue], []
         for r in (*s.ins, *s.outs):
-            index, at = next(texts), next(texts)
+            index, at = next(texts), self.size(s, next(texts))
             plain = s.op in self.verbs
             place = f"{upper(r.cls)}({index})" + f" + {at}" * (at != "0")
             refs.append(
@@ -145,7 +162,8 @@ class Steps:
         if i.per:
             more = affine(0, [], i.per)
             return f"{text} + {more}" if text != "0" else more
-        return self.size(s, text) if i.name in SIZES else text
+        plain = i.name.rstrip("0123456789")
+        return self.size(s, text) if plain in SIZES else text
 
     def work(
         self,
@@ -222,7 +240,7 @@ class Steps:
         values = [x for step in v.values for x in step]
         del values[waits : waits + len(first.waits)]
         places = [0] * core.grows + [x.at for x in core.parameters]
-        args = ["z", *(self.said(values[at], "", "") for at in places)]
+        args = ["z", *(self.said(first, values[at]) for at in places)]
         return f"{core.name}({', '.join(args)});"
 
     def verb(self, v: Verb) -> list[str]:
@@ -249,12 +267,19 @@ class Steps:
         return [*comment(f"{what}. {when}{then}."), *head, "{", *lines, "}"]
 
 
-def line(x: Number) -> str:
+def times(by: int, of: str, n: int) -> str:
+    """by * of, which is n, in as many bits as that needs."""
+    if by == 1:
+        return of
+    return f"{by if n < 2**31 else f'INT64_C({by})'} * {of}"
+
+
+def line(x: Number, by: str) -> str:
     """base + by * of."""
-    times = x.of if abs(x.by) == 1 else f"{number(abs(x.by))} * {x.of}"
+    more = x.of if by == "1" else f"{by} * {x.of}"
     if not x.base:
-        return times if x.by > 0 else f"-{times}"
-    return f"{number(x.base)} {'+' if x.by > 0 else '-'} {times}"
+        return more if x.by > 0 else f"-{more}"
+    return f"{number(x.base)} {'+' if x.by > 0 else '-'} {more}"
 
 
 def tell(event: str) -> str:

@@ -6,7 +6,7 @@ A row is an initialiser of a struct of kernels/zk.h or runtime/zr.h, its fields 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 
 from ..facts import kernels, ops, stores
@@ -118,6 +118,67 @@ def groups(p: Plan) -> str:
     return f"{{{rows}}}"
 
 
+# What a class holds, by the first word of its name.
+HOLDS = {
+    "sums": "exact sums",
+    "hsums": "these, on the host",
+    "real": "parameters",
+    "leaf": "gradients",
+    "ring": "gathered parameters",
+    "stage": "parameters from the host",
+    "shelf": "parameters from a file",
+    "master": "masters",
+    "near_master": "masters that stay",
+    "m": "first moments",
+    "near_m": "first moments that stay",
+    "v": "second moments",
+    "near_v": "second moments that stay",
+    "sum": "sums of gradients",
+    "pend": "pending sums",
+    "part": "sums, to go to the host",
+    "acc": "a gradient's f32 sum",
+    "down": "to the host",
+    "up": "to the device",
+    "tile": "states from a file",
+    "ctl": "a step's constants",
+    "hctl": "these, on the host",
+    "tokens": "a micro-batch",
+    "targets": "its targets",
+    "table": "a rotary table",
+    "x": "values between units",
+    "dx": "their gradients",
+    "save": "saved for backward",
+    "near": "values that stay",
+    "tmp": "temporary values",
+    "work": "kernels' workspace",
+    "inbox": "gradients that come",
+    "space": "scratch of launches",
+    "inlet": "tokens from the host",
+    "desk": "scratch",
+}
+ARENA = {
+    "device": "the arena",
+    "host": "the host arena",
+    "file": "the file arena",
+}
+
+
+def classes(p: Plan) -> list[str]:
+    """Macros of classes: where a slot of one lies; how many there are, and what they hold."""
+    heads = [f"#define {upper(c.name)}(i)" for c in p.classes]
+    slots_ = [f"SLOT({c.at}, {c.stride}, i)" for c in p.classes]
+    first, second = max(map(len, heads)), max(map(len, slots_))
+    out, arena = [], ""
+    for c, head, slot in zip(p.classes, heads, slots_, strict=True):
+        if c.arena != arena:
+            arena = c.arena
+            out.append(f"/* of {ARENA[arena]} */")
+        holds = HOLDS.get(c.name.partition(".")[0], "")
+        beside = f"{c.slots}: {holds}" if holds else f"{c.slots}"
+        out.append(f"{head:<{first}} {slot:<{second}} /* {beside} */")
+    return out
+
+
 def flat_names(p: Plan, f: plan.Flat) -> dict[int, str]:
     """Numbers of a flat's elements that have a name: of an instance, of a rank's shard of it, of
     what of that stays on the device."""
@@ -128,9 +189,26 @@ def flat_names(p: Plan, f: plan.Flat) -> dict[int, str]:
     return out
 
 
+def pieces(p: Plan) -> dict[str, int]:
+    """Of flats that go in pieces: elements of one; the last may have fewer."""
+    shards = {f.name: f.shard for f in p.flats}
+    out: dict[str, int] = {}
+    for s in (x for section in p.sections for x in section.steps):
+        name = s.op.partition(".")[2]
+        sizes = (
+            [i.value for i in s.ints if i.name == "n"]
+            if name in shards
+            else []
+        )
+        for n in sizes:
+            if n < shards[name]:
+                out[name] = max(n, out.get(name, 0))
+    return out
+
+
 def flats(p: Plan) -> list[tuple[str, str]]:
     """Enumerators of these, and what they are."""
-    rows = {}
+    rows, cut = {}, pieces(p)
     for f in p.flats:
         name, all_ = upper(f.name), f.shard * p.head.ranks
         rows[f"FLAT_{name}"] = all_, f"instances: {f.count}"
@@ -138,6 +216,10 @@ def flats(p: Plan) -> list[tuple[str, str]]:
         if near := p.near(f):
             rows[f"NEAR_{name}"] = near, "of these, on the device"
             rows[f"FAR_{name}"] = f.shard - near, "of these, elsewhere"
+        if piece := cut.get(f.name):
+            rows[f"PIECE_{name}"] = piece, "of these, at a time"
+        if piece and f.shard % piece:
+            rows[f"REST_{name}"] = f.shard % piece, "the last time"
     return [
         (f"{name} = {number(n)}", text) for name, (n, text) in rows.items()
     ]
@@ -146,25 +228,42 @@ def flats(p: Plan) -> list[tuple[str, str]]:
 def columns(p: Plan, letters: Letters) -> list[str]:
     """zk_launch tables: a row for each target, in the order of the head; none, where nothing is to
     be said of any."""
-    runs: dict[str, list[str]] = {l.name: [] for l in p.launches}
+    runs: dict[str, list[str]] = {}
     for r in p.runs:
         at = [p.head.targets.index(t) for t in r.targets]
         if launch := _run(r):
-            runs[r.launch] += [f"[{n}] = {launch}," for n in _ranges(at)]
+            rows = runs.setdefault(r.launch, [])
+            rows += [f"[{n}] = {launch}," for n in _ranges(p, at)]
+    elements = {
+        n: name for f in p.flats for n, name in flat_names(p, f).items()
+    }
     out = []
     for launch in p.launches:
-        head, rows = f"LAUNCH({launch_name(launch.name)})", runs[launch.name]
-        row = kernels.kernel(launch.kernel)
-        shape = zip(row.shape, launch.shape)
-        said = [number(v) if row.own else letters.said(n, v) for n, v in shape]
-        beside = f" /* {', '.join(said)} */" * bool(said)
-        if not rows:
-            out.append(f"{head};{beside}")
-        else:
-            out.append(f"{head} = {{{beside}")
-            out += [line for text in rows for line in wrap(text, 4)]
-            out.append("};")
+        beside = _shape(launch, letters, elements)
+        rows = [
+            line
+            for text in runs.get(launch.name, ())
+            for line in wrap(text, 4)
+        ]
+        head = f"LAUNCH({launch_name(launch.name)})"
+        out += (
+            [f"{head} = {{{beside}", *rows, "};"]
+            if rows
+            else [f"{head};{beside}"]
+        )
     return out
+
+
+def _shape(
+    launch: plan.Launch, letters: Letters, elements: Mapping[int, str]
+) -> str:
+    """A launch's shape, as a comment."""
+    row = kernels.kernel(launch.kernel)
+    said = []
+    for name, n in zip(row.shape, launch.shape, strict=False):
+        of_flat = row.own and elements.get(n, number(n))
+        said.append(of_flat or letters.said(name, n))
+    return f" /* {', '.join(said)} */" if said else ""
 
 
 def _run(r: plan.Run) -> str:
@@ -180,12 +279,13 @@ def _run(r: plan.Run) -> str:
     return row(said) if said else ""
 
 
-def _ranges(at: list[int]) -> list[str]:
+def _ranges(p: Plan, at: list[int]) -> list[str]:
     """Designators of rows that are alike: one, where they follow each other."""
+    names = [upper(t) for t in p.head.targets]
     first, last = at[0], at[-1]
     if len(at) > 1 and at == [*range(first, last + 1)]:
-        return [f"{first} ... {last}"]
-    return [str(n) for n in at]
+        return [f"{names[first]} ... {names[last]}"]
+    return [names[n] for n in at]
 
 
 def spans(p: Plan, flat: plan.Flat) -> list[str]:
@@ -219,12 +319,18 @@ def files(p: Plan) -> list[str]:
             shape = f"{{{rows}, {t.shape[1] if len(t.shape) > 1 else 1}}}"
             found = ops.LAYER.search(name) if t.count > 1 else None
             named = ops.LAYER.sub("%d", name) if found else ops.layer(name, 0)
-            out.append(
-                f'{{"{named}", {number(t.offset + at)}, '
-                f"{number(t.offset_step)}, {shape}, "
-                f"{len(t.shape)}, {numbers[t.flat]}, {t.flat_step}, {t.count}, "
-                f"{int(found[1] or 0) if found else 0}}},"
-            )
+            fields = [
+                f'"{named}"',
+                number(t.offset + at),
+                number(t.offset_step),
+                shape,
+                len(t.shape),
+                numbers[t.flat],
+                t.flat_step,
+                t.count,
+                int(found[1] or 0) if found else 0,
+            ]
+            out += [line[4:] for line in wrap(f"{row(fields)},", 4)]
             at += int(rows) * width
     return out
 
@@ -291,13 +397,12 @@ def filed(p: Plan, cost: dict[str, object]) -> list[str]:
     elements -= (
         elements % 2048 if len(widths) > 1 else 0
     )  # whole pages of two bytes each
-    return wrap(
-        f'.filed = {number(p.filed)}, .folder = "{file.path}", .block = {file.block}, '
-        f".depth = {file.depth}, .loads = {number(cost['loads'])}, "
-        f".stores = {number(cost['stores'])}, .brought = {number(at)}, "
-        f".tile = {elements},",
-        0,
-    )
+    return [
+        f'.folder = "{file.path}",',
+        f".filed = {number(p.filed)}, .block = {file.block}, .depth = {file.depth},",
+        f".loads = {number(cost['loads'])}, .stores = {number(cost['stores'])},",
+        f".brought = {number(at)}, .tile = {elements},",
+    ]
 
 
 def inbox(p: Plan) -> list[str]:

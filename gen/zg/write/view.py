@@ -16,6 +16,7 @@ from .letters import letters as of_plan
 from .letters import number
 from .steps import QUEUES, grains, sections
 from .tables import (
+    classes,
     columns,
     filed,
     files,
@@ -70,6 +71,60 @@ def queue_bits(p: Plan) -> str:
     return " | ".join(f"1 << {QUEUES[q]}" for q in used(p)) + ","
 
 
+# What ZeRO shards over the ranks, by its stage.
+SHARDED = (
+    "every rank has all parameters, gradients and optimizer states",
+    "optimizer states are sharded over the ranks",
+    "optimizer states and gradients are sharded over the ranks",
+    "optimizer states, gradients and parameters are sharded over the ranks",
+)
+
+
+def memory_of(p: Plan) -> str:
+    """Of a rank, on each target, and in its host's memory and its file."""
+    arenas = {t: p.arena(t) for t in p.head.targets}
+    said = [
+        f"{size / 2**30:.2f} GiB on {', '.join(t for t in arenas if arenas[t] == size)}"
+        for size in dict.fromkeys(arenas.values())
+    ]
+    others = {"of the host's memory": p.hosted, "in a file": p.filed}
+    said += [
+        f"{n / 2**30:.2f} GiB {where}" for where, n in others.items() if n
+    ]
+    return "; ".join(said)
+
+
+def head(p: Plan) -> list[str]:
+    """The run in plain words: a comment at the head of the file."""
+    h, ranks = (
+        p.head,
+        "1 rank" if p.head.ranks == 1 else f"{p.head.ranks} ranks",
+    )
+    tokens = f"{h.ranks * h.grains * h.batch} sequences of {h.sequence} tokens"
+    ahead = f"; units are gathered {h.prefetch} ahead" if h.zero == 3 else ""
+    said = {
+        "Model": f"{h.params:,} parameters, width {h.width}, vocabulary {h.vocab}",
+        "Ranks": f"{ranks}; ZeRO stage {h.zero}: {SHARDED[h.zero]}{ahead}",
+        "Numbers": f"{h.real}; optimizer {p.recipe.optimizer}; seed {h.seed}",
+        "Step": f"{tokens}: {ranks}, {h.grains} micro-batches (grains) of {h.batch} each",
+        "Memory": f"of a rank: {memory_of(p)}",
+        "Build": "as out/train.c: ninja out/train for a CPU, ninja out/train-cuda for GPUs",
+        "Run": "out/train --data tokens.bin --steps 1000; out/train --help has all options",
+        "Plan": digest(p),
+    }
+    lines = [
+        f" * train.c -- {h.spec} in training, as zgen planned it; generate it anew, not edit it."
+    ]
+    lines += [" *"]
+    for word, text in said.items():
+        first, *rest = textwrap.wrap(text, 85)
+        lines += [
+            f" * {word:<9}{first}",
+            *(f" * {'':<9}{line}" for line in rest),
+        ]
+    return [f"/*{lines[0][2:]}", *lines[1:], " */"]
+
+
 def quoted(text: str) -> list[str]:
     """A string of C over lines."""
     *lines, last = textwrap.wrap(text, 84)
@@ -91,12 +146,8 @@ def view(
         "layout": layout_digest(p),
         "memory": quoted(memory),
         "head": p.head,
-        "summary": f"{p.head.spec}: ZeRO {p.head.zero}, {p.head.ranks} ranks, {p.head.grains} "
-        f"grains a rank and step, {p.head.real}, prefetch {p.head.prefetch}",
-        "classes": [
-            f"#define {upper(c.name)}(i) (INT64_C({c.at}) + INT64_C({c.stride}) * (i))"
-            for c in p.classes
-        ],
+        "head_lines": head(p),
+        "classes": classes(p),
         "events": events,
         "nevents": event,
         "group_names": ", ".join(upper(g.name) for g in p.groups),
@@ -104,7 +155,7 @@ def view(
         "groups": groups(p),
         "letters": enum(letters.rows()),
         "flats": enum(flats(p)),
-        "ntargets": len(p.head.targets),
+        "target_names": ", ".join(upper(t) for t in p.head.targets),
         "launches": columns(p, letters),
         "columns": [
             f'{{"{t}", {number(p.arena(t))}, {number(n)}}},'
