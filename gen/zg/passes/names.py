@@ -27,12 +27,13 @@ def layer(tensor: str) -> tuple[str, str]:
 def words(name: str, depth: int) -> str:
     """The last words of a layer's name; several that share a linear: q_proj, k_proj -> q_k_proj."""
     *others, last = name.split("+")
-    path = re.sub(r"\{.*?\}", "", last).split(".")[-depth:]
+    plain = re.sub(r"\{.*?\}", "", last)
+    *before, word = plain.split(".")[-depth:]
     own = [other.rpartition(".")[2] for other in others]
-    end = path[-1].rpartition("_")[2]
-    if own and all(other.endswith(f"_{end}") for other in own):
-        own = [other.removesuffix(f"_{end}") for other in own]
-    text = "_".join([*path[:-1], *own, path[-1]])
+    end = "_" + word.rpartition("_")[2]
+    if all(other.endswith(end) for other in own):
+        own = [other.removesuffix(end) for other in own]
+    text = "_".join([*before, *own, word])
     return re.sub(r"\W+", "_", text).strip("_").lower()
 
 

@@ -296,24 +296,32 @@ class Calls:
 
     def variables(self, fn: plan.Fn) -> list[str]:
         """A variable for each operand and class that calls name."""
-        used = [base(a) for c in fn.calls for a in c.args]
-        used += [
-            a.more for c in fn.calls for a in c.args if isinstance(a, Index)
-        ]
-        used += ["l" for c in fn.calls for a in c.args if isinstance(a, Index)]
+        args = [a for call in fn.calls for a in call.args]
+        numbers = [a for a in args if isinstance(a, Index)]
+        used = {base(a) for a in args} | {a.more for a in numbers}
+        if numbers:
+            used.add("l")
         names = [*fn.ins, *fn.outs, *fn.ints]
         at = {n: names.index(n) for n in names if n in used}
-        places = {
-            n: f"AT({at[n]})" for n in at if n not in (*fn.ints, "sources")
-        }
-        others = sorted(c for c in self.classes & set(used) if c not in at)
-        places |= {c: f"a + {upper(c)}(0)" for c in others}
-        places |= {"out": f"HOST({at['out']})"} if "out" in at else {}
-        ints = [f"{n} = i[{at[n]}]" for n in at if n in fn.ints and n != "out"]
-        pointers = [f"*{lower(n)} = {text}" for n, text in places.items()]
-        lines = [f"void {', '.join(pointers)};"] if pointers else []
-        lines += [SOURCES.format(at["sources"])] if "sources" in at else []
-        return [*lines, f"int64_t {', '.join(ints)};"] if ints else lines
+        places, ints = [], []
+        for name, n in at.items():
+            if name == "out":
+                places.append(f"*out = HOST({n})")
+            elif name in fn.ints:
+                ints.append(f"{name} = i[{n}]")
+            elif name != "sources":
+                places.append(f"*{lower(name)} = AT({n})")
+        for name in sorted(self.classes & used):
+            if name not in at:
+                places.append(f"*{lower(name)} = a + {upper(name)}(0)")
+        lines = []
+        if places:
+            lines.append(f"void {', '.join(places)};")
+        if "sources" in at:
+            lines.append(SOURCES.format(at["sources"]))
+        if ints:
+            lines.append(f"int64_t {', '.join(ints)};")
+        return lines
 
     def function(self, fn: plan.Fn) -> Function:
         places, rows = self.temporary(fn)

@@ -163,14 +163,23 @@ def _called(p: Plan) -> Iterator[tuple[str, int]]:
 def letters(p: Plan) -> Letters:
     """Of a plan."""
     h = p.head
-    at = {"B": h.batch, "T": h.sequence, "M": h.batch * h.sequence}
-    at |= {"C": h.width, "V": h.vocab, "R": ops.up(h.vocab, ops.VOCAB)}
+    at = {
+        "B": h.batch,
+        "T": h.sequence,
+        "M": h.batch * h.sequence,
+        "C": h.width,
+        "V": h.vocab,
+        "R": ops.up(h.vocab, ops.VOCAB),
+    }
     found: dict[str, set[int]] = {}
     for name, n in _called(p):
         found.setdefault(name, set()).add(n)
-    at |= {name: n for name, (n, *more) in found.items() if not more}
-    if {"H", "G", "D"} <= set(at) and at["G"] < at["H"]:
-        at["E"] = (at["H"] + 2 * at["G"]) * at["D"]
+    for name, (n, *others) in found.items():
+        if not others:
+            at[name] = n
+    grouped = {"H", "G", "D"} <= set(at) and at["G"] < at["H"]
+    if grouped:
+        at["E"] = kernels.value(kernels.FOLLOWS["E"][1], at)
     return Letters({name: at[name] for name in MEANS if name in at})
 
 

@@ -26,7 +26,7 @@ from .tables import (
     upper,
     wrap,
 )
-from .verbs import BY, Number, Verb, Verbs
+from .verbs import BY, Kind, Number, Verb, Verbs
 
 QUEUES = {name: f"ZR_{name.upper()}" for name in queues.QUEUES}
 
@@ -59,6 +59,9 @@ TELLS = {
     "run": "Calls {0}",
 }
 
+HANDED = re.compile(
+    r"( *)zr_record\(z, (\w+), (.*)\);\n\1zr_wait\(z, (\w+), \3\);"
+)
 HEAD = comment(
     "---- what steps do more than once, each with its waits and its records; l: the unit, slot: "
     "of the ring that its buffers take turns in; NAME_now: without the waits of NAME"
@@ -146,7 +149,7 @@ class Steps:
             refs.append(
                 index if plain else f"zr_last({place})" if r.last else place
             )
-        ints = {i.name: self.int(s, i, next(texts)) for i in s.ints}
+        ints = {i.name: self.given(s, i, next(texts)) for i in s.ints}
         events = [f"{upper(e.name)}({next(texts)})" for e in s.waits]
         wait = "zr_waits" if len(events) > 1 else "zr_wait"
         waits = [f"{wait}(z, {queue}, {', '.join(events)});"] if events else []
@@ -156,7 +159,8 @@ class Steps:
         ]
         return [*waits, *self.work(s, unit, queue, refs, ints), *recs]
 
-    def int(self, s: plan.Step, i: plan.Int, text: str) -> str:
+    def given(self, s: plan.Step, i: plan.Int, text: str) -> str:
+        """A number of a step."""
         if i.name == "count" and i.value == ops.SUMS:
             return "ZK_SUMS"
         if i.per:
@@ -236,12 +240,15 @@ class Steps:
     def rest(self, v: Verb, core: Verb) -> str:
         """The call of what a verb does behind its waits, which are numbers that its core lacks."""
         first = v.steps[0]
-        waits = 1 + 2 * len((*first.ins, *first.outs)) + len(first.ints)
+        places = len(first.ins) + len(first.outs)
+        waits = 1 + 2 * places + len(first.ints)
         values = [x for step in v.values for x in step]
         del values[waits : waits + len(first.waits)]
-        places = [0] * core.grows + [x.at for x in core.parameters]
-        args = ["z", *(self.said(first, values[at]) for at in places)]
-        return f"{core.name}({', '.join(args)});"
+        given = [values[x.at] for x in core.parameters]
+        if core.grows:
+            given.insert(0, values[0])
+        args = [self.said(first, x) for x in given]
+        return f"{core.name}({', '.join(['z', *args])});"
 
     def verb(self, v: Verb) -> list[str]:
         """A verb's function."""
@@ -296,19 +303,11 @@ def handed(lines: list[str]) -> list[str]:
     """A record, and the wait of another queue for it right behind, are one line."""
     out: list[str] = []
     for text in lines:
-        wait = re.fullmatch(r"( *)zr_wait\(z, (\w+), (.*)\);", text)
-        made = (
-            wait
-            and out
-            and re.fullmatch(
-                rf"{wait[1]}zr_record\(z, (\w+), {re.escape(wait[3])}\);",
-                out[-1],
-            )
-        )
+        both = f"{out[-1] if out else ''}\n{text}"
+        made = HANDED.fullmatch(both)
         if made:
-            out[-1] = (
-                f"{wait[1]}zr_before(z, {made[1]}, {wait[2]}, {wait[3]});"
-            )
+            pad, queue, event, other = made.groups()
+            out[-1] = f"{pad}zr_before(z, {queue}, {other}, {event});"
         else:
             out.append(text)
     return out
@@ -373,14 +372,14 @@ def sections(p: Plan, flat: bool) -> dict[str, object]:
 def _verbs(steps: Steps) -> list[list[str]]:
     """The verbs, and before them what they count by."""
     made = [steps.verb(v) for v in steps.verbs.values()]
-    beside = "bytes of a unit's part"
+    beside = "bytes from a unit's part to the next one's"
     sizes = [
         (f"{name} = {number(n)}", beside) for name, n in steps.sizes.items()
     ]
     return [[*HEAD, *(enum(sizes) if sizes else [])], *made] if made else []
 
 
-def _once(verbs: Verbs, parts: Rolled) -> frozenset:
+def _once(verbs: Verbs, parts: Rolled) -> frozenset[Kind]:
     """Kinds of single steps that would be called in one place."""
     called = Counter(
         x.step.op for nodes in parts.values() for x in _lines(nodes)

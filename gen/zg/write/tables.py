@@ -231,20 +231,17 @@ def columns(p: Plan, letters: Letters) -> list[str]:
     runs: dict[str, list[str]] = {}
     for r in p.runs:
         at = [p.head.targets.index(t) for t in r.targets]
-        if launch := _run(r):
+        if made := _run(r):
             rows = runs.setdefault(r.launch, [])
-            rows += [f"[{n}] = {launch}," for n in _ranges(p, at)]
+            rows += [f"[{n}] = {made}," for n in _ranges(p, at)]
     elements = {
         n: name for f in p.flats for n, name in flat_names(p, f).items()
     }
     out = []
     for launch in p.launches:
         beside = _shape(launch, letters, elements)
-        rows = [
-            line
-            for text in runs.get(launch.name, ())
-            for line in wrap(text, 4)
-        ]
+        said = runs.get(launch.name, [])
+        rows = [line for text in said for line in wrap(text, 4)]
         head = f"LAUNCH({launch_name(launch.name)})"
         out += (
             [f"{head} = {{{beside}", *rows, "};"]

@@ -17,6 +17,7 @@ from ..plan.roll import numbers
 from .tables import lower
 
 Shape = tuple[object, ...]
+Kind = tuple[Shape, ...]  # of a hop
 Hop = tuple[Step, ...]
 Section = Sequence[Step]
 BY = "l"  # what a verb calls the unit's number
@@ -240,13 +241,13 @@ class Verbs:
         self,
         sections: Mapping[str, Section],
         suffix: Callable[[Step], str],
-        but: frozenset[Shape] = frozenset(),
+        but: frozenset[Kind] = frozenset(),
     ) -> None:
         self.suffix, self.but = suffix, but
         self.verbs: dict[str, Verb] = {}
-        self.of: dict[str, tuple[Shape, ...]] = {}
+        self.of: dict[str, Kind] = {}
         made = hops(list(sections.values()))
-        groups: dict[Shape, list[Hop]] = {}
+        groups: dict[Kind, list[Hop]] = {}
         for hop in (h for section in made for h in section):
             groups.setdefault(tuple(map(shape, hop)), []).append(hop)
         self.calls: dict[Hop, list[Step]] = {}
@@ -269,7 +270,7 @@ class Verbs:
         )
         return f"{text}_v{same + 1}" if same else text
 
-    def verb(self, kind: Shape, alike: list[Hop]) -> None:
+    def verb(self, kind: Kind, alike: list[Hop]) -> None:
         """Of hops that are alike: their verb, and how each is called."""
         count = _common(alike)
         most = _waited(alike)

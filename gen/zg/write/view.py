@@ -9,6 +9,7 @@ import textwrap
 
 from ..facts import ops, reserve
 from ..plan import plan
+from ..plan.operand import Operand
 from ..plan.plan import Plan
 from ..plan.text import digest, layout_digest
 from .calls import Calls, enum
@@ -39,6 +40,7 @@ def sample(p: Plan) -> list[str]:
     """The draw from the row of logits that is the last thing an evaluation makes."""
     fn = next(f for f in p.fns if f.name == "eval.head")
     row = fn.calls[-1].args[0]
+    assert isinstance(row, Operand)
     at = f" + {number(row.at)}" if row.at else ""
     return wrap(
         f"d->token = zk_sample(k, a + {upper(row.base)}(0){at}, V, "

@@ -687,7 +687,7 @@ FN(factor)
 /* ---- what steps do more than once, each with its waits and its records; l: the unit, slot: of
  * the ring that its buffers take turns in; NAME_now: without the waits of NAME */
 enum {
-    KEEP_BLOCK = 49152, /* bytes of a unit's part */
+    KEEP_BLOCK = 49152, /* bytes from a unit's part to the next one's */
 };
 
 /* Gathers keep. Waits until ZR_MAIN is done; then REAL_KEEP is full. */
