@@ -13,7 +13,7 @@ from itertools import groupby
 from ..facts import ops
 from ..facts.kernels import Formal, kernel
 from ..plan import plan
-from ..plan.operand import Arg, Index, Operand, base
+from ..plan.operand import Index, Operand, base
 from ..plan.plan import Plan
 from .letters import NAMED, Letters, number, of_call, of_unit
 from .tables import comment, flat_names, launch_name, lower, upper, wrap
@@ -358,8 +358,18 @@ class Calls:
                         (f"{names[at]} = {number(at)}", space.comments[at])
                     )
             if new:
-                lines += [SPACES[group == "s"].format(group), *enum(new)]
+                lines += [self.about(unit, group), *enum(new)]
         return lines if len(lines) > 1 else []
+
+    def about(self, unit: str, group: str) -> str:
+        """What is behind a pointer of a unit's functions."""
+        if group == "s":
+            return "/* in s what forward saves for backward */"
+        here = (fn for fn in self.p.fns if unit_of(fn) == unit)
+        trained = any(f"d{group}" in fn.outs for fn in here)
+        name = lower(group)
+        gradients = f", in d{name} their gradients" if trained else ""
+        return f"/* in {name} a unit's parameters{gradients}; bytes from its first */"
 
     def blocks(self) -> list[Sequence[str]]:
         """All functions, a unit's behind its names."""
@@ -370,12 +380,6 @@ class Calls:
             out += [head] * bool(head)
             out += [f.lines for f in made if f.unit == name]
         return [*out, *(f.lines for f in made if not f.unit)]
-
-
-SPACES = (
-    "/* in {0} a unit's parameters, in d{0} their gradients; bytes from its first */",
-    "/* in {0} what forward saves for backward */",
-)
 
 
 @dataclass(frozen=True)

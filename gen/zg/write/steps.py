@@ -233,9 +233,14 @@ class Steps:
     # ---- verbs
 
     def suffix(self, s: plan.Step) -> str:
-        """What of a step a verb's name says: its flat, or where it begins."""
+        """What of a step a verb's name says: its flat, of a copy the class of that, or what it
+        reads."""
         f = self.flat(s)
-        return lower(f.name if f else next(iter(s.ins)).cls)
+        classes = [r.cls for r in (*s.ins, *s.outs)]
+        of_flats = [c for c in classes if c.partition(".")[2] in self.flats]
+        if s.op == "copy" and of_flats:
+            return lower(of_flats[0])
+        return lower(f.name if f else s.ins[0].cls)
 
     def rest(self, v: Verb, core: Verb) -> str:
         """The call of what a verb does behind its waits, which are numbers that its core lacks."""
@@ -256,7 +261,7 @@ class Steps:
         waits = " and ".join(tell(e.name) for e in first.waits)
         recs = " and ".join(tell(e.name) for e in last.recs)
         called, _, of = v.name.partition("_")
-        what = TELLS[called].format(of.removesuffix("_now"))
+        what = TELLS[called].format(re.sub(r"(_v\d+)?(_now)?$", "", of))
         when = f"Waits until {waits}" if waits else "Waits for nothing"
         then = f"; then {recs}" if recs else ""
         by = [f"int64_t {BY}"] if v.grows else []

@@ -8,6 +8,7 @@ some do not wait for what most of them do, the verb is two: NAME_now does not wa
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -264,10 +265,8 @@ class Verbs:
         plain = NAMES.get(s.op) or (s.queue if s.op == "copy" else "run")
         end = self.suffix(s) if plain != "run" else lower(s.op)
         text = f"{plain}_{end}".rstrip("_")
-        same = sum(
-            v.name == text or v.name.startswith(f"{text}_v")
-            for v in self.verbs.values()
-        )
+        numbered = re.compile(rf"{re.escape(text)}(_v\d+)?")
+        same = sum(bool(numbered.fullmatch(name)) for name in self.verbs)
         return f"{text}_v{same + 1}" if same else text
 
     def verb(self, kind: Kind, alike: list[Hop]) -> None:
