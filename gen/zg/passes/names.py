@@ -15,6 +15,7 @@ from ..graph.graph import Call, Kind
 
 ENDS = {"weight": "_w", "bias": "_b"}
 RESIDUAL = {"zk_add", "sum"}  # a kernel, and an operand of norms
+MADE = ">^+"  # modes of what a kernel makes
 OUTSIDE = {"in": "x", "x": "x", "y": "y"}
 
 
@@ -63,14 +64,22 @@ def tensors(kind: Kind) -> dict[str, str]:
     return out
 
 
+def _calls(kind: Kind) -> Iterator[Call]:
+    """Of a unit's bodies, and of their parts where it is cut."""
+    for name, body in kind.bodies.items():
+        yield from body.calls
+        for part in kind.parts(name):
+            yield from part.calls
+
+
 def _outputs(kind: Kind) -> Iterator[tuple[Call, Formal, str]]:
     """Values that calls make."""
-    for body in kind.bodies.values():
-        for call in body.calls:
-            row = KERNELS[call.kernel]
-            for formal, (what, name) in zip(row.formals, call.args):
-                if what == "value" and formal.mode == ">":
-                    yield call, formal, str(name)
+    for call in _calls(kind):
+        row = KERNELS[call.kernel]
+        pairs = zip(row.formals, call.args, strict=True)
+        for formal, (what, name) in pairs:
+            if what == "value" and formal.mode in MADE:
+                yield call, formal, str(name)
 
 
 def _made(kind: Kind, call: Call, formal: Formal) -> str:
@@ -98,11 +107,10 @@ def _forward(kind: Kind) -> dict[str, str]:
             for n in out.values()
         )
         out[name] = f"{base}_{same + 1}" if same else base
-    for body in kind.bodies.values():
-        for call in body.calls:
-            at = KERNELS[call.kernel].at.get("logits")
-            if at is not None:
-                out[str(call.args[at][1])] = "logits"
+    for call in _calls(kind):
+        at = KERNELS[call.kernel].at.get("logits")
+        if at is not None:
+            out[str(call.args[at][1])] = "logits"
     return out
 
 
@@ -110,11 +118,11 @@ def values(kind: Kind) -> dict[str, str]:
     """What each value of a unit is called."""
     out = {**OUTSIDE, **_forward(kind)}
     for _, _, name in _outputs(kind):
+        if name in out:
+            continue
         plain = name.rstrip("'")
-        if name not in out:
-            more = len(name) - len(plain)
-            number = f"_{more + 1}" if more else ""
-            out[name] = (
-                f"d_{out[plain[1:]]}{number}" if plain[1:] in out else plain
-            )
+        times = 1 + len(name) - len(plain)
+        number = f"_{times}" if times > 1 else ""
+        of = out.get(plain[1:])
+        out[name] = f"d_{of}{number}" if of else re.sub(r"\W+", "_", name)
     return out
