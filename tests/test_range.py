@@ -36,13 +36,13 @@ WRONG = {
         r"gather on queue gather: `to` is at -\d+, \d+ bytes",
     ),
     "gather step": (
-        r"(zr_gather\(z, ZR_GATHER, .*), (\d+), (\d+)\);",
-        rf"\1, {FAR}, \3);",
+        r"(zr_gather\(z, ZR_GATHER, [^;]*),\s+[^,;]+,(\s+[^,;]+)\);",
+        rf"\1, {FAR},\2);",
         r"`to` is at \d+, \d+ bytes in each of 2 pieces, one every \d{13}; the arena",
     ),
     "gather bytes": (
-        r"(zr_gather\(z, ZR_GATHER, .*), (\d+)\);",
-        r"\1, 1000 * \2);",
+        r"(zr_gather\(z, ZR_GATHER, [^;]*),(\s+[^,;]+)\);",
+        r"\1, 1000 *\2);",
         r"gather on queue gather: `from` .* the part of the arena that peers read has",
     ),
     "all-to-all": (
@@ -126,7 +126,7 @@ WRONG = {
         r"copy on queue load: `from` is at \d{13}, \d+ bytes; the file arena has \d+",
     ),
     "store": (
-        r"(zr_copy\(z, ZR_STORE, .*), (\d+)\);",
+        r"(zr_copy\(z, ZR_STORE, [^;]*),\s+[^,;]+\);",
         rf"\1, {FAR});",
         r"copy on queue store: `from` is at \d+, \d{13} bytes; the host arena has \d+",
     ),
@@ -146,7 +146,7 @@ WRONG = {
         r"call of update_block on queue host: operand 1 is -\d+; the host arena",
     ),
     "allreduce": (
-        r"(zr_allreduce\(z, ZR_MAIN, .*), 72\);",
+        r"(zr_allreduce\(z, ZR_MAIN, .*), ZK_SUMS\);",
         r"\1, INT64_MAX / 4);",
         r"allreduce on queue main: `from` is at 0, \d{19} bytes; the part",
     ),
@@ -206,8 +206,8 @@ STATES = {
 }
 # on GPUs alone, where pieces are moved
 SLOT = (
-    r"(zr_alltoall\(z, ZR_REDUCE, .*), (\d+)\);",
-    r"\1, \2 + 1024);",
+    r"(zr_alltoall\(z, ZR_REDUCE, [^;]*),(\s+[^,;]+)\);",
+    r"\1,\2 + 1024);",
     r"alltoall on queue reduce: 2 x \d+ bytes come; a slot of the inbox has \d+;",
 )
 NCCL = (
@@ -302,7 +302,7 @@ def test_what_comes_fits_its_slot(tmp_path: pathlib.Path) -> None:
     "find,put,said",
     [
         (
-            r"(zr_reducescatter\(z, ZR_REDUCE, .*), ZR_F32\);",
+            r"(zr_reducescatter\(z, ZR_REDUCE, [^;]*),\s+ZR_F32\);",
             r"\1, 3);",
             "reducescatter on queue reduce: type 3; there are 3;",
         ),
@@ -317,8 +317,8 @@ def test_what_comes_fits_its_slot(tmp_path: pathlib.Path) -> None:
             r"reducescatter on queue reduce: `at` is at \d{13}",
         ),
         (
-            r"(zr_reducescatter\(z, ZR_REDUCE, .*), (\d+), ZR_F32\);",
-            r"\1, \2 * 4, ZR_F32);",
+            r"(zr_reducescatter\(z, ZR_REDUCE, [^;]*),(\s+[^,;]+),\s+ZR_F32\);",
+            r"\1,\2 * 4, ZR_F32);",
             r"reducescatter on queue reduce: 1 x \d+ bytes come; a slot of the inbox has \d+;",
         ),
     ],

@@ -16,6 +16,7 @@ from ..graph.graph import Graph, Kind, Part
 from ..plan import plan
 from ..plan.operand import Index, Operand
 from ..read.spec import Spec
+from . import names
 from .operands import formal
 from .place import Bodies
 from .sched import Schedule
@@ -26,7 +27,7 @@ FIXED = {
     "token": Operand("tokens"),
     "target": Operand("targets"),
     "null": NULL,
-    "scaler": Operand("ctl", ops.SCALE),
+    "scaler": Operand("ctl", ops.SCALE, name="scale"),
 }
 CTL = Operand("ctl")
 Names = tuple[str, ...]
@@ -131,13 +132,16 @@ class _Maker:
                 if what == "param"
                 else f"d{formal(kind, flat)}"
             )
-            return Operand(base, at * self.real)
+            called = names.tensors(kind)[name]
+            return Operand(base, at * self.real, name=called)
         if name in ("x", "y", "dx", "dy"):
             return Operand(name)
+        called = names.values(kind)[name]
         saved = self.bodies.save[kind.name].at
         if name in saved:
-            return Operand("s", saved[name])
-        return Operand("tmp", self.bodies.tmp[kind.name, body].at[name])
+            return Operand("s", saved[name], name=called)
+        at = self.bodies.tmp[kind.name, body].at[name]
+        return Operand("tmp", at, name=called)
 
     def body(self, kind: Kind, name: str, part: Part) -> None:
         calls = []

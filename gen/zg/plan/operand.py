@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class Operand:
     """Bytes into what a function takes, or into a class that has one slot: from `at` on, of each
-    rank by so many further, and in each round of a loop. In text BASE+AT+r*BYTES+c*BYTES."""
+    rank by so many further, and in each round of a loop. name: of the parameter or value that lies
+    there, for readers; two operands are the same wherever they are the same place. In text
+    BASE+AT+r*BYTES+c*BYTES:NAME."""
 
     base: str
     at: int = 0
     by_rank: int = 0
     by_round: int = 0
+    name: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         rank = f"+r*{self.by_rank}" if self.by_rank else ""
         round_ = f"+c*{self.by_round}" if self.by_round else ""
-        return f"{self.base}+{self.at}{rank}{round_}"
+        name = f":{self.name}" if self.name else ""
+        return f"{self.base}+{self.at}{rank}{round_}{name}"
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from .plan import (
 )
 from .recipe import Recipe, Stated, Turn
 
-FORMAT = 2
+FORMAT = 3
 _WORD = {
     Head: "head",
     Recipe: "recipe",
@@ -202,7 +202,7 @@ _INT = re.compile(r"^(\w+)=(-?\d+)(?:\+g\*(\d+))?$")
 
 
 _OPERAND = re.compile(
-    r"^([A-Za-z_][\w.]*)\+(\d+)(?:\+r\*(\d+))?(?:\+c\*(\d+))?$"
+    r"^([A-Za-z_][\w.]*)\+(\d+)(?:\+r\*(\d+))?(?:\+c\*(\d+))?(?::(\w+))?$"
 )
 _INDEX = re.compile(r"^l\*(\d+)(?:\+r\*(\d+))?(?:\+(\d+))?(?:\+([a-z]+))?$")
 
@@ -210,7 +210,8 @@ _INDEX = re.compile(r"^l\*(\d+)(?:\+r\*(\d+))?(?:\+(\d+))?(?:\+([a-z]+))?$")
 def arg(text: str) -> Arg:
     """An operand of a call."""
     if m := _OPERAND.match(text):
-        return Operand(m[1], int(m[2]), int(m[3] or 0), int(m[4] or 0))
+        by_rank, by_round = int(m[3] or 0), int(m[4] or 0)
+        return Operand(m[1], int(m[2]), by_rank, by_round, m[5] or "")
     if m := _INDEX.match(text):
         return Index(int(m[1]), int(m[2] or 0), int(m[3] or 0), m[4] or "")
     try:
