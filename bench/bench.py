@@ -12,6 +12,7 @@ a run invalid.
 
 from __future__ import annotations
 
+import itertools
 import argparse
 import json
 import os
@@ -174,7 +175,9 @@ def gemm(cores: int, seconds: float, pairs: int) -> dict[str, object]:
         )
         for _ in range(pairs)
     ]
-    ours, theirs = (statistics.median(side) for side in zip(*rates))
+    ours, theirs = (
+        statistics.median(side) for side in zip(*rates, strict=True)
+    )
     return {
         "ours": ours,
         "openblas": theirs,
@@ -193,7 +196,9 @@ def touch(p: plan.Plan) -> Touch:
         p.shared,
         p.arena("cpu") - p.shared,
     )
-    kinds = zip(*(map(float, line.split()) for line in said.splitlines()))
+    kinds = zip(
+        *(map(float, line.split()) for line in said.splitlines()), strict=True
+    )
     return Touch(*(statistics.mean(kind) for kind in kinds))
 
 
@@ -244,7 +249,7 @@ def run(case: Case, p: plan.Plan, steps: int, data: Path) -> Run:
         lines[-1],
     )
     return Run(
-        [b - a for a, b in zip(ends, ends[1:])],
+        [b - a for a, b in itertools.pairwise(ends)],
         last["arena"],
         last["started"] + last["start_arena"] - called,
         last["wire"],
@@ -306,7 +311,7 @@ def overhead(whole: list[Run], split: list[Run]) -> float:
     """How much longer a step of `split` takes: the median over pairs of neighbouring runs."""
     pairs = [
         statistics.median(s.steps) / statistics.median(w.steps)
-        for w, s in zip(whole, split)
+        for w, s in zip(whole, split, strict=True)
     ]
     return statistics.median(pairs) - 1
 

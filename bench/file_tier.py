@@ -13,6 +13,7 @@ makes a run invalid.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import statistics
@@ -56,7 +57,7 @@ def run(
         for row in map(json.loads, log.read_text().splitlines())
         if "loss" in row
     ]
-    return [b - a for a, b in zip(ends, ends[1:-1])]
+    return [b - a for a, b in itertools.pairwise(ends[:-1])]
 
 
 def table(result: dict) -> str:

@@ -15,6 +15,7 @@ ZR_BENCH_KIND=emulated takes out/train-emulated instead, to try this script with
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -144,7 +145,7 @@ def run(
         hashed[1] if hashed else "",
         [line["loss"] for line in steps_],
         (out + err)[-1500:],
-        [b - a for a, b in zip(ends, ends[1:])],
+        [b - a for a, b in itertools.pairwise(ends)],
     )
 
 
@@ -211,7 +212,10 @@ def losses(out: str) -> bool:
         ]
         for real, ours, cpus in jobs:
             a, b = ours.result(), cpus.result()
-            off = [abs(x - y) / y for x, y in zip(a.losses, b.losses)]
+            off = [
+                abs(x - y) / y
+                for x, y in zip(a.losses, b.losses, strict=False)
+            ]
             right = (
                 len(off) == STEPS
                 and off[0] <= BOUNDS[real][0]
@@ -453,7 +457,7 @@ def memory_of(said: str) -> dict[str, int]:
     )
     lost = re.search(r"device memory: (-?\d+) bytes fewer", said)
     numbers = [int(n) for n in arena.groups()] if arena else [0, 0, 0]
-    return dict(zip(("arena", "taken", "libraries"), numbers)) | {
+    return dict(zip(("arena", "taken", "libraries"), numbers, strict=True)) | {
         "lost": int(lost[1]) if lost else 0
     }
 

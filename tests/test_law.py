@@ -215,7 +215,7 @@ def agree(results: dict[str, law.Result]) -> None:
 
 
 def differing(a: law.Result, b: law.Result) -> str:
-    for line, other in zip(a.steps, b.steps):
+    for line, other in zip(a.steps, b.steps, strict=False):
         if line != other:
             return f"{other} instead of {line}"
     return (

@@ -37,7 +37,7 @@ def _files(spec: Spec) -> list[plan.File]:
     path = next(
         part.nvme_path
         for part in (z.offload_optimizer, z.offload_param)
-        if part.device == "nvme"
+        if part.device == "nvme" and part.nvme_path
     )
     return [plan.File(path, z.aio.block_size, z.aio.queue_depth)]
 

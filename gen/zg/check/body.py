@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ..facts.kernels import (
     BACK,
@@ -15,15 +15,22 @@ from ..facts.kernels import (
     Back,
     Formal,
     Kernel,
+    Numbers,
     letters,
     value,
 )
+from ..facts.ops import SCALE
 from ..plan.operand import Arg, Operand, base
 from ..plan.plan import Call, Fn, Plan, Tensor
-from .kernels import CLASSES, SCALE, UNITS
+from .kernels import CLASSES, UNITS
 from .order import CheckError
 
 FORMALS = ("x", "y", "dx", "dy", "s")
+# What a value is: the number of the call that made it, and of which operand of that call; or the
+# name of what a function takes; or parts of a value.
+Made = tuple[Any, ...]
+# A call, its number, and what its operands are: values, names of tensors, or what the call has.
+Ran = tuple[Call, int, list[Any]]
 
 
 @dataclass
@@ -34,7 +41,7 @@ class Value:
     lo: int
     hi: int
     type: str
-    made: tuple = ()
+    made: Made = ()
     used: bool = False
     spare: bool = False
 
@@ -44,8 +51,8 @@ class Slices:
     """Of a body: by the whole call, the row that comes next and the operands of the slices before;
     sums of dx that are whole, and are not rounded."""
 
-    open: dict[Call, tuple[int, list]] = field(default_factory=dict)
-    sums: set[tuple] = field(default_factory=set)
+    open: dict[Call, tuple[int, list[Any]]] = field(default_factory=dict)
+    sums: set[Made] = field(default_factory=set)
 
 
 @dataclass
@@ -57,7 +64,7 @@ class Body:
     held: dict[str, list[Value]] = field(
         default_factory=dict
     )  # base -> what lies there
-    known: dict[tuple, int] = field(
+    known: dict[Made, int] = field(
         default_factory=dict
     )  # a call on its operands -> number
     reads: dict[str, None] = field(default_factory=dict)  # tensors, in order
@@ -65,21 +72,17 @@ class Body:
         default_factory=list
     )  # (tensor or acc, added to)
     acc: set[int] = field(default_factory=set)  # elements of the f32 sum
-    ran: list[tuple[Call, int, list]] = field(
-        default_factory=list
-    )  # number, operands
+    ran: list[Ran] = field(default_factory=list)  # number, operands
     again: frozenset[int] = (
         frozenset()
     )  # calls of forward: of such one result must be read
     of: set[object] = field(
         default_factory=set
     )  # calls whose results in tmp are read
-    alive: set[tuple] = field(
+    alive: set[Made] = field(
         default_factory=set
     )  # values that come from what moves
-    idle: set[tuple] = field(
-        default_factory=set
-    )  # gradients that nobody needs
+    idle: set[Made] = field(default_factory=set)  # gradients that nobody needs
     round: int = 0
     slices: Slices = field(default_factory=Slices)
     flats: dict[str, dict[str, str]] = field(
@@ -120,17 +123,19 @@ class Body:
 
     # ---- operands
 
-    def dims(self, call: Call, row: Kernel) -> dict[str, object]:
+    def dims(self, call: Call, row: Kernel) -> Numbers:
         """The numbers of a call by name, and what follows from them."""
         if len(row.formals) != len(call.args):
             self.fail(
                 call,
                 f"{len(call.args)} operands instead of {len(row.formals)}",
             )
-        out: dict[str, object] = {}
-        for f, arg in zip(row.formals, call.args):
+        out: Numbers = {}
+        for f, arg in zip(row.formals, call.args, strict=True):
             if f.number:
-                if not isinstance(arg, (int, float) if f.mode == "." else int):
+                if not isinstance(arg, int) and (
+                    f.mode != "." or not isinstance(arg, float)
+                ):
                     self.fail(
                         call, f"{f.name} is {arg}, which is no such number"
                     )
@@ -189,7 +194,7 @@ class Body:
         arg: Arg,
         elems: int,
         width: int,
-        formals: tuple[str, str],
+        formals: tuple[str, ...],
     ) -> Tensor:
         """The tensor that a parameter's or a gradient's operand begins."""
         formal = base(arg)
@@ -216,7 +221,7 @@ class Body:
         own = f"{self.kind}_{number}" if number else self.home
         return ("keep" if name == "p" else own) + dot + part
 
-    def read(self, call: Call, arg: Arg, size: int, kind: str) -> tuple:
+    def read(self, call: Call, arg: Arg, size: int, kind: str) -> Made:
         where, at = self.place(call, arg, size)
         for v in self.held.get(where, []):
             if (v.lo, v.hi, v.type) == (at, at + size, kind):
@@ -243,7 +248,7 @@ class Body:
         arg: Arg,
         size: int,
         kind: str,
-        made: tuple,
+        made: Made,
         spare: bool = False,
     ) -> None:
         where, at = self.place(call, arg, size)
@@ -311,7 +316,7 @@ class Body:
         call: Call,
         arg: Arg,
         mode: str,
-        dims: dict[str, object],
+        dims: Numbers,
         elems: int,
     ) -> None:
         """A tensor's gradient, or the f32 sum of a tied one."""
@@ -347,8 +352,8 @@ class Body:
         row = UNITS[call.kernel]
         dims = self.dims(call, row)
         writes: list[tuple[int, int, Formal]] = []
-        is_: list[object] = list(call.args)  # what each operand is
-        for n, (f, arg) in enumerate(zip(row.formals, call.args)):
+        is_: list[Any] = list(call.args)  # what each operand is
+        for n, (f, arg) in enumerate(zip(row.formals, call.args, strict=True)):
             if f.number:
                 continue
             if arg == NULL:
@@ -361,7 +366,7 @@ class Body:
                 if arg != Operand("work"):
                     self.fail(call, f"{arg} is no scratch")
             elif f.mode == "@":
-                width = 0 if elems else int(str(dims["C"]))
+                width = 0 if elems else int(dims["C"])
                 is_[n] = self.tensor(call, arg, elems, width, ("w", "p")).name
                 self.reads[is_[n]] = None
             elif f.mode == "^":
@@ -396,7 +401,7 @@ class Body:
             self.fail(call, f"{arg} is not {cls}")
         self.place(call, arg, size)
 
-    def needless(self, back: Back, is_: list[object]) -> bool:
+    def needless(self, back: Back, is_: list[Any]) -> bool:
         """Whether nobody needs what a call backward makes beside gradients of parameters."""
         inputs = [n for n, forward in back.same if forward == back.x]
         return bool(inputs) and not any(self.moves(is_[n]) for n in inputs)

@@ -29,9 +29,10 @@ from ..plan.plan import Class, Flat, Launch, Phase, Plan, Ref, Run, Tensor
 from . import stores
 from .copies import REDUCTIONS
 from .fns import Facts, functions
+from .kernels import BODIES
 from .order import CheckError, refusing
 from .step import Program
-from .units import UNITS, unit_of
+from .units import unit_of
 
 __all__ = ["CheckError", "check"]
 
@@ -339,7 +340,7 @@ def _flops(p: Plan) -> None:
     """A function's are those of its calls; of the plan's own functions none are counted."""
     shapes = {l.name: l.shape for l in p.launches}
     for f in p.fns:
-        unit = f.name.partition(".")[0] in UNITS
+        unit = f.name.partition(".")[0] in BODIES
         each = [
             flops(c.kernel, shapes[c.launch]) * c.rounds
             for c in f.calls
@@ -463,7 +464,7 @@ def units(p: Plan) -> dict[str, int]:
     counts: dict[str, int] = {}
     last = ""
     for s in p.section("eval").steps:
-        if s.op.split(".")[0] in UNITS:
+        if s.op.split(".")[0] in BODIES:
             kind, index = unit_of(s.unit)
             again = (
                 s.unit == last and len(s.op.split(".")) > 2
@@ -496,7 +497,7 @@ def _ahead(p: Plan) -> None:
         if s.op == "gather":
             for slot in _slots(s.outs):
                 issued.setdefault(slot, uses)
-        read = _slots(s.ins) if s.op.partition(".")[0] in UNITS else ()
+        read = _slots(s.ins) if s.op.partition(".")[0] in BODIES else ()
         use = (s.op, s.unit, read)
         if not read:
             continue

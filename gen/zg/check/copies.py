@@ -113,10 +113,10 @@ class Moves(Order):
     def action(self, s: Step) -> tuple[Callable[..., None], Sequence[object]]:
         fn, kind = self.fns.get(s.op), s.op.partition(".")[0]
         command = COMMANDS.get(kind, NONE)
-        places = (
+        counts = (
             (len(fn.ins), len(fn.outs)) if fn else (command.ins, command.outs)
         )
-        if (len(s.ins), len(s.outs)) != places:
+        if (len(s.ins), len(s.outs)) != counts:
             self.fail("has other operands than it should")
         if fn and not QUEUES[s.queue].kernels:
             self.fail("the queue runs no kernels")
@@ -134,7 +134,8 @@ class Moves(Order):
         if fn:
             return self.calling(fn, s, numbers)
         places = [self.place(ref) for ref in (*s.ins, *s.outs)]
-        return getattr(type(self), f"do_{kind}"), (*places, *numbers.values())
+        do = getattr(type(self), f"do_{kind}")
+        return do, (*places, *numbers.values())
 
     def dying(self, s: Step, may: Sequence[Ref]) -> None:
         """Of a step's operands only some may be the last use of what their slots hold, of classes
@@ -299,10 +300,8 @@ class Moves(Order):
             self.fail("piece lies outside the shard")
         self.common(source.buffer)
         run = self.reads(source._replace(by_rank=own), size)
-        one = run and not getattr(
-            getattr(run.array, "grain", None), "by_rank", 0
-        )
-        if not one or size % run.width:
+        grain = getattr(run.array, "grain", None) if run else None
+        if not run or getattr(grain, "by_rank", False) or size % run.width:
             self.fail(
                 f"{source} holds {told(run)}, which is nothing to gather"
             )

@@ -64,7 +64,13 @@ WORDS = ("span", "recipe", "f64", "u64")
 Kernel = Callable[..., None]
 # And the most that its launch has of a number of the shape, by the operand's place.
 Called = tuple[Kernel, list[Arg | Number], dict[int, int]]
-Formals = dict[str, Ref | int]  # what a step gives a function by its words
+
+
+class Formals(NamedTuple):
+    """What a step gives a function, by its words."""
+
+    refs: dict[str, Ref]
+    numbers: dict[str, int]
 
 
 class Effects(Moves):
@@ -95,13 +101,15 @@ class Effects(Moves):
             c.kernel.startswith(HOST) != (s.queue == "host") for c in fn.calls
         ):
             self.fail("the queue runs other kernels")
-        formals: Formals = (
-            dict(zip((*fn.ins, *fn.outs), (*s.ins, *s.outs))) | numbers
-        )
+        names, refs = (*fn.ins, *fn.outs), (*s.ins, *s.outs)
+        formals = Formals(dict(zip(names, refs, strict=True)), numbers)
         work = []
         for kernel, args, most in self.called[fn.name]:
             operands = [self.operand_of(a, formals) for a in args]
-            short = any(operands[at].n > n for at, n in most.items())
+            numbers_of = [
+                a.n if isinstance(a, Number) else 0 for a in operands
+            ]
+            short = any(numbers_of[at] > n for at, n in most.items())
             if (
                 short and s.queue != "host"
             ):  # there a run goes by the numbers alone
@@ -122,7 +130,7 @@ class Effects(Moves):
                 self.fail(f"{c.kernel} is launched as another kernel")
             row = TWINS.get(c.kernel) or KERNELS.get(c.kernel)
             kernel = getattr(Effects, row.name, None) if row else None
-            if not kernel:
+            if not row or not kernel:
                 self.fail(f"no function has {c.kernel}")
             used |= {base(a) for a in c.args}
             self.fits(fn, c)
@@ -130,7 +138,8 @@ class Effects(Moves):
             if len(launch.shape) != len(row.shape):
                 self.fail(f"{c.kernel} is launched for another shape")
             most = {
-                row.at[name]: n for name, n in zip(row.shape, launch.shape)
+                row.at[name]: n
+                for name, n in zip(row.shape, launch.shape, strict=True)
             }
             out.append((kernel, args, most))
         if not {*fn.ins, *fn.outs} <= used:
@@ -142,7 +151,7 @@ class Effects(Moves):
         formals = row_of(call.kernel).formals
         if len(formals) != len(call.args):
             self.fail(f"{call.kernel} has {len(call.args)} operands")
-        for f, arg in zip(formals, call.args):
+        for f, arg in zip(formals, call.args, strict=True):
             want = (
                 "number"
                 if f.number
@@ -162,20 +171,21 @@ class Effects(Moves):
         if isinstance(arg, Number):
             return arg
         if isinstance(arg, plan.Operand):
-            ref = formals.get(arg.base) or Ref(arg.base, 0)
+            ref = formals.refs.get(arg.base) or Ref(arg.base, 0)
             return Place(
                 self.bytes(ref.cls, ref.index), ref.at + arg.at, arg.by_rank
             )
         if isinstance(arg, Index):
-            more = formals[arg.more] if arg.more else 0
-            return Number(
-                arg.by_layer * formals["l"] + arg.at + more, arg.by_rank
-            )
-        if arg.startswith("&"):
-            return self.place(formals[arg[1:]])
-        if arg == "sources":
-            return Sources(self.place(formals[arg]))
-        return Number(formals[arg]) if arg in formals else arg
+            more = formals.numbers[arg.more] if arg.more else 0
+            layer = arg.by_layer * formals.numbers["l"]
+            return Number(layer + arg.at + more, arg.by_rank)
+        word = str(arg)
+        if word.startswith("&"):
+            return self.place(formals.refs[word[1:]])
+        if word == "sources":
+            return Sources(self.place(formals.refs[word]))
+        number = formals.numbers.get(word)
+        return word if number is None else Number(number)
 
     def part(self, spans: str, first: Number, n: Number) -> Part:
         """What a kernel of elements works on."""
@@ -288,7 +298,7 @@ class Effects(Moves):
             )
         if part in now.norms or now.everywhere:
             self.fail(f"{part.flat}[{part.l}] is measured twice, or too late")
-        self.set_totals(sums, now._replace(norms=now.norms | {tuple(part)}))
+        self.set_totals(sums, now._replace(norms=now.norms | {part}))
 
     def do_allreduce(self, source: Place, to: Place, count: int) -> None:
         if count != SUMS or source.buffer is to.buffer:
@@ -359,7 +369,9 @@ class Effects(Moves):
         if not new or count.n != ranks or full.n != int(not leaf):
             self.fail(f"pushes {count.n} of {told(came)}")
         counted = isinstance(ctl, Place)
-        before = self.leaves(ctl, False).leaves if counted else 0
+        before = (
+            self.leaves(ctl, False).leaves if isinstance(ctl, Place) else 0
+        )
         self.tree(counted, total.n, mask.n, block.n, one, ranks)
         self.nodes(node, stride.n, n.n, mask.n, counted)
         if counted and mask.n.bit_count() > 1:
@@ -381,6 +393,8 @@ class Effects(Moves):
             if (r.size, r.came.width) != (n * width, width):
                 self.fail(f"sums {n} elements of {r.size} bytes that came")
             return r.came, r.leaf, r.sources
+        if not isinstance(source, Place):
+            self.fail(f"pushes {source}")
         run = self.reads(source, n * width)
         if not run or run.width != width:
             self.fail(
@@ -446,7 +460,8 @@ class Effects(Moves):
         was = old.array if old else None
         step, at, by_rank = new.grain
         if (
-            not isinstance(was, Sum)
+            not old
+            or not isinstance(was, Sum)
             or was.whole
             or (was.flat, was.l) != (new.flat, new.l)
             or was.leaves != before
@@ -487,10 +502,13 @@ class Effects(Moves):
 
     def zk_round(self, w: Place, p: Place, n: Number) -> None:
         run = self.reads(p, 4 * n.n)
-        parameters = (
-            run and isinstance(run.array, State) and run.array.what == "p"
-        )
-        if n.n % BLOCK or not parameters or run.width != 4:
+        if (
+            n.n % BLOCK
+            or not run
+            or not isinstance(run.array, State)
+            or run.array.what != "p"
+            or run.width != 4
+        ):
             self.fail(f"{p} holds {told(run)}, not parameters")
         self.makes(w, self.real * n.n, run._replace(width=self.real))
 
@@ -513,7 +531,9 @@ class Effects(Moves):
                 f"before the factor of step {self.now} is known: {ctl} holds {now}"
             )
         self.holds_sum(g, part)
-        states = dict(zip(("p", "m", "v"), (p if p != "null" else w, m, v)))
+        states = dict(
+            zip(("p", "m", "v"), (p if p != "null" else w, m, v), strict=True)
+        )
         given = [
             what for what, where in states.items() if isinstance(where, Place)
         ]

@@ -8,7 +8,8 @@ from dataclasses import replace
 from ..facts.kernels import ADD, KERNELS, NULL, Kernel
 from ..facts.ops import LEAVES as COUNT
 from ..facts.ops import SCALE
-from ..plan.operand import Operand
+from ..plan.operand import Arg, Operand
+from ..plan.operand import whole as number
 from ..plan.plan import Call
 
 BODIES = (
@@ -42,7 +43,7 @@ def parts(c: Call) -> list[Call]:
     one = at["x"] if forward else at["dx"]
     if args[at["more"]] == NULL and not (forward and args[total] != NULL):
         return [c]
-    elems = args[at["M"]] * args[at["C"]]
+    elems = number(args[at["M"]]) * number(args[at["C"]])
     add = Call(ADD, "", (args[total], args[one], args[at["more"]], elems))
     args[at["more"]] = NULL
     if forward:  # before it
@@ -53,7 +54,8 @@ def parts(c: Call) -> list[Call]:
 
 def whole(c: Call, row: Kernel) -> Call:
     """The call of which one on a slice is a part: on all of the weight."""
-    named = dict(zip(row.at, c.args)) | row.numbers
+    named: dict[str, Arg] = dict(zip(row.at, c.args, strict=True))
+    named |= row.numbers
     return Call(
         row.whole, "", tuple(named[name] for name in KERNELS[row.whole].at)
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import NoReturn
+from typing import NoReturn, ParamSpec, TypeVar
 
 from ..facts.queues import QUEUES
 from ..plan.operand import Operand
@@ -30,13 +30,17 @@ class CheckError(Exception):
 LACKS = (LookupError, ValueError, ArithmeticError, StopIteration)
 
 
-def refusing(part: Callable) -> Callable:
+Proof = ParamSpec("Proof")
+Found = TypeVar("Found")
+
+
+def refusing(part: Callable[Proof, Found]) -> Callable[Proof, Found]:
     """A part of the check that refuses a plan, too, which lacks what the part looks up."""
 
     @wraps(part)
-    def proved(p: Plan, *rest: object) -> object:
+    def proved(*args: Proof.args, **named: Proof.kwargs) -> Found:
         try:
-            return part(p, *rest)
+            return part(*args, **named)
         except LACKS as e:
             raise CheckError(
                 f"{part.__name__.strip('_')}: the plan lacks what it names, or names "
@@ -135,7 +139,8 @@ class Order:
                     clock[queue] < at
                 ):  # else all that it knew is known here, too
                     clock[:] = [
-                        a if a > b else b for a, b in zip(clock, known)
+                        a if a > b else b
+                        for a, b in zip(clock, known, strict=True)
                     ]
             clock[line.queue] += 1
             line.act(self, *line.operands)

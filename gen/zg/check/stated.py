@@ -86,7 +86,10 @@ def _calls(
     tables = {t.name: t for t in p.tables}
     for what, found in taken.items():
         want = _of(lines, what, units)
-        same = [_is(tables, arg, value) for arg, value in zip(found, want)]
+        same = [
+            _is(tables, arg, value)
+            for arg, value in zip(found, want, strict=False)
+        ]
         if len(found) != len(want) or not all(same):
             b.fail(
                 None,
@@ -102,7 +105,7 @@ def _marked(c: Call) -> Iterator[tuple[str, Arg]]:
         row = KERNELS[c.kernel]
     if backward(c.kernel, c.args):
         return
-    for f, arg in zip(row.formals, c.args):
+    for f, arg in zip(row.formals, c.args, strict=True):
         if f.stated:
             yield f.name, arg
 
@@ -134,7 +137,11 @@ def _tensors(
         found = [getattr(t, what) for t in own]
         want = list(_of(lines, what, units))
         if found != want:
-            wrong = [t.name for t, a, b in zip(own, found, want) if a != b]
+            wrong = [
+                t.name
+                for t, a, b in zip(own, found, want, strict=False)
+                if a != b
+            ]
             raise CheckError(
                 f"tensor {', '.join(wrong)}: {what} is not as stated"
             )

@@ -22,9 +22,10 @@ from .arrays import (
 from .copies import MAIN, Place, told
 from .effects import SUMS
 from .fns import Facts
+from .kernels import BODIES
 from .memory import Run, Slot, joined
 from .order import CheckError
-from .units import BATCH, UNITS, Units
+from .units import BATCH, Units
 
 
 class Program(Units):
@@ -39,7 +40,8 @@ class Program(Units):
 
     def run(self, name: str) -> None:
         self.section = name
-        for self.number, s in enumerate(self.p.section(name).steps):
+        for number, s in enumerate(self.p.section(name).steps):
+            self.number = number
             self.play(s)
 
     def start(self) -> None:
@@ -239,7 +241,9 @@ class Program(Units):
     def finished(self) -> None:
         """All of the plan's own functions have run."""
         own = {
-            f.name for f in self.p.fns if f.name.partition(".")[0] not in UNITS
+            f.name
+            for f in self.p.fns
+            if f.name.partition(".")[0] not in BODIES
         }
         idle = own - self.called.keys()
         if idle:

@@ -4,13 +4,15 @@ shard, each state in its type. Where a state lies, and what it holds, the play k
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from ..plan.plan import Class, Flat, Plan
 from .order import CheckError
 
 
 def prove(p: Plan, have: dict[str, Class]) -> None:
     flats = {f.name: f for f in p.flats}
-    names = {
+    names: dict[str, Collection[str]] = {
         "flat": flats,
         "cls": have,
         "over": {"", *(g.name for g in p.groups)},

@@ -13,8 +13,7 @@ from .arrays import Grain, Key, Leaf, State, Table, Totals, Value
 from .copies import Place, told
 from .effects import SUMS, Effects
 from .fns import Facts
-from .kernels import BODIES as UNITS
-from .kernels import SCALED
+from .kernels import BODIES, SCALED
 from .memory import Run
 
 BATCH = ("tokens", "targets")
@@ -34,7 +33,7 @@ class Use(NamedTuple):
 
     body: str
     kind: str
-    index: int
+    slot: int
     of: dict[str, Key]
     writer: str
 
@@ -49,13 +48,13 @@ class Units(Effects):
         self.direct = {
             f.name: self._direct(f)
             for f in p.fns
-            if f.name.partition(".")[0] in UNITS
+            if f.name.partition(".")[0] in BODIES
         }
         self.order = list(
             dict.fromkeys(
                 s.unit
                 for s in p.section("eval").steps
-                if s.op.partition(".")[0] in UNITS
+                if s.op.partition(".")[0] in BODIES
             )
         )
         self.at = {unit: n for n, unit in enumerate(self.order)}
@@ -126,7 +125,7 @@ class Units(Effects):
 
     def offset(self, use: Use, key: Key) -> int:
         """Where a unit's parameters begin in what it is given."""
-        return use.index * self.facts.steps[use.kind, key[0]] * self.real
+        return use.slot * self.facts.steps[use.kind, key[0]] * self.real
 
     # ---- a function
 
@@ -136,7 +135,7 @@ class Units(Effects):
         s: Step,
         numbers: dict[str, int],
     ) -> tuple[Callable[..., None], Sequence[object]]:
-        if s.op.partition(".")[0] in UNITS:
+        if s.op.partition(".")[0] in BODIES:
             return Units.unit, (s, numbers.get("at", 0))
         return super().calling(fn, s, numbers)
 
@@ -144,7 +143,10 @@ class Units(Effects):
         fn = self.fns[s.op]
         if unit_of(s.unit)[0] != s.op.split(".")[1] or s.unit not in self.at:
             self.fail("function of another unit")
-        ins, outs = list(zip(fn.ins, s.ins)), list(zip(fn.outs, s.outs))
+        ins, outs = (
+            list(zip(fn.ins, s.ins, strict=True)),
+            list(zip(fn.outs, s.outs, strict=True)),
+        )
         grain = self.values(
             s, [(name, ref) for name, ref in ins if name[0] not in "wp"]
         )
@@ -210,13 +212,16 @@ class Units(Effects):
         run = self.bytes(ref.cls, ref.index).all()
         array = run.array if run else None
         if (
-            isinstance(array, Value)
+            run
+            and isinstance(array, Value)
             and not run.first
             and not ref.at
-            and array == Value(what, unit, grain or array.grain)
+            and (array.what, array.unit) == (what, unit)
+            and grain in (None, array.grain)
         ):
             return array.grain
-        self.fail(f"{ref} holds {told(run)}, not {Value(what, unit, grain)}")
+        of = f" of {unit}" if unit else ""
+        self.fail(f"{ref} holds {told(run)}, not {what}{of} of {grain}")
 
     def fixed(self, s: Step, grain: Grain | None) -> Grain:
         """Classes that a function names itself: temporary space and the like."""
@@ -315,12 +320,12 @@ class Units(Effects):
     def loss(self, grain: Grain) -> None:
         run = self.bytes("sums", 0).read(0, 8 * SUMS)
         now = run.array if run else None
-        good = (
-            isinstance(now, Totals)
-            and now.step == grain.step
-            and not now.everywhere
-        )
-        if not good or grain in now.losses:
+        if (
+            not isinstance(now, Totals)
+            or now.step != grain.step
+            or now.everywhere
+            or grain in now.losses
+        ):
             self.fail(
                 f"sums[0] holds {told(run)}: not cleared, or it has this loss"
             )

@@ -25,6 +25,7 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 ADD, ROUND, NULL = "zk_add", "zk_round", "null"
 VOCAB = 8  # rows by token, and columns of logits, are a multiple: 16 bytes
@@ -225,7 +226,10 @@ FOLLOWS = {
 }
 
 
-def letters(numbers: Mapping[str, object]) -> dict[str, object]:
+Numbers = dict[str, int | float]  # of a call, by name
+
+
+def letters(numbers: Mapping[str, int | float]) -> Numbers:
     """The numbers of a call, and what follows from them."""
     out = dict(numbers)
     for name, (needs, expression) in FOLLOWS.items():
@@ -234,24 +238,29 @@ def letters(numbers: Mapping[str, object]) -> dict[str, object]:
     return out
 
 
-def value(expression: str, numbers: Mapping[str, object]) -> int:
+def value(expression: str, numbers: Mapping[str, int | float]) -> int:
     """An expression of a table (sums and products of letters) as an integer. It is the table's own
     text, never input."""
     return int(eval(expression, {"__builtins__": {}}, dict(numbers)))
+
+
+def shaped(row: Kernel, shape: tuple[int, ...]) -> dict[str, Any]:
+    """Where a number is a round's or a function's own, the shape ends before it."""
+    return dict(zip(row.shape, shape, strict=False))
 
 
 @functools.cache
 def flops(name: str, shape: tuple[int, ...]) -> int:
     """Of a call of this shape."""
     row = kernel(name)
-    return value(row.flops, letters(dict(zip(row.shape, shape))))
+    return value(row.flops, letters(shaped(row, shape)))
 
 
 @functools.cache
 def scratch(name: str, shape: tuple[int, ...]) -> int:
     """Bytes of workspace that such a call takes."""
     row = KERNELS[name]
-    numbers = letters(dict(zip(row.shape, shape)))
+    numbers = letters(shaped(row, shape))
     return sum(
         value(f.elems, numbers) * WIDTHS[f.type]
         for f in row.formals

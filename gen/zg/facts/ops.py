@@ -59,7 +59,7 @@ def _call(line: str) -> str:
 
 def _op(name: str, fwd: str, *bwd: str) -> Op:
     kernel, *words = _words(fwd)
-    both = list(zip(KERNELS[kernel].formals, words))
+    both = list(zip(KERNELS[kernel].formals, words, strict=True))
     ins = tuple(
         word for f, word in both if f.mode == "<" and word not in GIVEN
     )

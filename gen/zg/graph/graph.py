@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..facts import kernels
 from ..facts.ops import Op
@@ -43,6 +43,14 @@ class Value:
     dtype: str  # real | f32
     elems: int
 
+    def bytes(self, real: int) -> int:
+        return self.elems * (real if self.dtype == "real" else 4)
+
+
+Word = tuple[
+    str, str | int | float
+]  # an operand: of what kind, and its name or number
+
 
 @dataclass(frozen=True)
 class Call:
@@ -50,7 +58,7 @@ class Call:
     in turn; `grow`: bytes by which operands move from round to round."""
 
     kernel: str
-    args: tuple[tuple[str, object], ...]
+    args: tuple[Word, ...]
     rounds: int = 1
     grow: tuple[int, ...] = ()
 
@@ -74,7 +82,7 @@ class Node:
     """An op of a unit, and what its names stand for there: values, parameters."""
 
     op: Op
-    dims: dict[str, object]
+    dims: dict[str, Any]
     bind: dict[str, str]
 
 

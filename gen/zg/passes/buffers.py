@@ -179,14 +179,14 @@ def _host(
     if not schedule.tile:
         return []
     real = ops.BYTES[spec.train.precision]
-    tile = lambda f: min(schedule.tile, f.shard - f.near)
+    tile = {f.name: min(schedule.tile, f.shard - f.near) for f in shards.flats}
     if shards.below:
         lowered = schedule.piece * (4 if spec.cluster.ranks > 1 else real)
     else:
-        lowered = max(tile(f) for f in shards.flats if f.moves) * 4
+        lowered = max(tile[f.name] for f in shards.flats if f.moves) * 4
     raised = max(
         (
-            tile(f)
+            tile[f.name]
             for f in shards.flats
             if f.moves and f.name not in schedule.stage
         ),

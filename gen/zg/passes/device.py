@@ -10,6 +10,8 @@ Where the parameters lie in the host arena, new ones go down, in bf16 by way of 
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..plan.plan import Int, Ref
 from .hops import Hop, Ring, end, free, full
 from .shard import Flat
@@ -76,7 +78,12 @@ def fill(m: Steps, what: list[tuple[Flat, int]], near: str = "") -> None:
 
 
 def _renew(
-    m: Steps, f: Flat, l: int, op: str, states: tuple[Ref, ...], **rest: tuple
+    m: Steps,
+    f: Flat,
+    l: int,
+    op: str,
+    states: tuple[Ref, ...],
+    **rest: Any,
 ) -> None:
     """What the device makes of a shard's masters, or of those that stay there, and the parameters'
     way down. In f32 these are the masters themselves."""

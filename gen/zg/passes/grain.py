@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..plan.plan import Event, Int, Ref
 from . import offload
 from .hops import Hop, free, full
@@ -14,12 +16,13 @@ def one(
     u: Use,
     g: int,
     waits: tuple[Event, ...],
-    begun: list[Leaf],
-    whole: list[Leaf],
+    begun: Sequence[Leaf],
+    whole: Sequence[Leaf],
     recs: tuple[Event, ...] = (),
 ) -> None:
     """A function on a grain."""
-    slot = lambda leaf: m.leaf_slot(leaf, g)
+    started = tuple(free(m.leaf_slot(x, g)) for x in begun)
+    ended = tuple(full(m.leaf_slot(x, g)) for x in whole)
     ins, outs = m.operands(u, g)
     ints = (Int("at", u.slice * u.part.rows),) if u.part.slices > 1 else ()
     m.add(
@@ -29,8 +32,8 @@ def one(
         ins=ins,
         outs=outs,
         ints=ints,
-        waits=waits + tuple(free(slot(x)) for x in begun),
-        recs=(*recs, *(full(slot(x)) for x in whole)),
+        waits=waits + started,
+        recs=recs + ended,
     )
 
 

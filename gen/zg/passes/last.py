@@ -50,7 +50,7 @@ def sections(made: Sequence[Section]) -> tuple[Section, ...]:
     plain = [s for s in grain if s.op != "batch"]
 
     def evaluation(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-        both = list(zip(plain, steps))
+        both = list(zip(plain, steps, strict=False))
         same = next((n for n, (a, b) in enumerate(both) if a != b), len(both))
         return (*ends[:same], *marked(steps[same:]))
 

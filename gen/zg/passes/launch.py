@@ -14,7 +14,7 @@ from ..facts import grids, ops
 from ..facts.kernels import KERNELS, NULL, PRODUCTS
 from ..graph.graph import Graph, Kind, Part
 from ..plan import plan
-from ..plan.operand import Index, Operand
+from ..plan.operand import Arg, Index, Operand, whole
 from ..read.spec import Spec
 from .operands import formal
 from .place import Bodies
@@ -22,7 +22,7 @@ from .sched import Schedule
 from .shard import Flat, Shards, host_block
 from .stores import Kept
 
-FIXED = {
+FIXED: dict[str, Operand | str] = {
     "token": Operand("tokens"),
     "target": Operand("targets"),
     "null": NULL,
@@ -30,7 +30,7 @@ FIXED = {
 }
 CTL = Operand("ctl")
 Names = tuple[str, ...]
-Own = tuple[plan.Arg, ...]  # a kernel and what it takes
+Own = tuple[Arg, ...]  # a kernel and what it takes
 
 
 def task(kernel: str) -> int:
@@ -109,13 +109,15 @@ class _Maker:
     # ---- functions of the graph
 
     def operand(
-        self, kind: Kind, body: str, what: str, value: object, grow: int
-    ) -> plan.Arg:
+        self, kind: Kind, body: str, what: str, value: Arg, grow: int
+    ) -> Arg:
         """grow: bytes from round to round."""
         if what in ("number", "round", "int"):
-            return value  # type: ignore[return-value]
+            return value
         place = self.place(kind, body, what, str(value))
-        return replace(place, by_round=grow) if grow else place
+        if grow and isinstance(place, Operand):
+            return replace(place, by_round=grow)
+        return place
 
     def place(
         self, kind: Kind, body: str, what: str, name: str
@@ -179,11 +181,12 @@ class _Maker:
         *calls: Own,
         shape: tuple[int, ...] = (),
     ) -> None:
-        made = tuple(
-            plan.Call(kernel, self.table.name(kernel, shape), tuple(args))
-            for kernel, *args in calls
-        )
-        self.fns.append(plan.Fn(name, ins, outs, ints, 0, made))
+        made = []
+        for word, *args in calls:
+            kernel = str(word)
+            launch = self.table.name(kernel, shape)
+            made.append(plan.Call(kernel, launch, tuple(args)))
+        self.fns.append(plan.Fn(name, ins, outs, ints, 0, tuple(made)))
 
     def shard(self, f: Flat, at: int = 0, more: str = "") -> Index:
         """The number of an element of a rank's shard."""
@@ -329,7 +332,7 @@ class _Maker:
         filed = (
             self.kept.of(self.kept.masters(f), f).arena == "file"
         )  # by tiles, too
-        tile: tuple[plan.Arg, ...] = (self.shard(f, more="at"), "n")
+        tile: tuple[Arg, ...] = (self.shard(f, more="at"), "n")
         part = tile if filed else (self.shard(f, f.near), far)
         most = shape if filed else (far,)
         ints = ("at", "n") if filed else ()
@@ -389,9 +392,11 @@ class _Maker:
         states = [s.removeprefix(near) for s in self.kept.updated(f, near)]
         whole = f.shard * self.W
         first, n = (Index(whole), whole) if every else (self.shard(f), size)
-        part = lambda name, kept, width: Operand(
-            name, 0, f.shard * width if kept == "whole" and not every else 0
-        )
+
+        def part(name: str, kept: str, width: int) -> Operand:
+            stored_whole = kept == "whole" and not every
+            return Operand(name, 0, f.shard * width if stored_whole else 0)
+
         kept = tuple(s for s in ("m", "v") if s in states)
         rest = (
             *(Operand(s) if s in kept else NULL for s in ("m", "v")),
@@ -533,7 +538,7 @@ def functions(
 def _pushed(spec: Spec, pushes: list[plan.Call]) -> None:
     """Refuses trees of more leaves than a GPU's kernel holds."""
     on = [t for t in spec.targets if t != "cpu"]
-    for count, block in ((int(c.args[3]), int(c.args[9])) for c in pushes):
+    for count, block in ((whole(c.args[3]), whole(c.args[9])) for c in pushes):
         if on and min(count, 2 * block - 1) > grids.LEAVES:
             raise spec.wrong(
                 "train.sum",
@@ -546,18 +551,20 @@ def _pushed(spec: Spec, pushes: list[plan.Call]) -> None:
 def _launched(spec: Spec, runs: tuple[plan.Run, ...]) -> None:
     """Refuses what is too large for a GPU's grid."""
     most = grids.SIDE_MOST
-    for r, g in ((r, g) for r in runs for g in r.grids):
-        if g.z > most:
-            raise spec.wrong(
-                "train.micro_batch",
-                f"{r.launch} has {g.z} blocks in z on {r.targets[0]}",
-                f"up to {most}, or targets: [cpu]",
-            )
-        if g.y > most or g.shared > min(grids.SHARED[t] for t in r.targets):
-            raise spec.wrong(
-                "targets",
-                f"{r.launch} has {g.y} blocks in y of {g.shared} bytes of "
-                f"shared memory on {r.targets[0]}, which does not hold so large a "
-                "model",
-                "cpu alone, or fewer heads or a smaller vocab",
-            )
+    for r in runs:
+        for g in r.grids:
+            if g.z > most:
+                raise spec.wrong(
+                    "train.micro_batch",
+                    f"{r.launch} has {g.z} blocks in z on {r.targets[0]}",
+                    f"up to {most}, or targets: [cpu]",
+                )
+            shared = min(grids.SHARED[t] for t in r.targets)
+            if g.y > most or g.shared > shared:
+                raise spec.wrong(
+                    "targets",
+                    f"{r.launch} has {g.y} blocks in y of {g.shared} bytes of "
+                    f"shared memory on {r.targets[0]}, which does not hold so "
+                    "large a model",
+                    "cpu alone, or fewer heads or a smaller vocab",
+                )

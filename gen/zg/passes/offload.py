@@ -337,7 +337,7 @@ def _copies(
     then: tuple[Event, ...],
 ) -> None:
     """A tile of these classes, from the file to its slot or back."""
-    for n, (c, hop) in enumerate(zip(names, hops)):
+    for n, (c, hop) in enumerate(zip(names, hops, strict=True)):
         first, last = n == 0, n == len(hops) - 1
         hop = replace(
             hop, after=after if first else (), then=then if last else ()
@@ -433,7 +433,8 @@ def _update(m: Steps, t: Tile) -> Work:
     sum_: Ref = _sum(t) if m.shards.below else t.slot("down")
     waits: tuple[Event, ...] = () if m.shards.below else (full(sum_),)
     recs: tuple[Event, ...] = () if m.shards.below else (free(sum_),)
-    writes, new = f.states, ()
+    writes = f.states
+    new: tuple[Event, ...] = ()
     if m.away(f):  # new parameters are made where they lie
         writes = ("real", *f.states)
         new = fresh(m, f, t.l) if t.last else ()

@@ -23,7 +23,7 @@ from ..plan.plan import ALL, Event, Int, Ref, Step
 from ..read.spec import Spec
 from . import activations, device, grain, last, layers, offload, rings
 from .hops import UPDATED, crossing, end, free, full, move, route
-from .rings import Gathered, Use
+from .rings import Gathered, Key, Use
 from .shard import Shards, persists
 from .steps import Reduction, Steps
 from .stores import Kept
@@ -140,10 +140,12 @@ class _Maker(Steps):
         if uses[-1].body == "eval" and left:
             self.add("main", "mark", recs=(free(left[0]),))
 
-    def leaf_span(self, uses: list[Use]) -> tuple[dict, dict]:
+    def leaf_span(
+        self, uses: list[Use]
+    ) -> tuple[dict[Key, int], dict[Key, int]]:
         """First and last use that writes each leaf."""
-        first: dict[tuple[str, int], int] = {}
-        last: dict[tuple[str, int], int] = {}
+        first: dict[Key, int] = {}
+        last: dict[Key, int] = {}
         for n, u in enumerate(uses):
             for f, l, _ in u.leaves:
                 first.setdefault((f, l), n)

@@ -120,7 +120,10 @@ def _cut(spec: Spec, kind: Kind, room: int) -> Kind:
     own = {
         t.name: t for t in kind.tensors if not shard.persistent(spec, kind, t)
     }
-    size = lambda names: _whole(spec, ((own[n], 1) for n in names))
+
+    def size(names: Iterable[str]) -> int:
+        return _whole(spec, ((own[n], 1) for n in names))
+
     if size(own) <= room:
         return kind
     flats: list[tuple[list[str], int]] = []  # tensors, slices
@@ -194,7 +197,7 @@ def _weight(call: Call, among: Iterable[str]) -> str:
         (
             str(a)
             for k, a in call.args
-            if k in ("param", "grad") and a in among
+            if k in ("param", "grad") and str(a) in among
         ),
         "",
     )
@@ -203,7 +206,7 @@ def _weight(call: Call, among: Iterable[str]) -> str:
 def _slice(call: Call, slices: int) -> Call:
     """A call on all of a weight as the one on rows [at, at + n) of it."""
     row = next(row for row in KERNELS.values() if row.whole == call.kernel)
-    is_ = dict(zip(KERNELS[call.kernel].at, call.args))
+    is_ = dict(zip(KERNELS[call.kernel].at, call.args, strict=True))
     assert all(
         is_[name] == ("number", n) for name, n in row.numbers.items()
     ), call

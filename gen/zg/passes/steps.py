@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ..plan.plan import ALL, Event, Int, Ref, Step
 from . import pieces
@@ -92,23 +93,22 @@ class Steps(Operands):
         units = [
             (kind, l) for kind in self.graph.kinds for l in range(kind.count)
         ]
-        parts = lambda n, body: [
-            Use(*units[n], body, n - 1 - self.passing, part, s)
-            for part in units[n][0].parts(body)
-            for s in range(part.slices)
-        ]
-        forward = [
-            u
-            for n, (kind, _) in enumerate(units)
-            for u in parts(n, "fwd" if "fwd" in kind.bodies else head)
-        ]
-        if head == "eval":
-            return forward
-        return forward + [
-            u
-            for n in reversed(range(self.graph.still, len(units) - 1))
-            for u in parts(n, "bwd")
-        ]
+        out = []
+
+        def add(n: int, body: str) -> None:
+            kind, l = units[n]
+            for part in kind.parts(body):
+                for s in range(part.slices):
+                    out.append(
+                        Use(kind, l, body, n - 1 - self.passing, part, s)
+                    )
+
+        for n, (kind, _) in enumerate(units):
+            add(n, "fwd" if "fwd" in kind.bodies else head)
+        if head == "train":
+            for n in reversed(range(self.graph.still, len(units) - 1)):
+                add(n, "bwd")
+        return out
 
     def bind(self, uses: list[Use]) -> list[Use]:
         """What is gathered for each use; what it writes of leaves."""
@@ -134,7 +134,7 @@ class Steps(Operands):
 
     # ---- steps
 
-    def add(self, queue: str, op: str, unit: str = "", **rest: object) -> None:
+    def add(self, queue: str, op: str, unit: str = "", **rest: Any) -> None:
         self.steps.append(Step(queue, op, unit, **rest))
 
     def follow(self, queue: str, other: str) -> None:

@@ -45,6 +45,13 @@ class Index:
 Arg = Operand | Index | int | float | str
 
 
+def whole(arg: Arg) -> int:
+    """An operand that is a whole number."""
+    if not isinstance(arg, int):
+        raise ValueError(f"{arg} is no whole number")
+    return arg
+
+
 def base(arg: Arg) -> str:
     """What an operand points into, or the word it is."""
     return arg.base if isinstance(arg, Operand) else str(arg).lstrip("&")

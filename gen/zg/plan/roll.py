@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
-from typing import Union
+from itertools import chain, product
 
 from .plan import Event, Int, Ref, Step
 
@@ -32,7 +31,8 @@ class Loop:
     body: tuple[Node, ...]
 
 
-Node = Union[Line, Loop]
+Node = Line | Loop
+Shape = tuple[object, ...]  # what nodes of a loop's rounds have in common
 WINDOW = 64  # the longest body looked for
 DEPTH = 3  # of loops in loops
 
@@ -77,21 +77,23 @@ def _moduli(step: Step, counts: Mapping[str, int]) -> tuple[int, ...]:
 def rebuild(step: Step, values: Sequence[int]) -> Step:
     """The step with these numbers."""
     left = iter(values)  # in the order of `numbers`
-    ref = lambda r: Ref(r.cls, next(left), next(left), r.last)
-    event = lambda e: Event(e.name, next(left))
+
+    def ref(r: Ref) -> Ref:
+        return Ref(r.cls, next(left), next(left), r.last)
+
     name, index = unit_of(step)[0], next(left)
     unit = f"{name}[{index}]" if "[" in step.unit else step.unit
     ins = tuple([ref(r) for r in step.ins])
     outs = tuple([ref(r) for r in step.outs])
     ints = tuple([Int(i.name, next(left), i.per) for i in step.ints])
-    waits = tuple([event(e) for e in step.waits])
-    recs = tuple([event(e) for e in step.recs])
+    waits = tuple([Event(e.name, next(left)) for e in step.waits])
+    recs = tuple([Event(e.name, next(left)) for e in step.recs])
     return Step(
         step.queue, step.op, unit, ins, outs, ints, waits, recs, step.group
     )
 
 
-def _shape(node: Node) -> tuple:
+def _shape(node: Node) -> Shape:
     """All of a node but the numbers of its first round."""
     if isinstance(node, Loop):
         return ("loop", node.count, *map(_shape, node.body))
@@ -151,27 +153,33 @@ class _List:
 
 
 def _grown(old: list[int], new: list[int], cycles: list[int]) -> list[int]:
-    return [(b - a) % m if m else b - a for a, b, m in zip(old, new, cycles)]
+    return [
+        (b - a) % m if m else b - a
+        for a, b, m in zip(old, new, cycles, strict=True)
+    ]
 
 
 def _run(l: _List, i: int, p: int) -> tuple[int, list[int]]:
     """How many copies of the window [i, i+p) follow one another, and what they grow by."""
     if l.shapes[i : i + p] != l.shapes[i + p : i + 2 * p]:
         return 1, []
-    flat = lambda a: [x for v in l.vectors[a : a + p] for x in v]
-    cycles = [x for v in l.cycles[i : i + p] for x in v]
-    old, new = flat(i), flat(i + p)
+
+    def window(vectors: Sequence[Sequence[int]], a: int) -> list[int]:
+        return list(chain(*vectors[a : a + p]))
+
+    cycles = window(l.cycles, i)
+    old, new = window(l.vectors, i), window(l.vectors, i + p)
     growth = _grown(old, new, cycles)
     count = 2
     while l.shapes[i : i + p] == l.shapes[i + count * p : i + (count + 1) * p]:
-        old, new = new, flat(i + count * p)
+        old, new = new, window(l.vectors, i + count * p)
         if _grown(old, new, cycles) != growth:
             break
         count += 1
     return count, growth
 
 
-def _pass(l: _List, p: int, ids: dict[tuple, int]) -> bool:
+def _pass(l: _List, p: int, ids: dict[Shape, int]) -> bool:
     """Rolls every run of windows of p nodes; True if any."""
     i, found = 0, False
     while i + 2 * p <= len(l.nodes):
@@ -193,7 +201,7 @@ def _pass(l: _List, p: int, ids: dict[tuple, int]) -> bool:
 def roll(steps: Sequence[Step]) -> tuple[Node, ...]:
     counts = _counts(steps)
     nodes: list[Node] = [Line(s, _moduli(s, counts)) for s in steps]
-    ids: dict[tuple, int] = {}
+    ids: dict[Shape, int] = {}
     l = _List(
         nodes,
         [ids.setdefault(_shape(n), len(ids)) for n in nodes],
@@ -212,12 +220,14 @@ def _plain(node: Node, rounds: tuple[int, ...]) -> Node:
         inner = (*rounds, node.count)
         return replace(node, body=tuple(_plain(n, inner) for n in node.body))
     first = numbers(node.step)
-    grows = list(zip(*node.growth)) if rounds else [()] * len(first)
+    grows = (
+        list(zip(*node.growth, strict=True)) if rounds else [()] * len(first)
+    )
     made = [
         _straight(v, m, g, rounds)
-        for v, m, g in zip(first, node.moduli, grows)
+        for v, m, g in zip(first, node.moduli, grows, strict=True)
     ]
-    growth = tuple(zip(*(g for _, g in made))) if rounds else ()
+    growth = tuple(zip(*(g for _, g in made), strict=True)) if rounds else ()
     return Line(node.step, tuple(m for m, _ in made), growth)
 
 
@@ -231,7 +241,7 @@ def _straight(
     if not modulus:
         return modulus, growth
     for signed in product(*((g, g - modulus) if g else (0,) for g in growth)):
-        ends = [g * (n - 1) for g, n in zip(signed, rounds)]
+        ends = [g * (n - 1) for g, n in zip(signed, rounds, strict=True)]
         least = first + sum(min(e, 0) for e in ends)
         most = first + sum(max(e, 0) for e in ends)
         if 0 <= least and most < modulus:
@@ -248,11 +258,15 @@ def _expand(node: Node, turns: tuple[int, ...]) -> list[Step]:
             for s in _expand(n, (*turns, i))
         ]
     values = list(numbers(node.step))
-    for turn, growth in zip(turns, node.growth):
-        values = [v + turn * g for v, g in zip(values, growth)]
+    for turn, growth in zip(turns, node.growth, strict=True):
+        values = [v + turn * g for v, g in zip(values, growth, strict=True)]
     return [
         rebuild(
-            node.step, [v % m if m else v for v, m in zip(values, node.moduli)]
+            node.step,
+            [
+                v % m if m else v
+                for v, m in zip(values, node.moduli, strict=True)
+            ],
         )
     ]
 

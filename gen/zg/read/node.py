@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 NODES = (
     20_000  # of a file, after aliases are followed: they grow exponentially
@@ -22,7 +23,7 @@ class SpecError(Exception):
 class Node:
     """A piece of a user's file and where it stands. value: dict or list of Node, or scalar."""
 
-    value: object
+    value: Any
     where: str
 
     def plain(self) -> object:

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import (
-    get_args,
-    get_type_hints,
-)
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar, get_args, get_type_hints
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from ..facts import kinds
 from . import dsconfig, dsjson, dswords, yamltext
+from .keytypes import TOKEN
 from .node import Node, SpecError, dotted, meant, printable, several, shown
 from .schema import (
-    TOKEN,
     TYPES,
     Aio,
     Cluster,
@@ -37,7 +35,7 @@ from .schema import (
     Unit,
     Zero,
 )
-from .shapes import fail
+from .shapes import Path, fail
 from .units import build
 
 __all__ = [
@@ -102,6 +100,7 @@ def _place(path: str) -> Callable[[int], str]:
 
 
 # Files that are taken for another: keys that say so, what it is, what is allowed.
+Taken = tuple[tuple[str, ...], str, str]
 _SPEC = (
     ("model", "train", "cluster", "zero"),
     "a spec",
@@ -127,7 +126,7 @@ _OTHERS = (
 )
 
 
-def _taken(root: Node, own: Iterable[str], others: Iterable[tuple]) -> None:
+def _taken(root: Node, own: Iterable[str], others: Iterable[Taken]) -> None:
     """Refuses a file that has none of its own keys and some of another's."""
     keys = root.value if isinstance(root.value, dict) else {}
     for theirs, what, allowed in () if set(own) & set(keys) else others:
@@ -261,7 +260,9 @@ def _all(
 
 def _record(kind: object) -> type | None:
     """The record inside a type: Annotated[tuple[OpKeys, ...], ...] -> OpKeys."""
-    if hasattr(kind, "model_fields") or hasattr(kind, "__dataclass_fields__"):
+    if isinstance(kind, type) and (
+        issubclass(kind, BaseModel) or is_dataclass(kind)
+    ):
         return kind
     return next((r for r in map(_record, get_args(kind)) if r), None)
 
@@ -275,14 +276,12 @@ def _keys(path: tuple[str | int, ...]) -> list[str]:
                 _record(get_type_hints(kind, include_extras=True)[step])
                 or kind
             )
-    return list(
-        kind.model_fields
-        if hasattr(kind, "model_fields")
-        else kind.__dataclass_fields__
-    )
+    if is_dataclass(kind):
+        return [f.name for f in fields(kind)]
+    return list(kind.model_fields) if issubclass(kind, BaseModel) else []
 
 
-def _line(root: Node, error: dict) -> str:
+def _line(root: Node, error: ErrorDetails) -> str:
     """One line for one of pydantic's errors."""
     path, kind = error["loc"], error["type"]
     where, key = root.at(path).where, dotted(path)
@@ -296,10 +295,10 @@ def _line(root: Node, error: dict) -> str:
         return f"{where}: {key}: is no key here; {hint}allowed: {', '.join(keys) or 'no key'}"
     if kind in ("tuple_type", "list_type"):
         return f"{where}: {key}: is {shown(error['input'])}; allowed: a list"
-    keys = ", ".join(_keys(path))
+    known = ", ".join(_keys(path))
     return (
         f"{where}: {key}: is {shown(error['input'])}; "
-        f"allowed: {f'a mapping with the keys {keys}' if keys else '{}'}"
+        f"allowed: {f'a mapping with the keys {known}' if known else '{}'}"
     )
 
 
@@ -358,9 +357,12 @@ def _batch(keys: SpecKeys, root: Node) -> None:
     )
 
 
-def _typed(keys: SpecKeys, name: str, root: Node) -> Optimizer | Schedule:
+Section = TypeVar("Section", Optimizer, Schedule)
+
+
+def _typed(found: Section, name: str, root: Node) -> Section:
     """A section with the defaults of its type; a key that another type takes is an error."""
-    found, path = getattr(keys.train, name), ("train", name)
+    path: Path = ("train", name)
     rows = TYPES[type(found)]
     defaults = rows[found.type]
     others = {key for row in rows.values() for key in row} - set(defaults)
@@ -374,16 +376,17 @@ def _typed(keys: SpecKeys, name: str, root: Node) -> Optimizer | Schedule:
                 f"{found.type} takes no {key}",
                 ", ".join(allowed),
             )
-    lacking = {
+    lacking: dict[str, Any] = {
         key: x for key, x in defaults.items() if getattr(found, key) is None
     }
-    for key in (k for k, x in lacking.items() if x is kinds.NEEDED):
-        raise fail(
-            root,
-            (*path, key),
-            f"is missing; {found.type} needs it",
-            "a value for it",
-        )
+    for key, usual in lacking.items():
+        if usual is kinds.NEEDED:
+            raise fail(
+                root,
+                (*path, key),
+                f"is missing; {found.type} needs it",
+                "a value for it",
+            )
     return replace(found, **lacking)
 
 
@@ -421,7 +424,7 @@ def _chunk(keys: SpecKeys, root: Node, model: Model) -> None:
 
 
 def _optimizer(keys: SpecKeys, root: Node) -> Optimizer:
-    o = _typed(keys, "optimizer", root)
+    o = _typed(keys.train.optimizer, "optimizer", root)
     if o.nesterov and not o.momentum:
         raise fail(
             root,
@@ -441,7 +444,8 @@ def _optimizer(keys: SpecKeys, root: Node) -> Optimizer:
 
 
 def _schedule(keys: SpecKeys, root: Node) -> Schedule:
-    s, lr = _typed(keys, "schedule", root), keys.train.optimizer.lr
+    s = _typed(keys.train.schedule, "schedule", root)
+    lr = keys.train.optimizer.lr
     path = ("train", "schedule")
     if s.type in ("linear", "cosine") and s.steps <= s.warmup:
         raise fail(
@@ -508,7 +512,8 @@ def _held(s: Schedule, root: Node) -> Iterator[str]:
 def _filed(keys: SpecKeys, root: Node) -> Iterator[str]:
     """One file a rank, in one directory, where anything lies in a file; notes of keys without
     effect."""
-    z, paths = keys.zero, {}
+    z = keys.zero
+    paths: dict[str, Path] = {}
     there = [
         p
         for p in ("offload_optimizer", "offload_param")
@@ -527,10 +532,10 @@ def _filed(keys: SpecKeys, root: Node) -> Iterator[str]:
         at = ("zero", "offload_param", "max_in_cpu")
         yield f"{root.at(at).where}: {dotted(at)}: has no effect while the device is no nvme"
     if len(paths) > 1:
-        first, (_, at) = next(iter(paths)), list(paths.items())[1]
+        first, second = list(paths)[:2]
         raise fail(
             root,
-            at,
+            paths[second],
             f"a rank has one file, and the optimizer's path is {first}",
             "one path, or one of them",
         )
@@ -664,7 +669,8 @@ def _effective(
     path: str, sets: Sequence[str], zero: str | None
 ) -> tuple[Node, tuple[str, ...]]:
     """A file, changed by a DeepSpeed config, then by KEY=VALUE texts: the last wins. And notes."""
-    root, notes = _document(path), ()
+    root = _document(path)
+    notes: tuple[str, ...] = ()
     for said in sets:
         _set(root, said)
     if zero is not None:

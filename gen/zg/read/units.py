@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
+from .keytypes import DIM, ELEMS, LAYERS
 from .node import Node, dotted
 from .schema import (
-    DIM,
-    ELEMS,
-    LAYERS,
     Group,
     Model,
     OpKeys,
@@ -128,7 +126,7 @@ def _grouped(walk: Walk, at: Place, groups: Sequence[Group]) -> Iterator[str]:
 
 def _sizes(walk: Walk, root: Place, train: Train) -> None:
     """The sequence and a micro-batch are not too long for the model."""
-    embedding = walk.model.units[0].embedding
+    embedding = walk.model.embedding
     if embedding.context is not None and embedding.context < train.sequence:
         at = root / "model" / "units" / 0 / "embedding" / "context"
         raise at.fail(

@@ -6,6 +6,7 @@ A row is an initialiser of a struct of kernels/zk.h or runtime/zr.h, its fields 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ..facts import ops, stores
 from ..plan import plan
@@ -50,7 +51,7 @@ def real(x: float) -> str:
 def affine(value: int, growth: Sequence[int], per: int = 0) -> str:
     """value + sum of growth[d] * loop variable d + per * grain."""
     parts = [number(value)] if value or not (any(growth) or per) else []
-    for var, g in [*zip(VARS, growth), ("g", per)]:
+    for var, g in [*zip(VARS, growth, strict=False), ("g", per)]:
         if g:
             term = var if abs(g) == 1 else f"{number(abs(g))} * {var}"
             sign = ("+ " if parts else "") if g > 0 else "- " if parts else "-"
@@ -209,7 +210,7 @@ def _state(p: Plan, flat: int, s: plan.Store) -> str:
     return row(fields) + ","
 
 
-def filed(p: Plan, cost: dict[str, object]) -> list[str]:
+def filed(p: Plan, cost: dict[str, Any]) -> list[str]:
     """What the runtime is told of the file arena, where there is one: a tile of masters comes to
     the largest class for them, elements of whichever width."""
     if not p.files:

@@ -12,8 +12,8 @@ from itertools import groupby, takewhile
 
 from ..facts import ops, queues, reserve
 from ..plan import plan, roll
-from ..plan.operand import Arg, Index, Operand, base
-from ..plan.plan import Plan
+from ..plan.operand import Arg, Index, Operand, base, whole
+from ..plan.plan import Plan, Step
 from ..plan.text import digest, layout_digest
 from .tables import (
     COLUMNS,
@@ -64,7 +64,7 @@ class _Steps:
 
     def numbers(self, line: roll.Line) -> Iterator[str]:
         values = roll.numbers(line.step)
-        for n, (v, m) in enumerate(zip(values, line.moduli)):
+        for n, (v, m) in enumerate(zip(values, line.moduli, strict=True)):
             grows = [g[n] for g in line.growth]
             text = affine(v, grows)
             yield (
@@ -165,7 +165,7 @@ def handed(lines: list[str]) -> list[str]:
                 out[-1],
             )
         )
-        if made:
+        if wait and made:
             out[-1] = (
                 f"{wait[1]}zr_before(z, {made[1]}, {wait[2]}, {wait[3]});"
             )
@@ -217,11 +217,12 @@ class _Fns:
                 yield self.operand(arg, formals)
                 continue
             first, size = next(it), next(it)
-            if first.more:
-                yield from of_spans(self.p, arg)
-                yield from (self.operand(x, formals) for x in (first, size))
+            if isinstance(first, Index) and not first.more:
+                name = part_name(self.p, base(arg), first, whole(size))
+                yield f"{name}({formals['l']})"
             else:
-                yield f"{part_name(self.p, arg, first, size)}({formals['l']})"
+                yield from of_spans(self.p, base(arg))
+                yield from (self.operand(x, formals) for x in (first, size))
 
     def one(self, fn: plan.Fn) -> list[str]:
         """A function; what is named once stands where it is used, the rest gets a variable."""
@@ -266,7 +267,10 @@ class _Fns:
 def sections(p: Plan, flat: bool) -> list[dict[str, object]]:
     """Functions of steps; a grain's forward, which is an evaluation's too, is one of its own."""
     steps = _Steps(p)
-    as_is = lambda x: roll.Line(x, (0,) * len(roll.numbers(x)))
+
+    def as_is(x: Step) -> roll.Line:
+        return roll.Line(x, (0,) * len(roll.numbers(x)))
+
     issued = {
         s.name: [x for x in s.steps if x.op != "batch"] for s in p.sections
     }
@@ -276,10 +280,11 @@ def sections(p: Plan, flat: bool) -> list[dict[str, object]]:
     }
     grain = rolled["grain"]
     same = takewhile(
-        lambda pair: pair[0] == pair[1], zip(grain, rolled["eval"])
+        lambda pair: pair[0] == pair[1],
+        zip(grain, rolled["eval"], strict=False),
     )
     forward = [] if flat or p.together > 1 else [node for node, _ in same]
-    out = []
+    out: list[dict[str, object]] = []
     for name, nodes in rolled.items():
         lines = steps.lines(nodes)
         if forward and name == "grain":
@@ -347,9 +352,10 @@ def parts(p: Plan) -> list[str]:
     """What PART_ and ALL_ stand for; a shard is cut in two at most."""
     out: dict[str, str] = {}
     for c in (c for fn in p.fns for c in fn.calls):
-        for n, text in enumerate(c.args):
-            if of_a_flat(text) and not c.args[n + 1].more:
-                first, size = c.args[n + 1 : n + 3]
+        for n, arg in enumerate(c.args):
+            first = c.args[n + 1] if of_a_flat(arg) else None
+            if isinstance(first, Index) and not first.more:
+                text, size = base(arg), whole(c.args[n + 2])
                 start = index(first, {"l": "(l)"})
                 name = part_name(p, text, first, size)
                 what = (
@@ -364,7 +370,7 @@ def sample(p: Plan) -> list[str]:
     """The draw from the row of logits that is the last thing an evaluation makes."""
     fn = next(f for f in p.fns if f.name == "eval.head")
     row = fn.calls[-1].args[0]
-    at = p.cls(row.base).at + row.at
+    at = p.cls(base(row)).at + (row.at if isinstance(row, Operand) else 0)
     return wrap(
         f"d->token = zk_sample(k, a + {number(at)}, {p.head.vocab}, "
         "(float)d->temperature, d->u);",
