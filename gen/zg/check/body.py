@@ -20,7 +20,7 @@ from ..facts.kernels import (
     value,
 )
 from ..facts.ops import SCALE
-from ..plan.operand import Arg, Operand, base
+from ..plan.operand import Arg, Names, Operand, base
 from ..plan.plan import Call, Fn, Plan, Tensor
 from .kernels import CLASSES, UNITS
 from .order import CheckError
@@ -92,7 +92,7 @@ class Body:
     def __post_init__(self) -> None:
         self.fn = self.fns[0]
         self.kind = self.fn.name.split(".")[1]
-        self.real = 4 if self.p.head.real == "f32" else 2
+        self.real = self.p.head.bytes
         self.home = (
             self.kind
             if any(f.name == self.kind for f in self.p.flats)
@@ -100,12 +100,7 @@ class Body:
         )
         self.moving = {t.name for t in self.p.tensors if not t.frozen}
         self.limits = {c.name: c.stride for c in self.p.classes}
-        self.width = (
-            self.p.head.batch
-            * self.p.head.sequence
-            * self.p.head.width
-            * self.real
-        )
+        self.width = self.p.head.value
         self.limits.update(dict.fromkeys(("x", "y", "dx", "dy"), self.width))
         self.limits["s"] = max(
             self.limits.get(f"{near}save.{self.kind}", 0)
@@ -153,7 +148,7 @@ class Body:
         if call.kernel == "zk_cross_entropy":
             if (out["V"], out["rows"]) != (
                 self.p.head.vocab,
-                self.p.head.batch * self.p.head.sequence,
+                self.p.head.rows,
             ):
                 self.fail(call, f"V is {out['V']} of {out['rows']} rows")
         return letters(out)
@@ -194,7 +189,7 @@ class Body:
         arg: Arg,
         elems: int,
         width: int,
-        formals: tuple[str, ...],
+        formals: Names,
     ) -> Tensor:
         """The tensor that a parameter's or a gradient's operand begins."""
         formal = base(arg)
@@ -252,16 +247,18 @@ class Body:
         spare: bool = False,
     ) -> None:
         where, at = self.place(call, arg, size)
-        if where != "tmp" and (
-            where not in ("s", "y", "dx") or where not in self.fn.outs
-        ):
+        end = at + size
+        outs = {"s", "y", "dx"} & set(self.fn.outs)
+        if where != "tmp" and where not in outs:
             self.fail(call, f"{arg} is not the function's to write")
         values = self.held.setdefault(where, [])
-        for v in [v for v in values if v.lo < at + size and at < v.hi]:
+        for v in list(values):
+            if end <= v.lo or v.hi <= at:
+                continue
             if not self.done(v):
                 self.fail(call, f"{arg} overwrites what nobody has read")
             values.remove(v)
-        values.append(Value(at, at + size, kind, made, spare=spare))
+        values.append(Value(at, end, kind, made, spare=spare))
 
     def split(self, where: str, at: int, by: int, rounds: int) -> Value | None:
         """The value that calls go through in rounds becomes its parts; None: there is none yet."""

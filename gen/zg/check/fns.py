@@ -199,7 +199,7 @@ def _drawn(b: Run) -> None:
         and same_weights
         and of_one_row
     )
-    whole = pick.args[3] == b.p.head.batch * b.p.head.sequence
+    whole = pick.args[3] == b.p.head.rows
     one_input = (
         its[1][: len(rows)] == rows
     )  # of which the loss' call may take a part
@@ -217,12 +217,7 @@ def _unit_bodies(
 ) -> list[Run]:
     """The functions of a kind, run forward, then backward on what was saved. below: what comes into
     its first unit has a gradient."""
-    width = (
-        p.head.batch
-        * p.head.sequence
-        * p.head.width
-        * (4 if p.head.real == "f32" else 2)
-    )
+    width = p.head.value
     known: dict[Made, int] = {}
 
     def value(name: str) -> list[Value]:
@@ -320,15 +315,13 @@ def functions(p: Plan, counts: dict[str, int]) -> Facts:
             alive.add(kind)
     stated.prove(p, bodies, counts)
     made = [b for kind in counts for b in bodies[kind]]
-    idle = {f.name for f in p.fns if f.name.partition(".")[0] in BODIES} - {
+    idle = {f.name for f in p.fns if f.body in BODIES} - {
         f.name for b in made for f in b.fns
     }
     if idle:
         raise CheckError(f"no unit has {sorted(idle)}")
     parts = {
-        (b.fn.name.split(".")[0], b.kind): [
-            (f.name, slices.rounds(b, f)) for f in b.fns
-        ]
+        (b.fn.body, b.kind): [(f.name, slices.rounds(b, f)) for f in b.fns]
         for b in made
     }
     flats = {f.name: b.flats.get(f.name, {}) for b in made for f in b.fns}

@@ -41,10 +41,13 @@ def parts(c: Call) -> list[Call]:
     forward = "sum" in at
     total = at["sum"] if forward else at["dx"]  # what the addition makes
     one = at["x"] if forward else at["dx"]
-    if args[at["more"]] == NULL and not (forward and args[total] != NULL):
+    more = args[at["more"]]
+    summed = forward and args[total] != NULL
+    if more == NULL and not summed:
         return [c]
-    elems = number(args[at["M"]]) * number(args[at["C"]])
-    add = Call(ADD, "", (args[total], args[one], args[at["more"]], elems))
+    rows, columns = args[at["M"]], args[at["C"]]
+    elems = number(rows) * number(columns)
+    add = Call(ADD, "", (args[total], args[one], more, elems))
     args[at["more"]] = NULL
     if forward:  # before it
         args[one], args[total] = args[total], NULL

@@ -66,11 +66,14 @@ def leaves(
 def _rounded(b: Body) -> set[str]:
     """The tensors whose gradient is rounded from the f32 sum."""
     out = set()
-    for c in (c for fn in b.fns for c in fn.calls):
-        if c.kernel == ROUND and base(c.args[1]).startswith("acc"):
-            if c.args[1] != Operand("acc"):
+    for c in b.calls_of():
+        if c.kernel != ROUND:
+            continue
+        to, of, n = c.args
+        if base(of).startswith("acc"):
+            if of != Operand("acc"):
                 b.fail(c, "rounds something else than the sum")
-            elems = whole(c.args[2])
-            out.add(b.tensor(c, c.args[0], elems, 0, ("dw", "dp")).name)
+            elems = whole(n)
+            out.add(b.tensor(c, to, elems, 0, ("dw", "dp")).name)
             b.acc.add(elems)
     return out

@@ -40,33 +40,35 @@ def rounds(b: Body, fn: Fn) -> list[int]:
 def call(b: Body, c: Call) -> None:
     row = KERNELS[c.kernel]
     dims = b.dims(c, row)
-    M, N, K, at, n = (int(dims[d]) for d in ("M", "N", "K", "at", "n"))
+    M, N, K = (int(dims[d]) for d in ("M", "N", "K"))
+    at, n = int(dims["at"]), int(dims["n"])
     whole = whole_of(c, row)
     begun, of = b.slices.open.pop(whole, (0, []))
     if at != begun or n <= 0 or N % n:
         b.fail(c, f"{n} of {N} rows from {at} on, after {begun}")
     is_: list[Any] = []
+    end = at + n
+    last = end == N
+    sizes = {"M*N": M * N, "M*K": M * K, "n*K": N * K, "N": N}  # of the whole
     for f, arg in zip(row.formals, c.args, strict=True):
         if f.number:
             continue
-        size = {"M*N": M * N, "M*K": M * K, "n*K": N * K, "N": N}.get(
-            f.elems, 0
-        )
-        size_of = size * b.bytes_of(f.type)
+        size_of = sizes.get(f.elems, 0) * b.bytes_of(f.type)
+        written = f.mode == ">"
         if f.mode == "<":
             is_.append(b.read(c, arg, size_of, "real"))
         elif f.elems == "n*K":
             t = b.tensor(c, arg, N * K, 0, ("w", "dw"))
             if t.flat_step * n != N:
                 b.fail(c, f"{t.name} is in {t.flat_step} slices")
-        elif f.mode == ">" and at == 0:
+        elif written and at == 0:
             b.write(c, arg, size_of, "part", (whole,))
-        if f.mode == ">":
-            _partial(b, c, arg, size_of, whole, at + n == N)
+        if written:
+            _partial(b, c, arg, size_of, whole, last)
     if at and is_ != of:
         b.fail(c, "reads what the slices before did not read")
-    if at + n < N:
-        b.slices.open[whole] = at + n, is_
+    if not last:
+        b.slices.open[whole] = end, is_
     elif c.kernel == "zk_slice_bwd_x" and b.real != 4:
         _sum(b, c, whole, is_[0], M * K)
     else:

@@ -31,16 +31,18 @@ def prove(
     """bodies: of a kind the function forward, and behind it evaluation's, where it has its own."""
     lines = _lines(p.stated, sum(counts.values()))
     tensors = {t.name: t for t in p.tensors}
-    first = key = 0
+    first = 0
+    key = 0
     for kind, count in counts.items():
-        units = range(first, first + count)
+        end = first + count
+        units = range(first, end)
         forward, last = bodies[kind][0], bodies[kind][-1]
         _calls(p, lines, forward, forward.calls_of(), units)
         if last.fn.name.startswith("eval."):
             _calls(p, lines, last, last.calls_of()[:-DRAW], units)
         own = [tensors.pop(name) for name in forward.reads if name in tensors]
         _tensors(lines, own, units, key)
-        first += count
+        first = end
         key += count * len(own)
 
 

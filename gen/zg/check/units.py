@@ -3,7 +3,6 @@ there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ from .effects import SUMS, Effects
 from .fns import Facts
 from .kernels import BODIES, SCALED
 from .memory import Run
+from .order import Action
 
 BATCH = ("tokens", "targets")
 LOSS = "zk_loss_sum"
@@ -46,15 +46,11 @@ class Units(Effects):
         super().__init__(p)
         self.facts = facts
         self.direct = {
-            f.name: self._direct(f)
-            for f in p.fns
-            if f.name.partition(".")[0] in BODIES
+            f.name: self._direct(f) for f in p.fns if f.body in BODIES
         }
         self.order = list(
             dict.fromkeys(
-                s.unit
-                for s in p.section("eval").steps
-                if s.op.partition(".")[0] in BODIES
+                s.unit for s in p.section("eval").steps if s.kind in BODIES
             )
         )
         self.at = {unit: n for n, unit in enumerate(self.order)}
@@ -134,8 +130,8 @@ class Units(Effects):
         fn: Fn,
         s: Step,
         numbers: dict[str, int],
-    ) -> tuple[Callable[..., None], Sequence[object]]:
-        if s.op.partition(".")[0] in BODIES:
+    ) -> Action:
+        if s.kind in BODIES:
             return Units.unit, (s, numbers.get("at", 0))
         return super().calling(fn, s, numbers)
 
@@ -202,14 +198,14 @@ class Units(Effects):
         }
         grain = None
         for name, ref in ins:
-            self.all_of(self.bytes(ref.cls, ref.index), False)
+            self.all_of(self.slot(ref), False)
             grain = self.expect(ref, *means[name], grain)
         return grain
 
     def expect(
         self, ref: Ref, what: str, unit: str, grain: Grain | None
     ) -> Grain:
-        run = self.bytes(ref.cls, ref.index).all()
+        run = self.slot(ref).all()
         array = run.array if run else None
         if (
             run
@@ -256,11 +252,15 @@ class Units(Effects):
 
     def parameters(self, ref: Ref, use: Use, key: Key) -> None:
         """The operand w or p holds all parameters of a flat's instance, up to date."""
-        flat, at = self.flats[key[0]], self.offset(use, key)
-        slot = self.all_of(self.bytes(ref.cls, ref.index), False)
-        run = slot.read(0, flat.shard * self.W * self.real)
+        name, l = key
+        flat = self.flats[name]
+        size = flat.shard * self.W * self.real
+        slot = self.all_of(self.slot(ref), False)
+        run = slot.read(0, size)
         step = self.made if key in self.moving else 0
-        want = Run(State("p", *key, step), 0, self.real)
+        state = State("p", name, l, step)
+        want = Run(state, 0, self.real)
+        at = self.offset(use, key)
         if run != want or ref.at != at:
             self.fail(f"{ref} holds {told(run)}, not {told(want)}, at {at}")
 
@@ -268,7 +268,7 @@ class Units(Effects):
 
     def value(self, name: str, ref: Ref, array: Value) -> None:
         """A value, all of it or what is a part's."""
-        slot = self.all_of(self.bytes(ref.cls, ref.index), True)
+        slot = self.all_of(self.slot(ref), True)
         run = slot.all()
         begun = name in self.outs
         if begun and (not run or run.array != array):
@@ -285,7 +285,7 @@ class Units(Effects):
     def sum_of_rows(self, ref: Ref, body: str, grain: Grain) -> None:
         """The f32 sum of a table's gradient: the head begins it, the table's own adds."""
         if body == "bwd":
-            self.all_of(self.bytes(ref.cls, ref.index), True)
+            self.all_of(self.slot(ref), True)
             self.expect(ref, "acc", "", grain)
         else:
             self.value("acc", ref, Value("acc", "", grain))
@@ -300,7 +300,7 @@ class Units(Effects):
             self.fail(
                 f"{ref} is not the unit's part of a leaf of {key[0]}, which is at {at}"
             )
-        slot = self.all_of(self.bytes(ref.cls, ref.index), True)
+        slot = self.all_of(self.slot(ref), True)
         run, mine = slot.read(0, size), frozenset({use.writer})
         was = run.array if run else None
         writers: frozenset[str] = frozenset()

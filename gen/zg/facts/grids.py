@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..plan.operand import Ints
 from ..plan.plan import Grid
 from .kernels import KERNELS, VOCAB, shaped
 
@@ -240,7 +241,7 @@ NAMES = {
 }
 
 
-def how(kernel: str, target: str, real: int, shape: tuple[int, ...]) -> How:
+def how(kernel: str, target: str, real: int, shape: Ints) -> How:
     """By the row's own text, never input."""
     row = KERNELS[kernel]
     fixed = {"target": target, "real": real}

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from ..facts import kernels
 from ..facts.ops import Op
+from ..plan.operand import Ints
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Tensor:
 
     name: str
     parts: tuple[tuple[str, int], ...]
-    shape: tuple[int, ...]
+    shape: Ints
     mean: float
     std: float
     group: tuple[float, float, int]  # factor of lr, weight decay, frozen
@@ -60,10 +61,10 @@ class Call:
     kernel: str
     args: tuple[Word, ...]
     rounds: int = 1
-    grow: tuple[int, ...] = ()
+    grow: Ints = ()
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> Ints:
         return tuple(
             a for k, a in self.args if k == "number" and isinstance(a, int)
         )

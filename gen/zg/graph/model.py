@@ -257,14 +257,13 @@ class _Calls:
                 self.gradient(node.bind[w[1:]], node)
             self.line(node, text)
             for w, old in self.had.items():
+                of = node.bind[w[1:]]
                 if old and f"+{w}" not in words:
-                    new = self.grads[node.bind[w[1:]]]
-                    self.grads[node.bind[w[1:]]] = old
-                    self.merge(node.bind[w[1:]], new, node)
-                if (
-                    node.bind[w[1:]] not in self.alive
-                ):  # a kernel makes it all the same
-                    del self.grads[node.bind[w[1:]]]
+                    new = self.grads[of]
+                    self.grads[of] = old
+                    self.merge(of, new, node)
+                if of not in self.alive:  # a kernel makes it all the same
+                    del self.grads[of]
 
     def merge(self, name: str, more: str, node: Node) -> None:
         """Adds the gradient `more` to that of the value `name` (the first use: takes it as it

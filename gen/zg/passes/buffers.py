@@ -238,11 +238,6 @@ def _gpu(graph: Graph, runs: tuple[plan.Run, ...]) -> list[Wanted]:
 def _turns(schedule: sched.Schedule) -> dict[str, int]:
     """How many slots of a class are used: at most `buffer_count` where they take turns."""
     most: dict[str, int] = {}
-    for r in (
-        r
-        for s in schedule.sections
-        for x in s.steps
-        for r in (*x.ins, *x.outs)
-    ):
+    for r in (r for s in schedule.sections for x in s.steps for r in x.refs):
         most[r.cls] = max(most.get(r.cls, 0), r.index + 1)
     return most

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..plan.plan import Event, Int, Ref
+from ..plan.plan import Events, Int, Ref
 from . import offload
 from .hops import Hop, free, full
 from .rings import Leaf, Use
@@ -15,10 +15,10 @@ def one(
     m: Steps,
     u: Use,
     g: int,
-    waits: tuple[Event, ...],
+    waits: Events,
     begun: Sequence[Leaf],
     whole: Sequence[Leaf],
-    recs: tuple[Event, ...] = (),
+    recs: Events = (),
 ) -> None:
     """A function on a grain."""
     started = tuple(free(m.leaf_slot(x, g)) for x in begun)
@@ -37,7 +37,7 @@ def one(
     )
 
 
-def release(u: Use) -> tuple[Event, ...]:
+def release(u: Use) -> Events:
     """What says that the last use of a ring's slot is over."""
     return tuple(dict.fromkeys(free(g.ref) for g in u.gathered if not g.stays))
 

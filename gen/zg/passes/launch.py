@@ -14,7 +14,7 @@ from ..facts import grids, ops
 from ..facts.kernels import KERNELS, NULL, PRODUCTS
 from ..graph.graph import Graph, Kind, Part
 from ..plan import plan
-from ..plan.operand import Arg, Index, Operand, whole
+from ..plan.operand import Arg, Index, Ints, Names, Operand, whole
 from ..read.spec import Spec
 from .operands import formal
 from .place import Bodies
@@ -29,7 +29,6 @@ FIXED: dict[str, Operand | str] = {
     "scaler": Operand("ctl", ops.SCALE),
 }
 CTL = Operand("ctl")
-Names = tuple[str, ...]
 Own = tuple[Arg, ...]  # a kernel and what it takes
 
 
@@ -43,11 +42,9 @@ def task(kernel: str) -> int:
 class _Table:
     """Launches by (kernel, shape), in order of first use."""
 
-    rows: dict[tuple[str, tuple[int, ...]], plan.Launch] = field(
-        default_factory=dict
-    )
+    rows: dict[tuple[str, Ints], plan.Launch] = field(default_factory=dict)
 
-    def name(self, kernel: str, shape: tuple[int, ...]) -> str:
+    def name(self, kernel: str, shape: Ints) -> str:
         if (kernel, shape) not in self.rows:
             short = kernel.removeprefix("zk_")
             n = sum(k == kernel for k, _ in self.rows)
@@ -57,7 +54,7 @@ class _Table:
         return self.rows[kernel, shape].name
 
     def runs(
-        self, targets: tuple[str, ...], real: int, margin: int
+        self, targets: Names, real: int, margin: int
     ) -> Iterator[plan.Run]:
         """How each launch runs on each target; targets on which it runs alike share a row."""
         for row in self.rows.values():
@@ -93,9 +90,7 @@ class _Maker:
     shards: Shards
     kept: Kept
     bodies: Bodies
-    formals: dict[
-        tuple[str, str, int], tuple[tuple[str, ...], tuple[str, ...]]
-    ]
+    formals: dict[tuple[str, str, int], tuple[Names, Names]]
     tile: int  # elements that the host works on at a time; 0: it does not
     piece: int  # that go to the host's sum at a time
     table: _Table = field(default_factory=_Table)
@@ -179,7 +174,7 @@ class _Maker:
         outs: Names,
         ints: Names,
         *calls: Own,
-        shape: tuple[int, ...] = (),
+        shape: Ints = (),
     ) -> None:
         made = []
         for word, *args in calls:
@@ -193,95 +188,67 @@ class _Maker:
         return Index(f.shard * self.W, f.shard, at, more)
 
     def sums(self, f: Flat) -> None:
-        """Leaves to sums: over ranks, of this rank alone, and over ranks of such."""
-        whole, S = f.shard * self.W, self.shards.sources
-        grains, block = self.spec.grains, self.spec.block
-        every = self.shards.sums == "whole"
-        by_rank = f.shard * 4 if every else 0
-        node, mine = Operand("node"), Operand("node", 0, by_rank)
+        """Leaves to sums, and their norm."""
         if self.shards.pushes:
             self.pushed(f)
         elif self.shards.order == "local":
-            self.own(
-                f"own.{f.name}",
-                ("leaf",),
-                ("node",),
-                (),
-                (
-                    "zk_push",
-                    node,
-                    whole,
-                    "&leaf",
-                    1,
-                    0,
-                    whole,
-                    CTL,
-                    grains,
-                    f.mask,
-                    block,
-                ),
-                shape=(whole,),
-            )
-            if self.W > 1:
-                self.own(
-                    f"join.{f.name}",
-                    ("sources",),
-                    ("node",),
-                    ("n",),
-                    (
-                        "zk_push",
-                        mine,
-                        0,
-                        "sources",
-                        S,
-                        1,
-                        "n",
-                        NULL,
-                        S,
-                        0,
-                        block // grains,
-                    ),
-                    shape=(f.shard,),
-                )
+            self.summed_here(f)
         else:
-            stride = whole if every else f.shard
-            self.own(
-                f"sum.{f.name}",
-                ("sources",),
-                ("node",),
-                ("n",),
-                (
-                    "zk_push",
-                    mine,
-                    stride,
-                    "sources",
-                    S,
-                    0,
-                    "n",
-                    CTL,
-                    S * grains,
-                    f.mask,
-                    block,
-                ),
-                shape=(f.shard,),
-            )
-        norm = (
-            ("zk_host_square_sum", Operand("hsums"))
-            if self.shards.below
-            else ("zk_square_sum", Operand("sums"))
-        )
+            self.summed_over_ranks(f)
+        host = self.shards.below
+        kernel = "zk_host_square_sum" if host else "zk_square_sum"
+        sums = Operand("hsums" if host else "sums")
+        part = f"spans.{f.name}", self.shard(f), f.shard
         self.own(
             f"norm.{f.name}",
             ("g",),
             (),
             ("l",),
-            (
-                *norm,
-                Operand("g", 0, by_rank),
-                f"spans.{f.name}",
-                self.shard(f),
-                f.shard,
-            ),
+            (kernel, sums, self.mine("g", f), *part),
+            shape=(f.shard,),
+        )
+
+    def mine(self, name: str, f: Flat) -> Operand:
+        """A rank's part, where what a function is given is whole."""
+        every = self.shards.sums == "whole"
+        return Operand(name, 0, f.shard * 4 if every else 0)
+
+    def summed_here(self, f: Flat) -> None:
+        """Leaves to sums of this rank alone, and these to sums over ranks."""
+        whole, S = f.shard * self.W, self.shards.sources
+        grains, block = self.spec.grains, self.spec.block
+        node, leaf = Operand("node"), ("&leaf", 1, 0, whole)
+        tree = CTL, grains, f.mask, block
+        self.own(
+            f"own.{f.name}",
+            ("leaf",),
+            ("node",),
+            (),
+            ("zk_push", node, whole, *leaf, *tree),
+            shape=(whole,),
+        )
+        if self.W > 1:
+            ranks = NULL, S, 0, block // grains
+            self.own(
+                f"join.{f.name}",
+                ("sources",),
+                ("node",),
+                ("n",),
+                ("zk_push", self.mine("node", f), 0, *_came(S, 1), *ranks),
+                shape=(f.shard,),
+            )
+
+    def summed_over_ranks(self, f: Flat) -> None:
+        """Every rank's leaves to sums."""
+        S, every = self.shards.sources, self.shards.sums == "whole"
+        stride = f.shard * self.W if every else f.shard
+        tree = CTL, S * self.spec.grains, f.mask, self.spec.block
+        self.own(
+            f"sum.{f.name}",
+            ("sources",),
+            ("node",),
+            ("n",),
+            ("zk_push", self.mine("node", f), stride, *_came(S, 0), *tree),
             shape=(f.shard,),
         )
 
@@ -533,6 +500,11 @@ def functions(
         spec, [c for fn in m.fns for c in fn.calls if c.kernel == "zk_push"]
     )
     return tuple(m.fns), tuple(m.table.rows.values()), runs
+
+
+def _came(sources: int, full: int) -> Own:
+    """What a push takes of a reduction: pieces, how many, whether they are f32, elements."""
+    return "sources", sources, full, "n"
 
 
 def _pushed(spec: Spec, pushes: list[plan.Call]) -> None:

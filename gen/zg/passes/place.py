@@ -83,8 +83,12 @@ def lifetimes(body: Body, outside: set[str], real: int) -> list[Item]:
         for kind, name in call.args:
             if kind == "value" and name not in outside:
                 spans.setdefault(str(name), []).append(t)
+    out = []
     size = {v.name: v.bytes(real) for v in body.values}
-    return [Item(n, size[n], ts[0], ts[-1]) for n, ts in spans.items()]
+    for name, touched in spans.items():
+        first, *_ = touched
+        out.append(Item(name, size[name], first, touched[-1]))
+    return out
 
 
 def joined(body: Body, items: Sequence[Item]) -> dict[str, str]:

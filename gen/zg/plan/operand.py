@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+Names = tuple[str, ...]
+Ints = tuple[int, ...]
+
 
 @dataclass(frozen=True)
 class Operand:

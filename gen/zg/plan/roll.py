@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, product
 
+from .operand import Ints
 from .plan import Event, Int, Ref, Step
 
 
@@ -21,8 +22,8 @@ class Line:
     it, the outermost first; the modulus of each number, 0 for none."""
 
     step: Step
-    moduli: tuple[int, ...] = ()
-    growth: tuple[tuple[int, ...], ...] = ()
+    moduli: Ints = ()
+    growth: tuple[Ints, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -43,13 +44,13 @@ def unit_of(step: Step) -> tuple[str, int]:
     return name, int(index[:-1]) if index else 0
 
 
-def numbers(step: Step) -> tuple[int, ...]:
+def numbers(step: Step) -> Ints:
     """Every number of a step that a loop may change, in a fixed order."""
     out = [unit_of(step)[1]]
-    for r in (*step.ins, *step.outs):
+    for r in step.refs:
         out += (r.index, r.at)
     out += (i.value for i in step.ints)
-    out += (e.index for e in (*step.waits, *step.recs))
+    out += (e.index for e in step.events)
     return tuple(out)
 
 
@@ -57,20 +58,20 @@ def _counts(steps: Sequence[Step]) -> dict[str, int]:
     """How many slots of each class are used, and how many events of each name."""
     most: dict[str, int] = {}
     for s in steps:
-        named = [(r.cls, r.index) for r in (*s.ins, *s.outs)]
-        named += [(e.name, e.index) for e in (*s.waits, *s.recs)]
+        named = [(r.cls, r.index) for r in s.refs]
+        named += [(e.name, e.index) for e in s.events]
         for name, index in named:
             most[name] = max(most.get(name, 0), index + 1)
     return most
 
 
-def _moduli(step: Step, counts: Mapping[str, int]) -> tuple[int, ...]:
+def _moduli(step: Step, counts: Mapping[str, int]) -> Ints:
     """The modulus of each of `numbers`."""
     out = [0]
-    for r in (*step.ins, *step.outs):
+    for r in step.refs:
         out += (counts[r.cls], 0)
     out += (0 for _ in step.ints)
-    out += (counts[e.name] for e in (*step.waits, *step.recs))
+    out += (counts[e.name] for e in step.events)
     return tuple(out)
 
 
@@ -81,15 +82,24 @@ def rebuild(step: Step, values: Sequence[int]) -> Step:
     def ref(r: Ref) -> Ref:
         return Ref(r.cls, next(left), next(left), r.last)
 
-    name, index = unit_of(step)[0], next(left)
-    unit = f"{name}[{index}]" if "[" in step.unit else step.unit
-    ins = tuple([ref(r) for r in step.ins])
-    outs = tuple([ref(r) for r in step.outs])
-    ints = tuple([Int(i.name, next(left), i.per) for i in step.ints])
-    waits = tuple([Event(e.name, next(left)) for e in step.waits])
-    recs = tuple([Event(e.name, next(left)) for e in step.recs])
+    def event(e: Event) -> Event:
+        return Event(e.name, next(left))
+
+    def number(i: Int) -> Int:
+        return Int(i.name, next(left), i.per)
+
+    name, _ = unit_of(step)
+    index = next(left)
     return Step(
-        step.queue, step.op, unit, ins, outs, ints, waits, recs, step.group
+        step.queue,
+        step.op,
+        f"{name}[{index}]" if "[" in step.unit else step.unit,
+        tuple(map(ref, step.ins)),
+        tuple(map(ref, step.outs)),
+        tuple(map(number, step.ints)),
+        tuple(map(event, step.waits)),
+        tuple(map(event, step.recs)),
+        step.group,
     )
 
 
@@ -116,13 +126,13 @@ def _shape(node: Node) -> Shape:
     )
 
 
-def _vector(node: Node) -> tuple[int, ...]:
+def _vector(node: Node) -> Ints:
     if isinstance(node, Loop):
         return sum((_vector(n) for n in node.body), ())
     return numbers(node.step)
 
 
-def _cycles(node: Node) -> tuple[int, ...]:
+def _cycles(node: Node) -> Ints:
     if isinstance(node, Loop):
         return sum((_cycles(n) for n in node.body), ())
     return node.moduli
@@ -148,8 +158,8 @@ class _List:
 
     nodes: list[Node]
     shapes: list[int]
-    vectors: list[tuple[int, ...]]
-    cycles: list[tuple[int, ...]]
+    vectors: list[Ints]
+    cycles: list[Ints]
 
 
 def _grown(old: list[int], new: list[int], cycles: list[int]) -> list[int]:
@@ -161,21 +171,24 @@ def _grown(old: list[int], new: list[int], cycles: list[int]) -> list[int]:
 
 def _run(l: _List, i: int, p: int) -> tuple[int, list[int]]:
     """How many copies of the window [i, i+p) follow one another, and what they grow by."""
-    if l.shapes[i : i + p] != l.shapes[i + p : i + 2 * p]:
-        return 1, []
 
-    def window(vectors: Sequence[Sequence[int]], a: int) -> list[int]:
-        return list(chain(*vectors[a : a + p]))
+    def numbers_from(vectors: Sequence[Sequence[int]], at: int) -> list[int]:
+        return list(chain(*vectors[at : at + p]))
 
-    cycles = window(l.cycles, i)
-    old, new = window(l.vectors, i), window(l.vectors, i + p)
-    growth = _grown(old, new, cycles)
-    count = 2
-    while l.shapes[i : i + p] == l.shapes[i + count * p : i + (count + 1) * p]:
-        old, new = new, window(l.vectors, i + count * p)
-        if _grown(old, new, cycles) != growth:
+    shapes = l.shapes[i : i + p]
+    cycles = numbers_from(l.cycles, i)
+    old = numbers_from(l.vectors, i)
+    growth: list[int] = []
+    count = 1
+    at = i + p
+    while l.shapes[at : at + p] == shapes:
+        new = numbers_from(l.vectors, at)
+        grown = _grown(old, new, cycles)
+        if count > 1 and grown != growth:
             break
+        growth, old = grown, new
         count += 1
+        at += p
     return count, growth
 
 
@@ -185,12 +198,14 @@ def _pass(l: _List, p: int, ids: dict[Shape, int]) -> bool:
     while i + 2 * p <= len(l.nodes):
         count, growth = _run(l, i, p)
         some = count >= 3 or (count == 2 and p >= 6)
-        if some and max(map(_depth, l.nodes[i : i + p])) < DEPTH:
-            body = tuple(_wrap(n, growth) for n in l.nodes[i : i + p])
+        window = l.nodes[i : i + p]
+        if some and max(map(_depth, window)) < DEPTH:
+            body = tuple(_wrap(n, growth) for n in window)
             loop = Loop(count, body)
+            shape = _shape(loop)
             end = i + count * p
             l.nodes[i:end] = [loop]
-            l.shapes[i:end] = [ids.setdefault(_shape(loop), len(ids))]
+            l.shapes[i:end] = [ids.setdefault(shape, len(ids))]
             l.vectors[i:end] = [_vector(loop)]
             l.cycles[i:end] = [_cycles(loop)]
             found = True
@@ -214,7 +229,7 @@ def roll(steps: Sequence[Step]) -> tuple[Node, ...]:
     return tuple(_plain(n, ()) for n in l.nodes)
 
 
-def _plain(node: Node, rounds: tuple[int, ...]) -> Node:
+def _plain(node: Node, rounds: Ints) -> Node:
     """A node whose numbers have a modulus only where they come round; rounds: of loops around."""
     if isinstance(node, Loop):
         inner = (*rounds, node.count)
@@ -234,9 +249,9 @@ def _plain(node: Node, rounds: tuple[int, ...]) -> Node:
 def _straight(
     first: int,
     modulus: int,
-    growth: tuple[int, ...],
-    rounds: tuple[int, ...],
-) -> tuple[int, tuple[int, ...]]:
+    growth: Ints,
+    rounds: Ints,
+) -> tuple[int, Ints]:
     """Modulus and growth of a number: none, where it can grow or shrink and stays below."""
     if not modulus:
         return modulus, growth
@@ -249,7 +264,7 @@ def _straight(
     return modulus, growth
 
 
-def _expand(node: Node, turns: tuple[int, ...]) -> list[Step]:
+def _expand(node: Node, turns: Ints) -> list[Step]:
     if isinstance(node, Loop):
         return [
             s

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from itertools import zip_longest
 from typing import Any
 
-from .operand import Arg, Index, Operand
+from .operand import Arg, Index, Names, Operand
 from .plan import (
     Call,
     Class,
     Event,
+    Events,
     File,
     Flat,
     Fn,
@@ -189,7 +190,7 @@ def _value(text: str, kind: object) -> object:
     return read(text)
 
 
-def _names(text: str) -> tuple[str, ...]:
+def _names(text: str) -> Names:
     return () if text == "-" else tuple(text.split(","))
 
 
@@ -279,7 +280,7 @@ def parse(text: str) -> Plan:
     by_word = {word: cls for cls, word in _WORD.items()}
     fns: list[Fn] = []
     sections: list[tuple[str, int, list[Step]]] = []
-    events: tuple[Event, ...] = ()
+    events: Events = ()
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
         try:

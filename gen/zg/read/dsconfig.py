@@ -26,14 +26,14 @@ from .dsrows import (
     numeric,
 )
 from .keytypes import RANKS
-from .node import Node, SpecError, printable, several, shown
+from .node import Names, Node, SpecError, printable, several, shown
 
 
 class Config(NamedTuple):
     """changes: the spec's keys and their new values, None for a key that goes."""
 
     changes: tuple[tuple[str, Node | None], ...]
-    notes: tuple[str, ...]
+    notes: Names
 
 
 @dataclass
@@ -366,7 +366,8 @@ class _Reader:
             )
         node = self.changes[mine[0]] if mine else None
         if node:
-            self.changes = {_SCHEDULE: Node({}, node.where), **self.changes}
+            whole = Node({}, node.where)
+            self.changes = {_SCHEDULE: whole, **self.changes}
 
     def precision(self) -> None:
         """f32 where the file switches off what it names of 16 bits, whatever the spec says."""

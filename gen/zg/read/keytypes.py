@@ -14,7 +14,7 @@ from pydantic import GetCoreSchemaHandler, PlainValidator
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from ..facts import ops
-from .node import number, shown
+from .node import Names, number, shown
 
 DIM = 2**31 - 1  # a dimension: kernels count rows and columns in 31 bits
 RANKS = 2**20
@@ -220,7 +220,7 @@ def margin(value: object) -> int:
     return int(found)
 
 
-def again(value: object) -> tuple[str, ...]:
+def again(value: object) -> Names:
     """The ops of a block whose values are made again."""
     named = {"none": [], "full": [*RECOMPUTE]}
     words = named.get(value, [value]) if isinstance(value, str) else value
@@ -253,6 +253,7 @@ def as_list(value: object) -> object:
 
 Count = Annotated[int, Integer(1, DIM)]
 Flag = Annotated[bool, PlainValidator(_flag)]
+Bytes = Annotated[int, PlainValidator(whole_bytes)]
 Elems = Annotated[int, Integer(1, ELEMS)]
 ElemsOrNone = Annotated[int, Integer(0, ELEMS)]
 Tiny = Annotated[

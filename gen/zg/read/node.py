@@ -15,6 +15,11 @@ DEPTH = 40
 LINES = 5  # of errors shown
 
 
+Names = tuple[str, ...]
+Ints = tuple[int, ...]
+Path = tuple[str | int, ...]  # to a key
+
+
 class SpecError(Exception):
     """The user's mistake; str() is `file:line: key: what is wrong; what is allowed`."""
 
@@ -33,7 +38,7 @@ class Node:
             return [node.plain() for node in self.value]
         return self.value
 
-    def at(self, path: tuple[str | int, ...]) -> Node:
+    def at(self, path: Path) -> Node:
         """The node at a path, or the nearest one that there is above it."""
         node = self
         for step in path:
@@ -51,7 +56,7 @@ class Node:
         return node
 
 
-def dotted(path: tuple[str | int, ...]) -> str:
+def dotted(path: Path) -> str:
     """model.units[1].ops"""
     words = (f"[{p}]" if isinstance(p, int) else f".{p}" for p in path)
     return printable("".join(words).removeprefix("."))

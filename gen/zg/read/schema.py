@@ -29,6 +29,7 @@ from .keytypes import (
     TARGETS,
     TOKEN,
     Auto,
+    Bytes,
     Choice,
     Count,
     Elems,
@@ -52,9 +53,8 @@ from .keytypes import (
     target,
     two,
     unique,
-    whole_bytes,
 )
-from .node import SpecError
+from .node import Ints, Names, SpecError
 
 # ---- what the passes read
 
@@ -67,7 +67,7 @@ class Weight:
 
     name: str
     parts: tuple[tuple[str, int], ...]
-    shape: tuple[int, ...]
+    shape: Ints
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,14 @@ class Model:
 # Spec it is None only where the type does not take the key, or its row says so.
 UNSAID: Any = None
 
+_Steps = Annotated[int, Integer(0, 2**53)]
+_Rate = Annotated[float, Real(0.0, 1e3)]
+_Share = Annotated[float, Real(0.0, 0.999999999)]
+_Stairs = Annotated[int, Integer(0, 2**20)]
+_Ratio = Annotated[float, Real(0.0, 1.0)]
+_Size = Annotated[int, Integer(0, DIM)]
+_Device = Annotated[str, Choice("none", "cpu", "nvme")]
+
 _KEYS = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
 
@@ -126,9 +134,9 @@ class OffloadOptimizer:
     nvme_path: the directory of a rank's file."""
 
     __pydantic_config__ = _KEYS
-    device: Annotated[str, Choice("none", "cpu", "nvme")] = "none"
+    device: _Device = "none"
     buffer_count: Annotated[int, Integer(1, 64)] = 4
-    ratio: Annotated[float, Real(0.0, 1.0)] = 1.0
+    ratio: _Ratio = 1.0
     nvme_path: Folder | None = None
 
 
@@ -138,7 +146,7 @@ class OffloadParam:
     on the host though the device is nvme, whole flats in the plan's order."""
 
     __pydantic_config__ = _KEYS
-    device: Annotated[str, Choice("none", "cpu", "nvme")] = "none"
+    device: _Device = "none"
     nvme_path: Folder | None = None
     max_in_cpu: ElemsOrNone = 0
 
@@ -185,8 +193,8 @@ class Group:
 
     __pydantic_config__ = _KEYS
     match: Annotated[tuple[Pattern, ...], AfterValidator(some)]
-    lr_factor: Annotated[float, Real(0.0, 1e3)] = 1.0
-    weight_decay: Unsaid[Annotated[float, Real(0.0, 1e3)]] = None
+    lr_factor: _Rate = 1.0
+    weight_decay: Unsaid[_Rate] = None
     frozen: Flag = False
 
 
@@ -198,27 +206,21 @@ class Optimizer:
     has it. None: a key that the type does not take."""
 
     __pydantic_config__ = _KEYS
-    lr: Annotated[float, Real(0.0, 1e3)]
+    lr: _Rate
     type: Annotated[str, Choice(*kinds.OPTIMIZERS)] = "AdamW"
     betas: Annotated[
-        tuple[Annotated[float, Real(0.0, 0.999999999)], ...],
+        tuple[_Share, ...],
         AfterValidator(two),
     ] = UNSAID
     eps: Tiny = UNSAID
-    momentum: Annotated[float, Real(0.0, 0.999999999)] = UNSAID
+    momentum: _Share = UNSAID
     nesterov: Flag = UNSAID
-    weight_decay: Annotated[float, Real(0.0, 1e3)] = 0.0
+    weight_decay: _Rate = 0.0
     decay: Annotated[str, Choice("matrices", "all")] = "matrices"
     clip: Annotated[float, Real(0.0, 1e30)] = 1.0
     moments: Annotated[str, Choice("f32", "bf16")] = "f32"
     masters: Flag = True
     groups: tuple[Group, ...] = ()
-
-
-_Steps = Annotated[int, Integer(0, 2**53)]
-_Rate = Annotated[float, Real(0.0, 1e3)]
-_Share = Annotated[float, Real(0.0, 0.999999999)]
-_Stairs = Annotated[int, Integer(0, 2**20)]
 
 
 @dataclass(frozen=True)
@@ -235,21 +237,19 @@ class Schedule:
     decay: Annotated[int, Integer(1, 2**53)] = UNSAID
     warmup_min_lr: _Rate = UNSAID
     warmup_max_lr: _Rate = UNSAID
-    warmup_num_steps: Annotated[int, Integer(0, DIM)] = (
-        UNSAID  # 0 and 1 mean 2
-    )
+    warmup_num_steps: _Size = UNSAID  # 0 and 1 mean 2
     warmup_type: Annotated[str, Choice("log", "linear")] = UNSAID
     total_num_steps: Count = UNSAID
-    warmup_min_ratio: Annotated[float, Real(0.0, 1.0)] = UNSAID
-    cos_min_ratio: Annotated[float, Real(0.0, 1.0)] = UNSAID
+    warmup_min_ratio: _Ratio = UNSAID
+    cos_min_ratio: _Ratio = UNSAID
     cycle_min_lr: _Rate = UNSAID
     cycle_max_lr: _Rate = UNSAID
     decay_lr_rate: Annotated[float, Real(0.0, 1e9)] = UNSAID
     cycle_first_step_size: Count = UNSAID
-    cycle_second_step_size: Annotated[int, Integer(0, DIM)] = UNSAID
+    cycle_second_step_size: _Size = UNSAID
     cycle_first_stair_count: _Stairs = UNSAID
     cycle_second_stair_count: _Stairs = UNSAID
-    decay_step_size: Annotated[int, Integer(0, DIM)] = UNSAID
+    decay_step_size: _Size = UNSAID
     cycle_momentum: Flag = UNSAID
     cycle_min_mom: _Share = UNSAID
     cycle_max_mom: _Share = UNSAID
@@ -303,12 +303,12 @@ class Train:
         default_factory=lambda: {"block": 16}
     )
     head_chunk: Annotated[int | None, Auto(1, DIM)] = None
-    recompute: Annotated[tuple[str, ...], PlainValidator(again)] = ()
+    recompute: Annotated[Names, PlainValidator(again)] = ()
     reduction: Annotated[str, Choice("exact", "fast")] = "exact"
     sm_margin: Annotated[int, PlainValidator(margin)] = 0
     accumulate: Annotated[str, Choice("grains", "layers")] = "grains"
     offload_activations: Flag = False
-    memory_budget: Annotated[int, PlainValidator(whole_bytes)] | None = None
+    memory_budget: Bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -317,9 +317,9 @@ class Memory:
     needs."""
 
     __pydantic_config__ = _KEYS
-    device: Annotated[int, PlainValidator(whole_bytes)] | None = None
-    host: Annotated[int, PlainValidator(whole_bytes)] | None = None
-    file: Annotated[int, PlainValidator(whole_bytes)] | None = None
+    device: Bytes | None = None
+    host: Bytes | None = None
+    file: Bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -347,9 +347,9 @@ class Spec:
     zero: Zero
     train: Train
     cluster: Cluster
-    targets: tuple[str, ...]
+    targets: Names
     data: Data
-    notes: tuple[str, ...] = ()
+    notes: Names = ()
     places: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from ..facts import ops
 from ..facts.families import FAMILIES
 from .keytypes import DIM, ELEMS
-from .node import Node, SpecError, dotted
+from .node import Ints, Node, Path, SpecError, dotted
 from .schema import (
     Attention,
     Embedding,
@@ -30,7 +30,6 @@ from .schema import (
     Weight,
 )
 
-Path = tuple[str | int, ...]
 TENSORS = 2**20  # of a model: a weights' file lists them all
 OPS = tuple(OpKeys.model_fields)
 
@@ -121,7 +120,7 @@ class Walk:
         names: Sequence[str],
         what: str,
         rows: Sequence[int],
-        shape: tuple[int, ...],
+        shape: Ints,
     ) -> Weight:
         """The tensors NAME.WHAT, one after the other, in every layer of the unit."""
         row = math.prod(shape[1:])

@@ -18,7 +18,17 @@ from pydantic_core import ErrorDetails
 from ..facts import kinds
 from . import dsconfig, dsjson, dswords, yamltext
 from .keytypes import TOKEN
-from .node import Node, SpecError, dotted, meant, printable, several, shown
+from .node import (
+    Names,
+    Node,
+    Path,
+    SpecError,
+    dotted,
+    meant,
+    printable,
+    several,
+    shown,
+)
 from .schema import (
     TYPES,
     Aio,
@@ -35,7 +45,7 @@ from .schema import (
     Unit,
     Zero,
 )
-from .shapes import Path, fail
+from .shapes import fail
 from .units import build
 
 __all__ = [
@@ -100,7 +110,7 @@ def _place(path: str) -> Callable[[int], str]:
 
 
 # Files that are taken for another: keys that say so, what it is, what is allowed.
-Taken = tuple[tuple[str, ...], str, str]
+Taken = tuple[Names, str, str]
 _SPEC = (
     ("model", "train", "cluster", "zero"),
     "a spec",
@@ -237,9 +247,7 @@ def _set(root: Node, text: str) -> None:
     _put(root, key, made)
 
 
-def _all(
-    node: Node, path: tuple[str | int, ...] = ()
-) -> list[tuple[tuple[str | int, ...], Node]]:
+def _all(node: Node, path: Path = ()) -> list[tuple[Path, Node]]:
     """A node and all below it, each with its path."""
     value = node.value
     pairs = (
@@ -267,7 +275,7 @@ def _record(kind: object) -> type | None:
     return next((r for r in map(_record, get_args(kind)) if r), None)
 
 
-def _keys(path: tuple[str | int, ...]) -> list[str]:
+def _keys(path: Path) -> list[str]:
     """The keys that the mapping at a path may have."""
     kind: type = SpecKeys
     for step in path:
@@ -283,23 +291,24 @@ def _keys(path: tuple[str | int, ...]) -> list[str]:
 
 def _line(root: Node, error: ErrorDetails) -> str:
     """One line for one of pydantic's errors."""
-    path, kind = error["loc"], error["type"]
-    where, key = root.at(path).where, dotted(path)
+    path = error["loc"]
+    kind = error["type"]
+    at = f"{root.at(path).where}: {dotted(path)}"
     if kind == "zg":
-        return f"{where}: {key}: {error['msg']}"
+        return f"{at}: {error['msg']}"
     if kind == "missing":
-        return f"{where}: {key}: is missing; it must be given"
+        return f"{at}: is missing; it must be given"
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         keys = _keys(path[:-1])
         hint = meant(str(path[-1]), keys)
-        return f"{where}: {key}: is no key here; {hint}allowed: {', '.join(keys) or 'no key'}"
+        allowed = ", ".join(keys) or "no key"
+        return f"{at}: is no key here; {hint}allowed: {allowed}"
+    said = shown(error["input"])
     if kind in ("tuple_type", "list_type"):
-        return f"{where}: {key}: is {shown(error['input'])}; allowed: a list"
+        return f"{at}: is {said}; allowed: a list"
     known = ", ".join(_keys(path))
-    return (
-        f"{where}: {key}: is {shown(error['input'])}; "
-        f"allowed: {f'a mapping with the keys {known}' if known else '{}'}"
-    )
+    allowed = f"a mapping with the keys {known}" if known else "{}"
+    return f"{at}: is {said}; allowed: {allowed}"
 
 
 def _validate(root: Node) -> SpecKeys:
@@ -500,13 +509,18 @@ def _schedule(keys: SpecKeys, root: Node) -> Schedule:
     return s
 
 
+def _idle(root: Node, path: Path, why: str) -> str:
+    """A note of a key without effect."""
+    return f"{root.at(path).where}: {dotted(path)}: has no effect{why}"
+
+
 def _held(s: Schedule, root: Node) -> Iterator[str]:
     """Notes of keys that all of our types know, and one has no use for."""
     path = ("train", "schedule")
     for key in ("steps", "min_lr") if s.type == "constant" else ():
         if root.at(path).value.get(key) is not None:
             at = (*path, key)
-            yield f"{root.at(at).where}: {dotted(at)}: has no effect: constant stays at lr"
+            yield _idle(root, at, ": constant stays at lr")
 
 
 def _filed(keys: SpecKeys, root: Node) -> Iterator[str]:
@@ -524,13 +538,13 @@ def _filed(keys: SpecKeys, root: Node) -> Iterator[str]:
         if path is not None and part in there:
             paths.setdefault(path, at)
         elif path is not None:
-            yield f"{root.at(at).where}: {dotted(at)}: has no effect while the device is no nvme"
+            yield _idle(root, at, " while the device is no nvme")
     if z.offload_optimizer.ratio < 1 and z.offload_optimizer.device == "none":
         at = ("zero", "offload_optimizer", "ratio")
-        yield f"{root.at(at).where}: {dotted(at)}: has no effect while the device is none"
+        yield _idle(root, at, " while the device is none")
     if z.offload_param.max_in_cpu and "offload_param" not in there:
         at = ("zero", "offload_param", "max_in_cpu")
-        yield f"{root.at(at).where}: {dotted(at)}: has no effect while the device is no nvme"
+        yield _idle(root, at, " while the device is no nvme")
     if len(paths) > 1:
         first, second = list(paths)[:2]
         raise fail(
@@ -667,10 +681,10 @@ def agree(s: Spec) -> None:
 
 def _effective(
     path: str, sets: Sequence[str], zero: str | None
-) -> tuple[Node, tuple[str, ...]]:
+) -> tuple[Node, Names]:
     """A file, changed by a DeepSpeed config, then by KEY=VALUE texts: the last wins. And notes."""
     root = _document(path)
-    notes: tuple[str, ...] = ()
+    notes: Names = ()
     for said in sets:
         _set(root, said)
     if zero is not None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from .keytypes import DIM, ELEMS, LAYERS
-from .node import Node, dotted
+from .node import Names, Node, dotted
 from .schema import (
     Group,
     Model,
@@ -141,20 +141,26 @@ def _sizes(walk: Walk, root: Place, train: Train) -> None:
         )
 
 
-def build(keys: SpecKeys, file: Node) -> tuple[Model, tuple[str, ...]]:
+def build(keys: SpecKeys, file: Node) -> tuple[Model, Names]:
     """The model of a spec whose keys are right one by one, and notes of groups of its tensors;
     SpecError where they do not fit."""
-    m, train, root = keys.model, keys.train, Place(file, ())
-    walk, at = Walk(m), root / "model" / "units"
+    m, train = keys.model, keys.train
+    root = Place(file, ())
+    walk = Walk(m)
+    at = root / "model" / "units"
     _order(at, m.units)
     layers = [u.blocks or 0 for u in m.units]
-    if sum(layers) > LAYERS:
-        most = at / layers.index(max(layers)) / "blocks"
-        raise most.fail(f"{sum(layers)} layers in all", f"up to {LAYERS}")
+    every = sum(layers)
+    if every > LAYERS:
+        most = layers.index(max(layers))
+        where = at / most / "blocks"
+        raise where.fail(f"{every} layers in all", f"up to {LAYERS}")
     units = tuple(_unit(walk, at / i, u) for i, u in enumerate(m.units))
     _sizes(walk, root, train)
+    patterns = root / "zero" / "replicate"
     for i, pattern in enumerate(keys.zero.replicate):
-        _matched(walk, root / "zero" / "replicate" / i, pattern)
-    groups = root / "train" / "optimizer" / "groups"
-    notes = _grouped(walk, groups, train.optimizer.groups)
+        _matched(walk, patterns / i, pattern)
+    optimizer = root / "train" / "optimizer"
+    groups = train.optimizer.groups
+    notes = _grouped(walk, optimizer / "groups", groups)
     return Model(m.vocab, m.width, m.names, units), tuple(notes)

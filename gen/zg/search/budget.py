@@ -20,6 +20,7 @@ from ..facts import ops
 from ..graph.graph import Graph
 from ..passes import operands, place, slices
 from ..plan import plan
+from ..plan.operand import Names
 from ..read.keytypes import RECOMPUTE
 from ..read.spec import Spec, SpecError
 from . import fits, knobs
@@ -62,7 +63,7 @@ class Choice:
     cost: float
 
     @property
-    def words(self) -> tuple[str, ...]:
+    def words(self) -> Names:
         return self.spec.train.recompute
 
     @property
@@ -78,7 +79,7 @@ class Choice:
         return ", ".join(move.moves for move in self.moved) or "none"
 
     @property
-    def keys(self) -> tuple[str, ...]:
+    def keys(self) -> Names:
         """As they are typed."""
         words = (
             self.name if self.name in ("full", "none") else f"[{self.name}]"
@@ -94,7 +95,7 @@ class Again:
     """A choice of ops. once: seconds of a micro-batch on each target; tmp: bytes of temporary
     space; saved: values and bytes of each that kinds of units save."""
 
-    words: tuple[str, ...]
+    words: Names
     once: dict[str, float]
     tmp: int
     saved: tuple[tuple[int, int], ...]
@@ -125,7 +126,7 @@ def _seconds(spec: Spec, graph: Graph, target: str) -> float:
     return total
 
 
-def _again(spec: Spec, words: tuple[str, ...]) -> Again:
+def _again(spec: Spec, words: Names) -> Again:
     graph = slices.graph(
         replace(spec, train=replace(spec.train, recompute=words))
     )

@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from .. import progress
+from ..plan.operand import Names
 from ..plan.plan import Plan
 from ..read.keytypes import RECOMPUTE
 from ..read.spec import Spec, SpecError, agree
@@ -108,7 +109,7 @@ class Way:
     far: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def settings(self) -> tuple[str, ...]:
+    def settings(self) -> Names:
         """As they are typed."""
         texts = []
         for s in self.picked:
