@@ -174,7 +174,9 @@ def gemm(cores: int, seconds: float, pairs: int) -> dict[str, object]:
         )
         for _ in range(pairs)
     ]
-    ours, theirs = (statistics.median(side) for side in zip(*rates))
+    ours, theirs = (
+        statistics.median(side) for side in zip(*rates, strict=True)
+    )
     return {
         "ours": ours,
         "openblas": theirs,
@@ -193,7 +195,9 @@ def touch(p: plan.Plan) -> Touch:
         p.shared,
         p.arena("cpu") - p.shared,
     )
-    kinds = zip(*(map(float, line.split()) for line in said.splitlines()))
+    kinds = zip(
+        *(map(float, line.split()) for line in said.splitlines()), strict=True
+    )
     return Touch(*(statistics.mean(kind) for kind in kinds))
 
 
@@ -307,7 +311,7 @@ def overhead(whole: list[Run], split: list[Run]) -> float:
     """How much longer a step of `split` takes: the median over pairs of neighbouring runs."""
     pairs = [
         statistics.median(s.steps) / statistics.median(w.steps)
-        for w, s in zip(whole, split)
+        for w, s in zip(whole, split, strict=True)
     ]
     return statistics.median(pairs) - 1
 

@@ -210,7 +210,10 @@ def losses(out: str) -> bool:
         ]
         for real, ours, cpus in jobs:
             a, b = ours.result(), cpus.result()
-            off = [abs(x - y) / y for x, y in zip(a.losses, b.losses)]
+            off = [
+                abs(x - y) / y
+                for x, y in zip(a.losses, b.losses, strict=False)
+            ]
             right = (
                 len(off) == STEPS
                 and off[0] <= BOUNDS[real][0]
@@ -452,7 +455,7 @@ def memory_of(said: str) -> dict[str, int]:
     )
     lost = re.search(r"device memory: (-?\d+) bytes fewer", said)
     numbers = [int(n) for n in arena.groups()] if arena else [0, 0, 0]
-    return dict(zip(("arena", "taken", "libraries"), numbers)) | {
+    return dict(zip(("arena", "taken", "libraries"), numbers, strict=True)) | {
         "lost": int(lost[1]) if lost else 0
     }
 

@@ -199,7 +199,7 @@ def dims(p: plan.Plan, k: Kernel) -> dict[str, int]:
     names = zk.operand_names(k.launch.kernel)
     found |= {
         name: int(word)
-        for name, word in zip(names, k.args)
+        for name, word in zip(names, k.args, strict=False)
         if word.lstrip("-").isdigit()
     }
     if kernels_of.kernel(k.launch.kernel).own and k.launch.shape:
@@ -301,7 +301,10 @@ class Bench:
         with self.device.graph(self.stream) as graph:
             for call in calls * turns:
                 call()
-        play = lambda: self.device.play(graph, self.stream)
+
+        def play():
+            return self.device.play(graph, self.stream)
+
         once(play)
         found = [once(play) / (turns * len(calls)) for _ in range(AGAIN)]
         self.device.call("cudaGraphExecDestroy", graph)
@@ -432,7 +435,11 @@ def need(k: Kernel, d: dict[str, int]) -> int:
 
 def moved(k: Kernel, d: dict[str, int]) -> int:
     row, names = ROWS[k.launch.kernel], zk.operand_names(k.launch.kernel)
-    absent = {name for name, word in zip(names, k.args) if word == "null"}
+    absent = {
+        name
+        for name, word in zip(names, k.args, strict=False)
+        if word == "null"
+    }
     if row.moved:
         return value(row.moved, d)
     return sum(
@@ -492,14 +499,17 @@ def copying() -> float:
     """bytes a second, those read and those written"""
     size = POOL // 6
     b = Bench("bf16", 2 * size)
-    call = lambda: b.device.call(
-        "cudaMemcpyAsync",
-        ctypes.c_void_p(b.room + size),
-        ctypes.c_void_p(b.room),
-        ctypes.c_size_t(size),
-        ON_DEVICE,
-        b.stream,
-    )
+
+    def call():
+        return b.device.call(
+            "cudaMemcpyAsync",
+            ctypes.c_void_p(b.room + size),
+            ctypes.c_void_p(b.room),
+            ctypes.c_size_t(size),
+            ON_DEVICE,
+            b.stream,
+        )
+
     rate = 2 * size / b.seconds([call])
     b.close()
     return rate
@@ -546,9 +556,10 @@ def small(word: str) -> None:
     seen: set[str] = set()
     for source in gpu_cases.SMALL:
         p = parse(source.read(".plan"))
-        b, taken = Bench(p.head.real, 1 << 20), []
+        b = Bench(p.head.real, 1 << 20)
+        taken: list[int] = []
 
-        def take(size: int) -> int:
+        def take(size: int, b: Bench = b, taken: list[int] = taken) -> int:
             taken.append(b.device.take(size))
             b.fill(taken[-1], size)
             return taken[-1]

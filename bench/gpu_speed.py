@@ -147,7 +147,10 @@ def turns() -> list[str]:
 
 def measure(case: Case, out: str) -> bool:
     begun, sides = time.monotonic(), turns()
-    left = lambda: LIMIT - (time.monotonic() - begun) - 2
+
+    def left():
+        return LIMIT - (time.monotonic() - begun) - 2
+
     p = parse(case.source.read(".plan"))
     data = data_of(case, p.head.vocab)
     runs: dict[str, list[dict]] = {"ours": [], "torch": []}

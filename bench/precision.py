@@ -59,7 +59,9 @@ def figures(
     )
     return {
         "way": way,
-        "first": max(abs(a - b) for a, b in zip(losses[:FIRST], whole)),
+        "first": max(
+            abs(a - b) for a, b in zip(losses[:FIRST], whole, strict=False)
+        ),
         "fell": losses[0] - losses[:FIRST][-1],
         "val": val,
         "off": val - true,

@@ -71,13 +71,16 @@ def limits(arrays: list[np.ndarray], threads: int) -> dict[str, float]:
     the first: the best of TRIES each"""
     half = len(arrays) // 2
     pairs = [
-        list(zip(*(np.array_split(x, threads) for x in two)))
-        for two in zip(arrays[:half], arrays[half:])
+        list(zip(*(np.array_split(x, threads) for x in two), strict=True))
+        for two in zip(arrays[:half], arrays[half:], strict=True)
     ]
-    copy = lambda i: [np.copyto(a, b) for a, b in (pair[i] for pair in pairs)]
-    add = lambda i: [
-        np.add(a, b, out=a) for a, b in (pair[i] for pair in pairs)
-    ]
+
+    def copy(i):
+        return [np.copyto(a, b) for a, b in (pair[i] for pair in pairs)]
+
+    def add(i):
+        return [np.add(a, b, out=a) for a, b in (pair[i] for pair in pairs)]
+
     n = sum(x.nbytes for x in arrays[:half])
     return {
         "copy": max(2e-9 * n / busy(copy, threads) for _ in range(TRIES)),
@@ -143,7 +146,7 @@ def figures(
     for name, case in cases.items():
         pairs = [
             statistics.median(r.steps) / statistics.median(f.steps)
-            for r, f in zip(runs[case.name], first)
+            for r, f in zip(runs[case.name], first, strict=True)
         ]
         p = plans[case]
         out.append(

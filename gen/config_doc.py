@@ -16,6 +16,7 @@ from config_keys import DOES
 from pydantic import BeforeValidator, PlainValidator
 from pydantic_core import PydanticCustomError
 from zg.read import dskeys, dsrows, schema
+from zg.read.keytypes import LeftOut
 
 HEAD = """# Every key
 
@@ -89,6 +90,8 @@ def allowed(kind: object) -> str:
     """What the error about a wrong value says is allowed."""
     args = typing.get_args(kind)
     for meta in getattr(kind, "__metadata__", ()):
+        if isinstance(meta, LeftOut):
+            return allowed(typing.get_args(args[0])[0])
         if isinstance(meta, PlainValidator):
             try:
                 meta.func(object())
@@ -150,7 +153,9 @@ def spec(kind: type, path: str = "") -> Iterator[str]:
 
 
 def words(row: dsrows.Honour | dsrows.Same | dsrows.Moved) -> str:
-    plain = lambda x: json.dumps(x).strip('"')
+    def plain(x):
+        return json.dumps(x).strip('"')
+
     pairs = [
         f"{plain(a)} is {plain(b)}"
         for a, b in (row.words or {}).items()

@@ -22,9 +22,10 @@ settings.load_profile("fixed")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long tests go first, so that those at the end are short ones. Quick are the first row of a
     test and the last."""
-    marked = lambda item, *names: any(
-        item.get_closest_marker(name) for name in names
-    )
+
+    def marked(item, *names):
+        return any(item.get_closest_marker(name) for name in names)
+
     items.sort(key=lambda item: not marked(item, "slow", "exhaustive"))
     rows = defaultdict(list)
     for item in items:

@@ -188,7 +188,7 @@ def arenas(
                     else np.full(raw.size, True)
                 )
                 base = f.at + i * t.flat_step * f.stride
-                for value, e in zip(raw[mine], where[mine]):
+                for value, e in zip(raw[mine], where[mine], strict=True):
                     at = base + 4 * (e - (0 if f.whole else rank * f.shard))
                     out[rank][at : at + 4] = np.frombuffer(
                         value.tobytes(), np.uint8

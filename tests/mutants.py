@@ -176,9 +176,13 @@ def numbers(s: Step) -> Iterator[tuple[str, Step]]:
 
 def with_mark(s: Step, slot: tuple[str, int], last: bool) -> Step:
     """The step as the last use of a slot, or as one more."""
-    mark = lambda refs: tuple(
-        replace(r, last=last) if (r.cls, r.index) == slot else r for r in refs
-    )
+
+    def mark(refs):
+        return tuple(
+            replace(r, last=last) if (r.cls, r.index) == slot else r
+            for r in refs
+        )
+
     return replace(s, ins=mark(s.ins), outs=mark(s.outs))
 
 
@@ -253,12 +257,15 @@ def of_batches(p: Plan) -> Iterator[Mutant]:
 
 def swapped_targets(p: Plan) -> Iterator[Mutant]:
     """Slots 0 and 1 of the targets change places in every step."""
-    turned = lambda refs: tuple(
-        replace(r, index=1 - r.index)
-        if r.cls == "targets" and r.index < 2
-        else r
-        for r in refs
-    )
+
+    def turned(refs):
+        return tuple(
+            replace(r, index=1 - r.index)
+            if r.cls == "targets" and r.index < 2
+            else r
+            for r in refs
+        )
+
     sections = tuple(
         replace(
             x,
@@ -426,10 +433,13 @@ class _Footprints:
 
     def slots(self, s: Step, g: int) -> list[Touch]:
         ints = {i.name: i.value + g * i.per for i in s.ints}
-        whole = lambda r, write: Touch((r.cls, r.index), 0, ALL, write)
-        piece = lambda r, size, write: Touch(
-            (r.cls, r.index), r.at, r.at + size, write
-        )
+
+        def whole(r, write):
+            return Touch((r.cls, r.index), 0, ALL, write)
+
+        def piece(r, size, write):
+            return Touch((r.cls, r.index), r.at, r.at + size, write)
+
         body = s.op.split(".")[0]
         if s.op == "gather":
             return [
@@ -619,7 +629,9 @@ def of_calls(p: Plan) -> Iterator[Mutant]:
     """A call deleted, or one of its operands or whole numbers changed."""
     for f, fn in enumerate(p.fns):
 
-        def having(calls: tuple[plan.Call, ...]) -> Plan:
+        def having(
+            calls: tuple[plan.Call, ...], f: int = f, fn: plan.Fn = fn
+        ) -> Plan:
             return replace(p, fns=put(p.fns, f, replace(fn, calls=calls)))
 
         for n, c in enumerate(fn.calls):
@@ -647,7 +659,7 @@ def of_stated(p: Plan) -> Iterator[Mutant]:
     names = {s.what for s in p.stated}
     for f, fn in enumerate(p.fns):
         for n, c in enumerate(
-            fn.calls if fn.name.split(".")[0] in check.UNITS else ()
+            fn.calls if fn.name.split(".")[0] in check.BODIES else ()
         ):
             for i, formal in enumerate(kernel(c.kernel).formals):
                 for new in (
@@ -725,7 +737,7 @@ def of_lists(p: Plan) -> Iterator[Mutant]:
     own = {
         c.launch
         for f in p.fns
-        if f.name.split(".")[0] not in check.UNITS
+        if f.name.split(".")[0] not in check.BODIES
         for c in f.calls
     }
     for n, l in enumerate(p.launches):

@@ -197,7 +197,7 @@ def masters(data: Path, steps: int) -> np.ndarray:
             which = ((step * GRAINS + grain) * B + np.arange(B)) % len(inputs)
             key = 0
             for token, target in zip(
-                inputs[which].ravel(), targets[which].ravel()
+                inputs[which].ravel(), targets[which].ravel(), strict=True
             ):
                 key = (key * 31 + int(token) * 7 + int(target)) % 2**64
             total += mix(master + np.uint64(key))

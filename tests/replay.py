@@ -169,14 +169,17 @@ def tree(name: str, ref: str) -> pathlib.Path:
 def working() -> str:
     """The working tree as an object of git's: whatever git does not ignore."""
     env = {**os.environ, "GIT_INDEX_FILE": str(OUT / "index")}
-    git = lambda *words: subprocess.run(
-        ["git", *words],
-        cwd=ROOT,
-        env=env,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.strip()
+
+    def git(*words):
+        return subprocess.run(
+            ["git", *words],
+            cwd=ROOT,
+            env=env,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
+
     git("read-tree", "HEAD")
     git("add", "--all", "--", ".")
     git(
@@ -234,8 +237,11 @@ def compare(old: dict[str, str], new: dict[str, str]) -> int:
     for name in wrong:
         print(difference(name, old.get(name), new.get(name)))
     for emit in (*EMITS, "notes", "weights"):
-        of = lambda names: sum(name.endswith(f"/{emit}") for name in names)
-        print(f"{emit}: {of(new)} compared, {of(wrong)} differ")
+        compared, differ = (
+            sum(name.endswith(f"/{emit}") for name in names)
+            for names in (new, wrong)
+        )
+        print(f"{emit}: {compared} compared, {differ} differ")
     if not new:
         print("nothing is compared")
     return len(wrong) + len(failed) + (not new)

@@ -176,7 +176,7 @@ def exact(
         )
         e.y[b, :, h], e.y_off[b, :, h] = y
         e.lse[b, h], e.lse_off[b, h] = lse
-        for i, (g, off) in zip(at, grads):
+        for i, (g, off) in zip(at, grads, strict=True):
             e.dqkv[b, :, i] += g
             # a group's heads are added one to another
             e.dqkv_off[b, :, i] += off + H // G * F32 * np.abs(g)
@@ -361,13 +361,15 @@ def test_bits_on_a_gpu(T: int, H: int, G: int, D: int, dtype: int) -> None:
     )
     k = zk.Kernels(zk.EMULATED, dtype)
     first = attention(k, dtype, qkv, dy, G, 0.2)
-    for x, again in zip(first, attention(k, dtype, qkv, dy, G, 0.2)):
+    for x, again in zip(
+        first, attention(k, dtype, qkv, dy, G, 0.2), strict=True
+    ):
         assert x.tobytes() == again.tobytes()
     for b in range(B):
         alone = attention(
             k, dtype, qkv[b : b + 1].copy(), dy[b : b + 1].copy(), G, 0.2
         )
-        for x, one in zip(first, alone):
+        for x, one in zip(first, alone, strict=True):
             assert x[b].tobytes() == one[0].tobytes()
 
 

@@ -275,7 +275,7 @@ def test_nothing_is_accepted_that_the_library_refuses(
         texts.append(text)
     files = [raw_file(text.encode(), bytes(range(32))) for text in texts]
     dirs = [tmp_path / str(k) for k in range(400)]
-    for where, file in zip(dirs, files):
+    for where, file in zip(dirs, files, strict=True):
         where.mkdir()
         (where / "model.safetensors").write_bytes(file)
     (tmp_path / "program").write_text(layout(1).text())

@@ -1,6 +1,7 @@
 """test_budget.py -- train.memory_budget: what is chosen fits, is the cheapest that does, and is the
 plan of a spec with the same keys."""
 
+import itertools
 import re
 from dataclasses import replace
 
@@ -70,7 +71,7 @@ def test_more_is_dearer(keys: tuple[str, ...]) -> None:
     assert every[-1].words == RECOMPUTE and len(every[-1].moved) == (
         0 if keys else 3
     )
-    for a, b in zip(every, every[1:]):
+    for a, b in itertools.pairwise(every):
         assert a.cost <= b.cost and a.device > b.device
     least = planned("llama3-8b", *keys, *every[-1].keys)
     assert every[-1].device == reserve.most(least)
@@ -93,9 +94,10 @@ def test_what_the_spec_says_stays() -> None:
 
 def test_only_what_there_is_moves() -> None:
     """At stage 0 no optimizer, below 3 no parameters, of all grains at once no activations."""
-    moved = lambda *keys: {
-        m.moves for c in found("gpt-tiny", *keys) for m in c.moved
-    }
+
+    def moved(*keys):
+        return {m.moves for c in found("gpt-tiny", *keys) for m in c.moved}
+
     assert moved("zero.stage=0") == {"activations"}
     assert moved("zero.stage=2") == {"activations", "optimizer"}
     assert moved("zero.stage=3") == {"activations", "optimizer", "parameters"}
@@ -121,7 +123,7 @@ def test_the_host_has_an_end() -> None:
 )
 def test_a_memory_that_holds_no_choice(memory: str, device: list[str]) -> None:
     """Its own least is named, and works."""
-    said = zip(("device", "nvme_path"), device)
+    said = zip(("device", "nvme_path"), device, strict=False)
     keys = (
         "targets=[cpu]",
         "zero.stage=1",
@@ -235,9 +237,10 @@ def test_only_what_moves_is_updated(monkeypatch: pytest.MonkeyPatch) -> None:
         return budget._step(s, p, ways, "cpu", 0, 0) * 1e-9
 
     p = planned("llama-tiny", "zero.stage=1")
-    size = lambda *names: sum(
-        f.count * f.shard for f in p.flats if f.name in names
-    )
+
+    def size(*names):
+        return sum(f.count * f.shard for f in p.flats if f.name in names)
+
     assert seconds() == pytest.approx(28 * size("embed", "block", "head"))
     frozen = (
         'train.optimizer.groups=[{match: ["model.layers.*"], frozen: true}]'

@@ -179,11 +179,14 @@ def test_what_pip_installs(
         check=True,
         timeout=300,
     )
-    files = lambda root: {
-        str(path.relative_to(root)): path.read_bytes()
-        for path in root.rglob("*")
-        if path.is_file()
-    }
+
+    def files(root):
+        return {
+            str(path.relative_to(root)): path.read_bytes()
+            for path in root.rglob("*")
+            if path.is_file()
+        }
+
     assert files(tmp_path / "out") == files(bundle)
 
 
@@ -207,13 +210,16 @@ def test_programs_side_by_side(tmp_path: pathlib.Path) -> None:
         (root / "build" / name).mkdir(parents=True)
         source = trainer.generate(ROOT / "model_specs" / f"{name}.yaml")
         (root / "build" / name / "train.c").write_text(source)
-    programs = lambda: subprocess.run(
-        ["ninja", "programs"],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+
+    def programs():
+        return subprocess.run(
+            ["ninja", "programs"],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+
     made = programs()
     assert made.returncode == 0, made.stdout
     for name in specs:

@@ -3,6 +3,7 @@ and by programs that see one of them in place of their own."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -278,7 +279,7 @@ def test_a_quota_sets_the_threads(
     here = found(tool, "", cpus, 1)[0]
     for quota, most in (("100000", 1), ("2000000000", here)):
         text = [quota, "100000"] if len(names) > 1 else [f"{quota} 100000"]
-        for name, value in zip(names, text):
+        for name, value in zip(names, text, strict=True):
             write(tmp_path, f"cgroup/{name}", value)
         command = (
             f"mount --bind {tmp_path}/cgroup /sys/fs/cgroup && "
@@ -329,7 +330,7 @@ def test_ranks_keep_to_their_part(
         pytest.skip("this host names no caches")
     for apart in (True, False):
         mounts = ""
-        for cpu, path in zip(cpus, caches):
+        for cpu, path in zip(cpus, caches, strict=True):
             write(
                 tmp_path,
                 f"list{cpu}",
@@ -424,7 +425,9 @@ def test_arenas_are_taken_by_all_threads(
             if pid == rank
         )
         assert len(mine) == len({thread for *_, thread in mine}) == slices
-        assert all(a + n == b for (a, n, _), (b, _, _) in zip(mine, mine[1:]))
+        assert all(
+            a + n == b for (a, n, _), (b, _, _) in itertools.pairwise(mine)
+        )
         assert all(n % (2 * MIB) == 0 for _, n, _ in mine[:-1])
         assert 33 * MIB < sum(n for _, n, _ in mine) < 34 * MIB
         for advice in (HUGEPAGE, DONTDUMP):

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from plans import WAYS, keys
-
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "gen"))
-
 from zg.check import check
 from zg.graph import model
 from zg.passes import layers, shard
-from zg.plan.plan import Plan  # noqa: E402
+from zg.plan.plan import Plan
 from zg.read import spec
 from zg.search import search
-from zg.write import cost, explain  # noqa: E402
+from zg.write import cost, explain
 
+ROOT = Path(__file__).resolve().parent.parent
 SPECS = ROOT / "model_specs"
 
 
@@ -74,10 +70,12 @@ def test_grains_in_both_orders_cost_the_same_work(
     )
     for what in (cost.flops, cost.again, cost.staying):
         assert what(a) == what(b)
-    gathers = lambda p: (
-        p.section("grain").repeat
-        * sum(s.op == "gather" for s in p.section("grain").steps)
-    )
+
+    def gathers(p):
+        return p.section("grain").repeat * sum(
+            s.op == "gather" for s in p.section("grain").steps
+        )
+
     assert gathers(a) == grains * gathers(b) > 0
     assert f"all {grains} grains go through a unit" in explain.explain(b)
     assert "go through" not in explain.explain(a)
@@ -117,15 +115,18 @@ def test_a_unit_may_write_two_leaves_by_itself(tmp_path: Path) -> None:
 
 def test_a_plan_has_only_so_many_lines() -> None:
     """Five units: 8192 turns are 1638 grains and a rest."""
-    loaded = lambda grains: spec.load(
-        str(SPECS / "gpt-tiny.yaml"),
-        (
-            "train.accumulate=layers",
-            "cluster.ranks=1",
-            "train.micro_batch=1",
-            f"train.global_batch={grains}",
-        ),
-    )
+
+    def loaded(grains):
+        return spec.load(
+            str(SPECS / "gpt-tiny.yaml"),
+            (
+                "train.accumulate=layers",
+                "cluster.ranks=1",
+                "train.micro_batch=1",
+                f"train.global_batch={grains}",
+            ),
+        )
+
     most, more = loaded(1638), loaded(1639)
     layers.few(most, model.build(most))
     with pytest.raises(

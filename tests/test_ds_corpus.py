@@ -16,8 +16,8 @@ sys.path.insert(0, str(ROOT / "gen"))
 
 from zg.check import check
 from zg.read import dsconfig, dskeys, dsrows
-from zg.read.spec import SpecError, load  # noqa: E402
-from zg.search import search  # noqa: E402
+from zg.read.spec import SpecError, load
+from zg.search import search
 
 FILES = sorted((ROOT / "tests/data/ds_configs").glob("*.json"))
 SAID = ROOT / "tests/data/ds_configs/said.txt"

@@ -152,11 +152,13 @@ def test_checkpointing_names_what_does_it_here(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["https://x.org/a", "a@b", "a,b", "one: two"])
 def test_text_that_needs_quotes(tmp_path: Path, text: str) -> None:
-    said = refusal(tmp_path, "{wandb: {enabled: true, project: %s\n}}" % text)
+    said = refusal(
+        tmp_path, f"{{wandb: {{enabled: true, project: {text}\n}}}}"
+    )
     assert "broken syntax" in said and '"text" in quotes' in said
     assert any(
         "wandb" in note
         for note in notes(
-            tmp_path, '{wandb: {enabled: true, project: "%s"\n}}' % text
+            tmp_path, f'{{wandb: {{enabled: true, project: "{text}"\n}}}}'
         )
     )

@@ -15,16 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from patience import LIMIT
-from zg.read import (
-    dsconfig,
-    dsjson,
-    dskeys,
-    dsrows,
-    dswords,
-)
-from zg.read import (
-    spec as spec_module,
-)
+from zg.read import dsconfig, dsjson, dskeys, dsrows, dswords
+from zg.read import spec as spec_module
 from zg.read.node import Node
 from zg.read.schema import Spec
 from zg.read.spec import SpecError, load
@@ -63,7 +55,10 @@ def notes(tmp: Path, *args: object) -> list[str]:
     return [note.replace(f"{tmp}/", "") for note in read(tmp, *args).notes]
 
 
-def changes(text: str, spec: Node = Node({}, "s.yaml:1")) -> dsconfig.Config:
+NOTHING = Node({}, "s.yaml:1")
+
+
+def changes(text: str, spec: Node = NOTHING) -> dsconfig.Config:
     """What a config asks of a spec, without reading it; the spec says nothing."""
     node = dsjson.parse(text, lambda line: f"ds.json:{line + 1}")
     return dsconfig.read(node, spec)
@@ -586,7 +581,7 @@ def test_keys_at_a_stage_where_they_do_nothing(tmp_path: Path) -> None:
 def test_notes(tmp_path: Path, config: dict, said: list[str]) -> None:
     found = notes(tmp_path, config)
     assert len(found) == len(said), found
-    for note, part in zip(found, said):
+    for note, part in zip(found, said, strict=True):
         assert note.startswith("ds.json:1: ") and part in note
 
 
@@ -795,9 +790,14 @@ def test_what_an_optimizer_leaves_out(tmp_path: Path) -> None:
         "optimizer": {"type": "AdamW"},
         "autotuning": {"weight_decay": 1},
     }
-    told = lambda *sets: [
-        note for note in notes(tmp_path, config, sets) if "leaves out" in note
-    ]
+
+    def told(*sets):
+        return [
+            note
+            for note in notes(tmp_path, config, sets)
+            if "leaves out" in note
+        ]
+
     own = (
         "train.optimizer.betas=[0.9, 0.95]",
         "train.optimizer.weight_decay=0.1",
@@ -890,7 +890,7 @@ def test_optimizers_and_schedulers_are_the_specs(tmp_path: Path) -> None:
         "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 0}}
     }
     assert read(tmp_path, zero).train.schedule.warmup_num_steps == 0
-    for config, said in (
+    for changed, said in (
         (
             {"optimizer": {"type": "SGD", "params": {"betas": [0.9, 0.99]}}},
             r"ds.json:5: optimizer.params.betas: train.optimizer.betas: SGD takes no betas; allowed",
@@ -909,7 +909,7 @@ def test_optimizers_and_schedulers_are_the_specs(tmp_path: Path) -> None:
             r"ds.json:3: .*cycle_min_lr: is missing; OneCycle",
         ),
     ):
-        message = refusal(tmp_path, json.dumps(config, indent=1))
+        message = refusal(tmp_path, json.dumps(changed, indent=1))
         assert re.match(said, message), message
 
 

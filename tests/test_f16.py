@@ -440,7 +440,7 @@ def test_f16_follows_f32(tmp_path: pathlib.Path) -> None:
     half = ran(tmp_path, (*KEYS, "train.loss_scale.scale=1024"), 20)
     full = ran(tmp_path, rest, 20)
     a, b = ([json.loads(line) for line in x.steps] for x in (half, full))
-    off = [abs(x["loss"] - y["loss"]) for x, y in zip(a, b)]
+    off = [abs(x["loss"] - y["loss"]) for x, y in zip(a, b, strict=True)]
     assert 0 < max(off) <= 2.0**-9, off
     assert (
         not any(line["skipped"] for line in a)

@@ -69,7 +69,7 @@ def test_one_tensor_of_q_k_and_v(third, keys: tuple[str, ...]) -> None:
     )
     changed = [
         (a, b)
-        for a, b in zip(three.tensors, one.tensors)
+        for a, b in zip(three.tensors, one.tensors, strict=True)
         if a.parts != b.parts
     ]
     assert len(three.tensors) == len(one.tensors) and changed

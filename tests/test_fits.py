@@ -128,10 +128,13 @@ def test_a_disk_is_for_a_host_that_is_full() -> None:
         "zero.offload_optimizer.nvme_path=/tmp",
     )
     assert planned("gpt-tiny", *keys).arena("cpu") <= on_disk.arena("cpu")
-    load = lambda *more: spec.load(
-        str(SPECS / "gpt-tiny.yaml"), (*keys, *more)
-    )
-    disk = lambda s: any(k.value == "nvme" for k in knobs.helpful(s))
+
+    def load(*more):
+        return spec.load(str(SPECS / "gpt-tiny.yaml"), (*keys, *more))
+
+    def disk(s):
+        return any(k.value == "nvme" for k in knobs.helpful(s))
+
     assert not disk(load()) and disk(load("cluster.memory.host=1GiB"))
 
 

@@ -243,9 +243,10 @@ def test_layers_of_an_entry(
         "f32" if group == "frozen: true" else "bf16"
     )  # else it is saved rounded
     keys = [f"zero.stage={stage}", ALL, f"train.precision={precision}"]
-    listed = lambda name: (
-        f'train.optimizer.groups=[{{match: ["wpe.*", "{name}.*"], {group}}}]'
-    )
+
+    def listed(name):
+        return f'train.optimizer.groups=[{{match: ["wpe.*", "{name}.*"], {group}}}]'
+
     one, two = (
         reader.load(str(path), [listed(name), *keys])
         for path, name in (

@@ -61,7 +61,13 @@ def taken(
         done.stdout,
         re.M,
     )
-    found = dict(zip(("arena", "taken", "libraries"), map(int, said.groups())))
+    found = dict(
+        zip(
+            ("arena", "taken", "libraries"),
+            map(int, said.groups()),
+            strict=True,
+        )
+    )
     assert (
         f"\ndevice memory: NCCL's communicators {3 * PAGE} bytes when they were made\n"
         in done.stdout

@@ -57,9 +57,10 @@ def test_a_group_that_gets_no_tensor_is_told() -> None:
     last = '{match: ["h.0.attn.c_attn.bias", "h.*.mlp.c_fc.weight"], frozen: true}'
     first = '{match: ["*.bias"], lr_factor: 2}', OWN
     told = "--set: train.optimizer.groups[2].match: has no effect: earlier groups have every tensor"
-    notes = lambda *listed: (
-        reader.load(str(law.path("gpt")), [groups(*listed)]).notes
-    )
+
+    def notes(*listed):
+        return reader.load(str(law.path("gpt")), [groups(*listed)]).notes
+
     assert [note.startswith(told) for note in notes(*first, last)] == [True]
     assert notes(*first) == notes(first[0], last) == ()
 
@@ -136,9 +137,12 @@ def test_a_flat_that_is_frozen_whole_has_no_state(
         *more,
     )
     p = planned(groups(EMBED, '{match: ["ln_f.*"], frozen: true}'), *keys)
-    states = lambda p, flat: [
-        s.what for s in p.stores if s.flat == flat and s.what in ops.STATES
-    ]
+
+    def states(p, flat):
+        return [
+            s.what for s in p.stores if s.flat == flat and s.what in ops.STATES
+        ]
+
     master = ["master"] * ("master" in states(p, "block"))
     assert states(p, "embed") == []
     assert states(p, "block") == [*master, "m", "v"]

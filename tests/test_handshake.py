@@ -70,7 +70,7 @@ def test_a_change_of_any_source_is_another_program(
         copy.write_bytes(text + b"\n")
         now = digests(root)
         want = [path in OF[name] for name in DIGESTS]
-        assert [a != b for a, b in zip(before, now)] == want, path
+        assert [a != b for a, b in zip(before, now, strict=True)] == want, path
         copy.write_bytes(text)
     assert digests(root) == before
 
@@ -171,14 +171,18 @@ def together(
             | {k: str(v) for k, v in test_cuda.torchrun(port, rank).items()}
             | more.get(rank, {}),
         )
-        for rank, (binary, given) in enumerate(zip(programs, options))
+        for rank, (binary, given) in enumerate(
+            zip(programs, options, strict=True)
+        )
     ]
     try:
         said = [run.communicate(timeout=LIMIT)[1] for run in runs]
     finally:
         for run in runs:
             run.kill()
-    return [(run.returncode, text) for run, text in zip(runs, said)]
+    return [
+        (run.returncode, text) for run, text in zip(runs, said, strict=True)
+    ]
 
 
 STEP = "--data tokens --steps 1"
@@ -414,7 +418,7 @@ def test_a_pod_that_is_refused(
     finally:
         for run in runs:
             run.kill()
-    for run, text, (code, words) in zip(runs, said, wanted):
+    for run, text, (code, words) in zip(runs, said, wanted, strict=True):
         assert run.returncode == code and re.fullmatch(
             NOTE + words.format(foreign), text
         ), said

@@ -63,7 +63,7 @@ def same(row: Kernel, words: list[str]) -> bool:
         if f.type == "span":
             mine.insert(n + 1, ["int64_t nspans"])
     return len(mine) == len(words) and all(
-        word in can for word, can in zip(words, mine)
+        word in can for word, can in zip(words, mine, strict=True)
     )
 
 
@@ -300,9 +300,12 @@ def test_a_kernel_writes_what_its_row_says(name: str) -> None:
 def test_a_kernel_reads_what_its_row_says(name: str) -> None:
     """To the last element; one less would be seen."""
     row = KERNELS[name]
-    spoilt = lambda **how: any(
-        np.isnan(x).any() for x in results(row, touched(row, **how))
-    )
+
+    def spoilt(**how):
+        return any(
+            np.isnan(x).any() for x in results(row, touched(row, **how))
+        )
+
     for f in row.formals:
         rows = f.elems.startswith("*") or (name, f.name) in IN_PART
         if (

@@ -179,9 +179,16 @@ def test_a_mark_where_nothing_can_die() -> None:
     sort."""
     p = planned(*SMALL)
     section = p.section("grain")
-    marked = lambda refs: tuple(replace(r, last=True) for r in refs)
-    outs = lambda s: replace(s, outs=marked(s.outs))
-    ins = lambda s: replace(s, ins=marked(s.ins))
+
+    def marked(refs):
+        return tuple(replace(r, last=True) for r in refs)
+
+    def outs(s):
+        return replace(s, outs=marked(s.outs))
+
+    def ins(s):
+        return replace(s, ins=marked(s.ins))
+
     changes = [
         (op, outs, "cannot end here") for op in ("gather", "alltoall", "batch")
     ]
@@ -192,9 +199,12 @@ def test_a_mark_where_nothing_can_die() -> None:
         ("gather", ins, "real.embed.* still holds p of embed")
     )  # a state never dies
     for op, change, said in changes:
-        mine = lambda s: s.op.partition(".")[0] == op
-        assert any(map(mine, section.steps))
-        steps = [change(s) if mine(s) else s for s in section.steps]
+        mine = [s.op.partition(".")[0] == op for s in section.steps]
+        assert any(mine)
+        steps = [
+            change(s) if own else s
+            for s, own in zip(section.steps, mine, strict=True)
+        ]
         mutant = mutants.changed(p, section, steps)
         with pytest.raises(check.CheckError, match=said):
             check.play(mutant, check.functions(mutant, check.units(mutant)))

@@ -215,7 +215,7 @@ def agree(results: dict[str, law.Result]) -> None:
 
 
 def differing(a: law.Result, b: law.Result) -> str:
-    for line, other in zip(a.steps, b.steps):
+    for line, other in zip(a.steps, b.steps, strict=False):
         if line != other:
             return f"{other} instead of {line}"
     return (
@@ -292,6 +292,89 @@ def one_hash(
     assert len({line["valid"] for line in log}) >= 5 and first.val
 
 
+# Of every feature once, a few far apart.
+IN_BRIEF = (
+    {},
+    {
+        "stage": 1,
+        "ranks": 2,
+        "reduce": 5000,
+        "queue": "shuffled:1",
+        "overlap": True,
+        "again": law.AGAIN[1],
+    },
+    {
+        "stage": 3,
+        "ranks": 4,
+        "queue": "late",
+        "overlap": True,
+        "threads": 2,
+        "unmap": 1,
+        "again": "full",
+    },
+    {
+        "stage": 2,
+        "ranks": 2,
+        "offload": "cpu",
+        "tile": 5000,
+        "turns": 2,
+        "queue": "late",
+        "overlap": True,
+    },
+    {
+        "stage": 3,
+        "ranks": 2,
+        "offload": "nvme",
+        "params": "nvme",
+        "tile": 5000,
+        "turns": 2,
+        "queue": "shuffled:6",
+        "overlap": True,
+    },
+    {
+        "stage": 3,
+        "ranks": 2,
+        "offload": "cpu",
+        "params": "cpu",
+        "queue": "shuffled:4",
+        "overlap": True,
+        "values": True,
+    },
+    {
+        "stage": 3,
+        "ranks": 2,
+        "offload": "cpu",
+        "params": "cpu",
+        "ratio": 0.5,
+        "tile": 5000,
+        "queue": "shuffled:1",
+        "overlap": True,
+        "accumulate": "layers",
+    },
+    {
+        "stage": 3,
+        "ranks": 8,
+        "prefetch": BIG,
+        "queue": "shuffled:2",
+        "overlap": True,
+    },
+    {
+        "stage": 3,
+        "ranks": 2,
+        "accumulate": "layers",
+        "queue": "shuffled:5",
+        "overlap": True,
+    },
+    {
+        "stage": 3,
+        "ranks": 4,
+        "reuse": BIG,
+        "queue": "shuffled:3",
+        "overlap": True,
+    },
+)
+
+
 @pytest.mark.parametrize(
     "family,precision", [("gpt", "f32"), ("llama", "bf16")]
 )
@@ -300,89 +383,7 @@ def test_one_hash_in_brief(
 ) -> None:
     """five steps of a few far apart: what the quick tests have of the one above"""
     b = bench(tmp_path, stream(family, 8, 5), law.uneven(family, tmp_path), 5)
-    some = [
-        {"family": family, **PLAIN, **way}
-        for way in (
-            {},
-            {
-                "stage": 1,
-                "ranks": 2,
-                "reduce": 5000,
-                "queue": "shuffled:1",
-                "overlap": True,
-                "again": law.AGAIN[1],
-            },
-            {
-                "stage": 3,
-                "ranks": 4,
-                "queue": "late",
-                "overlap": True,
-                "threads": 2,
-                "unmap": 1,
-                "again": "full",
-            },
-            {
-                "stage": 2,
-                "ranks": 2,
-                "offload": "cpu",
-                "tile": 5000,
-                "turns": 2,
-                "queue": "late",
-                "overlap": True,
-            },
-            {
-                "stage": 3,
-                "ranks": 2,
-                "offload": "nvme",
-                "params": "nvme",
-                "tile": 5000,
-                "turns": 2,
-                "queue": "shuffled:6",
-                "overlap": True,
-            },
-            {
-                "stage": 3,
-                "ranks": 2,
-                "offload": "cpu",
-                "params": "cpu",
-                "queue": "shuffled:4",
-                "overlap": True,
-                "values": True,
-            },
-            {
-                "stage": 3,
-                "ranks": 2,
-                "offload": "cpu",
-                "params": "cpu",
-                "ratio": 0.5,
-                "tile": 5000,
-                "queue": "shuffled:1",
-                "overlap": True,
-                "accumulate": "layers",
-            },
-            {
-                "stage": 3,
-                "ranks": 8,
-                "prefetch": BIG,
-                "queue": "shuffled:2",
-                "overlap": True,
-            },
-            {
-                "stage": 3,
-                "ranks": 2,
-                "accumulate": "layers",
-                "queue": "shuffled:5",
-                "overlap": True,
-            },
-            {
-                "stage": 3,
-                "ranks": 4,
-                "reuse": BIG,
-                "queue": "shuffled:3",
-                "overlap": True,
-            },
-        )
-    ]
+    some = [{"family": family, **PLAIN, **way} for way in IN_BRIEF]
     agree({str(way): b.run(way, *recipe(precision, 8)) for way in some})
 
 

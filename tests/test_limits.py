@@ -200,9 +200,10 @@ def test_large_plans_take_seconds(name: str, sets: tuple[str, ...]) -> None:
     """Made and checked in less time of a processor than a billion turns of an empty loop take it:
     some 15 s. What grows with the square of a plan's steps, of which these have up to 90,000,
     takes minutes."""
-    made = lambda: (
-        search.find(spec.load(str(SPECS / f"{name}.yaml"), sets)).plan
-    )
+
+    def made():
+        return search.find(spec.load(str(SPECS / f"{name}.yaml"), sets)).plan
+
     loop = seconds(turns)
     took = seconds(lambda: check.check(made()))
     loop = 10 * max(loop, seconds(turns))

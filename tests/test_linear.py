@@ -262,7 +262,7 @@ def test_slices_have_the_wholes_bits(
     found = sliced(k, M, N, K, slices)
     whole = y, plain, dx, dw
     found = (*found[:2], zk.store(found[2], dtype), found[3])
-    for a, b in zip(found, whole):
+    for a, b in zip(found, whole, strict=True):
         assert a.tobytes() == b.tobytes()
 
 
@@ -291,7 +291,9 @@ def test_a_half_is_f32_rounded_once(isa: str, dtype: int) -> None:
     wide.zk_linear_fwd(y, x, w, b, M, N, K, zk.IN_OUT)
     wide.zk_linear_bwd_x(dx, dy, w, M, N, K, zk.IN_OUT)
     wide.zk_linear_bwd_w(dw, dy, x, M, N, K, zk.IN_OUT, 1, 0)
-    for narrow, exact in zip((found[0], found[2], found[3]), (y, dx, dw)):
+    for narrow, exact in zip(
+        (found[0], found[2], found[3]), (y, dx, dw), strict=True
+    ):
         assert narrow.tobytes() == zk.store(exact, dtype).tobytes()
     full = zk.empty(zk.F32, K, N)
     zk.Kernels(isa, dtype).zk_linear_bwd_w(
@@ -440,7 +442,8 @@ def test_products_of_any_alignment_beside_each_other(dtype: int) -> None:
     zk.Kernels(dtype=dtype).zk_linear_fwd(want, x, w, b, M, N, K, zk.OUT_IN)
     for shifts in np.ndindex(2, 2, 2, 2):
         y, *operands = (
-            shifted(a, s) for a, s in zip((want * 0, x, w, b), shifts)
+            shifted(a, s)
+            for a, s in zip((want * 0, x, w, b), shifts, strict=True)
         )
         k.zk_linear_fwd(y, *operands, M, N, K, zk.OUT_IN)
         found.add(y.tobytes())

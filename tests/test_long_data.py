@@ -3,9 +3,9 @@ is beyond the vocabulary is found."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
-import json
 import files
 import numpy as np
 import program

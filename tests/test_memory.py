@@ -8,6 +8,7 @@ files; the part of files (the program and libc) depends on what else runs on the
 
 import contextlib
 import dataclasses
+import itertools
 import pathlib
 import re
 import subprocess
@@ -163,7 +164,7 @@ def test_more_ranks_take_less_each(tmp_path: pathlib.Path) -> None:
     found = [
         taken(tmp_path, "large", ranks, "--threads", 1) for ranks in (1, 2, 4)
     ]
-    for a, b in zip(found, found[1:]):
+    for a, b in itertools.pairwise(found):
         assert b.arena < 0.7 * a.arena
         assert abs(a.rest - b.rest) <= 128, found
 
@@ -189,7 +190,7 @@ def test_no_page_is_left_for_later(tmp_path: pathlib.Path) -> None:
         before = faults()
         time.sleep(0.5)
         after = faults()
-    assert [b - a for a, b in zip(before, after)] == [0, 0]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [0, 0]
 
 
 # ---- what zgen and the program say of it

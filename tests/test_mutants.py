@@ -4,6 +4,7 @@ A mutant is refused, or the same program (canonical form: mutants.py), or harmle
 gives the same losses and the same weights in eager, late and SHUFFLES shuffled runs, where what is
 dead is filled with NaN. There is no list of exceptions, and fewer than SHARE may be harmless."""
 
+import itertools
 import os
 import pathlib
 import re
@@ -499,7 +500,10 @@ def test_what_comes_beside_what_is_added(keys: tuple[str, ...]) -> None:
         if re.search(r" (alltoall|sum\.\w+|join\.\w+|done) ", m.what)
     ]
     open_ = [m.what for m in tried if not refused(m.plan)]
-    some = lambda word, of: [what for what in of if re.search(word, what)]
+
+    def some(word, of):
+        return [what for what in of if re.search(word, what)]
+
     every = [m.what for m in tried]
     for word in (
         r"no wait for full\.inbox",
@@ -700,11 +704,15 @@ def test_what_is_the_same_program() -> None:
         if m.what.startswith("grain") and m.what.endswith(("deleted", "next"))
     }
     steps = p.section("grain").steps
-    free = lambda a, b: (
-        a.queue != b.queue and not {*a.waits, *a.recs} & {*b.waits, *b.recs}
-    )
+
+    def free(a, b):
+        return a.queue != b.queue and not {*a.waits, *a.recs} & {
+            *b.waits,
+            *b.recs,
+        }
+
     pair = next(
-        n for n, (a, b) in enumerate(zip(steps, steps[1:])) if free(a, b)
+        n for n, (a, b) in enumerate(itertools.pairwise(steps)) if free(a, b)
     )
     a = steps[pair]
     assert same[

@@ -41,7 +41,10 @@ def test_a_host_kernel_is_its_twin() -> None:
     host = ctypes.c_void_p(lib.zk_host_open(zk.BF16, 0, 2, ctypes.byref(why)))
     x = np.random.RandomState(1).randn(5000).astype(np.float32)
     y, z = np.zeros((2, 5000), np.uint16)
-    pointer = lambda a: a.ctypes.data_as(ctypes.c_void_p)
+
+    def pointer(a):
+        return a.ctypes.data_as(ctypes.c_void_p)
+
     lib.zk_round(plain, None, pointer(y), pointer(x), ctypes.c_int64(5000))
     lib.zk_host_round(host, None, pointer(z), pointer(x), ctypes.c_int64(5000))
     assert y.any() and (y == z).all()
@@ -157,9 +160,14 @@ def test_parameters_move_to_the_host_to_the_byte(
         planned("gpt-tiny", *keys),
         planned("gpt-tiny", *keys, PARAMS),
     )
-    size = lambda p, name: sum(
-        c.slots * c.stride for c in p.classes if c.name.split(".")[0] == name
-    )
+
+    def size(p, name):
+        return sum(
+            c.slots * c.stride
+            for c in p.classes
+            if c.name.split(".")[0] == name
+        )
+
     moved = sum(
         c.slots * c.stride
         for c in there.classes
@@ -232,18 +240,23 @@ def test_every_place_of_parameters_on_their_way_is_used(
 def test_no_more_buffers_than_turns(keys: tuple[str, ...]) -> None:
     """Tiles and pieces take turns in buffer_count slots, or each has its own; nothing else
     changes."""
-    asked = lambda n, *more: planned(
-        "gpt-tiny",
-        *OFFLOAD[:1],
-        *keys,
-        *more,
-        f"zero.offload_optimizer.buffer_count={n}",
-    )
-    slots = lambda p: {
-        c.name: c.slots
-        for c in p.classes
-        if c.name.split(".")[0] in ("down", "part", "up", "tile")
-    }
+
+    def asked(n, *more):
+        return planned(
+            "gpt-tiny",
+            *OFFLOAD[:1],
+            *keys,
+            *more,
+            f"zero.offload_optimizer.buffer_count={n}",
+        )
+
+    def slots(p):
+        return {
+            c.name: c.slots
+            for c in p.classes
+            if c.name.split(".")[0] in ("down", "part", "up", "tile")
+        }
+
     many = slots(asked(64))
     assert many and max(many.values()) < 64
     used = {
@@ -365,9 +378,14 @@ def test_parameters_alone_move_to_the_byte(ranks: int, precision: str) -> None:
         planned("gpt-tiny", *keys),
         planned("gpt-tiny", *keys, PARAMS),
     )
-    size = lambda p, name: sum(
-        c.slots * c.stride for c in p.classes if c.name.split(".")[0] == name
-    )
+
+    def size(p, name):
+        return sum(
+            c.slots * c.stride
+            for c in p.classes
+            if c.name.split(".")[0] == name
+        )
+
     moved = there.hosted
     assert moved > size(there, "stage") > 0 and not there.offload
     assert {
@@ -609,7 +627,10 @@ def test_elements_in_two_tiles_are_refused() -> None:
     down, host, up = (
         steps[-4:-1] if section.steps[steps[-1]].op == "gather" else steps[-3:]
     )
-    moved = lambda r: replace(r, at=r.at + 4096) if r.cls != "down" else r
+
+    def moved(r):
+        return replace(r, at=r.at + 4096) if r.cls != "down" else r
+
     less = {"bytes": -4096, "n": -1024, "at": 1024}
     again = [
         replace(

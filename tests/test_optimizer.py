@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import itertools
 import math
 import re
 import subprocess
@@ -228,11 +229,11 @@ def train(
     for step in range(steps):
         sums, g = np.zeros(zk.SUMS, np.int64), drawn(step + 1)
         k.zk_begin(ctl, sums, r)
-        for lo, hi in zip(cuts, cuts[1:]):
+        for lo, hi in itertools.pairwise(cuts):
             k.zk_square_sum(sums, g[lo:hi], table, len(SPANS), lo, hi - lo)
         sums[zk.VALID] = 60
         k.zk_factor(ctl, sums, r)
-        for lo, hi in zip(cuts, cuts[1:]):
+        for lo, hi in itertools.pairwise(cuts):
             m, v = (
                 state[s][lo:hi] if s in state else None for s in ("m", "v")
             )
@@ -373,7 +374,10 @@ def test_update_in_pieces(target: str, dtype: int, name: str) -> None:
     whole, _, _ = train(k, CUTS[0], 3, dtype, name)
     for cuts in CUTS[1:]:
         pieces, _, _ = train(k, cuts, 3, dtype, name)
-        assert all(a.tobytes() == b.tobytes() for a, b in zip(whole, pieces))
+        assert all(
+            a.tobytes() == b.tobytes()
+            for a, b in zip(whole, pieces, strict=True)
+        )
     p, w, *state = whole
     for a in (p, zk.load(w), *state):
         assert np.isnan(a[~used()]).all() and not np.isnan(a[used()]).any()
@@ -537,7 +541,7 @@ def test_philox_known_answers(
 
 def init(k: zk.Kernels, cuts: list[int], seed: int) -> Array:
     p = np.full(FLAT, np.nan, np.float32)
-    for lo, hi in zip(cuts, cuts[1:]):
+    for lo, hi in itertools.pairwise(cuts):
         k.zk_init(p[lo:hi], zk.spans(SPANS), len(SPANS), lo, hi - lo, seed, 1)
     return p
 
@@ -643,7 +647,7 @@ def digest(
     k: zk.Kernels, p: Array, cuts: list[int], spans: list = SPANS
 ) -> tuple[int, int]:
     total = np.zeros(2, np.uint64)
-    for lo, hi in zip(cuts, cuts[1:]):
+    for lo, hi in itertools.pairwise(cuts):
         k.zk_hash(total, p[lo:hi], zk.spans(spans), len(spans), lo, hi - lo, 1)
     return int(total[0]), int(total[1])
 
@@ -698,7 +702,7 @@ def test_objects_compilers_and_threads_change_no_bit() -> None:
             after += [p, *state]
         found.add(tuple(digest(k, a, CUTS[0]) for a in after))
     assert len(found) == 1
-    assert ["%016x %016x" % part for part in found.pop()] == KNOWN_BITS
+    assert [f"{a:016x} {b:016x}" for a, b in found.pop()] == KNOWN_BITS
 
 
 def test_tiles_change_no_bit() -> None:

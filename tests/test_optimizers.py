@@ -140,7 +140,10 @@ def test_memory_of_what_is_rounded(name: str, stage: int) -> None:
         ops.OPTIMIZERS[p.recipe.optimizer],
         2 if p.recipe.moments == "bf16" else 4,
     )
-    owned = lambda f: f.shard * (p.head.ranks if p.head.zero == 0 else 1)
+
+    def owned(f):
+        return f.shard * (p.head.ranks if p.head.zero == 0 else 1)
+
     slots = sum(
         f.count * ops.up(width * owned(f), 4096) for f in p.flats
     )  # whole pages

@@ -9,6 +9,7 @@ a while makes a step longer, never a sleep shorter: so steps are compared by med
 without the delay take turns, and the whole measurement may be repeated (ATTEMPTS).
 """
 
+import itertools
 import json
 import os
 import pathlib
@@ -241,9 +242,12 @@ def test_an_update_on_the_host_goes_on_beside_the_next_forward(
             if queue == "host"
             else {s: s.ints[-1].value for s in tiled if s.queue == queue}
         )
-        part = lambda s: (
-            of.get(s.op, 0) + seconds * work.get(s, 0) / sum(work.values())
-        )
+
+        def part(s):
+            return of.get(s.op, 0) + seconds * work.get(s, 0) / sum(
+                work.values()
+            )
+
         ends = [now["main"] for now in played(p, part, 4)]
         assert ends[3] - ends[2] == pytest.approx(ends[2] - ends[1])
         return ends[3] - ends[2]
@@ -311,7 +315,7 @@ def test_a_piece_comes_while_the_one_before_is_added(
     assert len(pairs) == len(alone) > 4
     assert not any(mutants.before(a, b) for a, b in pairs)
     assert all(
-        mutants.before(a, b) for (a, _), (_, b) in zip(pairs, pairs[1:])
+        mutants.before(a, b) for (a, _), (_, b) in itertools.pairwise(pairs)
     )
     assert all(mutants.before(a, b) for a, b in alone)
 
@@ -328,7 +332,10 @@ def test_what_reductions_take(bucket: int) -> None:
             *more,
         )
         n = sum(s.op == "alltoall" for s in p.section("grain").steps)
-        part = lambda s: s.op == "alltoall" or s.op.startswith("sum.")
+
+        def part(s):
+            return s.op == "alltoall" or s.op.startswith("sum.")
+
         assert n > 3 and p.head.grains > 0
         ends = max(played(p, part, 1)[0].values())
         assert ends == p.head.grains * (n * each + (each == 1))

@@ -30,7 +30,9 @@ def items(draw) -> list[Item]:
     )
     return [
         Item(f"v{n}", size, first, first + more)
-        for n, ((first, more), size) in enumerate(zip(spans, sizes))
+        for n, ((first, more), size) in enumerate(
+            zip(spans, sizes, strict=True)
+        )
     ]
 
 
@@ -246,9 +248,14 @@ def test_only_what_peers_read_is_shared(name: str, way: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_classes_have_no_holes(name: str) -> None:
     p = planned(name)
-    end = lambda arena, targets: sum(
-        c.bytes for c in p.classes if (c.arena, c.targets) == (arena, targets)
-    )
+
+    def end(arena, targets):
+        return sum(
+            c.bytes
+            for c in p.classes
+            if (c.arena, c.targets) == (arena, targets)
+        )
+
     assert p.arena("cpu") == end("device", "all")
     assert p.arena("sm_90") == p.arena("cpu") + end(
         "device", "unshared"

@@ -450,7 +450,9 @@ def test_prefetch_changes_gathers_alone() -> None:
             [n for n, s in enumerate(x.steps) if s.queue == "gather"]
             for x in (a, b)
         )
-        assert early != late and all(e <= l for e, l in zip(early, late))
+        assert early != late and all(
+            e <= l for e, l in zip(early, late, strict=True)
+        )
 
 
 if __name__ == "__main__":

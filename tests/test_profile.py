@@ -4,6 +4,7 @@ once, the table adds up, the file is what Perfetto reads, and errors come at the
 from __future__ import annotations
 
 import collections
+import itertools
 import json
 import pathlib
 import re
@@ -125,7 +126,7 @@ def ns(us: float) -> int:
 
 
 def one_after_the_other(row: list[Event]) -> None:
-    for a, b in zip(row, row[1:]):
+    for a, b in itertools.pairwise(row):
         assert ns(a["ts"]) + ns(a["dur"]) <= ns(b["ts"]), (a, b)
 
 
@@ -368,7 +369,7 @@ def test_the_table_adds_up(
         wall, abs=0.001 * len(parts)
     )  # each is rounded to 0.001
     p = plan_of(*settings)
-    table = []
+    table, at = [], ""
     for line in lines[queue + 1 : lines.index(done.line("loss"))]:
         if line.startswith("  "):
             table.append([at, *line.split()])

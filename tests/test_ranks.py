@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -260,8 +261,8 @@ def test_a_small_stack(
                 *(("--nvme", tmp_path) if "nvme" in str(keys) else ()),
                 "--threads",
                 2,
-                limits=lambda: resource.setrlimit(
-                    resource.RLIMIT_STACK, (limit, limit)
+                limits=functools.partial(
+                    resource.setrlimit, resource.RLIMIT_STACK, (limit, limit)
                 ),
             )
             assert done.code == 0, done.err

@@ -150,7 +150,10 @@ def test_both_parts_work_at_once(keys: tuple[str, ...]) -> None:
     assert (
         len(near) == sum(f.count for f in p.flats if p.near(f)) > 0 < len(host)
     )
-    shard = lambda w: (w.key[1].partition(".")[2], w.key[4][0])
+
+    def shard(w):
+        return (w.key[1].partition(".")[2], w.key[4][0])
+
     for n, a in enumerate(near):
         others = near if PARAMS not in keys else near[n - 1 : n]
         for b in (b for b in host if shard(b) in map(shard, others)):
@@ -246,7 +249,7 @@ def test_one_hash(folder: pathlib.Path, recipe: str) -> None:
     want = run(folder, (*RECIPES[recipe], "zero.stage=0"), "--steps", 3)
     assert [
         run(folder, (*RECIPES[recipe], *way), "--steps", 3, "--queue", queue)
-        for way, queue in zip(WAYS, queues)
+        for way, queue in zip(WAYS, queues, strict=True)
     ] == [want] * len(WAYS)
 
 
@@ -274,7 +277,7 @@ def test_one_hash_on_the_emulated_gpu(
             kind=trainer.EMULATED,
             ZR_EMULATE=order,
         )
-        for way, order in zip(WAYS, orders)
+        for way, order in zip(WAYS, orders, strict=True)
     ] == [want] * len(WAYS)
 
 

@@ -103,14 +103,14 @@ def test_an_op_brings_what_it_reads(word: str, again: list[str]) -> None:
 
 
 def test_an_op_that_no_block_has_is_said() -> None:
-    read = lambda words: (
-        search.find(
+    def read(words):
+        return search.find(
             spec.load(
                 f"{trainer.ROOT}/model_specs/gpt-tiny.yaml",
                 [f"train.recompute={words}"],
             )
         ).notes
-    )
+
     assert read("[gelu, rope]") == ("train.recompute: no block has rope",)
     assert read("full") == read("none") == read("[gelu]") == ()
 
@@ -147,11 +147,14 @@ def test_memory_falls_by_what_is_not_saved(name: str) -> None:
     fall = held(kept, *passing) - held(again, *passing)
     for target in kept.head.targets:
         assert kept.arena(target) - again.arena(target) == fall
-    rest = lambda p: [
-        replace(c, at=0)
-        for c in p.classes
-        if c.name.split(".")[0] not in passing
-    ]
+
+    def rest(p):
+        return [
+            replace(c, at=0)
+            for c in p.classes
+            if c.name.split(".")[0] not in passing
+        ]
+
     assert rest(kept) == rest(again) and held(again, "save") == 0
     layers = max(c.slots for c in kept.classes if c.name.startswith("save."))
     assert (
@@ -215,7 +218,9 @@ def test_drawn_models(
 
 
 def having(p: Plan, name: str, calls: list[Call]) -> Plan:
-    swap = lambda f: replace(f, calls=tuple(calls)) if f.name == name else f
+    def swap(f):
+        return replace(f, calls=tuple(calls)) if f.name == name else f
+
     return replace(p, fns=tuple(map(swap, p.fns)))
 
 

@@ -75,15 +75,21 @@ def test_the_wire_falls_by_what_stays(name: str) -> None:
         p.head.grains,
     )
     skipped = gathered(p) - gathered(far)
-    flat = lambda unit: p.flat(
-        unit.split("[")[0]
-        if "head" not in unit or any(f.name == "head" for f in p.flats)
-        else "embed"
-    )
+
+    def flat(unit):
+        return p.flat(
+            unit.split("[")[0]
+            if "head" not in unit or any(f.name == "head" for f in p.flats)
+            else "embed"
+        )
+
     elems = sum(n * flat(unit).shard for unit, n in skipped.items())
     a, b = cost.training_wire(p), cost.training_wire(far)
     assert a.bytes - b.bytes == grains * (W - 1) * elems * real > 0
-    steps = lambda p: sum(s.op == "gather" for s in p.section("grain").steps)
+
+    def steps(p):
+        return sum(s.op == "gather" for s in p.section("grain").steps)
+
     assert a.messages - b.messages == grains * (steps(p) - steps(far)) > 0
     assert max(gathered(far).values()) == 1
 

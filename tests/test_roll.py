@@ -9,7 +9,7 @@ import functools
 import pathlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -167,9 +167,10 @@ def test_loops_nest_no_deeper_than_they_have_names() -> None:
         for c in range(4)
         for d in range(4)
     ]
-    depth = lambda n: (
-        1 + max(map(depth, n.body)) if isinstance(n, roll.Loop) else 0
-    )
+
+    def depth(n):
+        return 1 + max(map(depth, n.body)) if isinstance(n, roll.Loop) else 0
+
     rolled = roll.roll(steps)
     assert max(map(depth, rolled)) == roll.DEPTH == len(tables.VARS) == 3
     assert roll.unroll(rolled) == tuple(steps)
@@ -305,15 +306,47 @@ def test_a_deep_gpt_all_grains_of_which_go_through_a_unit(
 # ---- train.c does what the plan says
 
 
+def moved(
+    p: Plan, s: Step, ints: dict[str, int], at: Callable[[Ref], int]
+) -> list[int]:
+    """What a command of the runtime is given."""
+    group = ["", *(x.name for x in p.groups)].index(s.group) - 1
+    ins, outs = [at(r) for r in s.ins], [at(r) for r in s.outs]
+    match s.op:
+        case "batch":
+            place = s.outs[0].index * p.cls("tokens").stride
+            of_rank = ints["of_rank"] + ints["grain"]
+            return [of_rank, place] if p.together > 1 else [of_rank]
+        case "gather":
+            step, size = ints["step"], ints["bytes"]
+            return [group, ins[0], ints["from_step"], outs[0], step, size]
+        case "alltoall":
+            return [group, ins[0], ints["step"], outs[0], ints["bytes"]]
+        case "reducescatter":
+            size, width = ints["bytes"], ints["width"]
+            return [group, ins[0], ints["step"], outs[0], size, width]
+        case "allreduce":
+            return [group, ins[0], outs[0], ints["count"]]
+        case "done":
+            return [group, *ins]
+    raise AssertionError(f"no command {s.op}")
+
+
 def said(p: Plan) -> Iterator[str]:
     """The lines that trace.c prints of a program of this plan."""
     queues = {"main": 0, "gather": 1, "reduce": 2, "sum": 3}
     first, n = {}, 0
     for e in p.events:
         first[e.name], n = n, n + e.index
-    at = lambda r: (
-        p.cls(r.cls).at + r.index * p.cls(r.cls).stride + r.at + (r.last << 62)
-    )
+
+    def at(r):
+        return (
+            p.cls(r.cls).at
+            + r.index * p.cls(r.cls).stride
+            + r.at
+            + (r.last << 62)
+        )
+
     fns = {f.name: f for f in p.fns}
     for section in p.sections:
         for g in range(section.repeat):
@@ -332,50 +365,8 @@ def said(p: Plan) -> Iterator[str]:
                         map(str, [s.op.replace(".", "_"), q, *(values or [0])])
                     )
                 elif s.op != "mark":
-                    group = ["", *(x.name for x in p.groups)].index(
-                        s.group
-                    ) - 1
-                    values = {
-                        "batch": lambda: [
-                            ints["of_rank"] + ints["grain"],
-                            *(
-                                [s.outs[0].index * p.cls("tokens").stride]
-                                if p.together > 1
-                                else []
-                            ),
-                        ],
-                        "gather": lambda: [
-                            group,
-                            at(s.ins[0]),
-                            ints["from_step"],
-                            at(s.outs[0]),
-                            ints["step"],
-                            ints["bytes"],
-                        ],
-                        "alltoall": lambda: [
-                            group,
-                            at(s.ins[0]),
-                            ints["step"],
-                            at(s.outs[0]),
-                            ints["bytes"],
-                        ],
-                        "reducescatter": lambda: [
-                            group,
-                            at(s.ins[0]),
-                            ints["step"],
-                            at(s.outs[0]),
-                            ints["bytes"],
-                            ints["width"],
-                        ],
-                        "allreduce": lambda: [
-                            group,
-                            at(s.ins[0]),
-                            at(s.outs[0]),
-                            ints["count"],
-                        ],
-                        "done": lambda: [group, at(s.ins[0]), at(s.ins[1])],
-                    }[s.op]()
-                    yield " ".join(map(str, [s.op, q, *values]))
+                    words = [s.op, q, *moved(p, s, ints, at)]
+                    yield " ".join(map(str, words))
                 yield from (
                     f"rec {q} {first[e.name] + e.index}" for e in s.recs
                 )

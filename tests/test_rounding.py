@@ -7,6 +7,8 @@ here once more, in numpy.
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import test_optimizer as one
@@ -83,16 +85,15 @@ def step(
     ctl, g = zk.Ctl(step=n - 1, applied=n), one.drawn(n)
     k.zk_begin(ctl, np.zeros(zk.SUMS, np.int64), r)
     k.zk_factor(ctl, one.made(1.0, 1.0, 66), r)
-    for lo, hi in zip(cuts, cuts[1:]):
-        part = lambda a: None if a is None else a[lo:hi]
-        m, v = (part(state.get(s)) for s in ("m", "v"))
+    for lo, hi in itertools.pairwise(cuts):
+        pieces = [
+            None if a is None else a[lo:hi]
+            for a in (w, p, state.get("m"), state.get("v"))
+        ]
         k.zk_update(
             ctl,
             r,
-            part(w),
-            part(p),
-            m,
-            v,
+            *pieces,
             g[lo:hi],
             zk.spans(one.SPANS),
             len(one.SPANS),

@@ -565,7 +565,7 @@ def test_no_function_is_longer_than_it_may_be() -> None:
             (short(path), node.name, node.end_lineno - node.lineno + 1)
             for node in ast.walk(ast.parse(path.read_text()))
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-            and node.end_lineno - node.lineno + 1 > 90
+            and node.end_lineno - node.lineno + 1 > 80
         ]
     assert long == []
 

@@ -310,9 +310,12 @@ def test_a_broken_schedule_is_refused(change: Callable) -> None:
 
 def test_keys_that_constant_has_no_use_for_are_said() -> None:
     path = str(ROOT / "model_specs/gpt-tiny.yaml")
-    said = lambda *keys: (
-        reader.load(path, [f"train.schedule{key}" for key in keys]).notes
-    )
+
+    def said(*keys):
+        return reader.load(
+            path, [f"train.schedule{key}" for key in keys]
+        ).notes
+
     assert [note.partition(": ")[2] for note in said(".type=constant")] == [
         f"train.schedule.{key}: has no effect: constant stays at lr"
         for key in ("steps", "min_lr")

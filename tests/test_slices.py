@@ -236,9 +236,12 @@ def test_weights_come_and_go(
 
 def test_a_slot_is_as_small_as_said() -> None:
     whole, cut = planned(), planned(f"zero.stage3_max_live_parameters={LEAST}")
-    gathered = lambda p: sum(
-        c.slots * c.stride for c in p.classes if c.name.startswith("ring.")
-    )
+
+    def gathered(p):
+        return sum(
+            c.slots * c.stride for c in p.classes if c.name.startswith("ring.")
+        )
+
     assert whole.head.live > 61440 and cut.head.live == LEAST
     assert gathered(whole) >= 4 * 2 * 61440
     # a slot of 8192 for slices, for q, k and v, for embedding and head, and for o's 4096
@@ -249,16 +252,19 @@ def test_a_slot_is_as_small_as_said() -> None:
 
 def test_parts_of_unlike_sizes_share_slots() -> None:
     """Or slots of each size would hold what the whole block's does."""
-    gathered = lambda bound: {
-        c.name: (c.slots, c.stride // 2)
-        for c in search.find(
-            spec.load(
-                f"{trainer.ROOT}/model_specs/llama3-405b.yaml",
-                (f"zero.stage3_max_live_parameters={bound}",),
-            )
-        ).plan.classes
-        if c.name.startswith("ring.")
-    }
+
+    def gathered(bound):
+        return {
+            c.name: (c.slots, c.stride // 2)
+            for c in search.find(
+                spec.load(
+                    f"{trainer.ROOT}/model_specs/llama3-405b.yaml",
+                    (f"zero.stage3_max_live_parameters={bound}",),
+                )
+            ).plan.classes
+            if c.name.startswith("ring.")
+        }
+
     assert gathered(6 * 10**9)["ring.block"] == (1, 3187671040)
     assert gathered(3 * 10**9) == {
         "ring.embed": (1, 2113929216),
@@ -286,11 +292,15 @@ def test_tiles_of_parts_have_slots_in_other_turns_than_at_the_start() -> None:
 
 
 def test_slices_are_as_few_as_can_be() -> None:
-    made = lambda bound: {
-        t.name.split(".")[-2]: t.flat_step
-        for t in planned(f"zero.stage3_max_live_parameters={bound}").tensors
-        if t.flat_step > 1
-    }
+    def made(bound):
+        return {
+            t.name.split(".")[-2]: t.flat_step
+            for t in planned(
+                f"zero.stage3_max_live_parameters={bound}"
+            ).tensors
+            if t.flat_step > 1
+        }
+
     assert made(8192 + 61440) == {}
     assert made(8192 + 61439) == {}  # 32768 and what else fits beside them
     assert made(8192 + 32767) == {"up_proj": 2}
@@ -334,11 +344,11 @@ def test_all_grains_through_a_unit_are_refused() -> None:
 
 
 def test_notes_say_what_is_cut() -> None:
-    notes = lambda *keys: (
-        search.find(
+    def notes(*keys):
+        return search.find(
             spec.load(str(SPEC), (WAYS["the least bound"][0], *keys))
         ).notes
-    )
+
     assert (
         "block is gathered in 4 parts, of which " in notes()[0]
         and "mlp.down_proj.weight in 2 slices" in notes()[0]

@@ -110,7 +110,7 @@ def everywhere(p: Plan, at: dict[str, int], how: Callable) -> Plan:
     fns = tuple(
         replace(fn, calls=tuple(map(one, fn.calls)))
         for fn in p.fns
-        if fn.name.split(".")[0] in check.UNITS
+        if fn.name.split(".")[0] in check.BODIES
     )
     shapes = {
         c.launch: tuple(a for a in c.args if isinstance(a, int))
@@ -199,7 +199,7 @@ def test_numbers_that_make_the_same_sizes_are_refused(
         at = {k: KERNELS[k].at[list(of)[n]] for k, of in turned.items()}
         values = {k: list(of.values())[n] for k, of in turned.items()}
         (to,) = set(values.values())
-        p = everywhere(p, at, lambda _: to)
+        p = everywhere(p, at, lambda _, to=to: to)
     assert not proven(p)
 
 
@@ -220,7 +220,7 @@ def of_own(p: Plan) -> Iterator[tuple[str, str, mutants.Mutant]]:
     """Of the plan's own functions, a kernel's number changed in a call."""
     for f, fn in enumerate(p.fns):
         for n, c in enumerate(
-            fn.calls if fn.name.split(".")[0] not in check.UNITS else ()
+            fn.calls if fn.name.split(".")[0] not in check.BODIES else ()
         ):
             for i, formal in enumerate(kernel(c.kernel).formals):
                 for new in mutants.shifted(c.args[i]) if formal.number else ():

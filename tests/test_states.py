@@ -4,6 +4,7 @@ places that the plan has for it, each element once."""
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 
 import pytest
@@ -76,6 +77,10 @@ class Row:
     ]  # [begin, end) of each instance in the arena
 
 
+def number(text: str) -> int:
+    return int(re.sub(r"INT64_C\((\d+)\)", r"\1", text))
+
+
 def rows(p: Plan) -> list[Row]:
     text = emit.train(
         view.view(p, cost.summary(p), explain.memory_line(p), False)
@@ -86,23 +91,21 @@ def rows(p: Plan) -> list[Row]:
     out = []
     for line in table:
         found = ROW.fullmatch(line.strip())
-        number = lambda name: int(
-            re.sub(r"INT64_C\((\d+)\)", r"\1", found[name])
-        )
-        at, stride, shard, first, n = map(
-            number, ("at", "stride", "shard", "first", "n")
+        at, stride, shard, first, n = (
+            number(found[name])
+            for name in ("at", "stride", "shard", "first", "n")
         )
         whole, width = found["over"] == "-1", WIDTHS[found["type"]]
         size = (n + shard * (p.head.ranks - 1) * whole) * width
         places = tuple(
             (at + i * stride, at + i * stride + size)
-            for i in range(number("count"))
+            for i in range(number(found["count"]))
         )
         out.append(
             Row(
                 found["what"],
                 ARENAS[found["queue"]],
-                number("flat"),
+                number(found["flat"]),
                 first,
                 n,
                 shard,
@@ -176,7 +179,9 @@ def test_every_state_lies_where_the_plan_has_it(way: str) -> None:
                 and end <= c.at + (i + 1) * c.stride
             )
     taken.sort()
-    assert all(a[0] != b[0] or a[2] <= b[1] for a, b in zip(taken, taken[1:]))
+    assert all(
+        a[0] != b[0] or a[2] <= b[1] for a, b in itertools.pairwise(taken)
+    )
 
 
 def test_the_table_is_as_long_for_many_ranks() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import math
 from fractions import Fraction
 
@@ -252,7 +253,7 @@ def squares(
 ) -> np.ndarray:
     sums = np.zeros(zk.SUMS, np.int64)
     table = zk.spans(spans)
-    for lo, hi in zip(cuts, cuts[1:]):
+    for lo, hi in itertools.pairwise(cuts):
         k.zk_square_sum(sums, g[lo:hi], table, len(spans), lo, hi - lo)
     return sums
 

@@ -1,6 +1,7 @@
 """test_tokens.py -- the demo's token files and the bigram model it is measured against."""
 
 import importlib.util
+import itertools
 import math
 import subprocess
 import sys
@@ -38,10 +39,10 @@ def make(text: Path, folder: Path) -> subprocess.CompletedProcess[str]:
 
 def test_the_bigram_loss_is_that_of_a_count_by_hand():
     train, val = b"abracadabra", b"abacab"
-    pairs, firsts = Counter(zip(train, train[1:])), Counter(train[:-1])
+    pairs, firsts = Counter(itertools.pairwise(train)), Counter(train[:-1])
     wanted = [
         -math.log((pairs[a, b] + 0.1) / (firsts[a] + 25.6))
-        for a, b in zip(val, val[1:])
+        for a, b in itertools.pairwise(val)
     ]
     found = tokens.bigram_loss(
         np.frombuffer(train, np.uint8), np.frombuffer(val, np.uint8)

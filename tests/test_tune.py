@@ -262,14 +262,17 @@ def test_ranks_with_other_tables_do_not_mix(table, folder) -> None:
         program("cluster.ranks=2", "zero.stage=3"),
         test_cuda.free_port(),
     )
-    start = lambda rank, *options: subprocess.Popen(
-        [spread, "--data", folder / "tokens", "--steps", "1", *options],
-        text=True,
-        env=os.environ
-        | {k: str(v) for k, v in test_cuda.torchrun(port, rank).items()},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+
+    def start(rank, *options):
+        return subprocess.Popen(
+            [spread, "--data", folder / "tokens", "--steps", "1", *options],
+            text=True,
+            env=os.environ
+            | {k: str(v) for k, v in test_cuda.torchrun(port, rank).items()},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
     first, other = start(0, "--gemms", table), start(1)
     error = other.communicate(timeout=LIMIT)[1]
     first.communicate(timeout=LIMIT)

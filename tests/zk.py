@@ -340,7 +340,7 @@ def shape(name: str, operands: tuple[object, ...]) -> tuple[int, ...]:
     numbers = KERNELS[name].shape
     return tuple(
         int(x)
-        for word, x in zip(operand_names(name), operands)
+        for word, x in zip(operand_names(name), operands, strict=True)
         if word in numbers
     )
 
@@ -386,9 +386,11 @@ def on_device(
     moves = [
         word not in kept
         and isinstance(x, (np.ndarray, ctypes.Structure, ctypes.Array))
-        for word, x in zip(operand_names(name), operands)
+        for word, x in zip(operand_names(name), operands, strict=True)
     ]
-    spans = [extent(x) for x, moved in zip(operands, moves) if moved]
+    spans = [
+        extent(x) for x, moved in zip(operands, moves, strict=True) if moved
+    ]
     if name == "zk_push":
         spans.append(sources(operands, dtype))
     with Mirror(device, spans) as mirror:
@@ -396,7 +398,7 @@ def on_device(
             mirror.at(operand(x))
             if moved and extent(x)[0] < extent(x)[1]
             else operand(x)
-            for x, moved in zip(operands, moves)
+            for x, moved in zip(operands, moves, strict=True)
         ]
         if name == "zk_push":
             there = (ctypes.c_void_p * operands[3])(

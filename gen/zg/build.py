@@ -19,6 +19,7 @@ from .passes import (
 )
 from .plan import plan
 from .plan.garbage import unsearched
+from .plan.operand import Names
 from .read.spec import Spec
 
 
@@ -27,7 +28,7 @@ class Built(NamedTuple):
     choices: a table of what it chose from."""
 
     plan: plan.Plan
-    notes: tuple[str, ...]
+    notes: Names
     spec: Spec
     choices: str = ""
 
@@ -37,7 +38,7 @@ def _files(spec: Spec) -> list[plan.File]:
     path = next(
         part.nvme_path
         for part in (z.offload_optimizer, z.offload_param)
-        if part.device == "nvme"
+        if part.device == "nvme" and part.nvme_path
     )
     return [plan.File(path, z.aio.block_size, z.aio.queue_depth)]
 
@@ -47,12 +48,12 @@ def _events(sections: tuple[plan.Section, ...]) -> tuple[plan.Event, ...]:
     most: dict[str, int] = {}
     for s in sections:
         for step in s.steps:
-            for e in (*step.waits, *step.recs):
+            for e in step.events:
                 most[e.name] = max(most.get(e.name, 0), e.index + 1)
     return tuple(plan.Event(n, c) for n, c in sorted(most.items()))
 
 
-def _idle(spec: Spec, graph: Graph) -> tuple[str, ...]:
+def _idle(spec: Spec, graph: Graph) -> Names:
     """Ops to make again that no block has; `full` names them all."""
     named = set(spec.train.recompute)
     idle = (

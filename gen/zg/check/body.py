@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ..facts.kernels import (
     BACK,
@@ -15,15 +15,22 @@ from ..facts.kernels import (
     Back,
     Formal,
     Kernel,
+    Numbers,
     letters,
     value,
 )
-from ..plan.operand import Arg, Operand, base
+from ..facts.ops import SCALE
+from ..plan.operand import Arg, Names, Operand, base
 from ..plan.plan import Call, Fn, Plan, Tensor
-from .kernels import CLASSES, SCALE, UNITS
+from .kernels import CLASSES, UNITS
 from .order import CheckError
 
 FORMALS = ("x", "y", "dx", "dy", "s")
+# What a value is: the number of the call that made it, and of which operand of that call; or the
+# name of what a function takes; or parts of a value.
+Made = tuple[Any, ...]
+# A call, its number, and what its operands are: values, names of tensors, or what the call has.
+Ran = tuple[Call, int, list[Any]]
 
 
 @dataclass
@@ -34,7 +41,7 @@ class Value:
     lo: int
     hi: int
     type: str
-    made: tuple = ()
+    made: Made = ()
     used: bool = False
     spare: bool = False
 
@@ -44,8 +51,8 @@ class Slices:
     """Of a body: by the whole call, the row that comes next and the operands of the slices before;
     sums of dx that are whole, and are not rounded."""
 
-    open: dict[Call, tuple[int, list]] = field(default_factory=dict)
-    sums: set[tuple] = field(default_factory=set)
+    open: dict[Call, tuple[int, list[Any]]] = field(default_factory=dict)
+    sums: set[Made] = field(default_factory=set)
 
 
 @dataclass
@@ -57,7 +64,7 @@ class Body:
     held: dict[str, list[Value]] = field(
         default_factory=dict
     )  # base -> what lies there
-    known: dict[tuple, int] = field(
+    known: dict[Made, int] = field(
         default_factory=dict
     )  # a call on its operands -> number
     reads: dict[str, None] = field(default_factory=dict)  # tensors, in order
@@ -65,21 +72,17 @@ class Body:
         default_factory=list
     )  # (tensor or acc, added to)
     acc: set[int] = field(default_factory=set)  # elements of the f32 sum
-    ran: list[tuple[Call, int, list]] = field(
-        default_factory=list
-    )  # number, operands
+    ran: list[Ran] = field(default_factory=list)  # number, operands
     again: frozenset[int] = (
         frozenset()
     )  # calls of forward: of such one result must be read
     of: set[object] = field(
         default_factory=set
     )  # calls whose results in tmp are read
-    alive: set[tuple] = field(
+    alive: set[Made] = field(
         default_factory=set
     )  # values that come from what moves
-    idle: set[tuple] = field(
-        default_factory=set
-    )  # gradients that nobody needs
+    idle: set[Made] = field(default_factory=set)  # gradients that nobody needs
     round: int = 0
     slices: Slices = field(default_factory=Slices)
     flats: dict[str, dict[str, str]] = field(
@@ -89,7 +92,7 @@ class Body:
     def __post_init__(self) -> None:
         self.fn = self.fns[0]
         self.kind = self.fn.name.split(".")[1]
-        self.real = 4 if self.p.head.real == "f32" else 2
+        self.real = self.p.head.bytes
         self.home = (
             self.kind
             if any(f.name == self.kind for f in self.p.flats)
@@ -97,12 +100,7 @@ class Body:
         )
         self.moving = {t.name for t in self.p.tensors if not t.frozen}
         self.limits = {c.name: c.stride for c in self.p.classes}
-        self.width = (
-            self.p.head.batch
-            * self.p.head.sequence
-            * self.p.head.width
-            * self.real
-        )
+        self.width = self.p.head.value
         self.limits.update(dict.fromkeys(("x", "y", "dx", "dy"), self.width))
         self.limits["s"] = max(
             self.limits.get(f"{near}save.{self.kind}", 0)
@@ -120,17 +118,19 @@ class Body:
 
     # ---- operands
 
-    def dims(self, call: Call, row: Kernel) -> dict[str, object]:
+    def dims(self, call: Call, row: Kernel) -> Numbers:
         """The numbers of a call by name, and what follows from them."""
         if len(row.formals) != len(call.args):
             self.fail(
                 call,
                 f"{len(call.args)} operands instead of {len(row.formals)}",
             )
-        out: dict[str, object] = {}
-        for f, arg in zip(row.formals, call.args):
+        out: Numbers = {}
+        for f, arg in zip(row.formals, call.args, strict=True):
             if f.number:
-                if not isinstance(arg, (int, float) if f.mode == "." else int):
+                if not isinstance(arg, int) and (
+                    f.mode != "." or not isinstance(arg, float)
+                ):
                     self.fail(
                         call, f"{f.name} is {arg}, which is no such number"
                     )
@@ -148,7 +148,7 @@ class Body:
         if call.kernel == "zk_cross_entropy":
             if (out["V"], out["rows"]) != (
                 self.p.head.vocab,
-                self.p.head.batch * self.p.head.sequence,
+                self.p.head.rows,
             ):
                 self.fail(call, f"V is {out['V']} of {out['rows']} rows")
         return letters(out)
@@ -189,7 +189,7 @@ class Body:
         arg: Arg,
         elems: int,
         width: int,
-        formals: tuple[str, str],
+        formals: Names,
     ) -> Tensor:
         """The tensor that a parameter's or a gradient's operand begins."""
         formal = base(arg)
@@ -216,7 +216,7 @@ class Body:
         own = f"{self.kind}_{number}" if number else self.home
         return ("keep" if name == "p" else own) + dot + part
 
-    def read(self, call: Call, arg: Arg, size: int, kind: str) -> tuple:
+    def read(self, call: Call, arg: Arg, size: int, kind: str) -> Made:
         where, at = self.place(call, arg, size)
         for v in self.held.get(where, []):
             if (v.lo, v.hi, v.type) == (at, at + size, kind):
@@ -243,20 +243,22 @@ class Body:
         arg: Arg,
         size: int,
         kind: str,
-        made: tuple,
+        made: Made,
         spare: bool = False,
     ) -> None:
         where, at = self.place(call, arg, size)
-        if where != "tmp" and (
-            where not in ("s", "y", "dx") or where not in self.fn.outs
-        ):
+        end = at + size
+        outs = {"s", "y", "dx"} & set(self.fn.outs)
+        if where != "tmp" and where not in outs:
             self.fail(call, f"{arg} is not the function's to write")
         values = self.held.setdefault(where, [])
-        for v in [v for v in values if v.lo < at + size and at < v.hi]:
+        for v in list(values):
+            if end <= v.lo or v.hi <= at:
+                continue
             if not self.done(v):
                 self.fail(call, f"{arg} overwrites what nobody has read")
             values.remove(v)
-        values.append(Value(at, at + size, kind, made, spare=spare))
+        values.append(Value(at, end, kind, made, spare=spare))
 
     def split(self, where: str, at: int, by: int, rounds: int) -> Value | None:
         """The value that calls go through in rounds becomes its parts; None: there is none yet."""
@@ -311,7 +313,7 @@ class Body:
         call: Call,
         arg: Arg,
         mode: str,
-        dims: dict[str, object],
+        dims: Numbers,
         elems: int,
     ) -> None:
         """A tensor's gradient, or the f32 sum of a tied one."""
@@ -347,8 +349,8 @@ class Body:
         row = UNITS[call.kernel]
         dims = self.dims(call, row)
         writes: list[tuple[int, int, Formal]] = []
-        is_: list[object] = list(call.args)  # what each operand is
-        for n, (f, arg) in enumerate(zip(row.formals, call.args)):
+        is_: list[Any] = list(call.args)  # what each operand is
+        for n, (f, arg) in enumerate(zip(row.formals, call.args, strict=True)):
             if f.number:
                 continue
             if arg == NULL:
@@ -361,7 +363,7 @@ class Body:
                 if arg != Operand("work"):
                     self.fail(call, f"{arg} is no scratch")
             elif f.mode == "@":
-                width = 0 if elems else int(str(dims["C"]))
+                width = 0 if elems else int(dims["C"])
                 is_[n] = self.tensor(call, arg, elems, width, ("w", "p")).name
                 self.reads[is_[n]] = None
             elif f.mode == "^":
@@ -396,7 +398,7 @@ class Body:
             self.fail(call, f"{arg} is not {cls}")
         self.place(call, arg, size)
 
-    def needless(self, back: Back, is_: list[object]) -> bool:
+    def needless(self, back: Back, is_: list[Any]) -> bool:
         """Whether nobody needs what a call backward makes beside gradients of parameters."""
         inputs = [n for n, forward in back.same if forward == back.x]
         return bool(inputs) and not any(self.moves(is_[n]) for n in inputs)

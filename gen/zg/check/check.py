@@ -29,9 +29,10 @@ from ..plan.plan import Class, Flat, Launch, Phase, Plan, Ref, Run, Tensor
 from . import stores
 from .copies import REDUCTIONS
 from .fns import Facts, functions
+from .kernels import BODIES
 from .order import CheckError, refusing
 from .step import Program
-from .units import UNITS, unit_of
+from .units import unit_of
 
 __all__ = ["CheckError", "check"]
 
@@ -114,8 +115,7 @@ def _classes(p: Plan) -> None:
 
 def _held(p: Plan, have: dict[str, Class]) -> None:
     """What classes are for."""
-    real = 4 if p.head.real == "f32" else 2
-    value = p.head.batch * p.head.sequence * p.head.width * real
+    value = p.head.value
     for name in ("x", "near.x", "dx"):
         if name in have and have[name].stride < value:
             raise CheckError(f"class {name} does not hold a value")
@@ -127,10 +127,10 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
     need = {
         "space": (1, max(r.space for r in p.runs)),
         "desk": (1, max(ops.DESK, 4 * p.head.vocab)),
-        "inlet": (ops.INLETS, 2 * 4 * p.head.batch * p.head.sequence),
+        "inlet": (ops.INLETS, 2 * 4 * p.head.rows),
     }
     both = max(
-        4 * p.head.batch * p.head.sequence,
+        4 * p.head.rows,
         have["tokens"].stride,
         have["targets"].stride,
     )
@@ -189,7 +189,7 @@ def _runs(p: Plan) -> None:
 def _as_rules_say(p: Plan, l: Launch, r: Run) -> None:
     """A GPU's grids, tile and space are what the kernel's rule makes of the shape. On a CPU there
     are none; no bit follows from its tile."""
-    real = 4 if p.head.real == "f32" else 2
+    real = p.head.bytes
     for target in r.targets:
         host = target == "cpu" or l.kernel in TWINS
         try:
@@ -312,13 +312,16 @@ def _flats(p: Plan) -> None:
 def _shared(p: Plan, f: Flat) -> None:
     """What a stage of ZeRO promises of a flat: 1 shards the states (stores.py), 2 sums, too, 3
     parameters, too, but for those that persist."""
+    stage = p.head.zero
     (params,) = p.stored("params", f.name)
-    whole = p.head.zero < 3 or f.name.partition(".")[0] == "keep"
+    name, _, _ = f.name.partition(".")
+    whole = stage < 3 or name == "keep"
     sums = {s.over for s in p.stored("sum", f.name)}
-    want = {0: {""}, 1: {"", "all"}}.get(p.head.zero, {"all"})
-    if not 0 <= p.head.zero <= 3 or params.whole != whole or sums - want:
+    want = {0: {""}, 1: {"", "all"}}.get(stage, {"all"})
+    known = stage in range(4)
+    if not known or params.whole != whole or sums - want:
         raise CheckError(
-            f"flat {f.name} is not shared as stage {p.head.zero} of ZeRO says"
+            f"flat {f.name} is not shared as stage {stage} of ZeRO says"
         )
 
 
@@ -339,7 +342,7 @@ def _flops(p: Plan) -> None:
     """A function's are those of its calls; of the plan's own functions none are counted."""
     shapes = {l.name: l.shape for l in p.launches}
     for f in p.fns:
-        unit = f.name.partition(".")[0] in UNITS
+        unit = f.body in BODIES
         each = [
             flops(c.kernel, shapes[c.launch]) * c.rounds
             for c in f.calls
@@ -408,10 +411,12 @@ def _tensor(p: Plan, t: Tensor, flats: dict[str, Flat]) -> None:
 @refusing
 def _nodes(p: Plan) -> None:
     """Pending sums: one for each bit of the mask, which a push proves (effects.tree)."""
-    grains, W, block = p.head.grains, p.head.ranks, p.head.block
-    if block < 1 or block & (block - 1) or block >= 2 * grains * W:
-        raise CheckError(f"{block} leaves are no tree of {grains * W}")
-    if p.head.order == "local" and W > 1 and block % grains:
+    h = p.head
+    block, every = h.block, h.grains * h.ranks
+    power = block > 0 and not block & (block - 1)
+    if not power or block >= 2 * every:
+        raise CheckError(f"{block} leaves are no tree of {every}")
+    if h.order == "local" and h.ranks > 1 and block % h.grains:
         raise CheckError("a rank's own grains first: that is another tree")
     for f in p.flats:
         if f.nodes != max(p.moves(f), f.mask.bit_count()):
@@ -423,34 +428,38 @@ def _nodes(p: Plan) -> None:
 @refusing
 def sections(p: Plan) -> None:
     """Sections are a program's; every event is one of the plan's, and recorded somewhere."""
-    if tuple(s.name for s in p.sections) != SECTIONS or any(
-        s.repeat not in ((1, p.head.grains) if s.name == "grain" else (1,))
-        for s in p.sections
-    ):
-        raise CheckError("sections are not those of a program")
+    wrong = CheckError("sections are not those of a program")
+    if tuple(s.name for s in p.sections) != SECTIONS:
+        raise wrong
+    for s in p.sections:
+        most = p.head.grains if s.name == "grain" else 1
+        if s.repeat not in (1, most):
+            raise wrong
     limits = {e.name: e.index for e in p.events}
-    if len(limits) < len(p.events) or len({f.name for f in p.fns}) < len(
-        p.fns
-    ):
+    fns = {f.name for f in p.fns}
+    if len(limits) < len(p.events) or len(fns) < len(p.fns):
         raise CheckError("an event or a function is listed twice")
     if p.head.overlap not in (0, 1):
         raise CheckError(f"overlap is {p.head.overlap}, neither 0 nor 1")
     steps = [(s.name, step) for s in p.sections for step in s.steps]
-    made = {(e.name, e.index) for _, step in steps for e in step.recs}
-    if idle := limits.keys() - {name for name, _ in made}:
+    made = {e for _, step in steps for e in step.recs}
+    recorded = {e.name for e in made}
+    if idle := limits.keys() - recorded:
         raise CheckError(f"nothing records {sorted(idle)}")
-    named = {base(a) for f in p.fns for c in f.calls for a in c.args} | {
-        r.cls for _, step in steps for r in (*step.ins, *step.outs)
-    }
-    if idle := {c.name for c in p.classes} - named - THEIRS - SCRATCH:
+    named = {base(a) for f in p.fns for c in f.calls for a in c.args}
+    for _, step in steps:
+        named |= {r.cls for r in step.refs}
+    classes = {c.name for c in p.classes}
+    if idle := classes - named - THEIRS - SCRATCH:
         raise CheckError(f"nothing uses {sorted(idle)}")
     for name, step in steps:
         where = f"section {name}: {step.queue} {step.op} {step.unit}"
-        for e in (*step.waits, *step.recs):
-            if not 0 <= e.index < limits.get(e.name, 0):
+        for e in step.events:
+            limit = limits.get(e.name, 0)
+            if not 0 <= e.index < limit:
                 raise CheckError(f"{where}: no event {e}")
         for e in step.waits:
-            if (e.name, e.index) not in made:
+            if e not in made:
                 raise CheckError(f"{where}: nothing records {e}")
 
 
@@ -463,7 +472,7 @@ def units(p: Plan) -> dict[str, int]:
     counts: dict[str, int] = {}
     last = ""
     for s in p.section("eval").steps:
-        if s.op.split(".")[0] in UNITS:
+        if s.kind in BODIES:
             kind, index = unit_of(s.unit)
             again = (
                 s.unit == last and len(s.op.split(".")) > 2
@@ -496,7 +505,7 @@ def _ahead(p: Plan) -> None:
         if s.op == "gather":
             for slot in _slots(s.outs):
                 issued.setdefault(slot, uses)
-        read = _slots(s.ins) if s.op.partition(".")[0] in UNITS else ()
+        read = _slots(s.ins) if s.kind in BODIES else ()
         use = (s.op, s.unit, read)
         if not read:
             continue

@@ -4,7 +4,7 @@ touch, in order.py's terms, and what the places then hold, in memory.py's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ from ..facts.queues import QUEUES
 from ..plan.plan import Fn, Plan, Ref, Step
 from .arrays import Came, Grain, Leaf, Sum, Value, over_ranks
 from .memory import Run
-from .order import INDEX, Buffer, Order
+from .order import INDEX, Action, Buffer, Order
 
 MAIN = INDEX["main"]
 NONE = Command("", (), -1, -1)  # what is no step
@@ -110,36 +110,40 @@ class Moves(Order):
 
     # ---- a step
 
-    def action(self, s: Step) -> tuple[Callable[..., None], Sequence[object]]:
-        fn, kind = self.fns.get(s.op), s.op.partition(".")[0]
-        command = COMMANDS.get(kind, NONE)
-        places = (
-            (len(fn.ins), len(fn.outs)) if fn else (command.ins, command.outs)
-        )
-        if (len(s.ins), len(s.outs)) != places:
+    def action(self, s: Step) -> Action:
+        fn = self.fns.get(s.op)
+        command = COMMANDS.get(s.kind, NONE)
+        queue = QUEUES[s.queue]
+        if fn:
+            ins, outs, names = len(fn.ins), len(fn.outs), fn.ints
+        else:
+            ins, outs, names = command.ins, command.outs, command.numbers
+        if (len(s.ins), len(s.outs)) != (ins, outs):
             self.fail("has other operands than it should")
-        if fn and not QUEUES[s.queue].kernels:
+        if fn and not queue.kernels:
             self.fail("the queue runs no kernels")
-        if command.moves and not QUEUES[s.queue].wire:
+        if command.moves and not queue.wire:
             self.fail("the queue has no collectives")
-        want = fn.ints if fn else command.numbers
-        if tuple([i.name for i in s.ints]) != want or any(
-            [i.per and i.name != "grain" for i in s.ints]
-        ):
+        by_grain = [i.name for i in s.ints if i.per]
+        if tuple([i.name for i in s.ints]) != names or set(by_grain) - {
+            "grain"
+        }:
             self.fail("has other numbers than it should")
+        refs = s.refs
         mortal = {"copy": s.ins, "done": s.ins[1:]}
-        self.dying(s, (*s.ins, *s.outs) if fn else mortal.get(kind, ()))
+        self.dying(s, refs if fn else mortal.get(s.kind, ()))
         self.meeting(s, command.meets)
         numbers = {i.name: i.value + i.per * self.local for i in s.ints}
         if fn:
             return self.calling(fn, s, numbers)
-        places = [self.place(ref) for ref in (*s.ins, *s.outs)]
-        return getattr(type(self), f"do_{kind}"), (*places, *numbers.values())
+        places = [self.place(ref) for ref in refs]
+        do = getattr(type(self), f"do_{s.kind}")
+        return do, (*places, *numbers.values())
 
     def dying(self, s: Step, may: Sequence[Ref]) -> None:
         """Of a step's operands only some may be the last use of what their slots hold, of classes
         that all ranks have."""
-        for ref in (*s.ins, *s.outs):
+        for ref in s.refs:
             if ref.last and (
                 ref not in may or self.classes[ref.cls].targets != "all"
             ):
@@ -175,7 +179,7 @@ class Moves(Order):
         fn: Fn,
         s: Step,
         numbers: dict[str, int],
-    ) -> tuple[Callable[..., None], Sequence[object]]:
+    ) -> Action:
         self.fail("no such step")
 
     def do_mark(self) -> None:
@@ -238,7 +242,7 @@ class Moves(Order):
         self.writes(where, size, run)
 
     def place(self, ref: Ref, by_rank: int = 0) -> Place:
-        return Place(self.bytes(ref.cls, ref.index), ref.at, by_rank)
+        return Place(self.slot(ref), ref.at, by_rank)
 
     def all_of(self, buffer: Buffer, write: bool) -> Buffer:
         """An access to all of a slot."""
@@ -299,10 +303,8 @@ class Moves(Order):
             self.fail("piece lies outside the shard")
         self.common(source.buffer)
         run = self.reads(source._replace(by_rank=own), size)
-        one = run and not getattr(
-            getattr(run.array, "grain", None), "by_rank", 0
-        )
-        if not one or size % run.width:
+        grain = getattr(run.array, "grain", None) if run else None
+        if not run or getattr(grain, "by_rank", False) or size % run.width:
             self.fail(
                 f"{source} holds {told(run)}, which is nothing to gather"
             )
@@ -362,12 +364,14 @@ class Moves(Order):
         each: every rank's comes as it is."""
         if each != (self.sources == self.W):
             self.fail(f"reduces in another way than {self.p.head.reduction}")
-        whole = step * (self.ranks - 1) + source.at + size
-        if not 0 < size <= step - source.at or whole > source.buffer.stride:
+        slot, at = source.buffer, source.at
+        whole = step * (self.ranks - 1) + at + size
+        room = step - at
+        if not 0 < size <= room or whole > slot.stride:
             self.fail("piece lies outside the shard")
-        self.common(source.buffer)
-        self.touch(source.buffer, source.at, source.at + size, False)
-        run = source.buffer.read_parts(source.at, step, size)
+        self.common(slot)
+        self.touch(slot, at, at + size, False)
+        run = slot.read_parts(at, step, size)
         if not run or run.by_rank or size % run.width:
             self.fail(f"{source} holds {told(run)}, which is nothing to sum")
         return run

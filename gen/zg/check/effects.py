@@ -4,7 +4,7 @@ values. Each takes its call's operands: places, numbers (n, by_rank) and words.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 from ..facts import ops
@@ -29,6 +29,7 @@ from .arrays import (
 from .copies import Moves, Place, Reduction, told
 from .kernels import CTL, LEAVES
 from .memory import Run
+from .order import Action
 
 BLOCK = 1024  # elements that kernels of the optimizer work on at once
 SUMS = ops.SUMS  # integers of the exact sums
@@ -64,7 +65,13 @@ WORDS = ("span", "recipe", "f64", "u64")
 Kernel = Callable[..., None]
 # And the most that its launch has of a number of the shape, by the operand's place.
 Called = tuple[Kernel, list[Arg | Number], dict[int, int]]
-Formals = dict[str, Ref | int]  # what a step gives a function by its words
+
+
+class Formals(NamedTuple):
+    """What a step gives a function, by its words."""
+
+    refs: dict[str, Ref]
+    numbers: dict[str, int]
 
 
 class Effects(Moves):
@@ -87,7 +94,7 @@ class Effects(Moves):
         fn: Fn,
         s: Step,
         numbers: dict[str, int],
-    ) -> tuple[Callable[..., None], Sequence[object]]:
+    ) -> Action:
         """A function of the plan's own: its calls in order."""
         if fn.name not in self.called:
             self.called[fn.name] = self.calls_of(fn)
@@ -95,13 +102,15 @@ class Effects(Moves):
             c.kernel.startswith(HOST) != (s.queue == "host") for c in fn.calls
         ):
             self.fail("the queue runs other kernels")
-        formals: Formals = (
-            dict(zip((*fn.ins, *fn.outs), (*s.ins, *s.outs))) | numbers
-        )
+        names, refs = (*fn.ins, *fn.outs), s.refs
+        formals = Formals(dict(zip(names, refs, strict=True)), numbers)
         work = []
         for kernel, args, most in self.called[fn.name]:
             operands = [self.operand_of(a, formals) for a in args]
-            short = any(operands[at].n > n for at, n in most.items())
+            numbers_of = [
+                a.n if isinstance(a, Number) else 0 for a in operands
+            ]
+            short = any(numbers_of[at] > n for at, n in most.items())
             if (
                 short and s.queue != "host"
             ):  # there a run goes by the numbers alone
@@ -122,7 +131,7 @@ class Effects(Moves):
                 self.fail(f"{c.kernel} is launched as another kernel")
             row = TWINS.get(c.kernel) or KERNELS.get(c.kernel)
             kernel = getattr(Effects, row.name, None) if row else None
-            if not kernel:
+            if not row or not kernel:
                 self.fail(f"no function has {c.kernel}")
             used |= {base(a) for a in c.args}
             self.fits(fn, c)
@@ -130,7 +139,8 @@ class Effects(Moves):
             if len(launch.shape) != len(row.shape):
                 self.fail(f"{c.kernel} is launched for another shape")
             most = {
-                row.at[name]: n for name, n in zip(row.shape, launch.shape)
+                row.at[name]: n
+                for name, n in zip(row.shape, launch.shape, strict=True)
             }
             out.append((kernel, args, most))
         if not {*fn.ins, *fn.outs} <= used:
@@ -142,7 +152,7 @@ class Effects(Moves):
         formals = row_of(call.kernel).formals
         if len(formals) != len(call.args):
             self.fail(f"{call.kernel} has {len(call.args)} operands")
-        for f, arg in zip(formals, call.args):
+        for f, arg in zip(formals, call.args, strict=True):
             want = (
                 "number"
                 if f.number
@@ -162,28 +172,29 @@ class Effects(Moves):
         if isinstance(arg, Number):
             return arg
         if isinstance(arg, plan.Operand):
-            ref = formals.get(arg.base) or Ref(arg.base, 0)
-            return Place(
-                self.bytes(ref.cls, ref.index), ref.at + arg.at, arg.by_rank
-            )
+            ref = formals.refs.get(arg.base) or Ref(arg.base, 0)
+            return Place(self.slot(ref), ref.at + arg.at, arg.by_rank)
         if isinstance(arg, Index):
-            more = formals[arg.more] if arg.more else 0
-            return Number(
-                arg.by_layer * formals["l"] + arg.at + more, arg.by_rank
-            )
-        if arg.startswith("&"):
-            return self.place(formals[arg[1:]])
-        if arg == "sources":
-            return Sources(self.place(formals[arg]))
-        return Number(formals[arg]) if arg in formals else arg
+            more = formals.numbers[arg.more] if arg.more else 0
+            layer = arg.by_layer * formals.numbers["l"]
+            return Number(layer + arg.at + more, arg.by_rank)
+        word = str(arg)
+        if word.startswith("&"):
+            return self.place(formals.refs[word[1:]])
+        if word == "sources":
+            return Sources(self.place(formals.refs[word]))
+        number = formals.numbers.get(word)
+        return word if number is None else Number(number)
 
     def part(self, spans: str, first: Number, n: Number) -> Part:
         """What a kernel of elements works on."""
         kind, _, name = spans.partition(".")
         if kind != "spans":
             self.fail(f"works on {spans}")
-        l, at = divmod(first.n, self.flats[name].shard * self.W)
-        if n.n <= 0 or n.n % BLOCK or n.by_rank or l >= self.flats[name].count:
+        flat = self.flats[name]
+        l, at = divmod(first.n, flat.shard * self.W)
+        even = n.n > 0 and n.n % BLOCK == 0
+        if not even or n.by_rank or l >= flat.count:
             self.fail(f"works on {n.n} elements of {name}[{l}]")
         return Part(name, l, at, first.by_rank, n.n)
 
@@ -213,14 +224,16 @@ class Effects(Moves):
         return self.control(where)
 
     def totals(self, where: Place, write: bool) -> Totals:
-        run = self.access(where, 8 * SUMS, write).read(where.at, 8 * SUMS)
-        if not run or run.first or not isinstance(run.array, Totals):
+        slot = self.access(where, 8 * SUMS, write)
+        run = slot.read(where.at, 8 * SUMS)
+        sums = run.array if run and not run.first else None
+        if not isinstance(sums, Totals):
             self.fail(f"{where} holds {told(run)}, not the step's sums")
-        if run.array.step != self.now:
+        if sums.step != self.now:
             self.fail(
-                f"{where} holds the sums of step {run.array.step}, not {self.now}"
+                f"{where} holds the sums of step {sums.step}, not {self.now}"
             )
-        return run.array
+        return sums
 
     def set_totals(self, where: Place, now: Totals) -> None:
         where.buffer.write(where.at, 8 * SUMS, Run(now))
@@ -264,12 +277,12 @@ class Effects(Moves):
     def zk_begin(self, ctl: Place, sums: Place, recipe: str) -> None:
         last = self.constants(ctl, True)
         self.access(sums, 8 * SUMS, True)
-        if last.step + 1 != self.now or recipe != "recipe":
-            self.fail(f"{ctl} has begun step {last.step + 1}, not {self.now}")
-        self.set_control(ctl, Control(self.now, 0, False))
-        self.set_totals(
-            sums, Totals(self.now, frozenset(), frozenset(), False)
-        )
+        step = last.step + 1
+        if step != self.now or recipe != "recipe":
+            self.fail(f"{ctl} has begun step {step}, not {self.now}")
+        self.set_control(ctl, Control(step, 0, False))
+        nothing = Totals(step, frozenset(), frozenset(), False)
+        self.set_totals(sums, nothing)
 
     def zk_count(self, ctl: Place, leaves: Number) -> None:
         now = self.leaves(ctl, True)
@@ -278,17 +291,20 @@ class Effects(Moves):
     def zk_square_sum(
         self, sums: Place, g: Place, spans: str, first: Number, n: Number
     ) -> None:
-        part, now = self.part(spans, first, n), self.totals(sums, True)
+        part = self.part(spans, first, n)
+        now = self.totals(sums, True)
         self.holds_sum(g, part)
         (store,) = self.p.stored("sum", part.flat)
         whole = bool(g.by_rank) if self.W > 1 else store.whole
-        if g.buffer.cls != store.cls or whole != store.whole:
+        found = g.buffer.cls, whole
+        if found != (store.cls, store.whole):
             self.fail(
                 f"the sum of {part.flat} lies in {store.cls}, over {store.over}"
             )
-        if part in now.norms or now.everywhere:
+        norms = now.norms
+        if part in norms or now.everywhere:
             self.fail(f"{part.flat}[{part.l}] is measured twice, or too late")
-        self.set_totals(sums, now._replace(norms=now.norms | {tuple(part)}))
+        self.set_totals(sums, now._replace(norms=norms | {part}))
 
     def do_allreduce(self, source: Place, to: Place, count: int) -> None:
         if count != SUMS or source.buffer is to.buffer:
@@ -351,26 +367,29 @@ class Effects(Moves):
         block: Number,
     ) -> None:
         """The next leaves of a tree, or sums of as many: what is pending of it is in `node`."""
-        came, leaf, ranks = self.pushed(
-            source, n.n, 4 if full.n else self.real
-        )
+        size, distance = n.n, stride.n
+        width = 4 if full.n else self.real
+        came, leaf, ranks = self.pushed(source, size, width)
         one = self.one_sum(came)
         new = over_ranks(one, ranks) if ranks > 1 else one
-        if not new or count.n != ranks or full.n != int(not leaf):
+        said = count.n, full.n
+        if not new or said != (ranks, int(not leaf)):
             self.fail(f"pushes {count.n} of {told(came)}")
-        counted = isinstance(ctl, Place)
-        before = self.leaves(ctl, False).leaves if counted else 0
+        counted = False
+        before = 0
+        if isinstance(ctl, Place):
+            counted = True
+            before = self.leaves(ctl, False).leaves
         self.tree(counted, total.n, mask.n, block.n, one, ranks)
-        self.nodes(node, stride.n, n.n, mask.n, counted)
-        if counted and mask.n.bit_count() > 1:
-            self.others(
-                node, 4 * stride.n, mask.n.bit_count(), one, before > 0
-            )
+        self.nodes(node, distance, size, mask.n, counted)
+        nodes = mask.n.bit_count()
+        if counted and nodes > 1:
+            self.others(node, 4 * distance, nodes, one, before > 0)
         if before:
-            new = self.carried(node, n.n, came, new, before * one.leaves)
-        flat, l, grain, grains, leaves, _ = new
-        done = Sum(flat, l, grain, grains, leaves, before + ranks == total.n)
-        self.makes(node, 4 * n.n, Run(done, came.first, 4, came.by_rank))
+            new = self.carried(node, size, came, new, before * one.leaves)
+        done = new._replace(whole=before + ranks == total.n)
+        run = Run(done, came.first, 4, came.by_rank)
+        self.makes(node, 4 * size, run)
 
     def pushed(
         self, source: Operand, n: int, width: int
@@ -381,6 +400,8 @@ class Effects(Moves):
             if (r.size, r.came.width) != (n * width, width):
                 self.fail(f"sums {n} elements of {r.size} bytes that came")
             return r.came, r.leaf, r.sources
+        if not isinstance(source, Place):
+            self.fail(f"pushes {source}")
         run = self.reads(source, n * width)
         if not run or run.width != width:
             self.fail(
@@ -429,13 +450,15 @@ class Effects(Moves):
     ) -> None:
         """All of a step's leaves are one tree after the other, of as many leaves as the plan says;
         what is not counted comes all at once."""
-        A, flat = self.p.head.grains, self.flats[one.flat]
-        if total != (A * count if counted else count):
+        head, flat = self.p.head, self.flats[one.flat]
+        times = head.grains if counted else 1
+        if total != times * count:
             self.fail(f"a tree of {total}, of {count} at a time")
-        if total > 1 and block * one.leaves != self.p.head.block:
+        if total > 1 and block * one.leaves != head.block:
             self.fail(f"trees of {block} times {one.leaves} leaves")
         want = pending(total, count, block) if counted else 0
-        if mask != want or counted and flat.mask != want:
+        planned = flat.mask if counted else want
+        if mask != want or planned != want:
             self.fail(f"pending sums at {mask:#b}, not {want:#b}")
 
     def carried(
@@ -446,7 +469,8 @@ class Effects(Moves):
         was = old.array if old else None
         step, at, by_rank = new.grain
         if (
-            not isinstance(was, Sum)
+            not old
+            or not isinstance(was, Sum)
             or was.whole
             or (was.flat, was.l) != (new.flat, new.l)
             or was.leaves != before
@@ -487,10 +511,13 @@ class Effects(Moves):
 
     def zk_round(self, w: Place, p: Place, n: Number) -> None:
         run = self.reads(p, 4 * n.n)
-        parameters = (
-            run and isinstance(run.array, State) and run.array.what == "p"
-        )
-        if n.n % BLOCK or not parameters or run.width != 4:
+        if (
+            n.n % BLOCK
+            or not run
+            or not isinstance(run.array, State)
+            or run.array.what != "p"
+            or run.width != 4
+        ):
             self.fail(f"{p} holds {told(run)}, not parameters")
         self.makes(w, self.real * n.n, run._replace(width=self.real))
 
@@ -513,7 +540,9 @@ class Effects(Moves):
                 f"before the factor of step {self.now} is known: {ctl} holds {now}"
             )
         self.holds_sum(g, part)
-        states = dict(zip(("p", "m", "v"), (p if p != "null" else w, m, v)))
+        states = dict(
+            zip(("p", "m", "v"), (p if p != "null" else w, m, v), strict=True)
+        )
         given = [
             what for what, where in states.items() if isinstance(where, Place)
         ]
@@ -542,12 +571,12 @@ class Effects(Moves):
         self, table: Place, freq: str, T: Number, D: Number
     ) -> None:
         rows = {f"freq.{n}": t for n, t in enumerate(self.p.tables)}
-        if freq not in rows or (T.n, D.n) != (
-            self.p.head.sequence,
-            rows[freq].head,
-        ):
+        row = rows.get(freq)
+        of_all = T.n == self.p.head.sequence
+        if not row or not of_all or D.n != row.head:
             self.fail(f"turns by {freq} of {T.n} positions, heads of {D.n}")
-        self.writes(table, 4 * T.n * D.n, Run(Table(rows[freq].name)))
+        made = Run(Table(row.name))
+        self.writes(table, 4 * T.n * D.n, made)
 
     def zk_hash(
         self,

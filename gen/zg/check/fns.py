@@ -38,7 +38,7 @@ from ..facts.kernels import (
 from ..plan.operand import base
 from ..plan.plan import Call, Fn, Plan
 from . import grads, slices, stated
-from .body import Body, Value
+from .body import Body, Made, Ran, Value
 from .kernels import BODIES, CLASSES, UNITS, parts
 from .leaves import leaves
 from .order import CheckError, refusing
@@ -56,6 +56,11 @@ class Facts:
     flats: dict[str, dict[str, str]]
 
 
+def _numbered(c: Call, at: int) -> Call:
+    """A call with the first row of a slice."""
+    return replace(c, args=tuple(at if a == "at" else a for a in c.args))
+
+
 @dataclass
 class Run(Body):
     """A body whose calls are run, and proven one by one."""
@@ -65,7 +70,7 @@ class Run(Body):
         row = UNITS[call.kernel]
         dims = self.dims(call, row)
         spans: list[tuple[Formal, str, int, int]] = []  # where, lo, hi
-        for f, arg in zip(row.formals, call.args):
+        for f, arg in zip(row.formals, call.args, strict=True):
             if f.mode not in "<>" or arg == NULL or f.name in CLASSES:
                 continue
             size = value(f.elems, dims) * self.bytes_of(f.type)
@@ -78,11 +83,11 @@ class Run(Body):
                 if where == other and lo < high and low < hi and not same:
                     self.fail(call, f"{where}+{lo} overlaps another operand")
 
-    def forward(self) -> list[tuple[Call, int, list]]:
+    def forward(self) -> list[Ran]:
         """The calls that forward is made of."""
         return [r for r in self.ran if forward(r[0].kernel, r[0].args)]
 
-    def wanted(self) -> Counter:
+    def wanted(self) -> Counter[Made]:
         """What must run backward for what ran forward: kernel, numbers, forward's operands."""
         out = []
         for c, _, is_ in self.forward():
@@ -98,7 +103,7 @@ class Run(Body):
                     )
         return Counter(out)
 
-    def backward(self) -> Counter:
+    def backward(self) -> Counter[Made]:
         """What does run backward; its gradients are none of what forward calls made."""
         made, out = {number for _, number, _ in self.forward()}, []
         for c, _, is_ in self.ran:
@@ -116,18 +121,11 @@ class Run(Body):
         return Counter(out)
 
     def run(self) -> None:
-        for self.fn in self.fns:
-            self.launched(list(self.fn.calls))
-            for at in slices.rounds(self, self.fn):
-                self.calls(
-                    [
-                        replace(
-                            c,
-                            args=tuple(at if a == "at" else a for a in c.args),
-                        )
-                        for c in self.fn.calls
-                    ]
-                )
+        for fn in self.fns:
+            self.fn = fn
+            self.launched(list(fn.calls))
+            for at in slices.rounds(self, fn):
+                self.calls([_numbered(c, at) for c in fn.calls])
         slices.end(self)
 
     def calls(self, calls: list[Call]) -> None:
@@ -201,7 +199,7 @@ def _drawn(b: Run) -> None:
         and same_weights
         and of_one_row
     )
-    whole = pick.args[3] == b.p.head.batch * b.p.head.sequence
+    whole = pick.args[3] == b.p.head.rows
     one_input = (
         its[1][: len(rows)] == rows
     )  # of which the loss' call may take a part
@@ -219,15 +217,13 @@ def _unit_bodies(
 ) -> list[Run]:
     """The functions of a kind, run forward, then backward on what was saved. below: what comes into
     its first unit has a gradient."""
-    width = (
-        p.head.batch
-        * p.head.sequence
-        * p.head.width
-        * (4 if p.head.real == "f32" else 2)
-    )
-    known: dict[tuple, int] = {}
-    value = lambda name: [Value(0, width, "real", (name,), True)]
-    x = {("x",)} if below else set()
+    width = p.head.value
+    known: dict[Made, int] = {}
+
+    def value(name: str) -> list[Value]:
+        return [Value(0, width, "real", (name,), True)]
+
+    x: set[Made] = {("x",)} if below else set()
     forward, backward = (
         _functions(fns, body, kind) for body in ("fwd", "bwd")
     )
@@ -319,15 +315,13 @@ def functions(p: Plan, counts: dict[str, int]) -> Facts:
             alive.add(kind)
     stated.prove(p, bodies, counts)
     made = [b for kind in counts for b in bodies[kind]]
-    idle = {f.name for f in p.fns if f.name.partition(".")[0] in BODIES} - {
+    idle = {f.name for f in p.fns if f.body in BODIES} - {
         f.name for b in made for f in b.fns
     }
     if idle:
         raise CheckError(f"no unit has {sorted(idle)}")
     parts = {
-        (b.fn.name.split(".")[0], b.kind): [
-            (f.name, slices.rounds(b, f)) for f in b.fns
-        ]
+        (b.fn.body, b.kind): [(f.name, slices.rounds(b, f)) for f in b.fns]
         for b in made
     }
     flats = {f.name: b.flats.get(f.name, {}) for b in made for f in b.fns}

@@ -13,37 +13,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from ..facts.kernels import ADD, BACK, NULL, Back
 from ..plan.operand import Arg, Operand
 from ..plan.plan import Call
-from .body import Body
+from .body import Body, Made, Ran
 
-Ran = list[
-    tuple[Call, int, list]
-]  # calls, their numbers, what their operands are
-Part = tuple[tuple, frozenset]  # a value; uses of it
+# Of a value: the call that reads it and the operand's place, or "y" where it is the output.
+Uses = frozenset[tuple[int, int] | str]
+Part = tuple[Made, Uses]
 
 
 class _Gradients:
     """What the values of backward are gradients of."""
 
-    def __init__(self, fwd: Ran, y: tuple) -> None:
+    def __init__(self, fwd: list[Ran], y: Made) -> None:
         self.calls = {number: (call, is_) for call, number, is_ in fwd}
-        self.uses: dict[tuple, set] = {y: {"y"}}
+        self.uses: dict[Made, set[tuple[int, int] | str]] = {y: {"y"}}
         for _, number, is_ in fwd:
             for n, what in enumerate(is_):
                 if isinstance(what, tuple) and what[0] != number:
                     self.uses.setdefault(what, set()).add((number, n))
-        self.of: dict[tuple, set[Part]] = {
+        self.of: dict[Made, set[Part]] = {
             ("dy",): set(self.parts(y, frozenset({"y"})))
         }
 
-    def whole(self, value: tuple) -> Part:
+    def whole(self, value: Made) -> Part:
         return value, frozenset(self.uses.get(value, ()))
 
-    def parts(self, value: tuple, uses: frozenset) -> Iterator[Part]:
+    def parts(self, value: Made, uses: Uses) -> Iterator[Part]:
         """What a gradient of `value` by these uses is a part of."""
         yield value, uses
         call, is_ = self.calls.get(value[0], (None, []))
@@ -51,13 +50,15 @@ class _Gradients:
             for n in (1, 2):
                 yield from self.parts(is_[n], frozenset({(value[0], n)}))
 
-    def sums(self, a: tuple, b: tuple) -> Iterator[Part]:
+    def sums(self, a: Made, b: Made) -> Iterator[Part]:
         for value, uses in self.of.get(a, ()):
             for other, more in self.of.get(b, ()):
                 if value == other and not uses & more:
                     yield from self.parts(value, uses | more)
 
-    def forward(self, kernel: str, dy: tuple) -> list[tuple[int, Call, list]]:
+    def forward(
+        self, kernel: str, dy: Made
+    ) -> list[tuple[int, Call, list[Any]]]:
         """The calls of which it is the whole gradient."""
         return [
             (number, call, is_)
@@ -79,10 +80,10 @@ def adds_back(fwd: Body, bwd: Body) -> bool:
 
 
 def prove(
-    fwd: Ran,
-    bwd: Ran,
-    y: tuple,
-    dx: tuple,
+    fwd: list[Ran],
+    bwd: list[Ran],
+    y: Made,
+    dx: Made,
     fail: Callable[[Call | None, str], NoReturn],
 ) -> None:
     g = _Gradients(fwd, y)
@@ -112,7 +113,7 @@ def prove(
 
 
 def _belongs(
-    back: Back, call: Call, is_: list, first: Call, was: list
+    back: Back, call: Call, is_: list[Any], first: Call, was: list[Any]
 ) -> bool:
     """A call backward reads what that call forward read and made, and writes its parameters'
     gradients."""

@@ -8,7 +8,8 @@ from dataclasses import replace
 from ..facts.kernels import ADD, KERNELS, NULL, Kernel
 from ..facts.ops import LEAVES as COUNT
 from ..facts.ops import SCALE
-from ..plan.operand import Operand
+from ..plan.operand import Arg, Operand
+from ..plan.operand import whole as number
 from ..plan.plan import Call
 
 BODIES = (
@@ -40,10 +41,13 @@ def parts(c: Call) -> list[Call]:
     forward = "sum" in at
     total = at["sum"] if forward else at["dx"]  # what the addition makes
     one = at["x"] if forward else at["dx"]
-    if args[at["more"]] == NULL and not (forward and args[total] != NULL):
+    more = args[at["more"]]
+    summed = forward and args[total] != NULL
+    if more == NULL and not summed:
         return [c]
-    elems = args[at["M"]] * args[at["C"]]
-    add = Call(ADD, "", (args[total], args[one], args[at["more"]], elems))
+    rows, columns = args[at["M"]], args[at["C"]]
+    elems = number(rows) * number(columns)
+    add = Call(ADD, "", (args[total], args[one], more, elems))
     args[at["more"]] = NULL
     if forward:  # before it
         args[one], args[total] = args[total], NULL
@@ -53,7 +57,8 @@ def parts(c: Call) -> list[Call]:
 
 def whole(c: Call, row: Kernel) -> Call:
     """The call of which one on a slice is a part: on all of the weight."""
-    named = dict(zip(row.at, c.args)) | row.numbers
+    named: dict[str, Arg] = dict(zip(row.at, c.args, strict=True))
+    named |= row.numbers
     return Call(
         row.whole, "", tuple(named[name] for name in KERNELS[row.whole].at)
     )

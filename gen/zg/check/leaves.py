@@ -3,8 +3,10 @@ first in backward writes it, the tensor's other readers add to it. What is froze
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from ..facts.kernels import ROUND
-from ..plan.operand import Operand, base
+from ..plan.operand import Operand, base, whole
 from ..plan.plan import Plan
 from .body import Body
 from .order import CheckError
@@ -12,7 +14,7 @@ from .order import CheckError
 
 def leaves(
     p: Plan,
-    bodies: dict[str, list[Body]],
+    bodies: Mapping[str, Sequence[Body]],
     counts: dict[str, int],
 ) -> dict[tuple[str, str], int]:
     """Every tensor's gradient is written once and added to by its other readers, if it moves.
@@ -64,10 +66,14 @@ def leaves(
 def _rounded(b: Body) -> set[str]:
     """The tensors whose gradient is rounded from the f32 sum."""
     out = set()
-    for c in (c for fn in b.fns for c in fn.calls):
-        if c.kernel == ROUND and base(c.args[1]).startswith("acc"):
-            if c.args[1] != Operand("acc"):
+    for c in b.calls_of():
+        if c.kernel != ROUND:
+            continue
+        to, of, n = c.args
+        if base(of).startswith("acc"):
+            if of != Operand("acc"):
                 b.fail(c, "rounds something else than the sum")
-            out.add(b.tensor(c, c.args[0], c.args[2], 0, ("dw", "dp")).name)
-            b.acc.add(c.args[2])
+            elems = whole(n)
+            out.add(b.tensor(c, to, elems, 0, ("dw", "dp")).name)
+            b.acc.add(elems)
     return out

@@ -191,7 +191,9 @@ class Slot:
         step, out = self.step, []
         if len(self.held) != len(self.others):
             return
-        for (lo, hi, mine), (a, b, other) in zip(self.held, self.others):
+        for (lo, hi, mine), (a, b, other) in zip(
+            self.held, self.others, strict=True
+        ):
             seen = other._replace(
                 by_rank=other.by_rank + other.by_part, by_part=0
             )

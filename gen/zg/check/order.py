@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import NoReturn
+from typing import NoReturn, ParamSpec, TypeVar
 
 from ..facts.queues import QUEUES
 from ..plan.operand import Operand
-from ..plan.plan import Plan, Step
+from ..plan.plan import Plan, Ref, Step
 from .kernels import CTL
 from .memory import Run, Slot
 
@@ -30,13 +30,17 @@ class CheckError(Exception):
 LACKS = (LookupError, ValueError, ArithmeticError, StopIteration)
 
 
-def refusing(part: Callable) -> Callable:
+Proof = ParamSpec("Proof")
+Found = TypeVar("Found")
+
+
+def refusing(part: Callable[Proof, Found]) -> Callable[Proof, Found]:
     """A part of the check that refuses a plan, too, which lacks what the part looks up."""
 
     @wraps(part)
-    def proved(p: Plan, *rest: object) -> object:
+    def proved(*args: Proof.args, **named: Proof.kwargs) -> Found:
         try:
-            return part(p, *rest)
+            return part(*args, **named)
         except LACKS as e:
             raise CheckError(
                 f"{part.__name__.strip('_')}: the plan lacks what it names, or names "
@@ -75,6 +79,10 @@ class Buffer(Slot):
         return self.read(0, self.stride)
 
 
+# A method, and what it is called with.
+Action = tuple[Callable[..., None], Sequence[object]]
+
+
 @dataclass(slots=True)
 class Line:
     """A step as it is played each time: read once, with what it names looked up. act: a method,
@@ -93,8 +101,9 @@ class Order:
     """Plays steps; what a step does is left to `do`."""
 
     def __init__(self, p: Plan) -> None:
-        self.p, self.W = p, p.head.ranks
-        self.real = 4 if p.head.real == "f32" else 2
+        self.p = p
+        self.W = p.head.ranks
+        self.real = p.head.bytes
         self.classes = {c.name: c for c in p.classes}
         self.limits = {e.name: e.index for e in p.events}
         self.memory: dict[tuple[str, int], Buffer] = {}
@@ -107,8 +116,11 @@ class Order:
         ] = {}  # of the plan's steps, by their identity
         self.local = 0  # of this step's grains
         # Of the step that is played: where it stands, its queue, clock and arenas.
-        self.section, self.number, self.step = "", 0, Step("main", "", "")
-        self.queue, self.clock = 0, self.clocks[0]
+        self.section = ""
+        self.number = 0
+        self.step = Step("main", "", "")
+        self.queue = 0
+        self.clock = self.clocks[0]
         self.arenas = ("device", "device")
 
     def fail(self, what: str) -> NoReturn:
@@ -116,7 +128,7 @@ class Order:
         where = f"section {self.section}, step {self.number}"
         raise CheckError(f"{where}: {s.queue} {s.op} {s.unit}: {what}")
 
-    def action(self, s: Step) -> tuple[Callable[..., None], Sequence[object]]:
+    def action(self, s: Step) -> Action:
         """What a step does: a method, and what it is called with."""
         self.fail("no such step")
 
@@ -135,7 +147,8 @@ class Order:
                     clock[queue] < at
                 ):  # else all that it knew is known here, too
                     clock[:] = [
-                        a if a > b else b for a, b in zip(clock, known)
+                        a if a > b else b
+                        for a, b in zip(clock, known, strict=True)
                     ]
             clock[line.queue] += 1
             line.act(self, *line.operands)
@@ -157,11 +170,14 @@ class Order:
             [(e.name, e.index) for e in s.waits],
             [(e.name, e.index) for e in s.recs],
             *self.action(s),
-            [self.bytes(r.cls, r.index) for r in (*s.ins, *s.outs) if r.last],
+            [self.bytes(r.cls, r.index) for r in s.refs if r.last],
         )
         if not any([i.per for i in s.ints]):
             self.lines[id(s)] = line
         return line
+
+    def slot(self, ref: Ref) -> Buffer:
+        return self.bytes(ref.cls, ref.index)
 
     def bytes(self, cls: str, index: int) -> Buffer:
         found = self.memory.get((cls, index))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TypeGuard
 
 from ..plan.operand import Arg, Operand
 from ..plan.plan import Call
@@ -14,9 +15,9 @@ from .kernels import CLASSES
 def through(b: Body, rounds: int, calls: list[Call]) -> Iterator[Call]:
     """The calls of each round, to be run in turn."""
     for c in calls:
-        if not any(arg == "c" or _by(arg) for arg in c.args):
+        if "c" not in c.args and not any(map(_moves, c.args)):
             b.fail(c, f"is called {rounds} times alike")
-    moving = {arg for c in calls for arg in c.args if _by(arg)}
+    moving = {arg for c in calls for arg in c.args if _moves(arg)}
     places = {
         (arg.base, arg.at, arg.by_round)
         for arg in moving
@@ -40,5 +41,6 @@ def through(b: Body, rounds: int, calls: list[Call]) -> Iterator[Call]:
         values[:] = [v for v in values if not v.used or v.made[0] not in made]
 
 
-def _by(arg: Arg) -> int:
-    return arg.by_round if isinstance(arg, Operand) else 0
+def _moves(arg: Arg) -> TypeGuard[Operand]:
+    """Whether an operand is another place in each round."""
+    return isinstance(arg, Operand) and arg.by_round != 0

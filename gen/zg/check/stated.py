@@ -31,16 +31,18 @@ def prove(
     """bodies: of a kind the function forward, and behind it evaluation's, where it has its own."""
     lines = _lines(p.stated, sum(counts.values()))
     tensors = {t.name: t for t in p.tensors}
-    first = key = 0
+    first = 0
+    key = 0
     for kind, count in counts.items():
-        units = range(first, first + count)
+        end = first + count
+        units = range(first, end)
         forward, last = bodies[kind][0], bodies[kind][-1]
         _calls(p, lines, forward, forward.calls_of(), units)
         if last.fn.name.startswith("eval."):
             _calls(p, lines, last, last.calls_of()[:-DRAW], units)
         own = [tensors.pop(name) for name in forward.reads if name in tensors]
         _tensors(lines, own, units, key)
-        first += count
+        first = end
         key += count * len(own)
 
 
@@ -86,7 +88,10 @@ def _calls(
     tables = {t.name: t for t in p.tables}
     for what, found in taken.items():
         want = _of(lines, what, units)
-        same = [_is(tables, arg, value) for arg, value in zip(found, want)]
+        same = [
+            _is(tables, arg, value)
+            for arg, value in zip(found, want, strict=False)
+        ]
         if len(found) != len(want) or not all(same):
             b.fail(
                 None,
@@ -102,7 +107,7 @@ def _marked(c: Call) -> Iterator[tuple[str, Arg]]:
         row = KERNELS[c.kernel]
     if backward(c.kernel, c.args):
         return
-    for f, arg in zip(row.formals, c.args):
+    for f, arg in zip(row.formals, c.args, strict=True):
         if f.stated:
             yield f.name, arg
 
@@ -134,7 +139,11 @@ def _tensors(
         found = [getattr(t, what) for t in own]
         want = list(_of(lines, what, units))
         if found != want:
-            wrong = [t.name for t, a, b in zip(own, found, want) if a != b]
+            wrong = [
+                t.name
+                for t, a, b in zip(own, found, want, strict=False)
+                if a != b
+            ]
             raise CheckError(
                 f"tensor {', '.join(wrong)}: {what} is not as stated"
             )

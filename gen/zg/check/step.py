@@ -22,9 +22,10 @@ from .arrays import (
 from .copies import MAIN, Place, told
 from .effects import SUMS
 from .fns import Facts
+from .kernels import BODIES
 from .memory import Run, Slot, joined
 from .order import CheckError
-from .units import BATCH, UNITS, Units
+from .units import BATCH, Units
 
 
 class Program(Units):
@@ -39,7 +40,8 @@ class Program(Units):
 
     def run(self, name: str) -> None:
         self.section = name
-        for self.number, s in enumerate(self.p.section(name).steps):
+        for number, s in enumerate(self.p.section(name).steps):
+            self.number = number
             self.play(s)
 
     def start(self) -> None:
@@ -222,25 +224,24 @@ class Program(Units):
 
     def hashes(self) -> None:
         """A run calls these on all masters: every element once, over all ranks."""
-        for s in (s for s in self.stores if s.given):
-            fn, arena = self.fns[s.given], self.classes[s.cls].arena
+        for s in self.stores:
+            if not s.given:
+                continue
+            fn = self.fns[s.given]
+            arena = self.classes[s.cls].arena
             queue = "main" if arena == "device" else "host"
             for l in {0, s.flat.count - 1}:
-                self.step = Step(
-                    queue, fn.name, "", ins=(Ref(s.cls, l, s.at),)
-                )
-                act, operands = self.calling(
-                    fn, self.step, {"l": l, "at": s.lo, "n": s.n}
-                )
+                masters = Ref(s.cls, l, s.at)
+                self.step = Step(queue, fn.name, "", ins=(masters,))
+                numbers = {"l": l, "at": s.lo, "n": s.n}
+                act, operands = self.calling(fn, self.step, numbers)
                 act(self, *operands)
                 if self.hashed != (s.flat.name, l, s.lo, s.flat.shard, s.n):
                     self.fail(f"hashes {self.hashed}")
 
     def finished(self) -> None:
         """All of the plan's own functions have run."""
-        own = {
-            f.name for f in self.p.fns if f.name.partition(".")[0] not in UNITS
-        }
+        own = {f.name for f in self.p.fns if f.body not in BODIES}
         idle = own - self.called.keys()
         if idle:
             raise CheckError(f"nothing calls {sorted(idle)}")

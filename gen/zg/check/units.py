@@ -3,7 +3,6 @@ there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -13,9 +12,9 @@ from .arrays import Grain, Key, Leaf, State, Table, Totals, Value
 from .copies import Place, told
 from .effects import SUMS, Effects
 from .fns import Facts
-from .kernels import BODIES as UNITS
-from .kernels import SCALED
+from .kernels import BODIES, SCALED
 from .memory import Run
+from .order import Action
 
 BATCH = ("tokens", "targets")
 LOSS = "zk_loss_sum"
@@ -34,7 +33,7 @@ class Use(NamedTuple):
 
     body: str
     kind: str
-    index: int
+    slot: int
     of: dict[str, Key]
     writer: str
 
@@ -47,15 +46,11 @@ class Units(Effects):
         super().__init__(p)
         self.facts = facts
         self.direct = {
-            f.name: self._direct(f)
-            for f in p.fns
-            if f.name.partition(".")[0] in UNITS
+            f.name: self._direct(f) for f in p.fns if f.body in BODIES
         }
         self.order = list(
             dict.fromkeys(
-                s.unit
-                for s in p.section("eval").steps
-                if s.op.partition(".")[0] in UNITS
+                s.unit for s in p.section("eval").steps if s.kind in BODIES
             )
         )
         self.at = {unit: n for n, unit in enumerate(self.order)}
@@ -126,7 +121,7 @@ class Units(Effects):
 
     def offset(self, use: Use, key: Key) -> int:
         """Where a unit's parameters begin in what it is given."""
-        return use.index * self.facts.steps[use.kind, key[0]] * self.real
+        return use.slot * self.facts.steps[use.kind, key[0]] * self.real
 
     # ---- a function
 
@@ -135,8 +130,8 @@ class Units(Effects):
         fn: Fn,
         s: Step,
         numbers: dict[str, int],
-    ) -> tuple[Callable[..., None], Sequence[object]]:
-        if s.op.partition(".")[0] in UNITS:
+    ) -> Action:
+        if s.kind in BODIES:
             return Units.unit, (s, numbers.get("at", 0))
         return super().calling(fn, s, numbers)
 
@@ -144,7 +139,10 @@ class Units(Effects):
         fn = self.fns[s.op]
         if unit_of(s.unit)[0] != s.op.split(".")[1] or s.unit not in self.at:
             self.fail("function of another unit")
-        ins, outs = list(zip(fn.ins, s.ins)), list(zip(fn.outs, s.outs))
+        ins, outs = (
+            list(zip(fn.ins, s.ins, strict=True)),
+            list(zip(fn.outs, s.outs, strict=True)),
+        )
         grain = self.values(
             s, [(name, ref) for name, ref in ins if name[0] not in "wp"]
         )
@@ -200,23 +198,26 @@ class Units(Effects):
         }
         grain = None
         for name, ref in ins:
-            self.all_of(self.bytes(ref.cls, ref.index), False)
+            self.all_of(self.slot(ref), False)
             grain = self.expect(ref, *means[name], grain)
         return grain
 
     def expect(
         self, ref: Ref, what: str, unit: str, grain: Grain | None
     ) -> Grain:
-        run = self.bytes(ref.cls, ref.index).all()
+        run = self.slot(ref).all()
         array = run.array if run else None
         if (
-            isinstance(array, Value)
+            run
+            and isinstance(array, Value)
             and not run.first
             and not ref.at
-            and array == Value(what, unit, grain or array.grain)
+            and (array.what, array.unit) == (what, unit)
+            and grain in (None, array.grain)
         ):
             return array.grain
-        self.fail(f"{ref} holds {told(run)}, not {Value(what, unit, grain)}")
+        of = f" of {unit}" if unit else ""
+        self.fail(f"{ref} holds {told(run)}, not {what}{of} of {grain}")
 
     def fixed(self, s: Step, grain: Grain | None) -> Grain:
         """Classes that a function names itself: temporary space and the like."""
@@ -251,11 +252,15 @@ class Units(Effects):
 
     def parameters(self, ref: Ref, use: Use, key: Key) -> None:
         """The operand w or p holds all parameters of a flat's instance, up to date."""
-        flat, at = self.flats[key[0]], self.offset(use, key)
-        slot = self.all_of(self.bytes(ref.cls, ref.index), False)
-        run = slot.read(0, flat.shard * self.W * self.real)
+        name, l = key
+        flat = self.flats[name]
+        size = flat.shard * self.W * self.real
+        slot = self.all_of(self.slot(ref), False)
+        run = slot.read(0, size)
         step = self.made if key in self.moving else 0
-        want = Run(State("p", *key, step), 0, self.real)
+        state = State("p", name, l, step)
+        want = Run(state, 0, self.real)
+        at = self.offset(use, key)
         if run != want or ref.at != at:
             self.fail(f"{ref} holds {told(run)}, not {told(want)}, at {at}")
 
@@ -263,7 +268,7 @@ class Units(Effects):
 
     def value(self, name: str, ref: Ref, array: Value) -> None:
         """A value, all of it or what is a part's."""
-        slot = self.all_of(self.bytes(ref.cls, ref.index), True)
+        slot = self.all_of(self.slot(ref), True)
         run = slot.all()
         begun = name in self.outs
         if begun and (not run or run.array != array):
@@ -280,7 +285,7 @@ class Units(Effects):
     def sum_of_rows(self, ref: Ref, body: str, grain: Grain) -> None:
         """The f32 sum of a table's gradient: the head begins it, the table's own adds."""
         if body == "bwd":
-            self.all_of(self.bytes(ref.cls, ref.index), True)
+            self.all_of(self.slot(ref), True)
             self.expect(ref, "acc", "", grain)
         else:
             self.value("acc", ref, Value("acc", "", grain))
@@ -295,7 +300,7 @@ class Units(Effects):
             self.fail(
                 f"{ref} is not the unit's part of a leaf of {key[0]}, which is at {at}"
             )
-        slot = self.all_of(self.bytes(ref.cls, ref.index), True)
+        slot = self.all_of(self.slot(ref), True)
         run, mine = slot.read(0, size), frozenset({use.writer})
         was = run.array if run else None
         writers: frozenset[str] = frozenset()
@@ -315,12 +320,12 @@ class Units(Effects):
     def loss(self, grain: Grain) -> None:
         run = self.bytes("sums", 0).read(0, 8 * SUMS)
         now = run.array if run else None
-        good = (
-            isinstance(now, Totals)
-            and now.step == grain.step
-            and not now.everywhere
-        )
-        if not good or grain in now.losses:
+        if (
+            not isinstance(now, Totals)
+            or now.step != grain.step
+            or now.everywhere
+            or grain in now.losses
+        ):
             self.fail(
                 f"sums[0] holds {told(run)}: not cleared, or it has this loss"
             )

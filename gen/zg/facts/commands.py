@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..plan.operand import Names
+
 
 @dataclass(frozen=True)
 class Command:
@@ -14,7 +16,7 @@ class Command:
     bytes that arrive from each of them, so many of the number named first."""
 
     name: str
-    numbers: tuple[str, ...]
+    numbers: Names
     ins: int
     outs: int
     meets: bool = False

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..plan.operand import Names
+
 
 @dataclass(frozen=True)
 class Family:
@@ -16,7 +18,7 @@ class Family:
     of linears are [out,in], else [in,out], where none lie side by side; a head's is [V,C] in every
     family, as an embedding and Hugging Face's lm_head are."""
 
-    qkv: tuple[str, ...]
+    qkv: Names
     out: str
     norms: tuple[str, str]
     out_in: bool

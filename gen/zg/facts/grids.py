@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..plan.operand import Ints
 from ..plan.plan import Grid
-from .kernels import KERNELS, VOCAB
+from .kernels import KERNELS, VOCAB, shaped
 
 GEMM = 32 << 20  # bytes of workspace that a GEMM may use
 WARP = 32
@@ -218,9 +219,33 @@ def attention_bwd(B: int, T: int, H: int, G: int, D: int, real: int) -> How:
     )
 
 
-def how(kernel: str, target: str, real: int, shape: tuple[int, ...]) -> How:
+# What a row's grid may name, beside the numbers of the launch.
+NAMES = {
+    "GEMM": GEMM,
+    "Grid": Grid,
+    "VOCAB": VOCAB,
+    "attention_bwd": attention_bwd,
+    "attention_fwd": attention_fwd,
+    "bias": bias,
+    "each_row": each_row,
+    "elements": elements,
+    "embed_bwd": embed_bwd,
+    "flat": flat,
+    "norm_bwd": norm_bwd,
+    "norm_fwd": norm_fwd,
+    "run": run,
+    "up": up,
+    "max": max,
+    "min": min,
+    "__builtins__": {},
+}
+
+
+def how(kernel: str, target: str, real: int, shape: Ints) -> How:
     """By the row's own text, never input."""
     row = KERNELS[kernel]
-    named = dict(zip(row.shape, shape))
-    fixed = {"target": target, "real": real, "VOCAB": VOCAB}
-    return eval(row.grid, globals(), named | fixed)
+    fixed = {"target": target, "real": real}
+    found = eval(row.grid, NAMES, shaped(row, shape) | fixed)
+    if not isinstance(found, How):
+        raise TypeError(f"{kernel}: {row.grid} is no How")
+    return found

@@ -25,6 +25,9 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from ..plan.operand import Ints, Names
 
 ADD, ROUND, NULL = "zk_add", "zk_round", "null"
 VOCAB = 8  # rows by token, and columns of logits, are a multiple: 16 bytes
@@ -42,7 +45,7 @@ class Formal:
     elems: str = ""
     optional: bool = False
     spare: bool = False
-    alias: tuple[str, ...] = ()
+    alias: Names = ()
     stated: bool = False
 
     @property
@@ -75,7 +78,7 @@ class Kernel:
         return {f.name: n for n, f in enumerate(self.formals)}
 
     @functools.cached_property
-    def shape(self) -> tuple[str, ...]:
+    def shape(self) -> Names:
         """The numbers by which a launch is found."""
         return tuple(f.name for f in self.formals if f.mode == "#")
 
@@ -225,7 +228,10 @@ FOLLOWS = {
 }
 
 
-def letters(numbers: Mapping[str, object]) -> dict[str, object]:
+Numbers = dict[str, int | float]  # of a call, by name
+
+
+def letters(numbers: Mapping[str, int | float]) -> Numbers:
     """The numbers of a call, and what follows from them."""
     out = dict(numbers)
     for name, (needs, expression) in FOLLOWS.items():
@@ -234,24 +240,29 @@ def letters(numbers: Mapping[str, object]) -> dict[str, object]:
     return out
 
 
-def value(expression: str, numbers: Mapping[str, object]) -> int:
+def value(expression: str, numbers: Mapping[str, int | float]) -> int:
     """An expression of a table (sums and products of letters) as an integer. It is the table's own
     text, never input."""
     return int(eval(expression, {"__builtins__": {}}, dict(numbers)))
 
 
+def shaped(row: Kernel, shape: Ints) -> dict[str, Any]:
+    """Where a number is a round's or a function's own, the shape ends before it."""
+    return dict(zip(row.shape, shape, strict=False))
+
+
 @functools.cache
-def flops(name: str, shape: tuple[int, ...]) -> int:
+def flops(name: str, shape: Ints) -> int:
     """Of a call of this shape."""
     row = kernel(name)
-    return value(row.flops, letters(dict(zip(row.shape, shape))))
+    return value(row.flops, letters(shaped(row, shape)))
 
 
 @functools.cache
-def scratch(name: str, shape: tuple[int, ...]) -> int:
+def scratch(name: str, shape: Ints) -> int:
     """Bytes of workspace that such a call takes."""
     row = KERNELS[name]
-    numbers = letters(dict(zip(row.shape, shape)))
+    numbers = letters(shaped(row, shape))
     return sum(
         value(f.elems, numbers) * WIDTHS[f.type]
         for f in row.formals
@@ -265,6 +276,9 @@ def scratch(name: str, shape: tuple[int, ...]) -> int:
 ASIDE = ("more", "sign")
 
 
+Pairs = tuple[tuple[int, int], ...]  # of places of operands
+
+
 @dataclass(frozen=True)
 class Back:
     """How a kernel's operands, by their numbers, belong to those of the kernel forward: the
@@ -275,12 +289,12 @@ class Back:
     of: str
     dy: int
     x: int | None
-    params: tuple[tuple[int, int], ...]
-    same: tuple[tuple[int, int], ...]
-    numbers: tuple[tuple[int, int], ...]
+    params: Pairs
+    same: Pairs
+    numbers: Pairs
 
     @property
-    def makes(self) -> tuple[int, ...]:
+    def makes(self) -> Ints:
         """The operands forward that it makes gradients of."""
         mine = () if self.x is None else (self.x,)
         return (*mine, *(p for _, p in self.params))
@@ -310,7 +324,7 @@ def _back(row: Kernel) -> Back:
 
 
 BACK: Mapping[str, Back] = {row.name: _back(row) for row in _ROWS if row.of}
-FORWARD: dict[str, tuple[str, ...]] = {}  # of a kernel forward, those backward
+FORWARD: dict[str, Names] = {}  # of a kernel forward, those backward
 for _name, _made in BACK.items():
     FORWARD[_made.of] = (*FORWARD.get(_made.of, ()), _name)
 

@@ -8,9 +8,11 @@ is said by another key (schema.py), NEEDED must be given.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING as NEEDED
+from dataclasses import MISSING
+from typing import Any
 
-Rows = Mapping[str, Mapping[str, object]]
+NEEDED = MISSING
+Rows = Mapping[str, Mapping[str, Any]]
 
 _ADAM = {"betas": (0.9, 0.999), "eps": 1e-8}
 # What each keeps of an element, operands m and v of its kernel; its keys, or None where another

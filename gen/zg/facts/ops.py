@@ -16,6 +16,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..plan.operand import Names
 from . import kinds
 from .kernels import KERNELS, NULL, Formal
 from .kernels import VOCAB as VOCAB
@@ -34,11 +35,11 @@ class Op:
     """One row of the table. Of calls, the kernel and the word of each operand."""
 
     name: str
-    ins: tuple[str, ...]
-    params: tuple[str, ...]
+    ins: Names
+    params: Names
     outs: tuple[Formal, ...]
     fwd: str
-    bwd: tuple[str, ...]
+    bwd: Names
 
 
 def _words(line: str) -> list[str]:
@@ -59,7 +60,7 @@ def _call(line: str) -> str:
 
 def _op(name: str, fwd: str, *bwd: str) -> Op:
     kernel, *words = _words(fwd)
-    both = list(zip(KERNELS[kernel].formals, words))
+    both = list(zip(KERNELS[kernel].formals, words, strict=True))
     ins = tuple(
         word for f, word in both if f.mode == "<" and word not in GIVEN
     )
@@ -119,7 +120,7 @@ WORDS = {name: name for name in OPS if name not in ("embed", "loss")} | {
 
 
 # What each optimizer keeps of an element.
-OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
+OPTIMIZERS: Mapping[str, Names] = {
     name: tuple(kept.split()) for name, kept, _ in kinds.RULES
 }
 UPDATE = "zk_update"

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..facts import kernels
 from ..facts.ops import Op
+from ..plan.operand import Ints
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Tensor:
 
     name: str
     parts: tuple[tuple[str, int], ...]
-    shape: tuple[int, ...]
+    shape: Ints
     mean: float
     std: float
     group: tuple[float, float, int]  # factor of lr, weight decay, frozen
@@ -43,6 +44,14 @@ class Value:
     dtype: str  # real | f32
     elems: int
 
+    def bytes(self, real: int) -> int:
+        return self.elems * (real if self.dtype == "real" else 4)
+
+
+Word = tuple[
+    str, str | int | float
+]  # an operand: of what kind, and its name or number
+
 
 @dataclass(frozen=True)
 class Call:
@@ -50,12 +59,12 @@ class Call:
     in turn; `grow`: bytes by which operands move from round to round."""
 
     kernel: str
-    args: tuple[tuple[str, object], ...]
+    args: tuple[Word, ...]
     rounds: int = 1
-    grow: tuple[int, ...] = ()
+    grow: Ints = ()
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> Ints:
         return tuple(
             a for k, a in self.args if k == "number" and isinstance(a, int)
         )
@@ -74,7 +83,7 @@ class Node:
     """An op of a unit, and what its names stand for there: values, parameters."""
 
     op: Op
-    dims: dict[str, object]
+    dims: dict[str, Any]
     bind: dict[str, str]
 
 

@@ -8,9 +8,11 @@ Nothing here knows of ranks, shards or memory.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ..facts import ops
 from ..facts.kernels import ADD, ROUND, value
@@ -19,7 +21,18 @@ from ..read.schema import Row, Weight
 from ..read.spec import Op as SpecOp
 from ..read.spec import Spec, Unit
 from . import chunks, moves, rewrite
-from .graph import Body, Call, Graph, Kind, Made, Node, Table, Tensor, Value
+from .graph import (
+    Body,
+    Call,
+    Graph,
+    Kind,
+    Made,
+    Node,
+    Table,
+    Tensor,
+    Value,
+    Word,
+)
 
 STD = 0.02  # of weights at first
 NORMS = ("layernorm", "rmsnorm", "qknorm")
@@ -74,7 +87,7 @@ class _Builder:
         params = {"w": row.tied} if row.tied else {}
         for word, weight in row.weights.items():
             params[word] = self.tensor(weight, *_first(row.name, word, std))
-        ins = dict(zip(ops.OPS[row.name].ins, (x,)))
+        ins = dict(zip(ops.OPS[row.name].ins, (x,), strict=False))
         more = {"table": self.table(row)} if row.name == "rope" else {}
         return self.node(row.name, ins, params, {**row.dims, **more})
 
@@ -93,7 +106,7 @@ class _Builder:
         name: str,
         ins: Mapping[str, str],
         params: Mapping[str, str],
-        dims: Mapping[str, object],
+        dims: Mapping[str, Any],
     ) -> str:
         """Appends an op; returns the name of its first output."""
         op = ops.OPS[name]
@@ -149,7 +162,7 @@ class _Calls:
             "",
         )  # of the calls to come; what holds a round's rows
 
-    def operand(self, node: Node, word: str) -> tuple[str, object]:
+    def operand(self, node: Node, word: str) -> Word:
         if word in ("token", "target", "sums", "null"):
             return ("fixed", word)
         if word == "scaler":
@@ -244,14 +257,13 @@ class _Calls:
                 self.gradient(node.bind[w[1:]], node)
             self.line(node, text)
             for w, old in self.had.items():
+                of = node.bind[w[1:]]
                 if old and f"+{w}" not in words:
-                    new = self.grads[node.bind[w[1:]]]
-                    self.grads[node.bind[w[1:]]] = old
-                    self.merge(node.bind[w[1:]], new, node)
-                if (
-                    node.bind[w[1:]] not in self.alive
-                ):  # a kernel makes it all the same
-                    del self.grads[node.bind[w[1:]]]
+                    new = self.grads[of]
+                    self.grads[of] = old
+                    self.merge(of, new, node)
+                if of not in self.alive:  # a kernel makes it all the same
+                    del self.grads[of]
 
     def merge(self, name: str, more: str, node: Node) -> None:
         """Adds the gradient `more` to that of the value `name` (the first use: takes it as it
@@ -290,14 +302,15 @@ class _Calls:
 
 
 def _rename(body: Body, names: dict[str, str]) -> Body:
-    swap = lambda a: (a[0], names.get(a[1], a[1])) if a[0] == "value" else a
-    calls = tuple(
-        replace(c, args=tuple(swap(a) for a in c.args)) for c in body.calls
-    )
-    return Body(
-        calls,
-        tuple(replace(v, name=names.get(v.name, v.name)) for v in body.values),
-    )
+    calls = []
+    for c in body.calls:
+        args = [
+            (kind, names.get(str(a), a) if kind == "value" else a)
+            for kind, a in c.args
+        ]
+        calls.append(replace(c, args=tuple(args)))
+    values = [replace(v, name=names.get(v.name, v.name)) for v in body.values]
+    return Body(tuple(calls), tuple(values))
 
 
 def _middle(
@@ -450,7 +463,7 @@ def _layers(b: _Builder, unit: Unit) -> list[Unit]:
             if first
             else unit.name,
         )
-        for first, end in zip([0, *ends], ends)
+        for first, end in itertools.pairwise([0, *ends])
     ]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from ..facts import ops
+from ..plan.operand import Ints
 from ..read.spec import Spec
 from .graph import Node
 
@@ -18,7 +19,7 @@ def group(
     spec: Spec,
     name: str,
     parts: Iterable[tuple[str, int]],
-    shape: tuple[int, ...],
+    shape: Ints,
     layer: int,
 ) -> tuple[float, float, int]:
     """A tensor's factor of lr, its weight decay, and whether it is frozen, in a layer: by the first

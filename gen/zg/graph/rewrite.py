@@ -21,7 +21,8 @@ def again(
     made_again: set[str] = set()
     out: list[Call] = []
     for call in bwd:
-        want, before = values([call]), []
+        want = values([call])
+        before: list[Call] = []
         for _, made, calls in reversed(fwd):
             if made & want - kept - made_again:
                 want |= values(calls)

@@ -179,14 +179,14 @@ def _host(
     if not schedule.tile:
         return []
     real = ops.BYTES[spec.train.precision]
-    tile = lambda f: min(schedule.tile, f.shard - f.near)
+    tile = {f.name: min(schedule.tile, f.shard - f.near) for f in shards.flats}
     if shards.below:
         lowered = schedule.piece * (4 if spec.cluster.ranks > 1 else real)
     else:
-        lowered = max(tile(f) for f in shards.flats if f.moves) * 4
+        lowered = max(tile[f.name] for f in shards.flats if f.moves) * 4
     raised = max(
         (
-            tile(f)
+            tile[f.name]
             for f in shards.flats
             if f.moves and f.name not in schedule.stage
         ),
@@ -238,11 +238,6 @@ def _gpu(graph: Graph, runs: tuple[plan.Run, ...]) -> list[Wanted]:
 def _turns(schedule: sched.Schedule) -> dict[str, int]:
     """How many slots of a class are used: at most `buffer_count` where they take turns."""
     most: dict[str, int] = {}
-    for r in (
-        r
-        for s in schedule.sections
-        for x in s.steps
-        for r in (*x.ins, *x.outs)
-    ):
+    for r in (r for s in schedule.sections for x in s.steps for r in x.refs):
         most[r.cls] = max(most.get(r.cls, 0), r.index + 1)
     return most

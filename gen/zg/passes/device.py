@@ -10,13 +10,15 @@ Where the parameters lie in the host arena, new ones go down, in bf16 by way of 
 
 from __future__ import annotations
 
-from ..plan.plan import Int, Ref
+from typing import Any
+
+from ..plan.plan import Int, Ref, Refs
 from .hops import Hop, Ring, end, free, full
 from .shard import Flat
-from .steps import Steps
+from .steps import Instance, Steps
 
 
-def optimize(m: Steps, what: list[tuple[Flat, int]], near: str = "") -> None:
+def optimize(m: Steps, what: list[Instance], near: str = "") -> None:
     """Shards on the device; near_: what of each stays there."""
     for f, l in what:
         op, ins, ints = (
@@ -43,7 +45,7 @@ def optimize(m: Steps, what: list[tuple[Flat, int]], near: str = "") -> None:
             m.spread(f, l, end("main"))
 
 
-def init(m: Steps, what: list[tuple[Flat, int]], near: str = "") -> None:
+def init(m: Steps, what: list[Instance], near: str = "") -> None:
     for f, l in what:
         master = m.kept.masters(f, near)
         m.add(
@@ -55,7 +57,7 @@ def init(m: Steps, what: list[tuple[Flat, int]], near: str = "") -> None:
         )
 
 
-def fill(m: Steps, what: list[tuple[Flat, int]], near: str = "") -> None:
+def fill(m: Steps, what: list[Instance], near: str = "") -> None:
     """Masters on the device to what is made from them."""
     for f, l in what:
         narrow = m.real < 4 and m.kept.masters(f, near) != "real"
@@ -76,7 +78,12 @@ def fill(m: Steps, what: list[tuple[Flat, int]], near: str = "") -> None:
 
 
 def _renew(
-    m: Steps, f: Flat, l: int, op: str, states: tuple[Ref, ...], **rest: tuple
+    m: Steps,
+    f: Flat,
+    l: int,
+    op: str,
+    states: Refs,
+    **rest: Any,
 ) -> None:
     """What the device makes of a shard's masters, or of those that stay there, and the parameters'
     way down. In f32 these are the masters themselves."""

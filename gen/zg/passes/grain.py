@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ..plan.plan import Event, Int, Ref
+from collections.abc import Sequence
+
+from ..plan.plan import Events, Int, Ref
 from . import offload
 from .hops import Hop, free, full
 from .rings import Leaf, Use
@@ -13,13 +15,14 @@ def one(
     m: Steps,
     u: Use,
     g: int,
-    waits: tuple[Event, ...],
-    begun: list[Leaf],
-    whole: list[Leaf],
-    recs: tuple[Event, ...] = (),
+    waits: Events,
+    begun: Sequence[Leaf],
+    whole: Sequence[Leaf],
+    recs: Events = (),
 ) -> None:
     """A function on a grain."""
-    slot = lambda leaf: m.leaf_slot(leaf, g)
+    started = tuple(free(m.leaf_slot(x, g)) for x in begun)
+    ended = tuple(full(m.leaf_slot(x, g)) for x in whole)
     ins, outs = m.operands(u, g)
     ints = (Int("at", u.slice * u.part.rows),) if u.part.slices > 1 else ()
     m.add(
@@ -29,12 +32,12 @@ def one(
         ins=ins,
         outs=outs,
         ints=ints,
-        waits=waits + tuple(free(slot(x)) for x in begun),
-        recs=(*recs, *(full(slot(x)) for x in whole)),
+        waits=waits + started,
+        recs=recs + ended,
     )
 
 
-def release(u: Use) -> tuple[Event, ...]:
+def release(u: Use) -> Events:
     """What says that the last use of a ring's slot is over."""
     return tuple(dict.fromkeys(free(g.ref) for g in u.gathered if not g.stays))
 

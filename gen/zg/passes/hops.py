@@ -14,11 +14,16 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..plan.plan import Event, Ref, Section, Step
+from ..plan.plan import Event, Events, Ref, Section, Step
 
 UPDATED = Event(
     "updated", 0
 )  # a step's parameters are new, or each says itself when
+
+
+Who = Mapping[
+    str, set[str]
+]  # of an event, the queues that wait for it or record it
 
 
 @dataclass(frozen=True)
@@ -41,17 +46,17 @@ class Hop:
     dst: Ref
     takes: bool = True
     fills: bool = True
-    after: tuple[Event, ...] = ()
-    then: tuple[Event, ...] = ()
+    after: Events = ()
+    then: Events = ()
 
     @property
-    def waits(self) -> tuple[Event, ...]:
+    def waits(self) -> Events:
         source = (full(self.src),) if self.takes else ()
         target = (free(self.dst),) if self.fills else ()
         return (*self.after, *source, *target)
 
     @property
-    def recs(self) -> tuple[Event, ...]:
+    def recs(self) -> Events:
         target = (full(self.dst),) if self.fills else ()
         source = (free(self.src),) if self.takes else ()
         return (*target, *source, *self.then)
@@ -61,8 +66,8 @@ def move(
     queue: str,
     src: Ref,
     dst: Ref,
-    after: tuple[Event, ...] = (),
-    then: tuple[Event, ...] = (),
+    after: Events = (),
+    then: Events = (),
 ) -> Hop:
     """Between places that are no slots."""
     return Hop(queue, src, dst, False, False, after, then)
@@ -85,7 +90,7 @@ def end(queue: str) -> Event:
 
 
 def route(
-    home: Ref, stops: Sequence[tuple[str, Ref]], after: tuple[Event, ...]
+    home: Ref, stops: Sequence[tuple[str, Ref]], after: Events
 ) -> list[Hop]:
     """From home to each stop, a slot of a ring, on its queue."""
     hops: list[Hop] = []
@@ -113,7 +118,7 @@ def crossing(sections: Sequence[Section]) -> tuple[Section, ...]:
 
 def _sides(
     sections: Sequence[Section],
-) -> tuple[Mapping[str, set[str]], Mapping[str, set[str]]]:
+) -> tuple[Who, Who]:
     """The queues that wait for events of a name, and those that record them."""
     waiting: dict[str, set[str]] = defaultdict(set)
     recording: dict[str, set[str]] = defaultdict(set)
@@ -126,9 +131,7 @@ def _sides(
     return waiting, recording
 
 
-def _crossing(
-    s: Step, waiting: Mapping[str, set[str]], recording: Mapping[str, set[str]]
-) -> Step:
+def _crossing(s: Step, waiting: Who, recording: Who) -> Step:
     """A step without waits for its own queue, and records for nobody else."""
     here = {s.queue}
     waits = tuple([e for e in s.waits if recording[e.name] - here])

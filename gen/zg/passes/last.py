@@ -50,12 +50,16 @@ def sections(made: Sequence[Section]) -> tuple[Section, ...]:
     plain = [s for s in grain if s.op != "batch"]
 
     def evaluation(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-        both = list(zip(plain, steps))
-        same = next((n for n, (a, b) in enumerate(both) if a != b), len(both))
+        same = 0
+        for a, b in zip(plain, steps, strict=False):
+            if a != b:
+                break
+            same += 1
         return (*ends[:same], *marked(steps[same:]))
 
     how = {"grain": marked, "eval": evaluation}
-    return tuple(
-        replace(s, steps=how[s.name](s.steps)) if s.name in how else s
-        for s in made
-    )
+    out = list(made)
+    for n, s in enumerate(made):
+        if s.name in how:
+            out[n] = replace(s, steps=how[s.name](s.steps))
+    return tuple(out)

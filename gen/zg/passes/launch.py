@@ -14,7 +14,7 @@ from ..facts import grids, ops
 from ..facts.kernels import KERNELS, NULL, PRODUCTS
 from ..graph.graph import Graph, Kind, Part
 from ..plan import plan
-from ..plan.operand import Index, Operand
+from ..plan.operand import Arg, Index, Ints, Names, Operand, whole
 from ..read.spec import Spec
 from . import names
 from .operands import formal
@@ -23,15 +23,14 @@ from .sched import Schedule
 from .shard import Flat, Shards, host_block
 from .stores import Kept
 
-FIXED = {
+FIXED: dict[str, Operand | str] = {
     "token": Operand("tokens"),
     "target": Operand("targets"),
     "null": NULL,
     "scaler": Operand("ctl", ops.SCALE, name="scale"),
 }
 CTL = Operand("ctl")
-Names = tuple[str, ...]
-Own = tuple[plan.Arg, ...]  # a kernel and what it takes
+Own = tuple[Arg, ...]  # a kernel and what it takes
 
 
 def task(kernel: str) -> int:
@@ -44,11 +43,9 @@ def task(kernel: str) -> int:
 class _Table:
     """Launches by (kernel, shape), in order of first use."""
 
-    rows: dict[tuple[str, tuple[int, ...]], plan.Launch] = field(
-        default_factory=dict
-    )
+    rows: dict[tuple[str, Ints], plan.Launch] = field(default_factory=dict)
 
-    def name(self, kernel: str, shape: tuple[int, ...]) -> str:
+    def name(self, kernel: str, shape: Ints) -> str:
         if (kernel, shape) not in self.rows:
             short = kernel.removeprefix("zk_")
             n = sum(k == kernel for k, _ in self.rows)
@@ -58,7 +55,7 @@ class _Table:
         return self.rows[kernel, shape].name
 
     def runs(
-        self, targets: tuple[str, ...], real: int, margin: int
+        self, targets: Names, real: int, margin: int
     ) -> Iterator[plan.Run]:
         """How each launch runs on each target; targets on which it runs alike share a row."""
         for row in self.rows.values():
@@ -71,15 +68,15 @@ class _Table:
                     else grids.how(row.kernel, t, real, row.shape)
                 )
                 same.setdefault(how, []).append(t)
-            for how, names in same.items():
+            for how, alike in same.items():
                 left = (
                     margin
-                    if "cpu" not in names and row.kernel in PRODUCTS
+                    if "cpu" not in alike and row.kernel in PRODUCTS
                     else 0
                 )
                 yield plan.Run(
                     row.name,
-                    tuple(names),
+                    tuple(alike),
                     how.tile,
                     how.space,
                     how.grids,
@@ -94,9 +91,7 @@ class _Maker:
     shards: Shards
     kept: Kept
     bodies: Bodies
-    formals: dict[
-        tuple[str, str, int], tuple[tuple[str, ...], tuple[str, ...]]
-    ]
+    formals: dict[tuple[str, str, int], tuple[Names, Names]]
     tile: int  # elements that the host works on at a time; 0: it does not
     piece: int  # that go to the host's sum at a time
     table: _Table = field(default_factory=_Table)
@@ -110,13 +105,15 @@ class _Maker:
     # ---- functions of the graph
 
     def operand(
-        self, kind: Kind, body: str, what: str, value: object, grow: int
-    ) -> plan.Arg:
+        self, kind: Kind, body: str, what: str, value: Arg, grow: int
+    ) -> Arg:
         """grow: bytes from round to round."""
         if what in ("number", "round", "int"):
-            return value  # type: ignore[return-value]
+            return value
         place = self.place(kind, body, what, str(value))
-        return replace(place, by_round=grow) if grow else place
+        if grow and isinstance(place, Operand):
+            return replace(place, by_round=grow)
+        return place
 
     def place(
         self, kind: Kind, body: str, what: str, name: str
@@ -181,108 +178,81 @@ class _Maker:
         outs: Names,
         ints: Names,
         *calls: Own,
-        shape: tuple[int, ...] = (),
+        shape: Ints = (),
     ) -> None:
-        made = tuple(
-            plan.Call(kernel, self.table.name(kernel, shape), tuple(args))
-            for kernel, *args in calls
-        )
-        self.fns.append(plan.Fn(name, ins, outs, ints, 0, made))
+        made = []
+        for word, *args in calls:
+            kernel = str(word)
+            launch = self.table.name(kernel, shape)
+            made.append(plan.Call(kernel, launch, tuple(args)))
+        self.fns.append(plan.Fn(name, ins, outs, ints, 0, tuple(made)))
 
     def shard(self, f: Flat, at: int = 0, more: str = "") -> Index:
         """The number of an element of a rank's shard."""
         return Index(f.shard * self.W, f.shard, at, more)
 
     def sums(self, f: Flat) -> None:
-        """Leaves to sums: over ranks, of this rank alone, and over ranks of such."""
-        whole, S = f.shard * self.W, self.shards.sources
-        grains, block = self.spec.grains, self.spec.block
-        every = self.shards.sums == "whole"
-        by_rank = f.shard * 4 if every else 0
-        node, mine = Operand("node"), Operand("node", 0, by_rank)
+        """Leaves to sums, and their norm."""
         if self.shards.pushes:
             self.pushed(f)
         elif self.shards.order == "local":
-            self.own(
-                f"own.{f.name}",
-                ("leaf",),
-                ("node",),
-                (),
-                (
-                    "zk_push",
-                    node,
-                    whole,
-                    "&leaf",
-                    1,
-                    0,
-                    whole,
-                    CTL,
-                    grains,
-                    f.mask,
-                    block,
-                ),
-                shape=(whole,),
-            )
-            if self.W > 1:
-                self.own(
-                    f"join.{f.name}",
-                    ("sources",),
-                    ("node",),
-                    ("n",),
-                    (
-                        "zk_push",
-                        mine,
-                        0,
-                        "sources",
-                        S,
-                        1,
-                        "n",
-                        NULL,
-                        S,
-                        0,
-                        block // grains,
-                    ),
-                    shape=(f.shard,),
-                )
+            self.summed_here(f)
         else:
-            stride = whole if every else f.shard
-            self.own(
-                f"sum.{f.name}",
-                ("sources",),
-                ("node",),
-                ("n",),
-                (
-                    "zk_push",
-                    mine,
-                    stride,
-                    "sources",
-                    S,
-                    0,
-                    "n",
-                    CTL,
-                    S * grains,
-                    f.mask,
-                    block,
-                ),
-                shape=(f.shard,),
-            )
-        norm = (
-            ("zk_host_square_sum", Operand("hsums"))
-            if self.shards.below
-            else ("zk_square_sum", Operand("sums"))
-        )
+            self.summed_over_ranks(f)
+        host = self.shards.below
+        kernel = "zk_host_square_sum" if host else "zk_square_sum"
+        sums = Operand("hsums" if host else "sums")
+        part = f"spans.{f.name}", self.shard(f), f.shard
         self.own(
             f"norm.{f.name}",
             ("g",),
             (),
             ("l",),
-            (
-                *norm,
-                Operand("g", 0, by_rank),
-                f"spans.{f.name}",
-                self.shard(f),
-                f.shard,
-            ),
+            (kernel, sums, self.mine("g", f), *part),
+            shape=(f.shard,),
+        )
+
+    def mine(self, name: str, f: Flat) -> Operand:
+        """A rank's part, where what a function is given is whole."""
+        every = self.shards.sums == "whole"
+        return Operand(name, 0, f.shard * 4 if every else 0)
+
+    def summed_here(self, f: Flat) -> None:
+        """Leaves to sums of this rank alone, and these to sums over ranks."""
+        whole, S = f.shard * self.W, self.shards.sources
+        grains, block = self.spec.grains, self.spec.block
+        node, leaf = Operand("node"), ("&leaf", 1, 0, whole)
+        tree = CTL, grains, f.mask, block
+        self.own(
+            f"own.{f.name}",
+            ("leaf",),
+            ("node",),
+            (),
+            ("zk_push", node, whole, *leaf, *tree),
+            shape=(whole,),
+        )
+        if self.W > 1:
+            ranks = NULL, S, 0, block // grains
+            self.own(
+                f"join.{f.name}",
+                ("sources",),
+                ("node",),
+                ("n",),
+                ("zk_push", self.mine("node", f), 0, *_came(S, 1), *ranks),
+                shape=(f.shard,),
+            )
+
+    def summed_over_ranks(self, f: Flat) -> None:
+        """Every rank's leaves to sums."""
+        S, every = self.shards.sources, self.shards.sums == "whole"
+        stride = f.shard * self.W if every else f.shard
+        tree = CTL, S * self.spec.grains, f.mask, self.spec.block
+        self.own(
+            f"sum.{f.name}",
+            ("sources",),
+            ("node",),
+            ("n",),
+            ("zk_push", self.mine("node", f), stride, *_came(S, 0), *tree),
             shape=(f.shard,),
         )
 
@@ -333,7 +303,7 @@ class _Maker:
         filed = (
             self.kept.of(self.kept.masters(f), f).arena == "file"
         )  # by tiles, too
-        tile: tuple[plan.Arg, ...] = (self.shard(f, more="at"), "n")
+        tile: tuple[Arg, ...] = (self.shard(f, more="at"), "n")
         part = tile if filed else (self.shard(f, f.near), far)
         most = shape if filed else (far,)
         ints = ("at", "n") if filed else ()
@@ -393,9 +363,11 @@ class _Maker:
         states = [s.removeprefix(near) for s in self.kept.updated(f, near)]
         whole = f.shard * self.W
         first, n = (Index(whole), whole) if every else (self.shard(f), size)
-        part = lambda name, kept, width: Operand(
-            name, 0, f.shard * width if kept == "whole" and not every else 0
-        )
+
+        def part(name: str, kept: str, width: int) -> Operand:
+            stored_whole = kept == "whole" and not every
+            return Operand(name, 0, f.shard * width if stored_whole else 0)
+
         kept = tuple(s for s in ("m", "v") if s in states)
         rest = (
             *(Operand(s) if s in kept else NULL for s in ("m", "v")),
@@ -534,10 +506,15 @@ def functions(
     return tuple(m.fns), tuple(m.table.rows.values()), runs
 
 
+def _came(sources: int, full: int) -> Own:
+    """What a push takes of a reduction: pieces, how many, whether they are f32, elements."""
+    return "sources", sources, full, "n"
+
+
 def _pushed(spec: Spec, pushes: list[plan.Call]) -> None:
     """Refuses trees of more leaves than a GPU's kernel holds."""
     on = [t for t in spec.targets if t != "cpu"]
-    for count, block in ((int(c.args[3]), int(c.args[9])) for c in pushes):
+    for count, block in ((whole(c.args[3]), whole(c.args[9])) for c in pushes):
         if on and min(count, 2 * block - 1) > grids.LEAVES:
             raise spec.wrong(
                 "train.sum",
@@ -550,18 +527,20 @@ def _pushed(spec: Spec, pushes: list[plan.Call]) -> None:
 def _launched(spec: Spec, runs: tuple[plan.Run, ...]) -> None:
     """Refuses what is too large for a GPU's grid."""
     most = grids.SIDE_MOST
-    for r, g in ((r, g) for r in runs for g in r.grids):
-        if g.z > most:
-            raise spec.wrong(
-                "train.micro_batch",
-                f"{r.launch} has {g.z} blocks in z on {r.targets[0]}",
-                f"up to {most}, or targets: [cpu]",
-            )
-        if g.y > most or g.shared > min(grids.SHARED[t] for t in r.targets):
-            raise spec.wrong(
-                "targets",
-                f"{r.launch} has {g.y} blocks in y of {g.shared} bytes of "
-                f"shared memory on {r.targets[0]}, which does not hold so large a "
-                "model",
-                "cpu alone, or fewer heads or a smaller vocab",
-            )
+    for r in runs:
+        for g in r.grids:
+            if g.z > most:
+                raise spec.wrong(
+                    "train.micro_batch",
+                    f"{r.launch} has {g.z} blocks in z on {r.targets[0]}",
+                    f"up to {most}, or targets: [cpu]",
+                )
+            shared = min(grids.SHARED[t] for t in r.targets)
+            if g.y > most or g.shared > shared:
+                raise spec.wrong(
+                    "targets",
+                    f"{r.launch} has {g.y} blocks in y of {g.shared} bytes of "
+                    f"shared memory on {r.targets[0]}, which does not hold so "
+                    "large a model",
+                    "cpu alone, or fewer heads or a smaller vocab",
+                )

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..graph.graph import Graph
-from ..plan.plan import Event, Ref
+from ..plan.plan import Events, Ref
 from ..read.spec import Spec
 from . import grain, offload
 from .hops import move
@@ -40,7 +40,7 @@ def few(spec: Spec, graph: Graph) -> None:
 def use(
     m: Steps,
     u: Use,
-    waits: tuple[Event, ...],
+    waits: Events,
     begun: Sequence[Leaf],
     whole: Sequence[Leaf],
 ) -> None:

@@ -34,12 +34,14 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from ..facts import ops
-from ..plan.plan import Event, Int, Ref
+from ..plan.operand import Names
+from ..plan.plan import Events, Int, Ref, Refs
 from . import device
 from .hops import Hop, Ring, end, free, full, move
+from .pieces import Span
 from .rings import Gathered
 from .shard import Flat
-from .steps import Reduction, Steps
+from .steps import Instance, Reduction, Steps
 
 # The queue by which new parameters come to their arena, where the host makes them and where the
 # device does.
@@ -87,14 +89,14 @@ class Work:
     for and records beside these; new: what says that parameters in the file are."""
 
     op: str
-    reads: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
-    ins: tuple[Ref, ...] = ()
-    outs: tuple[Ref, ...] = ()
+    reads: Names = ()
+    writes: Names = ()
+    ins: Refs = ()
+    outs: Refs = ()
     ints: tuple[Int, ...] = ()
-    waits: tuple[Event, ...] = ()
-    recs: tuple[Event, ...] = ()
-    new: tuple[Event, ...] = ()
+    waits: Events = ()
+    recs: Events = ()
+    new: Events = ()
 
 
 # ---- pieces and tiles
@@ -106,7 +108,7 @@ def tile(m: Steps) -> int:
     return max(sizes, default=0)
 
 
-def _pieces(m: Steps, f: Flat) -> list[tuple[int, int]]:
+def _pieces(m: Steps, f: Flat) -> list[Span]:
     """(offset, elements) of a shard's pieces on their way to the host's sum."""
     whole = [(0, f.shard)]
     moved = m.cut(f.shard, "reduce_bucket_size", m.W) if m.W > 1 else whole
@@ -134,7 +136,7 @@ def _tiles(m: Steps, shards: Sequence[tuple[Flat, int]]) -> Iterator[Tile]:
             turn += 1
 
 
-def _needed(m: Steps) -> list[tuple[Flat, int]]:
+def _needed(m: Steps) -> list[Instance]:
     """The shards that move, in the order in which a forward first needs them."""
     used = [
         (f, m.instance(f, u))
@@ -148,7 +150,7 @@ def _needed(m: Steps) -> list[tuple[Flat, int]]:
 # ---- parameters for a use
 
 
-def fresh(m: Steps, f: Flat, l: int) -> tuple[Event, ...]:
+def fresh(m: Steps, f: Flat, l: int) -> Events:
     """What says that an update of a shard is over that may go on beside the next step; of what is
     kept whole and spread that is said."""
     if m.offload and f.moves and f.real == "shard":
@@ -278,7 +280,7 @@ def _place(m: Steps, c: str, t: Tile) -> Ref:
     )
 
 
-def _made(m: Steps, t: Tile) -> tuple[Ref, ...]:
+def _made(m: Steps, t: Tile) -> Refs:
     """Where a tile's real copies are made, unless they are the states themselves: in their place,
     or on their way up."""
     if m.away(t.flat):
@@ -289,7 +291,7 @@ def _made(m: Steps, t: Tile) -> tuple[Ref, ...]:
 # ---- the host's work on a tile
 
 
-def _filed(m: Steps, t: Tile, names: tuple[str, ...]) -> list[str]:
+def _filed(m: Steps, t: Tile, names: Names) -> list[str]:
     return [c for c in names if m.arena(c, t.flat) == "file"]
 
 
@@ -316,10 +318,10 @@ def _work(m: Steps, t: Tile, w: Work) -> None:
     _copies(m, t, writes, hops, (full(slot),), (free(slot), *w.new))
 
 
-def _load(m: Steps, t: Tile, reads: tuple[str, ...]) -> None:
+def _load(m: Steps, t: Tile, reads: Names) -> None:
     """What the host's work on a tile reads, when its slot is free."""
     slot, names = t.slot("tile"), _filed(m, t, reads)
-    ready: tuple[Event, ...] = (free(slot),)
+    ready: Events = (free(slot),)
     if m.real == 4 and not m.away(
         t.flat
     ):  # parameters go up from the slot itself
@@ -333,19 +335,20 @@ def _copies(
     t: Tile,
     names: list[str],
     hops: list[Hop],
-    after: tuple[Event, ...],
-    then: tuple[Event, ...],
+    after: Events,
+    then: Events,
 ) -> None:
     """A tile of these classes, from the file to its slot or back."""
-    for n, (c, hop) in enumerate(zip(names, hops)):
-        first, last = n == 0, n == len(hops) - 1
-        hop = replace(
-            hop, after=after if first else (), then=then if last else ()
-        )
-        m.copy(hop, t.unit, t.n * m.kept.of(c, t.flat).width)
+    for n, (c, hop) in enumerate(zip(names, hops, strict=True)):
+        if n == 0:
+            hop = replace(hop, after=after)
+        if n == len(hops) - 1:
+            hop = replace(hop, then=then)
+        width = m.kept.of(c, t.flat).width
+        m.copy(hop, t.unit, t.n * width)
 
 
-def _read(m: Steps, f: Flat) -> tuple[str, ...]:
+def _read(m: Steps, f: Flat) -> Names:
     """What an update reads of a tile."""
     return ("real", *f.states) if m.away(f) and m.real == 4 else f.states
 
@@ -355,12 +358,15 @@ def _raise(m: Steps, t: Tile) -> None:
     f, slot = t.flat, t.slot("up")
     if m.away(f):
         return
-    src = _place(m, "master", t) if m.real == 4 else slot
-    dst = replace(t.real, at=t.at * m.real)
-    new = (end("up"), *fresh(m, f, t.l)) if t.last else ()
-    own = f.shard * m.real if f.real == "whole" else 0
-    hop = move("up", src, dst, (full(slot),), (free(slot), *new))
-    m.copy(hop, t.unit, t.n * m.real, to_rank=own)
+    real = m.real
+    src = _place(m, "master", t) if real == 4 else slot
+    dst = replace(t.real, at=t.at * real)
+    then: Events = (free(slot),)
+    if t.last:
+        then += (end("up"), *fresh(m, f, t.l))
+    own = f.shard * real if f.real == "whole" else 0
+    hop = move("up", src, dst, (full(slot),), then)
+    m.copy(hop, t.unit, t.n * real, to_rank=own)
     if t.last:
         near = (end("main"),) if f.near else ()
         m.spread(f, t.l, end("up"), *near)
@@ -431,9 +437,10 @@ def _sum_down(m: Steps, t: Tile) -> None:
 def _update(m: Steps, t: Tile) -> Work:
     f, up = t.flat, t.slot("up")
     sum_: Ref = _sum(t) if m.shards.below else t.slot("down")
-    waits: tuple[Event, ...] = () if m.shards.below else (full(sum_),)
-    recs: tuple[Event, ...] = () if m.shards.below else (free(sum_),)
-    writes, new = f.states, ()
+    waits: Events = () if m.shards.below else (full(sum_),)
+    recs: Events = () if m.shards.below else (free(sum_),)
+    writes = f.states
+    new: Events = ()
     if m.away(f):  # new parameters are made where they lie
         writes = ("real", *f.states)
         new = fresh(m, f, t.l) if t.last else ()

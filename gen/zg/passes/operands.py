@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from ..facts import ops
 from ..graph.graph import Graph, Kind, Part
-from ..plan.plan import Ref
+from ..plan.operand import Names
+from ..plan.plan import Ref, Refs
 from ..read.spec import Spec
 from .rings import Leaf, Use
 from .shard import PAGE, Shards, persists, stem
@@ -123,29 +124,30 @@ class Operands:
     def leaf_slot(self, x: Leaf, g: int) -> Ref:
         return Ref(f"leaf.{self.leaves[x[0]]}", self.slot(x[0], x[2], g))
 
-    def operands(
-        self, u: Use, g: int
-    ) -> tuple[tuple[Ref, ...], tuple[Ref, ...]]:
+    def operands(self, u: Use, g: int) -> tuple[Refs, Refs]:
         """ins and outs of a function on grain g of those together, in the order of `formals`."""
+        kind = u.kind
         named = {
             "x": self.value(u.x, g),
             "y": self.value(u.y, g),
             "s": self.saved(u, g),
             "dy": self.change(u.y, g),
             "dx": self.change(u.x, g),
-            **{name: Ref(name, g) for name in ("tokens", "targets", "acc")},
+            "tokens": Ref("tokens", g),
+            "targets": Ref("targets", g),
+            "acc": Ref("acc", g),
         }
         for f in self.reads(u.part):
-            named[formal(u.kind, f)] = Ref(
-                f"real.{f}", self.instance(f, u), self.begin(f, u)
-            )
+            at = self.instance(f, u)
+            real = Ref(f"real.{f}", at, self.begin(f, u))
+            named[formal(kind, f)] = real
         for x in u.gathered:
-            named[formal(u.kind, x.flat)] = x.ref
+            named[formal(kind, x.flat)] = x.ref
         for f, _, n in u.leaves:
-            named[f"d{formal(u.kind, f)}"] = Ref(
-                f"leaf.{self.leaves[f]}", self.slot(f, n, g), self.begin(f, u)
-            )
-        ins, outs = self.formals[u.kind.name, u.body, u.part.number]
+            at = self.slot(f, n, g)
+            leaf = Ref(f"leaf.{self.leaves[f]}", at, self.begin(f, u))
+            named[f"d{formal(kind, f)}"] = leaf
+        ins, outs = self.formals[kind.name, u.body, u.part.number]
         return tuple(named[n] for n in ins), tuple(named[n] for n in outs)
 
     def value(self, n: int, g: int) -> Ref:
@@ -193,9 +195,7 @@ class Operands:
             u.index * self.shards.step.get((u.kind.name, flat), 0) * self.real
         )
 
-    def names(
-        self, kind: Kind, body: str, part: Part
-    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def names(self, kind: Kind, body: str, part: Part) -> tuple[Names, Names]:
         """Of the operands a function really has."""
         args = [(k, str(a)) for c in part.calls for k, a in c.args]
         values = {a for k, a in args if k == "value"}

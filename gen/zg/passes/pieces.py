@@ -11,6 +11,8 @@ from .shard import Flat
 SHARD = 1024  # pieces of a shard at most
 ALL = 12 * SHARD  # of all shards of a rank
 
+Span = tuple[int, int]  # an offset or how many, and elements
+
 
 def cut(
     spec: Spec,
@@ -19,7 +21,7 @@ def cut(
     key: str,
     ranks: int,
     unit: int,
-) -> list[tuple[int, int]]:
+) -> list[Span]:
     """(offset, elements) of each piece of a shard; the key of `zero` counts what `ranks` ranks move
     at once, and a piece is a multiple of `unit`."""
     asked = getattr(spec.zero, key) or getattr(Zero, key)
@@ -39,11 +41,11 @@ def cut(
     )
 
 
-def _count(sizes: list[tuple[int, int]], most: int) -> int:
+def _count(sizes: list[Span], most: int) -> int:
     return sum(count * -(-n // most) for count, n in sizes)
 
 
-def _least(sizes: list[tuple[int, int]], unit: int) -> int:
+def _least(sizes: list[Span], unit: int) -> int:
     """Elements of a piece with which no shard has too many."""
     largest = max(n for _, n in sizes)
     tried = range(unit, largest + unit, unit)

@@ -68,7 +68,8 @@ def pack(items: Sequence[Item]) -> Packed:
 
 def times(body: Body) -> list[int]:
     """Of each call. Those of a loop are at one time: what one touches lives as long as all."""
-    out, before = [], 1
+    out: list[int] = []
+    before = 1
     for call in body.calls:
         out.append(out[-1] + (not 1 < call.rounds == before) if out else 0)
         before = call.rounds
@@ -78,22 +79,23 @@ def times(body: Body) -> list[int]:
 def lifetimes(body: Body, outside: set[str], real: int) -> list[Item]:
     """The values of a body that live in its temporary space only."""
     spans: dict[str, list[int]] = {}
-    for t, call in zip(times(body), body.calls):
+    for t, call in zip(times(body), body.calls, strict=True):
         for kind, name in call.args:
             if kind == "value" and name not in outside:
                 spans.setdefault(str(name), []).append(t)
-    size = {
-        v.name: v.elems * (real if v.dtype == "real" else 4)
-        for v in body.values
-    }
-    return [Item(n, size[n], ts[0], ts[-1]) for n, ts in spans.items()]
+    out = []
+    size = {v.name: v.bytes(real) for v in body.values}
+    for name, touched in spans.items():
+        first, *_ = touched
+        out.append(Item(name, size[name], first, touched[-1]))
+    return out
 
 
 def joined(body: Body, items: Sequence[Item]) -> dict[str, str]:
     """Whose place a value takes: that of what its maker reads last, where the kernel lets it."""
     of = {item.name: item for item in items}
     host: dict[str, str] = {}
-    for t, call in zip(times(body), body.calls):
+    for t, call in zip(times(body), body.calls, strict=True):
         row, out = KERNELS[call.kernel], of.get(str(call.args[0][1]))
         for name in row.formals[0].alias if call.rounds == 1 else ():
             old = of.get(str(call.args[row.at[name]][1]))
@@ -134,9 +136,8 @@ class Bodies:
 def bodies(graph: Graph, real: int) -> Bodies:
     save, tmp, work = {}, {}, 0
     for kind in graph.kinds:
-        size = lambda v: v.elems * (real if v.dtype == "real" else 4)
         save[kind.name] = stack(
-            [Item(v.name, size(v), 0, 0) for v in kind.saved]
+            [Item(v.name, v.bytes(real), 0, 0) for v in kind.saved]
         )
         outside = OUTSIDE | {v.name for v in kind.saved}
         for name, body in kind.bodies.items():
@@ -162,11 +163,12 @@ class Wanted:
 def classes(wanted: Sequence[Wanted]) -> tuple[plan.Class, ...]:
     """Offsets: in each arena first what all ranks have, of that first what peers read."""
     out, ends = [], {"device": 0, "host": 0, "file": 0}
-    order = lambda c: (
-        list(ends).index(c.arena),
-        plan.TARGETS.index(c.targets),
-        c.readers == "own",
-    )
+    arenas = list(ends)
+
+    def order(c: Wanted) -> tuple[int, int, bool]:
+        targets = plan.TARGETS.index(c.targets)
+        return arenas.index(c.arena), targets, c.readers == "own"
+
     for c in sorted(wanted, key=order):
         stride = ops.up(c.size, PAGE)
         made = plan.Class(

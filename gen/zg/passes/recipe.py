@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from ..plan import plan
 from ..plan.plan import Phase, Scaler
+from ..plan.recipe import Recipe
 from ..read.spec import Optimizer, Schedule, Spec
 
 
@@ -180,7 +180,7 @@ def _scaler(spec: Spec) -> tuple[Scaler, ...]:
     )
 
 
-def made(spec: Spec) -> plan.Recipe:
+def made(spec: Spec) -> Recipe:
     """What an optimizer does not take is 0, and its eps 1. beta1 is SGD's momentum. Where a cycle
     has the momentum, DeepSpeed sets beta2 to 0.99, and beta1 of the first step to the least."""
     o, s = spec.train.optimizer, spec.train.schedule
@@ -189,7 +189,7 @@ def made(spec: Spec) -> plan.Recipe:
     if s.cycle_momentum and o.betas:
         low, high, beta2 = s.cycle_min_mom, s.cycle_max_mom, 0.99
         momentum = [_held(low, 2), *_cycle(s, high, low), _held(high)]
-    return plan.Recipe(
+    return Recipe(
         rule(o),
         o.moments,
         _used(_RATES[s.type](o, s)),

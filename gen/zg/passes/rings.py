@@ -172,7 +172,10 @@ def choose(
         sum(sizes[g.flat] for g in u.gathered) for u in uses if u.gathered
     ]
     kept = sum(size for flat, size in sizes.items() if persists(flat))
-    live = lambda d, uses: kept + _peak(_spans(uses), sizes, d)
+
+    def live(d: int, uses: Sequence[Use]) -> int:
+        return kept + _peak(_spans(uses), sizes, d)
+
     most = z.stage3_max_live_parameters or live(0, uses)
     if live(0, uses) > most:
         raise spec.wrong(

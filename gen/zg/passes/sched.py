@@ -19,11 +19,12 @@ from ..facts import ops
 from ..facts.queues import QUEUES
 from ..graph.graph import Graph
 from ..plan import plan
-from ..plan.plan import ALL, Event, Int, Ref, Step
+from ..plan.operand import Names
+from ..plan.plan import ALL, Events, Int, Ref, Step
 from ..read.spec import Spec
 from . import activations, device, grain, last, layers, offload, rings
 from .hops import UPDATED, crossing, end, free, full, move, route
-from .rings import Gathered, Use
+from .rings import Gathered, Key, Use
 from .shard import Shards, persists
 from .steps import Reduction, Steps
 from .stores import Kept
@@ -44,9 +45,7 @@ class Schedule:
     tile: int  # elements that the host works on at a time; 0: it does not
     piece: int  # of a leaf that go to the host's sum at a time; 0: it has none
     # (kind, body, number of its part) -> ins, outs
-    formals: dict[
-        tuple[str, str, int], tuple[tuple[str, ...], tuple[str, ...]]
-    ]
+    formals: dict[tuple[str, str, int], tuple[Names, Names]]
 
 
 @dataclass
@@ -69,7 +68,7 @@ class _Maker(Steps):
                 ints=(Int("of_rank", rank), number),
             )
 
-    def wholes(self, u: Use) -> tuple[Event, ...]:
+    def wholes(self, u: Use) -> Events:
         """Events of the whole flats a forward use reads."""
         out = []
         for f in sorted(self.reads(u.part)):
@@ -90,15 +89,19 @@ class _Maker(Steps):
 
     def bring(self, u: Use, g: Gathered, opens: bool, behind: bool) -> None:
         """Parameters to a slot of a ring, from where they lie."""
-        flat, unit = self.flats[g.flat], u.moved(*g.key)
+        flat = self.flats[g.flat]
+        unit = u.moved(*g.key)
         if self.arena("real", flat) == "file" and not self.loaded:
             self.loaded = opens = True  # what came before was not here
         new = offload.fresh(self, flat, g.instance) if u.body != "bwd" else ()
-        stops = [*offload.stops(self, g, flat), ("gather", g.ref)]
+        stops = offload.stops(self, g, flat)
+        stops.append(("gather", g.ref))
         home = Ref(f"real.{flat.name}", g.instance)
-        *hops, gathers = route(home, stops, (UPDATED, *new) if opens else new)
+        after = (UPDATED, *new) if opens else new
+        *hops, gathers = route(home, stops, after)
         if behind:
-            gathers = replace(gathers, fills=False, then=(full(gathers.dst),))
+            then = (full(gathers.dst),)
+            gathers = replace(gathers, fills=False, then=then)
         for hop in hops:
             self.copy(hop, unit, flat.shard * self.real)
         self.gather(gathers, unit, flat, self.real)
@@ -140,10 +143,12 @@ class _Maker(Steps):
         if uses[-1].body == "eval" and left:
             self.add("main", "mark", recs=(free(left[0]),))
 
-    def leaf_span(self, uses: list[Use]) -> tuple[dict, dict]:
+    def leaf_span(
+        self, uses: list[Use]
+    ) -> tuple[dict[Key, int], dict[Key, int]]:
         """First and last use that writes each leaf."""
-        first: dict[tuple[str, int], int] = {}
-        last: dict[tuple[str, int], int] = {}
+        first: dict[Key, int] = {}
+        last: dict[Key, int] = {}
         for n, u in enumerate(uses):
             for f, l, _ in u.leaves:
                 first.setdefault((f, l), n)

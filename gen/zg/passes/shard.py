@@ -15,6 +15,7 @@ from fractions import Fraction
 from ..facts import ops
 from ..graph.graph import Graph, Kind, Tensor
 from ..plan import plan
+from ..plan.operand import Names
 from ..read.spec import Spec
 from . import recipe
 
@@ -23,6 +24,11 @@ PAGE = 4096  # bytes: a shard is a multiple, in the narrowest stored type
 FROZEN = (
     ".frozen"  # what the name of a flat ends with, of which the rest trains
 )
+
+Places = dict[str, tuple[str, int]]  # of tensors: a flat, and the offset in it
+Distances = dict[
+    tuple[str, str], int
+]  # of a flat in a kind: from unit to unit
 
 
 def stem(flat: str) -> str:
@@ -42,7 +48,7 @@ class Flat(plan.Flat):
     (classes `near_`) though the others' are offloaded."""
 
     real: str
-    states: tuple[str, ...]
+    states: Names
     near: int
 
     @property
@@ -84,7 +90,7 @@ class Shards:
     sources: int  # that an owner sums: a rank's each, or NCCL's sum
     below: bool  # sums of gradients lie in the host arena
     apart: bool  # own grains are summed in `pend`, then over ranks
-    notes: tuple[str, ...]
+    notes: Names
 
     @property
     def pushes(self) -> bool:
@@ -110,7 +116,7 @@ def persistent(spec: Spec, kind: Kind, t: Tensor) -> bool:
     )
 
 
-def _order(spec: Spec, grains: int) -> tuple[str, tuple[str, ...]]:
+def _order(spec: Spec, grains: int) -> tuple[str, Names]:
     """Stages 0 and 1, and grains that go through a unit together, add a rank's own grains first,
     where the canonical tree allows it; so does one rank alone."""
     if spec.cluster.ranks == 1:
@@ -130,7 +136,7 @@ def _order(spec: Spec, grains: int) -> tuple[str, tuple[str, ...]]:
     return "local", ()
 
 
-def _fast(spec: Spec) -> tuple[int, tuple[str, ...]]:
+def _fast(spec: Spec) -> tuple[int, Names]:
     """Sources of a reduction."""
     if spec.train.reduction == "exact" or spec.cluster.ranks == 1:
         return spec.cluster.ranks, ()
@@ -141,9 +147,7 @@ def _fast(spec: Spec) -> tuple[int, tuple[str, ...]]:
     )
 
 
-def _below(
-    spec: Spec, order: str, sources: int
-) -> tuple[bool, tuple[str, ...]]:
+def _below(spec: Spec, order: str, sources: int) -> tuple[bool, Names]:
     """An offloaded optimizer's sums lie beside it where what comes from all ranks in a grain is one
     node of the tree, for then the host pushes one part a grain."""
     if spec.zero.offload_optimizer.device == "none":
@@ -197,9 +201,7 @@ def _near(spec: Spec, shard: int) -> int:
     )
 
 
-def _held(
-    spec: Spec, away: list[Flat]
-) -> tuple[frozenset[str], tuple[str, ...]]:
+def _held(spec: Spec, away: list[Flat]) -> tuple[frozenset[str], Names]:
     """Of the flats that go to the file those that may stay on the host: in order, what still
     fits."""
     z, out = spec.zero.offload_param, []
@@ -256,9 +258,9 @@ def whole(spec: Spec, elems: int) -> int:
     return ops.up(elems, spec.cluster.ranks * unit(spec))
 
 
-def _flats(spec: Spec, graph: Graph) -> dict[str, tuple[str, int]]:
+def _flats(spec: Spec, graph: Graph) -> Places:
     """Of each tensor its flat, and in how many slices it is there."""
-    found: dict[str, tuple[str, int]] = {}
+    found: Places = {}
     for kind in graph.kinds:
         own = "embed" if kind.tied else kind.name
         for t in kind.tensors:
@@ -277,11 +279,9 @@ def _flats(spec: Spec, graph: Graph) -> dict[str, tuple[str, int]]:
     return found
 
 
-def _steps(
-    graph: Graph, flats: dict[str, tuple[str, int]]
-) -> dict[tuple[str, str], int]:
+def _steps(graph: Graph, flats: Places) -> Distances:
     """Shards.step."""
-    out: dict[tuple[str, str], int] = {}
+    out: Distances = {}
     for kind in (k for k in graph.kinds if k.count > 1):
         for t in kind.tensors:
             key = kind.name, flats[t.name][0]
@@ -292,8 +292,8 @@ def _steps(
 
 def _tensors(
     graph: Graph,
-    flats: dict[str, tuple[str, int]],
-    steps: dict[tuple[str, str], int],
+    flats: Places,
+    steps: Distances,
 ) -> tuple[list[plan.Tensor], dict[str, int], dict[str, int]]:
     """All tensors; of each flat its elements, and its instances."""
     out: list[plan.Tensor] = []
@@ -335,7 +335,7 @@ def _tensors(
     return out, sizes, counts
 
 
-def states(spec: Spec, away: bool, low: bool) -> tuple[str, ...]:
+def states(spec: Spec, away: bool, low: bool) -> Names:
     """Of elements whose parameters lie off the device (away), what an update keeps there (low), or
     on it. Parameters are the masters where they are as exact, and lie with the rest."""
     narrow = spec.train.precision != "f32" and spec.train.optimizer.masters

@@ -18,6 +18,7 @@ from ..facts import ops
 from ..facts.kernels import KERNELS, ROUND
 from ..graph import model
 from ..graph.graph import Body, Call, Graph, Kind, Part, Tensor, Value
+from ..plan.operand import Names
 from ..read.spec import Spec
 from . import shard
 
@@ -91,7 +92,7 @@ def _parted(kinds: Iterable[Kind]) -> int:
     )
 
 
-def notes(spec: Spec, made: Graph) -> tuple[str, ...]:
+def notes(spec: Spec, made: Graph) -> Names:
     """What is cut."""
     out = []
     for k in (k for k in made.kinds if k.flats):
@@ -120,7 +121,10 @@ def _cut(spec: Spec, kind: Kind, room: int) -> Kind:
     own = {
         t.name: t for t in kind.tensors if not shard.persistent(spec, kind, t)
     }
-    size = lambda names: _whole(spec, ((own[n], 1) for n in names))
+
+    def size(names: Iterable[str]) -> int:
+        return _whole(spec, ((own[n], 1) for n in names))
+
     if size(own) <= room:
         return kind
     flats: list[tuple[list[str], int]] = []  # tensors, slices
@@ -175,17 +179,23 @@ def _sliced(spec: Spec, body: Body, slices: dict[str, int]) -> Body:
     of its own."""
     out: list[Call] = []
     sums: list[Value] = []
+    halves = spec.train.precision != "f32"
     for weight, calls in groupby(body.calls, key=lambda c: _weight(c, slices)):
         made = [_slice(c, slices[weight]) if weight else c for c in calls]
         for i, c in enumerate(made):
-            if c.kernel == "zk_slice_bwd_x" and spec.train.precision != "f32":
-                n = int(str(c.args[3][1])) * int(str(c.args[5][1]))
-                sums.append(Value(f"{c.args[0][1]}.sum", "f32", n))
-                total = ("value", sums[-1].name)
-                made[i] = replace(c, args=(total, *c.args[1:]))
-                made.append(Call(ROUND, (c.args[0], total, ("number", n))))
+            if not halves or c.kernel != "zk_slice_bwd_x":
+                continue
+            dx, dy, w, M, N, K, *rest = c.args
+            n = int(M[1]) * int(K[1])
+            summed = Value(f"{dx[1]}.sum", "f32", n)
+            sums.append(summed)
+            total = ("value", summed.name)
+            made[i] = replace(c, args=(total, dy, w, M, N, K, *rest))
+            rounding = Call(ROUND, (dx, total, ("number", n)))
+            made.append(rounding)
         out += made
-    return Body(tuple(out), (*body.values, *sums))
+    values = (*body.values, *sums)
+    return Body(tuple(out), values)
 
 
 def _weight(call: Call, among: Iterable[str]) -> str:
@@ -194,7 +204,7 @@ def _weight(call: Call, among: Iterable[str]) -> str:
         (
             str(a)
             for k, a in call.args
-            if k in ("param", "grad") and a in among
+            if k in ("param", "grad") and str(a) in among
         ),
         "",
     )
@@ -203,13 +213,13 @@ def _weight(call: Call, among: Iterable[str]) -> str:
 def _slice(call: Call, slices: int) -> Call:
     """A call on all of a weight as the one on rows [at, at + n) of it."""
     row = next(row for row in KERNELS.values() if row.whole == call.kernel)
-    is_ = dict(zip(KERNELS[call.kernel].at, call.args))
+    is_ = dict(zip(KERNELS[call.kernel].at, call.args, strict=True))
     assert all(
         is_[name] == ("number", n) for name, n in row.numbers.items()
     ), call
     is_ |= {
         "at": ("int", "at"),
-        "n": ("number", int(str(is_["N"][1])) // slices),
+        "n": ("number", int(is_["N"][1]) // slices),
     }
     return replace(
         call, kernel=row.name, args=tuple(is_[name] for name in row.at)
@@ -221,13 +231,13 @@ def _parts(body: Body, flats: dict[str, tuple[str, int]]) -> Iterator[Part]:
     runs: list[tuple[list[Call], str, int]] = []
     for c in body.calls:
         flat, n = flats.get(_weight(c, flats), ("", 1))
-        same = (
-            runs
-            and n == runs[-1][2]
-            and (n == 1 and "" in (flat, runs[-1][1]) or flat == runs[-1][1])
-        )
-        calls, old, _ = runs.pop() if same else ([], flat, n)
-        runs.append(([*calls, c], flat or old, n))
+        calls, old, slices = runs[-1] if runs else ([], "", 0)
+        alike = flat == old or n == 1 and "" in (flat, old)
+        if runs and n == slices and alike:
+            calls.append(c)
+            runs[-1] = calls, flat or old, n
+        else:
+            runs.append(([c], flat, n))
     for number, (calls, _, n) in enumerate(runs):
-        rows = int(str(calls[0].args[-1][1])) if n > 1 else 0
-        yield Part(tuple(calls), number, n, rows)
+        _, rows = calls[0].args[-1] if n > 1 else ("", 0)
+        yield Part(tuple(calls), number, n, int(rows))

@@ -74,7 +74,7 @@ def _calls(rows: list[Placed]) -> dict[str, list[int | float | Turn]]:
     for row, _ in rows:
         kernel, *words = ops.OPS[row.name].fwd.split()
         formals = KERNELS[kernel].formals
-        for formal, word in zip(formals, words):
+        for formal, word in zip(formals, words, strict=True):
             if formal.stated:
                 mine = out.setdefault(formal.name, [])
                 mine.append(_value(row, word))
@@ -82,12 +82,12 @@ def _calls(rows: list[Placed]) -> dict[str, list[int | float | Turn]]:
 
 
 def _value(row: Row, word: str) -> int | float | Turn:
-    return _turn(row) if word == "table" else row.dims[word]  # type: ignore[return-value]
+    return _turn(row) if word == "table" else row.dims[word]
 
 
 def _turn(row: Row) -> Turn:
     said = row.dims["rope"]
-    return Turn(row.dims["D"], said["theta"], rope.fields(said["scaling"]))  # type: ignore
+    return Turn(row.dims["D"], said["theta"], rope.fields(said["scaling"]))
 
 
 # ---- tensors
@@ -95,10 +95,10 @@ def _turn(row: Row) -> Turn:
 
 def _tensors(
     spec: Spec, unit: Unit, rows: list[Placed], layer: int
-) -> list[tuple]:
+) -> list[tuple[int | float, ...]]:
     """OF_TENSORS of each tensor of a unit."""
     prefix = f"{unit.name}." if unit.name else ""
-    out = []
+    out: list[tuple[int | float, ...]] = []
     for row, std in rows:
         for word, weight in row.weights.items():
             mean, times = FIRST[row.name, word]
@@ -139,10 +139,10 @@ def _unit(spec: Spec, unit: Unit, first: int) -> Iterator[Stated]:
     for n, what in enumerate(OF_TENSORS):
         at = first
         each = [tuple(of[n] for of in tensors) for tensors in layers]
-        for values, alike in groupby(each):
+        for stated, alike in groupby(each):
             count = len(list(alike))
-            if values:
-                yield Stated(what, at, count, values)
+            if stated:
+                yield Stated(what, at, count, stated)
             at += count
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ..plan.plan import ALL, Event, Int, Ref, Step
 from . import pieces
 from .hops import Hop, Ring, end, free, full, move
 from .operands import Operands
+from .pieces import Span
 from .rings import Gathered, Use
 from .shard import BLOCK, PAGE, Flat
 
 REDUCES = {"exact": "alltoall", "fast": "reducescatter"}
+
+
+Instance = tuple[Flat, int]
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class Steps(Operands):
         self.W, self.order = self.spec.cluster.ranks, self.shards.order
         self.offload = self.spec.zero.offload_optimizer.device != "none"
         self.inbox = Ring("inbox", 2 if self.spec.zero.overlap_comm else 1)
-        self.cuts: dict[tuple[int, str, int, int], list[tuple[int, int]]] = {}
+        self.cuts: dict[tuple[int, str, int, int], list[Span]] = {}
         self.everywhere = (
             self.spec.zero.stage == 0 and self.W > 1
         )  # every rank has all sums
@@ -51,10 +56,10 @@ class Steps(Operands):
             0  # leaves that went down so far; pieces, in a section
         )
 
-    def each(self) -> list[tuple[Flat, int]]:
+    def each(self) -> list[Instance]:
         return [(f, l) for f in self.shards.flats for l in range(f.count)]
 
-    def moved(self) -> list[tuple[Flat, int]]:
+    def moved(self) -> list[Instance]:
         return [(f, l) for f, l in self.each() if f.moves]
 
     def away(self, f: Flat) -> bool:
@@ -64,11 +69,11 @@ class Steps(Operands):
     def arena(self, c: str, f: Flat) -> str:
         return self.kept.of(c, f).arena
 
-    def low(self, yes: bool = True) -> list[tuple[Flat, int]]:
+    def low(self, yes: bool = True) -> list[Instance]:
         """The shards of which masters are off the device; or those of which they are on it."""
         return [(f, l) for f, l in self.each() if self.kept.low(f) == yes]
 
-    def tiles(self, f: Flat) -> list[tuple[int, int]]:
+    def tiles(self, f: Flat) -> list[Span]:
         """(offset, elements) of what an update on the host takes at a time; in the file its bytes
         are whole pages, of two bytes each, too."""
         filed = "nvme" in (
@@ -92,23 +97,22 @@ class Steps(Operands):
         units = [
             (kind, l) for kind in self.graph.kinds for l in range(kind.count)
         ]
-        parts = lambda n, body: [
-            Use(*units[n], body, n - 1 - self.passing, part, s)
-            for part in units[n][0].parts(body)
-            for s in range(part.slices)
-        ]
-        forward = [
-            u
-            for n, (kind, _) in enumerate(units)
-            for u in parts(n, "fwd" if "fwd" in kind.bodies else head)
-        ]
-        if head == "eval":
-            return forward
-        return forward + [
-            u
-            for n in reversed(range(self.graph.still, len(units) - 1))
-            for u in parts(n, "bwd")
-        ]
+        out = []
+
+        def add(n: int, body: str) -> None:
+            kind, l = units[n]
+            for part in kind.parts(body):
+                for s in range(part.slices):
+                    out.append(
+                        Use(kind, l, body, n - 1 - self.passing, part, s)
+                    )
+
+        for n, (kind, _) in enumerate(units):
+            add(n, "fwd" if "fwd" in kind.bodies else head)
+        if head == "train":
+            for n in reversed(range(self.graph.still, len(units) - 1)):
+                add(n, "bwd")
+        return out
 
     def bind(self, uses: list[Use]) -> list[Use]:
         """What is gathered for each use; what it writes of leaves."""
@@ -134,7 +138,7 @@ class Steps(Operands):
 
     # ---- steps
 
-    def add(self, queue: str, op: str, unit: str = "", **rest: object) -> None:
+    def add(self, queue: str, op: str, unit: str = "", **rest: Any) -> None:
         self.steps.append(Step(queue, op, unit, **rest))
 
     def follow(self, queue: str, other: str) -> None:
@@ -182,7 +186,7 @@ class Steps(Operands):
 
     def cut(
         self, shard: int, key: str, ranks: int, unit: int = BLOCK
-    ) -> list[tuple[int, int]]:
+    ) -> list[Span]:
         """(offset, elements) of each piece of a shard."""
         asked = shard, key, ranks, unit
         if asked not in self.cuts:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..facts import ops
+from ..plan.operand import Names
 from ..plan.plan import ALL, Store
 from ..read.spec import Spec
 from . import shard
@@ -60,7 +61,7 @@ class Kept:
     def of(self, c: str, f: Flat) -> State:
         return self._by_class[f"{c}.{f.name}"]
 
-    def updated(self, f: Flat, near: str = "") -> tuple[str, ...]:
+    def updated(self, f: Flat, near: str = "") -> Names:
         """What an update keeps beside parameters and sums: first parts of classes' names."""
         own = (
             s

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+Names = tuple[str, ...]
+Ints = tuple[int, ...]
+
 
 @dataclass(frozen=True)
 class Operand:
@@ -47,6 +50,13 @@ class Index:
 # A word: null, recipe, sources (what a reduction brought), &leaf (an array of one pointer), freq.N,
 # spans.F, or a number that the function takes; c is the round of a loop.
 Arg = Operand | Index | int | float | str
+
+
+def whole(arg: Arg) -> int:
+    """An operand that is a whole number."""
+    if not isinstance(arg, int):
+        raise ValueError(f"{arg} is no whole number")
+    return arg
 
 
 def base(arg: Arg) -> str:

@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from .operand import Arg
+from .operand import Arg, Ints, Names
 from .recipe import Phase as Phase
 from .recipe import Recipe, Stated
 from .recipe import Scaler as Scaler
@@ -45,8 +45,20 @@ class Head:
     params: int
     live: int  # most elements gathered at once
     bound: int  # that they may not exceed
-    targets: tuple[str, ...]  # cpu, sm_90 ...: columns of the launch table
+    targets: Names  # cpu, sm_90 ...: columns of the launch table
     margin: int = 0  # SMs of a GPU that products leave to NCCL; 0: none
+
+    @property
+    def bytes(self) -> int:  # of a real
+        return 4 if self.real == "f32" else 2
+
+    @property
+    def rows(self) -> int:  # tokens of a grain
+        return self.batch * self.sequence
+
+    @property
+    def value(self) -> int:  # bytes of what a unit hands on
+        return self.rows * self.width * self.bytes
 
 
 ALL = "all"  # the group of every rank
@@ -113,8 +125,8 @@ class Tensor:
     offset_step: int
     flat_step: int
     count: int
-    shape: tuple[int, ...]
-    parts: tuple[str, ...]
+    shape: Ints
+    parts: Names
     key: int
     key_step: int
     mean: float
@@ -135,7 +147,7 @@ class Tensor:
 TARGETS = ("all", "unshared", "gpu")
 
 
-def having(target: str) -> tuple[str, ...]:  # of a column of the launch table
+def having(target: str) -> Names:  # of a column of the launch table
     return TARGETS[:1] if target == "cpu" else TARGETS
 
 
@@ -183,7 +195,7 @@ class Launch:
 
     name: str
     kernel: str
-    shape: tuple[int, ...]
+    shape: Ints
 
 
 @dataclass(frozen=True)
@@ -213,8 +225,8 @@ class Run:
     class `space` that it needs, and SMs that a GEMM leaves alone."""
 
     launch: str
-    targets: tuple[str, ...]
-    tile: tuple[int, ...]
+    targets: Names
+    tile: Ints
     space: int
     grids: tuple[Grid, ...]
     margin: int = 0
@@ -236,11 +248,15 @@ class Fn:
     """A function of train.c: what it reads, what it writes, its numbers, its calls in order."""
 
     name: str
-    ins: tuple[str, ...]
-    outs: tuple[str, ...]
-    ints: tuple[str, ...]
+    ins: Names
+    outs: Names
+    ints: Names
     flops: int
     calls: tuple[Call, ...]
+
+    @property
+    def body(self) -> str:  # fwd.block -> fwd
+        return self.name.partition(".")[0]
 
 
 @dataclass(frozen=True)
@@ -266,6 +282,10 @@ class Event:
         return f"{self.name}[{self.index}]"
 
 
+Refs = tuple[Ref, ...]
+Events = tuple[Event, ...]
+
+
 @dataclass(frozen=True)
 class Int:
     """A number of a step: value + grain * per."""
@@ -288,12 +308,24 @@ class Step:
     queue: str
     op: str
     unit: str
-    ins: tuple[Ref, ...] = ()
-    outs: tuple[Ref, ...] = ()
+    ins: Refs = ()
+    outs: Refs = ()
     ints: tuple[Int, ...] = ()
-    waits: tuple[Event, ...] = ()
-    recs: tuple[Event, ...] = ()
+    waits: Events = ()
+    recs: Events = ()
     group: str = ""
+
+    @property
+    def refs(self) -> Refs:
+        return *self.ins, *self.outs
+
+    @property
+    def events(self) -> Events:
+        return *self.waits, *self.recs
+
+    @property
+    def kind(self) -> str:  # of function or command: fwd.block -> fwd
+        return self.op.partition(".")[0]
 
 
 @dataclass(frozen=True)
@@ -319,7 +351,7 @@ class Plan:
     launches: tuple[Launch, ...]
     runs: tuple[Run, ...]
     fns: tuple[Fn, ...]
-    events: tuple[Event, ...]  # name and how many
+    events: Events  # name and how many
     sections: tuple[Section, ...]
     files: tuple[File, ...] = ()  # one where there is a file arena
 
@@ -401,20 +433,15 @@ class Plan:
 
     @cached_property
     def passing(self) -> tuple[Class, ...]:  # what their slots hold dies
-        used = (
-            r
-            for s in self.sections
-            for x in s.steps
-            for r in (*x.ins, *x.outs)
-        )
+        used = (r for s in self.sections for x in s.steps for r in x.refs)
         dying = {r.cls for r in used if r.last}
         return tuple(c for c in self.classes if c.name in dying)
 
     def end(
         self,
         arena: str,
-        readers: tuple[str, ...] = ("peers", "own"),
-        targets: tuple[str, ...] = TARGETS,
+        readers: Names = ("peers", "own"),
+        targets: Names = TARGETS,
     ) -> int:
         """Where the last of these classes ends."""
         return max(

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
-from typing import Union
+from itertools import chain, product
 
+from .operand import Ints
 from .plan import Event, Int, Ref, Step
 
 
@@ -22,8 +22,8 @@ class Line:
     it, the outermost first; the modulus of each number, 0 for none."""
 
     step: Step
-    moduli: tuple[int, ...] = ()
-    growth: tuple[tuple[int, ...], ...] = ()
+    moduli: Ints = ()
+    growth: tuple[Ints, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class Loop:
     body: tuple[Node, ...]
 
 
-Node = Union[Line, Loop]
+Node = Line | Loop
+Shape = tuple[object, ...]  # what nodes of a loop's rounds have in common
 WINDOW = 64  # the longest body looked for
 DEPTH = 3  # of loops in loops
 
@@ -43,13 +44,13 @@ def unit_of(step: Step) -> tuple[str, int]:
     return name, int(index[:-1]) if index else 0
 
 
-def numbers(step: Step) -> tuple[int, ...]:
+def numbers(step: Step) -> Ints:
     """Every number of a step that a loop may change, in a fixed order."""
     out = [unit_of(step)[1]]
-    for r in (*step.ins, *step.outs):
+    for r in step.refs:
         out += (r.index, r.at)
     out += (i.value for i in step.ints)
-    out += (e.index for e in (*step.waits, *step.recs))
+    out += (e.index for e in step.events)
     return tuple(out)
 
 
@@ -57,41 +58,52 @@ def _counts(steps: Sequence[Step]) -> dict[str, int]:
     """How many slots of each class are used, and how many events of each name."""
     most: dict[str, int] = {}
     for s in steps:
-        named = [(r.cls, r.index) for r in (*s.ins, *s.outs)]
-        named += [(e.name, e.index) for e in (*s.waits, *s.recs)]
+        named = [(r.cls, r.index) for r in s.refs]
+        named += [(e.name, e.index) for e in s.events]
         for name, index in named:
             most[name] = max(most.get(name, 0), index + 1)
     return most
 
 
-def _moduli(step: Step, counts: Mapping[str, int]) -> tuple[int, ...]:
+def _moduli(step: Step, counts: Mapping[str, int]) -> Ints:
     """The modulus of each of `numbers`."""
     out = [0]
-    for r in (*step.ins, *step.outs):
+    for r in step.refs:
         out += (counts[r.cls], 0)
     out += (0 for _ in step.ints)
-    out += (counts[e.name] for e in (*step.waits, *step.recs))
+    out += (counts[e.name] for e in step.events)
     return tuple(out)
 
 
 def rebuild(step: Step, values: Sequence[int]) -> Step:
     """The step with these numbers."""
     left = iter(values)  # in the order of `numbers`
-    ref = lambda r: Ref(r.cls, next(left), next(left), r.last)
-    event = lambda e: Event(e.name, next(left))
-    name, index = unit_of(step)[0], next(left)
-    unit = f"{name}[{index}]" if "[" in step.unit else step.unit
-    ins = tuple([ref(r) for r in step.ins])
-    outs = tuple([ref(r) for r in step.outs])
-    ints = tuple([Int(i.name, next(left), i.per) for i in step.ints])
-    waits = tuple([event(e) for e in step.waits])
-    recs = tuple([event(e) for e in step.recs])
+
+    def ref(r: Ref) -> Ref:
+        return Ref(r.cls, next(left), next(left), r.last)
+
+    def event(e: Event) -> Event:
+        return Event(e.name, next(left))
+
+    def number(i: Int) -> Int:
+        return Int(i.name, next(left), i.per)
+
+    name, _ = unit_of(step)
+    index = next(left)
     return Step(
-        step.queue, step.op, unit, ins, outs, ints, waits, recs, step.group
+        step.queue,
+        step.op,
+        f"{name}[{index}]" if "[" in step.unit else step.unit,
+        tuple(map(ref, step.ins)),
+        tuple(map(ref, step.outs)),
+        tuple(map(number, step.ints)),
+        tuple(map(event, step.waits)),
+        tuple(map(event, step.recs)),
+        step.group,
     )
 
 
-def _shape(node: Node) -> tuple:
+def _shape(node: Node) -> Shape:
     """All of a node but the numbers of its first round."""
     if isinstance(node, Loop):
         return ("loop", node.count, *map(_shape, node.body))
@@ -114,13 +126,13 @@ def _shape(node: Node) -> tuple:
     )
 
 
-def _vector(node: Node) -> tuple[int, ...]:
+def _vector(node: Node) -> Ints:
     if isinstance(node, Loop):
         return sum((_vector(n) for n in node.body), ())
     return numbers(node.step)
 
 
-def _cycles(node: Node) -> tuple[int, ...]:
+def _cycles(node: Node) -> Ints:
     if isinstance(node, Loop):
         return sum((_cycles(n) for n in node.body), ())
     return node.moduli
@@ -146,43 +158,54 @@ class _List:
 
     nodes: list[Node]
     shapes: list[int]
-    vectors: list[tuple[int, ...]]
-    cycles: list[tuple[int, ...]]
+    vectors: list[Ints]
+    cycles: list[Ints]
 
 
 def _grown(old: list[int], new: list[int], cycles: list[int]) -> list[int]:
-    return [(b - a) % m if m else b - a for a, b, m in zip(old, new, cycles)]
+    return [
+        (b - a) % m if m else b - a
+        for a, b, m in zip(old, new, cycles, strict=True)
+    ]
 
 
 def _run(l: _List, i: int, p: int) -> tuple[int, list[int]]:
     """How many copies of the window [i, i+p) follow one another, and what they grow by."""
-    if l.shapes[i : i + p] != l.shapes[i + p : i + 2 * p]:
-        return 1, []
-    flat = lambda a: [x for v in l.vectors[a : a + p] for x in v]
-    cycles = [x for v in l.cycles[i : i + p] for x in v]
-    old, new = flat(i), flat(i + p)
-    growth = _grown(old, new, cycles)
-    count = 2
-    while l.shapes[i : i + p] == l.shapes[i + count * p : i + (count + 1) * p]:
-        old, new = new, flat(i + count * p)
-        if _grown(old, new, cycles) != growth:
+
+    def numbers_from(vectors: Sequence[Sequence[int]], at: int) -> list[int]:
+        return list(chain(*vectors[at : at + p]))
+
+    shapes = l.shapes[i : i + p]
+    cycles = numbers_from(l.cycles, i)
+    old = numbers_from(l.vectors, i)
+    growth: list[int] = []
+    count = 1
+    at = i + p
+    while l.shapes[at : at + p] == shapes:
+        new = numbers_from(l.vectors, at)
+        grown = _grown(old, new, cycles)
+        if count > 1 and grown != growth:
             break
+        growth, old = grown, new
         count += 1
+        at += p
     return count, growth
 
 
-def _pass(l: _List, p: int, ids: dict[tuple, int]) -> bool:
+def _pass(l: _List, p: int, ids: dict[Shape, int]) -> bool:
     """Rolls every run of windows of p nodes; True if any."""
     i, found = 0, False
     while i + 2 * p <= len(l.nodes):
         count, growth = _run(l, i, p)
         some = count >= 3 or (count == 2 and p >= 6)
-        if some and max(map(_depth, l.nodes[i : i + p])) < DEPTH:
-            body = tuple(_wrap(n, growth) for n in l.nodes[i : i + p])
+        window = l.nodes[i : i + p]
+        if some and max(map(_depth, window)) < DEPTH:
+            body = tuple(_wrap(n, growth) for n in window)
             loop = Loop(count, body)
+            shape = _shape(loop)
             end = i + count * p
             l.nodes[i:end] = [loop]
-            l.shapes[i:end] = [ids.setdefault(_shape(loop), len(ids))]
+            l.shapes[i:end] = [ids.setdefault(shape, len(ids))]
             l.vectors[i:end] = [_vector(loop)]
             l.cycles[i:end] = [_cycles(loop)]
             found = True
@@ -193,7 +216,7 @@ def _pass(l: _List, p: int, ids: dict[tuple, int]) -> bool:
 def roll(steps: Sequence[Step]) -> tuple[Node, ...]:
     counts = _counts(steps)
     nodes: list[Node] = [Line(s, _moduli(s, counts)) for s in steps]
-    ids: dict[tuple, int] = {}
+    ids: dict[Shape, int] = {}
     l = _List(
         nodes,
         [ids.setdefault(_shape(n), len(ids)) for n in nodes],
@@ -206,32 +229,34 @@ def roll(steps: Sequence[Step]) -> tuple[Node, ...]:
     return tuple(_plain(n, ()) for n in l.nodes)
 
 
-def _plain(node: Node, rounds: tuple[int, ...]) -> Node:
+def _plain(node: Node, rounds: Ints) -> Node:
     """A node whose numbers have a modulus only where they come round; rounds: of loops around."""
     if isinstance(node, Loop):
         inner = (*rounds, node.count)
         return replace(node, body=tuple(_plain(n, inner) for n in node.body))
     first = numbers(node.step)
-    grows = list(zip(*node.growth)) if rounds else [()] * len(first)
+    grows = (
+        list(zip(*node.growth, strict=True)) if rounds else [()] * len(first)
+    )
     made = [
         _straight(v, m, g, rounds)
-        for v, m, g in zip(first, node.moduli, grows)
+        for v, m, g in zip(first, node.moduli, grows, strict=True)
     ]
-    growth = tuple(zip(*(g for _, g in made))) if rounds else ()
+    growth = tuple(zip(*(g for _, g in made), strict=True)) if rounds else ()
     return Line(node.step, tuple(m for m, _ in made), growth)
 
 
 def _straight(
     first: int,
     modulus: int,
-    growth: tuple[int, ...],
-    rounds: tuple[int, ...],
-) -> tuple[int, tuple[int, ...]]:
+    growth: Ints,
+    rounds: Ints,
+) -> tuple[int, Ints]:
     """Modulus and growth of a number: none, where it can grow or shrink and stays below."""
     if not modulus:
         return modulus, growth
     for signed in product(*((g, g - modulus) if g else (0,) for g in growth)):
-        ends = [g * (n - 1) for g, n in zip(signed, rounds)]
+        ends = [g * (n - 1) for g, n in zip(signed, rounds, strict=True)]
         least = first + sum(min(e, 0) for e in ends)
         most = first + sum(max(e, 0) for e in ends)
         if 0 <= least and most < modulus:
@@ -239,7 +264,7 @@ def _straight(
     return modulus, growth
 
 
-def _expand(node: Node, turns: tuple[int, ...]) -> list[Step]:
+def _expand(node: Node, turns: Ints) -> list[Step]:
     if isinstance(node, Loop):
         return [
             s
@@ -248,11 +273,15 @@ def _expand(node: Node, turns: tuple[int, ...]) -> list[Step]:
             for s in _expand(n, (*turns, i))
         ]
     values = list(numbers(node.step))
-    for turn, growth in zip(turns, node.growth):
-        values = [v + turn * g for v, g in zip(values, growth)]
+    for turn, growth in zip(turns, node.growth, strict=True):
+        values = [v + turn * g for v, g in zip(values, growth, strict=True)]
     return [
         rebuild(
-            node.step, [v % m if m else v for v, m in zip(values, node.moduli)]
+            node.step,
+            [
+                v % m if m else v
+                for v, m in zip(values, node.moduli, strict=True)
+            ],
         )
     ]
 

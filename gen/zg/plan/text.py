@@ -9,13 +9,16 @@ import dataclasses
 import hashlib
 import re
 import typing
+from collections.abc import Callable
 from itertools import zip_longest
+from typing import Any
 
-from .operand import Arg, Index, Operand
+from .operand import Arg, Index, Names, Operand
 from .plan import (
     Call,
     Class,
     Event,
+    Events,
     File,
     Flat,
     Fn,
@@ -172,7 +175,7 @@ def _stated(text: str) -> int | float | Turn:
     return Turn.read(text) if ":" in text else _number(text)
 
 
-_READ = {int | float | Turn: _stated}
+_READ: dict[object, Callable[[str], object]] = {int | float | Turn: _stated}
 
 
 def _value(text: str, kind: object) -> object:
@@ -183,17 +186,21 @@ def _value(text: str, kind: object) -> object:
             if text == "-"
             else tuple(_value(t, inner) for t in text.split(","))
         )
-    return (_READ.get(kind) or getattr(kind, "read", kind))(text)  # type: ignore[operator]
+    read: Any = _READ.get(kind) or getattr(kind, "read", kind)
+    return read(text)
 
 
-def _names(text: str) -> tuple[str, ...]:
+def _names(text: str) -> Names:
     return () if text == "-" else tuple(text.split(","))
 
 
 def _read(words: list[str], cls: type) -> object:
     hints = typing.get_type_hints(cls)
     first = dataclasses.fields(cls)[0].name
-    pairs = {first: words[1], **dict(zip(words[2::2], words[3::2]))}
+    pairs = {
+        first: words[1],
+        **dict(zip(words[2::2], words[3::2], strict=False)),
+    }
     return cls(**{n: _value(text, hints[n]) for n, text in pairs.items()})
 
 
@@ -270,11 +277,11 @@ def _parse_step(words: list[str]) -> Step:
 
 def parse(text: str) -> Plan:
     """The Plan of a text; PlanError names the first line that is none or would print otherwise."""
-    lists: dict[type, list] = {cls: [] for cls in _WORD}
+    lists: dict[type, list[Any]] = {cls: [] for cls in _WORD}
     by_word = {word: cls for cls, word in _WORD.items()}
     fns: list[Fn] = []
     sections: list[tuple[str, int, list[Step]]] = []
-    events: tuple[Event, ...] = ()
+    events: Events = ()
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
         try:
@@ -306,32 +313,25 @@ def parse(text: str) -> Plan:
             raise PlanError(
                 f"line {number}: not a line of a plan: {line[:80]}"
             ) from e
-    made = [
-        tuple(lists[cls])
-        for cls in (
-            Stated,
-            Group,
-            Flat,
-            Store,
-            Tensor,
-            Class,
-            Table,
-            Launch,
-            Run,
-        )
-    ]
-    try:
-        p = Plan(
-            lists[Head][0],
-            lists[Recipe][0],
-            *made,
-            tuple(fns),
-            events,
-            tuple(Section(n, r, tuple(s)) for n, r, s in sections),
-            tuple(lists[File]),
-        )
-    except IndexError as e:
-        raise PlanError("no head or no recipe") from e
+    if not lists[Head] or not lists[Recipe]:
+        raise PlanError("no head or no recipe")
+    p = Plan(
+        lists[Head][0],
+        lists[Recipe][0],
+        tuple(lists[Stated]),
+        tuple(lists[Group]),
+        tuple(lists[Flat]),
+        tuple(lists[Store]),
+        tuple(lists[Tensor]),
+        tuple(lists[Class]),
+        tuple(lists[Table]),
+        tuple(lists[Launch]),
+        tuple(lists[Run]),
+        tuple(fns),
+        events,
+        tuple(Section(n, r, tuple(s)) for n, r, s in sections),
+        tuple(lists[File]),
+    )
     printed = print_plan(p)
     for number, (a, b) in enumerate(
         zip_longest(text.split("\n"), printed.split("\n")), 1

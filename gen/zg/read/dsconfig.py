@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..facts.kinds import OPTIMIZERS
 from . import dswords
@@ -26,14 +26,14 @@ from .dsrows import (
     numeric,
 )
 from .keytypes import RANKS
-from .node import Node, SpecError, printable, several, shown
+from .node import Names, Node, SpecError, printable, several, shown
 
 
 class Config(NamedTuple):
     """changes: the spec's keys and their new values, None for a key that goes."""
 
     changes: tuple[tuple[str, Node | None], ...]
-    notes: tuple[str, ...]
+    notes: Names
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Given:
     key: str
     name: str
     node: Node
-    value: object
+    value: Any
     row: Key
 
     @property
@@ -97,7 +97,9 @@ class _Reader:
 
     # ---- what the file holds: every key's row, every value's type
 
-    def walk(self, node: Node, prefix: str = "") -> Iterator[tuple[str, Node]]:
+    def walk(
+        self, node: Node, prefix: str = ""
+    ) -> Iterator[tuple[str, Node, Key]]:
         for word, below in node.value.items():
             key = f"{prefix}{word}"
             row = _row(key)
@@ -109,7 +111,7 @@ class _Reader:
                 (self.errors if bad else self.notes).append(told)
                 continue
             if row is not None:
-                yield key, below
+                yield key, below, row
             if key not in dswords.SECTIONS or below.value is None:
                 continue
             if isinstance(below.value, dict):
@@ -119,16 +121,17 @@ class _Reader:
                     f"{below.where}: {key}: true or false is deprecated: "
                     f"zero_optimization.stage says it now"
                 )
-                yield f"{key}.stage", Node(int(below.value), below.where)
+                stage = f"{key}.stage"
+                yield stage, Node(int(below.value), below.where), TABLE[stage]
             elif row is None:
                 self.errors.append(
                     f"{below.where}: {key}: is {shown(below.value)}; "
                     "allowed: an object {...}"
                 )
 
-    def take(self, key: str, node: Node) -> None:
+    def take(self, key: str, node: Node, row: Key) -> None:
         """One key into `given`, under the name that the table knows."""
-        g = Given(key, key, node, node.plain(), _row(key))
+        g = Given(key, key, node, node.plain(), row)
         if isinstance(g.row, Moved):
             moved = g.row
             if moved.old:
@@ -159,11 +162,12 @@ class _Reader:
         """What is given but for keys of sections that are off, and where the stage does not."""
         switched = {g.name: g.value for g in self.given}
         stage = self.stage()
-        found, dead = [], {}
+        found: list[Given] = []
+        dead: dict[str, str] = {}
         for g in self.given:
             section = g.name.rpartition(".")[0]
             switch = SWITCHES.get(section)
-            state = switched.get(switch)
+            state = switched.get(switch) if switch else None
             if self.silent(g) and not isinstance(g.row, Honour):
                 continue
             if (
@@ -211,7 +215,7 @@ class _Reader:
         ]
         set_ = _find(self.root, "zero.stage")
         if said and (set_ is None or set_.where != "--set"):
-            return int(numeric(said[-1]))
+            return numeric(said[-1])
         return 0 if set_ is None else set_.value
 
     def asks(self, g: Given) -> bool:
@@ -266,10 +270,12 @@ class _Reader:
         weak = _among(g.value, row.weak)
         if row.key in self.by:
             other, yields = self.by[row.key]
+            told = self.changes[row.key]
             if (
-                not yields
+                told
+                and not yields
                 and not weak
-                and self.changes[row.key].plain() != made.plain()
+                and made.plain() != told.plain()
             ):
                 return self.wrong(
                     g, f"says otherwise than {other}", "one of them"
@@ -315,10 +321,8 @@ class _Reader:
 
     def same(self, g: Given, row: Same) -> None:
         node = self.effective(row.key)
-        ours, word = (
-            "f32" if node is None else node.value,
-            row.words[g.value.lower()],
-        )
+        ours = "f32" if node is None else node.value
+        word = row.words[g.value.lower()]
         rule = self.effective("train.reduction")
         exact = row.summed and (rule is None or rule.value != "fast")
         if word == "f32" != ours and exact:
@@ -360,9 +364,10 @@ class _Reader:
             self.errors.append(
                 f"{g.node.where}: scheduler.type: is missing; it must be given"
             )
-        if mine:
-            node = self.changes[mine[0]]
-            self.changes = {_SCHEDULE: Node({}, node.where), **self.changes}
+        node = self.changes[mine[0]] if mine else None
+        if node:
+            whole = Node({}, node.where)
+            self.changes = {_SCHEDULE: whole, **self.changes}
 
     def precision(self) -> None:
         """f32 where the file switches off what it names of 16 bits, whatever the spec says."""
@@ -373,6 +378,7 @@ class _Reader:
         if (
             self.by.get("train.precision", ("", False))[1]
             and old
+            and node
             and old.value != node.value
         ):
             self.notes.append(
@@ -469,12 +475,16 @@ def _usual(node: Node | None, default: object) -> bool:
         return True
     some = node.value if isinstance(node.value, list) else [node]
     theirs = default if isinstance(default, tuple) else (default,)
-    return all(d in (n.value, numeric(n.value)) for n, d in zip(some, theirs))
+    return all(
+        d in (n.value, numeric(n.value))
+        for n, d in zip(some, theirs, strict=False)
+    )
 
 
 def _line(told: str) -> int:
     """Of an error or note: FILE:LINE: ..."""
-    return int(_PLACE.match(told)[1])
+    place = _PLACE.match(told)
+    return int(place[1]) if place else 0
 
 
 def _among(value: object, values: tuple[object, ...]) -> bool:
@@ -491,8 +501,8 @@ def _among(value: object, values: tuple[object, ...]) -> bool:
 def read(file: Node, root: Node) -> Config:
     """What a config asks for; root is the spec with what --set says in it."""
     r = _Reader(root)
-    for key, node in r.walk(file):
-        r.take(key, node)
+    for key, node, row in r.walk(file):
+        r.take(key, node, row)
     live = r.live()
     for g in sorted(
         live, key=r.silent
@@ -532,7 +542,7 @@ def _batches(
 ) -> list[tuple[str, Node]]:
     """Two of the three keys determine the third; what --set has set stays."""
     given = {
-        key: int(numeric(g.value))
+        key: int(numeric(g.value) or 0)
         for key, g in config.items()
         if not _set(root, key)
     }
@@ -564,14 +574,16 @@ def _batches(
             A * B,
         )
     found = {
-        key: n for key, n in zip(_BATCH, (A * B * W, B)) if not _set(root, key)
+        key: n
+        for key, n in zip(_BATCH, (A * B * W, B), strict=False)
+        if not _set(root, key)
     }
     return _changes(found, {**dict.fromkeys(found, at[_BATCH[2]]), **at})
 
 
 def _set(root: Node, key: str) -> bool:
     """Whether --set has set what a batch key sets."""
-    node = _find(root, TABLE[key].key) if TABLE[key].key else None
+    node = _find(root, _ours(key)) if _ours(key) else None
     return node is not None and node.where == "--set"
 
 
@@ -579,10 +591,16 @@ def _changes(
     found: Mapping[str, int], at: Mapping[str, str]
 ) -> list[tuple[str, Node]]:
     return [
-        (TABLE[key].key, Node(n, at[key]))
+        (_ours(key), Node(n, at[key]))
         for key, n in found.items()
-        if TABLE[key].key
+        if _ours(key)
     ]
+
+
+def _ours(key: str) -> str:
+    """The spec's key that a batch key sets; '' where others say it."""
+    row = TABLE[key]
+    return row.key if isinstance(row, Honour) else ""
 
 
 def _product(

@@ -67,7 +67,8 @@ class _Text:
 
     def skip(self) -> str:
         """The next character that says something; '' at the end."""
-        self.at = _GAP.match(self.text, self.at).end()
+        gap = _GAP.match(self.text, self.at)
+        self.at = gap.end() if gap else self.at
         if self.text.startswith("/*", self.at):
             raise self.fail(
                 self.at, "the comment that begins here has no end", "/* ... */"
@@ -186,7 +187,7 @@ class _Text:
         if left:
             raise self.template(start, left[0])
         try:
-            return json.loads(f'"{body}"', strict=False)
+            return str(json.loads(f'"{body}"', strict=False))
         except ValueError:
             raise self.fail(
                 start,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from .node import number
 
@@ -28,12 +29,9 @@ class Kind:
 def numeric(value: object) -> Number | None:
     """5e8 and "5e8" are numbers, true is none."""
     found = number(value) if isinstance(value, str) else value
-    good = (
-        isinstance(found, (int, float))
-        and not isinstance(found, bool)
-        and math.isfinite(found)
-    )
-    return found if good else None
+    if not isinstance(found, (int, float)) or isinstance(found, bool):
+        return None
+    return found if math.isfinite(found) else None
 
 
 def integer(low: int, high: int = 2**63 - 1, step: int = 1) -> Kind:
@@ -109,6 +107,8 @@ LR = real(0)
 
 # ---- what becomes of it
 
+Words = Mapping[Any, object]  # their words to ours
+
 
 @dataclass(frozen=True)
 class Key:
@@ -124,7 +124,7 @@ class Honour(Key):
     the value that "auto" stands for where the spec is silent, else auto is the spec's own."""
 
     key: str = ""
-    words: Mapping[object, object] | None = None
+    words: Words | None = None
     weak: tuple[object, ...] = ()
     auto: Callable[[Look], Number | None] | None = None
     rule: str = ""  # auto, in words
@@ -136,7 +136,7 @@ class Same(Key):
     f32 whatever travels."""
 
     key: str = ""
-    words: Mapping[object, object] | None = None
+    words: Words = field(default_factory=dict)
     summed: bool = False
 
 
@@ -166,15 +166,15 @@ class Moved(Key):
     """Another name of a key; words: its values to that key's; old: deprecated by DeepSpeed."""
 
     to: str = ""
-    words: Mapping[object, object] | None = None
+    words: Words | None = None
     old: bool = True
 
 
-def to(key: str, kind: Kind, **more: object) -> Honour:
+def to(key: str, kind: Kind, **more: Any) -> Honour:
     return Honour(kind, key=key, **more)
 
 
-def idle(why: str, kind: Kind = FLAG, **more: object) -> Idle:
+def idle(why: str, kind: Kind = FLAG, **more: Any) -> Idle:
     return Idle(kind, why=why, **more)
 
 
@@ -187,7 +187,7 @@ def no(
     why: str,
     kind: Kind = FLAG,
     unless: tuple[object, ...] = (False,),
-    **more: object,
+    **more: Any,
 ) -> Refuse:
     return Refuse(kind, why=why, unless=unless, **more)
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 import re
 from decimal import Decimal
-from typing import Annotated
+from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import PlainValidator
-from pydantic_core import PydanticCustomError
+from pydantic import GetCoreSchemaHandler, PlainValidator
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from ..facts import ops
-from .node import number, shown
+from .node import Names, number, shown
 
 DIM = 2**31 - 1  # a dimension: kernels count rows and columns in 31 bits
 RANKS = 2**20
@@ -26,6 +26,24 @@ TOKEN = 65535  # the largest uint16 token
 RECOMPUTE = tuple(ops.WORDS.values())
 TARGETS = ("cpu", "sm_80", "sm_90", "sm_100")
 
+
+# ---- keys that may be left out
+
+Kind = TypeVar("Kind")
+Items = tuple[Any, ...]
+
+
+class LeftOut:
+    """None stands for a key that is left out; who gives the key gives it a value."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        kind, _ = get_args(source)
+        return handler(kind)
+
+
+Unsaid = Annotated[Kind | None, LeftOut()]
 
 # ---- types of keys: PydanticCustomError carries what is wrong and what is allowed
 
@@ -47,7 +65,7 @@ def _numeric(value: object, kind: str, allowed: str) -> int | float:
     return found
 
 
-def Integer(low: int, high: int) -> object:
+def Integer(low: int, high: int) -> PlainValidator:
     """An integer; 5e8 and "1e8" are integers too, as DeepSpeed's users write them."""
     allowed = f"an integer from {low} to {high}"
 
@@ -59,10 +77,10 @@ def Integer(low: int, high: int) -> object:
             raise refuse(f"{shown(value)} is out of range", allowed)
         return int(found)
 
-    return Annotated[int, PlainValidator(check)]
+    return PlainValidator(check)
 
 
-def Auto(low: int, high: int) -> object:
+def Auto(low: int, high: int) -> PlainValidator:
     """An integer, or the word auto (None): what the generator chooses."""
     allowed = f"auto or an integer from {low} to {high}"
 
@@ -76,10 +94,10 @@ def Auto(low: int, high: int) -> object:
             )
         return int(found)
 
-    return Annotated[int | None, PlainValidator(check)]
+    return PlainValidator(check)
 
 
-def Real(low: float, high: float) -> object:
+def Real(low: float, high: float) -> PlainValidator:
     allowed = f"a number from {low:g} to {high:.9g}"
 
     def check(value: object) -> float:
@@ -88,19 +106,19 @@ def Real(low: float, high: float) -> object:
             raise refuse(f"{shown(value)} is out of range", allowed)
         return float(found)
 
-    return Annotated[float, PlainValidator(check)]
+    return PlainValidator(check)
 
 
-def Choice(*words: str) -> object:
+def Choice(*words: str) -> PlainValidator:
     def check(value: object) -> str:
         if value not in words or not isinstance(value, str):
             raise refuse(f"{shown(value)} is not known", " or ".join(words))
         return value
 
-    return Annotated[str, PlainValidator(check)]
+    return PlainValidator(check)
 
 
-def Text(pattern: str, allowed: str) -> object:
+def Text(pattern: str, allowed: str) -> PlainValidator:
     def check(value: object) -> str:
         if not isinstance(value, str):
             raise refuse(
@@ -111,7 +129,7 @@ def Text(pattern: str, allowed: str) -> object:
             raise refuse(f"{shown(value)} does not fit", allowed)
         return value
 
-    return Annotated[str, PlainValidator(check)]
+    return PlainValidator(check)
 
 
 def _flag(value: object) -> bool:
@@ -120,13 +138,13 @@ def _flag(value: object) -> bool:
     return value
 
 
-def two(value: tuple) -> tuple:
+def two(value: Items) -> Items:
     if len(value) != 2:
         raise refuse(f"has {len(value)} values", "a list of 2")
     return value
 
 
-def some(value: tuple) -> tuple:
+def some(value: Items) -> Items:
     if not value:
         raise refuse("is empty", "a list of at least one")
     return value
@@ -138,7 +156,7 @@ def target(value: object) -> str:
     return str(value)
 
 
-def unique(value: tuple) -> tuple:
+def unique(value: Items) -> Items:
     if len(set(value)) < len(value):
         raise refuse("names a target twice", "each target once")
     return value
@@ -202,7 +220,7 @@ def margin(value: object) -> int:
     return int(found)
 
 
-def again(value: object) -> tuple[str, ...]:
+def again(value: object) -> Names:
     """The ops of a block whose values are made again."""
     named = {"none": [], "full": [*RECOMPUTE]}
     words = named.get(value, [value]) if isinstance(value, str) else value
@@ -233,27 +251,38 @@ def as_list(value: object) -> object:
     return value if isinstance(value, list) else [value]
 
 
-Count = Integer(1, DIM)
+Count = Annotated[int, Integer(1, DIM)]
 Flag = Annotated[bool, PlainValidator(_flag)]
-Elems = Integer(1, ELEMS)
-ElemsOrNone = Integer(0, ELEMS)
-Tiny = Real(
-    1e-30, 1.0
-)  # an epsilon: one that f32 would flush to 0 divides 0 by 0
+Bytes = Annotated[int, PlainValidator(whole_bytes)]
+Elems = Annotated[int, Integer(1, ELEMS)]
+ElemsOrNone = Annotated[int, Integer(0, ELEMS)]
+Tiny = Annotated[
+    float, Real(1e-30, 1.0)
+]  # an epsilon: one that f32 would flush to 0 divides 0 by 0
 _CHARS = "letters, digits, '_', '-' and single dots"
-Name = Text(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", _CHARS)
-Layered = Text(
-    r"([A-Za-z0-9_-]+\.)*\{l\}(\.[A-Za-z0-9_-]+)*",
-    f"a name with one part {{l}}, the layer; {_CHARS}",
-)
-Pattern = Text(
-    r"[][A-Za-z0-9_.*?!-]+", "a pattern of tensor names, like '*.bias'"
-)
-Folder = Text(
-    r"[^\s\"\\%?\x00-\x1f\x7f]{1,1000}",
-    "a directory's path, without spaces, quotes, backslashes, '%' and '?'",
-)
-Title = Text(
-    r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}",
-    "up to 64 letters, digits, '_', '.', '+', '-'",
-)
+Name = Annotated[str, Text(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", _CHARS)]
+Layered = Annotated[
+    str,
+    Text(
+        r"([A-Za-z0-9_-]+\.)*\{l\}(\.[A-Za-z0-9_-]+)*",
+        f"a name with one part {{l}}, the layer; {_CHARS}",
+    ),
+]
+Pattern = Annotated[
+    str,
+    Text(r"[][A-Za-z0-9_.*?!-]+", "a pattern of tensor names, like '*.bias'"),
+]
+Folder = Annotated[
+    str,
+    Text(
+        r"[^\s\"\\%?\x00-\x1f\x7f]{1,1000}",
+        "a directory's path, without spaces, quotes, backslashes, '%' and '?'",
+    ),
+]
+Title = Annotated[
+    str,
+    Text(
+        r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}",
+        "up to 64 letters, digits, '_', '.', '+', '-'",
+    ),
+]

@@ -6,12 +6,18 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 NODES = (
     20_000  # of a file, after aliases are followed: they grow exponentially
 )
 DEPTH = 40
 LINES = 5  # of errors shown
+
+
+Names = tuple[str, ...]
+Ints = tuple[int, ...]
+Path = tuple[str | int, ...]  # to a key
 
 
 class SpecError(Exception):
@@ -22,7 +28,7 @@ class SpecError(Exception):
 class Node:
     """A piece of a user's file and where it stands. value: dict or list of Node, or scalar."""
 
-    value: object
+    value: Any
     where: str
 
     def plain(self) -> object:
@@ -32,7 +38,7 @@ class Node:
             return [node.plain() for node in self.value]
         return self.value
 
-    def at(self, path: tuple[str | int, ...]) -> Node:
+    def at(self, path: Path) -> Node:
         """The node at a path, or the nearest one that there is above it."""
         node = self
         for step in path:
@@ -50,7 +56,7 @@ class Node:
         return node
 
 
-def dotted(path: tuple[str | int, ...]) -> str:
+def dotted(path: Path) -> str:
     """model.units[1].ops"""
     words = (f"[{p}]" if isinstance(p, int) else f".{p}" for p in path)
     return printable("".join(words).removeprefix("."))

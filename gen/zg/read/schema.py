@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
@@ -29,6 +29,7 @@ from .keytypes import (
     TARGETS,
     TOKEN,
     Auto,
+    Bytes,
     Choice,
     Count,
     Elems,
@@ -42,6 +43,7 @@ from .keytypes import (
     Real,
     Tiny,
     Title,
+    Unsaid,
     again,
     as_list,
     margin,
@@ -51,9 +53,8 @@ from .keytypes import (
     target,
     two,
     unique,
-    whole_bytes,
 )
-from .node import SpecError
+from .node import Ints, Names, SpecError
 
 # ---- what the passes read
 
@@ -66,7 +67,7 @@ class Weight:
 
     name: str
     parts: tuple[tuple[str, int], ...]
-    shape: tuple[int, ...]
+    shape: Ints
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ class Row:
     words. tied: the embedding's tensor that is its w."""
 
     name: str
-    dims: Mapping[str, object]
+    dims: Mapping[str, Any]
     weights: Mapping[str, Weight] = field(default_factory=dict)
     tied: str = ""
 
@@ -86,7 +87,7 @@ class Op:
     op is made of, in order."""
 
     kind: str
-    args: Mapping[str, object]
+    args: Mapping[str, Any]
     ops: tuple[Op, ...] = ()
     rows: tuple[Row, ...] = ()
 
@@ -111,6 +112,18 @@ class Model:
     units: tuple[Unit, ...]
 
 
+# The default of a key that the reader fills in, from the row of the section's type (kinds.py): in a
+# Spec it is None only where the type does not take the key, or its row says so.
+UNSAID: Any = None
+
+_Steps = Annotated[int, Integer(0, 2**53)]
+_Rate = Annotated[float, Real(0.0, 1e3)]
+_Share = Annotated[float, Real(0.0, 0.999999999)]
+_Stairs = Annotated[int, Integer(0, 2**20)]
+_Ratio = Annotated[float, Real(0.0, 1.0)]
+_Size = Annotated[int, Integer(0, DIM)]
+_Device = Annotated[str, Choice("none", "cpu", "nvme")]
+
 _KEYS = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
 
@@ -121,9 +134,9 @@ class OffloadOptimizer:
     nvme_path: the directory of a rank's file."""
 
     __pydantic_config__ = _KEYS
-    device: Choice("none", "cpu", "nvme") = "none"
-    buffer_count: Integer(1, 64) = 4
-    ratio: Real(0.0, 1.0) = 1.0
+    device: _Device = "none"
+    buffer_count: Annotated[int, Integer(1, 64)] = 4
+    ratio: _Ratio = 1.0
     nvme_path: Folder | None = None
 
 
@@ -133,7 +146,7 @@ class OffloadParam:
     on the host though the device is nvme, whole flats in the plan's order."""
 
     __pydantic_config__ = _KEYS
-    device: Choice("none", "cpu", "nvme") = "none"
+    device: _Device = "none"
     nvme_path: Folder | None = None
     max_in_cpu: ElemsOrNone = 0
 
@@ -144,7 +157,7 @@ class Aio:
 
     __pydantic_config__ = _KEYS
     block_size: Annotated[int, PlainValidator(pages)] = 1_048_576
-    queue_depth: Integer(1, 4096) = 8
+    queue_depth: Annotated[int, Integer(1, 4096)] = 8
 
 
 @dataclass(frozen=True)
@@ -152,11 +165,13 @@ class Zero:
     """DeepSpeed's names, defaults and meaning; sizes in elements. replicate: tensors' patterns."""
 
     __pydantic_config__ = _KEYS
-    stage: Integer(0, 3) = 0
+    stage: Annotated[int, Integer(0, 3)] = 0
     reduce_bucket_size: Elems = 500_000_000
     allgather_bucket_size: Elems = 500_000_000
     overlap_comm: Flag = True
-    stage3_prefetch_bucket_size: Auto(0, ELEMS) = None  # auto: one unit ahead
+    stage3_prefetch_bucket_size: Annotated[int | None, Auto(0, ELEMS)] = (
+        None  # auto: one unit ahead
+    )
     stage3_param_persistence_threshold: ElemsOrNone = 100_000
     stage3_max_live_parameters: ElemsOrNone = 1_000_000_000
     stage3_max_reuse_distance: ElemsOrNone = (
@@ -178,8 +193,8 @@ class Group:
 
     __pydantic_config__ = _KEYS
     match: Annotated[tuple[Pattern, ...], AfterValidator(some)]
-    lr_factor: Real(0.0, 1e3) = 1.0
-    weight_decay: Real(0.0, 1e3) = None
+    lr_factor: _Rate = 1.0
+    weight_decay: Unsaid[_Rate] = None
     frozen: Flag = False
 
 
@@ -191,26 +206,21 @@ class Optimizer:
     has it. None: a key that the type does not take."""
 
     __pydantic_config__ = _KEYS
-    lr: Real(0.0, 1e3)
-    type: Choice(*kinds.OPTIMIZERS) = "AdamW"
+    lr: _Rate
+    type: Annotated[str, Choice(*kinds.OPTIMIZERS)] = "AdamW"
     betas: Annotated[
-        tuple[Real(0.0, 0.999999999), ...], AfterValidator(two)
-    ] = None
-    eps: Tiny = None
-    momentum: Real(0.0, 0.999999999) = None
-    nesterov: Flag = None
-    weight_decay: Real(0.0, 1e3) = 0.0
-    decay: Choice("matrices", "all") = "matrices"
-    clip: Real(0.0, 1e30) = 1.0
-    moments: Choice("f32", "bf16") = "f32"
+        tuple[_Share, ...],
+        AfterValidator(two),
+    ] = UNSAID
+    eps: Tiny = UNSAID
+    momentum: _Share = UNSAID
+    nesterov: Flag = UNSAID
+    weight_decay: _Rate = 0.0
+    decay: Annotated[str, Choice("matrices", "all")] = "matrices"
+    clip: Annotated[float, Real(0.0, 1e30)] = 1.0
+    moments: Annotated[str, Choice("f32", "bf16")] = "f32"
     masters: Flag = True
     groups: tuple[Group, ...] = ()
-
-
-_Steps = Integer(0, 2**53)
-_Rate = Real(0.0, 1e3)
-_Share = Real(0.0, 0.999999999)
-_Stairs = Integer(0, 2**20)
 
 
 @dataclass(frozen=True)
@@ -220,30 +230,30 @@ class Schedule:
     None: the type does not take it, or warmup_max_lr is lr, and a cycle's second half its first."""
 
     __pydantic_config__ = _KEYS
-    type: Choice(*kinds.SCHEDULES) = "constant"
-    warmup: _Steps = None
-    steps: _Steps = None
-    min_lr: _Rate = None
-    decay: Integer(1, 2**53) = None
-    warmup_min_lr: _Rate = None
-    warmup_max_lr: _Rate = None
-    warmup_num_steps: Integer(0, DIM) = None  # 0 and 1 mean 2
-    warmup_type: Choice("log", "linear") = None
-    total_num_steps: Count = None
-    warmup_min_ratio: Real(0.0, 1.0) = None
-    cos_min_ratio: Real(0.0, 1.0) = None
-    cycle_min_lr: _Rate = None
-    cycle_max_lr: _Rate = None
-    decay_lr_rate: Real(0.0, 1e9) = None
-    cycle_first_step_size: Count = None
-    cycle_second_step_size: Integer(0, DIM) = None
-    cycle_first_stair_count: _Stairs = None
-    cycle_second_stair_count: _Stairs = None
-    decay_step_size: Integer(0, DIM) = None
-    cycle_momentum: Flag = None
-    cycle_min_mom: _Share = None
-    cycle_max_mom: _Share = None
-    decay_mom_rate: Real(0.0, 0.0) = None
+    type: Annotated[str, Choice(*kinds.SCHEDULES)] = "constant"
+    warmup: _Steps = UNSAID
+    steps: _Steps = UNSAID
+    min_lr: _Rate = UNSAID
+    decay: Annotated[int, Integer(1, 2**53)] = UNSAID
+    warmup_min_lr: _Rate = UNSAID
+    warmup_max_lr: _Rate = UNSAID
+    warmup_num_steps: _Size = UNSAID  # 0 and 1 mean 2
+    warmup_type: Annotated[str, Choice("log", "linear")] = UNSAID
+    total_num_steps: Count = UNSAID
+    warmup_min_ratio: _Ratio = UNSAID
+    cos_min_ratio: _Ratio = UNSAID
+    cycle_min_lr: _Rate = UNSAID
+    cycle_max_lr: _Rate = UNSAID
+    decay_lr_rate: Annotated[float, Real(0.0, 1e9)] = UNSAID
+    cycle_first_step_size: Count = UNSAID
+    cycle_second_step_size: _Size = UNSAID
+    cycle_first_stair_count: _Stairs = UNSAID
+    cycle_second_stair_count: _Stairs = UNSAID
+    decay_step_size: _Size = UNSAID
+    cycle_momentum: Flag = UNSAID
+    cycle_min_mom: _Share = UNSAID
+    cycle_max_mom: _Share = UNSAID
+    decay_mom_rate: Annotated[float, Real(0.0, 0.0)] = UNSAID
 
 
 # A section's types, the keys that each takes and their defaults
@@ -256,14 +266,14 @@ class LossScale:
     0, from 2 ^ initial_scale_power on what overflows and `window` steps without make of it."""
 
     __pydantic_config__ = _KEYS
-    scale: Real(0.0, 2.0**127) = 0.0
-    initial_scale_power: Integer(0, 127) = 16
+    scale: Annotated[float, Real(0.0, 2.0**127)] = 0.0
+    initial_scale_power: Annotated[int, Integer(0, 127)] = 16
     window: Count = 1000
     hysteresis: Count = 2  # that many overflows before it is halved
     consecutive_hysteresis: Flag = (
         False  # every step without one makes hysteresis whole
     )
-    min: Real(2.0**-126, 2.0**127) = 1.0
+    min: Annotated[float, Real(2.0**-126, 2.0**127)] = 1.0
 
 
 @dataclass(frozen=True)
@@ -284,21 +294,21 @@ class Train:
     micro_batch: Count
     sequence: Count
     optimizer: Optimizer
-    precision: Choice("f32", "bf16", "f16") = "f32"
+    precision: Annotated[str, Choice("f32", "bf16", "f16")] = "f32"
     loss_scale: LossScale = LossScale()
     max_skips: Count = 20
     schedule: Schedule = field(default_factory=Schedule)
-    seed: Integer(0, 2**64 - 1) = 1
+    seed: Annotated[int, Integer(0, 2**64 - 1)] = 1
     sum: Annotated[str | dict[str, int], PlainValidator(rule)] = field(
         default_factory=lambda: {"block": 16}
     )
-    head_chunk: Auto(1, DIM) = None
-    recompute: Annotated[tuple[str, ...], PlainValidator(again)] = ()
-    reduction: Choice("exact", "fast") = "exact"
+    head_chunk: Annotated[int | None, Auto(1, DIM)] = None
+    recompute: Annotated[Names, PlainValidator(again)] = ()
+    reduction: Annotated[str, Choice("exact", "fast")] = "exact"
     sm_margin: Annotated[int, PlainValidator(margin)] = 0
-    accumulate: Choice("grains", "layers") = "grains"
+    accumulate: Annotated[str, Choice("grains", "layers")] = "grains"
     offload_activations: Flag = False
-    memory_budget: Annotated[int, PlainValidator(whole_bytes)] | None = None
+    memory_budget: Bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -307,15 +317,15 @@ class Memory:
     needs."""
 
     __pydantic_config__ = _KEYS
-    device: Annotated[int, PlainValidator(whole_bytes)] | None = None
-    host: Annotated[int, PlainValidator(whole_bytes)] | None = None
-    file: Annotated[int, PlainValidator(whole_bytes)] | None = None
+    device: Bytes | None = None
+    host: Bytes | None = None
+    file: Bytes | None = None
 
 
 @dataclass(frozen=True)
 class Cluster:
     __pydantic_config__ = _KEYS
-    ranks: Integer(1, RANKS) = 1
+    ranks: Annotated[int, Integer(1, RANKS)] = 1
     memory: Memory = Memory()
 
 
@@ -324,7 +334,7 @@ class Data:
     """ignore: the token that is never a target; None: every token is one."""
 
     __pydantic_config__ = _KEYS
-    ignore: Integer(0, TOKEN) | None = None
+    ignore: Annotated[int, Integer(0, TOKEN)] | None = None
 
 
 @dataclass(frozen=True)
@@ -337,9 +347,9 @@ class Spec:
     zero: Zero
     train: Train
     cluster: Cluster
-    targets: tuple[str, ...]
+    targets: Names
     data: Data
-    notes: tuple[str, ...] = ()
+    notes: Names = ()
     places: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -401,25 +411,25 @@ class RmsNorm(_Keys):
 
 
 class Scaling(_Keys):
-    type: Choice("llama3")
-    factor: Real(1.0, 1e9)
-    low_freq_factor: Real(1e-9, 1e9)
-    high_freq_factor: Real(1e-9, 1e9)
+    type: Annotated[str, Choice("llama3")]
+    factor: Annotated[float, Real(1.0, 1e9)]
+    low_freq_factor: Annotated[float, Real(1e-9, 1e9)]
+    high_freq_factor: Annotated[float, Real(1e-9, 1e9)]
     original_context: Count
 
 
 class Rope(_Keys):
-    theta: Real(1.0, 1e12)
+    theta: Annotated[float, Real(1.0, 1e12)]
     scaling: Scaling | None = None
 
 
 class Attention(_Keys):
     name: Name
     heads: Count
-    kv_heads: Count = None
-    head_dim: Count = None
+    kv_heads: Unsaid[Count] = None
+    head_dim: Unsaid[Count] = None
     bias: Flag = False
-    out_bias: Flag = None
+    out_bias: Unsaid[Flag] = None
     rope: Rope | None = None
     qk_norm: Flag = False
     eps: Tiny = 1e-6
@@ -433,7 +443,7 @@ class Linear(_Keys):
         tuple[Count, ...], BeforeValidator(as_list), AfterValidator(some)
     ] = ()
     bias: Flag = False
-    tied: Name = None
+    tied: Unsaid[Name] = None
 
 
 class Swiglu(_Keys):
@@ -443,13 +453,15 @@ class Swiglu(_Keys):
 class OpKeys(_Keys):
     """One of these."""
 
-    residual: Annotated[tuple[OpKeys, ...], AfterValidator(some)] = None
-    layernorm: LayerNorm = None
-    rmsnorm: RmsNorm = None
-    attention: Attention = None
-    linear: Linear = None
-    gelu: Choice("tanh", "erf") = None
-    swiglu: Swiglu = None
+    residual: Unsaid[Annotated[tuple[OpKeys, ...], AfterValidator(some)]] = (
+        None
+    )
+    layernorm: Unsaid[LayerNorm] = None
+    rmsnorm: Unsaid[RmsNorm] = None
+    attention: Unsaid[Attention] = None
+    linear: Unsaid[Linear] = None
+    gelu: Unsaid[Annotated[str, Choice("tanh", "erf")]] = None
+    swiglu: Unsaid[Swiglu] = None
 
 
 Ops = Annotated[tuple[OpKeys, ...], AfterValidator(some)]
@@ -458,18 +470,24 @@ Ops = Annotated[tuple[OpKeys, ...], AfterValidator(some)]
 class UnitKeys(_Keys):
     """embedding, or blocks with name and ops, or head."""
 
-    embedding: Embedding = None
-    blocks: Integer(1, LAYERS) = None
-    name: Layered = None
-    ops: Ops = None
-    head: Ops = None
+    embedding: Unsaid[Embedding] = None
+    blocks: Annotated[int, Integer(1, LAYERS)] = UNSAID
+    name: Layered = UNSAID
+    ops: Ops = UNSAID
+    head: Unsaid[Ops] = None
 
 
 class ModelKeys(_Keys):
-    vocab: Integer(2, DIM)
+    vocab: Annotated[int, Integer(2, DIM)]
     width: Count
-    names: Choice(*FAMILIES)
+    names: Annotated[str, Choice(*FAMILIES)]
     units: tuple[UnitKeys, ...]
+
+    @property
+    def embedding(self) -> Embedding:
+        """The first unit, once it is known to be one."""
+        (found,) = [unit.embedding for unit in self.units if unit.embedding]
+        return found
 
 
 class SpecKeys(_Keys):

@@ -7,17 +7,16 @@ facts/ops.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..facts import ops
 from ..facts.families import FAMILIES
-from .node import Node, SpecError, dotted
+from .keytypes import DIM, ELEMS
+from .node import Ints, Node, Path, SpecError, dotted
 from .schema import (
-    DIM,
-    ELEMS,
     Attention,
     Embedding,
     LayerNorm,
@@ -31,7 +30,6 @@ from .schema import (
     Weight,
 )
 
-Path = tuple[str | int, ...]
 TENSORS = 2**20  # of a model: a weights' file lists them all
 OPS = tuple(OpKeys.model_fields)
 
@@ -69,7 +67,7 @@ class Heads(NamedTuple):
         """Of all q, k and v heads."""
         return self.H * self.D, self.G * self.D, self.G * self.D
 
-    def dims(self, eps: float) -> Mapping[str, object]:
+    def dims(self, eps: float) -> Mapping[str, Any]:
         H, G, D = self
         return {
             "H": H,
@@ -122,7 +120,7 @@ class Walk:
         names: Sequence[str],
         what: str,
         rows: Sequence[int],
-        shape: tuple[int, ...],
+        shape: Ints,
     ) -> Weight:
         """The tensors NAME.WHAT, one after the other, in every layer of the unit."""
         row = math.prod(shape[1:])
@@ -137,7 +135,9 @@ class Walk:
         for part in parts:
             self.claim(at, part)
         joined = "+".join(names)
-        return Weight(f"{joined}.{what}", tuple(zip(parts, rows)), shape)
+        return Weight(
+            f"{joined}.{what}", tuple(zip(parts, rows, strict=True)), shape
+        )
 
     def claim(self, at: Place, name: str) -> None:
         for layer in range(self.repeat):
@@ -333,7 +333,7 @@ class Walk:
     def tied(self, at: Place, a: Linear, x: int) -> Made:
         """The head's linear with the token embedding [V,C] as its weight."""
         C, V = self.model.width, self.model.vocab
-        embedding = self.model.units[0].embedding.tokens
+        embedding = self.model.embedding.tokens
         others = sorted(a.model_fields_set - {"tied"})
         if others:
             raise (at / others[0]).fail(
@@ -365,7 +365,7 @@ class Walk:
             raise (at / alone).fail(
                 "comes alone", "positions and context, or neither"
             )
-        if e.positions is not None:
+        if e.positions is not None and e.context is not None:
             weights["wpe"] = self.tensor(
                 at / "positions",
                 [e.positions],
@@ -377,7 +377,7 @@ class Walk:
         return Op("embedding", _frozen(e.model_dump()), rows=(row,))
 
 
-_OPS = {
+_OPS: Mapping[str, Callable[..., Made]] = {
     "residual": Walk.residual,
     "layernorm": Walk.layernorm,
     "rmsnorm": Walk.rmsnorm,
@@ -421,10 +421,10 @@ def _made(width: int, keys: LayerNorm | RmsNorm | Linear, row: Row) -> Made:
     return Made(width, keys.model_dump(), (row,))
 
 
-def _frozen(value: object) -> object:
+def _frozen(args: Mapping[str, Any]) -> Mapping[str, Any]:
     """A mapping that cannot be changed, nor those in it."""
-    if not isinstance(value, dict):
-        return value
-    return MappingProxyType(
-        {key: _frozen(below) for key, below in value.items()}
-    )
+    held = dict(args)
+    for key, value in args.items():
+        if isinstance(value, dict):
+            held[key] = _frozen(value)
+    return MappingProxyType(held)

@@ -9,19 +9,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import (
-    get_args,
-    get_type_hints,
-)
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar, get_args, get_type_hints
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from ..facts import kinds
 from . import dsconfig, dsjson, dswords, yamltext
-from .node import Node, SpecError, dotted, meant, printable, several, shown
+from .keytypes import TOKEN
+from .node import (
+    Names,
+    Node,
+    Path,
+    SpecError,
+    dotted,
+    meant,
+    printable,
+    several,
+    shown,
+)
 from .schema import (
-    TOKEN,
     TYPES,
     Aio,
     Cluster,
@@ -102,6 +110,7 @@ def _place(path: str) -> Callable[[int], str]:
 
 
 # Files that are taken for another: keys that say so, what it is, what is allowed.
+Taken = tuple[Names, str, str]
 _SPEC = (
     ("model", "train", "cluster", "zero"),
     "a spec",
@@ -127,7 +136,7 @@ _OTHERS = (
 )
 
 
-def _taken(root: Node, own: Iterable[str], others: Iterable[tuple]) -> None:
+def _taken(root: Node, own: Iterable[str], others: Iterable[Taken]) -> None:
     """Refuses a file that has none of its own keys and some of another's."""
     keys = root.value if isinstance(root.value, dict) else {}
     for theirs, what, allowed in () if set(own) & set(keys) else others:
@@ -238,9 +247,7 @@ def _set(root: Node, text: str) -> None:
     _put(root, key, made)
 
 
-def _all(
-    node: Node, path: tuple[str | int, ...] = ()
-) -> list[tuple[tuple[str | int, ...], Node]]:
+def _all(node: Node, path: Path = ()) -> list[tuple[Path, Node]]:
     """A node and all below it, each with its path."""
     value = node.value
     pairs = (
@@ -261,12 +268,14 @@ def _all(
 
 def _record(kind: object) -> type | None:
     """The record inside a type: Annotated[tuple[OpKeys, ...], ...] -> OpKeys."""
-    if hasattr(kind, "model_fields") or hasattr(kind, "__dataclass_fields__"):
+    if isinstance(kind, type) and (
+        issubclass(kind, BaseModel) or is_dataclass(kind)
+    ):
         return kind
     return next((r for r in map(_record, get_args(kind)) if r), None)
 
 
-def _keys(path: tuple[str | int, ...]) -> list[str]:
+def _keys(path: Path) -> list[str]:
     """The keys that the mapping at a path may have."""
     kind: type = SpecKeys
     for step in path:
@@ -275,32 +284,31 @@ def _keys(path: tuple[str | int, ...]) -> list[str]:
                 _record(get_type_hints(kind, include_extras=True)[step])
                 or kind
             )
-    return list(
-        kind.model_fields
-        if hasattr(kind, "model_fields")
-        else kind.__dataclass_fields__
-    )
+    if is_dataclass(kind):
+        return [f.name for f in fields(kind)]
+    return list(kind.model_fields) if issubclass(kind, BaseModel) else []
 
 
-def _line(root: Node, error: dict) -> str:
+def _line(root: Node, error: ErrorDetails) -> str:
     """One line for one of pydantic's errors."""
-    path, kind = error["loc"], error["type"]
-    where, key = root.at(path).where, dotted(path)
+    path = error["loc"]
+    kind = error["type"]
+    at = f"{root.at(path).where}: {dotted(path)}"
     if kind == "zg":
-        return f"{where}: {key}: {error['msg']}"
+        return f"{at}: {error['msg']}"
     if kind == "missing":
-        return f"{where}: {key}: is missing; it must be given"
+        return f"{at}: is missing; it must be given"
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         keys = _keys(path[:-1])
         hint = meant(str(path[-1]), keys)
-        return f"{where}: {key}: is no key here; {hint}allowed: {', '.join(keys) or 'no key'}"
+        allowed = ", ".join(keys) or "no key"
+        return f"{at}: is no key here; {hint}allowed: {allowed}"
+    said = shown(error["input"])
     if kind in ("tuple_type", "list_type"):
-        return f"{where}: {key}: is {shown(error['input'])}; allowed: a list"
-    keys = ", ".join(_keys(path))
-    return (
-        f"{where}: {key}: is {shown(error['input'])}; "
-        f"allowed: {f'a mapping with the keys {keys}' if keys else '{}'}"
-    )
+        return f"{at}: is {said}; allowed: a list"
+    known = ", ".join(_keys(path))
+    allowed = f"a mapping with the keys {known}" if known else "{}"
+    return f"{at}: is {said}; allowed: {allowed}"
 
 
 def _validate(root: Node) -> SpecKeys:
@@ -358,9 +366,12 @@ def _batch(keys: SpecKeys, root: Node) -> None:
     )
 
 
-def _typed(keys: SpecKeys, name: str, root: Node) -> Optimizer | Schedule:
+Section = TypeVar("Section", Optimizer, Schedule)
+
+
+def _typed(found: Section, name: str, root: Node) -> Section:
     """A section with the defaults of its type; a key that another type takes is an error."""
-    found, path = getattr(keys.train, name), ("train", name)
+    path: Path = ("train", name)
     rows = TYPES[type(found)]
     defaults = rows[found.type]
     others = {key for row in rows.values() for key in row} - set(defaults)
@@ -374,16 +385,17 @@ def _typed(keys: SpecKeys, name: str, root: Node) -> Optimizer | Schedule:
                 f"{found.type} takes no {key}",
                 ", ".join(allowed),
             )
-    lacking = {
+    lacking: dict[str, Any] = {
         key: x for key, x in defaults.items() if getattr(found, key) is None
     }
-    for key in (k for k, x in lacking.items() if x is kinds.NEEDED):
-        raise fail(
-            root,
-            (*path, key),
-            f"is missing; {found.type} needs it",
-            "a value for it",
-        )
+    for key, usual in lacking.items():
+        if usual is kinds.NEEDED:
+            raise fail(
+                root,
+                (*path, key),
+                f"is missing; {found.type} needs it",
+                "a value for it",
+            )
     return replace(found, **lacking)
 
 
@@ -421,7 +433,7 @@ def _chunk(keys: SpecKeys, root: Node, model: Model) -> None:
 
 
 def _optimizer(keys: SpecKeys, root: Node) -> Optimizer:
-    o = _typed(keys, "optimizer", root)
+    o = _typed(keys.train.optimizer, "optimizer", root)
     if o.nesterov and not o.momentum:
         raise fail(
             root,
@@ -441,7 +453,8 @@ def _optimizer(keys: SpecKeys, root: Node) -> Optimizer:
 
 
 def _schedule(keys: SpecKeys, root: Node) -> Schedule:
-    s, lr = _typed(keys, "schedule", root), keys.train.optimizer.lr
+    s = _typed(keys.train.schedule, "schedule", root)
+    lr = keys.train.optimizer.lr
     path = ("train", "schedule")
     if s.type in ("linear", "cosine") and s.steps <= s.warmup:
         raise fail(
@@ -496,19 +509,25 @@ def _schedule(keys: SpecKeys, root: Node) -> Schedule:
     return s
 
 
+def _idle(root: Node, path: Path, why: str) -> str:
+    """A note of a key without effect."""
+    return f"{root.at(path).where}: {dotted(path)}: has no effect{why}"
+
+
 def _held(s: Schedule, root: Node) -> Iterator[str]:
     """Notes of keys that all of our types know, and one has no use for."""
     path = ("train", "schedule")
     for key in ("steps", "min_lr") if s.type == "constant" else ():
         if root.at(path).value.get(key) is not None:
             at = (*path, key)
-            yield f"{root.at(at).where}: {dotted(at)}: has no effect: constant stays at lr"
+            yield _idle(root, at, ": constant stays at lr")
 
 
 def _filed(keys: SpecKeys, root: Node) -> Iterator[str]:
     """One file a rank, in one directory, where anything lies in a file; notes of keys without
     effect."""
-    z, paths = keys.zero, {}
+    z = keys.zero
+    paths: dict[str, Path] = {}
     there = [
         p
         for p in ("offload_optimizer", "offload_param")
@@ -519,18 +538,18 @@ def _filed(keys: SpecKeys, root: Node) -> Iterator[str]:
         if path is not None and part in there:
             paths.setdefault(path, at)
         elif path is not None:
-            yield f"{root.at(at).where}: {dotted(at)}: has no effect while the device is no nvme"
+            yield _idle(root, at, " while the device is no nvme")
     if z.offload_optimizer.ratio < 1 and z.offload_optimizer.device == "none":
         at = ("zero", "offload_optimizer", "ratio")
-        yield f"{root.at(at).where}: {dotted(at)}: has no effect while the device is none"
+        yield _idle(root, at, " while the device is none")
     if z.offload_param.max_in_cpu and "offload_param" not in there:
         at = ("zero", "offload_param", "max_in_cpu")
-        yield f"{root.at(at).where}: {dotted(at)}: has no effect while the device is no nvme"
+        yield _idle(root, at, " while the device is no nvme")
     if len(paths) > 1:
-        first, (_, at) = next(iter(paths)), list(paths.items())[1]
+        first, second = list(paths)[:2]
         raise fail(
             root,
-            at,
+            paths[second],
             f"a rank has one file, and the optimizer's path is {first}",
             "one path, or one of them",
         )
@@ -662,9 +681,10 @@ def agree(s: Spec) -> None:
 
 def _effective(
     path: str, sets: Sequence[str], zero: str | None
-) -> tuple[Node, tuple[str, ...]]:
+) -> tuple[Node, Names]:
     """A file, changed by a DeepSpeed config, then by KEY=VALUE texts: the last wins. And notes."""
-    root, notes = _document(path), ()
+    root = _document(path)
+    notes: Names = ()
     for said in sets:
         _set(root, said)
     if zero is not None:

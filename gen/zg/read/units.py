@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 
-from .node import Node, dotted
+from .keytypes import DIM, ELEMS, LAYERS
+from .node import Names, Node, dotted
 from .schema import (
-    DIM,
-    ELEMS,
-    LAYERS,
     Group,
     Model,
     OpKeys,
@@ -128,7 +126,7 @@ def _grouped(walk: Walk, at: Place, groups: Sequence[Group]) -> Iterator[str]:
 
 def _sizes(walk: Walk, root: Place, train: Train) -> None:
     """The sequence and a micro-batch are not too long for the model."""
-    embedding = walk.model.units[0].embedding
+    embedding = walk.model.embedding
     if embedding.context is not None and embedding.context < train.sequence:
         at = root / "model" / "units" / 0 / "embedding" / "context"
         raise at.fail(
@@ -143,20 +141,26 @@ def _sizes(walk: Walk, root: Place, train: Train) -> None:
         )
 
 
-def build(keys: SpecKeys, file: Node) -> tuple[Model, tuple[str, ...]]:
+def build(keys: SpecKeys, file: Node) -> tuple[Model, Names]:
     """The model of a spec whose keys are right one by one, and notes of groups of its tensors;
     SpecError where they do not fit."""
-    m, train, root = keys.model, keys.train, Place(file, ())
-    walk, at = Walk(m), root / "model" / "units"
+    m, train = keys.model, keys.train
+    root = Place(file, ())
+    walk = Walk(m)
+    at = root / "model" / "units"
     _order(at, m.units)
     layers = [u.blocks or 0 for u in m.units]
-    if sum(layers) > LAYERS:
-        most = at / layers.index(max(layers)) / "blocks"
-        raise most.fail(f"{sum(layers)} layers in all", f"up to {LAYERS}")
+    every = sum(layers)
+    if every > LAYERS:
+        most = layers.index(max(layers))
+        where = at / most / "blocks"
+        raise where.fail(f"{every} layers in all", f"up to {LAYERS}")
     units = tuple(_unit(walk, at / i, u) for i, u in enumerate(m.units))
     _sizes(walk, root, train)
+    patterns = root / "zero" / "replicate"
     for i, pattern in enumerate(keys.zero.replicate):
-        _matched(walk, root / "zero" / "replicate" / i, pattern)
-    groups = root / "train" / "optimizer" / "groups"
-    notes = _grouped(walk, groups, train.optimizer.groups)
+        _matched(walk, patterns / i, pattern)
+    optimizer = root / "train" / "optimizer"
+    groups = train.optimizer.groups
+    notes = _grouped(walk, optimizer / "groups", groups)
     return Model(m.vocab, m.width, m.names, units), tuple(notes)

@@ -107,7 +107,8 @@ class Reader:
                 for item in n.value
             ]
             return Node(items, self.place(line))
-        return Node(n.value if n.style else _scalar(n.value), self.place(line))
+        quoted = isinstance(n, yaml.ScalarNode) and n.style
+        return Node(n.value if quoted else _scalar(n.value), self.place(line))
 
     def mapping(self, n: yaml.MappingNode, depth: int) -> dict[str, Node]:
         found: dict[str, Node] = {}
@@ -197,6 +198,5 @@ def _written(value: object) -> yaml.ScalarNode:
         if value is None or isinstance(value, bool)
         else repr(value)
     )
-    return yaml.ScalarNode(
-        _RESOLVER.resolve(yaml.ScalarNode, said, (True, False)), said
-    )
+    tag = _RESOLVER.resolve(yaml.ScalarNode, said, (True, False))  # type: ignore[no-untyped-call]
+    return yaml.ScalarNode(tag, said)

@@ -21,8 +21,9 @@ from ..facts.peaks import PEAKS
 from ..graph.graph import Graph
 from ..passes import operands, place, slices
 from ..plan import plan
+from ..plan.operand import Names
 from ..read.keytypes import RECOMPUTE
-from ..read.spec import Spec
+from ..read.spec import Spec, SpecError
 from . import fits, knobs
 
 
@@ -41,7 +42,7 @@ class Choice:
     cost: float
 
     @property
-    def words(self) -> tuple[str, ...]:
+    def words(self) -> Names:
         return self.spec.train.recompute
 
     @property
@@ -57,7 +58,7 @@ class Choice:
         return ", ".join(move.moves for move in self.moved) or "none"
 
     @property
-    def keys(self) -> tuple[str, ...]:
+    def keys(self) -> Names:
         """As they are typed."""
         words = (
             self.name if self.name in ("full", "none") else f"[{self.name}]"
@@ -73,7 +74,7 @@ class Again:
     """A choice of ops. once: seconds of a micro-batch on each target; tmp: bytes of temporary
     space; saved: values and bytes of each that kinds of units save."""
 
-    words: tuple[str, ...]
+    words: Names
     once: dict[str, float]
     tmp: int
     saved: tuple[tuple[int, int], ...]
@@ -103,7 +104,7 @@ def _seconds(spec: Spec, graph: Graph, target: str) -> float:
     return total
 
 
-def _again(spec: Spec, words: tuple[str, ...]) -> Again:
+def _again(spec: Spec, words: Names) -> Again:
     graph = slices.graph(
         replace(spec, train=replace(spec.train, recompute=words))
     )
@@ -158,17 +159,15 @@ class Way:
 
 
 def _way(section: plan.Section) -> Way:
-    ints = lambda key, which: sum(
-        i.value
-        for s in section.steps
-        if which(s)
-        for i in s.ints
-        if i.name == key
-    )
-    return Way(
-        *(ints("bytes", lambda s: s.queue == q) for q in ("down", "up")),
-        ints("n", lambda s: s.queue == "host" and s.op.startswith("push")),
-    )
+    moved = {"down": 0, "up": 0}
+    pushed = 0
+    for s in section.steps:
+        ints = {i.name: i.value for i in s.ints}
+        if s.queue in moved:
+            moved[s.queue] += ints.get("bytes", 0)
+        elif s.queue == "host" and s.op.startswith("push"):
+            pushed += ints.get("n", 0)
+    return Way(moved["down"], moved["up"], pushed)
 
 
 def _updated(p: plan.Plan) -> tuple[int, int]:
@@ -225,7 +224,9 @@ def choices(spec: Spec) -> tuple[Choice, ...]:
     the file."""
     every = list(_sets(spec))
     ways = [knobs.Way(spec), *knobs.ways(spec, knobs.moving(spec))]
-    found, wrong, now = [], [], {}
+    found: list[Choice] = []
+    wrong: list[SpecError] = []
+    now: dict[str, float] = {}
     for way, p in knobs.planned(ways, lambda s: build.build(s).plan, wrong):
         made, needs = way.spec, fits.needs(p)
         device = needs["device"] - _near(made, every[0])
@@ -267,7 +268,9 @@ def _held(spec: Spec, memory: str, found: list[Choice]) -> list[Choice]:
     limit = getattr(spec.cluster.memory, memory)
     needs = [getattr(c, memory) for c in found]
     held = [
-        c for c, need in zip(found, needs) if limit is None or need <= limit
+        c
+        for c, need in zip(found, needs, strict=True)
+        if limit is None or need <= limit
     ]
     if not held:
         raise spec.wrong(
@@ -279,10 +282,10 @@ def _held(spec: Spec, memory: str, found: list[Choice]) -> list[Choice]:
     return held
 
 
-def choose(spec: Spec, found: tuple[Choice, ...]) -> Choice:
-    """The cheapest that fits the budget and the cluster's device; where none fits this, the least
-    that the budget holds."""
-    limit, there = spec.train.memory_budget, spec.cluster.memory.device
+def choose(spec: Spec, limit: int, found: tuple[Choice, ...]) -> Choice:
+    """The cheapest that fits the budget `limit` and the cluster's device; where none fits this, the
+    least that the budget holds."""
+    there = spec.cluster.memory.device
     most = limit if there is None else min(limit, there)
     for c in found:
         if c.device <= most:

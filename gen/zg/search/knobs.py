@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, product
 from operator import attrgetter
+from typing import Any, TypeVar
 
 from .. import progress
+from ..plan.operand import Names
 from ..plan.plan import Plan
 from ..read.keytypes import RECOMPUTE
 from ..read.spec import Spec, SpecError, agree
@@ -34,7 +36,7 @@ class Setting:
         return f"{self.key}={self.typed}"
 
     def held(self, spec: Spec) -> bool:
-        return attrgetter(self.key)(spec) == self.value
+        return bool(attrgetter(self.key)(spec) == self.value)
 
     def change(self, spec: Spec) -> Spec:
         made = _put(spec, self.key, self.value)
@@ -75,15 +77,14 @@ RULES = (
 )
 
 
-def _put(record: object, key: str, value: object) -> object:
+Record = TypeVar("Record", bound=Any)
+
+
+def _put(record: Record, key: str, value: object) -> Record:
     """A record with another value of a dotted key."""
     first, _, rest = key.partition(".")
-    return replace(
-        record,
-        **{
-            first: _put(getattr(record, first), rest, value) if rest else value
-        },
-    )
+    new = _put(getattr(record, first), rest, value) if rest else value
+    return replace(record, **{first: new})
 
 
 def _file(s: Spec) -> str:
@@ -108,7 +109,7 @@ class Way:
     far: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def settings(self) -> tuple[str, ...]:
+    def settings(self) -> Names:
         """As they are typed."""
         texts = []
         for s in self.picked:

@@ -30,10 +30,11 @@ def other_rules(spec: Spec) -> tuple[tuple[str, plan.Plan], ...]:
 
 def _budgeted(spec: Spec) -> Built:
     """Where memory has a budget, the plan of what it leaves to choose."""
-    if spec.train.memory_budget is None:
+    limit = spec.train.memory_budget
+    if limit is None:
         return build.build(spec)
     found = budget.choices(spec)
-    chosen = budget.choose(spec, found)
+    chosen = budget.choose(spec, limit, found)
     built = build.build(chosen.spec)
     note = (
         f"train.memory_budget: chose {' '.join(chosen.keys)}, {chosen.device:,} bytes, "
@@ -57,7 +58,10 @@ def _require(spec: Spec, p: plan.Plan) -> None:
     if not over:
         return
     name, need, there = over[0]
-    fit = lambda made: not fits.over(spec, made)
+
+    def fit(made: plan.Plan) -> bool:
+        return not fits.over(spec, made)
+
     others = knobs.ways(spec, knobs.helpful(spec))
     good = [way.text for way in knobs.first(others, fit, _plan, MOST)]
     none = (

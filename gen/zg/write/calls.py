@@ -72,6 +72,9 @@ def unit_of(fn: plan.Fn) -> str:
     return fn.name.partition(".")[2]
 
 
+Rows = list[tuple[str, str]]  # of an enum: a name and its value, what it is
+
+
 def enum(rows: Iterable[tuple[str, str]], indent: int = 0) -> list[str]:
     """An enumeration: enumerators, and a comment beside each."""
     made, pad = list(rows), " " * indent
@@ -151,7 +154,7 @@ class Calls:
 
     def temporary(
         self, fn: plan.Fn
-    ) -> tuple[dict[tuple[int, str], str], list]:
+    ) -> tuple[dict[tuple[int, str], str], Rows]:
         """A function's own places: a value that takes another's place says so."""
         names: dict[tuple[int, str], str] = {}
         first: dict[int, str] = {}
@@ -169,7 +172,7 @@ class Calls:
                 rows.append((f"{name} = {text}", self.beside(formal, whole)))
         return names, rows
 
-    def rounds(self, fn: plan.Fn) -> tuple[dict[tuple[str, int], str], list]:
+    def rounds(self, fn: plan.Fn) -> tuple[dict[tuple[str, int], str], Rows]:
         """Names of the bytes that operands move by from round to round."""
         names: dict[tuple[str, int], str] = {}
         first: dict[int, str] = {}

@@ -5,7 +5,7 @@ Read off the plan alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..facts import ops
@@ -13,7 +13,7 @@ from ..facts.commands import COLLECTIVES, COMMANDS
 from ..facts.kernels import flops as flops_of
 from ..facts.kernels import kernel
 from ..facts.queues import QUEUES
-from ..plan.plan import Call, Plan, Section, Step
+from ..plan.plan import Call, Plan, Ref, Section, Step
 
 
 @dataclass(frozen=True)
@@ -130,9 +130,10 @@ def staying(p: Plan) -> int:
     """Units of a grain that stay gathered from one use to the next: uses of ring slots without a
     gather of their own."""
     steps = p.section("grain").steps
-    rings = lambda refs: sum(
-        r.cls.startswith("ring") and r.at == 0 for r in refs
-    )
+
+    def rings(refs: Iterable[Ref]) -> int:
+        return sum(r.cls.startswith("ring") and r.at == 0 for r in refs)
+
     used = sum(
         rings(s.ins) for s in steps if s.op.startswith(("fwd", "bwd", "train"))
     )
@@ -144,10 +145,11 @@ def staying(p: Plan) -> int:
 def moved(p: Plan) -> tuple[int, int]:
     """Bytes that a rank reads from its file and writes to it in a training step."""
     read = written = 0
-    for s, x in ((s, x) for s in p.step for x in s.steps):
-        size = s.repeat * sum(i.value for i in x.ints if i.name == "bytes")
-        read += size * (QUEUES[x.queue].reads == "file")
-        written += size * (QUEUES[x.queue].writes == "file")
+    for s in p.step:
+        for x in s.steps:
+            size = s.repeat * sum(i.value for i in x.ints if i.name == "bytes")
+            read += size * (QUEUES[x.queue].reads == "file")
+            written += size * (QUEUES[x.queue].writes == "file")
     return read, written
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..facts import ops, reserve
 from ..facts.commands import COLLECTIVES
 from ..facts.queues import QUEUES
-from ..plan.plan import Flat, Plan, having
+from ..plan.plan import Flat, Plan, Store, having
 from . import cost
 
 
@@ -35,7 +35,10 @@ def memory_line(p: Plan) -> str:
 
 def _targets(p: Plan) -> list[str]:
     """What each takes of a rank's device."""
-    row = lambda *texts: "{:<8}{:>34}{:>28}{:>28}".format(*texts).rstrip()
+
+    def row(*texts: str) -> str:
+        return "{:<8}{:>34}{:>28}{:>28}".format(*texts).rstrip()
+
     title = f"{p.head.spec}: device memory of each of {p.head.ranks} ranks"
     lines = [title, "", row("target", "arena", "beside it, about", "together")]
     for t in p.head.targets:
@@ -143,7 +146,10 @@ def rule(p: Plan) -> str:
 def _kept(p: Plan, f: Flat) -> str:
     """Of a flat: parameters, states, sums, whole or each rank's shard; of a shard in two places,
     what the host has."""
-    share = lambda s: "whole" if s.whole else "shard"
+
+    def share(s: Store) -> str:
+        return "whole" if s.whole else "shard"
+
     (params,) = p.stored("params", f.name)
     states = [
         s.what

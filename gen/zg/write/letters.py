@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ..facts import kernels, ops
 from ..facts.kernels import Formal, Kernel
 from ..plan import plan
+from ..plan.operand import Arg
 from ..plan.plan import Plan
 
 MEANS = {
@@ -123,7 +124,7 @@ class Letters:
         """An operand's shape by its kernel's row: `(M, 3 * C)`; '' where the row has none."""
         if not formal.elems:
             return ""
-        given = zip(row.formals, call.args)
+        given = zip(row.formals, call.args, strict=False)
         numbers = {
             f.name: a for f, a in given if f.number and isinstance(a, int)
         }
@@ -139,7 +140,7 @@ class Letters:
         return f"({', '.join(said)})"
 
     def factor(
-        self, text: str, numbers: Mapping[str, object], rounds: int
+        self, text: str, numbers: Mapping[str, int | float], rounds: int
     ) -> str:
         if text in numbers:
             return self.said(text, kernels.value(text, numbers), rounds)
@@ -155,7 +156,7 @@ def _called(p: Plan) -> Iterator[tuple[str, int]]:
     """Letters that calls of the model's units say, and which numbers they are."""
     calls = (c for fn in p.fns if of_unit(fn) for c in fn.calls)
     for call in calls:
-        for formal, arg in zip(kernels.kernel(call.kernel).formals, call.args):
+        for formal, arg in of_call(call):
             if formal.name in OF_CALLS and isinstance(arg, int):
                 yield formal.name, arg
 
@@ -183,6 +184,7 @@ def letters(p: Plan) -> Letters:
     return Letters({name: at[name] for name in MEANS if name in at})
 
 
-def of_call(call: plan.Call) -> Sequence[tuple[Formal, plan.Arg]]:
+def of_call(call: plan.Call) -> Sequence[tuple[Formal, Arg]]:
     """A call's operands, each with its kernel's name for it."""
-    return list(zip(kernels.kernel(call.kernel).formals, call.args))
+    formals = kernels.kernel(call.kernel).formals
+    return list(zip(formals, call.args, strict=False))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
+from typing import Any
 
 from ..facts import kernels, ops, stores
 from ..plan import plan
@@ -51,7 +52,7 @@ def real(x: float, end: str = "") -> str:
 def affine(value: int, growth: Sequence[int], per: int = 0) -> str:
     """value + sum of growth[d] * loop variable d + per * grain."""
     parts = [number(value)] if value or not (any(growth) or per) else []
-    for var, g in [*zip(VARS, growth), ("g", per)]:
+    for var, g in [*zip(VARS, growth, strict=False), ("g", per)]:
         if g:
             term = var if abs(g) == 1 else f"{number(abs(g))} * {var}"
             sign = ("+ " if parts else "") if g > 0 else "- " if parts else "-"
@@ -371,7 +372,7 @@ def _state(p: Plan, flat: int, s: plan.Store) -> str:
     return f"{row(fields)},"
 
 
-def filed(p: Plan, cost: dict[str, object]) -> list[str]:
+def filed(p: Plan, cost: dict[str, Any]) -> list[str]:
     """What the runtime is told of the file arena, where there is one: a tile of masters comes to
     the largest class for them, elements of whichever width."""
     if not p.files:

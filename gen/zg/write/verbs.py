@@ -49,22 +49,21 @@ class _Follows:
     """What always follows what."""
 
     def __init__(self, sections: Iterable[Section]) -> None:
-        self.next: dict[Shape, set] = {}
-        self.before: dict[Shape, set] = {}
-        self.waits: dict[Shape, set] = {}
-        self.recs: dict[Shape, set] = {}
+        self.next: dict[Shape, set[Shape | None]] = {}
+        self.before: dict[Shape, set[Shape | None]] = {}
+        self.waits: dict[Shape, set[tuple[str, ...]]] = {}
+        self.recs: dict[Shape, set[tuple[str, ...]]] = {}
         for steps in sections:
             kinds = [None, *map(shape, steps), None]
             for n, s in enumerate(steps):
                 kind = shape(s)
-                same = lambda other: other is not None and other.unit == s.unit
-                last = steps[n - 1] if n else None
-                after = steps[n + 1] if n + 1 < len(steps) else None
+                last = n > 0 and steps[n - 1].unit == s.unit
+                after = n + 1 < len(steps) and steps[n + 1].unit == s.unit
                 self.before.setdefault(kind, set()).add(
-                    kinds[n] if same(last) else None
+                    kinds[n] if last else None
                 )
                 self.next.setdefault(kind, set()).add(
-                    kinds[n + 2] if same(after) else None
+                    kinds[n + 2] if after else None
                 )
                 self.waits.setdefault(kind, set()).add(names(s.waits))
                 self.recs.setdefault(kind, set()).add(names(s.recs))
@@ -276,19 +275,21 @@ class Verbs:
         inside = len(most)
         if len(alike[0]) == 1 and not inside and not count:
             return
-        ends = lambda hop: (
-            names(hop[0].waits)[len(hop[0].waits) - inside :] == most
-        )
-        recs = lambda hop: hop[-1].recs[:count]
+
+        def tail(hop: Hop) -> tuple[Event, ...]:
+            return hop[0].waits[len(hop[0].waits) - inside :]
+
+        def recs(hop: Hop) -> tuple[Event, ...]:
+            return hop[-1].recs[:count]
+
         name = self.name(alike[0])
-        waiting = [h for h in alike if ends(h)]
-        others = [h for h in alike if not ends(h)]
+        waiting = [h for h in alike if names(tail(h)) == most]
+        others = [h for h in alike if names(tail(h)) != most]
         core = (
             self.made(f"{name}_now", [_with(h, (), recs(h)) for h in alike])
             if others
             else None
         )
-        tail = lambda hop: hop[0].waits[len(hop[0].waits) - inside :]
         whole = [_with(h, tail(h), recs(h)) for h in waiting]
         self.made(name, whole, core)
         self.of[name] = kind
