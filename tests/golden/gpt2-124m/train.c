@@ -15,7 +15,7 @@
 #include "zk.h"
 #include "zr.h"
 
-#if ZK_ABI != 13 || ZR_ABI != 14
+#if ZK_ABI != 13 || ZR_ABI != 15
 #error "generated for another version of the runtime or of the kernels: generate it again"
 #endif
 _Static_assert(ZK_SUMS == 72 && ZK_VOCAB == 8 &&
@@ -964,6 +964,7 @@ static const zr_column columns[] = {
 
 static const zr_program program = {
     .abi = ZR_ABI, .name = "gpt2-124m",
+    .recipe = "ZeRO 3, ranks 2, micro-batches 256 of 1 x 1024 tokens, f32, prefetch 1",
     .plan = "4edaf39f15105aadd21d98963e0e96b091bb15de38f58061908e38a6413729ab",
     .layout = "8e21973aaeb34515080d260bebe8bad6dc827f9bc1f562ea24faeda4318a5feb",
     .memory =
