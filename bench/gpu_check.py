@@ -41,7 +41,7 @@ from gpu_cases import (
     together,
 )
 
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "gen")]
+sys.path[:0] = [str(ROOT / "tests/lib"), str(ROOT / "gen")]
 import numpy as np
 
 import trainer
@@ -57,7 +57,7 @@ STUCK = 40 if not REHEARSAL else LIMIT  # seconds of their step
 SOME = 6 if not REHEARSAL else 2  # of ranks that share a device
 PAGE = 2 << 20  # bytes of device memory that are taken at a time
 GRAPHS = 8 << 20  # bytes by which graphs of more layers may differ
-# Relative, of the first loss and of any of twenty: see tests/test_emulated.py.
+# Relative, of the first loss and of any of twenty: see tests/cuda/test_emulated.py.
 BOUNDS = {"f32": (2e-6, 2e-4), "bf16": (4e-3, 4e-2), "f16": (5e-4, 5e-3)}
 
 

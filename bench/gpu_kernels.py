@@ -30,7 +30,7 @@ from pathlib import Path
 import gpu_cases
 from gpu_cases import REHEARSAL, ROOT
 
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "gen")]
+sys.path[:0] = [str(ROOT / "tests/lib"), str(ROOT / "gen")]
 import numpy as np
 
 import zk

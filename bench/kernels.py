@@ -18,7 +18,7 @@ from collections.abc import Callable
 import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "gen")]
+sys.path[:0] = [str(ROOT / "tests/lib"), str(ROOT / "gen")]
 
 import zk  # noqa: E402
 

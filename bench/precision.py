@@ -2,7 +2,7 @@
 
 The model of `./run demo` on the demo's tokens (`./run demo` makes them), in f32, in f16, and in
 f32 from another seed. Training follows f32 closely at first: gradients of f16 are off by some
-2^-8 of themselves (tests/test_f16.py has the reason), and so is what the loss falls by in FIRST
+2^-8 of themselves (tests/law/test_f16.py has the reason), and so is what the loss falls by in FIRST
 steps, which is the bound. Later the smallest difference makes another path of it, as another seed
 does; f16's validation loss may be above f32's by what that seed's differs. Losses do not depend
 on what else the machine does.

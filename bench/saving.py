@@ -23,7 +23,7 @@ from pathlib import Path
 import bench
 from bench import MADE, ROOT, Case
 
-sys.path.append(str(ROOT / "tests"))
+sys.path.append(str(ROOT / "tests/lib"))
 import numpy as np  # noqa: E402
 
 import zk  # noqa: E402

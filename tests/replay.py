@@ -79,7 +79,7 @@ MORE = {
 
 def cases(only: str) -> list[list]:
     """Name, way and settings, by the working tree: the same for both trees."""
-    sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "gen")]
+    sys.path[:0] = [str(ROOT / "tests/lib"), str(ROOT / "gen")]
     import plans
 
     made = [
@@ -92,7 +92,7 @@ def cases(only: str) -> list[list]:
 
 def replay(chosen: list[list], weights: bool) -> None:
     """Writes OUT/<case>/<emit> in the tree that is the working directory."""
-    sys.path[:0] = ["tests", "gen"]
+    sys.path[:0] = ["tests/lib", "tests", "gen"]
     import gc
 
     import trainer

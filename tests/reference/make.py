@@ -5,7 +5,7 @@ A tool for developers; the tests read its files and need no PyTorch:
     python3 -m venv /tmp/torch && /tmp/torch/bin/pip install torch==2.5.1 numpy pyyaml
     /tmp/torch/bin/python tests/reference/make.py
 The models are written from PyTorch's own modules, autograd and optimizer and share nothing with
-tests/oracle.py or the generator but the numbers of the YAML files.
+tests/lib/oracle.py or the generator but the numbers of the YAML files.
 
 A file holds: losses, norms [20] (before clipping); for the cases `plain` and `ignored`,
 CASE/loss and CASE/grad/TENSOR (digests, see known.py) of the first global batch; last/TENSOR: the

@@ -168,11 +168,11 @@ def other_process(
         capture_output=True,
         text=True,
         timeout=LIMIT,
-        cwd=ROOT / "tests",
+        cwd=ROOT / "tests/cuda",
         env={
             **os.environ,
             "ZR_EMULATE": order,
-            "PYTHONPATH": str(ROOT / "gen"),
+            "PYTHONPATH": f"{ROOT}/gen:{ROOT}/tests/lib",
         },
     )
 

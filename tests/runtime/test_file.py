@@ -1,7 +1,7 @@
 """test_file.py -- what is offloaded to a file: its bytes, its bits, what can go wrong with it, and
 that nothing is left of it.
 
-That the bits are everybody's for all ways of spreading work: tests/test_law.py, too.
+That the bits are everybody's for all ways of spreading work: tests/law/test_law.py, too.
 """
 
 import contextlib

@@ -21,7 +21,7 @@ from patience import LIMIT
 from safetensors.numpy import load_file, save_file
 from zg import main
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 MADE = ROOT / "out" / "test"
 
 

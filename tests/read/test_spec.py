@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from zg.read.schema import TARGETS
 from zg.read.spec import Spec, SpecError, load
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SPECS = ROOT / "model_specs"
 LISTED = f"targets: [{', '.join(TARGETS)}]"
 GPT, LLAMA, QWEN = (

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIN = pathlib.Path(sys.prefix) / "bin"
 PYTHON = ("gen", "bench", "tests")
 C = ("kernels", "bench")  # folders that are formatted

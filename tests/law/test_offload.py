@@ -1,6 +1,6 @@
 """test_offload.py -- the optimizer on the host: its kernels, its memory, skipped steps, refusals.
 
-That the bits are those of a device's optimizer: tests/test_law.py.
+That the bits are those of a device's optimizer: tests/law/test_law.py.
 """
 
 import ctypes

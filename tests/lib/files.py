@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from patience import LIMIT
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 READERS = {  # by the name of the program: the files that it reads with
     "data": ["zr_data.c", "zr_file.c"],
     "weights": ["zr_file.c", "zr_json.c", "zr_safetensors.c", "zr_weights.c"],

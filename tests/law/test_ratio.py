@@ -1,7 +1,7 @@
 """test_ratio.py -- an optimizer of which a part stays on the device (zero.offload_optimizer.ratio):
 what lies where to the byte, that both parts work at once, the same bits, weights out and in.
 
-For all ways of spreading work: tests/test_law.py, tests/test_emulated.py.
+For all ways of spreading work: tests/law/test_law.py, tests/cuda/test_emulated.py.
 """
 
 import pathlib
@@ -345,7 +345,7 @@ def test_noted() -> None:
     assert not below(made.plan)
 
 
-# ---- the checker: all mutants of steps are tried in tests/test_mutants.py
+# ---- the checker: all mutants of steps are tried in tests/check/test_mutants.py
 
 
 def test_a_broken_part_is_refused() -> None:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from reference import known
 from zg.read import spec as reader
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 FAMILIES = ["gpt", "llama", "qwen3"]
 
 # Both sides are float64 with sums of at most a few thousand terms: about 1e-15 apart relative to

@@ -1,7 +1,7 @@
 """test_plan.py -- the Plan: its text, its digests, and what a setting may change in it.
 
 The golden plans in golden/ are whole texts. After a change that is meant, write them anew with
-    .venv/bin/python tests/test_plan.py
+    .venv/bin/python tests/plan/test_plan.py
 and look at the difference before you commit it."""
 
 import dataclasses
@@ -12,9 +12,9 @@ import pathlib
 import subprocess
 import sys
 
-HERE = pathlib.Path(__file__).resolve().parent
+HERE = pathlib.Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
-    sys.path[:0] = [str(HERE), str(HERE.parent / "gen")]
+    sys.path[:0] = [str(HERE / "lib"), str(HERE.parent / "gen")]
 
 import pytest
 from hypothesis import given
@@ -299,7 +299,7 @@ def test_golden(name: str) -> None:
             lineterm="",
         )
     )
-    how = "the plan has changed; if that is meant: .venv/bin/python tests/test_plan.py"
+    how = "the plan has changed; if that is meant: .venv/bin/python tests/plan/test_plan.py"
     assert not diff, "\n".join([how, *diff[:60]])
     assert want == got
 

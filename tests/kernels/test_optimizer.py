@@ -22,7 +22,7 @@ from zg.facts import ops
 from zg.plan import plan
 
 U = 2.0**-24
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 Array = np.ndarray
 
 SPANS = [

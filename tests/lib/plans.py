@@ -10,7 +10,7 @@ from zg.plan.plan import Plan
 from zg.read import spec
 from zg.search import search
 
-SPECS = pathlib.Path(__file__).resolve().parent.parent / "model_specs"
+SPECS = pathlib.Path(__file__).resolve().parents[2] / "model_specs"
 NAMES = sorted(path.stem for path in SPECS.glob("*.yaml"))
 WAYS = {
     "as it stands": (),

@@ -15,7 +15,7 @@ from zg.read import spec
 from zg.search import search
 from zg.write import cost, emit, explain, view
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 ZG = sorted((ROOT / "gen" / "zg").rglob("*.py"))
 TEMPLATES = sorted((ROOT / "templates").glob("*.j2"))
 RUNTIME = sorted((ROOT / "runtime").rglob("*.[ch]"))
@@ -461,7 +461,7 @@ def test_every_kernel_has_a_caller_and_a_test(name: str) -> None:
     named = re.compile(rf"\b{name}\b")
     tests = [
         path
-        for path in (ROOT / "tests").glob("*.py")
+        for path in (ROOT / "tests").rglob("*.py")
         if path.name != "test_rules.py"
     ]
     assert any(named.search(path.read_text()) for path in tests), (

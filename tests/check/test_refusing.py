@@ -20,7 +20,9 @@ from zg.facts.grids import Grid
 from zg.plan.plan import Int, Plan, Ref, Step
 from zg.plan.text import PlanError, parse
 
-GOLDEN = sorted((pathlib.Path(__file__).parent / "golden").glob("*.plan"))
+GOLDEN = sorted(
+    (pathlib.Path(__file__).resolve().parents[1] / "golden").glob("*.plan")
+)
 TEXTS = [path.read_text() for path in GOLDEN]
 NUMBER, WORD = (
     re.compile(r"(?<![\w.])-?\d+(\.\d+)?"),

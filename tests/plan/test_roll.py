@@ -2,7 +2,7 @@
 in loops or flat, does what the plan says, line by line, and is fit to be read.
 
 golden/gpt2-124m/train.c is a whole one. After a change that is meant, write it anew with
-    .venv/bin/python tests/test_roll.py
+    .venv/bin/python tests/plan/test_roll.py
 and read it before you commit it."""
 
 import functools
@@ -12,9 +12,9 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-HERE = pathlib.Path(__file__).resolve().parent
+HERE = pathlib.Path(__file__).resolve().parents[1]
 if __name__ == "__main__":
-    sys.path[:0] = [str(HERE), str(HERE.parent / "gen")]
+    sys.path[:0] = [str(HERE / "lib"), str(HERE.parent / "gen")]
 
 import numpy as np
 import pytest
@@ -540,7 +540,7 @@ def golden_source() -> str:
 
 
 def test_golden_train_c() -> None:
-    how = "train.c has changed; if that is meant: .venv/bin/python tests/test_roll.py"
+    how = "train.c has changed; if that is meant: .venv/bin/python tests/plan/test_roll.py"
     assert golden_source() == GOLDEN.read_text(), how
 
 

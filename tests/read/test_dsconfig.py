@@ -22,7 +22,7 @@ from zg.read.schema import Spec
 from zg.read.spec import SpecError, load
 from zg.write import config
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 GPT = (
     ROOT / "model_specs/gpt-tiny.yaml"
 ).read_text()  # stage 3, 2 ranks, 8 samples a step

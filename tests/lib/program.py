@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from patience import LIMIT, patient
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 RUNTIME = ROOT / "runtime"
 UNITS, N, GRAINS, PIECES, B, T, VOCAB, IGNORE = (
     3,

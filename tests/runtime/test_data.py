@@ -144,7 +144,7 @@ def test_what_is_no_file(data: Path, tmp_path: Path) -> None:
 # ---- what looks like something else
 
 rng = np.random.default_rng(3)
-KJV = (Path(__file__).parent / "data" / "kjv.txt").read_bytes()
+KJV = (Path(__file__).resolve().parents[1] / "data" / "kjv.txt").read_bytes()
 TALL = b"".join(chr(c).encode() for c in rng.integers(0x4E00, 0x9FFF, 9000))
 WIDE = rng.integers(0, 50257, 40000)
 RANKED = np.minimum(

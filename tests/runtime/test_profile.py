@@ -21,7 +21,7 @@ from zg.search import search
 from zg.write import cost
 
 QUEUES = list(queues.QUEUES)
-RUNTIME = pathlib.Path(__file__).resolve().parent.parent / "runtime"
+RUNTIME = pathlib.Path(__file__).resolve().parents[2] / "runtime"
 STEPS = "steps"  # the thread of whole steps
 OFFLOAD = "zero.offload_optimizer.device=cpu"
 FILED = (

@@ -16,7 +16,7 @@ from zg.read import spec
 from zg.search import search
 from zg.write import cost, explain
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SPECS = ROOT / "model_specs"
 
 
