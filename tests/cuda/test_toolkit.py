@@ -1,13 +1,13 @@
 """test_toolkit.py -- kernels compile where nvcc and the libraries' headers lie apart, as on an
-image
-with a toolkit of its own and PyTorch's wheels: seen from a mount namespace that shows no others.
-"""
+image with a toolkit of its own and PyTorch's wheels: seen from a mount namespace that shows no
+others."""
 
 import os
 import pathlib
 import re
 import subprocess
 
+import law
 import pytest
 import trainer
 from patience import LIMIT
@@ -88,7 +88,7 @@ def test_libraries_are_where_the_toolkit_found_them(
 ) -> None:
     """NVIDIA's installers have lib64 alone, its wheels lib: both products name that place, and no
     other."""
-    trainer.objects(trainer.CUDA)
+    parts = trainer.objects(trainer.CUDA)
     toolkit = (trainer.ROOT / "out/cuda/root").resolve()
     farm = tmp_path / "farm"
     farm.mkdir()
@@ -109,7 +109,15 @@ def test_libraries_are_where_the_toolkit_found_them(
         check=True,
         timeout=60,
     )
-    (checkout / "out/o").symlink_to(trainer.ROOT / "out/o")
+    for made in parts:
+        place = checkout / made.relative_to(trainer.ROOT)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(made)
+    source = checkout / "out/train.c"
+    source.write_text(trainer.generate(law.path("gpt")))
+    trainer.compile_source(
+        trainer.CUDA, source, "-c", "-o", checkout / "out/o/cc/train.o"
+    )
     for product in ("out/train-cuda", "out/train-cuda-kernels.so"):
         link = trainer.sh(
             "ninja", "-t", "commands", "-s", product
