@@ -142,7 +142,7 @@ def run(
         code,
         hashed[1] if hashed else "",
         [line["loss"] for line in steps_],
-        (out + err)[-1500:],
+        (err + out)[-1500:],
         [line["seconds"] for line in steps_],
     )
 

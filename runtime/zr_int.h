@@ -139,7 +139,7 @@ typedef struct zr_log {
     int lost[ZR_SINKS];                   /* errno of its first failure: no more goes there; or 0 */
     int tty;                              /* stderr is a terminal */
     double busy, validated;               /* seconds in steps so far, in the last validation */
-    double shown_busy;                    /* busy at the last line of a step */
+    double shown, shown_busy;             /* zr_now() and busy at the last line of a step */
     int64_t shown_step, skipped;          /* its step; steps that changed no weight */
 } zr_log;
 

@@ -167,7 +167,7 @@ void zr_refuse_inputs(zr *z, const char *option, const char *name, const struct 
 {
     const char *of = is_data(&z->train, s) ? "--data" : is_data(&z->val, s) ? "--val"
                      : is_weights(z, s) ? "--load" : NULL;
-    if (of) zr_fail(z, ZR_USER, "%s %s: is the file of %s, which would be written over", option,
+    if (of) zr_fail(z, ZR_USER, "%s %s: is the file of %s, which would be written to", option,
                     name, of);
 }
 
@@ -242,7 +242,7 @@ static void write_run(zr *z, FILE *to)
     quoted(to, "host", host);
     quoted(to, "version", zr_release);
     quoted(to, "plan", z->p->plan);
-    quoted(to, "recipe", z->p->recipe);
+    quoted(to, "summary", z->p->summary);
     quoted(to, "kernels", z->p->object());
     fprintf(to, "\"arguments\": [");
     for (char **word = z->o->words; *word; word++) {
@@ -254,11 +254,25 @@ static void write_run(zr *z, FILE *to)
             zr_parameters(z->p), zr_step_tokens(z), z->p->flops);
 }
 
+/* A line that another run left unfinished is not continued. */
+static void end_line(zr *z)
+{
+    char last = '\n';
+    struct stat s;
+    int file = open(z->o->log, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (file < 0) return;
+    if (fstat(file, &s) == 0 && S_ISREG(s.st_mode) && s.st_size > 0 &&
+        pread(file, &last, 1, s.st_size - 1) == 1 && last != '\n')
+        put(z, z->log.file, "\n", 1);
+    close(file);
+}
+
 void zr_log_begin(zr *z)
 {
     char *text = NULL;
     size_t n = 0;
     if (z->log.file < 0) return;
+    end_line(z);
     FILE *to = open_memstream(&text, &n);
     if (to) write_run(z, to);
     if (!to || fclose(to)) zr_fail(z, ZR_ENVIRONMENT, "out of memory");

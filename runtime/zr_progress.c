@@ -24,7 +24,7 @@ static const double soon = 2, late = 10, steps_soon = 0.1, steps_late = 2;
 static const double saving = 1e9;
 
 /* GFLOP/s of a thread, where no peak is given. avx512: what GPT-2 124M reaches, rounded down
- * (docs/performance.md); avx2: a step takes 1.4 times as long. */
+ * (docs/performance.md); avx2: a step took 1.4 times as long on a busy machine. */
 static const struct { const char *object; double gflops; } usual[] = {
     {"avx512", 80}, {"avx2", 55},
 };
@@ -34,7 +34,7 @@ static const struct { const char *object; double gflops; } usual[] = {
 /* m:ss; h:mm:ss from an hour on */
 static const char *clock_text(char text[SHORT], double seconds)
 {
-    int64_t s = seconds > 0 ? (int64_t)seconds : 0;
+    int64_t s = seconds > 0 ? (int64_t)(seconds < 1e15 ? seconds : 1e15) : 0;
     int m = (int)(s / 60 % 60), rest = (int)(s % 60);
     if (s < 3600) snprintf(text, SHORT, "%d:%02d", m, rest);
     else snprintf(text, SHORT, "%" PRId64 ":%02d:%02d", s / 3600, m, rest);
@@ -156,7 +156,7 @@ static void show_estimate(zr *z)
 void zr_show_start(zr *z)
 {
     zr_print(z, STDERR_FILENO, "%s: %" PRId64 " parameters; %s\nranks x threads %d x %d, kernels "
-             "%s\n", z->p->name, zr_parameters(z->p), z->p->recipe, z->ranks, z->threads,
+             "%s\n", z->p->name, zr_parameters(z->p), z->p->summary, z->ranks, z->threads,
              z->p->object());
     show_memory(z);
     if (z->o->steps == 0) return;
@@ -183,6 +183,7 @@ static void show(zr *z, const double *report, double now)
     zr_show(z, ZR_RESULT, line);
     l->shown_busy = l->busy;
     l->shown_step = step;
+    l->shown = now;
 }
 
 void zr_show_step(zr *z, const double report[ZR_REPORT])
@@ -195,8 +196,8 @@ void zr_show_step(zr *z, const double report[ZR_REPORT])
     if (steps == 1 && z->o->steps > 1)
         zr_print(z, STDERR_FILENO, "the first step took %.3g s (measured), about %s are left\n",
                  z->log.busy, clock_text(time, left(z, now)));
-    if (steps == z->o->steps ||
-        now - atomic_load(&z->shared->shown) > (z->log.tty ? steps_soon : steps_late))
+    if (steps == 1 || steps == z->o->steps ||
+        now - z->log.shown > (z->log.tty ? steps_soon : steps_late))
         show(z, report, now);
 }
 
@@ -213,7 +214,9 @@ static void progress_line(zr *z, char line[LINE], const char *what, double now)
     zr_task *t = &z->shared->task;
     char name[2 * SHORT], part[2 * SHORT] = "", share[SHORT] = "", rest[2 * SHORT] = "";
     char time[SHORT];
-    int64_t at = atomic_load(&t->part), parts = atomic_load(&t->parts);
+    const char *unit = atomic_load(&t->unit);
+    int64_t at = atomic_load(&t->part), parts = unit ? atomic_load(&t->parts) : 0;
+    double since = now - atomic_load(&t->since);
     double done = rate((double)(ended(z) - atomic_load(&t->before)), (double)z->p->commands);
     int in_step = !strcmp(what, "step");
     snprintf(name, sizeof name, "%s", what);
@@ -221,14 +224,13 @@ static void progress_line(zr *z, char line[LINE], const char *what, double now)
         snprintf(name, sizeof name, "step %" PRId64 "/%" PRId64,
                  atomic_load(&z->shared->seat[0].step), z->o->steps);
     if (parts > 0)
-        snprintf(part, sizeof part, ": %s %" PRId64 " of %" PRId64, atomic_load(&t->unit),
+        snprintf(part, sizeof part, ": %s %" PRId64 " of %" PRId64, unit,
                  at < 1 ? 1 : at < parts ? at : parts, parts);
     if (in_step && done > 0)
         snprintf(share, sizeof share, ", %.0f%% of its commands", done < 1 ? 100 * done : 100);
     if (atomic_load(&t->end) > 0)
         snprintf(rest, sizeof rest, ", %s left", clock_text(time, left(z, now)));
-    snprintf(line, LINE, "%s%s%s, %.0f s%s", name, part, share, now - atomic_load(&t->since),
-             rest);
+    snprintf(line, LINE, "%s%s%s, %.0f s%s", name, part, share, since > 0 ? since : 0, rest);
 }
 
 void zr_progress_look(zr *z)

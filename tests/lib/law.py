@@ -138,7 +138,11 @@ def scale(name: str) -> float:
 # ---- runs
 
 
-CLOCK = "seconds", "tokens_per_second"  # what of a step's line the time is in
+CLOCK = (
+    "seconds",
+    "tokens_per_second",
+    "share_of_peak",
+)  # what of a step's line the time is in
 
 
 @dataclass(frozen=True)

@@ -503,7 +503,7 @@ def twice(text: str) -> list[str]:
 def unheaded(text: str) -> list[str]:
     """Functions without a comment before them."""
     heads = re.findall(
-        r"(?m)^(.*)\n((?:FN\(\w+\)|static void \w+\(.*\))\n\{)", text
+        r"(?m)^(.*)\n((?:FN\(\w+\)|static void \w+\([^)]*\))\n\{)", text
     )
     return [name for before, name in heads if not before.endswith("*/")]
 
@@ -515,6 +515,10 @@ FAULTS = {
     "a naked offset": (naked, "zk_add(k, L_add_0, y, s + 3153920);"),
     "an offset twice": (twice, "enum {\n    A = 64,\n    B = 64,\n};"),
     "no head": (unheaded, "\nFN(fwd_block)\n{"),
+    "no head over two lines": (
+        unheaded,
+        "\nstatic void reduce(zr *z, int64_t l,\n    int64_t slot)\n{",
+    ),
 }
 
 

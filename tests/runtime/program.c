@@ -565,7 +565,7 @@ int main(int argc, char **argv)
     const zr_column column = {"cpu", c.arena, 0};
     const int64_t slots[][3] = {{c.ring, 8 * N, 2}, {c.grad, 8 * N, 2}};
     const zr_program p = {
-        .abi = faulty("abi") ? ZR_ABI + 1 : ZR_ABI, .name = "program", .recipe = "by hand", .plan = c.plan,
+        .abi = faulty("abi") ? ZR_ABI + 1 : ZR_ABI, .name = "program", .summary = "by hand", .plan = c.plan,
         .layout = "4567", .memory = "some", .columns = &column, .ncolumns = 1, .shared = c.arena,
         .queues = 1 << ZR_MAIN | 1 << ZR_GATHER | 1 << ZR_REDUCE | 1 << ZR_SUM,
         .inbox_step = INBOX, .inboxes = 2,

@@ -68,7 +68,7 @@ def test_a_run_says_what_it_is(
         "host": socket.gethostname(),
         "version": "1.2.3",
         "plan": "0123",
-        "recipe": "by hand",
+        "summary": "by hand",
         "kernels": "avx512",
         "ranks": 2,
         "threads": 2,
@@ -134,7 +134,7 @@ def test_runs_follow_each_other_in_a_log(
 
 
 def test_the_run_of_a_model(tmp_path: Path) -> None:
-    """Parameters are those that it saves, tied weights once; the recipe is train.c's."""
+    """Parameters are those that it saves, tied weights once; the summary is train.c's."""
     source = trainer.generate(law.path("gpt"), "cluster.ranks=2")
     trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 5000))
     done = run(
@@ -149,10 +149,10 @@ def test_the_run_of_a_model(tmp_path: Path) -> None:
     assert found["flops_per_step"] == float(
         re.search(r"\.flops = ([\d.e+]+),", source)[1]
     )
-    assert f" {found['recipe']}.\n" in source.splitlines(True)[0]
+    assert f'.summary = "{found["summary"]}"' in source
     assert re.fullmatch(
         r"ZeRO \d, ranks 2, micro-batches \d+ of \d+ x \d+ tokens, .*",
-        found["recipe"],
+        found["summary"],
     )
 
 

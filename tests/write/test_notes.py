@@ -87,3 +87,10 @@ def test_the_command_says_it() -> None:
     )
     assert done.returncode == 0
     assert done.stderr.startswith("zgen: note: on the wire: a rank receives")
+
+
+def test_a_rule_that_cannot_be_is_no_way() -> None:
+    """No GPU adds the gradients of so many ranks as one tree: fold stands, and nothing is refused."""
+    keys = ("zero.stage=0", "cluster.ranks=8192", "train.global_batch=16384")
+    notes_ = told("gpt2-1558m", *keys, "train.micro_batch=1", "train.sum=fold")
+    assert not any("train.sum" in note for note in notes_)

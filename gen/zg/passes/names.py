@@ -7,6 +7,7 @@ it is beside the layer's output (`ln_1_stat`). A gradient has d_ before the name
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 
@@ -35,7 +36,7 @@ def words(name: str, depth: int) -> str:
     if all(other.endswith(end) for other in own):
         own = [other.removesuffix(end) for other in own]
     text = "_".join([*before, *own, word])
-    return re.sub(r"\W+", "_", text).strip("_").lower()
+    return re.sub(r"\W+", "_", text).strip("_").lower() or "layer"
 
 
 def layers(kind: Kind) -> dict[str, str]:
@@ -102,11 +103,13 @@ def _forward(kind: Kind) -> dict[str, str]:
         if name in out or name in OUTSIDE or name.startswith("d"):
             continue
         base = _made(kind, call, formal) if name[-1].isdigit() else name
-        same = sum(
-            re.fullmatch(rf"{base}(_\d+)?", n) is not None
-            for n in out.values()
+        numbered = (f"{base}_{n}" for n in itertools.count(2))
+        taken = out.values()
+        out[name] = next(
+            text
+            for text in itertools.chain([base], numbered)
+            if text not in taken
         )
-        out[name] = f"{base}_{same + 1}" if same else base
     for call in _calls(kind):
         at = KERNELS[call.kernel].at.get("logits")
         if at is not None:

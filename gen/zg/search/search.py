@@ -3,11 +3,13 @@ and where `cluster.memory` is too small, ways that would fit are named."""
 
 from __future__ import annotations
 
+import contextlib
+
 from .. import build
 from ..build import Built
 from ..facts import reserve
 from ..plan import plan
-from ..read.spec import Spec
+from ..read.spec import Spec, SpecError
 from . import budget, fits, knobs
 
 MOST = 3  # ways that are named
@@ -21,11 +23,14 @@ def find(spec: Spec) -> Built:
 
 
 def other_rules(spec: Spec) -> tuple[tuple[str, plan.Plan], ...]:
-    """What another rule of summation would make of a spec."""
-    others = [rule for rule in knobs.RULES if not rule.held(spec)]
-    return tuple(
-        (rule.text, build.build(rule.change(spec)).plan) for rule in others
-    )
+    """What other rules of summation would make of a spec, where it can have them."""
+    found = []
+    for rule in knobs.RULES:
+        if rule.held(spec):
+            continue
+        with contextlib.suppress(SpecError):
+            found.append((rule.text, build.build(rule.change(spec)).plan))
+    return tuple(found)
 
 
 def _budgeted(spec: Spec) -> Built:

@@ -6,7 +6,9 @@ stand before its functions, those of a function's own temporary values inside it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -86,6 +88,37 @@ def enum(rows: Iterable[tuple[str, str]], indent: int = 0) -> list[str]:
     return [f"{pad}enum {{", *body, f"{pad}}};"]
 
 
+# What the headers define, and what follows these words elsewhere in train.c.
+HEADERS = r"(ZR|ZK|U?INT|SIZE|PTRDIFF|INTPTR|UINTPTR|SIG|WCHAR|WINT)_?.*"
+OF_FLATS = ("FLAT", "SHARD", "NEAR", "FAR", "PIECE", "REST")
+
+
+def reserved(p: Plan) -> set[str]:
+    """Names that train.c has at file scope for other things."""
+    flats = {upper(f.name) for f in p.flats}
+    parts = {upper(c.name.partition(".")[2] or c.name) for c in p.classes}
+    return {
+        "NULL",
+        "ANY",
+        "RANK",
+        "COLUMNS",
+        *(upper(g.name) for g in p.groups),
+        *(upper(t) for t in p.head.targets),
+        *(f"{word}_{flat}" for word in OF_FLATS for flat in flats),
+        *(f"{part}_{flat}" for part in parts for flat in flats),
+    }
+
+
+def tries(unit: str, name: str) -> Iterator[str]:
+    """Enumerators for a name, the best first: it, with its unit's before it, with a number."""
+    plain = upper(name)
+    if re.fullmatch(r"[A-Z]\w*", plain) and not re.fullmatch(HEADERS, plain):
+        yield plain
+    yield f"{upper(unit)}_{plain}"
+    for n in itertools.count(2):
+        yield f"{upper(unit)}_{plain}_{n}"
+
+
 class Calls:
     """The functions of a plan."""
 
@@ -93,15 +126,7 @@ class Calls:
         self.p, self.letters = p, letters
         self.classes = {c.name for c in p.classes}
         self.flats = {f.name: f for f in p.flats}
-        others = [
-            "NULL",
-            "ANY",
-            "RANK",
-            "COLUMNS",
-            *(upper(g.name) for g in p.groups),
-            *(upper(t) for t in p.head.targets),
-        ]
-        self.taken: dict[str, int] = dict.fromkeys([*letters.at, *others], -1)
+        self.taken = dict.fromkeys([*letters.at, *reserved(p)], -1)
         self.spaces: dict[tuple[str, str], Space] = {}
         self.said: set[str] = set()  # enumerators so far
         for fn in p.fns:
@@ -145,12 +170,22 @@ class Calls:
         """Enumerators of a space: none is another's, but for what two units share."""
         out = {}
         for at, name in self.spaces[key].names.items():
-            tries = [upper(name), f"{upper(key[0])}_{upper(name)}"]
-            tries += [f"{tries[1]}_{n}" for n in range(2, 2 + len(self.taken))]
-            free = (text for text in tries if self.taken.get(text, at) == at)
-            out[at] = next(free)
+            out[at] = next(
+                text
+                for text in tries(key[0], name)
+                if self.taken.get(text, at) == at
+            )
             self.taken[out[at]] = at
         return out
+
+    def local(self, fn: plan.Fn, name: str, used: Collection[str]) -> str:
+        """An enumerator of a function's own: it hides no other. used: those it has."""
+        free = (
+            text
+            for text in tries(unit_of(fn), name)
+            if text not in self.taken and text not in used
+        )
+        return next(free)
 
     def temporary(
         self, fn: plan.Fn
@@ -165,14 +200,17 @@ class Calls:
                     continue
                 if (arg.at, arg.name) in names:
                     continue
-                name = names[arg.at, arg.name] = upper(arg.name)
+                name = self.local(fn, arg.name, names.values())
+                names[arg.at, arg.name] = name
                 value = first.setdefault(arg.at, name)
                 text = number(arg.at) if value == name else value
                 whole = replace(call, rounds=0) if arg.by_round else call
                 rows.append((f"{name} = {text}", self.beside(formal, whole)))
         return names, rows
 
-    def rounds(self, fn: plan.Fn) -> tuple[dict[tuple[str, int], str], Rows]:
+    def rounds(
+        self, fn: plan.Fn, used: Collection[str]
+    ) -> tuple[dict[tuple[str, int], str], Rows]:
         """Names of the bytes that operands move by from round to round."""
         names: dict[tuple[str, int], str] = {}
         first: dict[int, str] = {}
@@ -183,7 +221,10 @@ class Calls:
                     continue
                 key = arg.name or arg.base, arg.by_round
                 if key not in names:
-                    name = names[key] = f"{upper(key[0])}_ROUND"
+                    name = self.local(
+                        fn, f"{key[0]}_round", [*used, *names.values()]
+                    )
+                    names[key] = name
                     value = first.setdefault(arg.by_round, name)
                     text = number(arg.by_round) if value == name else value
                     rows.append(
@@ -328,7 +369,7 @@ class Calls:
 
     def function(self, fn: plan.Fn) -> Function:
         places, rows = self.temporary(fn)
-        rounds, more = self.rounds(fn)
+        rounds, more = self.rounds(fn, places.values())
         own = _Own(places, rounds)
         lines = enum([*rows, *more], 4) if rows or more else []
         for text in self.variables(fn):
@@ -368,6 +409,8 @@ class Calls:
         """What is behind a pointer of a unit's functions."""
         if group == "s":
             return "/* in s what forward saves for backward */"
+        if group == "ctl":
+            return "/* in ctl a step's constants; bytes from its first */"
         here = (fn for fn in self.p.fns if unit_of(fn) == unit)
         trained = any(f"d{group}" in fn.outs for fn in here)
         name = lower(group)

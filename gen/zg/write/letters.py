@@ -87,6 +87,8 @@ class Letters:
         for name in WIDTHS:
             if self.at.get(name) == n:
                 return name
+        if n == 2 * self.at.get("F", 0):  # gate and up
+            return "2 * F"
         for name in ("C", "F"):
             times, rest = divmod(n, self.at.get(name, n + 1))
             if times in range(2, MOST + 1) and not rest:

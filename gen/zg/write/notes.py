@@ -42,7 +42,8 @@ def _sums(
     held = cost.sums(p)
     if held <= MUCH:
         return
-    least, rule = min((cost.sums(made), rule) for rule, made in others())
+    sums = [(cost.sums(made), rule) for rule, made in others()]
+    least, rule = min(sums, default=(held, ""))
     if held - least > MUCH:
         yield (
             f"train.sum: sums of gradients take {size(held)} bytes of a rank by the rule "

@@ -63,7 +63,7 @@ HANDED = re.compile(
     r"( *)zr_record\(z, (\w+), (.*)\);\n\1zr_wait\(z, (\w+), \3\);"
 )
 HEAD = comment(
-    "---- what steps do more than once, each with its waits and its records; l: the unit, slot: "
+    "---- steps with their waits and their records; l: the unit, slot: "
     "of the ring that its buffers take turns in; NAME_now: without the waits of NAME"
 )
 
@@ -300,7 +300,7 @@ def tell(event: str) -> str:
     if word in ("full", "free"):
         return f"{upper(what)} is {word}"
     if word == "end":
-        return f"{QUEUES[what]} is done"
+        return f"{QUEUES[what]} has done all it was given"
     return f"parameters are {word}"
 
 

@@ -89,7 +89,12 @@ def memory_of(p: Plan) -> str:
         f"{size / 2**30:.2f} GiB on {', '.join(t for t in arenas if arenas[t] == size)}"
         for size in dict.fromkeys(arenas.values())
     ]
-    others = {"of the host's memory": p.hosted, "in a file": p.filed}
+    beside = max(reserve.device(p, t) - size for t, size in arenas.items())
+    others = {
+        "beside it on a GPU, about": beside,
+        "of the host's memory": p.hosted,
+        "in a file": p.filed,
+    }
     said += [
         f"{n / 2**30:.2f} GiB {where}" for where, n in others.items() if n
     ]
@@ -109,15 +114,16 @@ def head(p: Plan) -> list[str]:
         "Ranks": f"{ranks}; ZeRO stage {h.zero}: {SHARDED[h.zero]}{ahead}",
         "Numbers": f"{h.real}; optimizer {p.recipe.optimizer}; seed {h.seed}",
         "Step": f"{tokens}: {ranks}, {h.grains} micro-batches (grains) of {h.batch} each",
-        "Memory": f"of a rank: {memory_of(p)}",
+        "Memory": f"a rank's arena: {memory_of(p)}",
         "Build": "as out/train.c: ninja out/train for a CPU, ninja out/train-cuda for GPUs",
         "Run": "out/train --data tokens.bin --steps 1000; out/train --help has all options",
         "Plan": digest(p),
     }
-    lines = [
-        f" * train.c -- {h.spec} in training, as zgen planned it; generate it anew, not edit it."
-    ]
-    lines += [" *"]
+    title = (
+        f"train.c -- {h.spec} in training, as zgen planned it; do not edit it: "
+        "generate it again."
+    )
+    lines = [f" * {line}" for line in textwrap.wrap(title, 96)] + [" *"]
     for word, text in said.items():
         first, *rest = textwrap.wrap(text, 85)
         lines += [

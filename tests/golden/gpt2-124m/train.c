@@ -1,11 +1,12 @@
-/* train.c -- gpt2-124m in training, as zgen planned it; generate it anew, not edit it.
+/* train.c -- gpt2-124m in training, as zgen planned it; do not edit it: generate it again.
  *
  * Model    124,439,808 parameters, width 768, vocabulary 50257
  * Ranks    2 ranks; ZeRO stage 3: optimizer states, gradients and parameters are sharded over
  *          the ranks; units are gathered 1 ahead
  * Numbers  f32; optimizer AdamW; seed 1
  * Step     512 sequences of 1024 tokens: 2 ranks, 256 micro-batches (grains) of 1 each
- * Memory   of a rank: 2.66 GiB on cpu; 2.98 GiB on sm_80, sm_90, sm_100
+ * Memory   a rank's arena: 2.66 GiB on cpu; 2.98 GiB on sm_80, sm_90, sm_100; 1.02 GiB beside it
+ *          on a GPU, about
  * Build    as out/train.c: ninja out/train for a CPU, ninja out/train-cuda for GPUs
  * Run      out/train --data tokens.bin --steps 1000; out/train --help has all options
  * Plan     4edaf39f15105aadd21d98963e0e96b091bb15de38f58061908e38a6413729ab
@@ -92,8 +93,8 @@ enum {
 /* ---- groups of ranks */
 enum { ALL };
 
-/* ---- launches: one for each kernel and shape (beside it), with a row for each target; what is
- * not said the kernel, or the library, chooses itself */
+/* ---- launches: one for each kernel and shape (beside it), with a row for each target; what a
+ * row leaves out, the kernel or the library chooses */
 enum { CPU, SM_80, SM_90, SM_100, COLUMNS };
 #define LAUNCH(name) static const zk_launch name[COLUMNS]
 
@@ -684,13 +685,13 @@ FN(factor)
 }
 
 
-/* ---- what steps do more than once, each with its waits and its records; l: the unit, slot: of
- * the ring that its buffers take turns in; NAME_now: without the waits of NAME */
+/* ---- steps with their waits and their records; l: the unit, slot: of the ring that its buffers
+ * take turns in; NAME_now: without the waits of NAME */
 enum {
     KEEP_BLOCK = 49152, /* bytes from a unit's part to the next one's */
 };
 
-/* Gathers keep. Waits until ZR_MAIN is done; then REAL_KEEP is full. */
+/* Gathers keep. Waits until ZR_MAIN has done all it was given; then REAL_KEEP is full. */
 static void gather_keep(zr *z)
 {
     zr_wait(z, ZR_GATHER, END_MAIN(0));
@@ -964,7 +965,7 @@ static const zr_column columns[] = {
 
 static const zr_program program = {
     .abi = ZR_ABI, .name = "gpt2-124m",
-    .recipe = "ZeRO 3, ranks 2, micro-batches 256 of 1 x 1024 tokens, f32, prefetch 1",
+    .summary = "ZeRO 3, ranks 2, micro-batches 256 of 1 x 1024 tokens, f32, prefetch 1",
     .plan = "4edaf39f15105aadd21d98963e0e96b091bb15de38f58061908e38a6413729ab",
     .layout = "8e21973aaeb34515080d260bebe8bad6dc827f9bc1f562ea24faeda4318a5feb",
     .memory =
