@@ -318,7 +318,7 @@ def test_what_comes_fits_its_slot(tmp_path: pathlib.Path) -> None:
         ),
         (
             r"(zr_reducescatter\(z, ZR_REDUCE, [^;]*),(\s+[^,;]+),\s+ZR_F32\);",
-            r"\1,\2 * 4, ZR_F32);",
+            r"\1,\2 * 2, ZR_F32);",
             r"reducescatter on queue reduce: 1 x \d+ bytes come; a slot of the inbox has \d+;",
         ),
     ],
