@@ -101,6 +101,9 @@ class _Maker:
         self.real = ops.BYTES[self.spec.train.precision]
         self.W = self.spec.cluster.ranks
         self.flats = {f.name: f for f in self.shards.flats}
+        kinds = self.graph.kinds
+        self.tensors = {kind.name: names.tensors(kind) for kind in kinds}
+        self.values = {kind.name: names.values(kind) for kind in kinds}
 
     # ---- functions of the graph
 
@@ -129,11 +132,11 @@ class _Maker:
                 if what == "param"
                 else f"d{formal(kind, flat)}"
             )
-            called = names.tensors(kind)[name]
+            called = self.tensors[kind.name][name]
             return Operand(base, at * self.real, name=called)
         if name in ("x", "y", "dx", "dy"):
             return Operand(name)
-        called = names.values(kind)[name]
+        called = self.values[kind.name][name]
         saved = self.bodies.save[kind.name].at
         if name in saved:
             return Operand("s", saved[name], name=called)

@@ -83,10 +83,10 @@ def _outputs(kind: Kind) -> Iterator[tuple[Call, Formal, str]]:
                 yield call, formal, str(name)
 
 
-def _made(kind: Kind, call: Call, formal: Formal) -> str:
+def _made(called: dict[str, str], call: Call, formal: Formal) -> str:
+    """called: what each layer of the unit is called."""
     if formal.name in RESIDUAL or call.kernel in RESIDUAL:
         return "residual"
-    called = layers(kind)
     params = [str(name) for what, name in call.args if what == "param"]
     kernel = call.kernel.removeprefix("zk_").removesuffix("_fwd")
     of = called[layer(params[0])[0]] if params else kernel
@@ -99,10 +99,11 @@ def _made(kind: Kind, call: Call, formal: Formal) -> str:
 def _forward(kind: Kind) -> dict[str, str]:
     """Of values that forward makes: those of an op end with its number, others have a name."""
     out: dict[str, str] = {}
+    called = layers(kind)
     for call, formal, name in _outputs(kind):
         if name in out or name in OUTSIDE or name.startswith("d"):
             continue
-        base = _made(kind, call, formal) if name[-1].isdigit() else name
+        base = _made(called, call, formal) if name[-1].isdigit() else name
         numbered = (f"{base}_{n}" for n in itertools.count(2))
         taken = out.values()
         out[name] = next(
