@@ -206,6 +206,7 @@ def test_every_run_of_tests_counts_for_itself(
         "pytest.ini",
         "conftest.py",
         "lib/trainer.py",
+        "lib/program.py",
         "lib/patience.py",
         "lib/zk.py",
         "lib/device.py",

@@ -223,7 +223,7 @@ def train(
         [],
     )
     p = drawn(0, 0) / 32
-    state = dict.fromkeys(ops.OPTIMIZERS[name], p * 0)
+    state = {s: p * 0 for s in ops.OPTIMIZERS[name]}
     w = zk.store(np.full(FLAT, np.nan), dtype)
     table = zk.spans(SPANS)
     for step in range(steps):

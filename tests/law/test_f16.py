@@ -346,7 +346,7 @@ def test_the_checker_asks_for_the_scale() -> None:
     assert len(entropy) == 2
     for f, n in entropy:
         old = f.calls[n].args[4]
-        assert str(old) == ("null" if f.name.startswith("eval") else "ctl+80")
+        assert str(old) == ("null" if f.name.startswith("eval") else "ctl+80:scale")
         for new in {
             *map(text.arg, ("null", "ctl+80", "ctl+0", "ctl+72", "sums+0"))
         } - {old}:
