@@ -14,7 +14,7 @@
 
 enum { PAGE = 4096 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static double rate, idle; /* bytes a second; when the disk has served all */
+static double rate, idle;                 /* bytes a second; when the disk has served all */
 
 static double now(void)
 {
@@ -27,8 +27,7 @@ static double now(void)
 static void serve(double asked, ssize_t n)
 {
     pthread_mutex_lock(&lock);
-    if (!rate)
-        rate = atof(getenv("ZR_DISK_RATE"));
+    if (!rate) rate = atof(getenv("ZR_DISK_RATE"));
     idle = (idle > asked ? idle : asked) + (double)n / rate;
     double end = idle;
     pthread_mutex_unlock(&lock);
@@ -42,8 +41,7 @@ ssize_t pread(int fd, void *to, size_t n, off_t at)
         (ssize_t (*)(int, void *, size_t, off_t))dlsym(RTLD_NEXT, "pread");
     double asked = now();
     ssize_t done = real(fd, to, n, at);
-    if (done >= PAGE)
-        serve(asked, done);
+    if (done >= PAGE) serve(asked, done);
     return done;
 }
 
@@ -53,8 +51,7 @@ ssize_t pwrite(int fd, const void *from, size_t n, off_t at)
         (ssize_t (*)(int, const void *, size_t, off_t))dlsym(RTLD_NEXT, "pwrite");
     double asked = now();
     ssize_t done = real(fd, from, n, at);
-    if (done >= PAGE)
-        serve(asked, done);
+    if (done >= PAGE) serve(asked, done);
     return done;
 }
 
@@ -63,8 +60,7 @@ long syscall(long number, ...)
     long (*real)(long, ...) = (long (*)(long, ...))dlsym(RTLD_NEXT, "syscall"), a[6];
     va_list args;
     va_start(args, number);
-    for (int i = 0; i < 6; i++)
-        a[i] = va_arg(args, long);
+    for (int i = 0; i < 6; i++) a[i] = va_arg(args, long);
     va_end(args);
     if (number == SYS_io_uring_setup) {
         errno = ENOSYS;

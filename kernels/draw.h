@@ -23,7 +23,7 @@ static inline int32_t draw(const real *logits, int dtype, int64_t V, float tempe
         if (u < below)
             return (int32_t)i;
     }
-    return (int32_t)last; /* u lies in what rounding left over */
+    return (int32_t)last;                       /* u lies in what rounding left over */
 }
 
 #endif

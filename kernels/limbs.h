@@ -38,7 +38,7 @@ ZK_BOTH int limbs_add(int64_t *limb, double s)
 /* The sum, rounded once to nearest even. */
 ZK_BOTH double limbs_value(const int64_t *limb)
 {
-    uint32_t digit[ZK_LIMBS + 4] = {0}; /* two zeros below, room for a carry above */
+    uint32_t digit[ZK_LIMBS + 4] = {0};          /* two zeros below, room for a carry above */
     int64_t carry = 0;
     int top = 0;
     for (int i = 0; i < ZK_LIMBS + 2; i++) {
@@ -50,7 +50,7 @@ ZK_BOTH double limbs_value(const int64_t *limb)
     if (!top)
         return 0;
     uint64_t high = digit[top], low = (uint64_t)digit[top - 1] << 32 | digit[top - 2];
-    int drop = 33 - __builtin_clz(digit[top]); /* leaves 63 bits, the last one sticky */
+    int drop = 33 - __builtin_clz(digit[top]);   /* leaves 63 bits, the last one sticky */
     int64_t head = (int64_t)(high << (64 - drop) | low >> drop);
     int rest = (low & ((1ull << drop) - 1)) != 0;
     for (int i = 0; i < top - 2; i++)

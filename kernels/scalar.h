@@ -15,12 +15,12 @@
 #include "zk.h"
 
 #ifdef __CUDACC__
-#define ZK_BOTH static __host__ __device__ inline /* a function of the host and the device */
+#define ZK_BOTH static __host__ __device__ inline       /* a function of the host and the device */
 #else
 #define ZK_BOTH static inline
 #endif
 
-enum { ZK_BLOCK = 1024 }; /* elements of a tensor that norm, hash and shards keep whole */
+enum { ZK_BLOCK = 1024 };           /* elements of a tensor that norm, hash and shards keep whole */
 
 ZK_BOTH int64_t zk_least(int64_t a, int64_t b) { return a < b ? a : b; }
 ZK_BOTH int64_t zk_most(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -45,7 +45,7 @@ ZK_BOTH uint16_t narrow(float x)
  * bits are those of F16C. */
 ZK_BOTH float widen_f16(uint16_t x)
 {
-    uint32_t low = x & 0x7fff, rise = low < 0x7c00 ? 112 : 224; /* of the exponent */
+    uint32_t low = x & 0x7fff, rise = low < 0x7c00 ? 112 : 224;         /* of the exponent */
     uint32_t u = ((low << 13) + (rise << 23)) | (uint32_t)(low > 0x7c00) << 22;
     float small = (float)low * 0x1p-24f, f;
     if (low < 0x400)
@@ -62,7 +62,7 @@ ZK_BOTH uint16_t narrow_f16(float x)
     uint32_t sign = u >> 16 & 0x8000;
     u &= 0x7fffffff;
     memcpy(&x, &u, sizeof x);
-    x += 0.5f; /* subnormal halves have the steps of [0.5, 1) */
+    x += 0.5f;                          /* subnormal halves have the steps of [0.5, 1) */
     memcpy(&low, &x, sizeof low);
     if (u > 0x7f800000)
         return (uint16_t)(sign | 0x7e00 | (u >> 13 & 0x1ff));
@@ -83,7 +83,7 @@ ZK_BOTH float realr(const real *p, int64_t i, int dtype)
 }
 
 /* ---- functions of a double */
-ZK_BOTH double zk_power(int64_t n) /* 2^n, a normal number */
+ZK_BOTH double zk_power(int64_t n)                         /* 2^n, a normal number */
 {
     int64_t bits = (n + 1023) << 52;
     double x;
@@ -94,14 +94,12 @@ ZK_BOTH double zk_power(int64_t n) /* 2^n, a normal number */
 /* 1/n!, 2 <= n <= 18 */
 ZK_BOTH double zk_inverse_factorial(int n)
 {
-    // clang-format off
     static const double value[19] = {
         1.0, 1.0, 1.0 / 2, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320,
         1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800,
         1.0 / 87178291200, 1.0 / 1307674368000, 1.0 / 20922789888000, 1.0 / 355687428096000,
         1.0 / 6402373705728000,
     };
-    // clang-format on
     return value[n];
 }
 
@@ -130,7 +128,7 @@ ZK_BOTH double zk_log(double x)
     int64_t small = x < 0x1p-1022, bits, mantissa;
     x = small ? x * 0x1p54 : x;
     memcpy(&bits, &x, sizeof bits);
-    bits -= 0x3fe6a09e667f3bcd; /* sqrt(1/2) */
+    bits -= 0x3fe6a09e667f3bcd;                              /* sqrt(1/2) */
     mantissa = (bits & 0xfffffffffffff) + 0x3fe6a09e667f3bcd;
     memcpy(&x, &mantissa, sizeof x);
     double e = (double)((bits >> 52) - 54 * small), f = x - 1.0, s = f / (f + 2.0), z = s * s;
@@ -178,7 +176,7 @@ ZK_BOTH double zk_cosine(double r, double low)
     return one + (1.0 - one - half + __builtin_fma(p * z, z, -r * low));
 }
 
-ZK_BOTH double zk_turn(double x, int quarter) /* sin(x + quarter * pi/2) */
+ZK_BOTH double zk_turn(double x, int quarter)          /* sin(x + quarter * pi/2) */
 {
     int n;
     double low, r = zk_quadrant(x, &low, &n);

@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZR_ABI 15
+#define ZR_ABI 14
 
 typedef struct zr zr;                     /* one rank */
 
@@ -141,7 +141,7 @@ typedef struct zr_function {
 /* A zr_fn here runs on ZR_MAIN; its operands are pointers of the host. */
 typedef struct zr_program {
     uint32_t abi;                         /* ZR_ABI */
-    const char *name, *summary;           /* of the spec; in a line, how it is trained */
+    const char *name;                     /* of the spec */
     const char *plan, *layout;            /* SHA-256, 64 hex digits */
     const char *memory;                   /* one line: arena bytes by kind, for --version */
     const zr_column *columns;

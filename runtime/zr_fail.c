@@ -52,7 +52,6 @@ void zr_end(zr *z, int code, const char *line, int n)
 {
     int32_t none = 0;
     if (z->shared && !atomic_compare_exchange_strong(&z->shared->code, &none, code)) return;
-    if (z->shared && *line != '\n' && atomic_load(&z->shared->live)) say("\n", 1);
     say(line, n);
     if (z->shared) stop(z);
 }
@@ -70,7 +69,7 @@ void zr_fail(zr *z, int code, const char *format, ...)
     char line[ZR_LINE];
     leave_alone();
     int n = z->rank < 0 ? snprintf(line, ZR_LINE, "%s: ", z->p->name)
-                        : snprintf(line, ZR_LINE, "rank %d: ", z->rank);
+                        : snprintf(line, ZR_LINE, "%srank %d: ", z->log.live ? "\n" : "", z->rank);
     va_list args;
     va_start(args, format);
     n += vsnprintf(line + n, (size_t)(ZR_LINE - n - 1), format, args);

@@ -56,7 +56,6 @@ void zr_data_close(zr_data *d);
  * are empty. The target has these (zr_int.h). */
 void zr_read(zr *z, int queue, void *to, int64_t at, int64_t bytes);
 void zr_write(zr *z, int queue, int64_t at, const void *from, int64_t bytes);
-void zr_progress_next(zr *z);             /* another tensor or micro-batch begins: zr_progress.c */
 /* Bytes of an element of a state. */
 static inline int64_t zr_width(const zr_state *s) { return (int[]){4, 2, 2, 1}[s->type]; }
 

@@ -16,7 +16,7 @@
  *                          CPU any rank to end a command, on a GPU a rank to do a step (median);
  *                          on a CPU a command that uses a processor has ten times as long
  * and for tests and measurements (the targets have some of their own)
- *   ZR_PEAK_GFLOPS=X       of all ranks: steps' lines and the log say which share of X is reached
+ *   ZR_PEAK_GFLOPS=X       the progress line shows the share of X that the run reaches (all ranks)
  * and for ranks that a launcher starts, where its own variables do not say it
  *   ZR_RANK, ZR_WORLD_SIZE, ZR_LOCAL_RANK, ZR_LOCAL_WORLD_SIZE, ZR_ADDR=HOST:PORT
  *                          see zr_launcher.c
@@ -37,7 +37,6 @@ enum { ZR_EAGER, ZR_LATE, ZR_SHUFFLED };
 /* What is counted as it moves: bytes from peers, collectives, bytes from and to the file. */
 enum { ZR_WIRE, ZR_MESSAGES, ZR_LOADS, ZR_STORES, ZR_MOVED };
 enum { ZR_OPERANDS = 12, ZR_TOLD = 512 };
-enum { ZR_NO_LINE, ZR_RESULT, ZR_PROGRESS };      /* what stands on a terminal's last line */
 enum { ZR_SAVING, ZR_PROFILING, ZR_TEMPS };       /* what makes a file under another name first */
 
 /* ---- options (zr_options.c) */
@@ -45,11 +44,10 @@ typedef struct zr_options {
     const char *data, *val, *load, *save, *log, *queue, *nvme, *gemms;  /* NULL: not given */
     const char *tokens;                   /* "uint16": that is what --data and --val hold */
     const char *profile, *profile_steps;
-    int64_t steps, val_every, val_tokens, sample, threads;
+    int64_t steps, val_every, sample, threads;
     int64_t profile_first, profile_last;  /* from 1; of --profile */
     int hash, version, help, no_graph, tune, drop_unknown;
     int mode;                             /* ZR_EAGER ... from `queue` */
-    char **words;                         /* all of the command line, then NULL */
     uint64_t seed;
 } zr_options;
 
@@ -71,21 +69,10 @@ typedef struct zr_seat {
     zr_pulse pulse[ZR_QUEUES + 1] __attribute__((aligned(64)));
 } __attribute__((aligned(64))) zr_seat;
 
-/* What rank 0 is at, for its parent to show (zr_progress.c). */
-typedef struct zr_task {
-    _Atomic(const char *) what, unit;     /* "validation"; of its parts; what NULL: nothing long */
-    _Atomic int64_t part, parts;          /* the one it is at, from 1; 0 parts: it has none */
-    _Atomic uint32_t before;              /* commands that the rank had ended when it began */
-    _Atomic double since, end;            /* zr_now() then; and when the run will end, 0: unknown */
-} zr_task;
-
 typedef struct zr_shared {
     _Atomic uint32_t stop;                /* 1: leave */
     _Atomic int32_t code;                 /* exit code of the first failure, 0: none */
     _Atomic int saved;                    /* the weights of --save are there */
-    _Atomic int live;                     /* ZR_NO_LINE ... */
-    _Atomic double shown;                 /* zr_now() of the last line of a step or of progress */
-    zr_task task;
     char told[ZR_TOLD];                   /* what rank 0 tells the others: zr_tell */
     char temp[ZR_TEMPS][ZR_FILE];         /* files to remove if the run ends now; "": none */
     zr_seat seat[];                       /* [ranks] */
@@ -132,15 +119,15 @@ typedef struct zr_profile {
     int rows, on;                         /* on: in a step that is profiled */
 } zr_profile;
 
-/* ---- progress and log (zr_progress.c, zr_log.c) */
+/* ---- progress and log (zr_log.c) */
 enum { ZR_TO_STDOUT, ZR_TO_LOG, ZR_TO_PROFILE, ZR_SINKS };    /* what a run writes beside weights */
 typedef struct zr_log {
     int file;                             /* JSONL, -1: none; only rank 0 has it */
     int lost[ZR_SINKS];                   /* errno of its first failure: no more goes there; or 0 */
-    int tty;                              /* stderr is a terminal */
-    double busy, validated;               /* seconds in steps so far, in the last validation */
-    double shown, shown_busy;             /* zr_now() and busy at the last line of a step */
-    int64_t shown_step, skipped;          /* its step; steps that changed no weight */
+    int tty, live;                        /* stderr is a terminal; a live line stands on it */
+    double busy;                          /* seconds in training steps so far */
+    double shown, shown_busy;             /* the last progress line: when, and busy then */
+    int64_t shown_step, skipped;          /* steps that changed no weight */
 } zr_log;
 
 /* ---- ranks that a launcher has started, on this host or another: a target may have these */
@@ -401,10 +388,6 @@ static inline int zr_uses(const zr *z, int queue) { return z->p->queues >> queue
 
 /* ---- log (zr_log.c); rank 0 alone speaks. What cannot be written does not end the run. */
 void zr_print(zr *z, int file, const char *format, ...) __attribute__((format(printf, 3, 4)));
-/* A line on stderr; on a terminal another may take its place: of ZR_RESULT, of ZR_PROGRESS. */
-void zr_show(zr *z, int kind, const char *line);
-int64_t zr_parameters(const zr_program *p);
-double zr_step_tokens(const zr *z);       /* of all ranks */
 void zr_lose(zr *z, int sink, int error);         /* says that no more goes to ZR_TO_... */
 /* Fails where s, the file `name` of `option`, is one that the run reads. */
 struct stat;
@@ -412,20 +395,12 @@ void zr_refuse_inputs(zr *z, const char *option, const char *name, const struct 
 /* Fails where it is what --save writes. */
 void zr_refuse_saved(zr *z, const char *option, const char *name);
 void zr_log_open(zr *z);                  /* fails where the log is another's: input, or a run's */
-void zr_log_begin(zr *z);                 /* the run's record: it is sure to go on */
+void zr_log_begin(zr *z);                 /* empties it: from here on the run is sure to go on */
 void zr_log_step(zr *z, const double report[ZR_REPORT], double seconds);     /* that it took */
 void zr_log_val(zr *z, int64_t step, double loss, double tokens);
 /* moved: by this rank in all steps */
 void zr_log_end(zr *z, const double report[ZR_REPORT], const int64_t moved[ZR_MOVED]);
 /* Says again what was lost; fails where that is what the run was for. */
 void zr_log_close(zr *z);
-
-/* ---- what stderr shows (zr_progress.c) */
-void zr_show_start(zr *z);                /* what the run is, before its first step */
-void zr_show_step(zr *z, const double report[ZR_REPORT]);
-void zr_show_validated(zr *z, int64_t steps, double seconds);         /* it took so long */
-/* This rank is at `what` from here on, which has so many parts; NULL: at nothing that takes long */
-void zr_progress(zr *z, const char *what, const char *unit, int64_t parts);
-void zr_progress_look(zr *z);             /* the parent, often: shows what takes long */
 
 #endif

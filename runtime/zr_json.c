@@ -205,17 +205,3 @@ int zr_json_end(zr_json *j)
     if (!j->error && (peek(j) || j->at < j->end)) fail(j, "something after the end");
     return j->error ? -1 : 0;
 }
-
-/* ---- writing */
-void zr_json_quote(FILE *to, const char *text)
-{
-    putc('"', to);
-    for (const char *s = text; *s;) {
-        int n = utf8((const unsigned char *)s), bare = n == 1 && (unsigned char)*s < ' ';
-        if (bare) fprintf(to, "\\u%04x", *s);
-        else if (n == 0) putc('?', to);
-        else fprintf(to, "%s%.*s", *s == '"' || *s == '\\' ? "\\" : "", n, s);
-        s += n ? n : 1;
-    }
-    putc('"', to);
-}

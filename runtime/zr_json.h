@@ -1,5 +1,4 @@
-/* zr_json.h -- reads JSON from memory, a value at a time, for the headers of weights' files;
- * writes strings.
+/* zr_json.h -- reads JSON from memory, a value at a time, for the headers of weights' files.
  *
  * Invariants
  *  1. The text lies in [at, end] and *end is 0; strings are decoded in place.
@@ -9,7 +8,6 @@
 #ifndef ZR_JSON_H
 #define ZR_JSON_H
 #include <stdint.h>
-#include <stdio.h>
 
 typedef struct zr_json {
     char *at, *end;
@@ -24,6 +22,5 @@ char *zr_json_text(zr_json *j);           /* a string, UTF-8, no NUL inside; NUL
 int64_t zr_json_count(zr_json *j);        /* an integer >= 0 below 2^63; -1 on error */
 void zr_json_skip(zr_json *j);            /* any value */
 int zr_json_end(zr_json *j);              /* only blanks are left; 0, or -1 */
-void zr_json_quote(FILE *to, const char *text);      /* what is not UTF-8 as '?' */
 
 #endif

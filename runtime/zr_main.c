@@ -49,7 +49,6 @@ static void load_batch(zr *z, int64_t at, const zr_data *d, int64_t first, int64
 static void run_batch(zr *z, int queue, const zr_command *c)
 {
     (void)queue;
-    if (z->rank == 0 && c->i[1]) atomic_store(&z->shared->task.parts, 0);   /* they go together */
     int64_t grain = z->step * z->p->grains * z->ranks + c->i[0];
     load_batch(z, c->i[1], &z->train, grain * z->p->batch, z->p->batch);
 }
@@ -62,7 +61,6 @@ void zr_batch_at(zr *z, int64_t grain, int64_t at)
 
 void zr_batch(zr *z, int64_t grain) { zr_batch_at(z, grain, 0); }
 
-/* used: samples that the run looks at */
 static void open_tokens(zr *z, zr_data *d, const char *path, int64_t used)
 {
     char why[ZR_WHY];
@@ -110,29 +108,18 @@ static void begin_save(zr *z)
     if (zr_save_begin(z->p, z->o->save, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
 }
 
-/* In a file of weights */
-static int64_t tensors(const zr *z)
-{
-    int64_t n = 0;
-    for (int k = 0; k < z->p->ntensors; k++) n += z->p->tensors[k].count;
-    return n;
-}
-
 static void load_weights(zr *z)
 {
     char why[ZR_WHY], note[ZR_WHY] = "";
     if (!z->o->load) return;
-    zr_progress(z, "load", "tensor", tensors(z));
     if (zr_load(z->p, z, z->rank, z->o->load, z->o->drop_unknown, note, why))
         zr_fail(z, ZR_USER, "--load %s", why);
     if (*note) zr_print(z, STDERR_FILENO, "%s\n", note);
-    zr_barrier(z);                        /* nobody's log has a run before all ranks have theirs */
+    zr_barrier(z);                        /* nobody's log is emptied before all ranks have theirs */
 }
 
 static void begin(zr *z)
 {
-    int64_t val_samples = z->o->val_tokens ? z->o->val_tokens / z->p->sequence : INT64_MAX;
-    zr_progress(z, "start", NULL, 0);
     if (z->far) zr_meet(z);
     zr_same_program(z);
     zr_open(z);
@@ -141,8 +128,7 @@ static void begin(zr *z)
     gemms(z, z->o->tune ? ZR_TIME : ZR_TAKE);
     zr_handshake(z);
     open_tokens(z, &z->train, z->o->data, z->o->steps * z->p->grains * z->ranks * z->p->batch);
-    open_tokens(z, &z->val, z->o->val, val_samples);
-    if (z->val.samples > val_samples) z->val.samples = val_samples;
+    open_tokens(z, &z->val, z->o->val, INT64_MAX);
     zr_log_open(z);
     zr_profile_open(z);
     begin_save(z);
@@ -157,11 +143,9 @@ static void begin(zr *z)
     zr_drain(z);
     load_weights(z);
     zr_log_begin(z);
-    zr_show_start(z);
     z->p->publish(z);
     zr_drain(z);
     zr_barrier(z);
-    zr_progress(z, NULL, NULL, 0);
 }
 
 /* A pointer as an operand. */
@@ -182,13 +166,12 @@ static void all_dead(zr *z)
  * `step`: how many have been made. */
 static void validate(zr *z, int64_t step)
 {
-    int64_t B = z->p->batch, turn = B * z->ranks;
-    double loss, valid, begun = zr_now();
+    int64_t B = z->p->batch;
+    double loss, valid;
     if (!z->o->val) return;
-    zr_progress(z, "validation", "micro-batch", (z->val.samples + turn - 1) / turn);
     zr_stepping(z, 1);
     zr_call(z, ZR_MAIN, z->p->clear, 0);
-    for (int64_t first = 0; first < z->val.samples; first += turn) {
+    for (int64_t first = 0; first < z->val.samples; first += B * z->ranks) {
         int64_t mine = first + z->rank * B, rows = z->val.samples - mine;
         load_batch(z, 0, &z->val, mine, rows < 0 ? 0 : rows < B ? rows : B);
         zr_replay(z, ZR_EVAL, z->p->eval);
@@ -199,8 +182,6 @@ static void validate(zr *z, int64_t step)
     zr_call(z, ZR_MAIN, z->p->mean, address(&loss), address(&valid));
     zr_drain(z);
     zr_stepping(z, 0);
-    zr_progress(z, NULL, NULL, 0);
-    zr_show_validated(z, step, zr_now() - begun);
     zr_log_val(z, step, loss, valid);
 }
 
@@ -224,7 +205,6 @@ static double train_step(zr *z, double *report, int apart)
     double begun = zr_now();
     atomic_store(&z->shared->seat[z->rank].step, z->step + 1);
     zr_stepping(z, 1);
-    zr_progress(z, "step", "micro-batch", z->p->grains);
     zr_step_begin(z);
     zr_profile_step(z, 1);
     z->p->step(z);
@@ -234,7 +214,6 @@ static double train_step(zr *z, double *report, int apart)
     zr_call(z, ZR_MAIN, z->p->report, address(report));
     zr_finish(z, ZR_MAIN);
     zr_stepping(z, 0);
-    zr_progress(z, NULL, NULL, 0);
     return zr_now() - begun;
 }
 
@@ -270,7 +249,6 @@ static void train(zr *z, double *report, int64_t moved[ZR_MOVED])
         zr_leave_if_stopped(z);
         double seconds = train_step(z, report, last || due || zr_profile_apart(z));
         zr_log_step(z, report, seconds);
-        zr_show_step(z, report);
         zr_profile_end(z);
         skips = go_on(z, report, skips);
         if (!due) continue;
@@ -350,7 +328,6 @@ static void save(zr *z)
 {
     char why[ZR_WHY];
     if (!z->o->save) return;
-    zr_progress(z, "save", "tensor", tensors(z));
     if (zr_save_part(z->p, z, z->rank, z->o->save, why))
         zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
     zr_barrier(z);
@@ -359,7 +336,6 @@ static void save(zr *z)
         zr_temp(z, ZR_SAVING, NULL);
     }
     zr_barrier(z);
-    zr_progress(z, NULL, NULL, 0);
     atomic_store(&z->shared->saved, 1);
 }
 
@@ -441,7 +417,7 @@ int zr_main(int argc, char **argv, const zr_program *p)
     zr_options o;
     zr z = {.p = p, .o = &o, .rank = -1, .ranks = p->ranks, .here = p->ranks,
             .net.sharing = p->ranks,
-            .started = zr_now(), .log = {.file = -1, .tty = isatty(STDERR_FILENO)}};
+            .started = zr_now(), .log.file = -1};
     hold_places();
     check_stack(&z);
     if (p->abi != ZR_ABI)

@@ -31,11 +31,9 @@ static const struct option {
     {"--steps", "N", "training steps; 0 trains nothing", NUMBER, AT(steps), 0, MOST_STEPS},
     {"--val", "FILE", "tokens to measure the loss on after training", PATH, AT(val), 0, 0},
     {"--val-every", "N", "and every N steps", NUMBER, AT(val_every), 1, MOST_STEPS},
-    {"--val-tokens", "N", "the first N tokens of --val, in whole samples (default: all)", NUMBER,
-     AT(val_tokens), 1, INT64_MAX},
     {"--load", "DIR", "start from the weights in DIR (safetensors)", PATH, AT(load), 0, 0},
     {"--save", "DIR", "write the weights to DIR at the end", PATH, AT(save), 0, 0},
-    {"--log", "FILE", "append a JSON line for the run and for every step to FILE", OWN_PATH,
+    {"--log", "FILE", "write a JSON line for every step to FILE, which is made anew", OWN_PATH,
      AT(log), 0, 0},
     {"--threads", "N", "threads of each rank (default: its part of the cores allowed here)",
      OWN_NUMBER, AT(threads), 1, MOST_THREADS},
@@ -165,10 +163,6 @@ static void check_options(zr *z, const zr_options *o)
         zr_fail(z, ZR_USER, "--tokens needs --data FILE or --val FILE");
     if (o->drop_unknown && !o->load) zr_fail(z, ZR_USER, "--drop-unknown needs --load DIR");
     if (o->val_every && !o->val) zr_fail(z, ZR_USER, "--val-every needs --val FILE");
-    if (o->val_tokens && !o->val) zr_fail(z, ZR_USER, "--val-tokens needs --val FILE");
-    if (o->val_tokens && o->val_tokens < z->p->sequence)
-        zr_fail(z, ZR_USER, "--val-tokens %" PRId64 ": a sample has %" PRId64 " tokens",
-                o->val_tokens, z->p->sequence);
     if (o->sample && !o->val && !o->data)
         zr_fail(z, ZR_USER, "--sample needs --val FILE or --data FILE");
 }
@@ -193,7 +187,7 @@ static void set_profile(zr *z, zr_options *o)
 
 void zr_parse(zr *z, zr_options *o, int argc, char **argv)
 {
-    *o = (zr_options){.steps = -1, .words = argv};
+    *o = (zr_options){.steps = -1};
     for (int i = 1; i < argc;) i += take(z, o, argv + i);
     set_mode(z, o);
     set_tune(z, o);

@@ -137,7 +137,6 @@ static void watch(zr *z, const sigset_t *signals, zr_stall *s)
         double now = zr_now(), grace = 1e-3 * GRACE_MS;
         if (signal > 0 && signal != SIGCHLD) interrupted(z, signal);
         stalled(z, s);
-        zr_progress_look(z);
         if (!atomic_load(&z->shared->code)) continue;
         if (deadline == 0) deadline = now + 1e-3 * ZR_SAY_MS + grace;
         if (atomic_load(&z->shared->stop) && deadline > now + grace) deadline = now + grace;

@@ -187,13 +187,11 @@ static int write_pieces(const zr_program *p, zr *z, int rank, int fd, int64_t at
     int slice = 0;
     for (int k = 0; k < p->ntensors; k++) {
         const zr_tensor *t = &p->tensors[k];
-        for (int i = 0; i < t->count; i++, at += 4 * elements(t)) {
-            zr_progress_next(z);
+        for (int i = 0; i < t->count; i++, at += 4 * elements(t))
             for (const zr_state *s = row(p, t, NULL, &slice); s; s = row(p, t, s, &slice)) {
                 piece q = part(p, t, s, i, slice, rank, 0);
                 if (q.n && write_floats(fd, z, s, q.at, q.n, at + 4 * q.skip)) return -1;
             }
-        }
     }
     return 0;
 }
@@ -337,7 +335,6 @@ static int read_all(const zr_program *p, const zr_table *table, zr *z, int rank,
     for (int k = 0; k < p->ntensors; k++)
         for (int i = 0; i < p->tensors[k].count; i++) {
             zr_entry *e = locate(table, instance(name, &p->tensors[k], i));
-            zr_progress_next(z);
             if (read_tensor(p, table, e, z, &p->tensors[k], i, rank))
                 return zr_why(why, "%s/%s: tensor %s: %s", dir, table->files[e->file].name, name,
                               errno == ENODATA ? "the file has become shorter" : strerror(errno));

@@ -1,5 +1,4 @@
 """home.py -- where templates, runtime and kernels lie: in a checkout, or where pip has put them."""
-
 from importlib import metadata
 from pathlib import Path
 

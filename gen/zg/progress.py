@@ -2,7 +2,6 @@
 
 A phase is named when it begins; nothing is said before SECONDS of the processor's time.
 """
-
 from __future__ import annotations
 
 import os
@@ -11,7 +10,7 @@ from threading import Timer
 
 SECONDS = 3.0
 _phase = ""
-_loud = False  # SECONDS have passed
+_loud = False                   # SECONDS have passed
 
 
 def begin(phase: str) -> None:

@@ -15,8 +15,8 @@
 #include "part.h"
 #include <float.h>
 
-enum { BLOCK = 64, REGION = 4 }; /* rows of a block; blocks a side of a backward task */
-enum { WIDEST = 1024 };          /* elements of a head: zgen lets no wider one pass */
+enum { BLOCK = 64, REGION = 4 };    /* rows of a block; blocks a side of a backward task */
+enum { WIDEST = 1024 };             /* elements of a head: zgen lets no wider one pass */
 _Static_assert(4 * BLOCK * (9 * WIDEST + 2 * BLOCK + 2) <= ZK_SCRATCH, "backward's space fits");
 
 /* Tiles of a product held in registers: ROWS x 2 vectors of the ISA's own width. */
@@ -38,11 +38,11 @@ static inline wide wide_fma(wide a, wide b, wide c) { return _mm256_fmadd_ps(a, 
 
 typedef struct attention {
     zk *k;
-    real *out;                /* y [M, H*D] or dqkv [M, stride] */
-    const real *qkv, *y, *dy; /* [M, stride], [M, H*D], [M, H*D] */
-    float *lse, *dot;         /* [B, H, T]; dot: sums of dy*y */
-    float *sum;               /* gradient of qkv, not rounded yet [M, stride] */
-    int64_t B, T, H, G, D, stride, pad, blocks, apart; /* apart: see backward_task */
+    real *out;                      /* y [M, H*D] or dqkv [M, stride] */
+    const real *qkv, *y, *dy;       /* [M, stride], [M, H*D], [M, H*D] */
+    float *lse, *dot;               /* [B, H, T]; dot: sums of dy*y */
+    float *sum;                     /* gradient of qkv, not rounded yet [M, stride] */
+    int64_t B, T, H, G, D, stride, pad, blocks, apart;      /* apart: see backward_task */
     float scale;
 } attention;
 
@@ -165,23 +165,17 @@ ZK_INLINE v16 score(const attention *a, const float *p, int64_t j, int64_t c, in
 
 /* ---- forward */
 typedef struct forward {
-    float *q, *turned, *key, *value, *sum; /* [64][pad]; turned [pad][64] */
-    float *p;                              /* [64 keys][64 queries] */
-    float *top, *total, *shrink;           /* [64]: maximum, sum of exp, factor of old sums */
+    float *q, *turned, *key, *value, *sum;  /* [64][pad]; turned [pad][64] */
+    float *p;                               /* [64 keys][64 queries] */
+    float *top, *total, *shrink;            /* [64]: maximum, sum of exp, factor of old sums */
 } forward;
 
 static forward forward_space(const attention *a, int thread)
 {
     int64_t block = BLOCK * a->pad;
     float *s = zk_scratch(a->k, thread), *p = s + 5 * block, *lines = p + BLOCK * BLOCK;
-    return (forward){.q = s,
-                     .turned = s + block,
-                     .key = s + 2 * block,
-                     .value = s + 3 * block,
-                     .sum = s + 4 * block,
-                     .p = p,
-                     .top = lines,
-                     .total = lines + BLOCK,
+    return (forward){.q = s, .turned = s + block, .key = s + 2 * block, .value = s + 3 * block,
+                     .sum = s + 4 * block, .p = p, .top = lines, .total = lines + BLOCK,
                      .shrink = lines + 2 * BLOCK};
 }
 
@@ -260,15 +254,8 @@ static void forward_task(void *arg, int64_t task, int thread)
 
 static attention shape(zk *k, int64_t B, int64_t T, int64_t H, int64_t G, int64_t D, float scale)
 {
-    return (attention){.k = k,
-                       .B = B,
-                       .T = T,
-                       .H = H,
-                       .G = G,
-                       .D = D,
-                       .stride = (H + 2 * G) * D,
-                       .pad = (D + 15) / 16 * 16,
-                       .blocks = (T + BLOCK - 1) / BLOCK,
+    return (attention){.k = k, .B = B, .T = T, .H = H, .G = G, .D = D, .stride = (H + 2 * G) * D,
+                       .pad = (D + 15) / 16 * 16, .blocks = (T + BLOCK - 1) / BLOCK,
                        .scale = scale};
 }
 
@@ -285,29 +272,20 @@ void ZK(zk_attention_fwd)(zk *k, const zk_launch *L, real *y, float *lse, const 
 
 /* ---- backward */
 typedef struct backward {
-    float *q, *dy, *key, *value, *dq, *dkey, *dvalue; /* [64][pad] */
-    float *turned, *turned_dy;                        /* [pad][64] */
-    float *p, *ds;                                    /* [64 keys][64 queries] */
-    float *lse, *dot;                                 /* [64] */
+    float *q, *dy, *key, *value, *dq, *dkey, *dvalue;   /* [64][pad] */
+    float *turned, *turned_dy;                          /* [pad][64] */
+    float *p, *ds;                                      /* [64 keys][64 queries] */
+    float *lse, *dot;                                   /* [64] */
 } backward;
 
 static backward backward_space(const attention *a, int thread)
 {
     int64_t block = BLOCK * a->pad;
     float *s = zk_scratch(a->k, thread), *p = s + 9 * block, *lines = p + 2 * BLOCK * BLOCK;
-    return (backward){.q = s,
-                      .dy = s + block,
-                      .key = s + 2 * block,
-                      .value = s + 3 * block,
-                      .dq = s + 4 * block,
-                      .dkey = s + 5 * block,
-                      .dvalue = s + 6 * block,
-                      .turned = s + 7 * block,
-                      .turned_dy = s + 8 * block,
-                      .p = p,
-                      .ds = p + BLOCK * BLOCK,
-                      .lse = lines,
-                      .dot = lines + BLOCK};
+    return (backward){.q = s, .dy = s + block, .key = s + 2 * block, .value = s + 3 * block,
+                      .dq = s + 4 * block, .dkey = s + 5 * block, .dvalue = s + 6 * block,
+                      .turned = s + 7 * block, .turned_dy = s + 8 * block, .p = p,
+                      .ds = p + BLOCK * BLOCK, .lse = lines, .dot = lines + BLOCK};
 }
 
 /* p = exp(score - lse); ds = p * (dp - dot) * scale, in place of the products q.k and dy.v */

@@ -6,14 +6,14 @@
  */
 #include "part.h"
 
-enum { ROWS = 16, WORDS = 64 }; /* a task's rows by default: of tokens, of the vocabulary */
+enum { ROWS = 16, WORDS = 64 };         /* a task's rows by default: of tokens, of the vocabulary */
 
 typedef struct embed {
-    real *y;                    /* [M,C] forward, [V,C] or [P,C] backward */
-    const real *w, *p;          /* [V,C], [T,C] */
-    const real *dy;             /* [M,C] */
-    const int32_t *token;       /* [M] */
-    const int32_t *end, *place; /* [V]: ends of rows' places; [M]: positions by token */
+    real *y;                            /* [M,C] forward, [V,C] or [P,C] backward */
+    const real *w, *p;                  /* [V,C], [T,C] */
+    const real *dy;                     /* [M,C] */
+    const int32_t *token;               /* [M] */
+    const int32_t *end, *place;         /* [V]: ends of rows' places; [M]: positions by token */
     int64_t B, T, P, M, V, C, rows;
     int dtype, add;
 } embed;
@@ -36,15 +36,8 @@ static void fwd_task(void *arg, int64_t task, int thread)
 void ZK(zk_embed_fwd)(zk *k, const zk_launch *L, real *y, const int32_t *token, const real *w,
                       const real *p, int64_t B, int64_t T, int64_t C)
 {
-    embed a = {.y = y,
-               .w = w,
-               .p = p,
-               .token = token,
-               .T = T,
-               .M = B * T,
-               .C = C,
-               .rows = zk_tile(k, L, 0, ROWS),
-               .dtype = k->dtype};
+    embed a = {.y = y, .w = w, .p = p, .token = token, .T = T, .M = B * T, .C = C,
+               .rows = zk_tile(k, L, 0, ROWS), .dtype = k->dtype};
     zk_for(k, zk_pieces(a.M, a.rows), fwd_task, &a);
 }
 
@@ -85,15 +78,8 @@ static void bwd_task(void *arg, int64_t task, int thread)
 void ZK(zk_embed_bwd)(zk *k, const zk_launch *L, void *dw, const real *dy, const int32_t *token,
                       int32_t *index, int64_t M, int64_t V, int64_t C, int add)
 {
-    embed a = {.y = dw,
-               .dy = dy,
-               .end = index,
-               .place = index + V + 1,
-               .V = V,
-               .C = C,
-               .rows = zk_tile(k, L, 0, WORDS),
-               .dtype = k->dtype,
-               .add = add};
+    embed a = {.y = dw, .dy = dy, .end = index, .place = index + V + 1, .V = V, .C = C,
+               .rows = zk_tile(k, L, 0, WORDS), .dtype = k->dtype, .add = add};
     sort(index, index + V + 1, token, M, V);
     zk_for(k, zk_pieces(V, a.rows), bwd_task, &a);
 }
@@ -114,13 +100,7 @@ static void position_task(void *arg, int64_t task, int thread)
 void ZK(zk_position_bwd)(zk *k, const zk_launch *L, real *dp, const real *dy, int64_t B, int64_t T,
                          int64_t C, int64_t P)
 {
-    embed a = {.y = dp,
-               .dy = dy,
-               .B = B,
-               .T = T,
-               .P = P,
-               .C = C,
-               .rows = zk_tile(k, L, 0, ROWS),
-               .dtype = k->dtype};
+    embed a = {.y = dp, .dy = dy, .B = B, .T = T, .P = P, .C = C,
+               .rows = zk_tile(k, L, 0, ROWS), .dtype = k->dtype};
     zk_for(k, zk_pieces(P, a.rows), position_task, &a);
 }

@@ -22,7 +22,7 @@ enum { PAGE = 4096, MOST_THREADS = 1024 };
 #define HOST_POINTER(name) ZK_POINTER(zk_host_##name, zk_##name)
 ZK_HOST_KERNELS(HOST_POINTER)
 
-static const char *object; /* NULL: refused, `reason` says why */
+static const char *object;          /* NULL: refused, `reason` says why */
 static const char *reason;
 
 static int runs_avx2(void)
@@ -107,8 +107,8 @@ zk *zk_host_open(int dtype, int column, int threads, const char **why)
     }
     zk *k = (zk *)p;
     _Static_assert(sizeof(zk) <= 64, "the pool starts on the second cache line");
-    *k = (zk){
-        .dtype = dtype, .column = column, .threads = threads, .scratch = p + head_bytes(threads)};
+    *k = (zk){.dtype = dtype, .column = column, .threads = threads,
+              .scratch = p + head_bytes(threads)};
     _mm_setcsr(ZK_MXCSR);
     if (threads == 1)
         return k;

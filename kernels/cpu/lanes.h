@@ -8,7 +8,7 @@
 #define ZK_LANES_H
 #include "part.h"
 
-#define ZK_LANES ZK_INLINE /* what begins a function of update.h */
+#define ZK_LANES ZK_INLINE                      /* what begins a function of update.h */
 
 #ifdef __AVX512F__
 typedef v16 lanes;

@@ -38,8 +38,8 @@ static inline wide wide_low(wide a, wide b)
 }
 static inline wide wide_high(wide a, wide b)
 {
-    return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15,
-                                   31);
+    return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30,
+                                   15, 31);
 }
 #else
 typedef __m256 wide;
@@ -71,9 +71,9 @@ enum { VECTORS = NR / WIDTH };
 
 /* A tile at most; sums of halves lie in scratch, so their tiles are narrower. */
 enum { ROWS = 384, COLS = 4096 / NR * NR, HALF_COLS = 1152, DEPTH = 384 };
-enum { FEWEST_ROWS = 48, FEWEST_COLS = 192 }; /* where smaller tiles would feed more threads */
+enum { FEWEST_ROWS = 48, FEWEST_COLS = 192 };   /* where smaller tiles would feed more threads */
 enum {
-    A_FLOATS = ROWS * DEPTH + WIDTH, /* stores into a panel may run on by WIDTH */
+    A_FLOATS = ROWS * DEPTH + WIDTH,            /* stores into a panel may run on by WIDTH */
     B_FLOATS = NR * DEPTH + WIDTH,
     SUM_FLOATS = ROWS * HALF_COLS
 };
@@ -90,19 +90,19 @@ typedef struct matrix {
 
 typedef struct product {
     zk *k;
-    matrix a, b;      /* [M,K], [K,N] */
-    void *out;        /* [M,N] of `dtype`, rows `stride` apart; 0: N */
-    const real *bias; /* [N] of the context's dtype, or NULL */
+    matrix a, b;                    /* [M,K], [K,N] */
+    void *out;                      /* [M,N] of `dtype`, rows `stride` apart; 0: N */
+    const real *bias;               /* [N] of the context's dtype, or NULL */
     int64_t M, N, K, stride;
-    int64_t rows, cols, depth; /* of a tile */
-    int dtype, carry;          /* carry: the chain goes on from the output */
+    int64_t rows, cols, depth;      /* of a tile */
+    int dtype, carry;               /* carry: the chain goes on from the output */
 } product;
 
 /* One tile at work. */
 typedef struct tile {
     const product *g;
-    float *a, *b, *edge; /* [rows/MR][depth][MR], [depth][NR], [MR][NR] */
-    float *sum;          /* [rows][cols], `stride` apart: the output, or scratch */
+    float *a, *b, *edge;            /* [rows/MR][depth][MR], [depth][NR], [MR][NR] */
+    float *sum;                     /* [rows][cols], `stride` apart: the output, or scratch */
     int64_t m, n, rows, cols, stride;
 } tile;
 
@@ -145,7 +145,7 @@ static inline void transpose(wide r[WIDTH])
 static void pack_across(float *to, const matrix *x, int64_t at, int64_t step, int64_t lines,
                         int64_t n, int width)
 {
-    const char *next = (const char *)x->p + (at + width) * element(x); /* lines packed next */
+    const char *next = (const char *)x->p + (at + width) * element(x);  /* lines packed next */
     for (int64_t i = 0; i < n; i++)
         for (int v = 0; v < width; v += WIDTH) {
             __builtin_prefetch(next + (i * step + v) * element(x), 0, 2);
@@ -233,8 +233,8 @@ static __attribute__((noinline)) void multiply(float *sum, int64_t stride, const
 }
 
 /* ---- a tile of the output */
-static void copy(float *to, int64_t to_stride, const float *from, int64_t from_stride, int64_t rows,
-                 int64_t cols)
+static void copy(float *to, int64_t to_stride, const float *from, int64_t from_stride,
+                 int64_t rows, int64_t cols)
 {
     for (int64_t i = 0; i < rows; i++)
         memcpy(to + i * to_stride, from + i * from_stride, (size_t)cols * sizeof(float));
@@ -279,12 +279,8 @@ static void tile_task(void *arg, int64_t task, int thread)
     const product *g = arg;
     int64_t across = pieces(g->N, g->cols);
     float *scratch = zk_scratch(g->k, thread);
-    tile t = {.g = g,
-              .a = scratch,
-              .b = scratch + A_FLOATS,
-              .edge = scratch + A_FLOATS + B_FLOATS,
-              .m = task / across * g->rows,
-              .n = task % across * g->cols};
+    tile t = {.g = g, .a = scratch, .b = scratch + A_FLOATS, .edge = scratch + A_FLOATS + B_FLOATS,
+              .m = task / across * g->rows, .n = task % across * g->cols};
     t.rows = least(g->rows, g->M - t.m);
     t.cols = least(g->cols, g->N - t.n);
     t.sum = g->dtype == ZK_F32 ? (float *)g->out + t.m * g->stride + t.n : t.edge + MR * NR;
@@ -349,13 +345,7 @@ static matrix turned(const real *p, int64_t columns, int dtype)
 void ZK(zk_linear_fwd)(zk *k, const zk_launch *L, real *y, const real *x, const real *w,
                        const real *b, int64_t M, int64_t N, int64_t K, int layout)
 {
-    product g = {.k = k,
-                 .out = y,
-                 .dtype = k->dtype,
-                 .bias = b,
-                 .M = M,
-                 .N = N,
-                 .K = K,
+    product g = {.k = k, .out = y, .dtype = k->dtype, .bias = b, .M = M, .N = N, .K = K,
                  .a = plain(x, K, k->dtype),
                  .b = layout == ZK_IN_OUT ? plain(w, N, k->dtype) : turned(w, K, k->dtype)};
     multiply_all(&g, L);
@@ -365,12 +355,7 @@ void ZK(zk_linear_fwd)(zk *k, const zk_launch *L, real *y, const real *x, const 
 void ZK(zk_linear_bwd_x)(zk *k, const zk_launch *L, real *dx, const real *dy, const real *w,
                          int64_t M, int64_t N, int64_t K, int layout)
 {
-    product g = {.k = k,
-                 .out = dx,
-                 .dtype = k->dtype,
-                 .M = M,
-                 .N = K,
-                 .K = N,
+    product g = {.k = k, .out = dx, .dtype = k->dtype, .M = M, .N = K, .K = N,
                  .a = plain(dy, N, k->dtype),
                  .b = layout == ZK_IN_OUT ? turned(w, N, k->dtype) : plain(w, K, k->dtype)};
     multiply_all(&g, L);
@@ -404,45 +389,25 @@ static real *from(const real *p, int64_t at, int dtype)
 void ZK(zk_slice_fwd)(zk *k, const zk_launch *L, real *y, const real *x, const real *w,
                       const real *b, int64_t M, int64_t N, int64_t K, int64_t at, int64_t n)
 {
-    product g = {.k = k,
-                 .out = from(y, at, k->dtype),
-                 .dtype = k->dtype,
-                 .M = M,
-                 .N = n,
-                 .K = K,
-                 .stride = N,
-                 .bias = b ? from(b, at, k->dtype) : NULL,
-                 .a = plain(x, K, k->dtype),
-                 .b = turned(w, K, k->dtype)};
+    product g = {.k = k, .out = from(y, at, k->dtype), .dtype = k->dtype, .M = M, .N = n, .K = K,
+                 .stride = N, .bias = b ? from(b, at, k->dtype) : NULL,
+                 .a = plain(x, K, k->dtype), .b = turned(w, K, k->dtype)};
     multiply_all(&g, L);
 }
 
 void ZK(zk_slice_bwd_x)(zk *k, const zk_launch *L, float *dx, const real *dy, const real *w,
                         int64_t M, int64_t N, int64_t K, int64_t at, int64_t n)
 {
-    product g = {.k = k,
-                 .out = dx,
-                 .dtype = ZK_F32,
-                 .carry = at > 0,
-                 .M = M,
-                 .N = K,
-                 .K = n,
-                 .a = plain(from(dy, at, k->dtype), N, k->dtype),
-                 .b = plain(w, K, k->dtype)};
+    product g = {.k = k, .out = dx, .dtype = ZK_F32, .carry = at > 0, .M = M, .N = K, .K = n,
+                 .a = plain(from(dy, at, k->dtype), N, k->dtype), .b = plain(w, K, k->dtype)};
     multiply_all(&g, L);
 }
 
 void ZK(zk_slice_bwd_w)(zk *k, const zk_launch *L, real *dw, const real *dy, const real *x,
                         int64_t M, int64_t N, int64_t K, int64_t at, int64_t n)
 {
-    product g = {.k = k,
-                 .out = dw,
-                 .dtype = k->dtype,
-                 .M = n,
-                 .N = K,
-                 .K = M,
-                 .a = turned(from(dy, at, k->dtype), N, k->dtype),
-                 .b = plain(x, K, k->dtype)};
+    product g = {.k = k, .out = dw, .dtype = k->dtype, .M = n, .N = K, .K = M,
+                 .a = turned(from(dy, at, k->dtype), N, k->dtype), .b = plain(x, K, k->dtype)};
     multiply_all(&g, L);
 }
 
@@ -451,8 +416,8 @@ enum { BIAS_VECTORS = 4, BIAS_COLS = BIAS_VECTORS * WIDTH };
 
 typedef struct bias {
     zk *k;
-    real *db;  /* [N] */
-    matrix dy; /* [M,N] */
+    real *db;                       /* [N] */
+    matrix dy;                      /* [M,N] */
     int64_t M, N;
 } bias;
 
@@ -475,7 +440,8 @@ static void bias_task(void *arg, int64_t task, int thread)
 }
 
 /* Always in tasks of BIAS_COLS columns: the rows of a tile would be the summed index. */
-void ZK(zk_linear_bwd_b)(zk *k, const zk_launch *L, real *db, const real *dy, int64_t M, int64_t N)
+void ZK(zk_linear_bwd_b)(zk *k, const zk_launch *L, real *db, const real *dy,
+                         int64_t M, int64_t N)
 {
     bias g = {.k = k, .db = db, .dy = plain(dy, N, k->dtype), .M = M, .N = N};
     (void)L;

@@ -9,14 +9,14 @@
 #include "../step.h"
 #include "part.h"
 
-enum { ROWS = 4 }; /* rows of a task, unless the launch says otherwise */
+enum { ROWS = 4 };                      /* rows of a task, unless the launch says otherwise */
 
 typedef struct entropy {
-    float *loss;           /* [M] */
-    real *d;               /* [M,R], or NULL */
-    const real *x;         /* [M,R], V of each row */
-    const int32_t *target; /* [M] */
-    float each;            /* what a row's gradient is multiplied by */
+    float *loss;                        /* [M] */
+    real *d;                            /* [M,R], or NULL */
+    const real *x;                      /* [M,R], V of each row */
+    const int32_t *target;              /* [M] */
+    float each;                         /* what a row's gradient is multiplied by */
     int64_t M, V, R, rows;
     int dtype;
 } entropy;

@@ -9,20 +9,20 @@
  */
 #include "part.h"
 
-enum { ROWS = 16 };            /* rows of a task, unless the launch says otherwise */
-enum { WIDE = 64, HEAD = 16 }; /* columns of a task: of a whole row, of one head */
+enum { ROWS = 16 };             /* rows of a task, unless the launch says otherwise */
+enum { WIDE = 64, HEAD = 16 };  /* columns of a task: of a whole row, of one head */
 
 /* What a task sees. A row of `stride` elements holds `heads` runs of C elements from element `at`;
  * a plain norm has one head of C = stride. stat has `stats` floats a row. */
 typedef struct norm {
     int dtype;
-    real *y, *dw, *db;          /* y or dx [M, stride]; dw, db [C] */
-    real *sum;                  /* [M, C]: x, where it is the sum of `left` and `more` */
-    float *stat;                /* [M, stats] */
-    const real *x, *dy, *w, *b; /* x, dy [M, stride]; w, b [C] */
-    const real *left, *more;    /* [M, C]; more: NULL for none */
-    const real *wk;             /* [C], of the key heads */
-    int64_t M, C, stride, heads, at, rows, stats, first; /* first: of our heads' stats */
+    real *y, *dw, *db;              /* y or dx [M, stride]; dw, db [C] */
+    real *sum;                      /* [M, C]: x, where it is the sum of `left` and `more` */
+    float *stat;                    /* [M, stats] */
+    const real *x, *dy, *w, *b;     /* x, dy [M, stride]; w, b [C] */
+    const real *left, *more;        /* [M, C]; more: NULL for none */
+    const real *wk;                 /* [C], of the key heads */
+    int64_t M, C, stride, heads, at, rows, stats, first;    /* first: of our heads' stats */
     int64_t H, G, span;
     float eps;
 } norm;
@@ -131,22 +131,12 @@ static void layer_columns_task(void *arg, int64_t task, int thread)
     }
 }
 
-void ZK(zk_layernorm_fwd)(zk *k, const zk_launch *L, real *y, float *stat, real *sum, const real *x,
-                          const real *more, const real *w, const real *b, int64_t M, int64_t C,
-                          float eps)
+void ZK(zk_layernorm_fwd)(zk *k, const zk_launch *L, real *y, float *stat, real *sum,
+                          const real *x, const real *more, const real *w, const real *b, int64_t M,
+                          int64_t C, float eps)
 {
-    norm a = {.dtype = k->dtype,
-              .y = y,
-              .stat = stat,
-              .sum = sum,
-              .x = more ? sum : x,
-              .left = x,
-              .more = more,
-              .w = w,
-              .b = b,
-              .M = M,
-              .C = C,
-              .rows = zk_tile(k, L, 0, ROWS),
+    norm a = {.dtype = k->dtype, .y = y, .stat = stat, .sum = sum, .x = more ? sum : x, .left = x,
+              .more = more, .w = w, .b = b, .M = M, .C = C, .rows = zk_tile(k, L, 0, ROWS),
               .eps = eps};
     zk_for(k, zk_pieces(M, a.rows), layer_fwd_task, &a);
 }
@@ -155,18 +145,8 @@ void ZK(zk_layernorm_bwd)(zk *k, const zk_launch *L, real *dx, real *dw, real *d
                           const real *more, const real *x, const float *stat, const real *w,
                           float *scratch, int64_t M, int64_t C)
 {
-    norm a = {.dtype = k->dtype,
-              .y = dx,
-              .dw = dw,
-              .db = db,
-              .stat = (float *)stat,
-              .x = x,
-              .dy = dy,
-              .more = more,
-              .w = w,
-              .M = M,
-              .C = C,
-              .rows = zk_tile(k, L, 0, ROWS)};
+    norm a = {.dtype = k->dtype, .y = dx, .dw = dw, .db = db, .stat = (float *)stat, .x = x,
+              .dy = dy, .more = more, .w = w, .M = M, .C = C, .rows = zk_tile(k, L, 0, ROWS)};
     (void)scratch;
     zk_for(k, zk_pieces(M, a.rows), layer_bwd_task, &a);
     if (dw || db)
@@ -252,18 +232,8 @@ static void rms_bwd_task(void *arg, int64_t task, int thread)
 void ZK(zk_rmsnorm_fwd)(zk *k, const zk_launch *L, real *y, float *stat, real *sum, const real *x,
                         const real *more, const real *w, int64_t M, int64_t C, float eps)
 {
-    norm a = {.dtype = k->dtype,
-              .y = y,
-              .stat = stat,
-              .sum = sum,
-              .x = more ? sum : x,
-              .left = x,
-              .more = more,
-              .w = w,
-              .M = M,
-              .C = C,
-              .rows = zk_tile(k, L, 0, ROWS),
-              .eps = eps};
+    norm a = {.dtype = k->dtype, .y = y, .stat = stat, .sum = sum, .x = more ? sum : x, .left = x,
+              .more = more, .w = w, .M = M, .C = C, .rows = zk_tile(k, L, 0, ROWS), .eps = eps};
     zk_for(k, zk_pieces(M, a.rows), rms_fwd_task, &a);
 }
 
@@ -271,21 +241,9 @@ void ZK(zk_rmsnorm_bwd)(zk *k, const zk_launch *L, real *dx, real *dw, const rea
                         const real *more, const real *x, const float *stat, const real *w,
                         float *scratch, int64_t M, int64_t C)
 {
-    norm a = {.dtype = k->dtype,
-              .y = dx,
-              .dw = dw,
-              .stat = (float *)stat,
-              .x = x,
-              .dy = dy,
-              .more = more,
-              .w = w,
-              .M = M,
-              .C = C,
-              .rows = zk_tile(k, L, 0, ROWS),
-              .stride = C,
-              .heads = 1,
-              .stats = 1,
-              .span = WIDE};
+    norm a = {.dtype = k->dtype, .y = dx, .dw = dw, .stat = (float *)stat, .x = x, .dy = dy,
+              .more = more, .w = w, .M = M, .C = C, .rows = zk_tile(k, L, 0, ROWS), .stride = C,
+              .heads = 1, .stats = 1, .span = WIDE};
     (void)scratch;
     zk_for(k, zk_pieces(M, a.rows), rms_bwd_task, &a);
     if (dw)
@@ -305,8 +263,8 @@ static void heads_fwd_task(void *arg, int64_t task, int thread)
     (void)thread;
     for (int64_t m = task * a->rows; m < zk_least((task + 1) * a->rows, a->M); m++) {
         for (int64_t h = 0; h < a->stats; h++)
-            a->stat[m * a->stats + h] =
-                rms_fwd_run(a, h < a->H ? a->w : a->wk, m * a->stride + h * a->C);
+            a->stat[m * a->stats + h] = rms_fwd_run(a, h < a->H ? a->w : a->wk,
+                                                    m * a->stride + h * a->C);
         copy_values(a, m, a->x);
     }
 }
@@ -327,20 +285,9 @@ void ZK(zk_qknorm_fwd)(zk *k, const zk_launch *L, real *y, float *stat, const re
                        const real *wq, const real *wk, int64_t M, int64_t H, int64_t G, int64_t D,
                        float eps)
 {
-    norm a = {.dtype = k->dtype,
-              .y = y,
-              .stat = stat,
-              .x = in,
-              .w = wq,
-              .wk = wk,
-              .M = M,
-              .C = D,
-              .stride = (H + 2 * G) * D,
-              .stats = H + G,
-              .H = H,
-              .G = G,
-              .rows = zk_tile(k, L, 0, ROWS),
-              .eps = eps};
+    norm a = {.dtype = k->dtype, .y = y, .stat = stat, .x = in, .w = wq, .wk = wk, .M = M, .C = D,
+              .stride = (H + 2 * G) * D, .stats = H + G, .H = H, .G = G,
+              .rows = zk_tile(k, L, 0, ROWS), .eps = eps};
     zk_for(k, zk_pieces(M, a.rows), heads_fwd_task, &a);
 }
 
@@ -348,23 +295,9 @@ void ZK(zk_qknorm_bwd)(zk *k, const zk_launch *L, real *din, real *dwq, real *dw
                        const real *in, const float *stat, const real *wq, const real *wk,
                        float *scratch, int64_t M, int64_t H, int64_t G, int64_t D)
 {
-    norm a = {.dtype = k->dtype,
-              .y = din,
-              .dw = dwq,
-              .stat = (float *)stat,
-              .x = in,
-              .dy = dy,
-              .w = wq,
-              .wk = wk,
-              .M = M,
-              .C = D,
-              .stride = (H + 2 * G) * D,
-              .stats = H + G,
-              .H = H,
-              .G = G,
-              .rows = zk_tile(k, L, 0, ROWS),
-              .heads = H,
-              .span = HEAD};
+    norm a = {.dtype = k->dtype, .y = din, .dw = dwq, .stat = (float *)stat, .x = in, .dy = dy,
+              .w = wq, .wk = wk, .M = M, .C = D, .stride = (H + 2 * G) * D, .stats = H + G, .H = H,
+              .G = G, .rows = zk_tile(k, L, 0, ROWS), .heads = H, .span = HEAD};
     (void)scratch;
     zk_for(k, zk_pieces(M, a.rows), heads_bwd_task, &a);
     if (dwq)

@@ -11,13 +11,13 @@
 #include "../limbs.h"
 #include "part.h"
 
-enum { TILE = 1024, DEPTH = 63 }; /* elements at a time; levels of any tree */
-enum { BLOCKS = 64 };             /* a task's blocks of squares by default */
+enum { TILE = 1024, DEPTH = 63 };       /* elements at a time; levels of any tree */
+enum { BLOCKS = 64 };                   /* a task's blocks of squares by default */
 
 typedef struct push {
     zk *k;
-    float *node;            /* [buffers][stride] */
-    const void *const *src; /* count pointers to [n] */
+    float *node;                        /* [buffers][stride] */
+    const void *const *src;             /* count pointers to [n] */
     int64_t stride, count, n, lo, total, mask, block, tile;
     int dtype;
 } push;
@@ -78,8 +78,8 @@ static void push_tile(const push *a, float (*tile)[TILE], int64_t at, int64_t n)
     for (int b = 0; b < DEPTH; b++)
         level[b] = pending(a, a->lo) >> b & 1 ? buffer(a, b) + at : NULL;
     for (int64_t i = 0; i < a->count; i++) {
-        int b = __builtin_ctzll(~(a->lo + i) | a->block); /* the level where the carry stops */
-        float *sum = tile[level[b] ? DEPTH : b];          /* there are whole blocks already */
+        int b = __builtin_ctzll(~(a->lo + i) | a->block);   /* the level where the carry stops */
+        float *sum = tile[level[b] ? DEPTH : b];            /* there are whole blocks already */
         read(a, sum, i, at, n);
         for (int c = 0; c < b; c++) {
             join(sum, level[c], sum, n);
@@ -95,20 +95,18 @@ static void push_tile(const push *a, float (*tile)[TILE], int64_t at, int64_t n)
 static void push_task(void *arg, int64_t task, int thread)
 {
     const push *a = arg;
-    float (*tile)[TILE] = zk_scratch(a->k, thread); /* [DEPTH + 1] */
+    float (*tile)[TILE] = zk_scratch(a->k, thread);     /* [DEPTH + 1] */
     int64_t end = zk_least((task + 1) * a->tile, a->n);
     for (int64_t at = task * a->tile; at < end; at += TILE)
         push_tile(a, tile, at, zk_least(TILE, end - at));
 }
 
 void ZK(zk_push)(zk *k, const zk_launch *L, float *node, int64_t stride, const void *const *src,
-                 int64_t count, int full, int64_t n, const zk_ctl *ctl, int64_t total, int64_t mask,
-                 int64_t block)
+                 int64_t count, int full, int64_t n, const zk_ctl *ctl, int64_t total,
+                 int64_t mask, int64_t block)
 {
-    // clang-format off
     push a = {k, node, src, stride, count, n, ctl ? ctl->leaves : 0, total, mask, block,
               TILE * zk_tile(k, L, 0, 4), full ? ZK_F32 : k->dtype};
-    // clang-format on
     _Static_assert((DEPTH + 1) * TILE * sizeof(float) <= ZK_SCRATCH, "the tiles fit");
     zk_for(k, zk_pieces(n, a.tile), push_task, &a);
 }
@@ -130,9 +128,9 @@ static inline wide widen_floats(const float *p) { return _mm256_cvtps_pd(_mm_loa
 enum { WIDTH = sizeof(wide) / sizeof(double), WIDES = 16 / WIDTH };
 
 typedef struct squares {
-    const float *g;       /* [n] */
-    const zk_span *spans; /* [nspans] */
-    int64_t *sums;        /* [ZK_SUMS] */
+    const float *g;                     /* [n] */
+    const zk_span *spans;               /* [nspans] */
+    int64_t *sums;                      /* [ZK_SUMS] */
     int64_t nspans, first, n, piece;
 } squares;
 

@@ -15,7 +15,7 @@
 
 typedef struct worker {
     zk *k;
-    int thread; /* 1 .. threads - 1 */
+    int thread;                     /* 1 .. threads - 1 */
     pthread_t id;
 } worker;
 
@@ -23,11 +23,11 @@ struct zk_pool {
     void (*f)(void *arg, int64_t task, int thread);
     void *arg;
     int64_t tasks;
-    _Atomic int64_t next;  /* first task that nobody has taken */
-    _Atomic uint32_t job;  /* number of the job; waited on by workers */
-    _Atomic uint32_t busy; /* workers that have not left the job; waited on by zk_for */
-    int started;           /* workers that exist */
-    worker workers[];      /* [threads - 1] */
+    _Atomic int64_t next;           /* first task that nobody has taken */
+    _Atomic uint32_t job;           /* number of the job; waited on by workers */
+    _Atomic uint32_t busy;          /* workers that have not left the job; waited on by zk_for */
+    int started;                    /* workers that exist */
+    worker workers[];               /* [threads - 1] */
 };
 
 static void sleep_while(_Atomic uint32_t *word, uint32_t value)
@@ -69,8 +69,8 @@ static void *work(void *arg)
     }
 }
 
-static void run(struct zk_pool *pool, int64_t tasks, void (*f)(void *arg, int64_t task, int thread),
-                void *arg)
+static void run(struct zk_pool *pool, int64_t tasks,
+                void (*f)(void *arg, int64_t task, int thread), void *arg)
 {
     pool->f = f;
     pool->arg = arg;

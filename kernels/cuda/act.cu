@@ -19,7 +19,7 @@ __device__ inline float sigmoid(float x) { return inverse(1.0f + power2(-LOG2_E 
 /* ---- GELU. The tanh form is x * sigmoid(2u), u = sqrt(2/pi) * (x + 0.044715 x^3): it keeps
  * relative accuracy where 1 + tanh(u) cancels. From |x| = 16 on the sigmoid is 0 or 1 in f32, so
  * x is clamped there and u stays finite. */
-const float ROOT = 1.59576912160573071176f; /* 2 sqrt(2/pi) */
+const float ROOT = 1.59576912160573071176f;     /* 2 sqrt(2/pi) */
 const float CUBE = 0.044715f;
 const float HALF_ROOT = 0.70710678118654752440f;
 
@@ -146,28 +146,24 @@ void zk_gelu_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const real
                  int kind)
 {
     if (kind == ZK_GELU_ERF)
-        ZK_REAL(k, T,
-                ZK_LAUNCH(k, L, 0, (of_two<gelu_erf_slope, T>), (T *)dx, (const T *)dy,
-                          (const T *)x, n));
+        ZK_REAL(k, T, ZK_LAUNCH(k, L, 0, (of_two<gelu_erf_slope, T>), (T *)dx, (const T *)dy,
+                                (const T *)x, n));
     else
-        ZK_REAL(k, T,
-                ZK_LAUNCH(k, L, 0, (of_two<gelu_tanh_slope, T>), (T *)dx, (const T *)dy,
-                          (const T *)x, n));
+        ZK_REAL(k, T, ZK_LAUNCH(k, L, 0, (of_two<gelu_tanh_slope, T>), (T *)dx, (const T *)dy,
+                                (const T *)x, n));
 }
 
 void zk_swiglu_fwd(zk *k, const zk_launch *L, real *y, const real *x, int64_t M, int64_t F)
 {
-    ZK_REAL(k, T,
-            ZK_WIDE(T, V, F, ZK_LAUNCH(k, L, 0, (swiglu_fwd<T, V>), (T *)y, (const T *)x, M, F)));
+    ZK_REAL(k, T, ZK_WIDE(T, V, F, ZK_LAUNCH(k, L, 0, (swiglu_fwd<T, V>), (T *)y, (const T *)x, M,
+                                             F)));
 }
 
 void zk_swiglu_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x, int64_t M,
                    int64_t F)
 {
-    ZK_REAL(k, T,
-            ZK_WIDE(T, V, F,
-                    ZK_LAUNCH(k, L, 0, (swiglu_bwd<T, V>), (T *)dx, (const T *)dy, (const T *)x, M,
-                              F)));
+    ZK_REAL(k, T, ZK_WIDE(T, V, F, ZK_LAUNCH(k, L, 0, (swiglu_bwd<T, V>), (T *)dx, (const T *)dy,
+                                             (const T *)x, M, F)));
 }
 
 void zk_add(zk *k, const zk_launch *L, real *y, const real *a, const real *b, int64_t n)

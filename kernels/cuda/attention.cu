@@ -117,7 +117,7 @@ __device__ inline void finish(float (&sum)[M][C / 8][4], float *lse, running<M> 
 
 /* Grid: blocks of queries (the last, which have most to do, first), H, B */
 template <class T, int D, int M, int WARPS, int N>
-__global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
+__global__ void __launch_bounds__(WARPS * ZK_WARP, 8 / WARPS)
     forward(T *y, float *lse, const T *qkv, heads a)
 {
     constexpr int ROWS = 16 * M * WARPS, THREADS = WARPS * ZK_WARP, TILE = N * D * 2;
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
     int kv = a.H + h / (a.H / a.G);
     int stride = qkv_stride(a);
     place q = place_of(shared);
-    place keys = q + ROWS * D * 2, values = keys + 2 * TILE; /* two tiles each */
+    place keys = q + ROWS * D * 2, values = keys + 2 * TILE;      /* two tiles each */
     int tiles = (min(first + ROWS, a.T) + N - 1) / N;
     auto copy_keys = [&](int j) {
         const T *k = qkv_at(qkv, a, b, (int64_t)j * N, (int)again((place)kv));
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
         __syncthreads();
         if (j + 1 < tiles)
             copy_keys(j + 1);
-        int query = first + warp_of() * 16 * M; /* registers are too few to hold it */
+        int query = first + warp_of() * 16 * M;   /* registers are too few to hold it */
         if (j * N >= query + 16 * M)
             continue;
         float s[M][N / 8][4];
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
 }
 
 template <class T> struct instance {
-    int width, keys, block; /* tile[0], tile[1], threads */
+    int width, keys, block;       /* tile[0], tile[1], threads */
     void (*run)(T *, float *, const T *, heads);
 };
 

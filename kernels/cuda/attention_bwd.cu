@@ -54,15 +54,15 @@ __device__ inline void key_gradients(float (&s)[M][N / 8][4], float (&dp)[M][N /
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 int q = query + column + 8 * n + i % 2;
-                gradient(&s[m][n][i], &dp[m][n][i], i % 2 ? lse2.y : lse2.x, i % 2 ? dot.y : dot.x,
-                         scale2, edge && row + 16 * m + i / 2 * 8 > q);
+                gradient(&s[m][n][i], &dp[m][n][i], i % 2 ? lse2.y : lse2.x,
+                         i % 2 ? dot.y : dot.x, scale2, edge && row + 16 * m + i / 2 * 8 > q);
             }
     }
 }
 
 /* The queries of one round in shared memory: q, dy [R][D], dot, lse2 [R] */
 template <int D, int R> struct round_of {
-    static constexpr int BYTES = 2 * R * D * 2 + 1024; /* tiles begin at multiples of 1024 */
+    static constexpr int BYTES = 2 * R * D * 2 + 1024;    /* tiles begin at multiples of 1024 */
     place q, dy, dot, lse2;
     __device__ explicit round_of(place at)
         : q(at), dy(at + R * D * 2), dot(at + 2 * R * D * 2), lse2(dot + 4 * R)
@@ -73,7 +73,7 @@ template <int D, int R> struct round_of {
 
 /* Grid: blocks of keys, parts of D times G, B. A block sums C of D columns from `part` * C on. */
 template <class T, int D, int C, int M, int WARPS, int R, int N, int HELD>
-__global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
+__global__ void __launch_bounds__(WARPS * ZK_WARP, 8 / WARPS)
     keys_bwd(T *dqkv, const T *dy, const T *qkv, const float *lines, int64_t line, heads a)
 {
     constexpr int KEYS = 16 * M * WARPS, THREADS = WARPS * ZK_WARP, OWN = 16 * M * D * 2;
@@ -159,8 +159,9 @@ __device__ inline void query_gradients(float (&s)[M][N / 8][4], float (&dp)[M][N
 
 /* Grid: blocks of queries, the last first, H, B */
 template <class T, int D, int M, int WARPS, int R, int N, int HELD>
-__global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
-    queries_bwd(T *dqkv, const T *dy, const T *qkv, const float *lines, int64_t line, heads a)
+__global__ void __launch_bounds__(WARPS * ZK_WARP, 8 / WARPS)
+    queries_bwd(T *dqkv, const T *dy, const T *qkv, const float *lines, int64_t line,
+                heads a)
 {
     constexpr int ROWS = 16 * M * WARPS, THREADS = WARPS * ZK_WARP, TILE = R * D * 2;
     ZK_SHARED(T, shared);
@@ -215,7 +216,7 @@ __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
 
 template <class T> struct instance {
     typedef void kernel(T *, const T *, const T *, const float *, int64_t, heads);
-    int width, block[2]; /* tile[0]; threads of either kernel */
+    int width, block[2];          /* tile[0]; threads of either kernel */
     kernel *keys, *queries;
 };
 
@@ -223,8 +224,10 @@ template <class T> struct instance {
  * room for it, which saves a sixth of the reads but spills on sm_100. */
 template <class T> const instance<T> instances[] = {
     {64, {128, 128}, keys_bwd<T, 64, 64, 2, 4, 64, 32, 0>, queries_bwd<T, 64, 2, 4, 64, 32, 4>},
-    {128, {256, 128}, keys_bwd<T, 128, 128, 1, 8, 64, 16, 8>, queries_bwd<T, 128, 2, 4, 32, 32, 0>},
-    {256, {128, 128}, keys_bwd<T, 256, 128, 1, 4, 32, 32, 0>, queries_bwd<T, 256, 1, 4, 32, 32, 0>},
+    {128, {256, 128}, keys_bwd<T, 128, 128, 1, 8, 64, 16, 8>,
+     queries_bwd<T, 128, 2, 4, 32, 32, 0>},
+    {256, {128, 128}, keys_bwd<T, 256, 128, 1, 4, 32, 32, 0>,
+     queries_bwd<T, 256, 1, 4, 32, 32, 0>},
 };
 
 /* line: numbers in each of `lines` */
@@ -237,7 +240,8 @@ void launch(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *q
         if (i.width == l->tile[0] && i.block[0] == l->part[1].block &&
             i.block[1] == l->part[2].block && a.D % 8 == 0 && a.D <= i.width && a.scale > 0) {
             ZK_LAUNCH(k, L, 1, i.keys, (T *)dqkv, (const T *)dy, (const T *)qkv, lines, line, a);
-            ZK_LAUNCH(k, L, 2, i.queries, (T *)dqkv, (const T *)dy, (const T *)qkv, lines, line, a);
+            ZK_LAUNCH(k, L, 2, i.queries, (T *)dqkv, (const T *)dy, (const T *)qkv, lines, line,
+                      a);
             return;
         }
     no_attention(l, a);

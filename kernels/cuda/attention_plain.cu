@@ -28,7 +28,7 @@ __device__ inline four four_at(const float *p) { return *reinterpret_cast<const 
 
 /* Thread (ty, tx) of a block; the block's shared memory: two tiles [SIDE][C + 4], two of scores */
 template <int C> struct plain {
-    static constexpr int PAD = C + 4; /* rows 4 banks apart */
+    static constexpr int PAD = C + 4;     /* rows 4 banks apart */
     int ty, tx;
     float *a, *b, *p, *ds;
     __device__ plain(float *shared)
@@ -71,8 +71,8 @@ template <int C> struct plain {
                 four z = four_at(from + n * PAD + 4 * tx + SIDE * j);
                 for (int i = 0; i < 4; i++)
                     for (int e = 0; e < 4; e++)
-                        to[i][4 * j + e] =
-                            fmaf(x[(ty + SPLIT * i) * LINE + n], z.x[e], to[i][4 * j + e]);
+                        to[i][4 * j + e] = fmaf(x[(ty + SPLIT * i) * LINE + n], z.x[e],
+                                                to[i][4 * j + e]);
             }
     }
 
@@ -234,9 +234,9 @@ __global__ void __launch_bounds__(BLOCK)
 
 /* Grid: blocks of queries, the last first; parts of D times H; B */
 template <class R, int C>
-__global__ void __launch_bounds__(BLOCK)
-    plain_queries_bwd(R *dqkv, const R *dy, const R *qkv, const float *dots, const float *lse,
-                      heads a)
+__global__ void __launch_bounds__(BLOCK) plain_queries_bwd(R *dqkv, const R *dy, const R *qkv,
+                                                           const float *dots, const float *lse,
+                                                           heads a)
 {
     ZK_SHARED(float, shared);
     plain<C> w(shared);
@@ -333,7 +333,6 @@ void plain_attention_bwd(zk *k, const zk_launch *L, real *dqkv, const real *dy, 
 void attention_lines(zk *k, const zk_launch *L, int part, float *lines, const real *dy,
                      const real *y, const float *lse, int64_t B, const heads &a)
 {
-    ZK_REAL(k, R,
-            ZK_LAUNCH(k, L, part, query_lines<R>, lines, (const R *)dy, (const R *)y, lse,
-                      B * a.T * a.H, a));
+    ZK_REAL(k, R, ZK_LAUNCH(k, L, part, query_lines<R>, lines, (const R *)dy, (const R *)y, lse,
+                            B * a.T * a.H, a));
 }

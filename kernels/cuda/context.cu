@@ -11,7 +11,7 @@
 
 struct device_facts {
     int major, minor, processors;
-    char name[40]; /* the first of it */
+    char name[40];                        /* the first of it */
 };
 
 /* of the present device; NULL, or why there is none */
@@ -82,10 +82,8 @@ zk *zk_open(void *stream, void *device, void *host, int dtype, int column, int t
         *why = *why ? *why : "no memory for the kernels' context";
         return NULL;
     }
-    // clang-format off
     *k = {(cudaStream_t)stream, (char *)device, (char *)host, dtype, column, d.processors,
           NULL, zk_gemms_open()};
-    // clang-format on
     cublasStatus_t status = k->gemms ? cublasLtCreate(&k->lt) : CUBLAS_STATUS_ALLOC_FAILED;
     if (status != CUBLAS_STATUS_SUCCESS) {
         free(k->gemms);

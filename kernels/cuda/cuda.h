@@ -26,13 +26,13 @@ extern "C" {
 }
 #include "../scalar.h"
 
-struct gemms;               /* linear.cu: products that were run, each with its algorithm */
-gemms *zk_gemms_open(void); /* NULL: no memory */
+struct gemms;                   /* linear.cu: products that were run, each with its algorithm */
+gemms *zk_gemms_open(void);     /* NULL: no memory */
 void zk_gemms_close(gemms *all);
 
 struct zk {
     cudaStream_t stream;
-    char *device, *host; /* scratch: the plan's classes `space` (NULL: none) and `desk` */
+    char *device, *host;      /* scratch: the plan's classes `space` (NULL: none) and `desk` */
     int dtype, column, processors;
     cublasLtHandle_t lt;
     struct gemms *gemms;
@@ -169,7 +169,7 @@ inline cudaError_t zk_start(const zk_grid *g, cudaStream_t stream, void (*kernel
     } while (0)
 
 /* ---- reductions: every thread gets the result */
-enum { ZK_WARP = 32, ZK_ALL = -1 }; /* lanes of a warp; the mask of all of them */
+enum { ZK_WARP = 32, ZK_ALL = -1 };       /* lanes of a warp; the mask of all of them */
 
 struct add_of {
     template <class T> __device__ T operator()(T a, T b) const { return a + b; }
@@ -193,7 +193,7 @@ template <class T, class Of> __device__ inline T block_fold(T x, Of of, T none)
     __shared__ T part[ZK_WARP];
     int lane = (int)(threadIdx.x % ZK_WARP), warp = (int)(threadIdx.x / ZK_WARP);
     x = warp_fold(x, of);
-    __syncthreads(); /* all have read what the last use left in `part` */
+    __syncthreads();                      /* all have read what the last use left in `part` */
     if (lane == 0)
         part[warp] = x;
     __syncthreads();

@@ -170,10 +170,8 @@ extern "C" {
 void zk_embed_fwd(zk *k, const zk_launch *L, real *y, const int32_t *token, const real *w,
                   const real *p, int64_t B, int64_t T, int64_t C)
 {
-    ZK_REAL(k, R,
-            ZK_WIDE(R, V, C,
-                    ZK_LAUNCH(k, L, 0, (gather<R, V>), (R *)y, token, (const R *)w, (const R *)p,
-                              B * T, T, C)));
+    ZK_REAL(k, R, ZK_WIDE(R, V, C, ZK_LAUNCH(k, L, 0, (gather<R, V>), (R *)y, token, (const R *)w,
+                                             (const R *)p, B * T, T, C)));
 }
 
 void zk_embed_bwd(zk *k, const zk_launch *L, void *dw, const real *dy, const int32_t *token,
@@ -182,22 +180,17 @@ void zk_embed_bwd(zk *k, const zk_launch *L, void *dw, const real *dy, const int
     int32_t *end = index, *place = index + V + 1;
     ZK_LAUNCH(k, L, 0, sort, end, place, token, (int)M, (int)V);
     if (add)
-        ZK_REAL(k, R,
-                ZK_WIDE(R, N, C,
-                        ZK_LAUNCH(k, L, 1, (sum_rows<float, R, N, 1>), (float *)dw, (const R *)dy,
-                                  end, place, (int)V, C)));
+        ZK_REAL(k, R, ZK_WIDE(R, N, C, ZK_LAUNCH(k, L, 1, (sum_rows<float, R, N, 1>), (float *)dw,
+                                                 (const R *)dy, end, place, (int)V, C)));
     else
-        ZK_REAL(k, R,
-                ZK_WIDE(R, N, C,
-                        ZK_LAUNCH(k, L, 1, (sum_rows<R, R, N, 0>), (R *)dw, (const R *)dy, end,
-                                  place, (int)V, C)));
+        ZK_REAL(k, R, ZK_WIDE(R, N, C, ZK_LAUNCH(k, L, 1, (sum_rows<R, R, N, 0>), (R *)dw,
+                                                 (const R *)dy, end, place, (int)V, C)));
 }
 
 void zk_position_bwd(zk *k, const zk_launch *L, real *dp, const real *dy, int64_t B, int64_t T,
                      int64_t C, int64_t P)
 {
-    ZK_REAL(k, R,
-            ZK_WIDE(R, V, C,
-                    ZK_LAUNCH(k, L, 0, (sum_positions<R, V>), (R *)dp, (const R *)dy, B, T, C, P)));
+    ZK_REAL(k, R, ZK_WIDE(R, V, C, ZK_LAUNCH(k, L, 0, (sum_positions<R, V>), (R *)dp,
+                                             (const R *)dy, B, T, C, P)));
 }
 }

@@ -17,10 +17,10 @@
 
 namespace {
 
-const float LOWEST = -3.402823466e+38f; /* of finite numbers: an infinity minus it is one */
+const float LOWEST = -3.402823466e+38f;         /* of finite numbers: an infinity minus it is one */
 
 struct exponentials {
-    float top, sum; /* sum of exp(x - top) */
+    float top, sum;                             /* sum of exp(x - top) */
 };
 
 /* Adds this thread's part of x [C], V elements at a time */
@@ -82,8 +82,8 @@ template <class T, int V> __device__ inline void zero(T *d, int C)
 /* loss [M]; d [M,R] or NULL; x [M,R], C of each row */
 template <class T, int V>
 __global__ void __launch_bounds__(512, 3)
-    entropy(float *loss, T *d, const T *x, const int32_t *target, const double *scale, int64_t M,
-            int C, int R, float each)
+entropy(float *loss, T *d, const T *x, const int32_t *target, const double *scale, int64_t M, int C,
+        int R, float each)
 {
     each *= scale ? (float)*scale : 1.0f;
     for (int64_t m = blockIdx.x; m < M; m += gridDim.x) {
@@ -145,9 +145,8 @@ void zk_cross_entropy(zk *k, const zk_launch *L, float *loss, real *dlogits, con
                       int64_t rows)
 {
     int R = (int)((V + ZK_VOCAB - 1) / ZK_VOCAB * ZK_VOCAB);
-    ZK_REAL(k, T,
-            ZK_LAUNCH(k, L, 0, (entropy<T, wide<T>>), loss, (T *)dlogits, (const T *)logits, target,
-                      scale, M, (int)V, R, 1.0f / (float)rows));
+    ZK_REAL(k, T, ZK_LAUNCH(k, L, 0, (entropy<T, wide<T>>), loss, (T *)dlogits, (const T *)logits,
+                            target, scale, M, (int)V, R, 1.0f / (float)rows));
 }
 
 void zk_pick(zk *k, const zk_launch *L, real *y, const real *x, const int32_t *target, int64_t M,

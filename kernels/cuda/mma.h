@@ -21,7 +21,7 @@
 #include "cuda.h"
 
 #ifdef __CUDACC__
-typedef uint32_t place; /* an address in shared memory */
+typedef uint32_t place;       /* an address in shared memory */
 
 /* ---- the instructions */
 __device__ inline place place_of(const void *shared)

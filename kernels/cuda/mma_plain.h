@@ -9,7 +9,7 @@
 #include "cuda.h"
 #include <vector>
 
-typedef uintptr_t place; /* an address in shared memory */
+typedef uintptr_t place;      /* an address in shared memory */
 
 struct late_copy {
     place to;

@@ -32,8 +32,8 @@ struct layout {
 };
 
 struct place {
-    int64_t at, stat; /* first element; number among the runs that have statistics */
-    int C;            /* 0: no run */
+    int64_t at, stat;             /* first element; number among the runs that have statistics */
+    int C;                        /* 0: no run */
 };
 
 __device__ inline int heads_here(const layout &l) { return blockIdx.y ? l.G : l.H; }
@@ -48,7 +48,7 @@ __device__ inline place find(const layout &l, int64_t run)
 
 /* ---- teams */
 struct team {
-    int threads, rank, lane, teams; /* rank: of the team in its block */
+    int threads, rank, lane, teams;         /* rank: of the team in its block */
 };
 
 __device__ inline team my_team(int threads)
@@ -132,7 +132,9 @@ template <class T, int V, int N> struct line {
 template <class T, int V, int N>
 __device__ inline void copy_run(const team &t, T *to, const T *from, int C)
 {
-    each<V, N>(t, C, [&](int, int c) { stow(to + c, load<V>(from + c)); });
+    each<V, N>(t, C, [&](int, int c) {
+        stow(to + c, load<V>(from + c));
+    });
 }
 
 /* ---- forward. w, b of kind 0, wk of kind 1; kind 2 is copied */
@@ -179,8 +181,8 @@ __device__ inline void scale(const team &t, T *y, const line<T, V, N> &row, int 
 
 template <class T, int V, int N, int CENTRED>
 __global__ void __launch_bounds__(most_threads(N), 2)
-    norm_fwd(T *y, float *stat, T *sum, const T *x, const T *more, const T *w, const T *wk,
-             const T *b, layout l, int threads, float eps)
+norm_fwd(T *y, float *stat, T *sum, const T *x, const T *more, const T *w, const T *wk, const T *b,
+         layout l, int threads, float eps)
 {
     team t = my_team(threads);
     int64_t runs = l.M * heads_here(l);
@@ -313,11 +315,11 @@ __device__ inline void run_back(const team &t, T *dx, const T *dy, const T *more
 
 template <class T, int V, int N, int CENTRED>
 __global__ void __launch_bounds__(most_back(N, CENTRED), blocks_back(N))
-    norm_bwd(T *dx, float *part, const T *dy, const T *more, const T *x, const float *stat,
-             const T *w, const T *wk, layout l, int threads)
+norm_bwd(T *dx, float *part, const T *dy, const T *more, const T *x, const float *stat, const T *w,
+         const T *wk, layout l, int threads)
 {
     team t = my_team(threads);
-    int64_t runs = l.M * heads_here(l), apart = (int64_t)gridDim.x * l.C; /* lines' distance */
+    int64_t runs = l.M * heads_here(l), apart = (int64_t)gridDim.x * l.C;  /* lines' distance */
     float *to = part + blockIdx.y * apart + (int64_t)blockIdx.x * l.C;
     sums<V, N, CENTRED> sum;
     if (blockIdx.y < 2)
@@ -345,7 +347,7 @@ __global__ void __launch_bounds__(most_back(N, CENTRED), blocks_back(N))
  * side have a column each; the rows of such threads take blocks by turns. */
 template <class T>
 __global__ void __launch_bounds__(FOLD_THREADS)
-    norm_fold(T *dw, T *second, const float *part, int C, int blocks)
+norm_fold(T *dw, T *second, const float *part, int C, int blocks)
 {
     __shared__ float sum[FOLD_THREADS];
     int t = (int)threadIdx.x, rows = (int)blockDim.x / COLUMNS, c = (int)blockIdx.x * COLUMNS;
@@ -387,11 +389,11 @@ void forward(zk *k, const zk_launch *L, real *y, float *stat, real *sum, const r
              float eps)
 {
     const int32_t *tile = L[k->column].tile;
-    ZK_WIDE(T, V, l.C,
-            NORM_KEPT(V, N, tile[1],
-                      ZK_LAUNCH(k, L, 0, (norm_fwd<T, V, N, CENTRED>), (T *)y, stat, (T *)sum,
-                                (const T *)x, (const T *)more, (const T *)w, (const T *)wk,
-                                (const T *)b, l, tile[0], eps)));
+    ZK_WIDE(T, V, l.C, NORM_KEPT(V, N, tile[1], ZK_LAUNCH(k, L, 0, (norm_fwd<T, V, N, CENTRED>),
+                                                          (T *)y, stat, (T *)sum,
+                                                          (const T *)x, (const T *)more,
+                                                          (const T *)w, (const T *)wk,
+                                                          (const T *)b, l, tile[0], eps)));
 }
 
 /* second: db or dwk */
@@ -402,11 +404,11 @@ void backward(zk *k, const zk_launch *L, real *dx, real *dw, real *second, const
 {
     const int32_t *tile = L[k->column].tile;
     float *part = (float *)k->device;
-    ZK_WIDE(T, V, l.C,
-            NORM_KEPT(V, N, tile[1],
-                      ZK_LAUNCH(k, L, 0, (norm_bwd<T, V, N, CENTRED>), (T *)dx, part, (const T *)dy,
-                                (const T *)more, (const T *)x, stat, (const T *)w, (const T *)wk, l,
-                                tile[0])));
+    ZK_WIDE(T, V, l.C, NORM_KEPT(V, N, tile[1], ZK_LAUNCH(k, L, 0, (norm_bwd<T, V, N, CENTRED>),
+                                                          (T *)dx, part, (const T *)dy,
+                                                          (const T *)more, (const T *)x, stat,
+                                                          (const T *)w, (const T *)wk, l,
+                                                          tile[0])));
     if (dw || second)
         ZK_LAUNCH(k, L, 1, (norm_fold<T>), (T *)dw, (T *)second, part, l.C, L[k->column].part[0].x);
 }
@@ -454,8 +456,8 @@ void zk_rmsnorm_bwd(zk *k, const zk_launch *L, real *dx, real *dw, const real *d
 void zk_qknorm_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *in, const real *wq,
                    const real *wk, int64_t M, int64_t H, int64_t G, int64_t D, float eps)
 {
-    ZK_REAL(k, T,
-            forward<T, 0>(k, L, y, stat, NULL, in, NULL, wq, wk, NULL, heads(M, H, G, D), eps));
+    ZK_REAL(k, T, forward<T, 0>(k, L, y, stat, NULL, in, NULL, wq, wk, NULL, heads(M, H, G, D),
+                                eps));
 }
 
 void zk_qknorm_bwd(zk *k, const zk_launch *L, real *din, real *dwq, real *dwk, const real *dy,
@@ -463,7 +465,7 @@ void zk_qknorm_bwd(zk *k, const zk_launch *L, real *din, real *dwq, real *dwk, c
                    float *scratch, int64_t M, int64_t H, int64_t G, int64_t D)
 {
     (void)scratch;
-    ZK_REAL(k, T,
-            backward<T, 0>(k, L, din, dwq, dwk, dy, NULL, in, stat, wq, wk, heads(M, H, G, D)));
+    ZK_REAL(k, T, backward<T, 0>(k, L, din, dwq, dwk, dy, NULL, in, stat, wq, wk,
+                                 heads(M, H, G, D)));
 }
 }

@@ -21,7 +21,7 @@ ZK_LANES float lanes_sqrt(float x) { return sqrtf(x); }
 ZK_LANES float lanes_sign(float x) { return x > 0 ? 1.0f : x < 0 ? -1.0f : 0.0f; }
 #include "../update.h"
 
-enum { PACK = 4, ROW = PACK * ZK_WARP }; /* elements of a thread and of a warp at a time */
+enum { PACK = 4, ROW = PACK * ZK_WARP };        /* elements of a thread and of a warp at a time */
 
 /* ---- a step's constants */
 void zk_clear(zk *k, int64_t *sums)
@@ -86,9 +86,9 @@ static __device__ float dither(float x, uint32_t chance)
 
 /* ---- the update */
 struct flat_update {
-    float *p;       /* [n]; NULL: w is what moves */
-    void *m, *v;    /* [n]; NULL where the rule has none */
-    const float *g; /* [n] */
+    float *p;                       /* [n]; NULL: w is what moves */
+    void *m, *v;                    /* [n]; NULL where the rule has none */
+    const float *g;                 /* [n] */
     zk_recipe r;
 };
 
@@ -136,7 +136,7 @@ static __device__ void update_pack(const flat_update &a, T *w, const step &s, co
 
 template <class T, class S, class P>
 static __global__ void __launch_bounds__(256, sizeof(S) + sizeof(P) == 8 ? 4 : 3)
-    updates(flat_update a, T *w, const zk_ctl *ctl, span_list spans, int64_t first, int64_t n)
+updates(flat_update a, T *w, const zk_ctl *ctl, span_list spans, int64_t first, int64_t n)
 {
     zk_span own = spans.span[lane_here()];
     zk_ctl c = *ctl;
@@ -154,7 +154,7 @@ static __global__ void __launch_bounds__(256, sizeof(S) + sizeof(P) == 8 ? 4 : 3
         int have = (int)zk_least(part.n, n - at);
         for (int i = PACK * lane_here(); i < have; i += ROW)
             update_pack<T, S, P>(a, w, s, of_part, update_seed(&c, &a.r), part.key, part.elem + i,
-                                 at + i, have - i);
+                              at + i, have - i);
     }
 }
 
@@ -174,13 +174,11 @@ void zk_update(zk *k, const zk_launch *L, const zk_ctl *ctl, const zk_recipe *r,
     flat_update a = {p, m, v, g, *r};
     int narrow = r->moments == ZK_BF16;
     if (!p)
-        (narrow ? update_all<bf16, bf16, bf16>
-                : update_all<bf16, float, bf16>)(k, L, ctl, a, (bf16 *)w, spans, nspans, first, n);
+        (narrow ? update_all<bf16, bf16, bf16> : update_all<bf16, float, bf16>)(
+            k, L, ctl, a, (bf16 *)w, spans, nspans, first, n);
     else
-        ZK_REAL(k, T,
-                (narrow
-                     ? update_all<T, bf16, float>
-                     : update_all<T, float, float>)(k, L, ctl, a, (T *)w, spans, nspans, first, n));
+        ZK_REAL(k, T, (narrow ? update_all<T, bf16, float> : update_all<T, float, float>)(
+                          k, L, ctl, a, (T *)w, spans, nspans, first, n));
 }
 
 /* ---- initial values: counter 16*(element/64) + lane gives elements 64*(element/64) + lane + 0,
@@ -231,7 +229,7 @@ static __device__ void draw_normals(float z[4], uint64_t seed, uint64_t key, uin
 
 template <class T>
 static __global__ void __launch_bounds__(256)
-    initial(T *p, span_list spans, int64_t first, int64_t n, uint64_t seed)
+initial(T *p, span_list spans, int64_t first, int64_t n, uint64_t seed)
 {
     int lane = lane_here();
     zk_span own = spans.span[lane];
@@ -274,8 +272,8 @@ void zk_init(zk *k, const zk_launch *L, void *p, const zk_span *spans, int64_t n
 
 /* ---- the hash: a warp looks up 32 blocks, and each lane goes through one */
 static __global__ void __launch_bounds__(128)
-    digest(unsigned long long *sum, const void *p, int dtype, span_list spans, int64_t first,
-           int64_t n)
+digest(unsigned long long *sum, const void *p, int dtype, span_list spans, int64_t first,
+       int64_t n)
 {
     int lane = lane_here();
     zk_span own = spans.span[lane];
@@ -308,6 +306,6 @@ void zk_hash(zk *k, const zk_launch *L, uint64_t *sum, const void *p, const zk_s
         ZK_LAUNCH(k, L, 0, digest, all, p, full ? ZK_F32 : k->dtype,
                   some_spans(spans + i, nspans - i), first, n);
     zk_to_host(k, found, all, 2 * sizeof *all);
-    for (int i = 0; i < 2; i++) /* the host's may add at the same time */
+    for (int i = 0; i < 2; i++)           /* the host's may add at the same time */
         __atomic_fetch_add(&sum[i], (uint64_t)found[i], __ATOMIC_RELAXED);
 }

@@ -128,8 +128,8 @@ template <int V, class T> __device__ inline void stow(T *p, const float (&x)[V],
  * C elements allow that, else 1 */
 #define ZK_WIDE(T, V, C, ...)                                                                      \
     do {                                                                                           \
-        if ((C) % wide<T> == 0) {                                                                  \
-            constexpr int V = wide<T>;                                                             \
+        if ((C) % wide<T> == 0) {                                                                \
+            constexpr int V = wide<T>;                                                           \
             __VA_ARGS__;                                                                           \
         } else {                                                                                   \
             constexpr int V = 1;                                                                   \

@@ -14,13 +14,13 @@
 
 /* ---- leaves */
 struct push {
-    float *node;       /* [buffers][stride] */
-    const char *src;   /* leaf i: [n] at src + i * step */
-    const zk_ctl *ctl; /* counts the leaves that went before; NULL: none did */
+    float *node;                        /* [buffers][stride] */
+    const char *src;                    /* leaf i: [n] at src + i * step */
+    const zk_ctl *ctl;                  /* counts the leaves that went before; NULL: none did */
     int64_t stride, step, count, n, total, mask, block;
 };
 
-enum { AHEAD = 4 }; /* leaves under way to a thread at a time */
+enum { AHEAD = 4 };                     /* leaves under way to a thread at a time */
 /* Levels of one push: of up to 8 leaves, of blocks of up to 32, of up to 4096 leaves or blocks of
  * up to 2048. */
 enum { SHALLOW = 3, MIDDLE = 6, DEEPEST = 12 };
@@ -81,8 +81,8 @@ template <int V> static __device__ void join(float (&x)[V], const float (&older)
 template <int DEEP, int V>
 static __device__ void take(counter<DEEP, V> &c, const push &a, int64_t leaf, float (&x)[V])
 {
-    int stop = __ffsll(~leaf | a.block) - 1, b = DEEP; /* the level where the carry stops */
-    int joins = stop + (leaf >= a.block && a.block >> stop == 1); /* whole blocks lie there */
+    int stop = __ffsll(~leaf | a.block) - 1, b = DEEP;     /* the level where the carry stops */
+    int joins = stop + (leaf >= a.block && a.block >> stop == 1);   /* whole blocks lie there */
     float older[V];
 #pragma unroll
     for (int i = 0; i < DEEP; i++) {
@@ -168,7 +168,10 @@ template <class T, int DEEP, int V> static __global__ void __launch_bounds__(256
 }
 
 /* Leaves of the largest tree that a push may make a node of: its own, or less than two blocks */
-static int64_t deepest(int64_t count, int64_t block) { return zk_least(count, 2 * block - 1); }
+static int64_t deepest(int64_t count, int64_t block)
+{
+    return zk_least(count, 2 * block - 1);
+}
 
 template <class T, int V>
 static void push_packs(zk *k, const zk_launch *L, const push &a)
@@ -201,8 +204,8 @@ static int64_t spacing(const void *const *src, int64_t count, int64_t block)
         even &= (const char *)src[i] == (const char *)src[0] + i * step;
     if (even && deepest(count, block) <= 1 << DEEPEST)
         return step;
-    fprintf(stderr, "zk_push: %lld sources in blocks of %lld, %s evenly spaced\n", (long long)count,
-            (long long)block, even ? "though" : "not");
+    fprintf(stderr, "zk_push: %lld sources in blocks of %lld, %s evenly spaced\n",
+            (long long)count, (long long)block, even ? "though" : "not");
     _exit(3);
 }
 
@@ -210,10 +213,8 @@ void zk_push(zk *k, const zk_launch *L, float *node, int64_t stride, const void 
              int64_t count, int full, int64_t n, const zk_ctl *ctl, int64_t total, int64_t mask,
              int64_t block)
 {
-    // clang-format off
     push a = {node, (const char *)src[0], ctl, stride, spacing(src, count, block), count, n, total,
               mask, block};
-    // clang-format on
     if (full)
         push_leaves<float>(k, L, a);
     else
@@ -266,7 +267,7 @@ static __device__ void add_limbs(unsigned long long *limb, double s)
 }
 
 static __global__ void __launch_bounds__(128)
-    squares(int64_t *sums, const float *g, span_list spans, int64_t first, int64_t n)
+squares(int64_t *sums, const float *g, span_list spans, int64_t first, int64_t n)
 {
     __shared__ unsigned long long limb[ZK_LIMBS + 1];
     int lane = lane_here(), group = lane / FOUR;

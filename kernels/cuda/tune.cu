@@ -21,7 +21,7 @@ enum { MOST_PRODUCTS = 256, MOST_BYTES = 1 << 20, LINE = 512 };
 
 static struct {
     bool timing, used;
-    int n, found, other; /* products; found in the table, or not, since */
+    int n, found, other;        /* products; found in the table, or not, since */
     uint64_t sum;
     tuned row[MOST_PRODUCTS];
 } table;

@@ -215,11 +215,7 @@ void zr_inlet(zr *z, int64_t at, int32_t **tokens, int32_t **targets)
     *targets = (int32_t *)(z->t->arena + z->p->targets + at);
 }
 
-void zr_inlet_filled(zr *z, int64_t at)
-{
-    (void)at;
-    zr_progress_next(z);
-}
+void zr_inlet_filled(zr *z, int64_t at) { (void)z, (void)at; }
 
 /* ---- what this target does not have */
 

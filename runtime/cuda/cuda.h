@@ -52,7 +52,7 @@ struct zr_target {
     /* Pinned: p->host bytes as the plan has them, then ZR_BOUNCE for copies. */
     char *host;
     cudaEvent_t *read;                    /* [p->inlets] the batch there has been copied */
-    int64_t filled, copied;               /* batches so far: put in place, known to be copied */
+    int64_t inlet;                        /* the one in use */
     const void **sources;                 /* [p->inboxes][ranks] */
     /* graphs */
     zr_graph graph[ZR_GRAPHS];
@@ -82,10 +82,6 @@ void *zr_get(zr *z, int64_t n, size_t size);      /* memory of the host, all zer
 /* The stream of a queue, for something that is issued now: `what` */
 cudaStream_t zr_on(zr *z, int queue, const char *what);
 void zr_mark(zr *z, cudaEvent_t event, int queue);
-
-/* ---- device.c */
-/* Batches below n are copied: waits for that. Then their micro-batches have begun. */
-void zr_batches(zr *z, int64_t n);
 
 /* ---- collective.c */
 void zr_communicators(zr *z);

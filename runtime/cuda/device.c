@@ -243,39 +243,27 @@ void zr_write(zr *z, int queue, int64_t at, const void *from, int64_t bytes)
 
 static int64_t rows(const zr *z) { return z->p->batch * z->p->sequence; }
 
-void zr_batches(zr *z, int64_t n)
-{
-    zr_target *t = z->t;
-    for (; t->copied < n; t->copied++) {
-        zr_cuda(z, cudaEventSynchronize(t->read[t->copied % z->p->inlets]),
-                "waiting for a batch to be copied");
-        zr_progress_next(z);
-    }
-}
-
-static int64_t place(const zr *z) { return z->t->filled % z->p->inlets; }
-
 void zr_inlet(zr *z, int64_t at, int32_t **tokens, int32_t **targets)
 {
     (void)at;
     zr_target *t = z->t;
-    zr_batches(z, t->filled - z->p->inlets + 1);
-    *tokens = (int32_t *)(t->host + z->p->inlet + place(z) * z->p->inlet_step);
+    t->inlet = (t->inlet + 1) % z->p->inlets;
+    zr_cuda(z, cudaEventSynchronize(t->read[t->inlet]), "waiting for a batch to be copied");
+    *tokens = (int32_t *)(t->host + z->p->inlet + t->inlet * z->p->inlet_step);
     *targets = *tokens + rows(z);
 }
 
 void zr_inlet_filled(zr *z, int64_t at)
 {
     zr_target *t = z->t;
-    const int32_t *from = (int32_t *)(t->host + z->p->inlet + place(z) * z->p->inlet_step);
+    const int32_t *from = (int32_t *)(t->host + z->p->inlet + t->inlet * z->p->inlet_step);
     size_t bytes = (size_t)rows(z) * sizeof *from;
     cudaStream_t stream = zr_on(z, ZR_MAIN, "the copy of a batch");
     zr_cuda(z, cudaMemcpyAsync(t->arena + z->p->tokens + at, from, bytes, cudaMemcpyHostToDevice,
                                stream), "copying tokens");
     zr_cuda(z, cudaMemcpyAsync(t->arena + z->p->targets + at, from + rows(z), bytes,
                                cudaMemcpyHostToDevice, stream), "copying targets");
-    zr_cuda(z, cudaEventRecord(t->read[place(z)], stream), "recording an event");
-    t->filled++;
+    zr_cuda(z, cudaEventRecord(t->read[t->inlet], stream), "recording an event");
 }
 
 /* ---- what a run says of its device */

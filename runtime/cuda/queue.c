@@ -260,7 +260,6 @@ void zr_drain(zr *z)
     for (int queue = 0; queue < ZR_QUEUES; queue++)
         zr_cuda(z, cudaStreamSynchronize(z->t->stream[queue]), "waiting for the device");
     z->t->issued[0].used = z->t->issued[1].used = 0;
-    zr_batches(z, z->t->filled);
     zr_met(z);
 }
 
@@ -295,7 +294,6 @@ static void take_turn(zr *z)
 void zr_step_end(zr *z)
 {
     size_t some, all;
-    zr_batches(z, z->t->filled);
     take_turn(z);
     zr_finish(z, ZR_MAIN);
     zr_ends();

@@ -36,8 +36,6 @@ struct zr {
     char *arena;
 };
 
-void zr_progress_next(zr *z) { (void)z; }
-
 void zr_read(zr *z, int queue, void *to, int64_t at, int64_t bytes)
 {
     (void)queue;

@@ -12,7 +12,7 @@
  *   OVERLAP   1: ZR_GATHER, ZR_REDUCE and ZR_SUM are used; else all runs on ZR_MAIN
  *   SKIP      full, free, made, gone, brought or added: this kind of wait is left out
  *   PAD_MIB   the arena is so much larger
- *   WORK_US   every `use` and every `eval` takes so much longer
+ *   WORK_US   every `use` takes so much longer
  *   FAULT     what goes wrong (see `fault`, and unequal: fewer gathers); rank 1 (0 if alone) in step 2
  *   EVENTS    1, 2: the step checks what events mean instead, eager or late; 3: that what was given
  *             to a collective may be written when it is over; 4: that a step, late, leaves what only
@@ -486,7 +486,6 @@ static void eval(zr *z)
     int64_t *stats = (int64_t *)(arena_of + c.stats + 128);
     const int32_t *tokens = (const int32_t *)(arena_of + c.tokens);
     const int32_t *targets = (const int32_t *)(arena_of + c.targets);
-    if (c.work) sleep_us(c.work);
     for (int i = 0; i < ROWS; i++)
         if (targets[i] >= 0) {
             stats[0] += tokens[i] + 1000 * targets[i];
@@ -565,7 +564,7 @@ int main(int argc, char **argv)
     const zr_column column = {"cpu", c.arena, 0};
     const int64_t slots[][3] = {{c.ring, 8 * N, 2}, {c.grad, 8 * N, 2}};
     const zr_program p = {
-        .abi = faulty("abi") ? ZR_ABI + 1 : ZR_ABI, .name = "program", .summary = "by hand", .plan = c.plan,
+        .abi = faulty("abi") ? ZR_ABI + 1 : ZR_ABI, .name = "program", .plan = c.plan,
         .layout = "4567", .memory = "some", .columns = &column, .ncolumns = 1, .shared = c.arena,
         .queues = 1 << ZR_MAIN | 1 << ZR_GATHER | 1 << ZR_REDUCE | 1 << ZR_SUM,
         .inbox_step = INBOX, .inboxes = 2,

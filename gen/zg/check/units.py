@@ -1,10 +1,9 @@
-"""units.py -- plays the functions of units: what their slots must hold, and what they leave
-there."""
-
+"""units.py -- plays the functions of units: what their slots must hold, and what they leave there.
+"""
 from __future__ import annotations
 
 from functools import cache
-from typing import NamedTuple
+from typing import Callable, NamedTuple, Sequence
 
 from ..plan.operand import Operand
 from ..plan.plan import Fn, Plan, Ref, Step
@@ -12,9 +11,9 @@ from .arrays import Grain, Key, Leaf, State, Table, Totals, Value
 from .copies import Place, told
 from .effects import SUMS, Effects
 from .fns import Facts
-from .kernels import BODIES, SCALED
+from .kernels import BODIES as UNITS
+from .kernels import SCALED
 from .memory import Run
-from .order import Action
 
 BATCH = ("tokens", "targets")
 LOSS = "zk_loss_sum"
@@ -30,10 +29,9 @@ def unit_of(text: str) -> tuple[str, int]:
 class Use(NamedTuple):
     """A function of a unit: what its operands w, p ... are of, and what its part of a leaf is
     called."""
-
     body: str
     kind: str
-    slot: int
+    index: int
     of: dict[str, Key]
     writer: str
 
@@ -45,26 +43,16 @@ class Units(Effects):
     def __init__(self, p: Plan, facts: Facts) -> None:
         super().__init__(p)
         self.facts = facts
-        self.direct = {
-            f.name: self._direct(f) for f in p.fns if f.body in BODIES
-        }
-        self.order = list(
-            dict.fromkeys(
-                s.unit for s in p.section("eval").steps if s.kind in BODIES
-            )
-        )
+        self.direct = {f.name: self._direct(f) for f in p.fns
+                       if f.name.partition(".")[0] in UNITS}
+        self.order = list(dict.fromkeys(s.unit for s in p.section("eval").steps
+                                        if s.op.partition(".")[0] in UNITS))
         self.at = {unit: n for n, unit in enumerate(self.order)}
-        self.writers = {
-            key: frozenset(names) for key, names in self._writers().items()
-        }
-        self.made = 0  # training steps that are over
-        self.left: list[
-            tuple[str, int, int]
-        ] = []  # of a body's functions, those to come
-        self.body: tuple[str, str, Grain] | None = (
-            None  # the body that they are of
-        )
-        self.outs: set[str] = set()  # what its functions have written
+        self.writers = {key: frozenset(names) for key, names in self._writers().items()}
+        self.made = 0                                       # training steps that are over
+        self.left: list[tuple[str, int, int]] = []          # of a body's functions, those to come
+        self.body: tuple[str, str, Grain] | None = None     # the body that they are of
+        self.outs: set[str] = set()                         # what its functions have written
 
     # ---- what the plan should do, from its flats and functions
 
@@ -76,9 +64,8 @@ class Units(Effects):
 
     def _writers(self) -> dict[Key, set[str]]:
         """The functions whose backward writes each leaf."""
-        out: dict[Key, set[str]] = {
-            (f.name, l): set() for f in self.p.flats for l in range(f.count)
-        }
+        out: dict[Key, set[str]] = {(f.name, l): set() for f in self.p.flats
+                                    for l in range(f.count)}
         for unit in self.order:
             kind, index = unit_of(unit)
             body = "bwd" if ("bwd", kind) in self.facts.parts else "train"
@@ -95,23 +82,16 @@ class Units(Effects):
         body, kind, *number = op.split(".")
         index = unit_of(unit)[1]
         writer = f"{unit}.{number[0]}.{n}" if number else unit
-        of = {
-            formal: (flat, self.instance(flat, kind, index, n))
-            for formal, flat in self.facts.flats[op].items()
-        }
+        of = {formal: (flat, self.instance(flat, kind, index, n))
+              for formal, flat in self.facts.flats[op].items()}
         return Use(body, kind, index, of, writer)
 
     def instance(self, flat: str, kind: str, index: int, n: int) -> int:
         """The instance of a flat that holds slice n of a unit's parameters."""
         if self.flats[flat].count == 1:
             return 0
-        slices = {
-            len(rows)
-            for (_, name), parts in self.facts.parts.items()
-            if name == kind
-            for op, rows in parts
-            if flat in self.facts.flats[op].values()
-        }
+        slices = {len(rows) for (_, name), parts in self.facts.parts.items() if name == kind
+                  for op, rows in parts if flat in self.facts.flats[op].values()}
         if len(slices) > 1:
             self.fail(f"{flat} is in {sorted(slices)} slices")
         return index * slices.pop() + n
@@ -121,17 +101,13 @@ class Units(Effects):
 
     def offset(self, use: Use, key: Key) -> int:
         """Where a unit's parameters begin in what it is given."""
-        return use.slot * self.facts.steps[use.kind, key[0]] * self.real
+        return use.index * self.facts.steps[use.kind, key[0]] * self.real
 
     # ---- a function
 
-    def calling(
-        self,
-        fn: Fn,
-        s: Step,
-        numbers: dict[str, int],
-    ) -> Action:
-        if s.kind in BODIES:
+    def calling(self, fn: Fn, s: Step, numbers: dict[str, int],
+                ) -> tuple[Callable[..., None], Sequence[object]]:
+        if s.op.partition(".")[0] in UNITS:
             return Units.unit, (s, numbers.get("at", 0))
         return super().calling(fn, s, numbers)
 
@@ -139,13 +115,8 @@ class Units(Effects):
         fn = self.fns[s.op]
         if unit_of(s.unit)[0] != s.op.split(".")[1] or s.unit not in self.at:
             self.fail("function of another unit")
-        ins, outs = (
-            list(zip(fn.ins, s.ins, strict=True)),
-            list(zip(fn.outs, s.outs, strict=True)),
-        )
-        grain = self.values(
-            s, [(name, ref) for name, ref in ins if name[0] not in "wp"]
-        )
+        ins, outs = list(zip(fn.ins, s.ins)), list(zip(fn.outs, s.outs))
+        grain = self.values(s, [(name, ref) for name, ref in ins if name[0] not in "wp"])
         grain = self.fixed(s, grain)
         use = self.turn(s, row, grain)
         for name, ref in ins:
@@ -157,11 +128,7 @@ class Units(Effects):
             elif name == "acc":
                 self.sum_of_rows(ref, use.body, grain)
             else:
-                self.value(
-                    name,
-                    ref,
-                    Value("x" if name == "y" else name, s.unit, grain),
-                )
+                self.value(name, ref, Value("x" if name == "y" else name, s.unit, grain))
         if any(c.kernel == LOSS for c in fn.calls):
             self.loss(grain)
 
@@ -170,11 +137,8 @@ class Units(Effects):
         body, kind = s.op.split(".")[:2]
         if not self.left:
             self.body, self.outs = (s.unit, body, grain), set()
-            self.left = [
-                (op, n, at)
-                for op, rows in self.facts.parts[body, kind]
-                for n, at in enumerate(rows)
-            ]
+            self.left = [(op, n, at) for op, rows in self.facts.parts[body, kind]
+                         for n, at in enumerate(rows)]
         op, n, at = self.left.pop(0)
         now = (s.op, row, (s.unit, body, grain))
         if now != (op, at, self.body):
@@ -188,36 +152,21 @@ class Units(Effects):
         at = self.at[s.unit]
         before = self.order[at - 1] if at else ""
         after = self.order[at + 1] if at + 1 < len(self.order) else ""
-        means = {
-            "x": ("x", before),
-            "y": ("x", s.unit),
-            "s": ("s", s.unit),
-            "dy": ("dx", after),
-            "tokens": ("tokens", ""),
-            "targets": ("targets", ""),
-        }
+        means = {"x": ("x", before), "y": ("x", s.unit), "s": ("s", s.unit), "dy": ("dx", after),
+                 "tokens": ("tokens", ""), "targets": ("targets", "")}
         grain = None
         for name, ref in ins:
-            self.all_of(self.slot(ref), False)
+            self.all_of(self.bytes(ref.cls, ref.index), False)
             grain = self.expect(ref, *means[name], grain)
         return grain
 
-    def expect(
-        self, ref: Ref, what: str, unit: str, grain: Grain | None
-    ) -> Grain:
-        run = self.slot(ref).all()
+    def expect(self, ref: Ref, what: str, unit: str, grain: Grain | None) -> Grain:
+        run = self.bytes(ref.cls, ref.index).all()
         array = run.array if run else None
-        if (
-            run
-            and isinstance(array, Value)
-            and not run.first
-            and not ref.at
-            and (array.what, array.unit) == (what, unit)
-            and grain in (None, array.grain)
-        ):
+        if isinstance(array, Value) and not run.first and not ref.at and \
+                array == Value(what, unit, grain or array.grain):
             return array.grain
-        of = f" of {unit}" if unit else ""
-        self.fail(f"{ref} holds {told(run)}, not {what}{of} of {grain}")
+        self.fail(f"{ref} holds {told(run)}, not {Value(what, unit, grain)}")
 
     def fixed(self, s: Step, grain: Grain | None) -> Grain:
         """Classes that a function names itself: temporary space and the like."""
@@ -233,9 +182,7 @@ class Units(Effects):
                 self.turned(name)
             elif arg == SCALED:
                 self.scaled()
-        if (
-            not grain and self.left and self.body
-        ):  # a body's function on its others' work
+        if not grain and self.left and self.body:           # a body's function on its others' work
             grain = self.body[2]
         return grain or self.fail("is of no grain")
 
@@ -252,15 +199,11 @@ class Units(Effects):
 
     def parameters(self, ref: Ref, use: Use, key: Key) -> None:
         """The operand w or p holds all parameters of a flat's instance, up to date."""
-        name, l = key
-        flat = self.flats[name]
-        size = flat.shard * self.W * self.real
-        slot = self.all_of(self.slot(ref), False)
-        run = slot.read(0, size)
+        flat, at = self.flats[key[0]], self.offset(use, key)
+        slot = self.all_of(self.bytes(ref.cls, ref.index), False)
+        run = slot.read(0, flat.shard * self.W * self.real)
         step = self.made if key in self.moving else 0
-        state = State("p", name, l, step)
-        want = Run(state, 0, self.real)
-        at = self.offset(use, key)
+        want = Run(State("p", *key, step), 0, self.real)
         if run != want or ref.at != at:
             self.fail(f"{ref} holds {told(run)}, not {told(want)}, at {at}")
 
@@ -268,68 +211,44 @@ class Units(Effects):
 
     def value(self, name: str, ref: Ref, array: Value) -> None:
         """A value, all of it or what is a part's."""
-        slot = self.all_of(self.slot(ref), True)
+        slot = self.all_of(self.bytes(ref.cls, ref.index), True)
         run = slot.all()
         begun = name in self.outs
         if begun and (not run or run.array != array):
-            self.fail(
-                f"{ref} holds {told(run)}, not what the unit's other functions made"
-            )
+            self.fail(f"{ref} holds {told(run)}, not what the unit's other functions made")
         if not begun and slot.held or ref.at:
-            self.fail(
-                f"{ref} is overwritten while it holds {told(slot.held[0][2])}"
-            )
+            self.fail(f"{ref} is overwritten while it holds {told(slot.held[0][2])}")
         slot.write(0, self.classes[ref.cls].stride, Run(array))
         self.outs.add(name)
 
     def sum_of_rows(self, ref: Ref, body: str, grain: Grain) -> None:
         """The f32 sum of a table's gradient: the head begins it, the table's own adds."""
         if body == "bwd":
-            self.all_of(self.slot(ref), True)
+            self.all_of(self.bytes(ref.cls, ref.index), True)
             self.expect(ref, "acc", "", grain)
         else:
             self.value("acc", ref, Value("acc", "", grain))
 
     def gradient(self, ref: Ref, use: Use, key: Key, grain: Grain) -> None:
         """A leaf gets a function's part."""
-        size, at = (
-            self.flats[key[0]].shard * self.W * self.real,
-            self.offset(use, key),
-        )
+        size, at = self.flats[key[0]].shard * self.W * self.real, self.offset(use, key)
         if ref.at != at or self.classes[ref.cls].stride < size:
-            self.fail(
-                f"{ref} is not the unit's part of a leaf of {key[0]}, which is at {at}"
-            )
-        slot = self.all_of(self.slot(ref), True)
+            self.fail(f"{ref} is not the unit's part of a leaf of {key[0]}, which is at {at}")
+        slot = self.all_of(self.bytes(ref.cls, ref.index), True)
         run, mine = slot.read(0, size), frozenset({use.writer})
         was = run.array if run else None
         writers: frozenset[str] = frozenset()
         if slot.held:
             writers = was.writers if isinstance(was, Leaf) else mine
-            if mine <= writers or run != Run(
-                Leaf(*key, grain, writers), 0, self.real
-            ):
-                self.fail(
-                    f"{ref} holds {told(run)}, not the leaf of {key[0]}[{key[1]}] of {grain}"
-                    f" without {use.writer}'s part"
-                )
-        slot.write(
-            0, size, Run(Leaf(*key, grain, writers | mine), 0, self.real)
-        )
+            if mine <= writers or run != Run(Leaf(*key, grain, writers), 0, self.real):
+                self.fail(f"{ref} holds {told(run)}, not the leaf of {key[0]}[{key[1]}] of {grain}"
+                          f" without {use.writer}'s part")
+        slot.write(0, size, Run(Leaf(*key, grain, writers | mine), 0, self.real))
 
     def loss(self, grain: Grain) -> None:
         run = self.bytes("sums", 0).read(0, 8 * SUMS)
         now = run.array if run else None
-        if (
-            not isinstance(now, Totals)
-            or now.step != grain.step
-            or now.everywhere
-            or grain in now.losses
-        ):
-            self.fail(
-                f"sums[0] holds {told(run)}: not cleared, or it has this loss"
-            )
-        self.set_totals(
-            Place(self.bytes("sums", 0), 0),
-            now._replace(losses=now.losses | {grain}),
-        )
+        good = isinstance(now, Totals) and now.step == grain.step and not now.everywhere
+        if not good or grain in now.losses:
+            self.fail(f"sums[0] holds {told(run)}: not cleared, or it has this loss")
+        self.set_totals(Place(self.bytes("sums", 0), 0), now._replace(losses=now.losses | {grain}))

@@ -18,34 +18,29 @@ Letters: B batch, T sequence, M = B*T, C width, V vocab, R columns of logits: V 
 multiple of VOCAB, H heads, G key-value heads, D head size, E = (H+2*G)*D, N and K a linear's output
 and input width, F a gated branch's width, P positions, n elements.
 """
-
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-from ..plan.operand import Ints, Names
+from typing import Mapping, Sequence
 
 ADD, ROUND, NULL = "zk_add", "zk_round", "null"
-VOCAB = 8  # rows by token, and columns of logits, are a multiple: 16 bytes
-WIDTHS = {"f32": 4, "i32": 4, "i64": 8, "f64": 8}  # bytes of an element
+VOCAB = 8                       # rows by token, and columns of logits, are a multiple: 16 bytes
+WIDTHS = {"f32": 4, "i32": 4, "i64": 8, "f64": 8}        # bytes of an element
 
 
 @dataclass(frozen=True)
 class Formal:
     """What a kernel takes: mode > < + @ ^ $ # ~ or a point, as above; alias: operands that it may
     lie exactly upon."""
-
     name: str
     mode: str
     type: str = ""
     elems: str = ""
     optional: bool = False
     spare: bool = False
-    alias: Names = ()
+    alias: tuple[str, ...] = ()
     stated: bool = False
 
     @property
@@ -60,7 +55,6 @@ class Kernel:
     the kernel forward that it runs backward for; alias of its names: as it is called for that;
     whole: the kernel, with these numbers, that all calls on slices of a weight together are; host:
     it has a twin zk_host_NAME, which the host runs."""
-
     name: str
     formals: tuple[Formal, ...]
     grid: str
@@ -78,7 +72,7 @@ class Kernel:
         return {f.name: n for n, f in enumerate(self.formals)}
 
     @functools.cached_property
-    def shape(self) -> Names:
+    def shape(self) -> tuple[str, ...]:
         """The numbers by which a launch is found."""
         return tuple(f.name for f in self.formals if f.mode == "#")
 
@@ -100,16 +94,8 @@ def _formal(text: str) -> Formal:
     if found := _OPERAND.fullmatch(text):
         name, mode, type_, marks, elems, alias = found.groups()
         others = tuple(alias.split(",")) if alias else ()
-        return Formal(
-            name,
-            mode,
-            type_,
-            elems or "",
-            "?" in marks,
-            "&" in marks,
-            others,
-            "!" in marks,
-        )
+        return Formal(name, mode, type_, elems or "", "?" in marks, "&" in marks, others,
+                      "!" in marks)
     word = text.rstrip("!")
     mode = word[-1] if word[-1] in "~." else "#"
     return Formal(word.rstrip("~."), mode, stated=mode == "." or word != text)
@@ -120,7 +106,6 @@ def _row(name: str, operands: str, grid: str, **more: object) -> Kernel:
     return Kernel(name, formals, grid, **more)  # type: ignore[arg-type]
 
 
-# fmt: off
 _ROWS = (
     _row("zk_embed_fwd", "y>real:B*T*C token<i32:B*T w@real:*C p@real?:*C B T C",
          "run(each_row(B*T, C, real))"),
@@ -201,18 +186,14 @@ _ROWS = (
     _row("zk_hash", "sum+u64 p<full spans<span first~ n full~",
          "run(flat(n, 128, each=1024), space=16)", host=True),
 )
-# fmt: on
 KERNELS: Mapping[str, Kernel] = {row.name: row for row in _ROWS}
 # on a GPU cuBLASLt's
-PRODUCTS = frozenset(
-    row.name for row in _ROWS if row.grid == "run(space=GEMM)"
-)
+PRODUCTS = frozenset(row.name for row in _ROWS if row.grid == "run(space=GEMM)")
 
 
-HOST = "zk_host_"  # what the name of a twin begins with
-TWINS: Mapping[str, Kernel] = {
-    HOST + row.name.removeprefix("zk_"): row for row in _ROWS if row.host
-}
+HOST = "zk_host_"               # what the name of a twin begins with
+TWINS: Mapping[str, Kernel] = {HOST + row.name.removeprefix("zk_"): row for row in _ROWS
+                               if row.host}
 
 
 def kernel(name: str) -> Kernel:
@@ -221,17 +202,10 @@ def kernel(name: str) -> Kernel:
 
 
 # A letter that follows from others, where a call has the one named first.
-FOLLOWS = {
-    "M": ("B", "B*T"),
-    "E": ("G", "(H+2*G)*D"),
-    "R": ("V", f"-(-V//{VOCAB})*{VOCAB}"),
-}
+FOLLOWS = {"M": ("B", "B*T"), "E": ("G", "(H+2*G)*D"), "R": ("V", f"-(-V//{VOCAB})*{VOCAB}")}
 
 
-Numbers = dict[str, int | float]  # of a call, by name
-
-
-def letters(numbers: Mapping[str, int | float]) -> Numbers:
+def letters(numbers: Mapping[str, object]) -> dict[str, object]:
     """The numbers of a call, and what follows from them."""
     out = dict(numbers)
     for name, (needs, expression) in FOLLOWS.items():
@@ -240,34 +214,25 @@ def letters(numbers: Mapping[str, int | float]) -> Numbers:
     return out
 
 
-def value(expression: str, numbers: Mapping[str, int | float]) -> int:
+def value(expression: str, numbers: Mapping[str, object]) -> int:
     """An expression of a table (sums and products of letters) as an integer. It is the table's own
     text, never input."""
     return int(eval(expression, {"__builtins__": {}}, dict(numbers)))
 
 
-def shaped(row: Kernel, shape: Ints) -> dict[str, Any]:
-    """Where a number is a round's or a function's own, the shape ends before it."""
-    return dict(zip(row.shape, shape, strict=False))
-
-
 @functools.cache
-def flops(name: str, shape: Ints) -> int:
+def flops(name: str, shape: tuple[int, ...]) -> int:
     """Of a call of this shape."""
     row = kernel(name)
-    return value(row.flops, letters(shaped(row, shape)))
+    return value(row.flops, letters(dict(zip(row.shape, shape))))
 
 
 @functools.cache
-def scratch(name: str, shape: Ints) -> int:
+def scratch(name: str, shape: tuple[int, ...]) -> int:
     """Bytes of workspace that such a call takes."""
     row = KERNELS[name]
-    numbers = letters(shaped(row, shape))
-    return sum(
-        value(f.elems, numbers) * WIDTHS[f.type]
-        for f in row.formals
-        if f.mode == "$"
-    )
+    numbers = letters(dict(zip(row.shape, shape)))
+    return sum(value(f.elems, numbers) * WIDTHS[f.type] for f in row.formals if f.mode == "$")
 
 
 # ---- forward and backward
@@ -276,25 +241,21 @@ def scratch(name: str, shape: Ints) -> int:
 ASIDE = ("more", "sign")
 
 
-Pairs = tuple[tuple[int, int], ...]  # of places of operands
-
-
 @dataclass(frozen=True)
 class Back:
     """How a kernel's operands, by their numbers, belong to those of the kernel forward: the
     gradient that it works on; the operand forward that it makes a gradient of, none where it
     makes that of parameters alone; gradients of parameters, with these; operands, and numbers,
     that both take."""
-
     of: str
     dy: int
     x: int | None
-    params: Pairs
-    same: Pairs
-    numbers: Pairs
+    params: tuple[tuple[int, int], ...]
+    same: tuple[tuple[int, int], ...]
+    numbers: tuple[tuple[int, int], ...]
 
     @property
-    def makes(self) -> Ints:
+    def makes(self) -> tuple[int, ...]:
         """The operands forward that it makes gradients of."""
         mine = () if self.x is None else (self.x,)
         return (*mine, *(p for _, p in self.params))
@@ -324,7 +285,7 @@ def _back(row: Kernel) -> Back:
 
 
 BACK: Mapping[str, Back] = {row.name: _back(row) for row in _ROWS if row.of}
-FORWARD: dict[str, Names] = {}  # of a kernel forward, those backward
+FORWARD: dict[str, tuple[str, ...]] = {}       # of a kernel forward, those backward
 for _name, _made in BACK.items():
     FORWARD[_made.of] = (*FORWARD.get(_made.of, ()), _name)
 

@@ -1,9 +1,8 @@
 """rewrite.py -- a function's calls, once they are there: made again in backward, two as one."""
-
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Iterable, Sequence
 
 from ..facts.kernels import ADD, KERNELS, NULL
 from .graph import Call, Made
@@ -13,16 +12,13 @@ def values(calls: Iterable[Call]) -> set[str]:
     return {str(a) for c in calls for k, a in c.args if k == "value"}
 
 
-def again(
-    fwd: Sequence[Made], bwd: Sequence[Call], kept: set[str]
-) -> tuple[list[Call], set[str]]:
+def again(fwd: Sequence[Made], bwd: Sequence[Call], kept: set[str]) -> tuple[list[Call], set[str]]:
     """Backward's calls, and before each, as late as can be, those of forward that make what it
     reads and is not kept; the values made again."""
     made_again: set[str] = set()
     out: list[Call] = []
     for call in bwd:
-        want = values([call])
-        before: list[Call] = []
+        want, before = values([call]), []
         for _, made, calls in reversed(fwd):
             if made & want - kept - made_again:
                 want |= values(calls)

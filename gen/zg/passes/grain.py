@@ -1,43 +1,25 @@
 """grain.py -- the steps of one use on a grain: its function, its leaves."""
-
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from ..plan.plan import Events, Int, Ref
+from ..plan.plan import Event, Int, Ref
 from . import offload
 from .hops import Hop, free, full
 from .rings import Leaf, Use
 from .steps import Reduction, Steps
 
 
-def one(
-    m: Steps,
-    u: Use,
-    g: int,
-    waits: Events,
-    begun: Sequence[Leaf],
-    whole: Sequence[Leaf],
-    recs: Events = (),
-) -> None:
+def one(m: Steps, u: Use, g: int, waits: tuple[Event, ...], begun: list[Leaf],
+        whole: list[Leaf], recs: tuple[Event, ...] = ()) -> None:
     """A function on a grain."""
-    started = tuple(free(m.leaf_slot(x, g)) for x in begun)
-    ended = tuple(full(m.leaf_slot(x, g)) for x in whole)
+    slot = lambda leaf: m.leaf_slot(leaf, g)
     ins, outs = m.operands(u, g)
     ints = (Int("at", u.slice * u.part.rows),) if u.part.slices > 1 else ()
-    m.add(
-        "main",
-        u.fn,
-        u.unit,
-        ins=ins,
-        outs=outs,
-        ints=ints,
-        waits=waits + started,
-        recs=recs + ended,
-    )
+    m.add("main", u.fn, u.unit, ins=ins, outs=outs, ints=ints,
+          waits=waits + tuple(free(slot(x)) for x in begun),
+          recs=(*recs, *(full(slot(x)) for x in whole)))
 
 
-def release(u: Use) -> Events:
+def release(u: Use) -> tuple[Event, ...]:
     """What says that the last use of a ring's slot is over."""
     return tuple(dict.fromkeys(free(g.ref) for g in u.gathered if not g.stays))
 
@@ -52,15 +34,7 @@ def leaf_done(m: Steps, u: Use, x: Leaf, g: int) -> None:
     elif m.order == "local":
         node = Ref("pend", 0) if m.shards.apart else node
         hop = Hop("sum", leaf, node, fills=False)
-        m.add(
-            "sum",
-            f"own.{f}",
-            unit,
-            ins=(leaf,),
-            outs=(node,),
-            waits=hop.waits,
-            recs=hop.recs,
-        )
+        m.add("sum", f"own.{f}", unit, ins=(leaf,), outs=(node,), waits=hop.waits, recs=hop.recs)
     else:
         hop = Hop("sum", leaf, node, fills=False)
         m.reduce(Reduction("sum", unit, flat, m.real), hop)

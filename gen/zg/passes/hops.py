@@ -7,29 +7,20 @@ the other. `full` of an instance of parameters says that all of it is new.
 What is no slot: end.Q[0], queue Q is done with all that came before; and `UPDATED`.
 An event whose two sides lie on one queue orders nothing, and no plan has it.
 """
-
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Mapping, Sequence
 
-from ..plan.plan import Event, Events, Ref, Section, Step
+from ..plan.plan import Event, Ref, Section, Step
 
-UPDATED = Event(
-    "updated", 0
-)  # a step's parameters are new, or each says itself when
-
-
-Who = Mapping[
-    str, set[str]
-]  # of an event, the queues that wait for it or record it
+UPDATED = Event("updated", 0)           # a step's parameters are new, or each says itself when
 
 
 @dataclass(frozen=True)
 class Ring:
     """Slots of a class that are used in turn."""
-
     cls: str
     slots: int
 
@@ -40,35 +31,29 @@ class Ring:
 @dataclass(frozen=True)
 class Hop:
     """From one place to the next; takes, fills: the source, the target is a slot to hand over."""
-
     queue: str
     src: Ref
     dst: Ref
     takes: bool = True
     fills: bool = True
-    after: Events = ()
-    then: Events = ()
+    after: tuple[Event, ...] = ()
+    then: tuple[Event, ...] = ()
 
     @property
-    def waits(self) -> Events:
+    def waits(self) -> tuple[Event, ...]:
         source = (full(self.src),) if self.takes else ()
         target = (free(self.dst),) if self.fills else ()
         return (*self.after, *source, *target)
 
     @property
-    def recs(self) -> Events:
+    def recs(self) -> tuple[Event, ...]:
         target = (full(self.dst),) if self.fills else ()
         source = (free(self.src),) if self.takes else ()
         return (*target, *source, *self.then)
 
 
-def move(
-    queue: str,
-    src: Ref,
-    dst: Ref,
-    after: Events = (),
-    then: Events = (),
-) -> Hop:
+def move(queue: str, src: Ref, dst: Ref, after: tuple[Event, ...] = (),
+         then: tuple[Event, ...] = ()) -> Hop:
     """Between places that are no slots."""
     return Hop(queue, src, dst, False, False, after, then)
 
@@ -89,9 +74,7 @@ def end(queue: str) -> Event:
     return Event(f"end.{queue}", 0)
 
 
-def route(
-    home: Ref, stops: Sequence[tuple[str, Ref]], after: Events
-) -> list[Hop]:
+def route(home: Ref, stops: Sequence[tuple[str, Ref]], after: tuple[Event, ...]) -> list[Hop]:
     """From home to each stop, a slot of a ring, on its queue."""
     hops: list[Hop] = []
     for queue, stop in stops:
@@ -104,7 +87,6 @@ def route(
 
 # ---- what orders nothing
 
-
 def crossing(sections: Sequence[Section]) -> tuple[Section, ...]:
     """The sections with those events alone that go from one queue to another."""
     waiting, recording = _sides(sections)
@@ -116,9 +98,7 @@ def crossing(sections: Sequence[Section]) -> tuple[Section, ...]:
     return tuple(out)
 
 
-def _sides(
-    sections: Sequence[Section],
-) -> tuple[Who, Who]:
+def _sides(sections: Sequence[Section]) -> tuple[Mapping[str, set[str]], Mapping[str, set[str]]]:
     """The queues that wait for events of a name, and those that record them."""
     waiting: dict[str, set[str]] = defaultdict(set)
     recording: dict[str, set[str]] = defaultdict(set)
@@ -131,7 +111,8 @@ def _sides(
     return waiting, recording
 
 
-def _crossing(s: Step, waiting: Who, recording: Who) -> Step:
+def _crossing(s: Step, waiting: Mapping[str, set[str]],
+             recording: Mapping[str, set[str]]) -> Step:
     """A step without waits for its own queue, and records for nobody else."""
     here = {s.queue}
     waits = tuple([e for e in s.waits if recording[e.name] - here])

@@ -8,13 +8,12 @@ one's turn (`train.accumulate: layers`): it is gathered once for all, and reduce
 Leaves that several units write wait for the last of these, in a slot for each grain; so does that
 of `keep`, which comes beside another.
 """
-
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Sequence
 
 from ..graph.graph import Graph
-from ..plan.plan import Events, Ref
+from ..plan.plan import Event, Ref
 from ..read.spec import Spec
 from . import grain, offload
 from .hops import move
@@ -22,44 +21,26 @@ from .rings import Leaf, Use
 from .shard import persists
 from .steps import Reduction, Steps
 
-TURNS = 8192  # units x grains: each is some lines of the plan
+TURNS = 8192                    # units x grains: each is some lines of the plan
 
 
 def few(spec: Spec, graph: Graph) -> None:
     """Refuses a plan of too many lines."""
     units, grains = sum(k.count for k in graph.kinds), spec.together
     if grains > 1 and units * grains > TURNS:
-        raise spec.wrong(
-            "train.accumulate",
-            f"layers takes {grains} micro-batches through each of "
-            f"{units} units; a plan holds {TURNS} such turns",
-            f"grains, or up to {TURNS // units} micro-batches a rank",
-        )
+        raise spec.wrong("train.accumulate", f"layers takes {grains} micro-batches through each of "
+                         f"{units} units; a plan holds {TURNS} such turns",
+                         f"grains, or up to {TURNS // units} micro-batches a rank")
 
 
-def use(
-    m: Steps,
-    u: Use,
-    waits: Events,
-    begun: Sequence[Leaf],
-    whole: Sequence[Leaf],
-) -> None:
+def use(m: Steps, u: Use, waits: tuple[Event, ...], begun: Sequence[Leaf],
+        whole: Sequence[Leaf]) -> None:
     """begun, whole: the leaves that u writes first, and last."""
-    now = [
-        x for x in whole if x in begun and not persists(x[0])
-    ]  # `pend` is for one at a time
+    now = [x for x in whole if x in begun and not persists(x[0])]   # `pend` is for one at a time
     if waits:
         m.add("main", "mark", u.unit, waits=waits)
     for g in range(m.together):
-        grain.one(
-            m,
-            u,
-            g,
-            (),
-            begun,
-            whole,
-            grain.release(u) if g == m.together - 1 else (),
-        )
+        grain.one(m, u, g, (), begun, whole, grain.release(u) if g == m.together - 1 else ())
         _push(m, u, now, g)
     _end(m, u, now)
     for x in whole:
