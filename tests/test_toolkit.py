@@ -8,8 +8,9 @@ import subprocess
 
 import pytest
 
-from patience import LIMIT
+import law
 import trainer
+from patience import LIMIT
 
 # $1: the toolkit; $2: a scratch folder; $3: a checkout. The toolkit loses cuBLAS' headers, and the
 # compiler's own search path all that a distribution may have put there.
@@ -64,7 +65,7 @@ def test_headers_of_another_place(tmp_path: pathlib.Path) -> None:
 def test_libraries_are_where_the_toolkit_found_them(tmp_path: pathlib.Path, where: str) -> None:
     """NVIDIA's installers have lib64 alone, its wheels lib: both products name that place, and no
     other."""
-    trainer.objects(trainer.CUDA)
+    parts = trainer.objects(trainer.CUDA)
     toolkit = (trainer.ROOT / 'out/cuda/root').resolve()
     farm = tmp_path / 'farm'
     farm.mkdir()
@@ -77,7 +78,13 @@ def test_libraries_are_where_the_toolkit_found_them(tmp_path: pathlib.Path, wher
     nccl = (trainer.ROOT / 'out/cuda/nccl/include/nccl.h').resolve().parent.parent
     settings = {**os.environ, 'CUDA_HOME': str(farm), 'NCCL_HOME': str(nccl)}
     subprocess.run(['runtime/cuda/toolkit'], cwd=checkout, env=settings, check=True, timeout=60)
-    (checkout / 'out/o').symlink_to(trainer.ROOT / 'out/o')
+    for made in parts:
+        place = checkout / made.relative_to(trainer.ROOT)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(made)
+    source = checkout / 'out/train.c'
+    source.write_text(trainer.generate(law.path('gpt')))
+    trainer.compile_source(trainer.CUDA, source, '-c', '-o', checkout / 'out/o/cc/train.o')
     for product in ('out/train-cuda', 'out/train-cuda-kernels.so'):
         link = trainer.sh('ninja', '-t', 'commands', '-s', product).splitlines()[-1]
         assert product in link
