@@ -9,6 +9,7 @@ peak is the faster of our own linear and OpenBLAS (numpy's) at 2048^3, one threa
 The table goes to stdout, all figures to out/bench.json. A load average above 0.3 at the start makes
 a run invalid.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -27,17 +28,17 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path.append(str(ROOT / 'gen'))
+sys.path.append(str(ROOT / "gen"))
 from zg.plan import plan  # noqa: E402
 from zg.plan.text import parse  # noqa: E402
 
-MADE = ROOT / 'out' / 'bench'
+MADE = ROOT / "out" / "bench"
 TOKENS, SEQUENCE = 1024, 256
 MOST_LOAD = 0.3
-CORETYPES = ('', 'SkylakeX', 'Cooperlake', 'Haswell', 'Zen')
+CORETYPES = ("", "SkylakeX", "Cooperlake", "Haswell", "Zen")
 
 # One process of the vendor's side: the best of the products that fit into a time, GFLOP/s.
-VENDOR = '''
+VENDOR = """
 import sys, time
 import numpy as np
 n, end = 2048, time.perf_counter() + float(sys.argv[1])
@@ -49,11 +50,11 @@ while time.perf_counter() < end:
     np.matmul(x, x, out=y)
     best = min(best, time.perf_counter() - t)
 print(2e-9 * n**3 / best)
-'''
+"""
 
 # First touch as the runtime takes arenas: every rank its part of one memory file, then private
 # memory, in huge pages where there are any; seconds of both kinds, a line for each rank.
-TOUCH = '''
+TOUCH = """
 import mmap, os, sys, time
 ranks, shared, private, populate_write = *map(int, sys.argv[1:]), 23
 
@@ -74,12 +75,13 @@ file = os.memfd_create("arenas")
 os.ftruncate(file, ranks * shared)
 pids = [os.fork() or rank(r) for r in range(ranks)]
 sys.exit(any(os.waitpid(pid, 0)[1] for pid in pids))
-'''
+"""
 
 
 @dataclass(frozen=True)
 class Case:
     """A program: a model, and the keys of its spec that are set."""
+
     spec: str
     name: str
     keys: tuple[str, ...]
@@ -88,6 +90,7 @@ class Case:
 @dataclass(frozen=True)
 class Touch:
     """Seconds of a rank's first touch of what peers read and of the rest."""
+
     shared: float
     private: float
 
@@ -95,196 +98,312 @@ class Touch:
 @dataclass(frozen=True)
 class Run:
     """One run of a program."""
-    steps: list[float]      # seconds of each step but the first
-    arena: int              # bytes a rank
-    start: float            # seconds from the call of the program to its first operation
-    wire: int               # bytes received by a rank in a step
-    touch: Touch            # of an arena like its own, just before it
+
+    steps: list[float]  # seconds of each step but the first
+    arena: int  # bytes a rank
+    start: float  # seconds from the call of the program to its first operation
+    wire: int  # bytes received by a rank in a step
+    touch: Touch  # of an arena like its own, just before it
 
 
 def sh(*command: object) -> str:
-    return subprocess.run([str(c) for c in command], cwd=ROOT, check=True, text=True,
-                          stdout=subprocess.PIPE).stdout
+    return subprocess.run(
+        [str(c) for c in command],
+        cwd=ROOT,
+        check=True,
+        text=True,
+        stdout=subprocess.PIPE,
+    ).stdout
 
 
-def together(script: str, argument: object, processes: int, env: dict[str, str]) -> list[float]:
+def together(
+    script: str, argument: object, processes: int, env: dict[str, str]
+) -> list[float]:
     """A Python script in several processes at once; the number that each prints."""
-    running = [subprocess.Popen([sys.executable, '-c', script, str(argument)], text=True,
-                                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                                env={**os.environ, **env}) for _ in range(processes)]
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(argument)],
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **env},
+        )
+        for _ in range(processes)
+    ]
     said = [p.communicate()[0] for p in running]
-    return [float(s) for s in said] if all(p.returncode == 0 for p in running) else [0.0]
+    return (
+        [float(s) for s in said]
+        if all(p.returncode == 0 for p in running)
+        else [0.0]
+    )
 
 
 # ---- the machine
 
+
 def machine(load: float) -> dict[str, object]:
-    cpu = re.search(r'model name\s*: (.*)', Path('/proc/cpuinfo').read_text())
-    commands = sh('ninja', '-t', 'commands', 'out/train').splitlines()
-    flags = next(c for c in commands if 'linear_avx512.o' in c)
-    compiler = os.environ.get('CC', 'gcc')
-    return {'cpu': cpu[1] if cpu else platform.processor(), 'cores': os.cpu_count(), 'load': load,
-            'compiler': sh(compiler, '--version').splitlines()[0],
-            'flags': re.sub(r'.*?(-std.*?) -MMD.*', r'\1', flags)}
+    cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    commands = sh("ninja", "-t", "commands", "out/train").splitlines()
+    flags = next(c for c in commands if "linear_avx512.o" in c)
+    compiler = os.environ.get("CC", "gcc")
+    return {
+        "cpu": cpu[1] if cpu else platform.processor(),
+        "cores": os.cpu_count(),
+        "load": load,
+        "compiler": sh(compiler, "--version").splitlines()[0],
+        "flags": re.sub(r".*?(-std.*?) -MMD.*", r"\1", flags),
+    }
 
 
 def gemm(cores: int, seconds: float, pairs: int) -> dict[str, object]:
     """Alternating: our linear, then the vendor's product; GFLOP/s of all cores."""
+
     def vendor(coretype: str, t: float) -> float:
-        one = {'OPENBLAS_NUM_THREADS': '1', **({'OPENBLAS_CORETYPE': coretype} if coretype else {})}
+        one = {
+            "OPENBLAS_NUM_THREADS": "1",
+            **({"OPENBLAS_CORETYPE": coretype} if coretype else {}),
+        }
         return sum(together(VENDOR, t, cores, one))
 
-    sh('ninja', '--quiet', 'out/train-peak')
+    sh("ninja", "--quiet", "out/train-peak")
     coretype = max(CORETYPES, key=lambda c: vendor(c, 1.0))
-    rates = [(float(sh('out/train-peak', cores, 2048, seconds)), vendor(coretype, seconds))
-             for _ in range(pairs)]
-    ours, theirs = (statistics.median(side) for side in zip(*rates))
-    return {'ours': ours, 'openblas': theirs, 'openblas_coretype': coretype or 'its own choice',
-            'peak': max(ours, theirs)}
+    rates = [
+        (
+            float(sh("out/train-peak", cores, 2048, seconds)),
+            vendor(coretype, seconds),
+        )
+        for _ in range(pairs)
+    ]
+    ours, theirs = (
+        statistics.median(side) for side in zip(*rates, strict=True)
+    )
+    return {
+        "ours": ours,
+        "openblas": theirs,
+        "openblas_coretype": coretype or "its own choice",
+        "peak": max(ours, theirs),
+    }
 
 
 def touch(p: plan.Plan) -> Touch:
     """Of all of a plan's ranks at once: the mean, for they wait for one another."""
-    said = sh(sys.executable, '-c', TOUCH, p.head.ranks, p.shared, p.arena('cpu') - p.shared)
-    kinds = zip(*(map(float, line.split()) for line in said.splitlines()))
+    said = sh(
+        sys.executable,
+        "-c",
+        TOUCH,
+        p.head.ranks,
+        p.shared,
+        p.arena("cpu") - p.shared,
+    )
+    kinds = zip(
+        *(map(float, line.split()) for line in said.splitlines()), strict=True
+    )
     return Touch(*(statistics.mean(kind) for kind in kinds))
 
 
 # ---- the programs
 
+
 def spread(ranks: int, stage: int) -> tuple[str, ...]:
     """Keys of a step's tokens on so many ranks."""
-    keys = {'zero.stage': stage, 'cluster.ranks': ranks, 'train.sequence': SEQUENCE,
-            'train.global_batch': TOKENS // SEQUENCE, 'train.precision': 'f32',
-            'train.micro_batch': TOKENS // SEQUENCE // ranks}
-    return tuple(f'{key}={value}' for key, value in keys.items())
+    keys = {
+        "zero.stage": stage,
+        "cluster.ranks": ranks,
+        "train.sequence": SEQUENCE,
+        "train.global_batch": TOKENS // SEQUENCE,
+        "train.precision": "f32",
+        "train.micro_batch": TOKENS // SEQUENCE // ranks,
+    }
+    return tuple(f"{key}={value}" for key, value in keys.items())
 
 
 def settings(case: Case) -> list[str]:
-    return [word for key in case.keys for word in ('--set', key)]
+    return [word for key in case.keys for word in ("--set", key)]
 
 
 def flops(case: Case) -> float:
     """Of a step: 6 a parameter and token, and causal attention."""
-    said = sh('gen/zgen', case.spec, *settings(case), '--emit', 'explain')
-    return float(re.search(r'flops in a global step: (\S+)', said)[1])
+    said = sh("gen/zgen", case.spec, *settings(case), "--emit", "explain")
+    return float(re.search(r"flops in a global step: (\S+)", said)[1])
 
 
 def build(case: Case) -> plan.Plan:
-    source = sh('gen/zgen', case.spec, *settings(case))
-    (ROOT / 'out' / 'train.c').write_text(source)
-    sh('ninja', '--quiet', 'out/train')
-    shutil.copy(ROOT / 'out' / 'train', MADE / case.name)
-    return parse(sh('gen/zgen', case.spec, *settings(case), '--emit', 'plan'))
+    source = sh("gen/zgen", case.spec, *settings(case))
+    (ROOT / "out" / "train.c").write_text(source)
+    sh("ninja", "--quiet", "out/train")
+    shutil.copy(ROOT / "out" / "train", MADE / case.name)
+    return parse(sh("gen/zgen", case.spec, *settings(case), "--emit", "plan"))
 
 
 def run(case: Case, p: plan.Plan, steps: int, data: Path) -> Run:
-    log, touched, called = MADE / f'{case.name}.jsonl', touch(p), time.monotonic()
-    sh(MADE / case.name, '--data', data, '--steps', steps + 1, '--log', log)
+    log, touched, called = (
+        MADE / f"{case.name}.jsonl",
+        touch(p),
+        time.monotonic(),
+    )
+    log.unlink(missing_ok=True)
+    sh(MADE / case.name, "--data", data, "--steps", steps + 1, "--log", log)
     lines = [json.loads(line) for line in log.read_text().splitlines()]
-    ends, last = [line['seconds'] for line in lines if 'loss' in line], lines[-1]
-    return Run([b - a for a, b in zip(ends, ends[1:])], last['arena'],
-               last['started'] + last['start_arena'] - called, last['wire'], touched)
+    took, last = (
+        [line["seconds"] for line in lines if "loss" in line],
+        lines[-1],
+    )
+    return Run(
+        took[1:],
+        last["arena"],
+        last["started"] + last["start_arena"] - called,
+        last["wire"],
+        touched,
+    )
 
 
 def tokens(p: plan.Plan, steps: int) -> Path:
     """A file of tokens for so many timed steps and one before them."""
-    data, count = MADE / 'tokens.bin', TOKENS * (steps + 1) + 1
+    data, count = MADE / "tokens.bin", TOKENS * (steps + 1) + 1
     drawn = np.random.RandomState(1).randint(0, p.head.vocab, count)
-    data.write_bytes(drawn.astype('<u2').tobytes())
+    data.write_bytes(drawn.astype("<u2").tobytes())
     return data
 
 
-def measure(plans: dict[Case, plan.Plan], steps: int, rounds: int) -> dict[str, list[Run]]:
+def measure(
+    plans: dict[Case, plan.Plan], steps: int, rounds: int
+) -> dict[str, list[Run]]:
     data = tokens(next(iter(plans.values())), steps)
     runs: dict[str, list[Run]] = {case.name: [] for case in plans}
     for turn in range(rounds):
         for case, p in plans.items():
-            print(f'round {turn + 1} of {rounds}: {case.name}', file=sys.stderr)
+            print(
+                f"round {turn + 1} of {rounds}: {case.name}", file=sys.stderr
+            )
             runs[case.name].append(run(case, p, steps, data))
     return runs
 
 
 # ---- figures
 
-def figures(case: Case, p: plan.Plan, runs: list[Run], peak: float, work: float,
-            ) -> dict[str, object]:
+
+def figures(
+    case: Case,
+    p: plan.Plan,
+    runs: list[Run],
+    peak: float,
+    work: float,
+) -> dict[str, object]:
     """work: floating-point operations of a step; peak: GFLOP/s. A program may take 1.3 x the time
     of the first touch of its arena, and 0.2 s for all else, to its first operation."""
     step = statistics.median(s for r in runs for s in r.steps)
     touched = statistics.median(r.touch.shared + r.touch.private for r in runs)
-    return {**asdict(case), 'step': step, 'gflops': 1e-9 * work / step,
-            'share': 1e-9 * work / step / peak, 'arena': runs[0].arena, 'shared': p.shared,
-            'wire': runs[0].wire, 'start': statistics.median(r.start for r in runs),
-            'start_bound': 1.3 * touched + 0.2, 'runs': [asdict(r) for r in runs]}
+    return {
+        **asdict(case),
+        "step": step,
+        "gflops": 1e-9 * work / step,
+        "share": 1e-9 * work / step / peak,
+        "arena": runs[0].arena,
+        "shared": p.shared,
+        "wire": runs[0].wire,
+        "start": statistics.median(r.start for r in runs),
+        "start_bound": 1.3 * touched + 0.2,
+        "runs": [asdict(r) for r in runs],
+    }
 
 
 def overhead(whole: list[Run], split: list[Run]) -> float:
     """How much longer a step of `split` takes: the median over pairs of neighbouring runs."""
-    pairs = [statistics.median(s.steps) / statistics.median(w.steps) for w, s in zip(whole, split)]
+    pairs = [
+        statistics.median(s.steps) / statistics.median(w.steps)
+        for w, s in zip(whole, split, strict=True)
+    ]
     return statistics.median(pairs) - 1
 
 
 def head(m: dict) -> list[str]:
     """What every table says first."""
-    return [f'{m["cpu"]}, {m["cores"]} cores, load average {m["load"]:.2f} at the start',
-            m['compiler'], m['flags'], '']
+    return [
+        f"{m['cpu']}, {m['cores']} cores, load average {m['load']:.2f} at the start",
+        m["compiler"],
+        m["flags"],
+        "",
+    ]
 
 
 def table(result: dict) -> str:
-    g = result['gemm']
-    lines = [*head(result['machine']),
-             f'f32 GEMM 2048^3: ours {g["ours"]:.0f} GFLOP/s, OpenBLAS '
-             f'({g["openblas_coretype"]}) {g["openblas"]:.0f} GFLOP/s', '',
-             f'| {Path(result["spec"]).stem}, f32, {TOKENS} tokens a step | step, s | GFLOP/s | '
-             'share of peak | arena a rank, MB | of it shared | start, s | bound, s |',
-             '|---|---|---|---|---|---|---|---|']
-    lines += [f'| {c["name"]} | {c["step"]:.3f} | {c["gflops"]:.0f} | {100 * c["share"]:.0f} % | '
-              f'{c["arena"] / 1e6:.0f} | {c["shared"] / 1e6:.0f} | {c["start"]:.2f} | '
-              f'{c["start_bound"]:.2f} |'
-              for c in result['cases']]
-    if 'overhead' in result:
-        lines += ['', f'ZeRO-3 over ZeRO-0: {100 * result["overhead"]:+.1f} %']
-    return '\n'.join(lines)
+    g = result["gemm"]
+    lines = [
+        *head(result["machine"]),
+        f"f32 GEMM 2048^3: ours {g['ours']:.0f} GFLOP/s, OpenBLAS "
+        f"({g['openblas_coretype']}) {g['openblas']:.0f} GFLOP/s",
+        "",
+        f"| {Path(result['spec']).stem}, f32, {TOKENS} tokens a step | step, s | GFLOP/s | "
+        "share of peak | arena a rank, MB | of it shared | start, s | bound, s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {c['name']} | {c['step']:.3f} | {c['gflops']:.0f} | {100 * c['share']:.0f} % | "
+        f"{c['arena'] / 1e6:.0f} | {c['shared'] / 1e6:.0f} | {c['start']:.2f} | "
+        f"{c['start_bound']:.2f} |"
+        for c in result["cases"]
+    ]
+    if "overhead" in result:
+        lines += ["", f"ZeRO-3 over ZeRO-0: {100 * result['overhead']:+.1f} %"]
+    return "\n".join(lines)
 
 
 def options(says: str, steps: int, rounds: int) -> argparse.ArgumentParser:
     """Of a bench of this folder; says: its docstring."""
-    parser = argparse.ArgumentParser(description=says.split('\n')[0])
-    parser.add_argument('--steps', type=int, default=steps, help='timed steps of a run')
-    parser.add_argument('--rounds', type=int, default=rounds, help='runs of each program')
-    parser.add_argument('--spec', default='model_specs/gpt2-124m.yaml', help='the model')
+    parser = argparse.ArgumentParser(description=says.split("\n")[0])
+    parser.add_argument(
+        "--steps", type=int, default=steps, help="timed steps of a run"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=rounds, help="runs of each program"
+    )
+    parser.add_argument(
+        "--spec", default="model_specs/gpt2-124m.yaml", help="the model"
+    )
     return parser
 
 
 def finish(result: dict, name: str, text: str) -> int:
     """Figures to out/NAME.json, the table to stdout; the exit code."""
-    result['valid'] = result['machine']['load'] <= MOST_LOAD
-    (ROOT / 'out' / f'{name}.json').write_text(json.dumps(result, indent=1) + '\n')
+    result["valid"] = result["machine"]["load"] <= MOST_LOAD
+    (ROOT / "out" / f"{name}.json").write_text(
+        json.dumps(result, indent=1) + "\n"
+    )
     print(text)
-    if not result['valid']:
-        print(f'INVALID: the load average was above {MOST_LOAD}; measure on an idle machine')
-    return 0 if result['valid'] else 1
+    if not result["valid"]:
+        print(
+            f"INVALID: the load average was above {MOST_LOAD}; measure on an idle machine"
+        )
+    return 0 if result["valid"] else 1
 
 
 def main() -> int:
     given = options(__doc__, 5, 3).parse_args()
     load, cores = os.getloadavg()[0], min(os.cpu_count() or 1, 2)
     MADE.mkdir(parents=True, exist_ok=True)
-    cases = [Case(given.spec, 'rank-1', spread(1, 0))]
-    cases += [Case(given.spec, f'zero-{stage}', spread(cores, stage))
-              for stage in (0, 3) if cores > 1]
-    print(f'load average {load:.2f}', file=sys.stderr)
+    cases = [Case(given.spec, "rank-1", spread(1, 0))]
+    cases += [
+        Case(given.spec, f"zero-{stage}", spread(cores, stage))
+        for stage in (0, 3)
+        if cores > 1
+    ]
+    print(f"load average {load:.2f}", file=sys.stderr)
     plans = {case: build(case) for case in cases}
     peak = gemm(cores, 2.0, given.rounds)
     runs = measure(plans, given.steps, given.rounds)
-    result = {'spec': given.spec, 'machine': machine(load), 'gemm': peak,
-              'cases': [figures(c, p, runs[c.name], peak['peak'], flops(c))
-                        for c, p in plans.items()]}
+    result = {
+        "spec": given.spec,
+        "machine": machine(load),
+        "gemm": peak,
+        "cases": [
+            figures(c, p, runs[c.name], peak["peak"], flops(c))
+            for c, p in plans.items()
+        ],
+    }
     if cores > 1:
-        result['overhead'] = overhead(runs['zero-0'], runs['zero-3'])
-    return finish(result, 'bench', table(result))
+        result["overhead"] = overhead(runs["zero-0"], runs["zero-3"])
+    return finish(result, "bench", table(result))
 
 
-if __name__ == '__main__':
+if __name__ == "__main__":
     sys.exit(main())

@@ -10,6 +10,7 @@ The disk is slow_disk.c, preloaded; the file lies in memory (--dir), which is fa
 The table goes to stdout, all figures to out/file_tier.json. A load average above 0.3 at the start
 makes a run invalid.
 """
+
 from __future__ import annotations
 
 import json
@@ -25,68 +26,136 @@ from zg.write import cost
 BOUND = 1.15
 # bytes a second, micro-batches a step
 ROWS = ((0.5e9, 1), (1e9, 1), (2e9, 1), (4e9, 1), (1e9, 8))
-HOST = ('zero.stage=1', 'zero.offload_optimizer.device=cpu')
-FILE = ('zero.stage=1', 'zero.offload_optimizer.device=nvme',
-        'zero.offload_optimizer.nvme_path=/dev/shm')
+HOST = ("zero.stage=1", "zero.offload_optimizer.device=cpu")
+FILE = (
+    "zero.stage=1",
+    "zero.offload_optimizer.device=nvme",
+    "zero.offload_optimizer.nvme_path=/dev/shm",
+)
 
 
-def run(case: Case, data: Path, steps: int, *options: str, **env: str) -> list[float]:
-    """Seconds from step to step, but for the first and for the last, which waits for its end."""
-    log = MADE / f'{case.name}.jsonl'
-    bench.sh('env', *(f'{k}={v}' for k, v in env.items()), MADE / case.name, '--data', data,
-             '--steps', steps + 2, '--log', log, *options)
-    ends = [row['seconds'] for row in map(json.loads, log.read_text().splitlines())
-            if 'loss' in row]
-    return [b - a for a, b in zip(ends, ends[1:-1])]
+def run(
+    case: Case, data: Path, steps: int, *options: str, **env: str
+) -> list[float]:
+    """Seconds of each step, but for the first and for the last, which waits for its end."""
+    log = MADE / f"{case.name}.jsonl"
+    log.unlink(missing_ok=True)
+    bench.sh(
+        "env",
+        *(f"{k}={v}" for k, v in env.items()),
+        MADE / case.name,
+        "--data",
+        data,
+        "--steps",
+        steps + 2,
+        "--log",
+        log,
+        *options,
+    )
+    took = [
+        row["seconds"]
+        for row in map(json.loads, log.read_text().splitlines())
+        if "loss" in row
+    ]
+    return took[1:-1]
 
 
 def table(result: dict) -> str:
-    moved = result['moved']
-    lines = [*bench.head(result['machine']),
-             f'{Path(result["spec"]).stem}, f32; the file moves {moved / 1e9:.2f} GB a step; bound: '
-             f'{BOUND}', '',
-             '| rate, GB/s | micro-batches a step | bytes / rate, s | step on the host, s | in the '
-             'file, s | of the longer | of their sum |', '|' + '---|' * 7]
-    for row in result['rows']:
-        disk, host, file = moved / row['rate'], row['host'], row['file']
-        lines.append(f'| {row["rate"] / 1e9:g} | {row["grains"]} | {disk:.3f} | {host:.3f} | '
-                     f'{file:.3f} | {file / max(host, disk):.2f} | {file / (host + disk):.2f} |')
-    return '\n'.join(lines)
+    moved = result["moved"]
+    lines = [
+        *bench.head(result["machine"]),
+        f"{Path(result['spec']).stem}, f32; the file moves {moved / 1e9:.2f} GB a step; bound: "
+        f"{BOUND}",
+        "",
+        "| rate, GB/s | micro-batches a step | bytes / rate, s | step on the host, s | in the "
+        "file, s | of the longer | of their sum |",
+        "|" + "---|" * 7,
+    ]
+    for row in result["rows"]:
+        disk, host, file = moved / row["rate"], row["host"], row["file"]
+        lines.append(
+            f"| {row['rate'] / 1e9:g} | {row['micro_batches']} | {disk:.3f} | {host:.3f} | "
+            f"{file:.3f} | {file / max(host, disk):.2f} | {file / (host + disk):.2f} |"
+        )
+    return "\n".join(lines)
 
 
 def main() -> int:
     parser = bench.options(__doc__, 3, 2)
-    parser.add_argument('--dir', default='/dev/shm', help='where the file lies')
+    parser.add_argument(
+        "--dir", default="/dev/shm", help="where the file lies"
+    )
     given = parser.parse_args()
     load = os.getloadavg()[0]
     MADE.mkdir(parents=True, exist_ok=True)
-    library = MADE / 'slow_disk.so'
-    bench.sh('gcc', '-O1', '-Wall', '-Werror', '-shared', '-fPIC', 'bench/slow_disk.c',
-             '-o', library)
-    most = max(grains for _, grains in ROWS)
+    library = MADE / "slow_disk.so"
+    bench.sh(
+        "gcc",
+        "-O1",
+        "-Wall",
+        "-Werror",
+        "-shared",
+        "-fPIC",
+        "bench/slow_disk.c",
+        "-o",
+        library,
+    )
+    most = max(micro_batches for _, micro_batches in ROWS)
     samples = bench.TOKENS // bench.SEQUENCE
-    cases = {(name, grains): Case(given.spec, f'{name}{grains}', (
-        *bench.spread(1, 0), *keys, f'train.global_batch={grains * samples}'))
-        for grains in sorted({grains for _, grains in ROWS})
-        for name, keys in (('host', HOST), ('file', FILE))}
+    cases = {
+        (name, micro_batches): Case(
+            given.spec,
+            f"{name}{micro_batches}",
+            (
+                *bench.spread(1, 0),
+                *keys,
+                f"train.global_batch={micro_batches * samples}",
+            ),
+        )
+        for micro_batches in sorted(
+            {micro_batches for _, micro_batches in ROWS}
+        )
+        for name, keys in (("host", HOST), ("file", FILE))
+    }
     plans = {key: bench.build(case) for key, case in cases.items()}
-    moved = sum(cost.moved(plans['file', 1]))
-    data = bench.tokens(plans['file', 1], most * (given.steps + 2) - 1)
+    moved = sum(cost.moved(plans["file", 1]))
+    data = bench.tokens(plans["file", 1], most * (given.steps + 2) - 1)
     found: dict[tuple[str, float, int], list[float]] = {}
     for turn in range(given.rounds):
-        print(f'round {turn + 1} of {given.rounds}', file=sys.stderr)
-        for (name, grains), case in cases.items():
-            for rate in [0.0] if name == 'host' else [r for r, n in ROWS if n == grains]:
-                slow = {'LD_PRELOAD': str(library), 'ZR_DISK_RATE': str(rate)} if rate else {}
-                where = ('--nvme', given.dir) if rate else ()
-                found.setdefault((name, rate, grains), []).extend(
-                    run(case, data, given.steps, *where, **slow))
+        print(f"round {turn + 1} of {given.rounds}", file=sys.stderr)
+        for (name, micro_batches), case in cases.items():
+            for rate in (
+                [0.0]
+                if name == "host"
+                else [r for r, n in ROWS if n == micro_batches]
+            ):
+                slow = (
+                    {"LD_PRELOAD": str(library), "ZR_DISK_RATE": str(rate)}
+                    if rate
+                    else {}
+                )
+                where = ("--nvme", given.dir) if rate else ()
+                found.setdefault((name, rate, micro_batches), []).extend(
+                    run(case, data, given.steps, *where, **slow)
+                )
     middle = {key: statistics.median(times) for key, times in found.items()}
-    rows = [{'rate': rate, 'grains': grains, 'host': middle['host', 0.0, grains],
-             'file': middle['file', rate, grains]} for rate, grains in ROWS]
-    result = {'spec': given.spec, 'machine': bench.machine(load), 'moved': moved, 'rows': rows}
-    return bench.finish(result, 'file_tier', table(result))
+    rows = [
+        {
+            "rate": rate,
+            "micro_batches": micro_batches,
+            "host": middle["host", 0.0, micro_batches],
+            "file": middle["file", rate, micro_batches],
+        }
+        for rate, micro_batches in ROWS
+    ]
+    result = {
+        "spec": given.spec,
+        "machine": bench.machine(load),
+        "moved": moved,
+        "rows": rows,
+    }
+    return bench.finish(result, "file_tier", table(result))
 
 
-if __name__ == '__main__':
+if __name__ == "__main__":
     sys.exit(main())

@@ -11,6 +11,7 @@ Invariants
  1. The programs of all checks and measurements are listed here, and nowhere else.
  2. The model of a speed case is the spec of model_specs/, whatever else reads that spec.
 """
+
 from __future__ import annotations
 
 import hashlib
@@ -24,46 +25,60 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOM = Path(os.environ.get('ZR_BENCH_FROM') or ROOT / 'out' / 'bench' / 'sources')
-REHEARSAL = os.environ.get('ZR_BENCH_KIND') == 'emulated'
-FAMILIES = ('gpt', 'qwen3', 'llama')
-REALS = ('f32', 'bf16', 'f16')
+ROOM = Path(
+    os.environ.get("ZR_BENCH_FROM") or ROOT / "out" / "bench" / "sources"
+)
+REHEARSAL = os.environ.get("ZR_BENCH_KIND") == "emulated"
+FAMILIES = ("gpt", "qwen3", "llama")
+REALS = ("f32", "bf16", "f16")
 # of which programs are compared
-LOOKED_AT = [(family, real) for family in FAMILIES for real in REALS] if not REHEARSAL else [
-    ('gpt', 'bf16')]
+LOOKED_AT = (
+    [(family, real) for family in FAMILIES for real in REALS]
+    if not REHEARSAL
+    else [("gpt", "bf16")]
+)
 
 
 @dataclass(frozen=True)
 class Source:
     """One train.c: a spec, with another number of blocks or as it stands, and settings."""
+
     name: str
     spec: str
     keys: tuple[str, ...]
     blocks: int = 0
 
     def settings(self) -> list[str]:
-        return [word for key in self.keys for word in ('--set', key)]
+        return [word for key in self.keys for word in ("--set", key)]
 
     def text(self) -> str:
         """of the spec"""
-        text = (ROOT / 'model_specs' / f'{self.spec}.yaml').read_text()
-        return re.sub(r'\bblocks: \d+', f'blocks: {self.blocks}', text) if self.blocks else text
+        text = (ROOT / "model_specs" / f"{self.spec}.yaml").read_text()
+        return (
+            re.sub(r"\bblocks: \d+", f"blocks: {self.blocks}", text)
+            if self.blocks
+            else text
+        )
 
     def emit(self, what: str) -> str:
-        spec = ROOM / f'{self.name}.yaml'
-        return subprocess.run([ROOT / 'gen' / 'zgen', spec, *self.settings(), '--emit', what],
-                              check=True, stdout=subprocess.PIPE, text=True).stdout
+        spec = ROOM / f"{self.name}.yaml"
+        return subprocess.run(
+            [ROOT / "gen" / "zgen", spec, *self.settings(), "--emit", what],
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        ).stdout
 
     def prepare(self) -> None:
         ROOM.mkdir(parents=True, exist_ok=True)
-        (ROOM / f'{self.name}.yaml').write_text(self.text())
-        for suffix, what in (('.plan', 'plan'), ('.c', 'c')):
+        (ROOM / f"{self.name}.yaml").write_text(self.text())
+        for suffix, what in ((".plan", "plan"), (".c", "c")):
             made = self.emit(what)
-            (ROOM / f'{self.name}{suffix}').write_text(made)
+            (ROOM / f"{self.name}{suffix}").write_text(made)
 
     def read(self, suffix: str) -> str:
         """`.c`, `.plan` or `.yaml`, made now where it is not there"""
-        path = ROOM / f'{self.name}{suffix}'
+        path = ROOM / f"{self.name}{suffix}"
         if not path.exists():
             self.prepare()
         return path.read_text()
@@ -71,15 +86,17 @@ class Source:
 
 # ---- speed: one rank, everything on the device
 
+
 @dataclass(frozen=True)
 class Case:
     """A model to time; steps: of one run, `dropped` of them not counted."""
+
     source: Source
     batch: int
     sequence: int
     steps: int
     dropped: int = 4
-    compile: str = 'model'      # by PyTorch: the whole model, or a block at a time
+    compile: str = "model"  # by PyTorch: the whole model, or a block at a time
     more: tuple[str, ...] = field(default=())
 
     @property
@@ -92,61 +109,148 @@ class Case:
         return self.batch * self.sequence
 
 
-def case(name: str, batch: int, sequence: int, steps: int, spec: str = '', blocks: int = 0,
-         precision: str = 'bf16', **more: object) -> Case:
-    keys = {'precision': precision, 'micro_batch': batch, 'global_batch': batch,
-            'sequence': sequence}
-    source = Source(name, spec or name, (
-        *(f'train.{key}={value}' for key, value in keys.items()), 'cluster.ranks=1',
-        'zero.stage=0'), blocks)
+def case(
+    name: str,
+    batch: int,
+    sequence: int,
+    steps: int,
+    spec: str = "",
+    blocks: int = 0,
+    precision: str = "bf16",
+    **more: object,
+) -> Case:
+    keys = {
+        "precision": precision,
+        "micro_batch": batch,
+        "global_batch": batch,
+        "sequence": sequence,
+        "recompute": "none",
+    }
+    source = Source(
+        name,
+        spec or name,
+        (
+            *(f"train.{key}={value}" for key, value in keys.items()),
+            "cluster.ranks=1",
+            "zero.stage=0",
+        ),
+        blocks,
+    )
     return Case(source, batch, sequence, steps, **more)
 
 
 MEASURED = (
-    case('gpt2-124m', 64, 1024, 30),
-    case('llama3-8b-16', 1, 8192, 16, 'llama3-8b', 16, compile='block'),
-    case('gpt2-1558m', 16, 1024, 16, compile='block'),
-    case('qwen3-0.6b', 4, 4096, 20, compile='block'),
+    case("gpt2-124m", 64, 1024, 30),
+    case("llama3-8b-16", 1, 8192, 16, "llama3-8b", 16, compile="block"),
+    case("gpt2-1558m", 16, 1024, 16, compile="block"),
+    case("qwen3-0.6b", 4, 4096, 20, compile="block"),
 )
 # The same paths, in a second or two on a CPU.
-REHEARSED = (case('gpt-tiny', 2, 32, 4, dropped=1),
-             case('llama-tiny-2', 1, 32, 4, 'llama-tiny', 2, dropped=1, compile='block'),
-             case('qwen3-tiny', 1, 32, 3, dropped=1))
+REHEARSED = (
+    case("gpt-tiny", 2, 32, 4, dropped=1),
+    case(
+        "llama-tiny-2", 1, 32, 4, "llama-tiny", 2, dropped=1, compile="block"
+    ),
+    case("qwen3-tiny", 1, 32, 3, dropped=1),
+)
 CASES = REHEARSED if REHEARSAL else MEASURED
 
 # The largest model, with its optimizer on the device and on the host.
-LARGE = next(c for c in CASES if c.name in ('gpt2-1558m', 'gpt-tiny'))
-HOST = ('zero.offload_optimizer.device=cpu',)
-FILE = ('zero.offload_optimizer.device=nvme', 'zero.offload_optimizer.nvme_path=/tmp')
-PLACES = {place: Source(f'{LARGE.name}-{place}', LARGE.source.spec, (
-    *(key for key in LARGE.source.keys if key != 'zero.stage=0'), 'zero.stage=1', *more))
-    for place, more in {'device': (), 'host': HOST}.items()}
+LARGE = next(c for c in CASES if c.name in ("gpt2-1558m", "gpt-tiny"))
+HOST = ("zero.offload_optimizer.device=cpu",)
+FILE = (
+    "zero.offload_optimizer.device=nvme",
+    "zero.offload_optimizer.nvme_path=/tmp",
+)
+PLACES = {
+    place: Source(
+        f"{LARGE.name}-{place}",
+        LARGE.source.spec,
+        (
+            *(key for key in LARGE.source.keys if key != "zero.stage=0"),
+            "zero.stage=1",
+            *more,
+        ),
+    )
+    for place, more in {"device": (), "host": HOST}.items()
+}
 
 # Where every kernel is tried on exact allocations: all kernels are in one of these.
-SMALL = tuple(Source(f'small-{family}-{real}', f'{family}-tiny', (
-    f'train.precision={real}', 'train.micro_batch=2', 'train.global_batch=2', 'cluster.ranks=1',
-    'zero.stage=0')) for family in FAMILIES for real in ('bf16', 'f32')) + (
-    Source('small-slices', 'llama-tiny', (
-        'train.micro_batch=2', 'train.global_batch=2', 'cluster.ranks=1', 'zero.stage=3',
-        'zero.stage3_param_persistence_threshold=64', 'zero.stage3_max_live_parameters=22000')),)
+SMALL = tuple(
+    Source(
+        f"small-{family}-{real}",
+        f"{family}-tiny",
+        (
+            f"train.precision={real}",
+            "train.micro_batch=2",
+            "train.global_batch=2",
+            "cluster.ranks=1",
+            "zero.stage=0",
+        ),
+    )
+    for family in FAMILIES
+    for real in ("bf16", "f32")
+) + (
+    Source(
+        "small-slices",
+        "llama-tiny",
+        (
+            "train.micro_batch=2",
+            "train.global_batch=2",
+            "cluster.ranks=1",
+            "zero.stage=3",
+            "zero.stage3_param_persistence_threshold=64",
+            "zero.stage3_max_live_parameters=22000",
+        ),
+    ),
+    Source(
+        "small-relu2",
+        "gpt-tiny",
+        (
+            "model.units[1].ops[1].residual[2]={relu2: {}}",
+            "cluster.ranks=1",
+            "zero.stage=0",
+        ),
+    ),
+)
 
 
-# ---- correctness: eight grains, however they are spread
+# ---- correctness: eight micro-batches, however they are spread
 
-RECIPE = ('train.micro_batch=1', 'train.global_batch=8')
-SPREAD = {'plain': (1, 0), 'stage1': (1, 1), 'stage2': (1, 2), 'stage3': (1, 3),
-          'stage3-ahead': (1, 3), 'host': (1, 2), 'file': (1, 3), 'two0': (2, 0), 'two2': (2, 2),
-          'two3': (2, 3)}
+RECIPE = ("train.micro_batch=1", "train.global_batch=8")
+SPREAD = {
+    "plain": (1, 0),
+    "stage1": (1, 1),
+    "stage2": (1, 2),
+    "stage3": (1, 3),
+    "stage3-ahead": (1, 3),
+    "host": (1, 2),
+    "file": (1, 3),
+    "two0": (2, 0),
+    "two2": (2, 2),
+    "two3": (2, 3),
+}
 
 
 def tiny(family: str, real: str, way: str) -> Source:
     ranks, stage = SPREAD[way]
-    more = {'stage3': ('zero.stage3_prefetch_bucket_size=0',),
-            'stage3-ahead': ('zero.stage3_prefetch_bucket_size=500000000',), 'host': HOST,
-            'file': (*FILE, 'zero.offload_param.device=cpu')}.get(way, ())
-    return Source(f'{family}-{real}-{way}', f'{family}-tiny', (
-        f'train.precision={real}', *RECIPE, f'cluster.ranks={ranks}', f'zero.stage={stage}',
-        *more))
+    more = {
+        "stage3": ("zero.stage3_prefetch_bucket_size=0",),
+        "stage3-ahead": ("zero.stage3_prefetch_bucket_size=500000000",),
+        "host": HOST,
+        "file": (*FILE, "zero.offload_param.device=cpu"),
+    }.get(way, ())
+    return Source(
+        f"{family}-{real}-{way}",
+        f"{family}-tiny",
+        (
+            f"train.precision={real}",
+            *RECIPE,
+            f"cluster.ranks={ranks}",
+            f"zero.stage={stage}",
+            *more,
+        ),
+    )
 
 
 def alone() -> list[str]:
@@ -160,9 +264,21 @@ def together() -> list[str]:
 
 
 # Equal but for the number of blocks: what memory they take is the plan's, and the libraries'.
-LAYERS = tuple(Source(f'layers-{n}', 'gpt-tiny', (
-    'train.precision=bf16', 'train.micro_batch=1', 'train.global_batch=2', 'cluster.ranks=1',
-    'zero.stage=3'), n) for n in ((2, 40) if not REHEARSAL else (2, 9)))
+LAYERS = tuple(
+    Source(
+        f"layers-{n}",
+        "gpt-tiny",
+        (
+            "train.precision=bf16",
+            "train.micro_batch=1",
+            "train.global_batch=2",
+            "cluster.ranks=1",
+            "zero.stage=3",
+        ),
+        n,
+    )
+    for n in ((2, 40) if not REHEARSAL else (2, 9))
+)
 
 
 def all_sources() -> Iterator[Source]:
@@ -176,33 +292,41 @@ def all_sources() -> Iterator[Source]:
 def origin() -> str:
     """of what is generated: a hash of all that it depends on"""
     found = hashlib.sha256()
-    for folder, pattern in (('gen/zg', '**/*.py'), ('templates', '*.j2'), ('model_specs', '*.yaml'),
-                            ('bench', 'gpu_cases.py')):
+    for folder, pattern in (
+        ("gen/zg", "**/*.py"),
+        ("templates", "*.j2"),
+        ("model_specs", "*.yaml"),
+        ("bench", "gpu_cases.py"),
+    ):
         for path in sorted((ROOT / folder).glob(pattern)):
-            found.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
-    return f'{found.hexdigest()} {"rehearsal" if REHEARSAL else "measurement"}\n'
+            found.update(
+                str(path.relative_to(ROOT)).encode() + path.read_bytes()
+            )
+    return (
+        f"{found.hexdigest()} {'rehearsal' if REHEARSAL else 'measurement'}\n"
+    )
 
 
 def fresh() -> bool:
-    note = ROOM / 'origin'
+    note = ROOM / "origin"
     return note.exists() and note.read_text() == origin()
 
 
 def write_all() -> None:
     sources = list(all_sources())
-    (ROOM / 'origin').unlink(missing_ok=True)
+    (ROOM / "origin").unlink(missing_ok=True)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(Source.prepare, sources))
-    (ROOM / 'origin').write_text(origin())
-    print(f'{len(sources)} programs in {ROOM}')
+    (ROOM / "origin").write_text(origin())
+    print(f"{len(sources)} programs in {ROOM}")
 
 
 def main(argv: list[str]) -> int:
-    if argv == ['all']:
+    if argv == ["all"]:
         write_all()
-    elif argv == ['fresh']:
+    elif argv == ["fresh"]:
         return 0 if fresh() else 1
-    elif argv == ['names']:
+    elif argv == ["names"]:
         print(*(c.name for c in CASES))
     else:
         print(__doc__, file=sys.stderr)
@@ -210,5 +334,5 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-if __name__ == '__main__':
+if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -12,6 +12,7 @@
 Each writes what it found after every run, and ends with 1 when something is not as it should be.
 ZR_BENCH_KIND=emulated takes out/train-emulated instead, to try this script without a GPU.
 """
+
 from __future__ import annotations
 
 import json
@@ -25,32 +26,45 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from gpu_cases import (CASES, LARGE, LAYERS, LOOKED_AT, PLACES, REHEARSAL, ROOT, Case, Source,
-                       alone, tiny, together)
+from gpu_cases import (
+    CASES,
+    LARGE,
+    LAYERS,
+    LOOKED_AT,
+    PLACES,
+    REHEARSAL,
+    ROOT,
+    Case,
+    Source,
+    alone,
+    tiny,
+    together,
+)
 
-sys.path[:0] = [str(ROOT / 'tests'), str(ROOT / 'gen')]
+sys.path[:0] = [str(ROOT / "tests/lib"), str(ROOT / "gen")]
 import numpy as np
 
 import trainer
 from zg.plan import text
 
-MADE = ROOT / 'out' / 'bench'
+MADE = ROOT / "out" / "bench"
 KIND = trainer.EMULATED if REHEARSAL else trainer.CUDA
 WORKERS = 2 if REHEARSAL else min(8, os.cpu_count() or 1)
-LIMIT = 60 if not REHEARSAL else 1000           # seconds of one run
-STEPS = 20 if not REHEARSAL else 12               # the last loss is below the first
-FEW = STEPS if not REHEARSAL else 2                 # where runs are only compared
-STUCK = 40 if not REHEARSAL else LIMIT           # seconds of their step
-SOME = 6 if not REHEARSAL else 2                    # of ranks that share a device
-PAGE = 2 << 20                                  # bytes of device memory that are taken at a time
-GRAPHS = 8 << 20                                # bytes by which graphs of more layers may differ
-# Relative, of the first loss and of any of twenty: see tests/test_emulated.py.
-BOUNDS = {'f32': (2e-6, 2e-4), 'bf16': (4e-3, 4e-2), 'f16': (5e-4, 5e-3)}
+LIMIT = 60 if not REHEARSAL else 1000  # seconds of one run
+STEPS = 20 if not REHEARSAL else 12  # the last loss is below the first
+FEW = STEPS if not REHEARSAL else 2  # where runs are only compared
+STUCK = 40 if not REHEARSAL else LIMIT  # seconds of their step
+SOME = 6 if not REHEARSAL else 2  # of ranks that share a device
+PAGE = 2 << 20  # bytes of device memory that are taken at a time
+GRAPHS = 8 << 20  # bytes by which graphs of more layers may differ
+# Relative, of the first loss and of any of twenty: see tests/cuda/test_emulated.py.
+BOUNDS = {"f32": (2e-6, 2e-4), "bf16": (4e-3, 4e-2), "f16": (5e-4, 5e-3)}
 
 
 @dataclass
 class Run:
     """of a program: its exit code, and what it said and logged"""
+
     name: str
     code: int
     weights: str
@@ -61,80 +75,166 @@ class Run:
 
 def tokens(vocab: int, count: int) -> Path:
     """random ones; equal files for equal arguments"""
-    path = MADE / f'tokens-{vocab}-{count}.bin'
+    path = MADE / f"tokens-{vocab}-{count}.bin"
     MADE.mkdir(parents=True, exist_ok=True)
     if not path.exists():
-        part = path.with_suffix(f'.{os.getpid()}')
-        np.random.RandomState(1).randint(0, min(vocab, 65535), count).astype('<u2').tofile(part)
+        part = path.with_suffix(f".{os.getpid()}")
+        np.random.RandomState(1).randint(0, min(vocab, 65535), count).astype(
+            "<u2"
+        ).tofile(part)
         part.rename(path)
     return path
 
 
-def run(source: Source, kind: trainer.Kind, data: Path, steps: int, *options: object,
-        limit: float = LIMIT, label: str = '', **env: object) -> Run:
-    name = '-'.join([source.name, *(Path(str(o)).name for o in options), *label.split()]).replace('--', '')
-    name += '-cpu' if kind is trainer.GCC else ''
-    program, log = trainer.build(source.read('.c'), kind), MADE / f'{name}.jsonl'
+def run(
+    source: Source,
+    kind: trainer.Kind,
+    data: Path,
+    steps: int,
+    *options: object,
+    limit: float = LIMIT,
+    label: str = "",
+    **env: object,
+) -> Run:
+    name = "-".join(
+        [source.name, *(Path(str(o)).name for o in options), *label.split()]
+    ).replace("--", "")
+    name += "-cpu" if kind is trainer.GCC else ""
+    program, log = (
+        trainer.build(source.read(".c"), kind),
+        MADE / f"{name}.jsonl",
+    )
     log.unlink(missing_ok=True)
     try:
-        done = subprocess.run([program, '--data', data, '--steps', str(steps), '--hash', '--log',
-                               log, *map(str, options)], capture_output=True, text=True,
-                              timeout=limit, env=os.environ | {k: str(v) for k, v in env.items()})
+        done = subprocess.run(
+            [
+                program,
+                "--data",
+                data,
+                "--steps",
+                str(steps),
+                "--hash",
+                "--log",
+                log,
+                *map(str, options),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=limit,
+            env=os.environ | {k: str(v) for k, v in env.items()},
+        )
         code, out, err = done.returncode, done.stdout, done.stderr
     except subprocess.TimeoutExpired as e:
-        code, out, err = -1, '', f'not done in {limit:.0f} s\n{(e.stderr or b"").decode()}'
-    lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-    steps_ = [line for line in lines if 'loss' in line]
-    hashed = re.search(r'^weights (\w+)$', out, re.M)
-    ends = [0.0, *(line['seconds'] for line in steps_)]
-    return Run(name, code, hashed[1] if hashed else '', [line['loss'] for line in steps_],
-               (out + err)[-1500:], [b - a for a, b in zip(ends, ends[1:])])
+        code, out, err = (
+            -1,
+            "",
+            f"not done in {limit:.0f} s\n{(e.stderr or b'').decode()}",
+        )
+    lines = (
+        [json.loads(line) for line in log.read_text().splitlines()]
+        if log.exists()
+        else []
+    )
+    steps_ = [line for line in lines if "loss" in line]
+    hashed = re.search(r"^weights (\w+)$", out, re.M)
+    return Run(
+        name,
+        code,
+        hashed[1] if hashed else "",
+        [line["loss"] for line in steps_],
+        (err + out)[-1500:],
+        [line["seconds"] for line in steps_],
+    )
 
 
 def write(path: str, found: object) -> None:
-    Path(path).write_text(json.dumps(found, indent=1) + '\n')
+    Path(path).write_text(json.dumps(found, indent=1) + "\n")
 
 
 def kept(r: Run) -> dict[str, object]:
     """of a run, what is worth keeping: all that it said only where it failed"""
-    return asdict(r) | {'said': '' if r.code == 0 else r.said, 'seconds': None}
+    return asdict(r) | {"said": "" if r.code == 0 else r.said, "seconds": None}
 
 
 # ---- building
+
 
 def build(out: str) -> bool:
     """all that programs are linked from, but for train.c"""
     begun = time.monotonic()
     for kind in (KIND, trainer.GCC):
         trainer.objects(kind)
-    libraries = [f'{kind.program}-kernels.so' for kind in (KIND, trainer.GCC)]
-    trainer.sh('ninja', *libraries)
-    program = trainer.build(CASES[0].source.read('.c'), KIND)
-    said = trainer.sh(program, '--version')
-    write(out, {'seconds': time.monotonic() - begun, 'version': said.splitlines()})
-    print(said, end='')
+    libraries = [f"{kind.program}-kernels.so" for kind in (KIND, trainer.GCC)]
+    trainer.sh("ninja", *libraries)
+    program = trainer.build(CASES[0].source.read(".c"), KIND)
+    said = trainer.sh(program, "--version")
+    write(
+        out,
+        {"seconds": time.monotonic() - begun, "version": said.splitlines()},
+    )
+    print(said, end="")
     return True
 
 
 # ---- losses
 
+
 def losses(out: str) -> bool:
     """Launch by launch first, then with graphs."""
     data, found, good = tokens(256, 40000), [], True
     with ThreadPoolExecutor(WORKERS) as pool:
-        jobs = [(real, pool.submit(run, tiny(family, real, 'plain'), KIND, data, STEPS, *options),
-                 pool.submit(run, tiny(family, real, 'plain'), trainer.GCC, data, STEPS,
-                             '--threads', 1, label=f'beside{len(options)}'))
-                for options in (('--no-graph',), ()) for family, real in LOOKED_AT]
+        jobs = [
+            (
+                real,
+                pool.submit(
+                    run,
+                    tiny(family, real, "plain"),
+                    KIND,
+                    data,
+                    STEPS,
+                    *options,
+                ),
+                pool.submit(
+                    run,
+                    tiny(family, real, "plain"),
+                    trainer.GCC,
+                    data,
+                    STEPS,
+                    "--threads",
+                    1,
+                    label=f"beside{len(options)}",
+                ),
+            )
+            for options in (("--no-graph",), ())
+            for family, real in LOOKED_AT
+        ]
         for real, ours, cpus in jobs:
             a, b = ours.result(), cpus.result()
-            off = [abs(x - y) / y for x, y in zip(a.losses, b.losses)]
-            right = len(off) == STEPS and off[0] <= BOUNDS[real][0] and max(off) <= BOUNDS[real][1] \
+            off = [
+                abs(x - y) / y
+                for x, y in zip(a.losses, b.losses, strict=False)
+            ]
+            right = (
+                len(off) == STEPS
+                and off[0] <= BOUNDS[real][0]
+                and max(off) <= BOUNDS[real][1]
                 and b.losses[-1] < b.losses[0]
-            found.append({'ours': kept(a), 'cpu': kept(b), 'first': off[:1], 'most':
-                          max(off, default=None), 'bounds': BOUNDS[real], 'right': right})
-            print(f'{a.name:24} first {off[:1]} most {max(off, default=None)} '
-                  f'{"right" if right else "WRONG " + a.said[-300:]}', flush=True)
+            )
+            found.append(
+                {
+                    "ours": kept(a),
+                    "cpu": kept(b),
+                    "first": off[:1],
+                    "most": max(off, default=None),
+                    "bounds": BOUNDS[real],
+                    "right": right,
+                }
+            )
+            print(
+                f"{a.name:24} first {off[:1]} most {max(off, default=None)} "
+                f"{'right' if right else 'WRONG ' + a.said[-300:]}",
+                flush=True,
+            )
             good &= right
             write(out, found)
     return good
@@ -142,20 +242,32 @@ def losses(out: str) -> bool:
 
 # ---- the law
 
+
 def one_hash(out: str, jobs: dict[str, list[tuple]]) -> bool:
     """jobs: by recipe, runs whose weights must all be equal"""
     found, good = {}, True
     with ThreadPoolExecutor(WORKERS) as pool:
-        waiting = {recipe: [pool.submit(run, *args, **env) for args, env in rows]
-                   for recipe, rows in jobs.items()}
+        waiting = {
+            recipe: [pool.submit(run, *args, **env) for args, env in rows]
+            for recipe, rows in jobs.items()
+        }
         for recipe, rows in waiting.items():
             runs = [row.result() for row in rows]
             hashes = {r.weights for r in runs}
-            right = len(hashes) == 1 and '' not in hashes
-            found[recipe] = {'right': right, 'hashes': sorted(hashes), 'runs': [kept(r) for r in runs]}
-            print(f'{recipe:14} {len(runs)} runs, {"one hash" if right else "WRONG"}', flush=True)
+            right = len(hashes) == 1 and "" not in hashes
+            found[recipe] = {
+                "right": right,
+                "hashes": sorted(hashes),
+                "runs": [kept(r) for r in runs],
+            }
+            print(
+                f"{recipe:14} {len(runs)} runs, {'one hash' if right else 'WRONG'}",
+                flush=True,
+            )
             for r in runs if not right else []:
-                print(f'    {r.name:40} {r.code} {r.weights} {r.said[-200:] if r.code else ""}')
+                print(
+                    f"    {r.name:40} {r.code} {r.weights} {r.said[-200:] if r.code else ''}"
+                )
             good &= right
             write(out, found)
     return good
@@ -164,42 +276,64 @@ def one_hash(out: str, jobs: dict[str, list[tuple]]) -> bool:
 def law(out: str) -> bool:
     """Equal runs come twice: what chance decides shows there first."""
     data, jobs = tokens(256, 40000), {}
-    ways = [(), ('--no-graph',), ('--queue', 'late')]
+    ways = [(), ("--no-graph",), ("--queue", "late")]
     for family, real in LOOKED_AT:
-        again = [((tiny(family, real, 'plain'), KIND, data, FEW), {'label': 'again'})]
-        jobs[f'{family} {real}'] = again + [
+        again = [
+            (
+                (tiny(family, real, "plain"), KIND, data, FEW),
+                {"label": "again"},
+            )
+        ]
+        jobs[f"{family} {real}"] = again + [
             ((tiny(family, real, way), KIND, data, FEW, *options), {})
-            for way in alone() for options in (ways if way == 'stage3-ahead' or not REHEARSAL
-                                               else ways[:1])]
+            for way in alone()
+            for options in (
+                ways if way == "stage3-ahead" or not REHEARSAL else ways[:1]
+            )
+        ]
     return one_hash(out, jobs)
 
 
 def ranks(out: str) -> bool:
     """Ranks share the device and take turns, over sockets: slow, and NCCL promises nothing."""
-    data, jobs, heard = tokens(256, 40000), {}, MADE / 'nccl.txt'
+    data, jobs, heard = tokens(256, 40000), {}, MADE / "nccl.txt"
     heard.unlink(missing_ok=True)
-    reals = [real for family, real in LOOKED_AT if family == 'gpt']
+    reals = [real for family, real in LOOKED_AT if family == "gpt"]
     for real in reals:
-        rows = [((tiny('gpt', real, 'plain'), KIND, data, SOME), {'label': 'alone'})]
+        rows = [
+            (
+                (tiny("gpt", real, "plain"), KIND, data, SOME),
+                {"label": "alone"},
+            )
+        ]
         for way in together() if not REHEARSAL else together()[-1:]:
-            rows += [((tiny('gpt', real, way), KIND, data, SOME, *options),
-                      {'ZR_SHARE_GPU': 1, 'ZR_TIMEOUT_S': STUCK})
-                     for options in ((), ('--no-graph',))]
-        jobs[f'gpt {real}'] = rows
-    listening = jobs[f'gpt {reals[0]}'][1][1]              # one run tells what NCCL does
-    listening |= {'NCCL_DEBUG': 'INFO', 'NCCL_DEBUG_FILE': heard}
+            rows += [
+                (
+                    (tiny("gpt", real, way), KIND, data, SOME, *options),
+                    {"ZR_SHARE_GPU": 1, "ZR_TIMEOUT_S": STUCK},
+                )
+                for options in ((), ("--no-graph",))
+            ]
+        jobs[f"gpt {real}"] = rows
+    listening = jobs[f"gpt {reals[0]}"][1][1]  # one run tells what NCCL does
+    listening |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": heard}
     good = one_hash(out, jobs)
-    for line in heard.read_text(errors='replace').splitlines() if heard.exists() else []:
-        if re.search('NCCL version|Using network|coll channels|WARN', line):
+    for line in (
+        heard.read_text(errors="replace").splitlines()
+        if heard.exists()
+        else []
+    ):
+        if re.search("NCCL version|Using network|coll channels|WARN", line):
             print(line[:150])
     return good
 
 
 # ---- algorithms of products, and where a step's time goes
 
+
 def table_of(case: Case) -> Path:
     """the file of --gemms"""
-    return MADE / f'{case.name}.gemms'
+    return MADE / f"{case.name}.gemms"
 
 
 def tune(out: str) -> bool:
@@ -207,61 +341,123 @@ def tune(out: str) -> bool:
     found, good = {}, True
     for case in CASES:
         table_of(case).unlink(missing_ok=True)
-        program = trainer.build(case.source.read('.c'), KIND)
-        data = tokens(text.parse(case.source.read('.plan')).head.vocab, 2 * case.tokens + 1)
-        done = subprocess.run([program, '--data', data, '--gemms', table_of(case), '--tune'],
-                              capture_output=True, text=True, timeout=LIMIT * 2)
+        program = trainer.build(case.source.read(".c"), KIND)
+        data = tokens(
+            text.parse(case.source.read(".plan")).head.vocab,
+            2 * case.tokens + 1,
+        )
+        done = subprocess.run(
+            [program, "--data", data, "--gemms", table_of(case), "--tune"],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT * 2,
+        )
         right = done.returncode == 0 and table_of(case).exists()
-        found[case.name] = {'right': right, 'said': (done.stdout + done.stderr)[-600:],
-                            'table': table_of(case).read_text().splitlines() if right else []}
+        found[case.name] = {
+            "right": right,
+            "said": (done.stdout + done.stderr)[-600:],
+            "table": table_of(case).read_text().splitlines() if right else [],
+        }
         good &= right
         write(out, found)
-        print(f'{case.name}: {len(found[case.name]["table"]) - 1} products, '
-              f'{"right" if right else "WRONG " + found[case.name]["said"]}', flush=True)
+        print(
+            f"{case.name}: {len(found[case.name]['table']) - 1} products, "
+            f"{'right' if right else 'WRONG ' + found[case.name]['said']}",
+            flush=True,
+        )
     return good
 
 
 def profile(out: str) -> bool:
     """One step of the first model, command by command."""
-    case, traced = CASES[0], MADE / 'profile.json'
-    data = tokens(text.parse(case.source.read('.plan')).head.vocab, 5 * case.tokens + 1)
-    done = subprocess.run([trainer.build(case.source.read('.c'), KIND), '--data', data, '--steps', '4',
-                           '--profile', traced, '--profile-steps', '3-3'], capture_output=True,
-                          text=True, timeout=LIMIT)
-    write(out, {'code': done.returncode, 'table': done.stdout.splitlines(), 'said': done.stderr[-600:]})
+    case, traced = CASES[0], MADE / "profile.json"
+    data = tokens(
+        text.parse(case.source.read(".plan")).head.vocab, 5 * case.tokens + 1
+    )
+    done = subprocess.run(
+        [
+            trainer.build(case.source.read(".c"), KIND),
+            "--data",
+            data,
+            "--steps",
+            "4",
+            "--profile",
+            traced,
+            "--profile-steps",
+            "3-3",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    write(
+        out,
+        {
+            "code": done.returncode,
+            "table": done.stdout.splitlines(),
+            "said": done.stderr[-600:],
+        },
+    )
     print(done.stdout, done.stderr)
     return done.returncode == 0 and traced.exists()
 
 
 # ---- the optimizer's place
 
+
 def offload(out: str) -> bool:
     """The same steps with the optimizer's states on the device and on the host, in turns: seconds
     of a step, as shares of the device's speed, and one hash."""
-    data = tokens(text.parse(PLACES['device'].read('.plan')).head.vocab,
-                  LARGE.tokens * (LARGE.steps + 1) + 1)
+    data = tokens(
+        text.parse(PLACES["device"].read(".plan")).head.vocab,
+        LARGE.tokens * (LARGE.steps + 1) + 1,
+    )
     runs: list[Run] = []
     times: dict[str, list[float]] = {}
     for place in (*PLACES, *PLACES):
         runs.append(run(PLACES[place], KIND, data, LARGE.steps))
-        times.setdefault(place, []).extend(runs[-1].seconds[LARGE.dropped:-1])  # the last waits
-        step = {p: statistics.median(all_) for p, all_ in times.items() if all_}
-        speed = {p: step['device'] / s for p, s in step.items()} if 'device' in step else {}
-        write(out, {'step': step, 'speed': speed, 'runs': [asdict(r) for r in runs]})
-    print('seconds of a step', step, 'of the speed on the device', speed,
-          *(r.said for r in runs if r.code))
-    return all(r.code == 0 for r in runs) and len({r.weights for r in runs}) == 1
+        times.setdefault(place, []).extend(
+            runs[-1].seconds[LARGE.dropped : -1]
+        )  # the last waits
+        step = {
+            p: statistics.median(all_) for p, all_ in times.items() if all_
+        }
+        speed = (
+            {p: step["device"] / s for p, s in step.items()}
+            if "device" in step
+            else {}
+        )
+        write(
+            out,
+            {"step": step, "speed": speed, "runs": [asdict(r) for r in runs]},
+        )
+    print(
+        "seconds of a step",
+        step,
+        "of the speed on the device",
+        speed,
+        *(r.said for r in runs if r.code),
+    )
+    return (
+        all(r.code == 0 for r in runs) and len({r.weights for r in runs}) == 1
+    )
 
 
 # ---- memory
 
+
 def memory_of(said: str) -> dict[str, int]:
     """bytes: the arena, what was taken for it, what the libraries took up to the end of the first
     step, what was lost after it"""
-    arena = re.search(r'device memory: arena (\d+) bytes \((\d+) taken\), libraries (-?\d+)', said)
-    lost = re.search(r'device memory: (-?\d+) bytes fewer', said)
+    arena = re.search(
+        r"device memory: arena (\d+) bytes \((\d+) taken\), libraries (-?\d+)",
+        said,
+    )
+    lost = re.search(r"device memory: (-?\d+) bytes fewer", said)
     numbers = [int(n) for n in arena.groups()] if arena else [0, 0, 0]
-    return dict(zip(('arena', 'taken', 'libraries'), numbers)) | {'lost': int(lost[1]) if lost else 0}
+    return dict(zip(("arena", "taken", "libraries"), numbers, strict=True)) | {
+        "lost": int(lost[1]) if lost else 0
+    }
 
 
 def memory(out: str) -> bool:
@@ -271,17 +467,29 @@ def memory(out: str) -> bool:
     found, good = [], True
     for source in LAYERS:
         r = run(source, KIND, tokens(256, 40000), FEW)
-        f = memory_of(r.said) | {'run': kept(r)}
-        right = r.code == 0 and 0 < f['arena'] <= f['taken'] < f['arena'] + PAGE and f['lost'] == 0
-        found.append(f | {'right': right})
-        good &= right and abs(f['libraries'] - found[0]['libraries']) <= GRAPHS
+        f = memory_of(r.said) | {"run": kept(r)}
+        right = (
+            r.code == 0
+            and 0 < f["arena"] <= f["taken"] < f["arena"] + PAGE
+            and f["lost"] == 0
+        )
+        found.append(f | {"right": right})
+        good &= right and abs(f["libraries"] - found[0]["libraries"]) <= GRAPHS
         write(out, found)
-        print({key: n for key, n in found[-1].items() if key != 'run'})
-    return good and found[0]['taken'] < found[-1]['taken']
+        print({key: n for key, n in found[-1].items() if key != "run"})
+    return good and found[0]["taken"] < found[-1]["taken"]
 
 
-COMMANDS = {'build': build, 'losses': losses, 'law': law, 'tune': tune, 'profile': profile,
-            'ranks': ranks, 'offload': offload, 'memory': memory}
+COMMANDS = {
+    "build": build,
+    "losses": losses,
+    "law": law,
+    "tune": tune,
+    "profile": profile,
+    "ranks": ranks,
+    "offload": offload,
+    "memory": memory,
+}
 
 
 def main(argv: list[str]) -> int:
@@ -291,5 +499,5 @@ def main(argv: list[str]) -> int:
     return 0 if COMMANDS[argv[0]](argv[1]) else 1
 
 
-if __name__ == '__main__':
+if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

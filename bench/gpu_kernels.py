@@ -15,6 +15,7 @@ Invariants
  1. Operands are random numbers: a product of zeros is faster.
  2. Nothing is timed that was not run before.
 """
+
 from __future__ import annotations
 
 import ctypes
@@ -29,7 +30,7 @@ from pathlib import Path
 import gpu_cases
 from gpu_cases import REHEARSAL, ROOT
 
-sys.path[:0] = [str(ROOT / 'tests'), str(ROOT / 'gen')]
+sys.path[:0] = [str(ROOT / "tests/lib"), str(ROOT / "gen")]
 import numpy as np
 
 import zk
@@ -39,84 +40,125 @@ from zg.plan import plan
 from zg.plan.text import parse
 
 TARGET = zk.TARGET
-CACHE = 256 << 20 if not REHEARSAL else 0       # bytes of operands between two uses of one
-POOL = 12 << 30 if not REHEARSAL else 64 << 20  # bytes that operands are taken from, at the least
-BLOCK = (1 << 24) + 4096                        # random numbers that fill the pool again and again
-SIDE = 8192 if not REHEARSAL else 64            # of a ceiling's products
+CACHE = (
+    256 << 20 if not REHEARSAL else 0
+)  # bytes of operands between two uses of one
+POOL = (
+    12 << 30 if not REHEARSAL else 64 << 20
+)  # bytes that operands are taken from, at the least
+BLOCK = (1 << 24) + 4096  # random numbers that fill the pool again and again
+SIDE = 8192 if not REHEARSAL else 64  # of a ceiling's products
 AGAIN, LEAST_MS = (5, 4.0) if not REHEARSAL else (2, 0.0)
 
 # ---- operands: bytes of each, in the order of kernels/zk.h; what must be moved; operations.
 # R is the bytes of a real, V the vocabulary, P the positions, M = B*T, E = (H + 2*G) * D.
 
-CONSTANT = {'ctl': 128}
+CONSTANT = {"ctl": 128}
 
 
 @dataclass(frozen=True)
 class Row:
     """of a kernel: `name=bytes` of its operands; bytes moved, if other than all of them; flops"""
+
     operands: str
-    moved: str = ''
-    flops: str = '0'
+    moved: str = ""
+    flops: str = "0"
 
     def sizes(self, dims: dict[str, int]) -> dict[str, int]:
-        pairs = (word.split('=') for word in self.operands.split())
+        pairs = (word.split("=") for word in self.operands.split())
         return {name: value(size, dims) for name, size in pairs}
 
 
 def value(expression: str, dims: dict[str, int]) -> int:
-    return int(eval(expression, {'__builtins__': {}, 'min': min}, dims))
+    return int(eval(expression, {"__builtins__": {}, "min": min}, dims))
 
 
 ROWS = {
-    'zk_embed_fwd': Row('y=R*B*T*C token=4*B*T w=R*V*C p=R*P*C',
-                        'R*B*T*C+4*B*T+R*min(B*T,V)*C+R*T*C'),
-    'zk_embed_bwd': Row('dw=(4*add+R*(1-add))*V*C dy=R*M*C token=4*M index=4*(V+1+M)',
-                        'R*M*C+4*M+8*min(M,V)*C*add+R*V*C*(1-add)'),
-    'zk_position_bwd': Row('dp=R*P*C dy=R*B*T*C'),
-    'zk_layernorm_fwd': Row('y=R*M*C stat=8*M sum=R*M*C x=R*M*C more=R*M*C w=R*C b=R*C'),
-    'zk_layernorm_bwd': Row('dx=R*M*C dw=R*C db=R*C dy=R*M*C more=R*M*C x=R*M*C stat=8*M w=R*C '
-                            'scratch=8*C'),
-    'zk_rmsnorm_fwd': Row('y=R*M*C stat=4*M sum=R*M*C x=R*M*C more=R*M*C w=R*C'),
-    'zk_rmsnorm_bwd': Row('dx=R*M*C dw=R*C dy=R*M*C more=R*M*C x=R*M*C stat=4*M w=R*C '
-                          'scratch=8*C'),
-    'zk_qknorm_fwd': Row('y=R*M*E stat=4*M*(H+G) in=R*M*E wq=R*D wk=R*D'),
-    'zk_qknorm_bwd': Row('din=R*M*E dwq=R*D dwk=R*D dy=R*M*E in=R*M*E stat=4*M*(H+G) wq=R*D '
-                         'wk=R*D scratch=8*D*(1+M)', '3*R*M*E+4*M*(H+G)'),
-    'zk_linear_fwd': Row('y=R*M*N x=R*M*K w=R*N*K b=R*N', flops='2*M*N*K'),
-    'zk_linear_bwd_x': Row('dx=R*M*K dy=R*M*N w=R*N*K', flops='2*M*N*K'),
-    'zk_linear_bwd_w': Row('dw=(4*full+R*(1-full))*N*K dy=R*M*N x=R*M*K', flops='2*M*N*K'),
-    'zk_linear_bwd_b': Row('db=R*N dy=R*M*N'),
-    'zk_slice_fwd': Row('y=R*M*N x=R*M*K w=R*n*K b=R*N', 'R*(M*n+M*K+n*K)', '2*M*n*K'),
-    'zk_slice_bwd_x': Row('dx=4*M*K dy=R*M*N w=R*n*K', '4*M*K+R*(M*n+n*K)', '2*M*n*K'),
-    'zk_slice_bwd_w': Row('dw=R*n*K dy=R*M*N x=R*M*K', 'R*(M*n+M*K+n*K)', '2*M*n*K'),
-    'zk_rope': Row('y=R*B*T*E in=R*B*T*E table=4*T*D'),
-    'zk_attention_fwd': Row('y=R*B*T*H*D lse=4*B*H*T qkv=R*B*T*E', flops='2*B*H*T*T*D'),
-    'zk_attention_bwd': Row('dqkv=R*B*T*E dy=R*B*T*H*D y=R*B*T*H*D qkv=R*B*T*E lse=4*B*H*T '
-                            'scratch=4*(B*H*T+B*T*E)', '2*R*B*T*E+2*R*B*T*H*D+4*B*H*T',
-                            '5*B*H*T*T*D'),
-    'zk_gelu_fwd': Row('y=R*n x=R*n'),
-    'zk_gelu_bwd': Row('dx=R*n dy=R*n x=R*n'),
-    'zk_swiglu_fwd': Row('y=R*M*F x=2*R*M*F'),
-    'zk_swiglu_bwd': Row('dx=2*R*M*F dy=R*M*F x=2*R*M*F'),
-    'zk_add': Row('y=R*n a=R*n b=R*n'),
-    'zk_round': Row('y=R*n x=4*n'),
-    'zk_cross_entropy': Row('loss=4*M logits=R*M*(V+7&-8) target=4*M', '2*R*M*V+8*M'),
-    'zk_loss_sum': Row('sums=576 loss=4*M target=4*M'),
-    'zk_push': Row('node=4*n leaf=R*n', '(4+R)*n'),
-    'zk_square_sum': Row('sums=576 g=4*n'),
-    'zk_update': Row('w=R*n p=4*n m=4*n v=4*n g=4*n', '(28+(R if R==2 else 0))*n'),
-    'zk_begin': Row('ctl=128 sums=576'),
-    'zk_factor': Row('ctl=128 sums=576'),
-    'zk_count': Row('ctl=128'),
+    "zk_embed_fwd": Row(
+        "y=R*B*T*C token=4*B*T w=R*V*C p=R*P*C",
+        "R*B*T*C+4*B*T+R*min(B*T,V)*C+R*T*C",
+    ),
+    "zk_embed_bwd": Row(
+        "dw=(4*add+R*(1-add))*V*C dy=R*M*C token=4*M index=4*(V+1+M)",
+        "R*M*C+4*M+8*min(M,V)*C*add+R*V*C*(1-add)",
+    ),
+    "zk_position_bwd": Row("dp=R*P*C dy=R*B*T*C"),
+    "zk_layernorm_fwd": Row(
+        "y=R*M*C stat=8*M sum=R*M*C x=R*M*C more=R*M*C w=R*C b=R*C"
+    ),
+    "zk_layernorm_bwd": Row(
+        "dx=R*M*C dw=R*C db=R*C dy=R*M*C more=R*M*C x=R*M*C stat=8*M w=R*C "
+        "scratch=8*C"
+    ),
+    "zk_rmsnorm_fwd": Row(
+        "y=R*M*C stat=4*M sum=R*M*C x=R*M*C more=R*M*C w=R*C"
+    ),
+    "zk_rmsnorm_bwd": Row(
+        "dx=R*M*C dw=R*C dy=R*M*C more=R*M*C x=R*M*C stat=4*M w=R*C "
+        "scratch=8*C"
+    ),
+    "zk_qknorm_fwd": Row("y=R*M*E stat=4*M*(H+G) in=R*M*E wq=R*D wk=R*D"),
+    "zk_qknorm_bwd": Row(
+        "din=R*M*E dwq=R*D dwk=R*D dy=R*M*E in=R*M*E stat=4*M*(H+G) wq=R*D "
+        "wk=R*D scratch=8*D*(1+M)",
+        "3*R*M*E+4*M*(H+G)",
+    ),
+    "zk_linear_fwd": Row("y=R*M*N x=R*M*K w=R*N*K b=R*N", flops="2*M*N*K"),
+    "zk_linear_bwd_x": Row("dx=R*M*K dy=R*M*N w=R*N*K", flops="2*M*N*K"),
+    "zk_linear_bwd_w": Row(
+        "dw=(4*full+R*(1-full))*N*K dy=R*M*N x=R*M*K", flops="2*M*N*K"
+    ),
+    "zk_linear_bwd_b": Row("db=R*N dy=R*M*N"),
+    "zk_slice_fwd": Row(
+        "y=R*M*N x=R*M*K w=R*n*K b=R*N", "R*(M*n+M*K+n*K)", "2*M*n*K"
+    ),
+    "zk_slice_bwd_x": Row(
+        "dx=4*M*K dy=R*M*N w=R*n*K", "4*M*K+R*(M*n+n*K)", "2*M*n*K"
+    ),
+    "zk_slice_bwd_w": Row(
+        "dw=R*n*K dy=R*M*N x=R*M*K", "R*(M*n+M*K+n*K)", "2*M*n*K"
+    ),
+    "zk_rope": Row("y=R*B*T*E in=R*B*T*E table=4*T*D"),
+    "zk_attention_fwd": Row(
+        "y=R*B*T*H*D lse=4*B*H*T qkv=R*B*T*E", flops="2*B*H*T*T*D"
+    ),
+    "zk_attention_bwd": Row(
+        "dqkv=R*B*T*E dy=R*B*T*H*D y=R*B*T*H*D qkv=R*B*T*E lse=4*B*H*T "
+        "scratch=4*(B*H*T+B*T*E)",
+        "2*R*B*T*E+2*R*B*T*H*D+4*B*H*T",
+        "5*B*H*T*T*D",
+    ),
+    "zk_gelu_fwd": Row("y=R*n x=R*n"),
+    "zk_gelu_bwd": Row("dx=R*n dy=R*n x=R*n"),
+    "zk_relu2_fwd": Row("y=R*n x=R*n"),
+    "zk_relu2_bwd": Row("dx=R*n dy=R*n x=R*n"),
+    "zk_swiglu_fwd": Row("y=R*M*F x=2*R*M*F"),
+    "zk_swiglu_bwd": Row("dx=2*R*M*F dy=R*M*F x=2*R*M*F"),
+    "zk_add": Row("y=R*n a=R*n b=R*n"),
+    "zk_round": Row("y=R*n x=4*n"),
+    "zk_cross_entropy": Row(
+        "loss=4*M logits=R*M*(V+7&-8) target=4*M", "2*R*M*V+8*M"
+    ),
+    "zk_loss_sum": Row("sums=576 loss=4*M target=4*M"),
+    "zk_push": Row("node=4*n leaf=R*n", "(4+R)*n"),
+    "zk_square_sum": Row("sums=576 g=4*n"),
+    "zk_update": Row(
+        "w=R*n p=4*n m=4*n v=4*n g=4*n", "(28+(R if R==2 else 0))*n"
+    ),
+    "zk_begin": Row("ctl=128 sums=576"),
+    "zk_factor": Row("ctl=128 sums=576"),
+    "zk_count": Row("ctl=128"),
 }
-SCRATCH = {'scratch', 'index'}
+SCRATCH = {"scratch", "index"}
 
 
 # ---- what a step calls
 
+
 @dataclass(frozen=True)
 class Kernel:
     """A (kernel, shape) of a plan: how often a step calls it, and with which words."""
+
     launch: plan.Launch
     args: tuple[str, ...]
     count: int
@@ -124,42 +166,63 @@ class Kernel:
 
 def spelt(word: str) -> tuple[str, ...]:
     """A plan's word as operands of zk.h: spans come with their number."""
-    return (word, 'nspans') if word.startswith('spans.') else (word,)
+    return (word, "nspans") if word.startswith("spans.") else (word,)
 
 
 def kernels(p: plan.Plan) -> list[Kernel]:
     """of a training step, by launch"""
     fns, calls, words = {f.name: f for f in p.fns}, Counter(), {}
     for s in p.step:
-        for call in (c for step in s.steps if step.op in fns for c in fns[step.op].calls):
+        for call in (
+            c for step in s.steps if step.op in fns for c in fns[step.op].calls
+        ):
             calls[call.launch] += s.repeat * call.rounds
-            words.setdefault(call.launch, tuple(w for arg in call.args for w in spelt(str(arg))))
-    return [Kernel(row, words[row.name], calls[row.name]) for row in p.launches
-            if row.name in calls]
+            words.setdefault(
+                call.launch,
+                tuple(w for arg in call.args for w in spelt(str(arg))),
+            )
+    return [
+        Kernel(row, words[row.name], calls[row.name])
+        for row in p.launches
+        if row.name in calls
+    ]
 
 
 def dims(p: plan.Plan, k: Kernel) -> dict[str, int]:
     """The whole numbers of a call by their names, and what the sizes of operands need besides."""
     h = p.head
-    positions = [t.shape[0] for t in p.tensors if t.name.startswith('wpe')]
-    found = {'R': 4 if h.real == 'f32' else 2, 'V': h.vocab, 'P': [*positions, 0][0], 'full': 0}
+    positions = [t.shape[0] for t in p.tensors if t.name.startswith("wpe")]
+    found = {
+        "R": 4 if h.real == "f32" else 2,
+        "V": h.vocab,
+        "P": [*positions, 0][0],
+        "full": 0,
+    }
     names = zk.operand_names(k.launch.kernel)
-    found |= {name: int(word) for name, word in zip(names, k.args) if word.lstrip('-').isdigit()}
+    found |= {
+        name: int(word)
+        for name, word in zip(names, k.args, strict=False)
+        if word.lstrip("-").isdigit()
+    }
     if kernels_of.kernel(k.launch.kernel).own and k.launch.shape:
-        found['n'] = k.launch.shape[0]
-    if 'D' in found and 'H' in found:
-        found['E'] = (found['H'] + 2 * found['G']) * found['D']
+        found["n"] = k.launch.shape[0]
+    if "D" in found and "H" in found:
+        found["E"] = (found["H"] + 2 * found["G"]) * found["D"]
     return found
 
 
 def table_of(p: plan.Plan, k: Kernel) -> zk.Launch:
-    run = next(r for r in p.runs if r.launch == k.launch.name and TARGET in r.targets)
+    run = next(
+        r for r in p.runs if r.launch == k.launch.name and TARGET in r.targets
+    )
     grids = [zk.Grid(g.x, g.y, g.z, g.block, g.shared) for g in run.grids]
-    return zk.Launch((ctypes.c_int32 * 3)(*run.tile), (zk.Grid * 4)(*grids),
-                     run.margin)
+    return zk.Launch(
+        (ctypes.c_int32 * 3)(*run.tile), (zk.Grid * 4)(*grids), run.margin
+    )
 
 
 # ---- operands on the device
+
 
 class Bench:
     """The kernels' library on one stream, and room for operands that is full of random numbers."""
@@ -167,16 +230,29 @@ class Bench:
     def __init__(self, real: str, room: int) -> None:
         self.library, why = zk.library(zk.EMULATED), ctypes.c_char_p()
         self.device, self.real = Device(self.library), real
-        self.random = np.random.default_rng(1).standard_normal(min(BLOCK, room), np.float32)
-        self.normal = self.random if real == 'f32' else zk.to_bf16(self.random)
+        self.random = np.random.default_rng(1).standard_normal(
+            min(BLOCK, room), np.float32
+        )
+        self.normal = self.random if real == "f32" else zk.to_bf16(self.random)
         self.stream = self.device.stream()
         self.marks = [self.device.event(), self.device.event()]
-        self.space, self.desk = self.device.take(zk.SPACE), np.zeros(zk.DESK, np.uint8)
+        self.space, self.desk = (
+            self.device.take(zk.SPACE),
+            np.zeros(zk.DESK, np.uint8),
+        )
         self.room, self.size, self.used = self.device.take(room), room, 0
         self.fill(self.room, room)
-        self.context = ctypes.c_void_p(self.library.zk_open(
-            self.stream, ctypes.c_void_p(self.space), ctypes.c_void_p(self.desk.ctypes.data),
-            zk.F32 if real == 'f32' else zk.BF16, 0, 1, ctypes.byref(why)))
+        self.context = ctypes.c_void_p(
+            self.library.zk_open(
+                self.stream,
+                ctypes.c_void_p(self.space),
+                ctypes.c_void_p(self.desk.ctypes.data),
+                zk.F32 if real == "f32" else zk.BF16,
+                0,
+                1,
+                ctypes.byref(why),
+            )
+        )
         assert self.context.value, why.value
 
     def close(self) -> None:
@@ -191,7 +267,9 @@ class Bench:
         first = min(size, block.nbytes)
         self.device.copy(at, block.ctypes.data, first, TO_DEVICE)
         for start in range(first, size, first):
-            self.device.copy(at + start, at, min(first, size - start), ON_DEVICE)
+            self.device.copy(
+                at + start, at, min(first, size - start), ON_DEVICE
+            )
 
     def upload(self, at: int, array: np.ndarray) -> None:
         self.device.copy(at, array.ctypes.data, array.nbytes, TO_DEVICE)
@@ -199,7 +277,7 @@ class Bench:
     def take(self, size: int) -> int:
         """the next place of the room, which begins anew when it is used up"""
         size = -(-size // 256) * 256
-        assert size <= self.size, f'{size} bytes of {self.size}'
+        assert size <= self.size, f"{size} bytes of {self.size}"
         if self.used + size > self.size:
             self.used = 0
         self.used += size
@@ -209,13 +287,14 @@ class Bench:
 
     def seconds(self, calls: list[Callable[[], None]]) -> float:
         """of one of the calls, which take turns: the median of several plays of a graph of them"""
+
         def once(run: Callable[[], None]) -> float:
             self.device.record(self.marks[0], self.stream)
             run()
             self.device.record(self.marks[1], self.stream)
             return self.device.between(*self.marks)
 
-        self.device.wait()          # copies that filled operands may still be under way
+        self.device.wait()  # copies that filled operands may still be under way
         for call in calls:
             call()
         self.device.wait()
@@ -224,23 +303,34 @@ class Bench:
         with self.device.graph(self.stream) as graph:
             for call in calls * turns:
                 call()
-        play = lambda: self.device.play(graph, self.stream)
+
+        def play():
+            return self.device.play(graph, self.stream)
+
         once(play)
         found = [once(play) / (turns * len(calls)) for _ in range(AGAIN)]
-        self.device.call('cudaGraphExecDestroy', graph)
+        self.device.call("cudaGraphExecDestroy", graph)
         return 1e-3 * statistics.median(found)
 
 
 # ---- one kernel
 
+
 def recipe() -> zk.Recipe:
-    return zk.Recipe(rate=zk.phases([zk.held(1e-4)]), momentum=zk.phases([zk.held(0.9)]),
-                     beta2=0.95, eps=1e-8, clip=1.0, rows=1024)
+    return zk.Recipe(
+        rate=zk.phases([zk.held(1e-4)]),
+        momentum=zk.phases([zk.held(0.9)]),
+        beta2=0.95,
+        eps=1e-8,
+        clip=1.0,
+        rows=1024,
+    )
 
 
 @dataclass
 class Call:
     """A kernel with one set of operands; `keep` are those in host memory."""
+
     bench: Bench
     kernel: str
     launch: zk.Launch
@@ -250,59 +340,84 @@ class Call:
     def __call__(self) -> None:
         result, types, launch = zk.prototypes()[self.kernel]
         run = getattr(self.bench.library, self.kernel)
-        run.restype, run.argtypes = result, [ctypes.c_void_p] * (1 + launch) + types
+        run.restype, run.argtypes = (
+            result,
+            [ctypes.c_void_p] * (1 + launch) + types,
+        )
         run(self.bench.context, ctypes.addressof(self.launch), *self.words)
 
 
 def special(b: Bench, name: str, at: int, d: dict[str, int]) -> None:
     """operands that cannot be any numbers"""
-    if name in ('token', 'target'):
-        rows = d.get('M') or d['B'] * d['T']
-        b.upload(at, np.random.default_rng(2).integers(0, d['V'], rows).astype(np.int32))
-    elif name == 'v':
-        b.fill(at, 4 * d['n'], moments=True)
-    elif name == 'ctl':
-        ctl = zk.Ctl(step=3, applied=2, valid=1024, lr=1e-4, factor=1.0, bias1=0.5, bias2=0.5)
+    if name in ("token", "target"):
+        rows = d.get("M") or d["B"] * d["T"]
+        b.upload(
+            at,
+            np.random.default_rng(2)
+            .integers(0, d["V"], rows)
+            .astype(np.int32),
+        )
+    elif name == "v":
+        b.fill(at, 4 * d["n"], moments=True)
+    elif name == "ctl":
+        ctl = zk.Ctl(
+            step=3,
+            applied=2,
+            valid=1024,
+            lr=1e-4,
+            factor=1.0,
+            bias1=0.5,
+            bias2=0.5,
+        )
         b.device.copy(at, ctypes.addressof(ctl), ctypes.sizeof(ctl), TO_DEVICE)
-    elif name == 'sums':
+    elif name == "sums":
         sums = np.zeros(zk.SUMS, np.int64)
         sums[zk.VALID] = 1024
         b.upload(at, sums)
 
 
-def words_of(b: Bench, p: plan.Plan, k: Kernel, take: Callable[[int], int]) -> Call:
+def words_of(
+    b: Bench, p: plan.Plan, k: Kernel, take: Callable[[int], int]
+) -> Call:
     """The call with operands of its own. As in training, a loss' gradient takes the logits' place,
     a bias is there where the plan has one, and moments are squares."""
     d, n = dims(p, k), zk.operand_names(k.launch.kernel)
     sizes, keep, words = ROWS[k.launch.kernel].sizes(d), [], []
-    span = zk.Span(elems=d.get('n', 0), count=1, std=1.0, rate=1.0,
-                   decay=0.1)
+    span = zk.Span(elems=d.get("n", 0), count=1, std=1.0, rate=1.0, decay=0.1)
     for i, name in enumerate(n):
         word = k.args[i]
-        if name in ('spans', 'r'):
-            keep.append(span if name == 'spans' else recipe())
+        if name in ("spans", "r"):
+            keep.append(span if name == "spans" else recipe())
             words.append(ctypes.addressof(keep[-1]))
-        elif name == 'src':
-            keep.append((ctypes.c_void_p * 1)(take(sizes['leaf'])))
+        elif name == "src":
+            keep.append((ctypes.c_void_p * 1)(take(sizes["leaf"])))
             words.append(ctypes.addressof(keep[-1]))
-        elif word != 'null' and (name in sizes or name in CONSTANT):
+        elif word != "null" and (name in sizes or name in CONSTANT):
             words.append(take(sizes.get(name, CONSTANT.get(name, 0))))
             special(b, name, words[-1], d)
-        elif name == 'dlogits' and word != 'null':
+        elif name == "dlogits" and word != "null":
             words.append(None)
         else:
             words.append(number(name, word, d))
-    if 'dlogits' in n and k.args[n.index('dlogits')] != 'null':
-        words[n.index('dlogits')] = words[n.index('logits')]
+    if "dlogits" in n and k.args[n.index("dlogits")] != "null":
+        words[n.index("dlogits")] = words[n.index("logits")]
     return Call(b, k.launch.kernel, table_of(p, k), words, keep)
 
 
 def number(name: str, word: str, d: dict[str, int]) -> object:
     """of a call for one whole flat on one rank"""
-    if word == 'null':
+    if word == "null":
         return None
-    fixed = {'first': 0, 'at': 0, 'nspans': 1, 'count': 1, 'total': 1, 'mask': 0, 'block': 1,
-             'stride': d.get('n', 0)}
+    fixed = {
+        "first": 0,
+        "at": 0,
+        "nspans": 1,
+        "count": 1,
+        "total": 1,
+        "mask": 0,
+        "block": 1,
+        "stride": d.get("n", 0),
+    }
     if name in fixed:
         return fixed[name]
     if name in d:
@@ -311,42 +426,73 @@ def number(name: str, word: str, d: dict[str, int]) -> object:
 
 
 def need(k: Kernel, d: dict[str, int]) -> int:
-    return sum(-(-size // 256) * 256 for size in ROWS[k.launch.kernel].sizes(d).values()) + 4096
+    return (
+        sum(
+            -(-size // 256) * 256
+            for size in ROWS[k.launch.kernel].sizes(d).values()
+        )
+        + 4096
+    )
 
 
 def moved(k: Kernel, d: dict[str, int]) -> int:
     row, names = ROWS[k.launch.kernel], zk.operand_names(k.launch.kernel)
-    absent = {name for name, word in zip(names, k.args) if word == 'null'}
+    absent = {
+        name
+        for name, word in zip(names, k.args, strict=False)
+        if word == "null"
+    }
     if row.moved:
         return value(row.moved, d)
-    return sum(size for name, size in row.sizes(d).items() if name not in absent | SCRATCH)
+    return sum(
+        size
+        for name, size in row.sizes(d).items()
+        if name not in absent | SCRATCH
+    )
 
 
-def timed(b: Bench, p: plan.Plan, k: Kernel, peaks: dict[str, float]) -> dict[str, object]:
+def timed(
+    b: Bench, p: plan.Plan, k: Kernel, peaks: dict[str, float]
+) -> dict[str, object]:
     d = dims(p, k)
     sets = max(1, min(8, -(-CACHE // need(k, d)), b.size // need(k, d)))
     b.used = 0
-    b.fill(b.room, min(b.size, sets * need(k, d)))          # the last kernel left its results
+    b.fill(
+        b.room, min(b.size, sets * need(k, d))
+    )  # the last kernel left its results
     seconds = b.seconds([words_of(b, p, k, b.take) for _ in range(sets)])
     bytes_, flops = moved(k, d), value(ROWS[k.launch.kernel].flops, d)
-    floor = max(bytes_ / peaks['copy'], flops / peaks[p.head.real])
-    return {'kernel': k.launch.kernel, 'shape': k.launch.shape, 'us': 1e6 * seconds, 'bytes': bytes_,
-            'flops': flops, 'share': floor / seconds, 'calls': k.count,
-            'step_us': 1e6 * seconds * k.count}
+    floor = max(bytes_ / peaks["copy"], flops / peaks[p.head.real])
+    return {
+        "kernel": k.launch.kernel,
+        "shape": k.launch.shape,
+        "us": 1e6 * seconds,
+        "bytes": bytes_,
+        "flops": flops,
+        "share": floor / seconds,
+        "calls": k.count,
+        "step_us": 1e6 * seconds * k.count,
+    }
 
 
 # ---- ceilings
 
+
 def product(real: str) -> float:
     """FLOP/s of our linear, which is cuBLASLt's product"""
-    n, R = SIDE, 4 if real == 'f32' else 2
-    text = plan.Launch('linear_fwd.0', 'zk_linear_fwd', (n, n, n, 1))
+    n, R = SIDE, 4 if real == "f32" else 2
+    text = plan.Launch("linear_fwd.0", "zk_linear_fwd", (n, n, n, 1))
     b = Bench(real, 4 * n * n * R + 4096)
-    launch = zk.launched('zk_linear_fwd', zk.F32 if real == 'f32' else zk.BF16,
-                         (0, 0, 0, 0, n, n, n, 1))
+    launch = zk.launched(
+        "zk_linear_fwd",
+        zk.F32 if real == "f32" else zk.BF16,
+        (0, 0, 0, 0, n, n, n, 1),
+    )
     x, w, y = (b.take(R * n * n) for _ in range(3))
-    call = Call(b, text.kernel, launch, [y, x, w, None, n, n, n, zk.OUT_IN], [])
-    rate = 2 * n ** 3 / b.seconds([call])
+    call = Call(
+        b, text.kernel, launch, [y, x, w, None, n, n, n, zk.OUT_IN], []
+    )
+    rate = 2 * n**3 / b.seconds([call])
     b.close()
     return rate
 
@@ -354,37 +500,55 @@ def product(real: str) -> float:
 def copying() -> float:
     """bytes a second, those read and those written"""
     size = POOL // 6
-    b = Bench('bf16', 2 * size)
-    call = lambda: b.device.call('cudaMemcpyAsync', ctypes.c_void_p(b.room + size),
-                                 ctypes.c_void_p(b.room), ctypes.c_size_t(size), ON_DEVICE, b.stream)
+    b = Bench("bf16", 2 * size)
+
+    def call():
+        return b.device.call(
+            "cudaMemcpyAsync",
+            ctypes.c_void_p(b.room + size),
+            ctypes.c_void_p(b.room),
+            ctypes.c_size_t(size),
+            ON_DEVICE,
+            b.stream,
+        )
+
     rate = 2 * size / b.seconds([call])
     b.close()
     return rate
 
 
 def ceilings() -> dict[str, float]:
-    return {'bf16': product('bf16'), 'f32': product('f32'), 'copy': copying()}
+    return {"bf16": product("bf16"), "f32": product("f32"), "copy": copying()}
 
 
 # ---- commands
 
+
 def write(path: str, found: object) -> None:
-    Path(path).write_text(json.dumps(found, indent=1) + '\n')
+    Path(path).write_text(json.dumps(found, indent=1) + "\n")
 
 
 def table(path: str) -> None:
-    found: dict[str, object] = {'ceilings': ceilings(), 'cases': {}}
+    found: dict[str, object] = {"ceilings": ceilings(), "cases": {}}
     for c in gpu_cases.CASES:
-        p = parse(c.source.read('.plan'))
+        p = parse(c.source.read(".plan"))
         listed = kernels(p)
-        b = Bench(p.head.real, max(POOL, *(need(k, dims(p, k)) for k in listed)))
+        b = Bench(
+            p.head.real, max(POOL, *(need(k, dims(p, k)) for k in listed))
+        )
         rows = []
         for k in listed:
-            rows.append(timed(b, p, k, found['ceilings']))
-            print(f'{c.name:14} {rows[-1]["kernel"][3:]:15} {str(k.launch.shape):34} '
-                  f'{rows[-1]["us"]:10.1f} us {100 * rows[-1]["share"]:5.1f} % x {k.count}', flush=True)
+            rows.append(timed(b, p, k, found["ceilings"]))
+            print(
+                f"{c.name:14} {rows[-1]['kernel'][3:]:15} {str(k.launch.shape):34} "
+                f"{rows[-1]['us']:10.1f} us {100 * rows[-1]['share']:5.1f} % x {k.count}",
+                flush=True,
+            )
         b.close()
-        found['cases'][c.name] = {'rows': rows, 'step': 1e-6 * sum(r['step_us'] for r in rows)}
+        found["cases"][c.name] = {
+            "rows": rows,
+            "step": 1e-6 * sum(r["step_us"] for r in rows),
+        }
         write(path, found)
 
 
@@ -393,10 +557,11 @@ def small(word: str) -> None:
     size."""
     seen: set[str] = set()
     for source in gpu_cases.SMALL:
-        p = parse(source.read('.plan'))
-        b, taken = Bench(p.head.real, 1 << 20), []
+        p = parse(source.read(".plan"))
+        b = Bench(p.head.real, 1 << 20)
+        taken: list[int] = []
 
-        def take(size: int) -> int:
+        def take(size: int, b: Bench = b, taken: list[int] = taken) -> int:
             taken.append(b.device.take(size))
             b.fill(taken[-1], size)
             return taken[-1]
@@ -405,7 +570,7 @@ def small(word: str) -> None:
             if word not in k.launch.kernel:
                 continue
             call = words_of(b, p, k, take)
-            b.device.wait()         # for copies that fill operands: a call's stream does not
+            b.device.wait()  # for copies that fill operands: a call's stream does not
             call()
             b.device.wait()
             seen.add(k.launch.kernel)
@@ -414,21 +579,21 @@ def small(word: str) -> None:
         b.close()
     wanted = {name for name in ROWS if word in name}
     assert seen == wanted, wanted ^ seen
-    print(f'{len(seen)} kernels ran')
+    print(f"{len(seen)} kernels ran")
 
 
 def main(argv: list[str]) -> int:
-    if argv[:1] == ['ceilings'] and len(argv) == 2:
+    if argv[:1] == ["ceilings"] and len(argv) == 2:
         write(argv[1], ceilings())
-    elif argv[:1] == ['table'] and len(argv) == 2:
+    elif argv[:1] == ["table"] and len(argv) == 2:
         table(argv[1])
-    elif argv[:1] == ['small'] and len(argv) <= 2:
-        small(*argv[1:] or [''])
+    elif argv[:1] == ["small"] and len(argv) <= 2:
+        small(*argv[1:] or [""])
     else:
         print(__doc__, file=sys.stderr)
         return 2
     return 0
 
 
-if __name__ == '__main__':
+if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -60,8 +60,8 @@ print("torch", torch.__version__, "CUDA", torch.version.cuda, "cuDNN",
 kernels() {
     "$python" -m pytest -c tests/pytest.ini --maxfail=40 -n 8 -k \
         'not avx and not None and not touched and not compilers and not change_no_bit' \
-        tests/test_linear.py tests/test_norm.py tests/test_elementwise.py tests/test_attention.py \
-        tests/test_sum.py tests/test_optimizer.py
+        tests/kernels/test_linear.py tests/kernels/test_norm.py tests/kernels/test_elementwise.py tests/kernels/test_attention.py \
+        tests/kernels/test_sum.py tests/kernels/test_optimizer.py
 }
 
 # One tool over every kernel, or those with a word in their name, each operand in an allocation of

@@ -21,13 +21,12 @@ static double now(void)
 
 static float *matrix(int64_t n)
 {
-    float *m = aligned_alloc(64, (size_t)(n * n) * sizeof(float));   /* [n,n] */
+    float *m = aligned_alloc(64, (size_t)(n * n) * sizeof(float)); /* [n,n] */
     if (!m) {
         perror("peak");
         exit(1);
     }
-    for (int64_t i = 0; i < n * n; i++)
-        m[i] = (float)(i % 7) - 3.0f;
+    for (int64_t i = 0; i < n * n; i++) m[i] = (float)(i % 7) - 3.0f;
     return m;
 }
 
@@ -40,7 +39,7 @@ static double measure(int64_t n, double seconds)
         fprintf(stderr, "peak: %s\n", why);
         exit(1);
     }
-    float *y = matrix(n), *x = matrix(n), *w = matrix(n);            /* [n,n] each */
+    float *y = matrix(n), *x = matrix(n), *w = matrix(n); /* [n,n] each */
     double best = 1e30, end = now() + seconds;
     do {
         double t = now();
@@ -62,7 +61,7 @@ int main(int argc, char **argv)
         return 2;
     }
     double *rate = mmap(NULL, 1024 * sizeof(double), PROT_READ | PROT_WRITE,
-                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);             /* [ranks] */
+                        MAP_SHARED | MAP_ANONYMOUS, -1, 0); /* [ranks] */
     if (rate == MAP_FAILED) {
         perror("peak");
         return 1;
@@ -79,10 +78,8 @@ int main(int argc, char **argv)
         }
     }
     for (int r = 0, status; r < ranks; r++)
-        if (wait(&status) < 0 || status != 0)
-            return 1;
-    for (int r = 0; r < ranks; r++)
-        sum += rate[r];
+        if (wait(&status) < 0 || status != 0) return 1;
+    for (int r = 0; r < ranks; r++) sum += rate[r];
     printf("%.1f\n", sum);
     return 0;
 }

@@ -2,13 +2,14 @@
 
 The model of `./run demo` on the demo's tokens (`./run demo` makes them), in f32, in f16, and in
 f32 from another seed. Training follows f32 closely at first: gradients of f16 are off by some
-2^-8 of themselves (tests/test_f16.py has the reason), and so is what the loss falls by in FIRST
+2^-8 of themselves (tests/law/test_f16.py has the reason), and so is what the loss falls by in FIRST
 steps, which is the bound. Later the smallest difference makes another path of it, as another seed
 does; f16's validation loss may be above f32's by what that seed's differs. Losses do not depend
 on what else the machine does.
 
 The table goes to stdout, all figures to out/precision.json; the exit code is 1 beyond a bound.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -19,66 +20,120 @@ import sys
 import bench
 from bench import MADE, ROOT, Case
 
-FIRST, OFF = 100, 2.0 ** -8     # steps; a part of what the loss falls by in them
-WAYS = {'f32': (), 'f32, another seed': ('train.seed=2',),
-        'f16': ('train.precision=f16',)}
+FIRST, OFF = 100, 2.0**-8  # steps; a part of what the loss falls by in them
+WAYS = {
+    "f32": (),
+    "f32, another seed": ("train.seed=2",),
+    "f16": ("train.precision=f16",),
+}
 
 
 def run(case: Case, steps: int) -> list[dict]:
     """The lines of its log."""
-    log = MADE / f'{case.name}.jsonl'
-    bench.sh(MADE / case.name, '--data', ROOT / 'out' / 'demo-train.bin', '--val',
-             ROOT / 'out' / 'demo-val.bin', '--steps', steps, '--log', log)
+    log = MADE / f"{case.name}.jsonl"
+    log.unlink(missing_ok=True)
+    bench.sh(
+        MADE / case.name,
+        "--data",
+        ROOT / "out" / "demo-train.bin",
+        "--val",
+        ROOT / "out" / "demo-val.bin",
+        "--steps",
+        steps,
+        "--log",
+        log,
+    )
     return [json.loads(line) for line in log.read_text().splitlines()]
 
 
-def figures(way: str, lines: list[dict], base: list[dict]) -> dict[str, object]:
+def figures(
+    way: str, lines: list[dict], base: list[dict]
+) -> dict[str, object]:
     """Beside f32: how far off the first training losses are at most, and the validation loss."""
-    losses, whole = ([line['loss'] for line in x if 'loss' in line] for x in (lines, base))
-    val, true = (next(line['val_loss'] for line in reversed(x) if 'val_loss' in line)
-                 for x in (lines, base))
-    return {'way': way, 'first': max(abs(a - b) for a, b in zip(losses[:FIRST], whole)),
-            'fell': losses[0] - losses[:FIRST][-1], 'val': val, 'off': val - true,
-            'skipped': sum(line['skipped'] for line in lines if 'loss' in line)}
+    losses, whole = (
+        [line["loss"] for line in x if "loss" in line] for x in (lines, base)
+    )
+    val, true = (
+        next(line["val_loss"] for line in reversed(x) if "val_loss" in line)
+        for x in (lines, base)
+    )
+    return {
+        "way": way,
+        "first": max(
+            abs(a - b) for a, b in zip(losses[:FIRST], whole, strict=False)
+        ),
+        "fell": losses[0] - losses[:FIRST][-1],
+        "val": val,
+        "off": val - true,
+        "skipped": sum(line["skipped"] for line in lines if "loss" in line),
+    }
 
 
 def table(result: dict) -> str:
-    lines = [f'{result["machine"]["cpu"]}; demo, {result["steps"]} steps', '',
-             f'| stored as | losses of {FIRST} steps beside f32, at most | validation loss | '
-             'beside f32 | skipped steps |', '|---|---|---|---|---|']
-    lines += [f'| {w["way"]} | {w["first"]:.4f} | {w["val"]:.4f} | {w["off"]:+.4f} | '
-              f'{w["skipped"]} |' for w in result['ways']]
-    lines += ['', f'bound of the first column: {OFF * result["ways"][0]["fell"]:.4f}']
-    return '\n'.join(lines)
+    lines = [
+        f"{result['machine']['cpu']}; demo, {result['steps']} steps",
+        "",
+        f"| stored as | losses of {FIRST} steps beside f32, at most | validation loss | "
+        "beside f32 | skipped steps |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {w['way']} | {w['first']:.4f} | {w['val']:.4f} | {w['off']:+.4f} | "
+        f"{w['skipped']} |"
+        for w in result["ways"]
+    ]
+    lines += [
+        "",
+        f"bound of the first column: {OFF * result['ways'][0]['fell']:.4f}",
+    ]
+    return "\n".join(lines)
 
 
 def holds(ways: list[dict]) -> bool:
     full, other, half = ways
-    return half['first'] <= OFF * full['fell'] and half['off'] <= abs(other['off'])
+    return half["first"] <= OFF * full["fell"] and half["off"] <= abs(
+        other["off"]
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
-    parser.add_argument('--steps', type=int, default=1200, help='steps of each run')
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument(
+        "--steps", type=int, default=1200, help="steps of each run"
+    )
     given = parser.parse_args()
-    if not (ROOT / 'out' / 'demo-val.bin').exists():
-        parser.error('out/demo-val.bin is not there; ./run demo makes it')
+    if not (ROOT / "out" / "demo-val.bin").exists():
+        parser.error("out/demo-val.bin is not there; ./run demo makes it")
     MADE.mkdir(parents=True, exist_ok=True)
-    cases = {way: Case('model_specs/demo.yaml', f'precision-{n}',
-                       (*keys, f'train.schedule.steps={given.steps}',
-                        f'train.schedule.warmup={given.steps // 16}'))
-             for n, (way, keys) in enumerate(WAYS.items())}
+    cases = {
+        way: Case(
+            "model_specs/demo.yaml",
+            f"precision-{n}",
+            (
+                *keys,
+                f"train.schedule.steps={given.steps}",
+                f"train.schedule.warmup={given.steps // 16}",
+            ),
+        )
+        for n, (way, keys) in enumerate(WAYS.items())
+    }
     logs: dict[str, list[dict]] = {}
     for way, case in cases.items():
         print(way, file=sys.stderr)
         bench.build(case)
         logs[way] = run(case, given.steps)
-    ways = [figures(way, lines, logs['f32']) for way, lines in logs.items()]
-    result = {'steps': given.steps, 'machine': bench.machine(os.getloadavg()[0]), 'ways': ways}
-    (ROOT / 'out' / 'precision.json').write_text(json.dumps(result, indent=1) + '\n')
+    ways = [figures(way, lines, logs["f32"]) for way, lines in logs.items()]
+    result = {
+        "steps": given.steps,
+        "machine": bench.machine(os.getloadavg()[0]),
+        "ways": ways,
+    }
+    (ROOT / "out" / "precision.json").write_text(
+        json.dumps(result, indent=1) + "\n"
+    )
     print(table(result))
     return 0 if holds(ways) else 1
 
 
-if __name__ == '__main__':
+if __name__ == "__main__":
     sys.exit(main())

@@ -1,6 +1,6 @@
 """saving.py -- what it costs a CPU's program to need less memory.
 
-A model (GPT-2 124M), one rank with all cores, f32: as it is, with every block's values made again
+A model (GPT-2 124M), one rank with all cores, f32: as it is, with every block's values recomputed
 by backward, with the optimizer or activations on the host, and with all of these and parameters.
 Programs take turns; figures are medians of pairs of neighbouring runs. Then the host's AdamW alone,
 beside the most that this memory moves in the same minute: copies and sums in place by as many
@@ -9,6 +9,7 @@ threads (numpy), bytes read and bytes written.
 The table goes to stdout, all figures to out/saving.json. A load average above 0.3 at the start
 makes a run invalid.
 """
+
 from __future__ import annotations
 
 import os
@@ -22,7 +23,7 @@ from pathlib import Path
 import bench
 from bench import MADE, ROOT, Case
 
-sys.path.append(str(ROOT / 'tests'))
+sys.path.append(str(ROOT / "tests/lib"))
 import numpy as np  # noqa: E402
 
 import zk  # noqa: E402
@@ -30,18 +31,29 @@ from zg.facts import ops
 from zg.plan import plan
 from zg.write import cost  # noqa: E402
 
-WAYS = {'as it is': (), 'recompute full': ('train.recompute=full',),
-        'optimizer on the host': ('zero.stage=1', 'zero.offload_optimizer.device=cpu'),
-        'activations on the host': ('train.offload_activations=true',),
-        'all on the host': ('zero.stage=3', 'zero.offload_optimizer.device=cpu',
-                            'zero.offload_param.device=cpu', 'train.offload_activations=true',
-                            'train.recompute=full')}
+WAYS = {
+    "as it is": (),
+    "recompute full": ("train.recompute=full",),
+    "optimizer on the host": (
+        "zero.stage=1",
+        "zero.offload_optimizer.device=cpu",
+    ),
+    "activations on the host": ("train.offload_activations=true",),
+    "all on the host": (
+        "zero.stage=3",
+        "zero.offload_optimizer.device=cpu",
+        "zero.offload_param.device=cpu",
+        "train.offload_activations=true",
+        "train.recompute=full",
+    ),
+}
 # Of the update: 540 MB, far more than caches hold; arrays a power of two apart would meet in them.
 ELEMENTS = 33000 * 1024
-TRIES = 5                       # of which the best counts
+TRIES = 5  # of which the best counts
 
 
 # ---- memory
+
 
 def busy(work: Callable[[int], None], threads: int) -> float:
     """seconds of work(0) .. work(threads - 1) at once"""
@@ -58,13 +70,24 @@ def limits(arrays: list[np.ndarray], threads: int) -> dict[str, float]:
     """GB/s of a copy and of a sum in place over all of the arrays, from the second half of them to
     the first: the best of TRIES each"""
     half = len(arrays) // 2
-    pairs = [list(zip(*(np.array_split(x, threads) for x in two)))
-             for two in zip(arrays[:half], arrays[half:])]
-    copy = lambda i: [np.copyto(a, b) for a, b in (pair[i] for pair in pairs)]
-    add = lambda i: [np.add(a, b, out=a) for a, b in (pair[i] for pair in pairs)]
+    pairs = [
+        list(zip(*(np.array_split(x, threads) for x in two), strict=True))
+        for two in zip(arrays[:half], arrays[half:], strict=True)
+    ]
+
+    def copy(i):
+        return [np.copyto(a, b) for a, b in (pair[i] for pair in pairs)]
+
+    def add(i):
+        return [np.add(a, b, out=a) for a, b in (pair[i] for pair in pairs)]
+
     n = sum(x.nbytes for x in arrays[:half])
-    return {'copy': max(2e-9 * n / busy(copy, threads) for _ in range(TRIES)),
-            'sum in place': max(3e-9 * n / busy(add, threads) for _ in range(TRIES))}
+    return {
+        "copy": max(2e-9 * n / busy(copy, threads) for _ in range(TRIES)),
+        "sum in place": max(
+            3e-9 * n / busy(add, threads) for _ in range(TRIES)
+        ),
+    }
 
 
 def update(threads: int, rounds: int) -> dict[str, object]:
@@ -72,70 +95,118 @@ def update(threads: int, rounds: int) -> dict[str, object]:
     k = zk.Kernels(threads=threads)
     arrays = [np.ones(ELEMENTS, np.float32) for _ in range(4)]
     p, m, v, g = arrays
-    r = zk.Recipe(rate=zk.phases([zk.held(1e-3)]), momentum=zk.phases([zk.held(0.9)]), beta2=0.999,
-                  eps=1e-8, clip=1.0, rows=1, rule=list(ops.OPTIMIZERS).index('AdamW'))
-    ctl = zk.Ctl(step=1, applied=1, beta1=0.9, lr=1e-3, factor=1, bias1=1, bias2=1)
+    r = zk.Recipe(
+        rate=zk.phases([zk.held(1e-3)]),
+        momentum=zk.phases([zk.held(0.9)]),
+        beta2=0.999,
+        eps=1e-8,
+        clip=1.0,
+        rows=1,
+        rule=list(ops.OPTIMIZERS).index("AdamW"),
+    )
+    ctl = zk.Ctl(
+        step=1, applied=1, beta1=0.9, lr=1e-3, factor=1, bias1=1, bias2=1
+    )
     span = zk.spans([dict(at=0, elems=ELEMENTS, count=1, key=1)])
 
     def seconds() -> float:
         t = time.perf_counter()
         k.zk_update(ctl, r, None, p, m, v, g, span, 1, 0, ELEMENTS)
         return time.perf_counter() - t
+
     ours, there = [], []
     for _ in range(rounds):
         there.append(limits(arrays, threads))
         ours.append(28e-9 * ELEMENTS / min(seconds() for _ in range(TRIES)))
-    most = {name: statistics.median(x[name] for x in there) for name in there[0]}
-    return {'gbs': statistics.median(ours), 'limits': most, 'limit': max(most.values()),
-            'share': statistics.median(ours) / max(most.values())}
+    most = {
+        name: statistics.median(x[name] for x in there) for name in there[0]
+    }
+    return {
+        "gbs": statistics.median(ours),
+        "limits": most,
+        "limit": max(most.values()),
+        "share": statistics.median(ours) / max(most.values()),
+    }
 
 
 # ---- programs
 
+
 def activations(p: plan.Plan) -> int:
-    return dict(cost.memory(p))['activations']
+    return dict(cost.memory(p))["activations"]
 
 
-def figures(cases: dict[str, Case], plans: dict[Case, plan.Plan], runs: dict[str, list[bench.Run]],
-            ) -> list[dict[str, object]]:
+def figures(
+    cases: dict[str, Case],
+    plans: dict[Case, plan.Plan],
+    runs: dict[str, list[bench.Run]],
+) -> list[dict[str, object]]:
     first = runs[next(iter(cases.values())).name]
     out = []
     for name, case in cases.items():
-        pairs = [statistics.median(r.steps) / statistics.median(f.steps)
-                 for r, f in zip(runs[case.name], first)]
+        pairs = [
+            statistics.median(r.steps) / statistics.median(f.steps)
+            for r, f in zip(runs[case.name], first, strict=True)
+        ]
         p = plans[case]
-        out.append({'way': name, 'keys': list(case.keys),
-                    'step': statistics.median(s for r in runs[case.name] for s in r.steps),
-                    'cost': statistics.median(pairs) - 1, 'arena': p.arena('cpu'),
-                    'hosted': p.hosted, 'activations': activations(p)})
+        out.append(
+            {
+                "way": name,
+                "keys": list(case.keys),
+                "step": statistics.median(
+                    s for r in runs[case.name] for s in r.steps
+                ),
+                "cost": statistics.median(pairs) - 1,
+                "arena": p.arena("cpu"),
+                "hosted": p.hosted,
+                "activations": activations(p),
+            }
+        )
     return out
 
 
 def table(result: dict) -> str:
-    u = result['update']
-    lines = [*bench.head(result['machine']),
-             f'| {Path(result["spec"]).stem}, f32, {bench.TOKENS} tokens a step | step, s | cost | '
-             'arena, MB | of it activations | host arena, MB |', '|---|---|---|---|---|---|']
-    lines += [f'| {w["way"]} | {w["step"]:.3f} | {100 * w["cost"]:+.1f} % | {w["arena"] / 1e6:.0f} '
-              f'| {w["activations"] / 1e6:.0f} | {w["hosted"] / 1e6:.0f} |' for w in result['ways']]
-    limits = ', '.join(f'{name} {gbs:.1f}' for name, gbs in u['limits'].items())
-    lines += ['', f'AdamW on the host: {u["gbs"]:.1f} GB/s, {100 * u["share"]:.0f} % of the most '
-              f'that memory moved ({limits} GB/s)']
-    return '\n'.join(lines)
+    u = result["update"]
+    lines = [
+        *bench.head(result["machine"]),
+        f"| {Path(result['spec']).stem}, f32, {bench.TOKENS} tokens a step | step, s | cost | "
+        "arena, MB | of it activations | host arena, MB |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {w['way']} | {w['step']:.3f} | {100 * w['cost']:+.1f} % | {w['arena'] / 1e6:.0f} "
+        f"| {w['activations'] / 1e6:.0f} | {w['hosted'] / 1e6:.0f} |"
+        for w in result["ways"]
+    ]
+    limits = ", ".join(
+        f"{name} {gbs:.1f}" for name, gbs in u["limits"].items()
+    )
+    lines += [
+        "",
+        f"AdamW on the host: {u['gbs']:.1f} GB/s, {100 * u['share']:.0f} % of the most "
+        f"that memory moved ({limits} GB/s)",
+    ]
+    return "\n".join(lines)
 
 
 def main() -> int:
     given = bench.options(__doc__, 4, 3).parse_args()
     load, cores = os.getloadavg()[0], os.cpu_count() or 1
     MADE.mkdir(parents=True, exist_ok=True)
-    cases = {name: Case(given.spec, f'saving-{n}', (*bench.spread(1, 0), *keys))
-             for n, (name, keys) in enumerate(WAYS.items())}
+    cases = {
+        name: Case(given.spec, f"saving-{n}", (*bench.spread(1, 0), *keys))
+        for n, (name, keys) in enumerate(WAYS.items())
+    }
     plans = {case: bench.build(case) for case in cases.values()}
     runs = bench.measure(plans, given.steps, given.rounds)
-    result = {'spec': given.spec, 'machine': bench.machine(load),
-              'ways': figures(cases, plans, runs), 'update': update(cores, 2 * given.rounds + 1)}
-    return bench.finish(result, 'saving', table(result))
+    result = {
+        "spec": given.spec,
+        "machine": bench.machine(load),
+        "ways": figures(cases, plans, runs),
+        "update": update(cores, 2 * given.rounds + 1),
+    }
+    return bench.finish(result, "saving", table(result))
 
 
-if __name__ == '__main__':
+if __name__ == "__main__":
     sys.exit(main())

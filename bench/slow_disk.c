@@ -14,7 +14,7 @@
 
 enum { PAGE = 4096 };
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static double rate, idle;                 /* bytes a second; when the disk has served all */
+static double rate, idle; /* bytes a second; when the disk has served all */
 
 static double now(void)
 {

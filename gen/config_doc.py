@@ -3,18 +3,20 @@
 
 .venv/bin/python gen/config_doc.py > docs/config.md
 """
+
 from __future__ import annotations
 
 import dataclasses
 import json
 import types
 import typing
-from typing import Iterator
+from collections.abc import Iterator
 
+from config_keys import DOES
 from pydantic import BeforeValidator, PlainValidator
 from pydantic_core import PydanticCustomError
-
 from zg.read import dskeys, dsrows, schema
+from zg.read.keytypes import LeftOut
 
 HEAD = """# Every key
 
@@ -28,8 +30,8 @@ default, or other keys.
 item is one of the ops that a `residual` can hold. `data.ignore` is a token that is never a target;
 where it is the input, for the target behind it, the model reads token 0.
 
-| key | allowed | default |
-|---|---|---|
+| key | what it does | allowed | default |
+|---|---|---|---|
 """
 # What stands for a default that is null, by the end of the key: other keys say it.
 DERIVED = {
@@ -53,13 +55,16 @@ while X is off.
 
 # ---- the spec's keys
 
+
 def missing(value: object) -> bool:
     return value is dataclasses.MISSING or repr(value) == "PydanticUndefined"
 
 
 def record(kind: object) -> type | None:
     """The record inside a type, if there is one."""
-    if isinstance(kind, type) and (hasattr(kind, "model_fields") or dataclasses.is_dataclass(kind)):
+    if isinstance(kind, type) and (
+        hasattr(kind, "model_fields") or dataclasses.is_dataclass(kind)
+    ):
         return kind
     return next((r for r in map(record, typing.get_args(kind)) if r), None)
 
@@ -68,17 +73,25 @@ def fields(kind: type) -> Iterator[tuple[str, object, object]]:
     """A record's keys, their types and defaults."""
     hints = typing.get_type_hints(kind, include_extras=True)
     if hasattr(kind, "model_fields"):
-        yield from ((n, hints[n], f.default) for n, f in kind.model_fields.items())
+        yield from (
+            (n, hints[n], f.default) for n, f in kind.model_fields.items()
+        )
         return
     for f in dataclasses.fields(kind):
         made = f.default_factory
-        yield f.name, hints[f.name], f.default if made is dataclasses.MISSING else made()
+        yield (
+            f.name,
+            hints[f.name],
+            f.default if made is dataclasses.MISSING else made(),
+        )
 
 
 def allowed(kind: object) -> str:
     """What the error about a wrong value says is allowed."""
     args = typing.get_args(kind)
     for meta in getattr(kind, "__metadata__", ()):
+        if isinstance(meta, LeftOut):
+            return allowed(typing.get_args(args[0])[0])
         if isinstance(meta, PlainValidator):
             try:
                 meta.func(object())
@@ -87,12 +100,16 @@ def allowed(kind: object) -> str:
     if isinstance(kind, type):
         return kind.__name__
     if hasattr(kind, "__metadata__"):
-        one = any(isinstance(meta, BeforeValidator) for meta in kind.__metadata__)
+        one = any(
+            isinstance(meta, BeforeValidator) for meta in kind.__metadata__
+        )
         return ("one or " if one else "") + allowed(args[0])
     if typing.get_origin(kind) is tuple:
         return f"a list of {allowed(args[0])}"
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        return " or ".join("null" if a is type(None) else allowed(a) for a in args)
+        return " or ".join(
+            "null" if a is type(None) else allowed(a) for a in args
+        )
     raise TypeError(kind)
 
 
@@ -103,7 +120,9 @@ def said(value: object, key: str = "") -> str:
         return derived[0]
     if missing(value):
         return ""
-    return f"`{json.dumps(list(value) if isinstance(value, tuple) else value)}`"
+    return (
+        f"`{json.dumps(list(value) if isinstance(value, tuple) else value)}`"
+    )
 
 
 def spec(kind: type, path: str = "") -> Iterator[str]:
@@ -112,29 +131,46 @@ def spec(kind: type, path: str = "") -> Iterator[str]:
         below = record(hint)
         if below is None:
             types = schema.TYPES.get(kind, {})
-            rows = {t: said(row[name]) for t, row in types.items() if name in row}
+            rows = {
+                t: said(row[name]) for t, row in types.items() if name in row
+            }
             either = [f"{t}: {x}".rstrip(": ") for t, x in rows.items()]
-            yield f"| `{key}` | {allowed(hint)} | {', '.join(either) or said(default, key)} |"
+            yield (
+                f"| `{key}` | {DOES[key]} | {allowed(hint)} | "
+                f"{', '.join(either) or said(default, key)} |"
+            )
         elif below is schema.OpKeys and name in ("residual", "head"):
-            yield f"| `{key}` | a list of ops | |"
+            yield f"| `{key}` | {DOES[key]} | a list of ops | |"
         elif not list(fields(below)):
-            yield f"| `{key}` | {{}} | |"
+            yield f"| `{key}` | {DOES[key]} | {{}} | |"
         else:
-            yield from spec(below, f"{key}[]." if "tuple" in str(hint) else f"{key}.")
+            yield from spec(
+                below, f"{key}[]." if "tuple" in str(hint) else f"{key}."
+            )
 
 
 # ---- a ds_config.json's keys
 
+
 def words(row: dsrows.Honour | dsrows.Same | dsrows.Moved) -> str:
-    plain = lambda x: json.dumps(x).strip('"')
-    pairs = [f"{plain(a)} is {plain(b)}" for a, b in (row.words or {}).items()
-             if str(a) != str(b)]
+    def plain(x):
+        return json.dumps(x).strip('"')
+
+    pairs = [
+        f"{plain(a)} is {plain(b)}"
+        for a, b in (row.words or {}).items()
+        if str(a) != str(b)
+    ]
     return f" ({', '.join(pairs)})" if pairs else ""
 
 
 def becomes(name: str, row: dsrows.Key) -> str:
     if isinstance(row, dsrows.Honour):
-        key = f"`{row.key}`" if row.key else "`train.global_batch` follows from it"
+        key = (
+            f"`{row.key}`"
+            if row.key
+            else "`train.global_batch` follows from it"
+        )
         return key + words(row) + (f'; "auto": {row.rule}' if row.auto else "")
     if isinstance(row, dsrows.Same):
         return f"must agree with `{row.key}`"
@@ -153,10 +189,17 @@ def deepspeed() -> Iterator[str]:
     sections: dict[str, list[str]] = {}
     for name, row in dskeys.TABLE.items():
         section, _, key = name.rpartition(".")
-        stage = "" if row.stages == "0123" else f" (stage {' '.join(row.stages)})"
-        kind = "the same" if isinstance(row, dsrows.Moved) and not row.words else row.kind.allowed
+        stage = (
+            "" if row.stages == "0123" else f" (stage {' '.join(row.stages)})"
+        )
+        kind = (
+            "the same"
+            if isinstance(row, dsrows.Moved) and not row.words
+            else row.kind.allowed
+        )
         sections.setdefault(section, []).append(
-            f"| `{key}` | {kind} | {becomes(name, row)}{stage} |")
+            f"| `{key}` | {kind} | {becomes(name, row)}{stage} |"
+        )
     for section, rows in sections.items():
         title = f"`{section}`" if section else "At the top"
         yield f"\n### {title}\n\n| key | holds | here |\n|---|---|---|"

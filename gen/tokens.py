@@ -9,6 +9,7 @@ Invariants
  2. TRAIN is its part of TEXT in pieces of 16 samples in random order, always the same: a trainer
     takes samples in the order of the file, and one that sees half of it should see all kinds.
 """
+
 from __future__ import annotations
 
 import sys
@@ -25,21 +26,30 @@ def split(tokens: np.ndarray, sequence: int) -> tuple[np.ndarray, np.ndarray]:
     """[n] -> [n*9/10], [samples*sequence + 1]"""
     cut = len(tokens) * 9 // 10
     rest = len(tokens) - cut
-    return tokens[:cut], tokens[cut:cut + (rest - 1) // sequence * sequence + 1]
+    return tokens[:cut], tokens[
+        cut : cut + (rest - 1) // sequence * sequence + 1
+    ]
 
 
 def stir(train: np.ndarray, sequence: int) -> np.ndarray:
     """[n] -> [n], the last piece, which may be short, stays the last"""
     n = len(train) // (PIECE * sequence)
-    whole = train[:n * PIECE * sequence].reshape(n, PIECE * sequence)
-    order = np.random.RandomState(1).permutation(n)       # a stream that numpy promises to keep
-    return np.concatenate([whole[order].ravel(), train[whole.size:]])
+    whole = train[: n * PIECE * sequence].reshape(n, PIECE * sequence)
+    order = np.random.RandomState(1).permutation(
+        n
+    )  # a stream that numpy promises to keep
+    return np.concatenate([whole[order].ravel(), train[whole.size :]])
 
 
 def bigram_loss(train: np.ndarray, val: np.ndarray) -> float:
     """mean -log p(next | this) over val [n+1], p counted on train [m] with add-0.1 smoothing"""
     pairs = train[:-1].astype(np.int64) * VOCABULARY + train[1:]
-    count = np.bincount(pairs, minlength=VOCABULARY**2).reshape(VOCABULARY, VOCABULARY) + SMOOTHING
+    count = (
+        np.bincount(pairs, minlength=VOCABULARY**2).reshape(
+            VOCABULARY, VOCABULARY
+        )
+        + SMOOTHING
+    )
     logp = np.log(count / count.sum(axis=1, keepdims=True))
     return float(-logp[val[:-1], val[1:]].mean())
 
@@ -47,19 +57,22 @@ def bigram_loss(train: np.ndarray, val: np.ndarray) -> float:
 def main(text: str, train_path: str, val_path: str, sequence: str) -> int:
     T = int(sequence)
     try:
-        tokens = np.fromfile(text, dtype=np.uint8).astype('<u2')
+        tokens = np.fromfile(text, dtype=np.uint8).astype("<u2")
     except OSError as e:
-        print(f'{text}: {e.strerror}', file=sys.stderr)
+        print(f"{text}: {e.strerror}", file=sys.stderr)
         return 2
-    if len(tokens) < 20 * (T + 1):                        # two samples or more to validate on
-        print(f'{text}: {len(tokens)} bytes; at least {20 * (T + 1)} are needed', file=sys.stderr)
+    if len(tokens) < 20 * (T + 1):  # two samples or more to validate on
+        print(
+            f"{text}: {len(tokens)} bytes; at least {20 * (T + 1)} are needed",
+            file=sys.stderr,
+        )
         return 2
     train, val = split(tokens, T)
     for path, part in ((train_path, stir(train, T)), (val_path, val)):
         Path(path).write_bytes(part.tobytes())
-    print(f'{bigram_loss(train, val):.4f}')
+    print(f"{bigram_loss(train, val):.4f}")
     return 0
 
 
-if __name__ == '__main__':
+if __name__ == "__main__":
     sys.exit(main(*sys.argv[1:]))

@@ -30,15 +30,14 @@ ZK_BOTH int limbs_add(int64_t *limb, double s)
 {
     uint32_t digit[3];
     int at, good = limbs_split(s, &at, digit);
-    for (int i = 0; good && i < 3; i++)
-        limb[at + i] += digit[i];
+    for (int i = 0; good && i < 3; i++) limb[at + i] += digit[i];
     return good;
 }
 
 /* The sum, rounded once to nearest even. */
 ZK_BOTH double limbs_value(const int64_t *limb)
 {
-    uint32_t digit[ZK_LIMBS + 4] = {0};          /* two zeros below, room for a carry above */
+    uint32_t digit[ZK_LIMBS + 4] = {0}; /* two zeros below, room for a carry above */
     int64_t carry = 0;
     int top = 0;
     for (int i = 0; i < ZK_LIMBS + 2; i++) {
@@ -47,14 +46,12 @@ ZK_BOTH double limbs_value(const int64_t *limb)
         carry >>= 32;
         top = digit[i + 2] ? i + 2 : top;
     }
-    if (!top)
-        return 0;
+    if (!top) return 0;
     uint64_t high = digit[top], low = (uint64_t)digit[top - 1] << 32 | digit[top - 2];
-    int drop = 33 - __builtin_clz(digit[top]);   /* leaves 63 bits, the last one sticky */
+    int drop = 33 - __builtin_clz(digit[top]); /* leaves 63 bits, the last one sticky */
     int64_t head = (int64_t)(high << (64 - drop) | low >> drop);
     int rest = (low & ((1ull << drop) - 1)) != 0;
-    for (int i = 0; i < top - 2; i++)
-        rest |= digit[i] != 0;
+    for (int i = 0; i < top - 2; i++) rest |= digit[i] != 0;
     uint64_t bits = (uint64_t)(1023 + 32 * (top - 4) + drop - 448) << 52;
     double scale;
     memcpy(&scale, &bits, 8);

@@ -6,18 +6,13 @@
 /* The value of a schedule at a step, 1 and on. Logarithms are of steps since the origin. */
 ZK_BOTH double step_phase(const zk_phase *p, int64_t step)
 {
-    while (p->until && step >= p->until)
-        p++;
+    while (p->until && step >= p->until) p++;
     int64_t n = step - p->origin;
     double x = (double)n / (double)p->span;
-    if (p->stairs)
-        x = (double)(n * p->stairs / p->span) / (double)p->stairs;
-    if (p->curve == ZK_COSINE)
-        x = 0.5 - 0.5 * zk_cos(3.14159265358979323846 * x);
-    if (p->curve == ZK_LOG)
-        x = zk_log((double)n) / zk_log((double)p->span);
-    if (p->curve == ZK_INVERSE)
-        return p->from / (1 + p->to * x);
+    if (p->stairs) x = (double)(n * p->stairs / p->span) / (double)p->stairs;
+    if (p->curve == ZK_COSINE) x = 0.5 - 0.5 * zk_cos(3.14159265358979323846 * x);
+    if (p->curve == ZK_LOG) x = zk_log((double)n) / zk_log((double)p->span);
+    if (p->curve == ZK_INVERSE) return p->from / (1 + p->to * x);
     return p->from + (p->to - p->from) * x;
 }
 
@@ -26,8 +21,7 @@ ZK_BOTH double step_power(double x, int64_t n)
 {
     double y = 1;
     for (; n; n >>= 1, x *= x)
-        if (n & 1)
-            y *= x;
+        if (n & 1) y *= x;
     return y;
 }
 
@@ -40,16 +34,12 @@ ZK_BOTH void step_scale(zk_ctl *ctl, const zk_scaler *s)
         ctl->scale = s->first;
         ctl->hysteresis = s->hysteresis;
     }
-    if (!ctl->step || !s->window || ctl->skipped == ZK_FAULTY)
-        return;
+    if (!ctl->step || !s->window || ctl->skipped == ZK_FAULTY) return;
     ctl->clean = overflow ? 0 : ctl->clean + 1;
     int rises = ctl->clean == s->window;
-    if (overflow && ctl->hysteresis > 1)
-        ctl->hysteresis--;
-    else if (overflow)
-        ctl->scale = ctl->scale / 2 > s->least ? ctl->scale / 2 : s->least;
-    if (rises || (s->consecutive && !overflow))
-        ctl->hysteresis = s->hysteresis;
+    if (overflow && ctl->hysteresis > 1) ctl->hysteresis--;
+    else if (overflow) ctl->scale = ctl->scale / 2 > s->least ? ctl->scale / 2 : s->least;
+    if (rises || (s->consecutive && !overflow)) ctl->hysteresis = s->hysteresis;
     if (rises) {
         ctl->scale *= 2;
         ctl->clean = 0;
@@ -59,8 +49,7 @@ ZK_BOTH void step_scale(zk_ctl *ctl, const zk_scaler *s)
 /* Why the step is skipped */
 ZK_BOTH int64_t step_skipped(const zk_ctl *ctl, int finite, const zk_scaler *s)
 {
-    if (finite || !s->window)
-        return finite && ctl->valid ? ZK_APPLIED : ZK_FAULTY;
+    if (finite || !s->window) return finite && ctl->valid ? ZK_APPLIED : ZK_FAULTY;
     return ctl->hysteresis <= 1 && ctl->scale == s->least ? ZK_LOWEST : ZK_RESCALED;
 }
 
@@ -88,15 +77,12 @@ ZK_BOTH void step_factor(zk_ctl *ctl, const int64_t *sums, const zk_recipe *r)
     step_mean(sums, &ctl->loss, &valid);
     ctl->valid = sums[ZK_VALID];
     scale = ctl->valid ? (double)r->rows / valid : 0;
-    if (ctl->scale > 0)
-        scale /= ctl->scale;
+    if (ctl->scale > 0) scale /= ctl->scale;
     ctl->norm = finite ? __builtin_sqrt(limbs_value(sums + ZK_NORM)) * scale : __builtin_inf();
     ctl->skipped = step_skipped(ctl, finite, &r->scaler);
-    if (ctl->skipped)
-        return;
+    if (ctl->skipped) return;
     ctl->applied++;
-    if (r->clip > 0 && ctl->norm > r->clip)
-        scale *= r->clip / (ctl->norm + 1e-6);
+    if (r->clip > 0 && ctl->norm > r->clip) scale *= r->clip / (ctl->norm + 1e-6);
     ctl->factor = (float)scale;
     ctl->bias1 = (float)(1 / (1 - step_power(ctl->beta1, ctl->applied)));
     ctl->bias2 = (float)(1 / (1 - step_power(r->beta2, ctl->applied)));

@@ -23,9 +23,7 @@ ZK_BOTH uint64_t update_seed(const zk_ctl *ctl, const zk_recipe *r)
 }
 
 /* zk_recipe's rule: rows of gen/zg/facts/ops.py */
-enum {
-    ZK_ADAMW, ZK_ADAM, ZK_SGD, ZK_MOMENTUM, ZK_NESTEROV, ZK_LION, ZK_ADAGRAD
-};
+enum { ZK_ADAMW, ZK_ADAM, ZK_SGD, ZK_MOMENTUM, ZK_NESTEROV, ZK_LION, ZK_ADAGRAD };
 
 /* What is the same for all tensors in a step */
 typedef struct step {
@@ -35,8 +33,10 @@ typedef struct step {
 
 ZK_BOTH step step_of(const zk_ctl *ctl, const zk_recipe *r)
 {
+    // clang-format off
     step s = {r->rule, ctl->factor, (float)ctl->beta1, (float)(1 - ctl->beta1), (float)r->beta2,
               (float)(1 - r->beta2), ctl->bias1, ctl->bias2, (float)r->eps};
+    // clang-format on
     return s;
 }
 

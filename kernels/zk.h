@@ -19,19 +19,19 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZK_ABI 13
+#define ZK_ABI 14
 
 /* one queue's kernel context: threads on a CPU, stream and handles on a GPU */
 typedef struct zk zk;
-typedef void real;        /* float, bf16 or f16 */
+typedef void real; /* float, bf16 or f16 */
 
-enum { ZK_F32 = 0, ZK_BF16 = 1, ZK_F16 = 2 };     /* zk_open's `dtype` */
-enum { ZK_IN_OUT = 0, ZK_OUT_IN = 1 };            /* a linear's weight: [in,out] or [out,in] */
+enum { ZK_F32 = 0, ZK_BF16 = 1, ZK_F16 = 2 }; /* zk_open's `dtype` */
+enum { ZK_IN_OUT = 0, ZK_OUT_IN = 1 };        /* a linear's weight: [in,out] or [out,in] */
 /* Rows by token (of an embedding, a head) and columns of logits are a multiple of so many: 16 bytes
  * of halves. Rows beyond the vocabulary are zero. */
 enum { ZK_VOCAB = 8 };
 enum { ZK_GELU_TANH = 0, ZK_GELU_ERF = 1 };
-enum { ZK_LINE = 0, ZK_COSINE = 1, ZK_LOG = 2, ZK_INVERSE = 3 };      /* curves of a zk_phase */
+enum { ZK_LINE = 0, ZK_COSINE = 1, ZK_LOG = 2, ZK_INVERSE = 3 }; /* curves of a zk_phase */
 
 /* One launch on a GPU: blocks in x, y and z, threads of a block, bytes of dynamic shared memory. */
 typedef struct zk_grid {
@@ -54,8 +54,8 @@ typedef struct zk_launch {
 typedef struct zk_span {
     int64_t at, elems, count, stride;
     int64_t key, key_stride;
-    float mean, std;      /* initial values: mean + std * normal */
-    double rate, decay;   /* its factor of lr, and its weight decay */
+    float mean, std;    /* initial values: mean + std * normal */
+    double rate, decay; /* its factor of lr, and its weight decay */
 } zk_span;
 
 /* A piece of a schedule: up to the step before `until` (0: for ever) a value goes from `from` to
@@ -80,12 +80,12 @@ typedef struct zk_scaler {
 
 /* What is fixed about the optimizer. */
 typedef struct zk_recipe {
-    zk_phase rate[ZK_PHASES], momentum[ZK_PHASES];       /* of lr, and of beta1 */
-    double beta2, eps, clip;                             /* clip 0: none */
-    int32_t rule;                                        /* ZK_ADAMW ... of update.h */
-    int32_t moments;                                     /* how m and v are stored: ZK_F32 ... */
-    int64_t rows;                                        /* M: leaves carry d(sum of losses)/M */
-    uint64_t seed;                                       /* of what is rounded by chance */
+    zk_phase rate[ZK_PHASES], momentum[ZK_PHASES]; /* of lr, and of beta1 */
+    double beta2, eps, clip;                       /* clip 0: none */
+    int32_t rule;                                  /* ZK_ADAMW ... of update.h */
+    int32_t moments;                               /* how m and v are stored: ZK_F32 ... */
+    int64_t rows;                                  /* M: leaves carry d(sum of losses)/M */
+    uint64_t seed;                                 /* of what is rounded by chance */
     zk_scaler scaler;
 } zk_recipe;
 
@@ -95,23 +95,30 @@ enum { ZK_APPLIED = 0, ZK_FAULTY = 1, ZK_RESCALED = 2, ZK_LOWEST = 3 };
 
 /* What changes from step to step; lives in the arena, so that a captured launch never changes. */
 typedef struct zk_ctl {
-    int64_t step;         /* 1 in the first step; counted by zk_begin */
-    int64_t applied;      /* steps not skipped: what schedules and bias corrections count */
-    double beta1;         /* of this step */
+    int64_t step;      /* 1 in the first step; counted by zk_begin */
+    int64_t applied;   /* steps not skipped: what schedules and bias corrections count */
+    double beta1;      /* of this step */
     double loss, norm; /* of the last step: mean over valid tokens; gradient norm before clipping */
-    int64_t valid;        /* valid tokens in the global batch */
-    int64_t skipped;      /* the last step: ZK_APPLIED ... */
+    int64_t valid;     /* valid tokens in the global batch */
+    int64_t skipped;   /* the last step: ZK_APPLIED ... */
     float lr, factor, bias1, bias2;
-    int64_t leaves; /* of this step that are pushed on the sums; counted by zk_count */
-    double scale;   /* of this step's gradients */
-    int64_t clean;  /* steps in a row with a finite gradient, since it last rose */
-    int64_t hysteresis;   /* what is left of the scaler's */
+    int64_t leaves;     /* of this step that are pushed on the sums; counted by zk_count */
+    double scale;       /* of this step's gradients */
+    int64_t clean;      /* steps in a row with a finite gradient, since it last rose */
+    int64_t hysteresis; /* what is left of the scaler's */
 } zk_ctl;
 
 /* Exact sums as integers: an f64 is split into 32-bit limbs of a fixed-point number held in int64s,
  * so that adding over blocks, threads and ranks is exact in any order. */
-enum { ZK_LIMBS = 28, ZK_NORM = 0, ZK_LOSS = 32, ZK_VALID = 64, ZK_NONFINITE = 65, ZK_LOST = 66,
-       ZK_SUMS = 72 };
+enum {
+    ZK_LIMBS = 28,
+    ZK_NORM = 0,
+    ZK_LOSS = 32,
+    ZK_VALID = 64,
+    ZK_NONFINITE = 65,
+    ZK_LOST = 66,
+    ZK_SUMS = 72
+};
 
 /* ---- context */
 /* stream: the target's queue; device, host: scratch of the plan's classes `space` and `desk` (all
@@ -120,9 +127,9 @@ enum { ZK_LIMBS = 28, ZK_NORM = 0, ZK_LOSS = 32, ZK_VALID = 64, ZK_NONFINITE = 6
 zk *zk_open(void *stream, void *device, void *host, int dtype, int column, int threads,
             const char **why);
 void zk_close(zk *k);
-const char *zk_target(void); /* "cpu", or what the present device is: "sm_80", "sm_90" ... */
-const char *zk_object(void); /* what ranks must agree on: "avx512", "sm_90, 132 SMs, ..." */
-int64_t zk_overhead(int threads);         /* bytes that zk_open takes outside the arena */
+const char *zk_target(void);      /* "cpu", or what the present device is: "sm_80", "sm_90" ... */
+const char *zk_object(void);      /* what ranks must agree on: "avx512", "sm_90, 132 SMs, ..." */
+int64_t zk_overhead(int threads); /* bytes that zk_open takes outside the arena */
 /* The table of algorithms for a GPU's products, in file `path`, for all of the process; a CPU has
  * none. ZK_TAKE: products take theirs from it. ZK_TIME: from here on each is timed when it is
  * first run. ZK_END: after the last of them; a table of timed ones is written. Returns 0; 1 and
@@ -170,22 +177,22 @@ void zk_qknorm_bwd(zk *k, const zk_launch *L, real *din, real *dwq, real *dwk, c
 /* ---- linear: y[M,N] = x[M,K] . w (+ b[N]), w by `layout` */
 void zk_linear_fwd(zk *k, const zk_launch *L, real *y, const real *x, const real *w, const real *b,
                    int64_t M, int64_t N, int64_t K, int layout);
-void zk_linear_bwd_x(zk *k, const zk_launch *L, real *dx, const real *dy, const real *w,
-                     int64_t M, int64_t N, int64_t K, int layout);
+void zk_linear_bwd_x(zk *k, const zk_launch *L, real *dx, const real *dy, const real *w, int64_t M,
+                     int64_t N, int64_t K, int layout);
 /* full = 0: dw is real; full = 1: dw is float, not rounded. carry: dw, which is float, is added to,
  * on a CPU as if these rows followed those that made it */
-void zk_linear_bwd_w(zk *k, const zk_launch *L, void *dw, const real *dy, const real *x,
-                     int64_t M, int64_t N, int64_t K, int layout, int full, int carry);
+void zk_linear_bwd_w(zk *k, const zk_launch *L, void *dw, const real *dy, const real *x, int64_t M,
+                     int64_t N, int64_t K, int layout, int full, int carry);
 void zk_linear_bwd_b(zk *k, const zk_launch *L, real *db, const real *dy, int64_t M, int64_t N);
 /* The same of rows [at, at + n) of a weight [N,K], which alone are at w and dw: columns
  * [at, at + n) of y and dy. dx is float, begun at 0 and carried on from slice to slice, in
  * ascending order: so on a CPU its bits are the whole's, once it is rounded. */
 void zk_slice_fwd(zk *k, const zk_launch *L, real *y, const real *x, const real *w, const real *b,
                   int64_t M, int64_t N, int64_t K, int64_t at, int64_t n);
-void zk_slice_bwd_x(zk *k, const zk_launch *L, float *dx, const real *dy, const real *w,
-                    int64_t M, int64_t N, int64_t K, int64_t at, int64_t n);
-void zk_slice_bwd_w(zk *k, const zk_launch *L, real *dw, const real *dy, const real *x,
-                    int64_t M, int64_t N, int64_t K, int64_t at, int64_t n);
+void zk_slice_bwd_x(zk *k, const zk_launch *L, float *dx, const real *dy, const real *w, int64_t M,
+                    int64_t N, int64_t K, int64_t at, int64_t n);
+void zk_slice_bwd_w(zk *k, const zk_launch *L, real *dw, const real *dy, const real *x, int64_t M,
+                    int64_t N, int64_t K, int64_t at, int64_t n);
 
 /* ---- rotary positions, half rotation: pairs (i, i + D/2); table float [T, D/2, 2] (cos, sin) */
 /* table from f64 inverse frequencies [D/2], by our own sine and cosine */
@@ -193,13 +200,13 @@ void zk_rope_table(zk *k, const zk_launch *L, float *table, const double *freq, 
                    int64_t D);
 /* turns q and k heads, copies v; layout as zk_qknorm_fwd. sign +1 forward, -1 backward. y may be
  * in. */
-void zk_rope(zk *k, const zk_launch *L, real *y, const real *in, const float *table,
-             int64_t B, int64_t T, int64_t H, int64_t G, int64_t D, int sign);
+void zk_rope(zk *k, const zk_launch *L, real *y, const real *in, const float *table, int64_t B,
+             int64_t T, int64_t H, int64_t G, int64_t D, int sign);
 
 /* ---- causal attention without a T x T buffer. qkv [M, (H + 2*G) * D]; y [M, H*D]; lse float
  * [B,H,T]. Head h reads k, v head h / (H / G). */
-void zk_attention_fwd(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv,
-                      int64_t B, int64_t T, int64_t H, int64_t G, int64_t D, float scale);
+void zk_attention_fwd(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv, int64_t B,
+                      int64_t T, int64_t H, int64_t G, int64_t D, float scale);
 /* scratch: float [B*H*T + M * (H + 2*G) * D] */
 void zk_attention_bwd(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *y,
                       const real *qkv, const float *lse, float *scratch, int64_t B, int64_t T,
@@ -210,6 +217,10 @@ void zk_gelu_fwd(zk *k, const zk_launch *L, real *y, const real *x, int64_t n, i
 /* dx may be dy */
 void zk_gelu_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x, int64_t n,
                  int kind);
+/* y = max(x, 0)^2 */
+void zk_relu2_fwd(zk *k, const zk_launch *L, real *y, const real *x, int64_t n);
+/* dx may be dy */
+void zk_relu2_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x, int64_t n);
 /* x [M, 2F] (gate, up); y [M, F] = silu(gate) * up */
 void zk_swiglu_fwd(zk *k, const zk_launch *L, real *y, const real *x, int64_t M, int64_t F);
 void zk_swiglu_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x, int64_t M,
@@ -221,16 +232,16 @@ void zk_round(zk *k, const zk_launch *L, real *y, const float *x, int64_t n);
 
 /* ---- loss. target < 0: ignored. loss: float [M], 0 where ignored. logits: rows of V elements, and
  * up to a multiple of ZK_VOCAB of what is ignored. dlogits, alike: d(sum of losses)/rows, times
- * *scale (NULL: 1), 0 beyond V; may be logits; NULL: not wanted. rows: of a grain, of which these M
- * may be a part. */
+ * *scale (NULL: 1), 0 beyond V; may be logits; NULL: not wanted. rows: of a micro-batch, of which
+ * these M may be a part. */
 void zk_cross_entropy(zk *k, const zk_launch *L, float *loss, real *dlogits, const real *logits,
                       const int32_t *target, const double *scale, int64_t M, int64_t V,
                       int64_t rows);
 /* y[C] = the last row of x [M,C] whose target is not ignored; the first row where all are */
 void zk_pick(zk *k, const zk_launch *L, real *y, const real *x, const int32_t *target, int64_t M,
              int64_t C);
-/* sums[ZK_LOSS..] += the grain's loss (f64, on a CPU rows ascending); sums[ZK_VALID] += its valid
- * tokens; sets sums[ZK_LOST] where the loss is not finite */
+/* sums[ZK_LOSS..] += the micro-batch's loss (f64, on a CPU rows ascending); sums[ZK_VALID] += its
+ * valid tokens; sets sums[ZK_LOST] where the loss is not finite */
 void zk_loss_sum(zk *k, const zk_launch *L, int64_t *sums, const float *loss, const int32_t *target,
                  int64_t M);
 
@@ -290,7 +301,7 @@ int32_t zk_sample(zk *k, const real *logits, int64_t V, float temperature, doubl
 
 /* ---- on the host's processor, on every target: for what lies in host memory. The bits are those
  * of the kernel that each is named after. */
-zk *zk_host_open(int dtype, int column, int threads, const char **why);   /* as zk_open */
+zk *zk_host_open(int dtype, int column, int threads, const char **why); /* as zk_open */
 void zk_host_close(zk *k);
 extern __typeof__(zk_update) zk_host_update;
 extern __typeof__(zk_init) zk_host_init;

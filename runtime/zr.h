@@ -14,15 +14,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZR_ABI 14
-
-typedef struct zr zr;                     /* one rank */
+#define ZR_ABI 16
+typedef struct zr zr; /* one rank */
 
 /* ZR_HOST's functions run on the host's processor, on the host arena. */
-enum { ZR_MAIN = 0, ZR_GATHER = 1, ZR_REDUCE = 2, ZR_SUM = 3, ZR_HOST = 4, ZR_UP = 5, ZR_DOWN = 6,
-       ZR_LOAD = 7, ZR_STORE = 8, ZR_FETCH = 9, ZR_QUEUES = 10 };
-enum { ZR_TAKE = 0, ZR_TIME = 1, ZR_END = 2 };            /* of zr_program.gemms */
-enum { ZR_BEGIN = 0, ZR_GRAIN = 1, ZR_UPDATE = 2, ZR_EVAL = 3, ZR_GRAPHS = 4 };
+enum { ZR_MAIN = 0, ZR_GATHER = 1, ZR_REDUCE = 2, ZR_SUM = 3, ZR_HOST = 4 };
+enum { ZR_UP = 5, ZR_DOWN = 6, ZR_LOAD = 7, ZR_STORE = 8, ZR_FETCH = 9, ZR_QUEUES = 10 };
+enum { ZR_TAKE = 0, ZR_TIME = 1, ZR_END = 2 }; /* of zr_program.gemms */
+enum { ZR_BEGIN = 0, ZR_MICRO_BATCH = 1, ZR_UPDATE = 2, ZR_EVAL = 3, ZR_GRAPHS = 4 };
 
 /* A piece of work: k is the queue's kernel context (NULL for queues that only move: ZR_GATHER,
  * ZR_REDUCE and those from ZR_UP on), a the queue's arena, i the operands given to zr_call. */
@@ -39,7 +38,7 @@ static inline void zr_wait_n(zr *z, int queue, int n, const int *event)
 }
 /* What `queue` has so far comes before what `other` gets from now on. */
 #define zr_before(z, queue, other, event) (zr_record(z, queue, event), zr_wait(z, other, event))
-#define zr_waits(z, queue, ...) /* for each of these events */                                    \
+#define zr_waits(z, queue, ...) /* for each of these events */                                     \
     zr_wait_n(z, queue, (int)(sizeof((const int[]){__VA_ARGS__}) / sizeof(int)),                   \
               (const int[]){__VA_ARGS__})
 /* n <= 12 operands, copied; name: of the function, for profilers and the watchdog */
@@ -73,16 +72,19 @@ enum { ZR_F32 = 0, ZR_BF16 = 1, ZR_F16 = 2, ZR_BYTES = 3 };
 void zr_reducescatter(zr *z, int queue, int group, int64_t at, int64_t step, int64_t to,
                       int64_t bytes, int type);
 const void *const *zr_sources(zr *z, int64_t to);
-void zr_done(zr *z, int queue, int group, int64_t to, int64_t at);  /* all owners have read `at` */
+void zr_done(zr *z, int queue, int group, int64_t to, int64_t at); /* all owners have read `at` */
 /* int64 to[n] = exact sums of all ranks' from[n]. */
 void zr_allreduce(zr *z, int queue, int group, int64_t from, int64_t to, int64_t n);
 
-/* ---- data: tokens of a grain of this step into tokens, targets int32[M], or `at` behind these */
-void zr_batch(zr *z, int64_t grain);
-void zr_batch_at(zr *z, int64_t grain, int64_t at);
+/* ---- data: a micro-batch's tokens into tokens, its targets int32[M]; or `at` behind these */
+void zr_batch(zr *z, int64_t micro_batch);
+void zr_batch_at(zr *z, int64_t micro_batch, int64_t at);
 
 /* ---- what the program tells the runtime */
-typedef struct zr_group { const char *name; int32_t ranks; } zr_group;    /* the first: all ranks */
+typedef struct zr_group {
+    const char *name;
+    int32_t ranks;
+} zr_group; /* the first: all ranks */
 
 /* What a run keeps from step to step: publish makes all else of it, sums are of one step. A row is
  * of every instance of a flat: elements [first, first + n) of each shard that a rank has. over: the
@@ -90,11 +92,11 @@ typedef struct zr_group { const char *name; int32_t ranks; } zr_group;    /* the
  * all shards, one after the other, and answers for shard r. A shard may be in two rows, in order.
  * flat -1: `n` elements of no flat, the same on every rank. */
 typedef struct zr_state {
-    const char *what;       /* "master", parameters too that have no other; "m", "v"; "control" */
+    const char *what; /* "master", parameters too that have no other; "m", "v"; "control" */
     /* instance i has its first element (over -1: shard 0's) at at + i*stride, in bytes of the arena
      * of ZR_MAIN or ZR_HOST or, where queue is ZR_STORE, of the file arena */
     int64_t at, stride, shard, first, n;
-    int32_t flat, count, over, queue, type;          /* type: of an element, ZR_F32 ... */
+    int32_t flat, count, over, queue, type; /* type: of an element, ZR_F32 ... */
     /* of masters, else NULL: hashes elements of this rank's shard. Operands: the place of the first
      * (over -1: in shard 0), instance, uint64_t[2] to add to, the first's number, n (of a tile) */
     zr_fn *hash;
@@ -106,27 +108,25 @@ typedef struct zr_state {
 typedef struct zr_tensor {
     const char *name;
     int64_t offset, offset_step;
-    int64_t shape[2];                     /* row-major; ndim 1: shape[0] alone */
-    int32_t ndim, flat, flat_step, count, first;   /* first: the number of instance 0's layer */
+    int64_t shape[2];                            /* row-major; ndim 1: shape[0] alone */
+    int32_t ndim, flat, flat_step, count, first; /* first: the number of instance 0's layer */
 } zr_tensor;
 
-/* A target of the plan, a column of its launch tables: "cpu", "sm_90" ...; bytes of an arena, and
- * an allowance for what NCCL takes of the device beside it. */
+/* A target of the plan, a column of its launch tables. */
 typedef struct zr_column {
-    const char *name;
-    int64_t arena, nccl;
+    const char *name;    /* "cpu", "sm_90" ... */
+    int64_t arena, nccl; /* its bytes; an allowance for what NCCL takes of the device beside it */
 } zr_column;
 
 /* What a step reports, numbers in this order; the scale is of its gradients, 0: there is none. */
 enum { ZR_STEP, ZR_LOSS, ZR_NORM, ZR_LR, ZR_VALID, ZR_SKIPPED, ZR_SCALE, ZR_REPORT };
-/* Why it was skipped: no finite gradient, or no target; no finite gradient, and a lower scale comes
- * next; or there is no lower one. */
+/* Why it was skipped: no finite gradient, or no target; a lower scale comes next; there is none. */
 enum { ZR_APPLIED = 0, ZR_FAULTY = 1, ZR_RESCALED = 2, ZR_LOWEST = 3 };
 
 /* A token to draw behind the last one whose target the last evaluation did not ignore. */
 typedef struct zr_draw {
-    double temperature, u;                /* u in [0, 1) */
-    int32_t token;                        /* the result */
+    double temperature, u; /* u in [0, 1) */
+    int32_t token;         /* the result */
 } zr_draw;
 
 /* A function of ZR_MAIN, for --profile: which part of a step it is ("forward"; what is not listed:
@@ -140,28 +140,28 @@ typedef struct zr_function {
 
 /* A zr_fn here runs on ZR_MAIN; its operands are pointers of the host. */
 typedef struct zr_program {
-    uint32_t abi;                         /* ZR_ABI */
-    const char *name;                     /* of the spec */
-    const char *plan, *layout;            /* SHA-256, 64 hex digits */
-    const char *memory;                   /* one line: arena bytes by kind, for --version */
+    uint32_t abi;               /* ZR_ABI */
+    const char *name, *summary; /* of the spec; in a line, how it is trained */
+    const char *plan, *layout;  /* SHA-256, 64 hex digits */
+    const char *memory;         /* one line: arena bytes by kind, for --version */
     const zr_column *columns;
-    int64_t shared;                       /* peers read the first so many bytes of an arena only */
-    int64_t hosted;                       /* bytes of the host arena, on every target */
+    int64_t shared; /* peers read the first so many bytes of an arena only */
+    int64_t hosted; /* bytes of the host arena, on every target */
     /* bytes of the file arena, 0: none; the directory for it; blocks that it moves in, and how many
      * at once; bytes read and written in a training step; where in the host arena a tile of masters
      * that lie in the file comes, and elements of a tile */
     int64_t filed, block, depth, loads, stores, brought, tile;
     const char *folder;
-    uint32_t queues;                      /* those that it uses: 1 << ZR_MAIN ... */
+    uint32_t queues; /* those that it uses: 1 << ZR_MAIN ... */
     /* Of a GPU: where kernels' scratch lies in the arena; bytes of the pinned host arena; in it
      * `inlets` places for a batch, and scratch. Unless peers' memory is read: slots for pieces. */
     int64_t space, host, inlet, inlet_step, desk, inbox, inbox_step;
-    int32_t margin, blocks, channels;     /* SMs that products leave; NCCL's: 0 blocks: any */
+    int32_t margin, blocks, channels; /* SMs that products leave; NCCL's: 0 blocks: any */
     int32_t ncolumns, inlets, inboxes, ranks, events;
-    int64_t grains, batch, sequence, vocab;           /* A; B; T; V */
-    int64_t ignore;                       /* token that is never a target; -1: none */
-    int64_t skips;                        /* ZR_FAULTY steps in a row that end the run */
-    int64_t tokens, targets;              /* int32[B*T] each */
+    int64_t micro_batches, batch, sequence, vocab; /* A; B; T; V */
+    int64_t ignore;                                /* token that is never a target; -1: none */
+    int64_t skips;                                 /* ZR_FAULTY steps in a row that end the run */
+    int64_t tokens, targets;                       /* int32[B*T] each */
     double flops;           /* a global step: forward and backward, 6N per token + attention */
     int64_t wire, messages; /* bytes received and collectives, per rank and training step */
     int64_t commands;       /* of a rank in a training step, waits among them */
@@ -169,21 +169,21 @@ typedef struct zr_program {
     const zr_state *states;
     const zr_tensor *tensors;
     const zr_function *functions;
-    const int64_t (*slots)[3];            /* at, bytes of each, how many: what they hold dies */
+    const int64_t (*slots)[3]; /* at, bytes of each, how many: what they hold dies */
     int32_t ngroups, nstates, ntensors, nfunctions, nslots;
     /* for ZR_MAIN, ZR_SUM and ZR_HOST; stream, device and host scratch: of a GPU, else NULL */
     void *(*open)(int queue, void *stream, void *device, void *host, int column, int threads,
                   const char **why);
     void (*close)(int queue, void *k);
-    const char *(*target)(void);          /* the name of the target that this process runs on */
+    const char *(*target)(void); /* the name of the target that this process runs on */
     const char *(*object)(void);
-    int64_t (*overhead)(int threads);     /* bytes the kernels take at start outside the arena */
+    int64_t (*overhead)(int threads); /* bytes the kernels take at start outside the arena */
     /* The table of a GPU's algorithms in file `path`: ZR_TAKE it; ZR_TIME products to make one;
      * ZR_END of both. Returns 0; 1 and what there is to say in why[n]; -1 and what is wrong. */
     int (*gemms)(int what, const char *path, char *why, size_t n);
-    void (*init)(zr *z);                  /* masters = initial values */
+    void (*init)(zr *z);    /* masters = initial values */
     void (*publish)(zr *z); /* masters -> everything made from them (after init and load) */
-    void (*step)(zr *z);    /* one training step: zr_batch and work for every grain, update */
+    void (*step)(zr *z);    /* one training step: zr_batch and work for every micro-batch, update */
     zr_fn *report;          /* double[ZR_REPORT] */
     zr_fn *clear;           /* sums of an evaluation = 0 */
     void (*eval)(zr *z);    /* forward and loss of the tokens in place; adds to the sums */

@@ -69,7 +69,7 @@ static void look_at_quota(const char *path, int version, int64_t *to)
     int64_t quota = -1, period = -1;
     snprintf(file, sizeof file, "%s/%s", path, version == 2 ? "cpu.max" : "cpu.cfs_quota_us");
     FILE *f = fopen(file, "re");
-    if (f && fscanf(f, "%" SCNd64 " %" SCNd64, &quota, &period) < 1) quota = -1;    /* "max" */
+    if (f && fscanf(f, "%" SCNd64 " %" SCNd64, &quota, &period) < 1) quota = -1; /* "max" */
     if (f) fclose(f);
     snprintf(file, sizeof file, "%s/cpu.cfs_period_us", path);
     if (version == 1) period = zr_number_in(file, "");
@@ -80,7 +80,7 @@ static void look_at_quota(const char *path, int version, int64_t *to)
 
 static int has(const zr_cpus *in, int cpu) { return in->word[cpu / 64] >> cpu % 64 & 1; }
 
-static void add(zr_cpus *to, int cpu) { to->word[cpu / 64] |= (uint64_t)1 << cpu % 64; }
+static void add_cpu(zr_cpus *to, int cpu) { to->word[cpu / 64] |= (uint64_t)1 << cpu % 64; }
 
 static int first_of(const zr_cpus *in)
 {
@@ -107,7 +107,7 @@ static int read_list(const char *path, const zr_cpus *in, zr_cpus *to)
         if (next == '-' && fscanf(f, "%d", &until) == 1) next = fgetc(f);
         for (int cpu = from; cpu >= 0 && cpu <= until && cpu < ZR_CPUS; cpu++)
             if (has(in, cpu)) {
-                add(to, cpu);
+                add_cpu(to, cpu);
                 any = 1;
             }
     }
@@ -164,7 +164,7 @@ int zr_cpus_of(const char *root, const zr_cpus *in, int rank, int ranks, zr_cpus
     zr_cpus left = *in, near;
     int64_t cores = count_cores(root, in), seen = 0;
     int64_t from = cores * rank / ranks, until = cores * (rank + 1) / ranks;
-    if (until == from) until++;           /* ranks outnumber cores */
+    if (until == from) until++; /* ranks outnumber cores */
     memset(to, 0, sizeof *to);
     for (int cpu; (cpu = first_of(&left)) < ZR_CPUS;) {
         find_near(root, cpu, &left, &near);

@@ -7,7 +7,7 @@
 #define ZR_CORES_H
 #include <stdint.h>
 
-enum { ZR_CPUS = 8192 };                  /* Linux has no more */
+enum { ZR_CPUS = 8192 }; /* Linux has no more */
 typedef struct zr_cpus {
     uint64_t word[ZR_CPUS / 64];
 } zr_cpus;

@@ -16,11 +16,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { MAGIC = 20240520, HEADER = 1024, CHUNK = 16384 };      /* CHUNK: tokens, read at once */
+enum { MAGIC = 20240520, HEADER = 1024, CHUNK = 16384 }; /* CHUNK: tokens, read at once */
 /* A start checks this many tokens (64 MiB), then up to CHUNK at each of so many places. */
 enum { WHOLE = 32 << 20, PLACES = 256 };
 /* 16-bit words (a MiB) that a guess looks at; fewer than so many tell nothing. */
-enum { LOOK = 1 << 19, FEWEST = 64, MARK = 0xfeff };          /* MARK: of UTF-16's byte order */
+enum { LOOK = 1 << 19, FEWEST = 64, MARK = 0xfeff }; /* MARK: of UTF-16's byte order */
 
 /* Files that are often taken for token files; the first `n` bytes, and what they are. */
 static const struct {
@@ -77,10 +77,13 @@ static int guess(const zr_data *d, int64_t size, char *why)
         odd += zeros_from(1, word, some);
     }
     if (marked || 100 * codes < 2 * n)
-        return zr_why(why, "%s: looks like %stext: tokenise it first; needed: uint16 tokens (if "
-                      "they are, insist with --tokens uint16)", d->path, marked ? "UTF-16 " : "");
+        return zr_why(why,
+                      "%s: looks like %stext: tokenise it first; needed: uint16 tokens (if "
+                      "they are, insist with --tokens uint16)",
+                      d->path, marked ? "UTF-16 " : "");
     if (10 * odd > 3 * (n / 2) && 4 * even < 3 * odd)
-        return zr_why(why, "%s: looks like uint32 or int64 (%" PRId64 " %% of the odd 16-bit words "
+        return zr_why(why,
+                      "%s: looks like uint32 or int64 (%" PRId64 " %% of the odd 16-bit words "
                       "are 0); needed: uint16 tokens (if they are, insist with --tokens uint16)",
                       d->path, 100 * odd / (n / 2));
     return 0;
@@ -106,8 +109,10 @@ static int recognise(zr_data *d, int64_t size, int sure, char *why)
     if (zr_read_at(d->fd, head, n, 0)) return zr_why(why, "%s: %s", d->path, strerror(errno));
     for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++)
         if (n >= (int64_t)foreign[i].n && !memcmp(head, foreign[i].bytes, foreign[i].n))
-            return zr_why(why, "%s: is %s; needed: uint16 tokens, alone or behind llm.c's header "
-                          "(magic %d)", d->path, foreign[i].what, MAGIC);
+            return zr_why(why,
+                          "%s: is %s; needed: uint16 tokens, alone or behind llm.c's header "
+                          "(magic %d)",
+                          d->path, foreign[i].what, MAGIC);
     if (n < 4 || head[0] != MAGIC) return headerless(d, size, sure, why);
     if (size < HEADER)
         return zr_why(why, "%s: %" PRId64 " bytes, shorter than llm.c's header of %d", d->path,
@@ -116,7 +121,8 @@ static int recognise(zr_data *d, int64_t size, int sure, char *why)
         return zr_why(why, "%s: version %" PRId32 " in llm.c's header; only 1 is known", d->path,
                       head[1]);
     if (head[2] < 0 || size != HEADER + 2 * (int64_t)head[2])
-        return zr_why(why, "%s: the header says %" PRId32 " tokens, which makes %" PRId64
+        return zr_why(why,
+                      "%s: the header says %" PRId32 " tokens, which makes %" PRId64
                       " bytes; the file has %" PRId64,
                       d->path, head[2], HEADER + 2 * (int64_t)head[2], size);
     d->at = HEADER;
@@ -168,7 +174,7 @@ static int beyond(const zr_data *d, const uint16_t *token, int64_t n)
 }
 
 /* token uint16[n] = tokens from `first` on; an id beyond the vocabulary is an error */
-static int fetch(const zr_data *d, uint16_t *token, int64_t n, int64_t first, char *why)
+static int read_tokens(const zr_data *d, uint16_t *token, int64_t n, int64_t first, char *why)
 {
     if (zr_read_at(d->fd, token, 2 * n, d->at + 2 * first))
         return zr_why(why, "%s: reading token %" PRId64 ": %s", d->path, first,
@@ -176,9 +182,9 @@ static int fetch(const zr_data *d, uint16_t *token, int64_t n, int64_t first, ch
     if (!beyond(d, token, n)) return 0;
     int64_t i = 0;
     while (!beyond(d, token + i, 1)) i++;
-    return zr_why(why, "%s: token %" PRId64 " is %u; the vocabulary has %" PRId64
-                  " (ids 0 to %" PRId64 ")",
-                  d->path, first + i, token[i], d->vocab, d->vocab - 1);
+    return zr_why(
+        why, "%s: token %" PRId64 " is %u; the vocabulary has %" PRId64 " (ids 0 to %" PRId64 ")",
+        d->path, first + i, token[i], d->vocab, d->vocab - 1);
 }
 
 /* Tokens [lo, hi). */
@@ -186,7 +192,7 @@ static int check_all(const zr_data *d, int64_t lo, int64_t hi, char *why)
 {
     uint16_t token[CHUNK];
     for (int64_t i = lo; i < hi; i += CHUNK)
-        if (fetch(d, token, least(hi - i, CHUNK), i, why)) return -1;
+        if (read_tokens(d, token, least(hi - i, CHUNK), i, why)) return -1;
     return 0;
 }
 
@@ -231,7 +237,7 @@ int zr_data_read(const zr_data *d, int64_t first, int64_t B, int32_t *tokens, in
         int64_t at = (first + b) % d->samples * d->T;
         for (int64_t t = 0; t < d->T; t += CHUNK) {
             int64_t n = least(d->T - t, CHUNK);
-            if (fetch(d, token, n + 1, at + t, why)) return -1;
+            if (read_tokens(d, token, n + 1, at + t, why)) return -1;
             spread(token, n, d->ignore, tokens + b * d->T + t, targets + b * d->T + t);
         }
     }

@@ -23,7 +23,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, MOVERS = 3 };         /* ZR_LOAD, ZR_STORE, ZR_FETCH, in this order */
+enum { PAGE = 4096, MOVERS = 3 }; /* ZR_LOAD, ZR_STORE, ZR_FETCH, in this order */
 
 /* Bytes on their way: left of a block. */
 typedef struct piece {
@@ -33,35 +33,28 @@ typedef struct piece {
 
 typedef struct ring {
     int fd;
-    unsigned depth, waiting;              /* waiting: entries that the kernel is to be told of */
+    unsigned depth, waiting; /* waiting: entries that the kernel is to be told of */
     _Atomic unsigned *sq_tail, *cq_head, *cq_tail;
     unsigned *array, sq_mask, cq_mask;
     struct io_uring_sqe *sqe;
     struct io_uring_cqe *cqe;
-    piece *piece;                         /* [depth] */
-    int *idle;                            /* [depth] pieces that are free: the first so many */
+    piece *piece; /* [depth] */
+    int *idle;    /* [depth] pieces that are free: the first so many */
 } ring;
 
 struct zr_disk {
-    char path[ZR_FILE];                   /* that it had */
-    int plain, direct;                    /* the file; past the page cache, -1: it cannot be */
+    char path[ZR_FILE]; /* that it had */
+    int plain, direct;  /* the file; past the page cache, -1: it cannot be */
     int uring;
     ring ring[MOVERS];
-    _Atomic int64_t moved[MOVERS];        /* bytes */
+    _Atomic int64_t moved[MOVERS]; /* bytes */
 };
 
 static int of(int queue) { return queue - ZR_LOAD; }
 
-static void *get(zr *z, size_t n, size_t size)
-{
-    void *at = calloc(n, size);
-    if (!at) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
-    return at;
-}
-
 /* ---- rings */
 
-static void *mapped(int fd, size_t bytes, off_t what)
+static void *map_ring(int fd, size_t bytes, off_t what)
 {
     return mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, what);
 }
@@ -76,8 +69,8 @@ static int open_ring(zr *z, ring *r)
     if (r->fd < 0) return -1;
     size_t sq = p.sq_off.array + p.sq_entries * sizeof(unsigned);
     size_t cq = p.cq_off.cqes + p.cq_entries * sizeof(struct io_uring_cqe);
-    char *at = mapped(r->fd, sq > cq ? sq : cq, IORING_OFF_SQ_RING);
-    r->sqe = mapped(r->fd, p.sq_entries * sizeof *r->sqe, IORING_OFF_SQES);
+    char *at = map_ring(r->fd, sq > cq ? sq : cq, IORING_OFF_SQ_RING);
+    r->sqe = map_ring(r->fd, p.sq_entries * sizeof *r->sqe, IORING_OFF_SQES);
     if ((p.features & need) != need || at == MAP_FAILED || r->sqe == MAP_FAILED) {
         close(r->fd);
         return -1;
@@ -89,8 +82,8 @@ static int open_ring(zr *z, ring *r)
     r->sq_mask = *(unsigned *)(at + p.sq_off.ring_mask);
     r->cq_mask = *(unsigned *)(at + p.cq_off.ring_mask);
     r->cqe = (struct io_uring_cqe *)(at + p.cq_off.cqes);
-    r->piece = get(z, r->depth, sizeof *r->piece);
-    r->idle = get(z, r->depth, sizeof *r->idle);
+    r->piece = zr_get(z, r->depth, sizeof *r->piece);
+    r->idle = zr_get(z, r->depth, sizeof *r->idle);
     for (unsigned i = 0; i < r->depth; i++) r->idle[i] = (int)i;
     return 0;
 }
@@ -99,8 +92,11 @@ static void submit(ring *r, int fd, int op, int i)
 {
     unsigned tail = atomic_load_explicit(r->sq_tail, memory_order_relaxed), n = tail & r->sq_mask;
     const piece *p = &r->piece[i];
-    r->sqe[n] = (struct io_uring_sqe){(uint8_t)op, .fd = fd, .off = (uint64_t)p->there,
-                                      .addr = (uint64_t)(uintptr_t)p->at, .len = (uint32_t)p->left,
+    r->sqe[n] = (struct io_uring_sqe){(uint8_t)op,
+                                      .fd = fd,
+                                      .off = (uint64_t)p->there,
+                                      .addr = (uint64_t)(uintptr_t)p->at,
+                                      .len = (uint32_t)p->left,
                                       .user_data = (uint64_t)i};
     r->array[n] = n;
     atomic_store_explicit(r->sq_tail, tail + 1, memory_order_release);
@@ -108,7 +104,7 @@ static void submit(ring *r, int fd, int op, int i)
 }
 
 /* Tells the kernel of what waits, and waits until something has ended. 0, or -1 and errno. */
-static int enter(ring *r)
+static int tell_kernel(ring *r)
 {
     long n = syscall(SYS_io_uring_enter, r->fd, r->waiting, 1, IORING_ENTER_GETEVENTS, NULL, 0);
     if (n < 0) return errno == EINTR || errno == EAGAIN || errno == EBUSY ? 0 : -1;
@@ -117,7 +113,7 @@ static int enter(ring *r)
 }
 
 /* What has become of a piece: 1 done, 0 the rest goes again, -1 and errno. */
-static int ended(piece *p, int result)
+static int advance(piece *p, int result)
 {
     if (result == -EINTR || result == -EAGAIN) return 0;
     errno = result < 0 ? -result : ENODATA;
@@ -139,11 +135,11 @@ static int by_ring(ring *r, int fd, int op, piece all, int64_t block)
             all = (piece){all.at + n, all.there + n, all.left - n};
             submit(r, fd, op, i);
         }
-        if (enter(r)) return -1;
+        if (tell_kernel(r)) return -1;
         unsigned head = atomic_load_explicit(r->cq_head, memory_order_relaxed);
         for (; head != atomic_load_explicit(r->cq_tail, memory_order_acquire); head++) {
             const struct io_uring_cqe *c = &r->cqe[head & r->cq_mask];
-            int i = (int)c->user_data, end = ended(&r->piece[i], c->res);
+            int i = (int)c->user_data, end = advance(&r->piece[i], c->res);
             if (end < 0) return -1;
             if (end) r->idle[r->depth - busy--] = i;
             else submit(r, fd, op, i);
@@ -202,7 +198,7 @@ void zr_disk_open(zr *z)
     if (!z->p->filed && z->o->nvme)
         zr_fail(z, ZR_USER, "--nvme %s: this program keeps nothing in a file", z->o->nvme);
     if (!z->p->filed) return;
-    struct zr_disk *d = z->disk = get(z, 1, sizeof *d);
+    struct zr_disk *d = z->disk = zr_get(z, 1, sizeof *d);
     if (snprintf(d->path, ZR_FILE, "%s/.zr-rank%d-XXXXXX", dir, z->rank) >= ZR_FILE)
         zr_fail(z, ZR_USER, "--nvme %.200s...: the path is too long", dir);
     d->plain = mkostemp(d->path, O_CLOEXEC);
@@ -214,7 +210,7 @@ void zr_disk_open(zr *z)
     d->direct = open_direct(z, d->plain);
     d->uring = !open_ring(z, &d->ring[of(ZR_LOAD)]) && !open_ring(z, &d->ring[of(ZR_STORE)]) &&
                (!zr_uses(z, ZR_FETCH) || !open_ring(z, &d->ring[of(ZR_FETCH)]));
-    zr_print(z, STDERR_FILENO, "file arena: %" PRId64 " bytes a rank in %s, by %s, %s the page "
-             "cache\n", z->p->filed, dir, d->uring ? "io_uring" : "reads and writes",
-             d->direct >= 0 ? "past" : "through");
+    zr_print(z, STDERR_FILENO,
+             "file arena: %" PRId64 " bytes a rank in %s, by %s, %s the page cache\n", z->p->filed,
+             dir, d->uring ? "io_uring" : "reads and writes", d->direct >= 0 ? "past" : "through");
 }

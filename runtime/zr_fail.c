@@ -11,6 +11,7 @@
 #include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -32,8 +33,8 @@ static void say(const char *line, int n)
 {
     struct pollfd ready = {STDERR_FILENO, POLLOUT, 0};
     if (poll(&ready, 1, ZR_SAY_MS) == 0) return;
-    ssize_t written = write(STDERR_FILENO, line, (size_t)(n < ZR_LINE ? n : ZR_LINE - 1));
-    (void)written;                        /* nobody is left to tell */
+    ssize_t written = write(STDERR_FILENO, line, (size_t)n);
+    (void)written; /* nobody is left to tell */
 }
 
 /* Tells every rank to leave. */
@@ -51,8 +52,10 @@ static void stop(zr *z)
 void zr_end(zr *z, int code, const char *line, int n)
 {
     int32_t none = 0;
+    char text[ZR_LINE + 1];
     if (z->shared && !atomic_compare_exchange_strong(&z->shared->code, &none, code)) return;
-    say(line, n);
+    int live = z->shared && *line != '\n' && atomic_load(&z->shared->live);
+    say(text, snprintf(text, sizeof text, "%s%.*s", live ? "\n" : "", n, line));
     if (z->shared) stop(z);
 }
 
@@ -69,7 +72,7 @@ void zr_fail(zr *z, int code, const char *format, ...)
     char line[ZR_LINE];
     leave_alone();
     int n = z->rank < 0 ? snprintf(line, ZR_LINE, "%s: ", z->p->name)
-                        : snprintf(line, ZR_LINE, "%srank %d: ", z->log.live ? "\n" : "", z->rank);
+                        : snprintf(line, ZR_LINE, "rank %d: ", z->rank);
     va_list args;
     va_start(args, format);
     n += vsnprintf(line + n, (size_t)(ZR_LINE - n - 1), format, args);
@@ -85,6 +88,13 @@ void zr_leave_if_stopped(zr *z)
     if (!atomic_load_explicit(&z->shared->stop, memory_order_relaxed)) return;
     leave_alone();
     _exit(ZR_DIED);
+}
+
+void *zr_get(zr *z, int64_t n, size_t size)
+{
+    void *at = calloc(n > 0 ? (size_t)n : 1, size);
+    if (!at) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+    return at;
 }
 
 void zr_temp(zr *z, int of, const char *path)

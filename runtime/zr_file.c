@@ -96,8 +96,8 @@ int zr_lock(int fd, const char *file, char *why)
     struct stat ours, there;
     int error = flock(fd, LOCK_EX | LOCK_NB) ? errno : 0;
     if (error && error != EWOULDBLOCK) return zr_why(why, "%s: %s", file, strerror(error));
-    if (error || fstat(fd, &ours) || stat(file, &there) ||
-        ours.st_dev != there.st_dev || ours.st_ino != there.st_ino)
+    if (error || fstat(fd, &ours) || stat(file, &there) || ours.st_dev != there.st_dev ||
+        ours.st_ino != there.st_ino)
         return zr_why(why, "%s: another run is going to save there", file);
     return 0;
 }

@@ -10,7 +10,7 @@
 #define ZR_FILE_H
 #include "zr.h"
 
-enum { ZR_WHY = 512, ZR_FILE = 4096 };    /* bytes of `why` and `note`; of a path */
+enum { ZR_WHY = 512, ZR_FILE = 4096 }; /* bytes of `why` and `note`; of a path */
 
 /* Puts a line together in why[ZR_WHY], bytes that cannot be printed as '?'. Returns -1. */
 int zr_why(char *why, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -25,7 +25,7 @@ int zr_reserve(int fd, int64_t size, const char *file, char *why);
 void zr_add_hash(uint64_t *hash, const void *from, size_t n);
 /* to[ZR_FILE] = dir/name */
 int zr_path(char *to, const char *dir, const char *name, char *why);
-int zr_make_dir(const char *dir, char *why);          /* it and those above it */
+int zr_make_dir(const char *dir, char *why); /* it and those above it */
 /* Locks what was opened. The name may have come to mean another file before the lock was had. */
 int zr_lock(int fd, const char *file, char *why);
 /* Removes a file that is to get another name, unless a run that lives holds its lock. */
@@ -35,8 +35,8 @@ int zr_save_clear(const char *file, char *why);
 typedef struct zr_data {
     const char *path;
     int fd;
-    int64_t at;                           /* file offset of the first token */
-    int64_t count, samples;               /* tokens; samples of T and one more. 0: not open */
+    int64_t at;             /* file offset of the first token */
+    int64_t count, samples; /* tokens; samples of T and one more. 0: not open */
     int64_t T, vocab, ignore;
 } zr_data;
 
@@ -56,6 +56,7 @@ void zr_data_close(zr_data *d);
  * are empty. The target has these (zr_int.h). */
 void zr_read(zr *z, int queue, void *to, int64_t at, int64_t bytes);
 void zr_write(zr *z, int queue, int64_t at, const void *from, int64_t bytes);
+void zr_progress_next(zr *z); /* another tensor or micro-batch begins: zr_progress.c */
 /* Bytes of an element of a state. */
 static inline int64_t zr_width(const zr_state *s) { return (int[]){4, 2, 2, 1}[s->type]; }
 
@@ -63,7 +64,7 @@ static inline int64_t zr_width(const zr_state *s) { return (int[]){4, 2, 2, 1}[s
  * Saving takes three steps with a barrier of all ranks after each: rank 0 begins, every rank
  * writes its part into zr_save_temp's file, rank 0 ends (ok = 0 when any rank failed: nothing is
  * left behind; else the file gets its name). */
-int zr_save_temp(char *path, const char *dir, char *why);   /* path[ZR_FILE] */
+int zr_save_temp(char *path, const char *dir, char *why); /* path[ZR_FILE] */
 int zr_save_begin(const zr_program *p, const char *dir, char *why);
 int zr_save_part(const zr_program *p, zr *z, int rank, const char *dir, char *why);
 int zr_save_end(const char *dir, int ok, char *why);

@@ -11,7 +11,7 @@ enum { F32 = 0, BF16 = 1, F16 = 2 };
 static inline uint32_t zr_of_half(uint32_t h)
 {
     uint32_t sign = (h & 0x8000) << 16, e = h >> 10 & 31, m = h & 1023, bits;
-    float tiny = (float)m * 0x1p-24f;     /* exact, and normal in f32 */
+    float tiny = (float)m * 0x1p-24f; /* exact, and normal in f32 */
     memcpy(&bits, &tiny, 4);
     if (e > 0) bits = (e == 31 ? 255 : e + 112) << 23 | m << 13;
     return sign | bits;
@@ -39,7 +39,7 @@ static inline uint32_t zr_to_half(uint32_t u)
     if (m > 0x7f800000) return sign | 0x7e00;
     if (m >= 0x477ff000) return sign | 0x7c00;
     if (m >= 0x38800000) return sign | (m - 0x38000000 + 0xfff + (m >> 13 & 1)) >> 13;
-    float x;                              /* a subnormal: the sum's last bit is 2^-24 */
+    float x; /* a subnormal: the sum's last bit is 2^-24 */
     memcpy(&x, &m, 4);
     x += 0.5f;
     memcpy(&m, &x, 4);

@@ -29,7 +29,7 @@ typedef struct seen {
 } seen;
 
 /* What cannot be read is left to those who read all of it: they say why. */
-static void look(seen *s, int fd)
+static void add_samples(seen *s, int fd)
 {
     char piece[PIECE];
     struct stat is;
@@ -56,7 +56,7 @@ static void write_file(zr *z, const char *path, char text[ZR_TOLD])
     if (!path) return;
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) zr_fail(z, ZR_USER, "%s: %s", path, strerror(errno));
-    look(&s, fd);
+    add_samples(&s, fd);
     close(fd);
     tell_seen(&s, text);
 }
@@ -91,15 +91,15 @@ static void write_weights(zr *z, char text[ZR_TOLD])
     if (zr_table_open(&t, z->o->load, why)) zr_fail(z, ZR_USER, "--load %s", why);
     for (int64_t i = 0; i < t.nfiles; i++) {
         zr_add_hash(&s.hash, t.files[i].name, strlen(t.files[i].name));
-        look(&s, t.files[i].fd);
+        add_samples(&s, t.files[i].fd);
     }
     zr_table_close(&t);
     tell_seen(&s, text);
 }
 
 typedef struct fact {
-    const char *has, *what;               /* "has", "kernels for" */
-    void (*write)(zr *z, char text[ZR_TOLD]);                 /* leaves "" where there is none */
+    const char *has, *what;                   /* "has", "kernels for" */
+    void (*write)(zr *z, char text[ZR_TOLD]); /* leaves "" where there is none */
     const char *remedy;
 } fact;
 
@@ -109,8 +109,8 @@ static const fact programs[] = {
 };
 
 static const fact runs[] = {
-    {"has", "kernels for ", write_object, "set ZK_ISA to the lesser one on all ranks; GPUs, their "
-     "libraries and --gemms must be alike"},
+    {"has", "kernels for ", write_object,
+     "set ZK_ISA to the lesser one on all ranks; GPUs, their libraries and --gemms must be alike"},
     {"was started", "with", write_options, "start all ranks with the same options"},
     {"has", "--data of ", write_data, "give all ranks the same tokens"},
     {"has", "--val of ", write_val, "give all ranks the same tokens"},
@@ -123,7 +123,7 @@ static void agree(zr *z, const fact *f)
     f->write(z, mine);
     memcpy(first, mine, sizeof first);
     zr_tell(z, first, sizeof first);
-    first[ZR_TOLD - 1] = 0;               /* it may have come over a network */
+    first[ZR_TOLD - 1] = 0; /* it may have come over a network */
     if (!memcmp(first, mine, sizeof first)) return;
     zr_fail(z, ZR_DISAGREE, "%s %s%s, rank 0 %s%s; %s", f->has, f->what, mine, f->what, first,
             f->remedy);
@@ -132,7 +132,7 @@ static void agree(zr *z, const fact *f)
 void zr_same_program(zr *z)
 {
     for (size_t i = 0; i < sizeof programs / sizeof *programs; i++) agree(z, programs + i);
-    z->net.until = 0;  /* all have met: arenas, libraries and tables may take their time */
+    z->net.until = 0; /* all have met: arenas, libraries and tables may take their time */
 }
 
 void zr_handshake(zr *z)

@@ -16,7 +16,7 @@
  *                          CPU any rank to end a command, on a GPU a rank to do a step (median);
  *                          on a CPU a command that uses a processor has ten times as long
  * and for tests and measurements (the targets have some of their own)
- *   ZR_PEAK_GFLOPS=X       the progress line shows the share of X that the run reaches (all ranks)
+ *   ZR_PEAK_GFLOPS=X       of all ranks: steps' lines and the log say which share of X is reached
  * and for ranks that a launcher starts, where its own variables do not say it
  *   ZR_RANK, ZR_WORLD_SIZE, ZR_LOCAL_RANK, ZR_LOCAL_WORLD_SIZE, ZR_ADDR=HOST:PORT
  *                          see zr_launcher.c
@@ -30,80 +30,104 @@
 #include <sys/types.h>
 
 /* Exit codes, also in --help. A run that a signal ended leaves with 128 + signal. */
-enum { ZR_OK = 0, ZR_USER = 2, ZR_ENVIRONMENT = 3, ZR_DISAGREE = 4, ZR_DIED = 5, ZR_HOPELESS = 6,
-       ZR_STUCK = 7, ZR_MISCOUNTED = 8 };
+enum {
+    ZR_OK = 0,
+    ZR_USER = 2,
+    ZR_ENVIRONMENT = 3,
+    ZR_DISAGREE = 4,
+    ZR_DIED = 5,
+    ZR_HOPELESS = 6,
+    ZR_STUCK = 7,
+    ZR_MISCOUNTED = 8
+};
 
 enum { ZR_EAGER, ZR_LATE, ZR_SHUFFLED };
 /* What is counted as it moves: bytes from peers, collectives, bytes from and to the file. */
 enum { ZR_WIRE, ZR_MESSAGES, ZR_LOADS, ZR_STORES, ZR_MOVED };
 enum { ZR_OPERANDS = 12, ZR_TOLD = 512 };
-enum { ZR_SAVING, ZR_PROFILING, ZR_TEMPS };       /* what makes a file under another name first */
+enum { ZR_NO_LINE, ZR_RESULT, ZR_PROGRESS }; /* what stands on a terminal's last line */
+enum { ZR_SAVING, ZR_PROFILING, ZR_TEMPS };  /* what makes a file under another name first */
 
 /* ---- options (zr_options.c) */
 typedef struct zr_options {
-    const char *data, *val, *load, *save, *log, *queue, *nvme, *gemms;  /* NULL: not given */
-    const char *tokens;                   /* "uint16": that is what --data and --val hold */
+    const char *data, *val, *load, *save, *log, *queue, *nvme, *gemms; /* NULL: not given */
+    const char *tokens; /* "uint16": that is what --data and --val hold */
     const char *profile, *profile_steps;
-    int64_t steps, val_every, sample, threads;
-    int64_t profile_first, profile_last;  /* from 1; of --profile */
+    int64_t steps, val_every, val_tokens, sample, threads;
+    int64_t profile_first, profile_last; /* from 1; of --profile */
     int hash, version, help, no_graph, tune, drop_unknown;
-    int mode;                             /* ZR_EAGER ... from `queue` */
+    int mode;     /* ZR_EAGER ... from `queue` */
+    char **words; /* all of the command line, then NULL */
     uint64_t seed;
 } zr_options;
 
 /* ---- what all ranks see: one mapping, made before they start */
 /* What a queue of a rank does, for the parent to see (zr_stall.c). */
 typedef struct zr_pulse {
-    _Atomic(const char *) doing;          /* a command's name; NULL: none */
-    _Atomic int held;                     /* that command is a wait for another queue */
-    _Atomic uint32_t ended;               /* commands */
-    _Atomic uint32_t waited;              /* how often it has found a peer not there yet */
+    _Atomic(const char *) doing; /* a command's name; NULL: none */
+    _Atomic int held;            /* that command is a wait for another queue */
+    _Atomic uint32_t ended;      /* commands */
+    _Atomic uint32_t waited;     /* how often it has found a peer not there yet */
 } zr_pulse;
 
 /* A rank's place: how far it has come on each queue (ZR_QUEUES: zr_barrier). */
 typedef struct zr_seat {
-    struct { _Atomic uint32_t arrived, read; } turn[ZR_QUEUES + 1];
-    uint64_t part[2];                     /* of a sum: zr_total */
-    _Atomic int64_t step;                 /* that it is in, or was last, from 1 */
-    _Atomic int stepping;                 /* in a step or an evaluation: commands must end */
+    struct {
+        _Atomic uint32_t arrived, read;
+    } turn[ZR_QUEUES + 1];
+    uint64_t part[2];     /* of a sum: zr_total */
+    _Atomic int64_t step; /* that it is in, or was last, from 1 */
+    _Atomic int stepping; /* in a step or an evaluation: commands must end */
     zr_pulse pulse[ZR_QUEUES + 1] __attribute__((aligned(64)));
 } __attribute__((aligned(64))) zr_seat;
 
+/* What rank 0 is at, for its parent to show (zr_progress.c). */
+typedef struct zr_task {
+    _Atomic(const char *) what, unit; /* "validation"; of its parts; what NULL: nothing long */
+    _Atomic int64_t part, parts;      /* the one it is at, from 1; 0 parts: it has none */
+    _Atomic uint32_t before;          /* commands that the rank had ended when it began */
+    _Atomic double since, end;        /* zr_now() then; and when the run will end, 0: unknown */
+} zr_task;
+
 typedef struct zr_shared {
-    _Atomic uint32_t stop;                /* 1: leave */
-    _Atomic int32_t code;                 /* exit code of the first failure, 0: none */
-    _Atomic int saved;                    /* the weights of --save are there */
-    char told[ZR_TOLD];                   /* what rank 0 tells the others: zr_tell */
-    char temp[ZR_TEMPS][ZR_FILE];         /* files to remove if the run ends now; "": none */
-    zr_seat seat[];                       /* [ranks] */
+    _Atomic uint32_t stop; /* 1: leave */
+    _Atomic int32_t code;  /* exit code of the first failure, 0: none */
+    _Atomic int saved;     /* the weights of --save are there */
+    _Atomic int live;      /* ZR_NO_LINE ... */
+    _Atomic int writing;   /* rank 0 or the parent has its turn at the terminal */
+    _Atomic double shown;  /* zr_now() of the last line of a step or of progress */
+    zr_task task;
+    char told[ZR_TOLD];           /* what rank 0 tells the others: zr_tell */
+    char temp[ZR_TEMPS][ZR_FILE]; /* files to remove if the run ends now; "": none */
+    zr_seat seat[];               /* [ranks] */
 } zr_shared;
 
 /* ---- queues */
 typedef struct zr_queue {
-    void *stream;                         /* for the kernels; NULL: the target has none */
-    void *k;                              /* kernel context; NULL: this queue runs no kernel */
-    int64_t bytes, messages;              /* received from peers; collectives */
-    int64_t copied;                       /* bytes that zr_copy has moved */
+    void *stream;            /* for the kernels; NULL: the target has none */
+    void *k;                 /* kernel context; NULL: this queue runs no kernel */
+    int64_t bytes, messages; /* received from peers; collectives */
+    int64_t copied;          /* bytes that zr_copy has moved */
 } zr_queue;
 
 typedef struct zr_command zr_command;
 struct zr_command {
     void (*run)(zr *z, int queue, const zr_command *c);
-    const char *name;                     /* for --profile; NULL: it is not noted */
+    const char *name; /* for --profile; NULL: it is not noted */
     zr_fn *fn;
     int64_t i[ZR_OPERANDS];
 };
 
 /* ---- --profile (zr_profile.c) */
-enum { ZR_MOVES = -1, ZR_WORKS = -2 };    /* zr_note.kind: no function and no wait; a function */
-typedef struct zr_note {                  /* of a command that a queue has run */
+enum { ZR_MOVES = -1, ZR_WORKS = -2 }; /* zr_note.kind: no function and no wait; a function */
+typedef struct zr_note {               /* of a command that a queue has run */
     const char *name;
-    int64_t begin, end;                   /* ns: zr_now's; on a GPU, of its events */
-    int64_t step, bytes;                  /* moved by it: received from peers, or copied */
-    int32_t queue, kind;                  /* kind: ZR_MOVES ..., or the queue that a wait is for */
+    int64_t begin, end;  /* ns: zr_now's; on a GPU, of its events */
+    int64_t step, bytes; /* moved by it: received from peers, or copied */
+    int32_t queue, kind; /* kind: ZR_MOVES ..., or the queue that a wait is for */
 } zr_note;
 
-typedef struct zr_row {                   /* of the table */
+typedef struct zr_row { /* of the table */
     const char *name;
     int64_t calls, bytes;
     double seconds;
@@ -111,43 +135,43 @@ typedef struct zr_row {                   /* of the table */
 } zr_row;
 
 typedef struct zr_profile {
-    zr_note *note;                        /* [room]; NULL: not asked for */
+    zr_note *note; /* [room]; NULL: not asked for */
     int64_t room;
     _Atomic int64_t used;
-    double (*wall)[2];                    /* [steps] begin, end */
+    double (*wall)[2]; /* [steps] begin, end */
     zr_row *row;
-    int rows, on;                         /* on: in a step that is profiled */
+    int rows, on; /* on: in a step that is profiled */
 } zr_profile;
 
-/* ---- progress and log (zr_log.c) */
-enum { ZR_TO_STDOUT, ZR_TO_LOG, ZR_TO_PROFILE, ZR_SINKS };    /* what a run writes beside weights */
+/* ---- progress and log (zr_progress.c, zr_log.c) */
+enum { ZR_TO_STDOUT, ZR_TO_LOG, ZR_TO_PROFILE, ZR_SINKS }; /* what a run writes beside weights */
 typedef struct zr_log {
-    int file;                             /* JSONL, -1: none; only rank 0 has it */
-    int lost[ZR_SINKS];                   /* errno of its first failure: no more goes there; or 0 */
-    int tty, live;                        /* stderr is a terminal; a live line stands on it */
-    double busy;                          /* seconds in training steps so far */
-    double shown, shown_busy;             /* the last progress line: when, and busy then */
-    int64_t shown_step, skipped;          /* steps that changed no weight */
+    int file;                    /* JSONL, -1: none; only rank 0 has it */
+    int lost[ZR_SINKS];          /* errno of its first failure: no more goes there; or 0 */
+    int tty;                     /* stderr is a terminal */
+    double busy, validated;      /* seconds in steps so far, in the last validation */
+    double shown, shown_busy;    /* zr_now() and busy at the last line of a step */
+    int64_t shown_step, skipped; /* its step; steps that changed no weight */
 } zr_log;
 
 /* ---- ranks that a launcher has started, on this host or another: a target may have these */
 typedef struct zr_far {
-    void (*tell)(zr *z, void *what, size_t n);       /* as zr_tell */
-    void (*total)(zr *z, uint64_t sum[2]);           /* as zr_total */
+    void (*tell)(zr *z, void *what, size_t n); /* as zr_tell */
+    void (*total)(zr *z, uint64_t sum[2]);     /* as zr_total */
 } zr_far;
 
 enum { ZR_HOST_NAME = 256 };
 
 typedef struct zr_net {
-    char host[ZR_HOST_NAME];              /* where rank 0 listens */
+    char host[ZR_HOST_NAME]; /* where rank 0 listens */
     int port;
-    int own;                              /* 1: nobody has said where, so on this host */
-    uint64_t run;                         /* hash of the launcher's name for it */
-    int local;                            /* of the lowest rank here on its host; -1: not known */
-    int neighbours;                       /* ranks on this host; 0: not known yet */
-    int sharing;                          /* and on this rank's CPUs, as far as is known */
-    int *line;                            /* [ranks] connections, -1: none; NULL: none at all */
-    double until;                         /* when ranks must have met; 0: they have */
+    int own;        /* 1: nobody has said where, so on this host */
+    uint64_t run;   /* hash of the launcher's name for it */
+    int local;      /* of the lowest rank here on its host; -1: not known */
+    int neighbours; /* ranks on this host; 0: not known yet */
+    int sharing;    /* and on this rank's CPUs, as far as is known */
+    int *line;      /* [ranks] connections, -1: none; NULL: none at all */
+    double until;   /* when ranks must have met; 0: they have */
 } zr_net;
 
 /* ---- what a rank's watchdog looks at (zr_watch.c) */
@@ -155,43 +179,43 @@ enum { ZR_RECENT = 32 };
 typedef struct zr_watch {
     pthread_t thread;
     pthread_mutex_t lock;
-    int alone, quit;                      /* alone: peers may go */
-    void (*look)(zr *z);                  /* the target's part; NULL: none */
-    double deadline;                      /* by when what is waited for must be done; 0: none */
-    double limit;                         /* seconds it was given */
-    double recent[ZR_RECENT];             /* seconds of the last steps */
-    int64_t steps;                        /* that have been measured */
-    _Atomic(const char *) what;           /* the last thing issued, and on which queue */
+    int alone, quit;            /* alone: peers may go */
+    void (*look)(zr *z);        /* the target's part; NULL: none */
+    double deadline;            /* by when what is waited for must be done; 0: none */
+    double limit;               /* seconds it was given */
+    double recent[ZR_RECENT];   /* seconds of the last steps */
+    int64_t steps;              /* that have been measured */
+    _Atomic(const char *) what; /* the last thing issued, and on which queue */
     _Atomic int queue;
 } zr_watch;
 
 /* ---- one rank */
-typedef struct zr_target zr_target;       /* what a target keeps: cpu/cpu.h, cuda/cuda.h */
-typedef struct zr_disk zr_disk;           /* zr_disk.c */
+typedef struct zr_target zr_target; /* what a target keeps: cpu/cpu.h, cuda/cuda.h */
+typedef struct zr_disk zr_disk;     /* zr_disk.c */
 
 struct zr {
     const zr_program *p;
     const zr_options *o;
     zr_shared *shared;
     zr_target *t;
-    zr_disk *disk;                        /* NULL: there is no file arena */
-    int rank, ranks;                      /* rank -1: the parent */
-    int lowest, here;                     /* the parent starts `here` ranks, from `lowest` on */
-    int threads;                          /* of a queue's kernels */
-    const zr_far *far;                    /* how to reach the others; NULL: all ranks are here */
+    zr_disk *disk;     /* NULL: there is no file arena */
+    int rank, ranks;   /* rank -1: the parent */
+    int lowest, here;  /* the parent starts `here` ranks, from `lowest` on */
+    int threads;       /* of a queue's kernels */
+    const zr_far *far; /* how to reach the others; NULL: all ranks are here */
     zr_net net;
-    int column;                           /* in p->columns, and in train.c's launch tables */
-    _Atomic int64_t step;                 /* training step in work, from 0 */
-    zr_data train, val;                   /* count 0: not given */
+    int column;           /* in p->columns, and in train.c's launch tables */
+    _Atomic int64_t step; /* training step in work, from 0 */
+    zr_data train, val;   /* count 0: not given */
     zr_log log;
     zr_profile profile;
     zr_watch watch;
-    double started, ready, first;         /* zr_now() at zr_main, all arenas in place, first step */
+    double started, ready, first; /* zr_now() at zr_main, all arenas in place, first step */
     zr_queue queue[ZR_QUEUES];
-    void *space, *desk;                   /* scratch of the kernels; NULL: the target has none */
-    uint32_t barriers;                    /* that this rank has come to */
-    double peak;                          /* ZR_PEAK_GFLOPS; 0: not known */
-    int64_t timeout;                      /* ZR_TIMEOUT_S; 0: not given */
+    void *space, *desk; /* scratch of the kernels; NULL: the target has none */
+    uint32_t barriers;  /* that this rank has come to */
+    double peak;        /* ZR_PEAK_GFLOPS; 0: not known */
+    int64_t timeout;    /* ZR_TIMEOUT_S; 0: not given */
 };
 
 /* ---- ranks (zr_ranks.c) */
@@ -199,7 +223,7 @@ struct zr {
 int zr_ranks(zr *z, void (*body)(zr *z));
 
 /* ---- how a run ends before its time (zr_fail.c) */
-enum { ZR_LINE = 1024, ZR_SAY_MS = 1000 };        /* bytes of a last word; how long it may take */
+enum { ZR_LINE = 1024, ZR_SAY_MS = 1000 }; /* bytes of a last word; how long it may take */
 /* Says `rank R: what` on stderr unless another rank was first; every rank leaves with `code`. */
 void zr_fail(zr *z, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4), noreturn));
@@ -210,29 +234,30 @@ void zr_leave_if_stopped(zr *z);
 /* Registers a file that this run locks, made or still to be made, to be removed should the run end
  * before the next call of this kind (ZR_SAVING ...); NULL: none. */
 void zr_temp(zr *z, int of, const char *path);
-double zr_now(void);                      /* seconds, monotonic */
-void zr_wake(_Atomic uint32_t *word);     /* who sleeps there (zr_seats.c) */
+double zr_now(void);                         /* seconds, monotonic */
+void zr_wake(_Atomic uint32_t *word);        /* who sleeps there (zr_seats.c) */
+void *zr_get(zr *z, int64_t n, size_t size); /* memory, all zero */
 
 /* ---- the seats of all ranks (zr_seats.c) */
 void zr_set(_Atomic uint32_t *word, uint32_t n);
 /* Until *word, a peer's, has reached n. */
 void zr_until(zr *z, int queue, _Atomic uint32_t *word, uint32_t n);
-uint32_t zr_arrive(zr *z, int queue, uint32_t *turn);         /* the next turn; returns it */
+uint32_t zr_arrive(zr *z, int queue, uint32_t *turn); /* the next turn; returns it */
 void zr_all_arrived(zr *z, int queue, uint32_t turn);
 /* From the rank's own thread only, on all ranks alike: */
 void zr_barrier(zr *z);
-void zr_tell(zr *z, void *what, size_t n);           /* what[n] = rank 0's; n <= ZR_TOLD */
-void zr_total(zr *z, uint64_t sum[2]);               /* the sum over all ranks */
+void zr_tell(zr *z, void *what, size_t n); /* what[n] = rank 0's; n <= ZR_TOLD */
+void zr_total(zr *z, uint64_t sum[2]);     /* the sum over all ranks */
 
 /* ---- the handshake (zr_handshake.c): fails where ranks have another program than rank 0; then,
  * when kernels are open, other kernels, options or data */
 void zr_same_program(zr *z);
 void zr_handshake(zr *z);
-extern const char zr_digest[];            /* of the sources, 64 hex digits, by runtime/digest */
-extern const char zr_release[];           /* what VERSION has */
+extern const char zr_digest[];  /* of the sources, 64 hex digits, by runtime/digest */
+extern const char zr_release[]; /* what VERSION has */
 
 /* ---- ranges (zr_range.c) */
-void zr_find_column(zr *z);               /* z->column; fails where the program has none */
+void zr_find_column(zr *z); /* z->column; fails where the program has none */
 const char *zr_queue_name(int queue);
 /* Each fails, naming the command, where it leaves its arena. */
 void zr_check_queue(zr *z, const char *what, int queue);
@@ -249,15 +274,15 @@ void zr_check_reducescatter(zr *z, int queue, int group, int64_t at, int64_t ste
                             int64_t bytes, int type);
 void zr_check_done(zr *z, int queue, int group, int64_t at);
 void zr_check_allreduce(zr *z, int queue, int group, int64_t from, int64_t to, int64_t n);
-void zr_check_batch(zr *z, int64_t grain, int64_t at);
-void zr_check_states(zr *z);              /* rows of zr_program: each master is in one */
+void zr_check_batch(zr *z, int64_t micro_batch, int64_t at);
+void zr_check_states(zr *z); /* rows of zr_program: each master is in one */
 
 /* ---- what is dead (zr_range.c): nothing in mode eager; in others NaN */
 #define ZR_LAST zr_last(0)
 /* Takes zr_last off operands of the command `what`; a bit for each that had it. Fails where that is
  * in no slot. */
 uint32_t zr_unmark(zr *z, const char *what, int queue, int64_t *i, int n);
-void zr_poison(zr *z, int queue, int64_t at, int64_t bytes);           /* of the target's queue */
+void zr_poison(zr *z, int queue, int64_t at, int64_t bytes); /* of the target's queue */
 /* Takes a mark off `last`; where that operand's slot lies. 0: none is left, or mode eager. */
 int zr_dying(zr *z, const char *what, int queue, const int64_t *i, uint32_t *last, int64_t *at,
              int64_t *bytes);
@@ -269,50 +294,50 @@ static inline void zr_dead(zr *z, const char *what, int queue, const int64_t *i,
 }
 
 /* ---- who started this process (zr_launcher.c), how its ranks meet (zr_meet.c) and talk */
-void zr_refuse_launcher(zr *z);           /* fails where one has started us */
-void zr_find_launcher(zr *z);             /* lowest, here, net, far; fails where they disagree */
-void zr_meet(zr *z);                      /* by every rank of a launcher; net.local, .neighbours */
-extern const zr_far zr_plane;             /* zr_plane.c */
-void zr_plane_move(zr *z, int rank, void *at, size_t n, int out);      /* n bytes from or to it */
-int zr_plane_late(const zr *z);           /* is the time to meet over? */
-void zr_plane_lost(zr *z, int rank);      /* fails */
-void zr_plane_look(zr *z);                /* fails when a rank is gone */
+void zr_refuse_launcher(zr *z); /* fails where one has started us */
+void zr_find_launcher(zr *z);   /* lowest, here, net, far; fails where they disagree */
+void zr_meet(zr *z);            /* by every rank of a launcher; net.local, .neighbours */
+extern const zr_far zr_plane;   /* zr_plane.c */
+void zr_plane_move(zr *z, int rank, void *at, size_t n, int out); /* n bytes from or to it */
+int zr_plane_late(const zr *z);                                   /* is the time to meet over? */
+void zr_plane_lost(zr *z, int rank);                              /* fails */
+void zr_plane_look(zr *z);                                        /* fails when a rank is gone */
 /* All fail where two say the same of what each must have for itself; "": nothing. By all. */
 void zr_plane_alone(zr *z, const char *what, const char *advice);
 
 /* ---- how long is too long; a rank's watchdog (zr_watch.c) */
 enum { ZR_TIMES = 10, ZR_UNKNOWN = -1 };
-double zr_limit(const zr *z, double usual);          /* seconds; usual: what it takes else */
+double zr_limit(const zr *z, double usual); /* seconds; usual: what it takes else */
 void zr_watch_start(zr *z);
-void zr_watch_also(zr *z, void (*look)(zr *z));      /* calls this, too, from here on */
-void zr_watch_alone(zr *z);                /* looks at no peer from here on, but at its clock */
+void zr_watch_also(zr *z, void (*look)(zr *z)); /* calls this, too, from here on */
+void zr_watch_alone(zr *z); /* looks at no peer from here on, but at its clock */
 void zr_watch_stop(zr *z);
-void zr_expect(zr *z);                    /* what is waited for must be done in time */
-void zr_met(zr *z);                       /* it is */
-void zr_measure(zr *z, double seconds);   /* what a step took */
+void zr_expect(zr *z);                  /* what is waited for must be done in time */
+void zr_met(zr *z);                     /* it is */
+void zr_measure(zr *z, double seconds); /* what a step took */
 
 /* ---- ranks that stand still (zr_stall.c) */
-void zr_stepping(zr *z, int yes);         /* a rank is in a step or an evaluation from here on */
+void zr_stepping(zr *z, int yes); /* a rank is in a step or an evaluation from here on */
 /* What the parent keeps of a rank, and of all. */
 typedef struct zr_watched {
-    pid_t pid;                            /* 0: it has ended */
-    int stopped;                          /* by a signal, and not continued */
-    double cpu;                           /* seconds, half-way through a quiet time; so: */
+    pid_t pid;   /* 0: it has ended */
+    int stopped; /* by a signal, and not continued */
+    double cpu;  /* seconds, half-way through a quiet time; so: */
     uint32_t waited[ZR_QUEUES + 1];
 } zr_watched;
 typedef struct zr_stall {
-    double looked;                        /* when */
-    double quiet, longest;                /* seconds without the end of a command: now, so far */
-    uint32_t moves;                       /* of all ranks, when last looked */
-    zr_watched *rank;              /* [here] */
+    double looked;         /* when */
+    double quiet, longest; /* seconds without the end of a command: now, so far */
+    uint32_t moves;        /* of all ranks, when last looked */
+    zr_watched *rank;      /* [here] */
 } zr_stall;
-int zr_stalled(zr *z, zr_stall *s, char *why);       /* is it time to end the run? why[ZR_WHY] */
+int zr_stalled(zr *z, zr_stall *s, char *why); /* is it time to end the run? why[ZR_WHY] */
 
 /* ---- the target: memory */
 /* Before the ranks start: z->t, and what can be found out about room for them. */
 void zr_prepare(zr *z);
-void zr_open(zr *z);                      /* a rank's device; what its kernels are opened with */
-void zr_arena(zr *z);                     /* this rank's arena, all zero, and what peers share */
+void zr_open(zr *z);  /* a rank's device; what its kernels are opened with */
+void zr_arena(zr *z); /* this rank's arena, all zero, and what peers share */
 /* Where the rank's own thread puts the next tokens and targets, int32 [B, T] each; then they go
  * to their places in the arena, or `at` behind these, before what is issued next. */
 void zr_inlet(zr *z, int64_t at, int32_t **tokens, int32_t **targets);
@@ -321,25 +346,25 @@ void zr_inlet_filled(zr *z, int64_t at);
 /* ---- the target: queues */
 void zr_queues_start(zr *z);
 void zr_queues_stop(zr *z);
-void zr_step_begin(zr *z);                /* around program->step: lets test modes run ahead */
+void zr_step_begin(zr *z); /* around program->step: lets test modes run ahead */
 /* ZR_MAIN is empty after it; others may still do what the next step waits for. */
 void zr_step_end(zr *z);
 /* What zr_replay will play, made before the first step: memory that it takes is taken then. */
 void zr_ready(zr *z, int graph, void (*issue)(zr *z));
-void zr_finish(zr *z, int queue);         /* this queue is empty after it */
-void zr_drain(zr *z);                     /* all are */
-void zr_push(zr *z, int queue, const zr_command *c);   /* runs at once where the queue is inline */
-extern const int zr_is_gpu;               /* 0: the target has no options of GPUs */
-extern const int zr_reads_peers;          /* 0: what peers have is sent, pieces to the inbox */
-void zr_epilogue(zr *z);                  /* what is left to say of the target, after training */
+void zr_finish(zr *z, int queue);                    /* this queue is empty after it */
+void zr_drain(zr *z);                                /* all are */
+void zr_push(zr *z, int queue, const zr_command *c); /* runs at once where the queue is inline */
+extern const int zr_is_gpu;                          /* 0: the target has no options of GPUs */
+extern const int zr_reads_peers; /* 0: what peers have is sent, pieces to the inbox */
+void zr_epilogue(zr *z);         /* what is left to say of the target, after training */
 
 /* ---- --profile (zr_profile.c); all of it does nothing where it was not asked for */
-int64_t zr_profile_bytes(const zr *z);    /* that a rank's notes take */
-void zr_profile_open(zr *z);              /* fails where the file cannot be written */
+int64_t zr_profile_bytes(const zr *z); /* that a rank's notes take */
+void zr_profile_open(zr *z);           /* fails where the file cannot be written */
 void zr_profile_start(zr *z);
-int zr_profile_apart(const zr *z);        /* this step is profiled, or the next one */
-void zr_profile_step(zr *z, int begins);  /* 1: the step begins; 0: it is over */
-void zr_profile_end(zr *z);               /* after the last of its steps: the table, the file */
+int zr_profile_apart(const zr *z);       /* this step is profiled, or the next one */
+void zr_profile_step(zr *z, int begins); /* 1: the step begins; 0: it is over */
+void zr_profile_end(zr *z);              /* after the last of its steps: the table, the file */
 /* Around a command of a queue. NULL: it is not noted */
 zr_note *zr_note_make(zr *z, int queue, const char *name, int kind);
 void zr_note_done(zr *z, zr_note *note);
@@ -359,14 +384,14 @@ void zr_clock(zr *z, zr_note *note, int end);
 void zr_clocks_end(zr *z);
 
 /* ---- the file arena (zr_disk.c) */
-void zr_disk_open(zr *z);                 /* all of its room, all zero; fails where there is none */
+void zr_disk_open(zr *z); /* all of its room, all zero; fails where there is none */
 /* ZR_LOAD, ZR_FETCH: bytes from `there` in the file on come to `at`; ZR_STORE: the other way. */
 void zr_disk_move(zr *z, int queue, void *at, int64_t there, int64_t bytes);
-int64_t zr_disk_moved(const zr *z, int queue);                /* bytes so far */
+int64_t zr_disk_moved(const zr *z, int queue); /* bytes so far */
 
 /* ---- options (zr_options.c) */
 void zr_parse(zr *z, zr_options *o, int argc, char **argv);
-void zr_choose_threads(zr *z);            /* z->threads: as told, else a part of the host's cores */
+void zr_choose_threads(zr *z); /* z->threads: as told, else a part of the host's cores */
 /* Those that all ranks must be given alike, in one order, each as `--steps 3`. */
 void zr_options_text(const zr *z, char *text, size_t n);
 void zr_help(zr *z, const char *program);
@@ -388,19 +413,33 @@ static inline int zr_uses(const zr *z, int queue) { return z->p->queues >> queue
 
 /* ---- log (zr_log.c); rank 0 alone speaks. What cannot be written does not end the run. */
 void zr_print(zr *z, int file, const char *format, ...) __attribute__((format(printf, 3, 4)));
-void zr_lose(zr *z, int sink, int error);         /* says that no more goes to ZR_TO_... */
+/* A line on stderr; on a terminal another may take its place: of ZR_RESULT, of ZR_PROGRESS. */
+void zr_show(zr *z, int kind, const char *line);
+int64_t zr_parameters(const zr_program *p);
+static inline double zr_rate(double n, double of) { return of > 0 ? n / of : 0; }
+static inline double zr_gib(int64_t bytes) { return (double)bytes / (1 << 30); }
+double zr_step_tokens(const zr *z);       /* of all ranks */
+void zr_lose(zr *z, int sink, int error); /* says that no more goes to ZR_TO_... */
 /* Fails where s, the file `name` of `option`, is one that the run reads. */
 struct stat;
 void zr_refuse_inputs(zr *z, const char *option, const char *name, const struct stat *s);
 /* Fails where it is what --save writes. */
 void zr_refuse_saved(zr *z, const char *option, const char *name);
-void zr_log_open(zr *z);                  /* fails where the log is another's: input, or a run's */
-void zr_log_begin(zr *z);                 /* empties it: from here on the run is sure to go on */
-void zr_log_step(zr *z, const double report[ZR_REPORT], double seconds);     /* that it took */
+void zr_log_open(zr *z);  /* fails where the log is another's: input, or a run's */
+void zr_log_begin(zr *z); /* the run's record: it is sure to go on */
+void zr_log_step(zr *z, const double report[ZR_REPORT], double seconds); /* that it took */
 void zr_log_val(zr *z, int64_t step, double loss, double tokens);
 /* moved: by this rank in all steps */
 void zr_log_end(zr *z, const double report[ZR_REPORT], const int64_t moved[ZR_MOVED]);
 /* Says again what was lost; fails where that is what the run was for. */
 void zr_log_close(zr *z);
+
+/* ---- what stderr shows (zr_progress.c) */
+void zr_show_start(zr *z); /* what the run is, before its first step */
+void zr_show_step(zr *z, const double report[ZR_REPORT]);
+void zr_show_validated(zr *z, int64_t steps, double seconds); /* it took so long */
+/* This rank is at `what` from here on, which has so many parts; NULL: at nothing that takes long */
+void zr_progress(zr *z, const char *what, const char *unit, int64_t parts);
+void zr_progress_look(zr *z); /* the parent, often: shows what takes long */
 
 #endif

@@ -17,7 +17,7 @@ static char peek(zr_json *j)
     return j->error || j->at >= j->end ? 0 : *j->at;
 }
 
-static int take(zr_json *j, char c, const char *error)
+static int pass(zr_json *j, char c, const char *error)
 {
     if (peek(j) != c) fail(j, error);
     else j->at++;
@@ -27,13 +27,13 @@ static int take(zr_json *j, char c, const char *error)
 int zr_json_more(zr_json *j, char open, int64_t *n)
 {
     char close = open == '{' ? '}' : ']';
-    if (*n == 0 && take(j, open, open == '{' ? "an object is needed" : "an array is needed"))
+    if (*n == 0 && pass(j, open, open == '{' ? "an object is needed" : "an array is needed"))
         return 0;
     if (peek(j) == close) {
         j->at++;
         return 0;
     }
-    if (*n > 0 && take(j, ',', "a comma or an end is needed")) return 0;
+    if (*n > 0 && pass(j, ',', "a comma or an end is needed")) return 0;
     if (peek(j) == close) fail(j, "a comma before the end");
     ++*n;
     return !j->error;
@@ -78,7 +78,7 @@ static char *unescape(zr_json *j, char *to)
     }
     int32_t x = c == 'u' ? hex4(j->at + 1) : -1;
     j->at += x < 0 ? 0 : 5;
-    if (x >= 0xd800 && x < 0xdc00) {      /* the first half of a surrogate pair */
+    if (x >= 0xd800 && x < 0xdc00) { /* the first half of a surrogate pair */
         int32_t low = j->at[0] == '\\' && j->at[1] == 'u' ? hex4(j->at + 2) : -1;
         x = low >= 0xdc00 && low < 0xe000 ? 0x10000 + ((x - 0xd800) << 10) + (low - 0xdc00) : -1;
         j->at += x < 0 ? 0 : 6;
@@ -104,7 +104,7 @@ static int utf8(const unsigned char *s)
 
 char *zr_json_text(zr_json *j)
 {
-    if (take(j, '"', "a string is needed")) return NULL;
+    if (pass(j, '"', "a string is needed")) return NULL;
     char *text = j->at, *to = text;
     while (!j->error && *j->at != '"') {
         int n = utf8((unsigned char *)j->at);
@@ -112,10 +112,11 @@ char *zr_json_text(zr_json *j)
         else if ((unsigned char)*j->at < ' ') fail(j, "a control character in a string");
         else if (n == 0) fail(j, "a string that is not UTF-8");
         else if (*j->at == '\\') j->at++, to = unescape(j, to);
-        else while (n--) *to++ = *j->at++;
+        else
+            while (n--) *to++ = *j->at++;
     }
     if (j->error) return NULL;
-    j->at++;                              /* the closing quote; `to` is before or on it */
+    j->at++; /* the closing quote; `to` is before or on it */
     *to = 0;
     return text;
 }
@@ -123,14 +124,11 @@ char *zr_json_text(zr_json *j)
 char *zr_json_key(zr_json *j)
 {
     char *key = zr_json_text(j);
-    return take(j, ':', "a colon is needed") ? NULL : key;
+    return pass(j, ':', "a colon is needed") ? NULL : key;
 }
 
 /* ---- other values */
-static int digit(char c)
-{
-    return c >= '0' && c <= '9';
-}
+static int digit(char c) { return c >= '0' && c <= '9'; }
 
 int64_t zr_json_count(zr_json *j)
 {
@@ -152,7 +150,7 @@ static void digits(zr_json *j)
     while (digit(*j->at)) j->at++;
 }
 
-static void number(zr_json *j)
+static void pass_number(zr_json *j)
 {
     if (*j->at == '-') j->at++;
     if (*j->at == '0') j->at++;
@@ -175,7 +173,7 @@ static void scalar(zr_json *j)
         return;
     }
     if (c == '-' || digit(c)) {
-        number(j);
+        pass_number(j);
         return;
     }
     for (int i = 0; i < 3; i++)
@@ -204,4 +202,18 @@ int zr_json_end(zr_json *j)
 {
     if (!j->error && (peek(j) || j->at < j->end)) fail(j, "something after the end");
     return j->error ? -1 : 0;
+}
+
+/* ---- writing */
+void zr_json_quote(FILE *to, const char *text)
+{
+    putc('"', to);
+    for (const char *s = text; *s;) {
+        int n = utf8((const unsigned char *)s), bare = n == 1 && (unsigned char)*s < ' ';
+        if (bare) fprintf(to, "\\u%04x", *s);
+        else if (n == 0) putc('?', to);
+        else fprintf(to, "%s%.*s", *s == '"' || *s == '\\' ? "\\" : "", n, s);
+        s += n ? n : 1;
+    }
+    putc('"', to);
 }

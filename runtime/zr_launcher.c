@@ -26,8 +26,8 @@ enum { PORT = 29411, LOW = 20000, SPAN = 12000, STEP = 977, MOST_PORT = 65535 };
  * what names the run, alike on all ranks ("": nothing; Slurm's port is made of job and step). */
 static const struct source {
     const char *rank, *ranks, *local, *neighbours, *run;
-    int pods;                             /* without `local` a rank may be a pod */
-    int whole;                            /* without `local` this is another launcher's */
+    int pods;  /* without `local` a rank may be a pod */
+    int whole; /* without `local` this is another launcher's */
 } sources[] = {
     {"ZR_RANK", "ZR_WORLD_SIZE", "ZR_LOCAL_RANK", "ZR_LOCAL_WORLD_SIZE", "", 1, 0},
     /* torchrun, deepspeed, PyTorchJob */
@@ -43,13 +43,13 @@ static const struct source {
     {"JOB_COMPLETION_INDEX", "ZR_WORLD_SIZE", "ZR_LOCAL_RANK", "ZR_LOCAL_WORLD_SIZE", "", 1, 0},
 };
 
-static int given(const char *name)
+static int is_set(const char *name)
 {
     const char *text = getenv(name);
     return text && *text;
 }
 
-static int number(zr *z, const char *name) { return (int)zr_setting(z, name, 1 << 24); }
+static int number_of(zr *z, const char *name) { return (int)zr_setting(z, name, 1 << 24); }
 
 /* ---- where rank 0 listens */
 
@@ -86,7 +86,7 @@ static void take_address(zr *z, const char *text)
 static void take_master(zr *z)
 {
     int port = (int)zr_setting(z, "MASTER_PORT", MOST_PORT);
-    if (given("TORCHELASTIC_RUN_ID")) port += port < MOST_PORT ? 1 : -1;
+    if (is_set("TORCHELASTIC_RUN_ID")) port += port < MOST_PORT ? 1 : -1;
     snprintf(z->net.host, ZR_HOST_NAME, "%s", getenv("MASTER_ADDR"));
     z->net.port = port;
 }
@@ -110,18 +110,19 @@ static void name_run(zr *z, const struct source *s)
 static void find_address(zr *z, const struct source *s)
 {
     int slurm = !strcmp(s->rank, "SLURM_PROCID");
-    int near = given(s->neighbours) ? number(z, s->neighbours) : z->here;
+    int near = is_set(s->neighbours) ? number_of(z, s->neighbours) : z->here;
     snprintf(z->net.host, ZR_HOST_NAME, "127.0.0.1");
     z->net.port = PORT;
-    if (given("ZR_ADDR")) take_address(z, getenv("ZR_ADDR"));
-    else if (given("MASTER_ADDR") && given("MASTER_PORT")) take_master(z);
-    else if (slurm && given("SLURM_STEP_NODELIST")) take_slurm(z, "SLURM_STEP_NODELIST");
+    if (is_set("ZR_ADDR")) take_address(z, getenv("ZR_ADDR"));
+    else if (is_set("MASTER_ADDR") && is_set("MASTER_PORT")) take_master(z);
+    else if (slurm && is_set("SLURM_STEP_NODELIST")) take_slurm(z, "SLURM_STEP_NODELIST");
     else if (near == z->ranks) z->net.own = 1;
-    else if (given("SLURM_JOB_NODELIST")) take_slurm(z, "SLURM_JOB_NODELIST");
+    else if (is_set("SLURM_JOB_NODELIST")) take_slurm(z, "SLURM_JOB_NODELIST");
     else
-        zr_fail(z, ZR_USER, "%d of %d ranks are known to be on this host%s%s, and nothing says "
-                "where rank 0 is; set ZR_ADDR=HOST:PORT on all ranks, HOST being rank 0's", near,
-                z->ranks, *s->neighbours ? " by " : "", s->neighbours);
+        zr_fail(z, ZR_USER,
+                "%d of %d ranks are known to be on this host%s%s, and nothing says "
+                "where rank 0 is; set ZR_ADDR=HOST:PORT on all ranks, HOST being rank 0's",
+                near, z->ranks, *s->neighbours ? " by " : "", s->neighbours);
 }
 
 /* ---- which rank */
@@ -140,34 +141,34 @@ void zr_refuse_launcher(zr *z)
         const char *text = getenv(s->ranks);
         if (!text || !*text) continue;
         long size = strtol(text, NULL, 10);
-        if (size == 1) continue;          /* one task: as if there were none */
+        if (size == 1) continue; /* one task: as if there were none */
         if (size != z->ranks) unlike(z, text, s->ranks);
         zr_fail(z, ZR_DISAGREE,
-                "%s=%s: this program starts its %d ranks itself; start it once, "
-                "without a launcher", s->ranks, text, z->ranks);
+                "%s=%s: this program starts its %d ranks itself; start it once, without a launcher",
+                s->ranks, text, z->ranks);
     }
 }
 
 static const struct source *find_source(void)
 {
     for (const struct source *s = sources; s < sources + sizeof sources / sizeof *sources; s++)
-        if (given(s->rank) && given(s->ranks) && (!s->whole || given(s->local))) return s;
+        if (is_set(s->rank) && is_set(s->ranks) && (!s->whole || is_set(s->local))) return s;
     return NULL;
 }
 
 void zr_find_launcher(zr *z)
 {
     const struct source *s = find_source();
-    int ranks = s ? number(z, s->ranks) : 1;
-    if (!s || (ranks == 1 && z->ranks > 1)) return;  /* one task: as if there were no launcher */
-    int pods = s->pods && !given(s->local) && ranks > 0 && z->ranks % ranks == 0;
+    int ranks = s ? number_of(z, s->ranks) : 1;
+    if (!s || (ranks == 1 && z->ranks > 1)) return; /* one task: as if there were no launcher */
+    int pods = s->pods && !is_set(s->local) && ranks > 0 && z->ranks % ranks == 0;
     if (ranks != z->ranks && !pods) unlike(z, getenv(s->ranks), s->ranks);
     z->here = pods ? z->ranks / ranks : 1;
-    z->lowest = number(z, s->rank) * z->here;
+    z->lowest = number_of(z, s->rank) * z->here;
     z->net.sharing = z->here;
     if (z->lowest >= z->ranks)
         zr_fail(z, ZR_DISAGREE, "%s=%s: there are %d ranks", s->rank, getenv(s->rank), ranks);
-    z->net.local = given(s->local) ? number(z, s->local) : z->ranks > 1 ? -1 : 0;
+    z->net.local = is_set(s->local) ? number_of(z, s->local) : z->ranks > 1 ? -1 : 0;
     find_address(z, s);
     name_run(z, s);
     if (z->ranks > 1) z->far = &zr_plane;

@@ -1,13 +1,14 @@
-/* zr_log.c -- what a run says while it trains: a progress line, a JSONL log, a summary.
+/* zr_log.c -- where a run's words go, its log of JSON lines, its summary.
  *
  * Invariants
- *  1. A line is put together on the stack and written by one write: nothing is allocated, and no
- *     reader of the log meets half a line.
+ *  1. A line is written by one write, so no reader of the log meets half a line. From the first
+ *     step on it is put together on the stack: nothing is allocated.
  *  2. Numbers in the log have all their digits: equal lines are equal bits.
- *  3. What was in the log is lost only when the run has passed all its checks.
+ *  3. What was in the log stays. Only a run that has passed all its checks writes to it.
  *  4. Output that fails never ends training: it is said at once, and again at the end.
  */
 #include "zr_int.h"
+#include "zr_json.h"
 #include "zr_safetensors.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -20,6 +21,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { TEXT = 4096, NUMBER = 32 };
@@ -36,10 +38,8 @@ static const char *sink_name(const zr *z, int sink)
 void zr_lose(zr *z, int sink, int error)
 {
     z->log.lost[sink] = error;
-    zr_print(z, STDERR_FILENO, "%swriting %s: %s%s\n", z->log.live ? "\n" : "",
-             sink_name(z, sink), strerror(error),
+    zr_print(z, STDERR_FILENO, "writing %s: %s%s\n", sink_name(z, sink), strerror(error),
              z->rank < 0 ? "" : "; the run goes on without it");
-    z->log.live = 0;
 }
 
 /* Takes the part of a line that was written out of a file again. */
@@ -49,27 +49,72 @@ static void take_back(int file, size_t n)
     off_t end = lseek(file, 0, SEEK_CUR);
     int bad = n == 0 || end < (off_t)n || fstat(file, &s) || !S_ISREG(s.st_mode) ||
               ftruncate(file, end - (off_t)n);
-    (void)bad;                            /* then it stays */
+    (void)bad; /* then it stays */
 }
 
-static void put(zr *z, int file, const char *text, size_t n)
+/* 0, or errno */
+static int put_all(zr *z, int file, const char *text, size_t n)
 {
     for (size_t at = 0; at < n;) {
         ssize_t done = write(file, text + at, n - at);
         if (done < 0 && errno == EINTR) continue;
-        if (done < 0 && file == STDERR_FILENO) return;
-        if (done < 0 && errno == EAGAIN) {        /* others of the pipe want no waits */
+        if (done < 0 && file == STDERR_FILENO) return 0;
+        if (done < 0 && errno == EAGAIN) { /* others of the pipe want no waits */
             poll(&(struct pollfd){file, POLLOUT, 0}, 1, -1);
             continue;
         }
         if (done < 0) {
             int error = errno;
             if (file == z->log.file) take_back(file, at);
-            zr_lose(z, sink_of(file), error);
-            return;
+            return error;
         }
         at += (size_t)done;
     }
+    return 0;
+}
+
+static void put(zr *z, int file, const char *text, size_t n)
+{
+    int error = put_all(z, file, text, n);
+    if (error) zr_lose(z, sink_of(file), error);
+}
+
+/* Rank 0 and the parent write to one terminal by turns: what stands on its last line, `live`, is
+ * true in a turn. The parent waits for none: 0. */
+static int begin_turn(zr *z)
+{
+    while (z->shared && atomic_exchange(&z->shared->writing, 1)) {
+        if (z->rank < 0) return 0;
+        poll(NULL, 0, 1);
+    }
+    return 1;
+}
+
+static void end_turn(zr *z)
+{
+    if (z->shared) atomic_store(&z->shared->writing, 0);
+}
+
+/* A live line makes room: a step's stays above what comes. */
+static void make_room(zr *z)
+{
+    int live = z->shared ? atomic_exchange(&z->shared->live, ZR_NO_LINE) : ZR_NO_LINE;
+    if (live == ZR_RESULT) put(z, STDERR_FILENO, "\n", 1);
+    if (live == ZR_PROGRESS) put(z, STDERR_FILENO, "\r\033[K", 4);
+}
+
+void zr_show(zr *z, int kind, const char *line)
+{
+    char text[TEXT];
+    if (!begin_turn(z)) return;
+    if (z->log.tty && kind == ZR_PROGRESS && atomic_load(&z->shared->live) == ZR_RESULT)
+        make_room(z);
+    /* 7l, 7h: what has no room at the right is cut; folded, it could not be written over */
+    int n = snprintf(text, TEXT, z->log.tty ? "\r\033[?7l%s\033[K\033[?7h" : "%s\n", line);
+    put(z, STDERR_FILENO, text, (size_t)n);
+    atomic_store(&z->shared->live, z->log.tty ? kind : ZR_NO_LINE);
+    atomic_store(&z->shared->shown, zr_now());
+    end_turn(z);
 }
 
 void zr_print(zr *z, int file, const char *format, ...)
@@ -80,12 +125,12 @@ void zr_print(zr *z, int file, const char *format, ...)
     va_start(args, format);
     int n = vsnprintf(text, TEXT, format, args);
     va_end(args);
-    if (file == STDOUT_FILENO && z->log.live) {
-        put(z, STDERR_FILENO, "\n", 1);
-        z->log.live = 0;
-    }
+    int turn = (file == STDOUT_FILENO || file == STDERR_FILENO) && begin_turn(z), error = 0;
+    if (turn) make_room(z);
     if (file == STDERR_FILENO || !z->log.lost[sink_of(file)])
-        put(z, file, text, (size_t)(n < TEXT ? n : TEXT - 1));
+        error = put_all(z, file, text, (size_t)(n < TEXT ? n : TEXT - 1));
+    if (turn) end_turn(z);
+    if (error) zr_lose(z, sink_of(file), error);
 }
 
 void zr_log_close(zr *z)
@@ -120,8 +165,7 @@ static int is_weights(zr *z, const struct stat *s)
     if (!z->o->load || zr_table_open(&t, z->o->load, why)) return 0;
     snprintf(index, sizeof index, "%s/model.safetensors.index.json", z->o->load);
     int found = t.index && !stat(index, &file) && same(s, &file);
-    for (int64_t i = 0; i < t.nfiles; i++)
-        found |= !fstat(t.files[i].fd, &file) && same(s, &file);
+    for (int64_t i = 0; i < t.nfiles; i++) found |= !fstat(t.files[i].fd, &file) && same(s, &file);
     zr_table_close(&t);
     return found;
 }
@@ -148,10 +192,13 @@ void zr_refuse_saved(zr *z, const char *option, const char *name)
 
 void zr_refuse_inputs(zr *z, const char *option, const char *name, const struct stat *s)
 {
-    const char *of = is_data(&z->train, s) ? "--data" : is_data(&z->val, s) ? "--val"
-                     : is_weights(z, s) ? "--load" : NULL;
-    if (of) zr_fail(z, ZR_USER, "%s %s: is the file of %s, which would be written over", option,
-                    name, of);
+    const char *of = is_data(&z->train, s) ? "--data"
+                     : is_data(&z->val, s) ? "--val"
+                     : is_weights(z, s)    ? "--load"
+                                           : NULL;
+    if (of)
+        zr_fail(z, ZR_USER, "%s %s: is the file of %s, which would be written to", option, name,
+                of);
 }
 
 /* Two runs must not write one log. */
@@ -167,7 +214,6 @@ static void lock(zr *z)
 void zr_log_open(zr *z)
 {
     struct stat s;
-    z->log = (zr_log){.file = -1, .tty = isatty(STDERR_FILENO)};
     if (z->rank != 0 || !z->o->log) return;
     zr_refuse_saved(z, "--log", z->o->log);
     z->log.file = open(z->o->log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
@@ -177,83 +223,119 @@ void zr_log_open(zr *z)
     if (S_ISREG(s.st_mode)) lock(z);
 }
 
-void zr_log_begin(zr *z)
-{
-    struct stat s;
-    if (z->log.file < 0 || fstat(z->log.file, &s) || !S_ISREG(s.st_mode)) return;
-    if (ftruncate(z->log.file, 0))
-        zr_fail(z, ZR_ENVIRONMENT, "--log %s: %s", z->o->log, strerror(errno));
-}
-
 /* ---- figures */
 
-static double grains(const zr *z) { return (double)z->p->grains * (double)z->ranks; }
-static double step_tokens(const zr *z)
+int64_t zr_parameters(const zr_program *p)
 {
-    return grains(z) * (double)(z->p->batch * z->p->sequence);
+    int64_t n = 0;
+    for (const zr_tensor *t = p->tensors; t < p->tensors + p->ntensors; t++)
+        n += t->shape[0] * (t->ndim > 1 ? t->shape[1] : 1) * t->count;
+    return n;
 }
-static double rate(double n, double seconds) { return seconds > 0 ? n / seconds : 0; }
+
+static double step_samples(const zr *z)
+{
+    return (double)z->p->micro_batches * (double)z->ranks * (double)z->p->batch;
+}
+
+double zr_step_tokens(const zr *z) { return step_samples(z) * (double)z->p->sequence; }
 
 /* A number as JSON: NaN and infinities have none. */
-static const char *number(char text[NUMBER], double x)
+static const char *number_text(char text[NUMBER], double x)
 {
     if (isfinite(x)) snprintf(text, NUMBER, "%.17g", x);
     else strcpy(text, "null");
     return text;
 }
 
-/* ---- progress */
+/* ---- the log */
 
-static void show(zr *z, const double *report)
+static void quoted(FILE *to, const char *name, const char *text)
 {
-    zr_log *l = &z->log;
-    char share[48] = "", scale[32] = "", line[256];
-    int64_t step = z->step + 1, left = z->o->steps - step;
-    double steps = (double)(step - l->shown_step), busy = l->busy - l->shown_busy;
-    double gflops = 1e-9 * rate(steps * z->p->flops, busy);
-    int64_t seconds = (int64_t)rate(l->busy * (double)left, (double)step);
-    if (report[ZR_SCALE] > 0) snprintf(scale, sizeof scale, "  scale %g", report[ZR_SCALE]);
-    if (z->peak > 0) snprintf(share, sizeof share, " (%.0f%% of peak)", 100 * gflops / z->peak);
-    int n = snprintf(line, sizeof line,
-                     "step %" PRId64 "/%" PRId64 "  loss %.4f  norm %.3g  lr %.2e%s  "
-                     "%.0f tokens/s  %.1f GFLOP/s%s  "
-                     "%" PRId64 ":%02d left",
-                     step, z->o->steps, report[ZR_LOSS], report[ZR_NORM], report[ZR_LR], scale,
-                     rate(steps * step_tokens(z), busy), gflops, share, seconds / 60,
-                     (int)(seconds % 60));
-    if (n >= (int)sizeof line) n = sizeof line - 1;
-    zr_print(z, STDERR_FILENO, l->tty ? "\r%.*s\033[K" : "%.*s\n", n, line);
-    l->live = l->tty;
-    l->shown = zr_now();
-    l->shown_busy = l->busy;
-    l->shown_step = step;
+    fprintf(to, "\"%s\": ", name);
+    zr_json_quote(to, text);
+    fprintf(to, ", ");
+}
+
+/* What the run is, as a line of JSON. */
+static void write_run(zr *z, FILE *to)
+{
+    char host[ZR_HOST_NAME] = "", now[NUMBER];
+    time_t t = time(NULL);
+    gethostname(host, sizeof host - 1);
+    strftime(now, sizeof now, "%Y-%m-%dT%H:%M:%SZ", gmtime(&t));
+    putc('{', to);
+    quoted(to, "run", z->p->name);
+    quoted(to, "time", now);
+    quoted(to, "host", host);
+    quoted(to, "version", zr_release);
+    quoted(to, "plan", z->p->plan);
+    quoted(to, "summary", z->p->summary);
+    quoted(to, "kernels", z->p->object());
+    fprintf(to, "\"arguments\": [");
+    for (char **word = z->o->words; *word; word++) {
+        if (word > z->o->words) fprintf(to, ", ");
+        zr_json_quote(to, *word);
+    }
+    fprintf(to,
+            "], \"ranks\": %d, \"threads\": %d, \"parameters\": %" PRId64
+            ", \"tokens_per_step\": %.0f, \"flops_per_step\": %.17g}\n",
+            z->ranks, z->threads, zr_parameters(z->p), zr_step_tokens(z), z->p->flops);
+}
+
+/* A line that another run left unfinished is not continued. */
+static void end_line(zr *z)
+{
+    char last = '\n';
+    struct stat s;
+    int file = open(z->o->log, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (file < 0) return;
+    if (fstat(file, &s) == 0 && S_ISREG(s.st_mode) && s.st_size > 0 &&
+        pread(file, &last, 1, s.st_size - 1) == 1 && last != '\n')
+        put(z, z->log.file, "\n", 1);
+    close(file);
+}
+
+void zr_log_begin(zr *z)
+{
+    char *text = NULL;
+    size_t n = 0;
+    if (z->log.file < 0) return;
+    end_line(z);
+    FILE *to = open_memstream(&text, &n);
+    if (to) write_run(z, to);
+    if (!to || fclose(to)) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+    put(z, z->log.file, text, n);
+    free(text);
 }
 
 void zr_log_step(zr *z, const double report[ZR_REPORT], double seconds)
 {
     zr_log *l = &z->log;
-    char loss[NUMBER], norm[NUMBER], lr[NUMBER], scale[2 * NUMBER] = "";
+    char loss[NUMBER], norm[NUMBER], lr[NUMBER], scale[2 * NUMBER] = "", share[2 * NUMBER] = "";
     int skipped = report[ZR_SKIPPED] != ZR_APPLIED;
+    double steps = (double)(z->step + 1), pace = zr_rate(z->p->flops, seconds);
     l->busy += seconds;
     l->skipped += skipped;
-    if (report[ZR_SCALE] > 0)
-        snprintf(scale, sizeof scale, ", \"scale\": %.17g", report[ZR_SCALE]);
+    if (report[ZR_SCALE] > 0) snprintf(scale, sizeof scale, ", \"scale\": %.17g", report[ZR_SCALE]);
+    if (z->peak > 0)
+        snprintf(share, sizeof share, ", \"share_of_peak\": %.6g", 1e-9 * pace / z->peak);
     zr_print(z, l->file,
-             "{\"step\": %" PRId64 ", \"loss\": %s, \"norm\": %s, \"lr\": %s, \"tokens\": %.0f, "
-             "\"valid\": %.0f, "
-             "\"skipped\": %d%s, \"seconds\": %.9g}\n",
-             z->step + 1, number(loss, report[ZR_LOSS]), number(norm, report[ZR_NORM]),
-             number(lr, report[ZR_LR]), (double)(z->step + 1) * step_tokens(z), report[ZR_VALID],
-             skipped, scale, l->busy);
-    if (z->step + 1 == z->o->steps || zr_now() - l->shown > (l->tty ? 0.1 : 2)) show(z, report);
+             "{\"step\": %.0f, \"loss\": %s, \"norm\": %s, \"lr\": %s, \"tokens\": %.0f, "
+             "\"valid\": %.0f, \"skipped\": %d%s, \"epoch\": %.17g, \"seconds\": %.9g, "
+             "\"tokens_per_second\": %.9g%s}\n",
+             steps, number_text(loss, report[ZR_LOSS]), number_text(norm, report[ZR_NORM]),
+             number_text(lr, report[ZR_LR]), steps * zr_step_tokens(z), report[ZR_VALID], skipped,
+             scale, steps * step_samples(z) / (double)z->train.samples, seconds,
+             zr_rate(zr_step_tokens(z), seconds), share);
 }
 
 void zr_log_val(zr *z, int64_t step, double loss, double tokens)
 {
     char text[NUMBER];
-    if (tokens == 0) loss = NAN;          /* the mean over nothing */
+    if (tokens == 0) loss = NAN; /* the mean over nothing */
     zr_print(z, z->log.file, "{\"step\": %" PRId64 ", \"val_loss\": %s, \"val_tokens\": %.0f}\n",
-             step, number(text, loss), tokens);
+             step, number_text(text, loss), tokens);
     if (tokens > 0) zr_print(z, STDOUT_FILENO, "val loss %.6f\n", loss);
     else zr_print(z, STDOUT_FILENO, "val loss none: %s has no target\n", z->o->val);
 }
@@ -270,13 +352,14 @@ static void end_of_training(zr *z, const double *report, const int64_t moved[ZR_
         zr_print(z, STDOUT_FILENO, "%" PRId64 " steps of %" PRId64 " skipped\n", z->log.skipped,
                  z->o->steps);
     zr_print(z, STDOUT_FILENO, "%.3f s of training, %.0f tokens/s, %.1f GFLOP/s\n", busy,
-             rate(steps * step_tokens(z), busy), 1e-9 * rate(steps * z->p->flops, busy));
+             zr_rate(steps * zr_step_tokens(z), busy), 1e-9 * zr_rate(steps * z->p->flops, busy));
     zr_print(z, STDOUT_FILENO,
              "wire %" PRId64 " bytes and %" PRId64 " collectives per rank and step\n",
              moved[ZR_WIRE] / N, moved[ZR_MESSAGES] / N);
     if (p->filed)
-        zr_print(z, STDOUT_FILENO, "file %" PRId64 " bytes read and %" PRId64 " written per rank "
-                 "and step\n", moved[ZR_LOADS] / N, moved[ZR_STORES] / N);
+        zr_print(z, STDOUT_FILENO,
+                 "file %" PRId64 " bytes read and %" PRId64 " written per rank and step\n",
+                 moved[ZR_LOADS] / N, moved[ZR_STORES] / N);
 }
 
 void zr_log_end(zr *z, const double report[ZR_REPORT], const int64_t moved[ZR_MOVED])
@@ -287,11 +370,10 @@ void zr_log_end(zr *z, const double report[ZR_REPORT], const int64_t moved[ZR_MO
              z->ready - z->started, z->first - z->started);
     zr_print(z, z->log.file,
              "{\"end\": %" PRId64 ", \"skipped\": %" PRId64 ", \"seconds\": %.9g"
-             ", \"wire\": %" PRId64
-             ", \"collectives\": %" PRId64 ", \"arena\": %" PRId64
+             ", \"wire\": %" PRId64 ", \"collectives\": %" PRId64 ", \"arena\": %" PRId64
              ", \"started\": %.9f, \"start_arena\": %.9g, \"start_step\": %.9g, "
              "\"plan\": \"%s\"}\n",
-             z->o->steps, z->log.skipped, z->log.busy, moved[ZR_WIRE] / N,
-             moved[ZR_MESSAGES] / N, z->p->columns[z->column].arena, z->started,
-             z->ready - z->started, z->first - z->started, z->p->plan);
+             z->o->steps, z->log.skipped, z->log.busy, moved[ZR_WIRE] / N, moved[ZR_MESSAGES] / N,
+             z->p->columns[z->column].arena, z->started, z->ready - z->started,
+             z->first - z->started, z->p->plan);
 }

@@ -4,7 +4,7 @@
  *  1. Every rank goes the same way through this file; only printing and files differ by rank.
  *  2. What can be found wrong is found before the first step: options, files, memory, the launcher.
  *     Of the tokens behind the first 64 MiB that is a sample; the rest are looked at as they come.
- *  3. Sample order: grain g of step s holds samples (s*G + g)*B + b of the stream, whatever
+ *  3. Sample order: micro-batch g of step s holds samples (s*G + g)*B + b of the stream, whatever
  *     the ranks.
  */
 #define _GNU_SOURCE
@@ -49,18 +49,20 @@ static void load_batch(zr *z, int64_t at, const zr_data *d, int64_t first, int64
 static void run_batch(zr *z, int queue, const zr_command *c)
 {
     (void)queue;
-    int64_t grain = z->step * z->p->grains * z->ranks + c->i[0];
-    load_batch(z, c->i[1], &z->train, grain * z->p->batch, z->p->batch);
+    if (z->rank == 0 && c->i[1]) atomic_store(&z->shared->task.parts, 0); /* they go together */
+    int64_t micro_batch = z->step * z->p->micro_batches * z->ranks + c->i[0];
+    load_batch(z, c->i[1], &z->train, micro_batch * z->p->batch, z->p->batch);
 }
 
-void zr_batch_at(zr *z, int64_t grain, int64_t at)
+void zr_batch_at(zr *z, int64_t micro_batch, int64_t at)
 {
-    zr_check_batch(z, grain, at);
-    zr_push(z, ZR_MAIN, &(zr_command){run_batch, "batch", NULL, {grain, at}});
+    zr_check_batch(z, micro_batch, at);
+    zr_push(z, ZR_MAIN, &(zr_command){run_batch, "batch", NULL, {micro_batch, at}});
 }
 
-void zr_batch(zr *z, int64_t grain) { zr_batch_at(z, grain, 0); }
+void zr_batch(zr *z, int64_t micro_batch) { zr_batch_at(z, micro_batch, 0); }
 
+/* used: samples that the run looks at */
 static void open_tokens(zr *z, zr_data *d, const char *path, int64_t used)
 {
     char why[ZR_WHY];
@@ -104,22 +106,33 @@ static void begin_save(zr *z)
     char why[ZR_WHY], path[ZR_FILE];
     if (!z->o->save || z->rank != 0) return;
     if (zr_save_temp(path, z->o->save, why)) zr_fail(z, ZR_USER, "--save %s", why);
-    zr_temp(z, ZR_SAVING, path);          /* it goes only if this run has its lock: clear_temps() */
+    zr_temp(z, ZR_SAVING, path); /* it goes only if this run has its lock: clear_temps() */
     if (zr_save_begin(z->p, z->o->save, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
+}
+
+/* In a file of weights */
+static int64_t tensors(const zr *z)
+{
+    int64_t n = 0;
+    for (int k = 0; k < z->p->ntensors; k++) n += z->p->tensors[k].count;
+    return n;
 }
 
 static void load_weights(zr *z)
 {
     char why[ZR_WHY], note[ZR_WHY] = "";
     if (!z->o->load) return;
+    zr_progress(z, "load", "tensor", tensors(z));
     if (zr_load(z->p, z, z->rank, z->o->load, z->o->drop_unknown, note, why))
         zr_fail(z, ZR_USER, "--load %s", why);
     if (*note) zr_print(z, STDERR_FILENO, "%s\n", note);
-    zr_barrier(z);                        /* nobody's log is emptied before all ranks have theirs */
+    zr_barrier(z); /* nobody's log has a run before all ranks have theirs */
 }
 
 static void begin(zr *z)
 {
+    int64_t val_samples = z->o->val_tokens ? z->o->val_tokens / z->p->sequence : INT64_MAX;
+    zr_progress(z, "start", NULL, 0);
     if (z->far) zr_meet(z);
     zr_same_program(z);
     zr_open(z);
@@ -127,13 +140,15 @@ static void begin(zr *z)
     open_kernels(z);
     gemms(z, z->o->tune ? ZR_TIME : ZR_TAKE);
     zr_handshake(z);
-    open_tokens(z, &z->train, z->o->data, z->o->steps * z->p->grains * z->ranks * z->p->batch);
-    open_tokens(z, &z->val, z->o->val, INT64_MAX);
+    open_tokens(z, &z->train, z->o->data,
+                z->o->steps * z->p->micro_batches * z->ranks * z->p->batch);
+    open_tokens(z, &z->val, z->o->val, val_samples);
+    if (z->val.samples > val_samples) z->val.samples = val_samples;
     zr_log_open(z);
     zr_profile_open(z);
     begin_save(z);
     zr_disk_open(z);
-    zr_barrier(z);                        /* no rank takes memory for a run that will not be */
+    zr_barrier(z); /* no rank takes memory for a run that will not be */
     zr_arena(z);
     zr_queues_start(z);
     zr_profile_start(z);
@@ -143,9 +158,11 @@ static void begin(zr *z)
     zr_drain(z);
     load_weights(z);
     zr_log_begin(z);
+    zr_show_start(z);
     z->p->publish(z);
     zr_drain(z);
     zr_barrier(z);
+    zr_progress(z, NULL, NULL, 0);
 }
 
 /* A pointer as an operand. */
@@ -162,16 +179,17 @@ static void all_dead(zr *z)
     zr_drain(z);
 }
 
-/* Every whole sample of the file once, in order; grain g of them belongs to rank g % ranks.
+/* Every whole sample of the file once, in order; micro-batch g of them belongs to rank g % ranks.
  * `step`: how many have been made. */
 static void validate(zr *z, int64_t step)
 {
-    int64_t B = z->p->batch;
-    double loss, valid;
+    int64_t B = z->p->batch, turn = B * z->ranks;
+    double loss, valid, begun = zr_now();
     if (!z->o->val) return;
+    zr_progress(z, "validation", "micro-batch", (z->val.samples + turn - 1) / turn);
     zr_stepping(z, 1);
     zr_call(z, ZR_MAIN, z->p->clear, 0);
-    for (int64_t first = 0; first < z->val.samples; first += B * z->ranks) {
+    for (int64_t first = 0; first < z->val.samples; first += turn) {
         int64_t mine = first + z->rank * B, rows = z->val.samples - mine;
         load_batch(z, 0, &z->val, mine, rows < 0 ? 0 : rows < B ? rows : B);
         zr_replay(z, ZR_EVAL, z->p->eval);
@@ -182,6 +200,8 @@ static void validate(zr *z, int64_t step)
     zr_call(z, ZR_MAIN, z->p->mean, address(&loss), address(&valid));
     zr_drain(z);
     zr_stepping(z, 0);
+    zr_progress(z, NULL, NULL, 0);
+    zr_show_validated(z, step, zr_now() - begun);
     zr_log_val(z, step, loss, valid);
 }
 
@@ -205,6 +225,7 @@ static double train_step(zr *z, double *report, int apart)
     double begun = zr_now();
     atomic_store(&z->shared->seat[z->rank].step, z->step + 1);
     zr_stepping(z, 1);
+    zr_progress(z, "step", "micro-batch", z->p->micro_batches);
     zr_step_begin(z);
     zr_profile_step(z, 1);
     z->p->step(z);
@@ -214,6 +235,7 @@ static double train_step(zr *z, double *report, int apart)
     zr_call(z, ZR_MAIN, z->p->report, address(report));
     zr_finish(z, ZR_MAIN);
     zr_stepping(z, 0);
+    zr_progress(z, NULL, NULL, 0);
     return zr_now() - begun;
 }
 
@@ -223,7 +245,7 @@ static int64_t go_on(zr *z, const double *report, int64_t skips)
 {
     int why = (int)report[ZR_SKIPPED];
     skips = why == ZR_APPLIED ? 0 : skips + (why == ZR_FAULTY);
-    if (why == ZR_LOWEST || skips == z->p->skips) zr_barrier(z);      /* rank 0 has logged it */
+    if (why == ZR_LOWEST || skips == z->p->skips) zr_barrier(z); /* rank 0 has logged it */
     if (why == ZR_LOWEST)
         zr_fail(z, ZR_HOPELESS,
                 "the gradient of step %" PRId64 " was not finite, and its loss scale, %g, is the "
@@ -249,6 +271,7 @@ static void train(zr *z, double *report, int64_t moved[ZR_MOVED])
         zr_leave_if_stopped(z);
         double seconds = train_step(z, report, last || due || zr_profile_apart(z));
         zr_log_step(z, report, seconds);
+        zr_show_step(z, report);
         zr_profile_end(z);
         skips = go_on(z, report, skips);
         if (!due) continue;
@@ -269,7 +292,8 @@ static void check_moved(zr *z, const int64_t moved[ZR_MOVED])
     const int64_t plan[] = {z->p->wire, z->p->messages, z->p->loads, z->p->stores};
     for (int i = 0; i < ZR_MOVED; i++)
         if (moved[i] != plan[i] * z->o->steps)
-            zr_fail(z, ZR_MISCOUNTED, "%" PRId64 " %s in %" PRId64 " steps; the plan says %" PRId64
+            zr_fail(z, ZR_MISCOUNTED,
+                    "%" PRId64 " %s in %" PRId64 " steps; the plan says %" PRId64
                     " a step; build the program anew, and tell of it if that does not help",
                     moved[i], what[i], z->o->steps, plan[i]);
 }
@@ -309,8 +333,7 @@ static void sample(zr *z)
     int64_t T = z->p->sequence, n = T < PROMPT ? T : PROMPT;
     uint64_t state = 0;
     if (!z->o->sample) return;
-    int32_t *context = calloc((size_t)(2 * T), sizeof *context); /* [T], and targets of no use */
-    if (!context) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+    int32_t *context = zr_get(z, 2 * T, sizeof *context); /* [T], and targets of no use */
     if (zr_data_read(z->o->val ? &z->val : &z->train, 0, 1, context, context + T, why))
         zr_fail(z, ZR_USER, "%s", why);
     for (int64_t i = 0; i < n; i++) say_token(z, context[i]);
@@ -328,6 +351,7 @@ static void save(zr *z)
 {
     char why[ZR_WHY];
     if (!z->o->save) return;
+    zr_progress(z, "save", "tensor", tensors(z));
     if (zr_save_part(z->p, z, z->rank, z->o->save, why))
         zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
     zr_barrier(z);
@@ -336,6 +360,7 @@ static void save(zr *z)
         zr_temp(z, ZR_SAVING, NULL);
     }
     zr_barrier(z);
+    zr_progress(z, NULL, NULL, 0);
     atomic_store(&z->shared->saved, 1);
 }
 
@@ -344,7 +369,7 @@ static void save(zr *z)
 static int64_t brought(zr *z, const zr_state *s, int64_t at, int64_t n)
 {
     if (s->queue != ZR_STORE) return at;
-    zr_drain(z);                          /* what came before is read */
+    zr_drain(z); /* what came before is read */
     zr_copy(z, ZR_LOAD, at, z->p->brought, zr_width(s) * n);
     zr_drain(z);
     return z->p->brought;
@@ -380,7 +405,7 @@ static void run_rank(zr *z)
     int64_t moved[ZR_MOVED] = {0};
     begin(z);
     train(z, report, moved);
-    save(z);                              /* before anything that may fail or be interrupted */
+    save(z); /* before anything that may fail or be interrupted */
     validate(z, z->o->steps);
     zr_log_end(z, report, moved);
     zr_epilogue(z);
@@ -415,9 +440,14 @@ static void check_stack(zr *z)
 int zr_main(int argc, char **argv, const zr_program *p)
 {
     zr_options o;
-    zr z = {.p = p, .o = &o, .rank = -1, .ranks = p->ranks, .here = p->ranks,
+    zr z = {.p = p,
+            .o = &o,
+            .rank = -1,
+            .ranks = p->ranks,
+            .here = p->ranks,
             .net.sharing = p->ranks,
-            .started = zr_now(), .log.file = -1};
+            .started = zr_now(),
+            .log = {.file = -1, .tty = isatty(STDERR_FILENO)}};
     hold_places();
     check_stack(&z);
     if (p->abi != ZR_ABI)
@@ -426,8 +456,8 @@ int zr_main(int argc, char **argv, const zr_program *p)
     if (o.help) zr_help(&z, argv[0]);
     else if (o.version) zr_version(&z);
     if (o.help || o.version) return z.log.lost[ZR_TO_STDOUT] ? ZR_ENVIRONMENT : ZR_OK;
-    signal(SIGXFSZ, SIG_IGN);             /* then a file too large is an error of write, */
-    signal(SIGPIPE, SIG_IGN);             /* and so is a pipe that nobody reads */
+    signal(SIGXFSZ, SIG_IGN); /* then a file too large is an error of write, */
+    signal(SIGPIPE, SIG_IGN); /* and so is a pipe that nobody reads */
     zr_prepare(&z);
     int code = zr_ranks(&z, run_rank);
     free(z.t);

@@ -25,13 +25,13 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAGIC = 0x7a72706e, SLICE_MS = 100, HELLO_MS = 5000, REACH_MS = 5000, MEET_S = 300,
-       BEHIND_S = 2 };                    /* by so much rank 0's time to meet is over first */
-enum { GUESTS = 32, SPARE = 64 };         /* at the door at once; descriptors beside connections */
+enum { MAGIC = 0x7a72706e, SLICE_MS = 100, HELLO_MS = 5000, REACH_MS = 5000, MEET_S = 300 };
+enum { BEHIND_S = 2 };            /* by so much rank 0's time to meet is over first */
+enum { GUESTS = 32, SPARE = 64 }; /* at the door at once; descriptors beside connections */
 
 typedef struct hello {
     uint32_t magic, rank, ranks, padding;
-    uint64_t run, host, cpus;             /* equal in one run, on one host, on its CPUs */
+    uint64_t run, host, cpus; /* equal in one run, on one host, on its CPUs */
 } hello;
 
 /* What rank 0 answers: this rank is number `local` of the `neighbours` on its host, and `sharing`
@@ -52,13 +52,15 @@ static void begin_time(zr *z)
  * minutes: the system asks every minute, and gives a peer up after two. */
 static void keep_alive(int fd)
 {
-    static const struct { int level, name, value; } options[] = {
-        {IPPROTO_TCP, TCP_NODELAY, 1},
-        {SOL_SOCKET, SO_KEEPALIVE, 1},
-        {IPPROTO_TCP, TCP_KEEPIDLE, 60},  /* seconds */
-        {IPPROTO_TCP, TCP_KEEPINTVL, 15},
-        {IPPROTO_TCP, TCP_KEEPCNT, 4},
-        {IPPROTO_TCP, TCP_USER_TIMEOUT, 120000},      /* ms */
+    static const struct {
+        int level, name, value;
+    } options[] = {
+        {IPPROTO_TCP, TCP_NODELAY, 1},           /* no wait for more to send */
+        {SOL_SOCKET, SO_KEEPALIVE, 1},           /* the system asks */
+        {IPPROTO_TCP, TCP_KEEPIDLE, 60},         /* after so many seconds, */
+        {IPPROTO_TCP, TCP_KEEPINTVL, 15},        /* then every so many, */
+        {IPPROTO_TCP, TCP_KEEPCNT, 4},           /* so often */
+        {IPPROTO_TCP, TCP_USER_TIMEOUT, 120000}, /* ms without an answer to what was sent */
     };
     for (size_t i = 0; i < sizeof options / sizeof *options; i++)
         setsockopt(fd, options[i].level, options[i].name, &options[i].value, sizeof(int));
@@ -70,8 +72,12 @@ static hello this_rank(const zr *z)
 {
     char text[ZR_HOST_NAME + 64] = "";
     zr_cpus cpus;
-    hello h = {.magic = MAGIC, .rank = (uint32_t)z->rank, .ranks = (uint32_t)z->ranks,
-               .run = z->net.run, .host = ZR_HASH, .cpus = ZR_HASH};
+    hello h = {.magic = MAGIC,
+               .rank = (uint32_t)z->rank,
+               .ranks = (uint32_t)z->ranks,
+               .run = z->net.run,
+               .host = ZR_HASH,
+               .cpus = ZR_HASH};
     gethostname(text, ZR_HOST_NAME);
     FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
     size_t n = strlen(text);
@@ -90,10 +96,11 @@ static int listen_at(const struct sockaddr *at, socklen_t n, int most)
     int yes = 1, no = 0, fd;
     fd = socket(at->sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return -1;
-    if (at->sa_family == AF_INET6)        /* and IPv4 */
+    if (at->sa_family == AF_INET6) /* and IPv4 */
         setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &no, sizeof no);
     if (!setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) && !bind(fd, at, n) &&
-        !listen(fd, most)) return fd;
+        !listen(fd, most))
+        return fd;
     int error = errno;
     close(fd);
     errno = error;
@@ -122,24 +129,25 @@ static void raise_limit(zr *z)
     if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur >= need) return;
     limit.rlim_cur = limit.rlim_max < need ? limit.rlim_max : need;
     if (limit.rlim_cur < need || setrlimit(RLIMIT_NOFILE, &limit))
-        zr_fail(z, ZR_ENVIRONMENT, "rank 0 needs %" PRIu64 " open files for %d ranks; the limit is "
-                "%" PRIu64 "; raise it (ulimit -Hn)", (uint64_t)need, z->ranks,
-                (uint64_t)limit.rlim_max);
+        zr_fail(z, ZR_ENVIRONMENT,
+                "rank 0 needs %" PRIu64 " open files for %d ranks; the limit is "
+                "%" PRIu64 "; raise it (ulimit -Hn)",
+                (uint64_t)need, z->ranks, (uint64_t)limit.rlim_max);
 }
 
 /* Somebody at the door, of whom `said` bytes have come: a rank, or not, as ports are tried. */
 typedef struct guest {
-    int fd;                               /* -1: nobody */
+    int fd; /* -1: nobody */
     size_t said;
-    double until;                         /* for the rest */
+    double until; /* for the rest */
     hello h;
 } guest;
 
 typedef struct hall {
-    int door, missing;                    /* ranks that have not come yet */
-    hello *all;                           /* [ranks] what those said that have */
+    int door, missing; /* ranks that have not come yet */
+    hello *all;        /* [ranks] what those said that have */
     guest guests[GUESTS];
-    struct pollfd *seen;                  /* [ranks + GUESTS] the door, lines of ranks, guests */
+    struct pollfd *seen; /* [ranks + GUESTS] the door, lines of ranks, guests */
 } hall;
 
 /* The numbers of the ranks that have not come, the first of them, as text. */
@@ -157,10 +165,8 @@ static void look_around(const zr *z, hall *h)
 {
     struct pollfd *guests = h->seen + z->ranks;
     h->seen[0] = (struct pollfd){h->door, POLLIN, 0};
-    for (int r = 1; r < z->ranks; r++)
-        h->seen[r] = (struct pollfd){z->net.line[r], POLLRDHUP, 0};
-    for (int g = 0; g < GUESTS; g++)
-        guests[g] = (struct pollfd){h->guests[g].fd, POLLIN, 0};
+    for (int r = 1; r < z->ranks; r++) h->seen[r] = (struct pollfd){z->net.line[r], POLLRDHUP, 0};
+    for (int g = 0; g < GUESTS; g++) guests[g] = (struct pollfd){h->guests[g].fd, POLLIN, 0};
     poll(h->seen, (nfds_t)z->ranks + GUESTS, SLICE_MS);
 }
 
@@ -192,7 +198,7 @@ static void turn_away(guest *g)
 {
     const welcome none = {.magic = MAGIC};
     ssize_t sent = send(g->fd, &none, sizeof none, MSG_NOSIGNAL);
-    (void)sent;                           /* who does not hear it sees its connection's end */
+    (void)sent; /* who does not hear it sees its connection's end */
     let_go(g);
 }
 
@@ -225,17 +231,17 @@ static void check_time(zr *z, const hall *h)
 {
     char who[200];
     if (!zr_plane_late(z)) return;
-    zr_fail(z, ZR_DIED, "%d of %d ranks have not come to port %d in time (ZR_MEET_S): %s%s; "
-            "see what they say", h->missing, z->ranks, z->net.port,
-            missing_ranks(z, who, sizeof who), h->missing > 30 ? " ..." : "");
+    zr_fail(z, ZR_DIED,
+            "%d of %d ranks have not come to port %d in time (ZR_MEET_S): %s%s; see what they say",
+            h->missing, z->ranks, z->net.port, missing_ranks(z, who, sizeof who),
+            h->missing > 30 ? " ..." : "");
 }
 
 /* all[rank] = what those say that come */
 static void accept_all(zr *z, hello *all)
 {
     hall h = {listen_there(z), z->ranks - 1, all, {{0}}, NULL};
-    h.seen = calloc((size_t)z->ranks + GUESTS, sizeof *h.seen);
-    if (!h.seen) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+    h.seen = zr_get(z, z->ranks + GUESTS, sizeof *h.seen);
     for (int g = 0; g < GUESTS; g++) h.guests[g].fd = -1;
     while (h.missing > 0) {
         zr_leave_if_stopped(z);
@@ -276,8 +282,7 @@ static void welcome_all(zr *z, const hello *all)
 
 static void receive(zr *z)
 {
-    hello *all = calloc((size_t)z->ranks, sizeof *all);
-    if (!all) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+    hello *all = zr_get(z, z->ranks, sizeof *all);
     all[0] = this_rank(z);
     raise_limit(z);
     accept_all(z, all);
@@ -295,7 +300,8 @@ static int refuse_oneself(int fd)
     struct sockaddr_storage mine = {0}, theirs = {0};
     socklen_t n = sizeof mine, m = sizeof theirs;
     if (getsockname(fd, (struct sockaddr *)&mine, &n) ||
-        getpeername(fd, (struct sockaddr *)&theirs, &m)) return errno;
+        getpeername(fd, (struct sockaddr *)&theirs, &m))
+        return errno;
     if (n != m || memcmp(&mine, &theirs, n)) return 0;
     setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
     return ECONNREFUSED;
@@ -353,8 +359,10 @@ static void connect_there(zr *z)
     welcome w;
     while ((z->net.line[0] = try_to_reach(z, &why)) < 0) {
         if (zr_plane_late(z))
-            zr_fail(z, ZR_ENVIRONMENT, "rank 0 does not answer at %s:%d (ZR_MEET_S): %s; set "
-                    "ZR_ADDR=HOST:PORT to where it can", z->net.host, z->net.port, why);
+            zr_fail(z, ZR_ENVIRONMENT,
+                    "rank 0 does not answer at %s:%d (ZR_MEET_S): %s; set "
+                    "ZR_ADDR=HOST:PORT to where it can",
+                    z->net.host, z->net.port, why);
         nanosleep(&pause, NULL);
         zr_leave_if_stopped(z);
     }
@@ -364,21 +372,21 @@ static void connect_there(zr *z)
     zr_plane_move(z, 0, &h, sizeof h, 1);
     zr_plane_move(z, 0, &w, sizeof w, 0);
     if (w.magic != MAGIC)
-        zr_fail(z, ZR_ENVIRONMENT, "what answers at %s:%d is no rank 0; set another "
-                "ZR_ADDR=HOST:PORT", z->net.host, z->net.port);
+        zr_fail(z, ZR_ENVIRONMENT,
+                "what answers at %s:%d is no rank 0; set another ZR_ADDR=HOST:PORT", z->net.host,
+                z->net.port);
     if (!w.neighbours)
-        zr_fail(z, ZR_ENVIRONMENT, "rank 0 of another run answers at %s:%d; set another "
-                "ZR_ADDR=HOST:PORT", z->net.host, z->net.port);
+        zr_fail(z, ZR_ENVIRONMENT,
+                "rank 0 of another run answers at %s:%d; set another ZR_ADDR=HOST:PORT",
+                z->net.host, z->net.port);
     take_place(z, w);
 }
 
 void zr_meet(zr *z)
 {
     begin_time(z);
-    z->net.line = malloc((size_t)z->ranks * sizeof *z->net.line);
-    if (!z->net.line) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+    z->net.line = zr_get(z, z->ranks, sizeof *z->net.line);
     for (int r = 0; r < z->ranks; r++) z->net.line[r] = -1;
     if (z->rank == 0) receive(z);
     else connect_there(z);
 }
-

@@ -23,7 +23,7 @@ enum { TEXT, NUMBER, FLAG, PATH, OWN_PATH, OWN_NUMBER };
 static const struct option {
     const char *name, *operand, *help;
     int kind;
-    size_t at;                            /* in zr_options */
+    size_t at; /* in zr_options */
     int64_t least, most;
 } options[] = {
     {"--data", "FILE", "tokens to train on: uint16, without a header or with llm.c's", PATH,
@@ -31,9 +31,11 @@ static const struct option {
     {"--steps", "N", "training steps; 0 trains nothing", NUMBER, AT(steps), 0, MOST_STEPS},
     {"--val", "FILE", "tokens to measure the loss on after training", PATH, AT(val), 0, 0},
     {"--val-every", "N", "and every N steps", NUMBER, AT(val_every), 1, MOST_STEPS},
+    {"--val-tokens", "N", "the first N tokens of --val, in whole samples (default: all)", NUMBER,
+     AT(val_tokens), 1, INT64_MAX},
     {"--load", "DIR", "start from the weights in DIR (safetensors)", PATH, AT(load), 0, 0},
     {"--save", "DIR", "write the weights to DIR at the end", PATH, AT(save), 0, 0},
-    {"--log", "FILE", "write a JSON line for every step to FILE, which is made anew", OWN_PATH,
+    {"--log", "FILE", "append a JSON line for the run and for every step to FILE", OWN_PATH,
      AT(log), 0, 0},
     {"--threads", "N", "threads of each rank (default: its part of the cores allowed here)",
      OWN_NUMBER, AT(threads), 1, MOST_THREADS},
@@ -48,8 +50,7 @@ static const struct option {
     {"--help", NULL, "or -h: print this and end", FLAG, AT(help), 0, 0},
     {"--profile", "FILE", "time each command of some steps: a table, and FILE for ui.perfetto.dev",
      PATH, AT(profile), 0, 0},
-    {"--profile-steps", "A-B", "these steps, from 1 (default: 2-4)", TEXT, AT(profile_steps), 0,
-     0},
+    {"--profile-steps", "A-B", "these steps, from 1 (default: 2-4)", TEXT, AT(profile_steps), 0, 0},
     {"--tokens", "TYPE", "uint16: --data and --val hold that, whatever they look like", TEXT,
      AT(tokens), 0, 0},
     {"--drop-unknown", NULL, "leave out tensors of --load that the model has no place for", FLAG,
@@ -62,7 +63,7 @@ static const struct option {
      FLAG, AT(tune), 0, 0},
 };
 
-enum { ALL = sizeof options / sizeof *options, OF_GPUS = 3 };     /* the last ones */
+enum { ALL = sizeof options / sizeof *options, OF_GPUS = 3 }; /* the last ones */
 
 static size_t offered(void) { return zr_is_gpu ? ALL : ALL - OF_GPUS; }
 
@@ -78,7 +79,7 @@ static int64_t number(zr *z, const struct option *o, const char *text)
 }
 
 /* The row of a word, -h or --NAME or --NAME=VALUE; value: what stands behind the =, or NULL. */
-static const struct option *find(zr *z, const char *word, const char **value)
+static const struct option *find_option(zr *z, const char *word, const char **value)
 {
     const char *name = strcmp(word, "-h") ? word : "--help";
     size_t length = strcspn(name, "=");
@@ -94,10 +95,10 @@ static const struct option *find(zr *z, const char *word, const char **value)
 }
 
 /* Takes one option and its operand; returns how many words that were. */
-static int take(zr *z, zr_options *to, char **argv)
+static int take_option(zr *z, zr_options *to, char **argv)
 {
     const char *joined, *value;
-    const struct option *o = find(z, argv[0], &joined);
+    const struct option *o = find_option(z, argv[0], &joined);
     void *at = (char *)to + o->at;
     if (o->kind == FLAG) {
         if (joined) zr_fail(z, ZR_USER, "%s takes no value; see --help", o->name);
@@ -146,7 +147,8 @@ static void set_tune(zr *z, zr_options *o)
     if (!o->tune) return;
     if (!o->gemms || !o->data || o->steps >= 0 || o->val || o->load || o->save || o->sample ||
         o->hash || o->profile)
-        zr_fail(z, ZR_USER, "--tune trains nothing: --data FILE and --gemms FILE go with it, and "
+        zr_fail(z, ZR_USER,
+                "--tune trains nothing: --data FILE and --gemms FILE go with it, and "
                 "no --steps, --val, --load, --save, --sample, --hash or --profile");
     o->steps = 1;
     o->no_graph = 1;
@@ -163,6 +165,10 @@ static void check_options(zr *z, const zr_options *o)
         zr_fail(z, ZR_USER, "--tokens needs --data FILE or --val FILE");
     if (o->drop_unknown && !o->load) zr_fail(z, ZR_USER, "--drop-unknown needs --load DIR");
     if (o->val_every && !o->val) zr_fail(z, ZR_USER, "--val-every needs --val FILE");
+    if (o->val_tokens && !o->val) zr_fail(z, ZR_USER, "--val-tokens needs --val FILE");
+    if (o->val_tokens && o->val_tokens < z->p->sequence)
+        zr_fail(z, ZR_USER, "--val-tokens %" PRId64 ": a sample has %" PRId64 " tokens",
+                o->val_tokens, z->p->sequence);
     if (o->sample && !o->val && !o->data)
         zr_fail(z, ZR_USER, "--sample needs --val FILE or --data FILE");
 }
@@ -187,8 +193,8 @@ static void set_profile(zr *z, zr_options *o)
 
 void zr_parse(zr *z, zr_options *o, int argc, char **argv)
 {
-    *o = (zr_options){.steps = -1};
-    for (int i = 1; i < argc;) i += take(z, o, argv + i);
+    *o = (zr_options){.steps = -1, .words = argv};
+    for (int i = 1; i < argc;) i += take_option(z, o, argv + i);
     set_mode(z, o);
     set_tune(z, o);
     z->peak = peak(z);
@@ -237,11 +243,13 @@ void zr_help(zr *z, const char *program)
 {
     zr_print(z, STDOUT_FILENO,
              "usage: %s --data FILE --steps N [options], also as --option=VALUE\n\n"
-             "Trains %s on %d ranks of this host.\n\n", program, z->p->name, z->ranks);
+             "Trains %s on %d ranks of this host.\n\n",
+             program, z->p->name, z->ranks);
     for (size_t i = 0; i < offered(); i++)
         zr_print(z, STDOUT_FILENO, "  %-15s %-5s %s\n", options[i].name,
                  options[i].operand ? options[i].operand : "", options[i].help);
-    zr_print(z, STDOUT_FILENO, "\nexit codes\n"
+    zr_print(z, STDOUT_FILENO,
+             "\nexit codes\n"
              "  0  done\n"
              "  2  an option or an input file is wrong\n"
              "  3  this host will not do: memory, disk, processor or device; or stdout cannot\n"
@@ -255,13 +263,16 @@ void zr_help(zr *z, const char *program)
              "     (ZR_TIMEOUT_S=N: N seconds), or NCCL met an error\n"
              "  8  bytes or collectives that were counted are not those of the plan\n"
              "  128 + N  ended by signal N (SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM,\n"
-             "     SIGTERM); what was ignored at the start stays so, but SIGTERM\n", z->p->skips);
+             "     SIGTERM); what was ignored at the start stays so, but SIGTERM\n",
+             z->p->skips);
 }
 
 void zr_version(zr *z)
 {
-    zr_print(z, STDOUT_FILENO, "%s, %d ranks\nversion %s\nplan %s\nlayout %s\nsources %s\n"
-             "kernels %s\nmemory %s\n", z->p->name, z->ranks, zr_release, z->p->plan, z->p->layout,
-             zr_digest, z->p->object(), z->p->memory);
+    zr_print(z, STDOUT_FILENO,
+             "%s, %d ranks\nversion %s\nplan %s\nlayout %s\nsources %s\n"
+             "kernels %s\nmemory %s\n",
+             z->p->name, z->ranks, zr_release, z->p->plan, z->p->layout, zr_digest, z->p->object(),
+             z->p->memory);
     if (z->p->margin) zr_print(z, STDOUT_FILENO, "sm_margin %d\n", z->p->margin);
 }

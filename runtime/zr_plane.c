@@ -82,7 +82,7 @@ typedef struct claim {
     int32_t rank;
 } claim;
 
-static int compare(const void *a, const void *b)
+static int compare_claims(const void *a, const void *b)
 {
     const claim *x = a, *y = b;
     int order = strcmp(x->what, y->what);
@@ -92,15 +92,14 @@ static int compare(const void *a, const void *b)
 /* why[ZR_WHY]: which two ranks have one; "" where there are none. By rank 0. */
 static void settle(zr *z, claim mine, const char *advice, char *why)
 {
-    claim *all = calloc((size_t)z->ranks, sizeof *all);
-    if (!all) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+    claim *all = zr_get(z, z->ranks, sizeof *all);
     all[0] = mine;
     for (int r = 1; r < z->ranks; r++) {
         zr_plane_move(z, r, all + r, sizeof *all, 0);
-        all[r].what[sizeof all->what - 1] = 0;        /* it has come over a network */
+        all[r].what[sizeof all->what - 1] = 0; /* it has come over a network */
         all[r].host[sizeof all->host - 1] = 0;
     }
-    qsort(all, (size_t)z->ranks, sizeof *all, compare);
+    qsort(all, (size_t)z->ranks, sizeof *all, compare_claims);
     for (claim *c = all; !*why && c + 1 < all + z->ranks; c++)
         if (*c->what && !strcmp(c->what, c[1].what))
             zr_why(why, "rank %d on host %s and rank %d on host %s both have %s; %s", c->rank,

@@ -79,15 +79,15 @@ void zr_profile_start(zr *z)
     size_t bytes = (size_t)zr_profile_bytes(z);
     if (!z->o->profile) return;
     f->room = z->p->commands * steps(z);
-    f->note = malloc(bytes + !bytes);
-    f->wall = calloc((size_t)steps(z), sizeof *f->wall);
-    f->row = calloc((size_t)z->p->commands, sizeof *f->row);
-    if (!f->note || !f->wall || !f->row) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
-    memset(f->note, 0, bytes);            /* its pages are taken now */
+    f->note = zr_get(z, f->room, sizeof *f->note);
+    f->wall = zr_get(z, steps(z), sizeof *f->wall);
+    f->row = zr_get(z, z->p->commands, sizeof *f->row);
+    memset(f->note, 0, bytes); /* its pages are taken now */
     zr_clocks_start(z, f->room);
-    zr_print(z, STDERR_FILENO, "profile: steps %" PRId64 " to %" PRId64 "%s; %zu bytes of each "
-             "rank for notes\n", z->o->profile_first, z->o->profile_last,
-             zr_is_gpu ? ", without CUDA graphs" : "", bytes);
+    zr_print(z, STDERR_FILENO,
+             "profile: steps %" PRId64 " to %" PRId64 "%s; %zu bytes of each rank for notes\n",
+             z->o->profile_first, z->o->profile_last, zr_is_gpu ? ", without CUDA graphs" : "",
+             bytes);
 }
 
 /* ---- in a step */
@@ -99,11 +99,15 @@ zr_note *zr_note_make(zr *z, int queue, const char *name, int kind)
     zr_profile *f = &z->profile;
     int64_t n = atomic_fetch_add_explicit(&f->used, 1, memory_order_relaxed);
     if (n >= f->room)
-        zr_fail(z, ZR_DISAGREE, "--profile: step %" PRId64 " has more than the %" PRId64
-                " commands of the plan", z->step + 1, z->p->commands);
+        zr_fail(z, ZR_DISAGREE,
+                "--profile: step %" PRId64 " has more than the %" PRId64 " commands of the plan",
+                z->step + 1, z->p->commands);
     zr_note *note = &f->note[n];
-    *note = (zr_note){.name = name, .step = z->step, .bytes = -moved(&z->queue[queue]),
-                      .queue = queue, .kind = kind};
+    *note = (zr_note){.name = name,
+                      .step = z->step,
+                      .bytes = -moved(&z->queue[queue]),
+                      .queue = queue,
+                      .kind = kind};
     zr_clock(z, note, 0);
     return note;
 }
@@ -212,8 +216,8 @@ static void print_queue(zr *z, int queue, double wall)
 static const char *waiting_for(int queue)
 {
     static const char *const names[] = {"waits for main", "waits for gather", "waits for reduce",
-                                        "waits for sum", "waits for host", "waits for up",
-                                        "waits for down", "waits for load", "waits for store",
+                                        "waits for sum",  "waits for host",   "waits for up",
+                                        "waits for down", "waits for load",   "waits for store",
                                         "waits for fetch"};
     _Static_assert(sizeof names / sizeof *names == ZR_QUEUES, "words for every queue");
     return names[queue];
@@ -245,9 +249,11 @@ static void print_table(zr *z)
 {
     const zr_profile *f = &z->profile;
     double wall = wall_seconds(z), n = (double)steps(z), rest = wall;
-    zr_print(z, STDOUT_FILENO, "profile of rank 0, mean of steps %" PRId64 " to %" PRId64
-             ": %.3f ms a step\n%-24s %8s %11s %6s\n", z->o->profile_first, z->o->profile_last,
-             1e3 * wall / n, "main: part of a step", "calls", "ms", "%");
+    zr_print(z, STDOUT_FILENO,
+             "profile of rank 0, mean of steps %" PRId64 " to %" PRId64
+             ": %.3f ms a step\n%-24s %8s %11s %6s\n",
+             z->o->profile_first, z->o->profile_last, 1e3 * wall / n, "main: part of a step",
+             "calls", "ms", "%");
     add_notes(z, part_of_main);
     for (const zr_row *r = f->row; r < f->row + f->rows; rest -= r++->seconds)
         zr_print(z, STDOUT_FILENO, "%-24s %8.0f %11.3f %6.1f\n", r->name, (double)r->calls / n,
@@ -266,7 +272,7 @@ static void print_table(zr *z)
 /* ---- the file */
 
 struct out {
-    int fd, error;                        /* errno of the first that failed; 0: none has */
+    int fd, error; /* errno of the first that failed; 0: none has */
     int64_t at;
     int n;
     char text[TEXT];
@@ -279,8 +285,7 @@ static void flush(struct out *o)
     o->n = 0;
 }
 
-__attribute__((format(printf, 2, 3)))
-static void say(struct out *o, const char *format, ...)
+__attribute__((format(printf, 2, 3))) static void emit(struct out *o, const char *format, ...)
 {
     va_list args;
     if (o->n > TEXT - LINE) flush(o);
@@ -296,18 +301,20 @@ static void say(struct out *o, const char *format, ...)
 static void write_event(const zr *z, struct out *o, const char *name, int thread, int64_t begin,
                         int64_t end)
 {
-    say(o, "{\"name\":\"%s\",\"ph\":\"X\",\"ts\":" US ",\"dur\":" US ",\"pid\":%d,\"tid\":%d",
-        name, OF_NS(begin), OF_NS(end - begin), z->rank, thread);
+    emit(o, "{\"name\":\"%s\",\"ph\":\"X\",\"ts\":" US ",\"dur\":" US ",\"pid\":%d,\"tid\":%d",
+         name, OF_NS(begin), OF_NS(end - begin), z->rank, thread);
 }
 
 static void write_names(const zr *z, struct out *o)
 {
-    say(o, "%s{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank "
-        "%d\"}}", z->rank ? ",\n" : "[\n", z->rank, z->rank);
+    emit(o, "%s{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank %d\"}}",
+         z->rank ? ",\n" : "[\n", z->rank, z->rank);
     for (int t = 0; t <= ZR_QUEUES; t++)
         if (t == ZR_QUEUES || zr_uses(z, t))
-            say(o, ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":"
-                "{\"name\":\"%s\"}}", z->rank, t, t < ZR_QUEUES ? zr_queue_name(t) : "steps");
+            emit(o,
+                 ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":"
+                 "{\"name\":\"%s\"}}",
+                 z->rank, t, t < ZR_QUEUES ? zr_queue_name(t) : "steps");
 }
 
 /* A function's name and, where there are several, the number of the unit that its call is for. */
@@ -326,22 +333,22 @@ static void write_notes(zr *z, struct out *o)
     char name[LINE / 2];
     for (int64_t i = 0; i < steps(z); i++) {
         snprintf(name, sizeof name, "step %" PRId64, z->o->profile_first + i);
-        say(o, ",\n");
+        emit(o, ",\n");
         write_event(z, o, name, ZR_QUEUES, (int64_t)(1e9 * f->wall[i][0]),
                     (int64_t)(1e9 * f->wall[i][1]));
-        say(o, "}");
+        emit(o, "}");
     }
     for (const zr_note *note = f->note; note < f->note + f->used; note++) {
         if (note == f->note || note->step != note[-1].step) f->rows = 0;
         zr_row *calls = row_of(z, note->name, note->queue);
-        say(o, ",\n");
+        emit(o, ",\n");
         unit_name(z, name, note, calls->calls);
         write_event(z, o, name, note->queue, note->begin, note->end);
-        say(o, ",\"args\":{\"step\":%" PRId64 ",\"call\":%" PRId64, note->step + 1,
-            calls->calls++);
-        if (note->kind >= 0) say(o, ",\"for\":\"%s\"", zr_queue_name(note->kind));
-        if (note->bytes) say(o, ",\"bytes\":%" PRId64, note->bytes);
-        say(o, "}}");
+        emit(o, ",\"args\":{\"step\":%" PRId64 ",\"call\":%" PRId64, note->step + 1,
+             calls->calls++);
+        if (note->kind >= 0) emit(o, ",\"for\":\"%s\"", zr_queue_name(note->kind));
+        if (note->bytes) emit(o, ",\"bytes\":%" PRId64, note->bytes);
+        emit(o, "}}");
     }
 }
 
@@ -353,7 +360,7 @@ static int write_part(zr *z, const char *part)
     o.at = lseek(o.fd, 0, SEEK_END);
     write_names(z, &o);
     write_notes(z, &o);
-    if (z->rank == z->ranks - 1) say(&o, "\n]\n");
+    if (z->rank == z->ranks - 1) emit(&o, "\n]\n");
     flush(&o);
     return close(o.fd) && !o.error ? errno : o.error;
 }
@@ -361,7 +368,7 @@ static int write_part(zr *z, const char *part)
 void zr_profile_end(zr *z)
 {
     char part[ZR_FILE];
-    uint64_t error[2] = {0};              /* errno of the first that failed */
+    uint64_t error[2] = {0}; /* errno of the first that failed */
     if (!profiled(z) || z->step + 1 != z->o->profile_last) return;
     zr_clocks_end(z);
     print_table(z);

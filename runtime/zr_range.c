@@ -29,13 +29,14 @@ void zr_find_column(zr *z)
     }
     zr_fail(z, ZR_ENVIRONMENT,
             "this is %s, the program is made for %s; add %s to `targets` of the spec and generate "
-            "it again", here, names, here);
+            "it again",
+            here, names, here);
 }
 
 const char *zr_queue_name(int queue)
 {
-    static const char *const names[] = {"main", "gather", "reduce", "sum", "host", "up", "down",
-                                        "load", "store", "fetch"};
+    static const char *const names[] = {"main", "gather", "reduce", "sum",   "host",
+                                        "up",   "down",   "load",   "store", "fetch"};
     _Static_assert(sizeof names / sizeof *names == ZR_QUEUES, "a name for every queue");
     return names[queue];
 }
@@ -47,7 +48,7 @@ enum { ARENA, SHARED, HOSTED, FILED };
 static const char *const names[] = {"the arena", "the part of the arena that peers read",
                                     "the host arena", "the file arena"};
 
-typedef struct place {                    /* `count` pieces of `bytes`, one every `step` */
+typedef struct place { /* `count` pieces of `bytes`, one every `step` */
     const char *name;
     int arena;
     int64_t at, bytes, count, step;
@@ -78,8 +79,9 @@ static void check(zr *z, const char *what, int queue, place p)
                  p.count, p.step);
     zr_fail(z, ZR_DISAGREE,
             "step %" PRId64 ": %s on queue %s: `%s` is at %" PRId64 ", %" PRId64 " bytes%s; %s has "
-            "%" PRId64 "; generate the program anew", z->step + 1, what, zr_queue_name(queue),
-            p.name, p.at, p.bytes, pieces, names[p.arena], size);
+            "%" PRId64 "; generate the program anew",
+            z->step + 1, what, zr_queue_name(queue), p.name, p.at, p.bytes, pieces, names[p.arena],
+            size);
 }
 
 static void check_number(zr *z, const char *what, int queue, const char *name, int64_t n,
@@ -88,7 +90,8 @@ static void check_number(zr *z, const char *what, int queue, const char *name, i
     if (n >= 0 && n < limit) return;
     zr_fail(z, ZR_DISAGREE,
             "step %" PRId64 ": %s on queue %s: %s %" PRId64 "; there are %" PRId64
-            "; generate the program anew", z->step + 1, what, zr_queue_name(queue), name, n, limit);
+            "; generate the program anew",
+            z->step + 1, what, zr_queue_name(queue), name, n, limit);
 }
 
 void zr_check_queue(zr *z, const char *what, int queue)
@@ -114,15 +117,19 @@ void zr_check_call(zr *z, const char *name, int queue, int n)
 
 void zr_check_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes)
 {
-    static const struct { int copies, from, to; } ways[ZR_QUEUES] = {
-        [ZR_UP] = {1, HOSTED, ARENA},   [ZR_DOWN] = {1, ARENA, HOSTED},
-        [ZR_LOAD] = {1, FILED, HOSTED}, [ZR_FETCH] = {1, FILED, HOSTED},
+    static const struct {
+        int copies, from, to;
+    } ways[ZR_QUEUES] = {
+        [ZR_UP] = {1, HOSTED, ARENA},    [ZR_DOWN] = {1, ARENA, HOSTED},
+        [ZR_LOAD] = {1, FILED, HOSTED},  [ZR_FETCH] = {1, FILED, HOSTED},
         [ZR_STORE] = {1, HOSTED, FILED},
     };
     zr_check_queue(z, "copy", queue);
     if (!ways[queue].copies)
-        zr_fail(z, ZR_DISAGREE, "step %" PRId64 ": copy on queue %s, which copies nothing; "
-                "generate the program anew", z->step + 1, zr_queue_name(queue));
+        zr_fail(z, ZR_DISAGREE,
+                "step %" PRId64 ": copy on queue %s, which copies nothing; "
+                "generate the program anew",
+                z->step + 1, zr_queue_name(queue));
     check(z, "copy", queue, (place){"from", ways[queue].from, from, bytes, 1, 0});
     check(z, "copy", queue, (place){"to", ways[queue].to, to, bytes, 1, 0});
 }
@@ -136,8 +143,9 @@ static void check_group(zr *z, const char *what, int queue, int queues, int grou
     if (group == 0 && z->p->groups->ranks == z->ranks) return;
     zr_fail(z, ZR_DISAGREE,
             "step %" PRId64 ": %s on queue %s: group %s has %d of %d ranks; only the first, of all,"
-            " is opened; generate the program anew", z->step + 1, what, zr_queue_name(queue),
-            z->p->groups[group].name, z->p->groups[group].ranks, z->ranks);
+            " is opened; generate the program anew",
+            z->step + 1, what, zr_queue_name(queue), z->p->groups[group].name,
+            z->p->groups[group].ranks, z->ranks);
 }
 
 /* What peers read; a rank alone has none, and its pieces may lie anywhere. */
@@ -156,8 +164,10 @@ int zr_inbox(zr *z, const char *what, int64_t to)
     const zr_program *p = z->p;
     for (int slot = 0; slot < p->inboxes; slot++)
         if (to == p->inbox + slot * p->inbox_step) return slot;
-    zr_fail(z, ZR_DISAGREE, "step %" PRId64 ": %s: no slot of the inbox is at %" PRId64
-            "; generate the program anew", z->step + 1, what, to);
+    zr_fail(z, ZR_DISAGREE,
+            "step %" PRId64 ": %s: no slot of the inbox is at %" PRId64
+            "; generate the program anew",
+            z->step + 1, what, to);
 }
 
 /* What comes to a slot must not reach into the next one. */
@@ -167,8 +177,8 @@ static void check_slot(zr *z, const char *what, int queue, int64_t count, int64_
     if (bytes <= room / count) return;
     zr_fail(z, ZR_DISAGREE,
             "step %" PRId64 ": %s on queue %s: %" PRId64 " x %" PRId64 " bytes come; a slot of the "
-            "inbox has %" PRId64 "; generate the program anew", z->step + 1, what,
-            zr_queue_name(queue), count, bytes, room);
+            "inbox has %" PRId64 "; generate the program anew",
+            z->step + 1, what, zr_queue_name(queue), count, bytes, room);
 }
 
 void zr_check_alltoall(zr *z, int queue, int group, int64_t at, int64_t step, int64_t to,
@@ -176,7 +186,7 @@ void zr_check_alltoall(zr *z, int queue, int group, int64_t at, int64_t step, in
 {
     check_group(z, "alltoall", queue, ZR_REDUCE + 1, group);
     check(z, "alltoall", queue, (place){"at", given(z), at, bytes, z->ranks, step});
-    if (zr_reads_peers || z->ranks == 1) return;      /* pieces are read where they lie */
+    if (zr_reads_peers || z->ranks == 1) return; /* pieces are read where they lie */
     check(z, "alltoall", queue, (place){"to", ARENA, to, bytes, z->ranks, bytes});
     check_slot(z, "alltoall", queue, z->ranks, bytes);
 }
@@ -205,11 +215,11 @@ void zr_check_allreduce(zr *z, int queue, int group, int64_t from, int64_t to, i
     check(z, "allreduce", queue, (place){"to", ARENA, to, bytes, 1, 0});
 }
 
-void zr_check_batch(zr *z, int64_t grain, int64_t at)
+void zr_check_batch(zr *z, int64_t micro_batch, int64_t at)
 {
     const zr_program *p = z->p;
     int64_t bytes = p->batch * p->sequence * (int64_t)sizeof(int32_t);
-    check_number(z, "batch", ZR_MAIN, "grain", grain, p->grains * z->ranks);
+    check_number(z, "batch", ZR_MAIN, "micro_batch", micro_batch, p->micro_batches * z->ranks);
     check(z, "batch", ZR_MAIN, (place){"at", ARENA, at, bytes, 1, 0});
     check(z, "batch", ZR_MAIN, (place){"tokens", ARENA, p->tokens + at, bytes, 1, 0});
     check(z, "batch", ZR_MAIN, (place){"targets", ARENA, p->targets + at, bytes, 1, 0});
@@ -228,7 +238,8 @@ static int has_masters(const zr *z, const zr_tensor *t)
         if (s->flat != t->flat || strcmp(s->what, "master")) continue;
         if (!end) shard = s->shard;
         if (s->shard != shard || s->first != end || s->n <= 0 || s->n > shard - end ||
-            s->count < instances || !s->hash) return 0;
+            s->count < instances || !s->hash)
+            return 0;
         end += s->n;
     }
     int64_t n = t->ndim == 1 ? t->shape[0] : t->shape[0] * t->shape[1];
@@ -242,17 +253,18 @@ void zr_check_states(zr *z)
     const zr_program *p = z->p;
     for (const zr_state *s = p->states; s < p->states + p->nstates; s++) {
         int64_t n = s->n + (s->over < 0 ? (p->ranks - 1) * s->shard : 0);
-        if (strcmp(s->what, "master")) continue;          /* nothing else is saved or loaded */
+        if (strcmp(s->what, "master")) continue; /* nothing else is saved or loaded */
         zr_check_queue(z, "state", s->queue);
         check_number(z, "state", s->queue, "type", s->type, ZR_BYTES + 1);
-        check(z, "state", s->queue, (place){s->what, arenas[s->queue], s->at, zr_width(s) * n,
-                                            s->count, s->stride});
+        check(z, "state", s->queue,
+              (place){s->what, arenas[s->queue], s->at, zr_width(s) * n, s->count, s->stride});
     }
     for (const zr_tensor *t = p->tensors; t < p->tensors + p->ntensors; t++)
         if (!has_masters(z, t))
-            zr_fail(z, ZR_DISAGREE, "step %" PRId64 ": tensor %s: the rows of its masters do not "
-                    "have each of its elements once; generate the program anew", z->step + 1,
-                    t->name);
+            zr_fail(z, ZR_DISAGREE,
+                    "step %" PRId64 ": tensor %s: the rows of its masters do not "
+                    "have each of its elements once; generate the program anew",
+                    z->step + 1, t->name);
 }
 
 /* ---- what is dead */
@@ -267,8 +279,10 @@ static void slot_of(zr *z, const char *what, int queue, int64_t *at, int64_t *by
         *bytes = s[1];
         return;
     }
-    zr_fail(z, ZR_DISAGREE, "step %" PRId64 ": %s on queue %s: no slot whose contents die is at %"
-            PRId64 "; generate the program anew", z->step + 1, what, zr_queue_name(queue), *at);
+    zr_fail(z, ZR_DISAGREE,
+            "step %" PRId64 ": %s on queue %s: no slot whose contents die is at %" PRId64
+            "; generate the program anew",
+            z->step + 1, what, zr_queue_name(queue), *at);
 }
 
 uint32_t zr_unmark(zr *z, const char *what, int queue, int64_t *i, int n)
@@ -282,9 +296,10 @@ uint32_t zr_unmark(zr *z, const char *what, int queue, int64_t *i, int n)
         zr_check_queue(z, what, queue);
         slot_of(z, what, queue, &at, &bytes);
         if (queue < ZR_HOST || queue == ZR_DOWN) continue;
-        zr_fail(z, ZR_DISAGREE, "step %" PRId64 ": %s on queue %s: operand %d is marked as a last "
-                "use, but lies in no slot of the arena; generate the program anew", z->step + 1,
-                what, zr_queue_name(queue), k);
+        zr_fail(z, ZR_DISAGREE,
+                "step %" PRId64 ": %s on queue %s: operand %d is marked as a last "
+                "use, but lies in no slot of the arena; generate the program anew",
+                z->step + 1, what, zr_queue_name(queue), k);
     }
     return last;
 }
@@ -319,6 +334,6 @@ void *zr_at(zr *z, void *k, void *a, const int64_t *i, int n, const char *name)
     if (i[n] >= 0 && i[n] < size) return (char *)a + i[n];
     zr_fail(z, ZR_DISAGREE,
             "step %" PRId64 ": call of %s on queue %s: operand %d is %" PRId64 "; %s has %" PRId64
-            " bytes; generate the program anew", z->step + 1, name, zr_queue_name(queue), n, i[n],
-            names[arena], size);
+            " bytes; generate the program anew",
+            z->step + 1, name, zr_queue_name(queue), n, i[n], names[arena], size);
 }

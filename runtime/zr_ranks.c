@@ -21,7 +21,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { GRACE_MS = 300 };                  /* how long ranks may take to leave by themselves */
+enum { GRACE_MS = 300 }; /* how long ranks may take to leave by themselves */
 
 /* ---- signals */
 
@@ -34,12 +34,12 @@ enum { ENDINGS = sizeof endings / sizeof *endings };
 static void choose_signals(sigset_t *set)
 {
     struct sigaction was;
-    signal(SIGCHLD, SIG_DFL);             /* ignored, ranks end before that can be seen */
+    signal(SIGCHLD, SIG_DFL); /* ignored, ranks end before that can be seen */
     sigemptyset(set);
     sigaddset(set, SIGCHLD);
     for (int i = 0; i < ENDINGS; i++)
-        if (endings[i] == SIGTERM || sigaction(endings[i], NULL, &was) ||
-            was.sa_handler != SIG_IGN) sigaddset(set, endings[i]);
+        if (endings[i] == SIGTERM || sigaction(endings[i], NULL, &was) || was.sa_handler != SIG_IGN)
+            sigaddset(set, endings[i]);
 }
 
 /* ---- the parent */
@@ -95,13 +95,13 @@ static int reap(zr *z, zr_watched *rank)
 {
     int left = 0;
     for (int r = 0; r < z->here; r++) {
-        int status = ZR_DIED << 8;        /* for one that somebody else has taken in */
+        int status = ZR_DIED << 8; /* for one that somebody else has taken in */
         if (rank[r].pid <= 0) continue;
         pid_t seen = waitpid(rank[r].pid, &status, WNOHANG | WUNTRACED | WCONTINUED);
         if (seen > 0 && (WIFSTOPPED(status) || WIFCONTINUED(status)))
             rank[r].stopped = WIFSTOPPED(status);
         else if (seen != 0) {
-            rank[r].pid = 0;              /* the number may be another's from here on */
+            rank[r].pid = 0; /* the number may be another's from here on */
             judge(z, z->lowest + r, status);
             continue;
         }
@@ -128,7 +128,7 @@ static void stalled(zr *z, zr_stall *s)
 }
 
 /* Waits until all ranks have ended; those that do not leave in time after a stop are killed. */
-static void watch(zr *z, const sigset_t *signals, zr_stall *s)
+static void watch_ranks(zr *z, const sigset_t *signals, zr_stall *s)
 {
     double deadline = 0;
     struct timespec slice = {0, 50000000};
@@ -137,6 +137,7 @@ static void watch(zr *z, const sigset_t *signals, zr_stall *s)
         double now = zr_now(), grace = 1e-3 * GRACE_MS;
         if (signal > 0 && signal != SIGCHLD) interrupted(z, signal);
         stalled(z, s);
+        zr_progress_look(z);
         if (!atomic_load(&z->shared->code)) continue;
         if (deadline == 0) deadline = now + 1e-3 * ZR_SAY_MS + grace;
         if (atomic_load(&z->shared->stop) && deadline > now + grace) deadline = now + grace;
@@ -157,8 +158,7 @@ int zr_ranks(zr *z, void (*body)(zr *z))
 {
     sigset_t signals, before;
     pid_t parent = getpid();
-    zr_stall s = {.rank = calloc((size_t)z->here, sizeof *s.rank)};
-    if (!s.rank) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+    zr_stall s = {.rank = zr_get(z, z->here, sizeof *s.rank)};
     choose_signals(&signals);
     sigprocmask(SIG_BLOCK, &signals, &before);
     share(z);
@@ -174,7 +174,7 @@ int zr_ranks(zr *z, void (*body)(zr *z))
             break;
         }
     }
-    watch(z, &signals, &s);
+    watch_ranks(z, &signals, &s);
     clear_temps(z);
     free(s.rank);
     return atomic_load(&z->shared->code);

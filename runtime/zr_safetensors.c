@@ -28,10 +28,7 @@ static const struct {
 };
 enum { DTYPES = sizeof dtypes / sizeof *dtypes };
 
-const char *zr_dtype_name(int dtype)
-{
-    return dtypes[dtype].name;
-}
+const char *zr_dtype_name(int dtype) { return dtypes[dtype].name; }
 
 char *zr_shape_text(char *text, int n, const int64_t *shape, int ndim)
 {
@@ -94,12 +91,18 @@ static int read_entry(zr_json *j, zr_entry *e, char *why, const char *file)
     int seen = 0;
     for (int64_t i = 0; zr_json_more(j, '{', &i);) {
         const char *key = zr_json_key(j);
-        int bit = !key ? 0 : !strcmp(key, "dtype") ? 1 : !strcmp(key, "shape") ? 2
-                : !strcmp(key, "data_offsets") ? 4 : 0;
+        int bit = !key                           ? 0
+                  : !strcmp(key, "dtype")        ? 1
+                  : !strcmp(key, "shape")        ? 2
+                  : !strcmp(key, "data_offsets") ? 4
+                                                 : 0;
         if (seen & bit) return zr_why(why, "%s: tensor %.200s: %s twice", file, e->name, key);
         seen |= bit;
-        if (bit == 1 ? read_dtype(j, e, why, file) : bit == 2 ? read_shape(j, e, why, file)
-            : bit == 4 ? read_offsets(j, e, why, file) : 0) return -1;
+        if (bit == 1   ? read_dtype(j, e, why, file)
+            : bit == 2 ? read_shape(j, e, why, file)
+            : bit == 4 ? read_offsets(j, e, why, file)
+                       : 0)
+            return -1;
         if (!bit) zr_json_skip(j);
     }
     if (j->error) return -1;
@@ -172,12 +175,14 @@ static int check_places(zr_table *t, int64_t first, int64_t start, int64_t size,
     if (t->n > first) qsort(e + first, (size_t)(t->n - first), sizeof *e, by_place);
     for (int64_t i = first; i < t->n; at = e[i++].end)
         if (e[i].begin != at)
-            return zr_why(why, "%s: tensor %.200s: its data begin at %" PRId64
+            return zr_why(why,
+                          "%s: tensor %.200s: its data begin at %" PRId64
                           ", the tensor before ends at %" PRId64,
                           file, e[i].name, e[i].begin, at);
     if (at != size)
-        return zr_why(why, "%s: the header describes %" PRId64 " bytes of data, the file has %"
-                      PRId64 "%s", file, at, size, at > size ? " (truncated?)" : "");
+        return zr_why(
+            why, "%s: the header describes %" PRId64 " bytes of data, the file has %" PRId64 "%s",
+            file, at, size, at > size ? " (truncated?)" : "");
     for (int64_t i = first; i < t->n; i++) {
         e[i].begin += start;
         e[i].end += start;
@@ -351,7 +356,7 @@ zr_entry *zr_table_find(const zr_table *t, const char *name)
     return t->n ? bsearch(&key, t->entries, (size_t)t->n, sizeof key, by_name) : NULL;
 }
 
-enum { EQUAL = 16384 };         /* bytes that are read at a time */
+enum { EQUAL = 16384 }; /* bytes that are read at a time */
 
 int zr_table_equal(const zr_table *t, const zr_entry *a, const zr_entry *b)
 {
@@ -362,8 +367,8 @@ int zr_table_equal(const zr_table *t, const zr_entry *a, const zr_entry *b)
     for (int64_t i = 0; i < n; i += EQUAL) {
         int64_t some = n - i < EQUAL ? n - i : EQUAL;
         if (zr_read_at(t->files[a->file].fd, x, some, a->begin + i) ||
-            zr_read_at(t->files[b->file].fd, y, some, b->begin + i) ||
-            memcmp(x, y, (size_t)some)) return 0;
+            zr_read_at(t->files[b->file].fd, y, some, b->begin + i) || memcmp(x, y, (size_t)some))
+            return 0;
     }
     return 1;
 }

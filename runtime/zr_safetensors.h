@@ -11,26 +11,26 @@ enum { ZR_DIMS = 8, ZR_HEADER_MAX = 100000000 };
 typedef struct zr_entry {
     const char *name;
     int64_t shape[ZR_DIMS];
-    int64_t begin, end;                   /* in the file */
+    int64_t begin, end; /* in the file */
     int32_t dtype, ndim, file, used;
 } zr_entry;
 
 typedef struct zr_table {
-    zr_entry *entries;                    /* [n], in order of name */
+    zr_entry *entries; /* [n], in order of name */
     int64_t n, room;
     struct zr_source {
         const char *name;
-        char *header;                     /* the names lie here */
+        char *header; /* the names lie here */
         int fd;
     } *files;
     int64_t nfiles;
-    char *index;                          /* model.safetensors.index.json, or NULL */
+    char *index; /* model.safetensors.index.json, or NULL */
 } zr_table;
 
 /* Reads and checks the headers of all files. On failure nothing is left open. */
 int zr_table_open(zr_table *t, const char *dir, char *why);
 void zr_table_close(zr_table *t);
-zr_entry *zr_table_find(const zr_table *t, const char *name);         /* NULL: not there */
+zr_entry *zr_table_find(const zr_table *t, const char *name); /* NULL: not there */
 /* Whether two entries hold the same tensor */
 int zr_table_equal(const zr_table *t, const zr_entry *a, const zr_entry *b);
 const char *zr_dtype_name(int dtype);

@@ -42,7 +42,7 @@ static const char *doing(zr *z, int r, int queue)
 }
 
 /* Does it wait for another queue, if it does anything? */
-static int held(zr *z, int r, int queue)
+static int is_held(zr *z, int r, int queue)
 {
     return atomic_load_explicit(&seat_of(z, r)->pulse[queue].held, memory_order_relaxed);
 }
@@ -81,13 +81,13 @@ static int culprit(zr *z, const zr_stall *s, int r)
     int waits = 0;
     for (int q = 0; q < ZR_QUEUES; q++)
         if (waited(z, r, q) != s->rank[r].waited[q]) waits = 1;
-        else if (doing(z, r, q) && !held(z, r, q)) return q;
+        else if (doing(z, r, q) && !is_held(z, r, q)) return q;
     return waits ? -1 : ZR_MAIN;
 }
 
 /* The rank that stands still, and its queue; -1: all wait for each other. One that a signal has
  * stopped comes before all. */
-static int find(zr *z, const zr_stall *s, int *queue)
+static int find_culprit(zr *z, const zr_stall *s, int *queue)
 {
     for (int r = 0; r < z->here; r++)
         if (s->rank[r].stopped) {
@@ -109,15 +109,18 @@ static int works(const zr_stall *s, int r, double half)
 static void describe(zr *z, const zr_stall *s, int r, int queue, char *why)
 {
     if (r < 0) {
-        zr_why(why, "no command has ended for %.0f s (ZR_TIMEOUT_S), and all ranks wait for each "
-               "other; all are stopped", s->quiet);
+        zr_why(why,
+               "no command has ended for %.0f s (ZR_TIMEOUT_S), and all ranks wait for each "
+               "other; all are stopped",
+               s->quiet);
         return;
     }
     const char *what = doing(z, r, queue);
-    zr_why(why, "no command has ended for %.0f s (ZR_TIMEOUT_S): rank %d stands still in step %"
-           PRId64 ", queue %s, %s%s; all ranks are stopped; look for a process that was stopped, "
-           "or a disk or file system that does not answer", s->quiet, z->lowest + r,
-           atomic_load(&seat_of(z, r)->step), zr_queue_name(queue),
+    zr_why(why,
+           "no command has ended for %.0f s (ZR_TIMEOUT_S): rank %d stands still in step %" PRId64
+           ", queue %s, %s%s; all ranks are stopped; look for a process that was stopped, "
+           "or a disk or file system that does not answer",
+           s->quiet, z->lowest + r, atomic_load(&seat_of(z, r)->step), zr_queue_name(queue),
            what ? "at " : "between two commands", what ? what : "");
 }
 
@@ -132,13 +135,13 @@ static void note(zr *z, zr_stall *s)
 
 int zr_stalled(zr *z, zr_stall *s, char *why)
 {
-    const double most = 0.2;              /* of one look: it comes every 0.05 s */
+    const double most = 0.2; /* of one look: it comes every 0.05 s */
     double now = zr_now(), passed = now - s->looked < most ? now - s->looked : most;
     double before = s->quiet, half = limit(z, s) / 2;
     int queue = -1;
     uint32_t moves;
     s->looked = now;
-    if (zr_is_gpu) return 0;              /* a rank there watches itself: zr_watch.c */
+    if (zr_is_gpu) return 0; /* a rank there watches itself: zr_watch.c */
     if (!all_step(z, s, &moves) || moves != s->moves) {
         if (before > s->longest) s->longest = before;
         s->moves = moves;
@@ -148,7 +151,7 @@ int zr_stalled(zr *z, zr_stall *s, char *why)
     s->quiet += passed;
     if (before < half && s->quiet >= half) note(z, s);
     if (s->quiet < 2 * half) return 0;
-    int r = find(z, s, &queue);
+    int r = find_culprit(z, s, &queue);
     if (r >= 0 && s->quiet < ZR_TIMES * 2 * half && works(s, r, half)) return 0;
     describe(z, s, r, queue, why);
     return 1;

@@ -54,8 +54,8 @@ static piece part(const zr_program *p, const zr_tensor *t, const zr_state *s, in
 {
     int64_t begin = t->offset + i * t->offset_step - slice * p->ranks * s->shard;
     int64_t end = begin + elements(t);
-    int from = s->over < 0 ? 0 : rank, to = s->over < 0 ? p->ranks - 1 : rank;   /* its shards */
-    int64_t held = from * s->shard + s->first;            /* the first element in memory */
+    int from = s->over < 0 ? 0 : rank, to = s->over < 0 ? p->ranks - 1 : rank; /* its shards */
+    int64_t held = from * s->shard + s->first; /* the first element in memory */
     int64_t lo = (all ? from : rank) * s->shard + s->first;
     int64_t hi = (all ? to : rank) * s->shard + s->first + s->n;
     lo = lo < begin ? begin : lo;
@@ -76,7 +76,10 @@ static char *instance(char *to, const zr_tensor *t, int i)
 }
 
 /* Elements on their way: too much for a small stack (ulimit -s). */
-typedef struct chunk { float whole[CHUNK]; uint16_t half[CHUNK]; } chunk;
+typedef struct chunk {
+    float whole[CHUNK];
+    uint16_t half[CHUNK];
+} chunk;
 
 /* ---- saving */
 int zr_save_temp(char *to, const char *dir, char *why)
@@ -134,7 +137,7 @@ static char *make_header(const zr_program *p, int64_t *n, int64_t *data)
 }
 
 /* A file of the final size that holds the header. It stays open: the lock goes with the process. */
-static int begin(const zr_program *p, const char *file, char *why)
+static int begin_file(const zr_program *p, const char *file, char *why)
 {
     int64_t n, data;
     if (zr_save_clear(file, why)) return -1;
@@ -159,7 +162,7 @@ static int begin(const zr_program *p, const char *file, char *why)
 int zr_save_begin(const zr_program *p, const char *dir, char *why)
 {
     char file[ZR_FILE];
-    return zr_make_dir(dir, why) || zr_save_temp(file, dir, why) ? -1 : begin(p, file, why);
+    return zr_make_dir(dir, why) || zr_save_temp(file, dir, why) ? -1 : begin_file(p, file, why);
 }
 
 /* The masters [n] of a row at `from` in its arena, to float[n] at file offset `at`. */
@@ -187,11 +190,13 @@ static int write_pieces(const zr_program *p, zr *z, int rank, int fd, int64_t at
     int slice = 0;
     for (int k = 0; k < p->ntensors; k++) {
         const zr_tensor *t = &p->tensors[k];
-        for (int i = 0; i < t->count; i++, at += 4 * elements(t))
+        for (int i = 0; i < t->count; i++, at += 4 * elements(t)) {
+            zr_progress_next(z);
             for (const zr_state *s = row(p, t, NULL, &slice); s; s = row(p, t, s, &slice)) {
                 piece q = part(p, t, s, i, slice, rank, 0);
                 if (q.n && write_floats(fd, z, s, q.at, q.n, at + 4 * q.skip)) return -1;
             }
+        }
     }
     return 0;
 }
@@ -203,7 +208,7 @@ int zr_save_part(const zr_program *p, zr *z, int rank, const char *dir, char *wh
     if (zr_save_temp(file, dir, why)) return -1;
     char *header = make_header(p, &n, &data);
     if (!header) return zr_why(why, "%s: no memory for its header", file);
-    free(header);                         /* its length alone is wanted */
+    free(header); /* its length alone is wanted */
     int fd = open(file, O_WRONLY | O_CLOEXEC);
     int bad = fd < 0 || write_pieces(p, z, rank, fd, n) || fsync(fd);
     if (bad) zr_why(why, "%s: %s", file, strerror(errno));
@@ -322,19 +327,21 @@ static int read_tensor(const zr_program *p, const zr_table *table, const zr_entr
     int slice = 0;
     for (const zr_state *s = row(p, t, NULL, &slice); s; s = row(p, t, s, &slice)) {
         piece q = part(p, t, s, i, slice, rank, 1);
-        if (q.n && read_floats(table->files[e->file].fd, z, s, q.at, q.n,
-                               e->begin + width * q.skip, e->dtype)) return -1;
+        if (q.n && read_floats(table->files[e->file].fd, z, s, q.at, q.n, e->begin + width * q.skip,
+                               e->dtype))
+            return -1;
     }
     return 0;
 }
 
-static int read_all(const zr_program *p, const zr_table *table, zr *z, int rank,
-                    const char *dir, char *why)
+static int read_all(const zr_program *p, const zr_table *table, zr *z, int rank, const char *dir,
+                    char *why)
 {
     char name[NAME];
     for (int k = 0; k < p->ntensors; k++)
         for (int i = 0; i < p->tensors[k].count; i++) {
             zr_entry *e = locate(table, instance(name, &p->tensors[k], i));
+            zr_progress_next(z);
             if (read_tensor(p, table, e, z, &p->tensors[k], i, rank))
                 return zr_why(why, "%s/%s: tensor %s: %s", dir, table->files[e->file].name, name,
                               errno == ENODATA ? "the file has become shorter" : strerror(errno));
@@ -384,17 +391,20 @@ static int judge_unused(const zr_table *t, const char *dir, int drop, char *note
         if (is_buffer(e->name)) buffers++;
         else if (is_tied(t, e)) tied++;
         else if (others++ < 4)
-            at += (size_t)snprintf(names + at, sizeof names - at, "%s%.50s", at ? ", " : "",
-                                   e->name);
+            at +=
+                (size_t)snprintf(names + at, sizeof names - at, "%s%.50s", at ? ", " : "", e->name);
     }
     const char *more = others > 4 ? ", ..." : "";
     if (others && !drop)
-        return zr_why(why, "%.150s: the model has no place for %" PRId64 " of the tensors: %s%s; "
-                      "needed: a spec that has them, or --drop-unknown", dir, others, names,
-                      more);
+        return zr_why(why,
+                      "%.150s: the model has no place for %" PRId64 " of the tensors: %s%s; "
+                      "needed: a spec that has them, or --drop-unknown",
+                      dir, others, names, more);
     if (others)
-        zr_why(note, "%.150s: warning: left out, for the model has no place for them: %" PRId64
-               " of the tensors: %s%s", dir, others, names, more);
+        zr_why(note,
+               "%.150s: warning: left out, for the model has no place for them: %" PRId64
+               " of the tensors: %s%s",
+               dir, others, names, more);
     else if (buffers + tied)
         zr_why(note, "%.150s: not needed: %" PRId64 " buffers%s", dir, buffers,
                tied ? ", lm_head.weight (the same as the embedding)" : "");

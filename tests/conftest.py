@@ -1,17 +1,20 @@
 """conftest.py -- what all tests share: their order, hypothesis without chance or clocks, the tally
 for `run`."""
+
 from __future__ import annotations
 
 import os
 from collections import defaultdict
 
 import pytest
-from hypothesis import settings
-
 import zk
+from hypothesis import settings
+from program import data, program  # noqa: F401 -- fixtures of tests of the runtime
 
 # The same examples in every run: a failure can be repeated, a pass means the same.
-settings.register_profile("fixed", derandomize=True, database=None, deadline=None)
+settings.register_profile(
+    "fixed", derandomize=True, database=None, deadline=None
+)
 settings.load_profile("fixed")
 
 
@@ -19,14 +22,17 @@ settings.load_profile("fixed")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long tests go first, so that those at the end are short ones. Quick are the first row of a
     test and the last."""
-    marked = lambda item, *names: any(item.get_closest_marker(name) for name in names)
+
+    def marked(item, *names):
+        return any(item.get_closest_marker(name) for name in names)
+
     items.sort(key=lambda item: not marked(item, "slow", "exhaustive"))
     rows = defaultdict(list)
     for item in items:
         if not marked(item, "slow", "exhaustive"):
             rows[item.nodeid.partition("[")[0]].append(item)
     for all_ in rows.values():
-        for item in (all_[:1] + all_[1:][-1:]):
+        for item in all_[:1] + all_[1:][-1:]:
             item.add_marker("quick")
 
 
@@ -43,6 +49,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 # ---- kernels
+
 
 @pytest.fixture(params=zk.ISAS)
 def isa(request: pytest.FixtureRequest) -> str:

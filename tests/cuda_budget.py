@@ -5,41 +5,51 @@
 The table's first line names the compiler. The logs are those of the objects of out/train-cuda; how
 many threads a block may have (__launch_bounds__) stands in PTX alone.
 """
+
 import pathlib
 import re
 import subprocess
 from dataclasses import dataclass
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-TABLE = ROOT / 'tests' / 'cuda_budget.txt'
-TARGETS = ('sm_80', 'sm_90a', 'sm_100')
-MOST = 1024                               # threads of any block
+TABLE = ROOT / "tests" / "cuda_budget.txt"
+TARGETS = ("sm_80", "sm_90a", "sm_100")
+MOST = 1024  # threads of any block
 
 
 @dataclass(frozen=True, order=True)
 class Use:
-    kernel: str                           # with its template's arguments
+    kernel: str  # with its template's arguments
     target: str
-    registers: int                        # of a thread
-    shared: int                           # bytes of a block, known to the compiler
-    threads: int                          # of a block, at most
-    stack: int                            # bytes of a thread in memory
-    spilled: int                          # bytes of a thread written for want of registers
+    registers: int  # of a thread
+    shared: int  # bytes of a block, known to the compiler
+    threads: int  # of a block, at most
+    stack: int  # bytes of a thread in memory
+    spilled: int  # bytes of a thread written for want of registers
 
 
 def names(mangled: set[str]) -> dict[str, str]:
     """mangled -> name<arguments>, without the parameters and nameless namespaces"""
     listed = sorted(mangled)
-    done = subprocess.run(['c++filt', '-p'], input='\n'.join(listed), capture_output=True,
-                          text=True, check=True)
-    return {old: new.removeprefix('void ').replace('(anonymous namespace)::', '').replace(' ', '')
-            for old, new in zip(listed, done.stdout.splitlines(), strict=True)}
+    done = subprocess.run(
+        ["c++filt", "-p"],
+        input="\n".join(listed),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return {
+        old: new.removeprefix("void ")
+        .replace("(anonymous namespace)::", "")
+        .replace(" ", "")
+        for old, new in zip(listed, done.stdout.splitlines(), strict=True)
+    }
 
 
 def bounds(ptx: str) -> dict[str, int]:
     """threads of a block, by mangled name, of the kernels that are bounded"""
-    heads = re.findall(r'\.entry (\w+)\(.*?\)([^{]*)\{', ptx, re.S)
-    said = {name: re.search(r'\.maxntid (\d+)', head) for name, head in heads}
+    heads = re.findall(r"\.entry (\w+)\(.*?\)([^{]*)\{", ptx, re.S)
+    said = {name: re.search(r"\.maxntid (\d+)", head) for name, head in heads}
     return {name: int(bound[1]) for name, bound in said.items() if bound}
 
 
@@ -47,53 +57,89 @@ def uses(log: str, ptx: str) -> list[Use]:
     """every kernel of a log of nvcc -Xptxas -v"""
     bound = bounds(ptx)
     found = []
-    for part in log.split('Compiling entry function ')[1:]:
+    for part in log.split("Compiling entry function ")[1:]:
         name, target = re.match(r"'(\w+)' for '(\w+)'", part).groups()
-        stack, spilled = re.search(r'(\d+) bytes stack frame, (\d+) bytes spill stores',
-                                   part).groups()
-        registers = re.search(r'Used (\d+) registers', part)[1]
-        shared = re.search(r'(\d+) bytes smem', part)
-        found.append(Use(name, target, int(registers), int(shared[1]) if shared else 0,
-                         bound.get(name, MOST), int(stack), int(spilled)))
+        stack, spilled = re.search(
+            r"(\d+) bytes stack frame, (\d+) bytes spill stores", part
+        ).groups()
+        registers = re.search(r"Used (\d+) registers", part)[1]
+        shared = re.search(r"(\d+) bytes smem", part)
+        found.append(
+            Use(
+                name,
+                target,
+                int(registers),
+                int(shared[1]) if shared else 0,
+                bound.get(name, MOST),
+                int(stack),
+                int(spilled),
+            )
+        )
     known = names({use.kernel for use in found})
-    return [Use(known[use.kernel], *list(use.__dict__.values())[1:]) for use in found]
+    return [
+        Use(known[use.kernel], *list(use.__dict__.values())[1:])
+        for use in found
+    ]
 
 
 def compiler() -> str:
-    text = subprocess.run([ROOT / 'out/cuda/root/bin/nvcc', '--version'], capture_output=True,
-                          text=True, check=True).stdout
-    return re.search(r'release .*', text)[0]
+    text = subprocess.run(
+        [ROOT / "out/cuda/root/bin/nvcc", "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    return re.search(r"release .*", text)[0]
 
 
 def table(found: list[Use]) -> str:
-    rows = [f'# kernel, target, registers, shared, threads, stack, spilled; nvcc {compiler()}']
-    rows += [f'{use.kernel} {use.target} {use.registers} {use.shared} {use.threads} '
-             f'{use.stack} {use.spilled}'
-             for use in sorted(found)]
-    return '\n'.join(rows) + '\n'
+    rows = [
+        f"# kernel, target, registers, shared, threads, stack, spilled; nvcc {compiler()}"
+    ]
+    rows += [
+        f"{use.kernel} {use.target} {use.registers} {use.shared} {use.threads} "
+        f"{use.stack} {use.spilled}"
+        for use in sorted(found)
+    ]
+    return "\n".join(rows) + "\n"
 
 
 def read(text: str) -> list[Use]:
-    rows = [line.rsplit(' ', 6) for line in text.splitlines()[1:]]
+    rows = [line.rsplit(" ", 6) for line in text.splitlines()[1:]]
     return [Use(row[0], row[1], *map(int, row[2:])) for row in rows]
 
 
 def made() -> list[tuple[pathlib.Path, pathlib.Path]]:
     """of each source of kernels, the log of its object and its PTX"""
-    stems = sorted(path.stem for path in (ROOT / 'kernels' / 'cuda').glob('*.cu'))
-    return [(ROOT / f'out/o/cuda/{stem}.o.log', ROOT / f'out/o/ptx/{stem}.ptx') for stem in stems]
+    stems = sorted(
+        path.stem for path in (ROOT / "kernels" / "cuda").glob("*.cu")
+    )
+    return [
+        (ROOT / f"out/o/cuda/{stem}.o.log", ROOT / f"out/o/ptx/{stem}.ptx")
+        for stem in stems
+    ]
 
 
 def all_uses() -> list[Use]:
     """of what ninja has made"""
-    return [use for log, ptx in made() for use in uses(log.read_text(), ptx.read_text())]
+    return [
+        use
+        for log, ptx in made()
+        for use in uses(log.read_text(), ptx.read_text())
+    ]
 
 
 def wanted() -> list[str]:
     """what ninja is to make"""
-    return [str(path.relative_to(ROOT)).removesuffix('.log') for pair in made() for path in pair]
+    return [
+        str(path.relative_to(ROOT)).removesuffix(".log")
+        for pair in made()
+        for path in pair
+    ]
 
 
-if __name__ == '__main__':
-    subprocess.run(['ninja', *wanted()], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    print(table(all_uses()), end='')
+if __name__ == "__main__":
+    subprocess.run(
+        ["ninja", *wanted()], cwd=ROOT, check=True, stdout=subprocess.DEVNULL
+    )
+    print(table(all_uses()), end="")

@@ -8,6 +8,7 @@ notes or errors. The tiny specs train two steps as well, and the hashes of their
 compared. Exit code 1: something differs, a program failed or nothing is compared; the texts lie in
 out/replay.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -23,165 +24,256 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-OUT = ROOT / 'out' / 'replay'
-EMITS = ('plan', 'c', 'memory', 'explain', 'config')
-TINY = 'gpt-tiny', 'llama-tiny', 'qwen3-tiny'
+OUT = ROOT / "out" / "replay"
+EMITS = ("plan", "c", "memory", "explain", "config")
+TINY = "gpt-tiny", "llama-tiny", "qwen3-tiny"
 STEPS = 2
 
 # settings beside plans.WAYS; what a spec refuses is compared, too
 MORE = {
-    'activations and the optimizer on the host': (
-        'train.offload_activations=true', 'zero.offload_optimizer.device=cpu', 'zero.stage=2'),
-    'f16': ('train.precision=f16', 'zero.stage=3'),
-    'frozen matrices': ('zero.stage=1', 'train.optimizer.groups='
-                        '[{match: ["*attn*", "*mlp*"], frozen: true}]'),
-    'norms alone train, parameters in a file': (
-        'zero.stage=3', 'zero.offload_param.device=nvme', 'zero.offload_param.nvme_path=/tmp',
-        'train.precision=bf16', 'train.optimizer.groups='
-        '[{match: ["*[rn][m_]*"]}, {match: ["*"], frozen: true}]'),      # norm, ln_
-    'a linear in slices': ('zero.stage=3', 'zero.stage3_param_persistence_threshold=0',
-                           'zero.stage3_max_live_parameters=20000'),
-    'bf16 without masters': ('train.precision=bf16', 'train.optimizer.masters=false',
-                             'train.optimizer.moments=bf16', 'zero.stage=3'),
-    'a part of the parameters in memory': (
-        'zero.stage=3', 'zero.offload_param.device=nvme', 'zero.offload_param.nvme_path=/tmp',
-        'zero.offload_param.max_in_cpu=20000', 'train.precision=bf16',
-        'zero.offload_optimizer.device=cpu'),
-    'a head in chunks': ('train.head_chunk=11',),
-    'a budget': ('train.memory_budget=10GB', 'train.precision=bf16'),
-    'an unknown key': ('zero.stages=3',),
+    "activations and the optimizer on the host": (
+        "train.offload_activations=true",
+        "zero.offload_optimizer.device=cpu",
+        "zero.stage=2",
+    ),
+    "f16": ("train.precision=f16", "zero.stage=3"),
+    "frozen matrices": (
+        "zero.stage=1",
+        'train.optimizer.groups=[{match: ["*attn*", "*mlp*"], frozen: true}]',
+    ),
+    "norms alone train, parameters in a file": (
+        "zero.stage=3",
+        "zero.offload_param.device=nvme",
+        "zero.offload_param.nvme_path=/tmp",
+        "train.precision=bf16",
+        "train.optimizer.groups="
+        '[{match: ["*[rn][m_]*"]}, {match: ["*"], frozen: true}]',
+    ),  # norm, ln_
+    "a linear in slices": (
+        "zero.stage=3",
+        "zero.stage3_param_persistence_threshold=0",
+        "zero.stage3_max_live_parameters=20000",
+    ),
+    "bf16 without masters": (
+        "train.precision=bf16",
+        "train.optimizer.masters=false",
+        "train.optimizer.moments=bf16",
+        "zero.stage=3",
+    ),
+    "a part of the parameters in memory": (
+        "zero.stage=3",
+        "zero.offload_param.device=nvme",
+        "zero.offload_param.nvme_path=/tmp",
+        "zero.offload_param.max_in_cpu=20000",
+        "train.precision=bf16",
+        "zero.offload_optimizer.device=cpu",
+    ),
+    "a head in chunks": ("train.head_chunk=11",),
+    "a budget": ("train.memory_budget=10GB", "train.precision=bf16"),
+    "an unknown key": ("zero.stages=3",),
 }
 
 
 # ---- in a tree
 
+
 def cases(only: str) -> list[list]:
     """Name, way and settings, by the working tree: the same for both trees."""
-    sys.path[:0] = [str(ROOT / 'tests'), str(ROOT / 'gen')]
+    sys.path[:0] = [str(ROOT / "tests/lib"), str(ROOT / "gen")]
     import plans
-    made = [[name, way, plans.keys(name, way) if way in plans.WAYS else MORE[way]]
-            for name in plans.NAMES for way in (*plans.WAYS, *(MORE if name in TINY else ()))]
-    return [case for case in made if only in f'{case[0]}, {case[1]}']
+
+    made = [
+        [name, way, plans.keys(name, way) if way in plans.WAYS else MORE[way]]
+        for name in plans.NAMES
+        for way in (*plans.WAYS, *(MORE if name in TINY else ()))
+    ]
+    return [case for case in made if only in f"{case[0]}, {case[1]}"]
 
 
 def replay(chosen: list[list], weights: bool) -> None:
     """Writes OUT/<case>/<emit> in the tree that is the working directory."""
-    sys.path[:0] = ['tests', 'gen']
+    sys.path[:0] = ["tests/lib", "tests", "gen"]
     import gc
 
     import trainer
     from zg import main
+
     gc.freeze()
-    tokens = pathlib.Path('out/tokens.bin')
+    tokens = pathlib.Path("out/tokens.bin")
     trainer.write_tokens(tokens, [i * i % 97 for i in range(40000)])
     for name, way, settings in chosen:
-        folder = pathlib.Path('out/replay') / f'{name}, {way}'
+        folder = pathlib.Path("out/replay") / f"{name}, {way}"
         folder.mkdir(parents=True)
-        emitted(main, f'model_specs/{name}.yaml', tuple(settings), folder)
-        source = folder / 'c'
-        if weights and name in TINY and 'sm_' not in str(settings) and source.exists():
-            (folder / 'weights').write_text(trained(trainer, source, tokens))
-        print('.', end='', file=sys.stderr, flush=True)
+        emitted(main, f"model_specs/{name}.yaml", tuple(settings), folder)
+        source = folder / "c"
+        if (
+            weights
+            and name in TINY
+            and "sm_" not in str(settings)
+            and source.exists()
+        ):
+            (folder / "weights").write_text(trained(trainer, source, tokens))
+        print(".", end="", file=sys.stderr, flush=True)
 
 
-def emitted(main, spec: str, settings: tuple[str, ...], folder: pathlib.Path) -> None:
+def emitted(
+    main, spec: str, settings: tuple[str, ...], folder: pathlib.Path
+) -> None:
     for emit in EMITS:
-        words = [spec, '--emit', emit, '-o', str(folder / emit)]
-        words += [word for key in settings for word in ('--set', key)]
+        words = [spec, "--emit", emit, "-o", str(folder / emit)]
+        words += [word for key in settings for word in ("--set", key)]
         told = io.StringIO()
         with contextlib.redirect_stderr(told):
             code = main.main(words)
-        notes = [line for line in told.getvalue().splitlines() if not line.endswith(' ...')]
-        (folder / 'notes').write_text('\n'.join([*notes, f'exit {code}\n']))
+        notes = [
+            line
+            for line in told.getvalue().splitlines()
+            if not line.endswith(" ...")
+        ]
+        (folder / "notes").write_text("\n".join([*notes, f"exit {code}\n"]))
         if code:
             return
 
 
 def trained(trainer, source: pathlib.Path, tokens: pathlib.Path) -> str:
     program = trainer.build(source.read_text())
-    done = subprocess.run([program, '--data', tokens, '--steps', str(STEPS), '--hash'],
-                          capture_output=True, text=True, timeout=600)
-    told = [line for line in done.stdout.splitlines() if line.startswith(('loss', 'weights'))]
-    return '\n'.join([*told, f'exit {done.returncode}\n'])
+    done = subprocess.run(
+        [program, "--data", tokens, "--steps", str(STEPS), "--hash"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    told = [
+        line
+        for line in done.stdout.splitlines()
+        if line.startswith(("loss", "weights"))
+    ]
+    return "\n".join([*told, f"exit {done.returncode}\n"])
 
 
 # ---- of two trees
+
 
 def tree(name: str, ref: str) -> pathlib.Path:
     """A commit's files in a folder of their own."""
     made = OUT / name
     shutil.rmtree(made, ignore_errors=True)
     made.mkdir(parents=True)
-    archive = subprocess.run(['git', 'archive', ref], cwd=ROOT, check=True, capture_output=True)
-    subprocess.run(['tar', '-x'], cwd=made, check=True, input=archive.stdout)
+    archive = subprocess.run(
+        ["git", "archive", ref], cwd=ROOT, check=True, capture_output=True
+    )
+    subprocess.run(["tar", "-x"], cwd=made, check=True, input=archive.stdout)
     return made
 
 
 def working() -> str:
     """The working tree as an object of git's: whatever git does not ignore."""
-    env = {**os.environ, 'GIT_INDEX_FILE': str(OUT / 'index')}
-    git = lambda *words: subprocess.run(['git', *words], cwd=ROOT, env=env, check=True,
-                                        capture_output=True, text=True).stdout.strip()
-    git('read-tree', 'HEAD')
-    git('add', '--all', '--', '.')
-    git('rm', '--cached', '--quiet', '--ignore-unmatch', '.venv')       # a link may be there
-    return git('write-tree')
+    env = {**os.environ, "GIT_INDEX_FILE": str(OUT / "index")}
+
+    def git(*words):
+        return subprocess.run(
+            ["git", *words],
+            cwd=ROOT,
+            env=env,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
+
+    git("read-tree", "HEAD")
+    git("add", "--all", "--", ".")
+    git(
+        "rm", "--cached", "--quiet", "--ignore-unmatch", ".venv"
+    )  # a link may be there
+    return git("write-tree")
 
 
 def files(made: pathlib.Path) -> dict[str, str]:
-    there = made / 'out' / 'replay'
-    found = {str(path.relative_to(there)): path.read_text()
-             for path in sorted(there.rglob('*')) if path.is_file()}
-    for name in [name for name in found if name.endswith('/c')]:    # a plan is compared itself
-        plan = found[f'{name.removesuffix("/c")}/plan']
-        found[name] = found[name].replace(hashlib.sha256(plan.encode()).hexdigest(), 'PLAN')
+    there = made / "out" / "replay"
+    found = {
+        str(path.relative_to(there)): path.read_text()
+        for path in sorted(there.rglob("*"))
+        if path.is_file()
+    }
+    for name in [
+        name for name in found if name.endswith("/c")
+    ]:  # a plan is compared itself
+        plan = found[f"{name.removesuffix('/c')}/plan"]
+        found[name] = found[name].replace(
+            hashlib.sha256(plan.encode()).hexdigest(), "PLAN"
+        )
     return found
 
 
 def difference(name: str, old: str | None, new: str | None) -> str:
     if old is None or new is None:
-        return f'{name}: only {"the working tree" if old is None else "the base"} has it'
-    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), lineterm='', n=0)
-    shown = [line for line in lines if not line.startswith(('---', '+++', '@@'))]
-    return f'{name}: {len(shown)} lines differ, first\n  ' + '\n  '.join(shown[:4])
+        return f"{name}: only {'the working tree' if old is None else 'the base'} has it"
+    lines = difflib.unified_diff(
+        old.splitlines(), new.splitlines(), lineterm="", n=0
+    )
+    shown = [
+        line for line in lines if not line.startswith(("---", "+++", "@@"))
+    ]
+    return f"{name}: {len(shown)} lines differ, first\n  " + "\n  ".join(
+        shown[:4]
+    )
 
 
 def compare(old: dict[str, str], new: dict[str, str]) -> int:
     """Prints what differs and a count for each kind of text; returns how many differ, or are of a
     program that failed, alike or not."""
-    wrong = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
-    failed = [name for name in sorted(old.keys() & new.keys() - {*wrong})
-              if name.endswith('/weights') and not new[name].endswith('exit 0\n')]
+    wrong = [
+        name
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
+    failed = [
+        name
+        for name in sorted(old.keys() & new.keys() - {*wrong})
+        if name.endswith("/weights") and not new[name].endswith("exit 0\n")
+    ]
     for name in failed:
-        print(f'{name}: neither program ended well')
+        print(f"{name}: neither program ended well")
     for name in wrong:
         print(difference(name, old.get(name), new.get(name)))
-    for emit in (*EMITS, 'notes', 'weights'):
-        of = lambda names: sum(name.endswith(f'/{emit}') for name in names)
-        print(f'{emit}: {of(new)} compared, {of(wrong)} differ')
+    for emit in (*EMITS, "notes", "weights"):
+        compared, differ = (
+            sum(name.endswith(f"/{emit}") for name in names)
+            for names in (new, wrong)
+        )
+        print(f"{emit}: {compared} compared, {differ} differ")
     if not new:
-        print('nothing is compared')
+        print("nothing is compared")
     return len(wrong) + len(failed) + (not new)
 
 
 def main() -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    p.add_argument('base', help='a commit')
-    p.add_argument('--only', default='', help='cases whose name holds this')
-    p.add_argument('--no-weights', action='store_true', help='do not train')
-    p.add_argument('--in-tree', action='store_true', help=argparse.SUPPRESS)
+    p.add_argument("base", help="a commit")
+    p.add_argument("--only", default="", help="cases whose name holds this")
+    p.add_argument("--no-weights", action="store_true", help="do not train")
+    p.add_argument("--in-tree", action="store_true", help=argparse.SUPPRESS)
     args = p.parse_args()
     if args.in_tree:
         replay(json.load(sys.stdin), not args.no_weights)
         return 0
     chosen = json.dumps(cases(args.only))
-    if chosen == '[]':
-        p.exit(1, 'no case has this in its name\n')
-    trees = tree('base', args.base), tree('new', working())
-    command = [sys.executable, str(pathlib.Path(__file__).resolve()), *sys.argv[1:], '--in-tree']
-    env = {**os.environ, 'PYTHONDONTWRITEBYTECODE': '1'}
-    running = [subprocess.Popen(command, cwd=made, env=env, text=True, stdin=subprocess.PIPE)
-               for made in trees]
+    if chosen == "[]":
+        p.exit(1, "no case has this in its name\n")
+    trees = tree("base", args.base), tree("new", working())
+    command = [
+        sys.executable,
+        str(pathlib.Path(__file__).resolve()),
+        *sys.argv[1:],
+        "--in-tree",
+    ]
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    running = [
+        subprocess.Popen(
+            command, cwd=made, env=env, text=True, stdin=subprocess.PIPE
+        )
+        for made in trees
+    ]
     for child in running:
         child.stdin.write(chosen)
         child.stdin.close()
@@ -191,5 +283,5 @@ def main() -> int:
     return compare(*map(files, trees)) > 0
 
 
-if __name__ == '__main__':
+if __name__ == "__main__":
     sys.exit(main())

@@ -1,29 +1,45 @@
 """build.py -- Spec to Plan: calls the passes in order."""
+
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from .facts import ops
 from .graph.graph import Graph
-from .passes import buffers, launch, place, recipe, sched, shard, slices, stated, stores
+from .passes import (
+    buffers,
+    launch,
+    place,
+    recipe,
+    sched,
+    shard,
+    slices,
+    stated,
+    stores,
+)
 from .plan import plan
 from .plan.garbage import unsearched
+from .plan.operand import Names
 from .read.spec import Spec
 
 
 class Built(NamedTuple):
     """A plan and what the user should hear about it; spec: with what a memory budget chose;
     choices: a table of what it chose from."""
+
     plan: plan.Plan
-    notes: tuple[str, ...]
+    notes: Names
     spec: Spec
     choices: str = ""
 
 
 def _files(spec: Spec) -> list[plan.File]:
     z = spec.zero
-    path = next(part.nvme_path for part in (z.offload_optimizer, z.offload_param)
-                if part.device == "nvme")
+    path = next(
+        part.nvme_path
+        for part in (z.offload_optimizer, z.offload_param)
+        if part.device == "nvme" and part.nvme_path
+    )
     return [plan.File(path, z.aio.block_size, z.aio.queue_depth)]
 
 
@@ -32,15 +48,17 @@ def _events(sections: tuple[plan.Section, ...]) -> tuple[plan.Event, ...]:
     most: dict[str, int] = {}
     for s in sections:
         for step in s.steps:
-            for e in (*step.waits, *step.recs):
+            for e in step.events:
                 most[e.name] = max(most.get(e.name, 0), e.index + 1)
     return tuple(plan.Event(n, c) for n, c in sorted(most.items()))
 
 
-def _idle(spec: Spec, graph: Graph) -> tuple[str, ...]:
-    """Ops to make again that no block has; `full` names them all."""
+def _idle(spec: Spec, graph: Graph) -> Names:
+    """Ops to recompute that no block has; `full` names them all."""
     named = set(spec.train.recompute)
-    idle = sorted(named - graph.ops) if named != set(ops.WORDS.values()) else []
+    idle = (
+        sorted(named - graph.ops) if named != set(ops.WORDS.values()) else []
+    )
     return tuple(f"train.recompute: no block has {word}" for word in idle)
 
 
@@ -54,23 +72,68 @@ def build(spec: Spec) -> Built:
     bodies = place.bodies(graph, ops.BYTES[t.precision])
     saves = {k: v.size for k, v in bodies.save.items()}
     schedule = sched.schedule(spec, graph, shards, kept, saves)
-    fns, launches, runs = launch.functions(spec, graph, shards, kept, bodies, schedule)
-    classes = place.classes(buffers.wanted(spec, graph, shards, bodies, schedule, kept.states,
-                                           runs))
-    params = sum(k.count * sum(x.params for x in k.tensors) for k in graph.kinds)
-    head = plan.Head(spec.name, spec.cluster.ranks, z.stage, schedule.prefetch, int(z.overlap_comm),
-                     t.precision, spec.grains, shards.order, spec.block, t.reduction, t.micro_batch,
-                     t.sequence, spec.model.width, spec.model.vocab,
-                     -1 if spec.data.ignore is None else spec.data.ignore, t.seed, params,
-                     schedule.live, z.stage3_max_live_parameters or schedule.live, spec.targets,
-                     t.sm_margin)
-    tables = tuple(plan.Table(f"table.{n}", x.head, x.freq) for n, x in enumerate(graph.tables))
-    made = plan.Plan(head, recipe.made(spec), stated.lines(spec),
-                     (plan.Group(plan.ALL, spec.cluster.ranks),),
-                     tuple(f.plain for f in shards.flats),
-                     tuple(s.plain for s in kept.states), shards.tensors, classes,
-                     tables, launches, runs, fns, _events(schedule.sections),
-                     schedule.sections,
-                     tuple(_files(spec) if any(c.arena == "file" for c in classes) else ()))
-    return Built(made, (*spec.notes, *_idle(spec, graph), *slices.notes(spec, graph),
-                        *shards.notes), spec)
+    fns, launches, runs = launch.functions(
+        spec, graph, shards, kept, bodies, schedule
+    )
+    classes = place.classes(
+        buffers.wanted(
+            spec, graph, shards, bodies, schedule, kept.states, runs
+        )
+    )
+    params = sum(
+        k.count * sum(x.params for x in k.tensors) for k in graph.kinds
+    )
+    head = plan.Head(
+        spec.name,
+        spec.cluster.ranks,
+        z.stage,
+        schedule.prefetch,
+        int(z.overlap_comm),
+        t.precision,
+        spec.micro_batches,
+        shards.order,
+        spec.block,
+        t.reduction,
+        t.micro_batch,
+        t.sequence,
+        spec.model.width,
+        spec.model.vocab,
+        -1 if spec.data.ignore is None else spec.data.ignore,
+        t.seed,
+        params,
+        schedule.live,
+        z.stage3_max_live_parameters or schedule.live,
+        spec.targets,
+        t.sm_margin,
+    )
+    tables = tuple(
+        plan.Table(f"table.{n}", x.head, x.freq)
+        for n, x in enumerate(graph.tables)
+    )
+    made = plan.Plan(
+        head,
+        recipe.made(spec),
+        stated.lines(spec),
+        (plan.Group(plan.ALL, spec.cluster.ranks),),
+        tuple(f.plain for f in shards.flats),
+        tuple(s.plain for s in kept.states),
+        shards.tensors,
+        classes,
+        tables,
+        launches,
+        runs,
+        fns,
+        _events(schedule.sections),
+        schedule.sections,
+        tuple(_files(spec) if any(c.arena == "file" for c in classes) else ()),
+    )
+    return Built(
+        made,
+        (
+            *spec.notes,
+            *_idle(spec, graph),
+            *slices.notes(spec, graph),
+            *shards.notes,
+        ),
+        spec,
+    )

@@ -1,4 +1,5 @@
 """home.py -- where templates, runtime and kernels lie: in a checkout, or where pip has put them."""
+
 from importlib import metadata
 from pathlib import Path
 

@@ -3,25 +3,28 @@
 Exit codes: 0 done; 2 bad input, nothing written; 3 a plan that the checker refuses (a defect of
 zgen), or the output cannot be written; 130 interrupted.
 """
+
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import os
 import sys
-from typing import Sequence
+from collections.abc import Sequence
 
 from . import home, output, progress
 from .read import node
 
 EXAMPLES = """examples:
   gen/zgen model_specs/gpt-tiny.yaml -o out/train.c && ninja out/train
-  gen/zgen model_specs/gpt2-124m.yaml --set zero.stage=2 --set cluster.ranks=4 --emit explain
+  gen/zgen model_specs/gpt2-124m.yaml --set zero.stage=2 --emit explain
   gen/zgen model_specs/llama3-8b.yaml --zero ds_config.json --emit memory
   gen/zgen model_specs/llama3-8b.yaml --zero ds_config.json --emit config
   gen/zgen model_specs/llama3-8b.yaml --zero ds_config.json --emit spec -o mine.yaml
   gen/zgen model_specs/llama-tiny.yaml --set 'model.units[1].blocks=3' --emit memory
   gen/zgen model_specs/qwen3-0.6b.yaml --emit plan > plan.txt
+  gen/zgen model_specs/gpt2-124m.yaml --emit timeline -o step.svg
   gen/zgen model_specs/gpt2-124m.yaml --emit bundle -o gpt2 && make -C gpt2 -j
 
 exit codes: 0 done, 2 bad input (nothing is written), 3 the plan failed its own check, or the
@@ -31,40 +34,78 @@ exit codes: 0 done, 2 bad input (nothing is written), 3 the plan failed its own 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
     what = "A model spec and a ZeRO config to one static C program."
-    p = argparse.ArgumentParser(prog="zgen", description=what, epilog=EXAMPLES,
-                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        prog="zgen",
+        description=what,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     p.add_argument("spec", help="YAML model spec (see model_specs/)")
-    p.add_argument("--zero", metavar="FILE",
-                   help="a DeepSpeed ds_config.json whose keys take precedence")
-    p.add_argument("--set", metavar="KEY=VALUE", action="append", default=[],
-                   help="override a key of the spec, e.g. zero.stage=2, or of an item of a list, "
-                   "e.g. model.units[1].blocks=3")
-    p.add_argument("--emit", choices=("c", "plan", "memory", "explain", "config", "spec", "bundle"),
-                   default="c", help="what to write (default: c); config: every key's value and "
-                   "where it came from; spec: SPEC with what --zero and --set say; bundle: a "
-                   "folder with train.c and all that make or ninja needs to build it")
-    p.add_argument("-o", metavar="FILE", dest="out",
-                   help="write there and not to stdout: FILE is whole, or as it was; a bundle's "
-                   "folder must be new, or empty")
-    p.add_argument("--flat", action="store_true", help="C with a line per step instead of loops")
-    p.add_argument("--version", action="version", version=f"zgen {home.version()}")
+    p.add_argument(
+        "--zero",
+        metavar="FILE",
+        help="a DeepSpeed ds_config.json whose keys take precedence",
+    )
+    p.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        help="override a key of the spec, e.g. zero.stage=2, or of an item of a list, "
+        "e.g. model.units[1].blocks=3",
+    )
+    p.add_argument(
+        "--emit",
+        choices=(
+            "c",
+            "plan",
+            "memory",
+            "explain",
+            "timeline",
+            "config",
+            "spec",
+            "bundle",
+        ),
+        default="c",
+        help="what to write (default: c); timeline: a picture (SVG) of a training step, "
+        "its times estimated by data sheets; config: every key's value and where it came "
+        "from; spec: SPEC with what --zero and --set say; bundle: a folder with train.c "
+        "and all that make or ninja needs to build it",
+    )
+    p.add_argument(
+        "-o",
+        metavar="FILE",
+        dest="out",
+        help="write there and not to stdout: FILE is whole, or as it was; a bundle's "
+        "folder must be new, or empty",
+    )
+    p.add_argument(
+        "--flat",
+        action="store_true",
+        help="C with a line per step instead of loops",
+    )
+    p.add_argument(
+        "--version", action="version", version=f"zgen {home.version()}"
+    )
     return p.parse_args(argv)
 
 
 def text(args: argparse.Namespace) -> str:
     """What a command line asks for. SpecError: bad input; CheckError: a plan that is wrong."""
     from .check import check
-    from .read import spec
     from .plan.text import print_plan
+    from .read import spec
     from .search import search
-    from .write import config, cost, explain
+    from .write import config, cost, explain, notes, timeline
+
     read = spec.load(args.spec, args.set, args.zero)
     progress.doing("plans")
     built = search.find(read)
     progress.doing("checks the plan")
     check.check(built.plan)
     progress.doing(f"writes --emit {args.emit}")
-    for note in built.notes:
+    others = functools.partial(search.other_rules, built.spec)
+    for note in (*built.notes, *notes.notes(built.plan, others)):
         print(f"zgen: note: {note}", file=sys.stderr)
     if args.emit == "spec":
         return spec.text(args.spec, args.set, args.zero)
@@ -73,12 +114,23 @@ def text(args: argparse.Namespace) -> str:
     if args.emit == "plan":
         return print_plan(built.plan)
     if args.emit == "memory":
-        return explain.memory(built.plan, search.other_rules(built.spec))
+        return explain.memory(built.plan, others())
     if args.emit == "explain":
-        return explain.explain(built.plan) + (built.choices and "\n" + built.choices)
+        return explain.explain(built.plan) + (
+            built.choices and "\n" + built.choices
+        )
+    if args.emit == "timeline":
+        return timeline.text(built.plan)
     from .write import emit, view
-    return emit.train(view.view(built.plan, cost.summary(built.plan),
-                                explain.memory_line(built.plan), args.flat))
+
+    return emit.train(
+        view.view(
+            built.plan,
+            cost.summary(built.plan),
+            explain.memory_line(built.plan),
+            args.flat,
+        )
+    )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -92,34 +144,49 @@ def main(argv: Sequence[str]) -> int:
 
 def new_folder(path: str | None) -> bool:
     """Not there yet, or a folder with nothing in it."""
-    return path is not None and (not os.path.lexists(path) or
-                                 os.path.isdir(path) and not os.listdir(path))
+    return path is not None and (
+        not os.path.lexists(path)
+        or os.path.isdir(path)
+        and not os.listdir(path)
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """The exit code of a command line."""
-    over = args.out and output.is_one_of(args.out, [f for f in (args.spec, args.zero) if f])
+    over = args.out and output.is_one_of(
+        args.out, [f for f in (args.spec, args.zero) if f]
+    )
     if over:
-        print(f"zgen: -o {node.printable(args.out)}: is the file of {node.printable(over)}, which "
-              "would be written over; name another", file=sys.stderr)
+        print(
+            f"zgen: -o {node.printable(args.out)}: is the file of {node.printable(over)}, which "
+            "would be written over; name another",
+            file=sys.stderr,
+        )
         return 2
     if args.emit == "bundle" and not new_folder(args.out):
-        print("zgen: --emit bundle: needs -o with a folder that is new, or empty", file=sys.stderr)
+        print(
+            "zgen: --emit bundle: needs -o with a folder that is new, or empty",
+            file=sys.stderr,
+        )
         return 2
     progress.begin("reads the spec")
     from .check.check import CheckError
     from .read.spec import SpecError
+
     try:
         made = text(args)
     except SpecError as e:
         print(e, file=sys.stderr)
         return 2
     except CheckError as e:
-        print(f"zgen: the plan is wrong, please report it: {e}", file=sys.stderr)
+        print(
+            f"zgen: the plan is wrong, please report it: {e}", file=sys.stderr
+        )
         return 3
     try:
         if args.emit == "bundle":
             from .write import bundle
+
             bundle.write(made, args.out)
         else:
             output.write(made, args.out)

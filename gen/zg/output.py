@@ -1,4 +1,5 @@
 """output.py -- a text to stdout or to a file, which is then whole or as it was."""
+
 from __future__ import annotations
 
 import errno
@@ -19,11 +20,11 @@ def write(text: str, path: str | None) -> None:
     else:
         if not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    if not stat.S_ISREG(mode):                  # a device or a pipe; a folder says what it is
+    if not stat.S_ISREG(mode):  # a device or a pipe; a folder says what it is
         with open(path, "wb") as there:
             _into(there.fileno(), text)
         return
-    path = os.path.realpath(path)               # a link stays one
+    path = os.path.realpath(path)  # a link stays one
     made, beside = tempfile.mkstemp(prefix=".zgen.", dir=os.path.dirname(path))
     try:
         with os.fdopen(made, "wb") as there:
@@ -37,8 +38,16 @@ def write(text: str, path: str | None) -> None:
 
 def is_one_of(path: str, inputs: list[str]) -> str | None:
     """The input that a path is, if any."""
-    return next((file for file in inputs if os.path.exists(path) and os.path.exists(file) and
-                 os.path.samefile(path, file)), None)
+    return next(
+        (
+            file
+            for file in inputs
+            if os.path.exists(path)
+            and os.path.exists(file)
+            and os.path.samefile(path, file)
+        ),
+        None,
+    )
 
 
 def _into(fd: int, text: str) -> None:

@@ -2,6 +2,7 @@
 
 A phase is named when it begins; nothing is said before SECONDS of the processor's time.
 """
+
 from __future__ import annotations
 
 import os
@@ -10,7 +11,7 @@ from threading import Timer
 
 SECONDS = 3.0
 _phase = ""
-_loud = False                   # SECONDS have passed
+_loud = False  # SECONDS have passed
 
 
 def begin(phase: str) -> None:

@@ -1,4 +1,4 @@
-/* act.c -- elementwise: GELU, SwiGLU, addition, rounding.
+/* act.c -- elementwise: GELU, squared ReLU, SwiGLU, addition, rounding.
  *
  * Invariants
  *  1. An element's result depends on that element alone: 16 lanes or a ragged tail, the same bits.
@@ -6,10 +6,10 @@
  */
 #include "part.h"
 
-enum { PIECE = 1 << 14, ROWS = 16 };            /* a task's elements, rows, by default */
+enum { PIECE = 1 << 14, ROWS = 16 }; /* a task's elements, rows, by default */
 
 typedef struct act {
-    real *y;                                    /* or dx */
+    real *y; /* or dx */
     const real *x, *dy, *b;
     int64_t n, piece, F;
     int dtype, kind;
@@ -20,7 +20,7 @@ static inline v16 sigmoid16(v16 x) { return set16(1) / (set16(1) + exp16(-x)); }
 /* ---- GELU. The tanh form is x * sigmoid(2u), u = sqrt(2/pi) * (x + 0.044715 x^3): it keeps
  * relative accuracy where 1 + tanh(u) cancels. From |x| = 16 on the sigmoid is 0 or 1 in f32, so
  * x is clamped there and u stays finite. */
-static const float ROOT = 1.59576912160573071176f;      /* 2 sqrt(2/pi) */
+static const float ROOT = 1.59576912160573071176f; /* 2 sqrt(2/pi) */
 static const float CUBE = 0.044715f;
 
 static inline v16 clamp16(v16 x) { return min16(max16(x, set16(-16)), set16(16)); }
@@ -57,8 +57,8 @@ static void gelu_fwd_task(void *arg, int64_t task, int thread)
 
 void ZK(zk_gelu_fwd)(zk *k, const zk_launch *L, real *y, const real *x, int64_t n, int kind)
 {
-    act a = {.y = y, .x = x, .n = n, .kind = kind, .dtype = k->dtype,
-             .piece = zk_tile(k, L, 0, PIECE)};
+    act a = {
+        .y = y, .x = x, .n = n, .kind = kind, .dtype = k->dtype, .piece = zk_tile(k, L, 0, PIECE)};
     zk_for(k, zk_pieces(n, a.piece), gelu_fwd_task, &a);
 }
 
@@ -76,9 +76,52 @@ static void gelu_bwd_task(void *arg, int64_t task, int thread)
 void ZK(zk_gelu_bwd)(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x, int64_t n,
                      int kind)
 {
-    act a = {.y = dx, .x = x, .dy = dy, .n = n, .kind = kind, .dtype = k->dtype,
+    act a = {.y = dx,
+             .x = x,
+             .dy = dy,
+             .n = n,
+             .kind = kind,
+             .dtype = k->dtype,
              .piece = zk_tile(k, L, 0, PIECE)};
     zk_for(k, zk_pieces(n, a.piece), gelu_bwd_task, &a);
+}
+
+/* ---- squared ReLU; what is no number stays so */
+static inline v16 relu16(v16 x) { return max16(set16(0), x); }
+
+static void relu2_fwd_task(void *arg, int64_t task, int thread)
+{
+    const act *a = arg;
+    int64_t end = zk_least((task + 1) * a->piece, a->n);
+    (void)thread;
+    for (int64_t i = task * a->piece; i < end; i += 16) {
+        v16 x = relu16(zk_get(a->x, i, a->dtype, end - i));
+        zk_put(a->y, i, a->dtype, x * x, end - i);
+    }
+}
+
+void ZK(zk_relu2_fwd)(zk *k, const zk_launch *L, real *y, const real *x, int64_t n)
+{
+    act a = {.y = y, .x = x, .n = n, .piece = zk_tile(k, L, 0, PIECE), .dtype = k->dtype};
+    zk_for(k, zk_pieces(n, a.piece), relu2_fwd_task, &a);
+}
+
+static void relu2_bwd_task(void *arg, int64_t task, int thread)
+{
+    const act *a = arg;
+    int64_t end = zk_least((task + 1) * a->piece, a->n);
+    (void)thread;
+    for (int64_t i = task * a->piece; i < end; i += 16) {
+        v16 slope = set16(2) * relu16(zk_get(a->x, i, a->dtype, end - i));
+        zk_put(a->y, i, a->dtype, zk_get(a->dy, i, a->dtype, end - i) * slope, end - i);
+    }
+}
+
+void ZK(zk_relu2_bwd)(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x, int64_t n)
+{
+    act a = {
+        .y = dx, .x = x, .dy = dy, .n = n, .piece = zk_tile(k, L, 0, PIECE), .dtype = k->dtype};
+    zk_for(k, zk_pieces(n, a.piece), relu2_bwd_task, &a);
 }
 
 /* ---- SwiGLU: silu(g) = g * sigmoid(g); its derivative is s + g s (1 - s) */
@@ -117,7 +160,12 @@ static void swiglu_bwd_task(void *arg, int64_t task, int thread)
 void ZK(zk_swiglu_bwd)(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x,
                        int64_t M, int64_t F)
 {
-    act a = {.y = dx, .x = x, .dy = dy, .n = M, .F = F, .dtype = k->dtype,
+    act a = {.y = dx,
+             .x = x,
+             .dy = dy,
+             .n = M,
+             .F = F,
+             .dtype = k->dtype,
              .piece = zk_tile(k, L, 0, ROWS)};
     zk_for(k, zk_pieces(M, a.piece), swiglu_bwd_task, &a);
 }

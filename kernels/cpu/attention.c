@@ -12,37 +12,21 @@
  *  4. Scratch arrays are [64][pad] with rows and elements past the end 0; pad is D rounded up to
  *     16. A thread's scratch holds D <= 1024.
  */
-#include "part.h"
+#include "lanes.h"
 #include <float.h>
 
-enum { BLOCK = 64, REGION = 4 };    /* rows of a block; blocks a side of a backward task */
-enum { WIDEST = 1024 };             /* elements of a head: zgen lets no wider one pass */
+enum { BLOCK = 64, REGION = 4 }; /* rows of a block; blocks a side of a backward task */
+enum { WIDEST = 1024 };          /* elements of a head: zgen lets no wider one pass */
 _Static_assert(4 * BLOCK * (9 * WIDEST + 2 * BLOCK + 2) <= ZK_SCRATCH, "backward's space fits");
-
-/* Tiles of a product held in registers: ROWS x 2 vectors of the ISA's own width. */
-#ifdef __AVX512F__
-typedef __m512 wide;
-enum { WIDTH = 16, ROWS = 8 };
-static inline wide wide_load(const float *p) { return _mm512_load_ps(p); }
-static inline void wide_store(float *p, wide x) { _mm512_store_ps(p, x); }
-static inline wide wide_set(float x) { return _mm512_set1_ps(x); }
-static inline wide wide_fma(wide a, wide b, wide c) { return _mm512_fmadd_ps(a, b, c); }
-#else
-typedef __m256 wide;
-enum { WIDTH = 8, ROWS = 4 };
-static inline wide wide_load(const float *p) { return _mm256_load_ps(p); }
-static inline void wide_store(float *p, wide x) { _mm256_store_ps(p, x); }
-static inline wide wide_set(float x) { return _mm256_set1_ps(x); }
-static inline wide wide_fma(wide a, wide b, wide c) { return _mm256_fmadd_ps(a, b, c); }
-#endif
+enum { ROWS = LANES / 2 }; /* of a tile of a product in registers: ROWS x 2 vectors */
 
 typedef struct attention {
     zk *k;
-    real *out;                      /* y [M, H*D] or dqkv [M, stride] */
-    const real *qkv, *y, *dy;       /* [M, stride], [M, H*D], [M, H*D] */
-    float *lse, *dot;               /* [B, H, T]; dot: sums of dy*y */
-    float *sum;                     /* gradient of qkv, not rounded yet [M, stride] */
-    int64_t B, T, H, G, D, stride, pad, blocks, apart;      /* apart: see backward_task */
+    real *out;                /* y [M, H*D] or dqkv [M, stride] */
+    const real *qkv, *y, *dy; /* [M, stride], [M, H*D], [M, H*D] */
+    float *lse, *dot;         /* [B, H, T]; dot: sums of dy*y */
+    float *sum;               /* gradient of qkv, not rounded yet [M, stride] */
+    int64_t B, T, H, G, D, stride, pad, blocks, apart; /* apart: see backward_task */
     float scale;
 } attention;
 
@@ -56,29 +40,27 @@ typedef struct view {
 ZK_INLINE void tile(float *c, int64_t ldc, view a, const float *b, int64_t ldb, int64_t K, int add,
                     const int vectors)
 {
-    wide sum[ROWS][2];
+    lanes sum[ROWS][2];
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 2
         for (int v = 0; v < vectors; v++)
-            sum[i][v] = add ? wide_load(c + i * ldc + v * WIDTH) : wide_set(0);
+            sum[i][v] = add ? lanes_load(c + i * ldc + v * LANES) : lanes_set(0);
     for (int64_t n = 0; n < K; n++) {
         const float *from = a.p + n * a.column;
-        wide row[2];
+        lanes row[2];
 #pragma GCC unroll 2
-        for (int v = 0; v < vectors; v++)
-            row[v] = wide_load(b + n * ldb + v * WIDTH);
+        for (int v = 0; v < vectors; v++) row[v] = lanes_load(b + n * ldb + v * LANES);
 #pragma GCC unroll 8
         for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 2
             for (int v = 0; v < vectors; v++)
-                sum[i][v] = wide_fma(wide_set(from[i * a.row]), row[v], sum[i][v]);
+                sum[i][v] = lanes_fma(lanes_set(from[i * a.row]), row[v], sum[i][v]);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 2
-        for (int v = 0; v < vectors; v++)
-            wide_store(c + i * ldc + v * WIDTH, sum[i][v]);
+        for (int v = 0; v < vectors; v++) lanes_store(c + i * ldc + v * LANES, sum[i][v]);
 }
 
 /* c[M,N] = (add ? c : 0) + a[M,K] . b[K,N]; M is rounded up to ROWS, N is a multiple of 16;
@@ -86,13 +68,11 @@ ZK_INLINE void tile(float *c, int64_t ldc, view a, const float *b, int64_t ldb, 
 static void multiply(float *c, int64_t ldc, view a, const float *b, int64_t ldb, int64_t M,
                      int64_t N, int64_t K, int add)
 {
-    for (int64_t n = 0; n < N; n += 2 * WIDTH)
+    for (int64_t n = 0; n < N; n += 2 * LANES)
         for (int64_t m = 0; m < M; m += ROWS) {
             view rows = {a.p + m * a.row, a.row, a.column};
-            if (n + 2 * WIDTH <= N)
-                tile(c + m * ldc + n, ldc, rows, b + n, ldb, K, add, 2);
-            else
-                tile(c + m * ldc + n, ldc, rows, b + n, ldb, K, add, 1);
+            if (n + 2 * LANES <= N) tile(c + m * ldc + n, ldc, rows, b + n, ldb, K, add, 2);
+            else tile(c + m * ldc + n, ldc, rows, b + n, ldb, K, add, 1);
         }
 }
 
@@ -121,8 +101,7 @@ typedef float v8 __attribute__((vector_size(32)));
 static inline void turn8(float *to, const float *from, int64_t pad)
 {
     v8 x[8], z[8];
-    for (int i = 0; i < 8; i++)
-        memcpy(&x[i], from + i * pad, sizeof x[i]);
+    for (int i = 0; i < 8; i++) memcpy(&x[i], from + i * pad, sizeof x[i]);
     for (int round = 0; round < 3; round++) {
         for (int i = 0; i < 4; i++) {
             z[2 * i] = __builtin_shufflevector(x[i], x[i + 4], 0, 8, 1, 9, 2, 10, 3, 11);
@@ -130,8 +109,7 @@ static inline void turn8(float *to, const float *from, int64_t pad)
         }
         memcpy(x, z, sizeof x);
     }
-    for (int i = 0; i < 8; i++)
-        memcpy(to + i * BLOCK, &x[i], sizeof x[i]);
+    for (int i = 0; i < 8; i++) memcpy(to + i * BLOCK, &x[i], sizeof x[i]);
 }
 
 /* to [pad][64] from a block [64][pad] */
@@ -165,17 +143,23 @@ ZK_INLINE v16 score(const attention *a, const float *p, int64_t j, int64_t c, in
 
 /* ---- forward */
 typedef struct forward {
-    float *q, *turned, *key, *value, *sum;  /* [64][pad]; turned [pad][64] */
-    float *p;                               /* [64 keys][64 queries] */
-    float *top, *total, *shrink;            /* [64]: maximum, sum of exp, factor of old sums */
+    float *q, *turned, *key, *value, *sum; /* [64][pad]; turned [pad][64] */
+    float *p;                              /* [64 keys][64 queries] */
+    float *top, *total, *shrink;           /* [64]: maximum, sum of exp, factor of old sums */
 } forward;
 
 static forward forward_space(const attention *a, int thread)
 {
     int64_t block = BLOCK * a->pad;
     float *s = zk_scratch(a->k, thread), *p = s + 5 * block, *lines = p + BLOCK * BLOCK;
-    return (forward){.q = s, .turned = s + block, .key = s + 2 * block, .value = s + 3 * block,
-                     .sum = s + 4 * block, .p = p, .top = lines, .total = lines + BLOCK,
+    return (forward){.q = s,
+                     .turned = s + block,
+                     .key = s + 2 * block,
+                     .value = s + 3 * block,
+                     .sum = s + 4 * block,
+                     .p = p,
+                     .top = lines,
+                     .total = lines + BLOCK,
                      .shrink = lines + 2 * BLOCK};
 }
 
@@ -229,7 +213,7 @@ static void forward_task(void *arg, int64_t task, int thread)
     const attention *a = arg;
     int64_t i = a->blocks - 1 - task % a->blocks;
     int64_t h = task / a->blocks % a->H, b = task / a->blocks / a->H;
-    int64_t from = i * BLOCK, rows = zk_least(BLOCK, a->T - from), lanes = (rows + 15) / 16 * 16;
+    int64_t from = i * BLOCK, rows = zk_least(BLOCK, a->T - from), padded = (rows + 15) / 16 * 16;
     int64_t start = b * a->T * a->stride, key = start + (a->H + h / (a->H / a->G)) * a->D;
     forward f = forward_space(a, thread);
     load_rows(a, f.q, a->qkv, a->k->dtype, start + from * a->stride + h * a->D, a->stride, rows);
@@ -242,11 +226,9 @@ static void forward_task(void *arg, int64_t task, int thread)
         int64_t keys = zk_least(BLOCK, a->T - j * BLOCK), at = key + j * BLOCK * a->stride;
         load_rows(a, f.key, a->qkv, a->k->dtype, at, a->stride, keys);
         load_rows(a, f.value, a->qkv, a->k->dtype, at + a->G * a->D, a->stride, keys);
-        multiply(f.p, BLOCK, (view){f.key, a->pad, 1}, f.turned, BLOCK, keys, lanes, a->D, 0);
-        for (int64_t c = 0; c < lanes; c += 16)
-            weigh(a, &f, c, keys, j == i);
-        if (j > 0)
-            scale_rows(a, f.sum, f.shrink, rows);
+        multiply(f.p, BLOCK, (view){f.key, a->pad, 1}, f.turned, BLOCK, keys, padded, a->D, 0);
+        for (int64_t c = 0; c < padded; c += 16) weigh(a, &f, c, keys, j == i);
+        if (j > 0) scale_rows(a, f.sum, f.shrink, rows);
         multiply(f.sum, a->pad, (view){f.p, 1, BLOCK}, f.value, a->pad, rows, a->pad, keys, j > 0);
     }
     finish(a, &f, b, h, from, rows);
@@ -254,8 +236,15 @@ static void forward_task(void *arg, int64_t task, int thread)
 
 static attention shape(zk *k, int64_t B, int64_t T, int64_t H, int64_t G, int64_t D, float scale)
 {
-    return (attention){.k = k, .B = B, .T = T, .H = H, .G = G, .D = D, .stride = (H + 2 * G) * D,
-                       .pad = (D + 15) / 16 * 16, .blocks = (T + BLOCK - 1) / BLOCK,
+    return (attention){.k = k,
+                       .B = B,
+                       .T = T,
+                       .H = H,
+                       .G = G,
+                       .D = D,
+                       .stride = (H + 2 * G) * D,
+                       .pad = (D + 15) / 16 * 16,
+                       .blocks = (T + BLOCK - 1) / BLOCK,
                        .scale = scale};
 }
 
@@ -272,20 +261,29 @@ void ZK(zk_attention_fwd)(zk *k, const zk_launch *L, real *y, float *lse, const 
 
 /* ---- backward */
 typedef struct backward {
-    float *q, *dy, *key, *value, *dq, *dkey, *dvalue;   /* [64][pad] */
-    float *turned, *turned_dy;                          /* [pad][64] */
-    float *p, *ds;                                      /* [64 keys][64 queries] */
-    float *lse, *dot;                                   /* [64] */
+    float *q, *dy, *key, *value, *dq, *dkey, *dvalue; /* [64][pad] */
+    float *turned, *turned_dy;                        /* [pad][64] */
+    float *p, *ds;                                    /* [64 keys][64 queries] */
+    float *lse, *dot;                                 /* [64] */
 } backward;
 
 static backward backward_space(const attention *a, int thread)
 {
     int64_t block = BLOCK * a->pad;
     float *s = zk_scratch(a->k, thread), *p = s + 9 * block, *lines = p + 2 * BLOCK * BLOCK;
-    return (backward){.q = s, .dy = s + block, .key = s + 2 * block, .value = s + 3 * block,
-                      .dq = s + 4 * block, .dkey = s + 5 * block, .dvalue = s + 6 * block,
-                      .turned = s + 7 * block, .turned_dy = s + 8 * block, .p = p,
-                      .ds = p + BLOCK * BLOCK, .lse = lines, .dot = lines + BLOCK};
+    return (backward){.q = s,
+                      .dy = s + block,
+                      .key = s + 2 * block,
+                      .value = s + 3 * block,
+                      .dq = s + 4 * block,
+                      .dkey = s + 5 * block,
+                      .dvalue = s + 6 * block,
+                      .turned = s + 7 * block,
+                      .turned_dy = s + 8 * block,
+                      .p = p,
+                      .ds = p + BLOCK * BLOCK,
+                      .lse = lines,
+                      .dot = lines + BLOCK};
 }
 
 /* p = exp(score - lse); ds = p * (dp - dot) * scale, in place of the products q.k and dy.v */
@@ -307,7 +305,7 @@ static int64_t regions(const attention *a) { return (a->blocks + REGION - 1) / R
 static void backward_head(const attention *a, const backward *s, int64_t b, int64_t h, int64_t i,
                           int64_t j, int first)
 {
-    int64_t from = i * BLOCK, rows = zk_least(BLOCK, a->T - from), lanes = (rows + 15) / 16 * 16;
+    int64_t from = i * BLOCK, rows = zk_least(BLOCK, a->T - from), padded = (rows + 15) / 16 * 16;
     int64_t keys = zk_least(BLOCK, a->T - j * BLOCK), line = (b * a->H + h) * a->T + from;
     int64_t m = b * a->T + from, at = m * a->stride + h * a->D;
     load_rows(a, s->q, a->qkv, a->k->dtype, at, a->stride, rows);
@@ -317,10 +315,9 @@ static void backward_head(const attention *a, const backward *s, int64_t b, int6
     load_line(s->dot, a->dot + line, rows);
     transpose(a, s->turned, s->q);
     transpose(a, s->turned_dy, s->dy);
-    multiply(s->p, BLOCK, (view){s->key, a->pad, 1}, s->turned, BLOCK, keys, lanes, a->D, 0);
-    multiply(s->ds, BLOCK, (view){s->value, a->pad, 1}, s->turned_dy, BLOCK, keys, lanes, a->D, 0);
-    for (int64_t c = 0; c < lanes; c += 16)
-        weigh_again(a, s, c, keys, i == j);
+    multiply(s->p, BLOCK, (view){s->key, a->pad, 1}, s->turned, BLOCK, keys, padded, a->D, 0);
+    multiply(s->ds, BLOCK, (view){s->value, a->pad, 1}, s->turned_dy, BLOCK, keys, padded, a->D, 0);
+    for (int64_t c = 0; c < padded; c += 16) weigh_again(a, s, c, keys, i == j);
     multiply(s->dvalue, a->pad, (view){s->p, BLOCK, 1}, s->dy, a->pad, keys, a->pad, rows, 1);
     multiply(s->dkey, a->pad, (view){s->ds, BLOCK, 1}, s->q, a->pad, keys, a->pad, rows, 1);
     multiply(s->dq, a->pad, (view){s->ds, 1, BLOCK}, s->key, a->pad, rows, a->pad, keys, 1);
@@ -372,7 +369,7 @@ static void dot_task(void *arg, int64_t m, int thread)
 }
 
 /* one row of the gradient, rounded */
-static void round_task(void *arg, int64_t m, int thread)
+static void round_row(void *arg, int64_t m, int thread)
 {
     const attention *a = arg;
     (void)thread;
@@ -398,6 +395,5 @@ void ZK(zk_attention_bwd)(zk *k, const zk_launch *L, real *dqkv, const real *dy,
     zk_for(k, B * T, dot_task, &a);
     for (a.apart = 0; a.apart < regions(&a); a.apart++)
         zk_for(k, B * G * (regions(&a) - a.apart), backward_task, &a);
-    if (k->dtype != ZK_F32)
-        zk_for(k, B * T, round_task, &a);
+    if (k->dtype != ZK_F32) zk_for(k, B * T, round_row, &a);
 }

@@ -36,8 +36,7 @@ zk *zk_open(void *stream, void *device, void *host, int dtype, int column, int t
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     (void)stream, (void)device, (void)host;
     zk *k = zk_host_open(dtype, column, threads, why);
-    if (k)
-        pthread_once(&once, choose);
+    if (k) pthread_once(&once, choose);
     return k;
 }
 

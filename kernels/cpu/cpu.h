@@ -13,7 +13,7 @@
 #define ZK_PASTE(a, b) ZK_PASTE_(a, b)
 #define ZK(name) ZK_PASTE(name, ZK_SUFFIX)
 
-enum { ZK_SCRATCH = 5 << 19 };      /* bytes of packing space for each thread, 4096-byte aligned */
+enum { ZK_SCRATCH = 5 << 19 }; /* bytes of packing space for each thread, 4096-byte aligned */
 
 /* Every kernel's plain name once: X(zk_add) ... */
 #include "kernels.def"
@@ -24,21 +24,21 @@ enum { ZK_SCRATCH = 5 << 19 };      /* bytes of packing space for each thread, 4
 ZK_KERNELS(ZK_SAME_TYPE)
 #endif
 
-const char *zk_host_object(void);         /* as zk_object and zk_overhead */
+const char *zk_host_object(void); /* as zk_object and zk_overhead */
 int64_t zk_host_overhead(int threads);
 
 /* `name` jumps through a pointer, jump_NAME, to `kernel` of one of the objects. */
-#define ZK_POINTER(name, kernel)                                                                  \
+#define ZK_POINTER(name, kernel)                                                                   \
     void kernel##_avx2(void);                                                                      \
     void kernel##_avx512(void);                                                                    \
     __attribute__((used)) static void (*jump_##name)(void);                                        \
-    __asm__(".pushsection .text\n.globl " #name "\n.type " #name ",@function\n"                    \
-            #name ":\njmp *jump_" #name "(%rip)\n.size " #name ",.-" #name "\n.popsection\n");
+    __asm__(".pushsection .text\n.globl " #name "\n.type " #name ",@function\n" #name              \
+            ":\njmp *jump_" #name "(%rip)\n.size " #name ",.-" #name "\n.popsection\n");
 
 struct zk {
     int dtype, column, threads;
-    struct zk_pool *pool;           /* NULL when threads == 1 */
-    char *scratch;                  /* threads * ZK_SCRATCH */
+    struct zk_pool *pool; /* NULL when threads == 1 */
+    char *scratch;        /* threads * ZK_SCRATCH */
 };
 
 static inline void *zk_scratch(const zk *k, int thread)

@@ -6,14 +6,14 @@
  */
 #include "part.h"
 
-enum { ROWS = 16, WORDS = 64 };         /* a task's rows by default: of tokens, of the vocabulary */
+enum { ROWS = 16, WORDS = 64 }; /* a task's rows by default: of tokens, of the vocabulary */
 
 typedef struct embed {
-    real *y;                            /* [M,C] forward, [V,C] or [P,C] backward */
-    const real *w, *p;                  /* [V,C], [T,C] */
-    const real *dy;                     /* [M,C] */
-    const int32_t *token;               /* [M] */
-    const int32_t *end, *place;         /* [V]: ends of rows' places; [M]: positions by token */
+    real *y;                    /* [M,C] forward, [V,C] or [P,C] backward */
+    const real *w, *p;          /* [V,C], [T,C] */
+    const real *dy;             /* [M,C] */
+    const int32_t *token;       /* [M] */
+    const int32_t *end, *place; /* [V]: ends of rows' places; [M]: positions by token */
     int64_t B, T, P, M, V, C, rows;
     int dtype, add;
 } embed;
@@ -27,8 +27,7 @@ static void fwd_task(void *arg, int64_t task, int thread)
     for (int64_t m = task * a->rows; m < zk_least((task + 1) * a->rows, a->M); m++)
         for (int64_t c = 0; c < C; c += 16) {
             v16 y = zk_get(a->w, a->token[m] * C + c, a->dtype, C - c);
-            if (a->p)
-                y += zk_get(a->p, m % a->T * C + c, a->dtype, C - c);
+            if (a->p) y += zk_get(a->p, m % a->T * C + c, a->dtype, C - c);
             zk_put(a->y, m * C + c, a->dtype, y, C - c);
         }
 }
@@ -36,8 +35,15 @@ static void fwd_task(void *arg, int64_t task, int thread)
 void ZK(zk_embed_fwd)(zk *k, const zk_launch *L, real *y, const int32_t *token, const real *w,
                       const real *p, int64_t B, int64_t T, int64_t C)
 {
-    embed a = {.y = y, .w = w, .p = p, .token = token, .T = T, .M = B * T, .C = C,
-               .rows = zk_tile(k, L, 0, ROWS), .dtype = k->dtype};
+    embed a = {.y = y,
+               .w = w,
+               .p = p,
+               .token = token,
+               .T = T,
+               .M = B * T,
+               .C = C,
+               .rows = zk_tile(k, L, 0, ROWS),
+               .dtype = k->dtype};
     zk_for(k, zk_pieces(a.M, a.rows), fwd_task, &a);
 }
 
@@ -48,12 +54,9 @@ void ZK(zk_embed_fwd)(zk *k, const zk_launch *L, real *y, const int32_t *token, 
 static void sort(int32_t *end, int32_t *place, const int32_t *token, int64_t M, int64_t V)
 {
     memset(end, 0, (V + 1) * sizeof *end);
-    for (int64_t m = 0; m < M; m++)
-        end[token[m] + 1]++;
-    for (int64_t v = 0; v < V; v++)
-        end[v + 1] += end[v];
-    for (int64_t m = 0; m < M; m++)
-        place[end[token[m]]++] = (int32_t)m;
+    for (int64_t m = 0; m < M; m++) end[token[m] + 1]++;
+    for (int64_t v = 0; v < V; v++) end[v + 1] += end[v];
+    for (int64_t m = 0; m < M; m++) place[end[token[m]]++] = (int32_t)m;
 }
 
 static void bwd_task(void *arg, int64_t task, int thread)
@@ -63,8 +66,7 @@ static void bwd_task(void *arg, int64_t task, int thread)
     (void)thread;
     for (int64_t v = task * a->rows; v < zk_least((task + 1) * a->rows, a->V); v++) {
         int32_t from = v ? a->end[v - 1] : 0;
-        if (a->add && from == a->end[v])
-            continue;
+        if (a->add && from == a->end[v]) continue;
         for (int64_t c = 0; c < a->C; c += 16) {
             int64_t n = a->C - c;
             v16 sum = a->add ? zk_get(a->y, v * a->C + c, dtype, n) : set16(0);
@@ -78,8 +80,15 @@ static void bwd_task(void *arg, int64_t task, int thread)
 void ZK(zk_embed_bwd)(zk *k, const zk_launch *L, void *dw, const real *dy, const int32_t *token,
                       int32_t *index, int64_t M, int64_t V, int64_t C, int add)
 {
-    embed a = {.y = dw, .dy = dy, .end = index, .place = index + V + 1, .V = V, .C = C,
-               .rows = zk_tile(k, L, 0, WORDS), .dtype = k->dtype, .add = add};
+    embed a = {.y = dw,
+               .dy = dy,
+               .end = index,
+               .place = index + V + 1,
+               .V = V,
+               .C = C,
+               .rows = zk_tile(k, L, 0, WORDS),
+               .dtype = k->dtype,
+               .add = add};
     sort(index, index + V + 1, token, M, V);
     zk_for(k, zk_pieces(V, a.rows), bwd_task, &a);
 }
@@ -100,7 +109,13 @@ static void position_task(void *arg, int64_t task, int thread)
 void ZK(zk_position_bwd)(zk *k, const zk_launch *L, real *dp, const real *dy, int64_t B, int64_t T,
                          int64_t C, int64_t P)
 {
-    embed a = {.y = dp, .dy = dy, .B = B, .T = T, .P = P, .C = C,
-               .rows = zk_tile(k, L, 0, ROWS), .dtype = k->dtype};
+    embed a = {.y = dp,
+               .dy = dy,
+               .B = B,
+               .T = T,
+               .P = P,
+               .C = C,
+               .rows = zk_tile(k, L, 0, ROWS),
+               .dtype = k->dtype};
     zk_for(k, zk_pieces(P, a.rows), position_task, &a);
 }

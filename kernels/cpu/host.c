@@ -22,7 +22,7 @@ enum { PAGE = 4096, MOST_THREADS = 1024 };
 #define HOST_POINTER(name) ZK_POINTER(zk_host_##name, zk_##name)
 ZK_HOST_KERNELS(HOST_POINTER)
 
-static const char *object;          /* NULL: refused, `reason` says why */
+static const char *object; /* NULL: refused, `reason` says why */
 static const char *reason;
 
 static int runs_avx2(void)
@@ -39,22 +39,18 @@ static int runs_avx512(void)
            __builtin_cpu_supports("avx512vl");
 }
 
-static void choose(void)
+static void choose_object(void)
 {
     const char *wanted = getenv("ZK_ISA");
     int best = runs_avx512() ? 512 : runs_avx2() ? 2 : 0, take = best;
     if (!best)
         reason = "this processor lacks AVX2, FMA, BMI2 or F16C, which every kernel object needs";
-    if (wanted && !strcmp(wanted, "avx2"))
-        take = 2;
-    else if (wanted && !strcmp(wanted, "avx512"))
-        take = 512;
-    else if (wanted && *wanted)
-        reason = "ZK_ISA names no kernel object; allowed: avx2, avx512";
+    if (wanted && !strcmp(wanted, "avx2")) take = 2;
+    else if (wanted && !strcmp(wanted, "avx512")) take = 512;
+    else if (wanted && *wanted) reason = "ZK_ISA names no kernel object; allowed: avx2, avx512";
     if (take > best && !reason)
         reason = "ZK_ISA=avx512, but this processor lacks AVX-512 (F, BW, CD, DQ, VL)";
-    if (reason)
-        return;
+    if (reason) return;
 #define SET(name) jump_zk_host_##name = take == 512 ? zk_##name##_avx512 : zk_##name##_avx2;
     ZK_HOST_KERNELS(SET)
     object = take == 512 ? "avx512" : "avx2";
@@ -63,7 +59,7 @@ static void choose(void)
 static void choose_once(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
-    pthread_once(&once, choose);
+    pthread_once(&once, choose_object);
 }
 
 const char *zk_host_object(void)
@@ -90,14 +86,10 @@ zk *zk_host_open(int dtype, int column, int threads, const char **why)
 {
     *why = NULL;
     choose_once();
-    if (!object)
-        *why = reason;
-    else if (dtype < ZK_F32 || dtype > ZK_F16)
-        *why = "the kernels on a CPU store f32, bf16 or f16";
-    else if (threads < 1 || threads > MOST_THREADS)
-        *why = "threads must be 1 to 1024";
-    if (*why)
-        return NULL;
+    if (!object) *why = reason;
+    else if (dtype < ZK_F32 || dtype > ZK_F16) *why = "the kernels on a CPU store f32, bf16 or f16";
+    else if (threads < 1 || threads > MOST_THREADS) *why = "threads must be 1 to 1024";
+    if (*why) return NULL;
     /* Taken whole now: a rank's memory does not grow with its model, nor in its first steps. */
     char *p = mmap(NULL, (size_t)mapped(threads), PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
@@ -107,11 +99,10 @@ zk *zk_host_open(int dtype, int column, int threads, const char **why)
     }
     zk *k = (zk *)p;
     _Static_assert(sizeof(zk) <= 64, "the pool starts on the second cache line");
-    *k = (zk){.dtype = dtype, .column = column, .threads = threads,
-              .scratch = p + head_bytes(threads)};
+    *k = (zk){
+        .dtype = dtype, .column = column, .threads = threads, .scratch = p + head_bytes(threads)};
     _mm_setcsr(ZK_MXCSR);
-    if (threads == 1)
-        return k;
+    if (threads == 1) return k;
     k->pool = (struct zk_pool *)(p + 64);
     if (!zk_pool_start(k)) {
         zk_host_close(k);
@@ -123,7 +114,6 @@ zk *zk_host_open(int dtype, int column, int threads, const char **why)
 
 void zk_host_close(zk *k)
 {
-    if (k->pool)
-        zk_pool_stop(k);
+    if (k->pool) zk_pool_stop(k);
     munmap(k, (size_t)mapped(k->threads));
 }

@@ -1,5 +1,5 @@
-/* lanes.h -- as many floats as a register of this object holds, for what is done to every element
- * of an optimizer's states.
+/* lanes.h -- as many floats as a register of this object holds, for products and for what is done
+ * to every element of an optimizer's states.
  *
  * The 16 floats of vec.h are two registers of AVX2; gcc takes such pairs through memory between one
  * operation and the next. The bits are the same.
@@ -8,12 +8,14 @@
 #define ZK_LANES_H
 #include "part.h"
 
-#define ZK_LANES ZK_INLINE                      /* what begins a function of update.h */
+#define ZK_LANES ZK_INLINE /* what begins a function of update.h */
 
 #ifdef __AVX512F__
 typedef v16 lanes;
 typedef v16u lanes_bits;
 enum { LANES = 16 };
+ZK_INLINE lanes lanes_load(const float *p) { return load16(p); }
+ZK_INLINE void lanes_store(float *p, lanes x) { store16(p, x); }
 ZK_INLINE lanes lanes_set(float x) { return set16(x); }
 ZK_INLINE lanes lanes_fma(lanes a, lanes b, lanes c) { return fma16(a, b, c); }
 ZK_INLINE lanes lanes_sqrt(lanes x) { return sqrt16(x); }
@@ -36,6 +38,8 @@ typedef float lanes __attribute__((vector_size(32)));
 typedef uint32_t lanes_bits __attribute__((vector_size(32)));
 typedef int32_t lanes_mask __attribute__((vector_size(32)));
 enum { LANES = 8 };
+ZK_INLINE lanes lanes_load(const float *p) { return (lanes)_mm256_loadu_ps(p); }
+ZK_INLINE void lanes_store(float *p, lanes x) { _mm256_storeu_ps(p, (__m256)x); }
 ZK_INLINE lanes lanes_set(float x) { return (lanes)_mm256_set1_ps(x); }
 ZK_INLINE lanes lanes_fma(lanes a, lanes b, lanes c)
 {
@@ -71,13 +75,10 @@ ZK_INLINE lanes lanes_get(const real *p, int64_t i, int dtype, int n)
 {
     uint16_t part[LANES] = {0};
     const uint16_t *from = (const uint16_t *)p + i;
-    if (dtype == ZK_F32 && n == LANES)
-        return (lanes)_mm256_loadu_ps((const float *)p + i);
-    if (dtype == ZK_F32)
-        return (lanes)_mm256_maskload_ps((const float *)p + i, first8(n));
+    if (dtype == ZK_F32 && n == LANES) return (lanes)_mm256_loadu_ps((const float *)p + i);
+    if (dtype == ZK_F32) return (lanes)_mm256_maskload_ps((const float *)p + i, first8(n));
     if (n < LANES) {
-        for (int j = 0; j < n; j++)
-            part[j] = from[j];
+        for (int j = 0; j < n; j++) part[j] = from[j];
         from = part;
     }
     __m128i x = _mm_loadu_si128((const __m128i_u *)from);
@@ -100,8 +101,7 @@ ZK_INLINE void lanes_put(real *p, int64_t i, int dtype, lanes x, int n)
     __m128i made = dtype == ZK_F16 ? _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT)
                                    : _mm_packus_epi32(low, high);
     _mm_storeu_si128((__m128i_u *)(n == LANES ? to : part), made);
-    for (int j = 0; n < LANES && j < n; j++)
-        to[j] = part[j];
+    for (int j = 0; n < LANES && j < n; j++) to[j] = part[j];
 }
 #endif
 

@@ -9,14 +9,14 @@
 #include "../step.h"
 #include "part.h"
 
-enum { ROWS = 4 };                      /* rows of a task, unless the launch says otherwise */
+enum { ROWS = 4 }; /* rows of a task, unless the launch says otherwise */
 
 typedef struct entropy {
-    float *loss;                        /* [M] */
-    real *d;                            /* [M,R], or NULL */
-    const real *x;                      /* [M,R], V of each row */
-    const int32_t *target;              /* [M] */
-    float each;                         /* what a row's gradient is multiplied by */
+    float *loss;           /* [M] */
+    real *d;               /* [M,R], or NULL */
+    const real *x;         /* [M,R], V of each row */
+    const int32_t *target; /* [M] */
+    float each;            /* what a row's gradient is multiplied by */
     int64_t M, V, R, rows;
     int dtype;
 } entropy;
@@ -26,11 +26,9 @@ static float largest(const real *x, int64_t at, int64_t V, int dtype)
 {
     v16 top = set16(-__builtin_inff());
     int64_t i = 0;
-    for (; i + 16 <= V; i += 16)
-        top = max16(top, load16r(x, at + i, dtype));
+    for (; i + 16 <= V; i += 16) top = max16(top, load16r(x, at + i, dtype));
     float most = top[0];
-    for (int lane = 1; lane < 16; lane++)
-        most = top[lane] > most ? top[lane] : most;
+    for (int lane = 1; lane < 16; lane++) most = top[lane] > most ? top[lane] : most;
     for (; i < V; i++) {
         float one = realr(x, at + i, dtype);
         most = one > most ? one : most;
@@ -43,8 +41,7 @@ static float exponentials(const real *x, int64_t at, int64_t V, int dtype, float
 {
     v16 sum = set16(0);
     int64_t i = 0;
-    for (; i + 16 <= V; i += 16)
-        sum += exp16(load16r(x, at + i, dtype) - set16(top));
+    for (; i + 16 <= V; i += 16) sum += exp16(load16r(x, at + i, dtype) - set16(top));
     if (i < V) {
         float part[16];
         store16(part, exp16(load16rn(x, at + i, dtype, (int)(V - i)) - set16(top)));
@@ -82,15 +79,13 @@ static void entropy_task(void *arg, int64_t task, int thread)
         int64_t at = m * a->R;
         if (target < 0) {
             a->loss[m] = 0;
-            if (a->d)
-                zero(a, at, a->R);
+            if (a->d) zero(a, at, a->R);
             continue;
         }
         float top = largest(a->x, at, a->V, a->dtype);
         float sum = exponentials(a->x, at, a->V, a->dtype, top);
         a->loss[m] = (float)zk_log(sum) - (realr(a->x, at + target, a->dtype) - top);
-        if (a->d)
-            slope(a, at, top, sum, target);
+        if (a->d) slope(a, at, top, sum, target);
     }
 }
 
@@ -122,8 +117,7 @@ void ZK(zk_pick)(zk *k, const zk_launch *L, real *y, const real *x, const int32_
 {
     int64_t m = M - 1, bytes = C * (k->dtype == ZK_F32 ? 4 : 2);
     (void)L;
-    while (m > 0 && target[m] < 0)
-        m--;
+    while (m > 0 && target[m] < 0) m--;
     memcpy(y, (const char *)x + m * bytes, bytes);
 }
 

@@ -9,20 +9,20 @@
  */
 #include "part.h"
 
-enum { ROWS = 16 };             /* rows of a task, unless the launch says otherwise */
-enum { WIDE = 64, HEAD = 16 };  /* columns of a task: of a whole row, of one head */
+enum { ROWS = 16 };            /* rows of a task, unless the launch says otherwise */
+enum { WIDE = 64, HEAD = 16 }; /* columns of a task: of a whole row, of one head */
 
 /* What a task sees. A row of `stride` elements holds `heads` runs of C elements from element `at`;
  * a plain norm has one head of C = stride. stat has `stats` floats a row. */
 typedef struct norm {
     int dtype;
-    real *y, *dw, *db;              /* y or dx [M, stride]; dw, db [C] */
-    real *sum;                      /* [M, C]: x, where it is the sum of `left` and `more` */
-    float *stat;                    /* [M, stats] */
-    const real *x, *dy, *w, *b;     /* x, dy [M, stride]; w, b [C] */
-    const real *left, *more;        /* [M, C]; more: NULL for none */
-    const real *wk;                 /* [C], of the key heads */
-    int64_t M, C, stride, heads, at, rows, stats, first;    /* first: of our heads' stats */
+    real *y, *dw, *db;          /* y or dx [M, stride]; dw, db [C] */
+    real *sum;                  /* [M, C]: x, where it is the sum of `left` and `more` */
+    float *stat;                /* [M, stats] */
+    const real *x, *dy, *w, *b; /* x, dy [M, stride]; w, b [C] */
+    const real *left, *more;    /* [M, C]; more: NULL for none */
+    const real *wk;             /* [C], of the key heads */
+    int64_t M, C, stride, heads, at, rows, stats, first; /* first: of our heads' stats */
     int64_t H, G, span;
     float eps;
 } norm;
@@ -50,10 +50,8 @@ static void layer_fwd_row(const norm *a, int64_t m)
 {
     int64_t at = m * a->C;
     v16 sum = set16(0), square = set16(0);
-    if (a->more)
-        add_row(a, a->sum, a->left, at);
-    for (int64_t c = 0; c < a->C; c += 16)
-        sum += zk_get(a->x, at + c, a->dtype, a->C - c);
+    if (a->more) add_row(a, a->sum, a->left, at);
+    for (int64_t c = 0; c < a->C; c += 16) sum += zk_get(a->x, at + c, a->dtype, a->C - c);
     float mean = sum16(sum) / (float)a->C;
     for (int64_t c = 0; c < a->C; c += 16) {
         v16 d = first_lanes(zk_get(a->x, at + c, a->dtype, a->C - c) - set16(mean), a->C - c);
@@ -88,8 +86,7 @@ static void layer_bwd_row(const norm *a, int64_t m)
         v16 hat = (zk_get(a->x, at + c, a->dtype, n) - mean) * r;
         zk_put(a->y, at + c, a->dtype, fma16(hat, g_dot, g - g_mean) * r, n);
     }
-    if (a->more)
-        add_row(a, a->y, a->y, at);
+    if (a->more) add_row(a, a->y, a->y, at);
 }
 
 static void layer_fwd_task(void *arg, int64_t task, int thread)
@@ -124,19 +121,27 @@ static void layer_columns_task(void *arg, int64_t task, int thread)
         }
     }
     for (int64_t c = from; c < to; c += 16) {
-        if (a->dw)
-            zk_put(a->dw, c, a->dtype, dw[(c - from) / 16], to - c);
-        if (a->db)
-            zk_put(a->db, c, a->dtype, db[(c - from) / 16], to - c);
+        if (a->dw) zk_put(a->dw, c, a->dtype, dw[(c - from) / 16], to - c);
+        if (a->db) zk_put(a->db, c, a->dtype, db[(c - from) / 16], to - c);
     }
 }
 
-void ZK(zk_layernorm_fwd)(zk *k, const zk_launch *L, real *y, float *stat, real *sum,
-                          const real *x, const real *more, const real *w, const real *b, int64_t M,
-                          int64_t C, float eps)
+void ZK(zk_layernorm_fwd)(zk *k, const zk_launch *L, real *y, float *stat, real *sum, const real *x,
+                          const real *more, const real *w, const real *b, int64_t M, int64_t C,
+                          float eps)
 {
-    norm a = {.dtype = k->dtype, .y = y, .stat = stat, .sum = sum, .x = more ? sum : x, .left = x,
-              .more = more, .w = w, .b = b, .M = M, .C = C, .rows = zk_tile(k, L, 0, ROWS),
+    norm a = {.dtype = k->dtype,
+              .y = y,
+              .stat = stat,
+              .sum = sum,
+              .x = more ? sum : x,
+              .left = x,
+              .more = more,
+              .w = w,
+              .b = b,
+              .M = M,
+              .C = C,
+              .rows = zk_tile(k, L, 0, ROWS),
               .eps = eps};
     zk_for(k, zk_pieces(M, a.rows), layer_fwd_task, &a);
 }
@@ -145,12 +150,21 @@ void ZK(zk_layernorm_bwd)(zk *k, const zk_launch *L, real *dx, real *dw, real *d
                           const real *more, const real *x, const float *stat, const real *w,
                           float *scratch, int64_t M, int64_t C)
 {
-    norm a = {.dtype = k->dtype, .y = dx, .dw = dw, .db = db, .stat = (float *)stat, .x = x,
-              .dy = dy, .more = more, .w = w, .M = M, .C = C, .rows = zk_tile(k, L, 0, ROWS)};
+    norm a = {.dtype = k->dtype,
+              .y = dx,
+              .dw = dw,
+              .db = db,
+              .stat = (float *)stat,
+              .x = x,
+              .dy = dy,
+              .more = more,
+              .w = w,
+              .M = M,
+              .C = C,
+              .rows = zk_tile(k, L, 0, ROWS)};
     (void)scratch;
     zk_for(k, zk_pieces(M, a.rows), layer_bwd_task, &a);
-    if (dw || db)
-        zk_for(k, zk_pieces(C, WIDE), layer_columns_task, &a);
+    if (dw || db) zk_for(k, zk_pieces(C, WIDE), layer_columns_task, &a);
 }
 
 /* ---- RMS norm of one run of C elements at element `at` */
@@ -203,8 +217,7 @@ static void rms_columns_task(void *arg, int64_t task, int thread)
             dw[(c - from) / 16] = fma16(dy, hat, dw[(c - from) / 16]);
         }
     }
-    for (int64_t c = from; c < to; c += 16)
-        zk_put(a->dw, c, a->dtype, dw[(c - from) / 16], to - c);
+    for (int64_t c = from; c < to; c += 16) zk_put(a->dw, c, a->dtype, dw[(c - from) / 16], to - c);
 }
 
 static void rms_fwd_task(void *arg, int64_t task, int thread)
@@ -212,8 +225,7 @@ static void rms_fwd_task(void *arg, int64_t task, int thread)
     const norm *a = arg;
     (void)thread;
     for (int64_t m = task * a->rows; m < zk_least((task + 1) * a->rows, a->M); m++) {
-        if (a->more)
-            add_row(a, a->sum, a->left, m * a->C);
+        if (a->more) add_row(a, a->sum, a->left, m * a->C);
         a->stat[m] = rms_fwd_run(a, a->w, m * a->C);
     }
 }
@@ -224,16 +236,25 @@ static void rms_bwd_task(void *arg, int64_t task, int thread)
     (void)thread;
     for (int64_t m = task * a->rows; m < zk_least((task + 1) * a->rows, a->M); m++) {
         rms_bwd_run(a, a->w, m * a->C, a->stat[m]);
-        if (a->more)
-            add_row(a, a->y, a->y, m * a->C);
+        if (a->more) add_row(a, a->y, a->y, m * a->C);
     }
 }
 
 void ZK(zk_rmsnorm_fwd)(zk *k, const zk_launch *L, real *y, float *stat, real *sum, const real *x,
                         const real *more, const real *w, int64_t M, int64_t C, float eps)
 {
-    norm a = {.dtype = k->dtype, .y = y, .stat = stat, .sum = sum, .x = more ? sum : x, .left = x,
-              .more = more, .w = w, .M = M, .C = C, .rows = zk_tile(k, L, 0, ROWS), .eps = eps};
+    norm a = {.dtype = k->dtype,
+              .y = y,
+              .stat = stat,
+              .sum = sum,
+              .x = more ? sum : x,
+              .left = x,
+              .more = more,
+              .w = w,
+              .M = M,
+              .C = C,
+              .rows = zk_tile(k, L, 0, ROWS),
+              .eps = eps};
     zk_for(k, zk_pieces(M, a.rows), rms_fwd_task, &a);
 }
 
@@ -241,13 +262,24 @@ void ZK(zk_rmsnorm_bwd)(zk *k, const zk_launch *L, real *dx, real *dw, const rea
                         const real *more, const real *x, const float *stat, const real *w,
                         float *scratch, int64_t M, int64_t C)
 {
-    norm a = {.dtype = k->dtype, .y = dx, .dw = dw, .stat = (float *)stat, .x = x, .dy = dy,
-              .more = more, .w = w, .M = M, .C = C, .rows = zk_tile(k, L, 0, ROWS), .stride = C,
-              .heads = 1, .stats = 1, .span = WIDE};
+    norm a = {.dtype = k->dtype,
+              .y = dx,
+              .dw = dw,
+              .stat = (float *)stat,
+              .x = x,
+              .dy = dy,
+              .more = more,
+              .w = w,
+              .M = M,
+              .C = C,
+              .rows = zk_tile(k, L, 0, ROWS),
+              .stride = C,
+              .heads = 1,
+              .stats = 1,
+              .span = WIDE};
     (void)scratch;
     zk_for(k, zk_pieces(M, a.rows), rms_bwd_task, &a);
-    if (dw)
-        zk_for(k, zk_pieces(C, WIDE), rms_columns_task, &a);
+    if (dw) zk_for(k, zk_pieces(C, WIDE), rms_columns_task, &a);
 }
 
 /* ---- RMS norm of the query and key heads of rows [M, (H + 2*G) * D] */
@@ -263,8 +295,8 @@ static void heads_fwd_task(void *arg, int64_t task, int thread)
     (void)thread;
     for (int64_t m = task * a->rows; m < zk_least((task + 1) * a->rows, a->M); m++) {
         for (int64_t h = 0; h < a->stats; h++)
-            a->stat[m * a->stats + h] = rms_fwd_run(a, h < a->H ? a->w : a->wk,
-                                                    m * a->stride + h * a->C);
+            a->stat[m * a->stats + h] =
+                rms_fwd_run(a, h < a->H ? a->w : a->wk, m * a->stride + h * a->C);
         copy_values(a, m, a->x);
     }
 }
@@ -285,9 +317,20 @@ void ZK(zk_qknorm_fwd)(zk *k, const zk_launch *L, real *y, float *stat, const re
                        const real *wq, const real *wk, int64_t M, int64_t H, int64_t G, int64_t D,
                        float eps)
 {
-    norm a = {.dtype = k->dtype, .y = y, .stat = stat, .x = in, .w = wq, .wk = wk, .M = M, .C = D,
-              .stride = (H + 2 * G) * D, .stats = H + G, .H = H, .G = G,
-              .rows = zk_tile(k, L, 0, ROWS), .eps = eps};
+    norm a = {.dtype = k->dtype,
+              .y = y,
+              .stat = stat,
+              .x = in,
+              .w = wq,
+              .wk = wk,
+              .M = M,
+              .C = D,
+              .stride = (H + 2 * G) * D,
+              .stats = H + G,
+              .H = H,
+              .G = G,
+              .rows = zk_tile(k, L, 0, ROWS),
+              .eps = eps};
     zk_for(k, zk_pieces(M, a.rows), heads_fwd_task, &a);
 }
 
@@ -295,17 +338,29 @@ void ZK(zk_qknorm_bwd)(zk *k, const zk_launch *L, real *din, real *dwq, real *dw
                        const real *in, const float *stat, const real *wq, const real *wk,
                        float *scratch, int64_t M, int64_t H, int64_t G, int64_t D)
 {
-    norm a = {.dtype = k->dtype, .y = din, .dw = dwq, .stat = (float *)stat, .x = in, .dy = dy,
-              .w = wq, .wk = wk, .M = M, .C = D, .stride = (H + 2 * G) * D, .stats = H + G, .H = H,
-              .G = G, .rows = zk_tile(k, L, 0, ROWS), .heads = H, .span = HEAD};
+    norm a = {.dtype = k->dtype,
+              .y = din,
+              .dw = dwq,
+              .stat = (float *)stat,
+              .x = in,
+              .dy = dy,
+              .w = wq,
+              .wk = wk,
+              .M = M,
+              .C = D,
+              .stride = (H + 2 * G) * D,
+              .stats = H + G,
+              .H = H,
+              .G = G,
+              .rows = zk_tile(k, L, 0, ROWS),
+              .heads = H,
+              .span = HEAD};
     (void)scratch;
     zk_for(k, zk_pieces(M, a.rows), heads_bwd_task, &a);
-    if (dwq)
-        zk_for(k, zk_pieces(D, HEAD), rms_columns_task, &a);
+    if (dwq) zk_for(k, zk_pieces(D, HEAD), rms_columns_task, &a);
     a.dw = dwk;
     a.heads = G;
     a.at = H * D;
     a.first = H;
-    if (dwk)
-        zk_for(k, zk_pieces(D, HEAD), rms_columns_task, &a);
+    if (dwk) zk_for(k, zk_pieces(D, HEAD), rms_columns_task, &a);
 }

@@ -9,13 +9,13 @@
 #include "../step.h"
 #include "lanes.h"
 #include "philox.h"
-#include "../update.h"                          /* after lanes.h, which it is written over */
+#include "../update.h" /* after lanes.h, which it is written over */
 
-enum { BLOCKS = 32 };               /* blocks a task, unless the launch says otherwise */
+enum { BLOCKS = 32 }; /* blocks a task, unless the launch says otherwise */
 
 /* A flat buffer cut into tasks: f sees the parts of each, with the kernel's own operands. */
 typedef struct flat {
-    const zk_span *spans;           /* [nspans] */
+    const zk_span *spans; /* [nspans] */
     int64_t nspans, first, n, piece;
     void (*f)(void *arg, const zk_part *part);
     void *arg;
@@ -76,12 +76,12 @@ ZK_INLINE void words(uint32_t out[GROUP], int by_lane, int by_word, uint64_t see
 
 /* ---- the update */
 typedef struct flat_update {
-    real *w;                        /* [n], or NULL */
-    float *p;                       /* [n]; NULL: w is what moves */
-    void *m, *v;                    /* [n]; NULL where the rule has none */
-    const float *g;                 /* [n] */
+    real *w;        /* [n], or NULL */
+    float *p;       /* [n]; NULL: w is what moves */
+    void *m, *v;    /* [n]; NULL where the rule has none */
+    const float *g; /* [n] */
     int dtype, moments;
-    uint64_t seed;                  /* of chance */
+    uint64_t seed; /* of chance */
     step s;
     const zk_ctl *ctl;
 } flat_update;
@@ -95,8 +95,8 @@ ZK_INLINE lanes by_chance(lanes x, const uint32_t word[LANES], int shift)
 }
 
 /* Words of the elements i .. i + 63 of a part; second: ZK_SECOND or 0 */
-ZK_INLINE void draw(uint32_t out[GROUP], const flat_update *a, const zk_part *part, int64_t i,
-                    uint64_t second)
+ZK_INLINE void draw_words(uint32_t out[GROUP], const flat_update *a, const zk_part *part, int64_t i,
+                          uint64_t second)
 {
     words(out, 4, 1, a->seed, (uint64_t)part->key, (uint64_t)(part->elem + i) / 4 | second);
 }
@@ -112,24 +112,18 @@ ZK_INLINE void update_lanes(const flat_update *a, const zk_part *part, const pul
     lanes p = a->p ? lanes_get(a->p, at, ZK_F32, n) : lanes_get(a->w, at, ZK_BF16, n);
     p = update(&a->s, own, p, &m, &v, lanes_get(a->g, at, ZK_F32, n));
     if (moments == ZK_BF16) {
-        if (i % GROUP == 0)
-            draw(chance[0], a, part, i, 0);
+        if (i % GROUP == 0) draw_words(chance[0], a, part, i, 0);
         m = by_chance(m, chance[0] + i % GROUP, 0);
         v = by_chance(v, chance[0] + i % GROUP, 16);
     }
     if (!a->p) {
-        if (i % GROUP == 0)
-            draw(chance[1], a, part, i, ZK_SECOND);
+        if (i % GROUP == 0) draw_words(chance[1], a, part, i, ZK_SECOND);
         p = by_chance(p, chance[1] + i % GROUP, 0);
     }
-    if (a->m)
-        lanes_put(a->m, at, moments, m, n);
-    if (a->v)
-        lanes_put(a->v, at, moments, v, n);
-    if (a->p)
-        lanes_put(a->p, at, ZK_F32, p, n);
-    if (a->w)
-        lanes_put(a->w, at, a->dtype, p, n);
+    if (a->m) lanes_put(a->m, at, moments, m, n);
+    if (a->v) lanes_put(a->v, at, moments, v, n);
+    if (a->p) lanes_put(a->p, at, ZK_F32, p, n);
+    if (a->w) lanes_put(a->w, at, a->dtype, p, n);
 }
 
 ZK_INLINE void update_some(const flat_update *a, const zk_part *part, int moments)
@@ -137,35 +131,32 @@ ZK_INLINE void update_some(const flat_update *a, const zk_part *part, int moment
     pull own = pull_of(a->ctl, part->span);
     uint32_t chance[2][GROUP];
     int64_t i = 0;
-    for (; i + LANES <= part->n; i += LANES)
-        update_lanes(a, part, &own, moments, i, LANES, chance);
-    if (i < part->n)
-        update_lanes(a, part, &own, moments, i, (int)(part->n - i), chance);
+    for (; i + LANES <= part->n; i += LANES) update_lanes(a, part, &own, moments, i, LANES, chance);
+    if (i < part->n) update_lanes(a, part, &own, moments, i, (int)(part->n - i), chance);
 }
 
 static void update_part(void *arg, const zk_part *part)
 {
     const flat_update *a = arg;
-    if (a->moments == ZK_BF16)
-        update_some(a, part, ZK_BF16);
-    else
-        update_some(a, part, ZK_F32);
+    if (a->moments == ZK_BF16) update_some(a, part, ZK_BF16);
+    else update_some(a, part, ZK_F32);
 }
 
 void ZK(zk_update)(zk *k, const zk_launch *L, const zk_ctl *ctl, const zk_recipe *r, real *w,
-                   float *p, void *m, void *v, const float *g, const zk_span *spans,
-                   int64_t nspans, int64_t first, int64_t n)
+                   float *p, void *m, void *v, const float *g, const zk_span *spans, int64_t nspans,
+                   int64_t first, int64_t n)
 {
+    // clang-format off
     flat_update a = {w, p, m, v, g, k->dtype, r->moments, update_seed(ctl, r), step_of(ctl, r),
                      ctl};
-    if (!ctl->skipped)
-        each(k, L, spans, nspans, first, n, update_part, &a);
+    // clang-format on
+    if (!ctl->skipped) each(k, L, spans, nspans, first, n, update_part, &a);
 }
 
 /* ---- initial values: 64 elements from 16 counters. Counter 16*(element/64) + lane gives elements
  * 64*(element/64) + lane + 0, 16, 32, 48, so that 16 lanes are stored at once. */
 typedef struct initial {
-    real *p;                        /* [n] */
+    real *p; /* [n] */
     uint64_t seed;
     int dtype;
 } initial;
@@ -180,9 +171,9 @@ static void normals(v16 z[2], v16u a, v16u b)
     v16 u = fma16(__builtin_convertvector((v16i)(a >> 1), v16), set16(0x1p-31f), set16(0x1p-32f));
     v16 x = __builtin_convertvector((v16i)(b - (quarter << 30)), v16) * set16(TURN * 0x1p-32f);
     v16 xx = x * x, radius = sqrt16(set16(-2) * log16(u));
-    v16 s = fma16(xx, set16(2.75573192e-6f), set16(-1.98412698e-4f));     /* Taylor, to x^9 */
+    v16 s = fma16(xx, set16(2.75573192e-6f), set16(-1.98412698e-4f)); /* Taylor, to x^9 */
     s = fma16(xx, fma16(xx, s, set16(8.33333333e-3f)), set16(-0.166666667f));
-    v16 c = fma16(xx, set16(-2.75573192e-7f), set16(2.48015873e-5f));     /* and to x^10 */
+    v16 c = fma16(xx, set16(-2.75573192e-7f), set16(2.48015873e-5f)); /* and to x^10 */
     c = fma16(xx, fma16(xx, c, set16(-1.38888889e-3f)), set16(4.16666667e-2f));
     c = radius * fma16(xx, fma16(xx, c, set16(-0.5f)), set16(1));
     s = radius * fma16(xx * x, s, x);
@@ -232,8 +223,8 @@ void ZK(zk_init)(zk *k, const zk_launch *L, void *p, const zk_span *spans, int64
 
 /* ---- the hash */
 typedef struct digest {
-    uint64_t *sum;                  /* [2] */
-    const real *p;                  /* [n] */
+    uint64_t *sum; /* [2] */
+    const real *p; /* [n] */
     int dtype;
 } digest;
 

@@ -45,8 +45,7 @@ static inline void zk_each_part(const zk_span *spans, int64_t nspans, int64_t fi
             int64_t start = s->at + i * s->stride;
             int64_t from = zk_most(lo, start), to = zk_least(hi, start + s->elems);
             zk_part part = {s, s->key + i * s->key_stride, from - start, from - first, to - from};
-            if (part.n > 0)
-                f(arg, &part);
+            if (part.n > 0) f(arg, &part);
         }
     }
 }

@@ -12,7 +12,10 @@ static inline v8u low_product(v8u x, uint32_t by)
 #ifdef __AVX512F__
     return (v8u)_mm512_mul_epu32((__m512i)x, _mm512_set1_epi64(by));
 #else
-    union { v8u v; __m256i h[2]; } both = {x};
+    union {
+        v8u v;
+        __m256i h[2];
+    } both = {x};
     both.h[0] = _mm256_mul_epu32(both.h[0], _mm256_set1_epi64x(by));
     both.h[1] = _mm256_mul_epu32(both.h[1], _mm256_set1_epi64x(by));
     return both.v;

@@ -6,14 +6,14 @@
  */
 #include "part.h"
 
-enum { ROWS = 16 };             /* rows of a task, unless the launch says otherwise */
+enum { ROWS = 16 }; /* rows of a task, unless the launch says otherwise */
 
 typedef struct rope {
     zk *k;
-    real *y;                    /* [B*T, (H + 2*G) * D] */
-    const real *in;             /* the same */
-    float *table;               /* [T, half, 2] */
-    const double *freq;         /* [half] */
+    real *y;            /* [B*T, (H + 2*G) * D] */
+    const real *in;     /* the same */
+    float *table;       /* [T, half, 2] */
+    const double *freq; /* [half] */
     int64_t rows, M, T, H, G, D, half;
     float sign;
 } rope;
@@ -33,7 +33,11 @@ static void table_task(void *arg, int64_t task, int thread)
 void ZK(zk_rope_table)(zk *k, const zk_launch *L, float *table, const double *freq, int64_t T,
                        int64_t D)
 {
-    rope a = {.k = k, .table = table, .freq = freq, .T = T, .half = D / 2,
+    rope a = {.k = k,
+              .table = table,
+              .freq = freq,
+              .T = T,
+              .half = D / 2,
               .rows = zk_tile(k, L, 0, ROWS)};
     zk_for(k, (T + a.rows - 1) / a.rows, table_task, &a);
 }
@@ -56,14 +60,13 @@ static void row(const rope *a, int64_t m, int thread)
 {
     int64_t size = a->k->dtype == ZK_F32 ? 4 : 2, room = (a->half + 15) / 16 * 16;
     int64_t at = m * (a->H + 2 * a->G) * a->D, values = at + (a->H + a->G) * a->D;
-    const float *table = a->table + m % a->T * a->half * 2;     /* [half, 2] */
+    const float *table = a->table + m % a->T * a->half * 2; /* [half, 2] */
     float *cosine = zk_scratch(a->k, thread), *sine = cosine + room;
     for (int64_t i = 0; i < a->half; i++) {
         cosine[i] = table[2 * i];
         sine[i] = a->sign * table[2 * i + 1];
     }
-    for (int64_t h = 0; h < a->H + a->G; h++)
-        turn(a, at + h * a->D, cosine, sine);
+    for (int64_t h = 0; h < a->H + a->G; h++) turn(a, at + h * a->D, cosine, sine);
     if (a->y != a->in)
         memcpy((char *)a->y + values * size, (const char *)a->in + values * size,
                (size_t)(a->G * a->D * size));
@@ -76,10 +79,20 @@ static void rows_task(void *arg, int64_t task, int thread)
         row(a, m, thread);
 }
 
-void ZK(zk_rope)(zk *k, const zk_launch *L, real *y, const real *in, const float *table,
-                 int64_t B, int64_t T, int64_t H, int64_t G, int64_t D, int sign)
+void ZK(zk_rope)(zk *k, const zk_launch *L, real *y, const real *in, const float *table, int64_t B,
+                 int64_t T, int64_t H, int64_t G, int64_t D, int sign)
 {
-    rope a = {.k = k, .y = y, .in = in, .table = (float *)table, .M = B * T, .T = T, .H = H, .G = G,
-              .D = D, .half = D / 2, .rows = zk_tile(k, L, 0, ROWS), .sign = (float)sign};
+    rope a = {.k = k,
+              .y = y,
+              .in = in,
+              .table = (float *)table,
+              .M = B * T,
+              .T = T,
+              .H = H,
+              .G = G,
+              .D = D,
+              .half = D / 2,
+              .rows = zk_tile(k, L, 0, ROWS),
+              .sign = (float)sign};
     zk_for(k, (B * T + a.rows - 1) / a.rows, rows_task, &a);
 }

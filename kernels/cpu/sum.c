@@ -11,13 +11,13 @@
 #include "../limbs.h"
 #include "part.h"
 
-enum { TILE = 1024, DEPTH = 63 };       /* elements at a time; levels of any tree */
-enum { BLOCKS = 64 };                   /* a task's blocks of squares by default */
+enum { TILE = 1024, DEPTH = 63 }; /* elements at a time; levels of any tree */
+enum { BLOCKS = 64 };             /* a task's blocks of squares by default */
 
 typedef struct push {
     zk *k;
-    float *node;                        /* [buffers][stride] */
-    const void *const *src;             /* count pointers to [n] */
+    float *node;            /* [buffers][stride] */
+    const void *const *src; /* count pointers to [n] */
     int64_t stride, count, n, lo, total, mask, block, tile;
     int dtype;
 } push;
@@ -56,20 +56,16 @@ static void settle(const push *a, float *const *level, float (*tile)[TILE], int6
 {
     if (a->lo + a->count < a->total) {
         for (int b = 0; b < DEPTH; b++)
-            if (level[b] == tile[b])
-                memcpy(buffer(a, b) + at, tile[b], n * sizeof **tile);
+            if (level[b] == tile[b]) memcpy(buffer(a, b) + at, tile[b], n * sizeof **tile);
         return;
     }
     float *acc = NULL;
     for (int b = 0; b < DEPTH; b++) {
-        if (!level[b])
-            continue;
-        if (acc)
-            join(tile[b], level[b], acc, n);
+        if (!level[b]) continue;
+        if (acc) join(tile[b], level[b], acc, n);
         acc = acc ? tile[b] : level[b];
     }
-    if (acc != a->node + at)
-        memcpy(a->node + at, acc, n * sizeof *acc);
+    if (acc != a->node + at) memcpy(a->node + at, acc, n * sizeof *acc);
 }
 
 static void push_tile(const push *a, float (*tile)[TILE], int64_t at, int64_t n)
@@ -78,15 +74,14 @@ static void push_tile(const push *a, float (*tile)[TILE], int64_t at, int64_t n)
     for (int b = 0; b < DEPTH; b++)
         level[b] = pending(a, a->lo) >> b & 1 ? buffer(a, b) + at : NULL;
     for (int64_t i = 0; i < a->count; i++) {
-        int b = __builtin_ctzll(~(a->lo + i) | a->block);   /* the level where the carry stops */
-        float *sum = tile[level[b] ? DEPTH : b];            /* there are whole blocks already */
+        int b = __builtin_ctzll(~(a->lo + i) | a->block); /* the level where the carry stops */
+        float *sum = tile[level[b] ? DEPTH : b];          /* there are whole blocks already */
         read(a, sum, i, at, n);
         for (int c = 0; c < b; c++) {
             join(sum, level[c], sum, n);
             level[c] = NULL;
         }
-        if (level[b])
-            join(tile[b], level[b], sum, n);
+        if (level[b]) join(tile[b], level[b], sum, n);
         level[b] = tile[b];
     }
     settle(a, level, tile, at, n);
@@ -95,18 +90,20 @@ static void push_tile(const push *a, float (*tile)[TILE], int64_t at, int64_t n)
 static void push_task(void *arg, int64_t task, int thread)
 {
     const push *a = arg;
-    float (*tile)[TILE] = zk_scratch(a->k, thread);     /* [DEPTH + 1] */
+    float (*tile)[TILE] = zk_scratch(a->k, thread); /* [DEPTH + 1] */
     int64_t end = zk_least((task + 1) * a->tile, a->n);
     for (int64_t at = task * a->tile; at < end; at += TILE)
         push_tile(a, tile, at, zk_least(TILE, end - at));
 }
 
 void ZK(zk_push)(zk *k, const zk_launch *L, float *node, int64_t stride, const void *const *src,
-                 int64_t count, int full, int64_t n, const zk_ctl *ctl, int64_t total,
-                 int64_t mask, int64_t block)
+                 int64_t count, int full, int64_t n, const zk_ctl *ctl, int64_t total, int64_t mask,
+                 int64_t block)
 {
+    // clang-format off
     push a = {k, node, src, stride, count, n, ctl ? ctl->leaves : 0, total, mask, block,
               TILE * zk_tile(k, L, 0, 4), full ? ZK_F32 : k->dtype};
+    // clang-format on
     _Static_assert((DEPTH + 1) * TILE * sizeof(float) <= ZK_SCRATCH, "the tiles fit");
     zk_for(k, zk_pieces(n, a.tile), push_task, &a);
 }
@@ -119,18 +116,18 @@ void ZK(zk_count)(zk *k, const zk_launch *L, zk_ctl *ctl, int64_t leaves)
 
 /* ---- squares. The 16 lanes are registers of doubles. */
 #ifdef __AVX512F__
-typedef __m512d wide;
-static inline wide widen_floats(const float *p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
+typedef __m512d doubles;
+static inline doubles widen_floats(const float *p) { return _mm512_cvtps_pd(_mm256_loadu_ps(p)); }
 #else
-typedef __m256d wide;
-static inline wide widen_floats(const float *p) { return _mm256_cvtps_pd(_mm_loadu_ps(p)); }
+typedef __m256d doubles;
+static inline doubles widen_floats(const float *p) { return _mm256_cvtps_pd(_mm_loadu_ps(p)); }
 #endif
-enum { WIDTH = sizeof(wide) / sizeof(double), WIDES = 16 / WIDTH };
+enum { DOUBLES = sizeof(doubles) / sizeof(double), REGISTERS = 16 / DOUBLES };
 
 typedef struct squares {
-    const float *g;                     /* [n] */
-    const zk_span *spans;               /* [nspans] */
-    int64_t *sums;                      /* [ZK_SUMS] */
+    const float *g;       /* [n] */
+    const zk_span *spans; /* [nspans] */
+    int64_t *sums;        /* [ZK_SUMS] */
     int64_t nspans, first, n, piece;
 } squares;
 
@@ -140,10 +137,10 @@ typedef struct piece {
 } piece;
 
 /* lane[16] += the squares of g[16] */
-static inline void add_squares(wide *lane, const float *g)
+static inline void add_squares(doubles *lane, const float *g)
 {
-    for (int v = 0; v < WIDES; v++) {
-        wide x = widen_floats(g + v * WIDTH);
+    for (int v = 0; v < REGISTERS; v++) {
+        doubles x = widen_floats(g + v * DOUBLES);
         lane[v] += x * x;
     }
 }
@@ -151,20 +148,18 @@ static inline void add_squares(wide *lane, const float *g)
 /* Sum of the squares of a block, g [n], n <= ZK_BLOCK */
 static double square_block(const float *g, int64_t n)
 {
-    wide lane[WIDES] = {0};
+    doubles lane[REGISTERS] = {0};
     double sum[16];
     float last[16];
     int64_t whole = n / 16 * 16;
-    for (int64_t i = 0; i < whole; i += 16)
-        add_squares(lane, g + i);
+    for (int64_t i = 0; i < whole; i += 16) add_squares(lane, g + i);
     if (whole < n) {
         store16(last, load16n(g + whole, (int)(n - whole)));
         add_squares(lane, last);
     }
     memcpy(sum, lane, sizeof sum);
     for (int w = 8; w; w /= 2)
-        for (int i = 0; i < w; i++)
-            sum[i] += sum[i + w];
+        for (int i = 0; i < w; i++) sum[i] += sum[i + w];
     return sum[0];
 }
 
@@ -185,10 +180,8 @@ static void square_task(void *arg, int64_t task, int thread)
     (void)thread;
     zk_each_part(a->spans, a->nspans, a->first, lo, hi, square_part, &own);
     for (int i = 0; i < ZK_LIMBS; i++)
-        if (own.limb[i])
-            __atomic_fetch_add(a->sums + ZK_NORM + i, own.limb[i], __ATOMIC_RELAXED);
-    if (own.bad)
-        __atomic_fetch_add(a->sums + ZK_NONFINITE, own.bad, __ATOMIC_RELAXED);
+        if (own.limb[i]) __atomic_fetch_add(a->sums + ZK_NORM + i, own.limb[i], __ATOMIC_RELAXED);
+    if (own.bad) __atomic_fetch_add(a->sums + ZK_NONFINITE, own.bad, __ATOMIC_RELAXED);
 }
 
 void ZK(zk_square_sum)(zk *k, const zk_launch *L, int64_t *sums, const float *g,

@@ -15,7 +15,7 @@
 
 typedef struct worker {
     zk *k;
-    int thread;                     /* 1 .. threads - 1 */
+    int thread; /* 1 .. threads - 1 */
     pthread_t id;
 } worker;
 
@@ -23,11 +23,11 @@ struct zk_pool {
     void (*f)(void *arg, int64_t task, int thread);
     void *arg;
     int64_t tasks;
-    _Atomic int64_t next;           /* first task that nobody has taken */
-    _Atomic uint32_t job;           /* number of the job; waited on by workers */
-    _Atomic uint32_t busy;          /* workers that have not left the job; waited on by zk_for */
-    int started;                    /* workers that exist */
-    worker workers[];               /* [threads - 1] */
+    _Atomic int64_t next;  /* first task that nobody has taken */
+    _Atomic uint32_t job;  /* number of the job; waited on by workers */
+    _Atomic uint32_t busy; /* workers that have not left the job; waited on by zk_for */
+    int started;           /* workers that exist */
+    worker workers[];      /* [threads - 1] */
 };
 
 static void sleep_while(_Atomic uint32_t *word, uint32_t value)
@@ -45,8 +45,7 @@ static void take_tasks(struct zk_pool *pool, int thread)
 {
     for (;;) {
         int64_t task = atomic_fetch_add(&pool->next, 1);
-        if (task >= pool->tasks)
-            return;
+        if (task >= pool->tasks) return;
         pool->f(pool->arg, task, thread);
     }
 }
@@ -60,17 +59,14 @@ static void *work(void *arg)
     for (uint32_t job = 0;; job++) {
         sleep_while(&pool->job, job);
         int last = !pool->f;
-        if (!last)
-            take_tasks(pool, me->thread);
-        if (atomic_fetch_sub(&pool->busy, 1) == 1)
-            wake(&pool->busy, 1);
-        if (last)
-            return NULL;
+        if (!last) take_tasks(pool, me->thread);
+        if (atomic_fetch_sub(&pool->busy, 1) == 1) wake(&pool->busy, 1);
+        if (last) return NULL;
     }
 }
 
-static void run(struct zk_pool *pool, int64_t tasks,
-                void (*f)(void *arg, int64_t task, int thread), void *arg)
+static void run(struct zk_pool *pool, int64_t tasks, void (*f)(void *arg, int64_t task, int thread),
+                void *arg)
 {
     pool->f = f;
     pool->arg = arg;
@@ -79,10 +75,8 @@ static void run(struct zk_pool *pool, int64_t tasks,
     atomic_store(&pool->busy, (uint32_t)pool->started);
     atomic_fetch_add(&pool->job, 1);
     wake(&pool->job, pool->started);
-    if (f)
-        take_tasks(pool, 0);
-    for (uint32_t busy; (busy = atomic_load(&pool->busy)) != 0;)
-        sleep_while(&pool->busy, busy);
+    if (f) take_tasks(pool, 0);
+    for (uint32_t busy; (busy = atomic_load(&pool->busy)) != 0;) sleep_while(&pool->busy, busy);
 }
 
 void zk_for(zk *k, int64_t tasks, void (*f)(void *arg, int64_t task, int thread), void *arg)
@@ -91,15 +85,13 @@ void zk_for(zk *k, int64_t tasks, void (*f)(void *arg, int64_t task, int thread)
         run(k->pool, tasks, f, arg);
         return;
     }
-    for (int64_t task = 0; task < tasks; task++)
-        f(arg, task, 0);
+    for (int64_t task = 0; task < tasks; task++) f(arg, task, 0);
 }
 
 int zk_pool_start(zk *k)
 {
     pthread_attr_t attr;
-    if (pthread_attr_init(&attr))
-        return 0;
+    if (pthread_attr_init(&attr)) return 0;
     int ok = !pthread_attr_setstacksize(&attr, ZK_STACK);
     for (int t = 1; ok && t < k->threads; t++) {
         worker *w = &k->pool->workers[k->pool->started];
@@ -114,8 +106,7 @@ int zk_pool_start(zk *k)
 void zk_pool_stop(zk *k)
 {
     run(k->pool, 0, NULL, NULL);
-    for (int i = 0; i < k->pool->started; i++)
-        pthread_join(k->pool->workers[i].id, NULL);
+    for (int i = 0; i < k->pool->started; i++) pthread_join(k->pool->workers[i].id, NULL);
 }
 
 int64_t zk_pool_bytes(int threads)

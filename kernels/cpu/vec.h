@@ -47,16 +47,16 @@ ZK_INLINE __mmask16 first16(int n)
     return (__mmask16)(n <= 0 ? 0 : n >= 16 ? 0xffff : (1 << n) - 1);
 }
 ZK_INLINE v16 load16n(const float *p, int n) { return (v16)_mm512_maskz_loadu_ps(first16(n), p); }
-ZK_INLINE void store16n(float *p, v16 x, int n)
-{
-    _mm512_mask_storeu_ps(p, first16(n), (__m512)x);
-}
+ZK_INLINE void store16n(float *p, v16 x, int n) { _mm512_mask_storeu_ps(p, first16(n), (__m512)x); }
 ZK_INLINE v16h load16hn(const uint16_t *p, int n)
 {
     return (v16h)_mm256_maskz_loadu_epi16(first16(n), p);
 }
 #else
-typedef union { v16 v; __m256 h[2]; } v16_halves;
+typedef union {
+    v16 v;
+    __m256 h[2];
+} v16_halves;
 ZK_INLINE v16 fma16(v16 a, v16 b, v16 c)
 {
     v16_halves x = {a}, y = {b}, z = {c};
@@ -86,8 +86,9 @@ ZK_INLINE __m256i first8(int n)
 }
 ZK_INLINE v16 load16n(const float *p, int n)
 {
-    return (v16_halves){.h = {_mm256_maskload_ps(p, first8(n)),
-                              _mm256_maskload_ps(p + 8, first8(n - 8))}}.v;
+    return (v16_halves){
+        .h = {_mm256_maskload_ps(p, first8(n)), _mm256_maskload_ps(p + 8, first8(n - 8))}}
+        .v;
 }
 ZK_INLINE void store16n(float *p, v16 x, int n)
 {
@@ -101,13 +102,15 @@ ZK_INLINE __m128i load8hn(const uint16_t *p, int n)
     n = n < 0 ? 0 : n < 8 ? n : 8;
     __m128i there = _mm_cmpgt_epi32(_mm_set1_epi32(n / 2), _mm_setr_epi32(0, 1, 2, 3));
     __m128i pairs = _mm_maskload_epi32((const int *)p, there);
-    if (n % 2 == 0)
-        return pairs;
+    if (n % 2 == 0) return pairs;
     __m128i lane = _mm_setr_epi16(0, 1, 2, 3, 4, 5, 6, 7);
     __m128i odd = _mm_cmpeq_epi16(_mm_set1_epi16((short)(n - 1)), lane);
     return _mm_or_si128(pairs, _mm_and_si128(odd, _mm_set1_epi16((short)p[n - 1])));
 }
-typedef union { v16h v; __m128i h[2]; } v16h_halves;
+typedef union {
+    v16h v;
+    __m128i h[2];
+} v16h_halves;
 ZK_INLINE v16h load16hn(const uint16_t *p, int n)
 {
     return (v16h_halves){.h = {load8hn(p, n), load8hn(p + 8, n - 8)}}.v;
@@ -118,8 +121,7 @@ ZK_INLINE v16h load16hn(const uint16_t *p, int n)
 ZK_INLINE float sum16(v16 x)
 {
     for (int half = 8; half; half /= 2)
-        for (int i = 0; i < half; i++)
-            x[i] += x[i + half];
+        for (int i = 0; i < half; i++) x[i] += x[i + half];
     return x[0];
 }
 
@@ -160,33 +162,29 @@ ZK_INLINE v16h narrow16_f16(v16 x)
 {
     v16_halves a = {x};
     return (v16h_halves){.h = {_mm256_cvtps_ph(a.h[0], _MM_FROUND_TO_NEAREST_INT),
-                               _mm256_cvtps_ph(a.h[1], _MM_FROUND_TO_NEAREST_INT)}}.v;
+                               _mm256_cvtps_ph(a.h[1], _MM_FROUND_TO_NEAREST_INT)}}
+        .v;
 }
 #endif
 
 /* ---- elements i .. of an array of `dtype` */
 ZK_INLINE v16 load16r(const real *p, int64_t i, int dtype)
 {
-    if (dtype == ZK_F32)
-        return load16((const float *)p + i);
+    if (dtype == ZK_F32) return load16((const float *)p + i);
     v16h x = *(const v16h_loose *)((const uint16_t *)p + i);
     return dtype == ZK_F16 ? widen16_f16(x) : widen16(x);
 }
 
 ZK_INLINE void store16r(real *p, int64_t i, int dtype, v16 x)
 {
-    if (dtype == ZK_F32)
-        store16((float *)p + i, x);
-    else
-        *(v16h_loose *)((uint16_t *)p + i) = dtype == ZK_F16 ? narrow16_f16(x) : narrow16(x);
+    if (dtype == ZK_F32) store16((float *)p + i, x);
+    else *(v16h_loose *)((uint16_t *)p + i) = dtype == ZK_F16 ? narrow16_f16(x) : narrow16(x);
 }
 
 ZK_INLINE v16 load16rn(const real *p, int64_t i, int dtype, int n)
 {
-    if (n >= 16)
-        return load16r(p, i, dtype);
-    if (dtype == ZK_F32)
-        return load16n((const float *)p + i, n);
+    if (n >= 16) return load16r(p, i, dtype);
+    if (dtype == ZK_F32) return load16n((const float *)p + i, n);
     v16h x = load16hn((const uint16_t *)p + i, n);
     return dtype == ZK_F16 ? widen16_f16(x) : widen16(x);
 }
@@ -203,16 +201,13 @@ ZK_INLINE void store16rn(real *p, int64_t i, int dtype, v16 x, int n)
         return;
     }
     store16r(part, 0, dtype, x);
-    for (int j = 0; j < n; j++)
-        ((uint16_t *)p)[i + j] = part[j];
+    for (int j = 0; j < n; j++) ((uint16_t *)p)[i + j] = part[j];
 }
 
 ZK_INLINE void setr(real *p, int64_t i, int dtype, float x)
 {
-    if (dtype == ZK_F32)
-        ((float *)p)[i] = x;
-    else
-        ((uint16_t *)p)[i] = dtype == ZK_F16 ? narrow_f16(x) : narrow(x);
+    if (dtype == ZK_F32) ((float *)p)[i] = x;
+    else ((uint16_t *)p)[i] = dtype == ZK_F16 ? narrow_f16(x) : narrow(x);
 }
 
 /* ---- functions of 16 floats */
@@ -241,7 +236,7 @@ ZK_INLINE v16 log16(v16 x)
 {
     v16i small = x < 0x1p-126f;
     v16 y = select16(small, x * 0x1p23f, x);
-    v16i bits = (v16i)y - 0x3f3504f3;                       /* sqrt(1/2) */
+    v16i bits = (v16i)y - 0x3f3504f3; /* sqrt(1/2) */
     v16 e = __builtin_convertvector((bits >> 23) + (small & -23), v16);
     v16 f = (v16)((bits & 0x7fffff) + 0x3f3504f3) - 1.0f;
     v16 s = f / (f + 2.0f), z = s * s, r = set16(2.0f / 11);
@@ -273,23 +268,22 @@ ZK_INLINE v16 tanh16(v16 x)
  * log(erfc) on [0.875, 4] weighted by erfc (error 6e-9); erfc(4) is below half an ulp of 1. */
 ZK_INLINE v16 erf16(v16 x)
 {
-    static const float series[] = {     /* 2/sqrt(pi) * (-1)^n / (n! * (2n + 1)), n = 9 .. 1 */
-        -1.63658447e-07f, 1.64621144e-06f, -1.49256506e-05f, 1.20553330e-04f, -8.54832702e-04f,
-        5.22397762e-03f, -2.68661706e-02f, 1.12837917e-01f, -3.76126389e-01f,
+    static const float series[] = {
+        /* 2/sqrt(pi) * (-1)^n / (n! * (2n + 1)), n = 9 .. 1 */
+        -1.63658447e-07f, 1.64621144e-06f,  -1.49256506e-05f, 1.20553330e-04f,  -8.54832702e-04f,
+        5.22397762e-03f,  -2.68661706e-02f, 1.12837917e-01f,  -3.76126389e-01f,
     };
     static const float fit[] = {
-        1.99901304e-04f, -3.08199530e-03f, 2.23810282e-02f, -1.04250193e-01f, -6.36820674e-01f,
-        -1.12788939e+00f, -1.44211808e-04f,
+        1.99901304e-04f,  -3.08199530e-03f, 2.23810282e-02f,  -1.04250193e-01f,
+        -6.36820674e-01f, -1.12788939e+00f, -1.44211808e-04f,
     };
     v16i sign = (v16i)x & INT32_MIN;
     v16 a = (v16)((v16i)x ^ sign), z = a * a;
     v16 t = min16(set16(4.0f), a), near = set16(series[0]), far = set16(fit[0]);
-    for (int i = 1; i < 9; i++)
-        near = fma16(near, z, set16(series[i]));
-    near = fma16(near, z, set16(0.128379167f));             /* 2/sqrt(pi) - 1 */
+    for (int i = 1; i < 9; i++) near = fma16(near, z, set16(series[i]));
+    near = fma16(near, z, set16(0.128379167f)); /* 2/sqrt(pi) - 1 */
     near = fma16(near, a, a);
-    for (int i = 1; i < 7; i++)
-        far = fma16(far, t, set16(fit[i]));
+    for (int i = 1; i < 7; i++) far = fma16(far, t, set16(fit[i]));
     v16 y = select16(a < 0.875f, near, 1.0f - exp16(far));
     return (v16)((v16i)y | sign);
 }

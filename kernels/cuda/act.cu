@@ -1,9 +1,10 @@
-/* act.cu -- elementwise: GELU, SwiGLU, addition, rounding.
+/* act.cu -- elementwise: GELU, squared ReLU, SwiGLU, addition, rounding.
  *
  * Invariants
  *  1. An element's result depends on that element alone: 16 bytes at a time or a ragged end, the
- *     same bits. Those of a CPU have the erf form, addition and rounding; the sigmoid has the
- *     processor's own exponential and quotient: good to (|x| + 6) 2^-24, at half of the instructions.
+ *     same bits. Those of a CPU have the erf form, squared ReLU, addition and rounding; the sigmoid
+ *     has the processor's own exponential and quotient: good to (|x| + 6) 2^-24, at half of the
+ *     instructions.
  *  2. A thread reads its elements before it writes them: an output may be an input where zk.h says
  *     so.
  */
@@ -19,7 +20,7 @@ __device__ inline float sigmoid(float x) { return inverse(1.0f + power2(-LOG2_E 
 /* ---- GELU. The tanh form is x * sigmoid(2u), u = sqrt(2/pi) * (x + 0.044715 x^3): it keeps
  * relative accuracy where 1 + tanh(u) cancels. From |x| = 16 on the sigmoid is 0 or 1 in f32, so
  * x is clamped there and u stays finite. */
-const float ROOT = 1.59576912160573071176f;     /* 2 sqrt(2/pi) */
+const float ROOT = 1.59576912160573071176f; /* 2 sqrt(2/pi) */
 const float CUBE = 0.044715f;
 const float HALF_ROOT = 0.70710678118654752440f;
 
@@ -56,6 +57,17 @@ struct gelu_erf_slope {
     }
 };
 
+/* ---- squared ReLU; what is no number stays so */
+__device__ inline float relu(float x) { return 0.0f > x ? 0.0f : x; }
+
+struct relu2 {
+    __device__ float operator()(float x) const { return relu(x) * relu(x); }
+};
+
+struct relu2_slope {
+    __device__ float operator()(float dy, float x) const { return dy * (2.0f * relu(x)); }
+};
+
 struct identity {
     __device__ float operator()(float x) const { return x; }
 };
@@ -77,8 +89,7 @@ template <class F, class T, class X> __global__ void of_one(T *y, const X *x, in
     for (int64_t i = first_here<V>(); i < n; i += all_here<V>()) {
         float a[V];
         fetch(a, x + i, n - i);
-        for (int j = 0; j < V; j++)
-            a[j] = F()(a[j]);
+        for (int j = 0; j < V; j++) a[j] = F()(a[j]);
         stow(y + i, a, n - i);
     }
 }
@@ -90,8 +101,7 @@ template <class F, class T> __global__ void of_two(T *y, const T *x, const T *z,
         float a[V], b[V];
         fetch(a, x + i, n - i);
         fetch(b, z + i, n - i);
-        for (int j = 0; j < V; j++)
-            a[j] = F()(a[j], b[j]);
+        for (int j = 0; j < V; j++) a[j] = F()(a[j], b[j]);
         stow(y + i, a, n - i);
     }
 }
@@ -105,8 +115,7 @@ __global__ void swiglu_fwd(T *y, const T *x, int64_t M, int64_t F)
             float gate[V], up[V];
             fetch(gate, x + 2 * m * F + i);
             fetch(up, x + (2 * m + 1) * F + i);
-            for (int j = 0; j < V; j++)
-                up[j] = gate[j] * sigmoid(gate[j]) * up[j];
+            for (int j = 0; j < V; j++) up[j] = gate[j] * sigmoid(gate[j]) * up[j];
             stow(y + m * F + i, up);
         }
 }
@@ -138,32 +147,46 @@ void zk_gelu_fwd(zk *k, const zk_launch *L, real *y, const real *x, int64_t n, i
 {
     if (kind == ZK_GELU_ERF)
         ZK_REAL(k, T, ZK_LAUNCH(k, L, 0, (of_one<gelu_erf, T, T>), (T *)y, (const T *)x, n));
-    else
-        ZK_REAL(k, T, ZK_LAUNCH(k, L, 0, (of_one<gelu_tanh, T, T>), (T *)y, (const T *)x, n));
+    else ZK_REAL(k, T, ZK_LAUNCH(k, L, 0, (of_one<gelu_tanh, T, T>), (T *)y, (const T *)x, n));
 }
 
 void zk_gelu_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x, int64_t n,
                  int kind)
 {
     if (kind == ZK_GELU_ERF)
-        ZK_REAL(k, T, ZK_LAUNCH(k, L, 0, (of_two<gelu_erf_slope, T>), (T *)dx, (const T *)dy,
-                                (const T *)x, n));
+        ZK_REAL(k, T,
+                ZK_LAUNCH(k, L, 0, (of_two<gelu_erf_slope, T>), (T *)dx, (const T *)dy,
+                          (const T *)x, n));
     else
-        ZK_REAL(k, T, ZK_LAUNCH(k, L, 0, (of_two<gelu_tanh_slope, T>), (T *)dx, (const T *)dy,
-                                (const T *)x, n));
+        ZK_REAL(k, T,
+                ZK_LAUNCH(k, L, 0, (of_two<gelu_tanh_slope, T>), (T *)dx, (const T *)dy,
+                          (const T *)x, n));
+}
+
+void zk_relu2_fwd(zk *k, const zk_launch *L, real *y, const real *x, int64_t n)
+{
+    ZK_REAL(k, T, ZK_LAUNCH(k, L, 0, (of_one<relu2, T, T>), (T *)y, (const T *)x, n));
+}
+
+void zk_relu2_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x, int64_t n)
+{
+    ZK_REAL(k, T,
+            ZK_LAUNCH(k, L, 0, (of_two<relu2_slope, T>), (T *)dx, (const T *)dy, (const T *)x, n));
 }
 
 void zk_swiglu_fwd(zk *k, const zk_launch *L, real *y, const real *x, int64_t M, int64_t F)
 {
-    ZK_REAL(k, T, ZK_WIDE(T, V, F, ZK_LAUNCH(k, L, 0, (swiglu_fwd<T, V>), (T *)y, (const T *)x, M,
-                                             F)));
+    ZK_REAL(k, T,
+            ZK_WIDE(T, V, F, ZK_LAUNCH(k, L, 0, (swiglu_fwd<T, V>), (T *)y, (const T *)x, M, F)));
 }
 
 void zk_swiglu_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x, int64_t M,
                    int64_t F)
 {
-    ZK_REAL(k, T, ZK_WIDE(T, V, F, ZK_LAUNCH(k, L, 0, (swiglu_bwd<T, V>), (T *)dx, (const T *)dy,
-                                             (const T *)x, M, F)));
+    ZK_REAL(k, T,
+            ZK_WIDE(T, V, F,
+                    ZK_LAUNCH(k, L, 0, (swiglu_bwd<T, V>), (T *)dx, (const T *)dy, (const T *)x, M,
+                              F)));
 }
 
 void zk_add(zk *k, const zk_launch *L, real *y, const real *a, const real *b, int64_t n)

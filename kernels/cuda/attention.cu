@@ -31,8 +31,7 @@ __device__ inline void hide(float (&s)[M][N / 8][4], int key, int query)
         for (int n = 0; n < N / 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++)
-                if (column + 8 * n + i % 2 > row + 16 * m + i / 2 * 8)
-                    s[m][n][i] = -INFINITY;
+                if (column + 8 * n + i % 2 > row + 16 * m + i / 2 * 8) s[m][n][i] = -INFINITY;
 }
 
 /* Maxima over the tile's scores, too; shrink: what sums made with the older ones are multiplied
@@ -66,8 +65,7 @@ __device__ inline void weigh(float (&s)[M][N / 8][4], float (&sum)[M][C / 8][4],
     bool changed = false;
     raise<M, N>(s, shrink, w, scale2);
 #pragma unroll
-    for (int m = 0; m < M; m++)
-        changed |= shrink[m][0] != 1 || shrink[m][1] != 1;
+    for (int m = 0; m < M; m++) changed |= shrink[m][0] != 1 || shrink[m][1] != 1;
     if (__any_sync(~0u, changed)) {
 #pragma unroll
         for (int m = 0; m < M; m++)
@@ -75,8 +73,7 @@ __device__ inline void weigh(float (&s)[M][N / 8][4], float (&sum)[M][C / 8][4],
             for (int i = 0; i < 4; i++) {
                 w->total[m][i / 2] *= i % 2 ? 1 : shrink[m][i / 2];
 #pragma unroll
-                for (int c = 0; c < C / 8; c++)
-                    sum[m][c][i] *= shrink[m][i / 2];
+                for (int c = 0; c < C / 8; c++) sum[m][c][i] *= shrink[m][i / 2];
             }
     }
 #pragma unroll
@@ -105,8 +102,7 @@ __device__ inline void finish(float (&sum)[M][C / 8][4], float *lse, running<M> 
             total += __shfl_xor_sync(~0u, total, 2);
             float inverse = 1 / total;
             int row = 16 * m + 8 * r + lane_of() / 4;
-            if (lane_of() % 4 == 0 && row < rows)
-                lse[row] = fmaf(w->top[m][r], scale, logf(total));
+            if (lane_of() % 4 == 0 && row < rows) lse[row] = fmaf(w->top[m][r], scale, logf(total));
 #pragma unroll
             for (int c = 0; c < C / 8; c++) {
                 sum[m][c][2 * r] *= inverse;
@@ -117,7 +113,7 @@ __device__ inline void finish(float (&sum)[M][C / 8][4], float *lse, running<M> 
 
 /* Grid: blocks of queries (the last, which have most to do, first), H, B */
 template <class T, int D, int M, int WARPS, int N>
-__global__ void __launch_bounds__(WARPS * ZK_WARP, 8 / WARPS)
+__global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
     forward(T *y, float *lse, const T *qkv, heads a)
 {
     constexpr int ROWS = 16 * M * WARPS, THREADS = WARPS * ZK_WARP, TILE = N * D * 2;
@@ -126,7 +122,7 @@ __global__ void __launch_bounds__(WARPS * ZK_WARP, 8 / WARPS)
     int kv = a.H + h / (a.H / a.G);
     int stride = qkv_stride(a);
     place q = place_of(shared);
-    place keys = q + ROWS * D * 2, values = keys + 2 * TILE;      /* two tiles each */
+    place keys = q + ROWS * D * 2, values = keys + 2 * TILE; /* two tiles each */
     int tiles = (min(first + ROWS, a.T) + N - 1) / N;
     auto copy_keys = [&](int j) {
         const T *k = qkv_at(qkv, a, b, (int64_t)j * N, (int)again((place)kv));
@@ -148,17 +144,14 @@ __global__ void __launch_bounds__(WARPS * ZK_WARP, 8 / WARPS)
     for (int j = 0; j < tiles; j++) {
         wait_copies();
         __syncthreads();
-        if (j + 1 < tiles)
-            copy_keys(j + 1);
-        int query = first + warp_of() * 16 * M;   /* registers are too few to hold it */
-        if (j * N >= query + 16 * M)
-            continue;
+        if (j + 1 < tiles) copy_keys(j + 1);
+        int query = first + warp_of() * 16 * M; /* registers are too few to hold it */
+        if (j * N >= query + 16 * M) continue;
         float s[M][N / 8][4];
         place now = (place)(j % 2 * TILE), own = q + (place)(warp_of() * 16 * M * D * 2);
         dot_rows<T>(s, left_rows<D, M, 0>(own + lane_of_rows<D>()),
                     keys + now + lane_of_columns<D>());
-        if (j * N + N - 1 > query)
-            hide<M, N>(s, j * N, query);
+        if (j * N + N - 1 > query) hide<M, N>(s, j * N, query);
         weigh<M, N, D>(s, sum, &w, a.scale * LOG2E);
         add_product<T, D, D, M, N>(sum, s, values + now + lane_of_rows<D>(), 0);
     }
@@ -170,7 +163,7 @@ __global__ void __launch_bounds__(WARPS * ZK_WARP, 8 / WARPS)
 }
 
 template <class T> struct instance {
-    int width, keys, block;       /* tile[0], tile[1], threads */
+    int width, keys, block; /* tile[0], tile[1], threads */
     void (*run)(T *, float *, const T *, heads);
 };
 
@@ -202,11 +195,8 @@ extern "C" void zk_attention_fwd(zk *k, const zk_launch *L, real *y, float *lse,
     const zk_launch *l = &L[k->column];
     heads a = {(int)T, (int)H, (int)G, (int)D, (int)(H / G), scale};
     (void)B;
-    if (l->tile[0] == 0)
-        return plain_attention_fwd(k, L, y, lse, qkv, a);
-    if (k->dtype == ZK_BF16)
-        return launch<bf16>(k, L, y, lse, qkv, a);
-    if (k->dtype == ZK_F16)
-        return launch<f16>(k, L, y, lse, qkv, a);
+    if (l->tile[0] == 0) return plain_attention_fwd(k, L, y, lse, qkv, a);
+    if (k->dtype == ZK_BF16) return launch<bf16>(k, L, y, lse, qkv, a);
+    if (k->dtype == ZK_F16) return launch<f16>(k, L, y, lse, qkv, a);
     no_attention(l, a);
 }

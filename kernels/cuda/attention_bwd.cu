@@ -1,7 +1,7 @@
 /* attention_bwd.cu -- causal attention on tensor cores, backward, without atomics.
  *
  * Invariants
- *  1. p is made again from scores and lse by two kernels: `keys_bwd` sums dk and dv over heads of
+ *  1. p is recomputed from scores and lse by two kernels: `keys_bwd` sums dk and dv over heads of
  *     the group and, for each, over queries, `queries_bwd` sums dq over keys, all ascending, each
  *     sum in one warp's registers. No sum depends on how blocks run.
  *  2. keys_bwd holds scores as [key][query], so that p and ds in registers are left operands of the
@@ -33,8 +33,7 @@ template <int M, int C> __device__ inline void times(float (&x)[M][C / 8][4], fl
 #pragma unroll
         for (int c = 0; c < C / 8; c++)
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                x[m][c][i] *= factor;
+            for (int i = 0; i < 4; i++) x[m][c][i] *= factor;
 }
 
 /* ---- dk and dv */
@@ -54,15 +53,15 @@ __device__ inline void key_gradients(float (&s)[M][N / 8][4], float (&dp)[M][N /
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 int q = query + column + 8 * n + i % 2;
-                gradient(&s[m][n][i], &dp[m][n][i], i % 2 ? lse2.y : lse2.x,
-                         i % 2 ? dot.y : dot.x, scale2, edge && row + 16 * m + i / 2 * 8 > q);
+                gradient(&s[m][n][i], &dp[m][n][i], i % 2 ? lse2.y : lse2.x, i % 2 ? dot.y : dot.x,
+                         scale2, edge && row + 16 * m + i / 2 * 8 > q);
             }
     }
 }
 
 /* The queries of one round in shared memory: q, dy [R][D], dot, lse2 [R] */
 template <int D, int R> struct round_of {
-    static constexpr int BYTES = 2 * R * D * 2 + 1024;    /* tiles begin at multiples of 1024 */
+    static constexpr int BYTES = 2 * R * D * 2 + 1024; /* tiles begin at multiples of 1024 */
     place q, dy, dot, lse2;
     __device__ explicit round_of(place at)
         : q(at), dy(at + R * D * 2), dot(at + 2 * R * D * 2), lse2(dot + 4 * R)
@@ -73,7 +72,7 @@ template <int D, int R> struct round_of {
 
 /* Grid: blocks of keys, parts of D times G, B. A block sums C of D columns from `part` * C on. */
 template <class T, int D, int C, int M, int WARPS, int R, int N, int HELD>
-__global__ void __launch_bounds__(WARPS * ZK_WARP, 8 / WARPS)
+__global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
     keys_bwd(T *dqkv, const T *dy, const T *qkv, const float *lines, int64_t line, heads a)
 {
     constexpr int KEYS = 16 * M * WARPS, THREADS = WARPS * ZK_WARP, OWN = 16 * M * D * 2;
@@ -117,11 +116,9 @@ __global__ void __launch_bounds__(WARPS * ZK_WARP, 8 / WARPS)
             i = start;
             h++;
         }
-        if (h < a.each)
-            copy_queries(h, i, slot ^ 1);
+        if (h < a.each) copy_queries(h, i, slot ^ 1);
         for (int n = 0; n < R; n += N) {
-            if (at + n + N <= key)
-                continue;
+            if (at + n + N <= key) continue;
             place down = (place)(n * D * 2);
             float s[M][N / 8][4], dp[M][N / 8][4];
             dot_rows<T>(s, keys, now.q + down + lane_of_columns<D>());
@@ -159,9 +156,8 @@ __device__ inline void query_gradients(float (&s)[M][N / 8][4], float (&dp)[M][N
 
 /* Grid: blocks of queries, the last first, H, B */
 template <class T, int D, int M, int WARPS, int R, int N, int HELD>
-__global__ void __launch_bounds__(WARPS * ZK_WARP, 8 / WARPS)
-    queries_bwd(T *dqkv, const T *dy, const T *qkv, const float *lines, int64_t line,
-                heads a)
+__global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
+    queries_bwd(T *dqkv, const T *dy, const T *qkv, const float *lines, int64_t line, heads a)
 {
     constexpr int ROWS = 16 * M * WARPS, THREADS = WARPS * ZK_WARP, TILE = R * D * 2;
     ZK_SHARED(T, shared);
@@ -196,12 +192,10 @@ __global__ void __launch_bounds__(WARPS * ZK_WARP, 8 / WARPS)
     for (int j = 0; j < tiles; j++) {
         wait_copies();
         __syncthreads();
-        if (j + 1 < tiles)
-            copy_keys(j + 1);
+        if (j + 1 < tiles) copy_keys(j + 1);
         for (int n = 0; n < R; n += N) {
             int key = j * R + n;
-            if (key >= query + 16 * M)
-                continue;
+            if (key >= query + 16 * M) continue;
             place now = (place)(j % 2 * TILE + n * D * 2);
             float s[M][N / 8][4], dp[M][N / 8][4];
             dot_rows<T>(s, mine, keys + now + lane_of_columns<D>());
@@ -216,7 +210,7 @@ __global__ void __launch_bounds__(WARPS * ZK_WARP, 8 / WARPS)
 
 template <class T> struct instance {
     typedef void kernel(T *, const T *, const T *, const float *, int64_t, heads);
-    int width, block[2];          /* tile[0]; threads of either kernel */
+    int width, block[2]; /* tile[0]; threads of either kernel */
     kernel *keys, *queries;
 };
 
@@ -224,10 +218,8 @@ template <class T> struct instance {
  * room for it, which saves a sixth of the reads but spills on sm_100. */
 template <class T> const instance<T> instances[] = {
     {64, {128, 128}, keys_bwd<T, 64, 64, 2, 4, 64, 32, 0>, queries_bwd<T, 64, 2, 4, 64, 32, 4>},
-    {128, {256, 128}, keys_bwd<T, 128, 128, 1, 8, 64, 16, 8>,
-     queries_bwd<T, 128, 2, 4, 32, 32, 0>},
-    {256, {128, 128}, keys_bwd<T, 256, 128, 1, 4, 32, 32, 0>,
-     queries_bwd<T, 256, 1, 4, 32, 32, 0>},
+    {128, {256, 128}, keys_bwd<T, 128, 128, 1, 8, 64, 16, 8>, queries_bwd<T, 128, 2, 4, 32, 32, 0>},
+    {256, {128, 128}, keys_bwd<T, 256, 128, 1, 4, 32, 32, 0>, queries_bwd<T, 256, 1, 4, 32, 32, 0>},
 };
 
 /* line: numbers in each of `lines` */
@@ -240,8 +232,7 @@ void launch(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *q
         if (i.width == l->tile[0] && i.block[0] == l->part[1].block &&
             i.block[1] == l->part[2].block && a.D % 8 == 0 && a.D <= i.width && a.scale > 0) {
             ZK_LAUNCH(k, L, 1, i.keys, (T *)dqkv, (const T *)dy, (const T *)qkv, lines, line, a);
-            ZK_LAUNCH(k, L, 2, i.queries, (T *)dqkv, (const T *)dy, (const T *)qkv, lines, line,
-                      a);
+            ZK_LAUNCH(k, L, 2, i.queries, (T *)dqkv, (const T *)dy, (const T *)qkv, lines, line, a);
             return;
         }
     no_attention(l, a);
@@ -256,11 +247,8 @@ extern "C" void zk_attention_bwd(zk *k, const zk_launch *L, real *dqkv, const re
     const zk_launch *l = &L[k->column];
     heads a = {(int)T, (int)H, (int)G, (int)D, (int)(H / G), scale};
     attention_lines(k, L, 0, scratch, dy, y, lse, B, a);
-    if (l->tile[0] == 0)
-        return plain_attention_bwd(k, L, dqkv, dy, qkv, lse, scratch, a);
-    if (k->dtype == ZK_BF16)
-        return launch<bf16>(k, L, dqkv, dy, qkv, scratch, B * H * T, a);
-    if (k->dtype == ZK_F16)
-        return launch<f16>(k, L, dqkv, dy, qkv, scratch, B * H * T, a);
+    if (l->tile[0] == 0) return plain_attention_bwd(k, L, dqkv, dy, qkv, lse, scratch, a);
+    if (k->dtype == ZK_BF16) return launch<bf16>(k, L, dqkv, dy, qkv, scratch, B * H * T, a);
+    if (k->dtype == ZK_F16) return launch<f16>(k, L, dqkv, dy, qkv, scratch, B * H * T, a);
     no_attention(l, a);
 }

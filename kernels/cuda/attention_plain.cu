@@ -28,7 +28,7 @@ __device__ inline four four_at(const float *p) { return *reinterpret_cast<const 
 
 /* Thread (ty, tx) of a block; the block's shared memory: two tiles [SIDE][C + 4], two of scores */
 template <int C> struct plain {
-    static constexpr int PAD = C + 4;     /* rows 4 banks apart */
+    static constexpr int PAD = C + 4; /* rows 4 banks apart */
     int ty, tx;
     float *a, *b, *p, *ds;
     __device__ plain(float *shared)
@@ -58,8 +58,7 @@ template <int C> struct plain {
             }
             for (int i = 0; i < 4; i++)
                 for (int j = 0; j < 4; j++)
-                    for (int e = 0; e < 4; e++)
-                        s[i][j] = fmaf(x[i].x[e], z[j].x[e], s[i][j]);
+                    for (int e = 0; e < 4; e++) s[i][j] = fmaf(x[i].x[e], z[j].x[e], s[i][j]);
         }
     }
 
@@ -71,8 +70,8 @@ template <int C> struct plain {
                 four z = four_at(from + n * PAD + 4 * tx + SIDE * j);
                 for (int i = 0; i < 4; i++)
                     for (int e = 0; e < 4; e++)
-                        to[i][4 * j + e] = fmaf(x[(ty + SPLIT * i) * LINE + n], z.x[e],
-                                                to[i][4 * j + e]);
+                        to[i][4 * j + e] =
+                            fmaf(x[(ty + SPLIT * i) * LINE + n], z.x[e], to[i][4 * j + e]);
             }
     }
 
@@ -84,8 +83,7 @@ template <int C> struct plain {
         for (int i = 0; i < 4; i++)
             for (int j = 0; j < C / SPLIT; j++) {
                 int row = ty + SPLIT * i, c = 4 * tx + j / 4 * SIDE + j % 4;
-                if (row < rows && c < columns)
-                    put(to + row * stride + c, x[i][j] * factor[i]);
+                if (row < rows && c < columns) put(to + row * stride + c, x[i][j] * factor[i]);
             }
     }
 };
@@ -96,8 +94,7 @@ __device__ inline void head_dots(const plain<C> &w, float (&s)[4][4], const R *x
                                  int x_rows, const R *z, int64_t z_stride, int z_rows, int d)
 {
     for (int i = 0; i < 4; i++)
-        for (int j = 0; j < 4; j++)
-            s[i][j] = 0;
+        for (int j = 0; j < 4; j++) s[i][j] = 0;
     for (int c = 0; c < d; c += C) {
         __syncthreads();
         w.copy(w.a, x + c, x_stride, x_rows, d - c);
@@ -110,15 +107,13 @@ __device__ inline void head_dots(const plain<C> &w, float (&s)[4][4], const R *x
 /* the highest or the sum over a row's 16 threads */
 __device__ inline float row_max(float x)
 {
-    for (int apart = SPLIT / 2; apart; apart /= 2)
-        x = fmaxf(x, __shfl_xor_sync(~0u, x, apart));
+    for (int apart = SPLIT / 2; apart; apart /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, apart));
     return x;
 }
 
 __device__ inline float row_sum(float x)
 {
-    for (int apart = SPLIT / 2; apart; apart /= 2)
-        x += __shfl_xor_sync(~0u, x, apart);
+    for (int apart = SPLIT / 2; apart; apart /= 2) x += __shfl_xor_sync(~0u, x, apart);
     return x;
 }
 
@@ -144,8 +139,7 @@ __device__ inline void weigh(const plain<C> &w, float (&s)[4][4], float (&sum)[4
         float shrink = exponential(top[i] - high);
         top[i] = high;
         total[i] = fmaf(total[i], shrink, row_sum(part));
-        for (int c = 0; c < C / SPLIT; c++)
-            sum[i][c] *= shrink;
+        for (int c = 0; c < C / SPLIT; c++) sum[i][c] *= shrink;
     }
 }
 
@@ -159,8 +153,7 @@ __global__ void __launch_bounds__(BLOCK) plain_forward(R *y, float *lse, const R
     int column = (int)blockIdx.y % parts * C, kv = a.H + h / (a.H / a.G), stride = qkv_stride(a);
     int first = (int)(gridDim.x - 1 - blockIdx.x) * SIDE, left = a.T - first;
     float top[4], total[4] = {}, sum[4][C / SPLIT] = {};
-    for (int i = 0; i < 4; i++)
-        top[i] = -FLT_MAX;
+    for (int i = 0; i < 4; i++) top[i] = -FLT_MAX;
     for (int j = 0; j <= first; j += SIDE) {
         float s[4][4];
         const R *k = qkv_at(qkv, a, b, j, kv);
@@ -234,9 +227,9 @@ __global__ void __launch_bounds__(BLOCK)
 
 /* Grid: blocks of queries, the last first; parts of D times H; B */
 template <class R, int C>
-__global__ void __launch_bounds__(BLOCK) plain_queries_bwd(R *dqkv, const R *dy, const R *qkv,
-                                                           const float *dots, const float *lse,
-                                                           heads a)
+__global__ void __launch_bounds__(BLOCK)
+    plain_queries_bwd(R *dqkv, const R *dy, const R *qkv, const float *dots, const float *lse,
+                      heads a)
 {
     ZK_SHARED(float, shared);
     plain<C> w(shared);
@@ -296,14 +289,12 @@ void plain_attention_fwd(zk *k, const zk_launch *L, real *y, float *lse, const r
                          const heads &a)
 {
     const zk_launch *l = &L[k->column];
-    if (l->part[0].block != BLOCK)
-        no_attention(l, a);
+    if (l->part[0].block != BLOCK) no_attention(l, a);
     if (l->tile[1] == 64)
         ZK_REAL(k, R, ZK_LAUNCH(k, L, 0, (plain_forward<R, 64>), (R *)y, lse, (const R *)qkv, a));
     else if (l->tile[1] == 128)
         ZK_REAL(k, R, ZK_LAUNCH(k, L, 0, (plain_forward<R, 128>), (R *)y, lse, (const R *)qkv, a));
-    else
-        no_attention(l, a);
+    else no_attention(l, a);
 }
 
 template <class R, int C>
@@ -320,19 +311,17 @@ void plain_attention_bwd(zk *k, const zk_launch *L, real *dqkv, const real *dy, 
                          const float *lse, const float *lines, const heads &a)
 {
     const zk_launch *l = &L[k->column];
-    if (l->part[1].block != BLOCK || l->part[2].block != BLOCK)
-        no_attention(l, a);
-    if (l->tile[1] == 64)
-        ZK_REAL(k, R, (backward<R, 64>(k, L, dqkv, dy, qkv, lse, lines, a)));
+    if (l->part[1].block != BLOCK || l->part[2].block != BLOCK) no_attention(l, a);
+    if (l->tile[1] == 64) ZK_REAL(k, R, (backward<R, 64>(k, L, dqkv, dy, qkv, lse, lines, a)));
     else if (l->tile[1] == 128)
         ZK_REAL(k, R, (backward<R, 128>(k, L, dqkv, dy, qkv, lse, lines, a)));
-    else
-        no_attention(l, a);
+    else no_attention(l, a);
 }
 
 void attention_lines(zk *k, const zk_launch *L, int part, float *lines, const real *dy,
                      const real *y, const float *lse, int64_t B, const heads &a)
 {
-    ZK_REAL(k, R, ZK_LAUNCH(k, L, part, query_lines<R>, lines, (const R *)dy, (const R *)y, lse,
-                            B * a.T * a.H, a));
+    ZK_REAL(k, R,
+            ZK_LAUNCH(k, L, part, query_lines<R>, lines, (const R *)dy, (const R *)y, lse,
+                      B * a.T * a.H, a));
 }

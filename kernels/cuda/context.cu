@@ -11,7 +11,7 @@
 
 struct device_facts {
     int major, minor, processors;
-    char name[40];                        /* the first of it */
+    char name[40]; /* the first of it */
 };
 
 /* of the present device; NULL, or why there is none */
@@ -26,8 +26,7 @@ static const char *look(device_facts *d)
     if (error == cudaSuccess)
         error = cudaDeviceGetAttribute(&d->processors, cudaDevAttrMultiProcessorCount, device);
     cudaDeviceProp p = {};
-    if (error == cudaSuccess)
-        error = cudaGetDeviceProperties(&p, device);
+    if (error == cudaSuccess) error = cudaGetDeviceProperties(&p, device);
     snprintf(d->name, sizeof d->name, "%.*s", (int)sizeof d->name - 1, p.name);
     return error == cudaSuccess ? NULL : cudaGetErrorString(error);
 }
@@ -37,8 +36,7 @@ const char *zk_target(void)
 {
     static char name[16];
     device_facts d;
-    if (look(&d))
-        return "none";
+    if (look(&d)) return "none";
     snprintf(name, sizeof name, "sm_%d%d", d.major, d.major == 10 ? 0 : d.minor);
     return name;
 }
@@ -47,8 +45,7 @@ const char *zk_object(void)
 {
     static char name[160];
     device_facts d;
-    if (look(&d))
-        return "none";
+    if (look(&d)) return "none";
     int n = snprintf(name, sizeof name, "sm_%d%d, %s, %d SMs, cuBLASLt %zu", d.major, d.minor,
                      d.name, d.processors, cublasLtGetVersion());
     if (tune_sum())
@@ -82,8 +79,10 @@ zk *zk_open(void *stream, void *device, void *host, int dtype, int column, int t
         *why = *why ? *why : "no memory for the kernels' context";
         return NULL;
     }
+    // clang-format off
     *k = {(cudaStream_t)stream, (char *)device, (char *)host, dtype, column, d.processors,
           NULL, zk_gemms_open()};
+    // clang-format on
     cublasStatus_t status = k->gemms ? cublasLtCreate(&k->lt) : CUBLAS_STATUS_ALLOC_FAILED;
     if (status != CUBLAS_STATUS_SUCCESS) {
         free(k->gemms);

@@ -26,13 +26,13 @@ extern "C" {
 }
 #include "../scalar.h"
 
-struct gemms;                   /* linear.cu: products that were run, each with its algorithm */
-gemms *zk_gemms_open(void);     /* NULL: no memory */
+struct gemms;               /* linear.cu: products that were run, each with its algorithm */
+gemms *zk_gemms_open(void); /* NULL: no memory */
 void zk_gemms_close(gemms *all);
 
 struct zk {
     cudaStream_t stream;
-    char *device, *host;      /* scratch: the plan's classes `space` (NULL: none) and `desk` */
+    char *device, *host; /* scratch: the plan's classes `space` (NULL: none) and `desk` */
     int dtype, column, processors;
     cublasLtHandle_t lt;
     struct gemms *gemms;
@@ -85,8 +85,7 @@ __device__ inline void put(bf16 *to, float x)
 /* ---- what the host does */
 inline void zk_must(cudaError_t error, const char *what)
 {
-    if (error == cudaSuccess)
-        return;
+    if (error == cudaSuccess) return;
     fprintf(stderr, "%s: %s\n", what, cudaGetErrorString(error));
     fflush(stderr);
     _exit(3);
@@ -104,8 +103,7 @@ inline void zk_to_host(zk *k, void *to, const void *from, size_t bytes)
  * cudaGetLastError has may be another's, and harmless. */
 inline void zk_launched(cudaError_t error, const char *kernel, const zk_grid *g)
 {
-    if (error == cudaSuccess)
-        return;
+    if (error == cudaSuccess) return;
     fprintf(stderr, "kernel %s: %s (grid %dx%dx%d, %d threads, %d bytes of shared memory)\n",
             kernel, cudaGetErrorString(error), g->x, g->y, g->z, g->block, g->shared);
     fflush(stderr);
@@ -169,7 +167,7 @@ inline cudaError_t zk_start(const zk_grid *g, cudaStream_t stream, void (*kernel
     } while (0)
 
 /* ---- reductions: every thread gets the result */
-enum { ZK_WARP = 32, ZK_ALL = -1 };       /* lanes of a warp; the mask of all of them */
+enum { ZK_WARP = 32, ZK_ALL = -1 }; /* lanes of a warp; the mask of all of them */
 
 struct add_of {
     template <class T> __device__ T operator()(T a, T b) const { return a + b; }
@@ -193,9 +191,8 @@ template <class T, class Of> __device__ inline T block_fold(T x, Of of, T none)
     __shared__ T part[ZK_WARP];
     int lane = (int)(threadIdx.x % ZK_WARP), warp = (int)(threadIdx.x / ZK_WARP);
     x = warp_fold(x, of);
-    __syncthreads();                      /* all have read what the last use left in `part` */
-    if (lane == 0)
-        part[warp] = x;
+    __syncthreads(); /* all have read what the last use left in `part` */
+    if (lane == 0) part[warp] = x;
     __syncthreads();
     return warp_fold(lane < (int)(blockDim.x / ZK_WARP) ? part[lane] : none, of);
 }

@@ -22,8 +22,7 @@ __global__ void gather(T *y, const int32_t *token, const T *w, const T *p, int64
             fetch(a, word + c);
             if (p) {
                 fetch(b, p + m % length * C + c);
-                for (int j = 0; j < V; j++)
-                    a[j] += b[j];
+                for (int j = 0; j < V; j++) a[j] += b[j];
             }
             stow(y + m * C + c, a);
         }
@@ -38,14 +37,12 @@ __global__ void gather(T *y, const int32_t *token, const T *w, const T *p, int64
 __device__ inline int count(int32_t *next, const int32_t *token, int M, int low, int size)
 {
     int below = 0;
-    for (int i = (int)threadIdx.x; i < size; i += (int)blockDim.x)
-        next[i] = 0;
+    for (int i = (int)threadIdx.x; i < size; i += (int)blockDim.x) next[i] = 0;
     __syncthreads();
     for (int m = (int)threadIdx.x; m < M; m += (int)blockDim.x) {
         int v = token[m] - low;
         below += v < 0;
-        if (v >= 0 && v < size)
-            atomicAdd(&next[v], 1);
+        if (v >= 0 && v < size) atomicAdd(&next[v], 1);
     }
     return block_sum(below);
 }
@@ -55,8 +52,7 @@ __device__ inline void scan(int32_t *next, int size, int from)
 {
     int lane = (int)threadIdx.x, each = (size + ZK_WARP - 1) / ZK_WARP, sum = 0;
     int first = min(lane * each, size), last = min(first + each, size);
-    for (int i = first; i < last; i++)
-        sum += next[i];
+    for (int i = first; i < last; i++) sum += next[i];
     int at = sum;
     for (int by = 1; by < ZK_WARP; by *= 2) {
         int other = __shfl_up_sync((unsigned)ZK_ALL, at, by);
@@ -76,10 +72,8 @@ __device__ inline int same_before(const int32_t *all, const unsigned *mine)
     int t = (int)threadIdx.x, same = 0;
     for (int warp = 0; warp <= t / ZK_WARP; warp++) {
         unsigned bits = mine[warp];
-        if (warp == t / ZK_WARP)
-            bits &= (1u << t % ZK_WARP) - 1;
-        for (; bits; bits &= bits - 1)
-            same += all[warp * ZK_WARP + __ffs((int)bits) - 1] == all[t];
+        if (warp == t / ZK_WARP) bits &= (1u << t % ZK_WARP) - 1;
+        for (; bits; bits &= bits - 1) same += all[warp * ZK_WARP + __ffs((int)bits) - 1] == all[t];
     }
     return same;
 }
@@ -92,26 +86,21 @@ __global__ void sort(int32_t *end, int32_t *place, const int32_t *token, int M, 
     int t = (int)threadIdx.x, most = (V + (int)gridDim.x - 1) / (int)gridDim.x;
     int low = min((int)blockIdx.x * most, V), size = min(most, V - low);
     int below = count(next, token, M, low, size);
-    if (t < ZK_WARP)
-        scan(next, size, below);
+    if (t < ZK_WARP) scan(next, size, below);
     int ahead = t < M ? token[t] : -1;
     for (int first = 0; first < M; first += (int)blockDim.x) {
         int v = ahead - low, own = v >= 0 && v < size && first + t < M;
         ahead = first + t + (int)blockDim.x < M ? token[first + t + blockDim.x] : -1;
         unsigned bits = __ballot_sync((unsigned)ZK_ALL, own);
         all[t] = v;
-        if (t % ZK_WARP == 0)
-            mine[t / ZK_WARP] = bits;
+        if (t % ZK_WARP == 0) mine[t / ZK_WARP] = bits;
         __syncthreads();
-        if (own)
-            place[next[v] + same_before(all, mine)] = first + t;
+        if (own) place[next[v] + same_before(all, mine)] = first + t;
         __syncthreads();
-        if (own)
-            atomicAdd(&next[v], 1);
+        if (own) atomicAdd(&next[v], 1);
     }
     __syncthreads();
-    for (int i = t; i < size; i += (int)blockDim.x)
-        end[low + i] = next[i];
+    for (int i = t; i < size; i += (int)blockDim.x) end[low + i] = next[i];
 }
 
 /* A warp sums a row of dw, V columns a lane; the positions come 32 at a time. dw [V,C]: W is T, or
@@ -126,23 +115,18 @@ __global__ void sum_rows(W *dw, const T *dy, const int32_t *end, const int32_t *
     for (; v < words; v += (int)gridDim.x * warps) {
         int from = v ? end[v - 1] : 0, to = end[v];
         float sum[V] = {}, x[V];
-        if (ADD && from == to)
-            continue;
-        if (ADD && c < C)
-            fetch(sum, dw + v * C + c);
+        if (ADD && from == to) continue;
+        if (ADD && c < C) fetch(sum, dw + v * C + c);
         for (; from < to; from += ZK_WARP) {
             int n = min(to - from, (int)ZK_WARP), mine = lane < n ? place[from + lane] : 0;
 #pragma unroll 8
             for (int i = 0; i < n; i++) {
                 int64_t m = __shfl_sync((unsigned)ZK_ALL, mine, i);
-                if (c < C)
-                    fetch(x, dy + m * C + c);
-                for (int j = 0; c < C && j < V; j++)
-                    sum[j] += x[j];
+                if (c < C) fetch(x, dy + m * C + c);
+                for (int j = 0; c < C && j < V; j++) sum[j] += x[j];
             }
         }
-        if (c < C)
-            stow(dw + v * C + c, sum);
+        if (c < C) stow(dw + v * C + c, sum);
     }
 }
 
@@ -156,8 +140,7 @@ __global__ void sum_positions(T *dp, const T *dy, int64_t B, int64_t length, int
 #pragma unroll 4
             for (int64_t b = 0; b < (t < length ? B : 0); b++) {
                 fetch(x, dy + (b * length + t) * C + c);
-                for (int j = 0; j < V; j++)
-                    sum[j] += x[j];
+                for (int j = 0; j < V; j++) sum[j] += x[j];
             }
             stow(dp + t * C + c, sum);
         }
@@ -170,8 +153,10 @@ extern "C" {
 void zk_embed_fwd(zk *k, const zk_launch *L, real *y, const int32_t *token, const real *w,
                   const real *p, int64_t B, int64_t T, int64_t C)
 {
-    ZK_REAL(k, R, ZK_WIDE(R, V, C, ZK_LAUNCH(k, L, 0, (gather<R, V>), (R *)y, token, (const R *)w,
-                                             (const R *)p, B * T, T, C)));
+    ZK_REAL(k, R,
+            ZK_WIDE(R, V, C,
+                    ZK_LAUNCH(k, L, 0, (gather<R, V>), (R *)y, token, (const R *)w, (const R *)p,
+                              B * T, T, C)));
 }
 
 void zk_embed_bwd(zk *k, const zk_launch *L, void *dw, const real *dy, const int32_t *token,
@@ -180,17 +165,22 @@ void zk_embed_bwd(zk *k, const zk_launch *L, void *dw, const real *dy, const int
     int32_t *end = index, *place = index + V + 1;
     ZK_LAUNCH(k, L, 0, sort, end, place, token, (int)M, (int)V);
     if (add)
-        ZK_REAL(k, R, ZK_WIDE(R, N, C, ZK_LAUNCH(k, L, 1, (sum_rows<float, R, N, 1>), (float *)dw,
-                                                 (const R *)dy, end, place, (int)V, C)));
+        ZK_REAL(k, R,
+                ZK_WIDE(R, N, C,
+                        ZK_LAUNCH(k, L, 1, (sum_rows<float, R, N, 1>), (float *)dw, (const R *)dy,
+                                  end, place, (int)V, C)));
     else
-        ZK_REAL(k, R, ZK_WIDE(R, N, C, ZK_LAUNCH(k, L, 1, (sum_rows<R, R, N, 0>), (R *)dw,
-                                                 (const R *)dy, end, place, (int)V, C)));
+        ZK_REAL(k, R,
+                ZK_WIDE(R, N, C,
+                        ZK_LAUNCH(k, L, 1, (sum_rows<R, R, N, 0>), (R *)dw, (const R *)dy, end,
+                                  place, (int)V, C)));
 }
 
 void zk_position_bwd(zk *k, const zk_launch *L, real *dp, const real *dy, int64_t B, int64_t T,
                      int64_t C, int64_t P)
 {
-    ZK_REAL(k, R, ZK_WIDE(R, V, C, ZK_LAUNCH(k, L, 0, (sum_positions<R, V>), (R *)dp,
-                                             (const R *)dy, B, T, C, P)));
+    ZK_REAL(k, R,
+            ZK_WIDE(R, V, C,
+                    ZK_LAUNCH(k, L, 0, (sum_positions<R, V>), (R *)dp, (const R *)dy, B, T, C, P)));
 }
 }

@@ -20,7 +20,7 @@ __device__ inline float exp_rest(float r)
     return fmaf(p * r, r, r) + 1.0f;
 }
 
-static const float EXP_SHIFT = 0x1.8p23f;       /* added to n, leaves n in the low bits */
+static const float EXP_SHIFT = 0x1.8p23f; /* added to n, leaves n in the low bits */
 
 /* x = n ln 2 + r; returns n + EXP_SHIFT */
 __device__ inline float exp_split(float x, float *r)

@@ -16,12 +16,11 @@
 #include <stdlib.h>
 
 enum { WORKSPACE = 32 << 20, ALIGNED = 16, MOST_GEMMS = 256, MOST_CHOICES = 8 };
-enum { SAMPLES = 7, TURNS = 4 };          /* what is timed: so many times, so many products */
+enum { SAMPLES = 7, TURNS = 4 }; /* what is timed: so many times, so many products */
 
 static void must(cublasStatus_t status, const char *what)
 {
-    if (status == CUBLAS_STATUS_SUCCESS)
-        return;
+    if (status == CUBLAS_STATUS_SUCCESS) return;
     fprintf(stderr, "cuBLASLt, %s: %s\n", what, cublasLtGetStatusString(status));
     fflush(stderr);
     _exit(3);
@@ -30,11 +29,11 @@ static void must(cublasStatus_t status, const char *what)
 /* ---- a product d = a . b (+ bias), as cuBLASLt sees it: d m x n, a m x k, b k x n, columns first;
  * a turned operand lies in memory as its transpose */
 struct shape {
-    int64_t m, n, k, b_wide, d_wide;                    /* wide: a leading dimension; 0: its own */
-    int64_t target;                                     /* processors; 0: all */
+    int64_t m, n, k, b_wide, d_wide; /* wide: a leading dimension; 0: its own */
+    int64_t target;                  /* processors; 0: all */
     int32_t a_turned, b_turned;
     cudaDataType_t in, out;
-    uint32_t a_align, b_align, d_align, bias_align;     /* bytes; 0: there is no bias */
+    uint32_t a_align, b_align, d_align, bias_align; /* bytes; 0: there is no bias */
 };
 static_assert(sizeof(shape) == 80, "no bytes between, so that shapes can be compared as bytes");
 
@@ -53,12 +52,11 @@ static void name(const shape *s, char key[TUNE_KEY])
     if (s->b_wide || s->d_wide)
         n += snprintf(key + n, TUNE_KEY - (size_t)n, " wide %lld %lld", (long long)s->b_wide,
                       (long long)s->d_wide);
-    if (s->target)
-        snprintf(key + n, TUNE_KEY - (size_t)n, " on %lld SMs", (long long)s->target);
+    if (s->target) snprintf(key + n, TUNE_KEY - (size_t)n, " on %lld SMs", (long long)s->target);
 }
 
-/* Where a product's matrices lie; bias: NULL: there is none; carry: it is added to d, and so cannot be
- * timed. */
+/* Where a product's matrices lie; bias: NULL: there is none; carry: it is added to d, and so cannot
+ * be timed. */
 struct places {
     void *d;
     const void *a, *b, *bias;
@@ -106,8 +104,7 @@ static void describe(gemm *g)
     must(cublasLtMatmulDescCreate(&g->how, CUBLAS_COMPUTE_32F, CUDA_R_32F), "a product");
     set(g, CUBLASLT_MATMUL_DESC_TRANSA, &a, sizeof a);
     set(g, CUBLASLT_MATMUL_DESC_TRANSB, &b, sizeof b);
-    if (target)
-        set(g, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &target, sizeof target);
+    if (target) set(g, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &target, sizeof target);
     /* An address that is aligned as the bias is stands for it while an algorithm is chosen. */
     const void *bias = (const void *)(uintptr_t)s->bias_align;
     if (bias) {
@@ -117,10 +114,12 @@ static void describe(gemm *g)
     }
     const char *what = "a matrix";
     must(s->a_turned ? cublasLtMatrixLayoutCreate(&g->a, s->in, s->k, s->m, s->k)
-                     : cublasLtMatrixLayoutCreate(&g->a, s->in, s->m, s->k, s->m), what);
+                     : cublasLtMatrixLayoutCreate(&g->a, s->in, s->m, s->k, s->m),
+         what);
     int64_t b_wide = s->b_wide ? s->b_wide : s->b_turned ? s->n : s->k;
     must(s->b_turned ? cublasLtMatrixLayoutCreate(&g->b, s->in, s->n, s->k, b_wide)
-                     : cublasLtMatrixLayoutCreate(&g->b, s->in, s->k, s->n, b_wide), what);
+                     : cublasLtMatrixLayoutCreate(&g->b, s->in, s->k, s->n, b_wide),
+         what);
     must(cublasLtMatrixLayoutCreate(&g->d, s->out, s->m, s->n, s->d_wide ? s->d_wide : s->m), what);
 }
 
@@ -144,8 +143,9 @@ static int ask(zk *k, gemm *g, int wanted, cublasLtMatmulHeuristicResult_t found
     prefer(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &g->s.b_align, sizeof(uint32_t));
     prefer(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &g->s.d_align, sizeof(uint32_t));
     prefer(p, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &g->s.d_align, sizeof(uint32_t));
-    must(cublasLtMatmulAlgoGetHeuristic(k->lt, g->how, g->a, g->b, g->d, g->d, p, wanted, found,
-                                        &n), "an algorithm");
+    must(
+        cublasLtMatmulAlgoGetHeuristic(k->lt, g->how, g->a, g->b, g->d, g->d, p, wanted, found, &n),
+        "an algorithm");
     must(cublasLtMatmulPreferenceDestroy(p), "a preference");
     return n;
 }
@@ -166,8 +166,8 @@ static bool fit(const cublasLtMatmulHeuristicResult_t *r)
     size_t n = 0;
     return r->state == CUBLAS_STATUS_SUCCESS && r->workspaceSize <= WORKSPACE &&
            cublasLtMatmulAlgoConfigGetAttribute(&r->algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
-                                                &split, sizeof split, &n) ==
-               CUBLAS_STATUS_SUCCESS &&
+                                                &split, sizeof split,
+                                                &n) == CUBLAS_STATUS_SUCCESS &&
            (split == CUBLASLT_REDUCTION_SCHEME_NONE ||
             split == CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE);
 }
@@ -183,14 +183,13 @@ static float time_one(zk *k, const gemm *g, const cublasLtMatmulAlgo_t *algo, co
 {
     cudaEvent_t from, to;
     float ms[SAMPLES];
-    if (issue(k, g, algo, at) != CUBLAS_STATUS_SUCCESS)       /* and warms */
+    if (issue(k, g, algo, at) != CUBLAS_STATUS_SUCCESS) /* and warms */
         return 0;
     zk_must(cudaEventCreate(&from), "timing");
     zk_must(cudaEventCreate(&to), "timing");
     for (float &x : ms) {
         zk_must(cudaEventRecord(from, k->stream), "timing");
-        for (int i = 0; i < TURNS; i++)
-            must(issue(k, g, algo, at), "a product that is timed");
+        for (int i = 0; i < TURNS; i++) must(issue(k, g, algo, at), "a product that is timed");
         zk_must(cudaEventRecord(to, k->stream), "timing");
         zk_must(cudaEventSynchronize(to), "timing");
         zk_must(cudaEventElapsedTime(&x, from, to), "timing");
@@ -207,12 +206,10 @@ static cublasLtMatmulAlgo_t quickest(zk *k, gemm *g, const cublasLtMatmulHeurist
 {
     tuned t = {};
     int best = 0;
-    if (at->bias)
-        set(g, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &at->bias, sizeof at->bias);
+    if (at->bias) set(g, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &at->bias, sizeof at->bias);
     for (int i = 0; i < n; i++) {
         float us = fit(&found[i]) ? time_one(k, g, &found[i].algo, at) : 0;
-        if (i == 0)
-            t.first = us;
+        if (i == 0) t.first = us;
         if (us > 0 && (t.us == 0 || us < 0.98 * t.us)) {
             best = i;
             t.us = us;
@@ -258,8 +255,7 @@ static gemm *look_up(zk *k, const shape *s, const places *at)
 {
     gemms *all = k->gemms;
     for (gemm *g = all->made; g < all->made + all->n; g++)
-        if (!memcmp(&g->s, s, sizeof *s))
-            return g;
+        if (!memcmp(&g->s, s, sizeof *s)) return g;
     must(all->n < MOST_GEMMS ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_ALLOC_FAILED, "products");
     gemm *g = &all->made[all->n++];
     g->s = *s;
@@ -284,13 +280,14 @@ static void multiply(zk *k, const zk_launch *L, int64_t m, int64_t n, int64_t de
     static const cudaDataType_t types[] = {CUDA_R_32F, CUDA_R_16BF, CUDA_R_16F};
     cudaDataType_t type = types[k->dtype];
     const zk_launch *how = &L[k->column];
+    // clang-format off
     shape s = {m, n, depth, b_wide, d_wide,
                how->margin ? k->processors - how->margin : 0, a_turned, b_turned, type,
                full ? CUDA_R_32F : type, alignment(a), alignment(b), alignment(d),
                bias ? alignment(bias) : 0};
+    // clang-format on
     gemm *g = look_up(k, &s, &at);
-    if (bias)
-        set(g, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+    if (bias) set(g, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
     must(issue(k, g, &g->algo, &at), "a product");
 }
 
@@ -303,20 +300,18 @@ void zk_linear_fwd(zk *k, const zk_launch *L, real *y, const real *x, const real
 }
 
 /* dx^T [K,M] = w [K,N] . dy^T [N,M] */
-void zk_linear_bwd_x(zk *k, const zk_launch *L, real *dx, const real *dy, const real *w,
-                     int64_t M, int64_t N, int64_t K, int layout)
+void zk_linear_bwd_x(zk *k, const zk_launch *L, real *dx, const real *dy, const real *w, int64_t M,
+                     int64_t N, int64_t K, int layout)
 {
     multiply(k, L, K, M, N, dx, w, layout == ZK_IN_OUT, dy, 0, NULL, 0, 0);
 }
 
 /* dw [K,N]: dw^T [N,K] = dy^T [N,M] . x [M,K]; dw [N,K]: dw^T [K,N] = x^T [K,M] . dy [M,N] */
-void zk_linear_bwd_w(zk *k, const zk_launch *L, void *dw, const real *dy, const real *x,
-                     int64_t M, int64_t N, int64_t K, int layout, int full, int carry)
+void zk_linear_bwd_w(zk *k, const zk_launch *L, void *dw, const real *dy, const real *x, int64_t M,
+                     int64_t N, int64_t K, int layout, int full, int carry)
 {
-    if (layout == ZK_IN_OUT)
-        multiply(k, L, N, K, M, dw, dy, 0, x, 1, NULL, full, carry);
-    else
-        multiply(k, L, K, N, M, dw, x, 0, dy, 1, NULL, full, carry);
+    if (layout == ZK_IN_OUT) multiply(k, L, N, K, M, dw, dy, 0, x, 1, NULL, full, carry);
+    else multiply(k, L, K, N, M, dw, x, 0, dy, 1, NULL, full, carry);
 }
 
 /* ---- kernels of a slice */
@@ -331,15 +326,15 @@ void zk_slice_fwd(zk *k, const zk_launch *L, real *y, const real *x, const real 
     multiply(k, L, n, M, K, from(k, y, at), w, 1, x, 0, b ? from(k, b, at) : NULL, 0, 0, 0, N);
 }
 
-void zk_slice_bwd_x(zk *k, const zk_launch *L, float *dx, const real *dy, const real *w,
-                    int64_t M, int64_t N, int64_t K, int64_t at, int64_t n)
+void zk_slice_bwd_x(zk *k, const zk_launch *L, float *dx, const real *dy, const real *w, int64_t M,
+                    int64_t N, int64_t K, int64_t at, int64_t n)
 {
     multiply(k, L, K, M, n, dx, w, 0, from(k, dy, at), 0, NULL, 1, at > 0, N);
 }
 
 /* dw [n,K]: dw^T [K,n] = x^T [K,M] . dy [M,n] */
-void zk_slice_bwd_w(zk *k, const zk_launch *L, real *dw, const real *dy, const real *x,
-                    int64_t M, int64_t N, int64_t K, int64_t at, int64_t n)
+void zk_slice_bwd_w(zk *k, const zk_launch *L, real *dw, const real *dy, const real *x, int64_t M,
+                    int64_t N, int64_t K, int64_t at, int64_t n)
 {
     multiply(k, L, K, n, M, dw, x, 0, from(k, dy, at), 1, NULL, 0, 0, N);
 }
@@ -350,8 +345,8 @@ enum { WARPS = 8 };
 
 /* part[stripes][N] */
 template <class T, int V>
-static __global__ void __launch_bounds__(WARPS * ZK_WARP)
-sum_stripes(float *part, const T *dy, int64_t M, int64_t N)
+static __global__ void __launch_bounds__((WARPS * ZK_WARP))
+    sum_stripes(float *part, const T *dy, int64_t M, int64_t N)
 {
     __shared__ float turn[WARPS][ZK_WARP * V];
     int lane = (int)(threadIdx.x % ZK_WARP), warp = (int)(threadIdx.x / ZK_WARP);
@@ -363,17 +358,13 @@ sum_stripes(float *part, const T *dy, int64_t M, int64_t N)
 #pragma unroll 4
         for (int64_t m = first; m < to; m += WARPS) {
             fetch(x, dy + m * N + at);
-            for (int j = 0; j < V; j++)
-                sum[j] += x[j];
+            for (int j = 0; j < V; j++) sum[j] += x[j];
         }
-        for (int j = 0; j < V; j++)
-            turn[warp][lane * V + j] = sum[j];
+        for (int j = 0; j < V; j++) turn[warp][lane * V + j] = sum[j];
         __syncthreads();
         for (int i = 1; warp == 0 && i < WARPS; i++)
-            for (int j = 0; j < V; j++)
-                sum[j] += turn[i][lane * V + j];
-        if (warp == 0 && at < N)
-            stow(part + blockIdx.y * N + at, sum);
+            for (int j = 0; j < V; j++) sum[j] += turn[i][lane * V + j];
+        if (warp == 0 && at < N) stow(part + blockIdx.y * N + at, sum);
         __syncthreads();
     }
 }
@@ -384,8 +375,7 @@ static __global__ void fold_stripes(T *db, const float *part, int stripes, int64
     for (int64_t n = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; n < N;
          n += (int64_t)gridDim.x * blockDim.x) {
         float sum = 0;
-        for (int i = 0; i < stripes; i++)
-            sum += part[i * N + n];
+        for (int i = 0; i < stripes; i++) sum += part[i * N + n];
         put(db + n, sum);
     }
 }
@@ -396,8 +386,7 @@ template <class T> static void bias_gradient(zk *k, const zk_launch *L, T *db, c
     float *part = (float *)k->device;
     if (N % 4 || (uintptr_t)dy % sizeof(pack<T, 4>))
         ZK_LAUNCH(k, L, 0, (sum_stripes<T, 1>), part, dy, M, N);
-    else
-        ZK_LAUNCH(k, L, 0, (sum_stripes<T, 4>), part, dy, M, N);
+    else ZK_LAUNCH(k, L, 0, (sum_stripes<T, 4>), part, dy, M, N);
     ZK_LAUNCH(k, L, 1, fold_stripes<T>, db, part, L[k->column].part[0].y, N);
 }
 

@@ -1,4 +1,4 @@
-/* loss.cu -- cross-entropy, and a grain's sum of it.
+/* loss.cu -- cross-entropy, and a micro-batch's sum of it.
  *
  * Invariants
  *  1. A block has a row, and reads it twice, the second time backwards: what was read last is still
@@ -17,10 +17,10 @@
 
 namespace {
 
-const float LOWEST = -3.402823466e+38f;         /* of finite numbers: an infinity minus it is one */
+const float LOWEST = -3.402823466e+38f; /* of finite numbers: an infinity minus it is one */
 
 struct exponentials {
-    float top, sum;                             /* sum of exp(x - top) */
+    float top, sum; /* sum of exp(x - top) */
 };
 
 /* Adds this thread's part of x [C], V elements at a time */
@@ -30,14 +30,12 @@ __device__ inline void add_up(exponentials &e, const T *x, int C)
     for (int i = (int)threadIdx.x * V; i < C; i += (int)blockDim.x * V) {
         float a[V], most = e.top;
         fetch(a, x + i);
-        for (int j = 0; j < V; j++)
-            most = a[j] > most ? a[j] : most;
+        for (int j = 0; j < V; j++) most = a[j] > most ? a[j] : most;
         if (most > e.top) {
             e.sum *= exp_below(e.top - most);
             e.top = most;
         }
-        for (int j = 0; j < V; j++)
-            e.sum += exp_below(a[j] - most);
+        for (int j = 0; j < V; j++) e.sum += exp_below(a[j] - most);
     }
 }
 
@@ -64,26 +62,23 @@ __device__ inline void slope(T *d, const T *x, int C, int R, const exponentials 
     for (int i = last < 0 ? -1 : mine + last / step * step; i >= 0; i -= step) {
         float a[V];
         fetch(a, x + i * V);
-        for (int j = 0; j < V; j++)
-            a[j] = exp_below(a[j] - e.top) * share * each;
+        for (int j = 0; j < V; j++) a[j] = exp_below(a[j] - e.top) * share * each;
         stow(d + i * V, a);
     }
-    if (target < C / V * V && target / V % step == mine)
-        put(d + target, peak);
+    if (target < C / V * V && target / V % step == mine) put(d + target, peak);
 }
 
 template <class T, int V> __device__ inline void zero(T *d, int C)
 {
     const float none[V] = {};
-    for (int i = (int)threadIdx.x * V; i < C; i += (int)blockDim.x * V)
-        stow(d + i, none);
+    for (int i = (int)threadIdx.x * V; i < C; i += (int)blockDim.x * V) stow(d + i, none);
 }
 
 /* loss [M]; d [M,R] or NULL; x [M,R], C of each row */
 template <class T, int V>
 __global__ void __launch_bounds__(512, 3)
-entropy(float *loss, T *d, const T *x, const int32_t *target, const double *scale, int64_t M, int C,
-        int R, float each)
+    entropy(float *loss, T *d, const T *x, const int32_t *target, const double *scale, int64_t M,
+            int C, int R, float each)
 {
     each *= scale ? (float)*scale : 1.0f;
     for (int64_t m = blockIdx.x; m < M; m += gridDim.x) {
@@ -97,13 +92,11 @@ entropy(float *loss, T *d, const T *x, const int32_t *target, const double *scal
             add_up<T, 1>(e, row + C / V * V, C % V);
             e = together(e);
             result = (float)zk_log(e.sum) - (hot - e.top);
-            if (d)
-                slope<T, V>(d + m * R, row, C, R, e, hit, hot, each);
+            if (d) slope<T, V>(d + m * R, row, C, R, e, hit, hot, each);
         } else if (d) {
             zero<T, V>(d + m * R, R);
         }
-        if (threadIdx.x == 0)
-            loss[m] = result;
+        if (threadIdx.x == 0) loss[m] = result;
     }
 }
 
@@ -112,11 +105,9 @@ template <class T>
 __global__ void pick(T *y, const T *x, const int32_t *target, int64_t M, int64_t C)
 {
     int last = 0;
-    for (int m = (int)threadIdx.x; m < M; m += (int)blockDim.x)
-        last = target[m] >= 0 ? m : last;
+    for (int m = (int)threadIdx.x; m < M; m += (int)blockDim.x) last = target[m] >= 0 ? m : last;
     last = block_max(last, 0);
-    for (int64_t c = threadIdx.x; c < C; c += blockDim.x)
-        y[c] = x[last * C + c];
+    for (int64_t c = threadIdx.x; c < C; c += blockDim.x) y[c] = x[last * C + c];
 }
 
 /* One block: the sums are few, and their order is to be one. */
@@ -145,8 +136,9 @@ void zk_cross_entropy(zk *k, const zk_launch *L, float *loss, real *dlogits, con
                       int64_t rows)
 {
     int R = (int)((V + ZK_VOCAB - 1) / ZK_VOCAB * ZK_VOCAB);
-    ZK_REAL(k, T, ZK_LAUNCH(k, L, 0, (entropy<T, wide<T>>), loss, (T *)dlogits, (const T *)logits,
-                            target, scale, M, (int)V, R, 1.0f / (float)rows));
+    ZK_REAL(k, T,
+            ZK_LAUNCH(k, L, 0, (entropy<T, wide<T>>), loss, (T *)dlogits, (const T *)logits, target,
+                      scale, M, (int)V, R, 1.0f / (float)rows));
 }
 
 void zk_pick(zk *k, const zk_launch *L, real *y, const real *x, const int32_t *target, int64_t M,

@@ -21,7 +21,7 @@
 #include "cuda.h"
 
 #ifdef __CUDACC__
-typedef uint32_t place;       /* an address in shared memory */
+typedef uint32_t place; /* an address in shared memory */
 
 /* ---- the instructions */
 __device__ inline place place_of(const void *shared)
@@ -200,8 +200,7 @@ template <int D, int M, int HELD> struct left_rows {
     {
         place from = again(rows);
 #pragma unroll
-        for (int k = 0; k < HELD; k++)
-            load(held[k], from, k);
+        for (int k = 0; k < HELD; k++) load(held[k], from, k);
     }
     __device__ static void load(uint32_t (&to)[M][4], place from, int k)
     {
@@ -212,13 +211,11 @@ template <int D, int M, int HELD> struct left_rows {
     /* step k; from: `at` */
     __device__ void take(uint32_t (&to)[M][4], place from, int k) const
     {
-        if (k >= HELD)
-            return load(to, from, k);
+        if (k >= HELD) return load(to, from, k);
 #pragma unroll
         for (int m = 0; m < M; m++)
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                to[m][i] = held[HELD ? k : 0][m][i];
+            for (int i = 0; i < 4; i++) to[m][i] = held[HELD ? k : 0][m][i];
     }
 };
 
@@ -231,8 +228,7 @@ __device__ inline void dot_rows(float (&to)[M][N8][4], const left_rows<D, M, HEL
 #pragma unroll
         for (int n = 0; n < N8; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                to[m][n][i] = 0;
+            for (int i = 0; i < 4; i++) to[m][n][i] = 0;
     place from = again(a.at);
     b = again(b);
 #pragma unroll

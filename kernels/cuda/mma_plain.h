@@ -9,7 +9,7 @@
 #include "cuda.h"
 #include <vector>
 
-typedef uintptr_t place;      /* an address in shared memory */
+typedef uintptr_t place; /* an address in shared memory */
 
 struct late_copy {
     place to;
@@ -20,10 +20,8 @@ struct late_copy {
 
 __device__ inline void copy_now(const late_copy &c)
 {
-    if (c.some)
-        memcpy((void *)c.to, c.from, c.bytes);
-    else
-        memset((void *)c.to, 0, c.bytes);
+    if (c.some) memcpy((void *)c.to, c.from, c.bytes);
+    else memset((void *)c.to, 0, c.bytes);
 }
 
 /* what a thread of the running block has asked for */
@@ -35,10 +33,8 @@ __device__ inline std::vector<late_copy> &late_copies(void)
 
 __device__ inline void copy(const late_copy &c)
 {
-    if (c.to / 16 % 2)
-        late_copies().push_back(c);
-    else
-        copy_now(c);
+    if (c.to / 16 % 2) late_copies().push_back(c);
+    else copy_now(c);
 }
 
 __device__ inline place place_of(const void *shared) { return (place)shared; }
@@ -46,8 +42,7 @@ __device__ inline place place_of(const void *shared) { return (place)shared; }
 /* The address of a PTX instruction's operand of n bytes; a GPU faults where it is not aligned. */
 __device__ inline place operand_at(const char *instruction, place at, size_t n)
 {
-    if (at % n)
-        shim_fail("%s: an address that is no multiple of %zu", instruction, n);
+    if (at % n) shim_fail("%s: an address that is no multiple of %zu", instruction, n);
     return at;
 }
 
@@ -75,8 +70,7 @@ __device__ inline int warp_of(void) { return (int)(threadIdx.x / ZK_WARP); }
 
 __device__ inline void wait_copies(void)
 {
-    for (const late_copy &c : late_copies())
-        copy_now(c);
+    for (const late_copy &c : late_copies()) copy_now(c);
     late_copies().clear();
 }
 
@@ -91,8 +85,7 @@ __device__ inline void load_matrices(uint32_t (&m)[4], place row)
 {
     const place *rows = shim_warp(~0u, operand_at("ldmatrix", row, 16));
     int g = lane_of() / 4, t = lane_of() % 4;
-    for (int i = 0; i < 4; i++)
-        m[i] = load2(rows[8 * i + g] + 4 * t);
+    for (int i = 0; i < 4; i++) m[i] = load2(rows[8 * i + g] + 4 * t);
     __syncwarp();
 }
 

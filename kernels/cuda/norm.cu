@@ -32,8 +32,8 @@ struct layout {
 };
 
 struct place {
-    int64_t at, stat;             /* first element; number among the runs that have statistics */
-    int C;                        /* 0: no run */
+    int64_t at, stat; /* first element; number among the runs that have statistics */
+    int C;            /* 0: no run */
 };
 
 __device__ inline int heads_here(const layout &l) { return blockIdx.y ? l.G : l.H; }
@@ -48,7 +48,7 @@ __device__ inline place find(const layout &l, int64_t run)
 
 /* ---- teams */
 struct team {
-    int threads, rank, lane, teams;         /* rank: of the team in its block */
+    int threads, rank, lane, teams; /* rank: of the team in its block */
 };
 
 __device__ inline team my_team(int threads)
@@ -59,8 +59,7 @@ __device__ inline team my_team(int threads)
 
 __device__ inline float team_sum(const team &t, float x)
 {
-    if (t.threads > ZK_WARP)
-        return block_sum(x);
+    if (t.threads > ZK_WARP) return block_sum(x);
     for (int apart = t.threads / 2; apart; apart /= 2)
         x += __shfl_xor_sync((unsigned)ZK_ALL, x, apart);
     return x;
@@ -73,12 +72,10 @@ template <int V, int N, class F> __device__ inline void each(const team &t, int 
 #pragma unroll
         for (int j = 0; j < N; j++) {
             int c = (t.lane + j * t.threads) * V;
-            if (c < C)
-                f(j, c);
+            if (c < C) f(j, c);
         }
     } else {
-        for (int c = t.lane * V; c < C; c += t.threads * V)
-            f(0, c);
+        for (int c = t.lane * V; c < C; c += t.threads * V) f(0, c);
     }
 }
 
@@ -87,8 +84,7 @@ __device__ inline pack<T, V> sum_of(const pack<T, V> &a, const pack<T, V> &b)
 {
     float x[V];
     pack<T, V> sum;
-    for (int i = 0; i < V; i++)
-        x[i] = get(a, i) + get(b, i);
+    for (int i = 0; i < V; i++) x[i] = get(a, i) + get(b, i);
     put(&sum, x);
     return sum;
 }
@@ -112,8 +108,7 @@ template <class T, int V, int N> struct line {
     __device__ inline void read(float (&x)[V], int j, int c) const
     {
         pack<T, V> all = stored(j, c);
-        for (int i = 0; i < V; i++)
-            x[i] = get(all, i);
+        for (int i = 0; i < V; i++) x[i] = get(all, i);
     }
 
     /* becomes its sum with `more` [C], which is left at `to` [C] */
@@ -132,9 +127,7 @@ template <class T, int V, int N> struct line {
 template <class T, int V, int N>
 __device__ inline void copy_run(const team &t, T *to, const T *from, int C)
 {
-    each<V, N>(t, C, [&](int, int c) {
-        stow(to + c, load<V>(from + c));
-    });
+    each<V, N>(t, C, [&](int, int c) { stow(to + c, load<V>(from + c)); });
 }
 
 /* ---- forward. w, b of kind 0, wk of kind 1; kind 2 is copied */
@@ -144,8 +137,7 @@ __device__ inline float mean_of(const team &t, const line<T, V, N> &row, int C)
     float sum = 0, x[V];
     each<V, N>(t, C, [&](int j, int c) {
         row.read(x, j, c);
-        for (int i = 0; i < V; i++)
-            sum += x[i];
+        for (int i = 0; i < V; i++) sum += x[i];
     });
     return team_sum(t, sum);
 }
@@ -156,8 +148,7 @@ __device__ inline float squares_of(const team &t, const line<T, V, N> &row, int 
     float sum = 0, x[V];
     each<V, N>(t, C, [&](int j, int c) {
         row.read(x, j, c);
-        for (int i = 0; i < V; i++)
-            sum = fmaf(x[i] - mean, x[i] - mean, sum);
+        for (int i = 0; i < V; i++) sum = fmaf(x[i] - mean, x[i] - mean, sum);
     });
     return team_sum(t, sum);
 }
@@ -171,18 +162,16 @@ __device__ inline void scale(const team &t, T *y, const line<T, V, N> &row, int 
         float x[V], scale[V], bias[V] = {};
         row.read(x, j, c);
         fetch(scale, w + c);
-        if (b)
-            fetch(bias, b + c);
-        for (int i = 0; i < V; i++)
-            x[i] = fmaf((x[i] - mean) * r, scale[i], bias[i]);
+        if (b) fetch(bias, b + c);
+        for (int i = 0; i < V; i++) x[i] = fmaf((x[i] - mean) * r, scale[i], bias[i]);
         stow(y + c, x);
     });
 }
 
 template <class T, int V, int N, int CENTRED>
 __global__ void __launch_bounds__(most_threads(N), 2)
-norm_fwd(T *y, float *stat, T *sum, const T *x, const T *more, const T *w, const T *wk, const T *b,
-         layout l, int threads, float eps)
+    norm_fwd(T *y, float *stat, T *sum, const T *x, const T *more, const T *w, const T *wk,
+             const T *b, layout l, int threads, float eps)
 {
     team t = my_team(threads);
     int64_t runs = l.M * heads_here(l);
@@ -195,16 +184,13 @@ norm_fwd(T *y, float *stat, T *sum, const T *x, const T *more, const T *w, const
         }
         line<T, V, N> row;
         row.start(t, x + at.at, at.C);
-        if (more)
-            row.add(t, sum + at.at, more + at.at, at.C);
+        if (more) row.add(t, sum + at.at, more + at.at, at.C);
         float mean = CENTRED ? __fdiv_rn(mean_of(t, row, at.C), (float)l.C) : 0;
         float square = __fdiv_rn(squares_of(t, row, at.C, mean), (float)l.C);
         float r = __fdiv_rn(1.0f, __fsqrt_rn(square + eps));
         scale(t, y + at.at, row, at.C, mean, r, blockIdx.y ? wk : w, b);
-        if (t.lane == 0 && at.C && CENTRED)
-            stat[2 * at.stat] = mean;
-        if (t.lane == 0 && at.C)
-            stat[CENTRED ? 2 * at.stat + 1 : at.stat] = r;
+        if (t.lane == 0 && at.C && CENTRED) stat[2 * at.stat] = mean;
+        if (t.lane == 0 && at.C) stat[CENTRED ? 2 * at.stat + 1 : at.stat] = r;
     }
 }
 
@@ -220,32 +206,23 @@ template <int V, int N, int CENTRED> struct sums {
     __device__ inline void start(const team &t, float *at, int64_t away, int C)
     {
         to = at, apart = away;
-        for (int i = 0; i < (N ? N : 1) * V; i++)
-            dw[i / V][i % V] = 0;
-        for (int i = 0; i < (CENTRED && N ? N : 1) * V; i++)
-            db[i / V][i % V] = 0;
+        for (int i = 0; i < (N ? N : 1) * V; i++) dw[i / V][i % V] = 0;
+        for (int i = 0; i < (CENTRED && N ? N : 1) * V; i++) db[i / V][i % V] = 0;
         if (!N)
             each<V, N>(t, C, [&](int, int c) {
                 stow(to + c, dw[0]);
-                if (CENTRED)
-                    stow(to + apart + c, db[0]);
+                if (CENTRED) stow(to + apart + c, db[0]);
             });
     }
 
     __device__ inline void add(int j, int c, const float (&dy)[V], const float (&hat)[V])
     {
-        if (!N)
-            fetch(dw[j], to + c);
-        if (!N && CENTRED)
-            fetch(db[j], to + apart + c);
-        for (int i = 0; i < V; i++)
-            dw[j][i] = fmaf(dy[i], hat[i], dw[j][i]);
-        for (int i = 0; CENTRED && i < V; i++)
-            db[j][i] += dy[i];
-        if (!N)
-            stow(to + c, dw[j]);
-        if (!N && CENTRED)
-            stow(to + apart + c, db[j]);
+        if (!N) fetch(dw[j], to + c);
+        if (!N && CENTRED) fetch(db[j], to + apart + c);
+        for (int i = 0; i < V; i++) dw[j][i] = fmaf(dy[i], hat[i], dw[j][i]);
+        for (int i = 0; CENTRED && i < V; i++) db[j][i] += dy[i];
+        if (!N) stow(to + c, dw[j]);
+        if (!N && CENTRED) stow(to + apart + c, db[j]);
     }
 };
 
@@ -259,15 +236,11 @@ __device__ inline void add_teams(const team &t, float *to, const float (&mine)[N
         if (t.rank == i)
             each<V, N>(t, C, [&](int j, int c) {
                 float x[V] = {};
-                if (i)
-                    fetch(x, sum + c);
-                for (int e = 0; e < V; e++)
-                    x[e] += mine[j][e];
-                if (i == t.teams - 1)
-                    stow(to + c, x);
+                if (i) fetch(x, sum + c);
+                for (int e = 0; e < V; e++) x[e] += mine[j][e];
+                if (i == t.teams - 1) stow(to + c, x);
                 else
-                    for (int e = 0; e < V; e++)
-                        sum[c + e] = x[e];
+                    for (int e = 0; e < V; e++) sum[c + e] = x[e];
             });
         __syncthreads();
     }
@@ -282,16 +255,14 @@ __device__ inline void run_back(const team &t, T *dx, const T *dy, const T *more
     line<T, V, N> up, row, rest;
     up.start(t, dy, C);
     row.start(t, x, C);
-    if (more)
-        rest.start(t, more, C);
+    if (more) rest.start(t, more, C);
     float all = 0, dot = 0;
     float d[V], hat[V], scale[V];
     auto read = [&](int j, int c) {
         up.read(d, j, c);
         row.read(hat, j, c);
         fetch(scale, w + c);
-        for (int i = 0; i < V; i++)
-            hat[i] = (hat[i] - mean) * r;
+        for (int i = 0; i < V; i++) hat[i] = (hat[i] - mean) * r;
     };
     each<V, N>(t, C, [&](int j, int c) {
         read(j, c);
@@ -305,8 +276,7 @@ __device__ inline void run_back(const team &t, T *dx, const T *dy, const T *more
     dot = -__fdiv_rn(team_sum(t, dot), width);
     each<V, N>(t, C, [&](int j, int c) {
         read(j, c);
-        for (int i = 0; i < V; i++)
-            d[i] = fmaf(hat[i], dot, d[i] * scale[i] - all) * r;
+        for (int i = 0; i < V; i++) d[i] = fmaf(hat[i], dot, d[i] * scale[i] - all) * r;
         pack<T, V> out;
         put(&out, d);
         stow(dx + c, more ? sum_of(out, rest.stored(j, c)) : out);
@@ -315,15 +285,14 @@ __device__ inline void run_back(const team &t, T *dx, const T *dy, const T *more
 
 template <class T, int V, int N, int CENTRED>
 __global__ void __launch_bounds__(most_back(N, CENTRED), blocks_back(N))
-norm_bwd(T *dx, float *part, const T *dy, const T *more, const T *x, const float *stat, const T *w,
-         const T *wk, layout l, int threads)
+    norm_bwd(T *dx, float *part, const T *dy, const T *more, const T *x, const float *stat,
+             const T *w, const T *wk, layout l, int threads)
 {
     team t = my_team(threads);
-    int64_t runs = l.M * heads_here(l), apart = (int64_t)gridDim.x * l.C;  /* lines' distance */
+    int64_t runs = l.M * heads_here(l), apart = (int64_t)gridDim.x * l.C; /* lines' distance */
     float *to = part + blockIdx.y * apart + (int64_t)blockIdx.x * l.C;
     sums<V, N, CENTRED> sum;
-    if (blockIdx.y < 2)
-        sum.start(t, to, apart, l.C);
+    if (blockIdx.y < 2) sum.start(t, to, apart, l.C);
     for (int64_t first = (int64_t)blockIdx.x * t.teams; first < runs;
          first += (int64_t)gridDim.x * t.teams) {
         place at = find(l, first + t.rank);
@@ -338,8 +307,7 @@ norm_bwd(T *dx, float *part, const T *dy, const T *more, const T *x, const float
     }
     if (N && blockIdx.y < 2) {
         add_teams(t, to, sum.dw, l.C);
-        if (CENTRED)
-            add_teams(t, to + apart, sum.db, l.C);
+        if (CENTRED) add_teams(t, to + apart, sum.db, l.C);
     }
 }
 
@@ -347,7 +315,7 @@ norm_bwd(T *dx, float *part, const T *dy, const T *more, const T *x, const float
  * side have a column each; the rows of such threads take blocks by turns. */
 template <class T>
 __global__ void __launch_bounds__(FOLD_THREADS)
-norm_fold(T *dw, T *second, const float *part, int C, int blocks)
+    norm_fold(T *dw, T *second, const float *part, int C, int blocks)
 {
     __shared__ float sum[FOLD_THREADS];
     int t = (int)threadIdx.x, rows = (int)blockDim.x / COLUMNS, c = (int)blockIdx.x * COLUMNS;
@@ -356,14 +324,11 @@ norm_fold(T *dw, T *second, const float *part, int C, int blocks)
     float s = 0;
     c += t % COLUMNS;
 #pragma unroll 4
-    for (int i = t / COLUMNS; i < blocks; i += rows)
-        s += c < C ? from[(int64_t)i * C + c] : 0;
+    for (int i = t / COLUMNS; i < blocks; i += rows) s += c < C ? from[(int64_t)i * C + c] : 0;
     sum[t] = s;
     __syncthreads();
-    for (int i = 1; t < COLUMNS && i < rows; i++)
-        s += sum[i * COLUMNS + t];
-    if (t < COLUMNS && c < C && out)
-        put(out + c, s);
+    for (int i = 1; t < COLUMNS && i < rows; i++) s += sum[i * COLUMNS + t];
+    if (t < COLUMNS && c < C && out) put(out + c, s);
 }
 
 /* ---- calls */
@@ -389,11 +354,11 @@ void forward(zk *k, const zk_launch *L, real *y, float *stat, real *sum, const r
              float eps)
 {
     const int32_t *tile = L[k->column].tile;
-    ZK_WIDE(T, V, l.C, NORM_KEPT(V, N, tile[1], ZK_LAUNCH(k, L, 0, (norm_fwd<T, V, N, CENTRED>),
-                                                          (T *)y, stat, (T *)sum,
-                                                          (const T *)x, (const T *)more,
-                                                          (const T *)w, (const T *)wk,
-                                                          (const T *)b, l, tile[0], eps)));
+    ZK_WIDE(T, V, l.C,
+            NORM_KEPT(V, N, tile[1],
+                      ZK_LAUNCH(k, L, 0, (norm_fwd<T, V, N, CENTRED>), (T *)y, stat, (T *)sum,
+                                (const T *)x, (const T *)more, (const T *)w, (const T *)wk,
+                                (const T *)b, l, tile[0], eps)));
 }
 
 /* second: db or dwk */
@@ -404,11 +369,11 @@ void backward(zk *k, const zk_launch *L, real *dx, real *dw, real *second, const
 {
     const int32_t *tile = L[k->column].tile;
     float *part = (float *)k->device;
-    ZK_WIDE(T, V, l.C, NORM_KEPT(V, N, tile[1], ZK_LAUNCH(k, L, 0, (norm_bwd<T, V, N, CENTRED>),
-                                                          (T *)dx, part, (const T *)dy,
-                                                          (const T *)more, (const T *)x, stat,
-                                                          (const T *)w, (const T *)wk, l,
-                                                          tile[0])));
+    ZK_WIDE(T, V, l.C,
+            NORM_KEPT(V, N, tile[1],
+                      ZK_LAUNCH(k, L, 0, (norm_bwd<T, V, N, CENTRED>), (T *)dx, part, (const T *)dy,
+                                (const T *)more, (const T *)x, stat, (const T *)w, (const T *)wk, l,
+                                tile[0])));
     if (dw || second)
         ZK_LAUNCH(k, L, 1, (norm_fold<T>), (T *)dw, (T *)second, part, l.C, L[k->column].part[0].x);
 }
@@ -456,8 +421,8 @@ void zk_rmsnorm_bwd(zk *k, const zk_launch *L, real *dx, real *dw, const real *d
 void zk_qknorm_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *in, const real *wq,
                    const real *wk, int64_t M, int64_t H, int64_t G, int64_t D, float eps)
 {
-    ZK_REAL(k, T, forward<T, 0>(k, L, y, stat, NULL, in, NULL, wq, wk, NULL, heads(M, H, G, D),
-                                eps));
+    ZK_REAL(k, T,
+            forward<T, 0>(k, L, y, stat, NULL, in, NULL, wq, wk, NULL, heads(M, H, G, D), eps));
 }
 
 void zk_qknorm_bwd(zk *k, const zk_launch *L, real *din, real *dwq, real *dwk, const real *dy,
@@ -465,7 +430,7 @@ void zk_qknorm_bwd(zk *k, const zk_launch *L, real *din, real *dwq, real *dwk, c
                    float *scratch, int64_t M, int64_t H, int64_t G, int64_t D)
 {
     (void)scratch;
-    ZK_REAL(k, T, backward<T, 0>(k, L, din, dwq, dwk, dy, NULL, in, stat, wq, wk,
-                                 heads(M, H, G, D)));
+    ZK_REAL(k, T,
+            backward<T, 0>(k, L, din, dwq, dwk, dy, NULL, in, stat, wq, wk, heads(M, H, G, D)));
 }
 }

@@ -21,7 +21,7 @@ ZK_LANES float lanes_sqrt(float x) { return sqrtf(x); }
 ZK_LANES float lanes_sign(float x) { return x > 0 ? 1.0f : x < 0 ? -1.0f : 0.0f; }
 #include "../update.h"
 
-enum { PACK = 4, ROW = PACK * ZK_WARP };        /* elements of a thread and of a warp at a time */
+enum { PACK = 4, ROW = PACK * ZK_WARP }; /* elements of a thread and of a warp at a time */
 
 /* ---- a step's constants */
 void zk_clear(zk *k, int64_t *sums)
@@ -31,10 +31,8 @@ void zk_clear(zk *k, int64_t *sums)
 
 static __global__ void begin(zk_ctl *ctl, int64_t *sums, zk_recipe r)
 {
-    for (int i = (int)threadIdx.x; i < ZK_SUMS; i += (int)blockDim.x)
-        sums[i] = 0;
-    if (threadIdx.x == 0)
-        step_begin(ctl, &r);
+    for (int i = (int)threadIdx.x; i < ZK_SUMS; i += (int)blockDim.x) sums[i] = 0;
+    if (threadIdx.x == 0) step_begin(ctl, &r);
 }
 
 void zk_begin(zk *k, const zk_launch *L, zk_ctl *ctl, int64_t *sums, const zk_recipe *r)
@@ -44,8 +42,7 @@ void zk_begin(zk *k, const zk_launch *L, zk_ctl *ctl, int64_t *sums, const zk_re
 
 static __global__ void factor(zk_ctl *ctl, const int64_t *sums, zk_recipe r)
 {
-    if (threadIdx.x == 0)
-        step_factor(ctl, sums, &r);
+    if (threadIdx.x == 0) step_factor(ctl, sums, &r);
 }
 
 void zk_factor(zk *k, const zk_launch *L, zk_ctl *ctl, const int64_t *sums, const zk_recipe *r)
@@ -86,9 +83,9 @@ static __device__ float dither(float x, uint32_t chance)
 
 /* ---- the update */
 struct flat_update {
-    float *p;                       /* [n]; NULL: w is what moves */
-    void *m, *v;                    /* [n]; NULL where the rule has none */
-    const float *g;                 /* [n] */
+    float *p;       /* [n]; NULL: w is what moves */
+    void *m, *v;    /* [n]; NULL where the rule has none */
+    const float *g; /* [n] */
     zk_recipe r;
 };
 
@@ -99,17 +96,12 @@ static __device__ void update_pack(const flat_update &a, T *w, const step &s, co
                                    uint64_t seed, int64_t key, int64_t elem, int64_t i, int left)
 {
     float p[PACK], m[PACK] = {}, v[PACK] = {}, g[PACK];
-    if constexpr (sizeof(P) == sizeof(float))
-        fetch(p, a.p + i, left);
-    else
-        fetch(p, w + i, left);
-    if (a.m)
-        fetch(m, (const S *)a.m + i, left);
-    if (a.v)
-        fetch(v, (const S *)a.v + i, left);
+    if constexpr (sizeof(P) == sizeof(float)) fetch(p, a.p + i, left);
+    else fetch(p, w + i, left);
+    if (a.m) fetch(m, (const S *)a.m + i, left);
+    if (a.v) fetch(v, (const S *)a.v + i, left);
     fetch(g, a.g + i, left);
-    for (int j = 0; j < PACK; j++)
-        p[j] = update(&s, &own, p[j], m + j, v + j, g[j]);
+    for (int j = 0; j < PACK; j++) p[j] = update(&s, &own, p[j], m + j, v + j, g[j]);
     if constexpr (sizeof(S) < sizeof(float)) {
         uint32_t word[PACK];
         words(word, seed, (uint64_t)key, (uint64_t)elem / PACK);
@@ -121,40 +113,33 @@ static __device__ void update_pack(const flat_update &a, T *w, const step &s, co
     if constexpr (sizeof(P) < sizeof(float)) {
         uint32_t word[PACK];
         words(word, seed, (uint64_t)key, (uint64_t)elem / PACK | ZK_SECOND);
-        for (int j = 0; j < PACK; j++)
-            p[j] = dither(p[j], word[j] & 0xffff);
+        for (int j = 0; j < PACK; j++) p[j] = dither(p[j], word[j] & 0xffff);
     }
-    if (a.m)
-        stow((S *)a.m + i, m, left);
-    if (a.v)
-        stow((S *)a.v + i, v, left);
-    if constexpr (sizeof(P) == sizeof(float))
-        stow(a.p + i, p, left);
-    if (w)
-        stow(w + i, p, left);
+    if (a.m) stow((S *)a.m + i, m, left);
+    if (a.v) stow((S *)a.v + i, v, left);
+    if constexpr (sizeof(P) == sizeof(float)) stow(a.p + i, p, left);
+    if (w) stow(w + i, p, left);
 }
 
 template <class T, class S, class P>
 static __global__ void __launch_bounds__(256, sizeof(S) + sizeof(P) == 8 ? 4 : 3)
-updates(flat_update a, T *w, const zk_ctl *ctl, span_list spans, int64_t first, int64_t n)
+    updates(flat_update a, T *w, const zk_ctl *ctl, span_list spans, int64_t first, int64_t n)
 {
     zk_span own = spans.span[lane_here()];
     zk_ctl c = *ctl;
     step s = step_of(&c, &a.r);
     pull mine = pull_of(&c, &own);
-    if (c.skipped)
-        return;
+    if (c.skipped) return;
     for (int64_t at = warp_here() * ZK_BLOCK; at < n; at += warps_here() * ZK_BLOCK) {
         block_part part;
-        if (!find_part(&part, own, first + at))
-            continue;
+        if (!find_part(&part, own, first + at)) continue;
         pull of_part = {__shfl_sync((unsigned)ZK_ALL, mine.lr, part.lane),
                         __shfl_sync((unsigned)ZK_ALL, mine.decay, part.lane),
                         __shfl_sync((unsigned)ZK_ALL, mine.shrink, part.lane)};
         int have = (int)zk_least(part.n, n - at);
         for (int i = PACK * lane_here(); i < have; i += ROW)
             update_pack<T, S, P>(a, w, s, of_part, update_seed(&c, &a.r), part.key, part.elem + i,
-                              at + i, have - i);
+                                 at + i, have - i);
     }
 }
 
@@ -174,11 +159,13 @@ void zk_update(zk *k, const zk_launch *L, const zk_ctl *ctl, const zk_recipe *r,
     flat_update a = {p, m, v, g, *r};
     int narrow = r->moments == ZK_BF16;
     if (!p)
-        (narrow ? update_all<bf16, bf16, bf16> : update_all<bf16, float, bf16>)(
-            k, L, ctl, a, (bf16 *)w, spans, nspans, first, n);
+        (narrow ? update_all<bf16, bf16, bf16>
+                : update_all<bf16, float, bf16>)(k, L, ctl, a, (bf16 *)w, spans, nspans, first, n);
     else
-        ZK_REAL(k, T, (narrow ? update_all<T, bf16, float> : update_all<T, float, float>)(
-                          k, L, ctl, a, (T *)w, spans, nspans, first, n));
+        ZK_REAL(k, T,
+                (narrow
+                     ? update_all<T, bf16, float>
+                     : update_all<T, float, float>)(k, L, ctl, a, (T *)w, spans, nspans, first, n));
 }
 
 /* ---- initial values: counter 16*(element/64) + lane gives elements 64*(element/64) + lane + 0,
@@ -229,22 +216,20 @@ static __device__ void draw_normals(float z[4], uint64_t seed, uint64_t key, uin
 
 template <class T>
 static __global__ void __launch_bounds__(256)
-initial(T *p, span_list spans, int64_t first, int64_t n, uint64_t seed)
+    initial(T *p, span_list spans, int64_t first, int64_t n, uint64_t seed)
 {
     int lane = lane_here();
     zk_span own = spans.span[lane];
     for (int64_t at = warp_here() * ZK_BLOCK; at < n; at += warps_here() * ZK_BLOCK) {
         block_part part;
-        if (!find_part(&part, own, first + at))
-            continue;
+        if (!find_part(&part, own, first + at)) continue;
         float mean = __shfl_sync((unsigned)ZK_ALL, own.mean, part.lane);
         float std = __shfl_sync((unsigned)ZK_ALL, own.std, part.lane);
         int have = (int)zk_least(part.n, n - at);
         for (int group = lane / LANES * GROUP; group < have; group += ZK_WARP / LANES * GROUP) {
             float z[4] = {0, 0, 0, 0};
             uint64_t counter = (uint64_t)(part.elem + group) / GROUP * LANES + lane % LANES;
-            if (std != 0)
-                draw_normals(z, seed, (uint64_t)part.key, counter);
+            if (std != 0) draw_normals(z, seed, (uint64_t)part.key, counter);
             for (int j = 0, i = group + lane % LANES; j < 4 && i < have; j++, i += LANES)
                 put(p + at + i, fmaf(std, z[j], mean));
         }
@@ -264,16 +249,14 @@ static void init_all(zk *k, const zk_launch *L, T *p, const zk_span *spans, int6
 void zk_init(zk *k, const zk_launch *L, void *p, const zk_span *spans, int64_t nspans,
              int64_t first, int64_t n, uint64_t seed, int full)
 {
-    if (full)
-        init_all(k, L, (float *)p, spans, nspans, first, n, seed);
-    else
-        ZK_REAL(k, T, init_all(k, L, (T *)p, spans, nspans, first, n, seed));
+    if (full) init_all(k, L, (float *)p, spans, nspans, first, n, seed);
+    else ZK_REAL(k, T, init_all(k, L, (T *)p, spans, nspans, first, n, seed));
 }
 
 /* ---- the hash: a warp looks up 32 blocks, and each lane goes through one */
 static __global__ void __launch_bounds__(128)
-digest(unsigned long long *sum, const void *p, int dtype, span_list spans, int64_t first,
-       int64_t n)
+    digest(unsigned long long *sum, const void *p, int dtype, span_list spans, int64_t first,
+           int64_t n)
 {
     int lane = lane_here();
     zk_span own = spans.span[lane];
@@ -282,8 +265,7 @@ digest(unsigned long long *sum, const void *p, int dtype, span_list spans, int64
     for (int64_t at = warp_here() * step; at < n; at += warps_here() * step) {
         block_part part, found = {0, 0, 0, 0};
         for (int i = 0; i < ZK_WARP && at + i * ZK_BLOCK < n; i++)
-            if (find_part(&part, own, first + at + i * ZK_BLOCK) && i == lane)
-                found = part;
+            if (find_part(&part, own, first + at + i * ZK_BLOCK) && i == lane) found = part;
         int64_t start = at + lane * ZK_BLOCK, have = zk_least(found.n, n - start);
         if (have > 0)
             digest_block(mine, (uint64_t)found.key, (uint64_t)found.elem / ZK_BLOCK, p, start, have,
@@ -291,8 +273,7 @@ digest(unsigned long long *sum, const void *p, int dtype, span_list spans, int64
     }
     for (int i = 0; i < 2; i++) {
         uint64_t all = warp_sum(mine[i]);
-        if (lane == 0 && all)
-            atomicAdd(sum + i, (unsigned long long)all);
+        if (lane == 0 && all) atomicAdd(sum + i, (unsigned long long)all);
     }
 }
 
@@ -306,6 +287,6 @@ void zk_hash(zk *k, const zk_launch *L, uint64_t *sum, const void *p, const zk_s
         ZK_LAUNCH(k, L, 0, digest, all, p, full ? ZK_F32 : k->dtype,
                   some_spans(spans + i, nspans - i), first, n);
     zk_to_host(k, found, all, 2 * sizeof *all);
-    for (int i = 0; i < 2; i++)           /* the host's may add at the same time */
+    for (int i = 0; i < 2; i++) /* the host's may add at the same time */
         __atomic_fetch_add(&sum[i], (uint64_t)found[i], __ATOMIC_RELAXED);
 }

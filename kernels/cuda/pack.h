@@ -46,22 +46,18 @@ template <int V> __device__ inline float get(const pack<float, V> &p, int j) { r
 
 template <class T, int V> __device__ inline float get(const pack<T, V> &p, int j)
 {
-    if constexpr (V == 1)
-        return get(p.v);
-    else
-        return get(T(), p.v[j / 2], j % 2);
+    if constexpr (V == 1) return get(p.v);
+    else return get(T(), p.v[j / 2], j % 2);
 }
 
 template <int V> __device__ inline void put(pack<float, V> *p, const float (&x)[V])
 {
-    for (int j = 0; j < V; j++)
-        p->v[j] = x[j];
+    for (int j = 0; j < V; j++) p->v[j] = x[j];
 }
 
 template <class T, int V> __device__ inline void put(pack<T, V> *p, const float (&x)[V])
 {
-    if constexpr (V == 1)
-        put(&p->v, x[0]);
+    if constexpr (V == 1) put(&p->v, x[0]);
     else
         for (int j = 0; j < V / 2; j++) {
             T low, high;
@@ -80,8 +76,7 @@ template <int V, class T> __device__ inline pack<T, V> load(const T *p)
 template <int V, class T> __device__ inline void fetch(float (&x)[V], const T *p)
 {
     pack<T, V> all = load<V>(p);
-    for (int j = 0; j < V; j++)
-        x[j] = get(all, j);
+    for (int j = 0; j < V; j++) x[j] = get(all, j);
 }
 
 /* p[0 .. V-1] = x. Compilers take some stores of a pack apart again, so those of 16 bytes are made
@@ -108,28 +103,24 @@ template <int V, class T> __device__ inline void stow(T *p, const float (&x)[V])
 /* The same of the first `left` elements, others 0 */
 template <int V, class T> __device__ inline void fetch(float (&x)[V], const T *p, int64_t left)
 {
-    if (left >= V)
-        fetch(x, p);
+    if (left >= V) fetch(x, p);
     else
-        for (int j = 0; j < V; j++)
-            x[j] = j < left ? get(p[j]) : 0;
+        for (int j = 0; j < V; j++) x[j] = j < left ? get(p[j]) : 0;
 }
 
 template <int V, class T> __device__ inline void stow(T *p, const float (&x)[V], int64_t left)
 {
-    if (left >= V)
-        stow(p, x);
+    if (left >= V) stow(p, x);
     else
-        for (int j = 0; j < V && j < left; j++)
-            put(p + j, x[j]);
+        for (int j = 0; j < V && j < left; j++) put(p + j, x[j]);
 }
 
 /* ZK_WIDE(T, V, C, statement): the statement with V as many elements as 16 bytes hold where rows of
  * C elements allow that, else 1 */
 #define ZK_WIDE(T, V, C, ...)                                                                      \
     do {                                                                                           \
-        if ((C) % wide<T> == 0) {                                                                \
-            constexpr int V = wide<T>;                                                           \
+        if ((C) % wide<T> == 0) {                                                                  \
+            constexpr int V = wide<T>;                                                             \
             __VA_ARGS__;                                                                           \
         } else {                                                                                   \
             constexpr int V = 1;                                                                   \

@@ -36,8 +36,7 @@ __device__ inline int find_part(block_part *part, const zk_span &own, int64_t e)
     int64_t elem = past - i * own.stride;
     int mine = elem >= 0 && i < own.count && elem < own.elems;
     unsigned who = __ballot_sync((unsigned)ZK_ALL, mine);
-    if (!who)
-        return 0;
+    if (!who) return 0;
     part->lane = __ffs((int)who) - 1;
     part->elem = __shfl_sync((unsigned)ZK_ALL, elem, part->lane);
     part->key = __shfl_sync((unsigned)ZK_ALL, own.key + i * own.key_stride, part->lane);

@@ -11,7 +11,7 @@
 
 namespace {
 
-enum { SOME = 256 };            /* frequencies that a launch takes as its parameter */
+enum { SOME = 256 }; /* frequencies that a launch takes as its parameter */
 
 struct frequencies {
     double of[SOME];
@@ -83,12 +83,13 @@ void zk_rope_table(zk *k, const zk_launch *L, float *table, const double *freq, 
     }
 }
 
-void zk_rope(zk *k, const zk_launch *L, real *y, const real *in, const float *table,
-             int64_t B, int64_t T, int64_t H, int64_t G, int64_t D, int sign)
+void zk_rope(zk *k, const zk_launch *L, real *y, const real *in, const float *table, int64_t B,
+             int64_t T, int64_t H, int64_t G, int64_t D, int sign)
 {
     int turned = (int)(H + G), copied = (int)G, half = (int)(D / 2);
-    ZK_REAL(k, R, ZK_WIDE(R, V, half, ZK_LAUNCH(k, L, 0, (turn_heads<R, V>), (R *)y, (const R *)in,
-                                                table, B * T, T, turned, copied, half,
-                                                (float)sign)));
+    ZK_REAL(k, R,
+            ZK_WIDE(R, V, half,
+                    ZK_LAUNCH(k, L, 0, (turn_heads<R, V>), (R *)y, (const R *)in, table, B * T, T,
+                              turned, copied, half, (float)sign)));
 }
 }

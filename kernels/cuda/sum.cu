@@ -14,13 +14,13 @@
 
 /* ---- leaves */
 struct push {
-    float *node;                        /* [buffers][stride] */
-    const char *src;                    /* leaf i: [n] at src + i * step */
-    const zk_ctl *ctl;                  /* counts the leaves that went before; NULL: none did */
+    float *node;       /* [buffers][stride] */
+    const char *src;   /* leaf i: [n] at src + i * step */
+    const zk_ctl *ctl; /* counts the leaves that went before; NULL: none did */
     int64_t stride, step, count, n, total, mask, block;
 };
 
-enum { AHEAD = 4 };                     /* leaves under way to a thread at a time */
+enum { AHEAD = 4 }; /* leaves under way to a thread at a time */
 /* Levels of one push: of up to 8 leaves, of blocks of up to 32, of up to 4096 leaves or blocks of
  * up to 2048. */
 enum { SHALLOW = 3, MIDDLE = 6, DEEPEST = 12 };
@@ -53,10 +53,8 @@ template <int DEEP, int V>
 static __device__ void start(counter<DEEP, V> &c, int64_t at, int64_t left)
 {
     for (int b = 0; b < DEEP; b++)
-        for (int j = 0; j < V; j++)
-            c.level[b][j] = 0;
-    for (int j = 0; j < V; j++)
-        c.high[j] = 0;
+        for (int j = 0; j < V; j++) c.level[b][j] = 0;
+    for (int j = 0; j < V; j++) c.high[j] = 0;
     c.made = 0, c.top = 0, c.at = at, c.left = left;
 }
 
@@ -64,25 +62,22 @@ static __device__ void start(counter<DEEP, V> &c, int64_t at, int64_t left)
 template <int DEEP, int V>
 static __device__ void find(float (&node)[V], const counter<DEEP, V> &c, const push &a, int b)
 {
-    for (int j = 0; j < V; j++)
-        node[j] = c.level[b][j];
-    if (!(c.made >> b & 1))
-        fetch(node, buffer(a, b) + c.at, c.left);
+    for (int j = 0; j < V; j++) node[j] = c.level[b][j];
+    if (!(c.made >> b & 1)) fetch(node, buffer(a, b) + c.at, c.left);
 }
 
 /* x = older + x */
 template <int V> static __device__ void join(float (&x)[V], const float (&older)[V])
 {
-    for (int j = 0; j < V; j++)
-        x[j] = older[j] + x[j];
+    for (int j = 0; j < V; j++) x[j] = older[j] + x[j];
 }
 
 /* Leaf number `leaf`, whose elements are x; x is used up. */
 template <int DEEP, int V>
 static __device__ void take(counter<DEEP, V> &c, const push &a, int64_t leaf, float (&x)[V])
 {
-    int stop = __ffsll(~leaf | a.block) - 1, b = DEEP;     /* the level where the carry stops */
-    int joins = stop + (leaf >= a.block && a.block >> stop == 1);   /* whole blocks lie there */
+    int stop = __ffsll(~leaf | a.block) - 1, b = DEEP; /* the level where the carry stops */
+    int joins = stop + (leaf >= a.block && a.block >> stop == 1); /* whole blocks lie there */
     float older[V];
 #pragma unroll
     for (int i = 0; i < DEEP; i++) {
@@ -90,18 +85,15 @@ static __device__ void take(counter<DEEP, V> &c, const push &a, int64_t leaf, fl
             find(older, c, a, i);
             join(x, older);
         }
-        for (int j = 0; j < V; j++)
-            c.level[i][j] = i == stop ? x[j] : c.level[i][j];
+        for (int j = 0; j < V; j++) c.level[i][j] = i == stop ? x[j] : c.level[i][j];
     }
     c.made = stop < DEEP ? (c.made >> stop | 1) << stop : 0;
-    if (stop < DEEP)
-        return;
+    if (stop < DEEP) return;
     for (; b < joins; b++) {
         fetch(older, buffer(a, b) + c.at, c.left);
         join(x, older);
     }
-    for (int j = 0; j < V; j++)
-        c.high[j] = x[j];
+    for (int j = 0; j < V; j++) c.high[j] = x[j];
     c.top = stop;
 }
 
@@ -110,10 +102,8 @@ template <int DEEP, int V> static __device__ void keep(const counter<DEEP, V> &c
 {
 #pragma unroll
     for (int b = 0; b < DEEP; b++)
-        if (c.made >> b & 1)
-            stow(buffer(a, b) + c.at, c.level[b], c.left);
-    if (c.top)
-        stow(buffer(a, c.top) + c.at, c.high, c.left);
+        if (c.made >> b & 1) stow(buffer(a, b) + c.at, c.level[b], c.left);
+    if (c.top) stow(buffer(a, c.top) + c.at, c.high, c.left);
 }
 
 /* All leaves are there: the pending nodes `have`, newest first, become one in the first buffer.
@@ -127,17 +117,13 @@ static __device__ void finish(const counter<DEEP, V> &c, const push &a, int64_t 
     for (int b = 0; b < DEEP; b++)
         if (have >> b & 1) {
             find(node, c, a, b);
-            for (int j = 0; j < V; j++)
-                acc[j] = b == newest ? node[j] : node[j] + acc[j];
+            for (int j = 0; j < V; j++) acc[j] = b == newest ? node[j] : node[j] + acc[j];
         }
     for (int b = DEEP; have >> b; b++)
         if (have >> b & 1) {
-            for (int j = 0; j < V; j++)
-                node[j] = c.high[j];
-            if (b != c.top)
-                fetch(node, buffer(a, b) + c.at, c.left);
-            for (int j = 0; j < V; j++)
-                acc[j] = b == newest ? node[j] : node[j] + acc[j];
+            for (int j = 0; j < V; j++) node[j] = c.high[j];
+            if (b != c.top) fetch(node, buffer(a, b) + c.at, c.left);
+            for (int j = 0; j < V; j++) acc[j] = b == newest ? node[j] : node[j] + acc[j];
         }
     stow(a.node + c.at, acc, c.left);
 }
@@ -157,42 +143,31 @@ template <class T, int DEEP, int V> static __global__ void __launch_bounds__(256
                     fetch(x[j], (const T *)(a.src + (i + j) * a.step) + at, c.left);
 #pragma unroll
             for (int j = 0; j < AHEAD; j++)
-                if (i + j < a.count)
-                    take(c, a, lo + i + j, x[j]);
+                if (i + j < a.count) take(c, a, lo + i + j, x[j]);
         }
-        if (lo + a.count < a.total)
-            keep(c, a);
-        else
-            finish(c, a, pending(a, lo + a.count));
+        if (lo + a.count < a.total) keep(c, a);
+        else finish(c, a, pending(a, lo + a.count));
     }
 }
 
 /* Leaves of the largest tree that a push may make a node of: its own, or less than two blocks */
-static int64_t deepest(int64_t count, int64_t block)
-{
-    return zk_least(count, 2 * block - 1);
-}
+static int64_t deepest(int64_t count, int64_t block) { return zk_least(count, 2 * block - 1); }
 
 template <class T, int V>
 static void push_packs(zk *k, const zk_launch *L, const push &a)
 {
     int64_t most = deepest(a.count, a.block);
-    if (most <= 1 << SHALLOW)
-        ZK_LAUNCH(k, L, 0, (push_tree<T, SHALLOW, V>), a);
-    else if (most <= 1 << MIDDLE)
-        ZK_LAUNCH(k, L, 0, (push_tree<T, MIDDLE, V>), a);
-    else
-        ZK_LAUNCH(k, L, 0, (push_tree<T, DEEPEST, V>), a);
+    if (most <= 1 << SHALLOW) ZK_LAUNCH(k, L, 0, (push_tree<T, SHALLOW, V>), a);
+    else if (most <= 1 << MIDDLE) ZK_LAUNCH(k, L, 0, (push_tree<T, MIDDLE, V>), a);
+    else ZK_LAUNCH(k, L, 0, (push_tree<T, DEEPEST, V>), a);
 }
 
 template <class T> static void push_leaves(zk *k, const zk_launch *L, const push &a)
 {
     uint64_t nodes = (uintptr_t)a.node | (uint64_t)a.stride * sizeof(float);
     uint64_t leaves = (uintptr_t)a.src | (uint64_t)a.step;
-    if (nodes % sizeof(pack<float, 4>) || leaves % sizeof(pack<T, 4>))
-        push_packs<T, 1>(k, L, a);
-    else
-        push_packs<T, 4>(k, L, a);
+    if (nodes % sizeof(pack<float, 4>) || leaves % sizeof(pack<T, 4>)) push_packs<T, 1>(k, L, a);
+    else push_packs<T, 4>(k, L, a);
 }
 
 /* Bytes from each source to the next; a sum of others than evenly spaced ones, or of more than the
@@ -202,10 +177,9 @@ static int64_t spacing(const void *const *src, int64_t count, int64_t block)
     int64_t step = count > 1 ? (const char *)src[1] - (const char *)src[0] : 0, even = 1;
     for (int64_t i = 1; i < count; i++)
         even &= (const char *)src[i] == (const char *)src[0] + i * step;
-    if (even && deepest(count, block) <= 1 << DEEPEST)
-        return step;
-    fprintf(stderr, "zk_push: %lld sources in blocks of %lld, %s evenly spaced\n",
-            (long long)count, (long long)block, even ? "though" : "not");
+    if (even && deepest(count, block) <= 1 << DEEPEST) return step;
+    fprintf(stderr, "zk_push: %lld sources in blocks of %lld, %s evenly spaced\n", (long long)count,
+            (long long)block, even ? "though" : "not");
     _exit(3);
 }
 
@@ -213,18 +187,17 @@ void zk_push(zk *k, const zk_launch *L, float *node, int64_t stride, const void 
              int64_t count, int full, int64_t n, const zk_ctl *ctl, int64_t total, int64_t mask,
              int64_t block)
 {
+    // clang-format off
     push a = {node, (const char *)src[0], ctl, stride, spacing(src, count, block), count, n, total,
               mask, block};
-    if (full)
-        push_leaves<float>(k, L, a);
-    else
-        ZK_REAL(k, T, push_leaves<T>(k, L, a));
+    // clang-format on
+    if (full) push_leaves<float>(k, L, a);
+    else ZK_REAL(k, T, push_leaves<T>(k, L, a));
 }
 
 static __global__ void count_leaves(zk_ctl *ctl, int64_t leaves)
 {
-    if (threadIdx.x == 0)
-        ctl->leaves += leaves;
+    if (threadIdx.x == 0) ctl->leaves += leaves;
 }
 
 void zk_count(zk *k, const zk_launch *L, zk_ctl *ctl, int64_t leaves)
@@ -243,12 +216,10 @@ static __device__ double square_block(const float *g, int n, int quarter)
     for (int i = FOUR * quarter; i < n; i += FOUR * FOUR) {
         float x[FOUR];
         fetch(x, g + i, n - i);
-        for (int j = 0; j < FOUR; j++)
-            lane[j] += (double)x[j] * (double)x[j];
+        for (int j = 0; j < FOUR; j++) lane[j] += (double)x[j] * (double)x[j];
     }
     for (int apart = FOUR / 2; apart; apart /= 2)
-        for (int j = 0; j < FOUR; j++)
-            lane[j] += __shfl_xor_sync((unsigned)ZK_ALL, lane[j], apart);
+        for (int j = 0; j < FOUR; j++) lane[j] += __shfl_xor_sync((unsigned)ZK_ALL, lane[j], apart);
     return lane[0] + lane[2] + (lane[1] + lane[3]);
 }
 
@@ -262,18 +233,16 @@ static __device__ void add_limbs(unsigned long long *limb, double s)
         return;
     }
     for (int i = 0; i < 3; i++)
-        if (digit[i])
-            atomicAdd(limb + at + i, (unsigned long long)digit[i]);
+        if (digit[i]) atomicAdd(limb + at + i, (unsigned long long)digit[i]);
 }
 
 static __global__ void __launch_bounds__(128)
-squares(int64_t *sums, const float *g, span_list spans, int64_t first, int64_t n)
+    squares(int64_t *sums, const float *g, span_list spans, int64_t first, int64_t n)
 {
     __shared__ unsigned long long limb[ZK_LIMBS + 1];
     int lane = lane_here(), group = lane / FOUR;
     zk_span own = spans.span[lane];
-    for (int i = (int)threadIdx.x; i <= ZK_LIMBS; i += (int)blockDim.x)
-        limb[i] = 0;
+    for (int i = (int)threadIdx.x; i <= ZK_LIMBS; i += (int)blockDim.x) limb[i] = 0;
     __syncthreads();
     int64_t step = EIGHT * ZK_BLOCK;
     for (int64_t at = warp_here() * step; at < n; at += warps_here() * step) {
@@ -285,8 +254,7 @@ squares(int64_t *sums, const float *g, span_list spans, int64_t first, int64_t n
                 have = (int)zk_least(part.n, n - at - i * ZK_BLOCK);
         }
         double sum = square_block(mine, have, lane % FOUR);
-        if (lane % FOUR == 0 && have > 0)
-            add_limbs(limb, sum);
+        if (lane % FOUR == 0 && have > 0) add_limbs(limb, sum);
     }
     __syncthreads();
     for (int i = (int)threadIdx.x; i <= ZK_LIMBS; i += (int)blockDim.x)

@@ -21,7 +21,7 @@ enum { MOST_PRODUCTS = 256, MOST_BYTES = 1 << 20, LINE = 512 };
 
 static struct {
     bool timing, used;
-    int n, found, other;        /* products; found in the table, or not, since */
+    int n, found, other; /* products; found in the table, or not, since */
     uint64_t sum;
     tuned row[MOST_PRODUCTS];
 } table;
@@ -32,8 +32,7 @@ uint64_t tune_sum(void) { return table.used ? table.sum : 0; }
 
 void tune_add(const tuned &t)
 {
-    if (table.n < MOST_PRODUCTS)
-        table.row[table.n++] = t;
+    if (table.n < MOST_PRODUCTS) table.row[table.n++] = t;
 }
 
 const uint64_t *tune_find(const char *key)
@@ -52,13 +51,12 @@ const uint64_t *tune_find(const char *key)
 static uint64_t sum_of(const char *text, size_t n)
 {
     uint64_t sum = 0xcbf29ce484222325ull;
-    for (size_t i = 0; i < n; i++)
-        sum = (sum ^ (unsigned char)text[i]) * 0x100000001b3ull;
+    for (size_t i = 0; i < n; i++) sum = (sum ^ (unsigned char)text[i]) * 0x100000001b3ull;
     return sum;
 }
 
 /* What a table is for: the present GPU and library */
-static void describe(char line[LINE])
+static void describe_device(char line[LINE])
 {
     int device = 0;
     cudaDeviceProp p = {};
@@ -71,12 +69,11 @@ static void describe(char line[LINE])
 static void print(FILE *f)
 {
     char line[LINE];
-    describe(line);
+    describe_device(line);
     fprintf(f, "%s\n", line);
     for (const tuned *t = table.row; t < table.row + table.n; t++) {
         fprintf(f, "%s :", t->key);
-        for (uint64_t word : t->algo)
-            fprintf(f, " %016llx", (unsigned long long)word);
+        for (uint64_t word : t->algo) fprintf(f, " %016llx", (unsigned long long)word);
         fprintf(f, " : %.2f us, the first choice %.2f\n", t->us, t->first);
     }
 }
@@ -84,16 +81,14 @@ static void print(FILE *f)
 static bool parse(char *line, tuned *t)
 {
     char *at = strstr(line, " : ");
-    if (!at || at - line >= TUNE_KEY)
-        return false;
+    if (!at || at - line >= TUNE_KEY) return false;
     *t = {};
     memcpy(t->key, line, (size_t)(at - line));
     at += 2;
     for (uint64_t &word : t->algo) {
         char *end = at;
         word = strtoull(at, &end, 16);
-        if (end == at)
-            return false;
+        if (end == at) return false;
         at = end;
     }
     return !strncmp(at, " : ", 3);
@@ -118,12 +113,9 @@ static char *load(const char *path, size_t *n)
     char *text = f ? (char *)malloc(MOST_BYTES) : NULL;
     *n = text ? fread(text, 1, MOST_BYTES - 1, f) : 0;
     int error = f && ferror(f) ? errno : 0;
-    if (f)
-        fclose(f);
-    if (text)
-        text[*n] = 0;
-    if (!error)
-        return text;
+    if (f) fclose(f);
+    if (text) text[*n] = 0;
+    if (!error) return text;
     free(text);
     errno = error;
     return NULL;
@@ -133,8 +125,7 @@ static char *load(const char *path, size_t *n)
 static bool whole(char *text, size_t n)
 {
     char *last = n && text[n - 1] == '\n' ? text + n - 1 : text;
-    while (last > text && last[-1] != '\n')
-        last--;
+    while (last > text && last[-1] != '\n') last--;
     char line[LINE];
     table.sum = sum_of(text, (size_t)(last - text));
     snprintf(line, sizeof line, "sum %016llx\n", (unsigned long long)table.sum);
@@ -143,13 +134,13 @@ static bool whole(char *text, size_t n)
     return good;
 }
 
-static int take(char *text, size_t n, const char *path, char *why, size_t room)
+static int take_table(char *text, size_t n, const char *path, char *why, size_t room)
 {
     char mine[LINE], *rest = NULL;
     if (strncmp(text, "gemms of ", 9) || !whole(text, n))
         return say(-1, why, room, "%s: not a table of algorithms, or damaged; write it with --tune",
                    path);
-    describe(mine);
+    describe_device(mine);
     char *line = strtok_r(text, "\n", &rest);
     if (strcmp(line, mine))
         return say(1, why, room, "%s: has the %s; this is %s, whose library makes its own choices",
@@ -163,7 +154,7 @@ static int take(char *text, size_t n, const char *path, char *why, size_t room)
     return 0;
 }
 
-static int keep(const char *path, char *why, size_t room)
+static int keep_table(const char *path, char *why, size_t room)
 {
     char *text = NULL, temp[4096];
     size_t n = 0;
@@ -183,8 +174,7 @@ static int keep(const char *path, char *why, size_t room)
         return -1;
     }
     double all = 0, first = 0;
-    for (const tuned *t = table.row; t < table.row + table.n; t++)
-        all += t->us, first += t->first;
+    for (const tuned *t = table.row; t < table.row + table.n; t++) all += t->us, first += t->first;
     return say(1, why, room, "%s: %d products take %.1f us, %.1f with the library's first choices",
                path, table.n, all, first);
 }
@@ -196,14 +186,13 @@ int zk_gemms(int what, const char *path, char *why, size_t n)
         return 0;
     }
     if (what == ZK_END)
-        return table.timing ? keep(path, why, n)
+        return table.timing ? keep_table(path, why, n)
                             : say(1, why, n, "%s: has %d of %d products", path, table.found,
                                   table.found + table.other);
     size_t bytes = 0;
     char *text = load(path, &bytes);
-    if (!text)
-        return say(-1, why, n, "%s: %s", path, strerror(errno));
-    int result = take(text, bytes, path, why, n);
+    if (!text) return say(-1, why, n, "%s: %s", path, strerror(errno));
+    int result = take_table(text, bytes, path, why, n);
     free(text);
     return result;
 }

@@ -14,9 +14,9 @@ struct tuned {
     double us, first;
 };
 
-bool tune_timing(void);         /* products are to be timed, and added */
+bool tune_timing(void); /* products are to be timed, and added */
 void tune_add(const tuned &t);
-const uint64_t *tune_find(const char *key);     /* its algorithm; NULL: the library chooses */
-uint64_t tune_sum(void);        /* names the table in use; 0: there is none */
+const uint64_t *tune_find(const char *key); /* its algorithm; NULL: the library chooses */
+uint64_t tune_sum(void);                    /* names the table in use; 0: there is none */
 
 #endif

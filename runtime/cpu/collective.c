@@ -13,7 +13,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
-enum { PART = 512 };                      /* int64 of an allreduce that are summed at a time */
+enum { PART = 512 }; /* int64 of an allreduce that are summed at a time */
 
 /* This rank has read what it needs; until every peer has, too. */
 static void all_read(zr *z, int queue, uint32_t n)
@@ -53,7 +53,7 @@ static void run_gather(zr *z, int queue, const zr_command *c)
     uint32_t n = zr_arrive(z, queue, &z->t->lane[queue].turn);
     readable(z, +1);
     for (int i = 0; i < z->ranks; i++) {
-        int r = (z->rank + i) % z->ranks;     /* not all at the same peer at once */
+        int r = (z->rank + i) % z->ranks; /* not all at the same peer at once */
         char *there = z->t->peer[r] + from + r * from_step, *here = z->t->arena + to + r * to_step;
         zr_until(z, queue, &z->shared->seat[r].turn[queue].arrived, n);
         if (here != there) memcpy(here, there, (size_t)bytes);
@@ -68,8 +68,8 @@ void zr_gather(zr *z, int queue, int group, int64_t from, int64_t from_step, int
                int64_t to_step, int64_t bytes)
 {
     zr_check_gather(z, queue, group, from, from_step, to, to_step, bytes);
-    zr_push(z, queue, &(zr_command){run_gather, "gather", NULL,
-                                {from, from_step, to, to_step, bytes}});
+    zr_push(z, queue,
+            &(zr_command){run_gather, "gather", NULL, {from, from_step, to, to_step, bytes}});
 }
 
 /* ---- all to all, read in place */
@@ -89,8 +89,9 @@ static void run_alltoall(zr *z, int queue, const zr_command *c)
 void zr_alltoall(zr *z, int queue, int group, int64_t at, int64_t step, int64_t to, int64_t bytes)
 {
     zr_check_alltoall(z, queue, group, at, step, to, bytes);
-    zr_push(z, queue, &(zr_command){run_alltoall, "alltoall", NULL,
-                                    {at, step, bytes, zr_inbox(z, "alltoall", to)}});
+    zr_push(z, queue,
+            &(zr_command){
+                run_alltoall, "alltoall", NULL, {at, step, bytes, zr_inbox(z, "alltoall", to)}});
 }
 
 /* A program that has these is not made for a CPU. */

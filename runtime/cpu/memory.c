@@ -18,7 +18,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { MOST_DELAY = 1000000000, HUGE = 2 << 20 };        /* a huge page */
+enum { MOST_DELAY = 1000000000, HUGE = 2 << 20 }; /* a huge page */
 
 /* ---- is there room */
 
@@ -43,12 +43,10 @@ static void look_at_limit(const char *path, int version, int64_t *left)
     if (*left < 0 || here < *left) *left = here;
 }
 
-static double gib(int64_t bytes) { return (double)bytes / (1 << 30); }
-
 static void check_memory(zr *z)
 {
-    int64_t each = z->t->room + z->p->hosted + z->p->overhead(z->threads) +
-                   z->p->overhead(1) + zr_profile_bytes(z);
+    int64_t each = z->t->room + z->p->hosted + z->p->overhead(z->threads) + z->p->overhead(1) +
+                   zr_profile_bytes(z);
     if (zr_uses(z, ZR_HOST)) each += z->p->overhead(z->threads);
     int64_t available = zr_number_in("/proc/meminfo", "MemAvailable:"), group = -1;
     zr_groups("", "memory", look_at_limit, &group);
@@ -59,13 +57,13 @@ static void check_memory(zr *z)
         zr_fail(z, ZR_ENVIRONMENT,
                 "needs %.3f GiB of memory (%d ranks x %" PRId64 " bytes); this host has %.3f GiB "
                 "available; end other programs, or generate with fewer ranks, a smaller "
-                "micro_batch or a smaller model",
-                gib(z->ranks * each), z->ranks, each, gib(available * 1024));
+                "train.micro_batch or a smaller model",
+                zr_gib(z->ranks * each), z->ranks, each, zr_gib(available * 1024));
     if (group >= 0 && z->ranks * each > group)
         zr_fail(z, ZR_ENVIRONMENT,
                 "needs %.3f GiB of memory (%d ranks x %" PRId64 " bytes); the memory group "
                 "(cgroup) of this process allows %.3f GiB more; raise its limit",
-                gib(z->ranks * each), z->ranks, each, gib(group));
+                zr_gib(z->ranks * each), z->ranks, each, zr_gib(group));
 }
 
 static void make_file(zr *z)
@@ -81,8 +79,7 @@ void zr_prepare(zr *z)
 {
     zr_refuse_launcher(z);
     zr_choose_threads(z);
-    z->t = calloc(1, sizeof *z->t);
-    if (!z->t) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+    z->t = zr_get(z, 1, sizeof *z->t);
     zr_find_column(z);
     z->t->room = (z->p->columns[z->column].arena + 4095) / 4096 * 4096;
     z->t->common = (z->p->shared + 4095) / 4096 * 4096;
@@ -127,8 +124,10 @@ static char *mapped(zr *z, void *at, int64_t bytes)
 static char *map_common(zr *z, int rank, char *at, int protection)
 {
     if (!z->t->common) return at;
-    return mapped(z, mmap(at, (size_t)z->t->common, protection, MAP_SHARED | (at ? MAP_FIXED : 0),
-                          z->t->memory, rank * z->t->common), z->t->common);
+    return mapped(z,
+                  mmap(at, (size_t)z->t->common, protection, MAP_SHARED | (at ? MAP_FIXED : 0),
+                       z->t->memory, rank * z->t->common),
+                  z->t->common);
 }
 
 static char *map_private(zr *z, int64_t bytes)
@@ -138,7 +137,7 @@ static char *map_private(zr *z, int64_t bytes)
     return mapped(z, mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, flags, -1, 0), bytes);
 }
 
-typedef struct slice {                    /* of an arena, for a thread to take */
+typedef struct slice { /* of an arena, for a thread to take */
     char *at;
     int64_t bytes;
     int started, error;
@@ -153,12 +152,11 @@ static void *take_slice(void *arg)
 }
 
 /* By all of the rank's threads; what none can be started for, by this one. */
-static void take(zr *z, char *at, int64_t bytes)
+static void take_pages(zr *z, char *at, int64_t bytes)
 {
     int64_t each = (bytes / z->threads + HUGE) / HUGE * HUGE, n = (bytes + each - 1) / each;
-    slice *s = calloc((size_t)n, sizeof *s);
+    slice *s = zr_get(z, n, sizeof *s);
     int error = 0;
-    if (!s) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
     for (int64_t i = n - 1; i >= 0; i--) {
         s[i].at = at + i * each;
         s[i].bytes = i < n - 1 ? each : bytes - i * each;
@@ -178,24 +176,20 @@ static void take(zr *z, char *at, int64_t bytes)
 void zr_arena(zr *z)
 {
     zr_target *t = z->t;
-    t->peer = calloc((size_t)z->ranks, sizeof *t->peer);
-    if (!t->peer) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+    t->peer = zr_get(z, z->ranks, sizeof *t->peer);
     /* one range: the common part from the memory file, the rest private */
     t->arena = map_common(z, z->rank, map_private(z, t->room), PROT_READ | PROT_WRITE);
     t->host = map_private(z, z->p->hosted);
-    take(z, t->arena, t->room);
-    if (t->host) take(z, t->host, z->p->hosted);
+    take_pages(z, t->arena, t->room);
+    if (t->host) take_pages(z, t->host, z->p->hosted);
     for (int r = 0; r < z->ranks; r++)
-        t->peer[r] = r == z->rank ? t->arena
-                                  : map_common(z, r, NULL, t->unmap ? PROT_NONE : PROT_READ);
+        t->peer[r] =
+            r == z->rank ? t->arena : map_common(z, r, NULL, t->unmap ? PROT_NONE : PROT_READ);
 }
 
 /* ---- copies */
 
-char *zr_arena_of(const zr *z, int queue)
-{
-    return queue == ZR_HOST ? z->t->host : z->t->arena;
-}
+char *zr_arena_of(const zr *z, int queue) { return queue == ZR_HOST ? z->t->host : z->t->arena; }
 
 void zr_read(zr *z, int queue, void *to, int64_t at, int64_t bytes)
 {
@@ -215,7 +209,11 @@ void zr_inlet(zr *z, int64_t at, int32_t **tokens, int32_t **targets)
     *targets = (int32_t *)(z->t->arena + z->p->targets + at);
 }
 
-void zr_inlet_filled(zr *z, int64_t at) { (void)z, (void)at; }
+void zr_inlet_filled(zr *z, int64_t at)
+{
+    (void)at;
+    zr_progress_next(z);
+}
 
 /* ---- what this target does not have */
 

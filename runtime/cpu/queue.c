@@ -20,7 +20,6 @@
 #include "cpu.h"
 #include <errno.h>
 #include <inttypes.h>
-#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -52,8 +51,8 @@ void zr_finish(zr *z, int queue)
 
 void zr_drain(zr *z)
 {
-    int order[ZR_QUEUES] = {ZR_MAIN, ZR_STORE, ZR_UP, ZR_HOST, ZR_DOWN, ZR_LOAD, ZR_FETCH,
-                            ZR_SUM, ZR_REDUCE, ZR_GATHER};
+    int order[ZR_QUEUES] = {ZR_MAIN, ZR_STORE, ZR_UP,  ZR_HOST,   ZR_DOWN,
+                            ZR_LOAD, ZR_FETCH, ZR_SUM, ZR_REDUCE, ZR_GATHER};
     /* late: who takes before who gives */
     for (int i = ZR_QUEUES - 1; z->o->mode == ZR_SHUFFLED && i > 0; i--) {
         int j = (int)(zr_random(&z->t->order) % (uint64_t)(i + 1)), o = order[i];
@@ -107,7 +106,7 @@ void zr_wait(zr *z, int queue, int event)
 
 void zr_replay(zr *z, int graph, void (*issue)(zr *z))
 {
-    (void)graph;                          /* issuing costs little beside the work */
+    (void)graph; /* issuing costs little beside the work */
     issue(z);
 }
 
@@ -130,7 +129,7 @@ void zr_call_n(zr *z, int queue, zr_fn *fn, const char *name, int n, const int64
 
 static void run_poison(zr *z, int queue, const zr_command *c)
 {
-    memset(zr_arena_of(z, queue) + c->i[0], 0xff, (size_t)c->i[1]);   /* NaN in f32 and in halves */
+    memset(zr_arena_of(z, queue) + c->i[0], 0xff, (size_t)c->i[1]); /* NaN in f32 and in halves */
 }
 
 void zr_poison(zr *z, int queue, int64_t at, int64_t bytes)
@@ -200,19 +199,12 @@ static void *work(void *arg)
 
 /* ---- begin and end */
 
-static void *get(zr *z, size_t n, size_t size)
-{
-    void *at = calloc(n ? n : 1, size);
-    if (!at) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
-    return at;
-}
-
 static void start(zr *z, int queue)
 {
     zr_lane *q = &z->t->lane[queue];
     q->z = z;
-    q->ring = get(z, ZR_RING, sizeof *q->ring);
-    memset(q->ring, 0, ZR_RING * sizeof *q->ring);     /* its pages are taken now */
+    q->ring = zr_get(z, ZR_RING, sizeof *q->ring);
+    memset(q->ring, 0, ZR_RING * sizeof *q->ring); /* its pages are taken now */
     q->coin = z->o->seed * ZR_QUEUES + (uint64_t)queue;
     q->pause = q->coin ^ (uint64_t)(z->rank + 1) << 32;
     int error = pthread_create(&q->thread, NULL, work, q);
@@ -221,11 +213,11 @@ static void start(zr *z, int queue)
 
 void zr_queues_start(zr *z)
 {
-    z->t->event = get(z, (size_t)z->p->events, sizeof *z->t->event);
+    z->t->event = zr_get(z, z->p->events, sizeof *z->t->event);
     z->t->order = z->o->seed;
     pthread_mutex_init(&z->t->lock, NULL);
     pthread_cond_init(&z->t->moved, NULL);
-    z->t->sources = get(z, (size_t)z->p->inboxes * (size_t)z->ranks, sizeof(void *));
+    z->t->sources = zr_get(z, (int64_t)z->p->inboxes * z->ranks, sizeof(void *));
     for (int queue = 0; queue < ZR_QUEUES; queue++)
         if (zr_uses(z, queue) && (queue != ZR_MAIN || z->o->mode != ZR_EAGER)) start(z, queue);
 }

@@ -55,8 +55,11 @@ static void look(zr *z)
         if (!z->t->comm[queue]) continue;
         ncclResult_t asked = ncclCommGetAsyncError(z->t->comm[queue], &state);
         if (asked == ncclSuccess && (state == ncclSuccess || state == ncclInProgress)) continue;
-        zr_fail(z, ZR_STUCK, "step %" PRId64 ", queue %s: NCCL: %s", z->step + 1,
-                zr_queue_name(queue), ncclGetErrorString(asked == ncclSuccess ? state : asked));
+        ask_for_deaths(z);
+        zr_fail(z, ZR_STUCK,
+                "step %" PRId64 ", queue %s: NCCL: %s; look for a rank or a network that is gone",
+                z->step + 1, zr_queue_name(queue),
+                ncclGetErrorString(asked == ncclSuccess ? state : asked));
     }
     leave(z);
 }
@@ -81,8 +84,8 @@ void zr_communicators(zr *z)
          "meeting the other ranks");
     for (int queue = 0; queue <= ZR_REDUCE; queue++)
         if (queue != ZR_MAIN && zr_uses(z, queue)) {
-            ncclResult_t result = ncclCommSplit(t->comm[ZR_MAIN], 0, z->rank, &t->comm[queue],
-                                                &config);
+            ncclResult_t result =
+                ncclCommSplit(t->comm[ZR_MAIN], 0, z->rank, &t->comm[queue], &config);
             must(z, ZR_MAIN, result, "making a communicator");
             must(z, queue, ncclInProgress, "making a communicator");
         }
@@ -107,8 +110,10 @@ void zr_part(zr *z)
 static void keep(zr *z, cudaStream_t stream, int64_t to, int64_t from, int64_t bytes)
 {
     if (to == from) return;
-    zr_cuda(z, cudaMemcpyAsync(z->t->arena + to, z->t->arena + from, (size_t)bytes,
-                               cudaMemcpyDeviceToDevice, stream), "copying a piece");
+    zr_cuda(z,
+            cudaMemcpyAsync(z->t->arena + to, z->t->arena + from, (size_t)bytes,
+                            cudaMemcpyDeviceToDevice, stream),
+            "copying a piece");
 }
 
 /* Every rank's piece, this rank's from `mine`, to to + its number * to_step: a ring each,
@@ -122,8 +127,10 @@ static void broadcast(zr *z, int queue, cudaStream_t stream, int64_t mine, int64
     enter(z);
     must(z, queue, ncclGroupStart(), what);
     for (int r = 0; r < z->ranks; r++)
-        must(z, queue, ncclBroadcast(a + mine, a + to + r * to_step, (size_t)bytes, ncclUint8, r,
-                                     comm, stream), what);
+        must(z, queue,
+             ncclBroadcast(a + mine, a + to + r * to_step, (size_t)bytes, ncclUint8, r, comm,
+                           stream),
+             what);
     must(z, queue, ncclGroupEnd(), what);
     leave(z);
 }
@@ -140,8 +147,8 @@ static void exchange(zr *z, int queue, cudaStream_t stream, int64_t from, int64_
     must(z, queue, ncclGroupStart(), what);
     for (int i = 1; i < z->ranks; i++) {
         int p = (z->rank + i) % z->ranks, q = (z->rank + z->ranks - i) % z->ranks;
-        must(z, queue, ncclSend(a + from + p * step, (size_t)bytes, ncclUint8, p, comm,
-                                stream), what);
+        must(z, queue, ncclSend(a + from + p * step, (size_t)bytes, ncclUint8, p, comm, stream),
+             what);
         must(z, queue, ncclRecv(a + to + q * bytes, (size_t)bytes, ncclUint8, q, comm, stream),
              what);
     }
@@ -169,8 +176,9 @@ void zr_gather(zr *z, int queue, int group, int64_t from, int64_t from_step, int
         keep(z, stream, to, mine, bytes);
     } else if (to_step == bytes) {
         enter(z);
-        must(z, queue, ncclAllGather(a + mine, a + to, (size_t)bytes, ncclUint8,
-                                     z->t->comm[queue], stream), "a gather");
+        must(z, queue,
+             ncclAllGather(a + mine, a + to, (size_t)bytes, ncclUint8, z->t->comm[queue], stream),
+             "a gather");
         leave(z);
     } else {
         broadcast(z, queue, stream, mine, to, to_step, bytes);
@@ -192,7 +200,7 @@ void zr_alltoall(zr *z, int queue, int group, int64_t at, int64_t step, int64_t 
     zr_note *note = zr_note_begin(z, queue, "alltoall", ZR_MOVES);
     int64_t mine = at + z->rank * step;
     const void **sources = sources_of(z, "alltoall", to);
-    if (z->ranks == 1) to = mine;         /* where it lies */
+    if (z->ranks == 1) to = mine; /* where it lies */
     exchange(z, queue, stream, at, step, to, bytes);
     keep(z, stream, to + z->rank * bytes, mine, bytes);
     for (int r = 0; r < z->ranks; r++) sources[r] = z->t->arena + to + r * bytes;
@@ -251,8 +259,10 @@ void zr_allreduce(zr *z, int queue, int group, int64_t from, int64_t to, int64_t
         keep(z, stream, to, from, 8 * n);
     } else {
         enter(z);
-        must(z, queue, ncclAllReduce(a + from, a + to, (size_t)n, ncclInt64, ncclSum,
-                                     z->t->comm[queue], stream), "an all-reduce");
+        must(z, queue,
+             ncclAllReduce(a + from, a + to, (size_t)n, ncclInt64, ncclSum, z->t->comm[queue],
+                           stream),
+             "an all-reduce");
         leave(z);
     }
     counted(z, queue, 8 * n);

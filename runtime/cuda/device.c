@@ -11,14 +11,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 /* ---- before the ranks start: nothing of CUDA, which does not survive a fork */
 
 void zr_prepare(zr *z)
 {
-    z->t = calloc(1, sizeof *z->t);
-    if (!z->t) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+    z->t = zr_get(z, 1, sizeof *z->t);
     zr_find_launcher(z);
 }
 
@@ -35,8 +35,10 @@ static void set_up_hosts(zr *z)
     ncclGetVersion(&z->t->nccl);
     if (!z->far || z->net.neighbours == z->ranks || z->t->nccl >= NCCL_SOUND) return;
     set("NCCL_GRAPH_REGISTER", "0");
-    zr_print(z, STDERR_FILENO, "several hosts and NCCL %d: buffers of graphs are not registered, "
-             "as they may hang it (NCCL_GRAPH_REGISTER=1 registers them)\n", z->t->nccl);
+    zr_print(z, STDERR_FILENO,
+             "several hosts and NCCL %d: buffers of graphs are not registered, "
+             "as they may hang it (NCCL_GRAPH_REGISTER=1 registers them)\n",
+             z->t->nccl);
 }
 
 /* Are steps launched anew, with peers' collectives between their kernels? */
@@ -81,14 +83,44 @@ static void claim(zr *z, int share)
     char text[48] = "";
     struct cudaDeviceProp p;
     zr_cuda(z, cudaGetDeviceProperties(&p, z->t->device), "asking for the device");
-    int n = snprintf(text, sizeof text, "GPU");          /* as nvidia-smi -L writes it */
+    int n = snprintf(text, sizeof text, "GPU"); /* as nvidia-smi -L writes it */
     for (int i = 0; i < 16; i++)
         n += snprintf(text + n, sizeof text - (size_t)n, "%s%02x",
                       i == 0 || i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
                       (unsigned char)p.uuid.bytes[i]);
-    zr_plane_alone(z, share ? "" : text, "show every rank a device of its own, or all of them "
+    zr_plane_alone(z, share ? "" : text,
+                   "show every rank a device of its own, or all of them "
                    "(CUDA_VISIBLE_DEVICES; Slurm: --gpus-per-node, --gpu-bind=none), generate with "
                    "fewer cluster.ranks, or set ZR_SHARE_GPU=1 for a test");
+}
+
+/* Can each of the first n devices reach the others' memory? */
+static int direct(zr *z, int n)
+{
+    int can = 1;
+    for (int i = 0; can && i < n * n; i++)
+        if (i / n != i % n)
+            zr_cuda(z, cudaDeviceCanAccessPeer(&can, i / n, i % n), "asking for peers");
+    return can;
+}
+
+/* Else NCCL's pieces go through files in /dev/shm: where these have no room, and containers have
+ * 64 MiB, its error does not say so. */
+static void tell_indirect(zr *z, int alone, int ranks)
+{
+    struct statvfs shm;
+    double bytes = statvfs("/dev/shm", &shm) ? 0 : (double)shm.f_blocks * (double)shm.f_frsize;
+    if (z->rank != 0 || ranks < 2 || (!alone && direct(z, ranks))) return;
+    if (alone)
+        zr_print(z, STDERR_FILENO,
+                 "each of %d ranks of this host sees one device: NCCL cannot "
+                 "connect them directly; show every task all of them (Slurm: --gpus-per-node=%d "
+                 "--gpu-bind=none)\n",
+                 ranks, ranks);
+    zr_print(z, STDERR_FILENO,
+             "GPUs of this host do not reach each other's memory (no P2P): NCCL needs /dev/shm, "
+             "which has %.3f GiB (a container: --shm-size=1g)\n",
+             zr_gib((int64_t)bytes));
 }
 
 /* Rank r takes device r; fails where there is none for it. A launcher may show each task one
@@ -104,23 +136,22 @@ static void choose(zr *z)
                 "one with cuda-compat), shows one (nvidia-smi), or build out/train, which needs "
                 "none",
                 error == cudaSuccess ? "none is visible" : cudaGetErrorString(error));
-    int alone = z->far && devices == 1;   /* what is visible is this task's own */
+    int alone = z->far && devices == 1; /* what is visible is this task's own */
     int ranks = z->far ? z->net.neighbours : z->here;
     if (devices < ranks && !share && !alone)
         zr_fail(z, ZR_ENVIRONMENT,
                 "%d CUDA devices for %d ranks here; generate with fewer cluster.ranks, make more "
-                "devices visible (CUDA_VISIBLE_DEVICES), or set ZR_SHARE_GPU=1 for a test", devices,
-                ranks);
+                "devices visible (CUDA_VISIBLE_DEVICES), or set ZR_SHARE_GPU=1 for a test",
+                devices, ranks);
     z->t->device = (z->net.local + z->rank - z->lowest) % devices;
-    if (zr_setting(z, "ZR_BLOCKING_SYNC", 1) != 0)        /* before anything makes its context */
-        zr_cuda(z, cudaInitDevice(z->t->device, cudaDeviceScheduleBlockingSync,
-                                  cudaInitDeviceFlagsAreValid), "setting up a device");
+    if (zr_setting(z, "ZR_BLOCKING_SYNC", 1) != 0) /* before anything makes its context */
+        zr_cuda(z,
+                cudaInitDevice(z->t->device, cudaDeviceScheduleBlockingSync,
+                               cudaInitDeviceFlagsAreValid),
+                "setting up a device");
     zr_cuda(z, cudaSetDevice(z->t->device), "taking a device");
     if (z->far) claim(z, share);
-    if (alone && ranks > 1 && !share)
-        zr_print(z, STDERR_FILENO, "each of %d ranks of this host sees one device: NCCL cannot "
-                 "connect them directly; show every task all of them (Slurm: --gpus-per-node=%d "
-                 "--gpu-bind=none)\n", ranks, ranks);
+    if (!share) tell_indirect(z, alone, ranks);
 }
 
 /* Of a device's processors some must be left to products. */
@@ -130,8 +161,10 @@ static void check_margin(zr *z)
     zr_cuda(z, cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, z->t->device),
             "asking for the device's processors");
     if (z->p->margin >= all)
-        zr_fail(z, ZR_ENVIRONMENT, "train.sm_margin is %d, and device %d has %d SMs; generate it "
-                "again with less, or 0", z->p->margin, z->t->device, all);
+        zr_fail(z, ZR_ENVIRONMENT,
+                "train.sm_margin is %d, and device %d has %d SMs; generate it "
+                "again with less, or 0",
+                z->p->margin, z->t->device, all);
 }
 
 /* ---- arenas */
@@ -143,8 +176,6 @@ static int64_t free_bytes(zr *z, int64_t *all)
     if (all) *all = (int64_t)total;
     return (int64_t)some;
 }
-
-static double gib(int64_t bytes) { return (double)bytes / (1 << 30); }
 
 /* Memory of NCCL's own allocator is registered where a graph's collectives use it: peers then read
  * and write it in place. Every rank has the same offsets in it. */
@@ -164,8 +195,8 @@ static void take_arenas(zr *z)
         zr_fail(z, ZR_ENVIRONMENT,
                 "needs %.3f GiB of device memory in one piece, and NCCL up to %.3f beside it; "
                 "device %d has %.3f of its %.3f GiB free; end other programs, or generate with "
-                "more ranks, a smaller micro_batch or a smaller model",
-                gib(need), gib(nccl), t->device, gib(t->before), gib(all));
+                "more ranks, a smaller train.micro_batch or a smaller model",
+                zr_gib(need), zr_gib(nccl), t->device, zr_gib(t->before), zr_gib(all));
     cudaStream_t stream = t->stream[ZR_MAIN];
     zr_cuda(z, cudaMemsetAsync(at, 0, (size_t)need, stream), "clearing the arena");
     zr_cuda(z, cudaStreamSynchronize(stream), "clearing the arena");
@@ -175,7 +206,8 @@ static void take_arenas(zr *z)
         zr_fail(z, ZR_ENVIRONMENT,
                 "pinning %.3f GiB of the host's memory: %s; end other programs, or generate with "
                 "more ranks, or with less on the host (zero.offload_optimizer, zero.offload_param, "
-                "train.offload_activations)", gib(pinned), cudaGetErrorString(error));
+                "train.offload_activations)",
+                zr_gib(pinned), cudaGetErrorString(error));
     memset(host, 0, (size_t)z->p->hosted);
     t->arena = at;
     t->host = host;
@@ -191,9 +223,9 @@ void zr_open(zr *z)
     zr_find_column(z);
     check_margin(z);
     for (int queue = 0; queue < ZR_QUEUES; queue++) {
-        int priority = queue == ZR_MAIN ? 0 : -1;     /* what others wait for */
-        zr_cuda(z, cudaStreamCreateWithPriority(&t->stream[queue], cudaStreamNonBlocking,
-                                                priority), "making a stream");
+        int priority = queue == ZR_MAIN ? 0 : -1; /* what others wait for */
+        zr_cuda(z, cudaStreamCreateWithPriority(&t->stream[queue], cudaStreamNonBlocking, priority),
+                "making a stream");
         z->queue[queue].stream = t->stream[queue];
         zr_named(t->stream[queue], zr_queue_name(queue));
     }
@@ -243,27 +275,43 @@ void zr_write(zr *z, int queue, int64_t at, const void *from, int64_t bytes)
 
 static int64_t rows(const zr *z) { return z->p->batch * z->p->sequence; }
 
+void zr_batches(zr *z, int64_t n)
+{
+    zr_target *t = z->t;
+    for (; t->copied < n; t->copied++) {
+        zr_cuda(z, cudaEventSynchronize(t->read[t->copied % z->p->inlets]),
+                "waiting for a batch to be copied");
+        zr_progress_next(z);
+    }
+}
+
+static int64_t next_inlet(const zr *z) { return z->t->filled % z->p->inlets; }
+
 void zr_inlet(zr *z, int64_t at, int32_t **tokens, int32_t **targets)
 {
     (void)at;
     zr_target *t = z->t;
-    t->inlet = (t->inlet + 1) % z->p->inlets;
-    zr_cuda(z, cudaEventSynchronize(t->read[t->inlet]), "waiting for a batch to be copied");
-    *tokens = (int32_t *)(t->host + z->p->inlet + t->inlet * z->p->inlet_step);
+    zr_batches(z, t->filled - z->p->inlets + 1);
+    *tokens = (int32_t *)(t->host + z->p->inlet + next_inlet(z) * z->p->inlet_step);
     *targets = *tokens + rows(z);
 }
 
 void zr_inlet_filled(zr *z, int64_t at)
 {
     zr_target *t = z->t;
-    const int32_t *from = (int32_t *)(t->host + z->p->inlet + t->inlet * z->p->inlet_step);
+    const int32_t *from = (int32_t *)(t->host + z->p->inlet + next_inlet(z) * z->p->inlet_step);
     size_t bytes = (size_t)rows(z) * sizeof *from;
     cudaStream_t stream = zr_on(z, ZR_MAIN, "the copy of a batch");
-    zr_cuda(z, cudaMemcpyAsync(t->arena + z->p->tokens + at, from, bytes, cudaMemcpyHostToDevice,
-                               stream), "copying tokens");
-    zr_cuda(z, cudaMemcpyAsync(t->arena + z->p->targets + at, from + rows(z), bytes,
-                               cudaMemcpyHostToDevice, stream), "copying targets");
-    zr_cuda(z, cudaEventRecord(t->read[t->inlet], stream), "recording an event");
+    zr_cuda(
+        z,
+        cudaMemcpyAsync(t->arena + z->p->tokens + at, from, bytes, cudaMemcpyHostToDevice, stream),
+        "copying tokens");
+    zr_cuda(z,
+            cudaMemcpyAsync(t->arena + z->p->targets + at, from + rows(z), bytes,
+                            cudaMemcpyHostToDevice, stream),
+            "copying targets");
+    zr_cuda(z, cudaEventRecord(t->read[next_inlet(z)], stream), "recording an event");
+    t->filled++;
 }
 
 /* ---- what a run says of its device */
@@ -275,13 +323,17 @@ void zr_epilogue(zr *z)
     if (t->launches)
         zr_print(z, STDOUT_FILENO, "graphs: %" PRId64 " launches, %.1f us of the host for each\n",
                  t->launches, 1e6 * t->launch_seconds / (double)t->launches);
-    zr_print(z, STDOUT_FILENO, "device memory: arena %" PRId64 " bytes (%" PRId64 " taken), "
-             "libraries %" PRId64 "\n", z->p->columns[z->column].arena, t->before - t->after,
+    zr_print(z, STDOUT_FILENO,
+             "device memory: arena %" PRId64 " bytes (%" PRId64 " taken), libraries %" PRId64 "\n",
+             z->p->columns[z->column].arena, t->before - t->after,
              t->after - (t->first ? t->first : now));
     if (z->ranks > 1)
-        zr_print(z, STDOUT_FILENO, "NCCL %d\ndevice memory: NCCL's communicators %" PRId64
-                 " bytes when they were made\n", t->nccl, t->nccl_took);
+        zr_print(z, STDOUT_FILENO,
+                 "NCCL %d\ndevice memory: NCCL's communicators %" PRId64
+                 " bytes when they were made\n",
+                 t->nccl, t->nccl_took);
     if (t->first && now != t->first)
-        zr_print(z, STDOUT_FILENO, "device memory: %" PRId64 " bytes fewer are free than after the "
-                 "first step\n", t->first - now);
+        zr_print(z, STDOUT_FILENO,
+                 "device memory: %" PRId64 " bytes fewer are free than after the first step\n",
+                 t->first - now);
 }

@@ -55,8 +55,10 @@ static zr_work *place(zr *z, zr_pool *pool)
 {
     int64_t chunk = pool->used / ZR_CHUNK;
     if (chunk == ZR_CHUNKS)
-        zr_fail(z, ZR_ENVIRONMENT, "more than %d functions of the host in a step; generate with a "
-                "larger zero.sub_group_size", ZR_CHUNKS * ZR_CHUNK);
+        zr_fail(z, ZR_ENVIRONMENT,
+                "more than %d functions of the host in a step; generate with a "
+                "larger zero.sub_group_size",
+                ZR_CHUNKS * ZR_CHUNK);
     if (!pool->chunk[chunk]) pool->chunk[chunk] = zr_get(z, ZR_CHUNK, sizeof(zr_work));
     return &pool->chunk[chunk][pool->used++ % ZR_CHUNK];
 }
@@ -99,16 +101,16 @@ void zr_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes)
     zr_check_copy(z, queue, from, to, bytes);
     if (queue == ZR_LOAD || queue == ZR_FETCH || queue == ZR_STORE) {
         zr_fn *move = queue == ZR_LOAD ? load : queue == ZR_FETCH ? fetch : store;
-        call_host(z, queue, "copy", ZR_MOVES, move, 3,
-                  (const int64_t[]){from, to, bytes});
+        call_host(z, queue, "copy", ZR_MOVES, move, 3, (const int64_t[]){from, to, bytes});
         return;
     }
     int up = queue == ZR_UP;
     char *there = up ? z->t->host : z->t->arena, *here = up ? z->t->arena : z->t->host;
     cudaStream_t stream = zr_on(z, queue, "a copy");
     zr_note *note = zr_note_begin(z, queue, "copy", ZR_MOVES);
-    zr_cuda(z, cudaMemcpyAsync(here + to, there + from, (size_t)bytes,
-                               up ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, stream),
+    zr_cuda(z,
+            cudaMemcpyAsync(here + to, there + from, (size_t)bytes,
+                            up ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, stream),
             "copying");
     z->queue[queue].copied += bytes;
     zr_note_end(z, note);
@@ -144,7 +146,7 @@ void zr_wait(zr *z, int queue, int event)
 
 void zr_call_n(zr *z, int queue, zr_fn *fn, const char *name, int n, const int64_t *i)
 {
-    const char *member = strrchr(name, '>');          /* of the program: z->p->report */
+    const char *member = strrchr(name, '>'); /* of the program: z->p->report */
     if (member) name = member + 1;
     zr_check_call(z, name, queue, n);
     int64_t own[ZR_OPERANDS];
@@ -237,7 +239,7 @@ void zr_ready(zr *z, int graph, void (*issue)(zr *z))
 
 void zr_replay(zr *z, int graph, void (*issue)(zr *z))
 {
-    static const char *const names[] = {"the graph of a step's begin", "the graph of a grain",
+    static const char *const names[] = {"the graph of a step's begin", "the graph of a micro-batch",
                                         "the graph of the update", "the graph of an evaluation"};
     _Static_assert(sizeof names / sizeof *names == ZR_GRAPHS, "a name for every graph");
     zr_graph *g = &z->t->graph[graph];
@@ -260,6 +262,7 @@ void zr_drain(zr *z)
     for (int queue = 0; queue < ZR_QUEUES; queue++)
         zr_cuda(z, cudaStreamSynchronize(z->t->stream[queue]), "waiting for the device");
     z->t->issued[0].used = z->t->issued[1].used = 0;
+    zr_batches(z, z->t->filled);
     zr_met(z);
 }
 
@@ -294,6 +297,7 @@ static void take_turn(zr *z)
 void zr_step_end(zr *z)
 {
     size_t some, all;
+    zr_batches(z, z->t->filled);
     take_turn(z);
     zr_finish(z, ZR_MAIN);
     zr_ends();
@@ -348,7 +352,7 @@ void zr_queues_stop(zr *z)
     drop_graphs(z);
     zr_watch_alone(z);
     zr_expect(z);
-    zr_barrier(z);                        /* nobody takes another's end for a death */
+    zr_barrier(z); /* nobody takes another's end for a death */
     if (z->ranks > 1) zr_part(z);
     zr_met(z);
     zr_watch_stop(z);

@@ -3,7 +3,6 @@
  */
 #include "cuda.h"
 #include <inttypes.h>
-#include <stdlib.h>
 
 const int zr_is_gpu = 1, zr_reads_peers = 0;
 
@@ -12,13 +11,6 @@ void zr_cuda(zr *z, cudaError_t error, const char *what)
     if (error == cudaSuccess) return;
     zr_fail(z, ZR_ENVIRONMENT, "step %" PRId64 ": %s: %s", z->step + 1, what,
             cudaGetErrorString(error));
-}
-
-void *zr_get(zr *z, int64_t n, size_t size)
-{
-    void *at = calloc(n > 0 ? (size_t)n : 1, size);
-    if (!at) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
-    return at;
 }
 
 /* ---- streams */
@@ -44,7 +36,7 @@ void zr_mark(zr *z, cudaEvent_t event, int queue)
 
 void zr_poison(zr *z, int queue, int64_t at, int64_t bytes)
 {
-    cudaStream_t stream = zr_on(z, queue, "poison");  /* 0xff: NaN in f32 and in halves */
+    cudaStream_t stream = zr_on(z, queue, "poison"); /* 0xff: NaN in f32 and in halves */
     zr_cuda(z, cudaMemsetAsync(z->t->arena + at, 0xff, (size_t)bytes, stream), "poisoning");
 }
 

@@ -1,16 +1,17 @@
 /* cublaslt.cpp -- cuBLASLt's products on a CPU: f32, bf16 or f16, f32 sums, optionally a bias.
  *
  * Invariants
- *  1. An element of a product is one FMA chain in ascending k, or as many as its algorithm has parts
- *     of k, added in order; then alpha, beta and the bias; it is rounded once. Two parts are said
- *     to be the quickest, and a reduction in place quicker still. For a number of processors the
- *     first choice has 2, 3 or 4 parts, by that number.
+ *  1. An element of a product is one FMA chain in ascending k, or as many as its algorithm has
+ *     parts of k, added in order; then alpha, beta and the bias; it is rounded once. Two parts are
+ *     said to be the quickest, and a reduction in place quicker still. For a number of processors
+ *     the first choice has 2, 3 or 4 parts, by that number.
  *  2. What a product reads from its descriptors is what they hold when it is issued.
  *  3. A shape, type or attribute that is not emulated is refused as not supported.
  *  4. An algorithm serves matrices that are aligned as was said when it was asked for (256 bytes,
  *     where nothing was) and as many processors, and needs workspace for its parts' sums. A product
  *     that leaves processors to NCCL leaves as many as its communicators hold.
- *  5. A handle takes a page of device memory. A product owns its whole workspace: its ends are checked as written.
+ *  5. A handle takes a page of device memory. A product owns its whole workspace: its ends are
+ *     checked as written.
  */
 #include "queue.h"
 #include "../../kernels/scalar.h"
@@ -25,7 +26,7 @@ struct matmul {
     cublasLtEpilogue_t end;
     const void *bias;
     cudaDataType_t bias_type;
-    int32_t bias_typed, target;           /* target: processors; 0: all */
+    int32_t bias_typed, target; /* target: processors; 0: all */
 };
 
 struct layout {
@@ -35,7 +36,7 @@ struct layout {
 
 struct preference {
     uint64_t workspace;
-    uint32_t reductions, align[4];        /* of a, b, c and d, in bytes */
+    uint32_t reductions, align[4]; /* of a, b, c and d, in bytes */
 };
 
 /* the words of an algorithm: parts of k, how they are added (cublasLtReductionScheme_t) */
@@ -63,29 +64,26 @@ size_t bytes(cudaDataType_t t) { return t == CUDA_R_32F ? 4 : 2; }
 
 float load(const void *p, int64_t i, cudaDataType_t t)
 {
-    if (t == CUDA_R_32F)
-        return ((const float *)p)[i];
+    if (t == CUDA_R_32F) return ((const float *)p)[i];
     uint16_t x = ((const uint16_t *)p)[i];
     return t == CUDA_R_16F ? widen_f16(x) : widen(x);
 }
 
 void store(void *p, int64_t i, cudaDataType_t t, float x)
 {
-    if (t == CUDA_R_32F)
-        ((float *)p)[i] = x;
-    else
-        ((uint16_t *)p)[i] = t == CUDA_R_16F ? narrow_f16(x) : narrow(x);
+    if (t == CUDA_R_32F) ((float *)p)[i] = x;
+    else ((uint16_t *)p)[i] = t == CUDA_R_16F ? narrow_f16(x) : narrow(x);
 }
 
 struct product {
     matmul how;
     layout a, b, c, d;
-    const void *pa, *pb, *pc;
-    void *pd, *workspace;
-    size_t workspace_bytes;
-    float alpha, beta;
-    int64_t m, n, k;
-    algorithm how_to;
+    const void *pa = nullptr, *pb = nullptr, *pc = nullptr;
+    void *pd = nullptr, *workspace = nullptr;
+    size_t workspace_bytes = 0;
+    float alpha = 1, beta = 0;
+    int64_t m = 0, n = 0, k = 0;
+    algorithm how_to = {};
 };
 
 void check(const void *p, const layout &l, bool write)
@@ -109,10 +107,8 @@ void check_all(const product &p)
 {
     check(p.pa, p.a, false);
     check(p.pb, p.b, false);
-    if (p.beta != 0)
-        check(p.pc, p.c, false);
-    if (p.how.bias)
-        race_check(p.how.bias, (size_t)p.m * bytes(p.how.bias_type), false);
+    if (p.beta != 0) check(p.pc, p.c, false);
+    if (p.how.bias) race_check(p.how.bias, (size_t)p.m * bytes(p.how.bias_type), false);
     check(p.pd, p.d, true);
     if (p.workspace_bytes) {
         race_check(p.workspace, 1, true);
@@ -141,10 +137,8 @@ void multiply(const product &p)
         }
         for (int64_t i = 0; i < p.m; i++) {
             float x = p.alpha * sum[(size_t)i];
-            if (p.beta != 0)
-                x = __builtin_fmaf(p.beta, load(p.pc, i + j * p.c.ld, p.c.type), x);
-            if (p.how.bias)
-                x += load(p.how.bias, i, p.how.bias_type);
+            if (p.beta != 0) x = __builtin_fmaf(p.beta, load(p.pc, i + j * p.c.ld, p.c.type), x);
+            if (p.how.bias) x += load(p.how.bias, i, p.how.bias_type);
             store(p.pd, i + j * p.d.ld, p.d.type, x);
         }
     }
@@ -161,13 +155,10 @@ cublasStatus_t fit(product *p)
                   p->c.rows == p->m && p->c.cols == p->n;
     bool types = p->a.type == p->b.type && p->c.type == p->d.type &&
                  (p->d.type == p->a.type || p->d.type == CUDA_R_32F);
-    if (p->how.end == CUBLASLT_EPILOGUE_DEFAULT)
-        p->how.bias = nullptr;
-    else if (!p->how.bias)
-        return CUBLAS_STATUS_INVALID_VALUE;
-    if (!p->how.bias_typed)
-        p->how.bias_type = p->d.type;
-    return !shapes ? CUBLAS_STATUS_INVALID_VALUE
+    if (p->how.end == CUBLASLT_EPILOGUE_DEFAULT) p->how.bias = nullptr;
+    else if (!p->how.bias) return CUBLAS_STATUS_INVALID_VALUE;
+    if (!p->how.bias_typed) p->how.bias_type = p->d.type;
+    return !shapes  ? CUBLAS_STATUS_INVALID_VALUE
            : !types ? CUBLAS_STATUS_NOT_SUPPORTED
                     : CUBLAS_STATUS_SUCCESS;
 }
@@ -210,8 +201,7 @@ bool aligned(const product &p)
     const uint32_t to[] = {p.how_to.align[0], p.how_to.align[1], p.how_to.align[2],
                            p.how_to.align[3], 16};
     for (int i = 0; i < 5; i++)
-        if ((uintptr_t)at[i] % to[i])
-            return false;
+        if ((uintptr_t)at[i] % to[i]) return false;
     return true;
 }
 
@@ -243,11 +233,10 @@ cublasStatus_t cublasLtDestroy(cublasLtHandle_t lt)
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t compute,
                                         cudaDataType_t scale)
 {
-    if (compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F)
-        return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
     *d = new cublasLtMatmulDescOpaque_t{};
-    *in<matmul>(*d) = {CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, nullptr, CUDA_R_32F, 0,
-                       0};
+    *in<matmul>(*d) = {
+        CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, nullptr, CUDA_R_32F, 0, 0};
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -259,8 +248,7 @@ cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d)
 
 template <class T> static cublasStatus_t take(T *to, const void *value, size_t n)
 {
-    if (n != sizeof(T))
-        return CUBLAS_STATUS_INVALID_VALUE;
+    if (n != sizeof(T)) return CUBLAS_STATUS_INVALID_VALUE;
     memcpy(to, value, n);
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -270,12 +258,9 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d,
                                               const void *value, size_t n)
 {
     matmul *m = in<matmul>(d);
-    if (name == CUBLASLT_MATMUL_DESC_TRANSA)
-        return take(&m->a, value, n);
-    if (name == CUBLASLT_MATMUL_DESC_TRANSB)
-        return take(&m->b, value, n);
-    if (name == CUBLASLT_MATMUL_DESC_BIAS_POINTER)
-        return take(&m->bias, value, n);
+    if (name == CUBLASLT_MATMUL_DESC_TRANSA) return take(&m->a, value, n);
+    if (name == CUBLASLT_MATMUL_DESC_TRANSB) return take(&m->b, value, n);
+    if (name == CUBLASLT_MATMUL_DESC_BIAS_POINTER) return take(&m->bias, value, n);
     if (name == CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE) {
         m->bias_typed = 1;
         return take(&m->bias_type, value, n);
@@ -286,8 +271,7 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d,
                    ? CUBLAS_STATUS_INVALID_VALUE
                    : s;
     }
-    if (name != CUBLASLT_MATMUL_DESC_EPILOGUE)
-        return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (name != CUBLASLT_MATMUL_DESC_EPILOGUE) return CUBLAS_STATUS_NOT_SUPPORTED;
     cublasStatus_t s = take(&m->end, value, n);
     if (s != CUBLAS_STATUS_SUCCESS || m->end == CUBLASLT_EPILOGUE_DEFAULT ||
         m->end == CUBLASLT_EPILOGUE_BIAS)
@@ -298,10 +282,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d,
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *l, cudaDataType type,
                                           uint64_t rows, uint64_t cols, int64_t ld)
 {
-    if (!known(type))
-        return CUBLAS_STATUS_NOT_SUPPORTED;
-    if (!rows || !cols || ld < (int64_t)rows)
-        return CUBLAS_STATUS_INVALID_VALUE;
+    if (!known(type)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (!rows || !cols || ld < (int64_t)rows) return CUBLAS_STATUS_INVALID_VALUE;
     *l = new cublasLtMatrixLayoutOpaque_t{};
     *in<layout>(*l) = {type, (int64_t)rows, (int64_t)cols, ld};
     return CUBLAS_STATUS_SUCCESS;
@@ -338,8 +320,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
     for (int i = 0; i < 4; i++)
-        if (name == names[i])
-            return take(&in<preference>(p)->align[i], value, n);
+        if (name == names[i]) return take(&in<preference>(p)->align[i], value, n);
     return CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
@@ -352,8 +333,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                                               cublasLtMatmulPreference_t prefer, int wanted,
                                               cublasLtMatmulHeuristicResult_t found[], int *n)
 {
-    product p = {*in(how), *in(a), *in(b), *in(c), *in(d), nullptr, nullptr, nullptr, nullptr,
-                 nullptr, 0, 1, 0, 0, 0, 0, {}};
+    product p = {*in(how), *in(a), *in(b), *in(c), *in(d)};
     cublasStatus_t s = fit(&p);
     *n = 0;
     for (uint64_t i = 0; s == CUBLAS_STATUS_SUCCESS && i <= MOST_PARTS && *n < wanted; i++) {
@@ -363,10 +343,12 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                           : i == 1   ? CUBLASLT_REDUCTION_SCHEME_INPLACE
                                      : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
         const preference *x = in<preference>(prefer);
-        algorithm a = {MAGIC, parts, how_to, {x->align[0], x->align[1], x->align[2], x->align[3]},
+        algorithm a = {MAGIC,
+                       parts,
+                       how_to,
+                       {x->align[0], x->align[1], x->align[2], x->align[3]},
                        p.how.target};
-        if ((how_to & ~(uint64_t)x->reductions) || workspace_of(a, p) > x->workspace)
-            continue;
+        if ((how_to & ~(uint64_t)x->reductions) || workspace_of(a, p) > x->workspace) continue;
         found[*n] = {};
         memcpy(&found[*n].algo, &a, sizeof a);
         found[*n].workspaceSize = workspace_of(a, p);
@@ -403,11 +385,12 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t how, const 
                               const cublasLtMatmulAlgo_t *algo, void *workspace, size_t n,
                               cudaStream_t stream)
 {
-    product p = {*in(how), *in(la), *in(lb), *in(lc), *in(ld), a, b, c, d, workspace, n,
-                 *(const float *)alpha, *(const float *)beta, 0, 0, 0, read(*algo)};
+    product p = {*in(how), *in(la), *in(lb), *in(lc), *in(ld), a, b, c, d, workspace, n};
+    p.alpha = *(const float *)alpha;
+    p.beta = *(const float *)beta;
+    p.how_to = read(*algo);
     cublasStatus_t s = fit(&p);
-    if (s != CUBLAS_STATUS_SUCCESS)
-        return s;
+    if (s != CUBLAS_STATUS_SUCCESS) return s;
     if (p.how.target && processors() - p.how.target < queue_blocks)
         shim_fail("cuBLASLt: a product on %d of %d processors, beside communicators on %d",
                   p.how.target, processors(), queue_blocks);

@@ -19,24 +19,24 @@ namespace {
 
 enum { BLOCK = 1024, GRID_YZ = 65535, PLAIN = 48 << 10, DEVICES = 8 };
 
-std::map<const void *, size_t> allowed;   /* shared memory of kernels that may have more */
+std::map<const void *, size_t> allowed; /* shared memory of kernels that may have more */
 
 int chosen;
 
 /* The device that is emulated: ZR_EMULATE_CC names one by 10 times its compute capability. */
 const struct model {
     int major, minor, processors, shared; /* shared: bytes that a block may have */
-} models[] = {{9, 0, 132, 227 << 10}, {8, 0, 108, 163 << 10}, {10, 0, 148, 227 << 10},
+} models[] = {{9, 0, 132, 227 << 10},
+              {8, 0, 108, 163 << 10},
+              {10, 0, 148, 227 << 10},
               {10, 3, 160, 227 << 10}};
 
 const model &device(void)
 {
     const char *word = getenv("ZR_EMULATE_CC");
     for (const model &m : models)
-        if (word && atoi(word) == 10 * m.major + m.minor)
-            return m;
-    if (word)
-        shim_fail("ZR_EMULATE_CC=%s: no such device", word);
+        if (word && atoi(word) == 10 * m.major + m.minor) return m;
+    if (word) shim_fail("ZR_EMULATE_CC=%s: no such device", word);
     return models[0];
 }
 
@@ -50,10 +50,8 @@ int processors(void)
 /* cudaSuccess: no capture forbids such a call now */
 cudaError_t forbidden(cudaStream_t s)
 {
-    if (s && s->in)
-        return capture_refuse(s, cudaErrorStreamCaptureUnsupported);
-    if (capture_any())
-        return capture_refuse(nullptr, cudaErrorStreamCaptureUnsupported);
+    if (s && s->in) return capture_refuse(s, cudaErrorStreamCaptureUnsupported);
+    if (capture_any()) return capture_refuse(nullptr, cudaErrorStreamCaptureUnsupported);
     return cudaSuccess;
 }
 
@@ -68,8 +66,7 @@ cudaError_t drain(cudaStream_t s)
 cudaError_t drain_all(void)
 {
     cudaError_t e = queue_drive(nullptr, queue_empty);
-    for (const clocks &c : race_now)
-        race_join(race_now[HOST], c);
+    for (const clocks &c : race_now) race_join(race_now[HOST], c);
     return e;
 }
 
@@ -142,19 +139,19 @@ cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute what, int
     X(cudaErrorIllegalState, "the operation cannot be performed in the present state")             \
     X(cudaErrorLaunchFailure, "unspecified launch failure")                                        \
     X(cudaErrorStreamCaptureUnsupported, "operation not permitted when stream is capturing")       \
-    X(cudaErrorStreamCaptureInvalidated, "operation failed due to a previous error during capture")\
-    X(cudaErrorStreamCaptureMerge, "operation would merge separate captures")               \
+    X(cudaErrorStreamCaptureInvalidated,                                                           \
+      "operation failed due to a previous error during capture")                                   \
+    X(cudaErrorStreamCaptureMerge, "operation would merge separate captures")                      \
     X(cudaErrorStreamCaptureUnmatched, "capture was not ended in the same stream as it began")     \
     X(cudaErrorStreamCaptureUnjoined, "capturing stream has unjoined work")                        \
     X(cudaErrorStreamCaptureIsolation, "dependency created on uncaptured work in another stream")  \
-    X(cudaErrorStreamCaptureImplicit, "the default stream cannot wait for a capture")       \
+    X(cudaErrorStreamCaptureImplicit, "the default stream cannot wait for a capture")              \
     X(cudaErrorCapturedEvent, "operation not permitted on an event recorded in a capture")
 
 const char *cudaGetErrorString(cudaError_t e)
 {
 #define STRING(name, text)                                                                         \
-    if (e == name)                                                                                 \
-        return text;
+    if (e == name) return text;
     ERRORS(STRING)
     return "unrecognized error code";
 }
@@ -162,8 +159,7 @@ const char *cudaGetErrorString(cudaError_t e)
 const char *cudaGetErrorName(cudaError_t e)
 {
 #define NAME(name, text)                                                                           \
-    if (e == name)                                                                                 \
-        return #name;
+    if (e == name) return #name;
     ERRORS(NAME)
     return "unrecognized error code";
 }
@@ -194,20 +190,28 @@ cudaError_t cudaInitDevice(int, unsigned int how, unsigned int valid)
 /* A process that emulates has one device, whichever it names. */
 cudaError_t cudaSetDevice(int device)
 {
-    if (device < 0 || device >= DEVICES)
-        return queue_error(cudaErrorInvalidDevice);
+    if (device < 0 || device >= DEVICES) return queue_error(cudaErrorInvalidDevice);
     chosen = device;
     return cudaSuccess;
 }
 
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr what, int)
 {
-    *value = what == cudaDevAttrComputeCapabilityMajor        ? device().major
-             : what == cudaDevAttrComputeCapabilityMinor      ? device().minor
-             : what == cudaDevAttrMultiProcessorCount         ? processors()
+    *value = what == cudaDevAttrComputeCapabilityMajor         ? device().major
+             : what == cudaDevAttrComputeCapabilityMinor       ? device().minor
+             : what == cudaDevAttrMultiProcessorCount          ? processors()
              : what == cudaDevAttrMaxSharedMemoryPerBlockOptin ? device().shared
-                                                              : -1;
+                                                               : -1;
     return *value < 0 ? queue_error(cudaErrorNotSupported) : cudaSuccess;
+}
+
+/* ZR_EMULATE_NO_P2P: no device reaches another's memory. */
+cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
+{
+    if (device < 0 || device >= DEVICES || peer < 0 || peer >= DEVICES)
+        return queue_error(cudaErrorInvalidDevice);
+    *can = device != peer && !getenv("ZR_EMULATE_NO_P2P");
+    return cudaSuccess;
 }
 
 /* The UUID is the device's number, or what ZR_EMULATE_UUID says. */
@@ -236,8 +240,7 @@ cudaError_t cudaMemGetInfo(size_t *free, size_t *total)
     locked hold(queue_lock);
     const char *most = getenv("ZR_EMULATE_FREE");
     race_free_bytes(free, total);
-    if (most)
-        *free = std::min(*free, (size_t)strtoull(most, nullptr, 10));
+    if (most) *free = std::min(*free, (size_t)strtoull(most, nullptr, 10));
     return cudaSuccess;
 }
 
@@ -261,9 +264,8 @@ static cudaError_t take(room r, void **p, size_t n)
 {
     locked hold(queue_lock);
     cudaError_t e = forbidden(nullptr);
-    if (e != cudaSuccess)
-        return e;
-    const char *most = r == PINNED ? getenv("ZR_EMULATE_PINNED") : nullptr;    /* bytes at once */
+    if (e != cudaSuccess) return e;
+    const char *most = r == PINNED ? getenv("ZR_EMULATE_PINNED") : nullptr; /* bytes at once */
     *p = most && n > strtoull(most, nullptr, 10) ? nullptr : race_alloc(r, n);
     return *p || !n ? cudaSuccess : queue_error(cudaErrorMemoryAllocation);
 }
@@ -272,8 +274,7 @@ static cudaError_t give(room r, void *p)
 {
     locked hold(queue_lock);
     cudaError_t e = p ? forbidden(nullptr) : cudaSuccess;
-    if (!p || e != cudaSuccess)
-        return e;
+    if (!p || e != cudaSuccess) return e;
     e = drain_all();
     return race_free(r, p) ? e : queue_error(cudaErrorInvalidValue);
 }
@@ -283,9 +284,8 @@ cudaError_t cudaFree(void *p) { return give(DEVICE, p); }
 cudaError_t cudaMallocHost(void **p, size_t n) { return take(PINNED, p, n); }
 cudaError_t cudaHostAlloc(void **p, size_t n, unsigned)
 {
-    const char *slow = getenv("ZR_EMULATE_PINNING_S");            /* as large memory does */
-    if (slow)
-        sleep((unsigned)atoi(slow));
+    const char *slow = getenv("ZR_EMULATE_PINNING_S"); /* as large memory does */
+    if (slow) sleep((unsigned)atoi(slow));
     return take(PINNED, p, n);
 }
 cudaError_t cudaFreeHost(void *p) { return give(PINNED, p); }
@@ -311,16 +311,14 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t n, cudaMemcpyKind
     if (s && s->in && ((up && is_plain(from)) || (down && is_plain(to))))
         return capture_refuse(s, cudaErrorStreamCaptureUnsupported);
     std::shared_ptr<std::string> staged;
-    if (up && is_plain(from))
-        staged.reset(new std::string((const char *)from, n));
+    if (up && is_plain(from)) staged.reset(new std::string((const char *)from, n));
     cudaError_t e = queue_issue(s, "cudaMemcpyAsync", [=] {
         return work([=] {
             copy(to, staged ? staged->data() : from, n);
             return DONE;
         });
     });
-    if (e == cudaSuccess && down && is_plain(to))
-        e = drain(s);
+    if (e == cudaSuccess && down && is_plain(to)) e = drain(s);
     return e;
 }
 
@@ -328,8 +326,7 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t n, cudaMemcpyKind kind
 {
     locked hold(queue_lock);
     cudaError_t e = forbidden(nullptr);
-    if (e == cudaSuccess)
-        e = cudaMemcpyAsync(to, from, n, kind, nullptr);
+    if (e == cudaSuccess) e = cudaMemcpyAsync(to, from, n, kind, nullptr);
     return e == cudaSuccess ? drain(nullptr) : e;
 }
 
@@ -376,8 +373,7 @@ cudaError_t cudaStreamCreate(cudaStream_t *s) { return cudaStreamCreateWithFlags
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int priority)
 {
     cudaError_t e = cudaStreamCreateWithFlags(s, flags);
-    if (e == cudaSuccess)
-        (*s)->priority = priority;
+    if (e == cudaSuccess) (*s)->priority = priority;
     return e;
 }
 
@@ -406,12 +402,10 @@ cudaError_t cudaStreamQuery(cudaStream_t s)
 {
     locked hold(queue_lock);
     cudaError_t e = s && s->in ? forbidden(s) : cudaSuccess;
-    if (e != cudaSuccess)
-        return e;
+    if (e != cudaSuccess) return e;
     lane *l = queue_lane(s);
     queue_nudge(l);
-    if (!l->ops.empty())
-        return cudaErrorNotReady;
+    if (!l->ops.empty()) return cudaErrorNotReady;
     race_join(race_now[HOST], race_now[l->track]);
     return cudaSuccess;
 }
@@ -443,17 +437,12 @@ static cudaError_t seen(cudaEvent_t e, bool wait)
 {
     locked hold(queue_lock);
     record_ref r = e->newest;
-    if (r && r->in)
-        return queue_error(cudaErrorCapturedEvent);
+    if (r && r->in) return queue_error(cudaErrorCapturedEvent);
     cudaError_t error = forbidden(nullptr);
-    if (error != cudaSuccess || !r)
-        return error;
-    if (wait)
-        error = queue_drive(r->where, [r] { return r->done; });
-    else
-        queue_nudge(r->where);
-    if (error != cudaSuccess || !r->done)
-        return error == cudaSuccess ? cudaErrorNotReady : error;
+    if (error != cudaSuccess || !r) return error;
+    if (wait) error = queue_drive(r->where, [r] { return r->done; });
+    else queue_nudge(r->where);
+    if (error != cudaSuccess || !r->done) return error == cudaSuccess ? cudaErrorNotReady : error;
     race_join(race_now[HOST], r->after);
     return cudaSuccess;
 }
@@ -467,8 +456,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to)
     locked hold(queue_lock);
     if (!from->timing || !to->timing || !from->newest || !to->newest)
         return queue_error(cudaErrorInvalidResourceHandle);
-    if (!from->newest->done || !to->newest->done)
-        return cudaErrorNotReady;
+    if (!from->newest->done || !to->newest->done) return cudaErrorNotReady;
     *ms = (float)((to->newest->at - from->newest->at) * 1000);
     return cudaSuccess;
 }

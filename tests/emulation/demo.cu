@@ -58,24 +58,20 @@ __global__ void warps(int *to)
 
 __global__ void some_at_barrier(int *x)
 {
-    if (threadIdx.x < 40)
-        __syncthreads();
+    if (threadIdx.x < 40) __syncthreads();
     x[threadIdx.x] = 1;
 }
 
 __global__ void two_barriers(int *x)
 {
-    if (threadIdx.x < 40)
-        __syncthreads();
-    else
-        __syncthreads();
+    if (threadIdx.x < 40) __syncthreads();
+    else __syncthreads();
     x[threadIdx.x] = 1;
 }
 
 __global__ void some_in_warp(int *x)
 {
-    if (threadIdx.x != 7)
-        x[threadIdx.x] = __shfl_xor_sync(~0u, x[threadIdx.x], 1);
+    if (threadIdx.x != 7) x[threadIdx.x] = __shfl_xor_sync(~0u, x[threadIdx.x], 1);
 }
 
 __global__ void half_a_mask(int *x) { x[threadIdx.x] = __shfl_xor_sync(0xffffu, 1, 1); }
@@ -88,7 +84,7 @@ __global__ void no_barrier(int *x)
     x[threadIdx.x] = row[63 - threadIdx.x];
 }
 
-__global__ void one_barrier(int *x)       /* the second is missing: rows are read and overwritten */
+__global__ void one_barrier(int *x) /* the second is missing: rows are read and overwritten */
 {
     ZK_SHARED(int, row);
     for (int i = 0; i < 2; i++) {

@@ -13,19 +13,19 @@
 struct item {
     int part;
     const char *name;
-    maker make;                           /* empty: a record or a wait of that number */
+    maker make; /* empty: a record or a wait of that number */
     int rec, wait;
 };
 
 struct capture {
-    std::vector<cudaStream_t> streams;    /* of each part; 0 is where it began */
-    std::vector<std::vector<int>> knows;  /* of each part: work of each part that comes before */
+    std::vector<cudaStream_t> streams;   /* of each part; 0 is where it began */
+    std::vector<std::vector<int>> knows; /* of each part: work of each part that comes before */
     std::vector<int> tracks;
     std::vector<item> items;
     int records;
     bool active, spoiled;
     cudaStreamCaptureMode mode;
-    int graphs;                           /* that are made of it; events may outlive them */
+    int graphs; /* that are made of it; events may outlive them */
 };
 
 struct CUgraph_st {
@@ -34,7 +34,7 @@ struct CUgraph_st {
 
 struct CUgraphExec_st {
     capture_ref what;
-    void *memory;                         /* of the device: what its nodes launch with */
+    void *memory; /* of the device: what its nodes launch with */
 };
 
 namespace {
@@ -55,16 +55,13 @@ int enlist(const capture_ref &c, cudaStream_t s, std::vector<int> knows)
 
 void learn(std::vector<int> *to, const std::vector<int> &from)
 {
-    if (to->size() < from.size())
-        to->resize(from.size(), 0);
-    for (size_t i = 0; i < from.size(); i++)
-        (*to)[i] = std::max((*to)[i], from[i]);
+    if (to->size() < from.size()) to->resize(from.size(), 0);
+    for (size_t i = 0; i < from.size(); i++) (*to)[i] = std::max((*to)[i], from[i]);
 }
 
 void dismiss(const capture_ref &c)
 {
-    for (cudaStream_t s : c->streams)
-        s->in = nullptr;
+    for (cudaStream_t s : c->streams) s->in = nullptr;
     c->active = false;
     active.erase(std::find(active.begin(), active.end(), c));
 }
@@ -74,8 +71,7 @@ bool joined(const capture &c)
     std::vector<int> all = c.knows[0];
     all.resize(c.streams.size(), 0);
     for (size_t p = 1; p < c.streams.size(); p++)
-        if (all[p] < c.knows[p][p])
-            return false;
+        if (all[p] < c.knows[p][p]) return false;
     return true;
 }
 
@@ -97,11 +93,9 @@ progress fly(flight *f, lane *l)
         return MOVED;
     }
     for (const lane &part : f->lanes)
-        if (!part.ops.empty())
-            return NOT_YET;
+        if (!part.ops.empty()) return NOT_YET;
     l->inner.clear();
-    for (const lane &part : f->lanes)
-        race_join(race_now[l->track], race_now[part.track]);
+    for (const lane &part : f->lanes) race_join(race_now[l->track], race_now[part.track]);
     return DONE;
 }
 
@@ -109,18 +103,15 @@ std::shared_ptr<flight> ready(const capture &c)
 {
     std::shared_ptr<flight> f(new flight{std::vector<lane>(c.streams.size()), false});
     std::vector<record_ref> records((size_t)c.records);
-    for (size_t p = 0; p < c.streams.size(); p++)
-        f->lanes[p].track = c.tracks[p];
+    for (size_t p = 0; p < c.streams.size(); p++) f->lanes[p].track = c.tracks[p];
     for (const item &i : c.items) {
         lane *where = &f->lanes[(size_t)i.part];
         op o = {i.name, nullptr, nullptr, nullptr, race_now[HOST], false};
         if (i.rec >= 0)
             o.rec = records[(size_t)i.rec] =
                 record_ref(new record{false, {}, 0, where, nullptr, 0, {}});
-        else if (i.wait >= 0)
-            o.wait = records[(size_t)i.wait];
-        else
-            o.run = i.make();
+        else if (i.wait >= 0) o.wait = records[(size_t)i.wait];
+        else o.run = i.make();
         where->ops.push_back(std::move(o));
     }
     return f;
@@ -133,16 +124,14 @@ bool capture_active(const capture_ref &c) { return c && c->active; }
 bool capture_any(void)
 {
     for (const capture_ref &c : active)
-        if (c->mode != cudaStreamCaptureModeRelaxed)
-            return true;
+        if (c->mode != cudaStreamCaptureModeRelaxed) return true;
     return false;
 }
 
 cudaError_t capture_refuse(cudaStream_t s, cudaError_t e)
 {
     for (const capture_ref &c : active)
-        if (s ? s->in == c : c->mode != cudaStreamCaptureModeRelaxed)
-            c->spoiled = true;
+        if (s ? s->in == c : c->mode != cudaStreamCaptureModeRelaxed) c->spoiled = true;
     return queue_error(e);
 }
 
@@ -166,16 +155,11 @@ cudaError_t capture_record(cudaStream_t s, cudaEvent_t e)
 cudaError_t capture_wait(cudaStream_t s, cudaEvent_t e)
 {
     record &r = *e->newest;
-    if (!r.in)
-        return capture_refuse(s, cudaErrorStreamCaptureIsolation);
-    if (!r.in->active)
-        return queue_error(cudaErrorCapturedEvent);
-    if (!s)
-        return capture_refuse(nullptr, cudaErrorStreamCaptureImplicit);
-    if (s->in && s->in != r.in)
-        return capture_refuse(nullptr, cudaErrorStreamCaptureMerge);
-    if (!s->in)
-        enlist(r.in, s, {});
+    if (!r.in) return capture_refuse(s, cudaErrorStreamCaptureIsolation);
+    if (!r.in->active) return queue_error(cudaErrorCapturedEvent);
+    if (!s) return capture_refuse(nullptr, cudaErrorStreamCaptureImplicit);
+    if (s->in && s->in != r.in) return capture_refuse(nullptr, cudaErrorStreamCaptureMerge);
+    if (!s->in) enlist(r.in, s, {});
     learn(&s->in->knows[(size_t)s->part], r.covers);
     s->in->items.push_back({s->part, "wait", nullptr, -1, r.id});
     return cudaSuccess;
@@ -184,10 +168,8 @@ cudaError_t capture_wait(cudaStream_t s, cudaEvent_t e)
 cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode mode)
 {
     locked hold(queue_lock);
-    if (!s)
-        return queue_error(cudaErrorStreamCaptureUnsupported);
-    if (s->in)
-        return capture_refuse(s, cudaErrorIllegalState);
+    if (!s) return queue_error(cudaErrorStreamCaptureUnsupported);
+    if (s->in) return capture_refuse(s, cudaErrorIllegalState);
     capture_ref c(new capture{});
     c->active = true;
     c->mode = mode;
@@ -200,16 +182,12 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *graph)
 {
     locked hold(queue_lock);
     *graph = nullptr;
-    if (!s || !s->in)
-        return queue_error(cudaErrorIllegalState);
+    if (!s || !s->in) return queue_error(cudaErrorIllegalState);
     capture_ref c = s->in;
-    if (s->part)
-        return capture_refuse(s, cudaErrorStreamCaptureUnmatched);
+    if (s->part) return capture_refuse(s, cudaErrorStreamCaptureUnmatched);
     dismiss(c);
-    if (c->spoiled)
-        return queue_error(cudaErrorStreamCaptureInvalidated);
-    if (!joined(*c))
-        return queue_error(cudaErrorStreamCaptureUnjoined);
+    if (c->spoiled) return queue_error(cudaErrorStreamCaptureInvalidated);
+    if (!joined(*c)) return queue_error(cudaErrorStreamCaptureUnjoined);
     c->graphs++;
     *graph = new CUgraph_st{c};
     return cudaSuccess;
@@ -244,11 +222,9 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsig
 
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t *n)
 {
-    if (nodes)
-        return queue_error(cudaErrorNotSupported);
+    if (nodes) return queue_error(cudaErrorNotSupported);
     *n = 0;
-    for (const item &i : graph->what->items)
-        *n += i.make != nullptr;
+    for (const item &i : graph->what->items) *n += i.make != nullptr;
     return cudaSuccess;
 }
 
@@ -257,8 +233,7 @@ cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) { return cudaSuccess;
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s)
 {
     locked hold(queue_lock);
-    if (s && s->in)
-        return capture_refuse(s, cudaErrorStreamCaptureUnsupported);
+    if (s && s->in) return capture_refuse(s, cudaErrorStreamCaptureUnsupported);
     lane *l = queue_lane(s);
     capture_ref c = exec->what;
     return queue_issue(s, "graph", [c, l] {
@@ -271,8 +246,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s)
 template <class G> static cudaError_t drop(G *graph)
 {
     locked hold(queue_lock);
-    if (!--graph->what->graphs)
-        graph->what->items.clear();
+    if (!--graph->what->graphs) graph->what->items.clear();
     delete graph;
     return cudaSuccess;
 }

@@ -10,26 +10,31 @@ uint64_t hazard_thread;
 
 namespace {
 
-enum { GRAIN = 2, THREAD = 10, MEETING = 10, BARRIER = 12, BLOCK = 16, LAUNCH = 15 };
+enum { CELL_BYTES = 2, THREAD = 10, MEETING = 10, BARRIER = 12, BLOCK = 16, LAUNCH = 15 };
 
 /* From the top: launch (never 0), atomic, block, barriers, meetings, thread. */
 typedef uint64_t touch;
-enum { AT_MEETING = THREAD, AT_BARRIER = AT_MEETING + MEETING, AT_BLOCK = AT_BARRIER + BARRIER,
-       AT_ATOMIC = AT_BLOCK + BLOCK, AT_LAUNCH = AT_ATOMIC + 1 };
+enum {
+    AT_MEETING = THREAD,
+    AT_BARRIER = AT_MEETING + MEETING,
+    AT_BLOCK = AT_BARRIER + BARRIER,
+    AT_ATOMIC = AT_BLOCK + BLOCK,
+    AT_LAUNCH = AT_ATOMIC + 1
+};
 
 struct cell {
-    touch write, first, last;             /* first, last: readers */
+    touch write, first, last; /* first, last: readers */
 };
 
 struct region {
     const char *at;
     size_t bytes;
     cell *cells;
-    bool shared;                          /* every block has its own */
+    bool shared; /* every block has its own */
 };
 
-region regions[2];                        /* the program's own data; device and pinned memory */
-std::map<std::pair<const void *, uint64_t>, int> seen;    /* launches of a kernel with a grid */
+region regions[2]; /* the program's own data; device and pinned memory */
+std::map<std::pair<const void *, uint64_t>, int> seen; /* launches of a kernel with a grid */
 uint64_t launches;
 bool watched;
 
@@ -41,12 +46,9 @@ bool atomic_of(touch t) { return part(t, AT_ATOMIC, 1); }
 inline bool ordered(touch before, touch now, bool shared)
 {
     touch differs = before ^ now;
-    if (differs >> AT_LAUNCH || (before & now) >> AT_ATOMIC & 1)
-        return true;
-    if (part(differs, AT_BLOCK, BLOCK))
-        return shared;
-    if (part(differs, AT_BARRIER, BARRIER) || !part(differs, 0, THREAD))
-        return true;
+    if (differs >> AT_LAUNCH || (before & now) >> AT_ATOMIC & 1) return true;
+    if (part(differs, AT_BLOCK, BLOCK)) return shared;
+    if (part(differs, AT_BARRIER, BARRIER) || !part(differs, 0, THREAD)) return true;
     return part(differs, AT_MEETING, MEETING) && thread_of(differs) < SHIM_WARP;
 }
 
@@ -54,8 +56,8 @@ inline bool ordered(touch before, touch now, bool shared)
                          const char *is)
 {
     shim_fail("kernel %s: hazard at byte %zu of %s memory: %s by thread %llu of block %llu and %s "
-              "by thread %llu of block %llu, with no barrier between", shim_kernel(),
-              (size_t)(p - r.at), r.shared ? "shared" : "device", was,
+              "by thread %llu of block %llu, with no barrier between",
+              shim_kernel(), (size_t)(p - r.at), r.shared ? "shared" : "device", was,
               (unsigned long long)thread_of(before), (unsigned long long)block_of(before), is,
               (unsigned long long)thread_of(now), (unsigned long long)block_of(now));
 }
@@ -69,19 +71,16 @@ inline void check_cell(const region &r, const char *p, cell *c, touch now, bool 
         (ordered(c->first, now, r.shared) ? c->first : c->last) = now;
         return;
     }
-    if (!ordered(c->first, now, r.shared))
-        report(r, p, c->first, "a read", now, is);
-    if (!ordered(c->last, now, r.shared))
-        report(r, p, c->last, "a read", now, is);
+    if (!ordered(c->first, now, r.shared)) report(r, p, c->first, "a read", now, is);
+    if (!ordered(c->last, now, r.shared)) report(r, p, c->last, "a read", now, is);
     c->write = now;
 }
 
 void add(region *to, const void *p, size_t n, bool shared)
 {
-    void *cells = mmap(nullptr, n / GRAIN * sizeof(cell), PROT_READ | PROT_WRITE,
+    void *cells = mmap(nullptr, n / CELL_BYTES * sizeof(cell), PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (cells == MAP_FAILED)
-        shim_fail("no address space to watch kernels");
+    if (cells == MAP_FAILED) shim_fail("no address space to watch kernels");
     *to = {(const char *)p, n, (cell *)cells, shared};
 }
 
@@ -106,16 +105,14 @@ void hazard_region(const void *p, size_t n) { add(&regions[1], p, n, false); }
 
 void hazard_launch(const void *kernel, uint64_t shape)
 {
-    if (!regions[0].at)
-        dl_iterate_phdr(find, nullptr);
+    if (!regions[0].at) dl_iterate_phdr(find, nullptr);
     watched = seen[{kernel, shape}]++ < WATCHED;
     launches++;
 }
 
 void hazard_enter(uint64_t block, uint32_t thread, uint32_t barriers, uint32_t meetings)
 {
-    if (!watched)
-        return;
+    if (!watched) return;
     uint64_t launch = launches % ((1 << LAUNCH) - 1) + 1;
     hazard_thread = launch << AT_LAUNCH | part(block, 0, BLOCK) << AT_BLOCK |
                     part(barriers, 0, BARRIER) << AT_BARRIER |
@@ -128,11 +125,10 @@ void hazard_look(const void *p, size_t n, bool write, bool atomic)
 {
     for (const region &r : regions) {
         size_t at = (size_t)((const char *)p - r.at);
-        if (at >= r.bytes)
-            continue;
+        if (at >= r.bytes) continue;
         touch now = hazard_thread | (touch)atomic << AT_ATOMIC;
         size_t step = n < 4 ? 1 : 2;
-        for (size_t i = at / GRAIN; i <= (at + n - 1) / GRAIN; i += step)
-            check_cell(r, r.at + i * GRAIN, &r.cells[i], now, write);
+        for (size_t i = at / CELL_BYTES; i <= (at + n - 1) / CELL_BYTES; i += step)
+            check_cell(r, r.at + i * CELL_BYTES, &r.cells[i], now, write);
     }
 }

@@ -19,7 +19,7 @@ enum { WATCHED = 4 };
 /* The thread of a kernel that runs now; 0: none does, or its launch is not watched. */
 extern uint64_t hazard_thread;
 
-void hazard_launch(const void *kernel, uint64_t shape);   /* begins; shape: a number for the grid */
+void hazard_launch(const void *kernel, uint64_t shape); /* begins; shape: a number for the grid */
 /* Which thread goes on: barriers of its block and its warp's meetings are those behind it. */
 void hazard_enter(uint64_t block, uint32_t thread, uint32_t barriers, uint32_t meetings);
 void hazard_leave(void);
@@ -27,8 +27,7 @@ void hazard_leave(void);
 void hazard_look(const void *p, size_t n, bool write, bool atomic);
 inline void hazard_check(const void *p, size_t n, bool write, bool atomic)
 {
-    if (hazard_thread)
-        hazard_look(p, n, write, atomic);
+    if (hazard_thread) hazard_look(p, n, write, atomic);
 }
 /* Device and pinned memory, n bytes from p; what the program holds itself is found alone. */
 void hazard_region(const void *p, size_t n);

@@ -25,10 +25,7 @@ __global__ void twice(float *y, const float *x)
     y[i] = 2 * x[i];
 }
 
-__global__ void reach(float *x, int from)
-{
-    x[from + (int)threadIdx.x] = 1;
-}
+__global__ void reach(float *x, int from) { x[from + (int)threadIdx.x] = 1; }
 
 __global__ void vectors(float4 *x) { x[threadIdx.x] = make_float4(1, 2, 3, 4); }
 
@@ -58,23 +55,15 @@ __global__ void instructions(float *x, int which, int off)
     ZK_SHARED(char, all);
     place mine = place_of(all) + 16 * (place)lane_of(), at = mine + (place)off;
     uint32_t m[4];
-    if (which == 0)
-        copy16(at, x, true);
-    if (which == 1)
-        copy16(mine, (char *)x + off, true);
-    if (which == 2)
-        copy4(at, x, true);
+    if (which == 0) copy16(at, x, true);
+    if (which == 1) copy16(mine, (char *)x + off, true);
+    if (which == 2) copy4(at, x, true);
     wait_copies();
-    if (which == 3)
-        load_matrices(m, at);
-    if (which == 4)
-        load_turned(m, at);
-    if (which == 5)
-        load16(at);
-    if (which == 6)
-        load_pair(at);
-    if (which == 7)
-        store4(at, 1);
+    if (which == 3) load_matrices(m, at);
+    if (which == 4) load_turned(m, at);
+    if (which == 5) load16(at);
+    if (which == 6) load_pair(at);
+    if (which == 7) store4(at, 1);
 }
 
 struct world {
@@ -85,8 +74,7 @@ struct world {
 
 void must(cudaError_t e)
 {
-    if (e == cudaSuccess)
-        return;
+    if (e == cudaSuccess) return;
     printf("%s\n", cudaGetErrorName(e));
     fflush(stdout);
     _exit(REFUSED);
@@ -143,8 +131,7 @@ void ordered(bool wait, cudaEvent_t waited)
     must(cudaEventRecord(w.f, w.a));
     launch_fill(w.a, w.x, 3);
     must(cudaEventRecord(w.e, w.a));
-    if (wait)
-        must(cudaStreamWaitEvent(w.b, waited, 0));
+    if (wait) must(cudaStreamWaitEvent(w.b, waited, 0));
     launch_twice(w.b, w.y, w.x);
     must(cudaDeviceSynchronize());
     all_is(w.y, 6);
@@ -173,8 +160,7 @@ void overwritten(bool wait)
     must(cudaStreamSynchronize(w.a));
     launch_twice(w.b, w.y, w.x);
     must(cudaEventRecord(w.e, w.b));
-    if (wait)
-        must(cudaStreamWaitEvent(w.a, w.e, 0));
+    if (wait) must(cudaStreamWaitEvent(w.a, w.e, 0));
     launch_fill(w.a, w.x, 5);
     must(cudaDeviceSynchronize());
     all_is(w.y, 6);
@@ -208,8 +194,7 @@ void host_asks(void)
 void default_memset(bool wait)
 {
     must(cudaMemset(w.x, 0, N * sizeof *w.x));
-    if (wait)
-        must(cudaStreamSynchronize(NULL));
+    if (wait) must(cudaStreamSynchronize(NULL));
     launch_twice(w.b, w.y, w.x);
     must(cudaDeviceSynchronize());
     all_is(w.y, 0);
@@ -226,10 +211,8 @@ void host_copies(void) { memcpy(w.pinned, w.x, 64); }
 void staging(bool wait)
 {
     for (int round = 0; round < 2; round++) {
-        if (wait && round)
-            must(cudaEventSynchronize(w.e));
-        for (int i = 0; i < N; i++)
-            w.pinned[i] = (float)round;
+        if (wait && round) must(cudaEventSynchronize(w.e));
+        for (int i = 0; i < N; i++) w.pinned[i] = (float)round;
         must(cudaMemcpyAsync(w.x, w.pinned, N * sizeof *w.x, cudaMemcpyHostToDevice, w.a));
         must(cudaEventRecord(w.e, w.a));
     }
@@ -245,8 +228,7 @@ void pinned_read(bool wait)
 {
     memset(w.pinned, 0, N * sizeof *w.pinned);
     launch_twice(w.a, w.y, w.pinned);
-    if (wait)
-        must(cudaStreamSynchronize(w.a));
+    if (wait) must(cudaStreamSynchronize(w.a));
     memset(w.pinned, 1, N * sizeof *w.pinned);
     must(cudaDeviceSynchronize());
     all_is(w.y, 0);
@@ -259,12 +241,10 @@ void result(bool wait)
 {
     launch_fill(w.a, w.x, 7);
     must(cudaMemcpyAsync(w.pinned, w.x, N * sizeof *w.x, cudaMemcpyDeviceToHost, w.a));
-    if (wait)
-        must(cudaStreamSynchronize(w.a));
+    if (wait) must(cudaStreamSynchronize(w.a));
     float got = w.pinned[9];
     must(cudaDeviceSynchronize());
-    if (got != 7)
-        _exit(1);
+    if (got != 7) _exit(1);
 }
 
 void right_result(void) { result(true); }
@@ -280,8 +260,7 @@ void plain_memory(void)
     must(cudaStreamSynchronize(w.a));
     float got[2];
     must(cudaMemcpy(got, w.x, sizeof got, cudaMemcpyDeviceToHost));
-    if (got[1] != 1)
-        _exit(1);
+    if (got[1] != 1) _exit(1);
 }
 
 void beyond(void) { launch_reach(N); }
@@ -316,8 +295,7 @@ void launch_instruction(int which, int off)
 
 void right_instructions(void)
 {
-    for (int which = 0; which < 8; which++)
-        launch_instruction(which, 16);
+    for (int which = 0; which < 8; which++) launch_instruction(which, 16);
 }
 
 void copy16_to(void) { launch_instruction(0, 8); }
@@ -355,8 +333,7 @@ void branches(bool wait)
     must(cudaStreamWaitEvent(w.b, w.f, 0));
     launch_fill(w.a, w.x, 3);
     must(cudaEventRecord(w.e, w.a));
-    if (wait)
-        must(cudaStreamWaitEvent(w.b, w.e, 0));
+    if (wait) must(cudaStreamWaitEvent(w.b, w.e, 0));
     launch_twice(w.b, w.y, w.x);
     must(cudaEventRecord(w.g, w.b));
     must(cudaStreamWaitEvent(w.a, w.g, 0));
@@ -396,8 +373,7 @@ void beside(bool wait)
     cudaGraphExec_t graph = end();
     must(cudaGraphLaunch(graph, w.a));
     must(cudaEventRecord(w.e, w.a));
-    if (wait)
-        must(cudaStreamWaitEvent(w.b, w.e, 0));
+    if (wait) must(cudaStreamWaitEvent(w.b, w.e, 0));
     launch_twice(w.b, w.y, w.x);
     must(cudaDeviceSynchronize());
     all_is(w.y, 6);
@@ -456,8 +432,7 @@ void call(cudaHostFn_t fn)
     must(cudaLaunchHostFunc(w.a, counts, &counted));
     must(cudaLaunchHostFunc(w.a, fn, &counted));
     must(cudaStreamSynchronize(w.a));
-    if (counted != 2)
-        _exit(1);
+    if (counted != 2) _exit(1);
 }
 
 void function_counts(void) { call(counts); }
@@ -479,6 +454,7 @@ void captured_event_outside(void)
     must(cudaEventSynchronize(w.e));
 }
 
+// clang-format off
 #define CASES(X)                                                                                   \
     X(right_wait) X(no_wait) X(wrong_event) X(never_recorded) X(record_too_late)                   \
     X(right_overwrite) X(early_overwrite) X(host_between) X(host_asks) X(right_memset)             \
@@ -492,6 +468,7 @@ void captured_event_outside(void)
     X(threads_write_one) X(threads_write_twice) X(threads_count) X(sync_in_capture) X(spoiled)     \
     X(malloc_in_capture) X(captured_event_outside) X(function_counts) X(function_launches)         \
     X(function_waits)
+// clang-format on
 
 void open_world(void)
 {

@@ -5,7 +5,8 @@
  *     order of issue that is the same on all ranks can block.
  *  2. Work of one communicator runs in the order of issue, whatever streams it is on.
  *  3. Before a piece of data goes what it is: ranks that do not call the same are told, and end.
- *  4. A peer that is gone is an error of the communicator within a second.
+ *  4. A peer that is gone is an error of the communicator within a second; no collective with it
+ *     ends.
  *  5. A communicator that does not block is in progress until it has been asked at least once more,
  *     after initialisation, after a split, and at its first collective.
  *  6. Floats are added as a ring does: the owner's next rank first, its own numbers last, rounded
@@ -33,15 +34,15 @@
 
 namespace {
 
-struct piece {                            /* one direction of one pair */
+struct piece { /* one direction of one pair */
     int peer;
     char *p;
-    size_t bytes, moved;                  /* moved: the header first */
+    size_t bytes, moved; /* moved: the header first */
 };
 
 struct header {
     char what[24];
-    uint64_t bytes, place;                /* place: among all that the rank has issued */
+    uint64_t bytes, place; /* place: among all that the rank has issued */
 };
 
 struct transfer {
@@ -49,12 +50,12 @@ struct transfer {
     cudaStream_t stream;
     const char *what;
     std::vector<piece> sends, receives;
-    std::vector<header> heads;            /* of receives, as they come */
-    std::vector<char> room;               /* received, to be added */
-    char *sum;                            /* of a reduction: the result; NULL: here is none */
+    std::vector<header> heads; /* of receives, as they come */
+    std::vector<char> room;    /* received, to be added */
+    char *sum;                 /* of a reduction: the result; NULL: here is none */
     const char *own;
     size_t bytes;
-    ncclDataType_t type;                  /* ncclInt8: nothing is added */
+    ncclDataType_t type; /* ncclInt8: nothing is added */
     uint64_t ticket, place;
     double stuck;
     bool begun;
@@ -62,9 +63,9 @@ struct transfer {
 typedef std::shared_ptr<transfer> transfer_ref;
 
 int grouped;
-uint64_t places;                          /* given to this rank's work so far */
+uint64_t places; /* given to this rank's work so far */
 std::vector<transfer_ref> group;
-wire *present;                            /* that the executor waits for */
+wire *present; /* that the executor waits for */
 
 double seconds(void)
 {
@@ -73,25 +74,25 @@ double seconds(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-void pause(void)
-{
-    wire_pause(present);
-}
+void pause(void) { wire_pause(present); }
 
 }
 
 struct ncclComm {
     wire *w;
-    int rank, ranks, lane;
-    int lanes;                            /* the root's: how many are given away */
-    ncclComm_t root;
-    bool blocking, connected, aborted;
+    int rank, ranks;
+    bool blocking;
     ncclResult_t state;
-    uint64_t issued, done;                /* tickets */
-    ncclComm_t *child, made;              /* a split in progress: where it goes */
-    std::shared_ptr<int> named;           /* a share for each piece of work in a graph */
-    void *memory, *more;                  /* of the device: its own, and its connections' */
-    int blocks;                           /* in queue_blocks */
+    int lane = 0, lanes = 1; /* lanes: the root's: how many are given away */
+    ncclComm_t root = this;
+    bool connected = false, aborted = false;
+    uint64_t issued = 0, done = 0;               /* tickets */
+    ncclComm_t *child = nullptr, made = nullptr; /* a split in progress: where it goes */
+    /* a share for each piece of work in a graph */
+    std::shared_ptr<int> named = std::make_shared<int>();
+    /* of the device: its own, and its connections' */
+    void *memory = race_alloc(DEVICE, 1), *more = nullptr;
+    int blocks = 0; /* in queue_blocks */
 };
 
 namespace {
@@ -111,12 +112,12 @@ void check_head(const transfer &t, const piece &p, const header &came)
     if (mine.bytes == came.bytes && !memcmp(mine.what, came.what, sizeof mine.what) &&
         mine.place != came.place)
         shim_fail("NCCL: %s is number %llu of rank %d and number %llu of rank %d: in orders that "
-                  "differ a GPU may hang", t.what, (unsigned long long)mine.place, t.comm->rank,
+                  "differ a GPU may hang",
+                  t.what, (unsigned long long)mine.place, t.comm->rank,
                   (unsigned long long)came.place, p.peer);
     if (memcmp(&mine, &came, sizeof mine))
         shim_fail("NCCL: rank %d is in %s of %zu bytes, and rank %d in %s of %llu bytes",
-                  t.comm->rank, t.what, p.bytes, p.peer, came.what,
-                  (unsigned long long)came.bytes);
+                  t.comm->rank, t.what, p.bytes, p.peer, came.what, (unsigned long long)came.bytes);
 }
 
 bool over(const piece &p) { return p.moved == sizeof(header) + p.bytes; }
@@ -126,8 +127,8 @@ bool push(const transfer &t, piece *p)
     size_t before = p->moved;
     if (p->moved < sizeof(header)) {
         header h = head_of(t, *p);
-        p->moved += wire_send(t.comm->w, t.comm->lane, p->peer, (char *)&h + p->moved,
-                              sizeof h - p->moved);
+        p->moved +=
+            wire_send(t.comm->w, t.comm->lane, p->peer, (char *)&h + p->moved, sizeof h - p->moved);
     }
     if (p->moved >= sizeof(header) && !over(*p))
         p->moved += wire_send(t.comm->w, t.comm->lane, p->peer, p->p + p->moved - sizeof(header),
@@ -141,13 +142,12 @@ bool pull(transfer *t, piece *p, header *h)
     if (p->moved < sizeof(header)) {
         p->moved += wire_receive(t->comm->w, t->comm->lane, p->peer, (char *)h + p->moved,
                                  sizeof *h - p->moved);
-        if (p->moved == sizeof(header))
-            check_head(*t, *p, *h);
+        if (p->moved == sizeof(header)) check_head(*t, *p, *h);
     }
     if (p->moved >= sizeof(header) && !over(*p))
-        p->moved += wire_receive(t->comm->w, t->comm->lane, p->peer,
-                                 p->p + p->moved - sizeof(header),
-                                 p->bytes + sizeof(header) - p->moved);
+        p->moved +=
+            wire_receive(t->comm->w, t->comm->lane, p->peer, p->p + p->moved - sizeof(header),
+                         p->bytes + sizeof(header) - p->moved);
     return p->moved != before;
 }
 
@@ -156,27 +156,22 @@ void copy_own(transfer *t)
 {
     std::vector<piece *> to;
     for (piece &p : t->receives)
-        if (p.peer == t->comm->rank)
-            to.push_back(&p);
+        if (p.peer == t->comm->rank) to.push_back(&p);
     size_t i = 0;
     for (piece &p : t->sends) {
-        if (p.peer != t->comm->rank)
-            continue;
+        if (p.peer != t->comm->rank) continue;
         if (i == to.size() || to[i]->bytes != p.bytes)
             shim_fail("NCCL: a send of rank %d to itself has no receive of its size",
                       t->comm->rank);
-        if (to[i]->p != p.p)
-            memmove(to[i]->p, p.p, p.bytes);
+        if (to[i]->p != p.p) memmove(to[i]->p, p.p, p.bytes);
         to[i++]->moved = p.moved = sizeof(header) + p.bytes;
     }
 }
 
 void begin(transfer *t)
 {
-    for (const piece &p : t->sends)
-        race_check(p.p, p.bytes, false);
-    for (const piece &p : t->receives)
-        race_check(p.p, p.bytes, true);
+    for (const piece &p : t->sends) race_check(p.p, p.bytes, false);
+    for (const piece &p : t->receives) race_check(p.p, p.bytes, true);
     if (t->sum) {
         race_check(t->own, t->bytes, false);
         race_check(t->sum, t->bytes, true);
@@ -210,21 +205,16 @@ template <class T> void add_all(transfer *t)
     size_t n = t->bytes / sizeof(T);
     const T *x = (const T *)all.data();
     std::vector<T> sum(x, x + n);
-    for (size_t i = n; i < all.size() / sizeof(T); i++)
-        sum[i % n] = plus(sum[i % n], x[i]);
+    for (size_t i = n; i < all.size() / sizeof(T); i++) sum[i % n] = plus(sum[i % n], x[i]);
     memcpy(t->sum, sum.data(), t->bytes);
 }
 
 void add(transfer *t)
 {
-    if (t->type == ncclBfloat16)
-        add_all<bf16>(t);
-    else if (t->type == ncclFloat16)
-        add_all<f16>(t);
-    else if (t->type == ncclFloat32)
-        add_all<float>(t);
-    else
-        add_all<uint64_t>(t);
+    if (t->type == ncclBfloat16) add_all<bf16>(t);
+    else if (t->type == ncclFloat16) add_all<f16>(t);
+    else if (t->type == ncclFloat32) add_all<float>(t);
+    else add_all<uint64_t>(t);
 }
 
 /* A peer of a piece that is not over is gone, and has left nothing to be read. */
@@ -232,88 +222,80 @@ bool peer_gone(transfer *t)
 {
     ncclComm_t c = t->comm;
     for (const piece &p : t->sends)
-        if (!over(p) && !wire_alive(c->w, p.peer))
-            return true;
+        if (!over(p) && !wire_alive(c->w, p.peer)) return true;
     for (size_t i = 0; i < t->receives.size(); i++) {
         piece *p = &t->receives[i];
-        if (!over(*p) && !wire_alive(c->w, p->peer) && !pull(t, p, &t->heads[i]))
-            return true;
+        if (!over(*p) && !wire_alive(c->w, p->peer) && !pull(t, p, &t->heads[i])) return true;
     }
     return false;
 }
 
+/* What waits for a peer that is gone waits for ever, as on a GPU: its communicator knows why. */
 progress fail(ncclComm_t c)
 {
-    if (c->state == ncclSuccess || c->state == ncclInProgress)
-        c->state = ncclRemoteError;
-    return BROKEN;
+    if (c->state == ncclSuccess || c->state == ncclInProgress) c->state = ncclRemoteError;
+    return NOT_YET;
+}
+
+/* ZR_EMULATE_CUT: number of the rank's collective from which on its network is gone. */
+bool cut_off(const transfer &t)
+{
+    const char *first = getenv("ZR_EMULATE_CUT");
+    return first && t.place >= (uint64_t)atoi(first);
 }
 
 progress go_on(transfer *t)
 {
     ncclComm_t c = t->comm;
     bool moved = false, all = true;
-    if (c->aborted)
-        return BROKEN;
-    if (c->done != t->ticket)
-        return NOT_YET;
+    if (c->aborted) return BROKEN;
+    if (c->done != t->ticket) return NOT_YET;
     present = c->w;
-    if (!t->begun)
-        begin(t);
-    for (piece &p : t->sends)
-        moved |= !over(p) && push(*t, &p);
+    if (!t->begun) begin(t);
+    if (cut_off(*t)) return fail(c);
+    for (piece &p : t->sends) moved |= !over(p) && push(*t, &p);
     for (size_t i = 0; i < t->receives.size(); i++)
         moved |= !over(t->receives[i]) && pull(t, &t->receives[i], &t->heads[i]);
-    for (const piece &p : t->sends)
-        all &= over(p);
-    for (const piece &p : t->receives)
-        all &= over(p);
+    for (const piece &p : t->sends) all &= over(p);
+    for (const piece &p : t->receives) all &= over(p);
     if (all) {
-        if (t->sum)
-            add(t);
+        if (t->sum) add(t);
         c->done++;
         return DONE;
     }
-    if (moved)
-        t->stuck = seconds();
-    else if (seconds() - t->stuck > 0.8 && peer_gone(t))
-        return fail(c);
+    if (moved) t->stuck = seconds();
+    else if (seconds() - t->stuck > 0.8 && peer_gone(t)) return fail(c);
     return moved ? MOVED : NOT_YET;
 }
 
 ncclResult_t issue(const transfer &t)
 {
     static int issued;
-    const char *last = getenv("ZR_EMULATE_NCCL");     /* number of the one that meets an error */
+    const char *last = getenv("ZR_EMULATE_NCCL"); /* number of the one that meets an error */
     locked hold(queue_lock);
-    if (last && ++issued == atoi(last))
-        return ncclRemoteError;
+    if (last && ++issued == atoi(last)) return ncclRemoteError;
     ncclComm_t c = t.comm;
     const char *ordered = getenv("NCCL_LAUNCH_ORDER_IMPLICIT");
     if (c != c->root && (!ordered || strcmp(ordered, "1")))
         shim_fail("NCCL: %s of a second communicator without NCCL_LAUNCH_ORDER_IMPLICIT=1: a GPU "
-                  "may hang", t.what);
+                  "may hang",
+                  t.what);
     cudaError_t e = queue_issue(t.stream, t.what, [t, named = c->named] {
         transfer_ref mine(new transfer(t));
         mine->ticket = t.comm->issued++;
         mine->place = places++;
-        if (getenv("ZR_EMULATE_LEAK"))
-            race_alloc(DEVICE, 1);
-        if (getenv("ZR_EMULATE_TOLD"))
-            fprintf(stderr, "rank %d begins %s\n", t.comm->rank, t.what);
-        if (mine->sum) {                  /* received beside the result */
+        if (getenv("ZR_EMULATE_LEAK")) race_alloc(DEVICE, 1);
+        if (getenv("ZR_EMULATE_TOLD")) fprintf(stderr, "rank %d begins %s\n", t.comm->rank, t.what);
+        if (mine->sum) { /* received beside the result */
             mine->room.resize(mine->receives.size() * t.bytes);
             for (size_t i = 0; i < mine->receives.size(); i++)
                 mine->receives[i].p = mine->room.data() + i * t.bytes;
         }
         return work([mine] { return go_on(mine.get()); });
     });
-    if (e != cudaSuccess)
-        return ncclUnhandledCudaError;
-    if (!c->more)
-        c->more = race_alloc(DEVICE, 2 * PAGE);
-    if (c->connected || c->blocking)
-        return ncclSuccess;
+    if (e != cudaSuccess) return ncclUnhandledCudaError;
+    if (!c->more) c->more = race_alloc(DEVICE, 2 * PAGE);
+    if (c->connected || c->blocking) return ncclSuccess;
     c->connected = true;
     return c->state = ncclInProgress;
 }
@@ -324,8 +306,7 @@ ncclResult_t submit(transfer t)
     locked hold(queue_lock);
     if (!t.comm || t.comm->state != ncclSuccess)
         return t.comm && t.comm->state != ncclInProgress ? t.comm->state : ncclInvalidUsage;
-    if (!grouped)
-        return issue(t);
+    if (!grouped) return issue(t);
     for (const transfer_ref &g : group)
         if (g->comm == t.comm && g->stream == t.stream && !g->type && !t.type) {
             g->sends.insert(g->sends.end(), t.sends.begin(), t.sends.end());
@@ -338,11 +319,11 @@ ncclResult_t submit(transfer t)
 
 size_t size_of(ncclDataType_t t)
 {
-    return t == ncclInt8 || t == ncclUint8                               ? 1
-           : t == ncclFloat16 || t == ncclBfloat16                       ? 2
-           : t == ncclInt32 || t == ncclUint32 || t == ncclFloat32       ? 4
-           : t == ncclInt64 || t == ncclUint64 || t == ncclFloat64       ? 8
-                                                                         : 0;
+    return t == ncclInt8 || t == ncclUint8                         ? 1
+           : t == ncclFloat16 || t == ncclBfloat16                 ? 2
+           : t == ncclInt32 || t == ncclUint32 || t == ncclFloat32 ? 4
+           : t == ncclInt64 || t == ncclUint64 || t == ncclFloat64 ? 8
+                                                                   : 0;
 }
 
 transfer plain(const char *what, ncclComm_t c, cudaStream_t s)
@@ -363,8 +344,7 @@ void reduce(transfer *t, const void *from, size_t step, int owner, void *to, siz
         int r = (c->rank + i) % c->ranks;
         if (owner < 0 || owner == r)
             t->sends.push_back({r, (char *)x + (size_t)r * step, t->bytes, 0});
-        if (owner < 0 || owner == c->rank)
-            t->receives.push_back({r, nullptr, t->bytes, 0});
+        if (owner < 0 || owner == c->rank) t->receives.push_back({r, nullptr, t->bytes, 0});
     }
     if (owner < 0 || owner == c->rank) {
         t->sum = (char *)to;
@@ -383,8 +363,7 @@ int blocks_of(const ncclConfig_t *config)
     const char *word = getenv("NCCL_MAX_P2P_NCHANNELS");
     int all = !config || config->maxCTAs == NCCL_CONFIG_UNDEF_INT ? MOST : config->maxCTAs;
     int pairs = 1;
-    while (pairs < all && pairs < (word ? atoi(word) : MOST))
-        pairs *= 2;
+    while (pairs < all && pairs < (word ? atoi(word) : MOST)) pairs *= 2;
     return all > pairs ? all : pairs;
 }
 
@@ -409,8 +388,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
 {
     unsigned char x[16];
     *id = {};
-    if (getrandom(x, sizeof x, 0) != (ssize_t)sizeof x)
-        return ncclSystemError;
+    if (getrandom(x, sizeof x, 0) != (ssize_t)sizeof x) return ncclSystemError;
     int n = snprintf(id->internal, sizeof id->internal, "emulated-nccl-");
     for (unsigned char byte : x)
         n += snprintf(id->internal + n, sizeof id->internal - (size_t)n, "%02x", byte);
@@ -425,23 +403,16 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id
         strchr(id.internal, '/'))
         return ncclInvalidArgument;
     wire *w = wire_open(id.internal, rank, ranks);
-    if (!w)
-        return ncclSystemError;
+    if (!w) return ncclSystemError;
     locked hold(queue_lock);
     present = w;
     queue_pause = pause;
-    ncclComm_t c = *comm = new ncclComm{w, rank, ranks, 0, 1, nullptr, is_blocking(config), false,
-                                        false, ncclInProgress, 0, 0, nullptr, nullptr,
-                                        std::make_shared<int>(), race_alloc(DEVICE, 1), nullptr,
-                                        0};
-    c->root = c;
-    if (!c->blocking)
-        return ncclInProgress;
+    ncclComm_t c = *comm = new ncclComm{w, rank, ranks, is_blocking(config), ncclInProgress};
+    if (!c->blocking) return ncclInProgress;
     hold.unlock();
     for (ncclResult_t state = ncclInProgress;;) {
         ncclCommGetAsyncError(c, &state);
-        if (state != ncclInProgress)
-            return state;
+        if (state != ncclInProgress) return state;
         wire_pause(w);
     }
 }
@@ -452,23 +423,21 @@ ncclResult_t ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUniqueId id, int 
 }
 
 /* One colour: the same ranks, in the same order. */
-ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t *made,
-                           ncclConfig_t *config)
+ncclResult_t ncclCommSplit(ncclComm_t c, int color, int key, ncclComm_t *made, ncclConfig_t *config)
 {
     locked hold(queue_lock);
     *made = nullptr;
-    if (c->state != ncclSuccess)
-        return ncclInvalidUsage;
+    if (c->state != ncclSuccess) return ncclInvalidUsage;
     if (color != 0 || (key != c->rank && key != 0) || c->root->lanes == WIRE_LANES)
         return ncclInvalidArgument;
-    c->made = new ncclComm{c->w, c->rank, c->ranks, c->root->lanes++, 0, c->root,
-                           config ? is_blocking(config) : c->blocking, false, false, ncclSuccess,
-                           0, 0, nullptr, nullptr, std::make_shared<int>(), race_alloc(DEVICE, 1),
-                           nullptr, blocks_of(config)};
+    bool blocking = config ? is_blocking(config) : c->blocking;
+    c->made = new ncclComm{c->w, c->rank, c->ranks, blocking, ncclSuccess};
+    c->made->lane = c->root->lanes++;
+    c->made->root = c->root;
+    c->made->blocks = blocks_of(config);
     queue_blocks += c->made->blocks;
     c->child = made;
-    if (!c->blocking)
-        return c->state = ncclInProgress;
+    if (!c->blocking) return c->state = ncclInProgress;
     *made = c->made;
     return ncclSuccess;
 }
@@ -477,12 +446,10 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *state)
 {
     locked hold(queue_lock);
     *state = c->state;
-    if (c->state != ncclInProgress)
-        return ncclSuccess;
+    if (c->state != ncclInProgress) return ncclSuccess;
     if (wire_complete(c->w)) {
-        c->state = ncclSuccess;           /* to be seen by the next question */
-        if (c->child)
-            *c->child = c->made;
+        c->state = ncclSuccess; /* to be seen by the next question */
+        if (c->child) *c->child = c->made;
         c->child = nullptr;
     }
     return ncclSuccess;
@@ -490,7 +457,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t *state)
 
 ncclResult_t ncclCommFinalize(ncclComm_t c)
 {
-    while (getenv("ZR_EMULATE_ENDLESS"))  /* a peer's network is gone */
+    while (getenv("ZR_EMULATE_ENDLESS")) /* a peer's network is gone */
         pause();
     locked hold(queue_lock);
     if (c->named.use_count() > 1 && !c->aborted)
@@ -500,10 +467,8 @@ ncclResult_t ncclCommFinalize(ncclComm_t c)
 
 static ncclResult_t drop(ncclComm_t c)
 {
-    if (c->root == c && present == c->w)
-        queue_pause = [] {};
-    if (c->root == c)
-        wire_close(c->w);
+    if (c->root == c && present == c->w) queue_pause = [] {};
+    if (c->root == c) wire_close(c->w);
     queue_blocks -= c->blocks;
     race_free(DEVICE, c->memory);
     race_free(DEVICE, c->more);
@@ -566,10 +531,8 @@ ncclResult_t ncclGroupStart(void)
 ncclResult_t ncclGroupEnd(void)
 {
     locked hold(queue_lock);
-    if (!grouped)
-        return ncclInvalidUsage;
-    if (--grouped)
-        return ncclSuccess;
+    if (!grouped) return ncclInvalidUsage;
+    if (--grouped) return ncclSuccess;
     ncclResult_t all = ncclSuccess;
     for (const transfer_ref &t : group) {
         ncclResult_t r = issue(*t);
@@ -627,8 +590,7 @@ ncclResult_t ncclAllReduce(const void *from, void *to, size_t n, ncclDataType_t 
 ncclResult_t ncclReduceScatter(const void *from, void *to, size_t n, ncclDataType_t type,
                                ncclRedOp_t op, ncclComm_t c, cudaStream_t s)
 {
-    if (!is_float(type) || op != ncclSum || !n)
-        return ncclInvalidArgument;
+    if (!is_float(type) || op != ncclSum || !n) return ncclInvalidArgument;
     transfer t = plain("ncclReduceScatter", c, s);
     reduce(&t, from, n * size_of(type), -1, to, n, type);
     return submit(std::move(t));

@@ -14,15 +14,12 @@ struct choices {
 choices read_environment(void)
 {
     const char *word = getenv("ZR_EMULATE");
-    if (!word || !*word || !strcmp(word, "eager"))
-        return {ORDER_EAGER, 0};
-    if (!strcmp(word, "late"))
-        return {ORDER_LATE, 0};
+    if (!word || !*word || !strcmp(word, "eager")) return {ORDER_EAGER, 0};
+    if (!strcmp(word, "late")) return {ORDER_LATE, 0};
     char *end = nullptr;
     if (!strncmp(word, "shuffled:", 9)) {
         uint64_t seed = strtoull(word + 9, &end, 10);
-        if (end > word + 9 && !*end)
-            return {ORDER_SHUFFLED, seed};
+        if (end > word + 9 && !*end) return {ORDER_SHUFFLED, seed};
     }
     shim_fail("ZR_EMULATE=%s; allowed: eager, late, shuffled:SEED", word);
 }
@@ -51,10 +48,7 @@ unsigned order_choice(unsigned n)
     return n > 1 && order_now() == ORDER_SHUFFLED ? (unsigned)(draw() % n) : 0;
 }
 
-int order_backwards(void)
-{
-    return order_now() == ORDER_LATE || order_choice(2);
-}
+int order_backwards(void) { return order_now() == ORDER_LATE || order_choice(2); }
 
 /* Forward, backward, or turned: started anywhere and gone round, in either direction. */
 void order_of(unsigned *order, unsigned n)

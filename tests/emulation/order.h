@@ -9,9 +9,9 @@
 
 enum order_mode { ORDER_EAGER, ORDER_LATE, ORDER_SHUFFLED };
 
-order_mode order_now(void);               /* eager where ZR_EMULATE is not set */
-unsigned order_choice(unsigned n);        /* 0 .. n - 1, by chance where shuffled, else 0 */
-void order_of(unsigned *order, unsigned n);   /* 0 .. n - 1, each once */
+order_mode order_now(void);                 /* eager where ZR_EMULATE is not set */
+unsigned order_choice(unsigned n);          /* 0 .. n - 1, by chance where shuffled, else 0 */
+void order_of(unsigned *order, unsigned n); /* 0 .. n - 1, each once */
 int order_backwards(void);
 
 #endif

@@ -15,16 +15,14 @@ enum { PAUSE_US = 100, BURST = 4 };
 
 lane first = {DEFAULT_STREAM, {}, {}};
 CUstream_st *streams[STREAMS];
-bool open_now;                            /* device memory can be touched */
-uint64_t drives;                          /* how often the host has run work */
+bool open_now;   /* device memory can be touched */
+uint64_t drives; /* how often the host has run work */
 cudaError_t last;
 
 void add_inner(std::vector<lane *> *to, lane *l)
 {
-    if (!l->ops.empty())
-        to->push_back(l);
-    for (lane *i : l->inner)
-        add_inner(to, i);
+    if (!l->ops.empty()) to->push_back(l);
+    for (lane *i : l->inner) add_inner(to, i);
 }
 
 /* all lanes that have work, a graph's parts after the stream that it runs in */
@@ -33,8 +31,7 @@ std::vector<lane *> busy(void)
     std::vector<lane *> all;
     add_inner(&all, &first);
     for (CUstream_st *s : streams)
-        if (s)
-            add_inner(&all, &s->l);
+        if (s) add_inner(&all, &s->l);
     return all;
 }
 
@@ -45,8 +42,7 @@ progress run(lane *l, op &o)
         race_begin(l->track, o.name);
         o.begun = true;
     }
-    if (!open_now)
-        race_open(open_now = true);
+    if (!open_now) race_open(open_now = true);
     race_track = l->track;
     progress p = o.run();
     race_track = HOST;
@@ -59,8 +55,7 @@ progress step(lane *l)
     op &o = l->ops.front();
     clocks &now = race_now[l->track];
     progress p = DONE;
-    if (o.wait && !o.wait->done)
-        return NOT_YET;
+    if (o.wait && !o.wait->done) return NOT_YET;
     if (o.wait) {
         race_join(now, o.issued);
         race_join(now, o.wait->after);
@@ -72,8 +67,7 @@ progress step(lane *l)
     } else {
         p = run(l, o);
     }
-    if (p == DONE)
-        l->ops.pop_front();
+    if (p == DONE) l->ops.pop_front();
     queue_clock += 1e-6;
     return p;
 }
@@ -84,12 +78,10 @@ lane *hurried(lane *l)
     for (;;) {
         lane *next = nullptr;
         for (lane *i : l->inner)
-            if (!i->ops.empty())
-                next = i;
+            if (!i->ops.empty()) next = i;
         if (!next && !l->ops.empty() && l->ops.front().wait && !l->ops.front().wait->done)
             next = l->ops.front().wait->where;
-        if (!next)
-            return l;
+        if (!next) return l;
         l = next;
     }
 }
@@ -100,41 +92,34 @@ void round_of(bool *moved, bool *broken, unsigned most)
     std::vector<lane *> lanes = busy();
     std::vector<unsigned> order(lanes.size());
     *moved = *broken = false;
-    if (order_now() == ORDER_SHUFFLED)
-        order_of(order.data(), (unsigned)order.size());
+    if (order_now() == ORDER_SHUFFLED) order_of(order.data(), (unsigned)order.size());
     else
-        for (unsigned i = 0; i < order.size(); i++)
-            order[i] = i;
+        for (unsigned i = 0; i < order.size(); i++) order[i] = i;
     for (unsigned i : order) {
-        if (lanes[i]->ops.empty())
-            continue;
+        if (lanes[i]->ops.empty()) continue;
         progress p = step(lanes[i]);
         *broken |= p == BROKEN;
         *moved |= p <= MOVED;
-        if (p <= MOVED && !--most)
-            return;
+        if (p <= MOVED && !--most) return;
     }
 }
 
 void close_memory(void)
 {
-    if (open_now)
-        race_open(open_now = false);
+    if (open_now) race_open(open_now = false);
 }
 
 /* Everything that can run without other processes. */
 void run_all(void)
 {
-    for (bool moved = true, broken; moved;)
-        round_of(&moved, &broken, 1);
+    for (bool moved = true, broken; moved;) round_of(&moved, &broken, 1);
     close_memory();
 }
 
 void run_some(void)
 {
     bool moved = true, broken;
-    for (unsigned n = order_choice(BURST); n && moved; n--)
-        round_of(&moved, &broken, 1);
+    for (unsigned n = order_choice(BURST); n && moved; n--) round_of(&moved, &broken, 1);
     close_memory();
 }
 
@@ -146,8 +131,7 @@ void go_on_alone(void)
     for (uint64_t seen = 0;;) {
         std::this_thread::sleep_for(std::chrono::milliseconds(200));
         locked hold(queue_lock);
-        if (seen == drives)
-            run_all();
+        if (seen == drives) run_all();
         seen = drives;
     }
 }
@@ -156,8 +140,7 @@ void go_on_alone(void)
 void with_blocking(const std::function<void(lane *l)> &f)
 {
     for (CUstream_st *s : streams)
-        if (s && s->blocking && !s->in)
-            f(&s->l);
+        if (s && s->blocking && !s->in) f(&s->l);
 }
 
 void order_lanes(lane *before, lane *after)
@@ -174,8 +157,7 @@ void (*queue_pause)(void) = pause_plain;
 cudaError_t queue_error(cudaError_t e)
 {
     locked hold(queue_lock);
-    if (e != cudaSuccess)
-        last = e;
+    if (e != cudaSuccess) last = e;
     return e;
 }
 
@@ -198,7 +180,7 @@ cudaStream_t queue_open(bool blocking)
     static bool alone;
     if (!alone) {
         std::thread(go_on_alone).detach();
-        atexit([] { queue_lock.lock(); });        /* it does nothing more from then on */
+        atexit([] { queue_lock.lock(); }); /* it does nothing more from then on */
         alone = true;
     }
     for (int i = 0; i < STREAMS; i++)
@@ -212,8 +194,7 @@ void queue_close(cudaStream_t s)
 {
     queue_drive(&s->l, [s] { return s->l.ops.empty(); });
     for (CUstream_st *&other : streams)
-        if (other == s)
-            other = nullptr;
+        if (other == s) other = nullptr;
     delete s;
 }
 
@@ -222,10 +203,8 @@ void queue_add(lane *l, op o)
     o.issued = race_now[HOST];
     race_begin(HOST, "host code");
     l->ops.push_back(std::move(o));
-    if (order_now() == ORDER_EAGER)
-        run_all();
-    else if (order_now() == ORDER_SHUFFLED)
-        run_some();
+    if (order_now() == ORDER_EAGER) run_all();
+    else if (order_now() == ORDER_SHUFFLED) run_some();
 }
 
 int queue_blocks;
@@ -233,8 +212,7 @@ bool queue_in_function;
 
 static void no_function_calls(const char *what)
 {
-    if (queue_in_function)
-        shim_fail("a function of cudaLaunchHostFunc calls CUDA: %s", what);
+    if (queue_in_function) shim_fail("a function of cudaLaunchHostFunc calls CUDA: %s", what);
 }
 
 cudaError_t queue_drive(lane *target, const std::function<bool()> &enough)
@@ -245,10 +223,8 @@ cudaError_t queue_drive(lane *target, const std::function<bool()> &enough)
         bool moved = false, broken = false;
         if (order_now() == ORDER_LATE && target && !target->ops.empty())
             moved = step(hurried(target)) <= MOVED;
-        if (!moved)
-            round_of(&moved, &broken, order_now() == ORDER_EAGER ? ~0u : 1);
-        if (broken && !moved)
-            return queue_error(cudaErrorLaunchFailure);
+        if (!moved) round_of(&moved, &broken, order_now() == ORDER_EAGER ? ~0u : 1);
+        if (broken && !moved) return queue_error(cudaErrorLaunchFailure);
         if (!moved) {
             queue_lock.unlock();
             queue_pause();
@@ -263,8 +239,7 @@ void queue_nudge(lane *target)
 {
     bool moved = true, broken;
     drives++;
-    if (order_now() == ORDER_EAGER)
-        run_all();
+    if (order_now() == ORDER_EAGER) run_all();
     else if (target && !target->ops.empty() && step(hurried(target)) > MOVED)
         round_of(&moved, &broken, 1);
     if (!moved) {
@@ -279,16 +254,12 @@ cudaError_t queue_issue(cudaStream_t s, const char *name, maker make)
 {
     locked hold(queue_lock);
     no_function_calls(name);
-    if (s && s->in)
-        return capture_issue(s, name, std::move(make));
-    if (!s && capture_any())
-        return capture_refuse(nullptr, cudaErrorStreamCaptureImplicit);
+    if (s && s->in) return capture_issue(s, name, std::move(make));
+    if (!s && capture_any()) return capture_refuse(nullptr, cudaErrorStreamCaptureImplicit);
     lane *l = queue_lane(s);
-    if (!s)
-        with_blocking([l](lane *other) { order_lanes(other, l); });
+    if (!s) with_blocking([l](lane *other) { order_lanes(other, l); });
     queue_add(l, {name, make(), nullptr, nullptr, {}, false});
-    if (!s)
-        with_blocking([l](lane *other) { order_lanes(l, other); });
+    if (!s) with_blocking([l](lane *other) { order_lanes(l, other); });
     return cudaSuccess;
 }
 
@@ -296,8 +267,7 @@ cudaError_t queue_record(cudaStream_t s, cudaEvent_t e)
 {
     locked hold(queue_lock);
     no_function_calls("recording an event");
-    if (s && s->in)
-        return capture_record(s, e);
+    if (s && s->in) return capture_record(s, e);
     e->newest.reset(new record{false, {}, 0, queue_lane(s), nullptr, 0, {}});
     queue_add(queue_lane(s), {"record", nullptr, e->newest, nullptr, {}, false});
     return cudaSuccess;
@@ -306,10 +276,8 @@ cudaError_t queue_record(cudaStream_t s, cudaEvent_t e)
 cudaError_t queue_wait(cudaStream_t s, cudaEvent_t e)
 {
     locked hold(queue_lock);
-    if (!e->newest)
-        return cudaSuccess;
-    if ((s && s->in) || e->newest->in)
-        return capture_wait(s, e);
+    if (!e->newest) return cudaSuccess;
+    if ((s && s->in) || e->newest->in) return capture_wait(s, e);
     queue_add(queue_lane(s), {"wait", nullptr, nullptr, e->newest, {}, false});
     return cudaSuccess;
 }

@@ -17,9 +17,9 @@
 #include <mutex>
 #include <vector>
 
-enum progress { DONE, MOVED, NOT_YET, BROKEN };   /* MOVED: a part of it; BROKEN: never */
-typedef std::function<progress()> work;   /* called again until it is DONE */
-typedef std::function<work()> maker;      /* called at issue: once, or by each launch of a graph */
+enum progress { DONE, MOVED, NOT_YET, BROKEN }; /* MOVED: a part of it; BROKEN: never */
+typedef std::function<progress()> work;         /* called again until it is DONE */
+typedef std::function<work()> maker; /* called at issue: once, or by each launch of a graph */
 
 struct capture;
 typedef std::shared_ptr<capture> capture_ref;
@@ -28,33 +28,33 @@ struct lane;
 struct record {
     bool done;
     clocks after;
-    double at;                            /* queue_clock when it was done */
-    lane *where;                          /* that it waits in */
-    capture_ref in;                       /* NULL: not captured */
-    int id;                               /* captured: its number in the capture, and how much */
-    std::vector<int> covers;              /* work of each part comes before it */
+    double at;               /* queue_clock when it was done */
+    lane *where;             /* that it waits in */
+    capture_ref in;          /* NULL: not captured */
+    int id;                  /* captured: its number in the capture, and how much */
+    std::vector<int> covers; /* work of each part comes before it */
 };
 typedef std::shared_ptr<record> record_ref;
 
 struct op {
     const char *name;
-    work run;                             /* empty: a record or a wait */
+    work run; /* empty: a record or a wait */
     record_ref rec, wait;
-    clocks issued;                        /* what the host was ordered after */
+    clocks issued; /* what the host was ordered after */
     bool begun;
 };
 
 struct lane {
     int track;
     std::deque<op> ops;
-    std::vector<lane *> inner;            /* of the graph that runs at its head */
+    std::vector<lane *> inner; /* of the graph that runs at its head */
 };
 
 struct CUstream_st {
     lane l;
     bool blocking;
     capture_ref in;
-    int part;                             /* of the capture */
+    int part; /* of the capture */
     int priority;
 };
 
@@ -63,15 +63,15 @@ struct CUevent_st {
     bool timing;
 };
 
-extern double queue_clock;                /* the device's seconds: what work is said to have taken */
+extern double queue_clock; /* the device's seconds: what work is said to have taken */
 extern std::recursive_mutex queue_lock;
 typedef std::unique_lock<std::recursive_mutex> locked;
 
 /* What cudaGetLastError gives next; returns its argument. */
 cudaError_t queue_error(cudaError_t e);
 
-extern int queue_blocks;                  /* processors that communicators hold beside products */
-extern bool queue_in_function;            /* a function of cudaLaunchHostFunc runs: it may not call */
+extern int queue_blocks;       /* processors that communicators hold beside products */
+extern bool queue_in_function; /* a function of cudaLaunchHostFunc runs: it may not call */
 
 /* Issues work, a record or a wait to a stream (NULL: the default stream), or captures it. */
 cudaError_t queue_issue(cudaStream_t s, const char *name, maker make);
@@ -79,13 +79,13 @@ cudaError_t queue_record(cudaStream_t s, cudaEvent_t e);
 cudaError_t queue_wait(cudaStream_t s, cudaEvent_t e);
 
 /* ---- lanes */
-void queue_add(lane *l, op o);            /* issues, and runs what the order wants run at once */
+void queue_add(lane *l, op o); /* issues, and runs what the order wants run at once */
 /* Runs work until `enough`; an error where it can never be. target: the lane to hurry, or NULL. */
 cudaError_t queue_drive(lane *target, const std::function<bool()> &enough);
-void queue_nudge(lane *target);           /* a query: something may happen, in every order */
-bool queue_empty(void);                   /* nothing is left to run */
+void queue_nudge(lane *target); /* a query: something may happen, in every order */
+bool queue_empty(void);         /* nothing is left to run */
 lane *queue_lane(cudaStream_t s);
-cudaStream_t queue_open(bool blocking);   /* NULL: too many */
+cudaStream_t queue_open(bool blocking); /* NULL: too many */
 void queue_close(cudaStream_t s);
 
 /* Waits a little for other processes; set by nccl.cpp. */

@@ -16,23 +16,24 @@ thread_local int race_track = HOST;
 
 namespace {
 
-enum { GRAIN = 16, EPOCH_BITS = 27, GAP = 1 << 16 };
+enum { CELL_BYTES = 16, EPOCH_BITS = 27, GAP = 1 << 16 };
 const size_t HUGE_PAGE = (size_t)2 << 20;
 const size_t ROOM[2] = {(size_t)8 << 30, (size_t)2 << 30}, ALL = ROOM[DEVICE] + ROOM[PINNED];
 
 struct cell {
-    uint32_t live, write, read[TRACKS];   /* write: track << EPOCH_BITS | epoch */
+    uint32_t live, write, read[TRACKS]; /* write: track << EPOCH_BITS | epoch */
 };
 
-char *base;                               /* device memory, then pinned */
+char *base; /* device memory, then pinned */
 cell *cells;
-size_t used[2];                           /* of each room, gaps included */
-size_t taken;                             /* of the device, in pages, without gaps */
-std::map<size_t, size_t> allocated;       /* offset in base -> bytes */
-std::vector<const char *> names[TRACKS];  /* by epoch */
+size_t used[2];                          /* of each room, gaps included */
+size_t taken;                            /* of the device, in pages, without gaps */
+std::map<size_t, size_t> allocated;      /* offset in base -> bytes */
+std::vector<const char *> names[TRACKS]; /* by epoch */
 
 const char *track_name(int track)
 {
+    // clang-format off
     static const char *const all[TRACKS] = {
         "the host", "the default stream", "stream 1", "stream 2", "stream 3", "stream 4",
         "stream 5", "stream 6", "stream 7", "stream 8", "stream 9", "stream 10",
@@ -41,6 +42,7 @@ const char *track_name(int track)
         "a graph's part of stream 5", "a graph's part of stream 6", "a graph's part of stream 7",
         "a graph's part of stream 8", "a graph's part of stream 9",
         "a graph's part of stream 10"};
+    // clang-format on
     return all[track];
 }
 
@@ -53,9 +55,10 @@ const char *work_name(int track, uint32_t epoch)
 {
     int me = race_track;
     shim_fail("race at byte %zu of %s memory: %s by %s on %s and %s by %s on %s, and no event "
-              "orders the two", at < ROOM[DEVICE] ? at : at - ROOM[DEVICE],
-              at < ROOM[DEVICE] ? "device" : "pinned", was, work_name(track, epoch),
-              track_name(track), is, work_name(me, race_now[me][me]), track_name(me));
+              "orders the two",
+              at < ROOM[DEVICE] ? at : at - ROOM[DEVICE], at < ROOM[DEVICE] ? "device" : "pinned",
+              was, work_name(track, epoch), track_name(track), is, work_name(me, race_now[me][me]),
+              track_name(me));
 }
 
 void check_cell(cell *c, bool write)
@@ -63,9 +66,8 @@ void check_cell(cell *c, bool write)
     int me = race_track;
     const clocks &now = race_now[me];
     uint32_t mine = (uint32_t)me << EPOCH_BITS | now[me];
-    if (write ? c->write == mine : c->read[me] == now[me])
-        return;
-    size_t at = (size_t)(c - cells) * GRAIN;
+    if (write ? c->write == mine : c->read[me] == now[me]) return;
+    size_t at = (size_t)(c - cells) * CELL_BYTES;
     if (!c->live)
         shim_fail("%s on %s touches byte %zu of %s memory, which is not allocated",
                   work_name(me, now[me]), track_name(me),
@@ -74,15 +76,13 @@ void check_cell(cell *c, bool write)
     int writer = (int)(c->write >> EPOCH_BITS);
     uint32_t epoch = c->write & ((1u << EPOCH_BITS) - 1);
     const char *is = write ? "a write" : "a read";
-    if (epoch > now[writer])
-        conflict(at, "a write", writer, epoch, is);
+    if (epoch > now[writer]) conflict(at, "a write", writer, epoch, is);
     if (!write) {
         c->read[me] = now[me];
         return;
     }
     for (int t = 0; t < TRACKS; t++)
-        if (c->read[t] > now[t])
-            conflict(at, "a read", t, c->read[t], is);
+        if (c->read[t] > now[t]) conflict(at, "a read", t, c->read[t], is);
     c->write = mine;
 }
 
@@ -90,15 +90,14 @@ void check_range(size_t at, size_t n, bool write)
 {
     if (race_track == HOST && at < ROOM[DEVICE])
         shim_fail("host code touches byte %zu of device memory", at);
-    for (size_t i = at / GRAIN; i <= (at + n - 1) / GRAIN; i++)
+    for (size_t i = at / CELL_BYTES; i <= (at + n - 1) / CELL_BYTES; i++)
         check_cell(&cells[i], write);
 }
 
 void on_fault(int signal, siginfo_t *info, void *)
 {
     size_t at = (size_t)((char *)info->si_addr - base);
-    if (at < ROOM[DEVICE])
-        shim_fail("host code touches byte %zu of device memory", at);
+    if (at < ROOM[DEVICE]) shim_fail("host code touches byte %zu of device memory", at);
     struct sigaction plain = {};
     plain.sa_handler = SIG_DFL;
     sigaction(signal, &plain, nullptr);
@@ -108,11 +107,12 @@ void reserve(void)
 {
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     void *memory = mmap(nullptr, ALL + HUGE_PAGE, PROT_NONE, flags, -1, 0);
-    void *shadow = mmap(nullptr, ALL / GRAIN * sizeof(cell), PROT_READ | PROT_WRITE, flags, -1, 0);
+    void *shadow =
+        mmap(nullptr, ALL / CELL_BYTES * sizeof(cell), PROT_READ | PROT_WRITE, flags, -1, 0);
     if (memory == MAP_FAILED || shadow == MAP_FAILED)
         shim_fail("no address space for the emulated device");
     base = (char *)(((size_t)memory + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
-    madvise(base, ROOM[DEVICE], MADV_HUGEPAGE);   /* race_open changes few pages, and often */
+    madvise(base, ROOM[DEVICE], MADV_HUGEPAGE); /* race_open changes few pages, and often */
     cells = (cell *)shadow;
     hazard_region(base, ALL);
     mprotect(base + ROOM[DEVICE], ROOM[PINNED], PROT_READ | PROT_WRITE);
@@ -131,17 +131,14 @@ size_t first_of(room r) { return r == DEVICE ? 0 : ROOM[DEVICE]; }
 /* ---- order */
 void race_join(clocks &to, const clocks &from)
 {
-    for (int t = 0; t < TRACKS; t++)
-        to[t] = to[t] > from[t] ? to[t] : from[t];
+    for (int t = 0; t < TRACKS; t++) to[t] = to[t] > from[t] ? to[t] : from[t];
 }
 
 void race_begin(int track, const char *name)
 {
     uint32_t epoch = ++race_now[track][track];
-    if (epoch >> EPOCH_BITS)
-        shim_fail("too much work for one run");
-    if (track == HOST)
-        return;
+    if (epoch >> EPOCH_BITS) shim_fail("too much work for one run");
+    if (track == HOST) return;
     names[track].resize(epoch + 1);
     names[track][epoch] = name;
 }
@@ -149,28 +146,23 @@ void race_begin(int track, const char *name)
 void race_check(const void *p, size_t n, bool write)
 {
     size_t at = (size_t)((const char *)p - base);
-    if (at < ALL && base && n)
-        check_range(at, n, write);
+    if (at < ALL && base && n) check_range(at, n, write);
 }
 
 /* ---- memory: never used again once freed, so that what is used too late is found */
 void *race_alloc(room r, size_t bytes)
 {
-    if (!base)
-        reserve();
+    if (!base) reserve();
     size_t room_for = (bytes + 4095) / 4096 * 4096;
-    if (!bytes || used[r] + room_for + GAP > ROOM[r])
-        return nullptr;
+    if (!bytes || used[r] + room_for + GAP > ROOM[r]) return nullptr;
     size_t at = first_of(r) + used[r];
     used[r] += room_for + GAP;
     taken += r == DEVICE ? pages(bytes) : 0;
     allocated[at] = bytes;
-    if (r == DEVICE)
-        race_open(true);
+    if (r == DEVICE) race_open(true);
     memset(base + at, 0xff, bytes);
-    if (r == DEVICE)
-        race_open(false);
-    for (size_t i = at / GRAIN; i < (at + bytes + GRAIN - 1) / GRAIN; i++)
+    if (r == DEVICE) race_open(false);
+    for (size_t i = at / CELL_BYTES; i < (at + bytes + CELL_BYTES - 1) / CELL_BYTES; i++)
         cells[i].live = 1;
     return base + at;
 }
@@ -178,10 +170,9 @@ void *race_alloc(room r, size_t bytes)
 bool race_free(room r, void *p)
 {
     auto found = allocated.find((size_t)((char *)p - base));
-    if (found == allocated.end() || (found->first >= ROOM[DEVICE]) != (r == PINNED))
-        return false;
+    if (found == allocated.end() || (found->first >= ROOM[DEVICE]) != (r == PINNED)) return false;
     size_t at = found->first, bytes = found->second;
-    for (size_t i = at / GRAIN; i < (at + bytes + GRAIN - 1) / GRAIN; i++)
+    for (size_t i = at / CELL_BYTES; i < (at + bytes + CELL_BYTES - 1) / CELL_BYTES; i++)
         cells[i].live = 0;
     taken -= r == DEVICE ? pages(bytes) : 0;
     allocated.erase(found);
@@ -203,16 +194,14 @@ void race_free_bytes(size_t *free, size_t *total)
 void race_open(bool open)
 {
     size_t whole = (used[DEVICE] + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
-    if (whole)
-        mprotect(base, whole, open ? PROT_READ | PROT_WRITE : PROT_NONE);
+    if (whole) mprotect(base, whole, open ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
 /* ---- what -fsanitize=thread and -fsanitize=alignment call */
 static inline void touch(const void *p, size_t n, bool write)
 {
     size_t at = (size_t)((const char *)p - base);
-    if (at < ALL && base && n)
-        check_range(at, n, write);
+    if (at < ALL && base && n) check_range(at, n, write);
     hazard_check(p, n, write, false);
 }
 
@@ -225,11 +214,11 @@ void shim_atomic(void *p, size_t n)
 extern "C" {
 
 #define ACCESS(n)                                                                                  \
-    void __tsan_read##n(void *p) { touch(p, n, false); }                                     \
-    void __tsan_write##n(void *p) { touch(p, n, true); }                                     \
-    void __tsan_unaligned_read##n(void *p) { touch(p, n, false); }                          \
-    void __tsan_unaligned_write##n(void *p) { touch(p, n, true); }                          \
-    void __tsan_volatile_read##n(void *p) { touch(p, n, false); }                            \
+    void __tsan_read##n(void *p) { touch(p, n, false); }                                           \
+    void __tsan_write##n(void *p) { touch(p, n, true); }                                           \
+    void __tsan_unaligned_read##n(void *p) { touch(p, n, false); }                                 \
+    void __tsan_unaligned_write##n(void *p) { touch(p, n, true); }                                 \
+    void __tsan_volatile_read##n(void *p) { touch(p, n, false); }                                  \
     void __tsan_volatile_write##n(void *p) { touch(p, n, true); }
 ACCESS(1)
 ACCESS(2)
@@ -260,18 +249,18 @@ void __tsan_vptr_read(void **) {}
 #define ATOMIC_ONE(T, bits, name, expression)                                                      \
     T __tsan_atomic##bits##_##name(volatile T *p, T x, int)                                        \
     {                                                                                              \
-        touch((const void *)p, sizeof(T), true);                                             \
+        touch((const void *)p, sizeof(T), true);                                                   \
         return expression;                                                                         \
     }
 #define ATOMIC(T, bits)                                                                            \
     T __tsan_atomic##bits##_load(const volatile T *p, int)                                         \
     {                                                                                              \
-        touch((const void *)p, sizeof(T), false);                                            \
+        touch((const void *)p, sizeof(T), false);                                                  \
         return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                               \
     }                                                                                              \
     void __tsan_atomic##bits##_store(volatile T *p, T x, int)                                      \
     {                                                                                              \
-        touch((const void *)p, sizeof(T), true);                                             \
+        touch((const void *)p, sizeof(T), true);                                                   \
         __atomic_store_n(p, x, __ATOMIC_SEQ_CST);                                                  \
     }                                                                                              \
     ATOMIC_ONE(T, bits, exchange, __atomic_exchange_n(p, x, __ATOMIC_SEQ_CST))                     \
@@ -281,7 +270,7 @@ void __tsan_vptr_read(void **) {}
     ATOMIC_ONE(T, bits, fetch_or, __atomic_fetch_or(p, x, __ATOMIC_SEQ_CST))                       \
     int __tsan_atomic##bits##_compare_exchange_strong(volatile T *p, T *was, T x, int, int)        \
     {                                                                                              \
-        touch((const void *)p, sizeof(T), true);                                             \
+        touch((const void *)p, sizeof(T), true);                                                   \
         return __atomic_compare_exchange_n(p, was, x, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);      \
     }                                                                                              \
     int __tsan_atomic##bits##_compare_exchange_weak(volatile T *p, T *was, T x, int a, int b)      \

@@ -18,10 +18,10 @@ enum { TRACKS = 22, HOST = 0, DEFAULT_STREAM = 1, STREAMS = 10 };
 typedef std::array<uint32_t, TRACKS> clocks;
 
 extern clocks race_now[TRACKS];
-extern thread_local int race_track;       /* what this thread does just now; HOST by default */
+extern thread_local int race_track; /* what this thread does just now; HOST by default */
 
 void race_join(clocks &to, const clocks &from);
-void race_begin(int track, const char *name);     /* a new epoch: a piece of work, for reports */
+void race_begin(int track, const char *name); /* a new epoch: a piece of work, for reports */
 /* The present track reads or writes n bytes; memory that is neither device nor pinned is not looked
  * at. */
 void race_check(const void *p, size_t n, bool write);
@@ -31,9 +31,9 @@ enum room { DEVICE, PINNED };
 /* 256-byte aligned, filled with NaN; NULL: no room. Of the device's free memory pages are taken. */
 enum { PAGE = 2 << 20 };
 void *race_alloc(room r, size_t bytes);
-bool race_free(room r, void *p);          /* false: nothing was allocated there */
+bool race_free(room r, void *p); /* false: nothing was allocated there */
 bool race_is(room r, const void *p);
-void race_free_bytes(size_t *free, size_t *total);    /* of the device */
-void race_open(bool open);                /* whether device memory can be touched */
+void race_free_bytes(size_t *free, size_t *total); /* of the device */
+void race_open(bool open);                         /* whether device memory can be touched */
 
 #endif

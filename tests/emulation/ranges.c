@@ -10,7 +10,7 @@ static int depth;
 static FILE *file(void)
 {
     static FILE *f;
-    static pid_t owner;                   /* each process its own */
+    static pid_t owner; /* each process its own */
     char path[4096];
     if (f && owner == getpid()) return f;
     snprintf(path, sizeof path, "%s.%d", getenv("RANGES"), (int)(owner = getpid()));

@@ -43,7 +43,7 @@ struct fibre {
 
 struct warp {
     int came, turn;
-    uint32_t meetings;                    /* that order memory */
+    uint32_t meetings; /* that order memory */
     alignas(16) char slots[2][SHIM_WARP * SHIM_SLOT];
 };
 
@@ -53,15 +53,15 @@ struct block {
     const std::function<void()> *body;
     void *scheduler;
     unsigned current;
-    uint64_t number;                      /* of the block in its grid */
-    uint32_t barriers;                    /* that it has passed */
+    uint64_t number;   /* of the block in its grid */
+    uint32_t barriers; /* that it has passed */
     fibre fibres[THREADS];
-    warp *warps;                          /* [THREADS / SHIM_WARP], not among what is shared */
+    warp *warps; /* [THREADS / SHIM_WARP], not among what is shared */
 };
 
 block now;
 char *stacks;
-alignas(1024) char shared[SHARED + BEYOND];       /* BEYOND: what no kernel may write */
+alignas(1024) char shared[SHARED + BEYOND]; /* BEYOND: what no kernel may write */
 
 char *stack_of(unsigned t) { return stacks + (size_t)t * STACK; }
 
@@ -146,15 +146,13 @@ int pass_barrier(void)
             waiting++;
             one = t;
         }
-    if (!waiting)
-        return 0;
+    if (!waiting) return 0;
     const fibre &f = now.fibres[one];
     for (unsigned t = 0; t < now.threads; t++)
         if (now.fibres[t].at != AT_BARRIER || now.fibres[t].line != f.line ||
             (now.fibres[t].file != f.file && strcmp(now.fibres[t].file, f.file)))
             mistake("divergent barrier", one, t);
-    for (unsigned t = 0; t < now.threads; t++)
-        now.fibres[t].at = READY;
+    for (unsigned t = 0; t < now.threads; t++) now.fibres[t].at = READY;
     now.barriers++;
     return 1;
 }
@@ -162,15 +160,12 @@ int pass_barrier(void)
 void run_block(const shim_grid &g)
 {
     memset(shared, 0xff, g.shared);
-    for (unsigned t = 0; t < now.threads; t++)
-        prepare(t);
+    for (unsigned t = 0; t < now.threads; t++) prepare(t);
     unsigned warps = (now.threads + SHIM_WARP - 1) / SHIM_WARP, order[THREADS / SHIM_WARP];
-    for (unsigned w = 0; w < warps; w++)
-        now.warps[w].came = 0;
+    for (unsigned w = 0; w < warps; w++) now.warps[w].came = 0;
     order_of(order, warps);
     do {
-        for (unsigned w = 0; w < warps; w++)
-            run_warp(order[w]);
+        for (unsigned w = 0; w < warps; w++) run_warp(order[w]);
     } while (pass_barrier());
 }
 
@@ -231,7 +226,8 @@ void shim_meet(unsigned mask, bool orders, const char *file, int line)
     now.fibres[me].line = line;
     if (mask != ~0u || now.threads % SHIM_WARP)
         shim_fail("kernel %s: %s:%d: a collective of a warp needs all its 32 lanes (mask %#x, "
-                  "%u threads)", now.name, file, line, mask, now.threads);
+                  "%u threads)",
+                  now.name, file, line, mask, now.threads);
     for (unsigned t = first; t < first + SHIM_WARP; t++)
         if (now.fibres[t].at == AT_MEETING &&
             (now.fibres[t].line != line ||
@@ -245,8 +241,7 @@ void shim_meet(unsigned mask, bool orders, const char *file, int line)
     w.turn ^= 1;
     w.meetings += orders;
     hazard_enter(now.number, me, now.barriers, w.meetings);
-    for (unsigned t = first; t < first + SHIM_WARP; t++)
-        now.fibres[t].at = READY;
+    for (unsigned t = first; t < first + SHIM_WARP; t++) now.fibres[t].at = READY;
 }
 
 void shim_fail(const char *format, ...)

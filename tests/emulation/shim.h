@@ -47,7 +47,7 @@ cudaError_t shim_enqueue(const char *name, const void *kernel, const shim_grid &
                          cudaStream_t stream, std::function<void()> thread);
 /* Where it is set, a launch is told to it and neither looked at nor queued. */
 extern "C" void (*shim_told)(const void *kernel, unsigned block, size_t shared);
-const char *shim_kernel(void);            /* that runs now */
+const char *shim_kernel(void); /* that runs now */
 /* Runs all threads of all blocks now. */
 void shim_run(const char *name, const void *kernel, const shim_grid &g,
               const std::function<void()> &thread);
@@ -59,8 +59,8 @@ cudaError_t shim_launch(const char *name, dim3 grid, int block, int shared, cuda
                         void (*kernel)(P...), const A &...given)
 {
     std::tuple<P...> args(static_cast<P>(given)...);
-    return shim_enqueue(name, (const void *)kernel, {grid, (unsigned)block, (size_t)shared},
-                        stream, [kernel, args] { std::apply(kernel, args); });
+    return shim_enqueue(name, (const void *)kernel, {grid, (unsigned)block, (size_t)shared}, stream,
+                        [kernel, args] { std::apply(kernel, args); });
 }
 
 /* ---- where a thread is */
@@ -75,11 +75,11 @@ extern shim_place shim_now;
 #define gridDim (shim_now.grid_dim)
 static const int warpSize = SHIM_WARP;
 
-char *shim_shared(void);                  /* the block's dynamic shared memory, 1024-byte aligned */
+char *shim_shared(void); /* the block's dynamic shared memory, 1024-byte aligned */
 
 /* ---- barriers and warps */
 void shim_barrier(const char *file, int line);
-char *shim_slots(void);                   /* of this warp's next collective: SHIM_SLOT * 32 bytes */
+char *shim_slots(void); /* of this warp's next collective: SHIM_SLOT * 32 bytes */
 int shim_lane(void);
 /* Returns when all 32 lanes are there. orders: what they did to memory before it is done. */
 void shim_meet(unsigned mask, bool orders, const char *file, int line);
@@ -128,8 +128,7 @@ inline unsigned __ballot_sync(unsigned mask, int yes, SHIM_FROM)
 {
     const int *all = shim_warp(mask, yes, file, line);
     unsigned bits = 0;
-    for (int lane = 0; lane < SHIM_WARP; lane++)
-        bits |= (unsigned)(all[lane] != 0) << lane;
+    for (int lane = 0; lane < SHIM_WARP; lane++) bits |= (unsigned)(all[lane] != 0) << lane;
     return bits;
 }
 
@@ -148,7 +147,7 @@ inline void __threadfence(void) {}
 inline void __threadfence_block(void) {}
 
 /* ---- atomics, of integers only: sums of floats would depend on the order */
-void shim_atomic(void *p, size_t n);      /* one is to happen */
+void shim_atomic(void *p, size_t n); /* one is to happen */
 
 template <class T> using shim_integer = std::enable_if_t<std::is_integral<T>::value, T>;
 

@@ -17,10 +17,10 @@
 namespace {
 
 enum { RING = 1 << 18 };
-const off_t LOCKS = (off_t)1 << 40;       /* far behind the end: bytes that are only locked */
+const off_t LOCKS = (off_t)1 << 40; /* far behind the end: bytes that are only locked */
 
 struct alignas(64) seat {
-    std::atomic<uint32_t> bell;           /* rung when something moves for this rank */
+    std::atomic<uint32_t> bell; /* rung when something moves for this rank */
 };
 
 struct alignas(64) ring {
@@ -31,7 +31,7 @@ struct alignas(64) ring {
 
 struct shared {
     std::atomic<int> present;
-    alignas(64) seat seats[];             /* [ranks], then ring[WIRE_LANES][ranks][ranks] */
+    alignas(64) seat seats[]; /* [ranks], then ring[WIRE_LANES][ranks][ranks] */
 };
 
 void ring_bell(seat *s)
@@ -44,7 +44,7 @@ void ring_bell(seat *s)
 
 struct wire {
     int file, rank, ranks;
-    uint32_t heard;                       /* what the bell showed at the last pause */
+    uint32_t heard; /* what the bell showed at the last pause */
     size_t bytes;
     std::string path;
     shared *s;
@@ -79,14 +79,13 @@ bool wire_alive(wire *w, int rank)
 wire *wire_open(const char *id, int rank, int ranks)
 {
     const char *folder = getenv("TMPDIR");
-    wire *w = new wire{-1, rank, ranks, 0, 0, std::string(folder ? folder : "/tmp") + "/" + id,
-                       nullptr, nullptr};
+    wire *w = new wire{
+        -1, rank, ranks, 0, 0, std::string(folder ? folder : "/tmp") + "/" + id, nullptr, nullptr};
     size_t head = sizeof(shared) + (size_t)ranks * sizeof(seat);
     w->bytes = head + (size_t)(WIRE_LANES * ranks * ranks) * sizeof(ring);
     int flags = O_RDWR | O_CLOEXEC | O_NOFOLLOW;
     w->file = open(w->path.c_str(), flags | O_CREAT | O_EXCL, 0600);
-    if (w->file < 0 && errno == EEXIST)
-        w->file = open(w->path.c_str(), flags);
+    if (w->file < 0 && errno == EEXIST) w->file = open(w->path.c_str(), flags);
     void *p = MAP_FAILED;
     if (w->file >= 0 && lock_own(w) && !ftruncate(w->file, (off_t)w->bytes))
         p = mmap(nullptr, w->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, w->file, 0);
@@ -96,8 +95,7 @@ wire *wire_open(const char *id, int rank, int ranks)
     }
     w->s = (shared *)p;
     w->rings = (ring *)((char *)p + head);
-    if (++w->s->present == ranks)
-        unlink(w->path.c_str());
+    if (++w->s->present == ranks) unlink(w->path.c_str());
     return w;
 }
 
@@ -105,8 +103,7 @@ bool wire_complete(wire *w) { return w->s->present >= w->ranks; }
 
 void wire_close(wire *w)
 {
-    if (!wire_complete(w))
-        unlink(w->path.c_str());
+    if (!wire_complete(w)) unlink(w->path.c_str());
     munmap(w->s, w->bytes);
     close(w->file);
     delete w;
@@ -132,8 +129,7 @@ size_t wire_send(wire *w, int lane, int to, const void *p, size_t n)
     ring *r = ring_of(w, lane, w->rank, to);
     uint64_t at = r->written.load();
     n = std::min(n, (size_t)(RING - (at - r->read.load())));
-    if (!n)
-        return 0;
+    if (!n) return 0;
     copy_in(r, at, (const char *)p, n);
     r->written.store(at + n);
     ring_bell(&w->s->seats[to]);
@@ -145,8 +141,7 @@ size_t wire_receive(wire *w, int lane, int from, void *p, size_t n)
     ring *r = ring_of(w, lane, from, w->rank);
     uint64_t at = r->read.load();
     n = std::min(n, (size_t)(r->written.load() - at));
-    if (!n)
-        return 0;
+    if (!n) return 0;
     copy_out(r, at, (char *)p, n);
     r->read.store(at + n);
     ring_bell(&w->s->seats[from]);

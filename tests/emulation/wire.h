@@ -11,16 +11,16 @@
 #include <cstddef>
 #include <cstdint>
 
-enum { WIRE_LANES = 4 };                  /* communicators of a job */
+enum { WIRE_LANES = 4 }; /* communicators of a job */
 struct wire;
 
-wire *wire_open(const char *id, int rank, int ranks);     /* NULL: errno says why */
+wire *wire_open(const char *id, int rank, int ranks); /* NULL: errno says why */
 void wire_close(wire *w);
-bool wire_complete(wire *w);              /* all ranks have come */
+bool wire_complete(wire *w); /* all ranks have come */
 bool wire_alive(wire *w, int rank);
 /* How many of n bytes were taken just now. */
 size_t wire_send(wire *w, int lane, int to, const void *p, size_t n);
 size_t wire_receive(wire *w, int lane, int from, void *p, size_t n);
-void wire_pause(wire *w);                 /* until something moves, for two milliseconds at most */
+void wire_pause(wire *w); /* until something moves, for two milliseconds at most */
 
 #endif

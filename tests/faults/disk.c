@@ -13,7 +13,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, GOOD = 40 };          /* moves before the first that fails */
+enum { PAGE = 4096, GOOD = 40 }; /* moves before the first that fails */
 
 static int has(const char *what)
 {
@@ -37,7 +37,11 @@ static size_t some(size_t n)
 
 /* ---- rings, by their descriptors: what goes to the kernel is cut to a page */
 enum { RINGS = 256 };
-static struct { char *sq; struct io_uring_sqe *sqe; struct io_sqring_offsets at; } rings[RINGS];
+static struct {
+    char *sq;
+    struct io_uring_sqe *sqe;
+    struct io_sqring_offsets at;
+} rings[RINGS];
 
 void *mmap(void *to, size_t bytes, int protection, int flags, int fd, off_t at)
 {

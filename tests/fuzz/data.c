@@ -32,17 +32,24 @@ static int one(const uint8_t *data, size_t size)
 #define ZEROS_8 "\0\0\0\0\0\0\0\0"
 #define ZEROS_64 ZEROS_8 ZEROS_8 ZEROS_8 ZEROS_8 ZEROS_8 ZEROS_8 ZEROS_8 ZEROS_8
 #define ZEROS_256 ZEROS_64 ZEROS_64 ZEROS_64 ZEROS_64
+// clang-format off
 #define HEAD "\x88\xd8\x34\x01\1\0\0\0\x10\0\0\0\0\0\0\0" ZEROS_8 ZEROS_8 ZEROS_8 \
     ZEROS_8 ZEROS_8 ZEROS_8 ZEROS_64 ZEROS_64 ZEROS_64 ZEROS_256 ZEROS_256 ZEROS_256
+// clang-format on
 #define SOME "\1\0\2\0\3\0\4\0\5\0\6\0\x2b\1\xff\xff\1\0\2\0\3\0\4\0\5\0\6\0\7\0\x2b\1"
 
 int main(int argc, char **argv)
 {
     static const bytes seeds[] = {BYTES(SOME), BYTES(HEAD SOME), BYTES(SOME SOME SOME),
                                   BYTES(SOME SOME SOME SOME SOME)};
-    static const bytes words[] = {
-        BYTES("\xff\xff"), BYTES("\x2c\1"), BYTES("\xa1\xd9\x34\x01"), BYTES("\x88\xd8\x34\x01"),
-        BYTES("\xff\xff\xff\x7f"), BYTES("\0\0\0\x80"), BYTES("\0\0"), BYTES(HEAD)};
+    static const bytes words[] = {BYTES("\xff\xff"),
+                                  BYTES("\x2c\1"),
+                                  BYTES("\xa1\xd9\x34\x01"),
+                                  BYTES("\x88\xd8\x34\x01"),
+                                  BYTES("\xff\xff\xff\x7f"),
+                                  BYTES("\0\0\0\x80"),
+                                  BYTES("\0\0"),
+                                  BYTES(HEAD)};
     return fuzz(argc, argv, seeds, 4, words, 8);
 }
 #endif

@@ -60,7 +60,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 #else
 static uint64_t state;
 
-static size_t chance(size_t n)            /* below n */
+static size_t chance(size_t n) /* below n */
 {
     uint64_t z = state += 0x9e3779b97f4a7c15;
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9;
@@ -84,7 +84,9 @@ static size_t mutate(uint8_t *data, size_t n, const bytes *words, size_t nwords)
     size_t at = chance(n + 1), length = chance(n - at + 1);
     const bytes *word = &words[chance(nwords)];
     switch (chance(7)) {
-    case 0: if (at < n) data[at] ^= (uint8_t)(1u << chance(8)); return n;
+    case 0:
+        if (at < n) data[at] ^= (uint8_t)(1u << chance(8));
+        return n;
     case 1: return replace(data, n, at, at < n, &c, 1);
     case 2: return replace(data, n, at, 0, word->at, word->n);
     case 3: return replace(data, n, at, word->n < n - at ? word->n : n - at, word->at, word->n);

@@ -15,9 +15,15 @@ static const zr_tensor tensors[] = {
     {.name = "a", .offset = 0, .shape = {4, 3}, .ndim = 2, .count = 1},
     {.name = "h.%d.b", .offset = 13, .offset_step = 6, .shape = {5}, .ndim = 1, .count = 2},
 };
-static const zr_program program = {.plan = "p", .layout = "l", .ranks = 2, .states = states,
-                                   .nstates = 1, .tensors = tensors, .ntensors = 2};
+static const zr_program program = {.plan = "p",
+                                   .layout = "l",
+                                   .ranks = 2,
+                                   .states = states,
+                                   .nstates = 1,
+                                   .tensors = tensors,
+                                   .ntensors = 2};
 
+// clang-format off
 #define ENTRY(name, dtype, shape, place) \
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":[" shape "],\"data_offsets\":[" place "]}"
 #define GOOD "{\"__metadata__\":{\"format\":\"pt\"}," \
@@ -30,11 +36,14 @@ static const zr_program program = {.plan = "p", .layout = "l", .ranks = 2, .stat
     ENTRY("x", "F64", "3,1", "40,64") "}"
 #define INDEX "I{\"metadata\":{\"total_size\":128,\"deep\":[[[{}]],-1.5e3,true,null]}," \
     "\"weight_map\":{\"a\":\"1.st\",\"h.0.b\":\"2.st\",\"h.1.b\":\"2.st\",\"x\":\"2.st\"}}"
+// clang-format on
 
 /* All that loading sees of a rank. */
 struct zr {
     char *arena;
 };
+
+void zr_progress_next(zr *z) { (void)z; }
 
 void zr_read(zr *z, int queue, void *to, int64_t at, int64_t bytes)
 {
@@ -59,7 +68,7 @@ static void fill_parts(int fd, const uint8_t *header, size_t n)
     fill_file(fd, file, 8 + n + DATA);
 }
 
-static int single, indexed;               /* files in memory */
+static int single, indexed; /* files in memory */
 static char single_dir[ZR_FILE - 64], indexed_dir[ZR_FILE - 64];
 
 /* dir/single holds model.safetensors, dir/indexed an index and two files. */
@@ -83,7 +92,7 @@ static void prepare(void)
 static int one(const uint8_t *data, size_t size)
 {
     char why[ZR_WHY], note[ZR_WHY];
-    zr z = {malloc(ARENA)};               /* on the heap: the sanitizer sees its ends */
+    zr z = {malloc(ARENA)}; /* on the heap: the sanitizer sees its ends */
     const char *dir = single_dir;
     if (size > LARGEST) size = LARGEST;
     if (!single) prepare();
@@ -110,6 +119,7 @@ int main(int argc, char **argv)
 {
     static const bytes seeds[] = {BYTES(GOOD), BYTES(INDEX), BYTES("R\x02\0\0\0\0\0\0\0{}"),
                                   BYTES(GOOD), BYTES(GOOD)};
+    // clang-format off
     static const bytes words[] = {
         BYTES("{"), BYTES("}"), BYTES("["), BYTES("]"), BYTES(","), BYTES(":"), BYTES("\""),
         BYTES("\\"), BYTES(" "), BYTES("0"), BYTES("1"), BYTES("-1"), BYTES("9223372036854775807"),
@@ -121,6 +131,7 @@ int main(int argc, char **argv)
         BYTES("true"), BYTES("[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[["), BYTES("../../etc/passwd"),
         BYTES("transformer."), BYTES("\"weight_map\":"), BYTES("1.st"), BYTES("nowhere.st"),
         BYTES("\"q\":[{}],"), BYTES("1,1,1,1,1,1,1,1,")};
+    // clang-format on
     return fuzz(argc, argv, seeds, sizeof seeds / sizeof *seeds, words,
                 sizeof words / sizeof *words);
 }

@@ -4,11 +4,10 @@
  */
 #include "../../kernels/cpu/vec.h"
 
-#define FLOATS(name)                                            \
-    void over_##name(float *y, const float *x, int64_t n)       \
-    {                                                           \
-        for (int64_t i = 0; i < n; i += 16)                     \
-            store16(y + i, name##16(load16(x + i)));            \
+#define FLOATS(name)                                                                               \
+    void over_##name(float *y, const float *x, int64_t n)                                          \
+    {                                                                                              \
+        for (int64_t i = 0; i < n; i += 16) store16(y + i, name##16(load16(x + i)));               \
     }
 FLOATS(exp)
 FLOATS(log)
@@ -16,11 +15,10 @@ FLOATS(tanh)
 FLOATS(erf)
 FLOATS(sqrt)
 
-#define DOUBLES(name)                                           \
-    void over_##name(double *y, const double *x, int64_t n)     \
-    {                                                           \
-        for (int64_t i = 0; i < n; i++)                         \
-            y[i] = name(x[i]);                                  \
+#define DOUBLES(name)                                                                              \
+    void over_##name(double *y, const double *x, int64_t n)                                        \
+    {                                                                                              \
+        for (int64_t i = 0; i < n; i++) y[i] = name(x[i]);                                         \
     }
 DOUBLES(zk_sin)
 DOUBLES(zk_cos)
@@ -29,48 +27,40 @@ DOUBLES(zk_log)
 
 void over_narrow(uint16_t *y, const float *x, int64_t n)
 {
-    for (int64_t i = 0; i < n; i += 16)
-        store16r(y, i, ZK_BF16, load16(x + i));
+    for (int64_t i = 0; i < n; i += 16) store16r(y, i, ZK_BF16, load16(x + i));
 }
 
 /* The first half by scalars, the second by vectors. */
 void over_both(float *y, const uint16_t *x, int64_t n)
 {
-    for (int64_t i = 0; i < n / 2; i++)
-        y[i] = realr(x, i, ZK_BF16);
-    for (int64_t i = n / 2; i < n; i += 16)
-        store16(y + i, load16r(x, i, ZK_BF16));
+    for (int64_t i = 0; i < n / 2; i++) y[i] = realr(x, i, ZK_BF16);
+    for (int64_t i = n / 2; i < n; i += 16) store16(y + i, load16r(x, i, ZK_BF16));
 }
 
 void over_scalar(uint16_t *y, const float *x, int64_t n)
 {
-    for (int64_t i = 0; i < n; i++)
-        setr(y, i, ZK_BF16, x[i]);
+    for (int64_t i = 0; i < n; i++) setr(y, i, ZK_BF16, x[i]);
 }
 
 void over_narrow_f16(uint16_t *y, const float *x, int64_t n)
 {
-    for (int64_t i = 0; i < n; i += 16)
-        store16r(y, i, ZK_F16, load16(x + i));
+    for (int64_t i = 0; i < n; i += 16) store16r(y, i, ZK_F16, load16(x + i));
 }
 
 void over_widen_f16(float *y, const uint16_t *x, int64_t n)
 {
-    for (int64_t i = 0; i < n; i += 16)
-        store16(y + i, load16r(x, i, ZK_F16));
+    for (int64_t i = 0; i < n; i += 16) store16(y + i, load16r(x, i, ZK_F16));
 }
 
 /* The same by scalars. */
 void over_scalar_f16(uint16_t *y, const float *x, int64_t n)
 {
-    for (int64_t i = 0; i < n; i++)
-        setr(y, i, ZK_F16, x[i]);
+    for (int64_t i = 0; i < n; i++) setr(y, i, ZK_F16, x[i]);
 }
 
 void over_one_f16(float *y, const uint16_t *x, int64_t n)
 {
-    for (int64_t i = 0; i < n; i++)
-        y[i] = realr(x, i, ZK_F16);
+    for (int64_t i = 0; i < n; i++) y[i] = realr(x, i, ZK_F16);
 }
 
 void over_part(void *y, const void *x, int64_t n, int dtype)

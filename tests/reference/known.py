@@ -1,14 +1,20 @@
 """known.py -- what make.py and the tests agree on: initial weights, tokens and digests, all from
 Philox bits (numpy keeps the raw stream of a bit generator stable), so that none need be stored."""
+
 import zlib
 
 import numpy as np
 
-SAMPLES = 100          # of the token stream: 20 steps of 8 samples wrap in the middle of a batch
+SAMPLES = 100  # of the token stream: 20 steps of 8 samples wrap in the middle of a batch
 STEPS = 20
-HOLE = 10              # the case `ignored` has a hole where this token is: input 0, no target
-WHOLE = 2048           # tensors up to this many elements are kept whole in a digest
-PICKED, DOTS = 256, 8  # of larger ones: so many elements, and dot products with random signs
+HOLE = (
+    10  # the case `ignored` has a hole where this token is: input 0, no target
+)
+WHOLE = 2048  # tensors up to this many elements are kept whole in a digest
+PICKED, DOTS = (
+    256,
+    8,
+)  # of larger ones: so many elements, and dot products with random signs
 
 
 def bits(what: str, n: int) -> np.ndarray:
@@ -20,32 +26,39 @@ def weight(name: str, shape: tuple[int, ...], norm: bool) -> np.ndarray:
     """Initial values, exact in float32 and float64: multiples of 2^-17. A norm's weight is
     1 +- 1/4; matrices are within +-1/4 (a gain of about 1 at width 60) and biases the same."""
     n = int(np.prod(shape))
-    centred = (bits(name, n) >> np.uint64(48)).astype(np.int64) - 32768    # [-32768, 32767]
+    centred = (bits(name, n) >> np.uint64(48)).astype(
+        np.int64
+    ) - 32768  # [-32768, 32767]
     return (centred / 131072.0 + (1.0 if norm else 0.0)).reshape(shape)
 
 
 def is_norm_weight(name: str) -> bool:
     """by the Hugging Face names: ln_1.weight, model.norm.weight, q_norm.weight"""
-    last = name.split('.')[-2]
-    return name.endswith('.weight') and (last.startswith('ln_') or last.endswith('norm'))
+    last = name.split(".")[-2]
+    return name.endswith(".weight") and (
+        last.startswith("ln_") or last.endswith("norm")
+    )
 
 
 def stream(name: str, sequence: int, vocab: int) -> np.ndarray:
     """int64 tokens that a model can partly predict: t' = 5 t + 17 + r with r in 0..7. The 7 tokens
     after the last whole sample are never read."""
     n = SAMPLES * sequence + 1 + 7
-    noise = (bits(name + ' tokens', n) >> np.uint64(61)).astype(np.int64)
+    noise = (bits(name + " tokens", n) >> np.uint64(61)).astype(np.int64)
     tokens = np.zeros(n, np.int64)
     for i in range(1, n):
         tokens[i] = (5 * tokens[i - 1] + 17 + noise[i]) % vocab
     return tokens
 
 
-def batch(tokens: np.ndarray, sequence: int, first: int,
-          count: int) -> tuple[np.ndarray, np.ndarray]:
+def batch(
+    tokens: np.ndarray, sequence: int, first: int, count: int
+) -> tuple[np.ndarray, np.ndarray]:
     """inputs and targets [count, T] of samples first .. first+count-1, modulo their number"""
     samples = (len(tokens) - 1) // sequence
-    at = (np.arange(first, first + count) % samples * sequence)[:, None] + np.arange(sequence)
+    at = (np.arange(first, first + count) % samples * sequence)[
+        :, None
+    ] + np.arange(sequence)
     return tokens[at], tokens[at + 1]
 
 
@@ -55,7 +68,12 @@ def digest(name: str, x: np.ndarray) -> np.ndarray:
     x = np.asarray(x, np.float64).ravel()
     if x.size <= WHOLE:
         return x
-    at = bits(name + ' picked', PICKED) % np.uint64(x.size)
-    sign = (bits(name + ' signs', x.size) & np.uint64((1 << DOTS) - 1)).astype(np.int64)
-    dots = [np.dot(1.0 - 2.0 * (sign >> b & 1), x) / np.sqrt(x.size) for b in range(DOTS)]
+    at = bits(name + " picked", PICKED) % np.uint64(x.size)
+    sign = (bits(name + " signs", x.size) & np.uint64((1 << DOTS) - 1)).astype(
+        np.int64
+    )
+    dots = [
+        np.dot(1.0 - 2.0 * (sign >> b & 1), x) / np.sqrt(x.size)
+        for b in range(DOTS)
+    ]
     return np.concatenate([x[at], dots])

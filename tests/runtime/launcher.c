@@ -39,8 +39,8 @@ int main(int argc, char **argv)
     static zr_options options;
     const zr_program program = {.name = "launcher"};
     int ranks = atoi(argv[1]);
-    zr z = {.p = &program, .o = &options, .rank = -1, .ranks = ranks, .here = ranks,
-            .log.file = -1};
+    zr z = {
+        .p = &program, .o = &options, .rank = -1, .ranks = ranks, .here = ranks, .log.file = -1};
     zr_find_launcher(&z);
     if (argc > 2) {
         z.rank = z.lowest;

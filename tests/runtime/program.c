@@ -1,22 +1,23 @@
 /* program.c -- a small program for the runtime, written by hand: what train.c does, with integers.
  *
- * UNITS units of N uint64 masters, split over the ranks. A step: for every grain, every unit is
- * gathered into a ring of two slots, `use` makes a gradient of it, all-to-alls of its pieces, to two
- * slots of the inbox, and `add` sum the gradients; at the end `update`. Integer sums wrap and
+ * UNITS units of N uint64 masters, split over the ranks. A step: for every micro-batch, every unit
+ * is gathered into a ring of two slots, `use` makes a gradient of it, all-to-alls of its pieces, to
+ * two slots of the inbox, and `add` sum the gradients; at the end `update`. Integer sums wrap and
  * commute, so the masters after a step do not depend on ranks, queues or modes, and test_runtime.py
  * computes them again in numpy.
  *
  * Environment
- *   RANKS     1, 2, 3, 4, 6, 8 (divides GRAINS)
+ *   RANKS     1, 2, 3, 4, 6, 8 (divides MICRO_BATCHES)
  *   AHEAD     1: a unit is gathered while the one before is used
  *   OVERLAP   1: ZR_GATHER, ZR_REDUCE and ZR_SUM are used; else all runs on ZR_MAIN
  *   SKIP      full, free, made, gone, brought or added: this kind of wait is left out
  *   PAD_MIB   the arena is so much larger
- *   WORK_US   every `use` takes so much longer
- *   FAULT     what goes wrong (see `fault`, and unequal: fewer gathers); rank 1 (0 if alone) in step 2
+ *   WORK_US   every `use` and every `eval` takes so much longer
+ *   FAULT     what goes wrong (see `fault`, and unequal: fewer gathers); rank 1 (0 if alone) in
+ *             step 2
  *   EVENTS    1, 2: the step checks what events mean instead, eager or late; 3: that what was given
- *             to a collective may be written when it is over; 4: that a step, late, leaves what only
- *             the next one waits for, and the last step nothing
+ *             to a collective may be written when it is over; 4: that a step, late, leaves what
+ *             only the next one waits for, and the last step nothing
  */
 #define _GNU_SOURCE
 #include "zr.h"
@@ -34,7 +35,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { UNITS = 3, N = 3072, GRAINS = 24, PIECES = 4, INBOX = 64 };
+enum { UNITS = 3, N = 3072, MICRO_BATCHES = 24, PIECES = 4, INBOX = 64 };
 #ifndef SEQUENCE
 #define SEQUENCE 5
 #endif
@@ -47,10 +48,10 @@ const char zr_digest[] = "89ab", zr_release[] = "1.2.3";
 static struct {
     int ranks, ahead, overlap, work, events, step;
     const char *skip, *fault;
-    int contexts;                         /* kernel contexts that this rank has opened */
-    int *asked;                           /* how often `second` was called by all ranks; shared */
+    int contexts; /* kernel contexts that this rank has opened */
+    int *asked;   /* how often `second` was called by all ranks; shared */
     char plan[5];
-    int64_t shard;                        /* bytes of a unit on one rank */
+    int64_t shard; /* bytes of a unit on one rank */
     int64_t master, sum, ring, grad, stats, tokens, targets, weights, arena;
 } c;
 
@@ -114,7 +115,7 @@ static void fault(zr *z)
     static int worked;
     if (faulty("busy") && !worked++) busy(2);
 #ifdef COUNT
-    void *volatile at = faulty("malloc") ? malloc(10) : NULL;     /* else the pair is left out */
+    void *volatile at = faulty("malloc") ? malloc(10) : NULL; /* else the pair is left out */
     free(at);
     if (faulty("mmap")) mmap(NULL, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 #endif
@@ -127,7 +128,7 @@ static uint64_t mix(uint64_t x)
     return x ^ x >> 27;
 }
 
-/* grad[slot][N] = mix(whole unit + grain's tokens) */
+/* grad[slot][N] = mix(whole unit + micro-batch's tokens) */
 static void use(zr *z, void *k, void *a, const int64_t *i)
 {
     (void)k;
@@ -202,7 +203,7 @@ static void work(zr *z, int slot)
     int64_t whole = c.ring + slot * 8 * N, grad = c.grad + slot * 8 * N;
     wait(z, ZR_MAIN, FULL + slot, "full");
     wait(z, ZR_MAIN, GONE + slot, "gone");
-    if (faulty("unit")) zr_call(z, ZR_MAIN, look, zr_last(whole));  /* and read behind it */
+    if (faulty("unit")) zr_call(z, ZR_MAIN, look, zr_last(whole)); /* and read behind it */
     zr_call(z, ZR_MAIN, use, zr_last(whole), grad);
     zr_record(z, ZR_MAIN, MADE + slot);
     zr_record(z, ZR_MAIN, FREE + slot);
@@ -230,7 +231,7 @@ static void reduce(zr *z, int n, int unit, int slot)
 
 static void train_step(zr *z)
 {
-    int total = GRAINS / c.ranks * UNITS;
+    int total = MICRO_BATCHES / c.ranks * UNITS;
     c.step++;
 #ifdef COUNT
     if (c.step == 1) {
@@ -249,7 +250,7 @@ static void train_step(zr *z)
     zr_call(z, ZR_MAIN, look, 0);
     zr_call(z, ZR_MAIN, update, 0);
     zr_allreduce(z, ZR_MAIN, 0, c.stats, c.stats + 64, 2);
-    zr_allreduce(z, ZR_MAIN, 0, c.stats + 64, c.stats + 64, 1);      /* in place: ranks^2 * steps */
+    zr_allreduce(z, ZR_MAIN, 0, c.stats + 64, c.stats + 64, 1); /* in place: ranks^2 * steps */
 }
 
 /* ---- what events mean */
@@ -285,7 +286,7 @@ static void eager_events(zr *z)
 {
     expect(c.contexts == 2, "kernel contexts for the two queues that run kernels");
     slow = fast = seen = 0;
-    zr_wait(z, ZR_MAIN, FULL);                     /* never recorded: no wait */
+    zr_wait(z, ZR_MAIN, FULL); /* never recorded: no wait */
     zr_call(z, ZR_GATHER, set_slow, 1);
     zr_record(z, ZR_GATHER, MADE);
     zr_wait(z, ZR_MAIN, MADE);
@@ -294,9 +295,9 @@ static void eager_events(zr *z)
     zr_call(z, ZR_GATHER, set_slow, 2);
     zr_wait(z, ZR_MAIN, MADE);
     expect(slow == 1, "a wait does not last for what came behind the record");
-    zr_record(z, ZR_GATHER, MADE);                 /* behind slow = 2 */
+    zr_record(z, ZR_GATHER, MADE); /* behind slow = 2 */
     zr_wait(z, ZR_REDUCE, MADE);
-    zr_record(z, ZR_MAIN, MADE);                   /* newer than the wait, already true */
+    zr_record(z, ZR_MAIN, MADE); /* newer than the wait, already true */
     zr_call(z, ZR_REDUCE, see_slow, 0);
     zr_record(z, ZR_REDUCE, GONE);
     zr_wait(z, ZR_MAIN, MADE);
@@ -336,7 +337,10 @@ static void left_step(zr *z)
 /* ---- what the end of a collective means: peers have read, too. The last rank is always late. */
 enum { TURNS = 200 };
 
-static void late(zr *z) { if (zr_rank(z) == c.ranks - 1) sleep_us(100); }
+static void late(zr *z)
+{
+    if (zr_rank(z) == c.ranks - 1) sleep_us(100);
+}
 
 /* grad[N] = i[0] */
 static void give(zr *z, void *k, void *a, const int64_t *i)
@@ -414,8 +418,8 @@ static void begun(void)
     if (faulty("plan") && second()) strcpy(c.plan, "0124");
 }
 
-static void *open_kernel(int queue, void *stream, void *device, void *host, int column,
-                         int threads, const char **why)
+static void *open_kernel(int queue, void *stream, void *device, void *host, int column, int threads,
+                         const char **why)
 {
     (void)queue, (void)stream, (void)device, (void)host, (void)column, (void)threads;
     c.contexts++;
@@ -428,10 +432,7 @@ static int64_t overhead(int threads) { return (int64_t)threads << 20; }
 
 static const char *target(void) { return faulty("target") ? "sm_90" : "cpu"; }
 
-static const char *object(void)
-{
-    return faulty("object") && second() ? "avx2" : "avx512";
-}
+static const char *object(void) { return faulty("object") && second() ? "avx2" : "avx512"; }
 
 static void init(zr *z) { (void)z; }
 
@@ -463,8 +464,8 @@ static void report(zr *z, void *k, void *a, const int64_t *i)
     const uint64_t *stats = (const uint64_t *)(arena_of + c.stats + 64);
     expect(c.events != 4 || fast == (c.step < 3 ? c.step - 1 : 3), "the last of three leaves none");
     double loss = faulty("nan") ? __builtin_nan("") : (double)stats[1];
-    const double values[] = {c.step, loss, (double)stats[0], 0.5, GRAINS * ROWS, faulty("skip"),
-                             0};
+    const double values[] = {c.step,         loss, (double)stats[0], 0.5, MICRO_BATCHES * ROWS,
+                             faulty("skip"), 0};
     memcpy((double *)(intptr_t)i[0], values, sizeof values);
 #ifdef COUNT
     if (allocations) {
@@ -486,6 +487,7 @@ static void eval(zr *z)
     int64_t *stats = (int64_t *)(arena_of + c.stats + 128);
     const int32_t *tokens = (const int32_t *)(arena_of + c.tokens);
     const int32_t *targets = (const int32_t *)(arena_of + c.targets);
+    if (c.work) sleep_us(c.work);
     for (int i = 0; i < ROWS; i++)
         if (targets[i] >= 0) {
             stats[0] += tokens[i] + 1000 * targets[i];
@@ -493,10 +495,7 @@ static void eval(zr *z)
         }
 }
 
-static void total(zr *z)
-{
-    zr_allreduce(z, ZR_MAIN, 0, c.stats + 128, c.stats + 144, 2);
-}
+static void total(zr *z) { zr_allreduce(z, ZR_MAIN, 0, c.stats + 128, c.stats + 144, 2); }
 
 static void mean(zr *z, void *k, void *a, const int64_t *i)
 {
@@ -532,10 +531,10 @@ static void hash(zr *z, void *k, void *a, const int64_t *i)
 
 static void place(void)
 {
-    int64_t *at[] = {&c.master, &c.sum, &c.ring, &c.grad, &c.stats, &c.tokens, &c.targets,
-                     &c.weights, &c.arena};
-    int64_t bytes[] = {UNITS * c.shard, UNITS * c.shard, 2 * 8 * N, 2 * 8 * N, 4096, 4 * ROWS,
-                       4 * ROWS, 4 * N / c.ranks};
+    int64_t *at[] = {&c.master, &c.sum,     &c.ring,    &c.grad, &c.stats,
+                     &c.tokens, &c.targets, &c.weights, &c.arena};
+    int64_t bytes[] = {UNITS * c.shard, UNITS * c.shard, 2 * 8 * N,      2 * 8 * N, 4096,
+                       4 * ROWS,        4 * ROWS,        4 * N / c.ranks};
     for (int i = 0; i < 8; i++) *at[i + 1] = *at[i] + (bytes[i] + 63) / 64 * 64;
     if (faulty("huge")) c.arena = (int64_t)1 << 45;
     c.arena += (int64_t)number("PAD_MIB") << 20;
@@ -555,7 +554,7 @@ int main(int argc, char **argv)
     strcpy(c.plan, "0123");
     pthread_atfork(NULL, NULL, begun);
     place();
-    int64_t grains = GRAINS / c.ranks, peers = c.ranks - 1;
+    int64_t micro_batches = MICRO_BATCHES / c.ranks, peers = c.ranks - 1;
     const zr_state states[] = {
         {"master", c.weights, 0, N / c.ranks, 0, N / c.ranks, 0, 1, 0, ZR_MAIN, ZR_F32, hash},
         {"m", -1, 0, N / c.ranks, 0, N / c.ranks, 0, 1, 0, ZR_MAIN, ZR_F32, NULL}};
@@ -564,21 +563,56 @@ int main(int argc, char **argv)
     const zr_column column = {"cpu", c.arena, 0};
     const int64_t slots[][3] = {{c.ring, 8 * N, 2}, {c.grad, 8 * N, 2}};
     const zr_program p = {
-        .abi = faulty("abi") ? ZR_ABI + 1 : ZR_ABI, .name = "program", .plan = c.plan,
-        .layout = "4567", .memory = "some", .columns = &column, .ncolumns = 1, .shared = c.arena,
+        .abi = faulty("abi") ? ZR_ABI + 1 : ZR_ABI,
+        .name = "program",
+        .summary = "by hand",
+        .plan = c.plan,
+        .layout = "4567",
+        .memory = "some",
+        .columns = &column,
+        .ncolumns = 1,
+        .shared = c.arena,
         .queues = 1 << ZR_MAIN | 1 << ZR_GATHER | 1 << ZR_REDUCE | 1 << ZR_SUM,
-        .inbox_step = INBOX, .inboxes = 2,
-        .ranks = c.ranks, .events = EVENTS,
-        .grains = grains, .batch = BATCH, .sequence = SEQUENCE, .vocab = VOCAB, .ignore = IGNORE,
-        .skips = 20, .tokens = c.tokens, .targets = c.targets, .flops = 1e6,
+        .inbox_step = INBOX,
+        .inboxes = 2,
+        .ranks = c.ranks,
+        .events = EVENTS,
+        .micro_batches = micro_batches,
+        .batch = BATCH,
+        .sequence = SEQUENCE,
+        .vocab = VOCAB,
+        .ignore = IGNORE,
+        .skips = 20,
+        .tokens = c.tokens,
+        .targets = c.targets,
+        .flops = 1e6,
         .wire = c.events == 3 ? TURNS * peers * (2 * c.shard + 8 * N)
-                : c.events ? 0 : peers * (grains * UNITS * 2 * c.shard + 24),
-        .messages = c.events == 3 ? 3 * TURNS : c.events ? 0 : grains * UNITS * (1 + PIECES) + 2,
-        .groups = &group, .ngroups = 1, .slots = slots, .nslots = 2,
-        .states = states, .tensors = &tensor, .nstates = 2, .ntensors = 1, .open = open_kernel,
-        .close = close_kernel, .target = target, .object = object, .overhead = overhead,
-        .init = init, .publish = publish, .step = c.events ? event_step : train_step,
-        .report = report, .clear = clear, .eval = eval, .total = total, .mean = mean,
+                : c.events    ? 0
+                              : peers * (micro_batches * UNITS * 2 * c.shard + 24),
+        .messages = c.events == 3 ? 3 * TURNS
+                    : c.events    ? 0
+                                  : micro_batches * UNITS * (1 + PIECES) + 2,
+        .groups = &group,
+        .ngroups = 1,
+        .slots = slots,
+        .nslots = 2,
+        .states = states,
+        .tensors = &tensor,
+        .nstates = 2,
+        .ntensors = 1,
+        .open = open_kernel,
+        .close = close_kernel,
+        .target = target,
+        .object = object,
+        .overhead = overhead,
+        .init = init,
+        .publish = publish,
+        .step = c.events ? event_step : train_step,
+        .report = report,
+        .clear = clear,
+        .eval = eval,
+        .total = total,
+        .mean = mean,
         .sample = sample,
     };
     return zr_main(argc, argv, &p);

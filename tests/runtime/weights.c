@@ -34,6 +34,8 @@ struct zr {
     char *arena;
 };
 
+void zr_progress_next(zr *z) { (void)z; }
+
 void zr_read(zr *z, int queue, void *to, int64_t at, int64_t bytes)
 {
     (void)queue;
@@ -50,7 +52,7 @@ static void need(int good, const char *what)
 {
     if (good) return;
     perror(what);
-    exit(99);                             /* a fault of the test, not of what it tests */
+    exit(99); /* a fault of the test, not of what it tests */
 }
 
 static void read_line(model *m, const char *line)
@@ -67,7 +69,7 @@ static void read_line(model *m, const char *line)
         s->flat = m->p.nstates / 2;
         s->over = whole ? -1 : 0;
         s[1] = *s;
-        s[1].what = "m";                  /* which no file of weights has */
+        s[1].what = "m"; /* which no file of weights has */
         s[1].at = INT64_MIN / 2;
         m->p.nstates += 2;
         return;

@@ -75,16 +75,22 @@ void zr_allreduce(zr *z, int queue, int group, int64_t from, int64_t to, int64_t
     LINE("allreduce", queue, group, from, to, n);
 }
 
-void zr_batch(zr *z, int64_t grain)
+void zr_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes)
 {
     (void)z;
-    LINE("batch", 0, grain);
+    LINE("copy", queue, from, to, bytes);
 }
 
-void zr_batch_at(zr *z, int64_t grain, int64_t at)
+void zr_batch(zr *z, int64_t micro_batch)
 {
     (void)z;
-    LINE("batch", 0, grain, at);
+    LINE("batch", 0, micro_batch);
+}
+
+void zr_batch_at(zr *z, int64_t micro_batch, int64_t at)
+{
+    (void)z;
+    LINE("batch", 0, micro_batch, at);
 }
 
 int zr_main(int argc, char **argv, const zr_program *p)

@@ -7,8 +7,8 @@ void trace_call(int queue, const char *fn, int n, const int64_t *i);
 
 #undef zr_call
 #define zr_call(z, queue, fn, ...)                                                                 \
-    ((void)(z), trace_call(queue, #fn,                                                             \
-                           (int)(sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t)),        \
-                           (const int64_t[]){__VA_ARGS__}))
+    ((void)(z),                                                                                    \
+     trace_call(queue, #fn, (int)(sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t)),       \
+                (const int64_t[]){__VA_ARGS__}))
 
 #endif

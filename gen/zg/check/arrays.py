@@ -1,5 +1,6 @@
-"""arrays.py -- the arrays that bytes hold elements of, by name; and which class holds which state.
-"""
+"""arrays.py -- the arrays that bytes hold elements of, by name; and which class holds which
+state."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -10,69 +11,79 @@ from ..facts.stores import begin
 from ..plan import plan
 from ..plan.plan import Flat, Plan
 
-Key = tuple[str, int]           # a flat and its instance
+Key = tuple[str, int]  # a flat and its instance
 
 
-class Grain(NamedTuple):
-    """Of a step (0: an evaluation), a grain's number among all ranks': at + r * by_rank."""
+class MicroBatch(NamedTuple):
+    """Of a step (0: an evaluation), a micro-batch's number among all ranks': at + r * by_rank."""
+
     step: int
     at: int
     by_rank: int
 
     def __str__(self) -> str:
-        return f"grain {self.at} + r*{self.by_rank} of step {self.step}"
+        return f"micro-batch {self.at} + r*{self.by_rank} of step {self.step}"
 
 
 class State(NamedTuple):
     """p (parameters, in whatever type), m or v of a flat's instance, as so many steps left it; -1:
     initial values, for which a run may put others before it publishes them."""
+
     what: str
     flat: str
     l: int
     step: int
 
     def __str__(self) -> str:
-        return f"{self.what} of {self.flat}[{self.l}] as step {self.step} left it"
+        return (
+            f"{self.what} of {self.flat}[{self.l}] as step {self.step} left it"
+        )
 
 
 class Value(NamedTuple):
-    """What a unit's functions make of a grain, or its tokens."""
+    """What a unit's functions make of a micro-batch, or its tokens."""
+
     what: str
     unit: str
-    grain: Grain
+    micro_batch: MicroBatch
 
     def __str__(self) -> str:
-        return f"{self.what}{' of ' * bool(self.unit)}{self.unit} of {self.grain}"
+        return f"{self.what}{' of ' * bool(self.unit)}{self.unit} of {self.micro_batch}"
 
 
 class Leaf(NamedTuple):
-    """A grain's gradient of a flat's instance, so far from these writers."""
+    """A micro-batch's gradient of a flat's instance, so far from these writers."""
+
     flat: str
     l: int
-    grain: Grain
+    micro_batch: MicroBatch
     writers: frozenset[str]
 
     def __str__(self) -> str:
-        return f"the leaf of {self.flat}[{self.l}] of {self.grain} from {len(self.writers)} units"
+        what = f"the leaf of {self.flat}[{self.l}] of {self.micro_batch}"
+        return f"{what} from {len(self.writers)} units"
 
 
 class Sum(NamedTuple):
-    """The sum of so many grains' leaves in a row, or, if not whole, what is pending of it. leaves:
-    of its tree, which are grains, or what NCCL summed over ranks."""
+    """The sum of so many micro-batches' leaves in a row, or, if not whole, what is pending of it.
+    leaves: of its tree, which are micro-batches, or what NCCL summed over ranks."""
+
     flat: str
     l: int
-    grain: Grain
-    grains: int
+    micro_batch: MicroBatch
+    micro_batches: int
     leaves: int
     whole: bool
 
     def __str__(self) -> str:
         what = "the sum" if self.whole else "what is pending"
-        return f"{what} of {self.grains} grains of {self.flat}[{self.l}] from {self.grain} on"
+        of = f"{self.micro_batches} micro-batches of {self.flat}[{self.l}]"
+        return f"{what} of {of} from {self.micro_batch} on"
 
 
 class Pending(NamedTuple):
     """The nodes of a flat's tree, beside the first."""
+
     flat: str
     l: int
 
@@ -82,20 +93,24 @@ class Pending(NamedTuple):
 
 class Totals(NamedTuple):
     """A step's exact sums: the norms of (flat, instance, first element, by rank, elements), the
-    losses of grains, or EVERY; everywhere: over all ranks."""
+    losses of micro-batches, or EVERY; everywhere: over all ranks."""
+
     step: int
     norms: frozenset[tuple[str, int, int, int, int]]
-    losses: frozenset[Grain]
+    losses: frozenset[MicroBatch]
     everywhere: bool
 
     def __str__(self) -> str:
         ranks = "all ranks" if self.everywhere else "a rank"
-        return (f"{ranks}' sums of step {self.step}: {len(self.norms)} norms, "
-                f"{len(self.losses)} losses")
+        return (
+            f"{ranks}' sums of step {self.step}: {len(self.norms)} norms, "
+            f"{len(self.losses)} losses"
+        )
 
 
 class Control(NamedTuple):
     """A step's constants: leaves that are counted; whether the factor is known."""
+
     step: int
     leaves: int
     known: bool
@@ -107,6 +122,7 @@ class Control(NamedTuple):
 
 class Table(NamedTuple):
     """A rotary table."""
+
     name: str
 
     def __str__(self) -> str:
@@ -115,22 +131,29 @@ class Table(NamedTuple):
 
 class Came(NamedTuple):
     """What a reduction brought, the n-th of the run."""
+
     number: int
 
     def __str__(self) -> str:
         return f"what reduction {self.number} brought"
 
 
-EVERY = frozenset({Grain(-1, 0, 0)})    # all grains of a step, which may be too many to list
+EVERY = frozenset(
+    {MicroBatch(-1, 0, 0)}
+)  # all micro-batches of a step, which may be too many to list
 
 
 def over_ranks(s: Sum, ranks: int) -> Sum | None:
     """The sum of what all ranks have, in their order; none where theirs do not follow each
     other."""
-    step, at, by_rank = s.grain
-    if ranks > 1 and by_rank != s.grains:
+    step, at, by_rank = s.micro_batch
+    if ranks > 1 and by_rank != s.micro_batches:
         return None
-    return s._replace(grain=Grain(step, at, 0), grains=s.grains * ranks, leaves=s.leaves * ranks)
+    return s._replace(
+        micro_batch=MicroBatch(step, at, 0),
+        micro_batches=s.micro_batches * ranks,
+        leaves=s.leaves * ranks,
+    )
 
 
 @dataclass(frozen=True)
@@ -138,6 +161,7 @@ class Store:
     """A state's place in a class: elements [lo, lo + n) of the shard from byte `at` on, or all of
     the flat, on every rank. given: initial values come here, and what a run loads, and by which
     function it takes their hash; or none."""
+
     what: str
     flat: Flat
     cls: str
@@ -153,13 +177,22 @@ def stores(p: Plan) -> list[Store]:
     """Where each state lies at the end of a step."""
     out = []
     for f in p.flats:
-        params, = p.stored("params", f.name)
+        (params,) = p.stored("params", f.name)
         out.append(_store(f, params, "p"))
         for s in p.masters(f):
             near = "near_" if f.first_part(s) else ""
-            out.append(replace(_store(f, s, "p"), at=begin(p, s), given=f"{near}hash.{f.name}"))
-        out += [_store(f, s, s.what) for s in p.stores
-                if s.flat == f.name and s.what not in ("params", "master", "sum")]
+            out.append(
+                replace(
+                    _store(f, s, "p"),
+                    at=begin(p, s),
+                    given=f"{near}hash.{f.name}",
+                )
+            )
+        out += [
+            _store(f, s, s.what)
+            for s in p.stores
+            if s.flat == f.name and s.what not in ("params", "master", "sum")
+        ]
     return out
 
 

@@ -1,28 +1,47 @@
 """body.py -- a function while its calls run: what its operands point to, and what lies where.
 What is proven of it: fns."""
+
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from ..facts.kernels import BACK, NULL, ROUND, WIDTHS, Back, Formal, Kernel, letters, value
-from ..plan.operand import Arg, Operand, base
+from ..facts.kernels import (
+    BACK,
+    NULL,
+    ROUND,
+    WIDTHS,
+    Back,
+    Formal,
+    Kernel,
+    Numbers,
+    letters,
+    value,
+)
+from ..facts.ops import SCALE
+from ..plan.operand import Arg, Names, Operand, base
 from ..plan.plan import Call, Fn, Plan, Tensor
-from .kernels import CLASSES, SCALE, UNITS
+from .kernels import CLASSES, UNITS
 from .order import CheckError
 
 FORMALS = ("x", "y", "dx", "dy", "s")
+# What a value is: the number of the call that made it, and of which operand of that call; or the
+# name of what a function takes; or parts of a value.
+Made = tuple[Any, ...]
+# A call, its number, and what its operands are: values, names of tensors, or what the call has.
+Ran = tuple[Call, int, list[Any]]
 
 
 @dataclass
 class Value:
     """Bytes [lo, hi) of a base, of one type. made: what it is, by the call that made it; spare: a
     by-product, which may go unread."""
+
     lo: int
     hi: int
     type: str
-    made: tuple = ()
+    made: Made = ()
     used: bool = False
     spare: bool = False
 
@@ -31,70 +50,106 @@ class Value:
 class Slices:
     """Of a body: by the whole call, the row that comes next and the operands of the slices before;
     sums of dx that are whole, and are not rounded."""
-    open: dict[Call, tuple[int, list]] = field(default_factory=dict)
-    sums: set[tuple] = field(default_factory=set)
+
+    open: dict[Call, tuple[int, list[Any]]] = field(default_factory=dict)
+    sums: set[Made] = field(default_factory=set)
 
 
 @dataclass
 class Body:
     """A function as its calls run, or several as they follow each other."""
+
     p: Plan
     fns: list[Fn]
-    held: dict[str, list[Value]] = field(default_factory=dict)         # base -> what lies there
-    known: dict[tuple, int] = field(default_factory=dict)       # a call on its operands -> number
-    reads: dict[str, None] = field(default_factory=dict)                # tensors, in order
-    grads: list[tuple[str, bool]] = field(default_factory=list)         # (tensor or acc, added to)
-    acc: set[int] = field(default_factory=set)                          # elements of the f32 sum
-    ran: list[tuple[Call, int, list]] = field(default_factory=list)     # number, operands
-    again: frozenset[int] = frozenset()     # calls of forward: of such one result must be read
-    of: set[object] = field(default_factory=set)            # calls whose results in tmp are read
-    alive: set[tuple] = field(default_factory=set)          # values that come from what moves
-    idle: set[tuple] = field(default_factory=set)           # gradients that nobody needs
+    held: dict[str, list[Value]] = field(
+        default_factory=dict
+    )  # base -> what lies there
+    known: dict[Made, int] = field(
+        default_factory=dict
+    )  # a call on its operands -> number
+    reads: dict[str, None] = field(default_factory=dict)  # tensors, in order
+    grads: list[tuple[str, bool]] = field(
+        default_factory=list
+    )  # (tensor or acc, added to)
+    acc: set[int] = field(default_factory=set)  # elements of the f32 sum
+    ran: list[Ran] = field(default_factory=list)  # number, operands
+    again: frozenset[int] = (
+        frozenset()
+    )  # calls of forward: of such one result must be read
+    of: set[object] = field(
+        default_factory=set
+    )  # calls whose results in tmp are read
+    alive: set[Made] = field(
+        default_factory=set
+    )  # values that come from what moves
+    idle: set[Made] = field(default_factory=set)  # gradients that nobody needs
     round: int = 0
     slices: Slices = field(default_factory=Slices)
-    flats: dict[str, dict[str, str]] = field(default_factory=dict)  # of a function's formals
+    flats: dict[str, dict[str, str]] = field(
+        default_factory=dict
+    )  # of a function's formals
 
     def __post_init__(self) -> None:
         self.fn = self.fns[0]
         self.kind = self.fn.name.split(".")[1]
-        self.real = 4 if self.p.head.real == "f32" else 2
-        self.home = self.kind if any(f.name == self.kind for f in self.p.flats) else "embed"
+        self.real = self.p.head.bytes
+        self.home = (
+            self.kind
+            if any(f.name == self.kind for f in self.p.flats)
+            else "embed"
+        )
         self.moving = {t.name for t in self.p.tensors if not t.frozen}
         self.limits = {c.name: c.stride for c in self.p.classes}
-        self.width = self.p.head.batch * self.p.head.sequence * self.p.head.width * self.real
-        self.limits.update({name: self.width for name in ("x", "y", "dx", "dy")})
-        self.limits["s"] = max(self.limits.get(f"{near}save.{self.kind}", 0)
-                               for near in ("", "near."))
+        self.width = self.p.head.value
+        self.limits.update(dict.fromkeys(("x", "y", "dx", "dy"), self.width))
+        self.limits["s"] = max(
+            self.limits.get(f"{near}save.{self.kind}", 0)
+            for near in ("", "near.")
+        )
 
     def calls_of(self) -> list[Call]:
         """As its functions have them."""
         return [c for fn in self.fns for c in fn.calls]
 
     def fail(self, call: Call | None, what: str) -> NoReturn:
-        raise CheckError(f"function {self.fn.name}: {call.kernel if call else 'end'}: {what}")
+        raise CheckError(
+            f"function {self.fn.name}: {call.kernel if call else 'end'}: {what}"
+        )
 
     # ---- operands
 
-    def dims(self, call: Call, row: Kernel) -> dict[str, object]:
+    def dims(self, call: Call, row: Kernel) -> Numbers:
         """The numbers of a call by name, and what follows from them."""
         if len(row.formals) != len(call.args):
-            self.fail(call, f"{len(call.args)} operands instead of {len(row.formals)}")
-        out: dict[str, object] = {}
-        for f, arg in zip(row.formals, call.args):
+            self.fail(
+                call,
+                f"{len(call.args)} operands instead of {len(row.formals)}",
+            )
+        out: Numbers = {}
+        for f, arg in zip(row.formals, call.args, strict=True):
             if f.number:
-                if not isinstance(arg, (int, float) if f.mode == "." else int):
-                    self.fail(call, f"{f.name} is {arg}, which is no such number")
+                if not isinstance(arg, int) and (
+                    f.mode != "." or not isinstance(arg, float)
+                ):
+                    self.fail(
+                        call, f"{f.name} is {arg}, which is no such number"
+                    )
                 if not f.name.islower() and arg <= 0:
                     self.fail(call, f"{f.name} is {arg}")
                 out[f.name] = arg
-        for name, stated in (("B", self.p.head.batch), ("T", self.p.head.sequence)):
+        for name, stated in (
+            ("B", self.p.head.batch),
+            ("T", self.p.head.sequence),
+        ):
             if out.get(name, stated) != stated:
                 self.fail(call, f"{name} is {out[name]}, not {stated}")
         if out.get("carry", self.round) != self.round:
             self.fail(call, f"carries on in round {self.round}")
         if call.kernel == "zk_cross_entropy":
-            if (out["V"], out["rows"]) != (self.p.head.vocab,
-                                           self.p.head.batch * self.p.head.sequence):
+            if (out["V"], out["rows"]) != (
+                self.p.head.vocab,
+                self.p.head.rows,
+            ):
                 self.fail(call, f"V is {out['V']} of {out['rows']} rows")
         return letters(out)
 
@@ -104,24 +159,48 @@ class Body:
 
     def place(self, call: Call, arg: Arg, size: int) -> tuple[str, int]:
         """The base and the offset of an operand of `size` bytes."""
-        if not isinstance(arg, Operand) or arg.by_rank or arg.by_round or arg.at < 0 or \
-                self.real == 4 and arg.at % 4:
+        if (
+            not isinstance(arg, Operand)
+            or arg.by_rank
+            or arg.by_round
+            or arg.at < 0
+            or self.real == 4
+            and arg.at % 4
+        ):
             self.fail(call, f"{arg} is no operand")
-        if arg.base not in self.limits or arg.at + size > self.limits[arg.base]:
-            self.fail(call, f"{arg} and {size} bytes from there lie outside {arg.base}")
-        if arg.base in FORMALS and arg.base not in (*self.fn.ins, *self.fn.outs):
+        if (
+            arg.base not in self.limits
+            or arg.at + size > self.limits[arg.base]
+        ):
+            self.fail(
+                call,
+                f"{arg} and {size} bytes from there lie outside {arg.base}",
+            )
+        if arg.base in FORMALS and arg.base not in (
+            *self.fn.ins,
+            *self.fn.outs,
+        ):
             self.fail(call, f"{arg.base} is not the function's")
         return arg.base, arg.at
 
-    def tensor(self, call: Call, arg: Arg, elems: int, width: int,
-               formals: tuple[str, str]) -> Tensor:
+    def tensor(
+        self,
+        call: Call,
+        arg: Arg,
+        elems: int,
+        width: int,
+        formals: Names,
+    ) -> Tensor:
         """The tensor that a parameter's or a gradient's operand begins."""
         formal = base(arg)
-        if formal.partition(".")[0].rstrip("0123456789") not in formals or \
-                formal not in (*self.fn.ins, *self.fn.outs):
+        if formal.partition(".")[0].rstrip(
+            "0123456789"
+        ) not in formals or formal not in (*self.fn.ins, *self.fn.outs):
             self.fail(call, f"{arg} is not among the function's parameters")
         flat = self.flat_of(formal)
-        self.flats.setdefault(self.fn.name, {})[formal.removeprefix("d")] = flat
+        self.flats.setdefault(self.fn.name, {})[formal.removeprefix("d")] = (
+            flat
+        )
         for t in self.p.tensors:
             if arg == Operand(formal, t.offset * self.real) and t.flat == flat:
                 size = math.prod(t.shape)
@@ -135,9 +214,9 @@ class Body:
         name, dot, part = formal.removeprefix("d").partition(".")
         number = name[1:]
         own = f"{self.kind}_{number}" if number else self.home
-        return ("keep" if name == "p" else own) + dot + part
+        return ("persistent" if name == "p" else own) + dot + part
 
-    def read(self, call: Call, arg: Arg, size: int, kind: str) -> tuple:
+    def read(self, call: Call, arg: Arg, size: int, kind: str) -> Made:
         where, at = self.place(call, arg, size)
         for v in self.held.get(where, []):
             if (v.lo, v.hi, v.type) == (at, at + size, kind):
@@ -148,7 +227,9 @@ class Body:
 
     def done(self, v: Value) -> bool:
         """Whether a value may go: read, or a by-product."""
-        return v.used or v.spare or v.made[0] in self.again or v.made in self.idle
+        return (
+            v.used or v.spare or v.made[0] in self.again or v.made in self.idle
+        )
 
     def moves(self, what: object) -> bool:
         """An operand is a tensor that moves, or comes from one, or is a part of what does."""
@@ -156,59 +237,106 @@ class Body:
             what = what[:-3]
         return what in self.moving or what in self.alive
 
-    def write(self, call: Call, arg: Arg, size: int, kind: str, made: tuple,
-              spare: bool = False) -> None:
+    def write(
+        self,
+        call: Call,
+        arg: Arg,
+        size: int,
+        kind: str,
+        made: Made,
+        spare: bool = False,
+    ) -> None:
         where, at = self.place(call, arg, size)
-        if where != "tmp" and (where not in ("s", "y", "dx") or where not in self.fn.outs):
+        end = at + size
+        outs = {"s", "y", "dx"} & set(self.fn.outs)
+        if where != "tmp" and where not in outs:
             self.fail(call, f"{arg} is not the function's to write")
         values = self.held.setdefault(where, [])
-        for v in [v for v in values if v.lo < at + size and at < v.hi]:
+        for v in list(values):
+            if end <= v.lo or v.hi <= at:
+                continue
             if not self.done(v):
                 self.fail(call, f"{arg} overwrites what nobody has read")
             values.remove(v)
-        values.append(Value(at, at + size, kind, made, spare=spare))
+        values.append(Value(at, end, kind, made, spare=spare))
 
     def split(self, where: str, at: int, by: int, rounds: int) -> Value | None:
         """The value that calls go through in rounds becomes its parts; None: there is none yet."""
         values = self.held.setdefault(where, [])
         for n, v in enumerate(values):
             if (v.lo, v.hi) == (at, at + by * rounds):
-                values[n:n + 1] = [replace(v, lo=at + r * by, hi=at + r * by + by,
-                                           made=(*v.made, "part", r, rounds))
-                                   for r in range(rounds)]
+                values[n : n + 1] = [
+                    replace(
+                        v,
+                        lo=at + r * by,
+                        hi=at + r * by + by,
+                        made=(*v.made, "part", r, rounds),
+                    )
+                    for r in range(rounds)
+                ]
                 return v
         return None
 
-    def join(self, where: str, at: int, by: int, rounds: int, old: Value | None) -> None:
+    def join(
+        self, where: str, at: int, by: int, rounds: int, old: Value | None
+    ) -> None:
         """Parts become a value: the one that was there, or a new one."""
         values = self.held[where]
-        mine = [v for r in range(rounds) for v in values
-                if (v.lo, v.hi) == (at + r * by, at + r * by + by)]
+        mine = [
+            v
+            for r in range(rounds)
+            for v in values
+            if (v.lo, v.hi) == (at + r * by, at + r * by + by)
+        ]
         if len(mine) != rounds or len({v.type for v in mine}) > 1:
             self.fail(None, f"{where}+{at} is not whole after {rounds} rounds")
         made = tuple(v.made for v in mine)
-        if old and made == tuple((*old.made, "part", r, rounds) for r in range(rounds)):
+        if old and made == tuple(
+            (*old.made, "part", r, rounds) for r in range(rounds)
+        ):
             made = old.made
         for v in mine:
             values.remove(v)
-        values.append(Value(at, at + by * rounds, mine[0].type, made, all(v.used for v in mine),
-                            mine[0].spare))
+        values.append(
+            Value(
+                at,
+                at + by * rounds,
+                mine[0].type,
+                made,
+                all(v.used for v in mine),
+                mine[0].spare,
+            )
+        )
 
-    def gradient(self, call: Call, arg: Arg, mode: str, dims: dict[str, object],
-                 elems: int) -> None:
+    def gradient(
+        self,
+        call: Call,
+        arg: Arg,
+        mode: str,
+        dims: Numbers,
+        elems: int,
+    ) -> None:
         """A tensor's gradient, or the f32 sum of a tied one."""
         if dims.get(mode, 0) not in (0, 1):
             self.fail(call, f"{mode} is {dims[mode]}")
         if base(arg).startswith("acc"):
             self.place(call, arg, elems * 4)
             self.acc.add(elems)
-            if arg != Operand("acc") or mode not in ("add", "full") or not dims[mode]:
+            if (
+                arg != Operand("acc")
+                or mode not in ("add", "full")
+                or not dims[mode]
+            ):
                 self.fail(call, f"{arg} is not written in f32")
             name, added = "acc", mode == "add"
         else:
             name = self.tensor(call, arg, elems, 0, ("dw", "dp")).name
             added = mode == "add" and bool(dims["add"])
-            if self.real != 4 and mode in ("add", "full") and (dims[mode] or dims.get("carry")):
+            if (
+                self.real != 4
+                and mode in ("add", "full")
+                and (dims[mode] or dims.get("carry"))
+            ):
                 self.fail(call, f"{arg} is no f32")
         if not dims.get("carry"):
             self.grads.append((name, added))
@@ -221,8 +349,8 @@ class Body:
         row = UNITS[call.kernel]
         dims = self.dims(call, row)
         writes: list[tuple[int, int, Formal]] = []
-        is_: list[object] = list(call.args)             # what each operand is
-        for n, (f, arg) in enumerate(zip(row.formals, call.args)):
+        is_: list[Any] = list(call.args)  # what each operand is
+        for n, (f, arg) in enumerate(zip(row.formals, call.args, strict=True)):
             if f.number:
                 continue
             if arg == NULL:
@@ -235,7 +363,7 @@ class Body:
                 if arg != Operand("work"):
                     self.fail(call, f"{arg} is no scratch")
             elif f.mode == "@":
-                width = 0 if elems else int(str(dims["C"]))
+                width = 0 if elems else int(dims["C"])
                 is_[n] = self.tensor(call, arg, elems, width, ("w", "p")).name
                 self.reads[is_[n]] = None
             elif f.mode == "^":
@@ -264,11 +392,13 @@ class Body:
         """An operand that lies in a class of its own."""
         cls, size = CLASSES[f.name], elems * self.bytes_of(f.type)
         from_ = {"targets": self.round * size, "ctl": SCALE}.get(cls, 0)
-        if base(arg).partition(".")[0] != cls or arg != Operand(base(arg), from_):
+        if base(arg).partition(".")[0] != cls or arg != Operand(
+            base(arg), from_
+        ):
             self.fail(call, f"{arg} is not {cls}")
         self.place(call, arg, size)
 
-    def needless(self, back: Back, is_: list[object]) -> bool:
+    def needless(self, back: Back, is_: list[Any]) -> bool:
         """Whether nobody needs what a call backward makes beside gradients of parameters."""
         inputs = [n for n, forward in back.same if forward == back.x]
         return bool(inputs) and not any(self.moves(is_[n]) for n in inputs)

@@ -14,10 +14,11 @@ Where a plan keeps what, and by which ways it comes there, is not known here: by
 What one rank's plan proves holds across ranks: a gather is complete when every peer has read this
 rank's piece, and so is `done`, so a peer's read lies inside this rank's own step.
 """
+
 from __future__ import annotations
 
 import math
-from typing import Sequence
+from collections.abc import Sequence
 
 from ..facts import grids, ops
 from ..facts.grids import How
@@ -28,48 +29,85 @@ from ..plan.plan import Class, Flat, Launch, Phase, Plan, Ref, Run, Tensor
 from . import stores
 from .copies import REDUCTIONS
 from .fns import Facts, functions
+from .kernels import BODIES
 from .order import CheckError, refusing
 from .step import Program
-from .units import UNITS, unit_of
+from .units import unit_of
 
 __all__ = ["CheckError", "check"]
 
-GRAINS = 2                      # played in the first step of a section that repeats more often:
-# what one grain does to the next; one in later steps, which shows what steps do to each other
-PHASES = 4                      # of a schedule
-PARTS = 4                       # grids of a launch
+MICRO_BATCHES = (
+    2  # played in the first step of a section that repeats more often:
+)
+# what one micro-batch does to the next; one in later steps, which shows what steps do to each other
+PHASES = 4  # of a schedule
+PARTS = 4  # grids of a launch
 # Of a class: its arena, whose ranks have it, who reads it; in this order. Peers read what lies on
 # the device, and of that what all ranks have.
-KINDS = (("device", "all", "peers"), ("device", "all", "own"), ("device", "unshared", "own"),
-         ("device", "gpu", "own"), ("host", "all", "own"), ("host", "gpu", "own"),
-         ("file", "all", "own"))
+KINDS = (
+    ("device", "all", "peers"),
+    ("device", "all", "own"),
+    ("device", "unshared", "own"),
+    ("device", "gpu", "own"),
+    ("host", "all", "own"),
+    ("host", "gpu", "own"),
+    ("file", "all", "own"),
+)
 # Where lies what not all ranks have, and which do: what is sent where nobody reads peers' memory;
 # what a GPU's kernels and its host hand each other.
 SENT = ("device", "unshared")
-SOME = {"space": ("device", "gpu"), "inlet": ("host", "gpu"), "desk": ("host", "gpu")}
-THEIRS = {"space", "inlet", "desk"}     # what only kernels and the runtime use
-SCRATCH = {"tmp", "work"}               # made for the kinds of units, whether backward runs or not
-SECTIONS = ("init", "publish", "begin", "grain", "update", "eval")
+SOME = {
+    "space": ("device", "gpu"),
+    "inlet": ("host", "gpu"),
+    "desk": ("host", "gpu"),
+}
+THEIRS = {"space", "inlet", "desk"}  # what only kernels and the runtime use
+SCRATCH = {
+    "tmp",
+    "work",
+}  # made for the kinds of units, whether backward runs or not
+SECTIONS = ("init", "publish", "begin", "micro_batch", "update", "eval")
 
 
 # ---- what can be seen without playing
 
+
 @refusing
 def _classes(p: Plan) -> None:
     """Classes lie apart and in order, what peers read first, and hold what they are for."""
-    ends, names = {"device": 0, "host": 0, "file": 0}, {c.name for c in p.classes}
+    ends, names = (
+        {"device": 0, "host": 0, "file": 0},
+        {c.name for c in p.classes},
+    )
     kinds = [(c.arena, c.targets, c.readers) for c in p.classes]
-    if any(k not in KINDS for k in kinds) or kinds != sorted(kinds, key=KINDS.index):
+    if any(k not in KINDS for k in kinds) or kinds != sorted(
+        kinds, key=KINDS.index
+    ):
         raise CheckError("classes are not in order of their kinds")
     if len(names) < len(kinds):
         raise CheckError("a class is listed twice")
-    some = SOME | {r.cls: SENT for s in p.sections for x in s.steps
-                   if x.op in REDUCTIONS for r in x.outs}
+    some = SOME | {
+        r.cls: SENT
+        for s in p.sections
+        for x in s.steps
+        if x.op in REDUCTIONS
+        for r in x.outs
+    }
     for c in p.classes:
         if (c.arena, c.targets) != some.get(c.name, (c.arena, "all")):
-            raise CheckError(f"class {c.name} is in the {c.arena} arena of target {c.targets}")
-        if c.at < ends[c.arena] or c.stride <= 0 or c.slots <= 0 or c.at % 4096 or c.stride % 4096:
-            raise CheckError(f"class {c.name} overlaps the one before it or is empty")
+            raise CheckError(
+                f"class {c.name} is in the {c.arena} arena of target {c.targets}"
+            )
+        if (
+            c.at < ends[c.arena]
+            or c.stride <= 0
+            or c.slots <= 0
+            or c.at % 4096
+            or c.stride % 4096
+        ):
+            raise CheckError(
+                f"class {c.name} overlaps the one before it or is empty"
+            )
         ends[c.arena] = c.at + c.bytes
     bad = any(f.block < 4096 or f.block % 4096 or f.depth < 1 for f in p.files)
     if len(p.files) != (ends["file"] > 0) or bad:
@@ -79,8 +117,7 @@ def _classes(p: Plan) -> None:
 
 def _held(p: Plan, have: dict[str, Class]) -> None:
     """What classes are for."""
-    real = 4 if p.head.real == "f32" else 2
-    value = p.head.batch * p.head.sequence * p.head.width * real
+    value = p.head.value
     for name in ("x", "near.x", "dx"):
         if name in have and have[name].stride < value:
             raise CheckError(f"class {name} does not hold a value")
@@ -89,70 +126,124 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
     if p.recipe.moments not in ("f32", "bf16"):
         raise CheckError(f"moments are not stored in {p.recipe.moments}")
     stores.prove(p, have)
-    need = {"space": (1, max(r.space for r in p.runs)),
-            "desk": (1, max(ops.DESK, 4 * p.head.vocab)),
-            "inlet": (ops.INLETS, 2 * 4 * p.head.batch * p.head.sequence)}
-    both = max(4 * p.head.batch * p.head.sequence, have["tokens"].stride, have["targets"].stride)
-    need.update({name: (p.together, both) for name in ("tokens", "targets")})
+    need = {
+        "space": (1, max(r.space for r in p.runs)),
+        "desk": (1, max(ops.DESK, 4 * p.head.vocab)),
+        "inlet": (ops.INLETS, 2 * 4 * p.head.rows),
+    }
+    both = max(
+        4 * p.head.rows,
+        have["tokens"].stride,
+        have["targets"].stride,
+    )
+    need.update(dict.fromkeys(("tokens", "targets"), (p.together, both)))
     for name, (slots, bytes_) in need.items():
         if have[name].slots != slots or have[name].stride < bytes_:
-            raise CheckError(f"class {name} does not hold {slots} x {bytes_} bytes")
+            raise CheckError(
+                f"class {name} does not hold {slots} x {bytes_} bytes"
+            )
 
 
 @refusing
 def _runs(p: Plan) -> None:
     """Every launch is a call's, and runs in one way on every target, within what it can do."""
-    if {c.launch for fn in p.fns for c in fn.calls} != {l.name for l in p.launches}:
+    if {c.launch for fn in p.fns for c in fn.calls} != {
+        l.name for l in p.launches
+    }:
         raise CheckError("launches are not those of calls")
     columns = sorted((r.launch, t) for r in p.runs for t in r.targets)
-    if columns != sorted((l.name, t) for l in p.launches for t in p.head.targets):
+    if columns != sorted(
+        (l.name, t) for l in p.launches for t in p.head.targets
+    ):
         raise CheckError("launches do not run once on every target")
     launches = {l.name: l for l in p.launches}
     products = {l.name for l in p.launches if l.kernel in PRODUCTS}
     for r in p.runs:
-        if any(r.margin != (p.head.margin if t != "cpu" and r.launch in products else 0)
-               for t in r.targets):
-            raise CheckError(f"launch {r.launch} leaves {r.margin} SMs, not {p.head.margin}")
-        shared = min((grids.SHARED[t] for t in r.targets if t != "cpu"), default=0)
+        if any(
+            r.margin
+            != (p.head.margin if t != "cpu" and r.launch in products else 0)
+            for t in r.targets
+        ):
+            raise CheckError(
+                f"launch {r.launch} leaves {r.margin} SMs, not {p.head.margin}"
+            )
+        shared = min(
+            (grids.SHARED[t] for t in r.targets if t != "cpu"), default=0
+        )
         for g in r.grids:
-            if not (0 < g.x < 2**31 and 0 < g.y < 2**16 and 0 < g.z < 2**16 and
-                    0 < g.block <= 1024 and 0 <= g.shared <= shared):
-                raise CheckError(f"launch {r.launch}: {g} cannot run on {','.join(r.targets)}")
+            if not (
+                0 < g.x < 2**31
+                and 0 < g.y < 2**16
+                and 0 < g.z < 2**16
+                and 0 < g.block <= 1024
+                and 0 <= g.shared <= shared
+            ):
+                raise CheckError(
+                    f"launch {r.launch}: {g} cannot run on {','.join(r.targets)}"
+                )
         if (r.grids and "cpu" in r.targets) or len(r.grids) > PARTS:
-            raise CheckError(f"launch {r.launch}: {len(r.grids)} grids on {','.join(r.targets)}")
+            raise CheckError(
+                f"launch {r.launch}: {len(r.grids)} grids on {','.join(r.targets)}"
+            )
         _as_rules_say(p, launches[r.launch], r)
 
 
 def _as_rules_say(p: Plan, l: Launch, r: Run) -> None:
     """A GPU's grids, tile and space are what the kernel's rule makes of the shape. On a CPU there
     are none; no bit follows from its tile."""
-    real = 4 if p.head.real == "f32" else 2
+    real = p.head.bytes
     for target in r.targets:
         host = target == "cpu" or l.kernel in TWINS
         try:
-            how = How(()) if host else grids.how(l.kernel, target, real, l.shape)
+            how = (
+                How(()) if host else grids.how(l.kernel, target, real, l.shape)
+            )
         except NameError as e:
-            raise CheckError(f"launch {l.name}: its shape lacks what the rule names: {e}") from e
+            raise CheckError(
+                f"launch {l.name}: its shape lacks what the rule names: {e}"
+            ) from e
         tile = r.tile if host else how.tile
-        if (r.grids, r.space, r.tile) != (how.grids, how.space, tile) or min(r.tile) < 0:
-            raise CheckError(f"launch {r.launch} does not run on {target} by its kernel's rule")
+        if (r.grids, r.space, r.tile) != (how.grids, how.space, tile) or min(
+            r.tile
+        ) < 0:
+            raise CheckError(
+                f"launch {r.launch} does not run on {target} by its kernel's rule"
+            )
 
 
 def _schedule(name: str, phases: tuple[Phase, ...], most: float) -> None:
     """One phase after the other, from step 1 on and for ever; values from 0 to `most`."""
     begin = 1
     for n, x in enumerate(phases):
-        last, where = n == len(phases) - 1, f"phase {n} of the schedule of {name}"
-        if len(phases) > PHASES or (x.until != 0) == last or (not last and x.until <= begin):
+        last, where = (
+            n == len(phases) - 1,
+            f"phase {n} of the schedule of {name}",
+        )
+        if (
+            len(phases) > PHASES
+            or (x.until != 0) == last
+            or (not last and x.until <= begin)
+        ):
             raise CheckError(f"{where} does not end where it should")
-        if not x.span or x.curve not in ops.CURVES or not 0 <= x.begin <= most or x.stairs < 0 or \
-                (x.stairs and x.curve != "line"):
+        if (
+            not x.span
+            or x.curve not in ops.CURVES
+            or not 0 <= x.begin <= most
+            or x.stairs < 0
+            or (x.stairs and x.curve != "line")
+        ):
             raise CheckError(f"{where} has no curve")
         way = [(step - x.origin) / x.span for step in (begin, x.until - 1)]
         inside = not last and 0 <= min(way) and max(way) <= 1
-        good = {"line": inside or (x.begin == x.end and not x.stairs), "cosine": inside,
-                "log": not last and x.span > 1 and begin > x.origin and max(way) <= 1,
-                "inverse": x.end >= 0 and x.span > 0 and begin >= x.origin}[x.curve]
+        good = {
+            "line": inside or (x.begin == x.end and not x.stairs),
+            "cosine": inside,
+            "log": not last
+            and x.span > 1
+            and begin > x.origin
+            and max(way) <= 1,
+            "inverse": x.end >= 0 and x.span > 0 and begin >= x.origin,
+        }[x.curve]
         if not good or (x.curve != "inverse" and not 0 <= x.end <= most):
             raise CheckError(f"{where} leaves its curve")
         begin = x.until
@@ -172,42 +263,68 @@ def _flats(p: Plan) -> None:
     used: dict[str, list[tuple[int, int]]] = {f: [] for f in flats}
     for t in p.tensors:
         _tensor(p, t, flats)
-        used[t.flat] += [(t.offset + i * t.offset_step, math.prod(t.shape) // max(1, t.flat_step))
-                         for i in range(1 if t.flat_step else t.count)]
+        used[t.flat] += [
+            (
+                t.offset + i * t.offset_step,
+                math.prod(t.shape) // max(1, t.flat_step),
+            )
+            for i in range(1 if t.flat_step else t.count)
+        ]
     for name, spans in used.items():
-        if len({t.frozen for t in p.tensors if t.flat == name}) > 1:    # an update is of all
+        if (
+            len({t.frozen for t in p.tensors if t.flat == name}) > 1
+        ):  # an update is of all
             raise CheckError(f"flat {name} trains in part")
         end = 0
         for at, n in sorted(spans):
             if at < end or at % 1024:
-                raise CheckError(f"flat {name}: tensors overlap at element {at}")
+                raise CheckError(
+                    f"flat {name}: tensors overlap at element {at}"
+                )
             end = at + n
         f = flats[name]
-        if f.elems != -(-end // 1024) * 1024 or f.elems > f.shard * p.head.ranks or f.shard % 1024:
-            raise CheckError(f"flat {name}: {end} elements do not fit its shards")
+        if (
+            f.elems != -(-end // 1024) * 1024
+            or f.elems > f.shard * p.head.ranks
+            or f.shard % 1024
+        ):
+            raise CheckError(
+                f"flat {name}: {end} elements do not fit its shards"
+            )
     keys = [t.key + i * t.key_step for t in p.tensors for i in range(t.count)]
-    if sorted(keys) != list(range(len(keys))) or len({t.name for t in p.tensors}) != len(p.tensors):
+    if sorted(keys) != list(range(len(keys))) or len(
+        {t.name for t in p.tensors}
+    ) != len(p.tensors):
         raise CheckError("tensors do not have names and keys of their own")
-    names = [ops.layer(part.rpartition("=")[0], i) for t in p.tensors for part in t.parts
-             for i in range(t.count)]
+    names = [
+        ops.layer(part.rpartition("=")[0], i)
+        for t in p.tensors
+        for part in t.parts
+        for i in range(t.count)
+    ]
     if len(set(names)) < len(names):
         raise CheckError("two tensors have one name in the weights' file")
     if p.head.params != sum(t.count * t.elems for t in p.tensors):
         raise CheckError("the tensors are not all parameters")
     for f in p.flats:
-        if p.head.ranks > 1:                    # else all have the same
+        if p.head.ranks > 1:  # else all have the same
             _shared(p, f)
 
 
 def _shared(p: Plan, f: Flat) -> None:
     """What a stage of ZeRO promises of a flat: 1 shards the states (stores.py), 2 sums, too, 3
     parameters, too, but for those that persist."""
-    params, = p.stored("params", f.name)
-    whole = p.head.zero < 3 or f.name.partition(".")[0] == "keep"
+    stage = p.head.zero
+    (params,) = p.stored("params", f.name)
+    name, _, _ = f.name.partition(".")
+    whole = stage < 3 or name == "persistent"
     sums = {s.over for s in p.stored("sum", f.name)}
-    want = {0: {""}, 1: {"", "all"}}.get(p.head.zero, {"all"})
-    if not 0 <= p.head.zero <= 3 or params.whole != whole or sums - want:
-        raise CheckError(f"flat {f.name} is not shared as stage {p.head.zero} of ZeRO says")
+    want = {0: {""}, 1: {"", "all"}}.get(stage, {"all"})
+    known = stage in range(4)
+    if not known or params.whole != whole or sums - want:
+        raise CheckError(
+            f"flat {f.name} is not shared as stage {stage} of ZeRO says"
+        )
 
 
 @refusing
@@ -217,7 +334,9 @@ def _tables(p: Plan) -> None:
         raise CheckError("a table is listed twice")
     for t in p.tables:
         if len(t.freq) != t.head // 2 or not all(0 < f <= 1 for f in t.freq):
-            raise CheckError(f"table {t.name}: {len(t.freq)} frequencies of heads of {t.head}")
+            raise CheckError(
+                f"table {t.name}: {len(t.freq)} frequencies of heads of {t.head}"
+            )
 
 
 @refusing
@@ -225,10 +344,16 @@ def _flops(p: Plan) -> None:
     """A function's are those of its calls; of the plan's own functions none are counted."""
     shapes = {l.name: l.shape for l in p.launches}
     for f in p.fns:
-        unit = f.name.partition(".")[0] in UNITS
-        each = [flops(c.kernel, shapes[c.launch]) * c.rounds for c in f.calls if unit]
+        unit = f.body in BODIES
+        each = [
+            flops(c.kernel, shapes[c.launch]) * c.rounds
+            for c in f.calls
+            if unit
+        ]
         if f.flops != sum(each):
-            raise CheckError(f"function {f.name}: {f.flops} flops, its calls have {sum(each)}")
+            raise CheckError(
+                f"function {f.name}: {f.flops} flops, its calls have {sum(each)}"
+            )
 
 
 def _tensor(p: Plan, t: Tensor, flats: dict[str, Flat]) -> None:
@@ -236,69 +361,114 @@ def _tensor(p: Plan, t: Tensor, flats: dict[str, Flat]) -> None:
     rows = [part.rpartition("=")[2] for part in t.parts]
     good = all(r.isdigit() for r in rows) and min(t.shape) > 0
     padded = (p.head.vocab, ops.up(p.head.vocab, ops.VOCAB))
-    if not good or t.shape[0] != (n := sum(map(int, rows))) and (n, t.shape[0]) != padded:
-        raise CheckError(f"tensor {t.name}: its parts' rows do not add up to {t.shape}")
-    if t.frozen not in (0, 1) or not 0 <= t.rate < 1e30 or not 0 <= t.decay < 1e30:
+    if (
+        not good
+        or t.shape[0] != (n := sum(map(int, rows)))
+        and (n, t.shape[0]) != padded
+    ):
+        raise CheckError(
+            f"tensor {t.name}: its parts' rows do not add up to {t.shape}"
+        )
+    if (
+        t.frozen not in (0, 1)
+        or not 0 <= t.rate < 1e30
+        or not 0 <= t.decay < 1e30
+    ):
         raise CheckError(f"tensor {t.name}: no rate or decay")
     if not -1e30 < t.mean < 1e30 or not 0 <= t.std < 1e30:
         raise CheckError(f"tensor {t.name}: no initial values")
     step = (t.flat_step, t.offset_step)
-    if t.flat_step > 1:                         # slices of rows, which fill all shards
+    if t.flat_step > 1:  # slices of rows, which fill all shards
         whole = flats[t.flat].shard * p.head.ranks
         shared = all(s.over for s in p.stored("params", t.flat))
-        good = not t.offset and not t.offset_step and shared and \
-            whole * t.flat_step == math.prod(t.shape) and not t.shape[0] % t.flat_step
+        good = (
+            not t.offset
+            and not t.offset_step
+            and shared
+            and whole * t.flat_step == math.prod(t.shape)
+            and not t.shape[0] % t.flat_step
+        )
     else:
-        good = t.flat in flats and t.count > 0 and (
-            step == (0, 0) if t.count == 1 else step[0] == 1 if step[1] == 0 else not step[0])
-    if not good or t.flat_step and flats[t.flat].count != t.count * t.flat_step:
-        raise CheckError(f"tensor {t.name}: its {t.count} instances have no place in {t.flat}")
+        good = (
+            t.flat in flats
+            and t.count > 0
+            and (
+                step == (0, 0)
+                if t.count == 1
+                else step[0] == 1
+                if step[1] == 0
+                else not step[0]
+            )
+        )
+    if (
+        not good
+        or t.flat_step
+        and flats[t.flat].count != t.count * t.flat_step
+    ):
+        raise CheckError(
+            f"tensor {t.name}: its {t.count} instances have no place in {t.flat}"
+        )
 
 
 @refusing
 def _nodes(p: Plan) -> None:
     """Pending sums: one for each bit of the mask, which a push proves (effects.tree)."""
-    grains, W, block = p.head.grains, p.head.ranks, p.head.block
-    if block < 1 or block & (block - 1) or block >= 2 * grains * W:
-        raise CheckError(f"{block} leaves are no tree of {grains * W}")
-    if p.head.order == "local" and W > 1 and block % grains:
-        raise CheckError("a rank's own grains first: that is another tree")
+    h = p.head
+    block, every = h.block, h.micro_batches * h.ranks
+    power = block > 0 and not block & (block - 1)
+    if not power or block >= 2 * every:
+        raise CheckError(f"{block} leaves are no tree of {every}")
+    if h.order == "local" and h.ranks > 1 and block % h.micro_batches:
+        raise CheckError(
+            "a rank's own micro-batches first: that is another tree"
+        )
     for f in p.flats:
         if f.nodes != max(p.moves(f), f.mask.bit_count()):
-            raise CheckError(f"flat {f.name}: {f.nodes} pending sums at {f.mask:#b}")
+            raise CheckError(
+                f"flat {f.name}: {f.nodes} pending sums at {f.mask:#b}"
+            )
 
 
 @refusing
 def sections(p: Plan) -> None:
     """Sections are a program's; every event is one of the plan's, and recorded somewhere."""
-    if tuple(s.name for s in p.sections) != SECTIONS or \
-            any(s.repeat not in ((1, p.head.grains) if s.name == "grain" else (1,))
-                for s in p.sections):
-        raise CheckError("sections are not those of a program")
+    wrong = CheckError("sections are not those of a program")
+    if tuple(s.name for s in p.sections) != SECTIONS:
+        raise wrong
+    for s in p.sections:
+        most = p.head.micro_batches if s.name == "micro_batch" else 1
+        if s.repeat not in (1, most):
+            raise wrong
     limits = {e.name: e.index for e in p.events}
-    if len(limits) < len(p.events) or len({f.name for f in p.fns}) < len(p.fns):
+    fns = {f.name for f in p.fns}
+    if len(limits) < len(p.events) or len(fns) < len(p.fns):
         raise CheckError("an event or a function is listed twice")
     if p.head.overlap not in (0, 1):
         raise CheckError(f"overlap is {p.head.overlap}, neither 0 nor 1")
     steps = [(s.name, step) for s in p.sections for step in s.steps]
-    made = {(e.name, e.index) for _, step in steps for e in step.recs}
-    if idle := limits.keys() - {name for name, _ in made}:
+    made = {e for _, step in steps for e in step.recs}
+    recorded = {e.name for e in made}
+    if idle := limits.keys() - recorded:
         raise CheckError(f"nothing records {sorted(idle)}")
-    named = {base(a) for f in p.fns for c in f.calls for a in c.args} | \
-        {r.cls for _, step in steps for r in (*step.ins, *step.outs)}
-    if idle := {c.name for c in p.classes} - named - THEIRS - SCRATCH:
+    named = {base(a) for f in p.fns for c in f.calls for a in c.args}
+    for _, step in steps:
+        named |= {r.cls for r in step.refs}
+    classes = {c.name for c in p.classes}
+    if idle := classes - named - THEIRS - SCRATCH:
         raise CheckError(f"nothing uses {sorted(idle)}")
     for name, step in steps:
         where = f"section {name}: {step.queue} {step.op} {step.unit}"
-        for e in (*step.waits, *step.recs):
-            if not 0 <= e.index < limits.get(e.name, 0):
+        for e in step.events:
+            limit = limits.get(e.name, 0)
+            if not 0 <= e.index < limit:
                 raise CheckError(f"{where}: no event {e}")
         for e in step.waits:
-            if (e.name, e.index) not in made:
+            if e not in made:
                 raise CheckError(f"{where}: nothing records {e}")
 
 
 # ---- the play
+
 
 @refusing
 def units(p: Plan) -> dict[str, int]:
@@ -306,10 +476,15 @@ def units(p: Plan) -> dict[str, int]:
     counts: dict[str, int] = {}
     last = ""
     for s in p.section("eval").steps:
-        if s.op.split(".")[0] in UNITS:
+        if s.kind in BODIES:
             kind, index = unit_of(s.unit)
-            again = s.unit == last and len(s.op.split(".")) > 2     # another part of it
-            if index != counts.get(kind, 0) - again or s.op.split(".")[1] != kind:
+            again = (
+                s.unit == last and len(s.op.split(".")) > 2
+            )  # another part of it
+            if (
+                index != counts.get(kind, 0) - again
+                or s.op.split(".")[1] != kind
+            ):
                 raise CheckError(f"section eval: {s.unit} is out of order")
             counts[kind], last = index + 1, s.unit
     return counts
@@ -317,29 +492,35 @@ def units(p: Plan) -> dict[str, int]:
 
 def _slots(refs: Sequence[Ref]) -> frozenset[tuple[str, int]]:
     """What of these units are gathered to."""
-    return frozenset((r.cls, r.index) for r in refs if r.cls.startswith("ring."))
+    return frozenset(
+        (r.cls, r.index) for r in refs if r.cls.startswith("ring.")
+    )
 
 
 @refusing
 def _ahead(p: Plan) -> None:
     """Units are gathered no farther ahead than the head says: from a gather to its own use there
     are at most so many uses of others. (Fewer, where units stay gathered from use to use.)"""
-    issued: dict[tuple[str, int], int] = {}     # of a slot: uses that come before its gather
+    issued: dict[
+        tuple[str, int], int
+    ] = {}  # of a slot: uses that come before its gather
     uses, last, most = 0, None, 0
-    for s in p.section("grain").steps:
+    for s in p.section("micro_batch").steps:
         if s.op == "gather":
             for slot in _slots(s.outs):
                 issued.setdefault(slot, uses)
-        read = _slots(s.ins) if s.op.partition(".")[0] in UNITS else ()
+        read = _slots(s.ins) if s.kind in BODIES else ()
         use = (s.op, s.unit, read)
         if not read:
             continue
-        if use != last:                         # else another grain goes through the unit
+        if use != last:  # else another micro-batch goes through the unit
             uses, last = uses + 1, use
         before = [issued.pop(slot) for slot in read & issued.keys()]
         most = max([most, *(uses - 1 - n for n in before)])
     if most > p.head.prefetch:
-        raise CheckError(f"{most} units are gathered ahead, not {p.head.prefetch}")
+        raise CheckError(
+            f"{most} units are gathered ahead, not {p.head.prefetch}"
+        )
 
 
 @refusing
@@ -348,7 +529,9 @@ def _recipe(p: Plan) -> None:
     _schedule("momentum", p.recipe.momentum, 1 - 1e-9)
     r = p.recipe
     if not 0 <= r.beta2 < 1 or not 0 <= r.eps < 1e30 or not 0 <= r.clip < 1e30:
-        raise CheckError(f"recipe: beta2 {r.beta2}, eps {r.eps}, clip {r.clip}")
+        raise CheckError(
+            f"recipe: beta2 {r.beta2}, eps {r.eps}, clip {r.clip}"
+        )
     _scaler(p)
 
 
@@ -357,8 +540,13 @@ def _scaler(p: Plan) -> None:
     if len(p.recipe.scaler) != (p.head.real == "f16") or p.recipe.skips < 1:
         raise CheckError(f"{p.head.real} with {len(p.recipe.scaler)} scalers")
     for s in p.recipe.scaler:
-        if not 0 < s.first < 2.0 ** 128 or not 0 < s.least < 2.0 ** 128 or s.window < 0 or \
-                s.hysteresis < 1 or s.consecutive not in (0, 1):
+        if (
+            not 0 < s.first < 2.0**128
+            or not 0 < s.least < 2.0**128
+            or s.window < 0
+            or s.hysteresis < 1
+            or s.consecutive not in (0, 1)
+        ):
             raise CheckError(f"recipe: {s} is no scaler")
 
 
@@ -383,15 +571,17 @@ def play(p: Plan, facts: Facts) -> None:
     """What the sections' steps do; facts: of the plan's functions."""
     player = Program(p, facts)
     player.start()
-    player.train(GRAINS)
+    player.train(MICRO_BATCHES)
     player.train()
     player.evaluate()
     player.train()
     player.finished()
-    other = Program(p, facts)                               # a run may never train
+    other = Program(p, facts)  # a run may never train
     other.start()
     other.evaluate()
     other.evaluate()
     if player.most != p.head.live or p.head.live > p.head.bound:
-        raise CheckError(f"{player.most} elements are gathered at once, {p.head.live} were "
-                         f"promised, the bound is {p.head.bound}")
+        raise CheckError(
+            f"{player.most} elements are gathered at once, {p.head.live} were "
+            f"promised, the bound is {p.head.bound}"
+        )

@@ -1,25 +1,31 @@
 """copies.py -- plays the steps that move bytes: copies, gathers, reductions over ranks; what they
 touch, in order.py's terms, and what the places then hold, in memory.py's.
 """
+
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Callable, NamedTuple, Sequence
+from typing import NamedTuple
 
 from ..facts.commands import COMMANDS, Command
 from ..facts.queues import QUEUES
 from ..plan.plan import Fn, Plan, Ref, Step
-from .arrays import Came, Grain, Leaf, Sum, Value, over_ranks
+from .arrays import Came, Leaf, MicroBatch, Sum, Value, over_ranks
 from .memory import Run
-from .order import INDEX, Buffer, Order
+from .order import INDEX, Action, Buffer, Order
 
 MAIN = INDEX["main"]
-NONE = Command("", (), -1, -1)          # what is no step
-REDUCTIONS = ("alltoall", "reducescatter")      # what these bring is sent to who reads no peers
+NONE = Command("", (), -1, -1)  # what is no step
+REDUCTIONS = (
+    "alltoall",
+    "reducescatter",
+)  # what these bring is sent to who reads no peers
 
 
 class Place(NamedTuple):
     """Bytes of a slot from at + r * by_rank on."""
+
     buffer: Buffer
     at: int
     by_rank: int = 0
@@ -33,14 +39,15 @@ class Place(NamedTuple):
 class Reduction:
     """What ranks send each other, until all have summed it. came: what there is for rank r of
     every rank, whose number stands for the rank in the array's name."""
+
     source: Place
     size: int
     inbox: Place
     came: Run
     number: int
-    leaf: bool                  # of gradients as they are, not of sums in f32
+    leaf: bool  # of gradients as they are, not of sums in f32
     group: str
-    sources: int                # that come to an owner: its group's ranks, or NCCL's sum
+    sources: int  # that come to an owner: its group's ranks, or NCCL's sum
     summed: bool = False
 
 
@@ -61,18 +68,24 @@ class Moves(Order):
         super().__init__(p)
         self.flats = {f.name: f for f in p.flats}
         self.fns = {f.name: f for f in p.fns}
-        self.sources = self.W if p.head.reduction == "exact" else 1     # that an owner sums
+        self.sources = (
+            self.W if p.head.reduction == "exact" else 1
+        )  # that an owner sums
         self.groups = {g.name: g.ranks for g in p.groups}
         self.parted = self._parted()
-        self.passing = {c.name for c in p.passing}          # classes of what does not stay
+        self.passing = {
+            c.name for c in p.passing
+        }  # classes of what does not stay
         self.reductions: list[Reduction] = []
         self.reduced = 0
-        self.now = 0                                        # training steps begun
+        self.now = 0  # training steps begun
         # Elements that are gathered: a slot's, and which of main's steps knew of its release.
         self.live: dict[Buffer, tuple[int, int | None]] = {}
         whole = {s.flat for s in p.stores if s.what == "params" and s.whole}
-        gathers = p.head.zero == 3                          # what is not whole
-        self.kept = gathers * sum(f.shard * self.W for f in p.flats if f.name in whole)
+        gathers = p.head.zero == 3  # what is not whole
+        self.kept = gathers * sum(
+            f.shard * self.W for f in p.flats if f.name in whole
+        )
         self.most = self.kept
 
     def _parted(self) -> frozenset[str]:
@@ -88,46 +101,62 @@ class Moves(Order):
             elif s.op in ("alltoall", "reducescatter"):
                 out |= {r.cls for r in s.ins}
             elif s.op == "copy":
-                sides = ((s.ins, numbers.get("from_rank")), (s.outs, numbers.get("to_rank")))
+                sides = (
+                    (s.ins, numbers.get("from_rank")),
+                    (s.outs, numbers.get("to_rank")),
+                )
                 out |= {r.cls for refs, by in sides if by for r in refs}
         return frozenset(out)
 
     # ---- a step
 
-    def action(self, s: Step) -> tuple[Callable[..., None], Sequence[object]]:
-        fn, kind = self.fns.get(s.op), s.op.partition(".")[0]
-        command = COMMANDS.get(kind, NONE)
-        places = (len(fn.ins), len(fn.outs)) if fn else (command.ins, command.outs)
-        if (len(s.ins), len(s.outs)) != places:
+    def action(self, s: Step) -> Action:
+        fn = self.fns.get(s.op)
+        command = COMMANDS.get(s.kind, NONE)
+        queue = QUEUES[s.queue]
+        if fn:
+            ins, outs, names = len(fn.ins), len(fn.outs), fn.ints
+        else:
+            ins, outs, names = command.ins, command.outs, command.numbers
+        if (len(s.ins), len(s.outs)) != (ins, outs):
             self.fail("has other operands than it should")
-        if fn and not QUEUES[s.queue].kernels:
+        if fn and not queue.kernels:
             self.fail("the queue runs no kernels")
-        if command.moves and not QUEUES[s.queue].wire:
+        if command.moves and not queue.wire:
             self.fail("the queue has no collectives")
-        want = fn.ints if fn else command.numbers
-        if tuple([i.name for i in s.ints]) != want or \
-                any([i.per and i.name != "grain" for i in s.ints]):
+        by_micro_batch = [i.name for i in s.ints if i.per]
+        if tuple([i.name for i in s.ints]) != names or set(by_micro_batch) - {
+            "micro_batch"
+        }:
             self.fail("has other numbers than it should")
+        refs = s.refs
         mortal = {"copy": s.ins, "done": s.ins[1:]}
-        self.dying(s, (*s.ins, *s.outs) if fn else mortal.get(kind, ()))
+        self.dying(s, refs if fn else mortal.get(s.kind, ()))
         self.meeting(s, command.meets)
         numbers = {i.name: i.value + i.per * self.local for i in s.ints}
         if fn:
             return self.calling(fn, s, numbers)
-        places = [self.place(ref) for ref in (*s.ins, *s.outs)]
-        return getattr(type(self), f"do_{kind}"), (*places, *numbers.values())
+        places = [self.place(ref) for ref in refs]
+        do = getattr(type(self), f"do_{s.kind}")
+        return do, (*places, *numbers.values())
 
     def dying(self, s: Step, may: Sequence[Ref]) -> None:
         """Of a step's operands only some may be the last use of what their slots hold, of classes
         that all ranks have."""
-        for ref in (*s.ins, *s.outs):
-            if ref.last and (ref not in may or self.classes[ref.cls].targets != "all"):
+        for ref in s.refs:
+            if ref.last and (
+                ref not in may or self.classes[ref.cls].targets != "all"
+            ):
                 self.fail(f"{ref} cannot end here")
 
     def meeting(self, s: Step, meets: bool) -> None:
         """A step in which ranks meet names their group; others are each rank's own."""
         if meets != bool(s.group):
-            self.fail("ranks meet, of no group" if meets else f"is no meeting of group {s.group}")
+            self.fail(
+                "ranks meet, of no group"
+                if meets
+                else f"is no meeting of group {s.group}"
+            )
         if meets and s.group not in self.groups:
             self.fail(f"there is no group {s.group}")
 
@@ -145,8 +174,12 @@ class Moves(Order):
         if buffer in self.live:
             self.live[buffer] = self.live[buffer][0], self.clock[MAIN]
 
-    def calling(self, fn: Fn, s: Step, numbers: dict[str, int],
-                ) -> tuple[Callable[..., None], Sequence[object]]:
+    def calling(
+        self,
+        fn: Fn,
+        s: Step,
+        numbers: dict[str, int],
+    ) -> Action:
         self.fail("no such step")
 
     def do_mark(self) -> None:
@@ -164,9 +197,12 @@ class Moves(Order):
             within = at % (by_rank * self.W)
             if self.W > 1 and not buffer.parted:
                 self.fail(f"{where}: no step takes {buffer.cls} in parts")
-            if within + size > by_rank or at + by_rank * (self.W - 1) + size > buffer.stride:
+            if (
+                within + size > by_rank
+                or at + by_rank * (self.W - 1) + size > buffer.stride
+            ):
                 self.fail(f"{where}: {size} bytes are no rank's part")
-            peers, self.peers = self.peers, ()              # which read no rank's own part
+            peers, self.peers = self.peers, ()  # which read no rank's own part
             self.touch(buffer, at, at + size, write)
             self.peers = peers
         elif buffer.parted and at + size <= buffer.stride:
@@ -182,7 +218,11 @@ class Moves(Order):
     def look(self, where: Place, size: int) -> Run | None:
         """What fills a place."""
         buffer, at, by_rank = where
-        return buffer.read_own(at, by_rank, size) if by_rank else buffer.read(at, size)
+        return (
+            buffer.read_own(at, by_rank, size)
+            if by_rank
+            else buffer.read(at, size)
+        )
 
     def writes(self, where: Place, size: int, run: Run) -> None:
         self.access(where, size, True)
@@ -202,7 +242,7 @@ class Moves(Order):
         self.writes(where, size, run)
 
     def place(self, ref: Ref, by_rank: int = 0) -> Place:
-        return Place(self.bytes(ref.cls, ref.index), ref.at, by_rank)
+        return Place(self.slot(ref), ref.at, by_rank)
 
     def all_of(self, buffer: Buffer, write: bool) -> Buffer:
         """An access to all of a slot."""
@@ -211,7 +251,9 @@ class Moves(Order):
 
     # ---- moves
 
-    def do_copy(self, source: Place, to: Place, from_rank: int, to_rank: int, size: int) -> None:
+    def do_copy(
+        self, source: Place, to: Place, from_rank: int, to_rank: int, size: int
+    ) -> None:
         if from_rank:
             source = source._replace(by_rank=from_rank)
         if to_rank:
@@ -224,37 +266,66 @@ class Moves(Order):
             self.fail(f"{to} still holds {told(there[0][2])}")
         self.writes(to, size, run)
 
-    def do_batch(self, tokens: Place, targets: Place, of_rank: int, grain: int) -> None:
-        """The rank's tokens and targets of a grain, which come before all else of it: the run
+    def do_batch(
+        self, tokens: Place, targets: Place, of_rank: int, micro_batch: int
+    ) -> None:
+        """The rank's tokens and targets of a micro-batch, which come before all else of it: the run
         fetches them itself."""
-        before = self.p.section(self.section).steps[:self.number]
-        if self.section != "grain" or any(s.op != "batch" for s in before):
-            self.fail("tokens come at a grain's begin")
+        before = self.p.section(self.section).steps[: self.number]
+        if self.section != "micro_batch" or any(
+            s.op != "batch" for s in before
+        ):
+            self.fail("tokens come at a micro-batch's begin")
         if self.queue != MAIN or self.step.waits or self.step.recs:
             self.fail("the queue fetches no tokens")
         if tokens.buffer.index != targets.buffer.index:
             self.fail("tokens and targets have slots of two numbers")
         for where, what in ((tokens, "tokens"), (targets, "targets")):
-            slot = self.all_of(where.buffer, True) if not where.at else self.fail(f"fills {where}")
-            slot.write(0, slot.stride, Run(Value(what, "", Grain(self.now, grain, of_rank))))
+            slot = (
+                self.all_of(where.buffer, True)
+                if not where.at
+                else self.fail(f"fills {where}")
+            )
+            slot.write(
+                0,
+                slot.stride,
+                Run(
+                    Value(what, "", MicroBatch(self.now, micro_batch, of_rank))
+                ),
+            )
 
-    def do_gather(self, source: Place, to: Place, own: int, step: int, size: int) -> None:
+    def do_gather(
+        self, source: Place, to: Place, own: int, step: int, size: int
+    ) -> None:
         """Every rank's piece, to the same place of its part."""
         whole = step * (self.ranks - 1) + to.at + size
-        if not 0 < size <= step - to.at or whole > to.buffer.stride or \
-                own not in (0, step):
+        if (
+            not 0 < size <= step - to.at
+            or whole > to.buffer.stride
+            or own not in (0, step)
+        ):
             self.fail("piece lies outside the shard")
         self.common(source.buffer)
         run = self.reads(source._replace(by_rank=own), size)
-        one = run and not getattr(getattr(run.array, "grain", None), "by_rank", 0)
-        if not one or size % run.width:
-            self.fail(f"{source} holds {told(run)}, which is nothing to gather")
+        micro_batch = getattr(run.array, "micro_batch", None) if run else None
+        if (
+            not run
+            or getattr(micro_batch, "by_rank", False)
+            or size % run.width
+        ):
+            self.fail(
+                f"{source} holds {told(run)}, which is nothing to gather"
+            )
         self.touch(to.buffer, to.at, to.at + size, True)
         if not own:
             self.gathered(to.buffer, step * self.ranks // run.width)
         slot, all_ = to.buffer, run._replace(by_rank=0, by_part=run.by_rank)
-        if not own and slot.held and not slot.step or \
-                slot.read_parts(to.at, step, size) == all_:
+        if (
+            not own
+            and slot.held
+            and not slot.step
+            or slot.read_parts(to.at, step, size) == all_
+        ):
             self.fail(f"{to} still holds {told(slot.held[0][2])}")
         slot.write_parts(to.at, step, size, all_)
 
@@ -270,11 +341,15 @@ class Moves(Order):
         total = self.kept + sum(n for n, _ in self.live.values())
         self.most = max(self.most, total)
         if total > self.p.head.live:
-            self.fail(f"{total} elements gathered at once, {self.p.head.live} were promised")
+            self.fail(
+                f"{total} elements gathered at once, {self.p.head.live} were promised"
+            )
 
     # ---- reductions
 
-    def do_reducescatter(self, source: Place, to: Place, step: int, size: int, width: int) -> None:
+    def do_reducescatter(
+        self, source: Place, to: Place, step: int, size: int, width: int
+    ) -> None:
         """NCCL's sum of what all ranks send: numbers of what the source holds."""
         run = self.sent(source, step, size, False)
         if run.width != width:
@@ -282,11 +357,13 @@ class Moves(Order):
         added = over_ranks(self.one_sum(run), self.ranks)
         if not added:
             self.fail("sums what does not follow each other over ranks")
-        one = self.one_sum(run).leaves                      # of the tree
+        one = self.one_sum(run).leaves  # of the tree
         sum_ = run._replace(array=added._replace(leaves=one))
         self.brings(source, to, size, sum_, run.array)
 
-    def do_alltoall(self, source: Place, to: Place, step: int, size: int) -> None:
+    def do_alltoall(
+        self, source: Place, to: Place, step: int, size: int
+    ) -> None:
         run = self.sent(source, step, size, True)
         self.brings(source, to, size, run, run.array)
 
@@ -295,25 +372,37 @@ class Moves(Order):
         each: every rank's comes as it is."""
         if each != (self.sources == self.W):
             self.fail(f"reduces in another way than {self.p.head.reduction}")
-        whole = step * (self.ranks - 1) + source.at + size
-        if not 0 < size <= step - source.at or whole > source.buffer.stride:
+        slot, at = source.buffer, source.at
+        whole = step * (self.ranks - 1) + at + size
+        room = step - at
+        if not 0 < size <= room or whole > slot.stride:
             self.fail("piece lies outside the shard")
-        self.common(source.buffer)
-        self.touch(source.buffer, source.at, source.at + size, False)
-        run = source.buffer.read_parts(source.at, step, size)
+        self.common(slot)
+        self.touch(slot, at, at + size, False)
+        run = slot.read_parts(at, step, size)
         if not run or run.by_rank or size % run.width:
             self.fail(f"{source} holds {told(run)}, which is nothing to sum")
         return run
 
-    def brings(self, source: Place, inbox: Place, size: int, run: Run, of: object) -> None:
+    def brings(
+        self, source: Place, inbox: Place, size: int, run: Run, of: object
+    ) -> None:
         if inbox.at or any(r.inbox == inbox for r in self.reductions):
             self.fail(f"{inbox} is not free: what came there is not done")
         self.reduced += 1
         sources = self.ranks if self.step.op == "alltoall" else 1
         self.writes(inbox, sources * size, Run(Came(self.reduced)))
         came = Run(run.array, run.first, run.width, by_rank=run.by_part)
-        new = Reduction(source, size, inbox, came, self.reduced, isinstance(of, Leaf),
-                        self.step.group, sources)
+        new = Reduction(
+            source,
+            size,
+            inbox,
+            came,
+            self.reduced,
+            isinstance(of, Leaf),
+            self.step.group,
+            sources,
+        )
         self.reductions.append(new)
         self.peers = (*self.peers, source.buffer)
 
@@ -353,7 +442,7 @@ class Moves(Order):
         if isinstance(array, Sum) and array.whole:
             return array
         if isinstance(array, Leaf) and self.complete(array):
-            return Sum(array.flat, array.l, array.grain, 1, 1, True)
+            return Sum(array.flat, array.l, array.micro_batch, 1, 1, True)
         self.fail(f"sums {told(run)}")
 
     def complete(self, leaf: Leaf) -> bool:

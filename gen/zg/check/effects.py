@@ -1,9 +1,11 @@
 """effects.py -- what the kernels of a plan's own functions do to bytes: sums, norms, updates, first
 values. Each takes its call's operands: places, numbers (n, by_rank) and words.
 """
+
 from __future__ import annotations
 
-from typing import Callable, NamedTuple, Sequence
+from collections.abc import Callable
+from typing import NamedTuple
 
 from ..facts import ops
 from ..facts.kernels import HOST, KERNELS, NULL, TWINS, Formal
@@ -11,24 +13,39 @@ from ..facts.kernels import kernel as row_of
 from ..plan import operand as plan
 from ..plan.operand import Arg, Index, base
 from ..plan.plan import Call, Fn, Plan, Ref, Step
-from .arrays import EVERY, Control, Grain, Key, Leaf, Pending, State, Sum, Table, Totals, over_ranks
+from .arrays import (
+    EVERY,
+    Control,
+    Key,
+    Leaf,
+    MicroBatch,
+    Pending,
+    State,
+    Sum,
+    Table,
+    Totals,
+    over_ranks,
+)
 from .copies import Moves, Place, Reduction, told
 from .kernels import CTL, LEAVES
 from .memory import Run
+from .order import Action
 
-BLOCK = 1024                    # elements that kernels of the optimizer work on at once
-SUMS = ops.SUMS                 # integers of the exact sums
-CONTROL = ops.CTL               # bytes of a step's constants
+BLOCK = 1024  # elements that kernels of the optimizer work on at once
+SUMS = ops.SUMS  # integers of the exact sums
+CONTROL = ops.CTL  # bytes of a step's constants
 
 
 class Number(NamedTuple):
     """of rank r: n + r * by_rank."""
+
     n: int
     by_rank: int = 0
 
 
 class Part(NamedTuple):
     """Elements of a flat's instance."""
+
     flat: str
     l: int
     first: int
@@ -38,6 +55,7 @@ class Part(NamedTuple):
 
 class Sources(NamedTuple):
     """What a reduction brought to a slot."""
+
     inbox: Place
 
 
@@ -47,7 +65,13 @@ WORDS = ("span", "recipe", "f64", "u64")
 Kernel = Callable[..., None]
 # And the most that its launch has of a number of the shape, by the operand's place.
 Called = tuple[Kernel, list[Arg | Number], dict[int, int]]
-Formals = dict[str, Ref | int]          # what a step gives a function by its words
+
+
+class Formals(NamedTuple):
+    """What a step gives a function, by its words."""
+
+    refs: dict[str, Ref]
+    numbers: dict[str, int]
 
 
 class Effects(Moves):
@@ -56,26 +80,40 @@ class Effects(Moves):
     def __init__(self, p: Plan) -> None:
         super().__init__(p)
         self.launches = {l.name: l for l in p.launches}
-        self.moving = {(f.name, l) for f in p.flats if p.moves(f) for l in range(f.count)}
+        self.moving = {
+            (f.name, l) for f in p.flats if p.moves(f) for l in range(f.count)
+        }
         self.called: dict[str, list[Called]] = {}
         self.moments = ops.BYTES[p.recipe.moments]
         self.hashed: Part | None = None
 
     # ---- calls
 
-    def calling(self, fn: Fn, s: Step, numbers: dict[str, int],
-                ) -> tuple[Callable[..., None], Sequence[object]]:
+    def calling(
+        self,
+        fn: Fn,
+        s: Step,
+        numbers: dict[str, int],
+    ) -> Action:
         """A function of the plan's own: its calls in order."""
         if fn.name not in self.called:
             self.called[fn.name] = self.calls_of(fn)
-        if any(c.kernel.startswith(HOST) != (s.queue == "host") for c in fn.calls):
+        if any(
+            c.kernel.startswith(HOST) != (s.queue == "host") for c in fn.calls
+        ):
             self.fail("the queue runs other kernels")
-        formals: Formals = dict(zip((*fn.ins, *fn.outs), (*s.ins, *s.outs))) | numbers
+        names, refs = (*fn.ins, *fn.outs), s.refs
+        formals = Formals(dict(zip(names, refs, strict=True)), numbers)
         work = []
         for kernel, args, most in self.called[fn.name]:
             operands = [self.operand_of(a, formals) for a in args]
-            short = any(operands[at].n > n for at, n in most.items())
-            if short and s.queue != "host":         # there a run goes by the numbers alone
+            numbers_of = [
+                a.n if isinstance(a, Number) else 0 for a in operands
+            ]
+            short = any(numbers_of[at] > n for at, n in most.items())
+            if (
+                short and s.queue != "host"
+            ):  # there a run goes by the numbers alone
                 self.fail(f"{kernel.__name__} is launched for fewer elements")
             work.append((kernel, operands))
         return Effects.own, work
@@ -93,14 +131,17 @@ class Effects(Moves):
                 self.fail(f"{c.kernel} is launched as another kernel")
             row = TWINS.get(c.kernel) or KERNELS.get(c.kernel)
             kernel = getattr(Effects, row.name, None) if row else None
-            if not kernel:
+            if not row or not kernel:
                 self.fail(f"no function has {c.kernel}")
             used |= {base(a) for a in c.args}
             self.fits(fn, c)
             args = [Number(a) if isinstance(a, int) else a for a in c.args]
             if len(launch.shape) != len(row.shape):
                 self.fail(f"{c.kernel} is launched for another shape")
-            most = {row.at[name]: n for name, n in zip(row.shape, launch.shape)}
+            most = {
+                row.at[name]: n
+                for name, n in zip(row.shape, launch.shape, strict=True)
+            }
             out.append((kernel, args, most))
         if not {*fn.ins, *fn.outs} <= used:
             self.fail("has operands that no call uses")
@@ -111,36 +152,49 @@ class Effects(Moves):
         formals = row_of(call.kernel).formals
         if len(formals) != len(call.args):
             self.fail(f"{call.kernel} has {len(call.args)} operands")
-        for f, arg in zip(formals, call.args):
-            want = "number" if f.number else "word" if f.type in WORDS else "place"
+        for f, arg in zip(formals, call.args, strict=True):
+            want = (
+                "number"
+                if f.number
+                else "word"
+                if f.type in WORDS
+                else "place"
+            )
             null = f.optional and arg == NULL
-            rounds = getattr(arg, "by_round", 0)            # of which there is one
+            rounds = getattr(arg, "by_round", 0)  # of which there is one
             if not null and sort_of(arg, fn, f) != want or rounds:
-                self.fail(f"{call.kernel}: {f.name} is {arg}, which is no {want}")
+                self.fail(
+                    f"{call.kernel}: {f.name} is {arg}, which is no {want}"
+                )
 
     def operand_of(self, arg: Arg | Number, formals: Formals) -> Operand:
         """&leaf is what a formal names; n is a number of the step."""
         if isinstance(arg, Number):
             return arg
         if isinstance(arg, plan.Operand):
-            ref = formals.get(arg.base) or Ref(arg.base, 0)
-            return Place(self.bytes(ref.cls, ref.index), ref.at + arg.at, arg.by_rank)
+            ref = formals.refs.get(arg.base) or Ref(arg.base, 0)
+            return Place(self.slot(ref), ref.at + arg.at, arg.by_rank)
         if isinstance(arg, Index):
-            more = formals[arg.more] if arg.more else 0
-            return Number(arg.by_layer * formals["l"] + arg.at + more, arg.by_rank)
-        if arg.startswith("&"):
-            return self.place(formals[arg[1:]])
-        if arg == "sources":
-            return Sources(self.place(formals[arg]))
-        return Number(formals[arg]) if arg in formals else arg
+            more = formals.numbers[arg.more] if arg.more else 0
+            layer = arg.by_layer * formals.numbers["l"]
+            return Number(layer + arg.at + more, arg.by_rank)
+        word = str(arg)
+        if word.startswith("&"):
+            return self.place(formals.refs[word[1:]])
+        if word == "sources":
+            return Sources(self.place(formals.refs[word]))
+        number = formals.numbers.get(word)
+        return word if number is None else Number(number)
 
     def part(self, spans: str, first: Number, n: Number) -> Part:
         """What a kernel of elements works on."""
         kind, _, name = spans.partition(".")
         if kind != "spans":
             self.fail(f"works on {spans}")
-        l, at = divmod(first.n, self.flats[name].shard * self.W)
-        if n.n <= 0 or n.n % BLOCK or n.by_rank or l >= self.flats[name].count:
+        flat = self.flats[name]
+        l, at = divmod(first.n, flat.shard * self.W)
+        even = n.n > 0 and n.n % BLOCK == 0
+        if not even or n.by_rank or l >= flat.count:
             self.fail(f"works on {n.n} elements of {name}[{l}]")
         return Part(name, l, at, first.by_rank, n.n)
 
@@ -170,12 +224,16 @@ class Effects(Moves):
         return self.control(where)
 
     def totals(self, where: Place, write: bool) -> Totals:
-        run = self.access(where, 8 * SUMS, write).read(where.at, 8 * SUMS)
-        if not run or run.first or not isinstance(run.array, Totals):
+        slot = self.access(where, 8 * SUMS, write)
+        run = slot.read(where.at, 8 * SUMS)
+        sums = run.array if run and not run.first else None
+        if not isinstance(sums, Totals):
             self.fail(f"{where} holds {told(run)}, not the step's sums")
-        if run.array.step != self.now:
-            self.fail(f"{where} holds the sums of step {run.array.step}, not {self.now}")
-        return run.array
+        if sums.step != self.now:
+            self.fail(
+                f"{where} holds the sums of step {sums.step}, not {self.now}"
+            )
+        return sums
 
     def set_totals(self, where: Place, now: Totals) -> None:
         where.buffer.write(where.at, 8 * SUMS, Run(now))
@@ -184,20 +242,36 @@ class Effects(Moves):
         """A state's elements, from as the last step left them to as this one does."""
         flat, l, first, by_rank, n = part
         want = Run(State(what, flat, l, self.now - 1), first, width, by_rank)
-        self.access(where, n * width, True)             # to read them, too
+        self.access(where, n * width, True)  # to read them, too
         run = self.look(where, n * width)
         if run != want:
             self.fail(f"{where} holds {told(run)}, not {told(want)}")
-        self.put(where, n * width, Run(State(what, flat, l, self.now), first, width, by_rank))
+        self.put(
+            where,
+            n * width,
+            Run(State(what, flat, l, self.now), first, width, by_rank),
+        )
 
     def holds_sum(self, where: Place, part: Part) -> None:
-        """The sum of all grains' leaves of this step."""
+        """The sum of all micro-batches' leaves of this step."""
         run = self.reads(where, part.n * 4)
-        if run and self.W == 1 and isinstance(run.array, Sum):          # one rank's are all ranks'
-            run = run._replace(array=over_ranks(run.array, 1), by_rank=part.by_rank)
-        grain, grains = Grain(self.now, 0, 0), self.p.head.grains * self.W
+        if (
+            run and self.W == 1 and isinstance(run.array, Sum)
+        ):  # one rank's are all ranks'
+            run = run._replace(
+                array=over_ranks(run.array, 1), by_rank=part.by_rank
+            )
+        micro_batch, micro_batches = (
+            MicroBatch(self.now, 0, 0),
+            self.p.head.micro_batches * self.W,
+        )
         leaves = run.array.leaves if run and isinstance(run.array, Sum) else 0
-        want = Run(Sum(part.flat, part.l, grain, grains, leaves, True), part.first, 4, part.by_rank)
+        want = Run(
+            Sum(part.flat, part.l, micro_batch, micro_batches, leaves, True),
+            part.first,
+            4,
+            part.by_rank,
+        )
         if run != want:
             self.fail(f"{where} holds {told(run)}, not {told(want)}")
 
@@ -206,25 +280,34 @@ class Effects(Moves):
     def zk_begin(self, ctl: Place, sums: Place, recipe: str) -> None:
         last = self.constants(ctl, True)
         self.access(sums, 8 * SUMS, True)
-        if last.step + 1 != self.now or recipe != "recipe":
-            self.fail(f"{ctl} has begun step {last.step + 1}, not {self.now}")
-        self.set_control(ctl, Control(self.now, 0, False))
-        self.set_totals(sums, Totals(self.now, frozenset(), frozenset(), False))
+        step = last.step + 1
+        if step != self.now or recipe != "recipe":
+            self.fail(f"{ctl} has begun step {step}, not {self.now}")
+        self.set_control(ctl, Control(step, 0, False))
+        nothing = Totals(step, frozenset(), frozenset(), False)
+        self.set_totals(sums, nothing)
 
     def zk_count(self, ctl: Place, leaves: Number) -> None:
         now = self.leaves(ctl, True)
         self.set_control(ctl, now._replace(leaves=now.leaves + leaves.n))
 
-    def zk_square_sum(self, sums: Place, g: Place, spans: str, first: Number, n: Number) -> None:
-        part, now = self.part(spans, first, n), self.totals(sums, True)
+    def zk_square_sum(
+        self, sums: Place, g: Place, spans: str, first: Number, n: Number
+    ) -> None:
+        part = self.part(spans, first, n)
+        now = self.totals(sums, True)
         self.holds_sum(g, part)
-        store, = self.p.stored("sum", part.flat)
+        (store,) = self.p.stored("sum", part.flat)
         whole = bool(g.by_rank) if self.W > 1 else store.whole
-        if g.buffer.cls != store.cls or whole != store.whole:
-            self.fail(f"the sum of {part.flat} lies in {store.cls}, over {store.over}")
-        if part in now.norms or now.everywhere:
+        found = g.buffer.cls, whole
+        if found != (store.cls, store.whole):
+            self.fail(
+                f"the sum of {part.flat} lies in {store.cls}, over {store.over}"
+            )
+        norms = now.norms
+        if part in norms or now.everywhere:
             self.fail(f"{part.flat}[{part.l}] is measured twice, or too late")
-        self.set_totals(sums, now._replace(norms=now.norms | {tuple(part)}))
+        self.set_totals(sums, now._replace(norms=norms | {part}))
 
     def do_allreduce(self, source: Place, to: Place, count: int) -> None:
         if count != SUMS or source.buffer is to.buffer:
@@ -238,79 +321,123 @@ class Effects(Moves):
         sums, now = self.totals(total, False), self.constants(ctl, True)
         lacks = self.unmeasured(sums)
         if not sums.everywhere or lacks:
-            self.fail(f"norms are not complete: {lacks or 'a rank has its own'}")
+            self.fail(
+                f"norms are not complete: {lacks or 'a rank has its own'}"
+            )
         if sums.losses != EVERY:
-            self.fail(f"the losses are of {len(sums.losses)} grains of each rank")
+            self.fail(
+                f"the losses are of {len(sums.losses)} micro-batches of each rank"
+            )
         if now.step != self.now or now.known or recipe != "recipe":
             self.fail(f"the factor of step {now.step}, or twice")
         self.set_control(ctl, now._replace(known=True))
 
     def unmeasured(self, sums: Totals) -> list[Key]:
         """What moves and is not measured once, by all ranks together."""
-        parts: dict[Key, list[tuple[int, int]]] = {key: [] for key in self.moving}
+        parts: dict[Key, list[tuple[int, int]]] = {
+            key: [] for key in self.moving
+        }
         for flat, l, first, by_rank, n in sums.norms:
             own = by_rank == self.flats[flat].shard
             parts[flat, l].append((first if own else -1, n))
-        return sorted(key for key, measured in parts.items()
-                      if not covers(measured, self.flats[key[0]].shard))
+        return sorted(
+            key
+            for key, measured in parts.items()
+            if not covers(measured, self.flats[key[0]].shard)
+        )
 
-    def first_grains(self, n: int) -> frozenset[Grain]:
+    def first_micro_batches(self, n: int) -> frozenset[MicroBatch]:
         """Of each rank, in the order of sums."""
         if self.p.head.order == "ranks":
-            return frozenset(Grain(self.now, g * self.W, 1) for g in range(n))
-        return frozenset(Grain(self.now, g, self.p.head.grains) for g in range(n))
+            return frozenset(
+                MicroBatch(self.now, g * self.W, 1) for g in range(n)
+            )
+        return frozenset(
+            MicroBatch(self.now, g, self.p.head.micro_batches)
+            for g in range(n)
+        )
 
     # ---- sums of leaves
 
-    def zk_push(self, node: Place, stride: Number, source: Operand, count: Number, full: Number,
-                n: Number, ctl: Operand, total: Number, mask: Number, block: Number) -> None:
+    def zk_push(
+        self,
+        node: Place,
+        stride: Number,
+        source: Operand,
+        count: Number,
+        full: Number,
+        n: Number,
+        ctl: Operand,
+        total: Number,
+        mask: Number,
+        block: Number,
+    ) -> None:
         """The next leaves of a tree, or sums of as many: what is pending of it is in `node`."""
-        came, leaf, ranks = self.pushed(source, n.n, 4 if full.n else self.real)
+        size, distance = n.n, stride.n
+        width = 4 if full.n else self.real
+        came, leaf, ranks = self.pushed(source, size, width)
         one = self.one_sum(came)
         new = over_ranks(one, ranks) if ranks > 1 else one
-        if not new or count.n != ranks or full.n != int(not leaf):
+        said = count.n, full.n
+        if not new or said != (ranks, int(not leaf)):
             self.fail(f"pushes {count.n} of {told(came)}")
-        counted = isinstance(ctl, Place)
-        before = self.leaves(ctl, False).leaves if counted else 0
+        counted = False
+        before = 0
+        if isinstance(ctl, Place):
+            counted = True
+            before = self.leaves(ctl, False).leaves
         self.tree(counted, total.n, mask.n, block.n, one, ranks)
-        self.nodes(node, stride.n, n.n, mask.n, counted)
-        if counted and mask.n.bit_count() > 1:
-            self.others(node, 4 * stride.n, mask.n.bit_count(), one, before > 0)
+        self.nodes(node, distance, size, mask.n, counted)
+        nodes = mask.n.bit_count()
+        if counted and nodes > 1:
+            self.others(node, 4 * distance, nodes, one, before > 0)
         if before:
-            new = self.carried(node, n.n, came, new, before * one.leaves)
-        flat, l, grain, grains, leaves, _ = new
-        done = Sum(flat, l, grain, grains, leaves, before + ranks == total.n)
-        self.makes(node, 4 * n.n, Run(done, came.first, 4, came.by_rank))
+            new = self.carried(node, size, came, new, before * one.leaves)
+        done = new._replace(whole=before + ranks == total.n)
+        run = Run(done, came.first, 4, came.by_rank)
+        self.makes(node, 4 * size, run)
 
-    def pushed(self, source: Operand, n: int, width: int) -> tuple[Run, bool, int]:
+    def pushed(
+        self, source: Operand, n: int, width: int
+    ) -> tuple[Run, bool, int]:
         """What is pushed; whether it is leaves as they are; from how many ranks."""
         if isinstance(source, Sources):
             r: Reduction = self.brought(source.inbox)
             if (r.size, r.came.width) != (n * width, width):
                 self.fail(f"sums {n} elements of {r.size} bytes that came")
             return r.came, r.leaf, r.sources
+        if not isinstance(source, Place):
+            self.fail(f"pushes {source}")
         run = self.reads(source, n * width)
         if not run or run.width != width:
-            self.fail(f"{source} holds {told(run)}, not {n} elements of {width} bytes")
+            self.fail(
+                f"{source} holds {told(run)}, not {n} elements of {width} bytes"
+            )
         return run, isinstance(run.array, Leaf), 1
 
-    def nodes(self, node: Place, stride: int, n: int, mask: int, counted: bool) -> None:
+    def nodes(
+        self, node: Place, stride: int, n: int, mask: int, counted: bool
+    ) -> None:
         """Pending sums lie apart, in their class."""
         end = (node.at + node.by_rank * (self.W - 1)) // 4 + n
         room = node.buffer.stride // 4
         most = room // max(1, mask.bit_count())
         if counted and (stride % BLOCK or not end <= stride <= most):
-            self.fail(f"{node}: nodes at a distance of {stride} elements, of {end} in {room}")
+            self.fail(
+                f"{node}: nodes at a distance of {stride} elements, of {end} in {room}"
+            )
         if not counted and stride:
             self.fail(f"{node}: a distance of nodes, of which there is one")
 
-    def others(self, node: Place, step: int, nodes: int, one: Sum, begun: bool) -> None:
+    def others(
+        self, node: Place, step: int, nodes: int, one: Sum, begun: bool
+    ) -> None:
         """A tree's nodes behind the first, by `step` bytes from one to the next: nobody else's
         while it is not whole."""
         place, size = Place(node.buffer, step), step * (nodes - 1)
         mine = Run(Pending(one.flat, one.l))
         self.access(place, size, True)
-        if node.by_rank:                        # of parts by rank it is not known what lies behind
+        if node.by_rank:  # of parts by rank it is not known what lies behind
             return
         there = self.look(place, size)
         if begun and there != mine:
@@ -318,40 +445,72 @@ class Effects(Moves):
         if not begun:
             self.put(place, size, mine)
 
-    def tree(self, counted: bool, total: int, mask: int, block: int, one: Sum,
-             count: int) -> None:
+    def tree(
+        self,
+        counted: bool,
+        total: int,
+        mask: int,
+        block: int,
+        one: Sum,
+        count: int,
+    ) -> None:
         """All of a step's leaves are one tree after the other, of as many leaves as the plan says;
         what is not counted comes all at once."""
-        A, flat = self.p.head.grains, self.flats[one.flat]
-        if total != (A * count if counted else count):
+        head, flat = self.p.head, self.flats[one.flat]
+        times = head.micro_batches if counted else 1
+        if total != times * count:
             self.fail(f"a tree of {total}, of {count} at a time")
-        if total > 1 and block * one.leaves != self.p.head.block:
+        if total > 1 and block * one.leaves != head.block:
             self.fail(f"trees of {block} times {one.leaves} leaves")
         want = pending(total, count, block) if counted else 0
-        if mask != want or counted and flat.mask != want:
+        planned = flat.mask if counted else want
+        if mask != want or planned != want:
             self.fail(f"pending sums at {mask:#b}, not {want:#b}")
 
-    def carried(self, node: Place, n: int, came: Run, new: Sum, before: int) -> Sum:
+    def carried(
+        self, node: Place, n: int, came: Run, new: Sum, before: int
+    ) -> Sum:
         """What was pending, and the leaves that follow it."""
         old = self.reads(node, 4 * n)
         was = old.array if old else None
-        step, at, by_rank = new.grain
-        if not isinstance(was, Sum) or was.whole or (was.flat, was.l) != (new.flat, new.l) or \
-                was.leaves != before or was.grain != Grain(step, at - was.grains, by_rank) or \
-                old[1:4] != (came.first, 4, came.by_rank):
-            self.fail(f"{node} holds {told(old)}, which {told(came)} does not follow")
-        return was._replace(grains=was.grains + new.grains, leaves=was.leaves + new.leaves)
+        step, at, by_rank = new.micro_batch
+        if (
+            not old
+            or not isinstance(was, Sum)
+            or was.whole
+            or (was.flat, was.l) != (new.flat, new.l)
+            or was.leaves != before
+            or was.micro_batch
+            != MicroBatch(step, at - was.micro_batches, by_rank)
+            or old[1:4] != (came.first, 4, came.by_rank)
+        ):
+            self.fail(
+                f"{node} holds {told(old)}, which {told(came)} does not follow"
+            )
+        return was._replace(
+            micro_batches=was.micro_batches + new.micro_batches,
+            leaves=was.leaves + new.leaves,
+        )
 
     # ---- parameters and states
 
-    def zk_init(self, p: Place, spans: str, first: Number, n: Number, seed: Number,
-                full: Number) -> None:
+    def zk_init(
+        self,
+        p: Place,
+        spans: str,
+        first: Number,
+        n: Number,
+        seed: Number,
+        full: Number,
+    ) -> None:
         part = self.part(spans, first, n)
         if seed.n != self.p.head.seed:
             self.fail("draws from another seed")
         width = 4 if self.is_full(full) else self.real
         initial = State("p", part.flat, part.l, -1)
-        self.makes(p, part.n * width, Run(initial, part.first, width, part.by_rank))
+        self.makes(
+            p, part.n * width, Run(initial, part.first, width, part.by_rank)
+        )
 
     def is_full(self, full: Number) -> bool:
         if full.n not in (0, 1) or not full.n and self.real == 4:
@@ -360,44 +519,94 @@ class Effects(Moves):
 
     def zk_round(self, w: Place, p: Place, n: Number) -> None:
         run = self.reads(p, 4 * n.n)
-        parameters = run and isinstance(run.array, State) and run.array.what == "p"
-        if n.n % BLOCK or not parameters or run.width != 4:
+        if (
+            n.n % BLOCK
+            or not run
+            or not isinstance(run.array, State)
+            or run.array.what != "p"
+            or run.width != 4
+        ):
             self.fail(f"{p} holds {told(run)}, not parameters")
         self.makes(w, self.real * n.n, run._replace(width=self.real))
 
-    def zk_update(self, ctl: Place, recipe: str, w: Operand, p: Operand, m: Operand, v: Operand,
-                  g: Place, spans: str, first: Number, n: Number) -> None:
+    def zk_update(
+        self,
+        ctl: Place,
+        recipe: str,
+        w: Operand,
+        p: Operand,
+        m: Operand,
+        v: Operand,
+        g: Place,
+        spans: str,
+        first: Number,
+        n: Number,
+    ) -> None:
         part, now = self.part(spans, first, n), self.constants(ctl)
         if not now.known or now.step != self.now or recipe != "recipe":
-            self.fail(f"before the factor of step {self.now} is known: {ctl} holds {now}")
+            self.fail(
+                f"before the factor of step {self.now} is known: {ctl} holds {now}"
+            )
         self.holds_sum(g, part)
-        states = dict(zip(("p", "m", "v"), (p if p != "null" else w, m, v)))
-        given = [what for what, where in states.items() if isinstance(where, Place)]
+        states = dict(
+            zip(("p", "m", "v"), (p if p != "null" else w, m, v), strict=True)
+        )
+        given = [
+            what for what, where in states.items() if isinstance(where, Place)
+        ]
         if given != ["p", *self.rule]:
             self.fail(f"the rule has {self.rule}, not {given}")
         for what, where in states.items():
             if isinstance(where, Place):
-                width = self.moments if what != "p" else 4 if p != "null" else self.real
+                width = (
+                    self.moments
+                    if what != "p"
+                    else 4
+                    if p != "null"
+                    else self.real
+                )
                 self.goes_on(where, width, part, what)
-        if isinstance(p, Place) and isinstance(w, Place):   # a step that is skipped leaves it
+        if isinstance(p, Place) and isinstance(
+            w, Place
+        ):  # a step that is skipped leaves it
             self.goes_on(w, self.real, part, "p")
 
     @property
     def rule(self) -> list[str]:
         return list(ops.OPTIMIZERS[self.p.recipe.optimizer])
 
-    def zk_rope_table(self, table: Place, freq: str, T: Number, D: Number) -> None:
+    def zk_rope_table(
+        self, table: Place, freq: str, T: Number, D: Number
+    ) -> None:
         rows = {f"freq.{n}": t for n, t in enumerate(self.p.tables)}
-        if freq not in rows or (T.n, D.n) != (self.p.head.sequence, rows[freq].head):
+        row = rows.get(freq)
+        of_all = T.n == self.p.head.sequence
+        if not row or not of_all or D.n != row.head:
             self.fail(f"turns by {freq} of {T.n} positions, heads of {D.n}")
-        self.writes(table, 4 * T.n * D.n, Run(Table(rows[freq].name)))
+        made = Run(Table(row.name))
+        self.writes(table, 4 * T.n * D.n, made)
 
-    def zk_hash(self, out: str, p: Place, spans: str, first: Number, n: Number,
-                full: Number) -> None:
+    def zk_hash(
+        self,
+        out: str,
+        p: Place,
+        spans: str,
+        first: Number,
+        n: Number,
+        full: Number,
+    ) -> None:
         """A run calls it between two steps: no queue reads what it reads."""
-        part, width = self.part(spans, first, n), 4 if self.is_full(full) else self.real
+        part, width = (
+            self.part(spans, first, n),
+            4 if self.is_full(full) else self.real,
+        )
         step = self.now if (part.flat, part.l) in self.moving else 0
-        want = Run(State("p", part.flat, part.l, step), part.first, width, part.by_rank)
+        want = Run(
+            State("p", part.flat, part.l, step),
+            part.first,
+            width,
+            part.by_rank,
+        )
         run = self.look(p, part.n * width)
         if run != want or out != "out":
             self.fail(f"{p} holds {told(run)}, not {told(want)}")
@@ -423,9 +632,11 @@ def pending(total: int, count: int, block: int) -> int:
     """The bits that a count of leaves, `count` at a time, ever has before it is `total`; of all
     whole blocks, one bit."""
     last, mask = total // count - 1, 0
-    for b in range((block - 1).bit_length()):           # bit b repeats after 2^(b+1) multiples
-        first = -(-2**b // count)
-        tried = range(first, min(last + 1, 2**(b + 1)))
+    for b in range(
+        (block - 1).bit_length()
+    ):  # bit b repeats after 2^(b+1) multiples
+        first = -(-(2**b) // count)
+        tried = range(first, min(last + 1, 2 ** (b + 1)))
         mask |= any(n * count >> b & 1 for n in tried) << b
     return mask | block * (last * count >= block)
 

@@ -17,18 +17,28 @@ What it proves:
  frozen     nothing runs backward for what comes from no tensor that moves
  numbers    that no size settles are those that the plan states (stated)
 """
+
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from ..facts.kernels import (BACK, FORWARD, KERNELS, NULL, ROUND, Formal, backward, forward,
-                             value)
+from ..facts.kernels import (
+    BACK,
+    FORWARD,
+    KERNELS,
+    NULL,
+    ROUND,
+    Formal,
+    backward,
+    forward,
+    value,
+)
 from ..plan.operand import base
 from ..plan.plan import Call, Fn, Plan
 from . import grads, slices, stated
-from .body import Body, Value
+from .body import Body, Made, Ran, Value
 from .kernels import BODIES, CLASSES, UNITS, parts
 from .leaves import leaves
 from .order import CheckError, refusing
@@ -40,9 +50,15 @@ class Facts:
     """What steps need to know of functions: of (kind, flat), elements from one instance of the
     kind to the next in an instance of the flat; of (body, kind), the functions in order, and from
     which rows of its weight on each is called; of a function, its operands' flats."""
+
     steps: dict[tuple[str, str], int]
     parts: dict[tuple[str, str], list[tuple[str, list[int]]]]
     flats: dict[str, dict[str, str]]
+
+
+def _numbered(c: Call, at: int) -> Call:
+    """A call with the first row of a slice."""
+    return replace(c, args=tuple(at if a == "at" else a for a in c.args))
 
 
 @dataclass
@@ -54,7 +70,7 @@ class Run(Body):
         row = UNITS[call.kernel]
         dims = self.dims(call, row)
         spans: list[tuple[Formal, str, int, int]] = []  # where, lo, hi
-        for f, arg in zip(row.formals, call.args):
+        for f, arg in zip(row.formals, call.args, strict=True):
             if f.mode not in "<>" or arg == NULL or f.name in CLASSES:
                 continue
             size = value(f.elems, dims) * self.bytes_of(f.type)
@@ -62,27 +78,32 @@ class Run(Body):
             spans.append((f, where, at, at + size))
         outs = sum(f.mode == ">" for f, *_ in spans)
         for n, (f, where, lo, hi) in enumerate(spans[:outs]):
-            for there, other, low, high in spans[:n] + spans[n + 1:]:
+            for there, other, low, high in spans[:n] + spans[n + 1 :]:
                 same = there.name in f.alias and (lo, hi) == (low, high)
                 if where == other and lo < high and low < hi and not same:
                     self.fail(call, f"{where}+{lo} overlaps another operand")
 
-    def forward(self) -> list[tuple[Call, int, list]]:
+    def forward(self) -> list[Ran]:
         """The calls that forward is made of."""
         return [r for r in self.ran if forward(r[0].kernel, r[0].args)]
 
-    def wanted(self) -> Counter:
+    def wanted(self) -> Counter[Made]:
         """What must run backward for what ran forward: kernel, numbers, forward's operands."""
         out = []
         for c, _, is_ in self.forward():
             for kernel in FORWARD[c.kernel]:
                 back = BACK[kernel]
                 if any(self.moves(is_[n]) for n in back.makes):
-                    out.append((kernel, tuple(c.args[n] for _, n in back.numbers),
-                                tuple(is_[n] for _, n in back.same)))
+                    out.append(
+                        (
+                            kernel,
+                            tuple(c.args[n] for _, n in back.numbers),
+                            tuple(is_[n] for _, n in back.same),
+                        )
+                    )
         return Counter(out)
 
-    def backward(self) -> Counter:
+    def backward(self) -> Counter[Made]:
         """What does run backward; its gradients are none of what forward calls made."""
         made, out = {number for _, number, _ in self.forward()}, []
         for c, _, is_ in self.ran:
@@ -90,16 +111,21 @@ class Run(Body):
                 back = BACK[c.kernel]
                 if is_[back.dy][0] in made:
                     self.fail(c, f"{c.args[back.dy]} is no gradient")
-                out.append((c.kernel, tuple(c.args[n] for n, _ in back.numbers),
-                            tuple(is_[n] for n, _ in back.same)))
+                out.append(
+                    (
+                        c.kernel,
+                        tuple(c.args[n] for n, _ in back.numbers),
+                        tuple(is_[n] for n, _ in back.same),
+                    )
+                )
         return Counter(out)
 
     def run(self) -> None:
-        for self.fn in self.fns:
-            self.launched(list(self.fn.calls))
-            for at in slices.rounds(self, self.fn):
-                self.calls([replace(c, args=tuple(at if a == "at" else a for a in c.args))
-                            for c in self.fn.calls])
+        for fn in self.fns:
+            self.fn = fn
+            self.launched(list(fn.calls))
+            for at in slices.rounds(self, fn):
+                self.calls([_numbered(c, at) for c in fn.calls])
         slices.end(self)
 
     def calls(self, calls: list[Call]) -> None:
@@ -111,11 +137,13 @@ class Run(Body):
                 self.one(c)
 
     def one(self, c: Call) -> None:
-        if c.kernel == "zk_cross_entropy" and \
-                (c.args[1] == "null") != self.fn.name.startswith("eval."):
+        if c.kernel == "zk_cross_entropy" and (
+            c.args[1] == "null"
+        ) != self.fn.name.startswith("eval."):
             self.fail(c, "training needs the gradient, evaluation does not")
-        if c.kernel == "zk_cross_entropy" and (c.args[4] == "null") == \
-                (c.args[1] != "null" and self.p.head.real == "f16"):
+        if c.kernel == "zk_cross_entropy" and (c.args[4] == "null") == (
+            c.args[1] != "null" and self.p.head.real == "f16"
+        ):
             self.fail(c, "f16 needs a scale to train, nothing else does")
         self.apart(c)
         if KERNELS[c.kernel].whole:
@@ -129,16 +157,24 @@ class Run(Body):
     def launched(self, calls: list[Call]) -> None:
         """Calls are of their launches' shapes."""
         for c in calls:
-            launch = next((l for l in self.p.launches if l.name == c.launch), None)
+            launch = next(
+                (l for l in self.p.launches if l.name == c.launch), None
+            )
             shape = tuple(a for a in c.args if isinstance(a, int))
-            if not launch or launch.kernel != c.kernel or launch.shape != shape:
+            if (
+                not launch
+                or launch.kernel != c.kernel
+                or launch.shape != shape
+            ):
                 self.fail(c, f"launch {c.launch} is of another shape")
 
     def end(self, *outs: str) -> None:
         """Outputs are whole, everything was used."""
         for name in outs:
             there = [(v.lo, v.hi, v.type) for v in self.held.get(name, [])]
-            if any(name in f.outs for f in self.fns) and there != [(0, self.width, "real")]:
+            if any(name in f.outs for f in self.fns) and there != [
+                (0, self.width, "real")
+            ]:
                 self.fail(None, f"{name} is not written whole")
         for where, values in self.held.items():
             for v in values:
@@ -146,7 +182,7 @@ class Run(Body):
                     self.fail(None, f"{where}+{v.lo} is written and not read")
         for c, number, _ in self.ran:
             if number in self.again - self.of:
-                self.fail(c, "is made again and not read")
+                self.fail(c, "is recomputed and not read")
 
 
 def _drawn(b: Run) -> None:
@@ -157,56 +193,95 @@ def _drawn(b: Run) -> None:
     row, rows = picked[:2]
     same_weights = drawn[2:4] == its[2:4]
     of_one_row = draw.args[4:] == (1, *loss.args[5:])
-    like = draw.kernel == loss.kernel and drawn[1] == row and same_weights and of_one_row
-    whole = pick.args[3] == b.p.head.batch * b.p.head.sequence
-    one_input = its[1][:len(rows)] == rows              # of which the loss' call may take a part
+    like = (
+        draw.kernel == loss.kernel
+        and drawn[1] == row
+        and same_weights
+        and of_one_row
+    )
+    whole = pick.args[3] == b.p.head.rows
+    one_input = (
+        its[1][: len(rows)] == rows
+    )  # of which the loss' call may take a part
     if pick.kernel != "zk_pick" or not like or not whole or not one_input:
         b.fail(draw, "is not the logits of a row")
-    logits = next(v for values in b.held.values() for v in values if v.made == drawn[0])
+    logits = next(
+        v for values in b.held.values() for v in values if v.made == drawn[0]
+    )
     logits.used = True
     b.ran = rest
 
 
-def _unit_bodies(p: Plan, kind: str, fns: dict[str, Fn], count: int, below: bool) -> list[Run]:
+def _unit_bodies(
+    p: Plan, kind: str, fns: dict[str, Fn], count: int, below: bool
+) -> list[Run]:
     """The functions of a kind, run forward, then backward on what was saved. below: what comes into
     its first unit has a gradient."""
-    width = p.head.batch * p.head.sequence * p.head.width * (4 if p.head.real == "f32" else 2)
-    known: dict[tuple, int] = {}
-    value = lambda name: [Value(0, width, "real", (name,), True)]
-    x = {("x",)} if below else set()
-    forward, backward = (_functions(fns, body, kind) for body in ("fwd", "bwd"))
+    width = p.head.value
+    known: dict[Made, int] = {}
+
+    def value(name: str) -> list[Value]:
+        return [Value(0, width, "real", (name,), True)]
+
+    x: set[Made] = {("x",)} if below else set()
+    forward, backward = (
+        _functions(fns, body, kind) for body in ("fwd", "bwd")
+    )
     if not forward:
         out = []
         for body in ("train", "eval"):
-            b = Run(p, [fns[f"{body}.{kind}"]], {"x": value("x")}, known, alive=x)
+            b = Run(
+                p, [fns[f"{body}.{kind}"]], {"x": value("x")}, known, alive=x
+            )
             b.run()
             if body == "eval":
                 _drawn(b)
             b.end("dx")
             out.append(b)
-        if not out[0].wanted() == out[0].backward() == out[1].wanted() or out[1].backward() or \
-                out[0].reads != out[1].reads or not grads.adds_back(out[1], out[0]):
+        if (
+            not out[0].wanted() == out[0].backward() == out[1].wanted()
+            or out[1].backward()
+            or out[0].reads != out[1].reads
+            or not grads.adds_back(out[1], out[0])
+        ):
             out[0].fail(None, "forward, backward and evaluation do not agree")
         return out
     for _ in range(2):
         fwd = Run(p, forward, {"x": value("x")}, known, alive={*x})
         fwd.run()
-        if count > 1 and fwd.reads.keys() & fwd.moving:            # into its second, in any case
+        if (
+            count > 1 and fwd.reads.keys() & fwd.moving
+        ):  # into its second, in any case
             x = {("x",)}
     fwd.end("y")
-    saved, y = fwd.held.get("s", []), [replace(v, used=True) for v in fwd.held["y"]]
+    saved, y = (
+        fwd.held.get("s", []),
+        [replace(v, used=True) for v in fwd.held["y"]],
+    )
     if fwd.moves(y[0].made) != bool(backward) or not backward and saved:
-        fwd.fail(None, "runs backward for what does not move, or not for what does")
+        fwd.fail(
+            None, "runs backward for what does not move, or not for what does"
+        )
     if not backward:
         return [fwd]
-    bwd = Run(p, backward, {"x": value("x"), "y": y, "dy": value("dy"), "s": saved},
-                known, again=frozenset(n for _, n, _ in fwd.ran), alive=fwd.alive)
+    bwd = Run(
+        p,
+        backward,
+        {"x": value("x"), "y": y, "dy": value("dy"), "s": saved},
+        known,
+        again=frozenset(n for _, n, _ in fwd.ran),
+        alive=fwd.alive,
+    )
     for name in ("x", "y", "dy", "s"):
         if not any(name in f.ins for f in bwd.fns):
             bwd.held.pop(name)
     bwd.run()
     bwd.end("dx")
-    if fwd.wanted() != bwd.backward() or fwd.backward() or not grads.adds_back(fwd, bwd):
+    if (
+        fwd.wanted() != bwd.backward()
+        or fwd.backward()
+        or not grads.adds_back(fwd, bwd)
+    ):
         bwd.fail(None, "does not run backward what ran forward")
     dx = bwd.held["dx"][0].made if any("dx" in f.outs for f in bwd.fns) else ()
     grads.prove(fwd.ran, bwd.ran, y[0].made, dx, bwd.fail)
@@ -240,11 +315,14 @@ def functions(p: Plan, counts: dict[str, int]) -> Facts:
             alive.add(kind)
     stated.prove(p, bodies, counts)
     made = [b for kind in counts for b in bodies[kind]]
-    idle = {f.name for f in p.fns if f.name.partition(".")[0] in BODIES} - \
-        {f.name for b in made for f in b.fns}
+    idle = {f.name for f in p.fns if f.body in BODIES} - {
+        f.name for b in made for f in b.fns
+    }
     if idle:
         raise CheckError(f"no unit has {sorted(idle)}")
-    parts = {(b.fn.name.split(".")[0], b.kind):
-             [(f.name, slices.rounds(b, f)) for f in b.fns] for b in made}
+    parts = {
+        (b.fn.body, b.kind): [(f.name, slices.rounds(b, f)) for f in b.fns]
+        for b in made
+    }
     flats = {f.name: b.flats.get(f.name, {}) for b in made for f in b.fns}
     return Facts(leaves(p, bodies, counts), parts, flats)

@@ -8,36 +8,41 @@ sum.
  an addition       is of two parts of one value's gradient that have no use in common
  dx                is the whole gradient of x
 """
+
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Callable, Iterator, NoReturn
+from typing import Any, NoReturn
 
 from ..facts.kernels import ADD, BACK, NULL, Back
 from ..plan.operand import Arg, Operand
 from ..plan.plan import Call
-from .body import Body
+from .body import Body, Made, Ran
 
-Ran = list[tuple[Call, int, list]]      # calls, their numbers, what their operands are
-Part = tuple[tuple, frozenset]          # a value; uses of it
+# Of a value: the call that reads it and the operand's place, or "y" where it is the output.
+Uses = frozenset[tuple[int, int] | str]
+Part = tuple[Made, Uses]
 
 
 class _Gradients:
     """What the values of backward are gradients of."""
 
-    def __init__(self, fwd: Ran, y: tuple) -> None:
+    def __init__(self, fwd: list[Ran], y: Made) -> None:
         self.calls = {number: (call, is_) for call, number, is_ in fwd}
-        self.uses: dict[tuple, set] = {y: {"y"}}
+        self.uses: dict[Made, set[tuple[int, int] | str]] = {y: {"y"}}
         for _, number, is_ in fwd:
             for n, what in enumerate(is_):
                 if isinstance(what, tuple) and what[0] != number:
                     self.uses.setdefault(what, set()).add((number, n))
-        self.of: dict[tuple, set[Part]] = {("dy",): set(self.parts(y, frozenset({"y"})))}
+        self.of: dict[Made, set[Part]] = {
+            ("dy",): set(self.parts(y, frozenset({"y"})))
+        }
 
-    def whole(self, value: tuple) -> Part:
+    def whole(self, value: Made) -> Part:
         return value, frozenset(self.uses.get(value, ()))
 
-    def parts(self, value: tuple, uses: frozenset) -> Iterator[Part]:
+    def parts(self, value: Made, uses: Uses) -> Iterator[Part]:
         """What a gradient of `value` by these uses is a part of."""
         yield value, uses
         call, is_ = self.calls.get(value[0], (None, []))
@@ -45,30 +50,45 @@ class _Gradients:
             for n in (1, 2):
                 yield from self.parts(is_[n], frozenset({(value[0], n)}))
 
-    def sums(self, a: tuple, b: tuple) -> Iterator[Part]:
+    def sums(self, a: Made, b: Made) -> Iterator[Part]:
         for value, uses in self.of.get(a, ()):
             for other, more in self.of.get(b, ()):
                 if value == other and not uses & more:
                     yield from self.parts(value, uses | more)
 
-    def forward(self, kernel: str, dy: tuple) -> list[tuple[int, Call, list]]:
+    def forward(
+        self, kernel: str, dy: Made
+    ) -> list[tuple[int, Call, list[Any]]]:
         """The calls of which it is the whole gradient."""
-        return [(number, call, is_) for number, (call, is_) in self.calls.items()
-                if call.kernel == kernel and self.whole((number, 0)) in self.of.get(dy, ())]
+        return [
+            (number, call, is_)
+            for number, (call, is_) in self.calls.items()
+            if call.kernel == kernel
+            and self.whole((number, 0)) in self.of.get(dy, ())
+        ]
 
 
 def adds_back(fwd: Body, bwd: Body) -> bool:
-    """Backward adds as often as forward adds to what has a gradient, beside what it makes again."""
-    first, then = ([(n, x) for c, n, x in b.ran if c.kernel == ADD] for b in (fwd, bwd))
+    """Backward adds as often as forward adds to what has a gradient, beside what it recomputes."""
+    first, then = (
+        [(n, x) for c, n, x in b.ran if c.kernel == ADD] for b in (fwd, bwd)
+    )
     again = {n for n, _ in first}
-    return len([n for n, _ in then if n not in again]) == sum(fwd.moves(x[1]) for _, x in first)
+    return len([n for n, _ in then if n not in again]) == sum(
+        fwd.moves(x[1]) for _, x in first
+    )
 
 
-def prove(fwd: Ran, bwd: Ran, y: tuple, dx: tuple,
-          fail: Callable[[Call | None, str], NoReturn]) -> None:
+def prove(
+    fwd: list[Ran],
+    bwd: list[Ran],
+    y: Made,
+    dx: Made,
+    fail: Callable[[Call | None, str], NoReturn],
+) -> None:
     g = _Gradients(fwd, y)
     for call, number, is_ in bwd:
-        if number in g.calls:                               # made again
+        if number in g.calls:  # recomputed
             continue
         if call.kernel == ADD:
             g.of[number, 0] = set(g.sums(is_[1], is_[2]))
@@ -79,8 +99,11 @@ def prove(fwd: Ran, bwd: Ran, y: tuple, dx: tuple,
         back = BACK[call.kernel]
         for of, first, was in g.forward(back.of, is_[back.dy]):
             if _belongs(back, call, is_, first, was):
-                parts = () if back.x is None else \
-                    g.parts(was[back.x], frozenset({(of, back.x)}))
+                parts = (
+                    ()
+                    if back.x is None
+                    else g.parts(was[back.x], frozenset({(of, back.x)}))
+                )
                 g.of[number, 0] = set(parts)
                 break
         else:
@@ -89,14 +112,22 @@ def prove(fwd: Ran, bwd: Ran, y: tuple, dx: tuple,
         fail(None, "dx is not the whole gradient of x")
 
 
-def _belongs(back: Back, call: Call, is_: list, first: Call, was: list) -> bool:
+def _belongs(
+    back: Back, call: Call, is_: list[Any], first: Call, was: list[Any]
+) -> bool:
     """A call backward reads what that call forward read and made, and writes its parameters'
     gradients."""
     same = all(is_[n] == was[forward] for n, forward in back.same)
-    leaves = all(call.args[n] in (_leaf(first.args[p]), NULL, Operand("acc"))
-                 for n, p in back.params)
+    leaves = all(
+        call.args[n] in (_leaf(first.args[p]), NULL, Operand("acc"))
+        for n, p in back.params
+    )
     return same and leaves
 
 
 def _leaf(param: Arg) -> Arg:
-    return replace(param, base=f"d{param.base}") if isinstance(param, Operand) else NULL
+    return (
+        replace(param, base=f"d{param.base}")
+        if isinstance(param, Operand)
+        else NULL
+    )

@@ -1,5 +1,6 @@
 """kernels.py -- calls of a plan by the kernel table: where what they take lies, and what several
 calls are together."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -7,15 +8,28 @@ from dataclasses import replace
 from ..facts.kernels import ADD, KERNELS, NULL, Kernel
 from ..facts.ops import LEAVES as COUNT
 from ..facts.ops import SCALE
-from ..plan.operand import Operand
+from ..plan.operand import Arg, Operand
+from ..plan.operand import whole as number
 from ..plan.plan import Call
 
-BODIES = ("fwd", "bwd", "train", "eval")        # of a unit: what its functions' names begin with
+BODIES = (
+    "fwd",
+    "bwd",
+    "train",
+    "eval",
+)  # of a unit: what its functions' names begin with
 # Rows of kernels that units call.
 UNITS = {name: row for name, row in KERNELS.items() if not row.own}
-# The class in which an operand of this name lies. Of a zk_ctl, what kernels of a grain use by an
+# The class in which an operand of this name lies. Of a zk_ctl, what kernels of a micro-batch use by
+# an
 # operand: from which byte to which.
-CLASSES = {"token": "tokens", "target": "targets", "table": "table", "sums": "sums", "scale": "ctl"}
+CLASSES = {
+    "token": "tokens",
+    "target": "targets",
+    "table": "table",
+    "sums": "sums",
+    "scale": "ctl",
+}
 LEAVES, SCALED = Operand("ctl"), Operand("ctl", SCALE)
 CTL = {LEAVES: (COUNT, COUNT + 8), SCALED: (SCALE, SCALE + 8)}
 
@@ -26,14 +40,17 @@ def parts(c: Call) -> list[Call]:
     if "more" not in at:
         return [c]
     forward = "sum" in at
-    total = at["sum"] if forward else at["dx"]          # what the addition makes
+    total = at["sum"] if forward else at["dx"]  # what the addition makes
     one = at["x"] if forward else at["dx"]
-    if args[at["more"]] == NULL and not (forward and args[total] != NULL):
+    more = args[at["more"]]
+    summed = forward and args[total] != NULL
+    if more == NULL and not summed:
         return [c]
-    elems = args[at["M"]] * args[at["C"]]
-    add = Call(ADD, "", (args[total], args[one], args[at["more"]], elems))
+    rows, columns = args[at["M"]], args[at["C"]]
+    elems = number(rows) * number(columns)
+    add = Call(ADD, "", (args[total], args[one], more, elems))
     args[at["more"]] = NULL
-    if forward:                                         # before it
+    if forward:  # before it
         args[one], args[total] = args[total], NULL
     norm = replace(c, args=tuple(args))
     return [add, norm] if forward else [norm, add]
@@ -41,5 +58,8 @@ def parts(c: Call) -> list[Call]:
 
 def whole(c: Call, row: Kernel) -> Call:
     """The call of which one on a slice is a part: on all of the weight."""
-    named = dict(zip(row.at, c.args)) | row.numbers
-    return Call(row.whole, "", tuple(named[name] for name in KERNELS[row.whole].at))
+    named: dict[str, Arg] = dict(zip(row.at, c.args, strict=True))
+    named |= row.numbers
+    return Call(
+        row.whole, "", tuple(named[name] for name in KERNELS[row.whole].at)
+    )

@@ -1,19 +1,25 @@
 """leaves.py -- proves of a unit's functions that every tensor gets one gradient: who comes
 first in backward writes it, the tensor's other readers add to it. What is frozen gets none."""
+
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from ..facts.kernels import ROUND
-from ..plan.operand import Operand, base
+from ..plan.operand import Operand, base, whole
 from ..plan.plan import Plan
 from .body import Body
 from .order import CheckError
 
 
-def leaves(p: Plan, bodies: dict[str, list[Body]], counts: dict[str, int],
-           ) -> dict[tuple[str, str], int]:
+def leaves(
+    p: Plan,
+    bodies: Mapping[str, Sequence[Body]],
+    counts: dict[str, int],
+) -> dict[tuple[str, str], int]:
     """Every tensor's gradient is written once and added to by its other readers, if it moves.
     Facts.steps."""
-    kinds = list(reversed(counts))                              # in backward order
+    kinds = list(reversed(counts))  # in backward order
     tensors = {t.name: t for t in p.tensors}
     readers: dict[str, set[str]] = {n: set() for n in tensors}
     givers: dict[str, list[tuple[str, bool]]] = {n: [] for n in tensors}
@@ -36,23 +42,38 @@ def leaves(p: Plan, bodies: dict[str, list[Body]], counts: dict[str, int],
     for name, t in tensors.items():
         got = givers[name]
         read = [k for k in kinds if k in readers[name]]
-        if not read or got != ([] if t.frozen else [(k, k != read[0]) for k in read]):
-            raise CheckError(f"tensor {name}: read by {read}, its gradient comes from {got}")
+        if not read or got != (
+            [] if t.frozen else [(k, k != read[0]) for k in read]
+        ):
+            raise CheckError(
+                f"tensor {name}: read by {read}, its gradient comes from {got}"
+            )
         if t.count != counts[read[-1]]:
-            raise CheckError(f"tensor {name}: {t.count} instances for {counts[read[-1]]} units")
+            raise CheckError(
+                f"tensor {name}: {t.count} instances for {counts[read[-1]]} units"
+            )
         for kind in readers[name]:
-            if steps.setdefault((kind, t.flat), t.offset_step) != t.offset_step:
-                raise CheckError(f"tensor {name}: another distance than its unit's others")
+            if (
+                steps.setdefault((kind, t.flat), t.offset_step)
+                != t.offset_step
+            ):
+                raise CheckError(
+                    f"tensor {name}: another distance than its unit's others"
+                )
     return steps
 
 
 def _rounded(b: Body) -> set[str]:
     """The tensors whose gradient is rounded from the f32 sum."""
     out = set()
-    for c in (c for fn in b.fns for c in fn.calls):
-        if c.kernel == ROUND and base(c.args[1]).startswith("acc"):
-            if c.args[1] != Operand("acc"):
+    for c in b.calls_of():
+        if c.kernel != ROUND:
+            continue
+        to, of, n = c.args
+        if base(of).startswith("acc"):
+            if of != Operand("acc"):
                 b.fail(c, "rounds something else than the sum")
-            out.add(b.tensor(c, c.args[0], c.args[2], 0, ("dw", "dp")).name)
-            b.acc.add(c.args[2])
+            elems = whole(n)
+            out.add(b.tensor(c, to, elems, 0, ("dw", "dp")).name)
+            b.acc.add(elems)
     return out

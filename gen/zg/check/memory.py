@@ -6,34 +6,42 @@ them: a run says which element rank 0 has first, and how many further each next 
 buffer that is cut in parts, one for each rank, a rank may change its own part alone, or all parts
 at once by a gather: until they are one run again, its own part and the others are kept apart.
 """
+
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Hashable, NamedTuple
+from typing import NamedTuple
 
 
 class Run(NamedTuple):
     """Elements of an array, `width` bytes each, one after the other. On rank r, and in part q of a
     buffer, the first is first + r * by_rank + q * by_part."""
+
     array: Hashable
     first: int = 0
     width: int = 1
     by_rank: int = 0
     by_part: int = 0
 
-    def after(self, size: int) -> "Run | None":
+    def after(self, size: int) -> Run | None:
         """What comes so many bytes further on."""
         array, first, width, by_rank, by_part = self
         more, cut = divmod(size, width)
-        return None if cut else Run(array, first + more, width, by_rank, by_part)
+        return (
+            None if cut else Run(array, first + more, width, by_rank, by_part)
+        )
 
-    def leads(self, size: int, to: "Run") -> bool:
+    def leads(self, size: int, to: Run) -> bool:
         """Whether that is the other."""
-        return self.first + size // self.width == to.first and self.after(size) == to
+        return (
+            self.first + size // self.width == to.first
+            and self.after(size) == to
+        )
 
 
-Piece = tuple[int, int, Run]            # bytes [lo, hi), and what is there
-PAGES = 64                              # of parts, that are looked at: a slot has one for each sum
+Piece = tuple[int, int, Run]  # bytes [lo, hi), and what is there
+PAGES = 64  # of parts, that are looked at: a slot has one for each sum
 
 
 def joined(pieces: list[Piece]) -> list[Piece]:
@@ -63,7 +71,11 @@ def _put(pieces: list[Piece], lo: int, hi: int, run: Run) -> list[Piece]:
                 before.append((a, lo, was))
             if hi < b and (rest := was.after(hi - a)):
                 after.append((hi, b, rest))
-    if before and before[-1][1] == lo and before[-1][2].leads(lo - before[-1][0], run):
+    if (
+        before
+        and before[-1][1] == lo
+        and before[-1][2].leads(lo - before[-1][0], run)
+    ):
         lo, _, run = before.pop()
     if after and after[0][0] == hi and run.leads(hi - lo, after[0][2]):
         hi = after.pop(0)[1]
@@ -84,6 +96,7 @@ class Slot:
     """step 0: `held` is all of it. Else it is cut in parts of `step` bytes, and `held` is what a
     rank's own part holds, `others` what every other part does: pages of `ranks` parts follow each
     other, and in both lists so do the parts of one page and of the next."""
+
     ranks: int
     held: list[Piece] = field(default_factory=list)
     others: list[Piece] = field(default_factory=list)
@@ -99,7 +112,7 @@ class Slot:
 
     def write(self, at: int, size: int, run: Run) -> None:
         if self.step:
-            self.clear()                # not one run: whoever needs what was there finds nothing
+            self.clear()  # not one run: whoever needs what was there finds nothing
         self.held = _put(self.held, at, at + size, run)
 
     # ---- a range of every rank's own part
@@ -129,7 +142,10 @@ class Slot:
                 return None
             return whole._replace(by_part=step // whole.width)
         lo = self._in_part(at, step, size)
-        mine, other = _find(self.held, lo, lo + size), _find(self.others, lo, lo + size)
+        mine, other = (
+            _find(self.held, lo, lo + size),
+            _find(self.others, lo, lo + size),
+        )
         if lo < 0 or not mine or not other:
             return None
         seen = other._replace(by_rank=other.by_rank + other.by_part, by_part=0)
@@ -165,7 +181,9 @@ class Slot:
                 if not begin or step % run.width:
                     continue
                 there, more = (n * step, n * step + step), step // run.width
-                self.held.append((*there, begin._replace(by_rank=run.by_rank + more)))
+                self.held.append(
+                    (*there, begin._replace(by_rank=run.by_rank + more))
+                )
                 self.others.append((*there, begin._replace(by_part=more)))
 
     def _settle(self) -> None:
@@ -173,10 +191,21 @@ class Slot:
         step, out = self.step, []
         if len(self.held) != len(self.others):
             return
-        for (lo, hi, mine), (a, b, other) in zip(self.held, self.others):
-            seen = other._replace(by_rank=other.by_rank + other.by_part, by_part=0)
-            if (lo, hi) != (a, b) or lo % step or hi - lo != step or seen != mine or \
-                    other.by_part * other.width != step:
+        for (lo, hi, mine), (a, b, other) in zip(
+            self.held, self.others, strict=True
+        ):
+            seen = other._replace(
+                by_rank=other.by_rank + other.by_part, by_part=0
+            )
+            if (
+                (lo, hi) != (a, b)
+                or lo % step
+                or hi - lo != step
+                or seen != mine
+                or other.by_part * other.width != step
+            ):
                 return
-            out.append((lo * self.ranks, hi * self.ranks, other._replace(by_part=0)))
+            out.append(
+                (lo * self.ranks, hi * self.ranks, other._replace(by_part=0))
+            )
         self.held, self.others, self.step = joined(out), [], 0

@@ -4,15 +4,17 @@ Steps are taken in order of issue. A queue's clock says how many steps of every 
 before its next one; a record is a copy of it, a wait takes the larger of both. Two accesses to the
 same bytes, one of them a write, must be ordered by these clocks.
 """
+
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
-from typing import Callable, NoReturn, Sequence
+from typing import NoReturn, ParamSpec, TypeVar
 
 from ..facts.queues import QUEUES
 from ..plan.operand import Operand
-from ..plan.plan import Plan, Step
+from ..plan.plan import Plan, Ref, Step
 from .kernels import CTL
 from .memory import Run, Slot
 
@@ -28,15 +30,23 @@ class CheckError(Exception):
 LACKS = (LookupError, ValueError, ArithmeticError, StopIteration)
 
 
-def refusing(part: Callable) -> Callable:
+Proof = ParamSpec("Proof")
+Found = TypeVar("Found")
+
+
+def refusing(part: Callable[Proof, Found]) -> Callable[Proof, Found]:
     """A part of the check that refuses a plan, too, which lacks what the part looks up."""
+
     @wraps(part)
-    def proved(p: Plan, *rest: object) -> object:
+    def proved(*args: Proof.args, **named: Proof.kwargs) -> Found:
         try:
-            return part(p, *rest)
+            return part(*args, **named)
         except LACKS as e:
-            raise CheckError(f"{part.__name__.strip('_')}: the plan lacks what it names, or names "
-                             f"what cannot be: {type(e).__name__}: {e}") from e
+            raise CheckError(
+                f"{part.__name__.strip('_')}: the plan lacks what it names, or names "
+                f"what cannot be: {type(e).__name__}: {e}"
+            ) from e
+
     return proved
 
 
@@ -52,12 +62,13 @@ FIRST: Record = (0, 0, [])
 @dataclass(slots=True, eq=False)
 class Buffer(Slot):
     """A slot of a class: its bytes, and their accesses, those of late."""
+
     cls: str = ""
     index: int = 0
     stride: int = 0
-    room: int = 0               # stride, or 0: the class has no such slot
+    room: int = 0  # stride, or 0: the class has no such slot
     arena: str = ""
-    parted: bool = False        # some step goes to or from parts by rank
+    parted: bool = False  # some step goes to or from parts by rank
     accesses: list[Access] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -68,37 +79,48 @@ class Buffer(Slot):
         return self.read(0, self.stride)
 
 
+# A method, and what it is called with.
+Action = tuple[Callable[..., None], Sequence[object]]
+
+
 @dataclass(slots=True)
 class Line:
     """A step as it is played each time: read once, with what it names looked up. act: a method,
     and what it is called with."""
+
     queue: int
     arenas: tuple[str, str]
     waits: list[tuple[str, int]]
     recs: list[tuple[str, int]]
     act: Callable[..., None]
     operands: Sequence[object]
-    dead: list[Buffer]          # behind it
+    dead: list[Buffer]  # behind it
 
 
 class Order:
     """Plays steps; what a step does is left to `do`."""
 
     def __init__(self, p: Plan) -> None:
-        self.p, self.W = p, p.head.ranks
-        self.real = 4 if p.head.real == "f32" else 2
+        self.p = p
+        self.W = p.head.ranks
+        self.real = p.head.bytes
         self.classes = {c.name: c for c in p.classes}
         self.limits = {e.name: e.index for e in p.events}
         self.memory: dict[tuple[str, int], Buffer] = {}
-        self.parted: frozenset[str] = frozenset()       # classes
+        self.parted: frozenset[str] = frozenset()  # classes
         self.clocks: list[Clock] = [[0] * len(QUEUES) for _ in QUEUES]
         self.events: dict[tuple[str, int], Record] = {}
-        self.peers: tuple[Buffer, ...] = ()             # that peers read until `done`
-        self.lines: dict[int, Line] = {}                # of the plan's steps, by their identity
-        self.local = 0                                  # of this step's grains
+        self.peers: tuple[Buffer, ...] = ()  # that peers read until `done`
+        self.lines: dict[
+            int, Line
+        ] = {}  # of the plan's steps, by their identity
+        self.local = 0  # of this step's micro-batches
         # Of the step that is played: where it stands, its queue, clock and arenas.
-        self.section, self.number, self.step = "", 0, Step("main", "", "")
-        self.queue, self.clock = 0, self.clocks[0]
+        self.section = ""
+        self.number = 0
+        self.step = Step("main", "", "")
+        self.queue = 0
+        self.clock = self.clocks[0]
         self.arenas = ("device", "device")
 
     def fail(self, what: str) -> NoReturn:
@@ -106,7 +128,7 @@ class Order:
         where = f"section {self.section}, step {self.number}"
         raise CheckError(f"{where}: {s.queue} {s.op} {s.unit}: {what}")
 
-    def action(self, s: Step) -> tuple[Callable[..., None], Sequence[object]]:
+    def action(self, s: Step) -> Action:
         """What a step does: a method, and what it is called with."""
         self.fail("no such step")
 
@@ -121,8 +143,13 @@ class Order:
             self.clock = clock = self.clocks[line.queue]
             for event in line.waits:
                 queue, at, known = self.events.get(event, FIRST)
-                if clock[queue] < at:           # else all that it knew is known here, too
-                    clock[:] = [a if a > b else b for a, b in zip(clock, known)]
+                if (
+                    clock[queue] < at
+                ):  # else all that it knew is known here, too
+                    clock[:] = [
+                        a if a > b else b
+                        for a, b in zip(clock, known, strict=True)
+                    ]
             clock[line.queue] += 1
             line.act(self, *line.operands)
             for buffer in line.dead:
@@ -133,47 +160,74 @@ class Order:
             self.events[event] = line.queue, clock[line.queue], clock[:]
 
     def read(self, s: Step) -> Line:
-        """A step that is the same in all grains is read once."""
+        """A step that is the same in all micro-batches is read once."""
         queue = QUEUES.get(s.queue) or self.fail("no such queue")
         if self.p.head.overlap == 0 and queue.beside:
             self.fail("a queue of its own, but collectives do not overlap")
-        line = Line(INDEX[s.queue], (queue.reads, queue.writes),
-                    [(e.name, e.index) for e in s.waits], [(e.name, e.index) for e in s.recs],
-                    *self.action(s),
-                    [self.bytes(r.cls, r.index) for r in (*s.ins, *s.outs) if r.last])
+        line = Line(
+            INDEX[s.queue],
+            (queue.reads, queue.writes),
+            [(e.name, e.index) for e in s.waits],
+            [(e.name, e.index) for e in s.recs],
+            *self.action(s),
+            [self.bytes(r.cls, r.index) for r in s.refs if r.last],
+        )
         if not any([i.per for i in s.ints]):
             self.lines[id(s)] = line
         return line
+
+    def slot(self, ref: Ref) -> Buffer:
+        return self.bytes(ref.cls, ref.index)
 
     def bytes(self, cls: str, index: int) -> Buffer:
         found = self.memory.get((cls, index))
         if found is None:
             c = self.classes.get(cls) or self.fail(f"no class {cls}")
             room = c.stride if 0 <= index < c.slots else 0
-            found = Buffer(self.W, cls=cls, index=index, stride=c.stride, room=room,
-                           arena=c.arena, parted=cls in self.parted)
+            found = Buffer(
+                self.W,
+                cls=cls,
+                index=index,
+                stride=c.stride,
+                room=room,
+                arena=c.arena,
+                parted=cls in self.parted,
+            )
             self.memory[cls, index] = found
         return found
 
-    def touch(self, buffer: Buffer, lo: int, hi: int, write: bool, dies: bool = False) -> None:
+    def touch(
+        self, buffer: Buffer, lo: int, hi: int, write: bool, dies: bool = False
+    ) -> None:
         """An access to bytes [lo, hi), ordered after all that conflict with it; dies: of what the
         step used."""
         if not 0 <= lo < hi <= buffer.room:
             slots = self.classes[buffer.cls].slots
-            self.fail(f"{buffer} bytes {lo}..{hi} are outside {slots} slots of {buffer.stride}")
+            self.fail(
+                f"{buffer} bytes {lo}..{hi} are outside {slots} slots of {buffer.stride}"
+            )
         arena = "device" if dies else self.arenas[write]
         if arena != buffer.arena:
             self.fail(f"{buffer} is not in the {arena} arena")
         if write and buffer in self.peers:
             self.fail(f"{buffer} is written while peers may read it")
         mine, clock = self.queue, self.clock
-        joins = buffer.arena != "file"  # pieces in a row are one access, as late as its last; in
-        new, kept = True, []            # the file each has its turn
+        joins = (
+            buffer.arena != "file"
+        )  # pieces in a row are one access, as late as its last; in
+        new, kept = True, []  # the file each has its turn
         for access in buffer.accesses:
             low, high, wrote, queue, at = access
-            if (wrote or write) and at > clock[queue] and low < hi and lo < high:
+            if (
+                (wrote or write)
+                and at > clock[queue]
+                and low < hi
+                and lo < high
+            ):
                 what = "write" if wrote else "read"
-                self.fail(f"{buffer}: not ordered after a {what} on queue {list(QUEUES)[queue]}")
+                self.fail(
+                    f"{buffer}: not ordered after a {what} on queue {list(QUEUES)[queue]}"
+                )
             own = queue == mine and wrote == write
             if lo <= low and high <= hi and (write or own):
                 continue

@@ -1,8 +1,10 @@
 """rounds.py -- calls in rounds go through parts of whole values, each once and in order."""
+
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Iterator
+from typing import TypeGuard
 
 from ..plan.operand import Arg, Operand
 from ..plan.plan import Call
@@ -13,26 +15,32 @@ from .kernels import CLASSES
 def through(b: Body, rounds: int, calls: list[Call]) -> Iterator[Call]:
     """The calls of each round, to be run in turn."""
     for c in calls:
-        if not any(arg == "c" or _by(arg) for arg in c.args):
+        if "c" not in c.args and not any(map(_moves, c.args)):
             b.fail(c, f"is called {rounds} times alike")
-    moving = {arg for c in calls for arg in c.args if _by(arg)}
-    places = {(arg.base, arg.at, arg.by_round) for arg in moving
-              if arg.base not in CLASSES.values()}
+    moving = {arg for c in calls for arg in c.args if _moves(arg)}
+    places = {
+        (arg.base, arg.at, arg.by_round)
+        for arg in moving
+        if arg.base not in CLASSES.values()
+    }
     whole = {place: b.split(*place, rounds) for place in sorted(places)}
     before = len(b.ran)
     for b.round in range(rounds):
         now: dict[Arg, Arg] = {"c": b.round}
-        now |= {arg: replace(arg, at=arg.at + b.round * arg.by_round, by_round=0)
-                for arg in moving}
+        now |= {
+            arg: replace(arg, at=arg.at + b.round * arg.by_round, by_round=0)
+            for arg in moving
+        }
         for c in calls:
             yield replace(c, args=tuple(now.get(a, a) for a in c.args))
     b.round = 0
     for place, old in whole.items():
         b.join(*place, rounds, old)
     made = {number for _, number, _ in b.ran[before:]}
-    for values in b.held.values():                          # what is left is of one round alone
+    for values in b.held.values():  # what is left is of one round alone
         values[:] = [v for v in values if not v.used or v.made[0] not in made]
 
 
-def _by(arg: Arg) -> int:
-    return arg.by_round if isinstance(arg, Operand) else 0
+def _moves(arg: Arg) -> TypeGuard[Operand]:
+    """Whether an operand is another place in each round."""
+    return isinstance(arg, Operand) and arg.by_round != 0

@@ -5,10 +5,14 @@ its tensor's slices are; what they write together is nobody's to read or to writ
 the last one the whole call counts as made, in this call's place. In halves a sum of dx is a value
 that only its rounding reads.
 """
+
 from __future__ import annotations
+
+from typing import Any
 
 from ..facts.kernels import KERNELS
 from ..plan.operand import Arg
+from ..plan.operand import whole as number
 from ..plan.plan import Call, Fn
 from .body import Body
 from .kernels import whole as whole_of
@@ -18,48 +22,62 @@ def rounds(b: Body, fn: Fn) -> list[int]:
     """From which rows on a function is called, in turn."""
     if not fn.ints:
         return [0]
-    wide = {(c.args[-4], c.args[-1]) for c in fn.calls if KERNELS[c.kernel].whole}
-    if fn.ints != ("at",) or len(wide) != 1 or any("at" not in c.args for c in fn.calls):
+    wide = {
+        (number(c.args[-4]), number(c.args[-1]))
+        for c in fn.calls
+        if KERNELS[c.kernel].whole
+    }
+    if (
+        fn.ints != ("at",)
+        or len(wide) != 1
+        or any("at" not in c.args for c in fn.calls)
+    ):
         b.fail(None, f"takes {fn.ints}")
-    (N, n), = wide
+    ((N, n),) = wide
     return list(range(0, N, n))
 
 
 def call(b: Body, c: Call) -> None:
     row = KERNELS[c.kernel]
     dims = b.dims(c, row)
-    M, N, K, at, n = (int(str(dims[d])) for d in ("M", "N", "K", "at", "n"))
+    M, N, K = (int(dims[d]) for d in ("M", "N", "K"))
+    at, n = int(dims["at"]), int(dims["n"])
     whole = whole_of(c, row)
     begun, of = b.slices.open.pop(whole, (0, []))
     if at != begun or n <= 0 or N % n:
         b.fail(c, f"{n} of {N} rows from {at} on, after {begun}")
-    is_: list[object] = []
-    for f, arg in zip(row.formals, c.args):
+    is_: list[Any] = []
+    end = at + n
+    last = end == N
+    sizes = {"M*N": M * N, "M*K": M * K, "n*K": N * K, "N": N}  # of the whole
+    for f, arg in zip(row.formals, c.args, strict=True):
         if f.number:
             continue
-        size = {"M*N": M * N, "M*K": M * K, "n*K": N * K, "N": N}.get(f.elems, 0)
-        size_of = size * b.bytes_of(f.type)
+        size_of = sizes.get(f.elems, 0) * b.bytes_of(f.type)
+        written = f.mode == ">"
         if f.mode == "<":
             is_.append(b.read(c, arg, size_of, "real"))
         elif f.elems == "n*K":
             t = b.tensor(c, arg, N * K, 0, ("w", "dw"))
             if t.flat_step * n != N:
                 b.fail(c, f"{t.name} is in {t.flat_step} slices")
-        elif f.mode == ">" and at == 0:
+        elif written and at == 0:
             b.write(c, arg, size_of, "part", (whole,))
-        if f.mode == ">":
-            _partial(b, c, arg, size_of, whole, at + n == N)
+        if written:
+            _partial(b, c, arg, size_of, whole, last)
     if at and is_ != of:
         b.fail(c, "reads what the slices before did not read")
-    if at + n < N:
-        b.slices.open[whole] = at + n, is_
+    if not last:
+        b.slices.open[whole] = end, is_
     elif c.kernel == "zk_slice_bwd_x" and b.real != 4:
         _sum(b, c, whole, is_[0], M * K)
     else:
         b.call(whole)
 
 
-def _partial(b: Body, c: Call, arg: Arg, size: int, whole: Call, last: bool) -> None:
+def _partial(
+    b: Body, c: Call, arg: Arg, size: int, whole: Call, last: bool
+) -> None:
     """What is written slice by slice is still there; after the last it makes room for the whole."""
     base, at = b.place(c, arg, size)
     mine = [v for v in b.held.get(base, []) if v.made == (whole,)]
@@ -71,23 +89,32 @@ def _partial(b: Body, c: Call, arg: Arg, size: int, whole: Call, last: bool) -> 
 
 def _sum(b: Body, c: Call, whole: Call, dy: object, elems: int) -> None:
     """dx as f32: it is made when it is rounded."""
-    weight = b.tensor(c, whole.args[2], 0, whole.args[5], ("w",)).name
+    width = number(whole.args[5])
+    weight = b.tensor(c, whole.args[2], 0, width, ("w",)).name
     b.reads[weight] = None
-    is_: list[object] = [None, dy, weight, *whole.args[3:]]
-    number = b.known.setdefault((whole.kernel, *is_), len(b.known))
-    is_[0] = number, 0
-    b.write(c, whole.args[0], 4 * elems, "f32", (number, 0))
-    b.slices.sums.add((number, 0))
-    b.ran.append((whole, number, is_))
+    is_: list[Any] = [None, dy, weight, *whole.args[3:]]
+    call = b.known.setdefault((whole.kernel, *is_), len(b.known))
+    is_[0] = made = call, 0
+    b.write(c, whole.args[0], 4 * elems, "f32", made)
+    b.slices.sums.add(made)
+    b.ran.append((whole, call, is_))
 
 
 def rounded(b: Body, c: Call) -> None:
     """A sum of dx becomes dx."""
-    n = c.args[2]
+    n = number(c.args[2])
     made = b.read(c, c.args[1], 4 * n, "f32")
-    (base, at), (other, to) = b.place(c, c.args[1], 4 * n), b.place(c, c.args[0], b.real * n)
-    if made not in b.slices.sums or b.real == 4 or \
-            base == other and at < to + b.real * n and to < at + 4 * n:
+    (base, at), (other, to) = (
+        b.place(c, c.args[1], 4 * n),
+        b.place(c, c.args[0], b.real * n),
+    )
+    if (
+        made not in b.slices.sums
+        or b.real == 4
+        or base == other
+        and at < to + b.real * n
+        and to < at + 4 * n
+    ):
         b.fail(c, f"rounds {c.args[1]}")
     b.slices.sums.discard(made)
     b.write(c, c.args[0], b.real * n, "real", made)

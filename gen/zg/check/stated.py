@@ -1,13 +1,14 @@
 """stated.py -- proves that calls and tensors have the numbers that the plan states of its spec.
 
 Forward's calls are compared one by one, each operand by its mark in the kernel's row; those of
-training and of evaluation alike. Backward and what it makes again have forward's numbers (fns). A
+training and of evaluation alike. Backward and what it recomputes have forward's numbers (fns). A
 tensor's numbers are told by its place in the order in which calls of forward first take tensors,
 and so is the key of its random numbers.
 """
+
 from __future__ import annotations
 
-from typing import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..facts.kernels import KERNELS, backward
 from ..facts.rope import frequencies
@@ -19,53 +20,67 @@ from .kernels import UNITS, whole
 from .order import CheckError
 
 Lines = Mapping[str, list[Stated]]
-DRAW = 2                        # calls that an evaluation ends with; they are the loss' again
+DRAW = 2  # calls that an evaluation ends with; they are the loss' again
 _MARKED = [f.name for row in UNITS.values() for f in row.formals if f.stated]
 OF_CALLS = tuple(dict.fromkeys(_MARKED))
 
 
-def prove(p: Plan, bodies: Mapping[str, Sequence[Body]], counts: Mapping[str, int]) -> None:
+def prove(
+    p: Plan, bodies: Mapping[str, Sequence[Body]], counts: Mapping[str, int]
+) -> None:
     """bodies: of a kind the function forward, and behind it evaluation's, where it has its own."""
     lines = _lines(p.stated, sum(counts.values()))
     tensors = {t.name: t for t in p.tensors}
-    first = key = 0
+    first = 0
+    key = 0
     for kind, count in counts.items():
-        units = range(first, first + count)
+        end = first + count
+        units = range(first, end)
         forward, last = bodies[kind][0], bodies[kind][-1]
         _calls(p, lines, forward, forward.calls_of(), units)
         if last.fn.name.startswith("eval."):
             _calls(p, lines, last, last.calls_of()[:-DRAW], units)
         own = [tensors.pop(name) for name in forward.reads if name in tensors]
         _tensors(lines, own, units, key)
-        first += count
+        first = end
         key += count * len(own)
 
 
 def _lines(stated: Iterable[Stated], units: int) -> Lines:
     """By what they are of."""
-    out: dict[str, list[Stated]] = {what: [] for what in (*OF_CALLS, *OF_TENSORS)}
+    out: dict[str, list[Stated]] = {
+        what: [] for what in (*OF_CALLS, *OF_TENSORS)
+    }
     for s in stated:
         inside = s.first >= 0 and s.end <= units
         full = s.count > 0 and s.values
         if s.what not in out or not inside or not full:
-            raise CheckError(f"{s.what} of {s.count} units from {s.first} on is not a plan's")
+            raise CheckError(
+                f"{s.what} of {s.count} units from {s.first} on is not a plan's"
+            )
         out[s.what].append(s)
     return out
 
 
 def _of(lines: Lines, what: str, units: range) -> tuple[object, ...]:
     """What is stated of these units, which is the same of all."""
-    found = [s for s in lines[what] if s.first < units.stop and units.start < s.end]
+    found = [
+        s for s in lines[what] if s.first < units.stop and units.start < s.end
+    ]
     if not found:
         return ()
     s = found[0]
     whole = s.first <= units.start and units.stop <= s.end
     if len(found) > 1 or not whole:
-        raise CheckError(f"{what} is not stated once of units {units.start} to {units.stop - 1}")
+        raise CheckError(
+            f"{what} is not stated once of units {units.start} to {units.stop - 1}"
+        )
     return s.values
 
 
-def _calls(p: Plan, lines: Lines, b: Body, calls: Iterable[Call], units: range) -> None:
+def _calls(
+    p: Plan, lines: Lines, b: Body, calls: Iterable[Call], units: range
+) -> None:
     taken: dict[str, list[Arg]] = {what: [] for what in OF_CALLS}
     for c in calls:
         for what, arg in _marked(c):
@@ -73,9 +88,15 @@ def _calls(p: Plan, lines: Lines, b: Body, calls: Iterable[Call], units: range) 
     tables = {t.name: t for t in p.tables}
     for what, found in taken.items():
         want = _of(lines, what, units)
-        same = [_is(tables, arg, value) for arg, value in zip(found, want)]
+        same = [
+            _is(tables, arg, value)
+            for arg, value in zip(found, want, strict=False)
+        ]
         if len(found) != len(want) or not all(same):
-            b.fail(None, f"{what} of its calls is {_told(found)}, and stated as {_told(want)}")
+            b.fail(
+                None,
+                f"{what} of its calls is {_told(found)}, and stated as {_told(want)}",
+            )
 
 
 def _marked(c: Call) -> Iterator[tuple[str, Arg]]:
@@ -86,7 +107,7 @@ def _marked(c: Call) -> Iterator[tuple[str, Arg]]:
         row = KERNELS[c.kernel]
     if backward(c.kernel, c.args):
         return
-    for f, arg in zip(row.formals, c.args):
+    for f, arg in zip(row.formals, c.args, strict=True):
         if f.stated:
             yield f.name, arg
 
@@ -105,14 +126,24 @@ def _told(values: Iterable[object]) -> str:
     return ",".join(map(str, values)) or "-"
 
 
-def _tensors(lines: Lines, own: Sequence[Tensor], units: range, key: int) -> None:
+def _tensors(
+    lines: Lines, own: Sequence[Tensor], units: range, key: int
+) -> None:
     """own: in order of forward; key: of the first."""
     for n, t in enumerate(own, key):
         if t.key != n or t.key_step != len(own):
-            raise CheckError(f"tensor {t.name}: key {t.key} by {t.key_step}, not {n}")
+            raise CheckError(
+                f"tensor {t.name}: key {t.key} by {t.key_step}, not {n}"
+            )
     for what in OF_TENSORS:
         found = [getattr(t, what) for t in own]
         want = list(_of(lines, what, units))
         if found != want:
-            wrong = [t.name for t, a, b in zip(own, found, want) if a != b]
-            raise CheckError(f"tensor {', '.join(wrong)}: {what} is not as stated")
+            wrong = [
+                t.name
+                for t, a, b in zip(own, found, want, strict=False)
+                if a != b
+            ]
+            raise CheckError(
+                f"tensor {', '.join(wrong)}: {what} is not as stated"
+            )

@@ -1,18 +1,31 @@
 """step.py -- plays a plan's sections, and asks what must come out: after every step each place of
 each state holds what the step makes of it.
 """
+
 from __future__ import annotations
 
-from typing import Callable, NoReturn
+from collections.abc import Callable
+from typing import NoReturn
 
 from ..plan.plan import Plan, Ref, Step
-from .arrays import EVERY, Control, Grain, State, Store, Sum, Totals, Value, stores
+from .arrays import (
+    EVERY,
+    Control,
+    MicroBatch,
+    State,
+    Store,
+    Sum,
+    Totals,
+    Value,
+    stores,
+)
 from .copies import MAIN, Place, told
 from .effects import SUMS
 from .fns import Facts
+from .kernels import BODIES
 from .memory import Run, Slot, joined
 from .order import CheckError
-from .units import BATCH, UNITS, Units
+from .units import BATCH, Units
 
 
 class Program(Units):
@@ -27,13 +40,14 @@ class Program(Units):
 
     def run(self, name: str) -> None:
         self.section = name
-        for self.number, s in enumerate(self.p.section(name).steps):
+        for number, s in enumerate(self.p.section(name).steps):
+            self.number = number
             self.play(s)
 
     def start(self) -> None:
         """First values, what a run may put in their place, and what is made of them."""
         for s in self.stores:
-            if s.what != "p":                               # arenas begin as zeros
+            if s.what != "p":  # arenas begin as zeros
                 self.fill(s, 0)
         self.run("init")
         self.end()
@@ -47,34 +61,46 @@ class Program(Units):
 
     def fill(self, s: Store, step: int) -> None:
         for l in range(s.flat.count):
-            self.bytes(s.cls, l).write(s.at, self.size(s), self.filling(s, l, step))
+            self.bytes(s.cls, l).write(
+                s.at, self.size(s), self.filling(s, l, step)
+            )
 
     def size(self, s: Store) -> int:
         return (s.flat.shard * self.W if s.whole else s.n) * s.width
 
     def filling(self, s: Store, l: int, step: int) -> Run:
         first, by_rank = (0, 0) if s.whole else (s.lo, s.flat.shard)
-        return Run(State(s.what, s.flat.name, l, step), first, s.width, by_rank)
+        return Run(
+            State(s.what, s.flat.name, l, step), first, s.width, by_rank
+        )
 
     def own_part(self, s: Store, l: int, step: int) -> None:
         """A rank's own part has the state."""
-        want = Run(State(s.what, s.flat.name, l, step), s.lo, s.width, s.flat.shard)
+        want = Run(
+            State(s.what, s.flat.name, l, step), s.lo, s.width, s.flat.shard
+        )
         by_rank = s.flat.shard * s.width if s.whole else 0
-        run = self.look(Place(self.bytes(s.cls, l), s.at, by_rank), s.n * s.width)
+        run = self.look(
+            Place(self.bytes(s.cls, l), s.at, by_rank), s.n * s.width
+        )
         if run != want:
             self.ends(f"{s.cls}[{l}] holds {told(run)}, not {told(want)}")
 
     def rename(self, cls: str, l: int) -> None:
         """What a run puts where first values were: elsewhere these are not the program's."""
+
         def given(run: Run) -> Run:
             if not isinstance(run.array, State) or run.array.step != -1:
                 return run
             return run._replace(array=run.array._replace(step=0))
+
         self.each(self.bytes(cls, l), given)
 
     def each(self, slot: Slot, change: Callable[[Run], Run]) -> None:
         slot.held = joined([(a, b, change(run)) for a, b, run in slot.held])
-        slot.others = joined([(a, b, change(run)) for a, b, run in slot.others])
+        slot.others = joined(
+            [(a, b, change(run)) for a, b, run in slot.others]
+        )
 
     def settled(self) -> None:
         """Every place of every state holds its elements of it, as of the last step."""
@@ -84,15 +110,17 @@ class Program(Units):
                 want = self.filling(s, l, step)
                 run = self.bytes(s.cls, l).read(s.at, self.size(s))
                 if run != want:
-                    self.ends(f"{s.cls}[{l}] holds {told(run)}, not {told(want)}")
+                    self.ends(
+                        f"{s.cls}[{l}] holds {told(run)}, not {told(want)}"
+                    )
 
     def train(self, most: int = 1) -> None:
-        """One training step, of at most so many turns of its grains."""
-        turns = self.p.section("grain").repeat
+        """One training step, of at most so many turns of its micro-batches."""
+        turns = self.p.section("micro_batch").repeat
         self.now += 1
         self.run("begin")
         for self.local in range(min(turns, most)):
-            self.run("grain")
+            self.run("micro_batch")
             self.end()
         self.local = 0
         self.leap(min(turns, most), turns)
@@ -104,47 +132,80 @@ class Program(Units):
         self.hashes()
 
     def leap(self, played: int, turns: int) -> None:
-        """What turns of grains do to sums, each does: from those played to all of them."""
-        losses = self.first_grains(played * self.p.together)
+        """What turns of micro-batches do to sums, each does: from those played to all of them."""
+        losses = self.first_micro_batches(played * self.p.together)
         for slot in self.memory.values():
-            self.each(slot, lambda run: run._replace(
-                array=self.grown(run.array, played, turns, losses)))
+            self.each(
+                slot,
+                lambda run: run._replace(
+                    array=self.grown(run.array, played, turns, losses)
+                ),
+            )
 
-    def grown(self, a: object, played: int, turns: int, losses: frozenset[Grain]) -> object:
-        """Of sums that are pending, counts and losses, if they are just of the grains played."""
+    def grown(
+        self, a: object, played: int, turns: int, losses: frozenset[MicroBatch]
+    ) -> object:
+        """Of sums that are pending, counts and losses, if they are just of the micro-batches
+        played."""
         if isinstance(a, Totals):
             return a._replace(losses=EVERY) if a.losses == losses else a
         if played == turns:
             return a
-        if isinstance(a, Sum) and not a.whole and a.grain.step == self.now:
-            grains, leaves = (n * turns // played for n in (a.grains, a.leaves))
-            return a._replace(grains=grains, leaves=leaves, whole=True)
-        if isinstance(a, Control) and a.leaves in (played, played * self.sources):
+        if (
+            isinstance(a, Sum)
+            and not a.whole
+            and a.micro_batch.step == self.now
+        ):
+            micro_batches, leaves = (
+                n * turns // played for n in (a.micro_batches, a.leaves)
+            )
+            return a._replace(
+                micro_batches=micro_batches, leaves=leaves, whole=True
+            )
+        if isinstance(a, Control) and a.leaves in (
+            played,
+            played * self.sources,
+        ):
             return a._replace(leaves=a.leaves * turns // played)
         return a
 
     def counted(self) -> None:
-        """The leaves of a step are all counted, or none any more, as where all grains go through
-        a unit before the next one's turn."""
-        A, turns = self.p.head.grains, self.p.section("grain").repeat
+        """The leaves of a step are all counted, or none any more, as where all micro-batches go
+        through a unit before the next one's turn."""
+        A, turns = (
+            self.p.head.micro_batches,
+            self.p.section("micro_batch").repeat,
+        )
         good = (0, A, A * self.sources) if turns == A else (0,)
         for (cls, index), slot in self.memory.items():
             for _, _, run in slot.held:
-                if isinstance(run.array, Control) and run.array.leaves not in good:
-                    self.ends(f"{cls}[{index}] holds {told(run)}, of {A} grains")
+                if (
+                    isinstance(run.array, Control)
+                    and run.array.leaves not in good
+                ):
+                    self.ends(
+                        f"{cls}[{index}] holds {told(run)}, of {A} micro-batches"
+                    )
 
     def evaluate(self) -> None:
         """A run puts tokens in the first slots, and clears the sums."""
         self.evaluated += 1
-        grain = Grain(0, self.evaluated, 0)
+        micro_batch = MicroBatch(0, self.evaluated, 0)
         for name in BATCH:
-            self.bytes(name, 0).write(0, self.classes[name].stride, Run(Value(name, "", grain)))
-        self.set_totals(Place(self.bytes("sums", 0), 0), Totals(0, frozenset(), frozenset(), False))
+            self.bytes(name, 0).write(
+                0, self.classes[name].stride, Run(Value(name, "", micro_batch))
+            )
+        self.set_totals(
+            Place(self.bytes("sums", 0), 0),
+            Totals(0, frozenset(), frozenset(), False),
+        )
         self.run("eval")
         self.over()
         self.end()
         run = self.bytes("sums", 0).read(0, 8 * SUMS)
-        if not run or run.array != Totals(0, frozenset(), frozenset({grain}), False):
+        if not run or run.array != Totals(
+            0, frozenset(), frozenset({micro_batch}), False
+        ):
             self.ends(f"sums[0] holds {told(run)}, not the loss")
         self.settled()
 
@@ -160,30 +221,37 @@ class Program(Units):
                 self.dies(buffer)
 
     def end(self) -> None:
-        """Nothing of a grain outlives it: what is ever dead is."""
+        """Nothing of a micro-batch outlives it: what is ever dead is."""
         if self.reductions:
             self.ends("a reduction is not done")
         if self.left:
             self.ends(f"{self.left[0][0]} did not run")
         for (cls, index), slot in self.memory.items():
             if slot.held and cls in self.passing:
-                self.ends(f"{cls}[{index}] still holds {told(slot.held[0][2])}")
+                self.ends(
+                    f"{cls}[{index}] still holds {told(slot.held[0][2])}"
+                )
 
     def hashes(self) -> None:
         """A run calls these on all masters: every element once, over all ranks."""
-        for s in (s for s in self.stores if s.given):
-            fn, arena = self.fns[s.given], self.classes[s.cls].arena
+        for s in self.stores:
+            if not s.given:
+                continue
+            fn = self.fns[s.given]
+            arena = self.classes[s.cls].arena
             queue = "main" if arena == "device" else "host"
             for l in {0, s.flat.count - 1}:
-                self.step = Step(queue, fn.name, "", ins=(Ref(s.cls, l, s.at),))
-                act, operands = self.calling(fn, self.step, {"l": l, "at": s.lo, "n": s.n})
+                masters = Ref(s.cls, l, s.at)
+                self.step = Step(queue, fn.name, "", ins=(masters,))
+                numbers = {"l": l, "at": s.lo, "n": s.n}
+                act, operands = self.calling(fn, self.step, numbers)
                 act(self, *operands)
                 if self.hashed != (s.flat.name, l, s.lo, s.flat.shard, s.n):
                     self.fail(f"hashes {self.hashed}")
 
     def finished(self) -> None:
         """All of the plan's own functions have run."""
-        own = {f.name for f in self.p.fns if f.name.partition(".")[0] not in UNITS}
+        own = {f.name for f in self.p.fns if f.body not in BODIES}
         idle = own - self.called.keys()
         if idle:
             raise CheckError(f"nothing calls {sorted(idle)}")

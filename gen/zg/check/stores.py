@@ -1,7 +1,10 @@
 """stores.py -- proves of states what no bytes show: that parameters and sums have all elements of a
 shard, each state in its type. Where a state lies, and what it holds, the play knows.
 """
+
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from ..plan.plan import Class, Flat, Plan
 from .order import CheckError
@@ -9,18 +12,28 @@ from .order import CheckError
 
 def prove(p: Plan, have: dict[str, Class]) -> None:
     flats = {f.name: f for f in p.flats}
-    names = {"flat": flats, "cls": have, "over": {"", *(g.name for g in p.groups)}}
+    names: dict[str, Collection[str]] = {
+        "flat": flats,
+        "cls": have,
+        "over": {"", *(g.name for g in p.groups)},
+    }
     said = {"flat": "flat", "cls": "class", "over": "group"}
     for s in p.stores:
         for what, known in names.items():
             if (name := getattr(s, what)) not in known:
                 raise CheckError(f"there is no {said[what]} {name}")
         if have[s.cls].slots != flats[s.flat].count:
-            raise CheckError(f"class {s.cls} does not have a slot for each {s.flat}")
-        if s.what == "params" and s.cls != f"real.{s.flat}":    # others hold copies of them, too
+            raise CheckError(
+                f"class {s.cls} does not have a slot for each {s.flat}"
+            )
+        if (
+            s.what == "params" and s.cls != f"param.{s.flat}"
+        ):  # others hold copies of them, too
             raise CheckError(f"class {s.cls} is not the one of parameters")
         if s.whole and (s.first, s.n) != (0, flats[s.flat].shard):
-            raise CheckError(f"class {s.cls}: every rank has a part of every shard")
+            raise CheckError(
+                f"class {s.cls}: every rank has a part of every shard"
+            )
     if len({s.cls for s in p.stores}) < len(p.stores):
         raise CheckError("two states lie in one class")
     for f in p.flats:
@@ -30,12 +43,16 @@ def prove(p: Plan, have: dict[str, Class]) -> None:
 def _flat(p: Plan, f: Flat) -> None:
     trains = any(t.flat == f.name and not t.frozen for t in p.tensors)
     every = [(0, f.shard)]
-    for what, want in (("params", every), ("sum", every * trains)):
-        if [(s.first, s.n) for s in p.stored(what, f.name)] != want:
+    wanted = {"params": every, "sum": every * trains}
+    for what, want in wanted.items():
+        stored = p.stored(what, f.name)
+        if [(s.first, s.n) for s in stored] != want:
             raise CheckError(f"flat {f.name} has not all of its {what}")
     types = {"params": p.head.real, "sum": "f32", "master": "f32"}
-    for s in (s for s in p.stores if s.flat == f.name):
-        if s.dtype != types.get(s.what, p.recipe.moments):
+    for s in p.stores:
+        dtype = types.get(s.what, p.recipe.moments)
+        if s.flat == f.name and s.dtype != dtype:
             raise CheckError(f"flat {f.name}: {s.what} is of another type")
-    if trains and any(s.dtype == "f16" for s in p.masters(f)):
+    masters = {s.dtype for s in p.masters(f)}
+    if trains and "f16" in masters:
         raise CheckError(f"flat {f.name}: parameters of f16 have no masters")

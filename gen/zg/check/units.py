@@ -1,19 +1,20 @@
-"""units.py -- plays the functions of units: what their slots must hold, and what they leave there.
-"""
+"""units.py -- plays the functions of units: what their slots must hold, and what they leave
+there."""
+
 from __future__ import annotations
 
 from functools import cache
-from typing import Callable, NamedTuple, Sequence
+from typing import NamedTuple
 
 from ..plan.operand import Operand
 from ..plan.plan import Fn, Plan, Ref, Step
-from .arrays import Grain, Key, Leaf, State, Table, Totals, Value
+from .arrays import Key, Leaf, MicroBatch, State, Table, Totals, Value
 from .copies import Place, told
 from .effects import SUMS, Effects
 from .fns import Facts
-from .kernels import BODIES as UNITS
-from .kernels import SCALED
+from .kernels import BODIES, SCALED
 from .memory import Run
+from .order import Action
 
 BATCH = ("tokens", "targets")
 LOSS = "zk_loss_sum"
@@ -29,9 +30,10 @@ def unit_of(text: str) -> tuple[str, int]:
 class Use(NamedTuple):
     """A function of a unit: what its operands w, p ... are of, and what its part of a leaf is
     called."""
+
     body: str
     kind: str
-    index: int
+    slot: int
     of: dict[str, Key]
     writer: str
 
@@ -43,16 +45,26 @@ class Units(Effects):
     def __init__(self, p: Plan, facts: Facts) -> None:
         super().__init__(p)
         self.facts = facts
-        self.direct = {f.name: self._direct(f) for f in p.fns
-                       if f.name.partition(".")[0] in UNITS}
-        self.order = list(dict.fromkeys(s.unit for s in p.section("eval").steps
-                                        if s.op.partition(".")[0] in UNITS))
+        self.direct = {
+            f.name: self._direct(f) for f in p.fns if f.body in BODIES
+        }
+        self.order = list(
+            dict.fromkeys(
+                s.unit for s in p.section("eval").steps if s.kind in BODIES
+            )
+        )
         self.at = {unit: n for n, unit in enumerate(self.order)}
-        self.writers = {key: frozenset(names) for key, names in self._writers().items()}
-        self.made = 0                                       # training steps that are over
-        self.left: list[tuple[str, int, int]] = []          # of a body's functions, those to come
-        self.body: tuple[str, str, Grain] | None = None     # the body that they are of
-        self.outs: set[str] = set()                         # what its functions have written
+        self.writers = {
+            key: frozenset(names) for key, names in self._writers().items()
+        }
+        self.made = 0  # training steps that are over
+        self.left: list[
+            tuple[str, int, int]
+        ] = []  # of a body's functions, those to come
+        self.body: tuple[str, str, MicroBatch] | None = (
+            None  # the body that they are of
+        )
+        self.outs: set[str] = set()  # what its functions have written
 
     # ---- what the plan should do, from its flats and functions
 
@@ -64,8 +76,9 @@ class Units(Effects):
 
     def _writers(self) -> dict[Key, set[str]]:
         """The functions whose backward writes each leaf."""
-        out: dict[Key, set[str]] = {(f.name, l): set() for f in self.p.flats
-                                    for l in range(f.count)}
+        out: dict[Key, set[str]] = {
+            (f.name, l): set() for f in self.p.flats for l in range(f.count)
+        }
         for unit in self.order:
             kind, index = unit_of(unit)
             body = "bwd" if ("bwd", kind) in self.facts.parts else "train"
@@ -82,16 +95,23 @@ class Units(Effects):
         body, kind, *number = op.split(".")
         index = unit_of(unit)[1]
         writer = f"{unit}.{number[0]}.{n}" if number else unit
-        of = {formal: (flat, self.instance(flat, kind, index, n))
-              for formal, flat in self.facts.flats[op].items()}
+        of = {
+            formal: (flat, self.instance(flat, kind, index, n))
+            for formal, flat in self.facts.flats[op].items()
+        }
         return Use(body, kind, index, of, writer)
 
     def instance(self, flat: str, kind: str, index: int, n: int) -> int:
         """The instance of a flat that holds slice n of a unit's parameters."""
         if self.flats[flat].count == 1:
             return 0
-        slices = {len(rows) for (_, name), parts in self.facts.parts.items() if name == kind
-                  for op, rows in parts if flat in self.facts.flats[op].values()}
+        slices = {
+            len(rows)
+            for (_, name), parts in self.facts.parts.items()
+            if name == kind
+            for op, rows in parts
+            if flat in self.facts.flats[op].values()
+        }
         if len(slices) > 1:
             self.fail(f"{flat} is in {sorted(slices)} slices")
         return index * slices.pop() + n
@@ -101,13 +121,17 @@ class Units(Effects):
 
     def offset(self, use: Use, key: Key) -> int:
         """Where a unit's parameters begin in what it is given."""
-        return use.index * self.facts.steps[use.kind, key[0]] * self.real
+        return use.slot * self.facts.steps[use.kind, key[0]] * self.real
 
     # ---- a function
 
-    def calling(self, fn: Fn, s: Step, numbers: dict[str, int],
-                ) -> tuple[Callable[..., None], Sequence[object]]:
-        if s.op.partition(".")[0] in UNITS:
+    def calling(
+        self,
+        fn: Fn,
+        s: Step,
+        numbers: dict[str, int],
+    ) -> Action:
+        if s.kind in BODIES:
             return Units.unit, (s, numbers.get("at", 0))
         return super().calling(fn, s, numbers)
 
@@ -115,60 +139,87 @@ class Units(Effects):
         fn = self.fns[s.op]
         if unit_of(s.unit)[0] != s.op.split(".")[1] or s.unit not in self.at:
             self.fail("function of another unit")
-        ins, outs = list(zip(fn.ins, s.ins)), list(zip(fn.outs, s.outs))
-        grain = self.values(s, [(name, ref) for name, ref in ins if name[0] not in "wp"])
-        grain = self.fixed(s, grain)
-        use = self.turn(s, row, grain)
+        ins, outs = (
+            list(zip(fn.ins, s.ins, strict=True)),
+            list(zip(fn.outs, s.outs, strict=True)),
+        )
+        micro_batch = self.values(
+            s, [(name, ref) for name, ref in ins if name[0] not in "wp"]
+        )
+        micro_batch = self.fixed(s, micro_batch)
+        use = self.turn(s, row, micro_batch)
         for name, ref in ins:
             if name[0] in "wp":
                 self.parameters(ref, use, use.key(name))
         for name, ref in outs:
             if name[:2] in ("dw", "dp"):
-                self.gradient(ref, use, use.key(name), grain)
+                self.gradient(ref, use, use.key(name), micro_batch)
             elif name == "acc":
-                self.sum_of_rows(ref, use.body, grain)
+                self.sum_of_rows(ref, use.body, micro_batch)
             else:
-                self.value(name, ref, Value("x" if name == "y" else name, s.unit, grain))
+                self.value(
+                    name,
+                    ref,
+                    Value("x" if name == "y" else name, s.unit, micro_batch),
+                )
         if any(c.kernel == LOSS for c in fn.calls):
-            self.loss(grain)
+            self.loss(micro_batch)
 
-    def turn(self, s: Step, row: int, grain: Grain) -> Use:
+    def turn(self, s: Step, row: int, micro_batch: MicroBatch) -> Use:
         """A body's functions follow each other with nothing between them."""
         body, kind = s.op.split(".")[:2]
         if not self.left:
-            self.body, self.outs = (s.unit, body, grain), set()
-            self.left = [(op, n, at) for op, rows in self.facts.parts[body, kind]
-                         for n, at in enumerate(rows)]
+            self.body, self.outs = (s.unit, body, micro_batch), set()
+            self.left = [
+                (op, n, at)
+                for op, rows in self.facts.parts[body, kind]
+                for n, at in enumerate(rows)
+            ]
         op, n, at = self.left.pop(0)
-        now = (s.op, row, (s.unit, body, grain))
+        now = (s.op, row, (s.unit, body, micro_batch))
         if now != (op, at, self.body):
             self.fail("is out of turn")
         return self.use(s.unit, op, n)
 
     # ---- what it reads
 
-    def values(self, s: Step, ins: list[tuple[str, Ref]]) -> Grain | None:
-        """What a function reads of a grain; which grain that is."""
+    def values(self, s: Step, ins: list[tuple[str, Ref]]) -> MicroBatch | None:
+        """What a function reads of a micro-batch; which micro-batch that is."""
         at = self.at[s.unit]
         before = self.order[at - 1] if at else ""
         after = self.order[at + 1] if at + 1 < len(self.order) else ""
-        means = {"x": ("x", before), "y": ("x", s.unit), "s": ("s", s.unit), "dy": ("dx", after),
-                 "tokens": ("tokens", ""), "targets": ("targets", "")}
-        grain = None
+        means = {
+            "x": ("x", before),
+            "y": ("x", s.unit),
+            "s": ("s", s.unit),
+            "dy": ("dx", after),
+            "tokens": ("tokens", ""),
+            "targets": ("targets", ""),
+        }
+        micro_batch = None
         for name, ref in ins:
-            self.all_of(self.bytes(ref.cls, ref.index), False)
-            grain = self.expect(ref, *means[name], grain)
-        return grain
+            self.all_of(self.slot(ref), False)
+            micro_batch = self.expect(ref, *means[name], micro_batch)
+        return micro_batch
 
-    def expect(self, ref: Ref, what: str, unit: str, grain: Grain | None) -> Grain:
-        run = self.bytes(ref.cls, ref.index).all()
+    def expect(
+        self, ref: Ref, what: str, unit: str, micro_batch: MicroBatch | None
+    ) -> MicroBatch:
+        run = self.slot(ref).all()
         array = run.array if run else None
-        if isinstance(array, Value) and not run.first and not ref.at and \
-                array == Value(what, unit, grain or array.grain):
-            return array.grain
-        self.fail(f"{ref} holds {told(run)}, not {Value(what, unit, grain)}")
+        if (
+            run
+            and isinstance(array, Value)
+            and not run.first
+            and not ref.at
+            and (array.what, array.unit) == (what, unit)
+            and micro_batch in (None, array.micro_batch)
+        ):
+            return array.micro_batch
+        of = f" of {unit}" if unit else ""
+        self.fail(f"{ref} holds {told(run)}, not {what}{of} of {micro_batch}")
 
-    def fixed(self, s: Step, grain: Grain | None) -> Grain:
+    def fixed(self, s: Step, micro_batch: MicroBatch | None) -> MicroBatch:
         """Classes that a function names itself: temporary space and the like."""
         for arg in self.direct[s.op]:
             name = arg.base
@@ -177,14 +228,16 @@ class Units(Effects):
                 self.fail(f"names no slot of {name}")
             self.operand(arg, not read)
             if name in BATCH:
-                grain = self.expect(Ref(name, 0), name, "", grain)
+                micro_batch = self.expect(Ref(name, 0), name, "", micro_batch)
             elif name.startswith("table"):
                 self.turned(name)
             elif arg == SCALED:
                 self.scaled()
-        if not grain and self.left and self.body:           # a body's function on its others' work
-            grain = self.body[2]
-        return grain or self.fail("is of no grain")
+        if (
+            not micro_batch and self.left and self.body
+        ):  # a body's function on its others' work
+            micro_batch = self.body[2]
+        return micro_batch or self.fail("is of no micro-batch")
 
     def turned(self, table: str) -> None:
         head = next(t.head for t in self.p.tables if t.name == table)
@@ -199,11 +252,15 @@ class Units(Effects):
 
     def parameters(self, ref: Ref, use: Use, key: Key) -> None:
         """The operand w or p holds all parameters of a flat's instance, up to date."""
-        flat, at = self.flats[key[0]], self.offset(use, key)
-        slot = self.all_of(self.bytes(ref.cls, ref.index), False)
-        run = slot.read(0, flat.shard * self.W * self.real)
+        name, l = key
+        flat = self.flats[name]
+        size = flat.shard * self.W * self.real
+        slot = self.all_of(self.slot(ref), False)
+        run = slot.read(0, size)
         step = self.made if key in self.moving else 0
-        want = Run(State("p", *key, step), 0, self.real)
+        state = State("p", name, l, step)
+        want = Run(state, 0, self.real)
+        at = self.offset(use, key)
         if run != want or ref.at != at:
             self.fail(f"{ref} holds {told(run)}, not {told(want)}, at {at}")
 
@@ -211,44 +268,72 @@ class Units(Effects):
 
     def value(self, name: str, ref: Ref, array: Value) -> None:
         """A value, all of it or what is a part's."""
-        slot = self.all_of(self.bytes(ref.cls, ref.index), True)
+        slot = self.all_of(self.slot(ref), True)
         run = slot.all()
         begun = name in self.outs
         if begun and (not run or run.array != array):
-            self.fail(f"{ref} holds {told(run)}, not what the unit's other functions made")
+            self.fail(
+                f"{ref} holds {told(run)}, not what the unit's other functions made"
+            )
         if not begun and slot.held or ref.at:
-            self.fail(f"{ref} is overwritten while it holds {told(slot.held[0][2])}")
+            self.fail(
+                f"{ref} is overwritten while it holds {told(slot.held[0][2])}"
+            )
         slot.write(0, self.classes[ref.cls].stride, Run(array))
         self.outs.add(name)
 
-    def sum_of_rows(self, ref: Ref, body: str, grain: Grain) -> None:
+    def sum_of_rows(
+        self, ref: Ref, body: str, micro_batch: MicroBatch
+    ) -> None:
         """The f32 sum of a table's gradient: the head begins it, the table's own adds."""
         if body == "bwd":
-            self.all_of(self.bytes(ref.cls, ref.index), True)
-            self.expect(ref, "acc", "", grain)
+            self.all_of(self.slot(ref), True)
+            self.expect(ref, "acc", "", micro_batch)
         else:
-            self.value("acc", ref, Value("acc", "", grain))
+            self.value("acc", ref, Value("acc", "", micro_batch))
 
-    def gradient(self, ref: Ref, use: Use, key: Key, grain: Grain) -> None:
+    def gradient(
+        self, ref: Ref, use: Use, key: Key, micro_batch: MicroBatch
+    ) -> None:
         """A leaf gets a function's part."""
-        size, at = self.flats[key[0]].shard * self.W * self.real, self.offset(use, key)
+        size, at = (
+            self.flats[key[0]].shard * self.W * self.real,
+            self.offset(use, key),
+        )
         if ref.at != at or self.classes[ref.cls].stride < size:
-            self.fail(f"{ref} is not the unit's part of a leaf of {key[0]}, which is at {at}")
-        slot = self.all_of(self.bytes(ref.cls, ref.index), True)
+            self.fail(
+                f"{ref} is not the unit's part of a leaf of {key[0]}, which is at {at}"
+            )
+        slot = self.all_of(self.slot(ref), True)
         run, mine = slot.read(0, size), frozenset({use.writer})
         was = run.array if run else None
         writers: frozenset[str] = frozenset()
         if slot.held:
             writers = was.writers if isinstance(was, Leaf) else mine
-            if mine <= writers or run != Run(Leaf(*key, grain, writers), 0, self.real):
-                self.fail(f"{ref} holds {told(run)}, not the leaf of {key[0]}[{key[1]}] of {grain}"
-                          f" without {use.writer}'s part")
-        slot.write(0, size, Run(Leaf(*key, grain, writers | mine), 0, self.real))
+            if mine <= writers or run != Run(
+                Leaf(*key, micro_batch, writers), 0, self.real
+            ):
+                self.fail(
+                    f"{ref} holds {told(run)}, not the leaf of {key[0]}[{key[1]}] of {micro_batch}"
+                    f" without {use.writer}'s part"
+                )
+        slot.write(
+            0, size, Run(Leaf(*key, micro_batch, writers | mine), 0, self.real)
+        )
 
-    def loss(self, grain: Grain) -> None:
+    def loss(self, micro_batch: MicroBatch) -> None:
         run = self.bytes("sums", 0).read(0, 8 * SUMS)
         now = run.array if run else None
-        good = isinstance(now, Totals) and now.step == grain.step and not now.everywhere
-        if not good or grain in now.losses:
-            self.fail(f"sums[0] holds {told(run)}: not cleared, or it has this loss")
-        self.set_totals(Place(self.bytes("sums", 0), 0), now._replace(losses=now.losses | {grain}))
+        if (
+            not isinstance(now, Totals)
+            or now.step != micro_batch.step
+            or now.everywhere
+            or micro_batch in now.losses
+        ):
+            self.fail(
+                f"sums[0] holds {told(run)}: not cleared, or it has this loss"
+            )
+        self.set_totals(
+            Place(self.bytes("sums", 0), 0),
+            now._replace(losses=now.losses | {micro_batch}),
+        )

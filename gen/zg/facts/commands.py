@@ -1,35 +1,43 @@
 """commands.py -- steps that call no function: their numbers, how many places they read and write,
 and what arrives.
 """
+
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Mapping
+
+from ..plan.operand import Names
 
 
 @dataclass(frozen=True)
 class Command:
     """A row. numbers: of the step, in this order. meets: ranks of a group do it together; wire:
     bytes that arrive from each of them, so many of the number named first."""
+
     name: str
-    numbers: tuple[str, ...]
+    numbers: Names
     ins: int
     outs: int
     meets: bool = False
     wire: tuple[str, int] = ("", 0)
 
     @property
-    def moves(self) -> bool:            # a collective, which has bytes on the wire
+    def moves(self) -> bool:  # a collective, which has bytes on the wire
         return self.wire != ("", 0)
 
 
 _ROWS = (
     Command("copy", ("from_rank", "to_rank", "bytes"), 1, 1),
-    Command("batch", ("of_rank", "grain"), 0, 2),
+    Command("batch", ("of_rank", "micro_batch"), 0, 2),
     Command("mark", (), 0, 0),
-    Command("gather", ("from_step", "step", "bytes"), 1, 1, True, ("bytes", 1)),
+    Command(
+        "gather", ("from_step", "step", "bytes"), 1, 1, True, ("bytes", 1)
+    ),
     Command("alltoall", ("step", "bytes"), 1, 1, True, ("bytes", 1)),
-    Command("reducescatter", ("step", "bytes", "width"), 1, 1, True, ("bytes", 1)),
+    Command(
+        "reducescatter", ("step", "bytes", "width"), 1, 1, True, ("bytes", 1)
+    ),
     Command("allreduce", ("count",), 1, 1, True, ("count", 8)),
     Command("done", (), 2, 0, True),
 )

@@ -2,10 +2,13 @@
 
 What a spec names itself (its embedding, norms, other linears, head) is in no row.
 """
+
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Mapping
+
+from ..plan.operand import Names
 
 
 @dataclass(frozen=True)
@@ -14,7 +17,8 @@ class Family:
     then lie side by side. out: the linear behind the heads; norms: of q's and k's. out_in: weights
     of linears are [out,in], else [in,out], where none lie side by side; a head's is [V,C] in every
     family, as an embedding and Hugging Face's lm_head are."""
-    qkv: tuple[str, ...]
+
+    qkv: Names
     out: str
     norms: tuple[str, str]
     out_in: bool
@@ -23,5 +27,7 @@ class Family:
 _NORMS = ("q_norm", "k_norm")
 FAMILIES: Mapping[str, Family] = {
     "gpt2": Family(("c_attn",), "c_proj", _NORMS, out_in=False),
-    "llama": Family(("q_proj", "k_proj", "v_proj"), "o_proj", _NORMS, out_in=True),
+    "llama": Family(
+        ("q_proj", "k_proj", "v_proj"), "o_proj", _NORMS, out_in=True
+    ),
 }

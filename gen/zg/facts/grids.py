@@ -3,30 +3,39 @@
 Rules that the rows of kernels.py name, with the numbers of a launch's shape (for the plan's own
 kernels n, the most elements of any such call), `target` ("sm_90" ...) and `real`, bytes of a real.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..plan.operand import Ints
 from ..plan.plan import Grid
-from .kernels import KERNELS, VOCAB     # rows name VOCAB
+from .kernels import KERNELS, VOCAB, shaped
 
-GEMM = 32 << 20                 # bytes of workspace that a GEMM may use
+GEMM = 32 << 20  # bytes of workspace that a GEMM may use
 WARP = 32
-SIDE_MOST = 65535               # blocks of a grid in y and z
-LEAVES = 4096                   # of the largest tree that a push may make a node of (sum.cu)
-SHARED = {"sm_80": 163 << 10, "sm_90": 227 << 10, "sm_100": 227 << 10}     # bytes of a block
-PROCESSORS = {"sm_80": 108, "sm_90": 132, "sm_100": 148}        # of a whole device
+SIDE_MOST = 65535  # blocks of a grid in y and z
+LEAVES = 4096  # of the largest tree that a push may make a node of (sum.cu)
+SHARED = {
+    "sm_80": 163 << 10,
+    "sm_90": 227 << 10,
+    "sm_100": 227 << 10,
+}  # bytes of a block
+PROCESSORS = {"sm_80": 108, "sm_90": 132, "sm_100": 148}  # of a whole device
 
 
 @dataclass(frozen=True)
 class How:
     """One kernel's call on one target; space: bytes of the class `space` that it needs."""
+
     grids: tuple[Grid, ...]
     tile: tuple[int, int, int] = (0, 0, 0)
     space: int = 0
 
 
-def run(*grids: Grid, tile: tuple[int, int, int] = (0, 0, 0), space: int = 0) -> How:
+def run(
+    *grids: Grid, tile: tuple[int, int, int] = (0, 0, 0), space: int = 0
+) -> How:
     return How(grids, tile, space)
 
 
@@ -35,13 +44,17 @@ def flat(n: int, block: int = 256, most: int = 4096, each: int = 1) -> Grid:
     return Grid(max(1, min(most, -(-n // (block * each)))), 1, 1, block, 0)
 
 
-STRIPES = 64                    # of rows, at most, that a bias' gradient is summed in
+STRIPES = 64  # of rows, at most, that a bias' gradient is summed in
 
 
 def bias(M: int, N: int) -> How:
     """Stripes of at least 32 rows by 128 columns; then one thread for a column of their sums."""
     stripes = max(1, min(STRIPES, M // 32))
-    return run(Grid(-(-N // 128), stripes, 1, 256, 0), flat(N, 128), space=4 * N * stripes)
+    return run(
+        Grid(-(-N // 128), stripes, 1, 256, 0),
+        flat(N, 128),
+        space=4 * N * stripes,
+    )
 
 
 def up(n: int, to: int = WARP) -> int:
@@ -60,7 +73,7 @@ def each_row(M: int, C: int, real: int, most: int = 256) -> Grid:
 
 # ---- norms: a team of threads has a run of C elements, and keeps packs of it
 
-PLAIN = 512                     # threads of a team that keeps none
+PLAIN = 512  # threads of a team that keeps none
 
 
 def team(C: int, real: int, most: int = 256) -> tuple[int, int]:
@@ -82,28 +95,45 @@ def teams(threads: int, packs: int) -> int:
 def norm_fwd(runs: int, C: int, real: int, kinds: int = 1) -> How:
     threads, packs = team(C, real)
     n = teams(threads, packs)
-    return run(Grid(-(-runs // n), kinds, 1, n * threads, 0), tile=(threads, packs, 0))
+    return run(
+        Grid(-(-runs // n), kinds, 1, n * threads, 0), tile=(threads, packs, 0)
+    )
 
 
-def norm_bwd(runs: int, C: int, real: int, target: str, lines: int, kinds: int = 1,
-             most: int = 256) -> How:
+def norm_bwd(
+    runs: int,
+    C: int,
+    real: int,
+    target: str,
+    lines: int,
+    kinds: int = 1,
+    most: int = 256,
+) -> How:
     """Eight runs a team or more: sums are small beside them. Folding: 32 columns a block, and as
     many rows of threads as there are blocks' sums, up to 32."""
     threads, packs = team(C, real, most)
     n = teams(threads, packs)
     block = n * threads
-    blocks = min(PROCESSORS[target] * max(1, 2 * most // block), -(-runs // (8 * n)))
-    return run(Grid(blocks, kinds, 1, block, 4 * C if n > 1 else 0),
-               Grid(-(-C // 32), lines, 1, 32 * min(32, blocks), 0), tile=(threads, packs, 0),
-               space=4 * lines * blocks * C)
+    blocks = min(
+        PROCESSORS[target] * max(1, 2 * most // block), -(-runs // (8 * n))
+    )
+    return run(
+        Grid(blocks, kinds, 1, block, 4 * C if n > 1 else 0),
+        Grid(-(-C // 32), lines, 1, 32 * min(32, blocks), 0),
+        tile=(threads, packs, 0),
+        space=4 * lines * blocks * C,
+    )
 
 
 # ---- embedding's backward: blocks sort ranges of tokens, then a warp has a row's columns
 
+
 def embed_bwd(M: int, V: int, C: int, real: int, target: str) -> How:
     each = max(64, -(-V // (2 * PROCESSORS[target])))
-    return run(Grid(-(-V // each), 1, 1, min(1024, up(M)), 4 * each),
-               Grid(-(-V // 8), -(-C // (WARP * packed(C, real))), 1, 8 * WARP, 0))
+    return run(
+        Grid(-(-V // each), 1, 1, min(1024, up(M)), 4 * each),
+        Grid(-(-V // 8), -(-C // (WARP * packed(C, real))), 1, 8 * WARP, 0),
+    )
 
 
 def elements(n: int, real: int) -> How:
@@ -112,7 +142,7 @@ def elements(n: int, real: int) -> How:
 
 # ---- attention: tiles by the width of a head
 
-SIDE = 64                       # queries and keys of a plain tile
+SIDE = 64  # queries and keys of a plain tile
 WIDTHS = (64, 128, 256)
 KEYS = {64: 64, 128: 64, 256: 32}
 # backward: keys of a block, queries of a tile, threads; queries of a block, keys of a tile, threads
@@ -129,22 +159,38 @@ def head_width(D: int, real: int) -> int:
 def plain_attention(B: int, T: int, heads: int, D: int) -> Grid:
     """Blocks of 64 queries or keys, of 64 or 128 columns: two tiles of rows, two of scores."""
     C = head_columns(D)
-    return Grid(-(-T // SIDE), heads * -(-D // C), B, 256, 8 * SIDE * (C + 4 + SIDE + 4))
+    return Grid(
+        -(-T // SIDE),
+        heads * -(-D // C),
+        B,
+        256,
+        8 * SIDE * (C + 4 + SIDE + 4),
+    )
 
 
 def head_columns(D: int) -> int:
     return 64 if D <= 64 else 128
 
 
-def attention_fwd(B: int, T: int, H: int, G: int, D: int, real: int, target: str) -> How:
+def attention_fwd(
+    B: int, T: int, H: int, G: int, D: int, real: int, target: str
+) -> How:
     """128 queries, and two tiles each of keys and values; sm_80 holds two such blocks in its shared
     memory only with tiles of 32 keys."""
     W = head_width(D, real)
     if not W:
         return run(plain_attention(B, T, H, D), tile=(0, head_columns(D), 0))
     keys = 32 if target == "sm_80" and W == 128 else KEYS[W]
-    return run(Grid(-(-T // 128), H, B, 256 if W == 256 else 128, 2 * W * (128 + 4 * keys)),
-               tile=(W, keys, 0))
+    return run(
+        Grid(
+            -(-T // 128),
+            H,
+            B,
+            256 if W == 256 else 128,
+            2 * W * (128 + 4 * keys),
+        ),
+        tile=(W, keys, 0),
+    )
 
 
 def attention_bwd(B: int, T: int, H: int, G: int, D: int, real: int) -> How:
@@ -152,16 +198,54 @@ def attention_bwd(B: int, T: int, H: int, G: int, D: int, real: int) -> How:
     W = head_width(D, real)
     lines = Grid(min(4096, -(-B * T * H // 8)), 1, 1, 256, 0)
     if not W:
-        return run(lines, plain_attention(B, T, G, D), plain_attention(B, T, H, D),
-                   tile=(0, head_columns(D), 0))
+        return run(
+            lines,
+            plain_attention(B, T, G, D),
+            plain_attention(B, T, H, D),
+            tile=(0, head_columns(D), 0),
+        )
     (own, other, threads), (mine, tile, block) = KEYS_BWD[W], QUERIES_BWD[W]
-    return run(lines,
-               Grid(-(-T // own), G * -(-W // 128), B, threads, 4 * W * (own + 2 * other) + 2048),
-               Grid(-(-T // mine), H, B, block, 4 * W * (mine + 2 * tile)), tile=(W, 0, 0))
+    return run(
+        lines,
+        Grid(
+            -(-T // own),
+            G * -(-W // 128),
+            B,
+            threads,
+            4 * W * (own + 2 * other) + 2048,
+        ),
+        Grid(-(-T // mine), H, B, block, 4 * W * (mine + 2 * tile)),
+        tile=(W, 0, 0),
+    )
 
 
-def how(kernel: str, target: str, real: int, shape: tuple[int, ...]) -> How:
+# What a row's grid may name, beside the numbers of the launch.
+NAMES = {
+    "GEMM": GEMM,
+    "Grid": Grid,
+    "VOCAB": VOCAB,
+    "attention_bwd": attention_bwd,
+    "attention_fwd": attention_fwd,
+    "bias": bias,
+    "each_row": each_row,
+    "elements": elements,
+    "embed_bwd": embed_bwd,
+    "flat": flat,
+    "norm_bwd": norm_bwd,
+    "norm_fwd": norm_fwd,
+    "run": run,
+    "up": up,
+    "max": max,
+    "min": min,
+    "__builtins__": {},
+}
+
+
+def how(kernel: str, target: str, real: int, shape: Ints) -> How:
     """By the row's own text, never input."""
     row = KERNELS[kernel]
-    named = dict(zip(row.shape, shape))
-    return eval(row.grid, globals(), {**named, "target": target, "real": real})
+    fixed = {"target": target, "real": real}
+    found = eval(row.grid, NAMES, shaped(row, shape) | fixed)
+    if not isinstance(found, How):
+        raise TypeError(f"{kernel}: {row.grid} is no How")
+    return found

@@ -18,29 +18,34 @@ Letters: B batch, T sequence, M = B*T, C width, V vocab, R columns of logits: V 
 multiple of VOCAB, H heads, G key-value heads, D head size, E = (H+2*G)*D, N and K a linear's output
 and input width, F a gated branch's width, P positions, n elements.
 """
+
 from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Mapping, Sequence
+from typing import Any
+
+from ..plan.operand import Ints, Names
 
 ADD, ROUND, NULL = "zk_add", "zk_round", "null"
-VOCAB = 8                       # rows by token, and columns of logits, are a multiple: 16 bytes
-WIDTHS = {"f32": 4, "i32": 4, "i64": 8, "f64": 8}        # bytes of an element
+VOCAB = 8  # rows by token, and columns of logits, are a multiple: 16 bytes
+WIDTHS = {"f32": 4, "i32": 4, "i64": 8, "f64": 8}  # bytes of an element
 
 
 @dataclass(frozen=True)
 class Formal:
     """What a kernel takes: mode > < + @ ^ $ # ~ or a point, as above; alias: operands that it may
     lie exactly upon."""
+
     name: str
     mode: str
     type: str = ""
     elems: str = ""
     optional: bool = False
     spare: bool = False
-    alias: tuple[str, ...] = ()
+    alias: Names = ()
     stated: bool = False
 
     @property
@@ -55,6 +60,7 @@ class Kernel:
     the kernel forward that it runs backward for; alias of its names: as it is called for that;
     whole: the kernel, with these numbers, that all calls on slices of a weight together are; host:
     it has a twin zk_host_NAME, which the host runs."""
+
     name: str
     formals: tuple[Formal, ...]
     grid: str
@@ -72,7 +78,7 @@ class Kernel:
         return {f.name: n for n, f in enumerate(self.formals)}
 
     @functools.cached_property
-    def shape(self) -> tuple[str, ...]:
+    def shape(self) -> Names:
         """The numbers by which a launch is found."""
         return tuple(f.name for f in self.formals if f.mode == "#")
 
@@ -94,8 +100,16 @@ def _formal(text: str) -> Formal:
     if found := _OPERAND.fullmatch(text):
         name, mode, type_, marks, elems, alias = found.groups()
         others = tuple(alias.split(",")) if alias else ()
-        return Formal(name, mode, type_, elems or "", "?" in marks, "&" in marks, others,
-                      "!" in marks)
+        return Formal(
+            name,
+            mode,
+            type_,
+            elems or "",
+            "?" in marks,
+            "&" in marks,
+            others,
+            "!" in marks,
+        )
     word = text.rstrip("!")
     mode = word[-1] if word[-1] in "~." else "#"
     return Formal(word.rstrip("~."), mode, stated=mode == "." or word != text)
@@ -106,6 +120,7 @@ def _row(name: str, operands: str, grid: str, **more: object) -> Kernel:
     return Kernel(name, formals, grid, **more)  # type: ignore[arg-type]
 
 
+# fmt: off
 _ROWS = (
     _row("zk_embed_fwd", "y>real:B*T*C token<i32:B*T w@real:*C p@real?:*C B T C",
          "run(each_row(B*T, C, real))"),
@@ -159,6 +174,9 @@ _ROWS = (
     _row("zk_gelu_fwd", "y>real:n x<real:n n kind!", "elements(n, real)", task=8192),
     _row("zk_gelu_bwd", "dx>real:n=dy dy<real:n x<real:n n kind", "elements(n, real)",
          task=8192, of="zk_gelu_fwd"),
+    _row("zk_relu2_fwd", "y>real:n x<real:n n", "elements(n, real)", task=8192),
+    _row("zk_relu2_bwd", "dx>real:n=dy dy<real:n x<real:n n", "elements(n, real)", task=8192,
+         of="zk_relu2_fwd"),
     _row("zk_swiglu_fwd", "y>real:M*F x<real:M*2*F M F!", "run(each_row(M, F, real))"),
     _row("zk_swiglu_bwd", "dx>real:M*2*F dy<real:M*F x<real:M*2*F M F",
          "run(each_row(M, F, real))", of="zk_swiglu_fwd"),
@@ -186,14 +204,18 @@ _ROWS = (
     _row("zk_hash", "sum+u64 p<full spans<span first~ n full~",
          "run(flat(n, 128, each=1024), space=16)", host=True),
 )
+# fmt: on
 KERNELS: Mapping[str, Kernel] = {row.name: row for row in _ROWS}
 # on a GPU cuBLASLt's
-PRODUCTS = frozenset(row.name for row in _ROWS if row.grid == "run(space=GEMM)")
+PRODUCTS = frozenset(
+    row.name for row in _ROWS if row.grid == "run(space=GEMM)"
+)
 
 
-HOST = "zk_host_"               # what the name of a twin begins with
-TWINS: Mapping[str, Kernel] = {HOST + row.name.removeprefix("zk_"): row for row in _ROWS
-                               if row.host}
+HOST = "zk_host_"  # what the name of a twin begins with
+TWINS: Mapping[str, Kernel] = {
+    HOST + row.name.removeprefix("zk_"): row for row in _ROWS if row.host
+}
 
 
 def kernel(name: str) -> Kernel:
@@ -202,10 +224,17 @@ def kernel(name: str) -> Kernel:
 
 
 # A letter that follows from others, where a call has the one named first.
-FOLLOWS = {"M": ("B", "B*T"), "E": ("G", "(H+2*G)*D"), "R": ("V", f"-(-V//{VOCAB})*{VOCAB}")}
+FOLLOWS = {
+    "M": ("B", "B*T"),
+    "E": ("G", "(H+2*G)*D"),
+    "R": ("V", f"-(-V//{VOCAB})*{VOCAB}"),
+}
 
 
-def letters(numbers: Mapping[str, object]) -> dict[str, object]:
+Numbers = dict[str, int | float]  # of a call, by name
+
+
+def letters(numbers: Mapping[str, int | float]) -> Numbers:
     """The numbers of a call, and what follows from them."""
     out = dict(numbers)
     for name, (needs, expression) in FOLLOWS.items():
@@ -214,25 +243,34 @@ def letters(numbers: Mapping[str, object]) -> dict[str, object]:
     return out
 
 
-def value(expression: str, numbers: Mapping[str, object]) -> int:
+def value(expression: str, numbers: Mapping[str, int | float]) -> int:
     """An expression of a table (sums and products of letters) as an integer. It is the table's own
     text, never input."""
     return int(eval(expression, {"__builtins__": {}}, dict(numbers)))
 
 
+def shaped(row: Kernel, shape: Ints) -> dict[str, Any]:
+    """Where a number is a round's or a function's own, the shape ends before it."""
+    return dict(zip(row.shape, shape, strict=False))
+
+
 @functools.cache
-def flops(name: str, shape: tuple[int, ...]) -> int:
+def flops(name: str, shape: Ints) -> int:
     """Of a call of this shape."""
     row = kernel(name)
-    return value(row.flops, letters(dict(zip(row.shape, shape))))
+    return value(row.flops, letters(shaped(row, shape)))
 
 
 @functools.cache
-def scratch(name: str, shape: tuple[int, ...]) -> int:
+def scratch(name: str, shape: Ints) -> int:
     """Bytes of workspace that such a call takes."""
     row = KERNELS[name]
-    numbers = letters(dict(zip(row.shape, shape)))
-    return sum(value(f.elems, numbers) * WIDTHS[f.type] for f in row.formals if f.mode == "$")
+    numbers = letters(shaped(row, shape))
+    return sum(
+        value(f.elems, numbers) * WIDTHS[f.type]
+        for f in row.formals
+        if f.mode == "$"
+    )
 
 
 # ---- forward and backward
@@ -241,21 +279,25 @@ def scratch(name: str, shape: tuple[int, ...]) -> int:
 ASIDE = ("more", "sign")
 
 
+Pairs = tuple[tuple[int, int], ...]  # of places of operands
+
+
 @dataclass(frozen=True)
 class Back:
     """How a kernel's operands, by their numbers, belong to those of the kernel forward: the
     gradient that it works on; the operand forward that it makes a gradient of, none where it
     makes that of parameters alone; gradients of parameters, with these; operands, and numbers,
     that both take."""
+
     of: str
     dy: int
     x: int | None
-    params: tuple[tuple[int, int], ...]
-    same: tuple[tuple[int, int], ...]
-    numbers: tuple[tuple[int, int], ...]
+    params: Pairs
+    same: Pairs
+    numbers: Pairs
 
     @property
-    def makes(self) -> tuple[int, ...]:
+    def makes(self) -> Ints:
         """The operands forward that it makes gradients of."""
         mine = () if self.x is None else (self.x,)
         return (*mine, *(p for _, p in self.params))
@@ -285,7 +327,7 @@ def _back(row: Kernel) -> Back:
 
 
 BACK: Mapping[str, Back] = {row.name: _back(row) for row in _ROWS if row.of}
-FORWARD: dict[str, tuple[str, ...]] = {}       # of a kernel forward, those backward
+FORWARD: dict[str, Names] = {}  # of a kernel forward, those backward
 for _name, _made in BACK.items():
     FORWARD[_made.of] = (*FORWARD.get(_made.of, ()), _name)
 

@@ -4,12 +4,15 @@ an optimizer keeps of an element.
 Keys that all types of a section have are not listed. Defaults are DeepSpeed's and PyTorch's; None
 is said by another key (schema.py), NEEDED must be given.
 """
+
 from __future__ import annotations
 
-from dataclasses import MISSING as NEEDED
-from typing import Mapping
+from collections.abc import Mapping
+from dataclasses import MISSING
+from typing import Any
 
-Rows = Mapping[str, Mapping[str, object]]
+NEEDED = MISSING
+Rows = Mapping[str, Mapping[str, Any]]
 
 _ADAM = {"betas": (0.9, 0.999), "eps": 1e-8}
 # What each keeps of an element, operands m and v of its kernel; its keys, or None where another
@@ -31,15 +34,35 @@ CYCLED = [name for name, row in OPTIMIZERS.items() if "betas" in row]
 _OURS = {"warmup": 0, "steps": 0, "min_lr": 0.0}
 _WARMUP = {"warmup_num_steps": 1000, "warmup_type": "log"}
 SCHEDULES: Rows = {
-    "constant": _OURS, "linear": _OURS, "cosine": _OURS, "wsd": {**_OURS, "decay": NEEDED},
+    "constant": _OURS,
+    "linear": _OURS,
+    "cosine": _OURS,
+    "wsd": {**_OURS, "decay": NEEDED},
     "WarmupLR": {"warmup_min_lr": 0.0, "warmup_max_lr": None, **_WARMUP},
-    "WarmupDecayLR": {"warmup_min_lr": 0.0, "warmup_max_lr": 0.001, **_WARMUP,
-                      "total_num_steps": NEEDED},
-    "WarmupCosineLR": {**_WARMUP, "total_num_steps": NEEDED, "warmup_min_ratio": 0.0,
-                       "cos_min_ratio": 0.0001},
-    "OneCycle": {"cycle_min_lr": NEEDED, "cycle_max_lr": NEEDED, "decay_lr_rate": 0.0,
-                 "cycle_first_step_size": 2000, "cycle_second_step_size": None,
-                 "cycle_first_stair_count": 0, "cycle_second_stair_count": None,
-                 "decay_step_size": 0, "cycle_momentum": True, "cycle_min_mom": 0.8,
-                 "cycle_max_mom": 0.9, "decay_mom_rate": 0.0},
+    "WarmupDecayLR": {
+        "warmup_min_lr": 0.0,
+        "warmup_max_lr": 0.001,
+        **_WARMUP,
+        "total_num_steps": NEEDED,
+    },
+    "WarmupCosineLR": {
+        **_WARMUP,
+        "total_num_steps": NEEDED,
+        "warmup_min_ratio": 0.0,
+        "cos_min_ratio": 0.0001,
+    },
+    "OneCycle": {
+        "cycle_min_lr": NEEDED,
+        "cycle_max_lr": NEEDED,
+        "decay_lr_rate": 0.0,
+        "cycle_first_step_size": 2000,
+        "cycle_second_step_size": None,
+        "cycle_first_stair_count": 0,
+        "cycle_second_stair_count": None,
+        "decay_step_size": 0,
+        "cycle_momentum": True,
+        "cycle_min_mom": 0.8,
+        "cycle_max_mom": 0.9,
+        "decay_mom_rate": 0.0,
+    },
 }

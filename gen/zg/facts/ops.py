@@ -9,28 +9,37 @@ has already, else null, as `sum` is. A parameter that an op lacks is a null poin
 forward reads, takes and writes are the op's values; what backward lines name of these must be
 saved. `pass da dy`: a gradient is another.
 """
+
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Mapping
 
+from ..plan.operand import Names
 from . import kinds
 from .kernels import KERNELS, NULL, Formal
 from .kernels import VOCAB as VOCAB
 
-GIVEN = ("token", "target", "table", "scaler", NULL)    # what an op reads beside its values
+GIVEN = (
+    "token",
+    "target",
+    "table",
+    "scaler",
+    NULL,
+)  # what an op reads beside its values
 
 
 @dataclass(frozen=True)
 class Op:
     """One row of the table. Of calls, the kernel and the word of each operand."""
+
     name: str
-    ins: tuple[str, ...]
-    params: tuple[str, ...]
+    ins: Names
+    params: Names
     outs: tuple[Formal, ...]
     fwd: str
-    bwd: tuple[str, ...]
+    bwd: Names
 
 
 def _words(line: str) -> list[str]:
@@ -51,8 +60,10 @@ def _call(line: str) -> str:
 
 def _op(name: str, fwd: str, *bwd: str) -> Op:
     kernel, *words = _words(fwd)
-    both = list(zip(KERNELS[kernel].formals, words))
-    ins = tuple(word for f, word in both if f.mode == "<" and word not in GIVEN)
+    both = list(zip(KERNELS[kernel].formals, words, strict=True))
+    ins = tuple(
+        word for f, word in both if f.mode == "<" and word not in GIVEN
+    )
     params = tuple(word for f, word in both if f.mode == "@")
     outs = tuple(f for f, word in both if f.mode == ">" and not f.optional)
     return Op(name, ins, params, outs, _call(fwd), tuple(map(_call, bwd)))
@@ -60,21 +71,35 @@ def _op(name: str, fwd: str, *bwd: str) -> Op:
 
 _ROWS = (
     # y = wte[token] + wpe[position]
-    _op("embed", "zk_embed_fwd w=wte p=wpe", "zk_embed_bwd dw=dwte V=R add=full",
-        "zk_position_bwd dp=dwpe"),
+    _op(
+        "embed",
+        "zk_embed_fwd w=wte p=wpe",
+        "zk_embed_bwd dw=dwte V=R add=full",
+        "zk_position_bwd dp=dwpe",
+    ),
     # y = (x - mean) / std * w + b
     _op("layernorm", "zk_layernorm_fwd", "zk_layernorm_bwd"),
     # y = x / rms * w
     _op("rmsnorm", "zk_rmsnorm_fwd", "zk_rmsnorm_bwd"),
     # y = x . w + b
-    _op("linear", "zk_linear_fwd", "zk_linear_bwd_x", "zk_linear_bwd_w", "zk_linear_bwd_b"),
+    _op(
+        "linear",
+        "zk_linear_fwd",
+        "zk_linear_bwd_x",
+        "zk_linear_bwd_w",
+        "zk_linear_bwd_b",
+    ),
     # q, k heads of y = x / rms * w; v heads copied
     _op("qknorm", "zk_qknorm_fwd in=x", "zk_qknorm_bwd din=dx in=x"),
     # q, k heads of y = x turned by position; v heads copied
     _op("rope", "zk_rope in=x sign=1", "zk_rope y=dx in=dy sign=-1"),
     # y = softmax(causal(q k' scale)) v
-    _op("attention", "zk_attention_fwd qkv=x", "zk_attention_bwd dqkv=dx qkv=x"),
+    _op(
+        "attention", "zk_attention_fwd qkv=x", "zk_attention_bwd dqkv=dx qkv=x"
+    ),
     _op("gelu", "zk_gelu_fwd", "zk_gelu_bwd"),
+    # y = max(x, 0) ** 2
+    _op("relu2", "zk_relu2_fwd", "zk_relu2_bwd"),
     # y = silu(gate) * up, x = gate, up
     _op("swiglu", "zk_swiglu_fwd", "zk_swiglu_bwd"),
     # y = a + b
@@ -91,12 +116,15 @@ LOSS_SUM = _call("zk_loss_sum M=rows")
 PICK = _call("zk_pick y=row M=rows C=K")
 
 # What train.recompute calls the ops of a block.
-WORDS = {name: name for name in OPS if name not in ("embed", "loss")} | {"add": "residual"}
+WORDS = {name: name for name in OPS if name not in ("embed", "loss")} | {
+    "add": "residual"
+}
 
 
 # What each optimizer keeps of an element.
-OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
-    name: tuple(kept.split()) for name, kept, _ in kinds.RULES}
+OPTIMIZERS: Mapping[str, Names] = {
+    name: tuple(kept.split()) for name, kept, _ in kinds.RULES
+}
 UPDATE = "zk_update"
 STATES = ("master", "m", "v")
 
@@ -110,10 +138,10 @@ LAYER = re.compile(r"\{l(?:\+(\d+))?\}")
 # Sizes of kernels/zk.h that a plan needs: ZK_SUMS integers of 8 bytes; room for a zk_ctl in bytes.
 SUMS = 72
 CTL = 128
-LEAVES = 72                     # where a zk_ctl counts leaves
-SCALE = 80                      # where a zk_ctl has the scale of gradients
-INLETS = 4                      # batches of tokens on their way to a GPU at once
-DESK = 4096                     # bytes of host memory that kernels need, beside a row of logits
+LEAVES = 72  # where a zk_ctl counts leaves
+SCALE = 80  # where a zk_ctl has the scale of gradients
+INLETS = 4  # batches of tokens on their way to a GPU at once
+DESK = 4096  # bytes of host memory that kernels need, beside a row of logits
 
 
 def layer(name: str, l: int) -> str:

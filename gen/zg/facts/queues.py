@@ -1,14 +1,16 @@
 """queues.py -- the queues of a rank, in the order of zr.h: what each reads, writes and can do."""
+
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Mapping
 
 
 @dataclass(frozen=True)
 class Queue:
     """reads, writes: arenas; kernels: it runs functions; wire: it has collectives; beside: it goes
     on beside main, as long as collectives overlap, else its steps are main's."""
+
     name: str
     reads: str
     writes: str

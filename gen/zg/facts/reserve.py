@@ -10,16 +10,17 @@ Rings have buffers of their own: 10 MiB a channel, by NCCL's sizes for its three
 first used: one communicator gathers, and with `reduction: fast` another reduces. That of the small
 sums has one block where others are beside it. One of exchanges alone has no rings.
 """
+
 from __future__ import annotations
 
 from ..plan.plan import Head, Plan
 
-LIBRARIES = 6 * 2 ** 30 // 10
-PEER = 12 * 2 ** 20             # for a channel
+LIBRARIES = 6 * 2**30 // 10
+PEER = 12 * 2**20  # for a channel
 CHANNELS = 8
-RING = 10 * 2 ** 20             # for a channel
-RINGS = 32                      # channels, where nobody bounds them
-NODE = 8                        # ranks whose GPUs read and write each other's memory
+RING = 10 * 2**20  # for a channel
+RINGS = 32  # channels, where nobody bounds them
+NODE = 8  # ranks whose GPUs read and write each other's memory
 
 
 def kept(h: Head) -> int:
@@ -59,15 +60,21 @@ def nccl_of(h: Head, target: str) -> int:
     return nccl(target, h.ranks, kept(h), h.reduction == "fast")
 
 
-def bytes_of(target: str, ranks: int, margin: int = 0, fast: bool = False) -> int:
+def bytes_of(
+    target: str, ranks: int, margin: int = 0, fast: bool = False
+) -> int:
     """Beside the arena; nothing of a CPU's is counted here."""
-    return 0 if target == "cpu" else LIBRARIES + nccl(target, ranks, margin, fast)
+    return (
+        0 if target == "cpu" else LIBRARIES + nccl(target, ranks, margin, fast)
+    )
 
 
 def device(p: Plan, target: str) -> int:
     """Bytes of device memory that a rank needs: its arena and what is beside it."""
     h = p.head
-    return p.arena(target) + bytes_of(target, h.ranks, kept(h), h.reduction == "fast")
+    return p.arena(target) + bytes_of(
+        target, h.ranks, kept(h), h.reduction == "fast"
+    )
 
 
 def most(p: Plan) -> int:

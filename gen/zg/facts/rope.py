@@ -1,11 +1,12 @@
 """rope.py -- a rotary table's inverse frequencies, in decimal arithmetic, so that no libm decides a
 bit of them."""
+
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping, Sequence
 from decimal import Decimal, getcontext
-from typing import Mapping, Sequence
 
 SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_context")
 
@@ -16,12 +17,21 @@ def fields(scaling: Mapping[str, float] | None) -> tuple[float, ...]:
 
 
 @functools.cache
-def frequencies(head: int, theta: float, scaling: tuple[float, ...]) -> tuple[float, ...]:
+def frequencies(
+    head: int, theta: float, scaling: tuple[float, ...]
+) -> tuple[float, ...]:
     """[head/2]: theta^(-2i/head), with Llama 3's scaling, where there is one."""
     getcontext().prec = 40
     base = Decimal(str(theta))
-    powers = [float(base ** (Decimal(-2 * i) / Decimal(head))) for i in range(head // 2)]
-    return tuple(_scaled(f, scaling) for f in powers) if scaling else tuple(powers)
+    powers = [
+        float(base ** (Decimal(-2 * i) / Decimal(head)))
+        for i in range(head // 2)
+    ]
+    return (
+        tuple(_scaled(f, scaling) for f in powers)
+        if scaling
+        else tuple(powers)
+    )
 
 
 def _scaled(f: float, scaling: Sequence[float]) -> float:

@@ -5,11 +5,14 @@ over named operands: fwd, bwd, and for the head train (forward, loss, backward i
 What `train.recompute` names is not saved: bwd makes it again, by forward's own calls.
 Nothing here knows of ranks, shards or memory.
 """
+
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Mapping
+from typing import Any
 
 from ..facts import ops
 from ..facts.kernels import ADD, ROUND, value
@@ -18,16 +21,27 @@ from ..read.schema import Row, Weight
 from ..read.spec import Op as SpecOp
 from ..read.spec import Spec, Unit
 from . import chunks, moves, rewrite
-from .graph import Body, Call, Graph, Kind, Made, Node, Table, Tensor, Value
+from .graph import (
+    Body,
+    Call,
+    Graph,
+    Kind,
+    Made,
+    Node,
+    Table,
+    Tensor,
+    Value,
+    Word,
+)
 
-
-STD = 0.02                              # of weights at first
+STD = 0.02  # of weights at first
 NORMS = ("layernorm", "rmsnorm", "qknorm")
 
 
 @dataclass
 class _Builder:
     """Collects the nodes of one unit."""
+
     spec: Spec
     prefix: str
     dims: dict[str, int]
@@ -37,8 +51,10 @@ class _Builder:
     values: dict[str, Value] = field(default_factory=dict)
     branches: int = 1
     count: int = 1
-    below: bool = False              # something below the unit moves
-    cuts: set[int] = field(default_factory=set)     # layers that have other groups than the last
+    below: bool = False  # something below the unit moves
+    cuts: set[int] = field(
+        default_factory=set
+    )  # layers that have other groups than the last
 
     @property
     def moving(self) -> set[str]:
@@ -51,10 +67,19 @@ class _Builder:
 
     def tensor(self, weight: Weight, mean: float, std: float) -> str:
         full = f"{self.prefix}{weight.name}"
-        parts = tuple((f"{self.prefix}{name}", rows) for name, rows in weight.parts)
-        groups = [moves.group(self.spec, full, parts, weight.shape, l) for l in range(self.count)]
-        self.cuts |= {l for l in range(1, self.count) if groups[l] != groups[l - 1]}
-        self.tensors.append(Tensor(full, parts, weight.shape, mean, std, groups[0]))
+        parts = tuple(
+            (f"{self.prefix}{name}", rows) for name, rows in weight.parts
+        )
+        groups = [
+            moves.group(self.spec, full, parts, weight.shape, l)
+            for l in range(self.count)
+        ]
+        self.cuts |= {
+            l for l in range(1, self.count) if groups[l] != groups[l - 1]
+        }
+        self.tensors.append(
+            Tensor(full, parts, weight.shape, mean, std, groups[0])
+        )
         return full
 
     def row(self, row: Row, x: str, std: float = STD) -> str:
@@ -62,24 +87,31 @@ class _Builder:
         params = {"w": row.tied} if row.tied else {}
         for word, weight in row.weights.items():
             params[word] = self.tensor(weight, *_first(row.name, word, std))
-        ins = dict(zip(ops.OPS[row.name].ins, (x,)))
+        ins = dict(zip(ops.OPS[row.name].ins, (x,), strict=False))
         more = {"table": self.table(row)} if row.name == "rope" else {}
         return self.node(row.name, ins, params, {**row.dims, **more})
 
     def table(self, row: Row) -> str:
         """The rotary table of a row."""
         rope, D = row.dims["rope"], row.dims["D"]
-        table = Table(D, frequencies(D, rope["theta"], fields(rope["scaling"])))
+        table = Table(
+            D, frequencies(D, rope["theta"], fields(rope["scaling"]))
+        )
         if table not in self.tables:
             self.tables.append(table)
         return f"table.{self.tables.index(table)}"
 
-    def node(self, name: str, ins: Mapping[str, str], params: Mapping[str, str],
-             dims: Mapping[str, object]) -> str:
+    def node(
+        self,
+        name: str,
+        ins: Mapping[str, str],
+        params: Mapping[str, str],
+        dims: Mapping[str, Any],
+    ) -> str:
         """Appends an op; returns the name of its first output."""
         op = ops.OPS[name]
         full = {**self.dims, **dims}
-        if ins:                         # of what is done element by element
+        if ins:  # of what is done element by element
             full["n"] = self.values[next(iter(ins.values()))].elems
         bind = {**ins, **params}
         for out in op.outs:
@@ -105,7 +137,9 @@ def _run(b: _Builder, x: str, op: SpecOp, std: float = STD) -> str:
         y = x
         for child in op.ops[:-1]:
             y = _run(b, y, child)
-        y = _run(b, y, op.ops[-1], STD / math.sqrt(b.branches))     # GPT-2, section 2.3
+        y = _run(
+            b, y, op.ops[-1], STD / math.sqrt(b.branches)
+        )  # GPT-2, section 2.3
         return b.node("add", {"a": x, "b": y}, {}, {})
     for row in op.rows[:-1]:
         x = b.row(row, x)
@@ -118,18 +152,24 @@ class _Calls:
     def __init__(self, b: _Builder, full: set[str]) -> None:
         self.b, self.full, self.alive = b, full, b.alive(*full)
         self.calls: list[Call] = []
-        self.made: list[Made] = []                                  # forward's
+        self.made: list[Made] = []  # forward's
         self.values: dict[str, Value] = dict(b.values)
         self.params = {t.name for t in b.tensors}
         self.grads: dict[str, str] = {}
-        self.had: dict[str, str | None] = {}     # a line's gradients, before it
-        self.rounds, self.part = 1, ""          # of the calls to come; what holds a round's rows
+        self.had: dict[str, str | None] = {}  # a line's gradients, before it
+        self.rounds, self.part = (
+            1,
+            "",
+        )  # of the calls to come; what holds a round's rows
 
-    def operand(self, node: Node, word: str) -> tuple[str, object]:
+    def operand(self, node: Node, word: str) -> Word:
         if word in ("token", "target", "sums", "null"):
             return ("fixed", word)
         if word == "scaler":
-            return ("fixed", word if self.b.spec.train.precision == "f16" else "null")
+            return (
+                "fixed",
+                word if self.b.spec.train.precision == "f16" else "null",
+            )
         if word == "$":
             return ("work", "")
         if word.lstrip("-").isdigit():
@@ -142,12 +182,22 @@ class _Calls:
         if word == "carry":
             return ("number", 0) if self.rounds == 1 else ("round", "c")
         if word in node.op.params:
-            return ("param", node.bind[word]) if word in node.bind else ("fixed", "null")
+            return (
+                ("param", node.bind[word])
+                if word in node.bind
+                else ("fixed", "null")
+            )
         if word.startswith("d") and word[1:] in node.op.params:
             name = node.bind.get(word[1:])
             name = name if name in self.alive else None
             wide = name in self.full and self.b.spec.train.precision != "f32"
-            return ("fixed", "acc") if wide else ("grad", name) if name else ("fixed", "null")
+            return (
+                ("fixed", "acc")
+                if wide
+                else ("grad", name)
+                if name
+                else ("fixed", "null")
+            )
         if word in node.bind:
             return ("value", node.bind[word])
         if word.startswith("+"):
@@ -166,9 +216,13 @@ class _Calls:
     def growth(self, kind: str, name: object) -> int:
         """Bytes of a round's rows of an operand."""
         if kind != "value" or name == self.part:
-            return 4 * self.b.dims["M"] // self.rounds if name == "target" else 0
+            return (
+                4 * self.b.dims["M"] // self.rounds if name == "target" else 0
+            )
         v = self.values[str(name)]
-        width = ops.BYTES[self.b.spec.train.precision] if v.dtype == "real" else 4
+        width = (
+            ops.BYTES[self.b.spec.train.precision] if v.dtype == "real" else 4
+        )
         return width * v.elems // self.rounds
 
     def forward(self, node: Node) -> None:
@@ -179,7 +233,9 @@ class _Calls:
 
     def gradient(self, name: str, node: Node) -> None:
         """A fresh value for the gradient of `name`, or a sum with what is there already."""
-        fresh = f"d{name}" + "'" * sum(v.startswith(f"d{name}") for v in self.values)
+        fresh = f"d{name}" + "'" * sum(
+            v.startswith(f"d{name}") for v in self.values
+        )
         self.values[fresh] = Value(fresh, "real", self.values[name].elems)
         self.grads[name] = fresh
 
@@ -189,7 +245,11 @@ class _Calls:
             if not moves.wanted(node, words, self.alive):
                 continue
             if words[0] == "pass":
-                self.merge(node.bind[words[1][1:]], self.grads[node.bind[words[2][1:]]], node)
+                self.merge(
+                    node.bind[words[1][1:]],
+                    self.grads[node.bind[words[2][1:]]],
+                    node,
+                )
                 continue
             made = [w for w in words if w[0] == "d" and w[1:] in node.op.ins]
             self.had = {w: self.grads.get(node.bind[w[1:]]) for w in made}
@@ -197,12 +257,13 @@ class _Calls:
                 self.gradient(node.bind[w[1:]], node)
             self.line(node, text)
             for w, old in self.had.items():
+                of = node.bind[w[1:]]
                 if old and f"+{w}" not in words:
-                    new = self.grads[node.bind[w[1:]]]
-                    self.grads[node.bind[w[1:]]] = old
-                    self.merge(node.bind[w[1:]], new, node)
-                if node.bind[w[1:]] not in self.alive:      # a kernel makes it all the same
-                    del self.grads[node.bind[w[1:]]]
+                    new = self.grads[of]
+                    self.grads[of] = old
+                    self.merge(of, new, node)
+                if of not in self.alive:  # a kernel makes it all the same
+                    del self.grads[of]
 
     def merge(self, name: str, more: str, node: Node) -> None:
         """Adds the gradient `more` to that of the value `name` (the first use: takes it as it
@@ -213,27 +274,48 @@ class _Calls:
             return
         self.gradient(name, node)
         n = self.values[more].elems
-        self.calls.append(Call(ADD, (("value", self.grads[name]), ("value", old),
-                                     ("value", more), ("number", n))))
+        self.calls.append(
+            Call(
+                ADD,
+                (
+                    ("value", self.grads[name]),
+                    ("value", old),
+                    ("value", more),
+                    ("number", n),
+                ),
+            )
+        )
 
     def round(self, name: str) -> None:
         """A whole gradient, from the f32 sum to its leaf."""
         elems = next(t.elems for t in self.b.tensors if t.name == name)
-        self.calls.append(Call(ROUND, (("grad", name), ("fixed", "acc"), ("number", elems))))
+        self.calls.append(
+            Call(ROUND, (("grad", name), ("fixed", "acc"), ("number", elems)))
+        )
 
     def body(self) -> Body:
         calls = rewrite.fused(self.calls)
         used = rewrite.values(calls)
-        return Body(tuple(calls), tuple(v for n, v in self.values.items() if n in used))
+        return Body(
+            tuple(calls), tuple(v for n, v in self.values.items() if n in used)
+        )
 
 
 def _rename(body: Body, names: dict[str, str]) -> Body:
-    swap = lambda a: (a[0], names.get(a[1], a[1])) if a[0] == "value" else a
-    calls = tuple(replace(c, args=tuple(swap(a) for a in c.args)) for c in body.calls)
-    return Body(calls, tuple(replace(v, name=names.get(v.name, v.name)) for v in body.values))
+    calls = []
+    for c in body.calls:
+        args = [
+            (kind, names.get(str(a), a) if kind == "value" else a)
+            for kind, a in c.args
+        ]
+        calls.append(replace(c, args=tuple(args)))
+    values = [replace(v, name=names.get(v.name, v.name)) for v in body.values]
+    return Body(tuple(calls), tuple(values))
 
 
-def _middle(b: _Builder, name: str, count: int, x: str, y: str, full: set[str]) -> Kind:
+def _middle(
+    b: _Builder, name: str, count: int, x: str, y: str, full: set[str]
+) -> Kind:
     """An embedding or a block: fwd and, where something moves up to its output, bwd, dy to dx."""
     fwd, bwd = _Calls(b, full), _Calls(b, full)
     for node in b.nodes:
@@ -241,31 +323,57 @@ def _middle(b: _Builder, name: str, count: int, x: str, y: str, full: set[str]) 
     names = {x: "x", y: "y"}
     names.pop("", None)
     if y not in bwd.alive:
-        return Kind(name, count, tuple(b.tensors), {"fwd": _rename(fwd.body(), names)}, (),
-                    "x" if x else "", "y")
+        return Kind(
+            name,
+            count,
+            tuple(b.tensors),
+            {"fwd": _rename(fwd.body(), names)},
+            (),
+            "x" if x else "",
+            "y",
+        )
     bwd.values["dy"] = Value("dy", "real", b.values[y].elems)
     bwd.grads[y] = "dy"
     for node in reversed(b.nodes):
         bwd.backward(node)
-    if not x and full and b.spec.train.precision != "f32":   # a tied leaf is whole: round it once
+    if (
+        not x and full and b.spec.train.precision != "f32"
+    ):  # a tied leaf is whole: round it once
         bwd.round(*full)
-    kept = (rewrite.values(fwd.calls) & rewrite.values(bwd.calls)) - _dropped(b, fwd) | {x, y}
-    kept -= rewrite.again(fwd.made, bwd.calls, kept)[1]  # an op runs again whole and keeps no value
+    kept = (rewrite.values(fwd.calls) & rewrite.values(bwd.calls)) - _dropped(
+        b, fwd
+    ) | {x, y}
+    kept -= rewrite.again(fwd.made, bwd.calls, kept)[
+        1
+    ]  # an op runs again whole and keeps no value
     bwd.calls, _ = rewrite.again(fwd.made, bwd.calls, kept)
     forward = _rename(fwd.body(), names)
     back = _rename(bwd.body(), {**names, bwd.grads.get(x, ""): "dx"})
     saved = tuple(v for v in forward.values if v.name in kept - {x, y})
-    return Kind(name, count, tuple(b.tensors), {"fwd": forward, "bwd": back}, saved,
-                "x" if x else "", "y")
+    return Kind(
+        name,
+        count,
+        tuple(b.tensors),
+        {"fwd": forward, "bwd": back},
+        saved,
+        "x" if x else "",
+        "y",
+    )
 
 
 def _dropped(b: _Builder, fwd: _Calls) -> set[str]:
     """The values of the ops that train.recompute names."""
-    return {v for made in fwd.made for v in made.values
-            if ops.WORDS.get(made.op) in b.spec.train.recompute}
+    return {
+        v
+        for made in fwd.made
+        for v in made.values
+        if ops.WORDS.get(made.op) in b.spec.train.recompute
+    }
 
 
-def _head(b: _Builder, x: str, logits: str, tied: str, rounds: int, full: set[str]) -> Kind:
+def _head(
+    b: _Builder, x: str, logits: str, tied: str, rounds: int, full: set[str]
+) -> Kind:
     """The head: train is forward, loss and backward in one, eval forward and loss, in rounds."""
     *before, linear, loss = b.nodes
     weight = linear.bind["w"]
@@ -290,28 +398,53 @@ def _head(b: _Builder, x: str, logits: str, tied: str, rounds: int, full: set[st
         train.backward(node)
     _draw(plain, linear)
     names = {x: "x", train.grads.get(x, ""): "dx"}
-    bodies = {"train": _rename(train.body(), names), "eval": _rename(plain.body(), names)}
+    bodies = {
+        "train": _rename(train.body(), names),
+        "eval": _rename(plain.body(), names),
+    }
     return Kind("head", 1, tuple(b.tensors), bodies, (), "x", "", tied)
 
 
 def _draw(calls: _Calls, linear: Node) -> None:
     """The logits of one row, from which a token is drawn: in every plan by the same calls."""
-    for name, size in (("row", linear.dims["K"]), ("drawn", calls.b.dims["R"])):
+    for name, size in (
+        ("row", linear.dims["K"]),
+        ("drawn", calls.b.dims["R"]),
+    ):
         calls.values[name] = Value(name, "real", int(str(size)))
     calls.line(replace(linear, bind={**linear.bind, "row": "row"}), ops.PICK)
-    calls.forward(replace(linear, dims={**linear.dims, "M": 1},
-                          bind={**linear.bind, "x": "row", "y": "drawn"}))
+    calls.forward(
+        replace(
+            linear,
+            dims={**linear.dims, "M": 1},
+            bind={**linear.bind, "x": "row", "y": "drawn"},
+        )
+    )
 
 
 def _branches(units: tuple[Unit, ...]) -> int:
-    return sum(u.repeat * sum(op.kind == "residual" for op in u.ops) for u in units)
+    return sum(
+        u.repeat * sum(op.kind == "residual" for op in u.ops) for u in units
+    )
 
 
-def _begun(spec: Spec, unit: Unit, dims: dict[str, int], tables: list[Table],
-           below: bool) -> _Builder:
+def _begun(
+    spec: Spec,
+    unit: Unit,
+    dims: dict[str, int],
+    tables: list[Table],
+    below: bool,
+) -> _Builder:
     prefix = f"{unit.name}." if unit.kind == "blocks" else ""
-    b = _Builder(spec, prefix, dims, tables, branches=max(1, _branches(spec.model.units)),
-                 count=unit.repeat, below=below)
+    b = _Builder(
+        spec,
+        prefix,
+        dims,
+        tables,
+        branches=max(1, _branches(spec.model.units)),
+        count=unit.repeat,
+        below=below,
+    )
     b.values["in"] = Value("in", "real", dims["M"] * dims["C"])
     return b
 
@@ -322,25 +455,49 @@ def _layers(b: _Builder, unit: Unit) -> list[Unit]:
     for op in unit.ops:
         y = _run(b, y, op)
     ends = [*sorted(b.cuts), unit.repeat]
-    return [replace(unit, repeat=end - first, name=unit.name.replace("{l}", f"{{l+{first}}}")
-                    if first else unit.name) for first, end in zip([0, *ends], ends)]
+    return [
+        replace(
+            unit,
+            repeat=end - first,
+            name=unit.name.replace("{l}", f"{{l+{first}}}")
+            if first
+            else unit.name,
+        )
+        for first, end in itertools.pairwise([0, *ends])
+    ]
 
 
 def build(spec: Spec) -> Graph:
     """The graph of a spec. Shapes were checked where the spec was read."""
     m, t = spec.model, spec.train
-    dims = {"B": t.micro_batch, "T": t.sequence, "M": t.micro_batch * t.sequence, "C": m.width,
-            "rows": t.micro_batch * t.sequence, "V": m.vocab, "R": ops.up(m.vocab, ops.VOCAB)}
+    dims = {
+        "B": t.micro_batch,
+        "T": t.sequence,
+        "M": t.micro_batch * t.sequence,
+        "C": m.width,
+        "rows": t.micro_batch * t.sequence,
+        "V": m.vocab,
+        "R": ops.up(m.vocab, ops.VOCAB),
+    }
     tables: list[Table] = []
     kinds: list[Kind] = []
     logits = m.units[-1].ops[-1].rows[-1]
     tied = logits.tied
-    full: set[str] = set()              # tensors whose gradient is summed in f32
+    full: set[str] = set()  # tensors whose gradient is summed in f32
     acc = 0
     blocks, words = 0, set()
-    for unit in [x for u in m.units for x in (
-            _layers(_begun(spec, u, dims, tables, False), u) if u.kind == "blocks" else [u])]:
-        b = _begun(spec, unit, dims, tables, any("bwd" in k.bodies for k in kinds))
+    for unit in [
+        x
+        for u in m.units
+        for x in (
+            _layers(_begun(spec, u, dims, tables, False), u)
+            if u.kind == "blocks"
+            else [u]
+        )
+    ]:
+        b = _begun(
+            spec, unit, dims, tables, any("bwd" in k.bodies for k in kinds)
+        )
         if unit.kind == "embedding":
             y = _run(b, "", unit.ops[0])
             full = {tied} & b.moving
@@ -350,10 +507,16 @@ def build(spec: Spec) -> Graph:
         for op in unit.ops[:-1] if unit.kind == "head" else unit.ops:
             y = _run(b, y, op)
         if unit.kind == "head":
-            rounds = chunks.rounds(spec, dims, bool(tied), "b" in logits.weights)
+            rounds = chunks.rounds(
+                spec, dims, bool(tied), "b" in logits.weights
+            )
             y = b.row(logits, y)
             full |= {b.nodes[-1].bind["w"]} & b.moving if rounds > 1 else set()
-            acc = dims["R"] * logits.dims["K"] if full and t.precision != "f32" else 0
+            acc = (
+                dims["R"] * logits.dims["K"]
+                if full and t.precision != "f32"
+                else 0
+            )
             b.node("loss", {"x": y}, {}, {})
             kinds.append(_head(b, "in", y, tied, rounds, full))
         else:
@@ -361,4 +524,6 @@ def build(spec: Spec) -> Graph:
             kinds.append(_middle(b, name, unit.repeat, "in", y, full))
             words |= {ops.WORDS[n.op.name] for n in b.nodes}
             blocks += 1
-    return Graph(tuple(kinds), tuple(tables), dims, acc, tied, frozenset(words))
+    return Graph(
+        tuple(kinds), tuple(tables), dims, acc, tied, frozenset(words)
+    )

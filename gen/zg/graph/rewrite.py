@@ -1,8 +1,9 @@
-"""rewrite.py -- a function's calls, once they are there: made again in backward, two as one."""
+"""rewrite.py -- a function's calls, once they are there: recomputed in backward, two as one."""
+
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Iterable, Sequence
 
 from ..facts.kernels import ADD, KERNELS, NULL
 from .graph import Call, Made
@@ -12,13 +13,16 @@ def values(calls: Iterable[Call]) -> set[str]:
     return {str(a) for c in calls for k, a in c.args if k == "value"}
 
 
-def again(fwd: Sequence[Made], bwd: Sequence[Call], kept: set[str]) -> tuple[list[Call], set[str]]:
+def again(
+    fwd: Sequence[Made], bwd: Sequence[Call], kept: set[str]
+) -> tuple[list[Call], set[str]]:
     """Backward's calls, and before each, as late as can be, those of forward that make what it
-    reads and is not kept; the values made again."""
+    reads and is not kept; the values recomputed."""
     made_again: set[str] = set()
     out: list[Call] = []
     for call in bwd:
-        want, before = values([call]), []
+        want = values([call])
+        before: list[Call] = []
         for _, made, calls in reversed(fwd):
             if made & want - kept - made_again:
                 want |= values(calls)

@@ -11,9 +11,10 @@ C is `x`, or `save.KIND`. The last k values of a class stay: nothing takes their
 backward has its unit's output and input and gets the next input, so k is 3; of what is saved it
 is 2.
 """
+
 from __future__ import annotations
 
-from ..plan.plan import Event, Ref
+from ..plan.plan import Event, Events, Ref
 from .hops import Hop, free, full
 from .rings import Use
 from .steps import Steps
@@ -50,20 +51,24 @@ def _made(m: Steps, u: Use) -> list[tuple[str, int]]:
     return [("x", u.y), *saved] if "x" in m.near else saved
 
 
-def before(m: Steps, u: Use) -> tuple[tuple[Event, ...], tuple[Event, ...]]:
+def before(m: Steps, u: Use) -> tuple[Events, Events]:
     """Brings what the backward behind u needs; what u waits for, and records."""
     waits: list[Event] = []
     recs: list[Event] = []
-    going = [_slot(m, c, i) for c, i in _going(m, u)]
-    if u.body == "fwd" and u.first:         # where values were that are down by now
-        waits = [free(_slot(m, c, i)) for c, i in _made(m, u) if i >= m.near[c][0]]
-    if u.body == "fwd" and u.last:
-        recs = [full(slot) for slot in going]
-    if u.body == "bwd" and u.first:
-        _raise(m, u)
-        waits = [full(slot) for slot in going]
-    if u.body == "bwd" and u.last:
-        recs = [free(_slot(m, c, i)) for c, i in _made(m, u)]
+    going = [full(_slot(m, c, i)) for c, i in _going(m, u)]
+    if u.body == "fwd":
+        if u.first:  # where values were that are down by now
+            for c, i in _made(m, u):
+                if i >= m.near[c][0]:
+                    waits.append(free(_slot(m, c, i)))
+        if u.last:
+            recs = going
+    if u.body == "bwd":
+        if u.first:
+            _raise(m, u)
+            waits = going
+        if u.last:
+            recs = [free(_slot(m, c, i)) for c, i in _made(m, u)]
     return tuple(waits), tuple(recs)
 
 
@@ -71,7 +76,9 @@ def _raise(m: Steps, u: Use) -> None:
     """The values before those that u needs."""
     for c, i in _kept(m, u):
         if i and goes(m, c, i - 1):
-            hop = Hop("up", Ref(f"far.{c}", i - 1), _slot(m, c, i - 1), takes=False)
+            hop = Hop(
+                "up", Ref(f"far.{c}", i - 1), _slot(m, c, i - 1), takes=False
+            )
             m.copy(hop, u.unit, m.near[c][2])
 
 

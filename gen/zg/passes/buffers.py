@@ -1,7 +1,8 @@
 """buffers.py -- which classes of buffers a plan has: where each lies, its slots and their bytes."""
+
 from __future__ import annotations
 
-from typing import Sequence
+from collections.abc import Sequence
 
 from ..facts import ops
 from ..graph.graph import Graph
@@ -13,21 +14,33 @@ from .shard import Flat, Shards
 from .stores import State
 
 
-def wanted(spec: Spec, graph: Graph, shards: Shards, bodies: place.Bodies,
-           schedule: sched.Schedule, kept: Sequence[State], runs: tuple[plan.Run, ...],
-           ) -> list[Wanted]:
+def wanted(
+    spec: Spec,
+    graph: Graph,
+    shards: Shards,
+    bodies: place.Bodies,
+    schedule: sched.Schedule,
+    kept: Sequence[State],
+    runs: tuple[plan.Run, ...],
+) -> list[Wanted]:
     """Every class; kept: every state. `work` is the last of those that all targets have, so that
     other offsets agree where it does not."""
     turns = _turns(schedule)
     tiles = _tiles(shards, kept, schedule.tile)
-    return [*_control(spec, graph),
-            *(c for f in shards.flats for c in _of_flat(spec, shards, f, kept, schedule, turns)),
-            *_sums(spec, shards),
-            *_values(spec, graph, bodies),
-            *_host(spec, shards, schedule, turns, tiles),
-            Wanted("work", 1, max(bodies.work, 64)),
-            *_inbox(shards, schedule, turns),
-            *_gpu(graph, runs)]
+    return [
+        *_control(spec, graph),
+        *(
+            c
+            for f in shards.flats
+            for c in _of_flat(spec, shards, f, kept, schedule, turns)
+        ),
+        *_sums(spec, shards),
+        *_values(spec, graph, bodies),
+        *_host(spec, shards, schedule, turns, tiles),
+        Wanted("work", 1, max(bodies.work, 64)),
+        *_inbox(shards, schedule, turns),
+        *_gpu(graph, runs),
+    ]
 
 
 def _common(spec: Spec) -> str:
@@ -38,12 +51,17 @@ def _common(spec: Spec) -> str:
 def _control(spec: Spec, graph: Graph) -> list[Wanted]:
     """A step's numbers, tokens, tables."""
     tokens = 4 * graph.dims["M"]
-    tables = [Wanted(f"table.{n}", 1, spec.train.sequence * t.head * 4)
-              for n, t in enumerate(graph.tables)]
-    return [Wanted("ctl", 1, ops.CTL),
-            Wanted("sums", 2, 8 * ops.SUMS, readers=_common(spec)),
-            Wanted("tokens", spec.together, tokens),
-            Wanted("targets", spec.together, tokens), *tables]
+    tables = [
+        Wanted(f"table.{n}", 1, spec.train.sequence * t.head * 4)
+        for n, t in enumerate(graph.tables)
+    ]
+    return [
+        Wanted("ctl", 1, ops.CTL),
+        Wanted("sums", 2, 8 * ops.SUMS, readers=_common(spec)),
+        Wanted("tokens", spec.together, tokens),
+        Wanted("targets", spec.together, tokens),
+        *tables,
+    ]
 
 
 def _of_store(spec: Spec, shards: Shards, f: Flat, s: State) -> Wanted:
@@ -52,26 +70,50 @@ def _of_store(spec: Spec, shards: Shards, f: Flat, s: State) -> Wanted:
     elements = s.n * (spec.cluster.ranks if s.whole else 1)
     pending = f.nodes if s.what == "sum" and not shards.apart else 1
     gathered = {"params": shards.states == "shard", "sum": s.whole}
-    readers = _common(spec) if gathered.get(s.what) and s.arena == "device" else "own"
-    return Wanted(s.cls, f.count, elements * pending * s.width, s.arena, readers)
+    readers = (
+        _common(spec)
+        if gathered.get(s.what) and s.arena == "device"
+        else "own"
+    )
+    return Wanted(
+        s.cls, f.count, elements * pending * s.width, s.arena, readers
+    )
 
 
-def _of_flat(spec: Spec, shards: Shards, f: Flat, kept: Sequence[State], schedule: sched.Schedule,
-             turns: dict[str, int]) -> list[Wanted]:
+def _of_flat(
+    spec: Spec,
+    shards: Shards,
+    f: Flat,
+    kept: Sequence[State],
+    schedule: sched.Schedule,
+    turns: dict[str, int],
+) -> list[Wanted]:
     """What holds a flat's parameters, states, sums and leaves, and brings them."""
     real, common = ops.BYTES[spec.train.precision], _common(spec)
     whole = f.shard * spec.cluster.ranks
     out = [_of_store(spec, shards, f, s) for s in kept if s.flat == f.name]
     if schedule.ring[f.name]:
-        out.append(Wanted(f"ring.{f.name}", schedule.ring[f.name], whole * real))
-    if schedule.ring[f.name] and f.name in schedule.stage:
-        slots = schedule.stage[f.name]
-        out.append(Wanted(f"stage.{f.name}", slots, f.shard * real, readers=common))
+        out.append(
+            Wanted(f"ring.{f.name}", schedule.ring[f.name], whole * real)
+        )
+    if schedule.ring[f.name] and f.name in schedule.staging:
+        slots = schedule.staging[f.name]
+        out.append(
+            Wanted(f"staging.{f.name}", slots, f.shard * real, readers=common)
+        )
         if f"shelf.{f.name}" in turns:
-            out.append(Wanted(f"shelf.{f.name}", slots, f.shard * real, "host"))
-    if schedule.leaf[f.name]:
-        out.append(Wanted(f"leaf.{f.name}", schedule.leaf[f.name], whole * real,
-                          readers=common if shards.order == "ranks" else "own"))
+            out.append(
+                Wanted(f"shelf.{f.name}", slots, f.shard * real, "host")
+            )
+    if schedule.grad[f.name]:
+        out.append(
+            Wanted(
+                f"grad.{f.name}",
+                schedule.grad[f.name],
+                whole * real,
+                readers=common if shards.order == "ranks" else "own",
+            )
+        )
     return out
 
 
@@ -89,22 +131,29 @@ def _values(spec: Spec, graph: Graph, bodies: place.Bodies) -> list[Wanted]:
     units = sum(k.count for k in graph.kinds) - max(1, graph.still)
     out = []
     if graph.acc:
-        out.append(Wanted("acc", spec.together if graph.tied else 1, 4 * graph.acc))
+        out.append(
+            Wanted("acc", spec.together if graph.tied else 1, 4 * graph.acc)
+        )
     out += _kept(spec, "x", units, value)
     out.append(Wanted("dx", spec.together + 1, value))
     for k in graph.kinds:
         if bodies.save[k.name].size:
-            out += _kept(spec, f"save.{k.name}", k.count, bodies.save[k.name].size)
+            out += _kept(
+                spec, f"save.{k.name}", k.count, bodies.save[k.name].size
+            )
     out.append(Wanted("tmp", 1, max(p.size for p in bodies.tmp.values())))
     return out
 
 
 def _kept(spec: Spec, name: str, count: int, size: int) -> list[Wanted]:
-    """The `count` values of a grain that backward needs."""
+    """The `count` values of a micro-batch that backward needs."""
     near = operands.near_slots(spec, name, count)
     if near == count:
         return [Wanted(name, count * spec.together, size)]
-    return [Wanted(f"near.{name}", near, size), Wanted(f"far.{name}", count - near, size, "host")]
+    return [
+        Wanted(f"near.{name}", near, size),
+        Wanted(f"far.{name}", count - near, size, "host"),
+    ]
 
 
 def _tiles(shards: Shards, kept: Sequence[State], tile: int) -> dict[str, int]:
@@ -119,30 +168,57 @@ def _tiles(shards: Shards, kept: Sequence[State], tile: int) -> dict[str, int]:
     return out
 
 
-def _host(spec: Spec, shards: Shards, schedule: sched.Schedule, turns: dict[str, int],
-          tiles: dict[str, int]) -> list[Wanted]:
+def _host(
+    spec: Spec,
+    shards: Shards,
+    schedule: sched.Schedule,
+    turns: dict[str, int],
+    tiles: dict[str, int],
+) -> list[Wanted]:
     """What an update on the host needs."""
     if not schedule.tile:
         return []
     real = ops.BYTES[spec.train.precision]
-    tile = lambda f: min(schedule.tile, f.shard - f.near)
+    tile = {f.name: min(schedule.tile, f.shard - f.near) for f in shards.flats}
     if shards.below:
         lowered = schedule.piece * (4 if spec.cluster.ranks > 1 else real)
     else:
-        lowered = max(tile(f) for f in shards.flats if f.moves) * 4
-    raised = max((tile(f) for f in shards.flats
-                  if f.moves and f.name not in schedule.stage), default=0)
-    sizes = {"hctl": (ops.CTL, "host"), "down": (lowered, "host"), "hsums": (8 * ops.SUMS, "host"),
-             "part": (lowered, "device"), "up": (raised * real, "host"),
-             **{f"tile.{s}": (size, "host") for s, size in tiles.items()}}
-    return [Wanted(name, turns[name], size, arena)
-            for name, (size, arena) in sizes.items() if name in turns]
+        lowered = max(tile[f.name] for f in shards.flats if f.moves) * 4
+    raised = max(
+        (
+            tile[f.name]
+            for f in shards.flats
+            if f.moves and f.name not in schedule.staging
+        ),
+        default=0,
+    )
+    sizes = {
+        "hctl": (ops.CTL, "host"),
+        "down": (lowered, "host"),
+        "hsums": (8 * ops.SUMS, "host"),
+        "part": (lowered, "device"),
+        "up": (raised * real, "host"),
+        **{f"tile.{s}": (size, "host") for s, size in tiles.items()},
+    }
+    return [
+        Wanted(name, turns[name], size, arena)
+        for name, (size, arena) in sizes.items()
+        if name in turns
+    ]
 
 
-def _inbox(shards: Shards, schedule: sched.Schedule, turns: dict[str, int]) -> list[Wanted]:
+def _inbox(
+    shards: Shards, schedule: sched.Schedule, turns: dict[str, int]
+) -> list[Wanted]:
     """Where pieces of peers' leaves come, which are read in place where memory is shared."""
-    brought = [i.value for s in schedule.sections for step in s.steps
-               if step.op in steps.REDUCES.values() for i in step.ints if i.name == "bytes"]
+    brought = [
+        i.value
+        for s in schedule.sections
+        for step in s.steps
+        if step.op in steps.REDUCES.values()
+        for i in step.ints
+        if i.name == "bytes"
+    ]
     if not brought:
         return []
     size = shards.sources * max(brought)
@@ -152,14 +228,16 @@ def _inbox(shards: Shards, schedule: sched.Schedule, turns: dict[str, int]) -> l
 def _gpu(graph: Graph, runs: tuple[plan.Run, ...]) -> list[Wanted]:
     """What a GPU alone has: its kernels' space; batches and results on its host."""
     batch, logits = 2 * 4 * graph.dims["M"], 4 * graph.dims["V"]
-    return [Wanted("space", 1, max([1, *(r.space for r in runs)]), targets="gpu"),
-            Wanted("inlet", ops.INLETS, batch, "host", targets="gpu"),
-            Wanted("desk", 1, max(ops.DESK, logits), "host", targets="gpu")]
+    return [
+        Wanted("space", 1, max([1, *(r.space for r in runs)]), targets="gpu"),
+        Wanted("inlet", ops.INLETS, batch, "host", targets="gpu"),
+        Wanted("desk", 1, max(ops.DESK, logits), "host", targets="gpu"),
+    ]
 
 
 def _turns(schedule: sched.Schedule) -> dict[str, int]:
     """How many slots of a class are used: at most `buffer_count` where they take turns."""
     most: dict[str, int] = {}
-    for r in (r for s in schedule.sections for x in s.steps for r in (*x.ins, *x.outs)):
+    for r in (r for s in schedule.sections for x in s.steps for r in x.refs):
         most[r.cls] = max(most.get(r.cls, 0), r.index + 1)
     return most

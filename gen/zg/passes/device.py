@@ -3,72 +3,121 @@
 near_: what stays of a shard of which a part goes down.
 
 Where the parameters lie in the host arena, new ones go down, in bf16 by way of a slot of class
-`stage`; to the file from there by way of a slot of class `shelf`:
+`staging`; to the file from there by way of a slot of class `shelf`:
 
-    main -> stage -> down -> real           main -> stage -> down -> shelf -> store -> real
+    main -> staging -> down -> param        main -> staging -> down -> shelf -> store -> param
 """
+
 from __future__ import annotations
 
-from ..plan.plan import Int, Ref
+from typing import Any
+
+from ..plan.plan import Int, Ref, Refs
 from .hops import Hop, Ring, end, free, full
 from .shard import Flat
-from .steps import Steps
+from .steps import Instance, Steps
 
 
-def optimize(m: Steps, what: list[tuple[Flat, int]], near: str = "") -> None:
+def optimize(m: Steps, what: list[Instance], near: str = "") -> None:
     """Shards on the device; near_: what of each stays there."""
     for f, l in what:
-        op, ins, ints = f"{near}update.{f.name}", (Ref(f"sum.{f.name}", l),), (Int("l", l),)
-        states = tuple(Ref(f"{c}.{f.name}", l) for c in m.kept.updated(f, near))
+        op, ins, ints = (
+            f"{near}update.{f.name}",
+            (Ref(f"sum.{f.name}", l),),
+            (Int("l", l),),
+        )
+        states = tuple(
+            Ref(f"{c}.{f.name}", l) for c in m.kept.updated(f, near)
+        )
         if m.away(f):
             _renew(m, f, l, op, states, ins=ins, ints=ints)
             continue
-        m.add("main", op, f"{f.name}[{l}]", ins=ins, ints=ints,
-              outs=(Ref(f"real.{f.name}", l), *states), recs=(end("main"),))
+        m.add(
+            "main",
+            op,
+            f"{f.name}[{l}]",
+            ins=ins,
+            ints=ints,
+            outs=(Ref(f"param.{f.name}", l), *states),
+            recs=(end("main"),),
+        )
         if not near:
             m.spread(f, l, end("main"))
 
 
-def init(m: Steps, what: list[tuple[Flat, int]], near: str = "") -> None:
+def init(m: Steps, what: list[Instance], near: str = "") -> None:
     for f, l in what:
         master = m.kept.masters(f, near)
-        m.add("main", f"{near}init.{f.name}", f"{f.name}[{l}]",
-              outs=(Ref(f"{master}.{f.name}", l),), ints=(Int("l", l),))
+        m.add(
+            "main",
+            f"{near}init.{f.name}",
+            f"{f.name}[{l}]",
+            outs=(Ref(f"{master}.{f.name}", l),),
+            ints=(Int("l", l),),
+        )
 
 
-def fill(m: Steps, what: list[tuple[Flat, int]], near: str = "") -> None:
+def fill(m: Steps, what: list[Instance], near: str = "") -> None:
     """Masters on the device to what is made from them."""
     for f, l in what:
-        narrow = m.real < 4 and m.kept.masters(f, near) != "real"
+        narrow = m.real < 4 and m.kept.masters(f, near) != "param"
         op, ins = f"{near}cast.{f.name}", (Ref(f"{near}master.{f.name}", l),)
         if m.away(f) and narrow:
             _renew(m, f, l, op, (), ins=ins)
         elif m.away(f):
             _renew(m, f, l, "mark", ())
         elif narrow:
-            m.add("main", op, f"{f.name}[{l}]", ins=ins, outs=(Ref(f"real.{f.name}", l),))
+            m.add(
+                "main",
+                op,
+                f"{f.name}[{l}]",
+                ins=ins,
+                outs=(Ref(f"param.{f.name}", l),),
+            )
     m.add("main", "mark", recs=(end("main"),))
 
 
-def _renew(m: Steps, f: Flat, l: int, op: str, states: tuple[Ref, ...], **rest: tuple) -> None:
+def _renew(
+    m: Steps,
+    f: Flat,
+    l: int,
+    op: str,
+    states: Refs,
+    **rest: Any,
+) -> None:
     """What the device makes of a shard's masters, or of those that stay there, and the parameters'
     way down. In f32 these are the masters themselves."""
     ring, turn, unit = m.ring_of[f.name], m.turn, f"{f.name}[{l}]"
     m.turn += 1
-    slots = m.stage[ring]
+    slots = m.staging[ring]
     if m.real == 2:
-        made = Ring(f"stage.{ring}", slots).slot(turn)
-        m.add("main", op, unit, outs=(made, *states), waits=(free(made),), recs=(full(made),),
-              **rest)
+        made = Ring(f"staging.{ring}", slots).slot(turn)
+        m.add(
+            "main",
+            op,
+            unit,
+            outs=(made, *states),
+            waits=(free(made),),
+            recs=(full(made),),
+            **rest,
+        )
     else:
-        made = Ref(f"near_master.{f.name}" if f.near else f"master.{f.name}", l)
+        made = Ref(
+            f"near_master.{f.name}" if f.near else f"master.{f.name}", l
+        )
         m.add("main", op, unit, outs=states, recs=(full(made),), **rest)
-    home = Ref(f"real.{f.name}", l)
+    home = Ref(f"param.{f.name}", l)
     size = (f.near or f.shard) * m.real
-    if m.arena("real", f) == "host":
-        m.copy(Hop("down", made, home, fills=False, then=(end("down"),)), unit, size)
+    if m.arena("param", f) == "host":
+        m.copy(
+            Hop("down", made, home, fills=False, then=(end("down"),)),
+            unit,
+            size,
+        )
         return
     shelf = Ring(f"shelf.{ring}", slots).slot(turn)
     m.copy(Hop("down", made, shelf), unit, size)
-    kept = () if f.near else (end("store"),)            # else behind the tiles that follow
+    kept = (
+        () if f.near else (end("store"),)
+    )  # else behind the tiles that follow
     m.copy(Hop("store", shelf, home, fills=False, then=kept), unit, size)

@@ -7,20 +7,29 @@ the other. `full` of an instance of parameters says that all of it is new.
 What is no slot: end.Q[0], queue Q is done with all that came before; and `UPDATED`.
 An event whose two sides lie on one queue orders nothing, and no plan has it.
 """
+
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Mapping, Sequence
 
-from ..plan.plan import Event, Ref, Section, Step
+from ..plan.plan import Event, Events, Ref, Section, Step
 
-UPDATED = Event("updated", 0)           # a step's parameters are new, or each says itself when
+UPDATED = Event(
+    "updated", 0
+)  # a step's parameters are new, or each says itself when
+
+
+Who = Mapping[
+    str, set[str]
+]  # of an event, the queues that wait for it or record it
 
 
 @dataclass(frozen=True)
 class Ring:
     """Slots of a class that are used in turn."""
+
     cls: str
     slots: int
 
@@ -31,29 +40,35 @@ class Ring:
 @dataclass(frozen=True)
 class Hop:
     """From one place to the next; takes, fills: the source, the target is a slot to hand over."""
+
     queue: str
     src: Ref
     dst: Ref
     takes: bool = True
     fills: bool = True
-    after: tuple[Event, ...] = ()
-    then: tuple[Event, ...] = ()
+    after: Events = ()
+    then: Events = ()
 
     @property
-    def waits(self) -> tuple[Event, ...]:
+    def waits(self) -> Events:
         source = (full(self.src),) if self.takes else ()
         target = (free(self.dst),) if self.fills else ()
         return (*self.after, *source, *target)
 
     @property
-    def recs(self) -> tuple[Event, ...]:
+    def recs(self) -> Events:
         target = (full(self.dst),) if self.fills else ()
         source = (free(self.src),) if self.takes else ()
         return (*target, *source, *self.then)
 
 
-def move(queue: str, src: Ref, dst: Ref, after: tuple[Event, ...] = (),
-         then: tuple[Event, ...] = ()) -> Hop:
+def move(
+    queue: str,
+    src: Ref,
+    dst: Ref,
+    after: Events = (),
+    then: Events = (),
+) -> Hop:
     """Between places that are no slots."""
     return Hop(queue, src, dst, False, False, after, then)
 
@@ -74,7 +89,9 @@ def end(queue: str) -> Event:
     return Event(f"end.{queue}", 0)
 
 
-def route(home: Ref, stops: Sequence[tuple[str, Ref]], after: tuple[Event, ...]) -> list[Hop]:
+def route(
+    home: Ref, stops: Sequence[tuple[str, Ref]], after: Events
+) -> list[Hop]:
     """From home to each stop, a slot of a ring, on its queue."""
     hops: list[Hop] = []
     for queue, stop in stops:
@@ -87,6 +104,7 @@ def route(home: Ref, stops: Sequence[tuple[str, Ref]], after: tuple[Event, ...])
 
 # ---- what orders nothing
 
+
 def crossing(sections: Sequence[Section]) -> tuple[Section, ...]:
     """The sections with those events alone that go from one queue to another."""
     waiting, recording = _sides(sections)
@@ -98,7 +116,9 @@ def crossing(sections: Sequence[Section]) -> tuple[Section, ...]:
     return tuple(out)
 
 
-def _sides(sections: Sequence[Section]) -> tuple[Mapping[str, set[str]], Mapping[str, set[str]]]:
+def _sides(
+    sections: Sequence[Section],
+) -> tuple[Who, Who]:
     """The queues that wait for events of a name, and those that record them."""
     waiting: dict[str, set[str]] = defaultdict(set)
     recording: dict[str, set[str]] = defaultdict(set)
@@ -111,8 +131,7 @@ def _sides(sections: Sequence[Section]) -> tuple[Mapping[str, set[str]], Mapping
     return waiting, recording
 
 
-def _crossing(s: Step, waiting: Mapping[str, set[str]],
-             recording: Mapping[str, set[str]]) -> Step:
+def _crossing(s: Step, waiting: Who, recording: Who) -> Step:
     """A step without waits for its own queue, and records for nobody else."""
     here = {s.queue}
     waits = tuple([e for e in s.waits if recording[e.name] - here])

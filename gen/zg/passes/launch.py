@@ -3,29 +3,34 @@
 A call's shape, by which it finds its launch, is its whole numbers; for the plan's own functions the
 most elements of any such call.
 """
+
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import Iterator
 
 from ..facts import grids, ops
 from ..facts.kernels import KERNELS, NULL, PRODUCTS
 from ..graph.graph import Graph, Kind, Part
 from ..plan import plan
-from ..plan.operand import Index, Operand
+from ..plan.operand import Arg, Index, Ints, Names, Operand, whole
 from ..read.spec import Spec
+from . import names
 from .operands import formal
 from .place import Bodies
 from .sched import Schedule
 from .shard import Flat, Shards, host_block
 from .stores import Kept
 
-FIXED = {"token": Operand("tokens"), "target": Operand("targets"), "null": NULL,
-         "scaler": Operand("ctl", ops.SCALE)}
+FIXED: dict[str, Operand | str] = {
+    "token": Operand("tokens"),
+    "target": Operand("targets"),
+    "null": NULL,
+    "scaler": Operand("ctl", ops.SCALE, name="scale"),
+}
 CTL = Operand("ctl")
-Names = tuple[str, ...]
-Own = tuple[plan.Arg, ...]      # a kernel and what it takes
+Own = tuple[Arg, ...]  # a kernel and what it takes
 
 
 def task(kernel: str) -> int:
@@ -37,27 +42,46 @@ def task(kernel: str) -> int:
 @dataclass
 class _Table:
     """Launches by (kernel, shape), in order of first use."""
-    rows: dict[tuple[str, tuple[int, ...]], plan.Launch] = field(default_factory=dict)
 
-    def name(self, kernel: str, shape: tuple[int, ...]) -> str:
+    rows: dict[tuple[str, Ints], plan.Launch] = field(default_factory=dict)
+
+    def name(self, kernel: str, shape: Ints) -> str:
         if (kernel, shape) not in self.rows:
             short = kernel.removeprefix("zk_")
             n = sum(k == kernel for k, _ in self.rows)
-            self.rows[kernel, shape] = plan.Launch(f"{short}.{n}", kernel, shape)
+            self.rows[kernel, shape] = plan.Launch(
+                f"{short}.{n}", kernel, shape
+            )
         return self.rows[kernel, shape].name
 
-    def runs(self, targets: tuple[str, ...], real: int, margin: int) -> Iterator[plan.Run]:
+    def runs(
+        self, targets: Names, real: int, margin: int
+    ) -> Iterator[plan.Run]:
         """How each launch runs on each target; targets on which it runs alike share a row."""
         for row in self.rows.values():
             same: dict[grids.How, list[str]] = {}
             for t in targets:
                 host = t == "cpu" or row.kernel.startswith("zk_host_")
-                how = grids.How((), (task(row.kernel), 0, 0)) if host else \
-                    grids.how(row.kernel, t, real, row.shape)
+                how = (
+                    grids.How((), (task(row.kernel), 0, 0))
+                    if host
+                    else grids.how(row.kernel, t, real, row.shape)
+                )
                 same.setdefault(how, []).append(t)
-            for how, names in same.items():
-                left = margin if "cpu" not in names and row.kernel in PRODUCTS else 0
-                yield plan.Run(row.name, tuple(names), how.tile, how.space, how.grids, left)
+            for how, alike in same.items():
+                left = (
+                    margin
+                    if "cpu" not in alike and row.kernel in PRODUCTS
+                    else 0
+                )
+                yield plan.Run(
+                    row.name,
+                    tuple(alike),
+                    how.tile,
+                    how.space,
+                    how.grids,
+                    left,
+                )
 
 
 @dataclass
@@ -67,9 +91,9 @@ class _Maker:
     shards: Shards
     kept: Kept
     bodies: Bodies
-    formals: dict[tuple[str, str, int], tuple[tuple[str, ...], tuple[str, ...]]]
-    tile: int                       # elements that the host works on at a time; 0: it does not
-    piece: int                      # that go to the host's sum at a time
+    formals: dict[tuple[str, str, int], tuple[Names, Names]]
+    tile: int  # elements that the host works on at a time; 0: it does not
+    piece: int  # that go to the host's sum at a time
     table: _Table = field(default_factory=_Table)
     fns: list[plan.Fn] = field(default_factory=list)
 
@@ -77,123 +101,263 @@ class _Maker:
         self.real = ops.BYTES[self.spec.train.precision]
         self.W = self.spec.cluster.ranks
         self.flats = {f.name: f for f in self.shards.flats}
+        kinds = self.graph.kinds
+        self.tensors = {kind.name: names.tensors(kind) for kind in kinds}
+        self.values = {kind.name: names.values(kind) for kind in kinds}
 
     # ---- functions of the graph
 
-    def operand(self, kind: Kind, body: str, what: str, value: object, grow: int) -> plan.Arg:
+    def operand(
+        self, kind: Kind, body: str, what: str, value: Arg, grow: int
+    ) -> Arg:
         """grow: bytes from round to round."""
         if what in ("number", "round", "int"):
-            return value  # type: ignore[return-value]
+            return value
         place = self.place(kind, body, what, str(value))
-        return replace(place, by_round=grow) if grow else place
+        if grow and isinstance(place, Operand):
+            return replace(place, by_round=grow)
+        return place
 
-    def place(self, kind: Kind, body: str, what: str, name: str) -> Operand | str:
+    def place(
+        self, kind: Kind, body: str, what: str, name: str
+    ) -> Operand | str:
         if what == "work":
             return Operand("work")
         if what == "fixed":
             return FIXED.get(name, Operand(name))
         if what in ("param", "grad"):
             flat, at = self.shards.place[name]
-            base = formal(kind, flat) if what == "param" else f"d{formal(kind, flat)}"
-            return Operand(base, at * self.real)
+            base = (
+                formal(kind, flat)
+                if what == "param"
+                else f"d{formal(kind, flat)}"
+            )
+            called = self.tensors[kind.name][name]
+            return Operand(base, at * self.real, name=called)
         if name in ("x", "y", "dx", "dy"):
             return Operand(name)
+        called = self.values[kind.name][name]
         saved = self.bodies.save[kind.name].at
         if name in saved:
-            return Operand("s", saved[name])
-        return Operand("tmp", self.bodies.tmp[kind.name, body].at[name])
+            return Operand("s", saved[name], name=called)
+        at = self.bodies.tmp[kind.name, body].at[name]
+        return Operand("tmp", at, name=called)
 
     def body(self, kind: Kind, name: str, part: Part) -> None:
         calls = []
         for c in part.calls:
-            args = [self.operand(kind, name, what, value, grow or 0)
-                    for (what, value), grow in zip_longest(c.args, c.grow)]
-            calls.append(plan.Call(c.kernel, self.table.name(c.kernel, c.shape), tuple(args),
-                                   c.rounds))
+            args = [
+                self.operand(kind, name, what, value, grow or 0)
+                for (what, value), grow in zip_longest(c.args, c.grow)
+            ]
+            calls.append(
+                plan.Call(
+                    c.kernel,
+                    self.table.name(c.kernel, c.shape),
+                    tuple(args),
+                    c.rounds,
+                )
+            )
         ins, outs = self.formals[kind.name, name, part.number]
         number = f".{part.number}" if part.number >= 0 else ""
         ints = ("at",) if part.slices > 1 else ()
-        self.fns.append(plan.Fn(f"{name}.{kind.name}{number}", ins, outs, ints,
-                                sum(c.flops * c.rounds for c in part.calls), tuple(calls)))
+        self.fns.append(
+            plan.Fn(
+                f"{name}.{kind.name}{number}",
+                ins,
+                outs,
+                ints,
+                sum(c.flops * c.rounds for c in part.calls),
+                tuple(calls),
+            )
+        )
 
     # ---- functions of the plan's own
 
-    def own(self, name: str, ins: Names, outs: Names, ints: Names, *calls: Own,
-            shape: tuple[int, ...] = ()) -> None:
-        made = tuple(plan.Call(kernel, self.table.name(kernel, shape), tuple(args))
-                     for kernel, *args in calls)
-        self.fns.append(plan.Fn(name, ins, outs, ints, 0, made))
+    def own(
+        self,
+        name: str,
+        ins: Names,
+        outs: Names,
+        ints: Names,
+        *calls: Own,
+        shape: Ints = (),
+    ) -> None:
+        made = []
+        for word, *args in calls:
+            kernel = str(word)
+            launch = self.table.name(kernel, shape)
+            made.append(plan.Call(kernel, launch, tuple(args)))
+        self.fns.append(plan.Fn(name, ins, outs, ints, 0, tuple(made)))
 
     def shard(self, f: Flat, at: int = 0, more: str = "") -> Index:
         """The number of an element of a rank's shard."""
         return Index(f.shard * self.W, f.shard, at, more)
 
     def sums(self, f: Flat) -> None:
-        """Leaves to sums: over ranks, of this rank alone, and over ranks of such."""
-        whole, S = f.shard * self.W, self.shards.sources
-        grains, block = self.spec.grains, self.spec.block
-        every = self.shards.sums == "whole"
-        by_rank = f.shard * 4 if every else 0
-        node, mine = Operand("node"), Operand("node", 0, by_rank)
+        """Leaves to sums, and their norm."""
         if self.shards.pushes:
             self.pushed(f)
         elif self.shards.order == "local":
-            self.own(f"own.{f.name}", ("leaf",), ("node",), (),
-                     ("zk_push", node, whole, "&leaf", 1, 0, whole, CTL, grains, f.mask, block),
-                     shape=(whole,))
-            if self.W > 1:
-                self.own(f"join.{f.name}", ("sources",), ("node",), ("n",),
-                         ("zk_push", mine, 0, "sources", S, 1, "n", NULL, S, 0, block // grains),
-                         shape=(f.shard,))
+            self.summed_here(f)
         else:
-            stride = whole if every else f.shard
-            self.own(f"sum.{f.name}", ("sources",), ("node",), ("n",),
-                     ("zk_push", mine, stride, "sources", S, 0, "n", CTL, S * grains, f.mask,
-                      block), shape=(f.shard,))
-        norm = ("zk_host_square_sum", Operand("hsums")) if self.shards.below else \
-            ("zk_square_sum", Operand("sums"))
-        self.own(f"norm.{f.name}", ("g",), (), ("l",),
-                 (*norm, Operand("g", 0, by_rank), f"spans.{f.name}", self.shard(f), f.shard),
-                 shape=(f.shard,))
+            self.summed_over_ranks(f)
+        host = self.shards.below
+        kernel = "zk_host_square_sum" if host else "zk_square_sum"
+        sums = Operand("hsums" if host else "sums")
+        part = f"spans.{f.name}", self.shard(f), f.shard
+        self.own(
+            f"norm.{f.name}",
+            ("g",),
+            (),
+            ("l",),
+            (kernel, sums, self.mine("g", f), *part),
+            shape=(f.shard,),
+        )
+
+    def mine(self, name: str, f: Flat) -> Operand:
+        """A rank's part, where what a function is given is whole."""
+        every = self.shards.sums == "whole"
+        return Operand(name, 0, f.shard * 4 if every else 0)
+
+    def summed_here(self, f: Flat) -> None:
+        """Leaves to sums of this rank alone, and these to sums over ranks."""
+        whole, S = f.shard * self.W, self.shards.sources
+        micro_batches, block = self.spec.micro_batches, self.spec.block
+        node, leaf = Operand("node"), ("&leaf", 1, 0, whole)
+        tree = CTL, micro_batches, f.mask, block
+        self.own(
+            f"own.{f.name}",
+            ("leaf",),
+            ("node",),
+            (),
+            ("zk_push", node, whole, *leaf, *tree),
+            shape=(whole,),
+        )
+        if self.W > 1:
+            ranks = NULL, S, 0, block // micro_batches
+            self.own(
+                f"join.{f.name}",
+                ("sources",),
+                ("node",),
+                ("n",),
+                ("zk_push", self.mine("node", f), 0, *_came(S, 1), *ranks),
+                shape=(f.shard,),
+            )
+
+    def summed_over_ranks(self, f: Flat) -> None:
+        """Every rank's leaves to sums."""
+        S, every = self.shards.sources, self.shards.sums == "whole"
+        stride = f.shard * self.W if every else f.shard
+        tree = CTL, S * self.spec.micro_batches, f.mask, self.spec.block
+        self.own(
+            f"sum.{f.name}",
+            ("sources",),
+            ("node",),
+            ("n",),
+            ("zk_push", self.mine("node", f), stride, *_came(S, 0), *tree),
+            shape=(f.shard,),
+        )
 
     def pushed(self, f: Flat) -> None:
-        """What ranks brought in a grain, to a node; a grain's node to the host's sum."""
+        """What ranks brought in a micro-batch, to a node; a micro-batch's node to the host's
+        sum."""
         S, block, node = self.shards.sources, self.spec.block, Operand("node")
         if self.W > 1:
-            self.own(f"sum.{f.name}", ("sources",), ("node",), ("n",),
-                     ("zk_push", node, 0, "sources", S, 0, "n", NULL, S, 0, block),
-                     shape=(self.piece,))
-        self.own(f"push.{f.name}", ("leaf",), ("node",), ("n",),
-                 ("zk_host_push", node, f.shard, "&leaf", 1, int(self.W > 1), "n",
-                  Operand("hctl"), self.spec.grains, f.mask, host_block(block, S)),
-                 shape=(self.piece,))
+            self.own(
+                f"sum.{f.name}",
+                ("sources",),
+                ("node",),
+                ("n",),
+                ("zk_push", node, 0, "sources", S, 0, "n", NULL, S, 0, block),
+                shape=(self.piece,),
+            )
+        self.own(
+            f"push.{f.name}",
+            ("leaf",),
+            ("node",),
+            ("n",),
+            (
+                "zk_host_push",
+                node,
+                f.shard,
+                "&leaf",
+                1,
+                int(self.W > 1),
+                "n",
+                Operand("hctl"),
+                self.spec.micro_batches,
+                f.mask,
+                host_block(block, S),
+            ),
+            shape=(self.piece,),
+        )
 
     def hosted(self, f: Flat) -> None:
         """The same of a tile, n elements from `at` of the shard on, in the host arena."""
-        far, spans, p, w = f.shard - f.near, f"spans.{f.name}", Operand("p"), Operand("w")
+        far, spans, p, w = (
+            f.shard - f.near,
+            f"spans.{f.name}",
+            Operand("p"),
+            Operand("w"),
+        )
         shape, narrow = (min(self.tile, far),), self.real < 4
         kept = tuple(s for s in f.states if s != "master")
         rest = [Operand(s) if s in kept else NULL for s in ("m", "v")]
-        filed = self.kept.of(self.kept.masters(f), f).arena == "file"       # by tiles, too
-        tile: tuple[plan.Arg, ...] = (self.shard(f, more="at"), "n")
+        filed = (
+            self.kept.of(self.kept.masters(f), f).arena == "file"
+        )  # by tiles, too
+        tile: tuple[Arg, ...] = (self.shard(f, more="at"), "n")
         part = tile if filed else (self.shard(f, f.near), far)
         most = shape if filed else (far,)
         ints = ("at", "n") if filed else ()
-        full = int(not narrow or f.moves)               # what is frozen has no masters of its own
-        self.own(f"init.{f.name}", (), ("p",), ("l", *ints),
-                 ("zk_host_init", p, spans, *part, self.spec.train.seed, full), shape=most)
+        full = int(
+            not narrow or f.moves
+        )  # what is frozen has no masters of its own
+        self.own(
+            f"init.{f.name}",
+            (),
+            ("p",),
+            ("l", *ints),
+            ("zk_host_init", p, spans, *part, self.spec.train.seed, full),
+            shape=most,
+        )
         # of the whole tile, for all of it goes up: between tensors too
         copy = [("zk_host_round", w, p, "n")] * narrow
         fresh = ("w",) * narrow
         if f.moves:
-            update = ("zk_host_update", Operand("hctl"), "recipe", NULL, p, *rest, Operand("g"),
-                      spans, *tile)
-            self.own(f"update.{f.name}", ("g",), (*fresh, "p", *kept), ("l", "at", "n"), update,
-                     *copy, shape=shape)
+            update = (
+                "zk_host_update",
+                Operand("hctl"),
+                "recipe",
+                NULL,
+                p,
+                *rest,
+                Operand("g"),
+                spans,
+                *tile,
+            )
+            self.own(
+                f"update.{f.name}",
+                ("g",),
+                (*fresh, "p", *kept),
+                ("l", "at", "n"),
+                update,
+                *copy,
+                shape=shape,
+            )
             if narrow:
-                self.own(f"cast.{f.name}", ("p",), fresh, ("n",), *copy, shape=shape)
-        self.own(f"hash.{f.name}", ("p",), (), ("l", "out", *ints),
-                 ("zk_host_hash", "out", p, spans, *part, full), shape=most)
+                self.own(
+                    f"cast.{f.name}", ("p",), fresh, ("n",), *copy, shape=shape
+                )
+        self.own(
+            f"hash.{f.name}",
+            ("p",),
+            (),
+            ("l", "out", *ints),
+            ("zk_host_hash", "out", p, spans, *part, full),
+            shape=most,
+        )
 
     def optimizer(self, f: Flat, near: str = "") -> None:
         """An owner's update, or of what stays on the device (near_); without masters of their own,
@@ -203,38 +367,92 @@ class _Maker:
         states = [s.removeprefix(near) for s in self.kept.updated(f, near)]
         whole = f.shard * self.W
         first, n = (Index(whole), whole) if every else (self.shard(f), size)
-        part = lambda name, kept, width: \
-            Operand(name, 0, f.shard * width if kept == "whole" and not every else 0)
+
+        def part(name: str, kept: str, width: int) -> Operand:
+            stored_whole = kept == "whole" and not every
+            return Operand(name, 0, f.shard * width if stored_whole else 0)
+
         kept = tuple(s for s in ("m", "v") if s in states)
-        rest = (*(Operand(s) if s in kept else NULL for s in ("m", "v")),
-                part("g", self.shards.sums, 4), spans, first, n)
+        rest = (
+            *(Operand(s) if s in kept else NULL for s in ("m", "v")),
+            part("g", self.shards.sums, 4),
+            spans,
+            first,
+            n,
+        )
         apart = "master" in states
-        width, held = (4, self.shards.states) if apart else (self.real, f.real)     # masters'
-        p, full, copied = part("p", held, width), int(width == 4), apart and self.real < 4
-        w = part("w", f.real, self.real) if copied else NULL
+        width, held = (
+            (4, self.shards.states) if apart else (self.real, f.params)
+        )  # masters'
+        p, full, copied = (
+            part("p", held, width),
+            int(width == 4),
+            apart and self.real < 4,
+        )
+        w = part("w", f.params, self.real) if copied else NULL
         fresh = ("w",) * copied
         # of the whole shard where it goes down, after a skipped step and between tensors too
-        copy = [("zk_round", w, Operand("p"), n)] * (copied and f.name in self.shards.away)
+        copy = [("zk_round", w, Operand("p"), n)] * (
+            copied and f.name in self.shards.away
+        )
         given = (NULL if copy else w, p) if full else (p, NULL)
         if f.moves:
-            self.own(f"{near}update.{f.name}", ("g",), (*fresh, "p", *kept), ("l",),
-                     (ops.UPDATE, CTL, "recipe", *given, *rest), *copy, shape=(n,))
-        self.own(f"{near}init.{f.name}", (), ("p",), ("l",),
-                 ("zk_init", p, spans, first, n, self.spec.train.seed, full), shape=(n,))
+            self.own(
+                f"{near}update.{f.name}",
+                ("g",),
+                (*fresh, "p", *kept),
+                ("l",),
+                (ops.UPDATE, CTL, "recipe", *given, *rest),
+                *copy,
+                shape=(n,),
+            )
+        self.own(
+            f"{near}init.{f.name}",
+            (),
+            ("p",),
+            ("l",),
+            ("zk_init", p, spans, first, n, self.spec.train.seed, full),
+            shape=(n,),
+        )
         if copied:
-            self.own(f"{near}cast.{f.name}", ("p",), fresh, (),
-                     ("zk_round", w, Operand("p"), n), shape=(n,))
+            self.own(
+                f"{near}cast.{f.name}",
+                ("p",),
+                fresh,
+                (),
+                ("zk_round", w, Operand("p"), n),
+                shape=(n,),
+            )
         mine = Operand("p", 0, f.shard * width if held == "whole" else 0)
-        self.own(f"{near}hash.{f.name}", ("p",), (), ("l", "out"),
-                 ("zk_hash", "out", mine, spans, self.shard(f), size, full), shape=(size,))
+        self.own(
+            f"{near}hash.{f.name}",
+            ("p",),
+            (),
+            ("l", "out"),
+            ("zk_hash", "out", mine, spans, self.shard(f), size, full),
+            shape=(size,),
+        )
 
 
-def functions(spec: Spec, graph: Graph, shards: Shards, kept: Kept, bodies: Bodies,
-              schedule: Schedule,
-              ) -> tuple[tuple[plan.Fn, ...], tuple[plan.Launch, ...], tuple[plan.Run, ...]]:
+def functions(
+    spec: Spec,
+    graph: Graph,
+    shards: Shards,
+    kept: Kept,
+    bodies: Bodies,
+    schedule: Schedule,
+) -> tuple[tuple[plan.Fn, ...], tuple[plan.Launch, ...], tuple[plan.Run, ...]]:
     """Every function, the launches, and how each runs on the spec's targets."""
-    m = _Maker(spec, graph, shards, kept, bodies, dict(schedule.formals), schedule.tile,
-               schedule.piece)
+    m = _Maker(
+        spec,
+        graph,
+        shards,
+        kept,
+        bodies,
+        dict(schedule.formals),
+        schedule.tile,
+        schedule.piece,
+    )
     for kind in graph.kinds:
         for name in kind.bodies:
             for part in kind.parts(name):
@@ -245,41 +463,88 @@ def functions(spec: Spec, graph: Graph, shards: Shards, kept: Kept, bodies: Bodi
         m.hosted(f) if kept.low(f) else m.optimizer(f)
         if f.near:
             m.optimizer(f, "near_")
-    m.own("next", (), ("ctl", "sums"), (), ("zk_begin", CTL, Operand("sums"), "recipe"))
+    m.own(
+        "next",
+        (),
+        ("ctl", "sums"),
+        (),
+        ("zk_begin", CTL, Operand("sums"), "recipe"),
+    )
     leaves = shards.sources if shards.order == "ranks" else 1
-    count = ("zk_host_count", CTL, 1) if shards.pushes else ("zk_count", CTL, leaves)
+    count = (
+        ("zk_host_count", CTL, 1)
+        if shards.pushes
+        else ("zk_count", CTL, leaves)
+    )
     m.own("count", (), ("ctl",), (), count)
     if spec.together > 1:
-        m.own("recount", (), ("ctl",), (), ("zk_count", CTL, -leaves * spec.together))
-    m.own("factor", ("total",), ("ctl",), (), ("zk_factor", CTL, Operand("total"), "recipe"))
+        m.own(
+            "recount",
+            (),
+            ("ctl",),
+            (),
+            ("zk_count", CTL, -leaves * spec.together),
+        )
+    m.own(
+        "factor",
+        ("total",),
+        ("ctl",),
+        (),
+        ("zk_factor", CTL, Operand("total"), "recipe"),
+    )
     for n, table in enumerate(graph.tables):
         shape = spec.train.sequence, table.head
-        m.own(f"turn.{n}", (), ("table",), (),
-              ("zk_rope_table", Operand("table"), f"freq.{n}", *shape), shape=shape)
+        m.own(
+            f"turn.{n}",
+            (),
+            ("table",),
+            (),
+            ("zk_rope_table", Operand("table"), f"freq.{n}", *shape),
+            shape=shape,
+        )
     runs = tuple(m.table.runs(spec.targets, m.real, spec.train.sm_margin))
     _launched(spec, runs)
-    _pushed(spec, [c for fn in m.fns for c in fn.calls if c.kernel == "zk_push"])
+    _pushed(
+        spec, [c for fn in m.fns for c in fn.calls if c.kernel == "zk_push"]
+    )
     return tuple(m.fns), tuple(m.table.rows.values()), runs
+
+
+def _came(sources: int, full: int) -> Own:
+    """What a push takes of a reduction: pieces, how many, whether they are f32, elements."""
+    return "sources", sources, full, "n"
 
 
 def _pushed(spec: Spec, pushes: list[plan.Call]) -> None:
     """Refuses trees of more leaves than a GPU's kernel holds."""
     on = [t for t in spec.targets if t != "cpu"]
-    for count, block in ((int(c.args[3]), int(c.args[9])) for c in pushes):
+    for count, block in ((whole(c.args[3]), whole(c.args[9])) for c in pushes):
         if on and min(count, 2 * block - 1) > grids.LEAVES:
-            raise spec.wrong("train.sum", f"a sum of {count} ranks' gradients as one tree on "
-                             f"{on[0]}", f"{{block: {grids.LEAVES // 2}}} or less, fold, or "
-                             "targets: [cpu]")
+            raise spec.wrong(
+                "train.sum",
+                f"a sum of {count} ranks' gradients as one tree on {on[0]}",
+                f"{{block: {grids.LEAVES // 2}}} or less, fold, or "
+                "targets: [cpu]",
+            )
 
 
 def _launched(spec: Spec, runs: tuple[plan.Run, ...]) -> None:
     """Refuses what is too large for a GPU's grid."""
     most = grids.SIDE_MOST
-    for r, g in ((r, g) for r in runs for g in r.grids):
-        if g.z > most:
-            raise spec.wrong("train.micro_batch", f"{r.launch} has {g.z} blocks in z on "
-                             f"{r.targets[0]}", f"up to {most}, or targets: [cpu]")
-        if g.y > most or g.shared > min(grids.SHARED[t] for t in r.targets):
-            raise spec.wrong("targets", f"{r.launch} has {g.y} blocks in y of {g.shared} bytes of "
-                             f"shared memory on {r.targets[0]}, which does not hold so large a "
-                             "model", "cpu alone, or fewer heads or a smaller vocab")
+    for r in runs:
+        for g in r.grids:
+            if g.z > most:
+                raise spec.wrong(
+                    "train.micro_batch",
+                    f"{r.launch} has {g.z} blocks in z on {r.targets[0]}",
+                    f"up to {most}, or targets: [cpu]",
+                )
+            shared = min(grids.SHARED[t] for t in r.targets)
+            if g.y > most or g.shared > shared:
+                raise spec.wrong(
+                    "targets",
+                    f"{r.launch} has {g.y} blocks in y of {g.shared} bytes of "
+                    f"shared memory on {r.targets[0]}, which does not hold so "
+                    "large a model",
+                    "cpu alone, or fewer heads or a smaller vocab",
+                )

@@ -9,7 +9,7 @@ Routes, each `queue -> slot` a hop (hops.py); slots in brackets are of several c
     a sum on the device  down -> down, host: update, a tile at a time
     a tile's update      load -> tile, host -> tile, store: to the file
     ... its parameters   host -> up, up: to the device; in f32 from the masters themselves
-    a shard for its use  fetch -> shelf, up -> stage, gather -> ring
+    a shard for its use  fetch -> shelf, up -> staging, gather -> ring
 
 Without a file arena a tile is updated where it lies, and a shard comes up from there. The step's
 sums of integers go down, the norms are added, and they come back. Then the step's constants go
@@ -26,19 +26,22 @@ queues of its own, so that a tile is read while the one before it is updated and
 is written; a read never stands behind a write that waits for its update, nor a unit's parameters
 behind tiles. The first `buffer_count` tiles are read at the step's begin.
 """
+
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Iterator, Sequence
 
 from ..facts import ops
-from ..plan.plan import Event, Int, Ref
+from ..plan.operand import Names
+from ..plan.plan import Events, Int, Ref, Refs
 from . import device
 from .hops import Hop, Ring, end, free, full, move
+from .pieces import Span
 from .rings import Gathered
 from .shard import Flat
-from .steps import Reduction, Steps
+from .steps import Instance, Reduction, Steps
 
 # The queue by which new parameters come to their arena, where the host makes them and where the
 # device does.
@@ -49,6 +52,7 @@ BY_DEVICE = {"host": "down", "file": "store"}
 @dataclass(frozen=True)
 class Tile:
     """Elements of a shard that are updated at a time, and the number of the slots they take."""
+
     flat: Flat
     l: int
     at: int
@@ -60,11 +64,11 @@ class Tile:
         return f"{self.flat.name}[{self.l}]"
 
     @property
-    def last(self) -> bool:             # of the shard's
+    def last(self) -> bool:  # of the shard's
         return self.at + self.n == self.flat.shard
 
     @property
-    def after_near(self) -> bool:       # the first behind what stays on the device
+    def after_near(self) -> bool:  # the first behind what stays on the device
         return 0 < self.at == self.flat.near
 
     @property
@@ -76,25 +80,27 @@ class Tile:
 
     @property
     def real(self) -> Ref:
-        return Ref(f"real.{self.flat.name}", self.l)
+        return Ref(f"param.{self.flat.name}", self.l)
 
 
 @dataclass(frozen=True)
 class Work:
     """What the host does with a tile: which states it reads and writes, its operands, what it waits
     for and records beside these; new: what says that parameters in the file are."""
+
     op: str
-    reads: tuple[str, ...] = ()
-    writes: tuple[str, ...] = ()
-    ins: tuple[Ref, ...] = ()
-    outs: tuple[Ref, ...] = ()
+    reads: Names = ()
+    writes: Names = ()
+    ins: Refs = ()
+    outs: Refs = ()
     ints: tuple[Int, ...] = ()
-    waits: tuple[Event, ...] = ()
-    recs: tuple[Event, ...] = ()
-    new: tuple[Event, ...] = ()
+    waits: Events = ()
+    recs: Events = ()
+    new: Events = ()
 
 
 # ---- pieces and tiles
+
 
 def tile(m: Steps) -> int:
     """Elements of the largest tile; 0: the host works on none."""
@@ -102,11 +108,15 @@ def tile(m: Steps) -> int:
     return max(sizes, default=0)
 
 
-def _pieces(m: Steps, f: Flat) -> list[tuple[int, int]]:
+def _pieces(m: Steps, f: Flat) -> list[Span]:
     """(offset, elements) of a shard's pieces on their way to the host's sum."""
     whole = [(0, f.shard)]
     moved = m.cut(f.shard, "reduce_bucket_size", m.W) if m.W > 1 else whole
-    return [(o + at, n) for o, size in moved for at, n in m.cut(size, "sub_group_size", 1)]
+    return [
+        (o + at, n)
+        for o, size in moved
+        for at, n in m.cut(size, "sub_group_size", 1)
+    ]
 
 
 def piece(m: Steps) -> int:
@@ -126,20 +136,25 @@ def _tiles(m: Steps, shards: Sequence[tuple[Flat, int]]) -> Iterator[Tile]:
             turn += 1
 
 
-def _needed(m: Steps) -> list[tuple[Flat, int]]:
+def _needed(m: Steps) -> list[Instance]:
     """The shards that move, in the order in which a forward first needs them."""
-    used = [(f, m.instance(f, u)) for u in m.chain("eval") for f in sorted(m.reads(u.part))]
+    used = [
+        (f, m.instance(f, u))
+        for u in m.chain("eval")
+        for f in sorted(m.reads(u.part))
+    ]
     first = dict.fromkeys(used)
     return [(m.flats[f], l) for f, l in first if m.flats[f].moves]
 
 
 # ---- parameters for a use
 
-def fresh(m: Steps, f: Flat, l: int) -> tuple[Event, ...]:
+
+def fresh(m: Steps, f: Flat, l: int) -> Events:
     """What says that an update of a shard is over that may go on beside the next step; of what is
     kept whole and spread that is said."""
-    if m.offload and f.moves and f.real == "shard":
-        return (full(Ref(f"real.{f.name}", l)),)
+    if m.offload and f.moves and f.params == "shard":
+        return (full(Ref(f"param.{f.name}", l)),)
     return ()
 
 
@@ -147,25 +162,25 @@ def stops(m: Steps, g: Gathered, f: Flat) -> list[tuple[str, Ref]]:
     """The queues that bring a shard up for a use, and the slots to which they do."""
     if not m.away(f):
         return []
-    turn, slots = m.fetched.get(g.ring, 0), m.stage[g.ring]
+    turn, slots = m.fetched.get(g.ring, 0), m.staging[g.ring]
     m.fetched[g.ring] = turn + 1
-    stage = "up", Ring(f"stage.{g.ring}", slots).slot(turn)
-    if m.arena("real", f) == "host":
-        return [stage]
-    return [("fetch", Ring(f"shelf.{g.ring}", slots).slot(turn)), stage]
+    up = "up", Ring(f"staging.{g.ring}", slots).slot(turn)
+    if m.arena("param", f) == "host":
+        return [up]
+    return [("fetch", Ring(f"shelf.{g.ring}", slots).slot(turn)), up]
 
 
 def _by_host(m: Steps) -> set[str]:
     """Of all parameters; without an optimizer there, of the first values of those that are
     frozen."""
     flats = m.shards.flats if m.offload else [f for f, _ in m.low()]
-    return {BY_HOST[m.arena("real", f)] for f in flats}
+    return {BY_HOST[m.arena("param", f)] for f in flats}
 
 
 def _by_device(m: Steps) -> set[str]:
     """Of what it updates, all of a shard or its first elements, and what lies elsewhere."""
     own = [f for f in m.shards.flats if (f.near if m.offload else f.moves)]
-    return {BY_DEVICE[m.arena("real", f)] for f in own if m.away(f)}
+    return {BY_DEVICE[m.arena("param", f)] for f in own if m.away(f)}
 
 
 def published(m: Steps) -> list[str]:
@@ -189,6 +204,7 @@ def _ends(m: Steps, queues: Sequence[str]) -> None:
 
 # ---- gradients
 
+
 def _rings(m: Steps) -> tuple[Ref, Ref]:
     """The next slots of the classes `part` and `down`."""
     turn, slots = m.turn, _buffers(m)
@@ -205,14 +221,26 @@ def lower(m: Steps, what: Reduction, leaf: Ref, node: Ref) -> None:
         ready = (full(leaf),) if o == 0 else ()
         read = (free(leaf),) if o + n == flat.shard else ()
         if m.W > 1:
-            m.piece(what, Hop("sum", src, part, takes=False, after=ready, then=read), n)
+            m.piece(
+                what,
+                Hop("sum", src, part, takes=False, after=ready, then=read),
+                n,
+            )
             m.copy(Hop("down", part, there), what.unit, n * 4)
         else:
             hop = Hop("down", src, there, takes=False, after=ready, then=read)
             m.copy(hop, what.unit, n * m.real)
         push = Hop("host", there, replace(node, at=o * 4), fills=False)
-        m.add("host", f"push.{flat.name}", what.unit, ins=(push.src,), outs=(push.dst,),
-              ints=(Int("n", n),), waits=push.waits, recs=push.recs)
+        m.add(
+            "host",
+            f"push.{flat.name}",
+            what.unit,
+            ins=(push.src,),
+            outs=(push.dst,),
+            ints=(Int("n", n),),
+            waits=push.waits,
+            recs=push.recs,
+        )
 
 
 def land(m: Steps, own: Reduction, l: int) -> None:
@@ -238,6 +266,7 @@ def measure(m: Steps) -> None:
 
 # ---- where a tile is
 
+
 def _home(m: Steps, c: str, t: Tile) -> Ref:
     """Where a tile of a class lies."""
     s = m.kept.of(c, t.flat)
@@ -246,20 +275,23 @@ def _home(m: Steps, c: str, t: Tile) -> Ref:
 
 def _place(m: Steps, c: str, t: Tile) -> Ref:
     """Where the host finds a tile of a class: there, or in the slot that it comes to."""
-    return t.slot(f"tile.{c}") if m.arena(c, t.flat) == "file" else _home(m, c, t)
+    return (
+        t.slot(f"tile.{c}") if m.arena(c, t.flat) == "file" else _home(m, c, t)
+    )
 
 
-def _made(m: Steps, t: Tile) -> tuple[Ref, ...]:
+def _made(m: Steps, t: Tile) -> Refs:
     """Where a tile's real copies are made, unless they are the states themselves: in their place,
     or on their way up."""
     if m.away(t.flat):
-        return (_place(m, "real", t),)
+        return (_place(m, "param", t),)
     return (t.slot("up"),) if m.real == 2 else ()
 
 
 # ---- the host's work on a tile
 
-def _filed(m: Steps, t: Tile, names: tuple[str, ...]) -> list[str]:
+
+def _filed(m: Steps, t: Tile, names: Names) -> list[str]:
     return [c for c in names if m.arena(c, t.flat) == "file"]
 
 
@@ -268,37 +300,57 @@ def _work(m: Steps, t: Tile, w: Work) -> None:
     slot = t.slot("tile")
     reads, writes = _filed(m, t, w.reads), _filed(m, t, w.writes)
     waits, recs = w.waits, w.recs
-    if reads or writes:                         # else it works where the tile lies
+    if reads or writes:  # else it works where the tile lies
         waits += (full(slot) if reads else free(slot),)
         recs += (full(slot) if writes else free(slot),)
     unit = "" if w.op == "mark" else t.unit
-    m.add("host", w.op, unit, ins=w.ins, outs=w.outs, ints=w.ints, waits=waits, recs=recs)
+    m.add(
+        "host",
+        w.op,
+        unit,
+        ins=w.ins,
+        outs=w.outs,
+        ints=w.ints,
+        waits=waits,
+        recs=recs,
+    )
     hops = [move("store", _place(m, c, t), _home(m, c, t)) for c in writes]
     _copies(m, t, writes, hops, (full(slot),), (free(slot), *w.new))
 
 
-def _load(m: Steps, t: Tile, reads: tuple[str, ...]) -> None:
+def _load(m: Steps, t: Tile, reads: Names) -> None:
     """What the host's work on a tile reads, when its slot is free."""
     slot, names = t.slot("tile"), _filed(m, t, reads)
-    ready: tuple[Event, ...] = (free(slot),)
-    if m.real == 4 and not m.away(t.flat):      # parameters go up from the slot itself
+    ready: Events = (free(slot),)
+    if m.real == 4 and not m.away(
+        t.flat
+    ):  # parameters go up from the slot itself
         ready += (free(t.slot("up")),)
     hops = [move("load", _home(m, c, t), _place(m, c, t)) for c in names]
     _copies(m, t, names, hops, ready, (full(slot),))
 
 
-def _copies(m: Steps, t: Tile, names: list[str], hops: list[Hop], after: tuple[Event, ...],
-            then: tuple[Event, ...]) -> None:
+def _copies(
+    m: Steps,
+    t: Tile,
+    names: list[str],
+    hops: list[Hop],
+    after: Events,
+    then: Events,
+) -> None:
     """A tile of these classes, from the file to its slot or back."""
-    for n, (c, hop) in enumerate(zip(names, hops)):
-        first, last = n == 0, n == len(hops) - 1
-        hop = replace(hop, after=after if first else (), then=then if last else ())
-        m.copy(hop, t.unit, t.n * m.kept.of(c, t.flat).width)
+    for n, (c, hop) in enumerate(zip(names, hops, strict=True)):
+        if n == 0:
+            hop = replace(hop, after=after)
+        if n == len(hops) - 1:
+            hop = replace(hop, then=then)
+        width = m.kept.of(c, t.flat).width
+        m.copy(hop, t.unit, t.n * width)
 
 
-def _read(m: Steps, f: Flat) -> tuple[str, ...]:
+def _read(m: Steps, f: Flat) -> Names:
     """What an update reads of a tile."""
-    return ("real", *f.states) if m.away(f) and m.real == 4 else f.states
+    return ("param", *f.states) if m.away(f) and m.real == 4 else f.states
 
 
 def _raise(m: Steps, t: Tile) -> None:
@@ -306,18 +358,22 @@ def _raise(m: Steps, t: Tile) -> None:
     f, slot = t.flat, t.slot("up")
     if m.away(f):
         return
-    src = _place(m, "master", t) if m.real == 4 else slot
-    dst = replace(t.real, at=t.at * m.real)
-    new = (end("up"), *fresh(m, f, t.l)) if t.last else ()
-    own = f.shard * m.real if f.real == "whole" else 0
-    hop = move("up", src, dst, (full(slot),), (free(slot), *new))
-    m.copy(hop, t.unit, t.n * m.real, to_rank=own)
+    real = m.real
+    src = _place(m, "master", t) if real == 4 else slot
+    dst = replace(t.real, at=t.at * real)
+    then: Events = (free(slot),)
+    if t.last:
+        then += (end("up"), *fresh(m, f, t.l))
+    own = f.shard * real if f.params == "whole" else 0
+    hop = move("up", src, dst, (full(slot),), then)
+    m.copy(hop, t.unit, t.n * real, to_rank=own)
     if t.last:
         near = (end("main"),) if f.near else ()
         m.spread(f, t.l, end("up"), *near)
 
 
 # ---- sections
+
 
 def begin(m: Steps) -> None:
     """The first tiles are read beside forward and backward."""
@@ -332,7 +388,11 @@ def init(m: Steps) -> None:
         f, op = t.flat, f"init.{t.flat.name}"
         c = m.kept.masters(f)
         if m.arena(c, f) == "file":
-            _work(m, t, Work(op, writes=(c,), outs=(_place(m, c, t),), ints=t.ints))
+            _work(
+                m,
+                t,
+                Work(op, writes=(c,), outs=(_place(m, c, t),), ints=t.ints),
+            )
         elif t.last:
             home = _home(m, c, replace(t, at=f.near))
             m.add("host", op, t.unit, outs=(home,), ints=(Int("l", t.l),))
@@ -341,7 +401,11 @@ def init(m: Steps) -> None:
 def update(m: Steps) -> None:
     """After the step's factor is known: every tile down, updated, up; then to all ranks."""
     m.follow("down", "main")
-    m.copy(move("down", Ref("ctl", 0), Ref("hctl", 0), then=(end("down"),)), "", ops.CTL)
+    m.copy(
+        move("down", Ref("ctl", 0), Ref("hctl", 0), then=(end("down"),)),
+        "",
+        ops.CTL,
+    )
     if m.shards.below:
         m.add("host", "mark", waits=(end("down"),))
     for turn, t in enumerate(_tiles(m, _needed(m))):
@@ -362,26 +426,41 @@ def _sum(t: Tile) -> Ref:
 
 def _sum_down(m: Steps, t: Tile) -> None:
     own = t.flat.shard * 4 if m.shards.sums == "whole" else 0
-    m.copy(Hop("down", _sum(t), t.slot("down"), takes=False), t.unit, t.n * 4, from_rank=own)
+    m.copy(
+        Hop("down", _sum(t), t.slot("down"), takes=False),
+        t.unit,
+        t.n * 4,
+        from_rank=own,
+    )
 
 
 def _update(m: Steps, t: Tile) -> Work:
     f, up = t.flat, t.slot("up")
     sum_: Ref = _sum(t) if m.shards.below else t.slot("down")
-    waits: tuple[Event, ...] = () if m.shards.below else (full(sum_),)
-    recs: tuple[Event, ...] = () if m.shards.below else (free(sum_),)
-    writes, new = f.states, ()
-    if m.away(f):                               # new parameters are made where they lie
-        writes = ("real", *f.states)
+    waits: Events = () if m.shards.below else (full(sum_),)
+    recs: Events = () if m.shards.below else (free(sum_),)
+    writes = f.states
+    new: Events = ()
+    if m.away(f):  # new parameters are made where they lie
+        writes = ("param", *f.states)
         new = fresh(m, f, t.l) if t.last else ()
     else:
         waits += (free(up),)
         recs += (full(up),)
-    filed = m.arena("real", f) == "file"
+    filed = m.arena("param", f) == "file"
     recs += () if filed else new
     states = [_place(m, c, t) for c in f.states]
-    return Work(f"update.{f.name}", _read(m, f), writes, (sum_,), (*_made(m, t), *states), t.ints,
-                waits, recs, new if filed else ())
+    return Work(
+        f"update.{f.name}",
+        _read(m, f),
+        writes,
+        (sum_,),
+        (*_made(m, t), *states),
+        t.ints,
+        waits,
+        recs,
+        new if filed else (),
+    )
 
 
 def publish(m: Steps) -> None:
@@ -397,7 +476,9 @@ def publish(m: Steps) -> None:
         _raise(m, t)
     _ends(m, published(m) if m.offload else sorted(_by_host(m)))
     if m.offload and "store" in published(m):
-        m.add("load", "mark", waits=(end("store"),))    # an update has the slots in other turns
+        m.add(
+            "load", "mark", waits=(end("store"),)
+        )  # an update has the slots in other turns
 
 
 def _cast(m: Steps, t: Tile) -> Work:
@@ -406,5 +487,13 @@ def _cast(m: Steps, t: Tile) -> Work:
     waits, recs = ((), ()) if m.away(t.flat) else ((free(up),), (full(up),))
     if m.real == 4:
         return Work("mark", reads=("master",), waits=waits, recs=recs)
-    return Work(f"cast.{t.flat.name}", ("master",), ("real",), (_place(m, "master", t),),
-                _made(m, t), (Int("n", t.n),), waits, recs)
+    return Work(
+        f"cast.{t.flat.name}",
+        ("master",),
+        ("param",),
+        (_place(m, "master", t),),
+        _made(m, t),
+        (Int("n", t.n),),
+        waits,
+        recs,
+    )

@@ -1,15 +1,18 @@
 """operands.py -- what functions read and write: which flats, and the slots of a use's operands.
 
-Of a class with a slot for each grain of a unit (x, save), grain g of slot n has n * together + g.
+Of a class with a slot for each micro-batch of a unit (x, save), micro-batch g of slot n has n *
+together + g.
 """
+
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Mapping
 
 from ..facts import ops
 from ..graph.graph import Graph, Kind, Part
-from ..plan.plan import Ref
+from ..plan.operand import Names
+from ..plan.plan import Ref, Refs
 from ..read.spec import Spec
 from .rings import Leaf, Use
 from .shard import PAGE, Shards, persists, stem
@@ -17,8 +20,8 @@ from .stores import Kept
 
 
 def formal(kind: Kind, flat: str) -> str:
-    """What a function calls the parameters of a flat: p is `keep`, w1 the first of a unit that is
-    cut, w.frozen what of its flat does not train."""
+    """What a function calls the parameters of a flat: p is `persistent`, w1 the first of a unit
+    that is cut, w.frozen what of its flat does not train."""
     name, dot, part = flat.partition(".")
     number = name.rpartition("_")[2] if kind.flats else ""
     return ("p" if persists(flat) else f"w{number}") + dot + part
@@ -26,7 +29,11 @@ def formal(kind: Kind, flat: str) -> str:
 
 def near_slots(spec: Spec, cls: str, count: int) -> int:
     """Of a class with so many values, on the device."""
-    return min(count, 3 if cls == "x" else 2) if spec.train.offload_activations else count
+    return (
+        min(count, 3 if cls == "x" else 2)
+        if spec.train.offload_activations
+        else count
+    )
 
 
 @dataclass
@@ -35,23 +42,37 @@ class Operands:
     graph: Graph
     shards: Shards
     kept: Kept
-    real: int                                           # bytes of a real
-    saves: Mapping[str, int] = field(default_factory=dict)  # bytes that a kind saves
-    leaf: dict[str, int] = field(default_factory=dict)  # slots of each class of leaves
+    real: int  # bytes of a real
+    saves: Mapping[str, int] = field(
+        default_factory=dict
+    )  # bytes that a kind saves
+    # slots of each flat's gradients
+    grad: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.flats = {f.name: f for f in self.shards.flats}
         # leaves that more than one unit writes
-        long = ("keep", "embed") if self.graph.tied else ("keep",)
-        once = [f.name for f in self.shards.flats
-                if f.count == 1 and f.moves and f.name not in long]
-        self.ring_of = self.rings([f.name for f in self.shards.flats if f.real == "shard"])
+        long = ("persistent", "embed") if self.graph.tied else ("persistent",)
+        once = [
+            f.name
+            for f in self.shards.flats
+            if f.count == 1 and f.moves and f.name not in long
+        ]
+        self.ring_of = self.rings(
+            [f.name for f in self.shards.flats if f.params == "shard"]
+        )
         self.leaves = {**{f: f for f in self.flats}, **self.alike(once)}
         self.together = self.spec.together
-        self.passing = max(0, self.graph.still - 1)         # values that backward does not need
+        self.passing = max(
+            0, self.graph.still - 1
+        )  # values that backward does not need
         self.near = self.moving()
-        self.formals = {(k.name, body, part.number): self.names(k, body, part)
-                        for k in self.graph.kinds for body in k.bodies for part in k.parts(body)}
+        self.formals = {
+            (k.name, body, part.number): self.names(k, body, part)
+            for k in self.graph.kinds
+            for body in k.bodies
+            for part in k.parts(body)
+        }
 
     def alike(self, names: list[str]) -> dict[str, str]:
         """Flats whose units have one size share a class, named after the first of them."""
@@ -62,7 +83,11 @@ class Operands:
         """The class of each flat's slots. Parts of a unit that is cut share that of the largest: at
         the bound one is gathered at a time, and slots of each size would hold the whole unit. So
         do those of them that are frozen."""
-        cut = {f: kind.name for kind in self.graph.kinds for f, _ in kind.flats.values()}
+        cut = {
+            f: kind.name
+            for kind in self.graph.kinds
+            for f, _ in kind.flats.values()
+        }
         like = self.alike(names)
         sharing: dict[tuple[str, bool], list[str]] = {}
         out = {}
@@ -86,33 +111,53 @@ class Operands:
         return {self.shards.place[n][0] for n in names}
 
     def instance(self, flat: str, u: Use) -> int:
-        return u.index * u.kind.slices(flat) + u.slice if self.flats[flat].count > 1 else 0
+        return (
+            u.index * u.kind.slices(flat) + u.slice
+            if self.flats[flat].count > 1
+            else 0
+        )
 
     def slot(self, f: str, n: int, g: int) -> int:
         """Of a flat's leaf: they take turns."""
-        return (n * self.together + g) % self.leaf[self.leaves[f]]
+        return (n * self.together + g) % self.grad[self.leaves[f]]
 
-    def leaf_slot(self, x: Leaf, g: int) -> Ref:
-        return Ref(f"leaf.{self.leaves[x[0]]}", self.slot(x[0], x[2], g))
+    def grad_slot(self, x: Leaf, g: int) -> Ref:
+        return Ref(f"grad.{self.leaves[x[0]]}", self.slot(x[0], x[2], g))
 
-    def operands(self, u: Use, g: int) -> tuple[tuple[Ref, ...], tuple[Ref, ...]]:
-        """ins and outs of a function on grain g of those together, in the order of `formals`."""
-        named = {"x": self.value(u.x, g), "y": self.value(u.y, g), "s": self.saved(u, g),
-                 "dy": self.change(u.y, g), "dx": self.change(u.x, g),
-                 **{name: Ref(name, g) for name in ("tokens", "targets", "acc")}}
+    def operands(self, u: Use, g: int) -> tuple[Refs, Refs]:
+        """ins and outs of a function on micro-batch g of those together, in the order of
+        `formals`."""
+        kind = u.kind
+        named = {
+            "x": self.value(u.x, g),
+            "y": self.value(u.y, g),
+            "s": self.saved(u, g),
+            "dy": self.change(u.y, g),
+            "dx": self.change(u.x, g),
+            "tokens": Ref("tokens", g),
+            "targets": Ref("targets", g),
+            "acc": Ref("acc", g),
+        }
         for f in self.reads(u.part):
-            named[formal(u.kind, f)] = Ref(f"real.{f}", self.instance(f, u), self.begin(f, u))
+            at = self.instance(f, u)
+            param = Ref(f"param.{f}", at, self.begin(f, u))
+            named[formal(kind, f)] = param
         for x in u.gathered:
-            named[formal(u.kind, x.flat)] = x.ref
+            named[formal(kind, x.flat)] = x.ref
         for f, _, n in u.leaves:
-            named[f"d{formal(u.kind, f)}"] = Ref(f"leaf.{self.leaves[f]}", self.slot(f, n, g),
-                                                 self.begin(f, u))
-        ins, outs = self.formals[u.kind.name, u.body, u.part.number]
+            at = self.slot(f, n, g)
+            grad = Ref(f"grad.{self.leaves[f]}", at, self.begin(f, u))
+            named[f"d{formal(kind, f)}"] = grad
+        ins, outs = self.formals[kind.name, u.body, u.part.number]
         return tuple(named[n] for n in ins), tuple(named[n] for n in outs)
 
     def value(self, n: int, g: int) -> Ref:
         """Below those that backward needs, values take turns in the slots of gradients."""
-        return self.placed("x", n, g) if n >= 0 else Ref("dx", (g - n) % (self.together + 1))
+        return (
+            self.placed("x", n, g)
+            if n >= 0
+            else Ref("dx", (g - n) % (self.together + 1))
+        )
 
     def saved(self, u: Use, g: int) -> Ref:
         return self.placed(f"save.{u.kind.name}", u.index, g)
@@ -129,34 +174,57 @@ class Operands:
         dims = self.graph.dims
         units = sum(k.count for k in self.graph.kinds) - 1 - self.passing
         all_ = {"x": (units, dims["M"] * dims["C"] * self.real)}
-        all_ |= {f"save.{k.name}": (k.count, self.saves[k.name]) for k in self.graph.kinds
-                 if self.saves.get(k.name)}
-        return {c: (near_slots(self.spec, c, n), n, ops.up(size, PAGE))
-                for c, (n, size) in all_.items() if near_slots(self.spec, c, n) < n}
+        all_ |= {
+            f"save.{k.name}": (k.count, self.saves[k.name])
+            for k in self.graph.kinds
+            if self.saves.get(k.name)
+        }
+        return {
+            c: (near_slots(self.spec, c, n), n, ops.up(size, PAGE))
+            for c, (n, size) in all_.items()
+            if near_slots(self.spec, c, n) < n
+        }
 
     def change(self, n: int, g: int) -> Ref:
-        """The gradient of value n: it takes the slot that the grain before left with value n + 1's,
-        so one slot more than grains will do."""
+        """The gradient of value n: it takes the slot that the micro-batch before left with value n
+        + 1's, so one slot more than micro-batches will do."""
         return Ref("dx", (n + g) % (self.together + 1))
 
     def begin(self, flat: str, u: Use) -> int:
         """Bytes of an instance of a flat before a unit's own."""
-        return u.index * self.shards.step.get((u.kind.name, flat), 0) * self.real
+        return (
+            u.index * self.shards.step.get((u.kind.name, flat), 0) * self.real
+        )
 
-    def names(self, kind: Kind, body: str, part: Part) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def names(self, kind: Kind, body: str, part: Part) -> tuple[Names, Names]:
         """Of the operands a function really has."""
         args = [(k, str(a)) for c in part.calls for k, a in c.args]
         values = {a for k, a in args if k == "value"}
-        fixed = {a for k, a in args if k == "fixed"} if self.together > 1 else set()
+        fixed = (
+            {a for k, a in args if k == "fixed"}
+            if self.together > 1
+            else set()
+        )
         saved = {v.name for v in kind.saved}
         reads, writes = self.reads(part), self.writes(part)
         flats = sorted(reads | writes, key=lambda f: (persists(f), f))
         formals = {formal(kind, f): f for f in flats}
-        has = {**{w: f in reads for w, f in formals.items()}, "x": "x" in values,
-               "dy": "dy" in values, "s": bool(values & saved) and body == "bwd",
-               "y": "y" in values and body == "bwd",
-               "tokens": "token" in fixed, "targets": "target" in fixed}
-        made = {"y": "y" in values and body == "fwd", "s": bool(values & saved) and body == "fwd",
-                "dx": "dx" in values, **{f"d{w}": f in writes for w, f in formals.items()},
-                "acc": "acc" in fixed and bool(self.graph.tied)}
-        return tuple(n for n, yes in has.items() if yes), tuple(n for n, yes in made.items() if yes)
+        has = {
+            **{w: f in reads for w, f in formals.items()},
+            "x": "x" in values,
+            "dy": "dy" in values,
+            "s": bool(values & saved) and body == "bwd",
+            "y": "y" in values and body == "bwd",
+            "tokens": "token" in fixed,
+            "targets": "target" in fixed,
+        }
+        made = {
+            "y": "y" in values and body == "fwd",
+            "s": bool(values & saved) and body == "fwd",
+            "dx": "dx" in values,
+            **{f"d{w}": f in writes for w, f in formals.items()},
+            "acc": "acc" in fixed and bool(self.graph.tied),
+        }
+        return tuple(n for n, yes in has.items() if yes), tuple(
+            n for n, yes in made.items() if yes
+        )

@@ -4,23 +4,25 @@ Two planners: `stack` never reuses a byte (an upper bound, and the oracle of tes
 values whose lifetimes do not meet at the same place, the largest first, each at the lowest offset
 that is free. What a kernel may write in place takes the place of what it reads.
 """
+
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Mapping, Sequence
 
 from ..facts import ops
 from ..facts.kernels import KERNELS
 from ..graph.graph import Body, Graph
 from ..plan import plan
 
-ALIGN = 64                      # bytes: a vector
-PAGE = 4096                     # bytes: a class's slots start on pages
+ALIGN = 64  # bytes: a vector
+PAGE = 4096  # bytes: a class's slots start on pages
 
 
 @dataclass(frozen=True)
 class Item:
     """A thing to place: bytes, first and last time it is alive (inclusive)."""
+
     name: str
     size: int
     first: int
@@ -30,6 +32,7 @@ class Item:
 @dataclass(frozen=True)
 class Packed:
     """Offsets by name and the bytes of all."""
+
     at: Mapping[str, int]
     size: int
 
@@ -50,8 +53,10 @@ def pack(items: Sequence[Item]) -> Packed:
     end = 0
     for item in sorted(items, key=lambda i: (-i.size, i.first, i.name)):
         low = 0
-        for other in sorted((o for o in done if o.first <= item.last and item.first <= o.last),
-                            key=lambda o: at[o.name]):
+        for other in sorted(
+            (o for o in done if o.first <= item.last and item.first <= o.last),
+            key=lambda o: at[o.name],
+        ):
             if at[other.name] - low >= item.size:
                 break
             low = max(low, at[other.name] + ops.up(other.size, ALIGN))
@@ -63,7 +68,8 @@ def pack(items: Sequence[Item]) -> Packed:
 
 def times(body: Body) -> list[int]:
     """Of each call. Those of a loop are at one time: what one touches lives as long as all."""
-    out, before = [], 1
+    out: list[int] = []
+    before = 1
     for call in body.calls:
         out.append(out[-1] + (not 1 < call.rounds == before) if out else 0)
         before = call.rounds
@@ -73,24 +79,33 @@ def times(body: Body) -> list[int]:
 def lifetimes(body: Body, outside: set[str], real: int) -> list[Item]:
     """The values of a body that live in its temporary space only."""
     spans: dict[str, list[int]] = {}
-    for t, call in zip(times(body), body.calls):
+    for t, call in zip(times(body), body.calls, strict=True):
         for kind, name in call.args:
             if kind == "value" and name not in outside:
                 spans.setdefault(str(name), []).append(t)
-    size = {v.name: v.elems * (real if v.dtype == "real" else 4) for v in body.values}
-    return [Item(n, size[n], ts[0], ts[-1]) for n, ts in spans.items()]
+    out = []
+    size = {v.name: v.bytes(real) for v in body.values}
+    for name, touched in spans.items():
+        first, *_ = touched
+        out.append(Item(name, size[name], first, touched[-1]))
+    return out
 
 
 def joined(body: Body, items: Sequence[Item]) -> dict[str, str]:
     """Whose place a value takes: that of what its maker reads last, where the kernel lets it."""
     of = {item.name: item for item in items}
     host: dict[str, str] = {}
-    for t, call in zip(times(body), body.calls):
+    for t, call in zip(times(body), body.calls, strict=True):
         row, out = KERNELS[call.kernel], of.get(str(call.args[0][1]))
         for name in row.formals[0].alias if call.rounds == 1 else ():
             old = of.get(str(call.args[row.at[name]][1]))
-            if out and old and out.name not in host and old.last == out.first == t and \
-                    old.size == out.size:
+            if (
+                out
+                and old
+                and out.name not in host
+                and old.last == out.first == t
+                and old.size == out.size
+            ):
                 host[out.name] = host.get(old.name, old.name)
     return host
 
@@ -98,10 +113,12 @@ def joined(body: Body, items: Sequence[Item]) -> dict[str, str]:
 def pack_joined(body: Body, items: Sequence[Item]) -> Packed:
     """`pack` with one place for values that are joined."""
     host, whole = joined(body, items), {item.name: item for item in items}
-    for name, first in host.items():                        # in order of the calls
+    for name, first in host.items():  # in order of the calls
         whole[first] = replace(whole[first], last=whole.pop(name).last)
     packed = pack(list(whole.values()))
-    return replace(packed, at={i.name: packed.at[host.get(i.name, i.name)] for i in items})
+    return replace(
+        packed, at={i.name: packed.at[host.get(i.name, i.name)] for i in items}
+    )
 
 
 OUTSIDE = {"x", "y", "dx", "dy"}
@@ -110,6 +127,7 @@ OUTSIDE = {"x", "y", "dx", "dy"}
 @dataclass(frozen=True)
 class Bodies:
     """Where the values of each kind's bodies lie: `save` once per kind, `tmp` per body."""
+
     save: dict[str, Packed]
     tmp: dict[tuple[str, str], Packed]
     work: int
@@ -118,11 +136,14 @@ class Bodies:
 def bodies(graph: Graph, real: int) -> Bodies:
     save, tmp, work = {}, {}, 0
     for kind in graph.kinds:
-        size = lambda v: v.elems * (real if v.dtype == "real" else 4)
-        save[kind.name] = stack([Item(v.name, size(v), 0, 0) for v in kind.saved])
+        save[kind.name] = stack(
+            [Item(v.name, v.bytes(real), 0, 0) for v in kind.saved]
+        )
         outside = OUTSIDE | {v.name for v in kind.saved}
         for name, body in kind.bodies.items():
-            tmp[kind.name, name] = pack_joined(body, lifetimes(body, outside, real))
+            tmp[kind.name, name] = pack_joined(
+                body, lifetimes(body, outside, real)
+            )
             work = max([work, *(c.scratch for c in body.calls)])
     return Bodies(save, tmp, work)
 
@@ -130,6 +151,7 @@ def bodies(graph: Graph, real: int) -> Bodies:
 @dataclass(frozen=True)
 class Wanted:
     """A class without its place: bytes of a slot, and the axes of plan.Class."""
+
     name: str
     slots: int
     size: int
@@ -141,10 +163,23 @@ class Wanted:
 def classes(wanted: Sequence[Wanted]) -> tuple[plan.Class, ...]:
     """Offsets: in each arena first what all ranks have, of that first what peers read."""
     out, ends = [], {"device": 0, "host": 0, "file": 0}
-    order = lambda c: (list(ends).index(c.arena), plan.TARGETS.index(c.targets), c.readers == "own")
+    arenas = list(ends)
+
+    def order(c: Wanted) -> tuple[int, int, bool]:
+        targets = plan.TARGETS.index(c.targets)
+        return arenas.index(c.arena), targets, c.readers == "own"
+
     for c in sorted(wanted, key=order):
         stride = ops.up(c.size, PAGE)
-        made = plan.Class(c.name, c.arena, c.readers, c.targets, c.slots, stride, ends[c.arena])
+        made = plan.Class(
+            c.name,
+            c.arena,
+            c.readers,
+            c.targets,
+            c.slots,
+            stride,
+            ends[c.arena],
+        )
         ends[c.arena] += made.bytes
         out.append(made)
     return tuple(out)

@@ -4,12 +4,13 @@ A schedule is a list of phases over steps that were applied, 1 and on; a new one
 and a row of kinds.py. DeepSpeed's are those of its runtime/lr_schedules.py: its scheduler steps
 after the optimizer, from -1, so that step n has its iteration n - 2.
 """
+
 from __future__ import annotations
 
-from typing import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-from ..plan import plan
 from ..plan.plan import Phase, Scaler
+from ..plan.recipe import Recipe
 from ..read.spec import Optimizer, Schedule, Spec
 
 
@@ -22,7 +23,15 @@ def rule(o: Optimizer) -> str:
 
 # ---- phases
 
-def _line(until: int, origin: int, span: int, begin: float, end: float, stairs: int = 0) -> Phase:
+
+def _line(
+    until: int,
+    origin: int,
+    span: int,
+    begin: float,
+    end: float,
+    stairs: int = 0,
+) -> Phase:
     return Phase(until, origin, span, "line", stairs, begin, end)
 
 
@@ -41,6 +50,7 @@ def _used(phases: Iterable[Phase]) -> tuple[Phase, ...]:
 
 # ---- rates
 
+
 def _up(o: Optimizer, s: Schedule) -> list[Phase]:
     return [_line(s.warmup, 0, s.warmup, 0.0, o.lr)] if s.warmup else []
 
@@ -52,59 +62,105 @@ def _constant(o: Optimizer, s: Schedule) -> list[Phase]:
 def _falling(o: Optimizer, s: Schedule) -> list[Phase]:
     """linear and cosine: from lr after the warm-up to min_lr at `steps`"""
     curve = "line" if s.type == "linear" else s.type
-    fall = Phase(s.steps, s.warmup, s.steps - s.warmup, curve, 0, o.lr, s.min_lr)
+    fall = Phase(
+        s.steps, s.warmup, s.steps - s.warmup, curve, 0, o.lr, s.min_lr
+    )
     return [*_up(o, s), fall, _held(s.min_lr)]
 
 
 def _wsd(o: Optimizer, s: Schedule) -> list[Phase]:
     begin = s.steps - s.decay
     held = [_held(o.lr, begin)] if begin else []
-    return [*_up(o, s), *held, _line(s.steps, begin, s.decay, o.lr, s.min_lr), _held(s.min_lr)]
+    return [
+        *_up(o, s),
+        *held,
+        _line(s.steps, begin, s.decay, o.lr, s.min_lr),
+        _held(s.min_lr),
+    ]
 
 
 def _ramp(s: Schedule, first: float, low: float, high: float) -> list[Phase]:
     """The first step, before DeepSpeed's scheduler has stepped; its warm-up."""
     N = max(2, s.warmup_num_steps)
     up = Phase(N + 2, 1, N, "log", 0, low, high)
-    return [_held(first, 2), up if s.warmup_type == "log" else _line(N + 2, 2, N, low, high)]
+    return [
+        _held(first, 2),
+        up if s.warmup_type == "log" else _line(N + 2, 2, N, low, high),
+    ]
 
 
 def _warmup(o: Optimizer, s: Schedule) -> list[Phase]:
-    low, high = s.warmup_min_lr, o.lr if s.warmup_max_lr is None else s.warmup_max_lr
+    low, high = (
+        s.warmup_min_lr,
+        o.lr if s.warmup_max_lr is None else s.warmup_max_lr,
+    )
     ramp = _ramp(s, low, low, high)
     if s.type == "WarmupLR":
         return [*ramp, _held(high)]
     T = s.total_num_steps
-    return [*ramp, _line(T + 2, T + 2, max(2, s.warmup_num_steps) - T, low, high), _held(low)]
+    return [
+        *ramp,
+        _line(T + 2, T + 2, max(2, s.warmup_num_steps) - T, low, high),
+        _held(low),
+    ]
 
 
 def _warmup_cosine(o: Optimizer, s: Schedule) -> list[Phase]:
-    N, T, low = max(2, s.warmup_num_steps), s.total_num_steps, o.lr * s.cos_min_ratio
-    return [*_ramp(s, 0.0, o.lr * s.warmup_min_ratio, o.lr),
-            Phase(T + 1, N + 1, T - N, "cosine", 0, o.lr, low), _held(low)]
+    N, T, low = (
+        max(2, s.warmup_num_steps),
+        s.total_num_steps,
+        o.lr * s.cos_min_ratio,
+    )
+    return [
+        *_ramp(s, 0.0, o.lr * s.warmup_min_ratio, o.lr),
+        Phase(T + 1, N + 1, T - N, "cosine", 0, o.lr, low),
+        _held(low),
+    ]
 
 
 def _cycle(s: Schedule, begin: float, end: float) -> list[Phase]:
     """From begin to end and back."""
     up, stairs = s.cycle_first_step_size, s.cycle_first_stair_count
     down = up if s.cycle_second_step_size is None else s.cycle_second_step_size
-    more = stairs if s.cycle_second_stair_count is None else s.cycle_second_stair_count
+    more = (
+        stairs
+        if s.cycle_second_stair_count is None
+        else s.cycle_second_stair_count
+    )
     past = up + down + 1
-    return [_line(up + 2, 1, up, begin, end, stairs),
-            _line(past + 1, past, -down, begin, end, more)]
+    return [
+        _line(up + 2, 1, up, begin, end, stairs),
+        _line(past + 1, past, -down, begin, end, more),
+    ]
 
 
 def _one_cycle(o: Optimizer, s: Schedule) -> list[Phase]:
     cycle = _cycle(s, s.cycle_min_lr, s.cycle_max_lr)
     decays = s.decay_step_size and s.decay_lr_rate
-    tail = Phase(0, cycle[1].origin, s.decay_step_size, "inverse", 0, s.cycle_min_lr,
-                 s.decay_lr_rate) if decays else _held(s.cycle_min_lr)
+    tail = (
+        Phase(
+            0,
+            cycle[1].origin,
+            s.decay_step_size,
+            "inverse",
+            0,
+            s.cycle_min_lr,
+            s.decay_lr_rate,
+        )
+        if decays
+        else _held(s.cycle_min_lr)
+    )
     return [*cycle, tail]
 
 
 _RATES: Mapping[str, Callable[[Optimizer, Schedule], list[Phase]]] = {
-    "constant": _constant, "linear": _falling, "cosine": _falling, "wsd": _wsd,
-    "WarmupLR": _warmup, "WarmupDecayLR": _warmup, "WarmupCosineLR": _warmup_cosine,
+    "constant": _constant,
+    "linear": _falling,
+    "cosine": _falling,
+    "wsd": _wsd,
+    "WarmupLR": _warmup,
+    "WarmupDecayLR": _warmup,
+    "WarmupCosineLR": _warmup_cosine,
     "OneCycle": _one_cycle,
 }
 
@@ -113,11 +169,18 @@ def _scaler(spec: Spec) -> tuple[Scaler, ...]:
     s = spec.train.loss_scale
     if spec.train.precision != "f16":
         return ()
-    return (Scaler(s.scale or 2.0 ** s.initial_scale_power, s.min, 0 if s.scale else s.window,
-                   s.hysteresis, int(s.consecutive_hysteresis)),)
+    return (
+        Scaler(
+            s.scale or 2.0**s.initial_scale_power,
+            s.min,
+            0 if s.scale else s.window,
+            s.hysteresis,
+            int(s.consecutive_hysteresis),
+        ),
+    )
 
 
-def made(spec: Spec) -> plan.Recipe:
+def made(spec: Spec) -> Recipe:
     """What an optimizer does not take is 0, and its eps 1. beta1 is SGD's momentum. Where a cycle
     has the momentum, DeepSpeed sets beta2 to 0.99, and beta1 of the first step to the least."""
     o, s = spec.train.optimizer, spec.train.schedule
@@ -126,5 +189,14 @@ def made(spec: Spec) -> plan.Recipe:
     if s.cycle_momentum and o.betas:
         low, high, beta2 = s.cycle_min_mom, s.cycle_max_mom, 0.99
         momentum = [_held(low, 2), *_cycle(s, high, low), _held(high)]
-    return plan.Recipe(rule(o), o.moments, _used(_RATES[s.type](o, s)), _used(momentum), beta2,
-                       o.eps or 1.0, o.clip, _scaler(spec), spec.train.max_skips)
+    return Recipe(
+        rule(o),
+        o.moments,
+        _used(_RATES[s.type](o, s)),
+        _used(momentum),
+        beta2,
+        o.eps or 1.0,
+        o.clip,
+        _scaler(spec),
+        spec.train.max_skips,
+    )

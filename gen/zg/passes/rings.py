@@ -6,29 +6,33 @@ its own and waits for the end of the use before that, so what it meets is what w
 yet over by then: `_peak`. The bound on gathered elements comes first, then the prefetch distance,
 then what stays.
 """
+
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Collection, Mapping, Sequence
 
 from ..graph.graph import Kind, Part
 from ..plan.plan import Ref
 from ..read.spec import Spec
 from .shard import Shards, persists, stem
 
-Key = tuple[str, int]           # a flat and its instance
-Leaf = tuple[str, int, int]     # a flat, its instance, how many of the flat's came before
+Key = tuple[str, int]  # a flat and its instance
+Leaf = tuple[
+    str, int, int
+]  # a flat, its instance, how many of the flat's came before
 
 
 @dataclass(frozen=True)
 class Gathered:
     """What a use needs gathered: an instance of a flat, in a slot of a ring."""
+
     flat: str
     instance: int
-    ring: str                       # class of its slot
+    ring: str  # class of its slot
     slot: int = 0
-    held: bool = False              # it was gathered for an earlier use
-    stays: bool = False             # it stays gathered for a later one
+    held: bool = False  # it was gathered for an earlier use
+    stays: bool = False  # it stays gathered for a later one
 
     @property
     def key(self) -> Key:
@@ -43,26 +47,29 @@ class Gathered:
 class Use:
     """A function, all of a body or a part of it, run for an instance of a kind, or for a slice of
     its weight; what is gathered for it, and what it writes of leaves."""
+
     kind: Kind
     index: int
-    body: str                       # fwd | bwd | train | eval
-    x: int                          # slot of its input in class x; below 0: backward needs it not
+    body: str  # fwd | bwd | train | eval
+    x: int  # slot of its input in class x; below 0: backward needs it not
     part: Part
-    slice: int                      # of the part's
+    slice: int  # of the part's
     gathered: tuple[Gathered, ...] = ()
     leaves: tuple[Leaf, ...] = ()
 
     @property
-    def y(self) -> int:             # slot of its output
+    def y(self) -> int:  # slot of its output
         return self.x + 1
 
     @property
     def fn(self) -> str:
         number = self.part.number
-        return f"{self.body}.{self.kind.name}" + (f".{number}" if number >= 0 else "")
+        return f"{self.body}.{self.kind.name}" + (
+            f".{number}" if number >= 0 else ""
+        )
 
     @property
-    def first(self) -> bool:        # of the body's parts
+    def first(self) -> bool:  # of the body's parts
         return self.part.number <= 0 == self.slice
 
     @property
@@ -84,6 +91,7 @@ class Use:
 @dataclass(frozen=True)
 class _Span:
     """What stays gathered from one use to another: their numbers."""
+
     what: Gathered
     first: int
     last: int
@@ -108,8 +116,11 @@ def _spans(uses: Sequence[Use]) -> list[_Span]:
     users = [u for u in uses if u.gathered]
     found = [(i, g) for i, u in enumerate(users) for g in u.gathered]
     last = {g.key: i for i, g in found if g.held}
-    return [_Span(g, i, last.get(g.key, len(users)) if g.stays else i)
-            for i, g in found if not g.held]
+    return [
+        _Span(g, i, last.get(g.key, len(users)) if g.stays else i)
+        for i, g in found
+        if not g.held
+    ]
 
 
 def _peak(spans: Sequence[_Span], sizes: Mapping[str, int], ahead: int) -> int:
@@ -134,7 +145,7 @@ def count(uses: Sequence[Use], ring: str, ahead: int) -> int:
 def slots(uses: Sequence[Use], counts: Mapping[str, int]) -> list[Use]:
     """Chooses slots: the one that is free for longest, so that they are used in turn."""
     freed = {ring: [s - n for s in range(n)] for ring, n in counts.items()}
-    taken = []                                          # of what is gathered, in order
+    taken = []  # of what is gathered, in order
     for s in _spans(uses):
         at = freed[s.what.ring]
         taken.append(at.index(min(at)))
@@ -150,19 +161,28 @@ def slots(uses: Sequence[Use], counts: Mapping[str, int]) -> list[Use]:
     return [replace(u, gathered=tuple(map(placed, u.gathered))) for u in uses]
 
 
-def choose(spec: Spec, shards: Shards, uses: Sequence[Use]) -> tuple[int, set[Key], int]:
+def choose(
+    spec: Spec, shards: Shards, uses: Sequence[Use]
+) -> tuple[int, set[Key], int]:
     """How many uses to gather ahead, which units stay gathered, and the most elements gathered at
     once; at most the bound, of which 0 says what the largest unit needs."""
     z, W = spec.zero, spec.cluster.ranks
     sizes = {f.name: f.shard * W for f in shards.flats}
-    gathered = [sum(sizes[g.flat] for g in u.gathered) for u in uses if u.gathered]
+    gathered = [
+        sum(sizes[g.flat] for g in u.gathered) for u in uses if u.gathered
+    ]
     kept = sum(size for flat, size in sizes.items() if persists(flat))
-    live = lambda d, uses: kept + _peak(_spans(uses), sizes, d)
+
+    def live(d: int, uses: Sequence[Use]) -> int:
+        return kept + _peak(_spans(uses), sizes, d)
+
     most = z.stage3_max_live_parameters or live(0, uses)
     if live(0, uses) > most:
-        raise spec.wrong("zero.stage3_max_live_parameters",
-                         f"{most} elements cannot hold the largest unit beside what is kept whole",
-                         f"at least {live(0, uses)}")
+        raise spec.wrong(
+            "zero.stage3_max_live_parameters",
+            f"{most} elements cannot hold the largest unit beside what is kept whole",
+            f"at least {live(0, uses)}",
+        )
     if not gathered:
         return 0, set(), live(0, uses)
     want = z.stage3_prefetch_bucket_size
@@ -170,9 +190,11 @@ def choose(spec: Spec, shards: Shards, uses: Sequence[Use]) -> tuple[int, set[Ke
     ahead = min(ahead, len(gathered) - 1) if z.overlap_comm else 0
     while live(ahead, uses) > most:
         ahead -= 1
-    cut = any(u.part.number >= 0 for u in uses)     # then there is no room for what stays
+    cut = any(
+        u.part.number >= 0 for u in uses
+    )  # then there is no room for what stays
     near = [] if cut else _near(uses, sizes, z.stage3_max_reuse_distance)
-    few, many = 0, len(near) + 1                # how many of the nearest fit, and do not
+    few, many = 0, len(near) + 1  # how many of the nearest fit, and do not
     while many - few > 1:
         half = (few + many) // 2
         fits = live(ahead, stay(uses, set(near[:half]))) <= most
@@ -181,9 +203,11 @@ def choose(spec: Spec, shards: Shards, uses: Sequence[Use]) -> tuple[int, set[Ke
     return ahead, staying, live(ahead, stay(uses, staying))
 
 
-def _near(uses: Sequence[Use], sizes: Mapping[str, int], most: int) -> list[Key]:
+def _near(
+    uses: Sequence[Use], sizes: Mapping[str, int], most: int
+) -> list[Key]:
     """Units that are used again after at most so many elements of others, the nearest first."""
-    used: dict[Key, int] = {}                   # elements until the end of the last use
+    used: dict[Key, int] = {}  # elements until the end of the last use
     out: list[tuple[int, int, Key]] = []
     total = 0
     for u in uses:

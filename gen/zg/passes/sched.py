@@ -8,21 +8,23 @@ on beside the next step: offload.py.
 A gather is issued just before the use that it runs beside, so the newest free slot is of the use
 before that.
 """
+
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Mapping
 
 from ..facts import ops
 from ..facts.queues import QUEUES
 from ..graph.graph import Graph
 from ..plan import plan
-from ..plan.plan import ALL, Event, Int, Ref, Step
+from ..plan.operand import Names
+from ..plan.plan import ALL, Events, Int, Ref, Step
 from ..read.spec import Spec
-from . import activations, device, grain, last, layers, offload, rings
+from . import activations, device, last, layers, micro_batch, offload, rings
 from .hops import UPDATED, crossing, end, free, full, move, route
-from .rings import Gathered, Use
+from .rings import Gathered, Key, Use
 from .shard import Shards, persists
 from .steps import Reduction, Steps
 from .stores import Kept
@@ -30,17 +32,19 @@ from .stores import Kept
 
 @dataclass(frozen=True)
 class Schedule:
-    """Sections, and how many slots the rings and leaves need."""
+    """Sections, and how many slots the rings and gradients need."""
+
     sections: tuple[plan.Section, ...]
     ring: dict[str, int]
-    leaf: dict[str, int]
-    stage: dict[str, int]       # of parameters on their way from the host arena to a ring
+    grad: dict[str, int]
+    # of parameters on their way from the host arena to a ring
+    staging: dict[str, int]
     prefetch: int
     live: int
-    tile: int                   # elements that the host works on at a time; 0: it does not
-    piece: int                  # of a leaf that go to the host's sum at a time; 0: it has none
+    tile: int  # elements that the host works on at a time; 0: it does not
+    piece: int  # of a leaf that go to the host's sum at a time; 0: it has none
     # (kind, body, number of its part) -> ins, outs
-    formals: dict[tuple[str, str, int], tuple[tuple[str, ...], tuple[str, ...]]]
+    formals: dict[tuple[str, str, int], tuple[Names, Names]]
 
 
 @dataclass
@@ -48,47 +52,66 @@ class _Maker(Steps):
     """The sections of a plan."""
 
     def batch(self) -> None:
-        """The tokens of this rank's grains: g*W + r, or r*A + g where its own are summed first."""
-        rank, grain = (1, self.W) if self.order == "ranks" else (self.spec.grains, 1)
+        """The tokens of this rank's micro-batches: g*W + r, or r*A + g where its own are summed
+        first."""
+        rank, micro_batch = (
+            (1, self.W)
+            if self.order == "ranks"
+            else (self.spec.micro_batches, 1)
+        )
         for g in range(self.together):
-            number = Int("grain", g * grain, grain if self.together == 1 else 0)
-            self.add("main", "batch", outs=(Ref("tokens", g), Ref("targets", g)),
-                     ints=(Int("of_rank", rank), number))
+            number = Int(
+                "micro_batch",
+                g * micro_batch,
+                micro_batch if self.together == 1 else 0,
+            )
+            self.add(
+                "main",
+                "batch",
+                outs=(Ref("tokens", g), Ref("targets", g)),
+                ints=(Int("of_rank", rank), number),
+            )
 
-    def wholes(self, u: Use) -> tuple[Event, ...]:
+    def wholes(self, u: Use) -> Events:
         """Events of the whole flats a forward use reads."""
         out = []
         for f in sorted(self.reads(u.part)):
             if self.spreads(self.flats[f]):
                 l = u.index if self.flats[f].count > 1 else 0
-                out.append(full(Ref(f"real.{f}", l)))
+                out.append(full(Ref(f"param.{f}", l)))
         return tuple(out) if u.body != "bwd" else ()
 
     def fetch(self, u: Use, n: int) -> None:
         """All that is gathered for a use; n: its number among those for which anything is. Where
         parameters of one lie off the device, all do, so they come by the same queues."""
         for i, g in enumerate(g for g in u.gathered if not g.held):
-            opens = n == 0 and i == 0                       # the step before is over
-            behind = 0 < n <= self.ahead or i > 0           # the gather before waited for a slot
+            opens = n == 0 and i == 0  # the step before is over
+            behind = (
+                0 < n <= self.ahead or i > 0
+            )  # the gather before waited for a slot
             self.bring(u, g, opens, behind)
 
     def bring(self, u: Use, g: Gathered, opens: bool, behind: bool) -> None:
         """Parameters to a slot of a ring, from where they lie."""
-        flat, unit = self.flats[g.flat], u.moved(*g.key)
-        if self.arena("real", flat) == "file" and not self.loaded:
-            self.loaded = opens = True                      # what came before was not here
+        flat = self.flats[g.flat]
+        unit = u.moved(*g.key)
+        if self.arena("param", flat) == "file" and not self.loaded:
+            self.loaded = opens = True  # what came before was not here
         new = offload.fresh(self, flat, g.instance) if u.body != "bwd" else ()
-        stops = [*offload.stops(self, g, flat), ("gather", g.ref)]
-        home = Ref(f"real.{flat.name}", g.instance)
-        *hops, gathers = route(home, stops, (UPDATED, *new) if opens else new)
+        stops = offload.stops(self, g, flat)
+        stops.append(("gather", g.ref))
+        home = Ref(f"param.{flat.name}", g.instance)
+        after = (UPDATED, *new) if opens else new
+        *hops, gathers = route(home, stops, after)
         if behind:
-            gathers = replace(gathers, fills=False, then=(full(gathers.dst),))
+            then = (full(gathers.dst),)
+            gathers = replace(gathers, fills=False, then=then)
         for hop in hops:
             self.copy(hop, unit, flat.shard * self.real)
         self.gather(gathers, unit, flat, self.real)
 
     def run(self, uses: list[Use]) -> None:
-        """Grains, or an evaluation: gathers `ahead` uses early, functions, reductions."""
+        """Micro-batches, or an evaluation: gathers `ahead` uses early, functions, reductions."""
         gathered = [u for u in uses if u.gathered]
         turn = {id(u): i for i, u in enumerate(gathered)}
         first, last = self.leaf_span(uses)
@@ -108,18 +131,28 @@ class _Maker(Steps):
                 layers.use(self, u, waits, begun, whole)
             else:
                 more, recs = activations.before(self, u)
-                grain.one(self, u, 0, waits + more, begun, whole, recs + grain.release(u))
+                micro_batch.one(
+                    self,
+                    u,
+                    0,
+                    waits + more,
+                    begun,
+                    whole,
+                    recs + micro_batch.release(u),
+                )
                 activations.after(self, u)
                 for x in whole:
-                    grain.leaf_done(self, u, x, 0)
+                    micro_batch.leaf_done(self, u, x, 0)
         left = [g.ref for u in uses for g in u.gathered if g.stays]
         if uses[-1].body == "eval" and left:
             self.add("main", "mark", recs=(free(left[0]),))
 
-    def leaf_span(self, uses: list[Use]) -> tuple[dict, dict]:
+    def leaf_span(
+        self, uses: list[Use]
+    ) -> tuple[dict[Key, int], dict[Key, int]]:
         """First and last use that writes each leaf."""
-        first: dict[tuple[str, int], int] = {}
-        last: dict[tuple[str, int], int] = {}
+        first: dict[Key, int] = {}
+        last: dict[Key, int] = {}
         for n, u in enumerate(uses):
             for f, l, _ in u.leaves:
                 first.setdefault((f, l), n)
@@ -127,11 +160,16 @@ class _Maker(Steps):
         return first, last
 
     def update(self) -> None:
-        sums = [(f"{f.name}[{l}]", f, Ref(f"sum.{f.name}", l)) for f, l in self.moved()]
+        sums = [
+            (f"{f.name}[{l}]", f, Ref(f"sum.{f.name}", l))
+            for f, l in self.moved()
+        ]
         if self.order == "local" and self.W > 1 and not self.shards.apart:
             self.follow("reduce", "sum")
             for unit, f, ref in sums:
-                self.reduce(Reduction("join", unit, f, 4), move("sum", ref, ref))
+                self.reduce(
+                    Reduction("join", unit, f, 4), move("sum", ref, ref)
+                )
         if self.everywhere:
             self.follow("reduce", "sum")
             for unit, f, ref in sums:
@@ -141,9 +179,18 @@ class _Maker(Steps):
         else:
             self.follow("main", "reduce" if self.everywhere else "sum")
             self.norms("main")
-        self.add("main", "allreduce", "", ins=(Ref("sums", 0),), outs=(Ref("sums", 1),),
-                 ints=(Int("count", ops.SUMS),), group=ALL)
-        self.add("main", "factor", "", ins=(Ref("sums", 1),), outs=(Ref("ctl", 0),))
+        self.add(
+            "main",
+            "allreduce",
+            "",
+            ins=(Ref("sums", 0),),
+            outs=(Ref("sums", 1),),
+            ints=(Int("count", ops.SUMS),),
+            group=ALL,
+        )
+        self.add(
+            "main", "factor", "", ins=(Ref("sums", 1),), outs=(Ref("ctl", 0),)
+        )
         if self.offload:
             offload.update(self)
         else:
@@ -151,7 +198,9 @@ class _Maker(Steps):
         self.updated(offload.updated(self))
 
     def updated(self, queues: list[str]) -> None:
-        self.add("main", "mark", waits=tuple(map(end, queues)), recs=(UPDATED,))
+        self.add(
+            "main", "mark", waits=tuple(map(end, queues)), recs=(UPDATED,)
+        )
 
     def publish(self) -> None:
         for n in range(len(self.graph.tables)):
@@ -175,24 +224,40 @@ class _Maker(Steps):
         return replace(s, queue="main") if QUEUES[s.queue].beside else s
 
 
-def schedule(spec: Spec, graph: Graph, shards: Shards, kept: Kept, saves: Mapping[str, int],
-             ) -> Schedule:
+def schedule(
+    spec: Spec,
+    graph: Graph,
+    shards: Shards,
+    kept: Kept,
+    saves: Mapping[str, int],
+) -> Schedule:
     layers.few(spec, graph)
-    m = _Maker(spec, graph, shards, kept, ops.BYTES[spec.train.precision], saves)
+    m = _Maker(
+        spec, graph, shards, kept, ops.BYTES[spec.train.precision], saves
+    )
     uses = m.bind(m.chain("train"))
     written = Counter(f for u in uses for f, _, _ in u.leaves)
     for f in shards.flats:
-        late = written[f.name] > f.count or persists(f.name)        # after the last use's grains
-        m.leaf[f.name] = 2 if spec.zero.overlap_comm and f.count > 1 else \
-            m.together if late else 1
+        late = written[f.name] > f.count or persists(
+            f.name
+        )  # after the last use's micro-batches
+        m.grad[f.name] = (
+            2
+            if spec.zero.overlap_comm and f.count > 1
+            else m.together
+            if late
+            else 1
+        )
     m.ahead, staying, live = rings.choose(spec, shards, uses)
     uses = rings.stay(uses, staying)
     taken = Counter(g.ring for u in uses for g in u.gathered if not g.held)
-    # in a grain there is no use for more slots
-    m.stage = {f: min(m.ahead + 1, taken[m.ring_of[f]]) for f in sorted(shards.away)}
+    # in a micro-batch there is no use for more slots
+    m.staging = {
+        f: min(m.ahead + 1, taken[m.ring_of[f]]) for f in sorted(shards.away)
+    }
     for f in shards.flats:
         m.ring[f.name] = rings.count(uses, f.name, m.ahead)
-        m.leaf[f.name] *= f.moves and m.leaves[f.name] == f.name
+        m.grad[f.name] *= f.moves and m.leaves[f.name] == f.name
     sections = []
     device.init(m, m.low(False))
     offload.init(m)
@@ -206,12 +271,23 @@ def schedule(spec: Spec, graph: Graph, shards: Shards, kept: Kept, saves: Mappin
     m.batch()
     m.run(rings.slots(uses, m.ring))
     if m.together == 1:
-        m.add(*(("host", "count") if shards.pushes else ("sum", "count")),
-              outs=(Ref("hctl" if shards.pushes else "ctl", 0),))
-    sections.append(m.section("grain", spec.grains // m.together))
+        m.add(
+            *(("host", "count") if shards.pushes else ("sum", "count")),
+            outs=(Ref("hctl" if shards.pushes else "ctl", 0),),
+        )
+    sections.append(m.section("micro_batch", spec.micro_batches // m.together))
     m.update()
     sections.append(m.section("update"))
     m.run(rings.slots(rings.stay(m.bind(m.chain("eval")), staying), m.ring))
     sections.append(m.section("eval"))
-    return Schedule(crossing(last.sections(sections)), m.ring, m.leaf, m.stage, m.ahead, live,
-                    offload.tile(m), offload.piece(m) if shards.below else 0, m.formals)
+    return Schedule(
+        crossing(last.sections(sections)),
+        m.ring,
+        m.grad,
+        m.staging,
+        m.ahead,
+        live,
+        offload.tile(m),
+        offload.piece(m) if shards.below else 0,
+        m.formals,
+    )

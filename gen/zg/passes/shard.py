@@ -1,9 +1,10 @@
 """shard.py -- pass 1: which flat buffers there are, what lies where in them, what each rank keeps.
 
 A kind's parameters form one flat buffer per instance; persistent ones (stage 3) of all kinds form
-the flat `keep`. A head that is tied to the embedding has too little of its own and joins the flat
-`embed`. Where a part of a flat is frozen, that part is a flat of its own: `block.frozen`.
+the flat `persistent`. A head that is tied to the embedding has too little of its own and joins the
+flat `embed`. Where a part of a flat is frozen, that part is a flat of its own: `block.frozen`.
 """
+
 from __future__ import annotations
 
 import math
@@ -14,12 +15,20 @@ from fractions import Fraction
 from ..facts import ops
 from ..graph.graph import Graph, Kind, Tensor
 from ..plan import plan
+from ..plan.operand import Names
 from ..read.spec import Spec
 from . import recipe
 
-BLOCK = 1024                    # elements: tensors start at multiples; norms and hashes use it
-PAGE = 4096                     # bytes: a shard is a multiple, in the narrowest stored type
-FROZEN = ".frozen"              # what the name of a flat ends with, of which the rest trains
+BLOCK = 1024  # elements: tensors start at multiples; norms and hashes use it
+PAGE = 4096  # bytes: a shard is a multiple, in the narrowest stored type
+FROZEN = (
+    ".frozen"  # what the name of a flat ends with, of which the rest trains
+)
+
+Places = dict[str, tuple[str, int]]  # of tensors: a flat, and the offset in it
+Distances = dict[
+    tuple[str, str], int
+]  # of a flat in a kind: from unit to unit
 
 
 def stem(flat: str) -> str:
@@ -29,16 +38,17 @@ def stem(flat: str) -> str:
 
 def persists(flat: str) -> bool:
     """Every rank keeps it whole at stage 3, too."""
-    return stem(flat) == "keep"
+    return stem(flat) == "persistent"
 
 
 @dataclass(frozen=True)
 class Flat(plan.Flat):
-    """A flat, and what a rank keeps of its parameters (real): whole | shard. states: the classes of
+    """A flat. params: what a rank keeps of its parameters, whole | shard. states: the classes of
     its states. near: of a shard's elements, the first so many have their states on the device
     (classes `near_`) though the others' are offloaded."""
-    real: str
-    states: tuple[str, ...]
+
+    params: str
+    states: Names
     near: int
 
     @property
@@ -48,27 +58,39 @@ class Flat(plan.Flat):
 
     @property
     def plain(self) -> plan.Flat:
-        return plan.Flat(self.name, self.count, self.elems, self.shard, self.nodes, self.mask)
+        return plan.Flat(
+            self.name,
+            self.count,
+            self.elems,
+            self.shard,
+            self.nodes,
+            self.mask,
+        )
 
 
 @dataclass(frozen=True)
 class Shards:
     """Flats and tensors, and for each kind where its functions find them. states, sums: what a rank
     keeps of every flat that trains: whole | shard."""
+
     flats: tuple[Flat, ...]
     tensors: tuple[plan.Tensor, ...]
-    place: dict[str, tuple[str, int]]            # tensor -> (flat, element offset of instance 0)
-    step: dict[tuple[str, str], int]             # kind, flat -> from an instance's elements there
-                                                 # to the next one's; 0: the flat has instances
+    place: dict[
+        str, tuple[str, int]
+    ]  # tensor -> (flat, element offset of instance 0)
+    step: dict[
+        tuple[str, str], int
+    ]  # kind, flat -> from an instance's elements there
+    # to the next one's; 0: the flat has instances
     states: str
     sums: str
-    order: str                                   # ranks | local
-    away: frozenset[str]                         # flats whose parameters are offloaded
-    held: frozenset[str]                         # of these, to the host, not to the file
-    sources: int                                 # that an owner sums: a rank's each, or NCCL's sum
-    below: bool                                  # sums of gradients lie in the host arena
-    apart: bool                                  # own grains are summed in `pend`, then over ranks
-    notes: tuple[str, ...]
+    order: str  # ranks | local
+    away: frozenset[str]  # flats whose parameters are offloaded
+    held: frozenset[str]  # of these, to the host, not to the file
+    sources: int  # that an owner sums: a rank's each, or NCCL's sum
+    below: bool  # sums of gradients lie in the host arena
+    apart: bool  # own micro-batches are summed in `pend`, then over ranks
+    notes: Names
 
     @property
     def pushes(self) -> bool:
@@ -83,67 +105,103 @@ def persistent(spec: Spec, kind: Kind, t: Tensor) -> bool:
     names = (ops.layer(n, l) for n, _ in t.parts for l in range(kind.count))
     hits = {any(fnmatchcase(n, p) for p in spec.zero.replicate) for n in names}
     if len(hits) > 1:
-        raise spec.wrong("zero.replicate", f"matches {t.name} in part",
-                         "patterns that name all layers of a tensor, and all that share its "
-                         "linear, or none")
-    return t.params <= spec.zero.stage3_param_persistence_threshold or all(hits)
+        raise spec.wrong(
+            "zero.replicate",
+            f"matches {t.name} in part",
+            "patterns that name all layers of a tensor, and all that share its "
+            "linear, or none",
+        )
+    return t.params <= spec.zero.stage3_param_persistence_threshold or all(
+        hits
+    )
 
 
-def _order(spec: Spec, grains: int) -> tuple[str, tuple[str, ...]]:
-    """Stages 0 and 1, and grains that go through a unit together, add a rank's own grains first,
-    where the canonical tree allows it; so does one rank alone."""
+def _order(spec: Spec, micro_batches: int) -> tuple[str, Names]:
+    """Stages 0 and 1, and micro-batches that go through a unit together, add a rank's own
+    micro-batches first, where the canonical tree allows it; so does one rank alone."""
     if spec.cluster.ranks == 1:
         return "local", ()
-    if spec.zero.stage > 1 and spec.together == 1 or grains == 1:
+    if spec.zero.stage > 1 and spec.together == 1 or micro_batches == 1:
         return "ranks", ()
-    if spec.block % grains:
-        once = "" if grains & (grains - 1) else \
-            f"; {{block: {grains}}} reduces them once, with other bits"
-        return "ranks", (f"train.sum: {grains} micro-batches a rank are no node of a tree of "
-                         f"{spec.block}: each is reduced by itself{once}",)
+    if spec.block % micro_batches:
+        once = (
+            ""
+            if micro_batches & (micro_batches - 1)
+            else f"; {{block: {micro_batches}}} reduces them once, with other bits"
+        )
+        return "ranks", (
+            f"train.sum: {micro_batches} micro-batches a rank are no node of a tree of "
+            f"{spec.block}: each is reduced by itself{once}",
+        )
     return "local", ()
 
 
-def _fast(spec: Spec) -> tuple[int, tuple[str, ...]]:
+def _fast(spec: Spec) -> tuple[int, Names]:
     """Sources of a reduction."""
     if spec.train.reduction == "exact" or spec.cluster.ranks == 1:
         return spec.cluster.ranks, ()
-    return 1, ("reduction fast: NCCL sums over ranks, in its ring's order and rounded to the "
-               "stored type at every rank; runs repeat on the same GPUs with the same NCCL, and "
-               "other ranks, stages or buckets have other bits",)
+    return 1, (
+        "reduction fast: NCCL sums over ranks, in its ring's order and rounded to the "
+        "stored type at every rank; runs repeat on the same GPUs with the same NCCL, and "
+        "other ranks, stages or buckets have other bits",
+    )
 
 
-def _below(spec: Spec, order: str, sources: int) -> tuple[bool, tuple[str, ...]]:
-    """An offloaded optimizer's sums lie beside it where what comes from all ranks in a grain is one
-    node of the tree, for then the host pushes one part a grain."""
+def _below(spec: Spec, order: str, sources: int) -> tuple[bool, Names]:
+    """An offloaded optimizer's sums lie beside it where what comes from all ranks in a micro-batch
+    is one node of the tree, for then the host pushes one part a micro-batch."""
     if spec.zero.offload_optimizer.device == "none":
         return False, ()
     if spec.zero.offload_optimizer.ratio < 1:
-        return False, ("zero.offload_optimizer: sums of gradients stay on the device with a ratio "
-                       "below 1",)
+        return False, (
+            "zero.offload_optimizer: sums of gradients stay on the device with a ratio "
+            "below 1",
+        )
     if spec.together > 1:
-        return (True, ()) if order == "local" and spec.cluster.ranks > 1 else \
-            (False, ("zero.offload_optimizer: sums of gradients stay on the device: with "
-                     "train.accumulate layers, they go down where ranks have summed their own",))
-    if spec.cluster.ranks == 1 or \
-            order == "ranks" and (spec.grains == 1 or spec.block % sources == 0):
+        return (
+            (True, ())
+            if order == "local" and spec.cluster.ranks > 1
+            else (
+                False,
+                (
+                    "zero.offload_optimizer: sums of gradients stay on the device: with "
+                    "train.accumulate layers, they go down where ranks have summed their own",
+                ),
+            )
+        )
+    if (
+        spec.cluster.ranks == 1
+        or order == "ranks"
+        and (spec.micro_batches == 1 or spec.block % sources == 0)
+    ):
         return True, ()
-    why = "a rank's own grains are summed first; zero.stage 2 sums on the host" \
-        if order == "local" else f"what comes from {sources} ranks in a grain is no node of its own"
-    return False, (f"zero.offload_optimizer: sums of gradients stay on the device: {why}",)
+    why = (
+        "a rank's own micro-batches are summed first; zero.stage 2 sums on the host"
+        if order == "local"
+        else f"what comes from {sources} ranks in a micro-batch is no node of its own"
+    )
+    return False, (
+        f"zero.offload_optimizer: sums of gradients stay on the device: {why}",
+    )
 
 
 def _near(spec: Spec, shard: int) -> int:
     """Elements of a shard whose states stay on the device, in blocks, in a file of whole pages; one
     is left to the host."""
     z = spec.zero
-    unit = PAGE // 2 if "nvme" in (z.offload_optimizer.device, z.offload_param.device) else BLOCK
+    unit = (
+        PAGE // 2
+        if "nvme" in (z.offload_optimizer.device, z.offload_param.device)
+        else BLOCK
+    )
     most = (shard - 1) // unit
     kept = shard * (1 - Fraction(repr(z.offload_optimizer.ratio))) // unit
-    return min(kept, most) * unit if z.offload_optimizer.device != "none" else 0
+    return (
+        min(kept, most) * unit if z.offload_optimizer.device != "none" else 0
+    )
 
 
-def _held(spec: Spec, away: list[Flat]) -> tuple[frozenset[str], tuple[str, ...]]:
+def _held(spec: Spec, away: list[Flat]) -> tuple[frozenset[str], Names]:
     """Of the flats that go to the file those that may stay on the host: in order, what still
     fits."""
     z, out = spec.zero.offload_param, []
@@ -155,32 +213,39 @@ def _held(spec: Spec, away: list[Flat]) -> tuple[frozenset[str], tuple[str, ...]
             out.append(f.name)
             left -= f.count * f.shard
     least = min(f.count * f.shard for f in away) if away else 0
-    said = f"{z.max_in_cpu - left} elements of a rank stay on the host: {', '.join(out)}" if out \
+    said = (
+        f"{z.max_in_cpu - left} elements of a rank stay on the host: {', '.join(out)}"
+        if out
         else f"holds no flat whole; the least has {least} elements of a rank"
-    return frozenset(out), (f"zero.offload_param.max_in_cpu: {said}",) * (z.max_in_cpu > 0)
+    )
+    return frozenset(out), (f"zero.offload_param.max_in_cpu: {said}",) * (
+        z.max_in_cpu > 0
+    )
 
 
-def nodes(grains: int, each: int, block: int) -> tuple[int, int]:
-    """Pending sums and their mask: the bits set in any count of leaves at a grain's end, where a
-    grain has so many; above those of a block there is one bit, of whole blocks."""
-    whole = block if (grains - 1) * each >= block else 0
-    mask = _counts(grains, each) & (block - 1) | whole
+def nodes(micro_batches: int, each: int, block: int) -> tuple[int, int]:
+    """Pending sums and their mask: the bits set in any count of leaves at a micro-batch's end,
+    where a micro-batch has so many; above those of a block there is one bit, of whole blocks."""
+    whole = block if (micro_batches - 1) * each >= block else 0
+    mask = _counts(micro_batches, each) & (block - 1) | whole
     return max(1, bin(mask).count("1")), mask
 
 
 def host_block(block: int, sources: int) -> int:
-    """Leaves of a block where what a grain brings is one: a node of it, or all there is."""
+    """Leaves of a block where what a micro-batch brings is one: a node of it, or all there is."""
     return block // math.gcd(block, sources)
 
 
-def _counts(grains: int, step: int) -> int:
-    """The bits set in any of step, 2 step, ... (grains - 1) step. Low bits repeat after 2 step
-    multiples at most; of a bit above step, the first multiple that reaches it has it."""
+def _counts(micro_batches: int, step: int) -> int:
+    """The bits set in any of step, 2 step, ... (micro_batches - 1) step. Low bits repeat after 2
+    step multiples at most; of a bit above step, the first multiple that reaches it has it."""
     mask = 0
-    for a in range(1, min(grains, 2 * step + 1)):
+    for a in range(1, min(micro_batches, 2 * step + 1)):
         mask |= a * step
-    for bit in range(step.bit_length(), ((grains - 1) * step).bit_length()):
-        if -(-(1 << bit) // step) < grains:
+    for bit in range(
+        step.bit_length(), ((micro_batches - 1) * step).bit_length()
+    ):
+        if -(-(1 << bit) // step) < micro_batches:
             mask |= 1 << bit
     return mask
 
@@ -195,16 +260,22 @@ def whole(spec: Spec, elems: int) -> int:
     return ops.up(elems, spec.cluster.ranks * unit(spec))
 
 
-def _flats(spec: Spec, graph: Graph) -> dict[str, tuple[str, int]]:
+def _flats(spec: Spec, graph: Graph) -> Places:
     """Of each tensor its flat, and in how many slices it is there."""
-    found: dict[str, tuple[str, int]] = {}
+    found: Places = {}
     for kind in graph.kinds:
         own = "embed" if kind.tied else kind.name
         for t in kind.tensors:
             cut = kind.flats.get(t.name, (own, 1))
-            found[t.name] = ("keep", 1) if persistent(spec, kind, t) else cut
-    frozen = {t.name for kind in graph.kinds for t in kind.tensors if t.group[2]}
-    training = {flat for name, (flat, _) in found.items() if name not in frozen}
+            found[t.name] = (
+                ("persistent", 1) if persistent(spec, kind, t) else cut
+            )
+    frozen = {
+        t.name for kind in graph.kinds for t in kind.tensors if t.group[2]
+    }
+    training = {
+        flat for name, (flat, _) in found.items() if name not in frozen
+    }
     for name in frozen:
         flat, slices = found[name]
         if flat in training:
@@ -212,9 +283,9 @@ def _flats(spec: Spec, graph: Graph) -> dict[str, tuple[str, int]]:
     return found
 
 
-def _steps(graph: Graph, flats: dict[str, tuple[str, int]]) -> dict[tuple[str, str], int]:
+def _steps(graph: Graph, flats: Places) -> Distances:
     """Shards.step."""
-    out: dict[tuple[str, str], int] = {}
+    out: Distances = {}
     for kind in (k for k in graph.kinds if k.count > 1):
         for t in kind.tensors:
             key = kind.name, flats[t.name][0]
@@ -223,24 +294,44 @@ def _steps(graph: Graph, flats: dict[str, tuple[str, int]]) -> dict[tuple[str, s
     return out
 
 
-def _tensors(graph: Graph, flats: dict[str, tuple[str, int]], steps: dict[tuple[str, str], int],
-             ) -> tuple[list[plan.Tensor], dict[str, int], dict[str, int]]:
+def _tensors(
+    graph: Graph,
+    flats: Places,
+    steps: Distances,
+) -> tuple[list[plan.Tensor], dict[str, int], dict[str, int]]:
     """All tensors; of each flat its elements, and its instances."""
     out: list[plan.Tensor] = []
     sizes: dict[str, int] = {}
     counts: dict[str, int] = {}
     key = 0
     for kind in graph.kinds:
-        within: dict[str, int] = {}             # elements of the first instance
+        within: dict[str, int] = {}  # elements of the first instance
         for i, t in enumerate(kind.tensors):
             flat, slices = flats[t.name]
             at = sizes.get(flat, 0) + within.get(flat, 0)
-            within[flat] = within.get(flat, 0) + ops.up(t.elems // slices, BLOCK)
-            count = counts.setdefault(flat, 1 if persists(flat) else kind.count * slices)
-            out.append(plan.Tensor(
-                t.name, flat, at, steps.get((kind.name, flat), 0), slices if count > 1 else 0,
-                kind.count, t.shape, tuple(f"{n}={r}" for n, r in t.parts), key + i,
-                len(kind.tensors), t.mean, t.std, *t.group))
+            within[flat] = within.get(flat, 0) + ops.up(
+                t.elems // slices, BLOCK
+            )
+            count = counts.setdefault(
+                flat, 1 if persists(flat) else kind.count * slices
+            )
+            out.append(
+                plan.Tensor(
+                    t.name,
+                    flat,
+                    at,
+                    steps.get((kind.name, flat), 0),
+                    slices if count > 1 else 0,
+                    kind.count,
+                    t.shape,
+                    tuple(f"{n}={r}" for n, r in t.parts),
+                    key + i,
+                    len(kind.tensors),
+                    t.mean,
+                    t.std,
+                    *t.group,
+                )
+            )
         for flat in sorted(within, key=persists):
             times = kind.count if persists(flat) else 1
             sizes[flat] = sizes.get(flat, 0) + within[flat] * times
@@ -248,7 +339,7 @@ def _tensors(graph: Graph, flats: dict[str, tuple[str, int]], steps: dict[tuple[
     return out, sizes, counts
 
 
-def states(spec: Spec, away: bool, low: bool) -> tuple[str, ...]:
+def states(spec: Spec, away: bool, low: bool) -> Names:
     """Of elements whose parameters lie off the device (away), what an update keeps there (low), or
     on it. Parameters are the masters where they are as exact, and lie with the rest."""
     narrow = spec.train.precision != "f32" and spec.train.optimizer.masters
@@ -258,34 +349,74 @@ def states(spec: Spec, away: bool, low: bool) -> tuple[str, ...]:
 
 def split(spec: Spec, graph: Graph) -> Shards:
     W, stage = spec.cluster.ranks, spec.zero.stage
-    grains = spec.grains
-    order, notes = _order(spec, grains)
+    micro_batches = spec.micro_batches
+    order, notes = _order(spec, micro_batches)
     sources, fast = _fast(spec)
     below, above = _below(spec, order, sources)
-    block = host_block(spec.block, sources) if below and order == "ranks" else spec.block
-    pending, mask = nodes(grains, 1 if order == "local" or below else sources, block)
+    block = (
+        host_block(spec.block, sources)
+        if below and order == "ranks"
+        else spec.block
+    )
+    pending, mask = nodes(
+        micro_batches, 1 if order == "local" or below else sources, block
+    )
     flats = _flats(spec, graph)
     steps = _steps(graph, flats)
     found, sizes, counts = _tensors(graph, flats, steps)
     place = {t.name: (t.flat, t.offset) for t in found}
     if all(t.frozen for t in found):
-        raise spec.wrong("train.optimizer.groups", "freeze every tensor", "at least one that moves")
-    hosted = {f for f in sizes if stage == 3 and not persists(f)} \
-        if spec.zero.offload_param.device != "none" else set()
-    all_sums = stage == 0 or order == "local" and not below and (stage == 1 or W == 1)
+        raise spec.wrong(
+            "train.optimizer.groups",
+            "freeze every tensor",
+            "at least one that moves",
+        )
+    hosted = (
+        {f for f in sizes if stage == 3 and not persists(f)}
+        if spec.zero.offload_param.device != "none"
+        else set()
+    )
+    all_sums = (
+        stage == 0 or order == "local" and not below and (stage == 1 or W == 1)
+    )
     kept = []
     lowered = spec.zero.offload_optimizer.device != "none"
     trains = {t.flat for t in found if not t.frozen}
     for name, size in sizes.items():
         shard = whole(spec, size) // W
-        real = "whole" if stage < 3 or persists(name) else "shard"
+        params = "whole" if stage < 3 or persists(name) else "shard"
         if name in trains:
             own = states(spec, name in hosted, lowered)
-            kept.append(Flat(name, counts[name], size, shard, pending, mask, real, own,
-                             _near(spec, shard)))
+            kept.append(
+                Flat(
+                    name,
+                    counts[name],
+                    size,
+                    shard,
+                    pending,
+                    mask,
+                    params,
+                    own,
+                    _near(spec, shard),
+                )
+            )
         else:
-            kept.append(Flat(name, counts[name], size, shard, 0, 0, real, (), 0))
+            kept.append(
+                Flat(name, counts[name], size, shard, 0, 0, params, (), 0)
+            )
     held, said = _held(spec, [f for f in kept if f.name in hosted])
-    return Shards(tuple(kept), tuple(found), place, steps, "whole" if stage == 0 else "shard",
-                  "whole" if all_sums else "shard", order, frozenset(hosted), held, sources, below,
-                  order == "local" and W > 1 and not all_sums, (*notes, *fast, *above, *said))
+    return Shards(
+        tuple(kept),
+        tuple(found),
+        place,
+        steps,
+        "whole" if stage == 0 else "shard",
+        "whole" if all_sums else "shard",
+        order,
+        frozenset(hosted),
+        held,
+        sources,
+        below,
+        order == "local" and W > 1 and not all_sums,
+        (*notes, *fast, *above, *said),
+    )

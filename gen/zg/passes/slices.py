@@ -6,23 +6,25 @@ with an instance for each slice of its output's columns. A body's calls become c
 a function of each run that touches one of them. Slices fill their shards, so a tensor's follow each
 other without a gap: what counts its elements (random numbers, norm, hash) sees one tensor.
 """
+
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from itertools import groupby
-from typing import Iterable, Iterator
 
 from ..facts import ops
 from ..facts.kernels import KERNELS, ROUND
 from ..graph import model
 from ..graph.graph import Body, Call, Graph, Kind, Part, Tensor, Value
+from ..plan.operand import Names
 from ..read.spec import Spec
 from . import shard
 
-MOST = 64                       # slices of a linear
-PARTS = 4096                    # of all blocks: each is some lines of the plan
-ROWS = 8                        # a slice begins at a multiple of 16 bytes, of halves too
+MOST = 64  # slices of a linear
+PARTS = 4096  # of all blocks: each is some lines of the plan
+ROWS = 8  # a slice begins at a multiple of 16 bytes, of halves too
 
 
 def graph(spec: Spec) -> Graph:
@@ -30,26 +32,49 @@ def graph(spec: Spec) -> Graph:
     made = model.build(spec)
     if spec.zero.stage < 3 or not spec.zero.stage3_max_live_parameters:
         return made
-    kept = _whole(spec, ((t, k.count) for k in made.kinds for t in k.tensors
-                         if shard.persistent(spec, k, t)))
+    kept = _whole(
+        spec,
+        (
+            (t, k.count)
+            for k in made.kinds
+            for t in k.tensors
+            if shard.persistent(spec, k, t)
+        ),
+    )
     room = spec.zero.stage3_max_live_parameters - kept
     kinds = _kinds(spec, made, room)
     if _parted(kinds) > PARTS:
-        rooms = range(room, max(shard.whole(spec, sum(t.elems for t in k.tensors))
-                               for k in made.kinds) + 1)
-        least = bisect_left(rooms, True, key=lambda r: _parted(_kinds(spec, made, r)) <= PARTS)
-        raise spec.wrong("zero.stage3_max_live_parameters", f"cuts blocks into {_parted(kinds)} "
-                         f"parts, more than {PARTS}",
-                         f"at least {spec.zero.stage3_max_live_parameters + least}")
+        rooms = range(
+            room,
+            max(
+                shard.whole(spec, sum(t.elems for t in k.tensors))
+                for k in made.kinds
+            )
+            + 1,
+        )
+        least = bisect_left(
+            rooms, True, key=lambda r: _parted(_kinds(spec, made, r)) <= PARTS
+        )
+        raise spec.wrong(
+            "zero.stage3_max_live_parameters",
+            f"cuts blocks into {_parted(kinds)} parts, more than {PARTS}",
+            f"at least {spec.zero.stage3_max_live_parameters + least}",
+        )
     if spec.together > 1 and any(k.flats for k in kinds):
-        raise spec.wrong("zero.stage3_max_live_parameters", "cuts blocks, each part of which would "
-                         "be gathered for every micro-batch with train.accumulate layers",
-                         "train.accumulate: grains, or a bound that holds the largest block")
+        raise spec.wrong(
+            "zero.stage3_max_live_parameters",
+            "cuts blocks, each part of which would "
+            "be gathered for every micro-batch with train.accumulate layers",
+            "train.accumulate: micro_batches, or a bound that holds the largest block",
+        )
     return replace(made, kinds=kinds)
 
 
 def _kinds(spec: Spec, made: Graph, room: int) -> tuple[Kind, ...]:
-    return tuple(_cut(spec, k, room) if k.x and "fwd" in k.bodies else k for k in made.kinds)
+    return tuple(
+        _cut(spec, k, room) if k.x and "fwd" in k.bodies else k
+        for k in made.kinds
+    )
 
 
 def _whole(spec: Spec, tensors: Iterable[tuple[Tensor, int]]) -> int:
@@ -62,44 +87,75 @@ def _whole(spec: Spec, tensors: Iterable[tuple[Tensor, int]]) -> int:
 
 def _parted(kinds: Iterable[Kind]) -> int:
     """Parts of all blocks that are gathered by themselves."""
-    return sum(k.count * sum(n for _, n in set(k.flats.values())) for k in kinds)
+    return sum(
+        k.count * sum(n for _, n in set(k.flats.values())) for k in kinds
+    )
 
 
-def notes(spec: Spec, made: Graph) -> tuple[str, ...]:
+def notes(spec: Spec, made: Graph) -> Names:
     """What is cut."""
     out = []
     for k in (k for k in made.kinds if k.flats):
         flats = len({f for f, _ in k.flats.values()})
-        many = ", ".join(f"{name} in {n} slices" for name, (_, n) in k.flats.items() if n > 1)
-        out.append(f"zero.stage3_max_live_parameters: {k.name} is gathered in {flats} parts"
-                   + (f", of which {many}" if many else ""))
+        many = ", ".join(
+            f"{name} in {n} slices"
+            for name, (_, n) in k.flats.items()
+            if n > 1
+        )
+        out.append(
+            f"zero.stage3_max_live_parameters: {k.name} is gathered in {flats} parts"
+            + (f", of which {many}" if many else "")
+        )
         if many and set(spec.targets) - {"cpu"}:
-            out.append("on a GPU a slice is a product of its own shape, which may sum in another "
-                       "order than the whole: there slices are a part of the recipe")
+            out.append(
+                "on a GPU a slice is a product of its own shape, which may sum in another "
+                "order than the whole: there slices are a part of the recipe"
+            )
     return tuple(out)
 
 
 # ---- flats
 
+
 def _cut(spec: Spec, kind: Kind, room: int) -> Kind:
-    own = {t.name: t for t in kind.tensors if not shard.persistent(spec, kind, t)}
-    size = lambda names: _whole(spec, ((own[n], 1) for n in names))
+    own = {
+        t.name: t for t in kind.tensors if not shard.persistent(spec, kind, t)
+    }
+
+    def size(names: Iterable[str]) -> int:
+        return _whole(spec, ((own[n], 1) for n in names))
+
     if size(own) <= room:
         return kind
-    flats: list[tuple[list[str], int]] = []         # tensors, slices
+    flats: list[tuple[list[str], int]] = []  # tensors, slices
     for call in kind.bodies["fwd"].calls:
-        names = [str(a) for k, a in call.args if k == "param" and str(a) in own]
+        names = [
+            str(a) for k, a in call.args if k == "param" and str(a) in own
+        ]
         alone = len(names) == 1 and size(names) > room
         n = _slices(spec, call, own[names[0]], room) if alone else 1
-        if names and flats and n == flats[-1][1] == 1 and size(flats[-1][0] + names) <= room:
+        if (
+            names
+            and flats
+            and n == flats[-1][1] == 1
+            and size(flats[-1][0] + names) <= room
+        ):
             flats[-1][0].extend(names)
         elif names:
             flats.append((names, n))
-    of = {name: (f"{kind.name}_{i}", n) for i, (names, n) in enumerate(flats) for name in names}
-    bodies = {name: _sliced(spec, body, {t: n for t, (_, n) in of.items() if n > 1})
-              for name, body in kind.bodies.items()}
+    of = {
+        name: (f"{kind.name}_{i}", n)
+        for i, (names, n) in enumerate(flats)
+        for name in names
+    }
+    bodies = {
+        name: _sliced(spec, body, {t: n for t, (_, n) in of.items() if n > 1})
+        for name, body in kind.bodies.items()
+    }
     cuts = {name: tuple(_parts(body, of)) for name, body in bodies.items()}
-    return replace(kind, bodies=bodies, flats={name: of[name] for name in own}, cuts=cuts)
+    return replace(
+        kind, bodies=bodies, flats={name: of[name] for name in own}, cuts=cuts
+    )
 
 
 def _slices(spec: Spec, call: Call, t: Tensor, room: int) -> int:
@@ -107,43 +163,67 @@ def _slices(spec: Spec, call: Call, t: Tensor, room: int) -> int:
     if call.kernel != "zk_linear_fwd" or call.args[-1] != ("number", 1):
         return 1
     full = spec.cluster.ranks * shard.unit(spec)
-    can = [n for n in range(2, MOST + 1)
-           if t.shape[0] % (n * ROWS) == 0 and t.elems % (n * full) == 0]
+    can = [
+        n
+        for n in range(2, MOST + 1)
+        if t.shape[0] % (n * ROWS) == 0 and t.elems % (n * full) == 0
+    ]
     return next((n for n in can if t.elems // n <= room), max(can, default=1))
 
 
 # ---- calls
+
 
 def _sliced(spec: Spec, body: Body, slices: dict[str, int]) -> Body:
     """Calls on a slice, each of which is made for all of them; in halves what they sum is a value
     of its own."""
     out: list[Call] = []
     sums: list[Value] = []
+    halves = spec.train.precision != "f32"
     for weight, calls in groupby(body.calls, key=lambda c: _weight(c, slices)):
         made = [_slice(c, slices[weight]) if weight else c for c in calls]
         for i, c in enumerate(made):
-            if c.kernel == "zk_slice_bwd_x" and spec.train.precision != "f32":
-                n = int(str(c.args[3][1])) * int(str(c.args[5][1]))
-                sums.append(Value(f"{c.args[0][1]}.sum", "f32", n))
-                total = ("value", sums[-1].name)
-                made[i] = replace(c, args=(total, *c.args[1:]))
-                made.append(Call(ROUND, (c.args[0], total, ("number", n))))
+            if not halves or c.kernel != "zk_slice_bwd_x":
+                continue
+            dx, dy, w, M, N, K, *rest = c.args
+            n = int(M[1]) * int(K[1])
+            summed = Value(f"{dx[1]}.sum", "f32", n)
+            sums.append(summed)
+            total = ("value", summed.name)
+            made[i] = replace(c, args=(total, dy, w, M, N, K, *rest))
+            rounding = Call(ROUND, (dx, total, ("number", n)))
+            made.append(rounding)
         out += made
-    return Body(tuple(out), (*body.values, *sums))
+    values = (*body.values, *sums)
+    return Body(tuple(out), values)
 
 
 def _weight(call: Call, among: Iterable[str]) -> str:
     """The weight of these that a call reads, or writes the gradient of."""
-    return next((str(a) for k, a in call.args if k in ("param", "grad") and a in among), "")
+    return next(
+        (
+            str(a)
+            for k, a in call.args
+            if k in ("param", "grad") and str(a) in among
+        ),
+        "",
+    )
 
 
 def _slice(call: Call, slices: int) -> Call:
     """A call on all of a weight as the one on rows [at, at + n) of it."""
     row = next(row for row in KERNELS.values() if row.whole == call.kernel)
-    is_ = dict(zip(KERNELS[call.kernel].at, call.args))
-    assert all(is_[name] == ("number", n) for name, n in row.numbers.items()), call
-    is_ |= {"at": ("int", "at"), "n": ("number", int(str(is_["N"][1])) // slices)}
-    return replace(call, kernel=row.name, args=tuple(is_[name] for name in row.at))
+    is_ = dict(zip(KERNELS[call.kernel].at, call.args, strict=True))
+    assert all(
+        is_[name] == ("number", n) for name, n in row.numbers.items()
+    ), call
+    is_ |= {
+        "at": ("int", "at"),
+        "n": ("number", int(is_["N"][1]) // slices),
+    }
+    return replace(
+        call, kernel=row.name, args=tuple(is_[name] for name in row.at)
+    )
 
 
 def _parts(body: Body, flats: dict[str, tuple[str, int]]) -> Iterator[Part]:
@@ -151,10 +231,13 @@ def _parts(body: Body, flats: dict[str, tuple[str, int]]) -> Iterator[Part]:
     runs: list[tuple[list[Call], str, int]] = []
     for c in body.calls:
         flat, n = flats.get(_weight(c, flats), ("", 1))
-        same = runs and n == runs[-1][2] and (n == 1 and "" in (flat, runs[-1][1]) or
-                                              flat == runs[-1][1])
-        calls, old, _ = runs.pop() if same else ([], flat, n)
-        runs.append(([*calls, c], flat or old, n))
+        calls, old, slices = runs[-1] if runs else ([], "", 0)
+        alike = flat == old or n == 1 and "" in (flat, old)
+        if runs and n == slices and alike:
+            calls.append(c)
+            runs[-1] = calls, flat or old, n
+        else:
+            runs.append(([c], flat, n))
     for number, (calls, _, n) in enumerate(runs):
-        rows = int(str(calls[0].args[-1][1])) if n > 1 else 0
-        yield Part(tuple(calls), number, n, rows)
+        _, rows = calls[0].args[-1] if n > 1 else ("", 0)
+        yield Part(tuple(calls), number, n, int(rows))

@@ -3,12 +3,14 @@
 Straight from the spec: the graph makes calls and tensors of its own accord, and the checker holds
 each beside its line. A new op has a row of FIRST for each of its tensors, and nothing else here.
 """
+
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from itertools import groupby, product
-from typing import Iterator, Mapping, NamedTuple
+from typing import NamedTuple
 
 from ..facts import ops, rope
 from ..facts.kernels import KERNELS
@@ -16,19 +18,24 @@ from ..plan.recipe import OF_TENSORS, Stated, Turn
 from ..read.schema import Op, Row, Weight
 from ..read.spec import Spec, Unit
 
-STD = 0.02                      # of weights at first, as in GPT-2
+STD = 0.02  # of weights at first, as in GPT-2
 # Of an op's tensors at first: the mean, and what the deviation is times.
 FIRST: Mapping[tuple[str, str], tuple[float, float]] = {
-    ("embed", "wte"): (0.0, 1.0), ("embed", "wpe"): (0.0, 0.5),
-    ("layernorm", "w"): (1.0, 0.0), ("layernorm", "b"): (0.0, 0.0),
+    ("embed", "wte"): (0.0, 1.0),
+    ("embed", "wpe"): (0.0, 0.5),
+    ("layernorm", "w"): (1.0, 0.0),
+    ("layernorm", "b"): (0.0, 0.0),
     ("rmsnorm", "w"): (1.0, 0.0),
-    ("qknorm", "wq"): (1.0, 0.0), ("qknorm", "wk"): (1.0, 0.0),
-    ("linear", "w"): (0.0, 1.0), ("linear", "b"): (0.0, 0.0),
+    ("qknorm", "wq"): (1.0, 0.0),
+    ("qknorm", "wk"): (1.0, 0.0),
+    ("linear", "w"): (0.0, 1.0),
+    ("linear", "b"): (0.0, 0.0),
 }
 
 
 class Placed(NamedTuple):
     """A row of the op table, and the deviation of its weights."""
+
     row: Row
     std: float
 
@@ -49,11 +56,17 @@ def _rows(spec: Spec, op: Op, std: float = STD) -> Iterator[Placed]:
 
 def _residuals(spec: Spec) -> int:
     """Of the whole model."""
-    each = [unit.repeat for unit in spec.model.units for op in unit.ops if op.kind == "residual"]
+    each = [
+        unit.repeat
+        for unit in spec.model.units
+        for op in unit.ops
+        if op.kind == "residual"
+    ]
     return max(1, sum(each))
 
 
 # ---- calls
+
 
 def _calls(rows: list[Placed]) -> dict[str, list[int | float | Turn]]:
     """What each operand is, call by call."""
@@ -61,7 +74,7 @@ def _calls(rows: list[Placed]) -> dict[str, list[int | float | Turn]]:
     for row, _ in rows:
         kernel, *words = ops.OPS[row.name].fwd.split()
         formals = KERNELS[kernel].formals
-        for formal, word in zip(formals, words):
+        for formal, word in zip(formals, words, strict=True):
             if formal.stated:
                 mine = out.setdefault(formal.name, [])
                 mine.append(_value(row, word))
@@ -69,30 +82,37 @@ def _calls(rows: list[Placed]) -> dict[str, list[int | float | Turn]]:
 
 
 def _value(row: Row, word: str) -> int | float | Turn:
-    return _turn(row) if word == "table" else row.dims[word]  # type: ignore[return-value]
+    return _turn(row) if word == "table" else row.dims[word]
 
 
 def _turn(row: Row) -> Turn:
     said = row.dims["rope"]
-    return Turn(row.dims["D"], said["theta"], rope.fields(said["scaling"]))  # type: ignore
+    return Turn(row.dims["D"], said["theta"], rope.fields(said["scaling"]))
 
 
 # ---- tensors
 
-def _tensors(spec: Spec, unit: Unit, rows: list[Placed], layer: int) -> list[tuple]:
+
+def _tensors(
+    spec: Spec, unit: Unit, rows: list[Placed], layer: int
+) -> list[tuple[int | float, ...]]:
     """OF_TENSORS of each tensor of a unit."""
     prefix = f"{unit.name}." if unit.name else ""
-    out = []
+    out: list[tuple[int | float, ...]] = []
     for row, std in rows:
         for word, weight in row.weights.items():
             mean, times = FIRST[row.name, word]
-            names = [ops.layer(prefix + name, layer) for name, _ in weight.parts]
+            names = [
+                ops.layer(prefix + name, layer) for name, _ in weight.parts
+            ]
             group = _group(spec, names, weight)
             out.append((mean, times * std, *group))
     return out
 
 
-def _group(spec: Spec, names: list[str], weight: Weight) -> tuple[float, float, int]:
+def _group(
+    spec: Spec, names: list[str], weight: Weight
+) -> tuple[float, float, int]:
     """Rate, decay and frozen by the first group that names it."""
     o = spec.train.optimizer
     decays = o.decay == "all" or len(weight.shape) > 1
@@ -107,19 +127,22 @@ def _group(spec: Spec, names: list[str], weight: Weight) -> tuple[float, float, 
 
 # ---- lines
 
+
 def _unit(spec: Spec, unit: Unit, first: int) -> Iterator[Stated]:
     """An entry's lines, units of it from `first` on; where its layers differ, several."""
     rows = [placed for op in unit.ops for placed in _rows(spec, op)]
     for what, values in _calls(rows).items():
         yield Stated(what, first, unit.repeat, tuple(values))
-    layers = [_tensors(spec, unit, rows, layer) for layer in range(unit.repeat)]
+    layers = [
+        _tensors(spec, unit, rows, layer) for layer in range(unit.repeat)
+    ]
     for n, what in enumerate(OF_TENSORS):
         at = first
         each = [tuple(of[n] for of in tensors) for tensors in layers]
-        for values, alike in groupby(each):
+        for stated, alike in groupby(each):
             count = len(list(alike))
-            if values:
-                yield Stated(what, at, count, values)
+            if stated:
+                yield Stated(what, at, count, stated)
             at += count
 
 

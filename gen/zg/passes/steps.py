@@ -1,22 +1,29 @@
 """steps.py -- what the passes of the schedule write steps with: copies, gathers, reductions."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ..plan.plan import ALL, Event, Int, Ref, Step
 from . import pieces
 from .hops import Hop, Ring, end, free, full, move
 from .operands import Operands
+from .pieces import Span
 from .rings import Gathered, Use
 from .shard import BLOCK, PAGE, Flat
 
 REDUCES = {"exact": "alltoall", "fast": "reducescatter"}
 
 
+Instance = tuple[Flat, int]
+
+
 @dataclass(frozen=True)
 class Reduction:
     """Over ranks, for a unit: fn `sum` adds leaves, `join` what each rank has summed; width: bytes
     of an element that is sent."""
+
     fn: str
     unit: str
     flat: Flat
@@ -26,11 +33,13 @@ class Reduction:
 @dataclass
 class Steps(Operands):
     """The steps so far of a section, and the turns that slots take."""
+
     ahead: int = 0
     ring: dict[str, int] = field(default_factory=dict)
-    stage: dict[str, int] = field(default_factory=dict)
-    fetched: dict[str, int] = field(default_factory=dict)   # so far, to each ring's stage
-    loaded: bool = False                                    # anything by queue fetch so far
+    staging: dict[str, int] = field(default_factory=dict)
+    # so far, to each ring's staging buffers
+    fetched: dict[str, int] = field(default_factory=dict)
+    loaded: bool = False  # anything by queue fetch so far
     steps: list[Step] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -38,14 +47,18 @@ class Steps(Operands):
         self.W, self.order = self.spec.cluster.ranks, self.shards.order
         self.offload = self.spec.zero.offload_optimizer.device != "none"
         self.inbox = Ring("inbox", 2 if self.spec.zero.overlap_comm else 1)
-        self.cuts: dict[tuple[int, str, int, int], list[tuple[int, int]]] = {}
-        self.everywhere = self.spec.zero.stage == 0 and self.W > 1      # every rank has all sums
-        self.turn = self.came = 0       # leaves that went down so far; pieces, in a section
+        self.cuts: dict[tuple[int, str, int, int], list[Span]] = {}
+        self.everywhere = (
+            self.spec.zero.stage == 0 and self.W > 1
+        )  # every rank has all sums
+        self.turn = self.came = (
+            0  # leaves that went down so far; pieces, in a section
+        )
 
-    def each(self) -> list[tuple[Flat, int]]:
+    def each(self) -> list[Instance]:
         return [(f, l) for f in self.shards.flats for l in range(f.count)]
 
-    def moved(self) -> list[tuple[Flat, int]]:
+    def moved(self) -> list[Instance]:
         return [(f, l) for f, l in self.each() if f.moves]
 
     def away(self, f: Flat) -> bool:
@@ -55,52 +68,76 @@ class Steps(Operands):
     def arena(self, c: str, f: Flat) -> str:
         return self.kept.of(c, f).arena
 
-    def low(self, yes: bool = True) -> list[tuple[Flat, int]]:
+    def low(self, yes: bool = True) -> list[Instance]:
         """The shards of which masters are off the device; or those of which they are on it."""
         return [(f, l) for f, l in self.each() if self.kept.low(f) == yes]
 
-    def tiles(self, f: Flat) -> list[tuple[int, int]]:
+    def tiles(self, f: Flat) -> list[Span]:
         """(offset, elements) of what an update on the host takes at a time; in the file its bytes
         are whole pages, of two bytes each, too."""
-        filed = "nvme" in (self.spec.zero.offload_optimizer.device,
-                           self.spec.zero.offload_param.device)
-        cut = self.cut(f.shard - f.near, "sub_group_size", 1, PAGE // 2 if filed else BLOCK)
+        filed = "nvme" in (
+            self.spec.zero.offload_optimizer.device,
+            self.spec.zero.offload_param.device,
+        )
+        cut = self.cut(
+            f.shard - f.near,
+            "sub_group_size",
+            1,
+            PAGE // 2 if filed else BLOCK,
+        )
         return [(f.near + at, n) for at, n in cut]
 
     # ---- uses
 
     def chain(self, head: str) -> list[Use]:
-        """The uses of a grain in order: forward to the head (`train` or `eval`), then backward.
-        Unit n reads value n-1 and writes value n; of class x the first slot is for the first value
-        that backward needs."""
-        units = [(kind, l) for kind in self.graph.kinds for l in range(kind.count)]
-        parts = lambda n, body: [Use(*units[n], body, n - 1 - self.passing, part, s)
-                                 for part in units[n][0].parts(body) for s in range(part.slices)]
-        forward = [u for n, (kind, _) in enumerate(units)
-                   for u in parts(n, "fwd" if "fwd" in kind.bodies else head)]
-        if head == "eval":
-            return forward
-        return forward + [u for n in reversed(range(self.graph.still, len(units) - 1))
-                          for u in parts(n, "bwd")]
+        """The uses of a micro-batch in order: forward to the head (`train` or `eval`), then
+        backward. Unit n reads value n-1 and writes value n; of class x the first slot is for the
+        first value that backward needs."""
+        units = [
+            (kind, l) for kind in self.graph.kinds for l in range(kind.count)
+        ]
+        out = []
+
+        def add(n: int, body: str) -> None:
+            kind, l = units[n]
+            for part in kind.parts(body):
+                for s in range(part.slices):
+                    out.append(
+                        Use(kind, l, body, n - 1 - self.passing, part, s)
+                    )
+
+        for n, (kind, _) in enumerate(units):
+            add(n, "fwd" if "fwd" in kind.bodies else head)
+        if head == "train":
+            for n in reversed(range(self.graph.still, len(units) - 1)):
+                add(n, "bwd")
+        return out
 
     def bind(self, uses: list[Use]) -> list[Use]:
         """What is gathered for each use; what it writes of leaves."""
-        leaves: dict[str, list[int]] = {}               # instances in order of their first use
+        leaves: dict[
+            str, list[int]
+        ] = {}  # instances in order of their first use
         out = []
         for u in uses:
-            gathered = [Gathered(f, self.instance(f, u), self.ring_of[f])
-                        for f in sorted(self.reads(u.part)) if self.flats[f].real == "shard"]
+            gathered = [
+                Gathered(f, self.instance(f, u), self.ring_of[f])
+                for f in sorted(self.reads(u.part))
+                if self.flats[f].params == "shard"
+            ]
             made = []
             for f in sorted(self.writes(u.part)):
                 l, seen = self.instance(f, u), leaves.setdefault(f, [])
                 seen += [l] * (l not in seen[-1:])
                 made.append((f, l, len(seen) - 1))
-            out.append(replace(u, gathered=tuple(gathered), leaves=tuple(made)))
+            out.append(
+                replace(u, gathered=tuple(gathered), leaves=tuple(made))
+            )
         return out
 
     # ---- steps
 
-    def add(self, queue: str, op: str, unit: str = "", **rest: object) -> None:
+    def add(self, queue: str, op: str, unit: str = "", **rest: Any) -> None:
         self.steps.append(Step(queue, op, unit, **rest))
 
     def follow(self, queue: str, other: str) -> None:
@@ -108,21 +145,47 @@ class Steps(Operands):
         self.add(other, "mark", recs=(end(other),))
         self.add(queue, "mark", waits=(end(other),))
 
-    def copy(self, hop: Hop, unit: str, size: int, from_rank: int = 0, to_rank: int = 0) -> None:
+    def copy(
+        self,
+        hop: Hop,
+        unit: str,
+        size: int,
+        from_rank: int = 0,
+        to_rank: int = 0,
+    ) -> None:
         """Bytes from one arena to another. from_rank, to_rank: from one rank's part to the next
         where one side is whole."""
-        ints = (Int("from_rank", from_rank), Int("to_rank", to_rank), Int("bytes", size))
-        self.add(hop.queue, "copy", unit, ins=(hop.src,), outs=(hop.dst,), ints=ints,
-                 waits=hop.waits, recs=hop.recs)
+        ints = (
+            Int("from_rank", from_rank),
+            Int("to_rank", to_rank),
+            Int("bytes", size),
+        )
+        self.add(
+            hop.queue,
+            "copy",
+            unit,
+            ins=(hop.src,),
+            outs=(hop.dst,),
+            ints=ints,
+            waits=hop.waits,
+            recs=hop.recs,
+        )
 
     def norms(self, queue: str) -> None:
         for f, l in self.moved():
-            self.add(queue, f"norm.{f.name}", f"{f.name}[{l}]", ins=(Ref(f"sum.{f.name}", l),),
-                     ints=(Int("l", l),))
+            self.add(
+                queue,
+                f"norm.{f.name}",
+                f"{f.name}[{l}]",
+                ins=(Ref(f"sum.{f.name}", l),),
+                ints=(Int("l", l),),
+            )
 
     # ---- collectives, in pieces of at most a bucket
 
-    def cut(self, shard: int, key: str, ranks: int, unit: int = BLOCK) -> list[tuple[int, int]]:
+    def cut(
+        self, shard: int, key: str, ranks: int, unit: int = BLOCK
+    ) -> list[Span]:
         """(offset, elements) of each piece of a shard."""
         asked = shard, key, ranks, unit
         if asked not in self.cuts:
@@ -135,18 +198,34 @@ class Steps(Operands):
         step = flat.shard * width
         from_step = step if hop.src == hop.dst else 0
         for n, (o, size) in enumerate(cut):
-            ints = (Int("from_step", from_step), Int("step", step), Int("bytes", size * width))
-            self.add(hop.queue, "gather", unit, ins=(replace(hop.src, at=o * width),),
-                     outs=(replace(hop.dst, at=o * width),), ints=ints, group=ALL,
-                     waits=hop.waits if n == 0 else (),
-                     recs=hop.recs if n == len(cut) - 1 else ())
+            ints = (
+                Int("from_step", from_step),
+                Int("step", step),
+                Int("bytes", size * width),
+            )
+            self.add(
+                hop.queue,
+                "gather",
+                unit,
+                ins=(replace(hop.src, at=o * width),),
+                outs=(replace(hop.dst, at=o * width),),
+                ints=ints,
+                group=ALL,
+                waits=hop.waits if n == 0 else (),
+                recs=hop.recs if n == len(cut) - 1 else (),
+            )
 
     def reduce(self, what: Reduction, hop: Hop) -> None:
         """All-to-all and a local sum of what came; or NCCL's sum, and what is left to add."""
         cut = self.cut(what.flat.shard, "reduce_bucket_size", self.W)
         for n, (o, size) in enumerate(cut):
-            piece = move("sum", replace(hop.src, at=o * what.width), replace(hop.dst, at=o * 4),
-                         hop.waits if n == 0 else (), hop.recs if n == len(cut) - 1 else ())
+            piece = move(
+                "sum",
+                replace(hop.src, at=o * what.width),
+                replace(hop.dst, at=o * 4),
+                hop.waits if n == 0 else (),
+                hop.recs if n == len(cut) - 1 else (),
+            )
             self.piece(what, piece, size)
 
     def piece(self, what: Reduction, hop: Hop, size: int) -> None:
@@ -156,25 +235,50 @@ class Steps(Operands):
         there = self.inbox.slot(self.came)
         self.came += 1
         op = REDUCES["exact" if self.shards.sources == self.W else "fast"]
-        step, bytes_ = Int("step", flat.shard * what.width), Int("bytes", size * what.width)
+        step, bytes_ = (
+            Int("step", flat.shard * what.width),
+            Int("bytes", size * what.width),
+        )
         kind = (Int("width", what.width),) if op == "reducescatter" else ()
         come = Hop("reduce", hop.src, there, takes=False, after=hop.after)
-        self.add("reduce", op, unit, ins=(come.src,), outs=(there,), ints=(step, bytes_, *kind),
-                 waits=come.waits, recs=come.recs, group=ALL)
+        self.add(
+            "reduce",
+            op,
+            unit,
+            ins=(come.src,),
+            outs=(there,),
+            ints=(step, bytes_, *kind),
+            waits=come.waits,
+            recs=come.recs,
+            group=ALL,
+        )
         added = Hop("sum", there, hop.dst, fills=hop.fills)
-        self.add("sum", f"{what.fn}.{flat.name}", unit, ins=(there,), outs=(hop.dst,),
-                 ints=(Int("n", size),), waits=added.waits,
-                 recs=(full(hop.dst),) if hop.fills else ())
-        self.add("sum", "done", unit, ins=(there, hop.src), recs=(free(there), *hop.then),
-                 group=ALL)
+        self.add(
+            "sum",
+            f"{what.fn}.{flat.name}",
+            unit,
+            ins=(there,),
+            outs=(hop.dst,),
+            ints=(Int("n", size),),
+            waits=added.waits,
+            recs=(full(hop.dst),) if hop.fills else (),
+        )
+        self.add(
+            "sum",
+            "done",
+            unit,
+            ins=(there, hop.src),
+            recs=(free(there), *hop.then),
+            group=ALL,
+        )
 
     def spreads(self, f: Flat) -> bool:
         """It is kept whole, and each rank updates a part."""
-        return (f.real, self.shards.states) == ("whole", "shard")
+        return (f.params, self.shards.states) == ("whole", "shard")
 
     def spread(self, f: Flat, l: int, *after: Event) -> None:
         """Owners' new parts to everybody."""
         if self.spreads(f):
-            ref = Ref(f"real.{f.name}", l)
+            ref = Ref(f"param.{f.name}", l)
             hop = Hop("gather", ref, ref, takes=False, after=after)
             self.gather(hop, f"{f.name}[{l}]", f, self.real)

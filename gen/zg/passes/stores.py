@@ -1,41 +1,57 @@
 """stores.py -- pass 1, behind shard.py: where each state of each flat lies, which all else asks:
 later passes, memory, saving and checking.
 
-A state's class is named after it and its flat; `real` are parameters, `near_` is what stays on the
+A state's class is named after it and its flat; `param` are parameters, `near_` is what stays on the
 device of a shard of which the rest goes away.
 """
+
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
 
 from ..facts import ops
+from ..plan.operand import Names
 from ..plan.plan import ALL, Store
 from ..read.spec import Spec
 from . import shard
 from .shard import Flat, Shards
 
-ARENAS = {"none": "device", "cpu": "host", "nvme": "file"}   # of what is offloaded there
+ARENAS = {
+    "none": "device",
+    "cpu": "host",
+    "nvme": "file",
+}  # of what is offloaded there
 NEAR = "near_"
 
 
 @dataclass(frozen=True)
 class State(Store):
     """A store, and the arena that it lies in."""
+
     arena: str = "device"
 
     @property
     def plain(self) -> Store:
-        return Store(self.what, self.flat, self.dtype, self.first, self.n, self.cls, self.over)
+        return Store(
+            self.what,
+            self.flat,
+            self.dtype,
+            self.first,
+            self.n,
+            self.cls,
+            self.over,
+        )
 
     @property
-    def width(self) -> int:             # bytes of an element
+    def width(self) -> int:  # bytes of an element
         return ops.BYTES[self.dtype]
 
 
 @dataclass(frozen=True)
 class Kept:
     """Every state of every flat."""
+
     states: tuple[State, ...]
 
     @cached_property
@@ -45,15 +61,23 @@ class Kept:
     def of(self, c: str, f: Flat) -> State:
         return self._by_class[f"{c}.{f.name}"]
 
-    def updated(self, f: Flat, near: str = "") -> tuple[str, ...]:
+    def updated(self, f: Flat, near: str = "") -> Names:
         """What an update keeps beside parameters and sums: first parts of classes' names."""
-        own = (s for s in self.states if s.flat == f.name and s.what not in ("params", "sum"))
-        return tuple(s.cls.partition(".")[0] for s in own if f.first_part(s) == bool(near))
+        own = (
+            s
+            for s in self.states
+            if s.flat == f.name and s.what not in ("params", "sum")
+        )
+        return tuple(
+            s.cls.partition(".")[0]
+            for s in own
+            if f.first_part(s) == bool(near)
+        )
 
     def masters(self, f: Flat, near: str = "") -> str:
         """The class of its masters, which parameters may be."""
         name = f"{near}master"
-        return name if f"{name}.{f.name}" in self._by_class else "real"
+        return name if f"{name}.{f.name}" in self._by_class else "param"
 
     def low(self, f: Flat) -> bool:
         """Its masters do not lie on the device."""
@@ -71,23 +95,68 @@ def _over(kept: str) -> str:
 
 
 def _of_flat(spec: Spec, shards: Shards, f: Flat) -> list[State]:
-    where = "device"                                        # parameters
+    where = "device"  # parameters
     if f.name in shards.away:
         where = "host" if f.name in shards.held else "file"
-    out = [State("params", f.name, spec.train.precision, 0, f.shard, f"real.{f.name}",
-                 _over(f.real), where)]
+    out = [
+        State(
+            "params",
+            f.name,
+            spec.train.precision,
+            0,
+            f.shard,
+            f"param.{f.name}",
+            _over(f.params),
+            where,
+        )
+    ]
     updated = ARENAS[spec.zero.offload_optimizer.device]
     for state in f.states:
-        out.append(State(state, f.name, _type(spec, state), f.near, f.shard - f.near,
-                         f"{state}.{f.name}", _over(shards.states), updated))
-    for state in shard.states(spec, f.name in shards.away, False) if f.near else ():
-        out.append(State(state, f.name, _type(spec, state), 0, f.near,
-                         f"{NEAR}{state}.{f.name}", _over(shards.states)))
+        out.append(
+            State(
+                state,
+                f.name,
+                _type(spec, state),
+                f.near,
+                f.shard - f.near,
+                f"{state}.{f.name}",
+                _over(shards.states),
+                updated,
+            )
+        )
+    for state in (
+        shard.states(spec, f.name in shards.away, False) if f.near else ()
+    ):
+        out.append(
+            State(
+                state,
+                f.name,
+                _type(spec, state),
+                0,
+                f.near,
+                f"{NEAR}{state}.{f.name}",
+                _over(shards.states),
+            )
+        )
     if f.moves:
-        out.append(State("sum", f.name, "f32", 0, f.shard, f"sum.{f.name}", _over(shards.sums),
-                         "host" if shards.below else "device"))
+        out.append(
+            State(
+                "sum",
+                f.name,
+                "f32",
+                0,
+                f.shard,
+                f"sum.{f.name}",
+                _over(shards.sums),
+                "host" if shards.below else "device",
+            )
+        )
     return out
 
 
 def plan(spec: Spec, shards: Shards) -> Kept:
-    return Kept(tuple(store for f in shards.flats for store in _of_flat(spec, shards, f)))
+    return Kept(
+        tuple(
+            store for f in shards.flats for store in _of_flat(spec, shards, f)
+        )
+    )

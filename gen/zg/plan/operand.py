@@ -1,22 +1,31 @@
 """operand.py -- operands of kernel calls: places, numbers, words."""
+
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+Names = tuple[str, ...]
+Ints = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Operand:
     """Bytes into what a function takes, or into a class that has one slot: from `at` on, of each
-    rank by so many further, and in each round of a loop. In text BASE+AT+r*BYTES+c*BYTES."""
+    rank by so many further, and in each round of a loop. name: of the parameter or value that lies
+    there, for readers; two operands are the same wherever they are the same place. In text
+    BASE+AT+r*BYTES+c*BYTES:NAME."""
+
     base: str
     at: int = 0
     by_rank: int = 0
     by_round: int = 0
+    name: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         rank = f"+r*{self.by_rank}" if self.by_rank else ""
         round_ = f"+c*{self.by_round}" if self.by_round else ""
-        return f"{self.base}+{self.at}{rank}{round_}"
+        name = f":{self.name}" if self.name else ""
+        return f"{self.base}+{self.at}{rank}{round_}{name}"
 
 
 @dataclass(frozen=True)
@@ -24,6 +33,7 @@ class Index:
     """The number of an element of a flat: from `at` on, of each instance and each rank by so many
     further; behind these the number `more` that the function takes. In text
     l*ELEMENTS+r*ELEMENTS+AT+MORE."""
+
     by_layer: int
     by_rank: int = 0
     at: int = 0
@@ -32,12 +42,21 @@ class Index:
     def __str__(self) -> str:
         rank = f"+r*{self.by_rank}" if self.by_rank else ""
         at = f"+{self.at}" if self.at else ""
-        return f"l*{self.by_layer}{rank}{at}" + (f"+{self.more}" if self.more else "")
+        return f"l*{self.by_layer}{rank}{at}" + (
+            f"+{self.more}" if self.more else ""
+        )
 
 
 # A word: null, recipe, sources (what a reduction brought), &leaf (an array of one pointer), freq.N,
 # spans.F, or a number that the function takes; c is the round of a loop.
 Arg = Operand | Index | int | float | str
+
+
+def whole(arg: Arg) -> int:
+    """An operand that is a whole number."""
+    if not isinstance(arg, int):
+        raise ValueError(f"{arg} is no whole number")
+    return arg
 
 
 def base(arg: Arg) -> str:

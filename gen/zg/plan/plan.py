@@ -1,21 +1,22 @@
 """plan.py -- the Plan: all that a training program will do, as frozen records (text: text.py).
 
 Invariants
- 1. Flat: a line is a step. Only grains repeat: section `grain` runs `repeat` times in a step, and
-    an operand `lo` grows by its `per` from one grain to the next. Or all grains of a step go
-    through each unit together: the section runs once.
+ 1. Flat: a line is a step. Only micro-batches repeat: section `micro_batch` runs `repeat` times in
+    a step, and an operand `lo` grows by its `per` from one micro-batch to the next. Or all
+    micro-batches of a step go through each unit together: the section runs once.
  2. The same for every rank; what differs by rank is written `r*BYTES`.
  3. A slot of a class that passes holds something until its last use, which is marked (`x[3]!`): it
     is dead behind that step, on that queue. At an evaluation's end all such slots are.
 Offsets and sizes are bytes unless a field says elements.
 """
+
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from .operand import Arg
+from .operand import Arg, Ints, Names
 from .recipe import Phase as Phase
 from .recipe import Recipe, Stated
 from .recipe import Scaler as Scaler
@@ -24,16 +25,17 @@ from .recipe import Scaler as Scaler
 @dataclass(frozen=True)
 class Head:
     """What the plan is of."""
+
     spec: str
     ranks: int
     zero: int
-    prefetch: int               # units gathered ahead
-    overlap: int                # 1: collectives have queues of their own
-    real: str                   # f32 | bf16 | f16
-    grains: int                 # of a rank in a step (accumulation)
-    order: str                  # ranks | local: which leaves are summed first
-    block: int                  # leaves of a tree; trees are added in order
-    reduction: str              # over ranks: exact | fast (NCCL's own sums)
+    prefetch: int  # units gathered ahead
+    overlap: int  # 1: collectives have queues of their own
+    real: str  # f32 | bf16 | f16
+    micro_batches: int  # of a rank in a step (accumulation)
+    order: str  # ranks | local: which leaves are summed first
+    block: int  # leaves of a tree; trees are added in order
+    reduction: str  # over ranks: exact | fast (NCCL's own sums)
     batch: int
     sequence: int
     width: int
@@ -41,18 +43,31 @@ class Head:
     ignore: int
     seed: int
     params: int
-    live: int                   # most elements gathered at once
-    bound: int                  # that they may not exceed
-    targets: tuple[str, ...]    # cpu, sm_90 ...: columns of the launch table
-    margin: int = 0             # SMs of a GPU that products leave to NCCL; 0: none
+    live: int  # most elements gathered at once
+    bound: int  # that they may not exceed
+    targets: Names  # cpu, sm_90 ...: columns of the launch table
+    margin: int = 0  # SMs of a GPU that products leave to NCCL; 0: none
+
+    @property
+    def bytes(self) -> int:  # of a real
+        return 4 if self.real == "f32" else 2
+
+    @property
+    def rows(self) -> int:  # tokens of a micro-batch
+        return self.batch * self.sequence
+
+    @property
+    def value(self) -> int:  # bytes of what a unit hands on
+        return self.rows * self.width * self.bytes
 
 
-ALL = "all"                     # the group of every rank
+ALL = "all"  # the group of every rank
 
 
 @dataclass(frozen=True)
 class Group:
     """The ranks that a collective is of."""
+
     name: str
     ranks: int
 
@@ -62,6 +77,7 @@ class Flat:
     """A flat buffer of parameters, `count` instances of `elems` elements, padded to ranks * shard.
     nodes: pending sums of gradients, one for each bit of mask; in class `pend` where there is
     one."""
+
     name: str
     count: int
     elems: int
@@ -69,7 +85,7 @@ class Flat:
     nodes: int
     mask: int
 
-    def first_part(self, s: "Store") -> bool:
+    def first_part(self, s: Store) -> bool:
         """A store of a shard's first elements alone: they stay near, where the others go away."""
         return s.n < self.shard and not s.first
 
@@ -80,6 +96,7 @@ class Store:
     [first, first + n) of the shards that the ranks of group `over` have; '': no group, every rank
     has those of all shards. what: params (what functions read), master, m, v, sum (of gradients).
     Where no master is stored, parameters are the masters; what is frozen has no other state."""
+
     what: str
     flat: str
     dtype: str
@@ -101,14 +118,15 @@ class Tensor:
     parts: name=rows in the weights' file, {l} stands for i, {l+N} for N + i; what `shape` has
     beyond these is zero and no part of the model. key: of its random numbers. rate: its factor
     of lr; decay: its weight decay; frozen: it never moves, and has no part in the norm."""
+
     name: str
     flat: str
     offset: int
     offset_step: int
     flat_step: int
     count: int
-    shape: tuple[int, ...]
-    parts: tuple[str, ...]
+    shape: Ints
+    parts: Names
     key: int
     key_step: int
     mean: float
@@ -118,8 +136,10 @@ class Tensor:
     frozen: int
 
     @property
-    def elems(self) -> int:                 # of the model
-        return math.prod(self.shape[1:]) * sum(int(p.rpartition("=")[2]) for p in self.parts)
+    def elems(self) -> int:  # of the model
+        return math.prod(self.shape[1:]) * sum(
+            int(p.rpartition("=")[2]) for p in self.parts
+        )
 
 
 # Whose ranks have a class: all; those that cannot read peers' memory, to which pieces are sent
@@ -127,7 +147,7 @@ class Tensor:
 TARGETS = ("all", "unshared", "gpu")
 
 
-def having(target: str) -> tuple[str, ...]:         # of a column of the launch table
+def having(target: str) -> Names:  # of a column of the launch table
     return TARGETS[:1] if target == "cpu" else TARGETS
 
 
@@ -136,6 +156,7 @@ class Class:
     """One kind of buffer: slot i at `at` + i*stride of an arena (device | host | file). readers:
     own (its rank alone) | peers; targets: one of TARGETS. In an arena classes are in the order of
     TARGETS, and what peers read is first."""
+
     name: str
     arena: str
     readers: str
@@ -153,6 +174,7 @@ class Class:
 class File:
     """Where the file arena lies: a directory, which a run may say otherwise; what moves to and from
     it goes in blocks of so many bytes, at most `depth` of them under way on a queue."""
+
     path: str
     block: int
     depth: int
@@ -161,6 +183,7 @@ class File:
 @dataclass(frozen=True)
 class Table:
     """A rotary table's inverse frequencies."""
+
     name: str
     head: int
     freq: tuple[float, ...]
@@ -169,15 +192,17 @@ class Table:
 @dataclass(frozen=True)
 class Launch:
     """A (kernel, shape); shape: the whole numbers of its calls."""
+
     name: str
     kernel: str
-    shape: tuple[int, ...]
+    shape: Ints
 
 
 @dataclass(frozen=True)
 class Grid:
     """A launch on a GPU: blocks in x, y and z, threads of a block, bytes of dynamic shared
     memory. In text XxYxZ:THREADS:BYTES."""
+
     x: int
     y: int
     z: int
@@ -188,7 +213,7 @@ class Grid:
         return f"{self.x}x{self.y}x{self.z}:{self.block}:{self.shared}"
 
     @classmethod
-    def read(cls, text: str) -> "Grid":
+    def read(cls, text: str) -> Grid:
         blocks, block, shared = text.split(":")
         x, y, z = blocks.split("x")
         return cls(int(x), int(y), int(z), int(block), int(shared))
@@ -198,9 +223,10 @@ class Grid:
 class Run:
     """How a launch runs on targets: the kernel's tile, a GPU's launches in order, bytes of the
     class `space` that it needs, and SMs that a GEMM leaves alone."""
+
     launch: str
-    targets: tuple[str, ...]
-    tile: tuple[int, ...]
+    targets: Names
+    tile: Ints
     space: int
     grids: tuple[Grid, ...]
     margin: int = 0
@@ -210,6 +236,7 @@ class Run:
 class Call:
     """A kernel call, its operands in the order of kernels/zk.h. Neighbours of the same `rounds`
     above 1 are a loop."""
+
     kernel: str
     launch: str
     args: tuple[Arg, ...]
@@ -219,17 +246,23 @@ class Call:
 @dataclass(frozen=True)
 class Fn:
     """A function of train.c: what it reads, what it writes, its numbers, its calls in order."""
+
     name: str
-    ins: tuple[str, ...]
-    outs: tuple[str, ...]
-    ints: tuple[str, ...]
+    ins: Names
+    outs: Names
+    ints: Names
     flops: int
     calls: tuple[Call, ...]
+
+    @property
+    def body(self) -> str:  # fwd.block -> fwd
+        return self.name.partition(".")[0]
 
 
 @dataclass(frozen=True)
 class Ref:
     """Bytes from `at` on in slot `index` of a class; last: the last use of all that it holds."""
+
     cls: str
     index: int
     at: int = 0
@@ -249,35 +282,56 @@ class Event:
         return f"{self.name}[{self.index}]"
 
 
+Refs = tuple[Ref, ...]
+Events = tuple[Event, ...]
+
+
 @dataclass(frozen=True)
 class Int:
-    """A number of a step: value + grain * per."""
+    """A number of a step: value + micro_batch * per."""
+
     name: str
     value: int
     per: int = 0
 
     def __str__(self) -> str:
-        return f"{self.name}={self.value}" + (f"+g*{self.per}" if self.per else "")
+        return f"{self.name}={self.value}" + (
+            f"+g*{self.per}" if self.per else ""
+        )
 
 
 @dataclass(frozen=True)
 class Step:
     """One line: on `queue`, after `waits`, do `op` for `unit`, then record `recs`. group: whose
     ranks meet in it; '': none, it is the rank's own."""
+
     queue: str
     op: str
     unit: str
-    ins: tuple[Ref, ...] = ()
-    outs: tuple[Ref, ...] = ()
+    ins: Refs = ()
+    outs: Refs = ()
     ints: tuple[Int, ...] = ()
-    waits: tuple[Event, ...] = ()
-    recs: tuple[Event, ...] = ()
+    waits: Events = ()
+    recs: Events = ()
     group: str = ""
+
+    @property
+    def refs(self) -> Refs:
+        return *self.ins, *self.outs
+
+    @property
+    def events(self) -> Events:
+        return *self.waits, *self.recs
+
+    @property
+    def kind(self) -> str:  # of function or command: fwd.block -> fwd
+        return self.op.partition(".")[0]
 
 
 @dataclass(frozen=True)
 class Section:
     """Steps in order of issue; `repeat` times in a row."""
+
     name: str
     repeat: int
     steps: tuple[Step, ...]
@@ -297,9 +351,9 @@ class Plan:
     launches: tuple[Launch, ...]
     runs: tuple[Run, ...]
     fns: tuple[Fn, ...]
-    events: tuple[Event, ...]           # name and how many
+    events: Events  # name and how many
     sections: tuple[Section, ...]
-    files: tuple[File, ...] = ()        # one where there is a file arena
+    files: tuple[File, ...] = ()  # one where there is a file arena
 
     def flat(self, name: str) -> Flat:
         return next(f for f in self.flats if f.name == name)
@@ -314,32 +368,49 @@ class Plan:
         return next(s for s in self.sections if s.name == name)
 
     @property
-    def step(self) -> tuple[Section, ...]:      # of a training step
-        return tuple(s for s in self.sections if s.name in ("begin", "grain", "update"))
+    def step(self) -> tuple[Section, ...]:  # of a training step
+        return tuple(
+            s
+            for s in self.sections
+            if s.name in ("begin", "micro_batch", "update")
+        )
 
     @cached_property
-    def together(self) -> int:          # grains that go through a unit before the next one's turn
-        return self.head.grains // self.section("grain").repeat
+    def together(self) -> int:
+        """Micro-batches that go through a unit before the next one's turn."""
+        return self.head.micro_batches // self.section("micro_batch").repeat
 
     def stored(self, what: str, flat: str) -> tuple[Store, ...]:
         """Where a state of a flat lies, in order of its elements."""
-        return tuple(sorted((s for s in self.stores if (s.what, s.flat) == (what, flat)),
-                            key=lambda s: s.first))
+        return tuple(
+            sorted(
+                (s for s in self.stores if (s.what, s.flat) == (what, flat)),
+                key=lambda s: s.first,
+            )
+        )
 
-    def moves(self, f: Flat) -> bool:   # something in it trains
+    def moves(self, f: Flat) -> bool:  # something in it trains
         return bool(self.stored("sum", f.name))
 
     def near(self, f: Flat) -> int:
         """Elements at a shard's begin whose states stay on the device, though the rest's go."""
-        return next((s.n for s in self.stores if s.flat == f.name and f.first_part(s)), 0)
+        return next(
+            (s.n for s in self.stores if s.flat == f.name and f.first_part(s)),
+            0,
+        )
 
     def masters(self, f: Flat) -> tuple[Store, ...]:
         """What initial values and saved weights go to, in order of its elements."""
-        params, = self.stored("params", f.name)
+        (params,) = self.stored("params", f.name)
         out, end = [], 0
-        for s in (*self.stored("master", f.name), replace(params, first=f.shard, n=0)):
-            if s.first > end:           # parameters are what has no master of its own
-                out.append(replace(params, what="master", first=end, n=s.first - end))
+        for s in (
+            *self.stored("master", f.name),
+            replace(params, first=f.shard, n=0),
+        ):
+            if s.first > end:  # parameters are what has no master of its own
+                out.append(
+                    replace(params, what="master", first=end, n=s.first - end)
+                )
             out += [s] * (s.n > 0)
             end = s.first + s.n
         return tuple(out)
@@ -347,41 +418,59 @@ class Plan:
     def kept(self, f: Flat) -> tuple[Store, ...]:
         """What a run keeps of a flat from step to step: sums are of one step, and parameters that
         have masters are made from these."""
-        moments = (s for s in self.stores if s.flat == f.name and
-                   s.what not in ("params", "master", "sum"))
-        return (*self.masters(f), *sorted(moments, key=lambda s: (s.what, s.first)))
+        moments = (
+            s
+            for s in self.stores
+            if s.flat == f.name and s.what not in ("params", "master", "sum")
+        )
+        return (
+            *self.masters(f),
+            *sorted(moments, key=lambda s: (s.what, s.first)),
+        )
 
     @cached_property
-    def offload(self) -> bool:          # the optimizer's states lie in the host arena
+    def offload(self) -> bool:  # the optimizer's states lie in the host arena
         return any(c.name == "hctl" for c in self.classes)
 
     @cached_property
-    def passing(self) -> tuple[Class, ...]:     # what their slots hold dies
-        used = (r for s in self.sections for x in s.steps for r in (*x.ins, *x.outs))
+    def passing(self) -> tuple[Class, ...]:  # what their slots hold dies
+        used = (r for s in self.sections for x in s.steps for r in x.refs)
         dying = {r.cls for r in used if r.last}
         return tuple(c for c in self.classes if c.name in dying)
 
-    def end(self, arena: str, readers: tuple[str, ...] = ("peers", "own"),
-            targets: tuple[str, ...] = TARGETS) -> int:
+    def end(
+        self,
+        arena: str,
+        readers: Names = ("peers", "own"),
+        targets: Names = TARGETS,
+    ) -> int:
         """Where the last of these classes ends."""
-        return max((c.at + c.bytes for c in self.classes if c.arena == arena and
-                    c.readers in readers and c.targets in targets), default=0)
+        return max(
+            (
+                c.at + c.bytes
+                for c in self.classes
+                if c.arena == arena
+                and c.readers in readers
+                and c.targets in targets
+            ),
+            default=0,
+        )
 
     @property
-    def shared(self) -> int:            # bytes at the arena's start that peers read
+    def shared(self) -> int:  # bytes at the arena's start that peers read
         return self.end("device", readers=("peers",))
 
-    def arena(self, target: str) -> int:        # bytes of a rank's
+    def arena(self, target: str) -> int:  # bytes of a rank's
         return self.end("device", targets=having(target))
 
     @property
-    def hosted(self) -> int:            # bytes of the host arena on every target
+    def hosted(self) -> int:  # bytes of the host arena on every target
         return self.end("host", targets=having("cpu"))
 
     @property
-    def host(self) -> int:              # bytes of the pinned host arena of a GPU's rank
+    def host(self) -> int:  # bytes of the pinned host arena of a GPU's rank
         return self.end("host")
 
     @property
-    def filed(self) -> int:             # bytes of a rank's file arena
+    def filed(self) -> int:  # bytes of a rank's file arena
         return self.end("file")

@@ -1,5 +1,6 @@
 """recipe.py -- the numbers that a plan has from its spec alone: the optimizer and its schedules,
 and what calls and tensors must have."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ class Phase:
     """A piece of a schedule: up to the step before `until` (0: for ever) a value goes from `begin`
     to `end` as x = (step - origin) / span does from 0 to 1, along a curve (line | cosine | log |
     inverse: begin / (1 + end * x)), in so many stairs. In text, its fields between colons."""
+
     until: int
     origin: int
     span: int
@@ -19,18 +21,29 @@ class Phase:
     end: float
 
     def __str__(self) -> str:
-        return (f"{self.until}:{self.origin}:{self.span}:{self.curve}:{self.stairs}:"
-                f"{self.begin!r}:{self.end!r}")
+        return (
+            f"{self.until}:{self.origin}:{self.span}:{self.curve}:{self.stairs}:"
+            f"{self.begin!r}:{self.end!r}"
+        )
 
     @classmethod
-    def read(cls, text: str) -> "Phase":
+    def read(cls, text: str) -> Phase:
         until, origin, span, curve, stairs, begin, end = text.split(":")
-        return cls(int(until), int(origin), int(span), curve, int(stairs), float(begin), float(end))
+        return cls(
+            int(until),
+            int(origin),
+            int(span),
+            curve,
+            int(stairs),
+            float(begin),
+            float(end),
+        )
 
 
 @dataclass(frozen=True)
 class Scaler:
     """zk_scaler's fields. In text, between colons."""
+
     first: float
     least: float
     window: int
@@ -38,11 +51,13 @@ class Scaler:
     consecutive: int
 
     def __str__(self) -> str:
-        return (f"{self.first!r}:{self.least!r}:{self.window}:{self.hysteresis}:"
-                f"{self.consecutive}")
+        return (
+            f"{self.first!r}:{self.least!r}:{self.window}:{self.hysteresis}:"
+            f"{self.consecutive}"
+        )
 
     @classmethod
-    def read(cls, text: str) -> "Scaler":
+    def read(cls, text: str) -> Scaler:
         first, least, *whole = text.split(":")
         return cls(float(first), float(least), *map(int, whole))
 
@@ -52,6 +67,7 @@ class Recipe:
     """The optimizer, by its name in the op table, and zk_recipe's fields. moments: f32 | bf16, how
     they are stored; momentum: of beta1; scaler: of gradients, one or none. skips: after so many
     skipped steps in a row, but for those that lower a scale, a run ends."""
+
     optimizer: str
     moments: str
     rate: tuple[Phase, ...]
@@ -67,15 +83,18 @@ class Recipe:
 class Turn:
     """What a rotary table is made from: the head's size, theta, and Llama 3's scaling or nothing:
     factor, low and high frequency factors, original context. In text, between colons."""
+
     head: int
     theta: float
     scaling: tuple[float, ...] = ()
 
     def __str__(self) -> str:
-        return ":".join([str(self.head), *map(repr, (self.theta, *self.scaling))])
+        return ":".join(
+            [str(self.head), *map(repr, (self.theta, *self.scaling))]
+        )
 
     @classmethod
-    def read(cls, text: str) -> "Turn":
+    def read(cls, text: str) -> Turn:
         head, theta, *scaling = text.split(":")
         return cls(int(head), float(theta), tuple(map(float, scaling)))
 
@@ -85,6 +104,7 @@ class Stated:
     """What a spec says of `count` units from the `first` on, in order of forward, 0 the embedding.
     In each of them `what` has these values: an operand, in the calls forward that take it, in their
     order; or a number of tensors, in the order in which calls take these first."""
+
     what: str
     first: int
     count: int

@@ -5,33 +5,38 @@ amount from copy to copy; slots and events may be used in turn, so theirs grow m
 are. Small windows are rolled first, so loops nest. Where a loop never comes round to the first slot
 again, its number is written without the modulus.
 """
+
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
-from typing import Mapping, Sequence, Union
+from itertools import chain, product
+from typing import Generic, TypeVar
 
-from .plan import Event, Int, Ref, Step
+from .operand import Ints
+from .plan import Event, Step
 
 
 @dataclass(frozen=True)
 class Line:
     """A step as it is in the first round of its loops; what its numbers grow by in each loop around
     it, the outermost first; the modulus of each number, 0 for none."""
+
     step: Step
-    moduli: tuple[int, ...] = ()
-    growth: tuple[tuple[int, ...], ...] = ()
+    moduli: Ints = ()
+    growth: tuple[Ints, ...] = ()
 
 
 @dataclass(frozen=True)
 class Loop:
     count: int
-    body: tuple["Node", ...]
+    body: tuple[Node, ...]
 
 
-Node = Union[Line, Loop]
-WINDOW = 64                     # the longest body looked for
-DEPTH = 3                       # of loops in loops
+Node = Line | Loop
+Shape = tuple[object, ...]  # what nodes of a loop's rounds have in common
+WINDOW = 64  # the longest body looked for
+DEPTH = 3  # of loops in loops
 
 
 def unit_of(step: Step) -> tuple[str, int]:
@@ -40,70 +45,130 @@ def unit_of(step: Step) -> tuple[str, int]:
     return name, int(index[:-1]) if index else 0
 
 
-def numbers(step: Step) -> tuple[int, ...]:
-    """Every number of a step that a loop may change, in a fixed order."""
-    out = [unit_of(step)[1]]
-    for r in (*step.ins, *step.outs):
-        out += (r.index, r.at)
-    out += (i.value for i in step.ints)
-    out += (e.index for e in (*step.waits, *step.recs))
-    return tuple(out)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Parts(Generic[T]):
+    """Something of each number of a step that a loop may change: of the unit's; of each place, its
+    slot and where in that it begins; of numbers, waits and records. This is their order."""
+
+    unit: T
+    refs: tuple[tuple[T, T], ...]
+    ints: tuple[T, ...]
+    waits: tuple[T, ...]
+    recs: tuple[T, ...]
+
+    @property
+    def row(self) -> tuple[T, ...]:
+        return (
+            self.unit,
+            *chain(*self.refs),
+            *self.ints,
+            *self.waits,
+            *self.recs,
+        )
+
+
+def parts(step: Step, row: Sequence[T]) -> Parts[T]:
+    """A row as that of a step."""
+    left = iter(row)
+    return Parts(
+        next(left),
+        tuple((next(left), next(left)) for _ in step.refs),
+        tuple(next(left) for _ in step.ints),
+        tuple(next(left) for _ in step.waits),
+        tuple(next(left) for _ in step.recs),
+    )
+
+
+def numbers(step: Step) -> Ints:
+    return Parts(
+        unit_of(step)[1],
+        tuple((r.index, r.at) for r in step.refs),
+        tuple(i.value for i in step.ints),
+        tuple(e.index for e in step.waits),
+        tuple(e.index for e in step.recs),
+    ).row
 
 
 def _counts(steps: Sequence[Step]) -> dict[str, int]:
     """How many slots of each class are used, and how many events of each name."""
     most: dict[str, int] = {}
     for s in steps:
-        named = [(r.cls, r.index) for r in (*s.ins, *s.outs)]
-        named += [(e.name, e.index) for e in (*s.waits, *s.recs)]
+        named = [(r.cls, r.index) for r in s.refs]
+        named += [(e.name, e.index) for e in s.events]
         for name, index in named:
             most[name] = max(most.get(name, 0), index + 1)
     return most
 
 
-def _moduli(step: Step, counts: Mapping[str, int]) -> tuple[int, ...]:
+def _moduli(step: Step, counts: Mapping[str, int]) -> Ints:
     """The modulus of each of `numbers`."""
-    out = [0]
-    for r in (*step.ins, *step.outs):
-        out += (counts[r.cls], 0)
-    out += (0 for _ in step.ints)
-    out += (counts[e.name] for e in (*step.waits, *step.recs))
-    return tuple(out)
+    return Parts(
+        0,
+        tuple((counts[r.cls], 0) for r in step.refs),
+        (0,) * len(step.ints),
+        tuple(counts[e.name] for e in step.waits),
+        tuple(counts[e.name] for e in step.recs),
+    ).row
 
 
 def rebuild(step: Step, values: Sequence[int]) -> Step:
     """The step with these numbers."""
-    left = iter(values)                         # in the order of `numbers`
-    ref = lambda r: Ref(r.cls, next(left), next(left), r.last)
-    event = lambda e: Event(e.name, next(left))
-    name, index = unit_of(step)[0], next(left)
-    unit = f"{name}[{index}]" if "[" in step.unit else step.unit
-    ins = tuple([ref(r) for r in step.ins])
-    outs = tuple([ref(r) for r in step.outs])
-    ints = tuple([Int(i.name, next(left), i.per) for i in step.ints])
-    waits = tuple([event(e) for e in step.waits])
-    recs = tuple([event(e) for e in step.recs])
-    return Step(step.queue, step.op, unit, ins, outs, ints, waits, recs, step.group)
+    made = parts(step, values)
+    refs = [
+        replace(r, index=index, at=at)
+        for r, (index, at) in zip(step.refs, made.refs, strict=True)
+    ]
+
+    def events(old: Sequence[Event], index: Ints) -> tuple[Event, ...]:
+        pairs = zip(old, index, strict=True)
+        return tuple(replace(e, index=n) for e, n in pairs)
+
+    name, _ = unit_of(step)
+    pairs = zip(step.ints, made.ints, strict=True)
+    return replace(
+        step,
+        unit=f"{name}[{made.unit}]" if "[" in step.unit else step.unit,
+        ins=tuple(refs[: len(step.ins)]),
+        outs=tuple(refs[len(step.ins) :]),
+        ints=tuple(replace(i, value=n) for i, n in pairs),
+        waits=events(step.waits, made.waits),
+        recs=events(step.recs, made.recs),
+    )
 
 
-def _shape(node: Node) -> tuple:
+def _shape(node: Node) -> Shape:
     """All of a node but the numbers of its first round."""
     if isinstance(node, Loop):
         return ("loop", node.count, *map(_shape, node.body))
     s = node.step
-    ins, outs = (tuple((r.cls, r.last) for r in refs) for refs in (s.ins, s.outs))
-    return (s.queue, s.op, s.group, unit_of(s)[0], ins, outs,
-            tuple((i.name, i.per) for i in s.ints), tuple(e.name for e in s.waits),
-            tuple(e.name for e in s.recs), node.moduli, node.growth)
+    ins, outs = (
+        tuple((r.cls, r.last) for r in refs) for refs in (s.ins, s.outs)
+    )
+    return (
+        s.queue,
+        s.op,
+        s.group,
+        unit_of(s)[0],
+        ins,
+        outs,
+        tuple((i.name, i.per) for i in s.ints),
+        tuple(e.name for e in s.waits),
+        tuple(e.name for e in s.recs),
+        node.moduli,
+        node.growth,
+    )
 
 
-def _vector(node: Node) -> tuple[int, ...]:
+def _vector(node: Node) -> Ints:
     if isinstance(node, Loop):
         return sum((_vector(n) for n in node.body), ())
     return numbers(node.step)
 
 
-def _cycles(node: Node) -> tuple[int, ...]:
+def _cycles(node: Node) -> Ints:
     if isinstance(node, Loop):
         return sum((_cycles(n) for n in node.body), ())
     return node.moduli
@@ -126,45 +191,57 @@ def _wrap(node: Node, growth: list[int]) -> Node:
 @dataclass
 class _List:
     """Nodes with their shapes (as small numbers) and vectors."""
+
     nodes: list[Node]
     shapes: list[int]
-    vectors: list[tuple[int, ...]]
-    cycles: list[tuple[int, ...]]
+    vectors: list[Ints]
+    cycles: list[Ints]
 
 
 def _grown(old: list[int], new: list[int], cycles: list[int]) -> list[int]:
-    return [(b - a) % m if m else b - a for a, b, m in zip(old, new, cycles)]
+    return [
+        (b - a) % m if m else b - a
+        for a, b, m in zip(old, new, cycles, strict=True)
+    ]
 
 
 def _run(l: _List, i: int, p: int) -> tuple[int, list[int]]:
     """How many copies of the window [i, i+p) follow one another, and what they grow by."""
-    if l.shapes[i:i + p] != l.shapes[i + p:i + 2 * p]:
-        return 1, []
-    flat = lambda a: [x for v in l.vectors[a:a + p] for x in v]
-    cycles = [x for v in l.cycles[i:i + p] for x in v]
-    old, new = flat(i), flat(i + p)
-    growth = _grown(old, new, cycles)
-    count = 2
-    while l.shapes[i:i + p] == l.shapes[i + count * p:i + (count + 1) * p]:
-        old, new = new, flat(i + count * p)
-        if _grown(old, new, cycles) != growth:
+
+    def numbers_from(vectors: Sequence[Sequence[int]], at: int) -> list[int]:
+        return list(chain(*vectors[at : at + p]))
+
+    shapes = l.shapes[i : i + p]
+    cycles = numbers_from(l.cycles, i)
+    old = numbers_from(l.vectors, i)
+    growth: list[int] = []
+    count = 1
+    at = i + p
+    while l.shapes[at : at + p] == shapes:
+        new = numbers_from(l.vectors, at)
+        grown = _grown(old, new, cycles)
+        if count > 1 and grown != growth:
             break
+        growth, old = grown, new
         count += 1
+        at += p
     return count, growth
 
 
-def _pass(l: _List, p: int, ids: dict[tuple, int]) -> bool:
+def _pass(l: _List, p: int, ids: dict[Shape, int]) -> bool:
     """Rolls every run of windows of p nodes; True if any."""
     i, found = 0, False
     while i + 2 * p <= len(l.nodes):
         count, growth = _run(l, i, p)
         some = count >= 3 or (count == 2 and p >= 6)
-        if some and max(map(_depth, l.nodes[i:i + p])) < DEPTH:
-            body = tuple(_wrap(n, growth) for n in l.nodes[i:i + p])
+        window = l.nodes[i : i + p]
+        if some and max(map(_depth, window)) < DEPTH:
+            body = tuple(_wrap(n, growth) for n in window)
             loop = Loop(count, body)
+            shape = _shape(loop)
             end = i + count * p
             l.nodes[i:end] = [loop]
-            l.shapes[i:end] = [ids.setdefault(_shape(loop), len(ids))]
+            l.shapes[i:end] = [ids.setdefault(shape, len(ids))]
             l.vectors[i:end] = [_vector(loop)]
             l.cycles[i:end] = [_cycles(loop)]
             found = True
@@ -175,34 +252,47 @@ def _pass(l: _List, p: int, ids: dict[tuple, int]) -> bool:
 def roll(steps: Sequence[Step]) -> tuple[Node, ...]:
     counts = _counts(steps)
     nodes: list[Node] = [Line(s, _moduli(s, counts)) for s in steps]
-    ids: dict[tuple, int] = {}
-    l = _List(nodes, [ids.setdefault(_shape(n), len(ids)) for n in nodes],
-              [_vector(n) for n in nodes], [_cycles(n) for n in nodes])
+    ids: dict[Shape, int] = {}
+    l = _List(
+        nodes,
+        [ids.setdefault(_shape(n), len(ids)) for n in nodes],
+        [_vector(n) for n in nodes],
+        [_cycles(n) for n in nodes],
+    )
     p = 1
     while p <= min(WINDOW, len(l.nodes) // 2):
         p = 1 if _pass(l, p, ids) and p > 1 else p + 1
     return tuple(_plain(n, ()) for n in l.nodes)
 
 
-def _plain(node: Node, rounds: tuple[int, ...]) -> Node:
+def _plain(node: Node, rounds: Ints) -> Node:
     """A node whose numbers have a modulus only where they come round; rounds: of loops around."""
     if isinstance(node, Loop):
         inner = (*rounds, node.count)
         return replace(node, body=tuple(_plain(n, inner) for n in node.body))
     first = numbers(node.step)
-    grows = list(zip(*node.growth)) if rounds else [()] * len(first)
-    made = [_straight(v, m, g, rounds) for v, m, g in zip(first, node.moduli, grows)]
-    growth = tuple(zip(*(g for _, g in made))) if rounds else ()
+    grows = (
+        list(zip(*node.growth, strict=True)) if rounds else [()] * len(first)
+    )
+    made = [
+        _straight(v, m, g, rounds)
+        for v, m, g in zip(first, node.moduli, grows, strict=True)
+    ]
+    growth = tuple(zip(*(g for _, g in made), strict=True)) if rounds else ()
     return Line(node.step, tuple(m for m, _ in made), growth)
 
 
-def _straight(first: int, modulus: int, growth: tuple[int, ...], rounds: tuple[int, ...],
-              ) -> tuple[int, tuple[int, ...]]:
+def _straight(
+    first: int,
+    modulus: int,
+    growth: Ints,
+    rounds: Ints,
+) -> tuple[int, Ints]:
     """Modulus and growth of a number: none, where it can grow or shrink and stays below."""
     if not modulus:
         return modulus, growth
     for signed in product(*((g, g - modulus) if g else (0,) for g in growth)):
-        ends = [g * (n - 1) for g, n in zip(signed, rounds)]
+        ends = [g * (n - 1) for g, n in zip(signed, rounds, strict=True)]
         least = first + sum(min(e, 0) for e in ends)
         most = first + sum(max(e, 0) for e in ends)
         if 0 <= least and most < modulus:
@@ -210,13 +300,26 @@ def _straight(first: int, modulus: int, growth: tuple[int, ...], rounds: tuple[i
     return modulus, growth
 
 
-def _expand(node: Node, turns: tuple[int, ...]) -> list[Step]:
+def _expand(node: Node, turns: Ints) -> list[Step]:
     if isinstance(node, Loop):
-        return [s for i in range(node.count) for n in node.body for s in _expand(n, (*turns, i))]
+        return [
+            s
+            for i in range(node.count)
+            for n in node.body
+            for s in _expand(n, (*turns, i))
+        ]
     values = list(numbers(node.step))
-    for turn, growth in zip(turns, node.growth):
-        values = [v + turn * g for v, g in zip(values, growth)]
-    return [rebuild(node.step, [v % m if m else v for v, m in zip(values, node.moduli)])]
+    for turn, growth in zip(turns, node.growth, strict=True):
+        values = [v + turn * g for v, g in zip(values, growth, strict=True)]
+    return [
+        rebuild(
+            node.step,
+            [
+                v % m if m else v
+                for v, m in zip(values, node.moduli, strict=True)
+            ],
+        )
+    ]
 
 
 def unroll(nodes: Sequence[Node]) -> tuple[Step, ...]:

@@ -2,23 +2,56 @@
 
 parse(print_plan(p)) == p; the text is dump, golden file, diff and hash input.
 """
+
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import re
 import typing
+from collections.abc import Callable
 from itertools import zip_longest
+from typing import Any
 
-from .operand import Arg, Index, Operand
-from .plan import (Call, Class, Event, File, Flat, Fn, Group, Head, Int, Launch, Plan, Ref, Run,
-                   Section, Step, Store, Table, Tensor)
+from .operand import Arg, Index, Names, Operand
+from .plan import (
+    Call,
+    Class,
+    Event,
+    Events,
+    File,
+    Flat,
+    Fn,
+    Group,
+    Head,
+    Int,
+    Launch,
+    Plan,
+    Ref,
+    Run,
+    Section,
+    Step,
+    Store,
+    Table,
+    Tensor,
+)
 from .recipe import Recipe, Stated, Turn
 
-FORMAT = 2
-_WORD = {Head: "head", Recipe: "recipe", Stated: "stated", Group: "group", Flat: "flat",
-         Store: "store", Tensor: "tensor", Class: "class", Table: "table", Launch: "launch",
-         Run: "run", File: "file"}
+FORMAT = 3
+_WORD = {
+    Head: "head",
+    Recipe: "recipe",
+    Stated: "stated",
+    Group: "group",
+    Flat: "flat",
+    Store: "store",
+    Tensor: "tensor",
+    Class: "class",
+    Table: "table",
+    Launch: "launch",
+    Run: "run",
+    File: "file",
+}
 
 
 def _show(v: object) -> str:
@@ -29,17 +62,31 @@ def _show(v: object) -> str:
 
 def _record(r: object) -> str:
     """`word name field value ...`; a field that has a default, where it is another."""
-    names = [f.name for f in dataclasses.fields(r)  # type: ignore[arg-type]
-             if getattr(r, f.name) != f.default]
+    names = [
+        f.name
+        for f in dataclasses.fields(r)  # type: ignore[arg-type]
+        if getattr(r, f.name) != f.default
+    ]
     first = _show(getattr(r, names[0]))
-    return " ".join([_WORD[type(r)], first, *(f"{n} {_show(getattr(r, n))}" for n in names[1:])])
+    return " ".join(
+        [
+            _WORD[type(r)],
+            first,
+            *(f"{n} {_show(getattr(r, n))}" for n in names[1:]),
+        ]
+    )
 
 
 def _step(s: Step) -> str:
     parts = ["step", s.queue, s.op, s.unit or "-", *map(str, s.ins)]
     group = (s.group,) if s.group else ()
-    for word, items in ((">", s.outs), ("over", group), ("with", s.ints), ("wait", s.waits),
-                        ("rec", s.recs)):
+    for word, items in (
+        (">", s.outs),
+        ("over", group),
+        ("with", s.ints),
+        ("wait", s.waits),
+        ("rec", s.recs),
+    ):
         if items:
             parts += [word, *map(str, items)]
     return " ".join(parts)
@@ -47,14 +94,35 @@ def _step(s: Step) -> str:
 
 def print_plan(p: Plan) -> str:
     lines = [f"plan {FORMAT}", _record(p.head), _record(p.recipe)]
-    for part in (p.stated, p.groups, p.flats, p.stores, p.tensors, p.classes, p.files, p.tables,
-                 p.launches, p.runs):
+    for part in (
+        p.stated,
+        p.groups,
+        p.flats,
+        p.stores,
+        p.tensors,
+        p.classes,
+        p.files,
+        p.tables,
+        p.launches,
+        p.runs,
+    ):
         lines += [_record(r) for r in part]
     for fn in p.fns:
-        lines.append(f"fn {fn.name} flops {fn.flops} ins {_show(fn.ins)} outs {_show(fn.outs)} "
-                     f"ints {_show(fn.ints)}")
-        lines += [" ".join([f"call*{c.rounds}" if c.rounds > 1 else "call", c.kernel, c.launch,
-                            *map(str, c.args)]) for c in fn.calls]
+        lines.append(
+            f"fn {fn.name} flops {fn.flops} ins {_show(fn.ins)} outs {_show(fn.outs)} "
+            f"ints {_show(fn.ints)}"
+        )
+        lines += [
+            " ".join(
+                [
+                    f"call*{c.rounds}" if c.rounds > 1 else "call",
+                    c.kernel,
+                    c.launch,
+                    *map(str, c.args),
+                ]
+            )
+            for c in fn.calls
+        ]
     lines.append(" ".join(["events", *map(str, p.events)]))
     for section in p.sections:
         lines.append(f"section {section.name} repeat {section.repeat}")
@@ -72,11 +140,23 @@ def layout_digest(p: Plan) -> str:
     lines = [_record(g) for g in p.groups]
     states = "whole" if p.head.zero == 0 else "shard"
     for f in p.flats:
-        params, = p.stored("params", f.name)
+        (params,) = p.stored("params", f.name)
         kept = "whole" if params.whole else "shard"
         lines.append(_show((f.name, f.count, f.elems, f.shard, kept, states)))
-    lines += [_show((t.name, t.flat, t.offset, t.offset_step, t.flat_step, t.count, *t.shape))
-              for t in p.tensors]
+    lines += [
+        _show(
+            (
+                t.name,
+                t.flat,
+                t.offset,
+                t.offset_step,
+                t.flat_step,
+                t.count,
+                *t.shape,
+            )
+        )
+        for t in p.tensors
+    ]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
@@ -95,24 +175,32 @@ def _stated(text: str) -> int | float | Turn:
     return Turn.read(text) if ":" in text else _number(text)
 
 
-_READ = {int | float | Turn: _stated}
+_READ: dict[object, Callable[[str], object]] = {int | float | Turn: _stated}
 
 
 def _value(text: str, kind: object) -> object:
     if typing.get_origin(kind) is tuple:
         inner = typing.get_args(kind)[0]
-        return () if text == "-" else tuple(_value(t, inner) for t in text.split(","))
-    return (_READ.get(kind) or getattr(kind, "read", kind))(text)  # type: ignore[operator]
+        return (
+            ()
+            if text == "-"
+            else tuple(_value(t, inner) for t in text.split(","))
+        )
+    read: Any = _READ.get(kind) or getattr(kind, "read", kind)
+    return read(text)
 
 
-def _names(text: str) -> tuple[str, ...]:
+def _names(text: str) -> Names:
     return () if text == "-" else tuple(text.split(","))
 
 
 def _read(words: list[str], cls: type) -> object:
     hints = typing.get_type_hints(cls)
     first = dataclasses.fields(cls)[0].name
-    pairs = {first: words[1], **dict(zip(words[2::2], words[3::2]))}
+    pairs = {
+        first: words[1],
+        **dict(zip(words[2::2], words[3::2], strict=False)),
+    }
     return cls(**{n: _value(text, hints[n]) for n, text in pairs.items()})
 
 
@@ -120,14 +208,17 @@ _REF = re.compile(r"^([\w.]+)\[(\d+)\](?:\+(\d+))?(!?)$")
 _INT = re.compile(r"^(\w+)=(-?\d+)(?:\+g\*(\d+))?$")
 
 
-_OPERAND = re.compile(r"^([A-Za-z_][\w.]*)\+(\d+)(?:\+r\*(\d+))?(?:\+c\*(\d+))?$")
+_OPERAND = re.compile(
+    r"^([A-Za-z_][\w.]*)\+(\d+)(?:\+r\*(\d+))?(?:\+c\*(\d+))?(?::(\w+))?$"
+)
 _INDEX = re.compile(r"^l\*(\d+)(?:\+r\*(\d+))?(?:\+(\d+))?(?:\+([a-z]+))?$")
 
 
 def arg(text: str) -> Arg:
     """An operand of a call."""
     if m := _OPERAND.match(text):
-        return Operand(m[1], int(m[2]), int(m[3] or 0), int(m[4] or 0))
+        by_rank, by_round = int(m[3] or 0), int(m[4] or 0)
+        return Operand(m[1], int(m[2]), by_rank, by_round, m[5] or "")
     if m := _INDEX.match(text):
         return Index(int(m[1]), int(m[2] or 0), int(m[3] or 0), m[4] or "")
     try:
@@ -156,8 +247,14 @@ def _int(text: str) -> Int:
 
 
 def _parse_step(words: list[str]) -> Step:
-    lists: dict[str, list[str]] = {"ins": [], ">": [], "over": [], "with": [], "wait": [],
-                                   "rec": []}
+    lists: dict[str, list[str]] = {
+        "ins": [],
+        ">": [],
+        "over": [],
+        "with": [],
+        "wait": [],
+        "rec": [],
+    }
     where = "ins"
     for word in words[4:]:
         if word in lists:
@@ -165,19 +262,26 @@ def _parse_step(words: list[str]) -> Step:
         else:
             lists[where].append(word)
     unit = "" if words[3] == "-" else words[3]
-    return Step(words[1], words[2], unit, tuple(map(_ref, lists["ins"])),
-                tuple(map(_ref, lists[">"])), tuple(map(_int, lists["with"])),
-                tuple(map(_event, lists["wait"])), tuple(map(_event, lists["rec"])),
-                "".join(lists["over"]))
+    return Step(
+        words[1],
+        words[2],
+        unit,
+        tuple(map(_ref, lists["ins"])),
+        tuple(map(_ref, lists[">"])),
+        tuple(map(_int, lists["with"])),
+        tuple(map(_event, lists["wait"])),
+        tuple(map(_event, lists["rec"])),
+        "".join(lists["over"]),
+    )
 
 
 def parse(text: str) -> Plan:
     """The Plan of a text; PlanError names the first line that is none or would print otherwise."""
-    lists: dict[type, list] = {cls: [] for cls in _WORD}
+    lists: dict[type, list[Any]] = {cls: [] for cls in _WORD}
     by_word = {word: cls for cls, word in _WORD.items()}
     fns: list[Fn] = []
     sections: list[tuple[str, int, list[Step]]] = []
-    events: tuple[Event, ...] = ()
+    events: Events = ()
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
         try:
@@ -185,14 +289,18 @@ def parse(text: str) -> Plan:
                 if words != ["plan", str(FORMAT)]:
                     raise ValueError(line)
             elif words[0] in by_word:
-                lists[by_word[words[0]]].append(_read(words, by_word[words[0]]))
+                lists[by_word[words[0]]].append(
+                    _read(words, by_word[words[0]])
+                )
             elif words[0] == "fn":
                 ins, outs, ints = (_names(words[n]) for n in (5, 7, 9))
                 fns.append(Fn(words[1], ins, outs, ints, int(words[3]), ()))
             elif words[0].startswith("call"):
                 args = tuple(map(arg, words[3:]))
                 call = Call(words[1], words[2], args, int(words[0][5:] or 1))
-                fns[-1] = dataclasses.replace(fns[-1], calls=fns[-1].calls + (call,))
+                fns[-1] = dataclasses.replace(
+                    fns[-1], calls=fns[-1].calls + (call,)
+                )
             elif words[0] == "events":
                 events = tuple(map(_event, words[1:]))
             elif words[0] == "section":
@@ -202,16 +310,34 @@ def parse(text: str) -> Plan:
             else:
                 raise ValueError(line)
         except (ValueError, KeyError, IndexError, TypeError) as e:
-            raise PlanError(f"line {number}: not a line of a plan: {line[:80]}") from e
-    made = [tuple(lists[cls]) for cls in (Stated, Group, Flat, Store, Tensor, Class, Table, Launch,
-                                          Run)]
-    try:
-        p = Plan(lists[Head][0], lists[Recipe][0], *made, tuple(fns), events,
-                 tuple(Section(n, r, tuple(s)) for n, r, s in sections), tuple(lists[File]))
-    except IndexError as e:
-        raise PlanError("no head or no recipe") from e
+            raise PlanError(
+                f"line {number}: not a line of a plan: {line[:80]}"
+            ) from e
+    if not lists[Head] or not lists[Recipe]:
+        raise PlanError("no head or no recipe")
+    p = Plan(
+        lists[Head][0],
+        lists[Recipe][0],
+        tuple(lists[Stated]),
+        tuple(lists[Group]),
+        tuple(lists[Flat]),
+        tuple(lists[Store]),
+        tuple(lists[Tensor]),
+        tuple(lists[Class]),
+        tuple(lists[Table]),
+        tuple(lists[Launch]),
+        tuple(lists[Run]),
+        tuple(fns),
+        events,
+        tuple(Section(n, r, tuple(s)) for n, r, s in sections),
+        tuple(lists[File]),
+    )
     printed = print_plan(p)
-    for number, (a, b) in enumerate(zip_longest(text.split("\n"), printed.split("\n")), 1):
+    for number, (a, b) in enumerate(
+        zip_longest(text.split("\n"), printed.split("\n")), 1
+    ):
         if a != b:
-            raise PlanError(f"line {number}: not as a plan is printed: {(a or 'the end')[:80]}")
+            raise PlanError(
+                f"line {number}: not as a plan is printed: {(a or 'the end')[:80]}"
+            )
     return p

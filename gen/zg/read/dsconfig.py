@@ -3,33 +3,47 @@
 null leaves a key to the spec, "auto" too, but where the row has a rule for it. Mistakes are
 collected and told together, in the order of the file.
 """
+
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Iterator, Mapping, NamedTuple
+from typing import Any, NamedTuple
 
 from ..facts.kinds import OPTIMIZERS
 from . import dswords
 from .dskeys import SWITCHES, TABLE
-from .dsrows import Honour, Idle, Key, Moved, Number, Part, Refuse, Same, numeric
+from .dsrows import (
+    Honour,
+    Idle,
+    Key,
+    Moved,
+    Number,
+    Part,
+    Refuse,
+    Same,
+    numeric,
+)
 from .keytypes import RANKS
-from .node import Node, SpecError, printable, several, shown
+from .node import Names, Node, SpecError, printable, several, shown
 
 
 class Config(NamedTuple):
     """changes: the spec's keys and their new values, None for a key that goes."""
+
     changes: tuple[tuple[str, Node | None], ...]
-    notes: tuple[str, ...]
+    notes: Names
 
 
 @dataclass
 class Given:
     """A key of the file. key: as it stands there; name: the table's; value: null and "auto" too."""
+
     key: str
     name: str
     node: Node
-    value: object
+    value: Any
     row: Key
 
     @property
@@ -37,14 +51,21 @@ class Given:
         return f"{self.node.where}: {printable(self.key)}"
 
 
-_BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+_BATCH = (
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+)
 _SCHEDULE = "train.schedule"
 _PLACE = re.compile(r".*?:(\d+): ")
 # Of the spec's optimizer: keys of some of its types.
-_OF_TYPE = tuple(dict.fromkeys(key for row in OPTIMIZERS.values() for key in row))
+_OF_TYPE = tuple(
+    dict.fromkeys(key for row in OPTIMIZERS.values() for key in row)
+)
 
 
 # ---- keys
+
 
 def _row(key: str) -> Key | None:
     if key.startswith("_"):
@@ -58,20 +79,27 @@ def _row(key: str) -> Key | None:
 @dataclass
 class _Reader:
     """root: the spec with what --set says in it."""
+
     root: Node
     given: list[Given] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     changes: dict[str, Node | None] = field(default_factory=dict)
-    by: dict[str, tuple[str, bool]] = field(default_factory=dict)   # spec's key: whose; is it weak
-    twins: dict[str, Given] = field(default_factory=dict)           # of a name, the first
+    by: dict[str, tuple[str, bool]] = field(
+        default_factory=dict
+    )  # spec's key: whose; is it weak
+    twins: dict[str, Given] = field(
+        default_factory=dict
+    )  # of a name, the first
 
     def wrong(self, g: Given, what: str, allowed: str) -> None:
         self.errors.append(f"{g.at}: {what}; allowed: {allowed}")
 
     # ---- what the file holds: every key's row, every value's type
 
-    def walk(self, node: Node, prefix: str = "") -> Iterator[tuple[str, Node]]:
+    def walk(
+        self, node: Node, prefix: str = ""
+    ) -> Iterator[tuple[str, Node, Key]]:
         for word, below in node.value.items():
             key = f"{prefix}{word}"
             row = _row(key)
@@ -83,26 +111,33 @@ class _Reader:
                 (self.errors if bad else self.notes).append(told)
                 continue
             if row is not None:
-                yield key, below
+                yield key, below, row
             if key not in dswords.SECTIONS or below.value is None:
                 continue
             if isinstance(below.value, dict):
                 yield from self.walk(below, f"{key}.")
             elif key == "zero_optimization" and isinstance(below.value, bool):
-                self.notes.append(f"{below.where}: {key}: true or false is deprecated: "
-                                  f"zero_optimization.stage says it now")
-                yield f"{key}.stage", Node(int(below.value), below.where)
+                self.notes.append(
+                    f"{below.where}: {key}: true or false is deprecated: "
+                    f"zero_optimization.stage says it now"
+                )
+                stage = f"{key}.stage"
+                yield stage, Node(int(below.value), below.where), TABLE[stage]
             elif row is None:
-                self.errors.append(f"{below.where}: {key}: is {shown(below.value)}; "
-                                   "allowed: an object {...}")
+                self.errors.append(
+                    f"{below.where}: {key}: is {shown(below.value)}; "
+                    "allowed: an object {...}"
+                )
 
-    def take(self, key: str, node: Node) -> None:
+    def take(self, key: str, node: Node, row: Key) -> None:
         """One key into `given`, under the name that the table knows."""
-        g = Given(key, key, node, node.plain(), _row(key))
+        g = Given(key, key, node, node.plain(), row)
         if isinstance(g.row, Moved):
             moved = g.row
             if moved.old:
-                self.notes.append(f"{g.at}: is deprecated: {moved.to} is its name now")
+                self.notes.append(
+                    f"{g.at}: is deprecated: {moved.to} is its name now"
+                )
             if not self.fits(g):
                 return
             g.name, g.row = moved.to, TABLE[moved.to]
@@ -127,41 +162,69 @@ class _Reader:
         """What is given but for keys of sections that are off, and where the stage does not."""
         switched = {g.name: g.value for g in self.given}
         stage = self.stage()
-        found, dead = [], {}
+        found: list[Given] = []
+        dead: dict[str, str] = {}
         for g in self.given:
             section = g.name.rpartition(".")[0]
             switch = SWITCHES.get(section)
-            state = switched.get(switch)
+            state = switched.get(switch) if switch else None
             if self.silent(g) and not isinstance(g.row, Honour):
                 continue
-            if switch and g.name != switch and state in (None, False, "none", "auto"):
-                if state is None or (state == "auto" and isinstance(g.row, Part)):
-                    dead.setdefault(section, f"{g.node.where}: {section}: has no effect here while "
-                                             f"{switch} is not on")
+            if (
+                switch
+                and g.name != switch
+                and state in (None, False, "none", "auto")
+            ):
+                if state is None or (
+                    state == "auto" and isinstance(g.row, Part)
+                ):
+                    dead.setdefault(
+                        section,
+                        f"{g.node.where}: {section}: has no effect here while "
+                        f"{switch} is not on",
+                    )
                 if state != "auto" or isinstance(g.row, Part):
                     continue
-            if g.row.stages != "0123" and stage is not None and str(stage) not in g.row.stages:
-                if not self.silent(g) and not isinstance(g.row, Part) and self.asks(g):
-                    self.notes.append(f"{g.at}: has no effect at stage {stage}")
-                if isinstance(g.row, (Refuse, Idle)) or g.name in SWITCHES.values():
+            if (
+                g.row.stages != "0123"
+                and stage is not None
+                and str(stage) not in g.row.stages
+            ):
+                if (
+                    not self.silent(g)
+                    and not isinstance(g.row, Part)
+                    and self.asks(g)
+                ):
+                    self.notes.append(
+                        f"{g.at}: has no effect at stage {stage}"
+                    )
+                if (
+                    isinstance(g.row, (Refuse, Idle))
+                    or g.name in SWITCHES.values()
+                ):
                     continue
             found.append(g)
         self.notes += dead.values()
         return found
 
     def stage(self) -> object:
-        said = [g.value for g in self.given if g.name == "zero_optimization.stage"
-                and not self.silent(g)]
+        said = [
+            g.value
+            for g in self.given
+            if g.name == "zero_optimization.stage" and not self.silent(g)
+        ]
         set_ = _find(self.root, "zero.stage")
         if said and (set_ is None or set_.where != "--set"):
-            return int(numeric(said[-1]))
+            return numeric(said[-1])
         return 0 if set_ is None else set_.value
 
     def asks(self, g: Given) -> bool:
         """Whether its value asks for something, here or not."""
         if isinstance(g.row, Idle):
             return not _among(g.value, g.row.quiet)
-        return not (isinstance(g.row, Refuse) and _among(g.value, g.row.unless))
+        return not (
+            isinstance(g.row, Refuse) and _among(g.value, g.row.unless)
+        )
 
     def judge(self, g: Given) -> None:
         row = g.row
@@ -171,24 +234,35 @@ class _Reader:
         elif isinstance(row, Idle) and self.asks(g):
             self.notes.append(f"{g.at}: has no effect here: {row.why}")
         elif isinstance(row, Refuse) and self.asks(g):
-            words = [str(u) if isinstance(u, str) else shown(u) for u in row.unless
-                     if not isinstance(u, dict)]
+            words = [
+                str(u) if isinstance(u, str) else shown(u)
+                for u in row.unless
+                if not isinstance(u, dict)
+            ]
             self.wrong(g, row.why, " or ".join(words) or "the file without it")
 
     def honour(self, g: Given, row: Honour) -> None:
         """A change of the spec's key, unless another key of the file has said otherwise."""
         twin = self.twins.setdefault(g.name, g)
         if not self.silent(g) and twin.value != g.value:
-            return self.wrong(g, f"says otherwise than {twin.key}", "one of them")
+            return self.wrong(
+                g, f"says otherwise than {twin.key}", "one of them"
+            )
         if self.silent(g):
             made = self.auto(g, row)
         elif row.words is None:
             made = _named(g.node, g.key)
         else:
-            lower = {w.lower(): o for w, o in row.words.items() if isinstance(w, str)}
+            lower = {
+                w.lower(): o
+                for w, o in row.words.items()
+                if isinstance(w, str)
+            }
             text = isinstance(g.value, str)
             if text and g.value.lower() not in lower:
-                return self.wrong(g, f"{shown(g.value)} is not here", " or ".join(row.words))
+                return self.wrong(
+                    g, f"{shown(g.value)} is not here", " or ".join(row.words)
+                )
             word = lower[g.value.lower()] if text else row.words.get(g.value)
             made = Node(word, g.at) if word is not None else None
         if made is None:
@@ -196,8 +270,16 @@ class _Reader:
         weak = _among(g.value, row.weak)
         if row.key in self.by:
             other, yields = self.by[row.key]
-            if not yields and not weak and self.changes[row.key].plain() != made.plain():
-                return self.wrong(g, f"says otherwise than {other}", "one of them")
+            told = self.changes[row.key]
+            if (
+                told
+                and not yields
+                and not weak
+                and made.plain() != told.plain()
+            ):
+                return self.wrong(
+                    g, f"says otherwise than {other}", "one of them"
+                )
             if weak:
                 return None
         self.changes[row.key], self.by[row.key] = made, (g.key, weak)
@@ -212,31 +294,49 @@ class _Reader:
             return said
         value = row.auto(self.look)
         if value is None:
-            self.wrong(g, f'is "auto", and the spec does not say {row.rule}', row.kind.allowed)
+            self.wrong(
+                g,
+                f'is "auto", and the spec does not say {row.rule}',
+                row.kind.allowed,
+            )
             return None
         return Node(value, f"{g.at}: auto, {row.rule}")
 
     def effective(self, key: str) -> Node | None:
         """What the spec's key will hold: --set comes before this file, and this before the spec."""
         node = _find(self.root, key)
-        return node if node and node.where == "--set" else self.changes.get(key) or node
+        return (
+            node
+            if node and node.where == "--set"
+            else self.changes.get(key) or node
+        )
 
     def look(self, key: str) -> Number | None:
         node = self.effective(key)
-        return None if node is None or isinstance(node.value, (dict, list)) else numeric(node.value)
+        return (
+            None
+            if node is None or isinstance(node.value, (dict, list))
+            else numeric(node.value)
+        )
 
     def same(self, g: Given, row: Same) -> None:
         node = self.effective(row.key)
-        ours, word = "f32" if node is None else node.value, row.words[g.value.lower()]
+        ours = "f32" if node is None else node.value
+        word = row.words[g.value.lower()]
         rule = self.effective("train.reduction")
         exact = row.summed and (rule is None or rule.value != "fast")
         if word == "f32" != ours and exact:
-            self.notes.append(f"{g.at}: gradients travel in {ours} and are summed in f32: the sum "
-                              "is that of their f32 values")
+            self.notes.append(
+                f"{g.at}: gradients travel in {ours} and are summed in f32: the sum "
+                "is that of their f32 values"
+            )
         elif word != ours:
             theirs = [w for w, o in row.words.items() if o == ours]
-            self.wrong(g, f"is {shown(g.value)}, and the program's precision is {shown(ours)}",
-                       " or ".join([*theirs, "null"]))
+            self.wrong(
+                g,
+                f"is {shown(g.value)}, and the program's precision is {shown(ours)}",
+                " or ".join([*theirs, "null"]),
+            )
 
     # ---- sections as a whole
 
@@ -244,8 +344,16 @@ class _Reader:
         """Of a type that is not here nothing else is said."""
         for section in ("optimizer", "scheduler"):
             if any(f": {section}.type: " in told for told in self.errors):
-                self.errors = [told for told in self.errors if f": {section}.params" not in told]
-                self.notes = [told for told in self.notes if f": {section}.params" not in told]
+                self.errors = [
+                    told
+                    for told in self.errors
+                    if f": {section}.params" not in told
+                ]
+                self.notes = [
+                    told
+                    for told in self.notes
+                    if f": {section}.params" not in told
+                ]
 
     def schedule(self) -> None:
         """A scheduler of the file stands for the spec's whole schedule."""
@@ -253,35 +361,59 @@ class _Reader:
         said = any(": scheduler.type: " in told for told in self.errors)
         if mine and not said and f"{_SCHEDULE}.type" not in mine:
             g = next(g for g in self.given if g.name.startswith("scheduler."))
-            self.errors.append(f"{g.node.where}: scheduler.type: is missing; it must be given")
-        if mine:
-            node = self.changes[mine[0]]
-            self.changes = {_SCHEDULE: Node({}, node.where), **self.changes}
+            self.errors.append(
+                f"{g.node.where}: scheduler.type: is missing; it must be given"
+            )
+        node = self.changes[mine[0]] if mine else None
+        if node:
+            whole = Node({}, node.where)
+            self.changes = {_SCHEDULE: whole, **self.changes}
 
     def precision(self) -> None:
         """f32 where the file switches off what it names of 16 bits, whatever the spec says."""
-        old, node = _find(self.root, "train.precision"), self.effective("train.precision")
-        if self.by.get("train.precision", ("", False))[1] and old and old.value != node.value:
-            self.notes.append(f"{node.where}: the program is of {node.value}, not of the spec's "
-                              f"{old.value}: the file enables no type of 16 bits")
+        old, node = (
+            _find(self.root, "train.precision"),
+            self.effective("train.precision"),
+        )
+        if (
+            self.by.get("train.precision", ("", False))[1]
+            and old
+            and node
+            and old.value != node.value
+        ):
+            self.notes.append(
+                f"{node.where}: the program is of {node.value}, not of the spec's "
+                f"{old.value}: the file enables no type of 16 bits"
+            )
 
     def loss_scale(self) -> None:
         """What it says of f16 has no effect on another precision."""
-        mine = [key for key in self.changes if key.startswith("train.loss_scale.")]
+        mine = [
+            key for key in self.changes if key.startswith("train.loss_scale.")
+        ]
         node = self.effective("train.precision")
         if mine and (node is None or node.value != "f16"):
             g = next(g for g in self.given if g.name.startswith("fp16."))
-            self.notes.append(f"{g.node.where}: fp16: has no effect here while train.precision is "
-                              "not f16")
-            self.changes = {k: v for k, v in self.changes.items() if k not in mine}
+            self.notes.append(
+                f"{g.node.where}: fp16: has no effect here while train.precision is "
+                "not f16"
+            )
+            self.changes = {
+                k: v for k, v in self.changes.items() if k not in mine
+            }
 
     def optimizer(self) -> None:
         """What the spec says of another type of optimizer does not suit this one."""
         made = self.changes.get("train.optimizer.type")
         old = _find(self.root, "train.optimizer.type")
-        if made is None or made.value == ("AdamW" if old is None else old.value):
+        if made is None or made.value == (
+            "AdamW" if old is None else old.value
+        ):
             return
-        if {made.value, "AdamW" if old is None else old.value} != {"Adam", "AdamW"}:
+        if {made.value, "AdamW" if old is None else old.value} != {
+            "Adam",
+            "AdamW",
+        }:
             for key in _OF_TYPE:
                 self.changes.setdefault(f"train.optimizer.{key}", None)
 
@@ -292,30 +424,49 @@ class _Reader:
         if made is None:
             return
         start = "optimizer.params."
-        said = {g.name.removeprefix(start) for g in self.given if g.name.startswith(start)}
-        usual = {key: n for key, n in {**OPTIMIZERS[made.value], "weight_decay": 0.0}.items()
-                 if key not in said and f"train.optimizer.{key}" not in self.changes
-                 and not _usual(_find(self.root, f"train.optimizer.{key}"), n)}
+        said = {
+            g.name.removeprefix(start)
+            for g in self.given
+            if g.name.startswith(start)
+        }
+        usual = {
+            key: n
+            for key, n in {
+                **OPTIMIZERS[made.value],
+                "weight_decay": 0.0,
+            }.items()
+            if key not in said
+            and f"train.optimizer.{key}" not in self.changes
+            and not _usual(_find(self.root, f"train.optimizer.{key}"), n)
+        }
         if usual:
             g = next(g for g in self.given if g.name.startswith("optimizer."))
-            self.notes.append(f"{g.node.where}: optimizer: leaves out {', '.join(usual)}: the "
-                              f"spec's stay; DeepSpeed's own are "
-                              f"{', '.join(map(str, usual.values()))}")
+            self.notes.append(
+                f"{g.node.where}: optimizer: leaves out {', '.join(usual)}: the "
+                f"spec's stay; DeepSpeed's own are "
+                f"{', '.join(map(str, usual.values()))}"
+            )
 
 
 def _find(root: Node, key: str) -> Node | None:
     """The node of a dotted key; None where there is none."""
     node: Node | None = root
     for step in key.split("."):
-        node = node.value.get(step) if node and isinstance(node.value, dict) else None
+        node = (
+            node.value.get(step)
+            if node and isinstance(node.value, dict)
+            else None
+        )
     return node
 
 
 def _named(node: Node, key: str) -> Node:
     """A value for the spec, in whose errors the file's key stands, too."""
     items = node.value if isinstance(node.value, list) else None
-    return Node(node.value if items is None else [_named(item, key) for item in items],
-                f"{node.where}: {printable(key)}")
+    return Node(
+        node.value if items is None else [_named(item, key) for item in items],
+        f"{node.where}: {printable(key)}",
+    )
 
 
 def _usual(node: Node | None, default: object) -> bool:
@@ -324,28 +475,38 @@ def _usual(node: Node | None, default: object) -> bool:
         return True
     some = node.value if isinstance(node.value, list) else [node]
     theirs = default if isinstance(default, tuple) else (default,)
-    return all(d in (n.value, numeric(n.value)) for n, d in zip(some, theirs))
+    return all(
+        d in (n.value, numeric(n.value))
+        for n, d in zip(some, theirs, strict=False)
+    )
 
 
 def _line(told: str) -> int:
     """Of an error or note: FILE:LINE: ..."""
-    return int(_PLACE.match(told)[1])
+    place = _PLACE.match(told)
+    return int(place[1]) if place else 0
 
 
 def _among(value: object, values: tuple[object, ...]) -> bool:
     """Whether a value is one of these; 1, 1.0 and "1" are the same, and true is another."""
     number = numeric(value)
-    return any(number == u if number is not None and not isinstance(u, bool) else
-               value == u and isinstance(value, bool) == isinstance(u, bool) for u in values)
+    return any(
+        number == u
+        if number is not None and not isinstance(u, bool)
+        else value == u and isinstance(value, bool) == isinstance(u, bool)
+        for u in values
+    )
 
 
 def read(file: Node, root: Node) -> Config:
     """What a config asks for; root is the spec with what --set says in it."""
     r = _Reader(root)
-    for key, node in r.walk(file):
-        r.take(key, node)
+    for key, node, row in r.walk(file):
+        r.take(key, node, row)
     live = r.live()
-    for g in sorted(live, key=r.silent):            # "auto" looks at what the others have set
+    for g in sorted(
+        live, key=r.silent
+    ):  # "auto" looks at what the others have set
         r.judge(g)
     for g in live:
         if isinstance(g.row, Same):
@@ -361,17 +522,30 @@ def read(file: Node, root: Node) -> Config:
     batch = {g.name: g for g in live if g.name in _BATCH and not r.silent(g)}
     r.changes |= dict(_batches(batch, root))
     total = r.changes.get("train.global_batch")
-    if total and list(batch) == [_BATCH[2]] and total.value != _spec(root, "train.global_batch"):
-        r.notes.append(f"{total.where}: a step becomes {total.value} samples: train_batch_size is "
-                       "not given")
+    if (
+        total
+        and list(batch) == [_BATCH[2]]
+        and total.value != _spec(root, "train.global_batch")
+    ):
+        r.notes.append(
+            f"{total.where}: a step becomes {total.value} samples: train_batch_size is "
+            "not given"
+        )
     return Config(tuple(r.changes.items()), tuple(sorted(r.notes, key=_line)))
 
 
 # ---- batch keys: train_batch_size = micro x accumulation x ranks
 
-def _batches(config: Mapping[str, Given], root: Node) -> list[tuple[str, Node]]:
+
+def _batches(
+    config: Mapping[str, Given], root: Node
+) -> list[tuple[str, Node]]:
     """Two of the three keys determine the third; what --set has set stays."""
-    given = {key: int(numeric(g.value)) for key, g in config.items() if not _set(root, key)}
+    given = {
+        key: int(numeric(g.value) or 0)
+        for key, g in config.items()
+        if not _set(root, key)
+    }
     at = {key: config[key].at for key in given}
     G, B, A = (given.get(key) for key in _BATCH)
     W = _spec(root, "cluster.ranks", 1)
@@ -379,34 +553,68 @@ def _batches(config: Mapping[str, Given], root: Node) -> list[tuple[str, Node]]:
         return _changes(given, at)
     if G is not None and B is None:
         if G % (A * W):
-            raise _product(at[_BATCH[2]], f"train_batch_size {G} is no multiple of {A} steps x {W} "
-                           "ranks", f"a multiple of {A * W}", G, A)
+            raise _product(
+                at[_BATCH[2]],
+                f"train_batch_size {G} is no multiple of {A} steps x {W} "
+                "ranks",
+                f"a multiple of {A * W}",
+                G,
+                A,
+            )
         B = G // (A * W)
     B = B or _spec(root, "train.micro_batch")
     if B is None:
         return _changes(given, at)
     if G is not None and G != A * B * W:
-        raise _product(at[_BATCH[2]],
-                       f"train_batch_size {G} is not {B} a rank x {A} steps x {W} ranks",
-                       str(A * B * W), G, A * B)
-    found = {key: n for key, n in zip(_BATCH, (A * B * W, B)) if not _set(root, key)}
+        raise _product(
+            at[_BATCH[2]],
+            f"train_batch_size {G} is not {B} a rank x {A} steps x {W} ranks",
+            str(A * B * W),
+            G,
+            A * B,
+        )
+    found = {
+        key: n
+        for key, n in zip(_BATCH, (A * B * W, B), strict=False)
+        if not _set(root, key)
+    }
     return _changes(found, {**dict.fromkeys(found, at[_BATCH[2]]), **at})
 
 
 def _set(root: Node, key: str) -> bool:
     """Whether --set has set what a batch key sets."""
-    node = _find(root, TABLE[key].key) if TABLE[key].key else None
+    node = _find(root, _ours(key)) if _ours(key) else None
     return node is not None and node.where == "--set"
 
 
-def _changes(found: Mapping[str, int], at: Mapping[str, str]) -> list[tuple[str, Node]]:
-    return [(TABLE[key].key, Node(n, at[key])) for key, n in found.items() if TABLE[key].key]
+def _changes(
+    found: Mapping[str, int], at: Mapping[str, str]
+) -> list[tuple[str, Node]]:
+    return [
+        (_ours(key), Node(n, at[key]))
+        for key, n in found.items()
+        if _ours(key)
+    ]
 
 
-def _product(where: str, wrong: str, allowed: str, G: int, step: int) -> SpecError:
+def _ours(key: str) -> str:
+    """The spec's key that a batch key sets; '' where others say it."""
+    row = TABLE[key]
+    return row.key if isinstance(row, Honour) else ""
+
+
+def _product(
+    where: str, wrong: str, allowed: str, G: int, step: int
+) -> SpecError:
     """step: samples of all steps of a rank, or steps."""
-    ranks = "" if G % step or G // step > RANKS else f", or --set cluster.ranks={G // step}"
-    return SpecError(f"{where}: {wrong}; allowed: train_batch_size {allowed}{ranks}")
+    ranks = (
+        ""
+        if G % step or G // step > RANKS
+        else f", or --set cluster.ranks={G // step}"
+    )
+    return SpecError(
+        f"{where}: {wrong}; allowed: train_batch_size {allowed}{ranks}"
+    )
 
 
 def _spec(root: Node, key: str, default: int | None = None) -> int | None:
@@ -415,4 +623,4 @@ def _spec(root: Node, key: str, default: int | None = None) -> int | None:
     if node is None:
         return default
     n = numeric(node.value)
-    return int(n) if n is not None and n == int(n) and 1 <= n < 2 ** 31 else None
+    return int(n) if n is not None and n == int(n) and 1 <= n < 2**31 else None

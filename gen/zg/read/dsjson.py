@@ -3,13 +3,14 @@
 DeepSpeed reads Hjson: JSON with comments (#, //, /* */), keys without quotes, and commas left over,
 or left out at a line's end. So does this; a template, Markdown or Python is told as what it is.
 """
+
 from __future__ import annotations
 
 import json
 import re
 from bisect import bisect
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Callable
 
 from .node import DEPTH, NODES, Node, SpecError, number, shown
 
@@ -21,17 +22,25 @@ _END = r"(?=\s*(?:[,\]}\n]|#|//|/\*|$))"
 _PLAIN = re.compile(r"[^\s,:{}\[\]\"'#]+" + _END)
 _BARE = re.compile(r"[A-Za-z_/.~][\w./+-]*[ \t\r]*(?=\n|$)")
 _MARK = re.compile(r"\{\{|\{%|\$\{|\$[A-Za-z_]\w*|<[A-Za-z_][^<>\n]*>")
-_NAME = re.compile(r"(?!NaN\b)[A-Z][A-Z0-9_]+\b")     # BATCH_SIZE, for sed to replace
+_NAME = re.compile(
+    r"(?!NaN\b)[A-Z][A-Z0-9_]+\b"
+)  # BATCH_SIZE, for sed to replace
 _FENCE = re.compile(r"^[ \t]*(```|~~~)", re.M)
-_WORDS = {"true": True, "false": False, "null": None, "NaN": float("nan"),
-          "Infinity": float("inf"), "-Infinity": -float("inf")}
+_WORDS = {
+    "true": True,
+    "false": False,
+    "null": None,
+    "NaN": float("nan"),
+    "Infinity": float("inf"),
+    "-Infinity": -float("inf"),
+}
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
 @dataclass
 class _Text:
     text: str
-    place: Callable[[int], str]         # of a line, from 0
+    place: Callable[[int], str]  # of a line, from 0
     at: int = 0
     count: int = 0
     lines: list[int] = field(default_factory=list)
@@ -46,18 +55,25 @@ class _Text:
         left = _MARK.match(self.text, at) or _NAME.match(self.text, at)
         if left:
             return self.template(at, left[0])
-        return SpecError(f"{self.where(at)}: broken syntax: {wrong}; allowed: {allowed}")
+        return SpecError(
+            f"{self.where(at)}: broken syntax: {wrong}; allowed: {allowed}"
+        )
 
     def template(self, at: int, found: str) -> SpecError:
-        return SpecError(f"{self.where(at)}: {shown(found)} is a placeholder of a template; "
-                         "allowed: the value that belongs there")
+        return SpecError(
+            f"{self.where(at)}: {shown(found)} is a placeholder of a template; "
+            "allowed: the value that belongs there"
+        )
 
     def skip(self) -> str:
         """The next character that says something; '' at the end."""
-        self.at = _GAP.match(self.text, self.at).end()
+        gap = _GAP.match(self.text, self.at)
+        self.at = gap.end() if gap else self.at
         if self.text.startswith("/*", self.at):
-            raise self.fail(self.at, "the comment that begins here has no end", "/* ... */")
-        return self.text[self.at:self.at + 1]
+            raise self.fail(
+                self.at, "the comment that begins here has no end", "/* ... */"
+            )
+        return self.text[self.at : self.at + 1]
 
     # ---- values
 
@@ -65,8 +81,10 @@ class _Text:
         c, start = self.skip(), self.at
         self.count += 1
         if self.count > NODES or depth > DEPTH:
-            raise SpecError(f"{self.where(start)}: is nested too deep or holds too much; "
-                            f"allowed: {DEPTH} levels, {NODES} values")
+            raise SpecError(
+                f"{self.where(start)}: is nested too deep or holds too much; "
+                f"allowed: {DEPTH} levels, {NODES} values"
+            )
         if c == "{":
             return Node(self.members(start, depth), self.where(start))
         if c == "[":
@@ -77,7 +95,7 @@ class _Text:
     def members(self, start: int, depth: int) -> dict[str, Node]:
         """{...}, or a whole file without its braces."""
         found: dict[str, Node] = {}
-        braces = self.text[start:start + 1] == "{"
+        braces = self.text[start : start + 1] == "{"
         self.at = start + braces
         if _MARK.match(self.text, start):
             raise self.fail(start, "", "")
@@ -88,12 +106,17 @@ class _Text:
                 return found
             at, key = self.at, self.key()
             if self.skip() != ":":
-                raise self.fail(self.at if self.text[self.at:] else at,
-                                f"there is no : behind the key {shown(key)}", "KEY: VALUE")
+                raise self.fail(
+                    self.at if self.text[self.at :] else at,
+                    f"there is no : behind the key {shown(key)}",
+                    "KEY: VALUE",
+                )
             self.at += 1
             if key in found:
-                raise SpecError(f"{self.where(at)}: {shown(key)} stands here twice; "
-                                "allowed: each key once")
+                raise SpecError(
+                    f"{self.where(at)}: {shown(key)} stands here twice; "
+                    "allowed: each key once"
+                )
             found[key] = Node(self.value(depth + 1).value, self.where(at))
             self.comma("}")
         self.at += 1
@@ -111,8 +134,10 @@ class _Text:
         return found
 
     def open(self, start: int, what: str) -> SpecError:
-        return SpecError(f"{self.where(start)}: broken syntax: the file ends, and the {what} of "
-                         "this line is open; allowed: JSON")
+        return SpecError(
+            f"{self.where(start)}: broken syntax: the file ends, and the {what} of "
+            "this line is open; allowed: JSON"
+        )
 
     def comma(self, end: str) -> None:
         """A comma, the end, or another line behind a value."""
@@ -120,8 +145,12 @@ class _Text:
         c = self.skip()
         if c == ",":
             self.at += 1
-        elif c and c != end and "\n" not in self.text[before:self.at]:
-            raise self.fail(self.at, f"{shown(c)} where a value has ended", f"a comma or {end}")
+        elif c and c != end and "\n" not in self.text[before : self.at]:
+            raise self.fail(
+                self.at,
+                f"{shown(c)} where a value has ended",
+                f"a comma or {end}",
+            )
 
     # ---- words
 
@@ -131,7 +160,9 @@ class _Text:
             return self.quoted()
         found = _KEY.match(self.text, self.at)
         if not found or _MARK.match(found[0]):
-            raise self.fail(self.at, f"{shown(c)} where a key should begin", '"KEY": VALUE')
+            raise self.fail(
+                self.at, f"{shown(c)} where a key should begin", '"KEY": VALUE'
+            )
         self.at = found.end()
         return found[0]
 
@@ -143,7 +174,11 @@ class _Text:
             return long[1].strip()
         found = _QUOTED.match(self.text, start)
         if not found:
-            raise self.fail(start, "the text that begins here has no closing quote", '"text"')
+            raise self.fail(
+                start,
+                "the text that begins here has no closing quote",
+                '"text"',
+            )
         self.at = found.end()
         body = found[1]
         if body is None:
@@ -152,10 +187,13 @@ class _Text:
         if left:
             raise self.template(start, left[0])
         try:
-            return json.loads(f'"{body}"', strict=False)
+            return str(json.loads(f'"{body}"', strict=False))
         except ValueError:
-            raise self.fail(start, f"{shown(found[0])} has a wrong \\ in it",
-                            "JSON's \\n, \\\\, \\u00e9") from None
+            raise self.fail(
+                start,
+                f"{shown(found[0])} has a wrong \\ in it",
+                "JSON's \\n, \\\\, \\u00e9",
+            ) from None
 
     def plain(self) -> object:
         """A number, true, false, null, or a word alone on the rest of its line."""
@@ -167,14 +205,26 @@ class _Text:
         line = self.text[start:].partition("\n")[0].strip()
         first, _, rest = line.partition(" ")
         if rest and (first in _WORDS or number(first) is not None):
-            raise self.fail(start, f"{shown(rest)} behind {first}", "a comma, or another line")
+            raise self.fail(
+                start,
+                f"{shown(rest)} behind {first}",
+                "a comma, or another line",
+            )
         if found and found[0] in _PYTHON:
-            raise self.fail(start, f"{found[0]} is Python's", _PYTHON[found[0]])
+            raise self.fail(
+                start, f"{found[0]} is Python's", _PYTHON[found[0]]
+            )
         bare = _BARE.match(self.text, start)
         if not bare or _NAME.fullmatch(bare[0].strip()):
-            what = f"{shown(line)} is no value" if line else "a value is missing"
+            what = (
+                f"{shown(line)} is no value" if line else "a value is missing"
+            )
             text = '"text" in quotes' if line[:1].isalpha() else '"text"'
-            raise self.fail(start, what, f"a number, true, false, null, {text}, [...] or {{...}}")
+            raise self.fail(
+                start,
+                what,
+                f"a number, true, false, null, {text}, [...] or {{...}}",
+            )
         self.at = bare.end()
         return bare[0].strip()
 
@@ -184,17 +234,27 @@ def parse(text: str, place: Callable[[int], str]) -> Node:
     t = _Text(text, place)
     fence = _FENCE.search(text)
     if fence:
-        raise SpecError(f"{t.where(fence.start(1))}: {fence[1]} is left from Markdown; "
-                        "allowed: the text between the fences")
+        raise SpecError(
+            f"{t.where(fence.start(1))}: {fence[1]} is left from Markdown; "
+            "allowed: the text between the fences"
+        )
     c = t.skip()
     if not c:
         raise SpecError(f"{place(0)}: is empty; allowed: an object {{...}}")
-    if c in "{[" or not re.compile(r"""("[^"\n]*"|[^\s,:{}\[\]"']+)\s*:""").match(text, t.at):
+    if c in "{[" or not re.compile(
+        r"""("[^"\n]*"|[^\s,:{}\[\]"']+)\s*:"""
+    ).match(text, t.at):
         root = t.value(0)
     else:
         root = Node(t.members(t.at, 0), t.where(t.at))
     if not isinstance(root.value, dict):
-        raise SpecError(f"{root.where}: holds {shown(root.plain())}; allowed: an object {{...}}")
+        raise SpecError(
+            f"{root.where}: holds {shown(root.plain())}; allowed: an object {{...}}"
+        )
     if c == "{" and t.skip():
-        raise t.fail(t.at, f"{shown(t.text[t.at])} behind the end of the object", "one object")
+        raise t.fail(
+            t.at,
+            f"{shown(t.text[t.at])} behind the end of the object",
+            "one object",
+        )
     return root

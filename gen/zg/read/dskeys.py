@@ -2,13 +2,42 @@
 
 One row a key. What is built later changes its row and nothing else.
 """
+
 from __future__ import annotations
 
-from typing import Mapping
+from collections.abc import Mapping
 
-from .dsrows import (ANY, COUNT, DTYPE, EVEN, FLAG, INTEGER, LR, OBJECT, POSITIVE, SHARE, SIZE,
-                     TEXT, TEXTS, Key, Moved, Part, Same, either, idle, integer, legacy, listed, no,
-                     parts, real, to, under, watch, word)
+from .dsrows import (
+    ANY,
+    COUNT,
+    DTYPE,
+    EVEN,
+    FLAG,
+    INTEGER,
+    LR,
+    OBJECT,
+    POSITIVE,
+    SHARE,
+    SIZE,
+    TEXT,
+    TEXTS,
+    Key,
+    Moved,
+    Part,
+    Same,
+    either,
+    idle,
+    integer,
+    legacy,
+    listed,
+    no,
+    parts,
+    real,
+    to,
+    under,
+    watch,
+    word,
+)
 
 _FLOAT = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 _OWNER = "gradients are always reduced to their owner"
@@ -16,15 +45,25 @@ _SCALED = "gradients are summed in f32 and scaled once, in the optimizer"
 _LATER = "is not supported yet"
 _LOG = "`out/train --log FILE` writes loss, norm, rate and time of every step"
 _PROFILE = "`out/train --profile FILE` times "
-_QUANTIZED = f"{_LATER}: weights and gradients travel in the precision of the program"
+_QUANTIZED = (
+    f"{_LATER}: weights and gradients travel in the precision of the program"
+)
 _ONE = "there is one of a kind here"
 _AGAIN = "`--set train.recompute=full` makes a layer's activations again in backward"
-_RANK = "is not here: every rank holds all heads, layers and tokens of its samples"
+_RANK = (
+    "is not here: every rank holds all heads, layers and tokens of its samples"
+)
 
-_OPTIMIZERS = {"Adam": "AdamW", "AdamW": "AdamW", "Lion": "Lion", "Adagrad": "Adagrad",
-               "SGD": "SGD"}
+_OPTIMIZERS = {
+    "Adam": "AdamW",
+    "AdamW": "AdamW",
+    "Lion": "Lion",
+    "Adagrad": "Adagrad",
+    "SGD": "SGD",
+}
 _SCHEDULES = ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle")
 
+# fmt: off
 _TOP = {
     "train_batch_size": to("train.global_batch", COUNT),
     "train_micro_batch_size_per_gpu": to("train.micro_batch", COUNT),
@@ -339,15 +378,27 @@ _REST = {
     "progressive_layer_drop.*": Part(ANY),
 }
 
+# fmt: on
 TABLE: Mapping[str, Key] = {
-    **_TOP, **under("optimizer", _OPTIMIZER), **under("scheduler", _SCHEDULER), **_PRECISION,
-    **{f"bfloat16.{name.partition('.')[2]}": Moved(row.kind, to=name, old=False)
-       for name, row in _PRECISION.items() if name.startswith("bf16.")},
-    **under("zero_optimization", _ZERO), **_REST,
+    **_TOP,
+    **under("optimizer", _OPTIMIZER),
+    **under("scheduler", _SCHEDULER),
+    **_PRECISION,
+    **{
+        f"bfloat16.{name.partition('.')[2]}": Moved(
+            row.kind, to=name, old=False
+        )
+        for name, row in _PRECISION.items()
+        if name.startswith("bf16.")
+    },
+    **under("zero_optimization", _ZERO),
+    **_REST,
 }
 
 # A section's switch: while it is off, the section's other keys say nothing.
 SWITCHES: Mapping[str, str] = {
-    name.rpartition(".")[0]: name for name in TABLE
+    name.rpartition(".")[0]: name
+    for name in TABLE
     if name.endswith((".enabled", ".device", ".autotp_size"))
-    and not name.startswith(("bf16.", "bfloat16.", "timers.", "compile."))}
+    and not name.startswith(("bf16.", "bfloat16.", "timers.", "compile."))
+}

@@ -1,4 +1,5 @@
 """dswords.py -- what is said of keys of a ds_config.json that the table of dskeys.py lacks."""
+
 from __future__ import annotations
 
 import difflib
@@ -16,9 +17,15 @@ _STARS = {"*", "_*"}
 def dotted(key: str, node: Node) -> str:
     """A key that is several in one."""
     *above, last = key.split(".")
-    there = "".join(f'"{word}": {{' for word in above) + f'"{last}": ...' + "}" * len(above)
-    return (f"{node.where}: {printable(key)}: has a dot in its name, and sections are objects; "
-            f"allowed: {printable(there)}")
+    there = (
+        "".join(f'"{word}": {{' for word in above)
+        + f'"{last}": ...'
+        + "}" * len(above)
+    )
+    return (
+        f"{node.where}: {printable(key)}: has a dot in its name, and sections are objects; "
+        f"allowed: {printable(there)}"
+    )
 
 
 def unknown(key: str, node: Node) -> tuple[str, bool]:
@@ -26,25 +33,49 @@ def unknown(key: str, node: Node) -> tuple[str, bool]:
     top, a note: DeepSpeed looks at none but its own."""
     section, _, word = key.rpartition(".")
     if word.startswith("_") or word in ("comment", "//"):
-        return (f"{node.where}: {printable(key)}: is a comment in a section; "
-                "allowed: at the top of the file, or behind a #"), True
+        return (
+            f"{node.where}: {printable(key)}: is a comment in a section; "
+            "allowed: at the top of the file, or behind a #"
+        ), True
     start = f"{section}." if section else ""
-    here = sorted({k[len(start):].split(".")[0] for k in TABLE if k.startswith(start)} - _STARS)
-    homes = sorted({k for k in {*TABLE, *SECTIONS} if k.rpartition(".")[2] == word not in _STARS
-                    and k.partition(".")[0] not in _ALIASES})
-    hint = meant(word, here, 0.68)          # of so many keys a few are a little like any word
+    here = sorted(
+        {k[len(start) :].split(".")[0] for k in TABLE if k.startswith(start)}
+        - _STARS
+    )
+    homes = sorted(
+        {
+            k
+            for k in {*TABLE, *SECTIONS}
+            if k.rpartition(".")[2] == word not in _STARS
+            and k.partition(".")[0] not in _ALIASES
+        }
+    )
+    hint = meant(
+        word, here, 0.68
+    )  # of so many keys a few are a little like any word
     if 0 < len(homes) < 4:
         top = " at the top" if section and "." not in homes[-1] else ""
         hint = f"did you mean {' or '.join(homes)}{top}? "
     elif not hint and not homes:
         names = {k.rpartition(".")[2] for k in TABLE}
         near = difflib.get_close_matches(word, names - _STARS, 1, 0.9)
-        homes = sorted(k for k in TABLE if near and k.rpartition(".")[2] == near[0])
+        homes = sorted(
+            k for k in TABLE if near and k.rpartition(".")[2] == near[0]
+        )
         hint = f"did you mean {homes[0]}? " if homes else ""
     if not section and not hint and not homes:
-        return (f"{node.where}: {printable(key)}: has no effect here: is no key of DeepSpeed, "
-                "which ignores it"), False
-    ours = sorted({k[len(start):].split(".")[0] for k, row in TABLE.items()
-                   if k.startswith(start) and isinstance(row, Honour)})
-    return (f"{node.where}: {printable(key)}: is no key here; {hint}"
-            f"allowed: {', '.join(ours or here)}"), True
+        return (
+            f"{node.where}: {printable(key)}: has no effect here: is no key of DeepSpeed, "
+            "which ignores it"
+        ), False
+    ours = sorted(
+        {
+            k[len(start) :].split(".")[0]
+            for k, row in TABLE.items()
+            if k.startswith(start) and isinstance(row, Honour)
+        }
+    )
+    return (
+        f"{node.where}: {printable(key)}: is no key here; {hint}"
+        f"allowed: {', '.join(ours or here)}"
+    ), True

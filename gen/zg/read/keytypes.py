@@ -2,33 +2,58 @@
 
 A key's type says what is allowed in words that stand in the error.
 """
+
 from __future__ import annotations
 
 import math
 import re
 from decimal import Decimal
-from typing import Annotated
+from typing import Annotated, Any, TypeVar, get_args
 
-from pydantic import PlainValidator
-from pydantic_core import PydanticCustomError
+from pydantic import GetCoreSchemaHandler, PlainValidator
+from pydantic_core import CoreSchema, PydanticCustomError
 
 from ..facts import ops
-from .node import number, shown
+from .node import Names, number, shown
 
-DIM = 2 ** 31 - 1               # a dimension: kernels count rows and columns in 31 bits
-RANKS = 2 ** 20
-LAYERS = 2048                   # of a model: each is some lines of the plan
-ELEMS = 2 ** 48                 # elements of a model, of all values: byte offsets fit in 63 bits
-TOKEN = 65535                   # the largest uint16 token
+DIM = 2**31 - 1  # a dimension: kernels count rows and columns in 31 bits
+RANKS = 2**20
+LAYERS = 2048  # of a model: each is some lines of the plan
+ELEMS = (
+    2**48
+)  # elements of a model, of all values: byte offsets fit in 63 bits
+TOKEN = 65535  # the largest uint16 token
 RECOMPUTE = tuple(ops.WORDS.values())
 TARGETS = ("cpu", "sm_80", "sm_90", "sm_100")
 
 
+# ---- keys that may be left out
+
+Kind = TypeVar("Kind")
+Items = tuple[Any, ...]
+
+
+class LeftOut:
+    """None stands for a key that is left out; who gives the key gives it a value."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        kind, _ = get_args(source)
+        return handler(kind)
+
+
+Unsaid = Annotated[Kind | None, LeftOut()]
+
 # ---- types of keys: PydanticCustomError carries what is wrong and what is allowed
 
+
 def refuse(wrong: str, allowed: str) -> PydanticCustomError:
-    return PydanticCustomError("zg", "{wrong}; allowed: {allowed}",
-                               {"wrong": wrong, "allowed": allowed})
+    return PydanticCustomError(
+        "zg",
+        "{wrong}; allowed: {allowed}",
+        {"wrong": wrong, "allowed": allowed},
+    )
 
 
 def _numeric(value: object, kind: str, allowed: str) -> int | float:
@@ -40,7 +65,7 @@ def _numeric(value: object, kind: str, allowed: str) -> int | float:
     return found
 
 
-def Integer(low: int, high: int) -> object:
+def Integer(low: int, high: int) -> PlainValidator:
     """An integer; 5e8 and "1e8" are integers too, as DeepSpeed's users write them."""
     allowed = f"an integer from {low} to {high}"
 
@@ -51,10 +76,11 @@ def Integer(low: int, high: int) -> object:
         if not low <= found <= high:
             raise refuse(f"{shown(value)} is out of range", allowed)
         return int(found)
-    return Annotated[int, PlainValidator(check)]
+
+    return PlainValidator(check)
 
 
-def Auto(low: int, high: int) -> object:
+def Auto(low: int, high: int) -> PlainValidator:
     """An integer, or the word auto (None): what the generator chooses."""
     allowed = f"auto or an integer from {low} to {high}"
 
@@ -63,12 +89,15 @@ def Auto(low: int, high: int) -> object:
             return None
         found = _numeric(value, "integer", allowed)
         if found != int(found) or not low <= found <= high:
-            raise refuse(f"{shown(value)} is out of range or no integer", allowed)
+            raise refuse(
+                f"{shown(value)} is out of range or no integer", allowed
+            )
         return int(found)
-    return Annotated[int | None, PlainValidator(check)]
+
+    return PlainValidator(check)
 
 
-def Real(low: float, high: float) -> object:
+def Real(low: float, high: float) -> PlainValidator:
     allowed = f"a number from {low:g} to {high:.9g}"
 
     def check(value: object) -> float:
@@ -76,26 +105,31 @@ def Real(low: float, high: float) -> object:
         if not low <= found <= high:
             raise refuse(f"{shown(value)} is out of range", allowed)
         return float(found)
-    return Annotated[float, PlainValidator(check)]
+
+    return PlainValidator(check)
 
 
-def Choice(*words: str) -> object:
+def Choice(*words: str) -> PlainValidator:
     def check(value: object) -> str:
         if value not in words or not isinstance(value, str):
             raise refuse(f"{shown(value)} is not known", " or ".join(words))
         return value
-    return Annotated[str, PlainValidator(check)]
+
+    return PlainValidator(check)
 
 
-def Text(pattern: str, allowed: str) -> object:
+def Text(pattern: str, allowed: str) -> PlainValidator:
     def check(value: object) -> str:
         if not isinstance(value, str):
-            raise refuse(f"{shown(value)} is no text",
-                         f"{allowed} (in quotes where it looks like a number)")
+            raise refuse(
+                f"{shown(value)} is no text",
+                f"{allowed} (in quotes where it looks like a number)",
+            )
         if not re.fullmatch(pattern, value):
             raise refuse(f"{shown(value)} does not fit", allowed)
         return value
-    return Annotated[str, PlainValidator(check)]
+
+    return PlainValidator(check)
 
 
 def _flag(value: object) -> bool:
@@ -104,13 +138,13 @@ def _flag(value: object) -> bool:
     return value
 
 
-def two(value: tuple) -> tuple:
+def two(value: Items) -> Items:
     if len(value) != 2:
         raise refuse(f"has {len(value)} values", "a list of 2")
     return value
 
 
-def some(value: tuple) -> tuple:
+def some(value: Items) -> Items:
     if not value:
         raise refuse("is empty", "a list of at least one")
     return value
@@ -122,15 +156,26 @@ def target(value: object) -> str:
     return str(value)
 
 
-def unique(value: tuple) -> tuple:
+def unique(value: Items) -> Items:
     if len(set(value)) < len(value):
         raise refuse("names a target twice", "each target once")
     return value
 
 
-_UNITS = {"": 1, "B": 1, "kB": 10 ** 3, "KB": 10 ** 3, "MB": 10 ** 6, "GB": 10 ** 9, "TB": 10 ** 12,
-          "KiB": 2 ** 10, "MiB": 2 ** 20, "GiB": 2 ** 30, "TiB": 2 ** 40}
-_PAGES = f"a multiple of 4096 from 4096 to {2 ** 30}"
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "kB": 10**3,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
+_PAGES = f"a multiple of 4096 from 4096 to {2**30}"
 _MARGIN = "0 or an even integer from 2 to 64"
 _BYTES = re.compile(r"(\d{1,18}(?:\.\d{1,9})?) ?([kKMGT]i?B|B|)", re.ASCII)
 
@@ -139,19 +184,31 @@ def whole_bytes(value: object) -> int:
     """80GiB, 500 MB, 1.5TB, or bytes."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    text = str(value) if isinstance(value, (int, str)) and not isinstance(value, bool) else ""
+    text = (
+        str(value)
+        if isinstance(value, (int, str)) and not isinstance(value, bool)
+        else ""
+    )
     found = _BYTES.fullmatch(text)
-    if not found or found[2] not in _UNITS or not Decimal(found[1]) * _UNITS[found[2]] >= 1:
-        raise refuse(f"{shown(value)} is no size", "bytes, or a number with kB, MB, GB, TB, KiB, "
-                                                   "MiB, GiB or TiB")
+    if (
+        not found
+        or found[2] not in _UNITS
+        or not Decimal(found[1]) * _UNITS[found[2]] >= 1
+    ):
+        raise refuse(
+            f"{shown(value)} is no size",
+            "bytes, or a number with kB, MB, GB, TB, KiB, MiB, GiB or TiB",
+        )
     return int(Decimal(found[1]) * _UNITS[found[2]])
 
 
 def pages(value: object) -> int:
     """Bytes, in whole pages of 4096."""
     found = _numeric(value, "integer", _PAGES)
-    if found != int(found) or not 4096 <= found <= 2 ** 30 or found % 4096:
-        raise refuse(f"{shown(value)} is out of range or no multiple of 4096", _PAGES)
+    if found != int(found) or not 4096 <= found <= 2**30 or found % 4096:
+        raise refuse(
+            f"{shown(value)} is out of range or no multiple of 4096", _PAGES
+        )
     return int(found)
 
 
@@ -163,27 +220,29 @@ def margin(value: object) -> int:
     return int(found)
 
 
-def again(value: object) -> tuple[str, ...]:
-    """The ops of a block whose values are made again."""
+def again(value: object) -> Names:
+    """The ops of a block whose values are recomputed."""
     named = {"none": [], "full": [*RECOMPUTE]}
     words = named.get(value, [value]) if isinstance(value, str) else value
     words = words if isinstance(words, list) else [words]
     for word in words:
         if word not in RECOMPUTE:
-            raise refuse(f"{shown(word)} is no op of a block",
-                         f"none, full or a list of {', '.join(RECOMPUTE)}")
+            raise refuse(
+                f"{shown(word)} is no op of a block",
+                f"none, full or a list of {', '.join(RECOMPUTE)}",
+            )
     return tuple(dict.fromkeys(words))
 
 
 def rule(value: object) -> str | dict[str, int]:
     """How leaves are summed."""
-    allowed = f"tree, fold or {{block: a power of two up to {2 ** 30}}}"
+    allowed = f"tree, fold or {{block: a power of two up to {2**30}}}"
     if value in ("tree", "fold"):
         return value
     if not isinstance(value, dict) or value.keys() != {"block"}:
         raise refuse(f"{shown(value)} is no rule", allowed)
     n = _numeric(value["block"], "integer", allowed)
-    if n not in (2 ** i for i in range(31)):
+    if n not in (2**i for i in range(31)):
         raise refuse(f"a block of {shown(value['block'])}", allowed)
     return {"block": int(n)}
 
@@ -192,16 +251,38 @@ def as_list(value: object) -> object:
     return value if isinstance(value, list) else [value]
 
 
-Count = Integer(1, DIM)
+Count = Annotated[int, Integer(1, DIM)]
 Flag = Annotated[bool, PlainValidator(_flag)]
-Elems = Integer(1, ELEMS)
-ElemsOrNone = Integer(0, ELEMS)
-Tiny = Real(1e-30, 1.0)         # an epsilon: one that f32 would flush to 0 divides 0 by 0
+Bytes = Annotated[int, PlainValidator(whole_bytes)]
+Elems = Annotated[int, Integer(1, ELEMS)]
+ElemsOrNone = Annotated[int, Integer(0, ELEMS)]
+Tiny = Annotated[
+    float, Real(1e-30, 1.0)
+]  # an epsilon: one that f32 would flush to 0 divides 0 by 0
 _CHARS = "letters, digits, '_', '-' and single dots"
-Name = Text(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", _CHARS)
-Layered = Text(r"([A-Za-z0-9_-]+\.)*\{l\}(\.[A-Za-z0-9_-]+)*",
-               f"a name with one part {{l}}, the layer; {_CHARS}")
-Pattern = Text(r"[][A-Za-z0-9_.*?!-]+", "a pattern of tensor names, like '*.bias'")
-Folder = Text(r"[^\s\"\\%?\x00-\x1f\x7f]{1,1000}", "a directory's path, without spaces, quotes, "
-              "backslashes, '%' and '?'")
-Title = Text(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}", "up to 64 letters, digits, '_', '.', '+', '-'")
+Name = Annotated[str, Text(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", _CHARS)]
+Layered = Annotated[
+    str,
+    Text(
+        r"([A-Za-z0-9_-]+\.)*\{l\}(\.[A-Za-z0-9_-]+)*",
+        f"a name with one part {{l}}, the layer; {_CHARS}",
+    ),
+]
+Pattern = Annotated[
+    str,
+    Text(r"[][A-Za-z0-9_.*?!-]+", "a pattern of tensor names, like '*.bias'"),
+]
+Folder = Annotated[
+    str,
+    Text(
+        r"[^\s\"\\%?\x00-\x1f\x7f]{1,1000}",
+        "a directory's path, without spaces, quotes, backslashes, '%' and '?'",
+    ),
+]
+Title = Annotated[
+    str,
+    Text(
+        r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}",
+        "up to 64 letters, digits, '_', '.', '+', '-'",
+    ),
+]

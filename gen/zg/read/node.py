@@ -1,14 +1,23 @@
 """node.py -- pieces of a user's file with their places, and the words of errors about them."""
+
 from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Iterable, Sequence
+from typing import Any
 
-NODES = 20_000                  # of a file, after aliases are followed: they grow exponentially
+NODES = (
+    20_000  # of a file, after aliases are followed: they grow exponentially
+)
 DEPTH = 40
-LINES = 5                       # of errors shown
+LINES = 5  # of errors shown
+
+
+Names = tuple[str, ...]
+Ints = tuple[int, ...]
+Path = tuple[str | int, ...]  # to a key
 
 
 class SpecError(Exception):
@@ -18,7 +27,8 @@ class SpecError(Exception):
 @dataclass
 class Node:
     """A piece of a user's file and where it stands. value: dict or list of Node, or scalar."""
-    value: object
+
+    value: Any
     where: str
 
     def plain(self) -> object:
@@ -28,21 +38,25 @@ class Node:
             return [node.plain() for node in self.value]
         return self.value
 
-    def at(self, path: tuple[str | int, ...]) -> Node:
+    def at(self, path: Path) -> Node:
         """The node at a path, or the nearest one that there is above it."""
         node = self
         for step in path:
             below = node.value
             if isinstance(below, dict) and step in below:
                 node = below[step]
-            elif isinstance(below, list) and isinstance(step, int) and step < len(below):
+            elif (
+                isinstance(below, list)
+                and isinstance(step, int)
+                and step < len(below)
+            ):
                 node = below[step]
             else:
                 break
         return node
 
 
-def dotted(path: tuple[str | int, ...]) -> str:
+def dotted(path: Path) -> str:
     """model.units[1].ops"""
     words = (f"[{p}]" if isinstance(p, int) else f".{p}" for p in path)
     return printable("".join(words).removeprefix("."))
@@ -74,13 +88,18 @@ def several(lines: Iterable[str]) -> SpecError:
     """Several mistakes as one error, each once."""
     found = list(dict.fromkeys(lines))
     rest = len(found) - LINES + 1
-    return SpecError("\n".join(found if rest < 2 else
-                               [*found[:LINES - 1], f"and {rest} more"]))
+    return SpecError(
+        "\n".join(
+            found if rest < 2 else [*found[: LINES - 1], f"and {rest} more"]
+        )
+    )
 
 
 # ---- numbers
 
-_NUMBER = re.compile(r"[-+]?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][-+]?\d+)?", re.ASCII)
+_NUMBER = re.compile(
+    r"[-+]?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][-+]?\d+)?", re.ASCII
+)
 _INTEGER = re.compile(r"[-+]?(0|[1-9]\d{0,39})", re.ASCII)
 
 

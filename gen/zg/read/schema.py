@@ -4,40 +4,79 @@ Invariants
  1. A record that exists is in range: nothing after the reader checks a number's sign or size again.
  2. A key's type says what is allowed in words that stand in the error.
 """
+
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Mapping
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainValidator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PlainValidator,
+)
 
 from ..facts import kinds
 from ..facts.families import FAMILIES
-from .keytypes import (DIM, ELEMS, LAYERS, RANKS, RECOMPUTE, TARGETS, TOKEN, Auto, Choice, Count,
-                       Elems, ElemsOrNone, Flag, Folder, Integer, Layered, Name, Pattern, Real,
-                       Tiny, Title, again, as_list, margin, pages, rule, some, target, two,
-                       unique, whole_bytes)
-from .node import SpecError
-
+from .keytypes import (
+    DIM,
+    ELEMS,
+    LAYERS,
+    RANKS,
+    TARGETS,
+    TOKEN,
+    Auto,
+    Bytes,
+    Choice,
+    Count,
+    Elems,
+    ElemsOrNone,
+    Flag,
+    Folder,
+    Integer,
+    Layered,
+    Name,
+    Pattern,
+    Real,
+    Tiny,
+    Title,
+    Unsaid,
+    again,
+    as_list,
+    margin,
+    pages,
+    rule,
+    some,
+    target,
+    two,
+    unique,
+)
+from .node import Ints, Names, SpecError
 
 # ---- what the passes read
+
 
 @dataclass(frozen=True)
 class Weight:
     """A tensor of an op; parts: the (name, rows) that it has in the weights' file, more than one
     where several lie side by side. Names are without the unit's. Rows of `shape` beyond the parts'
     are zeros: the vocabulary's last."""
+
     name: str
     parts: tuple[tuple[str, int], ...]
-    shape: tuple[int, ...]
+    shape: Ints
 
 
 @dataclass(frozen=True)
 class Row:
     """A row of the op table (facts/ops.py) in a model: its dims, and its tensors by the table's
     words. tied: the embedding's tensor that is its w."""
+
     name: str
-    dims: Mapping[str, object]
+    dims: Mapping[str, Any]
     weights: Mapping[str, Weight] = field(default_factory=dict)
     tied: str = ""
 
@@ -46,8 +85,9 @@ class Row:
 class Op:
     """kind and args as in the spec, defaults filled in; ops: of a residual; rows: what any other
     op is made of, in order."""
+
     kind: str
-    args: Mapping[str, object]
+    args: Mapping[str, Any]
     ops: tuple[Op, ...] = ()
     rows: tuple[Row, ...] = ()
 
@@ -55,6 +95,7 @@ class Op:
 @dataclass(frozen=True)
 class Unit:
     """kind: embedding, blocks or head; name holds {l} in blocks, else it is ''."""
+
     kind: str
     repeat: int
     name: str
@@ -64,11 +105,24 @@ class Unit:
 @dataclass(frozen=True)
 class Model:
     """vocab V, width C; names: a family (facts/families.py)."""
+
     vocab: int
     width: int
     names: str
     units: tuple[Unit, ...]
 
+
+# The default of a key that the reader fills in, from the row of the section's type (kinds.py): in a
+# Spec it is None only where the type does not take the key, or its row says so.
+UNSAID: Any = None
+
+_Steps = Annotated[int, Integer(0, 2**53)]
+_Rate = Annotated[float, Real(0.0, 1e3)]
+_Share = Annotated[float, Real(0.0, 0.999999999)]
+_Stairs = Annotated[int, Integer(0, 2**20)]
+_Ratio = Annotated[float, Real(0.0, 1.0)]
+_Size = Annotated[int, Integer(0, DIM)]
+_Device = Annotated[str, Choice("none", "cpu", "nvme")]
 
 _KEYS = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
@@ -78,10 +132,11 @@ class OffloadOptimizer:
     """Where the optimizer's states lie: its step runs on the host; buffer_count: tiles on their
     way. ratio: the share of each shard that this is so for, the rest stays on the device.
     nvme_path: the directory of a rank's file."""
+
     __pydantic_config__ = _KEYS
-    device: Choice("none", "cpu", "nvme") = "none"
-    buffer_count: Integer(1, 64) = 4
-    ratio: Real(0.0, 1.0) = 1.0
+    device: _Device = "none"
+    buffer_count: Annotated[int, Integer(1, 64)] = 4
+    ratio: _Ratio = 1.0
     nvme_path: Folder | None = None
 
 
@@ -89,8 +144,9 @@ class OffloadOptimizer:
 class OffloadParam:
     """Where parameters lie that no rank keeps whole; max_in_cpu: of a rank's, so many elements stay
     on the host though the device is nvme, whole flats in the plan's order."""
+
     __pydantic_config__ = _KEYS
-    device: Choice("none", "cpu", "nvme") = "none"
+    device: _Device = "none"
     nvme_path: Folder | None = None
     max_in_cpu: ElemsOrNone = 0
 
@@ -98,25 +154,33 @@ class OffloadParam:
 @dataclass(frozen=True)
 class Aio:
     """How the file is read and written: in blocks of bytes, so many at once."""
+
     __pydantic_config__ = _KEYS
     block_size: Annotated[int, PlainValidator(pages)] = 1_048_576
-    queue_depth: Integer(1, 4096) = 8
+    queue_depth: Annotated[int, Integer(1, 4096)] = 8
 
 
 @dataclass(frozen=True)
 class Zero:
     """DeepSpeed's names, defaults and meaning; sizes in elements. replicate: tensors' patterns."""
+
     __pydantic_config__ = _KEYS
-    stage: Integer(0, 3) = 0
+    stage: Annotated[int, Integer(0, 3)] = 0
     reduce_bucket_size: Elems = 500_000_000
     allgather_bucket_size: Elems = 500_000_000
     overlap_comm: Flag = True
-    stage3_prefetch_bucket_size: Auto(0, ELEMS) = None      # auto: one unit ahead
+    stage3_prefetch_bucket_size: Annotated[int | None, Auto(0, ELEMS)] = (
+        None  # auto: one unit ahead
+    )
     stage3_param_persistence_threshold: ElemsOrNone = 100_000
     stage3_max_live_parameters: ElemsOrNone = 1_000_000_000
-    stage3_max_reuse_distance: ElemsOrNone = 0              # 0: every unit is gathered for each use
+    stage3_max_reuse_distance: ElemsOrNone = (
+        0  # 0: every unit is gathered for each use
+    )
     replicate: tuple[Pattern, ...] = ()
-    sub_group_size: ElemsOrNone = 4_194_304     # of a shard, updated at a time; 0: that default
+    sub_group_size: ElemsOrNone = (
+        4_194_304  # of a shard, updated at a time; 0: that default
+    )
     offload_optimizer: OffloadOptimizer = OffloadOptimizer()
     offload_param: OffloadParam = OffloadParam()
     aio: Aio = Aio()
@@ -126,10 +190,11 @@ class Zero:
 class Group:
     """Tensors by patterns of their names: a factor of lr, a weight decay of their own (None: the
     optimizer's), or frozen."""
+
     __pydantic_config__ = _KEYS
     match: Annotated[tuple[Pattern, ...], AfterValidator(some)]
-    lr_factor: Real(0.0, 1e3) = 1.0
-    weight_decay: Real(0.0, 1e3) = None
+    lr_factor: _Rate = 1.0
+    weight_decay: Unsaid[_Rate] = None
     frozen: Flag = False
 
 
@@ -139,25 +204,23 @@ class Optimizer:
     bf16 is rounded by chance, so that small steps add up. masters: f32 copies of what is stored in
     less; without them parameters are rounded by chance too. groups: the first that matches a tensor
     has it. None: a key that the type does not take."""
+
     __pydantic_config__ = _KEYS
-    lr: Real(0.0, 1e3)
-    type: Choice(*kinds.OPTIMIZERS) = "AdamW"
-    betas: Annotated[tuple[Real(0.0, 0.999999999), ...], AfterValidator(two)] = None
-    eps: Tiny = None
-    momentum: Real(0.0, 0.999999999) = None
-    nesterov: Flag = None
-    weight_decay: Real(0.0, 1e3) = 0.0
-    decay: Choice("matrices", "all") = "matrices"
-    clip: Real(0.0, 1e30) = 1.0
-    moments: Choice("f32", "bf16") = "f32"
+    lr: _Rate
+    type: Annotated[str, Choice(*kinds.OPTIMIZERS)] = "AdamW"
+    betas: Annotated[
+        tuple[_Share, ...],
+        AfterValidator(two),
+    ] = UNSAID
+    eps: Tiny = UNSAID
+    momentum: _Share = UNSAID
+    nesterov: Flag = UNSAID
+    weight_decay: _Rate = 0.0
+    decay: Annotated[str, Choice("matrices", "all")] = "matrices"
+    clip: Annotated[float, Real(0.0, 1e30)] = 1.0
+    moments: Annotated[str, Choice("f32", "bf16")] = "f32"
     masters: Flag = True
     groups: tuple[Group, ...] = ()
-
-
-_Steps = Integer(0, 2 ** 53)
-_Rate = Real(0.0, 1e3)
-_Share = Real(0.0, 0.999999999)
-_Stairs = Integer(0, 2 ** 20)
 
 
 @dataclass(frozen=True)
@@ -165,31 +228,32 @@ class Schedule:
     """All steps are training steps that were applied. warmup: from 0 to lr; steps: where a decay
     meets min_lr; decay: how many steps wsd's takes. The others are DeepSpeed's, as it means them.
     None: the type does not take it, or warmup_max_lr is lr, and a cycle's second half its first."""
+
     __pydantic_config__ = _KEYS
-    type: Choice(*kinds.SCHEDULES) = "constant"
-    warmup: _Steps = None
-    steps: _Steps = None
-    min_lr: _Rate = None
-    decay: Integer(1, 2 ** 53) = None
-    warmup_min_lr: _Rate = None
-    warmup_max_lr: _Rate = None
-    warmup_num_steps: Integer(0, DIM) = None        # 0 and 1 mean 2
-    warmup_type: Choice("log", "linear") = None
-    total_num_steps: Count = None
-    warmup_min_ratio: Real(0.0, 1.0) = None
-    cos_min_ratio: Real(0.0, 1.0) = None
-    cycle_min_lr: _Rate = None
-    cycle_max_lr: _Rate = None
-    decay_lr_rate: Real(0.0, 1e9) = None
-    cycle_first_step_size: Count = None
-    cycle_second_step_size: Integer(0, DIM) = None
-    cycle_first_stair_count: _Stairs = None
-    cycle_second_stair_count: _Stairs = None
-    decay_step_size: Integer(0, DIM) = None
-    cycle_momentum: Flag = None
-    cycle_min_mom: _Share = None
-    cycle_max_mom: _Share = None
-    decay_mom_rate: Real(0.0, 0.0) = None
+    type: Annotated[str, Choice(*kinds.SCHEDULES)] = "constant"
+    warmup: _Steps = UNSAID
+    steps: _Steps = UNSAID
+    min_lr: _Rate = UNSAID
+    decay: Annotated[int, Integer(1, 2**53)] = UNSAID
+    warmup_min_lr: _Rate = UNSAID
+    warmup_max_lr: _Rate = UNSAID
+    warmup_num_steps: _Size = UNSAID  # 0 and 1 mean 2
+    warmup_type: Annotated[str, Choice("log", "linear")] = UNSAID
+    total_num_steps: Count = UNSAID
+    warmup_min_ratio: _Ratio = UNSAID
+    cos_min_ratio: _Ratio = UNSAID
+    cycle_min_lr: _Rate = UNSAID
+    cycle_max_lr: _Rate = UNSAID
+    decay_lr_rate: Annotated[float, Real(0.0, 1e9)] = UNSAID
+    cycle_first_step_size: Count = UNSAID
+    cycle_second_step_size: _Size = UNSAID
+    cycle_first_stair_count: _Stairs = UNSAID
+    cycle_second_stair_count: _Stairs = UNSAID
+    decay_step_size: _Size = UNSAID
+    cycle_momentum: Flag = UNSAID
+    cycle_min_mom: _Share = UNSAID
+    cycle_max_mom: _Share = UNSAID
+    decay_mom_rate: Annotated[float, Real(0.0, 0.0)] = UNSAID
 
 
 # A section's types, the keys that each takes and their defaults
@@ -200,113 +264,133 @@ TYPES = {Optimizer: kinds.OPTIMIZERS, Schedule: kinds.SCHEDULES}
 class LossScale:
     """What f16 multiplies gradients by, as DeepSpeed's fp16: `scale` in every step, or, where it is
     0, from 2 ^ initial_scale_power on what overflows and `window` steps without make of it."""
+
     __pydantic_config__ = _KEYS
-    scale: Real(0.0, 2.0 ** 127) = 0.0
-    initial_scale_power: Integer(0, 127) = 16
+    scale: Annotated[float, Real(0.0, 2.0**127)] = 0.0
+    initial_scale_power: Annotated[int, Integer(0, 127)] = 16
     window: Count = 1000
-    hysteresis: Count = 2                   # that many overflows before it is halved
-    consecutive_hysteresis: Flag = False    # every step without one makes hysteresis whole
-    min: Real(2.0 ** -126, 2.0 ** 127) = 1.0
+    hysteresis: Count = 2  # that many overflows before it is halved
+    consecutive_hysteresis: Flag = (
+        False  # every step without one makes hysteresis whole
+    )
+    min: Annotated[float, Real(2.0**-126, 2.0**127)] = 1.0
 
 
 @dataclass(frozen=True)
 class Train:
     """global_batch G and micro_batch B in samples of `sequence` T tokens. recompute: the ops of
-    blocks whose values backward makes again; memory_budget: bytes of the arena on each target, for
+    blocks whose values backward recomputes; memory_budget: bytes of the arena on each target, for
     which more of them may be, and more may lie on the host. sum: of leaves, one tree, a fold, or
     trees of so many in a row, folded. head_chunk: tokens of a chunk in which
     the head and the loss go through a micro-batch, None: as the shape asks for. accumulate: a
-    rank's micro-batches of a step go through the model one after the other (grains), or all of them
-    through each layer. offload_activations: what backward needs lies in the host arena until then.
+    rank's micro-batches of a step go through the model one after the other (micro_batches), or all
+    of them through each layer. offload_activations: what backward needs lies in the host arena
+    until then.
     max_skips: skipped steps in a row that end a run, but for those that lower a dynamic loss scale,
     which ends it at its least. sm_margin: SMs of a GPU that products leave to NCCL, which takes no
     more; 0: neither is bounded."""
+
     __pydantic_config__ = _KEYS
     global_batch: Count
     micro_batch: Count
     sequence: Count
     optimizer: Optimizer
-    precision: Choice("f32", "bf16", "f16") = "f32"
+    precision: Annotated[str, Choice("f32", "bf16", "f16")] = "f32"
     loss_scale: LossScale = LossScale()
     max_skips: Count = 20
     schedule: Schedule = field(default_factory=Schedule)
-    seed: Integer(0, 2 ** 64 - 1) = 1
+    seed: Annotated[int, Integer(0, 2**64 - 1)] = 1
     sum: Annotated[str | dict[str, int], PlainValidator(rule)] = field(
-        default_factory=lambda: {"block": 16})
-    head_chunk: Auto(1, DIM) = None
-    recompute: Annotated[tuple[str, ...], PlainValidator(again)] = ()
-    reduction: Choice("exact", "fast") = "exact"
+        default_factory=lambda: {"block": 16}
+    )
+    head_chunk: Annotated[int | None, Auto(1, DIM)] = None
+    recompute: Annotated[Names, PlainValidator(again)] = ()
+    reduction: Annotated[str, Choice("exact", "fast")] = "exact"
     sm_margin: Annotated[int, PlainValidator(margin)] = 0
-    accumulate: Choice("grains", "layers") = "grains"
+    accumulate: Annotated[str, Choice("micro_batches", "layers")] = (
+        "micro_batches"
+    )
     offload_activations: Flag = False
-    memory_budget: Annotated[int, PlainValidator(whole_bytes)] | None = None
+    memory_budget: Bytes | None = None
 
 
 @dataclass(frozen=True)
 class Memory:
     """Bytes that a rank may take: of its device, of its host, of its disk. None: as many as it
     needs."""
+
     __pydantic_config__ = _KEYS
-    device: Annotated[int, PlainValidator(whole_bytes)] | None = None
-    host: Annotated[int, PlainValidator(whole_bytes)] | None = None
-    file: Annotated[int, PlainValidator(whole_bytes)] | None = None
+    device: Bytes | None = None
+    host: Bytes | None = None
+    file: Bytes | None = None
 
 
 @dataclass(frozen=True)
 class Cluster:
     __pydantic_config__ = _KEYS
-    ranks: Integer(1, RANKS) = 1
+    ranks: Annotated[int, Integer(1, RANKS)] = 1
     memory: Memory = Memory()
 
 
 @dataclass(frozen=True)
 class Data:
     """ignore: the token that is never a target; None: every token is one."""
+
     __pydantic_config__ = _KEYS
-    ignore: Integer(0, TOKEN) | None = None
+    ignore: Annotated[int, Integer(0, TOKEN)] | None = None
 
 
 @dataclass(frozen=True)
 class Spec:
     """notes: what the user should hear though nothing is wrong. places: where each key that is
     given stands."""
+
     name: str
     model: Model
     zero: Zero
     train: Train
     cluster: Cluster
-    targets: tuple[str, ...]
+    targets: Names
     data: Data
-    notes: tuple[str, ...] = ()
+    notes: Names = ()
     places: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def grains(self) -> int:
+    def micro_batches(self) -> int:
         """Of a rank in a step: how often it accumulates."""
-        return self.train.global_batch // (self.train.micro_batch * self.cluster.ranks)
+        return self.train.global_batch // (
+            self.train.micro_batch * self.cluster.ranks
+        )
 
     @property
     def block(self) -> int:
         """Leaves in a row that are summed by a tree, a power of two; trees are added in order. 1 is
         a fold, as many as there are or more one tree."""
-        every = 1 << (self.grains * self.cluster.ranks - 1).bit_length()
+        every = 1 << (self.micro_batches * self.cluster.ranks - 1).bit_length()
         words, said = {"tree": every, "fold": 1}, self.train.sum
-        return min(words[said] if isinstance(said, str) else said["block"], every)
+        return min(
+            words[said] if isinstance(said, str) else said["block"], every
+        )
 
     @property
     def together(self) -> int:
-        """Grains that go through a unit before the next one's turn."""
-        return self.grains if self.train.accumulate == "layers" else 1
+        """Micro-batches that go through a unit before the next one's turn."""
+        return self.micro_batches if self.train.accumulate == "layers" else 1
 
-    def wrong(self, key: str, what: str, allowed: str, hint: str = "") -> SpecError:
+    def wrong(
+        self, key: str, what: str, allowed: str, hint: str = ""
+    ) -> SpecError:
         """An error about a key that only a later pass can see."""
         near = key
         while near and near not in self.places:
             near = near.rpartition(".")[0]
-        return SpecError(f"{self.places[near]}: {key}: {what}; {hint}allowed: {allowed}")
+        return SpecError(
+            f"{self.places[near]}: {key}: {what}; {hint}allowed: {allowed}"
+        )
 
 
 # ---- the model's keys, before their shapes are checked (shapes.py)
+
 
 class _Keys(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -330,50 +414,58 @@ class RmsNorm(_Keys):
 
 
 class Scaling(_Keys):
-    type: Choice("llama3")
-    factor: Real(1.0, 1e9)
-    low_freq_factor: Real(1e-9, 1e9)
-    high_freq_factor: Real(1e-9, 1e9)
+    type: Annotated[str, Choice("llama3")]
+    factor: Annotated[float, Real(1.0, 1e9)]
+    low_freq_factor: Annotated[float, Real(1e-9, 1e9)]
+    high_freq_factor: Annotated[float, Real(1e-9, 1e9)]
     original_context: Count
 
 
 class Rope(_Keys):
-    theta: Real(1.0, 1e12)
+    theta: Annotated[float, Real(1.0, 1e12)]
     scaling: Scaling | None = None
 
 
 class Attention(_Keys):
     name: Name
     heads: Count
-    kv_heads: Count = None
-    head_dim: Count = None
+    kv_heads: Unsaid[Count] = None
+    head_dim: Unsaid[Count] = None
     bias: Flag = False
-    out_bias: Flag = None
+    out_bias: Unsaid[Flag] = None
     rope: Rope | None = None
     qk_norm: Flag = False
     eps: Tiny = 1e-6
 
 
 class Linear(_Keys):
-    name: Annotated[tuple[Name, ...], BeforeValidator(as_list), AfterValidator(some)] = ()
-    out: Annotated[tuple[Count, ...], BeforeValidator(as_list), AfterValidator(some)] = ()
+    name: Annotated[
+        tuple[Name, ...], BeforeValidator(as_list), AfterValidator(some)
+    ] = ()
+    out: Annotated[
+        tuple[Count, ...], BeforeValidator(as_list), AfterValidator(some)
+    ] = ()
     bias: Flag = False
-    tied: Name = None
+    tied: Unsaid[Name] = None
 
 
-class Swiglu(_Keys):
-    pass
+class Bare(_Keys):
+    """Of an op without settings: {}."""
 
 
 class OpKeys(_Keys):
     """One of these."""
-    residual: Annotated[tuple[OpKeys, ...], AfterValidator(some)] = None
-    layernorm: LayerNorm = None
-    rmsnorm: RmsNorm = None
-    attention: Attention = None
-    linear: Linear = None
-    gelu: Choice("tanh", "erf") = None
-    swiglu: Swiglu = None
+
+    residual: Unsaid[Annotated[tuple[OpKeys, ...], AfterValidator(some)]] = (
+        None
+    )
+    layernorm: Unsaid[LayerNorm] = None
+    rmsnorm: Unsaid[RmsNorm] = None
+    attention: Unsaid[Attention] = None
+    linear: Unsaid[Linear] = None
+    gelu: Unsaid[Annotated[str, Choice("tanh", "erf")]] = None
+    relu2: Unsaid[Bare] = None
+    swiglu: Unsaid[Bare] = None
 
 
 Ops = Annotated[tuple[OpKeys, ...], AfterValidator(some)]
@@ -381,27 +473,38 @@ Ops = Annotated[tuple[OpKeys, ...], AfterValidator(some)]
 
 class UnitKeys(_Keys):
     """embedding, or blocks with name and ops, or head."""
-    embedding: Embedding = None
-    blocks: Integer(1, LAYERS) = None
-    name: Layered = None
-    ops: Ops = None
-    head: Ops = None
+
+    embedding: Unsaid[Embedding] = None
+    blocks: Annotated[int, Integer(1, LAYERS)] = UNSAID
+    name: Layered = UNSAID
+    ops: Ops = UNSAID
+    head: Unsaid[Ops] = None
 
 
 class ModelKeys(_Keys):
-    vocab: Integer(2, DIM)
+    vocab: Annotated[int, Integer(2, DIM)]
     width: Count
-    names: Choice(*FAMILIES)
+    names: Annotated[str, Choice(*FAMILIES)]
     units: tuple[UnitKeys, ...]
+
+    @property
+    def embedding(self) -> Embedding:
+        """The first unit, once it is known to be one."""
+        (found,) = [unit.embedding for unit in self.units if unit.embedding]
+        return found
 
 
 class SpecKeys(_Keys):
     """A whole file."""
+
     name: Title = "model"
     model: ModelKeys
     zero: Zero = Zero()
     train: Train
     cluster: Cluster = Cluster()
-    targets: Annotated[tuple[Annotated[str, PlainValidator(target)], ...], AfterValidator(some),
-                       AfterValidator(unique)] = TARGETS
+    targets: Annotated[
+        tuple[Annotated[str, PlainValidator(target)], ...],
+        AfterValidator(some),
+        AfterValidator(unique),
+    ] = TARGETS
     data: Data = Data()

@@ -3,32 +3,48 @@
 The one walk that knows them: the graph is made of what it returns. Letters are those of
 facts/ops.py.
 """
+
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Mapping, NamedTuple, Sequence
+from typing import Any, NamedTuple
 
 from ..facts import ops
 from ..facts.families import FAMILIES
-from .node import Node, SpecError, dotted
-from .schema import (DIM, ELEMS, Attention, Embedding, LayerNorm, Linear, ModelKeys, Op, OpKeys,
-                     RmsNorm, Row, Swiglu, Weight)
+from .keytypes import DIM, ELEMS
+from .node import Ints, Node, Path, SpecError, dotted
+from .schema import (
+    Attention,
+    Bare,
+    Embedding,
+    LayerNorm,
+    Linear,
+    ModelKeys,
+    Op,
+    OpKeys,
+    RmsNorm,
+    Row,
+    Weight,
+)
 
-Path = tuple[str | int, ...]
-TENSORS = 2 ** 20               # of a model: a weights' file lists them all
+TENSORS = 2**20  # of a model: a weights' file lists them all
 OPS = tuple(OpKeys.model_fields)
 
 
 def fail(root: Node, path: Path, wrong: str, allowed: str) -> SpecError:
     """The error at a key; where it stands is the nearest thing above that is in the file."""
-    return SpecError(f"{root.at(path).where}: {dotted(path)}: {wrong}; allowed: {allowed}")
+    return SpecError(
+        f"{root.at(path).where}: {dotted(path)}: {wrong}; allowed: {allowed}"
+    )
 
 
 @dataclass(frozen=True)
 class Place:
     """Of a key: place / "name" is that of a key below."""
+
     root: Node
     path: Path
 
@@ -41,6 +57,7 @@ class Place:
 
 class Heads(NamedTuple):
     """Of an attention: H of queries, G of keys and of values, each D wide."""
+
     H: int
     G: int
     D: int
@@ -50,14 +67,23 @@ class Heads(NamedTuple):
         """Of all q, k and v heads."""
         return self.H * self.D, self.G * self.D, self.G * self.D
 
-    def dims(self, eps: float) -> Mapping[str, object]:
+    def dims(self, eps: float) -> Mapping[str, Any]:
         H, G, D = self
-        return {"H": H, "G": G, "D": D, "E": sum(self.widths), "J": H + G, "Q": H * D,
-                "scale": 1.0 / math.sqrt(D), "eps": eps}
+        return {
+            "H": H,
+            "G": G,
+            "D": D,
+            "E": sum(self.widths),
+            "J": H + G,
+            "Q": H * D,
+            "scale": 1.0 / math.sqrt(D),
+            "eps": eps,
+        }
 
 
 class Made(NamedTuple):
     """Of an op: the width that leaves, its keys with defaults, what it stands for."""
+
     width: int
     args: Mapping[str, object]
     rows: tuple[Row, ...] = ()
@@ -67,12 +93,13 @@ class Made(NamedTuple):
 @dataclass
 class Walk:
     """Goes through the units once; counts elements and tensors on the way."""
+
     model: ModelKeys
-    prefix: str = ""            # of the unit's tensors
+    prefix: str = ""  # of the unit's tensors
     repeat: int = 1
-    last: Path = ()             # of the op that makes the logits
+    last: Path = ()  # of the op that makes the logits
     elems: int = 0
-    made: int = 0               # elements of all values in a row of the batch
+    made: int = 0  # elements of all values in a row of the batch
     tensors: dict[str, None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -87,26 +114,38 @@ class Walk:
 
     # ---- tensors
 
-    def tensor(self, at: Place, names: Sequence[str], what: str, rows: Sequence[int],
-               shape: tuple[int, ...]) -> Weight:
+    def tensor(
+        self,
+        at: Place,
+        names: Sequence[str],
+        what: str,
+        rows: Sequence[int],
+        shape: Ints,
+    ) -> Weight:
         """The tensors NAME.WHAT, one after the other, in every layer of the unit."""
         row = math.prod(shape[1:])
         self.elems += sum(rows) * row * self.repeat
         count = len(self.tensors) + len(names) * self.repeat
         if self.elems > ELEMS or count > TENSORS:
-            raise at.fail(f"the model grows beyond {ELEMS} elements or {TENSORS} tensors",
-                          "a smaller model")
+            raise at.fail(
+                f"the model grows beyond {ELEMS} elements or {TENSORS} tensors",
+                "a smaller model",
+            )
         parts = [f"{name}.{what}" for name in names]
         for part in parts:
             self.claim(at, part)
         joined = "+".join(names)
-        return Weight(f"{joined}.{what}", tuple(zip(parts, rows)), shape)
+        return Weight(
+            f"{joined}.{what}", tuple(zip(parts, rows, strict=True)), shape
+        )
 
     def claim(self, at: Place, name: str) -> None:
         for layer in range(self.repeat):
             full = (self.prefix + name).replace("{l}", str(layer))
             if full in self.tensors:
-                raise at.fail(f"there is a tensor {full} already", "each name once")
+                raise at.fail(
+                    f"there is a tensor {full} already", "each name once"
+                )
             self.tensors[full] = None
 
     def vector(self, at: Place, name: str, what: str, width: int) -> Weight:
@@ -118,8 +157,14 @@ class Walk:
         stored = ops.up(V, ops.VOCAB)
         return self.tensor(at, [name], what, [V], (stored, *row))
 
-    def dense(self, at: Place, names: Sequence[str], x: int, outs: Sequence[int], bias: bool
-              ) -> Row:
+    def dense(
+        self,
+        at: Place,
+        names: Sequence[str],
+        x: int,
+        outs: Sequence[int],
+        bias: bool,
+    ) -> Row:
         """A linear, or several side by side."""
         out = sum(outs)
         if self.family.out_in:
@@ -133,7 +178,9 @@ class Walk:
 
     # ---- ops
 
-    def ops(self, at: Place, keys: Sequence[OpKeys], x: int) -> tuple[int, tuple[Op, ...]]:
+    def ops(
+        self, at: Place, keys: Sequence[OpKeys], x: int
+    ) -> tuple[int, tuple[Op, ...]]:
         """The width that leaves, and the ops with their defaults."""
         made = []
         for i, op in enumerate(keys):
@@ -144,18 +191,23 @@ class Walk:
     def op(self, at: Place, keys: OpKeys, x: int) -> tuple[int, Op]:
         kinds = sorted(keys.model_fields_set)
         if len(kinds) != 1:
-            raise at.fail(f"holds {len(kinds)} ops", "one of " + ", ".join(OPS))
+            raise at.fail(
+                f"holds {len(kinds)} ops", "one of " + ", ".join(OPS)
+            )
         kind = kinds[0]
         value = getattr(keys, kind)
-        made = _OPS[kind](self, at / kind, value, x)
+        walk = _OPS.get(kind)
+        made = walk(self, at / kind, value, x) if walk else self.bare(kind, x)
         width = self.width(at / kind, made.width)
         return width, Op(kind, _frozen(made.args), made.ops, made.rows)
 
     def residual(self, at: Place, keys: Sequence[OpKeys], x: int) -> Made:
         y, inner = self.ops(at, keys, x)
         if y != x:
-            raise at.fail(f"the branch begins {x} wide and ends {y} wide",
-                          "a branch that keeps the width")
+            raise at.fail(
+                f"the branch begins {x} wide and ends {y} wide",
+                "a branch that keeps the width",
+            )
         return Made(x, {}, ops=inner)
 
     def layernorm(self, at: Place, a: LayerNorm, x: int) -> Made:
@@ -166,15 +218,24 @@ class Walk:
 
     def rmsnorm(self, at: Place, a: RmsNorm, x: int) -> Made:
         weight = self.vector(at / "name", a.name, "weight", x)
-        return _made(x, a, Row("rmsnorm", {"C": x, "eps": a.eps}, {"w": weight}))
+        return _made(
+            x, a, Row("rmsnorm", {"C": x, "eps": a.eps}, {"w": weight})
+        )
 
     def gelu(self, at: Place, kind: str, x: int) -> Made:
         row = Row("gelu", {"F": x, "kind": ops.KINDS[kind]})
         return Made(x, {"kind": kind}, (row,))
 
-    def swiglu(self, at: Place, a: Swiglu, x: int) -> Made:
+    def bare(self, kind: str, x: int) -> Made:
+        """An op without settings and tensors that keeps the width."""
+        return Made(x, {}, (Row(kind, {"F": x}),))
+
+    def swiglu(self, at: Place, a: Bare, x: int) -> Made:
         if x % 2:
-            raise at.fail(f"its input is {x} wide", "an even width: gate and up side by side")
+            raise at.fail(
+                f"its input is {x} wide",
+                "an even width: gate and up side by side",
+            )
         half = x // 2
         return Made(half, {}, (Row("swiglu", {"F": half}),))
 
@@ -196,7 +257,12 @@ class Walk:
         rows.append(Row("attention", dims))
         out = f"{a.name}.{self.family.out}"
         rows.append(self.dense(name, [out], dims["Q"], [C], bias))
-        said = {"kv_heads": heads.G, "head_dim": heads.D, "out_bias": bias, "rope": rope}
+        said = {
+            "kv_heads": heads.G,
+            "head_dim": heads.D,
+            "out_bias": bias,
+            "rope": rope,
+        }
         return Made(C, {**a.model_dump(), **said}, tuple(rows))
 
     def into(self, at: Place, a: Attention, x: int, heads: Heads) -> Row:
@@ -207,21 +273,29 @@ class Walk:
 
     def normed(self, at: Place, a: Attention, heads: Heads) -> Row:
         q, k = [f"{a.name}.{norm}" for norm in self.family.norms]
-        weights = {"wq": self.vector(at, q, "weight", heads.D),
-                   "wk": self.vector(at, k, "weight", heads.D)}
+        weights = {
+            "wq": self.vector(at, q, "weight", heads.D),
+            "wk": self.vector(at, k, "weight", heads.D),
+        }
         return Row("qknorm", heads.dims(a.eps), weights)
 
     def heads(self, at: Place, a: Attention) -> Heads:
         C, H = self.model.width, a.heads
         G = H if a.kv_heads is None else a.kv_heads
         if H % G:
-            raise (at / "kv_heads").fail(f"{G} does not divide heads {H}", "a divisor of heads")
+            raise (at / "kv_heads").fail(
+                f"{G} does not divide heads {H}", "a divisor of heads"
+            )
         if a.head_dim is None and C % H:
-            raise (at / "heads").fail(f"{H} does not divide width {C}",
-                                      "a divisor of width, or head_dim")
+            raise (at / "heads").fail(
+                f"{H} does not divide width {C}",
+                "a divisor of width, or head_dim",
+            )
         D = C // H if a.head_dim is None else a.head_dim
         if D > 1024:
-            raise (at / "head_dim").fail(f"heads of {D}", "at most 1024 a head")
+            raise (at / "head_dim").fail(
+                f"heads of {D}", "at most 1024 a head"
+            )
         return Heads(H, G, D)
 
     # ---- linears
@@ -231,22 +305,31 @@ class Walk:
             return self.tied(at, a, x)
         for key in ("name", "out"):
             if not getattr(a, key):
-                raise (at / key).fail("is missing",
-                                      "name and out, or in the head `tied: EMBEDDING` alone")
+                raise (at / key).fail(
+                    "is missing",
+                    "name and out, or in the head `tied: EMBEDDING` alone",
+                )
         if len(a.name) != len(a.out):
-            raise (at / "out").fail(f"{len(a.out)} widths for {len(a.name)} names",
-                                    "one width for each name")
+            raise (at / "out").fail(
+                f"{len(a.out)} widths for {len(a.name)} names",
+                "one width for each name",
+            )
         if len(a.name) > 1 and not self.family.out_in:
-            good = " or ".join(n for n, family in FAMILIES.items() if family.out_in)
+            good = " or ".join(
+                n for n, family in FAMILIES.items() if family.out_in
+            )
             raise (at / "name").fail(
                 "several linears side by side need weights [out,in]",
-                f"one name with `names: {self.model.names}`, or `names: {good}`")
+                f"one name with `names: {self.model.names}`, or `names: {good}`",
+            )
         if at.path[:-1] == self.last and a.out == (self.model.vocab,):
             return _made(a.out[0], a, self.logits(at / "name", a, x))
-        return _made(sum(a.out), a, self.dense(at / "name", a.name, x, a.out, a.bias))
+        return _made(
+            sum(a.out), a, self.dense(at / "name", a.name, x, a.out, a.bias)
+        )
 
     def logits(self, at: Place, a: Linear, x: int) -> Row:
-        name, = a.name
+        (name,) = a.name
         weights = {"w": self.by_token(at, name, "weight", x)}
         if a.bias:
             weights["b"] = self.by_token(at, name, "bias")
@@ -255,20 +338,27 @@ class Walk:
     def tied(self, at: Place, a: Linear, x: int) -> Made:
         """The head's linear with the token embedding [V,C] as its weight."""
         C, V = self.model.width, self.model.vocab
-        embedding = self.model.units[0].embedding.tokens
+        embedding = self.model.embedding.tokens
         others = sorted(a.model_fields_set - {"tied"})
         if others:
-            raise (at / others[0]).fail("says again what `tied` says, or against it",
-                                        "`tied` alone")
+            raise (at / others[0]).fail(
+                "says again what `tied` says, or against it", "`tied` alone"
+            )
         here = at / "tied"
         if a.tied != embedding:
             raise here.fail(f"there is no embedding '{a.tied}'", embedding)
         if at.path[:-1] != self.last:
             inside = at.path[-3] == "head"
-            raise here.fail("stands before the head's end" if inside else
-                            "stands outside the head", "the last op of the head")
+            raise here.fail(
+                "stands before the head's end"
+                if inside
+                else "stands outside the head",
+                "the last op of the head",
+            )
         if x != C:
-            raise here.fail(f"its input is {x} wide", f"the width of the embedding, {C}")
+            raise here.fail(
+                f"its input is {x} wide", f"the width of the embedding, {C}"
+            )
         row = _linear(ops.up(V, ops.VOCAB), x, True, {}, f"{a.tied}.weight")
         return Made(V, {**a.model_dump(), "out": (V,)}, (row,))
 
@@ -277,42 +367,69 @@ class Walk:
         weights = {"wte": self.by_token(at / "tokens", e.tokens, "weight", C)}
         if (e.positions is None) != (e.context is None):
             alone = "positions" if e.context is None else "context"
-            raise (at / alone).fail("comes alone", "positions and context, or neither")
-        if e.positions is not None:
-            weights["wpe"] = self.tensor(at / "positions", [e.positions], "weight", [e.context],
-                                         (e.context, C))
+            raise (at / alone).fail(
+                "comes alone", "positions and context, or neither"
+            )
+        if e.positions is not None and e.context is not None:
+            weights["wpe"] = self.tensor(
+                at / "positions",
+                [e.positions],
+                "weight",
+                [e.context],
+                (e.context, C),
+            )
         row = Row("embed", {"P": e.context}, weights)
         return Op("embedding", _frozen(e.model_dump()), rows=(row,))
 
 
-_OPS = {"residual": Walk.residual, "layernorm": Walk.layernorm, "rmsnorm": Walk.rmsnorm,
-        "attention": Walk.attention, "linear": Walk.linear, "gelu": Walk.gelu,
-        "swiglu": Walk.swiglu}
+_OPS: Mapping[str, Callable[..., Made]] = {
+    "residual": Walk.residual,
+    "layernorm": Walk.layernorm,
+    "rmsnorm": Walk.rmsnorm,
+    "attention": Walk.attention,
+    "linear": Walk.linear,
+    "gelu": Walk.gelu,
+    "swiglu": Walk.swiglu,
+}
 
 
 def _turned(at: Place, a: Attention, D: int) -> None:
     """Checks the rotary positions of heads."""
     if a.rope and D % 2:
-        raise at.fail(f"turns pairs, and head_dim is {D}", "rope with an even head_dim")
+        raise at.fail(
+            f"turns pairs, and head_dim is {D}", "rope with an even head_dim"
+        )
     scaling = a.rope and a.rope.scaling
     if not scaling:
         return
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
     if low >= high:
         raise (at / "scaling" / "low_freq_factor").fail(
-            f"{low:g} is not below high_freq_factor {high:g}", "low_freq_factor < high_freq_factor")
+            f"{low:g} is not below high_freq_factor {high:g}",
+            "low_freq_factor < high_freq_factor",
+        )
 
 
-def _linear(out: int, x: int, out_in: bool, weights: Mapping[str, Weight], tied: str = "") -> Row:
-    return Row("linear", {"N": out, "K": x, "layout": int(out_in)}, weights, tied)
+def _linear(
+    out: int,
+    x: int,
+    out_in: bool,
+    weights: Mapping[str, Weight],
+    tied: str = "",
+) -> Row:
+    return Row(
+        "linear", {"N": out, "K": x, "layout": int(out_in)}, weights, tied
+    )
 
 
 def _made(width: int, keys: LayerNorm | RmsNorm | Linear, row: Row) -> Made:
     return Made(width, keys.model_dump(), (row,))
 
 
-def _frozen(value: object) -> object:
+def _frozen(args: Mapping[str, Any]) -> Mapping[str, Any]:
     """A mapping that cannot be changed, nor those in it."""
-    if not isinstance(value, dict):
-        return value
-    return MappingProxyType({key: _frozen(below) for key, below in value.items()})
+    held = dict(args)
+    for key, value in args.items():
+        if isinstance(value, dict):
+            held[key] = _frozen(value)
+    return MappingProxyType(held)

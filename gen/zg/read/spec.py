@@ -4,32 +4,76 @@
 
 yamltext.py reads YAML, dsconfig.py a DeepSpeed config.
 """
+
 from __future__ import annotations
 
 import re
-from dataclasses import replace
-from typing import Callable, Iterable, Iterator, Sequence, get_args, get_type_hints
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar, get_args, get_type_hints
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from ..facts import kinds
-from . import dsconfig, dsjson, dswords, yamltext
-from .node import Node, SpecError, dotted, meant, printable, several, shown
-from .schema import (TOKEN, TYPES, Aio, Cluster, Data, LossScale, Model, Op, Optimizer, Schedule,
-                     Spec, SpecKeys, Train, Unit, Zero)
+from . import dsconfig, dsjson, dswords, old, yamltext
+from .keytypes import TOKEN
+from .node import (
+    Names,
+    Node,
+    Path,
+    SpecError,
+    dotted,
+    meant,
+    printable,
+    several,
+    shown,
+)
+from .schema import (
+    TYPES,
+    Aio,
+    Cluster,
+    Data,
+    LossScale,
+    Model,
+    Op,
+    Optimizer,
+    Schedule,
+    Spec,
+    SpecKeys,
+    Train,
+    Unit,
+    Zero,
+)
 from .shapes import fail
 from .units import build
 
-__all__ = ["Cluster", "Data", "Model", "Op", "Optimizer", "Schedule", "Spec", "SpecError", "Train",
-           "Unit", "Zero", "load", "text"]
+__all__ = [
+    "Cluster",
+    "Data",
+    "Model",
+    "Op",
+    "Optimizer",
+    "Schedule",
+    "Spec",
+    "SpecError",
+    "Train",
+    "Unit",
+    "Zero",
+    "load",
+    "text",
+]
 
-BYTES = 128 * 1024              # of a file; a spec of twenty kinds of block has 20 KiB
-CHUNKS = 1024                   # of a micro-batch's tokens
-_KEY = re.compile(r"[A-Za-z0-9_]+(\[\d{1,6}\])*(\.[A-Za-z0-9_]+(\[\d{1,6}\])*)*", re.ASCII)
+BYTES = 128 * 1024  # of a file; a spec of twenty kinds of block has 20 KiB
+CHUNKS = 1024  # of a micro-batch's tokens
+_KEY = re.compile(
+    r"[A-Za-z0-9_]+(\[\d{1,6}\])*(\.[A-Za-z0-9_]+(\[\d{1,6}\])*)*", re.ASCII
+)
 _STEP = re.compile(r"\[(\d+)\]|([^.\[]+)")
 
 
 # ---- text to nodes
+
 
 def _text(path: str) -> str:
     """The contents of a user's file."""
@@ -38,19 +82,27 @@ def _text(path: str) -> str:
             raw = f.read(BYTES + 1)
     except (OSError, ValueError) as e:
         why = (getattr(e, "strerror", None) or str(e)).lower()
-        raise SpecError(f"{printable(path)}: cannot be read: {why}; "
-                        "allowed: a file of text") from None
+        raise SpecError(
+            f"{printable(path)}: cannot be read: {why}; "
+            "allowed: a file of text"
+        ) from None
     if b"\0" in raw:
         line = raw.count(b"\n", 0, raw.index(b"\0")) + 1
-        raise SpecError(f"{printable(path)}:{line}: byte 0x00 is in no text; allowed: UTF-8 text")
+        raise SpecError(
+            f"{printable(path)}:{line}: byte 0x00 is in no text; allowed: UTF-8 text"
+        )
     if len(raw) > BYTES:
-        raise SpecError(f"{printable(path)}: is too long for a spec; allowed: up to {BYTES} bytes")
+        raise SpecError(
+            f"{printable(path)}: is too long for a spec; allowed: up to {BYTES} bytes"
+        )
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as e:
         line = raw.count(b"\n", 0, e.start) + 1
-        raise SpecError(f"{printable(path)}:{line}: byte 0x{raw[e.start]:02x} is no UTF-8; "
-                        "allowed: UTF-8 text") from None
+        raise SpecError(
+            f"{printable(path)}:{line}: byte 0x{raw[e.start]:02x} is no UTF-8; "
+            "allowed: UTF-8 text"
+        ) from None
 
 
 def _place(path: str) -> Callable[[int], str]:
@@ -58,30 +110,52 @@ def _place(path: str) -> Callable[[int], str]:
 
 
 # Files that are taken for another: keys that say so, what it is, what is allowed.
-_SPEC = (("model", "train", "cluster", "zero"), "a spec", "DeepSpeed's configuration behind --zero")
-_OTHERS = ((("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16",
-             "fp16"), "DeepSpeed's configuration", "a spec, and this file behind --zero"),
-           (("architectures", "model_type", "hidden_size", "n_embd"),
-            "a model's configuration of Hugging Face",
-            "a spec, which says the model's ops: model_specs/ has some"))
+Taken = tuple[Names, str, str]
+_SPEC = (
+    ("model", "train", "cluster", "zero"),
+    "a spec",
+    "DeepSpeed's configuration behind --zero",
+)
+_OTHERS = (
+    (
+        (
+            "zero_optimization",
+            "train_batch_size",
+            "train_micro_batch_size_per_gpu",
+            "bf16",
+            "fp16",
+        ),
+        "DeepSpeed's configuration",
+        "a spec, and this file behind --zero",
+    ),
+    (
+        ("architectures", "model_type", "hidden_size", "n_embd"),
+        "a model's configuration of Hugging Face",
+        "a spec, which says the model's ops: model_specs/ has some",
+    ),
+)
 
 
-def _taken(root: Node, own: Iterable[str], others: Iterable[tuple]) -> None:
+def _taken(root: Node, own: Iterable[str], others: Iterable[Taken]) -> None:
     """Refuses a file that has none of its own keys and some of another's."""
     keys = root.value if isinstance(root.value, dict) else {}
     for theirs, what, allowed in () if set(own) & set(keys) else others:
         found = [key for key in theirs if key in keys]
         if found:
-            raise SpecError(f"{root.where}: the file is {what}: it has {', '.join(found)}; "
-                            f"allowed: {allowed}")
+            raise SpecError(
+                f"{root.where}: the file is {what}: it has {', '.join(found)}; "
+                f"allowed: {allowed}"
+            )
 
 
 def _document(path: str) -> Node:
     root = yamltext.Reader(_place(path)).document(_text(path))
     _taken(root, SpecKeys.model_fields, _OTHERS)
     if not isinstance(root.value, dict):
-        raise SpecError(f"{root.where}: the file holds {shown(root.value)}; "
-                        f"allowed: a mapping with the keys {', '.join(SpecKeys.model_fields)}")
+        raise SpecError(
+            f"{root.where}: the file holds {shown(root.value)}; "
+            f"allowed: a mapping with the keys {', '.join(SpecKeys.model_fields)}"
+        )
     return root
 
 
@@ -91,14 +165,17 @@ def _deepspeed(path: str) -> Node:
     mark = re.search(r"^model:\s*$", said, re.M)
     if mark:
         line = said.count("\n", 0, mark.start())
-        raise SpecError(f"{_place(path)(line)}: the file is a spec; allowed: DeepSpeed's "
-                        "configuration behind --zero")
+        raise SpecError(
+            f"{_place(path)(line)}: the file is a spec; allowed: DeepSpeed's "
+            "configuration behind --zero"
+        )
     root = dsjson.parse(said, _place(path))
     _taken(root, dswords.TOP, (_SPEC, *_OTHERS))
     return root
 
 
 # ---- changes from the command line and from a ds_config.json
+
 
 def _put(root: Node, key: str, value: Node | None) -> None:
     """Sets a dotted key or an item of a list, making the mappings on the way; None takes it out."""
@@ -107,10 +184,17 @@ def _put(root: Node, key: str, value: Node | None) -> None:
     for n, step in enumerate(path):
         wrong = _misfit(at, step, dotted(tuple(path[:n])))
         if wrong:
-            raise SpecError(f"{value.where if value else at.where}: {key}: {wrong}")
+            raise SpecError(
+                f"{value.where if value else at.where}: {key}: {wrong}"
+            )
         if n < len(path) - 1:
-            at = at.value[step] if isinstance(step, int) else \
-                at.value.setdefault(step, Node({}, value.where if value else ""))
+            at = (
+                at.value[step]
+                if isinstance(step, int)
+                else at.value.setdefault(
+                    step, Node({}, value.where if value else "")
+                )
+            )
     if value is None:
         at.value.pop(path[-1], None)
     else:
@@ -121,24 +205,40 @@ def _misfit(at: Node, step: str | int, name: str) -> str:
     """What is wrong where a step of a key does not suit what is there; '' where it does."""
     held = at.value
     if isinstance(held, list):
-        items = f"{name}[0] to {name}[{len(held) - 1}]" if held else "a list as its value"
+        items = (
+            f"{name}[0] to {name}[{len(held) - 1}]"
+            if held
+            else "a list as its value"
+        )
         if not isinstance(step, int):
             return f"{name} holds a list; allowed: {items}"
-        return "" if step < len(held) else \
-            f"{name} has {len(held)} items; allowed: {items}, or the whole list: --set adds none"
+        return (
+            ""
+            if step < len(held)
+            else f"{name} has {len(held)} items; allowed: {items}, "
+            "or the whole list: --set adds none"
+        )
     if isinstance(step, int):
-        return f"{name} is not given; allowed: the whole list, {name}=[...]" if held == {} else \
-            f"{name} holds {shown(held)}; allowed: {name} without [{step}]"
-    return "" if isinstance(held, dict) else \
-        f"{name} holds {shown(held)}; allowed: a key inside a mapping"
+        return (
+            f"{name} is not given; allowed: the whole list, {name}=[...]"
+            if held == {}
+            else f"{name} holds {shown(held)}; allowed: {name} without [{step}]"
+        )
+    return (
+        ""
+        if isinstance(held, dict)
+        else f"{name} holds {shown(held)}; allowed: a key inside a mapping"
+    )
 
 
 def _set(root: Node, text: str) -> None:
     """One --set KEY=VALUE."""
     key, equals, value = text.partition("=")
     if not equals or not _KEY.fullmatch(key):
-        raise SpecError(f"--set: {shown(text)} is no KEY=VALUE; allowed: one like zero.stage=3 or "
-                        "model.units[1].blocks=3")
+        raise SpecError(
+            f"--set: {shown(text)} is no KEY=VALUE; allowed: one like zero.stage=3 or "
+            "model.units[1].blocks=3"
+        )
     if not value.strip():
         raise SpecError(f"--set: {key}: has no value; allowed: {key}=VALUE")
     made = yamltext.Reader(lambda line: f"--set: {key}").document(value)
@@ -147,89 +247,133 @@ def _set(root: Node, text: str) -> None:
     _put(root, key, made)
 
 
-def _all(node: Node, path: tuple[str | int, ...] = ()) -> list[tuple[tuple[str | int, ...], Node]]:
+def _all(node: Node, path: Path = ()) -> list[tuple[Path, Node]]:
     """A node and all below it, each with its path."""
     value = node.value
-    pairs = value.items() if isinstance(value, dict) else \
-        enumerate(value) if isinstance(value, list) else ()
-    return [(path, node), *(found for key, b in pairs for found in _all(b, (*path, key)))]
+    pairs = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
+    return [
+        (path, node),
+        *(found for key, b in pairs for found in _all(b, (*path, key))),
+    ]
 
 
 # ---- what pydantic found wrong, in our words
 
+
 def _record(kind: object) -> type | None:
     """The record inside a type: Annotated[tuple[OpKeys, ...], ...] -> OpKeys."""
-    if hasattr(kind, "model_fields") or hasattr(kind, "__dataclass_fields__"):
+    if isinstance(kind, type) and (
+        issubclass(kind, BaseModel) or is_dataclass(kind)
+    ):
         return kind
     return next((r for r in map(_record, get_args(kind)) if r), None)
 
 
-def _keys(path: tuple[str | int, ...]) -> list[str]:
+def _keys(path: Path) -> list[str]:
     """The keys that the mapping at a path may have."""
     kind: type = SpecKeys
     for step in path:
         if isinstance(step, str):
-            kind = _record(get_type_hints(kind, include_extras=True)[step]) or kind
-    return list(kind.model_fields if hasattr(kind, "model_fields") else kind.__dataclass_fields__)
+            kind = (
+                _record(get_type_hints(kind, include_extras=True)[step])
+                or kind
+            )
+    if is_dataclass(kind):
+        return [f.name for f in fields(kind)]
+    return list(kind.model_fields) if issubclass(kind, BaseModel) else []
 
 
-def _line(root: Node, error: dict) -> str:
+def _line(root: Node, error: ErrorDetails) -> str:
     """One line for one of pydantic's errors."""
-    path, kind = error["loc"], error["type"]
-    where, key = root.at(path).where, dotted(path)
+    path = error["loc"]
+    kind = error["type"]
+    at = f"{root.at(path).where}: {dotted(path)}"
     if kind == "zg":
-        return f"{where}: {key}: {error['msg']}"
+        return f"{at}: {error['msg']}"
     if kind == "missing":
-        return f"{where}: {key}: is missing; it must be given"
+        return f"{at}: is missing; it must be given"
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         keys = _keys(path[:-1])
         hint = meant(str(path[-1]), keys)
-        return f"{where}: {key}: is no key here; {hint}allowed: {', '.join(keys) or 'no key'}"
+        allowed = ", ".join(keys) or "no key"
+        return f"{at}: is no key here; {hint}allowed: {allowed}"
+    said = shown(error["input"])
     if kind in ("tuple_type", "list_type"):
-        return f"{where}: {key}: is {shown(error['input'])}; allowed: a list"
-    keys = ", ".join(_keys(path))
-    return (f"{where}: {key}: is {shown(error['input'])}; "
-            f"allowed: {f'a mapping with the keys {keys}' if keys else '{}'}")
+        return f"{at}: is {said}; allowed: a list"
+    known = ", ".join(_keys(path))
+    allowed = f"a mapping with the keys {known}" if known else "{}"
+    return f"{at}: is {said}; allowed: {allowed}"
 
 
 def _validate(root: Node) -> SpecKeys:
     try:
         return SpecKeys.model_validate(root.plain())
     except ValidationError as e:
-        errors = sorted(e.errors(include_url=False), key=lambda error: error["type"] == "missing")
+        errors = sorted(
+            e.errors(include_url=False),
+            key=lambda error: error["type"] == "missing",
+        )
         raise several(_line(root, error) for error in errors) from None
 
 
 # ---- checks between sections
 
+
 def _near(n: int, of: Callable[[int], bool]) -> list[int]:
     """The nearest numbers below and above n, at most 2^20 away, that suit."""
-    below = next((k for k in range(n, max(0, n - 2 ** 20), -1) if of(k)), None)
-    above = next((k for k in range(n + 1, n + 2 ** 20) if of(k)), None)
+    below = next((k for k in range(n, max(0, n - 2**20), -1) if of(k)), None)
+    above = next((k for k in range(n + 1, n + 2**20) if of(k)), None)
     return [k for k in (below, above) if k]
 
 
 def _batch(keys: SpecKeys, root: Node) -> None:
     """global_batch = accumulation x micro_batch x ranks."""
-    G, B, W = keys.train.global_batch, keys.train.micro_batch, keys.cluster.ranks
+    G, B, W = (
+        keys.train.global_batch,
+        keys.train.micro_batch,
+        keys.cluster.ranks,
+    )
     if G % (B * W) == 0:
         return
     step = B * W
     near = [g for g in (G // step * step, -(-G // step) * step) if g]
     good = [f"global_batch {' or '.join(map(str, near))}"]
-    grains = G // B
+    micro_batches = G // B
     if G % B == 0:
-        ranks = [w for w in _near(min(W, grains), lambda w: grains % w == 0) if w <= grains]
+        ranks = [
+            w
+            for w in _near(
+                min(W, micro_batches), lambda w: micro_batches % w == 0
+            )
+            if w <= micro_batches
+        ]
         good.append(f"cluster.ranks {' or '.join(map(str, ranks))}")
-    paths = (("cluster", "ranks"), ("train", "micro_batch"), ("train", "global_batch"))
+    paths = (
+        ("cluster", "ranks"),
+        ("train", "micro_batch"),
+        ("train", "global_batch"),
+    )
     path = next((p for p in paths if root.at(p).where == "--set"), paths[2])
-    raise fail(root, path, f"global_batch {G} is no multiple of micro_batch {B} x {W} ranks",
-               ", ".join(good))
+    raise fail(
+        root,
+        path,
+        f"global_batch {G} is no multiple of micro_batch {B} x {W} ranks",
+        ", ".join(good),
+    )
 
 
-def _typed(keys: SpecKeys, name: str, root: Node) -> Optimizer | Schedule:
+Section = TypeVar("Section", Optimizer, Schedule)
+
+
+def _typed(found: Section, name: str, root: Node) -> Section:
     """A section with the defaults of its type; a key that another type takes is an error."""
-    found, path = getattr(keys.train, name), ("train", name)
+    path: Path = ("train", name)
     rows = TYPES[type(found)]
     defaults = rows[found.type]
     others = {key for row in rows.values() for key in row} - set(defaults)
@@ -237,65 +381,139 @@ def _typed(keys: SpecKeys, name: str, root: Node) -> Optimizer | Schedule:
     for key, node in given.items():
         if key in others and node.value is not None:
             allowed = [k for k in _keys(path) if k not in others]
-            raise fail(root, (*path, key), f"{found.type} takes no {key}", ", ".join(allowed))
-    lacking = {key: x for key, x in defaults.items() if getattr(found, key) is None}
-    for key in (k for k, x in lacking.items() if x is kinds.NEEDED):
-        raise fail(root, (*path, key), f"is missing; {found.type} needs it", "a value for it")
+            raise fail(
+                root,
+                (*path, key),
+                f"{found.type} takes no {key}",
+                ", ".join(allowed),
+            )
+    lacking: dict[str, Any] = {
+        key: x for key, x in defaults.items() if getattr(found, key) is None
+    }
+    for key, usual in lacking.items():
+        if usual is kinds.NEEDED:
+            raise fail(
+                root,
+                (*path, key),
+                f"is missing; {found.type} needs it",
+                "a value for it",
+            )
     return replace(found, **lacking)
 
 
 def _chunk(keys: SpecKeys, root: Node, model: Model) -> None:
     """head_chunk cuts a micro-batch evenly, and a head whose gradients can be summed in parts."""
-    m, rows = keys.train.head_chunk, keys.train.micro_batch * keys.train.sequence
+    m, rows = (
+        keys.train.head_chunk,
+        keys.train.micro_batch * keys.train.sequence,
+    )
     path = ("train", "head_chunk")
     if m and rows % m:
         near = _near(min(m, rows), lambda n: rows % n == 0)
-        raise fail(root, path, f"chunks of {m} do not divide the {rows} tokens of a micro-batch",
-                   f"auto, {' or '.join(str(n) for n in near if n <= rows)}")
+        raise fail(
+            root,
+            path,
+            f"chunks of {m} do not divide the {rows} tokens of a micro-batch",
+            f"auto, {' or '.join(str(n) for n in near if n <= rows)}",
+        )
     if m and rows // m > CHUNKS:
         n = next(n for n in range(CHUNKS, 0, -1) if rows % n == 0)
-        raise fail(root, path, f"chunks of {m} cut the {rows} tokens of a micro-batch into "
-                   f"{rows // m}, more than {CHUNKS}", f"auto, or at least {rows // n}")
+        raise fail(
+            root,
+            path,
+            f"chunks of {m} cut the {rows} tokens of a micro-batch into "
+            f"{rows // m}, more than {CHUNKS}",
+            f"auto, or at least {rows // n}",
+        )
     if m and m < rows and model.units[-1].ops[-1].args["bias"]:
-        raise fail(root, path, "the head's linear has a bias, whose gradient is summed at once",
-                   f"auto, {rows}, or a head without bias")
+        raise fail(
+            root,
+            path,
+            "the head's linear has a bias, whose gradient is summed at once",
+            f"auto, {rows}, or a head without bias",
+        )
 
 
 def _optimizer(keys: SpecKeys, root: Node) -> Optimizer:
-    o = _typed(keys, "optimizer", root)
+    o = _typed(keys.train.optimizer, "optimizer", root)
     if o.nesterov and not o.momentum:
-        raise fail(root, ("train", "optimizer", "nesterov"), "there is no momentum", "momentum > 0")
+        raise fail(
+            root,
+            ("train", "optimizer", "nesterov"),
+            "there is no momentum",
+            "momentum > 0",
+        )
     for i, g in enumerate(o.groups):
         if g.frozen and (g.lr_factor, g.weight_decay) != (1.0, None):
-            raise fail(root, ("train", "optimizer", "groups", i, "frozen"),
-                       "what is frozen has no rate and no decay", "match and frozen alone")
+            raise fail(
+                root,
+                ("train", "optimizer", "groups", i, "frozen"),
+                "what is frozen has no rate and no decay",
+                "match and frozen alone",
+            )
     return o
 
 
 def _schedule(keys: SpecKeys, root: Node) -> Schedule:
-    s, lr = _typed(keys, "schedule", root), keys.train.optimizer.lr
+    s = _typed(keys.train.schedule, "schedule", root)
+    lr = keys.train.optimizer.lr
     path = ("train", "schedule")
     if s.type in ("linear", "cosine") and s.steps <= s.warmup:
-        raise fail(root, (*path, "steps"),
-                   f"a {s.type} schedule of {s.steps} steps after a warmup of {s.warmup}",
-                   "steps > warmup")
+        raise fail(
+            root,
+            (*path, "steps"),
+            f"a {s.type} schedule of {s.steps} steps after a warmup of {s.warmup}",
+            "steps > warmup",
+        )
     if s.type == "wsd" and s.steps < s.warmup + s.decay:
-        raise fail(root, (*path, "steps"), f"{s.steps} steps do not hold a warmup of {s.warmup} "
-                   f"and a decay of {s.decay}", f"at least {s.warmup + s.decay}")
+        raise fail(
+            root,
+            (*path, "steps"),
+            f"{s.steps} steps do not hold a warmup of {s.warmup} "
+            f"and a decay of {s.decay}",
+            f"at least {s.warmup + s.decay}",
+        )
     if s.type in ("linear", "cosine", "wsd") and s.min_lr > lr:
-        raise fail(root, (*path, "min_lr"), f"{s.min_lr:g} is above lr {lr:g} of "
-                   f"{root.at(('train', 'optimizer', 'lr')).where}", f"0 to {lr:g}")
-    if s.total_num_steps is not None and s.total_num_steps <= max(2, s.warmup_num_steps):
-        raise fail(root, (*path, "total_num_steps"), f"{s.total_num_steps} steps end before the "
-                   "decay begins", f"more than {max(2, s.warmup_num_steps)}")
+        raise fail(
+            root,
+            (*path, "min_lr"),
+            f"{s.min_lr:g} is above lr {lr:g} of "
+            f"{root.at(('train', 'optimizer', 'lr')).where}",
+            f"0 to {lr:g}",
+        )
+    if s.total_num_steps is not None and s.total_num_steps <= max(
+        2, s.warmup_num_steps
+    ):
+        raise fail(
+            root,
+            (*path, "total_num_steps"),
+            f"{s.total_num_steps} steps end before the decay begins",
+            f"more than {max(2, s.warmup_num_steps)}",
+        )
     if s.type == "OneCycle" and s.cycle_min_lr > s.cycle_max_lr:
-        raise fail(root, (*path, "cycle_min_lr"), f"{s.cycle_min_lr:g} is above cycle_max_lr "
-                   f"{s.cycle_max_lr:g}", f"0 to {s.cycle_max_lr:g}")
-    if s.cycle_momentum and keys.train.optimizer.type not in kinds.CYCLED and \
-            root.at((*path, "cycle_momentum")).value is True:
-        raise fail(root, (*path, "cycle_momentum"), f"{keys.train.optimizer.type} has no betas",
-                   "false")
+        raise fail(
+            root,
+            (*path, "cycle_min_lr"),
+            f"{s.cycle_min_lr:g} is above cycle_max_lr {s.cycle_max_lr:g}",
+            f"0 to {s.cycle_max_lr:g}",
+        )
+    if (
+        s.cycle_momentum
+        and keys.train.optimizer.type not in kinds.CYCLED
+        and root.at((*path, "cycle_momentum")).value is True
+    ):
+        raise fail(
+            root,
+            (*path, "cycle_momentum"),
+            f"{keys.train.optimizer.type} has no betas",
+            "false",
+        )
     return s
+
+
+def _idle(root: Node, path: Path, why: str) -> str:
+    """A note of a key without effect."""
+    return f"{root.at(path).where}: {dotted(path)}: has no effect{why}"
 
 
 def _held(s: Schedule, root: Node) -> Iterator[str]:
@@ -304,48 +522,70 @@ def _held(s: Schedule, root: Node) -> Iterator[str]:
     for key in ("steps", "min_lr") if s.type == "constant" else ():
         if root.at(path).value.get(key) is not None:
             at = (*path, key)
-            yield f"{root.at(at).where}: {dotted(at)}: has no effect: constant stays at lr"
+            yield _idle(root, at, ": constant stays at lr")
 
 
 def _filed(keys: SpecKeys, root: Node) -> Iterator[str]:
     """One file a rank, in one directory, where anything lies in a file; notes of keys without
     effect."""
-    z, paths = keys.zero, {}
-    there = [p for p in ("offload_optimizer", "offload_param") if getattr(z, p).device == "nvme"]
+    z = keys.zero
+    paths: dict[str, Path] = {}
+    there = [
+        p
+        for p in ("offload_optimizer", "offload_param")
+        if getattr(z, p).device == "nvme"
+    ]
     for part in ("offload_optimizer", "offload_param"):
         path, at = getattr(z, part).nvme_path, ("zero", part, "nvme_path")
         if path is not None and part in there:
             paths.setdefault(path, at)
         elif path is not None:
-            yield f"{root.at(at).where}: {dotted(at)}: has no effect while the device is no nvme"
+            yield _idle(root, at, " while the device is no nvme")
     if z.offload_optimizer.ratio < 1 and z.offload_optimizer.device == "none":
         at = ("zero", "offload_optimizer", "ratio")
-        yield f"{root.at(at).where}: {dotted(at)}: has no effect while the device is none"
+        yield _idle(root, at, " while the device is none")
     if z.offload_param.max_in_cpu and "offload_param" not in there:
         at = ("zero", "offload_param", "max_in_cpu")
-        yield f"{root.at(at).where}: {dotted(at)}: has no effect while the device is no nvme"
+        yield _idle(root, at, " while the device is no nvme")
     if len(paths) > 1:
-        first, (_, at) = next(iter(paths)), list(paths.items())[1]
-        raise fail(root, at, f"a rank has one file, and the optimizer's path is {first}",
-                   "one path, or one of them")
+        first, second = list(paths)[:2]
+        raise fail(
+            root,
+            paths[second],
+            f"a rank has one file, and the optimizer's path is {first}",
+            "one path, or one of them",
+        )
     if there and not paths:
-        raise fail(root, ("zero", there[0], "nvme_path"), "is missing; device nvme needs it",
-                   "the directory of a disk")
+        raise fail(
+            root,
+            ("zero", there[0], "nvme_path"),
+            "is missing; device nvme needs it",
+            "the directory of a disk",
+        )
     if not there and z.aio != Aio():
         yield f"{root.at(('zero', 'aio')).where}: zero.aio: has no effect: nothing lies in a file"
 
 
 def _reduction(keys: SpecKeys, root: Node) -> None:
     if keys.train.reduction == "fast" and "cpu" in keys.targets:
-        raise fail(root, ("train", "reduction"), "fast lets NCCL sum, and the target cpu has none",
-                   "exact, or `targets` of GPUs alone")
+        raise fail(
+            root,
+            ("train", "reduction"),
+            "fast lets NCCL sum, and the target cpu has none",
+            "exact, or `targets` of GPUs alone",
+        )
 
 
 def _margin(keys: SpecKeys, root: Node) -> Iterator[str]:
     """A note, where it buys nothing."""
     said = f"{root.at(('train', 'sm_margin')).where}: train.sm_margin"
-    alone = "one rank has no collectives" if keys.cluster.ranks == 1 else \
-        "" if keys.zero.overlap_comm else "without overlap_comm none runs beside a collective"
+    alone = (
+        "one rank has no collectives"
+        if keys.cluster.ranks == 1
+        else ""
+        if keys.zero.overlap_comm
+        else "without overlap_comm none runs beside a collective"
+    )
     if keys.train.sm_margin and keys.targets == ("cpu",):
         yield f"{said}: has no effect on a CPU"
     elif keys.train.sm_margin and alone:
@@ -355,13 +595,20 @@ def _margin(keys: SpecKeys, root: Node) -> Iterator[str]:
 def _loss_scale(keys: SpecKeys, root: Node) -> Iterator[str]:
     """Notes of keys without effect."""
     if keys.train.precision != "f16" and keys.train.loss_scale != LossScale():
-        raise fail(root, ("train", "loss_scale"), f"{keys.train.precision} needs none",
-                   "train.precision f16 beside it, or the file without it")
+        raise fail(
+            root,
+            ("train", "loss_scale"),
+            f"{keys.train.precision} needs none",
+            "train.precision f16 beside it, or the file without it",
+        )
     s = keys.train.loss_scale
-    if not s.scale and s.min > 2.0 ** s.initial_scale_power:
-        raise fail(root, ("train", "loss_scale", "min"),
-                   f"{s.min:g} is above the first scale, 2^{s.initial_scale_power}",
-                   f"up to {2.0 ** s.initial_scale_power:g}")
+    if not s.scale and s.min > 2.0**s.initial_scale_power:
+        raise fail(
+            root,
+            ("train", "loss_scale", "min"),
+            f"{s.min:g} is above the first scale, 2^{s.initial_scale_power}",
+            f"up to {2.0**s.initial_scale_power:g}",
+        )
     if s.scale:
         for key, node in root.at(("train", "loss_scale")).value.items():
             if key != "scale":
@@ -370,33 +617,61 @@ def _loss_scale(keys: SpecKeys, root: Node) -> Iterator[str]:
 
 def _offload(s: Spec) -> None:
     z = s.zero
-    optimizer, params = (f"zero.offload_{part}.device" for part in ("optimizer", "param"))
+    optimizer, params = (
+        f"zero.offload_{part}.device" for part in ("optimizer", "param")
+    )
     if z.offload_optimizer.device != "none" and z.stage == 0:
-        raise s.wrong(optimizer, "at stage 0 every rank updates all parameters",
-                      "zero.stage 1, 2 or 3 beside it, or none")
+        raise s.wrong(
+            optimizer,
+            "at stage 0 every rank updates all parameters",
+            "zero.stage 1, 2 or 3 beside it, or none",
+        )
     if z.offload_param.device != "none" and z.stage < 3:
-        raise s.wrong(params, f"at stage {z.stage} every rank has all parameters",
-                      "zero.stage 3 beside it, or none")
+        raise s.wrong(
+            params,
+            f"at stage {z.stage} every rank has all parameters",
+            "zero.stage 3 beside it, or none",
+        )
     if z.offload_optimizer.device != "none" and not z.offload_optimizer.ratio:
-        raise s.wrong("zero.offload_optimizer.ratio", "0 leaves the host nothing",
-                      "above 0, or zero.offload_optimizer.device none")
+        raise s.wrong(
+            "zero.offload_optimizer.ratio",
+            "0 leaves the host nothing",
+            "above 0, or zero.offload_optimizer.device none",
+        )
 
 
 def _masters(s: Spec) -> None:
     z, o = s.zero, s.train.optimizer
     where = "train.optimizer.masters"
-    why = {"f32": "parameters of f32 are masters themselves", "f16": "parameters of f16 need f32's"}
+    why = {
+        "f32": "parameters of f32 are masters themselves",
+        "f16": "parameters of f16 need f32's",
+    }
     if not o.masters and s.train.precision in why:
-        raise s.wrong(where, why[s.train.precision], "train.precision bf16 beside it, or true")
-    if not o.masters and not z.offload_optimizer.device == z.offload_param.device == "none":
-        raise s.wrong(where, "what is offloaded has masters", "true, or "
-                      "zero.offload_optimizer.device and zero.offload_param.device none beside it")
+        raise s.wrong(
+            where,
+            why[s.train.precision],
+            "train.precision bf16 beside it, or true",
+        )
+    if (
+        not o.masters
+        and not z.offload_optimizer.device == z.offload_param.device == "none"
+    ):
+        raise s.wrong(
+            where,
+            "what is offloaded has masters",
+            "true, or "
+            "zero.offload_optimizer.device and zero.offload_param.device none beside it",
+        )
 
 
 def _activations(s: Spec) -> None:
     if s.train.offload_activations and s.train.accumulate == "layers":
-        raise s.wrong("train.offload_activations", "accumulate layers keeps those of all grains on "
-                      "the device", "false, or train.accumulate grains")
+        raise s.wrong(
+            "train.offload_activations",
+            "accumulate layers keeps those of all micro-batches on the device",
+            "false, or train.accumulate micro_batches",
+        )
 
 
 def agree(s: Spec) -> None:
@@ -406,9 +681,12 @@ def agree(s: Spec) -> None:
     _activations(s)
 
 
-def _effective(path: str, sets: Sequence[str], zero: str | None) -> tuple[Node, tuple[str, ...]]:
+def _effective(
+    path: str, sets: Sequence[str], zero: str | None
+) -> tuple[Node, Names]:
     """A file, changed by a DeepSpeed config, then by KEY=VALUE texts: the last wins. And notes."""
-    root, notes = _document(path), ()
+    root = _document(path)
+    notes: Names = ()
     for said in sets:
         _set(root, said)
     if zero is not None:
@@ -418,7 +696,7 @@ def _effective(path: str, sets: Sequence[str], zero: str | None) -> tuple[Node, 
         for said in sets:
             _set(root, said)
         notes = config.notes
-    return root, notes
+    return root, (*notes, *old.spelt(root))
 
 
 def text(path: str, sets: Sequence[str] = (), zero: str | None = None) -> str:
@@ -432,15 +710,37 @@ def load(path: str, sets: Sequence[str] = (), zero: str | None = None) -> Spec:
     keys = _validate(root)
     model, grouped = build(keys, root)
     _batch(keys, root)
-    notes = (*notes, *grouped, *_filed(keys, root), *_held(keys.train.schedule, root),
-             *_loss_scale(keys, root), *_margin(keys, root))
+    notes = (
+        *notes,
+        *grouped,
+        *_filed(keys, root),
+        *_held(keys.train.schedule, root),
+        *_loss_scale(keys, root),
+        *_margin(keys, root),
+    )
     _chunk(keys, root, model)
     _reduction(keys, root)
-    train = replace(keys.train, optimizer=_optimizer(keys, root), schedule=_schedule(keys, root))
+    train = replace(
+        keys.train,
+        optimizer=_optimizer(keys, root),
+        schedule=_schedule(keys, root),
+    )
     data = keys.data
     if "ignore" not in root.at(("data",)).value:
         data = replace(data, ignore=TOKEN if model.vocab <= TOKEN else None)
-    places = {dotted(key) if key else "": node.where for key, node in _all(root)}
-    made = Spec(keys.name, model, keys.zero, train, keys.cluster, keys.targets, data, notes, places)
+    places = {
+        dotted(key) if key else "": node.where for key, node in _all(root)
+    }
+    made = Spec(
+        keys.name,
+        model,
+        keys.zero,
+        train,
+        keys.cluster,
+        keys.targets,
+        data,
+        notes,
+        places,
+    )
     agree(made)
     return made

@@ -2,13 +2,23 @@
 
 What a unit holds is read by shapes.py.
 """
+
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import Iterator, Sequence
 
-from .node import Node, dotted
-from .schema import DIM, ELEMS, LAYERS, Group, Model, OpKeys, SpecKeys, Train, Unit, UnitKeys
+from .keytypes import DIM, ELEMS, LAYERS
+from .node import Names, Node, dotted
+from .schema import (
+    Group,
+    Model,
+    OpKeys,
+    SpecKeys,
+    Train,
+    Unit,
+    UnitKeys,
+)
 from .shapes import Place, Walk
 
 KINDS = ("embedding", "blocks", "head")
@@ -18,7 +28,12 @@ def _unit(walk: Walk, at: Place, keys: UnitKeys) -> Unit:
     C = walk.model.width
     walk.prefix, walk.repeat = "", 1
     if keys.embedding is not None:
-        return Unit("embedding", 1, "", (walk.embedding(at / "embedding", keys.embedding),))
+        return Unit(
+            "embedding",
+            1,
+            "",
+            (walk.embedding(at / "embedding", keys.embedding),),
+        )
     if keys.head is not None:
         return _head(walk, at / "head", keys.head)
     walk.prefix, walk.repeat = f"{keys.name}.", keys.blocks
@@ -36,8 +51,10 @@ def _head(walk: Walk, at: Place, keys: Sequence[OpKeys]) -> Unit:
     _, ops = walk.ops(at, keys, walk.model.width)
     end = ops[-1]
     if end.kind != "linear" or end.args["out"] != (V,):
-        raise last.fail("the head does not end in a linear to the vocabulary",
-                        f"a linear with out: {V}, or tied; the loss follows by itself")
+        raise last.fail(
+            "the head does not end in a linear to the vocabulary",
+            f"a linear with out: {V}, or tied; the loss follows by itself",
+        )
     return Unit("head", 1, "", ops)
 
 
@@ -47,22 +64,31 @@ def _order(at: Place, units: Sequence[UnitKeys]) -> None:
     want = ["embedding", *["blocks"] * max(1, len(kinds) - 2), "head"]
     if kinds == want:
         return
-    bad = next(i for i, w in enumerate(want) if i >= len(kinds) or kinds[i] != w)
+    bad = next(
+        i for i, w in enumerate(want) if i >= len(kinds) or kinds[i] != w
+    )
     there = kinds[bad] if bad < len(kinds) else "nothing"
-    raise (at / bad).fail(f"{there} stands where {want[bad]} should",
-                          "one embedding, then one or more blocks, then one head")
+    raise (at / bad).fail(
+        f"{there} stands where {want[bad]} should",
+        "one embedding, then one or more blocks, then one head",
+    )
 
 
 def _kind(at: Place, unit: UnitKeys) -> str:
     found = unit.model_fields_set
     kinds = [k for k in KINDS if k in found]
     if len(kinds) != 1:
-        raise at.fail(f"holds {len(kinds)} kinds of unit", "one of embedding, blocks, head")
+        raise at.fail(
+            f"holds {len(kinds)} kinds of unit",
+            "one of embedding, blocks, head",
+        )
     kind = kinds[0]
     want = {"blocks", "name", "ops"} if kind == "blocks" else {kind}
     for key in sorted(found ^ want):
         if key in found:
-            raise (at / key).fail(f"does not belong to {kind}", "name and ops beside blocks")
+            raise (at / key).fail(
+                f"does not belong to {kind}", "name and ops beside blocks"
+            )
         raise (at / key).fail("is missing", "blocks: LAYERS, name and ops")
     return kind
 
@@ -71,9 +97,14 @@ def _matched(walk: Walk, at: Place, pattern: str) -> set[str]:
     """The tensors that a pattern names."""
     found = {name for name in walk.tensors if fnmatchcase(name, pattern)}
     if not found:
-        near = next((f" ({name} is one)" for name in walk.tensors if pattern in name), "")
-        raise at.fail(f"'{pattern}' matches no tensor{near}",
-                      "a pattern of tensors' names, like '*.bias'")
+        near = next(
+            (f" ({name} is one)" for name in walk.tensors if pattern in name),
+            "",
+        )
+        raise at.fail(
+            f"'{pattern}' matches no tensor{near}",
+            "a pattern of tensors' names, like '*.bias'",
+        )
     return found
 
 
@@ -86,39 +117,50 @@ def _grouped(walk: Walk, at: Place, groups: Sequence[Group]) -> Iterator[str]:
             mine |= _matched(walk, here / j, pattern)
         if mine <= taken:
             where = here.root.at(here.path).where
-            yield (f"{where}: {dotted(here.path)}: has no effect: earlier groups have every tensor "
-                   "that it matches")
+            yield (
+                f"{where}: {dotted(here.path)}: has no effect: earlier groups have every tensor "
+                "that it matches"
+            )
         taken |= mine
 
 
 def _sizes(walk: Walk, root: Place, train: Train) -> None:
     """The sequence and a micro-batch are not too long for the model."""
-    embedding = walk.model.units[0].embedding
+    embedding = walk.model.embedding
     if embedding.context is not None and embedding.context < train.sequence:
         at = root / "model" / "units" / 0 / "embedding" / "context"
-        raise at.fail(f"{embedding.context} positions for a sequence of {train.sequence}",
-                      "context >= train.sequence")
+        raise at.fail(
+            f"{embedding.context} positions for a sequence of {train.sequence}",
+            "context >= train.sequence",
+        )
     rows = train.micro_batch * train.sequence
     if rows > DIM or rows * walk.made > ELEMS:
         raise (root / "train" / "micro_batch").fail(
             f"{rows} rows (micro_batch x sequence) of {walk.made} elements are too many",
-            f"up to {DIM} rows and {ELEMS} elements")
+            f"up to {DIM} rows and {ELEMS} elements",
+        )
 
 
-def build(keys: SpecKeys, file: Node) -> tuple[Model, tuple[str, ...]]:
+def build(keys: SpecKeys, file: Node) -> tuple[Model, Names]:
     """The model of a spec whose keys are right one by one, and notes of groups of its tensors;
     SpecError where they do not fit."""
-    m, train, root = keys.model, keys.train, Place(file, ())
-    walk, at = Walk(m), root / "model" / "units"
+    m, train = keys.model, keys.train
+    root = Place(file, ())
+    walk = Walk(m)
+    at = root / "model" / "units"
     _order(at, m.units)
     layers = [u.blocks or 0 for u in m.units]
-    if sum(layers) > LAYERS:
-        most = at / layers.index(max(layers)) / "blocks"
-        raise most.fail(f"{sum(layers)} layers in all", f"up to {LAYERS}")
+    every = sum(layers)
+    if every > LAYERS:
+        most = layers.index(max(layers))
+        where = at / most / "blocks"
+        raise where.fail(f"{every} layers in all", f"up to {LAYERS}")
     units = tuple(_unit(walk, at / i, u) for i, u in enumerate(m.units))
     _sizes(walk, root, train)
+    patterns = root / "zero" / "replicate"
     for i, pattern in enumerate(keys.zero.replicate):
-        _matched(walk, root / "zero" / "replicate" / i, pattern)
-    groups = root / "train" / "optimizer" / "groups"
-    notes = _grouped(walk, groups, train.optimizer.groups)
+        _matched(walk, patterns / i, pattern)
+    optimizer = root / "train" / "optimizer"
+    groups = train.optimizer.groups
+    notes = _grouped(walk, optimizer / "groups", groups)
     return Model(m.vocab, m.width, m.names, units), tuple(notes)

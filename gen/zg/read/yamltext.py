@@ -3,25 +3,51 @@
 YAML is composed, never constructed: no tag makes an object. Scalars are read as YAML 1.2 does, so
 that 1e-3 is a number and `no` is a word.
 """
+
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 
 import yaml
 
 from .node import DEPTH, NODES, Node, SpecError, number, shown
 
-_WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None,
-          "true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in (
-    "str", "int", "float", "bool", "null", "timestamp", "merge", "value", "seq", "map")}
+_WORDS = {
+    "": None,
+    "~": None,
+    "null": None,
+    "Null": None,
+    "NULL": None,
+    "true": True,
+    "True": True,
+    "TRUE": True,
+    "false": False,
+    "False": False,
+    "FALSE": False,
+}
+_TAGS = {
+    f"tag:yaml.org,2002:{kind}"
+    for kind in (
+        "str",
+        "int",
+        "float",
+        "bool",
+        "null",
+        "timestamp",
+        "merge",
+        "value",
+        "seq",
+        "map",
+    )
+}
 _RESOLVER = yaml.resolver.Resolver()
 
 
 @dataclass
 class Reader:
     """Composed YAML to Nodes. place(line) is what an error says of where it is, lines from 0."""
+
     place: Callable[[int], str]
     count: int = 0
 
@@ -33,16 +59,28 @@ class Reader:
             root = yaml.compose(text, Loader=yaml.SafeLoader)
         except yaml.reader.ReaderError as e:
             line = text.count("\n", 0, e.position)
-            raise self.fail(line, f"the character {ascii(chr(e.character))}",
-                            "printable text") from None
+            raise self.fail(
+                line,
+                f"the character {ascii(chr(e.character))}",
+                "printable text",
+            ) from None
         except yaml.MarkedYAMLError as e:
             mark = e.problem_mark or e.context_mark
             said = " ".join(f"{e.context or ''} {e.problem or ''}".split())
-            raise self.fail(mark.line if mark else 0, f"broken syntax: {said}", "YAML") from None
+            raise self.fail(
+                mark.line if mark else 0, f"broken syntax: {said}", "YAML"
+            ) from None
         except RecursionError:
-            raise self.fail(0, "is nested too deep", f"{DEPTH} levels") from None
-        except (ValueError, OverflowError) as e:        # PyYAML on a broken %YAML line or \U escape
-            raise self.fail(0, f"broken syntax: {ascii(str(e))}", "YAML") from None
+            raise self.fail(
+                0, "is nested too deep", f"{DEPTH} levels"
+            ) from None
+        except (
+            ValueError,
+            OverflowError,
+        ) as e:  # PyYAML on a broken %YAML line or \U escape
+            raise self.fail(
+                0, f"broken syntax: {ascii(str(e))}", "YAML"
+            ) from None
         if root is None:
             raise self.fail(0, "is empty", "a spec: model, train, ...")
         return self.node(root, root.start_mark.line, 0)
@@ -50,16 +88,27 @@ class Reader:
     def node(self, n: yaml.Node, line: int, depth: int) -> Node:
         self.count += 1
         if self.count > NODES or depth > DEPTH:
-            raise self.fail(line, "holds too much (aliases count each time)",
-                            f"{NODES} values, {DEPTH} levels")
+            raise self.fail(
+                line,
+                "holds too much (aliases count each time)",
+                f"{NODES} values, {DEPTH} levels",
+            )
         if n.tag not in _TAGS:
-            raise self.fail(n.start_mark.line, f"the tag {shown(n.tag)}", "plain YAML without tags")
+            raise self.fail(
+                n.start_mark.line,
+                f"the tag {shown(n.tag)}",
+                "plain YAML without tags",
+            )
         if isinstance(n, yaml.MappingNode):
             return Node(self.mapping(n, depth), self.place(line))
         if isinstance(n, yaml.SequenceNode):
-            items = [self.node(item, item.start_mark.line, depth + 1) for item in n.value]
+            items = [
+                self.node(item, item.start_mark.line, depth + 1)
+                for item in n.value
+            ]
             return Node(items, self.place(line))
-        return Node(n.value if n.style else _scalar(n.value), self.place(line))
+        quoted = isinstance(n, yaml.ScalarNode) and n.style
+        return Node(n.value if quoted else _scalar(n.value), self.place(line))
 
     def mapping(self, n: yaml.MappingNode, depth: int) -> dict[str, Node]:
         found: dict[str, Node] = {}
@@ -67,16 +116,32 @@ class Reader:
         for key, value in n.value:
             line = key.start_mark.line
             if not isinstance(key, yaml.ScalarNode):
-                raise self.fail(line, "a key that is no word", "keys that are words")
+                raise self.fail(
+                    line, "a key that is no word", "keys that are words"
+                )
             if key.tag.endswith(":merge"):
-                for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+                for source in (
+                    value.value
+                    if isinstance(value, yaml.SequenceNode)
+                    else [value]
+                ):
                     if not isinstance(source, yaml.MappingNode):
-                        raise self.fail(line, "<< of something that is no mapping",
-                                        "<<: *ANCHOR of a mapping")
-                    merged = {**self.node(source, line, depth + 1).value, **merged}
+                        raise self.fail(
+                            line,
+                            "<< of something that is no mapping",
+                            "<<: *ANCHOR of a mapping",
+                        )
+                    merged = {
+                        **self.node(source, line, depth + 1).value,
+                        **merged,
+                    }
                 continue
             if key.value in found:
-                raise self.fail(line, f"{shown(key.value)} stands here twice", "each key once")
+                raise self.fail(
+                    line,
+                    f"{shown(key.value)} stands here twice",
+                    "each key once",
+                )
             found[key.value] = self.node(value, line, depth + 1)
         return {**merged, **found}
 
@@ -93,9 +158,12 @@ def _scalar(text: str) -> object:
 
 # ---- back
 
+
 def text(root: Node) -> str:
     """What a Reader reads as the same Nodes."""
-    return yaml.serialize(_made(root, 0), Dumper=yaml.SafeDumper, width=100, allow_unicode=True)
+    return yaml.serialize(
+        _made(root, 0), Dumper=yaml.SafeDumper, width=100, allow_unicode=True
+    )
 
 
 def _made(node: Node, depth: int) -> yaml.Node:
@@ -104,10 +172,15 @@ def _made(node: Node, depth: int) -> yaml.Node:
     if not isinstance(value, (dict, list)):
         return _written(value)
     below = list(value.values() if isinstance(value, dict) else value)
-    flow = depth > 1 and not any(isinstance(b.value, (dict, list)) for b in below)
+    flow = depth > 1 and not any(
+        isinstance(b.value, (dict, list)) for b in below
+    )
     if isinstance(value, list):
-        return yaml.SequenceNode("tag:yaml.org,2002:seq", [_made(b, depth + 1) for b in below],
-                                 flow_style=flow)
+        return yaml.SequenceNode(
+            "tag:yaml.org,2002:seq",
+            [_made(b, depth + 1) for b in below],
+            flow_style=flow,
+        )
     pairs = [(_written(key), _made(b, depth + 1)) for key, b in value.items()]
     return yaml.MappingNode("tag:yaml.org,2002:map", pairs, flow_style=flow)
 
@@ -116,7 +189,14 @@ def _written(value: object) -> yaml.ScalarNode:
     """A scalar: in quotes where text would be read as something else."""
     if isinstance(value, str):
         quoted = _scalar(value) != value
-        return yaml.ScalarNode("tag:yaml.org,2002:str", value, style='"' if quoted else None)
+        return yaml.ScalarNode(
+            "tag:yaml.org,2002:str", value, style='"' if quoted else None
+        )
     words = {None: "null", False: "false", True: "true"}
-    said = words[value] if value is None or isinstance(value, bool) else repr(value)
-    return yaml.ScalarNode(_RESOLVER.resolve(yaml.ScalarNode, said, (True, False)), said)
+    said = (
+        words[value]
+        if value is None or isinstance(value, bool)
+        else repr(value)
+    )
+    tag = _RESOLVER.resolve(yaml.ScalarNode, said, (True, False))  # type: ignore[no-untyped-call]
+    return yaml.ScalarNode(tag, said)

@@ -1,46 +1,30 @@
-"""budget.py -- what backward makes again, and what lies on the host, where `train.memory_budget`
+"""budget.py -- what backward recomputes, and what lies on the host, where `train.memory_budget`
 bounds the device's memory: of all choices the one that costs least of those that fit every target.
 
 A choice is a set of ops and a set of knobs that put something on the host; keys that the spec
 itself has stay as they are. What it holds is exact: each set of knobs is planned, and of what is
-made again only saved values and temporary space depend. What it costs is an estimate of a step,
+recomputed only saved values and temporary space depend. What it costs is an estimate of a step,
 good enough to put choices in order: calls take their products at the processor's peak rate, or
 their bytes at the memory's, whichever is longer; copies to and from the host take the memory's time
 beside them, and more where the link or the host's own memory is slower than all of that.
 """
+
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Iterator
 
 from .. import build
 from ..facts import ops
+from ..facts.peaks import PEAKS
 from ..graph.graph import Graph
 from ..passes import operands, place, slices
 from ..plan import plan
-from ..read.schema import RECOMPUTE
-from ..read.spec import Spec
+from ..plan.operand import Names
+from ..read.keytypes import RECOMPUTE
+from ..read.spec import Spec, SpecError
 from . import fits, knobs
-
-
-@dataclass(frozen=True)
-class Peaks:
-    """flops a second by bytes of a number, without sparsity; bytes a second of the device's memory,
-    of its link to the host in one direction, of the host's memory for each device."""
-    flops: dict[int, float]
-    memory: float
-    link: float
-    host: float
-
-
-# NVIDIA's data sheets of A100 SXM 80 GB, H100 SXM, B200. A link is PCIe x16 of generation 4, 5,
-# 5; a host's memory an eighth of that of the DGX's two processors: 16 channels of DDR4-3200,
-# DDR5-4800, DDR5-5600. For a CPU, round numbers of a core with AVX2 and its share of the memory.
-PEAKS = {"cpu": Peaks({4: 1e11, 2: 1e11}, 1e10, 1e10, 1e10),
-         "sm_80": Peaks({4: 19.5e12, 2: 312e12}, 2.0e12, 32e9, 51e9),
-         "sm_90": Peaks({4: 67e12, 2: 989e12}, 3.35e12, 64e9, 76e9),
-         "sm_100": Peaks({4: 80e12, 2: 2250e12}, 8.0e12, 64e9, 89e9)}
 
 
 @dataclass(frozen=True)
@@ -49,6 +33,7 @@ class Choice:
     on the target that needs most, of the arena and what a GPU holds beside it; host: of the host
     arena there; file: of a rank's file. cost: what it adds to a step of the spec as it is, on the
     target where that is most."""
+
     spec: Spec
     moved: tuple[knobs.Setting, ...]
     device: int
@@ -57,64 +42,94 @@ class Choice:
     cost: float
 
     @property
-    def words(self) -> tuple[str, ...]:
+    def words(self) -> Names:
         return self.spec.train.recompute
 
     @property
     def name(self) -> str:
-        return "full" if set(self.words) == set(RECOMPUTE) else ", ".join(self.words) or "none"
+        return (
+            "full"
+            if set(self.words) == set(RECOMPUTE)
+            else ", ".join(self.words) or "none"
+        )
 
     @property
     def away(self) -> str:
         return ", ".join(move.moves for move in self.moved) or "none"
 
     @property
-    def keys(self) -> tuple[str, ...]:
+    def keys(self) -> Names:
         """As they are typed."""
-        words = self.name if self.name in ("full", "none") else f"[{self.name}]"
-        return (f"train.recompute={words}", *(move.text for move in self.moved))
+        words = (
+            self.name if self.name in ("full", "none") else f"[{self.name}]"
+        )
+        return (
+            f"train.recompute={words}",
+            *(move.text for move in self.moved),
+        )
 
 
 @dataclass(frozen=True)
 class Again:
     """A choice of ops. once: seconds of a micro-batch on each target; tmp: bytes of temporary
     space; saved: values and bytes of each that kinds of units save."""
-    words: tuple[str, ...]
+
+    words: Names
     once: dict[str, float]
     tmp: int
     saved: tuple[tuple[int, int], ...]
 
 
 def _seconds(spec: Spec, graph: Graph, target: str) -> float:
-    """Of all functions of a grain."""
+    """Of all functions of a micro-batch."""
     real, peaks = ops.BYTES[spec.train.precision], PEAKS[target]
     total = 0.0
-    for kind, body in ((k, b) for k in graph.kinds for n, b in k.bodies.items() if n != "eval"):
-        size = {v.name: v.elems * (real if v.dtype == "real" else 4) for v in body.values}
+    for kind, body in (
+        (k, b) for k in graph.kinds for n, b in k.bodies.items() if n != "eval"
+    ):
+        size = {
+            v.name: v.elems * (real if v.dtype == "real" else 4)
+            for v in body.values
+        }
         size |= {t.name: t.elems * real for t in kind.tensors}
         for c in body.calls:
-            moved = sum(size.get(str(a), 0) for k, a in c.args if k in ("value", "param", "grad"))
-            once = max(c.flops * c.rounds / peaks.flops[real], moved / peaks.memory)
-            total += once * kind.count
+            moved = sum(
+                size.get(str(a), 0)
+                for k, a in c.args
+                if k in ("value", "param", "grad")
+            )
+            total += kind.count * peaks.seconds(
+                c.flops * c.rounds, moved, real
+            )
     return total
 
 
-def _again(spec: Spec, words: tuple[str, ...]) -> Again:
-    graph = slices.graph(replace(spec, train=replace(spec.train, recompute=words)))
+def _again(spec: Spec, words: Names) -> Again:
+    graph = slices.graph(
+        replace(spec, train=replace(spec.train, recompute=words))
+    )
     bodies = place.bodies(graph, ops.BYTES[spec.train.precision])
-    return Again(words, {t: _seconds(spec, graph, t) for t in spec.targets},
-                 ops.up(max(p.size for p in bodies.tmp.values()), place.PAGE),
-                 tuple((k.count, bodies.save[k.name].size) for k in graph.kinds))
+    return Again(
+        words,
+        {t: _seconds(spec, graph, t) for t in spec.targets},
+        ops.up(max(p.size for p in bodies.tmp.values()), place.PAGE),
+        tuple((k.count, bodies.save[k.name].size) for k in graph.kinds),
+    )
 
 
 def _sets(spec: Spec) -> Iterator[Again]:
     """Every choice of ops that holds those that the spec names, these alone first."""
     named = spec.train.recompute
-    free = [w for w in RECOMPUTE if w in slices.graph(spec).ops and w not in named]
+    free = [
+        w for w in RECOMPUTE if w in slices.graph(spec).ops and w not in named
+    ]
     for n in range(len(free) + 1):
         for more in combinations(free, n):
-            words = RECOMPUTE if n == len(free) else tuple(
-                w for w in RECOMPUTE if w in named or w in more)
+            words = (
+                RECOMPUTE
+                if n == len(free)
+                else tuple(w for w in RECOMPUTE if w in named or w in more)
+            )
             yield _again(spec, words if more else named)
 
 
@@ -122,55 +137,86 @@ def _near(spec: Spec, again: Again) -> int:
     """Bytes of the device's arena that a choice of ops changes."""
     return again.tmp + spec.together * sum(
         operands.near_slots(spec, "save", count) * ops.up(size, place.PAGE)
-        for count, size in again.saved)
+        for count, size in again.saved
+    )
 
 
 def _far(spec: Spec, again: Again, page: int) -> int:
     """Bytes of saved values on the host, each up to whole pages."""
-    return sum((count - operands.near_slots(spec, "save", count)) * ops.up(size, page)
-               for count, size in again.saved)
+    return sum(
+        (count - operands.near_slots(spec, "save", count)) * ops.up(size, page)
+        for count, size in again.saved
+    )
 
 
 @dataclass(frozen=True)
 class Way:
     """Of a section: bytes that go down and up, numbers that the host pushes on its sums."""
+
     down: int
     up: int
     pushed: int
 
 
 def _way(section: plan.Section) -> Way:
-    ints = lambda key, which: sum(i.value for s in section.steps if which(s) for i in s.ints
-                                  if i.name == key)
-    return Way(*(ints("bytes", lambda s: s.queue == q) for q in ("down", "up")),
-               ints("n", lambda s: s.queue == "host" and s.op.startswith("push")))
+    moved = {"down": 0, "up": 0}
+    pushed = 0
+    for s in section.steps:
+        ints = {i.name: i.value for i in s.ints}
+        if s.queue in moved:
+            moved[s.queue] += ints.get("bytes", 0)
+        elif s.queue == "host" and s.op.startswith("push"):
+            pushed += ints.get("n", 0)
+    return Way(moved["down"], moved["up"], pushed)
 
 
 def _updated(p: plan.Plan) -> tuple[int, int]:
     """Bytes that an update reads and writes of a rank's shards, on the device and on the host."""
     here = there = 0
     for f in (f for f in p.flats if p.moves(f)):
-        states = [s for s in p.stores if s.flat == f.name and s.what in ops.STATES]
-        size = f.count * (4 + 2 * sum(ops.BYTES[s.dtype] for s in states
-                                      if s.first + s.n == f.shard))
+        states = [
+            s for s in p.stores if s.flat == f.name and s.what in ops.STATES
+        ]
+        size = f.count * (
+            4
+            + 2
+            * sum(
+                ops.BYTES[s.dtype] for s in states if s.first + s.n == f.shard
+            )
+        )
         near = p.near(f) if p.offload else f.shard
         here += size * near
         there += size * (f.shard - near)
     return here, there
 
 
-def _step(spec: Spec, p: plan.Plan, of: dict[str, Way], target: str, once: float,
-          more: int) -> float:
-    """Seconds of a step. p: the spec's plan, of: its sections; once: of a grain's functions; more:
-    bytes that go to the host and back in a grain beyond the plan's. An update counts whole, though
-    the next forward may hide some of it."""
+def _step(
+    spec: Spec,
+    p: plan.Plan,
+    of: dict[str, Way],
+    target: str,
+    once: float,
+    more: int,
+) -> float:
+    """Seconds of a step. p: the spec's plan, of: its sections; once: of a micro-batch's functions;
+    more: bytes that go to the host and back in a micro-batch beyond the plan's. An update counts
+    whole, though the next forward may hide some of it."""
     peaks, total = PEAKS[target], 0.0
     here, there = _updated(p)
-    for name, busy in (("grain", once * spec.together), ("update", here / peaks.memory)):
-        ways = [n + more * (name == "grain") for n in (of[name].down, of[name].up)]
+    for name, busy in (
+        ("micro_batch", once * spec.together),
+        ("update", here / peaks.memory),
+    ):
+        ways = [
+            n + more * (name == "micro_batch")
+            for n in (of[name].down, of[name].up)
+        ]
         work = there if name == "update" else 12 * of[name].pushed
-        total += p.section(name).repeat * max(busy + sum(ways) / peaks.memory,
-                                              max(ways) / peaks.link, work / peaks.host)
+        total += p.section(name).repeat * max(
+            busy + sum(ways) / peaks.memory,
+            max(ways) / peaks.link,
+            work / peaks.host,
+        )
     return total
 
 
@@ -179,7 +225,9 @@ def choices(spec: Spec) -> tuple[Choice, ...]:
     the file."""
     every = list(_sets(spec))
     ways = [knobs.Way(spec), *knobs.ways(spec, knobs.moving(spec))]
-    found, wrong, now = [], [], {}
+    found: list[Choice] = []
+    wrong: list[SpecError] = []
+    now: dict[str, float] = {}
     for way, p in knobs.planned(ways, lambda s: build.build(s).plan, wrong):
         made, needs = way.spec, fits.needs(p)
         device = needs["device"] - _near(made, every[0])
@@ -187,13 +235,25 @@ def choices(spec: Spec) -> tuple[Choice, ...]:
         of = {s.name: _way(s) for s in p.step}
         for again in every:
             more = _far(made, again, 1) - _far(made, every[0], 1)
-            took = {t: _step(made, p, of, t, again.once[t], more) for t in spec.targets}
+            took = {
+                t: _step(made, p, of, t, again.once[t], more)
+                for t in spec.targets
+            }
             now = now or took
-            chosen = replace(made, train=replace(made.train, recompute=again.words))
-            found.append(Choice(chosen, way.picked, device + _near(made, again),
-                                host + _far(made, again, place.PAGE), needs["file"],
-                                max(took[t] / now[t] - 1 for t in spec.targets)))
-    if not found:                   # the spec's own fault, which no place on the host mends
+            chosen = replace(
+                made, train=replace(made.train, recompute=again.words)
+            )
+            found.append(
+                Choice(
+                    chosen,
+                    way.picked,
+                    device + _near(made, again),
+                    host + _far(made, again, place.PAGE),
+                    needs["file"],
+                    max(took[t] / now[t] - 1 for t in spec.targets),
+                )
+            )
+    if not found:  # the spec's own fault, which no place on the host mends
         raise wrong[0]
     for memory in ("host", "file"):
         found = _held(spec, memory, found)
@@ -208,17 +268,25 @@ def _held(spec: Spec, memory: str, found: list[Choice]) -> list[Choice]:
     """Those that a memory of the cluster holds."""
     limit = getattr(spec.cluster.memory, memory)
     needs = [getattr(c, memory) for c in found]
-    held = [c for c, need in zip(found, needs) if limit is None or need <= limit]
+    held = [
+        c
+        for c, need in zip(found, needs, strict=True)
+        if limit is None or need <= limit
+    ]
     if not held:
-        raise spec.wrong(f"cluster.memory.{memory}", f"{limit} bytes hold no plan's {memory} arena",
-                         f"at least {min(needs)}", fits.unit(limit))
+        raise spec.wrong(
+            f"cluster.memory.{memory}",
+            f"{limit} bytes hold no plan's {memory} arena",
+            f"at least {min(needs)}",
+            fits.unit(limit),
+        )
     return held
 
 
-def choose(spec: Spec, found: tuple[Choice, ...]) -> Choice:
-    """The cheapest that fits the budget and the cluster's device; where none fits this, the least
-    that the budget holds."""
-    limit, there = spec.train.memory_budget, spec.cluster.memory.device
+def choose(spec: Spec, limit: int, found: tuple[Choice, ...]) -> Choice:
+    """The cheapest that fits the budget `limit` and the cluster's device; where none fits this, the
+    least that the budget holds."""
+    there = spec.cluster.memory.device
     most = limit if there is None else min(limit, there)
     for c in found:
         if c.device <= most:
@@ -227,19 +295,27 @@ def choose(spec: Spec, found: tuple[Choice, ...]) -> Choice:
         return found[-1]
     more = fits.other_bits(spec, lambda s: choices(s)[-1].device <= limit)
     where = " on the target that needs most" if len(spec.targets) > 1 else ""
-    raise spec.wrong("train.memory_budget", f"{limit} bytes hold no plan{where}; the least, "
-                     "with the other keys of the spec as they are, has "
-                     f"{' '.join(found[-1].keys)}", f"at least {found[-1].device}{more}",
-                     fits.unit(limit))
+    raise spec.wrong(
+        "train.memory_budget",
+        f"{limit} bytes hold no plan{where}; the least, "
+        "with the other keys of the spec as they are, has "
+        f"{' '.join(found[-1].keys)}",
+        f"at least {found[-1].device}{more}",
+        fits.unit(limit),
+    )
 
 
 def table(spec: Spec, found: tuple[Choice, ...], chosen: Choice) -> str:
     """For people."""
-    lines = [f"train.memory_budget {spec.train.memory_budget:,}: more time by estimate, the "
-             "memory, what lies on the host, what is made again",
-             f"  {'time':>8}{'device memory':>22}{'host arena':>22}  on the host; train.recompute"]
+    lines = [
+        f"train.memory_budget {spec.train.memory_budget:,}: more time by estimate, the "
+        "memory, what lies on the host, what is recomputed",
+        f"  {'time':>8}{'device memory':>22}{'host arena':>22}  on the host; train.recompute",
+    ]
     for c in found:
         mark = "*" if c == chosen else " "
-        lines.append(f"{mark} {100 * c.cost:>7.2f}%{c.device:>22,}{c.host:>22,}  {c.away}; "
-                     f"{c.name}")
+        lines.append(
+            f"{mark} {100 * c.cost:>7.2f}%{c.device:>22,}{c.host:>22,}  {c.away}; "
+            f"{c.name}"
+        )
     return "\n".join(lines) + "\n"

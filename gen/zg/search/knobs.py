@@ -3,14 +3,17 @@
 A setting changes no bit (of exact reductions). RULES do, which another sum of gradients may be
 worth.
 """
+
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby, product
 from operator import attrgetter
-from typing import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from .. import progress
+from ..plan.operand import Names
 from ..plan.plan import Plan
 from ..read.keytypes import RECOMPUTE
 from ..read.spec import Spec, SpecError, agree
@@ -21,6 +24,7 @@ class Setting:
     """A key's value, as it is typed and as it is read. price: what it adds to a step beside the
     key's other values; of a sum of prices only the order counts. moves: what it puts on the host,
     which a budget may choose."""
+
     key: str
     typed: str
     value: object
@@ -32,11 +36,15 @@ class Setting:
         return f"{self.key}={self.typed}"
 
     def held(self, spec: Spec) -> bool:
-        return attrgetter(self.key)(spec) == self.value
+        return bool(attrgetter(self.key)(spec) == self.value)
 
     def change(self, spec: Spec) -> Spec:
         made = _put(spec, self.key, self.value)
-        return _put(made, _path(self.key), _file(spec)) if self.value == DISK else made
+        return (
+            _put(made, _path(self.key), _file(spec))
+            if self.value == DISK
+            else made
+        )
 
     def far(self, spec: Spec) -> int:
         """What it adds to the price of the key's value in a spec."""
@@ -45,10 +53,10 @@ class Setting:
 
 
 # Settings of unlike keys may be taken together; agree() knows which exclude each other. What prices
-# stand for: gathers for each grain, those of stage 3, an update on the host, parameters from there,
-# a disk, a second forward, copies beside the work.
+# stand for: gathers for each micro-batch, those of stage 3, an update on the host, parameters from
+# there, a disk, a second forward, copies beside the work.
 KNOBS = (
-    Setting("train.accumulate", "grains", "grains", 16),
+    Setting("train.accumulate", "micro_batches", "micro_batches", 16),
     Setting("zero.stage", "3", 3, 10),
     Setting("zero.offload_optimizer.device", "none", "none"),
     Setting("zero.offload_optimizer.device", "cpu", "cpu", 40, "optimizer"),
@@ -62,19 +70,30 @@ KNOBS = (
 )
 DISK = "nvme"
 # Rules of summation, from what takes most.
-RULES = (Setting("train.sum", "tree", "tree"), Setting("train.sum", "{block: 16}", {"block": 16}),
-         Setting("train.sum", "fold", "fold"))
+RULES = (
+    Setting("train.sum", "tree", "tree"),
+    Setting("train.sum", "{block: 16}", {"block": 16}),
+    Setting("train.sum", "fold", "fold"),
+)
 
 
-def _put(record: object, key: str, value: object) -> object:
+Record = TypeVar("Record", bound=Any)
+
+
+def _put(record: Record, key: str, value: object) -> Record:
     """A record with another value of a dotted key."""
     first, _, rest = key.partition(".")
-    return replace(record, **{first: _put(getattr(record, first), rest, value) if rest else value})
+    new = _put(getattr(record, first), rest, value) if rest else value
+    return replace(record, **{first: new})
 
 
 def _file(s: Spec) -> str:
     """The directory of a rank's file; DIR: one for the user to say."""
-    return s.zero.offload_optimizer.nvme_path or s.zero.offload_param.nvme_path or "DIR"
+    return (
+        s.zero.offload_optimizer.nvme_path
+        or s.zero.offload_param.nvme_path
+        or "DIR"
+    )
 
 
 def _path(key: str) -> str:
@@ -84,12 +103,13 @@ def _path(key: str) -> str:
 @dataclass(frozen=True)
 class Way:
     """A spec that settings have changed; far: what each of their keys adds to its price."""
+
     spec: Spec
     picked: tuple[Setting, ...] = ()
     far: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def settings(self) -> tuple[str, ...]:
+    def settings(self) -> Names:
         """As they are typed."""
         texts = []
         for s in self.picked:
@@ -106,7 +126,9 @@ class Way:
 
     def beyond(self, other: Way) -> bool:
         """It goes at least as far as another, key by key."""
-        return all(self.far.get(key, 0) / far >= 1 for key, far in other.far.items())
+        return all(
+            self.far.get(key, 0) / far >= 1 for key, far in other.far.items()
+        )
 
 
 def moving(spec: Spec) -> list[Setting]:
@@ -117,9 +139,15 @@ def moving(spec: Spec) -> list[Setting]:
 def helpful(spec: Spec) -> list[Setting]:
     """The knobs that may make a spec fit: a disk takes from the host what has room there, if the
     host has no end. What a budget chooses has been tried."""
-    tried = [s for s in KNOBS if s.value == DISK] if spec.cluster.memory.host is None else []
+    tried = (
+        [s for s in KNOBS if s.value == DISK]
+        if spec.cluster.memory.host is None
+        else []
+    )
     if spec.train.memory_budget is not None:
-        tried += [s for s in KNOBS if s.key == "train.recompute"] + moving(spec)
+        tried += [s for s in KNOBS if s.key == "train.recompute"] + moving(
+            spec
+        )
     return [s for s in KNOBS if s not in tried]
 
 
@@ -135,7 +163,9 @@ def ways(spec: Spec, knobs: Sequence[Setting]) -> list[Way]:
 
 def _changed(spec: Spec, knobs: Sequence[Setting]) -> Iterator[Way]:
     """In every way of taking one of some keys' settings, or more."""
-    keys = [(None, *settings) for _, settings in groupby(knobs, attrgetter("key"))]
+    keys = [
+        (None, *settings) for _, settings in groupby(knobs, attrgetter("key"))
+    ]
     for taken in product(*keys):
         picked = tuple(s for s in taken if s)
         made = spec
@@ -153,8 +183,9 @@ def _agrees(spec: Spec) -> bool:
     return True
 
 
-def planned(found: Iterable[Way], plan: Callable[[Spec], Plan], wrong: list[SpecError]
-            ) -> Iterator[tuple[Way, Plan]]:
+def planned(
+    found: Iterable[Way], plan: Callable[[Spec], Plan], wrong: list[SpecError]
+) -> Iterator[tuple[Way, Plan]]:
     """The ways of which a plan can be made; why others cannot (a bound of the spec) is added to
     `wrong`."""
     for way in found:
@@ -167,8 +198,12 @@ def planned(found: Iterable[Way], plan: Callable[[Spec], Plan], wrong: list[Spec
         yield way, made
 
 
-def first(found: Iterable[Way], fits: Callable[[Plan], bool], plan: Callable[[Spec], Plan],
-          most: int) -> list[Way]:
+def first(
+    found: Iterable[Way],
+    fits: Callable[[Plan], bool],
+    plan: Callable[[Spec], Plan],
+    most: int,
+) -> list[Way]:
     """The first ways that fit, at most so many; one that goes beyond another of them is none."""
     good: list[Way] = []
     new = (way for way in found if not any(way.beyond(x) for x in good))

@@ -1,15 +1,18 @@
 """search.py -- the plan of a spec that fits: what `train.memory_budget` leaves to choose is chosen,
 and where `cluster.memory` is too small, ways that would fit are named."""
+
 from __future__ import annotations
+
+import contextlib
 
 from .. import build
 from ..build import Built
 from ..facts import reserve
 from ..plan import plan
-from ..read.spec import Spec
+from ..read.spec import Spec, SpecError
 from . import budget, fits, knobs
 
-MOST = 3                        # ways that are named
+MOST = 3  # ways that are named
 
 
 def find(spec: Spec) -> Built:
@@ -20,21 +23,34 @@ def find(spec: Spec) -> Built:
 
 
 def other_rules(spec: Spec) -> tuple[tuple[str, plan.Plan], ...]:
-    """What another rule of summation would make of a spec."""
-    others = [rule for rule in knobs.RULES if not rule.held(spec)]
-    return tuple((rule.text, build.build(rule.change(spec)).plan) for rule in others)
+    """What other rules of summation would make of a spec, where it can have them."""
+    found = []
+    for rule in knobs.RULES:
+        if rule.held(spec):
+            continue
+        with contextlib.suppress(SpecError):
+            found.append((rule.text, build.build(rule.change(spec)).plan))
+    return tuple(found)
 
 
 def _budgeted(spec: Spec) -> Built:
     """Where memory has a budget, the plan of what it leaves to choose."""
-    if spec.train.memory_budget is None:
+    limit = spec.train.memory_budget
+    if limit is None:
         return build.build(spec)
     found = budget.choices(spec)
-    chosen = budget.choose(spec, found)
+    chosen = budget.choose(spec, limit, found)
     built = build.build(chosen.spec)
-    note = f"train.memory_budget: chose {' '.join(chosen.keys)}, {chosen.device:,} bytes, " \
-           f"by estimate {100 * chosen.cost:.2f} % more time"
-    return Built(built.plan, (*built.notes, note), chosen.spec, budget.table(spec, found, chosen))
+    note = (
+        f"train.memory_budget: chose {' '.join(chosen.keys)}, {chosen.device:,} bytes, "
+        f"by estimate {100 * chosen.cost:.2f} % more time"
+    )
+    return Built(
+        built.plan,
+        (*built.notes, note),
+        chosen.spec,
+        budget.table(spec, found, chosen),
+    )
 
 
 def _plan(spec: Spec) -> plan.Plan:
@@ -47,15 +63,24 @@ def _require(spec: Spec, p: plan.Plan) -> None:
     if not over:
         return
     name, need, there = over[0]
-    fit = lambda made: not fits.over(spec, made)
+
+    def fit(made: plan.Plan) -> bool:
+        return not fits.over(spec, made)
+
     others = knobs.ways(spec, knobs.helpful(spec))
     good = [way.text for way in knobs.first(others, fit, _plan, MOST)]
-    none = "more ranks, smaller micro-batches or a smaller model: no way that is tried (stage 3, " \
+    none = (
+        "more ranks, smaller micro-batches or a smaller model: no way that is tried (stage 3, "
         "recompute, offloading) fits either"
-    raise spec.wrong(f"cluster.memory.{name}", f"a rank needs {need:,} bytes of {name} memory"
-                     f"{_where(p) if name == 'device' else ''} and has {there:,}",
-                     (", or ".join(good) or none) +
-                     fits.other_bits(spec, lambda s: fit(_plan(s))), fits.unit(there))
+    )
+    raise spec.wrong(
+        f"cluster.memory.{name}",
+        f"a rank needs {need:,} bytes of {name} memory"
+        f"{_where(p) if name == 'device' else ''} and has {there:,}",
+        (", or ".join(good) or none)
+        + fits.other_bits(spec, lambda s: fit(_plan(s))),
+        fits.unit(there),
+    )
 
 
 def _where(p: plan.Plan) -> str:

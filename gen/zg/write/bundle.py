@@ -1,4 +1,5 @@
 """bundle.py -- a folder that make or ninja builds: train.c and all that it needs."""
+
 from __future__ import annotations
 
 import os
@@ -23,14 +24,21 @@ def write(source: str, path: str) -> None:
     made = Path(tempfile.mkdtemp(prefix=".zgen.", dir=there.absolute().parent))
     try:
         for name in ("runtime", "kernels"):
-            shutil.copytree(home.HOME / name, made / name,
-                            ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(
+                home.HOME / name,
+                made / name,
+                ignore=shutil.ignore_patterns("__pycache__"),
+            )
         (made / "out").mkdir()
-        files = {**FILES, "VERSION": f"{home.version()}\n", "out/train.c": source}
+        files = {
+            **FILES,
+            "VERSION": f"{home.version()}\n",
+            "out/train.c": source,
+        }
         for name, text in files.items():
             (made / name).write_text(text)
         made.chmod(0o755)
-        os.rename(made, there)              # onto nothing, or an empty folder
+        os.rename(made, there)  # onto nothing, or an empty folder
     except BaseException:
         shutil.rmtree(made)
         raise

@@ -5,15 +5,16 @@
 A line behind # is a place in a file, --set, `default`, or `derived` from other keys. What is not
 the model's can be given back: every such line is a --set KEY=VALUE with its first colon as =.
 """
+
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
-from typing import Iterator, Mapping
 
 from ..read.schema import Op, Optimizer, Schedule, Spec, Unit
 
-WIDTH = 66                      # of the left column: fixed, so that a change moves no other line
+WIDTH = 66  # of the left column: fixed, so that a change moves no other line
 # What another key says where these are left out; anything else has a default.
 DERIVED = ("kv_heads", "head_dim", "out_bias", "out", "ignore")
 
@@ -54,7 +55,9 @@ def _leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
     elif is_dataclass(value):
         for f in fields(value):
             below = getattr(value, f.name)
-            foreign = below is None and isinstance(value, (Optimizer, Schedule))
+            foreign = below is None and isinstance(
+                value, (Optimizer, Schedule)
+            )
             yield from () if foreign else _leaves(f"{path}.{f.name}", below)
     elif isinstance(value, tuple) and any(isinstance(x, Unit) for x in value):
         for i, below in enumerate(value):
@@ -65,19 +68,33 @@ def _leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
 
 def _given(record: object) -> dict[str, object]:
     """What a record in a list says; None is what another key says."""
-    return {key: value for key, value in vars(record).items() if value is not None}
+    return {
+        key: value for key, value in vars(record).items() if value is not None
+    }
 
 
 def text(spec: Spec) -> str:
     lines = []
-    for section in ("name", "model", "zero", "train", "cluster", "targets", "data"):
+    for section in (
+        "name",
+        "model",
+        "zero",
+        "train",
+        "cluster",
+        "targets",
+        "data",
+    ):
         for key, value in _leaves(section, getattr(spec, section)):
             said = f"{key}: {json.dumps(value, default=_given)}"
             lines.append(f"{said:<{WIDTH}} # {_origin(spec, key)}")
-    lines.append(f"# derived: {spec.grains} micro-batches of {spec.train.micro_batch} a rank "
-                 "and step")
+    lines.append(
+        f"# derived: {spec.micro_batches} micro-batches of {spec.train.micro_batch} a rank "
+        "and step"
+    )
     return "\n".join(lines) + "\n"
 
 
 def _origin(spec: Spec, key: str) -> str:
-    return spec.places.get(key) or ("derived" if key.endswith(DERIVED) else "default")
+    return spec.places.get(key) or (
+        "derived" if key.endswith(DERIVED) else "default"
+    )

@@ -2,29 +2,31 @@
 
 Read off the plan alone.
 """
+
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Sequence
 
 from ..facts import ops
 from ..facts.commands import COLLECTIVES, COMMANDS
 from ..facts.kernels import flops as flops_of
 from ..facts.kernels import kernel
 from ..facts.queues import QUEUES
-from ..plan.plan import Call, Plan, Section, Step
+from ..plan.plan import Call, Plan, Ref, Section, Step
 
 
 @dataclass(frozen=True)
 class Wire:
     """Bytes a rank receives from its peers and collectives it takes part in."""
+
     bytes: int
     messages: int
 
-    def __add__(self, other: "Wire") -> "Wire":
+    def __add__(self, other: Wire) -> Wire:
         return Wire(self.bytes + other.bytes, self.messages + other.messages)
 
-    def times(self, n: int) -> "Wire":
+    def times(self, n: int) -> Wire:
         return Wire(self.bytes * n, self.messages * n)
 
 
@@ -39,7 +41,9 @@ def wire_of(p: Plan, step: Step) -> Wire:
 
 
 def wire(p: Plan, section: Section) -> Wire:
-    return sum((wire_of(p, s) for s in section.steps), Wire(0, 0)).times(section.repeat)
+    return sum((wire_of(p, s) for s in section.steps), Wire(0, 0)).times(
+        section.repeat
+    )
 
 
 def training_wire(p: Plan) -> Wire:
@@ -47,10 +51,33 @@ def training_wire(p: Plan) -> Wire:
     return sum((wire(p, s) for s in p.step), Wire(0, 0))
 
 
+def paper(p: Plan) -> int:
+    """How many times its parameters a rank receives with one micro-batch, by the ZeRO papers."""
+    return 3 if p.head.zero == 3 else 2
+
+
+def ideal(p: Plan) -> float:
+    """The papers' bytes of a step with one micro-batch."""
+    h = p.head
+    share = (h.ranks - 1) / h.ranks
+    return paper(p) * h.params * ops.BYTES[h.real] * share
+
+
+def sums(p: Plan) -> int:
+    """Bytes of a rank's sums of gradients."""
+    return sum(
+        c.bytes
+        for c in p.classes
+        if c.name.startswith("sum.") or c.name == "pend"
+    )
+
+
 def commands(p: Plan) -> int:
     """What a rank issues in a training step, a wait for an event each: `--profile` notes them."""
-    return sum(s.repeat * sum((x.op != "mark") + len(x.waits) for x in s.steps)
-               for s in p.step)
+    return sum(
+        s.repeat * sum((x.op != "mark") + len(x.waits) for x in s.steps)
+        for s in p.step
+    )
 
 
 def _forward(p: Plan, calls: Sequence[Call]) -> tuple[int, int]:
@@ -71,56 +98,87 @@ def flops(p: Plan) -> int:
     """Of a global step: 6 per parameter and token, and causal attention (forward once, backward
     twice), less the products backward that nothing asks for where tensors are frozen. What is
     computed again does not count: these are the model's."""
-    tokens = p.head.batch * p.head.sequence * p.head.grains * p.head.ranks
+    tokens = (
+        p.head.batch * p.head.sequence * p.head.micro_batches * p.head.ranks
+    )
     fns, more = {f.name: f for f in p.fns}, 0
-    for s in p.section("grain").steps:
+    for s in p.section("micro_batch").steps:
         if s.op.partition(".")[0] in ("fwd", "bwd", "train"):
             linear, attention = _forward(p, fns[s.op].calls)
-            spent = fns[s.op].flops - linear - attention        # backward
-            more += spent if s.op.startswith("bwd.") else spent + attention - 2 * linear
-    return 6 * p.head.params * tokens + more * p.section("grain").repeat * p.head.ranks
+            spent = fns[s.op].flops - linear - attention  # backward
+            more += (
+                spent
+                if s.op.startswith("bwd.")
+                else spent + attention - 2 * linear
+            )
+    return (
+        6 * p.head.params * tokens
+        + more * p.section("micro_batch").repeat * p.head.ranks
+    )
 
 
 def again(p: Plan) -> int:
     """Flops of a global step that backward spends on forward's calls."""
     fns = {f.name: f for f in p.fns}
-    more = sum(sum(_forward(p, fns[s.op].calls)) for s in p.section("grain").steps
-               if s.op.startswith("bwd."))
-    return more * p.section("grain").repeat * p.head.ranks
+    more = sum(
+        sum(_forward(p, fns[s.op].calls))
+        for s in p.section("micro_batch").steps
+        if s.op.startswith("bwd.")
+    )
+    return more * p.section("micro_batch").repeat * p.head.ranks
 
 
 def staying(p: Plan) -> int:
-    """Units of a grain that stay gathered from one use to the next: uses of ring slots without a
-    gather of their own."""
-    steps = p.section("grain").steps
-    rings = lambda refs: sum(r.cls.startswith("ring") and r.at == 0 for r in refs)
-    used = sum(rings(s.ins) for s in steps if s.op.startswith(("fwd", "bwd", "train")))
-    return used // p.together - sum(rings(s.outs) for s in steps if s.op == "gather")
+    """Units of a micro-batch that stay gathered from one use to the next: uses of ring slots
+    without a gather of their own."""
+    steps = p.section("micro_batch").steps
+
+    def rings(refs: Iterable[Ref]) -> int:
+        return sum(r.cls.startswith("ring") and r.at == 0 for r in refs)
+
+    used = sum(
+        rings(s.ins) for s in steps if s.op.startswith(("fwd", "bwd", "train"))
+    )
+    return used // p.together - sum(
+        rings(s.outs) for s in steps if s.op == "gather"
+    )
 
 
 def moved(p: Plan) -> tuple[int, int]:
     """Bytes that a rank reads from its file and writes to it in a training step."""
     read = written = 0
-    for s, x in ((s, x) for s in p.step for x in s.steps):
-        size = s.repeat * sum(i.value for i in x.ints if i.name == "bytes")
-        read += size * (QUEUES[x.queue].reads == "file")
-        written += size * (QUEUES[x.queue].writes == "file")
+    for s in p.step:
+        for x in s.steps:
+            size = s.repeat * sum(i.value for i in x.ints if i.name == "bytes")
+            read += size * (QUEUES[x.queue].reads == "file")
+            written += size * (QUEUES[x.queue].writes == "file")
     return read, written
 
 
 def summary(p: Plan) -> dict[str, object]:
     """The numbers that train.c states."""
     w, (loads, stores) = training_wire(p), moved(p)
-    return {"wire": w.bytes, "messages": w.messages, "loads": loads, "stores": stores,
-            "commands": commands(p), "flops": f"{float(flops(p))!r}", "sums": ops.SUMS,
-            "ctl": ops.CTL, "vocab": ops.VOCAB, "scale": ops.SCALE,
-            "leaves": ops.LEAVES}
+    return {
+        "wire": w.bytes,
+        "messages": w.messages,
+        "loads": loads,
+        "stores": stores,
+        "commands": commands(p),
+        "flops": f"{float(flops(p))!r}",
+        "sums": ops.SUMS,
+        "ctl": ops.CTL,
+        "vocab": ops.VOCAB,
+        "scale": ops.SCALE,
+        "leaves": ops.LEAVES,
+    }
 
 
-GROUPS = (("parameters", ("real", "stage", "ring")),
-          ("optimizer state", (*ops.STATES, *(f"near_{s}" for s in ops.STATES))),
-          ("gradients", ("leaf", "sum", "pend", "part", "acc")),
-          ("activations", ("x", "near", "dx", "save", "tmp", "tokens", "targets")))
+GROUPS = (
+    ("parameters", ("param", "staging", "ring")),
+    ("optimizer state", (*ops.STATES, *(f"near_{s}" for s in ops.STATES))),
+    ("gradients", ("grad", "sum", "pend", "part", "acc")),
+    ("activations", ("x", "near", "dx", "save", "tmp", "tokens", "targets")),
+)
 
 
 def memory(p: Plan) -> list[tuple[str, int]]:

@@ -1,4 +1,5 @@
 """emit.py -- the templates: train.c from a view. Sole importer of jinja2."""
+
 from __future__ import annotations
 
 import jinja2
@@ -8,7 +9,12 @@ from .. import home
 
 def train(view: dict[str, object]) -> str:
     """The text of train.c."""
-    env = jinja2.Environment(loader=jinja2.FileSystemLoader(home.HOME / "templates"),
-                             undefined=jinja2.StrictUndefined, trim_blocks=True,
-                             lstrip_blocks=True, keep_trailing_newline=True, autoescape=False)
+    env = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(home.HOME / "templates"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
     return env.get_template("train.c.j2").render(view)

@@ -1,18 +1,24 @@
 """explain.py -- a plan for people: memory, bytes on the wire beside the papers', steps by queue."""
+
 from __future__ import annotations
 
-from typing import Sequence
+from collections.abc import Sequence
 
 from ..facts import ops, reserve
 from ..facts.commands import COLLECTIVES
 from ..facts.queues import QUEUES
-from ..plan.plan import Flat, Plan, having
+from ..plan.plan import Flat, Plan, Store, having
 from . import cost
 
 
 def size(n: int) -> str:
     """Bytes, exact, and a rounded form."""
-    for unit, scale in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+    for unit, scale in (
+        ("TiB", 2**40),
+        ("GiB", 2**30),
+        ("MiB", 2**20),
+        ("KiB", 2**10),
+    ):
         if n >= scale:
             return f"{n:,} ({n / scale:.2f} {unit})"
     return f"{n:,}"
@@ -29,7 +35,10 @@ def memory_line(p: Plan) -> str:
 
 def _targets(p: Plan) -> list[str]:
     """What each takes of a rank's device."""
-    row = lambda *texts: "{:<8}{:>34}{:>28}{:>28}".format(*texts).rstrip()
+
+    def row(*texts: str) -> str:
+        return "{:<8}{:>34}{:>28}{:>28}".format(*texts).rstrip()
+
     title = f"{p.head.spec}: device memory of each of {p.head.ranks} ranks"
     lines = [title, "", row("target", "arena", "beside it, about", "together")]
     for t in p.head.targets:
@@ -39,27 +48,39 @@ def _targets(p: Plan) -> list[str]:
     return lines
 
 
-def _rule(p: Plan) -> str:
-    """Of summation, as the spec may name it."""
-    if p.head.block >= p.head.grains * p.head.ranks:
+def typed(p: Plan) -> str:
+    """The rule of summation, as the spec may name it."""
+    if p.head.block >= p.head.micro_batches * p.head.ranks:
         return "tree"
     return "fold" if p.head.block == 1 else f"{{block: {p.head.block}}}"
 
 
 def _sums(p: Plan, others: Sequence[tuple[str, Plan]]) -> list[str]:
     """What sums of gradients take by this rule, and by others."""
-    lines = ["", f"{'sums of gradients':<28}{'their bytes':>30}{'received in a step':>28}"]
-    for text, made in ((f"as planned, {_rule(p)}", p), *others):
-        held = sum(c.slots * c.stride for c in made.classes
-                   if c.name.startswith("sum.") or c.name == "pend")
-        lines.append(f"{text:<28}{size(held):>30}{cost.training_wire(made).bytes:>28,}")
-    return [*lines, "another rule is another recipe: its weights have other bits"]
+    lines = [
+        "",
+        f"{'sums of gradients':<28}{'their bytes':>30}{'received in a step':>28}",
+    ]
+    for text, made in ((f"as planned, {typed(p)}", p), *others):
+        lines.append(
+            f"{text:<28}{size(cost.sums(made)):>30}"
+            f"{cost.training_wire(made).bytes:>28,}"
+        )
+    return [
+        *lines,
+        "another rule is another recipe: its weights have other bits",
+    ]
 
 
 # Parts of arenas: which one, and whose ranks have it.
-TITLES = {("device", "all"): "the arena", ("host", "all"): "the host arena",
-          ("file", "all"): "the file arena", ("device", "unshared"): "without shared memory",
-          ("device", "gpu"): "on a GPU besides", ("host", "gpu"): "in a GPU's host arena"}
+TITLES = {
+    ("device", "all"): "the arena",
+    ("host", "all"): "the host arena",
+    ("file", "all"): "the file arena",
+    ("device", "unshared"): "without shared memory",
+    ("device", "gpu"): "on a GPU besides",
+    ("host", "gpu"): "in a GPU's host arena",
+}
 
 
 def _part(p: Plan, kind: tuple[str, str], title: str) -> list[str]:
@@ -67,42 +88,76 @@ def _part(p: Plan, kind: tuple[str, str], title: str) -> list[str]:
     classes = [c for c in p.classes if (c.arena, c.targets) == kind]
     if not classes or not any(kind[1] in having(t) for t in p.head.targets):
         return []
-    rows = [f"{c.name:<23}{c.slots:>7}{c.stride:>18,}{c.bytes:>20,}{c.at:>20,}" for c in classes]
-    return ["", f"{title:<23}{'slots':>7}{'bytes a slot':>18}{'bytes':>20}{'at':>20}", *rows]
+    rows = [
+        f"{c.name:<23}{c.slots:>7}{c.stride:>18,}{c.bytes:>20,}{c.at:>20,}"
+        for c in classes
+    ]
+    return [
+        "",
+        f"{title:<23}{'slots':>7}{'bytes a slot':>18}{'bytes':>20}{'at':>20}",
+        *rows,
+    ]
 
 
 def memory(p: Plan, others: Sequence[tuple[str, Plan]] = ()) -> str:
     """The map. others: the same plan by other rules of summation."""
     rest = cost.memory(p)
     if set(p.head.targets) - {"cpu"}:
-        rest += [("arena on a GPU", p.end("device")), ("its host arena", p.host)]
+        rest += [
+            ("arena on a GPU", p.end("device")),
+            ("its host arena", p.host),
+        ]
     lines = _targets(p)
     for kind, title in TITLES.items():
         lines += _part(p, kind, title)
-    lines += ["", *(f"{title:<18}{size(n):>40}" for title, n in rest), *_sums(p, others), "",
-              "Arenas are exact. What else a rank holds is not in them:"]
+    lines += [
+        "",
+        *(f"{title:<18}{size(n):>40}" for title, n in rest),
+        *_sums(p, others),
+        "",
+        "Arenas are exact. What else a rank holds is not in them:",
+    ]
     if "cpu" in p.head.targets:
-        lines += ["on a CPU its kernels' packing space, its threads' stacks, the program and its "
-                  "libraries:", "at most 16 MiB with one thread;"]
+        lines += [
+            "on a CPU its kernels' packing space, its threads' stacks, the program and its "
+            "libraries:",
+            "at most 16 MiB with one thread;",
+        ]
     if set(p.head.targets) - {"cpu"}:
-        lines += ["on a GPU its context, libraries and NCCL's buffers: an allowance, not measured "
-                  "(gen/zg/facts/reserve.py)."]
+        lines += [
+            "on a GPU its context, libraries and NCCL's buffers: an allowance, not measured "
+            "(gen/zg/facts/reserve.py)."
+        ]
     return "\n".join(lines) + "\n"
 
 
 def rule(p: Plan) -> str:
     """How leaves are summed."""
-    every = p.head.block >= p.head.grains * p.head.ranks
-    return "tree" if every else "fold" if p.head.block == 1 else f"trees of {p.head.block}, folded"
+    every = p.head.block >= p.head.micro_batches * p.head.ranks
+    return (
+        "tree"
+        if every
+        else "fold"
+        if p.head.block == 1
+        else f"trees of {p.head.block}, folded"
+    )
 
 
 def _kept(p: Plan, f: Flat) -> str:
     """Of a flat: parameters, states, sums, whole or each rank's shard; of a shard in two places,
     what the host has."""
-    share = lambda s: "whole" if s.whole else "shard"
-    params, = p.stored("params", f.name)
-    states = [s.what for s in p.stores if s.flat == f.name and s.what in ops.STATES and
-              s.first + s.n == f.shard]
+
+    def share(s: Store) -> str:
+        return "whole" if s.whole else "shard"
+
+    (params,) = p.stored("params", f.name)
+    states = [
+        s.what
+        for s in p.stores
+        if s.flat == f.name
+        and s.what in ops.STATES
+        and s.first + s.n == f.shard
+    ]
     sums = next(map(share, p.stored("sum", f.name)), "none")
     owned = "whole" if p.head.zero == 0 else "shard"
     return f"{share(params)}, {owned} ({' '.join(states) or 'none'}), {sums}"
@@ -112,53 +167,76 @@ def explain(p: Plan) -> str:
     """What happens in a step, and what it moves."""
     h, W = p.head, p.head.ranks
     w = cost.training_wire(p)
-    width = ops.BYTES[h.real]
-    share = (W - 1) / W
-    order = {"ranks": "over ranks first, grain by grain",
-             "local": "on each rank first, once over ranks"}[h.order]
-    added = rule(p) + ("; over ranks by NCCL, fast" if h.reduction == "fast" and W > 1 else "")
+    order = {
+        "ranks": "over ranks first, micro-batch by micro-batch",
+        "local": "on each rank first, once over ranks",
+    }[h.order]
+    added = rule(p) + (
+        "; over ranks by NCCL, fast" if h.reduction == "fast" and W > 1 else ""
+    )
     wide = max(10, *(len(f.name) + 1 for f in p.flats))
-    many = f"; all {p.together} grains go through a unit while it is gathered"
-    lines = [f"{h.spec}: {h.params:,} parameters, ZeRO {h.zero}, {W} ranks, {h.grains} micro-"
-             f"batches (grains) a rank and step of {h.batch} x {h.sequence} tokens, {h.real}",
-             f"leaves are summed {order} ({added}); prefetch {h.prefetch} units; at most "
-             f"{h.live:,} elements gathered at once (bound {h.bound:,})",
-             f"{cost.staying(p)} units of a grain stay gathered from one use to the next"
-             f"{many if p.together > 1 else ''}", "",
-             f"{'flat':<{wide}}{'instances':>10}{'elements':>16}{'shard':>14}  "
-             "kept: parameters, state, sums"]
+    many = f"; all {p.together} micro-batches go through a unit while it is gathered"
+    lines = [
+        f"{h.spec}: {h.params:,} parameters, ZeRO {h.zero}, {W} ranks, {h.micro_batches} micro-"
+        f"batches a rank and step of {h.batch} x {h.sequence} tokens, {h.real}",
+        f"leaves are summed {order} ({added}); prefetch {h.prefetch} units; at most "
+        f"{h.live:,} elements gathered at once (bound {h.bound:,})",
+        f"{cost.staying(p)} units of a micro-batch stay gathered from one use to the next"
+        f"{many if p.together > 1 else ''}",
+        "",
+        f"{'flat':<{wide}}{'instances':>10}{'elements':>16}{'shard':>14}  "
+        "kept: parameters, state, sums",
+    ]
     for f in p.flats:
-        lines.append(f"{f.name:<{wide}}{f.count:>10}{f.elems:>16,}{f.shard:>14,}  "
-                     f"{_kept(p, f)}")
+        lines.append(
+            f"{f.name:<{wide}}{f.count:>10}{f.elems:>16,}{f.shard:>14,}  "
+            f"{_kept(p, f)}"
+        )
     if h.margin:
         each = reserve.blocks(reserve.kept(h))
-        whom = f"to NCCL, {each} to each of two communicators" if each else "unused"
+        whom = (
+            f"to NCCL, {each} to each of two communicators"
+            if each
+            else "unused"
+        )
         lines += ["", f"on a GPU products leave {h.margin} SMs {whom}"]
     if p.filed:
         read, written = cost.moved(p)
-        lines += ["", f"the file of each rank: {size(p.filed)} bytes; in a training step "
-                  f"{read:,} are read and {written:,} written"]
+        lines += [
+            "",
+            f"the file of each rank: {size(p.filed)} bytes; in a training step "
+            f"{read:,} are read and {written:,} written",
+        ]
     lines += ["", "on the wire, received by each rank in a training step"]
     for s in p.step:
         for op in COLLECTIVES:
             got = [cost.wire_of(p, x) for x in s.steps if x.op == op]
             if got:
                 moved = sum(x.bytes for x in got) * s.repeat
-                lines.append(f"  {s.name:<8}{op:<13}{len(got) * s.repeat:>8} collectives"
-                             f"{moved:>20,} bytes")
-    paper = {0: 2, 1: 2, 2: 2, 3: 3}[h.zero]
-    ideal = paper * h.params * width * share            # of a micro-batch
-    lines += [f"  {'total':<21}{w.messages:>8} collectives{w.bytes:>20,} bytes",
-              f"  the papers' {paper}P (W-1)/W of one micro-batch: {ideal:,.0f} bytes; here, a "
-              f"micro-batch, {w.bytes / ideal / h.grains:.3f} of it" if ideal else
-              "  one rank: nothing", "",
-              f"flops in a global step: {cost.flops(p):.4g} (6 a parameter and token, "
-              "and causal attention)",
-              f"flops that backward spends on making values again: {cost.again(p):.4g}", "",
-              "steps by queue"]
+                lines.append(
+                    f"  {s.name:<12} {op:<13}{len(got) * s.repeat:>8} collectives"
+                    f"{moved:>20,} bytes"
+                )
+    paper, ideal = cost.paper(p), cost.ideal(p)
+    lines += [
+        f"  {'total':<26}{w.messages:>8} collectives{w.bytes:>20,} bytes",
+        f"  the papers' {paper}P (W-1)/W of one micro-batch: {ideal:,.0f} bytes; here, a "
+        f"micro-batch, {w.bytes / ideal / h.micro_batches:.3f} of it"
+        if ideal
+        else "  one rank: nothing",
+        "",
+        f"flops in a global step: {cost.flops(p):.4g} (6 a parameter and token, "
+        "and causal attention)",
+        f"flops of recomputation: {cost.again(p):.4g}",
+        "",
+        "steps by queue",
+    ]
     arenas = {c.arena for c in p.classes if c.targets == "all"}
     queues = [q.name for q in QUEUES.values() if {q.reads, q.writes} <= arenas]
     for s in p.sections:
         by = {q: sum(x.queue == q for x in s.steps) for q in queues}
-        lines.append(f"  {s.name:<9}x{s.repeat:<6}" + "".join(f"{q} {n:<8}" for q, n in by.items()))
+        lines.append(
+            f"  {s.name:<12} x{s.repeat:<6}"
+            + "".join(f"{q} {n:<8}" for q, n in by.items())
+        )
     return "\n".join(lines) + "\n"

@@ -2,24 +2,49 @@
 
 A row is an initialiser of a struct of kernels/zk.h or runtime/zr.h, its fields in order or by name.
 """
+
 from __future__ import annotations
 
-from typing import Iterable, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
 
-from ..facts import ops, stores
+from ..facts import kernels, ops, stores
 from ..plan import plan
 from ..plan.plan import Plan
+from .letters import NAMED, Letters, number
 
 # By whose name the runtime knows an arena.
 ARENAS = {"device": "ZR_MAIN", "host": "ZR_HOST", "file": "ZR_STORE"}
-VARS = "ijk"                    # of nested loops: roll.DEPTH of them
+VARS = "ijk"  # of nested loops: roll.DEPTH of them
 COLUMNS = 100
-# What a function is a part of, by the first word of its name; else of the optimizer's step.
-PARTS = {"fwd": "forward", "train": "head", "bwd": "backward", "own": "reduce", "sum": "reduce",
-         "join": "reduce", "count": "reduce"}
+# What a function does, by the first word of its name, and which part of a step it is for a
+# profile; else of the optimizer's.
+DOES = {
+    "fwd": ("forward of {0}", "forward"),
+    "bwd": ("backward of {0}", "backward"),
+    "train": ("forward, loss and backward of {0}", "head"),
+    "eval": ("forward and loss of {0}", ""),
+    "own": ("adds a rank's own gradient of {0}", "reduce"),
+    "sum": ("adds the ranks' gradients of {0}", "reduce"),
+    "join": ("adds the ranks' sums of {0}", "reduce"),
+    "push": ("adds a gradient of {0} on the host", ""),
+    "norm": ("the square of the gradient's norm, of {0}", ""),
+    "update": ("the optimizer's step of {0}", ""),
+    "init": ("initial values of {0}", ""),
+    "cast": ("{0} from masters to parameters", ""),
+    "hash": ("hash of {0}", ""),
+    "next": ("begins a step: its rate, its sums", ""),
+    "count": ("counts gradients", "reduce"),
+    "recount": ("counts gradients anew", ""),
+    "factor": ("what gradients are multiplied by: norm, clip, scale", ""),
+    "turn": ("angles of the rotary table {0}", ""),
+}
 
 
 # ---- words
+
 
 def upper(name: str) -> str:
     return name.replace(".", "_").upper()
@@ -29,34 +54,57 @@ def lower(name: str) -> str:
     return name.replace(".", "_")
 
 
-def number(n: int) -> str:
-    kind = "INT64_C" if n < 2**63 else "UINT64_C"
-    return str(n) if abs(n) < 2**31 else f"{kind}({n})"
+def real(x: float, end: str = "") -> str:
+    """A number with a point, exact, and beside it as people write it; end: f for a float."""
+    if Decimal(x) == Decimal(repr(x)):
+        return repr(x) + end
+    return f"{x.hex()}{end} /* {x:.6g} */"
 
 
-def real(x: float) -> str:
-    return float(x).hex() if x not in (0.0, 1.0) else repr(x)
-
-
-def affine(value: int, growth: Sequence[int], per: int = 0) -> str:
-    """value + sum of growth[d] * loop variable d + per * grain."""
-    parts = [number(value)] if value or not (any(growth) or per) else []
-    for var, g in [*zip(VARS, growth), ("g", per)]:
-        if g:
-            term = var if abs(g) == 1 else f"{number(abs(g))} * {var}"
-            sign = ("+ " if parts else "") if g > 0 else "- " if parts else "-"
-            parts.append(sign + term)
+def linear(value: int, terms: Iterable[tuple[str, int]]) -> str:
+    """value + a sum of variables, each times a number."""
+    grown = [(name, by) for name, by in terms if by]
+    parts = [number(value)] if value or not grown else []
+    for name, by in grown:
+        term = name if abs(by) == 1 else f"{number(abs(by))} * {name}"
+        sign = ("+ " if parts else "") if by > 0 else "- " if parts else "-"
+        parts.append(sign + term)
     return " ".join(parts)
 
 
 def wrap(text: str, indent: int) -> list[str]:
-    """A statement over lines of at most COLUMNS, later ones indented by four more."""
+    """A statement over lines of at most COLUMNS, later ones indented by four more: cut behind a
+    comma, of those that would do the last one that is in the fewest braces."""
     out, pad = [], " " * indent
-    while len(pad + text) > COLUMNS and ", " in text[:COLUMNS - len(pad)]:
-        cut = text.rfind(", ", 0, COLUMNS - len(pad)) + 1
+    while len(pad + text) > COLUMNS:
+        cuts = [cut for cut in _commas(text) if cut[1] <= COLUMNS - len(pad)]
+        if not cuts:
+            break
+        _, cut = min(cuts, key=lambda c: (c[0], -c[1]))
         out.append(pad + text[:cut])
-        text, pad = text[cut + 1:], " " * (indent + 4)
+        text, pad = text[cut + 1 :], " " * (indent + 4)
     return [*out, pad + text]
+
+
+def _commas(text: str) -> list[tuple[int, int]]:
+    """Where a text may be cut, and in how many braces that is."""
+    out, depth = [], 0
+    for n, letter in enumerate(text[:-1]):
+        depth += (letter in "({") - (letter in ")}")
+        if letter == "," and text[n + 1] == " ":
+            out.append((depth, n + 1))
+    return out
+
+
+def comment(text: str, indent: int = 0) -> list[str]:
+    """A comment over lines of at most COLUMNS."""
+    pad = " " * indent
+    lines = textwrap.wrap(text, COLUMNS - indent - 6)
+    first, *rest = [
+        f"{pad}/* {lines[0]}",
+        *(f"{pad} * {line}" for line in lines[1:]),
+    ]
+    return [*[first, *rest][:-1], f"{[first, *rest][-1]} */"]
 
 
 def launch_name(name: str) -> str:
@@ -64,6 +112,7 @@ def launch_name(name: str) -> str:
 
 
 # ---- rows
+
 
 def row(values: Iterable[object]) -> str:
     """An initialiser, all of it."""
@@ -73,7 +122,7 @@ def row(values: Iterable[object]) -> str:
 def braces(values: Sequence[int]) -> str:
     """An initialiser, without the zeros that C fills in at its end."""
     last = max((n for n, v in enumerate(values) if v), default=0)
-    return f"{{{', '.join(map(str, values[:last + 1]))}}}"
+    return f"{{{', '.join(map(str, values[: last + 1]))}}}"
 
 
 def groups(p: Plan) -> str:
@@ -82,26 +131,121 @@ def groups(p: Plan) -> str:
     return f"{{{rows}}}"
 
 
-def columns(p: Plan) -> list[str]:
-    """zk_launch tables: a row for each target, in the order of the head."""
-    runs: dict[str, list[str]] = {l.name: [] for l in p.launches}
-    for r in p.runs:
-        launch = _run(r)
-        at = [p.head.targets.index(t) for t in r.targets]
-        runs[r.launch] += [f"[{n}] = {launch}" for n in _ranges(at)]
-    out = []
-    for name, rows in runs.items():
-        head = f"LAUNCH({launch_name(name)}) = {{"
-        rest = ", ".join(rows) + "};"
-        if len(head + rest) <= COLUMNS:
-            out.append(head + rest)
-        else:
-            out += [head, *wrap(rest, 4)]
+# What a class holds, by the first word of its name.
+HOLDS = {
+    "sums": "exact sums",
+    "hsums": "these, on the host",
+    "param": "parameters",
+    "grad": "gradients",
+    "ring": "gathered parameters",
+    "staging": "parameters from the host",
+    "shelf": "parameters from a file",
+    "master": "masters",
+    "near_master": "masters that stay",
+    "m": "first moments",
+    "near_m": "first moments that stay",
+    "v": "second moments",
+    "near_v": "second moments that stay",
+    "sum": "sums of gradients",
+    "pend": "pending sums",
+    "part": "sums, to go to the host",
+    "acc": "a gradient's f32 sum",
+    "down": "to the host",
+    "up": "to the device",
+    "tile": "states from a file",
+    "ctl": "a step's constants",
+    "hctl": "these, on the host",
+    "tokens": "a micro-batch",
+    "targets": "its targets",
+    "table": "a rotary table",
+    "x": "values between units",
+    "dx": "their gradients",
+    "save": "saved for backward",
+    "near": "values that stay",
+    "far": "values that wait on the host",
+    "tmp": "temporary values",
+    "work": "kernels' workspace",
+    "inbox": "gradients that come",
+    "space": "scratch of launches",
+    "inlet": "tokens from the host",
+    "desk": "scratch",
+}
+ARENA = {
+    "device": "the arena",
+    "host": "the host arena",
+    "file": "the file arena",
+}
+
+
+def classes(p: Plan) -> list[str]:
+    """Macros of classes: where a slot of one lies; how many there are, and what they hold."""
+    heads = [f"#define {upper(c.name)}(i)" for c in p.classes]
+    slots_ = [f"SLOT({c.at}, {c.stride}, i)" for c in p.classes]
+    first, second = max(map(len, heads)), max(map(len, slots_))
+    out, arena = [], ""
+    for c, head, slot in zip(p.classes, heads, slots_, strict=True):
+        if c.arena != arena:
+            arena = c.arena
+            out.append(f"/* of {ARENA[arena]} */")
+        holds = HOLDS.get(c.name.partition(".")[0], "")
+        beside = f"{c.slots}: {holds}" if holds else f"{c.slots}"
+        out.append(f"{head:<{first}} {slot:<{second}} /* {beside} */")
     return out
 
 
+def flat_names(p: Plan, f: plan.Flat, part: bool = False) -> dict[int, str]:
+    """Numbers of a flat's elements that have a name: of an instance, of a rank's shard of it, of
+    what of that stays on the device and what does not. part: the first, where both are one."""
+    name, near = upper(f.name), p.near(f)
+    out = {f.shard * p.head.ranks: f"FLAT_{name}", f.shard: f"SHARD_{name}"}
+    if near:
+        parts = [(near, f"NEAR_{name}"), (f.shard - near, f"FAR_{name}")]
+        out |= dict(parts[::-1] if part else parts)
+    return out
+
+
+def columns(p: Plan, letters: Letters) -> list[str]:
+    """zk_launch tables: a row for each target, in the order of the head; none, where nothing is to
+    be said of any."""
+    runs: dict[str, list[str]] = {}
+    for r in p.runs:
+        at = [p.head.targets.index(t) for t in r.targets]
+        if made := _run(r):
+            rows = runs.setdefault(r.launch, [])
+            rows += [f"[{n}] = {made}," for n in _ranges(p, at)]
+    elements = {
+        n: name for f in p.flats for n, name in flat_names(p, f).items()
+    }
+    out = []
+    for launch in p.launches:
+        beside = _shape(launch, letters, elements)
+        said = runs.get(launch.name, [])
+        rows = [line for text in said for line in wrap(text, 4)]
+        head = f"LAUNCH({launch_name(launch.name)})"
+        out += (
+            [f"{head} = {{{beside}", *rows, "};"]
+            if rows
+            else [f"{head};{beside}"]
+        )
+    return out
+
+
+def _shape(
+    launch: plan.Launch, letters: Letters, elements: Mapping[int, str]
+) -> str:
+    """A launch's shape, as a comment."""
+    row = kernels.kernel(launch.kernel)
+    said = []
+    for name, n in zip(row.shape, launch.shape, strict=False):
+        of_flat = elements.get(n, "") if row.own else ""
+        text = of_flat or letters.said(name, n)
+        named = NAMED[name][n] if name in NAMED else f"{name} = {n}"
+        said.append(named if text.isdigit() else text)
+    return f" /* {', '.join(said)} */" if said else ""
+
+
 def _run(r: plan.Run) -> str:
-    """A zk_launch, of the fields that are not 0."""
+    """A zk_launch, of the fields that are not 0; '' where all are."""
     said = []
     if any(r.tile):
         said.append(f".tile = {braces(r.tile)}")
@@ -110,29 +254,34 @@ def _run(r: plan.Run) -> str:
     if r.grids:
         parts = [row((g.x, g.y, g.z, g.block, g.shared)) for g in r.grids]
         said.append(f".part = {row(parts)}")
-    return row(said or [".tile = {0}"])
+    return row(said) if said else ""
 
 
-def _ranges(at: list[int]) -> list[str]:
+def _ranges(p: Plan, at: list[int]) -> list[str]:
     """Designators of rows that are alike: one, where they follow each other."""
+    names = [upper(t) for t in p.head.targets]
     first, last = at[0], at[-1]
     if len(at) > 1 and at == [*range(first, last + 1)]:
-        return [f"{first} ... {last}"]
-    return [str(n) for n in at]
+        return [f"{names[first]} ... {names[last]}"]
+    return [names[n] for n in at]
 
 
 def spans(p: Plan, flat: plan.Flat) -> list[str]:
-    """zk_span rows: the instances of a flat lie one after the other, ranks * shard elements
-    apart."""
+    """zk_span rows, two lines each: where a tensor lies, and what it is to the optimizer. The
+    instances of a flat lie one after the other, ranks * shard elements apart."""
     whole = flat.shard * p.head.ranks
     out = []
     for t in p.tensors:
-        if t.flat == flat.name:
-            stride = whole * t.flat_step or t.offset_step
-            out.append(f"{{{number(t.offset)}, {number(t.elems)}, {t.count}, {number(stride)}, "
-                       f"{t.key}, {t.key_step}, "
-                       f"{real(t.mean)}f, {real(t.std)}f, {real(t.rate)}, {real(t.decay)}}},  "
-                       f"/* {t.name}{', frozen' * t.frozen} */")
+        if t.flat != flat.name:
+            continue
+        stride = whole * t.flat_step or t.offset_step
+        at = (t.offset, t.elems, t.count, stride, t.key, t.key_step)
+        begins = f"{real(t.mean, 'f')}, {real(t.std, 'f')}"
+        name = f"/* {t.name}{', frozen' * t.frozen} */"
+        first = f"{{{', '.join(map(number, at))},"
+        beside = len(f"    {first} {name}") <= COLUMNS
+        out += [f"{first} {name}"] if beside else [name, first]
+        out.append(f" {begins}, {real(t.rate)}, {real(t.decay)}}},")
     return out
 
 
@@ -148,10 +297,18 @@ def files(p: Plan) -> list[str]:
             shape = f"{{{rows}, {t.shape[1] if len(t.shape) > 1 else 1}}}"
             found = ops.LAYER.search(name) if t.count > 1 else None
             named = ops.LAYER.sub("%d", name) if found else ops.layer(name, 0)
-            out.append(f"{{\"{named}\", {number(t.offset + at)}, "
-                       f"{number(t.offset_step)}, {shape}, "
-                       f"{len(t.shape)}, {numbers[t.flat]}, {t.flat_step}, {t.count}, "
-                       f"{int(found[1] or 0) if found else 0}}},")
+            fields = [
+                f'"{named}"',
+                number(t.offset + at),
+                number(t.offset_step),
+                shape,
+                len(t.shape),
+                numbers[t.flat],
+                t.flat_step,
+                t.count,
+                int(found[1] or 0) if found else 0,
+            ]
+            out += [line[4:] for line in wrap(f"{row(fields)},", 4)]
             at += int(rows) * width
     return out
 
@@ -159,10 +316,17 @@ def files(p: Plan) -> list[str]:
 def states(p: Plan) -> list[str]:
     """zr_state rows: of each flat what is kept of it, and last the step's constants, of which every
     rank has the same."""
-    rows = [_state(p, number, s) for number, f in enumerate(p.flats) for s in p.kept(f)]
+    rows = [
+        _state(p, number, s)
+        for number, f in enumerate(p.flats)
+        for s in p.kept(f)
+    ]
     control = p.cls("ctl").at
-    return [*rows, f'{{"control", {number(control)}, 0, 0, 0, {ops.CTL}, -1, 1, -1, ZR_MAIN, '
-                   "ZR_BYTES, NULL},"]
+    return [
+        *(line[4:] for text in rows for line in wrap(text, 4)),
+        f'{{"control", {number(control)}, 0, 0, 0, {ops.CTL}, -1, 1, -1, ZR_MAIN, '
+        "ZR_BYTES, NULL},",
+    ]
 
 
 def _state(p: Plan, flat: int, s: plan.Store) -> str:
@@ -171,42 +335,67 @@ def _state(p: Plan, flat: int, s: plan.Store) -> str:
     over = "-1" if s.whole else upper(s.over)
     near = "near_" if f.first_part(s) else ""
     hashed = f"{near}hash_{lower(f.name)}" if s.what == "master" else "NULL"
-    fields = [f'"{s.what}"', number(begin), number(c.stride),
-              number(f.shard), number(s.first), number(s.n),
-              str(flat), str(f.count), over,
-              ARENAS[c.arena], f"ZR_{s.dtype.upper()}", hashed]
-    return row(fields) + ","
+    fields = [
+        f'"{s.what}"',
+        number(begin),
+        number(c.stride),
+        number(f.shard),
+        number(s.first),
+        number(s.n),
+        str(flat),
+        str(f.count),
+        over,
+        ARENAS[c.arena],
+        f"ZR_{s.dtype.upper()}",
+        hashed,
+    ]
+    return f"{row(fields)},"
 
 
-def filed(p: Plan, cost: dict[str, object]) -> list[str]:
+def filed(p: Plan, cost: dict[str, Any]) -> list[str]:
     """What the runtime is told of the file arena, where there is one: a tile of masters comes to
     the largest class for them, elements of whichever width."""
     if not p.files:
         return []
     file = p.files[0]
-    there = [s for f in p.flats for s in p.masters(f) if p.cls(s.cls).arena == "file"]
+    there = [
+        s
+        for f in p.flats
+        for s in p.masters(f)
+        if p.cls(s.cls).arena == "file"
+    ]
     classes = {f"tile.{s.cls.partition('.')[0]}" for s in there}
-    tile = max((p.cls(c) for c in sorted(classes)), key=lambda c: c.stride, default=None)
+    tile = max(
+        (p.cls(c) for c in sorted(classes)),
+        key=lambda c: c.stride,
+        default=None,
+    )
     widths = {ops.BYTES[s.dtype] for s in there} or {4}
     at, elements = (tile.at, tile.stride // max(widths)) if tile else (0, 0)
-    elements -= elements % 2048 if len(widths) > 1 else 0       # whole pages of two bytes each
-    return wrap(f".filed = {number(p.filed)}, .folder = \"{file.path}\", .block = {file.block}, "
-                f".depth = {file.depth}, .loads = {number(cost['loads'])}, "
-                f".stores = {number(cost['stores'])}, .brought = {number(at)}, "
-                f".tile = {elements},", 0)
+    elements -= (
+        elements % 2048 if len(widths) > 1 else 0
+    )  # whole pages of two bytes each
+    return [
+        f'.folder = "{file.path}",',
+        f".filed = {number(p.filed)}, .block = {file.block}, .depth = {file.depth},",
+        f".loads = {number(cost['loads'])}, .stores = {number(cost['stores'])},",
+        f".brought = {number(at)}, .tile = {elements},",
+    ]
 
 
 def inbox(p: Plan) -> list[str]:
     """What the runtime is told of the slots that pieces of leaves come to, where any do."""
     found = [c for c in p.classes if c.name == "inbox"]
-    return [f".inbox = {number(c.at)}, .inbox_step = {number(c.stride)}, .inboxes = {c.slots},"
-            for c in found]
+    return [
+        f".inbox = INBOX(0), .inbox_step = {number(c.stride)}, .inboxes = {c.slots},"
+        for c in found
+    ]
 
 
 def turns(p: Plan, name: str) -> tuple[int, int]:
-    """How many units of a grain a function is for, one after the other, and from the last to the
-    first where that is negative; 0: one, or in another order. And how often for each."""
-    called = [x.unit for x in p.section("grain").steps if x.op == name]
+    """How many units of a micro-batch a function is for, one after the other, and from the last to
+    the first where that is negative; 0: one, or in another order. And how often for each."""
+    called = [x.unit for x in p.section("micro_batch").steps if x.op == name]
     times = called.count(called[0]) if called else 1
     units = called[::times]
     n = len(units)
@@ -219,33 +408,57 @@ def functions(p: Plan) -> list[str]:
     """zr_function rows of those of ZR_MAIN that are more than a part of the optimizer's step: which
     part they are, of how many units, flops of a call."""
     main = {x.op for s in p.step for x in s.steps if x.queue == "main"}
-    parts = [(f, PARTS.get(f.name.partition(".")[0])) for f in p.fns if f.name in main]
-    rows = [f'{{"{lower(f.name)}", "{part}", {float(f.flops)!r}, {n}, {times}}}'
-            for f, part in parts if part for n, times in [turns(p, f.name)]]
-    return wrap(f"{', '.join(rows)},", 4)
+    out = []
+    for f in (f for f in p.fns if f.name in main):
+        _, part = DOES.get(f.name.partition(".")[0], ("", ""))
+        if part:
+            fields = f'"{lower(f.name)}", "{part}", {float(f.flops)!r}'
+            out.append(f"{{{fields}, {row(turns(p, f.name))[1:-1]}}},")
+    return out
 
 
 def slots(p: Plan) -> list[str]:
     """Rows of slots: classes of what dies."""
-    rows = [f"{{{upper(c.name)}(0), {number(c.stride)}, {c.slots}}}," for c in p.passing]
-    return wrap(" ".join(rows), 4)
+    return [
+        f"{{{upper(c.name)}(0), {number(c.stride)}, {c.slots}}},"
+        for c in p.passing
+    ]
 
 
 def recipe(p: Plan) -> list[str]:
     """zk_recipe's fields."""
     r, h = p.recipe, p.head
-    out = [f".rate = {row(map(_phase, r.rate))},",
-           f".momentum = {row(map(_phase, r.momentum))},"]
-    fields = {"beta2": real(r.beta2), "eps": real(r.eps), "clip": real(r.clip),
-              "rule": list(ops.OPTIMIZERS).index(r.optimizer), "moments": ops.TYPES[r.moments],
-              "rows": h.batch * h.sequence, "seed": number(h.seed)}
-    out.append(" ".join(f".{name} = {value}," for name, value in fields.items()))
+    out = [*_phases("rate", r.rate), *_phases("momentum", r.momentum)]
+    fields = {
+        "beta2": real(r.beta2),
+        "eps": real(r.eps),
+        "clip": real(r.clip),
+        "rule": f"{list(ops.OPTIMIZERS).index(r.optimizer)} /* {r.optimizer} */",
+        "moments": ops.TYPES[r.moments],
+        "rows": h.batch * h.sequence,
+        "seed": number(h.seed),
+    }
+    out += [f".{name} = {value}," for name, value in fields.items()]
     for s in r.scaler:
-        scaler = (real(s.first), real(s.least), s.window, s.hysteresis, s.consecutive)
+        scaler = (
+            real(s.first),
+            real(s.least),
+            s.window,
+            s.hysteresis,
+            s.consecutive,
+        )
         out.append(f".scaler = {row(scaler)},")
-    return [line[4:] for text in out for line in wrap(text, 4)]
+    return out
+
+
+def _phases(name: str, phases: Sequence[plan.Phase]) -> list[str]:
+    """A schedule: a line for each of its pieces."""
+    rows = [line[4:] for x in phases for line in wrap(f"{_phase(x)},", 8)]
+    return [f".{name} = {{", *rows, "},"]
 
 
 def _phase(x: plan.Phase) -> str:
     steps = (number(x.until), number(x.origin), number(x.span))
-    return row((*steps, real(x.begin), real(x.end), ops.CURVES[x.curve], x.stairs))
+    return row(
+        (*steps, real(x.begin), real(x.end), f"ZK_{x.curve.upper()}", x.stairs)
+    )

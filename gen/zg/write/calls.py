@@ -1,0 +1,418 @@
+"""calls.py -- the functions of kernel calls: every operand by its name, with shapes beside them.
+
+Names of what lies behind a pointer are enumerators: those of a unit's saved values and parameters
+stand before its functions, those of a function's own temporary values inside it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+
+from ..facts import ops
+from ..facts.kernels import Formal, kernel
+from ..plan import plan
+from ..plan.operand import Index, Operand, base
+from ..plan.plan import Plan
+from .letters import NAMED, Letters, number, of_call, of_unit
+from .tables import DOES, comment, flat_names, launch_name, lower, upper, wrap
+
+WORDS = {"null": "NULL", "recipe": "&recipe", "c": "c"}
+TEMPORARY = "tmp"
+# What a reduction brought: no place in the arena.
+SOURCES = "const void *const *sources = zr_sources(z, i[{0}]);"
+
+
+@dataclass
+class Space:
+    """What lies behind a pointer: of each offset its name, and a comment."""
+
+    names: dict[int, str] = field(default_factory=dict)
+    comments: dict[int, str] = field(default_factory=dict)
+
+    def add(self, at: int, name: str, comment: str) -> None:
+        self.names.setdefault(at, name)
+        old = self.comments.get(at, "")
+        if not old or "(rows" in old and comment:
+            self.comments[at] = comment
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of train.c as its lines, of the unit."""
+
+    unit: str
+    lines: tuple[str, ...]
+
+
+def unit_of(fn: plan.Fn) -> str:
+    """The kind of a unit's function, the flat of one of the plan's own."""
+    return fn.name.partition(".")[2]
+
+
+Rows = list[tuple[str, str]]  # of an enum: a name and its value, what it is
+
+
+def enum(rows: Iterable[tuple[str, str]], indent: int = 0) -> list[str]:
+    """An enumeration: enumerators, and a comment beside each."""
+    made, pad = list(rows), " " * indent
+    wide_ = max(len(row) for row, _ in made) + 2
+    body = [
+        f"{pad}    {row + ',':<{wide_}}{f'/* {text} */' if text else ''}".rstrip()
+        for row, text in made
+    ]
+    return [f"{pad}enum {{", *body, f"{pad}}};"]
+
+
+# What the headers define, and what follows these words elsewhere in train.c.
+HEADERS = r"(ZR|ZK|U?INT|SIZE|PTRDIFF|INTPTR|UINTPTR|SIG|WCHAR|WINT)_?.*"
+OF_FLATS = ("FLAT", "SHARD", "NEAR", "FAR", "GATHER", "REDUCE", "TILE")
+
+
+def reserved(p: Plan) -> set[str]:
+    """Names that train.c has at file scope for other things."""
+    flats = {upper(f.name) for f in p.flats}
+    parts = {upper(c.name.partition(".")[2] or c.name) for c in p.classes}
+    return {
+        "NULL",
+        "ANY",
+        "RANK",
+        "SIZE",
+        "COLUMNS",
+        *(upper(g.name) for g in p.groups),
+        *(upper(t) for t in p.head.targets),
+        *(f"{word}_{flat}" for word in OF_FLATS for flat in flats),
+        *(f"{part}_{flat}" for part in parts for flat in flats),
+    }
+
+
+def tries(unit: str, name: str) -> Iterator[str]:
+    """Enumerators for a name, the best first: it, with its unit's before it, with a number."""
+    plain = upper(name)
+    if re.fullmatch(r"[A-Z]\w*", plain) and not re.fullmatch(HEADERS, plain):
+        yield plain
+    yield f"{upper(unit)}_{plain}"
+    for n in itertools.count(2):
+        yield f"{upper(unit)}_{plain}_{n}"
+
+
+class Calls:
+    """The functions of a plan."""
+
+    def __init__(self, p: Plan, letters: Letters) -> None:
+        self.p, self.letters = p, letters
+        self.classes = {c.name for c in p.classes}
+        self.flats = {f.name: f for f in p.flats}
+        self.taken = dict.fromkeys([*letters.at, *reserved(p)], -1)
+        self.spaces: dict[tuple[str, str], Space] = {}
+        self.said: set[str] = set()  # enumerators so far
+        for fn in p.fns:
+            if of_unit(fn):
+                self.collect(fn)
+        order = sorted(
+            self.spaces, key=lambda key: (key[1] == "s", key[1] == "p")
+        )
+        self.names = {key: self.named(key) for key in order}
+
+    # ---- names of places
+
+    def group(self, fn: plan.Fn, operand: Operand) -> tuple[str, str]:
+        """The space that an operand points into: a gradient lies as its parameter does."""
+        of_gradient = operand.base.startswith("d") and operand.base in fn.outs
+        return unit_of(fn), operand.base.removeprefix(
+            "d"
+        ) if of_gradient else operand.base
+
+    def beside(self, formal: Formal, call: plan.Call) -> str:
+        kind = (
+            f" {formal.type}" if formal.type in ("f32", "i32", "i64") else ""
+        )
+        return self.letters.shape(kernel(call.kernel), formal, call) + kind
+
+    def collect(self, fn: plan.Fn) -> None:
+        """Places that a unit's function names, but for its temporary ones."""
+        for call in fn.calls:
+            for formal, arg in of_call(call):
+                if (
+                    isinstance(arg, Operand)
+                    and arg.name
+                    and arg.base != TEMPORARY
+                ):
+                    space = self.spaces.setdefault(
+                        self.group(fn, arg), Space()
+                    )
+                    space.add(arg.at, arg.name, self.beside(formal, call))
+
+    def named(self, key: tuple[str, str]) -> dict[int, str]:
+        """Enumerators of a space: none is another's, but for what two units share."""
+        out = {}
+        for at, name in self.spaces[key].names.items():
+            out[at] = next(
+                text
+                for text in tries(key[0], name)
+                if self.taken.get(text, at) == at
+            )
+            self.taken[out[at]] = at
+        return out
+
+    def local(self, fn: plan.Fn, name: str, used: Collection[str]) -> str:
+        """An enumerator of a function's own: it hides no other. used: those it has."""
+        free = (
+            text
+            for text in tries(unit_of(fn), name)
+            if text not in self.taken and text not in used
+        )
+        return next(free)
+
+    def temporary(
+        self, fn: plan.Fn
+    ) -> tuple[dict[tuple[int, str], str], Rows]:
+        """A function's own places: a value that takes another's place says so."""
+        names: dict[tuple[int, str], str] = {}
+        first: dict[int, str] = {}
+        rows = []
+        for call in fn.calls:
+            for formal, arg in of_call(call):
+                if not isinstance(arg, Operand) or arg.base != TEMPORARY:
+                    continue
+                if (arg.at, arg.name) in names:
+                    continue
+                name = self.local(fn, arg.name, names.values())
+                names[arg.at, arg.name] = name
+                value = first.setdefault(arg.at, name)
+                text = number(arg.at) if value == name else value
+                whole = replace(call, rounds=0) if arg.by_round else call
+                rows.append((f"{name} = {text}", self.beside(formal, whole)))
+        return names, rows
+
+    def rounds(
+        self, fn: plan.Fn, used: Collection[str]
+    ) -> tuple[dict[tuple[str, int], str], Rows]:
+        """Names of the bytes that operands move by from round to round."""
+        names: dict[tuple[str, int], str] = {}
+        first: dict[int, str] = {}
+        rows = []
+        for call in fn.calls:
+            for formal, arg in of_call(call):
+                if not isinstance(arg, Operand) or not arg.by_round:
+                    continue
+                key = arg.name or arg.base, arg.by_round
+                if key not in names:
+                    name = self.local(
+                        fn, f"{key[0]}_round", [*used, *names.values()]
+                    )
+                    names[key] = name
+                    value = first.setdefault(arg.by_round, name)
+                    text = number(arg.by_round) if value == name else value
+                    rows.append(
+                        (f"{name} = {text}", self.beside(formal, call))
+                    )
+        return names, rows
+
+    # ---- operands
+
+    def flat_number(self, fn: plan.Fn, n: int) -> str:
+        """A number of elements of a flat."""
+        f, near = self.flats.get(unit_of(fn)), fn.name.startswith("near_")
+        return (f and flat_names(self.p, f, near).get(n)) or number(n)
+
+    def index(self, fn: plan.Fn, i: Index) -> str:
+        terms = [f"l * {self.flat_number(fn, i.by_layer)}"]
+        if i.by_rank:
+            terms.append(f"RANK * {self.flat_number(fn, i.by_rank)}")
+        if i.at:
+            terms.append(self.flat_number(fn, i.at))
+        if i.more:
+            terms.append(i.more)
+        return " + ".join(terms)
+
+    def bytes(self, fn: plan.Fn, n: int) -> str:
+        """So many bytes of each rank: of a shard, where they are that."""
+        f = self.flats.get(unit_of(fn))
+        width, rest = divmod(n, f.shard) if f else (0, 1)
+        if rest or width not in ops.BYTES.values():
+            return number(n)
+        return f"{width} * {self.flat_number(fn, f.shard)}" if f else ""
+
+    def place(self, fn: plan.Fn, arg: Operand, own: _Own) -> str:
+        terms = [lower(arg.base)]
+        key = self.group(fn, arg)
+        if arg.base == TEMPORARY:
+            terms.append(own.places[arg.at, arg.name])
+        elif arg.name and key in self.names:
+            terms.append(self.names[key][arg.at])
+        elif arg.at:
+            terms.append(number(arg.at))
+        if arg.by_rank:
+            terms.append(f"RANK * {self.bytes(fn, arg.by_rank)}")
+        if arg.by_round:
+            terms.append(
+                f"c * {own.rounds[arg.name or arg.base, arg.by_round]}"
+            )
+        return " + ".join(terms)
+
+    def count(self, fn: plan.Fn, formal: Formal, n: int, rounds: int) -> str:
+        """A whole number."""
+        if formal.name in NAMED:
+            return NAMED[formal.name][n]
+        if of_unit(fn):
+            return self.letters.said(formal.name, n, rounds)
+        if formal.name in ("n", "stride"):
+            return self.flat_number(fn, n)
+        return self.letters.said(formal.name, n)
+
+    def operand(self, fn: plan.Fn, call: plan.Call, at: int, own: _Own) -> str:
+        formal, arg = of_call(call)[at]
+        if isinstance(arg, Operand):
+            return self.place(fn, arg, own)
+        if isinstance(arg, Index):
+            return self.index(fn, arg)
+        if isinstance(arg, int):
+            said = self.count(fn, formal, arg, call.rounds)
+            beside = f" /* {formal.name} */" * said.isdigit()
+            return f"{said}{beside}"
+        if not isinstance(arg, str):
+            return f"{arg!r} /* {formal.name} */"
+        if arg.startswith("&"):
+            return f"ONE({lower(arg[1:])})"
+        if arg.startswith("spans."):
+            return f"{lower(arg)}, LEN({lower(arg)})"
+        return WORDS.get(arg) or lower(arg)
+
+    # ---- functions
+
+    def shape(self, fn: plan.Fn, name: str) -> str:
+        """Of what a unit's function takes, where it is one thing."""
+        for call in fn.calls:
+            for formal, arg in of_call(call):
+                one = (
+                    isinstance(arg, Operand)
+                    and not arg.name
+                    and arg.base == name
+                )
+                if one and formal.elems:
+                    return f" {self.beside(formal, call)}"
+        return ""
+
+    def elements(self, fn: plan.Fn) -> str:
+        """How many elements one of the plan's own functions works on."""
+        for call in fn.calls:
+            row = kernel(call.kernel)
+            if "n" in row.at and not of_unit(fn):
+                n = call.args[row.at["n"]]
+                said = self.flat_number(fn, n) if isinstance(n, int) else n
+                return f"; {said} elements"
+        return ""
+
+    def head(self, fn: plan.Fn) -> list[str]:
+        """A comment: what the function does, what it takes with its shape, what it makes."""
+        word, _, unit = fn.name.partition(".")
+        does = DOES[word.removeprefix("near_")][0].format(unit)
+        shape = self.shape if of_unit(fn) else lambda *_: ""
+        near = ", of what stays on the device" * word.startswith("near_")
+        takes, makes = (
+            ", ".join(lower(n) + shape(fn, n) for n in names)
+            for names in (fn.ins, fn.outs)
+        )
+        said = f": {takes}" * bool(takes) + f" -> {makes}" * bool(makes)
+        return comment(f"{does}{near}{said}{self.elements(fn)}")
+
+    def variables(self, fn: plan.Fn) -> list[str]:
+        """A variable for each operand and class that calls name."""
+        args = [a for call in fn.calls for a in call.args]
+        numbers = [a for a in args if isinstance(a, Index)]
+        used = {base(a) for a in args} | {a.more for a in numbers}
+        if numbers:
+            used.add("l")
+        names = [*fn.ins, *fn.outs, *fn.ints]
+        at = {n: names.index(n) for n in names if n in used}
+        places, ints = [], []
+        for name, n in at.items():
+            if name == "out":
+                places.append(f"*out = HOST({n})")
+            elif name in fn.ints:
+                ints.append(f"{name} = i[{n}]")
+            elif name != "sources":
+                places.append(f"*{lower(name)} = AT({n})")
+        for name in sorted(self.classes & used):
+            if name not in at:
+                places.append(f"*{lower(name)} = a + {upper(name)}(0)")
+        lines = []
+        if places:
+            lines.append(f"void {', '.join(places)};")
+        if "sources" in at:
+            lines.append(SOURCES.format(at["sources"]))
+        if ints:
+            lines.append(f"int64_t {', '.join(ints)};")
+        return lines
+
+    def function(self, fn: plan.Fn) -> Function:
+        places, rows = self.temporary(fn)
+        rounds, more = self.rounds(fn, places.values())
+        own = _Own(places, rounds)
+        lines = enum([*rows, *more], 4) if rows or more else []
+        for text in self.variables(fn):
+            lines += wrap(text, 4)
+        for times, calls in groupby(fn.calls, key=lambda c: c.rounds):
+            pad = 8 if times > 1 else 4
+            if times > 1:
+                lines.append(f"    for (int64_t c = 0; c < {times}; c++) {{")
+            for call in calls:
+                lines += wrap(self.call(fn, call, own), pad)
+            lines += ["    }"] * (times > 1)
+        body = (*self.head(fn), f"FN({lower(fn.name)})", "{", *lines, "}")
+        return Function(unit_of(fn) if of_unit(fn) else "", body)
+
+    def call(self, fn: plan.Fn, call: plan.Call, own: _Own) -> str:
+        args = [self.operand(fn, call, n, own) for n in range(len(call.args))]
+        return (
+            f"{call.kernel}(k, {launch_name(call.launch)}, {', '.join(args)});"
+        )
+
+    def unit(self, name: str) -> list[str]:
+        """What stands before a unit's functions: names of what they read and save."""
+        lines = [f"/* ---- {name} */"]
+        for (unit, group), names in self.names.items():
+            space, new = self.spaces[unit, group], []
+            for at in sorted(names):
+                if unit == name and names[at] not in self.said:
+                    self.said.add(names[at])
+                    new.append(
+                        (f"{names[at]} = {number(at)}", space.comments[at])
+                    )
+            if new:
+                lines += [self.about(unit, group), *enum(new)]
+        return lines if len(lines) > 1 else []
+
+    def about(self, unit: str, group: str) -> str:
+        """What is behind a pointer of a unit's functions."""
+        if group == "s":
+            return "/* in s what forward saves for backward */"
+        if group == "ctl":
+            return "/* in ctl a step's constants; bytes from its first */"
+        here = (fn for fn in self.p.fns if unit_of(fn) == unit)
+        trained = any(f"d{group}" in fn.outs for fn in here)
+        name = lower(group)
+        gradients = f", in d{name} their gradients" if trained else ""
+        return f"/* in {name} a unit's parameters{gradients}; bytes from its first */"
+
+    def blocks(self) -> list[Sequence[str]]:
+        """All functions, a unit's behind its names."""
+        made = [self.function(fn) for fn in self.p.fns]
+        out: list[Sequence[str]] = []
+        for name in dict.fromkeys(f.unit for f in made if f.unit):
+            head = self.unit(name)
+            out += [head] * bool(head)
+            out += [f.lines for f in made if f.unit == name]
+        return [*out, *(f.lines for f in made if not f.unit)]
+
+
+@dataclass(frozen=True)
+class _Own:
+    """A function's own names: of temporary places, of what operands move by in a round."""
+
+    places: dict[tuple[int, str], str]
+    rounds: dict[tuple[str, int], str]

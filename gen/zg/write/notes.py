@@ -1,0 +1,51 @@
+"""notes.py -- what a user may regret of a plan, though nothing is wrong: read off the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from ..plan.plan import Plan
+from . import cost
+from .explain import size, typed
+
+MANY = 4  # times the papers' bytes of one micro-batch
+MUCH = 2**30  # bytes of sums
+
+
+def notes(
+    p: Plan, others: Callable[[], Sequence[tuple[str, Plan]]]
+) -> Iterator[str]:
+    """others: makes the same plan by other rules of summation."""
+    yield from _wire(p)
+    yield from _sums(p, others)
+
+
+def _wire(p: Plan) -> Iterator[str]:
+    got, ideal = cost.training_wire(p).bytes, cost.ideal(p)
+    if got <= MANY * ideal:
+        return
+    layers = p.head.zero == 3 and p.together == 1
+    once = (
+        "train.accumulate=layers gathers each layer once for all of them, for the memory of "
+        "their activations; "
+    )
+    yield (
+        f"on the wire: a rank receives {got:,} bytes in a step, {got / ideal:.0f} times the "
+        f"{cost.paper(p)}P (W-1)/W of one micro-batch, as it has {p.head.micro_batches} of them; "
+        f"{once * layers}a larger train.micro_batch makes fewer, with other bits"
+    )
+
+
+def _sums(
+    p: Plan, others: Callable[[], Sequence[tuple[str, Plan]]]
+) -> Iterator[str]:
+    held = cost.sums(p)
+    if held <= MUCH:
+        return
+    sums = [(cost.sums(made), rule) for rule, made in others()]
+    least, rule = min(sums, default=(held, ""))
+    if held - least > MUCH:
+        yield (
+            f"train.sum: sums of gradients take {size(held)} bytes of a rank by the rule "
+            f"{typed(p)}; {rule} takes {size(least)}, with other bits"
+        )

@@ -1,0 +1,302 @@
+"""sizes.py -- what each number of a step counts, and that said by name: elements of flat buffers,
+or their bytes, as shards and pieces, which are constants of train.c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ..facts import ops
+from ..plan import plan, roll
+from ..plan.plan import Event, Plan, Ref, Step
+from .letters import number, of_unit
+from .tables import flat_names, linear, lower, upper
+
+# A piece of a flat's shard, by what takes so much of it at a time.
+PIECES = {
+    "GATHER": "of these, gathered at a time",
+    "REDUCE": "of these, reduced at a time",
+    "TILE": "of these, updated at a time on the host",
+}
+PIECE_OF = {
+    "gather": "GATHER",
+    "alltoall": "REDUCE",
+    "reducescatter": "REDUCE",
+    "own": "REDUCE",
+    "sum": "REDUCE",
+    "join": "REDUCE",
+    "push": "REDUCE",
+    "done": "REDUCE",
+}  # by a step's command, or the first word of its function; else TILE
+ELEMENTS = ("n", "at")  # numbers of steps, in elements of a flat
+BYTES = ("step", "from_step", "bytes", "from_rank", "to_rank")
+SUMS = ("pend", "part", "down", "acc")  # classes of f32, beside states
+ACTIVATIONS = ("near", "far")  # classes of no flat
+Terms = Sequence[tuple[str, int]]  # variables, and what each is multiplied by
+
+
+@dataclass(frozen=True)
+class What:
+    """What a number of a step is. cls: the class or event that it numbers; width: bytes of the
+    elements that it counts, 1 where it counts them and not their bytes, 0 where neither; by: what
+    it grows by from a unit to the next, where that is so in every plan; flat, piece: of which it
+    counts; part: it begins, or is, what of the shard stays on the device; begin: in bytes, where in
+    a shard begins what lies in the class."""
+
+    name: str
+    cls: str = ""
+    width: int = 0
+    by: int = 0
+    flat: str = ""
+    piece: str = ""
+    part: bool = False
+    begin: int = 0
+
+
+class Sizes:
+    """Of a plan."""
+
+    def __init__(self, p: Plan) -> None:
+        self.p = p
+        self.fns = {f.name: f for f in p.fns}
+        self.flats = {f.name: f for f in p.flats}
+        self.stores = {s.cls: s for s in p.stores}
+        self.widths = {
+            name: ops.BYTES[s.dtype]
+            for s in reversed(p.stores)
+            for name in (s.cls, s.cls.partition(".")[0])
+        } | dict.fromkeys(SUMS, 4)
+        self.of: dict[object, str] = {}  # the flat of each step
+        self.pieces: dict[tuple[str, str], int] = {}
+        self.units: dict[tuple[str, str], int] = {}  # parts of a flat
+        for section in p.sections:
+            self.find(section.steps)
+            for s in section.steps:
+                self.measure(s)
+
+    # ---- the flat that a step is of
+
+    def find(self, steps: Sequence[Step]) -> None:
+        """Shared buffers are of no flat: then a neighbour that has the same slot says it."""
+        for n, s in enumerate(steps):
+            slots = {(r.cls, r.index) for r in s.refs}
+            near = [*steps[n + 1 : n + 2], *steps[max(n - 1, 0) : n]]
+            beside = [
+                x
+                for x in near
+                if slots & {(r.cls, r.index) for r in x.refs}
+                and not self.model(x)
+            ]
+            known = [f for x in (s, *beside) for f in [self.known(x)] if f]
+            self.of.setdefault(_bare(s), (known or [self.likely(s)])[0])
+
+    def known(self, s: Step) -> str:
+        """By its function, or the states that it reads or writes."""
+        name = s.op.partition(".")[2]
+        if self.model(s):
+            return name
+        stores = [self.stores[r.cls] for r in s.refs if r.cls in self.stores]
+        flats = [name] * (name in self.flats) + [x.flat for x in stores]
+        return (flats or [""])[0]
+
+    def likely(self, s: Step) -> str:
+        """By its unit; a unit that has no flat has its buffers' (a tied head the embedding's)."""
+        if any(r.cls.partition(".")[0] in ACTIVATIONS for r in s.refs):
+            return ""
+        unit = roll.unit_of(s)[0]
+        found = [r.cls.partition(".")[2] for r in s.refs]
+        parts = [x for x in found if x in self.flats]
+        own = [x for x in parts if x.partition(".")[0] == unit]
+        return [*own, *[unit] * (unit in self.flats), *parts, ""][0]
+
+    def flat(self, s: Step) -> str:
+        return self.of.get(_bare(s), "")
+
+    # ---- what numbers count
+
+    def width(self, cls: str) -> int:
+        """Bytes of an element of a class."""
+        name = cls.removeprefix("tile.")
+        return self.widths.get(name, self.p.head.bytes)
+
+    def whats(self, s: Step) -> roll.Parts[What]:
+        """Of each of a step's numbers."""
+        fn = self.fns.get(s.op)
+        called = [*fn.ins, *fn.outs] if fn else []
+        called += [r.cls.partition(".")[0] for r in s.refs[len(called) :]]
+        named = zip(s.refs, map(lower, called), strict=True)
+        return roll.Parts(
+            What("l"),
+            tuple((self.slot(n, r.cls), self.begin(s, r)) for r, n in named),
+            tuple(self.count(s, i.name) for i in s.ints),
+            tuple(map(self.event, s.waits)),
+            tuple(map(self.event, s.recs)),
+        )
+
+    def counted(self, s: Step) -> What:
+        """What a number of elements of a step is."""
+        sums = s.op == "copy" and s.ins[0].cls == "part"
+        piece = "REDUCE" if sums else PIECE_OF.get(s.kind, "TILE")
+        return What("", flat=self.flat(s), piece=piece)
+
+    def begin(self, s: Step, r: Ref) -> What:
+        """Where in a slot what a step reads or writes begins."""
+        store, of = self.stores.get(r.cls), r.cls.partition(".")[2]
+        width = self.width(r.cls)
+        at = replace(self.counted(s), name="at", width=width, part=True)
+        unit = self.units.get((of, roll.unit_of(s)[0]), 0)
+        if unit and self.model(s):
+            return replace(at, flat=of, by=width * unit)
+        if store and self.cut(store):
+            return replace(at, part=False, begin=width * store.first)
+        return at
+
+    def count(self, s: Step, name: str) -> What:
+        """A number of a step by its name."""
+        near = s.op.startswith("near_") or any(
+            r.cls.startswith("near_")
+            or (
+                r.cls in self.stores
+                and not r.at
+                and not self.cut(self.stores[r.cls])
+            )
+            for r in s.refs
+        )
+        width = self.width(s.ins[0].cls) if name in BYTES else 0
+        if name in ELEMENTS and not self.model(s):
+            width = 1
+        part, by = near or name == "at", int(name == "l")
+        return replace(
+            self.counted(s), name=name, width=width, part=part, by=by
+        )
+
+    def model(self, s: Step) -> bool:
+        """Whether it is a function of a unit of the model."""
+        return s.op in self.fns and of_unit(self.fns[s.op])
+
+    def cut(self, store: plan.Store) -> bool:
+        """Whether it is a part of a shard's elements."""
+        return store.n < self.flats[store.flat].shard
+
+    def slot(self, name: str, cls: str) -> What:
+        """The number of a slot; a state of a flat's instance l is in slot l."""
+        own = cls.removeprefix("full.").removeprefix("free.") in self.stores
+        return What(name, cls, by=int(own))
+
+    def event(self, e: Event) -> What:
+        return self.slot(lower(e.name.partition(".")[2]), e.name)
+
+    def measure(self, s: Step) -> None:
+        """Pieces of a step's flat, and a unit's part of a flat that has all units'."""
+        unit, l = roll.unit_of(s)
+        for r in (r for r in s.refs if r.at and l and self.model(s)):
+            of = r.cls.partition(".")[2]
+            if of in self.flats:
+                self.units[of, unit] = r.at // self.width(r.cls) // l
+        f = self.flats.get(self.flat(s))
+        for i in (i for i in s.ints if f and i.name in ("n", "bytes")):
+            w = self.count(s, i.name)
+            n = i.value // max(w.width, 1)
+            if f and 0 < n < f.shard and n not in flat_names(self.p, f):
+                key = w.piece, f.name
+                self.pieces[key] = max(n, self.pieces.get(key, 0))
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """Enumerators of flats, their parts and pieces, and what each is."""
+        for f in self.p.flats:
+            name, near = upper(f.name), self.p.near(f)
+            whole = f.shard * self.p.head.ranks
+            yield f"FLAT_{name} = {number(whole)}", f"instances: {f.count}"
+            yield f"SHARD_{name} = {number(f.shard)}", "a rank's of each"
+            if near:
+                yield (
+                    f"NEAR_{name} = {number(near)}",
+                    "of these, on the device",
+                )
+                yield (
+                    f"FAR_{name} = {number(f.shard - near)}",
+                    "of these, elsewhere",
+                )
+            for word, text in PIECES.items():
+                if n := self.pieces.get((word, f.name)):
+                    yield f"{word}_{name} = {number(n)}", text
+            for (of, unit), n in self.units.items():
+                if of == f.name:
+                    yield (
+                        f"{name}_{upper(unit)} = {number(n)}",
+                        f"of it, each {unit}'s",
+                    )
+
+    # ---- numbers by name
+
+    def said(self, w: What, n: int, terms: Terms = ()) -> str:
+        """n and what grows with variables, which are loops' or l."""
+        f = self.flats.get(w.flat)
+        terms = [(name, by) for name, by in terms if by]
+        exact = w.width and not any(
+            x % w.width for x in (n, *(by for _, by in terms))
+        )
+        if not f or not exact or not (n or terms):
+            return linear(n, terms)
+        each = [(name, by // w.width) for name, by in terms]
+        return self.elements(f, w, n // w.width, each) or linear(n, terms)
+
+    def elements(self, f: plan.Flat, w: What, n: int, terms: Terms) -> str:
+        """So many elements of a flat, in the unit of a number; '': they have no name."""
+        names = flat_names(self.p, f, w.part)
+        if n in names and not terms:
+            return product("", w.width, names[n], n * w.width)
+        near = self.p.near(f)
+        bases = {near: f"NEAR_{upper(f.name)}"} if near and w.part else {}
+        words = sorted(PIECES, key=lambda word: word != w.piece)
+        pieces = {
+            f"{word}_{upper(f.name)}": self.pieces.get((word, f.name), 0)
+            for word in words
+        }
+        pieces |= {
+            f"{upper(of)}_{upper(unit)}": size
+            for (of, unit), size in self.units.items()
+            if of == f.name
+        }
+        for base, begins in (bases | {0: ""}).items():
+            for name, size in pieces.items():
+                if (
+                    n < base
+                    or not size
+                    or any(
+                        x % size for x in (n - base, *(by for _, by in terms))
+                    )
+                ):
+                    continue
+                times = linear(
+                    (n - base) // size, [(v, by // size) for v, by in terms]
+                )
+                if not begins:
+                    return product(times, w.width, name, n * w.width)
+                text = f"{begins} + {product(times, 1, name, 0)}"
+                return product("", w.width, closed(text, w), n * w.width)
+        for whole, of in [*names.items()][:0:-1]:
+            for name, size in pieces.items():
+                if size and whole % size == n and not terms:
+                    text = closed(f"{of} % {name}", w)
+                    return product("", w.width, text, n * w.width)
+        return ""
+
+
+def _bare(s: Step) -> object:
+    """A step without its events."""
+    return s.op, s.unit, s.ins, s.outs, s.ints
+
+
+def closed(text: str, w: What) -> str:
+    return f"({text})" if w.width > 1 else text
+
+
+def product(times: str, width: int, name: str, value: int) -> str:
+    """width * times * name, in as many bits as its value needs."""
+    times = f"({times})" if " " in times else times
+    factors = [str(width)] * (width > 1) + [times] * (times not in ("", "1"))
+    if factors and value >= 2**31 and factors[0].isdigit():
+        factors[0] = f"INT64_C({factors[0]})"
+    return " * ".join([*factors, name])

@@ -1,0 +1,252 @@
+/* zr_progress.c -- what stderr shows: the start block, a line for steps, how far long work is.
+ *
+ * Rank 0 notes in shared memory what it is at, and its parent shows what takes long: so a rank that
+ * waits for a kernel, a disk or a peer is told of, too, and needs no thread for that.
+ *
+ * Invariants
+ *  1. The parent waits for nobody who reads stderr: where there is no room it shows nothing.
+ *  2. On a terminal a line of progress is written over by what comes next; a step's line is not
+ *     written over by progress: rank 0 and the parent write by turns.
+ *  3. Nothing is allocated.
+ */
+#include "zr_int.h"
+#include <inttypes.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { SHORT = 32, LINE = 256 };
+/* Seconds between two lines of progress: on a terminal, and in a file or a pipe; between two lines
+ * of steps. */
+static const double soon = 2, late = 10, steps_soon = 0.1, steps_late = 2;
+/* Bytes a second with which a time that is left counts what is still to be saved. */
+static const double saving = 1e9;
+
+/* GFLOP/s of a thread, where no peak is given. avx512: what GPT-2 124M reaches, rounded down
+ * (docs/performance.md); avx2: a step took 1.4 times as long on a busy machine. */
+static const struct {
+    const char *object;
+    double gflops;
+} usual[] = {
+    {"avx512", 80},
+    {"avx2", 55},
+};
+
+/* ---- numbers as text */
+
+/* m:ss; h:mm:ss from an hour on */
+static const char *clock_text(char text[SHORT], double seconds)
+{
+    int64_t s = seconds > 0 ? (int64_t)(seconds < 1e15 ? seconds : 1e15) : 0;
+    int m = (int)(s / 60 % 60), rest = (int)(s % 60);
+    if (s < 3600) snprintf(text, SHORT, "%d:%02d", m, rest);
+    else snprintf(text, SHORT, "%" PRId64 ":%02d:%02d", s / 3600, m, rest);
+    return text;
+}
+
+static const char *bytes_text(char text[SHORT], int64_t bytes)
+{
+    int large = bytes >= 1 << 30;
+    snprintf(text, SHORT, "%.1f %s", (double)bytes / (large ? 1 << 30 : 1 << 20),
+             large ? "GiB" : "MiB");
+    return text;
+}
+
+/* ---- what rank 0 is at */
+
+/* Commands of its queues so far; a GPU counts none. */
+static uint32_t ended(zr *z)
+{
+    uint32_t n = 0;
+    for (int q = 0; q < ZR_QUEUES; q++)
+        n += atomic_load_explicit(&z->shared->seat[0].pulse[q].ended, memory_order_relaxed);
+    return n;
+}
+
+void zr_progress(zr *z, const char *what, const char *unit, int64_t parts)
+{
+    zr_task *t = &z->shared->task;
+    if (z->rank != 0) return;
+    atomic_store(&t->what, NULL);
+    atomic_store(&t->unit, unit);
+    atomic_store(&t->part, 0);
+    atomic_store(&t->parts, parts);
+    atomic_store(&t->before, ended(z));
+    atomic_store(&t->since, zr_now());
+    atomic_store(&t->what, what);
+}
+
+void zr_progress_next(zr *z)
+{
+    if (z->rank == 0) atomic_fetch_add_explicit(&z->shared->task.part, 1, memory_order_relaxed);
+}
+
+/* ---- the time that is left */
+
+/* Validations behind step `from` and those after it, the last one's included */
+static double validations(const zr *z, int64_t from)
+{
+    int64_t every = z->o->val_every, last = z->o->steps - 1;
+    if (!z->o->val || from > z->o->steps) return 0;
+    return (double)(1 + (every ? last / every - (from - 1) / every : 0));
+}
+
+/* Of a validation: as long as the last one took; before there is one, the forward of a step, a
+ * third of its time, for as many micro-batches. */
+static double validation_seconds(const zr *z, double step)
+{
+    int64_t B = z->p->batch * z->ranks, turns = (z->val.samples + B - 1) / B;
+    if (z->log.validated > 0) return z->log.validated;
+    return step / 3 * (double)turns / (double)z->p->micro_batches;
+}
+
+/* So many steps are done, and validations before the one behind step `from`. */
+static void foresee(zr *z, int64_t steps, int64_t from)
+{
+    double step = zr_rate(z->log.busy, (double)steps);
+    double all = step * (double)(z->o->steps - steps) +
+                 validations(z, from) * validation_seconds(z, step) +
+                 (z->o->save ? 4 * (double)zr_parameters(z->p) / saving : 0);
+    atomic_store(&z->shared->task.end, zr_now() + all);
+}
+
+static double left(const zr *z, double now)
+{
+    double end = atomic_load(&z->shared->task.end);
+    return end > now ? end - now : 0;
+}
+
+/* ---- before the first step */
+
+static void show_data(zr *z)
+{
+    double tokens = zr_step_tokens(z), steps = (double)z->o->steps;
+    double all = (double)(z->train.samples * z->train.T);
+    zr_print(z, STDERR_FILENO,
+             "%s: %" PRId64 " tokens, %.0f a step; --steps %" PRId64 " is %.3g epochs\n",
+             z->o->data, z->train.count, tokens, z->o->steps, tokens * steps / all);
+}
+
+/* What of a rank lies in a file is told where that is made. */
+static void show_memory(zr *z)
+{
+    char arena[SHORT], host[SHORT], beside[2 * SHORT] = "";
+    if (z->p->hosted)
+        snprintf(beside, sizeof beside, ", on the host %s", bytes_text(host, z->p->hosted));
+    zr_print(z, STDERR_FILENO, "memory of a rank: arena %s%s\n",
+             bytes_text(arena, z->p->columns[z->column].arena), beside);
+}
+
+static void show_estimate(zr *z)
+{
+    char from[LINE] = "", time[SHORT];
+    double gflop = 1e-9 * z->p->flops, pace = z->peak;
+    const char *object = z->p->object();
+    if (pace > 0) snprintf(from, sizeof from, "at ZR_PEAK_GFLOPS; it takes longer");
+    for (size_t i = 0; pace == 0 && i < sizeof usual / sizeof *usual; i++) {
+        if (strcmp(object, usual[i].object)) continue;
+        pace = usual[i].gflops * z->ranks * z->threads;
+        snprintf(from, sizeof from, "%g GFLOP/s a thread are usual with %s", usual[i].gflops,
+                 object);
+    }
+    if (pace > 0)
+        zr_print(z, STDERR_FILENO, "a step is %.3g GFLOP: estimated %.3g s, all steps %s (%s)\n",
+                 gflop, gflop / pace, clock_text(time, gflop / pace * (double)z->o->steps), from);
+    else zr_print(z, STDERR_FILENO, "a step is %.3g GFLOP\n", gflop);
+}
+
+void zr_show_start(zr *z)
+{
+    zr_print(z, STDERR_FILENO,
+             "%s: %" PRId64 " parameters; %s\nranks x threads %d x %d, kernels %s\n", z->p->name,
+             zr_parameters(z->p), z->p->summary, z->ranks, z->threads, z->p->object());
+    show_memory(z);
+    if (z->o->steps == 0) return;
+    show_data(z);
+    show_estimate(z);
+}
+
+/* ---- after a step */
+
+static void show(zr *z, const double *report, double now)
+{
+    zr_log *l = &z->log;
+    char share[48] = "", scale[SHORT] = "", time[SHORT], line[LINE];
+    int64_t step = z->step + 1;
+    double steps = (double)(step - l->shown_step), busy = l->busy - l->shown_busy;
+    double gflops = 1e-9 * zr_rate(steps * z->p->flops, busy);
+    if (report[ZR_SCALE] > 0) snprintf(scale, sizeof scale, "  scale %g", report[ZR_SCALE]);
+    if (z->peak > 0) snprintf(share, sizeof share, " (%.0f%% of peak)", 100 * gflops / z->peak);
+    snprintf(line, sizeof line,
+             "step %" PRId64 "/%" PRId64 "  loss %.4f  %s left  norm %.3g  lr %.2e%s  "
+             "%.0f tokens/s  %.1f GFLOP/s%s",
+             step, z->o->steps, report[ZR_LOSS], clock_text(time, left(z, now)), report[ZR_NORM],
+             report[ZR_LR], scale, zr_rate(steps * zr_step_tokens(z), busy), gflops, share);
+    zr_show(z, ZR_RESULT, line);
+    l->shown_busy = l->busy;
+    l->shown_step = step;
+    l->shown = now;
+}
+
+void zr_show_step(zr *z, const double report[ZR_REPORT])
+{
+    char time[SHORT];
+    int64_t steps = z->step + 1;
+    double now = zr_now();
+    if (z->rank != 0) return;
+    foresee(z, steps, steps);
+    if (steps == 1 && z->o->steps > 1)
+        zr_print(z, STDERR_FILENO, "the first step took %.3g s (measured), about %s are left\n",
+                 z->log.busy, clock_text(time, left(z, now)));
+    if (steps == 1 || steps == z->o->steps ||
+        now - z->log.shown > (z->log.tty ? steps_soon : steps_late))
+        show(z, report, now);
+}
+
+void zr_show_validated(zr *z, int64_t steps, double seconds)
+{
+    z->log.validated = seconds;
+    if (z->rank == 0) foresee(z, steps, steps + 1);
+}
+
+/* ---- the parent: how far rank 0 is */
+
+static void progress_line(zr *z, char line[LINE], const char *what, double now)
+{
+    zr_task *t = &z->shared->task;
+    char name[2 * SHORT], part[2 * SHORT] = "", share[SHORT] = "", rest[2 * SHORT] = "";
+    char time[SHORT];
+    const char *unit = atomic_load(&t->unit);
+    int64_t at = atomic_load(&t->part), parts = unit ? atomic_load(&t->parts) : 0;
+    double since = now - atomic_load(&t->since);
+    double done = zr_rate((double)(ended(z) - atomic_load(&t->before)), (double)z->p->commands);
+    int in_step = !strcmp(what, "step");
+    snprintf(name, sizeof name, "%s", what);
+    if (in_step)
+        snprintf(name, sizeof name, "step %" PRId64 "/%" PRId64,
+                 atomic_load(&z->shared->seat[0].step), z->o->steps);
+    if (at < 1) at = 1;
+    if (at > parts) at = parts;
+    if (parts > 0) snprintf(part, sizeof part, ": %s %" PRId64 " of %" PRId64, unit, at, parts);
+    if (in_step && done > 0)
+        snprintf(share, sizeof share, ", %.0f%% of its commands", done < 1 ? 100 * done : 100);
+    if (atomic_load(&t->end) > 0)
+        snprintf(rest, sizeof rest, ", %s left", clock_text(time, left(z, now)));
+    snprintf(line, LINE, "%s%s%s, %.0f s%s", name, part, share, since > 0 ? since : 0, rest);
+}
+
+void zr_progress_look(zr *z)
+{
+    char line[LINE];
+    zr_task *t = &z->shared->task;
+    double now = zr_now(), wait = z->log.tty ? soon : late;
+    const char *what = atomic_load(&t->what);
+    struct pollfd room = {STDERR_FILENO, POLLOUT, 0};
+    if (z->lowest != 0 || !what || atomic_load(&z->shared->code)) return;
+    if (now - atomic_load(&t->since) < wait || now - atomic_load(&z->shared->shown) < wait) return;
+    progress_line(z, line, what, now);
+    if (atomic_load(&t->what) != what || poll(&room, 1, 0) != 1 || !(room.revents & POLLOUT))
+        return;
+    zr_show(z, ZR_PROGRESS, line);
+}

@@ -1,0 +1,224 @@
+"""test_last.py -- what is dead is not read: a plan whose slot dies before its last use is refused,
+and
+runs of its program show it. For each class that ever dies."""
+
+import pathlib
+import re
+from dataclasses import replace
+
+import mutants
+import plans
+import pytest
+import trainer
+from test_mutants import SMALL, data, planned, source, told  # noqa: F401
+from zg.check import check
+from zg.passes import last
+from zg.plan.plan import Plan, Step
+
+MOVED = ("gpt-tiny", "zero.stage=3", "train.offload_activations=true")
+LAYERS = (
+    "gpt-tiny",
+    "zero.stage=3",
+    "train.accumulate=layers",
+    "cluster.ranks=2",
+    "train.global_batch=4",
+    "train.micro_batch=1",
+    "train.precision=bf16",
+    "zero.stage3_param_persistence_threshold=0",
+)
+CLASSES = {
+    "x": SMALL,
+    "save.block": SMALL,
+    "dx": SMALL,
+    "grad.block": SMALL,
+    "near.x": MOVED,
+    "near.save.block": MOVED,
+    "ring.block": LAYERS,
+    "grad.embed": LAYERS,
+    "acc": LAYERS,
+}
+
+
+def calls(p: Plan, s: Step) -> bool:
+    """What runs a function or copies down may end what it uses."""
+    return s.queue == "down" or s.op in {f.name for f in p.fns}
+
+
+def sooner(p: Plan, cls: str) -> Plan:
+    """A slot of the class dies with the use before its last."""
+    section = p.section("micro_batch")
+    steps = list(section.steps)
+    ways = (
+        mutants.early(steps, n, slot, lambda s: calls(p, s))
+        for n, s in enumerate(steps)
+        for slot in mutants.ends(s)
+        if slot[0] == cls
+    )
+    return mutants.changed(p, section, next(way for way in ways if way))
+
+
+def test_these_are_all_that_die() -> None:
+    kinds = {cls.partition(".")[0] for cls in CLASSES}
+    dying = {
+        c.name.partition(".")[0]
+        for name in plans.NAMES
+        if "tiny" in name
+        for way in plans.WAYS
+        for c in plans.planned(name, *plans.keys(name, way)).passing
+    }
+    assert dying <= kinds == set(last.DIES)
+
+
+BOTH = pytest.mark.parametrize(
+    "kind",
+    [trainer.GCC, pytest.param(trainer.EMULATED, marks=pytest.mark.slow)],
+    ids=["cpu", "emulated"],
+)
+
+
+EACH_PLAN = (
+    "dx",
+    "near.x",
+    "ring.block",
+)  # what dies on a GPU: one class of each plan
+
+
+@pytest.mark.parametrize(
+    "cls,kind",
+    [
+        *((cls, trainer.GCC) for cls in CLASSES),
+        *(
+            pytest.param(
+                cls,
+                trainer.EMULATED,
+                marks=pytest.mark.slow
+                if cls in EACH_PLAN
+                else pytest.mark.exhaustive,
+            )
+            for cls in CLASSES
+        ),
+    ],
+    ids=[f"{cls}-{kind}" for kind in ("cpu", "emulated") for cls in CLASSES],
+)
+def test_what_is_read_dead(
+    cls: str, kind: trainer.Kind, data: pathlib.Path
+) -> None:
+    """Refused; a run that poisons nothing is none the worse, and one that does shows it."""
+    p = planned(*CLASSES[cls])
+    mutant = sooner(p, cls)
+    assert mutants.refused(mutant)
+    want = told(trainer.build(source(p), kind), data, "eager")
+    program = trainer.build(source(mutant), kind)
+    assert (
+        want[-1].startswith("weights") and told(program, data, "eager") == want
+    )
+    for queue in ("late", "shuffled:1"):
+        assert told(program, data, queue) != want
+
+
+# what a train.c reads behind its death, whatever ends it: copied down again; ended before it is
+# sent
+BEHIND = {
+    "copy": (
+        MOVED,
+        r"(zr_copy\(z, ZR_DOWN, )zr_last\((NEAR_X\(0\))\)(.*\n)",
+        r"\g<0>\1\2\3",
+    ),
+    "done": (
+        SMALL,
+        r"(?=zr_alltoall\(z, ZR_REDUCE, ALL, (GRAD_HEAD\(0\)), .*(INBOX\(.\)))",
+        r"zr_done(z, ZR_REDUCE, ALL, \2, zr_last(\1));\n    ",
+    ),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("ends", BEHIND)
+def test_each_command_ends_what_is_marked(
+    ends: str, kind: trainer.Kind, data: pathlib.Path
+) -> None:
+    keys, find, put = BEHIND[ends]
+    text = source(planned(*keys))
+    made, found = re.subn(find, put, text)
+    assert found == 1
+    want = told(trainer.build(text, kind), data, "eager")
+    program = trainer.build(made, kind)
+    assert (
+        want[-1].startswith("weights") and told(program, data, "eager") == want
+    )
+    assert told(program, data, "late") != want
+
+
+@BOTH
+def test_what_an_evaluation_leaves(
+    data: pathlib.Path, kind: trainer.Kind
+) -> None:
+    """The next one, of no embedding, would read it: of a validation, of a sample's next letter."""
+    p = planned(*SMALL)
+    section = p.section("eval")
+    steps = [s for s in section.steps if s.op != "fwd.embed"]
+    mutant = mutants.changed(p, section, steps)
+    assert mutants.refused(mutant)
+    program = trainer.build(source(mutant), kind)
+    args = ("--data", data, "--steps", 0, "--queue")
+    eager, late = (
+        trainer.sh(program, "--val", data, *args, queue)
+        for queue in ("eager", "late")
+    )
+    assert "val loss" in eager and "nan" not in eager and "nan" in late
+    drawn = [
+        trainer.sh(
+            program, "--sample", 9, *args, queue, encoding="latin-1"
+        ).partition("to the first step\n")[2]
+        for queue in ("eager", "late")
+    ]
+    assert all(drawn) and drawn[0] != drawn[1]
+
+
+def test_a_mark_where_nothing_can_die() -> None:
+    """Of what a gather reads and fills, of what is sent and comes, of tokens: by every step of a
+    sort."""
+    p = planned(*SMALL)
+    section = p.section("micro_batch")
+
+    def marked(refs):
+        return tuple(replace(r, last=True) for r in refs)
+
+    def outs(s):
+        return replace(s, outs=marked(s.outs))
+
+    def ins(s):
+        return replace(s, ins=marked(s.ins))
+
+    changes = [
+        (op, outs, "cannot end here") for op in ("gather", "alltoall", "batch")
+    ]
+    changes += [
+        (op, ins, "cannot end here") for op in ("alltoall", "done", "sum")
+    ]
+    changes.append(
+        ("gather", ins, "param.embed.* still holds p of embed")
+    )  # a state never dies
+    for op, change, said in changes:
+        mine = [s.op.partition(".")[0] == op for s in section.steps]
+        assert any(mine)
+        steps = [
+            change(s) if own else s
+            for s, own in zip(section.steps, mine, strict=True)
+        ]
+        mutant = mutants.changed(p, section, steps)
+        with pytest.raises(check.CheckError, match=said):
+            check.play(mutant, check.functions(mutant, check.units(mutant)))
+
+
+def test_a_mark_of_what_has_no_slot(data: pathlib.Path) -> None:
+    """The run ends: of a program that was changed by hand."""
+    text = source(planned(*SMALL))
+    program = trainer.build(
+        text.replace("next, CTL(0)", "next, zr_last(CTL(0))")
+    )
+    assert (
+        told(program, data, "eager")
+        == told(program, data, "late")
+        == ["exit code 4"]
+    )

@@ -1,0 +1,712 @@
+"""test_mutants.py -- broken plans: the checker refuses them, or they are no worse than the plan.
+
+A mutant is refused, or the same program (canonical form: mutants.py), or harmless: its program
+gives the same losses and the same weights in eager, late and SHUFFLES shuffled runs, where what is
+dead is filled with NaN. There is no list of exceptions, and fewer than SHARE may be harmless."""
+
+import itertools
+import os
+import pathlib
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import mutants
+import numpy as np
+import pytest
+import trainer
+from patience import LIMIT
+from zg.check import check
+from zg.plan.plan import Plan
+from zg.read import spec
+from zg.search import search
+from zg.write import cost, emit, explain, view
+
+SHUFFLES, SHARE = 20, 0.05
+PIECES = ("zero.reduce_bucket_size=20000", "zero.allgather_bucket_size=20000")
+SMALL = (
+    "llama-tiny",
+    "zero.stage=3",
+    "train.global_batch=4",
+    "zero.stage3_param_persistence_threshold=0",
+)
+UNDER = "train.optimizer.groups=[{match: [model.embed*, model.layers.*], frozen: true}]"
+PART = 'train.optimizer.groups=[{match: [wte.weight, "*.attn.*", "*ln_1*"], frozen: true}]'
+PLANS = {
+    "stage 3 in pieces": ("gpt-tiny", "zero.stage=3", *PIECES),
+    "stage 3, nothing ahead": (
+        "qwen3-tiny",
+        "zero.stage=3",
+        "zero.stage3_prefetch_bucket_size=0",
+    ),
+    "stage 3, units stay": (
+        "gpt-tiny",
+        "zero.stage=3",
+        "zero.stage3_max_reuse_distance=60000",
+    ),
+    "stage 2": ("gpt-tiny", "zero.stage=2", *PIECES),
+    "stage 1, own micro-batches first": ("gpt-tiny", "zero.stage=1", *PIECES),
+    "stage 0": ("gpt-tiny", "zero.stage=0", *PIECES),
+    "one queue": ("gpt-tiny", "zero.stage=3", "zero.overlap_comm=false"),
+    "the optimizer on the host": (
+        "gpt-tiny",
+        "zero.stage=2",
+        "train.precision=bf16",
+        "zero.offload_optimizer.device=cpu",
+        "zero.sub_group_size=20000",
+    ),
+    "the optimizer on both": (
+        "gpt-tiny",
+        "zero.stage=2",
+        "zero.offload_optimizer.device=cpu",
+        "zero.offload_optimizer.ratio=0.5",
+        "zero.sub_group_size=20000",
+    ),
+    "the optimizer on both, parameters on the host": (
+        *SMALL,
+        "train.precision=bf16",
+        "zero.offload_optimizer.device=nvme",
+        "zero.offload_optimizer.nvme_path=/tmp",
+        "zero.offload_optimizer.ratio=0.3",
+        "zero.offload_param.device=cpu",
+        "zero.sub_group_size=20000",
+    ),
+    "one rank, sums on the host": (
+        "gpt-tiny",
+        "zero.stage=2",
+        "cluster.ranks=1",
+        "zero.offload_optimizer.device=cpu",
+        "zero.sub_group_size=20000",
+    ),
+    "all in a file": (
+        *SMALL,
+        "train.precision=bf16",
+        "zero.offload_optimizer.device=nvme",
+        "zero.offload_optimizer.nvme_path=/tmp",
+        "zero.offload_param.device=nvme",
+        "zero.sub_group_size=40000",
+    ),
+    "parameters on the host": (
+        "gpt-tiny",
+        "zero.stage=3",
+        "zero.offload_optimizer.device=cpu",
+        "zero.offload_param.device=cpu",
+        "zero.sub_group_size=20000",
+    ),
+    "all micro-batches through a unit": (
+        *SMALL,
+        "train.accumulate=layers",
+        "cluster.ranks=2",
+    ),
+    "all micro-batches through a unit, sums on the host": (
+        *SMALL,
+        "train.accumulate=layers",
+        "cluster.ranks=2",
+        "zero.offload_optimizer.device=cpu",
+        "zero.reduce_bucket_size=40000",
+    ),
+    "three micro-batches through a unit": (
+        "gpt-tiny",
+        "zero.stage=3",
+        "train.accumulate=layers",
+        "cluster.ranks=2",
+        "train.global_batch=6",
+        "train.precision=bf16",
+        "train.micro_batch=1",
+    ),
+    "parameters alone on the host": (
+        "gpt-tiny",
+        "zero.stage=3",
+        "train.precision=bf16",
+        "zero.offload_param.device=cpu",
+    ),
+    "activations on the host": (
+        "gpt-tiny",
+        "zero.stage=3",
+        "train.offload_activations=true",
+    ),
+    "f16": (*SMALL, "train.precision=f16"),
+    "the head alone moves": (*SMALL, UNDER),
+    "the head alone moves, all micro-batches through a unit": (
+        *SMALL,
+        UNDER,
+        "train.accumulate=layers",
+        "cluster.ranks=2",
+    ),
+    "a table and attention are frozen": ("gpt-tiny", "zero.stage=2", PART),
+    "a table and norms are frozen, activations on the host": (
+        "gpt-tiny",
+        "zero.stage=3",
+        "train.offload_activations=true",
+        PART,
+    ),
+    "a table and norms are frozen, parameters alone in a file": (
+        "gpt-tiny",
+        "zero.stage=3",
+        "train.precision=bf16",
+        "zero.offload_param.device=nvme",
+        "zero.offload_param.nvme_path=/tmp",
+        "zero.stage3_param_persistence_threshold=0",
+        PART,
+    ),
+    "trees of two leaves, folded": (
+        "gpt-tiny",
+        "zero.stage=3",
+        "train.sum.block=2",
+    ),
+    "bf16, tied": (
+        "gpt-tiny",
+        "zero.stage=3",
+        "train.precision=bf16",
+        *PIECES,
+    ),
+}
+
+
+def planned(name: str, *keys: str) -> Plan:
+    return search.find(
+        spec.load(f"{trainer.ROOT}/model_specs/{name}.yaml", keys)
+    ).plan
+
+
+def source(p: Plan) -> str:
+    return emit.train(
+        view.view(p, cost.summary(p), explain.memory_line(p), False)
+    )
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("mutants") / "tokens.bin"
+    trainer.write_tokens(path, np.arange(33 * 60) * 7919 % 251)
+    return path
+
+
+def told(program: pathlib.Path, data: pathlib.Path, queue: str) -> list[str]:
+    """Losses and the weights' hash of three steps; how the run ended where it did not."""
+    done = subprocess.run(
+        [
+            program,
+            "--data",
+            data,
+            "--val",
+            data,
+            "--steps",
+            "3",
+            "--hash",
+            "--queue",
+            queue,
+            "--threads",
+            "1",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    lines = [
+        line
+        for line in done.stdout.splitlines()
+        if line.startswith(("weights", "loss", "val loss"))
+    ]
+    return lines if done.returncode == 0 else [f"exit code {done.returncode}"]
+
+
+def runs(
+    p: Plan, data: pathlib.Path, shuffles: int = SHUFFLES
+) -> list[list[str]]:
+    program = trainer.build(source(p))
+    queues = ["eager", "late", *(f"shuffled:{n}" for n in range(shuffles))]
+    return [told(program, data, queue) for queue in queues]
+
+
+def judge(p: Plan, made: Iterable[mutants.Mutant], data: pathlib.Path) -> None:
+    """Every mutant is refused, the same program or harmless."""
+    refused, works = mutants.refusal(p), mutants.played(p)
+    pairs = mutants.forced(works)
+    count, open_ = Counter(), []
+    for m in made:
+        if refused(m.plan):
+            count["refused"] += 1
+        elif mutants.same(m.plan, works, pairs):
+            count["the same"] += 1
+        else:
+            open_.append(m)
+    total = count["refused"] + len(open_)
+    print(
+        f"{total} mutants: {count['refused']} refused, {len(open_)} harmless "
+        f"({100 * len(open_) / total:.2f} %); {count['the same']} more are the same program"
+    )
+    assert len(open_) < SHARE * total, [m.what for m in open_]
+    want = told(trainer.build(source(p)), data, "eager")
+    assert want[-1].startswith("weights")
+    for m in open_:
+        got = runs(m.plan, data)
+        assert got == [want] * (2 + SHUFFLES), (
+            f"not refused, and not harmless: {m.what}"
+        )
+
+
+Choice = Callable[[Iterable[mutants.Mutant]], list[mutants.Mutant]]
+OF = pytest.mark.parametrize(
+    "of",
+    [
+        pytest.param(mutants.sample, id="some"),
+        pytest.param(list, marks=pytest.mark.exhaustive, id="all"),
+    ],
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANS)
+@OF
+def test_steps(name: str, of: Choice, data: pathlib.Path) -> None:
+    p = planned(*PLANS[name])
+    judge(p, of(mutants.mutants(p)), data)
+
+
+@pytest.mark.exhaustive
+def test_the_sample_meets_every_rule() -> None:
+    """The rules that refuse mutants of `test_steps`, with what they say, are those that refuse any
+    mutant of its plans."""
+    some, every = set(), set()
+    for name in PLANS:
+        p = planned(*PLANS[name])
+        why = mutants.refusal(p)
+        said = {m.what: why(m.plan) for m in mutants.mutants(p)}
+        some |= {said[m.what] for m in mutants.sample(mutants.mutants(p))}
+        every |= set(said.values())
+    assert len(every) > 70 and some == every
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANS)
+def test_steps_done_twice(name: str) -> None:
+    """Right away; no harm comes of what writes only what it does not read."""
+    p, harmless = (
+        planned(*PLANS[name]),
+        {"mark", "batch", "copy", "cast", "allreduce", "turn"},
+    )
+    twice = [
+        (x.op.partition(".")[0], changed)
+        for section in p.sections
+        for n, x in enumerate(section.steps)
+        for changed in [
+            mutants.changed(
+                p, section, [*section.steps[: n + 1], *section.steps[n:]]
+            )
+        ]
+    ]
+    kept = {op for op, changed in twice if not mutants.refused(changed)}
+    assert {op for op, _ in twice} - harmless and kept <= harmless
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "stage 2",
+        "the optimizer on both",
+        "all in a file",
+        "the optimizer on both, parameters on the host",
+    ],
+)
+def test_nothing_is_updated_twice(name: str) -> None:
+    """Anywhere in the section."""
+    p = planned(*PLANS[name])
+    (section,) = (x for x in p.sections if x.name == "update")
+    updates = [x for x in section.steps if "update." in x.op]
+    assert updates and all(
+        mutants.refused(
+            mutants.changed(
+                p, section, [*section.steps[:n], x, *section.steps[n:]]
+            )
+        )
+        for x in updates
+        for n in range(len(section.steps) + 1)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny", "qwen3-tiny"])
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_calls(name: str, precision: str, data: pathlib.Path) -> None:
+    p = planned(name, f"train.precision={precision}")
+    judge_calls(p, mutants.of_calls(p), data)
+
+
+@pytest.mark.parametrize(
+    "name,groups", [("llama-tiny", UNDER), ("gpt-tiny", PART)]
+)
+def test_calls_of_what_is_frozen(
+    name: str, groups: str, data: pathlib.Path
+) -> None:
+    p = planned(name, groups, "zero.stage3_param_persistence_threshold=0")
+    judge_calls(p, mutants.of_calls(p), data)
+
+
+def judge_calls(
+    p: Plan, made: Iterable[mutants.Mutant], data: pathlib.Path
+) -> None:
+    """As `judge`; calls have no canonical form."""
+    all_ = list(made)
+    open_ = [m for m in all_ if not mutants.refused(m.plan)]
+    print(
+        f"{len(all_)} mutants: {len(open_)} harmless ({100 * len(open_) / len(all_):.2f} %)"
+    )
+    assert len(open_) < SHARE * len(all_), [m.what for m in open_]
+    want = told(trainer.build(source(p)), data, "eager")
+    for m in open_:
+        assert [want] * 3 == runs(m.plan, data, 1), (
+            f"not refused, and not harmless: {m.what}"
+        )
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        (),
+        ("zero.stage=0",),
+        ("zero.stage=1", "train.precision=bf16"),
+        (
+            "zero.stage=3",
+            "train.precision=bf16",
+            "train.accumulate=layers",
+            "cluster.ranks=2",
+            "train.micro_batch=1",
+            "train.global_batch=8",
+        ),
+        (
+            "zero.stage=3",
+            "train.precision=bf16",
+            "zero.offload_optimizer.device=cpu",
+            "zero.offload_param.device=cpu",
+            "zero.sub_group_size=20000",
+        ),
+        (
+            "zero.stage=3",
+            "train.precision=bf16",
+            "zero.offload_optimizer.device=cpu",
+            "zero.offload_optimizer.ratio=0.5",
+            "zero.offload_param.device=cpu",
+            "zero.sub_group_size=1024",
+        ),
+        (
+            "zero.stage=2",
+            "zero.offload_optimizer.device=cpu",
+            "zero.offload_optimizer.ratio=0.3",
+        ),
+    ],
+)
+def test_tables(keys: tuple[str, ...]) -> None:
+    """A wrong size, offset or key of a class, flat or tensor is refused, without exception."""
+    p = planned("gpt-tiny", *keys)
+    assert [
+        m.what for m in mutants.of_tables(p) if not mutants.refused(m.plan)
+    ] == []
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        (),
+        ("zero.stage3_max_reuse_distance=1000000", "train.recompute=full"),
+        ("train.accumulate=layers", "train.recompute=full", "cluster.ranks=2"),
+        ("train.precision=f16",),
+        (UNDER,),
+    ],
+    ids=[
+        "",
+        "units stay",
+        "all micro-batches through a unit",
+        "f16",
+        "the head alone moves",
+    ],
+)
+@pytest.mark.slow
+def test_steps_of_a_small_plan(
+    keys: tuple[str, ...], data: pathlib.Path
+) -> None:
+    """Every third mutant of a plan of two blocks: the quick part of `test_steps`."""
+    p = planned(*SMALL, *keys)
+    judge(p, [m for n, m in enumerate(mutants.mutants(p)) if n % 3 == 0], data)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [("zero.stage=3", "train.precision=bf16", *PIECES), ("zero.stage=1",)],
+)
+@pytest.mark.slow
+def test_reductions_that_nccl_sums(keys: tuple[str, ...]) -> None:
+    """No CPU runs these plans: every mutant of a reduction, what sums it and what says of which
+    sort
+    it is, is refused or the same program."""
+    p = planned("gpt-tiny", *keys, "train.reduction=fast", "targets=[sm_90]")
+    exact = planned("gpt-tiny", *keys, "targets=[sm_90]")
+    check.check(p)
+    works = mutants.played(p)
+    pairs = mutants.forced(works)
+    all_ = [
+        m
+        for n, m in enumerate(mutants.mutants(p))
+        if n % 5 == 0 or "reducescatter" in m.what
+    ]
+    assert sum("reducescatter" in m.what for m in all_) > 50
+    assert [
+        m.what
+        for m in all_
+        if "reducescatter" in m.what
+        and not mutants.refused(m.plan)
+        and not mutants.same(m.plan, works, pairs)
+    ] == []
+    for head, of in ((p.head, exact), (exact.head, p)):
+        assert mutants.refused(
+            replace(of, head=replace(of.head, reduction=head.reduction))
+        )
+    for section in p.sections:
+        for n, s in enumerate(section.steps):
+            if s.op == "reducescatter":
+                other = replace(s, op="alltoall", ints=s.ints[:2])
+                steps = [*section.steps[:n], other, *section.steps[n + 1 :]]
+                assert mutants.refused(mutants.changed(p, section, steps))
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("zero.stage=3", *PIECES),
+        ("zero.stage=0", "train.precision=bf16", *PIECES),
+        ("zero.stage=2", "zero.offload_optimizer.device=cpu", *PIECES),
+        (
+            "zero.stage=3",
+            "train.accumulate=layers",
+            "cluster.ranks=2",
+            "train.global_batch=4",
+            "train.micro_batch=1",
+            *PIECES,
+        ),
+    ],
+)
+@pytest.mark.slow
+def test_what_comes_beside_what_is_added(keys: tuple[str, ...]) -> None:
+    """Between the queues `reduce` and `sum`: what is broken is refused or the same program."""
+    p = planned("gpt-tiny", *keys)
+    refused, works = mutants.refusal(p), mutants.played(p)
+    pairs = mutants.forced(works)
+    tried = [
+        m
+        for m in mutants.mutants(p)
+        if re.search(r" (alltoall|sum\.\w+|join\.\w+|done) ", m.what)
+    ]
+    open_ = [m.what for m in tried if not refused(m.plan)]
+
+    def some(word, of):
+        return [what for what in of if re.search(word, what)]
+
+    every = [m.what for m in tried]
+    for word in (
+        r"no wait for full\.inbox",
+        r"no record of full\.inbox",
+        "sum done .*deleted",
+        r" (sum|join)\..*swapped",
+        "inbox.* -> inbox",
+    ):
+        assert some(word, every) and not some(word, open_), word
+    assert len(some(r"no wait for free\.inbox", open_)) < len(
+        some(r"no wait for free\.inbox", every)
+    )
+    assert [
+        m.what
+        for m in tried
+        if m.what in open_ and not mutants.same(m.plan, works, pairs)
+    ] == []
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("zero.stage=3",),
+        ("zero.stage=1", "train.reduction=fast", "targets=[sm_90]"),
+        ("zero.stage=2", "zero.offload_optimizer.device=cpu"),
+        ("cluster.ranks=1", "zero.stage=3"),
+    ],
+)
+def test_ranks_that_meet_name_their_group(keys: tuple[str, ...]) -> None:
+    """Without exception: another group, none, or one where no rank meets another."""
+    p = planned("gpt-tiny", *keys)
+    refused = mutants.refusal(p)
+    tried = [m for m in mutants.mutants(p) if ": group " in m.what]
+    named = {s.op for section in p.sections for s in section.steps if s.group}
+    assert named >= {"allreduce", "gather"} and len(tried) > 100
+    assert [m.what for m in tried if not refused(m.plan)] == []
+
+
+@pytest.mark.parametrize(
+    "name", ["stage 2", "all micro-batches through a unit"]
+)
+def test_batches(name: str) -> None:
+    """train.c fetches tokens before all else of a micro-batch, to slots of one number: a plan that
+    says otherwise is refused, without exception."""
+    p = planned(*PLANS[name])
+    check.check(p)
+    tried = list(mutants.of_batches(p))
+    assert len(tried) > 10
+    assert [m.what for m in tried if not mutants.refused(m.plan)] == []
+
+
+@pytest.mark.parametrize(
+    "name", ["the optimizer on the host", "all in a file", "f16"]
+)
+def test_kernels_of_the_host(name: str) -> None:
+    """A call runs where its queue does: on the host just the twins, without exception."""
+    p = planned(*PLANS[name])
+    tried = list(mutants.of_twins(p))
+    assert sum(": zk_host_" in m.what for m in tried) > 10
+    assert [m.what for m in tried if not mutants.refused(m.plan)] == []
+
+
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_lists(precision: str) -> None:
+    """Without exception. On a CPU, whose launches have no grids that would be others."""
+    p = planned(
+        "llama-tiny",
+        f"train.precision={precision}",
+        "zero.stage=1",
+        "targets=[cpu]",
+    )
+    check.check(p)
+    tried = list(mutants.of_lists(p))
+    assert len(tried) > 30
+    assert [m.what for m in tried if not mutants.refused(m.plan)] == []
+
+
+def test_pieces_in_another_order(data: pathlib.Path) -> None:
+    """Of three pieces of a leaf: from another slot, ended too early or on another queue, one more
+    on the wire than there are slots. The second may be added first: it has other elements."""
+    p = planned("gpt-tiny", "zero.stage=3", *PIECES)
+    section = p.section("micro_batch")
+    steps = list(section.steps)
+    n = next(n for n, s in enumerate(steps) if s.op == "alltoall")
+    (a, add, end), (b, more, last) = steps[n : n + 3], steps[n + 3 : n + 6]
+    rest = steps[n + 6 :]
+    assert [s.op for s in rest[:3]] == ["alltoall", "sum.block", "done"]
+    wrong = {
+        "the other slot": [
+            a,
+            replace(add, ins=more.ins),
+            end,
+            b,
+            replace(more, ins=add.ins),
+            last,
+        ],
+        "ended before it is added": [a, end, add, b, more, last],
+        "ended where nothing waits for the sum": [
+            a,
+            add,
+            replace(end, queue="reduce"),
+            b,
+            more,
+            last,
+        ],
+        "one slot for two": [
+            a,
+            add,
+            end,
+            replace(b, outs=a.outs),
+            replace(more, ins=add.ins),
+            replace(last, ins=end.ins),
+        ],
+        "added where nothing is added": [
+            a,
+            replace(add, queue="reduce"),
+            end,
+            b,
+            more,
+            last,
+        ],
+        "brought where nothing comes": [
+            replace(a, queue="sum"),
+            add,
+            end,
+            b,
+            more,
+            last,
+        ],
+    }
+    free = mutants.changed(
+        p, section, steps[:n] + [a, b, more, last, add, end] + rest
+    )
+    assert not mutants.refused(free)
+    assert (
+        runs(free, data, 2)
+        == [told(trainer.build(source(p)), data, "eager")] * 4
+    )
+    for what, six in wrong.items():
+        assert mutants.refused(
+            mutants.changed(p, section, steps[:n] + six + rest)
+        ), what
+
+
+def test_runs_see_a_race(data: pathlib.Path) -> None:
+    """The control: a backward that does not wait for its weights gives other weights in some run,
+    so that equal runs mean something."""
+    p = planned(*SMALL)
+    micro_batch = p.section("micro_batch")
+    n, s = next(
+        (n, s) for n, s in enumerate(micro_batch.steps) if s.op == "bwd.block"
+    )
+    rest = tuple(e for e in s.waits if not e.name.startswith("full."))
+    assert rest != s.waits
+    steps = list(micro_batch.steps)
+    steps[n] = mutants.replace(s, waits=rest)
+    mutant = mutants.changed(p, micro_batch, steps)
+    assert mutants.refused(mutant)
+    works = mutants.played(p)
+    assert not mutants.same(mutant, works, mutants.forced(works))
+    want = told(trainer.build(source(p)), data, "eager")
+    assert any(got != want for got in runs(mutant, data, 6))
+
+
+def test_what_is_the_same_program() -> None:
+    """The canonical form knows a commuting pair, a wait that another implies, and a real change."""
+    p = planned(*SMALL)
+    works = mutants.played(p)
+    pairs = mutants.forced(works)
+    same = {
+        m.what: mutants.same(m.plan, works, pairs)
+        for m in mutants.mutants(p)
+        if m.what.startswith("micro_batch")
+        and m.what.endswith(("deleted", "next"))
+    }
+    steps = p.section("micro_batch").steps
+
+    def free(a, b):
+        return a.queue != b.queue and not {*a.waits, *a.recs} & {
+            *b.waits,
+            *b.recs,
+        }
+
+    pair = next(
+        n for n, (a, b) in enumerate(itertools.pairwise(steps)) if free(a, b)
+    )
+    a = steps[pair]
+    assert same[
+        f"micro_batch {pair} {a.queue} {a.op} {a.unit}: swapped with the next"
+    ]
+    gone = [
+        yes
+        for what, yes in same.items()
+        if what.endswith("deleted") and " mark " not in what
+    ]
+    assert gone and not any(gone)
+    assert 0 < sum(same.values()) < len(same) / 3
+
+
+def test_checking_is_quick() -> None:
+    """405B on 16,384 ranks: generating takes less than 3 s, of which checking may take half."""
+    p = planned("llama3-405b", "cluster.ranks=16384", "zero.stage=3")
+    before = os.times()
+    check.check(p)
+    after = os.times()
+    assert after.user - before.user < 1.5

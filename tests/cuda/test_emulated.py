@@ -1,0 +1,526 @@
+"""test_emulated.py -- the program for GPUs on a CPU: it trains as the CPU's program does, obeys the
+bitwise law, and no access of any queue races with another's (tests/emulation/race.cpp looks at all
+of them in every run here).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+
+import law
+import numpy as np
+import pytest
+import trainer
+from patience import LIMIT
+
+BIG = 500_000_000  # elements: more than any unit has
+FAMILIES = law.FAMILIES
+
+# What a row chooses: how work is spread, and in which order the emulation runs it. `queue` other
+# than eager fills what is dead with NaN; `order` is ZR_EMULATE.
+WAYS = {
+    "family": FAMILIES,
+    "stage": [0, 1, 2, 3],
+    "ranks": [1, 2, 4],
+    "reduce": [5000, BIG],
+    "gather": [3000, BIG],
+    "small": [0, 100],
+    "prefetch": [0, "auto", BIG],
+    "overlap": [True, False],
+    "graph": [True, False],
+    "queue": ["eager", "late"],
+    "again": law.AGAIN,
+    "reuse": [0, 30000, BIG],
+    "order": ["eager", "late", "shuffled:1", "shuffled:2", "shuffled:3"],
+    "accumulate": ["micro_batches", "layers"],
+}
+OFFLOADED = {
+    "family": FAMILIES,
+    "stage": [1, 2, 3],
+    "ranks": [1, 2],
+    "values": [False, True],
+    "offload": ["none", "cpu", "nvme"],
+    "params": ["none", "cpu", "nvme"],
+    "tile": [5000, BIG],
+    "turns": [1, 4],
+    "ratio": [1, 0.3],
+    "reduce": [BIG],
+    "gather": [BIG],
+    "small": [100],
+    "prefetch": ["auto"],
+    "overlap": [True, False],
+    "graph": [True, False],
+    "queue": ["eager", "late"],
+    "again": ["none"],
+    "order": ["late", "shuffled:1", "shuffled:2"],
+}
+PLAIN = {
+    "stage": 0,
+    "ranks": 1,
+    "reduce": BIG,
+    "gather": BIG,
+    "small": 0,
+    "prefetch": "auto",
+    "overlap": False,
+    "graph": False,
+    "queue": "eager",
+    "again": "none",
+    "reuse": 0,
+    "order": "eager",
+}
+STEPS = 2
+
+
+def run(
+    folder: pathlib.Path,
+    way: law.Way,
+    steps: int,
+    *options: object,
+    kind: trainer.Kind,
+    recipe: tuple[str, ...] = (),
+    **settings: str,
+) -> law.Result:
+    graph = (
+        [] if way["graph"] or kind is not trainer.EMULATED else ["--no-graph"]
+    )
+    source = trainer.generate(
+        law.path(str(way["family"])), *recipe, *law.keys(way)
+    )
+    return law.run(
+        trainer.build(source, kind),
+        "--data",
+        folder / "tokens",
+        "--val",
+        folder / "val",
+        "--steps",
+        steps,
+        "--queue",
+        way["queue"],
+        *graph,
+        *options,
+        log=folder / "log",
+        ZR_EMULATE=way["order"],
+        **settings,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    made = tmp_path_factory.mktemp("emulated")
+    trainer.write_tokens(
+        made / "tokens", law.tokens(256, 21 * 8 * 40, holes=True)
+    )
+    trainer.write_tokens(made / "val", law.tokens(256, 9 * 40 + 1, holes=True))
+    return made
+
+
+def recipe(precision: str) -> tuple[str, ...]:
+    return (
+        f"train.precision={precision}",
+        "train.micro_batch=1",
+        "train.global_batch=8",
+    )
+
+
+# ---- the law within the target: eight micro-batches, however they are spread
+
+HALVES = {"precision": ["f32", "bf16"]}
+GROUPS = [
+    *(
+        (family, precision)
+        for family in FAMILIES
+        for precision in ("f32", "bf16")
+    ),
+    ("gpt", "f16"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family,precision", GROUPS)
+def test_one_hash(folder: pathlib.Path, family: str, precision: str) -> None:
+    """The types share the rows: any two choices meet, the type and each other choice, too; f16 has
+    those of bf16."""
+    type_ = "f32" if precision == "f32" else "bf16"
+    one_hash(
+        folder,
+        family,
+        precision,
+        [
+            row
+            for row in (
+                *law.covering(WAYS | HALVES, 1),
+                *law.covering(OFFLOADED | HALVES, 2),
+            )
+            if row["precision"] == type_
+        ],
+    )
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("family,precision", GROUPS)
+def test_one_hash_of_all_rows(
+    folder: pathlib.Path, family: str, precision: str
+) -> None:
+    """Each type has all."""
+    one_hash(
+        folder,
+        family,
+        precision,
+        [*law.covering(WAYS, 1), *law.covering(OFFLOADED, 2)],
+    )
+
+
+def one_hash(
+    folder: pathlib.Path, family: str, precision: str, rows: list[dict]
+) -> None:
+    mine = [
+        {"family": family, **PLAIN},
+        *(row for row in rows if row["family"] == family),
+    ]
+    assert len(mine) > 1
+    found = {
+        str(row): run(
+            folder, row, STEPS, kind=trainer.EMULATED, recipe=recipe(precision)
+        )
+        for row in mine
+    }
+    (name, first), *rest = found.items()
+    off = [f"{other}\n    {x.weights}" for other, x in rest if x != first]
+    assert not off, (
+        f"{len(off)} differ from\n{name}: {first.weights}\n" + "\n".join(off)
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["80", "90", "100", "103"])
+def test_every_column_obeys_the_law(folder: pathlib.Path, device: str) -> None:
+    """Each device takes its own column of the launch tables, a B300 (103) that of sm_100."""
+    ways = (
+        {"family": "llama", **PLAIN},
+        {
+            "family": "llama",
+            **PLAIN,
+            "stage": 3,
+            "ranks": 2,
+            "graph": True,
+            "order": "late",
+            "gather": 3000,
+            "queue": "late",
+        },
+    )
+    found = {
+        run(
+            folder,
+            way,
+            STEPS,
+            kind=trainer.EMULATED,
+            recipe=recipe("bf16"),
+            ZR_EMULATE_CC=device,
+        )
+        for way in ways
+    }
+    assert len(found) == 1
+
+
+@pytest.mark.slow
+def test_a_device_that_the_plan_does_not_list(folder: pathlib.Path) -> None:
+    program = trainer.build(
+        trainer.generate(law.path("gpt"), "targets=[cpu, sm_90]"),
+        trainer.EMULATED,
+    )
+    listed, done = (
+        subprocess.run(
+            [program, "--steps", "0"],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            env=os.environ | {"ZR_EMULATE_CC": device},
+        )
+        for device in ("90", "80")
+    )
+    assert listed.returncode == 0
+    assert (
+        done.returncode == 3
+        and "this is sm_80, the program is made for cpu, sm_90" in done.stderr
+    )
+
+
+@pytest.mark.slow
+def test_the_recipe_changes_the_hash(folder: pathlib.Path) -> None:
+    """the controls: what the bits may depend on, they do"""
+    way = {"family": "gpt", **PLAIN}
+    hashes = {
+        run(
+            folder,
+            way,
+            2,
+            kind=trainer.EMULATED,
+            recipe=(*recipe("f32"), *more),
+        ).weights
+        for more in (
+            (),
+            ("train.sum=fold",),
+            ("train.seed=2",),
+            ("train.micro_batch=2",),
+        )
+    }
+    assert len(hashes) == 4
+
+
+@pytest.mark.slow
+def test_each_rule_of_sums_has_one_hash(folder: pathlib.Path) -> None:
+    """Its own: 16 leaves are four blocks of four, of which a rank of four has one."""
+    rows = [
+        {},
+        {"stage": 1, "ranks": 4, "graph": True},
+        {"stage": 3, "ranks": 2, "order": "late"},
+        {
+            "stage": 2,
+            "ranks": 4,
+            "offload": "cpu",
+            "overlap": True,
+            "order": "shuffled:1",
+        },
+    ]
+    found = {}
+    for rule in ("tree", "fold", "{block: 4}"):
+        more = (
+            *recipe("f32")[:-1],
+            "train.global_batch=16",
+            f"train.sum={rule}",
+        )
+        found[rule] = {
+            run(
+                folder,
+                {"family": "gpt", **PLAIN, **row},
+                STEPS,
+                kind=trainer.EMULATED,
+                recipe=more,
+            ).weights
+            for row in rows
+        }
+    assert [len(hashes) for hashes in found.values()] == [1, 1, 1], found
+    assert len(set.union(*found.values())) == 3, found
+
+
+# ---- a piece on the wire beside the sum of the one before
+
+BESIDE = {
+    "family": "gpt",
+    **PLAIN,
+    "stage": 3,
+    "ranks": 2,
+    "reduce": 5000,
+    "overlap": True,
+}
+
+
+@pytest.mark.slow
+def test_pieces_that_come_beside_sums(folder: pathlib.Path) -> None:
+    """The bits of whole leaves on one queue."""
+    rows = [
+        {},
+        {"order": "late", "queue": "late", "graph": True},
+        {"stage": 0, "graph": True},
+        {"reduce": BIG, "order": "shuffled:1"},
+        {"overlap": False, "reduce": BIG},
+    ]
+    found = {
+        run(
+            folder,
+            {**BESIDE, **row},
+            STEPS,
+            kind=trainer.EMULATED,
+            recipe=recipe("f32"),
+        )
+        for row in rows
+    }
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    "wait,without",
+    [
+        (
+            r"zr_before\(z, ZR_REDUCE, ZR_SUM, (FULL_INBOX.*)\);",
+            r"zr_record(z, ZR_REDUCE, \1);",
+        ),
+        (r"(zr_waits?\(z, ZR_REDUCE,.* )FREE_INBOX", r"\1FULL_INBOX"),
+    ],
+    ids=["before it has come", "into a full slot"],
+)
+def test_a_missing_wait_of_the_inbox_is_a_race(
+    folder: pathlib.Path,
+    wait: str,
+    without: str,
+) -> None:
+    made, found = re.subn(
+        wait,
+        without,
+        trainer.generate(law.path("gpt"), *recipe("f32"), *law.keys(BESIDE)),
+    )
+    done = subprocess.run(
+        [
+            trainer.build(made, trainer.EMULATED),
+            "--data",
+            folder / "tokens",
+            "--steps",
+            "1",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert found > 1 and done.returncode and "race at byte" in done.stderr, (
+        done.stderr
+    )
+
+
+# ---- reductions that NCCL sums
+
+FAST = "train.reduction=fast", "targets=[sm_90]"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "way",
+    [
+        {"stage": 3, "ranks": 2, "reduce": 5000},
+        {"stage": 2, "ranks": 2},
+        {"stage": 1, "ranks": 2},
+    ],
+)
+def test_nccl_sums_two_ranks_exactly(
+    folder: pathlib.Path, way: law.Way
+) -> None:
+    """Two f32 numbers have one sum, rounded once: the tree's first nodes. In bf16 that is rounded
+    to bf16, and the tree's is not."""
+    way = {"family": "gpt", **PLAIN, **way, "graph": True}
+    exact, fast = (
+        run(
+            folder,
+            way,
+            2,
+            kind=trainer.EMULATED,
+            recipe=(*recipe("f32"), *more),
+        )
+        for more in ((), FAST)
+    )
+    assert exact == fast
+    if way["stage"] == 2:
+        exact, fast = (
+            run(
+                folder,
+                way,
+                2,
+                kind=trainer.EMULATED,
+                recipe=(*recipe("bf16"), *more),
+            )
+            for more in ((), FAST)
+        )
+        assert exact.weights != fast.weights
+        assert (
+            abs(losses(exact) - losses(fast)).max() < 2**-8 * losses(exact)[0]
+        )
+
+
+@pytest.mark.slow
+def test_nccls_sums_repeat(folder: pathlib.Path) -> None:
+    """Four ranks: other bits than the tree's, the same in every run, whatever the order of work."""
+    way = {"family": "gpt", **PLAIN, "stage": 3, "ranks": 4}
+    ways = [
+        way,
+        {**way, "graph": True},
+        {**way, "order": "late", "queue": "late"},
+        {**way, "order": "shuffled:1", "overlap": True},
+    ]
+    fast = {
+        run(
+            folder, w, 2, kind=trainer.EMULATED, recipe=(*recipe("f32"), *FAST)
+        ).weights
+        for w in ways
+    }
+    exact = run(folder, way, 2, kind=trainer.EMULATED, recipe=recipe("f32"))
+    assert len(fast) == 1 and fast != {exact.weights}
+
+
+# ---- against the CPU's program
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.slow
+def test_initial_weights_are_the_cpus(
+    folder: pathlib.Path, family: str
+) -> None:
+    way = {"family": family, **PLAIN, "stage": 3, "ranks": 2}
+    assert (
+        run(folder, way, 0, kind=trainer.EMULATED).weights
+        == run(folder, way, 0, kind=trainer.GCC).weights
+    )
+
+
+def losses(result: law.Result) -> np.ndarray:
+    return np.array([json.loads(line)["loss"] for line in result.steps])
+
+
+# Both programs do the same arithmetic and differ in the order of sums alone: of a norm's row, of
+# attention's keys, of a softmax. In f32 such a sum of n <= 256 terms is off by at most n * 2^-24
+# and far less on average, and a loss is a mean over hundreds of tokens that are off to either side:
+# 2^-20 of it in the first step. In bf16 a sum that is off may fall to the other side of a rounding,
+# 2^-8 of one activation; in f16 that is 2^-11, and the bounds are as much lower. Later the weights
+# differ, too, where a gradient is as small as its error: Adam moves those by up to lr in either
+# direction.
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "precision,first,later",
+    [
+        ("f32", 2**-20, 2**-16),
+        ("bf16", 2**-14, 2**-10),
+        ("f16", 2**-17, 2**-13),
+    ],
+)
+def test_losses_are_the_cpus(
+    folder: pathlib.Path,
+    family: str,
+    precision: str,
+    first: float,
+    later: float,
+) -> None:
+    way = {
+        "family": family,
+        **PLAIN,
+        "stage": 3,
+        "ranks": 2,
+        "graph": True,
+        "queue": "late",
+    }
+    quick = *recipe(precision), "train.schedule.warmup=1"
+    ours = losses(run(folder, way, 8, kind=trainer.EMULATED, recipe=quick))
+    cpus = losses(run(folder, way, 8, kind=trainer.GCC, recipe=quick))
+    off = abs(ours - cpus) / cpus
+    assert len(ours) == 8 and cpus[-1] < cpus[0] - 0.05, cpus
+    assert off[0] <= first and off.max() <= later, off
+
+
+def test_weights_go_from_one_to_the_other(
+    folder: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    way = {"family": "gpt", **PLAIN, "stage": 3, "ranks": 2}
+    saved = run(folder, way, 3, "--save", tmp_path / "cpu", kind=trainer.GCC)
+    loaded = run(
+        folder,
+        way,
+        0,
+        "--load",
+        tmp_path / "cpu",
+        "--save",
+        tmp_path / "gpu",
+        kind=trainer.EMULATED,
+    )
+    back = run(folder, way, 0, "--load", tmp_path / "gpu", kind=trainer.GCC)
+    assert saved.weights == loaded.weights == back.weights

@@ -1,0 +1,178 @@
+"""test_gpu_memory.py -- device memory, under emulation: the plan's arena and what libraries take at
+the start, no byte more with more steps or layers.
+"""
+
+import os
+import pathlib
+import re
+import subprocess
+
+import plans
+import pytest
+import trainer
+from patience import LIMIT
+from zg.facts import reserve
+
+SPEC = trainer.ROOT / "model_specs" / "gpt-tiny.yaml"
+KEYS = (
+    "train.micro_batch=1",
+    "train.global_batch=4",
+    "train.sequence=16",
+    "cluster.ranks=2",
+    "zero.stage=3",
+)
+PAGE = 2 << 20  # bytes that the emulated device takes at a time, as a GPU does
+BOUNCE = 1 << 20  # bytes that a rank pins beyond its plan: ZR_BOUNCE
+LIBRARIES = (
+    2 + 3 * 3
+) * PAGE  # two handles of cuBLASLt; three communicators and their connections
+GRAPHS = (
+    3 * PAGE
+)  # of a step: begin, micro-batch, update; a validation's is one more
+
+
+def taken(
+    folder: pathlib.Path,
+    blocks: int,
+    steps: int,
+    *options: str,
+    **settings: str,
+) -> dict[str, int]:
+    """what a run says, and its plan's arena"""
+    spec, tokens = folder / f"{blocks}.yaml", folder / "tokens"
+    spec.write_text(SPEC.read_text().replace("blocks: 3", f"blocks: {blocks}"))
+    trainer.write_tokens(tokens, [i * i % 251 for i in range(3000)])
+    program = trainer.build(trainer.generate(spec, *KEYS), trainer.EMULATED)
+    done = subprocess.run(
+        [program, "--data", tokens, "--steps", str(steps), *options],
+        text=True,
+        capture_output=True,
+        timeout=LIMIT,
+        env=os.environ | settings,
+    )
+    assert done.returncode == 0, done.stderr
+    said = re.search(
+        r"^device memory: arena (\d+) bytes \((\d+) taken\), libraries (\d+)$",
+        done.stdout,
+        re.M,
+    )
+    lost = re.findall(
+        r"^device memory: (-?\d+) bytes fewer are free than after the first step$",
+        done.stdout,
+        re.M,
+    )
+    found = dict(
+        zip(
+            ("arena", "taken", "libraries"),
+            map(int, said.groups()),
+            strict=True,
+        )
+    )
+    assert (
+        f"\ndevice memory: NCCL's communicators {3 * PAGE} bytes when they were made\n"
+        in done.stdout
+    )
+    return found | {
+        "plan": plans.planned(str(spec), *KEYS).arena("sm_90"),
+        "lost": sum(map(int, lost)),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options,graphs",
+    [
+        ((), GRAPHS),
+        (("--no-graph",), 0),
+        (("--val", "tokens", "--val-every", "2"), GRAPHS + PAGE),
+        (("--val", "tokens", "--no-graph"), 0),
+    ],
+)
+def test_nothing_grows(
+    tmp_path: pathlib.Path, options: tuple[str, ...], graphs: int
+) -> None:
+    """A graph that is played later takes its memory before the first step, too."""
+    options = tuple(str(tmp_path / o) if o == "tokens" else o for o in options)
+    found = taken(tmp_path, 3, 4, *options)
+    assert (
+        found["arena"]
+        == found["plan"]
+        <= found["taken"]
+        < found["plan"] + PAGE
+    )
+    assert (found["libraries"], found["lost"]) == (LIBRARIES + graphs, 0)
+
+
+@pytest.mark.slow
+def test_growth_is_seen(tmp_path: pathlib.Path) -> None:
+    """The control: an emulated NCCL that keeps a page in every collective."""
+    found = taken(tmp_path, 3, 3, ZR_EMULATE_LEAK="1")
+    assert (
+        found["lost"] > 0 and found["lost"] % (2 * PAGE) == 0
+    )  # two steps after the first
+
+
+@pytest.mark.slow
+def test_layers_cost_what_the_plan_says(tmp_path: pathlib.Path) -> None:
+    few, many = (taken(tmp_path, blocks, 1) for blocks in (2, 9))
+    assert few["libraries"] == many["libraries"] == LIBRARIES + GRAPHS
+    assert few["arena"] == few["plan"] and many["arena"] == many["plan"]
+    grown = many["plan"] - few["plan"]
+    assert grown > PAGE and abs(many["taken"] - few["taken"] - grown) < PAGE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("zero.offload_optimizer.device=cpu",)])
+def test_memory_that_cannot_be_pinned(
+    tmp_path: pathlib.Path, more: tuple[str, ...]
+) -> None:
+    """All ranks end at the start, with the documented code and what to do; with a byte more room
+    they run."""
+    trainer.write_tokens(
+        tmp_path / "tokens", [i * i % 251 for i in range(3000)]
+    )
+    program = trainer.build(
+        trainer.generate(SPEC, *KEYS, *more), trainer.EMULATED
+    )
+    need = plans.planned(str(SPEC), *KEYS, *more).host + BOUNCE
+    for room, code in ((need - 1, 3), (need, 0)):
+        done = subprocess.run(
+            [program, "--data", tmp_path / "tokens", "--steps", "1"],
+            text=True,
+            capture_output=True,
+            timeout=LIMIT,
+            env=os.environ | {"ZR_EMULATE_PINNED": str(room)},
+        )
+        assert done.returncode == code, done.stderr
+        said = re.search(
+            r"rank [01]: .*pinning \d+\.\d{3} GiB of the host's memory: .*; end other "
+            "programs, or generate with more ranks",
+            done.stderr,
+        )
+        assert bool(said) == bool(code)
+
+
+@pytest.mark.slow
+def test_a_device_that_is_too_full_for_nccl(tmp_path: pathlib.Path) -> None:
+    """Its buffers come after the arena: room for them is looked for before either is taken."""
+    trainer.write_tokens(
+        tmp_path / "tokens", [i * i % 251 for i in range(3000)]
+    )
+    program = trainer.build(trainer.generate(SPEC, *KEYS), trainer.EMULATED)
+    need = plans.planned(str(SPEC), *KEYS).arena("sm_90") + reserve.nccl(
+        "sm_90", 2
+    )
+    for room, code in ((need - 1, 3), (need, 0)):
+        done = subprocess.run(
+            [program, "--data", tmp_path / "tokens", "--steps", "1"],
+            text=True,
+            capture_output=True,
+            timeout=LIMIT,
+            env=os.environ | {"ZR_EMULATE_FREE": str(room)},
+        )
+        assert done.returncode == code, done.stderr
+        assert ("and NCCL up to 0.416 beside it" in done.stderr) == bool(code)
+
+
+def test_who_has_no_allowance() -> None:
+    assert reserve.nccl("sm_90", 1) == reserve.nccl("cpu", 8) == 0

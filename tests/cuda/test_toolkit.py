@@ -1,0 +1,131 @@
+"""test_toolkit.py -- kernels compile where nvcc and the libraries' headers lie apart, as on an
+image with a toolkit of its own and PyTorch's wheels: seen from a mount namespace that shows no
+others."""
+
+import os
+import pathlib
+import re
+import subprocess
+
+import law
+import pytest
+import trainer
+from patience import LIMIT
+
+# $1: the toolkit; $2: a scratch folder; $3: a checkout. The toolkit loses cuBLAS' headers, and the
+# compiler's own search path all that a distribution may have put there.
+APART = r"""
+set -eu
+toolkit=$1 scratch=$2 checkout=$3 farm=$2/farm
+mkdir -p "$scratch"/all "$scratch"/less "$scratch"/none "$farm"/include
+mount --bind "$toolkit/include" "$scratch/all"
+ln -s "$scratch"/all/* "$scratch/less/"
+rm "$scratch"/less/cublas*
+mount --bind "$scratch/less" "$toolkit/include"
+[ ! -d /usr/local/include ] || mount --bind "$scratch/none" /usr/local/include
+ln -s "$toolkit/bin" "$toolkit/nvvm" "$farm/"
+ln -s "$toolkit/lib" "$farm/lib"
+ln -s "$scratch"/all/* "$farm/include/"
+cd "$checkout"
+! CUDA_HOME=$toolkit runtime/cuda/toolkit 2>/dev/null || { echo 'the headers still show'; exit 9; }
+CUDA_HOME=$farm ZR_GENCODE='-gencode arch=compute_90a,code=sm_90a' ninja out/o/cuda/linear.o
+"""
+
+
+def namespace() -> list[str]:
+    """a command's prefix"""
+    tried = []
+    for flags in ("-m", "-rm"):
+        done = subprocess.run(
+            ["unshare", flags, "mount", "--bind", "/tmp", "/mnt"],
+            capture_output=True,
+            text=True,
+        )
+        if done.returncode == 0:
+            return ["unshare", flags]
+        tried.append(f"unshare {flags}: {done.stderr.strip()}")
+    pytest.fail("no mount namespace can be had here: " + "; ".join(tried))
+
+
+@pytest.mark.slow
+def test_headers_of_another_place(tmp_path: pathlib.Path) -> None:
+    trainer.sh("runtime/cuda/toolkit")
+    toolkit = (trainer.ROOT / "out/cuda/root").resolve()
+    (tmp_path / "checkout").mkdir()
+    checkout = trainer.checkout(tmp_path / "checkout")
+    bare = {
+        name: text
+        for name, text in os.environ.items()
+        if name not in ("CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH")
+    }
+    nccl = (
+        (trainer.ROOT / "out/cuda/nccl/include/nccl.h").resolve().parent.parent
+    )
+    done = subprocess.run(
+        [
+            *namespace(),
+            "bash",
+            "-c",
+            APART,
+            "apart",
+            toolkit,
+            tmp_path / "scratch",
+            checkout,
+        ],
+        env=bare | {"NCCL_HOME": str(nccl)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (checkout / "out/o/cuda/linear.o").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["lib", "lib64"])
+def test_libraries_are_where_the_toolkit_found_them(
+    tmp_path: pathlib.Path, where: str
+) -> None:
+    """NVIDIA's installers have lib64 alone, its wheels lib: both products name that place, and no
+    other."""
+    parts = trainer.objects(trainer.CUDA)
+    toolkit = (trainer.ROOT / "out/cuda/root").resolve()
+    farm = tmp_path / "farm"
+    farm.mkdir()
+    for name in ("bin", "nvvm", "include"):
+        (farm / name).symlink_to(toolkit / name)
+    (farm / where).mkdir()  # not a link: its own name stays
+    for path in (trainer.ROOT / "out/cuda/lib").resolve().iterdir():
+        (farm / where / path.name).symlink_to(path)
+    checkout = trainer.checkout(tmp_path / "checkout")
+    nccl = (
+        (trainer.ROOT / "out/cuda/nccl/include/nccl.h").resolve().parent.parent
+    )
+    settings = {**os.environ, "CUDA_HOME": str(farm), "NCCL_HOME": str(nccl)}
+    subprocess.run(
+        ["runtime/cuda/toolkit"],
+        cwd=checkout,
+        env=settings,
+        check=True,
+        timeout=60,
+    )
+    for made in parts:
+        place = checkout / made.relative_to(trainer.ROOT)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(made)
+    source = checkout / "out/train.c"
+    source.write_text(trainer.generate(law.path("gpt")))
+    trainer.compile_source(
+        trainer.CUDA, source, "-c", "-o", checkout / "out/o/cc/train.o"
+    )
+    for product in ("out/train-cuda", "out/train-cuda-kernels.so"):
+        link = trainer.sh(
+            "ninja", "-t", "commands", "-s", product
+        ).splitlines()[-1]
+        assert product in link
+        subprocess.run(
+            ["sh", "-c", link], cwd=checkout, check=True, timeout=120
+        )
+        found = trainer.sh("readelf", "-d", checkout / product)
+        runpath = re.search(r"R(?:UN)?PATH.*\[(.*)\]", found)[1].split(":")
+        assert runpath[0] == str(farm / where)

@@ -1,0 +1,236 @@
+"""test_bench.py -- bench/gpu.sh on a machine without a GPU: what it says, writes and refuses; that
+its table of kernels fits the kernels; and that operands get to a GPU and back.
+"""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import device
+import numpy as np
+import pytest
+import zk
+from patience import LIMIT
+from trainer import ROOT, checkout
+
+SLEEP = 3600 + os.getpid()  # seconds that no other run of this test sleeps
+SCRIPT = ROOT / "bench" / "gpu.sh"
+sys.path.append(str(ROOT / "bench"))
+
+
+def call(*args: object, **settings: str) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": ""} | settings
+    return subprocess.run(
+        [SCRIPT, *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        env=env,
+    )
+
+
+@pytest.mark.parametrize(
+    "part", ["gpu_check", "gpu_speed", "gpu_kernels", "saving", "file_tier"]
+)
+def test_every_part_can_begin(part: str) -> None:
+    """It finds what it imports, from a folder of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", f"import {part}"],
+        cwd=ROOT / "bench",
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# ---- the command
+
+
+def test_without_a_device_it_says_so(tmp_path: pathlib.Path) -> None:
+    done = call(tmp_path / "made" / "gpu.json")
+    assert done.returncode == 3 and "no NVIDIA GPU is here" in done.stderr
+    made = json.loads((tmp_path / "made" / "gpu.json").read_text())
+    assert (
+        made["status"] == "no GPU"
+        and "driver" in made["why"]
+        and made["parts"] == {}
+    )
+
+
+@pytest.mark.parametrize(
+    "args", [("--parts",), ("--limit", "soon"), ("--speed",), ("a", "b")]
+)
+def test_usage(args: tuple[str, ...], tmp_path: pathlib.Path) -> None:
+    assert call(*args, OUT=str(tmp_path)).returncode == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_sources_of_another_generator_are_refused(
+    tmp_path: pathlib.Path,
+) -> None:
+    (tmp_path / "origin").write_text("0000 measurement\n")
+    done = call("--from", tmp_path, tmp_path / "gpu.json")
+    assert done.returncode == 2 and "--prepare" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "stop,code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+)
+def test_a_signal_ends_the_part_that_runs(
+    tmp_path: pathlib.Path, stop: signal.Signals, code: int
+) -> None:
+    """It comes to the script alone; what the part has started ends, too."""
+    root = checkout(tmp_path / "sources")
+    (root / "bench" / "gpu_cases.py").write_text('print("x")\n')
+    left = (
+        f'import pathlib, subprocess; pathlib.Path("begun").touch(); '
+        f'subprocess.run(["sleep", "{SLEEP}"])\n'
+    )
+    (root / "bench" / "gpu_check.py").write_text(left)
+    with subprocess.Popen(
+        [root / "bench" / "gpu.sh", "--rehearse", "--parts", "losses"],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as run:
+        while not (root / "begun").exists():
+            assert run.poll() is None
+            time.sleep(0.1)
+        run.send_signal(stop)
+        said = run.communicate(timeout=LIMIT)[1]
+    assert run.returncode == code and said.splitlines()[-1].startswith(
+        "gpu.sh: stopped"
+    )
+    assert subprocess.run(["pgrep", "-f", f"sleep {SLEEP}"]).returncode == 1
+
+
+# ---- the report
+
+
+def test_a_part_that_failed_or_hung_is_recorded(
+    tmp_path: pathlib.Path,
+) -> None:
+    import gpu_report
+
+    parts = tmp_path / "parts"
+    parts.mkdir()
+    for name, status, log, found in (
+        ("good", 0, "a\nb\n", '{"x": 1}'),
+        ("bad", 9, "why\n", ""),
+        ("slow", 124, "", '{"x": '),
+        ("late", "left out", None, ""),
+    ):
+        (parts / f"{name}.status").write_text(f"{status}\n7\n")
+        if log is not None:
+            (parts / f"{name}.log").write_text(log)
+        if found:
+            (parts / f"{name}.json").write_text(found)
+    assert (
+        gpu_report.main([str(parts), str(tmp_path / "gpu.json"), "running"])
+        == 0
+    )
+    made = json.loads((tmp_path / "gpu.json").read_text())["parts"]
+    assert made["good"] == {
+        "status": "ok",
+        "seconds": 7,
+        "said": ["a", "b"],
+        "found": {"x": 1},
+    }
+    assert made["bad"]["status"] == "failed: 9" and made["bad"]["said"] == [
+        "why"
+    ]
+    assert (
+        made["slow"]["status"] == "took too long"
+        and made["slow"]["found"] is None
+    )
+    assert made["late"]["status"] == "left out"
+
+
+# ---- kernels one by one
+
+
+@pytest.mark.slow
+def test_every_kernel_of_a_step_has_its_row(tmp_path: pathlib.Path) -> None:
+    """The table says which operands a kernel has and how large they are: every kernel of a step of
+    the tiny models runs on operands of just these sizes."""
+    env = os.environ | {
+        "ZR_BENCH_KIND": "emulated",
+        "ZR_BENCH_FROM": str(tmp_path),
+    }
+    zk.library(zk.EMULATED)
+    done = subprocess.run(
+        [sys.executable, ROOT / "bench" / "gpu_kernels.py", "small"],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        env=env,
+    )
+    assert done.returncode == 0 and "kernels ran" in done.stdout, done.stderr
+
+
+def test_operands_go_to_the_device_and_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same bits as without copies; sources of a sum may lie in its own buffer."""
+    found = []
+    for there in (False, True):
+        monkeypatch.setattr(zk, "ON_DEVICE", there)
+        k, x = (
+            zk.Kernels(zk.EMULATED),
+            np.random.default_rng(1).standard_normal(70).astype("f4"),
+        )
+        assert (k.device is not None) == there
+        y, w, ctl = np.zeros(35, np.float32), x[:49].copy(), zk.Ctl()
+        k.zk_linear_fwd(y, x[:35], w, None, 5, 7, 7, zk.IN_OUT)
+        leaves = (zk.ctypes.c_void_p * 3)(
+            *(x.ctypes.data + 4 * 20 * i for i in range(3))
+        )
+        k.zk_push(x[:20], 20, leaves, 3, 1, 20, ctl, 3, 0, 4)
+        k.zk_count(ctl, 3)
+        sums = np.zeros(2, np.uint64)
+        k.zk_hash(
+            sums, x, zk.spans([dict(elems=70, count=1, key=3)]), 1, 0, 70, 1
+        )
+        found.append((y.tobytes(), x.tobytes(), sums.tobytes(), ctl.leaves))
+    assert found[0] == found[1] and found[0][3] == 3
+
+
+def test_spans_that_overlap_are_one() -> None:
+    assert device.joined([(8, 9), (0, 4), (3, 6), (6, 8), (4, 5)]) == [
+        (0, 6),
+        (6, 8),
+        (8, 9),
+    ]
+
+
+# ---- the bounds of bench/precision.py
+
+
+def test_precision_has_bounds() -> None:
+    """f16 may be off by 2^-8 of a fall of one nat at first, and by another seed's way at the
+    end."""
+    import precision
+
+    def lines(off: float, val: float) -> list[dict]:
+        return [
+            {"loss": 3 - n / 99 + off, "skipped": 0} for n in range(100)
+        ] + [{"val_loss": val}]
+
+    def holds(off: float, val: float) -> bool:
+        base = lines(0, 2.0)
+        return precision.holds(
+            [
+                precision.figures("", x, base)
+                for x in (base, lines(0.5, 1.75), lines(off, val))
+            ]
+        )
+
+    assert holds(0.0039, 2.25) and holds(-0.0039, 1.0)
+    assert (
+        not holds(0.004, 2.0) and not holds(-0.004, 2.0) and not holds(0, 2.26)
+    )

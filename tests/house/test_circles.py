@@ -1,0 +1,120 @@
+"""test_circles.py -- who calls whom among the C files, read off the objects that a program is
+linked
+from: none is in a circle.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+
+import pytest
+import test_rules
+import trainer
+
+OURS = "runtime/", "kernels/"
+PROGRAMS = [
+    trainer.GCC,
+    pytest.param(trainer.EMULATED, marks=pytest.mark.slow),
+]
+
+
+def sources() -> dict[pathlib.Path, str]:
+    """Of every object that ninja knows."""
+    known = json.loads(trainer.sh("ninja", "-t", "compdb"))
+    return {trainer.ROOT / row["output"]: row["file"] for row in known}
+
+
+def symbols(made: pathlib.Path, *which: str) -> set[str]:
+    """Names of other objects' that one has, or that it asks of them."""
+    listed = subprocess.run(
+        ["nm", "-jP", *which, made], capture_output=True, text=True, check=True
+    )
+    return set(listed.stdout.split())
+
+
+def calls(objects: dict[pathlib.Path, str]) -> dict[str, set[str]]:
+    """The files, and what each asks of the others: its headers' functions are its own. One that is
+    compiled for several processors is one."""
+    owner = {
+        name: source
+        for made, source in objects.items()
+        for name in symbols(made, "--defined-only", "--extern-only")
+    }
+    found: dict[str, set[str]] = {source: set() for source in objects.values()}
+    for made, source in objects.items():
+        asked = symbols(made, "--undefined-only")
+        found[source] |= {owner[name] for name in asked if name in owner} - {
+            source
+        }
+    return found
+
+
+def of_a_program(kind: trainer.Kind) -> dict[str, set[str]]:
+    known = sources()
+    return calls(
+        {
+            made: known[made]
+            for made in trainer.objects(kind)
+            if known[made].startswith(OURS)
+        }
+    )
+
+
+def circles(of: dict[str, set[str]]) -> list[set[str]]:
+    """What reaches itself by way of others."""
+    far = {name: set(needs) for name, needs in of.items()}
+    for by in far:
+        for name in far:
+            far[name] |= far[by] if by in far[name] else set()
+    found = [
+        {other for other in far[name] if name in far[other]} for name in far
+    ]
+    return [
+        ring for n, ring in enumerate(found) if ring and ring not in found[:n]
+    ]
+
+
+def compiled(folder: pathlib.Path, **texts: str) -> dict[pathlib.Path, str]:
+    """Objects of files that ask names of each other."""
+    for name, text in texts.items():
+        (folder / f"{name}.c").write_text(text)
+        subprocess.run(["gcc", "-c", f"{name}.c"], cwd=folder, check=True)
+    return {folder / f"{name}.o": name for name in texts}
+
+
+def test_calls_are_seen(tmp_path: pathlib.Path) -> None:
+    """By way of a header and of a table, too; what is a file's own is nobody else's."""
+    (tmp_path / "h.h").write_text(
+        "void low(void); static inline void in(void) { low(); }"
+    )
+    made = compiled(
+        tmp_path,
+        a='#include "h.h"\nvoid up(void); static void f(void) { up(); }\n'
+        "void (*const table[])(void) = {in, f};",
+        b="static void f(void) {}\nvoid up(void) { f(); }",
+        c="extern void (*const table[])(void); void low(void) { table[0](); }",
+    )
+    assert calls(made) == {"a": {"b", "c"}, "b": set(), "c": {"a"}}
+    assert circles(calls(made)) == [{"a", "c"}]
+    assert circles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    assert circles({"a": {"b"}, "b": {"a"}, "c": {"d"}, "d": {"c", "a"}}) == [
+        {"a", "b"},
+        {"c", "d"},
+    ]
+
+
+@pytest.mark.parametrize("kind", PROGRAMS, ids=lambda kind: kind.program)
+def test_no_call_goes_in_a_circle(kind: trainer.Kind) -> None:
+    found = of_a_program(kind)
+    files = {
+        path
+        for path in map(test_rules.short, test_rules.sources(".c", ".cu"))
+        if path.startswith(OURS)
+    }
+    target = "/cpu/" if kind is trainer.EMULATED else "/cuda/"
+    assert found.keys() == files - {
+        path for path in files if target in path
+    } | {path for path in found if target in path}
+    assert circles(found) == []

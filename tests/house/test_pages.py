@@ -1,0 +1,194 @@
+"""test_pages.py -- what README.md and docs/ say of files, links, commands and variables is so."""
+
+import dataclasses
+import pathlib
+import re
+import shlex
+import subprocess
+
+import config_keys
+import pytest
+import trainer
+from zg import main
+from zg.facts.commands import COMMANDS
+from zg.facts.queues import QUEUES
+from zg.plan import text
+
+ROOT = trainer.ROOT
+DOCS = ROOT / "docs"
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"))
+)
+CODE = re.compile(r"^```.*?^```$|^(?: {4}.*\n)+|`[^`\n]+`", re.M | re.S)
+
+
+def page(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+def anchors(name: str) -> set[str]:
+    """Of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", page(name), re.M)
+    return {
+        re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        for title in titles
+    }
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_somewhere(name: str) -> None:
+    prose = CODE.sub("", page(name))
+    for link in re.findall(r"\]\(([^)]+)\)", prose):
+        if re.match(r"https?:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        there = (ROOT / name).parent / path if path else ROOT / name
+        assert there.exists(), link
+        if anchor:
+            target = there.resolve().relative_to(ROOT).as_posix()
+            assert anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_files_that_are_named_are_there(name: str) -> None:
+    roots = "gen|kernels|runtime|templates|tests|bench|model_specs"
+    for word in re.findall(rf"`((?:{roots})/[\w./*]+)`", page(name)):
+        assert list(ROOT.glob(word.rstrip("/"))), word
+
+
+def test_the_readme_is_short() -> None:
+    readme = page("README.md")
+    assert len(readme.split()) <= 1200
+    assert [x for x in readme.splitlines() if len(x) > 100] == []
+
+
+def commands(name: str) -> list[str]:
+    """Lines of gen/zgen in a page's blocks of code, without what becomes of their output."""
+    found = re.findall(r"^ {4}(gen/zgen (?:.*\\\n)*.*)$", page(name), re.M)
+    return [
+        re.sub(r" (-o \S+|[|>] .*|&& .*)$", "", x.replace("\\\n", " "))
+        for x in found
+    ]
+
+
+def test_the_readmes_commands_say_what_it_shows() -> None:
+    """Lines that stand between fences are among what the commands print."""
+    said = ""
+    for command in commands("README.md"):
+        done = subprocess.run(
+            shlex.split(command), cwd=ROOT, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        said += done.stdout + done.stderr
+    shown = re.findall(r"^```\n(.*?)^```$", page("README.md"), re.M | re.S)
+    assert len(shown) == 2
+    for text_ in shown:
+        assert " ".join(text_.split()) in " ".join(said.split())
+
+
+def test_a_word_has_one_meaning() -> None:
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", page("docs/words.md"), re.M)
+    words = [
+        word.strip("` ")
+        for row in rows
+        if row != "word"
+        for word in row.split(", ")
+    ]
+    assert len(words) > 40 and len(words) == len(set(words))
+
+
+def test_the_picture_is_what_its_command_draws(tmp_path: pathlib.Path) -> None:
+    """docs/step.svg; docs/design.md has the command."""
+    command = re.search(
+        r"^    (gen/zgen .*?) -o docs/step\.svg$",
+        page("docs/design.md"),
+        re.M | re.S,
+    )
+    words = shlex.split(command[1].replace("\\\n", " "))
+    made = subprocess.run(
+        [ROOT / words[0], *words[1:]],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert made.stdout == page("docs/step.svg")
+
+
+def test_the_demos_picture_is_of_the_run_that_the_readme_tells_of() -> None:
+    readme, drawn = page("README.md"), page("docs/demo-loss.svg")
+    told = re.search(
+        r"validation loss (\S+) nats a token, bigram model (\S+):", readme
+    )
+    validation, bigram = (f"{float(x):.2f}" for x in told.groups())
+    assert f"validation {validation}<" in drawn
+    assert f"bigram model {bigram}<" in drawn
+    assert "of 1200 steps" in drawn and "1200 steps" in readme
+
+
+# ---- docs/plan.md
+
+
+@pytest.mark.parametrize("record", list(text._WORD), ids=text._WORD.get)
+def test_the_plans_page_has_every_field(record: type) -> None:
+    (row,) = re.findall(
+        rf"^\| `{text._WORD[record]}` \| (.*) \|$", page("docs/plan.md"), re.M
+    )
+    told = re.findall(r"`(\w+)`", row)
+    assert told == [f.name for f in dataclasses.fields(record)]
+
+
+def test_the_plans_page_has_every_command() -> None:
+    plan = page("docs/plan.md")
+    for name, command in COMMANDS.items():
+        (row,) = re.findall(rf"^\| `{name}` \| ([^|]*)\|", plan, re.M)
+        assert tuple(re.findall(r"`(\w+)`", row)) == command.numbers
+    assert all(f"`{name}`" in plan for name in QUEUES)
+    assert f'"plan {text.FORMAT}"' in plan
+
+
+# ---- docs/reference.md
+
+
+def test_the_reference_has_every_word_of_emit() -> None:
+    part = page("docs/reference.md").split("## What `--emit` writes")[1]
+    rows = re.findall(r"^\| `(\w+)` \|", part.split("\n## ")[0], re.M)
+    given = main.arguments.__code__.co_consts
+    (choices,) = [x for x in given if isinstance(x, tuple) and "plan" in x]
+    assert rows == list(choices)
+
+
+def test_the_reference_has_every_variable() -> None:
+    """That the runtime and the kernels read, or set for a library, but launchers' own."""
+    read = set()
+    for folder in ("runtime", "kernels"):
+        for path in (ROOT / folder).rglob("*.[ch]"):
+            read |= set(
+                re.findall(
+                    r'\b(?:getenv\(|zr_setting\(z, |given\()"([A-Z_0-9]+)"',
+                    path.read_text(),
+                )
+            )
+    ours = {x for x in read if x.startswith(("ZR_", "ZK_"))}
+    assert len(ours) > 8
+    told = page("docs/reference.md") + page("docs/cluster.md")
+    assert {x for x in ours if f"`{x}" not in told} == set()
+
+
+def test_the_reference_has_every_exit_code() -> None:
+    header = page("runtime/zr_int.h") + page("runtime/zr.h")
+    (codes,) = re.findall(r"enum \{\s*ZR_OK\b[^}]*\}", header)
+    numbers = {int(n) for n in re.findall(r"= (\d+)", codes)}
+    part = page("docs/reference.md").split("## Exit codes")[1]
+    rows = {int(n) for n in re.findall(r"^\| (\d) \|", part, re.M)}
+    assert numbers <= rows and 8 in rows
+
+
+# ---- docs/config.md
+
+
+def test_each_key_says_what_it_does() -> None:
+    ours = page("docs/config.md").partition("## ds_config.json")[0]
+    keys = re.findall(r"^\| `([^`]+)` \| (\w[^|]+) \|", ours, re.M)
+    assert dict(keys) == config_keys.DOES

@@ -1,0 +1,272 @@
+"""test_run.py -- the command run: what it sets up, and what it does not; the demo; two at once.
+
+Every call is made in a copy of the sources, so nothing of the user's is touched. An apt-get of our
+own stands before the system's and fails the test when it is called.
+"""
+
+import fcntl
+import json
+import os
+import pathlib
+import re
+import resource
+import shutil
+import subprocess
+
+import pytest
+import trainer
+from patience import LIMIT
+
+NEEDED = (
+    "bash",
+    "cat",
+    "dirname",
+    "env",
+    "flock",
+    "python3",
+    "readlink",
+    "sed",
+    "sha256sum",
+    "tr",
+)
+
+
+@pytest.fixture
+def root(tmp_path: pathlib.Path) -> pathlib.Path:
+    return trainer.checkout(tmp_path / "sources")
+
+
+def command(folder: pathlib.Path, name: str, line: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{line}\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.fixture
+def own(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A folder of commands for the front of PATH."""
+    command(
+        tmp_path / "own",
+        "apt-get",
+        f'echo "$@" >>{tmp_path}/installed; exit 1',
+    )
+    return tmp_path / "own"
+
+
+def installed(own: pathlib.Path) -> bool:
+    return (own.parent / "installed").exists()
+
+
+def call(
+    root: pathlib.Path,
+    *args: object,
+    path: str,
+    **env: str,
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [root / "run", *map(str, args)],
+        capture_output=True,
+        errors="replace",
+        timeout=LIMIT,
+        env={**os.environ, **env, "PATH": path},
+    )
+
+
+# ---- set-up
+
+
+def seconds() -> float:
+    """Of all cores, that children and theirs have used."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def test_a_second_set_up_does_nothing(
+    root: pathlib.Path, own: pathlib.Path
+) -> None:
+    """All is in place, but perhaps the text of the demo, and the compiler of the GPU's programs."""
+    command(own, "bible", "exit 1")
+    command(root / "runtime" / "cuda", "toolkit", "exit 0")
+    stamp = (root / ".venv" / "stamp").stat().st_mtime_ns
+    before = seconds()
+    done = call(root, "setup", path=f"{own}:{os.environ['PATH']}")
+    assert done.returncode == 0, done.stderr
+    assert seconds() - before < 1.0
+    assert done.stdout + done.stderr == "" and not installed(own)
+    assert (root / ".venv" / "stamp").stat().st_mtime_ns == stamp
+
+
+@pytest.mark.parametrize(
+    "present,lack",
+    [((), "gcc g++ clang ninja-build"), (("gcc", "clang"), "g++ ninja-build")],
+)
+def test_somebody_who_is_not_root_is_told_what_to_type(
+    root: pathlib.Path, own: pathlib.Path, present: tuple[str, ...], lack: str
+) -> None:
+    for name in NEEDED:
+        (own / name).symlink_to(shutil.which(name))
+    for name in present:
+        command(own, name, "exit 1")
+    command(own, "id", "echo 1000")
+    done = call(root, "test", path=str(own))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines() == [
+        "run: these packages are missing; please run",
+        f"    sudo apt-get install --no-install-recommends -y {lack}",
+    ]
+    assert not installed(own)
+
+
+def test_a_command_that_is_none_is_named(root: pathlib.Path) -> None:
+    done = call(root, "dmo", path=os.environ["PATH"])
+    assert (done.returncode, done.stdout) == (2, "")
+    first, second, *_ = done.stderr.splitlines()
+    assert first == "run: dmo: no such command"
+    assert second.startswith("./run demo ")
+
+
+# ---- the demo
+
+
+def built(root: pathlib.Path) -> None:
+    """The objects that are built already."""
+    trainer.objects()
+    with trainer.alone("ninja"):
+        shutil.copytree(trainer.ROOT / "out/o/cc", root / "out/o/cc")
+        for name in (".ninja_log", ".ninja_deps"):
+            shutil.copy2(trainer.ROOT / "out" / name, root / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("judged", [True, False])
+def test_the_demo_says_what_it_found(
+    root: pathlib.Path, own: pathlib.Path, judged: bool
+) -> None:
+    """Too few steps for its bar: it says so when the loaded weights have given the same loss, if
+    they are the spec's own."""
+    built(root)
+    spec = root / "model_specs" / "demo.yaml"
+    if judged:
+        spec.write_text(re.sub(r"\bsteps: \d+", "steps: 2", spec.read_text()))
+    text = own.parent / "a text"
+    text.write_text((trainer.ROOT / "docs/decisions.md").read_text() * 6)
+    done = call(
+        root,
+        "demo",
+        "--text",
+        text,
+        "--steps",
+        2,
+        path=f"{own}:{os.environ['PATH']}",
+    )
+    assert done.returncode == judged, done.stderr
+    losses = re.findall(r"^val loss (\S+)$", done.stdout, re.M)
+    assert (
+        len(losses) == 2
+        and losses[0] == losses[1]
+        and 2 < float(losses[0]) < 8
+    )
+    bigram = float(re.search(r"validation loss is (\S+) nats", done.stderr)[1])
+    told = re.search(
+        r"^validation loss (\S+) nats a token, bigram model (\S+): (\S+) below$",
+        done.stdout,
+        re.M,
+    )
+    assert [float(x) for x in told.groups()] == pytest.approx(
+        [float(losses[0]), bigram, bigram - float(losses[0])], abs=1.1e-4
+    )
+    assert (
+        done.stderr.splitlines()[-1] == "run: at least 0.4 below was wanted"
+    ) == judged
+    assert ("What to try next" in done.stderr) != judged
+    drawn = (root / "out" / "demo.svg").read_text()
+    assert f"validation {float(losses[0]):.2f}" in drawn
+    assert "out/demo.svg" in done.stderr
+    assert not installed(own)
+
+
+# ---- two at once
+
+
+@pytest.mark.parametrize("what", ["demo", "bench"])
+def test_one_demo_or_bench_at_a_time(
+    root: pathlib.Path, own: pathlib.Path, what: str
+) -> None:
+    before = sorted((root / "out").iterdir())
+    command(own, "bible", "exit 1")
+    with open(root / "out" / ".alone", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = call(root, what, path=f"{own}:{os.environ['PATH']}")
+    assert (
+        done.returncode == 1
+        and done.stderr
+        == "run: another ./run demo or ./run bench is at work in this folder; wait for its end\n"
+    )
+    assert {p.name for p in (root / "out").iterdir()} - {
+        p.name for p in before
+    } <= {".alone", ".setup"}
+
+
+def test_every_run_of_tests_counts_for_itself(
+    root: pathlib.Path, own: pathlib.Path
+) -> None:
+    """Two at once: each tells its own tests, and leaves no file behind."""
+    command(root / "runtime" / "cuda", "toolkit", "exit 0")
+    (root / "tests" / "lib").mkdir(parents=True)
+    for name in (
+        "pytest.ini",
+        "conftest.py",
+        "lib/trainer.py",
+        "lib/program.py",
+        "lib/patience.py",
+        "lib/zk.py",
+        "lib/device.py",
+    ):
+        shutil.copy(trainer.ROOT / "tests" / name, root / "tests" / name)
+    for name, body in (
+        ("few", "def test_a(): pass"),
+        (
+            "more",
+            "def test_a(): pass\ndef test_b(): assert 0\ndef test_c(): pass",
+        ),
+    ):
+        (root / "tests" / f"test_{name}.py").write_text(body + "\n")
+    both = [
+        subprocess.Popen(
+            [root / "run", "test", f"tests/test_{name}.py"],
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "PATH": f"{own}:{os.environ['PATH']}"},
+        )
+        for name in ("few", "more")
+    ]
+    said = [p.communicate(timeout=LIMIT)[0].splitlines()[-1] for p in both]
+    assert said == ["1 passed, 0 failed", "2 passed, 1 failed"]
+    assert [p.returncode for p in both] == [0, 1]
+    assert not list((root / "out").glob("tally*"))
+
+
+def test_bench_measures_a_model(root: pathlib.Path, own: pathlib.Path) -> None:
+    """Whatever the figures are; on a busy machine they are called invalid, with exit code 1."""
+    done = call(
+        root,
+        "bench",
+        "--spec",
+        "model_specs/llama-tiny.yaml",
+        "--steps",
+        1,
+        "--rounds",
+        1,
+        path=f"{own}:{os.environ['PATH']}",
+    )
+    made = json.loads((root / "out" / "bench.json").read_text())
+    assert done.returncode == (0 if made["valid"] else 1), done.stderr
+    assert [c["name"] for c in made["cases"]] == ["rank-1", "zero-0", "zero-3"]
+    for case in made["cases"]:
+        assert (
+            case["arena"] > case["shared"] >= 0
+            and case["step"] > 0
+            and case["start"] > 0
+        )
+        assert f"| {case['name']} | {case['step']:.3f} |" in done.stdout

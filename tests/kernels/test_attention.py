@@ -1,0 +1,411 @@
+"""test_attention.py -- blocked causal attention, forward and backward: against float64, and bits.
+
+The float64 formulas are themselves held to finite differences. Bounds follow the roundings of the
+kernel: every sum of n products errs by at most n unit roundoffs of the same sum of absolute values.
+On tensor cores (emulated: bf16, heads of a multiple of 8) p and ds are rounded to bf16, too, before
+they meet v, k, q and dy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import resource
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import zk
+from patience import LIMIT
+
+F32, BF16, F16 = (
+    2.0**-24,
+    2.0**-8,
+    2.0**-11,
+)  # unit roundoffs: the most one rounding errs, relative
+TINY = (
+    2.0**-120
+)  # p below 2^-149 is 0, next to factors whose product is below 2^29
+DTYPES = list(zk.REALS.values())
+UNIT = {zk.F32: F32, zk.BF16: BF16, zk.F16: F16}
+# B, T, H, G, D: one token, a short block, odd heads, groups, ends of blocks and of regions
+SHAPES = [
+    (1, 1, 1, 1, 8),
+    (2, 33, 3, 3, 20),
+    (1, 64, 2, 2, 64),
+    (1, 65, 2, 1, 64),
+    (2, 130, 4, 2, 24),
+    (1, 70, 4, 1, 128),
+    (1, 300, 2, 1, 36),
+    (1, 521, 2, 2, 16),
+]
+# the same on a GPU, for each of its tiles: 64, 128 and 256 wide, plain of 64 and of 128 columns
+TILES = [
+    (1, 1, 1, 1, 8),
+    (2, 33, 3, 3, 20),
+    (1, 65, 2, 1, 64),
+    (1, 70, 4, 1, 128),
+    (2, 135, 2, 1, 24),
+    (1, 140, 2, 2, 64),
+    (1, 90, 1, 1, 256),
+    (1, 66, 2, 1, 136),
+    (1, 20, 1, 1, 300),
+]
+OBJECTS = [
+    None,
+    zk.EMULATED,
+]  # the best of this processor; the GPU's, on a CPU
+ON = [(None, *shape) for shape in SHAPES] + [
+    (zk.EMULATED, *shape) for shape in TILES
+]
+
+Array = np.ndarray
+
+
+def drawn(
+    seed: int, dtype: int, *shape: int, size: float = 1.0
+) -> tuple[Array, Array]:
+    """normal numbers as stored, and the same values in float64"""
+    x = zk.store(
+        np.random.default_rng(seed).standard_normal(shape) * size, dtype
+    )
+    return x, zk.load(x)
+
+
+def close(found: Array, expected: Array, bound: Array, dtype: int) -> None:
+    """found (as stored) is within the bound, and the one rounding when it was stored"""
+    slack = TINY + bound + zk.rounding(np.abs(expected) + bound, dtype)
+    error = np.abs(zk.load(found) - expected)
+    assert np.all(np.isfinite(zk.load(found)))
+    assert np.all(error <= slack), f"{np.max(error / slack):.3g} of the bound"
+
+
+@dataclasses.dataclass(frozen=True)
+class Exact:
+    """attention in float64, and how far an f32 kernel may be off"""
+
+    y: Array  # [B, T, H, D]
+    lse: Array  # [B, H, T]
+    dqkv: Array  # [B, T, H + 2 G, D]
+    y_off: Array
+    lse_off: Array
+    dqkv_off: Array
+
+
+def head(
+    q: Array,
+    k: Array,
+    v: Array,
+    dy: Array,
+    scale: float,
+    stored: float,
+    unit: float,
+    inner: float,
+) -> tuple[tuple[Array, Array], ...]:
+    """(value, bound) of y, lse, dq, dk, dv for one head; q, k, v, dy [T, D]; y is stored with unit
+    roundoff `stored`, scores are made with unit roundoff `unit`, p and ds enter products with
+    `inner`"""
+    T, D = q.shape
+    seen = np.tril(np.ones((T, T), bool))
+    x = np.where(seen, scale * q @ k.T, -np.inf)
+    lse = np.logaddexp.reduce(x, axis=1)
+    p = np.exp(x - lse[:, None])
+    y = p @ v
+    dp = dy @ v.T
+    dot = (dy * y).sum(1)
+    ds = scale * p * (dp - dot[:, None])
+    # A score errs by D + 1 roundings of its sum of absolute products; so does every later maximum,
+    # which cancels. exp is within two ulps, its argument within one rounding of the largest score.
+    x_off = np.where(
+        seen, (D + 1) * unit * scale * np.abs(q) @ np.abs(k.T), 0
+    ).max(1)
+    top = np.where(seen, np.abs(x), 0).max(1)
+    p_off = (
+        2 * (x_off + 2 * F32 * top) + (2 * T + 16) * F32
+    )  # relative, of every p of a row
+    lse_off = p_off + F32 * np.abs(lse)
+    P, V, K, Q, DY = p, np.abs(v), np.abs(k), np.abs(q), np.abs(dy)
+    y_off = (p_off[:, None] + inner) * (P @ V)
+    # backward makes p again, from the rounded lse
+    again = (lse_off + x_off + F32 * (top + np.abs(lse)) + 8 * F32)[:, None]
+    dot_off = (DY * (y_off + stored * np.abs(y))).sum(1) + (D + 1) * F32 * (
+        DY * np.abs(y)
+    ).sum(1)
+    dp_off = (D + 1) * F32 * DY @ V.T
+    both = np.abs(dp) + np.abs(dot)[:, None]
+    ds_off = scale * p * (dp_off + dot_off[:, None] + (again + 4 * F32) * both)
+    dS = np.abs(ds) + ds_off
+    return (
+        (y, y_off),
+        (lse, lse_off),
+        (ds @ k, ds_off @ K + ((T + 1) * F32 + inner) * dS @ K),
+        (ds.T @ q, ds_off.T @ Q + ((T + 1) * F32 + inner) * dS.T @ Q),
+        (p.T @ dy, (again * P).T @ DY + ((T + 1) * F32 + inner) * P.T @ DY),
+    )
+
+
+def exact(
+    qkv: Array,
+    dy: Array,
+    H: int,
+    G: int,
+    scale: float,
+    stored: float,
+    unit: float = F32,
+    inner: float = 0,
+) -> Exact:
+    """qkv [B, T, H + 2 G, D], dy [B, T, H, D]"""
+    B, T = qkv.shape[:2]
+    e = Exact(
+        *(
+            np.zeros(s)
+            for _ in range(2)
+            for s in (dy.shape, (B, H, T), qkv.shape)
+        )
+    )
+    for b, h in np.ndindex(B, H):
+        at = h, H + h // (H // G), H + G + h // (H // G)
+        y, lse, *grads = head(
+            *(qkv[b, :, i] for i in at),
+            dy[b, :, h],
+            scale,
+            stored,
+            unit,
+            inner,
+        )
+        e.y[b, :, h], e.y_off[b, :, h] = y
+        e.lse[b, h], e.lse_off[b, h] = lse
+        for i, (g, off) in zip(at, grads, strict=True):
+            e.dqkv[b, :, i] += g
+            # a group's heads are added one to another
+            e.dqkv_off[b, :, i] += off + H // G * F32 * np.abs(g)
+    return e
+
+
+def attention(
+    k: zk.Kernels, dtype: int, qkv: Array, dy: Array, G: int, scale: float
+) -> tuple[Array, ...]:
+    """y, lse, dqkv as the kernels give them; all buffers start as NaN"""
+    (B, T, S, D), H = qkv.shape, dy.shape[2]
+    y, dqkv = zk.empty(dtype, *dy.shape), zk.empty(dtype, *qkv.shape)
+    lse = zk.empty(zk.F32, B, H, T)
+    scratch = zk.empty(zk.F32, B * H * T + B * T * S * D)
+    k.zk_attention_fwd(y, lse, qkv, B, T, H, G, D, scale)
+    k.zk_attention_bwd(dqkv, dy, y, qkv, lse, scratch, B, T, H, G, D, scale)
+    return y, lse, dqkv
+
+
+def compare(found: tuple[Array, ...], e: Exact, dtype: int) -> None:
+    y, lse, dqkv = found
+    close(y, e.y, e.y_off, dtype)
+    close(lse, e.lse, e.lse_off, zk.F32)
+    close(dqkv, e.dqkv, e.dqkv_off, dtype)
+
+
+def test_formulas_against_finite_differences() -> None:
+    r = np.random.default_rng(0)
+    H, G, scale = 4, 2, 0.7
+    qkv, dy = (
+        r.standard_normal((1, 4, H + 2 * G, 3)),
+        r.standard_normal((1, 4, H, 3)),
+    )
+    found = exact(qkv, dy, H, G, scale, 0).dqkv
+    for i in np.ndindex(qkv.shape):
+        step = np.zeros_like(qkv)
+        step[i] = 1e-6  # truncation about 1e-12, rounding about 1e-9
+        up, down = (
+            exact(qkv + s, dy, H, G, scale, 0).y for s in (step, -step)
+        )
+        assert abs((dy * (up - down)).sum() / 2e-6 - found[i]) < 1e-7
+
+
+def inner(isa: str | None, dtype: int, D: int) -> float:
+    """the unit roundoff of p and ds on tensor cores"""
+    return (
+        UNIT[dtype]
+        if isa == zk.EMULATED and dtype != zk.F32 and D % 8 == 0 and D <= 256
+        else 0
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("isa,B,T,H,G,D", ON)
+def test_attention(
+    isa: str | None, B: int, T: int, H: int, G: int, D: int, dtype: int
+) -> None:
+    (qkv, QKV), (dy, DY) = (
+        drawn(1, dtype, B, T, H + 2 * G, D),
+        drawn(2, dtype, B, T, H, D),
+    )
+    scale = float(np.float32(D**-0.5))
+    found = attention(zk.Kernels(isa, dtype), dtype, qkv, dy, G, scale)
+    compare(
+        found,
+        exact(QKV, DY, H, G, scale, UNIT[dtype], inner=inner(isa, dtype, D)),
+        dtype,
+    )
+
+
+def test_tiles_of_a_smaller_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """whose shared memory holds tiles of 32 keys beside another block's"""
+    monkeypatch.setattr(zk, "TARGET", "sm_80")
+    test_attention(zk.EMULATED, 1, 140, 2, 1, 128, zk.BF16)
+
+
+@pytest.mark.parametrize("isa", OBJECTS)
+def test_large_scores(isa: str | None) -> None:
+    """Scores are integers up to some ten thousands, exact in f32: whoever takes exp of one
+    overflows, and whoever takes the maximum of masked scores loses all."""
+    r = np.random.default_rng(3)
+    B, T, H, G, D = 1, 150, 2, 1, 32
+    qkv = r.integers(-40, 41, (B, T, H + 2 * G, D)).astype(np.float32)
+    dy = r.standard_normal((B, T, H, D)).astype(np.float32)
+    e = exact(
+        qkv.astype(np.float64), dy.astype(np.float64), H, G, 1.0, F32, 0.0
+    )
+    y, lse, dqkv = attention(zk.Kernels(isa), zk.F32, qkv, dy, G, 1.0)
+    assert np.abs(e.lse).max() > 1e4
+    assert np.all(np.isfinite(dqkv))
+    # scores err by nothing at all: only exp, sums, and the stored maximum in lse are rounded
+    close(
+        y,
+        e.y,
+        (2 * T + 16) * F32 * np.abs(qkv).max() * np.ones_like(e.y),
+        zk.F32,
+    )
+    close(lse, e.lse, 2 * F32 * np.abs(e.lse) + T * F32, zk.F32)
+    close(dqkv, e.dqkv, e.dqkv_off, zk.F32)
+
+
+@pytest.mark.parametrize("isa", OBJECTS)
+def test_scores_beyond_exp(isa: str | None) -> None:
+    """Every score of a row is far below or far above what exp can hold; one value wins."""
+    T, D = 80, 16
+    qkv = np.zeros((1, T, 3, D), np.float32)
+    qkv[0, :, 0, 0] = 1e18
+    qkv[0, :, 1, 0] = np.where(
+        np.arange(T) == 5, -1e17, -1e18
+    )  # scores -1e35 (key 5), -1e36
+    qkv[0, :, 2] = np.arange(T)[:, None]
+    dy = np.ones((1, T, 1, D), np.float32)
+    y, lse, dqkv = attention(zk.Kernels(isa), zk.F32, qkv, dy, 1, 1.0)
+    assert np.array_equal(y[0, 5:, 0], np.full((T - 5, D), 5.0))
+    # equal scores: a mean. 1/n is rounded, and each of n products and sums
+    assert np.allclose(y[0, :5, 0], (np.arange(5) / 2)[:, None], rtol=8 * F32)
+    assert np.all(np.isfinite(lse)) and not np.any(np.isnan(dqkv))
+
+
+@pytest.mark.parametrize(
+    "isa,dtype", [(None, zk.F32), *((zk.EMULATED, d) for d in DTYPES)]
+)
+def test_not_a_number_shows(isa: str | None, dtype: int) -> None:
+    """NaN in a key reaches every later query, and none before"""
+    T, D = 150, 16
+    qkv, _ = drawn(1, dtype, 1, T, 3, D)
+    dy, _ = drawn(2, dtype, 1, T, 1, D)
+    qkv[0, 70, 1, 3] = zk.empty(dtype, 1)[0]
+    y, lse, _ = attention(zk.Kernels(isa, dtype), dtype, qkv, dy, 1, 0.25)
+    y = zk.load(y)
+    assert np.all(np.isnan(y[0, 70:])) and np.all(np.isnan(lse[0, 0, 70:]))
+    assert np.all(np.isfinite(y[0, :70])) and np.all(
+        np.isfinite(lse[0, 0, :70])
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("isa", OBJECTS)
+def test_later_tokens_do_not_matter(isa: str | None, dtype: int) -> None:
+    """What a query gives is the same bit for bit whatever comes after it"""
+    T, D = 150, 24
+    (qkv, _), (dy, _) = (
+        drawn(1, dtype, 1, T, 4, D),
+        drawn(2, dtype, 1, T, 2, D),
+    )
+    k = zk.Kernels(isa, dtype)
+    y, lse, _ = attention(k, dtype, qkv, dy, 1, 0.2)
+    for t in (1, 40, 64, 100):
+        other, other_lse, _ = attention(
+            k, dtype, qkv[:, :t].copy(), dy[:, :t].copy(), 1, 0.2
+        )
+        assert other.tobytes() == y[:, :t].tobytes()
+        assert other_lse.tobytes() == lse[:, :, :t].tobytes()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("B,T,H,G,D", [(2, 33, 3, 3, 20), (1, 331, 4, 2, 40)])
+def test_bits(B: int, T: int, H: int, G: int, D: int, dtype: int) -> None:
+    """the same on every kernel object, compiler and number of threads"""
+    (qkv, _), (dy, _) = (
+        drawn(1, dtype, B, T, H + 2 * G, D),
+        drawn(2, dtype, B, T, H, D),
+    )
+    first = [
+        a.tobytes()
+        for a in attention(zk.Kernels(dtype=dtype), dtype, qkv, dy, G, 0.2)
+    ]
+    for isa, compiler, threads in zk.variants():
+        k = zk.Kernels(isa, dtype, threads, compiler)
+        found = [a.tobytes() for a in attention(k, dtype, qkv, dy, G, 0.2)]
+        assert found == first, (isa, compiler, threads)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("T,H,G,D", [(33, 3, 3, 20), (70, 2, 1, 64)])
+def test_bits_on_a_gpu(T: int, H: int, G: int, D: int, dtype: int) -> None:
+    """the same when called again, and in whatever batch a sequence lies"""
+    B = 2
+    (qkv, _), (dy, _) = (
+        drawn(1, dtype, B, T, H + 2 * G, D),
+        drawn(2, dtype, B, T, H, D),
+    )
+    k = zk.Kernels(zk.EMULATED, dtype)
+    first = attention(k, dtype, qkv, dy, G, 0.2)
+    for x, again in zip(
+        first, attention(k, dtype, qkv, dy, G, 0.2), strict=True
+    ):
+        assert x.tobytes() == again.tobytes()
+    for b in range(B):
+        alone = attention(
+            k, dtype, qkv[b : b + 1].copy(), dy[b : b + 1].copy(), G, 0.2
+        )
+        for x, one in zip(first, alone, strict=True):
+            assert x[b].tobytes() == one[0].tobytes()
+
+
+def test_no_kernel_for_it() -> None:
+    """A tile that is not compiled, or a scale that tensor cores' kernels do not take: refused"""
+    call = (
+        "import zk; k = zk.Kernels(zk.EMULATED, zk.BF16); "
+        "x = zk.empty(zk.BF16, 1, 8, 3, 8); "
+        "k.zk_attention_fwd(x, zk.empty(zk.F32, 8), x, 1, 8, 1, 1, 8, -1.0)"
+    )
+    paths = os.pathsep.join(
+        str(zk.ROOT / folder) for folder in ("tests/lib", "gen")
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", call],
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 3
+    assert (
+        "attention: no kernel with tile 64x64x0 for heads of 8 elements, scale -1"
+        in done.stderr
+    )
+
+
+def test_no_square_buffer() -> None:
+    """At T = 8192 one head's scores would be 256 MiB; forward takes no memory of its own"""
+    T, D = 8192, 4
+    qkv, _ = drawn(1, zk.F32, 1, T, 3, D)
+    y, lse = zk.empty(zk.F32, 1, T, 1, D), zk.empty(zk.F32, 1, 1, T)
+    k = zk.Kernels()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    k.zk_attention_fwd(y, lse, qkv, 1, T, 1, 1, D, 0.5)
+    assert np.all(np.isfinite(y))
+    assert (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 8 << 10
+    )  # KiB

@@ -1,0 +1,176 @@
+"""test_context.py -- the kernels' context: what zk_open refuses, its object, threads and memory."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import zk
+from patience import LIMIT
+from trainer import ROOT, generate
+
+PLAIN = """
+import ctypes, sys
+lib, why = ctypes.CDLL(sys.argv[1]), ctypes.c_char_p()
+lib.zk_open.restype = ctypes.c_void_p
+lib.zk_object.restype = ctypes.c_char_p
+k = lib.zk_open(None, None, None, 0, 0, 2, ctypes.byref(why))
+if not k:
+    sys.exit(why.value.decode())
+x = (ctypes.c_float * 21)(*range(21))
+y = (ctypes.c_float * 21)()
+lib.zk_add(ctypes.c_void_p(k), None, y, x, x, ctypes.c_int64(21))
+assert list(y) == [2.0 * i for i in range(21)]
+lib.zk_close(ctypes.c_void_p(k))
+lib.zk_target.restype = ctypes.c_char_p
+assert lib.zk_target() == b"cpu"
+print(lib.zk_object().decode())
+"""
+
+
+def plain(isa: str | None) -> tuple[int, str]:
+    """a plain name called in a new process with ZK_ISA set: exit status, what was said"""
+    zk.library("gcc")
+    environment = {
+        name: value for name, value in os.environ.items() if name != "ZK_ISA"
+    }
+    if isa is not None:
+        environment["ZK_ISA"] = isa
+    done = subprocess.run(
+        [sys.executable, "-c", PLAIN, str(ROOT / zk.LIBRARY["gcc"])],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    return done.returncode, (done.stdout + done.stderr).strip()
+
+
+def test_plain_names_reach_the_best_object() -> None:
+    assert plain(None) == plain("") == (0, zk.isas()[-1])
+
+
+def test_a_lower_object_may_be_named() -> None:
+    assert plain("avx2") == (0, "avx2")
+
+
+def test_an_unknown_object_is_refused() -> None:
+    status, said = plain("sse")
+    assert status == 1 and "ZK_ISA" in said and "avx2, avx512" in said
+
+
+@pytest.mark.skipif(
+    zk.runs("avx512"), reason="this processor runs the avx512 object"
+)
+def test_an_object_that_cannot_run_is_refused() -> None:
+    status, said = plain("avx512")
+    assert status == 1 and "AVX-512" in said
+
+
+def opened(dtype: int, threads: int) -> str:
+    """why zk_open refuses; empty if it does not"""
+    lib, why = zk.library("gcc"), ctypes.c_char_p()
+    context = lib.zk_open(
+        None, None, None, dtype, 0, threads, ctypes.byref(why)
+    )
+    if context:
+        lib.zk_close(ctypes.c_void_p(context))
+    assert bool(context) == (why.value is None)
+    return (why.value or b"").decode()
+
+
+def test_open_says_why_not() -> None:
+    assert opened(zk.F32, 1) == opened(zk.BF16, 5) == ""
+    assert "f32, bf16 or f16" in opened(3, 1)
+    assert "1 to 1024" in opened(zk.F32, 0) and "1 to 1024" in opened(
+        zk.F32, 1025
+    )
+
+
+def mapped() -> int:
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        return int(statm.read().split()[0]) * os.sysconf("SC_PAGESIZE")
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_overhead_is_what_open_maps(threads: int) -> None:
+    lib, overhead = zk.library("gcc"), zk.library("gcc").zk_overhead(threads)
+    kept = [
+        zk.Kernels(threads=threads) for _ in range(8)
+    ]  # use up stacks of closed ones
+    before = mapped()
+    kept += [zk.Kernels(threads=threads) for _ in range(8)]
+    assert lib.zk_overhead(1) <= overhead
+    # a stack has a guard page beside it; Python's own heap may grow by 1 MiB
+    assert 0 <= mapped() - before - 8 * overhead <= 8 * threads * 4096 + 2**20
+
+
+TOUCHED = """
+import ctypes, sys
+lib, why = ctypes.CDLL(sys.argv[1]), ctypes.c_char_p()
+lib.zk_open.restype = ctypes.c_void_p
+def taken():
+    with open("/proc/self/smaps_rollup") as f:
+        return next(int(line.split()[1]) for line in f if line.startswith("Pss_Anon:"))
+y, x = ((ctypes.c_float * 300000)(*[1] * 300000) for i in range(2))
+before = taken()
+k = lib.zk_open(None, None, None, 0, 0, 8, ctypes.byref(why))
+opened = taken()
+size = ctypes.c_int64
+for i in range(100):
+    lib.zk_linear_fwd(ctypes.c_void_p(k), None, y, x, x, None, *map(size, [768, 384, 384]), 0)
+print(opened - before, taken() - before)
+"""
+
+
+def test_scratch_is_taken_at_the_start() -> None:
+    """8 threads have 20 MiB of scratch; work takes a page of stack and globals at most beyond
+    it."""
+    zk.library("gcc")
+    done = subprocess.run(
+        [sys.executable, "-c", TOUCHED, str(ROOT / zk.LIBRARY["gcc"])],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 0, done.stderr
+    opened, worked = map(int, done.stdout.split())
+    assert 8 * 2560 <= opened and worked - opened < 1024, (opened, worked)
+
+
+def test_no_kernel_runs_where_there_is_no_context() -> None:
+    source = generate(ROOT / "model_specs" / "demo.yaml", "zero.stage=3")
+    assert (
+        "zr_gather(z, ZR_GATHER" in source and "zr_call(z, ZR_MAIN" in source
+    )
+    assert not re.search(r"zr_call(_n)?\(z, ZR_GATHER", source)
+
+
+def test_many_small_jobs(isa: str) -> None:
+    """a worker that sleeps through a job must not disturb the next"""
+    k, ones = zk.Kernels(isa, threads=4), np.ones((7, 500), np.float32)
+    sums = np.empty(500, np.float32)
+    for job in range(4000):
+        k.zk_linear_bwd_b(sums, ones, job % 7 + 1, 500)
+        assert (sums == job % 7 + 1).all()
+
+
+def test_errors_of_others_are_not_the_kernels(
+    capfd: pytest.CaptureFixture,
+) -> None:
+    """What a library left for cudaGetLastError is no launch's; a launch that is refused still ends
+    the process with its name (test_emulation.py)."""
+    k, library = zk.Kernels("emulated"), zk.library("emulated")
+    invalid = library.cudaFree(ctypes.c_void_p(1))
+    ones, sums = np.ones((7, 64), np.float32), np.empty(64, np.float32)
+    k.zk_linear_bwd_b(sums, ones, 7, 64)
+    assert (
+        invalid
+        and (sums == 7).all()
+        and "kernel" not in capfd.readouterr().err
+    )

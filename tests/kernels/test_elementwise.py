@@ -1,0 +1,608 @@
+"""test_elementwise.py -- activations, addition, rounding, embedding, loss: against float64; bits.
+
+A bound counts roundings in units of u = 2**-24 and scales with the data; storing in bf16 adds one
+rounding of 2**-8. Sums of an embedding are f32 additions in a stated order, so they are compared
+bit for bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import numpy as np
+import pytest
+import zk
+from zg.facts import ops
+
+U, U16 = 2.0**-24, 2.0**-8
+TINY = (
+    2.0**-116
+)  # a sigmoid below 2**-126 may become 0; times |x| and slopes below 2**10
+Array = np.ndarray
+
+
+@pytest.fixture(params=zk.REALS.values(), ids=zk.REALS)
+def dtype(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
+def drawn(
+    seed: int, dtype: int, *shape: int, scale: float = 1.0
+) -> tuple[Array, Array]:
+    """Normal numbers as stored, and the same values in float64"""
+    x = zk.store(
+        np.random.default_rng(seed).standard_normal(shape) * scale, dtype
+    )
+    return x, zk.load(x)
+
+
+def close(found: Array, want: Array, bound: Array) -> None:
+    """Within the bound, and the one rounding when it was stored"""
+    slack = bound + TINY + zk.rounding(np.abs(want) + bound, zk.kind(found))
+    error = np.abs(zk.load(found) - want)
+    assert np.all(error <= slack), f"{np.max(error / slack):.3g} of the bound"
+
+
+def wide(dtype: int) -> tuple[Array, Array]:
+    """The real line: dense near 0, both tails, signed zeros"""
+    far = np.geomspace(1e-30, 1e4, 500)
+    x = np.concatenate([np.linspace(-20, 20, 4001), far, -far, [0, -0.0]])
+    stored = zk.store(x, dtype)
+    return stored, zk.load(stored)
+
+
+# ---- GELU and SwiGLU
+
+
+def sigmoid(x: Array) -> Array:
+    e = np.exp(-np.abs(x))
+    return np.where(x < 0, e, 1) / (1 + e)
+
+
+ERF = np.vectorize(math.erf, otypes=[float])
+ROOT = 2 * math.sqrt(2 / math.pi)
+
+
+def gelu(x: Array, kind: int) -> tuple[Array, Array]:
+    """Value and slope"""
+    if kind == zk.GELU_ERF:
+        share = (1 + ERF(x / math.sqrt(2))) / 2
+        return x * share, share + x * np.exp(-x * x / 2) / math.sqrt(
+            2 * math.pi
+        )
+    s = sigmoid(ROOT * (x + 0.044715 * x**3))
+    inner = ROOT * (1 + 3 * 0.044715 * x * x)
+    return x * s, s + x * s * sigmoid(-ROOT * (x + 0.044715 * x**3)) * inner
+
+
+def sigmoid_steps(target: str, argument: int, others: int) -> tuple[int, int]:
+    """Roundings of a sigmoid's argument, which matter by (1 - s) times the argument, and the others
+    of a formula. A GPU's exponential is of a rounded product with a rounded log2(e); it is good to
+    2^-22 and its quotient to 2^-23, instead of 2 ulp and 1/2."""
+    return (
+        (argument + 2, others + 6)
+        if target == zk.EMULATED
+        else (argument, others)
+    )
+
+
+def gelu_bounds(x: Array, kind: int, target: str) -> tuple[Array, Array]:
+    """erf: its 2 ulp, its argument's two roundings where it is steep (|z| erf'(z) < 1), the sum's;
+    times |x|. tanh: the sigmoid's argument has five roundings, which matter by (1 - s) times the
+    argument; exp, sum, quotient and product eight more. Slopes: the same on both terms; 1 - s
+    cancels."""
+    if kind == zk.GELU_ERF:
+        pdf = np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+        return 8 * U * np.abs(x), 6 * U + U * np.abs(x) * pdf * (
+            10 + 2 * x * x
+        )
+    t = ROOT * (x + 0.044715 * x**3)
+    s, rest = sigmoid(t), sigmoid(-t)
+    argument, others = sigmoid_steps(target, 5, 8)
+    steps = others + argument * np.abs(t) * rest
+    slope = np.abs(x) * s * ROOT * (1 + 3 * 0.044715 * x * x)
+    slope[np.abs(x) >= 16] = (
+        0  # there s or 1 - s is 0 in f32, and in truth below 2**-140
+    )
+    return U * steps * np.abs(x) * s, U * (
+        s * steps + slope * (rest * (steps + others) + s * steps)
+    )
+
+
+@pytest.mark.parametrize(
+    "kind", [zk.GELU_TANH, zk.GELU_ERF], ids=["tanh", "erf"]
+)
+def test_gelu(target: str, dtype: int, kind: int) -> None:
+    k = zk.Kernels(target, dtype)
+    x, exact = wide(dtype)
+    dy, slope_in = drawn(1, dtype, x.size)
+    y, dx = np.empty_like(x), np.empty_like(x)
+    k.zk_gelu_fwd(y, x, x.size, kind)
+    k.zk_gelu_bwd(dx, dy, x, x.size, kind)
+    value, slope = gelu(exact, kind)
+    bound, slope_bound = gelu_bounds(exact, kind, target)
+    close(y, value, bound)
+    close(
+        dx,
+        slope_in * slope,
+        np.abs(slope_in) * (slope_bound + U * np.abs(slope)),
+    )
+
+
+@pytest.mark.parametrize(
+    "kind", [zk.GELU_TANH, zk.GELU_ERF], ids=["tanh", "erf"]
+)
+def test_the_slope_is_a_finite_difference(kind: int) -> None:
+    """The formula above: central differences err by h**2 f''' / 6 and by rounding, 1e-16 / h"""
+    x, h = np.linspace(-6, 6, 301), 1e-5
+    difference = (gelu(x + h, kind)[0] - gelu(x - h, kind)[0]) / (2 * h)
+    assert np.max(np.abs(difference - gelu(x, kind)[1])) < 1e-9
+
+
+def test_relu2(target: str, dtype: int) -> None:
+    """Each product is rounded to f32 once, and what is stored once more: bit for bit."""
+    k = zk.Kernels(target, dtype)
+    x, _ = wide(dtype)
+    x[-3:] = zk.store([np.nan, np.inf, -np.inf], dtype)
+    dy, _ = drawn(4, dtype, x.size)
+    y, dx = np.empty_like(x), np.empty_like(x)
+    k.zk_relu2_fwd(y, x, x.size)
+    k.zk_relu2_bwd(dx, dy, x, x.size)
+    at, up = (zk.load(a).astype(np.float32) for a in (x, dy))
+    above = np.where(0 > at, np.float32(0), at)
+    with np.errstate(over="ignore"):
+        want, slope = above * above, up * (2 * above)
+    np.testing.assert_array_equal(zk.load(y), zk.load(zk.store(want, dtype)))
+    np.testing.assert_array_equal(zk.load(dx), zk.load(zk.store(slope, dtype)))
+
+
+@pytest.mark.parametrize("M,F", [(1, 1), (3, 16), (5, 37), (40, 176)])
+def test_swiglu(target: str, dtype: int, M: int, F: int) -> None:
+    k = zk.Kernels(target, dtype)
+    x, exact = drawn(2, dtype, M, 2 * F, scale=4)
+    dy, grad = drawn(3, dtype, M, F)
+    y, dx = zk.store(np.zeros((M, F)), dtype), np.empty_like(x)
+    k.zk_swiglu_fwd(y, x, M, F)
+    k.zk_swiglu_bwd(dx, dy, x, M, F)
+    gate, up = np.split(exact, 2, axis=1)
+    s, rest = sigmoid(gate), sigmoid(-gate)
+    argument, others = sigmoid_steps(
+        target, 1, 10
+    )  # exp: 2 ulp; sum, quotient, products
+    steps = others + argument * np.abs(gate) * rest
+    close(y, gate * s * up, U * steps * np.abs(gate * s * up))
+    d_gate = (
+        U
+        * np.abs(grad * up)
+        * s
+        * (steps + np.abs(gate) * (rest * (steps + others - 6) + s * steps))
+    )
+    want = np.concatenate(
+        [grad * up * s * (1 + gate * rest), grad * gate * s], axis=1
+    )
+    close(
+        dx,
+        want,
+        np.concatenate([d_gate, U * steps * np.abs(grad * gate * s)], axis=1),
+    )
+
+
+def test_swiglu_bwd_is_a_finite_difference(target: str) -> None:
+    """Forward is good to 12 u: differences of step h = 2**-6 err by 24 u / h and h**2 f''' / 6"""
+    k, (M, F), h = zk.Kernels(target), (2, 5), 2.0**-6
+    x, _ = drawn(4, zk.F32, M, 2 * F)
+    dx, y = np.empty_like(x), np.zeros((2, M, F), np.float32)
+    k.zk_swiglu_bwd(dx, np.ones((M, F), np.float32), x, M, F)
+    for i in range(x.size):
+        for side, step in enumerate((h, -h)):
+            moved = x.copy()
+            moved.flat[i] += step
+            k.zk_swiglu_fwd(y[side], moved, M, F)
+        slope = (y[0].sum(dtype=float) - y[1].sum(dtype=float)) / (2 * h)
+        assert abs(slope - dx.flat[i]) < 1e-3
+
+
+@pytest.mark.parametrize("name", ["gelu_tanh", "gelu_erf", "swiglu"])
+def test_bad_numbers_stay_visible(target: str, name: str) -> None:
+    k = zk.Kernels(target)
+    x = np.full(32, np.nan, np.float32)
+    y, dx = np.zeros(32, np.float32), np.zeros(32, np.float32)
+    if name == "swiglu":
+        k.zk_swiglu_fwd(y[:16], x, 1, 16)
+        k.zk_swiglu_bwd(dx, np.ones(16, np.float32), x, 1, 16)
+        y = y[:16]
+    else:
+        kind = zk.GELU_ERF if name == "gelu_erf" else zk.GELU_TANH
+        k.zk_gelu_fwd(y, x, 32, kind)
+        k.zk_gelu_bwd(dx, np.ones(32, np.float32), x, 32, kind)
+    assert np.isnan(y).all() and np.isnan(dx).all()
+
+
+@pytest.mark.parametrize("kind", [zk.GELU_TANH, zk.GELU_ERF])
+def test_gelu_backward_may_be_in_place(
+    target: str, dtype: int, kind: int
+) -> None:
+    k = zk.Kernels(target, dtype)
+    for n in (1, 15, 33, 40000):
+        (x, _), (dy, _) = drawn(n, dtype, n), drawn(n + 1, dtype, n)
+        want = np.empty_like(x)
+        k.zk_gelu_bwd(want, dy, x, n, kind)
+        k.zk_gelu_bwd(dy, dy, x, n, kind)
+        assert dy.tobytes() == want.tobytes()
+
+
+# ---- addition and rounding
+
+
+def test_add_may_be_in_place(target: str, dtype: int) -> None:
+    k = zk.Kernels(target, dtype)
+    for n in (1, 15, 16, 33, 1000, 40000):
+        a, x = drawn(n, dtype, n)
+        b, y = drawn(n + 1, dtype, n, scale=100)
+        want = zk.store(
+            (x.astype(np.float32) + y.astype(np.float32)).astype(np.float64),
+            dtype,
+        )
+        out, left, right = np.empty_like(a), a.copy(), b.copy()
+        k.zk_add(out, a, b, n)
+        k.zk_add(left, left, b, n)
+        k.zk_add(right, a, right, n)
+        for got in (out, left, right):
+            assert got.tobytes() == want.tobytes()
+
+
+def test_round_to_nearest_even(target: str) -> None:
+    k = zk.Kernels(target, zk.BF16)
+    bits = np.random.default_rng(5).integers(
+        0, 1 << 32, 100003, dtype=np.uint32
+    )
+    bits[:6] = [
+        0x3F808000,
+        0x3F818000,
+        0x3F808001,
+        0x7F7FFFFF,
+        0x00000001,
+        0x80008000,
+    ]
+    x, got = bits.view(np.float32), np.empty(bits.size, np.uint16)
+    k.zk_round(got, x, bits.size)
+    want = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+    nan = np.isnan(x)
+    assert np.array_equal(got[~nan], want[~nan].astype(np.uint16))
+    assert np.isnan(zk.load(got[nan])).all()
+    assert list(got[:6]) == [0x3F80, 0x3F82, 0x3F81, 0x7F80, 0x0000, 0x8000]
+
+
+def test_round_in_f32_is_a_copy(target: str) -> None:
+    k, x = (
+        zk.Kernels(target),
+        np.random.default_rng(6).standard_normal(333).astype(np.float32),
+    )
+    y = np.empty_like(x)
+    k.zk_round(y, x, x.size)
+    assert y.tobytes() == x.tobytes()
+
+
+# ---- embedding: every result is a chain of f32 additions
+
+
+def rows(M: int, C: int, dtype: int) -> tuple[Array, Array]:
+    scale = 10.0 ** (np.arange(M)[:, None] % 5)
+    dy = zk.store(
+        np.random.default_rng(M).standard_normal((M, C)) * scale, dtype
+    )
+    return dy, zk.load(dy).astype(np.float32)
+
+
+@pytest.mark.parametrize("C", [1, 16, 60])
+@pytest.mark.parametrize("positions", [False, True])
+def test_embed_fwd(target: str, dtype: int, C: int, positions: bool) -> None:
+    k, (B, T, V) = zk.Kernels(target, dtype), (3, 7, 11)
+    token = np.random.default_rng(7).integers(0, V, B * T).astype(np.int32)
+    w, wide_w = drawn(8, dtype, V, C)
+    p, wide_p = drawn(9, dtype, T, C)
+    y = zk.store(np.zeros((B * T, C)), dtype)
+    k.zk_embed_fwd(y, token, w, p if positions else None, B, T, C)
+    want = wide_w[token].astype(np.float32)
+    if positions:
+        want = want + np.tile(wide_p.astype(np.float32), (B, 1))
+    assert y.tobytes() == zk.store(want.astype(np.float64), dtype).tobytes()
+
+
+@pytest.mark.parametrize(
+    "M,V,C",
+    [(1, 1, 1), (24, 5, 20), (40, 300, 33), (65, 64, 64), (2100, 150, 24)],
+)
+@pytest.mark.parametrize("add", [0, 1])
+def test_embed_bwd(
+    target: str, dtype: int, M: int, V: int, C: int, add: int
+) -> None:
+    k = zk.Kernels(target, dtype)
+    token = np.random.default_rng(10).integers(0, V, M).astype(np.int32)
+    dy, wide_dy = rows(M, C, dtype)
+    start = (
+        np.random.default_rng(11).standard_normal((V, C)).astype(np.float32)
+    )
+    dw = start.copy() if add else zk.store(np.full((V, C), np.nan), dtype)
+    k.zk_embed_bwd(dw, dy, token, np.empty(V + 1 + M, np.int32), M, V, C, add)
+    want = start.copy() if add else np.zeros((V, C), np.float32)
+    for m in range(M):
+        want[token[m]] = want[token[m]] + wide_dy[m]
+    assert (
+        dw.tobytes()
+        == (
+            want if add else zk.store(want.astype(np.float64), dtype)
+        ).tobytes()
+    )
+
+
+@pytest.mark.parametrize(
+    "B,T,C,P", [(1, 1, 1, 1), (4, 5, 20, 9), (3, 33, 60, 64)]
+)
+def test_position_bwd(
+    target: str, dtype: int, B: int, T: int, C: int, P: int
+) -> None:
+    k = zk.Kernels(target, dtype)
+    dy, wide_dy = rows(B * T, C, dtype)
+    dp = zk.store(np.full((P, C), np.nan), dtype)
+    k.zk_position_bwd(dp, dy, B, T, C, P)
+    want = np.zeros((P, C), np.float32)
+    for b in range(B):
+        want[:T] = want[:T] + wide_dy.reshape(B, T, C)[b]
+    assert dp.tobytes() == zk.store(want.astype(np.float64), dtype).tobytes()
+
+
+# ---- cross-entropy
+
+
+def depth(V: int, target: str) -> float:
+    """Roundings that a summand of a row's sum of exponentials meets, two ulp of its own among them.
+    CPU: a lane's chain and four folds. GPU: a thread's chain, two elements by eight of 4096; ten
+    folds; an exponential and a product for each rise of the thread's own top, one for each pack."""
+    return (
+        V / 16 + 12
+        if target != zk.EMULATED
+        else 8 + V / 512 + 10 + 4 + 5 * (1 + V / 2048)
+    )
+
+
+def entropy(
+    x: Array, hit: Array, target: str
+) -> tuple[Array, Array, Array, Array]:
+    """loss [M], d(sum of losses)/M [M,V], and their bounds"""
+    M, V = x.shape
+    at = (np.arange(M), np.maximum(hit, 0))
+    deep = x - x.max(
+        1, keepdims=True
+    )  # rounded once in the kernel: u |deep| in exp's argument
+    e = np.exp(deep)
+    p = e / e.sum(1, keepdims=True)
+    # of the sum: its own, and the arguments' roundings by their weight
+    steps = depth(V, target) + (p * np.abs(deep)).sum(1)
+    loss = np.log(e.sum(1)) - deep[at]
+    hot = np.zeros_like(p)
+    hot[at] = 1
+    valid = hit >= 0
+    d = (p - hot) / M * valid[:, None]
+    slack = U * (p * (steps[:, None] + 4 + np.abs(deep)) + 2 * hot) / M
+    return (
+        loss * valid,
+        d,
+        U * (steps + 2 * np.abs(deep[at]) + 2 * np.abs(loss)),
+        slack,
+    )
+
+
+def padded(x: Array, beyond: float = np.nan) -> Array:
+    """rows of logits as kernels take them: what follows the V-th is ignored"""
+    made = zk.store(
+        np.full((len(x), ops.up(x.shape[1], ops.VOCAB)), beyond), zk.kind(x)
+    )
+    made[:, : x.shape[1]] = x
+    return made
+
+
+@pytest.mark.parametrize(
+    "M,V", [(1, 1), (5, 3), (7, 16), (9, 257), (4, 263), (6, 5000)]
+)
+@pytest.mark.parametrize("scale", [1, 30])
+def test_cross_entropy(
+    target: str, dtype: int, M: int, V: int, scale: float
+) -> None:
+    """What lies beyond the vocabulary is NaN, and makes no difference."""
+    k = zk.Kernels(target, dtype)
+    rows, exact = drawn(12, dtype, M, V, scale=scale)
+    x = padded(rows)
+    hit = np.random.default_rng(13).integers(-1, V, M).astype(np.int32)
+    hit[0] = V - 1
+    loss, d = np.full(M, np.nan, np.float32), np.empty_like(x)
+    k.zk_cross_entropy(loss, d, x, hit, None, M, V, M)
+    want, slope, bound, slack = entropy(exact, hit, target)
+    close(loss, want, bound)
+    close(np.ascontiguousarray(d[:, :V]), slope, slack)
+    assert (
+        np.all(loss >= 0) and not loss[hit < 0].any() and not d[hit < 0].any()
+    )
+    assert not d[:, V:].any()
+    alone, inplace = np.empty_like(loss), x.copy()
+    k.zk_cross_entropy(alone, None, x, hit, None, M, V, M)
+    assert alone.tobytes() == loss.tobytes()
+    k.zk_cross_entropy(alone, inplace, inplace, hit, None, M, V, M)
+    assert (
+        inplace.tobytes() == d.tobytes() and alone.tobytes() == loss.tobytes()
+    )
+    for m in range(M):  # a part of the rows, as parts of all of them
+        k.zk_cross_entropy(loss[m:], d[m:], x[m:], hit[m:], None, 1, V, M)
+    assert (
+        inplace.tobytes() == d.tobytes() and alone.tobytes() == loss.tobytes()
+    )
+
+
+@pytest.mark.parametrize("M,C", [(1, 3), (7, 40), (700, 33)])
+def test_pick(target: str, dtype: int, M: int, C: int) -> None:
+    """the last row that has a target, else the first"""
+    k = zk.Kernels(target, dtype)
+    x, _ = drawn(22, dtype, M, C)
+    for row in {0, M // 2, M - 1}:
+        for first in (-1, 5):
+            hit = np.full(M, -1, np.int32)
+            hit[: row + 1], hit[row] = first, 0
+            y = np.zeros_like(x[0])
+            k.zk_pick(y, x, hit, M, C)
+            assert y.tobytes() == x[row].tobytes()
+    k.zk_pick(y, x, np.full(M, -1, np.int32), M, C)
+    assert y.tobytes() == x[0].tobytes()
+
+
+def test_cross_entropy_is_stable(target: str) -> None:
+    """Far from 0 the logits' differences are exact, so nothing but the differences may matter"""
+    k = zk.Kernels(target)
+    base = (
+        np.random.default_rng(14).integers(-20, 20, (4, 40)).astype(np.float32)
+    )
+    hit = np.array([0, 39, 7, -1], np.int32)
+    found = []
+    for shift in (0, 1e6, -1e6):
+        loss, d = np.empty(4, np.float32), np.empty_like(base)
+        k.zk_cross_entropy(
+            loss, d, base + np.float32(shift), hit, None, 4, 40, 4
+        )
+        found.append(loss.tobytes() + d.tobytes())
+    assert found[0] == found[1] == found[2]
+
+
+def test_cross_entropy_of_infinities(target: str) -> None:
+    k = zk.Kernels(target)
+    x = np.full((3, 24), -np.inf, np.float32)
+    x[0, 4] = x[1, 4] = 0
+    x[2] = np.nan
+    loss, d = np.empty(3, np.float32), np.empty_like(x)
+    k.zk_cross_entropy(
+        loss, d, x, np.array([4, 5, -1], np.int32), None, 3, 24, 3
+    )
+    assert (
+        loss[0] == 0
+        and not d[0].any()
+        and loss[1] == np.inf
+        and loss[2] == 0
+        and not d[2].any()
+    )
+    k.zk_cross_entropy(
+        loss, d, x, np.array([4, 4, 5], np.int32), None, 3, 24, 3
+    )
+    assert loss[1] == 0 and np.isnan(loss[2]) and np.isnan(d[2]).all()
+
+
+# ---- a token drawn
+
+
+def test_sample(target: str, dtype: int) -> None:
+    k, V = zk.Kernels(target, dtype), 50
+    x, exact = drawn(15, dtype, V, scale=3)
+    for heat in (0.5, 1.0, 2.0):
+        share = np.exp((exact - exact.max()) / heat)
+        edge = np.cumsum(share / share.sum())
+        for u in np.linspace(0, 1, 401)[:-1]:
+            if (
+                np.min(np.abs(edge - u)) > 1e-9
+            ):  # f64 rounding cannot move an edge past u
+                assert k.zk_sample(x, V, heat, u) == int(
+                    np.searchsorted(edge, u, side="right")
+                )
+        assert 0 <= k.zk_sample(x, V, heat, 1 - 2.0**-53) < V
+    assert k.zk_sample(x, V, 0.0, 0.999) == int(np.argmax(exact))
+
+
+def test_sample_never_draws_the_impossible(target: str) -> None:
+    k = zk.Kernels(target)
+    x = np.array([-np.inf, 0, 1, -np.inf], np.float32)
+    assert {
+        k.zk_sample(x, 4, 1.0, u) for u in (0.0, 0.2, 0.9, 1 - 2.0**-53)
+    } == {1, 2}
+
+
+# ---- bits
+
+
+def everything(k: zk.Kernels, n: int) -> bytes:
+    """What each kernel of this file makes of one input"""
+    whole = np.random.default_rng(16).integers(-1 << 20, 1 << 20, (n, 74))
+    x = np.ldexp(whole, -17).astype(np.float32)
+    target = np.random.default_rng(17).integers(-1, 74, n).astype(np.int32)
+    out = []
+    for kind in (zk.GELU_TANH, zk.GELU_ERF):
+        out += [np.empty_like(x), np.empty_like(x)]
+        k.zk_gelu_fwd(out[-2], x, x.size, kind)
+        k.zk_gelu_bwd(out[-1], x, x, x.size, kind)
+    out += [
+        zk.empty(zk.F32, *shape) for shape in ((n, 37), (n, 74), (n,), (n, 80))
+    ]
+    k.zk_swiglu_fwd(out[-4], x, n, 37)
+    k.zk_swiglu_bwd(out[-3], out[-4], x, n, 37)
+    k.zk_cross_entropy(out[-2], out[-1], padded(x), target, None, n, 74, n)
+    out[-1] = out[-1][:, :74]
+    out.append(np.empty((100, 74), np.float32))
+    k.zk_embed_bwd(
+        out[-1], x, target + 1, np.empty(101 + n, np.int32), n, 100, 74, 0
+    )
+    return b"".join(a.tobytes() for a in out)
+
+
+# SHA-256 of everything(700): the same with every compiler, on every processor
+KNOWN_BITS = "e5920d830d69647698f65e837aaa5bc0f3eb7b535e4cc9e0c1e6a3992d4a923e"
+
+
+@pytest.mark.slow
+def test_objects_compilers_and_threads_change_no_bit() -> None:
+    found = {
+        everything(zk.Kernels(isa, zk.F32, n, cc), 700)
+        for isa, cc, n in zk.variants()
+    }
+    assert len(found) == 1
+    assert hashlib.sha256(found.pop()).hexdigest() == KNOWN_BITS
+
+
+@pytest.mark.parametrize("kind", [zk.GELU_TANH, zk.GELU_ERF])
+def test_a_ragged_end_changes_no_bit(
+    target: str, dtype: int, kind: int
+) -> None:
+    k = zk.Kernels(target, dtype)
+    x, _ = drawn(18, dtype, 64, scale=3)
+    whole = np.empty_like(x)
+    k.zk_gelu_fwd(whole, x, 64, kind)
+    for n in range(1, 64):
+        y = np.zeros_like(x)
+        k.zk_gelu_fwd(y, x, n, kind)
+        assert y[:n].tobytes() == whole[:n].tobytes() and not y[n:].any()
+
+
+def exact(k: zk.Kernels, dtype: int) -> bytes:
+    """What kernels make that sum nothing, or in a stated order, and is no sigmoid's"""
+    x, dy = drawn(19, dtype, 40, 74, scale=4)[0], drawn(20, dtype, 40, 74)[0]
+    token = np.random.default_rng(21).integers(0, 9, 40).astype(np.int32)
+    out = [zk.empty(dtype, 40, 74) for _ in range(6)]
+    k.zk_gelu_fwd(out[0], x, x.size, zk.GELU_ERF)
+    k.zk_gelu_bwd(out[1], dy, x, x.size, zk.GELU_ERF)
+    k.zk_add(out[2], x, dy, x.size)
+    k.zk_embed_fwd(out[3], token, x, dy, 2, 20, 74)
+    k.zk_embed_bwd(
+        out[4], dy, token, np.empty(41 + 40, np.int32), 40, 40, 74, 0
+    )
+    k.zk_position_bwd(out[5], dy, 2, 20, 74, 40)
+    return b"".join(a.tobytes() for a in out)
+
+
+def test_a_gpu_gives_the_bits_of_a_cpu(dtype: int) -> None:
+    assert exact(zk.Kernels(zk.EMULATED, dtype), dtype) == exact(
+        zk.Kernels(dtype=dtype), dtype
+    )
+
+
+def test_tiles_change_no_bit(isa: str) -> None:
+    want = everything(zk.Kernels(isa), 50)
+    for tile in (1, 48, 1000):
+        assert (
+            everything(zk.Kernels(isa, zk.F32, 2, tile=(tile, 0, 0)), 50)
+            == want
+        )

@@ -1,0 +1,450 @@
+"""test_linear.py -- linear layers and their gradients: values, bits, edges of memory.
+
+A chain of K fused multiply-adds errs by at most K * u * (|a| . |b|) to first order, u = 2**-24; the
+bias and the rounding to bf16 add one rounding each of the result. Nothing else is allowed for.
+Under emulation cuBLASLt is a loop: that tells whether it is asked for the right product.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import mmap
+import os
+
+import numpy as np
+import pytest
+import zk
+
+Array = np.ndarray
+
+U = 2.0**-24  # half an ulp of f32 next to 1
+SHAPES = [
+    (1, 1, 1),
+    (1, 60, 33),
+    (33, 1, 60),
+    (33, 60, 1),
+    (7, 49, 385),
+    (100, 130, 60),
+    (385, 33, 1153),
+    (33, 1200, 20),
+    (9, 96, 800),
+]
+LAYOUTS = [zk.IN_OUT, zk.OUT_IN]
+
+
+@pytest.fixture(params=zk.REALS.values(), ids=zk.REALS)
+def dtype(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
+def drawn(seed: int, dtype: int, *shape: int) -> Array:
+    """over six decades, half of them in f16, so that another order shows in the bits; exact on
+    every
+    machine"""
+    r = np.random.default_rng(seed)
+    whole = r.integers(-(2**23), 2**23, shape)
+    exponent = r.integers(-33, -23 if dtype == zk.F16 else -13, shape)
+    return zk.store(np.ldexp(whole, exponent), dtype)
+
+
+def layers(
+    dtype: int, M: int, N: int, K: int, layout: int
+) -> tuple[Array, ...]:
+    """x [M,K], w by layout, b [N], dy [M,N]"""
+    shapes = (M, K), (K, N) if layout == zk.IN_OUT else (N, K), (N,), (M, N)
+    return tuple(
+        drawn(seed, dtype, *shape) for seed, shape in enumerate(shapes, 1)
+    )
+
+
+def close(found: Array, a: Array, b: Array, bias: Array | float = 0.0) -> None:
+    """found [M,N] is a[M,K] . b[K,N] + bias"""
+    want, size = a @ b + bias, np.abs(a) @ np.abs(b)
+    chain = (
+        a.shape[1] * U * (1 + a.shape[1] * U) * size
+    )  # with the second order
+    bound = chain + (U * (np.abs(want) + chain) if np.any(bias) else 0)
+    bound = bound + zk.rounding(np.abs(want) + bound, zk.kind(found))
+    found = zk.load(found)
+    assert np.isfinite(found).all()
+    assert (np.abs(found - want) <= bound).all()
+
+
+def products(
+    k: zk.Kernels, M: int, N: int, K: int, layout: int, full: int = 0
+) -> tuple[Array, ...]:
+    """y with and without bias, dx, dw, db; all buffers start as NaN"""
+    x, w, b, dy = layers(k.dtype, M, N, K, layout)
+    y, plain, dx = (
+        zk.empty(k.dtype, M, N),
+        zk.empty(k.dtype, M, N),
+        zk.empty(k.dtype, M, K),
+    )
+    dw, db = (
+        zk.empty(zk.F32 if full else k.dtype, *w.shape),
+        zk.empty(k.dtype, N),
+    )
+    k.zk_linear_fwd(y, x, w, b, M, N, K, layout)
+    k.zk_linear_fwd(plain, x, w, None, M, N, K, layout)
+    k.zk_linear_bwd_x(dx, dy, w, M, N, K, layout)
+    k.zk_linear_bwd_w(dw, dy, x, M, N, K, layout, full, 0)
+    k.zk_linear_bwd_b(db, dy, M, N)
+    return y, plain, dx, dw, db
+
+
+def bits(arrays: tuple[Array, ...]) -> str:
+    return hashlib.sha256(b"".join(a.tobytes() for a in arrays)).hexdigest()
+
+
+# ---- values
+
+
+@pytest.mark.parametrize("full", [0, 1])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("M,N,K", SHAPES)
+def test_values(
+    target: str, dtype: int, M: int, N: int, K: int, layout: int, full: int
+) -> None:
+    x, w, b, dy = map(zk.load, layers(dtype, M, N, K, layout))
+    y, plain, dx, dw, db = products(
+        zk.Kernels(target, dtype), M, N, K, layout, full
+    )
+    inward = w if layout == zk.IN_OUT else w.T  # [K,N]
+    close(y, x, inward, b)
+    close(plain, x, inward)
+    close(dx, dy, inward.T)
+    close(dw, *((x.T, dy) if layout == zk.IN_OUT else (dy.T, x)))
+    close(db[None], np.ones((1, M)), dy)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_vocabulary_of_gpt2(target: str, dtype: int, layout: int) -> None:
+    M, N, K = 3, 50257, 40
+    x, w, b, dy = map(zk.load, layers(dtype, M, N, K, layout))
+    y, _, dx, dw, db = products(zk.Kernels(target, dtype, 2), M, N, K, layout)
+    inward = w if layout == zk.IN_OUT else w.T
+    close(y, x, inward, b)
+    close(dx, dy, inward.T)
+    close(dw, *((x.T, dy) if layout == zk.IN_OUT else (dy.T, x)))
+    close(db[None], np.ones((1, M)), dy)
+
+
+def test_not_a_number_stays_in_its_row(target: str, dtype: int) -> None:
+    M, N, K = 20, 70, 50
+    x, w, b, _ = layers(dtype, M, N, K, zk.IN_OUT)
+    y = zk.empty(dtype, M, N)
+    x[13, 7] = zk.store(np.array([np.nan]), dtype)[0]
+    zk.Kernels(target, dtype).zk_linear_fwd(y, x, w, b, M, N, K, zk.IN_OUT)
+    assert (np.isnan(zk.load(y)).all(axis=1) == (np.arange(M) == 13)).all()
+    assert not np.isnan(np.delete(zk.load(y), 13, 0)).any()
+
+
+# ---- bits
+
+
+def fused(a: float, b: float, c: float) -> float:
+    """a * b + c of f32 numbers, rounded once to f32: longdouble holds the product exactly; a sum
+    that it had to round is made odd, so that the second rounding is right"""
+    p, q = np.longdouble(a) * np.longdouble(b), np.longdouble(c)
+    s = p + q
+    back = s - p
+    rest = (p - (s - back)) + (q - back)
+    if rest != 0:
+        mantissa, exponent = np.frexp(s)
+        whole = int(np.ldexp(mantissa, 64))
+        if whole % 2 == 0:
+            s = np.ldexp(
+                np.longdouble(whole) + (1 if rest > 0 else -1), exponent - 64
+            )
+    return np.float32(s)
+
+
+def test_the_chain_ascends(isa: str) -> None:
+    """element by element the bits of one chain of fused multiply-adds, the bias added last; the
+    sum over descending k differs, so the test can tell"""
+    M, N, K = 3, 5, 400
+    x, w, b, dy = layers(zk.F32, M, N, K, zk.IN_OUT)
+    y, plain, _, _, db = products(zk.Kernels(isa), M, N, K, zk.IN_OUT)
+    differs = 0
+    for m, n in np.ndindex(M, N):
+        up = down = np.float32(0)
+        for k in range(K):
+            up = fused(x[m, k], w[k, n], up)
+            down = fused(x[m, K - 1 - k], w[K - 1 - k, n], down)
+        assert plain[m, n] == up and y[m, n] == up + b[n]
+        differs += up != down
+    assert differs > M * N // 2
+    rows = np.zeros(N, np.float32)
+    for row in dy:
+        rows = rows + row
+    assert rows.tobytes() == db.tobytes()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("M,N,K", [(60, 100, 47), (900, 41, 64), (8, 3, 5)])
+def test_a_gradient_carries_on(
+    isa: str, M: int, N: int, K: int, layout: int
+) -> None:
+    """The rows in four parts: one chain of sums, so the bits are those of all rows at once."""
+    for dtype in zk.REALS.values():
+        k = zk.Kernels(isa, dtype, 2)
+        x, w, _, dy = layers(dtype, M, N, K, layout)
+        whole, parts = zk.empty(zk.F32, *w.shape), zk.empty(zk.F32, *w.shape)
+        k.zk_linear_bwd_w(whole, dy, x, M, N, K, layout, 1, 0)
+        for i in range(0, M, M // 4):
+            k.zk_linear_bwd_w(
+                parts,
+                dy[i : i + M // 4],
+                x[i : i + M // 4],
+                M // 4,
+                N,
+                K,
+                layout,
+                1,
+                i,
+            )
+        assert parts.tobytes() == whole.tobytes()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_gradient_carries_on_under_emulation(layout: int) -> None:
+    """against float64, with a chain of rows and an addition for each part"""
+    M, N, K = 60, 20, 47
+    k = zk.Kernels(zk.EMULATED, zk.BF16)
+    x, w, _, dy = layers(zk.BF16, M, N, K, layout)
+    dw = zk.empty(zk.F32, *w.shape)
+    for i in range(0, M, 15):
+        k.zk_linear_bwd_w(
+            dw, dy[i : i + 15], x[i : i + 15], 15, N, K, layout, 1, i
+        )
+    wide_x, wide_dy = zk.load(x), zk.load(dy)
+    a, b = (wide_x.T, wide_dy) if layout == zk.IN_OUT else (wide_dy.T, wide_x)
+    close(dw, a, b)
+
+
+def sliced(
+    k: zk.Kernels, M: int, N: int, K: int, slices: int
+) -> tuple[Array, ...]:
+    """y with and without bias, dx in f32, dw: slice by slice"""
+    x, w, b, dy = layers(k.dtype, M, N, K, zk.OUT_IN)
+    y, plain, dx = (
+        zk.empty(k.dtype, M, N),
+        zk.empty(k.dtype, M, N),
+        zk.empty(zk.F32, M, K),
+    )
+    dw, n = zk.empty(k.dtype, N, K), N // slices
+    for at in range(0, N, n):
+        part, grad = w[at : at + n].copy(), dw[at : at + n]
+        k.zk_slice_fwd(y, x, part, b, M, N, K, at, n)
+        k.zk_slice_fwd(plain, x, part, None, M, N, K, at, n)
+        k.zk_slice_bwd_x(dx, dy, part, M, N, K, at, n)
+        k.zk_slice_bwd_w(grad, dy, x, M, N, K, at, n)
+    return y, plain, dx, dw
+
+
+@pytest.mark.parametrize(
+    "M,N,K,slices",
+    [
+        (60, 96, 47, 12),
+        (9, 96, 800, 2),
+        (100, 1200, 20, 3),
+        (33, 400, 385, 5),
+        (7, 24, 64, 3),
+    ],
+)
+def test_slices_have_the_wholes_bits(
+    isa: str, dtype: int, M: int, N: int, K: int, slices: int
+) -> None:
+    """dx goes on in f32, and once it is rounded it is the whole's"""
+    k = zk.Kernels(isa, dtype, 2)
+    y, plain, dx, dw, _ = products(k, M, N, K, zk.OUT_IN)
+    found = sliced(k, M, N, K, slices)
+    whole = y, plain, dx, dw
+    found = (*found[:2], zk.store(found[2], dtype), found[3])
+    for a, b in zip(found, whole, strict=True):
+        assert a.tobytes() == b.tobytes()
+
+
+def test_slices_under_emulation(dtype: int) -> None:
+    M, N, K = 30, 96, 40
+    x, w, b, dy = map(zk.load, layers(dtype, M, N, K, zk.OUT_IN))
+    y, plain, dx, dw = sliced(zk.Kernels(zk.EMULATED, dtype), M, N, K, 4)
+    close(y, x, w.T, b)
+    close(plain, x, w.T)
+    close(dx, dy, w)
+    close(dw, dy.T, x)
+
+
+@pytest.mark.parametrize("dtype", [zk.BF16, zk.F16])
+def test_a_half_is_f32_rounded_once(isa: str, dtype: int) -> None:
+    M, N, K = 40, 100, 1000
+    halves = layers(dtype, M, N, K, zk.IN_OUT)
+    found = products(zk.Kernels(isa, dtype), M, N, K, zk.IN_OUT)
+    wide = zk.Kernels(isa)
+    x, w, b, dy = (zk.load(x).astype(np.float32) for x in halves)
+    y, dx, dw = (
+        zk.empty(zk.F32, M, N),
+        zk.empty(zk.F32, M, K),
+        zk.empty(zk.F32, K, N),
+    )
+    wide.zk_linear_fwd(y, x, w, b, M, N, K, zk.IN_OUT)
+    wide.zk_linear_bwd_x(dx, dy, w, M, N, K, zk.IN_OUT)
+    wide.zk_linear_bwd_w(dw, dy, x, M, N, K, zk.IN_OUT, 1, 0)
+    for narrow, exact in zip(
+        (found[0], found[2], found[3]), (y, dx, dw), strict=True
+    ):
+        assert narrow.tobytes() == zk.store(exact, dtype).tobytes()
+    full = zk.empty(zk.F32, K, N)
+    zk.Kernels(isa, dtype).zk_linear_bwd_w(
+        full, halves[3], halves[0], M, N, K, zk.IN_OUT, 1, 0
+    )
+    assert full.tobytes() == dw.tobytes()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("M,N,K", [(130, 300, 400), (33, 60, 1)])
+def test_objects_compilers_threads_and_tiles_change_no_bit(
+    dtype: int, M: int, N: int, K: int, layout: int
+) -> None:
+    found = {
+        bits(
+            products(
+                zk.Kernels(isa, dtype, threads, compiler), M, N, K, layout
+            )
+        )
+        for isa, compiler, threads in zk.variants()
+    }
+    most = 2**30
+    tiles = [
+        (1, 1, 1),
+        (8, 48, 7),
+        (50, 100, 64),
+        (384, 1152, 384),
+        (most, most, most),
+        (0, 16, 0),
+    ]
+    found |= {
+        bits(products(zk.Kernels(isa, dtype, 2, tile=tile), M, N, K, layout))
+        for isa in zk.isas()
+        for tile in tiles
+    }
+    assert len(found) == 1
+
+
+KNOWN_BITS = {
+    zk.F32: "7c61d71c3cafb5267f712d28c6a5ceb45f91fd6791b773eaf969b49e00a19880",
+    zk.BF16: "4b4d7695dacfc12c679c02d9f4d8c363cd86789b48aa71170792be1be6dabfc4",
+    zk.F16: "c9a31581e2dd0ce6dd43f92abeda3704decb9a802021e366d8884cc4e9cd7822",
+}
+
+
+def test_known_bits(isa: str, dtype: int) -> None:
+    """the same on every machine, for good"""
+    assert (
+        bits(products(zk.Kernels(isa, dtype), 67, 131, 453, zk.OUT_IN))
+        == KNOWN_BITS[dtype]
+    )
+
+
+# ---- memory
+
+
+def fenced(x: Array, at_end: bool, keep: list[mmap.mmap]) -> Array:
+    """a copy of x that ends (or starts) at a page that cannot be touched"""
+    page = mmap.PAGESIZE
+    room = -(-x.nbytes // page) * page
+    space = mmap.mmap(-1, room + 2 * page)
+    keep.append(space)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(space))
+    libc = ctypes.CDLL(None)
+    for fence in (start, start + page + room):
+        assert (
+            libc.mprotect(ctypes.c_void_p(fence), ctypes.c_size_t(page), 0)
+            == 0
+        )
+    offset = page + (room - x.nbytes if at_end else 0)
+    copy = np.frombuffer(space, x.dtype, x.size, offset).reshape(x.shape)
+    copy[...] = x
+    return copy
+
+
+def touch_only_operands(
+    isa: str, dtype: int, M: int, N: int, K: int, layout: int, at_end: bool
+) -> None:
+    k, keep = zk.Kernels(isa, dtype), []
+    x, w, b, dy = (
+        fenced(a, at_end, keep) for a in layers(dtype, M, N, K, layout)
+    )
+    y, dx, dw, db = (
+        fenced(np.zeros_like(a), at_end, keep) for a in (dy, x, w, b)
+    )
+    k.zk_linear_fwd(y, x, w, b, M, N, K, layout)
+    k.zk_linear_bwd_x(dx, dy, w, M, N, K, layout)
+    k.zk_linear_bwd_w(dw, dy, x, M, N, K, layout, 0, 0)
+    k.zk_linear_bwd_b(db, dy, M, N)
+
+
+@pytest.mark.parametrize("at_end", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nothing_beside_the_matrices_is_touched(
+    target: str, dtype: int, layout: int, at_end: bool
+) -> None:
+    zk.library(zk.EMULATED if target == zk.EMULATED else "gcc")
+    child = os.fork()  # a fault ends the child, not the tests
+    if child == 0:
+        failed = 1
+        try:
+            for M, N, K in SHAPES:
+                touch_only_operands(target, dtype, M, N, K, layout, at_end)
+            failed = 0
+        finally:
+            os._exit(failed)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+# ---- on a GPU
+
+
+def shifted(x: Array, elements: int) -> Array:
+    """a copy of x that starts so many elements past a multiple of 16 bytes"""
+    room = np.zeros(x.size + 32, x.dtype)
+    start = -room.ctypes.data % 16 // x.itemsize + elements
+    copy = room[start : start + x.size].reshape(x.shape)
+    copy[...] = x
+    return copy
+
+
+@pytest.mark.parametrize("M,N", [(1, 4), (37, 300), (700, 96), (1000, 1)])
+def test_no_alignment_changes_the_bits_of_a_bias_gradient(
+    dtype: int, M: int, N: int
+) -> None:
+    """Four columns at a time or one: rows are added in the same order"""
+    zk.need(zk.EMULATED)
+    k, dy, found = zk.Kernels(zk.EMULATED, dtype), drawn(1, dtype, M, N), set()
+    for shift in (0, 1, 2, 3):
+        db = zk.empty(dtype, N)
+        k.zk_linear_bwd_b(db, shifted(dy, shift), M, N)
+        close(db[None], np.ones((1, M)), zk.load(dy))
+        found.add(db.tobytes())
+    assert len(found) == 1
+
+
+def test_products_of_any_alignment_beside_each_other(dtype: int) -> None:
+    """One context, one shape; where the operands lie is all that differs"""
+    zk.need(zk.EMULATED)
+    M, N, K = 9, 33, 24
+    k, (x, w, b, _) = (
+        zk.Kernels(zk.EMULATED, dtype),
+        layers(dtype, M, N, K, zk.OUT_IN),
+    )
+    want, found = zk.empty(dtype, M, N), set()
+    zk.Kernels(dtype=dtype).zk_linear_fwd(want, x, w, b, M, N, K, zk.OUT_IN)
+    for shifts in np.ndindex(2, 2, 2, 2):
+        y, *operands = (
+            shifted(a, s)
+            for a, s in zip((want * 0, x, w, b), shifts, strict=True)
+        )
+        k.zk_linear_fwd(y, *operands, M, N, K, zk.OUT_IN)
+        found.add(y.tobytes())
+    assert found == {want.tobytes()}

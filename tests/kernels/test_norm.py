@@ -1,0 +1,504 @@
+"""test_norm.py -- layer, RMS, query and key norm, rotary positions: against float64, and bits.
+
+The float64 formulas are themselves held to finite differences. A bound is a count of roundings
+times the unit roundoff times the same formula over absolute values, so it scales with the data.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import zk
+
+F32, BF16 = (
+    2.0**-24,
+    2.0**-8,
+)  # unit roundoffs: the most one rounding errs, relative
+DTYPES = list(zk.REALS.values())
+SHAPES = [
+    (1, 1),
+    (3, 7),
+    (300, 16),
+    (33, 20),
+    (17, 64),
+    (40, 96),
+    (19, 133),
+    (4, 768),
+    (3, 1600),
+    (2, 9216),
+]
+HEADS = [
+    (1, 1, 1, 2),
+    (5, 3, 3, 20),
+    (33, 4, 2, 24),
+    (9, 4, 1, 64),
+    (3, 2, 2, 128),
+]  # M, H, G, D
+EPS = 1e-5
+
+Array = np.ndarray
+
+
+def drawn(
+    seed: int, dtype: int, *shape: int, shift: float = 0.0
+) -> tuple[Array, Array]:
+    """normal numbers around `shift` as stored, and the same values in float64"""
+    x = zk.store(
+        np.random.default_rng(seed).standard_normal(shape) + shift, dtype
+    )
+    return x, zk.load(x)
+
+
+def empties(dtype: int, *shapes: tuple[int, ...]) -> list[Array]:
+    return [zk.empty(dtype, *shape) for shape in shapes]
+
+
+def close(found: Array, expected: Array, bound: Array, dtype: int) -> None:
+    """found (as stored) is within the bound, and the one rounding when it was stored"""
+    slack = bound + zk.rounding(np.abs(expected) + bound, dtype)
+    error = np.abs(zk.load(found) - expected)
+    assert np.all(np.isfinite(zk.load(found)))
+    assert np.all(error <= slack), (
+        f"{np.max(error / np.maximum(slack, 1e-300)):.3g} of the bound"
+    )
+
+
+def layer(x: Array, w: Array, b: Array | float) -> Array:
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(
+        x.var(-1, keepdims=True) + EPS
+    ) * w + b
+
+
+def rms(x: Array, w: Array) -> Array:
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * w
+
+
+def row(x: Array) -> Array:
+    return x.mean(-1, keepdims=True)
+
+
+def back(
+    hat: Array, r: Array, w: Array, dy: Array, centred: bool
+) -> tuple[Array, Array]:
+    """dx, and dw before the sum over rows"""
+    g = dy * w
+    mean = g.mean(-1, keepdims=True) if centred else 0
+    return r * (g - mean - hat * (g * hat).mean(-1, keepdims=True)), dy * hat
+
+
+def back_size(hat: Array, r: Array, w: Array, dy: Array) -> Array:
+    """back's dx with every term made positive"""
+    g, hat = np.abs(dy * w), np.abs(hat)
+    return r * (
+        g + g.mean(-1, keepdims=True) + hat * (g * hat).mean(-1, keepdims=True)
+    )
+
+
+def chain(C: int, target: str) -> float:
+    """additions that a term of a row's sum meets. CPU: C/16 terms a lane, four folds. GPU: a
+    thread's, C/32 and a pack of eight at most; five folds in a warp and five of warps."""
+    return C / 16 + 4 if target != zk.EMULATED else C / 32 + 18
+
+
+def roundings(C: int, target: str) -> float:
+    """of a row: two sums; a dozen operations an element"""
+    return 2 * chain(C, target) + 16
+
+
+def test_formulas_against_finite_differences() -> None:
+    r = np.random.default_rng(0)
+    x, w, dy = (
+        r.standard_normal((3, 5)) + 0.3,
+        r.standard_normal(5),
+        r.standard_normal((3, 5)),
+    )
+    s = 1 / np.sqrt(x.var(-1, keepdims=True) + EPS)
+    q = 1 / np.sqrt((x * x).mean(-1, keepdims=True) + EPS)
+    hat = (x - x.mean(-1, keepdims=True)) * s
+    for f, (dx, dw) in (
+        (lambda x, w: layer(x, w, 0.5), back(hat, s, w, dy, True)),
+        (rms, back(x * q, q, w, dy, False)),
+    ):
+        for at, exact in ((0, dx), (1, dw.sum(0))):
+            for i in np.ndindex(exact.shape):
+                step = [np.zeros_like(x), np.zeros_like(w)]
+                step[at][i] = (
+                    1e-6  # truncation about 1e-12, rounding about 1e-9
+                )
+                rise = f(x + step[0], w + step[1]) - f(
+                    x - step[0], w - step[1]
+                )
+                assert abs((dy * rise).sum() / 2e-6 - exact[i]) < 1e-7
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("M,C", SHAPES)
+@pytest.mark.parametrize("shift", [0.0, 30.0])
+def test_layernorm(
+    target: str, M: int, C: int, dtype: int, shift: float
+) -> None:
+    (x, X), (dy, DY) = (
+        drawn(1, dtype, M, C, shift=shift),
+        drawn(4, dtype, M, C),
+    )
+    (w, W), (b, B) = drawn(2, dtype, C), drawn(3, dtype, C)
+    y, dx, dw, db = empties(dtype, (M, C), (M, C), (C,), (C,))
+    stat, scratch = zk.empty(zk.F32, M, 2), zk.empty(zk.F32, 2, C)
+    k = zk.Kernels(target, dtype)
+    k.zk_layernorm_fwd(y, stat, None, x, None, w, b, M, C, EPS)
+    k.zk_layernorm_bwd(dx, dw, db, dy, None, x, stat, w, scratch, M, C)
+
+    mean, r = row(X), 1 / np.sqrt(X.var(-1, keepdims=True) + EPS)
+    hat, lanes = (X - mean) * r, chain(C, target)
+    close(stat[:, :1].copy(), mean, (lanes + 1) * F32 * row(np.abs(X)), zk.F32)
+    centre = F32 * (
+        (lanes + 1) * row(np.abs(X)) + np.abs(X - mean)
+    )  # of x - mean
+    rel = (
+        r * centre.max(-1, keepdims=True) + (lanes + 4) * F32
+    )  # of 1/std, relative
+    off = r * centre + np.abs(hat) * (rel + 2 * F32)  # of hat
+    close(
+        y,
+        layer(X, W, B),
+        off * np.abs(W) + F32 * np.abs(layer(X, W, B)),
+        dtype,
+    )
+    DX, DW = back(hat, r, W, DY, True)
+    g, dot = np.abs(DY * W), np.abs(row(DY * W * hat))
+    dot_off = row(g * off) + (lanes + 3) * F32 * row(g * np.abs(hat))
+    sums = (
+        off * dot + (np.abs(hat) + off) * dot_off + (lanes + 2) * F32 * row(g)
+    )
+    last = 2 * F32 * (g + row(g) + np.abs(hat) * dot)
+    close(
+        dx,
+        DX,
+        (r * (sums + last)) * (1 + rel) + np.abs(DX) * (rel + 2 * F32),
+        dtype,
+    )
+    close(
+        dw,
+        DW.sum(0),
+        (np.abs(DY) * (off + (M + 2) * F32 * np.abs(hat))).sum(0),
+        dtype,
+    )
+    close(db, DY.sum(0), M * F32 * np.abs(DY).sum(0), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_that_nobody_wants(target: str, dtype: int) -> None:
+    """One, the other or both null: the rest have the same bits."""
+    M, H, G, C = 5, 2, 1, 36
+    (x, _), (dy, _) = drawn(1, dtype, M, C), drawn(4, dtype, M, C)
+    (heads, _), (up, _) = (
+        drawn(1, dtype, M, H + 2 * G, C),
+        drawn(4, dtype, M, H + 2 * G, C),
+    )
+    (w, _), (more, _) = drawn(2, dtype, C), drawn(3, dtype, C)
+    k, scratch = zk.Kernels(target, dtype), zk.empty(zk.F32, 2, C)
+    y, stat, runs = (
+        zk.empty(dtype, M, H + 2 * G, C),
+        zk.empty(zk.F32, M, 2),
+        zk.empty(zk.F32, M, 3),
+    )
+    k.zk_layernorm_fwd(y, stat, None, x, None, w, more, M, C, EPS)
+    k.zk_qknorm_fwd(y, runs, heads, w, more, M, H, G, C, EPS)
+    found: dict[str, set[bytes]] = {}
+    for first in (True, False):
+        for second in (True, False):
+            for kind in ("layer", "rms", "heads"):
+                made = empties(
+                    dtype,
+                    (M, H + 2 * G, C) if kind == "heads" else (M, C),
+                    (C,),
+                    (C,),
+                )
+                dx, dw, db = (
+                    made[0],
+                    made[1] if first else None,
+                    made[2] if second else None,
+                )
+                if kind == "layer":
+                    k.zk_layernorm_bwd(
+                        dx, dw, db, dy, None, x, stat, w, scratch, M, C
+                    )
+                elif kind == "rms":
+                    k.zk_rmsnorm_bwd(
+                        dx, dw, dy, None, x, stat, w, scratch, M, C
+                    )
+                else:
+                    k.zk_qknorm_bwd(
+                        dx,
+                        dw,
+                        db,
+                        up,
+                        heads,
+                        runs,
+                        w,
+                        more,
+                        scratch,
+                        M,
+                        H,
+                        G,
+                        C,
+                    )
+                for name, a in (
+                    ("dx", dx),
+                    ("dw", dw),
+                    ("db", kind != "rms" and db),
+                ):
+                    if a is not None and a is not False:
+                        found.setdefault(f"{kind} {name}", set()).add(
+                            a.tobytes()
+                        )
+    assert len(found) == 8 and all(len(bits) == 1 for bits in found.values())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_layernorm_without_bias(target: str, dtype: int) -> None:
+    """equals a bias of zeros, bit for bit"""
+    M, C = 5, 37
+    (x, _), (w, _), (dy, _) = (
+        drawn(1, dtype, M, C),
+        drawn(2, dtype, C),
+        drawn(3, dtype, M, C),
+    )
+    zero, results = zk.store(np.zeros(C), dtype), []
+    for b, db in ((zero, zk.empty(dtype, C)), (None, None)):
+        y, dx, dw = empties(dtype, (M, C), (M, C), (C,))
+        stat, scratch = zk.empty(zk.F32, M, 2), zk.empty(zk.F32, 2, C)
+        zk.Kernels(target, dtype).zk_layernorm_fwd(
+            y, stat, None, x, None, w, b, M, C, EPS
+        )
+        zk.Kernels(target, dtype).zk_layernorm_bwd(
+            dx, dw, db, dy, None, x, stat, w, scratch, M, C
+        )
+        results.append([a.tobytes() for a in (y, stat, dx, dw)])
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("M,C", SHAPES)
+def test_rmsnorm(target: str, M: int, C: int, dtype: int) -> None:
+    (x, X), (w, W), (dy, DY) = (
+        drawn(1, dtype, M, C),
+        drawn(2, dtype, C),
+        drawn(3, dtype, M, C),
+    )
+    y, dx, dw = empties(dtype, (M, C), (M, C), (C,))
+    stat, scratch = zk.empty(zk.F32, M), zk.empty(zk.F32, C)
+    k = zk.Kernels(target, dtype)
+    k.zk_rmsnorm_fwd(y, stat, None, x, None, w, M, C, EPS)
+    k.zk_rmsnorm_bwd(dx, dw, dy, None, x, stat, w, scratch, M, C)
+
+    r, u = (
+        1 / np.sqrt((X * X).mean(-1, keepdims=True) + EPS),
+        roundings(C, target) * F32,
+    )
+    close(stat[:, None].copy(), r, u * r, zk.F32)
+    close(y, rms(X, W), u * np.abs(rms(X, W)), dtype)
+    DX, DW = back(X * r, r, W, DY, False)
+    close(dx, DX, 2 * u * back_size(X * r, r, W, DY), dtype)
+    close(dw, DW.sum(0), (M * F32 + u) * np.abs(DW).sum(0), dtype)
+
+
+def fused_and_apart(
+    k: zk.Kernels, kind: str, M: int, C: int, dtype: int
+) -> list[list[bytes]]:
+    """Forward of x + more, and backward of it with `more` added to dx: results of the norm alone,
+    and of the norm and zk_add."""
+    (x, _), (more, _) = drawn(1, dtype, M, C), drawn(2, dtype, M, C, shift=0.7)
+    (dy, _), (w, _), (b, _) = (
+        drawn(3, dtype, M, C),
+        drawn(4, dtype, C),
+        drawn(5, dtype, C),
+    )
+    bias, gradient, stats = (
+        ([b], [zk.empty(dtype, C)], 2 * M)
+        if kind == "layernorm"
+        else ([], [], M)
+    )
+    forward, backward = (
+        getattr(k, f"zk_{kind}_fwd"),
+        getattr(k, f"zk_{kind}_bwd"),
+    )
+    stat, scratch, found = zk.empty(zk.F32, stats), zk.empty(zk.F32, 2 * C), []
+    for apart in (0, 1):
+        y, total, dx, dw = empties(dtype, (M, C), (M, C), (M, C), (C,))
+        if apart:
+            k.zk_add(total, x, more, M * C)
+            forward(y, stat, None, total, None, w, *bias, M, C, EPS)
+            backward(
+                dx, dw, *gradient, dy, None, total, stat, w, scratch, M, C
+            )
+            alone = dx.copy()
+            k.zk_add(dx, more, alone, M * C)
+        else:
+            forward(y, stat, total, x, more, w, *bias, M, C, EPS)
+            backward(
+                dx, dw, *gradient, dy, more, total, stat, w, scratch, M, C
+            )
+        found.append(
+            [a.tobytes() for a in (total, y, stat, dx, dw, *gradient)]
+        )
+    return found
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
+@pytest.mark.parametrize("M,C", SHAPES)
+def test_a_norm_adds_as_zk_add(
+    target: str, kind: str, M: int, C: int, dtype: int
+) -> None:
+    """bit for bit, the sum before and the sum after"""
+    alone, apart = fused_and_apart(
+        zk.Kernels(target, dtype), kind, M, C, dtype
+    )
+    assert alone == apart
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
+def test_a_norm_adds_alike_on_every_object(kind: str, dtype: int) -> None:
+    first = fused_and_apart(zk.Kernels(dtype=dtype), kind, 50, 133, dtype)
+    for isa, compiler, threads in zk.variants():
+        k = zk.Kernels(isa, dtype, threads, compiler)
+        assert fused_and_apart(k, kind, 50, 133, dtype) == first, (
+            isa,
+            compiler,
+            threads,
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("M,H,G,D", HEADS)
+def test_qknorm(
+    target: str, M: int, H: int, G: int, D: int, dtype: int
+) -> None:
+    S = H + 2 * G
+    (x, X), (dy, DY) = drawn(1, dtype, M, S, D), drawn(4, dtype, M, S, D)
+    (wq, WQ), (wk, WK) = drawn(2, dtype, D), drawn(3, dtype, D)
+    y, dx, dwq, dwk = empties(dtype, (M, S, D), (M, S, D), (D,), (D,))
+    stat, scratch = zk.empty(zk.F32, M, H + G), zk.empty(zk.F32, 2, D)
+    k = zk.Kernels(target, dtype)
+    k.zk_qknorm_fwd(y, stat, x, wq, wk, M, H, G, D, EPS)
+    k.zk_qknorm_bwd(dx, dwq, dwk, dy, x, stat, wq, wk, scratch, M, H, G, D)
+
+    assert y[:, H + G :].tobytes() == x[:, H + G :].tobytes()
+    assert dx[:, H + G :].tobytes() == dy[:, H + G :].tobytes()
+    u = roundings(D, target) * F32
+    for part, W, dw in ((slice(0, H), WQ, dwq), (slice(H, H + G), WK, dwk)):
+        Z, DZ = X[:, part], DY[:, part]
+        r = 1 / np.sqrt((Z * Z).mean(-1, keepdims=True) + EPS)
+        close(y[:, part].copy(), rms(Z, W), u * np.abs(rms(Z, W)), dtype)
+        DX, DW = back(Z * r, r, W, DZ, False)
+        close(
+            dx[:, part].copy(), DX, 2 * u * back_size(Z * r, r, W, DZ), dtype
+        )
+        close(
+            dw,
+            DW.sum((0, 1)),
+            (M * Z.shape[1] * F32 + u) * np.abs(DW).sum((0, 1)),
+            dtype,
+        )
+
+
+@pytest.mark.parametrize("T,D", [(1, 2), (33, 20), (70, 64), (2000, 128)])
+def test_rope_table(target: str, T: int, D: int) -> None:
+    freq = 500000.0 ** (-np.arange(0, D, 2) / D)
+    table = zk.empty(zk.F32, T, D // 2, 2)
+    zk.Kernels(target).zk_rope_table(table, freq, T, D)
+    angle = np.arange(T)[:, None] * freq
+    exact = np.stack([np.cos(angle), np.sin(angle)], -1)
+    # one rounding to f32; the f64 sine may err by some 1e-16 of itself and 1e-16 absolutely
+    assert np.all(np.abs(table - exact) <= F32 * np.abs(exact) + 1e-15)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "B,T,H,G,D",
+    [(1, 1, 1, 1, 2), (2, 33, 3, 3, 20), (1, 20, 4, 2, 24), (3, 7, 4, 1, 64)],
+)
+def test_rope(
+    target: str, B: int, T: int, H: int, G: int, D: int, dtype: int
+) -> None:
+    S, half = H + 2 * G, D // 2
+    x, X = drawn(1, dtype, B, T, S, D)
+    table = zk.empty(zk.F32, T, half, 2)
+    k = zk.Kernels(target, dtype)
+    k.zk_rope_table(table, 10000.0 ** (-np.arange(half) / half), T, D)
+    c, s = (table[None, :, None, :, i].astype(np.float64) for i in (0, 1))
+    for sign in (1, -1):
+        y = zk.empty(dtype, B, T, S, D)
+        k.zk_rope(y, x, table, B, T, H, G, D, sign)
+        x1, x2 = X[..., : H + G, :half], X[..., : H + G, half:]
+        exact = np.concatenate(
+            [x1 * c - sign * x2 * s, x2 * c + sign * x1 * s], -1
+        )
+        size = [
+            np.abs(x1 * c) + np.abs(x2 * s),
+            np.abs(x2 * c) + np.abs(x1 * s),
+        ]
+        bound = 2 * F32 * np.concatenate(size, -1)  # a product and a fused sum
+        close(y[..., : H + G, :].copy(), exact, bound, dtype)
+        assert y[..., H + G :, :].tobytes() == x[..., H + G :, :].tobytes()
+        inside = x.copy()
+        k.zk_rope(inside, inside, table, B, T, H, G, D, sign)
+        assert inside.tobytes() == y.tobytes()
+
+
+def everything(k: zk.Kernels, dtype: int) -> bytes:
+    """all outputs of this file's kernels on ragged shapes"""
+    M, C, H, G, D, out = 50, 133, 4, 2, 36, []
+    B, T, S = 2, 25, (4 + 2 * 2) * 36
+    (x, _), (dy, _) = drawn(1, dtype, M, C, shift=0.5), drawn(2, dtype, M, C)
+    (w, _), (b, _) = drawn(3, dtype, C), drawn(4, dtype, C)
+    y, dx, dw, db = empties(dtype, (M, C), (M, C), (C,), (C,))
+    stat, scratch = zk.empty(zk.F32, M, 2), zk.empty(zk.F32, 2 * C)
+    k.zk_layernorm_fwd(y, stat, None, x, None, w, b, M, C, EPS)
+    k.zk_layernorm_bwd(dx, dw, db, dy, None, x, stat, w, scratch, M, C)
+    out += [a.tobytes() for a in (y, stat, dx, dw, db)]
+    k.zk_rmsnorm_fwd(y, stat, None, x, None, w, M, C, EPS)
+    k.zk_rmsnorm_bwd(dx, dw, dy, None, x, stat, w, scratch, M, C)
+    out += [a.tobytes() for a in (y, stat, dx, dw)]
+    (x, _), (dy, _) = drawn(5, dtype, M, S), drawn(6, dtype, M, S)
+    (wq, _), (wk, _) = drawn(7, dtype, D), drawn(8, dtype, D)
+    y, dx, dwq, dwk = empties(dtype, (M, S), (M, S), (D,), (D,))
+    stat, table = zk.empty(zk.F32, M, H + G), zk.empty(zk.F32, T, D // 2, 2)
+    k.zk_qknorm_fwd(y, stat, x, wq, wk, M, H, G, D, EPS)
+    k.zk_qknorm_bwd(dx, dwq, dwk, dy, x, stat, wq, wk, scratch, M, H, G, D)
+    out += [a.tobytes() for a in (y, stat, dx, dwq, dwk)]
+    k.zk_rope_table(table, 10000.0 ** (-np.arange(D // 2) * 2 / D), T, D)
+    k.zk_rope(y, x, table, B, T, H, G, D, 1)
+    return b"".join(out + [table.tobytes(), y.tobytes()])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bits(dtype: int) -> None:
+    """the same on every kernel object, compiler, number of threads and of rows a task"""
+    first = everything(zk.Kernels(dtype=dtype), dtype)
+    for isa, compiler, threads in zk.variants():
+        found = everything(zk.Kernels(isa, dtype, threads, compiler), dtype)
+        assert found == first, (isa, compiler, threads)
+    assert (
+        everything(zk.Kernels(dtype=dtype, threads=2, tile=(3, 0, 0)), dtype)
+        == first
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_gpu_turns_as_a_cpu(dtype: int) -> None:
+    """the same bits"""
+    B, T, H, G, D, found = 2, 25, 4, 2, 48, []
+    x, _ = drawn(5, dtype, B * T, (H + 2 * G) * D)
+    for target in (zk.isas()[-1], zk.EMULATED):
+        k, table, y = (
+            zk.Kernels(target, dtype),
+            zk.empty(zk.F32, T, D),
+            np.empty_like(x),
+        )
+        k.zk_rope_table(table, 10000.0 ** (-np.arange(D // 2) * 2 / D), T, D)
+        k.zk_rope(y, x, table, B, T, H, G, D, -1)
+        found.append(table.tobytes() + y.tobytes())
+    assert found[0] == found[1]

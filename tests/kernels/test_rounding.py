@@ -1,0 +1,212 @@
+"""test_rounding.py -- moments and parameters that are stored in bf16: rounded by chance, to the
+bit.
+
+What the kernel keeps is its own f32 result, rounded up or down by words of Philox that are made
+here once more, in numpy.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import test_optimizer as one
+import zk
+from zg.facts import ops
+
+Array = np.ndarray
+SEED, LOW = 0x123456789ABCDEF0, np.uint64(0xFFFFFFFF)
+STEP, SECOND = 0xD1342543DE82EF95, 1 << 63  # kernels/update.h
+
+
+def philox(counter: Array, key: Array, seed: int) -> Array:
+    """words [len(counter), 4]"""
+    c = [
+        counter & LOW,
+        counter >> np.uint64(32),
+        key & LOW,
+        key >> np.uint64(32),
+    ]
+    x, y = seed & 0xFFFFFFFF, seed >> 32
+    for _ in range(10):
+        p, q = np.uint64(0xD2511F53) * c[0], np.uint64(0xCD9E8D57) * c[2]
+        c = [
+            q >> np.uint64(32) ^ c[1] ^ np.uint64(x),
+            q & LOW,
+            p >> np.uint64(32) ^ c[3] ^ np.uint64(y),
+            p & LOW,
+        ]
+        x, y = x + 0x9E3779B9 & 0xFFFFFFFF, y + 0xBB67AE85 & 0xFFFFFFFF
+    return np.stack(c, axis=1)
+
+
+def places() -> tuple[Array, Array]:
+    """of each element of the flat buffer: its number in its tensor, the tensor's key; 0 between"""
+    elem, key = np.zeros((2, one.FLAT), np.uint64)
+    for s in one.SPANS:
+        for i in range(s["count"]):
+            at = s["at"] + i * s.get("stride", 0)
+            elem[at : at + s["elems"]] = np.arange(s["elems"])
+            key[at : at + s["elems"]] = s["key"] + i * s.get("key_stride", 0)
+    return elem, key
+
+
+def words(step: int, second: int = 0) -> Array:
+    elem, key = places()
+    counter = elem // np.uint64(4) | np.uint64(second)
+    every = philox(counter, key, (SEED + step * STEP) % 2**64)
+    return every[
+        np.arange(one.FLAT), (elem % np.uint64(4)).astype(int)
+    ].astype(np.uint32)
+
+
+def dithered(x: Array, chance: Array) -> Array:
+    u = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return ((u + (chance & np.uint32(0xFFFF))) >> np.uint32(16)).astype(
+        np.uint16
+    )
+
+
+def step(
+    k: zk.Kernels,
+    n: int,
+    cuts: list[int],
+    name: str,
+    moments: int,
+    p: Array | None,
+    w: Array | None,
+    state: dict[str, Array],
+) -> None:
+    """The n-th update of p or w and the states, in place"""
+    r = one.recipe(
+        rule=one.RULES.index(name), moments=moments, seed=SEED, rate=one.HELD
+    )
+    ctl, g = zk.Ctl(step=n - 1, applied=n), one.drawn(n)
+    k.zk_begin(ctl, np.zeros(zk.SUMS, np.int64), r)
+    k.zk_factor(ctl, one.made(1.0, 1.0, 66), r)
+    for lo, hi in itertools.pairwise(cuts):
+        pieces = [
+            None if a is None else a[lo:hi]
+            for a in (w, p, state.get("m"), state.get("v"))
+        ]
+        k.zk_update(
+            ctl,
+            r,
+            *pieces,
+            g[lo:hi],
+            zk.spans(one.SPANS),
+            len(one.SPANS),
+            lo,
+            hi - lo,
+        )
+
+
+def first() -> Array:
+    p = one.drawn(0, 0) / 32
+    p[~one.used()] = 0
+    return p
+
+
+@pytest.mark.parametrize("cuts", one.CUTS[:2], ids=["whole", "pieces"])
+@pytest.mark.parametrize("masters", [True, False], ids=["masters", "none"])
+@pytest.mark.parametrize("name", one.RULES)
+def test_bits(target: str, name: str, masters: bool, cuts: list[int]) -> None:
+    """Three steps: moments, and parameters where they have no masters, are those of f32 rounded by
+    words of (seed, step, key, element)."""
+    k, inside = zk.Kernels(target, zk.BF16), one.used()
+    narrow = {s: np.zeros(one.FLAT, np.uint16) for s in ops.OPTIMIZERS[name]}
+    p, w = (first(), None) if masters else (None, zk.to_bf16(first()))
+    for n in (1, 2, 3):
+        wide = {s: zk.from_bf16(a) for s, a in narrow.items()}
+        q = p.copy() if masters else zk.from_bf16(w)
+        step(k, n, one.CUTS[0], name, zk.F32, q, None, wide)
+        step(k, n, cuts, name, zk.BF16, p, w, narrow)
+        chance = words(n)
+        for s, shift in (("m", 0), ("v", 16)):
+            if s in narrow:
+                want = dithered(wide[s], chance >> np.uint32(shift))
+                assert (narrow[s] == want)[inside].all() and not narrow[s][
+                    ~inside
+                ].any(), s
+        if masters:
+            assert p.tobytes() == q.tobytes()
+        else:
+            assert (w == dithered(q, words(n, SECOND)))[
+                inside
+            ].all() and not w[~inside].any()
+
+
+def test_words_differ() -> None:
+    """from step to step, from element to element, from moments to parameters"""
+    drawn = [words(1), words(2), words(1, SECOND)]
+    inside = one.used()
+    for n, a in enumerate(drawn):
+        assert len(np.unique(a[inside])) > 0.999 * inside.sum()
+        for b in drawn[:n]:
+            assert np.mean(a[inside] == b[inside]) < 0.001
+
+
+def test_what_is_not_finite_stays(target: str) -> None:
+    """An infinite moment is not made NaN by what is added to round it, nor a NaN finite."""
+    k, r = (
+        zk.Kernels(target, zk.BF16),
+        one.recipe(moments=zk.BF16, rule=one.RULES.index("Adagrad")),
+    )
+    bad = np.array([np.inf, np.nan, 3e38, 1] * 75, np.float32)
+    v, p, g = (
+        zk.to_bf16(bad),
+        np.zeros(300, np.float32),
+        np.zeros(300, np.float32),
+    )
+    g[3::4] = np.array(0x7FFFFFFF, np.uint32).view(
+        np.float32
+    )  # a GPU's NaN: all bits
+    bad[3::4] = np.nan
+    span = zk.spans([dict(at=0, elems=300, count=1, key=1)])
+    k.zk_update(
+        zk.Ctl(step=1, factor=1), r, None, p, None, v, g, span, 1, 0, 300
+    )
+    assert np.array_equal(
+        zk.from_bf16(v), zk.from_bf16(zk.to_bf16(bad)), equal_nan=True
+    )
+
+
+def test_small_steps_add_up(target: str) -> None:
+    """A mean of squares whose steps are a tenth of what bf16 can tell: to the nearest it would stay
+    where it is. By chance it goes where f32 goes: a rounding has the mean 0 and is off by at most
+    an ulp,
+    2^-7 of v, so after t steps the mean over n elements is off by less than six standard
+    deviations, each at most 2^-7 v sqrt(t / n)."""
+    k, n, steps = zk.Kernels(target, zk.BF16), 4096, 40
+    r = one.recipe(
+        moments=zk.BF16,
+        seed=SEED,
+        rule=one.RULES.index("AdamW"),
+        beta2=1 - 2**-10,
+    )
+    span = zk.spans([dict(at=0, elems=n, count=1, key=9)])
+    v, g = zk.to_bf16(np.ones(n, np.float32)), np.full(n, 2.0, np.float32)
+    m, p, want = np.zeros(n, np.uint16), np.zeros(n, np.float32), 1.0
+    for t in range(1, steps + 1):
+        k.zk_update(
+            zk.Ctl(step=t, factor=1, bias1=1, bias2=1),
+            r,
+            None,
+            p,
+            m,
+            v,
+            g,
+            span,
+            1,
+            0,
+            n,
+        )
+        want = want * (1 - 2**-10) + 4 * 2**-10
+    found = zk.from_bf16(v).astype(float)
+    assert (
+        abs(found.mean() - want)
+        < 6 * 2**-7 * want * (steps / n) ** 0.5
+        < 0.1 * (want - 1)
+    )
+    assert len(np.unique(found)) > 4

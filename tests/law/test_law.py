@@ -1,0 +1,759 @@
+"""test_law.py -- the bitwise law: weights after N steps do not depend on how the work was spread.
+
+One hash, one log and one validation loss over ZeRO stages, ranks, accumulation, buckets,
+persistence, prefetch, reuse, overlap, recompute, queue orders, threads and kernel objects; and
+controls that must give another. Gradients span over six decades, so that sums in another order
+round differently.
+"""
+
+import dataclasses
+import functools
+import json
+import pathlib
+
+import law
+import numpy as np
+import oracle
+import pytest
+import trainer
+import zk
+from safetensors.numpy import load_file, save_file
+from zg.read import spec as reader
+from zg.search import search
+
+BIG = 500_000_000  # elements: more than any unit has
+
+# What a row of each set chooses. 24 micro-batches give 24, 12, 8, 6 and 3 to a rank: local sums
+# come first at 1 and 3 ranks; 8 micro-batches give 8, 4, 2 and 1: they come first wherever there
+# are several.
+ACCUMULATE = ["micro_batches", "layers"]
+ANY_STAGE = {
+    "family": law.FAMILIES,
+    "stage": [0, 1, 2, 3],
+    "ranks": [1, 2, 3, 4, 8],
+    "reduce": [5000, 14000, BIG],
+    "gather": [3000, 9000, BIG],
+    "small": [0, 100],
+    "prefetch": ["auto", BIG],
+    "overlap": [True, False],
+    "flat": [False, True],
+    "queue": ["eager", "late", "shuffled:1", "shuffled:2"],
+    "threads": [1, 2, 3],
+    "unmap": [0, 1],
+    "every": [0, 7],
+    "again": law.AGAIN,
+    "reuse": [0, BIG],
+    "accumulate": ACCUMULATE,
+}
+STAGE_3 = {
+    "family": law.FAMILIES,
+    "stage": [3],
+    "ranks": [2, 3, 8],
+    "kept": ["", "norms", "a matrix"],
+    "reduce": [5000, 14000],
+    "gather": [3000, 9000, BIG],
+    "small": [0, 100, 10**5, 10**9],
+    "prefetch": [0, "auto", BIG],
+    "overlap": [True, False],
+    "flat": [False, True],
+    "queue": ["eager", "late", "shuffled:3", "shuffled:4"],
+    "threads": [1, 2],
+    "unmap": [0, 1],
+    "every": [0],
+    "again": law.AGAIN,
+    "reuse": [0, 30000, BIG],
+    "accumulate": ACCUMULATE,
+}
+OFFLOADED = {
+    "family": law.FAMILIES,
+    "stage": [1, 2, 3],
+    "ranks": [1, 2, 3, 4],
+    "offload": ["none", "cpu", "nvme"],
+    "params": ["none", "cpu", "nvme"],
+    "values": [False, True],
+    "tile": [1024, 5000, BIG],
+    "turns": [1, 2, 4],
+    "ratio": [1, 0.5, 0.1],
+    "reduce": [5000, BIG],
+    "gather": [3000, BIG],
+    "small": [0, 100],
+    "prefetch": [0, "auto", BIG],
+    "overlap": [True, False],
+    "flat": [False, True],
+    "queue": ["eager", "late", "shuffled:5", "shuffled:6"],
+    "threads": [1, 3],
+    "unmap": [0, 1],
+    "every": [0, 7],
+    "again": law.AGAIN,
+    "accumulate": ACCUMULATE,
+}
+PLAIN = {
+    "stage": 0,
+    "ranks": 1,
+    "reduce": BIG,
+    "gather": BIG,
+    "small": 0,
+    "prefetch": "auto",
+    "overlap": False,
+    "flat": False,
+    "queue": "eager",
+    "threads": 1,
+    "unmap": 0,
+    "every": 0,
+    "again": "none",
+    "reuse": 0,
+}
+
+# Steps small enough for the weights to stay uneven.
+UNEVEN = [
+    "train.optimizer.lr=1e-5",
+    "train.optimizer.eps=1e-12",
+    "train.schedule.type=constant",
+    "train.schedule.warmup=5",
+    "train.schedule.min_lr=0.0",
+    "train.micro_batch=1",
+]
+
+
+KINDS = (
+    "f32",
+    "f32 avx2",
+    "bf16",
+)  # types and objects: bf16 bits are those of one object
+
+
+@functools.cache
+def ways(micro_batches: int, *kinds: str) -> list[dict]:
+    if micro_batches == 24:
+        return (
+            law.covering(ANY_STAGE | {"kind": kinds}, 1)
+            + law.covering(STAGE_3 | {"kind": kinds}, 2)
+            + law.covering(OFFLOADED | {"kind": kinds}, 4)
+        )
+    return law.covering(ANY_STAGE | {"ranks": [1, 2, 4, 8], "kind": kinds}, 6)
+
+
+def recipe(precision: str, micro_batches: int) -> list[str]:
+    return [
+        *UNEVEN,
+        f"train.precision={precision}",
+        f"train.global_batch={micro_batches}",
+    ]
+
+
+def stream(
+    family: str, micro_batches: int, steps: int = law.STEPS
+) -> np.ndarray:
+    T = reader.load(str(law.path(family))).train.sequence
+    return law.tokens(256, T * micro_batches * steps + 1, holes=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """Where runs of one recipe keep their files."""
+
+    folder: pathlib.Path
+    weights: pathlib.Path | None
+    steps: int
+
+    def run(
+        self, way: dict, *recipe: str, spec: pathlib.Path | None = None
+    ) -> law.Result:
+        source = trainer.generate(
+            spec or law.path(way["family"]),
+            *recipe,
+            *law.keys(way),
+            flat=way["flat"],
+        )
+        options = ["--load", self.weights] if self.weights else []
+        options += ["--val-every", way["every"]] if way["every"] else []
+        isa = way.get("kind", "").partition(" ")[2]
+        return law.run(
+            trainer.build(source),
+            "--data",
+            self.folder / "tokens",
+            "--val",
+            self.folder / "val",
+            "--steps",
+            self.steps,
+            "--queue",
+            way["queue"],
+            "--threads",
+            way["threads"],
+            *options,
+            log=self.folder / "log",
+            ZR_UNMAP_PEERS=way["unmap"],
+            **({"ZK_ISA": isa} if isa else {}),
+        )
+
+
+def bench(
+    folder: pathlib.Path,
+    stream: np.ndarray,
+    weights: pathlib.Path | None = None,
+    steps: int = law.STEPS,
+    vocab: int = 256,
+    sequence: int = 40,
+) -> Bench:
+    """11 samples of validation and a rest: they end in the middle of a round of ranks"""
+    trainer.write_tokens(folder / "tokens", stream)
+    trainer.write_tokens(
+        folder / "val", law.tokens(vocab, 12 * sequence - 3, holes=True)
+    )
+    return Bench(folder, weights, steps)
+
+
+def agree(results: dict[str, law.Result]) -> None:
+    """All results are the first; else says which are not."""
+    (name, first), *rest = results.items()
+    off = [
+        f"{other}\n    gave {found.weights}, {differing(first, found)}"
+        for other, found in rest
+        if found != first
+    ]
+    assert not off, (
+        f"{len(off)} of {len(results)} differ from\n{name}: {first.weights}\n"
+        + "\n".join(off)
+    )
+
+
+def differing(a: law.Result, b: law.Result) -> str:
+    for line, other in zip(a.steps, b.steps, strict=False):
+        if line != other:
+            return f"{other} instead of {line}"
+    return (
+        f"validation {b.val} instead of {a.val}"
+        if a.val != b.val
+        else "in the last update"
+    )
+
+
+# ---- the law
+
+GROUPS = [
+    (family, precision, micro_batches)
+    for micro_batches in (24, 8)
+    for family in law.FAMILIES
+    for precision in ("f32", "bf16")
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family,precision,micro_batches", GROUPS)
+def test_one_hash(
+    tmp_path: pathlib.Path, family: str, precision: str, micro_batches: int
+) -> None:
+    """Both types share the ways: any two choices meet, the type and each other choice, too."""
+    one_hash(tmp_path, family, precision, micro_batches, *KINDS)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("family,precision,micro_batches", GROUPS)
+def test_one_hash_of_all_ways(
+    tmp_path: pathlib.Path,
+    family: str,
+    precision: str,
+    micro_batches: int,
+) -> None:
+    """Each type has all."""
+    one_hash(
+        tmp_path,
+        family,
+        precision,
+        micro_batches,
+        *(x for x in KINDS if precision in x),
+    )
+
+
+def one_hash(
+    folder: pathlib.Path,
+    family: str,
+    precision: str,
+    micro_batches: int,
+    *kinds: str,
+) -> None:
+    steps = law.STEPS if micro_batches == 8 else law.STEPS // 3
+    b = bench(
+        folder,
+        stream(family, micro_batches, steps),
+        law.uneven(family, folder),
+        steps,
+    )
+    mine = [
+        way
+        for way in ways(micro_batches, *kinds)
+        if way["family"] == family and precision in way["kind"]
+    ]
+    results = {
+        str(way): b.run(way, *recipe(precision, micro_batches))
+        for way in ({"family": family, **PLAIN}, *mine)
+    }
+    assert len(results) > 1
+    agree(results)
+    first = next(iter(results.values()))
+    log = [json.loads(line) for line in first.steps]
+    assert len(log) == steps and all(np.isfinite(line["loss"]) for line in log)
+    assert all(
+        line["norm"] > 1 and not line["skipped"] for line in log
+    )  # clipped: all by all
+    assert len({line["valid"] for line in log}) >= 5 and first.val
+
+
+# Of every feature once, a few far apart.
+IN_BRIEF = (
+    {},
+    {
+        "stage": 1,
+        "ranks": 2,
+        "reduce": 5000,
+        "queue": "shuffled:1",
+        "overlap": True,
+        "again": law.AGAIN[1],
+    },
+    {
+        "stage": 3,
+        "ranks": 4,
+        "queue": "late",
+        "overlap": True,
+        "threads": 2,
+        "unmap": 1,
+        "again": "full",
+    },
+    {
+        "stage": 2,
+        "ranks": 2,
+        "offload": "cpu",
+        "tile": 5000,
+        "turns": 2,
+        "queue": "late",
+        "overlap": True,
+    },
+    {
+        "stage": 3,
+        "ranks": 2,
+        "offload": "nvme",
+        "params": "nvme",
+        "tile": 5000,
+        "turns": 2,
+        "queue": "shuffled:6",
+        "overlap": True,
+    },
+    {
+        "stage": 3,
+        "ranks": 2,
+        "offload": "cpu",
+        "params": "cpu",
+        "queue": "shuffled:4",
+        "overlap": True,
+        "values": True,
+    },
+    {
+        "stage": 3,
+        "ranks": 2,
+        "offload": "cpu",
+        "params": "cpu",
+        "ratio": 0.5,
+        "tile": 5000,
+        "queue": "shuffled:1",
+        "overlap": True,
+        "accumulate": "layers",
+    },
+    {
+        "stage": 3,
+        "ranks": 8,
+        "prefetch": BIG,
+        "queue": "shuffled:2",
+        "overlap": True,
+    },
+    {
+        "stage": 3,
+        "ranks": 2,
+        "accumulate": "layers",
+        "queue": "shuffled:5",
+        "overlap": True,
+    },
+    {
+        "stage": 3,
+        "ranks": 4,
+        "reuse": BIG,
+        "queue": "shuffled:3",
+        "overlap": True,
+    },
+)
+
+
+@pytest.mark.parametrize(
+    "family,precision", [("gpt", "f32"), ("llama", "bf16")]
+)
+def test_one_hash_in_brief(
+    tmp_path: pathlib.Path, family: str, precision: str
+) -> None:
+    """five steps of a few far apart: what the quick tests have of the one above"""
+    b = bench(tmp_path, stream(family, 8, 5), law.uneven(family, tmp_path), 5)
+    some = [{"family": family, **PLAIN, **way} for way in IN_BRIEF]
+    agree({str(way): b.run(way, *recipe(precision, 8)) for way in some})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", law.FAMILIES)
+def test_gradients_span_six_decades(
+    tmp_path: pathlib.Path, family: str
+) -> None:
+    """at the first step of the runs above and at the last, by the evaluator in float64: the
+    largest element of each tensor's gradient"""
+    before, after, tokens = (
+        law.uneven(family, tmp_path),
+        tmp_path / "after",
+        stream(family, 8),
+    )
+    keys = recipe("f32", 8)
+    trainer.write_tokens(tmp_path / "tokens", tokens)
+    trainer.sh(
+        trainer.build(trainer.generate(law.path(family), *keys)),
+        "--data",
+        tmp_path / "tokens",
+        "--steps",
+        law.STEPS,
+        "--load",
+        before,
+        "--save",
+        after,
+    )
+    spec = reader.load(str(law.path(family)), keys)
+    for place, step in ((before, 0), (after, law.STEPS - 1)):
+        params = {
+            n: np.float64(x)
+            for n, x in load_file(place / "model.safetensors").items()
+        }
+        batch = oracle.batch(
+            tokens, spec.train.sequence, 8 * step, 8, law.HOLE
+        )
+        _, _, grads = oracle.gradients(spec, params, *batch)
+        size = np.sort([np.abs(g).max() for g in grads.values()])
+        assert size[-1] > 1e6 * size[0] > 0, (step, size)
+        assert size[-2] > 1e3 * size[1], (
+            step,
+            size,
+        )  # not by one tensor alone
+
+
+@pytest.mark.slow
+def test_the_ways_are_what_they_claim() -> None:
+    """Both orders of summation, several depths of prefetch, and ragged pieces of both
+    collectives occur; every two values of every two choices meet."""
+    seen, ragged = set(), set()
+    for way in ways(8, *KINDS):
+        spec = reader.load(
+            str(law.path(way["family"])), [*recipe("f32", 8), *law.keys(way)]
+        )
+        p = search.find(spec).plan
+        seen |= {
+            p.head.order,
+            f"prefetch {min(p.head.prefetch, 2)}",
+            f"micro-batches {p.head.micro_batches}",
+        }
+        units: dict[tuple[str, str], set[int]] = {}
+        for step in (s for section in p.sections for s in section.steps):
+            if step.op in ("gather", "alltoall"):
+                sizes = units.setdefault((step.op, step.unit), set())
+                sizes |= {i.value for i in step.ints if i.name == "bytes"}
+        ragged |= {op for (op, _), sizes in units.items() if len(sizes) > 1}
+    assert {
+        "ranks",
+        "local",
+        "prefetch 0",
+        "prefetch 1",
+        "prefetch 2",
+        "micro-batches 1",
+        "micro-batches 2",
+        "micro-batches 4",
+        "micro-batches 8",
+    } <= seen
+    assert ragged == {"gather", "alltoall"}
+    for factors, rows in (
+        (ANY_STAGE, law.covering(ANY_STAGE, 1)),
+        (STAGE_3, law.covering(STAGE_3, 2)),
+    ):
+        pairs = {
+            (a, row[a], b, row[b]) for row in rows for a in row for b in row
+        }
+        assert all(
+            (a, x, b, y) in pairs
+            for a in factors
+            for x in factors[a]
+            for b in factors
+            if b != a
+            for y in factors[b]
+        )
+
+
+# ---- what a recipe may change, it does change
+
+
+@pytest.mark.parametrize(
+    "precision,ranks,stage",
+    [("f32", 2, 1), pytest.param("bf16", 4, 3, marks=pytest.mark.slow)],
+)
+def test_controls(
+    tmp_path: pathlib.Path, precision: str, ranks: int, stage: int
+) -> None:
+    """Another order of the same 8 leaves, other micro-batches, another optimizer give other
+    bits."""
+    b = bench(tmp_path, stream("gpt", 8), law.uneven("gpt", tmp_path))
+    way = {"family": "gpt", **PLAIN, "ranks": ranks, "stage": stage}
+    plain = recipe(precision, 8)
+    others = [
+        b.run(way, *plain, *changed)
+        for changed in (
+            [],
+            ["train.sum=fold"],
+            ["train.micro_batch=2"],
+            ["train.optimizer.clip=0.5"],
+        )
+    ]
+    assert len({other.weights for other in others}) == len(others)
+    assert (
+        others[0].steps[0] == others[3].steps[0]
+    )  # clipping comes after the first norm
+    losses = [json.loads(other.steps[-1])["loss"] for other in others]
+    assert np.allclose(
+        losses, losses[0], rtol=0.01
+    )  # other bits, and the same training
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "family,precision", [("gpt", "bf16"), ("llama", "f32")]
+)
+def test_fold_obeys_the_law_too(
+    tmp_path: pathlib.Path, family: str, precision: str
+) -> None:
+    b = bench(tmp_path, stream(family, 24, 5), law.uneven(family, tmp_path), 5)
+    some = [
+        {
+            "family": family,
+            **PLAIN,
+            "stage": stage,
+            "ranks": ranks,
+            "reduce": reduce,
+            "overlap": bool(stage % 2),
+            "queue": queue,
+            "threads": ranks % 3 + 1,
+        }
+        for stage, ranks, reduce, queue in [
+            (0, 1, BIG, "eager"),
+            (0, 3, 5000, "late"),
+            (1, 2, 14000, "shuffled:5"),
+            (2, 4, 5000, "shuffled:6"),
+            (3, 8, 14000, "eager"),
+            (3, 3, BIG, "shuffled:7"),
+        ]
+    ]
+    agree(
+        {
+            str(way): b.run(way, *recipe(precision, 24), "train.sum=fold")
+            for way in some
+        }
+    )
+
+
+# ---- initial weights
+
+SLOW_BUT_GPT = [
+    family if family == "gpt" else pytest.param(family, marks=pytest.mark.slow)
+    for family in law.FAMILIES
+]
+
+
+@pytest.mark.parametrize("family", SLOW_BUT_GPT)
+def test_initial_weights(tmp_path: pathlib.Path, family: str) -> None:
+    """depend on the seed, and on nothing else"""
+
+    def start(*keys: str) -> str:
+        source = trainer.generate(
+            law.path(family), "train.micro_batch=1", *keys
+        )
+        return law.run(
+            trainer.build(source), "--steps", 0, log=tmp_path / "log"
+        ).weights
+
+    spread = [
+        start(f"zero.stage={stage}", f"cluster.ranks={ranks}", *keys)
+        for stage, ranks, keys in [
+            (0, 1, []),
+            (2, 8, ["train.precision=bf16"]),
+            (
+                3,
+                8,
+                [
+                    "zero.overlap_comm=false",
+                    "zero.stage3_param_persistence_threshold=5000",
+                ],
+            ),
+            (
+                3,
+                3,
+                [
+                    "train.global_batch=6",
+                    "train.precision=bf16",
+                    "train.sequence=7",
+                ],
+            ),
+        ]
+    ]
+    assert len(set(spread)) == 1
+    assert (
+        start("train.seed=7") != spread[0]
+        and start("train.seed=4294967297") != spread[0]
+    )
+
+
+# ---- the hash
+
+
+def test_the_hash_sees_every_bit(tmp_path: pathlib.Path) -> None:
+    """A flipped bit, two elements and two tensors in each other's place, and a moved sign are told;
+    loading what was saved is not."""
+    folder, name = tmp_path / "w", "model.safetensors"
+    binary = trainer.build(
+        trainer.generate(
+            law.path("qwen3"),
+            "zero.stage=3",
+            "cluster.ranks=3",
+            "train.global_batch=6",
+        )
+    )
+    trainer.sh(binary, "--steps", 0, "--save", folder)
+    params = load_file(folder / name)
+    at = "model.layers.{}.mlp.down_proj.weight"
+
+    def loaded(changed: dict[str, np.ndarray]) -> str:
+        save_file(params | changed, folder / name)
+        return law.run(
+            binary, "--steps", 0, "--load", folder, log=tmp_path / "log"
+        ).weights
+
+    def flipped(tensor: str, element: int, bit: int) -> dict[str, np.ndarray]:
+        x = params[tensor].copy()
+        x.view(np.uint32).reshape(-1)[element] ^= np.uint32(1 << bit)
+        return {tensor: x}
+
+    swapped = params[at.format(0)].copy()
+    swapped[0, :2] = swapped[0, 1::-1]
+    found = [
+        loaded({}),
+        loaded({at.format(0): swapped}),
+        loaded(
+            {
+                at.format(0): params[at.format(1)],
+                at.format(1): params[at.format(0)],
+            }
+        ),
+    ]
+    found += [
+        loaded(flipped(tensor, element, bit))
+        for tensor, element, bit in [
+            ("model.norm.weight", 63, 0),
+            ("model.embed_tokens.weight", 0, 0),
+            ("model.embed_tokens.weight", -1, 31),
+            (at.format(1), 5000, 11),
+            (at.format(1), 5001, 11),
+            ("model.layers.0.self_attn.q_norm.weight", 23, 22),
+        ]
+    ]
+    assert len(set(found)) == len(found) and loaded({}) == found[0]
+
+
+# ---- shapes that nothing divides
+
+# family, blocks, old and new sizes, settings, ranks
+RAGGED = {
+    "vocab 257": ("gpt", 1, {256: 257}, ["train.micro_batch=1"], [1, 2, 8]),
+    # fewer than 8 * 1024 elements: some ranks own padding alone
+    "width 8": (
+        "qwen3",
+        1,
+        {64: 8, 176: 10, 256: 11},
+        ["train.micro_batch=1"],
+        [1, 3, 8],
+    ),
+    "one token": (
+        "gpt",
+        3,
+        {},
+        ["train.sequence=1", "train.micro_batch=1"],
+        [1, 2, 4],
+    ),
+    "three of one token": (
+        "llama",
+        2,
+        {256: 300},
+        ["train.sequence=1", "train.micro_batch=3"],
+        [1, 2, 8],
+    ),
+    "odd": (
+        "llama",
+        1,
+        {64: 40, 176: 27, 256: 1025},
+        ["train.sequence=17", "train.micro_batch=1"],
+        [1, 3, 6],
+    ),
+    "a long head": (
+        "gpt",
+        1,
+        {60: 12, 240: 7, 256: 50257},
+        ["train.sequence=5", "train.micro_batch=2"],
+        [1, 4, 6],
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+@pytest.mark.parametrize("case", RAGGED)
+def test_ragged_shapes(
+    tmp_path: pathlib.Path, case: str, precision: str
+) -> None:
+    family, blocks, sizes, keys, ranks = RAGGED[case]
+    spec = law.changed(family, tmp_path, blocks, sizes)
+    keys = ["train.global_batch=24", f"train.precision={precision}", *keys]
+    loaded = reader.load(str(spec), ["cluster.ranks=1", *keys])
+    T, vocab, steps = loaded.train.sequence, loaded.model.vocab, 5
+    b = bench(
+        tmp_path,
+        law.tokens(vocab, 24 * T * steps + 1, holes=True),
+        None,
+        steps,
+        vocab,
+        T,
+    )
+    some = [(0, 0), (0, 1), (1, 2), (2, 1), (3, 1), (3, 2)]
+    results = {}
+    for n, (stage, r) in enumerate(some):
+        way = {
+            "family": family,
+            **PLAIN,
+            "stage": stage,
+            "ranks": ranks[r],
+            "overlap": n % 3 > 0,
+            "small": 100 * (n % 2),
+            "reduce": 2500 * (1 + n),
+            "gather": 6000,
+            "queue": ["eager", "shuffled:8", "late"][n % 3],
+            "threads": 1 + n % 2,
+        }
+        results[str(way)] = b.run(way, *keys, spec=spec)
+    agree(results)
+
+
+# ---- for ever
+
+
+@pytest.mark.parametrize("isa", zk.ISAS)
+@pytest.mark.parametrize("family", law.FAMILIES)
+def test_known_hashes(tmp_path: pathlib.Path, family: str, isa: str) -> None:
+    zk.need(isa)
+    assert (
+        law.known(trainer.GCC, family, tmp_path, ZK_ISA=isa)
+        == law.KNOWN[family]
+    )

@@ -1,0 +1,213 @@
+"""test_reference.py -- the trained program against PyTorch's float64 numbers (tests/reference):
+loss, every gradient, and 20 AdamW steps, through weights in and weights out."""
+
+import json
+import pathlib
+from collections.abc import Callable
+
+import numpy as np
+import oracle
+import pytest
+import trainer
+from reference import known
+from zg.read import spec as reader
+
+FAMILIES = ["gpt", "llama", "qwen3"]
+CASES = ["plain", "ignored"]
+HOLE = 65535  # what a uint16 file of tokens holds where there is none
+
+# One AdamW step from zero moments, without decay and clipping, moves a weight by
+# lr * g / (|g| + eps): with eps = 1 and lr = 512 the saved weights show g. A weight's own rounding
+# (2^-24 of at most 1.25 + 512 |g|) then disturbs g by less than 1.5e-10 + 2^-24 |g|.
+RATE = 512.0
+SHOW = [
+    f"train.optimizer.lr={RATE}",
+    "train.optimizer.eps=1.0",
+    "train.optimizer.weight_decay=0.0",
+    "train.optimizer.clip=0.0",
+    "train.schedule.type=constant",
+    "train.schedule.warmup=0",
+    "train.schedule.min_lr=0.0",
+]
+
+# float32 gradients. An element is a sum over 264 or 320 tokens of products that went through about
+# 30 chains of at most 240 roundings of 2^-24 each: random signs give sqrt(30 * 240) * 2^-24 = 5e-6
+# of the largest element (a third of that is what there is); all signs alike would give 4e-4.
+GRADIENT = 5e-6
+# bf16 gradients: a number is stored some 80 times on its way, each time with an error of
+# 2^-9 / sqrt(3) in the mean, so that a tensor is sqrt(80) times that off in the mean, 1 %. Queries
+# and keys get differences of near numbers and are off by 3 %, and what lies below them as well.
+BF16 = 0.05
+LOSS = 2e-7  # a mean over tokens of losses that are 30 roundings of 2^-24 of 6 or so off
+
+
+def setting(
+    name: str,
+) -> tuple[pathlib.Path, oracle.Arrays, np.ndarray, dict[str, np.ndarray]]:
+    """path of a tiny spec, initial weights, tokens and reference"""
+    path = trainer.ROOT / "model_specs" / f"{name}-tiny.yaml"
+    spec = reader.load(str(path))
+    params = {
+        tensor: known.weight(tensor, shape, known.is_norm_weight(tensor))
+        for tensor, shape in oracle.shapes(spec).items()
+    }
+    with np.load(trainer.ROOT / "tests" / "reference" / f"{name}.npz") as file:
+        return (
+            path,
+            params,
+            known.stream(name, spec.train.sequence, spec.model.vocab),
+            dict(file),
+        )
+
+
+def losses(folder: pathlib.Path) -> np.ndarray:
+    lines = [
+        json.loads(line)
+        for line in (folder / "log.jsonl").read_text().splitlines()
+    ]
+    return np.array(
+        [line["loss"] for line in lines if "step" in line and "loss" in line]
+    )
+
+
+def off(found: np.ndarray, expected: np.ndarray) -> float:
+    """largest difference over largest element"""
+    return float(
+        np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-30)
+    )
+
+
+def apart(found: np.ndarray, expected: np.ndarray) -> float:
+    """norm of the difference over norm"""
+    return float(
+        np.linalg.norm(found - expected) / max(np.linalg.norm(expected), 1e-30)
+    )
+
+
+def shown(
+    path: pathlib.Path,
+    folder: pathlib.Path,
+    params: oracle.Arrays,
+    tokens: np.ndarray,
+    *keys: str,
+) -> oracle.Arrays:
+    """digests of the gradients of the first step"""
+    after = trainer.train(path, folder, params, tokens, 1, *SHOW, *keys)
+    assert after.keys() == params.keys()
+    moved = {
+        name: (p - np.float64(after[name])) / RATE
+        for name, p in params.items()
+    }
+    return {
+        name: known.digest(name, u / (1 - np.abs(u)))
+        for name, u in moved.items()
+    }
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_gradients(tmp_path: pathlib.Path, name: str, case: str) -> None:
+    path, params, tokens, ref = setting(name)
+    if case == "ignored":
+        tokens = np.where(tokens == known.HOLE, HOLE, tokens)
+    found = shown(path, tmp_path, params, tokens, f"data.ignore={HOLE}")
+    assert off(losses(tmp_path), ref[f"{case}/loss"]) <= LOSS
+    for tensor, g in found.items():
+        error = off(g, ref[f"{case}/grad/{tensor}"])
+        assert error <= GRADIENT, (
+            f"{tensor}: off by {error:.3g} of the largest element"
+        )
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_gradients_in_bf16(tmp_path: pathlib.Path, name: str) -> None:
+    path, params, tokens, ref = setting(name)
+    found = shown(path, tmp_path, params, tokens, "train.precision=bf16")
+    # the loss: logits of about 1 off by 1 % at random, in the mean over 264 tokens and more
+    assert off(losses(tmp_path), ref["plain/loss"]) <= 1e-3
+    errors = {
+        tensor: apart(g, ref[f"plain/grad/{tensor}"])
+        for tensor, g in found.items()
+    }
+    assert max(errors.values()) <= BF16, max(errors, key=errors.get)
+    assert min(errors.values()) >= 2.0**-11, "this was not computed in bf16"
+
+
+def with_errors(rng: np.random.Generator) -> Callable:
+    """Gradients with errors as float32 makes them: up to GRADIENT of the largest element in the
+    row. What is exactly zero (the row of a token that never came) stays so."""
+
+    def disturb(g: np.ndarray) -> np.ndarray:
+        row = np.abs(g).max(-1, keepdims=True) * (g != 0)
+        return g + GRADIENT * row * rng.uniform(-1, 1, g.shape)
+
+    def gradients(*args) -> tuple[float, int, oracle.Arrays]:
+        loss, valid, grads = oracle.gradients(*args)
+        return loss, valid, {name: disturb(g) for name, g in grads.items()}
+
+    return gradients
+
+
+def without_key_bias(name: str, x: np.ndarray) -> np.ndarray:
+    """A key's bias moves all scores of a row alike: its gradient is zero but for rounding, and Adam
+    makes steps of any size up to lr of that. The program is free to put it anywhere."""
+    return (
+        np.delete(x, np.s_[x.size // 3 : x.size // 3 * 2])
+        if name.endswith("c_attn.bias")
+        else x
+    )
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_twenty_steps(tmp_path: pathlib.Path, name: str) -> None:
+    """Adam divides by the gradient's size, so that errors in small gradients count as much as in
+    large ones: the bound is what errors like those of float32 do to the float64 evaluator's run."""
+    path, params, tokens, ref = setting(name)
+    after = trainer.train(path, tmp_path, params, tokens, known.STEPS)
+    spec, rng = (
+        reader.load(str(path)),
+        np.random.Generator(np.random.Philox(3)),
+    )
+    exact, _, _ = oracle.train(spec, params, tokens, known.STEPS)
+    shaken, _, _ = oracle.train(
+        spec, params, tokens, known.STEPS, gradients=with_errors(rng)
+    )
+    assert off(losses(tmp_path), ref["losses"]) <= LOSS
+    for tensor, x in exact.items():
+        found, expected, other = (
+            without_key_bias(tensor, known.digest(tensor, y))
+            for y in (after[tensor], x, shaken[tensor])
+        )
+        reference = without_key_bias(tensor, ref[f"last/{tensor}"])
+        moved = np.abs(
+            without_key_bias(tensor, known.digest(tensor, x - params[tensor]))
+        ).max()
+        # twice one drawing of the errors; a step rounds a weight twice (decay, move)
+        rounded = 2 * known.STEPS * 2.0**-24 * np.abs(expected).max()
+        bound = 2 * np.abs(other - expected).max() + rounded
+        assert bound <= 0.01 * moved, (
+            f"{tensor}: the bound {bound:.3g} says nothing"
+        )
+        error = np.abs(found - reference).max()
+        assert error <= bound, (
+            f"{tensor}: off by {error:.3g}, bound {bound:.3g}"
+        )
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_twenty_steps_in_bf16(tmp_path: pathlib.Path, name: str) -> None:
+    """The way that a tensor goes is off by what its gradients are; twice that, for Adam counts
+    errors of small gradients as much as of large ones."""
+    path, params, tokens, ref = setting(name)
+    after = trainer.train(
+        path, tmp_path, params, tokens, known.STEPS, "train.precision=bf16"
+    )
+    assert off(losses(tmp_path), ref["losses"]) <= 1e-3
+    for tensor, x in after.items():
+        start = known.digest(tensor, params[tensor])
+        way, expected = (
+            without_key_bias(tensor, end - start)
+            for end in (known.digest(tensor, x), ref[f"last/{tensor}"])
+        )
+        error = apart(way, expected)
+        assert error <= 2 * BF16, f"{tensor}: off by {error:.3g} of its way"

@@ -1,0 +1,258 @@
+"""files.py -- what tests of the readers of files share: small C programs that call them, built with
+sanitizers, and a model in files and in the memory of ranks to try them on."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from patience import LIMIT
+
+ROOT = Path(__file__).resolve().parents[2]
+READERS = {  # by the name of the program: the files that it reads with
+    "data": ["zr_data.c", "zr_file.c"],
+    "weights": ["zr_file.c", "zr_json.c", "zr_safetensors.c", "zr_weights.c"],
+}
+
+
+def build(source: str, into: Path) -> Path:
+    """The program made of tests/`source` and its readers, every undefined behaviour fatal."""
+    program = into / Path(source).stem
+    readers = READERS[program.name]
+    flags = "-std=gnu11 -Wall -Wextra -Werror -g -O1 -ffp-contract=off -fno-sanitize-recover=all"
+    sources = [
+        ROOT / "tests" / source,
+        *(ROOT / "runtime" / name for name in readers),
+    ]
+    command = [
+        "gcc",
+        *flags.split(),
+        "-fsanitize=address,undefined",
+        f"-I{ROOT}/runtime",
+    ]
+    subprocess.run(
+        [*command, *map(str, sources), "-o", str(program)], check=True
+    )
+    return program
+
+
+def run(*command: object) -> subprocess.CompletedProcess[str]:
+    """Runs a program of `build`; an exit code that the tests do not know is a crash."""
+    words = [str(word) for word in command]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode in (0, 2), done.stderr
+    return done
+
+
+Weights = dict[str, np.ndarray]
+POISON = 0xA5  # what an arena holds where nothing was put
+
+
+@dataclass(frozen=True)
+class Flat:
+    at: int
+    stride: int
+    shard: int
+    count: int
+    whole: int
+
+
+@dataclass(frozen=True)
+class Tensor:
+    name: str
+    offset: int
+    offset_step: int
+    shape: tuple[int, ...]
+    flat: int
+    flat_step: int
+    count: int
+    first: int
+
+    def names(self) -> list[str]:
+        return [
+            self.name.replace("%d", str(self.first + i))
+            for i in range(self.count)
+        ]
+
+
+@dataclass(frozen=True)
+class Program:
+    flats: tuple[Flat, ...]
+    tensors: tuple[Tensor, ...]
+    ranks: int
+
+    @property
+    def arena(self) -> int:
+        return max(
+            f.at
+            + (f.count - 1) * f.stride
+            + 4 * f.shard * (self.ranks if f.whole else 1)
+            for f in self.flats
+        )
+
+    def text(self) -> str:
+        lines = [f"arena {self.arena} {self.ranks}"]
+        lines += [
+            f"flat {f.at} {f.stride} {f.shard} {f.count} {f.whole}"
+            for f in self.flats
+        ]
+        for t in self.tensors:
+            shape = [*t.shape, 0][:2]
+            numbers = [
+                t.offset,
+                t.offset_step,
+                len(t.shape),
+                *shape,
+                t.flat,
+                t.flat_step,
+                t.count,
+            ]
+            lines.append(
+                f"tensor {t.name} {' '.join(map(str, numbers))} {t.first}"
+            )
+        return "\n".join(lines) + "\n"
+
+
+def layout(ranks: int) -> Program:
+    """A ragged model: four layers, each in a flat instance of its own, the norms of all layers in
+    one that every rank has whole, embeddings in a third; between all of them elements that belong
+    to no tensor, and ranks that have no part of some."""
+    shapes = {
+        "h.%d.attn.c_attn.weight": (5, 9),
+        "h.%d.attn.c_attn.bias": (9,),
+        "h.%d.mlp.c_fc.weight": (5, 7),
+    }
+    tensors, offset = [], 3
+    for name, shape in shapes.items():
+        tensors.append(Tensor(name, offset, 0, shape, 0, 1, 4, 0))
+        offset += int(np.prod(shape)) + 5
+    block = Flat(64, 0, -(-offset // ranks), 4, 0)
+    block = Flat(64, 4 * block.shard + 12, block.shard, 4, 0)
+    tensors.append(Tensor("h.%d.ln_1.weight", 2, 6, (5,), 1, 0, 4, 0))
+    norms = Flat(block.at + 4 * block.stride + 20, 0, -(-30 // ranks), 1, 1)
+    tensors += [
+        Tensor("wte.weight", 0, 0, (11, 5), 2, 0, 1, 0),
+        Tensor("wpe.weight", 60, 0, (6, 5), 2, 0, 1, 0),
+    ]
+    last = Flat(
+        norms.at + 4 * ranks * norms.shard + 4, 0, -(-91 // ranks), 1, 0
+    )
+    return Program((block, norms, last), tuple(tensors), ranks)
+
+
+def every_bit(seed: int, shape: tuple[int, ...]) -> np.ndarray:
+    """f32 of all kinds: any bits, so infinities, subnormals and NaNs with payloads among them."""
+    bits = np.random.default_rng(seed).integers(
+        0, 2**32, int(np.prod(shape)), dtype=np.uint32
+    )
+    bits[::7] = [
+        0x7F800000,
+        0xFF800000,
+        0x7FC00001,
+        0xFFA00000,
+        1,
+        0x80000000,
+    ][seed % 6]
+    return bits.view(np.float32).reshape(shape)
+
+
+def weights_of(program: Program) -> Weights:
+    names = [(name, t.shape) for t in program.tensors for name in t.names()]
+    return {name: every_bit(k, shape) for k, (name, shape) in enumerate(names)}
+
+
+def arenas(
+    program: Program, weights: Weights, part_of_whole: bool
+) -> list[np.ndarray]:
+    """What each rank's memory holds; part_of_whole: of a flat held whole only its own part,
+    which is what it saves."""
+    out = [
+        np.full(program.arena, POISON, np.uint8) for _ in range(program.ranks)
+    ]
+    for t in program.tensors:
+        f = program.flats[t.flat]
+        for i, name in enumerate(t.names()):
+            raw = weights[name].reshape(-1).view(np.uint32)
+            where = t.offset + i * t.offset_step + np.arange(raw.size)
+            for rank in range(program.ranks):
+                own = (where >= rank * f.shard) & (
+                    where < (rank + 1) * f.shard
+                )
+                mine = (
+                    own
+                    if part_of_whole or not f.whole
+                    else np.full(raw.size, True)
+                )
+                base = f.at + i * t.flat_step * f.stride
+                for value, e in zip(raw[mine], where[mine], strict=True):
+                    at = base + 4 * (e - (0 if f.whole else rank * f.shard))
+                    out[rank][at : at + 4] = np.frombuffer(
+                        value.tobytes(), np.uint8
+                    )
+    return out
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    return (
+        a.dtype == b.dtype
+        and a.shape == b.shape
+        and a.tobytes() == b.tobytes()
+    )
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A program's description, its files and the tool that reads them, in a folder."""
+
+    tool: Path
+    into: Path
+    program: Program
+
+    def __post_init__(self) -> None:
+        (self.into / "program").write_text(self.program.text())
+
+    def save(
+        self, weights: Weights, where: str = "saved"
+    ) -> subprocess.CompletedProcess[str]:
+        for rank, arena in enumerate(arenas(self.program, weights, True)):
+            arena.tofile(self.into / f"arena{rank}")
+        files = [
+            self.into / f"arena{rank}" for rank in range(self.program.ranks)
+        ]
+        return run(
+            self.tool, self.into / "program", "save", self.into / where, *files
+        )
+
+    def load(
+        self, where: str, rank: int = 0, *drop: str
+    ) -> tuple[np.ndarray, str, str]:
+        """The arena after it, what went to stdout, and to stderr; "" where nothing was wrong."""
+        arena = self.into / "loaded"
+        np.full(self.program.arena, POISON, np.uint8).tofile(arena)
+        done = run(
+            self.tool,
+            self.into / "program",
+            "load",
+            self.into / where,
+            rank,
+            arena,
+            *drop,
+        )
+        assert (done.returncode == 2) == (done.stderr != "")
+        return np.fromfile(arena, np.uint8), done.stdout, done.stderr
+
+    def refused(self, where: str = "in") -> str:
+        """What the reader says of a directory that it must refuse; no master may have changed."""
+        arena, note, why = self.load(where)
+        assert (arena == POISON).all() and note == ""
+        assert why[-1:] == "\n" and why[:-1].isprintable()
+        return why
+
+
+def raw_file(header: object, data: bytes = b"") -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data

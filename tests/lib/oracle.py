@@ -1,0 +1,544 @@
+"""oracle.py -- a float64 evaluator of a spec: loss, all gradients and an optimizer's steps, in
+plain numpy.
+
+The tests compare trained programs with it. It shares only the spec reader with the generator;
+every backward is written by hand and checked against PyTorch and finite differences by
+test_oracle.py.
+
+Invariants
+ 1. Parameters and gradients are {name: array}, names and layouts those of the weights' file.
+ 2. An op's forward returns (y, back); back(dy) returns dx and adds to the gradients it owns, so
+    that a tensor used twice (a tied head) sums its uses.
+
+Letters: B batch, T sequence, C width, V vocab, H query heads, G key and value heads, D head size.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+Arrays = dict[str, np.ndarray]
+Back = Callable[[np.ndarray], np.ndarray]
+
+
+# ---- ops without parameters
+
+
+def gelu(x: np.ndarray, kind: str) -> tuple[np.ndarray, Back]:
+    if kind == "tanh":
+        root = math.sqrt(2 / math.pi)
+        t = np.tanh(root * (x + 0.044715 * x**3))
+        share, slope = (
+            (1 + t) / 2,
+            (1 - t * t) / 2 * root * (1 + 3 * 0.044715 * x * x),
+        )
+    else:
+        share = (
+            1 + np.vectorize(math.erf, otypes=[x.dtype])(x / math.sqrt(2))
+        ) / 2
+        slope = np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
+    return x * share, lambda dy: dy * (share + x * slope)
+
+
+def relu2(x: np.ndarray) -> tuple[np.ndarray, Back]:
+    above = np.maximum(x, 0)
+    return above * above, lambda dy: dy * 2 * above
+
+
+def swiglu(x: np.ndarray) -> tuple[np.ndarray, Back]:
+    """x [B,T,2F]: gate and up; y [B,T,F] = silu(gate) * up"""
+    gate, up = np.split(x, 2, axis=-1)
+    s = 1 / (1 + np.exp(-gate))
+
+    def back(dy: np.ndarray) -> np.ndarray:
+        return np.concatenate(
+            [dy * up * s * (1 + gate * (1 - s)), dy * gate * s], axis=-1
+        )
+
+    return gate * s * up, back
+
+
+def rope_angles(rope: dict, T: int, D: int) -> np.ndarray:
+    """angles [T, D/2]; llama3 scaling slows the waves that are long against the original context"""
+    freq = 1 / rope["theta"] ** (np.arange(D // 2) * 2 / D)
+    scaling = rope.get("scaling")
+    if scaling:
+        context = scaling["original_context"]
+        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        wave = 2 * math.pi / freq
+        smooth = (context / wave - low) / (high - low)
+        slow = freq / scaling["factor"]
+        middle = (1 - smooth) * slow + smooth * freq
+        freq = np.where(
+            wave > context / low,
+            slow,
+            np.where(wave < context / high, freq, middle),
+        )
+    return np.arange(T)[:, None] * freq
+
+
+def turn(x: np.ndarray, angle: np.ndarray) -> np.ndarray:
+    """x [B,N,T,D] with the pairs (i, i + D/2) turned by angle [T, D/2]"""
+    a, b = np.split(x, 2, axis=-1)
+    c, s = np.cos(angle).astype(x.dtype), np.sin(angle).astype(x.dtype)
+    return np.concatenate([a * c - b * s, b * c + a * s], axis=-1)
+
+
+def causal(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray
+) -> tuple[np.ndarray, Callable]:
+    """q [B,H,T,D], k and v [B,G,T,D]; head h reads k and v of head h / (H/G)"""
+    (B, H, T, D), G = q.shape, k.shape[1]
+    k, v = np.repeat(k, H // G, axis=1), np.repeat(v, H // G, axis=1)
+    score = q @ k.swapaxes(2, 3) / math.sqrt(D)
+    score = np.where(np.tri(T, dtype=bool), score, -np.inf)
+    p = np.exp(score - score.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+
+    def back(dy: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        dp = dy @ v.swapaxes(2, 3)
+        ds = p * (dp - (dp * p).sum(-1, keepdims=True)) / math.sqrt(D)
+        dk, dv = (
+            (m.swapaxes(2, 3) @ d).reshape(B, G, H // G, T, D).sum(2)
+            for m, d in ((ds, q), (p, dy))
+        )
+        return ds @ k, dk, dv
+
+    return p @ v, back
+
+
+def cross_entropy(
+    logits: np.ndarray, targets: np.ndarray
+) -> tuple[float, int, np.ndarray]:
+    """Mean loss over the targets >= 0, their number, and d(loss)/d(logits). logits [B,T,V]"""
+    valid = targets >= 0
+    n = int(valid.sum())
+    shifted = logits - logits.max(-1, keepdims=True)
+    logp = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    hot = np.where(valid, targets, 0)[..., None]
+    picked = np.take_along_axis(logp, hot, -1)[..., 0]
+    d = np.exp(logp)
+    np.put_along_axis(d, hot, np.take_along_axis(d, hot, -1) - 1, -1)
+    return (
+        -float(picked[valid].sum()) / max(n, 1),
+        n,
+        d * valid[..., None] / max(n, 1),
+    )
+
+
+# ---- the model
+
+
+def head(spec) -> object:
+    """the op that makes logits"""
+    return spec.model.units[-1].ops[-1]
+
+
+def shapes(spec) -> dict[str, tuple[int, ...]]:
+    """every tensor of the weights' file, in the order of use"""
+    found, gpt2, C = {}, spec.model.names == "gpt2", spec.model.width
+
+    def linear(
+        name: str, K: int, N: int, bias: bool, flip: bool = not gpt2
+    ) -> None:
+        found[name + ".weight"] = (N, K) if flip else (K, N)
+        found.update({name + ".bias": (N,)} if bias else {})
+
+    def attention(name: str, a: dict, width: int) -> None:
+        H, G, D = a["heads"], a["kv_heads"], a["head_dim"]
+        parts = (
+            {"c_attn": H + 2 * G}
+            if gpt2
+            else {"q_proj": H, "k_proj": G, "v_proj": G}
+        )
+        for part, heads in parts.items():
+            linear(f"{name}.{part}", width, heads * D, a["bias"])
+        found.update(
+            {
+                f"{name}.{part}_norm.weight": (D,)
+                for part in "qk"
+                if a["qk_norm"]
+            }
+        )
+        linear(
+            f"{name}.c_proj" if gpt2 else f"{name}.o_proj",
+            H * D,
+            C,
+            a["out_bias"],
+        )
+
+    def width_after(o, width: int, unit: str) -> int:
+        a = o.args
+        if o.kind == "embedding":
+            found[a["tokens"] + ".weight"] = (spec.model.vocab, C)
+            if a["positions"]:
+                found[a["positions"] + ".weight"] = (a["context"], C)
+            return C
+        if o.kind == "residual":
+            walk(o.ops, width, unit)
+        elif o.kind == "linear" and not a["tied"]:
+            for name, out in zip(a["name"], a["out"], strict=True):
+                linear(
+                    unit + name,
+                    width,
+                    out,
+                    a["bias"],
+                    not gpt2 or o is head(spec),
+                )
+            return sum(a["out"])
+        elif o.kind == "attention":
+            attention(unit + a["name"], a, width)
+            return C
+        elif o.kind in ("layernorm", "rmsnorm"):
+            found[unit + a["name"] + ".weight"] = (width,)
+            found.update(
+                {unit + a["name"] + ".bias": (width,)} if a.get("bias") else {}
+            )
+        return width // 2 if o.kind == "swiglu" else width
+
+    def walk(ops: Sequence, width: int, unit: str) -> int:
+        for o in ops:
+            width = width_after(o, width, unit)
+        return width
+
+    width = C
+    for unit in spec.model.units:
+        for prefix in prefixes(unit):
+            width = walk(unit.ops, width, prefix)
+    return found
+
+
+def prefixes(unit) -> list[str]:
+    """what stands before an op's name, for each repeat of a unit"""
+    name = unit.name + "." if unit.name else ""
+    return [name.replace("{l}", str(l)) for l in range(unit.repeat)]
+
+
+class Net:
+    """One forward and backward of a spec's model at given parameters"""
+
+    def __init__(self, spec, params: Arrays, real: type = np.float64):
+        self.spec, self.real = spec, real
+        self.p = {name: np.asarray(x, real) for name, x in params.items()}
+        self.grads = {name: np.zeros_like(x) for name, x in self.p.items()}
+
+    def add(self, name: str, g: np.ndarray) -> None:
+        self.grads[name] += g
+
+    # -- ops with parameters: x [B,T,C]
+
+    def linear(
+        self, x: np.ndarray, name: str, bias: bool, by_token: bool = False
+    ) -> tuple[np.ndarray, Back]:
+        """y = x . w + b; GPT-2's files keep w as [in,out], the others [out,in]; all of them
+        embeddings and heads as [tokens,width]"""
+        weight = name + ".weight"
+        flip = by_token or self.spec.model.names != "gpt2"
+        w = self.p[weight].T if flip else self.p[weight]  # [in,out]
+        y = x @ w
+        if bias:
+            y = y + self.p[name + ".bias"]
+
+        def back(dy: np.ndarray) -> np.ndarray:
+            dw = x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
+            self.add(weight, dw.T if flip else dw)
+            if bias:
+                self.add(name + ".bias", dy.sum((0, 1)))
+            return dy @ w.T
+
+        return y, back
+
+    def side_by_side(
+        self, x: np.ndarray, names: Sequence[str], bias: bool
+    ) -> tuple[np.ndarray, Back]:
+        """linears of one input, their outputs concatenated"""
+        parts = [self.linear(x, name, bias) for name in names]
+        cuts = np.cumsum([y.shape[-1] for y, _ in parts])[:-1]
+
+        def back(dy: np.ndarray) -> np.ndarray:
+            return sum(
+                b(d)
+                for (_, b), d in zip(
+                    parts, np.split(dy, cuts, axis=-1), strict=True
+                )
+            )
+
+        return np.concatenate([y for y, _ in parts], axis=-1), back
+
+    def layernorm(
+        self, x: np.ndarray, name: str, eps: float, bias: bool
+    ) -> tuple[np.ndarray, Back]:
+        w = self.p[name + ".weight"]
+        s = 1 / np.sqrt(x.var(-1, keepdims=True) + eps)
+        n = (x - x.mean(-1, keepdims=True)) * s
+        y = n * w
+        if bias:
+            y = y + self.p[name + ".bias"]
+
+        def back(dy: np.ndarray) -> np.ndarray:
+            self.add(name + ".weight", (dy * n).sum((0, 1)))
+            if bias:
+                self.add(name + ".bias", dy.sum((0, 1)))
+            dn = dy * w
+            return s * (
+                dn
+                - dn.mean(-1, keepdims=True)
+                - n * (dn * n).mean(-1, keepdims=True)
+            )
+
+        return y, back
+
+    def rmsnorm(
+        self, x: np.ndarray, name: str, eps: float
+    ) -> tuple[np.ndarray, Back]:
+        """over the last axis of x [..., C]"""
+        w = self.p[name + ".weight"]
+        s = 1 / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
+        n = x * s
+
+        def back(dy: np.ndarray) -> np.ndarray:
+            self.add(name + ".weight", (dy * n).sum(tuple(range(dy.ndim - 1))))
+            dn = dy * w
+            return s * (dn - n * (dn * n).mean(-1, keepdims=True))
+
+        return n * w, back
+
+    def attention(
+        self, x: np.ndarray, name: str, a: dict
+    ) -> tuple[np.ndarray, Back]:
+        B, T, _ = x.shape
+        H, G, D = a["heads"], a["kv_heads"], a["head_dim"]
+        gpt2 = self.spec.model.names == "gpt2"
+        into = ["c_attn"] if gpt2 else ["q_proj", "k_proj", "v_proj"]
+        qkv, back_qkv = self.side_by_side(
+            x, [f"{name}.{part}" for part in into], a["bias"]
+        )
+        q, k, v = (
+            part.reshape(B, T, -1, D).swapaxes(1, 2)
+            for part in np.split(qkv, [H * D, (H + G) * D], axis=-1)
+        )
+        back_q = back_k = lambda dy: dy
+        if a["qk_norm"]:
+            q, back_q = self.rmsnorm(q, name + ".q_norm", a["eps"])
+            k, back_k = self.rmsnorm(k, name + ".k_norm", a["eps"])
+        if a["rope"]:
+            angle = rope_angles(a["rope"], T, D)
+            q, k = turn(q, angle), turn(k, angle)
+        y, back_y = causal(q, k, v)
+        joined = y.swapaxes(1, 2).reshape(B, T, H * D)
+        last = "c_proj" if gpt2 else "o_proj"
+        out, back_out = self.linear(joined, f"{name}.{last}", a["out_bias"])
+
+        def back(dy: np.ndarray) -> np.ndarray:
+            dq, dk, dv = back_y(
+                back_out(dy).reshape(B, T, H, D).swapaxes(1, 2)
+            )
+            if a["rope"]:
+                dq, dk = turn(dq, -angle), turn(dk, -angle)
+            parts = [
+                d.swapaxes(1, 2).reshape(B, T, -1)
+                for d in (back_q(dq), back_k(dk), dv)
+            ]
+            return back_qkv(np.concatenate(parts, axis=-1))
+
+        return out, back
+
+    def embedding(
+        self, tokens: np.ndarray, a: dict
+    ) -> tuple[np.ndarray, Back]:
+        """tokens [B,T] -> [B,T,C]; its back returns nothing that anybody needs"""
+        T = tokens.shape[1]
+        x = self.p[a["tokens"] + ".weight"][tokens]
+        if a["positions"]:
+            x = x + self.p[a["positions"] + ".weight"][:T]
+
+        def back(dy: np.ndarray) -> np.ndarray:
+            np.add.at(self.grads[a["tokens"] + ".weight"], tokens, dy)
+            if a["positions"]:
+                self.grads[a["positions"] + ".weight"][:T] += dy.sum(0)
+            return dy
+
+        return x, back
+
+    # -- composition
+
+    def op(self, o, x: np.ndarray, unit: str) -> tuple[np.ndarray, Back]:
+        a = o.args
+        if o.kind == "residual":
+            y, back = self.ops(o.ops, x, unit)
+            return x + y, lambda dy: dy + back(dy)
+        if o.kind == "embedding":
+            return self.embedding(x, a)
+        if o.kind == "gelu":
+            return gelu(x, a["kind"])
+        if o.kind == "relu2":
+            return relu2(x)
+        if o.kind == "swiglu":
+            return swiglu(x)
+        if o is head(self.spec):
+            return self.linear(
+                x, a["tied"] or a["name"][0], a["bias"], by_token=True
+            )
+        if o.kind == "linear":
+            return self.side_by_side(
+                x, [unit + name for name in a["name"]], a["bias"]
+            )
+        name = unit + a["name"]
+        if o.kind == "layernorm":
+            return self.layernorm(x, name, a["eps"], a["bias"])
+        if o.kind == "rmsnorm":
+            return self.rmsnorm(x, name, a["eps"])
+        if o.kind == "attention":
+            return self.attention(x, name, a)
+        raise ValueError(f"no such op: {o.kind}")
+
+    def ops(
+        self, ops: Sequence, x: np.ndarray, unit: str
+    ) -> tuple[np.ndarray, Back]:
+        backs = []
+        for o in ops:
+            x, back = self.op(o, x, unit)
+            backs.append(back)
+
+        def back_all(dy: np.ndarray) -> np.ndarray:
+            for b in reversed(backs):
+                dy = b(dy)
+            return dy
+
+        return x, back_all
+
+    def run(
+        self, tokens: np.ndarray, targets: np.ndarray
+    ) -> tuple[float, int]:
+        """mean loss, number of valid targets; self.grads = d(mean loss). tokens, targets [B,T]"""
+        x, backs = tokens, []
+        for unit in self.spec.model.units:
+            for prefix in prefixes(unit):
+                x, back = self.ops(unit.ops, x, prefix)
+                backs.append(back)
+        loss, valid, d = cross_entropy(x, targets)
+        for back in reversed(backs):
+            d = back(d)
+        return loss, valid
+
+
+def gradients(
+    spec,
+    params: Arrays,
+    tokens: np.ndarray,
+    targets: np.ndarray,
+    real: type = np.float64,
+) -> tuple[float, int, Arrays]:
+    """Mean loss over the valid targets, their number, and its gradients. With real = np.float32 all
+    arithmetic is rounded to that: it shows what rounding does to this model at these weights."""
+    net = Net(spec, params, real)
+    loss, valid = net.run(tokens, targets)
+    return loss, valid, net.grads
+
+
+# ---- training
+
+
+def batch(
+    stream: np.ndarray, T: int, first: int, count: int, ignore: int = -1
+) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and targets [count,T] of samples first .. first+count-1, modulo the number of samples;
+    sample i takes tokens[i*T .. i*T+T]. The token `ignore` is never a target and read as 0."""
+    samples = (len(stream) - 1) // T
+    rows = [
+        stream[i % samples * T : i % samples * T + T + 1]
+        for i in range(first, first + count)
+    ]
+    tokens = np.stack(rows).astype(np.int64)
+    gone = tokens == ignore
+    return np.where(gone, 0, tokens)[:, :-1], np.where(gone, -1, tokens)[:, 1:]
+
+
+def learning_rate(o, s, step: int) -> float:
+    """of step 1, 2, ...: linear warm-up, then constant, or down to min_lr at `steps`"""
+    if step <= s.warmup:
+        return o.lr * step / s.warmup
+    if s.type == "constant":
+        return o.lr
+    done = min((step - s.warmup) / max(s.steps - s.warmup, 1), 1.0)
+    share = (
+        1 - done if s.type == "linear" else (1 + math.cos(math.pi * done)) / 2
+    )
+    return s.min_lr + (o.lr - s.min_lr) * share
+
+
+class Optimizer:
+    """PyTorch's formulas (Lion: Chen and others, 2023), decay on matrices (or all), clipping by the
+    norm of all; the state of one run"""
+
+    def __init__(self, spec, params: Arrays):
+        self.o, self.s = spec.train.optimizer, spec.train.schedule
+        self.m = {name: np.zeros(x.shape) for name, x in params.items()}
+        self.v = {name: np.zeros(x.shape) for name, x in params.items()}
+        self.step = 0
+
+    def decay(self, name: str) -> float:
+        return self.o.weight_decay * (
+            self.o.decay == "all" or self.m[name].ndim >= 2
+        )
+
+    def update(self, params: Arrays, grads: Arrays) -> float:
+        """changes params in place; returns the norm of the gradients before clipping"""
+        self.step += 1
+        o, rate = self.o, learning_rate(self.o, self.s, self.step)
+        norm = math.sqrt(sum(float((g * g).sum()) for g in grads.values()))
+        clip = o.clip / (norm + 1e-6) if o.clip and norm > o.clip else 1.0
+        for name, p in params.items():
+            decay = self.decay(name)
+            if o.type in ("AdamW", "Lion"):
+                p *= 1 - rate * decay
+                decay = 0.0
+            g = grads[name] * clip + decay * p
+            p -= rate * self.move(g, self.m[name], self.v[name])
+        return norm
+
+    def move(self, g: np.ndarray, m: np.ndarray, v: np.ndarray) -> np.ndarray:
+        """The step for a gradient, in units of the rate; changes the moments m and v in place."""
+        o = self.o
+        if o.type == "SGD":
+            m *= o.momentum
+            m += g
+            return g + o.momentum * m if o.nesterov else m
+        if o.type == "Adagrad":
+            v += g * g
+            return g / (np.sqrt(v) + o.eps)
+        beta1, beta2 = o.betas
+        if o.type == "Lion":
+            sign = np.sign(beta1 * m + (1 - beta1) * g)
+            m += (1 - beta2) * (g - m)
+            return sign
+        m += (1 - beta1) * (g - m)
+        v += (1 - beta2) * (g * g - v)
+        m_hat, v_hat = m / (1 - beta1**self.step), v / (1 - beta2**self.step)
+        return m_hat / (np.sqrt(v_hat) + o.eps)
+
+
+def train(
+    spec,
+    params: Arrays,
+    stream: np.ndarray,
+    steps: int,
+    ignore: int = -1,
+    gradients: Callable = gradients,
+) -> tuple[Arrays, list[float], list[float]]:
+    """Weights after `steps` steps over a stream of tokens, and the losses and gradient norms.
+    Another `gradients` shows what errors in them lead to."""
+    params = {name: np.array(x, np.float64) for name, x in params.items()}
+    optimizer, G, losses, norms = (
+        Optimizer(spec, params),
+        spec.train.global_batch,
+        [],
+        [],
+    )
+    for step in range(steps):
+        now = batch(stream, spec.train.sequence, step * G, G, ignore)
+        loss, _, grads = gradients(spec, params, *now)
+        losses.append(loss)
+        norms.append(optimizer.update(params, grads))
+    return params, losses, norms

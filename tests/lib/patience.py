@@ -1,0 +1,18 @@
+"""patience.py -- how long tests wait: longer where many processes share a core."""
+
+import math
+import os
+
+LIMIT = 1200  # seconds: no run of a test takes so long, however busy the machine is
+
+
+def busy() -> int:
+    """Processes that share a core, of the last minute: from 1 to 4, as tests sleep as much
+    longer."""
+    share = os.getloadavg()[0] / len(os.sched_getaffinity(0))
+    return min(max(1, math.ceil(share)), 4)
+
+
+def patient(seconds: float) -> float:
+    """For what takes less than these seconds on an idle machine."""
+    return seconds * (2 * busy() - 1)

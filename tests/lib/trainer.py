@@ -1,0 +1,233 @@
+"""trainer.py -- specs to running programs for the tests, by what the commands that users have call.
+
+Invariants
+ 1. out/train.c and out/train are left alone: a program is compiled in a folder of its own and
+    linked with the objects of one of build.ninja's programs; equal sources are compiled once.
+ 2. Everything made lies in out/test, whose programs are rebuilt when an object or header is newer.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import pathlib
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from patience import LIMIT
+from safetensors.numpy import load_file, save_file
+from zg import main
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MADE = ROOT / "out" / "test"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A program of build.ninja, and how its train.c is compiled and linked here."""
+
+    program: str
+    compiler: str
+    flags: tuple[str, ...]
+    libraries: tuple[str, ...] = ()
+
+
+GCC = Kind("out/train", "gcc", ("-s",))
+CLANG = Kind("out/train-clang", "clang", ("-s",))
+ASAN = Kind(
+    "out/train-asan",
+    "gcc",
+    ("-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+)
+TSAN = Kind("out/train-tsan", "gcc", ("-g1", "-fsanitize=thread"))
+EMULATED = Kind("out/train-emulated", "gcc", ("-g1",), ("-lstdc++", "-lm"))
+# with the libraries where runtime/cuda/toolkit found them
+CUDA = Kind(
+    "out/train-cuda",
+    "gcc",
+    ("-s",),
+    (
+        *(
+            word
+            for name in ("lib", "nccl/lib")
+            for word in (
+                f"-Lout/cuda/{name}",
+                f"-Wl,-rpath,{ROOT}/out/cuda/{name}",
+            )
+        ),
+        "-l:libcudart.so.13",
+        "-l:libcublasLt.so.13",
+        "-l:libnccl.so.2",
+        "-lstdc++",
+        "-lm",
+    ),
+)
+
+
+def sh(*command: object, **options) -> str:
+    """runs a command in the root and returns its output; a failure shows all of it"""
+    done = subprocess.run(
+        [str(c) for c in command],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        **options,
+    )
+    assert done.returncode == 0, (
+        f"{command} gave {done.returncode}\n{done.stdout}{done.stderr}"
+    )
+    return done.stdout
+
+
+@contextlib.contextmanager
+def alone(name: str) -> Iterator[None]:
+    """one process at a time: test processes run side by side"""
+    MADE.mkdir(parents=True, exist_ok=True)
+    with open(MADE / f"{name}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def inputs(target: str) -> list[str]:
+    """what build.ninja makes it from"""
+    return re.search(
+        r"input: \w+\n((?: {4}.*\n)*)", sh("ninja", "-t", "query", target)
+    )[1].split()
+
+
+def objects(kind: Kind = GCC) -> list[pathlib.Path]:
+    """what a program of build.ninja is linked from beside train.o, brought up to date"""
+    parts = [
+        part
+        for name in inputs(kind.program)
+        for part in (inputs(name) if name.endswith(".a") else [name])
+    ]
+    names = [
+        n for n in parts if n.endswith(".o") and not n.endswith("/train.o")
+    ]
+    with alone("ninja"):
+        sh("ninja", *names)
+    return [ROOT / n for n in names]
+
+
+def generate(spec: pathlib.Path, *keys: str, flat: bool = False) -> str:
+    """train.c for a spec with `key=value` settings, as gen/zgen writes it; flat: a line for every
+    step"""
+    return main.text(
+        main.arguments(
+            [
+                str(spec),
+                *(w for key in keys for w in ("--set", key)),
+                *["--flat"] * flat,
+            ]
+        )
+    )
+
+
+def compile_source(kind: Kind, source: pathlib.Path, *rest: object) -> None:
+    sh(
+        kind.compiler,
+        "-std=gnu11",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-Wno-unused-function",
+        "-O1",
+        "-ffp-contract=off",
+        "-pthread",
+        "-Iruntime",
+        "-Ikernels",
+        *kind.flags,
+        source,
+        *rest,
+    )
+
+
+def build(source: str, kind: Kind = GCC) -> pathlib.Path:
+    """the program of a train.c"""
+    parts = objects(kind)
+    name = hashlib.sha256(f"{kind}{source}".encode()).hexdigest()[:20]
+    folder = MADE / name
+    program = folder / "train"
+    with alone(name):
+        headers = [ROOT / "runtime" / "zr.h", ROOT / "kernels" / "zk.h"]
+        newest = max(part.stat().st_mtime for part in [*parts, *headers])
+        if program.exists() and program.stat().st_mtime >= newest:
+            return program
+        folder.mkdir(exist_ok=True)
+        (folder / "train.c").write_text(source)
+        compile_source(
+            kind, folder / "train.c", *parts, *kind.libraries, "-o", program
+        )
+    return program
+
+
+def checkout(root: pathlib.Path) -> pathlib.Path:
+    """a copy of all that is needed to set up, generate and build; nothing is built in it"""
+    for name in (
+        "gen",
+        "templates",
+        "runtime",
+        "kernels",
+        "model_specs",
+        "bench",
+        "tests/emulation",
+    ):
+        shutil.copytree(ROOT / name, root / name)
+    for name in (
+        "run",
+        "build.ninja",
+        "VERSION",
+        "pyproject.toml",
+        "README.md",
+        "out/.gitignore",
+    ):
+        (root / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, root / name)
+    if (ROOT / ".venv").exists():
+        (root / ".venv").symlink_to((ROOT / ".venv").resolve())
+    return root
+
+
+def write_tokens(path: pathlib.Path, tokens: np.ndarray) -> None:
+    path.write_bytes(np.asarray(tokens).astype("<u2").tobytes())
+
+
+def train(
+    spec: pathlib.Path,
+    folder: pathlib.Path,
+    params: dict[str, np.ndarray],
+    tokens: np.ndarray,
+    steps: int,
+    *keys: str,
+) -> dict[str, np.ndarray]:
+    """float32 weights after `steps` steps from given weights over a stream of tokens"""
+    before, after = folder / "before", folder / "after"
+    (folder / "log.jsonl").unlink(missing_ok=True)
+    before.mkdir(parents=True, exist_ok=True)
+    save_file(
+        {
+            name: np.ascontiguousarray(x, np.float32)
+            for name, x in params.items()
+        },
+        before / "model.safetensors",
+    )
+    write_tokens(folder / "tokens.bin", tokens)
+    sh(
+        build(generate(spec, *keys)),
+        "--data",
+        folder / "tokens.bin",
+        "--steps",
+        steps,
+        "--load",
+        before,
+        "--save",
+        after,
+        "--log",
+        folder / "log.jsonl",
+    )
+    return load_file(after / "model.safetensors")

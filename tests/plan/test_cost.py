@@ -1,0 +1,331 @@
+"""test_cost.py -- what a plan says it costs, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from plans import NAMES, WAYS, keys
+from zg.check import check
+from zg.facts import reserve
+from zg.graph import model
+from zg.passes import layers, shard
+from zg.plan.plan import Plan
+from zg.read import spec
+from zg.search import search
+from zg.write import cost, explain
+
+ROOT = Path(__file__).resolve().parents[2]
+SPECS = ROOT / "model_specs"
+
+
+def planned(name: str, *sets: str) -> Plan:
+    return search.find(spec.load(str(SPECS / f"{name}.yaml"), sets)).plan
+
+
+def test_flops_of_gpt2() -> None:
+    """6 a parameter and token; attention 2 products of T/2 keys on average, forward and twice
+    back."""
+    p = planned(
+        "gpt2-124m",
+        "train.global_batch=4",
+        "train.sequence=1024",
+        "cluster.ranks=2",
+        "train.micro_batch=1",
+    )
+    tokens, layers, width, length = 4 * 1024, 12, 768, 1024
+    assert (
+        cost.flops(p)
+        == 6 * 124_439_808 * tokens
+        + 3 * layers * 2 * 2 * tokens * width * length // 2
+    )
+
+
+def test_flops_of_grouped_queries_count_query_heads() -> None:
+    p = planned("qwen3-tiny", "train.global_batch=4", "cluster.ranks=1")
+    tokens, heads, size = 4 * 40, 4, 24
+    assert (
+        cost.flops(p)
+        == 6 * p.head.params * tokens + 3 * 2 * 2 * tokens * heads * size * 40
+    )
+
+
+@pytest.mark.parametrize("micro_batches", [2, 3, 8])
+@pytest.mark.parametrize("again", ["none", "full"])
+def test_micro_batches_in_both_orders_cost_the_same_work(
+    micro_batches: int, again: str
+) -> None:
+    """Flops, what is recomputed, units that stay; stage 3 gathers the less by as many
+    micro-batches."""
+    keys = (
+        "zero.stage=3",
+        "cluster.ranks=2",
+        f"train.global_batch={2 * micro_batches}",
+        "train.micro_batch=1",
+        f"train.recompute={again}",
+        "zero.stage3_max_reuse_distance=60000",
+    )
+    a, b = (
+        planned("gpt-tiny", *keys),
+        planned("gpt-tiny", *keys, "train.accumulate=layers"),
+    )
+    for what in (cost.flops, cost.again, cost.staying):
+        assert what(a) == what(b)
+
+    def gathers(p):
+        return p.section("micro_batch").repeat * sum(
+            s.op == "gather" for s in p.section("micro_batch").steps
+        )
+
+    assert gathers(a) == micro_batches * gathers(b) > 0
+    assert (
+        f"all {micro_batches} micro-batches go through a unit"
+        in explain.explain(b)
+    )
+    assert "go through" not in explain.explain(a)
+
+
+def test_a_unit_may_write_two_leaves_by_itself(tmp_path: Path) -> None:
+    """One block, of which a matrix is kept whole: own sums of one leaf at a time."""
+    path = tmp_path / "one.yaml"
+    path.write_text(
+        (SPECS / "gpt-tiny.yaml")
+        .read_text()
+        .replace("- blocks: 3", "- blocks: 1")
+    )
+    p = search.find(
+        spec.load(
+            str(path),
+            (
+                "zero.stage=3",
+                "cluster.ranks=2",
+                "train.micro_batch=1",
+                "train.global_batch=8",
+                "train.accumulate=layers",
+                "zero.stage3_param_persistence_threshold=0",
+                'zero.replicate=["h.*.attn.c_attn.weight"]',
+            ),
+        )
+    ).plan
+    check.check(p)
+    writers = [
+        s
+        for s in p.section("micro_batch").steps
+        if {"grad.block", "grad.persistent"} <= {r.cls for r in s.outs}
+    ]
+    assert (
+        len(writers) == p.together == 4 and p.cls("grad.persistent").slots == 4
+    )
+    assert p.cls("pend").slots == 1
+
+
+def test_a_plan_has_only_so_many_lines() -> None:
+    """Five units: 8192 turns are 1638 micro-batches and a rest."""
+
+    def loaded(micro_batches):
+        return spec.load(
+            str(SPECS / "gpt-tiny.yaml"),
+            (
+                "train.accumulate=layers",
+                "cluster.ranks=1",
+                "train.micro_batch=1",
+                f"train.global_batch={micro_batches}",
+            ),
+        )
+
+    most, more = loaded(1638), loaded(1639)
+    layers.few(most, model.build(most))
+    with pytest.raises(
+        spec.SpecError,
+        match="train.accumulate: .*up to 1638 micro-batches a rank",
+    ):
+        layers.few(more, model.build(more))
+
+
+@pytest.mark.parametrize("micro_batches", [1, 12])
+@pytest.mark.parametrize("stage, paper", [(0, 2), (1, 2), (2, 2), (3, 3)])
+def test_the_papers_formula_beside_ours(
+    stage: int, paper: int, micro_batches: int
+) -> None:
+    """Rajbhandari et al. 2020, section 7: 2P for stages 0 to 2, 3P for stage 3; bytes of (W-1)/W.
+    Of as many micro-batches as there are: more of them do not look like more than the papers'."""
+    p = planned(
+        "gpt-tiny",
+        f"zero.stage={stage}",
+        "cluster.ranks=4",
+        f"train.global_batch={8 * micro_batches}",
+    )
+    said = re.search(
+        rf"papers' {paper}P \(W-1\)/W of one micro-batch: ([\d,]+) bytes; here, a "
+        r"micro-batch, ([\d.]+) of it",
+        explain.explain(p),
+    )
+    ideal = paper * 149_400 * 4 * 3 / 4
+    assert said and int(said[1].replace(",", "")) == ideal
+    moved = cost.training_wire(p).bytes / micro_batches
+    assert p.head.micro_batches == micro_batches and float(
+        said[2]
+    ) == pytest.approx(moved / ideal, abs=5e-4)
+    assert 0.5 < float(said[2]) < 4
+
+
+def test_the_bound_on_gathered_elements() -> None:
+    """Prefetch gives way to the bound; below one unit the least bound that works is named, and
+    works."""
+    free = planned("gpt-tiny", "zero.stage3_prefetch_bucket_size=100000")
+    assert free.head.prefetch > 1
+    tight = planned(
+        "gpt-tiny",
+        "zero.stage3_prefetch_bucket_size=100000",
+        f"zero.stage3_max_live_parameters={free.head.live - 1}",
+    )
+    assert (
+        tight.head.prefetch < free.head.prefetch
+        and tight.head.live < free.head.live
+    )
+    with pytest.raises(
+        spec.SpecError,
+        match=r"^--set: zero.stage3_max_live_parameters: 1 elements",
+    ) as e:
+        planned("gpt-tiny", "zero.stage3_max_live_parameters=1")
+    least = int(re.search(r"at least (\d+)", str(e.value))[1])
+    assert (
+        planned(
+            "gpt-tiny", f"zero.stage3_max_live_parameters={least}"
+        ).head.live
+        == least
+    )
+    with pytest.raises(spec.SpecError):
+        planned("gpt-tiny", f"zero.stage3_max_live_parameters={least - 1}")
+
+
+def test_the_checker_counts_gathered_elements_itself() -> None:
+    p = planned("gpt-tiny")
+    for head in (
+        {"live": p.head.live - 1},
+        {"live": p.head.live + 1},
+        {"bound": p.head.live - 1},
+    ):
+        with pytest.raises(check.CheckError, match="gathered at once"):
+            check.check(replace(p, head=replace(p.head, **head)))
+
+
+def test_a_tensor_as_large_as_the_threshold_is_kept_whole() -> None:
+    """As DeepSpeed does: the norms of gpt-tiny have 60 elements."""
+    for threshold, flat in ((60, "persistent"), (59, "block")):
+        p = planned(
+            "gpt-tiny", f"zero.stage3_param_persistence_threshold={threshold}"
+        )
+        assert {
+            t.flat for t in p.tensors if t.name == "h.{l}.ln_1.weight"
+        } == {flat}
+
+
+@pytest.mark.parametrize("pattern", ["h.0.*", "h.1.*", "h.[02].*"])
+def test_a_pattern_of_some_layers_is_refused(pattern: str) -> None:
+    with pytest.raises(
+        spec.SpecError,
+        match="zero.replicate: matches h.{l}.ln_1.weight in part",
+    ):
+        planned("gpt-tiny", f"zero.replicate=['{pattern}']")
+    planned("gpt-tiny", "zero.replicate=['h.[0-2].*']")
+
+
+def test_too_many_pieces_name_the_least_bucket() -> None:
+    keys = (
+        "cluster.ranks=8",
+        "zero.stage=2",
+        "train.global_batch=8",
+        "train.micro_batch=1",
+    )
+    with pytest.raises(
+        spec.SpecError, match="zero.reduce_bucket_size: cuts a shard"
+    ) as e:
+        planned("gpt2-1558m", *keys, "zero.reduce_bucket_size=20000")
+    least = int(re.search(r"at least (\d+)", str(e.value))[1])
+    assert least % (8 * 1024) == 0
+    with pytest.raises(
+        spec.SpecError,
+        match="zero.reduce_bucket_size: cuts the shards of all"
+        " units into .* allowed: at least 40960",
+    ):
+        planned("gpt2-124m", *keys, "zero.reduce_bucket_size=1")
+    planned("gpt2-124m", *keys, "zero.reduce_bucket_size=40960")
+
+
+def test_bits_of_the_counter() -> None:
+    """The closed form against counting."""
+    for step in (*range(1, 34), 64, 100):
+        mask = 0
+        for micro_batches in range(1, 130):
+            assert shard._counts(micro_batches, step) == mask, (
+                micro_batches,
+                step,
+            )
+            mask |= micro_batches * step
+
+
+def test_a_billion_micro_batches() -> None:
+    for rule, mask in (("tree", 2**30 - 2), ("{block: 16}", 30), ("fold", 1)):
+        p = planned(
+            "gpt-tiny",
+            f"train.global_batch={2**30}",
+            "train.micro_batch=1",
+            "cluster.ranks=2",
+            f"train.sum={rule}",
+        )
+        assert p.head.micro_batches == 2**29 and p.flat("block").mask == mask
+        check.check(p)
+
+
+def test_memory_adds_up() -> None:
+    for name in ("gpt-tiny", "llama-tiny", "qwen3-tiny", "gpt2-124m"):
+        for stage in range(4):
+            p = planned(name, f"zero.stage={stage}")
+            arena = sum(
+                c.slots * c.stride
+                for c in p.classes
+                if c.targets == "all" and c.arena == "device"
+            )
+            assert sum(n for _, n in cost.memory(p)) == p.arena("cpu") == arena
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_memory_adds_up_whatever_lies_elsewhere(way: str) -> None:
+    p = planned("gpt-tiny", *keys("gpt-tiny", way))
+    there = {"the host arena", "the file arena"}
+    assert sum(
+        n for title, n in cost.memory(p) if title not in there
+    ) == p.arena("cpu")
+
+
+def test_a_gpu_is_mentioned_where_it_is_a_target() -> None:
+    assert "GPU" in explain.memory(planned("gpt-tiny"))
+    assert "GPU" not in explain.memory(planned("gpt-tiny", "targets=[cpu]"))
+
+
+# ---- the specs of model_specs/
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_spec_fits_its_targets(name: str) -> None:
+    """A rank a GPU of 80 GB; all ranks together a host of 8 GB, where a CPU is a target."""
+    p = planned(name)
+    for target in p.head.targets:
+        if target == "cpu":
+            assert p.arena(target) * p.head.ranks <= 8e9
+        else:
+            assert reserve.device(p, target) <= 80e9
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_spec_sends_little(name: str) -> None:
+    """At most twice the bytes of the ZeRO papers, whose P has the padding of flats here: a quarter
+    of gpt-tiny, less than 1 % of the large models."""
+    p = planned(name)
+    padded = p.head.ranks * sum(f.count * f.shard for f in p.flats)
+    assert p.head.params <= padded
+    ideal = cost.ideal(p) * padded / p.head.params
+    assert 0 < cost.training_wire(p).bytes <= 2 * ideal

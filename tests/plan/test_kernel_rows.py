@@ -1,0 +1,318 @@
+"""test_kernel_rows.py -- the kernel table beside kernels/zk.h: every kernel a plan can call, its
+operands in order, their names, types and whether it writes them; what follows from names; and
+beside the kernels themselves, which touch as many elements as a row says.
+"""
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import zk
+from zg.facts import kernels, ops
+from zg.facts.kernels import BACK, KERNELS, Formal, Kernel
+
+C_TYPES = {
+    "real": "real",
+    "f32": "float",
+    "f64": "double",
+    "i32": "int32_t",
+    "i64": "int64_t",
+    "u64": "uint64_t",
+    "full": "void",
+    "add": "void",
+    "moments": "void",
+    "span": "zk_span",
+    "recipe": "zk_recipe",
+    "ctl": "zk_ctl",
+}
+NUMBERS = {
+    "#": {"int64_t", "int"},
+    "~": {"int64_t", "uint64_t", "int"},
+    ".": {"float"},
+}
+
+
+def prototypes() -> dict[str, list[str]]:
+    """Of zk.h's kernels that have a launch, the operands as they stand there."""
+    text = re.sub(
+        r"/\*.*?\*/", "", (zk.ROOT / "kernels/zk.h").read_text(), flags=re.S
+    )
+    found = re.findall(
+        r"^void (zk_\w+)\(zk \*k, const zk_launch \*L,([^)]*)\);", text, re.M
+    )
+    return {
+        name: [" ".join(word.split()) for word in operands.split(",")]
+        for name, operands in found
+    }
+
+
+def declared(f: Formal) -> list[str]:
+    """What an operand of a row can be in C."""
+    if f.number:
+        return [f"{type_} {f.name}" for type_ in NUMBERS[f.mode]]
+    const = "const " if f.mode in "<@" else ""
+    stars = "*const *" if f.name == "src" else "*"
+    return [f"{const}{C_TYPES[f.type]} {stars}{f.name}"]
+
+
+def same(row: Kernel, words: list[str]) -> bool:
+    """A row is a prototype; spans are two operands."""
+    mine = [declared(f) for f in row.formals]
+    for n, f in enumerate(row.formals):
+        if f.type == "span":
+            mine.insert(n + 1, ["int64_t nspans"])
+    return len(mine) == len(words) and all(
+        word in can for word, can in zip(words, mine, strict=True)
+    )
+
+
+def test_a_row_a_kernel() -> None:
+    assert KERNELS.keys() == prototypes().keys() and len(KERNELS) > 30
+
+
+def test_twins_are_those_of_the_host() -> None:
+    text = (zk.ROOT / "kernels/cpu/kernels.def").read_text()
+    line = re.search(r"ZK_HOST_KERNELS\(X\)(.*)", text)[1]
+    assert kernels.TWINS.keys() == {
+        f"zk_host_{name}" for name in re.findall(r"X\((\w+)\)", line)
+    }
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_row_is_the_prototype(name: str) -> None:
+    assert same(KERNELS[name], prototypes()[name])
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_wrong_row_is_seen(name: str) -> None:
+    """Two operands that change places, one that is missing, another type, read for written."""
+    row, words = KERNELS[name], prototypes()[name]
+    formals = row.formals
+    for n, f in enumerate(formals):
+        assert not same(
+            replace(row, formals=formals[:n] + formals[n + 1 :]), words
+        )
+        other = ">" if f.mode in "<@" else "<"
+        for wrong in (
+            replace(f, name=f"{f.name}2"),
+            replace(f, mode=other, type="f32"),
+        ):
+            assert not same(
+                replace(row, formals=(*formals[:n], wrong, *formals[n + 1 :])),
+                words,
+            )
+        if n:
+            turned = (*formals[: n - 1], f, formals[n - 1], *formals[n + 1 :])
+            assert not same(replace(row, formals=turned), words)
+
+
+def test_letters_of_a_row_are_its_numbers() -> None:
+    """Shapes, flops and grids name numbers of the kernel, or what follows from these."""
+    for row in KERNELS.values():
+        names = {f.name for f in row.formals if f.number}
+        known = kernels.letters(dict.fromkeys(names, 8)).keys()
+        for text in (row.flops, *(f.elems for f in row.formals)):
+            assert set(re.findall(r"[A-Za-z]\w*", text)) <= known, (
+                row.name,
+                text,
+            )
+        for f in row.formals:
+            assert set(f.alias) <= row.at.keys(), row.name
+            if f.type in ("full", "add"):
+                assert f.type in row.at, row.name
+
+
+def test_flops() -> None:
+    """Two for each multiplication; causal attention is half of two products forward, backward it
+    counts twice that."""
+    assert kernels.flops("zk_linear_fwd", (3, 5, 7, 1)) == 2 * 3 * 5 * 7
+    assert kernels.flops("zk_slice_bwd_w", (3, 10, 7, 5)) == 2 * 3 * 5 * 7
+    assert (
+        kernels.flops("zk_attention_fwd", (2, 9, 4, 2, 6))
+        == 2 * 2 * 4 * 9 * 9 * 6
+    )
+    assert (
+        kernels.flops("zk_attention_bwd", (2, 9, 4, 2, 6))
+        == 4 * 2 * 4 * 9 * 9 * 6
+    )
+    assert kernels.flops("zk_add", (8,)) == 0
+
+
+# Of a kernel backward by zk.h: the kernel forward, which operand is the gradient it works on, of
+# which operand forward it makes one, of which parameters, and which operands are forward's.
+BY_HAND = {
+    "zk_layernorm_bwd": (
+        "zk_layernorm_fwd",
+        3,
+        3,
+        {1: 5, 2: 6},
+        {5: 3, 6: 1, 7: 5},
+    ),
+    "zk_rmsnorm_bwd": ("zk_rmsnorm_fwd", 2, 3, {1: 5}, {4: 3, 5: 1, 6: 5}),
+    "zk_qknorm_bwd": (
+        "zk_qknorm_fwd",
+        3,
+        2,
+        {1: 3, 2: 4},
+        {4: 2, 5: 1, 6: 3, 7: 4},
+    ),
+    "zk_linear_bwd_x": ("zk_linear_fwd", 1, 1, {}, {2: 2}),
+    "zk_linear_bwd_w": ("zk_linear_fwd", 1, None, {0: 2}, {2: 1}),
+    "zk_linear_bwd_b": ("zk_linear_fwd", 1, None, {0: 3}, {}),
+    "zk_slice_bwd_x": ("zk_slice_fwd", 1, 1, {}, {2: 2}),
+    "zk_slice_bwd_w": ("zk_slice_fwd", 1, None, {0: 2}, {2: 1}),
+    "zk_rope": ("zk_rope", 1, 1, {}, {2: 2}),
+    "zk_attention_bwd": ("zk_attention_fwd", 1, 2, {}, {2: 0, 3: 2, 4: 1}),
+    "zk_gelu_bwd": ("zk_gelu_fwd", 1, 1, {}, {2: 1}),
+    "zk_relu2_bwd": ("zk_relu2_fwd", 1, 1, {}, {2: 1}),
+    "zk_swiglu_bwd": ("zk_swiglu_fwd", 1, 1, {}, {2: 1}),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_what_names_say_of_backward(name: str) -> None:
+    back = BACK[name]
+    made = back.of, back.dy, back.x, dict(back.params), dict(back.same)
+    assert made == BY_HAND[name]
+    for n, other in back.numbers:
+        assert (
+            KERNELS[name].formals[n].name
+            == KERNELS[back.of].formals[other].name
+        )
+    assert BACK.keys() == BY_HAND.keys()
+
+
+@pytest.mark.parametrize("op", ops.OPS.values(), ids=ops.OPS)
+def test_an_ops_calls_are_of_its_kernels(op: ops.Op) -> None:
+    """A word for each operand and no more; backward runs all that is backward of forward, but for
+    slices."""
+    forward, *backward = [line.split() for line in (op.fwd, *op.bwd)]
+    for kernel, *words in (
+        forward,
+        *(line for line in backward if line[0] != "pass"),
+    ):
+        assert len(words) == len(KERNELS[kernel].formals), kernel
+    if forward[0] in kernels.FORWARD:
+        assert (
+            tuple(line[0] for line in backward) == kernels.FORWARD[forward[0]]
+        )
+
+
+# ---- what kernels touch is what their rows say
+
+NUMBERS_OF = {
+    "B": 2,
+    "T": 4,
+    "M": 8,
+    "C": 24,
+    "V": 24,
+    "P": 6,
+    "H": 2,
+    "G": 1,
+    "D": 8,
+    "N": 16,
+    "K": 24,
+    "F": 16,
+    "n": 16,
+    "at": 0,
+    "rows": 8,
+    "layout": 1,
+    "full": 0,
+    "carry": 0,
+    "add": 0,
+    "kind": 0,
+    "sign": 1,
+    "eps": 1e-5,
+    "scale": 0.5,
+}
+ROOM, INTS = 64, {"i32": np.int32, "i64": np.int64}
+
+
+def elements(row: Kernel, f: Formal) -> int:
+    numbers = {g.name: NUMBERS_OF[g.name] for g in row.formals if g.number}
+    text = (
+        f.elems
+        if not f.elems.startswith("*")
+        else f"{NUMBERS_OF['V']}{f.elems}"
+    )
+    return kernels.value(text, kernels.letters(numbers))
+
+
+def touched(
+    row: Kernel, spoilt: str = "", short: str = ""
+) -> dict[str, np.ndarray]:
+    """The operands of a call in f32, with what lies around them. All numbers around are NaN, and
+    before the call what it is to write. spoilt: of this operand the last number is NaN, too;
+    short: this one has an element less than its row says."""
+    drawn, made, given = np.random.default_rng(1), {}, []
+    for f in row.formals:
+        if f.number:
+            given.append(NUMBERS_OF[f.name])
+            continue
+        size = elements(row, f) - (f.name == short)
+        kind = INTS.get(f.type, np.float64 if f.type == "f64" else np.float32)
+        room = np.full(size + 2 * ROOM, 0 if f.type in INTS else np.nan, kind)
+        inside = room[ROOM : ROOM + size]
+        if f.mode in "<@":
+            inside[:] = (
+                drawn.integers(0, 8, size)
+                if f.type in INTS
+                else drawn.random(size) + 0.5
+            )
+        if f.name == spoilt:
+            inside[-1] = np.nan
+        made[f.name] = room
+        given.append(inside)
+    getattr(zk.Kernels(), row.name)(*given)
+    return made
+
+
+def results(row: Kernel, made: dict[str, np.ndarray]) -> list[np.ndarray]:
+    return [made[f.name][ROOM:-ROOM] for f in row.formals if f.mode in ">^"]
+
+
+CALLED = [name for name, row in KERNELS.items() if not row.own]
+# read, but for its last elements: v heads, of which backward needs the gradient alone
+IN_PART = {("zk_qknorm_bwd", "in")}
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_a_kernel_writes_what_its_row_says(name: str) -> None:
+    """All of it, nothing around it, and it reads nothing around what it reads."""
+    row = KERNELS[name]
+    made = touched(row)
+    for f in row.formals:
+        if not f.number and f.type not in INTS:
+            around = np.concatenate(
+                [made[f.name][:ROOM], made[f.name][-ROOM:]]
+            )
+            assert np.isnan(around).all(), f.name
+        elif not f.number:
+            assert (
+                not made[f.name][:ROOM].any()
+                and not made[f.name][-ROOM:].any()
+            ), f.name
+    for found in results(row, made):
+        assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_a_kernel_reads_what_its_row_says(name: str) -> None:
+    """To the last element; one less would be seen."""
+    row = KERNELS[name]
+
+    def spoilt(**how):
+        return any(
+            np.isnan(x).any() for x in results(row, touched(row, **how))
+        )
+
+    for f in row.formals:
+        rows = f.elems.startswith("*") or (name, f.name) in IN_PART
+        if (
+            f.mode in "<@"
+            and f.type in ("real", "f32")
+            and not rows
+            and name != "zk_loss_sum"
+        ):
+            assert spoilt(spoilt=f.name) and spoilt(short=f.name), f.name

@@ -1,0 +1,326 @@
+"""test_recompute.py -- what backward recomputes: which calls, how much memory less, how many flops
+more; and that the checker sees any other value in its place. The bits: test_law.py."""
+
+import itertools
+import pathlib
+import tempfile
+from dataclasses import replace
+
+import drawn
+import mutants
+import pytest
+import trainer
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from plans import NAMES, planned
+from zg.check import check
+from zg.plan.operand import Operand
+from zg.plan.plan import Call, Fn, Plan
+from zg.read import spec
+from zg.read.keytypes import RECOMPUTE
+from zg.search import search
+from zg.write import cost, explain
+
+FULL = "train.recompute=full"
+
+
+def kernels(p: Plan, name: str) -> list[str]:
+    fn = next(f for f in p.fns if f.name == name)
+    return [c.kernel.removeprefix("zk_") for c in fn.calls]
+
+
+def held(p: Plan, *names: str) -> int:
+    """Bytes of these classes."""
+    return sum(
+        c.slots * c.stride for c in p.classes if c.name.split(".")[0] in names
+    )
+
+
+# ---- what is recomputed, and when
+
+
+def test_a_block_made_again() -> None:
+    """All of it but its last linear, whose output nothing reads; what first reads it comes next."""
+    assert kernels(planned("gpt-tiny", FULL), "bwd.block") == [
+        "linear_bwd_x",
+        "layernorm_fwd",
+        "linear_fwd",
+        "attention_fwd",
+        "linear_fwd",
+        "layernorm_fwd",
+        "linear_fwd",
+        "gelu_fwd",
+        "linear_bwd_w",
+        "linear_bwd_b",
+        "gelu_bwd",
+        "linear_bwd_x",
+        "linear_bwd_w",
+        "linear_bwd_b",
+        "layernorm_bwd",
+        "linear_bwd_x",
+        "linear_bwd_w",
+        "linear_bwd_b",
+        "attention_bwd",
+        "linear_bwd_x",
+        "linear_bwd_w",
+        "linear_bwd_b",
+        "layernorm_bwd",
+    ]
+
+
+def test_some_ops_made_again_late() -> None:
+    """Just before their first reader, so that they live shortly."""
+    p = planned("gpt-tiny", "train.recompute=[gelu, layernorm]")
+    calls = kernels(p, "bwd.block")
+    for n, kernel in enumerate(calls):
+        if kernel in ("gelu_fwd", "layernorm_fwd"):
+            assert calls[n + 1] == "linear_bwd_w"
+    assert sum(k.endswith("_fwd") for k in calls) == 3
+    assert (
+        held(p, "tmp") <= held(planned("gpt-tiny"), "tmp") + 4 * 66 * 240
+    )  # GELU's values
+
+
+@pytest.mark.parametrize(
+    "word,again",
+    [
+        (
+            "rope",
+            ["qknorm_fwd", "rope", "rope"],
+        ),  # turned, and turned back; what it read is not saved
+        ("residual", ["linear_fwd", "add"]),
+        ("swiglu", ["swiglu_fwd"]),
+        ("attention", ["attention_fwd"]),
+        ("qknorm", ["qknorm_fwd"]),
+    ],
+)
+def test_an_op_brings_what_it_reads(word: str, again: list[str]) -> None:
+    calls = kernels(
+        planned("qwen3-tiny", f"train.recompute=[{word}]"), "bwd.block"
+    )
+    assert [k for k in calls if k.endswith("_fwd") or k in again] == again
+
+
+def test_an_op_that_no_block_has_is_said() -> None:
+    def read(words):
+        return search.find(
+            spec.load(
+                f"{trainer.ROOT}/model_specs/gpt-tiny.yaml",
+                [f"train.recompute={words}"],
+            )
+        ).notes
+
+    assert read("[gelu, rope]") == ("train.recompute: no block has rope",)
+    assert read("full") == read("none") == read("[gelu]") == ()
+
+
+def test_an_op_of_which_backward_reads_its_statistics_alone(
+    tmp_path: pathlib.Path,
+) -> None:
+    """A norm behind its branch, whose output only a sum reads; one of heads that are turned."""
+    mapping = yaml.safe_load(
+        (trainer.ROOT / "model_specs/qwen3-tiny.yaml").read_text()
+    )
+    blocks = next(u for u in mapping["model"]["units"] if "blocks" in u)
+    for op in blocks["ops"]:
+        op["residual"].append(op["residual"].pop(0))
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(mapping))
+    for words in ("full", "[rmsnorm]", "[qknorm]", "none"):
+        keys = [f"train.recompute={words}"]
+        p = search.find(spec.load(str(tmp_path / "spec.yaml"), keys)).plan
+        check.check(p)
+        check.check(planned("qwen3-tiny", *keys))
+        again = sum(k == "rmsnorm_fwd" for k in kernels(p, "bwd.block"))
+        assert again == (2 if words in ("full", "[rmsnorm]") else 0)
+
+
+# ---- memory and flops
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_memory_falls_by_what_is_not_saved(name: str) -> None:
+    """To the byte: nothing but saved values and temporary space changes, and of a deep model's
+    saved values about one layer's remain, in that space."""
+    kept = planned(name, "train.recompute=none")
+    again = planned(name, FULL)
+    passing = ("save", "tmp")
+    fall = held(kept, *passing) - held(again, *passing)
+    for target in kept.head.targets:
+        assert kept.arena(target) - again.arena(target) == fall
+
+    def rest(p):
+        return [
+            replace(c, at=0)
+            for c in p.classes
+            if c.name.split(".")[0] not in passing
+        ]
+
+    assert rest(kept) == rest(again) and held(again, "save") == 0
+    layers = max(c.slots for c in kept.classes if c.name.startswith("save."))
+    assert (
+        held(again, "tmp") <= held(kept, "tmp") + held(kept, "save") / layers
+    )
+    for target in again.head.targets:
+        assert f"{again.arena(target):,}" in explain.memory(again)
+
+
+def test_flops_are_counted_apart() -> None:
+    """GPT-2: a layer's linears are 3 + 1 + 4 of 12 C^2 a token without the last, and attention."""
+    keys = ("train.sequence=1024", "train.micro_batch=1")
+    kept, again = (
+        planned("gpt2-124m", *keys),
+        planned("gpt2-124m", *keys, FULL),
+    )
+    layers, tokens, T, C = 12, 4 * 1024, 1024, 768
+    assert cost.again(again) == layers * tokens * (2 * 8 * C * C + 2 * T * C)
+    assert cost.again(kept) == 0 and cost.flops(kept) == cost.flops(again)
+    some = planned("gpt2-124m", *keys, "train.recompute=[gelu, layernorm]")
+    assert cost.again(some) == 0
+    assert (
+        f"flops of recomputation: {cost.again(again):.4g}"
+        in explain.explain(again)
+    )
+
+
+def test_backward_is_twice_forward() -> None:
+    """By the functions' own counts, with biases too."""
+    for name in ("gpt-tiny", "qwen3-tiny"):
+        flops = {f.name: f.flops for f in planned(name).fns}
+        assert flops["bwd.block"] == 2 * flops["fwd.block"] > 0
+
+
+# ---- any model, any choice
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=list(HealthCheck)
+)
+@given(
+    drawn.specs(),
+    st.lists(st.sampled_from(RECOMPUTE), unique=True),
+    st.sampled_from(["f32", "bf16"]),
+)
+def test_drawn_models(
+    mapping: drawn.Mapping, words: list[str], precision: str
+) -> None:
+    """Whatever is chosen: the checker accepts, nothing that is saved is recomputed, no more is held
+    than before."""
+    mapping["train"] |= {"precision": precision, "recompute": words}
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "spec.yaml"
+        path.write_text(yaml.safe_dump(mapping))
+        again = search.find(spec.load(str(path))).plan
+        kept = search.find(spec.load(str(path), ["train.recompute=none"])).plan
+    check.check(again)
+    assert held(again, "save") <= held(kept, "save")
+    assert cost.again(again) >= cost.again(kept) == 0
+
+
+# ---- the checker
+
+
+def having(p: Plan, name: str, calls: list[Call]) -> Plan:
+    def swap(f):
+        return replace(f, calls=tuple(calls)) if f.name == name else f
+
+    return replace(p, fns=tuple(map(swap, p.fns)))
+
+
+def function(p: Plan, name: str) -> Fn:
+    return next(f for f in p.fns if f.name == name)
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "qwen3-tiny"])
+@pytest.mark.parametrize(
+    "again", ["none", "full", "[attention, layernorm, rmsnorm]"]
+)
+def test_the_checker_sees_another_value(name: str, again: str) -> None:
+    """Any operand of a call of backward, replaced by what another call of its kernel has there,
+    which often has the same size."""
+    p = planned(name, f"train.recompute={again}")
+    check.check(p)
+    calls = list(function(p, "bwd.block").calls)
+    tried = 0
+    for a, b in itertools.permutations(range(len(calls)), 2):
+        for n, x in (
+            enumerate(calls[a].args)
+            if calls[a].kernel == calls[b].kernel
+            else ()
+        ):
+            y = calls[b].args[n]
+            if x != y and isinstance(x, Operand):
+                mixed = replace(
+                    calls[a],
+                    args=(*calls[a].args[:n], y, *calls[a].args[n + 1 :]),
+                )
+                refused(
+                    having(
+                        p, "bwd.block", [*calls[:a], mixed, *calls[a + 1 :]]
+                    )
+                )
+                tried += 1
+    assert tried >= 80
+
+
+def refused(p: Plan) -> None:
+    with pytest.raises(check.CheckError):
+        check.check(p)
+
+
+def test_the_checker_sees_a_call_that_forward_did_not_make() -> None:
+    """On the same values with another epsilon; with the other norm's weight; of a saved value."""
+    p = planned("gpt-tiny", FULL)
+    calls = list(function(p, "bwd.block").calls)
+    n = next(n for n, c in enumerate(calls) if c.kernel == "zk_layernorm_fwd")
+    other = [c for c in calls if c.kernel == "zk_layernorm_fwd"][1]
+    for args in (
+        (*calls[n].args[:-1], 0.001),
+        (*calls[n].args[:5], *other.args[5:7], *calls[n].args[7:]),
+    ):
+        assert args != calls[n].args
+        refused(
+            having(
+                p,
+                "bwd.block",
+                [*calls[:n], replace(calls[n], args=args), *calls[n + 1 :]],
+            )
+        )
+
+
+def test_the_checker_sees_a_call_made_again_in_vain() -> None:
+    p = planned("gpt-tiny")
+    norm, bwd = (
+        function(p, "fwd.block").calls[0],
+        function(p, "bwd.block").calls,
+    )
+    idle = replace(
+        norm,
+        args=(
+            Operand("tmp"),
+            Operand("tmp", p.cls("x").stride),
+            *norm.args[2:],
+        ),
+    )
+    assert norm.kernel == "zk_layernorm_fwd"
+    with pytest.raises(check.CheckError, match="recomputed and not read"):
+        check.check(having(p, "bwd.block", [idle, *bwd]))
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "qwen3-tiny"])
+def test_mutants_of_calls(name: str) -> None:
+    """A call deleted or an operand moved by a little: every mutant is refused but where the numbers
+    are a kernel's own affair (test_mutants.py runs such)."""
+    for again in ("full", "[attention, gelu, swiglu]"):
+        p = planned(name, f"train.recompute={again}", "targets=[cpu]")
+        made = [
+            m for m in mutants.of_calls(p) if m.what.startswith("bwd.block")
+        ]
+        open_ = []
+        for m in made:
+            try:
+                check.check(m.plan)
+                open_.append(m.what)
+            except check.CheckError:
+                pass
+        assert len(made) > 100 and not open_

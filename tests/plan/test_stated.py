@@ -1,0 +1,302 @@
+"""test_stated.py -- numbers that no size settles: the plan states each, straight from the spec, and
+the checker holds calls, tensors and tables beside it. Every number that a kernel's row has is held
+by something, in every call.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import mutants
+import pytest
+from plans import planned
+from zg.check import check
+from zg.check.kernels import UNITS
+from zg.check.stated import OF_CALLS
+from zg.facts.kernels import BACK, FORWARD, KERNELS, kernel
+from zg.plan.plan import Call, Plan
+from zg.plan.recipe import Stated, Turn
+
+LAYERS = (
+    'train.optimizer.groups=[{match: ["*.layers.1.*_proj.weight"], lr_factor: 0.5}, '
+    '{match: ["*norm*"], weight_decay: 0.2}, {match: ["*embed*"], frozen: true}]'
+)
+BOTH = (
+    "zero.stage=3",
+    "zero.offload_optimizer.device=cpu",
+    "zero.offload_optimizer.ratio=0.5",
+)
+SLICED = (
+    "model.units[1].ops[1].residual[1].linear.out=[512, 512]",
+    "zero.stage3_max_live_parameters=40000",
+    "zero.stage3_param_persistence_threshold=64",
+)
+# On a CPU alone: there no grid tells of a shape. In halves: in f32 it is all one which numbers are.
+HALVES = ("targets=[cpu]", "train.precision=bf16")
+PLANS = {
+    "gpt": ("gpt-tiny", *HALVES),
+    "gpt, all recomputed": ("gpt-tiny", *HALVES, "train.recompute=full"),
+    "llama in slices": ("llama-tiny", *HALVES, *SLICED),
+    "llama in chunks": ("llama-tiny", *HALVES, "train.head_chunk=10"),
+    "llama, layers of their own": ("llama-tiny", *HALVES, LAYERS),
+    "qwen": ("qwen3-tiny", *HALVES),
+}
+
+
+def proven(p: Plan) -> bool:
+    """Of its functions and tensors."""
+    return not mutants.rule(lambda: check.functions(p, check.units(p)))
+
+
+# ---- one of them changed
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in PLANS if "again" in name or "gpt" not in name]
+)
+def test_a_number_in_one_place_is_refused(name: str) -> None:
+    p = planned(*PLANS[name])
+    assert proven(p)
+    made = list(mutants.of_stated(p))
+    for word in (
+        " zk_linear_fwd: layout",
+        "tensors ",
+        ": values ",
+        "without ",
+        "eval.head",
+    ):
+        assert any(word in m.what for m in made), word
+    assert [m.what for m in made if proven(m.plan)] == []
+
+
+def test_all_of_a_plan_is_proven() -> None:
+    """That `check` asks for it: a mutant of each sort."""
+    p = planned(*PLANS["qwen"])
+    sorts = {m.what.split()[0].split(".")[0]: m for m in mutants.of_stated(p)}
+    assert sorts.keys() >= {
+        "fwd",
+        "bwd",
+        "train",
+        "eval",
+        "tensors",
+        "tables",
+        "stated",
+        "without",
+    }
+    assert [
+        m.what for m in sorts.values() if not mutants.refused(m.plan)
+    ] == []
+
+
+# ---- one of them changed wherever it is, as a pass would have it wrong
+
+WAYS = (lambda v: v + 1, lambda v: v - 1, lambda v: 2 * v, lambda v: -v)
+
+
+def everywhere(p: Plan, at: dict[str, int], how: Callable) -> Plan:
+    """A number changed in all calls of units, their launches too; at: its place in kernels."""
+
+    def one(c: Call) -> Call:
+        place = at.get(c.kernel)
+        if place is None:
+            return c
+        was = c.args[place]
+        return replace(
+            c,
+            args=mutants.put(
+                c.args, place, 0 if isinstance(was, str) else how(was)
+            ),
+        )
+
+    fns = tuple(
+        replace(fn, calls=tuple(map(one, fn.calls)))
+        for fn in p.fns
+        if fn.name.split(".")[0] in check.BODIES
+    )
+    shapes = {
+        c.launch: tuple(a for a in c.args if isinstance(a, int))
+        for fn in fns
+        for c in fn.calls
+    }
+    launches = tuple(
+        replace(l, shape=shapes.get(l.name, l.shape)) for l in p.launches
+    )
+    return replace(p, fns=fns, launches=launches)
+
+
+def numbers() -> Iterator[tuple[str, str, dict[str, int]]]:
+    """Of kernels that units call, forward and backward together: each number, and its places."""
+    for root in dict.fromkeys(row.of or row.name for row in UNITS.values()):
+        rows = [row for row in UNITS.values() if root in (row.name, row.of)]
+        for name in dict.fromkeys(
+            f.name for row in rows for f in row.formals if f.number
+        ):
+            yield (
+                root,
+                name,
+                {row.name: row.at[name] for row in rows if name in row.at},
+            )
+
+
+def test_a_number_that_is_wrong_everywhere_is_refused() -> None:
+    """Every number of every kernel that units call."""
+    open_, tried = [], set()
+    for plan, keys in PLANS.items():
+        p = planned(*keys)
+        for root, name, at in numbers():
+            for n, how in enumerate(WAYS):
+                other = everywhere(p, at, how)
+                if other != everywhere(p, {}, how):
+                    tried.add((root, name))
+                    open_ += [(plan, root, name, n)] if proven(other) else []
+    assert open_ == []
+    assert (
+        tried == {(root, name) for root, name, _ in numbers()}
+        and len(tried) > 50
+    )
+
+
+@pytest.mark.parametrize(
+    "name,turned",
+    [
+        (
+            "qwen",
+            {
+                "zk_attention_fwd": {"B": 2, "T": 20},
+                "zk_attention_bwd": {"B": 2, "T": 20},
+            },
+        ),
+        ("qwen", {"zk_rope": {"B": 2, "T": 20}}),
+        ("qwen", {"zk_rope": {"H": 2, "G": 3}}),
+        (
+            "gpt",
+            {
+                "zk_attention_fwd": {"H": 6, "G": 6, "D": 10},
+                "zk_attention_bwd": {"H": 6, "G": 6, "D": 10},
+            },
+        ),
+        (
+            "qwen",
+            {
+                "zk_swiglu_fwd": {"M": 80, "F": 88},
+                "zk_swiglu_bwd": {"M": 80, "F": 88},
+            },
+        ),
+        (
+            "gpt",
+            {
+                "zk_linear_fwd": {"layout": 1},
+                "zk_linear_bwd_x": {"layout": 1},
+                "zk_linear_bwd_w": {"layout": 1},
+            },
+        ),
+    ],
+)
+def test_numbers_that_make_the_same_sizes_are_refused(
+    name: str, turned: dict
+) -> None:
+    p = planned(*PLANS[name])
+    for n in range(max(map(len, turned.values()))):
+        at = {k: KERNELS[k].at[list(of)[n]] for k, of in turned.items()}
+        values = {k: list(of.values())[n] for k, of in turned.items()}
+        (to,) = set(values.values())
+        p = everywhere(p, at, lambda _, to=to: to)
+    assert not proven(p)
+
+
+OWN = (
+    PLANS["llama in chunks"],
+    (*PLANS["qwen"], *BOTH),
+    (
+        "gpt-tiny",
+        *HALVES,
+        "zero.stage=1",
+        "cluster.ranks=2",
+        "train.global_batch=8",
+    ),
+)
+
+
+def of_own(p: Plan) -> Iterator[tuple[str, str, mutants.Mutant]]:
+    """Of the plan's own functions, a kernel's number changed in a call."""
+    for f, fn in enumerate(p.fns):
+        for n, c in enumerate(
+            fn.calls if fn.name.split(".")[0] not in check.BODIES else ()
+        ):
+            for i, formal in enumerate(kernel(c.kernel).formals):
+                for new in mutants.shifted(c.args[i]) if formal.number else ():
+                    calls = mutants.put(
+                        fn.calls,
+                        n,
+                        replace(c, args=mutants.put(c.args, i, new)),
+                    )
+                    other = replace(
+                        p, fns=mutants.put(p.fns, f, replace(fn, calls=calls))
+                    )
+                    what = f"{fn.name} {c.kernel}: {formal.name} {c.args[i]} -> {new}"
+                    yield c.kernel, formal.name, mutants.Mutant(what, other)
+
+
+def test_numbers_of_the_plans_own_functions_are_refused() -> None:
+    """Each number of each kernel that only these call, in the first function that has it."""
+    have, open_ = set(), []
+    for keys in OWN:
+        tried: dict[tuple[str, str], list[mutants.Mutant]] = {}
+        for name, number, m in of_own(planned(*keys)):
+            tried.setdefault((name, number), []).append(m)
+        have |= {(kernel(name).name, number) for name, number in tried}
+        open_ += [
+            m.what
+            for made in tried.values()
+            for m in made[:2]
+            if not mutants.refused(m.plan)
+        ]
+    assert open_ == []
+    assert have - {("zk_round", "n")} == {
+        (row.name, f.name)
+        for row in KERNELS.values()
+        if row.own
+        for f in row.formals
+        if f.number
+    }
+
+
+# ---- rows and lines
+
+
+def test_what_is_stated_of_forward_is_backwards_too() -> None:
+    """A mark is forward's; backward has the same number, compared with forward's."""
+    for name, back in BACK.items():
+        row, first = KERNELS[name], KERNELS[back.of]
+        both = {first.formals[n].name for _, n in back.numbers}
+        mine = {f.name for f in row.formals if f.number and f.name in OF_CALLS}
+        assert mine <= both or name.startswith("zk_slice"), name
+    for row in UNITS.values():
+        points = {f.name for f in row.formals if f.mode == "."}
+        assert points <= set(OF_CALLS)
+        assert row.of or row.name in FORWARD or not points, row.name
+
+
+def test_lines_of_a_plan() -> None:
+    p = planned(*PLANS["llama, layers of their own"])
+    of = {}
+    for s in p.stated:
+        of.setdefault(s.what, []).append(s)
+    assert of["eps"] == [
+        Stated("eps", 1, 2, (1e-6, 1e-6)),
+        Stated("eps", 3, 1, (1e-6,)),
+    ]
+    assert of["scale"] == [Stated("scale", 1, 2, (0.25,))]
+    assert of["table"] == [
+        Stated("table", 1, 2, (Turn(16, 5e5, (8.0, 1.0, 4.0, 16.0)),))
+    ]
+    assert of["rate"][1:3] == [
+        Stated("rate", 1, 1, (1.0,) * 6),
+        Stated("rate", 2, 1, (1.0, 0.5, 0.5, 1.0, 0.5, 0.5)),
+    ]
+    assert of["decay"][1] == Stated(
+        "decay", 1, 2, (0.2, 0.1, 0.1, 0.2, 0.1, 0.1)
+    )
+    assert (
+        of["frozen"][0] == Stated("frozen", 0, 1, (1,))
+        and len(of["frozen"]) == 3
+    )

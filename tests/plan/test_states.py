@@ -1,0 +1,199 @@
+"""test_states.py -- the table of states in train.c: all that a run keeps from step to step, at the
+places that the plan has for it, each element once."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import re
+
+import pytest
+from plans import planned
+from zg.facts import ops
+from zg.plan.plan import Plan
+from zg.write import cost, emit, explain, view
+
+HOST = "zero.offload_optimizer.device=cpu"
+NVME = (
+    "zero.offload_optimizer.device=nvme",
+    "zero.offload_optimizer.nvme_path=/tmp",
+)
+BF16 = "train.precision=bf16"
+WAYS = {
+    "whole": ("zero.stage=0",),
+    "whole in bf16": ("zero.stage=0", BF16),
+    "updated by owners": ("zero.stage=1", BF16),
+    "shards": ("zero.stage=3", "train.precision=f16"),
+    "one rank": ("zero.stage=2", "cluster.ranks=1", BF16),
+    "no masters": ("zero.stage=3", BF16, "train.optimizer.masters=false"),
+    "narrow moments": ("zero.stage=3", BF16, "train.optimizer.moments=bf16"),
+    "one moment": ("zero.stage=3", "train.optimizer={type: Lion, lr: 0.001}"),
+    "no moment": ("zero.stage=2", "train.optimizer={type: SGD, lr: 0.01}"),
+    "host": ("zero.stage=2", HOST, BF16),
+    "host and device": (
+        "zero.stage=3",
+        HOST,
+        "zero.offload_optimizer.ratio=0.5",
+    ),
+    "all elsewhere, in part": (
+        "zero.stage=3",
+        *NVME,
+        BF16,
+        "zero.offload_optimizer.ratio=0.3",
+        "zero.offload_param.device=nvme",
+    ),
+    "parameters alone elsewhere": (
+        "zero.stage=3",
+        "zero.offload_param.device=cpu",
+    ),
+    "a flat is frozen": (
+        "zero.stage=3",
+        "zero.stage3_param_persistence_threshold=0",
+        'train.optimizer.groups=[{match: [wte.weight, "wpe.*"], frozen: true}]',
+    ),
+}
+ROW = re.compile(
+    r'\{"(?P<what>\w+)", (?P<at>\S+), (?P<stride>\S+), (?P<shard>\S+), (?P<first>\S+), '
+    r"(?P<n>\S+), (?P<flat>\S+), (?P<count>\S+), (?P<over>\S+), (?P<queue>\w+), "
+    r"(?P<type>\w+), (?P<hash>\w+)\},"
+)
+ARENAS = {"ZR_MAIN": "device", "ZR_HOST": "host", "ZR_STORE": "file"}
+WIDTHS = {"ZR_F32": 4, "ZR_BF16": 2, "ZR_BYTES": 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    what: str
+    arena: str
+    flat: int
+    first: int
+    n: int
+    shard: int
+    whole: bool
+    width: int
+    hash: str
+    places: tuple[
+        tuple[int, int], ...
+    ]  # [begin, end) of each instance in the arena
+
+
+def number(text: str) -> int:
+    return int(re.sub(r"INT64_C\((\d+)\)", r"\1", text))
+
+
+def rows(p: Plan) -> list[Row]:
+    text = emit.train(
+        view.view(p, cost.summary(p), explain.memory_line(p), False)
+    )
+    table = re.search(r"zr_state states\[\] = \{\n(.*?)\n\};", text, re.S)[
+        1
+    ].splitlines()
+    out = []
+    for line in table:
+        found = ROW.fullmatch(line.strip())
+        at, stride, shard, first, n = (
+            number(found[name])
+            for name in ("at", "stride", "shard", "first", "n")
+        )
+        whole, width = found["over"] == "-1", WIDTHS[found["type"]]
+        size = (n + shard * (p.head.ranks - 1) * whole) * width
+        places = tuple(
+            (at + i * stride, at + i * stride + size)
+            for i in range(number(found["count"]))
+        )
+        out.append(
+            Row(
+                found["what"],
+                ARENAS[found["queue"]],
+                number(found["flat"]),
+                first,
+                n,
+                shard,
+                whole,
+                width,
+                found["hash"],
+                places,
+            )
+        )
+    return out
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_state_has_its_elements_once(way: str) -> None:
+    """Masters of every flat, the rule's moments of what trains; the step's constants."""
+    p = planned("gpt-tiny", *WAYS[way])
+    found = rows(p)
+    moments = list(ops.OPTIMIZERS[p.recipe.optimizer])
+    for number, f in enumerate(p.flats):
+        trains = any(t.flat == f.name and not t.frozen for t in p.tensors)
+        mine = [row for row in found if row.flat == number]
+        assert {row.what for row in mine} == {"master", *moments * trains}
+        for what in {row.what for row in mine}:
+            end = 0
+            for row in (row for row in mine if row.what == what):
+                assert (row.first, row.shard, len(row.places)) == (
+                    end,
+                    f.shard,
+                    f.count,
+                )
+                end += row.n
+            assert end == f.shard
+        assert all(
+            (row.hash != "NULL") == (row.what == "master") for row in mine
+        )
+    last = found[-1]
+    assert (last.what, last.flat, last.n, last.width) == (
+        "control",
+        -1,
+        ops.CTL,
+        1,
+    )
+    assert sum(row.flat < 0 for row in found) == 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_state_lies_where_the_plan_has_it(way: str) -> None:
+    """In its class and no other's place, as wide as it is stored; whole where no group splits
+    it."""
+    p = planned("gpt-tiny", *WAYS[way])
+    taken = []
+    for row in rows(p):
+        taken += [(row.arena, *place) for place in row.places]
+        if row.flat < 0:
+            ctl = p.cls("ctl")
+            assert (row.arena, row.places) == (
+                ctl.arena,
+                ((ctl.at, ctl.at + ops.CTL),),
+            )
+            continue
+        name = p.flats[row.flat].name
+        own = [s for s in p.stored(row.what, name) if s.first == row.first]
+        (s,) = own or p.stored("params", name)
+        c = p.cls(s.cls)
+        skipped = 0 if own else row.first * row.width
+        assert (row.arena, row.width) == (c.arena, ops.BYTES[s.dtype])
+        assert row.whole == (not s.over)
+        for i, (begin, end) in enumerate(row.places):
+            assert (
+                begin == c.at + i * c.stride + skipped
+                and end <= c.at + (i + 1) * c.stride
+            )
+    taken.sort()
+    assert all(
+        a[0] != b[0] or a[2] <= b[1] for a, b in itertools.pairwise(taken)
+    )
+
+
+def test_the_table_is_as_long_for_many_ranks() -> None:
+    few, many = (
+        rows(
+            planned(
+                "gpt-tiny",
+                "zero.stage=3",
+                f"cluster.ranks={n}",
+                f"train.global_batch={4 * n}",
+            )
+        )
+        for n in (2, 8)
+    )
+    assert len(few) == len(many)

@@ -1,0 +1,141 @@
+"""test_timeline.py -- the picture of `--emit timeline` has every command of a step, none beside
+another on its queue, and none before what it waits for."""
+
+import xml.etree.ElementTree as ET
+from itertools import pairwise
+
+import pytest
+from plans import WAYS, keys, planned
+from zg.facts.peaks import DISK, LAUNCH, PEAKS
+from zg.facts.queues import QUEUES
+from zg.plan.plan import Event, Plan, Step
+from zg.write import cost, timeline
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def bars(p: Plan) -> list[ET.Element]:
+    """The picture's commands, in order of issue."""
+    root = ET.fromstring(timeline.text(p))
+    return [x for x in root.iter(f"{SVG}rect") if x.get("id")]
+
+
+def ends(bar: ET.Element) -> tuple[float, float]:
+    x = float(bar.attrib["x"])
+    return x, x + float(bar.attrib["width"])
+
+
+def issued(p: Plan) -> list[Step]:
+    """What a rank does in a step, its first micro-batches."""
+    return [
+        s
+        for section in p.step
+        for _ in range(min(section.repeat, timeline.DRAWN))
+        for s in section.steps
+    ]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny"])
+def test_a_picture_keeps_the_plan(name: str, way: str) -> None:
+    p = planned(name, *keys(name, way))
+    drawn = bars(p)
+    assert [x.get("id") for x in drawn] == [f"c{n}" for n in range(len(drawn))]
+
+    left = iter(drawn)
+    free = dict.fromkeys(QUEUES, 0.0)  # marks take no time
+    done: dict[Event, float] = {}
+    for s in issued(p):
+        after = max([free[s.queue], *(done.get(e, 0.0) for e in s.waits)])
+        free[s.queue] = after
+        if s.op != "mark":
+            bar = next(left)
+            begin, free[s.queue] = ends(bar)
+            assert bar.get("class") == s.queue
+            assert begin >= after - 0.002, bar[0].text
+            name = s.op.partition(".")[0]
+            assert timeline.words(s)[1] in bar[0].text
+            assert name in timeline.WORDS or s.op in bar[0].text
+            if s.unit != "-":
+                assert s.unit in bar[0].text
+        done |= dict.fromkeys(s.recs, free[s.queue])
+    assert next(left, None) is None
+
+    for queue in QUEUES:
+        mine = [ends(x) for x in drawn if x.get("class") == queue]
+        assert all(a < b for a, b in mine)
+        assert all(a[1] <= b[0] + 0.002 for a, b in pairwise(mine)), queue
+
+
+def test_waits_show() -> None:
+    """A gather that is made long holds up its unit; a line says so."""
+    p = planned("gpt-tiny")
+    played = timeline.played(p)
+    after = [
+        b for b in played if b.step.op == "fwd.block" and b.cause is not None
+    ]
+    assert not after[
+        1:
+    ]  # on a CPU, blocks after the first have their parameters in time
+    ways = timeline.PEAKS["cpu"]
+    slow = type(ways)(ways.flops, ways.memory, ways.link, ways.host, 1e8)
+    with pytest.MonkeyPatch.context() as m:
+        m.setitem(timeline.PEAKS, "cpu", slow)
+        late = timeline.played(p)
+    waiting = [b for b in late if b.step.op == "fwd.block"]
+    assert waiting and all(
+        late[b.cause].step.op == "gather" and b.begin == late[b.cause].end
+        for b in waiting
+        if b.cause is not None
+    )
+    assert len([b for b in waiting if b.cause is not None]) > len(after)
+
+
+def test_times_are_worked_out_by_hand() -> None:
+    """The wire's bytes, a product's flops and a copy's bytes at the rates of the data sheet."""
+    p = planned("gpt2-124m", "train.precision=bf16", "targets=[sm_90]")
+    peaks = PEAKS["sm_90"]
+
+    def step(op: str, unit: str = "") -> Step:
+        steps = p.section("micro_batch").steps
+        return next(s for s in steps if s.op == op and s.unit.startswith(unit))
+
+    gather = step("gather", "block")
+    assert timeline.seconds(p, gather, peaks) == 3_538_944 * 2 / 450e9
+    flops = next(f.flops for f in p.fns if f.name == "fwd.block")
+    took = timeline.seconds(p, step("fwd.block"), peaks)
+    assert (
+        flops / 989e12 < took < 3 * flops / 989e12
+    )  # norms and sums go by bytes
+    added = timeline.seconds(p, step("sum.block"), peaks)
+    assert added == pytest.approx(3_538_944 * (2 * 2 + 2 * 4) / 3.35e12)
+    assert timeline.seconds(p, step("count"), peaks) == LAUNCH
+
+    p = planned("gpt-tiny", *keys("gpt-tiny", "stage 3, all in a file"))
+    copies = [s for x in p.step for s in x.steps if s.op == "copy"]
+    for s in copies:
+        size = next(i.value for i in s.ints if i.name == "bytes")
+        rate = DISK if s.queue in ("load", "store", "fetch") else 64e9
+        assert timeline.seconds(p, s, peaks) == max(size / rate, LAUNCH)
+    assert {s.queue for s in copies} >= {"load", "store", "fetch", "up"}
+
+
+def test_a_gpu_plays_graphs_one_after_the_other() -> None:
+    """On a GPU nothing of a micro-batch begins before all of the last has ended."""
+    for targets, apart in (("[sm_90]", True), ("[cpu]", False)):
+        p = planned("gpt-tiny", f"targets={targets}")
+        played = timeline.played(p)
+        first, second = (
+            [b for b in played if (b.section, b.turn) == ("micro_batch", n)]
+            for n in (0, 1)
+        )
+        begins = min(b.begin for b in second)
+        assert (begins >= max(b.end for b in first)) == apart
+
+
+def test_a_long_step_is_drawn_short() -> None:
+    p = planned("gpt2-124m", "train.global_batch=1024")
+    text = timeline.text(p)
+    assert "256 micro-batches" in text and "2 of them drawn" in text
+    assert len(bars(p)) == len([s for s in issued(p) if s.op != "mark"])
+    assert cost.commands(p) > 50 * len(bars(p))

@@ -1,0 +1,114 @@
+"""test_ds_corpus.py -- sixty ds_config.json files as they are found in public: how many are read,
+and
+what is said of the others. tests/data/ds_configs/said.txt has it; run this file to write it
+anew."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "gen"))
+
+from zg.check import check
+from zg.read import dsconfig, dskeys, dsrows
+from zg.read.spec import SpecError, load
+from zg.search import search
+
+FILES = sorted((ROOT / "tests/data/ds_configs").glob("*.json"))
+SAID = ROOT / "tests/data/ds_configs/said.txt"
+READ, MISSING, WRONG = (
+    50,
+    5,
+    5,
+)  # read; refused for a feature that is not here; mistakes
+LATER = (
+    "zero_optimization.offload_optimizer.device",
+    "zero_optimization.offload_optimizer.ratio",
+    "zero_optimization.offload_param.device",
+)
+
+
+def spec_without_min_lr(folder: Path) -> Path:
+    """The least learning rate of its schedule is above what some of the configs train with."""
+    path = folder / "spec.yaml"
+    text = (ROOT / "model_specs/gpt-tiny.yaml").read_text()
+    path.write_text(text.replace("min_lr: 1.0e-4", "min_lr: 0"))
+    return path
+
+
+def outcome(spec: Path, path: Path) -> list[str]:
+    """A config's refusals as LINE: KEY: WHAT; none where it is read."""
+    try:
+        load(str(spec), (), str(path))
+    except SpecError as e:
+        return [line.removeprefix(f"{path}:") for line in str(e).splitlines()]
+    return []
+
+
+def named(line: str) -> str:
+    """The key of a refusal that is a feature's; '' for a mistake in the file."""
+    key = re.match(r"\d+: ([A-Za-z0-9_.]+): (?!is a list)", line)
+    return key[1] if key and key[1] in dskeys.TABLE else ""
+
+
+def table(spec: Path) -> str:
+    lines = []
+    for path in FILES:
+        found = outcome(spec, path)
+        kind = (
+            "read"
+            if not found
+            else "missing"
+            if all(map(named, found))
+            else "wrong"
+        )
+        lines.append(f"{path.stem}: {kind}")
+        lines += [f"    {line}" for line in found]
+    return "\n".join(lines) + "\n"
+
+
+def test_what_becomes_of_each(tmp_path: Path) -> None:
+    said = table(spec_without_min_lr(tmp_path))
+    assert said == SAID.read_text()
+    kinds = re.findall(r"^\S.*: (\w+)$", said, re.M)
+    counts = tuple(kinds.count(kind) for kind in ("read", "missing", "wrong"))
+    assert counts == (READ, MISSING, WRONG) and sum(counts) == 60
+    for line in re.findall(r"^    (.*)$", said, re.M):
+        assert re.match(r"\d+: .+; (did you mean .+\? )?allowed: .", line), (
+            line
+        )
+
+
+def test_the_plans_of_what_is_read_pass_the_checker(tmp_path: Path) -> None:
+    spec = spec_without_min_lr(tmp_path)
+    for path in FILES:
+        if not outcome(spec, path):
+            check.check(search.find(load(str(spec), (), str(path))).plan)
+
+
+def test_more_than_45_are_read_with_fp16_and_all_of_offload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of the table exchanged, as building them will: no more keeps these files out."""
+    rows = {
+        key: dsrows.Idle(
+            row.kind, row.stages, why="stands for what is built later"
+        )
+        for key, row in dskeys.TABLE.items()
+        if key in LATER
+    }
+    monkeypatch.setattr(dsconfig, "TABLE", {**dskeys.TABLE, **rows})
+    spec = spec_without_min_lr(tmp_path)
+    assert sum(not outcome(spec, path) for path in FILES) == 50
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        SAID.write_text(table(spec_without_min_lr(Path(folder))))

@@ -1,0 +1,222 @@
+"""test_limits.py -- specs that ask for more than a plan holds are refused at once, with the least
+or
+the most that is allowed, which then is; what a plan does hold takes seconds.
+"""
+
+import os
+import pathlib
+import re
+import time
+from collections.abc import Callable
+
+import pytest
+import trainer
+from zg.check import check
+from zg.read import spec
+from zg.read.node import SpecError
+from zg.search import search
+
+SPECS = trainer.ROOT / "model_specs"
+ON_HOST = (
+    "zero.stage=3",
+    "zero.offload_optimizer.device=cpu",
+    "zero.offload_param.device=cpu",
+)
+
+
+def refused(name: str, *sets: str) -> str:
+    """The error, in at most three seconds of the processor."""
+    before = os.times()
+    with pytest.raises(SpecError) as e:
+        search.find(spec.load(str(SPECS / f"{name}.yaml"), sets))
+    assert os.times().user - before.user < 3
+    return str(e.value)
+
+
+@pytest.mark.parametrize(
+    "name,key,value,sets,said",
+    [
+        (
+            "llama3-405b",
+            "train.head_chunk",
+            1,
+            (),
+            r"chunks of 1 cut the 8192 tokens of a micro-batch into 8192, more than 1024; "
+            r"allowed: auto, or at least (8)$",
+        ),
+        (
+            "gpt-tiny",
+            "train.head_chunk",
+            2,
+            ("train.micro_batch=68", "train.global_batch=136"),
+            r"chunks of 2 cut the 2244 tokens of a micro-batch into 1122, more than 1024; "
+            r"allowed: auto, or at least (3)$",
+        ),
+        (
+            "llama3-405b",
+            "zero.sub_group_size",
+            1,
+            (*ON_HOST, "cluster.ranks=8"),
+            r"cuts a shard of \d+ elements into \d+ pieces, more than 1024; allowed: at least (\d+)$",
+        ),
+        (
+            "llama3-405b",
+            "zero.sub_group_size",
+            4_194_304,
+            (*ON_HOST, "cluster.ranks=1"),
+            r"cuts the shards of all units into 96\d+ pieces, more than 12288; allowed: at least (\d+)$",
+        ),
+        (
+            "llama3-8b",
+            "zero.reduce_bucket_size",
+            1,
+            ("cluster.ranks=64",),
+            r"cuts a shard of 8208384 elements into 8016 pieces, more than 1024; allowed: at least (\d+)$",
+        ),
+        (
+            "llama3-8b",
+            "zero.allgather_bucket_size",
+            600_000,
+            (),
+            r"cuts the shards of all units into 1\d+ pieces, more than 12288; allowed: at least (\d+)$",
+        ),
+        (
+            "llama-tiny",
+            "model.units[1].blocks",
+            2049,
+            (),
+            r"2049 is out of range; allowed: .* to (2048)$",
+        ),
+        (
+            "gpt-tiny",
+            "train.micro_batch",
+            70_000,
+            ("train.global_batch=140000",),
+            r"attention_fwd.0 has 70000 blocks in z on sm_80; allowed: up to (65535), or targets: \[cpu\]$",
+        ),
+    ],
+)
+def test_too_many(
+    name: str, key: str, value: int, sets: tuple[str, ...], said: str
+) -> None:
+    """What is said to be allowed is, but for what else does not fit it."""
+    found = re.search(
+        f"{re.escape(key)}: {said}", refused(name, *sets, f"{key}={value}")
+    )
+    assert found
+    if found[1] and key not in ("model.units[1].blocks", "train.micro_batch"):
+        spec.load(str(SPECS / f"{name}.yaml"), (*sets, f"{key}={found[1]}"))
+
+
+@pytest.mark.parametrize("key", ["reduce", "allgather"])
+def test_the_least_bucket_is_the_least(key: str) -> None:
+    """Of 8B on 256 ranks, and not a block of a piece less."""
+    name = f"zero.{key}_bucket_size"
+    least = int(refused("llama3-8b", f"{name}=1").rpartition(" ")[2])
+    assert refused("llama3-8b", f"{name}={least - 1}").endswith(
+        f"at least {least}"
+    )
+    search.find(spec.load(str(SPECS / "llama3-8b.yaml"), [f"{name}={least}"]))
+
+
+def test_trees_that_a_gpu_does_not_hold() -> None:
+    """Of all ranks' gradients in one push: 4096, or blocks of half as many."""
+    many = (
+        "train.micro_batch=2",
+        "cluster.ranks=4097",
+        "train.global_batch=8194",
+    )
+    for rule in ("tree", "{block: 4096}"):
+        said = refused("gpt-tiny", *many, f"train.sum={rule}")
+        assert (
+            "train.sum: a sum of 4097 ranks' gradients as one tree on sm_80"
+            in said
+        )
+        assert "allowed: {block: 2048} or less" in said
+    fits = [
+        (*many, "train.sum={block: 2048}"),
+        (*many, "train.sum=fold"),
+        (*many, "train.sum=tree", "targets=[cpu]"),
+        (
+            "train.micro_batch=2",
+            "cluster.ranks=4096",
+            "train.global_batch=8192",
+            "train.sum=tree",
+        ),
+    ]
+    for sets in fits:
+        search.find(spec.load(str(SPECS / "gpt-tiny.yaml"), sets))
+
+
+def test_parts_of_blocks() -> None:
+    """The bound that is allowed is the least."""
+    key = "zero.stage3_max_live_parameters"
+    sets = (
+        "model.width=1024",
+        "model.units[1].ops[1].residual[3].linear.out=1024",
+        "model.units[1].blocks=300",
+        "zero.stage3_param_persistence_threshold=0",
+    )
+    found = re.search(
+        rf"{key}: cuts blocks into 4500 parts, more than 4096; allowed: at least (\d+)$",
+        refused("llama-tiny", *sets, f"{key}=400000"),
+    )
+    assert found and "cuts blocks" in refused(
+        "llama-tiny", *sets, f"{key}={int(found[1]) - 1}"
+    )
+    search.find(
+        spec.load(str(SPECS / "llama-tiny.yaml"), (*sets, f"{key}={found[1]}"))
+    )
+
+
+def test_layers_of_all_units(tmp_path: pathlib.Path) -> None:
+    text = (SPECS / "llama-tiny.yaml").read_text()
+    block = re.search(r"  - blocks: 2\n(?:   .*\n)+", text)[0]
+    other = block.replace("model.layers", "model.more").replace(
+        "blocks: 2", "blocks: 1000"
+    )
+    (tmp_path / "spec.yaml").write_text(text.replace(block, block + other))
+    path = str(tmp_path / "spec.yaml")
+    spec.load(path)
+    with pytest.raises(
+        SpecError,
+        match=r"model.units\[1\].blocks: 3000 layers in all; allowed: up "
+        "to 2048",
+    ):
+        spec.load(path, ["model.units[1].blocks=2000"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name,sets",
+    [
+        ("llama3-405b", (*ON_HOST, "cluster.ranks=8")),
+        ("llama3-405b", ("train.memory_budget=100GiB",)),
+        ("llama-tiny", ("model.units[1].blocks=2048", "zero.stage=3")),
+        ("gpt2-124m", ("train.sequence=512", "train.head_chunk=2")),
+    ],
+)
+def test_large_plans_take_seconds(name: str, sets: tuple[str, ...]) -> None:
+    """Made and checked in less time of a processor than a billion turns of an empty loop take it:
+    some 15 s. What grows with the square of a plan's steps, of which these have up to 90,000,
+    takes minutes."""
+
+    def made():
+        return search.find(spec.load(str(SPECS / f"{name}.yaml"), sets)).plan
+
+    loop = seconds(turns)
+    took = seconds(lambda: check.check(made()))
+    loop = 10 * max(loop, seconds(turns))
+    assert took < loop, f"{took:.1f} s, the loop {loop:.1f} s"
+
+
+def turns() -> None:
+    for _ in range(100_000_000):
+        pass
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Of a processor."""
+    before = time.process_time()
+    work()
+    return time.process_time() - before

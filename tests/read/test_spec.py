@@ -1,0 +1,1139 @@
+"""test_spec.py -- the spec reader: what it reads, what it refuses and how; no input breaks it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import drawn
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from zg.read.schema import TARGETS
+from zg.read.spec import Spec, SpecError, load
+
+ROOT = Path(__file__).resolve().parents[2]
+SPECS = ROOT / "model_specs"
+LISTED = f"targets: [{', '.join(TARGETS)}]"
+GPT, LLAMA, QWEN = (
+    SPECS / f"{n}-tiny.yaml" for n in ("gpt", "llama", "qwen3")
+)
+
+
+def read(
+    tmp: Path,
+    text: str | bytes,
+    sets: tuple[str, ...] = (),
+    zero: object = None,
+) -> Spec:
+    """The spec of a text, with a ds_config given as an object or as text."""
+    (tmp / "s.yaml").write_bytes(
+        text.encode() if isinstance(text, str) else text
+    )
+    if zero is not None:
+        (tmp / "ds.json").write_text(
+            zero if isinstance(zero, str) else json.dumps(zero)
+        )
+    return load(
+        str(tmp / "s.yaml"),
+        sets,
+        str(tmp / "ds.json") if zero is not None else None,
+    )
+
+
+def refusal(tmp: Path, *args: object) -> str:
+    """The message, without the folder's name."""
+    with pytest.raises(SpecError) as e:
+        read(tmp, *args)
+    return str(e.value).replace(f"{tmp}/", "")
+
+
+def swap(text: str, old: str, new: str) -> str:
+    assert text.count(old) == 1, old
+    return text.replace(old, new)
+
+
+def line_of(text: str, part: str) -> int:
+    return text[: text.index(part)].count("\n") + 1
+
+
+# ---- what is read
+
+
+def elements(spec: Spec) -> int:
+    """Parameters, counted by the formulas of the papers; nothing of the reader's own counting."""
+    C, total = spec.model.width, 0
+    for unit in spec.model.units:
+        x = C
+        for op in (o for top in unit.ops for o in (top.ops or (top,))):
+            a = op.args
+            if op.kind == "embedding":
+                total += C * (spec.model.vocab + (a["context"] or 0))
+            elif op.kind in ("layernorm", "rmsnorm"):
+                total += unit.repeat * x * (1 + a.get("bias", False))
+            elif op.kind == "attention":
+                q, kv = (
+                    a["heads"] * a["head_dim"],
+                    a["kv_heads"] * a["head_dim"],
+                )
+                total += unit.repeat * (
+                    x * (q + 2 * kv) + q * C + 2 * a["head_dim"] * a["qk_norm"]
+                )
+                total += unit.repeat * (
+                    (q + 2 * kv) * a["bias"] + C * a["out_bias"]
+                )
+                x = C
+            elif op.kind == "linear":
+                out = sum(a["out"])
+                total += (
+                    unit.repeat * out * (x + a["bias"]) * (a["tied"] is None)
+                )
+                x = out
+            elif op.kind == "swiglu":
+                x //= 2
+    return total
+
+
+@pytest.mark.parametrize(
+    "name, count",
+    [
+        ("gpt2-124m", 124_439_808),
+        ("gpt2-1558m", 1_557_611_200),
+        ("llama3-8b", 8_030_261_248),
+        ("llama3-405b", 405_853_388_800),
+        ("qwen3-0.6b", 596_049_920),
+    ],
+)
+def test_parameters_of_known_models(name: str, count: int) -> None:
+    """The counts that Hugging Face shows for these models' files."""
+    spec = load(str(SPECS / f"{name}.yaml"))
+    assert spec.name == name
+    assert elements(spec) == count
+
+
+@pytest.mark.parametrize(
+    "path", sorted(SPECS.glob("*.yaml")), ids=lambda p: p.stem
+)
+def test_every_committed_spec_is_read(path: Path) -> None:
+    spec = load(str(path))
+    assert spec.model.vocab >= 256
+    assert (
+        spec.train.global_batch % (spec.train.micro_batch * spec.cluster.ranks)
+        == 0
+    )
+
+
+def test_fields_and_defaults() -> None:
+    spec = load(str(GPT))
+    embedding, blocks, head = spec.model.units
+    assert [u.kind for u in spec.model.units] == [
+        "embedding",
+        "blocks",
+        "head",
+    ]
+    assert (embedding.name, embedding.repeat, blocks.name, blocks.repeat) == (
+        "",
+        1,
+        "h.{l}",
+        3,
+    )
+    assert dict(embedding.ops[0].args) == {
+        "tokens": "wte",
+        "positions": "wpe",
+        "context": 33,
+    }
+    attention = blocks.ops[0].ops[1]
+    assert dict(attention.args) == {
+        "name": "attn",
+        "heads": 3,
+        "kv_heads": 3,
+        "head_dim": 20,
+        "bias": True,
+        "out_bias": True,
+        "rope": None,
+        "qk_norm": False,
+        "eps": 1e-6,
+    }
+    assert (
+        spec.places["model.units[1].ops[0].residual[1].attention"]
+        == f"{GPT}:{line_of(GPT.read_text(), '- attention')}"
+    )
+    assert dict(blocks.ops[1].ops[2].args) == {"kind": "tanh"}
+    assert dict(blocks.ops[0].ops[0].args) == {
+        "name": "ln_1",
+        "eps": 1e-5,
+        "bias": True,
+    }
+    assert dict(head.ops[1].args) == {
+        "name": (),
+        "out": (256,),
+        "bias": False,
+        "tied": "wte",
+    }
+    assert spec.zero.stage3_param_persistence_threshold == 100
+    assert (
+        spec.zero.reduce_bucket_size,
+        spec.zero.overlap_comm,
+        spec.zero.replicate,
+    ) == (500_000_000, True, ())
+    assert (spec.train.sum, spec.train.optimizer.decay, spec.data.ignore) == (
+        {"block": 16},
+        "matrices",
+        65535,
+    )
+
+
+def test_llama_keys() -> None:
+    blocks = load(str(LLAMA)).model.units[1]
+    rope = blocks.ops[0].ops[1].args["rope"]
+    assert (
+        rope["theta"],
+        rope["scaling"]["type"],
+        rope["scaling"]["original_context"],
+    ) == (500000.0, "llama3", 16)
+    assert blocks.ops[1].ops[1].args["name"] == (
+        "mlp.gate_proj",
+        "mlp.up_proj",
+    )
+    assert blocks.ops[1].ops[1].args["out"] == (176, 176)
+    assert load(str(QWEN)).model.units[1].ops[0].ops[1].args["head_dim"] == 24
+
+
+def test_a_spec_cannot_be_changed() -> None:
+    spec = load(str(GPT))
+    with pytest.raises(AttributeError):
+        spec.zero.stage = 1
+    with pytest.raises(TypeError):
+        spec.model.units[1].ops[0].ops[1].args["heads"] = 4
+
+
+MINIMAL = """model:
+  vocab: 70000
+  width: 8
+  names: llama
+  units:
+  - embedding: {tokens: e}
+  - {blocks: 1, name: "h.{l}", ops: [residual: [attention: {name: a, heads: 2}]]}
+  - head: [linear: {tied: e}]
+train: {global_batch: 4, micro_batch: 1, sequence: 8, optimizer: {lr: 1e-3}}
+"""
+
+
+def test_the_least_spec(tmp_path: Path) -> None:
+    spec = read(tmp_path, MINIMAL)
+    assert (spec.name, spec.cluster.ranks, spec.targets, spec.zero.stage) == (
+        "model",
+        1,
+        TARGETS,
+        0,
+    )
+    assert spec.data.ignore is None  # token 65535 is one of 70000 words
+    for vocab, ignore in (65536, None), (65535, 65535):
+        changed = MINIMAL.replace("70000", str(vocab))
+        assert read(tmp_path, changed).data.ignore == ignore
+    assert (
+        spec.train.optimizer.lr,
+        spec.train.schedule.type,
+        spec.train.precision,
+    ) == (1e-3, "constant", "f32")
+
+
+def test_a_model_that_grows_beyond_all_bounds(tmp_path: Path) -> None:
+    text = (
+        GPT.read_text()
+        .replace("out: 240", "out: 2000000000")
+        .replace("blocks: 3", "blocks: 2000")
+    )
+    with pytest.raises(
+        SpecError, match=r"model.units.*grows beyond 281474976710656 elements"
+    ):
+        read(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    "text, value",
+    [
+        ("5e8", 500_000_000),
+        ('"1e8"', 100_000_000),
+        ("1000", 1000),
+        ("2.0e3", 2000),
+        ("'12'", 12),
+    ],
+)
+def test_integers_as_deepspeed_writes_them(
+    tmp_path: Path, text: str, value: int
+) -> None:
+    spec = read(tmp_path, MINIMAL + f"zero: {{reduce_bucket_size: {text}}}\n")
+    assert spec.zero.reduce_bucket_size == value and isinstance(
+        spec.zero.reduce_bucket_size, int
+    )
+
+
+def test_anchors_and_merges(tmp_path: Path) -> None:
+    text = swap(MINIMAL, "{blocks: 1,", "&b {blocks: 1,")
+    text = swap(text, "  - head", '  - {<<: *b, name: "g.{l}"}\n  - head')
+    assert [u.name for u in read(tmp_path, text).model.units] == [
+        "",
+        "h.{l}",
+        "g.{l}",
+        "",
+    ]
+
+
+def test_set_wins_and_the_last_one(tmp_path: Path) -> None:
+    sets = (
+        "zero.stage=1",
+        "zero.stage=2",
+        "train.optimizer.betas=[0.5, 0.6]",
+        "data.ignore=null",
+        "train.schedule.type=linear",
+        "train.schedule.steps=11",
+    )
+    spec = read(
+        tmp_path,
+        GPT.read_text(),
+        sets,
+        {"zero_optimization": {"stage": 3, "overlap_comm": False}},
+    )
+    assert (
+        spec.zero.stage,
+        spec.zero.overlap_comm,
+        spec.train.optimizer.betas,
+    ) == (2, False, (0.5, 0.6))
+    assert (spec.data.ignore, spec.train.schedule.type) == (None, "linear")
+
+
+# ---- what is refused: (spec, what is changed in it, what is said; @ is the line of the change)
+
+WRONG = [
+    (
+        GPT,
+        "vocab: 256",
+        "vocab: yes",
+        r"@: model.vocab: 'yes' is no integer; allowed: an integer from 2 to 2147483647",
+    ),
+    (GPT, "vocab: 256", "vocab: true", r"@: model.vocab: true is no integer"),
+    (
+        GPT,
+        "vocab: 256",
+        "vocab: 256.5",
+        r"@: model.vocab: 256.5 is no integer",
+    ),
+    (
+        GPT,
+        "vocab: 256",
+        "vocab: 0400",
+        r"@: model.vocab: '0400' is no integer",
+    ),
+    (
+        GPT,
+        "vocab: 256",
+        "vocab: .inf",
+        r"@: model.vocab: inf is not a finite number",
+    ),
+    (
+        GPT,
+        "vocab: 256",
+        "vocab: " + "9" * 5000,
+        r"@: model.vocab: inf is not a finite number",
+    ),
+    (
+        GPT,
+        "vocab: 256",
+        "vocab: 4000000000",
+        r"@: model.vocab: 4000000000 is out of range",
+    ),
+    (GPT, "vocab: 256", "vocab:", r"@: model.vocab: empty is no integer"),
+    (
+        GPT,
+        "vocab: 256",
+        "vocab: 256\n  vocab: 257",
+        r"s.yaml:5: 'vocab' stands here twice; allowed: each key once",
+    ),
+    (
+        GPT,
+        "vocab: 256",
+        "vocabs: 256",
+        r"@: model.vocabs: is no key here; did you mean vocab\? allowed: vocab, width",
+    ),
+    (
+        GPT,
+        "names: gpt2 ",
+        "names: gpt3 ",
+        r"@: model.names: 'gpt3' is not known; allowed: gpt2 or llama",
+    ),
+    (GPT, "name: gpt-tiny", "name: 124", r"@: name: 124 is no text; .*quotes"),
+    (GPT, "name: gpt-tiny", 'name: "a\\nb"', r"@: name: 'a\\nb' does not fit"),
+    (
+        GPT,
+        "width: 60",
+        "width: 1099511627776",
+        r"@: model.width: 1099511627776 is out of range",
+    ),
+    (
+        GPT,
+        "width: 60",
+        "width: 600000000",
+        r"heads of 200000000; allowed: at most 1024 a head",
+    ),
+    (
+        GPT,
+        "heads: 3,",
+        "heads: 7,",
+        r"@: model.units\[1\].ops\[0\].residual\[1\].attention.heads: 7 does not divide width 60; "
+        r"allowed: a divisor of width, or head_dim",
+    ),
+    (
+        GPT,
+        "heads: 3,",
+        "heads: 3, kv_heads: 2,",
+        r"@: .*kv_heads: 2 does not divide heads 3",
+    ),
+    (
+        GPT,
+        "heads: 3,",
+        "heads: 4, rope: {theta: 10000},",
+        r"@: .*rope: turns pairs, and head_dim is 15",
+    ),
+    (
+        GPT,
+        "heads: 3,",
+        "heads: 3, widht: 2,",
+        r"@: .*attention.widht: is no key here; .*allowed: name, heads",
+    ),
+    (GPT, "heads: 3, ", "", r"@: .*attention.heads: is missing"),
+    (
+        GPT,
+        "blocks: 3",
+        "blocks: 0",
+        r"@: model.units\[1\].blocks: 0 is out of range",
+    ),
+    (
+        GPT,
+        "name: h.{l}",
+        "name: h",
+        r"@: model.units\[1\].name: 'h' does not fit; .*\{l\}",
+    ),
+    (
+        GPT,
+        "name: h.{l}",
+        "name: h.{l}.{l}",
+        r"@: model.units\[1\].name: .*does not fit",
+    ),
+    (
+        GPT,
+        "name: mlp.c_proj, out: 60",
+        "name: mlp.c_proj, out: 61",
+        r"s.yaml:15: model.units\[1\].ops\[1\].residual: the branch begins 60 wide and ends 61",
+    ),
+    (
+        GPT,
+        "name: mlp.c_fc, out: 240",
+        "name: [a, b], out: [120, 120]",
+        r"@: .*linear.name: several linears side by side need weights \[out,in\]",
+    ),
+    (
+        GPT,
+        "name: mlp.c_fc, out: 240",
+        "name: mlp.c_proj, out: 240",
+        r".*there is a tensor h.0.mlp.c_proj.weight already; allowed: each name once",
+    ),
+    (
+        GPT,
+        "name: mlp.c_fc, out: 240",
+        "out: 240",
+        r"@: .*linear.name: is missing",
+    ),
+    (
+        GPT,
+        "name: mlp.c_fc, out: 240",
+        "tied: wte, out: 240",
+        r"@: .*linear.bias: says again what `tied` says",
+    ),
+    (
+        GPT,
+        "gelu: tanh",
+        "gelu: relu",
+        r"@: .*gelu: 'relu' is not known; allowed: tanh or erf",
+    ),
+    (
+        GPT,
+        "gelu: tanh",
+        "silu: {}",
+        r"@: .*residual\[2\].silu: is no key here; .*allowed: residual, layernorm",
+    ),
+    (
+        GPT,
+        "gelu: tanh",
+        "{gelu: tanh, swiglu: {}}",
+        r"@: .*residual\[2\]: holds 2 ops; allowed: one of residual",
+    ),
+    (GPT, "gelu: tanh", "{}", r"@: .*residual\[2\]: holds 0 ops"),
+    (
+        GPT,
+        "linear: {tied: wte}",
+        "linear: {tied: wpe}",
+        r"@: .*tied: there is no embedding 'wpe'; allowed: wte",
+    ),
+    (
+        GPT,
+        "- linear: {tied: wte}",
+        "- linear: {tied: wte}\n    - linear: {name: o, out: 256}",
+        r"s.yaml:2\d: model.units\[2\].head\[1\].linear.tied: stands before the head's end; allowed: "
+        "the last op of the head",
+    ),
+    (
+        GPT,
+        "gelu: tanh",
+        "linear: {tied: wte}",
+        r"@: .*residual\[2\].linear.tied: stands outside the head; allowed: the last op of the head",
+    ),
+    (
+        GPT,
+        "linear: {tied: wte}",
+        "linear: {name: o, out: 255}",
+        r"@: model.units\[2\].head\[1\]: the head does not end in a linear to the vocabulary; .*256",
+    ),
+    (
+        GPT,
+        "- linear: {tied: wte}",
+        "",
+        r"s.yaml:2\d: model.units\[2\].head\[0\]: the head does not end",
+    ),
+    (
+        GPT,
+        "context: 33",
+        "context: 32",
+        r"@: .*context: 32 positions for a sequence of 33; .*context >= train.sequence",
+    ),
+    (GPT, ", context: 33", "", r"@: .*positions: comes alone"),
+    (
+        GPT,
+        "- head:",
+        "- tail:",
+        r"@: model.units\[2\].tail: is no key here; .*allowed: embedding, blocks",
+    ),
+    (
+        GPT,
+        "  - embedding: {tokens: wte, positions: wpe, context: 33}\n",
+        "",
+        r"model.units\[0\]: blocks stands where embedding should",
+    ),
+    (GPT, "zero:", "zeros:", r"@: zeros: is no key here; did you mean zero\?"),
+    (
+        GPT,
+        "stage: 3",
+        "stage: 4",
+        r"@: zero.stage: 4 is out of range; allowed: an integer from 0 to 3",
+    ),
+    (
+        GPT,
+        "stage: 3",
+        "stage: 3\n  overlap_comm: 1",
+        r"s.yaml:2\d: zero.overlap_comm: 1 is neither; .*true or false",
+    ),
+    (
+        GPT,
+        "stage: 3",
+        "stage: 3\n  replicate: [lm_head*]",
+        r"zero.replicate\[0\]: 'lm_head\*' matches no tensor",
+    ),
+    (
+        GPT,
+        "stage: 3",
+        "stage: 3\n  replicate: [wte]",
+        r"zero.replicate\[0\]: 'wte' matches no tensor \(wte.weight is one\); allowed: a pattern of",
+    ),
+    (
+        GPT,
+        "stage: 3",
+        "stage: 3\n  replicate: ln_f.bias",
+        r"zero.replicate: is 'ln_f.bias'; allowed: a list",
+    ),
+    (
+        GPT,
+        "global_batch: 8",
+        "global_batch: 9",
+        r"@: train.global_batch: global_batch 9 is no multiple of micro_batch 2 "
+        r"x 2 ranks; allowed: global_batch 8 or 12",
+    ),
+    (
+        GPT,
+        "  micro_batch: 2\n",
+        "",
+        r"s.yaml:\d+: train.micro_batch: is missing",
+    ),
+    (
+        GPT,
+        "micro_batch: 2",
+        "micro_batch: .nan",
+        r"@: train.micro_batch: nan is not a finite number",
+    ),
+    (
+        GPT,
+        "sequence: 33",
+        "sequence: -1",
+        r"@: train.sequence: -1 is out of range",
+    ),
+    (
+        GPT,
+        "precision: f32",
+        "precision: f64",
+        r"@: train.precision: 'f64' is not known; allowed: f32 or bf16 or f16",
+    ),
+    (
+        GPT,
+        "precision: f32",
+        "precision: bf16\n  loss_scale: {window: 100}",
+        r"s.yaml:\d+: train.loss_scale: bf16 needs none; allowed: train.precision f16 beside it",
+    ),
+    (
+        GPT,
+        "precision: f32",
+        "precision: f16\n  loss_scale: {hysteresis: 0}",
+        r"s.yaml:\d+: train.loss_scale.hysteresis: 0 is out of range; allowed: an integer from 1",
+    ),
+    (
+        GPT,
+        "precision: f32",
+        "precision: f16\n  max_skips: 0",
+        r"s.yaml:\d+: train.max_skips: 0 is out of range",
+    ),
+    (
+        GPT,
+        "precision: f32",
+        "precision: f32\n  recompute: [gelu, glue]",
+        r"s.yaml:\d+: train.recompute: 'glue' is no op of a block; allowed: none, full or a list of "
+        r"layernorm, .*, gelu, swiglu, residual$",
+    ),
+    (
+        GPT,
+        "precision: f32",
+        "precision: f32\n  recompute: {gelu: 1}",
+        r"train.recompute: a mapping is no op of a block; allowed: none",
+    ),
+    (
+        GPT,
+        "lr: 1.0e-3",
+        "lr: fast",
+        r"@: train.optimizer.lr: 'fast' is no number",
+    ),
+    (
+        GPT,
+        "lr: 1.0e-3",
+        "lr: -1",
+        r"@: train.optimizer.lr: -1 is out of range",
+    ),
+    (
+        GPT,
+        "[0.9, 0.95]",
+        "[0.9]",
+        r"@: train.optimizer.betas: has 1 values; allowed: a list of 2",
+    ),
+    (
+        GPT,
+        "[0.9, 0.95]",
+        "[0.9, 1]",
+        r"@: train.optimizer.betas\[1\]: 1 is out of range",
+    ),
+    (
+        GPT,
+        "eps: 1.0e-8",
+        "eps: 0",
+        r"@: train.optimizer.eps: 0 is out of range",
+    ),
+    (
+        GPT,
+        "type: AdamW",
+        "type: Adamax",
+        r"@: train.optimizer.type: 'Adamax' is not known; allowed: AdamW or Adam or SGD or Lion or",
+    ),
+    (
+        GPT,
+        "type: AdamW",
+        "type: SGD",
+        r"@: train.optimizer.betas: SGD takes no betas; allowed: lr, type, momentum, nesterov, weight",
+    ),
+    (
+        GPT,
+        "type: AdamW",
+        "type: Lion",
+        r"@: train.optimizer.eps: Lion takes no eps; allowed: lr, ",
+    ),
+    (
+        GPT,
+        "clip: 1.0",
+        "momentum: 0.9",
+        r"@: train.optimizer.momentum: AdamW takes no momentum; ",
+    ),
+    (
+        GPT,
+        "type: AdamW, lr: 1.0e-3, betas: [0.9, 0.95], eps: 1.0e-8",
+        "type: SGD, lr: 1, nesterov: true",
+        r"@: train.optimizer.nesterov: there is no momentum; ",
+    ),
+    (
+        GPT,
+        "clip: 1.0",
+        "groups: [{match: ['*.biases'], frozen: true}]",
+        r"@: train.optimizer.groups\[0\].match\[0\]: '\*.biases' matches no tensor",
+    ),
+    (
+        GPT,
+        "clip: 1.0",
+        "groups: [{match: [], frozen: true}]",
+        r"@: train.optimizer.groups\[0\].match: is empty",
+    ),
+    (
+        GPT,
+        "clip: 1.0",
+        "groups: [{match: [wte.*], frozen: true, lr_factor: 2}]",
+        r"@: train.optimizer.groups\[0\].frozen: what is frozen has no rate and no decay",
+    ),
+    (
+        GPT,
+        "clip: 1.0",
+        "groups: [{match: [wte.*], lr: 2}]",
+        r"@: train.optimizer.groups\[0\].lr: is no key here; .*allowed: match, lr_factor, weight_de",
+    ),
+    (
+        GPT,
+        "steps: 100",
+        "steps: 10",
+        r"@: train.schedule.steps: a cosine schedule of 10 steps after a warmup of 10",
+    ),
+    (
+        GPT,
+        "type: cosine",
+        "type: wsd",
+        r"@: train.schedule.decay: is missing; wsd needs it; allowed: a value for it",
+    ),
+    (
+        GPT,
+        "type: cosine",
+        "decay: 91, type: wsd",
+        r"@: train.schedule.steps: 100 steps do not hold a warmup of 10 and a decay of 91; .* 101",
+    ),
+    (
+        GPT,
+        "type: cosine",
+        "type: OneCycle",
+        r"@: train.schedule.warmup: OneCycle takes no warmup; allowed: type, cycle_min_lr, cycle_max",
+    ),
+    (
+        GPT,
+        "{type: cosine, warmup: 10, steps: 100, min_lr: 1.0e-4}",
+        "{type: WarmupCosineLR, total_num_steps: 1000}",
+        r"@: train.schedule.total_num_steps: 1000 steps end before the decay begins; .*more than 1000",
+    ),
+    (
+        GPT,
+        "{type: cosine, warmup: 10, steps: 100, min_lr: 1.0e-4}",
+        "{type: OneCycle, cycle_min_lr: 0, cycle_max_lr: 1, decay_mom_rate: 0.1}",
+        r"@: train.schedule.decay_mom_rate: 0.1 is out of range; allowed: a number from 0 to 0",
+    ),
+    (
+        GPT,
+        "{type: cosine, warmup: 10, steps: 100, min_lr: 1.0e-4}",
+        "{type: OneCycle, cycle_min_lr: 2, cycle_max_lr: 1}",
+        r"@: train.schedule.cycle_min_lr: 2 is above cycle_max_lr 1; allowed: 0 to 1",
+    ),
+    (
+        GPT,
+        "min_lr: 1.0e-4",
+        "min_lr: 1",
+        r"@: train.schedule.min_lr: 1 is above lr 0.001 of .*yaml:\d+; allowed: 0 to 0.001",
+    ),
+    (
+        GPT,
+        "cluster: {ranks: 2}",
+        "cluster: 2",
+        r"@: cluster: is 2; allowed: a mapping with the keys ranks",
+    ),
+    (
+        GPT,
+        "cluster: {ranks: 2}",
+        "cluster: [2]",
+        r"@: cluster: is a list; allowed: a mapping with the keys ranks",
+    ),
+    (
+        GPT,
+        LISTED,
+        "targets: [cpu, sm_91]",
+        r"@: targets\[1\]: 'sm_91' is no target; allowed: cpu or sm_80 or sm_90 or sm_100",
+    ),
+    (
+        GPT,
+        "precision: f32",
+        "reduction: fast",
+        r"@: train.reduction: fast lets NCCL sum, and the target cpu has none; allowed: exact, or",
+    ),
+    *(
+        (
+            GPT,
+            "precision: f32",
+            f"sm_margin: {n}",
+            rf"@: train.sm_margin: {n} is out of range or odd; allowed: 0 or an even integer from 2 to 64$",
+        )
+        for n in (-2, 3, 66)
+    ),
+    (
+        GPT,
+        "precision: f32",
+        "sm_margin: 2.5",
+        r"@: train.sm_margin: 2.5 is out of range or odd; ",
+    ),
+    (
+        GPT,
+        "precision: f32",
+        "sm_margin: some",
+        r"@: train.sm_margin: 'some' is no integer; ",
+    ),
+    (
+        GPT,
+        "precision: f32",
+        "sm_margin: true",
+        r"@: train.sm_margin: true is no integer; ",
+    ),
+    (
+        GPT,
+        LISTED,
+        "targets: [tpu]",
+        r"@: targets\[0\]: 'tpu' is no target; allowed: cpu or sm_80",
+    ),
+    (GPT, LISTED, "targets: []", r"@: targets: is empty"),
+    (GPT, LISTED, "targets: [cpu, cpu]", r"@: targets: names a target twice"),
+    (
+        GPT,
+        LISTED,
+        "data: {ignore: 65536}",
+        r"@: data.ignore: 65536 is out of range",
+    ),
+    (
+        LLAMA,
+        "out: [176, 176]",
+        "out: [176, 177]",
+        r"s.yaml:\d+: .*residual\[2\].swiglu: its input is 353 wide; allowed: an even width",
+    ),
+    (LLAMA, "swiglu: {}", "swiglu:", r"@: .*swiglu: is empty; allowed: \{\}"),
+    (
+        LLAMA,
+        "swiglu: {}",
+        "swiglu: {beta: 1}",
+        r"@: .*swiglu.beta: is no key here; allowed: no key",
+    ),
+    (
+        LLAMA,
+        "out: [176, 176]",
+        "out: [176]",
+        r"@: .*linear.out: 1 widths for 2 names",
+    ),
+    (
+        LLAMA,
+        "high_freq_factor: 4",
+        "high_freq_factor: 1",
+        r"@: .*low_freq_factor: 1 is not below high_freq_factor 1",
+    ),
+    (
+        LLAMA,
+        "type: llama3",
+        "type: yarn",
+        r"@: .*scaling.type: 'yarn' is not known; allowed: llama3",
+    ),
+    (LLAMA, "factor: 8, ", "", r"@: .*scaling.factor: is missing"),
+    (
+        LLAMA,
+        "kv_heads: 2",
+        "kv_heads: 3",
+        r"@: .*kv_heads: 3 does not divide heads 4",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    "spec, old, new, said",
+    WRONG,
+    ids=lambda v: str(getattr(v, "stem", v))[:30],
+)
+def test_refusals_name_line_key_and_what_is_allowed(
+    tmp_path: Path, spec: Path, old: str, new: str, said: str
+) -> None:
+    text = spec.read_text()
+    message = refusal(tmp_path, swap(text, old, new))
+    said = said.replace("@", f"s.yaml:{line_of(text, old)}")
+    assert re.search(said, message), message
+    assert (
+        "; allowed: " in message
+        or "; it must be given" in message
+        or "? allowed: " in message
+    )
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        (b"", r"s.yaml:1: is empty"),
+        (b"# nothing\n", r"s.yaml:1: is empty"),
+        (
+            b"- a\n- b\n",
+            r"s.yaml:1: the file holds a list; allowed: a mapping with the keys name, model",
+        ),
+        (
+            b"model: [1, 2\n",
+            r"s.yaml:2: broken syntax: while parsing a flow sequence",
+        ),
+        (b"a: 1\nb: \xff\n", r"s.yaml:2: byte 0xff is no UTF-8"),
+        (
+            b"a: 1\n\x00b: 1\n",
+            r"s.yaml:2: byte 0x00 is in no text; allowed: UTF-8 text",
+        ),
+        (b"a: 1\n\x03b: 1\n", r"s.yaml:2: the character '\\x03'"),
+        (
+            b"a: !!python/object/apply:os.system [x]\n",
+            r"s.yaml:1: the tag 'tag:yaml.org,2002:python",
+        ),
+        (
+            b"a: !mine 3\n",
+            r"s.yaml:1: the tag '!mine'; allowed: plain YAML without tags",
+        ),
+        (
+            b"a: 1\n---\nb: 1\n",
+            r"s.yaml:2: broken syntax: expected a single document",
+        ),
+        (b"? [a]\n: 1\n", r"s.yaml:1: a key that is no word"),
+        (b"<<: 3\n", r"s.yaml:1: << of something that is no mapping"),
+        (b"a: &a [*a]\n", r"holds too much"),
+        (b"a: *b\n", r"s.yaml:1: broken syntax: found undefined alias"),
+        (b"[" * 100_000, r"s.yaml:1: is nested too deep"),
+        (b"#" * 200_000, r"s.yaml: is too long for a spec"),
+        (b'a: "\\U0011FFFF"\n', r"s.yaml:1: broken syntax"),
+        (b"%YAML " + b"9" * 5000 + b".1\n--- a\n", r"s.yaml:1: broken syntax"),
+        (
+            b"a0: &a0 [x,x]\n"
+            + b"".join(
+                b"a%d: &a%d [*a%d,*a%d]\n" % (i, i, i - 1, i - 1)
+                for i in range(1, 39)
+            ),
+            r"holds too much \(aliases count each time\)",
+        ),
+    ],
+)
+def test_broken_files(tmp_path: Path, text: bytes, said: str) -> None:
+    start = time.process_time()
+    message = refusal(tmp_path, text)
+    assert re.search(said, message), message
+    assert (
+        time.process_time() - start < 10
+    )  # seconds of work; the bomb would hold 2^39 values
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    for path in (tmp_path / "none.yaml", tmp_path, "", "a\0b", "a\nb"):
+        with pytest.raises(SpecError, match="cannot be read") as e:
+            load(str(path))
+        assert "\n" not in str(e.value)
+    with pytest.raises(SpecError, match="none.json: cannot be read"):
+        load(str(GPT), (), str(tmp_path / "none.json"))
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        (
+            "zero.stages=3",
+            r"--set: zero.stages: is no key here; did you mean stage\?",
+        ),
+        (
+            "zeros.stage=3",
+            r"--set: zeros: is no key here; did you mean zero\?",
+        ),
+        ("zero.stage", r"--set: 'zero.stage' is no KEY=VALUE"),
+        ("=3", r"--set: '=3' is no KEY=VALUE"),
+        ("zero..stage=3", r"--set: 'zero..stage=3' is no KEY=VALUE"),
+        ("zero.stage=", r"--set: zero.stage: has no value"),
+        ("zero.stage=#", r"--set: zero.stage: is empty"),
+        ("zero.stage=[", r"--set: zero.stage: broken syntax"),
+        (
+            "zero.stage.deep=3",
+            r"--set: zero.stage.deep: zero.stage holds 3; allowed: a key inside a mapping",
+        ),
+        ("zero=3", r"--set: zero: is 3; allowed: a mapping"),
+        ("zero.stage=!!python/name:os.system", r"--set: zero.stage: the tag"),
+        (
+            "cluster.ranks=1e30",
+            r"--set: cluster.ranks: 1e\+30 is out of range",
+        ),
+        (
+            "cluster.ranks=3",
+            r"--set: cluster.ranks: global_batch 8 is no multiple of micro_batch 2 x 3 ranks; "
+            r"allowed: global_batch 6 or 12, cluster.ranks 2 or 4",
+        ),
+        (
+            "train.micro_batch=3",
+            r"--set: train.micro_batch: .*allowed: global_batch 6 or 12",
+        ),
+        (
+            "train.global_batch=1",
+            r"--set: train.global_batch: .*allowed: global_batch 4",
+        ),
+    ],
+)
+def test_bad_sets(tmp_path: Path, text: str, said: str) -> None:
+    message = refusal(tmp_path, GPT.read_text(), (text,))
+    assert re.fullmatch(f"{said}.*", message), message
+
+
+def test_several_errors_are_said_at_once(tmp_path: Path) -> None:
+    message = refusal(
+        tmp_path, "zero: {a: 1, b: 2, c: 3, stage: 9}\nmodel: 3\n"
+    )
+    lines = message.split("\n")
+    assert len(lines) == 5 and lines[-1] == "and 2 more"
+    assert all(line.startswith("s.yaml:") for line in lines[:-1])
+
+
+# ---- no input breaks it: a Spec or a SpecError of few printable lines, whatever comes
+
+
+def survives(read_it: Callable[[], Spec]) -> None:
+    try:
+        spec = read_it()
+    except SpecError as e:
+        lines = str(e).split("\n")
+        assert 1 <= len(lines) <= 6
+        assert all(line.isprintable() and len(line) < 2000 for line in lines)
+        assert re.match(r".*\.(yaml|json)(:\d+)?: .|--set: .", lines[0])
+        return
+    assert math.isfinite(spec.train.optimizer.lr) and elements(spec) <= 2**48
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fuzz")
+
+
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=8),
+    st.sampled_from(
+        [
+            "cpu",
+            "wte",
+            "{l}",
+            "h.{l}",
+            "1e8",
+            "llama",
+            "tanh",
+            -1,
+            0,
+            1,
+            2,
+            2**31,
+            2**63,
+        ]
+    ),
+)
+KEYS = sorted(
+    set(
+        re.findall(
+            r"([a-z_0-9]+):",
+            GPT.read_text() + LLAMA.read_text() + QWEN.read_text(),
+        )
+    )
+)
+trees = st.recursive(
+    scalars,
+    lambda t: st.one_of(
+        st.lists(t, max_size=3),
+        st.dictionaries(
+            st.one_of(st.sampled_from(KEYS), st.text(max_size=4)),
+            t,
+            max_size=3,
+        ),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=150)
+@given(data=st.data(), source=st.sampled_from([GPT, LLAMA, QWEN]))
+def test_fuzz_text(folder: Path, data: st.DataObject, source: Path) -> None:
+    """Pieces of a good spec cut out, doubled or replaced by noise."""
+    raw = source.read_bytes()
+    for _ in range(data.draw(st.integers(1, 3))):
+        i = data.draw(st.integers(0, len(raw)))
+        j = data.draw(st.integers(i, min(len(raw), i + 30)))
+        noise = st.one_of(
+            st.binary(max_size=4),
+            st.sampled_from(
+                [
+                    b"\n",
+                    b": ",
+                    b"- ",
+                    b"{",
+                    b"]",
+                    b"&a ",
+                    b"*a",
+                    b"!!x ",
+                    b"|\n",
+                    b".nan",
+                    b"9" * 50,
+                    b"\t",
+                    b"'",
+                    raw[i:j] * 2,
+                ]
+            ),
+        )
+        raw = raw[:i] + data.draw(noise) + raw[j:]
+    survives(lambda: read(folder, raw))
+
+
+def places(node: object) -> list[tuple[object, object]]:
+    """All (container, key) of a tree."""
+    pairs: list[tuple[object, object]] = []
+    if isinstance(node, (dict, list)):
+        pairs = list(
+            node.items() if isinstance(node, dict) else enumerate(node)
+        )
+    return [(node, key) for key, _ in pairs] + [
+        p for _, below in pairs for p in places(below)
+    ]
+
+
+@settings(max_examples=150)
+@given(data=st.data(), mapping=drawn.specs())
+def test_fuzz_trees(folder: Path, data: st.DataObject, mapping: dict) -> None:
+    """A good spec with one value replaced by any tree, or with any key more."""
+    container, key = data.draw(st.sampled_from(places(mapping)))
+    if isinstance(container, dict) and data.draw(st.booleans()):
+        key = data.draw(st.sampled_from(KEYS))
+    container[key] = data.draw(trees)
+    survives(lambda: read(folder, json.dumps(mapping)))
+
+
+@settings(max_examples=60)
+@given(mapping=drawn.specs())
+def test_drawn_specs_are_read(folder: Path, mapping: dict) -> None:
+    """What the strategies of other tests hold to be a good spec is one."""
+    spec = read(folder, json.dumps(mapping))
+    assert spec.model.width == mapping["model"]["width"]
+    assert len(spec.model.units) == len(mapping["model"]["units"])
+
+
+@settings(max_examples=100)
+@given(
+    key=st.one_of(
+        st.text(max_size=20),
+        st.sampled_from(["zero.stage", "train", "model.units", "data.ignore"]),
+    ),
+    value=st.one_of(st.text(max_size=20), scalars.map(str)),
+)
+def test_fuzz_sets(folder: Path, key: str, value: str) -> None:
+    survives(lambda: read(folder, MINIMAL, (f"{key}={value}",)))

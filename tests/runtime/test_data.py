@@ -1,0 +1,293 @@
+"""test_data.py -- token files: what a sample is, what is refused, and that no file whatever crashes
+the reader."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from files import build, run
+
+T, VOCAB, IGNORE = 5, 300, 65535
+ALL = 1 << 40  # more samples than any file here has
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("runtime/data.c", tmp_path_factory.mktemp("data"))
+
+
+def header(count: int, magic: int = 20240520, version: int = 1) -> bytes:
+    return struct.pack("<256i", magic, version, count, *[0] * 253)
+
+
+def tokens_of(n: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, VOCAB, n).astype("<u2")
+
+
+def read(
+    data: Path,
+    file: Path,
+    *,
+    t: int = T,
+    vocab: int = VOCAB,
+    ignore: int = IGNORE,
+    first: int = 0,
+    n: int = ALL,
+    rank: int = 0,
+    ranks: int = 1,
+    rows: int = 1,
+    sure: int = 0,
+) -> tuple[np.ndarray | None, str]:
+    """int [rows, 2, t] of tokens and targets, or None and what the reader said."""
+    done = run(data, file, t, vocab, ignore, first, n, rank, ranks, rows, sure)
+    if done.returncode:
+        assert done.stdout == "" and done.stderr.count("\n") == 1
+        return None, done.stderr
+    return np.array([int(x) for x in done.stdout.split()]).reshape(
+        rows, 2, t
+    ), ""
+
+
+@pytest.mark.parametrize("head", [b"", header(64)])
+def test_samples_wrap(data: Path, tmp_path: Path, head: bytes) -> None:
+    """64 tokens: 12 samples of 5 and one more token; the 13th would lack its last target."""
+    tokens = tokens_of(64)
+    (tmp_path / "t.bin").write_bytes(head + tokens.tobytes())
+    got, _ = read(data, tmp_path / "t.bin", first=3, rows=30)
+    for b in range(30):
+        at = (3 + b) % 12 * T
+        assert np.array_equal(
+            got[b], [tokens[at : at + T], tokens[at + 1 : at + T + 1]]
+        )
+
+
+def test_an_exact_number_of_samples(data: Path, tmp_path: Path) -> None:
+    """11 tokens are 2 samples: the last token is a target only. 10 tokens are 1."""
+    tokens = tokens_of(11)
+    for n, samples in (11, 2), (10, 1), (6, 1):
+        (tmp_path / "t.bin").write_bytes(tokens[:n].tobytes())
+        got, _ = read(data, tmp_path / "t.bin", rows=samples + 1)
+        assert np.array_equal(got[samples], got[0])
+        assert samples == 1 or not np.array_equal(got[1], got[0])
+
+
+def test_a_row_longer_than_one_read(data: Path, tmp_path: Path) -> None:
+    """The reader takes 16384 tokens at a time: the seam must not show."""
+    tokens = tokens_of(2 * 40001 + 1)
+    (tmp_path / "t.bin").write_bytes(tokens.tobytes())
+    got, _ = read(data, tmp_path / "t.bin", t=40001, first=1)
+    assert np.array_equal(got[0], [tokens[40001:80002], tokens[40002:80003]])
+
+
+def test_ignored_tokens(data: Path, tmp_path: Path) -> None:
+    tokens = np.array([7, IGNORE, 9, IGNORE, IGNORE, 11, 12], "<u2")
+    (tmp_path / "t.bin").write_bytes(tokens.tobytes())
+    got, _ = read(data, tmp_path / "t.bin", t=6)
+    assert got[0].tolist() == [[7, 0, 9, 0, 0, 11], [-1, 9, -1, -1, 11, 12]]
+    assert (
+        "token 1 is 65535" in read(data, tmp_path / "t.bin", t=6, ignore=-1)[1]
+    )
+    got, _ = read(data, tmp_path / "t.bin", t=6, ignore=-1, vocab=65536)
+    assert got[0, 0].tolist() == tokens[:6].tolist()
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        (b"", "empty"),
+        (b"\1", "1 bytes, an odd number"),
+        (bytes(2 * T), "5 tokens; one sample takes 6"),
+        (bytes(101), "101 bytes, an odd number"),
+        (header(3) + bytes(6), "3 tokens; one sample takes 6"),
+        (
+            header(100) + bytes(198),
+            "says 100 tokens, which makes 1224 bytes; the file has 1222",
+        ),
+        (header(100) + bytes(202), "the file has 1226"),
+        (header(100) + bytes(199), "the file has 1223"),
+        (header(-1) + bytes(200), "says -1 tokens"),
+        (header(2**31 - 1) + bytes(200), "says 2147483647 tokens"),
+        (header(50)[:1000], "shorter than llm.c's header"),
+        (header(0)[:4], "shorter than llm.c's header"),
+        (header(50, version=7) + bytes(100), "version 7"),
+        (
+            header(25, magic=20240801, version=7) + bytes(100),
+            "magic 20240801, Llama 3",
+        ),
+        (header(25, magic=20240522) + bytes(100), "evaluation file"),
+        (header(25, magic=20240326) + bytes(100), "an llm.c model"),
+        (b"BIN.TOK\n" + bytes(1016), "llmq"),
+        (b"MMIDIDX\0\0" + bytes(100), "Megatron"),
+        (b"\x93NUMPY\1\0" + bytes(100), "numpy"),
+    ],
+)
+def test_bad_files_are_named(
+    data: Path, tmp_path: Path, content: bytes, words: str
+) -> None:
+    (tmp_path / "t.bin").write_bytes(content)
+    got, why = read(data, tmp_path / "t.bin")
+    assert got is None and words in why and str(tmp_path / "t.bin") in why
+
+
+def test_what_is_no_file(data: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert "No such file" in read(data, tmp_path / "none")[1]
+    assert "not a regular file" in read(data, tmp_path)[1]
+    assert "not a regular file" in read(data, tmp_path / "pipe")[1]
+    assert "not a regular file" in read(data, Path("/dev/zero"))[1]
+
+
+# ---- what looks like something else
+
+rng = np.random.default_rng(3)
+KJV = (Path(__file__).resolve().parents[1] / "data" / "kjv.txt").read_bytes()
+TALL = b"".join(chr(c).encode() for c in rng.integers(0x4E00, 0x9FFF, 9000))
+WIDE = rng.integers(0, 50257, 40000)
+RANKED = np.minimum(
+    rng.zipf(1.2, 80000), 50256
+)  # as in text: small ids more often
+ODD = np.where(
+    (np.arange(80000) % 2 == 1) & (np.arange(80000) // 2 % 100 < 31), 0, 7
+)
+TEXT, INTEGERS = "looks like text", "looks like uint32 or int64"
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        (KJV, TEXT),
+        (KJV[:1001], TEXT),
+        (KJV.replace(b"\n", b"\r\n"), TEXT),
+        (TALL, TEXT),
+        ("Où l'été commence à Genève, là-bas. ".encode("latin-1") * 100, TEXT),
+        (b'{"text": "In the beginning\\n"}\n' * 1000, TEXT),
+        (b'{"tokens": [464, 3290, 318]}\n' * 1000, TEXT),
+        (KJV[:5000] + bytes(40) + KJV[5000:], TEXT),
+        (
+            "\ufeffIn the beginning".encode("utf-16-le") * 100,
+            "looks like UTF-16 text",
+        ),
+        (
+            "\ufeffIn the beginning".encode("utf-16-be") * 100,
+            "looks like UTF-16 text",
+        ),
+        (WIDE.astype("<u4").tobytes(), INTEGERS + " (100 %"),
+        (WIDE.astype("<i8").tobytes(), INTEGERS + " (100 %"),
+        (rng.integers(0, 256, 4000).astype("<u4").tobytes(), INTEGERS),
+        (rng.integers(0, 151936, 4000).astype("<u4").tobytes(), INTEGERS),
+        (rng.integers(0, 151936, 4000).astype("<i8").tobytes(), INTEGERS),
+        (ODD.astype("<u2").tobytes(), INTEGERS + " (31 %"),
+    ],
+)
+def test_other_things_are_no_tokens(
+    data: Path, tmp_path: Path, content: bytes, words: str
+) -> None:
+    """Unless insisted upon; the error says how."""
+    file = tmp_path / "t.bin"
+    file.write_bytes(content)
+    got, why = read(data, file, vocab=65536)
+    assert (
+        got is None
+        and f"{file}: {words}" in why
+        and "insist with --tokens uint16" in why
+    )
+    file.write_bytes(content[: len(content) // 2 * 2])
+    got, why = read(data, file, vocab=65536, sure=1)
+    assert why == "" and np.array_equal(
+        got[0, 0], np.frombuffer(content[: 2 * T], "<u2")
+    )
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        np.frombuffer(KJV, np.uint8).astype("<u2").tobytes(),
+        np.frombuffer(TALL, np.uint8).astype("<u2").tobytes(),
+        WIDE.astype("<u2").tobytes(),
+        RANKED.astype("<u2").tobytes(),
+        (RANKED % 32000).astype("<u2").tobytes(),
+        rng.integers(0, 65535, 80000).astype("<u2").tobytes(),
+        rng.integers(0, 4, 80000).astype("<u2").tobytes(),
+        rng.integers(0, 2, 80000).astype("<u2").tobytes(),
+        np.where(np.arange(80000) % 1000 < 390, 0, WIDE.repeat(2))
+        .astype("<u2")
+        .tobytes(),
+        np.where(ODD == 0, rng.integers(0, 50, 80000), 7)
+        .astype("<u2")
+        .tobytes(),
+        header(len(KJV) // 2) + KJV[: len(KJV) // 2 * 2],
+        header(80000) + WIDE.astype("<u4").tobytes(),
+        WIDE.astype("<u2").tobytes() * 14 + KJV[: 1 << 20],
+        KJV[:126],
+        bytes(126),
+    ],
+)
+def test_tokens_are_taken_for_tokens(
+    data: Path, tmp_path: Path, content: bytes
+) -> None:
+    """Of any vocabulary. A header is trusted, what lies behind the first MiB too, and of less than
+    64 tokens nothing can be told."""
+    (tmp_path / "t.bin").write_bytes(content)
+    assert read(data, tmp_path / "t.bin", vocab=65536)[1] == ""
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+@pytest.mark.parametrize("at", [0, 1, 41, 42, 43, 58, 59, 60])
+def test_some_rank_finds_an_id_beyond_the_vocabulary(
+    data: Path, tmp_path: Path, at: int, ranks: int
+) -> None:
+    tokens = tokens_of(61)
+    tokens[at] = VOCAB
+    (tmp_path / "t.bin").write_bytes(header(61) + tokens.tobytes())
+    whys = [
+        read(data, tmp_path / "t.bin", rank=r, ranks=ranks, rows=0)[1]
+        for r in range(ranks)
+    ]
+    found = [why for why in whys if why]
+    assert found
+    assert all(
+        f"token {at} is 300; the vocabulary has 300 (ids 0 to 299)" in why
+        for why in found
+    )
+
+
+@pytest.mark.parametrize(
+    "first, n", [(0, 3), (0, 12), (5, 4), (9, 5), (21, 5), (4, 11), (0, 0)]
+)
+def test_only_the_tokens_that_are_used_are_looked_at(
+    data: Path, tmp_path: Path, first: int, n: int
+) -> None:
+    """12 samples of 5 tokens; sample i uses tokens 5i .. 5i+5."""
+    used = {
+        t
+        for s in range(first, first + n)
+        for t in range(s % 12 * T, s % 12 * T + T + 1)
+    }
+    for at in range(64):
+        tokens = tokens_of(64)
+        tokens[at] = 60000
+        (tmp_path / "t.bin").write_bytes(tokens.tobytes())
+        why = read(data, tmp_path / "t.bin", first=first, n=n, rows=0)[1]
+        assert (why != "") == (at in used), at
+
+
+def test_reading_checks_again(data: Path, tmp_path: Path) -> None:
+    """A file that changed after the check must not bring a wrong id into a kernel."""
+    tokens = tokens_of(61)
+    tokens[33] = 999
+    (tmp_path / "t.bin").write_bytes(tokens.tobytes())
+    assert "token 33 is 999" in read(data, tmp_path / "t.bin", n=1, rows=10)[1]
+
+
+def test_mutants(tmp_path: Path) -> None:
+    """Deterministic mutants, five seconds at most; some pass, most do not, none crashes."""
+    fuzzer = build("fuzz/data.c", tmp_path)
+    done = run(fuzzer, tmp_path, 20000, 5)
+    tried, accepted = (int(x) for x in done.stdout.split()[1::2])
+    assert tried >= 2000 and tried // 20 < accepted < tried * 19 // 20, (
+        done.stdout
+    )

@@ -1,0 +1,423 @@
+"""test_output.py -- what a run writes beside weights: what becomes of it where it fails, and whose
+file
+it must not be."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import resource
+import subprocess
+import time
+from pathlib import Path
+from typing import IO
+
+import pytest
+from patience import LIMIT
+from program import (
+    STEPS,
+    environment,
+    run,
+    start,
+    train,
+    wait_for_step,
+    weights_line,
+)
+
+FULL = Path("/dev/full")
+
+
+# ---- output that fails
+
+
+def to(
+    stdout: IO[bytes] | int, binary: Path, *args: object, **settings: object
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(word) for word in (binary, *args)],
+        stdout=stdout,
+        text=True,
+        stderr=subprocess.PIPE,
+        timeout=LIMIT,
+        env=environment(**settings),
+    )
+
+
+def closed() -> int:
+    """A pipe that nobody reads any more."""
+    readable, writable = os.pipe()
+    os.close(readable)
+    return writable
+
+
+@pytest.mark.parametrize(
+    "sink,why", [("full", "No space left on device"), ("pipe", "Broken pipe")]
+)
+def test_a_failing_stdout_does_not_end_training(
+    program: Path, data: Path, tmp_path: Path, sink: str, why: str
+) -> None:
+    stdout = os.open(FULL, os.O_WRONLY) if sink == "full" else closed()
+    done = to(
+        stdout,
+        program,
+        "--data",
+        data,
+        "--steps",
+        5,
+        "--val",
+        data,
+        "--val-every",
+        2,
+        "--log",
+        tmp_path / "log",
+        "--save",
+        tmp_path / "w",
+        RANKS=2,
+    )
+    os.close(stdout)
+    assert done.returncode == 0, done.stderr
+    said = [
+        line for line in done.stderr.splitlines() if "standard output" in line
+    ]
+    assert said == [
+        f"writing standard output: {why}; the run goes on without it",
+        f"not all was written to standard output: {why}",
+    ]
+    lines = [
+        json.loads(line)
+        for line in (tmp_path / "log").read_text().splitlines()
+    ]
+    assert [x["step"] for x in lines if "loss" in x] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+    ] and "end" in lines[-1]
+    assert (tmp_path / "w" / "model.safetensors").exists()
+
+
+def test_a_pipe_that_does_not_wait(program: Path, data: Path) -> None:
+    """Whoever made it reads later than it is filled: no line is lost."""
+    readable, writable = os.pipe()
+    fcntl.fcntl(writable, fcntl.F_SETPIPE_SZ, 4096)
+    os.set_blocking(writable, False)
+    running = subprocess.Popen(
+        [
+            program,
+            "--data",
+            data,
+            "--val",
+            data,
+            "--val-every",
+            "1",
+            "--steps",
+            "1000",
+            "--hash",
+        ],
+        stdout=writable,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
+    os.close(writable)
+    time.sleep(3)
+    said = b""
+    while some := os.read(readable, 65536):
+        said += some
+    os.close(readable)
+    assert running.wait(LIMIT) == 0, running.stderr.read()
+    assert said.count(b"val loss") == 1000 and b"\nweights " in said
+
+
+@pytest.mark.parametrize(
+    "args",
+    [("--steps", 2, "--hash"), ("--steps", 2, "--sample", 3), ("--steps", 0)],
+)
+def test_what_was_asked_for_on_stdout_must_be_written(
+    program: Path, data: Path, args: tuple[object, ...]
+) -> None:
+    """A hash, a sample, and a loss that nothing was trained for."""
+    with FULL.open("wb") as full:
+        done = to(full, program, "--data", data, "--val", data, *args, RANKS=2)
+    assert (
+        done.returncode == 3
+        and done.stderr.count("No space left on device") == 2
+    )
+    assert (
+        done.stderr.splitlines()[-1]
+        == "rank 0: what was asked for could not be written"
+    )
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_what_a_program_says_of_itself_must_be_written(
+    program: Path, option: str
+) -> None:
+    with FULL.open("wb") as full:
+        done = to(full, program, option)
+    assert (done.returncode, done.stderr) == (
+        3,
+        "writing standard output: No space left on device\n",
+    )
+
+
+def test_a_failing_log_does_not_end_training(
+    program: Path, data: Path
+) -> None:
+    done = train(program, data, "--log", FULL, RANKS=2)
+    assert done.code == 0 and done.out.splitlines()[-1] == weights_line(data)
+    said = [line for line in done.err.splitlines() if str(FULL) in line]
+    assert said == [
+        f"writing {FULL}: No space left on device; the run goes on without it",
+        f"not all was written to {FULL}: No space left on device",
+    ]
+
+
+def test_a_log_that_may_not_grow_ends_with_a_whole_line(
+    program: Path, data: Path, tmp_path: Path
+) -> None:
+    most = 320 << 10  # more than the arena, which is a file, too
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+    (tmp_path / "log").write_text("")
+    done = train(
+        program, data, "--log", tmp_path / "log", steps=3000, limits=limit
+    )
+    text = (tmp_path / "log").read_text()
+    assert (
+        done.code == 0
+        and "File too large; the run goes on without it" in done.err
+    ), done.err
+    assert most - 400 < len(text) < most and text.endswith("}\n")
+    steps = [json.loads(line)["step"] for line in text.splitlines()[1:]]
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def test_files_do_not_take_the_place_of_what_is_closed(
+    program: Path, data: Path, tmp_path: Path
+) -> None:
+    """Started without stdout and stderr: what goes there must not come into a file."""
+    command = [
+        "sh",
+        "-c",
+        'exec "$@" <&- >&- 2>&-',
+        "sh",
+        str(program),
+        "--data",
+        str(data),
+        "--steps",
+        "30",
+        "--save",
+        str(tmp_path / "w"),
+        "--log",
+        str(tmp_path / "log"),
+        "--val",
+        str(data),
+    ]
+    for ranks in (1, 3):
+        (tmp_path / "log").unlink(missing_ok=True)
+        assert (
+            subprocess.run(
+                command, env=environment(RANKS=ranks), timeout=LIMIT
+            ).returncode
+            == 0
+        )
+        lines = [
+            json.loads(line)
+            for line in (tmp_path / "log").read_text().splitlines()
+        ]
+        assert len(lines) == 33 and "end" in lines[-1]
+        raw = (tmp_path / "w" / "model.safetensors").read_bytes()
+        size = int.from_bytes(raw[:8], "little")
+        assert json.loads(raw[8 : 8 + size])["w"]["dtype"] == "F32"
+
+
+def test_the_time_that_is_left_of_a_very_long_run(
+    program: Path, data: Path
+) -> None:
+    """2.7 s a step, 10^9 of them: more seconds than an int has."""
+    running = subprocess.Popen(
+        [program, "--data", data, "--steps", "1000000000"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(RANKS=8, WORK_US=300000),
+    )
+    try:
+        left = re.search(
+            r"  (-?\d+):(-?\d+):(-?\d+) left  ", wait_for_step(running, 1)
+        )
+    finally:
+        running.terminate()
+        running.communicate()
+    assert int(left[1]) > 2**31 / 3600
+    assert 0 <= int(left[2]) < 60 and 0 <= int(left[3]) < 60
+
+
+# ---- whose file it must not be
+
+
+@pytest.fixture
+def weights(program: Path, tmp_path: Path) -> Path:
+    """A directory of weights in two files, behind an index."""
+    assert (
+        run(program, "--steps", 0, "--save", tmp_path / "w", RANKS=2).code == 0
+    )
+    (tmp_path / "w" / "model.safetensors").rename(tmp_path / "w" / "part one")
+    index = {"weight_map": {"w": "part one"}}
+    (tmp_path / "w" / "model.safetensors.index.json").write_text(
+        json.dumps(index)
+    )
+    return tmp_path / "w"
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("option", ["--log", "--profile"])
+def test_weights_are_not_written_over(
+    program: Path, data: Path, weights: Path, option: str
+) -> None:
+    before = contents(weights)
+    for name in before:
+        done = train(
+            program, data, "--load", weights, option, weights / name, RANKS=2
+        )
+        assert done.code == 2, done.err
+        assert f"{option} {weights / name}: is the file of --load" in done.err
+        assert contents(weights) == before
+    (weights / "model.safetensors.index.json").unlink()
+    (weights / "part one").rename(weights / "model.safetensors")
+    before = contents(weights)
+    done = train(
+        program,
+        data,
+        "--load",
+        weights,
+        option,
+        weights / "model.safetensors",
+        RANKS=2,
+    )
+    assert (
+        done.code == 2
+        and "is the file of --load" in done.err
+        and contents(weights) == before
+    )
+    # what is not read may lie beside them
+    done = train(
+        program, data, "--load", weights, "--log", weights / "log", RANKS=2
+    )
+    assert done.code == 0, done.err
+
+
+def test_two_runs_do_not_write_one_log(
+    program: Path, data: Path, tmp_path: Path
+) -> None:
+    log, other = tmp_path / "log", tmp_path / "other"
+    first = start(program, data, "--log", log, RANKS=2, WORK_US=1000)
+    wait_for_step(first, 1)
+    other.hardlink_to(log)
+    for name in (log, other):
+        second = train(program, data, "--log", name, RANKS=3)
+        assert (
+            second.code == 3
+            and f"--log {name}: another run writes it" in second.err
+        )
+    first.communicate(timeout=LIMIT)
+    assert first.returncode == 0
+    assert len(log.read_text().splitlines()) == 32
+    assert train(program, data, "--log", log, RANKS=2).code == 0
+    both = [
+        start(program, data, "--log", "/dev/null", RANKS=1, WORK_US=1000)
+        for _ in range(2)
+    ]
+    assert [one.wait(LIMIT) for one in both] == [0, 0]
+
+
+def test_two_runs_do_not_write_one_profile(
+    program: Path, data: Path, tmp_path: Path
+) -> None:
+    """And what a run left that was killed is no other's."""
+    options = ("--profile", tmp_path / "p", "--profile-steps", "20-21")
+    first = start(program, data, *options, RANKS=2, FAULT="hang")
+    wait_for_step(first, 1)
+    second = train(program, data, *options[:2], RANKS=2)
+    assert (
+        second.code == 2
+        and "p.part: another run is going to save there" in second.err
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["p.part"]
+    first.kill()
+    first.communicate()
+    assert [path.name for path in tmp_path.iterdir()] == ["p.part"]
+    third = start(program, data, *options, RANKS=2, FAULT="hang")
+    wait_for_step(third, 1)
+    third.terminate()
+    assert third.wait(LIMIT) == 143 and list(tmp_path.iterdir()) == []
+
+
+def test_a_file_system_without_locks(
+    program: Path, data: Path, tmp_path: Path
+) -> None:
+    """flock as it is on some: the run goes on, and says that it cannot see another."""
+    (tmp_path / "no.c").write_text(
+        "#include <errno.h>\nint flock(int f, int o)\n"
+        "{\n    (void)f, (void)o;\n    errno = ENOSYS;\n    return -1;\n}\n"
+    )
+    subprocess.run(
+        [
+            "gcc",
+            "-shared",
+            "-fPIC",
+            tmp_path / "no.c",
+            "-o",
+            tmp_path / "no.so",
+        ],
+        check=True,
+    )
+    done = train(
+        program,
+        data,
+        "--log",
+        tmp_path / "log",
+        RANKS=2,
+        LD_PRELOAD=tmp_path / "no.so",
+    )
+    assert (
+        done.code == 0
+        and "cannot be locked (Function not implemented)" in done.err
+    )
+    assert len((tmp_path / "log").read_text().splitlines()) == STEPS + 2
+
+
+def test_a_log_is_not_what_is_saved(
+    program: Path, data: Path, tmp_path: Path
+) -> None:
+    """Neither the weights nor the file that they are first written to."""
+    (tmp_path / "w").mkdir()
+    (tmp_path / "link").symlink_to("w")
+    for option in ("--log", "--profile"):
+        for file in (
+            "w/model.safetensors",
+            "link/model.safetensors",
+            "w/.model.safetensors.part",
+        ):
+            done = train(
+                program,
+                data,
+                "--save",
+                tmp_path / "w",
+                option,
+                tmp_path / file,
+            )
+            assert (
+                done.code == 2
+                and f"{option} {tmp_path / file}: is the file of --save"
+                in done.err
+            )
+    assert list((tmp_path / "w").iterdir()) == []

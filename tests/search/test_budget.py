@@ -1,0 +1,386 @@
+"""test_budget.py -- train.memory_budget: what is chosen fits, is the cheapest that does, and is the
+plan of a spec with the same keys."""
+
+import itertools
+import re
+from dataclasses import replace
+
+import pytest
+import trainer
+from plans import planned
+from zg.facts import reserve
+from zg.read import spec
+from zg.read.keytypes import RECOMPUTE
+from zg.search import budget, fits, knobs, search
+
+
+def loaded(name: str, *keys: str) -> spec.Spec:
+    return spec.load(f"{trainer.ROOT}/model_specs/{name}.yaml", keys)
+
+
+STAY = tuple(
+    f"{key}={off}"
+    for key, off in (
+        ("train.offload_activations", "false"),
+        ("zero.offload_optimizer.device", "none"),
+        ("zero.offload_param.device", "none"),
+    )
+)
+MOVES = {s.key: s for s in knobs.KNOBS if s.moves}
+
+
+def found(name: str, *keys: str) -> tuple[budget.Choice, ...]:
+    return budget.choices(loaded(name, *keys))
+
+
+@pytest.mark.parametrize(
+    "name,keys",
+    [
+        ("gpt-tiny", ()),
+        ("gpt-tiny", ("zero.stage=3", "cluster.ranks=2", "targets=[cpu]")),
+        (
+            "qwen3-tiny",
+            ("targets=[cpu]", "train.precision=bf16", "zero.stage=2"),
+        ),
+        ("qwen3-tiny", ("zero.stage=3", "train.accumulate=layers")),
+        ("gpt-tiny", ("zero.stage=3", "train.offload_activations=true")),
+        ("llama3-8b", STAY),
+        ("gpt2-1558m", ("zero.stage=1", STAY[0])),
+    ],
+)
+def test_arenas_are_those_of_the_plans(
+    name: str, keys: tuple[str, ...]
+) -> None:
+    """To the byte, on the target that holds most; the host's, too."""
+    every = found(name, *keys)
+    assert len(every) > 3
+    for c in every:
+        p = planned(name, *keys, *c.keys)
+        assert c.device == max(
+            p.arena(t) + reserve.bytes_of(t, p.head.ranks)
+            for t in p.head.targets
+        )
+        assert c.host == (p.host if len(p.head.targets) > 1 else p.hosted)
+
+
+@pytest.mark.parametrize("keys", [(), STAY])
+def test_more_is_dearer(keys: tuple[str, ...]) -> None:
+    """Less memory for more time, from nothing to the least there is."""
+    every = found("llama3-8b", *keys)
+    assert every[0].words == every[0].moved == () and every[0].cost == 0
+    assert every[-1].words == RECOMPUTE and len(every[-1].moved) == (
+        0 if keys else 3
+    )
+    for a, b in itertools.pairwise(every):
+        assert a.cost <= b.cost and a.device > b.device
+    least = planned("llama3-8b", *keys, *every[-1].keys)
+    assert every[-1].device == reserve.most(least)
+
+
+def test_what_the_spec_says_stays() -> None:
+    """No choice puts on the host what a key keeps away, or takes from it what a key puts there."""
+    assert len(MOVES) == len(STAY)
+    for off in STAY:
+        move = MOVES[off.partition("=")[0]]
+        others = [c.moved for c in found("gpt-tiny", "zero.stage=3", off)]
+        assert any(others) and not any(move in moved for moved in others)
+        for c in found("gpt-tiny", "zero.stage=3", move.text):
+            assert move not in c.moved and move.text not in c.keys
+            assert (
+                loaded("gpt-tiny", "zero.stage=3", move.text, *c.keys).train
+                == c.spec.train
+            )
+
+
+def test_only_what_there_is_moves() -> None:
+    """At stage 0 no optimizer, below 3 no parameters, of all micro-batches at once no
+    activations."""
+
+    def moved(*keys):
+        return {m.moves for c in found("gpt-tiny", *keys) for m in c.moved}
+
+    assert moved("zero.stage=0") == {"activations"}
+    assert moved("zero.stage=2") == {"activations", "optimizer"}
+    assert moved("zero.stage=3") == {"activations", "optimizer", "parameters"}
+    assert moved("zero.stage=3", "train.accumulate=layers") == {
+        "optimizer",
+        "parameters",
+    }
+
+
+def test_the_host_has_an_end() -> None:
+    """Choices that the host does not hold are none."""
+    every = found("gpt-tiny", "zero.stage=3")
+    most = max(c.host for c in every)
+    fewer = found(
+        "gpt-tiny", "zero.stage=3", f"cluster.memory.host={most - 1}"
+    )
+    assert 1 < len(fewer) and all(c.host < most for c in fewer)
+    assert {c.keys for c in every if c.host < most} <= {c.keys for c in fewer}
+
+
+@pytest.mark.parametrize(
+    "memory,device", [("host", ["cpu"]), ("file", ["nvme", "/tmp"])]
+)
+def test_a_memory_that_holds_no_choice(memory: str, device: list[str]) -> None:
+    """Its own least is named, and works."""
+    said = zip(("device", "nvme_path"), device, strict=False)
+    keys = (
+        "targets=[cpu]",
+        "zero.stage=1",
+        "train.memory_budget=1GiB",
+        *(f"zero.offload_optimizer.{key}={value}" for key, value in said),
+    )
+    wrong = f"cluster.memory.{memory}: 4096 bytes hold no plan"
+    with pytest.raises(spec.SpecError, match=wrong) as e:
+        search.find(loaded("gpt-tiny", *keys, f"cluster.memory.{memory}=4096"))
+    least = int(re.search(r"allowed: at least (\d+)$", str(e.value))[1])
+    p = search.find(
+        loaded("gpt-tiny", *keys, f"cluster.memory.{memory}={least}")
+    ).plan
+    assert fits.needs(p)[memory] == least
+
+
+def test_the_cluster_has_an_end_below_the_budget() -> None:
+    """What is chosen fits both bounds: the optimizer goes to the host, as the lower one asks."""
+    cluster = "cluster.memory={device: 3500MiB}"
+    assert (
+        search.find(
+            loaded("gpt2-124m", "train.memory_budget=12GiB", cluster)
+        ).plan
+        == search.find(loaded("gpt2-124m", "train.memory_budget=3500MiB")).plan
+    )
+
+
+def test_no_choice_is_tried_twice() -> None:
+    """Ways for the cluster's memory are of keys that a budget does not choose."""
+    keys = "zero.stage=2", "cluster.ranks=2", "cluster.memory.host=1GiB"
+    both = loaded("gpt-tiny", *keys, STAY[0], "train.memory_budget=2GiB")
+    tried = {s.text for s in knobs.helpful(both)}
+    assert {"zero.stage=3", "train.offload_activations=true"} < tried
+    assert not tried & {
+        "train.recompute=full",
+        *(MOVES[off.partition("=")[0]].text for off in STAY[1:]),
+    }
+    least = budget.choices(both)[-1].device
+    device = f"cluster.memory.device={least - 1}"
+    way = "train.offload_activations=true"
+    with pytest.raises(
+        spec.SpecError, match=f"needs {least:,} bytes .* allowed: {way}"
+    ):
+        search.find(
+            loaded(
+                "gpt-tiny", *keys, STAY[0], "train.memory_budget=2GiB", device
+            )
+        )
+    assert search.find(
+        loaded("gpt-tiny", *keys, way, "train.memory_budget=2GiB", device)
+    )
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "zero.stage3_max_live_parameters=1000",
+        'train.optimizer.groups=[{match: ["*"], frozen: true}]',
+    ],
+)
+def test_what_no_choice_mends_is_said(key: str) -> None:
+    with pytest.raises(spec.SpecError) as e:
+        search.find(
+            loaded("gpt-tiny", key, "zero.stage=3", "train.memory_budget=1GiB")
+        )
+    with pytest.raises(spec.SpecError) as alone:
+        search.find(loaded("gpt-tiny", key, "zero.stage=3"))
+    assert str(e.value) == str(alone.value)
+
+
+def test_what_a_slow_link_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step is as long as its copies where these are slow, and hides their link where it is
+    not."""
+
+    def cost(link: float) -> float:
+        monkeypatch.setitem(
+            budget.PEAKS, "cpu", replace(budget.PEAKS["cpu"], link=link)
+        )
+        return next(
+            c.cost
+            for c in found(
+                "gpt2-124m", "targets=[cpu]", "train.recompute=full", *STAY[1:]
+            )
+            if c.moved
+        )
+
+    assert 0 < cost(1e12) == cost(1e10) < 0.05
+    assert (1 + cost(1e5)) / (1 + cost(2e5)) == pytest.approx(2, rel=0.01)
+
+
+def test_only_what_moves_is_updated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the host's memory is all that counts, an update is as long as the gradients, masters
+    and
+    moments that it reads and writes: of flats that move, and of shards what is not the device's."""
+    monkeypatch.setitem(
+        budget.PEAKS, "cpu", replace(budget.PEAKS["cpu"], host=1e-9)
+    )
+
+    def seconds(*keys: str) -> float:
+        s = loaded(
+            "llama-tiny",
+            "targets=[cpu]",
+            "zero.stage=1",
+            "train.global_batch=4",
+            "zero.offload_optimizer.device=cpu",
+            "train.accumulate=layers",
+            *keys,
+        )
+        p = search.find(s).plan
+        ways = {section.name: budget._way(section) for section in p.step}
+        return budget._step(s, p, ways, "cpu", 0, 0) * 1e-9
+
+    p = planned("llama-tiny", "zero.stage=1")
+
+    def size(*names):
+        return sum(f.count * f.shard for f in p.flats if f.name in names)
+
+    assert seconds() == pytest.approx(28 * size("embed", "block", "head"))
+    frozen = (
+        'train.optimizer.groups=[{match: ["model.layers.*"], frozen: true}]'
+    )
+    assert seconds(frozen) == pytest.approx(28 * size("embed", "head"))
+    assert seconds("zero.offload_optimizer.ratio=0.25") < seconds() * 0.3
+
+
+def test_all_again_costs_less_than_a_forward() -> None:
+    """Of three parts forward and twice backward one, without the last product of each block; on a
+    CPU, whose products take longer than their bytes, by flops."""
+    keys = ("targets=[cpu]", "train.sequence=4096", *STAY)
+    last = found("llama3-8b", *keys)[-1]
+    fns = {
+        f.name: f.flops
+        for f in planned("llama3-8b", *keys, "train.recompute=full").fns
+    }
+    again = 32 * (fns["bwd.block"] - 2 * fns["fwd.block"])
+    once = 3 * 32 * fns["fwd.block"] + fns["train.head"]
+    assert last.cost == pytest.approx(again / once, rel=0.1)
+    assert 0.2 < last.cost < 1 / 3
+
+
+@pytest.mark.parametrize("name", ["gpt-tiny", "qwen3-tiny"])
+@pytest.mark.slow
+def test_the_cheapest_that_fits(name: str) -> None:
+    """A budget of just its arena chooses a row, a byte less the next one, and the plan is that of
+    its keys; below the least, the least is named, and works."""
+    every = found(name)
+    for n, c in enumerate(every):
+        built = search.find(loaded(name, f"train.memory_budget={c.device}"))
+        assert built.plan == planned(name, *c.keys)
+        assert (
+            f"* {100 * c.cost:>7.2f}%{c.device:>22,}{c.host:>22,}  {c.away}; {c.name}\n"
+            in built.choices
+        )
+        assert built.choices.count("\n") == len(every) + 2
+        assert any(
+            f"chose {' '.join(c.keys)}, {c.device:,} bytes" in note
+            for note in built.notes
+        )
+        if n + 1 < len(every):
+            less = search.find(
+                loaded(name, f"train.memory_budget={c.device - 1}")
+            )
+            assert less.plan == planned(name, *every[n + 1].keys)
+    with pytest.raises(
+        spec.SpecError, match="^--set: train.memory_budget: .*hold no plan"
+    ) as e:
+        search.find(
+            loaded(name, f"train.memory_budget={every[-1].device - 1}")
+        )
+    least = re.search(
+        r"allowed: at least (\d+)(; with other bits |$)", str(e.value)
+    )[1]
+    assert search.find(
+        loaded(name, f"train.memory_budget={least}")
+    ).plan == planned(name, *every[-1].keys)
+
+
+def test_a_budget_that_another_rule_of_sums_holds() -> None:
+    """Is refused: the rule is the recipe's. It is named."""
+    keys = (
+        "targets=[cpu]",
+        "zero.stage=3",
+        "train.micro_batch=1",
+        "train.global_batch=512",
+        "zero.offload_optimizer.device=none",
+    )
+    least = found("gpt-tiny", *keys)[-1].device
+    with pytest.raises(spec.SpecError) as e:
+        search.find(
+            loaded("gpt-tiny", *keys, f"train.memory_budget={least - 1}")
+        )
+    assert str(e.value).endswith(
+        f"at least {least}; with other bits train.sum=fold, whose sums of "
+        "gradients take less"
+    )
+    search.find(
+        loaded(
+            "gpt-tiny",
+            *keys,
+            f"train.memory_budget={least - 1}",
+            "train.sum=fold",
+        )
+    )
+
+
+def test_what_is_named_is_always_made_again() -> None:
+    every = found("gpt-tiny", "train.recompute=[attention]")
+    assert every[0].words == ("attention",) and all(
+        "attention" in c.words for c in every
+    )
+    assert len(every) > 1
+
+
+@pytest.mark.parametrize(
+    "text,size",
+    [
+        ("8GiB", 8 * 2**30),
+        ("500MB", 5 * 10**8),
+        ("1.5TB", 15 * 10**11),
+        ('"80 GiB"', 80 * 2**30),
+        ("123456789", 123456789),
+        ("7kB", 7000),
+        ("0.5KiB", 512),
+        ("12B", 12),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    assert (
+        loaded("gpt-tiny", f"train.memory_budget={text}").train.memory_budget
+        == size
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["0", "-1", "8 G", "8gib", "GiB", "1.5", "1e9.", "true", "[1]", "0.1B"],
+)
+def test_no_sizes(text: str) -> None:
+    with pytest.raises(
+        spec.SpecError, match="train.memory_budget: .* is no size; allowed"
+    ):
+        loaded("gpt-tiny", f"train.memory_budget={text}")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "train.memory_budget=24",
+        "cluster.memory.host=24;train.memory_budget=1GiB",
+    ],
+)
+def test_a_size_without_a_unit(key: str) -> None:
+    keys = "zero.stage=1", "zero.offload_optimizer.device=cpu", *key.split(";")
+    with pytest.raises(
+        spec.SpecError,
+        match=f"{key.split('=')[0]}: 24 bytes hold no plan"
+        ".*; did you mean 24GiB\\? allowed: at least [0-9]+",
+    ):
+        search.find(loaded("gpt-tiny", *keys))

@@ -1,0 +1,308 @@
+"""test_fits.py -- cluster.memory: a plan that does not fit is refused, with ways that do fit."""
+
+import re
+
+import pytest
+from plans import SPECS, planned
+from zg.facts import reserve
+from zg.read import spec
+from zg.search import fits, knobs, search
+
+BASE = (
+    "zero.stage=1",
+    "cluster.ranks=2",
+    "train.global_batch=8",
+    "targets=[cpu]",
+)
+OFFLOAD = ("zero.stage=3", "zero.offload_optimizer.device=cpu")
+
+
+def ways(said: str) -> list[list[str]]:
+    """those that a refusal names, each its settings"""
+    named = said.partition("allowed: ")[2].partition(";")[0]
+    return [re.split(" with | and ", way) for way in named.split(", or ")]
+
+
+def refused(*keys: str) -> str:
+    with pytest.raises(spec.SpecError) as e:
+        planned("gpt-tiny", *BASE, *keys)
+    return str(e.value)
+
+
+def test_a_byte_decides() -> None:
+    need = planned("gpt-tiny", *BASE).arena("cpu")
+    planned("gpt-tiny", *BASE, f"cluster.memory.device={need}")
+    said = refused(f"cluster.memory.device={need - 1}")
+    assert said.startswith(
+        f"--set: cluster.memory.device: a rank needs {need:,} bytes of device "
+        f"memory and has {need - 1:,}; allowed: zero.stage=3, or "
+    )
+
+
+def test_the_ways_that_are_named_fit() -> None:
+    """All of them, at any limit."""
+    least = planned(
+        "gpt-tiny",
+        *BASE,
+        *OFFLOAD,
+        "zero.offload_param.device=cpu",
+        "train.recompute=full",
+        "train.offload_activations=true",
+    ).arena("cpu")
+    for limit in (least, planned("gpt-tiny", *BASE).arena("cpu") - 1):
+        named = ways(refused(f"cluster.memory.device={limit}"))
+        assert 1 <= len(named) <= 3
+        for way in named:
+            assert planned("gpt-tiny", *BASE, *way).arena("cpu") <= limit
+    assert "a smaller model: no way that is tried" in refused(
+        f"cluster.memory.device={least - 1}"
+    )
+
+
+@pytest.mark.parametrize(
+    "keys", [(), ("zero.stage=3", "train.accumulate=layers")], ids=str
+)
+@pytest.mark.slow
+def test_every_way_is_found(keys: tuple[str, ...]) -> None:
+    """At exactly what it needs of each memory it is named, or one that it goes beyond, or three
+    before it."""
+    keys = *BASE, "zero.offload_optimizer.nvme_path=/tmp", *keys
+    begun = spec.load(str(SPECS / "gpt-tiny.yaml"), keys)
+    tried = 0
+    for way in knobs.ways(begun, knobs.KNOBS):
+        needs = fits.needs(search.find(way.spec).plan)
+        limits = [
+            f"cluster.memory.{name}={max(1, n)}" for name, n in needs.items()
+        ]
+        if needs["device"] < planned("gpt-tiny", *keys).arena("cpu"):
+            named = ways(refused(*keys, *limits))
+            less = [
+                x
+                for x in knobs.ways(begun, knobs.KNOBS)
+                if [*x.settings] in named and way.beyond(x)
+            ]
+            assert len(named) == 3 or less, (way.text, named)
+            tried += 1
+    assert tried > 10
+
+
+def test_a_way_is_what_changes_and_no_more() -> None:
+    """Each is a spec of its own, whose keys are those that it names; no two knobs work against each
+    other, and none that is named goes beyond another."""
+    begun = spec.load(str(SPECS / "gpt-tiny.yaml"), (*BASE, *OFFLOAD))
+    found = knobs.ways(begun, knobs.KNOBS)
+    assert (
+        len({repr(way.spec) for way in [knobs.Way(begun), *found]})
+        == len(found) + 1
+        > 10
+    )
+    for way in found:
+        read = spec.load(
+            str(SPECS / "gpt-tiny.yaml"), (*BASE, *OFFLOAD, *way.settings)
+        )
+        assert (read.zero, read.train) == (way.spec.zero, way.spec.train)
+        assert all(far > 0 for far in way.far.values()) or all(
+            far < 0 for far in way.far.values()
+        )
+    said = ways(
+        refused(
+            *OFFLOAD,
+            "cluster.memory.device="
+            + str(planned("gpt-tiny", *BASE, *OFFLOAD).arena("cpu") - 1),
+        )
+    )
+    assert said == [
+        ["train.recompute=full"],
+        ["train.offload_activations=true"],
+        ["zero.offload_param.device=cpu"],
+    ]
+
+
+def test_a_disk_is_for_a_host_that_is_full() -> None:
+    """It frees nothing on a device."""
+    keys = *BASE, *OFFLOAD, "train.precision=bf16"
+    on_disk = planned(
+        "gpt-tiny",
+        *keys,
+        "zero.offload_optimizer.device=nvme",
+        "zero.offload_optimizer.nvme_path=/tmp",
+    )
+    assert planned("gpt-tiny", *keys).arena("cpu") <= on_disk.arena("cpu")
+
+    def load(*more):
+        return spec.load(str(SPECS / "gpt-tiny.yaml"), (*keys, *more))
+
+    def disk(s):
+        return any(k.value == "nvme" for k in knobs.helpful(s))
+
+    assert not disk(load()) and disk(load("cluster.memory.host=1GiB"))
+
+
+def test_a_size_without_a_unit() -> None:
+    """58 is taken as bytes, and surely was not meant so; 4096 may be."""
+    said = refused("cluster.memory.device=58")
+    assert re.search(
+        r"bytes of device memory and has 58; did you mean 58GiB\? allowed: more",
+        said,
+    )
+    assert "did you mean" not in refused("cluster.memory.device=4096")
+    planned("gpt-tiny", *BASE, "cluster.memory.device=58GiB")
+
+
+def test_a_gpus_arena_counts_where_it_is_a_target() -> None:
+    """Exactly what it holds, and about what lies beside it: libraries, NCCL's buffers."""
+    p, both = (
+        planned("gpt-tiny", *BASE, "targets=[cpu, sm_90]"),
+        "targets=[cpu, sm_90]",
+    )
+    beside = reserve.bytes_of("sm_90", 2)
+    need = p.arena("sm_90") + beside
+    assert p.arena("sm_90") > p.arena("cpu") and beside > 6 * 10**8
+    planned("gpt-tiny", *BASE, both, f"cluster.memory.device={need}")
+    for there in (need - 1, p.arena("sm_90"), p.arena("cpu")):
+        said = refused(both, f"cluster.memory.device={there}")
+        assert (
+            f"needs {need:,} bytes of device memory (target sm_90: arena "
+            f"{p.arena('sm_90'):,} and about {beside:,} beside it) and has {there:,};"
+            in said
+        )
+
+
+def test_another_rule_of_sums_is_named_where_it_fits() -> None:
+    """Apart from what leaves the bits as they are: the dearest rule that fits, if there is one."""
+    keys = ("zero.stage=3", "train.micro_batch=1", "train.global_batch=512")
+    need = [
+        planned("gpt-tiny", *BASE, *keys, f"train.sum={rule}").arena("cpu")
+        for rule in ("tree", "{block: 16}", "fold")
+    ]
+    assert need[0] > need[1] > need[2]
+    words = "; with other bits train.sum={}, whose sums of gradients take less"
+    for limit, rule in (
+        (need[0] - 1, "{block: 16}"),
+        (need[1] - 1, "fold"),
+        (need[2], "fold"),
+    ):
+        said = refused(
+            *keys, "train.sum=tree", f"cluster.memory.device={limit}"
+        )
+        assert said.endswith(words.format(rule)), said
+    for rule in ("tree", "fold"):
+        said = refused(
+            *keys, f"train.sum={rule}", f"cluster.memory.device={need[2] - 1}"
+        )
+        assert "train.sum=" not in said
+
+
+def test_the_host_has_a_limit_too() -> None:
+    need = planned("gpt-tiny", *BASE, *OFFLOAD).hosted
+    planned("gpt-tiny", *BASE, *OFFLOAD, f"cluster.memory.host={need}")
+    said = refused(*OFFLOAD, f"cluster.memory.host={need - 1}")
+    assert re.search(
+        rf"cluster.memory.host: a rank needs {need:,} bytes of host memory",
+        said,
+    )
+    assert ways(said) == [["zero.offload_optimizer.device=none"]]
+    bf16 = ("train.precision=bf16", *OFFLOAD, "zero.sub_group_size=5000")
+    less = planned("gpt-tiny", *BASE, *bf16).hosted
+    said = refused(
+        *bf16, "zero.offload_param.device=cpu", f"cluster.memory.host={less}"
+    )
+    assert ["zero.offload_param.device=none"] in ways(said)
+
+
+def test_a_way_keeps_the_spec_s_other_keys() -> None:
+    """One place for tiles where four would not fit."""
+    keys = (
+        *OFFLOAD,
+        "zero.offload_optimizer.buffer_count=1",
+        "train.recompute=none",
+    )
+    again = planned("gpt-tiny", *BASE, *keys[:-1], "train.recompute=full")
+    said = refused(
+        *keys,
+        f"cluster.memory.device={again.arena('cpu')}",
+        f"cluster.memory.host={again.hosted}",
+    )
+    assert ways(said) == [["train.recompute=full"]]
+
+
+def test_micro_batches_by_themselves_need_less() -> None:
+    keys = ("zero.stage=3", "train.recompute=full", "train.micro_batch=1")
+    least = planned("gpt-tiny", *BASE, *keys).arena("cpu")
+    said = refused(
+        *keys, "train.accumulate=layers", f"cluster.memory.device={least}"
+    )
+    assert ways(said)[0] == ["train.accumulate=micro_batches"]
+    less = planned("gpt-tiny", *BASE, *keys, *OFFLOAD).arena("cpu")
+    said = refused(
+        *keys, "train.accumulate=layers", f"cluster.memory.device={less}"
+    )
+    assert ways(said)[0] == [
+        "train.accumulate=micro_batches",
+        "zero.offload_optimizer.device=cpu",
+    ]
+
+
+def test_values_on_the_host_may_come_back() -> None:
+    keys = (
+        "zero.stage=3",
+        "train.recompute=none",
+        "train.offload_activations=true",
+    )
+    need = planned("gpt-tiny", *BASE, *keys).hosted
+    assert ways(refused(*keys, f"cluster.memory.host={need - 1}"))[0] == [
+        "train.offload_activations=false"
+    ]
+
+
+def test_a_way_is_none_that_another_key_forbids() -> None:
+    """What is offloaded has masters."""
+    bare = (
+        "train.precision=bf16",
+        "train.optimizer={type: AdamW, lr: 1.0e-3, masters: false}",
+    )
+    least = planned("gpt-tiny", *BASE, *OFFLOAD, "train.precision=bf16").arena(
+        "cpu"
+    )
+    assert "zero.offload" not in refused(
+        *bare, f"cluster.memory.device={least}"
+    )
+
+
+def test_parameters_alone_go_to_a_file() -> None:
+    params = (
+        "zero.stage=3",
+        "train.precision=bf16",
+        "zero.offload_param.device=cpu",
+        "zero.offload_param.nvme_path=/tmp",
+    )
+    host = planned("gpt-tiny", *BASE, *params).hosted
+    said = refused(*params, f"cluster.memory.host={host - 1}")
+    assert said.endswith(
+        ", or zero.offload_param.device=nvme with "
+        "zero.offload_param.nvme_path=/tmp"
+    )
+    assert said.count("nvme") == 2
+
+
+@pytest.mark.parametrize(
+    "text,size",
+    [
+        ("3MiB", 3 << 20),
+        ("2 GB", 2 * 10**9),
+        ("12345", 12345),
+        ("24e9", 24 * 10**9),
+    ],
+)
+def test_sizes(text: str, size: int) -> None:
+    loaded = spec.load(
+        str(SPECS / "gpt-tiny.yaml"), [f"cluster.memory.host={text}"]
+    )
+    assert (
+        loaded.cluster.memory.host == size
+        and loaded.cluster.memory.device is None
+    )
+
+
+def test_no_size() -> None:
+    assert "cluster.memory.device: " in refused("cluster.memory.device=much")

@@ -1,0 +1,229 @@
+"""test_written.py -- where zgen writes: `-o FILE` is whole or as it was, and stdout still is an
+output;
+what it says on stderr while it works.
+"""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+
+import law
+import pytest
+import trainer
+from patience import LIMIT
+from test_command import zgen
+
+GPT = law.path("gpt")
+KEYS = ("--emit", "plan")
+
+
+def said(folder: pathlib.Path, *args: object) -> str:
+    """stderr of a call that the host refuses; nothing is left in the folder."""
+    before = {
+        path: path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
+    done = zgen(GPT, *KEYS, "-o", *args, cwd=folder)
+    assert (done.returncode, done.stdout) == (3, ""), done.stderr
+    assert before == {
+        path: path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
+    return done.stderr
+
+
+@pytest.fixture(scope="module")
+def plan() -> str:
+    return zgen(GPT, *KEYS).stdout
+
+
+def test_a_file(tmp_path: pathlib.Path, plan: str) -> None:
+    """Made with the rights that the process gives, or anew with those it had."""
+    file = tmp_path / "a plan"
+    for mode in (0o666 & ~os.umask(os.umask(0o22)), 0o640):
+        done = zgen(GPT, *KEYS, f"-o{file}")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        assert file.read_text() == plan and file.stat().st_mode & 0o777 == mode
+        file.write_text("old")
+        file.chmod(0o640)
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_an_error_leaves_the_file(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "train.c").write_text("old")
+    done = zgen(GPT, "--set", "zero.stage=4", "-o", tmp_path / "train.c")
+    assert done.returncode == 2 and (tmp_path / "train.c").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["train.c"]
+
+
+def test_an_input_is_not_written_over(tmp_path: pathlib.Path) -> None:
+    """The spec or the ds_config itself, by another name too."""
+    spec, zero = tmp_path / "spec.yaml", tmp_path / "ds.json"
+    spec.write_text(GPT.read_text())
+    zero.write_text('{"zero_optimization": {"stage": 2}}')
+    (tmp_path / "link").symlink_to("spec.yaml")
+    for out, of in ((spec, spec), (tmp_path / "link", spec), (zero, zero)):
+        done = zgen(spec, "--zero", zero, "-o", out)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert (
+            f"is the file of {of}, which would be written over" in done.stderr
+        )
+    assert spec.read_text() == GPT.read_text() and "stage" in zero.read_text()
+
+
+def test_a_link_stays_one(tmp_path: pathlib.Path, plan: str) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to("there/file")
+    for _ in range(2):
+        assert zgen(GPT, *KEYS, "-o", tmp_path / "link").returncode == 0
+        assert (tmp_path / "link").is_symlink() and (
+            tmp_path / "there/file"
+        ).read_text() == plan
+    assert [path.name for path in (tmp_path / "there").iterdir()] == ["file"]
+
+
+def test_devices_and_pipes_stay_what_they_are(
+    tmp_path: pathlib.Path, plan: str
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    running = subprocess.Popen(
+        [trainer.ROOT / "gen/zgen", GPT, *KEYS, "-o", tmp_path / "pipe"]
+    )
+    assert (tmp_path / "pipe").read_text() == plan and running.wait() == 0
+    assert zgen(GPT, *KEYS, "-o", "/dev/null").returncode == 0
+    assert zgen(GPT, *KEYS, "-o", "/dev/stdout").stdout == plan
+    assert pathlib.Path("/dev/null").is_char_device()
+
+
+def test_what_the_host_refuses(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "file").write_text("old")
+    for where, why in (
+        ("folder", "Is a directory"),
+        ("none/file", "No such file or directory"),
+        ("file/x", "Not a directory"),
+        ("/dev/full", "No space left on device"),
+        ("/proc/zgen", "No such file or directory"),
+        ("x" * 300, "File name too long"),
+        ("loop", "Too many levels of symbolic links"),
+        ("", "Is a directory"),
+    ):
+        found = said(tmp_path, where)
+        assert (
+            found.startswith(
+                f"zgen: cannot write {where[:100] or chr(39) * 2}"
+            )
+            and why in found
+        )
+
+
+def test_a_file_and_a_folder_that_may_not_be_written(
+    tmp_path: pathlib.Path,
+) -> None:
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "file").chmod(0o444)
+    (tmp_path / "closed").mkdir(mode=0o555)
+    (tmp_path / "closed/file").symlink_to("../file")
+    keep = (
+        ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]
+        if os.getuid() == 0
+        else []
+    )
+    for name in ("file", "closed/new"):
+        done = subprocess.run(
+            [
+                *keep,
+                trainer.ROOT / "gen/zgen",
+                GPT,
+                *KEYS,
+                "-o",
+                tmp_path / name,
+            ],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+        )
+        assert done.returncode == 3 and "Permission denied" in done.stderr, (
+            done.stderr
+        )
+    assert (tmp_path / "file").read_text() == "old" and not (
+        tmp_path / "closed/new"
+    ).exists()
+
+
+WRITER = """
+import os, signal, sys, time
+sys.path.insert(0, {gen!r})
+from zg import main, output
+signal.signal(signal.SIGINT, signal.default_int_handler)    # a background job's is ignored
+def slowly(fd, text):
+    os.write(fd, b'half')
+    print(flush=True)
+    time.sleep(60)
+output._into = slowly
+sys.exit(main.main([{spec!r}, '-o', {file!r}]))
+"""
+
+
+def test_what_is_interrupted_leaves_nothing(tmp_path: pathlib.Path) -> None:
+    """^C when half is written."""
+    (tmp_path / "train.c").write_text("old")
+    text = WRITER.format(
+        gen=str(trainer.ROOT / "gen"),
+        spec=str(GPT),
+        file=str(tmp_path / "train.c"),
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", text],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as running:
+        assert (
+            running.stdout.readline() == "\n"
+            and len(list(tmp_path.iterdir())) == 2
+        )
+        running.send_signal(signal.SIGINT)
+        assert (
+            running.communicate(timeout=LIMIT)[1]
+            == "zgen: interrupted; nothing is written\n"
+        )
+    assert (
+        running.returncode == 130
+        and (tmp_path / "train.c").read_text() == "old"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["train.c"]
+
+
+# ---- what takes long
+
+SLOW = """
+import sys, time
+sys.path.insert(0, {gen!r})
+from zg import progress
+progress.SECONDS = {seconds}
+progress.begin('reads')
+def work(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end: pass
+work(0.6)
+progress.doing('plans')
+work(0.3)
+"""
+
+
+@pytest.mark.parametrize(
+    "seconds,want", [(0.2, "zgen: reads ...\nzgen: plans ...\n"), (5.0, "")]
+)
+def test_phases_are_named_when_they_take_long(
+    seconds: float, want: str
+) -> None:
+    text = SLOW.format(gen=str(trainer.ROOT / "gen"), seconds=seconds)
+    done = subprocess.run(
+        [sys.executable, "-c", text],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", want)
