@@ -173,9 +173,9 @@ def test_parameters_move_to_the_host_to_the_byte(
         for c in there.classes
         if c.name.startswith("param.") and c.arena == "host"
     )
-    assert moved > size(there, "stage") > 0
+    assert moved > size(there, "staging") > 0
     assert here.arena("cpu") - there.arena("cpu") == moved - size(
-        there, "stage"
+        there, "staging"
     )
     gone = size(here, "master") - size(there, "master")
     assert gone == (moved if precision == "f32" else 0)
@@ -212,7 +212,7 @@ def test_every_place_of_parameters_on_their_way_is_used(
         (c.name, n)
         for c in p.classes
         for n in range(c.slots)
-        if c.name.split(".")[0] in ("stage", "shelf", "ring")
+        if c.name.split(".")[0] in ("staging", "shelf", "ring")
     }
     assert {"staging.embed", "staging.block", "ring.block"} <= {
         name for name, _ in there
@@ -390,7 +390,7 @@ def test_parameters_alone_move_to_the_byte(ranks: int, precision: str) -> None:
         )
 
     moved = there.hosted
-    assert moved > size(there, "stage") > 0 and not there.offload
+    assert moved > size(there, "staging") > 0 and not there.offload
     assert {
         c.name
         for c in there.classes
@@ -399,7 +399,7 @@ def test_parameters_alone_move_to_the_byte(ranks: int, precision: str) -> None:
     more = size(there, "master") - size(here, "master")
     assert more == (moved if precision == "f32" else 0)
     assert here.arena("cpu") - there.arena("cpu") == moved - more - size(
-        there, "stage"
+        there, "staging"
     )
 
 

@@ -30,11 +30,13 @@ SLICED = (
     "zero.stage3_max_live_parameters=40000",
     "zero.stage3_param_persistence_threshold=64",
 )
+SQUARED = "model.units[1].ops[1].residual[2]={relu2: {}}"
 # On a CPU alone: there no grid tells of a shape. In halves: in f32 it is all one which numbers are.
 HALVES = ("targets=[cpu]", "train.precision=bf16")
 PLANS = {
     "gpt": ("gpt-tiny", *HALVES),
     "gpt, all recomputed": ("gpt-tiny", *HALVES, "train.recompute=full"),
+    "gpt, squared ReLU": ("gpt-tiny", *HALVES, SQUARED),
     "llama in slices": ("llama-tiny", *HALVES, *SLICED),
     "llama in chunks": ("llama-tiny", *HALVES, "train.head_chunk=10"),
     "llama, layers of their own": ("llama-tiny", *HALVES, LAYERS),

@@ -608,7 +608,7 @@ WRONG = [
         "precision: f32",
         "precision: f32\n  recompute: [gelu, glue]",
         r"s.yaml:\d+: train.recompute: 'glue' is no op of a block; allowed: none, full or a list of "
-        r"layernorm, .*, gelu, swiglu, residual$",
+        r"layernorm, .*, gelu, relu2, swiglu, residual$",
     ),
     (
         GPT,

@@ -190,7 +190,7 @@ def test_what_moves_in_a_step(precision: str) -> None:
         n * p.flat(f).shard * cost.ops.BYTES[precision]
         for f, n in gathers.items()
     )
-    states, params = offloaded(p, "master", "m", "v"), offloaded(p, "real")
+    states, params = offloaded(p, "master", "m", "v"), offloaded(p, "param")
     assert cost.moved(p) == (
         fetched + states + (params if precision == "f32" else 0),
         states + params,
@@ -262,7 +262,7 @@ def test_parameters_stay_on_the_host_up_to_a_number(
         assert {
             f for f in sizes if p.cls(f"param.{f}").arena == "file"
         } == set(sizes) - kept
-        assert offloaded(p, "real") == sum(
+        assert offloaded(p, "param") == sum(
             n * 4 for f, n in sizes.items() if f not in kept
         )
         seen.add(len(kept))
