@@ -191,7 +191,7 @@ class Calls:
     def rounds(
         self, fn: plan.Fn, used: Collection[str]
     ) -> tuple[dict[tuple[str, int], str], Rows]:
-        """Names of the bytes that operands move by from round to round."""
+        """Names of the strides of operands: bytes that they move by from round to round."""
         names: dict[tuple[str, int], str] = {}
         first: dict[int, str] = {}
         rows = []
@@ -202,7 +202,7 @@ class Calls:
                 key = arg.name or arg.base, arg.by_round
                 if key not in names:
                     name = self.local(
-                        fn, f"{key[0]}_round", [*used, *names.values()]
+                        fn, f"{key[0]}_stride", [*used, *names.values()]
                     )
                     names[key] = name
                     value = first.setdefault(arg.by_round, name)

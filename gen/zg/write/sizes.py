@@ -33,6 +33,7 @@ ELEMENTS = ("n", "at")  # numbers of steps, in elements of a flat
 BYTES = ("step", "from_step", "bytes", "from_rank", "to_rank")
 SUMS = ("pend", "part", "down", "acc")  # classes of f32, beside states
 ACTIVATIONS = ("near", "far")  # classes of no flat
+VALUES = ("x", "save", "far")  # classes with a slot for each unit
 Terms = Sequence[tuple[str, int]]  # variables, and what each is multiplied by
 
 
@@ -40,14 +41,15 @@ Terms = Sequence[tuple[str, int]]  # variables, and what each is multiplied by
 class What:
     """What a number of a step is. cls: the class or event that it numbers; width: bytes of the
     elements that it counts, 1 where it counts them and not their bytes, 0 where neither; by: what
-    it grows by from a unit to the next, where that is so in every plan; flat, piece: of which it
-    counts; part: it begins, or is, what of the shard stays on the device; begin: in bytes, where in
-    a shard begins what lies in the class."""
+    it grows by from a unit to the next, where that is so in every plan; turns: units take turns in
+    the class; flat, piece: of which it counts; part: it begins, or is, what of the shard stays on
+    the device; begin: in bytes, where in a shard begins what lies in the class."""
 
     name: str
     cls: str = ""
     width: int = 0
     by: int = 0
+    turns: bool = False
     flat: str = ""
     piece: str = ""
     part: bool = False
@@ -62,6 +64,7 @@ class Sizes:
         self.fns = {f.name: f for f in p.fns}
         self.flats = {f.name: f for f in p.flats}
         self.stores = {s.cls: s for s in p.stores}
+        self.slots = {c.name: c.slots for c in p.classes}
         self.widths = {
             name: ops.BYTES[s.dtype]
             for s in reversed(p.stores)
@@ -101,14 +104,17 @@ class Sizes:
         return (flats or [""])[0]
 
     def likely(self, s: Step) -> str:
-        """By its unit; a unit that has no flat has its buffers' (a tied head the embedding's)."""
+        """By its unit; a unit that has no flat has its buffers' (a tied head the embedding's). This
+        only chooses a name: what is said is what the flat of that name makes the same number."""
         if any(r.cls.partition(".")[0] in ACTIVATIONS for r in s.refs):
             return ""
         unit = roll.unit_of(s)[0]
         found = [r.cls.partition(".")[2] for r in s.refs]
         parts = [x for x in found if x in self.flats]
         own = [x for x in parts if x.partition(".")[0] == unit]
-        return [*own, *[unit] * (unit in self.flats), *parts, ""][0]
+        if unit in self.flats:
+            own.append(unit)
+        return next(iter([*own, *parts]), "")
 
     def flat(self, s: Step) -> str:
         return self.of.get(_bare(s), "")
@@ -181,8 +187,15 @@ class Sizes:
 
     def slot(self, name: str, cls: str) -> What:
         """The number of a slot; a state of a flat's instance l is in slot l."""
-        own = cls.removeprefix("full.").removeprefix("free.") in self.stores
-        return What(name, cls, by=int(own))
+        of = held(cls)
+        return What(name, cls, by=int(of in self.stores), turns=self.turns(of))
+
+    def turns(self, cls: str) -> bool:
+        """Whether units take turns in a class: it has not a slot for each."""
+        word, _, of = cls.partition(".")
+        f = self.flats.get(of)
+        each = f and self.slots.get(cls, 0) >= f.count
+        return word not in VALUES and not each
 
     def event(self, e: Event) -> What:
         return self.slot(lower(e.name.partition(".")[2]), e.name)
@@ -247,41 +260,41 @@ class Sizes:
         names = flat_names(self.p, f, w.part)
         if n in names and not terms:
             return product("", w.width, names[n], n * w.width)
-        near = self.p.near(f)
-        bases = {near: f"NEAR_{upper(f.name)}"} if near and w.part else {}
-        words = sorted(PIECES, key=lambda word: word != w.piece)
-        pieces = {
-            f"{word}_{upper(f.name)}": self.pieces.get((word, f.name), 0)
-            for word in words
-        }
-        pieces |= {
+        near = self.p.near(f) if w.part else 0
+        each = self.each(f, w.piece)
+        for base in (near, 0) if near else (0,):
+            for name, size in each.items():
+                rest = [n - base, *(by for _, by in terms)]
+                if n < base or any(x % size for x in rest):
+                    continue
+                grown = [(v, by // size) for v, by in terms]
+                times = linear((n - base) // size, grown)
+                if not base:
+                    return product(times, w.width, name, n * w.width)
+                text = f"NEAR_{upper(f.name)} + {product(times, 1, name, 0)}"
+                return product("", w.width, closed(text, w), n * w.width)
+        for whole, of in [*names.items()][:0:-1]:
+            for name, size in each.items():
+                if whole % size == n and not terms:
+                    text = closed(f"{of} % {name}", w)
+                    return product("", w.width, text, n * w.width)
+        return ""
+
+    def each(self, f: plan.Flat, piece: str) -> dict[str, int]:
+        """What elements of a flat come in: units' parts, and pieces of this kind."""
+        out = {
             f"{upper(of)}_{upper(unit)}": size
             for (of, unit), size in self.units.items()
             if of == f.name
         }
-        for base, begins in (bases | {0: ""}).items():
-            for name, size in pieces.items():
-                if (
-                    n < base
-                    or not size
-                    or any(
-                        x % size for x in (n - base, *(by for _, by in terms))
-                    )
-                ):
-                    continue
-                times = linear(
-                    (n - base) // size, [(v, by // size) for v, by in terms]
-                )
-                if not begins:
-                    return product(times, w.width, name, n * w.width)
-                text = f"{begins} + {product(times, 1, name, 0)}"
-                return product("", w.width, closed(text, w), n * w.width)
-        for whole, of in [*names.items()][:0:-1]:
-            for name, size in pieces.items():
-                if size and whole % size == n and not terms:
-                    text = closed(f"{of} % {name}", w)
-                    return product("", w.width, text, n * w.width)
-        return ""
+        if size := self.pieces.get((piece, f.name)):
+            out[f"{piece}_{upper(f.name)}"] = size
+        return out
+
+
+def held(cls: str) -> str:
+    """The class that an event says is full or free, or a class itself."""
+    return cls.removeprefix("full.").removeprefix("free.")
 
 
 def _bare(s: Step) -> object:

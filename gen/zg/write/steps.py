@@ -181,7 +181,8 @@ class Steps:
 
     def batch(self, refs: list[str], ints: dict[str, str]) -> str:
         times = "" if ints["of_rank"] == "1" else f"{ints['of_rank']} * "
-        micro_batch = f"{times}RANK + {ints['micro_batch']}"
+        more = ints["micro_batch"]
+        micro_batch = f"{times}RANK" + f" + {more}" * (more != "0")
         if self.p.together == 1:
             return f"zr_batch(z, {micro_batch});"
         return f"zr_batch_at(z, {micro_batch}, {refs[0]} - TOKENS(0));"

@@ -134,7 +134,7 @@ def groups(p: Plan) -> str:
 # What a class holds, by the first word of its name.
 HOLDS = {
     "sums": "exact sums",
-    "hsums": "these, on the host",
+    "hsums": "exact sums, on the host",
     "param": "parameters",
     "grad": "gradients",
     "ring": "gathered parameters",
@@ -150,11 +150,11 @@ HOLDS = {
     "pend": "pending sums",
     "part": "sums, to go to the host",
     "acc": "a gradient's f32 sum",
-    "down": "to the host",
-    "up": "to the device",
+    "down": "gradients that come from the device",
+    "up": "new parameters, to go to the device",
     "tile": "states from a file",
     "ctl": "a step's constants",
-    "hctl": "these, on the host",
+    "hctl": "a step's constants, on the host",
     "tokens": "a micro-batch",
     "targets": "its targets",
     "table": "a rotary table",
@@ -216,9 +216,12 @@ def columns(p: Plan, letters: Letters) -> list[str]:
     elements = {
         n: name for f in p.flats for n, name in flat_names(p, f).items()
     }
+    rounds: dict[str, int] = {}
+    for c in (c for fn in p.fns for c in fn.calls):
+        rounds[c.launch] = max(c.rounds, rounds.get(c.launch, 1))
     out = []
     for launch in p.launches:
-        beside = _shape(launch, letters, elements)
+        beside = _shape(launch, letters, elements, rounds[launch.name])
         said = runs.get(launch.name, [])
         rows = [line for text in said for line in wrap(text, 4)]
         head = f"LAUNCH({launch_name(launch.name)})"
@@ -231,14 +234,17 @@ def columns(p: Plan, letters: Letters) -> list[str]:
 
 
 def _shape(
-    launch: plan.Launch, letters: Letters, elements: Mapping[int, str]
+    launch: plan.Launch,
+    letters: Letters,
+    elements: Mapping[int, str],
+    rounds: int,
 ) -> str:
-    """A launch's shape, as a comment."""
+    """A launch's shape, as a comment. rounds: of its calls."""
     row = kernels.kernel(launch.kernel)
     said = []
     for name, n in zip(row.shape, launch.shape, strict=False):
         of_flat = elements.get(n, "") if row.own else ""
-        text = of_flat or letters.said(name, n)
+        text = of_flat or letters.said(name, n, rounds)
         named = NAMED[name][n] if name in NAMED else f"{name} = {n}"
         said.append(named if text.isdigit() else text)
     return f" /* {', '.join(said)} */" if said else ""
@@ -321,31 +327,31 @@ def states(p: Plan) -> list[str]:
         for number, f in enumerate(p.flats)
         for s in p.kept(f)
     ]
-    control = p.cls("ctl").at
     return [
         *(line[4:] for text in rows for line in wrap(text, 4)),
-        f'{{"control", {number(control)}, 0, 0, 0, {ops.CTL}, -1, 1, -1, ZR_MAIN, '
-        "ZR_BYTES, NULL},",
+        '{"control", CTL(0), 0, 0, 0, CTL_BYTES, -1, 1, -1, ZR_MAIN, ZR_BYTES, NULL},',
     ]
 
 
 def _state(p: Plan, flat: int, s: plan.Store) -> str:
-    f, c = p.flats[flat], p.cls(s.cls)
-    begin = c.at + stores.begin(p, s)
+    f, cls = p.flats[flat], upper(s.cls)
+    first = flat_names(p, f, part=True).get(s.first, number(s.first))
+    begin = stores.begin(p, s)
+    at = f"{cls}(0)" + f" + {ops.BYTES[s.dtype]} * {first}" * bool(begin)
     over = "-1" if s.whole else upper(s.over)
     near = "near_" if f.first_part(s) else ""
     hashed = f"{near}hash_{lower(f.name)}" if s.what == "master" else "NULL"
     fields = [
         f'"{s.what}"',
-        number(begin),
-        number(c.stride),
-        number(f.shard),
-        number(s.first),
-        number(s.n),
+        at,
+        f"SIZE({cls})",
+        f"SHARD_{upper(f.name)}",
+        first,
+        flat_names(p, f, part=not s.first)[s.n],
         str(flat),
         str(f.count),
         over,
-        ARENAS[c.arena],
+        ARENAS[p.cls(s.cls).arena],
         f"ZR_{s.dtype.upper()}",
         hashed,
     ]
@@ -371,7 +377,8 @@ def filed(p: Plan, cost: dict[str, Any]) -> list[str]:
         default=None,
     )
     widths = {ops.BYTES[s.dtype] for s in there} or {4}
-    at, elements = (tile.at, tile.stride // max(widths)) if tile else (0, 0)
+    at = f"{upper(tile.name)}(0)" if tile else "0"
+    elements = tile.stride // max(widths) if tile else 0
     elements -= (
         elements % 2048 if len(widths) > 1 else 0
     )  # whole pages of two bytes each
@@ -379,7 +386,7 @@ def filed(p: Plan, cost: dict[str, Any]) -> list[str]:
         f'.folder = "{file.path}",',
         f".filed = {number(p.filed)}, .block = {file.block}, .depth = {file.depth},",
         f".loads = {number(cost['loads'])}, .stores = {number(cost['stores'])},",
-        f".brought = {number(at)}, .tile = {elements},",
+        f".brought = {at}, .tile = {elements},",
     ]
 
 
@@ -387,7 +394,7 @@ def inbox(p: Plan) -> list[str]:
     """What the runtime is told of the slots that pieces of leaves come to, where any do."""
     found = [c for c in p.classes if c.name == "inbox"]
     return [
-        f".inbox = INBOX(0), .inbox_step = {number(c.stride)}, .inboxes = {c.slots},"
+        f".inbox = INBOX(0), .inbox_step = SIZE(INBOX), .inboxes = {c.slots},"
         for c in found
     ]
 
@@ -420,8 +427,9 @@ def functions(p: Plan) -> list[str]:
 def slots(p: Plan) -> list[str]:
     """Rows of slots: classes of what dies."""
     return [
-        f"{{{upper(c.name)}(0), {number(c.stride)}, {c.slots}}},"
+        f"{{{name}(0), SIZE({name}), {c.slots}}},"
         for c in p.passing
+        for name in [upper(c.name)]
     ]
 
 

@@ -15,7 +15,7 @@ from itertools import chain
 
 from ..plan.plan import Event, Int, Ref, Step
 from ..plan.roll import Parts, numbers, parts
-from .sizes import Sizes, What
+from .sizes import Sizes, What, held
 from .tables import lower
 
 Shape = tuple[object, ...]
@@ -26,7 +26,7 @@ Kind = tuple[tuple[Shape, ...], Marks]  # of a hop
 Hop = tuple[Step, ...]
 Section = Sequence[Step]
 BY = "l"  # what a verb calls the unit's number
-SLOT = "slot"  # the first parameter that is a slot's number
+SLOT = "slot"  # the first parameter that is a slot's number, or one of several classes
 LINE = 3  # so many points show a line
 REDUCTIONS = ("alltoall", "reducescatter")
 
@@ -83,17 +83,20 @@ class Number:
 
     def over(self, each: int) -> Number:
         """A number of bytes as elements of so many."""
+        assert not self.base % each and not self.by % each
         return replace(self, base=self.base // each, by=self.by // each)
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """Of a verb. at: which number of the hop it is; what: of what; each: so many times it."""
+    """Of a verb. at: which number of the hop it is; what: of what; each: so many times it; uses:
+    what the hop's numbers are that it says."""
 
     name: str
     at: int
     what: What
     each: int = 1
+    uses: tuple[What, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -133,14 +136,22 @@ class _Numbers:
         rows = [[n for s in hop for n in numbers(s)] for hop in alike]
         self.columns = list(zip(*rows, strict=True))
         self.whats = [w for s in self.hop for w in sizes.whats(s).row]
-        self.parameters: list[Parameter] = []
+        self.found: list[Parameter] = []
         self.known: list[Number | None] = [None] * len(self.whats)
         if core:
             first, *others = core.values
             row: Parts[Number | None] = parts(core.steps[0], [*first])
             waits = (None,) * len(self.hop[0].waits)
             self.known = [*replace(row, waits=waits).row, *chain(*others)]
-        self.values = [self.number(n, w) for n, w in enumerate(self.whats)]
+        values = [self.number(n, w) for n, w in enumerate(self.whats)]
+        names = self.names()
+        self.values = [replace(v, of=names.get(v.of, v.of)) for v in values]
+        self.parameters = [
+            replace(
+                x, name=names[x.name], what=replace(x.what, name=names[x.name])
+            )
+            for x in self.found
+        ]
 
     def number(self, n: int, what: What) -> Number:
         column, l, known = self.columns[n], self.columns[0], self.known[n]
@@ -153,29 +164,28 @@ class _Numbers:
         base = column[0] - what.by * l[0]
         if what.by and on(column, base, what.by, l):
             return Number(base, what.by, BY)
-        grown = line(column, l)
+        grown = None if what.turns else line(column, l)
         if grown and (not what.cls or abs(grown[1]) == 1):
             return Number(*grown, BY)
         each = max(what.width, 1)
-        for x in self.parameters:
-            counted = bool(x.what.cls) == bool(what.cls)
+        for i, x in enumerate(self.found):
             of = [v // x.each for v in self.columns[x.at]]
-            same = bool(x.what.width) == bool(what.width)
-            if counted and same and on(column, -what.begin, each, of):
+            if alike_(x.what, what) and on(column, -what.begin, each, of):
+                self.found[i] = replace(x, uses=(*x.uses, what))
                 return Number(-what.begin, each, x.name)
-        return Number(0, each, self.parameter(n, what))
+        counts = replace(what, width=min(what.width, 1))
+        self.found.append(Parameter(f"#{n}", n, counts, each, (what,)))
+        return Number(0, each, f"#{n}")
 
-    def parameter(self, n: int, what: What) -> str:
-        first = what.cls and not any(x.what.cls for x in self.parameters)
-        other = {BY: "unit", "bytes": "n"}.get(what.name, what.name)
-        plain = SLOT if first else other
-        taken = {x.name for x in self.parameters}
-        tries = chain([plain], (f"{plain}{i}" for i in range(2, 99)))
-        named = next(name for name in tries if name not in taken)
-        counts = replace(what, name=named, width=min(what.width, 1))
-        each = max(what.width, 1)
-        self.parameters.append(Parameter(named, n, counts, each))
-        return named
+    def names(self) -> dict[str, str]:
+        """Of parameters, by those that they have until all their uses are found."""
+        out: dict[str, str] = {}
+        first = next((x for x in self.found if x.what.cls), None)
+        for x in self.found:
+            plain = SLOT if x is first else plain_name(x.uses)
+            tries = chain([plain], (f"{plain}{i}" for i in range(2, 99)))
+            out[x.name] = next(t for t in tries if t not in out.values())
+        return out
 
     @property
     def ordered(self) -> tuple[Parameter, ...]:
@@ -196,6 +206,21 @@ class _Numbers:
         """The values, step by step."""
         left = iter(self.values)
         return tuple(tuple(next(left) for _ in numbers(s)) for s in self.hop)
+
+
+def alike_(a: What, b: What) -> bool:
+    """Whether one parameter may say both."""
+    slots = bool(a.cls) == bool(b.cls)
+    begins = (a.name == "at") == (b.name == "at")
+    return slots and begins and bool(a.width) == bool(b.width)
+
+
+def plain_name(uses: Sequence[What]) -> str:
+    """What a parameter of these uses is called: by what has the slot, where that is one."""
+    first, classes = uses[0], {held(x.cls) for x in uses}
+    if first.cls:
+        return first.name if len(classes) == 1 else SLOT
+    return {BY: "unit", "bytes": "n"}.get(first.name, first.name)
 
 
 def on(column: Sequence[int], base: int, by: int, of: Sequence[int]) -> bool:
@@ -408,6 +433,7 @@ class Verbs:
             hop[-1],
         )
         given = self.verbs[name].parameters
+        assert not any(row[x.at] % x.each for x in given)
         refs = tuple(Ref(x.what.cls, row[x.at]) for x in given if x.what.cls)
         ints = tuple(
             Int(x.name, row[x.at] // x.each) for x in given if not x.what.cls
