@@ -366,7 +366,7 @@ def sections(p: Plan, sizes: Sizes, flat: bool) -> dict[str, object]:
         parts = _rolled(verbs, shared)
         but = _once(verbs, parts)
         if but:
-            verbs = Verbs(issued, sizes, but)
+            verbs.define(but)
             parts = _rolled(verbs, shared)
         steps.verbs = verbs.verbs
     out = []

@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, pairwise
 
 from ..plan.plan import Event, Int, Ref, Step
 from ..plan.roll import Parts, numbers, parts
 from .sizes import Sizes, What, held
 from .tables import lower
 
-Shape = tuple[object, ...]
+Shape = int  # the number of all of a step but numbers, last uses, waits and records
 Marks = tuple[
     bool, ...
 ]  # whether each place of a hop is there for the last time
@@ -51,19 +51,16 @@ class _Follows:
         self.waits: dict[Shape, set[tuple[str, ...]]] = {}
         self.recs: dict[Shape, set[tuple[str, ...]]] = {}
         for steps in sections:
-            kinds = [None, *map(shape, steps), None]
-            for n, s in enumerate(steps):
-                kind = shape(s)
-                last = n > 0 and steps[n - 1].unit == s.unit
-                after = n + 1 < len(steps) and steps[n + 1].unit == s.unit
-                self.before.setdefault(kind, set()).add(
-                    kinds[n] if last else None
-                )
-                self.next.setdefault(kind, set()).add(
-                    kinds[n + 2] if after else None
-                )
-                self.waits.setdefault(kind, set()).add(names(s.waits))
-                self.recs.setdefault(kind, set()).add(names(s.recs))
+            for a, b in pairwise([None, *steps, None]):
+                one = a and b and a.unit == b.unit
+                if a:
+                    after = shape(b) if b and one else None
+                    self.next.setdefault(shape(a), set()).add(after)
+                    self.recs.setdefault(shape(a), set()).add(names(a.recs))
+                if b:
+                    before = shape(a) if a and one else None
+                    self.before.setdefault(shape(b), set()).add(before)
+                    self.waits.setdefault(shape(b), set()).add(names(b.waits))
 
     def one(self, a: Step, b: Step) -> bool:
         """Whether b belongs to the hop of a."""
@@ -270,27 +267,29 @@ def _with(hop: Hop, waits: tuple[Event, ...], recs: tuple[Event, ...]) -> Hop:
 
 
 class Verbs:
-    """The verbs of a program's sections. but: those that are none, as they would be called once."""
+    """The verbs of a program's sections."""
 
-    def __init__(
-        self,
-        sections: Mapping[str, Section],
-        sizes: Sizes,
-        but: frozenset[Kind] = frozenset(),
-    ) -> None:
+    def __init__(self, sections: Mapping[str, Section], sizes: Sizes) -> None:
         self.sizes = sizes
+        self.shapes: dict[object, Shape] = {}
+        self.known: dict[int, Shape] = {}  # by the id of a step
+        made = self.hops(list(sections.values()))
+        self.in_hops = dict(zip(sections, made, strict=True))
+        self.groups: dict[Kind, list[Hop]] = {}
+        for hop in chain(*made):
+            self.groups.setdefault(self.kind(hop), []).append(hop)
+        self.define(frozenset())
+
+    def define(self, but: frozenset[Kind]) -> None:
+        """Makes them. but: those that are none, as they would be called once."""
         self.verbs: dict[str, Verb] = {}
         self.of: dict[str, Kind] = {}
-        made = self.hops(list(sections.values()))
-        groups: dict[Kind, list[Hop]] = {}
-        for hop in (h for section in made for h in section):
-            groups.setdefault(self.kind(hop), []).append(hop)
+        self.calls: dict[Hop, list[Step]] = {}
         some = {
             kind: alike
-            for kind, alike in groups.items()
+            for kind, alike in self.groups.items()
             if kind not in but and _inside(alike)
         }
-        self.calls: dict[Hop, list[Step]] = {}
         for (kind, alike), (name, last) in zip(
             some.items(), self.named(some), strict=True
         ):
@@ -298,16 +297,20 @@ class Verbs:
             self.verb(name, last, alike)
         self.sections = {
             name: [s for hop in section for s in self.calls.get(hop, hop)]
-            for name, section in zip(sections, made, strict=True)
+            for name, section in self.in_hops.items()
         }
 
     # ---- hops
 
     def shape(self, s: Step) -> Shape:
-        """All of a step but numbers, last uses, and what it waits for and records."""
-        ins, outs = (tuple(r.cls for r in x) for x in (s.ins, s.outs))
-        ints = tuple((i.name, i.per) for i in s.ints)
-        return s.queue, s.op, s.group, self.sizes.flat(s), ins, outs, ints
+        """Of a step of a section."""
+        if id(s) not in self.known:
+            ins, outs = (tuple(r.cls for r in x) for x in (s.ins, s.outs))
+            ints = tuple((i.name, i.per) for i in s.ints)
+            flat = self.sizes.flat(s)
+            all_ = s.queue, s.op, s.group, flat, ins, outs, ints
+            self.known[id(s)] = self.shapes.setdefault(all_, len(self.shapes))
+        return self.known[id(s)]
 
     def kind(self, hop: Hop) -> Kind:
         return tuple(map(self.shape, hop)), marks(hop)
@@ -384,19 +387,22 @@ class Verbs:
             )
             return inside, beside
 
-        own = {
-            h: names(h[0].waits)[len(h[0].waits) - len(most) :] == most
+        own = [
+            names(h[0].waits)[len(h[0].waits) - len(most) :] == most
             for h in alike
-        }
+        ]
+        parts_ = [
+            part(h, len(most) if mine else 0)
+            for h, mine in zip(alike, own, strict=True)
+        ]
         core = None
-        if not all(own.values()):
+        if not all(own):
             hops = [part(h, 0)[0] for h in alike]
             core = self.made(f"{name}_now", hops, last)
-        hops = [part(h, len(most))[0] for h in alike if own[h]]
+        hops = [x[0] for x, mine in zip(parts_, own, strict=True) if mine]
         self.made(name, hops, last, core)
-        for h in alike:
-            hop, beside = part(h, len(most) if own[h] else 0)
-            called = name if own[h] else f"{name}_now"
+        for h, (hop, beside), mine in zip(alike, parts_, own, strict=True):
+            called = name if mine else f"{name}_now"
             self.calls[h] = self.call(called, hop, beside.waits, beside.recs)
 
     def made(
