@@ -50,6 +50,11 @@ def upper(name: str) -> str:
     return name.replace(".", "_").upper()
 
 
+def word(name: str) -> str:
+    """The first of a name: ring.block -> ring."""
+    return name.partition(".")[0]
+
+
 def lower(name: str) -> str:
     return name.replace(".", "_")
 
@@ -150,8 +155,8 @@ HOLDS = {
     "pend": "pending sums",
     "part": "sums, to go to the host",
     "acc": "a gradient's f32 sum",
-    "down": "gradients that come from the device",
-    "up": "new parameters, to go to the device",
+    "down": "gradients for the host",
+    "up": "parameters for the device",
     "tile": "states from a file",
     "ctl": "a step's constants",
     "hctl": "a step's constants, on the host",
