@@ -59,6 +59,10 @@ def lower(name: str) -> str:
     return name.replace(".", "_")
 
 
+def call(name: str, *args: str) -> str:
+    return f"{name}({', '.join(args)})"
+
+
 def real(x: float, end: str = "") -> str:
     """A number with a point, exact, and beside it as people write it; end: f for a float."""
     if Decimal(x) == Decimal(repr(x)):
@@ -68,13 +72,14 @@ def real(x: float, end: str = "") -> str:
 
 def linear(value: int, terms: Iterable[tuple[str, int]]) -> str:
     """value + a sum of variables, each times a number."""
-    grown = [(name, by) for name, by in terms if by]
-    parts = [number(value)] if value or not grown else []
-    for name, by in grown:
+    text = number(value) if value else ""
+    for name, by in terms:
+        if not by:
+            continue
+        sign = "-" if by < 0 else "+" if text else ""
         term = name if abs(by) == 1 else f"{number(abs(by))} * {name}"
-        sign = ("+ " if parts else "") if by > 0 else "- " if parts else "-"
-        parts.append(sign + term)
-    return " ".join(parts)
+        text = f"{text} {sign} {term}" if text else f"{sign}{term}"
+    return text or "0"
 
 
 def wrap(text: str, indent: int) -> list[str]:
@@ -82,12 +87,14 @@ def wrap(text: str, indent: int) -> list[str]:
     comma, of those that would do the last one that is in the fewest braces."""
     out, pad = [], " " * indent
     while len(pad + text) > COLUMNS:
-        cuts = [cut for cut in _commas(text) if cut[1] <= COLUMNS - len(pad)]
+        room = COLUMNS - len(pad)
+        cuts = [(depth, -n) for depth, n in _commas(text) if n <= room]
         if not cuts:
             break
-        _, cut = min(cuts, key=lambda c: (c[0], -c[1]))
-        out.append(pad + text[:cut])
-        text, pad = text[cut + 1 :], " " * (indent + 4)
+        at = -min(cuts)[1]
+        out.append(pad + text[:at])
+        text = text[at + 1 :]
+        pad = " " * (indent + 4)
     return [*out, pad + text]
 
 
@@ -101,15 +108,12 @@ def _commas(text: str) -> list[tuple[int, int]]:
     return out
 
 
-def comment(text: str, indent: int = 0) -> list[str]:
+def comment(text: str) -> list[str]:
     """A comment over lines of at most COLUMNS."""
-    pad = " " * indent
-    lines = textwrap.wrap(text, COLUMNS - indent - 6)
-    first, *rest = [
-        f"{pad}/* {lines[0]}",
-        *(f"{pad} * {line}" for line in lines[1:]),
-    ]
-    return [*[first, *rest][:-1], f"{[first, *rest][-1]} */"]
+    first, *rest = textwrap.wrap(text, COLUMNS - 6)
+    lines = [f"/* {first}", *(f" * {line}" for line in rest)]
+    lines[-1] += " */"
+    return lines
 
 
 def launch_name(name: str) -> str:
@@ -186,14 +190,15 @@ def classes(p: Plan) -> list[str]:
     """Macros of classes: where a slot of one lies; how many there are, and what they hold."""
     heads = [f"#define {upper(c.name)}(i)" for c in p.classes]
     slots_ = [f"SLOT({c.at}, {c.stride}, i)" for c in p.classes]
-    first, second = max(map(len, heads)), max(map(len, slots_))
+    first = max(map(len, heads))
+    second = max(map(len, slots_))
     out, arena = [], ""
     for c, head, slot in zip(p.classes, heads, slots_, strict=True):
         if c.arena != arena:
             arena = c.arena
             out.append(f"/* of {ARENA[arena]} */")
-        holds = HOLDS.get(c.name.partition(".")[0], "")
-        beside = f"{c.slots}: {holds}" if holds else f"{c.slots}"
+        holds = HOLDS.get(word(c.name), "")
+        beside = f"{c.slots}: {holds}" if holds else c.slots
         out.append(f"{head:<{first}} {slot:<{second}} /* {beside} */")
     return out
 
@@ -202,10 +207,13 @@ def flat_names(p: Plan, f: plan.Flat, part: bool = False) -> dict[int, str]:
     """Numbers of a flat's elements that have a name: of an instance, of a rank's shard of it, of
     what of that stays on the device and what does not. part: the first, where both are one."""
     name, near = upper(f.name), p.near(f)
-    out = {f.shard * p.head.ranks: f"FLAT_{name}", f.shard: f"SHARD_{name}"}
+    out = {f.shard * p.head.ranks: f"FLAT_{name}"}
+    out[f.shard] = f"SHARD_{name}"
     if near:
         parts = [(near, f"NEAR_{name}"), (f.shard - near, f"FAR_{name}")]
-        out |= dict(parts[::-1] if part else parts)
+        if part:
+            parts.reverse()
+        out.update(parts)
     return out
 
 
@@ -248,10 +256,12 @@ def _shape(
     row = kernels.kernel(launch.kernel)
     said = []
     for name, n in zip(row.shape, launch.shape, strict=False):
-        of_flat = elements.get(n, "") if row.own else ""
-        text = of_flat or letters.said(name, n, rounds)
-        named = NAMED[name][n] if name in NAMED else f"{name} = {n}"
-        said.append(named if text.isdigit() else text)
+        text = elements.get(n, "") if row.own else ""
+        if not text:
+            text = letters.said(name, n, rounds)
+        if text.isdigit():
+            text = NAMED[name][n] if name in NAMED else f"{name} = {n}"
+        said.append(text)
     return f" /* {', '.join(said)} */" if said else ""
 
 
@@ -270,11 +280,11 @@ def _run(r: plan.Run) -> str:
 
 def _ranges(p: Plan, at: list[int]) -> list[str]:
     """Designators of rows that are alike: one, where they follow each other."""
-    names = [upper(t) for t in p.head.targets]
-    first, last = at[0], at[-1]
-    if len(at) > 1 and at == [*range(first, last + 1)]:
-        return [f"{names[first]} ... {names[last]}"]
-    return [names[n] for n in at]
+    names = [upper(p.head.targets[n]) for n in at]
+    together = at == [*range(at[0], at[-1] + 1)]
+    if len(at) > 1 and together:
+        return [f"{names[0]} ... {names[-1]}"]
+    return names
 
 
 def spans(p: Plan, flat: plan.Flat) -> list[str]:
@@ -286,12 +296,13 @@ def spans(p: Plan, flat: plan.Flat) -> list[str]:
         if t.flat != flat.name:
             continue
         stride = whole * t.flat_step or t.offset_step
-        at = (t.offset, t.elems, t.count, stride, t.key, t.key_step)
+        at = t.offset, t.elems, t.count, stride, t.key, t.key_step
+        where = f"{{{', '.join(map(number, at))},"
+        frozen = ", frozen" if t.frozen else ""
+        name = f"/* {t.name}{frozen} */"
+        first = f"{where} {name}"
+        out += [first] if len(first) <= COLUMNS - 4 else [name, where]
         begins = f"{real(t.mean, 'f')}, {real(t.std, 'f')}"
-        name = f"/* {t.name}{', frozen' * t.frozen} */"
-        first = f"{{{', '.join(map(number, at))},"
-        beside = len(f"    {first} {name}") <= COLUMNS
-        out += [f"{first} {name}"] if beside else [name, first]
         out.append(f" {begins}, {real(t.rate)}, {real(t.decay)}}},")
     return out
 
@@ -305,7 +316,7 @@ def files(p: Plan) -> list[str]:
         width = t.shape[1] if len(t.shape) > 1 else 1
         for part in t.parts:
             name, rows = part.split("=")
-            shape = f"{{{rows}, {t.shape[1] if len(t.shape) > 1 else 1}}}"
+            shape = f"{{{rows}, {width}}}"
             found = ops.LAYER.search(name) if t.count > 1 else None
             named = ops.LAYER.sub("%d", name) if found else ops.layer(name, 0)
             fields = [
@@ -411,9 +422,13 @@ def turns(p: Plan, name: str) -> tuple[int, int]:
     times = called.count(called[0]) if called else 1
     units = called[::times]
     n = len(units)
-    up = [f"{name.partition('.')[2].partition('.')[0]}[{i}]" for i in range(n)]
-    turn = 0 if n < 2 else n if units == up else -n if units == up[::-1] else 0
-    return turn, times if turn else p.together
+    unit = word(name.partition(".")[2])
+    up = [f"{unit}[{i}]" for i in range(n)]
+    if n > 1 and units == up:
+        return n, times
+    if n > 1 and units == up[::-1]:
+        return -n, times
+    return 0, p.together
 
 
 def functions(p: Plan) -> list[str]:
@@ -421,11 +436,13 @@ def functions(p: Plan) -> list[str]:
     part they are, of how many units, flops of a call."""
     main = {x.op for s in p.step for x in s.steps if x.queue == "main"}
     out = []
-    for f in (f for f in p.fns if f.name in main):
-        _, part = DOES.get(f.name.partition(".")[0], ("", ""))
-        if part:
-            fields = f'"{lower(f.name)}", "{part}", {float(f.flops)!r}'
-            out.append(f"{{{fields}, {row(turns(p, f.name))[1:-1]}}},")
+    for f in p.fns:
+        _, part = DOES.get(f.body, ("", ""))
+        if part and f.name in main:
+            units, each = turns(p, f.name)
+            flops = repr(float(f.flops))
+            said = f'"{lower(f.name)}"', f'"{part}"', flops, units, each
+            out.append(f"{row(said)},")
     return out
 
 

@@ -123,6 +123,10 @@ class Verb:
     core: str = ""
     last: Names = ()
 
+    @property
+    def pairs(self) -> Iterator[tuple[Step, tuple[Number, ...]]]:
+        return zip(self.steps, self.values, strict=True)
+
     def whats(self, s: Step) -> Parts[What]:
         """Of each number of a step that calls it."""
         slots_ = [x.what for x in self.parameters if x.what.cls]

@@ -159,10 +159,13 @@ def sums_of(p: Plan) -> str:
 
 def again(p: Plan) -> str:
     """What backward computes of forward; '' where that is nothing."""
-    backward = [fn for fn in p.fns if fn.body == "bwd"]
-    called = {c.kernel for fn in backward for c in fn.calls}
-    found = [x[3:-4] for x in sorted(called) if x.endswith("_fwd")]
-    return f"backward computes again: {', '.join(found)}" if found else ""
+    found: set[str] = set()
+    for fn in p.fns:
+        if fn.body == "bwd":
+            kernels = [c.kernel for c in fn.calls]
+            found.update(x[3:-4] for x in kernels if x.endswith("_fwd"))
+    said = ", ".join(sorted(found))
+    return f"backward computes again: {said}" if said else ""
 
 
 # What offloading moves, by a state of a flat; all others are the optimizer's.

@@ -697,9 +697,9 @@ FN(factor)
 }
 
 
-/* ---- steps with their waits and their records; l: the unit, slot: of the ring that its buffers
- * take turns in, at: where in a buffer a piece begins, n: its elements; NAME_now: without the
- * waits of NAME */
+/* ---- steps with their waits and their records; l: the unit, slot, slot2: of rings that its
+ * buffers take turns in, at: where in a buffer a piece begins, n: its elements; NAME_now:
+ * without the waits of NAME */
 
 /* Gathers PARAM_PERSISTENT. Waits until ZR_MAIN is done with all it was given; then
  * PARAM_PERSISTENT is full. */
