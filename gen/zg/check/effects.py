@@ -456,14 +456,16 @@ class Effects(Moves):
     ) -> None:
         """All of a step's leaves are one tree after the other, of as many leaves as the plan says;
         what is not counted comes all at once."""
-        head, flat = self.p.head, self.flats[one.flat]
+        head = self.p.head
         times = head.micro_batches if counted else 1
         if total != times * count:
             self.fail(f"a tree of {total}, of {count} at a time")
         if total > 1 and block * one.leaves != head.block:
             self.fail(f"trees of {block} times {one.leaves} leaves")
-        want = pending(total, count, block) if counted else 0
-        planned = flat.mask if counted else want
+        want = planned = 0
+        if counted:
+            want = pending(total, count, block)
+            planned = self.flats[one.flat].mask
         if mask != want or planned != want:
             self.fail(f"pending sums at {mask:#b}, not {want:#b}")
 

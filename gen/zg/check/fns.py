@@ -76,11 +76,14 @@ class Run(Body):
             size = value(f.elems, dims) * self.bytes_of(f.type)
             where, at = self.place(call, arg, size)
             spans.append((f, where, at, at + size))
-        outs = sum(f.mode == ">" for f, *_ in spans)
-        for n, (f, where, lo, hi) in enumerate(spans[:outs]):
-            for there, other, low, high in spans[:n] + spans[n + 1 :]:
+        outs = [s for s in spans if s[0].mode == ">"]
+        for n, (f, where, lo, hi) in enumerate(outs):
+            others = [*spans]
+            others.pop(n)
+            for there, other, low, high in others:
+                meet = where == other and lo < high and low < hi
                 same = there.name in f.alias and (lo, hi) == (low, high)
-                if where == other and lo < high and low < hi and not same:
+                if meet and not same:
                     self.fail(call, f"{where}+{lo} overlaps another operand")
 
     def forward(self) -> list[Ran]:

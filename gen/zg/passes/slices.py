@@ -232,7 +232,9 @@ def _parts(body: Body, flats: dict[str, tuple[str, int]]) -> Iterator[Part]:
     for c in body.calls:
         flat, n = flats.get(_weight(c, flats), ("", 1))
         calls, old, slices = runs[-1] if runs else ([], "", 0)
-        alike = flat == old or n == 1 and "" in (flat, old)
+        alike = flat == old
+        if n == 1 and "" in (flat, old):
+            alike = True
         if runs and n == slices and alike:
             calls.append(c)
             runs[-1] = calls, flat or old, n

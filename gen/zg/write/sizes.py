@@ -270,13 +270,14 @@ class Sizes:
         if n in names:
             return product("", w.width, names[n], value)
         near = self.p.near(f) if w.part else 0
-        for base in dict.fromkeys((near, 0)):
-            times, name = counted(each, n - base, terms)
-            if name and not base:
-                return product(times, w.width, name, value)
+        if near:
+            times, name = counted(each, n - near, terms)
+            text = f"NEAR_{upper(f.name)} + {product(times, 1, name, 0)}"
             if name:
-                text = f"NEAR_{upper(f.name)} + {product(times, 1, name, 0)}"
                 return product("", w.width, closed(text, w), value)
+        times, name = counted(each, n, terms)
+        if name:
+            return product(times, w.width, name, value)
         for whole, of in reversed([*names.items()][1:]):
             for name, size in each.items():
                 if whole % size == n:

@@ -171,8 +171,10 @@ class Steps:
         if s.op == "batch":
             return [self.batch(refs, ints)]
         if s.op in self.verbs:
-            by = [unit] if self.verbs[s.op].grows else []
-            text = call(s.op, "z", *by, *refs, *ints.values())
+            given = [*refs, *ints.values()]
+            if self.verbs[s.op].grows:
+                given.insert(0, unit)
+            text = call(s.op, "z", *given)
         elif s.group:
             type_ = self.p.head.real.upper()
             if ints.get("width") == "4":

@@ -383,9 +383,14 @@ class Verbs:
     def plain(self, hop: Hop) -> str:
         """What a hop is called: by its collective and its flat, else by its function, else by its
         queue and what it copies."""
-        first, flat = hop[0], lower(self.sizes.flat(hop[0]))
-        fn = next((s.op for s in hop if s.op in self.sizes.fns), "")
-        met = next((s.op for s in hop if s.group and s.op != "done"), "")
+        first, *_ = hop
+        flat = lower(self.sizes.flat(first))
+        fn = met = ""
+        for s in hop:
+            if s.op in self.sizes.fns:
+                fn = fn or s.op
+            elif s.group and s.op != "done":
+                met = met or s.op
         if met == "reducescatter" or (met == "alltoall" and fn):
             return f"reduce_{flat}"
         if fn and not met:
@@ -412,15 +417,21 @@ class Verbs:
         for kind, name in plain.items():
             same = [k for k in groups if (plain[k], k[0]) == (name, kind[0])]
             least = min(same, key=lambda k: sum(k[1]))
-            refs = [r for s in groups[kind][0] for r in s.refs]
-            flags = zip(refs, kind[1], least[1], strict=True)
-            last = [r.cls for r, mine, other in flags if mine and not other]
-            words = ["last"] if last else []
+            last = self.more(groups[kind][0], least[1])
+            words = [name]
+            if last:
+                words.append("last")
             if len(same) > 2:
                 words += map(lower, last)
-            text = free("_".join([name, *words]), taken, "_")
+            text = free("_".join(words), taken, "_")
             taken.add(text)
             yield text, tuple(dict.fromkeys(last))
+
+    def more(self, hop: Hop, least: Marks) -> list[str]:
+        """Classes that a hop uses for the last time, beside those of these marks."""
+        refs = [r for s in hop for r in s.refs]
+        pairs = zip(refs, least, strict=True)
+        return [r.cls for r, other in pairs if r.last and not other]
 
     # ---- verbs
 
@@ -435,8 +446,9 @@ class Verbs:
         hops = [_cut(h, len(most), recs).hop for h in own]
         self.made(name, hops, last, core)
         for h in alike:
-            waits = len(most) if _waits(h, most) else 0
-            called = name if waits or not most else f"{name}_now"
+            called, waits = name, len(most)
+            if not _waits(h, most):
+                called, waits = f"{name}_now", 0
             self.calls[h] = self.call(called, _cut(h, waits, recs))
 
     def made(
@@ -463,14 +475,22 @@ class Verbs:
         recorded where its last step is."""
         first, last = cut.hop[0], cut.hop[-1]
         row = row_of(cut.hop)
-        given = self.verbs[name].parameters
-        assert not any(row[x.at] % x.each for x in given)
-        refs = tuple(Ref(x.what.cls, row[x.at]) for x in given if x.what.cls)
-        ints = tuple(
-            Int(x.name, row[x.at] // x.each) for x in given if not x.what.cls
-        )
+        refs, ints = [], []
+        for x in self.verbs[name].parameters:
+            n, rest = divmod(row[x.at], x.each)
+            assert not rest
+            if x.what.cls:
+                refs.append(Ref(x.what.cls, n))
+            else:
+                ints.append(Int(x.name, n))
         called = Step(
-            first.queue, name, first.unit, refs, (), ints, cut.waits, cut.recs
+            first.queue,
+            name,
+            first.unit,
+            tuple(refs),
+            ints=tuple(ints),
+            waits=cut.waits,
+            recs=cut.recs,
         )
         if last.queue == first.queue or not cut.recs:
             return [called]
