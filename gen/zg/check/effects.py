@@ -192,9 +192,11 @@ class Effects(Moves):
         if kind != "spans":
             self.fail(f"works on {spans}")
         flat = self.flats[name]
-        l, at = divmod(first.n, flat.shard * self.W)
+        whole = flat.shard * self.W
+        l, at = divmod(first.n, whole)
         even = n.n > 0 and n.n % BLOCK == 0
-        if not even or n.by_rank or l >= flat.count:
+        there = l < flat.count
+        if not even or not there or n.by_rank:
             self.fail(f"works on {n.n} elements of {name}[{l}]")
         return Part(name, l, at, first.by_rank, n.n)
 
@@ -582,8 +584,8 @@ class Effects(Moves):
     ) -> None:
         rows = {f"freq.{n}": t for n, t in enumerate(self.p.tables)}
         row = rows.get(freq)
-        of_all = T.n == self.p.head.sequence
-        if not row or not of_all or D.n != row.head:
+        positions = self.p.head.sequence
+        if not row or (T.n, D.n) != (positions, row.head):
             self.fail(f"turns by {freq} of {T.n} positions, heads of {D.n}")
         made = Run(Table(row.name))
         self.writes(table, 4 * T.n * D.n, made)

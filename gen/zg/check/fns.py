@@ -78,12 +78,13 @@ class Run(Body):
             spans.append((f, where, at, at + size))
         outs = [s for s in spans if s[0].mode == ">"]
         for n, (f, where, lo, hi) in enumerate(outs):
-            others = [*spans]
-            others.pop(n)
-            for there, other, low, high in others:
-                meet = where == other and lo < high and low < hi
-                same = there.name in f.alias and (lo, hi) == (low, high)
-                if meet and not same:
+            for m, (there, other, low, high) in enumerate(spans):
+                if m == n or other != where:
+                    continue
+                meet = lo < high and low < hi
+                same = (lo, hi) == (low, high)
+                alias = same and there.name in f.alias
+                if meet and not alias:
                     self.fail(call, f"{where}+{lo} overlaps another operand")
 
     def forward(self) -> list[Ran]:

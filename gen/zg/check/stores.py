@@ -43,8 +43,9 @@ def prove(p: Plan, have: dict[str, Class]) -> None:
 def _flat(p: Plan, f: Flat) -> None:
     trains = any(t.flat == f.name and not t.frozen for t in p.tensors)
     every = [(0, f.shard)]
-    none: list[tuple[int, int]] = []
-    wanted = {"params": every, "sum": every if trains else none}
+    wanted = {"params": every, "sum": every}
+    if not trains:
+        wanted["sum"] = []
     for what, want in wanted.items():
         stored = [(s.first, s.n) for s in p.stored(what, f.name)]
         if stored != want:

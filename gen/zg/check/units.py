@@ -260,7 +260,8 @@ class Units(Effects):
         state = State("p", name, l, step)
         want = Run(state, 0, self.real)
         at = self.offset(use, key)
-        if run != want or ref.at != at:
+        right = run == want and ref.at == at
+        if not right:
             self.fail(f"{ref} holds {told(run)}, not {told(want)}, at {at}")
 
     # ---- what it writes

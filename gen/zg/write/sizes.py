@@ -272,9 +272,10 @@ class Sizes:
         near = self.p.near(f) if w.part else 0
         if near:
             times, name = counted(each, n - near, terms)
-            text = f"NEAR_{upper(f.name)} + {product(times, 1, name, 0)}"
+            more = product(times, 1, name, 0)
+            text = closed(f"NEAR_{upper(f.name)} + {more}", w)
             if name:
-                return product("", w.width, closed(text, w), value)
+                return product("", w.width, text, value)
         times, name = counted(each, n, terms)
         if name:
             return product(times, w.width, name, value)

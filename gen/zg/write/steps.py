@@ -97,10 +97,12 @@ class Steps:
         out = []
         for n, (what, v, m) in enumerate(zip(*rows, strict=True)):
             grown = [growth[n] for growth in line.growth]
-            text = self.sizes.said(what, v, [*zip(VARS, grown, strict=False)])
+            terms = [*zip(VARS, grown, strict=False)]
+            text = self.sizes.said(what, v, terms)
             if m > 1 and any(grown):
-                plain = text if text in VARS else f"({text})"
-                text = f"{plain} % {m}"
+                if text not in VARS:
+                    text = f"({text})"
+                text = f"{text} % {m}"
             out.append(text)
         return roll.parts(s, out)
 
@@ -199,7 +201,9 @@ class Steps:
         return f"zr_batch_at(z, {micro_batch}, {refs[0]} - TOKENS(0));"
 
     def lines(self, nodes: Sequence[roll.Node], depth: int = 0) -> list[str]:
-        out, pad = [], 4 * (depth + 1)
+        out = []
+        pad = 4 * (depth + 1)
+        indent = " " * pad
         for node in nodes:
             if isinstance(node, roll.Line):
                 for text in self.statements(node.step, self.numbers(node)):
@@ -208,8 +212,9 @@ class Steps:
             v, body = VARS[depth], self.lines(node.body, depth + 1)
             loop = f"for (int64_t {v} = 0; {v} < {node.count}; {v}++)"
             if len(body) > 1:
-                loop, body = f"{loop} {{", [*body, " " * pad + "}"]
-            out += [" " * pad + loop, *body]
+                loop += " {"
+                body.append(f"{indent}}}")
+            out += [indent + loop, *body]
         return handed(out)
 
     # ---- verbs
@@ -238,8 +243,9 @@ class Steps:
             body = [body[0], self.rest(v, self.verbs[v.core])]
         lines = [line for text in body for line in wrap(text, 4)]
         typed = [f"int64_t {name}" for name in formals]
-        head = wrap(f"static void {call(v.name, 'zr *z', *typed)}", 0)
-        return [*comment(self.head(v)), *head, "{", *handed(lines), "}"]
+        head = f"static void {call(v.name, 'zr *z', *typed)}"
+        out = [*comment(self.head(v)), *wrap(head, 0)]
+        return [*out, "{", *handed(lines), "}"]
 
     def head(self, v: Verb) -> str:
         """What a verb does, what it waits for that is not its own, what others may wait for."""

@@ -197,9 +197,11 @@ def classes(p: Plan) -> list[str]:
         if c.arena != arena:
             arena = c.arena
             out.append(f"/* of {ARENA[arena]} */")
-        holds = HOLDS.get(word(c.name), "")
-        beside = f"{c.slots}: {holds}" if holds else c.slots
-        out.append(f"{head:<{first}} {slot:<{second}} /* {beside} */")
+        beside = str(c.slots)
+        if holds := HOLDS.get(word(c.name)):
+            beside += f": {holds}"
+        line = f"{head:<{first}} {slot:<{second}}"
+        out.append(f"{line} /* {beside} */")
     return out
 
 
@@ -297,13 +299,15 @@ def spans(p: Plan, flat: plan.Flat) -> list[str]:
             continue
         stride = whole * t.flat_step or t.offset_step
         at = t.offset, t.elems, t.count, stride, t.key, t.key_step
-        where = f"{{{', '.join(map(number, at))},"
+        said = ", ".join(map(number, at))
+        where = f"{{{said},"
         frozen = ", frozen" if t.frozen else ""
         name = f"/* {t.name}{frozen} */"
         first = f"{where} {name}"
         out += [first] if len(first) <= COLUMNS - 4 else [name, where]
         begins = f"{real(t.mean, 'f')}, {real(t.std, 'f')}"
-        out.append(f" {begins}, {real(t.rate)}, {real(t.decay)}}},")
+        factors = f"{real(t.rate)}, {real(t.decay)}"
+        out.append(f" {begins}, {factors}}},")
     return out
 
 
@@ -439,9 +443,10 @@ def functions(p: Plan) -> list[str]:
     for f in p.fns:
         _, part = DOES.get(f.body, ("", ""))
         if part and f.name in main:
+            name = f'"{lower(f.name)}"'
             units, each = turns(p, f.name)
             flops = repr(float(f.flops))
-            said = f'"{lower(f.name)}"', f'"{part}"', flops, units, each
+            said = name, f'"{part}"', flops, units, each
             out.append(f"{row(said)},")
     return out
 

@@ -156,10 +156,11 @@ class _Numbers:
         values = [self.number(n, w) for n, w in enumerate(self.whats)]
         names = self.names()
         self.values = [replace(v, of=names.get(v.of, v.of)) for v in values]
-        self.parameters = [
-            replace(x, name=name, what=replace(x.what, name=name))
-            for x, name in zip(self.found, names.values(), strict=True)
-        ]
+        self.parameters = []
+        for x in self.found:
+            name = names[x.name]
+            what = replace(x.what, name=name)
+            self.parameters.append(replace(x, name=name, what=what))
 
     def told(self, core: Verb) -> list[Number | None]:
         """Numbers by those of the core, which has none of the first step's waits."""
@@ -193,13 +194,13 @@ class _Numbers:
 
     def given(self, n: int, what: What) -> Number:
         """A number by a parameter, which may be there already."""
-        each = max(what.width, 1)
+        begin, each = -what.begin, max(what.width, 1)
         for i, x in enumerate(self.found):
             of = [v // x.each for v in self.columns[x.at]]
-            same = on(self.columns[n], -what.begin, each, of)
+            same = on(self.columns[n], begin, each, of)
             if same and alike_(x.what, what):
                 self.found[i] = replace(x, uses=(*x.uses, what))
-                return Number(-what.begin, each, x.name)
+                return Number(begin, each, x.name)
         name = f"#{n}"
         counts = replace(what, width=min(what.width, 1))
         self.found.append(Parameter(name, n, counts, each, (what,)))
@@ -415,7 +416,8 @@ class Verbs:
         plain = {kind: self.plain(x[0]) for kind, x in groups.items()}
         taken: set[str] = set()
         for kind, name in plain.items():
-            same = [k for k in groups if (plain[k], k[0]) == (name, kind[0])]
+            does = name, kind[0]
+            same = [k for k in groups if (plain[k], k[0]) == does]
             least = min(same, key=lambda k: sum(k[1]))
             last = self.more(groups[kind][0], least[1])
             words = [name]
@@ -437,7 +439,8 @@ class Verbs:
 
     def verb(self, name: str, last: Names, alike: list[Hop]) -> None:
         """Of hops that are alike: their verb, and how each is called."""
-        recs, most = _common(alike), _waited(alike)
+        recs = _common(alike)
+        most = _waited(alike)
         own = [h for h in alike if _waits(h, most)]
         core = None
         if len(own) < len(alike):
