@@ -112,7 +112,8 @@ class Sizes:
         own = [x for x in parts if word(x) == unit]
         if unit in self.flats:
             own.append(unit)
-        return next(iter([*own, *parts]), "")
+        own += parts
+        return own[0] if own else ""
 
     def flat(self, s: Step) -> str:
         return self.of.get(_bare(s), "")

@@ -422,7 +422,8 @@ def inbox(p: Plan) -> list[str]:
 def turns(p: Plan, name: str) -> tuple[int, int]:
     """How many units of a micro-batch a function is for, one after the other, and from the last to
     the first where that is negative; 0: one, or in another order. And how often for each."""
-    called = [x.unit for x in p.section("micro_batch").steps if x.op == name]
+    steps = p.section("micro_batch").steps
+    called = [x.unit for x in steps if x.op == name]
     times = called.count(called[0]) if called else 1
     units = called[::times]
     n = len(units)
