@@ -143,7 +143,7 @@ def groups(p: Plan) -> str:
 # What a class holds, by the first word of its name.
 HOLDS = {
     "sums": "exact sums",
-    "hsums": "exact sums, on the host",
+    "hsums": "exact sums",
     "param": "parameters",
     "grad": "gradients",
     "ring": "gathered parameters",
@@ -163,7 +163,7 @@ HOLDS = {
     "up": "parameters for the device",
     "tile": "states from a file",
     "ctl": "a step's constants",
-    "hctl": "a step's constants, on the host",
+    "hctl": "a step's constants",
     "tokens": "a micro-batch",
     "targets": "its targets",
     "table": "a rotary table",

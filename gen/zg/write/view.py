@@ -176,13 +176,18 @@ WHERE = {"host": "on the host", "file": "in a file"}
 def away(p: Plan) -> str:
     """What does not lie on the device; '' where all does."""
     lies = {c.name: c.arena for c in p.classes}
-    found = {
-        (AWAY.get(s.what, "optimizer states"), lies[s.cls]): None
-        for s in p.stores
-    }
+    found: dict[str, dict[str, None]] = {at: {} for at in WHERE}
+    for s in p.stores:
+        what = AWAY.get(s.what, "optimizer states")
+        if s.first:
+            what = f"a part of the {what}"
+        found.setdefault(lies[s.cls], {})[what] = None
     if any(name.startswith("far.") for name in lies):
-        found["activations", "host"] = None
-    said = [f"{what} {WHERE[at]}" for what, at in found if at in WHERE]
+        found["host"]["activations"] = None
+    said = []
+    for at, where in WHERE.items():
+        if found[at]:
+            said.append(f"{where}: {', '.join(found[at])}")
     return "; ".join(said)
 
 
