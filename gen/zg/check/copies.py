@@ -431,7 +431,8 @@ class Moves(Order):
             self.fail(f"group {r.group} has not summed what came")
         if source != r.source:
             self.fail(f"what was sent lies in {r.source}")
-        self.touch(r.source.buffer, r.source.at, r.source.at + r.size, False)
+        end = source.at + r.size
+        self.touch(source.buffer, source.at, end, False)
         self.access(inbox, r.sources * r.size, True)
         self.reductions.remove(r)
         self.peers = tuple(x.source.buffer for x in self.reductions)

@@ -192,9 +192,11 @@ class Effects(Moves):
         if kind != "spans":
             self.fail(f"works on {spans}")
         flat = self.flats[name]
-        l, at = divmod(first.n, flat.shard * self.W)
+        whole = flat.shard * self.W
+        l, at = divmod(first.n, whole)
         even = n.n > 0 and n.n % BLOCK == 0
-        if not even or n.by_rank or l >= flat.count:
+        there = l < flat.count
+        if not even or not there or n.by_rank:
             self.fail(f"works on {n.n} elements of {name}[{l}]")
         return Part(name, l, at, first.by_rank, n.n)
 
@@ -456,14 +458,16 @@ class Effects(Moves):
     ) -> None:
         """All of a step's leaves are one tree after the other, of as many leaves as the plan says;
         what is not counted comes all at once."""
-        head, flat = self.p.head, self.flats[one.flat]
+        head = self.p.head
         times = head.micro_batches if counted else 1
         if total != times * count:
             self.fail(f"a tree of {total}, of {count} at a time")
         if total > 1 and block * one.leaves != head.block:
             self.fail(f"trees of {block} times {one.leaves} leaves")
-        want = pending(total, count, block) if counted else 0
-        planned = flat.mask if counted else want
+        want = planned = 0
+        if counted:
+            want = pending(total, count, block)
+            planned = self.flats[one.flat].mask
         if mask != want or planned != want:
             self.fail(f"pending sums at {mask:#b}, not {want:#b}")
 
@@ -580,8 +584,8 @@ class Effects(Moves):
     ) -> None:
         rows = {f"freq.{n}": t for n, t in enumerate(self.p.tables)}
         row = rows.get(freq)
-        of_all = T.n == self.p.head.sequence
-        if not row or not of_all or D.n != row.head:
+        positions = self.p.head.sequence
+        if not row or (T.n, D.n) != (positions, row.head):
             self.fail(f"turns by {freq} of {T.n} positions, heads of {D.n}")
         made = Run(Table(row.name))
         self.writes(table, 4 * T.n * D.n, made)

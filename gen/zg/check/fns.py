@@ -61,6 +61,18 @@ def _numbered(c: Call, at: int) -> Call:
     return replace(c, args=tuple(at if a == "at" else a for a in c.args))
 
 
+Span = tuple[Formal, str, int, int]  # an operand: where, lo, hi
+
+
+def _apart(out: Span, x: Span) -> bool:
+    """Whether an output lies apart from another operand, or just where it may."""
+    f, where, lo, hi = out
+    formal, there, low, high = x
+    if where != there or hi <= low or high <= lo:
+        return True
+    return formal.name in f.alias and (lo, hi) == (low, high)
+
+
 @dataclass
 class Run(Body):
     """A body whose calls are run, and proven one by one."""
@@ -69,19 +81,19 @@ class Run(Body):
         """Outputs, which come first, overlap nothing, or are exactly where another operand is."""
         row = UNITS[call.kernel]
         dims = self.dims(call, row)
-        spans: list[tuple[Formal, str, int, int]] = []  # where, lo, hi
+        spans: list[Span] = []
         for f, arg in zip(row.formals, call.args, strict=True):
             if f.mode not in "<>" or arg == NULL or f.name in CLASSES:
                 continue
             size = value(f.elems, dims) * self.bytes_of(f.type)
             where, at = self.place(call, arg, size)
             spans.append((f, where, at, at + size))
-        outs = sum(f.mode == ">" for f, *_ in spans)
-        for n, (f, where, lo, hi) in enumerate(spans[:outs]):
-            for there, other, low, high in spans[:n] + spans[n + 1 :]:
-                same = there.name in f.alias and (lo, hi) == (low, high)
-                if where == other and lo < high and low < hi and not same:
-                    self.fail(call, f"{where}+{lo} overlaps another operand")
+        outs = [s for s in spans if s[0].mode == ">"]
+        for n, out in enumerate(outs):
+            others = [x for m, x in enumerate(spans) if m != n]
+            if not all(_apart(out, x) for x in others):
+                _, where, at, _ = out
+                self.fail(call, f"{where}+{at} overlaps another operand")
 
     def forward(self) -> list[Ran]:
         """The calls that forward is made of."""

@@ -34,10 +34,10 @@ class _Gradients:
         for _, number, is_ in fwd:
             for n, what in enumerate(is_):
                 if isinstance(what, tuple) and what[0] != number:
-                    self.uses.setdefault(what, set()).add((number, n))
-        self.of: dict[Made, set[Part]] = {
-            ("dy",): set(self.parts(y, frozenset({"y"})))
-        }
+                    uses = self.uses.setdefault(what, set())
+                    uses.add((number, n))
+        whole = set(self.parts(y, frozenset({"y"})))
+        self.of: dict[Made, set[Part]] = {("dy",): whole}
 
     def whole(self, value: Made) -> Part:
         return value, frozenset(self.uses.get(value, ()))

@@ -80,8 +80,10 @@ def _partial(
 ) -> None:
     """What is written slice by slice is still there; after the last it makes room for the whole."""
     base, at = b.place(c, arg, size)
-    mine = [v for v in b.held.get(base, []) if v.made == (whole,)]
-    if [(v.lo, v.hi) for v in mine] != [(at, at + size)]:
+    held = b.held.get(base, [])
+    mine = [v for v in held if v.made == (whole,)]
+    there = [(v.lo, v.hi) for v in mine]
+    if there != [(at, at + size)]:
         b.fail(c, f"{arg} does not carry on what the slices before made")
     if last:
         b.held[base].remove(mine[0])
@@ -89,13 +91,16 @@ def _partial(
 
 def _sum(b: Body, c: Call, whole: Call, dy: object, elems: int) -> None:
     """dx as f32: it is made when it is rounded."""
+    dx, _, w, *_ = whole.args
     width = number(whole.args[5])
-    weight = b.tensor(c, whole.args[2], 0, width, ("w",)).name
+    weight = b.tensor(c, w, 0, width, ("w",)).name
     b.reads[weight] = None
     is_: list[Any] = [None, dy, weight, *whole.args[3:]]
-    call = b.known.setdefault((whole.kernel, *is_), len(b.known))
-    is_[0] = made = call, 0
-    b.write(c, whole.args[0], 4 * elems, "f32", made)
+    said = (whole.kernel, *is_)
+    call = b.known.setdefault(said, len(b.known))
+    made = call, 0
+    is_[0] = made
+    b.write(c, dx, 4 * elems, "f32", made)
     b.slices.sums.add(made)
     b.ran.append((whole, call, is_))
 

@@ -76,13 +76,12 @@ class Program(Units):
 
     def own_part(self, s: Store, l: int, step: int) -> None:
         """A rank's own part has the state."""
-        want = Run(
-            State(s.what, s.flat.name, l, step), s.lo, s.width, s.flat.shard
-        )
-        by_rank = s.flat.shard * s.width if s.whole else 0
-        run = self.look(
-            Place(self.bytes(s.cls, l), s.at, by_rank), s.n * s.width
-        )
+        shard = s.flat.shard
+        state = State(s.what, s.flat.name, l, step)
+        want = Run(state, s.lo, s.width, shard)
+        by_rank = shard * s.width if s.whole else 0
+        place = Place(self.bytes(s.cls, l), s.at, by_rank)
+        run = self.look(place, s.n * s.width)
         if run != want:
             self.ends(f"{s.cls}[{l}] holds {told(run)}, not {told(want)}")
 

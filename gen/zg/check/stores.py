@@ -43,16 +43,23 @@ def prove(p: Plan, have: dict[str, Class]) -> None:
 def _flat(p: Plan, f: Flat) -> None:
     trains = any(t.flat == f.name and not t.frozen for t in p.tensors)
     every = [(0, f.shard)]
-    wanted = {"params": every, "sum": every * trains}
+    wanted = {"params": every, "sum": every}
+    if not trains:
+        wanted["sum"] = []
     for what, want in wanted.items():
-        stored = p.stored(what, f.name)
-        if [(s.first, s.n) for s in stored] != want:
+        stored = [(s.first, s.n) for s in p.stored(what, f.name)]
+        if stored != want:
             raise CheckError(f"flat {f.name} has not all of its {what}")
+    _types(p, f)
+    masters = {s.dtype for s in p.masters(f)}
+    if trains and "f16" in masters:
+        raise CheckError(f"flat {f.name}: parameters of f16 have no masters")
+
+
+def _types(p: Plan, f: Flat) -> None:
+    """Each state is of the type of its kind."""
     types = {"params": p.head.real, "sum": "f32", "master": "f32"}
     for s in p.stores:
         dtype = types.get(s.what, p.recipe.moments)
         if s.flat == f.name and s.dtype != dtype:
             raise CheckError(f"flat {f.name}: {s.what} is of another type")
-    masters = {s.dtype for s in p.masters(f)}
-    if trains and "f16" in masters:
-        raise CheckError(f"flat {f.name}: parameters of f16 have no masters")

@@ -253,15 +253,15 @@ class Units(Effects):
     def parameters(self, ref: Ref, use: Use, key: Key) -> None:
         """The operand w or p holds all parameters of a flat's instance, up to date."""
         name, l = key
-        flat = self.flats[name]
-        size = flat.shard * self.W * self.real
+        shard = self.flats[name].shard
         slot = self.all_of(self.slot(ref), False)
-        run = slot.read(0, size)
+        run = slot.read(0, shard * self.W * self.real)
         step = self.made if key in self.moving else 0
         state = State("p", name, l, step)
         want = Run(state, 0, self.real)
         at = self.offset(use, key)
-        if run != want or ref.at != at:
+        right = run == want and ref.at == at
+        if not right:
             self.fail(f"{ref} holds {told(run)}, not {told(want)}, at {at}")
 
     # ---- what it writes

@@ -21,10 +21,13 @@ def rounds(spec: Spec, dims: Mapping[str, int], tied: bool, bias: bool) -> int:
     if asked:
         return M // asked
     most = min(CHUNKS, max(1, M // CHUNK))
-    tried = [n for n in range(1, most + 1) if M % n == 0]
-    enough = [n for n in tried if R <= n * VALUES * C]
-    n = enough[0] if enough else tried[-1]
+    for n in range(1, most + 1):
+        if M % n:
+            continue
+        fewest = n
+        if R <= n * VALUES * C:
+            break
     real = ops.BYTES[spec.train.precision]
-    saved = (M - M // n) * R * real
+    saved = (M - M // fewest) * R * real
     cost = 0 if tied or real == 4 else 4 * R * C
-    return n if saved > cost and not bias else 1
+    return fewest if saved > cost and not bias else 1

@@ -52,5 +52,7 @@ def joined(add: Call, norm: Call) -> Call | None:
     args = list(norm.args)
     if args[at["x"]] != total or args[at["more"]] != ("fixed", NULL):
         return None
-    args[at["sum"]], args[at["x"]], args[at["more"]] = total, one, more
+    said = {"sum": total, "x": one, "more": more}
+    for name, value in said.items():
+        args[at[name]] = value
     return replace(norm, args=tuple(args))

@@ -32,11 +32,13 @@ def words(name: str, depth: int) -> str:
     plain = re.sub(r"\{.*?\}", "", last)
     *before, word = plain.split(".")[-depth:]
     own = [other.rpartition(".")[2] for other in others]
-    end = "_" + word.rpartition("_")[2]
+    _, _, end = word.rpartition("_")
+    end = f"_{end}"
     if all(other.endswith(end) for other in own):
         own = [other.removesuffix(end) for other in own]
     text = "_".join([*before, *own, word])
-    return re.sub(r"\W+", "_", text).strip("_").lower() or "layer"
+    text = re.sub(r"\W+", "_", text).strip("_")
+    return text.lower() or "layer"
 
 
 def layers(kind: Kind) -> dict[str, str]:
@@ -88,8 +90,10 @@ def _made(called: dict[str, str], call: Call, formal: Formal) -> str:
     if formal.name in RESIDUAL or call.kernel in RESIDUAL:
         return "residual"
     params = [str(name) for what, name in call.args if what == "param"]
-    kernel = call.kernel.removeprefix("zk_").removesuffix("_fwd")
-    of = called[layer(params[0])[0]] if params else kernel
+    of = call.kernel.removeprefix("zk_").removesuffix("_fwd")
+    if params:
+        name, _ = layer(params[0])
+        of = called[name]
     if formal.name == "y":
         return of
     outputs = {f.name for f in KERNELS[call.kernel].formals}

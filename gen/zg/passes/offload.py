@@ -254,13 +254,14 @@ def land(m: Steps, own: Reduction, l: int) -> None:
 
 def measure(m: Steps) -> None:
     """The norms, added to the step's sums on the host."""
-    device_sums, host_sums = Ref("sums", 0), Ref("hsums", 0)
+    here, there = Ref("sums", 0), Ref("hsums", 0)
+    size = 8 * ops.SUMS
     m.follow("down", "main")
-    m.copy(move("down", device_sums, host_sums), "", 8 * ops.SUMS)
+    m.copy(move("down", here, there), "", size)
     m.follow("host", "down")
     m.norms("host")
     m.follow("up", "host")
-    m.copy(move("up", host_sums, device_sums), "", 8 * ops.SUMS)
+    m.copy(move("up", there, here), "", size)
     m.follow("main", "up")
 
 

@@ -163,12 +163,14 @@ def _slices(spec: Spec, call: Call, t: Tensor, room: int) -> int:
     if call.kernel != "zk_linear_fwd" or call.args[-1] != ("number", 1):
         return 1
     full = spec.cluster.ranks * shard.unit(spec)
-    can = [
-        n
-        for n in range(2, MOST + 1)
-        if t.shape[0] % (n * ROWS) == 0 and t.elems % (n * full) == 0
-    ]
-    return next((n for n in can if t.elems // n <= room), max(can, default=1))
+    found = 1
+    for n in range(2, MOST + 1):
+        if t.shape[0] % (n * ROWS) or t.elems % (n * full):
+            continue
+        found = n
+        if t.elems // n <= room:
+            break
+    return found
 
 
 # ---- calls
@@ -232,12 +234,16 @@ def _parts(body: Body, flats: dict[str, tuple[str, int]]) -> Iterator[Part]:
     for c in body.calls:
         flat, n = flats.get(_weight(c, flats), ("", 1))
         calls, old, slices = runs[-1] if runs else ([], "", 0)
-        alike = flat == old or n == 1 and "" in (flat, old)
-        if runs and n == slices and alike:
-            calls.append(c)
-            runs[-1] = calls, flat or old, n
-        else:
+        alike = flat == old
+        if n == 1 and "" in (flat, old):
+            alike = True
+        if not runs or n != slices or not alike:
             runs.append(([c], flat, n))
+            continue
+        calls.append(c)
+        runs[-1] = calls, flat or old, n
     for number, (calls, _, n) in enumerate(runs):
-        _, rows = calls[0].args[-1] if n > 1 else ("", 0)
-        yield Part(tuple(calls), number, n, int(rows))
+        rows = 0
+        if n > 1:
+            rows = int(calls[0].args[-1][1])
+        yield Part(tuple(calls), number, n, rows)

@@ -241,9 +241,10 @@ def rule(value: object) -> str | dict[str, int]:
         return value
     if not isinstance(value, dict) or value.keys() != {"block"}:
         raise refuse(f"{shown(value)} is no rule", allowed)
-    n = _numeric(value["block"], "integer", allowed)
+    block = value["block"]
+    n = _numeric(block, "integer", allowed)
     if n not in (2**i for i in range(31)):
-        raise refuse(f"a block of {shown(value['block'])}", allowed)
+        raise refuse(f"a block of {shown(block)}", allowed)
     return {"block": int(n)}
 
 

@@ -60,10 +60,11 @@ def enum(rows: Iterable[tuple[str, str]], indent: int = 0) -> list[str]:
     """An enumeration: enumerators, and a comment beside each."""
     made, pad = list(rows), " " * indent
     wide_ = max(len(row) for row, _ in made) + 2
-    body = [
-        f"{pad}    {row + ',':<{wide_}}{f'/* {text} */' if text else ''}".rstrip()
-        for row, text in made
-    ]
+    body = []
+    for row, text in made:
+        beside = f"/* {text} */" if text else ""
+        line = f"{row + ',':<{wide_}}{beside}"
+        body.append(f"{pad}    {line.rstrip()}")
     return [f"{pad}enum {{", *body, f"{pad}}};"]
 
 
@@ -191,7 +192,7 @@ class Calls:
     def rounds(
         self, fn: plan.Fn, used: Collection[str]
     ) -> tuple[dict[tuple[str, int], str], Rows]:
-        """Names of the bytes that operands move by from round to round."""
+        """Names of the strides of operands: bytes that they move by from round to round."""
         names: dict[tuple[str, int], str] = {}
         first: dict[int, str] = {}
         rows = []
@@ -202,7 +203,7 @@ class Calls:
                 key = arg.name or arg.base, arg.by_round
                 if key not in names:
                     name = self.local(
-                        fn, f"{key[0]}_round", [*used, *names.values()]
+                        fn, f"{key[0]}_stride", [*used, *names.values()]
                     )
                     names[key] = name
                     value = first.setdefault(arg.by_round, name)
@@ -232,10 +233,10 @@ class Calls:
     def bytes(self, fn: plan.Fn, n: int) -> str:
         """So many bytes of each rank: of a shard, where they are that."""
         f = self.flats.get(unit_of(fn))
-        width, rest = divmod(n, f.shard) if f else (0, 1)
-        if rest or width not in ops.BYTES.values():
-            return number(n)
-        return f"{width} * {self.flat_number(fn, f.shard)}" if f else ""
+        for width in ops.BYTES.values() if f else ():
+            if f and n == width * f.shard:
+                return f"{width} * {self.flat_number(fn, f.shard)}"
+        return number(n)
 
     def place(self, fn: plan.Fn, arg: Operand, own: _Own) -> str:
         terms = [lower(arg.base)]
@@ -309,16 +310,17 @@ class Calls:
 
     def head(self, fn: plan.Fn) -> list[str]:
         """A comment: what the function does, what it takes with its shape, what it makes."""
-        word, _, unit = fn.name.partition(".")
-        does = DOES[word.removeprefix("near_")][0].format(unit)
-        shape = self.shape if of_unit(fn) else lambda *_: ""
-        near = ", of what stays on the device" * word.startswith("near_")
-        takes, makes = (
-            ", ".join(lower(n) + shape(fn, n) for n in names)
-            for names in (fn.ins, fn.outs)
-        )
-        said = f": {takes}" * bool(takes) + f" -> {makes}" * bool(makes)
-        return comment(f"{does}{near}{said}{self.elements(fn)}")
+        does = DOES[fn.body.removeprefix("near_")][0].format(unit_of(fn))
+        if fn.body.startswith("near_"):
+            does += ", of what stays on the device"
+        for names, sign in ((fn.ins, ": "), (fn.outs, " -> ")):
+            said = ", ".join(self.shaped(fn, name) for name in names)
+            does += sign + said if said else ""
+        return comment(does + self.elements(fn))
+
+    def shaped(self, fn: plan.Fn, name: str) -> str:
+        shape = self.shape(fn, name) if of_unit(fn) else ""
+        return lower(name) + shape
 
     def variables(self, fn: plan.Fn) -> list[str]:
         """A variable for each operand and class that calls name."""
@@ -353,18 +355,20 @@ class Calls:
         places, rows = self.temporary(fn)
         rounds, more = self.rounds(fn, places.values())
         own = _Own(places, rounds)
-        lines = enum([*rows, *more], 4) if rows or more else []
+        rows += more
+        lines = enum(rows, 4) if rows else []
         for text in self.variables(fn):
             lines += wrap(text, 4)
         for times, calls in groupby(fn.calls, key=lambda c: c.rounds):
-            pad = 8 if times > 1 else 4
-            if times > 1:
-                lines.append(f"    for (int64_t c = 0; c < {times}; c++) {{")
+            one = times == 1
+            body = []
             for call in calls:
-                lines += wrap(self.call(fn, call, own), pad)
-            lines += ["    }"] * (times > 1)
-        body = (*self.head(fn), f"FN({lower(fn.name)})", "{", *lines, "}")
-        return Function(unit_of(fn) if of_unit(fn) else "", body)
+                body += wrap(self.call(fn, call, own), 4 if one else 8)
+            loop = f"    for (int64_t c = 0; c < {times}; c++) {{"
+            lines += body if one else [loop, *body, "    }"]
+        head = [*self.head(fn), f"FN({lower(fn.name)})", "{"]
+        unit = unit_of(fn) if of_unit(fn) else ""
+        return Function(unit, (*head, *lines, "}"))
 
     def call(self, fn: plan.Fn, call: plan.Call, own: _Own) -> str:
         args = [self.operand(fn, call, n, own) for n in range(len(call.args))]
@@ -403,11 +407,12 @@ class Calls:
         """All functions, a unit's behind its names."""
         made = [self.function(fn) for fn in self.p.fns]
         out: list[Sequence[str]] = []
-        for name in dict.fromkeys(f.unit for f in made if f.unit):
-            head = self.unit(name)
-            out += [head] * bool(head)
+        for name in dict.fromkeys(f.unit for f in made):
+            head = self.unit(name) if name else []
+            if head:
+                out.append(head)
             out += [f.lines for f in made if f.unit == name]
-        return [*out, *(f.lines for f in made if not f.unit)]
+        return out
 
 
 @dataclass(frozen=True)

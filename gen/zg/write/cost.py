@@ -184,9 +184,14 @@ GROUPS = (
 def memory(p: Plan) -> list[tuple[str, int]]:
     """Bytes of a rank's arena by what they are for; of its host arena, where it has one."""
     groups = {name: title for title, names in GROUPS for name in names}
-    out = {title: 0 for title, _ in GROUPS} | {"the rest": 0}
+    rest = "the rest"
+    out = dict.fromkeys([*(title for title, _ in GROUPS), rest], 0)
     for c in p.classes:
         if (c.arena, c.targets) == ("device", "all"):
-            out[groups.get(c.name.split(".")[0], "the rest")] += c.bytes
-    others = {"the host arena": p.hosted, "the file arena": p.filed}
-    return [*out.items(), *((title, n) for title, n in others.items() if n)]
+            title = groups.get(c.name.partition(".")[0], rest)
+            out[title] += c.bytes
+    if p.hosted:
+        out["the host arena"] = p.hosted
+    if p.filed:
+        out["the file arena"] = p.filed
+    return [*out.items()]

@@ -10,14 +10,23 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import takewhile
+from itertools import chain, takewhile
 
 from ..facts import ops, queues
 from ..plan import plan, roll
 from ..plan.plan import Event, Plan, Step
 from .letters import number
 from .sizes import Sizes, What, product
-from .tables import VARS, comment, flat_names, linear, lower, upper, wrap
+from .tables import (
+    VARS,
+    call,
+    comment,
+    flat_names,
+    linear,
+    lower,
+    upper,
+    wrap,
+)
 from .verbs import BY, Kind, Number, Verb, Verbs
 
 QUEUES = {name: f"ZR_{name.upper()}" for name in queues.QUEUES}
@@ -64,7 +73,7 @@ HANDED = re.compile(
     r"( *)zr_record\(z, (\w+), (.*)\);\n\1zr_wait\(z, (\w+), \3\);"
 )
 HEAD = comment(
-    "---- steps with their waits and their records; l: the unit, slot: of the ring that its "
+    "---- steps with their waits and their records; l: the unit, slot, slot2: of rings that its "
     "buffers take turns in, at: where in a buffer a piece begins, n: its "
     "elements; NAME_now: without the waits of NAME"
 )
@@ -82,18 +91,18 @@ class Steps:
 
     def numbers(self, line: roll.Line) -> roll.Parts[str]:
         """Of a step in loops."""
-        s, out = line.step, []
+        s = line.step
         of: Sizes | Verb = self.verbs.get(s.op, self.sizes)
-        values = zip(
-            of.whats(s).row, roll.numbers(s), line.moduli, strict=True
-        )
-        for n, (what, v, m) in enumerate(values):
-            terms = [
-                (x, g[n]) for x, g in zip(VARS, line.growth, strict=False)
-            ]
+        rows = of.whats(s).row, roll.numbers(s), line.moduli
+        out = []
+        for n, (what, v, m) in enumerate(zip(*rows, strict=True)):
+            grown = [growth[n] for growth in line.growth]
+            terms = [*zip(VARS, grown, strict=False)]
             text = self.sizes.said(what, v, terms)
-            if m > 1 and any(by for _, by in terms):
-                text = f"{text if text in VARS else f'({text})'} % {m}"
+            if m > 1 and any(grown):
+                if text not in VARS:
+                    text = f"({text})"
+                text = f"{text} % {m}"
             out.append(text)
         return roll.parts(s, out)
 
@@ -103,10 +112,11 @@ class Steps:
             return self.sizes.said(what, x.base, [(BY, x.by)])
         if not x.base:
             return linear(0, [(x.of, x.by)])
-        each = replace(what, width=what.width // x.by, part=True)
-        base = self.sizes.said(each, abs(x.base) // x.by)
+        width, n = what.width // x.by, abs(x.base) // x.by
+        each = replace(what, width=width, part=True)
         sign = "-" if x.base < 0 else "+"
-        return product("", x.by, f"({x.of} {sign} {base})", 0)
+        text = f"({x.of} {sign} {self.sizes.said(each, n)})"
+        return product("", x.by, text, 0)
 
     def texts(self, s: Step, values: Sequence[Number]) -> roll.Parts[str]:
         """Of a step of a verb."""
@@ -117,27 +127,26 @@ class Steps:
 
     def statements(self, s: Step, texts: roll.Parts[str]) -> list[str]:
         """Of a step whose numbers are these texts."""
-        queue, refs = QUEUES[s.queue], []
+        queue = QUEUES[s.queue]
+        refs = []
         for r, (index, at) in zip(s.refs, texts.refs, strict=True):
-            place = f"{upper(r.cls)}({index})" + f" + {at}" * (at != "0")
-            called = s.op in self.verbs
-            refs.append(
-                index if called else f"zr_last({place})" if r.last else place
-            )
-        ints = {
-            i.name: self.given(s, i, text)
-            for i, text in zip(s.ints, texts.ints, strict=True)
-        }
-        waits, recs = (
-            [f"{upper(e.name)}({n})" for e, n in zip(es, ns, strict=True)]
-            for es, ns in ((s.waits, texts.waits), (s.recs, texts.recs))
-        )
-        wait = "zr_waits" if len(waits) > 1 else "zr_wait"
-        return [
-            *[f"{wait}(z, {queue}, {', '.join(waits)});"] * bool(waits),
-            *self.work(s, texts.unit, queue, refs, ints),
-            *(f"zr_record(z, {queue}, {x});" for x in recs),
-        ]
+            place = plus(f"{upper(r.cls)}({index})", at)
+            if s.op in self.verbs:
+                place = index
+            elif r.last:
+                place = call("zr_last", place)
+            refs.append(place)
+        ints = {}
+        for i, text in zip(s.ints, texts.ints, strict=True):
+            ints[i.name] = self.given(s, i, text)
+        waits = events(s.waits, texts.waits)
+        out = self.work(s, texts.unit, queue, refs, ints)
+        if waits:
+            wait = "zr_waits" if len(waits) > 1 else "zr_wait"
+            out.insert(0, f"{call(wait, 'z', queue, *waits)};")
+        for x in events(s.recs, texts.recs):
+            out.append(f"{call('zr_record', 'z', queue, x)};")
+        return out
 
     def given(self, s: Step, i: plan.Int, text: str) -> str:
         """A number of a step."""
@@ -148,8 +157,7 @@ class Steps:
             whole = text == number(self.p.cls(cls).stride)
             return f"SIZE({upper(cls)})" if whole else COPIED.get(cls, text)
         if i.per:
-            more = linear(0, [("g", i.per)])
-            return f"{text} + {more}" if text != "0" else more
+            return plus(text, linear(0, [("g", i.per)]))
         return text
 
     def work(
@@ -162,55 +170,51 @@ class Steps:
     ) -> list[str]:
         if s.op == "mark":
             return []
-        if s.op in self.verbs:
-            by = [unit] if self.verbs[s.op].grows else []
-            return [f"{s.op}({', '.join(['z', *by, *refs, *ints.values()])});"]
-        if s.group:
-            width = (
-                "F32" if ints.get("width") == "4" else self.p.head.real.upper()
-            )
-            rest = COMMANDS[s.op][1].format(*refs, **ints, type=f"ZR_{width}")
-            return [f"zr_{s.op}(z, {queue}, {upper(s.group)}, {rest});"]
         if s.op == "batch":
             return [self.batch(refs, ints)]
-        if s.op == "copy":
-            return [self.copy(queue, refs, ints)]
-        fn = self.fns[s.op]
-        operands = [*refs, *(ints[n] for n in fn.ints)] or ["0"]
-        return [f"zr_call(z, {queue}, {lower(s.op)}, {', '.join(operands)});"]
+        if s.op in self.verbs:
+            given = [*refs, *ints.values()]
+            if self.verbs[s.op].grows:
+                given.insert(0, unit)
+            text = call(s.op, "z", *given)
+        elif s.group:
+            type_ = self.p.head.real.upper()
+            if ints.get("width") == "4":
+                type_ = "F32"
+            said = COMMANDS[s.op][1].format(*refs, **ints, type=f"ZR_{type_}")
+            text = call(f"zr_{s.op}", "z", queue, upper(s.group), said)
+        elif s.op == "copy":
+            ranks = ints["from_rank"], ints["to_rank"]
+            places = map(of_rank, refs, ranks)
+            text = call("zr_copy", "z", queue, *places, ints["bytes"])
+        else:
+            given = [*refs, *(ints[n] for n in self.fns[s.op].ints)] or ["0"]
+            text = call("zr_call", "z", queue, lower(s.op), *given)
+        return [f"{text};"]
 
     def batch(self, refs: list[str], ints: dict[str, str]) -> str:
-        times = "" if ints["of_rank"] == "1" else f"{ints['of_rank']} * "
-        micro_batch = f"{times}RANK + {ints['micro_batch']}"
+        each = ints["of_rank"]
+        rank = "RANK" if each == "1" else f"{each} * RANK"
+        micro_batch = plus(rank, ints["micro_batch"])
         if self.p.together == 1:
             return f"zr_batch(z, {micro_batch});"
         return f"zr_batch_at(z, {micro_batch}, {refs[0]} - TOKENS(0));"
 
-    def copy(self, queue: str, refs: list[str], ints: dict[str, str]) -> str:
-        ranks = [ints["from_rank"], ints["to_rank"]]
-        source, to = (
-            f"{ref} + RANK * {by}" if by != "0" else ref
-            for ref, by in zip(refs, ranks, strict=True)
-        )
-        return f"zr_copy(z, {queue}, {source}, {to}, {ints['bytes']});"
-
     def lines(self, nodes: Sequence[roll.Node], depth: int = 0) -> list[str]:
-        out, pad = [], 4 * (depth + 1)
+        out = []
+        pad = 4 * (depth + 1)
+        indent = " " * pad
         for node in nodes:
             if isinstance(node, roll.Line):
                 for text in self.statements(node.step, self.numbers(node)):
                     out += wrap(text, pad)
                 continue
             v, body = VARS[depth], self.lines(node.body, depth + 1)
-            head = (
-                f"{' ' * pad}for (int64_t {v} = 0; {v} < {node.count}; {v}++)"
-            )
-            one = len(body) == 1
-            out += (
-                [head, *body]
-                if one
-                else [f"{head} {{", *body, " " * pad + "}"]
-            )
+            loop = f"for (int64_t {v} = 0; {v} < {node.count}; {v}++)"
+            if len(body) > 1:
+                loop += " {"
+                body.append(f"{indent}}}")
+            out += [indent + loop, *body]
         return handed(out)
 
     # ---- verbs
@@ -219,35 +223,38 @@ class Steps:
         """The call of what a verb does behind its waits, which are numbers that its core lacks."""
         first, *others = v.values
         behind = replace(roll.parts(v.steps[0], first), waits=()).row
-        values = [*behind, *(x for step in others for x in step)]
-        args = [
-            self.said(x.what, values[x.at].over(x.each))
-            for x in core.parameters
-        ]
-        by = [self.said(What(BY), values[0])] * core.grows
-        return f"{core.name}({', '.join(['z', *by, *args])});"
+        values = [*behind, *chain(*others)]
+        args = []
+        for x in core.parameters:
+            args.append(self.said(x.what, values[x.at].over(x.each)))
+        if core.grows:
+            args.insert(0, self.said(What(BY), values[0]))
+        return f"{call(core.name, 'z', *args)};"
 
     def verb(self, v: Verb) -> list[str]:
         """A verb's function."""
-        by = [f"int64_t {BY}"] if v.grows else []
-        formals = ["zr *z", *by, *(f"int64_t {x.name}" for x in v.parameters)]
+        formals = [x.name for x in v.parameters]
+        if v.grows:
+            formals.insert(0, BY)
         body: list[str] = []
-        for s, values in zip(v.steps, v.values, strict=True):
+        for s, values in v.pairs:
             body += self.statements(s, self.texts(s, values))
         if v.core:
             body = [body[0], self.rest(v, self.verbs[v.core])]
-        lines = handed([line for text in body for line in wrap(text, 4)])
-        head = wrap(f"static void {v.name}({', '.join(formals)})", 0)
-        return [*comment(self.head(v)), *head, "{", *lines, "}"]
+        lines = [line for text in body for line in wrap(text, 4)]
+        typed = [f"int64_t {name}" for name in formals]
+        head = f"static void {call(v.name, 'zr *z', *typed)}"
+        out = [*comment(self.head(v)), *wrap(head, 0)]
+        return [*out, "{", *handed(lines), "}"]
 
     def head(self, v: Verb) -> str:
         """What a verb does, what it waits for that is not its own, what others may wait for."""
-        pairs = zip(v.steps, v.values, strict=True)
-        does = [self.does(s, x) for s, x in pairs if s.op != "mark"]
+        does = [self.does(s, x) for s, x in v.pairs if s.op != "mark"]
         text = listed([*dict.fromkeys(does)])
+        text = f"{text[0].upper()}{text[1:]}"
         waits: list[Event] = []
         recs: list[tuple[Event, Number]] = []
-        for s, values in zip(v.steps, v.values, strict=True):
+        for s, values in v.pairs:
             x = roll.parts(s, values)
             for e in zip(s.waits, x.waits, strict=True):
                 if e in recs:
@@ -255,7 +262,6 @@ class Steps:
                 else:
                     waits.append(e[0])
             recs += zip(s.recs, x.recs, strict=True)
-        text = f"{text[0].upper()}{text[1:]}"
         if waits:
             text += f". Waits until {tell(waits)}"
         if recs:
@@ -269,22 +275,39 @@ class Steps:
         """A step of a verb."""
         if s.op in self.fns:
             return f"calls {lower(s.op)}"
-        whats, x = self.sizes.whats(s).ints, roll.parts(s, values).ints
-        f = next(
-            (f for f in self.p.flats if f.name == self.sizes.flat(s)), None
-        )
-        whole = flat_names(self.p, f) if f else {}
-        some = f and any(
-            n.of or n.base // what.width not in whole
-            for n, what, i in zip(x, whats, s.ints, strict=True)
-            if i.name == "bytes" and what.width
-        )
-        cut = "a piece of " * bool(some)
-        read, *others = [upper(r.cls) for r in s.refs]
         tells = COMMANDS[s.op][0]
+        read, *others = [upper(r.cls) for r in s.refs]
         if others == [read]:
             tells = tells.partition(" to ")[0]
-        return tells.format(read, *others, *[""] * (1 - len(others)), cut)
+        cut = "a piece of " if self.some(s, values) else ""
+        to = others or [""]
+        return tells.format(read, *to, cut)
+
+    def some(self, s: Step, values: Sequence[Number]) -> bool:
+        """Whether a step moves a piece of a flat."""
+        f = self.sizes.flats.get(self.sizes.flat(s))
+        whole = flat_names(self.p, f) if f else {}
+        rows = self.sizes.whats(s).ints, roll.parts(s, values).ints
+        for i, what, n in zip(s.ints, *rows, strict=True):
+            if i.name == "bytes" and what.width and f:
+                if n.of or n.base // what.width not in whole:
+                    return True
+        return False
+
+
+def plus(*texts: str) -> str:
+    """The sum of these, less what is 0."""
+    return " + ".join(x for x in texts if x != "0")
+
+
+def of_rank(place: str, by: str) -> str:
+    """A place that lies so many bytes further for each rank."""
+    return place if by == "0" else f"{place} + RANK * {by}"
+
+
+def events(of: Sequence[Event], numbers: Sequence[str]) -> list[str]:
+    pairs = zip(of, numbers, strict=True)
+    return [call(upper(e.name), n) for e, n in pairs]
 
 
 def listed(words: Sequence[str]) -> str:
@@ -296,16 +319,16 @@ def tell(events: Sequence[Event]) -> str:
     """What events say: full.ring.block -> RING_BLOCK is full."""
     said: dict[str, list[str]] = {}
     for e in events:
-        word, _, what = e.name.partition(".")
-        state = {"end": "done with all it was given"}.get(word, word)
-        name = QUEUES[what] if word == "end" else upper(what) or "parameters"
+        state, _, what = e.name.partition(".")
+        name = upper(what) or "parameters"
+        if state == "end":
+            state, name = "done with all it was given", QUEUES[what]
         said.setdefault(state, []).append(name)
     out = []
     for state, x in said.items():
-        one = len({*x}) == 1 and x[0] != "parameters"
-        out.append(
-            f"{listed([*dict.fromkeys(x)])} {'is' if one else 'are'} {state}"
-        )
+        names = [*dict.fromkeys(x)]
+        one = len(names) == 1 and names != ["parameters"]
+        out.append(f"{listed(names)} {'is' if one else 'are'} {state}")
     return listed(out)
 
 
@@ -365,7 +388,7 @@ def sections(p: Plan, sizes: Sizes, flat: bool) -> dict[str, object]:
         parts = _rolled(verbs, shared)
         but = _once(verbs, parts)
         if but:
-            verbs = Verbs(issued, sizes, but)
+            verbs.define(but)
             parts = _rolled(verbs, shared)
         steps.verbs = verbs.verbs
     out = []

@@ -50,8 +50,17 @@ def upper(name: str) -> str:
     return name.replace(".", "_").upper()
 
 
+def word(name: str) -> str:
+    """The first of a name: ring.block -> ring."""
+    return name.partition(".")[0]
+
+
 def lower(name: str) -> str:
     return name.replace(".", "_")
+
+
+def call(name: str, *args: str) -> str:
+    return f"{name}({', '.join(args)})"
 
 
 def real(x: float, end: str = "") -> str:
@@ -63,13 +72,14 @@ def real(x: float, end: str = "") -> str:
 
 def linear(value: int, terms: Iterable[tuple[str, int]]) -> str:
     """value + a sum of variables, each times a number."""
-    grown = [(name, by) for name, by in terms if by]
-    parts = [number(value)] if value or not grown else []
-    for name, by in grown:
+    text = number(value) if value else ""
+    for name, by in terms:
+        if not by:
+            continue
+        sign = "-" if by < 0 else "+" if text else ""
         term = name if abs(by) == 1 else f"{number(abs(by))} * {name}"
-        sign = ("+ " if parts else "") if by > 0 else "- " if parts else "-"
-        parts.append(sign + term)
-    return " ".join(parts)
+        text = f"{text} {sign} {term}" if text else f"{sign}{term}"
+    return text or "0"
 
 
 def wrap(text: str, indent: int) -> list[str]:
@@ -77,12 +87,14 @@ def wrap(text: str, indent: int) -> list[str]:
     comma, of those that would do the last one that is in the fewest braces."""
     out, pad = [], " " * indent
     while len(pad + text) > COLUMNS:
-        cuts = [cut for cut in _commas(text) if cut[1] <= COLUMNS - len(pad)]
+        room = COLUMNS - len(pad)
+        cuts = [(depth, -n) for depth, n in _commas(text) if n <= room]
         if not cuts:
             break
-        _, cut = min(cuts, key=lambda c: (c[0], -c[1]))
-        out.append(pad + text[:cut])
-        text, pad = text[cut + 1 :], " " * (indent + 4)
+        at = -min(cuts)[1]
+        out.append(pad + text[:at])
+        text = text[at + 1 :]
+        pad = " " * (indent + 4)
     return [*out, pad + text]
 
 
@@ -96,15 +108,12 @@ def _commas(text: str) -> list[tuple[int, int]]:
     return out
 
 
-def comment(text: str, indent: int = 0) -> list[str]:
+def comment(text: str) -> list[str]:
     """A comment over lines of at most COLUMNS."""
-    pad = " " * indent
-    lines = textwrap.wrap(text, COLUMNS - indent - 6)
-    first, *rest = [
-        f"{pad}/* {lines[0]}",
-        *(f"{pad} * {line}" for line in lines[1:]),
-    ]
-    return [*[first, *rest][:-1], f"{[first, *rest][-1]} */"]
+    first, *rest = textwrap.wrap(text, COLUMNS - 6)
+    lines = [f"/* {first}", *(f" * {line}" for line in rest)]
+    lines[-1] += " */"
+    return lines
 
 
 def launch_name(name: str) -> str:
@@ -134,7 +143,7 @@ def groups(p: Plan) -> str:
 # What a class holds, by the first word of its name.
 HOLDS = {
     "sums": "exact sums",
-    "hsums": "these, on the host",
+    "hsums": "exact sums",
     "param": "parameters",
     "grad": "gradients",
     "ring": "gathered parameters",
@@ -150,11 +159,11 @@ HOLDS = {
     "pend": "pending sums",
     "part": "sums, to go to the host",
     "acc": "a gradient's f32 sum",
-    "down": "to the host",
-    "up": "to the device",
+    "down": "gradients for the host",
+    "up": "parameters for the device",
     "tile": "states from a file",
     "ctl": "a step's constants",
-    "hctl": "these, on the host",
+    "hctl": "a step's constants",
     "tokens": "a micro-batch",
     "targets": "its targets",
     "table": "a rotary table",
@@ -181,15 +190,18 @@ def classes(p: Plan) -> list[str]:
     """Macros of classes: where a slot of one lies; how many there are, and what they hold."""
     heads = [f"#define {upper(c.name)}(i)" for c in p.classes]
     slots_ = [f"SLOT({c.at}, {c.stride}, i)" for c in p.classes]
-    first, second = max(map(len, heads)), max(map(len, slots_))
+    first = max(map(len, heads))
+    second = max(map(len, slots_))
     out, arena = [], ""
     for c, head, slot in zip(p.classes, heads, slots_, strict=True):
         if c.arena != arena:
             arena = c.arena
             out.append(f"/* of {ARENA[arena]} */")
-        holds = HOLDS.get(c.name.partition(".")[0], "")
-        beside = f"{c.slots}: {holds}" if holds else f"{c.slots}"
-        out.append(f"{head:<{first}} {slot:<{second}} /* {beside} */")
+        beside = str(c.slots)
+        if holds := HOLDS.get(word(c.name)):
+            beside += f": {holds}"
+        line = f"{head:<{first}} {slot:<{second}}"
+        out.append(f"{line} /* {beside} */")
     return out
 
 
@@ -197,10 +209,13 @@ def flat_names(p: Plan, f: plan.Flat, part: bool = False) -> dict[int, str]:
     """Numbers of a flat's elements that have a name: of an instance, of a rank's shard of it, of
     what of that stays on the device and what does not. part: the first, where both are one."""
     name, near = upper(f.name), p.near(f)
-    out = {f.shard * p.head.ranks: f"FLAT_{name}", f.shard: f"SHARD_{name}"}
+    out = {f.shard * p.head.ranks: f"FLAT_{name}"}
+    out[f.shard] = f"SHARD_{name}"
     if near:
         parts = [(near, f"NEAR_{name}"), (f.shard - near, f"FAR_{name}")]
-        out |= dict(parts[::-1] if part else parts)
+        if part:
+            parts.reverse()
+        out.update(parts)
     return out
 
 
@@ -216,9 +231,12 @@ def columns(p: Plan, letters: Letters) -> list[str]:
     elements = {
         n: name for f in p.flats for n, name in flat_names(p, f).items()
     }
+    rounds: dict[str, int] = {}
+    for c in (c for fn in p.fns for c in fn.calls):
+        rounds[c.launch] = max(c.rounds, rounds.get(c.launch, 1))
     out = []
     for launch in p.launches:
-        beside = _shape(launch, letters, elements)
+        beside = _shape(launch, letters, elements, rounds[launch.name])
         said = runs.get(launch.name, [])
         rows = [line for text in said for line in wrap(text, 4)]
         head = f"LAUNCH({launch_name(launch.name)})"
@@ -231,16 +249,21 @@ def columns(p: Plan, letters: Letters) -> list[str]:
 
 
 def _shape(
-    launch: plan.Launch, letters: Letters, elements: Mapping[int, str]
+    launch: plan.Launch,
+    letters: Letters,
+    elements: Mapping[int, str],
+    rounds: int,
 ) -> str:
-    """A launch's shape, as a comment."""
+    """A launch's shape, as a comment. rounds: of its calls."""
     row = kernels.kernel(launch.kernel)
     said = []
     for name, n in zip(row.shape, launch.shape, strict=False):
-        of_flat = elements.get(n, "") if row.own else ""
-        text = of_flat or letters.said(name, n)
-        named = NAMED[name][n] if name in NAMED else f"{name} = {n}"
-        said.append(named if text.isdigit() else text)
+        text = elements.get(n, "") if row.own else ""
+        if not text:
+            text = letters.said(name, n, rounds)
+        if text.isdigit():
+            text = NAMED[name][n] if name in NAMED else f"{name} = {n}"
+        said.append(text)
     return f" /* {', '.join(said)} */" if said else ""
 
 
@@ -259,11 +282,11 @@ def _run(r: plan.Run) -> str:
 
 def _ranges(p: Plan, at: list[int]) -> list[str]:
     """Designators of rows that are alike: one, where they follow each other."""
-    names = [upper(t) for t in p.head.targets]
-    first, last = at[0], at[-1]
-    if len(at) > 1 and at == [*range(first, last + 1)]:
-        return [f"{names[first]} ... {names[last]}"]
-    return [names[n] for n in at]
+    names = [upper(p.head.targets[n]) for n in at]
+    together = at == [*range(at[0], at[-1] + 1)]
+    if len(at) > 1 and together:
+        return [f"{names[0]} ... {names[-1]}"]
+    return names
 
 
 def spans(p: Plan, flat: plan.Flat) -> list[str]:
@@ -275,13 +298,16 @@ def spans(p: Plan, flat: plan.Flat) -> list[str]:
         if t.flat != flat.name:
             continue
         stride = whole * t.flat_step or t.offset_step
-        at = (t.offset, t.elems, t.count, stride, t.key, t.key_step)
+        at = t.offset, t.elems, t.count, stride, t.key, t.key_step
+        said = ", ".join(map(number, at))
+        where = f"{{{said},"
+        frozen = ", frozen" if t.frozen else ""
+        name = f"/* {t.name}{frozen} */"
+        first = f"{where} {name}"
+        out += [first] if len(first) <= COLUMNS - 4 else [name, where]
         begins = f"{real(t.mean, 'f')}, {real(t.std, 'f')}"
-        name = f"/* {t.name}{', frozen' * t.frozen} */"
-        first = f"{{{', '.join(map(number, at))},"
-        beside = len(f"    {first} {name}") <= COLUMNS
-        out += [f"{first} {name}"] if beside else [name, first]
-        out.append(f" {begins}, {real(t.rate)}, {real(t.decay)}}},")
+        factors = f"{real(t.rate)}, {real(t.decay)}"
+        out.append(f" {begins}, {factors}}},")
     return out
 
 
@@ -294,7 +320,7 @@ def files(p: Plan) -> list[str]:
         width = t.shape[1] if len(t.shape) > 1 else 1
         for part in t.parts:
             name, rows = part.split("=")
-            shape = f"{{{rows}, {t.shape[1] if len(t.shape) > 1 else 1}}}"
+            shape = f"{{{rows}, {width}}}"
             found = ops.LAYER.search(name) if t.count > 1 else None
             named = ops.LAYER.sub("%d", name) if found else ops.layer(name, 0)
             fields = [
@@ -321,31 +347,31 @@ def states(p: Plan) -> list[str]:
         for number, f in enumerate(p.flats)
         for s in p.kept(f)
     ]
-    control = p.cls("ctl").at
     return [
         *(line[4:] for text in rows for line in wrap(text, 4)),
-        f'{{"control", {number(control)}, 0, 0, 0, {ops.CTL}, -1, 1, -1, ZR_MAIN, '
-        "ZR_BYTES, NULL},",
+        '{"control", CTL(0), 0, 0, 0, CTL_BYTES, -1, 1, -1, ZR_MAIN, ZR_BYTES, NULL},',
     ]
 
 
 def _state(p: Plan, flat: int, s: plan.Store) -> str:
-    f, c = p.flats[flat], p.cls(s.cls)
-    begin = c.at + stores.begin(p, s)
+    f, cls = p.flats[flat], upper(s.cls)
+    first = flat_names(p, f, part=True).get(s.first, number(s.first))
+    begin = stores.begin(p, s)
+    at = f"{cls}(0)" + f" + {ops.BYTES[s.dtype]} * {first}" * bool(begin)
     over = "-1" if s.whole else upper(s.over)
     near = "near_" if f.first_part(s) else ""
     hashed = f"{near}hash_{lower(f.name)}" if s.what == "master" else "NULL"
     fields = [
         f'"{s.what}"',
-        number(begin),
-        number(c.stride),
-        number(f.shard),
-        number(s.first),
-        number(s.n),
+        at,
+        f"SIZE({cls})",
+        f"SHARD_{upper(f.name)}",
+        first,
+        flat_names(p, f, part=not s.first)[s.n],
         str(flat),
         str(f.count),
         over,
-        ARENAS[c.arena],
+        ARENAS[p.cls(s.cls).arena],
         f"ZR_{s.dtype.upper()}",
         hashed,
     ]
@@ -371,7 +397,8 @@ def filed(p: Plan, cost: dict[str, Any]) -> list[str]:
         default=None,
     )
     widths = {ops.BYTES[s.dtype] for s in there} or {4}
-    at, elements = (tile.at, tile.stride // max(widths)) if tile else (0, 0)
+    at = f"{upper(tile.name)}(0)" if tile else "0"
+    elements = tile.stride // max(widths) if tile else 0
     elements -= (
         elements % 2048 if len(widths) > 1 else 0
     )  # whole pages of two bytes each
@@ -379,7 +406,7 @@ def filed(p: Plan, cost: dict[str, Any]) -> list[str]:
         f'.folder = "{file.path}",',
         f".filed = {number(p.filed)}, .block = {file.block}, .depth = {file.depth},",
         f".loads = {number(cost['loads'])}, .stores = {number(cost['stores'])},",
-        f".brought = {number(at)}, .tile = {elements},",
+        f".brought = {at}, .tile = {elements},",
     ]
 
 
@@ -387,7 +414,7 @@ def inbox(p: Plan) -> list[str]:
     """What the runtime is told of the slots that pieces of leaves come to, where any do."""
     found = [c for c in p.classes if c.name == "inbox"]
     return [
-        f".inbox = INBOX(0), .inbox_step = {number(c.stride)}, .inboxes = {c.slots},"
+        f".inbox = INBOX(0), .inbox_step = SIZE(INBOX), .inboxes = {c.slots},"
         for c in found
     ]
 
@@ -395,13 +422,18 @@ def inbox(p: Plan) -> list[str]:
 def turns(p: Plan, name: str) -> tuple[int, int]:
     """How many units of a micro-batch a function is for, one after the other, and from the last to
     the first where that is negative; 0: one, or in another order. And how often for each."""
-    called = [x.unit for x in p.section("micro_batch").steps if x.op == name]
+    steps = p.section("micro_batch").steps
+    called = [x.unit for x in steps if x.op == name]
     times = called.count(called[0]) if called else 1
     units = called[::times]
     n = len(units)
-    up = [f"{name.partition('.')[2].partition('.')[0]}[{i}]" for i in range(n)]
-    turn = 0 if n < 2 else n if units == up else -n if units == up[::-1] else 0
-    return turn, times if turn else p.together
+    unit = word(name.partition(".")[2])
+    up = [f"{unit}[{i}]" for i in range(n)]
+    if n > 1 and units == up:
+        return n, times
+    if n > 1 and units == up[::-1]:
+        return -n, times
+    return 0, p.together
 
 
 def functions(p: Plan) -> list[str]:
@@ -409,19 +441,23 @@ def functions(p: Plan) -> list[str]:
     part they are, of how many units, flops of a call."""
     main = {x.op for s in p.step for x in s.steps if x.queue == "main"}
     out = []
-    for f in (f for f in p.fns if f.name in main):
-        _, part = DOES.get(f.name.partition(".")[0], ("", ""))
-        if part:
-            fields = f'"{lower(f.name)}", "{part}", {float(f.flops)!r}'
-            out.append(f"{{{fields}, {row(turns(p, f.name))[1:-1]}}},")
+    for f in p.fns:
+        _, part = DOES.get(f.body, ("", ""))
+        if part and f.name in main:
+            name = f'"{lower(f.name)}"'
+            units, each = turns(p, f.name)
+            flops = repr(float(f.flops))
+            said = name, f'"{part}"', flops, units, each
+            out.append(f"{row(said)},")
     return out
 
 
 def slots(p: Plan) -> list[str]:
     """Rows of slots: classes of what dies."""
     return [
-        f"{{{upper(c.name)}(0), {number(c.stride)}, {c.slots}}},"
+        f"{{{name}(0), SIZE({name}), {c.slots}}},"
         for c in p.passing
+        for name in [upper(c.name)]
     ]
 
 

@@ -8,17 +8,25 @@ some do not wait for what most of them do, the verb is two: NAME_now does not wa
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, count, groupby, takewhile
 
-from ..plan.plan import Event, Int, Ref, Step
+from ..plan.operand import Names
+from ..plan.plan import Event, Events, Int, Ref, Step
 from ..plan.roll import Parts, numbers, parts
-from .sizes import Sizes, What
+from .sizes import Sizes, What, held
 from .tables import lower
 
-Shape = tuple[object, ...]
+Shape = int  # the number of all of a step but numbers, last uses, waits and records
 Marks = tuple[
     bool, ...
 ]  # whether each place of a hop is there for the last time
@@ -26,12 +34,11 @@ Kind = tuple[tuple[Shape, ...], Marks]  # of a hop
 Hop = tuple[Step, ...]
 Section = Sequence[Step]
 BY = "l"  # what a verb calls the unit's number
-SLOT = "slot"  # the first parameter that is a slot's number
+SLOT = "slot"  # the first parameter that is a slot's number, or one of several classes
 LINE = 3  # so many points show a line
-REDUCTIONS = ("alltoall", "reducescatter")
 
 
-def names(events: Iterable[Event]) -> tuple[str, ...]:
+def names(events: Iterable[Event]) -> Names:
     return tuple(e.name for e in events)
 
 
@@ -46,31 +53,34 @@ class _Follows:
         self, sections: Iterable[Section], shape: Callable[[Step], Shape]
     ) -> None:
         self.shape = shape
-        self.next: dict[Shape, set[Shape | None]] = {}
-        self.before: dict[Shape, set[Shape | None]] = {}
-        self.waits: dict[Shape, set[tuple[str, ...]]] = {}
-        self.recs: dict[Shape, set[tuple[str, ...]]] = {}
+        self.next = defaultdict[Shape, set[Shape | None]](set)
+        self.before = defaultdict[Shape, set[Shape | None]](set)
+        self.waits = defaultdict[Shape, set[Names]](set)
+        self.recs = defaultdict[Shape, set[Names]](set)
         for steps in sections:
-            kinds = [None, *map(shape, steps), None]
-            for n, s in enumerate(steps):
-                kind = shape(s)
-                last = n > 0 and steps[n - 1].unit == s.unit
-                after = n + 1 < len(steps) and steps[n + 1].unit == s.unit
-                self.before.setdefault(kind, set()).add(
-                    kinds[n] if last else None
-                )
-                self.next.setdefault(kind, set()).add(
-                    kinds[n + 2] if after else None
-                )
-                self.waits.setdefault(kind, set()).add(names(s.waits))
-                self.recs.setdefault(kind, set()).add(names(s.recs))
+            for _, run in groupby(steps, key=lambda s: s.unit):
+                self.add([*run])
+
+    def add(self, run: Section) -> None:
+        """Steps of one unit that follow each other."""
+        kinds = [None, *map(self.shape, run), None]
+        for s, before, after in zip(run, kinds, kinds[2:], strict=False):
+            kind = self.shape(s)
+            self.before[kind].add(before)
+            self.next[kind].add(after)
+            self.waits[kind].add(names(s.waits))
+            self.recs[kind].add(names(s.recs))
 
     def one(self, a: Step, b: Step) -> bool:
         """Whether b belongs to the hop of a."""
         first, second = self.shape(a), self.shape(b)
-        alone = self.next[first] == {second} and self.before[second] == {first}
-        alike = len(self.recs[first]) == 1 and len(self.waits[second]) == 1
-        return alone and alike and "main" not in (a.queue, b.queue)
+        return (
+            "main" not in (a.queue, b.queue)
+            and self.next[first] == {second}
+            and self.before[second] == {first}
+            and len(self.recs[first]) == 1
+            and len(self.waits[second]) == 1
+        )
 
 
 @dataclass(frozen=True)
@@ -83,17 +93,20 @@ class Number:
 
     def over(self, each: int) -> Number:
         """A number of bytes as elements of so many."""
+        assert not self.base % each and not self.by % each
         return replace(self, base=self.base // each, by=self.by // each)
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """Of a verb. at: which number of the hop it is; what: of what; each: so many times it."""
+    """Of a verb. at: which number of the hop it is; what: of what; each: so many times it; uses:
+    what the hop's numbers are that it says."""
 
     name: str
     at: int
     what: What
     each: int = 1
+    uses: tuple[What, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -108,7 +121,11 @@ class Verb:
     parameters: tuple[Parameter, ...]
     grows: bool  # with l
     core: str = ""
-    last: tuple[str, ...] = ()
+    last: Names = ()
+
+    @property
+    def pairs(self) -> Iterator[tuple[Step, tuple[Number, ...]]]:
+        return zip(self.steps, self.values, strict=True)
 
     def whats(self, s: Step) -> Parts[What]:
         """Of each number of a step that calls it."""
@@ -130,52 +147,73 @@ class _Numbers:
         self, alike: Sequence[Hop], sizes: Sizes, core: Verb | None
     ) -> None:
         self.hop = alike[0]
-        rows = [[n for s in hop for n in numbers(s)] for hop in alike]
-        self.columns = list(zip(*rows, strict=True))
+        self.columns = list(zip(*map(row_of, alike), strict=True))
         self.whats = [w for s in self.hop for w in sizes.whats(s).row]
-        self.parameters: list[Parameter] = []
+        self.found: list[Parameter] = []
         self.known: list[Number | None] = [None] * len(self.whats)
         if core:
-            first, *others = core.values
-            row: Parts[Number | None] = parts(core.steps[0], [*first])
-            waits = (None,) * len(self.hop[0].waits)
-            self.known = [*replace(row, waits=waits).row, *chain(*others)]
-        self.values = [self.number(n, w) for n, w in enumerate(self.whats)]
+            self.known = self.told(core)
+        values = [self.number(n, w) for n, w in enumerate(self.whats)]
+        names = self.names()
+        self.values = [replace(v, of=names.get(v.of, v.of)) for v in values]
+        self.parameters = []
+        for x in self.found:
+            name = names[x.name]
+            what = replace(x.what, name=name)
+            self.parameters.append(replace(x, name=name, what=what))
+
+    def told(self, core: Verb) -> list[Number | None]:
+        """Numbers by those of the core, which has none of the first step's waits."""
+        first, *others = core.values
+        row: Parts[Number | None] = parts(core.steps[0], [*first])
+        waits = (None,) * len(self.hop[0].waits)
+        return [*replace(row, waits=waits).row, *chain(*others)]
 
     def number(self, n: int, what: What) -> Number:
-        column, l, known = self.columns[n], self.columns[0], self.known[n]
+        column, known = self.columns[n], self.known[n]
         if known and known.of in ("", BY):
             return known
         if len(set(column)) == 1:
             return Number(column[0])
+        return self.grown(column, what) or self.given(n, what)
+
+    def grown(self, column: Sequence[int], what: What) -> Number | None:
+        """A number that grows with l."""
+        l = self.columns[0]
         if what == What(BY):
             return Number(0, 1, BY)
         base = column[0] - what.by * l[0]
         if what.by and on(column, base, what.by, l):
             return Number(base, what.by, BY)
-        grown = line(column, l)
-        if grown and (not what.cls or abs(grown[1]) == 1):
-            return Number(*grown, BY)
-        each = max(what.width, 1)
-        for x in self.parameters:
-            counted = bool(x.what.cls) == bool(what.cls)
-            of = [v // x.each for v in self.columns[x.at]]
-            same = bool(x.what.width) == bool(what.width)
-            if counted and same and on(column, -what.begin, each, of):
-                return Number(-what.begin, each, x.name)
-        return Number(0, each, self.parameter(n, what))
+        found = line(column, l)
+        if not found or what.turns:
+            return None
+        base, by = found
+        steady = not what.cls or abs(by) == 1
+        return Number(base, by, BY) if steady else None
 
-    def parameter(self, n: int, what: What) -> str:
-        first = what.cls and not any(x.what.cls for x in self.parameters)
-        other = {BY: "unit", "bytes": "n"}.get(what.name, what.name)
-        plain = SLOT if first else other
-        taken = {x.name for x in self.parameters}
-        tries = chain([plain], (f"{plain}{i}" for i in range(2, 99)))
-        named = next(name for name in tries if name not in taken)
-        counts = replace(what, name=named, width=min(what.width, 1))
-        each = max(what.width, 1)
-        self.parameters.append(Parameter(named, n, counts, each))
-        return named
+    def given(self, n: int, what: What) -> Number:
+        """A number by a parameter, which may be there already."""
+        begin, each = -what.begin, max(what.width, 1)
+        for i, x in enumerate(self.found):
+            of = [v // x.each for v in self.columns[x.at]]
+            same = on(self.columns[n], begin, each, of)
+            if same and alike_(x.what, what):
+                self.found[i] = replace(x, uses=(*x.uses, what))
+                return Number(begin, each, x.name)
+        name = f"#{n}"
+        counts = replace(what, width=min(what.width, 1))
+        self.found.append(Parameter(name, n, counts, each, (what,)))
+        return Number(0, each, name)
+
+    def names(self) -> dict[str, str]:
+        """Of parameters, by those that they have until all their uses are found."""
+        out: dict[str, str] = {}
+        first = next((x for x in self.found if x.what.cls), None)
+        for x in self.found:
+            plain = SLOT if x is first else plain_name(x.uses)
+            out[x.name] = free(plain, out.values())
+        return out
 
     @property
     def ordered(self) -> tuple[Parameter, ...]:
@@ -198,6 +236,34 @@ class _Numbers:
         return tuple(tuple(next(left) for _ in numbers(s)) for s in self.hop)
 
 
+def free(name: str, taken: Collection[str], between: str = "") -> str:
+    """A name that is not taken: it, or with a number."""
+    tries = chain([name], (f"{name}{between}{n}" for n in count(2)))
+    return next(x for x in tries if x not in taken)
+
+
+def row_of(hop: Hop) -> list[int]:
+    """All numbers of a hop."""
+    return [n for s in hop for n in numbers(s)]
+
+
+def alike_(a: What, b: What) -> bool:
+    """Whether one parameter may say both."""
+    return (
+        bool(a.cls) == bool(b.cls)
+        and bool(a.width) == bool(b.width)
+        and (a.name == "at") == (b.name == "at")
+    )
+
+
+def plain_name(uses: Sequence[What]) -> str:
+    """What a parameter of these uses is called: by what has the slot, where that is one."""
+    first, classes = uses[0], {held(x.cls) for x in uses}
+    if first.cls:
+        return first.name if len(classes) == 1 else SLOT
+    return {BY: "unit", "bytes": "n"}.get(first.name, first.name)
+
+
 def on(column: Sequence[int], base: int, by: int, of: Sequence[int]) -> bool:
     """Whether a column is base + by * of."""
     return all(y == base + by * x for x, y in zip(of, column, strict=True))
@@ -205,27 +271,25 @@ def on(column: Sequence[int], base: int, by: int, of: Sequence[int]) -> bool:
 
 def line(column: Sequence[int], of: Sequence[int]) -> tuple[int, int] | None:
     """base and by, where a column is base + by * of in more points than two."""
-    xs, at = sorted(set(of)), dict(zip(of, column, strict=True))
-    if len(xs) < LINE:
+    at = dict(zip(of, column, strict=True))
+    if len(at) < LINE:
         return None
-    by = (at[xs[1]] - at[xs[0]]) // (xs[1] - xs[0])
-    base = at[xs[0]] - by * xs[0]
+    first, second, *_ = sorted(at)
+    by = (at[second] - at[first]) // (second - first)
+    base = at[first] - by * first
     return (base, by) if on(column, base, by, of) else None
 
 
 def _common(hops_: Sequence[Hop]) -> int:
     """How many records at the end all have."""
-    all_ = [names(hop[-1].recs) for hop in hops_]
-    least = min(all_, key=len)
-    same = [
-        n for n in range(len(least)) if any(r[n] != least[n] for r in all_)
-    ]
-    return same[0] if same else len(least)
+    found = zip(*(names(hop[-1].recs) for hop in hops_), strict=False)
+    same = takewhile(lambda each: len(set(each)) == 1, found)
+    return sum(1 for _ in same)
 
 
-def _waited(hops_: Sequence[Hop]) -> tuple[str, ...]:
+def _waited(hops_: Sequence[Hop]) -> Names:
     """The last waits that the most hops have, as many as all of these have."""
-    found: Counter[tuple[str, ...]] = Counter()
+    found: Counter[Names] = Counter()
     for hop in hops_:
         all_ = names(hop[0].waits)
         found.update(all_[n:] for n in range(len(all_)))
@@ -238,147 +302,163 @@ def _inside(alike: Sequence[Hop]) -> bool:
     return bool(several) and alike[0][0].op != "mark"
 
 
-def _with(hop: Hop, waits: tuple[Event, ...], recs: tuple[Event, ...]) -> Hop:
-    """A hop that waits for these at first and records those at last."""
-    out = (replace(hop[0], waits=waits), *hop[1:])
-    return (*out[:-1], replace(out[-1], recs=recs))
+@dataclass(frozen=True)
+class _Cut:
+    """A hop as a call of a verb: what it does, and the waits and records beside it."""
+
+    hop: Hop
+    waits: Events
+    recs: Events
+
+
+def _cut(hop: Hop, waits: int, recs: int) -> _Cut:
+    """The verb has so many of the last waits, and of the first records."""
+    given, made = hop[0].waits, hop[-1].recs
+    at = len(given) - waits
+    first = replace(hop[0], waits=given[at:])
+    *others, last = (first, *hop[1:])
+    inside = (*others, replace(last, recs=made[:recs]))
+    return _Cut(inside, given[:at], made[recs:])
+
+
+def _waits(hop: Hop, last: Names) -> bool:
+    """Whether these are a hop's last waits."""
+    all_ = names(hop[0].waits)
+    return all_[len(all_) - len(last) :] == last
 
 
 class Verbs:
-    """The verbs of a program's sections. but: those that are none, as they would be called once."""
+    """The verbs of a program's sections."""
 
-    def __init__(
-        self,
-        sections: Mapping[str, Section],
-        sizes: Sizes,
-        but: frozenset[Kind] = frozenset(),
-    ) -> None:
+    def __init__(self, sections: Mapping[str, Section], sizes: Sizes) -> None:
         self.sizes = sizes
+        self.shapes: dict[object, Shape] = {}
+        self.known: dict[int, Shape] = {}  # by the id of a step
+        self.hops = _hops(sections, self.shape)
+        self.groups = defaultdict[Kind, list[Hop]](list)
+        for hop in chain(*self.hops.values()):
+            self.groups[self.kind(hop)].append(hop)
+        self.define(frozenset())
+
+    def define(self, but: frozenset[Kind]) -> None:
+        """Makes them. but: those that are none, as they would be called once."""
         self.verbs: dict[str, Verb] = {}
         self.of: dict[str, Kind] = {}
-        made = self.hops(list(sections.values()))
-        groups: dict[Kind, list[Hop]] = {}
-        for hop in (h for section in made for h in section):
-            groups.setdefault(self.kind(hop), []).append(hop)
+        self.calls: dict[Hop, list[Step]] = {}
         some = {
             kind: alike
-            for kind, alike in groups.items()
+            for kind, alike in self.groups.items()
             if kind not in but and _inside(alike)
         }
-        self.calls: dict[Hop, list[Step]] = {}
-        for (kind, alike), (name, last) in zip(
-            some.items(), self.named(some), strict=True
-        ):
+        named = self.named(some)
+        for kind, (name, last) in zip(some, named, strict=True):
             self.of[name] = kind
-            self.verb(name, last, alike)
+            self.verb(name, last, some[kind])
         self.sections = {
             name: [s for hop in section for s in self.calls.get(hop, hop)]
-            for name, section in zip(sections, made, strict=True)
+            for name, section in self.hops.items()
         }
 
     # ---- hops
 
     def shape(self, s: Step) -> Shape:
-        """All of a step but numbers, last uses, and what it waits for and records."""
-        ins, outs = (tuple(r.cls for r in x) for x in (s.ins, s.outs))
-        ints = tuple((i.name, i.per) for i in s.ints)
-        return s.queue, s.op, s.group, self.sizes.flat(s), ins, outs, ints
+        """Of a step of a section."""
+        if id(s) not in self.known:
+            said = (
+                s.queue,
+                s.op,
+                s.group,
+                self.sizes.flat(s),
+                tuple(r.cls for r in s.ins),
+                tuple(r.cls for r in s.outs),
+                tuple((i.name, i.per) for i in s.ints),
+            )
+            self.known[id(s)] = self.shapes.setdefault(said, len(self.shapes))
+        return self.known[id(s)]
 
     def kind(self, hop: Hop) -> Kind:
         return tuple(map(self.shape, hop)), marks(hop)
-
-    def hops(self, sections: Sequence[Section]) -> list[list[Hop]]:
-        """Each section's steps, in hops."""
-        follows = _Follows(sections, self.shape)
-        out = []
-        for steps in sections:
-            made: list[list[Step]] = []
-            for s in steps:
-                if made and follows.one(made[-1][-1], s):
-                    made[-1].append(s)
-                else:
-                    made.append([s])
-            out.append([tuple(hop) for hop in made])
-        return out
 
     # ---- names
 
     def plain(self, hop: Hop) -> str:
         """What a hop is called: by its collective and its flat, else by its function, else by its
         queue and what it copies."""
-        first, flat = hop[0], lower(self.sizes.flat(hop[0]))
-        fn = next((s.op for s in hop if s.op in self.sizes.fns), "")
-        met = next((s.op for s in hop if s.group and s.op != "done"), "")
-        if met in REDUCTIONS and (fn or met == "reducescatter"):
+        first, *_ = hop
+        flat = lower(self.sizes.flat(first))
+        fn = met = ""
+        for s in hop:
+            if s.op in self.sizes.fns:
+                fn = fn or s.op
+            elif s.group and s.op != "done":
+                met = met or s.op
+        if met == "reducescatter" or (met == "alltoall" and fn):
             return f"reduce_{flat}"
         if fn and not met:
             return f"run_{lower(fn)}"
-        if first.op == "copy" and not met:
-            stores = [r.cls for r in first.refs if r.cls in self.sizes.stores]
-            copied = (stores or [f"{first.ins[0].cls}.{flat}"])[0]
-            return f"{first.queue}_{lower(copied)}".rstrip("_")
-        return f"{met or first.op}_{flat}".rstrip("_")
+        does, of = met or first.op, flat
+        if does == "copy":
+            does, of = first.queue, self.copied(first, flat)
+        return f"{does}_{of}".rstrip("_")
+
+    def copied(self, s: Step, flat: str) -> str:
+        """What a step copies: a state, else what of a flat."""
+        for r in s.refs:
+            if r.cls in self.sizes.stores:
+                return lower(r.cls)
+        return lower(f"{s.ins[0].cls}.{flat}")
 
     def named(
         self, groups: Mapping[Kind, Sequence[Hop]]
-    ) -> Iterator[tuple[str, tuple[str, ...]]]:
+    ) -> Iterator[tuple[str, Names]]:
         """Names of kinds, and what tells those apart that do the same: who uses more for the last
         time has a name that says so."""
         plain = {kind: self.plain(x[0]) for kind, x in groups.items()}
         taken: set[str] = set()
         for kind, name in plain.items():
-            same = [k for k in groups if plain[k] == name and k[0] == kind[0]]
-            same.sort(key=lambda k: sum(k[1]))
-            refs = [r.cls for s in groups[kind][0] for r in s.refs]
-            flags = zip(refs, kind[1], same[0][1], strict=True)
-            last = [cls for cls, mine, least in flags if mine and not least]
-            words = ["_last"] * bool(last)
+            does = name, kind[0]
+            same = [k for k in groups if (plain[k], k[0]) == does]
+            least = min(same, key=lambda k: sum(k[1]))
+            last = self.more(groups[kind][0], least[1])
+            words = [name]
+            if last:
+                words.append("last")
             if len(same) > 2:
-                words += [f"_{lower(x)}" for x in last]
-            full = text = "".join([name, *words])
-            n = 1
-            while text in taken:
-                n += 1
-                text = f"{full}_{n}"
+                words += map(lower, last)
+            text = free("_".join(words), taken, "_")
             taken.add(text)
             yield text, tuple(dict.fromkeys(last))
 
+    def more(self, hop: Hop, least: Marks) -> list[str]:
+        """Classes that a hop uses for the last time, beside those of these marks."""
+        refs = [r for s in hop for r in s.refs]
+        pairs = zip(refs, least, strict=True)
+        return [r.cls for r, other in pairs if r.last and not other]
+
     # ---- verbs
 
-    def verb(self, name: str, last: tuple[str, ...], alike: list[Hop]) -> None:
+    def verb(self, name: str, last: Names, alike: list[Hop]) -> None:
         """Of hops that are alike: their verb, and how each is called."""
-        count = _common(alike)
+        recs = _common(alike)
         most = _waited(alike)
-
-        def part(hop: Hop, waits: int) -> tuple[Hop, Step]:
-            """What a verb does of a hop, and what is beside that."""
-            cut = len(hop[0].waits) - waits
-            inside = _with(hop, hop[0].waits[cut:], hop[-1].recs[:count])
-            beside = replace(
-                hop[-1], waits=hop[0].waits[:cut], recs=hop[-1].recs[count:]
-            )
-            return inside, beside
-
-        own = {
-            h: names(h[0].waits)[len(h[0].waits) - len(most) :] == most
-            for h in alike
-        }
+        own = [h for h in alike if _waits(h, most)]
         core = None
-        if not all(own.values()):
-            hops = [part(h, 0)[0] for h in alike]
+        if len(own) < len(alike):
+            hops = [_cut(h, 0, recs).hop for h in alike]
             core = self.made(f"{name}_now", hops, last)
-        hops = [part(h, len(most))[0] for h in alike if own[h]]
+        hops = [_cut(h, len(most), recs).hop for h in own]
         self.made(name, hops, last, core)
         for h in alike:
-            hop, beside = part(h, len(most) if own[h] else 0)
-            called = name if own[h] else f"{name}_now"
-            self.calls[h] = self.call(called, hop, beside.waits, beside.recs)
+            called, waits = name, len(most)
+            if not _waits(h, most):
+                called, waits = f"{name}_now", 0
+            self.calls[h] = self.call(called, _cut(h, waits, recs))
 
     def made(
         self,
         name: str,
         alike: list[Hop],
-        last: tuple[str, ...],
+        last: Names,
         core: Verb | None = None,
     ) -> Verb:
         found = _Numbers(alike, self.sizes, core)
@@ -393,29 +473,46 @@ class Verbs:
         )
         return self.verbs[name]
 
-    def call(
-        self,
-        name: str,
-        hop: Hop,
-        waits: tuple[Event, ...],
-        recs: tuple[Event, ...],
-    ) -> list[Step]:
+    def call(self, name: str, cut: _Cut) -> list[Step]:
         """A hop as a step whose op is the verb: l, then the parameters. What it records beside is
         recorded where its last step is."""
-        row, first, last = (
-            [n for s in hop for n in numbers(s)],
-            hop[0],
-            hop[-1],
-        )
-        given = self.verbs[name].parameters
-        refs = tuple(Ref(x.what.cls, row[x.at]) for x in given if x.what.cls)
-        ints = tuple(
-            Int(x.name, row[x.at] // x.each) for x in given if not x.what.cls
-        )
+        first, last = cut.hop[0], cut.hop[-1]
+        row = row_of(cut.hop)
+        refs, ints = [], []
+        for x in self.verbs[name].parameters:
+            n, rest = divmod(row[x.at], x.each)
+            assert not rest
+            if x.what.cls:
+                refs.append(Ref(x.what.cls, n))
+            else:
+                ints.append(Int(x.name, n))
         called = Step(
-            first.queue, name, first.unit, refs, (), ints, waits, recs
+            first.queue,
+            name,
+            first.unit,
+            tuple(refs),
+            ints=tuple(ints),
+            waits=cut.waits,
+            recs=cut.recs,
         )
-        if last.queue == first.queue or not recs:
+        if last.queue == first.queue or not cut.recs:
             return [called]
-        behind = Step(last.queue, "mark", first.unit, recs=recs)
+        behind = Step(last.queue, "mark", first.unit, recs=cut.recs)
         return [replace(called, recs=()), behind]
+
+
+def _hops(
+    sections: Mapping[str, Section], shape: Callable[[Step], Shape]
+) -> dict[str, list[Hop]]:
+    """Each section's steps, in hops."""
+    follows = _Follows(sections.values(), shape)
+    out = {}
+    for name, steps in sections.items():
+        made: list[list[Step]] = []
+        for s in steps:
+            if made and follows.one(made[-1][-1], s):
+                made[-1].append(s)
+            else:
+                made.append([s])
+        out[name] = [tuple(hop) for hop in made]
+    return out

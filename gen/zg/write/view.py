@@ -82,22 +82,27 @@ SHARDED = (
 )
 
 
+def rounded(n: int) -> str:
+    """Bytes in the largest unit of which there is one."""
+    units = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
+    unit = next((u for u, size in units.items() if n >= size), "KiB")
+    return f"{n / units[unit]:.2f} {unit}"
+
+
 def memory_of(p: Plan) -> str:
     """Of a rank, on each target, and in its host's memory and its file."""
     arenas = {t: p.arena(t) for t in p.head.targets}
-    said = [
-        f"{size / 2**30:.2f} GiB on {', '.join(t for t in arenas if arenas[t] == size)}"
-        for size in dict.fromkeys(arenas.values())
-    ]
+    said = []
+    for size in dict.fromkeys(arenas.values()):
+        on = [t for t in arenas if arenas[t] == size]
+        said.append(f"{rounded(size)} on {', '.join(on)}")
     beside = max(reserve.device(p, t) - size for t, size in arenas.items())
     others = {
         "beside it on a GPU, about": beside,
         "of the host's memory": p.hosted,
         "in a file": p.filed,
     }
-    said += [
-        f"{n / 2**30:.2f} GiB {where}" for where, n in others.items() if n
-    ]
+    said += [f"{rounded(n)} {where}" for where, n in others.items() if n]
     return "; ".join(said)
 
 
@@ -110,11 +115,14 @@ def head(p: Plan) -> list[str]:
     tokens = f"{h.ranks * h.micro_batches * h.batch} sequences of {h.sequence} tokens"
     many = f"{h.micro_batches} micro-batch{'es' * (h.micro_batches > 1)}"
     ahead = f"; units are gathered {h.prefetch} ahead" if h.zero == 3 else ""
-    said = {
+    told = {
         "Model": f"{h.params:,} parameters, width {h.width}, vocabulary {h.vocab}",
         "Ranks": f"{ranks}; ZeRO stage {h.zero}: {SHARDED[h.zero]}{ahead}",
         "Numbers": f"{h.real}; optimizer {p.recipe.optimizer}; seed {h.seed}",
         "Step": f"{tokens}: {ranks}, {many} of {h.batch} each",
+        "Sums": sums_of(p),
+        "Recompute": again(p),
+        "Offload": away(p),
         "Memory": f"a rank's arena: {memory_of(p)}",
         "Build": "as out/train.c: ninja out/train for a CPU, ninja out/train-cuda for GPUs",
         "Run": "out/train --data tokens.bin --steps 1000; out/train --help has all options",
@@ -125,13 +133,66 @@ def head(p: Plan) -> list[str]:
         "generate it again."
     )
     lines = [f" * {line}" for line in textwrap.wrap(title, 96)] + [" *"]
-    for word, text in said.items():
-        first, *rest = textwrap.wrap(text, 85)
-        lines += [
-            f" * {word:<9}{first}",
-            *(f" * {'':<9}{line}" for line in rest),
-        ]
+    for word, text in told.items():  # '' says nothing
+        for line in textwrap.wrap(text, 84):
+            lines.append(f" * {word:<11}{line}")
+            word = ""
     return [f"/*{lines[0][2:]}", *lines[1:], " */"]
+
+
+# In which order gradients are added.
+ORDERS = {
+    "ranks": "over ranks first, micro-batch by micro-batch",
+    "local": "on each rank first, once over ranks",
+}
+
+
+def sums_of(p: Plan) -> str:
+    """The order of accumulation; '' where there is none."""
+    h = p.head
+    if h.micro_batches == 1:
+        return ""
+    order = f", {ORDERS[h.order]}" if h.ranks > 1 else ""
+    through = "; they go through each unit together" if p.together > 1 else ""
+    return f"gradients of micro-batches are added{order}{through}"
+
+
+def again(p: Plan) -> str:
+    """What backward computes of forward; '' where that is nothing."""
+    found: set[str] = set()
+    for fn in p.fns:
+        if fn.body == "bwd":
+            kernels = [c.kernel for c in fn.calls]
+            found.update(x[3:-4] for x in kernels if x.endswith("_fwd"))
+    said = ", ".join(sorted(found))
+    return f"backward computes again: {said}" if said else ""
+
+
+# What offloading moves, by a state of a flat; all others are the optimizer's.
+AWAY = {"params": "parameters", "sum": "sums of gradients"}
+WHERE = {"host": "on the host", "file": "in a file"}
+
+
+def away(p: Plan) -> str:
+    """What does not lie on the device; '' where all does."""
+    lies = {c.name: c.arena for c in p.classes}
+    found: dict[str, dict[str, None]] = {at: {} for at in WHERE}
+    for s in p.stores:
+        what = AWAY.get(s.what, "optimizer states")
+        if s.first:
+            what = f"a part of the {what}"
+        found.setdefault(lies[s.cls], {})[what] = None
+    if any(name.startswith("far.") for name in lies):
+        found["host"]["activations"] = None
+    said = []
+    for at, where in WHERE.items():
+        if found[at]:
+            said.append(f"{where}: {', '.join(found[at])}")
+    return "; ".join(said)
+
+
+# Where a call of one operand takes several.
+ONE = "#define ONE(p) ((const void *const[]){p}) /* an array of one */"
 
 
 def quoted(text: str) -> list[str]:
@@ -145,6 +206,7 @@ def view(
 ) -> dict[str, object]:
     """Everything the templates need."""
     letters, sizes = of_plan(p), Sizes(p)
+    blocks = Calls(p, letters).blocks()
     event, events = 0, []
     for e in p.events:
         events.append(f"#define {upper(e.name)}(i) ({event} + (int)(i))")
@@ -176,7 +238,6 @@ def view(
         ],
         "host": number(p.host),
         "inlets": p.cls("inlet").slots,
-        "inlet_step": number(p.cls("inlet").stride),
         "spans": [
             {"name": lower(f.name), "rows": spans(p, f)} for f in p.flats
         ],
@@ -188,7 +249,8 @@ def view(
             for t in p.tables
         ],
         "recipe": recipe(p),
-        "blocks": Calls(p, letters).blocks(),
+        "one": [ONE] * any("ONE(" in x for block in blocks for x in block),
+        "blocks": blocks,
         **sections(p, sizes, flat),
         "micro_batches": micro_batches(p, sizes),
         "functions": functions(p),

@@ -1,15 +1,15 @@
 /* train.c -- gpt2-124m in training, as zgen planned it; do not edit it: generate it again.
  *
- * Model    124,439,808 parameters, width 768, vocabulary 50257
- * Ranks    2 ranks; ZeRO stage 3: optimizer states, gradients and parameters are sharded over
- *          the ranks; units are gathered 1 ahead
- * Numbers  f32; optimizer AdamW; seed 1
- * Step     4 sequences of 256 tokens: 2 ranks, 1 micro-batch of 2 each
- * Memory   a rank's arena: 1.67 GiB on cpu; 1.99 GiB on sm_80, sm_90, sm_100; 1.02 GiB beside it
- *          on a GPU, about
- * Build    as out/train.c: ninja out/train for a CPU, ninja out/train-cuda for GPUs
- * Run      out/train --data tokens.bin --steps 1000; out/train --help has all options
- * Plan     777441f0e454c68526174efe0c0ae825914ca2eac2c15193379832a6a0c9540c
+ * Model      124,439,808 parameters, width 768, vocabulary 50257
+ * Ranks      2 ranks; ZeRO stage 3: optimizer states, gradients and parameters are sharded over
+ *            the ranks; units are gathered 1 ahead
+ * Numbers    f32; optimizer AdamW; seed 1
+ * Step       4 sequences of 256 tokens: 2 ranks, 1 micro-batch of 2 each
+ * Memory     a rank's arena: 1.67 GiB on cpu; 1.99 GiB on sm_80, sm_90, sm_100; 1.02 GiB beside
+ *            it on a GPU, about
+ * Build      as out/train.c: ninja out/train for a CPU, ninja out/train-cuda for GPUs
+ * Run        out/train --data tokens.bin --steps 1000; out/train --help has all options
+ * Plan       777441f0e454c68526174efe0c0ae825914ca2eac2c15193379832a6a0c9540c
  */
 #include <stddef.h>
 #include <stdint.h>
@@ -169,13 +169,13 @@ LAUNCH(L_linear_bwd_b_2) = { /* M, 3 * C */
     [CPU] = {.tile = {16}},
     [SM_80 ... SM_100] = {.part = {{18, 16, 1, 256, 0}, {18, 1, 1, 128, 0}}},
 };
-LAUNCH(L_linear_fwd_4); /* M = 256, R, C, ZK_OUT_IN */
-LAUNCH(L_cross_entropy_0) = { /* M = 256, V, M */
+LAUNCH(L_linear_fwd_4); /* M / 2, R, C, ZK_OUT_IN */
+LAUNCH(L_cross_entropy_0) = { /* M / 2, V, M */
     [CPU] = {.tile = {16}},
     [SM_80 ... SM_100] = {.part = {{256, 1, 1, 512, 0}}},
 };
-LAUNCH(L_linear_bwd_x_4); /* M = 256, R, C, ZK_OUT_IN */
-LAUNCH(L_linear_bwd_w_4); /* M = 256, R, C, ZK_OUT_IN, full = 1 */
+LAUNCH(L_linear_bwd_x_4); /* M / 2, R, C, ZK_OUT_IN */
+LAUNCH(L_linear_bwd_w_4); /* M / 2, R, C, ZK_OUT_IN, full = 1 */
 LAUNCH(L_loss_sum_0) = { /* M */
     [CPU] = {.tile = {16}},
     [SM_80 ... SM_100] = {.part = {{1, 1, 1, 512, 0}}},
@@ -332,12 +332,11 @@ static const zk_recipe recipe = {
 
 /* ---- functions: the kernel calls of a unit, forward or backward, and of what the plan adds;
  * k: the queue's kernels, a: the arena, i: the operands of the call; AT(n): operand n, a place in
- * the arena; HOST(n): operand n, a pointer; ONE(p): an array of one */
+ * the arena; HOST(n): operand n, a pointer */
 #define FN(name) static void name(ANY zr *z, void *k, ANY void *a, ANY const int64_t *i)
 #define ANY __attribute__((unused))
 #define AT(n) zr_at(z, k, a, i, n, __func__)
 #define HOST(n) ((void *)(intptr_t)i[n])
-#define ONE(p) ((const void *const[]){p})
 #define LEN(array) ((int64_t)(sizeof array / sizeof *array))
 #define RANK ((int64_t)zr_rank(z))
 
@@ -476,28 +475,28 @@ enum {
 FN(train_head)
 {
     enum {
-        LN_F = 51470336,            /* (M, C) */
-        LN_F_STAT = 54616064,       /* (M, 2) f32 */
-        LOGITS = 0,                 /* (M / 2, R) */
-        LOSS = 54620160,            /* (M) f32 */
-        D_LN_F = 53043200,          /* (M, C) */
-        LN_F_ROUND = 786432,        /* (M / 2, C) */
-        LOSS_ROUND = 1024,          /* (M / 2) f32 */
-        TARGETS_ROUND = LOSS_ROUND, /* (M / 2) i32 */
-        D_LN_F_ROUND = LN_F_ROUND,  /* (M / 2, C) */
+        LN_F = 51470336,              /* (M, C) */
+        LN_F_STAT = 54616064,         /* (M, 2) f32 */
+        LOGITS = 0,                   /* (M / 2, R) */
+        LOSS = 54620160,              /* (M) f32 */
+        D_LN_F = 53043200,            /* (M, C) */
+        LN_F_STRIDE = 786432,         /* (M / 2, C) */
+        LOSS_STRIDE = 1024,           /* (M / 2) f32 */
+        TARGETS_STRIDE = LOSS_STRIDE, /* (M / 2) i32 */
+        D_LN_F_STRIDE = LN_F_STRIDE,  /* (M / 2, C) */
     };
     void *w = AT(0), *p = AT(1), *x = AT(2), *dx = AT(3), *dw = AT(4), *dp = AT(5),
         *sums = a + SUMS(0), *targets = a + TARGETS(0), *tmp = a + TMP(0), *work = a + WORK(0);
     zk_layernorm_fwd(k, L_layernorm_fwd_0, tmp + LN_F, tmp + LN_F_STAT, NULL, x, NULL, p + LN_F_W,
         p + LN_F_B, M, C, 1e-05 /* eps */);
     for (int64_t c = 0; c < 2; c++) {
-        zk_linear_fwd(k, L_linear_fwd_4, tmp + LOGITS, tmp + LN_F + c * LN_F_ROUND, w + WTE_W, NULL,
-            M / 2, R, C, ZK_OUT_IN);
-        zk_cross_entropy(k, L_cross_entropy_0, tmp + LOSS + c * LOSS_ROUND, tmp + LOGITS,
-            tmp + LOGITS, targets + c * TARGETS_ROUND, NULL, M / 2, V, M);
-        zk_linear_bwd_x(k, L_linear_bwd_x_4, tmp + D_LN_F + c * D_LN_F_ROUND, tmp + LOGITS,
+        zk_linear_fwd(k, L_linear_fwd_4, tmp + LOGITS, tmp + LN_F + c * LN_F_STRIDE, w + WTE_W,
+            NULL, M / 2, R, C, ZK_OUT_IN);
+        zk_cross_entropy(k, L_cross_entropy_0, tmp + LOSS + c * LOSS_STRIDE, tmp + LOGITS,
+            tmp + LOGITS, targets + c * TARGETS_STRIDE, NULL, M / 2, V, M);
+        zk_linear_bwd_x(k, L_linear_bwd_x_4, tmp + D_LN_F + c * D_LN_F_STRIDE, tmp + LOGITS,
             w + WTE_W, M / 2, R, C, ZK_OUT_IN);
-        zk_linear_bwd_w(k, L_linear_bwd_w_4, dw + WTE_W, tmp + LOGITS, tmp + LN_F + c * LN_F_ROUND,
+        zk_linear_bwd_w(k, L_linear_bwd_w_4, dw + WTE_W, tmp + LOGITS, tmp + LN_F + c * LN_F_STRIDE,
             M / 2, R, C, ZK_OUT_IN, 1 /* full */, c);
     }
     zk_loss_sum(k, L_loss_sum_0, sums, tmp + LOSS, targets, M);
@@ -509,25 +508,25 @@ FN(train_head)
 FN(eval_head)
 {
     enum {
-        LN_F = 51470336,            /* (M, C) */
-        LN_F_STAT = 0,              /* (M, 2) f32 */
-        LOGITS = LN_F_STAT,         /* (M / 2, R) */
-        LOSS = 53043200,            /* (M) f32 */
-        ROW = 201088,               /* (C) */
-        DRAWN = LN_F_STAT,          /* (1, R) */
-        LN_F_ROUND = 786432,        /* (M / 2, C) */
-        LOSS_ROUND = 1024,          /* (M / 2) f32 */
-        TARGETS_ROUND = LOSS_ROUND, /* (M / 2) i32 */
+        LN_F = 51470336,              /* (M, C) */
+        LN_F_STAT = 0,                /* (M, 2) f32 */
+        LOGITS = LN_F_STAT,           /* (M / 2, R) */
+        LOSS = 53043200,              /* (M) f32 */
+        ROW = 201088,                 /* (C) */
+        DRAWN = LN_F_STAT,            /* (1, R) */
+        LN_F_STRIDE = 786432,         /* (M / 2, C) */
+        LOSS_STRIDE = 1024,           /* (M / 2) f32 */
+        TARGETS_STRIDE = LOSS_STRIDE, /* (M / 2) i32 */
     };
     void *w = AT(0), *p = AT(1), *x = AT(2), *sums = a + SUMS(0), *targets = a + TARGETS(0),
         *tmp = a + TMP(0);
     zk_layernorm_fwd(k, L_layernorm_fwd_0, tmp + LN_F, tmp + LN_F_STAT, NULL, x, NULL, p + LN_F_W,
         p + LN_F_B, M, C, 1e-05 /* eps */);
     for (int64_t c = 0; c < 2; c++) {
-        zk_linear_fwd(k, L_linear_fwd_4, tmp + LOGITS, tmp + LN_F + c * LN_F_ROUND, w + WTE_W, NULL,
-            M / 2, R, C, ZK_OUT_IN);
-        zk_cross_entropy(k, L_cross_entropy_0, tmp + LOSS + c * LOSS_ROUND, NULL, tmp + LOGITS,
-            targets + c * TARGETS_ROUND, NULL, M / 2, V, M);
+        zk_linear_fwd(k, L_linear_fwd_4, tmp + LOGITS, tmp + LN_F + c * LN_F_STRIDE, w + WTE_W,
+            NULL, M / 2, R, C, ZK_OUT_IN);
+        zk_cross_entropy(k, L_cross_entropy_0, tmp + LOSS + c * LOSS_STRIDE, NULL, tmp + LOGITS,
+            targets + c * TARGETS_STRIDE, NULL, M / 2, V, M);
     }
     zk_loss_sum(k, L_loss_sum_0, sums, tmp + LOSS, targets, M);
     zk_pick(k, L_pick_0, tmp + ROW, tmp + LN_F, targets, M, C);
@@ -698,9 +697,9 @@ FN(factor)
 }
 
 
-/* ---- steps with their waits and their records; l: the unit, slot: of the ring that its buffers
- * take turns in, at: where in a buffer a piece begins, n: its elements; NAME_now: without the
- * waits of NAME */
+/* ---- steps with their waits and their records; l: the unit, slot, slot2: of rings that its
+ * buffers take turns in, at: where in a buffer a piece begins, n: its elements; NAME_now:
+ * without the waits of NAME */
 
 /* Gathers PARAM_PERSISTENT. Waits until ZR_MAIN is done with all it was given; then
  * PARAM_PERSISTENT is full. */
@@ -932,16 +931,23 @@ FN(sample)
 
 /* at, stride, elements of a shard, first, n, flat, instances, over, queue, type, hash */
 static const zr_state states[] = {
-    {"master", 8192, 78778368, 19694592, 0, 19694592, 0, 1, ALL, ZR_MAIN, ZR_F32, hash_embed},
-    {"m", 464044032, 78778368, 19694592, 0, 19694592, 0, 1, ALL, ZR_MAIN, ZR_F32, NULL},
-    {"v", 542822400, 78778368, 19694592, 0, 19694592, 0, 1, ALL, ZR_MAIN, ZR_F32, NULL},
-    {"master", 236343296, 14155776, 3538944, 0, 3538944, 1, 12, ALL, ZR_MAIN, ZR_F32, hash_block},
-    {"m", 857935872, 14155776, 3538944, 0, 3538944, 1, 12, ALL, ZR_MAIN, ZR_F32, NULL},
-    {"v", 1027805184, 14155776, 3538944, 0, 3538944, 1, 12, ALL, ZR_MAIN, ZR_F32, NULL},
-    {"master", 462835712, 598016, 74752, 0, 74752, 2, 1, -1, ZR_MAIN, ZR_F32, hash_persistent},
-    {"m", 1424166912, 299008, 74752, 0, 74752, 2, 1, ALL, ZR_MAIN, ZR_F32, NULL},
-    {"v", 1424465920, 299008, 74752, 0, 74752, 2, 1, ALL, ZR_MAIN, ZR_F32, NULL},
-    {"control", 464031744, 0, 0, 0, 128, -1, 1, -1, ZR_MAIN, ZR_BYTES, NULL},
+    {"master", PARAM_EMBED(0), SIZE(PARAM_EMBED), SHARD_EMBED, 0, SHARD_EMBED, 0, 1, ALL, ZR_MAIN,
+        ZR_F32, hash_embed},
+    {"m", M_EMBED(0), SIZE(M_EMBED), SHARD_EMBED, 0, SHARD_EMBED, 0, 1, ALL, ZR_MAIN, ZR_F32, NULL},
+    {"v", V_EMBED(0), SIZE(V_EMBED), SHARD_EMBED, 0, SHARD_EMBED, 0, 1, ALL, ZR_MAIN, ZR_F32, NULL},
+    {"master", PARAM_BLOCK(0), SIZE(PARAM_BLOCK), SHARD_BLOCK, 0, SHARD_BLOCK, 1, 12, ALL, ZR_MAIN,
+        ZR_F32, hash_block},
+    {"m", M_BLOCK(0), SIZE(M_BLOCK), SHARD_BLOCK, 0, SHARD_BLOCK, 1, 12, ALL, ZR_MAIN, ZR_F32,
+        NULL},
+    {"v", V_BLOCK(0), SIZE(V_BLOCK), SHARD_BLOCK, 0, SHARD_BLOCK, 1, 12, ALL, ZR_MAIN, ZR_F32,
+        NULL},
+    {"master", PARAM_PERSISTENT(0), SIZE(PARAM_PERSISTENT), SHARD_PERSISTENT, 0, SHARD_PERSISTENT,
+        2, 1, -1, ZR_MAIN, ZR_F32, hash_persistent},
+    {"m", M_PERSISTENT(0), SIZE(M_PERSISTENT), SHARD_PERSISTENT, 0, SHARD_PERSISTENT, 2, 1, ALL,
+        ZR_MAIN, ZR_F32, NULL},
+    {"v", V_PERSISTENT(0), SIZE(V_PERSISTENT), SHARD_PERSISTENT, 0, SHARD_PERSISTENT, 2, 1, ALL,
+        ZR_MAIN, ZR_F32, NULL},
+    {"control", CTL(0), 0, 0, 0, CTL_BYTES, -1, 1, -1, ZR_MAIN, ZR_BYTES, NULL},
 };
 
 /* ranks of each */
@@ -978,14 +984,14 @@ static const zr_function functions[] = {
 
 /* of classes that die: at, bytes of a slot, slots */
 static const int64_t slots[][3] = {
-    {GRAD_EMBED(0), 157556736, 1},
-    {GRAD_BLOCK(0), 28311552, 2},
-    {GRAD_PERSISTENT(0), 598016, 1},
-    {RING_EMBED(0), 157556736, 1},
-    {RING_BLOCK(0), 28311552, 2},
-    {X(0), 1572864, 13},
-    {DX(0), 1572864, 2},
-    {SAVE_BLOCK(0), 23625728, 12},
+    {GRAD_EMBED(0), SIZE(GRAD_EMBED), 1},
+    {GRAD_BLOCK(0), SIZE(GRAD_BLOCK), 2},
+    {GRAD_PERSISTENT(0), SIZE(GRAD_PERSISTENT), 1},
+    {RING_EMBED(0), SIZE(RING_EMBED), 1},
+    {RING_BLOCK(0), SIZE(RING_BLOCK), 2},
+    {X(0), SIZE(X), 13},
+    {DX(0), SIZE(DX), 2},
+    {SAVE_BLOCK(0), SIZE(SAVE_BLOCK), 12},
 };
 
 /* bytes of the arena, and those that NCCL takes beside it */
@@ -1010,8 +1016,8 @@ static const zr_program program = {
     .queues =
         1 << ZR_MAIN | 1 << ZR_GATHER | 1 << ZR_REDUCE | 1 << ZR_SUM,
     .space = SPACE(0), .host = 221184, .desk = DESK(0),
-    .inlet = INLET(0), .inlet_step = 4096, .inlets = 4,
-    .inbox = INBOX(0), .inbox_step = 157556736, .inboxes = 2,
+    .inlet = INLET(0), .inlet_step = SIZE(INLET), .inlets = 4,
+    .inbox = INBOX(0), .inbox_step = SIZE(INBOX), .inboxes = 2,
     .ranks = 2, .events = 20, .micro_batches = 1,
     .batch = 2, .sequence = 256, .vocab = 50257,
     .ignore = 65535, .skips = 20,
