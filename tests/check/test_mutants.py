@@ -1,8 +1,8 @@
 """test_mutants.py -- broken plans: the checker refuses them, or they are no worse than the plan.
 
 A mutant is refused, or the same program (canonical form: mutants.py), or harmless: its program
-gives the same losses and the same weights in eager, late and SHUFFLES shuffled runs, where what is
-dead is filled with NaN. There is no list of exceptions, and fewer than SHARE may be harmless."""
+gives the same losses and the same weights in eager, late and shuffled runs (FEW, or MANY in what is
+exhaustive), where what is dead is filled with NaN. There is no list of exceptions, and fewer than SHARE may be harmless."""
 
 import itertools
 import os
@@ -24,7 +24,7 @@ from zg.read import spec
 from zg.search import search
 from zg.write import cost, emit, explain, view
 
-SHUFFLES, SHARE = 20, 0.05
+FEW, MANY, SHARE = 5, 20, 0.05  # runs that are shuffled; mutants
 PIECES = ("zero.reduce_bucket_size=20000", "zero.allgather_bucket_size=20000")
 SMALL = (
     "llama-tiny",
@@ -213,15 +213,18 @@ def told(program: pathlib.Path, data: pathlib.Path, queue: str) -> list[str]:
     return lines if done.returncode == 0 else [f"exit code {done.returncode}"]
 
 
-def runs(
-    p: Plan, data: pathlib.Path, shuffles: int = SHUFFLES
-) -> list[list[str]]:
+def runs(p: Plan, data: pathlib.Path, shuffles: int) -> list[list[str]]:
     program = trainer.build(source(p))
     queues = ["eager", "late", *(f"shuffled:{n}" for n in range(shuffles))]
     return [told(program, data, queue) for queue in queues]
 
 
-def judge(p: Plan, made: Iterable[mutants.Mutant], data: pathlib.Path) -> None:
+def judge(
+    p: Plan,
+    made: Iterable[mutants.Mutant],
+    data: pathlib.Path,
+    shuffles: int = FEW,
+) -> None:
     """Every mutant is refused, the same program or harmless."""
     refused, works = mutants.refusal(p), mutants.played(p)
     pairs = mutants.forced(works)
@@ -242,18 +245,18 @@ def judge(p: Plan, made: Iterable[mutants.Mutant], data: pathlib.Path) -> None:
     want = told(trainer.build(source(p)), data, "eager")
     assert want[-1].startswith("weights")
     for m in open_:
-        got = runs(m.plan, data)
-        assert got == [want] * (2 + SHUFFLES), (
+        got = runs(m.plan, data, shuffles)
+        assert got == [want] * (2 + shuffles), (
             f"not refused, and not harmless: {m.what}"
         )
 
 
 Choice = Callable[[Iterable[mutants.Mutant]], list[mutants.Mutant]]
 OF = pytest.mark.parametrize(
-    "of",
+    "of,shuffles",
     [
-        pytest.param(mutants.sample, id="some"),
-        pytest.param(list, marks=pytest.mark.exhaustive, id="all"),
+        pytest.param(mutants.sample, FEW, id="some"),
+        pytest.param(list, MANY, marks=pytest.mark.exhaustive, id="all"),
     ],
 )
 
@@ -261,9 +264,11 @@ OF = pytest.mark.parametrize(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLANS)
 @OF
-def test_steps(name: str, of: Choice, data: pathlib.Path) -> None:
+def test_steps(
+    name: str, of: Choice, shuffles: int, data: pathlib.Path
+) -> None:
     p = planned(*PLANS[name])
-    judge(p, of(mutants.mutants(p)), data)
+    judge(p, of(mutants.mutants(p)), data, shuffles)
 
 
 @pytest.mark.exhaustive
