@@ -127,6 +127,18 @@ PLANS = {
         "zero.stage=3",
         "train.offload_activations=true",
     ),
+    "two blocks": SMALL,
+    "units stay, all recomputed": (
+        *SMALL,
+        "zero.stage3_max_reuse_distance=1000000",
+        "train.recompute=full",
+    ),
+    "all micro-batches through a unit, all recomputed": (
+        *SMALL,
+        "train.accumulate=layers",
+        "train.recompute=full",
+        "cluster.ranks=2",
+    ),
     "f16": (*SMALL, "train.precision=f16"),
     "the head alone moves": (*SMALL, UNDER),
     "the head alone moves, all micro-batches through a unit": (
@@ -332,8 +344,22 @@ def test_nothing_is_updated_twice(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny", "qwen3-tiny"])
-@pytest.mark.parametrize("precision", ["f32", "bf16"])
+@pytest.mark.parametrize(
+    "name,precision",
+    [
+        ("gpt-tiny", "f32"),
+        ("llama-tiny", "bf16"),
+        ("qwen3-tiny", "f32"),
+        *(
+            pytest.param(name, precision, marks=pytest.mark.exhaustive)
+            for name, precision in (
+                ("gpt-tiny", "bf16"),
+                ("llama-tiny", "f32"),
+                ("qwen3-tiny", "bf16"),
+            )
+        ),
+    ],
+)
 def test_calls(name: str, precision: str, data: pathlib.Path) -> None:
     p = planned(name, f"train.precision={precision}")
     judge_calls(p, mutants.of_calls(p), data)
@@ -408,32 +434,6 @@ def test_tables(keys: tuple[str, ...]) -> None:
     assert [
         m.what for m in mutants.of_tables(p) if not mutants.refused(m.plan)
     ] == []
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        (),
-        ("zero.stage3_max_reuse_distance=1000000", "train.recompute=full"),
-        ("train.accumulate=layers", "train.recompute=full", "cluster.ranks=2"),
-        ("train.precision=f16",),
-        (UNDER,),
-    ],
-    ids=[
-        "",
-        "units stay",
-        "all micro-batches through a unit",
-        "f16",
-        "the head alone moves",
-    ],
-)
-@pytest.mark.slow
-def test_steps_of_a_small_plan(
-    keys: tuple[str, ...], data: pathlib.Path
-) -> None:
-    """Every third mutant of a plan of two blocks: the quick part of `test_steps`."""
-    p = planned(*SMALL, *keys)
-    judge(p, [m for n, m in enumerate(mutants.mutants(p)) if n % 3 == 0], data)
 
 
 @pytest.mark.parametrize(
