@@ -365,6 +365,7 @@ def test_calls(name: str, precision: str, data: pathlib.Path) -> None:
     judge_calls(p, mutants.of_calls(p), data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name,groups", [("llama-tiny", UNDER), ("gpt-tiny", PART)]
 )
@@ -392,6 +393,7 @@ def judge_calls(
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "keys",
     [
@@ -545,6 +547,7 @@ def test_ranks_that_meet_name_their_group(keys: tuple[str, ...]) -> None:
     assert [m.what for m in tried if not refused(m.plan)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["stage 2", "all micro-batches through a unit"]
 )
@@ -569,6 +572,7 @@ def test_kernels_of_the_host(name: str) -> None:
     assert [m.what for m in tried if not mutants.refused(m.plan)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 def test_lists(precision: str) -> None:
     """Without exception. On a CPU, whose launches have no grids that would be others."""

@@ -343,6 +343,7 @@ def test_pieces_that_come_beside_sums(folder: pathlib.Path) -> None:
     assert len(found) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wait,without",
     [
@@ -519,6 +520,7 @@ def test_losses_are_the_cpus(
     assert off[0] <= first and off.max() <= later, off
 
 
+@pytest.mark.slow
 def test_weights_go_from_one_to_the_other(
     folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
