@@ -672,7 +672,7 @@ def test_runs_see_a_race(data: pathlib.Path) -> None:
     works = mutants.played(p)
     assert not mutants.same(mutant, works, mutants.forced(works))
     want = told(trainer.build(source(p)), data, "eager")
-    assert any(got != want for got in runs(mutant, data, 6))
+    assert any(got != want for got in runs(mutant, data, FEW))
 
 
 def test_what_is_the_same_program() -> None:
