@@ -85,6 +85,7 @@ def of_405b() -> str:
     )
 
 
+@pytest.mark.slow
 def test_the_largest_train_c_is_small() -> None:
     assert len(of_405b()) < 100_000
 

@@ -213,6 +213,7 @@ def test_one_demo_or_bench_at_a_time(
     } <= {".alone", ".setup"}
 
 
+@pytest.mark.slow
 def test_every_run_of_tests_counts_for_itself(
     root: pathlib.Path, own: pathlib.Path
 ) -> None:
