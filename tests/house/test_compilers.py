@@ -96,6 +96,7 @@ def busy() -> float:
     return used.ru_utime + used.ru_stime
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_the_largest_train_c_takes_seconds(
     tmp_path: pathlib.Path, compiler: str
