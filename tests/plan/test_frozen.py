@@ -632,7 +632,6 @@ def spread() -> list[law.Way]:
 SPREAD = spread()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("n", range(len(SPREAD)))
 def test_bits(tmp_path: pathlib.Path, n: int) -> None:
     compared(tmp_path, SPREAD[n])
