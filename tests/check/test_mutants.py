@@ -1,8 +1,8 @@
 """test_mutants.py -- broken plans: the checker refuses them, or they are no worse than the plan.
 
 A mutant is refused, or the same program (canonical form: mutants.py), or harmless: its program
-gives the same losses and the same weights in eager, late and SHUFFLES shuffled runs, where what is
-dead is filled with NaN. There is no list of exceptions, and fewer than SHARE may be harmless."""
+gives the same losses and the same weights in eager, late and shuffled runs (FEW, or MANY in what is
+exhaustive), where what is dead is filled with NaN. There is no list of exceptions, and fewer than SHARE may be harmless."""
 
 import itertools
 import os
@@ -24,7 +24,7 @@ from zg.read import spec
 from zg.search import search
 from zg.write import cost, emit, explain, view
 
-SHUFFLES, SHARE = 20, 0.05
+FEW, MANY, SHARE = 5, 20, 0.05  # runs that are shuffled; mutants
 PIECES = ("zero.reduce_bucket_size=20000", "zero.allgather_bucket_size=20000")
 SMALL = (
     "llama-tiny",
@@ -127,6 +127,18 @@ PLANS = {
         "zero.stage=3",
         "train.offload_activations=true",
     ),
+    "two blocks": SMALL,
+    "units stay, all recomputed": (
+        *SMALL,
+        "zero.stage3_max_reuse_distance=1000000",
+        "train.recompute=full",
+    ),
+    "all micro-batches through a unit, all recomputed": (
+        *SMALL,
+        "train.accumulate=layers",
+        "train.recompute=full",
+        "cluster.ranks=2",
+    ),
     "f16": (*SMALL, "train.precision=f16"),
     "the head alone moves": (*SMALL, UNDER),
     "the head alone moves, all micro-batches through a unit": (
@@ -213,15 +225,18 @@ def told(program: pathlib.Path, data: pathlib.Path, queue: str) -> list[str]:
     return lines if done.returncode == 0 else [f"exit code {done.returncode}"]
 
 
-def runs(
-    p: Plan, data: pathlib.Path, shuffles: int = SHUFFLES
-) -> list[list[str]]:
+def runs(p: Plan, data: pathlib.Path, shuffles: int) -> list[list[str]]:
     program = trainer.build(source(p))
     queues = ["eager", "late", *(f"shuffled:{n}" for n in range(shuffles))]
     return [told(program, data, queue) for queue in queues]
 
 
-def judge(p: Plan, made: Iterable[mutants.Mutant], data: pathlib.Path) -> None:
+def judge(
+    p: Plan,
+    made: Iterable[mutants.Mutant],
+    data: pathlib.Path,
+    shuffles: int = FEW,
+) -> None:
     """Every mutant is refused, the same program or harmless."""
     refused, works = mutants.refusal(p), mutants.played(p)
     pairs = mutants.forced(works)
@@ -242,8 +257,8 @@ def judge(p: Plan, made: Iterable[mutants.Mutant], data: pathlib.Path) -> None:
     want = told(trainer.build(source(p)), data, "eager")
     assert want[-1].startswith("weights")
     for m in open_:
-        got = runs(m.plan, data)
-        assert got == [want] * (2 + SHUFFLES), (
+        got = runs(m.plan, data, shuffles)
+        assert got == [want] * (2 + shuffles), (
             f"not refused, and not harmless: {m.what}"
         )
 
@@ -263,7 +278,7 @@ OF = pytest.mark.parametrize(
 @OF
 def test_steps(name: str, of: Choice, data: pathlib.Path) -> None:
     p = planned(*PLANS[name])
-    judge(p, of(mutants.mutants(p)), data)
+    judge(p, of(mutants.mutants(p)), data, MANY if of is list else FEW)
 
 
 @pytest.mark.exhaustive
@@ -329,13 +344,28 @@ def test_nothing_is_updated_twice(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt-tiny", "llama-tiny", "qwen3-tiny"])
-@pytest.mark.parametrize("precision", ["f32", "bf16"])
+@pytest.mark.parametrize(
+    "name,precision",
+    [
+        ("gpt-tiny", "f32"),
+        ("llama-tiny", "bf16"),
+        ("qwen3-tiny", "f32"),
+        *(
+            pytest.param(name, precision, marks=pytest.mark.exhaustive)
+            for name, precision in (
+                ("gpt-tiny", "bf16"),
+                ("llama-tiny", "f32"),
+                ("qwen3-tiny", "bf16"),
+            )
+        ),
+    ],
+)
 def test_calls(name: str, precision: str, data: pathlib.Path) -> None:
     p = planned(name, f"train.precision={precision}")
     judge_calls(p, mutants.of_calls(p), data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name,groups", [("llama-tiny", UNDER), ("gpt-tiny", PART)]
 )
@@ -363,6 +393,7 @@ def judge_calls(
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "keys",
     [
@@ -405,32 +436,6 @@ def test_tables(keys: tuple[str, ...]) -> None:
     assert [
         m.what for m in mutants.of_tables(p) if not mutants.refused(m.plan)
     ] == []
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        (),
-        ("zero.stage3_max_reuse_distance=1000000", "train.recompute=full"),
-        ("train.accumulate=layers", "train.recompute=full", "cluster.ranks=2"),
-        ("train.precision=f16",),
-        (UNDER,),
-    ],
-    ids=[
-        "",
-        "units stay",
-        "all micro-batches through a unit",
-        "f16",
-        "the head alone moves",
-    ],
-)
-@pytest.mark.slow
-def test_steps_of_a_small_plan(
-    keys: tuple[str, ...], data: pathlib.Path
-) -> None:
-    """Every third mutant of a plan of two blocks: the quick part of `test_steps`."""
-    p = planned(*SMALL, *keys)
-    judge(p, [m for n, m in enumerate(mutants.mutants(p)) if n % 3 == 0], data)
 
 
 @pytest.mark.parametrize(
@@ -542,6 +547,7 @@ def test_ranks_that_meet_name_their_group(keys: tuple[str, ...]) -> None:
     assert [m.what for m in tried if not refused(m.plan)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["stage 2", "all micro-batches through a unit"]
 )
@@ -566,6 +572,7 @@ def test_kernels_of_the_host(name: str) -> None:
     assert [m.what for m in tried if not mutants.refused(m.plan)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 def test_lists(precision: str) -> None:
     """Without exception. On a CPU, whose launches have no grids that would be others."""
@@ -665,7 +672,7 @@ def test_runs_see_a_race(data: pathlib.Path) -> None:
     works = mutants.played(p)
     assert not mutants.same(mutant, works, mutants.forced(works))
     want = told(trainer.build(source(p)), data, "eager")
-    assert any(got != want for got in runs(mutant, data, 6))
+    assert any(got != want for got in runs(mutant, data, FEW))
 
 
 def test_what_is_the_same_program() -> None:

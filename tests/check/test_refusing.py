@@ -136,6 +136,7 @@ def outcome(p: Plan) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_texts() -> None:
     rnd, kinds = (
         random.Random(1),
@@ -159,6 +160,7 @@ def test_texts() -> None:
     ), kinds
 
 
+@pytest.mark.slow
 def test_records() -> None:
     rnd, plans = random.Random(1), [parse(text) for text in TEXTS]
     said = [outcome(of_value(rnd.choice(plans), rnd)) for _ in range(400)]

@@ -85,6 +85,7 @@ def of_405b() -> str:
     )
 
 
+@pytest.mark.slow
 def test_the_largest_train_c_is_small() -> None:
     assert len(of_405b()) < 100_000
 
@@ -95,6 +96,7 @@ def busy() -> float:
     return used.ru_utime + used.ru_stime
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_the_largest_train_c_takes_seconds(
     tmp_path: pathlib.Path, compiler: str

@@ -72,6 +72,7 @@ def commands(name: str) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_the_readmes_commands_say_what_it_shows() -> None:
     """Lines that stand between fences are among what the commands print."""
     said = ""

@@ -8,6 +8,7 @@ Invariants
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import pathlib
 import re
@@ -99,8 +100,10 @@ def inputs(target: str) -> list[str]:
     )[1].split()
 
 
+@functools.cache
 def objects(kind: Kind = GCC) -> list[pathlib.Path]:
-    """what a program of build.ninja is linked from beside train.o, brought up to date"""
+    """what a program of build.ninja is linked from beside train.o, brought up to date once for each
+    process"""
     parts = [
         part
         for name in inputs(kind.program)

@@ -615,12 +615,29 @@ def compared(folder: pathlib.Path, way: law.Way, **how: object) -> None:
 FEW = [way for n, way in enumerate(ways()) if n % 12 == 0]
 
 
-@pytest.mark.parametrize("n", range(len(FEW)))
+def spread() -> list[law.Way]:
+    """Rows that meet any two values of all but the family and what is frozen, which take turns."""
+    rest = {k: v for k, v in WAYS.items() if k not in ("family", "frozen")}
+    return [
+        {
+            "family": law.FAMILIES[n % 3],
+            "frozen": FROZEN[n % 13],
+            **row,
+            "offload": row["offload"] if row["stage"] else "none",
+        }
+        for n, row in enumerate(law.covering(rest, 7))
+    ]
+
+
+SPREAD = spread()
+
+
+@pytest.mark.parametrize("n", range(len(SPREAD)))
 def test_bits(tmp_path: pathlib.Path, n: int) -> None:
-    compared(tmp_path, FEW[n])
+    compared(tmp_path, SPREAD[n])
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_bits_of_all_ways(tmp_path: pathlib.Path) -> None:
     for way in ways():
         compared(tmp_path, way)

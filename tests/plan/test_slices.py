@@ -455,11 +455,11 @@ def test_mutants_of_tables() -> None:
     ],
     ids=["", "recomputed", "on the host"],
 )
-def test_mutants_of_steps(keys: tuple[str, ...], data: pathlib.Path) -> None:
-    """Every fifth."""
+@test_mutants.OF
+def test_mutants_of_steps(
+    keys: tuple[str, ...], of: test_mutants.Choice, data: pathlib.Path
+) -> None:
     p = test_mutants.planned(
         *SMALL, "zero.stage3_max_live_parameters=33000", *keys
     )
-    test_mutants.judge(
-        p, [m for n, m in enumerate(mutants.mutants(p)) if n % 5 == 0], data
-    )
+    test_mutants.judge(p, of(mutants.mutants(p)), data)

@@ -860,8 +860,18 @@ def test_what_stays_on_the_host_is_noted() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["f32", "bf16"])
-@pytest.mark.parametrize("name", MIXED | ALONE)
+@pytest.mark.parametrize(
+    "name,precision",
+    [
+        pytest.param(
+            name,
+            precision,
+            marks=[] if n % 2 == m else pytest.mark.exhaustive,
+        )
+        for n, name in enumerate(MIXED | ALONE)
+        for m, precision in enumerate(("f32", "bf16"))
+    ],
+)
 @test_mutants.OF
 def test_a_broken_move_is_refused(
     name: str, precision: str, of: test_mutants.Choice, tmp_path: pathlib.Path
