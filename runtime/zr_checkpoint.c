@@ -228,7 +228,7 @@ static void compare_sums(zr *z, const zr_past *past, const char *folder)
             if (sum[0] == past->sums[at]) continue;
             char name[SHORT * 4];
             zr_stored_name(z->p, &c->stored[i], t, name, sizeof name);
-            zr_fail(z, ZR_ENVIRONMENT,
+            zr_fail(z, ZR_USER,
                     "%s/%s.safetensors: tensor %s is damaged: its checksum is another than "
                     "run.json's; continue from another checkpoint (--resume STEP)",
                     folder, c->stored[i].file, name);
@@ -252,13 +252,14 @@ void zr_checkpoint_load(zr *z)
     if (path(z, folder, c->from, NULL, NULL, why) || path(z, file, c->from, NULL, record, why))
         zr_fail(z, ZR_USER, "--checkpoints %s", why);
     zr_progress(z, "resume", "tensor", c->tensors);
-    if (zr_run_read(z, file, &past, why)) zr_fail(z, ZR_DISAGREE, "%s", why);
-    if (past.steps != c->from) zr_fail(z, ZR_DISAGREE, "%s: is of step %" PRId64, file, past.steps);
+    int bad = zr_run_read(z, file, &past, why);
+    if (bad) zr_fail(z, bad < 0 ? ZR_USER : ZR_DISAGREE, "%s", why);
+    if (past.steps != c->from) zr_fail(z, ZR_USER, "%s: is of step %" PRId64, file, past.steps);
     memset(c->sums, 0, (size_t)c->tensors * sizeof *c->sums);
     /* masters last: the model's own file has what has none */
     for (int i = 0; i < c->nstored; i++) {
         if (zr_stored_read(z, z->p, &c->stored[i], z->rank, folder, sums, why))
-            zr_fail(z, ZR_DISAGREE, "%s", why);
+            zr_fail(z, ZR_USER, "%s", why);
         sums += c->header[i].tensors;
     }
     compare_sums(z, &past, folder);

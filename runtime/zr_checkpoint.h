@@ -22,7 +22,7 @@ typedef struct zr_past {
 void zr_run_open(zr *z, zr_run *r, int64_t sums);
 /* To a file; 0, or -1 and errno. sums[n]: over all ranks */
 int zr_run_write(zr *z, zr_run *r, const uint64_t *sums, int64_t n, int fd);
-/* Fails, and says why, where another recipe, other data or nothing sensible is there. */
+/* 0; -1 and why: it cannot be read; 1 and why: it is of another recipe, or of other data. */
 int zr_run_read(zr *z, const char *file, zr_past *to, char *why);
 
 /* Locks the folder, clears away what is unfinished, finds where to go on; fails where there is no

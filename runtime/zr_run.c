@@ -197,33 +197,37 @@ static const char *line_of(const zr_program *p, const char *key, size_t n)
     return NULL;
 }
 
-/* Every line is the program's, in whatever order. seen: how many of the program's. */
+enum { OTHER = 1 };
+
+static int other(char *why, const char *file, const char *key, const char *theirs, const char *ours)
+{
+    zr_why(why, "%s: its run had %s%.150s; this program has %.150s", file, key, theirs, ours);
+    return OTHER;
+}
+
+/* Every line is the program's, in whatever order. */
 static int read_recipe(zr *z, zr_json *j, const char *file, char *why)
 {
     int64_t n = 0, seen = 0;
-    int bad = 0;
-    while (!bad && zr_json_more(j, '[', &n)) {
+    while (zr_json_more(j, '[', &n)) {
         const char *line = zr_json_text(j);
         if (!line) return -1;
         size_t length = strcspn(line, ":");
         const char *ours = line_of(z->p, line, length);
         seen += ours != NULL;
         if ((ours && !strcmp(ours, line)) || accepted(z, line, length)) continue;
-        bad = zr_why(why, "%s: its run had %.150s; this program has %.150s", file, line,
-                     ours ? ours : "no such key");
+        return other(why, file, "", line, ours ? ours : "no such key");
     }
-    if (!bad && !j->error && seen < z->p->nrecipe)
-        bad = zr_why(why, "%s: its run lacks %" PRId64 " keys that this program has", file,
-                     z->p->nrecipe - seen);
-    return bad;
+    if (j->error || seen == z->p->nrecipe) return j->error ? -1 : 0;
+    return other(why, file, "", "an older recipe", "keys that it lacks");
 }
 
 static int read_data(zr *z, zr_json *j, const char *file, char *why)
 {
     const char *text = zr_json_text(j), *ours = z->checkpoints.data;
     if (!text) return -1;
-    if (!*ours || !strcmp(text, ours) || accepted(z, "data", 4)) return 0;
-    return zr_why(why, "%s: its run had data of %.80s; --data has %.80s", file, text, ours);
+    if (!strcmp(text, ours) || accepted(z, "data", 4)) return 0;
+    return other(why, file, "data of ", text, ours);
 }
 
 static int read_control(zr *z, zr_json *j, const char *file, zr_past *to, char *why)

@@ -53,7 +53,8 @@ def proven(p: Plan) -> bool:
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in PLANS if "recomputed" in name or "gpt" not in name]
+    "name",
+    [name for name in PLANS if "recomputed" in name or "gpt" not in name],
 )
 def test_a_number_in_one_place_is_refused(name: str) -> None:
     p = planned(*PLANS[name])
