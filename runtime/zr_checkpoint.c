@@ -52,7 +52,7 @@ static void find_stored(zr *z, zr_checkpoints *c)
 /* ---- folders */
 
 /* to[ZR_FILE] = DIR/STEP, DIR/STEP/NAME where name; kind: 0 or what makes another name of it */
-static int path(zr *z, char *to, int64_t step, const char *kind, const char *name, char *why)
+static int path_of(zr *z, char *to, int64_t step, const char *kind, const char *name, char *why)
 {
     char folder[SHORT + ZR_FILE / 2];
     snprintf(folder, sizeof folder, "%sstep-%08" PRId64 "%s%s%s", kind ? "." : "", step,
@@ -88,7 +88,7 @@ static int is_whole(zr *z, int64_t step)
 {
     char file[ZR_FILE], why[ZR_WHY];
     struct stat s;
-    return !path(z, file, step, NULL, record, why) && !stat(file, &s);
+    return !path_of(z, file, step, NULL, record, why) && !stat(file, &s);
 }
 
 static int exempt(zr *z, int64_t step) { return z->o->keep_every && step % z->o->keep_every == 0; }
@@ -108,7 +108,7 @@ static void add_kept(zr *z, int64_t step)
 }
 
 /* What is there: whole checkpoints by step; what was left unfinished goes. */
-static void look(zr *z)
+static void look_into(zr *z)
 {
     char why[ZR_WHY], file[ZR_FILE];
     struct dirent *e;
@@ -129,7 +129,7 @@ static void look(zr *z)
 }
 
 /* Two runs must not share a folder; one that is about to end has its time. */
-static void lock(zr *z)
+static void lock_folder(zr *z)
 {
     char file[ZR_FILE], why[ZR_WHY];
     if (zr_make_dir(z->o->checkpoints, why) || zr_path(file, z->o->checkpoints, ".lock", why))
@@ -166,7 +166,7 @@ static void check_room(zr *z)
 }
 
 /* The step to go on from; 0: there is none. */
-static int64_t choose(zr *z)
+static int64_t step_to_resume(zr *z)
 {
     const char *resume = z->o->resume;
     int64_t last = z->checkpoints.last;
@@ -203,13 +203,17 @@ void zr_checkpoint_open(zr *z)
     find_stored(z, c);
     zr_run_open(z, &c->record, c->tensors);
     if (z->rank == 0) {
-        lock(z);
-        look(z);
-        c->from = choose(z);
+        lock_folder(z);
+        look_into(z);
+        c->from = step_to_resume(z);
         check_room(z);
         if (!c->kept) c->kept = zr_get(z, z->o->keep + 2, sizeof *c->kept);
     }
     zr_tell(z, &c->from, sizeof c->from);
+    if (z->o->profile && z->o->profile_first <= c->from)
+        zr_fail(z, ZR_USER,
+                "--profile: the run goes on from step %" PRId64 "; name later --profile-steps",
+                c->from);
     z->step = c->from;
     if (c->from) c->last = c->from;
 }
@@ -249,7 +253,8 @@ void zr_checkpoint_load(zr *z)
     zr_checkpoints *c = &z->checkpoints;
     zr_past past = {.sums = zr_get(z, c->tensors, sizeof *past.sums)};
     uint64_t *sums = c->sums;
-    if (path(z, folder, c->from, NULL, NULL, why) || path(z, file, c->from, NULL, record, why))
+    if (path_of(z, folder, c->from, NULL, NULL, why) ||
+        path_of(z, file, c->from, NULL, record, why))
         zr_fail(z, ZR_USER, "--checkpoints %s", why);
     zr_progress(z, "resume", "tensor", c->tensors);
     int bad = zr_run_read(z, file, &past, why);
@@ -290,16 +295,16 @@ static void close_all(zr_checkpoints *c)
 }
 
 /* The folder under its first name, and its files with all their room. */
-static int begin(zr *z, char *why)
+static int begin_checkpoint(zr *z, char *why)
 {
     zr_checkpoints *c = &z->checkpoints;
     char to[ZR_FILE], name[SHORT];
     for (int i = 0; i < c->nstored; i++) c->fd[i] = -1;
-    if (path(z, to, z->step, ".part", NULL, why)) return -1;
+    if (path_of(z, to, z->step, ".part", NULL, why)) return -1;
     if (mkdir(to, 0777) && errno != EEXIST) return zr_why(why, "%s: %s", to, strerror(errno));
     for (int i = 0; i < c->nstored; i++) {
         snprintf(name, sizeof name, "%s.safetensors", c->stored[i].file);
-        if (path(z, to, z->step, ".part", name, why)) return -1;
+        if (path_of(z, to, z->step, ".part", name, why)) return -1;
         c->fd[i] = zr_stored_begin(&c->header[i], to, why);
         if (c->fd[i] < 0) return -1;
     }
@@ -314,7 +319,7 @@ static int write_states(zr *z, char *why)
     memset(c->sums, 0, (size_t)c->tensors * sizeof *c->sums);
     for (int i = 0; i < c->nstored; i++) {
         snprintf(name, sizeof name, "%s.safetensors", c->stored[i].file);
-        if (path(z, file, z->step, ".part", name, why) ||
+        if (path_of(z, file, z->step, ".part", name, why) ||
             zr_stored_write(z, z->p, &c->stored[i], &c->header[i], z->rank, file, c->chunk, sums,
                             why))
             return -1;
@@ -332,12 +337,13 @@ static int sync_folder(const char *folder)
 }
 
 /* run.json, and then the name that says it is whole. */
-static int finish(zr *z, char *why)
+static int finish_checkpoint(zr *z, char *why)
 {
     zr_checkpoints *c = &z->checkpoints;
     char part[ZR_FILE], file[ZR_FILE], whole[ZR_FILE];
-    if (path(z, part, z->step, ".part", NULL, why) ||
-        path(z, file, z->step, ".part", record, why) || path(z, whole, z->step, NULL, NULL, why))
+    if (path_of(z, part, z->step, ".part", NULL, why) ||
+        path_of(z, file, z->step, ".part", record, why) ||
+        path_of(z, whole, z->step, NULL, NULL, why))
         return -1;
     int fd = open(file, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     int bad = fd < 0 || zr_run_write(z, &c->record, c->sums, c->tensors, fd) || fsync(fd);
@@ -356,7 +362,7 @@ static void prune(zr *z)
     while (c->nkept > z->o->keep) {
         int64_t step = c->kept[0];
         memmove(c->kept, c->kept + 1, (size_t)--c->nkept * sizeof *c->kept);
-        if (path(z, from, step, NULL, NULL, why) || path(z, to, step, ".gone", NULL, why) ||
+        if (path_of(z, from, step, NULL, NULL, why) || path_of(z, to, step, ".gone", NULL, why) ||
             !is_whole(z, step) || rename(from, to) || remove_folder(to))
             zr_print(z, STDERR_FILENO, "checkpoint of step %" PRId64 ": cannot be removed: %s\n",
                      step, strerror(errno));
@@ -381,7 +387,7 @@ static void give_up(zr *z, const char *why)
     if (z->rank) return;
     zr_print(z, STDERR_FILENO, "no checkpoint of step %" PRId64 ": %s\n", z->step,
              *why ? why : "another rank could not write its part");
-    if (!path(z, part, z->step, ".part", NULL, other)) remove_folder(part);
+    if (!path_of(z, part, z->step, ".part", NULL, other)) remove_folder(part);
 }
 
 int zr_checkpoint_save(zr *z)
@@ -392,10 +398,10 @@ int zr_checkpoint_save(zr *z)
     if (c->last == z->step) return 1;
     double begun = zr_now();
     zr_progress(z, "checkpoint", "tensor", c->tensors);
-    int well = all_well(z, z->rank == 0 && begin(z, why));
+    int well = all_well(z, z->rank == 0 && begin_checkpoint(z, why));
     if (well) well = all_well(z, write_states(z, why));
     if (well) add_sums(z);
-    if (well) well = all_well(z, z->rank == 0 && finish(z, why));
+    if (well) well = all_well(z, z->rank == 0 && finish_checkpoint(z, why));
     if (z->rank == 0) close_all(c);
     zr_progress(z, NULL, NULL, 0);
     if (!well) {

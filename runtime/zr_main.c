@@ -297,7 +297,7 @@ static int train(zr *z, double *report, int64_t moved[ZR_MOVED])
 }
 
 /* Saves what there is, and leaves with 75: the run can go on from there. */
-static void leave(zr *z)
+static void save_and_leave(zr *z)
 {
     int is_new = z->step > z->checkpoints.from;
     if (is_new && !zr_checkpoint_save(z))
@@ -431,7 +431,7 @@ static void run_rank(zr *z)
     int64_t moved[ZR_MOVED] = {0};
     begin(z);
     int leaves = train(z, report, moved);
-    if (leaves) leave(z);
+    if (leaves) save_and_leave(z);
     else save(z); /* before anything that may fail or be interrupted */
     if (!leaves) validate(z, z->o->steps);
     zr_log_end(z, report, moved);

@@ -155,10 +155,10 @@ static void set_tune(zr *z, zr_options *o)
 {
     if (!o->tune) return;
     if (!o->gemms || !o->data || o->steps >= 0 || o->val || o->load || o->save || o->sample ||
-        o->hash || o->profile)
+        o->hash || o->profile || o->checkpoints)
         zr_fail(z, ZR_USER,
                 "--tune trains nothing: --data FILE and --gemms FILE go with it, and "
-                "no --steps, --val, --load, --save, --sample, --hash or --profile");
+                "no --steps, --val, --load, --save, --sample, --hash, --profile or --checkpoints");
     o->steps = 1;
     o->no_graph = 1;
 }

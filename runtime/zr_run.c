@@ -21,7 +21,7 @@ enum { FORMAT = 1, WIDTH = 32, HEX = 16 };
 
 /* ---- what is laid out */
 
-static void quoted(FILE *to, const char *name, const char *text)
+static void put_text(FILE *to, const char *name, const char *text)
 {
     fprintf(to, "\"%s\": ", name);
     zr_json_quote(to, text);
@@ -29,7 +29,7 @@ static void quoted(FILE *to, const char *name, const char *text)
 }
 
 /* Room for a number; returns its place. */
-static int64_t field(FILE *to, const char *name, const char *end)
+static int64_t put_field(FILE *to, const char *name, const char *end)
 {
     fprintf(to, "\"%s\": ", name);
     int64_t at = ftell(to);
@@ -67,27 +67,27 @@ static void put_lines(FILE *to, const char *name, const char *const *line, int n
 
 static int is_number(const zr_state *s) { return s->flat < 0; }
 
-static void put_all(zr *z, layout *l)
+static void put_run(zr *z, layout *l)
 {
     const zr_program *p = z->p;
     FILE *to = l->to;
     zr_checkpoints *c = &z->checkpoints;
     int at = 0;
     fprintf(to, "{\"format\": %d,\n", FORMAT);
-    quoted(to, "name", p->name);
-    quoted(to, "version", zr_release);
-    quoted(to, "plan", p->plan);
-    quoted(to, "layout", p->layout);
-    quoted(to, "sources", zr_digest);
-    quoted(to, "kernels", p->object());
-    quoted(to, "data", c->data);
-    quoted(to, "accepted", z->o->accept_change ? z->o->accept_change : "");
+    put_text(to, "name", p->name);
+    put_text(to, "version", zr_release);
+    put_text(to, "plan", p->plan);
+    put_text(to, "layout", p->layout);
+    put_text(to, "sources", zr_digest);
+    put_text(to, "kernels", p->object());
+    put_text(to, "data", c->data);
+    put_text(to, "accepted", z->o->accept_change ? z->o->accept_change : "");
     put_lines(to, "recipe", p->recipe, p->nrecipe);
-    l->r->number[at++] = field(to, "steps", ",\n");
-    l->r->number[at++] = field(to, "skipped", ",\n");
-    l->r->number[at++] = field(to, "skips", ",\n\"control\": {");
+    l->r->number[at++] = put_field(to, "steps", ",\n");
+    l->r->number[at++] = put_field(to, "skipped", ",\n");
+    l->r->number[at++] = put_field(to, "skips", ",\n\"control\": {");
     for (const zr_state *s = p->states; s < p->states + p->nstates; s++)
-        if (is_number(s)) l->r->number[at++] = field(to, s->what, ", ");
+        if (is_number(s)) l->r->number[at++] = put_field(to, s->what, ", ");
     fprintf(to, "\"end\": 0},\n\"sums\": {");
     for (int i = 0; i < c->nstored; i++) {
         fprintf(to, "%s\n \"%s\": {", i ? "," : "", c->stored[i].file);
@@ -106,7 +106,7 @@ void zr_run_open(zr *z, zr_run *r, int64_t sums)
     r->number = zr_get(z, numbers, sizeof *r->number);
     r->sum = zr_get(z, sums, sizeof *r->sum);
     FILE *to = open_memstream(&r->text, &n);
-    if (to) put_all(z, &(layout){.to = to, .r = r});
+    if (to) put_run(z, &(layout){.to = to, .r = r});
     if (!to || fclose(to)) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
     r->n = (int64_t)n;
 }
@@ -153,7 +153,7 @@ int zr_run_write(zr *z, zr_run *r, const uint64_t *sums, int64_t n, int fd)
 /* ---- reading */
 
 /* All of a file, with a 0 behind it; NULL and why. */
-static char *slurp(const char *file, int64_t *n, char *why)
+static char *read_whole(const char *file, int64_t *n, char *why)
 {
     struct stat s;
     char *text = NULL;
@@ -305,7 +305,7 @@ int zr_run_read(zr *z, const char *file, zr_past *to, char *why)
     enum { ALL = 127 };
     int64_t length, n = 0, format = -1;
     int seen = 0, bad = 0;
-    char *text = slurp(file, &length, why);
+    char *text = read_whole(file, &length, why);
     if (!text) return -1;
     zr_json j = {text, text + length, NULL};
     while (!bad && zr_json_more(&j, '{', &n)) {

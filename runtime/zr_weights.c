@@ -53,7 +53,7 @@ static const zr_state *row(const zr_program *p, const zr_stored *f, const zr_ten
 }
 
 /* Does a file have this tensor? */
-static int has(const zr_program *p, const zr_stored *f, const zr_tensor *t)
+static int is_stored(const zr_program *p, const zr_stored *f, const zr_tensor *t)
 {
     int slice = 0;
     return row(p, f, t, NULL, &slice) != NULL;
@@ -95,7 +95,7 @@ struct zr_chunk {
 
 zr_chunk *zr_chunk_new(void) { return malloc(sizeof(zr_chunk)); }
 
-static int64_t width(int type) { return type == ZR_F32 ? 4 : 2; }
+static int64_t width_of(int type) { return type == ZR_F32 ? 4 : 2; }
 
 /* Where a chunk has elements of a type */
 static void *elements_of(zr_chunk *c, int type)
@@ -147,7 +147,7 @@ static void put_string(FILE *f, const char *s)
 static void put_entry(FILE *to, const zr_stored *f, const zr_tensor *t, int i, int64_t *at)
 {
     char name[NAME], shape[64];
-    int64_t end = *at + width(f->type) * elements(t);
+    int64_t end = *at + width_of(f->type) * elements(t);
     fputc(',', to);
     put_string(to, instance(name, t, i));
     fprintf(to, ":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%" PRId64 ",%" PRId64 "]}",
@@ -168,7 +168,8 @@ int zr_stored_open(zr_header *h, const zr_program *p, const zr_stored *f)
     put_string(to, p->layout);
     fputc('}', to);
     for (int k = 0; k < p->ntensors; k++)
-        for (int i = 0; has(p, f, &p->tensors[k]) && i < p->tensors[k].count; i++, h->tensors++)
+        for (int i = 0; is_stored(p, f, &p->tensors[k]) && i < p->tensors[k].count;
+             i++, h->tensors++)
             put_entry(to, f, &p->tensors[k], i, &h->data);
     fputc('}', to);
     while (ftell(to) % PAGE) fputc(' ', to);
@@ -217,8 +218,8 @@ static int write_piece(int fd, zr *z, const zr_stored *f, const zr_state *s, pie
         zr_read(z, s->queue, elements_of(c, s->type), q.at + zr_width(s) * i, zr_width(s) * some);
         convert(c, s->type, f->type, some);
         if (sum) *sum += sum_of(c, f->type, q.skip + i, 0, some);
-        if (zr_write_at(fd, elements_of(c, f->type), width(f->type) * some,
-                        at + width(f->type) * (q.skip + i)))
+        if (zr_write_at(fd, elements_of(c, f->type), width_of(f->type) * some,
+                        at + width_of(f->type) * (q.skip + i)))
             return -1;
     }
     return 0;
@@ -231,7 +232,8 @@ static int write_pieces(zr *z, const zr_program *p, const zr_stored *f, int rank
     int slice = 0;
     for (int k = 0; k < p->ntensors; k++) {
         const zr_tensor *t = &p->tensors[k];
-        for (int i = 0; has(p, f, t) && i < t->count; i++, at += width(f->type) * elements(t)) {
+        for (int i = 0; is_stored(p, f, t) && i < t->count;
+             i++, at += width_of(f->type) * elements(t)) {
             zr_progress_next(z);
             for (const zr_state *s = row(p, f, t, NULL, &slice); s; s = row(p, f, t, s, &slice)) {
                 piece q = part(p, t, s, i, slice, rank, 0);
@@ -297,7 +299,8 @@ static int read_piece(int fd, zr *z, int type, const zr_state *s, piece q, int64
 {
     for (int64_t i = 0; i < q.n; i += CHUNK) {
         int64_t some = q.n - i < CHUNK ? q.n - i : CHUNK, first = q.skip + i;
-        if (zr_read_at(fd, elements_of(c, type), width(type) * some, at + width(type) * first))
+        if (zr_read_at(fd, elements_of(c, type), width_of(type) * some,
+                       at + width_of(type) * first))
             return -1;
         if (sum) {
             int64_t lo = own.skip > first ? own.skip - first : 0;
@@ -354,7 +357,7 @@ static int match_all(const zr_program *p, const zr_stored *f, const zr_table *ta
                      const char *dir, char *why)
 {
     for (int k = 0; k < p->ntensors; k++)
-        for (int i = 0; has(p, f, &p->tensors[k]) && i < p->tensors[k].count; i++) {
+        for (int i = 0; is_stored(p, f, &p->tensors[k]) && i < p->tensors[k].count; i++) {
             zr_entry *e = match(table, &p->tensors[k], i, dir, why);
             if (!e) return -1;
             e->used = 1;
@@ -385,7 +388,7 @@ static int read_all(const zr_program *p, const zr_stored *f, const zr_table *tab
     zr_chunk *c = zr_chunk_new();
     if (!c) return zr_why(why, "%s: no memory", dir);
     for (int k = 0; k < p->ntensors; k++)
-        for (int i = 0; !bad && has(p, f, &p->tensors[k]) && i < p->tensors[k].count; i++) {
+        for (int i = 0; !bad && is_stored(p, f, &p->tensors[k]) && i < p->tensors[k].count; i++) {
             zr_entry *e = locate(table, instance(name, &p->tensors[k], i));
             zr_progress_next(z);
             bad = read_tensor(p, f, table, e, z, &p->tensors[k], i, rank, c, sums);
@@ -507,7 +510,7 @@ int zr_stored_names(const zr_program *p, const zr_stored *f,
     char name[NAME];
     int n = 0;
     for (int k = 0; k < p->ntensors; k++)
-        for (int i = 0; has(p, f, &p->tensors[k]) && i < p->tensors[k].count; i++, n++)
+        for (int i = 0; is_stored(p, f, &p->tensors[k]) && i < p->tensors[k].count; i++, n++)
             take(to, instance(name, &p->tensors[k], i));
     return n;
 }
@@ -516,6 +519,6 @@ void zr_stored_name(const zr_program *p, const zr_stored *f, int64_t n, char *to
 {
     char name[NAME];
     for (int k = 0; k < p->ntensors; k++)
-        for (int i = 0; has(p, f, &p->tensors[k]) && i < p->tensors[k].count; i++)
+        for (int i = 0; is_stored(p, f, &p->tensors[k]) && i < p->tensors[k].count; i++)
             if (n-- == 0) snprintf(to, size, "%s", instance(name, &p->tensors[k], i));
 }

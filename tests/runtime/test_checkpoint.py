@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import law
@@ -58,14 +59,31 @@ def run(
     return program.run(*arguments(data, steps, *options, keys=keys))
 
 
-def start(data: Path, *options: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        list(map(str, arguments(data, LONG, *options))),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=program.environment(),
-    )
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """start(command): a run of its own process group, which ends with the test."""
+    all_: list[subprocess.Popen[str]] = []
+
+    def begin(*command: object) -> subprocess.Popen[str]:
+        running = subprocess.Popen(
+            list(map(str, command)),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=program.environment(),
+            start_new_session=True,
+        )
+        all_.append(running)
+        return running
+
+    yield begin
+    for running in all_:
+        running.kill()
+        running.stderr.close()
+        running.wait(LIMIT)
+
+
+Start = Callable[..., subprocess.Popen[str]]
 
 
 def steps(data: Path) -> list[int]:
@@ -307,17 +325,16 @@ def test_two_runs_do_not_share_a_folder(data: Path) -> None:
         assert time.monotonic() - begun > 9
 
 
-def test_a_run_waits_for_one_that_is_about_to_end(data: Path) -> None:
+def test_a_run_waits_for_one_that_is_about_to_end(
+    data: Path, start: Start
+) -> None:
     assert run(data, 1).code == 0
     with open(data.parent / "ck" / ".lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        running = start(data)
+        running = start(*arguments(data, LONG))
         time.sleep(1)
     running.terminate()
-    try:
-        assert running.wait(LIMIT) == 75
-    finally:
-        running.kill()
+    assert running.wait(LIMIT) == 75
 
 
 # ---- what cannot be written
@@ -345,10 +362,10 @@ def test_a_checkpoint_that_cannot_be_written_ends_no_run(data: Path) -> None:
     "rank,said", [(0, "File too large"), (1, "another rank could not write")]
 )
 def test_a_write_that_fails_ends_no_run(
-    data: Path, rank: int, said: str
+    data: Path, rank: int, said: str, start: Start
 ) -> None:
     """Of a rank that may write no file for a while, as on a full disk."""
-    running = start(data, "--save-every", 20, "--keep", 1)
+    running = start(*arguments(data, LONG, "--save-every", 20, "--keep", 1))
     wait_for(data, 20, running)
     victim = program.children(running.pid)[rank]
     most = resource.prlimit(victim, resource.RLIMIT_FSIZE)
@@ -361,10 +378,7 @@ def test_a_write_that_fails_ends_no_run(
     resource.prlimit(victim, resource.RLIMIT_FSIZE, most)
     wait_for(data, max(there(data)) + 100, running)
     running.terminate()
-    try:
-        assert running.wait(LIMIT) == 75
-    finally:
-        running.kill()
+    assert running.wait(LIMIT) == 75
 
 
 # ---- who asks to leave
@@ -384,16 +398,15 @@ def wait_for(data: Path, step: int, running: subprocess.Popen[str]) -> None:
 )
 @pytest.mark.parametrize("to", ["parent", "rank"])
 def test_a_signal_saves_and_leaves(
-    data: Path, number: signal.Signals, to: str
+    data: Path, number: signal.Signals, to: str, start: Start
 ) -> None:
-    running = start(data, "--save-every", 5, "--log", data.parent / "log")
+    running = start(
+        *arguments(data, LONG, "--save-every", 5, "--log", data.parent / "log")
+    )
     wait_for(data, 5, running)
     ranks = program.children(running.pid)
     os.kill(running.pid if to == "parent" else ranks[1], number)
-    try:
-        assert running.wait(LIMIT) == 75
-    finally:
-        running.kill()
+    assert running.wait(LIMIT) == 75
     assert program.gone(ranks)
     lines = [
         json.loads(line)
@@ -406,8 +419,8 @@ def test_a_signal_saves_and_leaves(
     )
 
 
-def test_a_second_signal_ends_at_once(data: Path) -> None:
-    running = start(data)
+def test_a_second_signal_ends_at_once(data: Path, start: Start) -> None:
+    running = start(*arguments(data, LONG))
     program.wait_for_step(running, 1)
     running.send_signal(signal.SIGSTOP)
     for rank in program.children(running.pid):
@@ -416,38 +429,29 @@ def test_a_second_signal_ends_at_once(data: Path) -> None:
     running.terminate()
     time.sleep(0.5)
     running.send_signal(signal.SIGINT)
-    try:
-        assert running.wait(LIMIT) == 128 + signal.SIGINT
-    finally:
-        running.kill()
+    assert running.wait(LIMIT) == 128 + signal.SIGINT
 
 
-def test_with_nothing_new_it_leaves_at_once(data: Path) -> None:
+def test_with_nothing_new_it_leaves_at_once(data: Path, start: Start) -> None:
     """Asked before the first step."""
     assert run(data, 1).code == 0
     with open(data.parent / "ck" / ".lock") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        running = start(data)
+        running = start(*arguments(data, LONG))
         time.sleep(1)
         running.terminate()
         time.sleep(0.3)
-    try:
-        assert running.wait(LIMIT) == 75
-    finally:
-        running.kill()
+    assert running.wait(LIMIT) == 75
     assert "leaves after step 1, with nothing new to save" in (
         running.stderr.read()
     )
     assert steps(data) == [1]
 
 
-def test_without_checkpoints_a_signal_ends_a_run(data: Path) -> None:
-    running = subprocess.Popen(
-        [str(built()), "--data", str(data), "--steps", str(LONG)],
-        stderr=subprocess.PIPE,
-        text=True,
-        env=program.environment(),
-    )
+def test_without_checkpoints_a_signal_ends_a_run(
+    data: Path, start: Start
+) -> None:
+    running = start(built(), "--data", data, "--steps", LONG)
     program.wait_for_step(running, 1)
     running.terminate()
     assert running.wait(LIMIT) == 143
@@ -457,7 +461,9 @@ def test_without_checkpoints_a_signal_ends_a_run(data: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_run_that_is_killed_goes_on(data: Path, seed: int) -> None:
+def test_a_run_that_is_killed_goes_on(
+    data: Path, seed: int, start: Start
+) -> None:
     """At any moment; a few times, then to its end."""
     total = 60
     whole = run(data, total, "--hash")
@@ -465,13 +471,7 @@ def test_a_run_that_is_killed_goes_on(data: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
     kept = 0
     for _ in range(4):
-        running = subprocess.Popen(
-            list(map(str, arguments(data, total, "--save-every", 1))),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=program.environment(),
-            start_new_session=True,
-        )
+        running = start(*arguments(data, total, "--save-every", 1))
         time.sleep(rng.uniform(0.02, 0.3))
         ranks = program.children(running.pid)
         victim = int(rng.integers(0, len(ranks) + 1))

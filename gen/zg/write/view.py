@@ -212,9 +212,8 @@ def view(
             for t in p.tables
         ],
         "recipe": recipe(p),
-        "lines": [
-            line for text in recipe_lines for line in element(text)
-        ],
+        "type": upper(p.head.real),
+        "lines": [line for text in recipe_lines for line in element(text)],
         "blocks": Calls(p, letters).blocks(),
         **sections(p, sizes, flat),
         "micro_batches": micro_batches(p, sizes),
