@@ -170,6 +170,32 @@ def test_the_bits_of_a_run_that_never_stopped_in_all_ways(
     check(row, tmp_path)
 
 
+@pytest.mark.slow
+def test_a_gpus_program_goes_on(tmp_path: Path) -> None:
+    """Under emulation: from its own checkpoint to the bits of a run that never stopped, and from a
+    CPU's, which are not the same."""
+    source = trainer.generate(
+        law.path("gpt"), BF16, "zero.stage=3", "cluster.ranks=2"
+    )
+    emulated = trainer.build(source, trainer.EMULATED)
+    data = ("--data", folder() / "tokens")
+    found = {}
+    ways = {
+        "whole": [(emulated, STEPS)],
+        "in two": [(emulated, FIRST), (emulated, STEPS)],
+        "after a CPU": [(trainer.build(source), FIRST), (emulated, STEPS)],
+    }
+    for name, parts in ways.items():
+        where = ("--checkpoints", tmp_path / name)
+        for binary, steps in parts:
+            found[name] = law.run(
+                binary, *data, "--steps", steps, *where, log=tmp_path / "log"
+            )
+    assert found["in two"].weights == found["whole"].weights
+    assert found["in two"].steps == found["whole"].steps[FIRST:]
+    assert found["after a CPU"].weights != found["whole"].weights
+
+
 def test_a_step_more_is_another_run() -> None:
     """The control: what is compared tells runs apart."""
     a = undisturbed("AdamW")
