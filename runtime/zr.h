@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZR_ABI 16
+#define ZR_ABI 17
 typedef struct zr zr; /* one rank */
 
 /* ZR_HOST's functions run on the host's processor, on the host arena. */
@@ -68,7 +68,7 @@ void zr_gather(zr *z, int queue, int group, int64_t from, int64_t from_step, int
 void zr_alltoall(zr *z, int queue, int group, int64_t at, int64_t step, int64_t to, int64_t bytes);
 /* As zr_alltoall, but one source has come: NCCL's own sum, of numbers of a type, of all ranks'
  * pieces, in an order that only equal GPUs and libraries repeat. A CPU has none. */
-enum { ZR_F32 = 0, ZR_BF16 = 1, ZR_F16 = 2, ZR_BYTES = 3 };
+enum { ZR_F32 = 0, ZR_BF16 = 1, ZR_F16 = 2, ZR_I64 = 3, ZR_F64 = 4 };
 void zr_reducescatter(zr *z, int queue, int group, int64_t at, int64_t step, int64_t to,
                       int64_t bytes, int type);
 const void *const *zr_sources(zr *z, int64_t to);
@@ -81,18 +81,17 @@ void zr_batch(zr *z, int64_t micro_batch);
 void zr_batch_at(zr *z, int64_t micro_batch, int64_t at);
 
 /* ---- what the program tells the runtime */
-typedef struct zr_group {
+typedef struct zr_group { /* the first: all ranks */
     const char *name;
     int32_t ranks;
-} zr_group; /* the first: all ranks */
-
+} zr_group;
 /* What a run keeps from step to step: publish makes all else of it, sums are of one step. A row is
  * of every instance of a flat: elements [first, first + n) of each shard that a rank has. over: the
  * group whose rank r has shard r, elements [r*shard, (r+1)*shard) of the flat; -1: every rank has
  * all shards, one after the other, and answers for shard r. A shard may be in two rows, in order.
- * flat -1: `n` elements of no flat, the same on every rank. */
+ * flat -1: a number of no flat, the same on every rank. */
 typedef struct zr_state {
-    const char *what; /* "master", parameters too that have no other; "m", "v"; "control" */
+    const char *what; /* "master", parameters too that have no other; "exp_avg" ...; "step" ... */
     /* instance i has its first element (over -1: shard 0's) at at + i*stride, in bytes of the arena
      * of ZR_MAIN or ZR_HOST or, where queue is ZR_STORE, of the file arena */
     int64_t at, stride, shard, first, n;
@@ -112,21 +111,21 @@ typedef struct zr_tensor {
     int32_t ndim, flat, flat_step, count, first; /* first: the number of instance 0's layer */
 } zr_tensor;
 
-/* A target of the plan, a column of its launch tables. */
+/* A target of the plan, a column of its launch tables: bytes; an allowance for NCCL beside it */
 typedef struct zr_column {
-    const char *name;    /* "cpu", "sm_90" ... */
-    int64_t arena, nccl; /* its bytes; an allowance for what NCCL takes of the device beside it */
+    const char *name; /* "cpu", "sm_90" ... */
+    int64_t arena, nccl;
 } zr_column;
 
-/* What a step reports, numbers in this order; the scale is of its gradients, 0: there is none. */
+/* What a step reports, in this order; the scale is of its gradients, 0: there is none. */
 enum { ZR_STEP, ZR_LOSS, ZR_NORM, ZR_LR, ZR_VALID, ZR_SKIPPED, ZR_SCALE, ZR_REPORT };
 /* Why it was skipped: no finite gradient, or no target; a lower scale comes next; there is none. */
 enum { ZR_APPLIED = 0, ZR_FAULTY = 1, ZR_RESCALED = 2, ZR_LOWEST = 3 };
 
-/* A token to draw behind the last one whose target the last evaluation did not ignore. */
+/* To draw behind the last one whose target the last evaluation did not ignore; u in [0, 1) */
 typedef struct zr_draw {
-    double temperature, u; /* u in [0, 1) */
-    int32_t token;         /* the result */
+    double temperature, u;
+    int32_t token; /* the result */
 } zr_draw;
 
 /* A function of ZR_MAIN, for --profile: which part of a step it is ("forward"; what is not listed:
@@ -144,9 +143,8 @@ typedef struct zr_program {
     const char *name, *summary; /* of the spec; in a line, how it is trained */
     const char *plan, *layout;  /* SHA-256, 64 hex digits */
     const char *memory;         /* one line: arena bytes by kind, for --version */
-    const zr_column *columns;
-    int64_t shared; /* peers read the first so many bytes of an arena only */
-    int64_t hosted; /* bytes of the host arena, on every target */
+    int64_t shared;             /* peers read the first so many bytes of an arena only */
+    int64_t hosted;             /* bytes of the host arena, on every target */
     /* bytes of the file arena, 0: none; the directory for it; blocks that it moves in, and how many
      * at once; bytes read and written in a training step; where in the host arena a tile of masters
      * that lie in the file comes, and elements of a tile */
@@ -157,26 +155,28 @@ typedef struct zr_program {
      * `inlets` places for a batch, and scratch. Unless peers' memory is read: slots for pieces. */
     int64_t space, host, inlet, inlet_step, desk, inbox, inbox_step;
     int32_t margin, blocks, channels; /* SMs that products leave; NCCL's: 0 blocks: any */
+    int32_t type;                     /* of parameters as they are computed with: ZR_F32 ... */
     int32_t ncolumns, inlets, inboxes, ranks, events;
     int64_t micro_batches, batch, sequence, vocab; /* A; B; T; V */
     int64_t ignore;                                /* token that is never a target; -1: none */
     int64_t skips;                                 /* ZR_FAULTY steps in a row that end the run */
     int64_t tokens, targets;                       /* int32[B*T] each */
-    double flops;           /* a global step: forward and backward, 6N per token + attention */
-    int64_t wire, messages; /* bytes received and collectives, per rank and training step */
-    int64_t commands;       /* of a rank in a training step, waits among them */
+    double flops;              /* a global step: forward and backward, 6N per token + attention */
+    int64_t wire, messages;    /* bytes received and collectives, per rank and training step */
+    int64_t commands;          /* of a rank in a training step, waits among them */
+    const char *const *recipe; /* lines `key: value`: all that the weights' bits depend on */
+    const zr_column *columns;
     const zr_group *groups;
     const zr_state *states;
     const zr_tensor *tensors;
     const zr_function *functions;
     const int64_t (*slots)[3]; /* at, bytes of each, how many: what they hold dies */
-    int32_t ngroups, nstates, ntensors, nfunctions, nslots;
+    int32_t ngroups, nstates, nrecipe, ntensors, nfunctions, nslots;
     /* for ZR_MAIN, ZR_SUM and ZR_HOST; stream, device and host scratch: of a GPU, else NULL */
     void *(*open)(int queue, void *stream, void *device, void *host, int column, int threads,
                   const char **why);
     void (*close)(int queue, void *k);
-    const char *(*target)(void); /* the name of the target that this process runs on */
-    const char *(*object)(void);
+    const char *(*target)(void), *(*object)(void); /* that this process runs on */
     int64_t (*overhead)(int threads); /* bytes the kernels take at start outside the arena */
     /* The table of a GPU's algorithms in file `path`: ZR_TAKE it; ZR_TIME products to make one;
      * ZR_END of both. Returns 0; 1 and what there is to say in why[n]; -1 and what is wrong. */

@@ -58,7 +58,40 @@ void zr_read(zr *z, int queue, void *to, int64_t at, int64_t bytes);
 void zr_write(zr *z, int queue, int64_t at, const void *from, int64_t bytes);
 void zr_progress_next(zr *z); /* another tensor or micro-batch begins: zr_progress.c */
 /* Bytes of an element of a state. */
-static inline int64_t zr_width(const zr_state *s) { return (int[]){4, 2, 2, 1}[s->type]; }
+static inline int64_t zr_width(const zr_state *s) { return (int[]){4, 2, 2, 8, 8}[s->type]; }
+
+/* ---- a state of the model's tensors as a file of safetensors, under their own names */
+typedef struct zr_stored {
+    const char *file; /* FILE.safetensors */
+    const char *what; /* zr_state.what */
+    int32_t type;     /* that it is stored in: ZR_F32, ZR_BF16, ZR_F16 */
+    int32_t alone;    /* only of tensors whose state is of this type */
+} zr_stored;
+extern const zr_stored zr_masters; /* as --save has them */
+
+typedef struct zr_header {
+    char *text;      /* [n], what the file begins with */
+    int64_t n, data; /* bytes of it, of all tensors */
+    int64_t tensors; /* how many */
+} zr_header;
+typedef struct zr_chunk zr_chunk; /* elements on their way */
+zr_chunk *zr_chunk_new(void);     /* for free(); NULL: no memory */
+
+int zr_stored_open(zr_header *h, const zr_program *p, const zr_stored *f); /* -1: no memory */
+/* A new file with the header and all its room; its descriptor, which holds a lock, or -1. */
+int zr_stored_begin(const zr_header *h, const char *file, char *why);
+/* This rank's part of it, safe on the disk. sums[tensors], or NULL: what this rank's elements add
+ * to the tensors' checksums. */
+int zr_stored_write(zr *z, const zr_program *p, const zr_stored *f, const zr_header *h, int rank,
+                    const char *file, zr_chunk *c, uint64_t *sums, char *why);
+/* From dir/FILE.safetensors, all that this rank has of it; sums as above. */
+int zr_stored_read(zr *z, const zr_program *p, const zr_stored *f, int rank, const char *dir,
+                   uint64_t *sums, char *why);
+/* The name of its n-th tensor into to[size] */
+void zr_stored_name(const zr_program *p, const zr_stored *f, int64_t n, char *to, size_t size);
+/* take(to, name) for each tensor in the order of sums; returns how many */
+int zr_stored_names(const zr_program *p, const zr_stored *f,
+                    void (*take)(void *to, const char *name), void *to);
 
 /* ---- weights: dir/model.safetensors with Hugging Face names, f32 masters.
  * Saving takes three steps with a barrier of all ranks after each: rank 0 begins, every rank

@@ -50,7 +50,7 @@ static void tell_seen(const seen *s, char text[ZR_TOLD])
              s->files == 1 ? "" : "s", s->bytes, s->hash);
 }
 
-static void write_file(zr *z, const char *path, char text[ZR_TOLD])
+void zr_data_text(zr *z, const char *path, char text[ZR_TOLD])
 {
     seen s = {0, 0, ZR_HASH};
     if (!path) return;
@@ -78,9 +78,9 @@ static void write_object(zr *z, char text[ZR_TOLD])
 
 static void write_options(zr *z, char text[ZR_TOLD]) { zr_options_text(z, text, ZR_TOLD); }
 
-static void write_data(zr *z, char text[ZR_TOLD]) { write_file(z, z->o->data, text); }
+static void write_data(zr *z, char text[ZR_TOLD]) { zr_data_text(z, z->o->data, text); }
 
-static void write_val(zr *z, char text[ZR_TOLD]) { write_file(z, z->o->val, text); }
+static void write_val(zr *z, char text[ZR_TOLD]) { zr_data_text(z, z->o->val, text); }
 
 static void write_weights(zr *z, char text[ZR_TOLD])
 {

@@ -38,7 +38,8 @@ enum {
     ZR_DIED = 5,
     ZR_HOPELESS = 6,
     ZR_STUCK = 7,
-    ZR_MISCOUNTED = 8
+    ZR_MISCOUNTED = 8,
+    ZR_REQUEUE = 75 /* EX_TEMPFAIL */
 };
 
 enum { ZR_EAGER, ZR_LATE, ZR_SHUFFLED };
@@ -53,6 +54,8 @@ typedef struct zr_options {
     const char *data, *val, *load, *save, *log, *queue, *nvme, *gemms; /* NULL: not given */
     const char *tokens; /* "uint16": that is what --data and --val hold */
     const char *profile, *profile_steps;
+    const char *checkpoints, *resume, *accept_change;
+    int64_t save_every, keep, keep_every, resume_step; /* 0: not given */
     int64_t steps, val_every, val_tokens, sample, threads;
     int64_t profile_first, profile_last; /* from 1; of --profile */
     int hash, version, help, no_graph, tune, drop_unknown;
@@ -93,6 +96,8 @@ typedef struct zr_shared {
     _Atomic uint32_t stop; /* 1: leave */
     _Atomic int32_t code;  /* exit code of the first failure, 0: none */
     _Atomic int saved;     /* the weights of --save are there */
+    _Atomic int asked;     /* the signal that asks the run to save and leave; 0: none */
+    _Atomic int left;      /* it has done so */
     _Atomic int live;      /* ZR_NO_LINE ... */
     _Atomic int writing;   /* rank 0 or the parent has its turn at the terminal */
     _Atomic double shown;  /* zr_now() of the last line of a step or of progress */
@@ -189,6 +194,28 @@ typedef struct zr_watch {
     _Atomic int queue;
 } zr_watch;
 
+/* ---- checkpoints (zr_checkpoint.c, zr_run.c) */
+enum { ZR_STORED = 8 };
+typedef struct zr_run { /* run.json */
+    char *text;         /* [n] */
+    int64_t n;
+    int64_t *number, *sum; /* where in the text the numbers and the checksums stand */
+} zr_run;
+
+typedef struct zr_checkpoints {
+    int64_t from, last;          /* the step that the run goes on from; of the newest, -1: none */
+    int64_t *kept, nkept;        /* rank 0: those that may go, from the oldest on */
+    zr_stored stored[ZR_STORED]; /* the files of each */
+    zr_header header[ZR_STORED];
+    int fd[ZR_STORED]; /* rank 0: while they are written */
+    int nstored;
+    int64_t tensors, bytes; /* of all files */
+    uint64_t *sums;         /* [tensors] */
+    zr_chunk *chunk;
+    zr_run record;
+    char data[ZR_TOLD]; /* what --data holds */
+} zr_checkpoints;
+
 /* ---- one rank */
 typedef struct zr_target zr_target; /* what a target keeps: cpu/cpu.h, cuda/cuda.h */
 typedef struct zr_disk zr_disk;     /* zr_disk.c */
@@ -200,15 +227,18 @@ struct zr {
     zr_target *t;
     zr_disk *disk;     /* NULL: there is no file arena */
     int rank, ranks;   /* rank -1: the parent */
+    int told_to_leave; /* the parent: a signal has asked the run to save and leave */
     int lowest, here;  /* the parent starts `here` ranks, from `lowest` on */
     int threads;       /* of a queue's kernels */
     const zr_far *far; /* how to reach the others; NULL: all ranks are here */
     zr_net net;
     int column;           /* in p->columns, and in train.c's launch tables */
     _Atomic int64_t step; /* training step in work, from 0 */
+    int64_t skips;        /* steps in a row without an effect, but for the search of a scale */
     zr_data train, val;   /* count 0: not given */
     zr_log log;
     zr_profile profile;
+    zr_checkpoints checkpoints;
     zr_watch watch;
     double started, ready, first; /* zr_now() at zr_main, all arenas in place, first step */
     zr_queue queue[ZR_QUEUES];
@@ -253,6 +283,7 @@ void zr_total(zr *z, uint64_t sum[2]);     /* the sum over all ranks */
  * when kernels are open, other kernels, options or data */
 void zr_same_program(zr *z);
 void zr_handshake(zr *z);
+void zr_data_text(zr *z, const char *path, char text[ZR_TOLD]); /* size, hash of samples; "" */
 extern const char zr_digest[];  /* of the sources, 64 hex digits, by runtime/digest */
 extern const char zr_release[]; /* what VERSION has */
 
@@ -429,6 +460,7 @@ void zr_log_open(zr *z);  /* fails where the log is another's: input, or a run's
 void zr_log_begin(zr *z); /* the run's record: it is sure to go on */
 void zr_log_step(zr *z, const double report[ZR_REPORT], double seconds); /* that it took */
 void zr_log_val(zr *z, int64_t step, double loss, double tokens);
+void zr_log_checkpoint(zr *z, int64_t step, double seconds);
 /* moved: by this rank in all steps */
 void zr_log_end(zr *z, const double report[ZR_REPORT], const int64_t moved[ZR_MOVED]);
 /* Says again what was lost; fails where that is what the run was for. */

@@ -340,17 +340,22 @@ void zr_log_val(zr *z, int64_t step, double loss, double tokens)
     else zr_print(z, STDOUT_FILENO, "val loss none: %s has no target\n", z->o->val);
 }
 
+void zr_log_checkpoint(zr *z, int64_t step, double seconds)
+{
+    zr_print(z, z->log.file, "{\"step\": %" PRId64 ", \"checkpoint\": %.9g}\n", step, seconds);
+}
+
 /* ---- summary */
 
 static void end_of_training(zr *z, const double *report, const int64_t moved[ZR_MOVED])
 {
     const zr_program *p = z->p;
-    const int64_t N = z->o->steps;
-    double steps = (double)z->o->steps, busy = z->log.busy;
+    const int64_t N = z->step - z->checkpoints.from;
+    double steps = (double)N, busy = z->log.busy;
     zr_print(z, STDOUT_FILENO, "loss %.6f\n", report[ZR_LOSS]);
     if (z->log.skipped)
         zr_print(z, STDOUT_FILENO, "%" PRId64 " steps of %" PRId64 " skipped\n", z->log.skipped,
-                 z->o->steps);
+                 (int64_t)z->step);
     zr_print(z, STDOUT_FILENO, "%.3f s of training, %.0f tokens/s, %.1f GFLOP/s\n", busy,
              zr_rate(steps * zr_step_tokens(z), busy), 1e-9 * zr_rate(steps * z->p->flops, busy));
     zr_print(z, STDOUT_FILENO,
@@ -364,8 +369,8 @@ static void end_of_training(zr *z, const double *report, const int64_t moved[ZR_
 
 void zr_log_end(zr *z, const double report[ZR_REPORT], const int64_t moved[ZR_MOVED])
 {
-    int64_t N = z->o->steps ? z->o->steps : 1;
-    if (z->o->steps > 0) end_of_training(z, report, moved);
+    int64_t steps = z->step - z->checkpoints.from, N = steps ? steps : 1;
+    if (steps > 0) end_of_training(z, report, moved);
     zr_print(z, STDOUT_FILENO, "start %.3f s to arenas in place, %.3f s to the first step\n",
              z->ready - z->started, z->first - z->started);
     zr_print(z, z->log.file,
@@ -373,7 +378,7 @@ void zr_log_end(zr *z, const double report[ZR_REPORT], const int64_t moved[ZR_MO
              ", \"wire\": %" PRId64 ", \"collectives\": %" PRId64 ", \"arena\": %" PRId64
              ", \"started\": %.9f, \"start_arena\": %.9g, \"start_step\": %.9g, "
              "\"plan\": \"%s\"}\n",
-             z->o->steps, z->log.skipped, z->log.busy, moved[ZR_WIRE] / N, moved[ZR_MESSAGES] / N,
-             z->p->columns[z->column].arena, z->started, z->ready - z->started,
-             z->first - z->started, z->p->plan);
+             (int64_t)z->step, z->log.skipped, z->log.busy, moved[ZR_WIRE] / N,
+             moved[ZR_MESSAGES] / N, z->p->columns[z->column].arena, z->started,
+             z->ready - z->started, z->first - z->started, z->p->plan);
 }

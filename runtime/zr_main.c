@@ -8,7 +8,7 @@
  *     the ranks.
  */
 #define _GNU_SOURCE
-#include "zr_int.h"
+#include "zr_checkpoint.h"
 #include <fcntl.h>
 #include <inttypes.h>
 #include <signal.h>
@@ -121,7 +121,8 @@ static int64_t tensors(const zr *z)
 static void load_weights(zr *z)
 {
     char why[ZR_WHY], note[ZR_WHY] = "";
-    if (!z->o->load) return;
+    if (z->checkpoints.from) zr_checkpoint_load(z);
+    if (z->checkpoints.from || !z->o->load) return;
     zr_progress(z, "load", "tensor", tensors(z));
     if (zr_load(z->p, z, z->rank, z->o->load, z->o->drop_unknown, note, why))
         zr_fail(z, ZR_USER, "--load %s", why);
@@ -144,6 +145,7 @@ static void begin(zr *z)
                 z->o->steps * z->p->micro_batches * z->ranks * z->p->batch);
     open_tokens(z, &z->val, z->o->val, val_samples);
     if (z->val.samples > val_samples) z->val.samples = val_samples;
+    zr_checkpoint_open(z);
     zr_log_open(z);
     zr_profile_open(z);
     begin_save(z);
@@ -241,10 +243,10 @@ static double train_step(zr *z, double *report, int apart)
 
 /* After a step: how many are skipped in a row, but for those that a lower scale comes after. Fails
  * where that, or the scale, says that training leads nowhere: every rank has the same report. */
-static int64_t go_on(zr *z, const double *report, int64_t skips)
+static void go_on(zr *z, const double *report)
 {
     int why = (int)report[ZR_SKIPPED];
-    skips = why == ZR_APPLIED ? 0 : skips + (why == ZR_FAULTY);
+    int64_t skips = z->skips = why == ZR_APPLIED ? 0 : z->skips + (why == ZR_FAULTY);
     if (why == ZR_LOWEST || skips == z->p->skips) zr_barrier(z); /* rank 0 has logged it */
     if (why == ZR_LOWEST)
         zr_fail(z, ZR_HOPELESS,
@@ -257,29 +259,53 @@ static int64_t go_on(zr *z, const double *report, int64_t skips)
                 ", were not finite or had no target; lower the learning rate%s, "
                 "or look at the data",
                 skips, z->step + 1, report[ZR_SCALE] > 0 ? " or the loss scale" : "");
-    return skips;
 }
 
-static void train(zr *z, double *report, int64_t moved[ZR_MOVED])
+/* What comes between two steps; z->step are done. */
+static void between(zr *z, int validates, int saves, int64_t moved[ZR_MOVED])
 {
-    int64_t skips = 0, every = z->o->val_every;
+    if (!validates && !saves) return;
+    count_moved(z, moved, 1);
+    if (saves) zr_checkpoint_save(z);
+    if (validates) validate(z, z->step);
+    count_moved(z, moved, -1);
+}
+
+/* Returns whether the run has been asked to leave. */
+static int train(zr *z, double *report, int64_t moved[ZR_MOVED])
+{
+    int64_t every = z->o->val_every;
+    int asked;
     if (z->o->val || z->o->sample) zr_ready(z, ZR_EVAL, z->p->eval);
     z->first = zr_now();
     count_moved(z, moved, -1);
-    for (z->step = 0; z->step < z->o->steps; z->step++) {
+    while (!(asked = zr_asked_to_leave(z)) && z->step < z->o->steps) {
         int last = z->step + 1 == z->o->steps, due = !last && every && (z->step + 1) % every == 0;
+        int saves = zr_checkpoint_due(z, z->step + 1);
         zr_leave_if_stopped(z);
-        double seconds = train_step(z, report, last || due || zr_profile_apart(z));
+        double seconds = train_step(z, report, last || due || saves || zr_profile_apart(z));
         zr_log_step(z, report, seconds);
         zr_show_step(z, report);
         zr_profile_end(z);
-        skips = go_on(z, report, skips);
-        if (!due) continue;
-        count_moved(z, moved, 1);
-        validate(z, z->step + 1);
-        count_moved(z, moved, -1);
+        go_on(z, report);
+        z->step++;
+        between(z, due, saves, moved);
     }
+    zr_drain(z);
     count_moved(z, moved, 1);
+    return asked && z->step < z->o->steps;
+}
+
+/* Saves what there is, and leaves with 75: the run can go on from there. */
+static void save_and_leave(zr *z)
+{
+    int is_new = z->step > z->checkpoints.from;
+    if (is_new && !zr_checkpoint_save(z))
+        zr_fail(z, ZR_ENVIRONMENT, "asked to leave, the run could not save its checkpoint");
+    zr_print(z, STDERR_FILENO, "%s: leaves after step %" PRId64 "%s\n", z->p->name,
+             (int64_t)z->step, is_new ? ", its checkpoint is saved" : ", with nothing new to save");
+    zr_barrier(z);
+    atomic_store(&z->shared->left, 1);
 }
 
 /* What was moved must be what the plan says: a program or a runtime at fault does not end as a run
@@ -291,11 +317,11 @@ static void check_moved(zr *z, const int64_t moved[ZR_MOVED])
     _Static_assert(sizeof what / sizeof *what == ZR_MOVED, "words for all that is counted");
     const int64_t plan[] = {z->p->wire, z->p->messages, z->p->loads, z->p->stores};
     for (int i = 0; i < ZR_MOVED; i++)
-        if (moved[i] != plan[i] * z->o->steps)
+        if (moved[i] != plan[i] * (z->step - z->checkpoints.from))
             zr_fail(z, ZR_MISCOUNTED,
                     "%" PRId64 " %s in %" PRId64 " steps; the plan says %" PRId64
                     " a step; build the program anew, and tell of it if that does not help",
-                    moved[i], what[i], z->o->steps, plan[i]);
+                    moved[i], what[i], z->step - z->checkpoints.from, plan[i]);
 }
 
 /* ---- results */
@@ -404,14 +430,17 @@ static void run_rank(zr *z)
     double report[ZR_REPORT] = {0};
     int64_t moved[ZR_MOVED] = {0};
     begin(z);
-    train(z, report, moved);
-    save(z); /* before anything that may fail or be interrupted */
-    validate(z, z->o->steps);
+    int leaves = train(z, report, moved);
+    if (leaves) save_and_leave(z);
+    else save(z); /* before anything that may fail or be interrupted */
+    if (!leaves) validate(z, z->o->steps);
     zr_log_end(z, report, moved);
     zr_epilogue(z);
     if (z->rank == 0) gemms(z, ZR_END);
-    sample(z);
-    hash(z);
+    if (!leaves) {
+        sample(z);
+        hash(z);
+    }
     zr_queues_stop(z);
     for (int queue = 0; queue < ZR_QUEUES; queue++)
         if (z->queue[queue].k) z->p->close(queue, z->queue[queue].k);

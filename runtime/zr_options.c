@@ -35,6 +35,15 @@ static const struct option {
      AT(val_tokens), 1, INT64_MAX},
     {"--load", "DIR", "start from the weights in DIR (safetensors)", PATH, AT(load), 0, 0},
     {"--save", "DIR", "write the weights to DIR at the end", PATH, AT(save), 0, 0},
+    {"--checkpoints", "DIR", "save all of the run to DIR/step-N at the end, go on from the newest",
+     PATH, AT(checkpoints), 0, 0},
+    {"--save-every", "N", "and every N steps", NUMBER, AT(save_every), 1, MOST_STEPS},
+    {"--keep", "K", "checkpoints that stay (default: 3)", NUMBER, AT(keep), 1, MOST_STEPS},
+    {"--keep-every", "N", "and all whose step N divides", NUMBER, AT(keep_every), 1, MOST_STEPS},
+    {"--resume", "HOW", "auto (go on from the newest, the default), no, or a STEP", TEXT,
+     AT(resume), 0, 0},
+    {"--accept-change", "KEYS", "lines of the recipe that may differ from the checkpoint's", TEXT,
+     AT(accept_change), 0, 0},
     {"--log", "FILE", "append a JSON line for the run and for every step to FILE", OWN_PATH,
      AT(log), 0, 0},
     {"--threads", "N", "threads of each rank (default: its part of the cores allowed here)",
@@ -146,12 +155,39 @@ static void set_tune(zr *z, zr_options *o)
 {
     if (!o->tune) return;
     if (!o->gemms || !o->data || o->steps >= 0 || o->val || o->load || o->save || o->sample ||
-        o->hash || o->profile)
+        o->hash || o->profile || o->checkpoints)
         zr_fail(z, ZR_USER,
                 "--tune trains nothing: --data FILE and --gemms FILE go with it, and "
-                "no --steps, --val, --load, --save, --sample, --hash or --profile");
+                "no --steps, --val, --load, --save, --sample, --hash, --profile or --checkpoints");
     o->steps = 1;
     o->no_graph = 1;
+}
+
+/* --resume's step, too */
+static void set_checkpoints(zr *z, zr_options *o)
+{
+    const struct option step = {.name = "--resume", .least = 1, .most = MOST_STEPS};
+    if (!o->keep) o->keep = 3;
+    if (o->resume && strcmp(o->resume, "auto") && strcmp(o->resume, "no"))
+        o->resume_step = number(z, &step, o->resume);
+}
+
+static void check_checkpoints(zr *z, const zr_options *o)
+{
+    const struct {
+        const char *name;
+        int given;
+    } with[] = {{"--save-every", o->save_every != 0},
+                {"--keep", o->keep != 0},
+                {"--keep-every", o->keep_every != 0},
+                {"--resume", o->resume != NULL},
+                {"--accept-change", o->accept_change != NULL}};
+    for (size_t i = 0; i < sizeof with / sizeof *with; i++)
+        if (with[i].given && !o->checkpoints)
+            zr_fail(z, ZR_USER, "%s needs --checkpoints DIR", with[i].name);
+    if (o->checkpoints && !o->data) zr_fail(z, ZR_USER, "--checkpoints needs --data FILE");
+    if (o->load && o->resume && strcmp(o->resume, "auto") && strcmp(o->resume, "no"))
+        zr_fail(z, ZR_USER, "--load and --resume STEP both say where to begin; give one of them");
 }
 
 /* What options must say together. */
@@ -164,6 +200,7 @@ static void check_options(zr *z, const zr_options *o)
     if (o->tokens && !o->data && !o->val)
         zr_fail(z, ZR_USER, "--tokens needs --data FILE or --val FILE");
     if (o->drop_unknown && !o->load) zr_fail(z, ZR_USER, "--drop-unknown needs --load DIR");
+    check_checkpoints(z, o);
     if (o->val_every && !o->val) zr_fail(z, ZR_USER, "--val-every needs --val FILE");
     if (o->val_tokens && !o->val) zr_fail(z, ZR_USER, "--val-tokens needs --val FILE");
     if (o->val_tokens && o->val_tokens < z->p->sequence)
@@ -201,6 +238,7 @@ void zr_parse(zr *z, zr_options *o, int argc, char **argv)
     z->timeout = zr_setting(z, "ZR_TIMEOUT_S", MOST_TIMEOUT);
     if (o->help || o->version) return;
     check_options(z, o);
+    set_checkpoints(z, o);
     set_profile(z, o);
 }
 
@@ -262,6 +300,8 @@ void zr_help(zr *z, const char *program)
              "  7  a rank or a device hangs: nothing has moved in a step for too long\n"
              "     (ZR_TIMEOUT_S=N: N seconds), or NCCL met an error\n"
              "  8  bytes or collectives that were counted are not those of the plan\n"
+             "  75  asked to leave by SIGTERM, SIGINT or SIGUSR1, the run has saved a checkpoint\n"
+             "     (--checkpoints): the same command goes on from there\n"
              "  128 + N  ended by signal N (SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM,\n"
              "     SIGTERM); what was ignored at the start stays so, but SIGTERM\n",
              z->p->skips);

@@ -104,7 +104,7 @@ static double validation_seconds(const zr *z, double step)
 /* So many steps are done, and validations before the one behind step `from`. */
 static void foresee(zr *z, int64_t steps, int64_t from)
 {
-    double step = zr_rate(z->log.busy, (double)steps);
+    double step = zr_rate(z->log.busy, (double)(steps - z->checkpoints.from));
     double all = step * (double)(z->o->steps - steps) +
                  validations(z, from) * validation_seconds(z, step) +
                  (z->o->save ? 4 * (double)zr_parameters(z->p) / saving : 0);
@@ -196,10 +196,11 @@ void zr_show_step(zr *z, const double report[ZR_REPORT])
     double now = zr_now();
     if (z->rank != 0) return;
     foresee(z, steps, steps);
-    if (steps == 1 && z->o->steps > 1)
+    int first = steps == z->checkpoints.from + 1;
+    if (first && z->o->steps > steps)
         zr_print(z, STDERR_FILENO, "the first step took %.3g s (measured), about %s are left\n",
                  z->log.busy, clock_text(time, left(z, now)));
-    if (steps == 1 || steps == z->o->steps ||
+    if (first || steps == z->o->steps ||
         now - z->log.shown > (z->log.tty ? steps_soon : steps_late))
         show(z, report, now);
 }

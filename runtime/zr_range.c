@@ -253,9 +253,8 @@ void zr_check_states(zr *z)
     const zr_program *p = z->p;
     for (const zr_state *s = p->states; s < p->states + p->nstates; s++) {
         int64_t n = s->n + (s->over < 0 ? (p->ranks - 1) * s->shard : 0);
-        if (strcmp(s->what, "master")) continue; /* nothing else is saved or loaded */
         zr_check_queue(z, "state", s->queue);
-        check_number(z, "state", s->queue, "type", s->type, ZR_BYTES + 1);
+        check_number(z, "state", s->queue, "type", s->type, ZR_F64 + 1);
         check(z, "state", s->queue,
               (place){s->what, arenas[s->queue], s->at, zr_width(s) * n, s->count, s->stride});
     }

@@ -29,6 +29,29 @@ enum { GRACE_MS = 300 }; /* how long ranks may take to leave by themselves */
 static const int endings[] = {SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM, SIGTERM};
 enum { ENDINGS = sizeof endings / sizeof *endings };
 
+/* What asks a run with checkpoints to save and leave, the first time. */
+static int asks(const zr *z, int signal)
+{
+    return z->o->checkpoints && (signal == SIGTERM || signal == SIGINT || signal == SIGUSR1);
+}
+
+static _Atomic int *asked; /* of this rank's run */
+
+static void ask(int signal) { atomic_store(asked, signal); }
+
+/* A rank leaves endings to the parent, but passes on what asks to leave. */
+static void take_signals(zr *z)
+{
+    asked = &z->shared->asked;
+    for (int i = 0; i < ENDINGS; i++) {
+        struct sigaction was, now = {.sa_handler = SIG_IGN, .sa_flags = SA_RESTART};
+        sigaction(endings[i], NULL, &was);
+        int ignored = was.sa_handler == SIG_IGN && endings[i] != SIGTERM;
+        if (asks(z, endings[i]) && !ignored) now.sa_handler = ask;
+        sigaction(endings[i], &now, NULL);
+    }
+}
+
 /* What the parent waits for. A signal that is ignored when it starts stays so (nohup, a script's
  * `&`), but SIGTERM. */
 static void choose_signals(sigset_t *set)
@@ -49,7 +72,7 @@ static void live(zr *z, int rank, pid_t parent, const sigset_t *before, void (*b
 {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(ZR_DIED);
-    for (int i = 0; i < ENDINGS; i++) signal(endings[i], SIG_IGN);
+    take_signals(z);
     sigprocmask(SIG_SETMASK, before, NULL);
     z->rank = rank;
     body(z);
@@ -113,6 +136,14 @@ static int reap(zr *z, zr_watched *rank)
 static void interrupted(zr *z, int signal)
 {
     char line[ZR_LINE];
+    if (asks(z, signal) && !z->told_to_leave) {
+        z->told_to_leave = 1;
+        atomic_store(&z->shared->asked, signal);
+        zr_print(z, STDERR_FILENO,
+                 "%s: signal %d (%s): saves after this step, and leaves; once more: at once\n",
+                 z->p->name, signal, strsignal(signal));
+        return;
+    }
     int n = snprintf(line, ZR_LINE, "\n%s: stopped by signal %d (%s) %s step %" PRId64 "\n",
                      z->p->name, signal, strsignal(signal),
                      atomic_load(&z->shared->saved) ? "with weights saved after" : "in",
@@ -177,5 +208,6 @@ int zr_ranks(zr *z, void (*body)(zr *z))
     watch_ranks(z, &signals, &s);
     clear_temps(z);
     free(s.rank);
-    return atomic_load(&z->shared->code);
+    int code = atomic_load(&z->shared->code);
+    return !code && atomic_load(&z->shared->left) ? ZR_REQUEUE : code;
 }

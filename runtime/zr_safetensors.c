@@ -325,10 +325,9 @@ static int by_name(const void *a, const void *b)
     return strcmp(((const zr_entry *)a)->name, ((const zr_entry *)b)->name);
 }
 
-int zr_table_open(zr_table *t, const char *dir, char *why)
+/* By name, each once; bad: reading has failed. */
+static int order(zr_table *t, int bad, const char *dir, char *why)
 {
-    *t = (zr_table){0};
-    int bad = read_files(t, dir, why);
     if (!bad && t->n) qsort(t->entries, (size_t)t->n, sizeof *t->entries, by_name);
     for (int64_t i = 1; !bad && i < t->n; i++)
         if (!strcmp(t->entries[i - 1].name, t->entries[i].name))
@@ -336,6 +335,18 @@ int zr_table_open(zr_table *t, const char *dir, char *why)
                          t->entries[i].name);
     if (bad) zr_table_close(t);
     return bad;
+}
+
+int zr_table_open(zr_table *t, const char *dir, char *why)
+{
+    *t = (zr_table){0};
+    return order(t, read_files(t, dir, why), dir, why);
+}
+
+int zr_table_open_file(zr_table *t, const char *dir, const char *name, char *why)
+{
+    *t = (zr_table){0};
+    return order(t, add_file(t, dir, name, why), dir, why);
 }
 
 void zr_table_close(zr_table *t)

@@ -29,6 +29,7 @@ typedef struct zr_table {
 
 /* Reads and checks the headers of all files. On failure nothing is left open. */
 int zr_table_open(zr_table *t, const char *dir, char *why);
+int zr_table_open_file(zr_table *t, const char *dir, const char *name, char *why); /* this alone */
 void zr_table_close(zr_table *t);
 zr_entry *zr_table_find(const zr_table *t, const char *name); /* NULL: not there */
 /* Whether two entries hold the same tensor */

@@ -1,7 +1,8 @@
-/* zr_weights.c -- the masters of a program as floats of model.safetensors, out and in.
+/* zr_weights.c -- states of a program as safetensors files, out and in: the masters as floats of
+ * model.safetensors, or what a checkpoint has of each.
  *
  * Invariants
- *  1. The file is a function of the weights, the plan and the layout, not of time. Its length and
+ *  1. A file is a function of the state, the plan and the layout, not of time. Its length and
  *     the place of every element follow from zr_program alone, so each rank finds its own.
  *  2. Elements [r*shard, (r+1)*shard) of a flat are written by rank r; all ranks cover it once.
  *  3. 8 + N is a multiple of 4096, so that the data can be mapped or read past the page cache.
@@ -21,6 +22,8 @@
 
 enum { PAGE = 4096, CHUNK = 16384, NAME = 256 };
 
+const zr_stored zr_masters = {"model", "master", ZR_F32, 0};
+
 /* ---- where things lie */
 /* A state's type is told as a file's. */
 _Static_assert((int)F32 == ZR_F32 && (int)BF16 == ZR_BF16 && (int)F16 == ZR_F16, "types");
@@ -36,15 +39,24 @@ static int64_t elements(const zr_tensor *t)
     return t->ndim == 1 ? t->shape[0] : t->shape[0] * t->shape[1];
 }
 
-/* The row of a tensor's masters behind s, the first where s is NULL, each again for every slice of
+/* The row of a tensor's state behind s, the first where s is NULL, each again for every slice of
  * the tensor, an instance of the flat; NULL: there is none. */
-static const zr_state *row(const zr_program *p, const zr_tensor *t, const zr_state *s, int *slice)
+static const zr_state *row(const zr_program *p, const zr_stored *f, const zr_tensor *t,
+                           const zr_state *s, int *slice)
 {
     if (s && ++*slice < t->flat_step) return s;
     *slice = 0;
     for (s = s ? s + 1 : p->states; s < p->states + p->nstates; s++)
-        if (s->flat == t->flat && !strcmp(s->what, "master")) return s;
+        if (s->flat == t->flat && !strcmp(s->what, f->what) && (!f->alone || s->type == f->type))
+            return s;
     return NULL;
+}
+
+/* Does a file have this tensor? */
+static int is_stored(const zr_program *p, const zr_stored *f, const zr_tensor *t)
+{
+    int slice = 0;
+    return row(p, f, t, NULL, &slice) != NULL;
 }
 
 /* Of a row. all = 1: what lies in this rank's memory; 0: what it owns. Where every rank has all
@@ -76,10 +88,44 @@ static char *instance(char *to, const zr_tensor *t, int i)
 }
 
 /* Elements on their way: too much for a small stack (ulimit -s). */
-typedef struct chunk {
+struct zr_chunk {
     float whole[CHUNK];
     uint16_t half[CHUNK];
-} chunk;
+};
+
+zr_chunk *zr_chunk_new(void) { return malloc(sizeof(zr_chunk)); }
+
+static int64_t width_of(int type) { return type == ZR_F32 ? 4 : 2; }
+
+/* Where a chunk has elements of a type */
+static void *elements_of(zr_chunk *c, int type)
+{
+    return type == ZR_F32 ? (void *)c->whole : (void *)c->half;
+}
+
+/* Elements of one type become those of another. Of two types of 16 bits each is widened first. */
+static void convert(zr_chunk *c, int from, int to, int64_t n)
+{
+    if (from == to) return;
+    if (from != ZR_F32) zr_widen(c->whole, c->half, n, from);
+    if (to != ZR_F32) zr_narrow(c->half, c->whole, n, to);
+}
+
+/* What elements lo to hi of a chunk, as they are stored, add to the checksum of their tensor; the
+ * chunk begins at its element `first`. The same whatever the partition, another where two change
+ * places. */
+static uint64_t sum_of(const zr_chunk *c, int type, int64_t first, int64_t lo, int64_t hi)
+{
+    uint64_t sum = 0;
+    for (int64_t i = lo; i < hi; i++) {
+        uint32_t bits = c->half[i];
+        if (type == ZR_F32) memcpy(&bits, &c->whole[i], 4);
+        uint64_t x = (uint64_t)(first + i + 1) * 0x9e3779b97f4a7c15 ^ bits;
+        x = (x ^ x >> 31) * 0xbf58476d1ce4e5b9;
+        sum += x ^ x >> 29;
+    }
+    return sum;
+}
 
 /* ---- saving */
 int zr_save_temp(char *to, const char *dir, char *why)
@@ -98,122 +144,131 @@ static void put_string(FILE *f, const char *s)
 }
 
 /* One tensor's entry; *at: where its data begin, moved on to their end. */
-static void put_entry(FILE *f, const zr_tensor *t, int i, int64_t *at)
+static void put_entry(FILE *to, const zr_stored *f, const zr_tensor *t, int i, int64_t *at)
 {
     char name[NAME], shape[64];
-    int64_t end = *at + 4 * elements(t);
-    fputc(',', f);
-    put_string(f, instance(name, t, i));
-    fprintf(f, ":{\"dtype\":\"F32\",\"shape\":%s,\"data_offsets\":[%" PRId64 ",%" PRId64 "]}",
-            zr_shape_text(shape, sizeof shape, t->shape, t->ndim), *at, end);
+    int64_t end = *at + width_of(f->type) * elements(t);
+    fputc(',', to);
+    put_string(to, instance(name, t, i));
+    fprintf(to, ":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%" PRId64 ",%" PRId64 "]}",
+            zr_dtype_name(f->type), zr_shape_text(shape, sizeof shape, t->shape, t->ndim), *at,
+            end);
     *at = end;
 }
 
-/* u64 N and N bytes of JSON: *n bytes in all; *data: bytes of all tensors. NULL: no memory. */
-static char *make_header(const zr_program *p, int64_t *n, int64_t *data)
+int zr_stored_open(zr_header *h, const zr_program *p, const zr_stored *f)
 {
-    char *text = NULL;
     size_t length = 0;
-    FILE *f = open_memstream(&text, &length);
-    if (!f) return NULL;
-    *data = 0;
-    fprintf(f, "%8s{\"__metadata__\":{\"format\":\"pt\",\"plan\":", "");
-    put_string(f, p->plan);
-    fprintf(f, ",\"layout\":");
-    put_string(f, p->layout);
-    fputc('}', f);
+    *h = (zr_header){0};
+    FILE *to = open_memstream(&h->text, &length);
+    if (!to) return -1;
+    fprintf(to, "%8s{\"__metadata__\":{\"format\":\"pt\",\"plan\":", "");
+    put_string(to, p->plan);
+    fprintf(to, ",\"layout\":");
+    put_string(to, p->layout);
+    fputc('}', to);
     for (int k = 0; k < p->ntensors; k++)
-        for (int i = 0; i < p->tensors[k].count; i++) put_entry(f, &p->tensors[k], i, data);
-    fputc('}', f);
-    while (ftell(f) % PAGE) fputc(' ', f);
-    if (fclose(f)) {
-        free(text);
-        return NULL;
+        for (int i = 0; is_stored(p, f, &p->tensors[k]) && i < p->tensors[k].count;
+             i++, h->tensors++)
+            put_entry(to, f, &p->tensors[k], i, &h->data);
+    fputc('}', to);
+    while (ftell(to) % PAGE) fputc(' ', to);
+    if (fclose(to)) {
+        free(h->text);
+        return -1;
     }
-    *n = (int64_t)length;
+    h->n = (int64_t)length;
     uint64_t N = length - 8;
-    memcpy(text, &N, 8);
-    return text;
+    memcpy(h->text, &N, 8);
+    return 0;
 }
 
-/* A file of the final size that holds the header. It stays open: the lock goes with the process. */
-static int begin_file(const zr_program *p, const char *file, char *why)
+int zr_stored_begin(const zr_header *h, const char *file, char *why)
 {
-    int64_t n, data;
     if (zr_save_clear(file, why)) return -1;
     int fd = open(file, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (fd < 0) return zr_why(why, "%s: %s", file, strerror(errno));
-    if (zr_lock(fd, file, why)) {
-        close(fd);
-        return -1;
-    }
-    char *header = make_header(p, &n, &data);
-    int bad = header ? zr_reserve(fd, n + data, file, why)
-                     : zr_why(why, "%s: no memory for its header", file);
-    if (!bad && zr_write_at(fd, header, n, 0)) bad = zr_why(why, "%s: %s", file, strerror(errno));
-    if (bad) {
-        unlink(file);
-        close(fd);
-    }
-    free(header);
-    return bad;
+    int bad = zr_lock(fd, file, why) || zr_reserve(fd, h->n + h->data, file, why);
+    if (!bad && zr_write_at(fd, h->text, h->n, 0))
+        bad = zr_why(why, "%s: %s", file, strerror(errno));
+    if (!bad) return fd;
+    unlink(file);
+    close(fd);
+    return -1;
 }
 
 int zr_save_begin(const zr_program *p, const char *dir, char *why)
 {
     char file[ZR_FILE];
-    return zr_make_dir(dir, why) || zr_save_temp(file, dir, why) ? -1 : begin_file(p, file, why);
+    zr_header h;
+    if (zr_make_dir(dir, why) || zr_save_temp(file, dir, why)) return -1;
+    if (zr_stored_open(&h, p, &zr_masters))
+        return zr_why(why, "%s: no memory for its header", file);
+    int fd = zr_stored_begin(&h, file, why); /* it stays open: the lock goes with the process */
+    free(h.text);
+    return fd < 0 ? -1 : 0;
 }
 
-/* The masters [n] of a row at `from` in its arena, to float[n] at file offset `at`. */
-static int write_floats(int fd, zr *z, const zr_state *s, int64_t from, int64_t n, int64_t at)
+/* A piece of a state to the file of its tensor, whose data begin at `at`. sum: see sum_of. */
+static int write_piece(int fd, zr *z, const zr_stored *f, const zr_state *s, piece q, int64_t at,
+                       zr_chunk *c, uint64_t *sum)
 {
-    chunk *c = malloc(sizeof *c);
-    int bad = !c;
-    for (int64_t i = 0; !bad && i < n; i += CHUNK) {
-        int64_t some = n - i < CHUNK ? n - i : CHUNK;
-        if (s->type == ZR_F32) {
-            zr_read(z, s->queue, c->whole, from + 4 * i, 4 * some);
-        } else {
-            zr_read(z, s->queue, c->half, from + 2 * i, 2 * some);
-            zr_widen(c->whole, c->half, some, s->type);
-        }
-        bad = zr_write_at(fd, c->whole, 4 * some, at + 4 * i);
+    for (int64_t i = 0; i < q.n; i += CHUNK) {
+        int64_t some = q.n - i < CHUNK ? q.n - i : CHUNK;
+        zr_read(z, s->queue, elements_of(c, s->type), q.at + zr_width(s) * i, zr_width(s) * some);
+        convert(c, s->type, f->type, some);
+        if (sum) *sum += sum_of(c, f->type, q.skip + i, 0, some);
+        if (zr_write_at(fd, elements_of(c, f->type), width_of(f->type) * some,
+                        at + width_of(f->type) * (q.skip + i)))
+            return -1;
     }
-    free(c);
-    return bad ? -1 : 0;
+    return 0;
 }
 
 /* This rank's pieces of every tensor, data at file offset `at`. */
-static int write_pieces(const zr_program *p, zr *z, int rank, int fd, int64_t at)
+static int write_pieces(zr *z, const zr_program *p, const zr_stored *f, int rank, int fd,
+                        int64_t at, zr_chunk *c, uint64_t *sums)
 {
     int slice = 0;
     for (int k = 0; k < p->ntensors; k++) {
         const zr_tensor *t = &p->tensors[k];
-        for (int i = 0; i < t->count; i++, at += 4 * elements(t)) {
+        for (int i = 0; is_stored(p, f, t) && i < t->count;
+             i++, at += width_of(f->type) * elements(t)) {
             zr_progress_next(z);
-            for (const zr_state *s = row(p, t, NULL, &slice); s; s = row(p, t, s, &slice)) {
+            for (const zr_state *s = row(p, f, t, NULL, &slice); s; s = row(p, f, t, s, &slice)) {
                 piece q = part(p, t, s, i, slice, rank, 0);
-                if (q.n && write_floats(fd, z, s, q.at, q.n, at + 4 * q.skip)) return -1;
+                if (write_piece(fd, z, f, s, q, at, c, sums)) return -1;
             }
+            if (sums) sums++;
         }
     }
     return 0;
 }
 
-int zr_save_part(const zr_program *p, zr *z, int rank, const char *dir, char *why)
+int zr_stored_write(zr *z, const zr_program *p, const zr_stored *f, const zr_header *h, int rank,
+                    const char *file, zr_chunk *c, uint64_t *sums, char *why)
 {
-    char file[ZR_FILE];
-    int64_t n, data;
-    if (zr_save_temp(file, dir, why)) return -1;
-    char *header = make_header(p, &n, &data);
-    if (!header) return zr_why(why, "%s: no memory for its header", file);
-    free(header); /* its length alone is wanted */
     int fd = open(file, O_WRONLY | O_CLOEXEC);
-    int bad = fd < 0 || write_pieces(p, z, rank, fd, n) || fsync(fd);
+    int bad = fd < 0 || write_pieces(z, p, f, rank, fd, h->n, c, sums) || fsync(fd);
     if (bad) zr_why(why, "%s: %s", file, strerror(errno));
     if (fd >= 0 && close(fd) && !bad) bad = zr_why(why, "%s: %s", file, strerror(errno));
     return bad ? -1 : 0;
+}
+
+int zr_save_part(const zr_program *p, zr *z, int rank, const char *dir, char *why)
+{
+    char file[ZR_FILE];
+    zr_header h;
+    if (zr_save_temp(file, dir, why)) return -1;
+    zr_chunk *c = zr_chunk_new();
+    if (!c || zr_stored_open(&h, p, &zr_masters)) {
+        free(c);
+        return zr_why(why, "%s: no memory", file);
+    }
+    int bad = zr_stored_write(z, p, &zr_masters, &h, rank, file, c, NULL, why);
+    free(h.text);
+    free(c);
+    return bad;
 }
 
 static int sync_path(const char *file)
@@ -237,35 +292,25 @@ int zr_save_end(const char *dir, int ok, char *why)
 }
 
 /* ---- loading */
-/* n floats from file offset `at` */
-static int read_chunk(int fd, chunk *to, int64_t n, int64_t at, int dtype)
+/* A piece of a state from the file of its tensor, whose data begin at `at` and are of `type`. own:
+ * the part of the piece that this rank answers for; sum: see sum_of, of that. */
+static int read_piece(int fd, zr *z, int type, const zr_state *s, piece q, int64_t at, zr_chunk *c,
+                      piece own, uint64_t *sum)
 {
-    if (dtype == F32) return zr_read_at(fd, to->whole, 4 * n, at);
-    if (zr_read_at(fd, to->half, 2 * n, at)) return -1;
-    zr_widen(to->whole, to->half, n, dtype);
-    return 0;
-}
-
-/* The masters [n] of a row at `to` in its arena, from file offset `at`. */
-static int read_floats(int fd, zr *z, const zr_state *s, int64_t to, int64_t n, int64_t at,
-                       int dtype)
-{
-    chunk *c = malloc(sizeof *c);
-    int64_t width = dtype == F32 ? 4 : 2;
-    int bad = !c;
-    for (int64_t i = 0; !bad && i < n; i += CHUNK) {
-        int64_t some = n - i < CHUNK ? n - i : CHUNK;
-        bad = read_chunk(fd, c, some, at + width * i, dtype);
-        if (bad) break;
-        if (s->type == ZR_F32) {
-            zr_write(z, s->queue, to + 4 * i, c->whole, 4 * some);
-        } else {
-            zr_narrow(c->half, c->whole, some, s->type);
-            zr_write(z, s->queue, to + 2 * i, c->half, 2 * some);
+    for (int64_t i = 0; i < q.n; i += CHUNK) {
+        int64_t some = q.n - i < CHUNK ? q.n - i : CHUNK, first = q.skip + i;
+        if (zr_read_at(fd, elements_of(c, type), width_of(type) * some,
+                       at + width_of(type) * first))
+            return -1;
+        if (sum) {
+            int64_t lo = own.skip > first ? own.skip - first : 0;
+            int64_t hi = own.skip + own.n < first + some ? own.skip + own.n - first : some;
+            *sum += sum_of(c, type, first, lo, hi);
         }
+        convert(c, type, s->type, some);
+        zr_write(z, s->queue, q.at + zr_width(s) * i, elements_of(c, s->type), zr_width(s) * some);
     }
-    free(c);
-    return bad ? -1 : 0;
+    return 0;
 }
 
 static const char prefix[] = "transformer.";
@@ -308,10 +353,11 @@ static zr_entry *match(const zr_table *table, const zr_tensor *t, int i, const c
     return same && e->dtype <= F16 ? e : NULL;
 }
 
-static int match_all(const zr_program *p, const zr_table *table, const char *dir, char *why)
+static int match_all(const zr_program *p, const zr_stored *f, const zr_table *table,
+                     const char *dir, char *why)
 {
     for (int k = 0; k < p->ntensors; k++)
-        for (int i = 0; i < p->tensors[k].count; i++) {
+        for (int i = 0; is_stored(p, f, &p->tensors[k]) && i < p->tensors[k].count; i++) {
             zr_entry *e = match(table, &p->tensors[k], i, dir, why);
             if (!e) return -1;
             e->used = 1;
@@ -319,34 +365,40 @@ static int match_all(const zr_program *p, const zr_table *table, const char *dir
     return 0;
 }
 
-/* Instance i of a tensor, to all rows of its masters. */
-static int read_tensor(const zr_program *p, const zr_table *table, const zr_entry *e, zr *z,
-                       const zr_tensor *t, int i, int rank)
+/* Instance i of a tensor, to all rows of its state. */
+static int read_tensor(const zr_program *p, const zr_stored *f, const zr_table *table,
+                       const zr_entry *e, zr *z, const zr_tensor *t, int i, int rank, zr_chunk *c,
+                       uint64_t *sum)
 {
-    int64_t width = e->dtype == F32 ? 4 : 2;
     int slice = 0;
-    for (const zr_state *s = row(p, t, NULL, &slice); s; s = row(p, t, s, &slice)) {
-        piece q = part(p, t, s, i, slice, rank, 1);
-        if (q.n && read_floats(table->files[e->file].fd, z, s, q.at, q.n, e->begin + width * q.skip,
-                               e->dtype))
+    for (const zr_state *s = row(p, f, t, NULL, &slice); s; s = row(p, f, t, s, &slice)) {
+        piece q = part(p, t, s, i, slice, rank, 1), own = part(p, t, s, i, slice, rank, 0);
+        if (read_piece(table->files[e->file].fd, z, e->dtype, s, q, e->begin, c, own, sum))
             return -1;
     }
     return 0;
 }
 
-static int read_all(const zr_program *p, const zr_table *table, zr *z, int rank, const char *dir,
-                    char *why)
+/* sums: of each tensor, or NULL */
+static int read_all(const zr_program *p, const zr_stored *f, const zr_table *table, zr *z, int rank,
+                    const char *dir, uint64_t *sums, char *why)
 {
     char name[NAME];
+    int bad = 0;
+    zr_chunk *c = zr_chunk_new();
+    if (!c) return zr_why(why, "%s: no memory", dir);
     for (int k = 0; k < p->ntensors; k++)
-        for (int i = 0; i < p->tensors[k].count; i++) {
+        for (int i = 0; !bad && is_stored(p, f, &p->tensors[k]) && i < p->tensors[k].count; i++) {
             zr_entry *e = locate(table, instance(name, &p->tensors[k], i));
             zr_progress_next(z);
-            if (read_tensor(p, table, e, z, &p->tensors[k], i, rank))
-                return zr_why(why, "%s/%s: tensor %s: %s", dir, table->files[e->file].name, name,
-                              errno == ENODATA ? "the file has become shorter" : strerror(errno));
+            bad = read_tensor(p, f, table, e, z, &p->tensors[k], i, rank, c, sums);
+            if (bad)
+                zr_why(why, "%s/%s: tensor %s: %s", dir, table->files[e->file].name, name,
+                       errno == ENODATA ? "the file has become shorter" : strerror(errno));
+            if (sums) sums++;
         }
-    return 0;
+    free(c);
+    return bad;
 }
 
 /* ---- what the model does not use */
@@ -416,9 +468,57 @@ int zr_load(const zr_program *p, zr *z, int rank, const char *dir, int drop, cha
     zr_table table;
     *note = 0;
     if (zr_table_open(&table, dir, why)) return -1;
-    int bad = match_all(p, &table, dir, why) ||
+    int bad = match_all(p, &zr_masters, &table, dir, why) ||
               (rank == 0 && judge_unused(&table, dir, drop, note, why)) ||
-              read_all(p, &table, z, rank, dir, why);
+              read_all(p, &zr_masters, &table, z, rank, dir, NULL, why);
     zr_table_close(&table);
     return bad ? -1 : 0;
+}
+
+/* ---- a checkpoint's file */
+/* It has the type that it is stored in, and no other tensor. */
+static int judge_stored(const zr_table *t, const zr_stored *f, const char *dir, char *why)
+{
+    for (int64_t i = 0; i < t->n; i++) {
+        const zr_entry *e = &t->entries[i];
+        const char *file = t->files[e->file].name;
+        if (!e->used)
+            return zr_why(why, "%s/%s: tensor %.200s is none of the model's", dir, file, e->name);
+        if (e->dtype != f->type)
+            return zr_why(why, "%s/%s: tensor %.200s is %s; %s is needed", dir, file, e->name,
+                          zr_dtype_name(e->dtype), zr_dtype_name(f->type));
+    }
+    return 0;
+}
+
+int zr_stored_read(zr *z, const zr_program *p, const zr_stored *f, int rank, const char *dir,
+                   uint64_t *sums, char *why)
+{
+    char name[NAME];
+    zr_table table;
+    snprintf(name, sizeof name, "%s.safetensors", f->file);
+    if (zr_table_open_file(&table, dir, name, why)) return -1;
+    int bad = match_all(p, f, &table, dir, why) || judge_stored(&table, f, dir, why) ||
+              read_all(p, f, &table, z, rank, dir, sums, why);
+    zr_table_close(&table);
+    return bad ? -1 : 0;
+}
+
+int zr_stored_names(const zr_program *p, const zr_stored *f,
+                    void (*take)(void *to, const char *name), void *to)
+{
+    char name[NAME];
+    int n = 0;
+    for (int k = 0; k < p->ntensors; k++)
+        for (int i = 0; is_stored(p, f, &p->tensors[k]) && i < p->tensors[k].count; i++, n++)
+            take(to, instance(name, &p->tensors[k], i));
+    return n;
+}
+
+void zr_stored_name(const zr_program *p, const zr_stored *f, int64_t n, char *to, size_t size)
+{
+    char name[NAME];
+    for (int k = 0; k < p->ntensors; k++)
+        for (int i = 0; is_stored(p, f, &p->tensors[k]) && i < p->tensors[k].count; i++)
+            if (n-- == 0) snprintf(to, size, "%s", instance(name, &p->tensors[k], i));
 }

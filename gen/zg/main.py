@@ -129,6 +129,7 @@ def text(args: argparse.Namespace) -> str:
             cost.summary(built.plan),
             explain.memory_line(built.plan),
             args.flat,
+            config.recipe(read),
         )
     )
 

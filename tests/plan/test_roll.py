@@ -656,7 +656,10 @@ def test_two_units_show_no_line() -> None:
 
 
 def golden_source() -> str:
-    return source(planned("gpt2-124m", "zero.stage=3", "cluster.ranks=2"))
+    keys = ("zero.stage=3", "cluster.ranks=2")
+    return trainer.generate(
+        trainer.ROOT / "model_specs" / "gpt2-124m.yaml", *keys
+    )
 
 
 def test_golden_train_c() -> None:

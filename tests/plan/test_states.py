@@ -8,6 +8,7 @@ import itertools
 import re
 
 import pytest
+import zk
 from plans import planned
 from zg.facts import ops
 from zg.plan.plan import Plan
@@ -53,12 +54,12 @@ WAYS = {
     ),
 }
 ROW = re.compile(
-    r'\{"(?P<what>\w+)", (?P<at>\S+), (?P<stride>\S+), (?P<shard>\S+), (?P<first>\S+), '
+    r'\{"(?P<what>\w+)", (?P<at>CTL\(0\) \+ \S+ \w+\)|\S+), (?P<stride>\S+), (?P<shard>\S+), (?P<first>\S+), '
     r"(?P<n>\S+), (?P<flat>\S+), (?P<count>\S+), (?P<over>\S+), (?P<queue>\w+), "
     r"(?P<type>\w+), (?P<hash>\w+)\},"
 )
 ARENAS = {"ZR_MAIN": "device", "ZR_HOST": "host", "ZR_STORE": "file"}
-WIDTHS = {"ZR_F32": 4, "ZR_BF16": 2, "ZR_BYTES": 1}
+WIDTHS = {"ZR_F32": 4, "ZR_BF16": 2, "ZR_I64": 8, "ZR_F64": 8}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +78,11 @@ class Row:
     ]  # [begin, end) of each instance in the arena
 
 
-def number(text: str) -> int:
+def number(text: str, control: int = 0) -> int:
+    """control: where a zk_ctl lies."""
+    found = re.fullmatch(r"CTL\(0\) \+ offsetof\(zk_ctl, (\w+)\)", text)
+    if found:
+        return control + getattr(zk.Ctl, found[1]).offset
     return int(re.sub(r"INT64_C\((\d+)\)", r"\1", text))
 
 
@@ -85,14 +90,12 @@ def rows(p: Plan) -> list[Row]:
     text = emit.train(
         view.view(p, cost.summary(p), explain.memory_line(p), False)
     )
-    table = re.search(r"zr_state states\[\] = \{\n(.*?)\n\};", text, re.S)[
-        1
-    ].splitlines()
+    table = re.search(r"zr_state states\[\] = \{\n(.*?)\n\};", text, re.S)[1]
     out = []
-    for line in table:
-        found = ROW.fullmatch(line.strip())
+    for line in re.split(r"(?<=\},)\n", table):
+        found = ROW.fullmatch(" ".join(line.split()))
         at, stride, shard, first, n = (
-            number(found[name])
+            number(found[name], p.cls("ctl").at)
             for name in ("at", "stride", "shard", "first", "n")
         )
         whole, width = found["over"] == "-1", WIDTHS[found["type"]]
@@ -123,11 +126,12 @@ def test_every_state_has_its_elements_once(way: str) -> None:
     """Masters of every flat, the rule's moments of what trains; the step's constants."""
     p = planned("gpt-tiny", *WAYS[way])
     found = rows(p)
-    moments = list(ops.OPTIMIZERS[p.recipe.optimizer])
+    rule = p.recipe.optimizer
+    names = [ops.saved(rule, state) for state in ops.OPTIMIZERS[rule]]
     for number, f in enumerate(p.flats):
         trains = any(t.flat == f.name and not t.frozen for t in p.tensors)
         mine = [row for row in found if row.flat == number]
-        assert {row.what for row in mine} == {"master", *moments * trains}
+        assert {row.what for row in mine} == {"master", *names * trains}
         for what in {row.what for row in mine}:
             end = 0
             for row in (row for row in mine if row.what == what):
@@ -141,14 +145,9 @@ def test_every_state_has_its_elements_once(way: str) -> None:
         assert all(
             (row.hash != "NULL") == (row.what == "master") for row in mine
         )
-    last = found[-1]
-    assert (last.what, last.flat, last.n, last.width) == (
-        "control",
-        -1,
-        ops.CTL,
-        1,
-    )
-    assert sum(row.flat < 0 for row in found) == 1
+    control = [row for row in found if row.flat < 0]
+    assert [row.what for row in control] == list(ops.CONTROL)
+    assert all((row.n, row.width) == (1, 8) for row in control)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -161,13 +160,15 @@ def test_every_state_lies_where_the_plan_has_it(way: str) -> None:
         taken += [(row.arena, *place) for place in row.places]
         if row.flat < 0:
             ctl = p.cls("ctl")
-            assert (row.arena, row.places) == (
-                ctl.arena,
-                ((ctl.at, ctl.at + ops.CTL),),
-            )
+            ((begin, end),) = row.places
+            assert row.arena == ctl.arena
+            assert ctl.at <= begin < end <= ctl.at + ops.CTL
             continue
+        what = {ops.saved(p.recipe.optimizer, s): s for s in ops.STATES}
         name = p.flats[row.flat].name
-        own = [s for s in p.stored(row.what, name) if s.first == row.first]
+        own = [
+            s for s in p.stored(what[row.what], name) if s.first == row.first
+        ]
         (s,) = own or p.stored("params", name)
         c = p.cls(s.cls)
         skipped = 0 if own else row.first * row.width

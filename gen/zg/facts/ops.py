@@ -127,6 +127,25 @@ OPTIMIZERS: Mapping[str, Names] = {
 }
 UPDATE = "zk_update"
 STATES = ("master", "m", "v")
+MOMENTUM = ("Momentum", "Nesterov")  # rules whose m is that
+
+# Of a zk_ctl, what a step takes over from the last one.
+CONTROL = {
+    "step": "I64",
+    "applied": "I64",
+    "skipped": "I64",
+    "scale": "F64",
+    "clean": "I64",
+    "hysteresis": "I64",
+}
+
+
+def saved(rule: str, state: str) -> str:
+    """What a checkpoint calls a state: as PyTorch's optimizers do."""
+    if state == "m" and rule in MOMENTUM:
+        return "momentum"
+    return {"m": "exp_avg", "v": "exp_avg_sq"}.get(state, state)
+
 
 KINDS = {"tanh": 0, "erf": 1}
 CURVES = {"line": 0, "cosine": 1, "log": 2, "inverse": 3}

@@ -94,6 +94,28 @@ def text(spec: Spec) -> str:
     return "\n".join(lines) + "\n"
 
 
+# Keys of train that choose where and when something is done, not what comes out.
+FREE = (
+    "train.max_skips",
+    "train.head_chunk",
+    "train.recompute",
+    "train.accumulate",
+    "train.offload_activations",
+    "train.memory_budget",
+)
+
+
+def recipe(spec: Spec) -> list[str]:
+    """All that the bits of the weights depend on but the data, `key: value` each. A run may go on
+    from the checkpoint of any program that has the same."""
+    return [
+        f"{key}: {json.dumps(value, default=_given)}"
+        for section in ("model", "train", "data")
+        for key, value in _leaves(section, getattr(spec, section))
+        if key not in FREE
+    ]
+
+
 def _origin(spec: Spec, key: str) -> str:
     return spec.places.get(key) or (
         "derived" if key.endswith(DERIVED) else "default"

@@ -340,17 +340,19 @@ def files(p: Plan) -> list[str]:
 
 
 def states(p: Plan) -> list[str]:
-    """zr_state rows: of each flat what is kept of it, and last the step's constants, of which every
-    rank has the same."""
+    """zr_state rows: of each flat what is kept of it, and last the numbers that a step takes over
+    from the last one, of which every rank has the same."""
     rows = [
         _state(p, number, s)
         for number, f in enumerate(p.flats)
         for s in p.kept(f)
     ]
-    return [
-        *(line[4:] for text in rows for line in wrap(text, 4)),
-        '{"control", CTL(0), 0, 0, 0, CTL_BYTES, -1, 1, -1, ZR_MAIN, ZR_BYTES, NULL},',
+    control = [
+        f'{{"{name}", CTL(0) + offsetof(zk_ctl, {name}), 0, 0, 0, 1, -1, 1, -1, ZR_MAIN, '
+        f"ZR_{kind}, NULL}},"
+        for name, kind in ops.CONTROL.items()
     ]
+    return [line[4:] for text in (*rows, *control) for line in wrap(text, 4)]
 
 
 def _state(p: Plan, flat: int, s: plan.Store) -> str:
@@ -362,7 +364,7 @@ def _state(p: Plan, flat: int, s: plan.Store) -> str:
     near = "near_" if f.first_part(s) else ""
     hashed = f"{near}hash_{lower(f.name)}" if s.what == "master" else "NULL"
     fields = [
-        f'"{s.what}"',
+        f'"{ops.saved(p.recipe.optimizer, s.what)}"',
         at,
         f"SIZE({cls})",
         f"SHARD_{upper(f.name)}",

@@ -6,6 +6,7 @@ Every choice is made here, in calls.py, steps.py and tables.py; a template only 
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 
 from ..facts import ops, reserve
 from ..plan import plan
@@ -195,6 +196,25 @@ def away(p: Plan) -> str:
 ONE = "#define ONE(p) ((const void *const[]){p}) /* an array of one */"
 
 
+def escaped(c: str) -> str:
+    """A character in a string of C."""
+    if c in '"\\':
+        return f"\\{c}"
+    if c.isascii() and c.isprintable():
+        return c
+    return "".join(f"\\{byte:03o}" for byte in c.encode())
+
+
+def element(text: str) -> list[str]:
+    """An element of an array of strings, over lines."""
+    lines = [""]
+    for c in map(escaped, text):
+        if len(lines[-1] + c) > 90:
+            lines.append("")
+        lines[-1] += c
+    return [f'"{line}"' for line in lines[:-1]] + [f'"{lines[-1]}",']
+
+
 def quoted(text: str) -> list[str]:
     """A string of C over lines."""
     *lines, last = textwrap.wrap(text, 84)
@@ -202,9 +222,13 @@ def quoted(text: str) -> list[str]:
 
 
 def view(
-    p: Plan, cost: dict[str, object], memory: str, flat: bool
+    p: Plan,
+    cost: dict[str, object],
+    memory: str,
+    flat: bool,
+    recipe_lines: Sequence[str] = (),
 ) -> dict[str, object]:
-    """Everything the templates need."""
+    """Everything the templates need. recipe_lines: config.recipe's, of the spec."""
     letters, sizes = of_plan(p), Sizes(p)
     blocks = Calls(p, letters).blocks()
     event, events = 0, []
@@ -251,6 +275,9 @@ def view(
         "recipe": recipe(p),
         "one": [ONE] * any("ONE(" in x for block in blocks for x in block),
         "blocks": blocks,
+        "type": upper(p.head.real),
+        "lines": [line for text in recipe_lines for line in element(text)],
+        "blocks": Calls(p, letters).blocks(),
         **sections(p, sizes, flat),
         "micro_batches": micro_batches(p, sizes),
         "functions": functions(p),

@@ -1,0 +1,429 @@
+/* zr_checkpoint.c -- checkpoints: their folders, saving by all ranks, going on from one. */
+#define _GNU_SOURCE
+#include "zr_checkpoint.h"
+#include "zr_safetensors.h"
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+enum { PATIENCE = 100, PATIENCE_MS = 100, SHORT = 64 };
+static const char record[] = "run.json";
+
+/* ---- what is stored */
+
+static void add_stored(zr_checkpoints *c, zr_stored s)
+{
+    for (int i = 0; i < c->nstored; i++)
+        if (!strcmp(c->stored[i].file, s.file)) return;
+    if (c->nstored < ZR_STORED) c->stored[c->nstored++] = s;
+}
+
+/* The model in the type that it is computed with; masters of another type; what the optimizer
+ * keeps, each as it lies. */
+static void find_stored(zr *z, zr_checkpoints *c)
+{
+    const zr_program *p = z->p;
+    add_stored(c, (zr_stored){"model", "master", p->type, 0});
+    for (const zr_state *s = p->states; s < p->states + p->nstates; s++) {
+        int master = !strcmp(s->what, "master");
+        if (s->flat >= 0 && (!master || s->type != p->type))
+            add_stored(c, (zr_stored){s->what, s->what, s->type, master});
+    }
+    for (int i = 0; i < c->nstored; i++) {
+        if (zr_stored_open(&c->header[i], p, &c->stored[i]))
+            zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+        c->tensors += c->header[i].tensors;
+        c->bytes += c->header[i].n + c->header[i].data;
+    }
+    c->sums = zr_get(z, c->tensors, sizeof *c->sums);
+    c->chunk = zr_chunk_new();
+    if (!c->chunk) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+}
+
+/* ---- folders */
+
+/* to[ZR_FILE] = DIR/STEP, DIR/STEP/NAME where name; kind: 0 or what makes another name of it */
+static int path_of(zr *z, char *to, int64_t step, const char *kind, const char *name, char *why)
+{
+    char folder[SHORT + ZR_FILE / 2];
+    snprintf(folder, sizeof folder, "%sstep-%08" PRId64 "%s%s%s", kind ? "." : "", step,
+             kind ? kind : "", name ? "/" : "", name ? name : "");
+    return zr_path(to, z->o->checkpoints, folder, why);
+}
+
+/* The step of a folder's name; -1: it is none. */
+static int64_t step_of(const char *name)
+{
+    int64_t step;
+    int end = 0;
+    if (sscanf(name, "step-%8" SCNd64 "%n", &step, &end) != 1 || name[end] || end < 13) return -1;
+    return step;
+}
+
+/* Everything in a folder of ours, and the folder. 0, or -1 and errno. */
+static int remove_folder(const char *folder)
+{
+    char file[ZR_FILE], why[ZR_WHY];
+    struct dirent *e;
+    DIR *d = opendir(folder);
+    if (!d) return -1;
+    while ((e = readdir(d)))
+        if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..") &&
+            !zr_path(file, folder, e->d_name, why))
+            unlink(file);
+    closedir(d);
+    return rmdir(folder);
+}
+
+static int is_whole(zr *z, int64_t step)
+{
+    char file[ZR_FILE], why[ZR_WHY];
+    struct stat s;
+    return !path_of(z, file, step, NULL, record, why) && !stat(file, &s);
+}
+
+static int exempt(zr *z, int64_t step) { return z->o->keep_every && step % z->o->keep_every == 0; }
+
+static int by_step(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+static void add_kept(zr *z, int64_t step)
+{
+    zr_checkpoints *c = &z->checkpoints;
+    c->kept = realloc(c->kept, (size_t)(c->nkept + z->o->keep + 2) * sizeof *c->kept);
+    if (!c->kept) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+    c->kept[c->nkept++] = step;
+}
+
+/* What is there: whole checkpoints by step; what was left unfinished goes. */
+static void look_into(zr *z)
+{
+    char why[ZR_WHY], file[ZR_FILE];
+    struct dirent *e;
+    DIR *d = opendir(z->o->checkpoints);
+    if (!d) zr_fail(z, ZR_USER, "--checkpoints %s: %s", z->o->checkpoints, strerror(errno));
+    while ((e = readdir(d))) {
+        int64_t step = step_of(e->d_name);
+        if (!strncmp(e->d_name, ".step-", 6) && !zr_path(file, z->o->checkpoints, e->d_name, why))
+            remove_folder(file);
+        if (step < 0 || !is_whole(z, step)) continue;
+        if (step > z->checkpoints.last) z->checkpoints.last = step;
+        if (!exempt(z, step)) add_kept(z, step);
+    }
+    closedir(d);
+    if (z->checkpoints.nkept)
+        qsort(z->checkpoints.kept, (size_t)z->checkpoints.nkept, sizeof *z->checkpoints.kept,
+              by_step);
+}
+
+/* Two runs must not share a folder; one that is about to end has its time. */
+static void lock_folder(zr *z)
+{
+    char file[ZR_FILE], why[ZR_WHY];
+    if (zr_make_dir(z->o->checkpoints, why) || zr_path(file, z->o->checkpoints, ".lock", why))
+        zr_fail(z, ZR_USER, "--checkpoints %s", why);
+    int fd = open(file, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) zr_fail(z, ZR_USER, "--checkpoints %s: %s", file, strerror(errno));
+    for (int i = 0; flock(fd, LOCK_EX | LOCK_NB); i++) {
+        if (errno != EWOULDBLOCK) {
+            zr_print(z, STDERR_FILENO,
+                     "--checkpoints %s: cannot be locked (%s): let no other run write there\n",
+                     z->o->checkpoints, strerror(errno));
+            return;
+        }
+        if (i == PATIENCE)
+            zr_fail(z, ZR_USER, "--checkpoints %s: another run writes there", z->o->checkpoints);
+        poll(NULL, 0, PATIENCE_MS);
+    }
+}
+
+/* Room for all that will be kept, and one more while it is written. */
+static void check_room(zr *z)
+{
+    zr_checkpoints *c = &z->checkpoints;
+    struct statvfs v;
+    int64_t more = z->o->keep + 1 - c->nkept;
+    if (more < 1) more = 1;
+    if (statvfs(z->o->checkpoints, &v)) return;
+    int64_t room = (int64_t)v.f_bavail * (int64_t)v.f_frsize;
+    if (room >= more * c->bytes) return;
+    zr_fail(z, ZR_ENVIRONMENT,
+            "--checkpoints %s: %" PRId64 " more of %" PRId64 " bytes each are to be kept, the "
+            "disk has %" PRId64 " bytes free",
+            z->o->checkpoints, more, c->bytes, room);
+}
+
+/* The step to go on from; 0: there is none. */
+static int64_t step_to_resume(zr *z)
+{
+    const char *resume = z->o->resume;
+    int64_t last = z->checkpoints.last;
+    if (resume && !strcmp(resume, "no")) {
+        if (last >= 0)
+            zr_fail(z, ZR_USER,
+                    "--resume no: %s has a checkpoint of step %" PRId64 "; name another folder",
+                    z->o->checkpoints, last);
+        return 0;
+    }
+    int64_t step = z->o->resume_step ? z->o->resume_step : last < 0 ? 0 : last;
+    if (step > z->o->steps)
+        zr_fail(z, ZR_USER,
+                "--steps %" PRId64 ": the checkpoint in %s is of step %" PRId64
+                "; --steps is the number of all steps",
+                z->o->steps, z->o->checkpoints, step);
+    if (step && !is_whole(z, step))
+        zr_fail(z, ZR_USER, "--resume %s: %s has no checkpoint of that step", resume,
+                z->o->checkpoints);
+    if (step && step < last)
+        zr_fail(z, ZR_USER,
+                "--resume %s: %s has a checkpoint of step %" PRId64
+                ", which a run from there would write again; move it away",
+                resume, z->o->checkpoints, last);
+    return step;
+}
+
+void zr_checkpoint_open(zr *z)
+{
+    zr_checkpoints *c = &z->checkpoints;
+    c->last = -1;
+    if (!z->o->checkpoints) return;
+    zr_data_text(z, z->o->data, c->data);
+    find_stored(z, c);
+    zr_run_open(z, &c->record, c->tensors);
+    if (z->rank == 0) {
+        lock_folder(z);
+        look_into(z);
+        c->from = step_to_resume(z);
+        check_room(z);
+        if (!c->kept) c->kept = zr_get(z, z->o->keep + 2, sizeof *c->kept);
+    }
+    zr_tell(z, &c->from, sizeof c->from);
+    if (z->o->profile && z->o->profile_first <= c->from)
+        zr_fail(z, ZR_USER,
+                "--profile: the run goes on from step %" PRId64 "; name later --profile-steps",
+                c->from);
+    z->step = c->from;
+    if (c->from) c->last = c->from;
+}
+
+/* ---- going on */
+
+/* The sums of all ranks are those that the record has. */
+static void compare_sums(zr *z, const zr_past *past, const char *folder)
+{
+    zr_checkpoints *c = &z->checkpoints;
+    int64_t at = 0;
+    for (int i = 0; i < c->nstored; i++)
+        for (int64_t t = 0; t < c->header[i].tensors; t++, at++) {
+            uint64_t sum[2] = {c->sums[at]};
+            zr_total(z, sum);
+            if (sum[0] == past->sums[at]) continue;
+            char name[SHORT * 4];
+            zr_stored_name(z->p, &c->stored[i], t, name, sizeof name);
+            zr_fail(z, ZR_USER,
+                    "%s/%s.safetensors: tensor %s is damaged: its checksum is another than "
+                    "run.json's; continue from another checkpoint (--resume STEP)",
+                    folder, c->stored[i].file, name);
+        }
+}
+
+static void set_control(zr *z, const zr_past *past)
+{
+    const zr_program *p = z->p;
+    for (const zr_state *s = p->states; s < p->states + p->nstates; s++)
+        if (s->flat < 0)
+            zr_write(z, s->queue, s->at, &past->control[p->nstates - 1 - (s - p->states)], 8);
+}
+
+void zr_checkpoint_load(zr *z)
+{
+    char why[ZR_WHY], folder[ZR_FILE], file[ZR_FILE];
+    zr_checkpoints *c = &z->checkpoints;
+    zr_past past = {.sums = zr_get(z, c->tensors, sizeof *past.sums)};
+    uint64_t *sums = c->sums;
+    if (path_of(z, folder, c->from, NULL, NULL, why) ||
+        path_of(z, file, c->from, NULL, record, why))
+        zr_fail(z, ZR_USER, "--checkpoints %s", why);
+    zr_progress(z, "resume", "tensor", c->tensors);
+    int bad = zr_run_read(z, file, &past, why);
+    if (bad) zr_fail(z, bad < 0 ? ZR_USER : ZR_DISAGREE, "%s", why);
+    if (past.steps != c->from) zr_fail(z, ZR_USER, "%s: is of step %" PRId64, file, past.steps);
+    memset(c->sums, 0, (size_t)c->tensors * sizeof *c->sums);
+    /* masters last: the model's own file has what has none */
+    for (int i = 0; i < c->nstored; i++) {
+        if (zr_stored_read(z, z->p, &c->stored[i], z->rank, folder, sums, why))
+            zr_fail(z, ZR_USER, "%s", why);
+        sums += c->header[i].tensors;
+    }
+    compare_sums(z, &past, folder);
+    set_control(z, &past);
+    z->skips = past.skips;
+    z->log.skipped = past.skipped;
+    free(past.sums);
+    zr_print(z, STDERR_FILENO, "goes on from step %" PRId64 ", %s\n", c->from, folder);
+    zr_barrier(z);
+}
+
+/* ---- saving */
+
+/* Have all ranks come through? */
+static int all_well(zr *z, int bad)
+{
+    uint64_t sum[2] = {bad != 0};
+    zr_total(z, sum);
+    return sum[0] == 0;
+}
+
+static void close_all(zr_checkpoints *c)
+{
+    for (int i = 0; i < c->nstored; i++) {
+        if (c->fd[i] >= 0) close(c->fd[i]);
+        c->fd[i] = -1;
+    }
+}
+
+/* The folder under its first name, and its files with all their room. */
+static int begin_checkpoint(zr *z, char *why)
+{
+    zr_checkpoints *c = &z->checkpoints;
+    char to[ZR_FILE], name[SHORT];
+    for (int i = 0; i < c->nstored; i++) c->fd[i] = -1;
+    if (path_of(z, to, z->step, ".part", NULL, why)) return -1;
+    if (mkdir(to, 0777) && errno != EEXIST) return zr_why(why, "%s: %s", to, strerror(errno));
+    for (int i = 0; i < c->nstored; i++) {
+        snprintf(name, sizeof name, "%s.safetensors", c->stored[i].file);
+        if (path_of(z, to, z->step, ".part", name, why)) return -1;
+        c->fd[i] = zr_stored_begin(&c->header[i], to, why);
+        if (c->fd[i] < 0) return -1;
+    }
+    return 0;
+}
+
+static int write_states(zr *z, char *why)
+{
+    zr_checkpoints *c = &z->checkpoints;
+    uint64_t *sums = c->sums;
+    char file[ZR_FILE], name[SHORT];
+    memset(c->sums, 0, (size_t)c->tensors * sizeof *c->sums);
+    for (int i = 0; i < c->nstored; i++) {
+        snprintf(name, sizeof name, "%s.safetensors", c->stored[i].file);
+        if (path_of(z, file, z->step, ".part", name, why) ||
+            zr_stored_write(z, z->p, &c->stored[i], &c->header[i], z->rank, file, c->chunk, sums,
+                            why))
+            return -1;
+        sums += c->header[i].tensors;
+    }
+    return 0;
+}
+
+static int sync_folder(const char *folder)
+{
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int bad = fd < 0 || fsync(fd);
+    if (fd >= 0) close(fd);
+    return bad;
+}
+
+/* run.json, and then the name that says it is whole. */
+static int finish_checkpoint(zr *z, char *why)
+{
+    zr_checkpoints *c = &z->checkpoints;
+    char part[ZR_FILE], file[ZR_FILE], whole[ZR_FILE];
+    if (path_of(z, part, z->step, ".part", NULL, why) ||
+        path_of(z, file, z->step, ".part", record, why) ||
+        path_of(z, whole, z->step, NULL, NULL, why))
+        return -1;
+    int fd = open(file, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    int bad = fd < 0 || zr_run_write(z, &c->record, c->sums, c->tensors, fd) || fsync(fd);
+    if (fd >= 0 && close(fd)) bad = 1;
+    if (bad || sync_folder(part) || rename(part, whole) || sync_folder(z->o->checkpoints))
+        return zr_why(why, "%s: %s", whole, strerror(errno));
+    return 0;
+}
+
+/* Older ones than are to be kept; each is first no checkpoint any more. */
+static void prune(zr *z)
+{
+    zr_checkpoints *c = &z->checkpoints;
+    char why[ZR_WHY], from[ZR_FILE], to[ZR_FILE];
+    if (!exempt(z, z->step)) c->kept[c->nkept++] = z->step;
+    while (c->nkept > z->o->keep) {
+        int64_t step = c->kept[0];
+        memmove(c->kept, c->kept + 1, (size_t)--c->nkept * sizeof *c->kept);
+        if (path_of(z, from, step, NULL, NULL, why) || path_of(z, to, step, ".gone", NULL, why) ||
+            !is_whole(z, step) || rename(from, to) || remove_folder(to))
+            zr_print(z, STDERR_FILENO, "checkpoint of step %" PRId64 ": cannot be removed: %s\n",
+                     step, strerror(errno));
+    }
+}
+
+static void add_sums(zr *z)
+{
+    zr_checkpoints *c = &z->checkpoints;
+    for (int64_t i = 0; i < c->tensors; i += 2) {
+        uint64_t sum[2] = {c->sums[i], i + 1 < c->tensors ? c->sums[i + 1] : 0};
+        zr_total(z, sum);
+        c->sums[i] = sum[0];
+        if (i + 1 < c->tensors) c->sums[i + 1] = sum[1];
+    }
+}
+
+/* What rank 0 has begun and cannot end goes. */
+static void give_up(zr *z, const char *why)
+{
+    char part[ZR_FILE], other[ZR_WHY];
+    if (z->rank) return;
+    zr_print(z, STDERR_FILENO, "no checkpoint of step %" PRId64 ": %s\n", z->step,
+             *why ? why : "another rank could not write its part");
+    if (!path_of(z, part, z->step, ".part", NULL, other)) remove_folder(part);
+}
+
+int zr_checkpoint_save(zr *z)
+{
+    zr_checkpoints *c = &z->checkpoints;
+    char why[ZR_WHY] = "";
+    if (!z->o->checkpoints) return 0;
+    if (c->last == z->step) return 1;
+    double begun = zr_now();
+    zr_progress(z, "checkpoint", "tensor", c->tensors);
+    int well = all_well(z, z->rank == 0 && begin_checkpoint(z, why));
+    if (well) well = all_well(z, write_states(z, why));
+    if (well) add_sums(z);
+    if (well) well = all_well(z, z->rank == 0 && finish_checkpoint(z, why));
+    if (z->rank == 0) close_all(c);
+    zr_progress(z, NULL, NULL, 0);
+    if (!well) {
+        give_up(z, why);
+        return 0;
+    }
+    c->last = z->step;
+    if (z->rank == 0) prune(z);
+    zr_log_checkpoint(z, z->step, zr_now() - begun);
+    return 1;
+}
+
+int zr_checkpoint_due(const zr *z, int64_t steps)
+{
+    if (!z->o->checkpoints) return 0;
+    return steps == z->o->steps || (z->o->save_every && steps % z->o->save_every == 0);
+}
+
+int zr_asked_to_leave(zr *z)
+{
+    if (!z->o->checkpoints) return 0;
+    uint64_t sum[2] = {atomic_load(&z->shared->asked) != 0};
+    zr_total(z, sum);
+    return sum[0] != 0;
+}

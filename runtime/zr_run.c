@@ -1,0 +1,337 @@
+/* zr_run.c -- run.json of a checkpoint: what a run was, how far it had come, checksums.
+ *
+ * Invariants
+ *  1. The text is laid out at the start; from then on only fields of a fixed width change.
+ *  2. Nothing of a file that is read is trusted: it may be anything.
+ */
+#define _GNU_SOURCE
+#include "zr_checkpoint.h"
+#include "zr_json.h"
+#include "zr_safetensors.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { FORMAT = 1, WIDTH = 32, HEX = 16 };
+
+/* ---- what is laid out */
+
+static void put_text(FILE *to, const char *name, const char *text)
+{
+    fprintf(to, "\"%s\": ", name);
+    zr_json_quote(to, text);
+    fprintf(to, ",\n");
+}
+
+/* Room for a number; returns its place. */
+static int64_t put_field(FILE *to, const char *name, const char *end)
+{
+    fprintf(to, "\"%s\": ", name);
+    int64_t at = ftell(to);
+    fprintf(to, "%*s%s", WIDTH, "", end);
+    return at;
+}
+
+typedef struct layout {
+    FILE *to;
+    zr_run *r;
+    int64_t n; /* sums so far */
+    const char *comma;
+} layout;
+
+static void put_sum(void *to, const char *name)
+{
+    layout *l = to;
+    fprintf(l->to, "%s\n  ", l->comma);
+    zr_json_quote(l->to, name);
+    fprintf(l->to, ": \"");
+    l->r->sum[l->n++] = ftell(l->to);
+    fprintf(l->to, "%*s\"", HEX, "");
+    l->comma = ",";
+}
+
+static void put_lines(FILE *to, const char *name, const char *const *line, int n)
+{
+    fprintf(to, "\"%s\": [", name);
+    for (int i = 0; i < n; i++) {
+        fprintf(to, "%s\n  ", i ? "," : "");
+        zr_json_quote(to, line[i]);
+    }
+    fprintf(to, "],\n");
+}
+
+static int is_number(const zr_state *s) { return s->flat < 0; }
+
+static void put_run(zr *z, layout *l)
+{
+    const zr_program *p = z->p;
+    FILE *to = l->to;
+    zr_checkpoints *c = &z->checkpoints;
+    int at = 0;
+    fprintf(to, "{\"format\": %d,\n", FORMAT);
+    put_text(to, "name", p->name);
+    put_text(to, "version", zr_release);
+    put_text(to, "plan", p->plan);
+    put_text(to, "layout", p->layout);
+    put_text(to, "sources", zr_digest);
+    put_text(to, "kernels", p->object());
+    put_text(to, "data", c->data);
+    put_text(to, "accepted", z->o->accept_change ? z->o->accept_change : "");
+    put_lines(to, "recipe", p->recipe, p->nrecipe);
+    l->r->number[at++] = put_field(to, "steps", ",\n");
+    l->r->number[at++] = put_field(to, "skipped", ",\n");
+    l->r->number[at++] = put_field(to, "skips", ",\n\"control\": {");
+    for (const zr_state *s = p->states; s < p->states + p->nstates; s++)
+        if (is_number(s)) l->r->number[at++] = put_field(to, s->what, ", ");
+    fprintf(to, "\"end\": 0},\n\"sums\": {");
+    for (int i = 0; i < c->nstored; i++) {
+        fprintf(to, "%s\n \"%s\": {", i ? "," : "", c->stored[i].file);
+        l->comma = "";
+        zr_stored_names(p, &c->stored[i], put_sum, l);
+        fprintf(to, "}");
+    }
+    fprintf(to, "}}\n");
+}
+
+void zr_run_open(zr *z, zr_run *r, int64_t sums)
+{
+    size_t n = 0;
+    int numbers = 3;
+    for (int i = 0; i < z->p->nstates; i++) numbers += is_number(&z->p->states[i]);
+    r->number = zr_get(z, numbers, sizeof *r->number);
+    r->sum = zr_get(z, sums, sizeof *r->sum);
+    FILE *to = open_memstream(&r->text, &n);
+    if (to) put_run(z, &(layout){.to = to, .r = r});
+    if (!to || fclose(to)) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+    r->n = (int64_t)n;
+}
+
+/* ---- what changes */
+
+static void set_text(zr_run *r, int64_t at, const char *text, int width)
+{
+    memset(r->text + at, ' ', (size_t)width);
+    memcpy(r->text + at, text, strlen(text));
+}
+
+static void set_number(zr_run *r, int64_t at, int64_t n)
+{
+    char text[WIDTH];
+    snprintf(text, sizeof text, "%" PRId64, n);
+    set_text(r, at, text, WIDTH);
+}
+
+int zr_run_write(zr *z, zr_run *r, const uint64_t *sums, int64_t n, int fd)
+{
+    int at = 0;
+    set_number(r, r->number[at++], z->step);
+    set_number(r, r->number[at++], z->log.skipped);
+    set_number(r, r->number[at++], z->skips);
+    for (const zr_state *s = z->p->states; s < z->p->states + z->p->nstates; s++) {
+        char text[WIDTH];
+        int64_t whole;
+        double real;
+        if (!is_number(s)) continue;
+        zr_read(z, s->queue, s->type == ZR_F64 ? (void *)&real : (void *)&whole, s->at, 8);
+        if (s->type == ZR_F64) snprintf(text, sizeof text, "\"%a\"", real);
+        else snprintf(text, sizeof text, "%" PRId64, whole);
+        set_text(r, r->number[at++], text, WIDTH);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        char text[HEX + 1];
+        snprintf(text, sizeof text, "%016" PRIx64, sums[i]);
+        set_text(r, r->sum[i], text, HEX);
+    }
+    return zr_write_at(fd, r->text, r->n, 0);
+}
+
+/* ---- reading */
+
+/* All of a file, with a 0 behind it; NULL and why. */
+static char *read_whole(const char *file, int64_t *n, char *why)
+{
+    struct stat s;
+    char *text = NULL;
+    int fd = open(file, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0 || fstat(fd, &s)) zr_why(why, "%s: %s", file, strerror(errno));
+    else if (!S_ISREG(s.st_mode) || s.st_size > ZR_HEADER_MAX)
+        zr_why(why, "%s: no record of a run", file);
+    else if (!(text = malloc((size_t)s.st_size + 1))) zr_why(why, "%s: no memory", file);
+    else if (zr_read_at(fd, text, s.st_size, 0)) {
+        zr_why(why, "%s: %s", file, strerror(errno));
+        free(text);
+        text = NULL;
+    } else text[ *n = s.st_size] = 0;
+    if (fd >= 0) close(fd);
+    return text;
+}
+
+/* Does `key: ` begin a line? */
+static int is_key(const char *line, const char *key, size_t n)
+{
+    return !strncmp(line, key, n) && line[n] == ':';
+}
+
+/* Is key[n] one of --accept-change's, which commas part? */
+static int accepted(const zr *z, const char *key, size_t n)
+{
+    const char *at = z->o->accept_change;
+    while (at && *at) {
+        size_t length = strcspn(at, ",");
+        if (length == n && !strncmp(at, key, n)) return 1;
+        at += length + (at[length] == ',');
+    }
+    return 0;
+}
+
+/* The program's line of the same key; NULL: it has none. */
+static const char *line_of(const zr_program *p, const char *key, size_t n)
+{
+    for (int i = 0; i < p->nrecipe; i++)
+        if (is_key(p->recipe[i], key, n)) return p->recipe[i];
+    return NULL;
+}
+
+enum { OTHER = 1 };
+
+static int other(char *why, const char *file, const char *key, const char *theirs, const char *ours)
+{
+    zr_why(why, "%s: its run had %s%.150s; this program has %.150s", file, key, theirs, ours);
+    return OTHER;
+}
+
+/* Every line is the program's, in whatever order. */
+static int read_recipe(zr *z, zr_json *j, const char *file, char *why)
+{
+    int64_t n = 0, seen = 0;
+    while (zr_json_more(j, '[', &n)) {
+        const char *line = zr_json_text(j);
+        if (!line) return -1;
+        size_t length = strcspn(line, ":");
+        const char *ours = line_of(z->p, line, length);
+        seen += ours != NULL;
+        if ((ours && !strcmp(ours, line)) || accepted(z, line, length)) continue;
+        return other(why, file, "", line, ours ? ours : "no such key");
+    }
+    if (j->error || seen == z->p->nrecipe) return j->error ? -1 : 0;
+    return other(why, file, "", "an older recipe", "keys that it lacks");
+}
+
+static int read_data(zr *z, zr_json *j, const char *file, char *why)
+{
+    const char *text = zr_json_text(j), *ours = z->checkpoints.data;
+    if (!text) return -1;
+    if (!strcmp(text, ours) || accepted(z, "data", 4)) return 0;
+    return other(why, file, "data of ", text, ours);
+}
+
+static int read_control(zr *z, zr_json *j, const char *file, zr_past *to, char *why)
+{
+    int64_t n = 0;
+    uint32_t seen = 0, all = 0;
+    for (int i = 0; i < z->p->nstates; i++)
+        if (is_number(&z->p->states[i])) all |= 1u << (z->p->nstates - 1 - i);
+    while (zr_json_more(j, '{', &n)) {
+        const char *key = zr_json_key(j);
+        int i = z->p->nstates - 1;
+        while (key && i >= 0 && is_number(&z->p->states[i]) && strcmp(z->p->states[i].what, key))
+            i--;
+        if (!key) return -1;
+        if (i < 0 || !is_number(&z->p->states[i])) {
+            zr_json_skip(j);
+            continue;
+        }
+        uint64_t *bits = &to->control[z->p->nstates - 1 - i];
+        seen |= 1u << (z->p->nstates - 1 - i);
+        if (z->p->states[i].type == ZR_F64) {
+            const char *text = zr_json_text(j);
+            char *end = "";
+            double x = text ? strtod(text, &end) : 0;
+            if (text && (*end || end == text))
+                return zr_why(why, "%s: %s: %.40s is no number", file, key, text);
+            memcpy(bits, &x, 8);
+        } else *bits = (uint64_t)zr_json_count(j);
+    }
+    if (!j->error && seen != all)
+        return zr_why(why, "%s: not all of what a step takes over is there", file);
+    return j->error ? -1 : 0;
+}
+
+typedef struct search {
+    const char *name;
+    int64_t n, found;
+} search;
+
+static void find_name(void *to, const char *name)
+{
+    search *s = to;
+    if (!strcmp(name, s->name)) s->found = s->n;
+    s->n++;
+}
+
+/* {FILE: {NAME: HEX}}, each where this program has it */
+static int read_sums(zr *z, zr_json *j, const char *file, zr_past *to, char *why)
+{
+    zr_checkpoints *c = &z->checkpoints;
+    int64_t n = 0, first = 0;
+    while (zr_json_more(j, '{', &n)) {
+        const char *key = zr_json_key(j);
+        int k = 0;
+        first = 0;
+        if (!key) return -1;
+        while (k < c->nstored && strcmp(c->stored[k].file, key)) first += c->header[k++].tensors;
+        if (k == c->nstored) return zr_why(why, "%s: %.40s is no state of this program", file, key);
+        for (int64_t m = 0; zr_json_more(j, '{', &m);) {
+            search s = {zr_json_key(j), 0, -1};
+            if (!s.name) return -1;
+            zr_stored_names(z->p, &c->stored[k], find_name, &s);
+            const char *text = zr_json_text(j);
+            if (!text) return -1;
+            if (s.found < 0)
+                return zr_why(why, "%s: %.40s: %.150s is no tensor of it", file, key, s.name);
+            to->sums[first + s.found] = strtoull(text, NULL, 16);
+        }
+    }
+    return j->error ? -1 : 0;
+}
+
+int zr_run_read(zr *z, const char *file, zr_past *to, char *why)
+{
+    enum { ALL = 127 };
+    int64_t length, n = 0, format = -1;
+    int seen = 0, bad = 0;
+    char *text = read_whole(file, &length, why);
+    if (!text) return -1;
+    zr_json j = {text, text + length, NULL};
+    while (!bad && zr_json_more(&j, '{', &n)) {
+        static const char *const keys[] = {"format", "steps",   "skipped", "skips",
+                                           "recipe", "control", "sums",    "data"};
+        const char *key = zr_json_key(&j);
+        int k = 0;
+        while (key && k < 8 && strcmp(key, keys[k])) k++;
+        if (!key) break;
+        seen |= 1 << k;
+        if (k == 0) format = zr_json_count(&j);
+        else if (k == 1) to->steps = zr_json_count(&j);
+        else if (k == 2) to->skipped = zr_json_count(&j);
+        else if (k == 3) to->skips = zr_json_count(&j);
+        else if (k == 4) bad = read_recipe(z, &j, file, why);
+        else if (k == 5) bad = read_control(z, &j, file, to, why);
+        else if (k == 6) bad = read_sums(z, &j, file, to, why);
+        else if (k == 7) bad = read_data(z, &j, file, why);
+        else zr_json_skip(&j);
+        if (k == 0 && !j.error && format != FORMAT)
+            bad =
+                zr_why(why, "%s: format %" PRId64 "; this program reads %d", file, format, FORMAT);
+    }
+    if (j.error || (!bad && zr_json_end(&j)))
+        bad = zr_why(why, "%s: byte %" PRId64 ": %s", file, (int64_t)(j.at - text), j.error);
+    else if (!bad && (seen & ALL) != ALL) bad = zr_why(why, "%s: no record of a run", file);
+    free(text);
+    return bad;
+}

@@ -1,0 +1,487 @@
+"""test_checkpoint.py -- checkpoints: what is in the files, which stay, what is refused, who is told
+to leave, and what becomes of a run whose checkpoint cannot be written.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import law
+import numpy as np
+import program
+import pytest
+import trainer
+from patience import LIMIT
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+KEYS = (
+    "zero.stage=2",
+    "cluster.ranks=2",
+    "train.global_batch=4",
+    "train.micro_batch=1",
+)
+LONG = 100000  # steps that no test waits for
+
+
+@functools.cache
+def built(*keys: str) -> Path:
+    return trainer.build(trainer.generate(law.path("gpt"), *KEYS, *keys))
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "tokens"
+    trainer.write_tokens(path, law.tokens(256, 4000))
+    return path
+
+
+def arguments(
+    data: Path, steps: int, *options: object, keys: tuple[str, ...] = ()
+) -> list[object]:
+    where = ("--checkpoints", data.parent / "ck")
+    return [built(*keys), "--data", data, "--steps", steps, *where, *options]
+
+
+def run(
+    data: Path, steps: int, *options: object, keys: tuple[str, ...] = ()
+) -> program.Result:
+    return program.run(*arguments(data, steps, *options, keys=keys))
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """start(command): a run of its own process group, which ends with the test."""
+    all_: list[subprocess.Popen[str]] = []
+
+    def begin(*command: object) -> subprocess.Popen[str]:
+        running = subprocess.Popen(
+            list(map(str, command)),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=program.environment(),
+            start_new_session=True,
+        )
+        all_.append(running)
+        return running
+
+    yield begin
+    for running in all_:
+        running.kill()
+        running.stderr.close()
+        running.wait(LIMIT)
+
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+def steps(data: Path) -> list[int]:
+    """Of the folders that are there; nothing else is but the lock."""
+    names = sorted(path.name for path in (data.parent / "ck").iterdir())
+    assert names[:1] == [".lock"]
+    return [int(name.removeprefix("step-")) for name in names[1:]]
+
+
+def there(data: Path) -> list[int]:
+    """Checkpoints, as somebody sees them who looks while the run goes on."""
+    found = (data.parent / "ck").glob("step-*")
+    return [int(path.name.removeprefix("step-")) for path in found]
+
+
+def folder(data: Path, step: int) -> Path:
+    return data.parent / "ck" / f"step-{step:08d}"
+
+
+def tensors(path: Path) -> dict[str, str]:
+    """The type of each, as safetensors reads them."""
+    with safe_open(path, "numpy") as f:
+        return {
+            name: f.get_slice(name).get_dtype()
+            for name in f.keys()  # noqa: SIM118
+        }
+
+
+# ---- what is there
+
+
+def test_a_checkpoint_opens_in_safetensors(data: Path) -> None:
+    """The model's own names; model.safetensors has what --save has."""
+    done = run(data, 2, "--save", data.parent / "out", "--hash")
+    assert done.code == 0, done.err
+    made = folder(data, 2)
+    assert sorted(path.name for path in made.iterdir()) == [
+        "exp_avg.safetensors",
+        "exp_avg_sq.safetensors",
+        "model.safetensors",
+        "run.json",
+    ]
+    saved = load_file(data.parent / "out" / "model.safetensors")
+    model = load_file(made / "model.safetensors")
+    assert saved.keys() == model.keys()
+    for name, x in saved.items():
+        assert np.array_equal(x, model[name])
+    moments = load_file(made / "exp_avg_sq.safetensors")
+    assert moments.keys() == model.keys()
+    assert all((x >= 0).all() and x.any() for x in moments.values())
+    said = json.loads((made / "run.json").read_text())
+    assert said["format"] == 1 and said["steps"] == 2
+    assert said["control"]["step"] == said["control"]["applied"] == 2
+    assert "train.optimizer.lr: 0.001" in said["recipe"]
+    assert said["sums"]["model"].keys() == model.keys()
+
+
+def test_each_state_has_its_own_type(data: Path) -> None:
+    keys = (
+        "train.precision=bf16",
+        "train.optimizer={type: SGD, lr: 0.01, momentum: 0.9}",
+        'train.optimizer.groups=[{match: ["*ln*"], frozen: true}]',
+    )
+    assert run(data, 1, keys=keys).code == 0
+    made = {
+        path.stem: tensors(path)
+        for path in folder(data, 1).glob("*.safetensors")
+    }
+    assert made.keys() == {"model", "master", "momentum"}
+    assert set(made["model"].values()) == {"BF16"}
+    assert set(made["master"].values()) == {"F32"}
+    trained = {name for name in made["model"] if "ln" not in name}
+    assert made["master"].keys() == made["momentum"].keys() == trained
+    half = load_file(folder(data, 1) / "master.safetensors")["wte.weight"]
+    bits = half.view(np.uint32).astype(np.uint64)
+    nearest = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+    raw = (folder(data, 1) / "model.safetensors").read_bytes()
+    head = int.from_bytes(raw[:8], "little")
+    at, end = json.loads(raw[8 : 8 + head])["wte.weight"]["data_offsets"]
+    stored = np.frombuffer(raw[8 + head + at : 8 + head + end], "<u2")
+    assert np.array_equal(stored, nearest.ravel().astype(np.uint16))
+
+
+def test_which_stay(data: Path) -> None:
+    assert run(data, 7, "--save-every", 1, "--keep", 2).code == 0
+    assert steps(data) == [6, 7]
+    more = ("--save-every", 2, "--keep", 1, "--keep-every", 10)
+    assert run(data, 13, *more).code == 0
+    assert steps(data) == [10, 13]
+
+
+def test_a_folder_that_is_not_ours_stays(data: Path) -> None:
+    """Without a run.json it is no checkpoint; what an unfinished save has left goes."""
+    other = folder(data, 5)
+    other.mkdir(parents=True)
+    (other / "mine").write_text("x")
+    part = data.parent / "ck" / ".step-00000003.part"
+    part.mkdir()
+    (part / "model.safetensors").write_text("x")
+    assert run(data, 3, "--save-every", 1, "--keep", 1).code == 0
+    assert steps(data) == [3, 5] and not part.exists()
+    assert [path.name for path in other.iterdir()] == ["mine"]
+
+
+def test_nothing_is_left_to_do(data: Path) -> None:
+    first = run(data, 3, "--hash")
+    again = run(data, 3, "--hash")
+    assert first.code == again.code == 0
+    assert first.line("weights") == again.line("weights")
+    assert steps(data) == [3]
+
+
+# ---- what is refused
+
+
+def refused(
+    data: Path, code: int, said: str, *options: object, steps: int = 4
+) -> None:
+    done = run(data, steps, *options)
+    assert done.code == code and said in done.err, (done.code, done.err)
+
+
+def test_another_recipe_is_refused_by_its_line(data: Path) -> None:
+    other = ("train.optimizer.lr=0.002",)
+    assert run(data, 2).code == 0
+    done = run(data, 4, keys=other)
+    assert done.code == 4
+    assert (
+        "its run had train.optimizer.lr: 0.001; this program has "
+        "train.optimizer.lr: 0.002" in done.err
+    )
+    done = run(
+        data, 4, "--accept-change", "seed,train.optimizer.lr", keys=other
+    )
+    assert done.code == 0, done.err
+    said = json.loads((folder(data, 4) / "run.json").read_text())
+    assert said["accepted"] == "seed,train.optimizer.lr"
+
+
+def test_other_data_are_refused(data: Path) -> None:
+    assert run(data, 2).code == 0
+    moved = data.with_name("moved")
+    shutil.move(data, moved)
+    done = program.run(*arguments(moved, 3))
+    assert done.code == 0, done.err
+    trainer.write_tokens(moved, law.tokens(256, 4001))
+    done = program.run(*arguments(moved, 4))
+    assert done.code == 4 and "its run had data of 1 file, 8000 bytes" in (
+        done.err
+    )
+    done = program.run(*arguments(moved, 4, "--accept-change", "data"))
+    assert done.code == 0, done.err
+
+
+def test_what_options_must_say(data: Path) -> None:
+    assert run(data, 3, "--save-every", 1).code == 0
+    refused(data, 2, "has a checkpoint of step 3", "--resume", "no")
+    refused(data, 2, "is of step 3", steps=2)
+    refused(data, 2, "has no checkpoint of that step", "--resume", 9, steps=9)
+    refused(data, 2, "which a run from there would write", "--resume", 2)
+    refused(data, 2, "a whole number from 1", "--resume", "yes")
+    refused(data, 2, "give one of them", "--resume", 3, "--load", data.parent)
+    done = program.run(built(), "--data", data, "--steps", 1, "--keep", 2)
+    assert done.code == 2 and "--keep needs --checkpoints DIR" in done.err
+    file = data.parent / "file"
+    file.write_text("")
+    done = program.run(
+        built(), "--data", data, "--steps", 1, "--checkpoints", file
+    )
+    assert done.code == 2 and "not a directory" in done.err
+
+
+def test_a_step_behind_the_newest_can_be_taken(data: Path) -> None:
+    """Where newer ones have been moved away."""
+    whole = run(data, 4, "--save-every", 1, "--hash")
+    shutil.rmtree(folder(data, 4))
+    shutil.rmtree(folder(data, 3))
+    done = run(data, 4, "--resume", 2, "--hash")
+    assert done.code == 0, done.err
+    assert done.line("weights") == whole.line("weights")
+
+
+@pytest.mark.parametrize("name", ["model", "exp_avg", "exp_avg_sq"])
+def test_a_bit_that_has_changed_is_named(data: Path, name: str) -> None:
+    assert run(data, 2).code == 0
+    file = folder(data, 2) / f"{name}.safetensors"
+    raw = bytearray(file.read_bytes())
+    head = 8 + int.from_bytes(raw[:8], "little")
+    entry = json.loads(raw[8:head])["h.1.mlp.c_fc.weight"]
+    raw[head + entry["data_offsets"][0] + 5] ^= 4
+    file.write_bytes(raw)
+    refused(
+        data,
+        2,
+        f"{name}.safetensors: tensor h.1.mlp.c_fc.weight is damaged",
+    )
+
+
+def test_what_is_no_checkpoint_is_told(data: Path) -> None:
+    assert run(data, 2).code == 0
+    made = folder(data, 2)
+    kept = {path.name: path.read_bytes() for path in made.iterdir()}
+
+    def broken(name: str, content: bytes | None, said: str) -> None:
+        path = made / name
+        if content is None:
+            path.unlink()
+        else:
+            path.write_bytes(content)
+        done = run(data, 3)
+        assert done.code == 2 and said in done.err, done.err
+        path.write_bytes(kept[name])
+
+    text = kept["run.json"]
+    broken("run.json", b"", "byte 0")
+    broken("run.json", text[:-9], "byte")
+    broken("run.json", b'{"format": 1}', "no record of a run")
+    broken(
+        "run.json", text.replace(b'"format": 1', b'"format": 2'), "format 2"
+    )
+    broken(
+        "run.json",
+        text.replace(b'"steps": 2', b'"steps": 1'),
+        "is of step 1",
+    )
+    broken("run.json", text.replace(b'"applied"', b'"implied"'), "not all")
+    broken("exp_avg.safetensors", None, "exp_avg.safetensors: No such file")
+    broken("model.safetensors", kept["model.safetensors"][:-9], "data")
+    broken("model.safetensors", kept["model.safetensors"][:3], "3 bytes are")
+    assert run(data, 3).code == 0
+
+
+def test_two_runs_do_not_share_a_folder(data: Path) -> None:
+    assert run(data, 1).code == 0
+    with open(data.parent / "ck" / ".lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        begun = time.monotonic()
+        refused(data, 2, "another run writes there")
+        assert time.monotonic() - begun > 9
+
+
+def test_a_run_waits_for_one_that_is_about_to_end(
+    data: Path, start: Start
+) -> None:
+    assert run(data, 1).code == 0
+    with open(data.parent / "ck" / ".lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        running = start(*arguments(data, LONG))
+        time.sleep(1)
+    running.terminate()
+    assert running.wait(LIMIT) == 75
+
+
+# ---- what cannot be written
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_no_run(data: Path) -> None:
+    """A file stands where the folder of step 2 would come."""
+    (data.parent / "ck").mkdir()
+    whole = run(data, 4, "--hash")
+    shutil.rmtree(data.parent / "ck")
+    done = run(data, 1)
+    (data.parent / "ck" / ".step-00000002.part").mkdir()
+    keep = data.parent / "ck" / "step-00000002"
+    keep.write_text("")
+    done = run(data, 4, "--save-every", 1, "--hash")
+    assert done.code == 0, done.err
+    assert "no checkpoint of step 2: " in done.err
+    assert done.line("weights") == whole.line("weights")
+    assert keep.read_text() == ""
+    keep.unlink()
+    assert steps(data) == [1, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "rank,said", [(0, "File too large"), (1, "another rank could not write")]
+)
+def test_a_write_that_fails_ends_no_run(
+    data: Path, rank: int, said: str, start: Start
+) -> None:
+    """Of a rank that may write no file for a while, as on a full disk."""
+    running = start(*arguments(data, LONG, "--save-every", 20, "--keep", 1))
+    wait_for(data, 20, running)
+    victim = program.children(running.pid)[rank]
+    most = resource.prlimit(victim, resource.RLIMIT_FSIZE)
+    resource.prlimit(victim, resource.RLIMIT_FSIZE, (1000, most[1]))
+    line = running.stderr.readline()
+    while "no checkpoint of step" not in line:
+        assert line and running.poll() is None
+        line = running.stderr.readline()
+    assert said in line
+    resource.prlimit(victim, resource.RLIMIT_FSIZE, most)
+    wait_for(data, max(there(data)) + 100, running)
+    running.terminate()
+    assert running.wait(LIMIT) == 75
+
+
+# ---- who asks to leave
+
+
+def wait_for(data: Path, step: int, running: subprocess.Popen[str]) -> None:
+    until = time.monotonic() + LIMIT
+    while max(there(data), default=0) < step:
+        assert running.poll() is None and time.monotonic() < until, (
+            running.stderr.read()
+        )
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1]
+)
+@pytest.mark.parametrize("to", ["parent", "rank"])
+def test_a_signal_saves_and_leaves(
+    data: Path, number: signal.Signals, to: str, start: Start
+) -> None:
+    running = start(
+        *arguments(data, LONG, "--save-every", 5, "--log", data.parent / "log")
+    )
+    wait_for(data, 5, running)
+    ranks = program.children(running.pid)
+    os.kill(running.pid if to == "parent" else ranks[1], number)
+    assert running.wait(LIMIT) == 75
+    assert program.gone(ranks)
+    lines = [
+        json.loads(line)
+        for line in (data.parent / "log").read_text().splitlines()
+    ]
+    last = max(line["step"] for line in lines if "loss" in line)
+    assert steps(data)[-1] == last
+    assert f"leaves after step {last}, its checkpoint is saved" in (
+        running.stderr.read()
+    )
+
+
+def test_a_second_signal_ends_at_once(data: Path, start: Start) -> None:
+    running = start(*arguments(data, LONG))
+    program.wait_for_step(running, 1)
+    running.send_signal(signal.SIGSTOP)
+    for rank in program.children(running.pid):
+        os.kill(rank, signal.SIGSTOP)
+    running.send_signal(signal.SIGCONT)
+    running.terminate()
+    time.sleep(0.5)
+    running.send_signal(signal.SIGINT)
+    assert running.wait(LIMIT) == 128 + signal.SIGINT
+
+
+def test_with_nothing_new_it_leaves_at_once(data: Path, start: Start) -> None:
+    """Asked before the first step."""
+    assert run(data, 1).code == 0
+    with open(data.parent / "ck" / ".lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        running = start(*arguments(data, LONG))
+        time.sleep(1)
+        running.terminate()
+        time.sleep(0.3)
+    assert running.wait(LIMIT) == 75
+    assert "leaves after step 1, with nothing new to save" in (
+        running.stderr.read()
+    )
+    assert steps(data) == [1]
+
+
+def test_without_checkpoints_a_signal_ends_a_run(
+    data: Path, start: Start
+) -> None:
+    running = start(built(), "--data", data, "--steps", LONG)
+    program.wait_for_step(running, 1)
+    running.terminate()
+    assert running.wait(LIMIT) == 143
+
+
+# ---- killed
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_run_that_is_killed_goes_on(
+    data: Path, seed: int, start: Start
+) -> None:
+    """At any moment; a few times, then to its end."""
+    total = 60
+    whole = run(data, total, "--hash")
+    shutil.rmtree(data.parent / "ck")
+    rng = np.random.default_rng(seed)
+    kept = 0
+    for _ in range(4):
+        running = start(*arguments(data, total, "--save-every", 1))
+        time.sleep(rng.uniform(0.02, 0.3))
+        ranks = program.children(running.pid)
+        victim = int(rng.integers(0, len(ranks) + 1))
+        with_rank = [*ranks, running.pid][victim]
+        if running.poll() is None:
+            os.kill(with_rank, signal.SIGKILL)
+        running.wait(LIMIT)
+        assert program.gone(ranks)
+        assert max(there(data), default=0) >= kept
+        kept = max(there(data), default=0)
+    done = run(data, total, "--hash")
+    assert done.code == 0, done.err
+    assert done.line("weights") == whole.line("weights")
