@@ -277,7 +277,6 @@ def view(
         "blocks": blocks,
         "type": upper(p.head.real),
         "lines": [line for text in recipe_lines for line in element(text)],
-        "blocks": Calls(p, letters).blocks(),
         **sections(p, sizes, flat),
         "micro_batches": micro_batches(p, sizes),
         "functions": functions(p),
