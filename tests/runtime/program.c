@@ -557,7 +557,7 @@ int main(int argc, char **argv)
     int64_t micro_batches = MICRO_BATCHES / c.ranks, peers = c.ranks - 1;
     const zr_state states[] = {
         {"master", c.weights, 0, N / c.ranks, 0, N / c.ranks, 0, 1, 0, ZR_MAIN, ZR_F32, hash},
-        {"m", -1, 0, N / c.ranks, 0, N / c.ranks, 0, 1, 0, ZR_MAIN, ZR_F32, NULL}};
+        {"exp_avg", c.weights, 0, N / c.ranks, 0, N / c.ranks, 0, 1, 0, ZR_MAIN, ZR_F32, NULL}};
     const zr_tensor tensor = {.name = "w", .shape = {N / 8, 8}, .ndim = 2, .count = 1};
     const zr_group group = {"all", c.ranks};
     const zr_column column = {"cpu", c.arena, 0};
