@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import re
+from collections.abc import Mapping
 
 import pytest
 import zk
@@ -54,7 +56,8 @@ WAYS = {
     ),
 }
 ROW = re.compile(
-    r'\{"(?P<what>\w+)", (?P<at>CTL\(0\) \+ \S+ \w+\)|\S+), (?P<stride>\S+), (?P<shard>\S+), (?P<first>\S+), '
+    r'\{"(?P<what>\w+)", (?P<at>CTL\(0\) \+ \S+ \w+\)|[^,]+), (?P<stride>[^,]+), '
+    r"(?P<shard>[^,]+), (?P<first>[^,]+), "
     r"(?P<n>\S+), (?P<flat>\S+), (?P<count>\S+), (?P<over>\S+), (?P<queue>\w+), "
     r"(?P<type>\w+), (?P<hash>\w+)\},"
 )
@@ -78,12 +81,36 @@ class Row:
     ]  # [begin, end) of each instance in the arena
 
 
-def number(text: str, control: int = 0) -> int:
-    """control: where a zk_ctl lies."""
-    found = re.fullmatch(r"CTL\(0\) \+ offsetof\(zk_ctl, (\w+)\)", text)
-    if found:
-        return control + getattr(zk.Ctl, found[1]).offset
-    return int(re.sub(r"INT64_C\((\d+)\)", r"\1", text))
+Values = Mapping[str, tuple[int, int]]
+
+
+def values(text: str) -> Values:
+    """What names of a train.c stand for: of a class where slot 0 lies and the bytes of one, of an
+    enumerator its number."""
+    classes = re.findall(r"#define (\w+)\(i\) +SLOT\((\d+), (\d+), i\)", text)
+    numbers = re.findall(r"^    (\w+) = (\d+),", text, re.M)
+    return {name: (int(at), int(size)) for name, at, size in classes} | {
+        name: (int(n), 0) for name, n in numbers
+    }
+
+
+def number(text: str, known: Values) -> int:
+    """The sum of products that an expression is."""
+
+    def factor(word: str) -> int:
+        found = re.fullmatch(
+            r"(?:(SIZE|offsetof|INT64_C)\()?([^()]+)(?:\(0\))?\)?", word
+        )
+        how, name = found[1], found[2]
+        if how == "offsetof":
+            return getattr(zk.Ctl, name.split()[-1]).offset
+        if how == "SIZE":
+            return known[name][1]
+        return int(name) if re.fullmatch(r"-?\d+", name) else known[name][0]
+
+    return sum(
+        math.prod(map(factor, term.split(" * "))) for term in text.split(" + ")
+    )
 
 
 def rows(p: Plan) -> list[Row]:
@@ -91,24 +118,24 @@ def rows(p: Plan) -> list[Row]:
         view.view(p, cost.summary(p), explain.memory_line(p), False)
     )
     table = re.search(r"zr_state states\[\] = \{\n(.*?)\n\};", text, re.S)[1]
-    out = []
+    known, out = values(text), []
     for line in re.split(r"(?<=\},)\n", table):
         found = ROW.fullmatch(" ".join(line.split()))
         at, stride, shard, first, n = (
-            number(found[name], p.cls("ctl").at)
+            number(found[name], known)
             for name in ("at", "stride", "shard", "first", "n")
         )
         whole, width = found["over"] == "-1", WIDTHS[found["type"]]
         size = (n + shard * (p.head.ranks - 1) * whole) * width
         places = tuple(
             (at + i * stride, at + i * stride + size)
-            for i in range(number(found["count"]))
+            for i in range(number(found["count"], known))
         )
         out.append(
             Row(
                 found["what"],
                 ARENAS[found["queue"]],
-                number(found["flat"]),
+                number(found["flat"], known),
                 first,
                 n,
                 shard,
