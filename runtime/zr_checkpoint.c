@@ -69,18 +69,23 @@ static int64_t step_of(const char *name)
     return step;
 }
 
-/* Everything in a folder of ours, and the folder. 0, or -1 and errno. */
-static int remove_folder(const char *folder)
+static int remove_file(const char *folder, const char *name)
 {
     char file[ZR_FILE], why[ZR_WHY];
-    struct dirent *e;
-    DIR *d = opendir(folder);
-    if (!d) return -1;
-    while ((e = readdir(d)))
-        if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..") &&
-            !zr_path(file, folder, e->d_name, why))
-            unlink(file);
-    closedir(d);
+    return zr_path(file, folder, name, why) ? -1 : unlink(file);
+}
+
+/* A checkpoint's files, and the folder, which stays where somebody has put another into it. 0, or
+ * -1 and errno. */
+static int remove_checkpoint(zr *z, const char *folder)
+{
+    zr_checkpoints *c = &z->checkpoints;
+    char name[SHORT];
+    for (int i = 0; i < c->nstored; i++) {
+        snprintf(name, sizeof name, "%s.safetensors", c->stored[i].file);
+        remove_file(folder, name);
+    }
+    remove_file(folder, record);
     return rmdir(folder);
 }
 
@@ -117,7 +122,7 @@ static void look_into(zr *z)
     while ((e = readdir(d))) {
         int64_t step = step_of(e->d_name);
         if (!strncmp(e->d_name, ".step-", 6) && !zr_path(file, z->o->checkpoints, e->d_name, why))
-            remove_folder(file);
+            remove_checkpoint(z, file);
         if (step < 0 || !is_whole(z, step)) continue;
         if (step > z->checkpoints.last) z->checkpoints.last = step;
         if (!exempt(z, step)) add_kept(z, step);
@@ -261,7 +266,7 @@ void zr_checkpoint_load(zr *z)
     if (bad) zr_fail(z, bad < 0 ? ZR_USER : ZR_DISAGREE, "%s", why);
     if (past.steps != c->from) zr_fail(z, ZR_USER, "%s: is of step %" PRId64, file, past.steps);
     memset(c->sums, 0, (size_t)c->tensors * sizeof *c->sums);
-    /* masters last: the model's own file has what has none */
+    /* masters come behind the model, which has what has none */
     for (int i = 0; i < c->nstored; i++) {
         if (zr_stored_read(z, z->p, &c->stored[i], z->rank, folder, sums, why))
             zr_fail(z, ZR_USER, "%s", why);
@@ -363,7 +368,7 @@ static void prune(zr *z)
         int64_t step = c->kept[0];
         memmove(c->kept, c->kept + 1, (size_t)--c->nkept * sizeof *c->kept);
         if (path_of(z, from, step, NULL, NULL, why) || path_of(z, to, step, ".gone", NULL, why) ||
-            !is_whole(z, step) || rename(from, to) || remove_folder(to))
+            !is_whole(z, step) || rename(from, to) || remove_checkpoint(z, to))
             zr_print(z, STDERR_FILENO, "checkpoint of step %" PRId64 ": cannot be removed: %s\n",
                      step, strerror(errno));
     }
@@ -387,7 +392,7 @@ static void give_up(zr *z, const char *why)
     if (z->rank) return;
     zr_print(z, STDERR_FILENO, "no checkpoint of step %" PRId64 ": %s\n", z->step,
              *why ? why : "another rank could not write its part");
-    if (!path_of(z, part, z->step, ".part", NULL, other)) remove_folder(part);
+    if (!path_of(z, part, z->step, ".part", NULL, other)) remove_checkpoint(z, part);
 }
 
 int zr_checkpoint_save(zr *z)

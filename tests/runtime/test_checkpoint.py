@@ -188,6 +188,17 @@ def test_a_folder_that_is_not_ours_stays(data: Path) -> None:
     assert [path.name for path in other.iterdir()] == ["mine"]
 
 
+def test_what_somebody_has_put_beside_it_stays(data: Path) -> None:
+    assert run(data, 1).code == 0
+    (folder(data, 1) / "mine").write_text("x")
+    done = run(data, 2, "--keep", 1)
+    assert done.code == 0
+    assert "checkpoint of step 1: cannot be removed: Directory not" in done.err
+    gone = data.parent / "ck" / ".step-00000001.gone"
+    assert run(data, 3).code == 0 and sorted(there(data)) == [2, 3]
+    assert [path.name for path in gone.iterdir()] == ["mine"]
+
+
 def test_nothing_is_left_to_do(data: Path) -> None:
     first = run(data, 3, "--hash")
     again = run(data, 3, "--hash")

@@ -97,7 +97,6 @@ def text(spec: Spec) -> str:
 # Keys of train that choose where and when something is done, not what comes out.
 FREE = (
     "train.max_skips",
-    "train.head_chunk",
     "train.recompute",
     "train.accumulate",
     "train.offload_activations",
