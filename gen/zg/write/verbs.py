@@ -202,6 +202,8 @@ class _Numbers:
                 self.found[i] = replace(x, uses=(*x.uses, what))
                 return Number(begin, each, x.name)
         name = f"#{n}"
+        if any(v % each for v in self.columns[n]):
+            each, what = 1, replace(what, width=0)
         counts = replace(what, width=min(what.width, 1))
         self.found.append(Parameter(name, n, counts, each, (what,)))
         return Number(0, each, name)

@@ -1025,6 +1025,7 @@ static const char *const recipe_lines[] = {
     "train.schedule.min_lr: 3e-05",
     "train.seed: 1",
     "train.sum.block: 16",
+    "train.head_chunk: null",
     "train.reduction: \"exact\"",
     "train.sm_margin: 0",
     "data.ignore: 65535",
