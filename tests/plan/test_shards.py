@@ -24,9 +24,8 @@ static void noted(zk *k, const zk_launch *L, void *p, const zk_span *spans, int6
 """
 HEADER = '#include "zk.h"\n'
 FLAT = re.compile(
-    r'^    \{"master", \d+, \d+, (?P<shard>\d+), 0, (?P=shard), \d+, (?P<count>\d+), '
-    r"(?:-1|ALL), ZR_MAIN, ZR_\w+, hash_\w+\},",
-    re.M,
+    r'\{"master", \w+\(0\), SIZE\(\w+\), (?P<shard>SHARD_\w+), 0, (?P=shard), \d+, (?P<count>\d+), '
+    r"(?:-1|ALL), ZR_MAIN, ZR_\w+, hash_\w+\},"
 )
 
 Pieces = dict[str, list[tuple[int, int]]]
@@ -52,9 +51,10 @@ def sizes(source: str) -> tuple[list[int], int]:
     """elements of each flat buffer, over all layers and ranks; elements of one rank's shards"""
     ranks = int(re.search(r"\.ranks = (\d+)", source)[1])
     table = re.search(r"zr_state states\[\] = \{\n(.*?)\n\};", source, re.S)[1]
+    numbers = dict(re.findall(r"^    (SHARD_\w+) = (\d+),", source, re.M))
     shards = [
-        int(flat["shard"]) * int(flat["count"])
-        for flat in FLAT.finditer(table)
+        int(numbers[flat["shard"]]) * int(flat["count"])
+        for flat in FLAT.finditer(" ".join(table.split()))
     ]
     return [ranks * shard for shard in shards], sum(shards)
 

@@ -173,7 +173,10 @@ WRONG = {
 }
 # tables: what no row has would be saved as zeros
 ONCE = "the rows of its masters do not have each of its elements once;"
-MASTER = r'    (\{"master", \d+, \d+, 24576, )0, (24576)(, 1, 3, .*\},)\n'
+MASTER = (
+    r'    (\{"master", MASTER_BLOCK\(0\), SIZE\(MASTER_BLOCK\), SHARD_BLOCK, )0, '
+    r"(SHARD_BLOCK)(, 1, 3, ALL,\s+.*\},)\n"
+)
 STATES = {
     "taken out": (MASTER, "", rf"tensor h\.%d\.attn\.c_attn\.weight: {ONCE}"),
     "cut short": (MASTER, r"\g<1>0, 23552\3\n", ONCE),
@@ -181,7 +184,11 @@ STATES = {
     "doubled": (MASTER, r"\g<0>\g<0>", ONCE),
     "twice in part": (MASTER, r"\g<1>0, \2\3\n\g<1>23552, 1024\3\n", ONCE),
     "with a gap": (MASTER, r"\g<1>0, 1024\3\n\g<1>2048, 22528\3\n", ONCE),
-    "of too few layers": (r'("master", .*, 24576, 1, )3,', r"\g<1>2,", ONCE),
+    "of too few layers": (
+        r'("master", .*, SHARD_BLOCK, 1, )3,',
+        r"\g<1>2,",
+        ONCE,
+    ),
     "not hashed": (r"hash_block\},", "NULL},", ONCE),
     "of another flat": (
         r'(\{"wpe.weight", .*), 0, 0, 1, 0\}',
@@ -194,14 +201,14 @@ STATES = {
         rf"tensor ln_f.bias: {ONCE}",
     ),
     "elsewhere": (
-        r'("master", )20480, (.* hash_embed)',
-        rf"\1{FAR}, \2",
+        r'("master", )MASTER_EMBED\(0\)(,[^}]* hash_embed)',
+        rf"\1{FAR}\2",
         r"state on queue store: `master` is at \d{13}, 40960 bytes; the file arena has",
     ),
     "of no type": (
-        r"(24576, 1, 3, ALL, ZR_STORE, )ZR_F32",
+        r"(SHARD_BLOCK, 1, 3, ALL,\s+ZR_STORE, )ZR_F32",
         r"\g<1>9",
-        "state on queue store: type 9; there are 4;",
+        "state on queue store: type 9; there are 5;",
     ),
 }
 # on GPUs alone, where pieces are moved
