@@ -167,7 +167,7 @@ static void set_tune(zr *z, zr_options *o)
 static void set_checkpoints(zr *z, zr_options *o)
 {
     const struct option step = {.name = "--resume", .least = 1, .most = MOST_STEPS};
-    if (!o->keep) o->keep = 3;
+    if (o->checkpoints && !o->keep) o->keep = 3;
     if (o->resume && strcmp(o->resume, "auto") && strcmp(o->resume, "no"))
         o->resume_step = number(z, &step, o->resume);
 }

@@ -369,7 +369,7 @@ def _state(p: Plan, flat: int, s: plan.Store) -> str:
         f"SIZE({cls})",
         f"SHARD_{upper(f.name)}",
         first,
-        flat_names(p, f, part=not s.first)[s.n],
+        flat_names(p, f, part=not s.first).get(s.n, number(s.n)),
         str(flat),
         str(f.count),
         over,
