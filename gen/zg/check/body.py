@@ -4,6 +4,7 @@ What is proven of it: fns."""
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -46,6 +47,14 @@ class Value:
     spare: bool = False
 
 
+def met(values: list[Value], lo: int, hi: int) -> slice:
+    """Which of a base's values have bytes of [lo, hi). They lie in order, and apart."""
+    return slice(
+        bisect_right(values, lo, key=lambda v: v.hi),
+        bisect_left(values, hi, key=lambda v: v.lo),
+    )
+
+
 @dataclass
 class Slices:
     """Of a body: by the whole call, the row that comes next and the operands of the slices before;
@@ -63,7 +72,7 @@ class Body:
     fns: list[Fn]
     held: dict[str, list[Value]] = field(
         default_factory=dict
-    )  # base -> what lies there
+    )  # base -> what lies there, in order
     known: dict[Made, int] = field(
         default_factory=dict
     )  # a call on its operands -> number
@@ -218,7 +227,8 @@ class Body:
 
     def read(self, call: Call, arg: Arg, size: int, kind: str) -> Made:
         where, at = self.place(call, arg, size)
-        for v in self.held.get(where, []):
+        values = self.held.get(where, [])
+        for v in values[met(values, at, at + size)]:
             if (v.lo, v.hi, v.type) == (at, at + size, kind):
                 v.used = True
                 self.of |= {v.made[0]} if where == "tmp" else set()
@@ -252,20 +262,18 @@ class Body:
         if where != "tmp" and where not in outs:
             self.fail(call, f"{arg} is not the function's to write")
         values = self.held.setdefault(where, [])
-        for v in list(values):
-            if end <= v.lo or v.hi <= at:
-                continue
-            if not self.done(v):
-                self.fail(call, f"{arg} overwrites what nobody has read")
-            values.remove(v)
-        values.append(Value(at, end, kind, made, spare=spare))
+        gone = met(values, at, end)
+        if not all(map(self.done, values[gone])):
+            self.fail(call, f"{arg} overwrites what nobody has read")
+        values[gone] = [Value(at, end, kind, made, spare=spare)]
 
     def split(self, where: str, at: int, by: int, rounds: int) -> Value | None:
         """The value that calls go through in rounds becomes its parts; None: there is none yet."""
         values = self.held.setdefault(where, [])
-        for n, v in enumerate(values):
+        there = met(values, at, at + by * rounds)
+        for v in values[there]:
             if (v.lo, v.hi) == (at, at + by * rounds):
-                values[n : n + 1] = [
+                values[there] = [
                     replace(
                         v,
                         lo=at + r * by,
@@ -282,22 +290,19 @@ class Body:
     ) -> None:
         """Parts become a value: the one that was there, or a new one."""
         values = self.held[where]
-        mine = [
-            v
-            for r in range(rounds)
-            for v in values
-            if (v.lo, v.hi) == (at + r * by, at + r * by + by)
-        ]
-        if len(mine) != rounds or len({v.type for v in mine}) > 1:
+        there = met(values, at, at + by * rounds)
+        mine = values[there]
+        parts = [(at + r * by, at + r * by + by) for r in range(rounds)]
+        if [(v.lo, v.hi) for v in mine] != parts or len(
+            {v.type for v in mine}
+        ) > 1:
             self.fail(None, f"{where}+{at} is not whole after {rounds} rounds")
         made = tuple(v.made for v in mine)
         if old and made == tuple(
             (*old.made, "part", r, rounds) for r in range(rounds)
         ):
             made = old.made
-        for v in mine:
-            values.remove(v)
-        values.append(
+        values[there] = [
             Value(
                 at,
                 at + by * rounds,
@@ -306,7 +311,7 @@ class Body:
                 all(v.used for v in mine),
                 mine[0].spare,
             )
-        )
+        ]
 
     def gradient(
         self,
