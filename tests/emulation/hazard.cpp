@@ -3,17 +3,22 @@
 #include "shim.h"
 
 #include <link.h>
-#include <map>
+#include <set>
 #include <sys/mman.h>
 
+/* A touch is, from the top: launch (never 0), atomic, block, barriers, meetings, thread. */
+typedef uint64_t touch;
+struct hazard_cell {
+    touch write, first, last; /* first, last: readers */
+};
+
 uint64_t hazard_thread;
+hazard_cells hazard_regions[2];
 
 namespace {
 
 enum { CELL_BYTES = 2, THREAD = 10, MEETING = 10, BARRIER = 12, BLOCK = 16, LAUNCH = 15 };
 
-/* From the top: launch (never 0), atomic, block, barriers, meetings, thread. */
-typedef uint64_t touch;
 enum {
     AT_MEETING = THREAD,
     AT_BARRIER = AT_MEETING + MEETING,
@@ -22,19 +27,7 @@ enum {
     AT_LAUNCH = AT_ATOMIC + 1
 };
 
-struct cell {
-    touch write, first, last; /* first, last: readers */
-};
-
-struct region {
-    const char *at;
-    size_t bytes;
-    cell *cells;
-    bool shared; /* every block has its own */
-};
-
-region regions[2]; /* the program's own data; device and pinned memory */
-std::map<std::pair<const void *, uint64_t>, int> seen; /* launches of a kernel with a grid */
+std::set<std::pair<const void *, uint64_t>> seen; /* kernels, and shapes of launches */
 uint64_t launches;
 bool watched;
 
@@ -52,8 +45,8 @@ inline bool ordered(touch before, touch now, bool shared)
     return part(differs, AT_MEETING, MEETING) && thread_of(differs) < SHIM_WARP;
 }
 
-[[noreturn]] void report(const region &r, const char *p, touch before, const char *was, touch now,
-                         const char *is)
+[[noreturn]] void report(const hazard_cells &r, const char *p, touch before, const char *was,
+                         touch now, const char *is)
 {
     shim_fail("kernel %s: hazard at byte %zu of %s memory: %s by thread %llu of block %llu and %s "
               "by thread %llu of block %llu, with no barrier between",
@@ -62,7 +55,7 @@ inline bool ordered(touch before, touch now, bool shared)
               (unsigned long long)thread_of(now), (unsigned long long)block_of(now));
 }
 
-inline void check_cell(const region &r, const char *p, cell *c, touch now, bool write)
+inline void check_cell(const hazard_cells &r, const char *p, hazard_cell *c, touch now, bool write)
 {
     const char *is = atomic_of(now) ? "an atomic" : write ? "a write" : "a read";
     if (!ordered(c->write, now, r.shared))
@@ -76,12 +69,12 @@ inline void check_cell(const region &r, const char *p, cell *c, touch now, bool 
     c->write = now;
 }
 
-void add(region *to, const void *p, size_t n, bool shared)
+void add(hazard_cells *to, const void *p, size_t n, bool shared)
 {
-    void *cells = mmap(nullptr, n / CELL_BYTES * sizeof(cell), PROT_READ | PROT_WRITE,
+    void *cells = mmap(nullptr, n / CELL_BYTES * sizeof(hazard_cell), PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (cells == MAP_FAILED) shim_fail("no address space to watch kernels");
-    *to = {(const char *)p, n, (cell *)cells, shared};
+    *to = {(const char *)p, n, (hazard_cell *)cells, shared};
 }
 
 /* The writable segment that holds this file's data holds all that is __shared__. */
@@ -90,10 +83,10 @@ int find(struct dl_phdr_info *info, size_t, void *)
     for (int i = 0; i < info->dlpi_phnum; i++) {
         const ElfW(Phdr) &h = info->dlpi_phdr[i];
         const char *at = (const char *)info->dlpi_addr + h.p_vaddr;
-        if (h.p_type != PT_LOAD || !(h.p_flags & PF_W) || (const char *)regions < at ||
-            (const char *)regions >= at + h.p_memsz)
+        if (h.p_type != PT_LOAD || !(h.p_flags & PF_W) || (const char *)hazard_regions < at ||
+            (const char *)hazard_regions >= at + h.p_memsz)
             continue;
-        add(&regions[0], (const void *)((uintptr_t)at & ~(uintptr_t)7), h.p_memsz + 8, true);
+        add(&hazard_regions[0], (const void *)((uintptr_t)at & ~(uintptr_t)7), h.p_memsz + 8, true);
         return 1;
     }
     return 0;
@@ -101,12 +94,12 @@ int find(struct dl_phdr_info *info, size_t, void *)
 
 }
 
-void hazard_region(const void *p, size_t n) { add(&regions[1], p, n, false); }
+void hazard_region(const void *p, size_t n) { add(&hazard_regions[1], p, n, false); }
 
 void hazard_launch(const void *kernel, uint64_t shape)
 {
-    if (!regions[0].at) dl_iterate_phdr(find, nullptr);
-    watched = seen[{kernel, shape}]++ < WATCHED;
+    if (!hazard_regions[0].at) dl_iterate_phdr(find, nullptr);
+    watched = seen.insert({kernel, shape}).second;
     launches++;
 }
 
@@ -121,14 +114,10 @@ void hazard_enter(uint64_t block, uint32_t thread, uint32_t barriers, uint32_t m
 
 void hazard_leave(void) { hazard_thread = 0; }
 
-void hazard_look(const void *p, size_t n, bool write, bool atomic)
+void hazard_look(const hazard_cells &r, const void *p, size_t n, bool write, bool atomic)
 {
-    for (const region &r : regions) {
-        size_t at = (size_t)((const char *)p - r.at);
-        if (at >= r.bytes) continue;
-        touch now = hazard_thread | (touch)atomic << AT_ATOMIC;
-        size_t step = n < 4 ? 1 : 2;
-        for (size_t i = at / CELL_BYTES; i <= (at + n - 1) / CELL_BYTES; i += step)
-            check_cell(r, r.at + i * CELL_BYTES, &r.cells[i], now, write);
-    }
+    size_t at = (size_t)((const char *)p - r.at), step = n < 4 ? 1 : 2;
+    touch now = hazard_thread | (touch)atomic << AT_ATOMIC;
+    for (size_t i = at / CELL_BYTES; i <= (at + n - 1) / CELL_BYTES; i += step)
+        check_cell(r, r.at + i * CELL_BYTES, &r.cells[i], now, write);
 }

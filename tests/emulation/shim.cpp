@@ -183,7 +183,8 @@ void shim_run(const char *name, const void *kernel, const shim_grid &g,
     now.threads = g.block;
     now.body = &thread;
     memset(shared + g.shared, 0xff, BEYOND);
-    hazard_launch(kernel, ((g.grid.x * 65537ull + g.grid.y) * 65537 + g.grid.z) * 2048 + g.block);
+    hazard_launch(kernel, (((g.grid.x * 65537ull + g.grid.y) * 65537 + g.grid.z) * 2048 + g.block) ^
+                              g.given);
     shim_now.block_dim = dim3(g.block, 1, 1);
     shim_now.grid_dim = g.grid;
     uint64_t blocks = (uint64_t)g.grid.x * g.grid.y * g.grid.z, back = order_backwards();

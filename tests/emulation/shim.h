@@ -40,6 +40,7 @@ struct shim_grid {
     dim3 grid;
     unsigned block;
     size_t shared;
+    uint64_t given; /* a number for what a kernel is given: integers, which pointers are equal */
 };
 
 /* Queues a launch; its success or failure is also what cudaGetLastError gives next. */
@@ -54,13 +55,32 @@ void shim_run(const char *name, const void *kernel, const shim_grid &g,
 /* Says what is wrong, and ends the process. */
 [[noreturn]] void shim_fail(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+template <class... P> uint64_t shim_given(P... args)
+{
+    const void *pointers[sizeof...(P) + 1] = {}; /* the first is null */
+    uint64_t all = 0, here = 0, count = 1;
+    auto add = [&](auto x) {
+        typedef decltype(x) T;
+        here = 0;
+        if constexpr (std::is_integral<T>::value) here = (uint64_t)x;
+        if constexpr (std::is_pointer<T>::value) {
+            while (here < count && pointers[here] != (const void *)x) here++;
+            if (here == count) pointers[count++] = (const void *)x;
+        }
+        all = (all ^ here) * 0x9e3779b97f4a7c15 + 1;
+    };
+    (add(args), ...);
+    return all;
+}
+
 template <class... P, class... A>
 cudaError_t shim_launch(const char *name, dim3 grid, int block, int shared, cudaStream_t stream,
                         void (*kernel)(P...), const A &...given)
 {
     std::tuple<P...> args(static_cast<P>(given)...);
-    return shim_enqueue(name, (const void *)kernel, {grid, (unsigned)block, (size_t)shared}, stream,
-                        [kernel, args] { std::apply(kernel, args); });
+    uint64_t all = std::apply([](auto... x) { return shim_given(x...); }, args);
+    return shim_enqueue(name, (const void *)kernel, {grid, (unsigned)block, (size_t)shared, all},
+                        stream, [kernel, args] { std::apply(kernel, args); });
 }
 
 /* ---- where a thread is */
