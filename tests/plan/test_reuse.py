@@ -62,7 +62,7 @@ def test_the_nearest_stay() -> None:
         assert gathered(p) == Counter(all_ - once) + Counter(twice)
         assert cost.staying(p) == 3 - len(twice) + len(once)
         assert (
-            f"{cost.staying(p)} units of a micro-batch stay"
+            f"from one use to the next: {cost.staying(p)}"
             in explain.explain(p)
         )
 

@@ -177,12 +177,12 @@ def explain(p: Plan) -> str:
     wide = max(10, *(len(f.name) + 1 for f in p.flats))
     many = f"; all {p.together} micro-batches go through a unit while it is gathered"
     lines = [
-        f"{h.spec}: {h.params:,} parameters, ZeRO {h.zero}, {W} ranks, {h.micro_batches} micro-"
-        f"batches a rank and step of {h.batch} x {h.sequence} tokens, {h.real}",
-        f"leaves are summed {order} ({added}); prefetch {h.prefetch} units; at most "
-        f"{h.live:,} elements gathered at once (bound {h.bound:,})",
-        f"{cost.staying(p)} units of a micro-batch stay gathered from one use to the next"
-        f"{many if p.together > 1 else ''}",
+        f"{h.spec}: {h.params:,} parameters, ZeRO {h.zero}, {h.real}; ranks: {W}; micro-batches of "
+        f"a rank and step: {h.micro_batches}, each of {h.batch} x {h.sequence} tokens",
+        f"leaves are summed {order} ({added}); units gathered ahead: {h.prefetch}; elements "
+        f"gathered at once: at most {h.live:,} (bound {h.bound:,})",
+        "units of a micro-batch that stay gathered from one use to the next: "
+        f"{cost.staying(p)}{many if p.together > 1 else ''}",
         "",
         f"{'flat':<{wide}}{'instances':>10}{'elements':>16}{'shard':>14}  "
         "kept: parameters, state, sums",
