@@ -25,6 +25,7 @@ from zg.search import search
 from zg.write import cost, emit, explain, view
 
 FEW, MANY, SHARE = 5, 20, 0.05  # runs that are shuffled; mutants
+VALIDATED = "520"  # tokens: two rounds of an evaluation, or more
 PIECES = ("zero.reduce_bucket_size=20000", "zero.allgather_bucket_size=20000")
 SMALL = (
     "llama-tiny",
@@ -191,12 +192,8 @@ def source(p: Plan) -> str:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """Tokens for three steps; beside them those of a validation in two rounds or more."""
     path = tmp_path_factory.mktemp("mutants") / "tokens.bin"
     trainer.write_tokens(path, np.arange(33 * 60) * 7919 % 251)
-    trainer.write_tokens(
-        path.with_name("val.bin"), np.arange(40 * 13) * 7919 % 251
-    )
     return path
 
 
@@ -208,7 +205,9 @@ def told(program: pathlib.Path, data: pathlib.Path, queue: str) -> list[str]:
             "--data",
             data,
             "--val",
-            data.with_name("val.bin"),
+            data,
+            "--val-tokens",
+            VALIDATED,
             "--steps",
             "3",
             "--hash",
