@@ -63,10 +63,9 @@ static int path_of(zr *z, char *to, int64_t step, const char *kind, const char *
 /* The step of a folder's name; -1: it is none. */
 static int64_t step_of(const char *name)
 {
-    int64_t step;
-    int end = 0;
-    if (sscanf(name, "step-%8" SCNd64 "%n", &step, &end) != 1 || name[end] || end < 13) return -1;
-    return step;
+    const char *digits = name + 5;
+    size_t n = strncmp(name, "step-", 5) ? 0 : strspn(digits, "0123456789");
+    return n < 8 || n > 10 || digits[n] ? -1 : strtoll(digits, NULL, 10);
 }
 
 static int remove_file(const char *folder, const char *name)

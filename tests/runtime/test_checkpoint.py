@@ -277,6 +277,14 @@ def test_a_step_behind_the_newest_can_be_taken(data: Path) -> None:
     assert done.line("weights") == whole.line("weights")
 
 
+def test_a_step_of_nine_digits_is_found(data: Path) -> None:
+    assert run(data, 2).code == 0
+    newest = folder(data, 2).rename(folder(data, 123456789))
+    refused(data, 2, "is of step 123456789")
+    newest.rename(newest.with_name("step-12345678901"))
+    assert run(data, 1).code == 0
+
+
 @pytest.mark.parametrize("name", ["model", "exp_avg", "exp_avg_sq"])
 def test_a_bit_that_has_changed_is_named(data: Path, name: str) -> None:
     assert run(data, 2).code == 0
