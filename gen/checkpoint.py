@@ -546,20 +546,30 @@ VERBS: Mapping[str, Callable[..., int]] = {
 }
 
 
-def main(words: Sequence[str]) -> int:
-    args = vars(arguments(words))
-    verb = VERBS[args.pop("verb")]
+def code_of(prog: str, verb: Callable[..., int], *given: Path) -> int:
+    """The exit code of a verb; what is wrong goes to stderr."""
     try:
-        return verb(*args.values())
+        return verb(*given)
     except Bad as e:
         told = str(e)
     except OSError as e:
         told = f"{e.filename}: {e.strerror}"
-    print(printable(f"run checkpoint: {told}"), file=sys.stderr)
+    print(printable(f"{prog}: {told}"), file=sys.stderr)
     return 2
 
 
-if __name__ == "__main__":
+def main(words: Sequence[str]) -> int:
+    args = vars(arguments(words))
+    verb = VERBS[args.pop("verb")]
+    return code_of("run checkpoint", verb, *args.values())
+
+
+def command(main: Callable[[Sequence[str]], int]) -> None:
+    """As others do, it ends silently with its reader, or when it is interrupted."""
     for number in (signal.SIGINT, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
     sys.exit(main(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    command(main)

@@ -393,7 +393,7 @@ def test_mutants(made: Path, ck: Path, tell: Tell) -> None:
     rng = random.Random(1)
     words = [b"", b"{", b"]", b'"', b"0", b"-1", b"1e9", b"null", b"\xff"]
     codes = []
-    for _ in range(150):
+    for _ in range(100):
         name = rng.choice(("run.json", "momentum.safetensors"))
         raw = bytearray((step(made) / name).read_bytes())
         for _ in range(rng.randint(1, 3)):
