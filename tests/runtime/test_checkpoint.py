@@ -8,6 +8,7 @@ import fcntl
 import functools
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import files
 import law
 import numpy as np
 import program
@@ -207,6 +209,17 @@ def test_nothing_is_left_to_do(data: Path) -> None:
     assert steps(data) == [3]
 
 
+@pytest.mark.slow
+def test_skipped_steps_in_a_row_go_on(data: Path) -> None:
+    """Their number, and a smaller bound, which is no part of the recipe."""
+    broken = ("train.precision=f16", "train.loss_scale.scale=1e30")
+    first = run(data, 8, keys=(*broken, "train.max_skips=9"))
+    assert first.code == 0, first.err
+    assert json.loads((folder(data, 8) / "run.json").read_text())["skips"] == 8
+    done = run(data, 30, keys=(*broken, "train.max_skips=3"))
+    assert done.code == 6 and "up to step 9, were not finite" in done.err
+
+
 # ---- what is refused
 
 
@@ -301,6 +314,24 @@ def test_a_bit_that_has_changed_is_named(data: Path, name: str) -> None:
     )
 
 
+def rest(text: bytes) -> bytes:
+    """run.json behind its brace, without the steps that were skipped"""
+    kept = re.sub(rb'"(skipped|skips)": 0 *,\n', b"", text)
+    assert len(text) - len(kept) > 60
+    return kept[1:]
+
+
+def test_a_line_of_the_recipe_twice_stands_for_no_other(data: Path) -> None:
+    assert run(data, 2).code == 0
+    path = folder(data, 2) / "run.json"
+    text = path.read_text()
+    assert '"train.seed: 1"' in text
+    path.write_text(
+        text.replace('"train.seed: 1"', '"train.precision: \\"f32\\""')
+    )
+    refused(data, 4, "had an older recipe; this program has keys that it")
+
+
 def test_what_is_no_checkpoint_is_told(data: Path) -> None:
     assert run(data, 2).code == 0
     made = folder(data, 2)
@@ -323,6 +354,9 @@ def test_what_is_no_checkpoint_is_told(data: Path) -> None:
     broken(
         "run.json", text.replace(b'"format": 1', b'"format": 2'), "format 2"
     )
+    broken("run.json", text.replace(b'"data"', b'"date"'), "no record")
+    for numbers in (b'"skipped": 3, "skips": 0', b'"skipped": 0, "skips": 1'):
+        broken("run.json", b"{" + numbers + b", " + rest(text), "no record")
     broken(
         "run.json",
         text.replace(b'"steps": 2', b'"steps": 1'),
@@ -504,3 +538,16 @@ def test_a_run_that_is_killed_goes_on(
     done = run(data, total, "--hash")
     assert done.code == 0, done.err
     assert done.line("weights") == whole.line("weights")
+
+
+# ---- the reader of run.json
+
+
+@pytest.mark.slow
+def test_mutants(tmp_path: Path) -> None:
+    """Of run.json, eight seconds at most: none crashes, and what is taken is of the program's
+    recipe and data."""
+    fuzzer = files.build("fuzz/run.c", tmp_path)
+    done = files.run(fuzzer, tmp_path, 40000, 8)
+    tried, accepted = (int(x) for x in done.stdout.split()[1::2])
+    assert tried >= 1000 and tried // 50 < accepted < tried // 2, done.stdout
