@@ -201,6 +201,32 @@ def test_what_somebody_has_put_beside_it_stays(data: Path) -> None:
     assert [path.name for path in gone.iterdir()] == ["mine"]
 
 
+def test_where_a_link_leads_stays(data: Path) -> None:
+    """As what an unfinished save has left, as the oldest checkpoint, as the next one."""
+    assert run(data, 1).code == 0
+    elsewhere = folder(data, 1).rename(data.parent / "elsewhere")
+    folder(data, 1).symlink_to(elsewhere)
+    part = data.parent / "ck" / ".step-00000003.part"
+    part.symlink_to(elsewhere)
+    kept = sorted(elsewhere.iterdir())
+    done = run(data, 2, "--keep", 1)
+    assert done.code == 0 and "goes on from step 1" in done.err
+    assert "checkpoint of step 1: cannot be removed: Not a dir" in done.err
+    assert sorted(elsewhere.iterdir()) == kept and part.is_symlink()
+    assert there(data) == [2]
+    done = run(data, 3)
+    assert "no checkpoint of step 3: " in done.err and "Not a dir" in done.err
+    assert sorted(elsewhere.iterdir()) == kept and there(data) == [2]
+
+
+def test_files_have_the_users_mask(data: Path) -> None:
+    done = program.run(*arguments(data, 1), limits=lambda: os.umask(0o027))
+    assert done.code == 0, done.err
+    modes = {path.stat().st_mode & 0o777 for path in folder(data, 1).iterdir()}
+    assert modes == {0o640}
+    assert folder(data, 1).stat().st_mode & 0o777 == 0o750
+
+
 def test_nothing_is_left_to_do(data: Path) -> None:
     first = run(data, 3, "--hash")
     again = run(data, 3, "--hash")
