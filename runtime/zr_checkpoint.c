@@ -63,10 +63,9 @@ static int path_of(zr *z, char *to, int64_t step, const char *kind, const char *
 /* The step of a folder's name; -1: it is none. */
 static int64_t step_of(const char *name)
 {
-    int64_t step;
-    int end = 0;
-    if (sscanf(name, "step-%8" SCNd64 "%n", &step, &end) != 1 || name[end] || end < 13) return -1;
-    return step;
+    const char *digits = name + 5;
+    size_t n = strncmp(name, "step-", 5) ? 0 : strspn(digits, "0123456789");
+    return n < 8 || n > 10 || digits[n] ? -1 : strtoll(digits, NULL, 10);
 }
 
 static int remove_file(const char *folder, const char *name)
@@ -75,12 +74,22 @@ static int remove_file(const char *folder, const char *name)
     return zr_path(file, folder, name, why) ? -1 : unlink(file);
 }
 
-/* A checkpoint's files, and the folder, which stays where somebody has put another into it. 0, or
- * -1 and errno. */
+/* Of its own, no link to another; else errno says why not. */
+static int is_folder(const char *path)
+{
+    struct stat s;
+    if (lstat(path, &s)) return 0;
+    errno = ENOTDIR;
+    return S_ISDIR(s.st_mode);
+}
+
+/* A checkpoint's files, and the folder, which stays where somebody has put another into it; where a
+ * link leads is not ours. 0, or -1 and errno. */
 static int remove_checkpoint(zr *z, const char *folder)
 {
     zr_checkpoints *c = &z->checkpoints;
     char name[SHORT];
+    if (!is_folder(folder)) return -1;
     for (int i = 0; i < c->nstored; i++) {
         snprintf(name, sizeof name, "%s.safetensors", c->stored[i].file);
         remove_file(folder, name);
@@ -306,7 +315,8 @@ static int begin_checkpoint(zr *z, char *why)
     char to[ZR_FILE], name[SHORT];
     for (int i = 0; i < c->nstored; i++) c->fd[i] = -1;
     if (path_of(z, to, z->step, ".part", NULL, why)) return -1;
-    if (mkdir(to, 0777) && errno != EEXIST) return zr_why(why, "%s: %s", to, strerror(errno));
+    if (mkdir(to, 0777) && (errno != EEXIST || !is_folder(to)))
+        return zr_why(why, "%s: %s", to, strerror(errno));
     for (int i = 0; i < c->nstored; i++) {
         snprintf(name, sizeof name, "%s.safetensors", c->stored[i].file);
         if (path_of(z, to, z->step, ".part", name, why)) return -1;

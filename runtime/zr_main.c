@@ -247,13 +247,13 @@ static void go_on(zr *z, const double *report)
 {
     int why = (int)report[ZR_SKIPPED];
     int64_t skips = z->skips = why == ZR_APPLIED ? 0 : z->skips + (why == ZR_FAULTY);
-    if (why == ZR_LOWEST || skips == z->p->skips) zr_barrier(z); /* rank 0 has logged it */
+    if (why == ZR_LOWEST || skips >= z->p->skips) zr_barrier(z); /* rank 0 has logged it */
     if (why == ZR_LOWEST)
         zr_fail(z, ZR_HOPELESS,
                 "the gradient of step %" PRId64 " was not finite, and its loss scale, %g, is the "
                 "least; lower the learning rate or train.loss_scale.min, or use bf16",
                 z->step + 1, report[ZR_SCALE]);
-    if (skips == z->p->skips)
+    if (skips >= z->p->skips)
         zr_fail(z, ZR_HOPELESS,
                 "the gradients of %" PRId64 " steps in a row, up to step %" PRId64
                 ", were not finite or had no target; lower the learning rate%s, "

@@ -189,12 +189,12 @@ static int accepted(const zr *z, const char *key, size_t n)
     return 0;
 }
 
-/* The program's line of the same key; NULL: it has none. */
-static const char *line_of(const zr_program *p, const char *key, size_t n)
+/* The number of the program's line of the same key; nrecipe: it has none. */
+static int line_of(const zr_program *p, const char *key, size_t n)
 {
-    for (int i = 0; i < p->nrecipe; i++)
-        if (is_key(p->recipe[i], key, n)) return p->recipe[i];
-    return NULL;
+    int i = 0;
+    while (i < p->nrecipe && !is_key(p->recipe[i], key, n)) i++;
+    return i;
 }
 
 enum { OTHER = 1 };
@@ -205,21 +205,31 @@ static int other(char *why, const char *file, const char *key, const char *their
     return OTHER;
 }
 
-/* Every line is the program's, in whatever order. */
-static int read_recipe(zr *z, zr_json *j, const char *file, char *why)
+/* Every line is the program's, in whatever order. seen[nrecipe + 1]: all 0 */
+static int read_lines(zr *z, zr_json *j, char *seen, const char *file, char *why)
 {
-    int64_t n = 0, seen = 0;
+    const zr_program *p = z->p;
+    int64_t n = 0;
     while (zr_json_more(j, '[', &n)) {
         const char *line = zr_json_text(j);
         if (!line) return -1;
         size_t length = strcspn(line, ":");
-        const char *ours = line_of(z->p, line, length);
-        seen += ours != NULL;
-        if ((ours && !strcmp(ours, line)) || accepted(z, line, length)) continue;
-        return other(why, file, "", line, ours ? ours : "no such key");
+        int i = line_of(p, line, length);
+        const char *ours = i < p->nrecipe ? p->recipe[i] : NULL;
+        seen[i] = 1;
+        if ((!ours || strcmp(ours, line)) && !accepted(z, line, length))
+            return other(why, file, "", line, ours ? ours : "no such key");
     }
-    if (j->error || seen == z->p->nrecipe) return j->error ? -1 : 0;
+    if (j->error || !memchr(seen, 0, (size_t)p->nrecipe)) return j->error ? -1 : 0;
     return other(why, file, "", "an older recipe", "keys that it lacks");
+}
+
+static int read_recipe(zr *z, zr_json *j, const char *file, char *why)
+{
+    char *seen = zr_get(z, z->p->nrecipe + 1, 1);
+    int bad = read_lines(z, j, seen, file, why);
+    free(seen);
+    return bad;
 }
 
 static int read_data(zr *z, zr_json *j, const char *file, char *why)
@@ -302,7 +312,7 @@ static int read_sums(zr *z, zr_json *j, const char *file, zr_past *to, char *why
 
 int zr_run_read(zr *z, const char *file, zr_past *to, char *why)
 {
-    enum { ALL = 127 };
+    enum { ALL = 255 };
     int64_t length, n = 0, format = -1;
     int seen = 0, bad = 0;
     char *text = read_whole(file, &length, why);
@@ -331,7 +341,8 @@ int zr_run_read(zr *z, const char *file, zr_past *to, char *why)
     }
     if (j.error || (!bad && zr_json_end(&j)))
         bad = zr_why(why, "%s: byte %" PRId64 ": %s", file, (int64_t)(j.at - text), j.error);
-    else if (!bad && (seen & ALL) != ALL) bad = zr_why(why, "%s: no record of a run", file);
+    else if (!bad && ((seen & ALL) != ALL || to->skips > to->skipped || to->skipped > to->steps))
+        bad = zr_why(why, "%s: no record of a run", file);
     free(text);
     return bad;
 }

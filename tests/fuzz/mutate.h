@@ -2,7 +2,7 @@
  * With -DLIBFUZZER the including file is a libFuzzer harness instead:
  *
  *   clang -g -fsanitize=fuzzer,address,undefined -DLIBFUZZER -Iruntime tests/fuzz/X.c \
- *     runtime/zr_{file,data}.c, or runtime/zr_{file,json,safetensors,weights}.c
+ *     runtime/zr_X.c and what else tests/lib/files.py has for it
  *
  *   X DIR MUTANTS SECONDS [FROM]    prints `tried N accepted M`; works in DIR (libFuzzer: in /tmp)
  *

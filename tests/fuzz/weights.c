@@ -1,4 +1,5 @@
-/* weights.c -- mutants of safetensors files and of their index; see mutate.h.
+/* weights.c -- mutants of safetensors files, also as a checkpoint's, and of their index; see
+ * mutate.h.
  *
  * An input that begins with 'I' is an index, its files beside it whole; any other is the text of a
  * header, to which its length and DATA bytes of data are added, or, beginning with 'R', a raw file.
@@ -7,7 +8,7 @@
 #include "zr_file.h"
 #include <sys/stat.h>
 
-enum { DATA = 64, ARENA = 128 };
+enum { DATA = 88, ARENA = 128 };
 
 /* One flat of 32 elements on 2 ranks: a [4, 3], and b [5] of two layers. */
 static const zr_state states[] = {{.what = "master", .at = 16, .shard = 16, .n = 16, .count = 1}};
@@ -29,11 +30,13 @@ static const zr_program program = {.plan = "p",
 #define GOOD "{\"__metadata__\":{\"format\":\"pt\"}," \
     ENTRY("a", "BF16", "4,3", "0,24") "," ENTRY("h.0.b", "F32", "5", "24,44") "," \
     ENTRY("transformer.h.1.b", "F16", "5", "44,54") "," \
-    ENTRY("h.0.attn.bias", "U8", "1,1,2,5", "54,64") "}  "
+    ENTRY("h.0.attn.bias", "U8", "1,1,2,17", "54,88") "}  "
 #define FIRST "{" ENTRY("a", "F32", "4,3", "0,48") "," \
-    "\"\\u006f\":{\"shape\":[2,8],\"data_offsets\":[48,64],\"dtype\":\"I8\"}}"
+    "\"\\u006f\":{\"shape\":[2,20],\"data_offsets\":[48,88],\"dtype\":\"I8\"}}"
 #define SECOND "{" ENTRY("h.0.b", "F32", "5", "0,20") "," ENTRY("h.1.b", "F32", "5", "20,40") "," \
-    ENTRY("x", "F64", "3,1", "40,64") "}"
+    ENTRY("x", "F64", "6,1", "40,88") "}"
+#define STATE "{" ENTRY("a", "F32", "4,3", "0,48") "," ENTRY("h.0.b", "F32", "5", "48,68") "," \
+    ENTRY("h.1.b", "F32", "5", "68,88") "}"
 #define INDEX "I{\"metadata\":{\"total_size\":128,\"deep\":[[[{}]],-1.5e3,true,null]}," \
     "\"weight_map\":{\"a\":\"1.st\",\"h.0.b\":\"2.st\",\"h.1.b\":\"2.st\",\"x\":\"2.st\"}}"
 // clang-format on
@@ -107,6 +110,12 @@ static int one(const uint8_t *data, size_t size)
     memset(z.arena, 0x55, ARENA);
     int good = !zr_load(&program, &z, 0, dir, 1, note, why) &&
                !zr_load(&program, &z, 1, dir, 0, note, why);
+    if (dir == single_dir) /* as a state of a checkpoint */
+        for (int rank = 0; rank < 2; rank++) {
+            uint64_t *sums = calloc(3, sizeof *sums);
+            good |= !zr_stored_read(&z, &program, &zr_masters, rank, dir, sums, why);
+            free(sums);
+        }
     /* the bytes before the flat are nobody's */
     for (int i = 0; i < 16; i++)
         if (z.arena[i] != 0x55) abort();
@@ -118,7 +127,7 @@ static int one(const uint8_t *data, size_t size)
 int main(int argc, char **argv)
 {
     static const bytes seeds[] = {BYTES(GOOD), BYTES(INDEX), BYTES("R\x02\0\0\0\0\0\0\0{}"),
-                                  BYTES(GOOD), BYTES(GOOD)};
+                                  BYTES(STATE), BYTES(GOOD)};
     // clang-format off
     static const bytes words[] = {
         BYTES("{"), BYTES("}"), BYTES("["), BYTES("]"), BYTES(","), BYTES(":"), BYTES("\""),

@@ -193,3 +193,32 @@ def test_each_key_says_what_it_does() -> None:
     ours = page("docs/config.md").partition("## ds_config.json")[0]
     keys = re.findall(r"^\| `([^`]+)` \| (\w[^|]+) \|", ours, re.M)
     assert dict(keys) == config_keys.DOES
+
+
+# ---- docs/security.md
+
+
+def test_what_the_page_on_security_says_of_the_sources() -> None:
+    """Who makes sockets, who maps memory, and that no program is started."""
+    found: dict[str, set[str]] = {}
+    calls = r"\b(socket|listen|mmap|system|popen|exec[lv]p?e?|dlopen|chmod)\("
+    for folder in ("runtime", "kernels"):
+        for path in (ROOT / folder).rglob("*.[ch]*"):
+            for call in re.findall(calls, path.read_text()):
+                found.setdefault(call, set()).add(path.name)
+    assert found == {
+        "socket": {"zr_meet.c"},
+        "listen": {"zr_meet.c"},
+        # of no file but those that it makes itself
+        "mmap": {"memory.c", "zr_ranks.c", "zr_disk.c", "host.c"},
+    }
+    page_ = page("docs/security.md")
+    for name, source, text_ in (
+        ("HELLO_MS", "runtime/zr_meet.c", "{0} seconds"),
+        ("GUESTS", "runtime/zr_meet.c", "{1} are heard at once"),
+        ("ZR_HEADER_MAX", "runtime/zr_safetensors.h", "of at most {2} MB"),
+        ("BYTES", "gen/zg/read/spec.py", "At most {3} KiB"),
+    ):
+        (number,) = re.findall(rf"\b{name} = (\d+)", page(source))
+        n = int(number)
+        assert text_.format(n // 1000, n, n // 10**6, n) in page_, name

@@ -277,3 +277,19 @@ def test_bench_measures_a_model(root: pathlib.Path, own: pathlib.Path) -> None:
             and case["start"] > 0
         )
         assert f"| {case['name']} | {case['step']:.3f} |" in done.stdout
+
+
+def test_a_checkpoint_is_named_from_where_one_stands(
+    root: pathlib.Path, own: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "here" / "ck").mkdir(parents=True)
+    done = subprocess.run(
+        [root / "run", "checkpoint", "list", "ck"],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        cwd=tmp_path / "here",
+        env={**os.environ, "PATH": f"{own}:{os.environ['PATH']}"},
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("run checkpoint: ck: has no checkpoint")

@@ -15,6 +15,13 @@ from patience import LIMIT
 ROOT = Path(__file__).resolve().parents[2]
 READERS = {  # by the name of the program: the files that it reads with
     "data": ["zr_data.c", "zr_file.c"],
+    "run": [
+        "zr_file.c",
+        "zr_json.c",
+        "zr_run.c",
+        "zr_safetensors.c",
+        "zr_weights.c",
+    ],
     "weights": ["zr_file.c", "zr_json.c", "zr_safetensors.c", "zr_weights.c"],
 }
 

@@ -8,6 +8,7 @@ import fcntl
 import functools
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -16,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import files
 import law
 import numpy as np
 import program
@@ -199,12 +201,49 @@ def test_what_somebody_has_put_beside_it_stays(data: Path) -> None:
     assert [path.name for path in gone.iterdir()] == ["mine"]
 
 
+def test_where_a_link_leads_stays(data: Path) -> None:
+    """As what an unfinished save has left, as the oldest checkpoint, as the next one."""
+    assert run(data, 1).code == 0
+    elsewhere = folder(data, 1).rename(data.parent / "elsewhere")
+    folder(data, 1).symlink_to(elsewhere)
+    part = data.parent / "ck" / ".step-00000003.part"
+    part.symlink_to(elsewhere)
+    kept = sorted(elsewhere.iterdir())
+    done = run(data, 2, "--keep", 1)
+    assert done.code == 0 and "goes on from step 1" in done.err
+    assert "checkpoint of step 1: cannot be removed: Not a dir" in done.err
+    assert sorted(elsewhere.iterdir()) == kept and part.is_symlink()
+    assert there(data) == [2]
+    done = run(data, 3)
+    assert "no checkpoint of step 3: " in done.err and "Not a dir" in done.err
+    assert sorted(elsewhere.iterdir()) == kept and there(data) == [2]
+
+
+def test_files_have_the_users_mask(data: Path) -> None:
+    done = program.run(*arguments(data, 1), limits=lambda: os.umask(0o027))
+    assert done.code == 0, done.err
+    modes = {path.stat().st_mode & 0o777 for path in folder(data, 1).iterdir()}
+    assert modes == {0o640}
+    assert folder(data, 1).stat().st_mode & 0o777 == 0o750
+
+
 def test_nothing_is_left_to_do(data: Path) -> None:
     first = run(data, 3, "--hash")
     again = run(data, 3, "--hash")
     assert first.code == again.code == 0
     assert first.line("weights") == again.line("weights")
     assert steps(data) == [3]
+
+
+@pytest.mark.slow
+def test_skipped_steps_in_a_row_go_on(data: Path) -> None:
+    """Their number, and a smaller bound, which is no part of the recipe."""
+    broken = ("train.precision=f16", "train.loss_scale.scale=1e30")
+    first = run(data, 8, keys=(*broken, "train.max_skips=9"))
+    assert first.code == 0, first.err
+    assert json.loads((folder(data, 8) / "run.json").read_text())["skips"] == 8
+    done = run(data, 30, keys=(*broken, "train.max_skips=3"))
+    assert done.code == 6 and "up to step 9, were not finite" in done.err
 
 
 # ---- what is refused
@@ -277,6 +316,14 @@ def test_a_step_behind_the_newest_can_be_taken(data: Path) -> None:
     assert done.line("weights") == whole.line("weights")
 
 
+def test_a_step_of_nine_digits_is_found(data: Path) -> None:
+    assert run(data, 2).code == 0
+    newest = folder(data, 2).rename(folder(data, 123456789))
+    refused(data, 2, "is of step 123456789")
+    newest.rename(newest.with_name("step-12345678901"))
+    assert run(data, 1).code == 0
+
+
 @pytest.mark.parametrize("name", ["model", "exp_avg", "exp_avg_sq"])
 def test_a_bit_that_has_changed_is_named(data: Path, name: str) -> None:
     assert run(data, 2).code == 0
@@ -291,6 +338,24 @@ def test_a_bit_that_has_changed_is_named(data: Path, name: str) -> None:
         2,
         f"{name}.safetensors: tensor h.1.mlp.c_fc.weight is damaged",
     )
+
+
+def rest(text: bytes) -> bytes:
+    """run.json behind its brace, without the steps that were skipped"""
+    kept = re.sub(rb'"(skipped|skips)": 0 *,\n', b"", text)
+    assert len(text) - len(kept) > 60
+    return kept[1:]
+
+
+def test_a_line_of_the_recipe_twice_stands_for_no_other(data: Path) -> None:
+    assert run(data, 2).code == 0
+    path = folder(data, 2) / "run.json"
+    text = path.read_text()
+    assert '"train.seed: 1"' in text
+    path.write_text(
+        text.replace('"train.seed: 1"', '"train.precision: \\"f32\\""')
+    )
+    refused(data, 4, "had an older recipe; this program has keys that it")
 
 
 def test_what_is_no_checkpoint_is_told(data: Path) -> None:
@@ -315,6 +380,9 @@ def test_what_is_no_checkpoint_is_told(data: Path) -> None:
     broken(
         "run.json", text.replace(b'"format": 1', b'"format": 2'), "format 2"
     )
+    broken("run.json", text.replace(b'"data"', b'"date"'), "no record")
+    for numbers in (b'"skipped": 3, "skips": 0', b'"skipped": 0, "skips": 1'):
+        broken("run.json", b"{" + numbers + b", " + rest(text), "no record")
     broken(
         "run.json",
         text.replace(b'"steps": 2', b'"steps": 1'),
@@ -496,3 +564,16 @@ def test_a_run_that_is_killed_goes_on(
     done = run(data, total, "--hash")
     assert done.code == 0, done.err
     assert done.line("weights") == whole.line("weights")
+
+
+# ---- the reader of run.json
+
+
+@pytest.mark.slow
+def test_mutants(tmp_path: Path) -> None:
+    """Of run.json, eight seconds at most: none crashes, and what is taken is of the program's
+    recipe and data."""
+    fuzzer = files.build("fuzz/run.c", tmp_path)
+    done = files.run(fuzzer, tmp_path, 40000, 8)
+    tried, accepted = (int(x) for x in done.stdout.split()[1::2])
+    assert tried >= 1000 and tried // 50 < accepted < tried // 2, done.stdout

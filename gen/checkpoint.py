@@ -1,0 +1,575 @@
+"""checkpoint.py -- checkpoints of out/train: which are there, are they whole, how do two differ.
+
+checkpoint.py list DIR       a line for each checkpoint in DIR of --checkpoints DIR
+checkpoint.py verify DIR     every checksum of every tensor; DIR/step-00001000: of that one
+checkpoint.py diff A B       two checkpoints: what of their run.json differs, and which elements
+
+Exit codes: 0 all is whole, or equal; 1 something is missing, damaged or differs; 2 an argument is
+wrong, or what it names cannot be read.
+
+Invariants
+ 1. Nothing of a file is trusted: a size is checked before it is used, and what is wrong is a line
+    that names the file.
+ 2. Nothing is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import math
+import re
+import signal
+import stat
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+HEADER_MAX = (
+    100_000_000  # bytes of a header or of run.json, as in zr_safetensors.h
+)
+DIMS = 8
+TYPES = {"F32": "<u4", "BF16": "<u2", "F16": "<u2"}  # bits of an element
+STEP = re.compile(r"step-(\d{8,10})")
+CHUNK = 1 << 15  # elements at a time: what is made of them stays in a cache
+PROGRESS_S = 10
+
+Bits = NDArray[Any]
+Run = dict[str, Any]
+
+
+class Bad(Exception):
+    """What is wrong with which file."""
+
+
+def printable(text: object) -> str:
+    """Names come from files of others: no control codes to the terminal."""
+    return "".join(c if " " <= c <= "~" else "?" for c in str(text))
+
+
+def say(text: str) -> None:
+    print(printable(text))
+
+
+# ---- files
+
+
+def size_of(path: Path) -> int:
+    """Of a regular file"""
+    try:
+        found = path.stat()
+    except OSError as e:
+        raise Bad(f"{path}: {e.strerror}") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise Bad(f"{path}: not a regular file")
+    return found.st_size
+
+
+def part(path: Path, at: int, n: int) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            file.seek(at)
+            found = file.read(n)
+    except OSError as e:
+        raise Bad(f"{path}: {e.strerror}") from None
+    if len(found) < n:
+        raise Bad(f"{path}: the file has become shorter")
+    return found
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key twice in an object")
+    return found
+
+
+def parsed(text: bytes, what: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text.decode(), object_pairs_hook=unique)
+    except (ValueError, RecursionError) as e:
+        raise Bad(f"{what}: no JSON: {e}") from None
+    if not isinstance(found, dict):
+        raise Bad(f"{what}: no object of JSON")
+    return found
+
+
+def is_count(x: object) -> bool:
+    return type(x) is int and 0 <= x < 2**63
+
+
+def is_text(x: object) -> TypeGuard[str]:
+    return isinstance(x, str)
+
+
+def is_lines(x: object) -> bool:
+    return isinstance(x, list) and all(map(is_text, x))
+
+
+def is_numbers(x: object) -> bool:
+    return isinstance(x, dict) and all(
+        is_count(n) or is_text(n) for n in x.values()
+    )
+
+
+def is_sums(x: object) -> bool:
+    """{STATE: {TENSOR: 16 hex digits}}, where a state is the name of a file."""
+    return isinstance(x, dict) and all(
+        re.fullmatch("[a-z_]{1,40}", state)
+        and isinstance(sums, dict)
+        and all(
+            isinstance(s, str) and re.fullmatch("[0-9a-f]{16}", s)
+            for s in sums.values()
+        )
+        for state, sums in x.items()
+    )
+
+
+FIELDS: Mapping[str, Callable[[object], bool]] = {
+    "steps": is_count,
+    "skipped": is_count,
+    "skips": is_count,
+    "data": is_text,
+    "recipe": is_lines,
+    "control": is_numbers,
+    "sums": is_sums,
+}
+
+
+def read_run(folder: Path) -> Run:
+    """run.json of a checkpoint"""
+    path = folder / "run.json"
+    size = size_of(path)
+    if size > HEADER_MAX:
+        raise Bad(f"{path}: {size} bytes are no record of a run")
+    found = parsed(part(path, 0, size), str(path))
+    if found.get("format") != 1:
+        raise Bad(f"{path}: its format is not 1, which is all that is known")
+    for field, is_good in FIELDS.items():
+        if not is_good(found.get(field)):
+            raise Bad(f"{path}: {field}: is missing, or not as a run has it")
+    if step_of(folder) not in (-1, found["steps"]):
+        raise Bad(f"{path}: is of step {found['steps']}")
+    return found
+
+
+@dataclass(frozen=True)
+class Tensor:
+    path: Path
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    at: int  # in the file
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def bytes(self) -> int:
+        return self.elements * np.dtype(TYPES[self.dtype]).itemsize
+
+    def chunks(self) -> Iterator[Bits]:
+        """All elements; a chunk is good until the next."""
+        room = np.empty(min(CHUNK, self.elements), TYPES[self.dtype])
+        try:
+            with open(self.path, "rb") as file:
+                file.seek(self.at)
+                for at in range(0, self.elements, CHUNK):
+                    bits = room[: self.elements - at]
+                    if file.readinto(bits.data) < bits.nbytes:
+                        raise Bad(f"{self.path}: the file has become shorter")
+                    yield bits
+        except OSError as e:
+            raise Bad(f"{self.path}: {e.strerror}") from None
+
+
+def is_counts(x: object, most: int) -> TypeGuard[list[int]]:
+    return isinstance(x, list) and len(x) <= most and all(map(is_count, x))
+
+
+def entry(path: Path, name: str, given: object, start: int) -> Tensor:
+    """A tensor of a header; its data begin behind `start`."""
+    where = f"{path}: tensor {name}"
+    keys = ("dtype", "shape", "data_offsets")
+    if not isinstance(given, dict):
+        raise Bad(f"{where}: no object of JSON")
+    dtype, shape, place = map(given.get, keys)
+    if not is_text(dtype) or dtype not in TYPES:
+        raise Bad(f"{where}: dtype: allowed: {', '.join(TYPES)}")
+    if not is_counts(shape, DIMS):
+        raise Bad(f"{where}: shape: no list of at most {DIMS} sizes")
+    if not is_counts(place, 2) or len(place) != 2:
+        raise Bad(f"{where}: data_offsets: no [begin, end]")
+    begin, end = place
+    found = Tensor(path, name, dtype, tuple(shape), start + begin)
+    if found.bytes != end - begin:
+        raise Bad(
+            f"{where}: {end - begin} bytes of data do not make {dtype} {shape}"
+        )
+    return found
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file by name, in order of place; they fill it without holes."""
+    size = size_of(path)
+    if size < 8:
+        raise Bad(f"{path}: {size} bytes are no safetensors file")
+    header = int.from_bytes(part(path, 0, 8), "little")
+    start = 8 + header
+    if not 2 <= header <= HEADER_MAX:
+        raise Bad(f"{path}: no safetensors file (a header of {header} bytes)")
+    if start > size:
+        raise Bad(
+            f"{path}: truncated: a header of {header} bytes in a file of {size}"
+        )
+    found = parsed(part(path, 8, header), f"{path}: header")
+    found.pop("__metadata__", None)
+    tensors = [entry(path, name, x, start) for name, x in found.items()]
+    tensors.sort(key=lambda t: (t.at, t.bytes))
+    at = start
+    for tensor in tensors:
+        if tensor.at != at:
+            raise Bad(f"{path}: tensor {tensor.name}: its data lie elsewhere")
+        at += tensor.bytes
+    if at != size:
+        raise Bad(
+            f"{path}: the header describes {at - start} bytes of data, the file "
+            f"has {size - start}{' (truncated?)' if at > size else ''}"
+        )
+    return {tensor.name: tensor for tensor in tensors}
+
+
+# ---- a checkpoint
+
+State = dict[str, Tensor]
+
+
+def states(folder: Path, run: Run) -> Iterator[tuple[str, State | str]]:
+    """Of each state its tensors, or what is wrong with its file."""
+    for state, sums in run["sums"].items():
+        path = folder / f"{state}.safetensors"
+        try:
+            found = read_state(path)
+            for name in sorted(found.keys() ^ sums.keys()):
+                where = "run.json" if name in found else path.name
+                raise Bad(f"{path}: tensor {name} is not in {where}")
+        except Bad as e:
+            yield state, str(e)
+        else:
+            yield state, found
+
+
+def step_of(folder: Path) -> int:
+    """-1: its name is no checkpoint's"""
+    found = STEP.fullmatch(folder.absolute().name)
+    return int(found[1]) if found else -1
+
+
+def inside(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir(), key=lambda p: (step_of(p), p.name))
+    except OSError as e:
+        raise Bad(f"{folder}: {e.strerror}") from None
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """By step"""
+    found = [path for path in inside(folder) if step_of(path) >= 0]
+    if not found:
+        raise Bad(f"{folder}: has no checkpoint (a folder step-00001000)")
+    return found
+
+
+def bytes_of(folder: Path) -> int:
+    return sum(
+        path.stat().st_size
+        for path in inside(folder)
+        if path.suffix == ".safetensors" or path.name == "run.json"
+    )
+
+
+# ---- list
+
+
+def tokens(run: Run) -> str:
+    """That its steps have gone through, by the recipe"""
+    lines = dict(line.partition(": ")[::2] for line in run["recipe"])
+    sizes = [lines.get(f"train.{x}", "") for x in ("global_batch", "sequence")]
+    if not all(re.fullmatch("[0-9]{1,18}", size) for size in sizes):
+        return "-"
+    return str(run["steps"] * math.prod(map(int, sizes)))
+
+
+def row(folder: Path) -> tuple[str, str]:
+    """tokens; what is wrong, "" if nothing"""
+    try:
+        run = read_run(folder)
+        wrong = [x for _, x in states(folder, run) if isinstance(x, str)]
+        return tokens(run), "; ".join(wrong)
+    except Bad as e:
+        return "-", str(e)
+
+
+def is_locked(folder: Path) -> bool:
+    """Does a run write there?"""
+    try:
+        with open(folder / ".lock", "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
+def show(folder: Path) -> int:
+    found = checkpoints(folder)
+    whole = [path for path in found if (path / "run.json").exists()]
+    form = "{:>10} {:>16} {:>16}  {:<20}  {}"
+    say(form.format("step", "tokens", "bytes", "written", "state"))
+    bad = 0
+    for path in found:
+        took, wrong = row(path)
+        seconds = path.stat().st_mtime
+        when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+        told = wrong.replace(f"{path}/", "") or "whole"
+        if path in whole[-1:]:
+            told += "; --resume auto takes it"
+        say(form.format(step_of(path), took, bytes_of(path), when, told))
+        bad |= bool(wrong)
+    why = (
+        "a run writes here" if is_locked(folder) else "the next run clears it"
+    )
+    for path in inside(folder):
+        if path.name.startswith(".step-"):
+            say(f"{path.name}: unfinished, or on its way out; {why}")
+    return bad
+
+
+# ---- verify: the checksum is that of zr_weights.c, sum_of
+
+FIRST, SECOND = 0x9E3779B97F4A7C15, np.uint64(0xBF58476D1CE4E5B9)
+KEYS = np.arange(1, CHUNK + 1, dtype=np.uint64) * np.uint64(FIRST)
+ROOM = np.empty((2, CHUNK), np.uint64)
+
+
+def mixture(bits: Bits, at: int) -> int:
+    """Of elements from number `at` on"""
+    n = len(bits)
+    x, y = ROOM[:, :n]
+    np.add(KEYS[:n], np.uint64(at * FIRST % 2**64), out=x)
+    x ^= bits
+    x ^= np.right_shift(x, np.uint64(31), out=y)
+    x *= SECOND
+    x ^= np.right_shift(x, np.uint64(29), out=y)
+    return int(x.sum())
+
+
+class Progress:
+    """How far it is, on stderr now and then."""
+
+    def __init__(self, what: str, size: int) -> None:
+        self.what, self.size, self.done = what, size, 0
+        self.said = time.monotonic()
+
+    def add(self, n: int) -> None:
+        self.done += n
+        if time.monotonic() >= self.said + PROGRESS_S:
+            self.said = time.monotonic()
+            told = f"{self.what}: {self.done} of {self.size} bytes"
+            print(told, file=sys.stderr)
+
+
+def checksum(tensor: Tensor, progress: Progress) -> str:
+    total = at = 0
+    for bits in tensor.chunks():
+        total += mixture(bits, at)
+        at += len(bits)
+        progress.add(bits.nbytes)
+    return f"{total % 2**64:016x}"
+
+
+def damages(folder: Path, run: Run, progress: Progress) -> Iterator[str]:
+    for state, found in states(folder, run):
+        if isinstance(found, str):
+            yield found
+            continue
+        for name, tensor in found.items():
+            wanted = run["sums"][state][name]
+            try:
+                sum_ = checksum(tensor, progress)
+            except Bad as e:
+                yield str(e)
+                break
+            if sum_ != wanted:
+                yield (
+                    f"{tensor.path}: tensor {name} is damaged: its checksum is "
+                    f"{sum_}, run.json has {wanted}"
+                )
+
+
+def verify(folder: Path) -> int:
+    one = step_of(folder) >= 0 or (folder / "run.json").exists()
+    found = [folder] if one else checkpoints(folder)
+    progress = Progress("verify", sum(map(bytes_of, found)))
+    bad = 0
+    for path in found:
+        try:
+            run = read_run(path)
+            wrong = list(damages(path, run, progress))
+        except Bad as e:
+            wrong = [str(e)]
+        for line in wrong:
+            say(line)
+        if not wrong:
+            n = sum(map(len, run["sums"].values()))
+            say(f"{path}: the checksums of all {n} tensors hold")
+        bad |= bool(wrong)
+    return bad
+
+
+# ---- diff
+
+
+def value(tensor: Tensor, bits: Any) -> str:
+    """As a number, and as it lies there"""
+    if tensor.dtype == "BF16":
+        number = (np.uint32(bits) << np.uint32(16)).view(np.float32)
+    else:
+        number = bits.view({2: np.float16, 4: np.float32}[bits.itemsize])
+    return f"{number!s} (0x{bits:0{2 * bits.itemsize}x})"
+
+
+def place(tensor: Tensor, at: int) -> str:
+    return f"[{', '.join(map(str, np.unravel_index(at, tensor.shape)))}]"
+
+
+def tensor_difference(a: Tensor, b: Tensor) -> str:
+    """ "" where they are equal"""
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return f": {a.dtype} {list(a.shape)} -> {b.dtype} {list(b.shape)}"
+    first, count, at = "", 0, 0
+    for x, y in zip(a.chunks(), b.chunks(), strict=True):
+        other = np.flatnonzero(x != y)
+        if len(other) and not count:
+            i = other[0]
+            first = f"{place(a, at + i)}: {value(a, x[i])} -> {value(b, y[i])}"
+        count += len(other)
+        at += len(x)
+    return f"{first}; {count} of {at} elements differ" if count else ""
+
+
+def state_difference(a: State, b: State) -> str:
+    """The first tensor that differs, and how many do; "" where none does"""
+    told = []
+    for name in dict.fromkeys((*a, *b)):
+        if name not in a or name not in b:
+            told.append(f"{name}: only in {'A' if name in a else 'B'}")
+        elif other := tensor_difference(a[name], b[name]):
+            told.append(name + other)
+    n = len({**a, **b})
+    return f"{told[0]}; {len(told)} of {n} tensors differ" if told else ""
+
+
+def told_by(run: Run) -> dict[str, str]:
+    """What of run.json two checkpoints of one run would have alike, line by line"""
+    found = {line.partition(": ")[0]: line for line in run["recipe"]}
+    for key in ("data", "steps", "skipped", "skips"):
+        found[key] = f"{key}: {run[key]}"
+    for key, n in run["control"].items():
+        found[f"control.{key}"] = f"control.{key}: {n}"
+    return found
+
+
+def whole(folder: Path, run: Run) -> dict[str, State]:
+    found = {}
+    for name, state in states(folder, run):
+        if isinstance(state, str):
+            raise Bad(state)
+        found[name] = state
+    return found
+
+
+def diff(one: Path, other: Path) -> int:
+    folders = (one, other)
+    runs = [read_run(folder) for folder in folders]
+    a, b = map(told_by, runs)
+    bad = 0
+    for key in dict.fromkeys((*a, *b)):
+        if a.get(key) != b.get(key):
+            bad = 1
+            say(f"A  {a.get(key, f'{key}: none')}")
+            say(f"B  {b.get(key, f'{key}: none')}")
+    c, d = map(whole, folders, runs)
+    for name in dict.fromkeys((*c, *d)):
+        if told := state_difference(c.get(name, {}), d.get(name, {})):
+            bad = 1
+            say(f"{name}: {told}")
+    if not bad:
+        say(f"equal: {', '.join(c)}, and what run.json tells")
+    return bad
+
+
+# ---- the command
+
+
+def arguments(words: Sequence[str]) -> argparse.Namespace:
+    head = __doc__.partition("\n\nInvariants")[0].partition("-- ")[2]
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="run checkpoint", description=head, formatter_class=form
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    for verb, of in (
+        ("list", ["DIR"]),
+        ("verify", ["DIR"]),
+        ("diff", ["A", "B"]),
+    ):
+        one = verbs.add_parser(verb)
+        for name in of:
+            one.add_argument(name, type=Path)
+    return parser.parse_args(words)
+
+
+VERBS: Mapping[str, Callable[..., int]] = {
+    "list": show,
+    "verify": verify,
+    "diff": diff,
+}
+
+
+def code_of(prog: str, verb: Callable[..., int], *given: Path) -> int:
+    """The exit code of a verb; what is wrong goes to stderr."""
+    try:
+        return verb(*given)
+    except Bad as e:
+        told = str(e)
+    except OSError as e:
+        told = f"{e.filename}: {e.strerror}"
+    print(printable(f"{prog}: {told}"), file=sys.stderr)
+    return 2
+
+
+def main(words: Sequence[str]) -> int:
+    args = vars(arguments(words))
+    verb = VERBS[args.pop("verb")]
+    return code_of("run checkpoint", verb, *args.values())
+
+
+def command(main: Callable[[Sequence[str]], int]) -> None:
+    """As others do, it ends silently with its reader, or when it is interrupted."""
+    for number in (signal.SIGINT, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_DFL)
+    sys.exit(main(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    command(main)

@@ -1,0 +1,108 @@
+"""compare.py -- two logs of out/train: the first step whose numbers differ.
+
+compare.py LOG LOG
+
+All numbers but times are compared, digit by digit. Of a step that was done again, after a run went
+on from a checkpoint, the last line counts.
+
+Exit codes: 0 equal in all steps that both have; 1 not; 2 an argument is wrong, or a log cannot be
+read, or no step is in both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from checkpoint import Bad, code_of, command, say
+
+TIMES = {"seconds", "tokens_per_second", "share_of_peak", "checkpoint"}
+STEP = "[0-9]{1,18}"
+Record = dict[str, Any]  # its numbers as they are written
+
+
+def record(line: bytes) -> Record | None:
+    """None: it is none"""
+    try:
+        found = json.loads(line.decode(), parse_float=str, parse_int=str)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def records(log: Path) -> Iterator[Record]:
+    """What a run has left unfinished is passed over: only a run record comes behind it."""
+    unfinished = 0
+    with open(log, "rb") as file:
+        for number, line in enumerate(file, 1):
+            found = record(line)
+            if unfinished and (found is None or "run" not in found):
+                break
+            if found is None:
+                unfinished = number
+            else:
+                unfinished = 0
+                yield found
+        else:
+            if not unfinished or not line.endswith(b"\n"):
+                return
+    raise Bad(f"{log}:{unfinished}: no record of JSON")
+
+
+def steps(log: Path) -> dict[int, Record]:
+    found: dict[int, Record] = {}
+    for line in records(log):
+        if "step" not in line:
+            continue
+        number = line.pop("step")
+        if not isinstance(number, str) or not re.fullmatch(STEP, number):
+            raise Bad(f"{log}: a record's step is no number")
+        numbers = {
+            key: "null" if x is None else x
+            for key, x in line.items()
+            if key not in TIMES and (x is None or isinstance(x, str))
+        }
+        found.setdefault(int(number), {}).update(numbers)
+    return found
+
+
+def differences(a: Record, b: Record) -> list[str]:
+    return [
+        f"{key} {x} -> {b[key]}"
+        for key, x in a.items()
+        if key in b and b[key] != x
+    ]
+
+
+def compare(one: Path, other: Path) -> int:
+    a, b = steps(one), steps(other)
+    both = sorted(a.keys() & b.keys())
+    if not both:
+        raise Bad(f"{one} and {other} have no step in common")
+    among = f"of {len(both)} steps that both have"
+    wrong = [step for step in both if differences(a[step], b[step])]
+    if not wrong:
+        say(f"equal: all {among}, the last is {both[-1]}")
+        return 0
+    first = wrong[0]
+    say(f"step {first}: {', '.join(differences(a[first], b[first]))}")
+    say(f"{len(wrong)} {among} differ")
+    return 1
+
+
+def main(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="run compare",
+        description=__doc__.partition("LOG LOG\n\n")[2],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("log", nargs=2, type=Path, metavar="LOG")
+    return code_of("run compare", compare, *parser.parse_args(words).log)
+
+
+if __name__ == "__main__":
+    command(main)

@@ -1,0 +1,24 @@
+"""fuzz.py -- runs one of these fuzzers for as long as one wants, with sanitizers.
+
+fuzz.py data|run|weights MUTANTS [SECONDS [FROM]]
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
+
+from files import READERS, build
+
+if __name__ == "__main__":
+    if not 3 <= len(sys.argv) <= 5 or sys.argv[1] not in READERS:
+        sys.exit(__doc__)
+    _, name, mutants, *more = sys.argv
+    with tempfile.TemporaryDirectory() as folder:
+        fuzzer = build(f"fuzz/{name}.c", Path(folder))
+        words = [fuzzer, folder, mutants, *(more or ["1000000"])]
+        sys.exit(subprocess.run(words).returncode)
