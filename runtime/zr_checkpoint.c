@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 enum { PATIENCE = 100, PATIENCE_MS = 100, SHORT = 64 };
+static const double slow = 1e8; /* bytes a second of a disk, before a checkpoint was measured */
 static const char record[] = "run.json";
 
 /* ---- what is stored */
@@ -395,28 +396,37 @@ static void give_up(zr *z, const char *why)
     if (!path_of(z, part, z->step, ".part", NULL, other)) remove_checkpoint(z, part);
 }
 
-int zr_checkpoint_save(zr *z)
+static int save_all(zr *z)
 {
     zr_checkpoints *c = &z->checkpoints;
     char why[ZR_WHY] = "";
-    if (!z->o->checkpoints) return 0;
-    if (c->last == z->step) return 1;
-    double begun = zr_now();
-    zr_progress(z, "checkpoint", "tensor", c->tensors);
     int well = all_well(z, z->rank == 0 && begin_checkpoint(z, why));
     if (well) well = all_well(z, write_states(z, why));
     if (well) add_sums(z);
     if (well) well = all_well(z, z->rank == 0 && finish_checkpoint(z, why));
     if (z->rank == 0) close_all(c);
-    zr_progress(z, NULL, NULL, 0);
     if (!well) {
         give_up(z, why);
         return 0;
     }
     c->last = z->step;
     if (z->rank == 0) prune(z);
-    zr_log_checkpoint(z, z->step, zr_now() - begun);
     return 1;
+}
+
+int zr_checkpoint_save(zr *z)
+{
+    zr_checkpoints *c = &z->checkpoints;
+    if (!z->o->checkpoints) return 0;
+    if (c->last == z->step) return 1;
+    double begun = zr_now();
+    zr_progress(z, "checkpoint", "tensor", c->tensors);
+    int well = save_all(z);
+    zr_progress(z, NULL, NULL, 0);
+    c->saving = zr_now() - begun;
+    if (c->saving > c->save) c->save = c->saving;
+    if (well) zr_log_checkpoint(z, z->step, c->saving);
+    return well;
 }
 
 int zr_checkpoint_due(const zr *z, int64_t steps)
@@ -425,10 +435,29 @@ int zr_checkpoint_due(const zr *z, int64_t steps)
     return steps == z->o->steps || (z->o->save_every && steps % z->o->save_every == 0);
 }
 
+/* Between two steps: is there too little time for one more, and a checkpoint? Not before the first
+ * one: a run that is started again and again must come on. */
+static int time_is_up(zr *z)
+{
+    zr_checkpoints *c = &z->checkpoints;
+    double now = zr_now(), left = z->started + (double)z->o->max_time - now;
+    double turn = c->turned > 0 ? now - c->turned - c->saving : 0;
+    if (turn > c->turn) c->turn = turn;
+    c->turned = now;
+    c->saving = 0;
+    double save = c->save > 0 ? c->save : (double)c->bytes / slow;
+    if (!z->o->max_time || c->turn == 0 || z->step == z->o->steps || left > c->turn + save)
+        return 0;
+    zr_print(z, STDERR_FILENO,
+             "--max-time: %.3g s are left, a step and a checkpoint take %.3g s and %.3g s\n", left,
+             c->turn, save);
+    return 1;
+}
+
 int zr_asked_to_leave(zr *z)
 {
     if (!z->o->checkpoints) return 0;
-    uint64_t sum[2] = {atomic_load(&z->shared->asked) != 0};
+    uint64_t sum[2] = {atomic_load(&z->shared->asked) || (z->rank == 0 && time_is_up(z))};
     zr_total(z, sum);
     return sum[0] != 0;
 }

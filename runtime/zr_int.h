@@ -56,6 +56,7 @@ typedef struct zr_options {
     const char *profile, *profile_steps;
     const char *checkpoints, *resume, *accept_change;
     int64_t save_every, keep, keep_every, resume_step; /* 0: not given */
+    int64_t max_time;                                  /* seconds; 0: not given */
     int64_t steps, val_every, val_tokens, sample, threads;
     int64_t profile_first, profile_last; /* from 1; of --profile */
     int hash, version, help, no_graph, tune, drop_unknown;
@@ -214,6 +215,9 @@ typedef struct zr_checkpoints {
     zr_chunk *chunk;
     zr_run record;
     char data[ZR_TOLD]; /* what --data holds */
+    double turned;      /* zr_now() between the last two steps; 0: there was none yet */
+    double saving;      /* seconds of checkpoints since then */
+    double turn, save;  /* the longest so far: from one step to the next but for these; of these */
 } zr_checkpoints;
 
 /* ---- one rank */

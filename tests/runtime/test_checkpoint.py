@@ -8,6 +8,7 @@ import fcntl
 import functools
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -466,6 +467,64 @@ def test_without_checkpoints_a_signal_ends_a_run(
     program.wait_for_step(running, 1)
     running.terminate()
     assert running.wait(LIMIT) == 143
+
+
+# ---- so much time
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["90", "1h1h", "1m1h", "h", "5 m", "0s", "-1s", "1w", "1" * 10 + "s"],
+)
+def test_a_time_has_its_units(data: Path, said: str) -> None:
+    refused(data, 2, "such as 90s, 45m, 3h50m or 1d is", "--max-time", said)
+
+
+def test_a_time_needs_checkpoints(data: Path) -> None:
+    options = ("--steps", 1, "--max-time", "1d2h3m4s")
+    done = program.run(built(), "--data", data, *options)
+    assert done.code == 2 and "--max-time needs --checkpoints" in done.err
+
+
+@pytest.mark.slow
+def test_before_the_time_has_passed_it_saves_and_leaves(data: Path) -> None:
+    """Where less is left than the longest step and checkpoint so far; run again and again it comes
+    to the weights of a run that had all the time."""
+    whole = run(data, 12, "--hash")
+    shutil.rmtree(data.parent / "ck")
+    command = arguments(
+        data, 12, "--hash", "--save-every", 1, "--max-time", "2s"
+    )
+    codes: list[int] = []
+    while not codes or codes[-1] == 75:
+        log = data.parent / f"log{len(codes)}"
+        done = program.run(*command, "--log", log, ZR_GATHER_DELAY_US=100000)
+        codes.append(done.code)
+        lines = list(map(json.loads, log.read_text().splitlines()))
+        said = re.search(
+            r"--max-time: (\S+) s .* take (\S+) s and (\S+) s", done.err
+        )
+        assert (said is not None) == (done.code == 75), done.err
+        if said:
+            left, step, checkpoint = map(float, said.groups())
+            assert left <= 1.01 * (step + checkpoint)
+            assert 1.01 * step >= max(x.get("seconds", 0) for x in lines[:-1])
+            assert checkpoint == pytest.approx(
+                max(x.get("checkpoint", 0) for x in lines), rel=0.01
+            )
+    assert codes[0] == 75 and codes[-1] == 0, done.err
+    assert done.line("weights") == whole.line("weights")
+
+
+def test_each_run_makes_a_step(data: Path, start: Start) -> None:
+    """However little time there is: what is run again and again comes to its end."""
+    assert run(data, 1).code == 0
+    with open(data.parent / "ck" / ".lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        running = start(*arguments(data, LONG, "--max-time", "1s"))
+        time.sleep(1.5)
+    assert running.wait(LIMIT) == 75
+    assert steps(data) == [1, 2]
 
 
 # ---- killed
