@@ -45,6 +45,8 @@ static const struct option {
      AT(resume), 0, 0},
     {"--max-time", "TIME", "save and leave before it has passed (90s, 45m, 3h50m, 1d)", TIME,
      AT(max_time), 1, MOST_TIME},
+    {"--grace", "TIME", "after a signal, give up a checkpoint not written by then (25s)", TIME,
+     AT(grace), 1, MOST_TIME},
     {"--accept-change", "KEYS", "lines of the recipe that may differ from the checkpoint's", TEXT,
      AT(accept_change), 0, 0},
     {"--log", "FILE", "append a JSON line for the run and for every step to FILE", OWN_PATH,
@@ -202,9 +204,13 @@ static void check_checkpoints(zr *z, const zr_options *o)
         const char *name;
         int given;
     } with[] = {
-        {"--save-every", o->save_every != 0}, {"--keep", o->keep != 0},
-        {"--keep-every", o->keep_every != 0}, {"--resume", o->resume != NULL},
-        {"--max-time", o->max_time != 0},     {"--accept-change", o->accept_change != NULL},
+        {"--save-every", o->save_every != 0},
+        {"--keep", o->keep != 0},
+        {"--keep-every", o->keep_every != 0},
+        {"--resume", o->resume != NULL},
+        {"--max-time", o->max_time != 0},
+        {"--grace", o->grace != 0},
+        {"--accept-change", o->accept_change != NULL},
     };
     for (size_t i = 0; i < sizeof with / sizeof *with; i++)
         if (with[i].given && !o->checkpoints)
@@ -325,7 +331,8 @@ void zr_help(zr *z, const char *program)
              "     (ZR_TIMEOUT_S=N: N seconds), or NCCL met an error\n"
              "  8  bytes or collectives that were counted are not those of the plan\n"
              "  75  asked to leave by SIGTERM, SIGINT, SIGUSR1 or --max-time, the run has saved a\n"
-             "     checkpoint (--checkpoints): the same command goes on from there\n"
+             "     checkpoint (--checkpoints), unless --grace was too short for it: the same\n"
+             "     command goes on from the newest\n"
              "  128 + N  ended by signal N (SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM,\n"
              "     SIGTERM); what was ignored at the start stays so, but SIGTERM\n",
              z->p->skips);

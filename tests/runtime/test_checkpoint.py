@@ -60,18 +60,41 @@ def run(
     return program.run(*arguments(data, steps, *options, keys=keys))
 
 
+SLOW = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <unistd.h>
+ssize_t pwrite(int fd, const void *from, size_t n, off_t at)
+{
+    ssize_t (*real)(int, const void *, size_t, off_t);
+    *(void **)&real = dlsym(RTLD_NEXT, "pwrite");
+    usleep(40000);
+    return real(fd, from, n, at);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Makes each write to a file of tensors take 40 ms longer, as LD_PRELOAD."""
+    library = tmp_path_factory.mktemp("slow") / "slow.so"
+    made = ["gcc", "-shared", "-fPIC", "-xc", "-", "-o", str(library)]
+    subprocess.run(made, input=SLOW, text=True, check=True)
+    return library
+
+
 @pytest.fixture
 def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """start(command): a run of its own process group, which ends with the test."""
     all_: list[subprocess.Popen[str]] = []
 
-    def begin(*command: object) -> subprocess.Popen[str]:
+    def begin(*command: object, **settings: object) -> subprocess.Popen[str]:
         running = subprocess.Popen(
             list(map(str, command)),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            env=program.environment(),
+            env=program.environment(**settings),
             start_new_session=True,
         )
         all_.append(running)
@@ -481,9 +504,10 @@ def test_a_time_has_its_units(data: Path, said: str) -> None:
 
 
 def test_a_time_needs_checkpoints(data: Path) -> None:
-    options = ("--steps", 1, "--max-time", "1d2h3m4s")
-    done = program.run(built(), "--data", data, *options)
-    assert done.code == 2 and "--max-time needs --checkpoints" in done.err
+    for name in ("--max-time", "--grace"):
+        options = ("--steps", 1, name, "1d2h3m4s")
+        done = program.run(built(), "--data", data, *options)
+        assert done.code == 2 and f"{name} needs --checkpoints" in done.err
 
 
 @pytest.mark.slow
@@ -524,6 +548,67 @@ def test_each_run_makes_a_step(data: Path, start: Start) -> None:
         running = start(*arguments(data, LONG, "--max-time", "1s"))
         time.sleep(1.5)
     assert running.wait(LIMIT) == 75
+    assert steps(data) == [1, 2]
+
+
+# ---- what a signal leaves for saving
+
+
+@pytest.mark.parametrize("grace,saved", [("1s", False), ("1d", True)])
+@pytest.mark.parametrize("to", ["parent", "rank"])
+def test_a_step_that_outlasts_the_grace(
+    data: Path, grace: str, saved: bool, to: str, start: Start
+) -> None:
+    """A rank is stopped until it has passed: nothing new is saved, and nothing is left behind."""
+    assert run(data, 1).code == 0
+    running = start(*arguments(data, LONG, "--grace", grace))
+    while not running.stderr.readline().startswith("step "):
+        assert running.poll() is None
+    ranks = program.children(running.pid)
+    os.kill(ranks[1], signal.SIGSTOP)
+    os.kill(running.pid if to == "parent" else ranks[0], signal.SIGTERM)
+    time.sleep(1.2)
+    os.kill(ranks[1], signal.SIGCONT)
+    assert running.wait(LIMIT) == 75
+    said = running.stderr.read()
+    assert ("its checkpoint is saved" in said) == saved
+    if not saved:
+        step = re.search(r"leaves after step (\d+), which is not saved", said)
+        assert f"no checkpoint of step {step[1]}: the time of --gr" in said
+        assert said.endswith("\nthe newest checkpoint is of step 1\n")
+        assert steps(data) == [1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("last", [LONG, 2])
+def test_a_checkpoint_that_outlasts_the_grace(
+    data: Path, last: int, slow: Path, start: Start
+) -> None:
+    """A signal comes while one is written, which is given up; without --grace it is awaited. A run
+    is not at its end without the last."""
+    assert run(data, 1).code == 0
+    part = data.parent / "ck" / ".step-00000002.part"
+
+    def told_while_it_writes(code: int, *options: object) -> str:
+        running = start(
+            *arguments(data, last, "--save-every", 1, *options),
+            LD_PRELOAD=slow,
+        )
+        until = time.monotonic() + LIMIT
+        while not part.exists():
+            assert running.poll() is None and time.monotonic() < until
+            time.sleep(0.02)
+        running.terminate()
+        assert running.wait(LIMIT) == code
+        return running.stderr.read()
+
+    said = told_while_it_writes(75, "--grace", "1s")
+    assert "no checkpoint of step 2: the time of --grace has passed\n" in said
+    assert said.count("no checkpoint of step") == 1
+    assert said.endswith("the newest checkpoint is of step 1\n")
+    assert steps(data) == [1]
+    awaited = told_while_it_writes(0 if last == 2 else 75)
+    assert ("leaves after step 2, its checkp" in awaited) == (last > 2)
     assert steps(data) == [1, 2]
 
 
