@@ -60,27 +60,9 @@ def run(
     return program.run(*arguments(data, steps, *options, keys=keys))
 
 
-SLOW = """
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <unistd.h>
-ssize_t pwrite(int fd, const void *from, size_t n, off_t at)
-{
-    ssize_t (*real)(int, const void *, size_t, off_t);
-    *(void **)&real = dlsym(RTLD_NEXT, "pwrite");
-    usleep(40000);
-    return real(fd, from, n, at);
-}
-"""
-
-
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Makes each write to a file of tensors take 40 ms longer, as LD_PRELOAD."""
-    library = tmp_path_factory.mktemp("slow") / "slow.so"
-    made = ["gcc", "-shared", "-fPIC", "-xc", "-", "-o", str(library)]
-    subprocess.run(made, input=SLOW, text=True, check=True)
-    return library
+    return program.slow_writes(tmp_path_factory.mktemp("slow"))
 
 
 @pytest.fixture
@@ -593,6 +575,7 @@ def test_a_checkpoint_that_outlasts_the_grace(
         running = start(
             *arguments(data, last, "--save-every", 1, *options),
             LD_PRELOAD=slow,
+            SLOW_US=40000,
         )
         until = time.monotonic() + LIMIT
         while not part.exists():
