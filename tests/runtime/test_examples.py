@@ -291,6 +291,19 @@ def test_kubernetes(home: Path, start: Start, undisturbed: list[str]) -> None:
     assert went_on(home, 1) == undisturbed
 
 
+def test_kubernetes_does_what_the_exit_codes_say() -> None:
+    page = (ROOT / "docs" / "reference.md").read_text()
+    rows = re.findall(r"^\| (\d+) \|.*\| ([^|]+) \|$", page, re.M)
+    advice = {int(code): text for code, text in rows if code != "0"}
+    words = {"queue again": "Ignore", "stop": "FailJob", "retry": "Count"}
+    told = {
+        code: next(words[w] for w in words if w in text)
+        for code, text in advice.items()
+    }
+    assert told == {code: action(code) for code in advice}
+    assert set(told.values()) == set(words.values()) and len(told) == 8
+
+
 def test_kubernetes_has_less_grace_than_it_gives() -> None:
     pod = manifests()["Job"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
