@@ -356,7 +356,7 @@ def test_one_launched_ranks_grace_is_all_ranks(
 ) -> None:
     """Rank 1 has the signal; rank 0, whose disk is slow, gives the checkpoint up, and both leave."""
     library = program.slow_writes(home)
-    slow = {"LD_PRELOAD": library, "SLOW_US": 300000}
+    slow = {"LD_PRELOAD": library, "SLOW_US": 100000}
     running = launched(start, home, "--grace", "1s", **slow)
     wait_for_step(home, 2)
     running[1].terminate()
