@@ -15,7 +15,10 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+enum { SYNCED = 1 << 26 }; /* bytes that go to the disk at once where time is short */
+#define TIME_IS_UP (UINT64_C(1) << 32)
 enum { PATIENCE = 100, PATIENCE_MS = 100, SHORT = 64 };
+static const double slow = 1e8; /* bytes a second of a disk, before a checkpoint was measured */
 static const char record[] = "run.json";
 
 /* ---- what is stored */
@@ -292,12 +295,33 @@ void zr_checkpoint_load(zr *z)
 
 /* ---- saving */
 
-/* Have all ranks come through? */
+/* Has a signal's time to save in passed? Each rank's own answer. */
+static int is_late(zr *z)
+{
+    double asked = z->o->grace ? atomic_load(&z->shared->asked) : 0;
+    return asked > 0 && zr_now() > asked + (double)z->o->grace;
+}
+
+/* Have all ranks come through? If not, was it for want of time? */
 static int all_well(zr *z, int bad)
 {
-    uint64_t sum[2] = {bad != 0};
+    uint64_t sum[2] = {bad != 0, bad && is_late(z)};
     zr_total(z, sum);
+    z->checkpoints.late |= sum[1] != 0;
     return sum[0] == 0;
+}
+
+int zr_wrote(zr *z, int fd, int64_t bytes)
+{
+    zr_checkpoints *c = &z->checkpoints;
+    c->unsynced += bytes;
+    if (!z->o->grace || !atomic_load(&z->shared->asked)) return 0;
+    if (c->unsynced > SYNCED) {
+        c->unsynced = 0;
+        if (fdatasync(fd)) return -1;
+    }
+    errno = ECANCELED;
+    return is_late(z) ? -1 : 0;
 }
 
 static void close_all(zr_checkpoints *c)
@@ -401,32 +425,43 @@ static void give_up(zr *z, const char *why)
     char part[ZR_FILE], other[ZR_WHY];
     if (z->rank) return;
     zr_print(z, STDERR_FILENO, "no checkpoint of step %" PRId64 ": %s\n", z->step,
-             *why ? why : "another rank could not write its part");
+             z->checkpoints.late ? "the time of --grace has passed"
+             : *why              ? why
+                                 : "another rank could not write its part");
     if (!path_of(z, part, z->step, ".part", NULL, other)) remove_checkpoint(z, part);
 }
 
-int zr_checkpoint_save(zr *z)
+static int save_all(zr *z)
 {
     zr_checkpoints *c = &z->checkpoints;
     char why[ZR_WHY] = "";
-    if (!z->o->checkpoints) return 0;
-    if (c->last == z->step) return 1;
-    double begun = zr_now();
-    zr_progress(z, "checkpoint", "tensor", c->tensors);
     int well = all_well(z, z->rank == 0 && begin_checkpoint(z, why));
     if (well) well = all_well(z, write_states(z, why));
     if (well) add_sums(z);
     if (well) well = all_well(z, z->rank == 0 && finish_checkpoint(z, why));
     if (z->rank == 0) close_all(c);
-    zr_progress(z, NULL, NULL, 0);
     if (!well) {
         give_up(z, why);
         return 0;
     }
     c->last = z->step;
     if (z->rank == 0) prune(z);
-    zr_log_checkpoint(z, z->step, zr_now() - begun);
     return 1;
+}
+
+int zr_checkpoint_save(zr *z)
+{
+    zr_checkpoints *c = &z->checkpoints;
+    if (!z->o->checkpoints || c->late) return 0;
+    if (c->last == z->step) return 1;
+    double begun = zr_now();
+    zr_progress(z, "checkpoint", "tensor", c->tensors);
+    int well = save_all(z);
+    zr_progress(z, NULL, NULL, 0);
+    c->saving = zr_now() - begun;
+    if (c->saving > c->save) c->save = c->saving;
+    if (well) zr_log_checkpoint(z, z->step, c->saving);
+    return well;
 }
 
 int zr_checkpoint_due(const zr *z, int64_t steps)
@@ -435,10 +470,34 @@ int zr_checkpoint_due(const zr *z, int64_t steps)
     return steps == z->o->steps || (z->o->save_every && steps % z->o->save_every == 0);
 }
 
+/* Between two steps: is there too little time for one more, and a checkpoint? Not before the first
+ * one: a run that is started again and again must come on. */
+static int time_is_up(zr *z)
+{
+    zr_checkpoints *c = &z->checkpoints;
+    double now = zr_now(), left = z->started + (double)z->o->max_time - now;
+    double turn = c->turned > 0 ? now - c->turned - c->saving : 0;
+    if (turn > c->turn) c->turn = turn;
+    c->turned = now;
+    c->saving = 0;
+    double save = c->save > 0 ? c->save : (double)c->bytes / slow;
+    if (!z->o->max_time || c->turn == 0 || z->step == z->o->steps || left > c->turn + save)
+        return 0;
+    zr_print(z, STDERR_FILENO,
+             "--max-time: %.3g s are left, a step and a checkpoint take %.3g s and %.3g s\n", left,
+             c->turn, save);
+    return 1;
+}
+
+/* Ranks that have no signal take its time from those that have. */
 int zr_asked_to_leave(zr *z)
 {
     if (!z->o->checkpoints) return 0;
-    uint64_t sum[2] = {atomic_load(&z->shared->asked) != 0};
+    double asked = atomic_load(&z->shared->asked), now = zr_now();
+    uint64_t sum[2] = {asked > 0, asked > 0 ? (uint64_t)(1e3 * (now - asked)) : 0};
+    if (z->rank == 0 && time_is_up(z)) sum[0] += TIME_IS_UP;
     zr_total(z, sum);
+    uint64_t signals = sum[0] % TIME_IS_UP;
+    if (signals) zr_ask(z->shared, now - 1e-3 * (double)(sum[1] / signals));
     return sum[0] != 0;
 }

@@ -56,6 +56,7 @@ typedef struct zr_options {
     const char *profile, *profile_steps;
     const char *checkpoints, *resume, *accept_change;
     int64_t save_every, keep, keep_every, resume_step; /* 0: not given */
+    int64_t max_time, grace;                           /* seconds; 0: not given */
     int64_t steps, val_every, val_tokens, sample, threads;
     int64_t profile_first, profile_last; /* from 1; of --profile */
     int hash, version, help, no_graph, tune, drop_unknown;
@@ -96,7 +97,7 @@ typedef struct zr_shared {
     _Atomic uint32_t stop; /* 1: leave */
     _Atomic int32_t code;  /* exit code of the first failure, 0: none */
     _Atomic int saved;     /* the weights of --save are there */
-    _Atomic int asked;     /* the signal that asks the run to save and leave; 0: none */
+    _Atomic double asked;  /* zr_now() of the signal to save and leave; 0: there was none */
     _Atomic int left;      /* it has done so */
     _Atomic int live;      /* ZR_NO_LINE ... */
     _Atomic int writing;   /* rank 0 or the parent has its turn at the terminal */
@@ -106,6 +107,13 @@ typedef struct zr_shared {
     char temp[ZR_TEMPS][ZR_FILE]; /* files to remove if the run ends now; "": none */
     zr_seat seat[];               /* [ranks] */
 } zr_shared;
+
+/* A signal asks the run to save and leave; the first one counts. */
+static inline void zr_ask(zr_shared *s, double now)
+{
+    double none = 0;
+    atomic_compare_exchange_strong(&s->asked, &none, now);
+}
 
 /* ---- queues */
 typedef struct zr_queue {
@@ -214,6 +222,11 @@ typedef struct zr_checkpoints {
     zr_chunk *chunk;
     zr_run record;
     char data[ZR_TOLD]; /* what --data holds */
+    int late;           /* the time to save in has passed (--grace): alike on all ranks */
+    int64_t unsynced;   /* bytes of this rank that may not be on the disk */
+    double turned;      /* zr_now() between the last two steps; 0: there was none yet */
+    double saving;      /* seconds of checkpoints since then */
+    double turn, save;  /* the longest so far: from one step to the next but for these; of these */
 } zr_checkpoints;
 
 /* ---- one rank */

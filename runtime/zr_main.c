@@ -271,7 +271,7 @@ static void between(zr *z, int validates, int saves, int64_t moved[ZR_MOVED])
     count_moved(z, moved, -1);
 }
 
-/* Returns whether the run has been asked to leave. */
+/* Returns whether the run leaves before its end: asked to, and that is not there, or not saved. */
 static int train(zr *z, double *report, int64_t moved[ZR_MOVED])
 {
     int64_t every = z->o->val_every;
@@ -293,17 +293,24 @@ static int train(zr *z, double *report, int64_t moved[ZR_MOVED])
     }
     zr_drain(z);
     count_moved(z, moved, 1);
-    return asked && z->step < z->o->steps;
+    return asked && (z->step < z->o->steps || z->checkpoints.late);
 }
 
-/* Saves what there is, and leaves with 75: the run can go on from there. */
+/* Saves what there is, if there is time, and leaves with 75: the run can go on from there. */
 static void save_and_leave(zr *z)
 {
-    int is_new = z->step > z->checkpoints.from;
-    if (is_new && !zr_checkpoint_save(z))
+    zr_checkpoints *c = &z->checkpoints;
+    int is_new = z->step > c->from;
+    if (is_new && !zr_checkpoint_save(z) && !c->late)
         zr_fail(z, ZR_ENVIRONMENT, "asked to leave, the run could not save its checkpoint");
-    zr_print(z, STDERR_FILENO, "%s: leaves after step %" PRId64 "%s\n", z->p->name,
-             (int64_t)z->step, is_new ? ", its checkpoint is saved" : ", with nothing new to save");
+    const char *saved = c->late  ? "which is not saved"
+                        : is_new ? "its checkpoint is saved"
+                                 : "with nothing new to save";
+    zr_print(z, STDERR_FILENO, "%s: leaves after step %" PRId64 ", %s\n", z->p->name,
+             (int64_t)z->step, saved);
+    if (c->late && c->last > 0)
+        zr_print(z, STDERR_FILENO, "the newest checkpoint is of step %" PRId64 "\n", c->last);
+    else if (c->late) zr_print(z, STDERR_FILENO, "there is no checkpoint\n");
     zr_barrier(z);
     atomic_store(&z->shared->left, 1);
 }

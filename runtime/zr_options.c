@@ -15,9 +15,10 @@
 #include <unistd.h>
 
 enum { MOST_STEPS = 1000000000, MOST_THREADS = 1024, MOST_TIMEOUT = 1000000 };
+enum { MOST_TIME = 1000000000 }; /* seconds */
 
 /* All ranks must be given the same, of a PATH only whether it is; OWN: each may have its own. */
-enum { TEXT, NUMBER, FLAG, PATH, OWN_PATH, OWN_NUMBER };
+enum { TEXT, NUMBER, TIME, FLAG, PATH, OWN_PATH, OWN_NUMBER };
 
 #define AT(field) offsetof(zr_options, field)
 static const struct option {
@@ -42,6 +43,10 @@ static const struct option {
     {"--keep-every", "N", "and all whose step N divides", NUMBER, AT(keep_every), 1, MOST_STEPS},
     {"--resume", "HOW", "auto (go on from the newest, the default), no, or a STEP", TEXT,
      AT(resume), 0, 0},
+    {"--max-time", "TIME", "save and leave before it has passed (90s, 45m, 3h50m, 1d)", TIME,
+     AT(max_time), 1, MOST_TIME},
+    {"--grace", "TIME", "after a signal, give up a checkpoint not written by then (25s)", TIME,
+     AT(grace), 1, MOST_TIME},
     {"--accept-change", "KEYS", "lines of the recipe that may differ from the checkpoint's", TEXT,
      AT(accept_change), 0, 0},
     {"--log", "FILE", "append a JSON line for the run and for every step to FILE", OWN_PATH,
@@ -87,6 +92,26 @@ static int64_t number(zr *z, const struct option *o, const char *text)
     return n;
 }
 
+/* In seconds: days, hours, minutes and seconds, each at most once, in this order. */
+static int64_t time_of(zr *z, const struct option *o, const char *text)
+{
+    static const struct {
+        char name;
+        int64_t seconds;
+    } unit[] = {{'d', 86400}, {'h', 3600}, {'m', 60}, {'s', 1}};
+    int64_t sum = 0;
+    const char *at = text;
+    for (size_t u = 0; u < sizeof unit / sizeof *unit; u++) {
+        size_t digits = strspn(at, "0123456789");
+        if (!digits || digits > 9 || at[digits] != unit[u].name) continue;
+        sum += strtoll(at, NULL, 10) * unit[u].seconds;
+        at += digits + 1;
+    }
+    if (*at || sum < o->least || sum > o->most)
+        zr_fail(z, ZR_USER, "%s %s: a time such as 90s, 45m, 3h50m or 1d is needed", o->name, text);
+    return sum;
+}
+
 /* The row of a word, -h or --NAME or --NAME=VALUE; value: what stands behind the =, or NULL. */
 static const struct option *find_option(zr *z, const char *word, const char **value)
 {
@@ -118,6 +143,7 @@ static int take_option(zr *z, zr_options *to, char **argv)
     if (!value || !*value)
         zr_fail(z, ZR_USER, "%s needs %s behind it; see --help", o->name, o->operand);
     if (o->kind == NUMBER || o->kind == OWN_NUMBER) *(int64_t *)at = number(z, o, value);
+    else if (o->kind == TIME) *(int64_t *)at = time_of(z, o, value);
     else *(const char **)at = value;
     return joined ? 1 : 2;
 }
@@ -177,11 +203,15 @@ static void check_checkpoints(zr *z, const zr_options *o)
     const struct {
         const char *name;
         int given;
-    } with[] = {{"--save-every", o->save_every != 0},
-                {"--keep", o->keep != 0},
-                {"--keep-every", o->keep_every != 0},
-                {"--resume", o->resume != NULL},
-                {"--accept-change", o->accept_change != NULL}};
+    } with[] = {
+        {"--save-every", o->save_every != 0},
+        {"--keep", o->keep != 0},
+        {"--keep-every", o->keep_every != 0},
+        {"--resume", o->resume != NULL},
+        {"--max-time", o->max_time != 0},
+        {"--grace", o->grace != 0},
+        {"--accept-change", o->accept_change != NULL},
+    };
     for (size_t i = 0; i < sizeof with / sizeof *with; i++)
         if (with[i].given && !o->checkpoints)
             zr_fail(z, ZR_USER, "%s needs --checkpoints DIR", with[i].name);
@@ -259,7 +289,7 @@ static void write_option(const zr_options *from, const struct option *o, char *t
     const void *at = (const char *)from + o->at;
     const char *text = o->kind == TEXT || o->kind == PATH ? *(char *const *)at : NULL;
     *to = 0;
-    if (o->kind == NUMBER && *(const int64_t *)at >= o->least)
+    if ((o->kind == NUMBER || o->kind == TIME) && *(const int64_t *)at >= o->least)
         snprintf(to, n, " %s %" PRId64, o->name, *(const int64_t *)at);
     if ((o->kind == FLAG && *(const int *)at) || (o->kind == PATH && text))
         snprintf(to, n, " %s", o->name);
@@ -300,8 +330,9 @@ void zr_help(zr *z, const char *program)
              "  7  a rank or a device hangs: nothing has moved in a step for too long\n"
              "     (ZR_TIMEOUT_S=N: N seconds), or NCCL met an error\n"
              "  8  bytes or collectives that were counted are not those of the plan\n"
-             "  75  asked to leave by SIGTERM, SIGINT or SIGUSR1, the run has saved a checkpoint\n"
-             "     (--checkpoints): the same command goes on from there\n"
+             "  75  asked to leave by SIGTERM, SIGINT, SIGUSR1 or --max-time, the run has saved a\n"
+             "     checkpoint (--checkpoints), unless --grace was too short for it: the same\n"
+             "     command goes on from the newest\n"
              "  128 + N  ended by signal N (SIGHUP, SIGINT, SIGQUIT, SIGUSR1, SIGUSR2, SIGALRM,\n"
              "     SIGTERM); what was ignored at the start stays so, but SIGTERM\n",
              z->p->skips);

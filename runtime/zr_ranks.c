@@ -35,14 +35,18 @@ static int asks(const zr *z, int signal)
     return z->o->checkpoints && (signal == SIGTERM || signal == SIGINT || signal == SIGUSR1);
 }
 
-static _Atomic int *asked; /* of this rank's run */
+static zr_shared *asked; /* of this rank's run */
 
-static void ask(int signal) { atomic_store(asked, signal); }
+static void ask(int signal)
+{
+    (void)signal;
+    zr_ask(asked, zr_now());
+}
 
 /* A rank leaves endings to the parent, but passes on what asks to leave. */
 static void take_signals(zr *z)
 {
-    asked = &z->shared->asked;
+    asked = z->shared;
     for (int i = 0; i < ENDINGS; i++) {
         struct sigaction was, now = {.sa_handler = SIG_IGN, .sa_flags = SA_RESTART};
         sigaction(endings[i], NULL, &was);
@@ -138,7 +142,7 @@ static void interrupted(zr *z, int signal)
     char line[ZR_LINE];
     if (asks(z, signal) && !z->told_to_leave) {
         z->told_to_leave = 1;
-        atomic_store(&z->shared->asked, signal);
+        zr_ask(z->shared, zr_now());
         zr_print(z, STDERR_FILENO,
                  "%s: signal %d (%s): saves after this step, and leaves; once more: at once\n",
                  z->p->name, signal, strsignal(signal));

@@ -219,7 +219,8 @@ static int write_piece(int fd, zr *z, const zr_stored *f, const zr_state *s, pie
         convert(c, s->type, f->type, some);
         if (sum) *sum += sum_of(c, f->type, q.skip + i, 0, some);
         if (zr_write_at(fd, elements_of(c, f->type), width_of(f->type) * some,
-                        at + width_of(f->type) * (q.skip + i)))
+                        at + width_of(f->type) * (q.skip + i)) ||
+            zr_wrote(z, fd, width_of(f->type) * some))
             return -1;
     }
     return 0;

@@ -18,7 +18,8 @@ ROOT = trainer.ROOT
 DOCS = ROOT / "docs"
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"))
+    for where in ("", "docs", "examples")
+    for path in ROOT.joinpath(where).glob("*.md")
 )
 CODE = re.compile(r"^```.*?^```$|^(?: {4}.*\n)+|`[^`\n]+`", re.M | re.S)
 
@@ -52,7 +53,7 @@ def test_links_lead_somewhere(name: str) -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_files_that_are_named_are_there(name: str) -> None:
-    roots = "gen|kernels|runtime|templates|tests|bench|model_specs"
+    roots = "gen|kernels|runtime|templates|tests|bench|model_specs|examples"
     for word in re.findall(rf"`((?:{roots})/[\w./*]+)`", page(name)):
         assert list(ROOT.glob(word.rstrip("/"))), word
 

@@ -61,18 +61,23 @@ def run(
     return program.run(*arguments(data, steps, *options, keys=keys))
 
 
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return program.slow_writes(tmp_path_factory.mktemp("slow"))
+
+
 @pytest.fixture
 def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """start(command): a run of its own process group, which ends with the test."""
     all_: list[subprocess.Popen[str]] = []
 
-    def begin(*command: object) -> subprocess.Popen[str]:
+    def begin(*command: object, **settings: object) -> subprocess.Popen[str]:
         running = subprocess.Popen(
             list(map(str, command)),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
-            env=program.environment(),
+            env=program.environment(**settings),
             start_new_session=True,
         )
         all_.append(running)
@@ -534,6 +539,127 @@ def test_without_checkpoints_a_signal_ends_a_run(
     program.wait_for_step(running, 1)
     running.terminate()
     assert running.wait(LIMIT) == 143
+
+
+# ---- so much time
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["90", "1h1h", "1m1h", "h", "5 m", "0s", "-1s", "1w", "1" * 10 + "s"],
+)
+def test_a_time_has_its_units(data: Path, said: str) -> None:
+    refused(data, 2, "such as 90s, 45m, 3h50m or 1d is", "--max-time", said)
+
+
+def test_a_time_needs_checkpoints(data: Path) -> None:
+    for name in ("--max-time", "--grace"):
+        options = ("--steps", 1, name, "1d2h3m4s")
+        done = program.run(built(), "--data", data, *options)
+        assert done.code == 2 and f"{name} needs --checkpoints" in done.err
+
+
+@pytest.mark.slow
+def test_before_the_time_has_passed_it_saves_and_leaves(data: Path) -> None:
+    """Where less is left than the longest step and checkpoint so far; run again and again it comes
+    to the weights of a run that had all the time."""
+    whole = run(data, 12, "--hash")
+    shutil.rmtree(data.parent / "ck")
+    command = arguments(
+        data, 12, "--hash", "--save-every", 1, "--max-time", "2s"
+    )
+    codes: list[int] = []
+    while not codes or codes[-1] == 75:
+        log = data.parent / f"log{len(codes)}"
+        done = program.run(*command, "--log", log, ZR_GATHER_DELAY_US=100000)
+        codes.append(done.code)
+        lines = list(map(json.loads, log.read_text().splitlines()))
+        said = re.search(
+            r"--max-time: (\S+) s .* take (\S+) s and (\S+) s", done.err
+        )
+        assert (said is not None) == (done.code == 75), done.err
+        if said:
+            left, step, checkpoint = map(float, said.groups())
+            assert left <= 1.01 * (step + checkpoint)
+            assert 1.01 * step >= max(x.get("seconds", 0) for x in lines[:-1])
+            assert checkpoint == pytest.approx(
+                max(x.get("checkpoint", 0) for x in lines), rel=0.01
+            )
+    assert codes[0] == 75 and codes[-1] == 0, done.err
+    assert done.line("weights") == whole.line("weights")
+
+
+def test_each_run_makes_a_step(data: Path, start: Start) -> None:
+    """However little time there is: what is run again and again comes to its end."""
+    assert run(data, 1).code == 0
+    with open(data.parent / "ck" / ".lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        running = start(*arguments(data, LONG, "--max-time", "1s"))
+        time.sleep(1.5)
+    assert running.wait(LIMIT) == 75
+    assert steps(data) == [1, 2]
+
+
+# ---- what a signal leaves for saving
+
+
+@pytest.mark.parametrize("grace,saved", [("1s", False), ("1d", True)])
+@pytest.mark.parametrize("to", ["parent", "rank"])
+def test_a_step_that_outlasts_the_grace(
+    data: Path, grace: str, saved: bool, to: str, start: Start
+) -> None:
+    """A rank is stopped until it has passed: nothing new is saved, and nothing is left behind."""
+    assert run(data, 1).code == 0
+    running = start(*arguments(data, LONG, "--grace", grace))
+    while not running.stderr.readline().startswith("step "):
+        assert running.poll() is None
+    ranks = program.children(running.pid)
+    os.kill(ranks[1], signal.SIGSTOP)
+    os.kill(running.pid if to == "parent" else ranks[0], signal.SIGTERM)
+    time.sleep(1.2)
+    os.kill(ranks[1], signal.SIGCONT)
+    assert running.wait(LIMIT) == 75
+    said = running.stderr.read()
+    assert ("its checkpoint is saved" in said) == saved
+    if not saved:
+        step = re.search(r"leaves after step (\d+), which is not saved", said)
+        assert f"no checkpoint of step {step[1]}: the time of --gr" in said
+        assert said.endswith("\nthe newest checkpoint is of step 1\n")
+        assert steps(data) == [1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("last", [LONG, 2])
+def test_a_checkpoint_that_outlasts_the_grace(
+    data: Path, last: int, slow: Path, start: Start
+) -> None:
+    """A signal comes while one is written, which is given up; without --grace it is awaited. A run
+    is not at its end without the last."""
+    assert run(data, 1).code == 0
+    part = data.parent / "ck" / ".step-00000002.part"
+
+    def told_while_it_writes(code: int, *options: object) -> str:
+        running = start(
+            *arguments(data, last, "--save-every", 1, *options),
+            LD_PRELOAD=slow,
+            SLOW_US=40000,
+        )
+        until = time.monotonic() + LIMIT
+        while not part.exists():
+            assert running.poll() is None and time.monotonic() < until
+            time.sleep(0.02)
+        running.terminate()
+        assert running.wait(LIMIT) == code
+        return running.stderr.read()
+
+    said = told_while_it_writes(75, "--grace", "1s")
+    assert "no checkpoint of step 2: the time of --grace has passed\n" in said
+    assert said.count("no checkpoint of step") == 1
+    assert said.endswith("the newest checkpoint is of step 1\n")
+    assert steps(data) == [1]
+    awaited = told_while_it_writes(0 if last == 2 else 75)
+    assert ("leaves after step 2, its checkp" in awaited) == (last > 2)
+    assert steps(data) == [1, 2]
 
 
 # ---- killed

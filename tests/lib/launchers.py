@@ -1,0 +1,127 @@
+#!/usr/bin/env python3
+"""launchers.py -- stand-ins for srun, scontrol and torchrun, each by the name that it is called:
+how they start a program, signal it, end it and start it anew, and no more.
+
+In the folder $NOTED they note for tests the processes that run (`tasks`), the exit codes of all of
+each start, a line for each (`codes`), and a job that is to be queued again (`requeue`).
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+GPUS = 2  # of this host
+LATER = 30  # seconds from torchrun's SIGTERM to SIGKILL
+NOTED = pathlib.Path(os.environ.get("NOTED", "."))
+
+
+def split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Options, all of them --NAME=VALUE or --NAME, and the program with its own."""
+    n = next(i for i, word in enumerate(words) if not word.startswith("--"))
+    pairs = (word.partition("=") for word in words[:n])
+    return {name: value for name, _, value in pairs}, list(words[n:])
+
+
+def start(
+    words: Sequence[str], variables: Sequence[Mapping[str, object]]
+) -> list[subprocess.Popen[bytes]]:
+    tasks = [
+        subprocess.Popen(
+            words, env=os.environ | {name: str(x) for name, x in own.items()}
+        )
+        for own in variables
+    ]
+    (NOTED / "tasks").write_text(" ".join(str(task.pid) for task in tasks))
+    return tasks
+
+
+def end(tasks: Sequence[subprocess.Popen[bytes]]) -> list[int]:
+    """As a shell has them: a signal's code is 128 and its number."""
+    codes = [x if x >= 0 else 128 - x for x in (t.wait() for t in tasks)]
+    with open(NOTED / "codes", "a") as f:
+        f.write(" ".join(map(str, codes)) + "\n")
+    return codes
+
+
+def srun(words: Sequence[str]) -> int:
+    options, program = split(words)
+    n = int(os.environ["SLURM_NTASKS"])
+    tasks = start(
+        program,
+        [
+            {
+                "SLURM_PROCID": rank,
+                "SLURM_LOCALID": rank,
+                "SLURM_STEP_NUM_TASKS": n,
+                "SLURM_STEP_ID": 0,
+                "SLURM_STEP_NODELIST": "127.0.0.1",
+            }
+            for rank in range(n)
+        ],
+    )
+    while options.get("--kill-on-bad-exit") != "0" and None in [
+        task.poll() for task in tasks
+    ]:
+        if any(task.poll() for task in tasks):
+            for task in tasks:
+                task.kill()
+        time.sleep(0.02)
+    return max(end(tasks))
+
+
+def scontrol(words: Sequence[str]) -> int:
+    assert words == ["requeue", os.environ["SLURM_JOB_ID"]]
+    (NOTED / "requeue").touch()
+    return 0
+
+
+def torchrun(words: Sequence[str]) -> int:
+    options, program = split(words)
+    assert "--no-python" in options and "--standalone" in options
+    assert options["--nproc-per-node"] == "gpu"
+    told: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    for _ in range(int(options["--max-restarts"]) + 1):
+        workers = start(
+            program,
+            [
+                {
+                    "RANK": rank,
+                    "WORLD_SIZE": GPUS,
+                    "LOCAL_RANK": rank,
+                    "LOCAL_WORLD_SIZE": GPUS,
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": os.environ["PORT"],
+                    "TORCHELASTIC_RUN_ID": "none",
+                }
+                for rank in range(GPUS)
+            ],
+        )
+        while not told and None in (codes := [w.poll() for w in workers]):
+            if any(codes):
+                break
+            time.sleep(0.1)
+        for worker in workers:
+            if worker.poll() is None:
+                worker.terminate()
+        until = time.monotonic() + LATER
+        while None in [w.poll() for w in workers] and time.monotonic() < until:
+            time.sleep(0.02)
+        for worker in workers:
+            worker.kill()
+        if not any(end(workers)):
+            return 0
+        if told:
+            return 1
+    return 1
+
+
+if __name__ == "__main__":
+    named = {f.__name__: f for f in (srun, scontrol, torchrun)}
+    sys.exit(named[pathlib.Path(sys.argv[0]).name](sys.argv[1:]))

@@ -1,0 +1,367 @@
+"""test_examples.py -- examples/: each job is run with a stand-in for its launcher, disturbed as that
+disturbs it, and started again until it is done; its weights are those of a run in peace. And what
+launched ranks do when one of them alone is asked to leave.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import program
+import pytest
+import trainer
+import yaml
+from patience import LIMIT
+from trainer import ROOT
+
+STEPS = 20
+LONG = 100000  # steps that no test waits for
+KEYS = (
+    "train.micro_batch=1",
+    "train.global_batch=2",
+    "train.sequence=8",
+    "model.units[1].blocks=1",
+    "cluster.ranks=2",
+)
+
+
+@functools.cache
+def built() -> Path:
+    """The program for GPUs, emulated; of two ranks."""
+    spec = ROOT / "model_specs" / "gpt-tiny.yaml"
+    return trainer.build(trainer.generate(spec, *KEYS), trainer.EMULATED)
+
+
+def write_tokens(folder: Path) -> Path:
+    path = folder / "tokens.bin"
+    trainer.write_tokens(path, [i * i % 251 for i in range(3000)])
+    return path
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The hash of a run in peace."""
+    data = write_tokens(tmp_path_factory.mktemp("peace"))
+    done = program.run(built(), "--data", data, "--steps", STEPS, "--hash")
+    assert done.code == 0, done.err
+    return weights(done.out)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """Where a user stands: with examples, a program, tokens, and launchers in bin/."""
+    for name in ("bin", "out"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "out" / "train-cuda").symlink_to(built())
+    for name in ("srun", "scontrol", "torchrun"):
+        stand_in = ROOT / "tests" / "lib" / "launchers.py"
+        (tmp_path / "bin" / name).symlink_to(stand_in)
+    write_tokens(tmp_path)
+    return tmp_path
+
+
+Start = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def start(home: Path) -> Iterator[Start]:
+    """start(command): at home, a group of processes that ends with the test; it writes to `said`."""
+    all_: list[subprocess.Popen[bytes]] = []
+
+    def begin(*command: object, **settings: object) -> subprocess.Popen[bytes]:
+        path = f"{home / 'bin'}:{os.environ['PATH']}"
+        with open(home / "said", "a") as said:
+            running = subprocess.Popen(
+                list(map(str, command)),
+                cwd=home,
+                env=program.environment(PATH=path, NOTED=home, **settings),
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+            )
+        all_.append(running)
+        return running
+
+    yield begin
+    for running in all_:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
+        running.wait(LIMIT)
+
+
+def command(steps: int = STEPS) -> list[str]:
+    return [
+        *("out/train-cuda", "--data", "tokens.bin", "--steps", str(steps)),
+        *("--checkpoints", "checkpoints", "--log", "log", "--hash"),
+    ]
+
+
+def logged(home: Path) -> list[int]:
+    """Steps of the log so far."""
+    log = home / "log"
+    lines = log.read_text().splitlines() if log.exists() else []
+    return [json.loads(x)["step"] for x in lines if '"loss"' in x]
+
+
+def wait_for_step(home: Path, step: int) -> None:
+    until = time.monotonic() + LIMIT
+    while max(logged(home), default=0) < step:
+        assert time.monotonic() < until, (home / "said").read_text()
+        time.sleep(0.02)
+
+
+def noted(home: Path) -> list[str]:
+    """The exit codes of all tasks, a line for each start."""
+    codes = home / "codes"
+    return codes.read_text().splitlines() if codes.exists() else []
+
+
+def tasks(home: Path) -> list[int]:
+    return list(map(int, (home / "tasks").read_text().split()))
+
+
+def weights(said: str) -> list[str]:
+    return re.findall(r"^weights (\w+)$", said, re.M)
+
+
+def went_on(home: Path, times: int) -> list[str]:
+    """The hash of a run that has gone on so often from a checkpoint."""
+    said = (home / "said").read_text()
+    assert said.count("goes on from step ") == times, said
+    return weights(said)
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+# ---- Slurm
+
+
+def sbatch(
+    start: Start, *words: str, **settings: object
+) -> subprocess.Popen[bytes]:
+    """As Slurm starts a job's script; options before it come before those in it."""
+    n = next(i for i, word in enumerate(words) if not word.startswith("--"))
+    inside = re.findall(
+        r"^#SBATCH (--.*)$", (ROOT / words[n]).read_text(), re.M
+    )
+    has = dict(word.partition("=")[::2] for word in (*inside, *words[:n]))
+    assert "--requeue" in has and has["--open-mode"] == "append"
+    assert has["--signal"].startswith("USR1@")
+    return start(
+        "bash",
+        *words[n:],
+        SLURM_JOB_ID=free_port(),
+        SLURM_NTASKS=int(has["--nodes"]) * int(has["--ntasks-per-node"]),
+        **settings,
+    )
+
+
+@pytest.mark.slow
+def test_slurm(home: Path, start: Start, undisturbed: list[str]) -> None:
+    """A node fails; the next job comes to its time limit; the third one to its end."""
+    here = ("--nodes=1", "--ntasks-per-node=2", "examples/slurm.sbatch")
+    submitted = (*here, *command(), "--save-every", "2")
+    requeue = home / "requeue"
+    job = sbatch(start, *submitted)
+    wait_for_step(home, 3)
+    os.killpg(job.pid, signal.SIGKILL)
+    assert job.wait(LIMIT) == -signal.SIGKILL and not requeue.exists()
+    last = max(logged(home))
+    job = sbatch(start, *submitted)
+    wait_for_step(home, last + 2)
+    for task in tasks(home):
+        os.kill(task, signal.SIGUSR1)
+    assert job.wait(LIMIT) == 75 and noted(home) == ["75 75"]
+    requeue.unlink()
+    job = sbatch(start, *submitted)
+    assert job.wait(LIMIT) == 0 and not requeue.exists()
+    assert noted(home) == ["75 75", "0 0"]
+    assert went_on(home, 2) == undisturbed
+
+
+@pytest.mark.slow
+def test_slurm_on_cpus(home: Path, start: Start) -> None:
+    """One task, which starts its ranks itself."""
+    spec = ROOT / "model_specs" / "gpt-tiny.yaml"
+    binary = trainer.build(trainer.generate(spec, *KEYS))
+    (home / "out" / "train").symlink_to(binary)
+    here = ("--nodes=1", "--ntasks-per-node=1", "examples/slurm.sbatch")
+    submitted = (*here, "out/train", *command()[1:])
+    job = sbatch(start, *submitted, ZR_GATHER_DELAY_US=10000)
+    wait_for_step(home, 3)
+    for task in tasks(home):
+        os.kill(task, signal.SIGUSR1)
+    assert job.wait(LIMIT) == 75 and (home / "requeue").exists()
+    assert weights((home / "said").read_text()) == []
+    assert sbatch(start, *submitted).wait(LIMIT) == 0
+    alone = program.train(binary, home / "tokens.bin", steps=STEPS)
+    assert went_on(home, 1) == weights(alone.out) != []
+
+
+# ---- torchrun
+
+
+@pytest.mark.slow
+def test_torchrun(home: Path, start: Start, undisturbed: list[str]) -> None:
+    """A worker dies and all are started anew; torchrun itself is told to end; it is run again."""
+    job = ("examples/torchrun.sh", *command(), "--save-every", "2")
+    running = start(*job, PORT=free_port())
+    wait_for_step(home, 3)
+    os.kill(tasks(home)[1], signal.SIGKILL)
+    until = time.monotonic() + LIMIT
+    while not noted(home):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    assert noted(home)[0].endswith("137")
+    wait_for_step(home, max(logged(home)) + 2)
+    running.terminate()
+    assert running.wait(LIMIT) == 1 and noted(home)[1:] == ["75 75"]
+    again = start(*job, PORT=free_port())
+    assert again.wait(LIMIT) == 0 and noted(home)[2:] == ["0 0"]
+    assert went_on(home, 2) == undisturbed
+
+
+# ---- Kubernetes
+
+
+def manifests() -> Mapping[str, Any]:
+    """By kind."""
+    path = ROOT / "examples" / "kubernetes.yaml"
+    return {x["kind"]: x for x in yaml.safe_load_all(path.read_text())}
+
+
+def action(code: int) -> str:
+    """What the Job does where a container has ended with this code."""
+    for rule in manifests()["Job"]["spec"]["podFailurePolicy"]["rules"]:
+        on = rule.get("onExitCodes")
+        if on and (code in on["values"]) == (on["operator"] == "In"):
+            return str(rule["action"])
+    return "Count"
+
+
+def pods(start: Start, home: Path) -> list[subprocess.Popen[bytes]]:
+    """As the Job starts them; a name of the Service's is this host's."""
+    of, service = (manifests()[kind] for kind in ("Job", "Service"))
+    job, pod = of["spec"], of["spec"]["template"]["spec"]
+    assert job["completionMode"] == "Indexed"
+    assert job["parallelism"] == job["completions"]
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["selector"] == {"job-name": of["metadata"]["name"]}
+    assert service["metadata"]["name"] == pod["subdomain"]
+    (container,) = pod["containers"]
+    env = {x["name"]: x["value"] for x in container["env"]}
+    assert int(env["ZR_WORLD_SIZE"]) == job["completions"]
+    host, _, port = env["ZR_ADDR"].partition(":")
+    assert host == f"{of['metadata']['name']}-0.{pod['subdomain']}"
+    assert int(port) < 32768
+    env["ZR_ADDR"] = f"127.0.0.1:{free_port()}"
+    said = [*container["command"], *container["args"]]
+    data = [re.sub(r"^/data/", f"{home}/", word) for word in said]
+    return [
+        start(*data, "--steps", STEPS, "--hash", JOB_COMPLETION_INDEX=n, **env)
+        for n in range(job["completions"])
+    ]
+
+
+@pytest.mark.slow
+def test_kubernetes(home: Path, start: Start, undisturbed: list[str]) -> None:
+    """A pod is moved away: both save, and both are started again."""
+    first = pods(start, home)
+    wait_for_step(home, 3)
+    first[1].terminate()
+    codes = [pod.wait(LIMIT) for pod in first]
+    assert codes == [75, 75] and set(map(action, codes)) == {"Ignore"}
+    assert [pod.wait(LIMIT) for pod in pods(start, home)] == [0, 0]
+    assert went_on(home, 1) == undisturbed
+
+
+def test_kubernetes_does_what_the_exit_codes_say() -> None:
+    page = (ROOT / "docs" / "reference.md").read_text()
+    rows = re.findall(r"^\| (\d+) \|.*\| ([^|]+) \|$", page, re.M)
+    advice = {int(code): text for code, text in rows if code != "0"}
+    words = {"queue again": "Ignore", "stop": "FailJob", "retry": "Count"}
+    told = {
+        code: next(words[w] for w in words if w in text)
+        for code, text in advice.items()
+    }
+    assert told == {code: action(code) for code in advice}
+    assert set(told.values()) == set(words.values()) and len(told) == 8
+
+
+def test_kubernetes_has_less_grace_than_it_gives() -> None:
+    pod = manifests()["Job"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    grace = container["args"][container["args"].index("--grace") + 1]
+    given = int(grace.removesuffix("s"))
+    assert 5 <= pod["terminationGracePeriodSeconds"] - given <= 30
+    assert pod["restartPolicy"] == "Never"  # as podFailurePolicy needs it
+
+
+# ---- one of several launched ranks
+
+
+def launched(
+    start: Start, home: Path, *options: object, **slow: object
+) -> list[subprocess.Popen[bytes]]:
+    """slow: settings of rank 0 alone."""
+    port = free_port()
+    return [
+        start(
+            *command(LONG),
+            *options,
+            ZR_RANK=rank,
+            ZR_WORLD_SIZE=2,
+            ZR_LOCAL_RANK=rank,
+            ZR_ADDR=f"127.0.0.1:{port}",
+            **({} if rank else slow),
+        )
+        for rank in range(2)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("to", ["the process", "its rank"])
+def test_one_launched_rank_asks_all(home: Path, start: Start, to: str) -> None:
+    running = launched(start, home)
+    wait_for_step(home, 2)
+    pid = running[1].pid
+    os.kill(
+        pid if to == "the process" else program.children(pid)[0],
+        signal.SIGUSR1,
+    )
+    assert [rank.wait(LIMIT) for rank in running] == [75, 75]
+    last = max(logged(home))
+    assert (home / "checkpoints" / f"step-{last:08d}").is_dir()
+
+
+@pytest.mark.slow
+def test_one_launched_ranks_grace_is_all_ranks(
+    home: Path, start: Start
+) -> None:
+    """Rank 1 has the signal; rank 0, whose disk is slow, gives the checkpoint up, and both leave."""
+    library = program.slow_writes(home)
+    slow = {"LD_PRELOAD": library, "SLOW_US": 100000}
+    running = launched(start, home, "--grace", "1s", **slow)
+    wait_for_step(home, 2)
+    running[1].terminate()
+    assert [rank.wait(LIMIT) for rank in running] == [75, 75]
+    said = (home / "said").read_text()
+    assert "the time of --grace has passed\n" in said
+    assert ", which is not saved\nthere is no checkpoint\n" in said
+    assert not list((home / "checkpoints").glob("*step*"))
