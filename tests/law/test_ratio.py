@@ -256,7 +256,10 @@ def test_one_hash(folder: pathlib.Path, recipe: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["f32", "bf16 moments"])
+@pytest.mark.parametrize(
+    "recipe",
+    [pytest.param("f32", marks=pytest.mark.exhaustive), "bf16 moments"],
+)
 def test_one_hash_on_the_emulated_gpu(
     folder: pathlib.Path, recipe: str
 ) -> None:
