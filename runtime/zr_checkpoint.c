@@ -15,7 +15,6 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-enum { SYNCED = 1 << 26 }; /* bytes that go to the disk at once where time is short */
 #define TIME_IS_UP (UINT64_C(1) << 32)
 enum { PATIENCE = 100, PATIENCE_MS = 100, SHORT = 64 };
 static const double slow = 1e8; /* bytes a second of a disk, before a checkpoint was measured */
@@ -295,33 +294,13 @@ void zr_checkpoint_load(zr *z)
 
 /* ---- saving */
 
-/* Has a signal's time to save in passed? Each rank's own answer. */
-static int is_late(zr *z)
-{
-    double asked = z->o->grace ? atomic_load(&z->shared->asked) : 0;
-    return asked > 0 && zr_now() > asked + (double)z->o->grace;
-}
-
 /* Have all ranks come through? If not, was it for want of time? */
 static int all_well(zr *z, int bad)
 {
-    uint64_t sum[2] = {bad != 0, bad && is_late(z)};
+    uint64_t sum[2] = {bad != 0, bad && zr_late(z)};
     zr_total(z, sum);
     z->checkpoints.late |= sum[1] != 0;
     return sum[0] == 0;
-}
-
-int zr_wrote(zr *z, int fd, int64_t bytes)
-{
-    zr_checkpoints *c = &z->checkpoints;
-    c->unsynced += bytes;
-    if (!z->o->grace || !atomic_load(&z->shared->asked)) return 0;
-    if (c->unsynced > SYNCED) {
-        c->unsynced = 0;
-        if (fdatasync(fd)) return -1;
-    }
-    errno = ECANCELED;
-    return is_late(z) ? -1 : 0;
 }
 
 static void close_all(zr_checkpoints *c)

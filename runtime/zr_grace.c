@@ -1,0 +1,27 @@
+/* zr_grace.c -- the time that a signal leaves for a checkpoint (--grace). */
+#include "zr_file.h"
+#include "zr_int.h"
+
+#include <errno.h>
+#include <unistd.h>
+
+enum { SYNCED = 1 << 26 }; /* bytes that go to the disk at once where time is short */
+
+int zr_late(zr *z)
+{
+    double asked = z->o->grace ? atomic_load(&z->shared->asked) : 0;
+    return asked > 0 && zr_now() > asked + (double)z->o->grace;
+}
+
+int zr_wrote(zr *z, int fd, int64_t bytes)
+{
+    zr_checkpoints *c = &z->checkpoints;
+    c->unsynced += bytes;
+    if (!z->o->grace || !atomic_load(&z->shared->asked)) return 0;
+    if (c->unsynced > SYNCED) {
+        c->unsynced = 0;
+        if (fdatasync(fd)) return -1;
+    }
+    errno = ECANCELED;
+    return zr_late(z) ? -1 : 0;
+}
