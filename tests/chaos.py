@@ -1,0 +1,262 @@
+#!/usr/bin/env python3
+"""chaos.py -- runs that are broken off anywhere, and go on until they have ended with the bits of
+one that nobody disturbed.
+
+Each start takes another program of the same recipe (stage, ranks, what lies where) and, drawn from
+FAULTS, what befalls it. A run may end with its hash, or as its fault has it; its ranks are gone
+then, and no checkpoint that was there is lost. One line tells what was done, or what went wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+TESTS = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(TESTS / part) for part in ("lib", "law", "../gen")]
+
+import law  # noqa: E402
+import program  # noqa: E402
+import trainer  # noqa: E402
+from patience import LIMIT  # noqa: E402
+from test_resume import WAYS  # noqa: E402
+
+STEPS = 60
+SPEC = law.path("gpt")
+RECIPE = ("train.global_batch=24", "train.micro_batch=1")
+DIED, ASKED, WRONG = 5, 75, 2  # exit codes
+KILLED = -signal.SIGKILL
+# Where a process kills itself, and its highest call there that is drawn.
+PLACES = {"collective": 4000, "write": 2000, "sync": 100, "rename": 60}
+
+
+class Lost(AssertionError):
+    """Something that must not happen."""
+
+
+@dataclass
+class Chaos:
+    folder: pathlib.Path
+    rnd: random.Random
+    programs: list[pathlib.Path] = field(default_factory=list)
+    want: str = ""
+    befell: Counter[str] = field(default_factory=Counter)
+
+    def prepare(self) -> None:
+        """The programs, the hash of an undisturbed run, and a library that kills."""
+        trainer.write_tokens(self.folder / "tokens", law.tokens(256, 24000))
+        for stage, ranks, more in WAYS.values():
+            source = trainer.generate(
+                SPEC,
+                *RECIPE,
+                f"zero.stage={stage}",
+                f"cluster.ranks={ranks}",
+                *more,
+            )
+            self.programs.append(trainer.build(source))
+        made = ["gcc", "-shared", "-fPIC", "-o", str(self.folder / "kill.so")]
+        subprocess.run([*made, TESTS / "faults" / "kill.c"], check=True)
+        with self.running(self.programs[0]) as run:
+            self.want = self.weights(run.communicate(timeout=LIMIT)[0])
+        shutil.rmtree(self.checkpoints)
+
+    @property
+    def checkpoints(self) -> pathlib.Path:
+        return self.folder / "checkpoints"
+
+    @contextlib.contextmanager
+    def running(
+        self, binary: pathlib.Path, **settings: object
+    ) -> Iterator[subprocess.Popen[str]]:
+        """A run in a process group of its own, of which nothing is left behind."""
+        command = [binary, "--data", self.folder / "tokens", "--hash"]
+        command += ["--steps", STEPS, "--checkpoints", self.checkpoints]
+        command += ["--save-every", self.rnd.choice([1, 1, 3, 7])]
+        command += ["--keep", self.rnd.choice([1, 2, 3])]
+        with subprocess.Popen(
+            list(map(str, command)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=program.environment(**settings),
+            start_new_session=True,
+        ) as run:
+            try:
+                yield run
+            finally:
+                if run.poll() is None:
+                    os.killpg(run.pid, signal.SIGKILL)
+
+    def newest(self) -> int:
+        found = self.checkpoints.glob("step-*")
+        return max((int(path.name[5:]) for path in found), default=0)
+
+    def weights(self, out: str) -> str:
+        lines = [x for x in out.splitlines() if x.startswith("weights ")]
+        if len(lines) != 1:
+            raise Lost(f"no hash: {out!r}")
+        return lines[0]
+
+    def wait(self, run: subprocess.Popen[str]) -> tuple[int, str, str]:
+        """Its end, and that of all its ranks."""
+        out, err = run.communicate(timeout=LIMIT)
+        until = time.monotonic() + LIMIT
+        while alive(run.pid):
+            if time.monotonic() > until:
+                raise Lost(f"ranks outlive the program: {err}")
+            time.sleep(0.01)
+        return run.returncode, out, err
+
+    def life(self) -> None:
+        """From the beginning to an end with the hash."""
+        ended = False
+        while not ended:
+            before = self.newest()
+            name = self.rnd.choice([*FAULTS][: None if before else -1])
+            binary = self.rnd.choice(self.programs)
+            code, out, err = FAULTS[name](self, binary)
+            told = f"{name}, {binary}: exit code {code}\n{err}"
+            ended = code == 0
+            if ended and self.weights(out) != self.want:
+                raise Lost(f"{self.weights(out)}, not {self.want}: {told}")
+            if not ended and code not in ENDS[name]:
+                raise Lost(told)
+            if not ended and name != "damage" and self.newest() < before:
+                raise Lost(f"{self.newest()} is newest, {before} was: {told}")
+            self.befell["none" if ended else name] += 1
+        shutil.rmtree(self.checkpoints)
+
+
+def alive(group: int) -> bool:
+    """A process of the group; a zombie, whose parent is gone, will not be one for long."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# ---- what befalls a run: (exit code, stdout, stderr)
+
+Ended = tuple[int, str, str]
+
+
+def at(place: str) -> Callable[[Chaos, pathlib.Path], Ended]:
+    """Killed at a call of a place; few are as likely as many."""
+
+    def fault(c: Chaos, binary: pathlib.Path) -> Ended:
+        n = int(PLACES[place] ** c.rnd.random())
+        library = c.folder / "kill.so"
+        with c.running(binary, LD_PRELOAD=library, KILL=f"{place}:{n}") as run:
+            return c.wait(run)
+
+    return fault
+
+
+def sent(*signals: int) -> Callable[[Chaos, pathlib.Path], Ended]:
+    """Signals at any time, each a while after the one before, to the program or one of its
+    ranks."""
+
+    def fault(c: Chaos, binary: pathlib.Path) -> Ended:
+        with c.running(binary) as run:
+            time.sleep(c.rnd.uniform(0.01, 0.5))
+            one = c.rnd.choice([run.pid, *ranks(run.pid) * 2])
+            for number in signals:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one, number)
+                time.sleep(0.2 if number == signal.SIGSTOP else 0)
+            return c.wait(run)
+
+    return fault
+
+
+def ranks(pid: int) -> list[int]:
+    """Those that there are: none yet, or none any more."""
+    with contextlib.suppress(OSError):
+        return program.children(pid)
+    return []
+
+
+def damage(c: Chaos, binary: pathlib.Path) -> Ended:
+    """Of the newest checkpoint, which is refused, and removed by hand."""
+    folder = c.checkpoints / f"step-{c.newest():08d}"
+    path = c.rnd.choice(sorted(folder.glob("*.safetensors")))
+    data = bytearray(path.read_bytes())
+    begin = 8 + int.from_bytes(data[:8], "little")
+    if c.rnd.random() < 0.5:
+        del data[c.rnd.randrange(len(data)) :]
+    else:
+        data[c.rnd.randrange(begin, len(data))] ^= 1 << c.rnd.randrange(8)
+    path.write_bytes(data)
+    with c.running(binary) as run:
+        code, out, err = c.wait(run)
+    if code != WRONG or path.name not in err:
+        raise Lost(f"damage to {path} is not told: exit code {code}\n{err}")
+    shutil.rmtree(folder)
+    return code, out, err
+
+
+# The last one needs a checkpoint.
+FAULTS: dict[str, Callable[[Chaos, pathlib.Path], Ended]] = {
+    "step": sent(signal.SIGKILL),
+    **{place: at(place) for place in PLACES},
+    "asked": sent(signal.SIGTERM),
+    "stopped": sent(signal.SIGSTOP, signal.SIGCONT),
+    "damage": damage,
+}
+ENDS = {
+    **dict.fromkeys(("step", *PLACES), {KILLED, DIED}),
+    # before it waits for signals, and a rank's own
+    "asked": {ASKED, -signal.SIGTERM, 128 + signal.SIGTERM, DIED},
+    "stopped": set(),
+    "damage": {WRONG},
+}
+KILLS = ("step", *PLACES)
+
+
+def kills(c: Chaos) -> int:
+    return sum(c.befell[name] for name in KILLS)
+
+
+def report(c: Chaos) -> str:
+    each = ", ".join(f"{name} {n}" for name, n in sorted(c.befell.items()))
+    return f"{kills(c)} kills, none lost: {each}"
+
+
+def main(args: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="./run chaos",
+        description="Runs are killed, stopped, asked to leave and their checkpoints damaged until "
+        "so many kills are done; all end with the bits of an undisturbed one.",
+    )
+    parser.add_argument("--kills", type=int, default=100, metavar="N")
+    parser.add_argument("--seed", type=int, default=1, metavar="N")
+    chosen = parser.parse_args(args)
+    with tempfile.TemporaryDirectory() as folder:
+        c = Chaos(pathlib.Path(folder), random.Random(chosen.seed))
+        c.prepare()
+        try:
+            while kills(c) < chosen.kills:
+                c.life()
+                print(report(c), end="\r", file=sys.stderr, flush=True)
+        except Lost as e:
+            print(f"after {kills(c)} kills: {e}", file=sys.stderr)
+            return 1
+    print(report(c))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,47 @@
+"""test_chaos.py -- a bounded piece of `./run chaos`, and that it would tell."""
+
+import pathlib
+import random
+
+import chaos
+import pytest
+
+
+@pytest.fixture(scope="module")
+def disturbed(tmp_path_factory: pytest.TempPathFactory) -> chaos.Chaos:
+    made = chaos.Chaos(tmp_path_factory.mktemp("chaos"), random.Random(1))
+    made.prepare()
+    return made
+
+
+@pytest.mark.slow
+def test_no_run_is_lost(disturbed: chaos.Chaos) -> None:
+    while chaos.kills(disturbed) < 12:
+        disturbed.life()
+    print(chaos.report(disturbed))
+
+
+@pytest.mark.slow
+def test_other_bits_are_told(
+    disturbed: chaos.Chaos, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disturbed, "want", "weights 0")
+    with pytest.raises(chaos.Lost, match="not weights 0"):
+        disturbed.life()
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_goes_is_told(
+    disturbed: chaos.Chaos, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(c: chaos.Chaos, binary: pathlib.Path) -> chaos.Ended:
+        for path in c.checkpoints.glob("step-*"):
+            path.rename(c.folder / path.name)
+        return chaos.DIED, "", ""
+
+    monkeypatch.setattr(chaos, "FAULTS", {"asked": gone, "damage": None})
+    disturbed.checkpoints.mkdir(exist_ok=True)
+    monkeypatch.setattr(chaos.random.Random, "choice", lambda _, of: of[0])
+    (disturbed.checkpoints / "step-00000001").mkdir(exist_ok=True)
+    with pytest.raises(chaos.Lost, match="1 was"):
+        disturbed.life()
