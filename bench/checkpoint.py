@@ -1,0 +1,171 @@
+"""checkpoint.py -- what a checkpoint costs a CPU's program, beside what the disk does with its
+bytes.
+
+A model (GPT-2 124M, short samples), f32, two ranks under ZeRO-1: parameters and two states. In
+every round a run saves a checkpoint after each step; then as many threads as there are ranks write
+as many bytes to a file, in pieces of 1 MiB, and bring them to the disk; then the run is begun anew,
+and goes on from its checkpoint, and the checkpoint's files are read. Figures are medians over
+rounds.
+
+The table goes to stdout, all figures to out/checkpoint.json. A load average above 0.3 at the start
+makes a run invalid. --folder: a disk other than that of out/.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import bench
+from bench import MADE, Case
+
+RANKS, PIECE = 2, 1 << 20
+KEYS = (
+    "zero.stage=1",
+    f"cluster.ranks={RANKS}",
+    "train.precision=f32",
+    "train.sequence=32",
+    "train.micro_batch=1",
+    f"train.global_batch={RANKS}",
+)
+
+
+@dataclass(frozen=True)
+class Round:
+    """Seconds; bytes of a checkpoint."""
+
+    bytes: int
+    save: float  # the last checkpoint, in whose time the one before is removed
+    write: float  # the same bytes, plainly
+    begin: float  # from the program's start to its first step
+    resume: float  # the same where it goes on
+    read: float  # the checkpoint's files
+
+
+def records(log: Path) -> list[dict]:
+    return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+def train(folder: Path, data: Path, steps: int) -> list[dict]:
+    """The log of a run to so many steps, a checkpoint each."""
+    log = MADE / "checkpoint.jsonl"
+    log.unlink(missing_ok=True)
+    where = ("--checkpoints", folder / "ck", "--save-every", 1, "--keep", 1)
+    program = MADE / "checkpoint"
+    rest = ("--steps", steps, "--log", log)
+    bench.sh(program, "--data", data, *rest, *where)
+    return records(log)
+
+
+def begins(log: list[dict]) -> float:
+    return next(line["start_step"] for line in log if "end" in line)
+
+
+def threads(work, count: int) -> float:
+    """Seconds until all of them have done work(i)."""
+    all_ = [threading.Thread(target=work, args=(i,)) for i in range(count)]
+    begun = time.perf_counter()
+    for thread in all_:
+        thread.start()
+    for thread in all_:
+        thread.join()
+    return time.perf_counter() - begun
+
+
+def plain_write(path: Path, size: int) -> float:
+    """Each thread its part of one file."""
+    part, piece = -(-size // RANKS), os.urandom(PIECE)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+
+    def work(i):
+        for at in range(i * part, min(size, (i + 1) * part), PIECE):
+            os.pwrite(fd, piece, at)
+        os.fsync(fd)
+
+    took = threads(work, RANKS)
+    os.close(fd)
+    path.unlink()
+    return took
+
+
+def plain_read(files: list[Path]) -> float:
+    room = [bytearray(PIECE) for _ in range(RANKS)]
+
+    def work(i):
+        for path in files:
+            fd, size = os.open(path, os.O_RDONLY), path.stat().st_size
+            part = -(-size // RANKS)
+            for at in range(i * part, min(size, (i + 1) * part), PIECE):
+                os.preadv(fd, [room[i]], at)
+            os.close(fd)
+
+    return threads(work, RANKS)
+
+
+def measure(folder: Path, data: Path, steps: int) -> Round:
+    shutil.rmtree(folder / "ck", ignore_errors=True)
+    first = train(folder, data, steps)
+    files = sorted((folder / "ck" / f"step-{steps:08d}").iterdir())
+    size = sum(path.stat().st_size for path in files)
+    save = [x["checkpoint"] for x in first if "checkpoint" in x][-1]
+    write = plain_write(folder / "plain", size)
+    read = plain_read(files)
+    again = train(folder, data, steps + 1)
+    shutil.rmtree(folder / "ck")
+    return Round(size, save, write, begins(first), begins(again), read)
+
+
+def table(result: dict) -> str:
+    m = {
+        key: statistics.median(r[key] for r in result["rounds"])
+        for key in result["rounds"][0]
+    }
+    share = statistics.median(r["write"] / r["save"] for r in result["rounds"])
+    return "\n".join(
+        [
+            *bench.head(result["machine"]),
+            f"| {Path(result['spec']).stem}, f32, {RANKS} ranks, ZeRO-1 | seconds | GB/s |",
+            "|---|---|---|",
+            f"| a checkpoint of {m['bytes'] / 1e9:.2f} GB | {m['save']:.2f} "
+            f"| {1e-9 * m['bytes'] / m['save']:.2f} |",
+            f"| its bytes, written plainly by {RANKS} threads | {m['write']:.2f} "
+            f"| {1e-9 * m['bytes'] / m['write']:.2f} |",
+            f"| to the first step, from the beginning | {m['begin']:.2f} | |",
+            f"| to the first step, from the checkpoint | {m['resume']:.2f} | |",
+            f"| its files, read plainly by {RANKS} threads | {m['read']:.2f} "
+            f"| {1e-9 * m['bytes'] / m['read']:.2f} |",
+            "",
+            f"a checkpoint is written at {100 * share:.0f} % of a plain write's rate",
+        ]
+    )
+
+
+def main() -> int:
+    parser = bench.options(__doc__, 2, 3)
+    parser.add_argument("--folder", type=Path, default=MADE)
+    given = parser.parse_args()
+    load = os.getloadavg()[0]
+    MADE.mkdir(parents=True, exist_ok=True)
+    case = Case(given.spec, "checkpoint", KEYS)
+    plan = bench.build(case)
+    data = bench.tokens(plan, given.steps)
+    rounds = [
+        measure(given.folder, data, given.steps) for _ in range(given.rounds)
+    ]
+    result = {
+        "spec": given.spec,
+        "machine": bench.machine(load),
+        "rounds": [asdict(r) for r in rounds],
+    }
+    return bench.finish(result, "checkpoint", table(result))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
