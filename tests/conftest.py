@@ -4,7 +4,6 @@ for `run`."""
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 
 import pytest
 import zk
@@ -20,20 +19,19 @@ settings.load_profile("fixed")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long tests go first, so that those at the end are short ones. Quick are the first row of a
-    test and the last."""
+    """Long tests go first, so that those at the end are short ones. Quick is the first row of a
+    test."""
 
     def marked(item, *names):
         return any(item.get_closest_marker(name) for name in names)
 
     items.sort(key=lambda item: not marked(item, "slow", "exhaustive"))
-    rows = defaultdict(list)
+    seen = set()
     for item in items:
-        if not marked(item, "slow", "exhaustive"):
-            rows[item.nodeid.partition("[")[0]].append(item)
-    for all_ in rows.values():
-        for item in all_[:1] + all_[1:][-1:]:
+        test = item.nodeid.partition("[")[0]
+        if not marked(item, "slow", "exhaustive") and test not in seen:
             item.add_marker("quick")
+            seen.add(test)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

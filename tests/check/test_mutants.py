@@ -713,6 +713,7 @@ def test_what_is_the_same_program() -> None:
     assert 0 < sum(same.values()) < len(same) / 3
 
 
+@pytest.mark.slow
 def test_checking_does_not_grow_with_ranks() -> None:
     """405B on 16,384 ranks: as many lines as on 32, but for those of a tree of ranks."""
 

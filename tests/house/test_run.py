@@ -254,6 +254,7 @@ def test_every_run_of_tests_counts_for_itself(
     assert not list((root / "out").glob("tally*"))
 
 
+@pytest.mark.slow
 def test_bench_measures_a_model(root: pathlib.Path, own: pathlib.Path) -> None:
     """Whatever the figures are; on a busy machine they are called invalid, with exit code 1."""
     done = call(

@@ -139,6 +139,7 @@ def one_hash(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES[2:])
 def test_one_hash_in_brief(tmp_path: pathlib.Path, rule: str) -> None:
     b = bench(
@@ -161,6 +162,7 @@ def test_one_hash_in_brief(tmp_path: pathlib.Path, rule: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_each_rule_has_its_own_bits(tmp_path: pathlib.Path) -> None:
     """The control. Three trees of a block are the first nodes of one tree, which four are not."""
     found = {}

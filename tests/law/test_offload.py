@@ -445,6 +445,7 @@ def test_few_activations_stay() -> None:
     assert made[0] == made[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("again", ["none", "full"])
 def test_activations_on_the_host_leave_the_bits(
     tmp_path: pathlib.Path, again: str
@@ -603,6 +604,7 @@ def test_too_small_a_tile_is_refused() -> None:
 # ---- the checker
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 def test_a_copy_of_another_size_is_refused(precision: str) -> None:
     p = planned(

@@ -108,6 +108,7 @@ def test_a_wrong_formula_shows() -> None:
     assert max(off) > 100 * CLOSE
 
 
+@pytest.mark.slow
 @settings(
     max_examples=40,
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -353,6 +353,7 @@ def test_noted() -> None:
 # ---- the checker: all mutants of steps are tried in tests/check/test_mutants.py
 
 
+@pytest.mark.slow
 def test_a_broken_part_is_refused() -> None:
     """What stays is filled, rounded and updated once, when it may be; and nothing else is."""
     p = planned(

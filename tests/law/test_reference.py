@@ -158,6 +158,7 @@ def without_key_bias(name: str, x: np.ndarray) -> np.ndarray:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_twenty_steps(tmp_path: pathlib.Path, name: str) -> None:
     """Adam divides by the gradient's size, so that errors in small gradients count as much as in

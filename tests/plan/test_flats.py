@@ -211,6 +211,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family,frozen,precision",
     [

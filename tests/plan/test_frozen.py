@@ -643,14 +643,8 @@ def test_bits_of_all_ways(tmp_path: pathlib.Path) -> None:
         compared(tmp_path, way)
 
 
-@pytest.mark.parametrize(
-    "n",
-    [
-        0,
-        pytest.param(1, marks=pytest.mark.slow),
-        pytest.param(2, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("n", range(3))
 def test_bits_on_a_gpu(tmp_path: pathlib.Path, n: int) -> None:
     """Emulated: no access races, and the bits are those of all gradients there, too."""
     compared(tmp_path, FEW[n], kind=trainer.EMULATED, queue="late")

@@ -193,6 +193,7 @@ def test_backward_is_twice_forward() -> None:
 # ---- any model, any choice
 
 
+@pytest.mark.slow
 @settings(
     max_examples=60, deadline=None, suppress_health_check=list(HealthCheck)
 )
@@ -307,6 +308,7 @@ def test_the_checker_sees_a_call_made_again_in_vain() -> None:
         check.check(having(p, "bwd.block", [idle, *bwd]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt-tiny", "qwen3-tiny"])
 def test_mutants_of_calls(name: str) -> None:
     """A call deleted or an operand moved by a little: every mutant is refused but where the numbers

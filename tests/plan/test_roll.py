@@ -96,6 +96,7 @@ def lists(draw) -> list[Step]:
     return out
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(lists())
 def test_any_list_comes_back(made: list[Step]) -> None:
@@ -283,6 +284,7 @@ def test_a_deep_gpt_some_of_which_stays(
     assert rolled_up(p)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [8, 16384])
 def test_a_deep_gpt_all_micro_batches_of_which_go_through_a_unit(
     ranks: int, tmp_path: pathlib.Path

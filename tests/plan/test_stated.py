@@ -52,6 +52,7 @@ def proven(p: Plan) -> bool:
 # ---- one of them changed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [name for name in PLANS if "recomputed" in name or "gpt" not in name],
@@ -140,6 +141,7 @@ def numbers() -> Iterator[tuple[str, str, dict[str, int]]]:
             )
 
 
+@pytest.mark.slow
 def test_a_number_that_is_wrong_everywhere_is_refused() -> None:
     """Every number of every kernel that units call."""
     open_, tried = [], set()

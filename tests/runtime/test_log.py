@@ -350,6 +350,7 @@ ssize_t write(int fd, const void *at, size_t n)
 """
 
 
+@pytest.mark.slow
 def test_a_step_that_ends_while_progress_is_written(
     program: Path, data: Path, tmp_path: Path
 ) -> None:
