@@ -2,6 +2,7 @@
 
 import pathlib
 import random
+import shutil
 
 import chaos
 import pytest
@@ -26,6 +27,7 @@ def test_other_bits_are_told(
     disturbed: chaos.Chaos, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(disturbed, "want", "weights 0")
+    shutil.rmtree(disturbed.checkpoints, ignore_errors=True)
     with pytest.raises(chaos.Lost, match="not weights 0"):
         disturbed.life()
 
@@ -39,9 +41,8 @@ def test_a_checkpoint_that_goes_is_told(
             path.rename(c.folder / path.name)
         return chaos.DIED, "", ""
 
-    monkeypatch.setattr(chaos, "FAULTS", {"asked": gone, "damage": None})
-    disturbed.checkpoints.mkdir(exist_ok=True)
-    monkeypatch.setattr(chaos.random.Random, "choice", lambda _, of: of[0])
-    (disturbed.checkpoints / "step-00000001").mkdir(exist_ok=True)
+    monkeypatch.setattr(chaos, "FAULTS", {"asked": gone, "step": gone})
+    shutil.rmtree(disturbed.checkpoints, ignore_errors=True)
+    (disturbed.checkpoints / "step-00000001").mkdir(parents=True)
     with pytest.raises(chaos.Lost, match="1 was"):
         disturbed.life()
