@@ -454,14 +454,19 @@ def place(tensor: Tensor, at: int) -> str:
 
 def tensor_difference(a: Tensor, b: Tensor) -> str:
     """ "" where they are equal"""
-    if (a.dtype, a.shape) != (b.dtype, b.shape):
-        return f": {a.dtype} {list(a.shape)} -> {b.dtype} {list(b.shape)}"
+    old = f"{a.dtype} {list(a.shape)}"
+    new = f"{b.dtype} {list(b.shape)}"
+    if old != new:
+        return f": {old} -> {new}"
     first, count, at = "", 0, 0
     for x, y in zip(a.chunks(), b.chunks(), strict=True):
         other = np.flatnonzero(x != y)
         if len(other) and not count:
             i = other[0]
-            first = f"{place(a, at + i)}: {value(a, x[i])} -> {value(b, y[i])}"
+            where = place(a, at + i)
+            old = value(a, x[i])
+            new = value(b, y[i])
+            first = f"{where}: {old} -> {new}"
         count += len(other)
         at += len(x)
     return f"{first}; {count} of {at} elements differ" if count else ""

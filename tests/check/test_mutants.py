@@ -715,7 +715,8 @@ def test_what_is_the_same_program() -> None:
 
 @pytest.mark.slow
 def test_checking_does_not_grow_with_ranks() -> None:
-    """405B on 16,384 ranks: as many lines as on 32, but for those of a tree of ranks."""
+    """405B on 16,384 ranks: as many lines as on 32, but for those of a tree of ranks; and no more
+    than in a second or so."""
 
     def checked(ranks):
         p = planned("llama3-405b", f"cluster.ranks={ranks}", "zero.stage=3")
@@ -723,4 +724,13 @@ def test_checking_does_not_grow_with_ranks() -> None:
 
     few, many = checked(32), checked(16384)
     print(f"{few} lines, {many}")
-    assert many < 1.1 * few
+    assert many < 1.1 * few and many < 7_500_000
+
+
+@pytest.mark.slow
+def test_the_largest_train_c_takes_few_lines() -> None:
+    """Of the generator, from the spec to the text, but for the checker's."""
+    keys = ("cluster.ranks=16384", "train.global_batch=16384")
+    took = count.lines(lambda: source(planned("llama3-405b", *keys)))
+    print(f"{took} lines")
+    assert took < 11_900_000  # a tenth above what it takes
