@@ -360,10 +360,18 @@ def test_notes_say_what_is_cut() -> None:
 # ---- the emulated GPU
 
 
+EVERY = pytest.mark.parametrize(
+    "every",
+    [False, pytest.param(True, marks=pytest.mark.exhaustive)],
+    ids=["some", "all"],
+)
+
+
+@EVERY
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 def test_one_hash_on_the_emulated_gpu(
-    data: pathlib.Path, precision: str
+    data: pathlib.Path, precision: str, every: bool
 ) -> None:
     """Among plans with the same slices: there they are a part of the recipe."""
     first = (
@@ -378,7 +386,9 @@ def test_one_hash_on_the_emulated_gpu(
     ]
     orders = ("eager", "late", "shuffled:1")
     rows = {((), order) for order in orders} | set(
-        zip(ways[1:], orders, strict=True)
+        itertools.product(ways, orders)
+        if every
+        else zip(ways[1:], orders, strict=True)
     )
     found = {
         run(data, *first, *way, kind=trainer.EMULATED, order=order)
