@@ -91,6 +91,7 @@ typedef struct zr_task {
     _Atomic int64_t part, parts;      /* the one it is at, from 1; 0 parts: it has none */
     _Atomic uint32_t before;          /* commands that the rank had ended when it began */
     _Atomic double since, end;        /* zr_now() then; and when the run will end, 0: unknown */
+    _Atomic int awaits;               /* the rank from which rank 0 waits to hear; 0: none */
 } zr_task;
 
 typedef struct zr_shared {

@@ -71,14 +71,20 @@ static void first_host(const char *list, char *host, size_t n)
     host[length] = 0;
 }
 
+/* HOST:PORT, [ADDRESS]:PORT */
 static void take_address(zr *z, const char *text)
 {
-    const char *colon = strrchr(text, ':');
+    const char *colon = strrchr(text, ':'), *host = text;
     char *end = "";
     long port = colon ? strtol(colon + 1, &end, 10) : 0;
-    if (!colon || *end || port < 1 || port > MOST_PORT || colon - text >= ZR_HOST_NAME)
+    ptrdiff_t n = colon ? colon - text : 0;
+    if (n > 2 && *text == '[' && colon[-1] == ']') {
+        host++;
+        n -= 2;
+    }
+    if (n < 1 || n >= ZR_HOST_NAME || *host == '[' || *end || port < 1 || port > MOST_PORT)
         zr_fail(z, ZR_USER, "ZR_ADDR %s: HOST:PORT is needed", text);
-    snprintf(z->net.host, ZR_HOST_NAME, "%.*s", (int)(colon - text), text);
+    snprintf(z->net.host, ZR_HOST_NAME, "%.*s", (int)n, host);
     z->net.port = (int)port;
 }
 

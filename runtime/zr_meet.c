@@ -139,7 +139,7 @@ static void raise_limit(zr *z)
 typedef struct guest {
     int fd; /* -1: nobody */
     size_t said;
-    double until; /* for the rest */
+    double until; /* for the rest; then it goes where others want its place */
     hello h;
 } guest;
 
@@ -161,15 +161,6 @@ static const char *missing_ranks(const zr *z, char *text, size_t n)
     return text;
 }
 
-static void look_around(const zr *z, hall *h)
-{
-    struct pollfd *guests = h->seen + z->ranks;
-    h->seen[0] = (struct pollfd){h->door, POLLIN, 0};
-    for (int r = 1; r < z->ranks; r++) h->seen[r] = (struct pollfd){z->net.line[r], POLLRDHUP, 0};
-    for (int g = 0; g < GUESTS; g++) guests[g] = (struct pollfd){h->guests[g].fd, POLLIN, 0};
-    poll(h->seen, (nfds_t)z->ranks + GUESTS, SLICE_MS);
-}
-
 static guest *free_place(hall *h)
 {
     for (guest *g = h->guests; g < h->guests + GUESTS; g++)
@@ -177,12 +168,28 @@ static guest *free_place(hall *h)
     return NULL;
 }
 
+static void look_around(const zr *z, hall *h)
+{
+    struct pollfd *guests = h->seen + z->ranks;
+    h->seen[0] = (struct pollfd){free_place(h) ? h->door : -1, POLLIN, 0};
+    for (int r = 1; r < z->ranks; r++) h->seen[r] = (struct pollfd){z->net.line[r], POLLRDHUP, 0};
+    for (int g = 0; g < GUESTS; g++) guests[g] = (struct pollfd){h->guests[g].fd, POLLIN, 0};
+    poll(h->seen, (nfds_t)z->ranks + GUESTS, SLICE_MS);
+}
+
+/* What else accept() may say is the end of a connection that is not taken yet (accept(2)). */
+static int out_of_room(int error)
+{
+    return error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM;
+}
+
 static void let_in(zr *z, hall *h)
 {
     for (guest *g; (g = free_place(h));) {
         int fd = accept4(h->door, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-        if (fd < 0 && (errno == EAGAIN || errno == ECONNABORTED || errno == EINTR)) return;
-        if (fd < 0) zr_fail(z, ZR_ENVIRONMENT, "meeting ranks: %s", strerror(errno));
+        if (fd < 0 && out_of_room(errno))
+            zr_fail(z, ZR_ENVIRONMENT, "meeting ranks: %s", strerror(errno));
+        if (fd < 0) return;
         *g = (guest){.fd = fd, .until = zr_now() + 1e-3 * HELLO_MS};
     }
 }
@@ -224,7 +231,7 @@ static void hear(zr *z, hall *h, guest *g, int ready)
     int whole = g->said == sizeof g->h, gone = ready && some <= 0;
     if (whole && g->h.magic == MAGIC && g->h.run != z->net.run) turn_away(g);
     else if (whole && g->h.magic == MAGIC) seat(z, h, g);
-    else if (whole || gone || zr_now() > g->until) let_go(g);
+    else if (whole || gone || (zr_now() > g->until && !free_place(h))) let_go(g);
 }
 
 static void check_time(zr *z, const hall *h)

@@ -30,6 +30,16 @@ void zr_plane_lost(zr *z, int rank)
 
 int zr_plane_late(const zr *z) { return z->net.until > 0 && zr_now() > z->net.until; }
 
+/* Nothing has come from a rank for a while: is another one gone? The parent tells of the wait. A
+ * rank may leave when it was told the last thing, while rank 0 still tells others: then nobody
+ * looks. */
+static void idle(zr *z, int rank, int out)
+{
+    if (out) return;
+    if (z->rank == 0) atomic_store(&z->shared->task.awaits, rank);
+    zr_plane_look(z);
+}
+
 void zr_plane_move(zr *z, int rank, void *at, size_t n, int out)
 {
     struct pollfd p = {z->net.line[rank], out ? POLLOUT : POLLIN, 0};
@@ -39,13 +49,17 @@ void zr_plane_move(zr *z, int rank, void *at, size_t n, int out)
         if (!ready && zr_plane_late(z))
             zr_fail(z, ZR_DIED, "rank %d has not answered in time (ZR_MEET_S); see what it does",
                     rank);
-        if (!ready) continue;
+        if (!ready) {
+            idle(z, rank, out);
+            continue;
+        }
         ssize_t some = out ? send(p.fd, (char *)at + done, n - done, MSG_NOSIGNAL)
                            : recv(p.fd, (char *)at + done, n - done, 0);
         if (some < 0 && (errno == EINTR || errno == EAGAIN)) continue;
         if (some <= 0) zr_plane_lost(z, rank);
         done += (size_t)some;
     }
+    if (z->rank == 0) atomic_store(&z->shared->task.awaits, 0);
 }
 
 /* ---- calls */
@@ -121,7 +135,7 @@ void zr_plane_alone(zr *z, const char *what, const char *advice)
     if (*why) zr_fail(z, ZR_ENVIRONMENT, "%s", why);
 }
 
-/* Who is gone, seen from the watchdog. */
+/* Who is gone, seen from the watchdog and by who waits for another. */
 void zr_plane_look(zr *z)
 {
     for (int r = 0; z->far && r < z->ranks; r++) {

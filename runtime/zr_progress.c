@@ -222,7 +222,7 @@ static void progress_line(zr *z, char line[LINE], const char *what, double now)
     int64_t at = atomic_load(&t->part), parts = unit ? atomic_load(&t->parts) : 0;
     double since = now - atomic_load(&t->since);
     double done = zr_rate((double)(ended(z) - atomic_load(&t->before)), (double)z->p->commands);
-    int in_step = !strcmp(what, "step");
+    int in_step = !strcmp(what, "step"), awaits = atomic_load(&t->awaits);
     snprintf(name, sizeof name, "%s", what);
     if (in_step)
         snprintf(name, sizeof name, "step %" PRId64 "/%" PRId64,
@@ -232,6 +232,7 @@ static void progress_line(zr *z, char line[LINE], const char *what, double now)
     if (parts > 0) snprintf(part, sizeof part, ": %s %" PRId64 " of %" PRId64, unit, at, parts);
     if (in_step && done > 0)
         snprintf(share, sizeof share, ", %.0f%% of its commands", done < 1 ? 100 * done : 100);
+    if (awaits > 0) snprintf(share, sizeof share, ", waits for rank %d", awaits);
     if (atomic_load(&t->end) > 0)
         snprintf(rest, sizeof rest, ", %s left", clock_text(time, left(z, now)));
     snprintf(line, LINE, "%s%s%s, %.0f s%s", name, part, share, since > 0 ? since : 0, rest);

@@ -47,10 +47,26 @@ static int unrecorded(const zr *z)
     return z->ranks > 1 && (z->o->no_graph || z->o->profile || zr_uses(z, ZR_HOST));
 }
 
+/* By these NCCL takes more or less than the plan counts beside the arena. */
+static void tell_taken(zr *z)
+{
+    static const char *const names[] = {
+        "NCCL_BUFFSIZE",          "NCCL_LL_BUFFSIZE",       "NCCL_LL128_BUFFSIZE",
+        "NCCL_MAX_P2P_NCHANNELS", "NCCL_MIN_P2P_NCHANNELS", "NCCL_MIN_NCHANNELS",
+        "NCCL_MIN_CTAS",
+    };
+    for (size_t i = 0; z->rank == 0 && z->ranks > 1 && i < sizeof names / sizeof *names; i++)
+        if (getenv(names[i]))
+            zr_print(z, STDERR_FILENO,
+                     "%s=%s is set: NCCL may take other memory than the plan counts\n", names[i],
+                     getenv(names[i]));
+}
+
 /* What the libraries read when they start; what the user has set stays. */
 static void set_up_libraries(zr *z, int shared)
 {
     char host[16], channels[16];
+    tell_taken(z);
     /* A kernel that is loaded at its first launch waits for the device, where a collective may wait
      * for a peer that waits likewise; graphs are recorded before anything waits. */
     set("CUDA_MODULE_LOADING", unrecorded(z) ? "EAGER" : "LAZY");

@@ -259,6 +259,22 @@ def test_what_they_find_on_two_hosts(
     assert told(runs) == lines(PLAYED | more, 2)
 
 
+@pytest.mark.slow
+def test_what_is_counted_no_longer(
+    tokens: pathlib.Path, spy: pathlib.Path
+) -> None:
+    """Where NCCL's buffers or channels are the user's, rank 0 says so."""
+    one = run(built(2), tokens, spy, NCCL_BUFFSIZE="65536", NCCL_DEBUG="WARN")
+    said = one.communicate(timeout=LIMIT)[1]
+    assert one.returncode == 0, said
+    assert re.findall("^(NCCL_.*) is set: (.*)$", said, re.M) == [
+        (
+            "NCCL_BUFFSIZE=65536",
+            "NCCL may take other memory than the plan counts",
+        )
+    ]
+
+
 # ---- channels
 
 

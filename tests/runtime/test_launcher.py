@@ -237,6 +237,13 @@ def test_the_first_host_of_a_list(nodes: str, first: str) -> None:
     )
 
 
+@pytest.mark.parametrize("text", ["[fe80::1%eth0]:80", "fe80::1%eth0:80"])
+def test_an_address_of_ipv6(text: str) -> None:
+    assert " at fe80::1%eth0:80" in said(
+        2, ZR_RANK=1, ZR_WORLD_SIZE=2, ZR_ADDR=text
+    )
+
+
 @pytest.mark.parametrize(
     "variables,what",
     [
@@ -259,7 +266,10 @@ def test_the_first_host_of_a_list(nodes: str, first: str) -> None:
             TORCHRUN | {"MASTER_PORT": 65536},
             "2 .*MASTER_PORT 65536: a whole number",
         ),
-        (SLURM | {"ZR_ADDR": "nowhere"}, "2 .*ZR_ADDR nowhere: HOST:PORT"),
+        *(
+            (SLURM | {"ZR_ADDR": text}, f"2 .*ZR_ADDR {re.escape(text)}: HOST")
+            for text in ("nowhere", ":80", "[]:80", "[::1:80", "n1:0", "n1:x")
+        ),
     ],
 )
 def test_what_does_not_agree(variables: dict[str, object], what: str) -> None:
@@ -459,6 +469,31 @@ def test_a_rank_that_comes_and_dies() -> None:
     code, text = ended(first)
     assert code == 5 and "the connection to rank 1 has ended" in text
     assert time.monotonic() - begun < 15
+
+
+def test_a_rank_that_is_told_to_wait_sees_another_die() -> None:
+    """Rank 0 waits for what rank 1 has; rank 2, which has said its own, dies."""
+    port, begun = free_port(), time.monotonic()
+    first = start(3, "alone", "b", **rank(0, 3, port))
+    lines = [greet(port, r, 3) for r in (1, 2)]
+    lines[1].sendall(claim(b"a", b"host", 2))
+    time.sleep(1)
+    lines[1].close()
+    code, text = ended(first)
+    assert code == 5 and "the connection to rank 2 has ended" in text
+    assert time.monotonic() - begun < 15
+    lines[0].close()
+
+
+def test_a_greeting_that_comes_late() -> None:
+    """A rank may be held up before it greets: as long as nobody wants its place it stays."""
+    port = free_port()
+    first = start(2, "meet", **rank(0, 2, port))
+    line = reach(port)
+    time.sleep(6)
+    line.sendall(struct.pack("<4I3Q", MAGIC, 1, 2, 0, NO_RUN, 1, 1))
+    assert ended(first)[0] == 0
+    line.close()
 
 
 def test_silent_strangers_hold_nobody_up() -> None:
