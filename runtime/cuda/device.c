@@ -94,7 +94,7 @@ static void set_up_libraries(zr *z, int shared)
  * GPU (MIG) the driver's cuDeviceGetUuid gives its own, which the runtime's documentation does not
  * promise; were it the GPU's, ranks on two instances of one would be refused here, as NCCL 2.28
  * refuses them itself (it goes by PCI addresses). */
-static void claim(zr *z, int share)
+static void claim_device(zr *z, int share)
 {
     char text[48] = "";
     struct cudaDeviceProp p;
@@ -166,7 +166,7 @@ static void choose(zr *z)
                                cudaInitDeviceFlagsAreValid),
                 "setting up a device");
     zr_cuda(z, cudaSetDevice(z->t->device), "taking a device");
-    if (z->far) claim(z, share);
+    if (z->far) claim_device(z, share);
     if (!share) tell_indirect(z, alone, ranks);
 }
 

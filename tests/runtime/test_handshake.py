@@ -295,7 +295,8 @@ def test_ranks_may_have_places_and_threads_of_their_own(
 def test_a_rank_may_take_its_time_once_all_have_met(
     emulated: pathlib.Path, files: pathlib.Path, monkeypatch, slow: int
 ) -> None:
-    """Pinning hundreds of GiB takes minutes: it is no part of the time to meet."""
+    """Pinning hundreds of GiB takes minutes: it is no part of the time to meet. Rank 0 tells for
+    whom it waits."""
     monkeypatch.setenv("ZR_MEET_S", "10")
     ended = together(
         [emulated, emulated],
@@ -305,6 +306,8 @@ def test_a_rank_may_take_its_time_once_all_have_met(
         more={slow: {"ZR_EMULATE_PINNING_S": "13"}},
     )
     assert [code for code, _ in ended] == [0, 0], ended
+    waited = re.findall(r"^start(.*), \d+ s$", ended[0][1], re.M)
+    assert waited == [f", waits for rank {slow}" if slow else ""], ended
 
 
 def changed(
