@@ -89,7 +89,8 @@ def compare(one: Path, other: Path) -> int:
         say(f"equal: all {among}, the last is {both[-1]}")
         return 0
     first = wrong[0]
-    say(f"step {first}: {', '.join(differences(a[first], b[first]))}")
+    told = ", ".join(differences(a[first], b[first]))
+    say(f"step {first}: {told}")
     say(f"{len(wrong)} {among} differ")
     return 1
 

@@ -304,7 +304,8 @@ def spans(p: Plan, flat: plan.Flat) -> list[str]:
         frozen = ", frozen" if t.frozen else ""
         name = f"/* {t.name}{frozen} */"
         first = f"{where} {name}"
-        out += [first] if len(first) <= COLUMNS - 4 else [name, where]
+        fits = len(first) <= COLUMNS - 4
+        out += [first] if fits else [name, where]
         begins = f"{real(t.mean, 'f')}, {real(t.std, 'f')}"
         factors = f"{real(t.rate)}, {real(t.decay)}"
         out.append(f" {begins}, {factors}}},")

@@ -147,7 +147,8 @@ class _Numbers:
         self, alike: Sequence[Hop], sizes: Sizes, core: Verb | None
     ) -> None:
         self.hop = alike[0]
-        self.columns = list(zip(*map(row_of, alike), strict=True))
+        rows = map(row_of, alike)
+        self.columns = list(zip(*rows, strict=True))
         self.whats = [w for s in self.hop for w in sizes.whats(s).row]
         self.found: list[Parameter] = []
         self.known: list[Number | None] = [None] * len(self.whats)
