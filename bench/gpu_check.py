@@ -296,8 +296,9 @@ def law(out: str) -> bool:
 
 def ranks(out: str) -> bool:
     """Ranks share the device and take turns, over sockets: slow, and NCCL promises nothing."""
-    data, jobs, heard = tokens(256, 40000), {}, MADE / "nccl.txt"
-    heard.unlink(missing_ok=True)
+    data, jobs = tokens(256, 40000), {}
+    for file in MADE.glob("nccl.*.txt"):
+        file.unlink()
     reals = [real for family, real in LOOKED_AT if family == "gpt"]
     for real in reals:
         rows = [
@@ -316,12 +317,15 @@ def ranks(out: str) -> bool:
             ]
         jobs[f"gpt {real}"] = rows
     listening = jobs[f"gpt {reals[0]}"][1][1]  # one run tells what NCCL does
-    listening |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": heard}
+    listening |= {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_FILE": MADE / "nccl.%p.txt",
+    }
     good = one_hash(out, jobs)
     for line in (
-        heard.read_text(errors="replace").splitlines()
-        if heard.exists()
-        else []
+        line
+        for file in sorted(MADE.glob("nccl.*.txt"))  # a process each
+        for line in file.read_text(errors="replace").splitlines()
     ):
         if re.search("NCCL version|Using network|coll channels|WARN", line):
             print(line[:150])

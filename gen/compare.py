@@ -20,7 +20,13 @@ from typing import Any
 
 from checkpoint import Bad, code_of, command, say
 
-TIMES = {"seconds", "tokens_per_second", "share_of_peak", "checkpoint"}
+TIMES = {
+    "seconds",
+    "tokens_per_second",
+    "share_of_peak",
+    "checkpoint",
+    "verification",
+}
 STEP = "[0-9]{1,18}"
 Record = dict[str, Any]  # its numbers as they are written
 

@@ -85,11 +85,11 @@ typedef struct zr_group { /* the first: all ranks */
     const char *name;
     int32_t ranks;
 } zr_group;
-/* What a run keeps from step to step: publish makes all else of it, sums are of one step. A row is
- * of every instance of a flat: elements [first, first + n) of each shard that a rank has. over: the
- * group whose rank r has shard r, elements [r*shard, (r+1)*shard) of the flat; -1: every rank has
- * all shards, one after the other, and answers for shard r. A shard may be in two rows, in order.
- * flat -1: a number of no flat, the same on every rank. */
+/* What a run keeps from step to step, and "params", what publish makes of masters for all ranks. A
+ * row is of every instance of a flat: elements [first, first + n) of each shard that a rank has.
+ * over: the group whose rank r has shard r, elements [r*shard, (r+1)*shard) of the flat; -1: every
+ * rank has all shards, one after the other, and answers for shard r. A shard may be in two rows, in
+ * order. flat -1: a number of no flat, the same on every rank. */
 typedef struct zr_state {
     const char *what; /* "master", parameters too that have no other; "exp_avg" ...; "step" ... */
     /* instance i has its first element (over -1: shard 0's) at at + i*stride, in bytes of the arena

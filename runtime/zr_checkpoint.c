@@ -37,7 +37,8 @@ static void find_stored(zr *z, zr_checkpoints *c)
     add_stored(c, (zr_stored){"model", "master", p->type, 0});
     for (const zr_state *s = p->states; s < p->states + p->nstates; s++) {
         int master = !strcmp(s->what, "master");
-        if (s->flat >= 0 && (!master || s->type != p->type))
+        int kept = s->flat >= 0 && strcmp(s->what, "params");
+        if (kept && (!master || s->type != p->type))
             add_stored(c, (zr_stored){s->what, s->what, s->type, master});
     }
     for (int i = 0; i < c->nstored; i++) {

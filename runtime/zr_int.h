@@ -57,7 +57,7 @@ typedef struct zr_options {
     const char *checkpoints, *resume, *accept_change;
     int64_t save_every, keep, keep_every, resume_step; /* 0: not given */
     int64_t max_time, grace;                           /* seconds; 0: not given */
-    int64_t steps, val_every, val_tokens, sample, threads;
+    int64_t steps, val_every, val_tokens, verify_every, sample, threads;
     int64_t profile_first, profile_last; /* from 1; of --profile */
     int hash, version, help, no_graph, tune, drop_unknown;
     int mode;     /* ZR_EAGER ... from `queue` */
@@ -253,6 +253,7 @@ struct zr {
     zr_log log;
     zr_profile profile;
     zr_checkpoints checkpoints;
+    uint64_t *words; /* of what is verified; NULL: nothing is */
     zr_watch watch;
     double started, ready, first; /* zr_now() at zr_main, all arenas in place, first step */
     zr_queue queue[ZR_QUEUES];
@@ -357,6 +358,12 @@ void zr_watch_start(zr *z);
 void zr_watch_also(zr *z, void (*look)(zr *z)); /* calls this, too, from here on */
 void zr_watch_alone(zr *z); /* looks at no peer from here on, but at its clock */
 void zr_watch_stop(zr *z);
+static inline void zr_issued(zr *z, int queue,
+                             const char *what) /* what is told of where it hangs */
+{
+    atomic_store_explicit(&z->watch.what, what, memory_order_relaxed);
+    atomic_store_explicit(&z->watch.queue, queue, memory_order_relaxed);
+}
 void zr_expect(zr *z);                  /* what is waited for must be done in time */
 void zr_met(zr *z);                     /* it is */
 void zr_measure(zr *z, double seconds); /* what a step took */
@@ -402,6 +409,14 @@ void zr_push(zr *z, int queue, const zr_command *c); /* runs at once where the q
 extern const int zr_is_gpu;                          /* 0: the target has no options of GPUs */
 extern const int zr_reads_peers; /* 0: what peers have is sent, pieces to the inbox */
 void zr_epilogue(zr *z);         /* what is left to say of the target, after training */
+
+/* ---- hashes (zr_verify.c); all queues are empty */
+/* The exact hash of the masters, the same however they are split. */
+void zr_hash_weights(zr *z, uint64_t sum[2]);
+void zr_verify_open(zr *z);
+int zr_verify_due(const zr *z, int64_t steps); /* after so many steps */
+/* Logs that hash; fails where a rank has another copy of what all ranks have. */
+void zr_verify(zr *z);
 
 /* ---- --profile (zr_profile.c); all of it does nothing where it was not asked for */
 int64_t zr_profile_bytes(const zr *z); /* that a rank's notes take */
@@ -475,6 +490,7 @@ void zr_log_begin(zr *z); /* the run's record: it is sure to go on */
 void zr_log_step(zr *z, const double report[ZR_REPORT], double seconds); /* that it took */
 void zr_log_val(zr *z, int64_t step, double loss, double tokens);
 void zr_log_checkpoint(zr *z, int64_t step, double seconds);
+void zr_log_verified(zr *z, int64_t step, const uint64_t sum[2], double seconds);
 /* moved: by this rank in all steps */
 void zr_log_end(zr *z, const double report[ZR_REPORT], const int64_t moved[ZR_MOVED]);
 /* Says again what was lost; fails where that is what the run was for. */

@@ -97,11 +97,13 @@ static void take_master(zr *z)
     z->net.port = port;
 }
 
-/* Steps of one job may run side by side: each has a port of its own. */
+/* Steps of one job may run side by side: each has a port of its own. An mpirun's ranks are of
+ * several: on its own host of the job's, elsewhere of those that it has begun there. */
 static void take_slurm(zr *z, const char *list)
 {
+    int alike = !strcmp(list, "SLURM_STEP_NODELIST");
     int64_t job = zr_setting(z, "SLURM_JOB_ID", INT32_MAX);
-    int64_t step = zr_setting(z, "SLURM_STEP_ID", UINT32_MAX);
+    int64_t step = alike ? zr_setting(z, "SLURM_STEP_ID", UINT32_MAX) : 0;
     first_host(getenv(list), z->net.host, ZR_HOST_NAME);
     z->net.port = (int)(LOW + (job + STEP * step) % SPAN);
 }

@@ -345,6 +345,14 @@ void zr_log_checkpoint(zr *z, int64_t step, double seconds)
     zr_print(z, z->log.file, "{\"step\": %" PRId64 ", \"checkpoint\": %.9g}\n", step, seconds);
 }
 
+void zr_log_verified(zr *z, int64_t step, const uint64_t sum[2], double seconds)
+{
+    zr_print(z, z->log.file,
+             "{\"step\": %" PRId64 ", \"weights\": \"%016" PRIx64 "%016" PRIx64
+             "\", \"verification\": %.9g}\n",
+             step, sum[0], sum[1], seconds);
+}
+
 /* ---- summary */
 
 static void end_of_training(zr *z, const double *report, const int64_t moved[ZR_MOVED])

@@ -146,6 +146,7 @@ static void begin(zr *z)
     open_tokens(z, &z->val, z->o->val, val_samples);
     if (z->val.samples > val_samples) z->val.samples = val_samples;
     zr_checkpoint_open(z);
+    zr_verify_open(z);
     zr_log_open(z);
     zr_profile_open(z);
     begin_save(z);
@@ -262,10 +263,11 @@ static void go_on(zr *z, const double *report)
 }
 
 /* What comes between two steps; z->step are done. */
-static void between(zr *z, int validates, int saves, int64_t moved[ZR_MOVED])
+static void between(zr *z, int verifies, int validates, int saves, int64_t moved[ZR_MOVED])
 {
-    if (!validates && !saves) return;
+    if (!verifies && !validates && !saves) return;
     count_moved(z, moved, 1);
+    if (verifies) zr_verify(z); /* what is damaged is not saved */
     if (saves) zr_checkpoint_save(z);
     if (validates) validate(z, z->step);
     count_moved(z, moved, -1);
@@ -281,15 +283,16 @@ static int train(zr *z, double *report, int64_t moved[ZR_MOVED])
     count_moved(z, moved, -1);
     while (!(asked = zr_asked_to_leave(z)) && z->step < z->o->steps) {
         int last = z->step + 1 == z->o->steps, due = !last && every && (z->step + 1) % every == 0;
-        int saves = zr_checkpoint_due(z, z->step + 1);
+        int saves = zr_checkpoint_due(z, z->step + 1), verifies = zr_verify_due(z, z->step + 1);
+        int apart = last || verifies || due || saves || zr_profile_apart(z);
         zr_leave_if_stopped(z);
-        double seconds = train_step(z, report, last || due || saves || zr_profile_apart(z));
+        double seconds = train_step(z, report, apart);
         zr_log_step(z, report, seconds);
         zr_show_step(z, report);
         zr_profile_end(z);
         go_on(z, report);
         z->step++;
-        between(z, due, saves, moved);
+        between(z, verifies, due, saves, moved);
     }
     zr_drain(z);
     count_moved(z, moved, 1);
@@ -397,38 +400,11 @@ static void save(zr *z)
     atomic_store(&z->shared->saved, 1);
 }
 
-/* Where a function finds elements of a state: in its arena, or in the tile's place, to which they
- * come from the file. */
-static int64_t brought(zr *z, const zr_state *s, int64_t at, int64_t n)
-{
-    if (s->queue != ZR_STORE) return at;
-    zr_drain(z); /* what came before is read */
-    zr_copy(z, ZR_LOAD, at, z->p->brought, zr_width(s) * n);
-    zr_drain(z);
-    return z->p->brought;
-}
-
-/* Instance i of a state, all at once, of which a function knows where it begins and how much it is;
- * or, from the file, tile by tile. */
-static void hash_instance(zr *z, const zr_state *s, int64_t i, uint64_t *sum)
-{
-    int filed = s->queue == ZR_STORE;
-    int64_t tile = filed ? z->p->tile : s->n;
-    for (int64_t at = 0; at < s->n; at += tile) {
-        int64_t n = s->n - at < tile ? s->n - at : tile;
-        int64_t there = brought(z, s, s->at + i * s->stride + zr_width(s) * at, n);
-        zr_call(z, filed ? ZR_HOST : s->queue, s->hash, there, i, address(sum), s->first + at, n);
-    }
-}
-
 static void hash(zr *z)
 {
-    uint64_t sum[2] = {0};
+    uint64_t sum[2];
     if (!z->o->hash) return;
-    for (const zr_state *s = z->p->states; s < z->p->states + z->p->nstates; s++)
-        for (int64_t i = 0; s->hash && i < s->count; i++) hash_instance(z, s, i, sum);
-    zr_drain(z);
-    zr_total(z, sum);
+    zr_hash_weights(z, sum);
     zr_print(z, STDOUT_FILENO, "weights %016" PRIx64 "%016" PRIx64 "\n", sum[0], sum[1]);
 }
 

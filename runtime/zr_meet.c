@@ -121,13 +121,14 @@ static int listen_there(zr *z)
     return fd;
 }
 
-/* Room for a connection to each rank: the soft limit is 1024 in most places. */
+/* Room for a connection to each rank, and what libraries open besides: the soft limit is 1024 in
+ * most places. */
 static void raise_limit(zr *z)
 {
     struct rlimit limit;
     rlim_t need = (rlim_t)z->ranks + SPARE;
-    if (getrlimit(RLIMIT_NOFILE, &limit) || limit.rlim_cur >= need) return;
-    limit.rlim_cur = limit.rlim_max < need ? limit.rlim_max : need;
+    if (getrlimit(RLIMIT_NOFILE, &limit)) return;
+    limit.rlim_cur = limit.rlim_max;
     if (limit.rlim_cur < need || setrlimit(RLIMIT_NOFILE, &limit))
         zr_fail(z, ZR_ENVIRONMENT,
                 "rank 0 needs %" PRIu64 " open files for %d ranks; the limit is "

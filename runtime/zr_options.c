@@ -34,6 +34,8 @@ static const struct option {
     {"--val-every", "N", "and every N steps", NUMBER, AT(val_every), 1, MOST_STEPS},
     {"--val-tokens", "N", "the first N tokens of --val, in whole samples (default: all)", NUMBER,
      AT(val_tokens), 1, INT64_MAX},
+    {"--verify-every", "N", "every N steps compare what all ranks have, log the weights' hash",
+     NUMBER, AT(verify_every), 1, MOST_STEPS},
     {"--load", "DIR", "start from the weights in DIR (safetensors)", PATH, AT(load), 0, 0},
     {"--save", "DIR", "write the weights to DIR at the end", PATH, AT(save), 0, 0},
     {"--checkpoints", "DIR", "save all of the run to DIR/step-N at the end, go on from the newest",
@@ -320,8 +322,9 @@ void zr_help(zr *z, const char *program)
              "\nexit codes\n"
              "  0  done\n"
              "  2  an option or an input file is wrong\n"
-             "  3  this host will not do: memory, disk, processor or device; or stdout cannot\n"
-             "     be written, where that was asked for (--hash, --sample, --steps 0, --version)\n"
+             "  3  this host will not do: memory, disk, processor or device; --verify-every has\n"
+             "     found a copy that is not the others'; or stdout cannot be written, where that\n"
+             "     was asked for (--hash, --sample, --steps 0, --version)\n"
              "  4  ranks disagree: other sources, plan, kernels, options or data, or another\n"
              "     number in the launcher; or a command of a changed program leaves its arena\n"
              "  5  a rank died\n"

@@ -17,26 +17,31 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { SLICE_MS = 100 };
 
 /* ---- bytes */
 
+/* What a rank was told before it ended it may have told others: these speak first. */
 void zr_plane_lost(zr *z, int rank)
 {
+    const struct timespec grace = {0, 300000000};
+    nanosleep(&grace, NULL);
+    zr_leave_if_stopped(z);
     zr_fail(z, ZR_DIED, "the connection to rank %d has ended; see what that rank says", rank);
 }
 
 int zr_plane_late(const zr *z) { return z->net.until > 0 && zr_now() > z->net.until; }
 
-/* Nothing has come from a rank for a while: is another one gone? The parent tells of the wait. A
- * rank may leave when it was told the last thing, while rank 0 still tells others: then nobody
- * looks. */
+/* Nothing has come to rank 0 from a rank for a while: is another one gone? The parent tells of the
+ * wait. A rank may leave when it was told the last thing, while rank 0 still tells others: then
+ * nobody looks. */
 static void idle(zr *z, int rank, int out)
 {
-    if (out) return;
-    if (z->rank == 0) atomic_store(&z->shared->task.awaits, rank);
+    if (out || z->rank) return;
+    atomic_store(&z->shared->task.awaits, rank);
     zr_plane_look(z);
 }
 

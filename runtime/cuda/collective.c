@@ -77,6 +77,7 @@ void zr_communicators(zr *z)
     /* beside other queues ZR_MAIN adds some hundred bytes: one block, and no buffers of switches */
     ncclConfig_t small = config;
     if (zr_uses(z, ZR_GATHER) || zr_uses(z, ZR_REDUCE)) small.maxCTAs = small.nvlsCTAs = 1;
+    zr_issued(z, ZR_MAIN, "NCCL's start");
     zr_expect(z);
     if (z->rank == 0) must(z, ZR_MAIN, ncclGetUniqueId(&id), "meeting the other ranks");
     zr_tell(z, &id, sizeof id);

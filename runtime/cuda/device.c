@@ -53,7 +53,7 @@ static void tell_taken(zr *z)
     static const char *const names[] = {
         "NCCL_BUFFSIZE",          "NCCL_LL_BUFFSIZE",       "NCCL_LL128_BUFFSIZE",
         "NCCL_MAX_P2P_NCHANNELS", "NCCL_MIN_P2P_NCHANNELS", "NCCL_MIN_NCHANNELS",
-        "NCCL_MIN_CTAS",
+        "NCCL_MIN_CTAS",          "NCCL_MAX_CTAS",          "NCCL_NVLS_NCHANNELS",
     };
     for (size_t i = 0; z->rank == 0 && z->ranks > 1 && i < sizeof names / sizeof *names; i++)
         if (getenv(names[i]))

@@ -351,6 +351,7 @@ void zr_queues_stop(zr *z)
     zr_drain(z);
     drop_graphs(z);
     zr_watch_alone(z);
+    zr_issued(z, ZR_MAIN, "NCCL's end");
     zr_expect(z);
     zr_barrier(z); /* nobody takes another's end for a death */
     if (z->ranks > 1) zr_part(z);

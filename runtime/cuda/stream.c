@@ -19,8 +19,7 @@ cudaStream_t zr_on(zr *z, int queue, const char *what)
 {
     zr_target *t = z->t;
     unsigned bit = 1u << queue;
-    atomic_store_explicit(&z->watch.what, what, memory_order_relaxed);
-    atomic_store_explicit(&z->watch.queue, queue, memory_order_relaxed);
+    zr_issued(z, queue, what);
     if (t->recording) return t->stream[queue];
     if (t->behind & bit)
         zr_cuda(z, cudaStreamWaitEvent(t->stream[queue], t->played, 0), "waiting for a graph");

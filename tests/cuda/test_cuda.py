@@ -382,16 +382,21 @@ def test_a_rank_that_hangs_is_noticed(emulated, tokens) -> None:
 
 
 @pytest.mark.slow
-def test_an_end_that_hangs_is_noticed(emulated, tokens) -> None:
-    """Communicators end under the watchdog's clock."""
-    running = start(emulated, tokens, 1, ZR_TIMEOUT_S=15, ZR_EMULATE_ENDLESS=1)
+@pytest.mark.parametrize("at", ["start", "end"])
+def test_nccl_hangs_at_the(emulated, tokens, at: str) -> None:
+    """Communicators are made and end under the watchdog's clock."""
+    running = start(
+        emulated, tokens, 1, ZR_TIMEOUT_S=15, ZR_EMULATE_ENDLESS=at
+    )
     try:
         error = running.communicate(timeout=120)[1]
     finally:
         running.kill()
     assert (
         running.returncode == 7
-        and "has not ended in 15 s (ZR_TIMEOUT_S)" in error
+        and "has not ended in 15 s (ZR_TIMEOUT_S); the last that was issued "
+        f"is NCCL's {at} on queue main; look for a rank, a network"
+        in error
     ), error
 
 

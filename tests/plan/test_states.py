@@ -62,7 +62,7 @@ ROW = re.compile(
     r"(?P<type>\w+), (?P<hash>\w+)\},"
 )
 ARENAS = {"ZR_MAIN": "device", "ZR_HOST": "host", "ZR_STORE": "file"}
-WIDTHS = {"ZR_F32": 4, "ZR_BF16": 2, "ZR_I64": 8, "ZR_F64": 8}
+WIDTHS = {"ZR_F32": 4, "ZR_BF16": 2, "ZR_F16": 2, "ZR_I64": 8, "ZR_F64": 8}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +79,15 @@ class Row:
     places: tuple[
         tuple[int, int], ...
     ]  # [begin, end) of each instance in the arena
+
+    def pieces(self, ranks: int) -> list[tuple[int, int]]:
+        """[begin, end) of its part of every shard"""
+        step, size = self.shard * self.width, self.n * self.width
+        return [
+            (begin + r * step, begin + r * step + size)
+            for begin, _ in self.places
+            for r in range(ranks if self.whole else 1)
+        ]
 
 
 Values = Mapping[str, tuple[int, int]]
@@ -158,8 +167,9 @@ def test_every_state_has_its_elements_once(way: str) -> None:
     for number, f in enumerate(p.flats):
         trains = any(t.flat == f.name and not t.frozen for t in p.tensors)
         mine = [row for row in found if row.flat == number]
-        assert {row.what for row in mine} == {"master", *names * trains}
-        for what in {row.what for row in mine}:
+        kept = {row.what for row in mine} - {"params"}
+        assert kept == {"master", *names * trains}
+        for what in kept:
             end = 0
             for row in (row for row in mine if row.what == what):
                 assert (row.first, row.shard, len(row.places)) == (
@@ -172,6 +182,13 @@ def test_every_state_has_its_elements_once(way: str) -> None:
         assert all(
             (row.hash != "NULL") == (row.what == "master") for row in mine
         )
+        copies = [row for row in mine if row.what == "params"]
+        (params,) = p.stored("params", f.name)
+        own = p.stored("master", f.name) if params.whole else ()
+        assert all(row.whole for row in copies)
+        assert [(row.first, row.n) for row in copies] == [
+            (s.first, s.n) for s in own
+        ]
     control = [row for row in found if row.flat < 0]
     assert [row.what for row in control] == list(ops.CONTROL)
     assert all((row.n, row.width) == (1, 8) for row in control)
@@ -184,14 +201,16 @@ def test_every_state_lies_where_the_plan_has_it(way: str) -> None:
     p = planned("gpt-tiny", *WAYS[way])
     taken = []
     for row in rows(p):
-        taken += [(row.arena, *place) for place in row.places]
         if row.flat < 0:
             ctl = p.cls("ctl")
             ((begin, end),) = row.places
             assert row.arena == ctl.arena
             assert ctl.at <= begin < end <= ctl.at + ops.CTL
+            taken.append((row.arena, begin, end))
             continue
+        taken += [(row.arena, *piece) for piece in row.pieces(p.head.ranks)]
         what = {ops.saved(p.recipe.optimizer, s): s for s in ops.STATES}
+        what["params"] = "params"
         name = p.flats[row.flat].name
         own = [
             s for s in p.stored(what[row.what], name) if s.first == row.first

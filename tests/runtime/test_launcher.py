@@ -142,6 +142,10 @@ LAUNCHERS = {
         PROXY | OPEN_MPI,
         "rank 9 here 1 local 1 of 0 at node03:20123",
     ),
+    "Open MPI in Slurm, on a host of another step": (
+        PROXY | OPEN_MPI | {"SLURM_STEP_ID": 4294967290},
+        "rank 9 here 1 local 1 of 0 at node03:20123",
+    ),
     "Hydra on one host": (
         MPICH | {"MPI_LOCALNRANKS": 16},
         "rank 9 here 1 local 1 of 0 at 127.0.0.1:29411 own",

@@ -8,7 +8,9 @@ Peers are those of a node of at most eight GPUs: what links between nodes take i
 Rings have buffers of their own: 10 MiB a channel, by NCCL's sizes for its three protocols (4 MiB,
 4.7 and 0.5), and 32 channels at most unless blocks are bounded. NCCL connects a ring when it is
 first used: one communicator gathers, and with `reduction: fast` another reduces. That of the small
-sums has one block where others are beside it. One of exchanges alone has no rings.
+sums has one block where others are beside it. One of exchanges alone has no rings. Where NCCL takes
+a switch (NVLS) instead, its buffers are 2 MiB for each channel and GPU of a node, by its sources:
+they are not counted beside the rings, which it then does not fill.
 """
 
 from __future__ import annotations

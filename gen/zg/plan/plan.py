@@ -415,6 +415,15 @@ class Plan:
             end = s.first + s.n
         return tuple(out)
 
+    def copies(self, f: Flat) -> tuple[Store, ...]:
+        """Parameters that every rank has whole, beside masters of their own."""
+        (params,) = self.stored("params", f.name)
+        return tuple(
+            replace(params, first=s.first, n=s.n)
+            for s in self.stored("master", f.name)
+            if params.whole
+        )
+
     def kept(self, f: Flat) -> tuple[Store, ...]:
         """What a run keeps of a flat from step to step: sums are of one step, and parameters that
         have masters are made from these."""

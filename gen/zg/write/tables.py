@@ -341,12 +341,12 @@ def files(p: Plan) -> list[str]:
 
 
 def states(p: Plan) -> list[str]:
-    """zr_state rows: of each flat what is kept of it, and last the numbers that a step takes over
-    from the last one, of which every rank has the same."""
+    """zr_state rows: of each flat what is kept of it, and what every rank has a copy of; last the
+    numbers that a step takes over from the last one, of which every rank has the same."""
     rows = [
         _state(p, number, s)
         for number, f in enumerate(p.flats)
-        for s in p.kept(f)
+        for s in (*p.kept(f), *p.copies(f))
     ]
     control = [
         f'{{"{name}", CTL(0) + offsetof(zk_ctl, {name}), 0, 0, 0, 1, -1, 1, -1, ZR_MAIN, '

@@ -1,0 +1,123 @@
+/* zr_verify.c -- hashes of what a run keeps: of the weights, however they are split, and of what
+ * every rank has whole, which is compared (--verify-every).
+ *
+ * Invariants
+ *  1. Between two steps alone, all queues empty: then copies agree, and nothing that is dead is
+ *     looked at.
+ *  2. Nothing is allocated after zr_verify_open.
+ */
+#include "zr_int.h"
+#include <inttypes.h>
+#include <string.h>
+
+enum { BYTES = 65536, WORDS = BYTES / 8, LANES = 4 };
+
+/* ---- the weights */
+
+/* Where a function finds elements of a state: in its arena, or in the tile's place, to which they
+ * come from the file. */
+static int64_t brought(zr *z, const zr_state *s, int64_t at, int64_t n)
+{
+    if (s->queue != ZR_STORE) return at;
+    zr_drain(z); /* what came before is read */
+    zr_copy(z, ZR_LOAD, at, z->p->brought, zr_width(s) * n);
+    zr_drain(z);
+    return z->p->brought;
+}
+
+/* Instance i of a state, all at once, of which a function knows where it begins and how much it is;
+ * or, from the file, tile by tile. */
+static void hash_instance(zr *z, const zr_state *s, int64_t i, uint64_t *sum)
+{
+    int filed = s->queue == ZR_STORE;
+    int64_t tile = filed ? z->p->tile : s->n;
+    for (int64_t at = 0; at < s->n; at += tile) {
+        int64_t n = s->n - at < tile ? s->n - at : tile;
+        int64_t there = brought(z, s, s->at + i * s->stride + zr_width(s) * at, n);
+        zr_call(z, filed ? ZR_HOST : s->queue, s->hash, there, i, (int64_t)(intptr_t)sum,
+                s->first + at, n);
+    }
+}
+
+void zr_hash_weights(zr *z, uint64_t sum[2])
+{
+    sum[0] = sum[1] = 0;
+    for (const zr_state *s = z->p->states; s < z->p->states + z->p->nstates; s++)
+        for (int64_t i = 0; s->hash && i < s->count; i++) hash_instance(z, s, i, sum);
+    zr_drain(z);
+    zr_total(z, sum);
+}
+
+/* ---- what every rank has whole */
+
+/* Each lane takes every fourth word. A word that differs makes another lane, whatever follows. */
+static void add_words(uint64_t lane[LANES], const uint64_t *word)
+{
+    for (int i = 0; i < WORDS; i += LANES)
+        for (int l = 0; l < LANES; l++) lane[l] = (lane[l] ^ word[i + l]) * 0x9e3779b97f4a7c15;
+}
+
+static void add_bytes(zr *z, const zr_state *s, uint64_t lane[LANES], int64_t at, int64_t bytes)
+{
+    for (int64_t i = 0; i < bytes; i += BYTES) {
+        int64_t some = bytes - i < BYTES ? bytes - i : BYTES;
+        if (some < BYTES) memset(z->words, 0, BYTES);
+        zr_read(z, s->queue, z->words, at + i, some);
+        add_words(lane, z->words);
+    }
+}
+
+/* A row's elements, [first, first + n) of every shard */
+static uint64_t hash_row(zr *z, const zr_state *s)
+{
+    uint64_t lane[LANES] = {0}, sum = ZR_HASH;
+    int64_t width = zr_width(s), shards = s->shard ? z->ranks : 1;
+    for (int64_t i = 0; i < s->count; i++)
+        for (int64_t r = 0; r < shards; r++)
+            add_bytes(z, s, lane, s->at + i * s->stride + width * r * s->shard, width * s->n);
+    zr_add_hash(&sum, lane, sizeof lane);
+    return sum;
+}
+
+/* A tensor that lies there, to tell where; instance %d of it, if it has several. */
+static const char *tensor_of(const zr *z, const zr_state *s)
+{
+    for (int t = 0; t < z->p->ntensors; t++)
+        if (z->p->tensors[t].flat == s->flat) return z->p->tensors[t].name;
+    return "numbers of the step";
+}
+
+static void compare_copies(zr *z, const zr_state *s)
+{
+    uint64_t mine = hash_row(z, s), first = mine;
+    zr_tell(z, &first, sizeof first);
+    if (first == mine) return;
+    zr_fail(z, ZR_ENVIRONMENT,
+            "after step %" PRId64 " this rank's %s (%s and what lies with it) is not rank 0's "
+            "(--verify-every): a memory or a processor is at fault, here or there; go on from a "
+            "checkpoint on other hosts",
+            (int64_t)z->step, s->what, tensor_of(z, s));
+}
+
+void zr_verify_open(zr *z)
+{
+    if (z->o->verify_every) z->words = zr_get(z, WORDS, sizeof *z->words);
+}
+
+int zr_verify_due(const zr *z, int64_t steps)
+{
+    return z->o->verify_every && steps % z->o->verify_every == 0;
+}
+
+void zr_verify(zr *z)
+{
+    uint64_t sum[2];
+    double begun = zr_now();
+    zr_progress(z, "verification", NULL, 0);
+    for (const zr_state *s = z->p->states; s < z->p->states + z->p->nstates; s++)
+        if (s->over < 0 && z->ranks > 1) compare_copies(z, s);
+    zr_barrier(z); /* no rank goes on where one has failed */
+    zr_hash_weights(z, sum);
+    zr_progress(z, NULL, NULL, 0);
+    zr_log_verified(z, z->step, sum, zr_now() - begun);
+}

@@ -1,0 +1,182 @@
+"""test_verify.py -- what --verify-every says: the log has the weights' exact hash, and a copy that
+has changed on one rank ends the run before it is saved."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import compare
+import law
+import program
+import pytest
+import trainer
+
+BF16 = "train.precision=bf16"
+RANKS = ("cluster.ranks=3", "train.global_batch=12")
+THRESHOLD = "zero.stage3_param_persistence_threshold"
+HOST = "zero.offload_optimizer={device: cpu, ratio: 0.5}"
+WAYS = {
+    "one rank": (),
+    "whole": (*RANKS, "zero.stage=0"),
+    "sharded states": (*RANKS, "zero.stage=1"),
+    "host and device": (*RANKS, "zero.stage=2", HOST),
+    "sharded, some persistent": (*RANKS, "zero.stage=3", f"{THRESHOLD}=200"),
+    "in a file": (
+        *RANKS,
+        "zero.stage=3",
+        "zero.offload_optimizer={device: nvme, nvme_path: /tmp}",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tokens") / "tokens.bin"
+    trainer.write_tokens(path, law.tokens(256, 20000))
+    return path
+
+
+def made(*keys: str) -> str:
+    return trainer.generate(law.path("gpt"), "train.global_batch=12", *keys)
+
+
+def verified(log: Path) -> dict[int, str]:
+    """The weights' hashes by step"""
+    lines = map(json.loads, log.read_text().splitlines())
+    return {x["step"]: x["weights"] for x in lines if "weights" in x}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_all_ways_log_the_hashes_that_runs_end_with(
+    tokens: Path, tmp_path: Path, precision: str
+) -> None:
+    """Of some steps, by runs of as many; alike however weights are split and queues run. Nothing
+    else changes."""
+    ends, logs = {}, {}
+    for steps in (2, 4):
+        plain = law.run(
+            trainer.build(made(f"train.precision={precision}")),
+            "--data",
+            tokens,
+            "--steps",
+            steps,
+            log=tmp_path / "plain",
+        )
+        ends[steps] = plain.weights
+    for n, way in enumerate(WAYS):
+        log = tmp_path / f"{n}"
+        found = law.run(
+            trainer.build(made(f"train.precision={precision}", *WAYS[way])),
+            "--data",
+            tokens,
+            "--steps",
+            4,
+            "--verify-every",
+            2,
+            "--queue",
+            ("eager", "late", "shuffled:1")[n % 3],
+            log=log,
+        )
+        assert verified(log) == ends, way
+        assert (found.weights, found.steps) == (plain.weights, plain.steps)
+        logs[way] = log
+    first, *others = logs.values()
+    assert [compare.compare(first, other) for other in others] == (
+        [0] * len(others)
+    )
+
+
+@pytest.mark.slow
+def test_the_emulated_program_verifies(tokens: Path, tmp_path: Path) -> None:
+    keys = (BF16, "cluster.ranks=2", "zero.stage=2")
+    log = tmp_path / "log"
+    ended = law.run(
+        trainer.build(made(*keys), trainer.EMULATED),
+        "--data",
+        tokens,
+        "--steps",
+        2,
+        "--verify-every",
+        1,
+        log=log,
+    )
+    found = verified(log)
+    assert list(found) == [1, 2] and found[2] == ended.weights
+
+
+def test_nothing_is_allocated(data: Path) -> None:
+    """The program ends where memory is asked for after the first step's begin."""
+    binary = program.built()["plain"]
+    for ranks in (1, 2):
+        done = program.train(binary, data, "--verify-every", 1, RANKS=ranks)
+        assert done.code == 0, done.err
+
+
+# What is changed on rank 1, in the last bit of a byte; as which row; where it lies.
+DAMAGES = {
+    "parameters of a stage with sharded masters": (
+        (BF16, "zero.stage=1"),
+        "PARAM_BLOCK(2) + 4100",
+        r"params \(h.%d",
+    ),
+    "masters of which each rank has all": (
+        ("zero.stage=0",),
+        "PARAM_EMBED(0)",
+        r"master \(wte",
+    ),
+    "a moment of which each rank has all": (
+        ("zero.stage=0",),
+        "V_BLOCK(1) + 8",
+        r"exp_avg_sq \(h.%d",
+    ),
+    "persistent parameters": (
+        ("zero.stage=3", f"{THRESHOLD}=200"),
+        "PARAM_PERSISTENT(0)",
+        r"master \(\S*",
+    ),
+    "the steps that are counted": (
+        ("zero.stage=3",),
+        "CTL(0) + offsetof(zk_ctl, applied)",
+        r"applied \(numbers of the step",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", DAMAGES)
+def test_a_copy_that_has_changed_ends_the_run(
+    tokens: Path, tmp_path: Path, what: str
+) -> None:
+    """Before anything of that step is saved."""
+    keys, place, row = DAMAGES[what]
+    whole = made(*RANKS, *keys)
+    report = "FN(report) {"
+    assert whole.count(report) == 1
+    turn = "static int64_t n; if (++n == 3 && RANK == 1)"
+    flip = f"((char *)a)[{place}] ^= 1;"
+    binary = trainer.build(whole.replace(report, f"{report} {turn} {flip}"))
+    saved = tmp_path / "saved"
+    given = (
+        "--data",
+        tokens,
+        "--steps",
+        4,
+        "--checkpoints",
+        saved,
+        "--save-every",
+        1,
+    )
+    done = program.run(binary, *given, "--verify-every", 3)
+    assert done.code == 3, done.err
+    assert re.search(
+        rf"^rank 1: after step 3 this rank's {row}.* and what lies with it\)",
+        done.err,
+        re.M,
+    ), done.err
+    assert sorted(x.name for x in saved.glob("step-*")) == [
+        "step-00000001",
+        "step-00000002",
+    ]
