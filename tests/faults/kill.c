@@ -1,23 +1,51 @@
-/* kill.c -- a library to preload: KILL=PLACE:N kills the process at its Nth call there. PLACE is
- * collective (a rank comes to a turn, or waits for a peer), write (to a file of tensors), sync, or
- * rename (before and after: two calls). */
+/* kill.c -- a library to preload, that breaks a run off. KILL=PLACE:N kills the process at its Nth
+ * call there; PLACE is collective (a rank comes to a turn, or waits for a peer), write (to a file of
+ * tensors), sync, or rename (before and after: two calls). FAIL=PLACE:N: from the Nth on what is
+ * asked of the disk there fails, where a checkpoint is written: write (it is full), sync, rename, or
+ * folder (both read-only). SLOW=N: writes there take N us longer. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+/* The number of PLACE:N in a setting; 0: it is of another place, or not there. */
+static long turn(const char *setting, const char *place)
+{
+    const char *text = getenv(setting);
+    size_t n = strlen(place);
+    return text && !strncmp(text, place, n) && text[n] == ':' ? atol(text + n + 1) : 0;
+}
 
 static void come(const char *place)
 {
     static _Atomic long calls;
-    const char *kill_at = getenv("KILL");
-    size_t n = strlen(place);
-    if (!kill_at || strncmp(kill_at, place, n) || kill_at[n] != ':') return;
-    if (atomic_fetch_add(&calls, 1) + 1 == atol(kill_at + n + 1)) raise(SIGKILL);
+    long at = turn("KILL", place);
+    if (at && atomic_fetch_add(&calls, 1) + 1 == at) raise(SIGKILL);
+}
+
+static int fails(const char *place, int error)
+{
+    static _Atomic long calls;
+    long at = turn("FAIL", place);
+    if (!at || atomic_fetch_add(&calls, 1) + 1 < at) return 0;
+    errno = error;
+    return 1;
+}
+
+/* Is it a file of a checkpoint that is being written? */
+static int is_part(int fd)
+{
+    char link[64], path[4096] = "";
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    return readlink(link, path, sizeof path - 1) > 0 && strstr(path, "/.step-");
 }
 
 long syscall(long number, ...)
@@ -38,6 +66,10 @@ ssize_t pwrite(int fd, const void *from, size_t n, off_t at)
     static ssize_t (*real)(int, const void *, size_t, off_t);
     if (!real) real = (ssize_t (*)(int, const void *, size_t, off_t))dlsym(RTLD_NEXT, "pwrite");
     come("write");
+    if ((getenv("FAIL") || getenv("SLOW")) && is_part(fd)) {
+        if (fails("write", ENOSPC)) return -1;
+        if (getenv("SLOW")) usleep((useconds_t)atol(getenv("SLOW")));
+    }
     return real(fd, from, n, at);
 }
 
@@ -46,7 +78,7 @@ int fsync(int fd)
     static int (*real)(int);
     if (!real) real = (int (*)(int))dlsym(RTLD_NEXT, "fsync");
     come("sync");
-    return real(fd);
+    return fails("sync", EIO) ? -1 : real(fd);
 }
 
 int rename(const char *from, const char *to)
@@ -54,7 +86,15 @@ int rename(const char *from, const char *to)
     static int (*real)(const char *, const char *);
     if (!real) real = (int (*)(const char *, const char *))dlsym(RTLD_NEXT, "rename");
     come("rename");
+    if (fails("rename", EROFS)) return -1;
     int done = real(from, to);
     come("rename");
     return done;
+}
+
+int mkdir(const char *path, mode_t mode)
+{
+    static int (*real)(const char *, mode_t);
+    if (!real) real = (int (*)(const char *, mode_t))dlsym(RTLD_NEXT, "mkdir");
+    return strstr(path, "/.step-") && fails("folder", EROFS) ? -1 : real(path, mode);
 }
