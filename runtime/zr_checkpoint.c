@@ -133,8 +133,8 @@ static void look_into(zr *z)
     if (!d) zr_fail(z, ZR_USER, "--checkpoints %s: %s", z->o->checkpoints, strerror(errno));
     while ((e = readdir(d))) {
         int64_t step = step_of(e->d_name);
-        if (!strncmp(e->d_name, ".step-", 6) && !zr_path(file, z->o->checkpoints, e->d_name, why))
-            remove_checkpoint(z, file);
+        int left = !strncmp(e->d_name, ".step-", 6) || !strncmp(e->d_name, ".room-", 6);
+        if (left && !zr_path(file, z->o->checkpoints, e->d_name, why)) remove_checkpoint(z, file);
         if (step < 0 || !is_whole(z, step)) continue;
         if (step > z->checkpoints.last) z->checkpoints.last = step;
         if (!exempt(z, step)) add_kept(z, step);
@@ -166,20 +166,97 @@ static void lock_folder(zr *z)
     }
 }
 
-/* Room for all that will be kept, and one more while it is written. */
-static void check_room(zr *z)
+/* ---- room: folders .room-0 ... whose files have all their bytes; a checkpoint takes the last */
+
+/* As many as will be written before one that was there goes. */
+static int64_t rooms_wanted(const zr *z)
+{
+    int64_t more = z->o->keep + 1 - z->checkpoints.nkept;
+    return more < 1 ? 1 : more;
+}
+
+static int room_path(zr *z, char *to, int64_t i, char *why)
+{
+    char name[SHORT];
+    snprintf(name, sizeof name, ".room-%" PRId64, i);
+    return zr_path(to, z->o->checkpoints, name, why);
+}
+
+/* The files of a folder, made or as they are there, with all their room: c->fd. */
+static int open_files(zr *z, const char *folder, char *why)
 {
     zr_checkpoints *c = &z->checkpoints;
+    char file[ZR_FILE], name[SHORT];
+    for (int i = 0; i < c->nstored; i++) c->fd[i] = -1;
+    if (mkdir(folder, 0777) && (errno != EEXIST || !is_folder(folder)))
+        return zr_why(why, "%s: %s", folder, strerror(errno));
+    for (int i = 0; i < c->nstored; i++) {
+        snprintf(name, sizeof name, "%s.safetensors", c->stored[i].file);
+        if (zr_path(file, folder, name, why)) return -1;
+        c->fd[i] = zr_stored_begin(&c->header[i], file, why);
+        if (c->fd[i] < 0) return -1;
+    }
+    return 0;
+}
+
+static void close_files(zr_checkpoints *c)
+{
+    for (int i = 0; i < c->nstored; i++) {
+        if (c->fd[i] >= 0) close(c->fd[i]);
+        c->fd[i] = -1;
+    }
+}
+
+static int add_room(zr *z, char *why)
+{
+    zr_checkpoints *c = &z->checkpoints;
+    char folder[ZR_FILE];
+    if (room_path(z, folder, c->rooms, why)) return -1;
+    int bad = open_files(z, folder, why);
+    close_files(c);
+    if (bad) remove_checkpoint(z, folder);
+    else c->rooms++;
+    return bad;
+}
+
+/* A checkpoint that this run has written, and that goes, is room for another. 0, or -1 and errno */
+static int recycle(zr *z, const char *from, int64_t step)
+{
+    zr_checkpoints *c = &z->checkpoints;
+    char to[ZR_FILE], why[ZR_WHY];
+    int ours = step > c->from && c->rooms < rooms_wanted(z);
+    if (ours ? room_path(z, to, c->rooms, why) : path_of(z, to, step, ".gone", NULL, why))
+        return -1;
+    if (!is_whole(z, step) || rename(from, to)) return -1;
+    if (!ours) return remove_checkpoint(z, to);
+    c->rooms++;
+    return remove_file(to, record);
+}
+
+void zr_checkpoint_close(zr *z)
+{
+    zr_checkpoints *c = &z->checkpoints;
+    char folder[ZR_FILE], why[ZR_WHY];
+    for (; c->rooms > 0; c->rooms--)
+        if (!room_path(z, folder, c->rooms - 1, why)) remove_checkpoint(z, folder);
+}
+
+/* Room for all that will be kept, and one more while it is written. */
+static void reserve_rooms(zr *z)
+{
+    zr_checkpoints *c = &z->checkpoints;
+    char why[ZR_WHY];
     struct statvfs v;
-    int64_t more = z->o->keep + 1 - c->nkept;
-    if (more < 1) more = 1;
-    if (statvfs(z->o->checkpoints, &v)) return;
-    int64_t room = (int64_t)v.f_bavail * (int64_t)v.f_frsize;
-    if (room >= more * c->bytes) return;
-    zr_fail(z, ZR_ENVIRONMENT,
-            "--checkpoints %s: %" PRId64 " more of %" PRId64 " bytes each are to be kept, the "
-            "disk has %" PRId64 " bytes free",
-            z->o->checkpoints, more, c->bytes, room);
+    int64_t more = rooms_wanted(z);
+    int64_t room =
+        statvfs(z->o->checkpoints, &v) ? INT64_MAX : (int64_t)v.f_bavail * (int64_t)v.f_frsize;
+    if (room / more < c->bytes)
+        zr_fail(z, ZR_ENVIRONMENT,
+                "--checkpoints %s: %" PRId64 " more of %" PRId64 " bytes each are to be kept, the "
+                "disk has %" PRId64 " bytes free",
+                z->o->checkpoints, more, c->bytes, room);
+    while (c->rooms < more)
+        if (add_room(z, why)) zr_fail(z, ZR_ENVIRONMENT, "--checkpoints %s", why);
 }
 
 /* The step to go on from; 0: there is none. */
@@ -223,7 +300,7 @@ void zr_checkpoint_open(zr *z)
         lock_folder(z);
         look_into(z);
         c->from = step_to_resume(z);
-        check_room(z);
+        reserve_rooms(z);
         if (!c->kept) c->kept = zr_get(z, z->o->keep + 2, sizeof *c->kept);
     }
     zr_tell(z, &c->from, sizeof c->from);
@@ -304,30 +381,14 @@ static int all_well(zr *z, int bad)
     return sum[0] == 0;
 }
 
-static void close_all(zr_checkpoints *c)
-{
-    for (int i = 0; i < c->nstored; i++) {
-        if (c->fd[i] >= 0) close(c->fd[i]);
-        c->fd[i] = -1;
-    }
-}
-
 /* The folder under its first name, and its files with all their room. */
 static int begin_checkpoint(zr *z, char *why)
 {
     zr_checkpoints *c = &z->checkpoints;
-    char to[ZR_FILE], name[SHORT];
-    for (int i = 0; i < c->nstored; i++) c->fd[i] = -1;
-    if (path_of(z, to, z->step, ".part", NULL, why)) return -1;
-    if (mkdir(to, 0777) && (errno != EEXIST || !is_folder(to)))
-        return zr_why(why, "%s: %s", to, strerror(errno));
-    for (int i = 0; i < c->nstored; i++) {
-        snprintf(name, sizeof name, "%s.safetensors", c->stored[i].file);
-        if (path_of(z, to, z->step, ".part", name, why)) return -1;
-        c->fd[i] = zr_stored_begin(&c->header[i], to, why);
-        if (c->fd[i] < 0) return -1;
-    }
-    return 0;
+    char part[ZR_FILE], room[ZR_FILE];
+    if (path_of(z, part, z->step, ".part", NULL, why)) return -1;
+    if (c->rooms && !room_path(z, room, c->rooms - 1, why) && !rename(room, part)) c->rooms--;
+    return open_files(z, part, why);
 }
 
 static int write_states(zr *z, char *why)
@@ -376,16 +437,20 @@ static int finish_checkpoint(zr *z, char *why)
 static void prune(zr *z)
 {
     zr_checkpoints *c = &z->checkpoints;
-    char why[ZR_WHY], from[ZR_FILE], to[ZR_FILE];
+    char why[ZR_WHY], from[ZR_FILE];
     if (!exempt(z, z->step)) c->kept[c->nkept++] = z->step;
     while (c->nkept > z->o->keep) {
         int64_t step = c->kept[0];
         memmove(c->kept, c->kept + 1, (size_t)--c->nkept * sizeof *c->kept);
-        if (path_of(z, from, step, NULL, NULL, why) || path_of(z, to, step, ".gone", NULL, why) ||
-            !is_whole(z, step) || rename(from, to) || remove_checkpoint(z, to))
+        if (path_of(z, from, step, NULL, NULL, why) || recycle(z, from, step))
             zr_print(z, STDERR_FILENO, "checkpoint of step %" PRId64 ": cannot be removed: %s\n",
                      step, strerror(errno));
     }
+    while (c->rooms < rooms_wanted(z))
+        if (add_room(z, why)) {
+            zr_print(z, STDERR_FILENO, "no room is kept for the next checkpoint: %s\n", why);
+            break;
+        }
 }
 
 static void add_sums(zr *z)
@@ -419,7 +484,7 @@ static int save_all(zr *z)
     if (well) well = all_well(z, write_states(z, why));
     if (well) add_sums(z);
     if (well) well = all_well(z, z->rank == 0 && finish_checkpoint(z, why));
-    if (z->rank == 0) close_all(c);
+    if (z->rank == 0) close_files(c);
     if (!well) {
         give_up(z, why);
         return 0;

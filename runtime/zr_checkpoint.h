@@ -28,6 +28,8 @@ int zr_run_read(zr *z, const char *file, zr_past *to, char *why);
 /* Locks the folder, clears away what is unfinished, finds where to go on; fails where there is no
  * room for all that will be kept. */
 void zr_checkpoint_open(zr *z);
+/* Gives back the room that was held for further ones. */
+void zr_checkpoint_close(zr *z);
 /* All states of the checkpoint that the run goes on from; z->step and all that is counted. */
 void zr_checkpoint_load(zr *z);
 /* A checkpoint of z->step steps, unless there is one. All queues are empty. What goes wrong is said

@@ -17,8 +17,8 @@ int zr_why(char *why, const char *format, ...) __attribute__((format(printf, 2, 
 /* Exactly n bytes at file offset `at`; 0, or -1 and errno (ENODATA: the file ends before). */
 int zr_read_at(int fd, void *to, int64_t n, int64_t at);
 int zr_write_at(int fd, const void *from, int64_t n, int64_t at);
-/* Room for `size` bytes, now. What cannot fit is not tried: that would fill the disk for a moment.
- * Some file systems cannot reserve. */
+/* The file has `size` bytes, and room for them, now. What cannot fit is not tried: that would fill
+ * the disk for a moment. Some file systems cannot reserve. */
 int zr_reserve(int fd, int64_t size, const char *file, char *why);
 /* FNV-1a, from ZR_HASH on: to tell whether things are alike, not for weights */
 #define ZR_HASH 0xcbf29ce484222325
@@ -82,7 +82,8 @@ typedef struct zr_chunk zr_chunk; /* elements on their way */
 zr_chunk *zr_chunk_new(void);     /* for free(); NULL: no memory */
 
 int zr_stored_open(zr_header *h, const zr_program *p, const zr_stored *f); /* -1: no memory */
-/* A new file with the header and all its room; its descriptor, which holds a lock, or -1. */
+/* A file, new or as it is there, with the header and all its room; its descriptor, which holds a
+ * lock, or -1. */
 int zr_stored_begin(const zr_header *h, const char *file, char *why);
 /* This rank's part of it, safe on the disk. sums[tensors], or NULL: what this rank's elements add
  * to the tensors' checksums. */

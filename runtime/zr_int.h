@@ -214,6 +214,7 @@ typedef struct zr_run { /* run.json */
 typedef struct zr_checkpoints {
     int64_t from, last;          /* the step that the run goes on from; of the newest, -1: none */
     int64_t *kept, nkept;        /* rank 0: those that may go, from the oldest on */
+    int64_t rooms;               /* rank 0: folders that hold room for the next ones */
     zr_stored stored[ZR_STORED]; /* the files of each */
     zr_header header[ZR_STORED];
     int fd[ZR_STORED]; /* rank 0: while they are written */

@@ -415,8 +415,11 @@ static void run_rank(zr *z)
     begin(z);
     int leaves = train(z, report, moved);
     if (leaves) save_and_leave(z);
-    else save(z); /* before anything that may fail or be interrupted */
-    if (!leaves) validate(z, z->o->steps);
+    zr_checkpoint_close(z);
+    if (!leaves) {
+        save(z); /* before anything that may fail or be interrupted */
+        validate(z, z->o->steps);
+    }
     zr_log_end(z, report, moved);
     zr_epilogue(z);
     if (z->rank == 0) gemms(z, ZR_END);

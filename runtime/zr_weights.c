@@ -185,8 +185,7 @@ int zr_stored_open(zr_header *h, const zr_program *p, const zr_stored *f)
 
 int zr_stored_begin(const zr_header *h, const char *file, char *why)
 {
-    if (zr_save_clear(file, why)) return -1;
-    int fd = open(file, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    int fd = open(file, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (fd < 0) return zr_why(why, "%s: %s", file, strerror(errno));
     int bad = zr_lock(fd, file, why) || zr_reserve(fd, h->n + h->data, file, why);
     if (!bad && zr_write_at(fd, h->text, h->n, 0))
@@ -204,9 +203,10 @@ int zr_save_begin(const zr_program *p, const char *dir, char *why)
     if (zr_make_dir(dir, why) || zr_save_temp(file, dir, why)) return -1;
     if (zr_stored_open(&h, p, &zr_masters))
         return zr_why(why, "%s: no memory for its header", file);
-    int fd = zr_stored_begin(&h, file, why); /* it stays open: the lock goes with the process */
+    /* it stays open: the lock goes with the process */
+    int bad = zr_save_clear(file, why) || zr_stored_begin(&h, file, why) < 0;
     free(h.text);
-    return fd < 0 ? -1 : 0;
+    return bad ? -1 : 0;
 }
 
 /* A piece of a state to the file of its tensor, whose data begin at `at`. sum: see sum_of. */

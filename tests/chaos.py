@@ -70,8 +70,7 @@ class Chaos:
                     *more,
                 )
             self.programs.append(trainer.build(source))
-        made = ["gcc", "-shared", "-fPIC", "-o", str(self.folder / "kill.so")]
-        subprocess.run([*made, TESTS / "faults" / "kill.c"], check=True)
+        program.chaos_library(self.folder)
         with self.running(self.programs[0]) as run:
             self.want = self.weights(run.communicate(timeout=LIMIT)[0])
         shutil.rmtree(self.checkpoints)
@@ -164,7 +163,7 @@ def at(
 
     def fault(c: Chaos, binary: pathlib.Path) -> Ended:
         n = int(places[place] ** c.rnd.random())
-        library = {"LD_PRELOAD": c.folder / "kill.so"}
+        library = {"LD_PRELOAD": c.folder / "chaos.so"}
         with c.running(binary, **library, **{what: f"{place}:{n}"}) as run:
             return c.wait(run)
 
@@ -173,7 +172,7 @@ def at(
 
 def slow(c: Chaos, binary: pathlib.Path) -> Ended:
     """A slow disk, and killed where it may well be writing."""
-    library = {"LD_PRELOAD": c.folder / "kill.so"}
+    library = {"LD_PRELOAD": c.folder / "chaos.so"}
     with c.running(binary, **library, SLOW=c.rnd.choice([100, 3000])) as run:
         time.sleep(c.rnd.uniform(0.1, 2))
         os.killpg(run.pid, signal.SIGKILL)

@@ -305,26 +305,12 @@ def gone(pids: list[int]) -> bool:
     return False
 
 
-# ---- a slow disk
-
-SLOW = """
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <stdlib.h>
-#include <unistd.h>
-ssize_t pwrite(int fd, const void *from, size_t n, off_t at)
-{
-    ssize_t (*real)(int, const void *, size_t, off_t);
-    *(void **)&real = dlsym(RTLD_NEXT, "pwrite");
-    usleep(atoi(getenv("SLOW_US")));
-    return real(fd, from, n, at);
-}
-"""
+# ---- trouble
 
 
-def slow_writes(folder: Path) -> Path:
-    """A library, for LD_PRELOAD: each write to a file of tensors takes SLOW_US longer."""
-    library = folder / "slow.so"
-    made = ["gcc", "-shared", "-fPIC", "-xc", "-", "-o", str(library)]
-    subprocess.run(made, input=SLOW, text=True, check=True)
+def chaos_library(folder: Path) -> Path:
+    """faults/chaos.c, for LD_PRELOAD: kills, a disk that fails or is slow."""
+    library = folder / "chaos.so"
+    made = ["gcc", "-shared", "-fPIC", "-o", str(library)]
+    subprocess.run([*made, ROOT / "tests/faults/chaos.c"], check=True)
     return library

@@ -62,8 +62,8 @@ def run(
 
 
 @pytest.fixture(scope="module")
-def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return program.slow_writes(tmp_path_factory.mktemp("slow"))
+def chaos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return program.chaos_library(tmp_path_factory.mktemp("chaos"))
 
 
 @pytest.fixture
@@ -117,6 +117,44 @@ def tensors(path: Path) -> dict[str, str]:
             name: f.get_slice(name).get_dtype()
             for name in f.keys()  # noqa: SIM118
         }
+
+
+# ---- room
+
+
+@pytest.mark.parametrize("keep,every", [(1, 0), (3, 0), (2, 4)])
+def test_room_is_held_from_the_start_on(
+    data: Path, chaos: Path, keep: int, every: int
+) -> None:
+    """For as many as stay and one more: a disk that others fill costs no checkpoint but those that
+    are kept beside. At the end no more is held."""
+    asked = 3 * (keep + 1)  # three files each
+    options = ["--save-every", 1, "--keep", keep]
+    options += ["--keep-every", every] * (every > 0)
+    done = program.run(
+        *arguments(data, 9, *options),
+        LD_PRELOAD=chaos,
+        FAIL=f"room:{asked + 1}",
+    )
+    assert done.code == 0, done.err
+    told = re.findall(r"^no room is kept for the next .*$", done.err, re.M)
+    lost = re.findall(r"^no checkpoint of step (\d+)", done.err, re.M)
+    if every:  # the fourth takes the room that was held for the fifth
+        assert len(told) >= 1 and lost == ["5", "6", "7", "8", "9"], done.err
+        assert steps(data) == [2, 3, 4]
+    else:
+        assert not told and not lost, done.err
+        assert steps(data) == list(range(10 - keep, 10))
+
+
+def test_there_is_no_room_at_the_start(data: Path, chaos: Path) -> None:
+    done = program.run(
+        *arguments(data, 2, "--keep", 2), LD_PRELOAD=chaos, FAIL="room:5"
+    )
+    assert done.code == 3
+    assert re.search(r"^rank 0: --checkpoints .*bytes are needed", done.err)
+    assert there(data) == []
+    assert run(data, 1).code == 0 and steps(data) == [1]
 
 
 # ---- what is there
@@ -631,7 +669,7 @@ def test_a_step_that_outlasts_the_grace(
 @pytest.mark.slow
 @pytest.mark.parametrize("last", [LONG, 2])
 def test_a_checkpoint_that_outlasts_the_grace(
-    data: Path, last: int, slow: Path, start: Start
+    data: Path, last: int, chaos: Path, start: Start
 ) -> None:
     """A signal comes while one is written, which is given up; without --grace it is awaited. A run
     is not at its end without the last."""
@@ -641,8 +679,8 @@ def test_a_checkpoint_that_outlasts_the_grace(
     def told_while_it_writes(code: int, *options: object) -> str:
         running = start(
             *arguments(data, last, "--save-every", 1, *options),
-            LD_PRELOAD=slow,
-            SLOW_US=40000,
+            LD_PRELOAD=chaos,
+            SLOW=40000,
         )
         until = time.monotonic() + LIMIT
         while not part.exists():

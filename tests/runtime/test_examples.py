@@ -355,8 +355,8 @@ def test_one_launched_ranks_grace_is_all_ranks(
     home: Path, start: Start
 ) -> None:
     """Rank 1 has the signal; rank 0, whose disk is slow, gives the checkpoint up, and both leave."""
-    library = program.slow_writes(home)
-    slow = {"LD_PRELOAD": library, "SLOW_US": 100000}
+    library = program.chaos_library(home)
+    slow = {"LD_PRELOAD": library, "SLOW": 100000}
     running = launched(start, home, "--grace", "1s", **slow)
     wait_for_step(home, 2)
     running[1].terminate()

@@ -1,11 +1,13 @@
-/* kill.c -- a library to preload, that breaks a run off. KILL=PLACE:N kills the process at its Nth
+/* chaos.c -- a library to preload, that breaks a run off. KILL=PLACE:N kills the process at its Nth
  * call there; PLACE is collective (a rank comes to a turn, or waits for a peer), write (to a file of
  * tensors), sync, or rename (before and after: two calls). FAIL=PLACE:N: from the Nth on what is
- * asked of the disk there fails, where a checkpoint is written: write (it is full), sync, rename, or
- * folder (both read-only). SLOW=N: writes there take N us longer. */
+ * asked of the disk there fails, where a checkpoint is written: write (it is full), room (it
+ * has none to reserve), sync, rename, or folder (both read-only). SLOW=N: writes there take N us
+ * longer. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -71,6 +73,13 @@ ssize_t pwrite(int fd, const void *from, size_t n, off_t at)
         if (getenv("SLOW")) usleep((useconds_t)atol(getenv("SLOW")));
     }
     return real(fd, from, n, at);
+}
+
+int fallocate(int fd, int mode, off_t at, off_t n)
+{
+    static int (*real)(int, int, off_t, off_t);
+    if (!real) real = (int (*)(int, int, off_t, off_t))dlsym(RTLD_NEXT, "fallocate");
+    return fails("room", ENOSPC) ? -1 : real(fd, mode, at, n);
 }
 
 int fsync(int fd)
