@@ -25,6 +25,7 @@ TIMES = {
     "tokens_per_second",
     "share_of_peak",
     "checkpoint",
+    "pause",
     "verification",
 }
 STEP = "[0-9]{1,18}"

@@ -46,9 +46,9 @@ void zr_call_n(zr *z, int queue, zr_fn *fn, const char *name, int n, const int64
 #define zr_call(z, queue, fn, ...)                                                                 \
     zr_call_n(z, queue, fn, #fn, (int)(sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t)),  \
               (const int64_t[]){__VA_ARGS__})
-/* The steps that issue(z) issues on all queues, the same whenever it is called. A GPU records them
- * as graph `graph` and plays the record from then on: a wait for what was recorded before issue is
- * none, as graphs run one after the other. A program with ZR_HOST is issued anew there, too. */
+/* The steps that issue(z) issues on all queues, the same whenever it is called; of a training step
+ * ZR_UPDATE alone changes states. A GPU records them as graph `graph`, which it plays from then on:
+ * a wait for what came before issue is none. A program with ZR_HOST is issued anew there, too. */
 void zr_replay(zr *z, int graph, void (*issue)(zr *z));
 /* Around operands, zr_copy's from, zr_done's at: their slot is dead behind it; tests poison it */
 #define zr_last(at) ((at) + (INT64_C(1) << 62))

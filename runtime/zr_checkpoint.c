@@ -237,6 +237,7 @@ void zr_checkpoint_close(zr *z)
 {
     zr_checkpoints *c = &z->checkpoints;
     char folder[ZR_FILE], why[ZR_WHY];
+    zr_writer_stop(z);
     for (; c->rooms > 0; c->rooms--)
         if (!room_path(z, folder, c->rooms - 1, why)) remove_checkpoint(z, folder);
 }
@@ -303,6 +304,7 @@ void zr_checkpoint_open(zr *z)
         reserve_rooms(z);
         if (!c->kept) c->kept = zr_get(z, z->o->keep + 2, sizeof *c->kept);
     }
+    if (z->o->save_every && !zr_is_gpu && !z->p->filed) zr_writer_start(z);
     zr_tell(z, &c->from, sizeof c->from);
     if (z->o->profile && z->o->profile_first <= c->from)
         zr_fail(z, ZR_USER,
@@ -386,7 +388,7 @@ static int begin_checkpoint(zr *z, char *why)
 {
     zr_checkpoints *c = &z->checkpoints;
     char part[ZR_FILE], room[ZR_FILE];
-    if (path_of(z, part, z->step, ".part", NULL, why)) return -1;
+    if (path_of(z, part, c->at, ".part", NULL, why)) return -1;
     if (c->rooms && !room_path(z, room, c->rooms - 1, why) && !rename(room, part)) c->rooms--;
     return open_files(z, part, why);
 }
@@ -399,7 +401,7 @@ static int write_states(zr *z, char *why)
     memset(c->sums, 0, (size_t)c->tensors * sizeof *c->sums);
     for (int i = 0; i < c->nstored; i++) {
         snprintf(name, sizeof name, "%s.safetensors", c->stored[i].file);
-        if (path_of(z, file, z->step, ".part", name, why) ||
+        if (path_of(z, file, c->at, ".part", name, why) ||
             zr_stored_write(z, z->p, &c->stored[i], &c->header[i], z->rank, file, c->chunk, sums,
                             why))
             return -1;
@@ -421,12 +423,11 @@ static int finish_checkpoint(zr *z, char *why)
 {
     zr_checkpoints *c = &z->checkpoints;
     char part[ZR_FILE], file[ZR_FILE], whole[ZR_FILE];
-    if (path_of(z, part, z->step, ".part", NULL, why) ||
-        path_of(z, file, z->step, ".part", record, why) ||
-        path_of(z, whole, z->step, NULL, NULL, why))
+    if (path_of(z, part, c->at, ".part", NULL, why) ||
+        path_of(z, file, c->at, ".part", record, why) || path_of(z, whole, c->at, NULL, NULL, why))
         return -1;
     int fd = open(file, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    int bad = fd < 0 || zr_run_write(z, &c->record, c->sums, c->tensors, fd) || fsync(fd);
+    int bad = fd < 0 || zr_run_write(&c->record, c->sums, c->tensors, fd) || fsync(fd);
     if (fd >= 0 && close(fd)) bad = 1;
     if (bad || sync_folder(part) || rename(part, whole) || sync_folder(z->o->checkpoints))
         return zr_why(why, "%s: %s", whole, strerror(errno));
@@ -438,7 +439,7 @@ static void prune(zr *z)
 {
     zr_checkpoints *c = &z->checkpoints;
     char why[ZR_WHY], from[ZR_FILE];
-    if (!exempt(z, z->step)) c->kept[c->nkept++] = z->step;
+    if (!exempt(z, c->at)) c->kept[c->nkept++] = c->at;
     while (c->nkept > z->o->keep) {
         int64_t step = c->kept[0];
         memmove(c->kept, c->kept + 1, (size_t)--c->nkept * sizeof *c->kept);
@@ -467,21 +468,24 @@ static void add_sums(zr *z)
 /* What rank 0 has begun and cannot end goes. */
 static void give_up(zr *z, const char *why)
 {
+    zr_checkpoints *c = &z->checkpoints;
     char part[ZR_FILE], other[ZR_WHY];
     if (z->rank) return;
-    zr_print(z, STDERR_FILENO, "no checkpoint of step %" PRId64 ": %s\n", z->step,
-             z->checkpoints.late ? "the time of --grace has passed"
-             : *why              ? why
-                                 : "another rank could not write its part");
-    if (!path_of(z, part, z->step, ".part", NULL, other)) remove_checkpoint(z, part);
+    zr_print(z, STDERR_FILENO, "no checkpoint of step %" PRId64 ": %s\n", c->at,
+             c->late ? "the time of --grace has passed"
+             : atomic_load(&z->writer.stop)
+                 ? "the next update has waited for it too long (ZR_SAVE_S)"
+             : *why ? why
+                    : "another rank could not write its part");
+    if (!path_of(z, part, c->at, ".part", NULL, other)) remove_checkpoint(z, part);
 }
 
-static int save_all(zr *z)
+/* What all ranks have written gets its sums and its name. well: so far on all ranks; bad: not on
+ * this one. */
+static int end_saving(zr *z, int well, int bad, char *why)
 {
     zr_checkpoints *c = &z->checkpoints;
-    char why[ZR_WHY] = "";
-    int well = all_well(z, z->rank == 0 && begin_checkpoint(z, why));
-    if (well) well = all_well(z, write_states(z, why));
+    if (well) well = all_well(z, bad);
     if (well) add_sums(z);
     if (well) well = all_well(z, z->rank == 0 && finish_checkpoint(z, why));
     if (z->rank == 0) close_files(c);
@@ -489,24 +493,65 @@ static int save_all(zr *z)
         give_up(z, why);
         return 0;
     }
-    c->last = z->step;
+    c->last = c->at;
     if (z->rank == 0) prune(z);
     return 1;
 }
 
-int zr_checkpoint_save(zr *z)
+/* Training has stood still since `begun`; returns the seconds. */
+static double paused(zr_checkpoints *c, double begun)
+{
+    double seconds = zr_now() - begun;
+    c->pause += seconds;
+    c->saving += seconds;
+    return seconds;
+}
+
+/* It took `whole` seconds but for those since `begun`. */
+static void told_end(zr *z, int well, double begun, double whole)
 {
     zr_checkpoints *c = &z->checkpoints;
+    zr_progress(z, NULL, NULL, 0);
+    whole += paused(c, begun);
+    if (whole > c->save) c->save = whole;
+    if (well) zr_log_checkpoint(z, c->at, whole, c->pause + c->waited);
+}
+
+int zr_checkpoint_save(zr *z, int beside)
+{
+    zr_checkpoints *c = &z->checkpoints;
+    char why[ZR_WHY] = "";
     if (!z->o->checkpoints || c->late) return 0;
     if (c->last == z->step) return 1;
-    double begun = zr_now();
+    c->begun = zr_now();
     zr_progress(z, "checkpoint", "tensor", c->tensors);
-    int well = save_all(z);
-    zr_progress(z, NULL, NULL, 0);
-    c->saving = zr_now() - begun;
-    if (c->saving > c->save) c->save = c->saving;
-    if (well) zr_log_checkpoint(z, z->step, c->saving);
+    c->at = z->step;
+    c->pause = c->waited = 0;
+    zr_run_note(z, &c->record);
+    int well = all_well(z, z->rank == 0 && begin_checkpoint(z, why));
+    c->beside = well && beside && z->writer.there;
+    if (c->beside) {
+        zr_progress(z, NULL, NULL, 0);
+        zr_writer_begin(z, write_states);
+        paused(c, c->begun);
+        return 1;
+    }
+    atomic_store(&z->writer.stop, 0);
+    well = end_saving(z, well, well && write_states(z, why), why);
+    told_end(z, well, c->begun, 0);
     return well;
+}
+
+void zr_checkpoint_end(zr *z)
+{
+    zr_checkpoints *c = &z->checkpoints;
+    if (!c->beside) return;
+    double begun = zr_now();
+    zr_progress(z, "checkpoint", NULL, 0);
+    zr_writer_wait(z);
+    c->beside = 0;
+    int well = end_saving(z, 1, z->writer.bad, z->writer.why);
+    told_end(z, well, begun, z->writer.ended - c->begun);
 }
 
 int zr_checkpoint_due(const zr *z, int64_t steps)

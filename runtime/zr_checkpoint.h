@@ -3,7 +3,8 @@
  * Invariants
  *  1. A folder that bears its final name is whole and on the disk. The newest one is found by its
  *     name; what begins with a dot is unfinished, or on its way out.
- *  2. A folder is removed when a newer one is durable, and only if it has a run.json.
+ *  2. A folder is removed when a newer one is durable, and only if it has a run.json; or it becomes
+ *     room for another.
  *  3. Every rank goes the same way through these functions. Between the first step and the last
  *     they allocate nothing.
  */
@@ -20,8 +21,10 @@ typedef struct zr_past {
 
 /* Lays out run.json; c->record.text from then on. */
 void zr_run_open(zr *z, zr_run *r, int64_t sums);
-/* To a file; 0, or -1 and errno. sums[n]: over all ranks */
-int zr_run_write(zr *z, zr_run *r, const uint64_t *sums, int64_t n, int fd);
+/* Takes down the numbers of a run as they are now. */
+void zr_run_note(zr *z, zr_run *r);
+/* These to a file; 0, or -1 and errno. sums[n]: over all ranks */
+int zr_run_write(zr_run *r, const uint64_t *sums, int64_t n, int fd);
 /* 0; -1 and why: it cannot be read; 1 and why: it is of another recipe, or of other data. */
 int zr_run_read(zr *z, const char *file, zr_past *to, char *why);
 
@@ -33,8 +36,10 @@ void zr_checkpoint_close(zr *z);
 /* All states of the checkpoint that the run goes on from; z->step and all that is counted. */
 void zr_checkpoint_load(zr *z);
 /* A checkpoint of z->step steps, unless there is one. All queues are empty. What goes wrong is said
- * and ends only this checkpoint. Returns whether it is there. */
-int zr_checkpoint_save(zr *z);
+ * and ends only this checkpoint. Returns whether it is there; beside: where it can be, it is begun,
+ * written beside the next step, and to be ended then. */
+int zr_checkpoint_save(zr *z, int beside);
+void zr_checkpoint_end(zr *z);                     /* of one that was begun, if there is any */
 int zr_checkpoint_due(const zr *z, int64_t steps); /* behind so many steps? */
 /* Has anyone been asked to leave? All ranks have the same answer. */
 int zr_asked_to_leave(zr *z);

@@ -17,6 +17,8 @@ int zr_wrote(zr *z, int fd, int64_t bytes)
 {
     zr_checkpoints *c = &z->checkpoints;
     c->unsynced += bytes;
+    errno = ECANCELED;
+    if (atomic_load(&z->writer.stop)) return -1;
     if (!z->o->grace || !atomic_load(&z->shared->asked)) return 0;
     if (c->unsynced > SYNCED) {
         c->unsynced = 0;

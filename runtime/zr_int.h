@@ -213,6 +213,8 @@ typedef struct zr_run { /* run.json */
 
 typedef struct zr_checkpoints {
     int64_t from, last;          /* the step that the run goes on from; of the newest, -1: none */
+    int64_t at;                  /* the step of the one that is written */
+    int beside;                  /* it is, beside the next step */
     int64_t *kept, nkept;        /* rank 0: those that may go, from the oldest on */
     int64_t rooms;               /* rank 0: folders that hold room for the next ones */
     zr_stored stored[ZR_STORED]; /* the files of each */
@@ -223,13 +225,27 @@ typedef struct zr_checkpoints {
     uint64_t *sums;         /* [tensors] */
     zr_chunk *chunk;
     zr_run record;
-    char data[ZR_TOLD]; /* what --data holds */
-    int late;           /* the time to save in has passed (--grace): alike on all ranks */
-    int64_t unsynced;   /* bytes of this rank that may not be on the disk */
-    double turned;      /* zr_now() between the last two steps; 0: there was none yet */
-    double saving;      /* seconds of checkpoints since then */
-    double turn, save;  /* the longest so far: from one step to the next but for these; of these */
+    char data[ZR_TOLD];  /* what --data holds */
+    int late;            /* the time to save in has passed (--grace): alike on all ranks */
+    int64_t unsynced;    /* bytes of this rank that may not be on the disk */
+    double turned;       /* zr_now() between the last two steps; 0: there was none yet */
+    double saving;       /* seconds that training stood still for checkpoints since then */
+    double begun, pause; /* zr_now(), and such seconds, of the one that is written */
+    double waited;       /* that an update has waited for it */
+    double turn, save;   /* the longest so far: from one step to the next but for these; of these */
 } zr_checkpoints;
+
+/* ---- what writes beside a step (zr_writer.c) */
+typedef struct zr_writer {
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t moved;
+    int (*work)(zr *z, char *why);
+    int there, busy, quit, bad; /* bad: what work returned last */
+    _Atomic int stop;           /* nobody waits for it any longer */
+    double patience, ended;     /* seconds that it is waited for; zr_now() when work ended last */
+    char why[ZR_WHY];
+} zr_writer;
 
 /* ---- one rank */
 typedef struct zr_target zr_target; /* what a target keeps: cpu/cpu.h, cuda/cuda.h */
@@ -255,6 +271,7 @@ struct zr {
     zr_profile profile;
     zr_checkpoints checkpoints;
     uint64_t *words; /* of what is verified; NULL: nothing is */
+    zr_writer writer;
     zr_watch watch;
     double started, ready, first; /* zr_now() at zr_main, all arenas in place, first step */
     zr_queue queue[ZR_QUEUES];
@@ -411,6 +428,12 @@ extern const int zr_is_gpu;                          /* 0: the target has no opt
 extern const int zr_reads_peers; /* 0: what peers have is sent, pieces to the inbox */
 void zr_epilogue(zr *z);         /* what is left to say of the target, after training */
 
+/* ---- beside a step (zr_writer.c); nothing where there is no writer */
+void zr_writer_start(zr *z);
+void zr_writer_stop(zr *z);
+void zr_writer_begin(zr *z, int (*work)(zr *z, char *why)); /* on its own thread */
+double zr_writer_wait(zr *z); /* until it is done, or given up; the seconds that took */
+
 /* ---- hashes (zr_verify.c); all queues are empty */
 /* The exact hash of the masters, the same however they are split. */
 void zr_hash_weights(zr *z, uint64_t sum[2]);
@@ -490,7 +513,8 @@ void zr_log_open(zr *z);  /* fails where the log is another's: input, or a run's
 void zr_log_begin(zr *z); /* the run's record: it is sure to go on */
 void zr_log_step(zr *z, const double report[ZR_REPORT], double seconds); /* that it took */
 void zr_log_val(zr *z, int64_t step, double loss, double tokens);
-void zr_log_checkpoint(zr *z, int64_t step, double seconds);
+/* seconds from its begin to its end; that training stood still for it */
+void zr_log_checkpoint(zr *z, int64_t step, double seconds, double pause);
 void zr_log_verified(zr *z, int64_t step, const uint64_t sum[2], double seconds);
 /* moved: by this rank in all steps */
 void zr_log_end(zr *z, const double report[ZR_REPORT], const int64_t moved[ZR_MOVED]);

@@ -340,9 +340,10 @@ void zr_log_val(zr *z, int64_t step, double loss, double tokens)
     else zr_print(z, STDOUT_FILENO, "val loss none: %s has no target\n", z->o->val);
 }
 
-void zr_log_checkpoint(zr *z, int64_t step, double seconds)
+void zr_log_checkpoint(zr *z, int64_t step, double seconds, double pause)
 {
-    zr_print(z, z->log.file, "{\"step\": %" PRId64 ", \"checkpoint\": %.9g}\n", step, seconds);
+    zr_print(z, z->log.file, "{\"step\": %" PRId64 ", \"checkpoint\": %.9g, \"pause\": %.9g}\n",
+             step, seconds, pause);
 }
 
 void zr_log_verified(zr *z, int64_t step, const uint64_t sum[2], double seconds)

@@ -263,12 +263,14 @@ static void go_on(zr *z, const double *report)
 }
 
 /* What comes between two steps; z->step are done. */
-static void between(zr *z, int verifies, int validates, int saves, int64_t moved[ZR_MOVED])
+/* last: of all */
+static void between(zr *z, int last, int verifies, int validates, int saves,
+                    int64_t moved[ZR_MOVED])
 {
     if (!verifies && !validates && !saves) return;
     count_moved(z, moved, 1);
     if (verifies) zr_verify(z); /* what is damaged is not saved */
-    if (saves) zr_checkpoint_save(z);
+    if (saves) zr_checkpoint_save(z, !last);
     if (validates) validate(z, z->step);
     count_moved(z, moved, -1);
 }
@@ -287,13 +289,15 @@ static int train(zr *z, double *report, int64_t moved[ZR_MOVED])
         int apart = last || verifies || due || saves || zr_profile_apart(z);
         zr_leave_if_stopped(z);
         double seconds = train_step(z, report, apart);
+        zr_checkpoint_end(z);
         zr_log_step(z, report, seconds);
         zr_show_step(z, report);
         zr_profile_end(z);
         go_on(z, report);
         z->step++;
-        between(z, verifies, due, saves, moved);
+        between(z, last, verifies, due, saves, moved);
     }
+    zr_checkpoint_end(z);
     zr_drain(z);
     count_moved(z, moved, 1);
     return asked && (z->step < z->o->steps || z->checkpoints.late);
@@ -304,7 +308,7 @@ static void save_and_leave(zr *z)
 {
     zr_checkpoints *c = &z->checkpoints;
     int is_new = z->step > c->from;
-    if (is_new && !zr_checkpoint_save(z) && !c->late)
+    if (is_new && !zr_checkpoint_save(z, 0) && !c->late)
         zr_fail(z, ZR_ENVIRONMENT, "asked to leave, the run could not save its checkpoint");
     const char *saved = c->late  ? "which is not saved"
                         : is_new ? "its checkpoint is saved"

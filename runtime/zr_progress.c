@@ -77,9 +77,14 @@ void zr_progress(zr *z, const char *what, const char *unit, int64_t parts)
     atomic_store(&t->what, what);
 }
 
+static _Thread_local int beside; /* this thread's work is not what rank 0 is at */
+
+void zr_progress_beside(void) { beside = 1; }
+
 void zr_progress_next(zr *z)
 {
-    if (z->rank == 0) atomic_fetch_add_explicit(&z->shared->task.part, 1, memory_order_relaxed);
+    if (z->rank == 0 && !beside)
+        atomic_fetch_add_explicit(&z->shared->task.part, 1, memory_order_relaxed);
 }
 
 /* ---- the time that is left */

@@ -126,7 +126,7 @@ static void set_number(zr_run *r, int64_t at, int64_t n)
     set_text(r, at, text, WIDTH);
 }
 
-int zr_run_write(zr *z, zr_run *r, const uint64_t *sums, int64_t n, int fd)
+void zr_run_note(zr *z, zr_run *r)
 {
     int at = 0;
     set_number(r, r->number[at++], z->step);
@@ -142,6 +142,10 @@ int zr_run_write(zr *z, zr_run *r, const uint64_t *sums, int64_t n, int fd)
         else snprintf(text, sizeof text, "%" PRId64, whole);
         set_text(r, r->number[at++], text, WIDTH);
     }
+}
+
+int zr_run_write(zr_run *r, const uint64_t *sums, int64_t n, int fd)
+{
     for (int64_t i = 0; i < n; i++) {
         char text[HEX + 1];
         snprintf(text, sizeof text, "%016" PRIx64, sums[i]);

@@ -237,6 +237,18 @@ def test_what_an_error_says(
         check.play(p, check.functions(p, check.units(p)))
 
 
+@pytest.mark.parametrize("name", ["begin", "micro_batch", "eval"])
+def test_what_is_saved_changes_in_an_update_alone(name: str) -> None:
+    """Beside all other sections it may be read."""
+    p = test_mutants.planned(*test_mutants.PLANS["stage 2"])
+    again = p.section("init").steps[0]
+    section = p.section(name)
+    p = mutants.changed(p, section, [*section.steps, again])
+    said = rf"^section {name}, .* is written while a checkpoint may read it$"
+    with pytest.raises(check.CheckError, match=said):
+        check.play(p, check.functions(p, check.units(p)))
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3, 64])
 def test_ranks_of_any_number(ranks: int) -> None:
     """The play is of all of them; the same step left out is found at each number."""

@@ -157,6 +157,76 @@ def test_there_is_no_room_at_the_start(data: Path, chaos: Path) -> None:
     assert run(data, 1).code == 0 and steps(data) == [1]
 
 
+# ---- beside the next step
+
+
+def pauses(log: Path) -> list[tuple[int, float, float]]:
+    """Of each checkpoint its step, seconds, and those that training stood still."""
+    lines = map(json.loads, log.read_text().splitlines())
+    return [
+        (x["step"], x["checkpoint"], x["pause"])
+        for x in lines
+        if "checkpoint" in x
+    ]
+
+
+@pytest.mark.parametrize("kind", [trainer.GCC, trainer.TSAN, trainer.ASAN])
+@pytest.mark.parametrize("queue", ["eager", "shuffled:1"])
+def test_training_goes_on_while_a_checkpoint_is_written(
+    data: Path, kind: trainer.Kind, queue: str
+) -> None:
+    """Up to the next update, which waits for it: each has the bits of its step, and the run those
+    of one that saves nothing. The last one is awaited."""
+    binary = trainer.build(
+        trainer.generate(
+            law.path("gpt"), *KEYS, "train.precision=bf16", "zero.stage=1"
+        ),
+        kind,
+    )
+    options = ["--data", data, "--hash", "--queue", queue, "--steps"]
+    kept = ["--checkpoints", data.parent / "ck", "--save-every", 1]
+    log = data.parent / "log"
+    still = program.in_place() if kind is trainer.TSAN else []
+    command = [*map(Path, still[:1]), *still[1:], binary]
+    done = program.run(*command, *options, 4, *kept, "--keep", 9, "--log", log)
+    assert done.code == 0, done.err
+    found = pauses(log)
+    assert [step for step, *_ in found] == [1, 2, 3, 4]
+    assert all(0 < pause <= whole for _, whole, pause in found)
+    assert found[-1][1] == found[-1][2]
+    for step in (4, 3, 2, 1):
+        plain = program.run(*command, *options, step)
+        again = program.run(*command, *options, step, *kept)
+        assert (plain.code, again.code) == (0, 0), again.err
+        assert f"goes on from step {step}," in again.err
+        assert plain.line("weights ") == again.line("weights ")
+        shutil.rmtree(folder(data, step))
+
+
+@pytest.mark.parametrize("patience,lost", [(1, ["1", "2"]), (100, [])])
+def test_an_update_does_not_wait_for_ever(
+    data: Path, chaos: Path, patience: int, lost: list[str]
+) -> None:
+    """A checkpoint that it would have to wait for too long is given up; the last one is not."""
+    log = data.parent / "log"
+    done = program.run(
+        *arguments(data, 3, "--save-every", 1, "--log", log, "--hash"),
+        LD_PRELOAD=chaos,
+        SLOW=40000,
+        ZR_SAVE_S=patience,
+    )
+    assert done.code == 0, done.err
+    told = re.findall(
+        r"^no checkpoint of step (\d+): the next update has waited for it too long \(ZR_SAVE_S\)$",
+        done.err,
+        re.M,
+    )
+    assert told == lost, done.err
+    assert steps(data) == [3] if lost else [1, 2, 3]
+    plain = program.run(built(), "--data", data, "--steps", 3, "--hash")
+    assert done.line("weights ") == plain.line("weights ")
+
+
 # ---- what is there
 
 
@@ -620,9 +690,8 @@ def test_before_the_time_has_passed_it_saves_and_leaves(data: Path) -> None:
             left, step, checkpoint = map(float, said.groups())
             assert left <= 1.01 * (step + checkpoint)
             assert 1.01 * step >= max(x.get("seconds", 0) for x in lines[:-1])
-            assert checkpoint == pytest.approx(
-                max(x.get("checkpoint", 0) for x in lines), rel=0.01
-            )
+            *before, _ = [seconds for _, seconds, _ in pauses(log)]
+            assert checkpoint == pytest.approx(max(before), rel=0.01)
     assert codes[0] == 75 and codes[-1] == 0, done.err
     assert done.line("weights") == whole.line("weights")
 

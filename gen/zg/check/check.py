@@ -9,6 +9,7 @@ elements of named arrays (memory.py, arrays.py). It proves:
            fns.py); an update reads parameters and states of the last step, the sum of all leaves,
            each of them complete and there once, and the step's factor
  states    after every step each place of each state holds all its elements, of this step (step.py)
+ saving    nothing but an update changes what a run keeps: it is saved beside all else (order.py)
  memory    classes do not overlap and hold what they are for; gathered elements stay in bounds
 Where a plan keeps what, and by which ways it comes there, is not known here: bytes say it.
 What one rank's plan proves holds across ranks: a gather is complete when every peer has read this

@@ -19,6 +19,7 @@ from .kernels import CTL
 from .memory import Run, Slot
 
 INDEX = {name: n for n, name in enumerate(QUEUES)}
+BESIDE = ("begin", "micro_batch", "eval")  # beside these a run is saved
 
 
 class CheckError(Exception):
@@ -108,6 +109,7 @@ class Order:
         self.limits = {e.name: e.index for e in p.events}
         self.memory: dict[tuple[str, int], Buffer] = {}
         self.parted: frozenset[str] = frozenset()  # classes
+        self.saved = {s.cls for f in p.flats for s in p.kept(f)}
         self.clocks: list[Clock] = [[0] * len(QUEUES) for _ in QUEUES]
         self.events: dict[tuple[str, int], Record] = {}
         self.peers: tuple[Buffer, ...] = ()  # that peers read until `done`
@@ -211,6 +213,8 @@ class Order:
             self.fail(f"{buffer} is not in the {arena} arena")
         if write and buffer in self.peers:
             self.fail(f"{buffer} is written while peers may read it")
+        if write and buffer.cls in self.saved and self.section in BESIDE:
+            self.fail(f"{buffer} is written while a checkpoint may read it")
         mine, clock = self.queue, self.clock
         joins = (
             buffer.arena != "file"
