@@ -2,10 +2,11 @@
 bytes.
 
 A model (GPT-2 124M, short samples), f32, two ranks under ZeRO-1: parameters and two states. In
-every round a run saves a checkpoint after each step; then as many threads as there are ranks write
-as many bytes to a file, in pieces of 1 MiB, and bring them to the disk; then the run is begun anew,
-and goes on from its checkpoint, and the checkpoint's files are read. Figures are medians over
-rounds.
+every round a run saves nothing, and verifies after each step what all ranks have; another saves a
+checkpoint after each step, all but the last beside the next one; then as many threads as there are
+ranks write as many bytes to a file, in pieces of 1 MiB, and bring them to the disk; then the run is
+begun anew, and goes on from its checkpoint, and the checkpoint's files are read. Figures are
+medians over rounds.
 
 The table goes to stdout, all figures to out/checkpoint.json. A load average above 0.3 at the start
 makes a run invalid. --folder: a disk other than that of out/.
@@ -42,7 +43,11 @@ class Round:
     """Seconds; bytes of a checkpoint."""
 
     bytes: int
-    save: float  # the last checkpoint, in whose time the one before is removed
+    step: float  # without a checkpoint
+    verify: float  # behind it
+    beside: float  # a step with a checkpoint written beside it
+    pause: float  # that training stood still for that
+    save: float  # the last checkpoint, beside which there is no step
     write: float  # the same bytes, plainly
     begin: float  # from the program's start to its first step
     resume: float  # the same where it goes on
@@ -53,15 +58,19 @@ def records(log: Path) -> list[dict]:
     return [json.loads(line) for line in log.read_text().splitlines()]
 
 
-def train(folder: Path, data: Path, steps: int) -> list[dict]:
-    """The log of a run to so many steps, a checkpoint each."""
+def train(data: Path, steps: int, *more: object) -> list[dict]:
+    """The log of a run to so many steps."""
     log = MADE / "checkpoint.jsonl"
     log.unlink(missing_ok=True)
-    where = ("--checkpoints", folder / "ck", "--save-every", 1, "--keep", 1)
-    program = MADE / "checkpoint"
     rest = ("--steps", steps, "--log", log)
-    bench.sh(program, "--data", data, *rest, *where)
+    bench.sh(MADE / "checkpoint", "--data", data, *rest, *more)
     return records(log)
+
+
+def of(log: list[dict], key: str, first: int = 0) -> list[float]:
+    """What the records of steps behind the first ones have of it."""
+    found = [x for x in log if "step" in x and key in x]
+    return [x[key] for x in found if x["step"] > first]
 
 
 def begins(log: list[dict]) -> float:
@@ -111,15 +120,27 @@ def plain_read(files: list[Path]) -> float:
 
 def measure(folder: Path, data: Path, steps: int) -> Round:
     shutil.rmtree(folder / "ck", ignore_errors=True)
-    first = train(folder, data, steps)
+    where = ("--checkpoints", folder / "ck", "--save-every", 1, "--keep", 1)
+    plain = train(data, steps, "--verify-every", 1)
+    first = train(data, steps, *where)
     files = sorted((folder / "ck" / f"step-{steps:08d}").iterdir())
     size = sum(path.stat().st_size for path in files)
-    save = [x["checkpoint"] for x in first if "checkpoint" in x][-1]
     write = plain_write(folder / "plain", size)
     read = plain_read(files)
-    again = train(folder, data, steps + 1)
+    again = train(data, steps + 1, *where)
     shutil.rmtree(folder / "ck")
-    return Round(size, save, write, begins(first), begins(again), read)
+    return Round(
+        size,
+        statistics.median(of(plain, "seconds", 1)),
+        statistics.median(of(plain, "verification", 1)),
+        statistics.median(of(first, "seconds", 1)),
+        statistics.median(of(first, "pause")[:-1]),
+        of(first, "checkpoint")[-1],
+        write,
+        begins(first),
+        begins(again),
+        read,
+    )
 
 
 def table(result: dict) -> str:
@@ -133,6 +154,10 @@ def table(result: dict) -> str:
             *bench.head(result["machine"]),
             f"| {Path(result['spec']).stem}, f32, {RANKS} ranks, ZeRO-1 | seconds | GB/s |",
             "|---|---|---|",
+            f"| a step | {m['step']:.3f} | |",
+            f"| verifying it | {m['verify']:.3f} | |",
+            f"| a step, a checkpoint written beside it | {m['beside']:.3f} | |",
+            f"| for which training stood still | {m['pause']:.3f} | |",
             f"| a checkpoint of {m['bytes'] / 1e9:.2f} GB | {m['save']:.2f} "
             f"| {1e-9 * m['bytes'] / m['save']:.2f} |",
             f"| its bytes, written plainly by {RANKS} threads | {m['write']:.2f} "
@@ -148,7 +173,7 @@ def table(result: dict) -> str:
 
 
 def main() -> int:
-    parser = bench.options(__doc__, 2, 3)
+    parser = bench.options(__doc__, 4, 3)
     parser.add_argument("--folder", type=Path, default=MADE)
     given = parser.parse_args()
     load = os.getloadavg()[0]

@@ -351,6 +351,8 @@ def show(folder: Path) -> int:
     for path in inside(folder):
         if path.name.startswith(".step-"):
             say(f"{path.name}: unfinished, or on its way out; {why}")
+        if path.name.startswith(".room-"):
+            say(f"{path.name}: room for another checkpoint; {why}")
     return bad
 
 

@@ -168,11 +168,20 @@ static void lock_folder(zr *z)
 
 /* ---- room: folders .room-0 ... whose files have all their bytes; a checkpoint takes the last */
 
+/* How many a run will still write, but for those that it is asked for. */
+static int64_t still_to_save(const zr *z)
+{
+    int64_t every = z->o->save_every, at = z->checkpoints.at, steps = z->o->steps;
+    if (at >= steps) return 0;
+    return every ? steps / every - at / every + (steps % every != 0) : 1;
+}
+
 /* As many as will be written before one that was there goes. */
 static int64_t rooms_wanted(const zr *z)
 {
-    int64_t more = z->o->keep + 1 - z->checkpoints.nkept;
-    return more < 1 ? 1 : more;
+    int64_t more = z->o->keep + 1 - z->checkpoints.nkept, most = still_to_save(z);
+    if (more < 1) more = 1;
+    return more < most ? more : most;
 }
 
 static int room_path(zr *z, char *to, int64_t i, char *why)
@@ -212,6 +221,7 @@ static int add_room(zr *z, char *why)
     zr_checkpoints *c = &z->checkpoints;
     char folder[ZR_FILE];
     if (room_path(z, folder, c->rooms, why)) return -1;
+    if (mkdir(folder, 0777)) return zr_why(why, "%s: %s", folder, strerror(errno));
     int bad = open_files(z, folder, why);
     close_files(c);
     if (bad) remove_checkpoint(z, folder);
@@ -219,18 +229,15 @@ static int add_room(zr *z, char *why)
     return bad;
 }
 
-/* A checkpoint that this run has written, and that goes, is room for another. 0, or -1 and errno */
-static int recycle(zr *z, const char *from, int64_t step)
+/* What was there has gone, or a checkpoint was given up. */
+static void hold_room(zr *z)
 {
-    zr_checkpoints *c = &z->checkpoints;
-    char to[ZR_FILE], why[ZR_WHY];
-    int ours = step > c->from && c->rooms < rooms_wanted(z);
-    if (ours ? room_path(z, to, c->rooms, why) : path_of(z, to, step, ".gone", NULL, why))
-        return -1;
-    if (!is_whole(z, step) || rename(from, to)) return -1;
-    if (!ours) return remove_checkpoint(z, to);
-    c->rooms++;
-    return remove_file(to, record);
+    char why[ZR_WHY];
+    while (z->checkpoints.rooms < rooms_wanted(z))
+        if (add_room(z, why)) {
+            zr_print(z, STDERR_FILENO, "no room is kept for the next checkpoint: %s\n", why);
+            return;
+        }
 }
 
 void zr_checkpoint_close(zr *z)
@@ -251,7 +258,7 @@ static void reserve_rooms(zr *z)
     int64_t more = rooms_wanted(z);
     int64_t room =
         statvfs(z->o->checkpoints, &v) ? INT64_MAX : (int64_t)v.f_bavail * (int64_t)v.f_frsize;
-    if (room / more < c->bytes)
+    if (more && room / more < c->bytes)
         zr_fail(z, ZR_ENVIRONMENT,
                 "--checkpoints %s: %" PRId64 " more of %" PRId64 " bytes each are to be kept, the "
                 "disk has %" PRId64 " bytes free",
@@ -300,7 +307,7 @@ void zr_checkpoint_open(zr *z)
     if (z->rank == 0) {
         lock_folder(z);
         look_into(z);
-        c->from = step_to_resume(z);
+        c->from = c->at = step_to_resume(z);
         reserve_rooms(z);
         if (!c->kept) c->kept = zr_get(z, z->o->keep + 2, sizeof *c->kept);
     }
@@ -438,20 +445,17 @@ static int finish_checkpoint(zr *z, char *why)
 static void prune(zr *z)
 {
     zr_checkpoints *c = &z->checkpoints;
-    char why[ZR_WHY], from[ZR_FILE];
+    char why[ZR_WHY], from[ZR_FILE], to[ZR_FILE];
     if (!exempt(z, c->at)) c->kept[c->nkept++] = c->at;
     while (c->nkept > z->o->keep) {
         int64_t step = c->kept[0];
         memmove(c->kept, c->kept + 1, (size_t)--c->nkept * sizeof *c->kept);
-        if (path_of(z, from, step, NULL, NULL, why) || recycle(z, from, step))
+        if (path_of(z, from, step, NULL, NULL, why) || path_of(z, to, step, ".gone", NULL, why) ||
+            !is_whole(z, step) || rename(from, to) || remove_checkpoint(z, to))
             zr_print(z, STDERR_FILENO, "checkpoint of step %" PRId64 ": cannot be removed: %s\n",
                      step, strerror(errno));
     }
-    while (c->rooms < rooms_wanted(z))
-        if (add_room(z, why)) {
-            zr_print(z, STDERR_FILENO, "no room is kept for the next checkpoint: %s\n", why);
-            break;
-        }
+    hold_room(z);
 }
 
 static void add_sums(zr *z)
@@ -478,6 +482,7 @@ static void give_up(zr *z, const char *why)
              : *why ? why
                     : "another rank could not write its part");
     if (!path_of(z, part, c->at, ".part", NULL, other)) remove_checkpoint(z, part);
+    hold_room(z);
 }
 
 /* What all ranks have written gets its sums and its name. well: so far on all ranks; bad: not on
@@ -536,7 +541,6 @@ int zr_checkpoint_save(zr *z, int beside)
         paused(c, c->begun);
         return 1;
     }
-    atomic_store(&z->writer.stop, 0);
     well = end_saving(z, well, well && write_states(z, why), why);
     told_end(z, well, c->begun, 0);
     return well;
@@ -551,7 +555,9 @@ void zr_checkpoint_end(zr *z)
     zr_writer_wait(z);
     c->beside = 0;
     int well = end_saving(z, 1, z->writer.bad, z->writer.why);
-    told_end(z, well, begun, z->writer.ended - c->begun);
+    double ended = z->writer.ended;
+    told_end(z, well, begun, (ended < begun ? ended : begun) - c->begun);
+    atomic_store(&z->writer.stop, 0); /* of this one */
 }
 
 int zr_checkpoint_due(const zr *z, int64_t steps)
@@ -571,11 +577,11 @@ static int time_is_up(zr *z)
     c->turned = now;
     c->saving = 0;
     double save = c->save > 0 ? c->save : (double)c->bytes / slow;
-    if (!z->o->max_time || c->turn == 0 || z->step == z->o->steps || left > c->turn + save)
-        return 0;
+    double step = c->beside && save > c->turn ? save : c->turn; /* its update waits */
+    if (!z->o->max_time || c->turn == 0 || z->step == z->o->steps || left > step + save) return 0;
     zr_print(z, STDERR_FILENO,
              "--max-time: %.3g s are left, a step and a checkpoint take %.3g s and %.3g s\n", left,
-             c->turn, save);
+             step, save);
     return 1;
 }
 

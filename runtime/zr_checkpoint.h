@@ -3,8 +3,7 @@
  * Invariants
  *  1. A folder that bears its final name is whole and on the disk. The newest one is found by its
  *     name; what begins with a dot is unfinished, or on its way out.
- *  2. A folder is removed when a newer one is durable, and only if it has a run.json; or it becomes
- *     room for another.
+ *  2. A folder is removed when a newer one is durable, and only if it has a run.json.
  *  3. Every rank goes the same way through these functions. Between the first step and the last
  *     they allocate nothing.
  */

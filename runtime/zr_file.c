@@ -58,8 +58,9 @@ int zr_reserve(int fd, int64_t size, const char *file, char *why)
     struct stat s;
     if (fstat(fd, &s) || ftruncate(fd, s.st_size > size ? size : s.st_size))
         return zr_why(why, "%s: %s", file, strerror(errno));
-    if (s.st_size >= size && 512 * (int64_t)s.st_blocks >= size) return 0;
-    int64_t room = fstatvfs(fd, &v) ? INT64_MAX : (int64_t)v.f_bavail * (int64_t)v.f_frsize;
+    int64_t has = 512 * (int64_t)s.st_blocks;
+    if (s.st_size >= size && has >= size) return 0;
+    int64_t room = fstatvfs(fd, &v) ? INT64_MAX : (int64_t)v.f_bavail * (int64_t)v.f_frsize + has;
     int bad = room < size ? ENOSPC : fallocate(fd, 0, 0, size) ? errno : 0;
     if (bad == EOPNOTSUPP || bad == ENOSYS) bad = ftruncate(fd, size) ? errno : 0;
     if (bad == ENOSPC)

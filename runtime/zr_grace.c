@@ -5,7 +5,8 @@
 #include <errno.h>
 #include <unistd.h>
 
-enum { SYNCED = 1 << 26 }; /* bytes that go to the disk at once where time is short */
+/* Bytes that go to the disk at once where somebody waits: who has sent a signal, or an update. */
+enum { SYNCED = 1 << 26 };
 
 int zr_late(zr *z)
 {
@@ -19,11 +20,12 @@ int zr_wrote(zr *z, int fd, int64_t bytes)
     c->unsynced += bytes;
     errno = ECANCELED;
     if (atomic_load(&z->writer.stop)) return -1;
-    if (!z->o->grace || !atomic_load(&z->shared->asked)) return 0;
+    int hurried = z->o->grace && atomic_load(&z->shared->asked);
+    if (!hurried && !c->beside) return 0;
     if (c->unsynced > SYNCED) {
         c->unsynced = 0;
         if (fdatasync(fd)) return -1;
     }
     errno = ECANCELED;
-    return zr_late(z) ? -1 : 0;
+    return hurried && zr_late(z) ? -1 : 0;
 }

@@ -262,8 +262,7 @@ static void go_on(zr *z, const double *report)
                 skips, z->step + 1, report[ZR_SCALE] > 0 ? " or the loss scale" : "");
 }
 
-/* What comes between two steps; z->step are done. */
-/* last: of all */
+/* What comes between two steps, or behind the last; z->step are done. */
 static void between(zr *z, int last, int verifies, int validates, int saves,
                     int64_t moved[ZR_MOVED])
 {

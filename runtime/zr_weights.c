@@ -187,7 +187,11 @@ int zr_stored_begin(const zr_header *h, const char *file, char *why)
 {
     int fd = open(file, O_WRONLY | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (fd < 0) return zr_why(why, "%s: %s", file, strerror(errno));
-    int bad = zr_lock(fd, file, why) || zr_reserve(fd, h->n + h->data, file, why);
+    if (zr_lock(fd, file, why)) { /* it is another run's */
+        close(fd);
+        return -1;
+    }
+    int bad = zr_reserve(fd, h->n + h->data, file, why);
     if (!bad && zr_write_at(fd, h->text, h->n, 0))
         bad = zr_why(why, "%s: %s", file, strerror(errno));
     if (!bad) return fd;

@@ -72,7 +72,6 @@ void zr_writer_begin(zr *z, int (*work)(zr *z, char *why))
     w->work = work;
     w->why[0] = 0;
     w->busy = 1;
-    atomic_store(&w->stop, 0);
     pthread_cond_broadcast(&w->moved);
     pthread_mutex_unlock(&w->lock);
 }

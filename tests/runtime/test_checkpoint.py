@@ -122,34 +122,61 @@ def tensors(path: Path) -> dict[str, str]:
 # ---- room
 
 
-@pytest.mark.parametrize("keep,every", [(1, 0), (3, 0), (2, 4)])
+@pytest.mark.parametrize(
+    "last,options,most",
+    [
+        (LONG, ("--save-every", 1, "--keep", 3), 4),
+        (LONG, ("--save-every", 1, "--keep", 1), 2),
+        (LONG, ("--save-every", LONG // 2), 2),  # so many come
+        (LONG, (), 1),
+    ],
+)
 def test_room_is_held_from_the_start_on(
-    data: Path, chaos: Path, keep: int, every: int
+    data: Path, start: Start, last: int, options: tuple[object, ...], most: int
 ) -> None:
-    """For as many as stay and one more: a disk that others fill costs no checkpoint but those that
-    are kept beside. At the end no more is held."""
-    asked = 3 * (keep + 1)  # three files each
-    options = ["--save-every", 1, "--keep", keep]
-    options += ["--keep-every", every] * (every > 0)
-    done = program.run(
-        *arguments(data, 9, *options),
-        LD_PRELOAD=chaos,
-        FAIL=f"room:{asked + 1}",
-    )
-    assert done.code == 0, done.err
-    told = re.findall(r"^no room is kept for the next .*$", done.err, re.M)
-    lost = re.findall(r"^no checkpoint of step (\d+)", done.err, re.M)
-    if every:  # the fourth takes the room that was held for the fifth
-        assert len(told) >= 1 and lost == ["5", "6", "7", "8", "9"], done.err
-        assert steps(data) == [2, 3, 4]
-    else:
-        assert not told and not lost, done.err
-        assert steps(data) == list(range(10 - keep, 10))
+    """For as many as stay and one more, if so many come: with those that are there always as much.
+    At the end no more is held."""
+    where = data.parent / "ck"
+
+    def held() -> int:
+        """Folders of checkpoints, whole or on their way, and of room"""
+        names = os.listdir(where) if where.exists() else []
+        return sum("step-" in name or "room-" in name for name in names)
+
+    running = start(*arguments(data, last, *options))
+    until = time.monotonic() + LIMIT
+    found: list[int] = []
+    while found.count(most) < 50:
+        assert running.poll() is None and time.monotonic() < until, found
+        time.sleep(0.005)
+        found.append(held())
+    assert max(found) == most
+    running.send_signal(signal.SIGSTOP)
+    for path in where.glob("*room-*/*"):
+        s = path.stat()
+        assert 512 * s.st_blocks >= s.st_size > 0
+    running.send_signal(signal.SIGCONT)
+    running.terminate()
+    assert running.wait(LIMIT) == 75
+    assert not list(where.glob(".room-*")) + list(where.glob(".step-*"))
+
+
+def test_files_of_a_checkpoint_are_its_own(data: Path) -> None:
+    """What others have linked or put there stays as it was when the checkpoint goes."""
+    assert run(data, 1, "--keep", 1).code == 0
+    linked, whole = data.parent / "linked", folder(data, 1)
+    shutil.copytree(whole, linked, copy_function=os.link)
+    kept = {path.name: path.read_bytes() for path in linked.iterdir()}
+    done = run(data, 6, "--keep", 1, "--save-every", 1)
+    assert done.code == 0 and steps(data) == [6]
+    assert {x.name: x.read_bytes() for x in linked.iterdir()} == kept
 
 
 def test_there_is_no_room_at_the_start(data: Path, chaos: Path) -> None:
     done = program.run(
-        *arguments(data, 2, "--keep", 2), LD_PRELOAD=chaos, FAIL="room:5"
+        *arguments(data, 9, "--keep", 2, "--save-every", 1),
+        LD_PRELOAD=chaos,
+        FAIL="room:5",
     )
     assert done.code == 3
     assert re.search(r"^rank 0: --checkpoints .*bytes are needed", done.err)
