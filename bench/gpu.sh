@@ -151,7 +151,7 @@ names=$("$python" bench/gpu_cases.py names) || die 1 'bench/gpu_cases.py fails'
 "$python" bench/gpu_cases.py fresh || part prepare 200 "$python" bench/gpu_cases.py all
 
 # Correctness comes first, and what is known least about first of all: whether it builds at all. The
-# sanitizer is last: it is slow, and says where a fault is that others have shown.
+# sanitizer is last: it says where a fault is that others have shown.
 ! wanted build || part build 240 "$python" bench/gpu_check.py build "$work/build.json"
 ! wanted env || part env 40 bench/gpu_parts.sh env
 if [ $kind = cuda ]; then

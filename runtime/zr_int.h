@@ -365,7 +365,8 @@ extern const zr_far zr_plane;   /* zr_plane.c */
 void zr_plane_move(zr *z, int rank, void *at, size_t n, int out); /* n bytes from or to it */
 int zr_plane_late(const zr *z);                                   /* is the time to meet over? */
 void zr_plane_lost(zr *z, int rank);                              /* fails */
-void zr_plane_look(zr *z);                                        /* fails when a rank is gone */
+void zr_plane_grace(zr *z); /* whoever knows why a peer is gone has time to say it first */
+void zr_plane_look(zr *z);  /* fails when a rank is gone */
 /* All fail where two say the same of what each must have for itself; "": nothing. By all. */
 void zr_plane_alone(zr *z, const char *what, const char *advice);
 

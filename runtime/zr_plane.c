@@ -24,12 +24,16 @@ enum { SLICE_MS = 100 };
 
 /* ---- bytes */
 
-/* What a rank was told before it ended it may have told others: these speak first. */
-void zr_plane_lost(zr *z, int rank)
+void zr_plane_grace(zr *z)
 {
     const struct timespec grace = {0, 300000000};
     nanosleep(&grace, NULL);
     zr_leave_if_stopped(z);
+}
+
+void zr_plane_lost(zr *z, int rank)
+{
+    zr_plane_grace(z);
     zr_fail(z, ZR_DIED, "the connection to rank %d has ended; see what that rank says", rank);
 }
 

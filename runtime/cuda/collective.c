@@ -16,12 +16,10 @@
 
 /* ---- NCCL's answers */
 
-/* A peer's end is an error of NCCL, too: whoever knows of it has time to speak first. */
+/* A peer's end is an error of NCCL, too. */
 static void ask_for_deaths(zr *z)
 {
-    const struct timespec grace = {0, 300000000};
-    nanosleep(&grace, NULL);
-    zr_leave_if_stopped(z);
+    zr_plane_grace(z);
     zr_plane_look(z);
 }
 

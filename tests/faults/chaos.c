@@ -5,11 +5,10 @@
  * has none to reserve), sync, rename, or folder (both read-only). SLOW=N: writes there take N us
  * longer. */
 #define _GNU_SOURCE
-#include <dlfcn.h>
+#include "syscall.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -52,15 +51,13 @@ static int is_part(int fd)
 
 long syscall(long number, ...)
 {
-    static long (*real)(long, ...);
-    long a[6];
+    long a[OPERANDS];
     va_list args;
-    if (!real) real = (long (*)(long, ...))dlsym(RTLD_NEXT, "syscall");
     va_start(args, number);
-    for (int i = 0; i < 6; i++) a[i] = va_arg(args, long);
+    take_operands(args, a);
     va_end(args);
     if (number == SYS_futex) come("collective");
-    return real(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+    return real_syscall(number, a);
 }
 
 ssize_t pwrite(int fd, const void *from, size_t n, off_t at)

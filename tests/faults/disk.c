@@ -2,10 +2,9 @@
  * io_uring, a terminal that is late. FAULT names what; moves of less than a page, of tokens and the
  * like, stay as they are. */
 #define _GNU_SOURCE
-#include <dlfcn.h>
+#include "syscall.h"
 #include <errno.h>
 #include <linux/io_uring.h>
-#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -67,12 +66,10 @@ static void cut(int fd, unsigned n)
 
 long syscall(long number, ...)
 {
-    static long (*real)(long, ...);
-    long a[6];
+    long a[OPERANDS];
     va_list args;
-    if (!real) real = (long (*)(long, ...))dlsym(RTLD_NEXT, "syscall");
     va_start(args, number);
-    for (int i = 0; i < 6; i++) a[i] = va_arg(args, long);
+    take_operands(args, a);
     va_end(args);
     if (number == SYS_io_uring_setup && has("ringless")) {
         errno = ENOSYS;
@@ -80,7 +77,7 @@ long syscall(long number, ...)
     }
     if (number == SYS_io_uring_enter && fails("enter", EIO)) return -1;
     if (number == SYS_io_uring_enter && has("short")) cut((int)a[0], (unsigned)a[1]);
-    long done = real(number, a[0], a[1], a[2], a[3], a[4], a[5]);
+    long done = real_syscall(number, a);
     if (number == SYS_io_uring_setup && done >= 0 && done < RINGS)
         rings[done].at = ((struct io_uring_params *)a[1])->sq_off;
     return done;

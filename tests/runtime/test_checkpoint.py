@@ -151,24 +151,37 @@ def test_room_is_held_from_the_start_on(
         time.sleep(0.005)
         found.append(held())
     assert max(found) == most
-    running.send_signal(signal.SIGSTOP)
-    for path in where.glob("*room-*/*"):
-        s = path.stat()
-        assert 512 * s.st_blocks >= s.st_size > 0
-    running.send_signal(signal.SIGCONT)
+    os.killpg(running.pid, signal.SIGSTOP)
+    rooms = [path.stat() for path in where.glob(".room-*/*")]
+    os.killpg(running.pid, signal.SIGCONT)
+    assert all(512 * room.st_blocks >= room.st_size > 0 for room in rooms)
+    assert len(rooms) == 3 * most or 1 in options  # none is written yet
     running.terminate()
     assert running.wait(LIMIT) == 75
     assert not list(where.glob(".room-*")) + list(where.glob(".step-*"))
 
 
-def test_files_of_a_checkpoint_are_its_own(data: Path) -> None:
-    """What others have linked or put there stays as it was when the checkpoint goes."""
-    assert run(data, 1, "--keep", 1).code == 0
-    linked, whole = data.parent / "linked", folder(data, 1)
-    shutil.copytree(whole, linked, copy_function=os.link)
+def test_files_of_a_checkpoint_are_its_own(data: Path, start: Start) -> None:
+    """What others have linked stays as it was when the checkpoint goes, and others come."""
+    linked = data.parent / "linked"
+    options = ("--keep", 1, "--save-every", 1)
+    running = start(*arguments(data, LONG, *options))
+    until = time.monotonic() + LIMIT
+
+    def wait_beyond(step: int) -> None:
+        while max(there(data), default=0) <= step:
+            assert running.poll() is None and time.monotonic() < until
+            time.sleep(0.02)
+
+    wait_beyond(2)
+    os.killpg(running.pid, signal.SIGSTOP)
+    step = max(there(data))
+    shutil.copytree(folder(data, step), linked, copy_function=os.link)
     kept = {path.name: path.read_bytes() for path in linked.iterdir()}
-    done = run(data, 6, "--keep", 1, "--save-every", 1)
-    assert done.code == 0 and steps(data) == [6]
+    os.killpg(running.pid, signal.SIGCONT)
+    wait_beyond(step + 5)
+    running.terminate()
+    assert running.wait(LIMIT) == 75
     assert {x.name: x.read_bytes() for x in linked.iterdir()} == kept
 
 
