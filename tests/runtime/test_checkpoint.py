@@ -192,7 +192,9 @@ def test_there_is_no_room_at_the_start(data: Path, chaos: Path) -> None:
         FAIL="room:5",
     )
     assert done.code == 3
-    assert re.search(r"(?m)^rank 0: --checkpoints .*bytes are needed", done.err)
+    assert re.search(
+        r"(?m)^rank 0: --checkpoints .*bytes are needed", done.err
+    )
     assert there(data) == []
     assert run(data, 1).code == 0 and steps(data) == [1]
 
