@@ -176,8 +176,6 @@ def checked(messages: Any) -> list[Message]:
         known = isinstance(message, dict)
         if not known or not isinstance(message.get("role"), str):
             raise Bad('a message is no {"role": ..., "content": ...}')
-        if BEGIN in str(message) or END in str(message):
-            raise Bad("U+FDD0 and U+FDD1 are no characters of a text")
     return [
         {key: x for key, x in message.items() if x is not None}
         for message in messages
@@ -194,6 +192,9 @@ def rendered(
 ) -> tuple[str, list[Span]]:
     """Its text, and what of it is to be learned"""
     tools = record.get("tools")
+    told = json.dumps(record, ensure_ascii=False, default=str)
+    if BEGIN in told or END in told:
+        raise Bad("U+FDD0 and U+FDD1 are no characters of a text")
     values = [record[field] for field in fields]
     if template and len(values) == 1:
         messages = checked(values[0])

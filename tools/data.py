@@ -32,10 +32,10 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from fractions import Fraction
+from io import FileIO
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from types import FrameType
-from typing import BinaryIO
 
 import documents
 import encoding
@@ -151,9 +151,12 @@ def appearing(folder: Path) -> Iterator[Path]:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def put(file: BinaryIO, raw: bytes, folder: Path) -> None:
+def put(file: FileIO, raw: bytes, folder: Path) -> None:
+    """All of it, without a buffer whose end could be lost"""
+    left = memoryview(raw)
     try:
-        file.write(raw)
+        while left:
+            left = left[file.write(left) :]
     except OSError as e:
         raise Bad(f"{folder / Path(file.name).name}: {e.strerror}") from None
 
@@ -356,7 +359,10 @@ def part(text: str) -> Fraction | int:
 
 
 def arguments(words: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="run data", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="run data",
+        description="A folder of token files; docs/data.md tells of it.",
+    )
     parser.add_argument("kind", choices=("text", "jsonl", "parquet"))
     parser.add_argument("file", nargs="+", type=Path, metavar="FILE")
     which = parser.add_mutually_exclusive_group()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from chat import Span, Template, rendered
+from chat import Span, Template, rendered, spans_of
 from checkpoint import Bad
 from documents import Layout, Piece, hashes, loaded
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -301,7 +301,10 @@ class Encoder:
         """What ends a document: the first of the usual tokens that the template puts nowhere but
         at the end; None: there is none"""
         assert self.tokenizer and self.template
-        text = self.template.conversation(PROBE, None)[0]
+        try:
+            text, _ = spans_of(self.template.render(PROBE, None))
+        except Bad:  # it wants other conversations
+            return None
         ids = self.ids(text.rstrip())
         names = [self.recipe.variables.get("eos_token"), *ENDS]
         names.append(self.recipe.variables.get("pad_token"))
