@@ -265,7 +265,8 @@ def test_what_ends_a_document_stands_nowhere_else(
     tmp_path: Path,
 ) -> None:
     """A template that writes the last of the usual tokens leaves none."""
-    source = CHATML.replace("\\n' }}", "\\n' + '<|endoftext|></s>' }}")
+    more = "\\n' + '<|endoftext|></s>' }}"
+    source = CHATML.replace("\\n' }}", more, 1)
     made_, where = folder(tmp_path, source)
     file = jsonl(tmp_path / "a", [{"messages": messages(*TALK)}])
     how = ("--tokenizer", where, "-o", tmp_path / "out")
