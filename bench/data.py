@@ -1,4 +1,5 @@
-"""data.py -- `./run data` beside the tokenizers library alone: tokens a second of both, by turns.
+"""data.py -- the command `./run data` beside the tokenizers library alone: tokens a second of both,
+by turns.
 
 The corpus is a text (--text, of tests/data the Bible's) again and again, in records of JSONL of
 some 3 kB each; the tokenizer a BPE of 4096 tokens trained on the text. The library has the records

@@ -20,7 +20,7 @@ import numpy as np
 from checkpoint import Bad, size_of
 from numpy.typing import NDArray
 
-PIECE = 1 << 20  # bytes
+PIECE = 1 << 18  # bytes
 TAIL, CONTEXT, TRIES = 1 << 16, 256, 16  # where a cut is looked for, in bytes
 ROWS = 256  # of Parquet, at a time
 LINE_END = re.compile(rb"(?<=\S)\n(?=\S)")
