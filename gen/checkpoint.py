@@ -554,7 +554,7 @@ VERBS: Mapping[str, Callable[..., int]] = {
 }
 
 
-def code_of(prog: str, verb: Callable[..., int], *given: Path) -> int:
+def code_of(prog: str, verb: Callable[..., int], *given: object) -> int:
     """The exit code of a verb; what is wrong goes to stderr."""
     try:
         return verb(*given)
