@@ -138,6 +138,7 @@ def test_a_turn_that_changes_when_more_follows_is_refused() -> None:
         "{% for m in messages %}{{ m.content }}{{ loop.revindex }};{% endfor %}",
         "{{ messages | length }}{% for m in messages %}{{ m.content }};{% endfor %}",
         "{% for m in messages %}{{ m.content if loop.last else 'x' }};{% endfor %}",
+        "{% for m in messages %}{{ m.content if loop.last }};{% endfor %}",
     ):
         with pytest.raises(Bad, match="message 2: .*generation"):
             learned(source, *TALK)
@@ -307,6 +308,22 @@ def test_prompt_and_completion(near: None, tmp_path: Path) -> None:  # noqa: F81
     assert parts(tmp_path / "out") == [
         (False, list(b"Hi!")),
         (True, list(b"Hello.")),
+    ]
+
+
+def test_a_token_of_both_is_learned(
+    near: None,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """And spaces at the end, though the tokenizer leaves them out of its offsets."""
+    made_, where = folder(tmp_path, None)
+    record = {"prompt": "And t", "completion": "he end  "}
+    file = jsonl(tmp_path / "a", [record])
+    how = ("--tokenizer", where, "-o", tmp_path / "out")
+    assert made("jsonl", file, *how) == 0
+    assert text_of(made_, parts(tmp_path / "out")) == [
+        (False, "<s>And"),
+        (True, " the end  <|im_end|>"),
     ]
 
 
