@@ -130,7 +130,7 @@ def parquet(path: Path) -> Any:
 
     try:
         return pyarrow.parquet.ParquetFile(path)
-    except pyarrow.ArrowException as e:
+    except (pyarrow.ArrowException, OSError) as e:
         raise Bad(f"{path}: no Parquet: {e}") from None
 
 
@@ -152,7 +152,7 @@ def rows(files: Sequence[Path], fields: Sequence[str]) -> Iterator[Piece]:
                     where = f"{path}: row {row}"
                     yield Piece(where, number, record, share)
                     number += 1
-        except pyarrow.ArrowException as e:
+        except (pyarrow.ArrowException, OSError) as e:
             raise Bad(f"{path}: damaged behind row {row}: {e}") from None
 
 

@@ -138,7 +138,7 @@ def test_a_turn_that_changes_when_more_follows_is_refused() -> None:
         "{% for m in messages %}{{ m.content }}{{ loop.revindex }};{% endfor %}",
         "{{ messages | length }}{% for m in messages %}{{ m.content }};{% endfor %}",
         "{% for m in messages %}{{ m.content if loop.last else 'x' }};{% endfor %}",
-        "{% for m in messages %}{{ m.content if loop.last }};{% endfor %}",
+        "{% for m in messages %}{{ m.content if loop.last or m.role == 'user' }};{% endfor %}",
     ):
         with pytest.raises(Bad, match="message 2: .*generation"):
             learned(source, *TALK)
