@@ -174,16 +174,15 @@ def layout(piece: Piece, field: str | None) -> Layout:
     record = loaded(piece.where, piece.record) if line else piece.record
     if not isinstance(record, dict):
         raise Bad(f"{piece.where}: not an object: {{...}} is needed")
-    wanted = [field] if field else ["messages", "text"]
-    for name in wanted:
+    for name in [field] if field else ["messages", "text"]:
         if name in record:
             chat = isinstance(record[name], list)
             return Layout("messages" if chat else "text", (name,))
     if not field and {"prompt", "completion"} <= record.keys():
         return Layout("prompt", ("prompt", "completion"))
-    told = field or "text, messages, or prompt and completion"
+    wanted = field or "text, messages, or prompt and completion"
     there = ", ".join(record) or "nothing"
-    raise Bad(f"{piece.where}: no field {told}; there is: {there}; --field")
+    raise Bad(f"{piece.where}: no field {wanted}; there is: {there}; --field")
 
 
 def opened(

@@ -91,9 +91,30 @@ class Recipe:
 class Part:
     """Of train or val, what some pieces make."""
 
-    tokens: bytes = b""
-    labels: bytes = b""
+    tokens: bytes
+    labels: bytes
+    documents: int
+
+
+@dataclass
+class Gathered:
+    """A part on its way"""
+
+    tokens: Ids = field(default_factory=list)
+    labels: Ids = field(default_factory=list)
     documents: int = 0
+
+    def add(self, piece: Piece, tokens: Ids, labels: Ids) -> None:
+        self.tokens += tokens
+        self.labels += labels
+        if piece.last and tokens:
+            self.documents += 1
+
+    def part(self, dtype: str) -> Part:
+        little = np.dtype(dtype).newbyteorder("<")
+        tokens = np.array(self.tokens, little)
+        labels = np.array(self.labels, little)
+        return Part(tokens.tobytes(), labels.tobytes(), self.documents)
 
 
 @dataclass
@@ -162,9 +183,10 @@ def around(tokenizer: Tokenizer) -> tuple[Ids, Ids]:
     """What it puts before a text and behind it"""
     bare = tokenizer.encode("a", add_special_tokens=False).ids
     whole = tokenizer.encode("a").ids
-    for at in range(len(whole) - len(bare) + 1):
-        if whole[at : at + len(bare)] == bare:
-            return whole[:at], whole[at + len(bare) :]
+    for at in range(len(whole)):
+        behind = at + len(bare)
+        if whole[at:behind] == bare:
+            return whole[:at], whole[behind:]
     return [], []
 
 
@@ -389,29 +411,17 @@ class Encoder:
                 yield before + ids + tail, blank + labels + tail
 
     def encode(self, pieces: Sequence[Piece]) -> Done:
-        text = self.recipe.layout.kind == "text"
-        found = self.texts(pieces) if text else self.conversations(pieces)
+        how = self.conversations
+        if self.recipe.layout.kind == "text":
+            how = self.texts
+        parts = (Gathered(), Gathered())
         val = self.recipe.val([piece.number for piece in pieces])
-        tokens: tuple[Ids, Ids] = ([], [])
-        labels: tuple[Ids, Ids] = ([], [])
-        documents, empty = [0, 0], 0
-        for piece, part, (ids, targets) in zip(
-            pieces, val, found, strict=True
-        ):
-            tokens[part].extend(ids)
-            labels[part].extend(targets)
-            documents[part] += piece.last and bool(ids)
-            empty += piece.last and not ids
-        made = [
-            Part(
-                self.raw(tokens[part]), self.raw(labels[part]), documents[part]
-            )
-            for part in (0, 1)
-        ]
-        read = sum(piece.bytes for piece in pieces)
-        return Done((made[0], made[1]), read, empty)
-
-    def raw(self, ids: Ids) -> bytes:
-        return np.array(
-            ids, np.dtype(self.recipe.dtype).newbyteorder("<")
-        ).tobytes()
+        read = empty = 0
+        for piece, which, made in zip(pieces, val, how(pieces), strict=True):
+            tokens, labels = made
+            parts[which].add(piece, tokens, labels)
+            read += piece.bytes
+            if piece.last and not tokens:
+                empty += 1
+        train, validation = (x.part(self.recipe.dtype) for x in parts)
+        return Done((train, validation), read, empty)
