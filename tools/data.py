@@ -127,8 +127,10 @@ def ours(folder: Path) -> None:
     """It may be replaced, or there is none."""
     if not folder.exists() and not folder.is_symlink():
         return
-    there = {x.name for x in folder.iterdir()} if folder.is_dir() else {""}
-    if folder.is_symlink() or "meta.json" not in there or there - OURS:
+    there: set[str] = set()
+    if folder.is_dir() and not folder.is_symlink():
+        there = {x.name for x in folder.iterdir()}
+    if "meta.json" not in there or there - OURS:
         raise Bad(f"{folder}: is there already, and not a folder of tokens")
 
 
@@ -258,7 +260,8 @@ def write(
 
 def about(recipe: Recipe, counts: Counts, made: Path, folder: Path) -> None:
     """The files that tell of the others"""
-    texts = {"meta.json": json.dumps(meta(recipe, counts), indent=2) + "\n"}
+    told = json.dumps(meta(recipe, counts), indent=2)
+    texts = {"meta.json": told + "\n"}
     if recipe.file is not None:
         texts["tokenizer.json"] = recipe.file
     for name, text in texts.items():
@@ -282,8 +285,9 @@ def validation(
             raise Bad(f"--val {wanted}: there are {of} documents; or a share")
         return documents.bound(wanted, of), None
     if kind == "text" and len(files) == 1:
-        at = int(size_of(files[0]) * (1 - wanted))
-        return 0, documents.line_start(files[0], at)
+        (file,) = files
+        at = int(size_of(file) * (1 - wanted))
+        return 0, documents.line_start(file, at)
     return int(wanted * 2**64), None
 
 
@@ -325,11 +329,13 @@ def prepared(args: argparse.Namespace) -> Recipe:
 def build(args: argparse.Namespace, processes: int) -> int:
     ours(args.o)
     recipe = prepared(args)
-    progress = Progress(sum(map(size_of, args.file)))
+    total = sum(map(size_of, args.file))
+    progress = Progress(total)
     splits = SPLITS if args.val else SPLITS[:1]
     encoder = Encoder(recipe)
+    fields = recipe.layout.fields
     pieces = documents.opened(
-        args.kind, args.file, recipe.layout.fields, encoder.splits, recipe.cut
+        args.kind, args.file, fields, encoder.splits, recipe.cut
     )
     done = encoded(recipe, pieces, processes)
     counts, empty = write(recipe, done, splits, args.o, progress)
@@ -342,10 +348,10 @@ def build(args: argparse.Namespace, processes: int) -> int:
         for split, (tokens, docs) in counts.items()
     )
     say(f"{args.o}: tokens: {told}; {progress.rate:,.0f} a second")
-    val = f" --val {args.o}" if args.val else ""
-    say(
-        f"next: model.vocab: {recipe.vocab} in the spec, and out/train --data {args.o}{val}"
-    )
+    data = f"--data {args.o}"
+    if args.val:
+        data += f" --val {args.o}"
+    say(f"next: model.vocab: {recipe.vocab} in the spec, and out/train {data}")
     return 0
 
 

@@ -8,6 +8,7 @@ target.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -25,6 +26,8 @@ ENDS = (END, "<|end_of_text|>", "</s>", "<eos>")  # where no file names one
 CONFIG = 100_000_000  # bytes at most of a tokenizer's files
 # Two turns each, and what comes last of them.
 PROBE = [{"role": role, "content": "a"} for role in ("user", "assistant") * 2]
+
+NEVER = (sys.maxsize, sys.maxsize)
 
 Ids = list[int]
 
@@ -202,14 +205,16 @@ def recipe(text: str, where: Path, folder: Path | None) -> Recipe:
         more = config(folder / "special_tokens_map.json")
         variables = special([known, more])
         template = template_of(folder, known)
-    names = [variables["eos_token"]] if "eos_token" in variables else ENDS
-    ends = [tokenizer.token_to_id(name) for name in names]
+    own = variables.get("eos_token")
+    names = [own] if own else ENDS
+    ends = map(tokenizer.token_to_id, names)
     end = next((x for x in ends if x is not None), None)
-    if "eos_token" in variables and end is None:
-        raise Bad(f"{where}: eos_token {names[0]} is none of its tokens")
+    if own and end is None:
+        raise Bad(f"{where}: eos_token {own} is none of its tokens")
+    ids = tokenizer.get_vocab().values()
     return Recipe(
         file=text,
-        vocab=max(tokenizer.get_vocab().values(), default=0) + 1,
+        vocab=max(ids, default=0) + 1,
         end=end,
         around=around(tokenizer),
         template=template,
@@ -327,7 +332,7 @@ class Encoder:
             text, _ = spans_of(self.template.render(PROBE, None))
         except Bad:  # it wants other conversations
             return None
-        ids = self.ids(text.rstrip())
+        ids = self.ids(text)
         names = [self.recipe.variables.get("eos_token"), *ENDS]
         names.append(self.recipe.variables.get("pad_token"))
         for name in filter(None, names):
@@ -354,10 +359,9 @@ class Encoder:
         texts = [text_in(piece, self.recipe.layout) for piece in pieces]
         before, behind = self.recipe.around
         last = behind + self.closed(behind)
-        for piece, found in zip(
-            pieces, self.encodings(texts, False), strict=True
-        ):
-            ids = found.ids
+        found = self.encodings(texts, False)
+        for piece, each in zip(pieces, found, strict=True):
+            ids = each.ids
             if ids or not piece.first:
                 head = before if piece.first else []
                 tail = last if piece.last else []
@@ -384,7 +388,7 @@ class Encoder:
         start, end = next(left)
         for at, (a, b) in enumerate(offsets):
             while a >= end:
-                start, end = next(left, (len(ids) << 32, len(ids) << 32))
+                start, end = next(left, NEVER)
             if b > start:
                 labels[at] = ids[at]
         return labels
