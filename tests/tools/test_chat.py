@@ -261,19 +261,33 @@ def test_labels_leave_out_what_is_not_learned(
     assert [text for target, text in runs if target] == turns
 
 
+@pytest.mark.parametrize(
+    "more,eos,end",
+    [
+        ("", "<|im_end|>", "<|endoftext|>"),
+        ("</s>", "</s>", "</s>"),
+        ("</s>\\n", "</s>", "<|endoftext|>"),
+        ("<|endoftext|></s>.", "<|im_end|>", None),
+    ],
+)
 def test_what_ends_a_document_stands_nowhere_else(
+    more: str,
+    eos: str,
+    end: str | None,
     near: None,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    """A template that writes the last of the usual tokens leaves none."""
-    more = "\\n' + '<|endoftext|></s>' }}"
-    source = CHATML.replace("\\n' }}", more, 1)
-    made_, where = folder(tmp_path, source)
-    file = jsonl(tmp_path / "a", [{"messages": messages(*TALK)}])
+    """One that the template itself writes at the end is not put twice."""
+    source = CHATML + "{% if not add_generation_prompt %}{{ '@' }}{% endif %}"
+    made_, where = folder(tmp_path, source.replace("@", more), eos)
+    file = jsonl(tmp_path / "a", [{"messages": messages(*TALK[:2])}])
     how = ("--tokenizer", where, "-o", tmp_path / "out")
     assert made("jsonl", file, *how) == 0
-    assert meta(tmp_path / "out")["end"] is None
-    assert tokens(tmp_path / "out")[-1] == made_.token_to_id("</s>")
+    number = end and made_.token_to_id(end)
+    assert meta(tmp_path / "out")["end"] == number
+    ids = tokens(tmp_path / "out")
+    assert ids.count(number) == (end is not None)
+    assert end is None or ids[-1] == number
 
 
 def test_prompt_and_completion(near: None, tmp_path: Path) -> None:  # noqa: F811
