@@ -152,13 +152,14 @@ class Template:
         there) is the longest end of that with which the whole goes on."""
         asked = self.render(messages[:number], tools, prompt=True)
         said = self.render(messages[: number + 1], tools)
+        start = len(asked)
+        words = str(messages[number].get("content") or "")
+        words = words.rpartition(REASONED)[2].strip()
         if whole.startswith(asked) and said.startswith(asked):
-            rest, own = whole[len(asked) :], said[len(asked) :]
-            words = str(messages[number].get("content") or "")
-            words = words.rpartition(REASONED)[2].strip()
-            for at in range(len(own)):
-                if rest.startswith(own[at:]) and words in own[at:]:
-                    return len(asked), len(whole) - len(rest) + len(own) - at
+            for at in range(start, len(said)):
+                own = said[at:]
+                if whole.startswith(own, start) and words in own:
+                    return start, start + len(own)
         raise Bad(
             f"message {number + 1}: the chat template renders it, or what is before it, otherwise"
             " when more follows; a template with {% generation %} is needed"

@@ -39,6 +39,7 @@ from types import FrameType
 
 import documents
 import encoding
+import numpy as np
 from checkpoint import Bad, code_of, printable, say, size_of
 from documents import PIECE, Layout, Piece
 from encoding import Done, Encoder, Recipe
@@ -49,6 +50,7 @@ MOST = 4096  # pieces of a task
 SPLITS = ("train", "val")
 OURS = {f"{split}{end}.bin" for split in SPLITS for end in ("", ".labels")}
 OURS |= {"meta.json", "tokenizer.json"}
+Counts = dict[str, tuple[int, int]]  # of a split tokens and documents
 SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)%|(\d{1,12})")
 
 
@@ -125,8 +127,10 @@ def ours(folder: Path) -> None:
     """It may be replaced, or there is none."""
     if not folder.exists() and not folder.is_symlink():
         return
-    there = {x.name for x in folder.iterdir()} if folder.is_dir() else {""}
-    if folder.is_symlink() or "meta.json" not in there or there - OURS:
+    there: set[str] = set()
+    if folder.is_dir() and not folder.is_symlink():
+        there = {x.name for x in folder.iterdir()}
+    if "meta.json" not in there or there - OURS:
         raise Bad(f"{folder}: is there already, and not a folder of tokens")
 
 
@@ -179,14 +183,16 @@ class Progress:
 
     def more(self, read: int, tokens: int) -> None:
         self.read += read
-        self.tokens += tokens
-        if time.monotonic() - self.told < PROGRESS_S:
+        self.tokens = tokens
+        now = time.monotonic()
+        if now - self.told < PROGRESS_S:
             return
-        self.told = time.monotonic()
-        left = self.seconds * max(self.total / max(self.read, 1) - 1, 0)
-        share = min(100 * self.read // self.total, 100)
+        self.told = now
+        share = min(self.read / self.total, 1)
+        left = self.seconds * (1 - share) / max(share, 1e-9)
+        speed = f"{self.rate:,.0f} a second"
         tell(
-            f"{share:3d} %  {self.tokens:,} tokens  {self.rate:,.0f} a second  {left:.0f} s left"
+            f"{share:4.0%}  {self.tokens:,} tokens  {speed}  {left:.0f} s left"
         )
 
 
@@ -195,10 +201,7 @@ def files_of(recipe: Recipe, split: str) -> list[str]:
     return names if recipe.ignore is None else [*names, f"{split}.labels.bin"]
 
 
-def meta(
-    recipe: Recipe, counts: dict[str, tuple[int, int]]
-) -> dict[str, object]:
-    """counts: of each split its tokens and documents"""
+def meta(recipe: Recipe, counts: Counts) -> dict[str, object]:
     kind = "bytes" if recipe.file is None else "tokenizers"
     files = {}
     for split, (tokens, docs) in counts.items():
@@ -225,44 +228,45 @@ def write(
     splits: Sequence[str],
     folder: Path,
     progress: Progress,
-) -> tuple[dict[str, tuple[int, int]], int]:
-    """Of each split its tokens and documents; how many were empty"""
+) -> tuple[Counts, int]:
+    """What was written, and how many documents were empty"""
     counts = dict.fromkeys(splits, (0, 0))
     empty = 0
-    width = 2 if recipe.dtype == "uint16" else 4
+    width = np.dtype(recipe.dtype).itemsize
     with appearing(folder) as made, ExitStack() as stack:
-        out = {
-            name: stack.enter_context(open(made / name, "wb", buffering=0))
-            for split in splits
-            for name in files_of(recipe, split)
-        }
+        out: dict[str, FileIO] = {}
+        for split in splits:
+            for name in files_of(recipe, split):
+                file = open(made / name, "wb", buffering=0)
+                out[name] = stack.enter_context(file)
         for each in done:
             empty += each.empty
             for split, part in zip(splits, each.parts, strict=False):
-                names = files_of(recipe, split)
-                for name, raw in zip(
-                    names, (part.tokens, part.labels), strict=False
-                ):
-                    put(out[name], raw, folder)
+                name, *labels = files_of(recipe, split)
+                put(out[name], part.tokens, folder)
+                for name in labels:
+                    put(out[name], part.labels, folder)
                 tokens, docs = counts[split]
-                more = len(part.tokens) // width
-                counts[split] = tokens + more, docs + part.documents
-            progress.more(
-                each.bytes,
-                sum(len(part.tokens) for part in each.parts) // width,
-            )
+                tokens += len(part.tokens) // width
+                counts[split] = tokens, docs + part.documents
+            total = sum(tokens for tokens, _ in counts.values())
+            progress.more(each.bytes, total)
         for split, (tokens, _) in counts.items():
             if not tokens:
                 raise Bad(f"no document is for {split}.bin; see --val")
-        texts = {
-            "meta.json": json.dumps(meta(recipe, counts), indent=2) + "\n"
-        }
-        if recipe.file is not None:
-            texts["tokenizer.json"] = recipe.file
-        for name, text in texts.items():
-            with open(made / name, "wb", buffering=0) as file:
-                put(file, text.encode(), folder)
+        about(recipe, counts, made, folder)
     return counts, empty
+
+
+def about(recipe: Recipe, counts: Counts, made: Path, folder: Path) -> None:
+    """The files that tell of the others"""
+    told = json.dumps(meta(recipe, counts), indent=2)
+    texts = {"meta.json": told + "\n"}
+    if recipe.file is not None:
+        texts["tokenizer.json"] = recipe.file
+    for name, text in texts.items():
+        with open(made / name, "wb", buffering=0) as file:
+            put(file, text.encode(), folder)
 
 
 # ---- the command
@@ -281,8 +285,9 @@ def validation(
             raise Bad(f"--val {wanted}: there are {of} documents; or a share")
         return documents.bound(wanted, of), None
     if kind == "text" and len(files) == 1:
-        at = int(size_of(files[0]) * (1 - wanted))
-        return 0, documents.line_start(files[0], at)
+        (file,) = files
+        at = int(size_of(file) * (1 - wanted))
+        return 0, documents.line_start(file, at)
     return int(wanted * 2**64), None
 
 
@@ -324,11 +329,13 @@ def prepared(args: argparse.Namespace) -> Recipe:
 def build(args: argparse.Namespace, processes: int) -> int:
     ours(args.o)
     recipe = prepared(args)
-    progress = Progress(sum(map(size_of, args.file)))
+    total = sum(map(size_of, args.file))
+    progress = Progress(total)
     splits = SPLITS if args.val else SPLITS[:1]
     encoder = Encoder(recipe)
+    fields = recipe.layout.fields
     pieces = documents.opened(
-        args.kind, args.file, recipe.layout.fields, encoder.splits, recipe.cut
+        args.kind, args.file, fields, encoder.splits, recipe.cut
     )
     done = encoded(recipe, pieces, processes)
     counts, empty = write(recipe, done, splits, args.o, progress)
@@ -341,21 +348,22 @@ def build(args: argparse.Namespace, processes: int) -> int:
         for split, (tokens, docs) in counts.items()
     )
     say(f"{args.o}: tokens: {told}; {progress.rate:,.0f} a second")
-    val = f" --val {args.o}" if args.val else ""
-    say(
-        f"next: model.vocab: {recipe.vocab} in the spec, and out/train --data {args.o}{val}"
-    )
+    data = f"--data {args.o}"
+    if args.val:
+        data += f" --val {args.o}"
+    say(f"next: model.vocab: {recipe.vocab} in the spec, and out/train {data}")
     return 0
 
 
 def part(text: str) -> Fraction | int:
     """Of --val: a share, below 1, or a number"""
     found = SHARE.fullmatch(text)
-    share = found and found[1]
-    number = Fraction(share) / 100 if share else int(found[2] if found else 0)
-    if number <= 0 or share and number >= 1:
-        raise argparse.ArgumentTypeError("a share as 1%, or a number from 1")
-    return number
+    share, number = found.groups() if found else (None, None)
+    if share and 0 < Fraction(share) < 100:
+        return Fraction(share) / 100
+    if number and int(number):
+        return int(number)
+    raise argparse.ArgumentTypeError("a share as 1%, or a number from 1")
 
 
 def arguments(words: Sequence[str]) -> argparse.Namespace:

@@ -57,10 +57,13 @@ class Layout:
 def place(buffer: bytearray, since: int, splits: Splits) -> int:
     """The last place to cut at, behind `since` and near the end; 0: there is none"""
     since = max(since, len(buffer) - TAIL)
-    ends = [found.end() for found in LINE_END.finditer(buffer, since)]
+    found = LINE_END.finditer(buffer, since)
+    ends = [x.end() for x in found]
     for at in islice(reversed(ends), TRIES):
-        before = bytes(buffer[max(0, at - CONTEXT) : at])
-        if splits(before, bytes(buffer[at : at + CONTEXT])):
+        start = max(0, at - CONTEXT)
+        before = bytes(buffer[start:at])
+        after = bytes(buffer[at : at + CONTEXT])
+        if splits(before, after):
             return at
     return 0
 
@@ -70,11 +73,13 @@ def pieces(
 ) -> Iterator[Piece]:
     """Of bytes start ... stop, which are a document"""
     where = str(path)
-    line, first, rest = 1, True, bytearray()
+    line, first = 1, True
+    rest = bytearray()
     with open(path, "rb") as file:
         file.seek(start)
         while start < stop:
-            block = file.read(min(PIECE, stop - start))
+            left = stop - start
+            block = file.read(min(PIECE, left))
             if not block:
                 raise Bad(f"{path}: became shorter while it was read")
             start += len(block)
@@ -85,7 +90,8 @@ def pieces(
                 part = bytes(rest[:at])
                 yield Piece(where, number, part, at, line, first, False)
                 line += part.count(b"\n")
-                first, rest = False, rest[at:]
+                first = False
+                del rest[:at]
     yield Piece(where, number, bytes(rest), len(rest), line, first)
 
 
@@ -130,7 +136,7 @@ def parquet(path: Path) -> Any:
 
     try:
         return pyarrow.parquet.ParquetFile(path)
-    except pyarrow.ArrowException as e:
+    except (pyarrow.ArrowException, OSError) as e:
         raise Bad(f"{path}: no Parquet: {e}") from None
 
 
@@ -152,7 +158,7 @@ def rows(files: Sequence[Path], fields: Sequence[str]) -> Iterator[Piece]:
                     where = f"{path}: row {row}"
                     yield Piece(where, number, record, share)
                     number += 1
-        except pyarrow.ArrowException as e:
+        except (pyarrow.ArrowException, OSError) as e:
             raise Bad(f"{path}: damaged behind row {row}: {e}") from None
 
 
@@ -170,20 +176,22 @@ def loaded(where: str, line: bytes) -> Any:
 
 def layout(piece: Piece, field: str | None) -> Layout:
     """What the first record has, the others must have."""
-    line = isinstance(piece.record, bytes)
-    record = loaded(piece.where, piece.record) if line else piece.record
+    record = piece.record
+    if isinstance(record, bytes):
+        record = loaded(piece.where, record)
     if not isinstance(record, dict):
         raise Bad(f"{piece.where}: not an object: {{...}} is needed")
-    wanted = [field] if field else ["messages", "text"]
-    for name in wanted:
+    for name in [field] if field else ["messages", "text"]:
         if name in record:
             chat = isinstance(record[name], list)
-            return Layout("messages" if chat else "text", (name,))
-    if not field and {"prompt", "completion"} <= record.keys():
-        return Layout("prompt", ("prompt", "completion"))
-    told = field or "text, messages, or prompt and completion"
+            kind = "messages" if chat else "text"
+            return Layout(kind, (name,))
+    pair = ("prompt", "completion")
+    if not field and record.keys() >= {*pair}:
+        return Layout("prompt", pair)
+    wanted = field or "text, messages, or prompt and completion"
     there = ", ".join(record) or "nothing"
-    raise Bad(f"{piece.where}: no field {told}; there is: {there}; --field")
+    raise Bad(f"{piece.where}: no field {wanted}; there is: {there}; --field")
 
 
 def opened(

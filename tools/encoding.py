@@ -8,6 +8,7 @@ target.
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -25,6 +26,8 @@ ENDS = (END, "<|end_of_text|>", "</s>", "<eos>")  # where no file names one
 CONFIG = 100_000_000  # bytes at most of a tokenizer's files
 # Two turns each, and what comes last of them.
 PROBE = [{"role": role, "content": "a"} for role in ("user", "assistant") * 2]
+
+NEVER = (sys.maxsize, sys.maxsize)
 
 Ids = list[int]
 
@@ -91,9 +94,30 @@ class Recipe:
 class Part:
     """Of train or val, what some pieces make."""
 
-    tokens: bytes = b""
-    labels: bytes = b""
+    tokens: bytes
+    labels: bytes
+    documents: int
+
+
+@dataclass
+class Gathered:
+    """A part on its way"""
+
+    tokens: Ids = field(default_factory=list)
+    labels: Ids = field(default_factory=list)
     documents: int = 0
+
+    def add(self, piece: Piece, tokens: Ids, labels: Ids) -> None:
+        self.tokens += tokens
+        self.labels += labels
+        if piece.last and tokens:
+            self.documents += 1
+
+    def part(self, dtype: str) -> Part:
+        little = np.dtype(dtype).newbyteorder("<")
+        tokens = np.array(self.tokens, little)
+        labels = np.array(self.labels, little)
+        return Part(tokens.tobytes(), labels.tobytes(), self.documents)
 
 
 @dataclass
@@ -162,9 +186,10 @@ def around(tokenizer: Tokenizer) -> tuple[Ids, Ids]:
     """What it puts before a text and behind it"""
     bare = tokenizer.encode("a", add_special_tokens=False).ids
     whole = tokenizer.encode("a").ids
-    for at in range(len(whole) - len(bare) + 1):
-        if whole[at : at + len(bare)] == bare:
-            return whole[:at], whole[at + len(bare) :]
+    for at in range(len(whole)):
+        behind = at + len(bare)
+        if whole[at:behind] == bare:
+            return whole[:at], whole[behind:]
     return [], []
 
 
@@ -180,14 +205,16 @@ def recipe(text: str, where: Path, folder: Path | None) -> Recipe:
         more = config(folder / "special_tokens_map.json")
         variables = special([known, more])
         template = template_of(folder, known)
-    names = [variables["eos_token"]] if "eos_token" in variables else ENDS
-    ends = [tokenizer.token_to_id(name) for name in names]
+    own = variables.get("eos_token")
+    names = [own] if own else ENDS
+    ends = map(tokenizer.token_to_id, names)
     end = next((x for x in ends if x is not None), None)
-    if "eos_token" in variables and end is None:
-        raise Bad(f"{where}: eos_token {names[0]} is none of its tokens")
+    if own and end is None:
+        raise Bad(f"{where}: eos_token {own} is none of its tokens")
+    ids = tokenizer.get_vocab().values()
     return Recipe(
         file=text,
-        vocab=max(tokenizer.get_vocab().values(), default=0) + 1,
+        vocab=max(ids, default=0) + 1,
         end=end,
         around=around(tokenizer),
         template=template,
@@ -305,7 +332,7 @@ class Encoder:
             text, _ = spans_of(self.template.render(PROBE, None))
         except Bad:  # it wants other conversations
             return None
-        ids = self.ids(text.rstrip())
+        ids = self.ids(text)
         names = [self.recipe.variables.get("eos_token"), *ENDS]
         names.append(self.recipe.variables.get("pad_token"))
         for name in filter(None, names):
@@ -332,10 +359,9 @@ class Encoder:
         texts = [text_in(piece, self.recipe.layout) for piece in pieces]
         before, behind = self.recipe.around
         last = behind + self.closed(behind)
-        for piece, found in zip(
-            pieces, self.encodings(texts, False), strict=True
-        ):
-            ids = found.ids
+        found = self.encodings(texts, False)
+        for piece, each in zip(pieces, found, strict=True):
+            ids = each.ids
             if ids or not piece.first:
                 head = before if piece.first else []
                 tail = last if piece.last else []
@@ -362,7 +388,7 @@ class Encoder:
         start, end = next(left)
         for at, (a, b) in enumerate(offsets):
             while a >= end:
-                start, end = next(left, (len(ids) << 32, len(ids) << 32))
+                start, end = next(left, NEVER)
             if b > start:
                 labels[at] = ids[at]
         return labels
@@ -389,29 +415,17 @@ class Encoder:
                 yield before + ids + tail, blank + labels + tail
 
     def encode(self, pieces: Sequence[Piece]) -> Done:
-        text = self.recipe.layout.kind == "text"
-        found = self.texts(pieces) if text else self.conversations(pieces)
+        how = self.conversations
+        if self.recipe.layout.kind == "text":
+            how = self.texts
+        parts = (Gathered(), Gathered())
         val = self.recipe.val([piece.number for piece in pieces])
-        tokens: tuple[Ids, Ids] = ([], [])
-        labels: tuple[Ids, Ids] = ([], [])
-        documents, empty = [0, 0], 0
-        for piece, part, (ids, targets) in zip(
-            pieces, val, found, strict=True
-        ):
-            tokens[part].extend(ids)
-            labels[part].extend(targets)
-            documents[part] += piece.last and bool(ids)
-            empty += piece.last and not ids
-        made = [
-            Part(
-                self.raw(tokens[part]), self.raw(labels[part]), documents[part]
-            )
-            for part in (0, 1)
-        ]
-        read = sum(piece.bytes for piece in pieces)
-        return Done((made[0], made[1]), read, empty)
-
-    def raw(self, ids: Ids) -> bytes:
-        return np.array(
-            ids, np.dtype(self.recipe.dtype).newbyteorder("<")
-        ).tobytes()
+        read = empty = 0
+        for piece, which, made in zip(pieces, val, how(pieces), strict=True):
+            tokens, labels = made
+            parts[which].add(piece, tokens, labels)
+            read += piece.bytes
+            if piece.last and not tokens:
+                empty += 1
+        train, validation = (x.part(self.recipe.dtype) for x in parts)
+        return Done((train, validation), read, empty)

@@ -294,3 +294,22 @@ def test_a_checkpoint_is_named_from_where_one_stands(
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("run checkpoint: ck: has no checkpoint")
+
+
+def test_data_is_named_from_where_one_stands(
+    root: pathlib.Path, own: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "a").write_text("text")
+    done = subprocess.run(
+        [root / "run", "data", "text", "a", "-o", "data/a"],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        cwd=tmp_path / "here",
+        env={**os.environ, "PATH": f"{own}:{os.environ['PATH']}"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("data/a: tokens: train 4 of 1 documents")
+    assert (tmp_path / "here/data/a/train.bin").stat().st_size == 8
+    assert not installed(own)

@@ -138,6 +138,7 @@ def test_a_turn_that_changes_when_more_follows_is_refused() -> None:
         "{% for m in messages %}{{ m.content }}{{ loop.revindex }};{% endfor %}",
         "{{ messages | length }}{% for m in messages %}{{ m.content }};{% endfor %}",
         "{% for m in messages %}{{ m.content if loop.last else 'x' }};{% endfor %}",
+        "{% for m in messages %}{{ m.content if loop.last or m.role == 'user' }};{% endfor %}",
     ):
         with pytest.raises(Bad, match="message 2: .*generation"):
             learned(source, *TALK)
@@ -260,19 +261,33 @@ def test_labels_leave_out_what_is_not_learned(
     assert [text for target, text in runs if target] == turns
 
 
+@pytest.mark.parametrize(
+    "more,eos,end",
+    [
+        ("", "<|im_end|>", "<|endoftext|>"),
+        ("</s>", "</s>", "</s>"),
+        ("</s>\\n", "</s>", "<|endoftext|>"),
+        ("<|endoftext|></s>.", "<|im_end|>", None),
+    ],
+)
 def test_what_ends_a_document_stands_nowhere_else(
+    more: str,
+    eos: str,
+    end: str | None,
     near: None,  # noqa: F811
     tmp_path: Path,
 ) -> None:
-    """A template that writes the last of the usual tokens leaves none."""
-    more = "\\n' + '<|endoftext|></s>' }}"
-    source = CHATML.replace("\\n' }}", more, 1)
-    made_, where = folder(tmp_path, source)
-    file = jsonl(tmp_path / "a", [{"messages": messages(*TALK)}])
+    """One that the template itself writes at the end is not put twice."""
+    source = CHATML + "{% if not add_generation_prompt %}{{ '@' }}{% endif %}"
+    made_, where = folder(tmp_path, source.replace("@", more), eos)
+    file = jsonl(tmp_path / "a", [{"messages": messages(*TALK[:2])}])
     how = ("--tokenizer", where, "-o", tmp_path / "out")
     assert made("jsonl", file, *how) == 0
-    assert meta(tmp_path / "out")["end"] is None
-    assert tokens(tmp_path / "out")[-1] == made_.token_to_id("</s>")
+    number = end and made_.token_to_id(end)
+    assert meta(tmp_path / "out")["end"] == number
+    ids = tokens(tmp_path / "out")
+    assert ids.count(number) == (end is not None)
+    assert end is None or ids[-1] == number
 
 
 def test_prompt_and_completion(near: None, tmp_path: Path) -> None:  # noqa: F811
@@ -307,6 +322,22 @@ def test_prompt_and_completion(near: None, tmp_path: Path) -> None:  # noqa: F81
     assert parts(tmp_path / "out") == [
         (False, list(b"Hi!")),
         (True, list(b"Hello.")),
+    ]
+
+
+def test_a_token_of_both_is_learned(
+    near: None,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """And spaces at the end, though the tokenizer leaves them out of its offsets."""
+    made_, where = folder(tmp_path, None)
+    record = {"prompt": "And t", "completion": "he end  "}
+    file = jsonl(tmp_path / "a", [record])
+    how = ("--tokenizer", where, "-o", tmp_path / "out")
+    assert made("jsonl", file, *how) == 0
+    assert text_of(made_, parts(tmp_path / "out")) == [
+        (False, "<s>And"),
+        (True, " the end  <|im_end|>"),
     ]
 
 
