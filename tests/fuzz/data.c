@@ -16,7 +16,8 @@ static int one(const uint8_t *data, size_t size)
         fd = make_file(file);
     }
     fill_file(fd, data, size);
-    if (zr_data_open(&d, file, T, VOCAB, 65535, 0, why)) return 0;
+    zr_form form = {T, VOCAB, 65535, 0};
+    if (zr_data_open(&d, file, &form, why)) return 0;
     int good = !zr_data_check(&d, 2, 1 << 20, 0, 1, why);
     /* what is read is sound even where the check objects */
     if (!zr_data_read(&d, 2, ROWS, tokens, targets, why))

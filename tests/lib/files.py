@@ -14,7 +14,7 @@ from patience import LIMIT
 
 ROOT = Path(__file__).resolve().parents[2]
 READERS = {  # by the name of the program: the files that it reads with
-    "data": ["zr_data.c", "zr_file.c"],
+    "data": ["zr_data.c", "zr_file.c", "zr_json.c", "zr_mix.c", "zr_tokens.c"],
     "run": [
         "zr_file.c",
         "zr_json.c",
