@@ -353,3 +353,17 @@ def test_a_vocabulary_beyond_uint16_trains(tmp_path: Path, vocab: int) -> None:
     steps = [json.loads(x) for x in (tmp_path / "log").open()][1:3]
     assert [step["valid"] for step in steps] == [4 * 33 - 2, 4 * 33]
     assert all(abs(x["loss"] - np.log(vocab)) < 0.5 for x in steps)
+
+
+# ---- train.c
+
+
+def test_without_the_key_train_c_is_as_it_was() -> None:
+    """And recipes of older checkpoints are still those of new programs."""
+    plain, said, shuffled = (
+        trainer.generate(law.path("gpt"), *keys)
+        for keys in ((), ("data.shuffle=false",), (SHUFFLE, "train.seed=5"))
+    )
+    assert plain == said and "shuffle" not in plain
+    assert ".shuffle = 1, .seed = 5," in shuffled
+    assert '"data.shuffle: true",' in shuffled
