@@ -26,7 +26,7 @@ static int lightest(const int64_t *weight, int n)
 }
 
 /* fork[n-1] from weight[n] */
-static void join(zr_mix *s)
+static void pair_up(zr_mix *s)
 {
     int64_t weight[2 * ZR_SOURCES] = {0};
     int n = s->n;
@@ -79,7 +79,7 @@ int zr_mix_open(zr_mix *s, const zr_given *given, int n, const char *name, const
         to->data.part = n;
     }
     reduce(s);
-    join(s);
+    pair_up(s);
     return 0;
 }
 

@@ -97,8 +97,8 @@ static int guess(const zr_data *d, int64_t size, char *why)
 
 /* `count` tokens of `width` bytes from `at` on, and `behind` more bytes, are all of the file; what:
  * that says so */
-static int place(zr_data *d, int64_t size, int width, int64_t at, int64_t count, int64_t behind,
-                 const char *what, char *why)
+static int set_tokens(zr_data *d, int64_t size, int width, int64_t at, int64_t count,
+                      int64_t behind, const char *what, char *why)
 {
     int64_t end = at + behind;
     d->width = width;
@@ -119,7 +119,7 @@ static int headerless(zr_data *d, int64_t size, int width, char *why)
     if (size % width)
         return zr_why(why, "%s: %" PRId64 " bytes, %s; tokens are uint%d", d->path, size,
                       width == 2 ? "an odd number" : "no multiple of 4", 8 * width);
-    return place(d, size, width, 0, size / width, 0, "its size", why);
+    return set_tokens(d, size, width, 0, size / width, 0, "its size", why);
 }
 
 static int short_of(const zr_data *d, int64_t size, const char *whose, char *why)
@@ -142,7 +142,7 @@ static int of_llmq(zr_data *d, int64_t size, const int32_t head[8], char *why)
         return zr_why(why, "%s: %" PRId32 " bytes a token in llm.q's header; only 4 are known",
                       d->path, head[3]);
     int64_t count = head[4], mask = head[6] ? count / 8 + (count % 8 != 0) : 0;
-    if (place(d, size, 4, HEADER, count, mask, "llm.q's header", why)) return -1;
+    if (set_tokens(d, size, 4, HEADER, count, mask, "llm.q's header", why)) return -1;
     if (head[6]) d->mask = HEADER + 4 * count;
     return 0;
 }
@@ -167,7 +167,7 @@ static int by_header(zr_data *d, int64_t size, char *why)
     if (size < HEADER) return short_of(d, size, "llm.c's", why);
     if (head[1] != headers[k].version)
         return unknown(d, head[1], "llm.c's", headers[k].version, why);
-    return place(d, size, headers[k].width, HEADER, head[2], 0, "the header", why);
+    return set_tokens(d, size, headers[k].width, HEADER, head[2], 0, "the header", why);
 }
 
 /* ---- Megatron's index: x.idx beside x.bin */
@@ -180,18 +180,18 @@ static uint64_t number_at(const unsigned char *from)
 }
 
 /* Bytes of a token of a type; 0: it is none of ours. */
-static int width_of(unsigned type) { return type == 8 ? 2 : type == 4 ? 4 : 0; }
+static int megatron_width(unsigned type) { return type == 8 ? 2 : type == 4 ? 4 : 0; }
 
 /* file: its name, fd: open, `size` bytes long. Sequences that end where the .bin ends are all of
  * it. */
-static int read_index(zr_data *d, int64_t bin, const char *file, int fd, int64_t size, char *why)
+static int read_megatron(zr_data *d, int64_t bin, const char *file, int fd, int64_t size, char *why)
 {
     unsigned char head[INDEX];
     int32_t length;
     int64_t first, last;
     if (zr_read_at(fd, head, INDEX, 0)) return zr_why(why, "%s: %s", file, strerror(errno));
     uint64_t version = number_at(head + 9), n = number_at(head + 18), m = number_at(head + 26);
-    int width = width_of(head[17]);
+    int width = megatron_width(head[17]);
     if (version != 1) return zr_why(why, "%s: version %" PRIu64 "; only 1 is known", file, version);
     if (!width)
         return zr_why(why, "%s: tokens of type %d; needed: 8 (uint16) or 4 (int32)", file,
@@ -214,7 +214,7 @@ static int read_index(zr_data *d, int64_t bin, const char *file, int fd, int64_t
     if (bin % width)
         return zr_why(why, "%s: %" PRId64 " bytes, no multiple of the %d of a token", d->path, bin,
                       width);
-    return place(d, bin, width, 0, bin / width, 0, file, why);
+    return set_tokens(d, bin, width, 0, bin / width, 0, file, why);
 }
 
 /* As by_header, by the index that lies beside the file. */
@@ -230,7 +230,7 @@ static int by_index(zr_data *d, int64_t bin, char *why)
     if (fd < 0) return 1;
     if (!fstat(fd, &s) && S_ISREG(s.st_mode) && s.st_size >= INDEX &&
         !zr_read_at(fd, magic, sizeof magic, 0) && !memcmp(magic, "MMIDIDX\0", sizeof magic))
-        found = read_index(d, bin, file, fd, s.st_size, why);
+        found = read_megatron(d, bin, file, fd, s.st_size, why);
     close(fd);
     return found;
 }
@@ -272,7 +272,7 @@ static void read_named(zr_json *j, meta *m)
     }
 }
 
-static void read_files(zr_json *j, const char *name, meta *m)
+static void read_meta_files(zr_json *j, const char *name, meta *m)
 {
     int64_t n = 0;
     while (zr_json_more(j, '{', &n)) {
@@ -293,7 +293,7 @@ static void read_meta(zr_json *j, const char *name, meta *m)
         else if (!strcmp(key, "vocab")) m->vocab = count_of(j);
         else if (!strcmp(key, "ignore")) m->ignore = count_of(j);
         else if (!strcmp(key, "dtype")) m->dtype = text_of(j);
-        else if (!strcmp(key, "files") && zr_json_peek(j) == '{') read_files(j, name, m);
+        else if (!strcmp(key, "files") && zr_json_peek(j) == '{') read_meta_files(j, name, m);
         else zr_json_skip(j);
     }
 }
@@ -328,7 +328,7 @@ static int take_meta(zr_data *d, int64_t size, const char *file, const meta *m, 
     if (m->vocab > d->vocab)
         return zr_why(why, "%s: its vocabulary has %" PRId64 " tokens, the model's %" PRId64, file,
                       m->vocab, d->vocab);
-    if (place(d, size, type ? 4 : 2, 0, m->tokens, 0, file, why)) return -1;
+    if (set_tokens(d, size, type ? 4 : 2, 0, m->tokens, 0, file, why)) return -1;
     return m->labels ? open_labels(d, file, m, size, why) : 0;
 }
 
@@ -355,10 +355,8 @@ static int by_meta(zr_data *d, int64_t size, char *why)
 
 int zr_find_tokens(zr_data *d, int64_t size, const zr_form *f, char *why)
 {
-    static int (*const ways[])(zr_data *, int64_t, char *) = {by_meta, by_index, by_header};
-    for (int i = 0; i < 3; i++) {
-        int found = ways[i](d, size, why);
-        if (found <= 0) return found;
-    }
-    return headerless(d, size, f->width, why);
+    int found = by_meta(d, size, why);
+    if (found > 0) found = by_index(d, size, why);
+    if (found > 0) found = by_header(d, size, why);
+    return found > 0 ? headerless(d, size, f->width, why) : found;
 }
