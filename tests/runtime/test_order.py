@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from files import build, run
+from test_long_data import bytes_read
 
 
 @pytest.fixture(scope="session")
@@ -140,3 +141,40 @@ def test_only_the_ratio_of_weights_counts(order: Path, file: Path) -> None:
 
 def test_one_source_has_all(order: Path, file: Path) -> None:
     assert not turns(order, file, 10, [5]).any()
+
+
+# ---- what a start looks at
+
+
+def test_a_start_looks_at_what_each_source_gives(
+    order: Path, tmp_path: Path
+) -> None:
+    """Shuffled, at all of a file that is used at all: any sample of it may come."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.write_bytes(bytes(202))
+    for at in (0, 4, 5, 9, 100):
+        tokens = np.zeros(101, "<u2")
+        tokens[at] = 256
+        second.write_bytes(tokens.tobytes())
+        for m in (5, 15, 17, 300, -1, -2):
+            words = [f"{first}:3", f"{second}:1"]
+            done = run(order, "check", m, *words)
+            own = (2 * abs(m) + 4) // 8  # a quarter of the first m, rounded
+            used = own and (m < 0 or own >= 100 or at <= own)
+            assert (done.returncode == 2) == bool(used), (at, m)
+            assert not used or f"{second}: token {at} is 256" in done.stderr
+
+
+@pytest.mark.parametrize("sources", [1, 4, 64])
+def test_a_start_reads_no_more_of_several(
+    order: Path, tmp_path: Path, sources: int
+) -> None:
+    """64 MiB and a sample, of all files together, but for what a program and its pipes take."""
+    with (tmp_path / "long").open("wb") as file:
+        file.truncate(1 << 28)
+    before = bytes_read()
+    words = [f"{tmp_path / 'long'}:1"] * sources
+    assert run(order, "check", 10**12, *words).returncode == 0
+    bound = (64 << 20) + 256 * 32768
+    read = bytes_read() - before
+    assert bound <= read < bound + (1 << 20)

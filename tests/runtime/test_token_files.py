@@ -407,10 +407,14 @@ def test_bad_labels_are_told(
     refused(data, labelled(tmp_path, labels, **more), words)
 
 
-def test_labels_are_checked_at_the_start(data: Path, tmp_path: Path) -> None:
-    labels = tokens()
+@pytest.mark.parametrize("kind", ["<u2", "<u4"])
+def test_labels_are_checked_at_the_start(
+    data: Path, tmp_path: Path, kind: str
+) -> None:
+    """Where every number of the type is a token, too."""
+    labels = tokens(kind)
     labels[40] ^= 1
-    file = labelled(tmp_path, labels)
+    file = labelled(tmp_path, labels, kind)
     _, why = read(data, file, vocab=VOCAB, n=1 << 40, rows=0)
     assert "the label of token 40 is" in why
     assert read(data, file, vocab=VOCAB, n=7, rows=7)[0] is not None
