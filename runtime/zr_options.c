@@ -27,8 +27,8 @@ static const struct option {
     size_t at; /* in zr_options */
     int64_t least, most;
 } options[] = {
-    {"--data", "FILE", "tokens to train on; FILE:W, once for each: several, by their weights",
-     SOURCE, AT(data), 0, 0},
+    {"--data", "FILE", "tokens to train on; several: FILE:WEIGHT, once for each", SOURCE, AT(data),
+     0, 0},
     {"--steps", "N", "training steps; 0 trains nothing", NUMBER, AT(steps), 0, MOST_STEPS},
     {"--val", "FILE", "tokens to measure the loss on after training", PATH, AT(val), 0, 0},
     {"--val-every", "N", "and every N steps", NUMBER, AT(val_every), 1, MOST_STEPS},
@@ -143,7 +143,7 @@ static int64_t weight_of(const char *text)
     return weight <= 1000 * ZR_WEIGHT ? weight : 0;
 }
 
-/* FILE[:W]; a file that has all of it as its name comes first. */
+/* FILE[:WEIGHT]; a file that has all of it as its name comes first. */
 static void take_source(zr *z, zr_options *to, const char *text)
 {
     const char *colon = strrchr(text, ':');
@@ -348,7 +348,7 @@ void zr_options_text(const zr *z, char *text, size_t n)
 void zr_help(zr *z, const char *program)
 {
     zr_print(z, STDOUT_FILENO,
-             "usage: %s --data FILE[:W] --steps N [options], also as --option=VALUE\n\n"
+             "usage: %s --data FILE[:WEIGHT] --steps N [options], also as --option=VALUE\n\n"
              "Trains %s on %d ranks of this host.\n\n",
              program, z->p->name, z->ranks);
     for (size_t i = 0; i < offered(); i++)
