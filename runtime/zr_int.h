@@ -503,8 +503,8 @@ void zr_show(zr *z, int kind, const char *line);
 int64_t zr_parameters(const zr_program *p);
 static inline double zr_rate(double n, double of) { return of > 0 ? n / of : 0; }
 static inline double zr_gib(int64_t bytes) { return (double)bytes / (1 << 30); }
-double zr_step_tokens(const zr *z);
-int64_t zr_samples(const zr_mix *m); /* of an epoch of all sources */ /* of all ranks */
+double zr_step_tokens(const zr *z);       /* of all ranks */
+int64_t zr_samples(const zr_mix *m);      /* of an epoch of all sources */
 void zr_lose(zr *z, int sink, int error); /* says that no more goes to ZR_TO_... */
 /* Fails where s, the file `name` of `option`, is one that the run reads. */
 struct stat;
