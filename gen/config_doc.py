@@ -38,7 +38,7 @@ DERIVED = {
     "attention.kv_heads": "`heads`",
     "attention.head_dim": "`model.width` / `heads`",
     "attention.out_bias": "`bias`",
-    "data.ignore": "`65535`, `null` where the vocabulary has that token",
+    "data.ignore": "`65535`, in a file of uint32 `4294967295`; `null` where the vocabulary has it",
 }
 DEEPSPEED = """
 ## ds_config.json

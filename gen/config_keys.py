@@ -161,4 +161,5 @@ DOES: Mapping[str, str] = {
     "cluster.memory.file": "refuses a plan that takes more of the disk for a rank",
     "targets": "names what `train.c` can be built for",
     "data.ignore": "is the token that is never a target; null: every token is one",
+    "data.shuffle": "draws the order of each epoch's samples anew, from `train.seed`",
 }

@@ -158,9 +158,9 @@ typedef struct zr_program {
     int32_t type;                     /* of parameters as they are computed with: ZR_F32 ... */
     int32_t ncolumns, inlets, inboxes, ranks, events;
     int64_t micro_batches, batch, sequence, vocab; /* A; B; T; V */
-    int64_t ignore;                                /* token that is never a target; -1: none */
-    int64_t skips;                                 /* ZR_FAULTY steps in a row that end the run */
-    int64_t tokens, targets;                       /* int32[B*T] each */
+    int64_t ignore, skips; /* never a target, -1: none; ZR_FAULTY steps in a row that end the run */
+    uint64_t shuffle, seed;    /* 1: of each epoch the samples' order is drawn, by the seed */
+    int64_t tokens, targets;   /* int32[B*T] each */
     double flops;              /* a global step: forward and backward, 6N per token + attention */
     int64_t wire, messages;    /* bytes received and collectives, per rank and training step */
     int64_t commands;          /* of a rank in a training step, waits among them */

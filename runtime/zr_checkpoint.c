@@ -296,12 +296,32 @@ static int64_t step_to_resume(zr *z)
     return step;
 }
 
+/* The program's recipe, and what the command line adds to it */
+static void list_recipe(zr *z, zr_checkpoints *c)
+{
+    const zr_mix *m = &z->train;
+    char *line = NULL;
+    size_t n = 0;
+    const char **recipe = zr_get(z, z->p->nrecipe + 1, sizeof *recipe);
+    memcpy(recipe, z->p->recipe, (size_t)z->p->nrecipe * sizeof *recipe);
+    c->recipe = recipe;
+    c->nrecipe = z->p->nrecipe;
+    if (m->n < 2) return;
+    FILE *to = open_memstream(&line, &n);
+    for (int k = 0; to && k < m->n; k++)
+        fprintf(to, "%s%" PRId64, k ? ", " : "data.weights: [", m->of[k].weight);
+    if (to) putc(']', to);
+    if (!to || fclose(to)) zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+    recipe[c->nrecipe++] = line;
+}
+
 void zr_checkpoint_open(zr *z)
 {
     zr_checkpoints *c = &z->checkpoints;
     c->last = -1;
     if (!z->o->checkpoints) return;
-    zr_data_text(z, z->o->data, c->data);
+    zr_data_text(&z->train, c->data);
+    list_recipe(z, c);
     find_stored(z, c);
     zr_run_open(z, &c->record, c->tensors);
     if (z->rank == 0) {

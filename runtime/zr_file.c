@@ -7,6 +7,7 @@
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -37,6 +38,23 @@ int zr_read_at(int fd, void *to, int64_t n, int64_t at)
         n -= got;
     }
     return 0;
+}
+
+char *zr_read_whole(const char *file, int64_t most, const char *what, int64_t *n, char *why)
+{
+    struct stat s;
+    char *text = NULL;
+    int fd = open(file, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0 || fstat(fd, &s)) zr_why(why, "%s: %s", file, strerror(errno));
+    else if (!S_ISREG(s.st_mode) || s.st_size > most) zr_why(why, "%s: %s", file, what);
+    else if (!(text = malloc((size_t)s.st_size + 1))) zr_why(why, "%s: no memory", file);
+    else if (zr_read_at(fd, text, s.st_size, 0)) {
+        zr_why(why, "%s: %s", file, strerror(errno));
+        free(text);
+        text = NULL;
+    } else text[ *n = s.st_size] = 0;
+    if (fd >= 0) close(fd);
+    return text;
 }
 
 int zr_write_at(int fd, const void *from, int64_t n, int64_t at)
@@ -73,6 +91,14 @@ void zr_add_hash(uint64_t *hash, const void *from, size_t n)
 {
     const unsigned char *s = from;
     for (size_t i = 0; i < n; i++) *hash = (*hash ^ s[i]) * 0x100000001b3;
+}
+
+int zr_beside(char *to, const char *path, const char *name, char *why)
+{
+    const char *slash = strrchr(path, '/');
+    int folder = slash ? (int)(slash - path) + 1 : 0;
+    if (snprintf(to, ZR_FILE, "%.*s%s", folder, path, name) < ZR_FILE) return 0;
+    return zr_why(why, "%.200s...: the path is too long", path);
 }
 
 int zr_path(char *to, const char *dir, const char *name, char *why)

@@ -12,6 +12,7 @@
 
 enum { ZR_WHY = 512, ZR_FILE = 4096 }; /* bytes of `why` and `note`; of a path */
 
+static inline int64_t zr_least(int64_t a, int64_t b) { return a < b ? a : b; }
 /* Puts a line together in why[ZR_WHY], bytes that cannot be printed as '?'. Returns -1. */
 int zr_why(char *why, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Exactly n bytes at file offset `at`; 0, or -1 and errno (ENODATA: the file ends before). */
@@ -23,6 +24,11 @@ int zr_reserve(int fd, int64_t size, const char *file, char *why);
 /* FNV-1a, from ZR_HASH on: to tell whether things are alike, not for weights */
 #define ZR_HASH 0xcbf29ce484222325
 void zr_add_hash(uint64_t *hash, const void *from, size_t n);
+/* All of a regular file of at most so many bytes, a 0 behind it, for free(); NULL and why. what: it
+ * is, otherwise. */
+char *zr_read_whole(const char *file, int64_t most, const char *what, int64_t *n, char *why);
+/* to[ZR_FILE] = the file `name` in the folder that `path` lies in */
+int zr_beside(char *to, const char *path, const char *name, char *why);
 /* to[ZR_FILE] = dir/name */
 int zr_path(char *to, const char *dir, const char *name, char *why);
 int zr_make_dir(const char *dir, char *why); /* it and those above it */
@@ -34,16 +40,27 @@ int zr_save_clear(const char *file, char *why);
 /* ---- tokens. Sample i (of `samples`, then from the start again) takes tokens[i*T .. i*T+T]. */
 typedef struct zr_data {
     const char *path;
-    int fd;
+    int fd, labels;         /* labels: as long as the tokens, a file; -1: none */
+    int width;              /* bytes of a token: 2, uint16, or 4, uint32 */
+    int part;               /* a start looks at 1/part of what it looks at in a file alone */
     int64_t at;             /* file offset of the first token */
-    int64_t count, samples; /* tokens; samples of T and one more. 0: not open */
+    int64_t mask;           /* and of a bit for each, 0 where it is no target; 0: none */
+    int64_t count, samples; /* tokens; samples of T and one more */
     int64_t T, vocab, ignore;
 } zr_data;
 
-/* ignore: the id that is never a target (-1: none). sure: the file holds uint16 tokens even if it
- * looks like something else. `path` must outlive d. */
-int zr_data_open(zr_data *d, const char *path, int64_t T, int64_t vocab, int64_t ignore, int sure,
-                 char *why);
+/* What a program asks of a file. ignore: the id that is never a target (-1: none; in a file of
+ * uint32 the greatest uint32, where the spec does not say). width: bytes of a token where the file
+ * does not tell; 0: uint16, unless it looks like something else. */
+typedef struct zr_form {
+    int64_t T, vocab, ignore;
+    int width;
+} zr_form;
+
+/* `path` must outlive d. */
+int zr_data_open(zr_data *d, const char *path, const zr_form *f, char *why);
+/* Where tokens, labels and mask lie in an open file of `size` bytes (zr_tokens.c). */
+int zr_find_tokens(zr_data *d, int64_t size, const zr_form *f, char *why);
 /* Looks for ids beyond the vocabulary in samples first .. first+n-1, in their first 64 MiB and at
  * places of the rest: the part of rank of ranks. zr_data_read looks at all that it reads. */
 int zr_data_check(const zr_data *d, int64_t first, int64_t n, int rank, int ranks, char *why);
@@ -51,6 +68,37 @@ int zr_data_check(const zr_data *d, int64_t first, int64_t n, int rank, int rank
 int zr_data_read(const zr_data *d, int64_t first, int64_t B, int32_t *tokens, int32_t *targets,
                  char *why);
 void zr_data_close(zr_data *d);
+
+/* ---- samples of several token files, by their weights (zr_mix.c) */
+enum { ZR_SOURCES = 64, ZR_WEIGHT = 10000 }; /* at most so many; a weight of 1 */
+typedef struct zr_given {
+    const char *file; /* or a folder */
+    int64_t weight;   /* from 1 to 1000 * ZR_WEIGHT */
+} zr_given;
+
+typedef struct zr_dataset {
+    zr_data data;
+    int64_t weight; /* the ratio of all in the least whole numbers */
+    char path[ZR_FILE];
+} zr_dataset;
+
+typedef struct zr_mix {
+    int n;                  /* 0: not given */
+    uint64_t shuffle, seed; /* as zr_program's */
+    zr_dataset *of;
+    struct zr_fork *fork; /* zr_order.h */
+} zr_mix;
+
+/* name: of the file in a folder. */
+int zr_mix_open(zr_mix *s, const zr_given *given, int n, const char *name, const zr_form *f,
+                char *why);
+/* taken[n]: how many each has of the first m samples */
+void zr_mix_taken(const zr_mix *s, int64_t m, int64_t *taken);
+/* As zr_data_check, of the first `used` samples; as zr_data_read. */
+int zr_mix_check(const zr_mix *s, int64_t used, int rank, int ranks, char *why);
+int zr_mix_read(const zr_mix *s, int64_t first, int64_t B, int32_t *tokens, int32_t *targets,
+                char *why);
+void zr_mix_close(zr_mix *s);
 
 /* ---- a queue's arena, wherever it lies: bytes out of it and into it, at offset `at`. All queues
  * are empty. The target has these (zr_int.h). */

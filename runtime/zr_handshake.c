@@ -50,14 +50,17 @@ static void tell_seen(const seen *s, char text[ZR_TOLD])
              s->files == 1 ? "" : "s", s->bytes, s->hash);
 }
 
-void zr_data_text(zr *z, const char *path, char text[ZR_TOLD])
+/* Labels are files, too. Other numbers than uint16 are other data. */
+void zr_data_text(const zr_mix *m, char text[ZR_TOLD])
 {
     seen s = {0, 0, ZR_HASH};
-    if (!path) return;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0) zr_fail(z, ZR_USER, "%s: %s", path, strerror(errno));
-    add_samples(&s, fd);
-    close(fd);
+    if (!m->n) return;
+    for (int k = 0; k < m->n; k++) {
+        const zr_data *d = &m->of[k].data;
+        add_samples(&s, d->fd);
+        if (d->labels >= 0) add_samples(&s, d->labels);
+        if (d->width != 2) zr_add_hash(&s.hash, &d->width, sizeof d->width);
+    }
     tell_seen(&s, text);
 }
 
@@ -78,9 +81,16 @@ static void write_object(zr *z, char text[ZR_TOLD])
 
 static void write_options(zr *z, char text[ZR_TOLD]) { zr_options_text(z, text, ZR_TOLD); }
 
-static void write_data(zr *z, char text[ZR_TOLD]) { zr_data_text(z, z->o->data, text); }
+static void write_data(zr *z, char text[ZR_TOLD])
+{
+    uint64_t hash = ZR_HASH;
+    zr_data_text(&z->train, text);
+    for (int k = 0; k < z->train.n; k++) zr_add_hash(&hash, &z->train.of[k].weight, 8);
+    size_t n = strlen(text);
+    if (z->train.n > 1) snprintf(text + n, ZR_TOLD - n, ", weights %016" PRIx64, hash);
+}
 
-static void write_val(zr *z, char text[ZR_TOLD]) { zr_data_text(z, z->o->val, text); }
+static void write_val(zr *z, char text[ZR_TOLD]) { zr_data_text(&z->val, text); }
 
 static void write_weights(zr *z, char text[ZR_TOLD])
 {

@@ -25,6 +25,7 @@
 #ifndef ZR_INT_H
 #define ZR_INT_H
 #include "zr_file.h"
+#include "zr_order.h"
 #include <pthread.h>
 #include <stdatomic.h>
 #include <sys/types.h>
@@ -51,8 +52,10 @@ enum { ZR_SAVING, ZR_PROFILING, ZR_TEMPS };  /* what makes a file under another 
 
 /* ---- options (zr_options.c) */
 typedef struct zr_options {
-    const char *data, *val, *load, *save, *log, *queue, *nvme, *gemms; /* NULL: not given */
-    const char *tokens; /* "uint16": that is what --data and --val hold */
+    zr_given data[ZR_SOURCES];
+    int ndata;                                                  /* how many of these are given */
+    const char *val, *load, *save, *log, *queue, *nvme, *gemms; /* NULL: not given */
+    const char *tokens; /* "uint16", "uint32": what --data and --val hold if they do not tell */
     const char *profile, *profile_steps;
     const char *checkpoints, *resume, *accept_change;
     int64_t save_every, keep, keep_every, resume_step; /* 0: not given */
@@ -225,7 +228,9 @@ typedef struct zr_checkpoints {
     uint64_t *sums;         /* [tensors] */
     zr_chunk *chunk;
     zr_run record;
-    char data[ZR_TOLD];  /* what --data holds */
+    char data[ZR_TOLD];        /* what --data holds */
+    const char *const *recipe; /* [nrecipe] lines: the program's, sources' weights */
+    int nrecipe;
     int late;            /* the time to save in has passed (--grace): alike on all ranks */
     int64_t unsynced;    /* bytes of this rank that may not be on the disk */
     double turned;       /* zr_now() between the last two steps; 0: there was none yet */
@@ -266,7 +271,7 @@ struct zr {
     int column;           /* in p->columns, and in train.c's launch tables */
     _Atomic int64_t step; /* training step in work, from 0 */
     int64_t skips;        /* steps in a row without an effect, but for the search of a scale */
-    zr_data train, val;   /* count 0: not given */
+    zr_mix train, val;
     zr_log log;
     zr_profile profile;
     zr_checkpoints checkpoints;
@@ -316,7 +321,8 @@ void zr_total(zr *z, uint64_t sum[2]);     /* the sum over all ranks */
  * when kernels are open, other kernels, options or data */
 void zr_same_program(zr *z);
 void zr_handshake(zr *z);
-void zr_data_text(zr *z, const char *path, char text[ZR_TOLD]); /* size, hash of samples; "" */
+/* Files, their size, a hash of samples; "" where there are none */
+void zr_data_text(const zr_mix *m, char text[ZR_TOLD]);
 extern const char zr_digest[];  /* of the sources, 64 hex digits, by runtime/digest */
 extern const char zr_release[]; /* what VERSION has */
 
@@ -485,13 +491,7 @@ void zr_version(zr *z);
 int64_t zr_setting(zr *z, const char *name, int64_t most);
 
 /* splitmix64 */
-static inline uint64_t zr_random(uint64_t *state)
-{
-    uint64_t x = *state += 0x9e3779b97f4a7c15;
-    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
-    x = (x ^ x >> 27) * 0x94d049bb133111eb;
-    return x ^ x >> 31;
-}
+static inline uint64_t zr_random(uint64_t *state) { return zr_mixed(*state += 0x9e3779b97f4a7c15); }
 
 /* Does the program use this queue? */
 static inline int zr_uses(const zr *z, int queue) { return z->p->queues >> queue & 1; }
@@ -504,6 +504,7 @@ int64_t zr_parameters(const zr_program *p);
 static inline double zr_rate(double n, double of) { return of > 0 ? n / of : 0; }
 static inline double zr_gib(int64_t bytes) { return (double)bytes / (1 << 30); }
 double zr_step_tokens(const zr *z);       /* of all ranks */
+int64_t zr_samples(const zr_mix *m);      /* of an epoch of all sources */
 void zr_lose(zr *z, int sink, int error); /* says that no more goes to ZR_TO_... */
 /* Fails where s, the file `name` of `option`, is one that the run reads. */
 struct stat;

@@ -10,8 +10,7 @@ static void fail(zr_json *j, const char *error)
     if (!j->error) j->error = error;
 }
 
-/* The next character that is not blank; 0 at the end and after an error. */
-static char peek(zr_json *j)
+char zr_json_peek(zr_json *j)
 {
     while (j->at < j->end && *j->at && strchr(" \t\n\r", *j->at)) j->at++;
     return j->error || j->at >= j->end ? 0 : *j->at;
@@ -19,7 +18,7 @@ static char peek(zr_json *j)
 
 static int pass(zr_json *j, char c, const char *error)
 {
-    if (peek(j) != c) fail(j, error);
+    if (zr_json_peek(j) != c) fail(j, error);
     else j->at++;
     return j->error ? -1 : 0;
 }
@@ -29,12 +28,12 @@ int zr_json_more(zr_json *j, char open, int64_t *n)
     char close = open == '{' ? '}' : ']';
     if (*n == 0 && pass(j, open, open == '{' ? "an object is needed" : "an array is needed"))
         return 0;
-    if (peek(j) == close) {
+    if (zr_json_peek(j) == close) {
         j->at++;
         return 0;
     }
     if (*n > 0 && pass(j, ',', "a comma or an end is needed")) return 0;
-    if (peek(j) == close) fail(j, "a comma before the end");
+    if (zr_json_peek(j) == close) fail(j, "a comma before the end");
     ++*n;
     return !j->error;
 }
@@ -133,7 +132,7 @@ static int digit(char c) { return c >= '0' && c <= '9'; }
 int64_t zr_json_count(zr_json *j)
 {
     int64_t x = 0;
-    if (!digit(peek(j))) fail(j, "a whole number is needed");
+    if (!digit(zr_json_peek(j))) fail(j, "a whole number is needed");
     if (!j->error && *j->at == '0' && digit(j->at[1])) fail(j, "a number with a leading 0");
     while (!j->error && digit(*j->at)) {
         if (__builtin_mul_overflow(x, 10, &x) || __builtin_add_overflow(x, *j->at - '0', &x))
@@ -167,7 +166,7 @@ static void pass_number(zr_json *j)
 static void scalar(zr_json *j)
 {
     static const char *const words[] = {"true", "false", "null"};
-    char c = peek(j);
+    char c = zr_json_peek(j);
     if (c == '"') {
         zr_json_text(j);
         return;
@@ -190,7 +189,7 @@ void zr_json_skip(zr_json *j)
     int64_t n[DEEP];
     int depth = 0;
     do {
-        char c = peek(j);
+        char c = zr_json_peek(j);
         if ((c == '{' || c == '[') && depth < DEEP) open[depth] = c, n[depth++] = 0;
         else scalar(j);
         while (depth && !j->error && !zr_json_more(j, open[depth - 1], &n[depth - 1])) depth--;
@@ -200,7 +199,7 @@ void zr_json_skip(zr_json *j)
 
 int zr_json_end(zr_json *j)
 {
-    if (!j->error && (peek(j) || j->at < j->end)) fail(j, "something after the end");
+    if (!j->error && (zr_json_peek(j) || j->at < j->end)) fail(j, "something after the end");
     return j->error ? -1 : 0;
 }
 

@@ -16,6 +16,7 @@ typedef struct zr_json {
     const char *error; /* NULL: none so far */
 } zr_json;
 
+char zr_json_peek(zr_json *j); /* what comes next but blanks; 0: the end, or an error */
 /* Goes through an object or array (open '{' or '['): 1 while there is another element to read.
  * *n counts them and is 0 before the first call. */
 int zr_json_more(zr_json *j, char open, int64_t *n);

@@ -150,10 +150,15 @@ static int same(const struct stat *a, const struct stat *b)
     return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
 }
 
-static int is_data(const zr_data *d, const struct stat *s)
+static int is_data(const zr_mix *m, const struct stat *s)
 {
-    struct stat data;
-    return d->count && !fstat(d->fd, &data) && same(s, &data);
+    struct stat file;
+    for (const zr_dataset *from = m->of; from < m->of + m->n; from++) {
+        const int fd[] = {from->data.fd, from->data.labels};
+        for (int i = 0; i < 2; i++)
+            if (fd[i] >= 0 && !fstat(fd[i], &file) && same(s, &file)) return 1;
+    }
+    return 0;
 }
 
 /* Is it a file that --load opens? Where that cannot be told, loading will say what is wrong. */
@@ -238,6 +243,13 @@ static double step_samples(const zr *z)
     return (double)z->p->micro_batches * (double)z->ranks * (double)z->p->batch;
 }
 
+int64_t zr_samples(const zr_mix *m)
+{
+    int64_t n = 0;
+    for (int k = 0; k < m->n; k++) n += m->of[k].data.samples;
+    return n;
+}
+
 double zr_step_tokens(const zr *z) { return step_samples(z) * (double)z->p->sequence; }
 
 /* A number as JSON: NaN and infinities have none. */
@@ -255,6 +267,23 @@ static void quoted(FILE *to, const char *name, const char *text)
     fprintf(to, "\"%s\": ", name);
     zr_json_quote(to, text);
     fprintf(to, ", ");
+}
+
+/* A list of the sources of --data */
+static void write_data_files(zr *z, FILE *to)
+{
+    const zr_mix *m = &z->train;
+    fprintf(to, "], \"data\": [");
+    for (const zr_dataset *from = m->of; from < m->of + m->n; from++) {
+        const zr_data *d = &from->data;
+        fprintf(to, "%s{", from > m->of ? ", " : "");
+        quoted(to, "file", d->path);
+        fprintf(to,
+                "\"type\": \"uint%d\", \"tokens\": %" PRId64 ", \"samples\": %" PRId64
+                ", \"labels\": %s, \"weight\": %" PRId64 "}",
+                8 * d->width, d->count, d->samples, d->labels >= 0 || d->mask ? "true" : "false",
+                from->weight);
+    }
 }
 
 /* What the run is, as a line of JSON. */
@@ -277,6 +306,7 @@ static void write_run(zr *z, FILE *to)
         if (word > z->o->words) fprintf(to, ", ");
         zr_json_quote(to, *word);
     }
+    write_data_files(z, to);
     fprintf(to,
             "], \"ranks\": %d, \"threads\": %d, \"parameters\": %" PRId64
             ", \"tokens_per_step\": %.0f, \"flops_per_step\": %.17g}\n",
@@ -326,7 +356,7 @@ void zr_log_step(zr *z, const double report[ZR_REPORT], double seconds)
              "\"tokens_per_second\": %.9g%s}\n",
              steps, number_text(loss, report[ZR_LOSS]), number_text(norm, report[ZR_NORM]),
              number_text(lr, report[ZR_LR]), steps * zr_step_tokens(z), report[ZR_VALID], skipped,
-             scale, steps * step_samples(z) / (double)z->train.samples, seconds,
+             scale, steps * step_samples(z) / (double)zr_samples(&z->train), seconds,
              zr_rate(zr_step_tokens(z), seconds), share);
 }
 

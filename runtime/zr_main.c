@@ -35,12 +35,12 @@ static void blank(zr *z, int64_t first, int32_t *tokens, int32_t *targets)
 
 /* tokens, targets int32 [B, T] in the arena, `at` behind their places: `rows` samples from `first`
  * on, below them nothing */
-static void load_batch(zr *z, int64_t at, const zr_data *d, int64_t first, int64_t rows)
+static void load_batch(zr *z, int64_t at, const zr_mix *d, int64_t first, int64_t rows)
 {
     char why[ZR_WHY];
     int32_t *tokens, *targets;
     zr_inlet(z, at, &tokens, &targets);
-    if (rows > 0 && zr_data_read(d, first, rows, tokens, targets, why))
+    if (rows > 0 && zr_mix_read(d, first, rows, tokens, targets, why))
         zr_fail(z, ZR_USER, "%s", why);
     blank(z, rows * z->p->sequence, tokens, targets);
     zr_inlet_filled(z, at);
@@ -62,16 +62,33 @@ void zr_batch_at(zr *z, int64_t micro_batch, int64_t at)
 
 void zr_batch(zr *z, int64_t micro_batch) { zr_batch_at(z, micro_batch, 0); }
 
-/* used: samples that the run looks at */
-static void open_tokens(zr *z, zr_data *d, const char *path, int64_t used)
+static void open_tokens(zr *z, zr_mix *to, const zr_given *given, int n, const char *name)
 {
     char why[ZR_WHY];
-    const zr_program *p = z->p;
-    if (!path) return;
-    if (zr_data_open(d, path, p->sequence, p->vocab, p->ignore, z->o->tokens != NULL, why))
-        zr_fail(z, ZR_USER, "%s", why);
-    if (used > d->samples) used = d->samples;
-    if (zr_data_check(d, 0, used, z->rank, z->ranks, why)) zr_fail(z, ZR_USER, "%s", why);
+    const char *type = z->o->tokens;
+    zr_form form = {z->p->sequence, z->p->vocab, z->p->ignore, 0};
+    if (type) form.width = strcmp(type, "uint16") ? 4 : 2;
+    if (zr_mix_open(to, given, n, name, &form, why)) zr_fail(z, ZR_USER, "%s", why);
+}
+
+/* used: samples that the run looks at */
+static void check_tokens(zr *z, const zr_mix *m, int64_t used)
+{
+    char why[ZR_WHY];
+    if (zr_mix_check(m, used, z->rank, z->ranks, why)) zr_fail(z, ZR_USER, "%s", why);
+}
+
+/* Validation takes the first so many samples, of one file. */
+static void open_data(zr *z)
+{
+    const zr_given val = {z->o->val, ZR_WEIGHT};
+    open_tokens(z, &z->train, z->o->data, z->o->ndata, "train.bin");
+    open_tokens(z, &z->val, &val, z->o->val != NULL, "val.bin");
+    z->train.shuffle = z->p->shuffle;
+    z->train.seed = z->p->seed;
+    if (z->val.n && z->o->val_tokens)
+        z->val.of->data.samples =
+            zr_least(z->val.of->data.samples, z->o->val_tokens / z->p->sequence);
 }
 
 /* ---- a rank's beginnings */
@@ -132,7 +149,6 @@ static void load_weights(zr *z)
 
 static void begin(zr *z)
 {
-    int64_t val_samples = z->o->val_tokens ? z->o->val_tokens / z->p->sequence : INT64_MAX;
     zr_progress(z, "start", NULL, 0);
     if (z->far) zr_meet(z);
     zr_same_program(z);
@@ -140,11 +156,10 @@ static void begin(zr *z)
     zr_check_states(z);
     open_kernels(z);
     gemms(z, z->o->tune ? ZR_TIME : ZR_TAKE);
+    open_data(z);
     zr_handshake(z);
-    open_tokens(z, &z->train, z->o->data,
-                z->o->steps * z->p->micro_batches * z->ranks * z->p->batch);
-    open_tokens(z, &z->val, z->o->val, val_samples);
-    if (z->val.samples > val_samples) z->val.samples = val_samples;
+    check_tokens(z, &z->train, z->o->steps * z->p->micro_batches * z->ranks * z->p->batch);
+    check_tokens(z, &z->val, INT64_MAX);
     zr_checkpoint_open(z);
     zr_verify_open(z);
     zr_log_open(z);
@@ -189,11 +204,12 @@ static void validate(zr *z, int64_t step)
     int64_t B = z->p->batch, turn = B * z->ranks;
     double loss, valid, begun = zr_now();
     if (!z->o->val) return;
-    zr_progress(z, "validation", "micro-batch", (z->val.samples + turn - 1) / turn);
+    int64_t samples = z->val.of->data.samples;
+    zr_progress(z, "validation", "micro-batch", (samples + turn - 1) / turn);
     zr_stepping(z, 1);
     zr_call(z, ZR_MAIN, z->p->clear, 0);
-    for (int64_t first = 0; first < z->val.samples; first += turn) {
-        int64_t mine = first + z->rank * B, rows = z->val.samples - mine;
+    for (int64_t first = 0; first < samples; first += turn) {
+        int64_t mine = first + z->rank * B, rows = samples - mine;
         load_batch(z, 0, &z->val, mine, rows < 0 ? 0 : rows < B ? rows : B);
         zr_replay(z, ZR_EVAL, z->p->eval);
         zr_drain(z);
@@ -373,7 +389,8 @@ static void sample(zr *z)
     uint64_t state = 0;
     if (!z->o->sample) return;
     int32_t *context = zr_get(z, 2 * T, sizeof *context); /* [T], and targets of no use */
-    if (zr_data_read(z->o->val ? &z->val : &z->train, 0, 1, context, context + T, why))
+    const zr_mix *from = z->o->val ? &z->val : &z->train;
+    if (zr_data_read(&from->of->data, 0, 1, context, context + T, why))
         zr_fail(z, ZR_USER, "%s", why);
     for (int64_t i = 0; i < n; i++) say_token(z, context[i]);
     for (int64_t i = 0; i < z->o->sample; i++) {

@@ -18,7 +18,7 @@ enum { MOST_STEPS = 1000000000, MOST_THREADS = 1024, MOST_TIMEOUT = 1000000 };
 enum { MOST_TIME = 1000000000 }; /* seconds */
 
 /* All ranks must be given the same, of a PATH only whether it is; OWN: each may have its own. */
-enum { TEXT, NUMBER, TIME, FLAG, PATH, OWN_PATH, OWN_NUMBER };
+enum { TEXT, NUMBER, TIME, FLAG, PATH, SOURCE, OWN_PATH, OWN_NUMBER };
 
 #define AT(field) offsetof(zr_options, field)
 static const struct option {
@@ -27,8 +27,8 @@ static const struct option {
     size_t at; /* in zr_options */
     int64_t least, most;
 } options[] = {
-    {"--data", "FILE", "tokens to train on: uint16, without a header or with llm.c's", PATH,
-     AT(data), 0, 0},
+    {"--data", "FILE", "tokens to train on; several: FILE:WEIGHT, once for each", SOURCE, AT(data),
+     0, 0},
     {"--steps", "N", "training steps; 0 trains nothing", NUMBER, AT(steps), 0, MOST_STEPS},
     {"--val", "FILE", "tokens to measure the loss on after training", PATH, AT(val), 0, 0},
     {"--val-every", "N", "and every N steps", NUMBER, AT(val_every), 1, MOST_STEPS},
@@ -67,7 +67,7 @@ static const struct option {
     {"--profile", "FILE", "time each command of some steps: a table, and FILE for ui.perfetto.dev",
      PATH, AT(profile), 0, 0},
     {"--profile-steps", "A-B", "these steps, from 1 (default: 2-4)", TEXT, AT(profile_steps), 0, 0},
-    {"--tokens", "TYPE", "uint16: --data and --val hold that, whatever they look like", TEXT,
+    {"--tokens", "TYPE", "uint16 or uint32: what --data and --val hold if they do not tell", TEXT,
      AT(tokens), 0, 0},
     {"--drop-unknown", NULL, "leave out tensors of --load that the model has no place for", FLAG,
      AT(drop_unknown), 0, 0},
@@ -130,6 +130,37 @@ static const struct option *find_option(zr *z, const char *word, const char **va
     zr_fail(z, ZR_USER, "%s: no such option; see --help", word);
 }
 
+/* In 1/ZR_WEIGHT: digits with at most four behind a point. 0: out of range; -1: no number */
+static int64_t weight_of(const char *text)
+{
+    size_t whole = strspn(text, "0123456789"), behind = 0;
+    int64_t weight = 0;
+    if (text[whole] == '.') behind = 1 + strspn(text + whole + 1, "0123456789");
+    if (text[whole + behind] || whole + behind < 1 + (behind > 0)) return -1;
+    if (whole > 4 || behind > 5) return 0;
+    for (size_t i = 0; i < whole; i++) weight = 10 * weight + (text[i] - '0');
+    for (size_t i = 1; i < 5; i++) weight = 10 * weight + (i < behind ? text[whole + i] - '0' : 0);
+    return weight <= 1000 * ZR_WEIGHT ? weight : 0;
+}
+
+/* FILE[:WEIGHT]; a file that has all of it as its name comes first. */
+static void take_source(zr *z, zr_options *to, const char *text)
+{
+    const char *colon = strrchr(text, ':');
+    int64_t weight = colon && access(text, F_OK) ? weight_of(colon + 1) : -1;
+    if (to->ndata == ZR_SOURCES)
+        zr_fail(z, ZR_USER, "--data %s: more than %d sources", text, ZR_SOURCES);
+    if (!weight)
+        zr_fail(z, ZR_USER,
+                "--data %s: a weight from 0.0001 to 1000 with at most four digits behind the "
+                "point is needed",
+                text);
+    zr_given *new = &to->data[to->ndata++];
+    *new = (zr_given){text, weight < 0 ? ZR_WEIGHT : weight};
+    if (weight > 0 && !(new->file = strndup(text, (size_t)(colon - text))))
+        zr_fail(z, ZR_ENVIRONMENT, "out of memory");
+}
+
 /* Takes one option and its operand; returns how many words that were. */
 static int take_option(zr *z, zr_options *to, char **argv)
 {
@@ -146,6 +177,7 @@ static int take_option(zr *z, zr_options *to, char **argv)
         zr_fail(z, ZR_USER, "%s needs %s behind it; see --help", o->name, o->operand);
     if (o->kind == NUMBER || o->kind == OWN_NUMBER) *(int64_t *)at = number(z, o, value);
     else if (o->kind == TIME) *(int64_t *)at = time_of(z, o, value);
+    else if (o->kind == SOURCE) take_source(z, to, value);
     else *(const char **)at = value;
     return joined ? 1 : 2;
 }
@@ -182,7 +214,7 @@ static double peak(zr *z)
 static void set_tune(zr *z, zr_options *o)
 {
     if (!o->tune) return;
-    if (!o->gemms || !o->data || o->steps >= 0 || o->val || o->load || o->save || o->sample ||
+    if (!o->gemms || !o->ndata || o->steps >= 0 || o->val || o->load || o->save || o->sample ||
         o->hash || o->profile || o->checkpoints)
         zr_fail(z, ZR_USER,
                 "--tune trains nothing: --data FILE and --gemms FILE go with it, and "
@@ -217,7 +249,7 @@ static void check_checkpoints(zr *z, const zr_options *o)
     for (size_t i = 0; i < sizeof with / sizeof *with; i++)
         if (with[i].given && !o->checkpoints)
             zr_fail(z, ZR_USER, "%s needs --checkpoints DIR", with[i].name);
-    if (o->checkpoints && !o->data) zr_fail(z, ZR_USER, "--checkpoints needs --data FILE");
+    if (o->checkpoints && !o->ndata) zr_fail(z, ZR_USER, "--checkpoints needs --data FILE");
     if (o->load && o->resume && strcmp(o->resume, "auto") && strcmp(o->resume, "no"))
         zr_fail(z, ZR_USER, "--load and --resume STEP both say where to begin; give one of them");
 }
@@ -226,10 +258,11 @@ static void check_checkpoints(zr *z, const zr_options *o)
 static void check_options(zr *z, const zr_options *o)
 {
     if (o->steps < 0) zr_fail(z, ZR_USER, "--steps N is needed (0 trains nothing); see --help");
-    if (o->steps > 0 && !o->data) zr_fail(z, ZR_USER, "--data FILE is needed to train; see --help");
-    if (o->tokens && strcmp(o->tokens, "uint16"))
-        zr_fail(z, ZR_USER, "--tokens %s: uint16 is needed", o->tokens);
-    if (o->tokens && !o->data && !o->val)
+    if (o->steps > 0 && !o->ndata)
+        zr_fail(z, ZR_USER, "--data FILE is needed to train; see --help");
+    if (o->tokens && strcmp(o->tokens, "uint16") && strcmp(o->tokens, "uint32"))
+        zr_fail(z, ZR_USER, "--tokens %s: uint16 or uint32 is needed", o->tokens);
+    if (o->tokens && !o->ndata && !o->val)
         zr_fail(z, ZR_USER, "--tokens needs --data FILE or --val FILE");
     if (o->drop_unknown && !o->load) zr_fail(z, ZR_USER, "--drop-unknown needs --load DIR");
     check_checkpoints(z, o);
@@ -238,7 +271,7 @@ static void check_options(zr *z, const zr_options *o)
     if (o->val_tokens && o->val_tokens < z->p->sequence)
         zr_fail(z, ZR_USER, "--val-tokens %" PRId64 ": a sample has %" PRId64 " tokens",
                 o->val_tokens, z->p->sequence);
-    if (o->sample && !o->val && !o->data)
+    if (o->sample && !o->val && !o->ndata)
         zr_fail(z, ZR_USER, "--sample needs --val FILE or --data FILE");
 }
 
@@ -295,6 +328,9 @@ static void write_option(const zr_options *from, const struct option *o, char *t
         snprintf(to, n, " %s %" PRId64, o->name, *(const int64_t *)at);
     if ((o->kind == FLAG && *(const int *)at) || (o->kind == PATH && text))
         snprintf(to, n, " %s", o->name);
+    if (o->kind == SOURCE && from->ndata) snprintf(to, n, " %s", o->name);
+    if (o->kind == SOURCE && from->ndata > 1)
+        snprintf(to, n, " %s of %d sources", o->name, from->ndata);
     if (o->kind == TEXT && text) snprintf(to, n, " %s %s", o->name, text);
 }
 
@@ -312,7 +348,7 @@ void zr_options_text(const zr *z, char *text, size_t n)
 void zr_help(zr *z, const char *program)
 {
     zr_print(z, STDOUT_FILENO,
-             "usage: %s --data FILE --steps N [options], also as --option=VALUE\n\n"
+             "usage: %s --data FILE[:WEIGHT] --steps N [options], also as --option=VALUE\n\n"
              "Trains %s on %d ranks of this host.\n\n",
              program, z->p->name, z->ranks);
     for (size_t i = 0; i < offered(); i++)

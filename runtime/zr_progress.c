@@ -101,7 +101,7 @@ static double validations(const zr *z, int64_t from)
  * third of its time, for as many micro-batches. */
 static double validation_seconds(const zr *z, double step)
 {
-    int64_t B = z->p->batch * z->ranks, turns = (z->val.samples + B - 1) / B;
+    int64_t B = z->p->batch * z->ranks, turns = (zr_samples(&z->val) + B - 1) / B;
     if (z->log.validated > 0) return z->log.validated;
     return step / 3 * (double)turns / (double)z->p->micro_batches;
 }
@@ -126,11 +126,19 @@ static double left(const zr *z, double now)
 
 static void show_data(zr *z)
 {
-    double tokens = zr_step_tokens(z), steps = (double)z->o->steps;
-    double all = (double)(z->train.samples * z->train.T);
-    zr_print(z, STDERR_FILENO,
-             "%s: %" PRId64 " tokens, %.0f a step; --steps %" PRId64 " is %.3g epochs\n",
-             z->o->data, z->train.count, tokens, z->o->steps, tokens * steps / all);
+    const zr_mix *m = &z->train;
+    int64_t samples = z->p->micro_batches * z->ranks * z->p->batch * z->o->steps;
+    int64_t taken[ZR_SOURCES] = {0}, sum = 0;
+    zr_mix_taken(m, samples, taken);
+    for (int k = 0; k < m->n; k++) sum += m->of[k].weight;
+    for (int k = 0; k < m->n; k++) {
+        const zr_data *d = &m->of[k].data;
+        double share = (double)m->of[k].weight / (double)sum;
+        zr_print(z, STDERR_FILENO,
+                 "%s: %" PRId64 " tokens, %.*f a step; --steps %" PRId64 " is %.3g epochs\n",
+                 d->path, d->count, m->n > 1, share * zr_step_tokens(z), z->o->steps,
+                 (double)taken[k] / (double)d->samples);
+    }
 }
 
 /* What of a rank lies in a file is told where that is made. */

@@ -82,7 +82,7 @@ static void put_run(zr *z, layout *l)
     put_text(to, "kernels", p->object());
     put_text(to, "data", c->data);
     put_text(to, "accepted", z->o->accept_change ? z->o->accept_change : "");
-    put_lines(to, "recipe", p->recipe, p->nrecipe);
+    put_lines(to, "recipe", c->recipe, c->nrecipe);
     l->r->number[at++] = put_field(to, "steps", ",\n");
     l->r->number[at++] = put_field(to, "skipped", ",\n");
     l->r->number[at++] = put_field(to, "skips", ",\n\"control\": {");
@@ -156,25 +156,6 @@ int zr_run_write(zr_run *r, const uint64_t *sums, int64_t n, int fd)
 
 /* ---- reading */
 
-/* All of a file, with a 0 behind it; NULL and why. */
-static char *read_whole(const char *file, int64_t *n, char *why)
-{
-    struct stat s;
-    char *text = NULL;
-    int fd = open(file, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0 || fstat(fd, &s)) zr_why(why, "%s: %s", file, strerror(errno));
-    else if (!S_ISREG(s.st_mode) || s.st_size > ZR_HEADER_MAX)
-        zr_why(why, "%s: no record of a run", file);
-    else if (!(text = malloc((size_t)s.st_size + 1))) zr_why(why, "%s: no memory", file);
-    else if (zr_read_at(fd, text, s.st_size, 0)) {
-        zr_why(why, "%s: %s", file, strerror(errno));
-        free(text);
-        text = NULL;
-    } else text[ *n = s.st_size] = 0;
-    if (fd >= 0) close(fd);
-    return text;
-}
-
 /* Does `key: ` begin a line? */
 static int is_key(const char *line, const char *key, size_t n)
 {
@@ -193,11 +174,11 @@ static int accepted(const zr *z, const char *key, size_t n)
     return 0;
 }
 
-/* The number of the program's line of the same key; nrecipe: it has none. */
-static int line_of(const zr_program *p, const char *key, size_t n)
+/* The number of this run's line of the same key; nrecipe: it has none. */
+static int line_of(const zr_checkpoints *c, const char *key, size_t n)
 {
     int i = 0;
-    while (i < p->nrecipe && !is_key(p->recipe[i], key, n)) i++;
+    while (i < c->nrecipe && !is_key(c->recipe[i], key, n)) i++;
     return i;
 }
 
@@ -209,28 +190,28 @@ static int other(char *why, const char *file, const char *key, const char *their
     return OTHER;
 }
 
-/* Every line is the program's, in whatever order. seen[nrecipe + 1]: all 0 */
+/* Every line is this run's, in whatever order. seen[nrecipe + 1]: all 0 */
 static int read_lines(zr *z, zr_json *j, char *seen, const char *file, char *why)
 {
-    const zr_program *p = z->p;
+    const zr_checkpoints *c = &z->checkpoints;
     int64_t n = 0;
     while (zr_json_more(j, '[', &n)) {
         const char *line = zr_json_text(j);
         if (!line) return -1;
         size_t length = strcspn(line, ":");
-        int i = line_of(p, line, length);
-        const char *ours = i < p->nrecipe ? p->recipe[i] : NULL;
+        int i = line_of(c, line, length);
+        const char *ours = i < c->nrecipe ? c->recipe[i] : NULL;
         seen[i] = 1;
         if ((!ours || strcmp(ours, line)) && !accepted(z, line, length))
             return other(why, file, "", line, ours ? ours : "no such key");
     }
-    if (j->error || !memchr(seen, 0, (size_t)p->nrecipe)) return j->error ? -1 : 0;
+    if (j->error || !memchr(seen, 0, (size_t)c->nrecipe)) return j->error ? -1 : 0;
     return other(why, file, "", "an older recipe", "keys that it lacks");
 }
 
 static int read_recipe(zr *z, zr_json *j, const char *file, char *why)
 {
-    char *seen = zr_get(z, z->p->nrecipe + 1, 1);
+    char *seen = zr_get(z, z->checkpoints.nrecipe + 1, 1);
     int bad = read_lines(z, j, seen, file, why);
     free(seen);
     return bad;
@@ -319,7 +300,7 @@ int zr_run_read(zr *z, const char *file, zr_past *to, char *why)
     enum { ALL = 255 };
     int64_t length, n = 0, format = -1;
     int seen = 0, bad = 0;
-    char *text = read_whole(file, &length, why);
+    char *text = zr_read_whole(file, ZR_HEADER_MAX, "no record of a run", &length, why);
     if (!text) return -1;
     zr_json j = {text, text + length, NULL};
     while (!bad && zr_json_more(&j, '{', &n)) {

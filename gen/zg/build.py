@@ -105,6 +105,7 @@ def build(spec: Spec) -> Built:
         z.stage3_max_live_parameters or schedule.live,
         spec.targets,
         t.sm_margin,
+        int(spec.data.shuffle),
     )
     tables = tuple(
         plan.Table(f"table.{n}", x.head, x.freq)

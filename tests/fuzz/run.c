@@ -68,6 +68,8 @@ static void prepare(void)
     zr_checkpoints *c = &rank.checkpoints;
     static const zr_stored stored[] = {{"model", "master", ZR_F32, 0},
                                        {"exp_avg", "exp_avg", ZR_F32, 0}};
+    c->recipe = recipe;
+    c->nrecipe = program.nrecipe;
     strcpy(c->data, "1 file, 40000 bytes, samples 0d7090ecc3d64191");
     for (; c->nstored < 2; c->nstored++) {
         c->stored[c->nstored] = stored[c->nstored];

@@ -187,7 +187,13 @@ def samples(data: Path) -> tuple[np.ndarray, np.ndarray]:
 
 def masters(data: Path, steps: int) -> np.ndarray:
     """uint64 [UNITS, N] after so many steps"""
-    inputs, targets = samples(data)
+    return masters_of(*samples(data), steps)
+
+
+def masters_of(
+    inputs: np.ndarray, targets: np.ndarray, steps: int
+) -> np.ndarray:
+    """So of samples int64 [samples, T] in this order"""
     master = mix(np.arange(1, UNITS * N + 1, dtype=np.uint64)).reshape(
         UNITS, N
     )
@@ -208,7 +214,10 @@ def masters(data: Path, steps: int) -> np.ndarray:
 
 
 def weights_line(data: Path, steps: int = STEPS) -> str:
-    master = masters(data, steps)
+    return line_of(masters(data, steps))
+
+
+def line_of(master: np.ndarray) -> str:
     place = np.arange(UNITS * N, dtype=np.uint64).reshape(UNITS, N)
     return f"weights {int(mix(master + place).sum()):016x}{int(master.sum()):016x}"
 

@@ -810,8 +810,8 @@ WRONG = [
     (
         GPT,
         LISTED,
-        "data: {ignore: 65536}",
-        r"@: data.ignore: 65536 is out of range",
+        "data: {ignore: 4294967296}",
+        r"@: data.ignore: 4294967296 is out of range",
     ),
     (
         LLAMA,

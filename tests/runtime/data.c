@@ -1,8 +1,8 @@
 /* data.c -- reads a token file as a rank would, for test_data.py.
  *
- *   data FILE T VOCAB IGNORE FIRST N RANK RANKS B SURE
+ *   data FILE T VOCAB IGNORE FIRST N RANK RANKS B WIDTH
  *
- * Opens, checks samples FIRST .. FIRST+N-1 as RANK of RANKS, then prints `tokens` and `targets` of
+ * Opens (WIDTH: bytes of a token where the file does not tell, or 0), checks samples FIRST .. FIRST+N-1 as RANK of RANKS, then prints `tokens` and `targets` of
  * samples FIRST .. FIRST+B-1, a line each. What is wrong goes to stderr, exit code 2.
  */
 #include "zr_file.h"
@@ -29,7 +29,8 @@ int main(int argc, char **argv)
     if (argc != 11) return 99;
     for (int i = 2; i < 11; i++) v[i] = strtoll(argv[i], NULL, 10);
     int64_t T = v[2], B = v[9];
-    if (zr_data_open(&d, argv[1], T, v[3], v[4], (int)v[10], why)) return report(why);
+    zr_form form = {T, v[3], v[4], (int)v[10]};
+    if (zr_data_open(&d, argv[1], &form, why)) return report(why);
     if (zr_data_check(&d, v[5], v[6], (int)v[7], (int)v[8], why)) return report(why);
     /* each as long as the data: the sanitizer sees a step over the end */
     int32_t *tokens = malloc((size_t)(B * T) * sizeof *tokens);

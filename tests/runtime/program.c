@@ -39,6 +39,9 @@ enum { UNITS = 3, N = 3072, MICRO_BATCHES = 24, PIECES = 4, INBOX = 64 };
 #ifndef SEQUENCE
 #define SEQUENCE 5
 #endif
+#ifndef SHUFFLE
+#define SHUFFLE 0
+#endif
 enum { BATCH = 2, ROWS = BATCH * SEQUENCE, VOCAB = 100, IGNORE = 99 };
 /* by slot, but the last */
 enum { FULL = 0, FREE = 2, MADE = 4, GONE = 6, BROUGHT = 8, ADDED = 10, SUMMED = 12, EVENTS };
@@ -582,6 +585,8 @@ int main(int argc, char **argv)
         .sequence = SEQUENCE,
         .vocab = VOCAB,
         .ignore = IGNORE,
+        .shuffle = SHUFFLE,
+        .seed = 7,
         .skips = 20,
         .tokens = c.tokens,
         .targets = c.targets,

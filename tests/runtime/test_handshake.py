@@ -250,6 +250,16 @@ UNLIKE = {
         "--data more --steps 1",
         "has --data of 1 file, 4000002 bytes, .* 4000000 ",
     ),
+    "sources": (
+        STEP,
+        f"{STEP} --data other",
+        "with --data of 2 sources --steps 1, rank 0 with --data --steps 1;",
+    ),
+    "shares of sources": (
+        f"{STEP} --data other",
+        f"{STEP} --data other:2",
+        "has --data of 2 files, .*, weights .*, rank 0 --data of 2 files, .*, weights ",
+    ),
     "tokens of val": (
         f"{STEP} --val tokens",
         f"{STEP} --val other",

@@ -70,6 +70,16 @@ def test_a_run_says_what_it_is(
         "plan": "0123",
         "summary": "by hand",
         "kernels": "avx512",
+        "data": [
+            {
+                "file": str(data),
+                "type": "uint16",
+                "tokens": TOKENS,
+                "samples": SAMPLES,
+                "labels": False,
+                "weight": 1,
+            }
+        ],
         "ranks": 2,
         "threads": 2,
         "parameters": N,

@@ -357,8 +357,8 @@ def test_the_limit_of_the_memory_group(
             "--tokens needs --data FILE or --val FILE",
         ),
         (
-            ("--steps", "0", "--val", "f", "--tokens", "uint32"),
-            "--tokens uint32: uint16 is needed",
+            ("--steps", "0", "--val", "f", "--tokens", "int64"),
+            "--tokens int64: uint16 or uint32 is needed",
         ),
         (
             ("--steps", "0", "--drop-unknown"),

@@ -47,6 +47,7 @@ class Head:
     bound: int  # that they may not exceed
     targets: Names  # cpu, sm_90 ...: columns of the launch table
     margin: int = 0  # SMs of a GPU that products leave to NCCL; 0: none
+    shuffle: int = 0  # 1: the seed draws the order of an epoch's samples
 
     @property
     def bytes(self) -> int:  # of a real

@@ -27,7 +27,6 @@ from .keytypes import (
     LAYERS,
     RANKS,
     TARGETS,
-    TOKEN,
     Auto,
     Bytes,
     Choice,
@@ -337,7 +336,8 @@ class Data:
     """ignore: the token that is never a target; None: every token is one."""
 
     __pydantic_config__ = _KEYS
-    ignore: Annotated[int, Integer(0, TOKEN)] | None = None
+    ignore: Annotated[int, Integer(0, 2**32 - 1)] | None = None
+    shuffle: Flag = False
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,8 @@ FREE = (
     "train.offload_activations",
     "train.memory_budget",
 )
+# Keys that are younger than checkpoints: at these values they are as if they were not.
+LATER = {"data.shuffle": False}
 
 
 def recipe(spec: Spec) -> list[str]:
@@ -111,7 +113,7 @@ def recipe(spec: Spec) -> list[str]:
         f"{key}: {json.dumps(value, default=_given)}"
         for section in ("model", "train", "data")
         for key, value in _leaves(section, getattr(spec, section))
-        if key not in FREE
+        if key not in FREE and (key not in LATER or value != LATER[key])
     ]
 
 

@@ -57,6 +57,12 @@ def left(p: Plan) -> list[str]:
     return [f".margin = {n}, {share},"] if n else []
 
 
+def order(p: Plan) -> list[str]:
+    """What the runtime is told of the order of samples, where it is drawn."""
+    seed = number(p.head.seed)
+    return [f".shuffle = 1, .seed = {seed},"] if p.head.shuffle else []
+
+
 def used(p: Plan) -> list[str]:
     """Those that the plan's steps use; a run's hash loads masters from the file."""
     found = {step.queue for s in p.sections for step in s.steps} | {"main"}
@@ -282,7 +288,7 @@ def view(
         "functions": functions(p),
         "states": states(p),
         "slots": slots(p),
-        "besides": [*inbox(p), *left(p), *filed(p, cost)],
+        "besides": [*inbox(p), *left(p), *filed(p, cost), *order(p)],
         "files": files(p),
         "sample": sample(p),
         "skips": p.recipe.skips,

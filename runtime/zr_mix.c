@@ -1,0 +1,132 @@
+/* zr_mix.c -- samples of one or several token files: in turn by their weights, each file from
+ * its begin again when it is through, its samples in order or shuffled.
+ *
+ * Invariants
+ *  1. Which sample comes is a function of its number alone (zr_order.h): nothing is kept.
+ *  2. Of the first m samples a source with the share w of all weights has m*w, two more or less:
+ *     the two lightest are joined first, so on a way to the root weights double every second
+ *     time, and each fork adds at most half a sample times the share of it that goes this way.
+ */
+#include "zr_file.h"
+#include "zr_order.h"
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+/* The lightest of those that are left (weight above 0) */
+static int lightest(const int64_t *weight, int n)
+{
+    int found = -1;
+    for (int i = 0; i < n; i++)
+        if (weight[i] > 0 && (found < 0 || weight[i] < weight[found])) found = i;
+    return found;
+}
+
+/* fork[n-1] from weight[n] */
+static void pair_up(zr_mix *s)
+{
+    int64_t weight[2 * ZR_SOURCES] = {0};
+    int n = s->n;
+    for (int i = 0; i < n; i++) weight[i] = s->of[i].weight;
+    for (int k = 0; k < n - 1; k++) {
+        for (int b = 0; b < 2; b++) {
+            int i = lightest(weight, n + k);
+            s->fork[k].weight[b] = weight[i];
+            s->fork[k].way[b] = i < n ? ~i : i - n;
+            weight[i] = 0;
+        }
+        weight[n + k] = s->fork[k].weight[0] + s->fork[k].weight[1];
+    }
+}
+
+/* Weights by their ratio, in the least whole numbers */
+static void reduce(zr_mix *s)
+{
+    int64_t divisor = 0;
+    for (int i = 0; i < s->n; i++)
+        for (int64_t a = s->of[i].weight, rest; a; a = rest) {
+            rest = divisor % a;
+            divisor = a;
+        }
+    for (int i = 0; i < s->n; i++) s->of[i].weight /= divisor;
+}
+
+/* A folder stands for its file `name`. */
+static int take_file(zr_dataset *to, const char *file, const char *name, const zr_form *f,
+                     char *why)
+{
+    struct stat is;
+    int folder = !stat(file, &is) && S_ISDIR(is.st_mode);
+    int n = snprintf(to->path, ZR_FILE, "%s%s%s", file, folder ? "/" : "", folder ? name : "");
+    if (n >= ZR_FILE) return zr_why(why, "%.200s...: the path is too long", file);
+    return zr_data_open(&to->data, to->path, f, why);
+}
+
+int zr_mix_open(zr_mix *s, const zr_given *given, int n, const char *name, const zr_form *f,
+                char *why)
+{
+    if (n < 1) return 0;
+    s->of = calloc((size_t)n, sizeof *s->of);
+    s->fork = calloc((size_t)n, sizeof *s->fork);
+    if (!s->of || !s->fork) return zr_why(why, "%s: no memory", given->file);
+    for (s->n = 0; s->n < n; s->n++) {
+        zr_dataset *to = &s->of[s->n];
+        to->weight = given[s->n].weight;
+        if (take_file(to, given[s->n].file, name, f, why)) return -1;
+        to->data.part = n;
+    }
+    reduce(s);
+    pair_up(s);
+    return 0;
+}
+
+void zr_mix_taken(const zr_mix *s, int64_t m, int64_t *taken)
+{
+    int64_t at[ZR_SOURCES] = {0};
+    if (s->n == 1) taken[0] = m;
+    at[s->n < 2 ? 0 : s->n - 2] = m;
+    for (int k = s->n - 2; k >= 0; k--)
+        for (int b = 0; b < 2; b++) {
+            int way = s->fork[k].way[b];
+            int64_t first = zr_turns(&s->fork[k], at[k]);
+            *(way < 0 ? &taken[~way] : &at[way]) = b ? at[k] - first : first;
+        }
+}
+
+int zr_mix_check(const zr_mix *s, int64_t used, int rank, int ranks, char *why)
+{
+    int64_t taken[ZR_SOURCES] = {0};
+    zr_mix_taken(s, used, taken);
+    for (int k = 0; k < s->n; k++) {
+        const zr_data *d = &s->of[k].data;
+        int64_t n = s->shuffle && taken[k] ? d->samples : taken[k];
+        if (zr_data_check(d, 0, n, rank, ranks, why)) return -1;
+    }
+    return 0;
+}
+
+int zr_mix_read(const zr_mix *s, int64_t first, int64_t B, int32_t *tokens, int32_t *targets,
+                char *why)
+{
+    for (int64_t b = 0; b < B; b++) {
+        int64_t at = first + b;
+        int k = zr_source_of(s->fork, s->n - 2, &at);
+        const zr_data *d = &s->of[k].data;
+        uint64_t epoch = (uint64_t)(at / d->samples);
+        at %= d->samples;
+        if (s->shuffle) at = zr_permuted(zr_order_key(s->seed, (uint64_t)k, epoch), d->samples, at);
+        if (zr_data_read(d, at, 1, tokens + b * d->T, targets + b * d->T, why)) return -1;
+    }
+    return 0;
+}
+
+void zr_mix_close(zr_mix *s)
+{
+    for (int k = 0; k < s->n; k++) zr_data_close(&s->of[k].data);
+    free(s->of);
+    free(s->fork);
+    *s = (zr_mix){0};
+}

@@ -1,0 +1,362 @@
+/* zr_tokens.c -- what a token file holds, and where: by the meta.json of its folder, by Megatron's
+ * index beside it, by its own header, by what the user says, by its looks.
+ *
+ * llm.c's header is int32[256]: magic, version, number of tokens, zeros. llm.q's has 1024 bytes,
+ * too: "BIN.TOK\n", then int32 version, bytes of a token, number of tokens, vocabulary, whether a
+ * mask lies behind them: a bit for each token, the lowest of a byte first, 1 where it is a target.
+ * An index of Megatron-LM (indexed_dataset.py) is "MMIDIDX\0\0", uint64 version, uint8 type, uint64
+ * number of sequences n and of entries m, int32 length[n], int64 offset[n], int64 entry[m]; what
+ * may stand behind them is of no use here. Its arrays begin at byte 34.
+ *
+ * Invariants
+ *  1. Where the tokens, their labels and their mask lie, there the files are long enough for them.
+ */
+#include "zr_file.h"
+#include "zr_json.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { HEADER = 1024, INDEX = 34, META_MAX = 1 << 20 }; /* bytes */
+/* 16-bit words (a MiB) that a guess looks at, so many at once; fewer than some tell nothing. */
+enum { LOOK = 1 << 19, WORDS = 16384, FEWEST = 64, MARK = 0xfeff }; /* MARK: UTF-16's byte order */
+
+/* llm.c's headers */
+static const struct {
+    int32_t magic, version;
+    int width;
+} headers[] = {{20240520, 1, 2}, {20240801, 7, 4}};
+
+/* Files that are often taken for token files; the first `n` bytes, and what they are. */
+static const struct {
+    const char *bytes;
+    size_t n;
+    const char *what;
+} foreign[] = {
+    {"\x8a\xd8\x34\x01", 4, "an llm.c evaluation file (magic 20240522)"},
+    {"\xc6\xd7\x34\x01", 4, "an llm.c model (magic 20240326)"},
+    {"\xc7\xd7\x34\x01", 4, "an llm.c debug state (magic 20240327)"},
+    {"\xc8\xd7\x34\x01", 4, "an llm.c tokenizer (magic 20240328)"},
+    {"\x8f\xd8\x34\x01", 4, "an llm.c training state (magic 20240527)"},
+    {"MMIDIDX\0", 8, "an index of Megatron-LM (name the .bin beside it)"},
+    {"\x93NUMPY", 6, "a numpy array"},
+};
+
+/* Bytes of x[n] that are no letter of any text: codes below the space but for white space */
+static int64_t control_codes(const unsigned char *x, int64_t n)
+{
+    int64_t codes = 0;
+    for (int64_t i = 0; i < n; i++) codes += x[i] < '\t' || (x[i] > '\r' && x[i] < ' ');
+    return codes;
+}
+
+/* Zeros among every second of word[n] */
+static int64_t zeros_from(int64_t first, const uint16_t *word, int64_t n)
+{
+    int64_t zeros = 0;
+    for (int64_t i = first; i < n; i += 2) zeros += word[i] == 0;
+    return zeros;
+}
+
+/* A file without a header may hold something else. Of bytes of tokens a tenth and more are control
+ * codes, for both halves of 16 bits take all values and the upper ones are small more often; of
+ * text, whatever its alphabet, hardly any, but where its letters have 16 bits, too: a mark at its
+ * begin says so. The upper halves of wider integers are zeros, the lower
+ * ones seldom: of padding as many are 0 in either place. */
+static int guess(const zr_data *d, int64_t size, char *why)
+{
+    uint16_t word[WORDS];
+    int64_t codes = 0, odd = 0, even = 0, marked = 0, n = zr_least(size / 2, LOOK);
+    if (n < FEWEST) return 0;
+    for (int64_t i = 0; i < n; i += WORDS) {
+        int64_t some = zr_least(n - i, WORDS);
+        if (zr_read_at(d->fd, word, 2 * some, 2 * i))
+            return zr_why(why, "%s: %s", d->path, strerror(errno));
+        if (i == 0) marked = *word == MARK || *word == (MARK >> 8 | (MARK & 0xff) << 8);
+        codes += control_codes((const unsigned char *)word, 2 * some);
+        even += zeros_from(0, word, some);
+        odd += zeros_from(1, word, some);
+    }
+    if (marked || 100 * codes < 2 * n)
+        return zr_why(why,
+                      "%s: looks like %stext: tokenise it first; needed: uint16 tokens (if "
+                      "they are, insist with --tokens uint16) or uint32 (--tokens uint32)",
+                      d->path, marked ? "UTF-16 " : "");
+    if (10 * odd > 3 * (n / 2) && 4 * even < 3 * odd)
+        return zr_why(why,
+                      "%s: looks like uint32 or int64 (%" PRId64 " %% of the odd 16-bit words "
+                      "are 0); say which: --tokens uint32, or, if they are uint16, insist with "
+                      "--tokens uint16",
+                      d->path, 100 * odd / (n / 2));
+    return 0;
+}
+
+/* `count` tokens of `width` bytes from `at` on, and `behind` more bytes, are all of the file; what:
+ * that says so */
+static int set_tokens(zr_data *d, int64_t size, int width, int64_t at, int64_t count,
+                      int64_t behind, const char *what, char *why)
+{
+    int64_t end = at + behind;
+    d->width = width;
+    d->at = at;
+    d->count = count;
+    if (count >= 0 && count <= (INT64_MAX - end) / width && size == end + width * count) return 0;
+    return zr_why(why,
+                  "%s: %s says %" PRId64 " tokens of %d bytes, which does not make the %" PRId64
+                  " bytes that the file has",
+                  d->path, what, count, width, size);
+}
+
+/* Tokens from the first byte on. */
+static int headerless(zr_data *d, int64_t size, int width, char *why)
+{
+    if (!width && guess(d, size, why)) return -1;
+    if (!width) width = 2;
+    if (size % width)
+        return zr_why(why, "%s: %" PRId64 " bytes, %s; tokens are uint%d", d->path, size,
+                      width == 2 ? "an odd number" : "no multiple of 4", 8 * width);
+    return set_tokens(d, size, width, 0, size / width, 0, "its size", why);
+}
+
+static int short_of(const zr_data *d, int64_t size, const char *whose, char *why)
+{
+    return zr_why(why, "%s: %" PRId64 " bytes, shorter than %s header of %d", d->path, size, whose,
+                  HEADER);
+}
+
+static int unknown(const zr_data *d, int32_t version, const char *whose, int32_t known, char *why)
+{
+    return zr_why(why, "%s: version %" PRId32 " in %s header; only %" PRId32 " is known", d->path,
+                  version, whose, known);
+}
+
+static int of_llmq(zr_data *d, int64_t size, const int32_t head[8], char *why)
+{
+    if (size < HEADER) return short_of(d, size, "llm.q's", why);
+    if (head[2] != 2) return unknown(d, head[2], "llm.q's", 2, why);
+    if (head[3] != 4)
+        return zr_why(why, "%s: %" PRId32 " bytes a token in llm.q's header; only 4 are known",
+                      d->path, head[3]);
+    int64_t count = head[4], mask = head[6] ? count / 8 + (count % 8 != 0) : 0;
+    if (set_tokens(d, size, 4, HEADER, count, mask, "llm.q's header", why)) return -1;
+    if (head[6]) d->mask = HEADER + 4 * count;
+    return 0;
+}
+
+/* Sets where the tokens lie and how many there are, by what the file begins with; 1: it says
+ * nothing. */
+static int by_header(zr_data *d, int64_t size, char *why)
+{
+    int32_t head[8] = {0};
+    int64_t n = zr_least(size, sizeof head);
+    if (zr_read_at(d->fd, head, n, 0)) return zr_why(why, "%s: %s", d->path, strerror(errno));
+    for (size_t i = 0; i < sizeof foreign / sizeof *foreign; i++)
+        if (n >= (int64_t)foreign[i].n && !memcmp(head, foreign[i].bytes, foreign[i].n))
+            return zr_why(why,
+                          "%s: is %s; needed: uint16 or uint32 tokens, alone or behind a header "
+                          "of llm.c's or llm.q's",
+                          d->path, foreign[i].what);
+    if (n >= 8 && !memcmp(head, "BIN.TOK\n", 8)) return of_llmq(d, size, head, why);
+    size_t k = 0, all = sizeof headers / sizeof *headers;
+    while (k < all && (n < 4 || head[0] != headers[k].magic)) k++;
+    if (k == all) return 1;
+    if (size < HEADER) return short_of(d, size, "llm.c's", why);
+    if (head[1] != headers[k].version)
+        return unknown(d, head[1], "llm.c's", headers[k].version, why);
+    return set_tokens(d, size, headers[k].width, HEADER, head[2], 0, "the header", why);
+}
+
+/* ---- Megatron's index: x.idx beside x.bin */
+
+static uint64_t number_at(const unsigned char *from)
+{
+    uint64_t x;
+    memcpy(&x, from, sizeof x);
+    return x;
+}
+
+/* Bytes of a token of a type; 0: it is none of ours. */
+static int megatron_width(unsigned type) { return type == 8 ? 2 : type == 4 ? 4 : 0; }
+
+/* file: its name, fd: open, `size` bytes long. Sequences that end where the .bin ends are all of
+ * it. */
+static int read_megatron(zr_data *d, int64_t bin, const char *file, int fd, int64_t size, char *why)
+{
+    unsigned char head[INDEX];
+    int32_t length;
+    int64_t first, last;
+    if (zr_read_at(fd, head, INDEX, 0)) return zr_why(why, "%s: %s", file, strerror(errno));
+    uint64_t version = number_at(head + 9), n = number_at(head + 18), m = number_at(head + 26);
+    int width = megatron_width(head[17]);
+    if (version != 1) return zr_why(why, "%s: version %" PRIu64 "; only 1 is known", file, version);
+    if (!width)
+        return zr_why(why, "%s: tokens of type %d; needed: 8 (uint16) or 4 (int32)", file,
+                      head[17]);
+    uint64_t room = (uint64_t)(size - INDEX);
+    if (n == 0 || n > room / 12 || m > (room - 12 * n) / 8)
+        return zr_why(why,
+                      "%s: %" PRIu64 " sequences and %" PRIu64
+                      " entries, too many or none for its %" PRId64 " bytes",
+                      file, n, m, size);
+    int64_t lengths = INDEX, offsets = lengths + 4 * (int64_t)n, end = offsets + 8 * (int64_t)n;
+    if (zr_read_at(fd, &length, 4, offsets - 4) || zr_read_at(fd, &first, 8, offsets) ||
+        zr_read_at(fd, &last, 8, end - 8))
+        return zr_why(why, "%s: %s", file, strerror(errno));
+    if (first != 0 || length < 0 || last < 0 || last != bin - width * (int64_t)length)
+        return zr_why(why,
+                      "%s: its sequences lie from byte %" PRId64 " to %" PRId64 " + %d * %" PRId32
+                      " of the .bin, which has %" PRId64,
+                      file, first, last, width, length, bin);
+    if (bin % width)
+        return zr_why(why, "%s: %" PRId64 " bytes, no multiple of the %d of a token", d->path, bin,
+                      width);
+    return set_tokens(d, bin, width, 0, bin / width, 0, file, why);
+}
+
+/* As by_header, by the index that lies beside the file. */
+static int by_index(zr_data *d, int64_t bin, char *why)
+{
+    char file[ZR_FILE], magic[9];
+    struct stat s;
+    size_t n = strlen(d->path);
+    if (n < 4 || n >= ZR_FILE || strcmp(d->path + n - 4, ".bin")) return 1;
+    memcpy(file, d->path, n - 4);
+    memcpy(file + n - 4, ".idx", 5);
+    int fd = open(file, O_RDONLY | O_CLOEXEC | O_NONBLOCK), found = 1;
+    if (fd < 0) return 1;
+    if (!fstat(fd, &s) && S_ISREG(s.st_mode) && s.st_size >= INDEX &&
+        !zr_read_at(fd, magic, sizeof magic, 0) && !memcmp(magic, "MMIDIDX\0", sizeof magic))
+        found = read_megatron(d, bin, file, fd, s.st_size, why);
+    close(fd);
+    return found;
+}
+
+/* ---- meta.json in the file's folder */
+
+/* What it says of this file; -1, NULL: nothing */
+typedef struct meta {
+    int64_t format, vocab, ignore, tokens;
+    const char *dtype, *labels;
+    int named;
+} meta;
+
+static int64_t count_of(zr_json *j)
+{
+    char next = zr_json_peek(j);
+    if (next >= '0' && next <= '9') return zr_json_count(j);
+    zr_json_skip(j);
+    return -1;
+}
+
+static const char *text_of(zr_json *j)
+{
+    if (zr_json_peek(j) == '"') return zr_json_text(j);
+    zr_json_skip(j);
+    return NULL;
+}
+
+static void read_named(zr_json *j, meta *m)
+{
+    int64_t n = 0;
+    m->named = 1;
+    while (zr_json_more(j, '{', &n)) {
+        const char *key = zr_json_key(j);
+        if (!key) return;
+        if (!strcmp(key, "tokens")) m->tokens = count_of(j);
+        else if (!strcmp(key, "labels")) m->labels = text_of(j);
+        else zr_json_skip(j);
+    }
+}
+
+static void read_meta_files(zr_json *j, const char *name, meta *m)
+{
+    int64_t n = 0;
+    while (zr_json_more(j, '{', &n)) {
+        const char *key = zr_json_key(j);
+        if (!key) return;
+        if (!strcmp(key, name) && zr_json_peek(j) == '{') read_named(j, m);
+        else zr_json_skip(j);
+    }
+}
+
+static void read_meta(zr_json *j, const char *name, meta *m)
+{
+    int64_t n = 0;
+    while (zr_json_more(j, '{', &n)) {
+        const char *key = zr_json_key(j);
+        if (!key) return;
+        if (!strcmp(key, "format")) m->format = count_of(j);
+        else if (!strcmp(key, "vocab")) m->vocab = count_of(j);
+        else if (!strcmp(key, "ignore")) m->ignore = count_of(j);
+        else if (!strcmp(key, "dtype")) m->dtype = text_of(j);
+        else if (!strcmp(key, "files") && zr_json_peek(j) == '{') read_meta_files(j, name, m);
+        else zr_json_skip(j);
+    }
+}
+
+/* The file of labels beside the tokens, as long as theirs */
+static int open_labels(zr_data *d, const char *file, const meta *m, int64_t size, char *why)
+{
+    char path[ZR_FILE];
+    struct stat s;
+    int64_t hole = d->width == 2 ? UINT16_MAX : UINT32_MAX;
+    if (strchr(m->labels, '/'))
+        return zr_why(why, "%s: labels: %.80s leads out of its folder", file, m->labels);
+    if (m->ignore != hole)
+        return zr_why(why, "%s: ignore: needed beside labels of %s: %" PRId64, file, m->dtype,
+                      hole);
+    if (zr_beside(path, d->path, m->labels, why)) return -1;
+    d->labels = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (d->labels < 0 || fstat(d->labels, &s)) return zr_why(why, "%s: %s", path, strerror(errno));
+    if (!S_ISREG(s.st_mode)) return zr_why(why, "%s: not a regular file", path);
+    if (s.st_size == size) return 0;
+    return zr_why(why, "%s: %" PRId64 " bytes; needed: as many as the tokens, %" PRId64, path,
+                  (int64_t)s.st_size, size);
+}
+
+static int take_meta(zr_data *d, int64_t size, const char *file, const meta *m, char *why)
+{
+    static const char *const types[] = {"uint16", "uint32"};
+    int type = 0;
+    while (type < 2 && (!m->dtype || strcmp(m->dtype, types[type]))) type++;
+    if (m->format != 1) return zr_why(why, "%s: format: needed: 1, which this program reads", file);
+    if (type == 2) return zr_why(why, "%s: dtype: needed: \"uint16\" or \"uint32\"", file);
+    if (m->vocab > d->vocab)
+        return zr_why(why, "%s: its vocabulary has %" PRId64 " tokens, the model's %" PRId64, file,
+                      m->vocab, d->vocab);
+    if (set_tokens(d, size, type ? 4 : 2, 0, m->tokens, 0, file, why)) return -1;
+    return m->labels ? open_labels(d, file, m, size, why) : 0;
+}
+
+/* As by_header. */
+static int by_meta(zr_data *d, int64_t size, char *why)
+{
+    char file[ZR_FILE];
+    int64_t n;
+    const char *slash = strrchr(d->path, '/');
+    if (zr_beside(file, d->path, "meta.json", why)) return -1;
+    if (access(file, F_OK)) return 1;
+    char *text = zr_read_whole(file, META_MAX, "no meta.json of token files", &n, why);
+    if (!text) return -1;
+    zr_json j = {text, text + n, NULL};
+    meta m = {.format = -1, .vocab = -1, .ignore = -1, .tokens = -1};
+    read_meta(&j, slash ? slash + 1 : d->path, &m);
+    int found = zr_json_end(&j)
+                    ? zr_why(why, "%s: byte %" PRId64 ": %s", file, (int64_t)(j.at - text), j.error)
+                : m.named ? take_meta(d, size, file, &m, why)
+                          : 1;
+    free(text);
+    return found;
+}
+
+int zr_find_tokens(zr_data *d, int64_t size, const zr_form *f, char *why)
+{
+    int found = by_meta(d, size, why);
+    if (found > 0) found = by_index(d, size, why);
+    if (found > 0) found = by_header(d, size, why);
+    return found > 0 ? headerless(d, size, f->width, why) : found;
+}
