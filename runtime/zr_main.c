@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 enum { PROMPT = 16, STACK_KIB = 128 };
+static const int64_t shard_bytes = 5000000000; /* of a file of weights: transformers' own */
 
 int zr_rank(const zr *z) { return z->rank; }
 
@@ -100,14 +101,20 @@ static void gemms(zr *z, int what)
     if (told > 0) zr_print(z, STDERR_FILENO, "--gemms %s\n", why);
 }
 
-/* Makes the file of --save with all its room: training must not end without a place for it. */
+/* Makes the files of --save with all their room: training must not end without a place for them. */
 static void begin_save(zr *z)
 {
-    char why[ZR_WHY], path[ZR_FILE];
-    if (!z->o->save || z->rank != 0) return;
-    if (zr_save_temp(path, z->o->save, why)) zr_fail(z, ZR_USER, "--save %s", why);
+    char why[ZR_WHY], note[ZR_WHY], path[ZR_FILE];
+    int64_t most = zr_setting(z, "ZR_SHARD_BYTES", INT64_MAX);
+    if (!z->o->save) return;
+    if (zr_save_open(&z->saving, z->p, z->rank, z->o->save, z->o->load, z->o->save_type,
+                     most ? most : shard_bytes, note, why) ||
+        zr_save_temp(path, z->o->save, why))
+        zr_fail(z, ZR_USER, "--save %s", why);
+    if (z->rank != 0) return;
+    if (*note) zr_print(z, STDERR_FILENO, "--save %s\n", note);
     zr_temp(z, ZR_SAVING, path); /* it goes only if this run has its lock: clear_temps() */
-    if (zr_save_begin(z->p, z->o->save, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
+    if (zr_save_begin(&z->saving, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
 }
 
 /* In a file of weights */
@@ -391,11 +398,10 @@ static void save(zr *z)
     char why[ZR_WHY];
     if (!z->o->save) return;
     zr_progress(z, "save", "tensor", tensors(z));
-    if (zr_save_part(z->p, z, z->rank, z->o->save, why))
-        zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
+    if (zr_save_part(&z->saving, z, z->rank, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
     zr_barrier(z);
     if (z->rank == 0) {
-        if (zr_save_end(z->o->save, 1, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
+        if (zr_save_end(&z->saving, 1, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
         zr_temp(z, ZR_SAVING, NULL);
     }
     zr_barrier(z);
