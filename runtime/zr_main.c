@@ -125,11 +125,19 @@ static int64_t tensors(const zr *z)
     return n;
 }
 
-static void load_weights(zr *z)
+/* What is loaded is all of the masters: nothing else is needed then, in an arena that is zero. */
+static void first_weights(zr *z)
 {
     char why[ZR_WHY], note[ZR_WHY] = "";
-    if (z->checkpoints.from) zr_checkpoint_load(z);
-    if (z->checkpoints.from || !z->o->load) return;
+    if (z->checkpoints.from) {
+        zr_checkpoint_load(z);
+        return;
+    }
+    if (!z->o->load) {
+        z->p->init(z);
+        zr_drain(z);
+        return;
+    }
     zr_progress(z, "load", "tensor", tensors(z));
     if (zr_load(z->p, z, z->rank, z->o->load, z->o->drop_unknown, note, why))
         zr_fail(z, ZR_USER, "--load %s", why);
@@ -164,9 +172,7 @@ static void begin(zr *z)
     zr_profile_start(z);
     zr_barrier(z);
     z->ready = zr_now();
-    z->p->init(z);
-    zr_drain(z);
-    load_weights(z);
+    first_weights(z);
     zr_log_begin(z);
     zr_show_start(z);
     z->p->publish(z);

@@ -273,6 +273,8 @@ int zr_stored_write(zr *z, const zr_program *p, const zr_stored *f, const zr_hea
 static int read_piece(int fd, zr *z, int type, const zr_state *s, piece q, int64_t at, zr_chunk *c,
                       piece own, uint64_t *sum)
 {
+    /* the disk is read while what has come is converted */
+    posix_fadvise(fd, at + width_of(type) * q.skip, width_of(type) * q.n, POSIX_FADV_WILLNEED);
     for (int64_t i = 0; i < q.n; i += CHUNK) {
         int64_t some = q.n - i < CHUNK ? q.n - i : CHUNK, first = q.skip + i;
         if (zr_read_at(fd, elements_of(c, type), width_of(type) * some,
