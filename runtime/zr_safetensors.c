@@ -339,10 +339,11 @@ static int read_files(zr_table *t, const char *dir, char *why)
     if (has(dir, index)) return read_index(t, dir, why, file);
     if (has(dir, "pytorch_model.bin") || has(dir, "pytorch_model.bin.index.json"))
         return zr_why(why,
-                      "%.60s: pytorch_model.bin is not read, for it may hold a program; where you "
-                      "trust it: python -c \"from transformers import AutoModelForCausalLM as M; "
-                      "M.from_pretrained('%.60s', torch_dtype='auto').save_pretrained('%.60s')\"",
-                      dir, dir, dir);
+                      "%.200s: pytorch_model.bin is not read, for it may hold a program; where you "
+                      "trust it, run there: python -c \"from transformers import "
+                      "AutoModelForCausalLM as M; "
+                      "M.from_pretrained('.', torch_dtype='auto').save_pretrained('.')\"",
+                      dir);
     return zr_why(why, "%s: has neither %s nor %s", dir, single, index);
 }
 

@@ -291,21 +291,31 @@ static int read_piece(int fd, zr *z, int type, const zr_state *s, piece q, int64
     return 0;
 }
 
-static const char prefix[] = "transformer.";
+/* Of names in the files of a whole model; those of its base alone have none. */
+enum { PREFIXES = 2, PREFIX = 16 };
+static const char prefixes[PREFIXES][PREFIX] = {"transformer.", "model."};
 
 static const char *unprefixed(const char *name)
 {
-    return strncmp(name, prefix, sizeof prefix - 1) ? name : name + sizeof prefix - 1;
+    for (int i = 0; i < PREFIXES; i++) {
+        size_t n = strlen(prefixes[i]);
+        if (!strncmp(name, prefixes[i], n)) return name + n;
+    }
+    return name;
 }
 
-/* A tensor as it is named, else with the prefix of GPT-2's files put on or taken off. */
+/* A tensor as it is named, else with a prefix taken off or put on. */
 static zr_entry *locate(const zr_table *t, const char *name)
 {
-    char with[NAME + sizeof prefix];
+    char with[NAME + PREFIX];
+    const char *bare = unprefixed(name);
     zr_entry *e = zr_table_find(t, name);
-    if (e) return e;
-    snprintf(with, sizeof with, "%s%s", prefix, name);
-    return zr_table_find(t, unprefixed(name) == name ? with : unprefixed(name));
+    if (!e && bare != name) e = zr_table_find(t, bare);
+    for (int i = 0; !e && i < PREFIXES; i++) {
+        snprintf(with, sizeof with, "%s%s", prefixes[i], bare);
+        e = zr_table_find(t, with);
+    }
+    return e;
 }
 
 /* The entry of instance i; NULL and `why` unless it is as the model needs it. */
@@ -386,7 +396,7 @@ static int is_buffer(const char *name)
     static const char *const known[][2] = {
         {"h.", ".attn.bias"},
         {"h.", ".attn.masked_bias"},
-        {"model.layers.", ".self_attn.rotary_emb.inv_freq"},
+        {"layers.", ".self_attn.rotary_emb.inv_freq"},
     };
     name = unprefixed(name);
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
@@ -400,7 +410,7 @@ static int is_buffer(const char *name)
 /* A head that repeats the embedding, as files of tied models may. */
 static int is_tied(const zr_table *t, const zr_entry *e)
 {
-    static const char *const embedding[] = {"wte.weight", "model.embed_tokens.weight"};
+    static const char *const embedding[] = {"wte.weight", "embed_tokens.weight"};
     for (int i = 0; i < 2 && !strcmp(unprefixed(e->name), "lm_head.weight"); i++) {
         zr_entry *w = locate(t, embedding[i]);
         if (w && zr_table_equal(t, w, e)) return 1;
