@@ -19,7 +19,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 static const char config[] = "config.json", single[] = "model.safetensors",
@@ -115,48 +114,51 @@ static int add_shards(zr_saving *s, int64_t most)
 }
 
 /* ---- config.json */
-/* Where in text[n] the value of a key of the outermost object stands; 0: there is none. */
-static int64_t find_value(char *text, int64_t n, const char *const *keys, int64_t *end,
-                          const char **error)
+static const char *const type_names[] = {"float32", "bfloat16", "float16"};
+
+/* text[n] with a type of the weights in place of those that it names, else with one more; copy:
+ * the same, to read from: strings are decoded in place. Returns what is wrong, NULL: nothing. */
+static const char *put_type(FILE *to, const char *text, char *copy, int64_t n, int type)
 {
-    zr_json j = {text, text + n, NULL};
-    int64_t begin = 0;
-    for (int64_t i = 0; zr_json_more(&j, '{', &i);) {
+    zr_json j = {copy, copy + n, NULL};
+    int64_t at = 0, i = 0;
+    while (zr_json_more(&j, '{', &i)) {
         const char *key = zr_json_key(&j);
-        int64_t at = j.at - text;
-        int is = key && (!strcmp(key, keys[0]) || !strcmp(key, keys[1]));
+        int64_t begin = j.at - copy;
+        int is = key && (!strcmp(key, "dtype") || !strcmp(key, "torch_dtype"));
         zr_json_skip(&j);
-        if (!is || begin) continue;
-        begin = at;
-        *end = j.at - text;
+        if (!is || j.error) continue;
+        fprintf(to, "%.*s \"%s\"", (int)(begin - at), text + at, type_names[type]);
+        at = j.at - copy;
     }
-    zr_json_end(&j);
-    *error = j.error;
-    return begin;
+    if (zr_json_end(&j)) return j.error;
+    if (!at) {
+        at = strchr(text, '{') + 1 - text;
+        fprintf(to, "{\n  \"torch_dtype\": \"%s\"%s", type_names[type], i ? "," : "");
+    }
+    fprintf(to, "%s", text + at);
+    return NULL;
 }
 
 /* The text, which is freed, with another type of the weights; NULL: it is no JSON, or no memory. */
 static char *retyped(char *text, int64_t *n, int type, const char *file, char *why)
 {
-    static const char *const keys[] = {"dtype", "torch_dtype"};
-    static const char *const names[] = {"float32", "bfloat16", "float16"};
+    size_t length = 0;
+    char *made = NULL, *copy = malloc((size_t)*n + 1);
+    FILE *to = copy ? open_memstream(&made, &length) : NULL;
     const char *error = "no memory";
-    int64_t begin, end = 0;
-    char *copy = strdup(text), *made = NULL; /* strings are decoded in place */
-    if (copy) {
-        begin = find_value(copy, *n, keys, &end, &error);
-        int64_t length = -1;
-        if (!error && begin)
-            length = asprintf(&made, "%.*s \"%s\"%s", (int)begin, text, names[type], text + end);
-        else if (!error)
-            length = asprintf(&made, "{\n  \"torch_dtype\": \"%s\",%s", names[type],
-                              strchr(text, '{') + 1);
-        *n = length;
+    if (to) {
+        memcpy(copy, text, (size_t)*n + 1);
+        error = put_type(to, text, copy, *n, type);
+        if (fclose(to)) error = "no memory";
     }
-    if (!made) zr_why(why, "%s: %s", file, error);
     free(copy);
     free(text);
-    return made;
+    *n = (int64_t)length;
+    if (!error) return made;
+    free(made);
+    zr_why(why, "%s: %s", file, error);
+    return NULL;
 }
 
 /* Of the loaded folder, else what the program knows to be its own; note: there is none. */

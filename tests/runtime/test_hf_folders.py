@@ -299,6 +299,10 @@ def test_what_is_copied(tool: Path, tmp_path: Path, asked) -> None:
     [
         ('"torch_dtype": "float32" ,', '"torch_dtype": "bfloat16" ,'),
         ('"dtype":null,', '"dtype": "bfloat16",'),
+        (
+            '"dtype": "float16", "torch_dtype": "float16",',
+            '"dtype": "bfloat16", "torch_dtype": "bfloat16",',
+        ),
         ('"dty\\u0070e": "float16",', '"dty\\u0070e": "bfloat16",'),
         (
             '"deep": {"torch_dtype": "x"}, "torch_dtype":"y",',
@@ -318,18 +322,22 @@ def test_config_says_the_type(
     assert (tmp_path / "saved/config.json").read_text() == text % after
 
 
+@pytest.mark.parametrize("rest", [{}, {"a": 1}])
 def test_config_without_a_type_gets_one(
-    tool: Path, tmp_path: Path, asked
+    tool: Path, tmp_path: Path, asked, rest: dict[str, int]
 ) -> None:
     bench = Bench(tool, tmp_path, layout(1))
     weights = weights_of(bench.program)
-    asked(FROM=source(tmp_path / "in", weights, '{"a": 1}'), TYPE=BF16)
+    given = source(tmp_path / "in", weights, json.dumps(rest))
+    asked(FROM=given, TYPE=BF16)
     assert bench.save(weights).returncode == 0
     config = json.loads((tmp_path / "saved/config.json").read_text())
-    assert config == {"torch_dtype": "bfloat16", "a": 1}
+    assert config == {"torch_dtype": "bfloat16", **rest}
 
 
-@pytest.mark.parametrize("bad", ["", "[]", '{"a": 1', '{"a": 1} x', "{}}"])
+@pytest.mark.parametrize(
+    "bad", ["", "[]", '{"a": "\0"}', "{\0}", '{"a": 1', '{"a": 1} x', "{}}"]
+)
 def test_config_that_is_no_json(
     tool: Path, tmp_path: Path, asked, bad: str
 ) -> None:
