@@ -2,9 +2,10 @@
 
     python3 -P bench/hf.py FOLDER TOKENS SEQUENCE
 
-TOKENS: a file of uint16, as `--val` reads it; SEQUENCE: train.sequence. Needs torch and transformers
-in an environment of their own. Every weight must come from the folder, and every tensor there must
-have its place; the last line is the mean loss in float64, to hold beside the program's `val loss`.
+TOKENS: a file of uint16, as `--val` reads it; SEQUENCE: train.sequence. Needs torch and
+transformers in an environment of their own; -P, for they must not find kernels.py beside this
+file. Every weight must come from the folder, and every tensor there must have its place; the last
+line is the mean loss in float64, to hold beside the program's `val loss`.
 """
 
 from __future__ import annotations
