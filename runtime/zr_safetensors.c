@@ -318,7 +318,7 @@ static int read_index(zr_table *t, const char *dir, char *why, const char *file)
     return maps == 1 ? 0 : zr_why(why, "%s: one weight_map is needed, it has %d", file, maps);
 }
 
-static int has(const char *dir, const char *name)
+static int is_there(const char *dir, const char *name)
 {
     char file[4096];
     struct stat s;
@@ -335,9 +335,9 @@ static int read_files(zr_table *t, const char *dir, char *why)
     if (snprintf(file, sizeof file, "%s/%s", dir, index) >= (int)sizeof file)
         return zr_why(why, "%.200s: the path is too long", dir);
     if (stat(dir, &s)) return zr_why(why, "%s: %s", dir, strerror(errno));
-    if (has(dir, single)) return add_file(t, dir, single, why);
-    if (has(dir, index)) return read_index(t, dir, why, file);
-    if (has(dir, "pytorch_model.bin") || has(dir, "pytorch_model.bin.index.json"))
+    if (is_there(dir, single)) return add_file(t, dir, single, why);
+    if (is_there(dir, index)) return read_index(t, dir, why, file);
+    if (is_there(dir, "pytorch_model.bin") || is_there(dir, "pytorch_model.bin.index.json"))
         return zr_why(why,
                       "%.200s: pytorch_model.bin is not read, for it may hold a program; where you "
                       "trust it, run there: python -c \"from transformers import "

@@ -1,4 +1,4 @@
-/* zr_save.c -- --save's folder: weights in files as transformers names them, and what it reads
+/* zr_save.c -- the folder of --save: weights in files as transformers names them, and what it reads
  * beside them: config.json, the tokenizer's files.
  *
  * Invariants
