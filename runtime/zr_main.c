@@ -410,6 +410,7 @@ static void save(zr *z)
         if (zr_save_end(&z->saving, 1, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
         zr_temp(z, ZR_SAVING, NULL);
     }
+    zr_save_close(&z->saving);
     zr_barrier(z);
     zr_progress(z, NULL, NULL, 0);
     atomic_store(&z->shared->saved, 1);

@@ -254,10 +254,8 @@ static int begin_file(const zr_saving *s, int i, char *why)
     char temp[ZR_FILE];
     if (temp_of(temp, s, i, why)) return -1;
     int fd = zr_stored_begin(&s->file[i].h, temp, why);
-    if (fd < 0) return -1;
-    int bad = fsync(fd) ? zr_why(why, "%s: %s", temp, strerror(errno)) : 0;
-    if (i) close(fd);
-    return bad;
+    if (fd > 0 && i) close(fd);
+    return fd < 0 ? -1 : 0;
 }
 
 /* From file `last` on down; all of them are this run's. */

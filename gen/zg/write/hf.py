@@ -152,12 +152,16 @@ FAMILIES = (
 def _agrees(want: object, value: object, found: dict[str, Any]) -> bool:
     """found: of each key so far, its value, the same wherever the key stands."""
     if isinstance(want, Key):
-        return bool(found.setdefault(want, value) == value)
+        before = found.setdefault(want, value)
+        return bool(before == value)
     if isinstance(want, tuple) and isinstance(value, tuple):
-        pairs = zip(want, value, strict=False)
-        alike = len(want) == len(value)
-        return alike and all(_agrees(w, v, found) for w, v in pairs)
-    return want == value if want else not value
+        if len(want) != len(value):
+            return False
+        pairs = zip(want, value, strict=True)
+        return all(_agrees(w, v, found) for w, v in pairs)
+    if not want:
+        return not value
+    return want == value
 
 
 def _settings(op: Op) -> dict[str, object]:
@@ -172,31 +176,34 @@ def _fits(want: Op, op: Op, found: dict[str, Any]) -> bool:
     args = _settings(op)
     if want.kind != op.kind or not want.args.keys() <= args.keys():
         return False
-    here = all(_agrees(want.args.get(k), v, found) for k, v in args.items())
-    return here and _all_fit(want.ops, op.ops, found)
+    for key, value in args.items():
+        if not _agrees(want.args.get(key), value, found):
+            return False
+    return _all_fit(want.ops, op.ops, found)
 
 
 def _all_fit(
     want: tuple[Op, ...], ops: tuple[Op, ...], found: dict[str, Any]
 ) -> bool:
-    pairs = zip(want, ops, strict=False)
-    return len(want) == len(ops) and all(_fits(w, o, found) for w, o in pairs)
+    if len(want) != len(ops):
+        return False
+    pairs = zip(want, ops, strict=True)
+    return all(_fits(w, op, found) for w, op in pairs)
 
 
 def _units(f: Family, units: tuple[Unit, ...], found: dict[str, Any]) -> bool:
     embedding, block, *others, head = units
     *norms, logits = head.ops
+    if others or block.name != f.layers:
+        return False
+    tied = bool(logits.args["tied"])
+    found["tie_word_embeddings"] = tied
+    want = (f.embedding, *f.block, f.norm)
+    there = (*embedding.ops, *block.ops, *norms)
+    if not _all_fit(want, there, found):
+        return False
     vocab = f.sizes[2]
-    tied = found["tie_word_embeddings"] = bool(logits.args["tied"])
-    alone = _linear("lm_head", out=vocab)
-    return (
-        not others
-        and block.name == f.layers
-        and _all_fit((f.embedding,), embedding.ops, found)
-        and _all_fit(f.block, block.ops, found)
-        and _all_fit((f.norm,), tuple(norms), found)
-        and (tied or _fits(alone, logits, found))
-    )
+    return tied or _fits(_linear("lm_head", out=vocab), logits, found)
 
 
 # Keys of a scaling that transformers calls otherwise.
@@ -208,12 +215,13 @@ _SCALING = {
 
 def _rope(found: dict[str, Any], sequence: int) -> dict[str, object]:
     """Of rotary positions, as all versions of transformers read them."""
-    rope, context = found.pop("rope"), sequence
-    scaling = None
-    if rope["scaling"]:
-        scaling = {_SCALING.get(k, k): v for k, v in rope["scaling"].items()}
-        original = scaling.get(_SCALING["original_context"]) or sequence
-        context = max(context, round(scaling["factor"] * original))
+    rope = found.pop("rope")
+    scaling, context = None, sequence
+    if given := rope["scaling"]:
+        scaling = {_SCALING.get(k, k): v for k, v in given.items()}
+        original = given.get("original_context") or sequence
+        reached = round(given["factor"] * original)
+        context = max(context, reached)
     return {
         "max_position_embeddings": context,
         "rope_theta": rope["theta"],
