@@ -138,6 +138,7 @@ def test_gpt2_with_an_attention_that_it_has_not() -> None:
     for other in ("kv_heads=1", "head_dim=24", "bias=false", "qk_norm=true"):
         assert not made("gpt-tiny", f"{ATTENTION}.{other}")
     assert not made("gpt-tiny", f"{ATTENTION}.rope={{theta: 10000}}")
+    assert not made("gpt-tiny", "model.names=llama")
 
 
 def windowed(s: Spec, window: int | None) -> Spec:

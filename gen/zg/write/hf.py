@@ -173,10 +173,9 @@ def _settings(op: Op) -> dict[str, object]:
 
 
 def _fits(want: Op, op: Op, found: dict[str, Any]) -> bool:
-    args = _settings(op)
-    if want.kind != op.kind or not want.args.keys() <= args.keys():
+    if want.kind != op.kind:
         return False
-    for key, value in args.items():
+    for key, value in _settings(op).items():
         if not _agrees(want.args.get(key), value, found):
             return False
     return _all_fit(want.ops, op.ops, found)
