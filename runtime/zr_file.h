@@ -121,10 +121,10 @@ typedef struct zr_saving {
     int n, shards;   /* files; those of tensors */
 } zr_saving;
 
-/* from: the folder that was loaded, or NULL. type: of all tensors, -1: from's, else F32. most:
- * bytes of a file's tensors. note[ZR_WHY]: what the folder lacks, "" if nothing; of rank 0. */
+/* from: the folder that was loaded, or NULL. type: of all tensors, ZR_F32 ...; -1: as `types` has
+ * it, or f32 where that is NULL; it must live as long. most: bytes of a file's tensors. note[ZR_WHY]: what the folder lacks, "" if nothing; of rank 0. */
 int zr_save_open(zr_saving *s, const zr_program *p, int rank, const char *dir, const char *from,
-                 int type, int64_t most, char *note, char *why);
+                 int type, const uint8_t *types, int64_t most, char *note, char *why);
 void zr_save_close(zr_saving *s);
 int zr_save_temp(char *path, const char *dir, char *why); /* path[ZR_FILE]: of the first */
 int zr_save_begin(const zr_saving *s, char *why);

@@ -101,6 +101,25 @@ static void gemms(zr *z, int what)
     if (told > 0) zr_print(z, STDERR_FILENO, "--gemms %s\n", why);
 }
 
+/* In a file of weights */
+static int64_t tensors(const zr *z)
+{
+    int64_t n = 0;
+    for (int k = 0; k < z->p->ntensors; k++) n += z->p->tensors[k].count;
+    return n;
+}
+
+/* Of each tensor, where --load has it and --save-dtype does not say another; else NULL. */
+static const uint8_t *loaded_types(zr *z)
+{
+    char why[ZR_WHY];
+    if (!z->o->load || z->o->save_type >= 0) return NULL;
+    uint8_t *types = zr_get(z, tensors(z), 1);
+    if (zr_stored_types(z->p, &zr_masters, z->o->load, types, why))
+        zr_fail(z, ZR_USER, "--load %s", why);
+    return types;
+}
+
 /* Makes the files of --save with all their room: training must not end without a place for them. */
 static void begin_save(zr *z)
 {
@@ -108,21 +127,13 @@ static void begin_save(zr *z)
     int64_t most = zr_setting(z, "ZR_SHARD_BYTES", INT64_MAX);
     if (!z->o->save) return;
     if (zr_save_open(&z->saving, z->p, z->rank, z->o->save, z->o->load, z->o->save_type,
-                     most ? most : shard_bytes, note, why) ||
+                     loaded_types(z), most ? most : shard_bytes, note, why) ||
         zr_save_temp(path, z->o->save, why))
         zr_fail(z, ZR_USER, "--save %s", why);
     if (z->rank != 0) return;
     if (*note) zr_print(z, STDERR_FILENO, "--save %s\n", note);
     zr_temp(z, ZR_SAVING, path); /* it goes only if this run has its lock: clear_temps() */
     if (zr_save_begin(&z->saving, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
-}
-
-/* In a file of weights */
-static int64_t tensors(const zr *z)
-{
-    int64_t n = 0;
-    for (int k = 0; k < z->p->ntensors; k++) n += z->p->tensors[k].count;
-    return n;
 }
 
 /* What is loaded is all of the masters: nothing else is needed then, in an arena that is zero. */

@@ -204,22 +204,17 @@ static int add_all(zr_saving *s, int rank, const char *from, int type, int64_t m
 {
     char temp[ZR_FILE];
     if (zr_save_temp(temp, s->dir, why)) return -1;
-    if (from && type < 0) {
-        int64_t n = zr_stored_names(s->p, &s->stored, NULL, NULL);
-        uint8_t *types = malloc((size_t)n + 1);
-        s->stored.types = types;
-        if (!types) return zr_why(why, "no memory");
-        if (zr_stored_types(s->p, &s->stored, from, types, why)) return -1;
-    } else if (type >= 0) s->stored.type = type;
     if (add_shards(s, most)) return zr_why(why, "%s: no memory for its header", temp);
     if (rank != 0) return 0;
     return add_config(s, from, type, note, why) || (from && add_copies(s, from, why)) ? -1 : 0;
 }
 
 int zr_save_open(zr_saving *s, const zr_program *p, int rank, const char *dir, const char *from,
-                 int type, int64_t most, char *note, char *why)
+                 int type, const uint8_t *types, int64_t most, char *note, char *why)
 {
     *s = (zr_saving){.p = p, .dir = dir, .stored = zr_masters};
+    s->stored.types = types;
+    if (type >= 0) s->stored.type = type;
     *note = 0;
     int bad = add_all(s, rank, from, type, most, note, why);
     if (bad) zr_save_close(s);
@@ -230,7 +225,6 @@ void zr_save_close(zr_saving *s)
 {
     for (int i = 0; i < s->n; i++) free(s->file[i].h.text);
     free(s->file);
-    free((void *)s->stored.types);
     *s = (zr_saving){0};
 }
 

@@ -501,6 +501,12 @@ def test_wrong_words(tmp_path: Path) -> None:
     assert "--save-dtype x: f32, bf16 or f16 is needed" in said
     said = run_program(program, *few, "--save-dtype", "f32", code=2)
     assert "--save-dtype needs --save DIR" in said
+    given = source(tmp_path / "in", {"x": np.zeros(3, np.float32)})
+    said = run_program(
+        program, *few, "--load", given, "--save", tmp_path / "w", code=2
+    )
+    assert f"--load {given}: tensor model.embed_tokens.weight is" in said
+    assert not (tmp_path / "w").exists()
 
 
 def test_a_killed_run_leaves_nothing(tmp_path: Path) -> None:

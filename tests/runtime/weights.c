@@ -117,8 +117,11 @@ static char *arena(const model *m, const char *file)
 static int open_saving(zr_saving *s, const model *m, const char *dir, int rank, char *note)
 {
     char why[ZR_WHY];
-    const char *most = getenv("MOST"), *type = getenv("TYPE");
-    int bad = zr_save_open(s, &m->p, rank, dir, getenv("FROM"), type ? atoi(type) : -1,
+    const char *most = getenv("MOST"), *type = getenv("TYPE"), *from = getenv("FROM");
+    static uint8_t types[MOST * MOST];
+    int own = from && !type;
+    if (own && zr_stored_types(&m->p, &zr_masters, from, types, why)) return report(why);
+    int bad = zr_save_open(s, &m->p, rank, dir, from, type ? atoi(type) : -1, own ? types : NULL,
                            most ? atoll(most) : INT64_MAX, note, why);
     return bad ? report(why) : 0;
 }
