@@ -343,7 +343,8 @@ def show(folder: Path) -> int:
         told = wrong.replace(f"{path}/", "") or "whole"
         if path in whole[-1:]:
             told += "; --resume auto takes it"
-        say(form.format(step_of(path), took, bytes_of(path), when, told))
+        step, size = step_of(path), bytes_of(path)
+        say(form.format(step, took, size, when, told))
         bad |= bool(wrong)
     why = (
         "a run writes here" if is_locked(folder) else "the next run clears it"
@@ -553,7 +554,7 @@ VERBS: Mapping[str, Callable[..., int]] = {
 }
 
 
-def code_of(prog: str, verb: Callable[..., int], *given: Path) -> int:
+def code_of(prog: str, verb: Callable[..., int], *given: object) -> int:
     """The exit code of a verb; what is wrong goes to stderr."""
     try:
         return verb(*given)

@@ -7,9 +7,8 @@
  *
  * Invariants
  *  1. Where a rank is in no step and no evaluation (it starts, loads, saves, prints) nothing is
- *     asked of any: that may take as long as it does.
- *  2. Time in which the parent itself did not run counts for nothing: all were stopped. A rank that
- *     is stopped alone stands still wherever it is.
+ *     asked of any but one that a signal has stopped: that may take as long as it does.
+ *  2. Time in which the parent itself did not run counts for nothing: all were stopped.
  *  3. A rank that uses a processor works: it has ZR_TIMES as long.
  */
 #define _GNU_SOURCE
@@ -56,18 +55,18 @@ static double cpu_of(pid_t pid)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Do all ranks have to move? *moves: what they have done so far */
-static int all_step(zr *z, const zr_stall *s, uint32_t *moves)
+/* Must something move: do all step, or is one stopped? *moves: what ranks have done so far */
+static int must_move(zr *z, const zr_stall *s, uint32_t *moves)
 {
-    int all = 1;
+    int all = 1, stopped = 0;
     *moves = 0;
     for (int r = 0; r < z->here; r++) {
-        all &= s->rank[r].stopped ||
-               atomic_load_explicit(&seat_of(z, r)->stepping, memory_order_relaxed);
+        all &= atomic_load_explicit(&seat_of(z, r)->stepping, memory_order_relaxed);
+        stopped |= s->rank[r].stopped;
         for (int q = 0; q <= ZR_QUEUES; q++)
             *moves += atomic_load_explicit(&seat_of(z, r)->pulse[q].ended, memory_order_relaxed);
     }
-    return all;
+    return all || stopped;
 }
 
 static double limit(zr *z, const zr_stall *s)
@@ -142,7 +141,7 @@ int zr_stalled(zr *z, zr_stall *s, char *why)
     uint32_t moves;
     s->looked = now;
     if (zr_is_gpu) return 0; /* a rank there watches itself: zr_watch.c */
-    if (!all_step(z, s, &moves) || moves != s->moves) {
+    if (!must_move(z, s, &moves) || moves != s->moves) {
         if (before > s->longest) s->longest = before;
         s->moves = moves;
         s->quiet = 0;

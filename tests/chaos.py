@@ -41,8 +41,15 @@ DIED, ASKED, WRONG = 5, 75, 2  # exit codes
 KILLED = -signal.SIGKILL
 # Where a process kills itself, and its highest call there that is drawn.
 PLACES = {"collective": 4000, "write": 2000, "sync": 100, "rename": 60}
-# Where the disk fails from a call on, and the highest that is drawn.
+# Where the disk fails from a call on, and the highest that is drawn; what the run says of it.
 DISK = {"write": 2000, "sync": 100, "rename": 60, "folder": 30}
+SAYS = {
+    "write": "No space left on device",
+    "sync": "Input/output error",
+    "rename": "Read-only file system",
+    "folder": "Read-only file system",
+}
+STRUCK = "chaos: struck"  # of faults/chaos.c, when the disk has failed
 
 
 class Lost(AssertionError):
@@ -138,7 +145,10 @@ class Chaos:
                 raise Lost(told)
             if name != "damage" and self.newest() < before:
                 raise Lost(f"{self.newest()} is newest, {before} was: {told}")
-            self.befell["none" if ended and name in ENDS else name] += 1
+            spared = ended and name in ENDS
+            if name.startswith("bad ") and STRUCK not in err:
+                spared = True
+            self.befell["none" if spared else name] += 1
         shutil.rmtree(self.checkpoints)
 
 
@@ -166,6 +176,19 @@ def at(
         library = {"LD_PRELOAD": c.folder / "chaos.so"}
         with c.running(binary, **library, **{what: f"{place}:{n}"}) as run:
             return c.wait(run)
+
+    return fault
+
+
+def bad(place: str) -> Callable[[Chaos, pathlib.Path], Ended]:
+    """A disk that fails is told; the run goes on."""
+    run = at("FAIL", DISK, place)
+
+    def fault(c: Chaos, binary: pathlib.Path) -> Ended:
+        code, out, err = run(c, binary)
+        if STRUCK in err and SAYS[place] not in err:
+            raise Lost(f"a bad {place} is not told: exit code {code}\n{err}")
+        return code, out, err
 
     return fault
 
@@ -238,7 +261,7 @@ FAULTS: dict[str, Callable[[Chaos, pathlib.Path], Ended]] = {
     **{place: at("KILL", PLACES, place) for place in PLACES},
     "slow disk": slow,
     "asked": sent(signal.SIGTERM),
-    **{f"bad {place}": at("FAIL", DISK, place) for place in DISK},
+    **{f"bad {place}": bad(place) for place in DISK},
     "stopped": sent(signal.SIGSTOP, signal.SIGCONT),
     "two runs": two,
     "damage": damage,

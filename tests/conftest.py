@@ -20,7 +20,7 @@ settings.load_profile("fixed")
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long tests go first, so that those at the end are short ones. Quick is the first row of a
-    test."""
+    test that is short and needs no machine of its own."""
 
     def marked(item, *names):
         return any(item.get_closest_marker(name) for name in names)
@@ -29,7 +29,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     seen = set()
     for item in items:
         test = item.nodeid.partition("[")[0]
-        if not marked(item, "slow", "exhaustive") and test not in seen:
+        long = marked(item, "slow", "exhaustive", "alone")
+        if not long and test not in seen:
             item.add_marker("quick")
             seen.add(test)
 

@@ -2,8 +2,8 @@
  * call there; PLACE is collective (a rank comes to a turn, or waits for a peer), write (to a file of
  * tensors), sync, or rename (before and after: two calls). FAIL=PLACE:N: from the Nth on what is
  * asked of the disk there fails, where a checkpoint is written: write (it is full), room (it
- * has none to reserve), sync, rename, or folder (both read-only). SLOW=N: writes there take N us
- * longer. */
+ * has none to reserve), sync, rename, or folder (both read-only), and stderr has STRUCK. SLOW=N:
+ * writes there take N us longer. */
 #define _GNU_SOURCE
 #include "syscall.h"
 #include <errno.h>
@@ -16,6 +16,8 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#define STRUCK "chaos: struck\n"
 
 /* The number of PLACE:N in a setting; 0: it is of another place, or not there. */
 static long turn(const char *setting, const char *place)
@@ -35,8 +37,9 @@ static void come(const char *place)
 static int fails(const char *place, int error)
 {
     static _Atomic long calls;
-    long at = turn("FAIL", place);
-    if (!at || atomic_fetch_add(&calls, 1) + 1 < at) return 0;
+    long at = turn("FAIL", place), call = at ? atomic_fetch_add(&calls, 1) + 1 : 0;
+    if (!at || call < at) return 0;
+    if (call == at) (void)!write(STDERR_FILENO, STRUCK, sizeof STRUCK - 1);
     errno = error;
     return 1;
 }
@@ -83,6 +86,14 @@ int fsync(int fd)
 {
     static int (*real)(int);
     if (!real) real = (int (*)(int))dlsym(RTLD_NEXT, "fsync");
+    come("sync");
+    return fails("sync", EIO) ? -1 : real(fd);
+}
+
+int fdatasync(int fd)
+{
+    static int (*real)(int);
+    if (!real) real = (int (*)(int))dlsym(RTLD_NEXT, "fdatasync");
     come("sync");
     return fails("sync", EIO) ? -1 : real(fd);
 }

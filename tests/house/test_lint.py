@@ -9,7 +9,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BIN = pathlib.Path(sys.prefix) / "bin"
-PYTHON = ("gen", "bench", "tests")
+PYTHON = ("gen", "tools", "bench", "tests")
 C = ("kernels", "runtime", "bench", "tests")
 LIMIT = 120  # seconds, on a machine that is busy
 

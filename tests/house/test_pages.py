@@ -53,7 +53,9 @@ def test_links_lead_somewhere(name: str) -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_files_that_are_named_are_there(name: str) -> None:
-    roots = "gen|kernels|runtime|templates|tests|bench|model_specs|examples"
+    roots = (
+        "gen|tools|kernels|runtime|templates|tests|bench|model_specs|examples"
+    )
     for word in re.findall(rf"`((?:{roots})/[\w./*]+)`", page(name)):
         assert list(ROOT.glob(word.rstrip("/"))), word
 

@@ -173,6 +173,7 @@ def checkout(root: pathlib.Path) -> pathlib.Path:
     """a copy of all that is needed to set up, generate and build; nothing is built in it"""
     for name in (
         "gen",
+        "tools",
         "templates",
         "runtime",
         "kernels",

@@ -3,35 +3,26 @@ updates on the host behind the next forward, a piece's sum behind the next piece
 
 All that the plan says can be hidden is, and none where nothing is gathered ahead.
 
-The one test of the suite that depends on time. ZR_GATHER_DELAY_US makes every gather sleep, which
-takes no processor, so two ranks of one thread need two cores. Another process that takes a core for
-a while makes a step longer, never a sleep shorter: so steps are compared by medians, runs with and
-without the delay take turns, and the whole measurement may be repeated (ATTEMPTS).
+What that is worth in time, bench/overlap.py measures.
 """
 
 import itertools
-import json
-import os
 import pathlib
-import statistics
 from collections.abc import Callable
 
 import law
 import mutants
 import program
 import pytest
+import test_profile
 import trainer
 from plans import planned
 from zg.plan import plan
-from zg.plan.text import parse
-
-DELAY = 0.020  # seconds added to every gather
-ENOUGH = (
-    1.4 * DELAY
-)  # a unit's forward should take so long, for its time varies
-STEPS, ATTEMPTS = 6, 3
+from zg.read import spec as reader
+from zg.search import search
 
 # The embedding's tables stay whole: its work is too short to hide anything.
+BLOCKS = ("fwd.block", "bwd.block")
 KEYS = ["zero.stage=3", "cluster.ranks=2", 'zero.replicate=["wte.*", "wpe.*"]']
 
 
@@ -85,13 +76,12 @@ def flops(p: plan.Plan) -> int:
     return sum(of.get(x.op, 0) for x in steps(p))
 
 
-class Bench:
-    """A spec whose batch is chosen for this machine, and runs of it."""
+class Ahead:
+    """A spec whose gathers can be ahead of their use."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
         self.spec = law.changed("gpt", folder, 3, {60: 240, 240: 960})
-        trainer.write_tokens(folder / "tokens", law.tokens(256, 40000))
 
     def keys(self, batch: int, ahead: str) -> list[str]:
         return [
@@ -102,69 +92,22 @@ class Bench:
         ]
 
     def plan(self, batch: int, ahead: str) -> plan.Plan:
-        flags = [
-            word for key in self.keys(batch, ahead) for word in ("--set", key)
-        ]
-        return parse(
-            trainer.sh("gen/zgen", self.spec, *flags, "--emit", "plan")
-        )
+        keys = self.keys(batch, ahead)
+        return search.find(reader.load(str(self.spec), keys)).plan
 
-    def step(self, batch: int, ahead: str, delay: float) -> float:
-        """Seconds of a step: the median, without the first, which is slower."""
-        binary = trainer.build(
-            trainer.generate(self.spec, *self.keys(batch, ahead))
-        )
-        log = self.folder / "log"
-        log.unlink(missing_ok=True)
-        done = program.run(
-            binary,
-            "--data",
-            self.folder / "tokens",
-            "--steps",
-            STEPS + 1,
-            "--log",
-            log,
-            "--threads",
-            1,
-            ZR_GATHER_DELAY_US=int(delay * 1e6),
-        )
-        assert done.code == 0, done.err
-        took = [
-            json.loads(line)["seconds"]
-            for line in log.read_text().splitlines()[2:-1]
-        ]
-        return statistics.median(took)
-
-    def batch(self) -> tuple[int, float]:
-        """A batch with which a block's forward takes ENOUGH, and the flops a second then."""
-        batch = 2
-        while True:
-            p = self.plan(batch, "auto")
-            rate = flops(p) / self.step(batch, "auto", 0)
-            forward = (
-                next(f.flops for f in p.fns if f.name == "fwd.block") / rate
-            )
-            if forward >= ENOUGH or batch >= 1024:
-                return batch, rate
-            batch = int(batch * max(1.3, 1.1 * ENOUGH / forward))
-
-    def shown(self, batch: int, ahead: str) -> float:
-        """Seconds by which delays make a step longer."""
-        pairs = [
-            (self.step(batch, ahead, 0), self.step(batch, ahead, DELAY))
-            for _ in range(2)
-        ]
-        return min(b for _, b in pairs) - min(a for a, _ in pairs)
+    def build(self, batch: int, ahead: str) -> pathlib.Path:
+        keys = self.keys(batch, ahead)
+        return trainer.build(trainer.generate(self.spec, *keys))
 
 
 def test_what_the_plan_says(tmp_path: pathlib.Path) -> None:
     """By the plans alone, where a block's forward takes twice as long as a gather: none ahead hides
     none. One ahead hides all but the first of a micro-batch, the one after the update, and what the
     head's work is too short for. Work a quarter as long as a gather hides little."""
-    bench = Bench(tmp_path)
+    made = Ahead(tmp_path)
     shown = {}
     for ahead in ("auto", "0"):
-        p = bench.plan(2, ahead)
+        p = made.plan(2, ahead)
         assert (
             gathers(p) == 8
         )  # three blocks forward and backward, the head, what is kept
@@ -341,36 +284,53 @@ def test_what_reductions_take(bucket: int) -> None:
         assert ends == p.head.micro_batches * (n * each + (each == 1))
 
 
-@pytest.mark.slow
-@pytest.mark.alone
-@pytest.mark.skipif(
-    len(os.sched_getaffinity(0)) < 2, reason="two ranks at work need two cores"
-)
-def test_gathers_hide_behind_work(tmp_path: pathlib.Path) -> None:
-    """With none ahead the plan says that every delay shows: what a step then takes longer is what
-    delays cost here, more than their sleep where a processor wakes slowly. One ahead hides the part
-    of it that the plan says, but for what a step's time varies: a fifth."""
-    bench = Bench(tmp_path)
-    said = []
-    for _ in range(ATTEMPTS):
-        batch, rate = bench.batch()
-        part = {}
-        for ahead in ("auto", "0"):
-            p = bench.plan(batch, ahead)
-            part[ahead] = (
-                (simulated(p, rate, DELAY) - simulated(p, rate, 0))
-                / gathers(p)
-                / DELAY
-            )
-        assert part["0"] == pytest.approx(1) and part["auto"] < 3 / 8
-        one, none = bench.shown(batch, "auto"), bench.shown(batch, "0")
-        whole = gathers(p) * DELAY
-        hides = (1 - part["auto"]) * max(none, whole)
-        said.append(
-            f"batch {batch}: of {none:.3f} s one ahead hid {none - one:.3f}, the plan says "
-            f"{hides:.3f}"
+def unordered(p: plan.Plan) -> list[bool]:
+    """Of the blocks' functions of a training step: whether the plan lets a gather run beside it."""
+    work = mutants.played(p)
+    gathered = [w for w in work if w.key[1] == "gather"]
+    beside = [
+        any(
+            not mutants.before(w, g) and not mutants.before(g, w)
+            for g in gathered
         )
-        # Above: 3.6 ms a delay were seen to be added by a processor that wakes slowly.
-        if none - one >= 0.8 * hides and 0.8 * whole <= none <= 1.5 * whole:
-            return
-    raise AssertionError("\n".join(said))
+        for w in work
+        if w.key[1] in BLOCKS
+    ]
+    return beside[: sum(s.op in BLOCKS for s in steps(p))]
+
+
+@pytest.mark.parametrize("ahead", ["auto", "0"])
+def test_gathers_run_beside_work(tmp_path: pathlib.Path, ahead: str) -> None:
+    """Where the plan orders a gather and a block's function they meet in no step; where it does
+    not, in one at least, however busy the machine is."""
+    made = Ahead(tmp_path)
+    tokens, profile = tmp_path / "tokens", tmp_path / "profile"
+    trainer.write_tokens(tokens, law.tokens(256, 40000))
+    done = program.run(
+        made.build(8, ahead),
+        *("--data", tokens, "--steps", 20, "--threads", 1),
+        *("--profile", profile, "--profile-steps", "2-20"),
+        ZR_GATHER_DELAY_US=10000,
+    )
+    assert done.code == 0, done.err
+    found = test_profile.read(profile)
+    want = unordered(made.plan(8, ahead))
+    assert any(want) == (ahead == "auto")
+    for rank in range(2):
+        gathered = [e for e in found[rank, "gather"] if e["name"] == "gather"]
+        met = [False] * len(want)
+        for step in range(2, 21):
+            blocks = [
+                e
+                for e in found[rank, "main"]
+                if e["args"]["step"] == step
+                and test_profile.named(e) in ("fwd_block", "bwd_block")
+            ]
+            assert len(blocks) == len(want)
+            for i, e in enumerate(blocks):
+                met[i] |= any(meet(e, g) for g in gathered)
+        assert met == want
+
+
+def meet(a: test_profile.Event, b: test_profile.Event) -> bool:
+    return a["ts"] < b["ts"] + b["dur"] and b["ts"] < a["ts"] + a["dur"]

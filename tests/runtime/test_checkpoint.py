@@ -23,7 +23,7 @@ import numpy as np
 import program
 import pytest
 import trainer
-from patience import LIMIT
+from patience import LIMIT, busy
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
@@ -192,7 +192,9 @@ def test_there_is_no_room_at_the_start(data: Path, chaos: Path) -> None:
         FAIL="room:5",
     )
     assert done.code == 3
-    assert re.search(r"^rank 0: --checkpoints .*bytes are needed", done.err)
+    assert re.search(
+        r"(?m)^rank 0: --checkpoints .*bytes are needed", done.err
+    )
     assert there(data) == []
     assert run(data, 1).code == 0 and steps(data) == [1]
 
@@ -773,6 +775,25 @@ def test_a_step_that_outlasts_the_grace(
         assert f"no checkpoint of step {step[1]}: the time of --gr" in said
         assert said.endswith("\nthe newest checkpoint is of step 1\n")
         assert steps(data) == [1]
+
+
+def test_a_rank_that_is_stopped_as_it_saves(
+    data: Path, chaos: Path, start: Start
+) -> None:
+    """At the end, where no rank is in a step: the others wait for it no longer than in one."""
+    slow = {"LD_PRELOAD": chaos, "SLOW": 40000, "ZR_TIMEOUT_S": 2 * busy()}
+    running = start(*arguments(data, 1), **slow)
+    part = data.parent / "ck" / ".step-00000001.part"
+    until = time.monotonic() + LIMIT
+    while not part.exists():
+        assert running.poll() is None and time.monotonic() < until
+        time.sleep(0.02)
+    ranks = program.children(running.pid)
+    os.kill(ranks[1], signal.SIGSTOP)
+    assert running.wait(LIMIT) == 7
+    said = running.stderr.read()
+    assert "(ZR_TIMEOUT_S): rank 1 stands still" in said
+    assert program.gone(ranks)
 
 
 @pytest.mark.slow

@@ -502,9 +502,8 @@ def _slots(refs: Sequence[Ref]) -> frozenset[tuple[str, int]]:
 def _ahead(p: Plan) -> None:
     """Units are gathered no farther ahead than the head says: from a gather to its own use there
     are at most so many uses of others. (Fewer, where units stay gathered from use to use.)"""
-    issued: dict[
-        tuple[str, int], int
-    ] = {}  # of a slot: uses that come before its gather
+    # Of a slot: uses that come before its gather.
+    issued: dict[tuple[str, int], int] = {}
     uses, last, most = 0, None, 0
     for s in p.section("micro_batch").steps:
         if s.op == "gather":
@@ -516,8 +515,9 @@ def _ahead(p: Plan) -> None:
             continue
         if use != last:  # else another micro-batch goes through the unit
             uses, last = uses + 1, use
-        before = [issued.pop(slot) for slot in read & issued.keys()]
-        most = max([most, *(uses - 1 - n for n in before)])
+        for slot in read & issued.keys():
+            before = issued.pop(slot)
+            most = max(most, uses - 1 - before)
     if most > p.head.prefetch:
         raise CheckError(
             f"{most} units are gathered ahead, not {p.head.prefetch}"

@@ -92,11 +92,10 @@ def _of_flat(
     real, common = ops.BYTES[spec.train.precision], _common(spec)
     whole = f.shard * spec.cluster.ranks
     out = [_of_store(spec, shards, f, s) for s in kept if s.flat == f.name]
-    if schedule.ring[f.name]:
-        out.append(
-            Wanted(f"ring.{f.name}", schedule.ring[f.name], whole * real)
-        )
-    if schedule.ring[f.name] and f.name in schedule.staging:
+    ring = schedule.ring[f.name]
+    if ring:
+        out.append(Wanted(f"ring.{f.name}", ring, whole * real))
+    if ring and f.name in schedule.staging:
         slots = schedule.staging[f.name]
         out.append(
             Wanted(f"staging.{f.name}", slots, f.shard * real, readers=common)

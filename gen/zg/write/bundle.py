@@ -9,8 +9,21 @@ from pathlib import Path
 
 from .. import home
 
+README = """\
+# A trainer in C
+
+`out/train.c` is a program made for one model and one way to spread its training; `runtime` and
+`kernels` are what it links. Linux on x86-64 with gcc and make (or ninja) is enough:
+
+    make -j
+    out/train --data tokens.bin --steps 100
+    out/train --help
+
+For NVIDIA's GPUs, with a CUDA 13 toolkit and NCCL: `make -j out/train-cuda`.
+"""
 # What is written beside the runtime and the kernels.
 FILES = {
+    "README.md": README,
     "Makefile": "include runtime/program.mk\n",
     "build.ninja": "include runtime/program.ninja\n",
     "out/.gitignore": "*\n!.gitignore\n!train.c\n",

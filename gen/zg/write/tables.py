@@ -353,7 +353,10 @@ def states(p: Plan) -> list[str]:
         f"ZR_{kind}, NULL}},"
         for name, kind in ops.CONTROL.items()
     ]
-    return [line[4:] for text in (*rows, *control) for line in wrap(text, 4)]
+    lines = []
+    for text in rows + control:
+        lines += wrap(text, 4)
+    return [line[4:] for line in lines]
 
 
 def _state(p: Plan, flat: int, s: plan.Store) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import xml.etree.ElementTree as xml
+from pathlib import Path
 
 import curve
 import pytest
@@ -19,9 +20,12 @@ def points(path: str) -> list[tuple[float, float]]:
     return [tuple(map(float, point.split())) for point in found]
 
 
-def test_the_last_run_is_drawn() -> None:
+def test_the_last_run_is_drawn(tmp_path: Path) -> None:
     """Losses of 2.5 and less: an edge of 40, then a third of 220 for each whole number."""
-    svg = xml.fromstring(curve.curve(log(9.0) + log(2.5, None, 1.0, 2.0), 2.0))
+    found, picture = tmp_path / "log", tmp_path / "svg"
+    found.write_text(log(9.0) + log(2.5, None, 1.0, 2.0))
+    curve.main(str(found), str(picture), "2.0")
+    svg = xml.fromstring(picture.read_text())
     lines = [e.get("d") for e in svg if e.tag.endswith("path")]
     *_, bigram, losses = map(points, lines)
     (left, _), (right, level) = bigram

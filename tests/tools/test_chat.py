@@ -1,0 +1,395 @@
+"""test_chat.py -- conversations to tokens and labels: what a template renders, and which of it is
+learned."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+import chat
+import pytest
+from checkpoint import Bad
+from test_data import (  # noqa: F401 -- a fixture
+    BPE,
+    jsonl,
+    made,
+    meta,
+    near,
+    saved,
+    table,
+    tokens,
+)
+from tokenizers import AddedToken, Tokenizer, processors
+
+NOW = datetime(2024, 7, 26)
+CHATML = """{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}"""
+# As Qwen3's: what comes behind the last question has its reasoning, what came before has none.
+THINKS = """{%- set ns = namespace(last=0) %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}
+{%- endfor %}
+{%- for message in messages %}
+    {%- set content = message.content %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- if message.role == 'assistant' %}
+        {%- set reason = '' %}
+        {%- if '</think>' in content %}
+            {%- set reason = content.split('</think>')[0].split('<think>')[-1].strip() %}
+            {%- set content = content.split('</think>')[-1].strip() %}
+        {%- endif %}
+        {%- if loop.index0 > ns.last and (loop.last or reason) %}
+            {{- '<think>\\n' + reason + '\\n</think>\\n\\n' }}
+        {%- endif %}
+    {%- endif %}
+    {{- content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+MARKED = """{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {{- '<|im_start|>assistant\\n' }}
+        {%- generation %}{{- message.content + '<|im_end|>' }}{%- endgeneration %}
+        {{- '\\n' }}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}"""
+# As Llama 2's: no prompt of generation, a token of its own around each pair.
+PAIRS = """{% for message in messages %}
+{% if message.role == 'user' %}
+{{ bos_token + '[INST] ' + message.content + ' [/INST]' }}
+{%- elif message.role == 'assistant' %}
+{{ ' ' + message.content + ' ' + eos_token }}
+{%- else %}{{ raise_exception('no ' + message.role) }}
+{% endif %}
+{% endfor %}"""
+TALK = [
+    ("user", "Hi!"),
+    ("assistant", "Hello."),
+    ("user", "漢 é?"),
+    ("assistant", "So 漢."),
+]
+
+
+def messages(*talk: tuple[str, str]) -> list[dict[str, str]]:
+    return [{"role": role, "content": content} for role, content in talk]
+
+
+def template(source: str) -> chat.Template:
+    variables = {"bos_token": "<s>", "eos_token": "</s>"}
+    return chat.Template(source, variables, NOW)
+
+
+def learned(source: str, *talk: tuple[str, str]) -> tuple[str, list[str]]:
+    text, spans = template(source).conversation(messages(*talk), None)
+    return text, [text[a:b] for a, b in spans]
+
+
+# ---- what is rendered, and what is learned
+
+
+def test_turns_behind_what_asks_for_them() -> None:
+    text, turns = learned(CHATML, ("system", "Be."), *TALK)
+    assert turns == ["Hello.<|im_end|>\n", "So 漢.<|im_end|>\n"]
+    assert text == (
+        "<|im_start|>system\nBe.<|im_end|>\n<|im_start|>user\nHi!<|im_end|>\n"
+        "<|im_start|>assistant\nHello.<|im_end|>\n<|im_start|>user\n漢 é?<|im_end|>\n"
+        "<|im_start|>assistant\nSo 漢.<|im_end|>\n"
+    )
+
+
+def test_marks_of_a_template_are_what_is_learned() -> None:
+    text, turns = learned(MARKED, *TALK)
+    assert turns == ["Hello.<|im_end|>", "So 漢.<|im_end|>"]
+    assert text == learned(CHATML, *TALK)[0]
+
+
+def test_reasoning_that_only_the_last_turn_has() -> None:
+    """Earlier turns are learned as they stand in the whole."""
+    think = "<think>\n\n</think>\n\n"
+    _, turns = learned(THINKS, *TALK)
+    assert turns == ["Hello.<|im_end|>\n", think + "So 漢.<|im_end|>\n"]
+    first = ("assistant", "<think>\nwhy\n</think>\n\nHello.")
+    text, turns = learned(THINKS, TALK[0], first, *TALK[2:])
+    assert turns == ["Hello.<|im_end|>\n", think + "So 漢.<|im_end|>\n"]
+    assert "why" not in text
+    assert learned(THINKS, TALK[0], first)[1] == [
+        "<think>\nwhy\n</think>\n\nHello.<|im_end|>\n"
+    ]
+
+
+def test_a_template_that_asks_for_nothing() -> None:
+    text, turns = learned(PAIRS, *TALK)
+    assert turns == [" Hello. </s>", " So 漢. </s>"]
+    assert text == (
+        "<s>[INST] Hi! [/INST] Hello. </s><s>[INST] 漢 é? [/INST] So 漢. </s>"
+    )
+
+
+def test_a_turn_that_changes_when_more_follows_is_refused() -> None:
+    for source in (
+        "{% for m in messages %}{{ m.content }}{{ loop.revindex }};{% endfor %}",
+        "{{ messages | length }}{% for m in messages %}{{ m.content }};{% endfor %}",
+        "{% for m in messages %}{{ m.content if loop.last else 'x' }};{% endfor %}",
+    ):
+        with pytest.raises(Bad, match="message 2: .*generation"):
+            learned(source, *TALK)
+
+
+def test_what_transformers_gives_a_template() -> None:
+    """trim_blocks, lstrip_blocks, loop controls, tojson as JSON has it, the day, tools."""
+    source = """  {% for tool in tools %}
+    {% if loop.index > 1 %}{% break %}{% endif %}
+{{ tool | tojson }}{{ tool | tojson(indent=1) }}
+{% endfor %}
+{{ strftime_now('%d %b %Y') }}{{ eos_token }}"""
+    told = template(source).render([], [{"a": "<é>'"}, 2])
+    assert told == '{"a": "<é>\'"}{\n "a": "<é>\'"\n}\n26 Jul 2024</s>'
+
+
+@pytest.mark.parametrize(
+    "source,told",
+    [
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ messages.append(1) }}", "unsafe"),
+        ("{% include '/etc/passwd' %}", "no loader"),
+        ("{{ raise_exception('only pairs') }}", "only pairs"),
+        ("{{ 1 / 0 }}", "zero"),
+        ("{{ messages[0].content.x.y }}", "no attribute"),
+    ],
+)
+def test_what_a_template_may_not_do(source: str, told: str) -> None:
+    with pytest.raises(Bad, match=f"the chat template fails: .*{told}"):
+        learned(source, *TALK)
+
+
+def test_a_template_that_is_none() -> None:
+    with pytest.raises(Bad, match="chat template:2: "):
+        template("\n{% if %}")
+
+
+# ---- tokens and labels
+
+
+def tokenizer() -> Tokenizer:
+    found = Tokenizer.from_str(BPE.to_str())
+    names = ("<|im_start|>", "<|im_end|>", "<s>", "</s>")
+    found.add_special_tokens([AddedToken(x, special=True) for x in names])
+    found.post_processor = processors.Sequence(
+        [
+            processors.ByteLevel(trim_offsets=True),
+            processors.TemplateProcessing(
+                single="<s> $A",
+                special_tokens=[("<s>", found.token_to_id("<s>"))],
+            ),
+        ]
+    )
+    return found
+
+
+def folder(
+    where: Path, source: str | None, eos: str = "<|im_end|>"
+) -> tuple[Tokenizer, Path]:
+    made_ = tokenizer()
+    config = {"eos_token": {"content": eos}, "bos_token": "<s>"}
+    if source is not None:
+        config["chat_template"] = source
+    return made_, saved(made_, where / "tok", **config)
+
+
+def parts(path: Path) -> list[tuple[bool, list[int]]]:
+    """Runs of tokens that are targets, and of such as are not"""
+    ids, labels = tokens(path), tokens(path, "train.labels.bin")
+    assert len(ids) == len(labels)
+    found: list[tuple[bool, list[int]]] = []
+    for token, label in zip(ids, labels, strict=True):
+        assert label in (token, 65535)
+        if not found or found[-1][0] != (label == token):
+            found.append((label == token, []))
+        found[-1][1].append(token)
+    return found
+
+
+def text_of(
+    made_: Tokenizer, runs: Sequence[tuple[bool, list[int]]]
+) -> list[tuple[bool, str]]:
+    return [
+        (target, made_.decode(ids, skip_special_tokens=False))
+        for target, ids in runs
+    ]
+
+
+SPACES = [("user", "  a "), ("assistant", " \n\n  b  \n"), *TALK[:2]]
+
+
+@pytest.mark.parametrize("source", [CHATML, MARKED, THINKS, PAIRS])
+def test_labels_leave_out_what_is_not_learned(
+    source: str,
+    near: None,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """Token by token the text of each turn, white space too; the tokens are those of the whole."""
+    eos = "</s>" if source == PAIRS else "<|im_end|>"
+    made_, where = folder(tmp_path, source, eos)
+    talks = [TALK, SPACES]
+    file = jsonl(tmp_path / "a", [{"messages": messages(*x)} for x in talks])
+    how = ("--tokenizer", where, "-o", tmp_path / "out")
+    assert made("jsonl", file, *how) == 0
+    end = made_.token_to_id("<|endoftext|>")
+    assert meta(tmp_path / "out")["end"] == end
+    assert meta(tmp_path / "out")["ignore"] == 65535
+    files = meta(tmp_path / "out")["files"]["train.bin"]
+    assert files["labels"] == "train.labels.bin" and files["documents"] == 2
+    ids, turns = [], []
+    variables = {"bos_token": "<s>", "eos_token": eos}
+    for talk in talks:
+        text, spans = chat.Template(source, variables, NOW).conversation(
+            messages(*talk), None
+        )
+        ids += made_.encode(text, add_special_tokens=False).ids + [end]
+        turns += [text[a:b] for a, b in spans]
+    assert tokens(tmp_path / "out") == ids
+    runs = text_of(made_, parts(tmp_path / "out"))
+    assert [text for target, text in runs if target] == turns
+
+
+def test_what_ends_a_document_stands_nowhere_else(
+    near: None,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """A template that writes the last of the usual tokens leaves none."""
+    more = "\\n' + '<|endoftext|></s>' }}"
+    source = CHATML.replace("\\n' }}", more, 1)
+    made_, where = folder(tmp_path, source)
+    file = jsonl(tmp_path / "a", [{"messages": messages(*TALK)}])
+    how = ("--tokenizer", where, "-o", tmp_path / "out")
+    assert made("jsonl", file, *how) == 0
+    assert meta(tmp_path / "out")["end"] is None
+    assert tokens(tmp_path / "out")[-1] == made_.token_to_id("</s>")
+
+
+def test_prompt_and_completion(near: None, tmp_path: Path) -> None:  # noqa: F811
+    """Texts are a turn each; of lists, turns of the prompt are not learned; without a template
+    one follows the other, between what the tokenizer puts and the end."""
+    record = {"prompt": "Hi!", "completion": "Hello."}
+    lists = {
+        "prompt": messages(*TALK[:3]),
+        "completion": messages(TALK[3]),
+    }
+    file = jsonl(tmp_path / "a", [record, lists])
+    for source in (
+        CHATML,
+        MARKED + "{{ '<|im_start|>assistant\\n' if add_generation_prompt }}",
+    ):
+        made_, where = folder(tmp_path, source)
+        how = ("--tokenizer", where, "-o", tmp_path / "out")
+        assert made("jsonl", file, *how) == 0
+        runs = text_of(made_, parts(tmp_path / "out"))
+        assert [text for target, text in runs if target] == [
+            "Hello.<|im_end|>\n",
+            "So 漢.<|im_end|>\n",
+        ]
+    (tmp_path / "b").mkdir()
+    made_, where = folder(tmp_path / "b", None)
+    one = jsonl(tmp_path / "c", [record])
+    how = ("--tokenizer", where, "-o", tmp_path / "out")
+    assert made("jsonl", one, *how) == 0
+    runs = text_of(made_, parts(tmp_path / "out"))
+    assert runs == [(False, "<s>Hi!"), (True, "Hello.<|im_end|>")]
+    assert made("jsonl", one, "-o", tmp_path / "out") == 0
+    assert parts(tmp_path / "out") == [
+        (False, list(b"Hi!")),
+        (True, list(b"Hello.")),
+    ]
+
+
+def test_chats_of_parquet_are_as_of_jsonl(near: None, tmp_path: Path) -> None:  # noqa: F811
+    """Keys that only some messages have are absent from the others."""
+    source = "{% for m in messages %}{{ m.role }}{% if m.name is defined %}{{ m.name }}{% endif %}: {{ m.content }};{% endfor %}"
+    _, where = folder(tmp_path, source)
+    talk = messages(*TALK)
+    talk[0]["name"] = "Ann"
+    a = jsonl(tmp_path / "a", [{"chat": talk}] * 3)
+    b = table(tmp_path / "b", chat=[talk] * 3)
+    for kind, file in (("jsonl", a), ("parquet", b)):
+        how = ("--field", "chat", "--tokenizer", where, "-o")
+        assert made(kind, file, *how, tmp_path / kind) == 0
+    assert tokens(tmp_path / "jsonl") == tokens(tmp_path / "parquet")
+    assert parts(tmp_path / "jsonl") == parts(tmp_path / "parquet")
+
+
+def test_where_a_template_is_found(near: None, tmp_path: Path) -> None:  # noqa: F811
+    """chat_template.jinja, else the string, else the one of several that is `default`"""
+    file = jsonl(tmp_path / "a", [{"messages": messages(*TALK[:2])}])
+    several = [
+        {"name": "default", "template": CHATML},
+        {"name": "x", "template": ""},
+    ]
+    made_, where = folder(tmp_path, None)
+    how = ("--tokenizer", where, "-o", tmp_path / "out")
+    config = {"eos_token": "<|im_end|>", "chat_template": several}
+    (where / "tokenizer_config.json").write_text(json.dumps(config))
+    assert made("jsonl", file, *how) == 0
+    runs = text_of(made_, parts(tmp_path / "out"))
+    assert runs[1] == (True, "Hello.<|im_end|>\n")
+    (where / "chat_template.jinja").write_text(MARKED)
+    assert made("jsonl", file, *how) == 0
+    runs = text_of(made_, parts(tmp_path / "out"))
+    assert runs[1] == (True, "Hello.<|im_end|>")
+
+
+USER, SAID = messages(*TALK[:2])
+
+
+@pytest.mark.parametrize(
+    "record,told",
+    [
+        ({"messages": [USER]}, "a:2: no message of the assistant"),
+        ({"messages": []}, "a:2: no list of messages"),
+        ({"messages": "x"}, "a:2: no list of messages"),
+        ({"messages": [USER, "x"]}, "a:2: a message is no"),
+        ({"messages": [{"content": "x"}]}, "a:2: a message is no"),
+        (
+            {"messages": [USER, {"role": "assistant"}]},
+            "a:2: the chat template fails",
+        ),
+        ({"messages": [USER, {**SAID, "content": "\ufdd0"}]}, "a:2: U\\+FDD0"),
+        ({"messages": [USER, {**SAID, "content": "\ud800"}]}, "a:2: half a"),
+        ({"text": "x"}, "a:2: no field messages"),
+    ],
+)
+def test_a_chat_that_is_wrong_is_named(
+    record: dict,
+    told: str,
+    near: None,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    jsonl(Path("a"), [{"messages": [USER, SAID]}, record])
+    folder(tmp_path, CHATML)
+    assert made("jsonl", "a", "--tokenizer", "tok", "-o", "out") == 2
+
+    assert re.match(f"run data: {told}", capfd.readouterr().err)
+    assert not Path("out").exists()
+
+
+def test_chats_need_a_template(
+    near: None,  # noqa: F811
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    file = jsonl(tmp_path / "a", [{"messages": messages(*TALK)}])
+    for how in ((), ("--train-bpe", 300)):
+        assert made("jsonl", file, *how, "-o", tmp_path / "out") == 2
+    said = capfd.readouterr().err
+    assert "a:1: the tokenizer has no chat template" in said
+    assert "--train-bpe: of texts alone" in said

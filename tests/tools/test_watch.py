@@ -1,0 +1,296 @@
+"""test_watch.py -- the command ./run watch: what a log has as it grows, and where its numbers go."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as xml
+from pathlib import Path
+
+import pytest
+import trainer
+from logs import Log
+from patience import LIMIT
+
+WATCH = (sys.executable, str(trainer.ROOT / "tools" / "watch.py"))
+
+
+def run(name: str = "some", *more: str) -> dict[str, object]:
+    return {"run": name, "arguments": ["--data", "x", *more]}
+
+
+def step(number: int, loss: float | None, **more: object) -> dict[str, object]:
+    return {"step": number, "loss": loss, "seconds": 2.0, **more}
+
+
+def put(path: Path, *records: dict[str, object]) -> None:
+    with open(path, "a") as file:
+        file.writelines(f"{json.dumps(record)}\n" for record in records)
+
+
+def environment(**more: object) -> dict[str, str]:
+    path = f"{trainer.ROOT / 'gen'}:{more.pop('PYTHONPATH', '')}"
+    return {**os.environ, "PYTHONPATH": path} | {
+        key: str(value) for key, value in more.items()
+    }
+
+
+def watch(*words: object, **more: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*WATCH, *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        env=environment(**more),
+    )
+
+
+# ---- a log
+
+
+def test_what_is_new_comes_once(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    put(path, run(), step(1, 3.0), step(2, None))
+    log = Log(path)
+    assert list(log.read()) == [1, 2] and log.read() == {}
+    with open(path, "a") as file:
+        file.write('{"step": 3, "lo')
+    assert log.read() == {}
+    with open(path, "a") as file:
+        file.write('ss": 2.5}\n')
+    put(path, {"step": 3, "val_loss": 2.75}, {"end": 3})
+    assert log.read() == {3: {"step": 3, "loss": 2.5, "val_loss": 2.75}}
+    assert log.points("loss") == [(1, 3.0), (3, 2.5)]
+    assert log.points("val_loss") == [(3, 2.75)]
+    assert log.ended
+
+
+def test_a_run_that_goes_on_keeps_the_steps_before(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = Log(path)
+    put(path, run(), *(step(n, 9.0) for n in range(1, 6)))
+    log.read()
+    put(path, run(), {"step": 3, "val_loss": 7.0}, step(4, 8.0))
+    assert list(log.read()) == [3, 4]
+    losses = [(1, 9.0), (2, 9.0), (3, 9.0), (4, 8.0)]
+    assert log.points("loss") == losses
+    again = Log(path)
+    assert list(again.read()) == [1, 2, 3, 4]
+    assert again.points("loss") == losses
+
+
+def test_another_run_keeps_none(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    put(path, run(), step(1, 9.0), step(2, 9.0), run("other"), step(1, 5.0))
+    log = Log(path)
+    assert list(log.read()) == [1]
+    assert log.points("loss") == [(1, 5.0)] and log.run["run"] == "other"
+
+
+def test_a_log_that_is_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    put(path, run(), step(1, 9.0), step(2, 9.0))
+    log = Log(path)
+    log.read()
+    path.write_text("")
+    put(path, run(), step(1, 4.0))
+    assert log.read() and log.points("loss") == [(1, 4.0)]
+
+
+def test_lines_that_are_no_records(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    deep = "[" * 100000
+    path.write_bytes(
+        b'\xff\n[]\n{"step": true}\n{"step": "x"}\n' + deep.encode() + b"\n"
+    )
+    put(path, step(1, 2.0))
+    assert Log(path).read() == {1: step(1, 2.0)}
+
+
+# ---- the command
+
+
+def test_once(tmp_path: Path) -> None:
+    """Without a terminal there is nothing but text."""
+    one, other = tmp_path / "one.jsonl", tmp_path / "other.jsonl"
+    put(one, run("a", "--steps", "30"), *(step(n, 5 / n) for n in range(1, 6)))
+    put(other, run("b", "--steps=2"), step(1, 4.0, tokens_per_second=12.0))
+    put(other, step(2, 3.0, tokens_per_second=34.4), {"end": 2})
+    done = watch(one, other, "--once")
+    assert done.returncode == 0, done.stderr
+    assert "\x1b" not in done.stdout
+    *plot, a, b = done.stdout.splitlines()
+    assert a == "one  step 5/30  loss 1.0000  0:00:50 left"
+    assert b == "other  step 2/2  loss 3.0000  34 tokens/s  ended"
+    assert any("one loss" in line for line in plot)
+    assert any(line.startswith("5.0") for line in plot)  # the highest loss
+
+
+def test_the_table_has_all_numbers(tmp_path: Path) -> None:
+    log, table = tmp_path / "a.jsonl", tmp_path / "table.csv"
+    put(log, run(), step(1, 0.1 + 0.2, skipped=0), step(2, None))
+    put(log, {"step": 2, "val_loss": 1e-300}, {"end": 2})
+    assert watch(log, "--csv", table).returncode == 0
+    with open(table, newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["step"] for row in rows] == ["1", "2"]
+    assert float(rows[0]["loss"]) == 0.1 + 0.2 and rows[1]["loss"] == ""
+    assert rows[0]["skipped"] == "0" and rows[0]["val_loss"] == ""
+    assert float(rows[1]["val_loss"]) == 1e-300
+
+
+def test_the_picture_has_a_curve_for_each(tmp_path: Path) -> None:
+    logs = [tmp_path / "a.jsonl", tmp_path / "b<&.jsonl"]
+    for number, log in enumerate(logs, 1):
+        put(log, run(), *(step(n, 3.0 / number) for n in (1, 2)), {"end": 2})
+    assert watch(*logs, "--svg", tmp_path / "p.svg").returncode == 0
+    svg = xml.fromstring((tmp_path / "p.svg").read_text())
+    told = [e.text for e in svg if e.tag.endswith("text")]
+    assert told[0] == "2 runs: loss of 2 steps, nats a token"
+    assert told[-2:] == ["a", "b<&"]
+    *_, a, b = [e.get("d") for e in svg if e.tag.endswith("path")]
+    heights = [float(d.split()[-1]) for d in (a, b)]
+    assert heights == [pytest.approx(260 - 55 * x) for x in (3.0, 1.5)]
+
+
+@pytest.mark.parametrize(
+    "text,told",
+    [
+        (None, "No such file or directory"),
+        ("", "no record of a run"),
+        ("no JSON\n", "no record of a run"),
+    ],
+)
+def test_what_is_no_log_is_told(
+    tmp_path: Path, text: str | None, told: str
+) -> None:
+    path = tmp_path / "log"
+    if text is not None:
+        path.write_text(text)
+    done = watch(path, "--once")
+    assert done.returncode == 2 and not done.stdout
+    assert done.stderr == f"run watch: {path}: {told}\n"
+
+
+def test_nothing_to_draw_yet(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    put(path, run())
+    picture = tmp_path / "p.svg"
+    done = watch(path, "--once", "--svg", picture)
+    assert done.returncode == 2 and not picture.exists()
+    assert "has no step to draw yet" in done.stderr
+
+
+@pytest.mark.parametrize("end", ["end", "interrupt"])
+def test_it_draws_while_the_log_grows(tmp_path: Path, end: str) -> None:
+    """On a terminal, until the run has ended or somebody has seen enough; files are whole then."""
+    path, table = tmp_path / "log", tmp_path / "table.csv"
+    put(path, run(), step(1, 3.0))
+    ours, theirs = pty.openpty()
+    running = subprocess.Popen(
+        [*WATCH, str(path), "--csv", str(table)],
+        stdin=theirs,
+        stdout=theirs,
+        env=environment(TERM="xterm"),
+        start_new_session=True,
+    )
+    os.close(theirs)
+    seen = b""
+    until = time.monotonic() + LIMIT
+
+    def see(text: bytes) -> None:
+        nonlocal seen
+        while text not in seen:
+            assert time.monotonic() < until, seen
+            seen += os.read(ours, 65536)
+
+    see(b"step 1  loss 3.0000")
+    put(path, step(2, 2.5))
+    see(b"step 2  loss 2.5000")
+    if end == "end":
+        put(path, {"end": 2})
+    else:
+        running.send_signal(signal.SIGINT)
+    assert running.wait(LIMIT) == 0
+    os.close(ours)
+    assert table.read_text().splitlines()[2].startswith("log,2,2.5,")
+
+
+# ---- others' libraries: these stand-ins write down what they are asked
+
+TENSORBOARD = """
+import json
+class Writer:
+    def __init__(self, folder):
+        self.to = open(folder.replace("/", "_"), "w")
+    def add_scalar(self, key, x, step):
+        print(json.dumps([step, key, x]), file=self.to)
+    def close(self):
+        print("closed", file=self.to)
+"""
+WANDB = """
+import json
+class Run:
+    def __init__(self, to):
+        self.to = to
+    def log(self, found, step):
+        print(json.dumps([step, found]), file=self.to)
+    def finish(self):
+        print("closed", file=self.to)
+def init(project, name, config, reinit):
+    to = open("asked", "w")
+    print(json.dumps([project, name, config["run"]]), file=to)
+    return Run(to)
+"""
+
+
+def stand_in(folder: Path, name: str, text: str) -> None:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_tensorboard_has_each_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    stand_in(tmp_path, "tensorboard/__init__.py", "")
+    stand_in(tmp_path, "tensorboard/summary.py", TENSORBOARD)
+    put(tmp_path / "a.jsonl", run(), step(1, 3.0), {"step": 1, "val_loss": 4})
+    put(tmp_path / "a.jsonl", step(2, None), {"end": 2})
+    done = watch("a.jsonl", "--tensorboard", "tb", PYTHONPATH=tmp_path)
+    assert done.returncode == 0, done.stderr
+    *asked, closed = (tmp_path / "tb_a").read_text().splitlines()
+    assert closed == "closed"
+    assert list(map(json.loads, asked)) == [
+        [1, "loss", 3.0],
+        [1, "seconds", 2.0],
+        [1, "val_loss", 4],
+        [2, "seconds", 2.0],
+    ]
+
+
+@pytest.mark.parametrize("words,project", [((), "zero"), (("mine",), "mine")])
+def test_wandb_has_each_step(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    project: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    stand_in(tmp_path, "wandb.py", WANDB)
+    put(tmp_path / "a.jsonl", run(), step(1, 3.0), step(2, 2.0), {"end": 2})
+    done = watch("a.jsonl", "--wandb", *words, PYTHONPATH=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, *asked, closed = (tmp_path / "asked").read_text().splitlines()
+    assert json.loads(first) == [project, "a", "some"]
+    assert list(map(json.loads, asked)) == [
+        [n, {"loss": x, "seconds": 2.0}] for n, x in ((1, 3.0), (2, 2.0))
+    ]
+    assert closed == "closed"

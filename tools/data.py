@@ -1,0 +1,412 @@
+"""data.py -- text, JSONL or Parquet to a folder of token files.
+
+data.py text|jsonl|parquet FILE... -o DIR     docs/data.md has the options and the folder
+
+The processes are as many as there are cores (taskset chooses fewer); what is written does not
+depend on their number.
+
+Exit codes: 0 written; 2 an argument or a file is wrong, or a file cannot be written, and nothing
+is left of DIR but what was there; 130 and 143 interrupted.
+
+Invariants
+ 1. DIR appears when all of it is there; what it replaces is a folder of this program's.
+ 2. Memory is bounded by pieces under way, not by files (but for --train-bpe, and for one text of a
+    tokenizer that cannot be cut at lines).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from fractions import Fraction
+from io import FileIO
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+from types import FrameType
+
+import documents
+import encoding
+from checkpoint import Bad, code_of, printable, say, size_of
+from documents import PIECE, Layout, Piece
+from encoding import Done, Encoder, Recipe
+
+FORMAT = 1
+PROGRESS_S = 5
+MOST = 4096  # pieces of a task
+SPLITS = ("train", "val")
+OURS = {f"{split}{end}.bin" for split in SPLITS for end in ("", ".labels")}
+OURS |= {"meta.json", "tokenizer.json"}
+SHARE = re.compile(r"(\d{1,3}(?:\.\d{1,9})?)%|(\d{1,12})")
+
+
+def tell(text: str) -> None:
+    print(printable(text), file=sys.stderr, flush=True)
+
+
+# ---- processes
+
+_encoder: Encoder
+
+
+def begin(recipe: Recipe) -> None:
+    """Of a worker: it ends with the process that it works for."""
+    global _encoder
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=follow, daemon=True).start()
+    _encoder = Encoder(recipe)
+
+
+def follow() -> None:
+    parent = parent_process()
+    if parent:
+        parent.join()
+        os._exit(1)
+
+
+def work(pieces: list[Piece]) -> Done:
+    return _encoder.encode(pieces)
+
+
+def tasks(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """About PIECE bytes each"""
+    task: list[Piece] = []
+    held = 0
+    for piece in pieces:
+        task.append(piece)
+        held += piece.bytes
+        if held >= PIECE or len(task) == MOST:
+            yield task
+            task, held = [], 0
+    if task:
+        yield task
+
+
+def encoded(
+    recipe: Recipe, pieces: Iterable[Piece], processes: int
+) -> Iterator[Done]:
+    """In the order of the files"""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    waiting: deque[Future[Done]] = deque()
+    pool = ProcessPoolExecutor(
+        processes, get_context("spawn"), begin, (recipe,)
+    )
+    try:
+        for task in tasks(pieces):
+            waiting.append(pool.submit(work, task))
+            if len(waiting) > 2 * processes:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    except BrokenProcessPool:
+        raise Bad(
+            "a process of ours was ended, as for want of memory"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+# ---- the folder
+
+
+def ours(folder: Path) -> None:
+    """It may be replaced, or there is none."""
+    if not folder.exists() and not folder.is_symlink():
+        return
+    there = {x.name for x in folder.iterdir()} if folder.is_dir() else {""}
+    if folder.is_symlink() or "meta.json" not in there or there - OURS:
+        raise Bad(f"{folder}: is there already, and not a folder of tokens")
+
+
+@contextmanager
+def appearing(folder: Path) -> Iterator[Path]:
+    """A folder that takes the place of `folder` when all went well"""
+    ours(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made, old = (
+        folder.with_name(f".{folder.name}.{os.getpid()}{x}")
+        for x in ("", ".old")
+    )
+    made.mkdir()
+    try:
+        yield made
+        ours(folder)
+        if folder.exists():
+            folder.rename(old)
+        made.rename(folder)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def put(file: FileIO, raw: bytes, folder: Path) -> None:
+    """All of it, without a buffer whose end could be lost"""
+    left = memoryview(raw)
+    try:
+        while left:
+            left = left[file.write(left) :]
+    except OSError as e:
+        raise Bad(f"{folder / Path(file.name).name}: {e.strerror}") from None
+
+
+class Progress:
+    """A line now and then: how far, and how fast"""
+
+    def __init__(self, total: int) -> None:
+        self.total, self.read, self.tokens = max(total, 1), 0, 0
+        self.start = self.told = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return max(time.monotonic() - self.start, 1e-9)
+
+    @property
+    def rate(self) -> float:
+        """tokens a second"""
+        return self.tokens / self.seconds
+
+    def more(self, read: int, tokens: int) -> None:
+        self.read += read
+        self.tokens += tokens
+        if time.monotonic() - self.told < PROGRESS_S:
+            return
+        self.told = time.monotonic()
+        left = self.seconds * max(self.total / max(self.read, 1) - 1, 0)
+        share = min(100 * self.read // self.total, 100)
+        tell(
+            f"{share:3d} %  {self.tokens:,} tokens  {self.rate:,.0f} a second  {left:.0f} s left"
+        )
+
+
+def files_of(recipe: Recipe, split: str) -> list[str]:
+    names = [f"{split}.bin"]
+    return names if recipe.ignore is None else [*names, f"{split}.labels.bin"]
+
+
+def meta(
+    recipe: Recipe, counts: dict[str, tuple[int, int]]
+) -> dict[str, object]:
+    """counts: of each split its tokens and documents"""
+    kind = "bytes" if recipe.file is None else "tokenizers"
+    files = {}
+    for split, (tokens, docs) in counts.items():
+        name, *labels = files_of(recipe, split)
+        files[name] = {
+            "tokens": tokens,
+            "documents": docs,
+            "labels": labels[0] if labels else None,
+        }
+    return {
+        "format": FORMAT,
+        "vocab": recipe.vocab,
+        "dtype": recipe.dtype,
+        "end": recipe.end,
+        "ignore": recipe.ignore,
+        "tokenizer": {"kind": kind, "sha256": recipe.sha256},
+        "files": files,
+    }
+
+
+def write(
+    recipe: Recipe,
+    done: Iterable[Done],
+    splits: Sequence[str],
+    folder: Path,
+    progress: Progress,
+) -> tuple[dict[str, tuple[int, int]], int]:
+    """Of each split its tokens and documents; how many were empty"""
+    counts = dict.fromkeys(splits, (0, 0))
+    empty = 0
+    width = 2 if recipe.dtype == "uint16" else 4
+    with appearing(folder) as made, ExitStack() as stack:
+        out = {
+            name: stack.enter_context(open(made / name, "wb", buffering=0))
+            for split in splits
+            for name in files_of(recipe, split)
+        }
+        for each in done:
+            empty += each.empty
+            for split, part in zip(splits, each.parts, strict=False):
+                names = files_of(recipe, split)
+                for name, raw in zip(
+                    names, (part.tokens, part.labels), strict=False
+                ):
+                    put(out[name], raw, folder)
+                tokens, docs = counts[split]
+                more = len(part.tokens) // width
+                counts[split] = tokens + more, docs + part.documents
+            progress.more(
+                each.bytes,
+                sum(len(part.tokens) for part in each.parts) // width,
+            )
+        for split, (tokens, _) in counts.items():
+            if not tokens:
+                raise Bad(f"no document is for {split}.bin; see --val")
+        texts = {
+            "meta.json": json.dumps(meta(recipe, counts), indent=2) + "\n"
+        }
+        if recipe.file is not None:
+            texts["tokenizer.json"] = recipe.file
+        for name, text in texts.items():
+            with open(made / name, "wb", buffering=0) as file:
+                put(file, text.encode(), folder)
+    return counts, empty
+
+
+# ---- the command
+
+
+def validation(
+    wanted: Fraction | int | None, kind: str, files: Sequence[Path]
+) -> tuple[int, int | None]:
+    """The hash below which documents are validation's; of a single text, the byte from which on
+    it is."""
+    if wanted is None:
+        return 0, None
+    if isinstance(wanted, int):
+        of = documents.count(kind, files)
+        if wanted >= of:
+            raise Bad(f"--val {wanted}: there are {of} documents; or a share")
+        return documents.bound(wanted, of), None
+    if kind == "text" and len(files) == 1:
+        at = int(size_of(files[0]) * (1 - wanted))
+        return 0, documents.line_start(files[0], at)
+    return int(wanted * 2**64), None
+
+
+def learned(
+    args: argparse.Namespace,
+    layout: Layout,
+    below: int,
+    cut: int | None,
+) -> Recipe:
+    """The tokenizer of --train-bpe: of what is not validation's"""
+    if layout.kind != "text":
+        raise Bad(f"--train-bpe: of texts alone, and these are {layout.kind}")
+    rule = Recipe(below=below, cut=cut)
+    pieces = documents.opened(
+        args.kind, args.file, layout.fields, lambda a, b: True, cut
+    )
+    texts = (
+        encoding.text_in(piece, layout)
+        for piece in pieces
+        if not rule.val([piece.number])[0]
+    )
+    tell(f"a byte-level BPE of {args.train_bpe} tokens is trained")
+    return encoding.trained(texts, args.train_bpe)
+
+
+def prepared(args: argparse.Namespace) -> Recipe:
+    layout = documents.first(args.kind, args.file, args.field)
+    below, cut = validation(args.val, args.kind, args.file)
+    if args.train_bpe:
+        recipe = learned(args, layout, below, cut)
+    else:
+        recipe = encoding.read(args.tokenizer)
+    recipe = replace(recipe, layout=layout, below=below, cut=cut)
+    if layout.kind == "text" or recipe.template is None:
+        return recipe
+    return replace(recipe, end=Encoder(recipe).separator())
+
+
+def build(args: argparse.Namespace, processes: int) -> int:
+    ours(args.o)
+    recipe = prepared(args)
+    progress = Progress(sum(map(size_of, args.file)))
+    splits = SPLITS if args.val else SPLITS[:1]
+    encoder = Encoder(recipe)
+    pieces = documents.opened(
+        args.kind, args.file, recipe.layout.fields, encoder.splits, recipe.cut
+    )
+    done = encoded(recipe, pieces, processes)
+    counts, empty = write(recipe, done, splits, args.o, progress)
+    if empty:
+        say(f"{empty} empty texts are no documents")
+    if recipe.end is None and recipe.file is not None:
+        say("no token ends a document (eos_token of tokenizer_config.json)")
+    told = ", ".join(
+        f"{split} {tokens:,} of {docs:,} documents"
+        for split, (tokens, docs) in counts.items()
+    )
+    say(f"{args.o}: tokens: {told}; {progress.rate:,.0f} a second")
+    val = f" --val {args.o}" if args.val else ""
+    say(
+        f"next: model.vocab: {recipe.vocab} in the spec, and out/train --data {args.o}{val}"
+    )
+    return 0
+
+
+def part(text: str) -> Fraction | int:
+    """Of --val: a share, below 1, or a number"""
+    found = SHARE.fullmatch(text)
+    share = found and found[1]
+    number = Fraction(share) / 100 if share else int(found[2] if found else 0)
+    if number <= 0 or share and number >= 1:
+        raise argparse.ArgumentTypeError("a share as 1%, or a number from 1")
+    return number
+
+
+def arguments(words: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="run data",
+        description="A folder of token files; docs/data.md tells of it.",
+    )
+    parser.add_argument("kind", choices=("text", "jsonl", "parquet"))
+    parser.add_argument("file", nargs="+", type=Path, metavar="FILE")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--tokenizer",
+        default="bytes",
+        metavar="FILE|DIR|bytes",
+        help="tokenizer.json, a folder that has one, or bytes (the default)",
+    )
+    which.add_argument(
+        "--train-bpe", type=int, metavar="N", help="train one of N tokens"
+    )
+    parser.add_argument(
+        "--field", metavar="NAME", help="of a record: its text, or messages"
+    )
+    parser.add_argument(
+        "--val",
+        type=part,
+        metavar="1%|N",
+        help="a share of the documents, or so many",
+    )
+    parser.add_argument("-o", required=True, type=Path, metavar="DIR")
+    args = parser.parse_args(words)
+    if args.train_bpe is not None and args.train_bpe < 257:
+        parser.error("--train-bpe: at least 257, 256 bytes and an end of text")
+    if args.field and args.kind == "text":
+        parser.error("--field: a text has no fields")
+    if args.o.name in ("", ".."):
+        parser.error("-o: a folder by its name")
+    return args
+
+
+def main(words: Sequence[str], processes: int = 0) -> int:
+    args = arguments(words)
+    cores = processes or len(os.sched_getaffinity(0))
+    return code_of("run data", build, args, cores)
+
+
+def ended(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, ended)
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,252 @@
+"""documents.py -- documents out of files of text, JSONL or Parquet, in pieces of bounded size.
+
+Invariants
+ 1. Pieces depend on the files and on where a tokenizer can be cut, and on nothing else.
+ 2. A piece of a text is about PIECE bytes, or as long as it takes to the next place to cut; a
+    record is a piece.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from checkpoint import Bad, size_of
+from numpy.typing import NDArray
+
+PIECE = 1 << 18  # bytes
+TAIL, CONTEXT, TRIES = 1 << 16, 256, 16  # where a cut is looked for, in bytes
+ROWS = 256  # of Parquet, at a time
+LINE_END = re.compile(rb"(?<=\S)\n(?=\S)")
+
+Splits = Callable[[bytes, bytes], bool]
+Hashes = NDArray[np.uint64]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Of a document, which most are one of. record: bytes of a text or a line of JSON, or a row."""
+
+    where: str
+    number: int  # the document's
+    record: Any
+    bytes: int  # of the file
+    line: int = 1  # of a text: where it begins
+    first: bool = True
+    last: bool = True
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a document is: `text`, `messages`, or `prompt` with a completion; and in which
+    fields (of a text file: none)."""
+
+    kind: str
+    fields: tuple[str, ...] = ()
+
+
+# ---- text
+
+
+def place(buffer: bytearray, since: int, splits: Splits) -> int:
+    """The last place to cut at, behind `since` and near the end; 0: there is none"""
+    since = max(since, len(buffer) - TAIL)
+    ends = [found.end() for found in LINE_END.finditer(buffer, since)]
+    for at in islice(reversed(ends), TRIES):
+        before = bytes(buffer[max(0, at - CONTEXT) : at])
+        if splits(before, bytes(buffer[at : at + CONTEXT])):
+            return at
+    return 0
+
+
+def pieces(
+    path: Path, start: int, stop: int, number: int, splits: Splits
+) -> Iterator[Piece]:
+    """Of bytes start ... stop, which are a document"""
+    where = str(path)
+    line, first, rest = 1, True, bytearray()
+    with open(path, "rb") as file:
+        file.seek(start)
+        while start < stop:
+            block = file.read(min(PIECE, stop - start))
+            if not block:
+                raise Bad(f"{path}: became shorter while it was read")
+            start += len(block)
+            since = max(0, len(rest) - CONTEXT)
+            rest += block
+            at = place(rest, since, splits) if start < stop else 0
+            if at:
+                part = bytes(rest[:at])
+                yield Piece(where, number, part, at, line, first, False)
+                line += part.count(b"\n")
+                first, rest = False, rest[at:]
+    yield Piece(where, number, bytes(rest), len(rest), line, first)
+
+
+def line_start(path: Path, at: int) -> int:
+    """The first line that begins behind byte `at`, or the file's end"""
+    with open(path, "rb") as file:
+        file.seek(at)
+        file.readline()
+        return file.tell()
+
+
+def texts(
+    files: Sequence[Path], splits: Splits, cut: int | None
+) -> Iterator[Piece]:
+    """A file is a document; with `cut` the only file is two, the second from that byte on."""
+    if cut is not None:
+        (path,) = files
+        yield from pieces(path, 0, cut, 0, splits)
+        yield from pieces(path, cut, size_of(path), 1, splits)
+        return
+    for number, path in enumerate(files):
+        yield from pieces(path, 0, size_of(path), number, splits)
+
+
+# ---- records
+
+
+def lines(files: Sequence[Path]) -> Iterator[Piece]:
+    """A line is a document; an empty one is none."""
+    number = 0
+    for path in files:
+        with open(path, "rb") as file:
+            for line, text in enumerate(file, 1):
+                if text.strip():
+                    yield Piece(f"{path}:{line}", number, text, len(text))
+                    number += 1
+
+
+def parquet(path: Path) -> Any:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.ParquetFile(path)
+    except pyarrow.ArrowException as e:
+        raise Bad(f"{path}: no Parquet: {e}") from None
+
+
+def rows(files: Sequence[Path], fields: Sequence[str]) -> Iterator[Piece]:
+    """A row is a document; of its columns the fields, and `tools`, are read."""
+    import pyarrow
+
+    number = 0
+    for path in files:
+        file = parquet(path)
+        there = file.schema_arrow.names
+        columns = [x for x in there if x in fields or x == "tools"]
+        share = size_of(path) // max(file.metadata.num_rows, 1)
+        row = 0
+        try:
+            for batch in file.iter_batches(ROWS, columns=columns):
+                for record in batch.to_pylist():
+                    row += 1
+                    where = f"{path}: row {row}"
+                    yield Piece(where, number, record, share)
+                    number += 1
+        except pyarrow.ArrowException as e:
+            raise Bad(f"{path}: damaged behind row {row}: {e}") from None
+
+
+def loaded(where: str, line: bytes) -> Any:
+    """A line of JSON"""
+    try:
+        return json.loads(line.decode())
+    except UnicodeDecodeError as e:
+        raise Bad(f"{where}: byte {e.start + 1} is no UTF-8") from None
+    except RecursionError:
+        raise Bad(f"{where}: JSON too deep") from None
+    except ValueError as e:
+        raise Bad(f"{where}: no JSON: {e}") from None
+
+
+def layout(piece: Piece, field: str | None) -> Layout:
+    """What the first record has, the others must have."""
+    line = isinstance(piece.record, bytes)
+    record = loaded(piece.where, piece.record) if line else piece.record
+    if not isinstance(record, dict):
+        raise Bad(f"{piece.where}: not an object: {{...}} is needed")
+    wanted = [field] if field else ["messages", "text"]
+    for name in wanted:
+        if name in record:
+            chat = isinstance(record[name], list)
+            return Layout("messages" if chat else "text", (name,))
+    if not field and {"prompt", "completion"} <= record.keys():
+        return Layout("prompt", ("prompt", "completion"))
+    told = field or "text, messages, or prompt and completion"
+    there = ", ".join(record) or "nothing"
+    raise Bad(f"{piece.where}: no field {told}; there is: {there}; --field")
+
+
+def opened(
+    kind: str,
+    files: Sequence[Path],
+    fields: Sequence[str],
+    splits: Splits,
+    cut: int | None,
+) -> Iterator[Piece]:
+    if kind == "text":
+        return texts(files, splits, cut)
+    return lines(files) if kind == "jsonl" else rows(files, fields)
+
+
+def first(kind: str, files: Sequence[Path], field: str | None) -> Layout:
+    """The layout of all, by the first record; every file is looked at."""
+    for path in files:
+        if not size_of(path):
+            raise Bad(f"{path}: empty")
+    if kind == "text":
+        return Layout("text")
+    if kind == "jsonl":
+        found = next(lines(files), None)
+    else:
+        known = parquet(files[0]).schema_arrow.names
+        found = next(rows(files, known), None)
+    if found is None:
+        raise Bad(f"{files[0]}: no record")
+    layout_ = layout(found, field)
+    for path in files if kind == "parquet" else ():
+        lacking = {*layout_.fields} - {*parquet(path).schema_arrow.names}
+        if lacking:
+            raise Bad(f"{path}: no column {', '.join(sorted(lacking))}")
+    return layout_
+
+
+# ---- which documents are validation's
+
+
+def hashes(numbers: NDArray[Any]) -> Hashes:
+    """splitmix64 of documents' numbers: the key is its first state"""
+    x = numbers.astype(np.uint64) + np.uint64(0x7A65726F)
+    x *= np.uint64(0x9E3779B97F4A7C15)
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(0xBF58476D1CE4E5B9)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def count(kind: str, files: Sequence[Path]) -> int:
+    """documents"""
+    if kind == "text":
+        return len(files)
+    if kind == "jsonl":
+        return sum(1 for _ in lines(files))
+    return sum(parquet(path).metadata.num_rows for path in files)
+
+
+def bound(wanted: int, of: int) -> int:
+    """Below it are the hashes of `wanted` among `of` documents."""
+    least: Hashes = np.empty(0, np.uint64)
+    for at in range(0, of, PIECE):
+        more = hashes(np.arange(at, min(at + PIECE, of)))
+        least = np.sort(np.concatenate([least, more]))[:wanted]
+    return int(least[-1]) + 1

@@ -1,0 +1,417 @@
+"""encoding.py -- tokenizers: bytes, Hugging Face's, or a BPE trained here; pieces to tokens.
+
+A document is what the tokenizer puts around a text (its beginning-of-text token, if it has one),
+the text's tokens, and `end`. A conversation is what its template says, and `end`, which is no
+target.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from chat import Span, Template, rendered, spans_of
+from checkpoint import Bad
+from documents import Layout, Piece, hashes, loaded
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+END = "<|endoftext|>"
+ENDS = (END, "<|end_of_text|>", "</s>", "<eos>")  # where no file names one
+CONFIG = 100_000_000  # bytes at most of a tokenizer's files
+# Two turns each, and what comes last of them.
+PROBE = [{"role": role, "content": "a"} for role in ("user", "assistant") * 2]
+
+Ids = list[int]
+
+
+class Bytes:
+    """A byte is a token."""
+
+    def __init__(self, text: str) -> None:
+        self.ids = list(text.encode())
+        self.text = text
+
+    @property
+    def offsets(self) -> list[Span]:
+        return [
+            (at, at + 1)
+            for at, letter in enumerate(self.text)
+            for _ in letter.encode()
+        ]
+
+
+@dataclass
+class Recipe:
+    """How pieces become tokens: all that a process needs."""
+
+    layout: Layout = field(default_factory=lambda: Layout("text"))
+    file: str | None = None  # tokenizer.json; None: bytes
+    vocab: int = 256
+    end: int | None = None
+    around: tuple[Ids, Ids] = field(default_factory=lambda: ([], []))
+    template: str | None = None
+    variables: dict[str, str] = field(default_factory=dict)
+    now: datetime = field(default_factory=datetime.now)
+    below: int = 0  # the hash of validation's documents
+    cut: int | None = (
+        None  # of the only text, a byte: what follows is validation's
+    )
+
+    @property
+    def dtype(self) -> str:
+        return "uint16" if self.vocab <= 65535 else "uint32"
+
+    @property
+    def ignore(self) -> int | None:
+        """In labels; None: every token is a target"""
+        if self.layout.kind == "text":
+            return None
+        return int(np.iinfo(self.dtype).max)
+
+    def val(self, numbers: Sequence[int]) -> list[bool]:
+        """Of documents by their numbers"""
+        each = np.array(numbers, np.uint64)
+        if self.cut is not None:
+            return [bool(x) for x in each > 0]
+        return [bool(x) for x in hashes(each) < np.uint64(self.below)]
+
+    @property
+    def sha256(self) -> str | None:
+        if self.file is None:
+            return None
+        return hashlib.sha256(self.file.encode()).hexdigest()
+
+
+@dataclass
+class Part:
+    """Of train or val, what some pieces make."""
+
+    tokens: bytes = b""
+    labels: bytes = b""
+    documents: int = 0
+
+
+@dataclass
+class Done:
+    parts: tuple[Part, Part]
+    bytes: int
+    empty: int
+
+
+# ---- a tokenizer's files
+
+
+def text_of(path: Path) -> str:
+    if path.stat().st_size > CONFIG:
+        raise Bad(f"{path}: over {CONFIG} bytes")
+    try:
+        return path.read_bytes().decode()
+    except UnicodeDecodeError:
+        raise Bad(f"{path}: no UTF-8") from None
+
+
+def config(path: Path) -> dict[str, Any]:
+    """{}: there is none"""
+    if not path.exists():
+        return {}
+    found = loaded(str(path), text_of(path).encode())
+    if not isinstance(found, dict):
+        raise Bad(f"{path}: not an object")
+    return found
+
+
+def special(configs: Iterable[dict[str, Any]]) -> dict[str, str]:
+    """bos_token and the like; the first file that names one counts."""
+    found: dict[str, str] = {}
+    for each in configs:
+        for key, x in each.items():
+            text = x.get("content") if isinstance(x, dict) else x
+            if key.endswith("_token") and isinstance(text, str):
+                found.setdefault(key, text)
+    return found
+
+
+def template_of(folder: Path, known: dict[str, Any]) -> str | None:
+    own = folder / "chat_template.jinja"
+    if own.exists():
+        return text_of(own)
+    found = known.get("chat_template")
+    if isinstance(found, list):
+        named = {x.get("name"): x.get("template") for x in found}
+        found = named.get("default")
+    return found if isinstance(found, str) else None
+
+
+def library(text: str, where: object) -> Tokenizer:
+    """Whole texts: a file's own truncation and padding are of no use here."""
+    try:
+        found = Tokenizer.from_str(text)
+    except Exception as e:  # the library has no class of its own
+        raise Bad(f"{where}: no tokenizer: {e}") from None
+    found.no_truncation()
+    found.no_padding()
+    return found
+
+
+def around(tokenizer: Tokenizer) -> tuple[Ids, Ids]:
+    """What it puts before a text and behind it"""
+    bare = tokenizer.encode("a", add_special_tokens=False).ids
+    whole = tokenizer.encode("a").ids
+    for at in range(len(whole) - len(bare) + 1):
+        if whole[at : at + len(bare)] == bare:
+            return whole[:at], whole[at + len(bare) :]
+    return [], []
+
+
+def recipe(text: str, where: Path, folder: Path | None) -> Recipe:
+    """folder: what is told beside tokenizer.json; its end of text is `eos_token`, or a usual
+    name."""
+    tokenizer = library(text, where)
+    known: dict[str, Any] = {}
+    variables: dict[str, str] = {}
+    template = None
+    if folder:
+        known = config(folder / "tokenizer_config.json")
+        more = config(folder / "special_tokens_map.json")
+        variables = special([known, more])
+        template = template_of(folder, known)
+    names = [variables["eos_token"]] if "eos_token" in variables else ENDS
+    ends = [tokenizer.token_to_id(name) for name in names]
+    end = next((x for x in ends if x is not None), None)
+    if "eos_token" in variables and end is None:
+        raise Bad(f"{where}: eos_token {names[0]} is none of its tokens")
+    return Recipe(
+        file=text,
+        vocab=max(tokenizer.get_vocab().values(), default=0) + 1,
+        end=end,
+        around=around(tokenizer),
+        template=template,
+        variables=variables,
+    )
+
+
+def read(name: str) -> Recipe:
+    """`bytes`, a tokenizer.json, or a folder that has one"""
+    if name == "bytes":
+        return Recipe()
+    path = Path(name)
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.exists() and path.is_dir():
+        raise Bad(
+            f"{file}: there is none; transformers' AutoTokenizer.from_pretrained(DIR)"
+            ".save_pretrained(DIR) writes it"
+        )
+    return recipe(text_of(file), file, file.parent)
+
+
+def trained(texts: Iterator[str], size: int) -> Recipe:
+    """A byte-level BPE of `size` tokens; the first is the end of a text"""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    text = tokenizer.to_str(pretty=True) + "\n"
+    return recipe(text, Path("tokenizer.json"), None)
+
+
+# ---- pieces to texts
+
+
+def decoded(piece: Piece, text: bytes) -> str:
+    try:
+        return text.decode()
+    except UnicodeDecodeError as e:
+        line = piece.line + text.count(b"\n", 0, e.start)
+        raise Bad(
+            f"{piece.where}:{line}: no UTF-8; `iconv -t UTF-8` makes it so"
+        ) from None
+
+
+def record(piece: Piece, layout: Layout) -> dict[str, Any]:
+    """With all of its fields"""
+    found = piece.record
+    if isinstance(found, bytes):
+        found = loaded(piece.where, found)
+    if not isinstance(found, dict):
+        raise Bad(f"{piece.where}: not an object: {{...}} is needed")
+    for name in layout.fields:
+        if found.get(name) is None:
+            raise Bad(f"{piece.where}: no field {name}, as the first has")
+    return found
+
+
+def text_in(piece: Piece, layout: Layout) -> str:
+    if not layout.fields:
+        return decoded(piece, piece.record)
+    (name,) = layout.fields
+    found = record(piece, layout)[name]
+    if not isinstance(found, str):
+        raise Bad(f"{piece.where}: {name} is no text")
+    return sound(piece, found)
+
+
+def sound(piece: Piece, text: str) -> str:
+    """JSON may hold halves of characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise Bad(f"{piece.where}: half a UTF-16 pair is no text") from None
+    return text
+
+
+# ---- texts to tokens
+
+
+class Encoder:
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.tokenizer: Tokenizer | None = None
+        if recipe.file is not None:
+            self.tokenizer = library(recipe.file, "tokenizer.json")
+        self.template: Template | None = None
+        if recipe.template is not None and recipe.layout.kind != "text":
+            variables = recipe.variables
+            self.template = Template(recipe.template, variables, recipe.now)
+        if self.tokenizer:
+            # `around` is what it would put there; offsets may leave out spaces by it
+            self.tokenizer.post_processor = None
+
+    def ids(self, text: str) -> Ids:
+        if self.tokenizer is None:
+            return list(text.encode())
+        return self.tokenizer.encode(text, add_special_tokens=False).ids
+
+    def splits(self, before: bytes, after: bytes) -> bool:
+        """Whether a text may be cut between them; their outer ends may be halves of letters."""
+        a, b = (x.decode(errors="ignore") for x in (before, after))
+        return self.ids(a + b) == self.ids(a) + self.ids(b)
+
+    def separator(self) -> int | None:
+        """What ends a document: the first of the usual tokens that the template puts nowhere but
+        at the end; None: there is none"""
+        assert self.tokenizer and self.template
+        try:
+            text, _ = spans_of(self.template.render(PROBE, None))
+        except Bad:  # it wants other conversations
+            return None
+        ids = self.ids(text.rstrip())
+        names = [self.recipe.variables.get("eos_token"), *ENDS]
+        names.append(self.recipe.variables.get("pad_token"))
+        for name in filter(None, names):
+            found = self.tokenizer.token_to_id(name)
+            if found is not None and found not in ids[:-1]:
+                return found
+        return None
+
+    def encodings(self, texts: Sequence[str], spans: bool) -> Sequence[Any]:
+        if self.tokenizer is None:
+            return [Bytes(text) for text in texts]
+        batch = self.tokenizer.encode_batch_fast
+        if spans:
+            batch = self.tokenizer.encode_batch
+        return batch(texts, add_special_tokens=False)
+
+    def closed(self, ids: Ids) -> Ids:
+        """What comes behind a document that ends so"""
+        end = self.recipe.end
+        return [] if end is None or ids[-1:] == [end] else [end]
+
+    def texts(self, pieces: Sequence[Piece]) -> Iterator[tuple[Ids, Ids]]:
+        """Of each piece tokens and labels (of which there are none)"""
+        texts = [text_in(piece, self.recipe.layout) for piece in pieces]
+        before, behind = self.recipe.around
+        last = behind + self.closed(behind)
+        for piece, found in zip(
+            pieces, self.encodings(texts, False), strict=True
+        ):
+            ids = found.ids
+            if ids or not piece.first:
+                head = before if piece.first else []
+                tail = last if piece.last else []
+                ids = [*head, *ids, *tail]
+            yield ids, []
+
+    def conversation(self, piece: Piece) -> tuple[str, list[Span]]:
+        fields = self.recipe.layout.fields
+        values = record(piece, self.recipe.layout)
+        try:
+            text, spans = rendered(self.template, values, fields)
+        except Bad as e:
+            raise Bad(f"{piece.where}: {e}") from None
+        return sound(piece, text), spans
+
+    def learned(
+        self, ids: Ids, offsets: Sequence[Span], spans: Sequence[Span]
+    ) -> Ids:
+        """Labels: a token that has a letter of a span is a target."""
+        ignore = self.recipe.ignore
+        assert ignore is not None
+        labels = [ignore] * len(ids)
+        left = iter(spans)
+        start, end = next(left)
+        for at, (a, b) in enumerate(offsets):
+            while a >= end:
+                start, end = next(left, (len(ids) << 32, len(ids) << 32))
+            if b > start:
+                labels[at] = ids[at]
+        return labels
+
+    def conversations(
+        self, pieces: Sequence[Piece]
+    ) -> Iterator[tuple[Ids, Ids]]:
+        """Of each piece tokens and labels"""
+        chats = [self.conversation(piece) for piece in pieces]
+        texts = [text for text, _ in chats]
+        found = self.encodings(texts, True)
+        before, behind = self.recipe.around
+        ignore = self.recipe.ignore
+        assert ignore is not None
+        for (_, spans), each in zip(chats, found, strict=True):
+            ids = each.ids
+            labels = self.learned(ids, each.offsets, spans)
+            if self.template:
+                end = self.closed(ids)
+                yield ids + end, labels + [ignore] * len(end)
+            else:
+                tail = behind + self.closed(behind)
+                blank = [ignore] * len(before)
+                yield before + ids + tail, blank + labels + tail
+
+    def encode(self, pieces: Sequence[Piece]) -> Done:
+        text = self.recipe.layout.kind == "text"
+        found = self.texts(pieces) if text else self.conversations(pieces)
+        val = self.recipe.val([piece.number for piece in pieces])
+        tokens: tuple[Ids, Ids] = ([], [])
+        labels: tuple[Ids, Ids] = ([], [])
+        documents, empty = [0, 0], 0
+        for piece, part, (ids, targets) in zip(
+            pieces, val, found, strict=True
+        ):
+            tokens[part].extend(ids)
+            labels[part].extend(targets)
+            documents[part] += piece.last and bool(ids)
+            empty += piece.last and not ids
+        made = [
+            Part(
+                self.raw(tokens[part]), self.raw(labels[part]), documents[part]
+            )
+            for part in (0, 1)
+        ]
+        read = sum(piece.bytes for piece in pieces)
+        return Done((made[0], made[1]), read, empty)
+
+    def raw(self, ids: Ids) -> bytes:
+        return np.array(
+            ids, np.dtype(self.recipe.dtype).newbyteorder("<")
+        ).tobytes()
