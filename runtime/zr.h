@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZR_ABI 17
+#define ZR_ABI 18
 typedef struct zr zr; /* one rank */
 
 /* ZR_HOST's functions run on the host's processor, on the host arena. */
@@ -139,12 +139,12 @@ typedef struct zr_function {
 
 /* A zr_fn here runs on ZR_MAIN; its operands are pointers of the host. */
 typedef struct zr_program {
-    uint32_t abi;               /* ZR_ABI */
-    const char *name, *summary; /* of the spec; in a line, how it is trained */
-    const char *plan, *layout;  /* SHA-256, 64 hex digits */
-    const char *memory;         /* one line: arena bytes by kind, for --version */
-    int64_t shared;             /* peers read the first so many bytes of an arena only */
-    int64_t hosted;             /* bytes of the host arena, on every target */
+    uint32_t abi;                /* ZR_ABI */
+    const char *name, *summary;  /* of the spec; in a line, how it is trained */
+    const char *plan, *layout;   /* SHA-256, 64 hex digits */
+    const char *memory, *config; /* a line for --version; Hugging Face's config.json or NULL */
+    int64_t shared;              /* peers read the first so many bytes of an arena only */
+    int64_t hosted;              /* bytes of the host arena, on every target */
     /* bytes of the file arena, 0: none; the directory for it; blocks that it moves in, and how many
      * at once; bytes read and written in a training step; where in the host arena a tile of masters
      * that lie in the file comes, and elements of a tile */

@@ -137,7 +137,14 @@ int zr_save_clear(const char *file, char *why)
 {
     int fd = open(file, O_WRONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) return errno == ENOENT ? 0 : zr_why(why, "%s: %s", file, strerror(errno));
-    int bad = zr_lock(fd, file, why);
+    int bad = zr_lock(fd, file, why), n = 1;
+    char more[ZR_FILE + 16];
+    struct stat s;
+    while (snprintf(more, sizeof more, "%s.%d", file, n), !lstat(more, &s)) n++;
+    while (!bad && --n > 0) { /* from the last on: what is left has no gap */
+        snprintf(more, sizeof more, "%s.%d", file, n);
+        unlink(more);
+    }
     if (!bad && unlink(file)) bad = zr_why(why, "%s: %s", file, strerror(errno));
     close(fd);
     return bad;

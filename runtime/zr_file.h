@@ -34,7 +34,8 @@ int zr_path(char *to, const char *dir, const char *name, char *why);
 int zr_make_dir(const char *dir, char *why); /* it and those above it */
 /* Locks what was opened. The name may have come to mean another file before the lock was had. */
 int zr_lock(int fd, const char *file, char *why);
-/* Removes a file that is to get another name, unless a run that lives holds its lock. */
+/* Removes a file that is to get another name, and those of its name and .1, .2 ..., unless a run
+ * that lives holds its lock. */
 int zr_save_clear(const char *file, char *why);
 
 /* ---- tokens. Sample i (of `samples`, then from the start again) takes tokens[i*T .. i*T+T]. */
@@ -115,22 +116,25 @@ static inline int64_t zr_width(const zr_state *s) { return (int[]){4, 2, 2, 8, 8
 
 /* ---- a state of the model's tensors as a file of safetensors, under their own names */
 typedef struct zr_stored {
-    const char *file; /* FILE.safetensors */
-    const char *what; /* zr_state.what */
-    int32_t type;     /* that it is stored in: ZR_F32, ZR_BF16, ZR_F16 */
-    int32_t alone;    /* only of tensors whose state is of this type */
+    const char *file;     /* FILE.safetensors */
+    const char *what;     /* zr_state.what */
+    int32_t type;         /* that it is stored in: ZR_F32, ZR_BF16, ZR_F16 */
+    int32_t alone;        /* only of tensors whose state is of this type */
+    const uint8_t *types; /* of each tensor, instead of `type`; or NULL */
 } zr_stored;
-extern const zr_stored zr_masters; /* as --save has them */
+extern const zr_stored zr_masters;
 
 typedef struct zr_header {
-    char *text;      /* [n], what the file begins with */
-    int64_t n, data; /* bytes of it, of all tensors */
-    int64_t tensors; /* how many */
+    char *text;             /* [n], what the file begins with */
+    int64_t n, data;        /* bytes of it, of all tensors */
+    int64_t first, tensors; /* the first, of all those that are stored; how many */
 } zr_header;
 typedef struct zr_chunk zr_chunk; /* elements on their way */
 zr_chunk *zr_chunk_new(void);     /* for free(); NULL: no memory */
 
-int zr_stored_open(zr_header *h, const zr_program *p, const zr_stored *f); /* -1: no memory */
+/* Tensors from `first` on, one and what more fits into `most` bytes. -1: no memory */
+int zr_stored_open(zr_header *h, const zr_program *p, const zr_stored *f, int64_t first,
+                   int64_t most);
 /* A file, new or as it is there, with the header and all its room; its descriptor, which holds a
  * lock, or -1. */
 int zr_stored_begin(const zr_header *h, const char *file, char *why);
@@ -143,18 +147,38 @@ int zr_stored_read(zr *z, const zr_program *p, const zr_stored *f, int rank, con
                    uint64_t *sums, char *why);
 /* The name of its n-th tensor into to[size] */
 void zr_stored_name(const zr_program *p, const zr_stored *f, int64_t n, char *to, size_t size);
-/* take(to, name) for each tensor in the order of sums; returns how many */
+/* take(to, name), unless NULL, for each tensor in the order of sums; returns how many */
 int zr_stored_names(const zr_program *p, const zr_stored *f,
                     void (*take)(void *to, const char *name), void *to);
+/* types[zr_stored_names] = those that dir's files have them in */
+int zr_stored_types(const zr_program *p, const zr_stored *f, const char *dir, uint8_t *types,
+                    char *why);
 
-/* ---- weights: dir/model.safetensors with Hugging Face names, f32 masters.
- * Saving takes three steps with a barrier of all ranks after each: rank 0 begins, every rank
- * writes its part into zr_save_temp's file, rank 0 ends (ok = 0 when any rank failed: nothing is
- * left behind; else the file gets its name). */
-int zr_save_temp(char *path, const char *dir, char *why); /* path[ZR_FILE] */
-int zr_save_begin(const zr_program *p, const char *dir, char *why);
-int zr_save_part(const zr_program *p, zr *z, int rank, const char *dir, char *why);
-int zr_save_end(const char *dir, int ok, char *why);
+/* ---- weights: a folder as transformers has it (zr_save.c), masters under Hugging Face's names.
+ * Saving takes four steps with a barrier of all ranks after each: every rank opens, rank 0 begins,
+ * every rank writes its part into files that begin with zr_save_temp's name, rank 0 ends (ok = 0
+ * when any rank failed: nothing is left behind; else the files get their names). */
+typedef struct zr_saving {
+    const zr_program *p;
+    const char *dir;
+    zr_stored stored;
+    struct zr_saved {
+        char name[48];
+        zr_header h; /* tensors 0: all of the file */
+    } *file;         /* [n]; the first is renamed last: model.safetensors, or the index of all */
+    int n, shards;   /* files; those of tensors */
+} zr_saving;
+
+/* from: the folder that was loaded, or NULL. type: of all tensors, ZR_F32 ...; -1: as `types` has
+ * it, or f32 where that is NULL; it must live as long. most: bytes of a file's tensors.
+ * note[ZR_WHY]: what the folder lacks, "" if nothing; of rank 0. */
+int zr_save_open(zr_saving *s, const zr_program *p, int rank, const char *dir, const char *from,
+                 int type, const uint8_t *types, int64_t most, char *note, char *why);
+void zr_save_close(zr_saving *s);
+int zr_save_temp(char *path, const char *dir, char *why); /* path[ZR_FILE]: of the first */
+int zr_save_begin(const zr_saving *s, char *why);
+int zr_save_part(const zr_saving *s, zr *z, int rank, char *why);
+int zr_save_end(const zr_saving *s, int ok, char *why);
 /* Reads this rank's masters from dir/model.safetensors or from the files that
  * dir/model.safetensors.index.json names: F32, BF16 or F16. Tensors that the model has no place for
  * are an error unless `drop`, but for buffers and a head that repeats the embedding. note[ZR_WHY]:

@@ -16,6 +16,7 @@
  *                          CPU any rank to end a command, on a GPU a rank to do a step (median);
  *                          on a CPU a command that uses a processor has ten times as long
  * and for tests and measurements (the targets have some of their own)
+ *   ZR_SHARD_BYTES=N       --save's files have so many bytes of tensors (default: 5 GB)
  *   ZR_PEAK_GFLOPS=X       of all ranks: steps' lines and the log say which share of X is reached
  * and for ranks that a launcher starts, where its own variables do not say it
  *   ZR_RANK, ZR_WORLD_SIZE, ZR_LOCAL_RANK, ZR_LOCAL_WORLD_SIZE, ZR_ADDR=HOST:PORT
@@ -56,15 +57,16 @@ typedef struct zr_options {
     int ndata;                                                  /* how many of these are given */
     const char *val, *load, *save, *log, *queue, *nvme, *gemms; /* NULL: not given */
     const char *tokens; /* "uint16", "uint32": what --data and --val hold if they do not tell */
-    const char *profile, *profile_steps;
+    const char *profile, *profile_steps, *save_dtype;
     const char *checkpoints, *resume, *accept_change;
     int64_t save_every, keep, keep_every, resume_step; /* 0: not given */
     int64_t max_time, grace;                           /* seconds; 0: not given */
     int64_t steps, val_every, val_tokens, verify_every, sample, threads;
     int64_t profile_first, profile_last; /* from 1; of --profile */
     int hash, version, help, no_graph, tune, drop_unknown;
-    int mode;     /* ZR_EAGER ... from `queue` */
-    char **words; /* all of the command line, then NULL */
+    int mode;      /* ZR_EAGER ... from `queue` */
+    int save_type; /* ZR_F32 ... from `save_dtype`; -1: as loaded */
+    char **words;  /* all of the command line, then NULL */
     uint64_t seed;
 } zr_options;
 
@@ -276,6 +278,7 @@ struct zr {
     zr_profile profile;
     zr_checkpoints checkpoints;
     uint64_t *words; /* of what is verified; NULL: nothing is */
+    zr_saving saving;
     zr_writer writer;
     zr_watch watch;
     double started, ready, first; /* zr_now() at zr_main, all arenas in place, first step */

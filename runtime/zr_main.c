@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 enum { PROMPT = 16, STACK_KIB = 128 };
+static const int64_t shard_bytes = 5000000000; /* of a file of weights: transformers' own */
 
 int zr_rank(const zr *z) { return z->rank; }
 
@@ -117,16 +118,6 @@ static void gemms(zr *z, int what)
     if (told > 0) zr_print(z, STDERR_FILENO, "--gemms %s\n", why);
 }
 
-/* Makes the file of --save with all its room: training must not end without a place for it. */
-static void begin_save(zr *z)
-{
-    char why[ZR_WHY], path[ZR_FILE];
-    if (!z->o->save || z->rank != 0) return;
-    if (zr_save_temp(path, z->o->save, why)) zr_fail(z, ZR_USER, "--save %s", why);
-    zr_temp(z, ZR_SAVING, path); /* it goes only if this run has its lock: clear_temps() */
-    if (zr_save_begin(z->p, z->o->save, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
-}
-
 /* In a file of weights */
 static int64_t tensors(const zr *z)
 {
@@ -135,11 +126,46 @@ static int64_t tensors(const zr *z)
     return n;
 }
 
-static void load_weights(zr *z)
+/* Of each tensor, where --load has it and --save-dtype does not say another; else NULL. */
+static const uint8_t *loaded_types(zr *z)
+{
+    char why[ZR_WHY];
+    if (!z->o->load || z->o->save_type >= 0) return NULL;
+    uint8_t *types = zr_get(z, tensors(z), 1);
+    if (zr_stored_types(z->p, &zr_masters, z->o->load, types, why))
+        zr_fail(z, ZR_USER, "--load %s", why);
+    return types;
+}
+
+/* Makes the files of --save with all their room: training must not end without a place for them. */
+static void begin_save(zr *z)
+{
+    char why[ZR_WHY], note[ZR_WHY], path[ZR_FILE];
+    int64_t most = zr_setting(z, "ZR_SHARD_BYTES", INT64_MAX);
+    if (!z->o->save) return;
+    if (zr_save_open(&z->saving, z->p, z->rank, z->o->save, z->o->load, z->o->save_type,
+                     loaded_types(z), most ? most : shard_bytes, note, why) ||
+        zr_save_temp(path, z->o->save, why))
+        zr_fail(z, ZR_USER, "--save %s", why);
+    if (z->rank != 0) return;
+    if (*note) zr_print(z, STDERR_FILENO, "--save %s\n", note);
+    zr_temp(z, ZR_SAVING, path); /* it goes only if this run has its lock: clear_temps() */
+    if (zr_save_begin(&z->saving, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
+}
+
+/* What is loaded is all of the masters: nothing else is needed then, in an arena that is zero. */
+static void first_weights(zr *z)
 {
     char why[ZR_WHY], note[ZR_WHY] = "";
-    if (z->checkpoints.from) zr_checkpoint_load(z);
-    if (z->checkpoints.from || !z->o->load) return;
+    if (z->checkpoints.from) {
+        zr_checkpoint_load(z);
+        return;
+    }
+    if (!z->o->load) {
+        z->p->init(z);
+        zr_drain(z);
+        return;
+    }
     zr_progress(z, "load", "tensor", tensors(z));
     if (zr_load(z->p, z, z->rank, z->o->load, z->o->drop_unknown, note, why))
         zr_fail(z, ZR_USER, "--load %s", why);
@@ -172,9 +198,7 @@ static void begin(zr *z)
     zr_profile_start(z);
     zr_barrier(z);
     z->ready = zr_now();
-    z->p->init(z);
-    zr_drain(z);
-    load_weights(z);
+    first_weights(z);
     zr_log_begin(z);
     zr_show_start(z);
     z->p->publish(z);
@@ -408,13 +432,13 @@ static void save(zr *z)
     char why[ZR_WHY];
     if (!z->o->save) return;
     zr_progress(z, "save", "tensor", tensors(z));
-    if (zr_save_part(z->p, z, z->rank, z->o->save, why))
-        zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
+    if (zr_save_part(&z->saving, z, z->rank, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
     zr_barrier(z);
     if (z->rank == 0) {
-        if (zr_save_end(z->o->save, 1, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
+        if (zr_save_end(&z->saving, 1, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
         zr_temp(z, ZR_SAVING, NULL);
     }
+    zr_save_close(&z->saving);
     zr_barrier(z);
     zr_progress(z, NULL, NULL, 0);
     atomic_store(&z->shared->saved, 1);

@@ -38,6 +38,8 @@ static const struct option {
      NUMBER, AT(verify_every), 1, MOST_STEPS},
     {"--load", "DIR", "start from the weights in DIR (safetensors)", PATH, AT(load), 0, 0},
     {"--save", "DIR", "write the weights to DIR at the end", PATH, AT(save), 0, 0},
+    {"--save-dtype", "TYPE", "f32, bf16 or f16 (default: as --load has them, else f32)", TEXT,
+     AT(save_dtype), 0, 0},
     {"--checkpoints", "DIR", "save all of the run to DIR/step-N at the end, go on from the newest",
      PATH, AT(checkpoints), 0, 0},
     {"--save-every", "N", "and every N steps", NUMBER, AT(save_every), 1, MOST_STEPS},
@@ -193,6 +195,18 @@ static void set_mode(zr *z, zr_options *o)
     } else zr_fail(z, ZR_USER, "--queue %s: eager, late or shuffled:SEED is needed", o->queue);
 }
 
+static void set_save_type(zr *z, zr_options *o)
+{
+    static const char *const types[] = {"f32", "bf16", "f16"};
+    o->save_type = -1;
+    if (!o->save_dtype) return;
+    for (int i = 0; i < 3; i++)
+        if (!strcmp(o->save_dtype, types[i])) o->save_type = i;
+    if (o->save_type < 0)
+        zr_fail(z, ZR_USER, "--save-dtype %s: f32, bf16 or f16 is needed", o->save_dtype);
+    if (!o->save) zr_fail(z, ZR_USER, "--save-dtype needs --save DIR");
+}
+
 int64_t zr_setting(zr *z, const char *name, int64_t most)
 {
     const struct option o = {.name = name, .most = most};
@@ -305,6 +319,7 @@ void zr_parse(zr *z, zr_options *o, int argc, char **argv)
     check_options(z, o);
     set_checkpoints(z, o);
     set_profile(z, o);
+    set_save_type(z, o);
 }
 
 void zr_choose_threads(zr *z)

@@ -259,29 +259,51 @@ static int add_file(zr_table *t, const char *dir, const char *name, char *why)
     return read_header(t, size, why, file);
 }
 
+char *zr_file_text(const char *file, int64_t *n, char *why)
+{
+    char *text = NULL;
+    int fd = open_file(file, n, why);
+    if (fd < 0) return NULL;
+    if (*n <= ZR_HEADER_MAX) text = slurp(fd, *n, 0, why, file);
+    else zr_why(why, "%s: %" PRId64 " bytes are too many", file, *n);
+    close(fd);
+    return text;
+}
+
+static int add_mapped(zr_table *t, const char *name, int64_t file)
+{
+    if (!(t->nmap & (t->nmap - 1))) { /* as many more as there are */
+        size_t room = t->nmap ? 2 * (size_t)t->nmap : 1;
+        struct zr_mapped *more = realloc(t->map, room * sizeof *more);
+        if (!more) return -1;
+        t->map = more;
+    }
+    t->map[t->nmap++] = (struct zr_mapped){name, file};
+    return 0;
+}
+
 /* weight_map: {tensor: file}; every file once, at its first mention */
 static int read_map(zr_table *t, zr_json *j, const char *dir, char *why, const char *index)
 {
     for (int64_t i = 0; zr_json_more(j, '{', &i);) {
         int64_t k = 0;
-        const char *name = zr_json_key(j) ? zr_json_text(j) : NULL;
+        const char *tensor = zr_json_key(j), *name = tensor ? zr_json_text(j) : NULL;
         if (!name) return -1;
         /* no path out of the directory */
         if (strchr(name, '/') || !*name)
             return zr_why(why, "%s: %.200s is no name of a file", index, name);
         while (k < t->nfiles && strcmp(t->files[k].name, name)) k++;
         if (k == t->nfiles && add_file(t, dir, name, why)) return -1;
+        if (add_mapped(t, tensor, k)) return zr_why(why, "%s: no memory", index);
     }
     return j->error ? -1 : 0;
 }
 
-static int read_index(zr_table *t, int fd, int64_t size, const char *dir, char *why,
-                      const char *file)
+static int read_index(zr_table *t, const char *dir, char *why, const char *file)
 {
+    int64_t size;
     int maps = 0;
-    if (size > ZR_HEADER_MAX)
-        return zr_why(why, "%s: %" PRId64 " bytes are too many for an index", file, size);
-    t->index = slurp(fd, size, 0, why, file);
+    t->index = zr_file_text(file, &size, why);
     if (!t->index) return -1;
     zr_json j = {t->index, t->index + size, NULL};
     for (int64_t i = 0; zr_json_more(&j, '{', &i);) {
@@ -296,33 +318,51 @@ static int read_index(zr_table *t, int fd, int64_t size, const char *dir, char *
     return maps == 1 ? 0 : zr_why(why, "%s: one weight_map is needed, it has %d", file, maps);
 }
 
+static int is_there(const char *dir, const char *name)
+{
+    char file[4096];
+    struct stat s;
+    snprintf(file, sizeof file, "%s/%s", dir, name);
+    return !stat(file, &s) || errno != ENOENT;
+}
+
 /* The single file, else the index. */
 static int read_files(zr_table *t, const char *dir, char *why)
 {
     static const char single[] = "model.safetensors", index[] = "model.safetensors.index.json";
     char file[4096];
-    int64_t size;
     struct stat s;
     if (snprintf(file, sizeof file, "%s/%s", dir, index) >= (int)sizeof file)
         return zr_why(why, "%.200s: the path is too long", dir);
     if (stat(dir, &s)) return zr_why(why, "%s: %s", dir, strerror(errno));
-    snprintf(file, sizeof file, "%s/%s", dir, single);
-    if (!stat(file, &s)) return add_file(t, dir, single, why);
-    if (errno != ENOENT) return zr_why(why, "%s: %s", file, strerror(errno));
-    snprintf(file, sizeof file, "%s/%s", dir, index);
-    if (stat(file, &s) && errno == ENOENT)
-        return zr_why(why, "%s: has neither %s nor %s", dir, single, index);
-    int fd = open_file(file, &size, why);
-    if (fd < 0) return -1;
-    int bad = read_index(t, fd, size, dir, why, file);
-    close(fd);
-    return bad;
+    if (is_there(dir, single)) return add_file(t, dir, single, why);
+    if (is_there(dir, index)) return read_index(t, dir, why, file);
+    if (is_there(dir, "pytorch_model.bin") || is_there(dir, "pytorch_model.bin.index.json"))
+        return zr_why(why,
+                      "%.200s: pytorch_model.bin is not read, for it may hold a program; where you "
+                      "trust it, run there: python -c \"from transformers import "
+                      "AutoModelForCausalLM as M; "
+                      "M.from_pretrained('.', torch_dtype='auto').save_pretrained('.')\"",
+                      dir);
+    return zr_why(why, "%s: has neither %s nor %s", dir, single, index);
 }
 
 /* ---- the table */
 static int by_name(const void *a, const void *b)
 {
     return strcmp(((const zr_entry *)a)->name, ((const zr_entry *)b)->name);
+}
+
+/* Every tensor of the index is in the file that it says. */
+static int check_map(const zr_table *t, const char *dir, char *why)
+{
+    for (const struct zr_mapped *m = t->map; m < t->map + t->nmap; m++) {
+        const zr_entry *e = zr_table_find(t, m->name);
+        if (!e || e->file != m->file)
+            return zr_why(why, "%s/%s: has no tensor %.200s, which the index says", dir,
+                          t->files[m->file].name, m->name);
+    }
+    return 0;
 }
 
 /* By name, each once; bad: reading has failed. */
@@ -333,6 +373,7 @@ static int order(zr_table *t, int bad, const char *dir, char *why)
         if (!strcmp(t->entries[i - 1].name, t->entries[i].name))
             bad = zr_why(why, "%s/%s: tensor %.200s twice", dir, t->files[t->entries[i].file].name,
                          t->entries[i].name);
+    if (!bad) bad = check_map(t, dir, why);
     if (bad) zr_table_close(t);
     return bad;
 }
@@ -358,6 +399,7 @@ void zr_table_close(zr_table *t)
     free(t->files);
     free(t->entries);
     free(t->index);
+    free(t->map);
     *t = (zr_table){0};
 }
 

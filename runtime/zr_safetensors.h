@@ -25,6 +25,11 @@ typedef struct zr_table {
     } *files;
     int64_t nfiles;
     char *index; /* model.safetensors.index.json, or NULL */
+    struct zr_mapped {
+        const char *name;
+        int64_t file;
+    } *map; /* [nmap]: what it says */
+    int64_t nmap;
 } zr_table;
 
 /* Reads and checks the headers of all files. On failure nothing is left open. */
@@ -35,6 +40,8 @@ zr_entry *zr_table_find(const zr_table *t, const char *name); /* NULL: not there
 /* Whether two entries hold the same tensor */
 int zr_table_equal(const zr_table *t, const zr_entry *a, const zr_entry *b);
 const char *zr_dtype_name(int dtype);
+/* All of a file of at most ZR_HEADER_MAX bytes, a 0 behind its *n; NULL on failure */
+char *zr_file_text(const char *file, int64_t *n, char *why);
 
 /* "[2, 3]" into text[n]; returns text */
 char *zr_shape_text(char *text, int n, const int64_t *shape, int ndim);

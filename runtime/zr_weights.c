@@ -6,7 +6,6 @@
  *     the place of every element follow from zr_program alone, so each rank finds its own.
  *  2. Elements [r*shard, (r+1)*shard) of a flat are written by rank r; all ranks cover it once.
  *  3. 8 + N is a multiple of 4096, so that the data can be mapped or read past the page cache.
- *  4. Whoever removes or renames zr_save_temp's file holds a lock on it.
  */
 #define _GNU_SOURCE
 #include "zr_file.h"
@@ -22,7 +21,7 @@
 
 enum { PAGE = 4096, CHUNK = 16384, NAME = 256 };
 
-const zr_stored zr_masters = {"model", "master", ZR_F32, 0};
+const zr_stored zr_masters = {"model", "master", ZR_F32, 0, NULL};
 
 /* ---- where things lie */
 /* A state's type is told as a file's. */
@@ -128,11 +127,6 @@ static uint64_t sum_of(const zr_chunk *c, int type, int64_t first, int64_t lo, i
 }
 
 /* ---- saving */
-int zr_save_temp(char *to, const char *dir, char *why)
-{
-    return zr_path(to, dir, ".model.safetensors.part", why);
-}
-
 static void put_string(FILE *f, const char *s)
 {
     fputc('"', f);
@@ -143,23 +137,41 @@ static void put_string(FILE *f, const char *s)
     fputc('"', f);
 }
 
-/* One tensor's entry; *at: where its data begin, moved on to their end. */
-static void put_entry(FILE *to, const zr_stored *f, const zr_tensor *t, int i, int64_t *at)
+/* The type that the n-th of a file's tensors is stored in */
+static int type_of(const zr_stored *f, int64_t n) { return f->types ? f->types[n] : f->type; }
+
+/* The n-th tensor's entry, unless with it the file has more than `most` bytes of data: 0. */
+static int put_entry(FILE *to, zr_header *h, const zr_stored *f, int64_t n, const zr_tensor *t,
+                     int i, int64_t most)
 {
     char name[NAME], shape[64];
-    int64_t end = *at + width_of(f->type) * elements(t);
+    int type = type_of(f, n);
+    int64_t bytes = width_of(type) * elements(t);
+    if (h->tensors && bytes > most - h->data) return 0;
     fputc(',', to);
     put_string(to, instance(name, t, i));
     fprintf(to, ":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%" PRId64 ",%" PRId64 "]}",
-            zr_dtype_name(f->type), zr_shape_text(shape, sizeof shape, t->shape, t->ndim), *at,
-            end);
-    *at = end;
+            zr_dtype_name(type), zr_shape_text(shape, sizeof shape, t->shape, t->ndim), h->data,
+            h->data + bytes);
+    h->data += bytes;
+    h->tensors++;
+    return 1;
 }
 
-int zr_stored_open(zr_header *h, const zr_program *p, const zr_stored *f)
+static void put_entries(FILE *to, zr_header *h, const zr_program *p, const zr_stored *f,
+                        int64_t most)
+{
+    int64_t n = 0;
+    for (int k = 0; k < p->ntensors; k++)
+        for (int i = 0; is_stored(p, f, &p->tensors[k]) && i < p->tensors[k].count; i++, n++)
+            if (n >= h->first && !put_entry(to, h, f, n, &p->tensors[k], i, most)) return;
+}
+
+int zr_stored_open(zr_header *h, const zr_program *p, const zr_stored *f, int64_t first,
+                   int64_t most)
 {
     size_t length = 0;
-    *h = (zr_header){0};
+    *h = (zr_header){.first = first};
     FILE *to = open_memstream(&h->text, &length);
     if (!to) return -1;
     fprintf(to, "%8s{\"__metadata__\":{\"format\":\"pt\",\"plan\":", "");
@@ -167,10 +179,7 @@ int zr_stored_open(zr_header *h, const zr_program *p, const zr_stored *f)
     fprintf(to, ",\"layout\":");
     put_string(to, p->layout);
     fputc('}', to);
-    for (int k = 0; k < p->ntensors; k++)
-        for (int i = 0; is_stored(p, f, &p->tensors[k]) && i < p->tensors[k].count;
-             i++, h->tensors++)
-            put_entry(to, f, &p->tensors[k], i, &h->data);
+    put_entries(to, h, p, f, most);
     fputc('}', to);
     while (ftell(to) % PAGE) fputc(' ', to);
     if (fclose(to)) {
@@ -200,51 +209,49 @@ int zr_stored_begin(const zr_header *h, const char *file, char *why)
     return -1;
 }
 
-int zr_save_begin(const zr_program *p, const char *dir, char *why)
-{
-    char file[ZR_FILE];
-    zr_header h;
-    if (zr_make_dir(dir, why) || zr_save_temp(file, dir, why)) return -1;
-    if (zr_stored_open(&h, p, &zr_masters))
-        return zr_why(why, "%s: no memory for its header", file);
-    /* it stays open: the lock goes with the process */
-    int bad = zr_save_clear(file, why) || zr_stored_begin(&h, file, why) < 0;
-    free(h.text);
-    return bad ? -1 : 0;
-}
-
-/* A piece of a state to the file of its tensor, whose data begin at `at`. sum: see sum_of. */
-static int write_piece(int fd, zr *z, const zr_stored *f, const zr_state *s, piece q, int64_t at,
-                       zr_chunk *c, uint64_t *sum)
+/* A piece of a state to the file of its tensor, whose data begin at `at` and are of `type`. sum:
+ * see sum_of. */
+static int write_piece(int fd, zr *z, int type, const zr_state *s, piece q, int64_t at, zr_chunk *c,
+                       uint64_t *sum)
 {
     for (int64_t i = 0; i < q.n; i += CHUNK) {
         int64_t some = q.n - i < CHUNK ? q.n - i : CHUNK;
         zr_read(z, s->queue, elements_of(c, s->type), q.at + zr_width(s) * i, zr_width(s) * some);
-        convert(c, s->type, f->type, some);
-        if (sum) *sum += sum_of(c, f->type, q.skip + i, 0, some);
-        if (zr_write_at(fd, elements_of(c, f->type), width_of(f->type) * some,
-                        at + width_of(f->type) * (q.skip + i)) ||
-            zr_wrote(z, fd, width_of(f->type) * some))
+        convert(c, s->type, type, some);
+        if (sum) *sum += sum_of(c, type, q.skip + i, 0, some);
+        if (zr_write_at(fd, elements_of(c, type), width_of(type) * some,
+                        at + width_of(type) * (q.skip + i)) ||
+            zr_wrote(z, fd, width_of(type) * some))
             return -1;
     }
     return 0;
 }
 
-/* This rank's pieces of every tensor, data at file offset `at`. */
-static int write_pieces(zr *z, const zr_program *p, const zr_stored *f, int rank, int fd,
-                        int64_t at, zr_chunk *c, uint64_t *sums)
+/* Of instance i of a tensor, what this rank answers for. */
+static int write_tensor(zr *z, const zr_program *p, const zr_stored *f, int type, int rank, int fd,
+                        int64_t at, const zr_tensor *t, int i, zr_chunk *c, uint64_t *sum)
 {
     int slice = 0;
+    for (const zr_state *s = row(p, f, t, NULL, &slice); s; s = row(p, f, t, s, &slice))
+        if (write_piece(fd, z, type, s, part(p, t, s, i, slice, rank, 0), at, c, sum)) return -1;
+    return 0;
+}
+
+/* This rank's pieces of every tensor of a file. */
+static int write_pieces(zr *z, const zr_program *p, const zr_stored *f, const zr_header *h,
+                        int rank, int fd, zr_chunk *c, uint64_t *sums)
+{
+    int64_t n = 0, at = h->n;
     for (int k = 0; k < p->ntensors; k++) {
         const zr_tensor *t = &p->tensors[k];
-        for (int i = 0; is_stored(p, f, t) && i < t->count;
-             i++, at += width_of(f->type) * elements(t)) {
+        for (int i = 0; is_stored(p, f, t) && i < t->count; i++, n++) {
+            int64_t nth = n - h->first;
+            if (nth < 0 || nth >= h->tensors) continue;
             zr_progress_next(z);
-            for (const zr_state *s = row(p, f, t, NULL, &slice); s; s = row(p, f, t, s, &slice)) {
-                piece q = part(p, t, s, i, slice, rank, 0);
-                if (write_piece(fd, z, f, s, q, at, c, sums)) return -1;
-            }
-            if (sums) sums++;
+            if (write_tensor(z, p, f, type_of(f, n), rank, fd, at, t, i, c,
+                             sums ? &sums[nth] : NULL))
+                return -1;
+            at += width_of(type_of(f, n)) * elements(t);
         }
     }
     return 0;
@@ -254,46 +261,10 @@ int zr_stored_write(zr *z, const zr_program *p, const zr_stored *f, const zr_hea
                     const char *file, zr_chunk *c, uint64_t *sums, char *why)
 {
     int fd = open(file, O_WRONLY | O_CLOEXEC);
-    int bad = fd < 0 || write_pieces(z, p, f, rank, fd, h->n, c, sums) || fsync(fd);
+    int bad = fd < 0 || write_pieces(z, p, f, h, rank, fd, c, sums) || fsync(fd);
     if (bad) zr_why(why, "%s: %s", file, strerror(errno));
     if (fd >= 0 && close(fd) && !bad) bad = zr_why(why, "%s: %s", file, strerror(errno));
     return bad ? -1 : 0;
-}
-
-int zr_save_part(const zr_program *p, zr *z, int rank, const char *dir, char *why)
-{
-    char file[ZR_FILE];
-    zr_header h;
-    if (zr_save_temp(file, dir, why)) return -1;
-    zr_chunk *c = zr_chunk_new();
-    if (!c || zr_stored_open(&h, p, &zr_masters)) {
-        free(c);
-        return zr_why(why, "%s: no memory", file);
-    }
-    int bad = zr_stored_write(z, p, &zr_masters, &h, rank, file, c, NULL, why);
-    free(h.text);
-    free(c);
-    return bad;
-}
-
-static int sync_path(const char *file)
-{
-    int fd = open(file, O_RDONLY | O_CLOEXEC);
-    int bad = fd < 0 || fsync(fd);
-    int error = errno;
-    if (fd >= 0) close(fd);
-    errno = error;
-    return bad;
-}
-
-int zr_save_end(const char *dir, int ok, char *why)
-{
-    char temp[ZR_FILE], file[ZR_FILE];
-    if (zr_save_temp(temp, dir, why) || zr_path(file, dir, "model.safetensors", why)) return -1;
-    if (ok && !sync_path(temp) && !rename(temp, file) && !sync_path(dir)) return 0;
-    if (ok) zr_why(why, "%s: %s", file, strerror(errno));
-    unlink(temp);
-    return ok ? -1 : 0;
 }
 
 /* ---- loading */
@@ -302,6 +273,8 @@ int zr_save_end(const char *dir, int ok, char *why)
 static int read_piece(int fd, zr *z, int type, const zr_state *s, piece q, int64_t at, zr_chunk *c,
                       piece own, uint64_t *sum)
 {
+    /* the disk is read while what has come is converted */
+    posix_fadvise(fd, at + width_of(type) * q.skip, width_of(type) * q.n, POSIX_FADV_WILLNEED);
     for (int64_t i = 0; i < q.n; i += CHUNK) {
         int64_t some = q.n - i < CHUNK ? q.n - i : CHUNK, first = q.skip + i;
         if (zr_read_at(fd, elements_of(c, type), width_of(type) * some,
@@ -318,21 +291,31 @@ static int read_piece(int fd, zr *z, int type, const zr_state *s, piece q, int64
     return 0;
 }
 
-static const char prefix[] = "transformer.";
+/* Of names in the files of a whole model; those of its base alone have none. */
+enum { PREFIXES = 2, PREFIX = 16 };
+static const char prefixes[PREFIXES][PREFIX] = {"transformer.", "model."};
 
 static const char *unprefixed(const char *name)
 {
-    return strncmp(name, prefix, sizeof prefix - 1) ? name : name + sizeof prefix - 1;
+    for (int i = 0; i < PREFIXES; i++) {
+        size_t n = strlen(prefixes[i]);
+        if (!strncmp(name, prefixes[i], n)) return name + n;
+    }
+    return name;
 }
 
-/* A tensor as it is named, else with the prefix of GPT-2's files put on or taken off. */
+/* A tensor as it is named, else with a prefix taken off or put on. */
 static zr_entry *locate(const zr_table *t, const char *name)
 {
-    char with[NAME + sizeof prefix];
+    char with[NAME + PREFIX];
+    const char *bare = unprefixed(name);
     zr_entry *e = zr_table_find(t, name);
-    if (e) return e;
-    snprintf(with, sizeof with, "%s%s", prefix, name);
-    return zr_table_find(t, unprefixed(name) == name ? with : unprefixed(name));
+    if (!e && bare != name) e = zr_table_find(t, bare);
+    for (int i = 0; !e && i < PREFIXES; i++) {
+        snprintf(with, sizeof with, "%s%s", prefixes[i], bare);
+        e = zr_table_find(t, with);
+    }
+    return e;
 }
 
 /* The entry of instance i; NULL and `why` unless it is as the model needs it. */
@@ -413,7 +396,7 @@ static int is_buffer(const char *name)
     static const char *const known[][2] = {
         {"h.", ".attn.bias"},
         {"h.", ".attn.masked_bias"},
-        {"model.layers.", ".self_attn.rotary_emb.inv_freq"},
+        {"layers.", ".self_attn.rotary_emb.inv_freq"},
     };
     name = unprefixed(name);
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
@@ -427,7 +410,7 @@ static int is_buffer(const char *name)
 /* A head that repeats the embedding, as files of tied models may. */
 static int is_tied(const zr_table *t, const zr_entry *e)
 {
-    static const char *const embedding[] = {"wte.weight", "model.embed_tokens.weight"};
+    static const char *const embedding[] = {"wte.weight", "embed_tokens.weight"};
     for (int i = 0; i < 2 && !strcmp(unprefixed(e->name), "lm_head.weight"); i++) {
         zr_entry *w = locate(t, embedding[i]);
         if (w && zr_table_equal(t, w, e)) return 1;
@@ -509,6 +492,22 @@ int zr_stored_read(zr *z, const zr_program *p, const zr_stored *f, int rank, con
     return bad ? -1 : 0;
 }
 
+int zr_stored_types(const zr_program *p, const zr_stored *f, const char *dir, uint8_t *types,
+                    char *why)
+{
+    zr_table table;
+    if (zr_table_open(&table, dir, why)) return -1;
+    int bad = 0;
+    for (int k = 0; k < p->ntensors; k++)
+        for (int i = 0; !bad && is_stored(p, f, &p->tensors[k]) && i < p->tensors[k].count; i++) {
+            zr_entry *e = match(&table, &p->tensors[k], i, dir, why);
+            bad = !e;
+            if (e) *types++ = (uint8_t)e->dtype;
+        }
+    zr_table_close(&table);
+    return bad ? -1 : 0;
+}
+
 int zr_stored_names(const zr_program *p, const zr_stored *f,
                     void (*take)(void *to, const char *name), void *to)
 {
@@ -516,7 +515,7 @@ int zr_stored_names(const zr_program *p, const zr_stored *f,
     int n = 0;
     for (int k = 0; k < p->ntensors; k++)
         for (int i = 0; is_stored(p, f, &p->tensors[k]) && i < p->tensors[k].count; i++, n++)
-            take(to, instance(name, &p->tensors[k], i));
+            if (take) take(to, instance(name, &p->tensors[k], i));
     return n;
 }
 

@@ -121,7 +121,7 @@ def text(args: argparse.Namespace) -> str:
         )
     if args.emit == "timeline":
         return timeline.text(built.plan)
-    from .write import emit, view
+    from .write import emit, hf, view
 
     return emit.train(
         view.view(
@@ -130,6 +130,7 @@ def text(args: argparse.Namespace) -> str:
             explain.memory_line(built.plan),
             args.flat,
             config.recipe(read),
+            hf.config(read),
         )
     )
 

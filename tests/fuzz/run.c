@@ -66,14 +66,14 @@ static zr rank = {.p = &program, .o = &options[0], .step = 4};
 static void prepare(void)
 {
     zr_checkpoints *c = &rank.checkpoints;
-    static const zr_stored stored[] = {{"model", "master", ZR_F32, 0},
-                                       {"exp_avg", "exp_avg", ZR_F32, 0}};
+    static const zr_stored stored[] = {{"model", "master", ZR_F32, 0, NULL},
+                                       {"exp_avg", "exp_avg", ZR_F32, 0, NULL}};
     c->recipe = recipe;
     c->nrecipe = program.nrecipe;
     strcpy(c->data, "1 file, 40000 bytes, samples 0d7090ecc3d64191");
     for (; c->nstored < 2; c->nstored++) {
         c->stored[c->nstored] = stored[c->nstored];
-        zr_stored_open(&c->header[c->nstored], &program, &stored[c->nstored]);
+        zr_stored_open(&c->header[c->nstored], &program, &stored[c->nstored], 0, INT64_MAX);
         c->tensors += c->header[c->nstored].tensors;
     }
     rank.log.skipped = 2;

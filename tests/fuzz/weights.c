@@ -1,7 +1,8 @@
-/* weights.c -- mutants of safetensors files, also as a checkpoint's, and of their index; see
- * mutate.h.
+/* weights.c -- mutants of safetensors files, also as a checkpoint's, of their index and of the
+ * config.json beside them; see mutate.h.
  *
- * An input that begins with 'I' is an index, its files beside it whole; any other is the text of a
+ * An input that begins with 'C' is a config.json, which gets another type of weights; one with 'I'
+ * an index, its files beside it whole; any other is the text of a
  * header, to which its length and DATA bytes of data are added, or, beginning with 'R', a raw file.
  */
 #include "mutate.h"
@@ -39,6 +40,8 @@ static const zr_program program = {.plan = "p",
     ENTRY("h.1.b", "F32", "5", "68,88") "}"
 #define INDEX "I{\"metadata\":{\"total_size\":128,\"deep\":[[[{}]],-1.5e3,true,null]}," \
     "\"weight_map\":{\"a\":\"1.st\",\"h.0.b\":\"2.st\",\"h.1.b\":\"2.st\",\"x\":\"2.st\"}}"
+#define CONFIG "C{\"model_type\": \"llama\", \"dt\\u0079pe\": null, \"rope\": {\"dtype\": [1e-5]}," \
+    " \"torch_dtype\": \"float32\"}\n"
 // clang-format on
 
 /* All that loading sees of a rank. */
@@ -72,8 +75,8 @@ static void fill_parts(int fd, const uint8_t *header, size_t n)
     fill_file(fd, file, 8 + n + DATA);
 }
 
-static int single, indexed; /* files in memory */
-static char single_dir[ZR_FILE - 64], indexed_dir[ZR_FILE - 64];
+static int single, indexed, config; /* files in memory */
+static char single_dir[ZR_FILE - 64], indexed_dir[ZR_FILE - 64], config_dir[ZR_FILE - 64];
 
 /* dir/single holds model.safetensors, dir/indexed an index and two files. */
 static void prepare(void)
@@ -91,6 +94,24 @@ static void prepare(void)
     indexed = make_file(file);
     snprintf(file, sizeof file, "%s/model.safetensors", single_dir);
     single = make_file(file);
+    snprintf(config_dir, sizeof config_dir, "%.2000s/config", workplace);
+    mkdir(config_dir, 0777);
+    snprintf(file, sizeof file, "%s/config.json", config_dir);
+    config = make_file(file);
+}
+
+/* What is taken says the type once, and is as long as it says. */
+static int one_config(const uint8_t *data, size_t size)
+{
+    char why[ZR_WHY], note[ZR_WHY];
+    zr_saving s;
+    fill_file(config, data, size);
+    if (zr_save_open(&s, &program, 0, "out", config_dir, ZR_BF16, NULL, 100, note, why)) return 0;
+    const struct zr_saved *f = &s.file[s.n - 1];
+    if (strcmp(f->name, "config.json") || strlen(f->h.text) != (size_t)f->h.n) abort();
+    if (!strstr(f->h.text, " \"bfloat16\"")) abort();
+    zr_save_close(&s);
+    return 1;
 }
 
 static int one(const uint8_t *data, size_t size)
@@ -100,6 +121,10 @@ static int one(const uint8_t *data, size_t size)
     const char *dir = single_dir;
     if (size > LARGEST) size = LARGEST;
     if (!single) prepare();
+    if (size && data[0] == 'C') {
+        free(z.arena);
+        return one_config(data + 1, size - 1);
+    }
     if (size && data[0] == 'I') {
         fill_file(indexed, data + 1, size - 1);
         dir = indexed_dir;
@@ -127,8 +152,8 @@ static int one(const uint8_t *data, size_t size)
 #ifndef LIBFUZZER
 int main(int argc, char **argv)
 {
-    static const bytes seeds[] = {BYTES(GOOD), BYTES(INDEX), BYTES("R\x02\0\0\0\0\0\0\0{}"),
-                                  BYTES(STATE), BYTES(GOOD)};
+    static const bytes seeds[] = {BYTES(GOOD),  BYTES(INDEX),  BYTES("R\x02\0\0\0\0\0\0\0{}"),
+                                  BYTES(STATE), BYTES(CONFIG), BYTES(GOOD)};
     // clang-format off
     static const bytes words[] = {
         BYTES("{"), BYTES("}"), BYTES("["), BYTES("]"), BYTES(","), BYTES(":"), BYTES("\""),
@@ -140,7 +165,7 @@ int main(int argc, char **argv)
         BYTES("\"x\":{\"dtype\":\"F4\",\"shape\":[0],\"data_offsets\":[0,0]},"), BYTES("null"),
         BYTES("true"), BYTES("[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[["), BYTES("../../etc/passwd"),
         BYTES("transformer."), BYTES("\"weight_map\":"), BYTES("1.st"), BYTES("nowhere.st"),
-        BYTES("\"q\":[{}],"), BYTES("1,1,1,1,1,1,1,1,")};
+        BYTES("\"q\":[{}],"), BYTES("\"dtype\":"), BYTES("\"torch_dtype\": 1,"), BYTES("1,1,1,1,1,1,1,1,")};
     // clang-format on
     return fuzz(argc, argv, seeds, sizeof seeds / sizeof *seeds, words,
                 sizeof words / sizeof *words);

@@ -24,7 +24,13 @@ READERS = {  # by the name of the program: the files that it reads with
         "zr_safetensors.c",
         "zr_weights.c",
     ],
-    "weights": ["zr_file.c", "zr_json.c", "zr_safetensors.c", "zr_weights.c"],
+    "weights": [
+        "zr_file.c",
+        "zr_json.c",
+        "zr_safetensors.c",
+        "zr_save.c",
+        "zr_weights.c",
+    ],
 }
 
 

@@ -267,6 +267,7 @@ def start(
 USUAL = re.compile(
     r"\S+: \d+ parameters; |ranks x threads |memory of a rank: |.*: \d+ tokens, |a step is "
     r"|the first step took |step |profile: |file arena: "
+    r"|--save .* gets no config.json: "
 )
 
 

@@ -96,6 +96,12 @@ static void read_program(model *m, const char *file)
     fclose(f);
 }
 
+static int report(const char *why)
+{
+    fprintf(stderr, "%s\n", why);
+    return 2;
+}
+
 /* A copy on the heap, where the sanitizer sees its ends. */
 static char *arena(const model *m, const char *file)
 {
@@ -107,34 +113,55 @@ static char *arena(const model *m, const char *file)
     return a;
 }
 
-static int report(const char *why)
+/* FROM, TYPE and MOST of `save` and `begin` from the environment */
+static int open_saving(zr_saving *s, const model *m, const char *dir, int rank, char *note)
 {
-    fprintf(stderr, "%s\n", why);
-    return 2;
+    char why[ZR_WHY];
+    const char *most = getenv("MOST"), *type = getenv("TYPE"), *from = getenv("FROM");
+    static uint8_t types[MOST * MOST];
+    int own = from && !type;
+    if (own && zr_stored_types(&m->p, &zr_masters, from, types, why)) return report(why);
+    int bad = zr_save_open(s, &m->p, rank, dir, from, type ? atoi(type) : -1, own ? types : NULL,
+                           most ? atoll(most) : INT64_MAX, note, why);
+    return bad ? report(why) : 0;
 }
 
 static int save(const model *m, const char *dir, char **files)
 {
-    char why[ZR_WHY];
+    char why[ZR_WHY], note[ZR_WHY];
     int ok = 1, status;
-    if (zr_save_begin(&m->p, dir, why)) return report(why);
-    for (int rank = 0; rank < m->p.ranks; rank++)
+    zr_saving s;
+    if (open_saving(&s, m, dir, 0, note)) return 2;
+    if (*note) puts(note);
+    int bad = zr_save_begin(&s, why) ? report(why) : 0;
+    fflush(stdout);
+    for (int rank = 0; !bad && rank < m->p.ranks; rank++)
         if (fork() == 0) {
             zr z = {arena(m, files[rank])};
-            _exit(zr_save_part(&m->p, &z, rank, dir, why) ? report(why) : 0);
+            zr_saving own;
+            if (open_saving(&own, m, dir, rank, note)) _exit(2);
+            _exit(zr_save_part(&own, &z, rank, why) ? report(why) : 0);
         }
     while (wait(&status) > 0) ok &= WIFEXITED(status) && WEXITSTATUS(status) == 0;
-    return zr_save_end(dir, ok, why) ? report(why) : ok ? 0 : 2;
+    if (!bad) bad = zr_save_end(&s, ok, why) ? report(why) : ok ? 0 : 2;
+    zr_save_close(&s);
+    return bad;
 }
 
 static int begin(const model *m, const char *dir)
 {
-    char why[ZR_WHY], c;
-    if (zr_save_begin(&m->p, dir, why)) return report(why);
-    puts("begun");
-    fflush(stdout);
-    while (read(0, &c, 1) > 0) continue;
-    return zr_save_end(dir, 0, why) ? report(why) : 0;
+    char why[ZR_WHY], note[ZR_WHY], c;
+    zr_saving s;
+    if (open_saving(&s, m, dir, 0, note)) return 2;
+    int bad = zr_save_begin(&s, why) ? report(why) : 0;
+    if (!bad) {
+        puts("begun");
+        fflush(stdout);
+        while (read(0, &c, 1) > 0) continue;
+        bad = zr_save_end(&s, 0, why) ? report(why) : 0;
+    }
+    zr_save_close(&s);
+    return bad;
 }
 
 static int load(const model *m, const char *dir, int rank, const char *file, int drop)

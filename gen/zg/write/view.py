@@ -227,14 +227,23 @@ def quoted(text: str) -> list[str]:
     return [*(f'"{line} "' for line in lines), f'"{last}",']
 
 
+def text_lines(name: str, text: str) -> list[str]:
+    """A field that is a text, each line of it on one of C's; none where it is empty."""
+    made = ["".join(map(escaped, line)) for line in text.splitlines()]
+    *first, last = [f'    "{line}\\n"' for line in made] or [""]
+    return [f".{name} =", *first, f"{last},"] if text else []
+
+
 def view(
     p: Plan,
     cost: dict[str, object],
     memory: str,
     flat: bool,
     recipe_lines: Sequence[str] = (),
+    hf_config: str = "",
 ) -> dict[str, object]:
-    """Everything the templates need. recipe_lines: config.recipe's, of the spec."""
+    """Everything the templates need. recipe_lines: config.recipe's, of the spec; hf_config:
+    hf.config's."""
     letters, sizes = of_plan(p), Sizes(p)
     blocks = Calls(p, letters).blocks()
     event, events = 0, []
@@ -288,7 +297,13 @@ def view(
         "functions": functions(p),
         "states": states(p),
         "slots": slots(p),
-        "besides": [*inbox(p), *left(p), *filed(p, cost), *order(p)],
+        "besides": [
+            *inbox(p),
+            *left(p),
+            *filed(p, cost),
+            *order(p),
+            *text_lines("config", hf_config),
+        ],
         "files": files(p),
         "sample": sample(p),
         "skips": p.recipe.skips,

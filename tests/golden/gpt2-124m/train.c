@@ -16,7 +16,7 @@
 #include "zk.h"
 #include "zr.h"
 
-#if ZK_ABI != 14 || ZR_ABI != 17
+#if ZK_ABI != 14 || ZR_ABI != 18
 #error "generated for another version of the runtime or of the kernels: generate it again"
 #endif
 enum { CTL_BYTES = 128 }; /* room for a zk_ctl */
@@ -1099,6 +1099,28 @@ static const zr_program program = {
     .space = SPACE(0), .host = 221184, .desk = DESK(0),
     .inlet = INLET(0), .inlet_step = SIZE(INLET), .inlets = 4,
     .inbox = INBOX(0), .inbox_step = SIZE(INBOX), .inboxes = 2,
+    .config =
+        "{\n"
+        "  \"architectures\": [\n"
+        "    \"GPT2LMHeadModel\"\n"
+        "  ],\n"
+        "  \"model_type\": \"gpt2\",\n"
+        "  \"n_layer\": 12,\n"
+        "  \"n_embd\": 768,\n"
+        "  \"vocab_size\": 50257,\n"
+        "  \"tie_word_embeddings\": true,\n"
+        "  \"n_positions\": 1024,\n"
+        "  \"layer_norm_epsilon\": 1e-05,\n"
+        "  \"n_head\": 12,\n"
+        "  \"n_inner\": 3072,\n"
+        "  \"activation_function\": \"gelu_new\",\n"
+        "  \"attn_pdrop\": 0.0,\n"
+        "  \"embd_pdrop\": 0.0,\n"
+        "  \"resid_pdrop\": 0.0,\n"
+        "  \"bos_token_id\": null,\n"
+        "  \"eos_token_id\": null,\n"
+        "  \"torch_dtype\": \"float32\"\n"
+        "}\n",
     .ranks = 2, .events = 20, .micro_batches = 1,
     .batch = 2, .sequence = 256, .vocab = 50257,
     .ignore = 65535, .skips = 20,

@@ -1,0 +1,381 @@
+/* zr_save.c -- the folder of --save: weights in files as transformers names them, and what it reads
+ * beside them: config.json, the tokenizer's files.
+ *
+ * Invariants
+ *  1. Every file is written under the name of zr_save_temp, from the second on with .1, .2 ...
+ *     behind it, and renamed when all are whole, from the last to the first: what is left of a
+ *     save that was killed has no gap, and zr_save_clear finds all of it.
+ *  2. At no moment does an index or a name say that files belong together which do not.
+ *  3. Of what was there goes what gets a new content, and shards that the old index names.
+ *  4. Whoever removes or renames zr_save_temp's file holds a lock on it.
+ */
+#define _GNU_SOURCE
+#include "zr_file.h"
+#include "zr_json.h"
+#include "zr_safetensors.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char config[] = "config.json", single[] = "model.safetensors",
+                  indexed[] = "model.safetensors.index.json";
+
+/* What is copied as it is, where the loaded folder has it. */
+static const char *const copied[] = {
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "chat_template.json",
+    "chat_template.jinja",
+};
+
+/* ---- the files of a save */
+/* Takes h; NULL: no memory. */
+static struct zr_saved *add_saved(zr_saving *s, const char *name, zr_header h)
+{
+    struct zr_saved *more = realloc(s->file, (size_t)(s->n + 1) * sizeof *more);
+    if (!more) {
+        free(h.text);
+        return NULL;
+    }
+    s->file = more;
+    more += s->n++;
+    *more = (struct zr_saved){.h = h};
+    snprintf(more->name, sizeof more->name, "%s", name);
+    return more;
+}
+
+/* Who writes the index: through the tensors of all shards in their order. */
+typedef struct walk {
+    FILE *to;
+    const zr_saving *s;
+    int64_t n; /* tensors so far */
+    int shard;
+} walk;
+
+static void put_place(void *of, const char *name)
+{
+    walk *w = of;
+    const zr_header *h = &w->s->file[w->shard].h;
+    if (w->n == h->first + h->tensors) w->shard++;
+    fprintf(w->to, w->n++ ? ",\n    " : "\n    ");
+    zr_json_quote(w->to, name);
+    fprintf(w->to, ": \"%s\"", w->s->file[w->shard].name);
+}
+
+/* The index comes first of all files. */
+static int add_index(zr_saving *s)
+{
+    size_t length = 0;
+    zr_header h = {0};
+    walk w = {open_memstream(&h.text, &length), s, 0, 0};
+    int64_t total = 0;
+    if (!w.to) return -1;
+    for (int i = 0; i < s->n; i++) total += s->file[i].h.data;
+    fprintf(w.to, "{\n  \"metadata\": {\n    \"total_size\": %" PRId64 "\n  },\n", total);
+    fprintf(w.to, "  \"weight_map\": {");
+    zr_stored_names(s->p, &s->stored, put_place, &w);
+    fprintf(w.to, "\n  }\n}\n");
+    int bad = fclose(w.to);
+    h.n = (int64_t)length;
+    if (bad || !add_saved(s, indexed, h)) return -1;
+    struct zr_saved index = s->file[s->n - 1];
+    memmove(s->file + 1, s->file, (size_t)(s->n - 1) * sizeof index);
+    s->file[0] = index;
+    return 0;
+}
+
+static int add_shards(zr_saving *s, int64_t most)
+{
+    int64_t all = zr_stored_names(s->p, &s->stored, NULL, NULL), first = 0;
+    do {
+        zr_header h;
+        if (zr_stored_open(&h, s->p, &s->stored, first, most) || !add_saved(s, single, h))
+            return -1;
+        first += h.tensors;
+    } while (first < all);
+    s->shards = s->n;
+    if (s->n == 1) return 0;
+    for (int i = 0; i < s->n; i++)
+        snprintf(s->file[i].name, sizeof s->file[i].name, "model-%05d-of-%05d.safetensors", i + 1,
+                 s->n);
+    return add_index(s);
+}
+
+/* ---- config.json */
+static const char *const type_names[] = {"float32", "bfloat16", "float16"};
+
+/* text[n] with a type of the weights in place of those that it names, else with one more; copy:
+ * the same, to read from: strings are decoded in place. Returns what is wrong, NULL: nothing. */
+static const char *put_type(FILE *to, const char *text, char *copy, int64_t n, int type)
+{
+    zr_json j = {copy, copy + n, NULL};
+    int64_t at = 0, i = 0;
+    while (zr_json_more(&j, '{', &i)) {
+        const char *key = zr_json_key(&j);
+        int64_t begin = j.at - copy;
+        int is = key && (!strcmp(key, "dtype") || !strcmp(key, "torch_dtype"));
+        zr_json_skip(&j);
+        if (!is || j.error) continue;
+        fprintf(to, "%.*s \"%s\"", (int)(begin - at), text + at, type_names[type]);
+        at = j.at - copy;
+    }
+    if (zr_json_end(&j)) return j.error;
+    if (!at) {
+        at = strchr(text, '{') + 1 - text;
+        fprintf(to, "{\n  \"torch_dtype\": \"%s\"%s", type_names[type], i ? "," : "");
+    }
+    fprintf(to, "%s", text + at);
+    return NULL;
+}
+
+/* The text, which is freed, with another type of the weights; NULL: it is no JSON, or no memory. */
+static char *retyped(char *text, int64_t *n, int type, const char *file, char *why)
+{
+    size_t length = 0;
+    char *made = NULL, *copy = malloc((size_t)*n + 1);
+    FILE *to = copy ? open_memstream(&made, &length) : NULL;
+    const char *error = "no memory";
+    if (to) {
+        memcpy(copy, text, (size_t)*n + 1);
+        error = put_type(to, text, copy, *n, type);
+        if (fclose(to)) error = "no memory";
+    }
+    free(copy);
+    free(text);
+    *n = (int64_t)length;
+    if (!error) return made;
+    free(made);
+    zr_why(why, "%s: %s", file, error);
+    return NULL;
+}
+
+/* Of the loaded folder, else what the program knows to be its own; note: there is none. */
+static int add_config(zr_saving *s, const char *from, int type, char *note, char *why)
+{
+    char file[ZR_FILE];
+    zr_header h = {0};
+    if (from && zr_path(file, from, config, why)) return -1;
+    if (from && !access(file, F_OK)) {
+        h.text = zr_file_text(file, &h.n, why);
+        if (h.text && type >= 0) h.text = retyped(h.text, &h.n, type, file, why);
+    } else if (s->p->config) {
+        h.text = strdup(s->p->config);
+        h.n = (int64_t)strlen(s->p->config);
+        type = s->stored.types ? s->stored.types[0] : s->stored.type;
+        if (h.text) h.text = retyped(h.text, &h.n, type, config, why);
+        else zr_why(why, "no memory");
+    } else {
+        zr_why(note, "%.200s gets no config.json: this is a model of no family of transformers",
+               s->dir);
+        return 0;
+    }
+    if (!h.text) return -1;
+    return add_saved(s, config, h) ? 0 : zr_why(why, "no memory");
+}
+
+static int add_copies(zr_saving *s, const char *from, char *why)
+{
+    char file[ZR_FILE];
+    for (size_t i = 0; i < sizeof copied / sizeof *copied; i++) {
+        zr_header h = {0};
+        if (zr_path(file, from, copied[i], why)) return -1;
+        if (access(file, F_OK)) continue;
+        h.text = zr_file_text(file, &h.n, why);
+        if (!h.text) return -1;
+        if (!add_saved(s, copied[i], h)) return zr_why(why, "no memory");
+    }
+    return 0;
+}
+
+static int add_all(zr_saving *s, int rank, const char *from, int type, int64_t most, char *note,
+                   char *why)
+{
+    char temp[ZR_FILE];
+    if (zr_save_temp(temp, s->dir, why)) return -1;
+    if (add_shards(s, most)) return zr_why(why, "%s: no memory for its header", temp);
+    if (rank != 0) return 0;
+    return add_config(s, from, type, note, why) || (from && add_copies(s, from, why)) ? -1 : 0;
+}
+
+int zr_save_open(zr_saving *s, const zr_program *p, int rank, const char *dir, const char *from,
+                 int type, const uint8_t *types, int64_t most, char *note, char *why)
+{
+    *s = (zr_saving){.p = p, .dir = dir, .stored = zr_masters};
+    s->stored.types = types;
+    if (type >= 0) s->stored.type = type;
+    *note = 0;
+    int bad = add_all(s, rank, from, type, most, note, why);
+    if (bad) zr_save_close(s);
+    return bad;
+}
+
+void zr_save_close(zr_saving *s)
+{
+    for (int i = 0; i < s->n; i++) free(s->file[i].h.text);
+    free(s->file);
+    *s = (zr_saving){0};
+}
+
+/* ---- their names on the way */
+int zr_save_temp(char *to, const char *dir, char *why)
+{
+    return zr_path(to, dir, ".model.safetensors.part", why);
+}
+
+static int temp_of(char *to, const zr_saving *s, int i, char *why)
+{
+    char name[64];
+    snprintf(name, sizeof name, ".%s.part.%d", single, i);
+    return i ? zr_path(to, s->dir, name, why) : zr_save_temp(to, s->dir, why);
+}
+
+/* ---- begin, write */
+/* The first stays open: the lock goes with the process. */
+static int begin_file(const zr_saving *s, int i, char *why)
+{
+    char temp[ZR_FILE];
+    if (temp_of(temp, s, i, why)) return -1;
+    int fd = zr_stored_begin(&s->file[i].h, temp, why);
+    if (fd > 0 && i) close(fd);
+    return fd < 0 ? -1 : 0;
+}
+
+/* From file `last` on down; all of them are this run's. */
+static void remove_temps(const zr_saving *s, int last)
+{
+    char temp[ZR_FILE], why[ZR_WHY];
+    for (int i = last; i >= 0; i--)
+        if (!temp_of(temp, s, i, why)) unlink(temp);
+}
+
+int zr_save_begin(const zr_saving *s, char *why)
+{
+    char temp[ZR_FILE];
+    int bad =
+        zr_make_dir(s->dir, why) || zr_save_temp(temp, s->dir, why) || zr_save_clear(temp, why);
+    for (int i = 0; !bad && i < s->n; i++)
+        if ((bad = begin_file(s, i, why)) && i) remove_temps(s, i - 1);
+    return bad ? -1 : 0;
+}
+
+int zr_save_part(const zr_saving *s, zr *z, int rank, char *why)
+{
+    char temp[ZR_FILE];
+    zr_chunk *c = zr_chunk_new();
+    int bad = c ? 0 : zr_why(why, "%s: no memory", s->dir);
+    for (int i = 0; !bad && i < s->n; i++) {
+        const zr_header *h = &s->file[i].h;
+        if (!h->tensors) continue;
+        bad = temp_of(temp, s, i, why) ||
+              zr_stored_write(z, s->p, &s->stored, h, rank, temp, c, NULL, why);
+    }
+    free(c);
+    return bad ? -1 : 0;
+}
+
+/* ---- end */
+/* A shard's name: model-00001-of-00003.safetensors */
+static int is_shard(const char *name)
+{
+    int n = 0;
+    sscanf(name, "model-%*5[0-9]-of-%*5[0-9].safetensors%n", &n);
+    return n == 32 && !name[n];
+}
+
+static int is_saved(const zr_saving *s, const char *name)
+{
+    for (int i = 0; i < s->n; i++)
+        if (!strcmp(s->file[i].name, name)) return 1;
+    return 0;
+}
+
+/* What the old index, text[n], names and this save does not have. */
+static void remove_shards(const zr_saving *s, char *text, int64_t n)
+{
+    char file[ZR_FILE], why[ZR_WHY];
+    zr_json j = {text, text + n, NULL};
+    for (int64_t i = 0; zr_json_more(&j, '{', &i);) {
+        const char *key = zr_json_key(&j);
+        if (!key || strcmp(key, "weight_map")) {
+            zr_json_skip(&j);
+            continue;
+        }
+        for (int64_t k = 0; zr_json_more(&j, '{', &k);) {
+            const char *name = zr_json_key(&j) ? zr_json_text(&j) : NULL;
+            if (name && is_shard(name) && !is_saved(s, name) && !zr_path(file, s->dir, name, why))
+                unlink(file);
+        }
+    }
+}
+
+static int sync_path(const char *file)
+{
+    int fd = open(file, O_RDONLY | O_CLOEXEC);
+    int bad = fd < 0 || fsync(fd);
+    int error = errno;
+    if (fd >= 0) close(fd);
+    errno = error;
+    return bad;
+}
+
+/* All are on the disk before one gets its name. */
+static int sync_temps(const zr_saving *s, char *why)
+{
+    char temp[ZR_FILE];
+    for (int i = 0; i < s->n; i++)
+        if (temp_of(temp, s, i, why)) return -1;
+        else if (sync_path(temp)) return zr_why(why, "%s: %s", temp, strerror(errno));
+    return 0;
+}
+
+/* left: of the files, those that have no name yet */
+static int rename_temps(const zr_saving *s, int *left, char *why)
+{
+    char temp[ZR_FILE], file[ZR_FILE];
+    for (; *left > 0; --*left) {
+        const char *name = s->file[*left - 1].name;
+        if (temp_of(temp, s, *left - 1, why) || zr_path(file, s->dir, name, why)) return -1;
+        if (rename(temp, file)) return zr_why(why, "%s: %s", file, strerror(errno));
+    }
+    return 0;
+}
+
+/* index, other: paths in the folder. Shards of one name may be another save's until all are
+ * there: an index goes first, a single file, which comes before an index, last. */
+static int replace_old(const zr_saving *s, int *left, const char *index, const char *other,
+                       char *why)
+{
+    char *old = NULL;
+    int64_t n = 0;
+    if (!access(index, F_OK)) old = zr_file_text(index, &n, why);
+    if (s->shards > 1) unlink(index);
+    int bad = rename_temps(s, left, why);
+    if (!bad) unlink(other);
+    if (!bad && old) remove_shards(s, old, n);
+    free(old);
+    return bad;
+}
+
+int zr_save_end(const zr_saving *s, int ok, char *why)
+{
+    char index[ZR_FILE], file[ZR_FILE];
+    int left = s->n;
+    if (zr_path(index, s->dir, indexed, why) || zr_path(file, s->dir, single, why)) return -1;
+    int bad = ok && (sync_temps(s, why) ||
+                     replace_old(s, &left, index, s->shards > 1 ? file : index, why));
+    if (ok && !bad && sync_path(s->dir)) bad = zr_why(why, "%s: %s", s->dir, strerror(errno));
+    if (left > 0) remove_temps(s, left - 1);
+    return bad ? -1 : 0;
+}
