@@ -19,7 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZK_ABI 14
+#define ZK_ABI 15
 
 /* one queue's kernel context: threads on a CPU, stream and handles on a GPU */
 typedef struct zk zk;
@@ -296,8 +296,10 @@ void zk_hash(zk *k, const zk_launch *L, uint64_t *sum, const void *p, const zk_s
 void zk_report(zk *k, const zk_ctl *ctl, double *out);
 /* mean loss and valid tokens held in sums (for validation) */
 void zk_mean(zk *k, const int64_t *sums, double *loss, double *valid);
-/* one token drawn from a row of logits [V] at a temperature; u in [0,1) */
-int32_t zk_sample(zk *k, const real *logits, int64_t V, float temperature, double u);
+/* one token drawn from a row of logits [V] at a temperature, of the top_k likeliest (0: of all), of
+ * these of the likeliest that have a share of top_p; u in [0,1) */
+int32_t zk_sample(zk *k, const real *logits, int64_t V, float temperature, int64_t top_k,
+                  double top_p, double u);
 
 /* ---- on the host's processor, on every target: for what lies in host memory. The bits are those
  * of the kernel that each is named after. */

@@ -124,8 +124,8 @@ enum { ZR_APPLIED = 0, ZR_FAULTY = 1, ZR_RESCALED = 2, ZR_LOWEST = 3 };
 
 /* To draw behind the last one whose target the last evaluation did not ignore; u in [0, 1) */
 typedef struct zr_draw {
-    double temperature, u;
-    int32_t token; /* the result */
+    double temperature, top_p, u;
+    int32_t top_k, token; /* token: the result */
 } zr_draw;
 
 /* A function of ZR_MAIN, for --profile: which part of a step it is ("forward"; what is not listed:

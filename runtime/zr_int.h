@@ -58,10 +58,13 @@ typedef struct zr_options {
     const char *val, *load, *save, *log, *queue, *nvme, *gemms; /* NULL: not given */
     const char *tokens; /* "uint16", "uint32": what --data and --val hold if they do not tell */
     const char *profile, *profile_steps, *save_dtype;
+    const char *prompt, *temperature, *top_p; /* of --sample */
+    double heat, share;                       /* temperature, top_p */
     const char *checkpoints, *resume, *accept_change;
     int64_t save_every, keep, keep_every, resume_step; /* 0: not given */
     int64_t max_time, grace;                           /* seconds; 0: not given */
-    int64_t steps, val_every, val_tokens, verify_every, sample, threads;
+    int64_t steps, val_every, val_tokens, verify_every, threads;
+    int64_t sample, top_k, sample_seed;
     int64_t profile_first, profile_last; /* from 1; of --profile */
     int hash, version, help, no_graph, tune, drop_unknown;
     int mode;      /* ZR_EAGER ... from `queue` */

@@ -9,6 +9,7 @@
  */
 #define _GNU_SOURCE
 #include "zr_checkpoint.h"
+#include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
 #include <signal.h>
@@ -16,6 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { PROMPT = 16, STACK_KIB = 128 };
@@ -381,7 +383,7 @@ static void check_moved(zr *z, const int64_t moved[ZR_MOVED])
 
 static void say_token(zr *z, int32_t token)
 {
-    if (z->p->vocab > 256) zr_print(z, STDOUT_FILENO, "%" PRId32 " ", token);
+    if (z->p->vocab > 256 || z->o->prompt) zr_print(z, STDOUT_FILENO, "%" PRId32 " ", token);
     else if (token >= ' ' || token == '\n' || token == '\t')
         zr_print(z, STDOUT_FILENO, "%c", token);
     else zr_print(z, STDOUT_FILENO, ".");
@@ -398,25 +400,54 @@ static int32_t next_token(zr *z, const int32_t *context, int64_t n, uint64_t *st
     zr_inlet_filled(z, 0);
     zr_call(z, ZR_MAIN, z->p->clear, 0);
     zr_replay(z, ZR_EVAL, z->p->eval);
-    zr_draw draw = {0.8, (double)(zr_random(state) >> 11) * 0x1p-53, 0};
+    double u = (double)(zr_random(state) >> 11) * 0x1p-53;
+    zr_draw draw = {z->o->heat, z->o->share, u, (int32_t)z->o->top_k, 0};
     zr_call(z, ZR_MAIN, z->p->sample, address(&draw));
     zr_drain(z);
     all_dead(z);
     return draw.token;
 }
 
-/* Every rank draws the same tokens: the same logits, the same random numbers. */
-static void sample(zr *z)
+/* The first tokens of a sample, which are said, too */
+static int64_t begin_of_data(zr *z, int32_t *context)
 {
     char why[ZR_WHY];
     int64_t T = z->p->sequence, n = T < PROMPT ? T : PROMPT;
-    uint64_t state = 0;
-    if (!z->o->sample) return;
-    int32_t *context = zr_get(z, 2 * T, sizeof *context); /* [T], and targets of no use */
     const zr_mix *from = z->o->val ? &z->val : &z->train;
     if (zr_data_read(&from->of->data, 0, 1, context, context + T, why))
         zr_fail(z, ZR_USER, "%s", why);
     for (int64_t i = 0; i < n; i++) say_token(z, context[i]);
+    return n;
+}
+
+/* The last tokens of --prompt-tokens, as many as the model sees */
+static int64_t begin_of_file(zr *z, int32_t *context)
+{
+    struct stat s;
+    const char *path = z->o->prompt;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0 || fstat(fd, &s)) zr_fail(z, ZR_USER, "%s: %s", path, strerror(errno));
+    if (!S_ISREG(s.st_mode) || s.st_size == 0 || s.st_size % 4)
+        zr_fail(z, ZR_USER, "%s: tokens of 4 bytes are needed, one at least", path);
+    int64_t all = s.st_size / 4, n = all < z->p->sequence ? all : z->p->sequence;
+    if (zr_read_at(fd, context, 4 * n, 4 * (all - n)))
+        zr_fail(z, ZR_USER, "%s: %s", path, strerror(errno));
+    close(fd);
+    for (int64_t i = 0; i < n; i++)
+        if ((uint32_t)context[i] >= z->p->vocab)
+            zr_fail(z, ZR_USER, "%s: token %" PRId64 " is %" PRIu32 "; the vocabulary has %" PRId64,
+                    path, all - n + i, (uint32_t)context[i], z->p->vocab);
+    return n;
+}
+
+/* Every rank draws the same tokens: the same logits, the same random numbers. */
+static void sample(zr *z)
+{
+    int64_t T = z->p->sequence;
+    uint64_t state = (uint64_t)z->o->sample_seed;
+    if (!z->o->sample) return;
+    int32_t *context = zr_get(z, 2 * T, sizeof *context); /* [T], and targets of no use */
+    int64_t n = z->o->prompt ? begin_of_file(z, context) : begin_of_data(z, context);
     for (int64_t i = 0; i < z->o->sample; i++) {
         int32_t token = next_token(z, context, n, &state);
         say_token(z, token);

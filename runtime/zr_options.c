@@ -61,6 +61,15 @@ static const struct option {
      TEXT, AT(queue), 0, 0},
     {"--sample", "N", "write N tokens behind the first of --val or --data", NUMBER, AT(sample), 1,
      MOST_STEPS},
+    {"--prompt-tokens", "FILE", "behind these instead, uint32 each; the N come as numbers", PATH,
+     AT(prompt), 0, 0},
+    {"--temperature", "X", "of --sample: 0 takes the likeliest (default: 0.8)", TEXT,
+     AT(temperature), 0, 0},
+    {"--top-k", "K", "draw from the K likeliest (default: from all)", NUMBER, AT(top_k), 1,
+     INT32_MAX},
+    {"--top-p", "X", "draw from the likeliest that have this share (default: 1)", TEXT, AT(top_p),
+     0, 0},
+    {"--sample-seed", "N", "draw others", NUMBER, AT(sample_seed), 0, INT64_MAX},
     {"--nvme", "DIR", "where the file of what is offloaded lies (default: the spec's nvme_path)",
      OWN_PATH, AT(nvme), 0, 0},
     {"--hash", NULL, "end with a line `weights HEX`", FLAG, AT(hash), 0, 0},
@@ -214,14 +223,37 @@ int64_t zr_setting(zr *z, const char *name, int64_t most)
     return text && *text ? number(z, &o, text) : 0;
 }
 
+/* A number from 0 to `most`; without a text `usual` */
+static double real_number(zr *z, const char *name, const char *text, double most, double usual)
+{
+    char *end = "";
+    double x = text && *text ? strtod(text, &end) : usual;
+    if (*end || !(x >= 0 && x <= most))
+        zr_fail(z, ZR_USER, "%s %s: a number from 0 to %g is needed", name, text, most);
+    return x;
+}
+
 static double peak(zr *z)
 {
-    const char *text = getenv("ZR_PEAK_GFLOPS");
-    char *end = "";
-    double x = text && *text ? strtod(text, &end) : 0;
-    if (*end || !(x >= 0 && x < HUGE_VAL))
-        zr_fail(z, ZR_USER, "ZR_PEAK_GFLOPS %s: a number of GFLOP/s is needed", text);
-    return x;
+    return real_number(z, "ZR_PEAK_GFLOPS", getenv("ZR_PEAK_GFLOPS"), 1e15, 0);
+}
+
+static void set_sample(zr *z, zr_options *o)
+{
+    const struct {
+        const char *name;
+        int given;
+    } with[] = {
+        {"--prompt-tokens", o->prompt != NULL},
+        {"--temperature", o->temperature != NULL},
+        {"--top-k", o->top_k != 0},
+        {"--top-p", o->top_p != NULL},
+        {"--sample-seed", o->sample_seed != 0},
+    };
+    for (size_t i = 0; i < sizeof with / sizeof *with; i++)
+        if (with[i].given && !o->sample) zr_fail(z, ZR_USER, "%s needs --sample N", with[i].name);
+    o->heat = real_number(z, "--temperature", o->temperature, 1000, 0.8);
+    o->share = real_number(z, "--top-p", o->top_p, 1, 1);
 }
 
 /* --tune runs one step, launch by launch: what it computes is of no use. */
@@ -285,8 +317,8 @@ static void check_options(zr *z, const zr_options *o)
     if (o->val_tokens && o->val_tokens < z->p->sequence)
         zr_fail(z, ZR_USER, "--val-tokens %" PRId64 ": a sample has %" PRId64 " tokens",
                 o->val_tokens, z->p->sequence);
-    if (o->sample && !o->val && !o->ndata)
-        zr_fail(z, ZR_USER, "--sample needs --val FILE or --data FILE");
+    if (o->sample && !o->val && !o->ndata && !o->prompt)
+        zr_fail(z, ZR_USER, "--sample needs --val FILE, --data FILE or --prompt-tokens FILE");
 }
 
 /* Without --profile-steps: 2 to 4, or what there is of them. */
@@ -320,6 +352,7 @@ void zr_parse(zr *z, zr_options *o, int argc, char **argv)
     set_checkpoints(z, o);
     set_profile(z, o);
     set_save_type(z, o);
+    set_sample(z, o);
 }
 
 void zr_choose_threads(zr *z)

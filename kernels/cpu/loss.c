@@ -133,7 +133,8 @@ void ZK(zk_report)(zk *k, const zk_ctl *ctl, double *out)
     step_report(ctl, out);
 }
 
-int32_t ZK(zk_sample)(zk *k, const real *logits, int64_t V, float temperature, double u)
+int32_t ZK(zk_sample)(zk *k, const real *logits, int64_t V, float temperature, int64_t top_k,
+                      double top_p, double u)
 {
-    return draw(logits, k->dtype, V, temperature, u);
+    return draw(logits, k->dtype, V, temperature, top_k, top_p, u);
 }

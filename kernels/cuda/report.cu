@@ -20,8 +20,9 @@ void zk_mean(zk *k, const int64_t *sums, double *loss, double *valid)
     step_mean((const int64_t *)k->host, loss, valid);
 }
 
-int32_t zk_sample(zk *k, const real *logits, int64_t V, float temperature, double u)
+int32_t zk_sample(zk *k, const real *logits, int64_t V, float temperature, int64_t top_k,
+                  double top_p, double u)
 {
     zk_to_host(k, k->host, logits, (size_t)V * (k->dtype == ZK_F32 ? 4 : 2));
-    return draw(k->host, k->dtype, V, temperature, u);
+    return draw(k->host, k->dtype, V, temperature, top_k, top_p, u);
 }

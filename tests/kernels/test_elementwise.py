@@ -507,19 +507,56 @@ def test_sample(target: str, dtype: int) -> None:
             if (
                 np.min(np.abs(edge - u)) > 1e-9
             ):  # f64 rounding cannot move an edge past u
-                assert k.zk_sample(x, V, heat, u) == int(
+                assert k.zk_sample(x, V, heat, 0, 1.0, u) == int(
                     np.searchsorted(edge, u, side="right")
                 )
-        assert 0 <= k.zk_sample(x, V, heat, 1 - 2.0**-53) < V
-    assert k.zk_sample(x, V, 0.0, 0.999) == int(np.argmax(exact))
+        assert 0 <= k.zk_sample(x, V, heat, 0, 1.0, 1 - 2.0**-53) < V
+    assert k.zk_sample(x, V, 0.0, 0, 1.0, 0.999) == int(np.argmax(exact))
 
 
 def test_sample_never_draws_the_impossible(target: str) -> None:
     k = zk.Kernels(target)
     x = np.array([-np.inf, 0, 1, -np.inf], np.float32)
     assert {
-        k.zk_sample(x, 4, 1.0, u) for u in (0.0, 0.2, 0.9, 1 - 2.0**-53)
+        k.zk_sample(x, 4, 1.0, 0, 1.0, u)
+        for u in (0.0, 0.2, 0.9, 1 - 2.0**-53)
     } == {1, 2}
+
+
+@pytest.mark.parametrize(
+    "top_k,top_p",
+    [(1, 1.0), (7, 1.0), (49, 1.0), (50, 1.0), (0, 0.0), (0, 0.3), (0, 0.9)]
+    + [(7, 0.5), (2**31 - 1, 0.999)],
+)
+def test_sample_of_the_likeliest(
+    target: str, dtype: int, top_k: int, top_p: float
+) -> None:
+    """The first k, then those that together have the share p, in float64; what lies in the middle of
+    its own share is drawn however float64 rounds."""
+    k, V, heat = zk.Kernels(target, dtype), 50, 1.3
+    exact = np.random.default_rng(16).permutation(V) / 4 - 6  # in all types
+    x = zk.store(exact, dtype)
+    order = np.argsort(-exact)
+    kept = order[: top_k or V]
+    weight = np.exp((exact - exact.max()) / heat)
+    share = np.cumsum(weight[kept]) / weight[kept].sum()
+    assert np.min(np.abs(share - top_p)) > 1e-9 or top_p == 1
+    kept = np.sort(kept[: np.searchsorted(share, top_p) + 1])
+    edge = np.cumsum(weight[kept]) / weight[kept].sum()
+    middle = edge - weight[kept] / weight[kept].sum() / 2
+    found = [k.zk_sample(x, V, heat, top_k, top_p, u) for u in middle]
+    assert found == list(kept)
+
+
+def test_equal_logits_stay_together(target: str) -> None:
+    k = zk.Kernels(target)
+    x = np.array([1, 2, 0, 2, -0.0, 2], np.float32)
+    found = {
+        k.zk_sample(x, 6, 1.0, top_k, 1.0, u)
+        for top_k in (1, 2, 3)
+        for u in np.linspace(0, 1, 50)[:-1]
+    }
+    assert found == {1, 3, 5}
 
 
 # ---- bits

@@ -45,7 +45,7 @@ def sample(p: Plan) -> list[str]:
     at = f" + {number(row.at)}" if row.at else ""
     return wrap(
         f"d->token = zk_sample(k, a + {upper(row.base)}(0){at}, V, "
-        "(float)d->temperature, d->u);",
+        "(float)d->temperature, d->top_k, d->top_p, d->u);",
         4,
     )
 

@@ -16,7 +16,7 @@
 #include "zk.h"
 #include "zr.h"
 
-#if ZK_ABI != 14 || ZR_ABI != 18
+#if ZK_ABI != 15 || ZR_ABI != 18
 #error "generated for another version of the runtime or of the kernels: generate it again"
 #endif
 enum { CTL_BYTES = 128 }; /* room for a zk_ctl */
@@ -926,7 +926,7 @@ FN(mean) { zk_mean(k, a + SUMS(1), HOST(0), HOST(1)); }
 FN(sample)
 {
     zr_draw *d = HOST(0);
-    d->token = zk_sample(k, a + TMP(0), V, (float)d->temperature, d->u);
+    d->token = zk_sample(k, a + TMP(0), V, (float)d->temperature, d->top_k, d->top_p, d->u);
 }
 
 /* at, stride, elements of a shard, first, n, flat, instances, over, queue, type, hash */

@@ -1,0 +1,182 @@
+"""sample.py -- text behind a prompt, by a trained model: its tokens through the program and back.
+
+sample.py DIR --prompt TEXT [--tokens N] [--temperature X] [--top-k K] [--top-p X] [--seed N]
+
+DIR has the weights, and the tokenizer (tokenizer.json) where --tokenizer names no other; the
+program is one that was made for the model. Text comes as it is drawn, up to the token that ends a
+text, or N tokens.
+
+Exit codes: 0; 2 an argument or a file is wrong; else the program's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import codecs
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Protocol
+
+import encoding
+import numpy as np
+from checkpoint import Bad, code_of
+from encoding import Encoder, Ids
+
+ANEW = 16  # tokens that are decoded again with the next: a letter may be of several
+CUT = "\N{REPLACEMENT CHARACTER}"  # what half a letter is decoded to
+
+
+class Reader(Protocol):
+    """Tokens to text; "" where a letter is not whole yet."""
+
+    def text(self, token: int) -> str: ...
+
+
+class ByteReader:
+    def __init__(self) -> None:
+        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def text(self, token: int) -> str:
+        if token > 255:
+            raise Bad(f"token {token} is no byte; --tokenizer names another")
+        return self.decoder.decode(bytes([token]))
+
+
+class TokenReader:
+    """Decodes a few tokens before each one with it: a tokenizer may put spaces between two."""
+
+    def __init__(self, encoder: Encoder, before: Ids) -> None:
+        assert encoder.tokenizer
+        self.decode = encoder.tokenizer.decode
+        self.ids = before[-ANEW:]
+        self.told = self.decode(self.ids)
+
+    def text(self, token: int) -> str:
+        self.ids.append(token)
+        found = self.decode(self.ids)
+        if found.endswith(CUT) and len(self.ids) < 2 * ANEW:
+            return ""
+        new = found[len(self.told) :]
+        self.ids = self.ids[-ANEW:]
+        self.told = self.decode(self.ids)
+        return new
+
+
+def usual(folder: Path) -> str:
+    """The folder's tokenizer; where it has none and tokens are bytes, these."""
+    known = folder / "config.json"
+    if not (folder / "tokenizer.json").exists() and known.exists():
+        if encoding.config(known).get("vocab_size") == 256:
+            return "bytes"
+    return str(folder)
+
+
+def command(chosen: argparse.Namespace, prompt: Path) -> list[str]:
+    options = {
+        "--load": chosen.dir,
+        "--steps": 0,
+        "--prompt-tokens": prompt,
+        "--sample": chosen.tokens,
+        "--temperature": chosen.temperature,
+        "--top-k": chosen.top_k,
+        "--top-p": chosen.top_p,
+        "--sample-seed": chosen.seed,
+    }
+    words = [str(chosen.program)]
+    for name, value in options.items():
+        if value is not None:
+            words += [name, str(value)]
+    return words
+
+
+def numbers(stream: IO[str]) -> Iterator[int]:
+    """Tokens as they come, each with a space behind it, in a line that has nothing else."""
+    word = ""
+    while letter := stream.read(1):
+        if letter.isdigit():
+            word += letter
+        elif letter == " " and word:
+            yield int(word)
+            word = ""
+        elif letter != "\n":
+            stream.readline()
+            word = ""
+
+
+def sample(chosen: argparse.Namespace) -> int:
+    if not chosen.program.exists():
+        raise Bad(
+            f"{chosen.program}: there is none; gen/zgen SPEC -o out/train.c, ninja out/train"
+        )
+    recipe = encoding.read(chosen.tokenizer or usual(chosen.dir))
+    encoder = Encoder(recipe)
+    ids = [*recipe.around[0], *encoder.ids(chosen.prompt)]
+    if not ids:
+        raise Bad("--prompt: at least one token is needed")
+    reader: Reader = (
+        TokenReader(encoder, ids) if encoder.tokenizer else ByteReader()
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        prompt = Path(folder) / "prompt"
+        prompt.write_bytes(np.array(ids, "<u4").tobytes())
+        return spoken(command(chosen, prompt), reader, recipe.end)
+
+
+def spoken(words: Sequence[str], reader: Reader, end: int | None) -> int:
+    """Runs the program, writes what it draws; its exit code."""
+    with (
+        tempfile.TemporaryFile("w+") as said,
+        subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=said, text=True
+        ) as running,
+    ):
+        assert running.stdout
+        by_itself = False
+        try:
+            for token in numbers(running.stdout):
+                if token == end:
+                    break
+                print(reader.text(token), end="", flush=True)
+            else:
+                by_itself = True
+        finally:
+            if not by_itself:
+                running.terminate()
+        print()
+        code = running.wait()
+        if not by_itself or not code:
+            return 0
+        said.seek(0)
+        print(said.read(), end="", file=sys.stderr)
+        return code if code > 0 else 128 - code
+
+
+def main(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="run sample",
+        description=__doc__.partition("[--seed N]\n\n")[2],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("dir", type=Path, metavar="DIR")
+    parser.add_argument("--prompt", required=True, metavar="TEXT")
+    parser.add_argument("--tokens", type=int, default=200, metavar="N")
+    parser.add_argument("--temperature", metavar="X", help="0: the likeliest")
+    parser.add_argument("--top-k", metavar="K", help="of the K likeliest")
+    parser.add_argument("--top-p", metavar="X", help="of those of this share")
+    parser.add_argument("--seed", metavar="N", help="others")
+    parser.add_argument(
+        "--tokenizer",
+        metavar="FILE",
+        help="tokenizer.json, its folder, or `bytes` (default: DIR's)",
+    )
+    parser.add_argument(
+        "--program", type=Path, default=Path("out/train"), metavar="FILE"
+    )
+    return code_of("run sample", sample, parser.parse_args(words))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
