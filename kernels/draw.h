@@ -45,7 +45,7 @@ static inline uint32_t place_of(const draw_row *r, double much, int weighs)
     return least;
 }
 
-/* One of the tokens of logits [V]: of the top_k likeliest (0: of all), and of these of the likeliest
+/* One of the tokens of logits [V]: of the top_k likeliest (0: of all), of these of the likeliest
  * that have a share of top_p; temperature 0: the likeliest, the first of equals. u in [0, 1) */
 static inline int32_t draw(const real *logits, int dtype, int64_t V, float temperature,
                            int64_t top_k, double top_p, double u)

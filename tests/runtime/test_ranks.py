@@ -351,7 +351,7 @@ def test_the_limit_of_the_memory_group(
         (("--steps", "0", "--queue", "fast"), "eager, late"),
         (("--steps", "0", "--queue", "shuffled:"), "whole number"),
         (("--steps", "0", "--val-every", "2"), "--val FILE"),
-        (("--steps", "0", "--sample", "3"), "--val FILE or --data"),
+        (("--steps", "0", "--sample", "3"), "--val FILE, --data FILE or"),
         (
             ("--steps", "0", "--tokens", "uint16"),
             "--tokens needs --data FILE or --val FILE",
