@@ -23,6 +23,7 @@ EXAMPLES = """examples:
   gen/zgen model_specs/llama3-8b.yaml --zero ds_config.json --emit config
   gen/zgen model_specs/llama3-8b.yaml --zero ds_config.json --emit spec -o mine.yaml
   gen/zgen model_specs/llama-tiny.yaml --set 'model.units[1].blocks=3' --emit memory
+  gen/zgen --from DIR --emit spec -o mine.yaml
   gen/zgen model_specs/qwen3-0.6b.yaml --emit plan > plan.txt
   gen/zgen model_specs/gpt2-124m.yaml --emit timeline -o step.svg
   gen/zgen model_specs/gpt2-124m.yaml --emit bundle -o gpt2 && make -C gpt2 -j
@@ -40,7 +41,16 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.add_argument("spec", help="YAML model spec (see model_specs/)")
+    p.add_argument(
+        "spec", nargs="?", help="YAML model spec (see model_specs/)"
+    )
+    p.add_argument(
+        "--from",
+        metavar="DIR",
+        dest="folder",
+        help="a folder of Hugging Face, whose config.json says the model; SPEC, where there is "
+        "one, says the rest",
+    )
     p.add_argument(
         "--zero",
         metavar="FILE",
@@ -87,7 +97,10 @@ def arguments(argv: Sequence[str]) -> argparse.Namespace:
     p.add_argument(
         "--version", action="version", version=f"zgen {home.version()}"
     )
-    return p.parse_args(argv)
+    args = p.parse_args(argv)
+    if args.spec is None and args.folder is None:
+        p.error("SPEC or --from DIR is needed")
+    return args
 
 
 def text(args: argparse.Namespace) -> str:
@@ -98,7 +111,7 @@ def text(args: argparse.Namespace) -> str:
     from .search import search
     from .write import config, cost, explain, notes, timeline
 
-    read = spec.load(args.spec, args.set, args.zero)
+    read = spec.load(args.spec, args.set, args.zero, args.folder)
     progress.doing("plans")
     built = search.find(read)
     progress.doing("checks the plan")
@@ -108,7 +121,7 @@ def text(args: argparse.Namespace) -> str:
     for note in (*built.notes, *notes.notes(built.plan, others)):
         print(f"zgen: note: {note}", file=sys.stderr)
     if args.emit == "spec":
-        return spec.text(args.spec, args.set, args.zero)
+        return spec.text(args.spec, args.set, args.zero, args.folder)
     if args.emit == "config":
         return config.text(read)
     if args.emit == "plan":
@@ -155,8 +168,9 @@ def new_folder(path: str | None) -> bool:
 
 def run(args: argparse.Namespace) -> int:
     """The exit code of a command line."""
+    config = os.path.join(args.folder, "config.json") if args.folder else None
     over = args.out and output.is_one_of(
-        args.out, [f for f in (args.spec, args.zero) if f]
+        args.out, [f for f in (args.spec, args.zero, config) if f]
     )
     if over:
         print(

@@ -220,7 +220,7 @@ def test_what_the_page_on_security_says_of_the_sources() -> None:
         ("HELLO_MS", "runtime/zr_meet.c", "{0} seconds"),
         ("GUESTS", "runtime/zr_meet.c", "{1} are heard at once"),
         ("ZR_HEADER_MAX", "runtime/zr_safetensors.h", "of at most {2} MB"),
-        ("BYTES", "gen/zg/read/spec.py", "At most {3} KiB"),
+        ("BYTES", "gen/zg/read/usertext.py", "At most {3} KiB"),
     ):
         (number,) = re.findall(rf"\b{name} = (\d+)", page(source))
         n = int(number)

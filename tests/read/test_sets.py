@@ -234,7 +234,7 @@ DS = '{"train_batch_size": 8, "zero_optimization": {"stage": 2}}'
         ),
         (
             HF,
-            r":1: the file is a model's configuration of Hugging Face: .*model_specs/ has some",
+            r":1: the file is a model's configuration of Hugging Face: .*its folder behind --from",
         ),
         ("\x7fELF\x01\0", r":1: byte 0x00 is in no text; allowed: UTF-8 text"),
         ("a\n\0" * 99999, r":2: byte 0x00 is in no text; allowed: UTF-8 text"),

@@ -33,6 +33,7 @@ from test_ranks import namespaces
 from zg.read import spec as reader
 
 GPT = law.path("gpt")
+HF = trainer.ROOT / "tests" / "reference" / "hf"
 
 
 def zgen(*args: object, **options) -> subprocess.CompletedProcess[str]:
@@ -197,6 +198,8 @@ def test_help_of_zgen(tmp_path: pathlib.Path) -> None:
         words = shlex.split(re.split(">|&&", line)[0])[1:]
         if "-o" in words:
             words[words.index("-o") + 1] = str(tmp_path / str(n))
+        if "--from" in words:
+            words[words.index("--from") + 1] = str(HF / "qwen3")
         if "--zero" not in words:
             assert zgen(*words).returncode == 0, line
 

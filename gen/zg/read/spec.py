@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from ..facts import kinds
-from . import dsconfig, dsjson, dswords, old, yamltext
+from . import dsconfig, dsjson, dswords, hf, old, usertext, yamltext
 from .keytypes import TOKEN
 from .node import (
     Names,
@@ -25,7 +25,6 @@ from .node import (
     SpecError,
     dotted,
     meant,
-    printable,
     several,
     shown,
 )
@@ -64,7 +63,6 @@ __all__ = [
     "text",
 ]
 
-BYTES = 128 * 1024  # of a file; a spec of twenty kinds of block has 20 KiB
 CHUNKS = 1024  # of a micro-batch's tokens
 _KEY = re.compile(
     r"[A-Za-z0-9_]+(\[\d{1,6}\])*(\.[A-Za-z0-9_]+(\[\d{1,6}\])*)*", re.ASCII
@@ -73,41 +71,6 @@ _STEP = re.compile(r"\[(\d+)\]|([^.\[]+)")
 
 
 # ---- text to nodes
-
-
-def _text(path: str) -> str:
-    """The contents of a user's file."""
-    try:
-        with open(path, "rb") as f:
-            raw = f.read(BYTES + 1)
-    except (OSError, ValueError) as e:
-        why = (getattr(e, "strerror", None) or str(e)).lower()
-        raise SpecError(
-            f"{printable(path)}: cannot be read: {why}; "
-            "allowed: a file of text"
-        ) from None
-    if b"\0" in raw:
-        line = raw.count(b"\n", 0, raw.index(b"\0")) + 1
-        raise SpecError(
-            f"{printable(path)}:{line}: byte 0x00 is in no text; allowed: UTF-8 text"
-        )
-    if len(raw) > BYTES:
-        raise SpecError(
-            f"{printable(path)}: is too long for a spec; allowed: up to {BYTES} bytes"
-        )
-    try:
-        return raw.decode("utf-8-sig")
-    except UnicodeDecodeError as e:
-        line = raw.count(b"\n", 0, e.start) + 1
-        raise SpecError(
-            f"{printable(path)}:{line}: byte 0x{raw[e.start]:02x} is no UTF-8; "
-            "allowed: UTF-8 text"
-        ) from None
-
-
-def _place(path: str) -> Callable[[int], str]:
-    return lambda line: f"{printable(path)}:{line + 1}"
-
 
 # Files that are taken for another: keys that say so, what it is, what is allowed.
 Taken = tuple[Names, str, str]
@@ -131,7 +94,7 @@ _OTHERS = (
     (
         ("architectures", "model_type", "hidden_size", "n_embd"),
         "a model's configuration of Hugging Face",
-        "a spec, which says the model's ops: model_specs/ has some",
+        "a spec, or its folder behind --from",
     ),
 )
 
@@ -149,7 +112,7 @@ def _taken(root: Node, own: Iterable[str], others: Iterable[Taken]) -> None:
 
 
 def _document(path: str) -> Node:
-    root = yamltext.Reader(_place(path)).document(_text(path))
+    root = yamltext.Reader(usertext.place(path)).document(usertext.text(path))
     _taken(root, SpecKeys.model_fields, _OTHERS)
     if not isinstance(root.value, dict):
         raise SpecError(
@@ -161,15 +124,15 @@ def _document(path: str) -> Node:
 
 def _deepspeed(path: str) -> Node:
     """A ds_config.json."""
-    said = _text(path)
+    said = usertext.text(path)
     mark = re.search(r"^model:\s*$", said, re.M)
     if mark:
         line = said.count("\n", 0, mark.start())
         raise SpecError(
-            f"{_place(path)(line)}: the file is a spec; allowed: DeepSpeed's "
+            f"{usertext.place(path)(line)}: the file is a spec; allowed: DeepSpeed's "
             "configuration behind --zero"
         )
-    root = dsjson.parse(said, _place(path))
+    root = dsjson.parse(said, usertext.place(path))
     _taken(root, dswords.TOP, (_SPEC, *_OTHERS))
     return root
 
@@ -682,11 +645,23 @@ def agree(s: Spec) -> None:
 
 
 def _effective(
-    path: str, sets: Sequence[str], zero: str | None
+    path: str | None,
+    sets: Sequence[str],
+    zero: str | None,
+    folder: str | None = None,
 ) -> tuple[Node, Names]:
-    """A file, changed by a DeepSpeed config, then by KEY=VALUE texts: the last wins. And notes."""
-    root = _document(path)
+    """A file and a folder's model, changed by a DeepSpeed config, then by KEY=VALUE texts: the last
+    wins. And notes."""
     notes: Names = ()
+    found = hf.load(folder) if folder is not None else None
+    if path is not None:
+        root = _document(path)
+    else:
+        assert found, "a path or a folder"
+        root, notes = hf.usual(found)
+    if found:
+        hf.adopt(root, found)
+        notes = (*found.notes, *notes)
     for said in sets:
         _set(root, said)
     if zero is not None:
@@ -695,18 +670,31 @@ def _effective(
             _put(root, key, node)
         for said in sets:
             _set(root, said)
-        notes = config.notes
+        notes = (*notes, *config.notes)
+    if found:
+        hf.sees(root, found)
     return root, (*notes, *old.spelt(root))
 
 
-def text(path: str, sets: Sequence[str] = (), zero: str | None = None) -> str:
+def text(
+    path: str | None,
+    sets: Sequence[str] = (),
+    zero: str | None = None,
+    folder: str | None = None,
+) -> str:
     """The spec that `load` reads, as one file."""
-    return yamltext.text(_effective(path, sets, zero)[0])
+    return yamltext.text(_effective(path, sets, zero, folder)[0])
 
 
-def load(path: str, sets: Sequence[str] = (), zero: str | None = None) -> Spec:
-    """The spec of a file and what changes it."""
-    root, notes = _effective(path, sets, zero)
+def load(
+    path: str | None,
+    sets: Sequence[str] = (),
+    zero: str | None = None,
+    folder: str | None = None,
+) -> Spec:
+    """The spec of a file and what changes it; folder: of Hugging Face, whose model it has. One of
+    path and folder is there, or both."""
+    root, notes = _effective(path, sets, zero, folder)
     keys = _validate(root)
     model, grouped = build(keys, root)
     _batch(keys, root)

@@ -1,152 +1,16 @@
 """hf.py -- config.json of transformers for a model that is built here.
 
-A family is a row: its block as ops of a spec, with a Key wherever config.json has a key of its own.
-A model is of a family where every setting agrees; what a row does not mention must be off.
+A model is of a family (read/hfrows.py) where every setting agrees; what a row does not mention
+must be off.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
+from ..read.hfrows import FAMILIES, Family, Key, linear
 from ..read.schema import Op, Spec, Unit
-
-
-class Key(str):
-    """A key of config.json, whose value stands here in the spec."""
-
-
-@dataclass(frozen=True)
-class Family:
-    """cls, type: of transformers. names: the spec's. embedding, block, norm: as in a spec; layers:
-    the name of a block. sizes: keys of layers, width and vocabulary; heads: of heads. said: what is
-    so in every model of the family. words: of a key, its values in config.json by the spec's.
-    square: heads have width / heads, of which config.json says nothing."""
-
-    cls: str
-    type: str
-    names: str
-    embedding: Op
-    layers: str
-    block: tuple[Op, ...]
-    norm: Op
-    sizes: tuple[str, str, str]
-    heads: str
-    said: Mapping[str, object] = field(default_factory=dict)
-    words: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    square: bool = False
-
-
-def _residual(*ops: Op) -> Op:
-    return Op("residual", {}, ops)
-
-
-def _linear(*names: str, out: str, bias: str | bool = False) -> Op:
-    said = {"name": names, "out": (Key(out),) * len(names), "bias": bias}
-    return Op("linear", said)
-
-
-def _heads(name: str, H: str, G: str, **more: object) -> dict[str, object]:
-    said = {"heads": Key(H), "kv_heads": Key(G), "head_dim": Key("head_dim")}
-    return {"name": name, **said, **more}
-
-
-def _rms(name: str) -> Op:
-    return Op("rmsnorm", {"name": name, "eps": Key("rms_norm_eps")})
-
-
-def _layer(name: str, eps: str) -> Op:
-    return Op("layernorm", {"name": name, "eps": Key(eps), "bias": True})
-
-
-def _llama(cls: str, type: str, mlp: str | bool, **more: object) -> Family:
-    """What Llama is, with an attention of its own. mlp: the key of biases there."""
-    H, G, F = (
-        "num_attention_heads",
-        "num_key_value_heads",
-        "intermediate_size",
-    )
-    attention = _heads("self_attn", H, G, rope=Key("rope"), **more)
-    return Family(
-        cls,
-        type,
-        "llama",
-        Op("embedding", {"tokens": "model.embed_tokens"}),
-        "model.layers.{l}",
-        (
-            _residual(_rms("input_layernorm"), Op("attention", attention)),
-            _residual(
-                _rms("post_attention_layernorm"),
-                _linear("mlp.gate_proj", "mlp.up_proj", out=F, bias=mlp),
-                Op("swiglu", {}),
-                _linear("mlp.down_proj", out="hidden_size", bias=mlp),
-            ),
-        ),
-        _rms("model.norm"),
-        ("num_hidden_layers", "hidden_size", "vocab_size"),
-        H,
-        {"hidden_act": "silu", "attention_dropout": 0.0},
-        square=type == "qwen2",
-    )
-
-
-_BIAS = Key("attention_bias")
-_GPT2 = Family(
-    "GPT2LMHeadModel",
-    "gpt2",
-    "gpt2",
-    Op(
-        "embedding",
-        {"tokens": "wte", "positions": "wpe", "context": Key("n_positions")},
-    ),
-    "h.{l}",
-    (
-        _residual(
-            _layer("ln_1", "layer_norm_epsilon"),
-            Op(
-                "attention",
-                _heads("attn", "n_head", "n_head", bias=True, out_bias=True),
-            ),
-        ),
-        _residual(
-            _layer("ln_2", "layer_norm_epsilon"),
-            _linear("mlp.c_fc", out="n_inner", bias=True),
-            Op("gelu", {"kind": Key("activation_function")}),
-            _linear("mlp.c_proj", out="n_embd", bias=True),
-        ),
-    ),
-    _layer("ln_f", "layer_norm_epsilon"),
-    ("n_layer", "n_embd", "vocab_size"),
-    "n_head",
-    {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0},
-    {"activation_function": {"tanh": "gelu_new", "erf": "gelu"}},
-    square=True,
-)
-FAMILIES = (
-    _GPT2,
-    _llama(
-        "LlamaForCausalLM",
-        "llama",
-        Key("mlp_bias"),
-        bias=_BIAS,
-        out_bias=_BIAS,
-    ),
-    _llama(
-        "MistralForCausalLM", "mistral", False, window=Key("sliding_window")
-    ),
-    _llama("Qwen2ForCausalLM", "qwen2", False, bias=True),
-    _llama(
-        "Qwen3ForCausalLM",
-        "qwen3",
-        False,
-        bias=_BIAS,
-        out_bias=_BIAS,
-        qk_norm=True,
-        eps=Key("rms_norm_eps"),
-    ),
-)
 
 
 def _agrees(want: object, value: object, found: dict[str, Any]) -> bool:
@@ -202,7 +66,7 @@ def _units(f: Family, units: tuple[Unit, ...], found: dict[str, Any]) -> bool:
     if not _all_fit(want, there, found):
         return False
     vocab = f.sizes[2]
-    return tied or _fits(_linear("lm_head", out=vocab), logits, found)
+    return tied or _fits(linear("lm_head", out=vocab), logits, found)
 
 
 # Keys of a scaling that transformers calls otherwise.

@@ -1,0 +1,85 @@
+"""hf_doc.py -- the table of docs/hf.md: keys of config.json, and what they are in a spec.
+
+.venv/bin/python gen/hf_doc.py > table.md; a test compares.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator, Mapping
+
+from zg.read import hf
+from zg.read.hfrows import FAMILIES, Family, Key
+from zg.read.schema import Op
+
+Pairs = Iterator[tuple[str, str]]
+
+
+def of_op(op: Op) -> Pairs:
+    """(key of config.json, key of a spec)"""
+    for name, value in op.args.items():
+        values = value if isinstance(value, tuple) else (value,)
+        for each in values:
+            if isinstance(each, Key):
+                yield each, op.kind if name == "kind" else f"{op.kind}.{name}"
+    for inner in op.ops:
+        yield from of_op(inner)
+
+
+def of_family(f: Family) -> Pairs:
+    layers, width, vocab = f.sizes
+    yield vocab, "model.vocab"
+    yield width, "model.width"
+    yield layers, "blocks"
+    for op in (f.embedding, *f.block, f.norm):
+        for key, where in of_op(op):
+            if key in f.usual and key not in hf.WINDOWS:
+                yield key, where
+    yield "tie_word_embeddings", "linear.tied"
+
+
+def shown(words: Mapping[str, None]) -> str:
+    return ", ".join(f"`{word}`" for word in words)
+
+
+def table() -> str:
+    places: dict[str, dict[str, None]] = {}
+    families: dict[str, dict[str, None]] = {}
+    for f in FAMILIES:
+        for key, where in of_family(f):
+            places.setdefault(key, {})[where] = None
+            families.setdefault(key, {})[f.type] = None
+    lines = [
+        "| key of config.json | of | in a spec |",
+        "|---|---|---|",
+    ]
+    for key, where in places.items():
+        every = len(families[key]) == len(FAMILIES)
+        whose = "all" if every else ", ".join(families[key])
+        lines.append(f"| `{key}` | {whose} | {shown(where)} |")
+    return "\n".join(lines)
+
+
+def named(title: str, keys: tuple[str, ...]) -> str:
+    said = f"{title}: {shown(dict.fromkeys(keys))}."
+    return textwrap.fill(said, 100, break_on_hyphens=False)
+
+
+def text() -> str:
+    fixed = ", ".join(
+        f"`{key}: {json.dumps(x)}`" for key, x in hf.FIXED.items()
+    )
+    one = f"One value alone is known (null is as good): {fixed}."
+    return "\n\n".join(
+        (
+            table(),
+            textwrap.fill(one, 100, break_on_hyphens=False),
+            named("Taken as 0, with a note", hf.DROPOUTS),
+            named("Without effect on training", hf.FREE),
+        )
+    )
+
+
+if __name__ == "__main__":
+    print(text())

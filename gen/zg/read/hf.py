@@ -1,0 +1,373 @@
+"""hf.py -- config.json of a Hugging Face folder to the model of a spec.
+
+Every key is honoured, known to have no effect on training, or refused by name. What a family is
+made of is a row of hfrows.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from . import dsjson, usertext, yamltext
+from .hfrows import FAMILIES, Family, Key
+from .node import Names, Node, SpecError, shown
+from .schema import Op
+
+# Of any family. Where a value is listed, no other is known here.
+FREE = (
+    "_attn_implementation",
+    "_name_or_path",
+    "architectures",
+    "attn_implementation",
+    "bos_token_id",
+    "chunk_size_feed_forward",
+    "dtype",
+    "eos_token_id",
+    "gradient_checkpointing",
+    "id2label",
+    "initializer_range",
+    "is_llama_config",
+    "label2id",
+    "model_type",
+    "n_ctx",
+    "name_or_path",
+    "output_attentions",
+    "output_hidden_states",
+    "pad_token_id",
+    "pretraining_tp",
+    "problem_type",
+    "reorder_and_upcast_attn",
+    "return_dict",
+    "sep_token_id",
+    "summary_activation",
+    "summary_first_dropout",
+    "summary_proj_to_labels",
+    "summary_type",
+    "summary_use_proj",
+    "task_specific_params",
+    "torch_dtype",
+    "torchscript",
+    "transformers_version",
+    "unk_token_id",
+    "use_bfloat16",
+    "use_cache",
+)
+FIXED: Mapping[str, object] = {
+    "add_cross_attention": False,
+    "hidden_act": "silu",
+    "is_decoder": False,
+    "is_encoder_decoder": False,
+    "mlp_type": "default",
+    "norm_type": "layer_norm",
+    "partial_rotary_factor": 1.0,
+    "pruned_heads": {},
+    "rope_interleaved": False,
+    "scale_attn_by_inverse_layer_idx": False,
+    "scale_attn_weights": True,
+}
+DROPOUTS = (
+    "attention_dropout",
+    "attn_pdrop",
+    "embd_pdrop",
+    "embedding_dropout",
+    "resid_pdrop",
+    "residual_dropout",
+)
+WINDOWS = (
+    "layer_types",
+    "max_window_layers",
+    "sliding_window",
+    "use_sliding_window",
+)
+ROPE = ("rope_parameters", "rope_scaling", "rope_theta")
+THETA = 10000.0
+# A scaling's keys, as a spec has them.
+SCALINGS: Mapping[str, Mapping[str, str]] = {
+    "llama3": {
+        "factor": "factor",
+        "low_freq_factor": "low_freq_factor",
+        "high_freq_factor": "high_freq_factor",
+        "original_max_position_embeddings": "original_context",
+    },
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """model: a spec's. context: how many positions there are; window: how many of them a position
+    sees, and where config.json says so."""
+
+    folder: str
+    model: Node
+    context: int
+    window: Node | None
+    notes: Names
+
+
+class _Config:
+    def __init__(self, root: Node) -> None:
+        self.root = root
+        self.given: dict[str, Node] = root.value
+        self.family = self.row()
+        usual = self.family.usual
+        self.usual = {key: Node(x, root.where) for key, x in usual.items()}
+
+    def fail(self, key: str, wrong: str, allowed: str) -> SpecError:
+        where = self.given.get(key, self.root).where
+        return SpecError(f"{where}: {key}: {wrong}; allowed: {allowed}")
+
+    def row(self) -> Family:
+        known = {f.type: f for f in FAMILIES}
+        allowed = ", ".join(known)
+        if "model_type" not in self.given:
+            raise self.fail("model_type", "is missing", allowed)
+        said = self.given["model_type"].value
+        if not isinstance(said, str) or said not in known:
+            raise self.fail(
+                "model_type", f"{shown(said)} is no family of these", allowed
+            )
+        return known[said]
+
+    def get(self, key: str) -> Node:
+        """What config.json says, or what it means by silence."""
+        return self.given.get(key, self.usual.get(key, Node(None, "")))
+
+    def number(self, key: str) -> int:
+        found = self.get(key).value
+        if type(found) is not int or found < 1:
+            raise self.fail(key, f"is {shown(found)}", "a whole number from 1")
+        return found
+
+    # ---- every key has its place
+
+    def check(self) -> Names:
+        """Refuses what is not known; notes of what is taken otherwise."""
+        own = {*self.usual, *FREE, *WINDOWS, *DROPOUTS}
+        if "rope" in _keys_of(self.family.block):
+            own |= {*ROPE}
+        fixed = {k: x for k, x in FIXED.items() if k not in self.usual}
+        for key, node in self.given.items():
+            said = node.plain()
+            if key in fixed and said not in (fixed[key], None):
+                raise self.fail(key, f"is {shown(said)}", shown(fixed[key]))
+            if key not in own and key not in fixed:
+                raise self.fail(
+                    key,
+                    f"is no key that zgen knows of {self.family.type}",
+                    "config.json without it, if it has no effect",
+                )
+        dropouts = {key: self.get(key) for key in DROPOUTS}
+        return tuple(
+            f"{node.where}: {key}: {shown(node.value)} is taken as 0: there is no dropout here"
+            for key, node in dropouts.items()
+            if node.value
+        )
+
+    # ---- values
+
+    def value(self, key: Key) -> Node:
+        """As a spec says it; null: it is left out."""
+        node = self.get(key)
+        if key == "rope":
+            return self.rope()
+        if key in self.family.words:
+            return self.word(key, node)
+        if key == "n_inner" and node.value is None:
+            return Node(4 * self.number("n_embd"), node.where)
+        return node
+
+    def word(self, key: str, node: Node) -> Node:
+        words = {
+            theirs: ours
+            for family in FAMILIES
+            for table in family.words.values()
+            for ours, theirs in table.items()
+        }
+        if node.value not in words:
+            raise self.fail(key, f"is {shown(node.value)}", ", ".join(words))
+        return Node(words[node.value], node.where)
+
+    def rope(self) -> Node:
+        """By either spelling: rope_parameters, or rope_theta with rope_scaling."""
+        key = "rope_parameters" if self.given_(ROPE[0]) else "rope_scaling"
+        node = self.get(key)
+        held = node.value or {}
+        if not isinstance(held, dict):
+            raise self.fail(key, f"is {shown(held)}", "an object, or null")
+        said = dict(held)
+        theta = said.pop("rope_theta", self.get("rope_theta"))
+        found = {"theta": theta if theta.value else Node(THETA, node.where)}
+        types = [said.pop(k).value for k in ("rope_type", "type") if k in said]
+        type_ = types[0] if types else "default"
+        if type_ == "default" and not said:
+            return Node(found, node.where)
+        if type_ not in SCALINGS:
+            allowed = ", ".join(("default", *SCALINGS))
+            raise self.fail(key, f"scaling {shown(type_)}", allowed)
+        names = SCALINGS[type_]
+        for name, value in said.items():
+            if name not in names:
+                raise SpecError(
+                    f"{value.where}: {key}.{name}: is no key of {type_}; "
+                    f"allowed: {', '.join(names)}"
+                )
+        scaling = {names[name]: value for name, value in said.items()}
+        scaling["type"] = Node(type_, node.where)
+        found["scaling"] = Node(scaling, node.where)
+        return Node(found, node.where)
+
+    def given_(self, key: str) -> bool:
+        return key in self.given and self.given[key].value is not None
+
+    def window(self) -> Node | None:
+        """Of any layer"""
+        if self.family.type.startswith("qwen"):
+            if not self.get("use_sliding_window").value:
+                return None
+        node = self.get("sliding_window")
+        return node if node.value is not None else None
+
+    # ---- the model
+
+    def fill(self, value: object) -> Node:
+        if isinstance(value, Key):
+            return self.value(value)
+        if isinstance(value, tuple):
+            parts = [self.fill(part) for part in value]
+            if len(parts) == 1:
+                return parts[0]
+            return Node(parts, self.root.where)
+        return Node(value, self.root.where)
+
+    def op(self, op: Op) -> Node:
+        """{kind: its keys}"""
+        if op.kind == "residual":
+            inner: Node = self.ops(op.ops)
+        else:
+            keys = {
+                key: self.fill(value)
+                for key, value in op.args.items()
+                if key != "window"
+            }
+            held = {k: x for k, x in keys.items() if x.value is not None}
+            if op.kind == "attention":
+                held.setdefault("out_bias", Node(False, self.root.where))
+            inner = held.get("kind", Node(held, self.root.where))
+        return Node({op.kind: inner}, self.root.where)
+
+    def ops(self, ops: tuple[Op, ...]) -> Node:
+        return Node([self.op(op) for op in ops], self.root.where)
+
+    def head(self) -> Node:
+        f, where = self.family, self.root.where
+        tied = self.get("tie_word_embeddings")
+        if tied.value:
+            logits = {"tied": Node(f.embedding.args["tokens"], tied.where)}
+        else:
+            vocab = self.get(f.sizes[2])
+            logits = {"name": Node("lm_head", where), "out": vocab}
+        last = Node({"linear": Node(logits, where)}, where)
+        return Node([self.op(f.norm), last], where)
+
+    def model(self) -> Node:
+        f, where = self.family, self.root.where
+        layers, width, vocab = (self.get(key) for key in f.sizes)
+        block = {
+            "blocks": layers,
+            "name": Node(f.layers, where),
+            "ops": self.ops(f.block),
+        }
+        units = [
+            self.op(f.embedding),
+            Node(block, where),
+            Node({"head": self.head()}, where),
+        ]
+        held = {
+            "vocab": vocab,
+            "width": width,
+            "names": Node(f.names, where),
+            "units": Node(units, where),
+        }
+        return Node(held, where)
+
+
+def _keys_of(value: Any) -> set[str]:
+    """All keys of config.json in ops."""
+    if isinstance(value, Key):
+        return {str(value)}
+    if isinstance(value, Op):
+        return _keys_of((*value.args.values(), *value.ops))
+    if isinstance(value, tuple):
+        return {key for part in value for key in _keys_of(part)}
+    return set()
+
+
+# ---- a spec of it
+
+CONTEXT = 1024  # of samples at most, where no spec says how long they are
+NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.+-]")
+# What is trained, and how, where no spec says it; beside it `sequence`.
+USUAL = """
+train:
+  global_batch: 8
+  micro_batch: 1
+  optimizer: {type: AdamW, lr: 1.0e-5}
+  schedule: {type: constant}
+  precision: f32
+  seed: 1
+zero: {stage: 0}
+cluster: {ranks: 1}
+"""
+
+
+def load(folder: str) -> Found:
+    """SpecError: its config.json cannot be read, or has a key that is not known here."""
+    path = os.path.join(folder, "config.json")
+    said = usertext.text(path)
+    config = _Config(dsjson.parse(said, usertext.place(path)))
+    notes = config.check()
+    context = config.number(config.family.context)
+    return Found(folder, config.model(), context, config.window(), notes)
+
+
+def usual(found: Found) -> tuple[Node, Names]:
+    """A spec without a model, and a note that tells it."""
+    root = yamltext.Reader(lambda line: "--from").document(USUAL)
+    sequence = min(found.context, CONTEXT)
+    root.value["train"].value["sequence"] = Node(sequence, "--from")
+    told = "; ".join(
+        " ".join(line.split()) for line in USUAL.split("\n")[2:-1]
+    )
+    note = f"--from without a spec: sequence: {sequence}; {told}"
+    return root, (note,)
+
+
+def adopt(root: Node, found: Found) -> None:
+    """A spec gets the model; a name, where it has none."""
+    keys = root.value
+    if "model" in keys:
+        raise SpecError(
+            f"{keys['model'].where}: model: stands in the spec and in --from; "
+            "allowed: one of them"
+        )
+    keys["model"] = found.model
+    base = os.path.basename(os.path.abspath(found.folder))
+    name = NOT_IN_NAMES.sub("-", base)[:64] or "model"
+    keys.setdefault("name", Node(name, "--from"))
+
+
+def sees(root: Node, found: Found) -> None:
+    """Refuses samples that are longer than what a position sees."""
+    sequence = root.at(("train", "sequence"))
+    window = found.window
+    if not window or type(sequence.value) is not int:
+        return
+    if sequence.value > window.value:
+        raise SpecError(
+            f"{window.where}: sliding_window: {window.value} is shorter than train.sequence "
+            f"{sequence.value} of {sequence.where}; allowed: train.sequence up to {window.value}"
+        )

@@ -1,0 +1,257 @@
+"""hfrows.py -- families of models of transformers: a row says what a model of it is as a spec.
+
+A row is the block as ops of a spec, with a Key wherever config.json has a key of its own; what it
+does not mention is off. hf.py reads config.json by it, write/hf.py writes one. Keys, what they do
+and their defaults are those of transformers 5.23: configuration_*.py, modeling_*.py of the family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .schema import Op
+
+
+class Key(str):
+    """A key of config.json, whose value stands here in the spec."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """cls, type: of transformers. names: the spec's. embedding, block, norm: as in a spec; layers:
+    the name of a block. sizes: keys of layers, width and vocabulary; heads: of heads; context: of
+    the positions that there are. said: what is so in every model of the family. words: of a key,
+    its values in config.json by the spec's. square: heads have width / heads, of which config.json
+    says nothing. usual: of a key that config.json leaves out; null: it follows from others."""
+
+    cls: str
+    type: str
+    names: str
+    embedding: Op
+    layers: str
+    block: tuple[Op, ...]
+    norm: Op
+    sizes: tuple[str, str, str]
+    heads: str
+    context: str
+    usual: Mapping[str, object]
+    said: Mapping[str, object] = field(default_factory=dict)
+    words: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    square: bool = False
+
+
+def _residual(*ops: Op) -> Op:
+    return Op("residual", {}, ops)
+
+
+def linear(*names: str, out: str, bias: str | bool = False) -> Op:
+    said = {"name": names, "out": (Key(out),) * len(names), "bias": bias}
+    return Op("linear", said)
+
+
+def _heads(name: str, H: str, G: str, **more: object) -> dict[str, object]:
+    said = {"heads": Key(H), "kv_heads": Key(G), "head_dim": Key("head_dim")}
+    return {"name": name, **said, **more}
+
+
+def _rms(name: str) -> Op:
+    return Op("rmsnorm", {"name": name, "eps": Key("rms_norm_eps")})
+
+
+def _layer(name: str, eps: str) -> Op:
+    return Op("layernorm", {"name": name, "eps": Key(eps), "bias": True})
+
+
+H, G, F = "num_attention_heads", "num_key_value_heads", "intermediate_size"
+_SIZES = ("num_hidden_layers", "hidden_size", "vocab_size")
+_TOKENS = Op("embedding", {"tokens": "model.embed_tokens"})
+_LLAMA: Mapping[str, object] = {
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "vocab_size": 32000,
+    "intermediate_size": 11008,
+    "num_attention_heads": 32,
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+}
+
+
+def _llama(
+    cls: str,
+    type: str,
+    mlp: str | bool,
+    usual: Mapping[str, object],
+    **more: object,
+) -> Family:
+    """What Llama is, with an attention of its own. mlp: the key of biases there."""
+    attention = _heads("self_attn", H, G, rope=Key("rope"), **more)
+    return Family(
+        cls,
+        type,
+        "llama",
+        _TOKENS,
+        "model.layers.{l}",
+        (
+            _residual(_rms("input_layernorm"), Op("attention", attention)),
+            _residual(
+                _rms("post_attention_layernorm"),
+                linear("mlp.gate_proj", "mlp.up_proj", out=F, bias=mlp),
+                Op("swiglu", {}),
+                linear("mlp.down_proj", out="hidden_size", bias=mlp),
+            ),
+        ),
+        _rms("model.norm"),
+        _SIZES,
+        H,
+        "max_position_embeddings",
+        {**_LLAMA, **usual},
+        {"hidden_act": "silu", "attention_dropout": 0.0},
+        square=type == "qwen2",
+    )
+
+
+_BIAS = Key("attention_bias")
+_QWEN: Mapping[str, object] = {
+    "vocab_size": 151936,
+    "intermediate_size": 22016,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+}
+_GPT2 = Family(
+    "GPT2LMHeadModel",
+    "gpt2",
+    "gpt2",
+    Op(
+        "embedding",
+        {"tokens": "wte", "positions": "wpe", "context": Key("n_positions")},
+    ),
+    "h.{l}",
+    (
+        _residual(
+            _layer("ln_1", "layer_norm_epsilon"),
+            Op(
+                "attention",
+                _heads("attn", "n_head", "n_head", bias=True, out_bias=True),
+            ),
+        ),
+        _residual(
+            _layer("ln_2", "layer_norm_epsilon"),
+            linear("mlp.c_fc", out="n_inner", bias=True),
+            Op("gelu", {"kind": Key("activation_function")}),
+            linear("mlp.c_proj", out="n_embd", bias=True),
+        ),
+    ),
+    _layer("ln_f", "layer_norm_epsilon"),
+    ("n_layer", "n_embd", "vocab_size"),
+    "n_head",
+    "n_positions",
+    {
+        "n_layer": 12,
+        "n_embd": 768,
+        "vocab_size": 50257,
+        "n_head": 12,
+        "n_inner": None,
+        "n_positions": 1024,
+        "layer_norm_epsilon": 1e-5,
+        "activation_function": "gelu_new",
+        "tie_word_embeddings": True,
+    },
+    {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0},
+    {"activation_function": {"tanh": "gelu_new", "erf": "gelu"}},
+    square=True,
+)
+_ALL = Key("use_bias")
+_STARCODER2 = Family(
+    "Starcoder2ForCausalLM",
+    "starcoder2",
+    "llama",
+    _TOKENS,
+    "model.layers.{l}",
+    (
+        _residual(
+            _layer("input_layernorm", "norm_epsilon"),
+            Op(
+                "attention",
+                _heads(
+                    "self_attn",
+                    H,
+                    G,
+                    rope=Key("rope"),
+                    bias=_ALL,
+                    out_bias=_ALL,
+                ),
+            ),
+        ),
+        _residual(
+            _layer("post_attention_layernorm", "norm_epsilon"),
+            linear("mlp.c_fc", out=F, bias=_ALL),
+            Op("gelu", {"kind": Key("hidden_act")}),
+            linear("mlp.c_proj", out="hidden_size", bias=_ALL),
+        ),
+    ),
+    _layer("model.norm", "norm_epsilon"),
+    _SIZES,
+    H,
+    "max_position_embeddings",
+    {
+        "num_hidden_layers": 30,
+        "hidden_size": 3072,
+        "vocab_size": 49152,
+        "intermediate_size": 12288,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 2,
+        "norm_epsilon": 1e-5,
+        "hidden_act": "gelu_pytorch_tanh",
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+        "use_bias": True,
+    },
+    {
+        "attention_dropout": 0.0,
+        "embedding_dropout": 0.0,
+        "residual_dropout": 0.0,
+    },
+    {"hidden_act": {"tanh": "gelu_pytorch_tanh", "erf": "gelu"}},
+    square=True,
+)
+FAMILIES = (
+    _GPT2,
+    _llama(
+        "LlamaForCausalLM",
+        "llama",
+        Key("mlp_bias"),
+        {},
+        bias=_BIAS,
+        out_bias=_BIAS,
+    ),
+    _llama(
+        "MistralForCausalLM",
+        "mistral",
+        False,
+        {
+            "intermediate_size": 14336,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "sliding_window": 4096,
+        },
+        window=Key("sliding_window"),
+    ),
+    _llama("Qwen2ForCausalLM", "qwen2", False, _QWEN, bias=True),
+    _llama(
+        "Qwen3ForCausalLM",
+        "qwen3",
+        False,
+        {**_QWEN, "head_dim": 128},
+        bias=_BIAS,
+        out_bias=_BIAS,
+        qk_norm=True,
+        eps=Key("rms_norm_eps"),
+    ),
+    _STARCODER2,
+)

@@ -1,0 +1,49 @@
+"""usertext.py -- the text of a user's file, and how an error names its lines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from .node import SpecError, printable
+
+BYTES = 128 * 1024  # of a file; a spec of twenty kinds of block has 20 KiB
+
+
+def text(path: str) -> str:
+    """The contents of a user's file."""
+    if os.path.isfile(os.path.join(path, "config.json")):
+        raise SpecError(
+            f"{printable(path)}: is a folder of Hugging Face; allowed: a spec, or --from "
+            f"{printable(path)}"
+        )
+    try:
+        with open(path, "rb") as f:
+            raw = f.read(BYTES + 1)
+    except (OSError, ValueError) as e:
+        why = (getattr(e, "strerror", None) or str(e)).lower()
+        raise SpecError(
+            f"{printable(path)}: cannot be read: {why}; "
+            "allowed: a file of text"
+        ) from None
+    if b"\0" in raw:
+        line = raw.count(b"\n", 0, raw.index(b"\0")) + 1
+        raise SpecError(
+            f"{printable(path)}:{line}: byte 0x00 is in no text; allowed: UTF-8 text"
+        )
+    if len(raw) > BYTES:
+        raise SpecError(
+            f"{printable(path)}: is too long for a spec; allowed: up to {BYTES} bytes"
+        )
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as e:
+        line = raw.count(b"\n", 0, e.start) + 1
+        raise SpecError(
+            f"{printable(path)}:{line}: byte 0x{raw[e.start]:02x} is no UTF-8; "
+            "allowed: UTF-8 text"
+        ) from None
+
+
+def place(path: str) -> Callable[[int], str]:
+    return lambda line: f"{printable(path)}:{line + 1}"

@@ -1,0 +1,289 @@
+"""test_from.py -- config.json of a Hugging Face folder as the model of a spec: every key is honoured,
+without effect, or refused by name."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import subprocess
+
+import hf_doc
+import pytest
+import trainer
+from zg.read import hf, spec
+from zg.read.hfrows import FAMILIES
+from zg.read.node import SpecError
+from zg.write import hf as writer
+
+SPECS = trainer.ROOT / "model_specs"
+TINY = trainer.ROOT / "tests" / "reference" / "hf"
+# What the hub's files say that makes these models what they are.
+LLAMA = {
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+GPT2 = {
+    "model_type": "gpt2",
+    "architectures": ["GPT2LMHeadModel"],
+    "activation_function": "gelu_new",
+    "attn_pdrop": 0.1,
+    "n_ctx": 1024,
+    "n_embd": 768,
+    "n_head": 12,
+    "n_layer": 12,
+    "n_positions": 1024,
+    "task_specific_params": {"text-generation": {"max_length": 50}},
+    "vocab_size": 50257,
+}
+QWEN3 = {
+    "model_type": "qwen3",
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 40960,
+    "max_window_layers": 28,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+    "sliding_window": None,
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
+
+
+def folder(tmp_path: pathlib.Path, config: dict[str, object]) -> str:
+    made = tmp_path / "some model"
+    made.mkdir(exist_ok=True)
+    text = json.dumps(config, indent=1)
+    (made / "config.json").write_text(text)
+    return str(made)
+
+
+def model(tmp_path: pathlib.Path, config: dict[str, object]) -> spec.Model:
+    return spec.load(None, (), None, folder(tmp_path, config)).model
+
+
+def wrong(
+    tmp_path: pathlib.Path, config: dict[str, object], *sets: str
+) -> str:
+    """The error, from its line on"""
+    there = folder(tmp_path, config)
+    with pytest.raises(SpecError) as caught:
+        spec.load(None, sets, None, there)
+    said = str(caught.value)
+    assert said.startswith(f"{there}/config.json:"), said
+    return said.removeprefix(f"{there}/config.json:")
+
+
+# ---- what a folder becomes
+
+
+@pytest.mark.parametrize(
+    "config,name",
+    [(GPT2, "gpt2-124m"), (LLAMA, "llama3-8b"), (QWEN3, "qwen3-0.6b")],
+)
+def test_models_of_the_hub(
+    tmp_path: pathlib.Path, config: dict[str, object], name: str
+) -> None:
+    """As the spec of the same model says it"""
+    want = spec.load(str(SPECS / f"{name}.yaml")).model
+    assert model(tmp_path, config) == want
+
+
+@pytest.mark.parametrize("name", sorted(p.stem for p in TINY.glob("*.npz")))
+def test_what_is_written_is_read_again(
+    tmp_path: pathlib.Path, name: str
+) -> None:
+    """config.json of a model that came from one is that model's again."""
+    first = spec.load(None, ("train.sequence=32",), None, str(TINY / name))
+    text = writer.config(first)
+    again = spec.load(None, (), None, folder(tmp_path, json.loads(text)))
+    assert again.model == first.model
+
+
+def test_every_default_is_transformers(tmp_path: pathlib.Path) -> None:
+    """A file of its type alone; the numbers stand in the row."""
+    for family in FAMILIES:
+        sets = ("train.sequence=8",)
+        there = folder(tmp_path, {"model_type": family.type})
+        made = spec.load(None, sets, None, there).model
+        layers, width, vocab = (family.usual[key] for key in family.sizes)
+        assert (made.units[1].repeat, made.width, made.vocab) == (
+            layers,
+            width,
+            vocab,
+        )
+
+
+def test_both_spellings_of_rope(tmp_path: pathlib.Path) -> None:
+    scaling = {
+        "factor": 32.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    old = {**LLAMA, "rope_scaling": {**scaling, "rope_type": "llama3"}}
+    older = {**LLAMA, "rope_scaling": {**scaling, "type": "llama3"}}
+    new = {k: x for k, x in LLAMA.items() if k != "rope_theta"}
+    new["rope_parameters"] = {
+        **scaling,
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+    }
+    first, *others = (model(tmp_path, x) for x in (old, older, new))
+    assert all(other == first for other in others)
+    attention = first.units[1].ops[0].ops[1]
+    assert attention.args["rope"]["scaling"]["original_context"] == 8192
+    assert first != model(tmp_path, LLAMA)
+
+
+def test_a_spec_says_the_rest(tmp_path: pathlib.Path) -> None:
+    own = tmp_path / "own.yaml"
+    text = (SPECS / "gpt-tiny.yaml").read_text()
+    own.write_text(re.sub(r"(?ms)^model:\n.*?(?=^zero:)", "", text))
+    there = folder(tmp_path, GPT2)
+    read = spec.load(str(own), ("train.micro_batch=1",), None, there)
+    tiny = spec.load(str(SPECS / "gpt-tiny.yaml"), ("train.micro_batch=1",))
+    assert read.train == tiny.train and read.zero == tiny.zero
+    assert read.model.width == 768
+    with pytest.raises(SpecError, match="stands in the spec and in --from"):
+        spec.load(str(SPECS / "gpt-tiny.yaml"), (), None, there)
+
+
+def test_without_a_spec_all_is_told(tmp_path: pathlib.Path) -> None:
+    read = spec.load(None, (), None, folder(tmp_path, GPT2))
+    t = read.train
+    assert (t.optimizer.type, t.optimizer.lr) == ("AdamW", 1e-5)
+    assert (t.schedule.type, t.precision, t.seed) == ("constant", "f32", 1)
+    assert (read.cluster.ranks, read.zero.stage, t.sequence) == (1, 0, 1024)
+    told = "\n".join(read.notes)
+    for said in ("sequence: 1024", "lr: 1.0e-5", "ranks: 1", "stage: 0"):
+        assert said in told
+    short = {**GPT2, "n_positions": 77}
+    assert (
+        spec.load(None, (), None, folder(tmp_path, short)).train.sequence == 77
+    )
+    assert read.name == "some-model"
+
+
+def test_dropout_is_told(tmp_path: pathlib.Path) -> None:
+    there = folder(tmp_path, GPT2)
+    notes = spec.load(None, (), None, there).notes
+    assert any(
+        note.endswith(
+            "attn_pdrop: 0.1 is taken as 0: there is no dropout here"
+        )
+        for note in notes
+    )
+
+
+# ---- what is refused, by its name and line
+
+
+@pytest.mark.parametrize(
+    "changes,said",
+    [
+        ({"model_type": "bert"}, "2: model_type: 'bert' is no family"),
+        ({"hidden_act": "gelu"}, "3: hidden_act: is 'gelu'; allowed: 'silu'"),
+        ({"quantization_config": {}}, "15: quantization_config: is no key"),
+        (
+            {"rope_scaling": {"type": "yarn"}},
+            "15: rope_scaling: scaling 'yarn'",
+        ),
+        (
+            {"rope_scaling": {"type": "llama3", "beta": 1}},
+            "17: rope_scaling.beta",
+        ),
+        ({"rope_scaling": 8}, "15: rope_scaling: is 8; allowed: an object"),
+        ({"partial_rotary_factor": 0.5}, "15: partial_rotary_factor: is 0.5"),
+        ({"vocab_size": "many"}, "9: model.vocab: 'many' is no integer"),
+        ({"hidden_size": 0}, "5: model.width: 0"),
+        ({"max_position_embeddings": None}, "12: max_position_embeddings: is"),
+        ({"num_key_value_heads": 5}, "8: model.units[1].ops[0].residual[1]"),
+    ],
+)
+def test_wrong_values(
+    tmp_path: pathlib.Path, changes: dict[str, object], said: str
+) -> None:
+    found = wrong(tmp_path, LLAMA | changes)
+    assert found.startswith(said) and "; allowed: " in found, found
+
+
+def test_a_window(tmp_path: pathlib.Path) -> None:
+    """It has no effect where no sample is longer."""
+    mistral = LLAMA | {"model_type": "mistral", "sliding_window": 512}
+    said = wrong(tmp_path, mistral)
+    assert said.startswith("15: sliding_window: 512 is shorter than train")
+    there = folder(tmp_path, mistral)
+    spec.load(None, ("train.sequence=512",), None, there)
+    spec.load(
+        None, (), None, folder(tmp_path, mistral | {"sliding_window": None})
+    )
+    qwen = QWEN3 | {"sliding_window": 512, "max_window_layers": 0}
+    spec.load(None, (), None, folder(tmp_path, qwen))
+    said = wrong(tmp_path, qwen | {"use_sliding_window": True})
+    assert "sliding_window: 512 is shorter" in said
+
+
+def test_no_key_is_in_two_places() -> None:
+    lists = [hf.FREE, tuple(hf.FIXED), hf.DROPOUTS, hf.WINDOWS, hf.ROPE]
+    words = [key for names in lists for key in names]
+    assert len(words) == len(set(words))
+
+
+# ---- the command
+
+
+def zgen(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [trainer.ROOT / "gen" / "zgen", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_the_command_tells_what_to_type(tmp_path: pathlib.Path) -> None:
+    there = folder(tmp_path, GPT2)
+    for given in (there, f"{there}/config.json"):
+        done = zgen(given)
+        assert done.returncode == 2 and "--from" in done.stderr, done.stderr
+    done = zgen()
+    assert done.returncode == 2 and "SPEC or --from DIR" in done.stderr
+    done = zgen("--from", tmp_path / "none")
+    assert (
+        done.returncode == 2 and "none/config.json: cannot be" in done.stderr
+    )
+
+
+def test_the_spec_that_it_writes(tmp_path: pathlib.Path) -> None:
+    there, out = folder(tmp_path, QWEN3), tmp_path / "mine.yaml"
+    done = zgen("--from", there, "--emit", "spec", "-o", out)
+    assert done.returncode == 0, done.stderr
+    assert spec.load(str(out)).model == model(tmp_path, QWEN3)
+    done = zgen("--from", there, "-o", f"{there}/config.json")
+    assert done.returncode == 2 and "would be written over" in done.stderr
+
+
+def test_the_page_has_every_key() -> None:
+    page = (trainer.ROOT / "docs" / "hf.md").read_text()
+    assert hf_doc.text() in page
