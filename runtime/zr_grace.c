@@ -1,8 +1,10 @@
 /* zr_grace.c -- the time that a signal leaves for a checkpoint (--grace). */
+#define _GNU_SOURCE
 #include "zr_file.h"
 #include "zr_int.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <unistd.h>
 
 /* Bytes that go to the disk at once where somebody waits: who has sent a signal, or an update. */
@@ -14,9 +16,10 @@ int zr_late(zr *z)
     return asked > 0 && zr_now() > asked + (double)z->o->grace;
 }
 
-int zr_wrote(zr *z, int fd, int64_t bytes)
+int zr_wrote(zr *z, int fd, int64_t at, int64_t bytes)
 {
     zr_checkpoints *c = &z->checkpoints;
+    sync_file_range(fd, at, bytes, SYNC_FILE_RANGE_WRITE); /* a sync says what became of it */
     c->unsynced += bytes;
     errno = ECANCELED;
     if (atomic_load(&z->writer.stop)) return -1;

@@ -19,7 +19,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, CHUNK = 16384, NAME = 256 };
+enum { PAGE = 4096, CHUNK = 131072, NAME = 256 };
 
 const zr_stored zr_masters = {"model", "master", ZR_F32, 0, NULL};
 
@@ -219,9 +219,8 @@ static int write_piece(int fd, zr *z, int type, const zr_state *s, piece q, int6
         zr_read(z, s->queue, elements_of(c, s->type), q.at + zr_width(s) * i, zr_width(s) * some);
         convert(c, s->type, type, some);
         if (sum) *sum += sum_of(c, type, q.skip + i, 0, some);
-        if (zr_write_at(fd, elements_of(c, type), width_of(type) * some,
-                        at + width_of(type) * (q.skip + i)) ||
-            zr_wrote(z, fd, width_of(type) * some))
+        int64_t bytes = width_of(type) * some, to = at + width_of(type) * (q.skip + i);
+        if (zr_write_at(fd, elements_of(c, type), bytes, to) || zr_wrote(z, fd, to, bytes))
             return -1;
     }
     return 0;

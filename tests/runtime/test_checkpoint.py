@@ -749,6 +749,28 @@ def test_each_run_makes_a_step(data: Path, start: Start) -> None:
     assert steps(data) == [1, 2]
 
 
+# ---- tensors
+
+
+@pytest.mark.parametrize("keys", [(), ("train.precision=bf16",)])
+def test_tensors_of_several_pieces(data: Path, keys: tuple[str, ...]) -> None:
+    """Ranks write and read 131072 elements at once: the seam must not show."""
+    keys = ("model.vocab=6000", "zero.stage=1", *keys)  # 6000 x 60
+    assert run(data, 2, keys=keys).code == 0
+    done = run(data, 3, "--hash", "--resume", 2, keys=keys)
+    whole = data.parent / "whole"
+    whole.mkdir()
+    (whole / "tokens").symlink_to(data)
+    other = run(whole / "tokens", 3, "--hash", keys=keys)
+    assert done.code == other.code == 0, done.err
+    assert done.out.splitlines()[-1] == other.out.splitlines()[-1]
+    saved = sorted(folder(data, 3).glob("*.safetensors"))
+    assert len(saved) > 2
+    for path in saved:
+        same = folder(whole / "tokens", 3) / path.name
+        assert path.read_bytes() == same.read_bytes()
+
+
 # ---- what a signal leaves for saving
 
 
