@@ -331,7 +331,7 @@ void zr_checkpoint_open(zr *z)
         reserve_rooms(z);
         if (!c->kept) c->kept = zr_get(z, z->o->keep + 2, sizeof *c->kept);
     }
-    if (z->o->save_every && !zr_is_gpu && !z->p->filed) zr_writer_start(z);
+    if (z->o->save_every) zr_writer_start(z);
     zr_tell(z, &c->from, sizeof c->from);
     if (z->o->profile && z->o->profile_first <= c->from)
         zr_fail(z, ZR_USER,

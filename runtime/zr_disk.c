@@ -7,7 +7,8 @@
  * Invariants
  *  1. Room that is promised is taken at the start, where the file system can do that (zr_reserve):
  *     a full disk shows here and not in a step.
- *  2. ZR_LOAD, ZR_FETCH and ZR_STORE have a ring each; one thread at a time moves for a queue.
+ *  2. ZR_LOAD, ZR_FETCH and ZR_STORE have a ring each, and who saves beside a step, which no queue
+ *     counts, has another; one thread at a time moves for a queue.
  *  3. Nothing is allocated after zr_disk_open.
  */
 #define _GNU_SOURCE
@@ -23,7 +24,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, MOVERS = 3 }; /* ZR_LOAD, ZR_STORE, ZR_FETCH, in this order */
+/* ZR_LOAD, ZR_STORE, ZR_FETCH, in this order, and who saves beside a step */
+enum { PAGE = 4096, BESIDE = 3, MOVERS = 4 };
 
 /* Bytes on their way: left of a block. */
 typedef struct piece {
@@ -51,6 +53,8 @@ struct zr_disk {
 };
 
 static int of(int queue) { return queue - ZR_LOAD; }
+
+static int mover(int queue) { return zr_is_beside() ? BESIDE : of(queue); }
 
 /* ---- rings */
 
@@ -158,14 +162,14 @@ void zr_disk_move(zr *z, int queue, void *at, int64_t there, int64_t bytes)
     int whole = ((uintptr_t)at | (uint64_t)there | (uint64_t)bytes) % PAGE == 0;
     int fd = whole && d->direct >= 0 ? d->direct : d->plain, bad;
     if (d->uring)
-        bad = by_ring(&d->ring[of(queue)], fd, store ? IORING_OP_WRITE : IORING_OP_READ,
+        bad = by_ring(&d->ring[mover(queue)], fd, store ? IORING_OP_WRITE : IORING_OP_READ,
                       (piece){at, there, bytes}, z->p->block);
     else bad = store ? zr_write_at(fd, at, bytes, there) : zr_read_at(fd, at, bytes, there);
     if (bad)
         zr_fail(z, ZR_ENVIRONMENT, "%s %" PRId64 " bytes at %" PRId64 " of %s: %s",
                 store ? "writing" : "reading", bytes, there, d->path,
                 errno == ENODATA ? "the file ends before" : strerror(errno));
-    atomic_fetch_add_explicit(&d->moved[of(queue)], bytes, memory_order_relaxed);
+    atomic_fetch_add_explicit(&d->moved[mover(queue)], bytes, memory_order_relaxed);
 }
 
 int64_t zr_disk_moved(const zr *z, int queue)
@@ -209,7 +213,8 @@ void zr_disk_open(zr *z)
         zr_fail(z, ZR_ENVIRONMENT, "%s; --nvme DIR names another disk", why);
     d->direct = open_direct(z, d->plain);
     d->uring = !open_ring(z, &d->ring[of(ZR_LOAD)]) && !open_ring(z, &d->ring[of(ZR_STORE)]) &&
-               (!zr_uses(z, ZR_FETCH) || !open_ring(z, &d->ring[of(ZR_FETCH)]));
+               (!zr_uses(z, ZR_FETCH) || !open_ring(z, &d->ring[of(ZR_FETCH)])) &&
+               (!z->o->save_every || !open_ring(z, &d->ring[BESIDE]));
     zr_print(z, STDERR_FILENO,
              "file arena: %" PRId64 " bytes a rank in %s, by %s, %s the page cache\n", z->p->filed,
              dir, d->uring ? "io_uring" : "reads and writes", d->direct >= 0 ? "past" : "through");

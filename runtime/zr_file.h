@@ -107,6 +107,7 @@ void zr_read(zr *z, int queue, void *to, int64_t at, int64_t bytes);
 void zr_write(zr *z, int queue, int64_t at, const void *from, int64_t bytes);
 void zr_progress_next(zr *z);  /* another tensor or micro-batch begins: zr_progress.c */
 void zr_progress_beside(void); /* what this thread does is none of it */
+int zr_is_beside(void);        /* is this such a thread? */
 /* Has a signal's time to save in passed (--grace)? Each rank's own answer. */
 int zr_late(zr *z);
 /* So many bytes more are in the file. 0; -1 and errno: there is no time for more. */

@@ -446,6 +446,9 @@ void zr_writer_start(zr *z);
 void zr_writer_stop(zr *z);
 void zr_writer_begin(zr *z, int (*work)(zr *z, char *why)); /* on its own thread */
 double zr_writer_wait(zr *z); /* until it is done, or given up; the seconds that took */
+/* By all ranks, where the update of a step is issued: what is saved beside the step must not
+ * change. A rank that waits here hangs neither to its parent nor to a watchdog. */
+void zr_writer_before_update(zr *z);
 
 /* ---- hashes (zr_verify.c); all queues are empty */
 /* The exact hash of the masters, the same however they are split. */

@@ -81,6 +81,8 @@ static _Thread_local int beside; /* this thread's work is not what rank 0 is at 
 
 void zr_progress_beside(void) { beside = 1; }
 
+int zr_is_beside(void) { return beside; }
+
 void zr_progress_next(zr *z)
 {
     if (z->rank == 0 && !beside)

@@ -104,19 +104,9 @@ void zr_wait(zr *z, int queue, int event)
     zr_push(z, queue, &(zr_command){run_wait, "wait", NULL, {e.queue, e.at}});
 }
 
-/* What is saved beside this step must not change. To its parent the rank does not hang. */
-static double wait_for_writer(zr *z)
-{
-    if (!z->checkpoints.beside) return 0;
-    zr_stepping(z, 0);
-    double waited = zr_writer_wait(z);
-    zr_stepping(z, 1);
-    return waited;
-}
-
 void zr_replay(zr *z, int graph, void (*issue)(zr *z))
 {
-    if (graph == ZR_UPDATE) z->checkpoints.waited += wait_for_writer(z);
+    if (graph == ZR_UPDATE) zr_writer_before_update(z);
     issue(z); /* which costs little beside the work */
 }
 

@@ -8,7 +8,9 @@
  * Invariants
  *  1. A rank touches CUDA only in its own process, after the fork.
  *  2. Nothing is allocated after the start but what the libraries take: that is measured.
- *  3. The rank's own thread issues and waits; the watchdog only looks, speaks and ends the process.
+ *  3. The rank's own thread issues and waits; the watchdog only looks, speaks and ends the process;
+ *     who saves beside a step copies states to the host, on a stream of its own and through the
+ *     ZR_BOUNCE bytes, which nobody else uses until that checkpoint is ended.
  *
  * Environment
  *   ZR_SHARE_GPU=1     ranks may share a device, for tests: they take turns and are slow; without
@@ -44,6 +46,7 @@ typedef struct zr_pool {
 struct zr_target {
     int device, nccl; /* nccl: its version, 22809 for 2.28.9 */
     cudaStream_t stream[ZR_QUEUES];
+    cudaStream_t beside;        /* of who saves beside a step; NULL: nobody does */
     ncclComm_t comm[ZR_QUEUES]; /* NULL with one rank, or without use */
     int connected;              /* what NCCL met from here on is no fault of this host */
     pthread_mutex_t within;     /* held by the one thread that is within NCCL */

@@ -245,6 +245,10 @@ void zr_open(zr *z)
         z->queue[queue].stream = t->stream[queue];
         zr_named(t->stream[queue], zr_queue_name(queue));
     }
+    if (z->o->save_every) {
+        zr_cuda(z, cudaStreamCreateWithFlags(&t->beside, cudaStreamNonBlocking), "making a stream");
+        zr_named(t->beside, "checkpoint");
+    }
     take_arenas(z);
     z->space = t->arena + z->p->space;
     z->desk = t->host + z->p->desk;
@@ -252,11 +256,17 @@ void zr_open(zr *z)
 
 void zr_arena(zr *z) { (void)z; }
 
-/* ---- copies: through pinned memory, on ZR_MAIN's stream */
+/* ---- copies: through pinned memory, on ZR_MAIN's stream, or that of who saves beside a step */
+
+static cudaStream_t stream_beside(zr *z)
+{
+    zr_cuda(z, cudaSetDevice(z->t->device), "taking a device"); /* each thread has one */
+    return z->t->beside;
+}
 
 static void copy(zr *z, void *to, const void *from, int64_t bytes, enum cudaMemcpyKind kind)
 {
-    cudaStream_t stream = zr_on(z, ZR_MAIN, "a copy");
+    cudaStream_t stream = zr_is_beside() ? stream_beside(z) : zr_on(z, ZR_MAIN, "a copy");
     zr_cuda(z, cudaMemcpyAsync(to, from, (size_t)bytes, kind, stream), "copying");
     zr_cuda(z, cudaStreamSynchronize(stream), "copying");
 }

@@ -243,6 +243,10 @@ void zr_replay(zr *z, int graph, void (*issue)(zr *z))
                                         "the graph of the update", "the graph of an evaluation"};
     _Static_assert(sizeof names / sizeof *names == ZR_GRAPHS, "a name for every graph");
     zr_graph *g = &z->t->graph[graph];
+    if (graph == ZR_UPDATE && z->checkpoints.beside) {
+        zr_finish(z, ZR_MAIN); /* until then the device does not wait for the writer */
+        zr_writer_before_update(z);
+    }
     zr_begins(names[graph]);
     if (!plays(z) || z->profile.on) {
         issue(z);

@@ -22,7 +22,6 @@ KEYS = (
     "zero.stage=3",
 )
 PAGE = 2 << 20  # bytes that the emulated device takes at a time, as a GPU does
-BOUNCE = 1 << 20  # bytes that a rank pins beyond its plan: ZR_BOUNCE
 LIBRARIES = (
     2 + 3 * 3
 ) * PAGE  # two handles of cuBLASLt; three communicators and their connections
@@ -86,13 +85,16 @@ def taken(
         (("--no-graph",), 0),
         (("--val", "tokens", "--val-every", "2"), GRAPHS + PAGE),
         (("--val", "tokens", "--no-graph"), 0),
+        (("--checkpoints", "ck", "--save-every", "1"), GRAPHS),
     ],
 )
 def test_nothing_grows(
     tmp_path: pathlib.Path, options: tuple[str, ...], graphs: int
 ) -> None:
     """A graph that is played later takes its memory before the first step, too."""
-    options = tuple(str(tmp_path / o) if o == "tokens" else o for o in options)
+    options = tuple(
+        str(tmp_path / o) if o in ("tokens", "ck") else o for o in options
+    )
     found = taken(tmp_path, 3, 4, *options)
     assert (
         found["arena"]
@@ -127,17 +129,20 @@ def test_memory_that_cannot_be_pinned(
     tmp_path: pathlib.Path, more: tuple[str, ...]
 ) -> None:
     """All ranks end at the start, with the documented code and what to do; with a byte more room
-    they run."""
+    they run, and save beside steps."""
     trainer.write_tokens(
         tmp_path / "tokens", [i * i % 251 for i in range(3000)]
     )
     program = trainer.build(
         trainer.generate(SPEC, *KEYS, *more), trainer.EMULATED
     )
-    need = plans.planned(str(SPEC), *KEYS, *more).host + BOUNCE
+    need = plans.planned(str(SPEC), *KEYS, *more).host + reserve.BOUNCE
     for room, code in ((need - 1, 3), (need, 0)):
         done = subprocess.run(
-            [program, "--data", tmp_path / "tokens", "--steps", "1"],
+            [
+                *(program, "--data", tmp_path / "tokens", "--steps", "2"),
+                *("--checkpoints", tmp_path / "ck", "--save-every", "1"),
+            ],
             text=True,
             capture_output=True,
             timeout=LIMIT,

@@ -59,14 +59,14 @@ cudaError_t drain(cudaStream_t s)
 {
     lane *l = queue_lane(s);
     cudaError_t e = queue_drive(l, [l] { return l->ops.empty(); });
-    race_join(race_now[HOST], race_now[l->track]);
+    race_join(race_now[race_self], race_now[l->track]);
     return e;
 }
 
 cudaError_t drain_all(void)
 {
     cudaError_t e = queue_drive(nullptr, queue_empty);
-    for (const clocks &c : race_now) race_join(race_now[HOST], c);
+    for (const clocks &c : race_now) race_join(race_now[race_self], c);
     return e;
 }
 
@@ -406,7 +406,7 @@ cudaError_t cudaStreamQuery(cudaStream_t s)
     lane *l = queue_lane(s);
     queue_nudge(l);
     if (!l->ops.empty()) return cudaErrorNotReady;
-    race_join(race_now[HOST], race_now[l->track]);
+    race_join(race_now[race_self], race_now[l->track]);
     return cudaSuccess;
 }
 
@@ -443,7 +443,7 @@ static cudaError_t seen(cudaEvent_t e, bool wait)
     if (wait) error = queue_drive(r->where, [r] { return r->done; });
     else queue_nudge(r->where);
     if (error != cudaSuccess || !r->done) return error == cudaSuccess ? cudaErrorNotReady : error;
-    race_join(race_now[HOST], r->after);
+    race_join(race_now[race_self], r->after);
     return cudaSuccess;
 }
 

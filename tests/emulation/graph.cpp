@@ -106,7 +106,7 @@ std::shared_ptr<flight> ready(const capture &c)
     for (size_t p = 0; p < c.streams.size(); p++) f->lanes[p].track = c.tracks[p];
     for (const item &i : c.items) {
         lane *where = &f->lanes[(size_t)i.part];
-        op o = {i.name, nullptr, nullptr, nullptr, race_now[HOST], false};
+        op o = {i.name, nullptr, nullptr, nullptr, race_now[race_self], false};
         if (i.rec >= 0)
             o.rec = records[(size_t)i.rec] =
                 record_ref(new record{false, {}, 0, where, nullptr, 0, {}});

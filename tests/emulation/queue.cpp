@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 std::recursive_mutex queue_lock;
+std::atomic<int> queue_waiting;
 double queue_clock;
 
 namespace {
@@ -45,7 +46,7 @@ progress run(lane *l, op &o)
     if (!open_now) race_open(open_now = true);
     race_track = l->track;
     progress p = o.run();
-    race_track = HOST;
+    race_track = race_self;
     return p;
 }
 
@@ -109,10 +110,26 @@ void close_memory(void)
     if (open_now) race_open(open_now = false);
 }
 
+void let_go(void (*pause)(void))
+{
+    close_memory();
+    queue_lock.unlock();
+    pause();
+    queue_lock.lock();
+}
+
+void pause_plain(void) { usleep(PAUSE_US); }
+
+/* A copy of another thread does not wait until the device has nothing left to do. */
+void give_way(void)
+{
+    if (queue_waiting) let_go(pause_plain);
+}
+
 /* Everything that can run without other processes. */
 void run_all(void)
 {
-    for (bool moved = true, broken; moved;) round_of(&moved, &broken, 1);
+    for (bool moved = true, broken; moved; give_way()) round_of(&moved, &broken, 1);
     close_memory();
 }
 
@@ -122,8 +139,6 @@ void run_some(void)
     for (unsigned n = order_choice(BURST); n && moved; n--) round_of(&moved, &broken, 1);
     close_memory();
 }
-
-void pause_plain(void) { usleep(PAUSE_US); }
 
 /* A GPU goes on when its host does something else: peers may wait for what was issued here. */
 void go_on_alone(void)
@@ -200,8 +215,8 @@ void queue_close(cudaStream_t s)
 
 void queue_add(lane *l, op o)
 {
-    o.issued = race_now[HOST];
-    race_begin(HOST, "host code");
+    o.issued = race_now[race_self];
+    race_begin(race_self, "host code");
     l->ops.push_back(std::move(o));
     if (order_now() == ORDER_EAGER) run_all();
     else if (order_now() == ORDER_SHUFFLED) run_some();
@@ -225,11 +240,8 @@ cudaError_t queue_drive(lane *target, const std::function<bool()> &enough)
             moved = step(hurried(target)) <= MOVED;
         if (!moved) round_of(&moved, &broken, order_now() == ORDER_EAGER ? ~0u : 1);
         if (broken && !moved) return queue_error(cudaErrorLaunchFailure);
-        if (!moved) {
-            queue_lock.unlock();
-            queue_pause();
-            queue_lock.lock();
-        }
+        if (moved) give_way();
+        else let_go(queue_pause);
     }
     close_memory();
     return cudaSuccess;
@@ -242,11 +254,7 @@ void queue_nudge(lane *target)
     if (order_now() == ORDER_EAGER) run_all();
     else if (target && !target->ops.empty() && step(hurried(target)) > MOVED)
         round_of(&moved, &broken, 1);
-    if (!moved) {
-        queue_lock.unlock();
-        queue_pause();
-        queue_lock.lock();
-    }
+    if (!moved) let_go(queue_pause);
     close_memory();
 }
 

@@ -4,7 +4,8 @@
  *  1. A lane runs its work in order; lanes are ordered by records and waits alone. A stream has a
  *     lane, and so has each stream's part of a graph that is running.
  *  2. A wait is for the newest record before it, taken when the wait is issued.
- *  3. All of it is under `queue_lock`, which is let go only while nothing can go on.
+ *  3. All of it is under `queue_lock`, which is let go between two pieces of work: where nothing
+ *     can go on, or another thread wants it.
  *  4. Work that was captured is made anew by each launch of its graph.
  */
 #ifndef SHIM_QUEUE_H
@@ -12,6 +13,7 @@
 #include "race.h"
 #include "shim.h"
 
+#include <atomic>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -65,7 +67,16 @@ struct CUevent_st {
 
 extern double queue_clock; /* the device's seconds: what work is said to have taken */
 extern std::recursive_mutex queue_lock;
-typedef std::unique_lock<std::recursive_mutex> locked;
+extern std::atomic<int> queue_waiting; /* threads that want it */
+
+struct locked : std::unique_lock<std::recursive_mutex> {
+    explicit locked(std::recursive_mutex &m) : unique_lock(m, std::defer_lock)
+    {
+        queue_waiting++;
+        lock();
+        queue_waiting--;
+    }
+};
 
 /* What cudaGetLastError gives next; returns its argument. */
 cudaError_t queue_error(cudaError_t e);

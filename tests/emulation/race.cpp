@@ -12,7 +12,7 @@
 #include <vector>
 
 clocks race_now[TRACKS];
-thread_local int race_track = HOST;
+thread_local int race_self = HOST, race_track = HOST;
 
 namespace {
 
@@ -35,20 +35,22 @@ const char *track_name(int track)
 {
     // clang-format off
     static const char *const all[TRACKS] = {
-        "the host", "the default stream", "stream 1", "stream 2", "stream 3", "stream 4",
-        "stream 5", "stream 6", "stream 7", "stream 8", "stream 9", "stream 10",
-        "a graph's part of stream 1",
+        "the host", "the host's thread that saves", "the default stream",
+        "stream 1", "stream 2", "stream 3", "stream 4", "stream 5", "stream 6", "stream 7",
+        "stream 8", "stream 9", "stream 10", "stream 11", "a graph's part of stream 1",
         "a graph's part of stream 2", "a graph's part of stream 3", "a graph's part of stream 4",
         "a graph's part of stream 5", "a graph's part of stream 6", "a graph's part of stream 7",
         "a graph's part of stream 8", "a graph's part of stream 9",
-        "a graph's part of stream 10"};
+        "a graph's part of stream 10", "a graph's part of stream 11"};
     // clang-format on
     return all[track];
 }
 
+bool is_host(int track) { return track < DEFAULT_STREAM; }
+
 const char *work_name(int track, uint32_t epoch)
 {
-    return track == HOST ? "host code" : epoch < names[track].size() ? names[track][epoch] : "?";
+    return is_host(track) ? "host code" : epoch < names[track].size() ? names[track][epoch] : "?";
 }
 
 [[noreturn]] void conflict(size_t at, const char *was, int track, uint32_t epoch, const char *is)
@@ -88,7 +90,7 @@ void check_cell(cell *c, bool write)
 
 void check_range(size_t at, size_t n, bool write)
 {
-    if (race_track == HOST && at < ROOM[DEVICE])
+    if (is_host(race_track) && at < ROOM[DEVICE])
         shim_fail("host code touches byte %zu of device memory", at);
     for (size_t i = at / CELL_BYTES; i <= (at + n - 1) / CELL_BYTES; i++)
         check_cell(&cells[i], write);
@@ -138,7 +140,7 @@ void race_begin(int track, const char *name)
 {
     uint32_t epoch = ++race_now[track][track];
     if (epoch >> EPOCH_BITS) shim_fail("too much work for one run");
-    if (track == HOST) return;
+    if (is_host(track)) return;
     names[track].resize(epoch + 1);
     names[track][epoch] = name;
 }
@@ -202,7 +204,7 @@ static inline void touch(const void *p, size_t n, bool write)
 {
     size_t at = (size_t)((const char *)p - base);
     if (at < ALL && base && n) check_range(at, n, write);
-    hazard_check(p, n, write, false);
+    if (!is_host(race_track)) hazard_check(p, n, write, false);
 }
 
 void shim_atomic(void *p, size_t n)

@@ -1,7 +1,7 @@
 /* race.h -- who has touched which device or pinned memory, and what that is ordered after.
  *
  * Invariants
- *  1. A track is what runs in order: the host, a stream, a stream's part of graphs. A piece of work
+ *  1. A track is what runs in order: a thread of the host, a stream, a stream's part of graphs. A piece of work
  *     is an epoch of its track; race_now[t][u] is the newest epoch of u that t is ordered after.
  *  2. Every 16 bytes have a cell: the last write, and each track's last read. Two accesses of
  *     different tracks, one a write, that no event or wait orders end the process with
@@ -14,11 +14,12 @@
 #include <cstddef>
 #include <cstdint>
 
-enum { TRACKS = 22, HOST = 0, DEFAULT_STREAM = 1, STREAMS = 10 };
+enum { STREAMS = 11, TRACKS = 3 + 2 * STREAMS, HOST = 0, BESIDE = 1, DEFAULT_STREAM = 2 };
 typedef std::array<uint32_t, TRACKS> clocks;
 
 extern clocks race_now[TRACKS];
-extern thread_local int race_track; /* what this thread does just now; HOST by default */
+extern thread_local int race_self;  /* HOST, or BESIDE: its thread that saves beside a step */
+extern thread_local int race_track; /* what this thread does just now; itself by default */
 
 void race_join(clocks &to, const clocks &from);
 void race_begin(int track, const char *name); /* a new epoch: a piece of work, for reports */

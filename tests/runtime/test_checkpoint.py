@@ -212,37 +212,143 @@ def pauses(log: Path) -> list[tuple[int, float, float]]:
     ]
 
 
-@pytest.mark.parametrize("kind", [trainer.GCC, trainer.TSAN, trainer.ASAN])
-@pytest.mark.parametrize("queue", ["eager", "shuffled:1"])
+HALVES = *KEYS, "train.precision=bf16", "zero.stage=1"
+HOSTED = ("zero.offload_optimizer.device=cpu",)
+FILED = (
+    "zero.offload_optimizer.device=nvme",
+    "zero.offload_optimizer.nvme_path=/tmp",
+    "zero.sub_group_size=4096",
+)
+EACH = 4, 3, 2, 1
+CPU = [
+    *(
+        (kind, (), queue, EACH)
+        for kind in (trainer.GCC, trainer.TSAN, trainer.ASAN)
+        for queue in ("eager", "shuffled:1")
+    ),
+    (trainer.GCC, FILED, "eager", EACH),
+    (trainer.TSAN, FILED, "shuffled:1", EACH),
+]
+GPU = [
+    (trainer.EMULATED, (), "shuffled:1", (3, 1)),
+    (trainer.EMULATED, HOSTED, "late", (2,)),
+    (trainer.EMULATED, FILED, "shuffled:2", (3, 2)),
+]
+
+
+def bytes_of(path: Path) -> dict[str, bytes]:
+    """Of each file of tensors."""
+    return {x.name: x.read_bytes() for x in path.glob("*.safetensors")}
+
+
+@pytest.mark.parametrize(
+    "kind,keys,queue,looked",
+    [*CPU, *[pytest.param(*row, marks=pytest.mark.slow) for row in GPU]],
+)
 def test_training_goes_on_while_a_checkpoint_is_written(
-    data: Path, kind: trainer.Kind, queue: str
+    data: Path,
+    kind: trainer.Kind,
+    keys: tuple[str, ...],
+    queue: str,
+    looked: tuple[int, ...],
 ) -> None:
-    """Up to the next update, which waits for it: each has the bits of its step, and the run those
-    of one that saves nothing. The last one is awaited."""
+    """Up to the next update, which waits for it: each has the bytes of a run that stops at its
+    step, and the run the bits of one that saves nothing. The last one is awaited."""
     binary = trainer.build(
-        trainer.generate(
-            law.path("gpt"), *KEYS, "train.precision=bf16", "zero.stage=1"
-        ),
-        kind,
+        trainer.generate(law.path("gpt"), *HALVES, *keys), kind
     )
-    options = ["--data", data, "--hash", "--queue", queue, "--steps"]
+    order = "eager" if kind is trainer.EMULATED else queue
+    run = functools.partial(program.run, ZR_EMULATE=queue)
+    options = ["--data", data, "--hash", "--queue", order, "--steps"]
     kept = ["--checkpoints", data.parent / "ck", "--save-every", 1]
     log = data.parent / "log"
     still = program.in_place() if kind is trainer.TSAN else []
     command = [*map(Path, still[:1]), *still[1:], binary]
-    done = program.run(*command, *options, 4, *kept, "--keep", 9, "--log", log)
+    last = looked[0]
+    done = run(*command, *options, last, *kept, "--keep", 9, "--log", log)
     assert done.code == 0, done.err
     found = pauses(log)
-    assert [step for step, *_ in found] == [1, 2, 3, 4]
+    assert [step for step, *_ in found] == [*range(1, last + 1)]
     assert all(0 < pause <= whole for _, whole, pause in found)
     assert found[-1][1] == found[-1][2]
-    for step in (4, 3, 2, 1):
-        plain = program.run(*command, *options, step)
-        again = program.run(*command, *options, step, *kept)
-        assert (plain.code, again.code) == (0, 0), again.err
-        assert f"goes on from step {step}," in again.err
-        assert plain.line("weights ") == again.line("weights ")
+    for step in range(last, 0, -1):
+        if step in looked:
+            stopped = data.parent / f"stopped-{step}"
+            plain = run(*command, *options, step, "--checkpoints", stopped)
+            again = run(*command, *options, step, *kept)
+            assert (plain.code, again.code) == (0, 0), again.err
+            assert f"goes on from step {step}," in again.err
+            assert plain.line("weights ") == again.line("weights ")
+            there = bytes_of(folder(data, step))
+            assert there == bytes_of(stopped / f"step-{step:08d}")
+            assert "exp_avg.safetensors" in there
         shutil.rmtree(folder(data, step))
+
+
+@pytest.mark.parametrize(
+    "kind,batch",
+    [
+        (trainer.GCC, 400),
+        pytest.param(trainer.EMULATED, 16, marks=pytest.mark.slow),
+    ],
+    ids=["cpu", "gpu"],
+)
+@pytest.mark.parametrize("keys", [(), FILED], ids=["memory", "file"])
+def test_a_long_step_hides_a_slow_disk(
+    data: Path,
+    chaos: Path,
+    kind: trainer.Kind,
+    batch: int,
+    keys: tuple[str, ...],
+) -> None:
+    """Training stands still for the last checkpoint alone, which is as long to write as the one
+    before: some 0.14 s, of which each step is several times as long."""
+    long = f"train.global_batch={batch}"
+    source = trainer.generate(law.path("gpt"), *HALVES, *keys, long)
+    log = data.parent / "log"
+    options = ["--data", data, "--steps", 2, "--log", log, "--save-every", 1]
+    done = program.run(
+        trainer.build(source, kind),
+        *options,
+        "--checkpoints",
+        data.parent / "ck",
+        LD_PRELOAD=chaos,
+        SLOW=1000,
+        ZR_EMULATE="late",
+    )
+    assert done.code == 0, done.err
+    (_, _, first), (_, _, last) = pauses(log)
+    assert first < last / 2
+
+
+# What comes of an update that waits for no checkpoint.
+HASTY = [
+    (trainer.GCC, ()),
+    (trainer.GCC, FILED),
+    pytest.param(trainer.EMULATED, (), marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("kind,keys", HASTY)
+def test_an_update_that_does_not_wait_is_seen(
+    data: Path, chaos: Path, kind: trainer.Kind, keys: tuple[str, ...]
+) -> None:
+    """The control: the checkpoint has something of the next step; the emulation tells of a race on
+    the device."""
+    source = trainer.generate(law.path("gpt"), *HALVES, *keys)
+    hasty, n = re.subn(r"zr_replay\(z, ZR_UPDATE, (\w+)\)", r"\1(z)", source)
+    assert n == 1
+    made, stopped = trainer.build(hasty, kind), trainer.build(source, kind)
+    options = ["--data", data, "--save-every", 1, "--keep", 9, "--steps"]
+    command = [made, *options, 3, "--checkpoints", data.parent / "ck"]
+    done = program.run(*command, LD_PRELOAD=chaos, SLOW=1000)
+    if kind is trainer.EMULATED:
+        assert done.code and "race at byte" in done.err, done.err
+        return
+    assert done.code == 0, done.err
+    plain = data.parent / "stopped"
+    program.run(stopped, *options, 1, "--checkpoints", plain)
+    assert bytes_of(folder(data, 1)) != bytes_of(plain / "step-00000001")
 
 
 @pytest.mark.parametrize("patience,lost", [(1, ["1", "2"]), (100, [])])

@@ -1,4 +1,5 @@
-"""reserve.py -- what a rank holds of a GPU's memory beside its arena: an allowance, not measured.
+"""reserve.py -- what a rank holds of a GPU's memory beside its arena: an allowance, not measured;
+and, exactly, what it pins of the host's.
 
 The context, kernels and libraries: a round number. NCCL's buffers of an all-to-all: 10 + 2 MiB for
 each peer and channel, by what NVIDIA/nccl#1685 shows of eight H100; the runtime bounds the
@@ -22,6 +23,7 @@ PEER = 12 * 2**20  # for a channel
 CHANNELS = 8
 RING = 10 * 2**20  # for a channel
 RINGS = 32  # channels, where nobody bounds them
+BOUNCE = 2**20  # of pinned memory beside the host arena: ZR_BOUNCE, for copies
 NODE = 8  # ranks whose GPUs read and write each other's memory
 
 

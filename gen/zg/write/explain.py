@@ -106,6 +106,7 @@ def memory(p: Plan, others: Sequence[tuple[str, Plan]] = ()) -> str:
         rest += [
             ("arena on a GPU", p.end("device")),
             ("its host arena", p.host),
+            ("pinned for copies", reserve.BOUNCE),
         ]
     lines = _targets(p)
     for kind, title in TITLES.items():
