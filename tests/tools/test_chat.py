@@ -12,7 +12,7 @@ from pathlib import Path
 import chat
 import pytest
 from checkpoint import Bad
-from test_data import (  # noqa: F401 -- a fixture
+from test_data_tool import (  # noqa: F401 -- a fixture
     BPE,
     jsonl,
     made,

@@ -1,4 +1,4 @@
-"""test_data.py -- the command ./run data: token files beside what the tokenizers library and numpy say of the
+"""test_data_tool.py -- the command ./run data: token files beside what the tokenizers library and numpy say of the
 same documents."""
 
 from __future__ import annotations
