@@ -168,6 +168,7 @@ typedef struct zr_saving {
         zr_header h; /* tensors 0: all of the file */
     } *file;         /* [n]; the first is renamed last: model.safetensors, or the index of all */
     int n, shards;   /* files; those of tensors */
+    zr_chunk *chunk; /* made at the start: a save needs no memory at its end */
 } zr_saving;
 
 /* from: the folder that was loaded, or NULL. type: of all tensors, ZR_F32 ...; -1: as `types` has

@@ -64,7 +64,7 @@ typedef struct zr_options {
     int64_t save_every, keep, keep_every, resume_step; /* 0: not given */
     int64_t max_time, grace;                           /* seconds; 0: not given */
     int64_t steps, val_every, val_tokens, verify_every, threads;
-    int64_t sample, top_k, sample_seed;
+    int64_t sample, top_k, sample_seed;  /* sample_seed -1: not given */
     int64_t profile_first, profile_last; /* from 1; of --profile */
     int hash, version, help, no_graph, tune, drop_unknown;
     int mode;      /* ZR_EAGER ... from `queue` */

@@ -444,7 +444,7 @@ static int64_t begin_of_file(zr *z, int32_t *context)
 static void sample(zr *z)
 {
     int64_t T = z->p->sequence;
-    uint64_t state = (uint64_t)z->o->sample_seed;
+    uint64_t state = z->o->sample_seed < 0 ? 0 : (uint64_t)z->o->sample_seed;
     if (!z->o->sample) return;
     int32_t *context = zr_get(z, 2 * T, sizeof *context); /* [T], and targets of no use */
     int64_t n = z->o->prompt ? begin_of_file(z, context) : begin_of_data(z, context);

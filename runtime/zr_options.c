@@ -248,7 +248,7 @@ static void set_sample(zr *z, zr_options *o)
         {"--temperature", o->temperature != NULL},
         {"--top-k", o->top_k != 0},
         {"--top-p", o->top_p != NULL},
-        {"--sample-seed", o->sample_seed != 0},
+        {"--sample-seed", o->sample_seed >= 0},
     };
     for (size_t i = 0; i < sizeof with / sizeof *with; i++)
         if (with[i].given && !o->sample) zr_fail(z, ZR_USER, "%s needs --sample N", with[i].name);
@@ -341,7 +341,7 @@ static void set_profile(zr *z, zr_options *o)
 
 void zr_parse(zr *z, zr_options *o, int argc, char **argv)
 {
-    *o = (zr_options){.steps = -1, .words = argv};
+    *o = (zr_options){.steps = -1, .sample_seed = -1, .words = argv};
     for (int i = 1; i < argc;) i += take_option(z, o, argv + i);
     set_mode(z, o);
     set_tune(z, o);

@@ -205,6 +205,7 @@ static int add_all(zr_saving *s, int rank, const char *from, int type, int64_t m
     char temp[ZR_FILE];
     if (zr_save_temp(temp, s->dir, why)) return -1;
     if (add_shards(s, most)) return zr_why(why, "%s: no memory for its header", temp);
+    if (!(s->chunk = zr_chunk_new())) return zr_why(why, "%s: no memory", s->dir);
     if (rank != 0) return 0;
     return add_config(s, from, type, note, why) || (from && add_copies(s, from, why)) ? -1 : 0;
 }
@@ -225,6 +226,7 @@ void zr_save_close(zr_saving *s)
 {
     for (int i = 0; i < s->n; i++) free(s->file[i].h.text);
     free(s->file);
+    free(s->chunk);
     *s = (zr_saving){0};
 }
 
@@ -273,15 +275,13 @@ int zr_save_begin(const zr_saving *s, char *why)
 int zr_save_part(const zr_saving *s, zr *z, int rank, char *why)
 {
     char temp[ZR_FILE];
-    zr_chunk *c = zr_chunk_new();
-    int bad = c ? 0 : zr_why(why, "%s: no memory", s->dir);
+    int bad = 0;
     for (int i = 0; !bad && i < s->n; i++) {
         const zr_header *h = &s->file[i].h;
         if (!h->tensors) continue;
         bad = temp_of(temp, s, i, why) ||
-              zr_stored_write(z, s->p, &s->stored, h, rank, temp, c, NULL, why);
+              zr_stored_write(z, s->p, &s->stored, h, rank, temp, s->chunk, NULL, why);
     }
-    free(c);
     return bad ? -1 : 0;
 }
 

@@ -4,6 +4,7 @@ for `run`."""
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 import zk
@@ -15,6 +16,14 @@ settings.register_profile(
     "fixed", derandomize=True, database=None, deadline=None
 )
 settings.load_profile("fixed")
+
+# A shell's background job ignores these, and what it starts would, too: tests send them.
+for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        usual = number == signal.SIGINT
+        signal.signal(
+            number, signal.default_int_handler if usual else signal.SIG_DFL
+        )
 
 
 @pytest.hookimpl(tryfirst=True)

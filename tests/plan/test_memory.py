@@ -242,7 +242,7 @@ def test_one_number_everywhere(family: str, keys: tuple[str, ...]) -> None:
             assert at == end and size == slots * stride
             end += size
         ends.append(end)
-    *groups, gpu, host = [
+    *groups, gpu, host, pinned = [
         int(n.replace(",", ""))
         for n in re.findall(
             r"^[a-zGPU ]+? {2,}([\d,]+)(?: \([\d.]+ \w+\))?$",
@@ -251,6 +251,7 @@ def test_one_number_everywhere(family: str, keys: tuple[str, ...]) -> None:
         )
     ]
     assert len(groups) == 5 and sum(groups) == total and [gpu, host] == ends
+    assert pinned == reserve.BOUNCE
     assert arena_of(trainer.generate(law.path(family), *keys)) == total
 
 
