@@ -364,7 +364,7 @@ WRONG = [
         GPT,
         "names: gpt2 ",
         "names: gpt3 ",
-        r"@: model.names: 'gpt3' is not known; allowed: gpt2 or llama",
+        r"@: model.names: 'gpt3' is not known; did you mean gpt2\? allowed: gpt2 or llama",
     ),
     (GPT, "name: gpt-tiny", "name: 124", r"@: name: 124 is no text; .*quotes"),
     (GPT, "name: gpt-tiny", 'name: "a\\nb"', r"@: name: 'a\\nb' does not fit"),
@@ -650,7 +650,7 @@ WRONG = [
         GPT,
         "type: AdamW",
         "type: Adamax",
-        r"@: train.optimizer.type: 'Adamax' is not known; allowed: AdamW or Adam or SGD or Lion or",
+        r"@: train.optimizer.type: 'Adamax' is not known; did you mean Adam\? allowed: AdamW or Adam or SGD or Lion or",
     ),
     (
         GPT,

@@ -14,7 +14,7 @@ from pydantic import GetCoreSchemaHandler, PlainValidator
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from ..facts import ops
-from .node import Names, number, shown
+from .node import Names, meant, number, shown
 
 DIM = 2**31 - 1  # a dimension: kernels count rows and columns in 31 bits
 RANKS = 2**20
@@ -48,11 +48,11 @@ Unsaid = Annotated[Kind | None, LeftOut()]
 # ---- types of keys: PydanticCustomError carries what is wrong and what is allowed
 
 
-def refuse(wrong: str, allowed: str) -> PydanticCustomError:
+def refuse(wrong: str, allowed: str, hint: str = "") -> PydanticCustomError:
     return PydanticCustomError(
         "zg",
-        "{wrong}; allowed: {allowed}",
-        {"wrong": wrong, "allowed": allowed},
+        "{wrong}; {hint}allowed: {allowed}",
+        {"wrong": wrong, "hint": hint, "allowed": allowed},
     )
 
 
@@ -112,7 +112,11 @@ def Real(low: float, high: float) -> PlainValidator:
 def Choice(*words: str) -> PlainValidator:
     def check(value: object) -> str:
         if value not in words or not isinstance(value, str):
-            raise refuse(f"{shown(value)} is not known", " or ".join(words))
+            raise refuse(
+                f"{shown(value)} is not known",
+                " or ".join(words),
+                meant(str(value), words, 0.7),
+            )
         return value
 
     return PlainValidator(check)
