@@ -231,7 +231,7 @@ def read(name: str) -> Recipe:
     if not file.exists() and path.is_dir():
         raise Bad(
             f"{file}: there is none; transformers' AutoTokenizer.from_pretrained(DIR)"
-            ".save_pretrained(DIR) writes it"
+            ".save_pretrained(DIR) writes it, --tokenizer names another"
         )
     return recipe(text_of(file), file, file.parent)
 
