@@ -212,6 +212,7 @@ void zr_show_step(zr *z, const double report[ZR_REPORT])
     if (z->rank != 0) return;
     foresee(z, steps, steps);
     int first = steps == z->checkpoints.from + 1;
+    if (first) z->log.shown_step = z->step;
     if (first && z->o->steps > steps)
         zr_print(z, STDERR_FILENO, "the first step took %.3g s (measured), about %s are left\n",
                  z->log.busy, clock_text(time, left(z, now)));

@@ -20,6 +20,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -348,9 +349,10 @@ def build(args: argparse.Namespace, processes: int) -> int:
         for split, (tokens, docs) in counts.items()
     )
     say(f"{args.o}: tokens: {told}; {progress.rate:,.0f} a second")
-    data = f"--data {args.o}"
+    folder = shlex.quote(str(args.o))
+    data = f"--data {folder}"
     if args.val:
-        data += f" --val {args.o}"
+        data += f" --val {folder}"
     say(f"next: model.vocab: {recipe.vocab} in the spec, and out/train {data}")
     return 0
 

@@ -134,18 +134,20 @@ def spoken(words: Sequence[str], reader: Reader, end: int | None) -> int:
         ) as running,
     ):
         assert running.stdout
-        by_itself = False
+        by_itself = told = False
         try:
             for token in numbers(running.stdout):
                 if token == end:
                     break
+                told = True
                 print(reader.text(token), end="", flush=True)
             else:
                 by_itself = True
         finally:
             if not by_itself:
                 running.terminate()
-        print()
+        if told:
+            print()
         code = running.wait()
         if not by_itself or not code:
             return 0

@@ -30,7 +30,7 @@ from curve import curve
 from logs import Log, Record
 
 LOOK_S = 1.0  # between two looks at the logs
-RECENT = 20  # steps, of which the median's time tells what is left
+RECENT = 20  # steps, of which the median tells the rate, and what is left
 ROWS, COLUMNS = 20, 80  # where there is no terminal
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 HOME, CLEAR = "\x1b[H", "\x1b[2J"  # where a picture begins; the screen
@@ -79,7 +79,8 @@ def line(log: Log, name: str) -> str:
     if found:
         words.append(f"val loss {found[-1][1]:.4f}")
     if rates:
-        words.append(f"{rates[-1][1]:.0f} tokens/s")
+        late = statistics.median(rate for _, rate in rates[-RECENT:])
+        words.append(f"{late:.0f} tokens/s")
     words.append("ended" if log.ended else left(log))
     return printable("  ".join(filter(None, words)))
 

@@ -127,7 +127,7 @@ def test_once(tmp_path: Path) -> None:
     assert "\x1b" not in done.stdout
     *plot, a, b = done.stdout.splitlines()
     assert a == "one  step 5/30  loss 1.0000  0:00:50 left"
-    assert b == "other  step 2/2  loss 3.0000  34 tokens/s  ended"
+    assert b == "other  step 2/2  loss 3.0000  23 tokens/s  ended"
     assert any("one loss" in line for line in plot)
     assert any(line.startswith("5.0") for line in plot)  # the highest loss
 
