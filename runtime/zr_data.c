@@ -157,6 +157,12 @@ static int check_all(const zr_data *d, int64_t lo, int64_t hi, char *why)
     return 0;
 }
 
+/* n * i / places, rounded down, where n * i may be too large */
+static int64_t up_to(int64_t n, int64_t i, int64_t places)
+{
+    return n / places * i + n % places * i / places;
+}
+
 /* The part of `rank` of what a start checks of tokens [lo, hi). */
 static int check_range(const zr_data *d, int64_t lo, int64_t hi, int rank, int ranks, char *why)
 {
@@ -164,7 +170,8 @@ static int check_range(const zr_data *d, int64_t lo, int64_t hi, int rank, int r
     int64_t places = PLACES / d->part;
     if (check_all(d, lo + whole * rank / ranks, lo + whole * (rank + 1) / ranks, why)) return -1;
     for (int64_t i = rank; i < places; i += ranks) {
-        int64_t at = lo + whole + rest * i / places, next = lo + whole + rest * (i + 1) / places;
+        int64_t at = lo + whole + up_to(rest, i, places);
+        int64_t next = lo + whole + up_to(rest, i + 1, places);
         if (check_all(d, at, zr_least(at + CHUNK, next), why)) return -1;
     }
     return 0;

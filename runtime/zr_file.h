@@ -110,8 +110,8 @@ void zr_progress_beside(void); /* what this thread does is none of it */
 int zr_is_beside(void);        /* is this such a thread? */
 /* Has a signal's time to save in passed (--grace)? Each rank's own answer. */
 int zr_late(zr *z);
-/* So many bytes more are in the file. 0; -1 and errno: there is no time for more. */
-int zr_wrote(zr *z, int fd, int64_t at, int64_t bytes);
+/* So many bytes more are in a checkpoint's file. 0; -1 and errno: there is no time for more. */
+int zr_wrote(zr *z, int fd, int64_t bytes);
 /* Bytes of an element of a state. */
 static inline int64_t zr_width(const zr_state *s) { return (int[]){4, 2, 2, 8, 8}[s->type]; }
 

@@ -16,10 +16,9 @@ int zr_late(zr *z)
     return asked > 0 && zr_now() > asked + (double)z->o->grace;
 }
 
-int zr_wrote(zr *z, int fd, int64_t at, int64_t bytes)
+int zr_wrote(zr *z, int fd, int64_t bytes)
 {
     zr_checkpoints *c = &z->checkpoints;
-    sync_file_range(fd, at, bytes, SYNC_FILE_RANGE_WRITE); /* a sync says what became of it */
     c->unsynced += bytes;
     errno = ECANCELED;
     if (atomic_load(&z->writer.stop)) return -1;

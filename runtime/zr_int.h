@@ -277,6 +277,8 @@ struct zr {
     _Atomic int64_t step; /* training step in work, from 0 */
     int64_t skips;        /* steps in a row without an effect, but for the search of a scale */
     zr_mix train, val;
+    int32_t *prompt; /* of --prompt-tokens: [nprompt], room for two samples; NULL: not given */
+    int64_t nprompt;
     zr_log log;
     zr_profile profile;
     zr_checkpoints checkpoints;

@@ -94,6 +94,28 @@ static void open_data(zr *z)
             zr_least(z->val.of->data.samples, z->o->val_tokens / z->p->sequence);
 }
 
+/* The last tokens of --prompt-tokens, as many as the model sees */
+static void open_prompt(zr *z)
+{
+    struct stat s;
+    const char *path = z->o->prompt;
+    if (!path) return;
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0 || fstat(fd, &s)) zr_fail(z, ZR_USER, "%s: %s", path, strerror(errno));
+    if (!S_ISREG(s.st_mode) || s.st_size == 0 || s.st_size % 4)
+        zr_fail(z, ZR_USER, "%s: tokens of 4 bytes are needed, one at least", path);
+    int64_t all = s.st_size / 4, n = all < z->p->sequence ? all : z->p->sequence;
+    int32_t *context = z->prompt = zr_get(z, 2 * z->p->sequence, sizeof *context);
+    if (zr_read_at(fd, context, 4 * n, 4 * (all - n)))
+        zr_fail(z, ZR_USER, "%s: %s", path, strerror(errno));
+    close(fd);
+    for (int64_t i = 0; i < n; i++)
+        if ((uint32_t)context[i] >= z->p->vocab)
+            zr_fail(z, ZR_USER, "%s: token %" PRId64 " is %" PRIu32 "; the vocabulary has %" PRId64,
+                    path, all - n + i, (uint32_t)context[i], z->p->vocab);
+    z->nprompt = n;
+}
+
 /* ---- a rank's beginnings */
 
 static void open_kernels(zr *z)
@@ -185,6 +207,7 @@ static void begin(zr *z)
     open_kernels(z);
     gemms(z, z->o->tune ? ZR_TIME : ZR_TAKE);
     open_data(z);
+    open_prompt(z);
     zr_handshake(z);
     check_tokens(z, &z->train, z->o->steps * z->p->micro_batches * z->ranks * z->p->batch);
     check_tokens(z, &z->val, INT64_MAX);
@@ -420,34 +443,15 @@ static int64_t begin_of_data(zr *z, int32_t *context)
     return n;
 }
 
-/* The last tokens of --prompt-tokens, as many as the model sees */
-static int64_t begin_of_file(zr *z, int32_t *context)
-{
-    struct stat s;
-    const char *path = z->o->prompt;
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (fd < 0 || fstat(fd, &s)) zr_fail(z, ZR_USER, "%s: %s", path, strerror(errno));
-    if (!S_ISREG(s.st_mode) || s.st_size == 0 || s.st_size % 4)
-        zr_fail(z, ZR_USER, "%s: tokens of 4 bytes are needed, one at least", path);
-    int64_t all = s.st_size / 4, n = all < z->p->sequence ? all : z->p->sequence;
-    if (zr_read_at(fd, context, 4 * n, 4 * (all - n)))
-        zr_fail(z, ZR_USER, "%s: %s", path, strerror(errno));
-    close(fd);
-    for (int64_t i = 0; i < n; i++)
-        if ((uint32_t)context[i] >= z->p->vocab)
-            zr_fail(z, ZR_USER, "%s: token %" PRId64 " is %" PRIu32 "; the vocabulary has %" PRId64,
-                    path, all - n + i, (uint32_t)context[i], z->p->vocab);
-    return n;
-}
-
 /* Every rank draws the same tokens: the same logits, the same random numbers. */
 static void sample(zr *z)
 {
     int64_t T = z->p->sequence;
     uint64_t state = z->o->sample_seed < 0 ? 0 : (uint64_t)z->o->sample_seed;
     if (!z->o->sample) return;
-    int32_t *context = zr_get(z, 2 * T, sizeof *context); /* [T], and targets of no use */
-    int64_t n = z->o->prompt ? begin_of_file(z, context) : begin_of_data(z, context);
+    /* [T], and targets of no use */
+    int32_t *context = z->prompt ? z->prompt : zr_get(z, 2 * T, sizeof *context);
+    int64_t n = z->prompt ? z->nprompt : begin_of_data(z, context);
     for (int64_t i = 0; i < z->o->sample; i++) {
         int32_t token = next_token(z, context, n, &state);
         say_token(z, token);

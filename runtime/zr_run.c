@@ -205,8 +205,11 @@ static int read_lines(zr *z, zr_json *j, char *seen, const char *file, char *why
         if ((!ours || strcmp(ours, line)) && !accepted(z, line, length))
             return other(why, file, "", line, ours ? ours : "no such key");
     }
-    if (j->error || !memchr(seen, 0, (size_t)c->nrecipe)) return j->error ? -1 : 0;
-    return other(why, file, "", "an older recipe", "keys that it lacks");
+    if (j->error) return -1;
+    for (int i = 0; i < c->nrecipe; i++)
+        if (!seen[i] && !accepted(z, c->recipe[i], strcspn(c->recipe[i], ":")))
+            return other(why, file, "", "no such key", c->recipe[i]);
+    return 0;
 }
 
 static int read_recipe(zr *z, zr_json *j, const char *file, char *why)

@@ -19,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static const char config[] = "config.json", single[] = "model.safetensors",
@@ -262,11 +263,24 @@ static void remove_temps(const zr_saving *s, int last)
         if (!temp_of(temp, s, i, why)) unlink(temp);
 }
 
+/* What no file can take the place of is found before training, not at its end. */
+static int refuse_folders(const zr_saving *s, char *why)
+{
+    char file[ZR_FILE];
+    struct stat there;
+    for (int i = 0; i < s->n; i++) {
+        if (zr_path(file, s->dir, s->file[i].name, why)) return -1;
+        if (!lstat(file, &there) && S_ISDIR(there.st_mode))
+            return zr_why(why, "%s: %s", file, strerror(EISDIR));
+    }
+    return 0;
+}
+
 int zr_save_begin(const zr_saving *s, char *why)
 {
     char temp[ZR_FILE];
-    int bad =
-        zr_make_dir(s->dir, why) || zr_save_temp(temp, s->dir, why) || zr_save_clear(temp, why);
+    int bad = zr_make_dir(s->dir, why) || refuse_folders(s, why) ||
+              zr_save_temp(temp, s->dir, why) || zr_save_clear(temp, why);
     for (int i = 0; !bad && i < s->n; i++)
         if ((bad = begin_file(s, i, why)) && i) remove_temps(s, i - 1);
     return bad ? -1 : 0;

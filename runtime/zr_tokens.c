@@ -325,6 +325,7 @@ static int take_meta(zr_data *d, int64_t size, const char *file, const meta *m, 
     while (type < 2 && (!m->dtype || strcmp(m->dtype, types[type]))) type++;
     if (m->format != 1) return zr_why(why, "%s: format: needed: 1, which this program reads", file);
     if (type == 2) return zr_why(why, "%s: dtype: needed: \"uint16\" or \"uint32\"", file);
+    if (m->tokens < 0) return zr_why(why, "%s: tokens: a whole number is needed", file);
     if (m->vocab > d->vocab)
         return zr_why(why, "%s: its vocabulary has %" PRId64 " tokens, the model's %" PRId64, file,
                       m->vocab, d->vocab);

@@ -220,8 +220,9 @@ static int write_piece(int fd, zr *z, int type, const zr_state *s, piece q, int6
         convert(c, s->type, type, some);
         if (sum) *sum += sum_of(c, type, q.skip + i, 0, some);
         int64_t bytes = width_of(type) * some, to = at + width_of(type) * (q.skip + i);
-        if (zr_write_at(fd, elements_of(c, type), bytes, to) || zr_wrote(z, fd, to, bytes))
-            return -1;
+        if (zr_write_at(fd, elements_of(c, type), bytes, to)) return -1;
+        sync_file_range(fd, to, bytes, SYNC_FILE_RANGE_WRITE); /* a sync says what became of it */
+        if (sum && zr_wrote(z, fd, bytes)) return -1;          /* only a checkpoint has sums */
     }
     return 0;
 }
@@ -273,7 +274,8 @@ static int read_piece(int fd, zr *z, int type, const zr_state *s, piece q, int64
                       piece own, uint64_t *sum)
 {
     /* the disk is read while what has come is converted */
-    posix_fadvise(fd, at + width_of(type) * q.skip, width_of(type) * q.n, POSIX_FADV_WILLNEED);
+    if (q.n > 0) /* a length of 0 is all of the file */
+        posix_fadvise(fd, at + width_of(type) * q.skip, width_of(type) * q.n, POSIX_FADV_WILLNEED);
     for (int64_t i = 0; i < q.n; i += CHUNK) {
         int64_t some = q.n - i < CHUNK ? q.n - i : CHUNK, first = q.skip + i;
         if (zr_read_at(fd, elements_of(c, type), width_of(type) * some,

@@ -3,7 +3,7 @@
  * tensors), sync, or rename (before and after: two calls). FAIL=PLACE:N: from the Nth on what is
  * asked of the disk there fails, where a checkpoint is written: write (it is full), room (it
  * has none to reserve), sync, rename, or folder (both read-only), and stderr has STRUCK. SLOW=N:
- * writes there take N us longer. */
+ * writes there take N us longer; SLOW_WEIGHTS=N: those of --save. */
 #define _GNU_SOURCE
 #include "syscall.h"
 #include <errno.h>
@@ -44,12 +44,12 @@ static int fails(const char *place, int error)
     return 1;
 }
 
-/* Is it a file of a checkpoint that is being written? */
-static int is_part(int fd)
+/* Is it a file that is being written, of a checkpoint ("/.step-"), of weights ("/.model.")? */
+static int is_part(int fd, const char *of)
 {
     char link[64], path[4096] = "";
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    return readlink(link, path, sizeof path - 1) > 0 && strstr(path, "/.step-");
+    return readlink(link, path, sizeof path - 1) > 0 && strstr(path, of);
 }
 
 long syscall(long number, ...)
@@ -68,7 +68,9 @@ ssize_t pwrite(int fd, const void *from, size_t n, off_t at)
     static ssize_t (*real)(int, const void *, size_t, off_t);
     if (!real) real = (ssize_t (*)(int, const void *, size_t, off_t))dlsym(RTLD_NEXT, "pwrite");
     come("write");
-    if ((getenv("FAIL") || getenv("SLOW")) && is_part(fd)) {
+    if (getenv("SLOW_WEIGHTS") && is_part(fd, "/.model."))
+        usleep((useconds_t)atol(getenv("SLOW_WEIGHTS")));
+    if ((getenv("FAIL") || getenv("SLOW")) && is_part(fd, "/.step-")) {
         if (fails("write", ENOSPC)) return -1;
         if (getenv("SLOW")) usleep((useconds_t)atol(getenv("SLOW")));
     }

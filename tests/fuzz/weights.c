@@ -50,10 +50,7 @@ struct zr {
 };
 
 void zr_progress_next(zr *z) { (void)z; }
-int zr_wrote(zr *z, int fd, int64_t at, int64_t bytes)
-{
-    return (void)z, (void)fd, (void)at, (void)bytes, 0;
-}
+int zr_wrote(zr *z, int fd, int64_t bytes) { return (void)z, (void)fd, (void)bytes, 0; }
 
 void zr_read(zr *z, int queue, void *to, int64_t at, int64_t bytes)
 {

@@ -616,7 +616,7 @@ def test_a_line_of_the_recipe_twice_stands_for_no_other(data: Path) -> None:
     path.write_text(
         text.replace('"train.seed: 1"', '"train.precision: \\"f32\\""')
     )
-    refused(data, 4, "had an older recipe; this program has keys that it")
+    refused(data, 4, "had no such key; this program has ")
 
 
 def test_what_is_no_checkpoint_is_told(data: Path) -> None:
@@ -922,6 +922,22 @@ def test_a_rank_that_is_stopped_as_it_saves(
     said = running.stderr.read()
     assert "(ZR_TIMEOUT_S): rank 1 stands still" in said
     assert program.gone(ranks)
+
+
+def test_the_grace_is_not_for_the_weights(
+    data: Path, chaos: Path, start: Start
+) -> None:
+    """A signal that comes while --save writes them, which takes longer, ends nothing."""
+    saved = data.parent / "saved"
+    running = start(
+        *arguments(data, 2, "--grace", "1s", "--save", saved),
+        LD_PRELOAD=chaos,
+        SLOW_WEIGHTS=100000,
+    )
+    wait_for(data, 2, running)
+    running.terminate()
+    assert running.wait(LIMIT) == 0, running.stderr.read()
+    assert (saved / "model.safetensors").exists()
 
 
 @pytest.mark.slow

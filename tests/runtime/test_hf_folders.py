@@ -55,7 +55,7 @@ def asked(monkeypatch: pytest.MonkeyPatch):
     """Sets what the tool saves: most bytes of a file, a type, the folder that was loaded."""
 
     def ask(**how: object) -> None:
-        for name in ("MOST", "TYPE", "FROM"):
+        for name in ("MOST", "TYPE", "FROM", "TAKEN"):
             monkeypatch.delenv(name, raising=False)
         for name, value in how.items():
             monkeypatch.setenv(name, str(value))
@@ -209,8 +209,7 @@ def test_a_rename_that_fails_leaves_no_files_that_do_not_belong_together(
     asked(MOST=300)
     assert bench.save(weights).returncode == 0
     n = len(os.listdir(saved)) - 1
-    (saved / shard(1, n)).unlink()
-    (saved / shard(1, n) / "x").mkdir(parents=True)
+    asked(MOST=300, TAKEN=saved / shard(1, n))
     assert shard(1, n) in bench.save(weights).stderr
     assert set(os.listdir(saved)) == {shard(i + 1, n) for i in range(n)}
 
@@ -507,6 +506,20 @@ def test_wrong_words(tmp_path: Path) -> None:
     )
     assert f"--load {given}: tensor model.embed_tokens.weight is" in said
     assert not (tmp_path / "w").exists()
+
+
+def test_a_name_that_a_folder_has_is_told_before_training(
+    tmp_path: Path,
+) -> None:
+    spec = trainer.ROOT / "model_specs/llama-tiny.yaml"
+    program = trainer.build(trainer.generate(spec))
+    folder = tmp_path / "saved" / "config.json"
+    folder.mkdir(parents=True)
+    options = ("--data", tokens(tmp_path), "--steps", 2)
+    said = run_program(program, *options, "--save", folder.parent, code=3)
+    assert f"--save {folder}: Is a directory" in said
+    assert "step 1" not in said
+    assert os.listdir(folder.parent) == ["config.json"]
 
 
 def test_a_killed_run_leaves_nothing(tmp_path: Path) -> None:

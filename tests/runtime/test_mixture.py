@@ -335,6 +335,22 @@ def test_shuffling_is_a_line_of_the_recipe(
     assert done.code == 4 and "had data.shuffle: true" in done.err
 
 
+def test_a_line_that_the_checkpoint_lacks(
+    two: list[object], tmp_path: Path
+) -> None:
+    """It is named, and may be accepted as any other."""
+    where = ("--checkpoints", tmp_path / "ck", "--steps")
+    done = program.run(built(0, 1), *two, *where, 1)
+    assert done.code == 0, done.err
+    binary = built(0, 1, SHUFFLE)
+    done = program.run(binary, *two, *where, 2)
+    assert done.code == 4, done.err
+    assert "no such key; this program has data.shuffle: true" in done.err
+    accepted = ("--accept-change", "data.shuffle")
+    done = program.run(binary, *two, *where, 2, *accepted)
+    assert done.code == 0, done.err
+
+
 # ---- large vocabularies
 
 

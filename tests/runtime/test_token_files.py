@@ -328,7 +328,7 @@ def test_one_that_does_not_name_the_file_is_absent(
         (meta(vocab=VOCAB + 1), "200001 tokens, the model's 200000"),
         (meta(dtype="uint16"), "64 tokens of 2 bytes, which does not make"),
         (named(tokens=N - 1), "63 tokens of 4 bytes"),
-        (named(tokens=None), "-1 tokens"),
+        (named(tokens=None), "tokens: a whole number"),
         (named(tokens=2**62), "4611686018427387904 tokens"),
         (named(labels="l"), "ignore: needed beside labels of uint32: 429496"),
         (meta(ignore=BIG, files={"train.bin": {"tokens": N, "labels": "l"}}),

@@ -123,6 +123,20 @@ def test_wrong_prompts(
     assert done.returncode == 2 and told in done.stderr
 
 
+def test_a_wrong_prompt_is_told_before_training(weights: Path) -> None:
+    data = weights.parent / "tokens"
+    options = ("--data", data, "--steps", 2, "--sample", 1)
+    words = (program(), *options, "--prompt-tokens", weights / "none")
+    done = subprocess.run(
+        [str(word) for word in words],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+    )
+    assert done.returncode == 2 and "none: No such file" in done.stderr
+    assert "step 1" not in done.stdout + done.stderr
+
+
 # ---- the command
 
 
