@@ -59,7 +59,7 @@ def curve(
         '<rect width="100%" height="100%" fill="#fff"/>',
         text(EDGE, 24, title),
     ]
-    for n in range(top + 1):
+    for n in range(0, top + 1, max(1, top // 8)):
         x, y = at(0, n)
         out.append(line([(x, y), at(last, n)], "#ddd"))
         out.append(text(x - 16, y + 4, str(n)))

@@ -25,6 +25,13 @@ TAIL, CONTEXT, TRIES = 1 << 16, 256, 16  # where a cut is looked for, in bytes
 ROWS = 256  # of Parquet, at a time
 LINE_END = re.compile(rb"(?<=\S)\n(?=\S)")
 
+FIELDS = (
+    "messages",
+    "text",
+    "prompt",
+    "completion",
+)  # of a record, unless --field
+
 Splits = Callable[[bytes, bytes], bool]
 Hashes = NDArray[np.uint64]
 
@@ -158,7 +165,12 @@ def rows(files: Sequence[Path], fields: Sequence[str]) -> Iterator[Piece]:
                     where = f"{path}: row {row}"
                     yield Piece(where, number, record, share)
                     number += 1
-        except (pyarrow.ArrowException, OSError) as e:
+        except (
+            pyarrow.ArrowException,
+            OSError,
+            ValueError,
+            OverflowError,
+        ) as e:
             raise Bad(f"{path}: damaged behind row {row}: {e}") from None
 
 
@@ -217,7 +229,10 @@ def first(kind: str, files: Sequence[Path], field: str | None) -> Layout:
         found = next(lines(files), None)
     else:
         known = parquet(files[0]).schema_arrow.names
-        found = next(rows(files, known), None)
+        asked = [
+            name for name in known if name in ([field] if field else FIELDS)
+        ]
+        found = next(rows(files, asked or known), None)
     if found is None:
         raise Bad(f"{files[0]}: no record")
     layout_ = layout(found, field)

@@ -85,7 +85,7 @@ def command(chosen: argparse.Namespace, prompt: Path) -> list[str]:
         "--top-p": chosen.top_p,
         "--sample-seed": chosen.seed,
     }
-    words = [str(chosen.program)]
+    words = [str(chosen.program.absolute())]
     for name, value in options.items():
         if value is not None:
             words += [name, str(value)]

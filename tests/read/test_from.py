@@ -217,6 +217,8 @@ def test_dropout_is_told(tmp_path: pathlib.Path) -> None:
         ({"partial_rotary_factor": 0.5}, "15: partial_rotary_factor: is 0.5"),
         ({"vocab_size": "many"}, "9: model.vocab: 'many' is no integer"),
         ({"hidden_size": 0}, "5: model.width: 0"),
+        ({"tie_word_embeddings": "false"}, "13: tie_word_embeddings: is '"),
+        ({"sliding_window": "64", "model_type": "mistral"}, "15: sliding_w"),
         ({"max_position_embeddings": None}, "12: max_position_embeddings: is"),
         ({"num_key_value_heads": 5}, "8: model.units[1].ops[0].residual[1]"),
     ],
@@ -242,6 +244,17 @@ def test_a_window(tmp_path: pathlib.Path) -> None:
     spec.load(None, (), None, folder(tmp_path, qwen))
     said = wrong(tmp_path, qwen | {"use_sliding_window": True})
     assert "sliding_window: 512 is shorter" in said
+    usual = QWEN3 | {"use_sliding_window": True}
+    del usual["sliding_window"]  # transformers takes 4096
+    said = wrong(tmp_path, usual, "train.sequence=8192")
+    assert "sliding_window: 4096 is shorter" in said
+
+
+def test_keys_of_published_files(tmp_path: pathlib.Path) -> None:
+    gpt2 = {"n_special": 0, "predict_special_tokens": True, "_num_labels": 1}
+    assert model(tmp_path, GPT2 | gpt2) == model(tmp_path, GPT2)
+    qwen = {"use_mrope": False, "_attn_implementation_autoset": True}
+    assert model(tmp_path, QWEN3 | qwen) == model(tmp_path, QWEN3)
 
 
 def test_no_key_is_in_two_places() -> None:

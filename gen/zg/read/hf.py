@@ -20,7 +20,9 @@ from .schema import Op
 # Of any family. Where a value is listed, no other is known here.
 FREE = (
     "_attn_implementation",
+    "_attn_implementation_autoset",
     "_name_or_path",
+    "_num_labels",
     "architectures",
     "attn_implementation",
     "bos_token_id",
@@ -32,12 +34,16 @@ FREE = (
     "initializer_range",
     "is_llama_config",
     "label2id",
+    "max_sequence_length",
     "model_type",
     "n_ctx",
+    "n_special",
     "name_or_path",
     "output_attentions",
     "output_hidden_states",
+    "output_past",
     "pad_token_id",
+    "predict_special_tokens",
     "pretraining_tp",
     "problem_type",
     "reorder_and_upcast_attn",
@@ -49,8 +55,10 @@ FREE = (
     "summary_type",
     "summary_use_proj",
     "task_specific_params",
+    "tokenizer_class",
     "torch_dtype",
     "torchscript",
+    "transformers.js_config",
     "transformers_version",
     "unk_token_id",
     "use_bfloat16",
@@ -68,6 +76,7 @@ FIXED: Mapping[str, object] = {
     "rope_interleaved": False,
     "scale_attn_by_inverse_layer_idx": False,
     "scale_attn_weights": True,
+    "use_mrope": False,
 }
 DROPOUTS = (
     "attention_dropout",
@@ -187,7 +196,7 @@ class _Config:
             for table in family.words.values()
             for ours, theirs in table.items()
         }
-        if node.value not in words:
+        if not isinstance(node.value, str) or node.value not in words:
             raise self.fail(key, f"is {shown(node.value)}", ", ".join(words))
         return Node(words[node.value], node.where)
 
@@ -195,6 +204,8 @@ class _Config:
         """By either spelling: rope_parameters, or rope_theta with rope_scaling."""
         key = "rope_parameters" if self.given_(ROPE[0]) else "rope_scaling"
         node = self.get(key)
+        if key != "rope_scaling" and self.get("rope_scaling").value:
+            raise self.fail(key, "stands beside rope_scaling", "one of them")
         held = node.value or {}
         if not isinstance(held, dict):
             raise self.fail(key, f"is {shown(held)}", "an object, or null")
@@ -205,7 +216,7 @@ class _Config:
         type_ = types[0] if types else "default"
         if type_ == "default" and not said:
             return Node(found, node.where)
-        if type_ not in SCALINGS:
+        if not isinstance(type_, str) or type_ not in SCALINGS:
             allowed = ", ".join(("default", *SCALINGS))
             raise self.fail(key, f"scaling {shown(type_)}", allowed)
         names = SCALINGS[type_]
@@ -229,7 +240,14 @@ class _Config:
             if not self.get("use_sliding_window").value:
                 return None
         node = self.get("sliding_window")
-        return node if node.value is not None else None
+        if node.value is None:
+            return None
+        if type(node.value) is not int or node.value < 1:
+            said = f"is {shown(node.value)}"
+            raise self.fail(
+                "sliding_window", said, "a whole number from 1, or null"
+            )
+        return node
 
     # ---- the model
 
@@ -265,6 +283,9 @@ class _Config:
     def head(self) -> Node:
         f, where = self.family, self.root.where
         tied = self.get("tie_word_embeddings")
+        if not isinstance(tied.value, bool):
+            said = f"is {shown(tied.value)}"
+            raise self.fail("tie_word_embeddings", said, "true or false")
         if tied.value:
             logits = {"tied": Node(f.embedding.args["tokens"], tied.where)}
         else:

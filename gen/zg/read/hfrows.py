@@ -122,6 +122,7 @@ _QWEN: Mapping[str, object] = {
     "intermediate_size": 22016,
     "num_key_value_heads": 32,
     "max_position_embeddings": 32768,
+    "sliding_window": 4096,
 }
 _GPT2 = Family(
     "GPT2LMHeadModel",
