@@ -25,12 +25,8 @@ TAIL, CONTEXT, TRIES = 1 << 16, 256, 16  # where a cut is looked for, in bytes
 ROWS = 256  # of Parquet, at a time
 LINE_END = re.compile(rb"(?<=\S)\n(?=\S)")
 
-FIELDS = (
-    "messages",
-    "text",
-    "prompt",
-    "completion",
-)  # of a record, unless --field
+# Of a record, unless --field names another
+FIELDS = ("messages", "text", "prompt", "completion")
 
 Splits = Callable[[bytes, bytes], bool]
 Hashes = NDArray[np.uint64]
