@@ -41,3 +41,11 @@ def test_the_last_run_is_drawn(tmp_path: Path) -> None:
     assert told[0] == "some: loss of 4 steps, nats a token"
     assert told[1:5] == ["0", "1", "2", "3"]
     assert told[5:] == ["bigram model 2.00", "validation 1.50"]
+
+
+def test_a_run_that_diverges_is_drawn_as_well(tmp_path: Path) -> None:
+    """A line for each whole number would be three million."""
+    found, picture = tmp_path / "log", tmp_path / "svg"
+    found.write_text(log(3.0, 3e6))
+    curve.main(str(found), str(picture), "2.0")
+    assert picture.stat().st_size < 5000

@@ -571,3 +571,12 @@ def test_a_run_that_is_ended(number: int, code: int, tmp_path: Path) -> None:
         run.kill()
     left = {x.name for x in tmp_path.iterdir()} - {"a", "never"}
     assert number == signal.SIGKILL or not left
+
+
+def test_other_columns_of_parquet_are_not_read(tmp_path: Path) -> None:
+    """Times with nanoseconds are none that Python has."""
+    times = pyarrow.array([1], pyarrow.timestamp("ns"))
+    table = pyarrow.table({"date": times, "text": ["a"]})
+    pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
+    found = documents.first("parquet", [tmp_path / "x.parquet"], None)
+    assert found == documents.Layout("text", ("text",))

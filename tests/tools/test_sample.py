@@ -200,3 +200,14 @@ def test_what_the_program_says_is_told(tmp_path: Path) -> None:
     assert done.returncode == 2 and "tokenizer.json" in done.stderr
     done = run(tmp_path, *options, speaker(tmp_path, 300))
     assert done.returncode == 2 and "300 is no byte" in done.stderr
+
+
+def test_a_program_of_this_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """./NAME is none of PATH's."""
+    speaker(tmp_path, *b"hi").rename(tmp_path / "ls")
+    monkeypatch.chdir(tmp_path)
+    options = ("--prompt", "a", "--tokenizer", "bytes", "--program", "./ls")
+    done = run(tmp_path, *options)
+    assert (done.returncode, done.stdout) == (0, "hi\n"), done.stderr
