@@ -101,6 +101,27 @@ int zr_mix_read(const zr_mix *s, int64_t first, int64_t B, int32_t *tokens, int3
                 char *why);
 void zr_mix_close(zr_mix *s);
 
+/* ---- multiple choice, a file as llm.c's of HellaSwag (zr_choices.c) */
+typedef struct zr_choices {
+    const char *path;
+    int fd; /* -1: there is no file */
+    int64_t T, vocab;
+    int64_t n, longest; /* examples; bytes of one at most */
+    int64_t *at;        /* [n + 1] where they begin */
+    uint16_t *count;    /* [n] how many completions each has */
+    uint16_t *word;     /* of the example that was read last */
+    int64_t label;      /* its right completion */
+    int64_t next;       /* word where the completion begins that zr_choices_next takes */
+} zr_choices;
+
+/* `path` must outlive c. Looks at all of the file. */
+int zr_choices_open(zr_choices *c, const char *path, int64_t T, int64_t vocab, char *why);
+int zr_choices_read(zr_choices *c, int64_t i, char *why); /* example i < n */
+/* The next of its count[i] completions, behind the context: tokens, targets int32[T], of which it
+ * writes those that are read, and those that are targets. */
+void zr_choices_next(zr_choices *c, int32_t *tokens, int32_t *targets);
+void zr_choices_close(zr_choices *c);
+
 /* ---- a queue's arena, wherever it lies: bytes out of it and into it, at offset `at`. All queues
  * are empty. The target has these (zr_int.h). */
 void zr_read(zr *z, int queue, void *to, int64_t at, int64_t bytes);

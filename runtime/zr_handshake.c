@@ -92,6 +92,14 @@ static void write_data(zr *z, char text[ZR_TOLD])
 
 static void write_val(zr *z, char text[ZR_TOLD]) { zr_data_text(&z->val, text); }
 
+static void write_eval(zr *z, char text[ZR_TOLD])
+{
+    seen s = {0, 0, ZR_HASH};
+    if (z->choices.fd < 0) return;
+    add_samples(&s, z->choices.fd);
+    tell_seen(&s, text);
+}
+
 static void write_weights(zr *z, char text[ZR_TOLD])
 {
     char why[ZR_WHY];
@@ -124,6 +132,7 @@ static const fact runs[] = {
     {"was started", "with", write_options, "start all ranks with the same options"},
     {"has", "--data of ", write_data, "give all ranks the same tokens"},
     {"has", "--val of ", write_val, "give all ranks the same tokens"},
+    {"has", "--eval of ", write_eval, "give all ranks the same examples"},
     {"has", "--load of ", write_weights, "give all ranks the same weights"},
 };
 

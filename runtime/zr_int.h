@@ -54,8 +54,8 @@ enum { ZR_SAVING, ZR_PROFILING, ZR_TEMPS };  /* what makes a file under another 
 /* ---- options (zr_options.c) */
 typedef struct zr_options {
     zr_given data[ZR_SOURCES];
-    int ndata;                                                  /* how many of these are given */
-    const char *val, *load, *save, *log, *queue, *nvme, *gemms; /* NULL: not given */
+    int ndata; /* how many of these are given */
+    const char *val, *eval, *load, *save, *log, *queue, *nvme, *gemms; /* NULL: not given */
     const char *tokens; /* "uint16", "uint32": what --data and --val hold if they do not tell */
     const char *profile, *profile_steps, *save_dtype;
     const char *prompt, *temperature, *top_p; /* of --sample */
@@ -279,6 +279,9 @@ struct zr {
     zr_mix train, val;
     int32_t *prompt; /* of --prompt-tokens: [nprompt], room for two samples; NULL: not given */
     int64_t nprompt;
+    zr_choices choices; /* --eval's */
+    int64_t tries;      /* evaluations that it takes */
+    int apart;          /* what is summed over all ranks is this one's own: zr_eval.c */
     zr_log log;
     zr_profile profile;
     zr_checkpoints checkpoints;
@@ -452,6 +455,14 @@ double zr_writer_wait(zr *z); /* until it is done, or given up; the seconds that
  * change. A rank that waits here hangs neither to its parent nor to a watchdog. */
 void zr_writer_before_update(zr *z);
 
+/* ---- evaluations and multiple choice (zr_eval.c) */
+/* tokens, targets int32 [B, T]: nothing from element `first` on */
+void zr_blank(const zr *z, int64_t first, int32_t *tokens, int32_t *targets);
+void zr_all_dead(zr *z); /* poisons all slots of what dies; nothing is under way before and after */
+static inline int64_t zr_address(void *p) { return (int64_t)(intptr_t)p; } /* as an operand */
+void zr_eval_open(zr *z);          /* fails where the file is wrong */
+void zr_eval(zr *z, int64_t step); /* nothing where --eval was not given; so many steps are done */
+
 /* ---- hashes (zr_verify.c); all queues are empty */
 /* The exact hash of the masters, the same however they are split. */
 void zr_hash_weights(zr *z, uint64_t sum[2]);
@@ -526,6 +537,7 @@ void zr_log_open(zr *z);  /* fails where the log is another's: input, or a run's
 void zr_log_begin(zr *z); /* the run's record: it is sure to go on */
 void zr_log_step(zr *z, const double report[ZR_REPORT], double seconds); /* that it took */
 void zr_log_val(zr *z, int64_t step, double loss, double tokens);
+void zr_log_eval(zr *z, int64_t step, int64_t right, int64_t examples);
 /* seconds from its begin to its end; that training stood still for it */
 void zr_log_checkpoint(zr *z, int64_t step, double seconds, double pause);
 void zr_log_verified(zr *z, int64_t step, const uint64_t sum[2], double seconds);

@@ -161,6 +161,12 @@ static int is_data(const zr_mix *m, const struct stat *s)
     return 0;
 }
 
+static int is_choices(const zr_choices *c, const struct stat *s)
+{
+    struct stat file;
+    return c->fd >= 0 && !fstat(c->fd, &file) && same(s, &file);
+}
+
 /* Is it a file that --load opens? Where that cannot be told, loading will say what is wrong. */
 static int is_weights(zr *z, const struct stat *s)
 {
@@ -197,10 +203,11 @@ void zr_refuse_saved(zr *z, const char *option, const char *name)
 
 void zr_refuse_inputs(zr *z, const char *option, const char *name, const struct stat *s)
 {
-    const char *of = is_data(&z->train, s) ? "--data"
-                     : is_data(&z->val, s) ? "--val"
-                     : is_weights(z, s)    ? "--load"
-                                           : NULL;
+    const char *of = is_data(&z->train, s)        ? "--data"
+                     : is_data(&z->val, s)        ? "--val"
+                     : is_choices(&z->choices, s) ? "--eval"
+                     : is_weights(z, s)           ? "--load"
+                                                  : NULL;
     if (of)
         zr_fail(z, ZR_USER, "%s %s: is the file of %s, which would be written to", option, name,
                 of);
@@ -368,6 +375,17 @@ void zr_log_val(zr *z, int64_t step, double loss, double tokens)
              step, number_text(text, loss), tokens);
     if (tokens > 0) zr_print(z, STDOUT_FILENO, "val loss %.6f\n", loss);
     else zr_print(z, STDOUT_FILENO, "val loss none: %s has no target\n", z->o->val);
+}
+
+void zr_log_eval(zr *z, int64_t step, int64_t right, int64_t examples)
+{
+    double accuracy = (double)right / (double)examples;
+    zr_print(z, z->log.file,
+             "{\"step\": %" PRId64 ", \"eval_right\": %" PRId64 ", \"eval_examples\": %" PRId64
+             ", \"eval_accuracy\": %.17g}\n",
+             step, right, examples, accuracy);
+    zr_print(z, STDOUT_FILENO, "eval %s: %" PRId64 " of %" PRId64 " (%.4f)\n", z->o->eval, right,
+             examples, accuracy);
 }
 
 void zr_log_checkpoint(zr *z, int64_t step, double seconds, double pause)

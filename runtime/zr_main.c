@@ -27,15 +27,6 @@ int zr_rank(const zr *z) { return z->rank; }
 
 /* ---- tokens */
 
-/* tokens, targets int32 [B, T]: nothing from element `first` on */
-static void blank(zr *z, int64_t first, int32_t *tokens, int32_t *targets)
-{
-    for (int64_t i = first; i < z->p->batch * z->p->sequence; i++) {
-        tokens[i] = 0;
-        targets[i] = -1;
-    }
-}
-
 /* tokens, targets int32 [B, T] in the arena, `at` behind their places: `rows` samples from `first`
  * on, below them nothing */
 static void load_batch(zr *z, int64_t at, const zr_mix *d, int64_t first, int64_t rows)
@@ -45,7 +36,7 @@ static void load_batch(zr *z, int64_t at, const zr_mix *d, int64_t first, int64_
     zr_inlet(z, at, &tokens, &targets);
     if (rows > 0 && zr_mix_read(d, first, rows, tokens, targets, why))
         zr_fail(z, ZR_USER, "%s", why);
-    blank(z, rows * z->p->sequence, tokens, targets);
+    zr_blank(z, rows * z->p->sequence, tokens, targets);
     zr_inlet_filled(z, at);
 }
 
@@ -208,6 +199,7 @@ static void begin(zr *z)
     gemms(z, z->o->tune ? ZR_TIME : ZR_TAKE);
     open_data(z);
     open_prompt(z);
+    zr_eval_open(z);
     zr_handshake(z);
     check_tokens(z, &z->train, z->o->steps * z->p->micro_batches * z->ranks * z->p->batch);
     check_tokens(z, &z->val, INT64_MAX);
@@ -232,19 +224,7 @@ static void begin(zr *z)
     zr_progress(z, NULL, NULL, 0);
 }
 
-/* A pointer as an operand. */
-static int64_t address(void *p) { return (int64_t)(intptr_t)p; }
-
 /* ---- validation */
-
-/* All slots of what dies; nothing is under way before and after. */
-static void all_dead(zr *z)
-{
-    if (z->o->mode == ZR_EAGER) return;
-    for (int k = 0; k < z->p->nslots; k++)
-        zr_poison(z, ZR_MAIN, z->p->slots[k][0], z->p->slots[k][1] * z->p->slots[k][2]);
-    zr_drain(z);
-}
 
 /* Every whole sample of the file once, in order; micro-batch g of them belongs to rank g % ranks.
  * `step`: how many have been made. */
@@ -262,10 +242,10 @@ static void validate(zr *z, int64_t step)
         load_batch(z, 0, &z->val, mine, rows < 0 ? 0 : rows < B ? rows : B);
         zr_replay(z, ZR_EVAL, z->p->eval);
         zr_drain(z);
-        all_dead(z);
+        zr_all_dead(z);
     }
     z->p->total(z);
-    zr_call(z, ZR_MAIN, z->p->mean, address(&loss), address(&valid));
+    zr_call(z, ZR_MAIN, z->p->mean, zr_address(&loss), zr_address(&valid));
     zr_drain(z);
     zr_stepping(z, 0);
     zr_progress(z, NULL, NULL, 0);
@@ -300,7 +280,7 @@ static double train_step(zr *z, double *report, int apart)
     if (apart) zr_drain(z);
     zr_step_end(z);
     zr_profile_step(z, 0);
-    zr_call(z, ZR_MAIN, z->p->report, address(report));
+    zr_call(z, ZR_MAIN, z->p->report, zr_address(report));
     zr_finish(z, ZR_MAIN);
     zr_stepping(z, 0);
     zr_progress(z, NULL, NULL, 0);
@@ -344,7 +324,7 @@ static int train(zr *z, double *report, int64_t moved[ZR_MOVED])
 {
     int64_t every = z->o->val_every;
     int asked;
-    if (z->o->val || z->o->sample) zr_ready(z, ZR_EVAL, z->p->eval);
+    if (z->o->val || z->o->eval || z->o->sample) zr_ready(z, ZR_EVAL, z->p->eval);
     z->first = zr_now();
     count_moved(z, moved, -1);
     while (!(asked = zr_asked_to_leave(z)) && z->step < z->o->steps) {
@@ -417,7 +397,7 @@ static int32_t next_token(zr *z, const int32_t *context, int64_t n, uint64_t *st
 {
     int32_t *tokens, *targets;
     zr_inlet(z, 0, &tokens, &targets);
-    blank(z, 0, tokens, targets);
+    zr_blank(z, 0, tokens, targets);
     memcpy(tokens, context, (size_t)n * sizeof *context);
     targets[n - 1] = 0;
     zr_inlet_filled(z, 0);
@@ -425,9 +405,9 @@ static int32_t next_token(zr *z, const int32_t *context, int64_t n, uint64_t *st
     zr_replay(z, ZR_EVAL, z->p->eval);
     double u = (double)(zr_random(state) >> 11) * 0x1p-53;
     zr_draw draw = {z->o->heat, z->o->share, u, (int32_t)z->o->top_k, 0};
-    zr_call(z, ZR_MAIN, z->p->sample, address(&draw));
+    zr_call(z, ZR_MAIN, z->p->sample, zr_address(&draw));
     zr_drain(z);
-    all_dead(z);
+    zr_all_dead(z);
     return draw.token;
 }
 
@@ -498,6 +478,7 @@ static void run_rank(zr *z)
     if (!leaves) {
         save(z); /* before anything that may fail or be interrupted */
         validate(z, z->o->steps);
+        zr_eval(z, z->o->steps);
     }
     zr_log_end(z, report, moved);
     zr_epilogue(z);

@@ -34,6 +34,8 @@ static const struct option {
     {"--val-every", "N", "and every N steps", NUMBER, AT(val_every), 1, MOST_STEPS},
     {"--val-tokens", "N", "the first N tokens of --val, in whole samples (default: all)", NUMBER,
      AT(val_tokens), 1, INT64_MAX},
+    {"--eval", "FILE", "multiple choice in llm.c's format: how many the model gets right", PATH,
+     AT(eval), 0, 0},
     {"--verify-every", "N", "every N steps compare what all ranks have, log the weights' hash",
      NUMBER, AT(verify_every), 1, MOST_STEPS},
     {"--load", "DIR", "start from the weights in DIR (safetensors)", PATH, AT(load), 0, 0},
@@ -260,11 +262,12 @@ static void set_sample(zr *z, zr_options *o)
 static void set_tune(zr *z, zr_options *o)
 {
     if (!o->tune) return;
-    if (!o->gemms || !o->ndata || o->steps >= 0 || o->val || o->load || o->save || o->sample ||
-        o->hash || o->profile || o->checkpoints)
+    if (!o->gemms || !o->ndata || o->steps >= 0 || o->val || o->eval || o->load || o->save ||
+        o->sample || o->hash || o->profile || o->checkpoints)
         zr_fail(z, ZR_USER,
                 "--tune trains nothing: --data FILE and --gemms FILE go with it, and "
-                "no --steps, --val, --load, --save, --sample, --hash, --profile or --checkpoints");
+                "no --steps, --val, --eval, --load, --save, --sample, --hash, --profile or "
+                "--checkpoints");
     o->steps = 1;
     o->no_graph = 1;
 }

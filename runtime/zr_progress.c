@@ -99,13 +99,20 @@ static double validations(const zr *z, int64_t from)
     return (double)(1 + (every ? last / every - (from - 1) / every : 0));
 }
 
-/* Of a validation: as long as the last one took; before there is one, the forward of a step, a
- * third of its time, for as many micro-batches. */
+/* Of so many micro-batches that are evaluated: by what the last validation took; before there is
+ * one, the forward of a step, a third of its time, for as many micro-batches. */
+static double evaluation_seconds(const zr *z, double step, int64_t micro_batches)
+{
+    int64_t B = z->p->batch * z->ranks, turns = (zr_samples(&z->val) + B - 1) / B;
+    double each = z->log.validated > 0 ? z->log.validated / (double)turns
+                                       : step / 3 / (double)z->p->micro_batches;
+    return each * (double)micro_batches;
+}
+
 static double validation_seconds(const zr *z, double step)
 {
     int64_t B = z->p->batch * z->ranks, turns = (zr_samples(&z->val) + B - 1) / B;
-    if (z->log.validated > 0) return z->log.validated;
-    return step / 3 * (double)turns / (double)z->p->micro_batches;
+    return evaluation_seconds(z, step, turns);
 }
 
 /* So many steps are done, and validations before the one behind step `from`. */
@@ -114,6 +121,7 @@ static void foresee(zr *z, int64_t steps, int64_t from)
     double step = zr_rate(z->log.busy, (double)(steps - z->checkpoints.from));
     double all = step * (double)(z->o->steps - steps) +
                  validations(z, from) * validation_seconds(z, step) +
+                 evaluation_seconds(z, step, z->tries) +
                  (z->o->save ? 4 * (double)zr_parameters(z->p) / saving : 0);
     atomic_store(&z->shared->task.end, zr_now() + all);
 }

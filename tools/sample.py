@@ -20,8 +20,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
-import encoding
 import numpy as np
+import trained
 from checkpoint import Bad, code_of
 from encoding import Encoder, Ids
 
@@ -65,15 +65,6 @@ class TokenReader:
         return new
 
 
-def usual(folder: Path) -> str:
-    """The folder's tokenizer; where it has none and tokens are bytes, these."""
-    known = folder / "config.json"
-    if not (folder / "tokenizer.json").exists() and known.exists():
-        if encoding.config(known).get("vocab_size") == 256:
-            return "bytes"
-    return str(folder)
-
-
 def command(chosen: argparse.Namespace, prompt: Path) -> list[str]:
     options = {
         "--load": chosen.dir,
@@ -107,11 +98,7 @@ def numbers(stream: IO[str]) -> Iterator[int]:
 
 
 def sample(chosen: argparse.Namespace) -> int:
-    if not chosen.program.exists():
-        raise Bad(
-            f"{chosen.program}: there is none; gen/zgen SPEC -o out/train.c, ninja out/train"
-        )
-    recipe = encoding.read(chosen.tokenizer or usual(chosen.dir))
+    recipe = trained.recipe(chosen)
     encoder = Encoder(recipe)
     ids = [*recipe.around[0], *encoder.ids(chosen.prompt)]
     if not ids:
@@ -153,30 +140,18 @@ def spoken(words: Sequence[str], reader: Reader, end: int | None) -> int:
             return 0
         said.seek(0)
         print(said.read(), end="", file=sys.stderr)
-        return code if code > 0 else 128 - code
+        return trained.code(code)
 
 
 def main(words: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="run sample",
-        description=__doc__.partition("[--seed N]\n\n")[2],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("dir", type=Path, metavar="DIR")
+    told = __doc__.partition("[--seed N]\n\n")[2]
+    parser = trained.parser("run sample", told)
     parser.add_argument("--prompt", required=True, metavar="TEXT")
     parser.add_argument("--tokens", type=int, default=200, metavar="N")
     parser.add_argument("--temperature", metavar="X", help="0: the likeliest")
     parser.add_argument("--top-k", metavar="K", help="of the K likeliest")
     parser.add_argument("--top-p", metavar="X", help="of those of this share")
     parser.add_argument("--seed", metavar="N", help="others")
-    parser.add_argument(
-        "--tokenizer",
-        metavar="FILE",
-        help="tokenizer.json, its folder, or `bytes` (default: DIR's)",
-    )
-    parser.add_argument(
-        "--program", type=Path, default=Path("out/train"), metavar="FILE"
-    )
     return code_of("run sample", sample, parser.parse_args(words))
 
 

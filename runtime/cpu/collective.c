@@ -150,8 +150,15 @@ static void run_allreduce(zr *z, int queue, const zr_command *c)
     z->queue[queue].messages++;
 }
 
+static void run_apart(zr *z, int queue, const zr_command *c)
+{
+    (void)queue;
+    memmove(z->t->arena + c->i[1], z->t->arena + c->i[0], 8 * (size_t)c->i[2]);
+}
+
 void zr_allreduce(zr *z, int queue, int group, int64_t from, int64_t to, int64_t n)
 {
     zr_check_allreduce(z, queue, group, from, to, n);
-    zr_push(z, queue, &(zr_command){run_allreduce, "allreduce", NULL, {from, to, n}});
+    zr_push(z, queue,
+            &(zr_command){z->apart ? run_apart : run_allreduce, "allreduce", NULL, {from, to, n}});
 }

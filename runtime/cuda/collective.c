@@ -254,7 +254,7 @@ void zr_allreduce(zr *z, int queue, int group, int64_t from, int64_t to, int64_t
     cudaStream_t stream = zr_on(z, queue, "an all-reduce");
     zr_note *note = zr_note_begin(z, queue, "allreduce", ZR_MOVES);
     char *a = z->t->arena;
-    if (z->ranks == 1) {
+    if (z->ranks == 1 || z->apart) {
         keep(z, stream, to, from, 8 * n);
     } else {
         enter(z);

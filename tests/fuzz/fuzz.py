@@ -1,6 +1,6 @@
 """fuzz.py -- runs one of these fuzzers for as long as one wants, with sanitizers.
 
-fuzz.py data|run|weights MUTANTS [SECONDS [FROM]]
+fuzz.py choices|data|run|weights MUTANTS [SECONDS [FROM]]
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from patience import LIMIT
 ROOT = Path(__file__).resolve().parents[2]
 TOKENS = ["zr_data.c", "zr_file.c", "zr_json.c", "zr_mix.c", "zr_tokens.c"]
 READERS = {  # by the name of the program: the files that it reads with
+    "choices": ["zr_choices.c", "zr_file.c"],
     "data": TOKENS,
     "order": TOKENS,
     "run": [

@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 
+import choices
 import numpy as np
 import program
 import pytest
@@ -20,6 +21,7 @@ import test_cuda
 import test_launcher
 import test_ranks
 import trainer
+from choices import Example
 from patience import LIMIT
 from trainer import ROOT
 
@@ -128,8 +130,8 @@ def emulated() -> pathlib.Path:
 def files(
     tmp_path_factory: pytest.TempPathFactory, emulated: pathlib.Path
 ) -> pathlib.Path:
-    """Tokens; the same at another place; others of that size; more of them; weights of this model,
-    those again, and others."""
+    """Tokens; the same at another place; others of that size; more of them; multiple choice, alike;
+    weights of this model, those again, and others."""
     folder = tmp_path_factory.mktemp("handshake")
     tokens = np.arange(2_000_000) ** 2 % 251
     trainer.write_tokens(folder / "tokens", tokens)
@@ -137,6 +139,9 @@ def files(
     trainer.write_tokens(folder / "few", tokens[:500])
     trainer.write_tokens(folder / "as-few", tokens[:500])
     trainer.write_tokens(folder / "more", [*tokens, 1])
+    for name, context in (("asked", 1), ("as-asked", 1), ("otherwise", 2)):
+        example = Example([context], [[3], [4, 5]], 1)
+        (folder / name).write_bytes(choices.file([example] * 3))
     tokens[1_000_000:1_100_000] = 7
     trainer.write_tokens(folder / "other", tokens)
     for name, steps in (("weights", 0), ("same", 0), ("trained", 1)):
@@ -265,6 +270,11 @@ UNLIKE = {
         f"{STEP} --val other",
         "has --val of 1 file",
     ),
+    "multiple choice": (
+        f"{STEP} --eval asked",
+        f"{STEP} --eval otherwise",
+        "has --eval of 1 file, 1096 bytes",
+    ),
     "weights": (
         f"{STEP} --load weights",
         f"{STEP} --load trained",
@@ -294,8 +304,8 @@ def test_ranks_may_have_places_and_threads_of_their_own(
     ended = together(
         [emulated, emulated],
         files,
-        "--data again --steps 1 --val few --load weights --threads 1 --log its-own",
-        f"{STEP} --val as-few --load same --threads 2",
+        "--data again --steps 1 --val few --eval asked --load weights --threads 1 --log its-own",
+        f"{STEP} --val as-few --eval as-asked --load same --threads 2",
     )
     assert [code for code, _ in ended] == [0, 0], ended
 

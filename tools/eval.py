@@ -1,0 +1,141 @@
+"""eval.py -- how many questions of multiple choice a trained model gets right.
+
+eval.py DIR FILE.jsonl
+
+DIR has the weights, and the tokenizer (tokenizer.json) where --tokenizer names no other; the
+program is one that was made for the model. Each line of FILE is a question,
+
+    {"context": "The sun", "choices": [" rises.", " is a cat."], "label": 0}
+
+of which one choice is right, the first is 0. The model is right where that one's mean loss over
+its tokens is the least.
+
+Exit codes: 0; 2 an argument or a file is wrong; else the program's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import trained
+from checkpoint import Bad, code_of
+from documents import Piece, loaded
+from encoding import Encoder, Ids, sound
+
+# llm.c's format: 256 int32, then examples of uint16
+MAGIC, VERSION, HEADER = 20240522, 1, 256
+BEGIN = MOST = 65535  # how an example begins; the greatest number
+
+
+def text_of(piece: Piece, name: str, found: Any) -> str:
+    if not isinstance(found, str):
+        raise Bad(f"{piece.where}: {name}: a text is needed")
+    return sound(piece, found)
+
+
+def texts(piece: Piece) -> tuple[str, list[str], int]:
+    """Context, choices and label of a line"""
+    found = loaded(piece.where, piece.record)
+    if not isinstance(found, dict):
+        raise Bad(f"{piece.where}: not an object: {{...}} is needed")
+    context = text_of(piece, "context", found.get("context"))
+    choices, label = found.get("choices"), found.get("label")
+    if not isinstance(choices, list) or not choices:
+        raise Bad(f"{piece.where}: choices: a list of texts is needed")
+    if type(label) is not int or not 0 <= label < len(choices):
+        most = len(choices) - 1
+        raise Bad(f"{piece.where}: label: 0 to {most} is needed")
+    return context, [text_of(piece, "choices", x) for x in choices], label
+
+
+def listed(piece: Piece, name: str, ids: Ids) -> Ids:
+    """Tokens behind their number"""
+    if not ids:
+        raise Bad(f"{piece.where}: {name}: at least one token is needed")
+    if max(ids) > MOST:
+        raise Bad(
+            f"{piece.where}: {name}: token {max(ids)} is above {MOST}, the format's greatest"
+        )
+    return [len(ids), *ids]
+
+
+def example(piece: Piece, encoder: Encoder) -> bytes:
+    context, choices, label = texts(piece)
+    before = encoder.recipe.around[0]
+    lists = listed(piece, "context", [*before, *encoder.ids(context)])
+    for choice in choices:
+        lists += listed(piece, "choices", encoder.ids(choice))
+    words = [BEGIN, 0, piece.number, label, len(choices), *lists]
+    words[1] = 2 * len(words)
+    if words[1] > MOST:
+        raise Bad(
+            f"{piece.where}: {words[1]} bytes of tokens; the format has {MOST} at most"
+        )
+    return np.array(words, "<u2").tobytes()
+
+
+def lines(path: Path) -> Iterator[Piece]:
+    with open(path, "rb") as file:
+        for number, line in enumerate(file):
+            where = f"{path}:{number + 1}"
+            if number == MOST:
+                raise Bad(f"{where}: the format has {MOST} examples at most")
+            yield Piece(where, number, line, len(line))
+
+
+def write(source: Path, to: Path, encoder: Encoder) -> None:
+    longest = count = 0
+    with open(to, "wb") as file:
+        file.seek(4 * HEADER)
+        for piece in lines(source):
+            each = example(piece, encoder)
+            longest = max(longest, len(each))
+            count += 1
+            file.write(each)
+        if not count:
+            raise Bad(f"{source}: empty")
+        head = np.array([MAGIC, VERSION, count, longest], "<i4")
+        file.seek(0)
+        file.write(head.tobytes())
+
+
+def scored(words: Sequence[str], file: Path, name: Path) -> int:
+    """Runs the program, tells its result under the name of what the user has given."""
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout
+        for line in running.stdout:
+            told = line.removeprefix(f"eval {file}: ")
+            if told != line:
+                print(f"eval {name}: {told}", end="", flush=True)
+        return trained.code(running.wait())
+
+
+def evaluate(chosen: argparse.Namespace) -> int:
+    encoder = Encoder(trained.recipe(chosen))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / chosen.file.name
+        write(chosen.file, file, encoder)
+        words = [chosen.program, "--load", chosen.dir, "--steps", 0]
+        words += ["--eval", file]
+        return scored([str(word) for word in words], file, chosen.file)
+
+
+def main(words: Sequence[str]) -> int:
+    told = __doc__.partition("FILE.jsonl\n\n")[2]
+    parser = trained.parser("run eval", told)
+    parser.add_argument("file", type=Path, metavar="FILE.jsonl")
+    try:
+        return code_of("run eval", evaluate, parser.parse_args(words))
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
