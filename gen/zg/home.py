@@ -13,3 +13,13 @@ def version() -> str:
     if _IN_CHECKOUT:
         return (_CHECKOUT / "VERSION").read_text().strip()
     return metadata.version("zgen")
+
+
+def license() -> str:
+    """What everyone who is given a program may do with it."""
+    if _IN_CHECKOUT:
+        return (_CHECKOUT / "LICENSE").read_text()
+    of = metadata.distribution("zgen")
+    text = of.read_text("LICENSE") or of.read_text("licenses/LICENSE")
+    assert text, "pip puts it beside the package's METADATA"
+    return text

@@ -186,6 +186,7 @@ def checkout(root: pathlib.Path) -> pathlib.Path:
         "run",
         "build.ninja",
         "VERSION",
+        "LICENSE",
         "pyproject.toml",
         "README.md",
         "out/.gitignore",

@@ -188,6 +188,7 @@ def test_what_pip_installs(
         }
 
     assert files(tmp_path / "out") == files(bundle)
+    assert files(bundle)["LICENSE"] == (ROOT / "LICENSE").read_bytes()
 
 
 def test_versions_are_one() -> None:

@@ -45,6 +45,7 @@ def write(source: str, path: str) -> None:
         (made / "out").mkdir()
         files = {
             **FILES,
+            "LICENSE": home.license(),
             "VERSION": f"{home.version()}\n",
             "out/train.c": source,
         }
