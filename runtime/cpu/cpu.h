@@ -22,7 +22,9 @@ typedef struct zr_lane { /* a queue's thread and what it runs */
     int quit;
     uint64_t coin, pause; /* random states: holding, pausing */
     pthread_t thread;
-    uint32_t turn; /* of its collectives, by the thread that runs them */
+    pthread_cond_t todo; /* something was issued or demanded, or it shall quit */
+    pthread_cond_t done; /* something was finished */
+    uint32_t turn;       /* of its collectives, by the thread that runs them */
 } zr_lane;
 
 struct zr_target {
@@ -37,9 +39,8 @@ struct zr_target {
     uint64_t order;       /* random state: in which order queues are emptied */
     int ahead;            /* 1: ZR_MAIN's commands run on its own thread, too */
     pthread_mutex_t lock;
-    pthread_cond_t moved; /* something was issued, finished or demanded */
-    int64_t delay;        /* ZR_GATHER_DELAY_US */
-    int unmap, readable;  /* readable: collectives in progress; under lock */
+    int64_t delay;       /* ZR_GATHER_DELAY_US */
+    int unmap, readable; /* readable: collectives in progress; under lock */
 };
 
 char *zr_arena_of(const zr *z, int queue); /* what the queue's functions work on */

@@ -28,9 +28,11 @@
 /* Whoever waits for the first n commands of a queue says so here; the lock is held. */
 static void demand(zr *z, zr_lane *q, int64_t n)
 {
-    if (q->demanded < n) q->demanded = n;
-    pthread_cond_broadcast(&z->t->moved);
-    while (q->finished < n) pthread_cond_wait(&z->t->moved, &z->t->lock);
+    if (q->demanded < n) {
+        q->demanded = n;
+        pthread_cond_signal(&q->todo);
+    }
+    while (q->finished < n) pthread_cond_wait(&q->done, &z->t->lock);
 }
 
 static void run_wait(zr *z, int queue, const zr_command *c)
@@ -87,7 +89,7 @@ void zr_push(zr *z, int queue, const zr_command *c)
     pthread_mutex_lock(&z->t->lock);
     if (q->issued - q->finished == ZR_RING) demand(z, q, q->issued - ZR_RING + 1);
     q->ring[q->issued++ % ZR_RING] = *c;
-    pthread_cond_broadcast(&z->t->moved);
+    pthread_cond_signal(&q->todo);
     pthread_mutex_unlock(&z->t->lock);
 }
 
@@ -174,14 +176,14 @@ static int held(zr *z, zr_lane *q)
 static void run_next(zr *z, zr_lane *q)
 {
     int hold = held(z, q);
-    while (hold && q->demanded <= q->finished) pthread_cond_wait(&z->t->moved, &z->t->lock);
+    while (hold && q->demanded <= q->finished) pthread_cond_wait(&q->todo, &z->t->lock);
     const zr_command *c = &q->ring[q->finished % ZR_RING];
     pthread_mutex_unlock(&z->t->lock);
     if (z->o->mode == ZR_SHUFFLED) pause_a_little(q);
     run(z, (int)(q - z->t->lane), c);
     pthread_mutex_lock(&z->t->lock);
     q->finished++;
-    pthread_cond_broadcast(&z->t->moved);
+    pthread_cond_broadcast(&q->done);
 }
 
 static void *work(void *arg)
@@ -191,7 +193,7 @@ static void *work(void *arg)
     pthread_mutex_lock(&z->t->lock);
     while (!q->quit) {
         if (q->finished < q->issued) run_next(z, q);
-        else pthread_cond_wait(&z->t->moved, &z->t->lock);
+        else pthread_cond_wait(&q->todo, &z->t->lock);
     }
     pthread_mutex_unlock(&z->t->lock);
     return NULL;
@@ -216,8 +218,11 @@ void zr_queues_start(zr *z)
     z->t->event = zr_get(z, z->p->events, sizeof *z->t->event);
     z->t->order = z->o->seed;
     pthread_mutex_init(&z->t->lock, NULL);
-    pthread_cond_init(&z->t->moved, NULL);
     z->t->sources = zr_get(z, (int64_t)z->p->inboxes * z->ranks, sizeof(void *));
+    for (int queue = 0; queue < ZR_QUEUES; queue++) {
+        pthread_cond_init(&z->t->lane[queue].todo, NULL);
+        pthread_cond_init(&z->t->lane[queue].done, NULL);
+    }
     for (int queue = 0; queue < ZR_QUEUES; queue++)
         if (zr_uses(z, queue) && (queue != ZR_MAIN || z->o->mode != ZR_EAGER)) start(z, queue);
 }
@@ -226,8 +231,10 @@ void zr_queues_stop(zr *z)
 {
     zr_drain(z);
     pthread_mutex_lock(&z->t->lock);
-    for (int queue = 0; queue < ZR_QUEUES; queue++) z->t->lane[queue].quit = 1;
-    pthread_cond_broadcast(&z->t->moved);
+    for (int queue = 0; queue < ZR_QUEUES; queue++) {
+        z->t->lane[queue].quit = 1;
+        pthread_cond_signal(&z->t->lane[queue].todo);
+    }
     pthread_mutex_unlock(&z->t->lock);
     for (int queue = 0; queue < ZR_QUEUES; queue++)
         if (z->t->lane[queue].ring) pthread_join(z->t->lane[queue].thread, NULL);
