@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import os
 import re
 import shutil
 import signal
@@ -175,11 +176,14 @@ def write_csv(path: Path, logs: Sequence[Log], names: Sequence[str]) -> None:
 
 
 def named(paths: Sequence[Path]) -> list[str]:
-    """What each log is called: its file's name where no other has it."""
+    """What each log is called: its file's name where no other has it, else its path from the folder
+    that all are in."""
     stems = [path.stem for path in paths]
     if len(set(stems)) == len(stems):
         return stems
-    return [str(path) for path in paths]
+    whole = [Path(os.path.abspath(path)) for path in paths]
+    above = os.path.commonpath([path.parent for path in whole])
+    return [str(path.relative_to(above)) for path in whole]
 
 
 class Watch:
@@ -198,7 +202,7 @@ class Watch:
         if not self.sinks:
             places = self.chosen.tensorboard, self.chosen.wandb
             self.sinks = [
-                sinks(log, name.strip("/"), *places)
+                sinks(log, name, *places)
                 for log, name in zip(self.logs, self.names, strict=True)
             ]
         for new, into in zip(found, self.sinks, strict=True):

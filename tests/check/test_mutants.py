@@ -19,7 +19,7 @@ import pytest
 import trainer
 from patience import LIMIT
 from zg.check import check
-from zg.plan.plan import Plan
+from zg.plan.plan import Plan, Section
 from zg.read import spec
 from zg.search import search
 from zg.write import cost, emit, explain, view
@@ -298,18 +298,39 @@ def test_the_sample_meets_every_rule() -> None:
     assert len(every) > 70 and some == every
 
 
+def some_steps(section: Section) -> list[int]:
+    """The first of each queue and operation."""
+    first = {}
+    for n, x in enumerate(section.steps):
+        first.setdefault((x.queue, x.op.partition(".")[0]), n)
+    return [*first.values()]
+
+
+def all_steps(section: Section) -> list[int]:
+    return [*range(len(section.steps))]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLANS)
-def test_steps_done_twice(name: str) -> None:
+@pytest.mark.parametrize(
+    "of",
+    [
+        pytest.param(some_steps, id="some"),
+        pytest.param(all_steps, marks=pytest.mark.exhaustive, id="all"),
+    ],
+)
+def test_steps_done_twice(
+    name: str, of: Callable[[Section], list[int]]
+) -> None:
     """Right away; no harm comes of what writes only what it does not read."""
     p, harmless = (
         planned(*PLANS[name]),
         {"mark", "batch", "copy", "cast", "allreduce", "turn"},
     )
     twice = [
-        (x.op.partition(".")[0], changed)
+        (section.steps[n].op.partition(".")[0], changed)
         for section in p.sections
-        for n, x in enumerate(section.steps)
+        for n in of(section)
         for changed in [
             mutants.changed(
                 p, section, [*section.steps[: n + 1], *section.steps[n:]]

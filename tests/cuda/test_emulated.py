@@ -114,7 +114,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     trainer.write_tokens(
         made / "tokens", law.tokens(256, 21 * 8 * 40, holes=True)
     )
-    trainer.write_tokens(made / "val", law.tokens(256, 5 * 40 + 1, holes=True))
+    trainer.write_tokens(made / "val", law.tokens(256, 3 * 40 + 1, holes=True))
     return made
 
 

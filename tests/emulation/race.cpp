@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <deque>
 #include <map>
+#include <mutex>
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -20,8 +22,11 @@ enum { CELL_BYTES = 16, EPOCH_BITS = 27, GAP = 1 << 16 };
 const size_t HUGE_PAGE = (size_t)2 << 20;
 const size_t ROOM[2] = {(size_t)8 << 30, (size_t)2 << 30}, ALL = ROOM[DEVICE] + ROOM[PINNED];
 
+/* write, read: track << EPOCH_BITS | epoch. A read that comes behind the last one stands for both.
+ * Where reads are not ordered, `shared` is the index in `reads` of all of them, until a write comes
+ * behind them; else it is 0. */
 struct cell {
-    uint32_t live, write, read[TRACKS]; /* write: track << EPOCH_BITS | epoch */
+    uint32_t live, write, read, shared;
 };
 
 char *base; /* device memory, then pinned */
@@ -30,6 +35,9 @@ size_t used[2];                          /* of each room, gaps included */
 size_t taken;                            /* of the device, in pages, without gaps */
 std::map<size_t, size_t> allocated;      /* offset in base -> bytes */
 std::vector<const char *> names[TRACKS]; /* by epoch */
+std::deque<clocks> reads(1);             /* each track's last */
+std::vector<uint32_t> spare;             /* of these, what no cell has */
+std::mutex sharing;                      /* held to take one or give it back */
 
 const char *track_name(int track)
 {
@@ -53,38 +61,92 @@ const char *work_name(int track, uint32_t epoch)
     return is_host(track) ? "host code" : epoch < names[track].size() ? names[track][epoch] : "?";
 }
 
-[[noreturn]] void conflict(size_t at, const char *was, int track, uint32_t epoch, const char *is)
+int track_of(uint32_t touch) { return (int)(touch >> EPOCH_BITS); }
+uint32_t epoch_of(uint32_t touch) { return touch & ((1u << EPOCH_BITS) - 1); }
+/* before what this thread does just now */
+bool ordered(uint32_t touch) { return epoch_of(touch) <= race_now[race_track][track_of(touch)]; }
+
+struct where {
+    size_t byte;
+    const char *memory;
+};
+
+where place_of(const cell *c)
 {
-    int me = race_track;
+    size_t at = (size_t)(c - cells) * CELL_BYTES;
+    return at < ROOM[DEVICE] ? where{at, "device"} : where{at - ROOM[DEVICE], "pinned"};
+}
+
+[[noreturn]] void conflict(const cell *c, const char *was, uint32_t before, const char *is)
+{
+    int me = race_track, track = track_of(before);
+    where at = place_of(c);
     shim_fail("race at byte %zu of %s memory: %s by %s on %s and %s by %s on %s, and no event "
               "orders the two",
-              at < ROOM[DEVICE] ? at : at - ROOM[DEVICE], at < ROOM[DEVICE] ? "device" : "pinned",
-              was, work_name(track, epoch), track_name(track), is, work_name(me, race_now[me][me]),
-              track_name(me));
+              at.byte, at.memory, was, work_name(track, epoch_of(before)), track_name(track), is,
+              work_name(me, race_now[me][me]), track_name(me));
+}
+
+[[noreturn]] void not_allocated(const cell *c)
+{
+    int me = race_track;
+    where at = place_of(c);
+    shim_fail("%s on %s touches byte %zu of %s memory, which is not allocated",
+              work_name(me, race_now[me][me]), track_name(me), at.byte, at.memory);
+}
+
+/* Reads that nothing orders */
+void share(cell *c, uint32_t mine)
+{
+    std::lock_guard<std::mutex> hold(sharing);
+    if (!c->shared) {
+        if (spare.empty()) {
+            spare.push_back((uint32_t)reads.size());
+            reads.emplace_back();
+        }
+        c->shared = spare.back();
+        spare.pop_back();
+        reads[c->shared] = {};
+        reads[c->shared][track_of(c->read)] = epoch_of(c->read);
+    }
+    reads[c->shared][track_of(mine)] = epoch_of(mine);
+}
+
+/* What a write that comes behind all reads leaves of them */
+void forget_reads(cell *c)
+{
+    if (c->shared) {
+        std::lock_guard<std::mutex> hold(sharing);
+        spare.push_back(c->shared);
+    }
+    c->read = c->shared = 0;
+}
+
+void check_reads(const cell *c)
+{
+    if (!c->shared) {
+        if (!ordered(c->read)) conflict(c, "a read", c->read, "a write");
+        return;
+    }
+    for (uint32_t t = 0; t < TRACKS; t++) {
+        uint32_t touch = t << EPOCH_BITS | reads[c->shared][t];
+        if (!ordered(touch)) conflict(c, "a read", touch, "a write");
+    }
 }
 
 void check_cell(cell *c, bool write)
 {
-    int me = race_track;
-    const clocks &now = race_now[me];
-    uint32_t mine = (uint32_t)me << EPOCH_BITS | now[me];
-    if (write ? c->write == mine : c->read[me] == now[me]) return;
-    size_t at = (size_t)(c - cells) * CELL_BYTES;
-    if (!c->live)
-        shim_fail("%s on %s touches byte %zu of %s memory, which is not allocated",
-                  work_name(me, now[me]), track_name(me),
-                  at < ROOM[DEVICE] ? at : at - ROOM[DEVICE],
-                  at < ROOM[DEVICE] ? "device" : "pinned");
-    int writer = (int)(c->write >> EPOCH_BITS);
-    uint32_t epoch = c->write & ((1u << EPOCH_BITS) - 1);
-    const char *is = write ? "a write" : "a read";
-    if (epoch > now[writer]) conflict(at, "a write", writer, epoch, is);
+    uint32_t mine = (uint32_t)race_track << EPOCH_BITS | race_now[race_track][race_track];
+    if ((write ? c->write : c->read) == mine) return;
+    if (!c->live) not_allocated(c);
+    if (!ordered(c->write)) conflict(c, "a write", c->write, write ? "a write" : "a read");
     if (!write) {
-        c->read[me] = now[me];
+        if (c->shared || !ordered(c->read)) share(c, mine);
+        c->read = mine;
         return;
     }
-    for (int t = 0; t < TRACKS; t++)
-        if (c->read[t] > now[t]) conflict(at, "a read", t, c->read[t], is);
+    check_reads(c);
+    forget_reads(c);
     c->write = mine;
 }
 

@@ -3,7 +3,7 @@
  * Invariants
  *  1. A track is what runs in order: a thread of the host, a stream, a stream's part of graphs. A piece of work
  *     is an epoch of its track; race_now[t][u] is the newest epoch of u that t is ordered after.
- *  2. Every 16 bytes have a cell: the last write, and each track's last read. Two accesses of
+ *  2. Every 16 bytes have a cell: the last write, and the reads since. Two accesses of
  *     different tracks, one a write, that no event or wait orders end the process with
  *     SHIM_MISTAKE, whatever order they ran in.
  *  3. Device memory can be touched by work only: it is closed while none runs.

@@ -17,7 +17,7 @@ from zg.plan.text import digest
 from zg.read import spec as reader
 from zg.search import search
 
-STEPS = 3
+STEPS = 2
 RULES = ["tree", "fold", "{block: 16}", "{block: 4}"]
 # 64 leaves are 64, 32, 16 and 8 a rank, 48 are 16 at 3: own micro-batches come first where a tree
 # of the rule has a node of them.

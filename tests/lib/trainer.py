@@ -139,7 +139,7 @@ def compile_source(kind: Kind, source: pathlib.Path, *rest: object) -> None:
         "-Wextra",
         "-Werror",
         "-Wno-unused-function",
-        "-O1",
+        "-O0",  # tables and calls: nothing that is worth the time
         "-ffp-contract=off",
         "-pthread",
         "-Iruntime",

@@ -17,6 +17,7 @@ import pytest
 import trainer
 from logs import Log
 from patience import LIMIT
+from watch import named
 
 WATCH = (sys.executable, str(trainer.ROOT / "tools" / "watch.py"))
 
@@ -143,6 +144,14 @@ def test_the_table_has_all_numbers(tmp_path: Path) -> None:
     assert float(rows[0]["loss"]) == 0.1 + 0.2 and rows[1]["loss"] == ""
     assert rows[0]["skipped"] == "0" and rows[0]["val_loss"] == ""
     assert float(rows[1]["val_loss"]) == 1e-300
+
+
+def test_logs_of_one_name_are_told_apart_by_their_folders() -> None:
+    """No name leads out of a folder that is made for it."""
+    a, b = Path("../a/log.jsonl"), Path("../b/c/log.jsonl")
+    assert named([a, b]) == ["a/log.jsonl", "b/c/log.jsonl"]
+    assert named([Path("log.jsonl"), Path("/log.jsonl")])[1] == "log.jsonl"
+    assert named([a, Path("other.jsonl")]) == ["log", "other"]
 
 
 def test_the_picture_has_a_curve_for_each(tmp_path: Path) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 import jinja2
 
 from .. import home
 
 
-def train(view: dict[str, object]) -> str:
-    """The text of train.c."""
-    env = jinja2.Environment(
+@functools.cache
+def templates() -> jinja2.Environment:
+    return jinja2.Environment(
         loader=jinja2.FileSystemLoader(home.HOME / "templates"),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -17,4 +19,8 @@ def train(view: dict[str, object]) -> str:
         keep_trailing_newline=True,
         autoescape=False,
     )
-    return env.get_template("train.c.j2").render(view)
+
+
+def train(view: dict[str, object]) -> str:
+    """The text of train.c."""
+    return templates().get_template("train.c.j2").render(view)
