@@ -203,6 +203,19 @@ SMALL = tuple(
             "zero.stage3_max_live_parameters=22000",
         ),
     ),
+    *(
+        Source(
+            f"small-packed-{family}",
+            f"{family}-tiny",
+            (
+                "data.documents=mask",
+                "data.end=0",
+                "cluster.ranks=1",
+                "zero.stage=0",
+            ),
+        )
+        for family in ("gpt", "llama")
+    ),
     Source(
         "small-relu2",
         "gpt-tiny",

@@ -83,6 +83,13 @@ ROWS = {
         "R*M*C+4*M+8*min(M,V)*C*add+R*V*C*(1-add)",
     ),
     "zk_position_bwd": Row("dp=R*P*C dy=R*B*T*C"),
+    "zk_embed_packed_fwd": Row(
+        "y=R*M*C token=4*M position=4*M w=R*V*C p=R*P*C",
+        "R*M*C+8*M+R*min(M,V)*C+R*P*C",
+    ),
+    "zk_position_packed_bwd": Row(
+        "dp=R*P*C dy=R*M*C position=4*M index=4*(P+1+M)"
+    ),
     "zk_layernorm_fwd": Row(
         "y=R*M*C stat=8*M sum=R*M*C x=R*M*C more=R*M*C w=R*C b=R*C"
     ),
@@ -127,6 +134,17 @@ ROWS = {
         "scratch=4*(B*H*T+B*T*E)",
         "2*R*B*T*E+2*R*B*T*H*D+4*B*H*T",
         "5*B*H*T*T*D",
+    ),
+    "zk_rope_packed": Row("y=R*B*T*E in=R*B*T*E table=4*T*D position=4*B*T"),
+    "zk_attention_local_fwd": Row(
+        "y=R*B*T*H*D lse=4*B*H*T qkv=R*B*T*E position=4*B*T",
+        flops="2*B*H*window*(2*T-window)*D",
+    ),
+    "zk_attention_local_bwd": Row(
+        "dqkv=R*B*T*E dy=R*B*T*H*D y=R*B*T*H*D qkv=R*B*T*E lse=4*B*H*T "
+        "scratch=4*(B*H*T+B*T*E) position=4*B*T",
+        "2*R*B*T*E+2*R*B*T*H*D+4*B*H*T+4*B*T",
+        "5*B*H*window*(2*T-window)*D",
     ),
     "zk_gelu_fwd": Row("y=R*n x=R*n"),
     "zk_gelu_bwd": Row("dx=R*n dy=R*n x=R*n"),
@@ -357,6 +375,10 @@ def special(b: Bench, name: str, at: int, d: dict[str, int]) -> None:
             .integers(0, d["V"], rows)
             .astype(np.int32),
         )
+    elif name == "position":  # of three documents or so a sample
+        rows = d.get("M") or d["B"] * d["T"]
+        length = max(1, d.get("T", rows) // 3)
+        b.upload(at, (np.arange(rows) % length).astype(np.int32))
     elif name == "v":
         b.fill(at, 4 * d["n"], moments=True)
     elif name == "ctl":

@@ -162,4 +162,7 @@ DOES: Mapping[str, str] = {
     "targets": "names what `train.c` can be built for",
     "data.ignore": "is the token that is never a target; null: every token is one",
     "data.shuffle": "draws the order of each epoch's samples anew, from `train.seed`",
+    "data.documents": "joins the documents of a sample, or masks them from each other: attention "
+    "and positions begin anew with each (packing)",
+    "data.end": "is the token that ends a document, for `mask`",
 }

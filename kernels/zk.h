@@ -149,6 +149,15 @@ void zk_embed_bwd(zk *k, const zk_launch *L, void *dw, const real *dy, const int
 void zk_position_bwd(zk *k, const zk_launch *L, real *dp, const real *dy, int64_t B, int64_t T,
                      int64_t C, int64_t P);
 
+/* Packed: row m takes p's row position[m], which is below the rows of p; its gradient dp[P,C] is
+ * summed as zk_embed_bwd's. index: int32 scratch [P+1+M] */
+void zk_embed_packed_fwd(zk *k, const zk_launch *L, real *y, const int32_t *token,
+                         const int32_t *position, const real *w, const real *p, int64_t M,
+                         int64_t C);
+void zk_position_packed_bwd(zk *k, const zk_launch *L, real *dp, const real *dy,
+                            const int32_t *position, int32_t *index, int64_t M, int64_t C,
+                            int64_t P);
+
 /* ---- norms. stat: float [M,2] (mean, 1/std) for layernorm, [M] (1/rms) for rmsnorm;
  * b and db may be NULL: no bias. `more` [M,C] may be NULL; else forward leaves x + more in `sum`
  * [M,C] and takes the norm of that, and backward adds it to dx: the bits of zk_add before or
@@ -202,6 +211,10 @@ void zk_rope_table(zk *k, const zk_launch *L, float *table, const double *freq, 
  * in. */
 void zk_rope(zk *k, const zk_launch *L, real *y, const real *in, const float *table, int64_t B,
              int64_t T, int64_t H, int64_t G, int64_t D, int sign);
+/* the same by position[m] < T */
+void zk_rope_packed(zk *k, const zk_launch *L, real *y, const real *in, const float *table,
+                    const int32_t *position, int64_t B, int64_t T, int64_t H, int64_t G, int64_t D,
+                    int sign);
 
 /* ---- causal attention without a T x T buffer. qkv [M, (H + 2*G) * D]; y [M, H*D]; lse float
  * [B,H,T]. Head h reads k, v head h / (H / G). */
@@ -211,6 +224,16 @@ void zk_attention_fwd(zk *k, const zk_launch *L, real *y, float *lse, const real
 void zk_attention_bwd(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *y,
                       const real *qkv, const float *lse, float *scratch, int64_t B, int64_t T,
                       int64_t H, int64_t G, int64_t D, float scale);
+/* The same where a row sees its own document alone, and of that the last `window` rows, itself one
+ * of them: row t those from t - min(position[b,t], window - 1) on. position: int32 [B,T] of rows in
+ * their documents, 0, 1, 2 ...; NULL: a sample is one */
+void zk_attention_local_fwd(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv,
+                            const int32_t *position, int64_t B, int64_t T, int64_t H, int64_t G,
+                            int64_t D, int64_t window, float scale);
+void zk_attention_local_bwd(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *y,
+                            const real *qkv, const float *lse, float *scratch,
+                            const int32_t *position, int64_t B, int64_t T, int64_t H, int64_t G,
+                            int64_t D, int64_t window, float scale);
 
 /* ---- elementwise, n elements */
 void zk_gelu_fwd(zk *k, const zk_launch *L, real *y, const real *x, int64_t n, int kind);

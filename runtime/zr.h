@@ -76,7 +76,7 @@ void zr_done(zr *z, int queue, int group, int64_t to, int64_t at); /* all owners
 /* int64 to[n] = exact sums of all ranks' from[n]. */
 void zr_allreduce(zr *z, int queue, int group, int64_t from, int64_t to, int64_t n);
 
-/* ---- data: a micro-batch's tokens into tokens, its targets int32[M]; or `at` behind these */
+/* ---- data: a micro-batch's tokens, targets and positions, int32[M] each; or `at` behind these */
 void zr_batch(zr *z, int64_t micro_batch);
 void zr_batch_at(zr *z, int64_t micro_batch, int64_t at);
 
@@ -155,12 +155,12 @@ typedef struct zr_program {
      * `inlets` places for a batch, and scratch. Unless peers' memory is read: slots for pieces. */
     int64_t space, host, inlet, inlet_step, desk, inbox, inbox_step;
     int32_t margin, blocks, channels; /* SMs that products leave; NCCL's: 0 blocks: any */
-    int32_t type;                     /* of parameters as they are computed with: ZR_F32 ... */
-    int32_t ncolumns, inlets, inboxes, ranks, events;
-    int64_t micro_batches, batch, sequence, vocab; /* A; B; T; V */
+    int32_t type, ncolumns, inlets, inboxes, ranks, events; /* type: of parameters, ZR_F32 ... */
+    int64_t micro_batches, batch, sequence, vocab;          /* A; B; T; V */
     int64_t ignore, skips; /* never a target, -1: none; ZR_FAULTY steps in a row that end the run */
-    uint64_t shuffle, seed;    /* 1: of each epoch the samples' order is drawn, by the seed */
-    int64_t tokens, targets;   /* int32[B*T] each */
+    uint64_t shuffle, seed; /* 1: of each epoch the samples' order is drawn, by the seed */
+    int64_t tokens, targets, positions; /* int32[B*T] each */
+    int64_t packed, end;       /* 1: positions are there; they begin anew behind the token `end` */
     double flops;              /* a global step: forward and backward, 6N per token + attention */
     int64_t wire, messages;    /* bytes received and collectives, per rank and training step */
     int64_t commands;          /* of a rank in a training step, waits among them */

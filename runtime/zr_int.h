@@ -427,9 +427,16 @@ void zr_prepare(zr *z);
 void zr_open(zr *z);  /* a rank's device; what its kernels are opened with */
 void zr_arena(zr *z); /* this rank's arena, all zero, and what peers share */
 /* Where the rank's own thread puts the next tokens and targets, int32 [B, T] each; then they go
- * to their places in the arena, or `at` behind these, before what is issued next. */
+ * to their places in the arena, or `at` behind these, before what is issued next; so do positions,
+ * where the program has them. */
 void zr_inlet(zr *z, int64_t at, int32_t **tokens, int32_t **targets);
 void zr_inlet_filled(zr *z, int64_t at);
+/* Of tokens [B, T] in their documents: a sample begins one, and so does what follows `end`. */
+static inline void zr_positions(const zr_program *p, const int32_t *tokens, int32_t *positions)
+{
+    for (int64_t i = 0; i < p->batch * p->sequence; i++)
+        positions[i] = i % p->sequence && tokens[i - 1] != p->end ? positions[i - 1] + 1 : 0;
+}
 
 /* ---- the target: queues */
 void zr_queues_start(zr *z);

@@ -106,6 +106,7 @@ def build(spec: Spec) -> Built:
         spec.targets,
         t.sm_margin,
         int(spec.data.shuffle),
+        -1 if spec.data.end is None else spec.data.end,
     )
     tables = tuple(
         plan.Table(f"table.{n}", x.head, x.freq)

@@ -1,4 +1,5 @@
 /* attention.c -- causal attention by blocks of 64 queries and 64 keys; no buffer grows with T x T.
+ * Blocks that documents or a window hide altogether are passed over.
  *
  * Invariants
  *  1. Every sum over keys, queries or head elements is one FMA chain in a fixed order: forward over
@@ -17,16 +18,17 @@
 
 enum { BLOCK = 64, REGION = 4 }; /* rows of a block; blocks a side of a backward task */
 enum { WIDEST = 1024 };          /* elements of a head: zgen lets no wider one pass */
-_Static_assert(4 * BLOCK * (9 * WIDEST + 2 * BLOCK + 2) <= ZK_SCRATCH, "backward's space fits");
+_Static_assert(4 * BLOCK * (9 * WIDEST + 2 * BLOCK + 3) <= ZK_SCRATCH, "backward's space fits");
 enum { ROWS = LANES / 2 }; /* of a tile of a product in registers: ROWS x 2 vectors */
 
 typedef struct attention {
     zk *k;
     real *out;                /* y [M, H*D] or dqkv [M, stride] */
     const real *qkv, *y, *dy; /* [M, stride], [M, H*D], [M, H*D] */
+    const int32_t *position;  /* [B, T] or NULL: a sample is one document */
     float *lse, *dot;         /* [B, H, T]; dot: sums of dy*y */
     float *sum;               /* gradient of qkv, not rounded yet [M, stride] */
-    int64_t B, T, H, G, D, stride, pad, blocks, apart; /* apart: see backward_task */
+    int64_t B, T, H, G, D, window, stride, pad, blocks, apart; /* apart: see backward_task */
     float scale;
 } attention;
 
@@ -127,18 +129,45 @@ static void load_line(float *to, const float *from, int64_t n)
     memcpy(to, from, (size_t)n * sizeof(float));
 }
 
-/* x, but as good as -infinity in lanes 0 .. n-1: the queries before a key of their own block */
-ZK_INLINE v16 hide(v16 x, int64_t n)
+/* ---- which keys a query sees: those of rows t - reach .. t */
+static int64_t reach(const attention *a, int64_t b, int64_t t)
+{
+    return zk_least(a->position ? a->position[b * a->T + t] : t, a->window - 1);
+}
+
+/* The first key that row t sees: no later row sees an earlier one */
+static int64_t first_key(const attention *a, int64_t b, int64_t t) { return t - reach(a, b, t); }
+
+/* Query block i before key block j: what each query sees of it */
+typedef struct sight {
+    const int32_t *reach; /* [64], NULL: all */
+    int64_t ahead;        /* rows from the first key to the first query */
+} sight;
+
+/* line: int32 [64], for what the sight points to */
+static sight sight_of(const attention *a, int32_t *line, int64_t b, int64_t i, int64_t j)
+{
+    int64_t from = i * BLOCK, end = zk_least(from + BLOCK, a->T);
+    if (i > j && first_key(a, b, end - 1) <= j * BLOCK) return (sight){NULL, 0};
+    memset(line, 0, BLOCK * sizeof *line);
+    for (int64_t t = from; t < end; t++) line[t - from] = (int32_t)reach(a, b, t);
+    return (sight){line, from - j * BLOCK};
+}
+
+/* x, but -infinity where queries c .. c+15 do not see key j of its block */
+ZK_INLINE v16 hide(v16 x, sight s, int64_t j, int64_t c)
 {
     const v16i lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    return select16(lane < (int32_t)n, set16(-FLT_MAX), x);
+    v16i back = lane + (int32_t)(s.ahead + c - j), reach;
+    memcpy(&reach, s.reach + c, sizeof reach);
+    return select16((back < 0) | (back > reach), set16(-__builtin_inff()), x);
 }
 
 /* The scaled score of key j (of its block) and queries c .. c+15 (of theirs) */
-ZK_INLINE v16 score(const attention *a, const float *p, int64_t j, int64_t c, int diagonal)
+ZK_INLINE v16 score(const attention *a, const float *p, int64_t j, int64_t c, sight s)
 {
     v16 x = load16(p + j * BLOCK + c) * set16(a->scale);
-    return diagonal ? hide(x, j - c) : x;
+    return s.reach ? hide(x, s, j, c) : x;
 }
 
 /* ---- forward */
@@ -146,6 +175,7 @@ typedef struct forward {
     float *q, *turned, *key, *value, *sum; /* [64][pad]; turned [pad][64] */
     float *p;                              /* [64 keys][64 queries] */
     float *top, *total, *shrink;           /* [64]: maximum, sum of exp, factor of old sums */
+    int32_t *reach;                        /* [64] */
 } forward;
 
 static forward forward_space(const attention *a, int thread)
@@ -160,15 +190,16 @@ static forward forward_space(const attention *a, int thread)
                      .p = p,
                      .top = lines,
                      .total = lines + BLOCK,
-                     .shrink = lines + 2 * BLOCK};
+                     .shrink = lines + 2 * BLOCK,
+                     .reach = (int32_t *)(lines + 3 * BLOCK)};
 }
 
-/* Products of `keys` keys and queries c .. c+15 become exp(score - top) */
-static void weigh(const attention *a, const forward *f, int64_t c, int64_t keys, int diagonal)
+/* Products of `keys` keys and queries c .. c+15 become exp(score - top); top is finite */
+static void weigh(const attention *a, const forward *f, int64_t c, int64_t keys, sight s)
 {
     v16 old = load16(f->top + c), top = old, total = set16(0);
     for (int64_t j = 0; j < keys; j++) {
-        v16 x = score(a, f->p, j, c, diagonal);
+        v16 x = score(a, f->p, j, c, s);
         store16(f->p + j * BLOCK + c, x);
         top = max16(top, x);
     }
@@ -215,6 +246,7 @@ static void forward_task(void *arg, int64_t task, int thread)
     int64_t h = task / a->blocks % a->H, b = task / a->blocks / a->H;
     int64_t from = i * BLOCK, rows = zk_least(BLOCK, a->T - from), padded = (rows + 15) / 16 * 16;
     int64_t start = b * a->T * a->stride, key = start + (a->H + h / (a->H / a->G)) * a->D;
+    int64_t first = first_key(a, b, from) / BLOCK;
     forward f = forward_space(a, thread);
     load_rows(a, f.q, a->qkv, a->k->dtype, start + from * a->stride + h * a->D, a->stride, rows);
     transpose(a, f.turned, f.q);
@@ -222,19 +254,22 @@ static void forward_task(void *arg, int64_t task, int thread)
         store16(f.top + c, set16(-FLT_MAX));
         store16(f.total + c, set16(0));
     }
-    for (int64_t j = 0; j <= i; j++) {
+    for (int64_t j = first; j <= i; j++) {
+        sight s = sight_of(a, f.reach, b, i, j);
         int64_t keys = zk_least(BLOCK, a->T - j * BLOCK), at = key + j * BLOCK * a->stride;
         load_rows(a, f.key, a->qkv, a->k->dtype, at, a->stride, keys);
         load_rows(a, f.value, a->qkv, a->k->dtype, at + a->G * a->D, a->stride, keys);
         multiply(f.p, BLOCK, (view){f.key, a->pad, 1}, f.turned, BLOCK, keys, padded, a->D, 0);
-        for (int64_t c = 0; c < padded; c += 16) weigh(a, &f, c, keys, j == i);
-        if (j > 0) scale_rows(a, f.sum, f.shrink, rows);
-        multiply(f.sum, a->pad, (view){f.p, 1, BLOCK}, f.value, a->pad, rows, a->pad, keys, j > 0);
+        for (int64_t c = 0; c < padded; c += 16) weigh(a, &f, c, keys, s);
+        if (j > first) scale_rows(a, f.sum, f.shrink, rows);
+        multiply(f.sum, a->pad, (view){f.p, 1, BLOCK}, f.value, a->pad, rows, a->pad, keys,
+                 j > first);
     }
     finish(a, &f, b, h, from, rows);
 }
 
-static attention shape(zk *k, int64_t B, int64_t T, int64_t H, int64_t G, int64_t D, float scale)
+static attention shape(zk *k, const int32_t *position, int64_t B, int64_t T, int64_t H, int64_t G,
+                       int64_t D, int64_t window, float scale)
 {
     return (attention){.k = k,
                        .B = B,
@@ -242,21 +277,30 @@ static attention shape(zk *k, int64_t B, int64_t T, int64_t H, int64_t G, int64_
                        .H = H,
                        .G = G,
                        .D = D,
+                       .position = position,
+                       .window = window,
                        .stride = (H + 2 * G) * D,
                        .pad = (D + 15) / 16 * 16,
                        .blocks = (T + BLOCK - 1) / BLOCK,
                        .scale = scale};
 }
 
-void ZK(zk_attention_fwd)(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv,
-                          int64_t B, int64_t T, int64_t H, int64_t G, int64_t D, float scale)
+void ZK(zk_attention_local_fwd)(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv,
+                                const int32_t *position, int64_t B, int64_t T, int64_t H, int64_t G,
+                                int64_t D, int64_t window, float scale)
 {
-    attention a = shape(k, B, T, H, G, D, scale);
+    attention a = shape(k, position, B, T, H, G, D, window, scale);
     (void)L;
     a.out = y;
     a.lse = lse;
     a.qkv = qkv;
     zk_for(k, B * H * a.blocks, forward_task, &a);
+}
+
+void ZK(zk_attention_fwd)(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv,
+                          int64_t B, int64_t T, int64_t H, int64_t G, int64_t D, float scale)
+{
+    ZK(zk_attention_local_fwd)(k, L, y, lse, qkv, NULL, B, T, H, G, D, T, scale);
 }
 
 /* ---- backward */
@@ -265,6 +309,7 @@ typedef struct backward {
     float *turned, *turned_dy;                        /* [pad][64] */
     float *p, *ds;                                    /* [64 keys][64 queries] */
     float *lse, *dot;                                 /* [64] */
+    int32_t *reach;                                   /* [64] */
 } backward;
 
 static backward backward_space(const attention *a, int thread)
@@ -283,16 +328,16 @@ static backward backward_space(const attention *a, int thread)
                       .p = p,
                       .ds = p + BLOCK * BLOCK,
                       .lse = lines,
-                      .dot = lines + BLOCK};
+                      .dot = lines + BLOCK,
+                      .reach = (int32_t *)(lines + 2 * BLOCK)};
 }
 
 /* p = exp(score - lse); ds = p * (dp - dot) * scale, in place of the products q.k and dy.v */
-static void weigh_again(const attention *a, const backward *s, int64_t c, int64_t keys,
-                        int diagonal)
+static void weigh_again(const attention *a, const backward *s, int64_t c, int64_t keys, sight seen)
 {
     v16 lse = load16(s->lse + c), dot = load16(s->dot + c);
     for (int64_t j = 0; j < keys; j++) {
-        v16 p = exp16(score(a, s->p, j, c, diagonal) - lse);
+        v16 p = exp16(score(a, s->p, j, c, seen) - lse);
         v16 dp = load16(s->ds + j * BLOCK + c);
         store16(s->p + j * BLOCK + c, p);
         store16(s->ds + j * BLOCK + c, p * (dp - dot) * set16(a->scale));
@@ -308,6 +353,7 @@ static void backward_head(const attention *a, const backward *s, int64_t b, int6
     int64_t from = i * BLOCK, rows = zk_least(BLOCK, a->T - from), padded = (rows + 15) / 16 * 16;
     int64_t keys = zk_least(BLOCK, a->T - j * BLOCK), line = (b * a->H + h) * a->T + from;
     int64_t m = b * a->T + from, at = m * a->stride + h * a->D;
+    sight seen = sight_of(a, s->reach, b, i, j);
     load_rows(a, s->q, a->qkv, a->k->dtype, at, a->stride, rows);
     load_rows(a, s->dy, a->dy, a->k->dtype, (m * a->H + h) * a->D, a->H * a->D, rows);
     load_rows(a, s->dq, a->sum, ZK_F32, at, a->stride, first ? 0 : rows);
@@ -317,11 +363,18 @@ static void backward_head(const attention *a, const backward *s, int64_t b, int6
     transpose(a, s->turned_dy, s->dy);
     multiply(s->p, BLOCK, (view){s->key, a->pad, 1}, s->turned, BLOCK, keys, padded, a->D, 0);
     multiply(s->ds, BLOCK, (view){s->value, a->pad, 1}, s->turned_dy, BLOCK, keys, padded, a->D, 0);
-    for (int64_t c = 0; c < padded; c += 16) weigh_again(a, s, c, keys, i == j);
+    for (int64_t c = 0; c < padded; c += 16) weigh_again(a, s, c, keys, seen);
     multiply(s->dvalue, a->pad, (view){s->p, BLOCK, 1}, s->dy, a->pad, keys, a->pad, rows, 1);
     multiply(s->dkey, a->pad, (view){s->ds, BLOCK, 1}, s->q, a->pad, keys, a->pad, rows, 1);
     multiply(s->dq, a->pad, (view){s->ds, 1, BLOCK}, s->key, a->pad, rows, a->pad, keys, 1);
     store_rows(a, s->dq, a->sum, ZK_F32, at, a->stride, rows);
+}
+
+/* Of the query blocks i .. end-1, where those end that see anything of key block j */
+static int64_t end_of_sight(const attention *a, int64_t b, int64_t i, int64_t end, int64_t j)
+{
+    while (end > i && first_key(a, b, (end - 1) * BLOCK) >= (j + 1) * BLOCK) end--;
+    return end;
 }
 
 /* What the query blocks i .. end-1 add to dkey and dvalue of key block j of group g */
@@ -349,8 +402,11 @@ static void backward_task(void *arg, int64_t task, int thread)
     int64_t n = regions(a) - a->apart, j = task % n * REGION, i = j + a->apart * REGION;
     int64_t g = task / n % a->G, b = task / n / a->G, end = zk_least(i + REGION, a->blocks);
     backward s = backward_space(a, thread);
-    for (int64_t last = j + REGION; j < last && j < end; j++)
-        backward_key(a, &s, b, g, i > j ? i : j, end, j, a->apart == 0);
+    for (int64_t last = j + REGION; j < last && j < end; j++) {
+        /* at the diagonal all blocks: a query's first of them begins its dq */
+        int64_t from = i > j ? i : j, to = a->apart ? end_of_sight(a, b, from, end, j) : end;
+        if (from < to) backward_key(a, &s, b, g, from, to, j, a->apart == 0);
+    }
 }
 
 /* dot of every head of one row */
@@ -379,11 +435,12 @@ static void round_row(void *arg, int64_t m, int thread)
     }
 }
 
-void ZK(zk_attention_bwd)(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *y,
-                          const real *qkv, const float *lse, float *scratch, int64_t B, int64_t T,
-                          int64_t H, int64_t G, int64_t D, float scale)
+void ZK(zk_attention_local_bwd)(zk *k, const zk_launch *L, real *dqkv, const real *dy,
+                                const real *y, const real *qkv, const float *lse, float *scratch,
+                                const int32_t *position, int64_t B, int64_t T, int64_t H, int64_t G,
+                                int64_t D, int64_t window, float scale)
 {
-    attention a = shape(k, B, T, H, G, D, scale);
+    attention a = shape(k, position, B, T, H, G, D, window, scale);
     (void)L;
     a.out = dqkv;
     a.qkv = qkv;
@@ -396,4 +453,11 @@ void ZK(zk_attention_bwd)(zk *k, const zk_launch *L, real *dqkv, const real *dy,
     for (a.apart = 0; a.apart < regions(&a); a.apart++)
         zk_for(k, B * G * (regions(&a) - a.apart), backward_task, &a);
     if (k->dtype != ZK_F32) zk_for(k, B * T, round_row, &a);
+}
+
+void ZK(zk_attention_bwd)(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *y,
+                          const real *qkv, const float *lse, float *scratch, int64_t B, int64_t T,
+                          int64_t H, int64_t G, int64_t D, float scale)
+{
+    ZK(zk_attention_local_bwd)(k, L, dqkv, dy, y, qkv, lse, scratch, NULL, B, T, H, G, D, T, scale);
 }

@@ -13,6 +13,7 @@ typedef struct embed {
     const real *w, *p;          /* [V,C], [T,C] */
     const real *dy;             /* [M,C] */
     const int32_t *token;       /* [M] */
+    const int32_t *position;    /* [M], or NULL: those of rows in their samples */
     const int32_t *end, *place; /* [V]: ends of rows' places; [M]: positions by token */
     int64_t B, T, P, M, V, C, rows;
     int dtype, add;
@@ -24,12 +25,14 @@ static void fwd_task(void *arg, int64_t task, int thread)
     const embed *a = arg;
     int64_t C = a->C;
     (void)thread;
-    for (int64_t m = task * a->rows; m < zk_least((task + 1) * a->rows, a->M); m++)
+    for (int64_t m = task * a->rows; m < zk_least((task + 1) * a->rows, a->M); m++) {
+        int64_t position = a->position ? a->position[m] : m % a->T;
         for (int64_t c = 0; c < C; c += 16) {
             v16 y = zk_get(a->w, a->token[m] * C + c, a->dtype, C - c);
-            if (a->p) y += zk_get(a->p, m % a->T * C + c, a->dtype, C - c);
+            if (a->p) y += zk_get(a->p, position * C + c, a->dtype, C - c);
             zk_put(a->y, m * C + c, a->dtype, y, C - c);
         }
+    }
 }
 
 void ZK(zk_embed_fwd)(zk *k, const zk_launch *L, real *y, const int32_t *token, const real *w,
@@ -41,6 +44,22 @@ void ZK(zk_embed_fwd)(zk *k, const zk_launch *L, real *y, const int32_t *token, 
                .token = token,
                .T = T,
                .M = B * T,
+               .C = C,
+               .rows = zk_tile(k, L, 0, ROWS),
+               .dtype = k->dtype};
+    zk_for(k, zk_pieces(a.M, a.rows), fwd_task, &a);
+}
+
+void ZK(zk_embed_packed_fwd)(zk *k, const zk_launch *L, real *y, const int32_t *token,
+                             const int32_t *position, const real *w, const real *p, int64_t M,
+                             int64_t C)
+{
+    embed a = {.y = y,
+               .w = w,
+               .p = p,
+               .token = token,
+               .position = position,
+               .M = M,
                .C = C,
                .rows = zk_tile(k, L, 0, ROWS),
                .dtype = k->dtype};
@@ -118,4 +137,11 @@ void ZK(zk_position_bwd)(zk *k, const zk_launch *L, real *dp, const real *dy, in
                .rows = zk_tile(k, L, 0, ROWS),
                .dtype = k->dtype};
     zk_for(k, zk_pieces(P, a.rows), position_task, &a);
+}
+
+void ZK(zk_position_packed_bwd)(zk *k, const zk_launch *L, real *dp, const real *dy,
+                                const int32_t *position, int32_t *index, int64_t M, int64_t C,
+                                int64_t P)
+{
+    ZK(zk_embed_bwd)(k, L, dp, dy, position, index, M, P, C, 0);
 }

@@ -10,10 +10,11 @@ enum { ROWS = 16 }; /* rows of a task, unless the launch says otherwise */
 
 typedef struct rope {
     zk *k;
-    real *y;            /* [B*T, (H + 2*G) * D] */
-    const real *in;     /* the same */
-    float *table;       /* [T, half, 2] */
-    const double *freq; /* [half] */
+    real *y;                 /* [B*T, (H + 2*G) * D] */
+    const real *in;          /* the same */
+    float *table;            /* [T, half, 2] */
+    const double *freq;      /* [half] */
+    const int32_t *position; /* [B*T], or NULL: those of rows in their samples */
     int64_t rows, M, T, H, G, D, half;
     float sign;
 } rope;
@@ -60,7 +61,8 @@ static void row(const rope *a, int64_t m, int thread)
 {
     int64_t size = a->k->dtype == ZK_F32 ? 4 : 2, room = (a->half + 15) / 16 * 16;
     int64_t at = m * (a->H + 2 * a->G) * a->D, values = at + (a->H + a->G) * a->D;
-    const float *table = a->table + m % a->T * a->half * 2; /* [half, 2] */
+    int64_t position = a->position ? a->position[m] : m % a->T;
+    const float *table = a->table + position * a->half * 2; /* [half, 2] */
     float *cosine = zk_scratch(a->k, thread), *sine = cosine + room;
     for (int64_t i = 0; i < a->half; i++) {
         cosine[i] = table[2 * i];
@@ -79,13 +81,15 @@ static void rows_task(void *arg, int64_t task, int thread)
         row(a, m, thread);
 }
 
-void ZK(zk_rope)(zk *k, const zk_launch *L, real *y, const real *in, const float *table, int64_t B,
-                 int64_t T, int64_t H, int64_t G, int64_t D, int sign)
+void ZK(zk_rope_packed)(zk *k, const zk_launch *L, real *y, const real *in, const float *table,
+                        const int32_t *position, int64_t B, int64_t T, int64_t H, int64_t G,
+                        int64_t D, int sign)
 {
     rope a = {.k = k,
               .y = y,
               .in = in,
               .table = (float *)table,
+              .position = position,
               .M = B * T,
               .T = T,
               .H = H,
@@ -95,4 +99,10 @@ void ZK(zk_rope)(zk *k, const zk_launch *L, real *y, const real *in, const float
               .rows = zk_tile(k, L, 0, ROWS),
               .sign = (float)sign};
     zk_for(k, (B * T + a.rows - 1) / a.rows, rows_task, &a);
+}
+
+void ZK(zk_rope)(zk *k, const zk_launch *L, real *y, const real *in, const float *table, int64_t B,
+                 int64_t T, int64_t H, int64_t G, int64_t D, int sign)
+{
+    ZK(zk_rope_packed)(k, L, y, in, table, NULL, B, T, H, G, D, sign);
 }

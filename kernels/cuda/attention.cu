@@ -1,4 +1,5 @@
-/* attention.cu -- causal attention on tensor cores, forward: no buffer grows with T x T.
+/* attention.cu -- causal attention on tensor cores, forward: no buffer grows with T x T. LOCAL: a
+ * row does not see all rows before it (attention.h).
  *
  * Invariants
  *  1. A block has ROWS queries of one head, a warp 16 * M of them; keys come in tiles of N,
@@ -20,6 +21,35 @@ template <int M> struct running {
     float top[M][2], total[M][2];
 };
 
+/* What the rows of `running` see: reach_of each */
+template <int M> struct sight {
+    int reach[M][2];
+};
+
+template <int M> __device__ inline void look(sight<M> *see, const heads &a, int b, int query)
+{
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            see->reach[m][r] = reach_of(a, b, query + 16 * m + 8 * r + lane_of() / 4);
+}
+
+/* -infinity for keys that a query does not see, as hide */
+template <int M, int N>
+__device__ inline void hide_far(float (&s)[M][N / 8][4], int key, int query, const sight<M> &see)
+{
+    int back = query + lane_of() / 4 - key - lane_of() % 4 * 2;
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+        for (int n = 0; n < N / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (beyond(back + 16 * m + i / 2 * 8 - 8 * n - i % 2, see.reach[m][i / 2]))
+                    s[m][n][i] = -INFINITY;
+}
+
 /* -infinity for keys beyond their query; key, query: the first of the tile and of the warp */
 template <int M, int N>
 __device__ inline void hide(float (&s)[M][N / 8][4], int key, int query)
@@ -35,8 +65,8 @@ __device__ inline void hide(float (&s)[M][N / 8][4], int key, int query)
 }
 
 /* Maxima over the tile's scores, too; shrink: what sums made with the older ones are multiplied
- * by. */
-template <int M, int N>
+ * by. LOCAL: a row may have seen no key yet. */
+template <bool LOCAL, int M, int N>
 __device__ inline void raise(const float (&s)[M][N / 8][4], float (&shrink)[M][2], running<M> *w,
                              float scale2)
 {
@@ -50,20 +80,21 @@ __device__ inline void raise(const float (&s)[M][N / 8][4], float (&shrink)[M][2
                 top = fmaxf(top, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
             top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
             top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
-            shrink[m][r] = power2((w->top[m][r] - top) * scale2);
+            bool none = LOCAL && top == -INFINITY;
+            shrink[m][r] = none ? 1 : power2((w->top[m][r] - top) * scale2);
             w->top[m][r] = top;
         }
 }
 
 /* Products of q and k become p = exp(score - top). Where no row of the warp has a new maximum,
  * which is most of the time, nothing needs to be multiplied by 1. */
-template <int M, int N, int C>
+template <bool LOCAL, int M, int N, int C>
 __device__ inline void weigh(float (&s)[M][N / 8][4], float (&sum)[M][C / 8][4], running<M> *w,
                              float scale2)
 {
     float shrink[M][2];
     bool changed = false;
-    raise<M, N>(s, shrink, w, scale2);
+    raise<LOCAL, M, N>(s, shrink, w, scale2);
 #pragma unroll
     for (int m = 0; m < M; m++) changed |= shrink[m][0] != 1 || shrink[m][1] != 1;
     if (__any_sync(~0u, changed)) {
@@ -82,7 +113,8 @@ __device__ inline void weigh(float (&s)[M][N / 8][4], float (&sum)[M][C / 8][4],
         for (int n = 0; n < N / 8; n++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                float top = w->top[m][i / 2] * scale2;
+                bool none = LOCAL && w->top[m][i / 2] == -INFINITY;
+                float top = none ? 0 : w->top[m][i / 2] * scale2;
                 s[m][n][i] = power2(fmaf(s[m][n][i], scale2, -top));
                 w->total[m][i / 2] += s[m][n][i];
             }
@@ -112,7 +144,7 @@ __device__ inline void finish(float (&sum)[M][C / 8][4], float *lse, running<M> 
 }
 
 /* Grid: blocks of queries (the last, which have most to do, first), H, B */
-template <class T, int D, int M, int WARPS, int N>
+template <class T, int D, int M, int WARPS, int N, bool LOCAL>
 __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
     forward(T *y, float *lse, const T *qkv, heads a)
 {
@@ -124,6 +156,7 @@ __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
     place q = place_of(shared);
     place keys = q + ROWS * D * 2, values = keys + 2 * TILE; /* two tiles each */
     int tiles = (min(first + ROWS, a.T) + N - 1) / N;
+    int start = LOCAL ? first_key(a, b, first) / N : 0;
     auto copy_keys = [&](int j) {
         const T *k = qkv_at(qkv, a, b, (int64_t)j * N, (int)again((place)kv));
         place other = (place)(j % 2 * TILE);
@@ -131,8 +164,10 @@ __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
         copy_tile<D, N, THREADS>(values + other, k + a.G * a.D, stride, a.T - j * N, a.D);
     };
     copy_tile<D, ROWS, THREADS>(q, qkv_at(qkv, a, b, first, h), stride, a.T - first, a.D);
-    copy_keys(0);
+    copy_keys(start);
     running<M> w;
+    sight<M> see;
+    if (LOCAL) look<M>(&see, a, b, first + warp_of() * 16 * M);
     float sum[M][D / 8][4] = {};
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -141,7 +176,7 @@ __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
             w.top[m][r] = -INFINITY;
             w.total[m][r] = 0;
         }
-    for (int j = 0; j < tiles; j++) {
+    for (int j = start; j < tiles; j++) {
         wait_copies();
         __syncthreads();
         if (j + 1 < tiles) copy_keys(j + 1);
@@ -151,8 +186,9 @@ __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
         place now = (place)(j % 2 * TILE), own = q + (place)(warp_of() * 16 * M * D * 2);
         dot_rows<T>(s, left_rows<D, M, 0>(own + lane_of_rows<D>()),
                     keys + now + lane_of_columns<D>());
-        if (j * N + N - 1 > query) hide<M, N>(s, j * N, query);
-        weigh<M, N, D>(s, sum, &w, a.scale * LOG2E);
+        if (LOCAL) hide_far<M, N>(s, j * N, query, see);
+        else if (j * N + N - 1 > query) hide<M, N>(s, j * N, query);
+        weigh<LOCAL, M, N, D>(s, sum, &w, a.scale * LOG2E);
         add_product<T, D, D, M, N>(sum, s, values + now + lane_of_rows<D>(), 0);
     }
     int query = first + warp_of() * 16 * M;
@@ -167,18 +203,18 @@ template <class T> struct instance {
     void (*run)(T *, float *, const T *, heads);
 };
 
-template <class T> const instance<T> instances[] = {
-    {64, 64, 128, forward<T, 64, 2, 4, 64>},
-    {128, 64, 128, forward<T, 128, 2, 4, 64>},
-    {128, 32, 128, forward<T, 128, 2, 4, 32>},
-    {256, 32, 256, forward<T, 256, 1, 8, 32>},
+template <class T, bool LOCAL> const instance<T> instances[] = {
+    {64, 64, 128, forward<T, 64, 2, 4, 64, LOCAL>},
+    {128, 64, 128, forward<T, 128, 2, 4, 64, LOCAL>},
+    {128, 32, 128, forward<T, 128, 2, 4, 32, LOCAL>},
+    {256, 32, 256, forward<T, 256, 1, 8, 32, LOCAL>},
 };
 
-template <class T>
+template <class T, bool LOCAL>
 void launch(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv, const heads &a)
 {
     const zk_launch *l = &L[k->column];
-    for (const instance<T> &i : instances<T>)
+    for (const instance<T> &i : instances<T, LOCAL>)
         if (i.width == l->tile[0] && i.keys == l->tile[1] && i.block == l->part[0].block &&
             a.D % 8 == 0 && a.D <= i.width && a.scale > 0) {
             ZK_LAUNCH(k, L, 0, i.run, (T *)y, lse, (const T *)qkv, a);
@@ -187,16 +223,32 @@ void launch(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv, con
     no_attention(l, a);
 }
 
-}
-
-extern "C" void zk_attention_fwd(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv,
-                                 int64_t B, int64_t T, int64_t H, int64_t G, int64_t D, float scale)
+template <bool LOCAL>
+void attention_fwd(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv, const heads &a)
 {
     const zk_launch *l = &L[k->column];
-    heads a = {(int)T, (int)H, (int)G, (int)D, (int)(H / G), scale};
-    (void)B;
     if (l->tile[0] == 0) return plain_attention_fwd(k, L, y, lse, qkv, a);
-    if (k->dtype == ZK_BF16) return launch<bf16>(k, L, y, lse, qkv, a);
-    if (k->dtype == ZK_F16) return launch<f16>(k, L, y, lse, qkv, a);
+    if (k->dtype == ZK_BF16) return launch<bf16, LOCAL>(k, L, y, lse, qkv, a);
+    if (k->dtype == ZK_F16) return launch<f16, LOCAL>(k, L, y, lse, qkv, a);
     no_attention(l, a);
+}
+
+}
+
+extern "C" {
+
+void zk_attention_fwd(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv, int64_t B,
+                      int64_t T, int64_t H, int64_t G, int64_t D, float scale)
+{
+    (void)B;
+    attention_fwd<false>(k, L, y, lse, qkv, heads_of(T, H, G, D, scale, NULL, T));
+}
+
+void zk_attention_local_fwd(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv,
+                            const int32_t *position, int64_t B, int64_t T, int64_t H, int64_t G,
+                            int64_t D, int64_t window, float scale)
+{
+    (void)B;
+    attention_fwd<true>(k, L, y, lse, qkv, heads_of(T, H, G, D, scale, position, window));
+}
 }

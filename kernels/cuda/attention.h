@@ -9,11 +9,45 @@
 #define ZK_ATTENTION_H
 #include "cuda.h"
 
-/* Head h reads k, v head h / each. A row of qkv has H q heads, G k heads, G v heads of D. */
+/* Head h reads k, v head h / each. A row of qkv has H q heads, G k heads, G v heads of D. position [B, T],
+ * NULL: a sample is one document; without either, window is T. */
 struct heads {
     int T, H, G, D, each;
     float scale;
+    const int32_t *position;
+    int window;
 };
+
+static inline heads heads_of(int64_t T, int64_t H, int64_t G, int64_t D, float scale,
+                             const int32_t *position, int64_t window)
+{
+    return {(int)T, (int)H, (int)G, (int)D, (int)(H / G), scale, position, (int)window};
+}
+
+/* Row t sees the keys of rows t - reach .. t; rows past the end as the last. No later row sees an
+ * earlier key. */
+__device__ inline int reach_of(const heads &a, int b, int t)
+{
+    t = min(t, a.T - 1);
+    return min(a.position ? a.position[(int64_t)b * a.T + t] : t, a.window - 1);
+}
+
+__device__ inline int first_key(const heads &a, int b, int t)
+{
+    t = min(t, a.T - 1);
+    return t - reach_of(a, b, t);
+}
+
+/* Behind which row, from `start` on, no block of `by` rows begins that sees a key before `key` */
+__device__ inline int end_of_sight(const heads &a, int b, int start, int by, int key)
+{
+    int end = start + by;
+    while (end < a.T && first_key(a, b, end) < key) end += by;
+    return end;
+}
+
+/* Whether a query that is `back` rows behind a key does not see it */
+__device__ inline bool beyond(int back, int reach) { return (unsigned)back > (unsigned)reach; }
 
 __device__ inline int qkv_stride(const heads &a) { return (a.H + 2 * a.G) * a.D; }
 

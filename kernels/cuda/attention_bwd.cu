@@ -16,8 +16,8 @@
 
 namespace {
 
-/* The gradient of a score, over scale, in place of dp; `hidden`: key beyond query. dot and lse2 are
- * the query's lines. */
+/* The gradient of a score, over scale, in place of dp; `hidden`: the query does not see the key. dot
+ * and lse2 are the query's lines. */
 __device__ inline void gradient(float *s, float *dp, float lse2, float dot, float scale2,
                                 bool hidden)
 {
@@ -38,40 +38,43 @@ template <int M, int C> __device__ inline void times(float (&x)[M][C / 8][4], fl
 
 /* ---- dk and dv */
 /* p and ds of a warp's 16 * M keys and N queries, from s = k . q and dp = v . dy, in their place */
-template <int M, int N>
+template <bool LOCAL, int M, int N>
 __device__ inline void key_gradients(float (&s)[M][N / 8][4], float (&dp)[M][N / 8][4], place dots,
-                                     place lse2s, int key, int query, float scale2)
+                                     place lse2s, place reaches, int key, int query, float scale2)
 {
     int row = key + lane_of() / 4, column = lane_of() % 4 * 2;
     bool edge = key + 16 * M - 1 > query;
 #pragma unroll
     for (int n = 0; n < N / 8; n++) {
         float2 dot = load_pair(dots + (place)(4 * (8 * n + column)));
-        float2 lse2 = load_pair(lse2s + (place)(4 * (8 * n + column)));
+        float2 lse2 = load_pair(lse2s + (place)(4 * (8 * n + column))), reach = {};
+        if (LOCAL) reach = load_pair(reaches + (place)(4 * (8 * n + column)));
 #pragma unroll
         for (int m = 0; m < M; m++)
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                int q = query + column + 8 * n + i % 2;
+                int q = query + column + 8 * n + i % 2, k = row + 16 * m + i / 2 * 8;
+                bool hidden = LOCAL ? beyond(q - k, __float_as_int(i % 2 ? reach.y : reach.x))
+                                    : edge && k > q;
                 gradient(&s[m][n][i], &dp[m][n][i], i % 2 ? lse2.y : lse2.x, i % 2 ? dot.y : dot.x,
-                         scale2, edge && row + 16 * m + i / 2 * 8 > q);
+                         scale2, hidden);
             }
     }
 }
 
-/* The queries of one round in shared memory: q, dy [R][D], dot, lse2 [R] */
+/* The queries of one round in shared memory: q, dy [R][D], dot, lse2, reach [R] */
 template <int D, int R> struct round_of {
     static constexpr int BYTES = 2 * R * D * 2 + 1024; /* tiles begin at multiples of 1024 */
-    place q, dy, dot, lse2;
+    place q, dy, dot, lse2, reach;
     __device__ explicit round_of(place at)
-        : q(at), dy(at + R * D * 2), dot(at + 2 * R * D * 2), lse2(dot + 4 * R)
+        : q(at), dy(at + R * D * 2), dot(at + 2 * R * D * 2), lse2(dot + 4 * R), reach(lse2 + 4 * R)
     {
-        static_assert(8 * R <= 1024, "lines fit");
+        static_assert(12 * R <= 1024, "lines fit");
     }
 };
 
 /* Grid: blocks of keys, parts of D times G, B. A block sums C of D columns from `part` * C on. */
-template <class T, int D, int C, int M, int WARPS, int R, int N, int HELD>
+template <class T, int D, int C, int M, int WARPS, int R, int N, int HELD, bool LOCAL>
 __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
     keys_bwd(T *dqkv, const T *dy, const T *qkv, const float *lines, int64_t line, heads a)
 {
@@ -96,12 +99,14 @@ __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
             int at = t < left ? t : 0;
             copy4(to.dot + (place)(4 * t), from + at, t < left);
             copy4(to.lse2 + (place)(4 * t), from + line + at, t < left);
+            if (LOCAL) store4(to.reach + (place)(4 * t), (uint32_t)reach_of(a, b, i * R + t));
         }
     };
     const T *from = keys_of(qkv, first);
     copy_tile<D, KEYS, THREADS>(k, from, stride, a.T - first, a.D);
     copy_tile<D, KEYS, THREADS>(v, from + a.G * a.D, stride, a.T - first, a.D);
     int start = first / R, end = (a.T + R - 1) / R;
+    if (LOCAL) end = min(end, end_of_sight(a, block_z(), start * R, R, first + KEYS) / R);
     copy_queries(0, start, 0);
     float dk[M][C / 8][4] = {}, dv[M][C / 8][4] = {};
     wait_copies();
@@ -123,8 +128,8 @@ __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
             float s[M][N / 8][4], dp[M][N / 8][4];
             dot_rows<T>(s, keys, now.q + down + lane_of_columns<D>());
             dot_rows<T>(dp, values, now.dy + down + lane_of_columns<D>());
-            key_gradients<M, N>(s, dp, now.dot + (place)(4 * n), now.lse2 + (place)(4 * n), key,
-                                at + n, a.scale * LOG2E);
+            key_gradients<LOCAL, M, N>(s, dp, now.dot + (place)(4 * n), now.lse2 + (place)(4 * n),
+                                       now.reach + (place)(4 * n), key, at + n, a.scale * LOG2E);
             add_product<T, D, C, M, N>(dv, s, now.dy + down + lane_of_rows<D>(), part);
             add_product<T, D, C, M, N>(dk, dp, now.q + down + lane_of_rows<D>(), part);
         }
@@ -137,10 +142,10 @@ __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
 }
 
 /* ---- dq */
-template <int M, int N>
+template <bool LOCAL, int M, int N>
 __device__ inline void query_gradients(float (&s)[M][N / 8][4], float (&dp)[M][N / 8][4],
-                                       const float (&dot)[M][2], const float (&lse2)[M][2], int key,
-                                       int query, float scale2)
+                                       const float (&dot)[M][2], const float (&lse2)[M][2],
+                                       const int (&reach)[M][2], int key, int query, float scale2)
 {
     int row = query + lane_of() / 4, column = key + lane_of() % 4 * 2;
     bool edge = key + N - 1 > query;
@@ -149,13 +154,15 @@ __device__ inline void query_gradients(float (&s)[M][N / 8][4], float (&dp)[M][N
 #pragma unroll
         for (int n = 0; n < N / 8; n++)
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                gradient(&s[m][n][i], &dp[m][n][i], lse2[m][i / 2], dot[m][i / 2], scale2,
-                         edge && column + 8 * n + i % 2 > row + 16 * m + i / 2 * 8);
+            for (int i = 0; i < 4; i++) {
+                int back = row + 16 * m + i / 2 * 8 - (column + 8 * n + i % 2);
+                bool hidden = LOCAL ? beyond(back, reach[m][i / 2]) : edge && back < 0;
+                gradient(&s[m][n][i], &dp[m][n][i], lse2[m][i / 2], dot[m][i / 2], scale2, hidden);
+            }
 }
 
 /* Grid: blocks of queries, the last first, H, B */
-template <class T, int D, int M, int WARPS, int R, int N, int HELD>
+template <class T, int D, int M, int WARPS, int R, int N, int HELD, bool LOCAL>
 __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
     queries_bwd(T *dqkv, const T *dy, const T *qkv, const float *lines, int64_t line, heads a)
 {
@@ -167,6 +174,7 @@ __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
     place q = place_of(shared), dys = q + ROWS * D * 2, keys = dys + ROWS * D * 2;
     place values = keys + 2 * TILE, own = (place)(warp_of() * 16 * M * D * 2);
     int tiles = (min(first + ROWS, a.T) + R - 1) / R;
+    int start = LOCAL ? first_key(a, b, first) / R : 0;
     auto copy_keys = [&](int j) {
         const T *k = qkv_at(qkv, a, b, (int64_t)j * R, kv);
         place other = (place)(j % 2 * TILE);
@@ -175,8 +183,9 @@ __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
     };
     copy_tile<D, ROWS, THREADS>(q, qkv_at(qkv, a, b, first, h), stride, left, a.D);
     copy_tile<D, ROWS, THREADS>(dys, y_at(dy, a, b, first, h), a.H * a.D, left, a.D);
-    copy_keys(0);
+    copy_keys(start);
     float dot[M][2], lse2[M][2], dq[M][D / 8][4] = {};
+    int reach[M][2] = {};
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
@@ -185,11 +194,12 @@ __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
             const float *from = line_at(lines, a, b, t < a.T ? t : 0, h);
             dot[m][r] = t < a.T ? from[0] : 0;
             lse2[m][r] = t < a.T ? from[line] : 0;
+            if (LOCAL) reach[m][r] = reach_of(a, b, t);
         }
     wait_copies();
     __syncthreads();
     left_rows<D, M, HELD> mine(q + own + lane_of_rows<D>()), grads(dys + own + lane_of_rows<D>());
-    for (int j = 0; j < tiles; j++) {
+    for (int j = start; j < tiles; j++) {
         wait_copies();
         __syncthreads();
         if (j + 1 < tiles) copy_keys(j + 1);
@@ -200,7 +210,7 @@ __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
             float s[M][N / 8][4], dp[M][N / 8][4];
             dot_rows<T>(s, mine, keys + now + lane_of_columns<D>());
             dot_rows<T>(dp, grads, values + now + lane_of_columns<D>());
-            query_gradients<M, N>(s, dp, dot, lse2, key, query, a.scale * LOG2E);
+            query_gradients<LOCAL, M, N>(s, dp, dot, lse2, reach, key, query, a.scale * LOG2E);
             add_product<T, D, D, M, N>(dq, dp, keys + now + lane_of_rows<D>(), 0);
         }
     }
@@ -216,19 +226,28 @@ template <class T> struct instance {
 
 /* HELD: the most that spills on no target. With keys of 64 columns it would be 3, and N 16 to make
  * room for it, which saves a sixth of the reads but spills on sm_100. */
-template <class T> const instance<T> instances[] = {
-    {64, {128, 128}, keys_bwd<T, 64, 64, 2, 4, 64, 32, 0>, queries_bwd<T, 64, 2, 4, 64, 32, 4>},
-    {128, {256, 128}, keys_bwd<T, 128, 128, 1, 8, 64, 16, 8>, queries_bwd<T, 128, 2, 4, 32, 32, 0>},
-    {256, {128, 128}, keys_bwd<T, 256, 128, 1, 4, 32, 32, 0>, queries_bwd<T, 256, 1, 4, 32, 32, 0>},
+template <class T, bool LOCAL> const instance<T> instances[] = {
+    {64,
+     {128, 128},
+     keys_bwd<T, 64, 64, 2, 4, 64, 32, 0, LOCAL>,
+     queries_bwd<T, 64, 2, 4, 64, 32, 4, LOCAL>},
+    {128,
+     {256, 128},
+     keys_bwd<T, 128, 128, 1, 8, 64, 16, 8, LOCAL>,
+     queries_bwd<T, 128, 2, 4, 32, 32, 0, LOCAL>},
+    {256,
+     {128, 128},
+     keys_bwd<T, 256, 128, 1, 4, 32, 32, 0, LOCAL>,
+     queries_bwd<T, 256, 1, 4, 32, 32, 0, LOCAL>},
 };
 
 /* line: numbers in each of `lines` */
-template <class T>
+template <class T, bool LOCAL>
 void launch(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *qkv,
             const float *lines, int64_t line, const heads &a)
 {
     const zk_launch *l = &L[k->column];
-    for (const instance<T> &i : instances<T>)
+    for (const instance<T> &i : instances<T, LOCAL>)
         if (i.width == l->tile[0] && i.block[0] == l->part[1].block &&
             i.block[1] == l->part[2].block && a.D % 8 == 0 && a.D <= i.width && a.scale > 0) {
             ZK_LAUNCH(k, L, 1, i.keys, (T *)dqkv, (const T *)dy, (const T *)qkv, lines, line, a);
@@ -238,17 +257,37 @@ void launch(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *q
     no_attention(l, a);
 }
 
-}
-
-extern "C" void zk_attention_bwd(zk *k, const zk_launch *L, real *dqkv, const real *dy,
-                                 const real *y, const real *qkv, const float *lse, float *scratch,
-                                 int64_t B, int64_t T, int64_t H, int64_t G, int64_t D, float scale)
+template <bool LOCAL>
+void attention_bwd(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *y,
+                   const real *qkv, const float *lse, float *scratch, int64_t B, const heads &a)
 {
     const zk_launch *l = &L[k->column];
-    heads a = {(int)T, (int)H, (int)G, (int)D, (int)(H / G), scale};
+    int64_t line = B * a.H * a.T;
     attention_lines(k, L, 0, scratch, dy, y, lse, B, a);
     if (l->tile[0] == 0) return plain_attention_bwd(k, L, dqkv, dy, qkv, lse, scratch, a);
-    if (k->dtype == ZK_BF16) return launch<bf16>(k, L, dqkv, dy, qkv, scratch, B * H * T, a);
-    if (k->dtype == ZK_F16) return launch<f16>(k, L, dqkv, dy, qkv, scratch, B * H * T, a);
+    if (k->dtype == ZK_BF16) return launch<bf16, LOCAL>(k, L, dqkv, dy, qkv, scratch, line, a);
+    if (k->dtype == ZK_F16) return launch<f16, LOCAL>(k, L, dqkv, dy, qkv, scratch, line, a);
     no_attention(l, a);
+}
+
+}
+
+extern "C" {
+
+void zk_attention_bwd(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *y,
+                      const real *qkv, const float *lse, float *scratch, int64_t B, int64_t T,
+                      int64_t H, int64_t G, int64_t D, float scale)
+{
+    attention_bwd<false>(k, L, dqkv, dy, y, qkv, lse, scratch, B,
+                         heads_of(T, H, G, D, scale, NULL, T));
+}
+
+void zk_attention_local_bwd(zk *k, const zk_launch *L, real *dqkv, const real *dy, const real *y,
+                            const real *qkv, const float *lse, float *scratch,
+                            const int32_t *position, int64_t B, int64_t T, int64_t H, int64_t G,
+                            int64_t D, int64_t window, float scale)
+{
+    attention_bwd<true>(k, L, dqkv, dy, y, qkv, lse, scratch, B,
+                        heads_of(T, H, G, D, scale, position, window));
+}
 }

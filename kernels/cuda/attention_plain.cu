@@ -7,8 +7,8 @@
  *     group and then queries, ascending.
  *  2. A head wider than C is read C elements at a time, and a block sums C columns of its gradients
  *     or of y: shared memory holds two tiles [SIDE][C] and two of scores whatever D is.
- *  3. A score is rounded to f32 after scaling, in backward as in forward. Hidden scores are as good
- *     as -infinity. Rows and columns past the end are 0.
+ *  3. A score is rounded to f32 after scaling, in backward as in forward. Hidden scores
+ *     are -infinity. Rows and columns past the end are 0.
  */
 #include "attention.h"
 #include "functions.h"
@@ -118,16 +118,18 @@ __device__ inline float row_sum(float x)
 }
 
 /* ---- forward */
-/* Products of q and k become p = exp(score - top), in w.p; what was summed shrinks */
+/* Products of q and k become p = exp(score - top), in w.p; what was summed shrinks; top is finite.
+ * back: rows from the tile's first key to its first query. */
 template <int C>
 __device__ inline void weigh(const plain<C> &w, float (&s)[4][4], float (&sum)[4][C / SPLIT],
-                             float (&top)[4], float (&total)[4], float scale, bool diagonal)
+                             float (&top)[4], float (&total)[4], float scale, int back,
+                             const int (&reach)[4])
 {
     for (int i = 0; i < 4; i++) {
         float high = top[i], part = 0;
         for (int j = 0; j < 4; j++) {
-            bool hidden = diagonal && w.tx + SPLIT * j > w.ty + SPLIT * i;
-            s[i][j] = hidden ? -FLT_MAX : s[i][j] * scale;
+            bool hidden = beyond(back + w.ty + SPLIT * i - w.tx - SPLIT * j, reach[i]);
+            s[i][j] = hidden ? -INFINITY : s[i][j] * scale;
             high = fmaxf(high, s[i][j]);
         }
         high = row_max(high);
@@ -153,12 +155,16 @@ __global__ void __launch_bounds__(BLOCK) plain_forward(R *y, float *lse, const R
     int column = (int)blockIdx.y % parts * C, kv = a.H + h / (a.H / a.G), stride = qkv_stride(a);
     int first = (int)(gridDim.x - 1 - blockIdx.x) * SIDE, left = a.T - first;
     float top[4], total[4] = {}, sum[4][C / SPLIT] = {};
-    for (int i = 0; i < 4; i++) top[i] = -FLT_MAX;
-    for (int j = 0; j <= first; j += SIDE) {
+    int reach[4], start = first_key(a, b, first) / SIDE * SIDE;
+    for (int i = 0; i < 4; i++) {
+        top[i] = -FLT_MAX;
+        reach[i] = reach_of(a, b, first + w.ty + SPLIT * i);
+    }
+    for (int j = start; j <= first; j += SIDE) {
         float s[4][4];
         const R *k = qkv_at(qkv, a, b, j, kv);
         head_dots<C>(w, s, qkv_at(qkv, a, b, first, h), stride, left, k, stride, a.T - j, a.D);
-        weigh(w, s, sum, top, total, a.scale, j == first);
+        weigh(w, s, sum, top, total, a.scale, first - j, reach);
         __syncthreads();
         w.copy(w.b, k + a.G * a.D + column, stride, a.T - j, a.D - column);
         __syncthreads();
@@ -197,10 +203,12 @@ __global__ void __launch_bounds__(BLOCK)
     int first = (int)blockIdx.x * SIDE, left = a.T - first, y_stride = a.H * a.D;
     const R *k = qkv_at(qkv, a, b, first, a.H + group), *v = k + a.G * a.D;
     float dk[4][C / SPLIT] = {}, dv[4][C / SPLIT] = {};
+    int end = min(a.T, end_of_sight(a, b, first, SIDE, first + SIDE));
     for (int h = group * each; h < (group + 1) * each; h++)
-        for (int i = first; i < a.T; i += SIDE) {
+        for (int i = first; i < end; i += SIDE) {
             float s[4][4], dp[4][4];
-            int rows = a.T - i;
+            int rows = a.T - i, reach[4];
+            for (int n = 0; n < 4; n++) reach[n] = reach_of(a, b, i + w.tx + SPLIT * n);
             const R *q = qkv_at(qkv, a, b, i, h), *g = y_at(dy, a, b, i, h);
             const float *dot = line_at(dots, a, b, i, h), *top = line_at(lse, a, b, i, h);
             head_dots<C>(w, s, k, stride, left, q, stride, rows, a.D);
@@ -210,7 +218,7 @@ __global__ void __launch_bounds__(BLOCK)
                     int key = w.ty + SPLIT * m, query = w.tx + SPLIT * n, at = key * LINE + query;
                     gradient(w.p + at, w.ds + at, s[m][n], dp[m][n], line_or_0(dot, query, rows),
                              line_or_0(top, query, rows), a.scale,
-                             (i == first && key > query) || query >= rows);
+                             beyond(i + query - first - key, reach[n]) || query >= rows);
                 }
             __syncthreads();
             w.copy(w.a, q + column, stride, rows, a.D - column);
@@ -239,7 +247,9 @@ __global__ void __launch_bounds__(BLOCK)
     const R *q = qkv_at(qkv, a, b, first, h), *g = y_at(dy, a, b, first, h);
     const float *dot = line_at(dots, a, b, first, h), *top = line_at(lse, a, b, first, h);
     float dq[4][C / SPLIT] = {};
-    for (int j = 0; j <= first; j += SIDE) {
+    int reach[4], start = first_key(a, b, first) / SIDE * SIDE;
+    for (int m = 0; m < 4; m++) reach[m] = reach_of(a, b, first + w.ty + SPLIT * m);
+    for (int j = start; j <= first; j += SIDE) {
         float s[4][4], dp[4][4], p;
         const R *k = qkv_at(qkv, a, b, j, kv);
         head_dots<C>(w, s, q, stride, left, k, stride, a.T - j, a.D);
@@ -249,7 +259,7 @@ __global__ void __launch_bounds__(BLOCK)
                 int query = w.ty + SPLIT * m, key = w.tx + SPLIT * n;
                 gradient(&p, w.ds + query * LINE + key, s[m][n], dp[m][n],
                          line_or_0(dot, query, left), line_or_0(top, query, left), a.scale,
-                         (j == first && key > query) || query >= left);
+                         beyond(first + query - j - key, reach[m]) || query >= left);
             }
         __syncthreads();
         w.copy(w.b, k + column, stride, a.T - j, a.D - column);

@@ -10,18 +10,20 @@
 
 namespace {
 
-/* ---- forward. y [M,C], w [V,C], p [T,C] or NULL */
+/* ---- forward. y [M,C], w [V,C], p or NULL: its row position[m] or, where position is NULL, that
+ * of row m in its sample */
 template <class T, int V>
-__global__ void gather(T *y, const int32_t *token, const T *w, const T *p, int64_t M,
-                       int64_t length, int64_t C)
+__global__ void gather(T *y, const int32_t *token, const int32_t *position, const T *w, const T *p,
+                       int64_t M, int64_t length, int64_t C)
 {
     for (int64_t m = blockIdx.x; m < M; m += gridDim.x) {
         const T *word = w + token[m] * C;
+        int64_t at = position ? position[m] : m % length;
         for (int64_t c = threadIdx.x * V; c < C; c += blockDim.x * V) {
             float a[V], b[V];
             fetch(a, word + c);
             if (p) {
-                fetch(b, p + m % length * C + c);
+                fetch(b, p + at * C + c);
                 for (int j = 0; j < V; j++) a[j] += b[j];
             }
             stow(y + m * C + c, a);
@@ -155,8 +157,18 @@ void zk_embed_fwd(zk *k, const zk_launch *L, real *y, const int32_t *token, cons
 {
     ZK_REAL(k, R,
             ZK_WIDE(R, V, C,
-                    ZK_LAUNCH(k, L, 0, (gather<R, V>), (R *)y, token, (const R *)w, (const R *)p,
-                              B * T, T, C)));
+                    ZK_LAUNCH(k, L, 0, (gather<R, V>), (R *)y, token, (const int32_t *)NULL,
+                              (const R *)w, (const R *)p, B * T, T, C)));
+}
+
+void zk_embed_packed_fwd(zk *k, const zk_launch *L, real *y, const int32_t *token,
+                         const int32_t *position, const real *w, const real *p, int64_t M,
+                         int64_t C)
+{
+    ZK_REAL(k, R,
+            ZK_WIDE(R, V, C,
+                    ZK_LAUNCH(k, L, 0, (gather<R, V>), (R *)y, token, position, (const R *)w,
+                              (const R *)p, M, M, C)));
 }
 
 void zk_embed_bwd(zk *k, const zk_launch *L, void *dw, const real *dy, const int32_t *token,
@@ -182,5 +194,12 @@ void zk_position_bwd(zk *k, const zk_launch *L, real *dp, const real *dy, int64_
     ZK_REAL(k, R,
             ZK_WIDE(R, V, C,
                     ZK_LAUNCH(k, L, 0, (sum_positions<R, V>), (R *)dp, (const R *)dy, B, T, C, P)));
+}
+
+void zk_position_packed_bwd(zk *k, const zk_launch *L, real *dp, const real *dy,
+                            const int32_t *position, int32_t *index, int64_t M, int64_t C,
+                            int64_t P)
+{
+    zk_embed_bwd(k, L, dp, dy, position, index, M, P, C, 0);
 }
 }

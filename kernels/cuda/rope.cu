@@ -42,15 +42,16 @@ __device__ inline void turn(float (&x1)[V], float (&x2)[V], const float (&angle)
     }
 }
 
-/* y, in [M, (H + 2*G) * 2*half]; H + G = turned, G = copied */
+/* y, in [M, (H + 2*G) * 2*half]; H + G = turned, G = copied; by row position[m] of the table or,
+ * where position is NULL, that of row m in its sample */
 template <class T, int V>
-__global__ void turn_heads(T *y, const T *in, const float *table, int64_t M, int64_t length,
-                           int turned, int copied, int half, float sign)
+__global__ void turn_heads(T *y, const T *in, const float *table, const int32_t *position,
+                           int64_t M, int64_t length, int turned, int copied, int half, float sign)
 {
     int each = half / V, values = copied * 2 * half;
     for (int64_t m = blockIdx.x; m < M; m += gridDim.x) {
         int64_t at = m * (turned + copied) * 2 * half, after = at + (int64_t)turned * 2 * half;
-        const float *angles = table + m % length * half * 2;
+        const float *angles = table + (position ? position[m] : m % length) * half * 2;
         for (int i = (int)threadIdx.x; i < turned * each; i += (int)blockDim.x) {
             int c = i % each * V;
             int64_t first = at + (int64_t)(i / each) * 2 * half + c;
@@ -83,13 +84,20 @@ void zk_rope_table(zk *k, const zk_launch *L, float *table, const double *freq, 
     }
 }
 
-void zk_rope(zk *k, const zk_launch *L, real *y, const real *in, const float *table, int64_t B,
-             int64_t T, int64_t H, int64_t G, int64_t D, int sign)
+void zk_rope_packed(zk *k, const zk_launch *L, real *y, const real *in, const float *table,
+                    const int32_t *position, int64_t B, int64_t T, int64_t H, int64_t G, int64_t D,
+                    int sign)
 {
     int turned = (int)(H + G), copied = (int)G, half = (int)(D / 2);
     ZK_REAL(k, R,
             ZK_WIDE(R, V, half,
-                    ZK_LAUNCH(k, L, 0, (turn_heads<R, V>), (R *)y, (const R *)in, table, B * T, T,
-                              turned, copied, half, (float)sign)));
+                    ZK_LAUNCH(k, L, 0, (turn_heads<R, V>), (R *)y, (const R *)in, table, position,
+                              B * T, T, turned, copied, half, (float)sign)));
+}
+
+void zk_rope(zk *k, const zk_launch *L, real *y, const real *in, const float *table, int64_t B,
+             int64_t T, int64_t H, int64_t G, int64_t D, int sign)
+{
+    zk_rope_packed(k, L, y, in, table, NULL, B, T, H, G, D, sign);
 }
 }

@@ -211,7 +211,9 @@ void zr_inlet(zr *z, int64_t at, int32_t **tokens, int32_t **targets)
 
 void zr_inlet_filled(zr *z, int64_t at)
 {
-    (void)at;
+    char *arena = z->t->arena + at;
+    if (z->p->packed)
+        zr_positions(z->p, (int32_t *)(arena + z->p->tokens), (int32_t *)(arena + z->p->positions));
     zr_progress_next(z);
 }
 

@@ -325,17 +325,16 @@ void zr_inlet(zr *z, int64_t at, int32_t **tokens, int32_t **targets)
 void zr_inlet_filled(zr *z, int64_t at)
 {
     zr_target *t = z->t;
-    const int32_t *from = (int32_t *)(t->host + z->p->inlet + next_inlet(z) * z->p->inlet_step);
+    int32_t *from = (int32_t *)(t->host + z->p->inlet + next_inlet(z) * z->p->inlet_step);
     size_t bytes = (size_t)rows(z) * sizeof *from;
     cudaStream_t stream = zr_on(z, ZR_MAIN, "the copy of a batch");
-    zr_cuda(
-        z,
-        cudaMemcpyAsync(t->arena + z->p->tokens + at, from, bytes, cudaMemcpyHostToDevice, stream),
-        "copying tokens");
-    zr_cuda(z,
-            cudaMemcpyAsync(t->arena + z->p->targets + at, from + rows(z), bytes,
-                            cudaMemcpyHostToDevice, stream),
-            "copying targets");
+    const int64_t to[] = {z->p->tokens, z->p->targets, z->p->positions};
+    if (z->p->packed) zr_positions(z->p, from, from + 2 * rows(z));
+    for (int i = 0; i < 2 + z->p->packed; i++)
+        zr_cuda(z,
+                cudaMemcpyAsync(t->arena + to[i] + at, from + i * rows(z), bytes,
+                                cudaMemcpyHostToDevice, stream),
+                "copying a batch");
     zr_cuda(z, cudaEventRecord(t->read[next_inlet(z)], stream), "recording an event");
     t->filled++;
 }

@@ -102,12 +102,12 @@ def head(
     stored: float,
     unit: float,
     inner: float,
+    seen: Array,
 ) -> tuple[tuple[Array, Array], ...]:
     """(value, bound) of y, lse, dq, dk, dv for one head; q, k, v, dy [T, D]; y is stored with unit
     roundoff `stored`, scores are made with unit roundoff `unit`, p and ds enter products with
-    `inner`"""
+    `inner`; seen [T, T]: which keys a query sees"""
     T, D = q.shape
-    seen = np.tril(np.ones((T, T), bool))
     x = np.where(seen, scale * q @ k.T, -np.inf)
     lse = np.logaddexp.reduce(x, axis=1)
     p = np.exp(x - lse[:, None])
@@ -154,9 +154,12 @@ def exact(
     stored: float,
     unit: float = F32,
     inner: float = 0,
+    seen: Array | None = None,
 ) -> Exact:
-    """qkv [B, T, H + 2 G, D], dy [B, T, H, D]"""
+    """qkv [B, T, H + 2 G, D], dy [B, T, H, D]; seen [B, T, T], None: all keys up to a query"""
     B, T = qkv.shape[:2]
+    sight = np.broadcast_to(np.tri(T, dtype=bool), (B, T, T))
+    sight = sight if seen is None else sight & seen
     e = Exact(
         *(
             np.zeros(s)
@@ -173,6 +176,7 @@ def exact(
             stored,
             unit,
             inner,
+            sight[b],
         )
         e.y[b, :, h], e.y_off[b, :, h] = y
         e.lse[b, h], e.lse_off[b, h] = lse
@@ -184,13 +188,26 @@ def exact(
 
 
 def attention(
-    k: zk.Kernels, dtype: int, qkv: Array, dy: Array, G: int, scale: float
+    k: zk.Kernels,
+    dtype: int,
+    qkv: Array,
+    dy: Array,
+    G: int,
+    scale: float,
+    *local: object,
 ) -> tuple[Array, ...]:
-    """y, lse, dqkv as the kernels give them; all buffers start as NaN"""
+    """y, lse, dqkv as the kernels give them; all buffers start as NaN. local: positions (or None)
+    and the window"""
     (B, T, S, D), H = qkv.shape, dy.shape[2]
     y, dqkv = zk.empty(dtype, *dy.shape), zk.empty(dtype, *qkv.shape)
     lse = zk.empty(zk.F32, B, H, T)
     scratch = zk.empty(zk.F32, B * H * T + B * T * S * D)
+    if local:
+        position, window = local
+        sizes = position, B, T, H, G, D, window, scale
+        k.zk_attention_local_fwd(y, lse, qkv, *sizes)
+        k.zk_attention_local_bwd(dqkv, dy, y, qkv, lse, scratch, *sizes)
+        return y, lse, dqkv
     k.zk_attention_fwd(y, lse, qkv, B, T, H, G, D, scale)
     k.zk_attention_bwd(dqkv, dy, y, qkv, lse, scratch, B, T, H, G, D, scale)
     return y, lse, dqkv
@@ -409,3 +426,145 @@ def test_no_square_buffer() -> None:
     assert (
         resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 8 << 10
     )  # KiB
+
+
+# ---- documents and windows
+
+
+def documents(B: int, T: int, mean: int, seed: int = 5) -> Array:
+    """positions int32 [B, T] in documents of `mean` tokens or so; every sample begins one"""
+    begins = np.random.default_rng(seed).random((B, T)) < 1 / mean
+    begins[:, 0] = True
+    t = np.arange(T)
+    first = np.maximum.accumulate(np.where(begins, t, 0), axis=1)
+    return (t - first).astype(np.int32)
+
+
+def sight(position: Array | None, B: int, T: int, window: int) -> Array:
+    """[B, T, T]: keys of a query's document, and of its last `window` rows"""
+    t = np.arange(T)
+    document = np.zeros((B, T)) if position is None else t - position
+    near = t[:, None] - t[None] < window
+    return near & (document[:, :, None] == document[:, None])
+
+
+# B, T, H, G, D; tokens of a document, 0: a sample is one; window, 0: all. Documents of one token,
+# within a block, of several blocks, that end where blocks do; windows of one row, within a block,
+# of blocks, of a region and more, as long as a sample; both.
+LOCAL = [
+    ((2, 33, 3, 3, 20), 1, 0),
+    ((2, 130, 4, 2, 24), 20, 0),
+    ((1, 300, 2, 1, 36), 90, 0),
+    ((2, 70, 2, 1, 64), 5, 70),
+    ((1, 140, 2, 2, 64), 0, 1),
+    ((1, 200, 2, 1, 16), 0, 64),
+    ((1, 150, 4, 1, 128), 0, 65),
+    ((1, 130, 1, 1, 256), 40, 33),
+    ((1, 601, 2, 2, 16), 0, 100),
+    ((1, 601, 1, 1, 8), 200, 300),
+    ((1, 140, 2, 1, 136), 30, 20),
+    ((1, 70, 1, 1, 300), 0, 9),
+]
+
+
+def local(
+    shape: tuple[int, ...], mean: int, window: int
+) -> tuple[object, ...]:
+    B, T = shape[:2]
+    return (documents(B, T, mean) if mean else None), window or T
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("isa", OBJECTS)
+@pytest.mark.parametrize("shape,mean,window", LOCAL)
+def test_local(
+    isa: str | None, shape: tuple[int, ...], mean: int, window: int, dtype: int
+) -> None:
+    """Documents and windows against float64. A key more or less in any row is out of bounds."""
+    B, T, H, G, D = shape
+    (qkv, QKV), (dy, DY) = (
+        drawn(1, dtype, B, T, H + 2 * G, D),
+        drawn(2, dtype, B, T, H, D),
+    )
+    scale = float(np.float32(D**-0.5))
+    position, window = local(shape, mean, window)
+    found = attention(
+        zk.Kernels(isa, dtype), dtype, qkv, dy, G, scale, position, window
+    )
+
+    def expected(seen: Array) -> Exact:
+        one = inner(isa, dtype, D)
+        return exact(QKV, DY, H, G, scale, UNIT[dtype], inner=one, seen=seen)
+
+    seen = sight(position, B, T, window)
+    compare(found, expected(seen), dtype)
+    b, t = B - 1, T - 1
+    first = int(np.argmax(seen[b, t]))
+    for other in {first, max(first - 1, 0)} - {t}:
+        wrong = seen.copy()
+        wrong[b, t, other] ^= True
+        with pytest.raises(AssertionError):
+            compare(found, expected(wrong), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("isa", OBJECTS)
+def test_a_window_of_all_rows(isa: str | None, dtype: int) -> None:
+    """has the bits of plain attention, and so has a sample of one document"""
+    B, T, G, D = 2, 150, 1, 24
+    (qkv, _), (dy, _) = (
+        drawn(1, dtype, B, T, 4, D),
+        drawn(2, dtype, B, T, 2, D),
+    )
+    k = zk.Kernels(isa, dtype)
+    plain = [x.tobytes() for x in attention(k, dtype, qkv, dy, G, 0.2)]
+    one = documents(B, T, 10**9)
+    for given in ((None, T), (one, T), (one, T + 9)):
+        found = attention(k, dtype, qkv, dy, G, 0.2, *given)
+        assert [x.tobytes() for x in found] == plain
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("isa", OBJECTS)
+def test_other_documents_do_not_matter(isa: str | None, dtype: int) -> None:
+    """Not a bit: what a document gives, and its gradient, whatever lies before and behind it"""
+    T, D = 210, 24
+    (qkv, _), (dy, _) = (
+        drawn(1, dtype, 1, T, 4, D),
+        drawn(2, dtype, 1, T, 2, D),
+    )
+    others = [
+        drawn(seed, dtype, 1, T, n, D)[0] for seed, n in ((3, 4), (4, 2))
+    ]
+    position = np.concatenate([np.arange(n) for n in (75, 60, 75)])
+    position = position.astype(np.int32)[None]
+    k = zk.Kernels(isa, dtype)
+    first = attention(k, dtype, qkv, dy, 1, 0.2, position, T)
+    mine = slice(75, 135)
+    for x, other in zip((qkv, dy), others, strict=True):
+        other[:, mine] = x[:, mine]
+    y, lse, dqkv = attention(k, dtype, *others, 1, 0.2, position, T)
+    assert y[:, mine].tobytes() == first[0][:, mine].tobytes()
+    assert lse[:, :, mine].tobytes() == first[1][:, :, mine].tobytes()
+    assert dqkv[:, mine].tobytes() == first[2][:, mine].tobytes()
+    assert y.tobytes() != first[0].tobytes()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bits_of_local(dtype: int) -> None:
+    """the same on every kernel object, compiler and number of threads"""
+    B, T, H, G, D = 1, 601, 2, 1, 40
+    (qkv, _), (dy, _) = (
+        drawn(1, dtype, B, T, H + 2 * G, D),
+        drawn(2, dtype, B, T, H, D),
+    )
+    given = G, 0.2, documents(B, T, 200), 130
+    first = attention(zk.Kernels(dtype=dtype), dtype, qkv, dy, *given)
+    for isa, compiler, threads in zk.variants():
+        k = zk.Kernels(isa, dtype, threads, compiler)
+        found = attention(k, dtype, qkv, dy, *given)
+        assert [x.tobytes() for x in found] == [x.tobytes() for x in first], (
+            isa,
+            compiler,
+            threads,
+        )

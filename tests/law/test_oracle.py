@@ -130,8 +130,8 @@ def test_finite_differences(
     for name, x in params.items():
         d = rng.standard_normal(x.shape)
         high, low = (
-            oracle.Net(spec, {**params, name: x + s * h * d}).run(
-                tokens, targets
+            oracle.gradients(
+                spec, {**params, name: x + s * h * d}, tokens, targets
             )[0]
             for s in (1, -1)
         )

@@ -151,8 +151,12 @@ def specs(draw) -> Mapping:
         "steps": draw(st.integers(4, 9)),
         "min_lr": 0.001,
     }
+    vocab = model["vocab"]
+    end = draw(st.sampled_from([None, *range(min(vocab, 4))]))
+    packing = {"documents": "mask", "end": end}
     return {
         "name": "drawn",
+        "data": {} if end is None else packing,
         "model": model,
         "zero": {"stage": 0},
         "train": {

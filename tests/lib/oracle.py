@@ -13,6 +13,7 @@ Invariants
 Letters: B batch, T sequence, C width, V vocab, H query heads, G key and value heads, D head size.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -423,6 +424,20 @@ class Net:
         return loss, valid
 
 
+def documents(spec, tokens: np.ndarray) -> list[tuple[int, int, int]]:
+    """(sample, begin, end) of what is one document each; where they are joined, of all samples
+    together: (:, 0, T)"""
+    T = tokens.shape[1]
+    if spec.data.documents == "join":
+        return [(slice(None), 0, T)]
+    out = []
+    for b, row in enumerate(tokens):
+        ends = [t + 1 for t in range(T - 1) if row[t] == spec.data.end]
+        cuts = itertools.pairwise([0, *ends, T])
+        out += [(slice(b, b + 1), begin, end) for begin, end in cuts]
+    return out
+
+
 def gradients(
     spec,
     params: Arrays,
@@ -430,11 +445,19 @@ def gradients(
     targets: np.ndarray,
     real: type = np.float64,
 ) -> tuple[float, int, Arrays]:
-    """Mean loss over the valid targets, their number, and its gradients. With real = np.float32 all
-    arithmetic is rounded to that: it shows what rounding does to this model at these weights."""
-    net = Net(spec, params, real)
-    loss, valid = net.run(tokens, targets)
-    return loss, valid, net.grads
+    """Mean loss over the valid targets, their number, and its gradients, document by document. With
+    real = np.float32 all arithmetic is rounded to that: it shows what rounding does to this model
+    at these weights."""
+    n = max(int((targets >= 0).sum()), 1)
+    loss, grads = 0.0, {name: 0 for name in params}
+    for b, begin, end in documents(spec, tokens):
+        net = Net(spec, params, real)
+        part = b, slice(begin, end)
+        mean, valid = net.run(tokens[part], targets[part])
+        loss += mean * valid / n
+        for name, g in net.grads.items():
+            grads[name] = grads[name] + g * real(valid / n)
+    return loss, int((targets >= 0).sum()), grads
 
 
 # ---- training

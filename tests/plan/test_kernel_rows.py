@@ -136,6 +136,11 @@ def test_flops() -> None:
         kernels.flops("zk_attention_bwd", (2, 9, 4, 2, 6))
         == 4 * 2 * 4 * 9 * 9 * 6
     )
+    for window, keys in ((1, 9), (4, 9 * 4 - 6), (9, 45)):  # of all queries
+        rough = kernels.flops(
+            "zk_attention_local_fwd", (2, 9, 4, 2, 6, window)
+        )
+        assert abs(rough - 4 * 2 * 4 * 6 * keys) <= 2 * 2 * 4 * 6 * window
     assert kernels.flops("zk_add", (8,)) == 0
 
 
@@ -163,7 +168,15 @@ BY_HAND = {
     "zk_slice_bwd_x": ("zk_slice_fwd", 1, 1, {}, {2: 2}),
     "zk_slice_bwd_w": ("zk_slice_fwd", 1, None, {0: 2}, {2: 1}),
     "zk_rope": ("zk_rope", 1, 1, {}, {2: 2}),
+    "zk_rope_packed": ("zk_rope_packed", 1, 1, {}, {2: 2, 3: 3}),
     "zk_attention_bwd": ("zk_attention_fwd", 1, 2, {}, {2: 0, 3: 2, 4: 1}),
+    "zk_attention_local_bwd": (
+        "zk_attention_local_fwd",
+        1,
+        2,
+        {},
+        {2: 0, 3: 2, 4: 1, 6: 3},
+    ),
     "zk_gelu_bwd": ("zk_gelu_fwd", 1, 1, {}, {2: 1}),
     "zk_relu2_bwd": ("zk_relu2_fwd", 1, 1, {}, {2: 1}),
     "zk_swiglu_bwd": ("zk_swiglu_fwd", 1, 1, {}, {2: 1}),
@@ -223,6 +236,7 @@ NUMBERS_OF = {
     "add": 0,
     "kind": 0,
     "sign": 1,
+    "window": 3,
     "eps": 1e-5,
     "scale": 0.5,
 }
@@ -260,6 +274,8 @@ def touched(
                 if f.type in INTS
                 else drawn.random(size) + 0.5
             )
+        if f.name == "position":
+            inside[:] = np.arange(size) % NUMBERS_OF["T"]
         if f.name == spoilt:
             inside[-1] = np.nan
         made[f.name] = room

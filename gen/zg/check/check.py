@@ -127,17 +127,16 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
     if p.recipe.moments not in ("f32", "bf16"):
         raise CheckError(f"moments are not stored in {p.recipe.moments}")
     stores.prove(p, have)
+    if not -1 <= p.head.end < p.head.vocab:
+        raise CheckError(f"no token {p.head.end} ends a document")
+    arrays = ops.batch(p.head.end >= 0)
     need = {
         "space": (1, max(r.space for r in p.runs)),
         "desk": (1, max(ops.DESK, 4 * p.head.vocab)),
-        "inlet": (ops.INLETS, 2 * 4 * p.head.rows),
+        "inlet": (ops.INLETS, 4 * p.head.rows * len(arrays)),
     }
-    both = max(
-        4 * p.head.rows,
-        have["tokens"].stride,
-        have["targets"].stride,
-    )
-    need.update(dict.fromkeys(("tokens", "targets"), (p.together, both)))
+    each = max(4 * p.head.rows, *(have[name].stride for name in arrays))
+    need.update(dict.fromkeys(arrays, (p.together, each)))
     for name, (slots, bytes_) in need.items():
         if have[name].slots != slots or have[name].stride < bytes_:
             raise CheckError(

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from ..facts.commands import COMMANDS, Command
+from ..facts import ops
+from ..facts.commands import BATCH, COMMANDS, Command
 from ..facts.queues import QUEUES
 from ..plan.plan import Fn, Plan, Ref, Step
 from .arrays import Came, Leaf, MicroBatch, Sum, Value, over_ranks
@@ -72,6 +73,7 @@ class Moves(Order):
             self.W if p.head.reduction == "exact" else 1
         )  # that an owner sums
         self.groups = {g.name: g.ranks for g in p.groups}
+        self.batch = ops.batch(p.head.end >= 0)
         self.parted = self._parted()
         self.passing = {
             c.name for c in p.passing
@@ -118,6 +120,8 @@ class Moves(Order):
             ins, outs, names = len(fn.ins), len(fn.outs), fn.ints
         else:
             ins, outs, names = command.ins, command.outs, command.numbers
+        if outs == BATCH:
+            outs = len(self.batch)
         if (len(s.ins), len(s.outs)) != (ins, outs):
             self.fail("has other operands than it should")
         if fn and not queue.kernels:
@@ -266,11 +270,10 @@ class Moves(Order):
             self.fail(f"{to} still holds {told(there[0][2])}")
         self.writes(to, size, run)
 
-    def do_batch(
-        self, tokens: Place, targets: Place, of_rank: int, micro_batch: int
-    ) -> None:
-        """The rank's tokens and targets of a micro-batch, which come before all else of it: the run
-        fetches them itself."""
+    def do_batch(self, *operands: Any) -> None:
+        """The rank's tokens and targets of a micro-batch, and positions where it has them, which
+        come before all else of it: the run fetches them itself."""
+        *places, of_rank, micro_batch = operands
         before = self.p.section(self.section).steps[: self.number]
         if self.section != "micro_batch" or any(
             s.op != "batch" for s in before
@@ -278,9 +281,9 @@ class Moves(Order):
             self.fail("tokens come at a micro-batch's begin")
         if self.queue != MAIN or self.step.waits or self.step.recs:
             self.fail("the queue fetches no tokens")
-        if tokens.buffer.index != targets.buffer.index:
-            self.fail("tokens and targets have slots of two numbers")
-        for where, what in ((tokens, "tokens"), (targets, "targets")):
+        if len({where.buffer.index for where in places}) > 1:
+            self.fail("a micro-batch has slots of two numbers")
+        for where, what in zip(places, self.batch, strict=True):
             slot = (
                 self.all_of(where.buffer, True)
                 if not where.at

@@ -25,7 +25,7 @@ from .fns import Facts
 from .kernels import BODIES
 from .memory import Run, Slot, joined
 from .order import CheckError
-from .units import BATCH, Units
+from .units import Units
 
 
 class Program(Units):
@@ -187,10 +187,10 @@ class Program(Units):
                     )
 
     def evaluate(self) -> None:
-        """A run puts tokens in the first slots, and clears the sums."""
+        """A run puts a micro-batch in the first slots, and clears the sums."""
         self.evaluated += 1
         micro_batch = MicroBatch(0, self.evaluated, 0)
-        for name in BATCH:
+        for name in self.batch:
             self.bytes(name, 0).write(
                 0, self.classes[name].stride, Run(Value(name, "", micro_batch))
             )

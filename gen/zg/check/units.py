@@ -16,7 +16,6 @@ from .kernels import BODIES, SCALED
 from .memory import Run
 from .order import Action
 
-BATCH = ("tokens", "targets")
 LOSS = "zk_loss_sum"
 
 
@@ -195,6 +194,7 @@ class Units(Effects):
             "dy": ("dx", after),
             "tokens": ("tokens", ""),
             "targets": ("targets", ""),
+            "positions": ("positions", ""),
         }
         micro_batch = None
         for name, ref in ins:
@@ -223,11 +223,11 @@ class Units(Effects):
         """Classes that a function names itself: temporary space and the like."""
         for arg in self.direct[s.op]:
             name = arg.base
-            read = name in (*BATCH, "ctl") or name.startswith("table")
+            read = name in (*self.batch, "ctl") or name.startswith("table")
             if self.classes[name].slots > 1 and name != "sums":
                 self.fail(f"names no slot of {name}")
             self.operand(arg, not read)
-            if name in BATCH:
+            if name in self.batch:
                 micro_batch = self.expect(Ref(name, 0), name, "", micro_batch)
             elif name.startswith("table"):
                 self.turned(name)

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 
 from ..plan.operand import Names
 
+BATCH = -1  # places: as many as a micro-batch has
+
 
 @dataclass(frozen=True)
 class Command:
-    """A row. numbers: of the step, in this order. meets: ranks of a group do it together; wire:
-    bytes that arrive from each of them, so many of the number named first."""
+    """A row. numbers: of the step, in this order; outs: or BATCH. meets: ranks of a group do it
+    together; wire: bytes that arrive from each of them, so many of the number named first."""
 
     name: str
     numbers: Names
@@ -29,7 +31,7 @@ class Command:
 
 _ROWS = (
     Command("copy", ("from_rank", "to_rank", "bytes"), 1, 1),
-    Command("batch", ("of_rank", "micro_batch"), 0, 2),
+    Command("batch", ("of_rank", "micro_batch"), 0, BATCH),
     Command("mark", (), 0, 0),
     Command(
         "gather", ("from_step", "step", "bytes"), 1, 1, True, ("bytes", 1)

@@ -127,6 +127,10 @@ _ROWS = (
     _row("zk_embed_bwd", "dw^add:V*C dy<real:M*C token<i32:M index$i32:V+1+M M V C add",
          "embed_bwd(M, V, C, real, target)"),
     _row("zk_position_bwd", "dp^real:P*C dy<real:B*T*C B T C P", "run(each_row(P, C, real))"),
+    _row("zk_embed_packed_fwd", "y>real:M*C token<i32:M position<i32:M w@real:*C p@real:*C M C",
+         "run(each_row(M, C, real))"),
+    _row("zk_position_packed_bwd", "dp^real:P*C dy<real:M*C position<i32:M index$i32:P+1+M M C P",
+         "embed_bwd(M, P, C, real, target)"),
 
     _row("zk_layernorm_fwd", "y>real:M*C stat>f32&:M*2 sum>real?:M*C x<real:M*C more<real?:M*C "
          "w@real:C b@real?:C M C eps.", "norm_fwd(M, C, real)"),
@@ -165,11 +169,21 @@ _ROWS = (
     _row("zk_rope_table", "table>f32 freq<f64 T D", "run(flat(T*(D//2)))"),
     _row("zk_rope", "y>real:M*E=in in<real:M*E table<f32!:T*D B T H! G! D! sign",
          "run(each_row(B*T, (H+G)*(D//2), real))", of="zk_rope", called={"y": "din", "in": "dy"}),
+    _row("zk_rope_packed", "y>real:M*E=in in<real:M*E table<f32!:T*D position<i32:M "
+         "B T H! G! D! sign", "run(each_row(B*T, (H+G)*(D//2), real))",
+         of="zk_rope_packed", called={"y": "din", "in": "dy"}),
     _row("zk_attention_fwd", "y>real:M*H*D lse>f32&:M*H qkv<real:M*E B T H! G! D! scale.",
          "attention_fwd(B, T, H, G, D, real, target)", flops="2*B*T*T*H*D"),
     _row("zk_attention_bwd", "dqkv>real:M*E dy<real:M*H*D y<real:M*H*D qkv<real:M*E lse<f32:M*H "
          "scratch$f32:M*H+M*E B T H G D scale.", "attention_bwd(B, T, H, G, D, real)",
          flops="4*B*T*T*H*D", of="zk_attention_fwd"),
+    _row("zk_attention_local_fwd", "y>real:M*H*D lse>f32&:M*H qkv<real:M*E position<i32?:M "
+         "B T H! G! D! window! scale.", "attention_fwd(B, T, H, G, D, real, target)",
+         flops="2*B*window*(2*T-window)*H*D"),
+    _row("zk_attention_local_bwd", "dqkv>real:M*E dy<real:M*H*D y<real:M*H*D qkv<real:M*E "
+         "lse<f32:M*H scratch$f32:M*H+M*E position<i32?:M B T H G D window scale.",
+         "attention_bwd(B, T, H, G, D, real)", flops="4*B*window*(2*T-window)*H*D",
+         of="zk_attention_local_fwd"),
 
     _row("zk_gelu_fwd", "y>real:n x<real:n n kind!", "elements(n, real)", task=8192),
     _row("zk_gelu_bwd", "dx>real:n=dy dy<real:n x<real:n n kind", "elements(n, real)",

@@ -24,6 +24,7 @@ from .kernels import VOCAB as VOCAB
 GIVEN = (
     "token",
     "target",
+    "position",
     "table",
     "scaler",
     NULL,
@@ -77,6 +78,13 @@ _ROWS = (
         "zk_embed_bwd dw=dwte V=R add=full",
         "zk_position_bwd dp=dwpe",
     ),
+    # the same by positions in documents
+    _op(
+        "embed_packed",
+        "zk_embed_packed_fwd w=wte p=wpe",
+        "zk_embed_bwd dw=dwte V=R add=full",
+        "zk_position_packed_bwd dp=dwpe",
+    ),
     # y = (x - mean) / std * w + b
     _op("layernorm", "zk_layernorm_fwd", "zk_layernorm_bwd"),
     # y = x / rms * w
@@ -93,9 +101,21 @@ _ROWS = (
     _op("qknorm", "zk_qknorm_fwd in=x", "zk_qknorm_bwd din=dx in=x"),
     # q, k heads of y = x turned by position; v heads copied
     _op("rope", "zk_rope in=x sign=1", "zk_rope y=dx in=dy sign=-1"),
+    # the same by positions in documents
+    _op(
+        "rope_packed",
+        "zk_rope_packed in=x sign=1",
+        "zk_rope_packed y=dx in=dy sign=-1",
+    ),
     # y = softmax(causal(q k' scale)) v
     _op(
         "attention", "zk_attention_fwd qkv=x", "zk_attention_bwd dqkv=dx qkv=x"
+    ),
+    # of a row's own document, and the last `window` rows of that
+    _op(
+        "attention_local",
+        "zk_attention_local_fwd qkv=x",
+        "zk_attention_local_bwd dqkv=dx qkv=x",
     ),
     _op("gelu", "zk_gelu_fwd", "zk_gelu_bwd"),
     # y = max(x, 0) ** 2
@@ -116,8 +136,12 @@ LOSS_SUM = _call("zk_loss_sum M=rows")
 PICK = _call("zk_pick y=row M=rows C=K")
 
 # What train.recompute calls the ops of a block.
-WORDS = {name: name for name in OPS if name not in ("embed", "loss")} | {
-    "add": "residual"
+WORDS = {
+    name: name for name in OPS if name not in ("embed", "embed_packed", "loss")
+} | {
+    "add": "residual",
+    "attention_local": "attention",
+    "rope_packed": "rope",
 }
 
 
@@ -153,6 +177,15 @@ BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 TYPES = {name: f"ZK_{name.upper()}" for name in BYTES}
 
 LAYER = re.compile(r"\{l(?:\+(\d+))?\}")
+
+
+def batch(packed: bool) -> Names:
+    """The classes that a micro-batch comes into; packed: documents end, and each token has a
+    position in its own."""
+    return (
+        ("tokens", "targets", "positions") if packed else ("tokens", "targets")
+    )
+
 
 # Sizes of kernels/zk.h that a plan needs: ZK_SUMS integers of 8 bytes; room for a zk_ctl in bytes.
 SUMS = 72

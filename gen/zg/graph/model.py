@@ -88,7 +88,7 @@ class _Builder:
         for word, weight in row.weights.items():
             params[word] = self.tensor(weight, *_first(row.name, word, std))
         ins = dict(zip(ops.OPS[row.name].ins, (x,), strict=False))
-        more = {"table": self.table(row)} if row.name == "rope" else {}
+        more = {"table": self.table(row)} if "rope" in row.dims else {}
         return self.node(row.name, ins, params, {**row.dims, **more})
 
     def table(self, row: Row) -> str:
@@ -165,6 +165,8 @@ class _Calls:
     def operand(self, node: Node, word: str) -> Word:
         if word in ("token", "target", "sums", "null"):
             return ("fixed", word)
+        if word == "position":
+            return ("fixed", word if self.b.spec.data.packed else "null")
         if word == "scaler":
             return (
                 "fixed",

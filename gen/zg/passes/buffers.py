@@ -39,7 +39,7 @@ def wanted(
         *_host(spec, shards, schedule, turns, tiles),
         Wanted("work", 1, max(bodies.work, 64)),
         *_inbox(shards, schedule, turns),
-        *_gpu(graph, runs),
+        *_gpu(spec, graph, runs),
     ]
 
 
@@ -58,8 +58,10 @@ def _control(spec: Spec, graph: Graph) -> list[Wanted]:
     return [
         Wanted("ctl", 1, ops.CTL),
         Wanted("sums", 2, 8 * ops.SUMS, readers=_common(spec)),
-        Wanted("tokens", spec.together, tokens),
-        Wanted("targets", spec.together, tokens),
+        *(
+            Wanted(name, spec.together, tokens)
+            for name in ops.batch(spec.data.packed)
+        ),
         *tables,
     ]
 
@@ -224,9 +226,10 @@ def _inbox(
     return [Wanted("inbox", turns["inbox"], size, targets="unshared")]
 
 
-def _gpu(graph: Graph, runs: tuple[plan.Run, ...]) -> list[Wanted]:
+def _gpu(spec: Spec, graph: Graph, runs: tuple[plan.Run, ...]) -> list[Wanted]:
     """What a GPU alone has: its kernels' space; batches and results on its host."""
-    batch, logits = 2 * 4 * graph.dims["M"], 4 * graph.dims["V"]
+    batch = 4 * graph.dims["M"] * len(ops.batch(spec.data.packed))
+    logits = 4 * graph.dims["V"]
     return [
         Wanted("space", 1, max([1, *(r.space for r in runs)]), targets="gpu"),
         Wanted("inlet", ops.INLETS, batch, "host", targets="gpu"),

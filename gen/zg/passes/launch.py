@@ -26,6 +26,7 @@ from .stores import Kept
 FIXED: dict[str, Operand | str] = {
     "token": Operand("tokens"),
     "target": Operand("targets"),
+    "position": Operand("positions"),
     "null": NULL,
     "scaler": Operand("ctl", ops.SCALE, name="scale"),
 }

@@ -136,6 +136,7 @@ class Operands:
             "dx": self.change(u.x, g),
             "tokens": Ref("tokens", g),
             "targets": Ref("targets", g),
+            "positions": Ref("positions", g),
             "acc": Ref("acc", g),
         }
         for f in self.reads(u.part):
@@ -217,6 +218,7 @@ class Operands:
             "y": "y" in values and body == "bwd",
             "tokens": "token" in fixed,
             "targets": "target" in fixed,
+            "positions": "position" in fixed,
         }
         made = {
             "y": "y" in values and body == "fwd",

@@ -68,7 +68,9 @@ class _Maker(Steps):
             self.add(
                 "main",
                 "batch",
-                outs=(Ref("tokens", g), Ref("targets", g)),
+                outs=tuple(
+                    Ref(name, g) for name in ops.batch(self.spec.data.packed)
+                ),
                 ints=(Int("of_rank", rank), number),
             )
 

@@ -23,6 +23,8 @@ STD = 0.02  # of weights at first, as in GPT-2
 FIRST: Mapping[tuple[str, str], tuple[float, float]] = {
     ("embed", "wte"): (0.0, 1.0),
     ("embed", "wpe"): (0.0, 0.5),
+    ("embed_packed", "wte"): (0.0, 1.0),
+    ("embed_packed", "wpe"): (0.0, 0.5),
     ("layernorm", "w"): (1.0, 0.0),
     ("layernorm", "b"): (0.0, 0.0),
     ("rmsnorm", "w"): (1.0, 0.0),

@@ -48,6 +48,7 @@ class Head:
     targets: Names  # cpu, sm_90 ...: columns of the launch table
     margin: int = 0  # SMs of a GPU that products leave to NCCL; 0: none
     shuffle: int = 0  # 1: the seed draws the order of an epoch's samples
+    end: int = -1  # the token behind which positions begin anew; -1: none
 
     @property
     def bytes(self) -> int:  # of a real

@@ -333,11 +333,19 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Data:
-    """ignore: the token that is never a target; None: every token is one."""
+    """ignore: the token that is never a target; None: every token is one. end: of a document, its
+    last token."""
 
     __pydantic_config__ = _KEYS
     ignore: Annotated[int, Integer(0, 2**32 - 1)] | None = None
     shuffle: Flag = False
+    documents: Annotated[str, Choice("join", "mask")] = "join"
+    end: Annotated[int, Integer(0, 2**32 - 1)] | None = None
+
+    @property
+    def packed(self) -> bool:
+        """Attention and positions end where documents do."""
+        return self.documents == "mask"
 
 
 @dataclass(frozen=True)

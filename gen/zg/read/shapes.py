@@ -95,6 +95,8 @@ class Walk:
     """Goes through the units once; counts elements and tensors on the way."""
 
     model: ModelKeys
+    sequence: int
+    packed: bool  # documents end, and positions with them
     prefix: str = ""  # of the unit's tensors
     repeat: int = 1
     last: Path = ()  # of the op that makes the logits
@@ -253,8 +255,9 @@ class Walk:
         if a.qk_norm:
             rows.append(self.normed(name, a, heads))
         if rope:
-            rows.append(Row("rope", {**dims, "rope": rope}))
-        rows.append(Row("attention", dims))
+            turned = "rope_packed" if self.packed else "rope"
+            rows.append(Row(turned, {**dims, "rope": rope}))
+        rows.append(self.seen(dims))
         out = f"{a.name}.{self.family.out}"
         rows.append(self.dense(name, [out], dims["Q"], [C], bias))
         said = {
@@ -278,6 +281,12 @@ class Walk:
             "wk": self.vector(at, k, "weight", heads.D),
         }
         return Row("qknorm", heads.dims(a.eps), weights)
+
+    def seen(self, dims: Mapping[str, Any]) -> Row:
+        """Attention, by what a row sees."""
+        if not self.packed:
+            return Row("attention", dims)
+        return Row("attention_local", {**dims, "window": self.sequence})
 
     def heads(self, at: Place, a: Attention) -> Heads:
         C, H = self.model.width, a.heads
@@ -378,7 +387,9 @@ class Walk:
                 [e.context],
                 (e.context, C),
             )
-        row = Row("embed", {"P": e.context}, weights)
+        packed = self.packed and "wpe" in weights
+        name = "embed_packed" if packed else "embed"
+        row = Row(name, {"P": e.context}, weights)
         return Op("embedding", _frozen(e.model_dump()), rows=(row,))
 
 

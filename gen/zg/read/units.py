@@ -146,7 +146,7 @@ def build(keys: SpecKeys, file: Node) -> tuple[Model, Names]:
     SpecError where they do not fit."""
     m, train = keys.model, keys.train
     root = Place(file, ())
-    walk = Walk(m)
+    walk = Walk(m, train.sequence, keys.data.packed)
     at = root / "model" / "units"
     _order(at, m.units)
     layers = [u.blocks or 0 for u in m.units]

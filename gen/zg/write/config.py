@@ -103,7 +103,7 @@ FREE = (
     "train.memory_budget",
 )
 # Keys that are younger than checkpoints: at these values they are as if they were not.
-LATER = {"data.shuffle": False}
+LATER = {"data.shuffle": False, "data.documents": "join", "data.end": None}
 
 
 def recipe(spec: Spec) -> list[str]:

@@ -177,7 +177,10 @@ GROUPS = (
     ("parameters", ("param", "staging", "ring")),
     ("optimizer state", (*ops.STATES, *(f"near_{s}" for s in ops.STATES))),
     ("gradients", ("grad", "sum", "pend", "part", "acc")),
-    ("activations", ("x", "near", "dx", "save", "tmp", "tokens", "targets")),
+    (
+        "activations",
+        ("x", "near", "dx", "save", "tmp", *ops.batch(packed=True)),
+    ),
 )
 
 

@@ -166,6 +166,7 @@ HOLDS = {
     "hctl": "a step's constants",
     "tokens": "a micro-batch",
     "targets": "its targets",
+    "positions": "of its tokens in their documents",
     "table": "a rotary table",
     "x": "values between units",
     "dx": "their gradients",

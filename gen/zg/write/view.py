@@ -63,6 +63,13 @@ def order(p: Plan) -> list[str]:
     return [f".shuffle = 1, .seed = {seed},"] if p.head.shuffle else []
 
 
+def packed(p: Plan) -> list[str]:
+    """What the runtime is told of documents, where they end."""
+    if p.head.end < 0:
+        return []
+    return [f".packed = 1, .end = {p.head.end}, .positions = POSITIONS(0),"]
+
+
 def used(p: Plan) -> list[str]:
     """Those that the plan's steps use; a run's hash loads masters from the file."""
     found = {step.queue for s in p.sections for step in s.steps} | {"main"}
@@ -302,6 +309,7 @@ def view(
             *left(p),
             *filed(p, cost),
             *order(p),
+            *packed(p),
             *text_lines("config", hf_config),
         ],
         "files": files(p),
