@@ -21,33 +21,23 @@ template <int M> struct running {
     float top[M][2], total[M][2];
 };
 
-/* What the rows of `running` see: reach_of each */
-template <int M> struct sight {
-    int reach[M][2];
-};
-
-template <int M> __device__ inline void look(sight<M> *see, const heads &a, int b, int query)
-{
-#pragma unroll
-    for (int m = 0; m < M; m++)
-#pragma unroll
-        for (int r = 0; r < 2; r++)
-            see->reach[m][r] = reach_of(a, b, query + 16 * m + 8 * r + lane_of() / 4);
-}
-
-/* -infinity for keys that a query does not see, as hide */
+/* -infinity for keys that a query does not see, as hide. reach_of is read for each tile: registers
+ * are too few to hold it. */
 template <int M, int N>
-__device__ inline void hide_far(float (&s)[M][N / 8][4], int key, int query, const sight<M> &see)
+__device__ inline void hide_far(float (&s)[M][N / 8][4], int key, int query, const heads &a)
 {
-    int back = query + lane_of() / 4 - key - lane_of() % 4 * 2;
+    int row = lane_of() / 4, column = lane_of() % 4 * 2;
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
-        for (int n = 0; n < N / 8; n++)
+        for (int r = 0; r < 2; r++) {
+            int t = query + 16 * m + 8 * r + row, reach = reach_of(a, block_z(), t);
 #pragma unroll
-            for (int i = 0; i < 4; i++)
-                if (beyond(back + 16 * m + i / 2 * 8 - 8 * n - i % 2, see.reach[m][i / 2]))
-                    s[m][n][i] = -INFINITY;
+            for (int n = 0; n < N / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    if (beyond(t - key - column - 8 * n - i, reach)) s[m][n][2 * r + i] = -INFINITY;
+        }
 }
 
 /* -infinity for keys beyond their query; key, query: the first of the tile and of the warp */
@@ -166,8 +156,6 @@ __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
     copy_tile<D, ROWS, THREADS>(q, qkv_at(qkv, a, b, first, h), stride, a.T - first, a.D);
     copy_keys(start);
     running<M> w;
-    sight<M> see;
-    if (LOCAL) look<M>(&see, a, b, first + warp_of() * 16 * M);
     float sum[M][D / 8][4] = {};
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -186,7 +174,7 @@ __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
         place now = (place)(j % 2 * TILE), own = q + (place)(warp_of() * 16 * M * D * 2);
         dot_rows<T>(s, left_rows<D, M, 0>(own + lane_of_rows<D>()),
                     keys + now + lane_of_columns<D>());
-        if (LOCAL) hide_far<M, N>(s, j * N, query, see);
+        if (LOCAL) hide_far<M, N>(s, j * N, query, a);
         else if (j * N + N - 1 > query) hide<M, N>(s, j * N, query);
         weigh<LOCAL, M, N, D>(s, sum, &w, a.scale * LOG2E);
         add_product<T, D, D, M, N>(sum, s, values + now + lane_of_rows<D>(), 0);

@@ -524,6 +524,38 @@ def test_losses_are_the_cpus(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "family,precision", [("gpt", "bf16"), ("qwen3", "f32")]
+)
+def test_documents_are_the_cpus(
+    folder: pathlib.Path, family: str, precision: str
+) -> None:
+    """Three ways have one hash; the losses are a CPU's, and not those of documents that are
+    joined."""
+    keys = recipe(precision, leaves=4)
+    ways = [
+        {"family": family, **PLAIN, **way}
+        for way in (
+            {"stage": 3, "ranks": 2, "graph": True, "queue": "late"},
+            {"order": "late", "again": "full"},
+            {"stage": 3, "ranks": 4, "accumulate": "layers"},
+        )
+    ]
+
+    def found(kind: trainer.Kind, way: dict, *more: str) -> law.Result:
+        return run(folder, way, 3, kind=kind, recipe=(*keys, *more))
+
+    ours = {found(trainer.EMULATED, way, *law.PACKED) for way in ways}
+    assert len(ours) == 1
+    cpus = losses(found(trainer.GCC, ways[0], *law.PACKED))
+    off = abs(losses(*ours) - cpus) / cpus
+    first, later = OFF[precision]
+    assert off[0] <= first and off.max() <= later, off
+    joined = losses(found(trainer.GCC, ways[0]))
+    assert abs(joined[0] - cpus[0]) > 2 * first * cpus[0]
+
+
+@pytest.mark.slow
 def test_weights_go_from_one_to_the_other(
     folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:

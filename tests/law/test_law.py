@@ -385,15 +385,54 @@ IN_BRIEF = (
 
 
 @pytest.mark.parametrize(
-    "family,precision", [("gpt", "f32"), ("llama", "bf16")]
+    "family,precision,more",
+    [
+        ("gpt", "f32", ()),
+        ("llama", "bf16", ()),
+        pytest.param("gpt", "bf16", law.PACKED, marks=pytest.mark.slow),
+        pytest.param("qwen3", "f32", law.PACKED, marks=pytest.mark.slow),
+    ],
 )
 def test_one_hash_in_brief(
-    tmp_path: pathlib.Path, family: str, precision: str
+    tmp_path: pathlib.Path, family: str, precision: str, more: tuple[str, ...]
 ) -> None:
     """five steps of a few far apart: what the quick tests have of the one above"""
     b = bench(tmp_path, stream(family, 8, 5), law.uneven(family, tmp_path), 5)
     some = [{"family": family, **PLAIN, **way} for way in IN_BRIEF]
-    agree({str(way): b.run(way, *recipe(precision, 8)) for way in some})
+    keys = *recipe(precision, 8), *more
+    agree({str(way): b.run(way, *keys) for way in some})
+
+
+@pytest.mark.parametrize("family", law.FAMILIES)
+def test_documents_change_bits_where_they_end(
+    tmp_path: pathlib.Path, family: str
+) -> None:
+    """Without an end of a document a run has the bits of documents that are joined; with one it has
+    not. A prompt is read as data are: behind an end only what follows counts."""
+    tokens = stream(family, 8, 2)
+    way = {"family": family, **PLAIN, "stage": 3, "ranks": 2}
+    weights = law.uneven(family, tmp_path)
+    whole = np.where(tokens == 1, 2, tokens)
+    for data, alike in ((whole, True), (tokens, False)):
+        b = bench(tmp_path, data, weights, 2)
+        joined, packed = (
+            b.run(way, *recipe("f32", 8), *more) for more in ((), law.PACKED)
+        )
+        assert (joined.weights == packed.weights) == alike
+        assert (joined.steps == packed.steps) == alike
+    program = trainer.build(trainer.generate(law.path(family), *law.PACKED))
+
+    def said(*prompt: int) -> str:
+        np.array(prompt, "<u4").tofile(tmp_path / "prompt")
+        options = "--steps", 0, "--sample", 20, "--temperature", 0.1
+        out = trainer.sh(
+            program, *options, "--prompt-tokens", tmp_path / "prompt"
+        )
+        return out.splitlines()[-1]
+
+    alone = said(7, 6)
+    assert said(9, 8, 1, 7, 6) == said(5, 1, 7, 6) == alone
+    assert said(9, 7, 6) != alone
 
 
 @pytest.mark.slow

@@ -43,7 +43,12 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
         "train.optimizer.moments=bf16",
     ),
     "Adagrad": ("gpt", "train.optimizer={type: Adagrad, lr: 0.01}"),
-    "SGD": ("llama", "train.optimizer={type: SGD, lr: 0.01}"),
+    "SGD, documents": (
+        "llama",
+        "train.optimizer={type: SGD, lr: 0.01}",
+        "data.shuffle=true",
+        *law.PACKED,
+    ),
 }
 HOST = ("zero.offload_optimizer.device=cpu",)
 NVME = (

@@ -151,12 +151,10 @@ def specs(draw) -> Mapping:
         "steps": draw(st.integers(4, 9)),
         "min_lr": 0.001,
     }
-    vocab = model["vocab"]
-    end = draw(st.sampled_from([None, *range(min(vocab, 4))]))
-    packing = {"documents": "mask", "end": end}
+    packed = model["vocab"] > 16 and draw(flag)
     return {
         "name": "drawn",
-        "data": {} if end is None else packing,
+        "data": {"documents": "mask", "end": 1} if packed else {},
         "model": model,
         "zero": {"stage": 0},
         "train": {

@@ -45,6 +45,9 @@ KNOWN = {
     "llama": "3d6c55031f174023182f1e4fd68f3c89",
 }
 
+# Documents end with a token that is often drawn, not with 0, which holes are read as.
+PACKED = ("data.documents=mask", "data.end=1")
+
 # train.recompute: nothing, some of each family's ops, all
 AGAIN = ["none", "[attention, gelu, swiglu, layernorm, rmsnorm]", "full"]
 

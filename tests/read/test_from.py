@@ -250,6 +250,20 @@ def test_a_window(tmp_path: pathlib.Path) -> None:
     assert "sliding_window: 4096 is shorter" in said
 
 
+def test_the_end_of_documents(tmp_path: pathlib.Path) -> None:
+    """eos_token_id, where a spec masks documents and does not say what ends one"""
+    mask = "data={documents: mask}"
+    there = folder(tmp_path, GPT2 | {"eos_token_id": 50256})
+    assert spec.load(None, (mask,), None, there).data.end == 50256
+    assert spec.load(None, (), None, there).data.end is None
+    said = "data={documents: mask, end: 9}"
+    assert spec.load(None, (said,), None, there).data.end == 9
+    for eos in ({}, {"eos_token_id": [1, 2]}):  # Llama 3 has three
+        there = folder(tmp_path, GPT2 | eos)
+        with pytest.raises(SpecError, match="mask without `end`"):
+            spec.load(None, (mask,), None, there)
+
+
 def test_keys_of_published_files(tmp_path: pathlib.Path) -> None:
     gpt2 = {"n_special": 0, "predict_special_tokens": True, "_num_labels": 1}
     assert model(tmp_path, GPT2 | gpt2) == model(tmp_path, GPT2)

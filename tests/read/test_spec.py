@@ -814,6 +814,42 @@ WRONG = [
         r"@: data.ignore: 4294967296 is out of range",
     ),
     (
+        GPT,
+        LISTED,
+        "data: {documents: mask}",
+        r"@: data.documents: mask without `end`; allowed: `end: TOKEN` beside it",
+    ),
+    (
+        GPT,
+        LISTED,
+        "data: {documents: mask, end: 256}",
+        r"@: data.end: is 256; allowed: 0 to 255, as in model.vocab",
+    ),
+    (
+        GPT,
+        LISTED,
+        "data: {documents: mask, end: -1}",
+        r"@: data.end: -1 is out of range",
+    ),
+    (
+        GPT,
+        LISTED,
+        "data: {documents: mask, end: 7, ignore: 7}",
+        r"@: data.end: is data.ignore, which is read as 0; allowed: another",
+    ),
+    (
+        GPT,
+        LISTED,
+        "data: {end: 7}",
+        r"@: data.end: ends nothing where documents join; allowed: `documents: mask`",
+    ),
+    (
+        GPT,
+        LISTED,
+        "data: {documents: packed}",
+        r"@: data.documents: 'packed' is not known; allowed: join or mask",
+    ),
+    (
         LLAMA,
         "out: [176, 176]",
         "out: [176, 177]",

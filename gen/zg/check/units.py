@@ -142,13 +142,14 @@ class Units(Effects):
             list(zip(fn.ins, s.ins, strict=True)),
             list(zip(fn.outs, s.outs, strict=True)),
         )
+        params = self.facts.flats[s.op]
         micro_batch = self.values(
-            s, [(name, ref) for name, ref in ins if name[0] not in "wp"]
+            s, [(name, ref) for name, ref in ins if name not in params]
         )
         micro_batch = self.fixed(s, micro_batch)
         use = self.turn(s, row, micro_batch)
         for name, ref in ins:
-            if name[0] in "wp":
+            if name in params:
                 self.parameters(ref, use, use.key(name))
         for name, ref in outs:
             if name[:2] in ("dw", "dp"):

@@ -108,12 +108,13 @@ SCALINGS: Mapping[str, Mapping[str, str]] = {
 @dataclass(frozen=True)
 class Found:
     """model: a spec's. context: how many positions there are; window: how many of them a position
-    sees, and where config.json says so."""
+    sees, and where config.json says so; end: of a text, the token."""
 
     folder: str
     model: Node
     context: int
     window: Node | None
+    end: Node
     notes: Names
 
 
@@ -352,7 +353,8 @@ def load(folder: str) -> Found:
     config = _Config(dsjson.parse(said, usertext.place(path)))
     notes = config.check()
     context = config.number(config.family.context)
-    return Found(folder, config.model(), context, config.window(), notes)
+    window, end = config.window(), config.get("eos_token_id")
+    return Found(folder, config.model(), context, window, end, notes)
 
 
 def usual(found: Found) -> tuple[Node, Names]:
@@ -379,6 +381,16 @@ def adopt(root: Node, found: Found) -> None:
     base = os.path.basename(os.path.abspath(found.folder))
     name = NOT_IN_NAMES.sub("-", base)[:64] or "model"
     keys.setdefault("name", Node(name, "--from"))
+
+
+def ends(root: Node, found: Found) -> None:
+    """What documents end with, where a spec masks them and does not say it."""
+    data = root.value.get("data")
+    if not data or not isinstance(data.value, dict) or "end" in data.value:
+        return
+    said = data.value.get("documents")
+    if said and said.value == "mask" and type(found.end.value) is int:
+        data.value["end"] = found.end
 
 
 def sees(root: Node, found: Found) -> None:

@@ -697,6 +697,7 @@ def _effective(
             _set(root, said)
         notes = (*notes, *config.notes)
     if found:
+        hf.ends(root, found)
         hf.sees(root, found)
     return root, (*notes, *old.spelt(root))
 
