@@ -48,6 +48,7 @@ typedef struct zr_data {
     int64_t mask;           /* and of a bit for each, 0 where it is no target; 0: none */
     int64_t count, samples; /* tokens; samples of T and one more */
     int64_t T, vocab, ignore;
+    char labels_path[ZR_FILE];
 } zr_data;
 
 /* What a program asks of a file. ignore: the id that is never a target (-1: none; in a file of
@@ -201,6 +202,7 @@ void zr_save_close(zr_saving *s);
 int zr_save_temp(char *path, const char *dir, char *why); /* path[ZR_FILE]: of the first */
 int zr_save_begin(const zr_saving *s, char *why);
 int zr_save_part(const zr_saving *s, zr *z, int rank, char *why);
+/* ok: all ranks have written all parts; then, whatever fails, they stay, and `why` names them. */
 int zr_save_end(const zr_saving *s, int ok, char *why);
 /* Reads this rank's masters from dir/model.safetensors or from the files that
  * dir/model.safetensors.index.json names: F32, BF16 or F16. Tensors that the model has no place for

@@ -450,8 +450,8 @@ static void save(zr *z)
     if (zr_save_part(&z->saving, z, z->rank, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
     zr_barrier(z);
     if (z->rank == 0) {
+        zr_temp(z, ZR_SAVING, NULL); /* they are whole */
         if (zr_save_end(&z->saving, 1, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
-        zr_temp(z, ZR_SAVING, NULL);
     }
     zr_save_close(&z->saving);
     zr_barrier(z);

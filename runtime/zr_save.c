@@ -8,6 +8,7 @@
  *  2. At no moment does an index or a name say that files belong together which do not.
  *  3. Of what was there goes what gets a new content, and shards that the old index names.
  *  4. Whoever removes or renames zr_save_temp's file holds a lock on it.
+ *  5. Weights that are whole are not removed: what gets no name stays under its first one.
  */
 #define _GNU_SOURCE
 #include "zr_file.h"
@@ -382,6 +383,17 @@ static int replace_old(const zr_saving *s, int *left, const char *index, const c
     return bad;
 }
 
+/* What went wrong, in `why`; and which files beside that have no name yet: the first `left` */
+static int say_left(const zr_saving *s, int left, char *why)
+{
+    char error[ZR_WHY], last[96] = "";
+    snprintf(error, sizeof error, "%s", why);
+    if (left > 1)
+        snprintf(last, sizeof last, " to .part.%d (%s)", left - 1, s->file[left - 1].name);
+    return zr_why(why, "%.300s; the weights are whole: rename .%s.part (%s)%s beside it", error,
+                  single, s->file[0].name, last);
+}
+
 int zr_save_end(const zr_saving *s, int ok, char *why)
 {
     char index[ZR_FILE], file[ZR_FILE];
@@ -390,6 +402,6 @@ int zr_save_end(const zr_saving *s, int ok, char *why)
     int bad = ok && (sync_temps(s, why) ||
                      replace_old(s, &left, index, s->shards > 1 ? file : index, why));
     if (ok && !bad && sync_path(s->dir)) bad = zr_why(why, "%s: %s", s->dir, strerror(errno));
-    if (left > 0) remove_temps(s, left - 1);
-    return bad ? -1 : 0;
+    if (!ok) remove_temps(s, left - 1);
+    return bad && left ? say_left(s, left, why) : bad ? -1 : 0;
 }

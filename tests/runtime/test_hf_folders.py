@@ -84,6 +84,10 @@ def shard(number: int, of: int) -> str:
     return f"model-{number:05}-of-{of:05}.safetensors"
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 def all_of(folder: Path) -> Weights:
     """What the library reads from the files of an index, each tensor where it says."""
     index = json.loads((folder / INDEX).read_text())
@@ -203,15 +207,30 @@ def test_what_was_left_of_shards_is_cleared_away(
 def test_a_rename_that_fails_leaves_no_files_that_do_not_belong_together(
     tool: Path, tmp_path: Path, asked
 ) -> None:
-    """A shard's name is taken by a folder: there is no index, and nothing under a hidden name."""
+    """A shard's name is taken by a folder: there is no index, and what it would have named stays
+    under the names that are told, all of it."""
     bench = Bench(tool, tmp_path, layout(2))
     weights, saved = weights_of(bench.program), tmp_path / "saved"
     asked(MOST=300)
     assert bench.save(weights).returncode == 0
-    n = len(os.listdir(saved)) - 1
-    asked(MOST=300, TAKEN=saved / shard(1, n))
-    assert shard(1, n) in bench.save(weights).stderr
-    assert set(os.listdir(saved)) == {shard(i + 1, n) for i in range(n)}
+    whole = contents(saved)
+    n = len(whole) - 1
+    assert n > 2
+    asked(MOST=300, TAKEN=saved / shard(2, n))
+    said = bench.save(weights).stderr
+    assert (
+        f"{shard(2, n)}: Is a directory; the weights are whole: rename "
+        f".model.safetensors.part ({INDEX}) to .part.2 ({shard(2, n)})" in said
+    )
+    (saved / shard(2, n)).rmdir()
+    parts = [INDEX, shard(1, n), shard(2, n)]
+    assert set(os.listdir(saved)) == {
+        *(".model.safetensors.part" + rest for rest in ("", ".1", ".2")),
+        *(shard(i, n) for i in range(1, n + 1) if i != 2),  # 1 is the old one
+    }
+    for name, rest in zip(parts, ("", ".1", ".2"), strict=True):
+        (saved / f".model.safetensors.part{rest}").rename(saved / name)
+    assert contents(saved) == whole
 
 
 # ---- types

@@ -660,6 +660,22 @@ def test_two_runs_that_save_in_one_place(
     assert np.array_equal(weights(tmp_path / "w"), np.arange(1, N + 1))
 
 
+def test_weights_that_get_no_name_stay(
+    program: Path, data: Path, tmp_path: Path
+) -> None:
+    """While the run trains a folder takes it."""
+    running = start(program, data, "--save", tmp_path, RANKS=2, WORK_US=2000)
+    wait_for_step(running, 1)
+    (tmp_path / "model.safetensors").mkdir()
+    _, err = running.communicate(timeout=LIMIT)
+    assert running.returncode == 3
+    part = tmp_path / ".model.safetensors.part"
+    assert f"{part.name} (model.safetensors)" in err
+    (tmp_path / "model.safetensors").rmdir()
+    part.rename(tmp_path / "model.safetensors")
+    assert np.array_equal(weights(tmp_path), np.arange(1, N + 1))
+
+
 def test_what_a_killed_run_left_is_cleared(
     program: Path, data: Path, tmp_path: Path
 ) -> None:
