@@ -100,14 +100,15 @@ static int read_labels(const zr_data *d, int32_t *target, int64_t n, int64_t fir
 {
     raw x;
     const int64_t hole = d->width == 2 ? UINT16_MAX : UINT32_MAX;
-    if (read_raw(d->labels, d->path, &x, d->width * n, d->width * first, first, why)) return -1;
+    if (read_raw(d->labels, d->labels_path, &x, d->width * n, d->width * first, first, why))
+        return -1;
     for (int64_t i = 0; i < n; i++) {
         int64_t label = raw_at(d, &x, i), token = target[i] < 0 ? d->ignore : target[i];
         if (label != hole && label != token)
             return zr_why(why,
                           "%s: the label of token %" PRId64 " is %" PRId64
                           ", neither the token, %" PRId64 ", nor %" PRId64,
-                          d->path, first + i, label, token, hole);
+                          d->labels_path, first + i, label, token, hole);
         if (label == hole) target[i] = -1;
     }
     return 0;

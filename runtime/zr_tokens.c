@@ -237,11 +237,11 @@ static int by_index(zr_data *d, int64_t bin, char *why)
 
 /* ---- meta.json in the file's folder */
 
-/* What it says of this file; -1, NULL: nothing */
+/* What it says of this file; -1, NULL: nothing. ours: it has a key of ours */
 typedef struct meta {
     int64_t format, vocab, ignore, tokens;
     const char *dtype, *labels;
-    int named;
+    int named, ours;
 } meta;
 
 static int64_t count_of(zr_json *j)
@@ -293,15 +293,19 @@ static void read_meta(zr_json *j, const char *name, meta *m)
         else if (!strcmp(key, "vocab")) m->vocab = count_of(j);
         else if (!strcmp(key, "ignore")) m->ignore = count_of(j);
         else if (!strcmp(key, "dtype")) m->dtype = text_of(j);
-        else if (!strcmp(key, "files") && zr_json_peek(j) == '{') read_meta_files(j, name, m);
+        else if (strcmp(key, "files")) {
+            zr_json_skip(j);
+            continue;
+        } else if (zr_json_peek(j) == '{') read_meta_files(j, name, m);
         else zr_json_skip(j);
+        m->ours = 1;
     }
 }
 
 /* The file of labels beside the tokens, as long as theirs */
 static int open_labels(zr_data *d, const char *file, const meta *m, int64_t size, char *why)
 {
-    char path[ZR_FILE];
+    const char *path = d->labels_path;
     struct stat s;
     int64_t hole = d->width == 2 ? UINT16_MAX : UINT32_MAX;
     if (strchr(m->labels, '/'))
@@ -309,7 +313,7 @@ static int open_labels(zr_data *d, const char *file, const meta *m, int64_t size
     if (m->ignore != hole)
         return zr_why(why, "%s: ignore: needed beside labels of %s: %" PRId64, file, m->dtype,
                       hole);
-    if (zr_beside(path, d->path, m->labels, why)) return -1;
+    if (zr_beside(d->labels_path, d->path, m->labels, why)) return -1;
     d->labels = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (d->labels < 0 || fstat(d->labels, &s)) return zr_why(why, "%s: %s", path, strerror(errno));
     if (!S_ISREG(s.st_mode)) return zr_why(why, "%s: not a regular file", path);
@@ -333,20 +337,22 @@ static int take_meta(zr_data *d, int64_t size, const char *file, const meta *m, 
     return m->labels ? open_labels(d, file, m, size, why) : 0;
 }
 
-/* As by_header. */
+/* As by_header. What is not ours, whatever it is, says nothing. */
 static int by_meta(zr_data *d, int64_t size, char *why)
 {
     char file[ZR_FILE];
+    struct stat s;
     int64_t n;
     const char *slash = strrchr(d->path, '/');
     if (zr_beside(file, d->path, "meta.json", why)) return -1;
-    if (access(file, F_OK)) return 1;
+    if (stat(file, &s) || !S_ISREG(s.st_mode) || s.st_size > META_MAX) return 1;
     char *text = zr_read_whole(file, META_MAX, "no meta.json of token files", &n, why);
     if (!text) return -1;
     zr_json j = {text, text + n, NULL};
     meta m = {.format = -1, .vocab = -1, .ignore = -1, .tokens = -1};
     read_meta(&j, slash ? slash + 1 : d->path, &m);
-    int found = zr_json_end(&j)
+    int bad = zr_json_end(&j);
+    int found = bad && m.ours
                     ? zr_why(why, "%s: byte %" PRId64 ": %s", file, (int64_t)(j.at - text), j.error)
                 : m.named ? take_meta(d, size, file, &m, why)
                           : 1;

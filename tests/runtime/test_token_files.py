@@ -319,6 +319,31 @@ def test_one_that_does_not_name_the_file_is_absent(
 
 
 @pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        "[]",
+        "{} x",
+        "no JSON",
+        '{"name": "a table", "rows": [1, 2',
+        '{"a": ' + "[" * 70 + "]" * 70 + "}",
+        " " * (1 << 20) + "{}",
+    ],
+)
+def test_what_has_no_key_of_ours_is_absent(
+    data: Path, tmp_path: Path, said: str
+) -> None:
+    taken(data, folder(tmp_path, said, "<u2"), tokens("<u2"))
+
+
+def test_a_folder_of_that_name_is_absent(data: Path, tmp_path: Path) -> None:
+    file = folder(tmp_path, "", "<u2")
+    (tmp_path / "meta.json").unlink()
+    (tmp_path / "meta.json").mkdir()
+    taken(data, file, tokens("<u2"))
+
+
+@pytest.mark.parametrize(
     "said, words",
     [
         (meta(format=2), "meta.json: format: needed: 1"),
@@ -336,10 +361,8 @@ def test_one_that_does_not_name_the_file_is_absent(
         (meta(ignore=BIG, files={"train.bin": {"tokens": N, "labels": "a/b"}}),
          "a/b leads out of its folder"),
         ('{"format": 1', "meta.json: byte 12: a comma or an end is needed"),
-        ('[]', "an object is needed"),
-        ('{} x', "byte 3: something after the end"),
-        ('{"a": ' + "[" * 70 + "]" * 70 + "}", "nested too deeply"),
-        (" " * (1 << 20) + "{}", "no meta.json of token files"),
+        ('{"files": {}} x', "byte 14: something after the end"),
+        ('{"vocab": ' + "[" * 70 + "]" * 70 + "}", "nested too deeply"),
     ],
 )  # fmt: skip
 def test_a_bad_meta_json_is_told(
@@ -396,7 +419,11 @@ def test_the_specs_ignore_holds_beside_labels(
     [
         (tokens()[:-1], {}, "train.labels.bin: 252 bytes; needed: as many"),
         (np.append(tokens(), 1), {}, "as many as the tokens, 256"),
-        (tokens() + np.uint32(1), {}, "the label of token 0 is"),
+        (
+            tokens() + np.uint32(1),
+            {},
+            "train.labels.bin: the label of token 0 is",
+        ),
         (tokens(), {"ignore": None}, "ignore: needed beside labels"),
         (tokens(), {"ignore": 65535}, "ignore: needed beside labels"),
     ],
