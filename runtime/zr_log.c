@@ -150,33 +150,48 @@ static int same(const struct stat *a, const struct stat *b)
     return a->st_dev == b->st_dev && a->st_ino == b->st_ino;
 }
 
-static int is_data(const zr_mix *m, const struct stat *s)
+static int is_at(const struct stat *s, const char *path)
 {
     struct stat file;
+    return path && !stat(path, &file) && same(s, &file);
+}
+
+static int is_open(const struct stat *s, int fd)
+{
+    struct stat file;
+    return fd >= 0 && !fstat(fd, &file) && same(s, &file);
+}
+
+/* A token file, or what tells what it holds */
+static int is_data(const struct stat *s, const zr_mix *m)
+{
+    char file[ZR_FILE];
     for (const zr_dataset *from = m->of; from < m->of + m->n; from++) {
-        const int fd[] = {from->data.fd, from->data.labels};
-        for (int i = 0; i < 2; i++)
-            if (fd[i] >= 0 && !fstat(fd[i], &file) && same(s, &file)) return 1;
+        const zr_data *d = &from->data;
+        if (is_open(s, d->fd) || is_open(s, d->labels)) return 1;
+        if (!zr_meta_path(file, d->path) && is_at(s, file)) return 1;
+        if (!zr_index_path(file, d->path) && is_at(s, file)) return 1;
     }
     return 0;
 }
 
-static int is_choices(const zr_choices *c, const struct stat *s)
+static int is_in(const struct stat *s, const char *dir, const char *name)
 {
-    struct stat file;
-    return c->fd >= 0 && !fstat(c->fd, &file) && same(s, &file);
+    char file[ZR_FILE], why[ZR_WHY];
+    return !zr_path(file, dir, name, why) && is_at(s, file);
 }
 
-/* Is it a file that --load opens? Where that cannot be told, loading will say what is wrong. */
-static int is_weights(zr *z, const struct stat *s)
+/* Is it a file that --load opens, or --save copies? Where that cannot be told, loading will say
+ * what is wrong. */
+static int is_weights(const struct stat *s, const char *dir)
 {
-    char why[ZR_WHY], index[ZR_FILE];
-    struct stat file;
+    char why[ZR_WHY];
     zr_table t;
-    if (!z->o->load || zr_table_open(&t, z->o->load, why)) return 0;
-    snprintf(index, sizeof index, "%s/model.safetensors.index.json", z->o->load);
-    int found = t.index && !stat(index, &file) && same(s, &file);
-    for (int64_t i = 0; i < t.nfiles; i++) found |= !fstat(t.files[i].fd, &file) && same(s, &file);
+    if (!dir) return 0;
+    int found = is_in(s, dir, "config.json") || is_in(s, dir, "model.safetensors.index.json");
+    for (const char *const *name = zr_copied; *name; name++) found |= is_in(s, dir, *name);
+    if (found || zr_table_open(&t, dir, why)) return found;
+    for (int64_t i = 0; i < t.nfiles; i++) found |= is_open(s, t.files[i].fd);
     zr_table_close(&t);
     return found;
 }
@@ -203,14 +218,18 @@ void zr_refuse_saved(zr *z, const char *option, const char *name)
 
 void zr_refuse_inputs(zr *z, const char *option, const char *name, const struct stat *s)
 {
-    const char *of = is_data(&z->train, s)        ? "--data"
-                     : is_data(&z->val, s)        ? "--val"
-                     : is_choices(&z->choices, s) ? "--eval"
-                     : is_weights(z, s)           ? "--load"
-                                                  : NULL;
-    if (of)
-        zr_fail(z, ZR_USER, "%s %s: is the file of %s, which would be written to", option, name,
-                of);
+    const struct {
+        const char *of;
+        int is;
+    } inputs[] = {
+        {"--data", is_data(s, &z->train)},           {"--val", is_data(s, &z->val)},
+        {"--eval", is_open(s, z->choices.fd)},       {"--load", is_weights(s, z->o->load)},
+        {"--prompt-tokens", is_at(s, z->o->prompt)}, {"--gemms", is_at(s, z->o->gemms)},
+    };
+    for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
+        if (inputs[i].is)
+            zr_fail(z, ZR_USER, "%s %s: is the file of %s, which would be written to", option, name,
+                    inputs[i].of);
 }
 
 /* Two runs must not write one log. */

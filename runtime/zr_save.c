@@ -27,7 +27,7 @@ static const char config[] = "config.json", single[] = "model.safetensors",
                   indexed[] = "model.safetensors.index.json";
 
 /* What is copied as it is, where the loaded folder has it. */
-static const char *const copied[] = {
+const char *const zr_copied[] = {
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -40,6 +40,7 @@ static const char *const copied[] = {
     "spiece.model",
     "chat_template.json",
     "chat_template.jinja",
+    NULL,
 };
 
 /* ---- the files of a save */
@@ -190,13 +191,13 @@ static int add_config(zr_saving *s, const char *from, int type, char *note, char
 static int add_copies(zr_saving *s, const char *from, char *why)
 {
     char file[ZR_FILE];
-    for (size_t i = 0; i < sizeof copied / sizeof *copied; i++) {
+    for (const char *const *name = zr_copied; *name; name++) {
         zr_header h = {0};
-        if (zr_path(file, from, copied[i], why)) return -1;
+        if (zr_path(file, from, *name, why)) return -1;
         if (access(file, F_OK)) continue;
         h.text = zr_file_text(file, &h.n, why);
         if (!h.text) return -1;
-        if (!add_saved(s, copied[i], h)) return zr_why(why, "no memory");
+        if (!add_saved(s, *name, h)) return zr_why(why, "no memory");
     }
     return 0;
 }

@@ -217,15 +217,21 @@ static int read_megatron(zr_data *d, int64_t bin, const char *file, int fd, int6
     return set_tokens(d, bin, width, 0, bin / width, 0, file, why);
 }
 
+int zr_index_path(char *to, const char *path)
+{
+    size_t n = strlen(path);
+    if (n < 4 || n >= ZR_FILE || strcmp(path + n - 4, ".bin")) return -1;
+    memcpy(to, path, n - 4);
+    memcpy(to + n - 4, ".idx", 5);
+    return 0;
+}
+
 /* As by_header, by the index that lies beside the file. */
 static int by_index(zr_data *d, int64_t bin, char *why)
 {
     char file[ZR_FILE], magic[9];
     struct stat s;
-    size_t n = strlen(d->path);
-    if (n < 4 || n >= ZR_FILE || strcmp(d->path + n - 4, ".bin")) return 1;
-    memcpy(file, d->path, n - 4);
-    memcpy(file + n - 4, ".idx", 5);
+    if (zr_index_path(file, d->path)) return 1;
     int fd = open(file, O_RDONLY | O_CLOEXEC | O_NONBLOCK), found = 1;
     if (fd < 0) return 1;
     if (!fstat(fd, &s) && S_ISREG(s.st_mode) && s.st_size >= INDEX &&
@@ -337,6 +343,12 @@ static int take_meta(zr_data *d, int64_t size, const char *file, const meta *m, 
     return m->labels ? open_labels(d, file, m, size, why) : 0;
 }
 
+int zr_meta_path(char *to, const char *path)
+{
+    char why[ZR_WHY];
+    return zr_beside(to, path, "meta.json", why);
+}
+
 /* As by_header. What is not ours, whatever it is, says nothing. */
 static int by_meta(zr_data *d, int64_t size, char *why)
 {
@@ -344,8 +356,9 @@ static int by_meta(zr_data *d, int64_t size, char *why)
     struct stat s;
     int64_t n;
     const char *slash = strrchr(d->path, '/');
-    if (zr_beside(file, d->path, "meta.json", why)) return -1;
-    if (stat(file, &s) || !S_ISREG(s.st_mode) || s.st_size > META_MAX) return 1;
+    if (zr_meta_path(file, d->path) || stat(file, &s) || !S_ISREG(s.st_mode) ||
+        s.st_size > META_MAX)
+        return 1;
     char *text = zr_read_whole(file, META_MAX, "no meta.json of token files", &n, why);
     if (!text) return -1;
     zr_json j = {text, text + n, NULL};

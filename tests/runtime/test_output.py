@@ -263,7 +263,7 @@ def test_the_time_that_is_left_of_a_very_long_run(
 
 @pytest.fixture
 def weights(program: Path, tmp_path: Path) -> Path:
-    """A directory of weights in two files, behind an index."""
+    """A directory of weights in two files, behind an index, and of what else a model has."""
     assert (
         run(program, "--steps", 0, "--save", tmp_path / "w", RANKS=2).code == 0
     )
@@ -272,6 +272,8 @@ def weights(program: Path, tmp_path: Path) -> Path:
     (tmp_path / "w" / "model.safetensors.index.json").write_text(
         json.dumps(index)
     )
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / "w" / name).write_text("{}")
     return tmp_path / "w"
 
 
@@ -312,6 +314,39 @@ def test_weights_are_not_written_over(
     done = train(
         program, data, "--load", weights, "--log", weights / "log", RANKS=2
     )
+    assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize("option", ["--log", "--profile"])
+def test_what_is_read_is_not_written_over(
+    program: Path, data: Path, tmp_path: Path, option: str
+) -> None:
+    """Token files and what lies beside them, by any name of theirs; a prompt."""
+    inputs = {
+        "t.bin": ("--data", data.read_bytes()),
+        "meta.json": ("--data", b"{}"),
+        "t.idx": ("--data", b"none"),
+        "v.idx": ("--val", b"none"),
+        "v.bin": ("--val", data.read_bytes()),
+        "prompt": ("--prompt-tokens", bytes(4)),
+    }
+    for name, (_, held) in inputs.items():
+        (tmp_path / name).write_bytes(held)
+    options = ("--val", tmp_path / "v.bin", "--sample", 1, "--prompt-tokens")
+    options = (*options, tmp_path / "prompt", option)
+    before = contents(tmp_path)
+    (tmp_path / "link").symlink_to("t.idx")
+    for name, of in [*inputs.items(), ("link", inputs["t.idx"])]:
+        done = train(program, tmp_path / "t.bin", *options, tmp_path / name)
+        assert (
+            done.code == 2
+            and f"{option} {tmp_path / name}: is the file of {of[0]}"
+            in done.err
+        )
+    (tmp_path / "link").unlink()
+    assert contents(tmp_path) == before
+    options = (*options[:-1], "--log")
+    done = train(program, tmp_path / "t.bin", *options, tmp_path / "other")
     assert done.code == 0, done.err
 
 
