@@ -19,6 +19,8 @@
 enum { PATIENCE = 100, PATIENCE_MS = 100, SHORT = 64 };
 static const double slow = 1e8; /* bytes a second of a disk, before a checkpoint was measured */
 static const char record[] = "run.json";
+/* Whatever a program of any recipe saves */
+static const char *const states[] = {"model", "master", "exp_avg", "exp_avg_sq", "momentum"};
 
 /* ---- what is stored */
 
@@ -63,12 +65,27 @@ static int path_of(zr *z, char *to, int64_t step, const char *kind, const char *
     return zr_path(to, z->o->checkpoints, folder, why);
 }
 
-/* The step of a folder's name; -1: it is none. */
-static int64_t step_of(const char *name)
+/* What a folder's name, step-00001000 and so on, has behind its number; NULL: it is none. */
+static const char *behind_step(const char *name)
 {
     const char *digits = name + 5;
     size_t n = strncmp(name, "step-", 5) ? 0 : strspn(digits, "0123456789");
-    return n < 8 || n > 10 || digits[n] ? -1 : strtoll(digits, NULL, 10);
+    return n < 8 || n > 10 ? NULL : digits + n;
+}
+
+/* The step of a folder's name; -1: it is none. */
+static int64_t step_of(const char *name)
+{
+    const char *rest = behind_step(name);
+    return !rest || *rest ? -1 : strtoll(name + 5, NULL, 10);
+}
+
+/* Is it the name of a folder that a run leaves if it is killed? */
+static int is_left(const char *name)
+{
+    if (!strncmp(name, ".room-", 6)) return name[6] && !name[6 + strspn(name + 6, "0123456789")];
+    const char *rest = *name == '.' ? behind_step(name + 1) : NULL;
+    return rest && (!strcmp(rest, ".part") || !strcmp(rest, ".gone"));
 }
 
 static int remove_file(const char *folder, const char *name)
@@ -88,13 +105,12 @@ static int is_folder(const char *path)
 
 /* A checkpoint's files, and the folder, which stays where somebody has put another into it; where a
  * link leads is not ours. 0, or -1 and errno. */
-static int remove_checkpoint(zr *z, const char *folder)
+static int remove_checkpoint(const char *folder)
 {
-    zr_checkpoints *c = &z->checkpoints;
     char name[SHORT];
     if (!is_folder(folder)) return -1;
-    for (int i = 0; i < c->nstored; i++) {
-        snprintf(name, sizeof name, "%s.safetensors", c->stored[i].file);
+    for (size_t i = 0; i < sizeof states / sizeof *states; i++) {
+        snprintf(name, sizeof name, "%s.safetensors", states[i]);
         remove_file(folder, name);
     }
     remove_file(folder, record);
@@ -133,8 +149,8 @@ static void look_into(zr *z)
     if (!d) zr_fail(z, ZR_USER, "--checkpoints %s: %s", z->o->checkpoints, strerror(errno));
     while ((e = readdir(d))) {
         int64_t step = step_of(e->d_name);
-        int left = !strncmp(e->d_name, ".step-", 6) || !strncmp(e->d_name, ".room-", 6);
-        if (left && !zr_path(file, z->o->checkpoints, e->d_name, why)) remove_checkpoint(z, file);
+        if (is_left(e->d_name) && !zr_path(file, z->o->checkpoints, e->d_name, why))
+            remove_checkpoint(file);
         if (step < 0 || !is_whole(z, step)) continue;
         if (step > z->checkpoints.last) z->checkpoints.last = step;
         if (!exempt(z, step)) add_kept(z, step);
@@ -224,7 +240,7 @@ static int add_room(zr *z, char *why)
     if (mkdir(folder, 0777)) return zr_why(why, "%s: %s", folder, strerror(errno));
     int bad = open_files(z, folder, why);
     close_files(c);
-    if (bad) remove_checkpoint(z, folder);
+    if (bad) remove_checkpoint(folder);
     else c->rooms++;
     return bad;
 }
@@ -246,7 +262,7 @@ void zr_checkpoint_close(zr *z)
     char folder[ZR_FILE], why[ZR_WHY];
     zr_writer_stop(z);
     for (; c->rooms > 0; c->rooms--)
-        if (!room_path(z, folder, c->rooms - 1, why)) remove_checkpoint(z, folder);
+        if (!room_path(z, folder, c->rooms - 1, why)) remove_checkpoint(folder);
 }
 
 /* Room for all that will be kept, and one more while it is written. */
@@ -471,7 +487,7 @@ static void prune(zr *z)
         int64_t step = c->kept[0];
         memmove(c->kept, c->kept + 1, (size_t)--c->nkept * sizeof *c->kept);
         if (path_of(z, from, step, NULL, NULL, why) || path_of(z, to, step, ".gone", NULL, why) ||
-            !is_whole(z, step) || rename(from, to) || remove_checkpoint(z, to))
+            !is_whole(z, step) || rename(from, to) || remove_checkpoint(to))
             zr_print(z, STDERR_FILENO, "checkpoint of step %" PRId64 ": cannot be removed: %s\n",
                      step, strerror(errno));
     }
@@ -501,7 +517,7 @@ static void give_up(zr *z, const char *why)
                  ? "the next update has waited for it too long (ZR_SAVE_S)"
              : *why ? why
                     : "another rank could not write its part");
-    if (!path_of(z, part, c->at, ".part", NULL, other)) remove_checkpoint(z, part);
+    if (!path_of(z, part, c->at, ".part", NULL, other)) remove_checkpoint(part);
     hold_room(z);
 }
 

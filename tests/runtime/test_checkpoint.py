@@ -26,6 +26,7 @@ import trainer
 from patience import LIMIT, busy
 from safetensors import safe_open
 from safetensors.numpy import load_file
+from zg.facts import ops
 
 KEYS = (
     "zero.stage=2",
@@ -460,6 +461,55 @@ def test_what_somebody_has_put_beside_it_stays(data: Path) -> None:
     gone = data.parent / "ck" / ".step-00000001.gone"
     assert run(data, 3).code == 0 and sorted(there(data)) == [2, 3]
     assert [path.name for path in gone.iterdir()] == ["mine"]
+
+
+def test_what_a_killed_run_of_another_recipe_held_goes(
+    data: Path, start: Start
+) -> None:
+    """Its room, whose files are others'."""
+    momentum = "train.optimizer={type: SGD, lr: 0.01, momentum: 0.9}"
+    running = start(*arguments(data, LONG, keys=(momentum,)))
+    room = data.parent / "ck" / ".room-0"
+    until = time.monotonic() + LIMIT
+    while not (room / "momentum.safetensors").exists():
+        assert running.poll() is None and time.monotonic() < until
+        time.sleep(0.005)
+    os.killpg(running.pid, signal.SIGKILL)
+    running.wait(LIMIT)
+    assert room.exists()
+    assert run(data, 1).code == 0
+    assert steps(data) == [1]
+
+
+def test_files_of_all_states_are_known() -> None:
+    """What a run left is cleared by a program of any recipe."""
+    source = (program.RUNTIME / "zr_checkpoint.c").read_text()
+    states = re.search(r"states\[\] = \{(.*?)\}", source, re.DOTALL)
+    assert states is not None
+    known = {*re.findall(r'"(\w+)"', states[1])}
+    kept = {
+        ops.saved(rule, state)
+        for rule, names in ops.OPTIMIZERS.items()
+        for state in names
+    }
+    assert known == kept | {"model", "master"}
+
+
+def test_names_that_are_not_ours_stay(data: Path) -> None:
+    """And what somebody has put into a folder of one that is."""
+    where = data.parent / "ck"
+    mine = [
+        ".room-mine/model.safetensors",
+        ".room-1x/run.json",
+        ".step-notes/run.json",
+        ".step-00000003.mine/model.safetensors",
+        ".room-7/mine",
+    ]
+    for name in mine:
+        (where / name).parent.mkdir(parents=True)
+        (where / name).write_text("x")
+    assert run(data, 1).code == 0 and there(data) == [1]
+    assert [(where / name).read_text() for name in mine] == ["x"] * len(mine)
 
 
 def test_where_a_link_leads_stays(data: Path) -> None:
