@@ -2,8 +2,8 @@
 """chaos.py -- runs that are broken off anywhere, and go on until they have ended with the bits of
 one that nobody disturbed.
 
-Each start takes another program of the same recipe (stage, ranks, what lies where) and, drawn from
-FAULTS, what befalls it. A run may end with its hash, or as its fault has it; its ranks are gone
+Each life is of a recipe, each start takes another program of it (stage, ranks, what lies where)
+and, drawn from FAULTS, what befalls it. A run may end with its hash, or as its fault has it; its ranks are gone
 then, and no checkpoint that was there is lost. One line tells what was done, or what went wrong.
 """
 
@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 TESTS = pathlib.Path(__file__).resolve().parent
@@ -30,13 +30,13 @@ sys.path[:0] = [str(TESTS / part) for part in ("lib", "law", "../gen")]
 
 import law  # noqa: E402
 import program  # noqa: E402
+import test_resume  # noqa: E402
 import trainer  # noqa: E402
 from patience import LIMIT  # noqa: E402
-from test_resume import WAYS  # noqa: E402
 
 STEPS = 60
-SPEC = law.path("gpt")
-RECIPE = ("train.global_batch=24", "train.micro_batch=1")
+# Of each type, with each kind of states; their ways meet all of stages, ranks and offloading.
+RECIPES = ("AdamW", "frozen, bf16", "f16, a scale that falls", "Adagrad")
 DIED, ASKED, WRONG = 5, 75, 2  # exit codes
 KILLED = -signal.SIGKILL
 # Where a process kills itself, and its highest call there that is drawn.
@@ -60,26 +60,30 @@ class Lost(AssertionError):
 class Chaos:
     folder: pathlib.Path
     rnd: random.Random
-    programs: list[pathlib.Path] = field(default_factory=list)
-    want: str = ""
+    recipes: Sequence[str] = RECIPES
+    recipe: str = ""  # of this life
+    wanted: dict[str, str] = field(default_factory=dict)
     befell: Counter[str] = field(default_factory=Counter)
 
     def prepare(self) -> None:
-        """The programs, the hash of an undisturbed run, and a library that kills."""
+        """Tokens, and a library that kills."""
         trainer.write_tokens(self.folder / "tokens", law.tokens(256, 24000))
-        for stage, ranks, more in WAYS.values():
-            with contextlib.redirect_stderr(io.StringIO()):  # zgen's notes
-                source = trainer.generate(
-                    SPEC,
-                    *RECIPE,
-                    f"zero.stage={stage}",
-                    f"cluster.ranks={ranks}",
-                    *more,
-                )
-            self.programs.append(trainer.build(source))
         program.chaos_library(self.folder)
-        with self.running(self.programs[0]) as run:
-            self.want = self.weights(run.communicate(timeout=LIMIT)[0])
+
+    def drawn(self) -> pathlib.Path:
+        """A program of the recipe."""
+        return made(
+            self.recipe, self.rnd.choice(test_resume.ways(self.recipe))
+        )
+
+    def begin(self) -> None:
+        """A recipe, and the hash of its undisturbed run."""
+        self.recipe = self.rnd.choice(self.recipes)
+        if self.recipe in self.wanted:
+            return
+        with self.running(made(self.recipe, test_resume.ALONE)) as run:
+            out = run.communicate(timeout=LIMIT)[0]
+        self.wanted[self.recipe] = self.weights(out)
         shutil.rmtree(self.checkpoints)
 
     @property
@@ -131,25 +135,34 @@ class Chaos:
 
     def life(self) -> None:
         """From the beginning to an end with the hash."""
-        ended = False
+        self.begin()
+        want, ended = self.wanted[self.recipe], False
         while not ended:
             before = self.newest()
             name = self.rnd.choice([*FAULTS][: None if before else -1])
-            binary = self.rnd.choice(self.programs)
+            binary = self.drawn()
             code, out, err = FAULTS[name](self, binary)
-            told = f"{name}, {binary}: exit code {code}\n{err}"
+            told = f"{self.recipe}, {name}, {binary}: exit code {code}\n{err}"
             ended = code == 0
-            if ended and self.weights(out) != self.want:
-                raise Lost(f"{self.weights(out)}, not {self.want}: {told}")
+            if ended and self.weights(out) != want:
+                raise Lost(f"{self.weights(out)}, not {want}: {told}")
             if not ended and code not in ENDS.get(name, ()):
                 raise Lost(told)
             if name != "damage" and self.newest() < before:
                 raise Lost(f"{self.newest()} is newest, {before} was: {told}")
+            left = [*self.checkpoints.glob(".[rs]*")]
+            if ended and left:
+                raise Lost(f"{left} stay: {told}")
             spared = ended and name in ENDS
             if name.startswith("bad ") and STRUCK not in err:
                 spared = True
             self.befell["none" if spared else name] += 1
         shutil.rmtree(self.checkpoints)
+
+
+def made(recipe: str, way: test_resume.Way) -> pathlib.Path:
+    with contextlib.redirect_stderr(io.StringIO()):  # zgen's notes
+        return test_resume.program(recipe, way)
 
 
 def alive(group: int) -> bool:
@@ -204,7 +217,7 @@ def slow(c: Chaos, binary: pathlib.Path) -> Ended:
 
 def two(c: Chaos, binary: pathlib.Path) -> Ended:
     """Two runs in one folder; one is killed, maybe before it had its turn."""
-    other = c.rnd.choice(c.programs)
+    other = c.drawn()
     with c.running(binary) as first, c.running(other) as second:
         time.sleep(c.rnd.uniform(0.01, 0.5))
         first.kill()

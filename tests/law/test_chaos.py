@@ -10,7 +10,11 @@ import pytest
 
 @pytest.fixture(scope="module")
 def disturbed(tmp_path_factory: pytest.TempPathFactory) -> chaos.Chaos:
-    made = chaos.Chaos(tmp_path_factory.mktemp("chaos"), random.Random(1))
+    made = chaos.Chaos(
+        tmp_path_factory.mktemp("chaos"),
+        random.Random(1),
+        ["f16, a scale that falls"],
+    )
     made.prepare()
     return made
 
@@ -26,7 +30,8 @@ def test_no_run_is_lost(disturbed: chaos.Chaos) -> None:
 def test_other_bits_are_told(
     disturbed: chaos.Chaos, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disturbed, "want", "weights 0")
+    wanted = dict.fromkeys(disturbed.recipes, "weights 0")
+    monkeypatch.setattr(disturbed, "wanted", wanted)
     shutil.rmtree(disturbed.checkpoints, ignore_errors=True)
     with pytest.raises(chaos.Lost, match="not weights 0"):
         disturbed.life()

@@ -5,9 +5,11 @@ its weights, and its log's numbers, whatever ranks, stage and offloading each pa
 from __future__ import annotations
 
 import functools
+import itertools
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import law
 import pytest
@@ -30,6 +32,12 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
         "train.loss_scale.initial_scale_power=32",
         "train.loss_scale.hysteresis=2",
     ),
+    "Adam": ("gpt", "train.optimizer={type: Adam, lr: 0.001}"),
+    "Nesterov, f16": (
+        "llama",
+        "train.precision=f16",
+        "train.optimizer={type: SGD, lr: 0.01, momentum: 0.9, nesterov: true}",
+    ),
     "Lion": ("qwen3", "train.optimizer={type: Lion, lr: 0.001}"),
     "frozen, bf16": (
         "llama",
@@ -50,59 +58,118 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
         *law.PACKED,
     ),
 }
+STAGES, RANKS = (0, 1, 2, 3), (1, 2, 3, 4, 8)
 HOST = ("zero.offload_optimizer.device=cpu",)
 NVME = (
     "zero.offload_optimizer.device=nvme",
     f"zero.offload_optimizer.nvme_path={tempfile.gettempdir()}",
 )
-# stage, ranks, more
-WAYS: Mapping[str, tuple[int, int, tuple[str, ...]]] = {
-    "0, 1 rank": (0, 1, ()),
-    "0, 3 ranks": (0, 3, ()),
-    "1, 4 ranks": (1, 4, ("train.recompute=full",)),
-    "2, 8 ranks": (2, 8, ()),
-    "2, on the host": (2, 2, HOST),
-    "3, 2 ranks": (3, 2, ("zero.stage3_param_persistence_threshold=100",)),
-    "3, layer by layer": (3, 4, ("train.accumulate=layers",)),
-    "3, a part on the host": (
-        3,
-        2,
-        (*HOST, "zero.offload_optimizer.ratio=0.5"),
-    ),
-    "3, all in a file": (
-        3,
-        2,
-        (
-            *NVME,
-            "zero.offload_param.device=nvme",
-            f"zero.offload_param.nvme_path={tempfile.gettempdir()}",
-        ),
+OFFLOADS: Mapping[str, tuple[str, ...]] = {
+    "none": (),
+    "cpu": HOST,
+    "nvme": NVME,
+    "ratio": (*HOST, "zero.offload_optimizer.ratio=0.5"),
+    "nvme, params too": (
+        *NVME,
+        "zero.offload_param.device=nvme",
+        f"zero.offload_param.nvme_path={tempfile.gettempdir()}",
     ),
 }
-ROWS = [
-    row
-    for row in law.covering(
-        {"recipe": list(RECIPES), "from": list(WAYS), "to": list(WAYS)}, 1
+ORDERS: Mapping[str, tuple[str, ...]] = {
+    "as usual": (),
+    "recompute": ("train.recompute=full",),
+    "layer by layer": ("train.accumulate=layers",),
+}
+
+
+class Way(NamedTuple):
+    """How a recipe is computed."""
+
+    stage: int
+    ranks: int
+    offload: str
+    order: str
+
+    def __str__(self) -> str:
+        return f"stage {self.stage}, {self.ranks} ranks, {self.offload}, {self.order}"
+
+
+ALONE = Way(0, 1, "none", "as usual")
+FACTORS = {
+    "stage": STAGES,
+    "ranks": RANKS,
+    "offload": [*OFFLOADS],
+    "order": [*ORDERS],
+}
+
+
+class Row(NamedTuple):
+    recipe: str
+    before: Way  # the checkpoint
+    behind: Way
+
+    def __str__(self) -> str:
+        return f"{self.recipe}: {self.before} -> {self.behind}"
+
+
+def possible(recipe: str, way: Way) -> bool:
+    """What all ranks have is not offloaded, nor what has no masters."""
+    least = {"none": 0, "nvme, params too": 3}
+    return way.stage >= least.get(way.offload, 1) and (
+        way.offload == "none" or recipe != "no masters"
     )
-    # what has no masters cannot be offloaded
-    if row["recipe"] != "no masters"
-    or not any("offload" in k for w in ("from", "to") for k in WAYS[row[w]][2])
+
+
+def row_of(drawn: Mapping[str, Any]) -> Row:
+    before, behind = (
+        Way(*(drawn[f"{side} {name}"] for name in FACTORS))
+        for side in ("before", "behind")
+    )
+    return Row(drawn["recipe"], before, behind)
+
+
+def fits(drawn: Mapping[str, Any]) -> bool:
+    row = row_of(drawn)
+    return all(possible(row.recipe, way) for way in row[1:])
+
+
+ROWS = [
+    row_of(drawn)
+    for drawn in law.covering(
+        {
+            "recipe": [*RECIPES],
+            **{
+                f"{side} {name}": values
+                for side in ("before", "behind")
+                for name, values in FACTORS.items()
+            },
+        },
+        1,
+        fits,
+    )
 ]
 
 
-def program(recipe: str, way: str) -> Path:
+def ways(recipe: str) -> list[Way]:
+    """Those in which the rows have it."""
+    return sorted(
+        {way for row in ROWS if row.recipe == recipe for way in row[1:]}
+    )
+
+
+def program(recipe: str, way: Way) -> Path:
     family, *keys = RECIPES[recipe]
-    stage, ranks, more = WAYS[way]
     spread = (
         "train.global_batch=24",
         "train.micro_batch=1",
-        f"zero.stage={stage}",
-        f"cluster.ranks={ranks}",
+        f"zero.stage={way.stage}",
+        f"cluster.ranks={way.ranks}",
         "zero.sub_group_size=5000",
+        "zero.stage3_param_persistence_threshold=100",
+        *OFFLOADS[way.offload],
+        *ORDERS[way.order],
     )
-    return trainer.build(
-        trainer.generate(law.path(family), *keys, *spread, *more)
-    )
+    return trainer.build(trainer.generate(law.path(family), *keys, *spread))
 
 
 @functools.cache
@@ -113,7 +180,7 @@ def folder() -> Path:
 
 
 def run(
-    recipe: str, way: str, steps: int, log: Path, *options: object
+    recipe: str, way: Way, steps: int, log: Path, *options: object
 ) -> law.Result:
     return law.run(
         program(recipe, way),
@@ -128,51 +195,69 @@ def run(
 
 @functools.cache
 def undisturbed(recipe: str) -> law.Result:
-    return run(recipe, "0, 1 rank", STEPS, folder() / "log")
+    return run(recipe, ALONE, STEPS, folder() / "log")
 
 
-def check(row: Mapping[str, str], tmp_path: Path) -> None:
+def check(row: Row, tmp_path: Path) -> None:
     checkpoints = ("--checkpoints", tmp_path / "checkpoints")
-    first = run(
-        row["recipe"], row["from"], FIRST, tmp_path / "log", *checkpoints
-    )
-    second = run(
-        row["recipe"], row["to"], STEPS, tmp_path / "log", *checkpoints
-    )
-    whole = undisturbed(row["recipe"])
+    log = tmp_path / "log"
+    first = run(row.recipe, row.before, FIRST, log, *checkpoints)
+    second = run(row.recipe, row.behind, STEPS, log, *checkpoints)
+    whole = undisturbed(row.recipe)
     assert second.weights == whole.weights
     assert (*first.steps, *second.steps) == whole.steps
     assert len(second.steps) == STEPS - FIRST
 
 
-def some() -> list[Mapping[str, str]]:
-    """A row of each recipe; of these, both sides of most ways."""
-    return [
-        next(
-            row
-            for n, row in enumerate(ROWS + ROWS)
-            if row["recipe"] == recipe
-            and n >= len(ROWS) * at // len(RECIPES)
-            and row["from"] != row["to"]
-        )
-        for at, recipe in enumerate(RECIPES)
-    ]
+# Of each recipe a row; of these, both sides have all offloads.
+SOME = [
+    max(
+        (row for row in ROWS if row.recipe == recipe),
+        key=lambda row: (
+            row.before.offload == [*OFFLOADS][at % len(OFFLOADS)],
+            row.behind.offload == [*OFFLOADS][(at + 2) % len(OFFLOADS)],
+            row.before.stage != row.behind.stage,
+            row.before.ranks != row.behind.ranks,
+        ),
+    )
+    for at, recipe in enumerate(RECIPES)
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("row", some(), ids=lambda row: row["recipe"])
+@pytest.mark.parametrize("row", SOME, ids=str)
 def test_the_bits_of_a_run_that_never_stopped(
-    row: Mapping[str, str], tmp_path: Path
+    row: Row, tmp_path: Path
 ) -> None:
     check(row, tmp_path)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: ", ".join(row.values()))
+@pytest.mark.parametrize("row", ROWS, ids=str)
 def test_the_bits_of_a_run_that_never_stopped_in_all_ways(
-    row: Mapping[str, str], tmp_path: Path
+    row: Row, tmp_path: Path
 ) -> None:
     check(row, tmp_path)
+
+
+def test_any_two_choices_meet() -> None:
+    """Of a recipe, and of how it is computed before the checkpoint and behind it."""
+    every = [Way(*values) for values in itertools.product(*FACTORS.values())]
+    for recipe in RECIPES:
+        can = [way for way in every if possible(recipe, way)]
+        for side in (1, 2):
+            does = [row[side] for row in ROWS if row.recipe == recipe]
+            for of in range(len(FACTORS)):
+                assert {w[of] for w in does} == {w[of] for w in can}
+    can = [way for way in every if possible("AdamW", way)]
+    for side, (a, b) in itertools.product(
+        (1, 2), itertools.combinations(range(len(FACTORS)), 2)
+    ):
+        does = [row[side] for row in ROWS]
+        assert {(w[a], w[b]) for w in does} == {(w[a], w[b]) for w in can}
+    for a, values in enumerate(FACTORS.values()):
+        pairs = {(row.before[a], row.behind[a]) for row in ROWS}
+        assert len(pairs) == len(values) ** 2
 
 
 @pytest.mark.slow
@@ -204,5 +289,5 @@ def test_a_gpus_program_goes_on(tmp_path: Path) -> None:
 def test_a_step_more_is_another_run() -> None:
     """The control: what is compared tells runs apart."""
     a = undisturbed("AdamW")
-    b = run("AdamW", "0, 1 rank", STEPS - 1, folder() / "other")
+    b = run("AdamW", ALONE, STEPS - 1, folder() / "other")
     assert a.weights != b.weights and a.steps[:-1] == b.steps

@@ -11,7 +11,7 @@ import pathlib
 import random
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -189,9 +189,13 @@ def run(
 # ---- ways
 
 
-def covering(factors: Mapping[str, Sequence], seed: int) -> list[dict]:
-    """Rows such that any two values of any two factors meet in one of them: each row is the best of
-    some drawn ones, begun with a pair that is still missing."""
+def covering(
+    factors: Mapping[str, Sequence],
+    seed: int,
+    fits: Callable[[dict], bool] = lambda row: True,
+) -> list[dict]:
+    """Rows that fit such that any two values of any two factors meet in one of them, if they can:
+    each row is the best of some drawn ones, begun with a pair that is still missing."""
     rng, names = random.Random(seed), list(factors)
     left = {
         ((a, i), (b, j))
@@ -212,11 +216,23 @@ def covering(factors: Mapping[str, Sequence], seed: int) -> list[dict]:
         row = {name: int(rng.random() * len(factors[name])) for name in names}
         return row | dict(pair)
 
+    def values(row: dict) -> dict:
+        return {name: factors[name][i] for name, i in row.items()}
+
     while left:
         first = min(left)
-        row = max((drawn(first) for _ in range(40)), key=lambda r: len(met(r)))
+        fitting = (
+            row
+            for row in (drawn(first) for _ in range(1000))
+            if fits(values(row))
+        )
+        some = list(itertools.islice(fitting, 40))
+        if not some:
+            left.remove(first)
+            continue
+        row = max(some, key=lambda r: len(met(r)))
         left -= met(row)
-        rows.append({name: factors[name][i] for name, i in row.items()})
+        rows.append(values(row))
     return rows
 
 
