@@ -11,22 +11,31 @@ ZK_BOTH uint64_t digest_mix(uint64_t x)
     return x ^ x >> 33;
 }
 
-/* Adds the two hashes of block `block` of tensor `key`: elements at .. at + n - 1 of p as floats,
- * n <= ZK_BLOCK, two a word */
+#define DIGEST_A 0x9fb21c651e98df25ull
+#define DIGEST_B 0xc6a4a7935bd1e995ull
+
+/* Where the hash of n elements, block `block` of tensor `key`, begins; its complement's: the other
+ * one */
+ZK_BOTH uint64_t digest_start(uint64_t key, uint64_t block, int64_t n)
+{
+    uint64_t start = digest_mix(key + 0x9e3779b97f4a7c15ull) ^ (block + 1) * 0xd1b54a32d192ed03ull;
+    return digest_mix(start) + (uint64_t)n;
+}
+
+/* Adds the two hashes of a block: elements at .. at + n - 1 of p as floats, n <= ZK_BLOCK, two a
+ * word */
 ZK_BOTH void digest_block(uint64_t sum[2], uint64_t key, uint64_t block, const real *p, int64_t at,
                           int64_t n, int dtype)
 {
-    uint64_t start = digest_mix(key + 0x9e3779b97f4a7c15ull) ^ (block + 1) * 0xd1b54a32d192ed03ull;
-    start = digest_mix(start) + (uint64_t)n;
-    uint64_t a = digest_mix(start), b = digest_mix(~start);
+    uint64_t start = digest_start(key, block, n), a = digest_mix(start), b = digest_mix(~start);
     for (int64_t i = 0; i < n; i += 2) {
         float pair[2] = {realr(p, at + i, dtype), i + 1 < n ? realr(p, at + i + 1, dtype) : 0};
         uint32_t low, high;
         memcpy(&low, pair, 4);
         memcpy(&high, pair + 1, 4);
         uint64_t word = (uint64_t)high << 32 | low;
-        a = (a ^ word) * 0x9fb21c651e98df25ull;
-        b = (b ^ word) * 0xc6a4a7935bd1e995ull;
+        a = (a ^ word) * DIGEST_A;
+        b = (b ^ word) * DIGEST_B;
         a ^= a >> 32;
         b ^= b >> 29;
     }

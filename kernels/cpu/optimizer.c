@@ -228,11 +228,44 @@ typedef struct digest {
     int dtype;
 } digest;
 
+/* As digest_block, of eight whole ones, a lane each: a word waits for the one before it. */
+static void digest_eight(uint64_t sum[2], uint64_t key, uint64_t block, const real *p, int64_t at,
+                         int dtype)
+{
+    v8u a, b;
+    for (uint64_t l = 0; l < 8; l++) {
+        uint64_t start = digest_start(key, block + l, ZK_BLOCK);
+        a[l] = digest_mix(start);
+        b[l] = digest_mix(~start);
+    }
+    for (int64_t i = 0; i < ZK_BLOCK; i += 16) {
+        v8u word[8]; /* of a block each */
+        for (int l = 0; l < 8; l++) word[l] = (v8u)zk_get(p, at + ZK_BLOCK * l + i, dtype, 16);
+        for (int w = 0; w < 8; w++) {
+            v8u x = {word[0][w], word[1][w], word[2][w], word[3][w],
+                     word[4][w], word[5][w], word[6][w], word[7][w]};
+            a = (a ^ x) * DIGEST_A;
+            b = (b ^ x) * DIGEST_B;
+            a ^= a >> 32;
+            b ^= b >> 29;
+        }
+    }
+    for (int l = 0; l < 8; l++) {
+        sum[0] += digest_mix(a[l]);
+        sum[1] += digest_mix(b[l]);
+    }
+}
+
 static void hash_part(void *arg, const zk_part *part)
 {
     const digest *a = arg;
     uint64_t own[2] = {0, 0};
-    for (int64_t i = 0; i < part->n; i += ZK_BLOCK) {
+    int64_t i = 0;
+    /* AVX2 has no products of 64 bits: one by one is faster there */
+    for (; LANES == 16 && part->n - i >= 8 * ZK_BLOCK; i += 8 * ZK_BLOCK)
+        digest_eight(own, (uint64_t)part->key, (uint64_t)((part->elem + i) / ZK_BLOCK), a->p,
+                     part->at + i, a->dtype);
+    for (; i < part->n; i += ZK_BLOCK) {
         int64_t block = (part->elem + i) / ZK_BLOCK, n = zk_least(ZK_BLOCK, part->n - i);
         digest_block(own, (uint64_t)part->key, (uint64_t)block, a->p, part->at + i, n, a->dtype);
     }

@@ -660,6 +660,27 @@ def test_hash_in_pieces(target: str) -> None:
     assert digest(k, between, CUTS[0]) == digest(k, p, CUTS[0])
 
 
+@pytest.mark.parametrize(
+    "dtype", [zk.F32, zk.BF16, zk.F16], ids=["f32", "bf16", "f16"]
+)
+def test_hash_of_many_blocks(target: str, dtype: int) -> None:
+    """Several at once where there are enough: the same as block by block."""
+    n, key = 19 * 1024 + 77, 5
+    kind = np.float32 if dtype == zk.F32 else np.uint16
+    raw = np.random.default_rng(3).integers(0, 1 << 14, n).astype(kind)
+    k, table = (
+        zk.Kernels(target, dtype),
+        zk.spans([{"at": 0, "elems": n, "count": 1, "key": key}]),
+    )
+    found = []
+    for cuts in ([0, n], [0, 9 * 1024, n], [*range(0, n, 1024), n]):
+        total = np.zeros(2, np.uint64)
+        for lo, hi in itertools.pairwise(cuts):
+            k.zk_hash(total, raw[lo:hi], table, 1, lo, hi - lo, 0)
+        found.append(total.tolist())
+    assert found[0] == found[1] == found[2]
+
+
 def test_every_change_changes_the_hash(target: str) -> None:
     k, p = zk.Kernels(target), init(zk.Kernels(target), CUTS[0], 1)
     seen = {digest(k, p, CUTS[0])}
