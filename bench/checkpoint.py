@@ -2,11 +2,11 @@
 bytes.
 
 A model (GPT-2 124M, short samples), f32, two ranks under ZeRO-1: parameters and two states. In
-every round a run saves nothing, and verifies after each step what all ranks have; another saves a
-checkpoint after each step, all but the last beside the next one; then as many threads as there are
-ranks write as many bytes to a file, in pieces of 1 MiB, and bring them to the disk; then the run is
-begun anew, and goes on from its checkpoint, and the checkpoint's files are read. Figures are
-medians over rounds.
+every round a run of whole samples, 1024 tokens a step, verifies after each step what all ranks
+have; another run of short ones saves nothing; another saves a checkpoint after each step, all but
+the last beside the next one; then as many threads as there are ranks write as many bytes to a file,
+in pieces of 1 MiB, and bring them to the disk; then the run is begun anew, and goes on from its
+checkpoint, and the checkpoint's files are read. Figures are medians over rounds.
 
 The table goes to stdout, all figures to out/checkpoint.json. A load average above 0.3 at the start
 makes a run invalid. --folder: a disk other than that of out/.
@@ -21,17 +21,21 @@ import statistics
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import bench
 from bench import MADE, Case
 
-RANKS, PIECE = 2, 1 << 20
-KEYS = (
+RANKS, PIECE, TOKENS = 2, 1 << 20, 64
+WHOLE = (
     "zero.stage=1",
     f"cluster.ranks={RANKS}",
     "train.precision=f32",
+)
+KEYS = (
+    *WHOLE,
     "train.sequence=32",
     "train.micro_batch=1",
     f"train.global_batch={RANKS}",
@@ -43,8 +47,9 @@ class Round:
     """Seconds; bytes of a checkpoint."""
 
     bytes: int
-    step: float  # without a checkpoint
+    whole: float  # a step of 1024 tokens
     verify: float  # behind it
+    step: float  # a short one, without a checkpoint
     beside: float  # a step with a checkpoint written beside it
     pause: float  # that training stood still for that
     save: float  # the last checkpoint, beside which there is no step
@@ -58,12 +63,14 @@ def records(log: Path) -> list[dict]:
     return [json.loads(line) for line in log.read_text().splitlines()]
 
 
-def train(data: Path, steps: int, *more: object) -> list[dict]:
+def train(
+    data: Path, steps: int, *more: object, name: str = "checkpoint"
+) -> list[dict]:
     """The log of a run to so many steps."""
     log = MADE / "checkpoint.jsonl"
     log.unlink(missing_ok=True)
     rest = ("--steps", steps, "--log", log)
-    bench.sh(MADE / "checkpoint", "--data", data, *rest, *more)
+    bench.sh(MADE / name, "--data", data, *rest, *more)
     return records(log)
 
 
@@ -121,7 +128,8 @@ def plain_read(files: list[Path]) -> float:
 def measure(folder: Path, data: Path, steps: int) -> Round:
     shutil.rmtree(folder / "ck", ignore_errors=True)
     where = ("--checkpoints", folder / "ck", "--save-every", 1, "--keep", 1)
-    plain = train(data, steps, "--verify-every", 1)
+    whole = train(data, steps, "--verify-every", 1, name="whole")
+    plain = train(data, steps)
     first = train(data, steps, *where)
     files = sorted((folder / "ck" / f"step-{steps:08d}").iterdir())
     size = sum(path.stat().st_size for path in files)
@@ -131,8 +139,9 @@ def measure(folder: Path, data: Path, steps: int) -> Round:
     shutil.rmtree(folder / "ck")
     return Round(
         size,
+        statistics.median(of(whole, "seconds", 1)),
+        statistics.median(of(whole, "verification", 1)),
         statistics.median(of(plain, "seconds", 1)),
-        statistics.median(of(plain, "verification", 1)),
         statistics.median(of(first, "seconds", 1)),
         statistics.median(of(first, "pause")[:-1]),
         of(first, "checkpoint")[-1],
@@ -148,15 +157,19 @@ def table(result: dict) -> str:
         key: statistics.median(r[key] for r in result["rounds"])
         for key in result["rounds"][0]
     }
-    share = statistics.median(r["write"] / r["save"] for r in result["rounds"])
+
+    def median(of: Callable[[dict], float]) -> float:
+        return statistics.median(of(r) for r in result["rounds"])
+
     return "\n".join(
         [
             *bench.head(result["machine"]),
             f"| {Path(result['spec']).stem}, f32, {RANKS} ranks, ZeRO-1 | seconds | GB/s |",
             "|---|---|---|",
-            f"| a step | {m['step']:.3f} | |",
-            f"| verifying it | {m['verify']:.3f} | |",
-            f"| a step, a checkpoint written beside it | {m['beside']:.3f} | |",
+            f"| a step of {bench.TOKENS} tokens | {m['whole']:.3f} | |",
+            f"| verifying what it made | {m['verify']:.3f} | |",
+            f"| a step of {TOKENS} tokens | {m['step']:.3f} | |",
+            f"| the same, a checkpoint written beside it | {m['beside']:.3f} | |",
             f"| for which training stood still | {m['pause']:.3f} | |",
             f"| a checkpoint of {m['bytes'] / 1e9:.2f} GB | {m['save']:.2f} "
             f"| {1e-9 * m['bytes'] / m['save']:.2f} |",
@@ -167,7 +180,12 @@ def table(result: dict) -> str:
             f"| its files, read plainly by {RANKS} threads | {m['read']:.2f} "
             f"| {1e-9 * m['bytes'] / m['read']:.2f} |",
             "",
-            f"a checkpoint is written at {100 * share:.0f} % of a plain write's rate",
+            "a checkpoint is written at "
+            f"{100 * median(lambda r: r['write'] / r['save']):.0f} % of a plain write's rate",
+            "a run that goes on comes to its first step "
+            f"{median(lambda r: r['resume'] - r['read']):.2f} s later than its bytes are read, one "
+            f"that begins {median(lambda r: r['begin'] - r['read']):.2f} s",
+            f"verifying takes {100 * median(lambda r: r['verify'] / r['whole']):.2f} % of a step",
         ]
     )
 
@@ -178,8 +196,8 @@ def main() -> int:
     given = parser.parse_args()
     load = os.getloadavg()[0]
     MADE.mkdir(parents=True, exist_ok=True)
-    case = Case(given.spec, "checkpoint", KEYS)
-    plan = bench.build(case)
+    bench.build(Case(given.spec, "whole", WHOLE))
+    plan = bench.build(Case(given.spec, "checkpoint", KEYS))
     data = bench.tokens(plan, given.steps)
     rounds = [
         measure(given.folder, data, given.steps) for _ in range(given.rounds)
