@@ -61,7 +61,7 @@ typedef struct zr_form {
 
 /* `path` must outlive d. */
 int zr_data_open(zr_data *d, const char *path, const zr_form *f, char *why);
-/* to[ZR_FILE] = what may lie beside a token file and tell what it holds; 0, or -1: there is none. */
+/* to[ZR_FILE] = what may lie beside a token file and tell what it holds; 0, or -1: none. */
 int zr_meta_path(char *to, const char *path);
 int zr_index_path(char *to, const char *path); /* Megatron's */
 /* Where tokens, labels and mask lie in an open file of `size` bytes (zr_tokens.c). */
@@ -202,7 +202,7 @@ typedef struct zr_saving {
 int zr_save_open(zr_saving *s, const zr_program *p, int rank, const char *dir, const char *from,
                  int type, const uint8_t *types, int64_t most, char *note, char *why);
 void zr_save_close(zr_saving *s);
-extern const char *const zr_copied[]; /* names; behind the last NULL */
+extern const char *const zr_copied[];                     /* names; behind the last NULL */
 int zr_save_temp(char *path, const char *dir, char *why); /* path[ZR_FILE]: of the first */
 int zr_save_begin(const zr_saving *s, char *why);
 int zr_save_part(const zr_saving *s, zr *z, int rank, char *why);
