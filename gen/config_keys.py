@@ -34,6 +34,8 @@ _MODEL = {
     f"{_OP}.attention.rope.scaling.low_freq_factor": "ends the low frequencies",
     f"{_OP}.attention.rope.scaling.high_freq_factor": "begins the high frequencies, which stay",
     f"{_OP}.attention.rope.scaling.original_context": "is the context before scaling",
+    f"{_OP}.attention.window": "is how many tokens a token sees, itself the last of them (sliding "
+    "window); null: all before it",
     f"{_OP}.attention.qk_norm": "normalises each query and key head (RMS)",
     f"{_OP}.attention.eps": "is that norm's eps",
     f"{_OP}.linear.name": "names it; several names: linears of one input, made as one product",

@@ -21,23 +21,33 @@ template <int M> struct running {
     float top[M][2], total[M][2];
 };
 
-/* -infinity for keys that a query does not see, as hide. reach_of is read for each tile: registers
- * are too few to hold it. */
-template <int M, int N>
-__device__ inline void hide_far(float (&s)[M][N / 8][4], int key, int query, const heads &a)
+/* What the rows of `running` see: reach_of each */
+template <int M> struct sight {
+    int reach[M][2];
+};
+
+template <int M> __device__ inline void look(sight<M> *see, const heads &a, int b, int query)
 {
-    int row = lane_of() / 4, column = lane_of() % 4 * 2;
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            int t = query + 16 * m + 8 * r + row, reach = reach_of(a, block_z(), t);
+        for (int r = 0; r < 2; r++)
+            see->reach[m][r] = reach_of(a, b, query + 16 * m + 8 * r + lane_of() / 4);
+}
+
+/* -infinity for keys that a query does not see, as hide */
+template <int M, int N>
+__device__ inline void hide_far(float (&s)[M][N / 8][4], int key, int query, const sight<M> &see)
+{
+    int back = query + lane_of() / 4 - key - lane_of() % 4 * 2;
 #pragma unroll
-            for (int n = 0; n < N / 8; n++)
+    for (int m = 0; m < M; m++)
 #pragma unroll
-                for (int i = 0; i < 2; i++)
-                    if (beyond(t - key - column - 8 * n - i, reach)) s[m][n][2 * r + i] = -INFINITY;
-        }
+        for (int n = 0; n < N / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (beyond(back + 16 * m + i / 2 * 8 - 8 * n - i % 2, see.reach[m][i / 2]))
+                    s[m][n][i] = -INFINITY;
 }
 
 /* -infinity for keys beyond their query; key, query: the first of the tile and of the warp */
@@ -156,6 +166,8 @@ __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
     copy_tile<D, ROWS, THREADS>(q, qkv_at(qkv, a, b, first, h), stride, a.T - first, a.D);
     copy_keys(start);
     running<M> w;
+    sight<M> see;
+    if (LOCAL) look<M>(&see, a, b, first + warp_of() * 16 * M);
     float sum[M][D / 8][4] = {};
 #pragma unroll
     for (int m = 0; m < M; m++)
@@ -174,7 +186,7 @@ __global__ void __launch_bounds__((WARPS * ZK_WARP), 8 / WARPS)
         place now = (place)(j % 2 * TILE), own = q + (place)(warp_of() * 16 * M * D * 2);
         dot_rows<T>(s, left_rows<D, M, 0>(own + lane_of_rows<D>()),
                     keys + now + lane_of_columns<D>());
-        if (LOCAL) hide_far<M, N>(s, j * N, query, a);
+        if (LOCAL) hide_far<M, N>(s, j * N, query, see);
         else if (j * N + N - 1 > query) hide<M, N>(s, j * N, query);
         weigh<LOCAL, M, N, D>(s, sum, &w, a.scale * LOG2E);
         add_product<T, D, D, M, N>(sum, s, values + now + lane_of_rows<D>(), 0);
@@ -191,33 +203,31 @@ template <class T> struct instance {
     void (*run)(T *, float *, const T *, heads);
 };
 
-template <class T, bool LOCAL> const instance<T> instances[] = {
-    {64, 64, 128, forward<T, 64, 2, 4, 64, LOCAL>},
-    {128, 64, 128, forward<T, 128, 2, 4, 64, LOCAL>},
-    {128, 32, 128, forward<T, 128, 2, 4, 32, LOCAL>},
-    {256, 32, 256, forward<T, 256, 1, 8, 32, LOCAL>},
+template <class T> const instance<T> causal[] = {
+    {64, 64, 128, forward<T, 64, 2, 4, 64, false>},
+    {128, 64, 128, forward<T, 128, 2, 4, 64, false>},
+    {128, 32, 128, forward<T, 128, 2, 4, 32, false>},
+    {256, 32, 256, forward<T, 256, 1, 8, 32, false>},
 };
 
-template <class T, bool LOCAL>
-void launch(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv, const heads &a)
+/* 128 wide with 64 keys it would spill */
+template <class T> const instance<T> local[] = {
+    {64, 64, 128, forward<T, 64, 2, 4, 64, true>},
+    {128, 32, 128, forward<T, 128, 2, 4, 32, true>},
+    {256, 32, 256, forward<T, 256, 1, 8, 32, true>},
+};
+
+template <class T, int N>
+void launch(const instance<T> (&known)[N], zk *k, const zk_launch *L, real *y, float *lse,
+            const real *qkv, const heads &a)
 {
     const zk_launch *l = &L[k->column];
-    for (const instance<T> &i : instances<T, LOCAL>)
+    for (const instance<T> &i : known)
         if (i.width == l->tile[0] && i.keys == l->tile[1] && i.block == l->part[0].block &&
             a.D % 8 == 0 && a.D <= i.width && a.scale > 0) {
             ZK_LAUNCH(k, L, 0, i.run, (T *)y, lse, (const T *)qkv, a);
             return;
         }
-    no_attention(l, a);
-}
-
-template <bool LOCAL>
-void attention_fwd(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv, const heads &a)
-{
-    const zk_launch *l = &L[k->column];
-    if (l->tile[0] == 0) return plain_attention_fwd(k, L, y, lse, qkv, a);
-    if (k->dtype == ZK_BF16) return launch<bf16, LOCAL>(k, L, y, lse, qkv, a);
-    if (k->dtype == ZK_F16) return launch<f16, LOCAL>(k, L, y, lse, qkv, a);
     no_attention(l, a);
 }
 
@@ -228,15 +238,25 @@ extern "C" {
 void zk_attention_fwd(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv, int64_t B,
                       int64_t T, int64_t H, int64_t G, int64_t D, float scale)
 {
+    const zk_launch *l = &L[k->column];
+    heads a = heads_of(T, H, G, D, scale, NULL, T);
     (void)B;
-    attention_fwd<false>(k, L, y, lse, qkv, heads_of(T, H, G, D, scale, NULL, T));
+    if (l->tile[0] == 0) return plain_attention_fwd(k, L, y, lse, qkv, a);
+    if (k->dtype == ZK_BF16) return launch(causal<bf16>, k, L, y, lse, qkv, a);
+    if (k->dtype == ZK_F16) return launch(causal<f16>, k, L, y, lse, qkv, a);
+    no_attention(l, a);
 }
 
 void zk_attention_local_fwd(zk *k, const zk_launch *L, real *y, float *lse, const real *qkv,
                             const int32_t *position, int64_t B, int64_t T, int64_t H, int64_t G,
                             int64_t D, int64_t window, float scale)
 {
+    const zk_launch *l = &L[k->column];
+    heads a = heads_of(T, H, G, D, scale, position, window);
     (void)B;
-    attention_fwd<true>(k, L, y, lse, qkv, heads_of(T, H, G, D, scale, position, window));
+    if (l->tile[0] == 0) return plain_attention_fwd(k, L, y, lse, qkv, a);
+    if (k->dtype == ZK_BF16) return launch(local<bf16>, k, L, y, lse, qkv, a);
+    if (k->dtype == ZK_F16) return launch(local<f16>, k, L, y, lse, qkv, a);
+    no_attention(l, a);
 }
 }

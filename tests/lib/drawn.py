@@ -37,6 +37,8 @@ def attentions(draw, name: str) -> Mapping:
     }
     if turned:
         args["rope"] = draw(ropes())
+    if draw(flag):
+        args["window"] = draw(st.integers(1, 24))
     return {"attention": args}
 
 

@@ -87,13 +87,17 @@ def turn(x: np.ndarray, angle: np.ndarray) -> np.ndarray:
 
 
 def causal(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int | None = None
 ) -> tuple[np.ndarray, Callable]:
-    """q [B,H,T,D], k and v [B,G,T,D]; head h reads k and v of head h / (H/G)"""
+    """q [B,H,T,D], k and v [B,G,T,D]; head h reads k and v of head h / (H/G); a row sees the last
+    `window` rows, itself one of them"""
     (B, H, T, D), G = q.shape, k.shape[1]
     k, v = np.repeat(k, H // G, axis=1), np.repeat(v, H // G, axis=1)
     score = q @ k.swapaxes(2, 3) / math.sqrt(D)
-    score = np.where(np.tri(T, dtype=bool), score, -np.inf)
+    seen = np.tri(T, dtype=bool)
+    if window:
+        seen &= ~np.tri(T, k=-window, dtype=bool)
+    score = np.where(seen, score, -np.inf)
     p = np.exp(score - score.max(-1, keepdims=True))
     p /= p.sum(-1, keepdims=True)
 
@@ -326,7 +330,7 @@ class Net:
         if a["rope"]:
             angle = rope_angles(a["rope"], T, D)
             q, k = turn(q, angle), turn(k, angle)
-        y, back_y = causal(q, k, v)
+        y, back_y = causal(q, k, v, a["window"])
         joined = y.swapaxes(1, 2).reshape(B, T, H * D)
         last = "c_proj" if gpt2 else "o_proj"
         out, back_out = self.linear(joined, f"{name}.{last}", a["out_bias"])

@@ -230,24 +230,43 @@ def test_wrong_values(
     assert found.startswith(said) and "; allowed: " in found, found
 
 
+def windows(there: str, *sets: str) -> set[object]:
+    """Of all attentions of a model, with samples longer than any of them."""
+    read = spec.load(None, ("train.sequence=8192", *sets), None, there)
+    ops = [op for unit in read.model.units for op in unit.ops]
+    return {
+        inner.args["window"]
+        for op in ops
+        for inner in op.ops
+        if inner.kind == "attention"
+    }
+
+
 def test_a_window(tmp_path: pathlib.Path) -> None:
-    """It has no effect where no sample is longer."""
-    mistral = LLAMA | {"model_type": "mistral", "sliding_window": 512}
-    said = wrong(tmp_path, mistral)
-    assert said.startswith("15: sliding_window: 512 is shorter than train")
-    there = folder(tmp_path, mistral)
-    spec.load(None, ("train.sequence=512",), None, there)
-    spec.load(
-        None, (), None, folder(tmp_path, mistral | {"sliding_window": None})
-    )
-    qwen = QWEN3 | {"sliding_window": 512, "max_window_layers": 0}
-    spec.load(None, (), None, folder(tmp_path, qwen))
-    said = wrong(tmp_path, qwen | {"use_sliding_window": True})
-    assert "sliding_window: 512 is shorter" in said
-    usual = QWEN3 | {"use_sliding_window": True}
-    del usual["sliding_window"]  # transformers takes 4096
-    said = wrong(tmp_path, usual, "train.sequence=8192")
-    assert "sliding_window: 4096 is shorter" in said
+    """Every layer's is the model's; some layers' have no effect where no sample is longer."""
+    long = {"max_position_embeddings": 8192, "sliding_window": 512}
+    mistral = LLAMA | long | {"model_type": "mistral"}
+    assert windows(folder(tmp_path, mistral)) == {512}
+    none = mistral | {"sliding_window": None}
+    assert windows(folder(tmp_path, none)) == {None}
+    silent = {k: x for k, x in mistral.items() if k != "sliding_window"}
+    assert windows(folder(tmp_path, silent)) == {4096}  # transformers' own
+    assert "and llama has none" in wrong(tmp_path, LLAMA | long)
+    qwen = QWEN3 | long | {"max_window_layers": 0}
+    assert windows(folder(tmp_path, qwen)) == {None}
+    on = qwen | {"use_sliding_window": True}
+    assert windows(folder(tmp_path, on)) == {512}
+    off = on | {"max_window_layers": QWEN3["num_hidden_layers"]}
+    assert windows(folder(tmp_path, off)) == {None}
+    some = on | {"max_window_layers": 1}
+    said = wrong(tmp_path, some, "train.sequence=8192")
+    assert "512 is shorter" in said and "not of every layer" in said
+    there = folder(tmp_path, some)
+    assert windows(there, "train.sequence=512") == {None}
+    types = ["sliding_attention"] * QWEN3["num_hidden_layers"]
+    assert windows(folder(tmp_path, some | {"layer_types": types})) == {512}
+    said = wrong(tmp_path, on | {"layer_types": types[1:]})
+    assert "layer_types: is a list; allowed: 28 of full_attention" in said
 
 
 def test_the_end_of_documents(tmp_path: pathlib.Path) -> None:

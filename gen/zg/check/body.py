@@ -350,9 +350,22 @@ class Body:
 
     # ---- calls
 
+    def packed(self, call: Call, row: Kernel) -> None:
+        """Where documents end, what goes by rows of samples takes positions, and only there."""
+        ends, args = (
+            self.p.head.end >= 0,
+            dict(zip(row.at, call.args, strict=True)),
+        )
+        if "position" in args:
+            if (args["position"] != NULL) != ends:
+                self.fail(call, f"takes {args['position']} for positions")
+        elif ends and "T" in args and args.get("p") != NULL:
+            self.fail(call, "goes by samples, and documents end")
+
     def call(self, call: Call) -> None:
         row = UNITS[call.kernel]
         dims = self.dims(call, row)
+        self.packed(call, row)
         writes: list[tuple[int, int, Formal]] = []
         is_: list[Any] = list(call.args)  # what each operand is
         for n, (f, arg) in enumerate(zip(row.formals, call.args, strict=True)):

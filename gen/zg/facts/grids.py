@@ -173,14 +173,21 @@ def head_columns(D: int) -> int:
 
 
 def attention_fwd(
-    B: int, T: int, H: int, G: int, D: int, real: int, target: str
+    B: int,
+    T: int,
+    H: int,
+    G: int,
+    D: int,
+    real: int,
+    target: str,
+    local: int = 0,
 ) -> How:
     """128 queries, and two tiles each of keys and values; sm_80 holds two such blocks in its shared
-    memory only with tiles of 32 keys."""
+    memory only with tiles of 32 keys, and local attention has registers for no more."""
     W = head_width(D, real)
     if not W:
         return run(plain_attention(B, T, H, D), tile=(0, head_columns(D), 0))
-    keys = 32 if target == "sm_80" and W == 128 else KEYS[W]
+    keys = 32 if W == 128 and (local or target == "sm_80") else KEYS[W]
     return run(
         Grid(
             -(-T // 128),

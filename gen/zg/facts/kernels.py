@@ -178,7 +178,7 @@ _ROWS = (
          "scratch$f32:M*H+M*E B T H G D scale.", "attention_bwd(B, T, H, G, D, real)",
          flops="4*B*T*T*H*D", of="zk_attention_fwd"),
     _row("zk_attention_local_fwd", "y>real:M*H*D lse>f32&:M*H qkv<real:M*E position<i32?:M "
-         "B T H! G! D! window! scale.", "attention_fwd(B, T, H, G, D, real, target)",
+         "B T H! G! D! window! scale.", "attention_fwd(B, T, H, G, D, real, target, 1)",
          flops="2*B*window*(2*T-window)*H*D"),
     _row("zk_attention_local_bwd", "dqkv>real:M*E dy<real:M*H*D y<real:M*H*D qkv<real:M*E "
          "lse<f32:M*H scratch$f32:M*H+M*E position<i32?:M B T H G D window scale.",

@@ -86,6 +86,8 @@ DROPOUTS = (
     "resid_pdrop",
     "residual_dropout",
 )
+WINDOWED = ("mistral", "qwen2", "qwen3", "starcoder2")
+LAYER_TYPES = ("full_attention", "sliding_attention")
 WINDOWS = (
     "layer_types",
     "max_window_layers",
@@ -108,7 +110,8 @@ SCALINGS: Mapping[str, Mapping[str, str]] = {
 @dataclass(frozen=True)
 class Found:
     """model: a spec's. context: how many positions there are; window: how many of them a position
-    sees, and where config.json says so; end: of a text, the token."""
+    sees in some layers, but not in all, and where config.json says so; end: of a text, the
+    token."""
 
     folder: str
     model: Node
@@ -235,20 +238,40 @@ class _Config:
     def given_(self, key: str) -> bool:
         return key in self.given and self.given[key].value is not None
 
-    def window(self) -> Node | None:
-        """Of any layer"""
-        if self.family.type.startswith("qwen"):
-            if not self.get("use_sliding_window").value:
-                return None
+    def sliding(self) -> list[bool]:
+        """Which layers have a window."""
+        layers = self.number(self.family.sizes[0])
         node = self.get("sliding_window")
-        if node.value is None:
-            return None
+        off = (
+            self.family.type.startswith("qwen")
+            and not self.get("use_sliding_window").value
+        )
+        if node.value is None or off:
+            return [False] * layers
+        if self.family.type not in WINDOWED:
+            said = f"is {shown(node.value)}, and {self.family.type} has none"
+            raise self.fail("sliding_window", said, "null")
         if type(node.value) is not int or node.value < 1:
             said = f"is {shown(node.value)}"
             raise self.fail(
                 "sliding_window", said, "a whole number from 1, or null"
             )
-        return node
+        return self.by_layer(layers)
+
+    def by_layer(self, layers: int) -> list[bool]:
+        """Of a model that has windows: by layer_types, else behind the first max_window_layers."""
+        types = self.get("layer_types").plain()
+        if types is None:
+            first = self.get("max_window_layers").value or 0
+            return [n >= first for n in range(layers)]
+        if (
+            not isinstance(types, list)
+            or len(types) != layers
+            or any(word not in LAYER_TYPES for word in types)
+        ):
+            allowed = f"{layers} of {', '.join(LAYER_TYPES)}"
+            raise self.fail("layer_types", f"is {shown(types)}", allowed)
+        return [word == "sliding_attention" for word in types]
 
     # ---- the model
 
@@ -272,6 +295,8 @@ class _Config:
                 for key, value in op.args.items()
                 if key != "window"
             }
+            if op.kind == "attention" and set(self.sliding()) == {True}:
+                keys["window"] = self.get("sliding_window")
             held = {k: x for k, x in keys.items() if x.value is not None}
             if op.kind == "attention":
                 held.setdefault("out_bias", Node(False, self.root.where))
@@ -353,7 +378,9 @@ def load(folder: str) -> Found:
     config = _Config(dsjson.parse(said, usertext.place(path)))
     notes = config.check()
     context = config.number(config.family.context)
-    window, end = config.window(), config.get("eos_token_id")
+    some = len(set(config.sliding())) > 1
+    window = config.get("sliding_window") if some else None
+    end = config.get("eos_token_id")
     return Found(folder, config.model(), context, window, end, notes)
 
 
@@ -394,7 +421,7 @@ def ends(root: Node, found: Found) -> None:
 
 
 def sees(root: Node, found: Found) -> None:
-    """Refuses samples that are longer than what a position sees."""
+    """Refuses samples that are longer than what a position sees in some layers alone."""
     sequence = root.at(("train", "sequence"))
     window = found.window
     if not window or type(sequence.value) is not int:
@@ -402,5 +429,6 @@ def sees(root: Node, found: Found) -> None:
     if sequence.value > window.value:
         raise SpecError(
             f"{window.where}: sliding_window: {window.value} is shorter than train.sequence "
-            f"{sequence.value} of {sequence.where}; allowed: train.sequence up to {window.value}"
+            f"{sequence.value} of {sequence.where}, and not of every layer; allowed: "
+            f"train.sequence up to {window.value}"
         )

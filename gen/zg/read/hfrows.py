@@ -184,6 +184,7 @@ _STARCODER2 = Family(
                     H,
                     G,
                     rope=Key("rope"),
+                    window=Key("sliding_window"),
                     bias=_ALL,
                     out_bias=_ALL,
                 ),

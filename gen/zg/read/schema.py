@@ -442,6 +442,7 @@ class Attention(_Keys):
     bias: Flag = False
     out_bias: Unsaid[Flag] = None
     rope: Rope | None = None
+    window: Count | None = None
     qk_norm: Flag = False
     eps: Tiny = 1e-6
 

@@ -257,7 +257,7 @@ class Walk:
         if rope:
             turned = "rope_packed" if self.packed else "rope"
             rows.append(Row(turned, {**dims, "rope": rope}))
-        rows.append(self.seen(dims))
+        rows.append(self.seen(a, dims))
         out = f"{a.name}.{self.family.out}"
         rows.append(self.dense(name, [out], dims["Q"], [C], bias))
         said = {
@@ -282,11 +282,12 @@ class Walk:
         }
         return Row("qknorm", heads.dims(a.eps), weights)
 
-    def seen(self, dims: Mapping[str, Any]) -> Row:
+    def seen(self, a: Attention, dims: Mapping[str, Any]) -> Row:
         """Attention, by what a row sees."""
-        if not self.packed:
+        window = min(a.window or self.sequence, self.sequence)
+        if window == self.sequence and not self.packed:
             return Row("attention", dims)
-        return Row("attention_local", {**dims, "window": self.sequence})
+        return Row("attention_local", {**dims, "window": window})
 
     def heads(self, at: Place, a: Attention) -> Heads:
         C, H = self.model.width, a.heads

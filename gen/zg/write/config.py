@@ -103,7 +103,16 @@ FREE = (
     "train.memory_budget",
 )
 # Keys that are younger than checkpoints: at these values they are as if they were not.
-LATER = {"data.shuffle": False, "data.documents": "join", "data.end": None}
+LATER = {
+    "data.shuffle": False,
+    "data.documents": "join",
+    "data.end": None,
+    "attention.window": None,
+}
+
+
+def _later(key: str, value: object) -> bool:
+    return any(key.endswith(k) and value == x for k, x in LATER.items())
 
 
 def recipe(spec: Spec) -> list[str]:
@@ -113,7 +122,7 @@ def recipe(spec: Spec) -> list[str]:
         f"{key}: {json.dumps(value, default=_given)}"
         for section in ("model", "train", "data")
         for key, value in _leaves(section, getattr(spec, section))
-        if key not in FREE and (key not in LATER or value != LATER[key])
+        if key not in FREE and not _later(key, value)
     ]
 
 

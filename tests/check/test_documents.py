@@ -1,0 +1,54 @@
+"""test_documents.py -- a plan whose documents end tells every kernel that goes by a sample's rows so,
+and no other plan does; windows are those that are stated."""
+
+import law
+import pytest
+from zg.check import check
+from zg.check.order import CheckError
+from zg.plan.text import parse, print_plan
+from zg.read import spec
+from zg.search import search
+
+WINDOW = "model.units[1].ops[0].residual[1].attention.window=9"
+
+
+def text(family: str, *keys: str) -> str:
+    return print_plan(search.find(spec.load(str(law.path(family)), keys)).plan)
+
+
+@pytest.mark.parametrize(
+    "family,keys,old,new,said",
+    [
+        ("gpt", law.PACKED, " end 1", "", "for positions"),
+        ("gpt", law.PACKED, " end 1", " end 256", "no token 256 ends"),
+        ("llama", law.PACKED, "positions+0", "null", "null"),
+        ("llama", law.PACKED, "positions+0", "targets+0", "is not positions"),
+        ("llama", law.PACKED, "positions[0]", "targets[0]", "holds"),
+        (
+            "llama",
+            (WINDOW,),
+            "null 1 40 4",
+            "tokens+0 1 40 4",
+            "for positions",
+        ),
+        ("llama", (WINDOW,), ",40,4,2,16,9", ",40,4,2,16,8", "another shape"),
+        ("llama", (WINDOW,), " 9 0.25", " 8 0.25", "shape"),
+        ("llama", (WINDOW,), "values 9", "values 8", "window of its calls"),
+    ],
+)
+def test_refused(
+    family: str, keys: tuple[str, ...], old: str, new: str, said: str
+) -> None:
+    plan = text(family, *keys)
+    check.check(parse(plan))
+    assert old in plan
+    with pytest.raises(CheckError, match=said):
+        check.check(parse(plan.replace(old, new)))
+
+
+def test_kernels_that_know_no_documents() -> None:
+    """Those of a plan that joins them, where they end"""
+    plan = text("llama", "cluster.ranks=1", "zero.stage=0")
+    head, rest = plan.split("\n", 2)[1], plan
+    with pytest.raises(CheckError, match="positions"):
+        check.check(parse(rest.replace(head, f"{head} end 1")))
