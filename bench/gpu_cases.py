@@ -217,6 +217,15 @@ SMALL = tuple(
         for family in ("gpt", "llama")
     ),
     Source(
+        "small-lora",
+        "qwen3-tiny",
+        (
+            "train.lora={rank: 8, alpha: 12}",
+            "cluster.ranks=1",
+            "zero.stage=0",
+        ),
+    ),
+    Source(
         "small-relu2",
         "gpt-tiny",
         (

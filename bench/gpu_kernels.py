@@ -125,6 +125,15 @@ ROWS = {
     "zk_slice_bwd_w": Row(
         "dw=R*n*K dy=R*M*N x=R*M*K", "R*(M*n+M*K+n*K)", "2*M*n*K"
     ),
+    "zk_lora_fwd": Row(
+        "y=R*M*N base=R*M*N x=R*M*K w=R*n*K", "R*(2*M*n+M*K+n*K)", "2*M*n*K"
+    ),
+    "zk_lora_bwd_x": Row(
+        "dx=R*M*K dy=R*M*N w=R*n*K", "R*(M*K+M*n+n*K)", "2*M*n*K"
+    ),
+    "zk_lora_bwd_w": Row(
+        "dw=R*n*K dy=R*M*N x=R*M*K", "R*(M*n+M*K+n*K)", "2*M*n*K"
+    ),
     "zk_rope": Row("y=R*B*T*E in=R*B*T*E table=4*T*D"),
     "zk_attention_fwd": Row(
         "y=R*B*T*H*D lse=4*B*H*T qkv=R*B*T*E", flops="2*B*H*T*T*D"

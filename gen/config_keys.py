@@ -148,6 +148,10 @@ _TRAIN = {
     "reduction": "is who adds gradients over ranks: our exact sums, or NCCL's reduce-scatter "
     "(GPUs only)",
     "sm_margin": "is how many SMs of a GPU products leave to NCCL",
+    "lora.rank": "is the rank of adapters beside linears of blocks, which alone train",
+    "lora.alpha": "is their scale, times rank: alpha / rank x B A is added to a weight",
+    "lora.match": "are the ends of the names of linears that have one; by default, as in PEFT, "
+    "`q_proj` and `v_proj`, GPT-2's `c_attn`",
     "accumulate": "is the order of micro-batches: each through the whole model "
     "(micro_batches), or all through each layer, which is gathered once for them (layers)",
     "offload_activations": "keeps on the host what backward needs",

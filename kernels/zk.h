@@ -19,7 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZK_ABI 15
+#define ZK_ABI 16
 
 /* one queue's kernel context: threads on a CPU, stream and handles on a GPU */
 typedef struct zk zk;
@@ -54,7 +54,7 @@ typedef struct zk_launch {
 typedef struct zk_span {
     int64_t at, elems, count, stride;
     int64_t key, key_stride;
-    float mean, std;    /* initial values: mean + std * normal */
+    float mean, std;    /* initial values: mean + std * normal; std < 0: uniform in mean +- std */
     double rate, decay; /* its factor of lr, and its weight decay */
 } zk_span;
 
@@ -202,6 +202,15 @@ void zk_slice_bwd_x(zk *k, const zk_launch *L, float *dx, const real *dy, const 
                     int64_t N, int64_t K, int64_t at, int64_t n);
 void zk_slice_bwd_w(zk *k, const zk_launch *L, real *dw, const real *dy, const real *x, int64_t M,
                     int64_t N, int64_t K, int64_t at, int64_t n);
+
+/* ---- an adapter of low rank on columns [at, at + n) of a linear's output: y = base, and there +=
+ * scale * x[M,K] . w^T, w [n,K]; rounded once. y may be where base is */
+void zk_lora_fwd(zk *k, const zk_launch *L, real *y, const real *base, const real *x, const real *w,
+                 int64_t M, int64_t N, int64_t K, int64_t at, int64_t n, float scale);
+void zk_lora_bwd_x(zk *k, const zk_launch *L, real *dx, const real *dy, const real *w, int64_t M,
+                   int64_t N, int64_t K, int64_t at, int64_t n, float scale);
+void zk_lora_bwd_w(zk *k, const zk_launch *L, real *dw, const real *dy, const real *x, int64_t M,
+                   int64_t N, int64_t K, int64_t at, int64_t n, float scale);
 
 /* ---- rotary positions, half rotation: pairs (i, i + D/2); table float [T, D/2, 2] (cos, sin) */
 /* table from f64 inverse frequencies [D/2], by our own sine and cosine */

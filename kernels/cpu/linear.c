@@ -5,7 +5,8 @@
  *     at the output, which holds it from one depth block to the next. The bias is added to the
  *     finished chain, rounded once. Halves widen exactly, the chain is the same, f32 scratch
  *     carries it, and the result is rounded once. So no tile, thread or object changes a
- *     bit.
+ *     bit. What is scaled or added to the output lies in scratch, too: out + scale * chain is one
+ *     FMA.
  *  2. A task is one tile of the output, and no element outside matrices is read or written: edges
  *     are packed as zeros, and their sums go through scratch.
  *  3. Scratch of a thread: A panel [rows/MR][depth][MR], B panel [depth][NR], an edge block
@@ -87,8 +88,10 @@ typedef struct product {
     void *out;        /* [M,N] of `dtype`, rows `stride` apart; 0: N */
     const real *bias; /* [N] of the context's dtype, or NULL */
     int64_t M, N, K, stride;
-    int64_t rows, cols, depth; /* of a tile */
-    int dtype, carry;          /* carry: the chain goes on from the output */
+    int64_t rows, cols, depth;         /* of a tile */
+    int dtype, carry;                  /* carry: the chain goes on from the output */
+    enum { PLAIN, SCALED, ADDED } end; /* the output is the chain, or scale * chain, or + that */
+    float scale;
 } product;
 
 /* One tile at work. */
@@ -226,14 +229,21 @@ static void finish_sums(const tile *t, int64_t i, int64_t j, int64_t rows, int64
 {
     const product *g = t->g;
     const matrix bias = {.p = g->bias, .dtype = g->k->dtype};
+    const matrix old = {.p = g->out, .dtype = g->dtype};
     for (int64_t r = i; r < i + rows; r++)
         for (int64_t c = j; c < j + cols; c += LANES) {
             int n = (int)zk_least(LANES, j + cols - c);
             lanes y = lanes_get(t->sum, r * t->stride + c, ZK_F32, n);
+            int64_t to = (t->m + r) * g->stride + t->n + c;
             if (g->bias) y += get(&bias, t->n + c, n);
-            lanes_put(g->out, (t->m + r) * g->stride + t->n + c, g->dtype, y, n);
+            if (g->end == SCALED) y *= lanes_set(g->scale);
+            if (g->end == ADDED) y = lanes_fma(lanes_set(g->scale), y, get(&old, to, n));
+            lanes_put(g->out, to, g->dtype, y, n);
         }
 }
+
+/* Whether sums lie in the output as they grow */
+static inline int direct(const product *g) { return g->dtype == ZK_F32 && g->end == PLAIN; }
 
 /* One block of registers over elements [k, k + depth) of the chain. */
 static void block(const tile *t, int64_t i, int64_t j, int64_t k, int64_t depth)
@@ -243,14 +253,14 @@ static void block(const tile *t, int64_t i, int64_t j, int64_t k, int64_t depth)
     int first = !k && !g->carry;
     float *sum = t->sum + i * t->stride + j;
     const float *a = t->a + i * depth;
-    if (g->dtype == ZK_F32 && (rows < MR || cols < NR)) {
+    if (direct(g) && (rows < MR || cols < NR)) {
         copy(t->edge, NR, sum, t->stride, first ? 0 : rows, cols);
         multiply_block(t->edge, NR, a, t->b, depth, first);
         copy(sum, t->stride, t->edge, NR, rows, cols);
     } else {
         multiply_block(sum, t->stride, a, t->b, depth, first);
     }
-    if (k + depth == g->K && (g->bias || g->dtype != ZK_F32)) finish_sums(t, i, j, rows, cols);
+    if (k + depth == g->K && (g->bias || !direct(g))) finish_sums(t, i, j, rows, cols);
 }
 
 static void tile_task(void *arg, int64_t task, int thread)
@@ -266,8 +276,8 @@ static void tile_task(void *arg, int64_t task, int thread)
               .n = task % across * g->cols};
     t.rows = zk_least(g->rows, g->M - t.m);
     t.cols = zk_least(g->cols, g->N - t.n);
-    t.sum = g->dtype == ZK_F32 ? (float *)g->out + t.m * g->stride + t.n : t.edge + MR * NR;
-    t.stride = g->dtype == ZK_F32 ? g->stride : g->cols;
+    t.sum = direct(g) ? (float *)g->out + t.m * g->stride + t.n : t.edge + MR * NR;
+    t.stride = direct(g) ? g->stride : g->cols;
     for (int64_t k = 0; k < g->K; k += g->depth) {
         int64_t depth = zk_least(g->depth, g->K - k);
         for (int64_t i = 0; i < t.rows; i += MR)
@@ -301,7 +311,7 @@ static int64_t tasks(const product *g)
 
 static void multiply_all(product *g, const zk_launch *L)
 {
-    int64_t most = g->dtype == ZK_F32 ? COLS : HALF_COLS;
+    int64_t most = direct(g) ? COLS : HALF_COLS;
     int64_t rows = given(g, L, 0, ROWS, MR), cols = given(g, L, 1, most, NR);
     int64_t depth = given(g, L, 2, DEPTH, 1);
     g->rows = rows ? rows : even(g->M, ROWS, MR);
@@ -419,6 +429,73 @@ void ZK(zk_slice_bwd_w)(zk *k, const zk_launch *L, real *dw, const real *dy, con
     product g = {.k = k,
                  .out = dw,
                  .dtype = k->dtype,
+                 .M = n,
+                 .N = K,
+                 .K = M,
+                 .a = turned(from(dy, at, k->dtype), N, k->dtype),
+                 .b = plain(x, K, k->dtype)};
+    multiply_all(&g, L);
+}
+
+/* ---- kernels of an adapter, on columns [at, at + n) of y and dy */
+typedef struct copies {
+    void *to;
+    const void *from;
+    int64_t bytes; /* of a row */
+} copies;
+
+static void copy_row(void *arg, int64_t row, int thread)
+{
+    const copies *c = arg;
+    (void)thread;
+    memcpy((char *)c->to + row * c->bytes, (const char *)c->from + row * c->bytes,
+           (size_t)c->bytes);
+}
+
+void ZK(zk_lora_fwd)(zk *k, const zk_launch *L, real *y, const real *base, const real *x,
+                     const real *w, int64_t M, int64_t N, int64_t K, int64_t at, int64_t n,
+                     float scale)
+{
+    copies all = {y, base, N * (k->dtype == ZK_F32 ? 4 : 2)};
+    product g = {.k = k,
+                 .out = from(y, at, k->dtype),
+                 .dtype = k->dtype,
+                 .end = ADDED,
+                 .scale = scale,
+                 .M = M,
+                 .N = n,
+                 .K = K,
+                 .stride = N,
+                 .a = plain(x, K, k->dtype),
+                 .b = turned(w, K, k->dtype)};
+    if (y != base) zk_for(k, M, copy_row, &all);
+    multiply_all(&g, L);
+}
+
+void ZK(zk_lora_bwd_x)(zk *k, const zk_launch *L, real *dx, const real *dy, const real *w,
+                       int64_t M, int64_t N, int64_t K, int64_t at, int64_t n, float scale)
+{
+    product g = {.k = k,
+                 .out = dx,
+                 .dtype = k->dtype,
+                 .end = SCALED,
+                 .scale = scale,
+                 .M = M,
+                 .N = K,
+                 .K = n,
+                 .a = plain(from(dy, at, k->dtype), N, k->dtype),
+                 .b = plain(w, K, k->dtype)};
+    multiply_all(&g, L);
+}
+
+void ZK(zk_lora_bwd_w)(zk *k, const zk_launch *L, real *dw, const real *dy, const real *x,
+                       int64_t M, int64_t N, int64_t K, int64_t at, int64_t n, float scale)
+{
+    product g = {.k = k,
+                 .out = dw,
+                 .dtype = k->dtype,
+                 .end = SCALED,
+                 .scale = scale,
                  .M = n,
                  .N = K,
                  .K = M,

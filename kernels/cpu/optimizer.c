@@ -182,6 +182,9 @@ static void normals(v16 z[2], v16u a, v16u b)
     z[1] = (v16)((v16u)select16(odd, c, s) ^ (quarter & 2) << 30);
 }
 
+/* 16 words as numbers in [-1, 1] */
+static v16 uniform(v16u word) { return __builtin_convertvector((v16i)word, v16) * set16(0x1p-31f); }
+
 static void init_part(void *arg, const zk_part *part)
 {
     const initial *a = arg;
@@ -195,6 +198,7 @@ static void init_part(void *arg, const zk_part *part)
             memcpy(word, drawn, sizeof word);
             normals(z, word[0], word[1]);
             normals(z + 2, word[2], word[3]);
+            for (int j = 0; j < 4 && part->span->std < 0; j++) z[j] = uniform(word[j]);
         }
         for (int j = 0; j < 4 && i + 16 * j < part->n; j++)
             zk_put(a->p, part->at + i + 16 * j, a->dtype, fma16(std, z[j], mean),

@@ -56,11 +56,12 @@ static void name(const shape *s, char key[TUNE_KEY])
 }
 
 /* Where a product's matrices lie; bias: NULL: there is none; carry: it is added to d, and so cannot
- * be timed. */
+ * be timed; scale: of a . b. */
 struct places {
     void *d;
     const void *a, *b, *bias;
     int carry;
+    float scale;
 };
 
 struct gemm {
@@ -153,9 +154,9 @@ static int ask(zk *k, gemm *g, int wanted, cublasLtMatmulHeuristicResult_t found
 static cublasStatus_t issue(zk *k, const gemm *g, const cublasLtMatmulAlgo_t *algo,
                             const places *at)
 {
-    const float one = 1, old = at->carry ? 1 : 0;
-    return cublasLtMatmul(k->lt, g->how, &one, at->a, g->a, at->b, g->b, &old, at->d, g->d, at->d,
-                          g->d, algo, k->device, WORKSPACE, k->stream);
+    const float old = at->carry ? 1 : 0;
+    return cublasLtMatmul(k->lt, g->how, &at->scale, at->a, g->a, at->b, g->b, &old, at->d, g->d,
+                          at->d, g->d, algo, k->device, WORKSPACE, k->stream);
 }
 
 /* ---- timing choices */
@@ -271,12 +272,13 @@ static uint32_t alignment(const void *p)
     return (uint32_t)zk_least((int64_t)low, ALIGNED);
 }
 
-/* d = a . b (+ bias, or + d where it carries on); full: d is float; wide: of columns of b and d */
+/* d = scale * a . b (+ bias, or + d where it carries on); full: d is float; wide: of columns of b
+ * and d */
 static void multiply(zk *k, const zk_launch *L, int64_t m, int64_t n, int64_t depth, void *d,
                      const void *a, int a_turned, const void *b, int b_turned, const void *bias,
-                     int full, int carry, int64_t b_wide = 0, int64_t d_wide = 0)
+                     int full, int carry, int64_t b_wide = 0, int64_t d_wide = 0, float scale = 1)
 {
-    const places at = {d, a, b, bias, carry};
+    const places at = {d, a, b, bias, carry, scale};
     static const cudaDataType_t types[] = {CUDA_R_32F, CUDA_R_16BF, CUDA_R_16F};
     cudaDataType_t type = types[k->dtype];
     const zk_launch *how = &L[k->column];
@@ -337,6 +339,30 @@ void zk_slice_bwd_w(zk *k, const zk_launch *L, real *dw, const real *dy, const r
                     int64_t N, int64_t K, int64_t at, int64_t n)
 {
     multiply(k, L, K, n, M, dw, x, 0, from(k, dy, at), 1, NULL, 0, 0, N);
+}
+
+/* ---- kernels of an adapter, on columns [at, at + n) of y and dy */
+void zk_lora_fwd(zk *k, const zk_launch *L, real *y, const real *base, const real *x, const real *w,
+                 int64_t M, int64_t N, int64_t K, int64_t at, int64_t n, float scale)
+{
+    if (y != base)
+        zk_must(cudaMemcpyAsync(y, base, (size_t)(M * N * (k->dtype == ZK_F32 ? 4 : 2)),
+                                cudaMemcpyDeviceToDevice, k->stream),
+                "zk_lora_fwd");
+    multiply(k, L, n, M, K, from(k, y, at), w, 1, x, 0, NULL, 0, 1, 0, N, scale);
+}
+
+void zk_lora_bwd_x(zk *k, const zk_launch *L, real *dx, const real *dy, const real *w, int64_t M,
+                   int64_t N, int64_t K, int64_t at, int64_t n, float scale)
+{
+    multiply(k, L, K, M, n, dx, w, 0, from(k, dy, at), 0, NULL, 0, 0, N, 0, scale);
+}
+
+/* dw [n,K]: dw^T [K,n] = x^T [K,M] . dy [M,n] */
+void zk_lora_bwd_w(zk *k, const zk_launch *L, real *dw, const real *dy, const real *x, int64_t M,
+                   int64_t N, int64_t K, int64_t at, int64_t n, float scale)
+{
+    multiply(k, L, K, n, M, dw, x, 0, from(k, dy, at), 1, NULL, 0, 0, N, 0, scale);
 }
 
 /* ---- gradient of the bias: a thread block sums a stripe of rows of dy [M,N], its warps in turns;

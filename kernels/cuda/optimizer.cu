@@ -205,13 +205,15 @@ static __device__ void normals(float z[2], uint32_t a, uint32_t b)
     z[1] = __uint_as_float(__float_as_uint(odd ? c : s) ^ (quarter & 2) << 30);
 }
 
-/* Words 0 .. 3 of counter `counter` as four normals */
-static __device__ void draw_normals(float z[4], uint64_t seed, uint64_t key, uint64_t counter)
+/* Words 0 .. 3 of counter `counter` as four normals, or as numbers in [-1, 1] */
+static __device__ void draw_four(float z[4], uint64_t seed, uint64_t key, uint64_t counter,
+                                 bool uniform)
 {
     uint32_t c[4];
     words(c, seed, key, counter);
     normals(z, c[0], c[1]);
     normals(z + 2, c[2], c[3]);
+    for (int j = 0; j < 4 && uniform; j++) z[j] = (float)(int)c[j] * 0x1p-31f;
 }
 
 template <class T>
@@ -229,7 +231,7 @@ static __global__ void __launch_bounds__(256)
         for (int group = lane / LANES * GROUP; group < have; group += ZK_WARP / LANES * GROUP) {
             float z[4] = {0, 0, 0, 0};
             uint64_t counter = (uint64_t)(part.elem + group) / GROUP * LANES + lane % LANES;
-            if (std != 0) draw_normals(z, seed, (uint64_t)part.key, counter);
+            if (std != 0) draw_four(z, seed, (uint64_t)part.key, counter, std < 0);
             for (int j = 0, i = group + lane % LANES; j < 4 && i < have; j++, i += LANES)
                 put(p + at + i, fmaf(std, z[j], mean));
         }

@@ -276,6 +276,65 @@ def test_slices_under_emulation(dtype: int) -> None:
     close(dw, dy.T, x)
 
 
+def adapted(
+    k: zk.Kernels, M: int, N: int, K: int, at: int, n: int, inside: bool
+) -> tuple[Array, ...]:
+    """y, dx, dw; inside: y where base is"""
+    x, w, _, dy = layers(k.dtype, M, N, K, zk.OUT_IN)
+    base, part = drawn(5, k.dtype, M, N), w[at : at + n].copy()
+    y = base if inside else zk.empty(k.dtype, M, N)
+    dx, dw = zk.empty(k.dtype, M, K), zk.empty(k.dtype, n, K)
+    k.zk_lora_fwd(y, base, x, part, M, N, K, at, n, SCALE)
+    k.zk_lora_bwd_x(dx, dy, part, M, N, K, at, n, SCALE)
+    k.zk_lora_bwd_w(dw, dy, x, M, N, K, at, n, SCALE)
+    return y, dx, dw
+
+
+SCALE = 1.5  # exact in f32, no power of two
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(
+    "M,N,K,at,n",
+    [(60, 96, 8, 64, 32), (9, 1300, 3, 0, 1300), (100, 50, 400, 7, 13)],
+)
+def test_adapters(
+    target: str,
+    dtype: int,
+    M: int,
+    N: int,
+    K: int,
+    at: int,
+    n: int,
+    inside: bool,
+) -> None:
+    """Columns [at, at + n) alone change; the scale and the addition are a rounding each."""
+    x, w, _, dy = map(zk.load, layers(dtype, M, N, K, zk.OUT_IN))
+    base, w, dy = (
+        zk.load(drawn(5, dtype, M, N)),
+        w[at : at + n],
+        dy[:, at : at + n],
+    )
+    y, dx, dw = adapted(zk.Kernels(target, dtype), M, N, K, at, n, inside)
+    close(y[:, at : at + n], SCALE * x, w.T, base[:, at : at + n])
+    close(dx, SCALE * dy, w, np.zeros_like(x) + 1e-300)
+    close(dw, SCALE * dy.T, x, np.zeros_like(w) + 1e-300)
+    rest = np.delete(zk.load(y), np.s_[at : at + n], axis=1)
+    assert (rest == np.delete(base, np.s_[at : at + n], axis=1)).all()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_adapters_have_the_same_bits(
+    isa: str, dtype: int, threads: int
+) -> None:
+    """In place or not, in whatever tiles, from every object in f32; halves are f32 rounded once."""
+    shape = 100, 400, 385, 70, 300
+    first = adapted(zk.Kernels("avx2", dtype), *shape, False)
+    for inside in (False, True):
+        found = adapted(zk.Kernels(isa, dtype, threads), *shape, inside)
+        assert bits(found) == bits(first)
+
+
 @pytest.mark.parametrize("dtype", [zk.BF16, zk.F16])
 def test_a_half_is_f32_rounded_once(isa: str, dtype: int) -> None:
     M, N, K = 40, 100, 1000

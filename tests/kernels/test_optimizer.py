@@ -581,6 +581,21 @@ def test_init_is_box_and_muller(target: str) -> None:
     assert (p[~used()] == 0).all()
 
 
+def test_init_is_uniform_below_zero(target: str) -> None:
+    """Each element the word that a normal would have: mean + std * word / 2^31, rounded twice."""
+    spans = [
+        dict(at=0, elems=200, count=1, stride=0, key=9, mean=0.5, std=-0.125)
+    ]
+    p = np.full(1024, np.nan, np.float32)
+    zk.Kernels(target).zk_init(p, zk.spans(spans), 1, 0, 1024, 77, 1)
+    for elem in range(200):
+        at, word = 16 * (elem // 64) + elem % 16, elem % 64 // 16
+        drawn = np.array(philox([at, 0, 9, 0], [77, 0]), np.uint32)[word]
+        share = np.float32(drawn.astype(np.int32)) * 2.0**-31
+        assert p[elem] == np.float32(0.5 - 0.125 * float(share))
+    assert (p[200:] == 0).all()
+
+
 def test_init_in_pieces(target: str) -> None:
     k = zk.Kernels(target)
     whole = init(k, CUTS[0], 1)

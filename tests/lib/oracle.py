@@ -149,6 +149,10 @@ def shapes(spec) -> dict[str, tuple[int, ...]]:
     ) -> None:
         found[name + ".weight"] = (N, K) if flip else (K, N)
         found.update({name + ".bias": (N,)} if bias else {})
+        lora = spec.train.lora
+        if lora and name.rpartition(".")[2] in lora.match:
+            found[name + ".lora_A.weight"] = (lora.rank, K)
+            found[name + ".lora_B.weight"] = (N, lora.rank)
 
     def attention(name: str, a: dict, width: int) -> None:
         H, G, D = a["heads"], a["kv_heads"], a["head_dim"]
@@ -244,15 +248,43 @@ class Net:
         y = x @ w
         if bias:
             y = y + self.p[name + ".bias"]
+        adapter = self.adapter(x, name)
+        if adapter:
+            y = y + adapter[0]
 
         def back(dy: np.ndarray) -> np.ndarray:
             dw = x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
             self.add(weight, dw.T if flip else dw)
             if bias:
                 self.add(name + ".bias", dy.sum((0, 1)))
-            return dy @ w.T
+            dx = dy @ w.T
+            return dx + adapter[1](dy) if adapter else dx
 
         return y, back
+
+    def adapter(
+        self, x: np.ndarray, name: str
+    ) -> tuple[np.ndarray, Back] | None:
+        """y = alpha / rank * (x A') B', where a linear has one; PEFT's A [rank,in], B [out,rank]"""
+        names = [f"{name}.lora_{which}.weight" for which in "AB"]
+        if names[0] not in self.p:
+            return None
+        A, B = (self.p[n] for n in names)
+        scale = self.spec.train.lora.alpha / self.spec.train.lora.rank
+        low = x @ A.T
+
+        def back(dy: np.ndarray) -> np.ndarray:
+            d = scale * dy
+            dlow = d @ B
+            for n, left, right in zip(names, (dlow, d), (x, low), strict=True):
+                self.add(
+                    n,
+                    left.reshape(-1, left.shape[-1]).T
+                    @ right.reshape(-1, right.shape[-1]),
+                )
+            return dlow @ A
+
+        return scale * (low @ B.T), back
 
     def side_by_side(
         self, x: np.ndarray, names: Sequence[str], bias: bool
@@ -517,6 +549,8 @@ class Optimizer:
         norm = math.sqrt(sum(float((g * g).sum()) for g in grads.values()))
         clip = o.clip / (norm + 1e-6) if o.clip and norm > o.clip else 1.0
         for name, p in params.items():
+            if name not in grads:  # frozen
+                continue
             decay = self.decay(name)
             if o.type in ("AdamW", "Lion"):
                 p *= 1 - rate * decay
@@ -566,6 +600,8 @@ def train(
     for step in range(steps):
         now = batch(stream, spec.train.sequence, step * G, G, ignore)
         loss, _, grads = gradients(spec, params, *now)
+        if spec.train.lora:
+            grads = {n: g for n, g in grads.items() if ".lora_" in n}
         losses.append(loss)
         norms.append(optimizer.update(params, grads))
     return params, losses, norms

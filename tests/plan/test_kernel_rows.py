@@ -167,6 +167,8 @@ BY_HAND = {
     "zk_linear_bwd_b": ("zk_linear_fwd", 1, None, {0: 3}, {}),
     "zk_slice_bwd_x": ("zk_slice_fwd", 1, 1, {}, {2: 2}),
     "zk_slice_bwd_w": ("zk_slice_fwd", 1, None, {0: 2}, {2: 1}),
+    "zk_lora_bwd_x": ("zk_lora_fwd", 1, 2, {}, {2: 3}),
+    "zk_lora_bwd_w": ("zk_lora_fwd", 1, None, {0: 3}, {2: 2}),
     "zk_rope": ("zk_rope", 1, 1, {}, {2: 2}),
     "zk_rope_packed": ("zk_rope_packed", 1, 1, {}, {2: 2, 3: 3}),
     "zk_attention_bwd": ("zk_attention_fwd", 1, 2, {}, {2: 0, 3: 2, 4: 1}),
@@ -207,9 +209,8 @@ def test_an_ops_calls_are_of_its_kernels(op: ops.Op) -> None:
     ):
         assert len(words) == len(KERNELS[kernel].formals), kernel
     if forward[0] in kernels.FORWARD:
-        assert (
-            tuple(line[0] for line in backward) == kernels.FORWARD[forward[0]]
-        )
+        called = tuple(line[0] for line in backward if line[0] != "pass")
+        assert called == kernels.FORWARD[forward[0]]
 
 
 # ---- what kernels touch is what their rows say

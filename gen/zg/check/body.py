@@ -152,6 +152,10 @@ class Body:
         ):
             if out.get(name, stated) != stated:
                 self.fail(call, f"{name} is {out[name]}, not {stated}")
+        if "at" in out and out["at"] + out["n"] > out["N"]:
+            self.fail(
+                call, f"{out['n']} columns from {out['at']} on of {out['N']}"
+            )
         if out.get("carry", self.round) != self.round:
             self.fail(call, f"carries on in round {self.round}")
         if call.kernel == "zk_cross_entropy":

@@ -375,7 +375,7 @@ def _tensor(p: Plan, t: Tensor, flats: dict[str, Flat]) -> None:
         or not 0 <= t.decay < 1e30
     ):
         raise CheckError(f"tensor {t.name}: no rate or decay")
-    if not -1e30 < t.mean < 1e30 or not 0 <= t.std < 1e30:
+    if not -1e30 < t.mean < 1e30 or not -1e30 < t.std < 1e30:
         raise CheckError(f"tensor {t.name}: no initial values")
     step = (t.flat_step, t.offset_step)
     if t.flat_step > 1:  # slices of rows, which fill all shards

@@ -1,7 +1,7 @@
 """grads.py -- proves that a block's backward carries gradients to where they belong.
 
 A gradient is known by the value that it is of, and by which of that value's uses it covers. Where
-it covers all of a sum's, it is as well the part of each operand's gradient that comes from that
+it covers all of a sum's, it is as well the part of each summand's gradient that comes from that
 sum.
  a call backward   works on the whole gradient of what one call of forward made, reads what that
                    call read and made, and writes the gradients of its parameters
@@ -11,11 +11,13 @@ sum.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from ..facts.kernels import ADD, BACK, NULL, Back
+from ..facts.kernels import ADD, BACK, FORWARD, KERNELS, NULL, Back
+from ..facts.ops import PASSES
 from ..plan.operand import Arg, Operand
 from ..plan.plan import Call
 from .body import Body, Made, Ran
@@ -46,8 +48,8 @@ class _Gradients:
         """What a gradient of `value` by these uses is a part of."""
         yield value, uses
         call, is_ = self.calls.get(value[0], (None, []))
-        if call and call.kernel == ADD and (value, uses) == self.whole(value):
-            for n in (1, 2):
+        if call and (value, uses) == self.whole(value):
+            for n in _summands(call):
                 yield from self.parts(is_[n], frozenset({(value[0], n)}))
 
     def sums(self, a: Made, b: Made) -> Iterator[Part]:
@@ -68,15 +70,24 @@ class _Gradients:
         ]
 
 
+def _summands(call: Call) -> list[int]:
+    """The operands of a call forward whose gradient is that of what it makes."""
+    at = KERNELS[call.kernel].at
+    return [at[name] for name in PASSES.get(call.kernel, ())]
+
+
 def adds_back(fwd: Body, bwd: Body) -> bool:
-    """Backward adds as often as forward adds to what has a gradient, beside what it recomputes."""
-    first, then = (
-        [(n, x) for c, n, x in b.ran if c.kernel == ADD] for b in (fwd, bwd)
-    )
-    again = {n for n, _ in first}
-    return len([n for n, _ in then if n not in again]) == sum(
-        fwd.moves(x[1]) for _, x in first
-    )
+    """Backward adds, beside what it recomputes, for every use but one of a value that has a
+    gradient."""
+    uses: Counter[Made] = Counter()
+    for call, _, is_ in fwd.ran:
+        backs = [BACK[name] for name in FORWARD.get(call.kernel, ())]
+        read = {back.x for back in backs if back.x is not None}
+        mine = [is_[n] for n in (*_summands(call), *read)]
+        uses.update(what for what in mine if fwd.moves(what))
+    again = {n for _, n, _ in fwd.ran}
+    added = [n for c, n, _ in bwd.ran if c.kernel == ADD and n not in again]
+    return len(added) == sum(uses.values()) - len(uses)
 
 
 def prove(

@@ -166,6 +166,13 @@ _ROWS = (
          of="zk_slice_fwd", whole="zk_linear_bwd_w",
          numbers={"layout": 1, "full": 0, "carry": 0}),
 
+    _row("zk_lora_fwd", "y>real:M*N=base base<real:M*N x<real:M*K w@real:n*K M N K at! n scale.",
+         "run(space=GEMM)", flops="2*M*n*K", task=0),
+    _row("zk_lora_bwd_x", "dx>real:M*K dy<real:M*N w@real:n*K M N K at n scale.",
+         "run(space=GEMM)", flops="2*M*n*K", task=0, of="zk_lora_fwd"),
+    _row("zk_lora_bwd_w", "dw^real:n*K dy<real:M*N x<real:M*K M N K at n scale.",
+         "run(space=GEMM)", flops="2*M*n*K", task=0, of="zk_lora_fwd"),
+
     _row("zk_rope_table", "table>f32 freq<f64 T D", "run(flat(T*(D//2)))"),
     _row("zk_rope", "y>real:M*E=in in<real:M*E table<f32!:T*D B T H! G! D! sign",
          "run(each_row(B*T, (H+G)*(D//2), real))", of="zk_rope", called={"y": "din", "in": "dy"}),

@@ -97,6 +97,14 @@ _ROWS = (
         "zk_linear_bwd_w",
         "zk_linear_bwd_b",
     ),
+    # y = base, and scale * x . w added to its columns [at, at + n)
+    _op(
+        "lora",
+        "zk_lora_fwd",
+        "zk_lora_bwd_x",
+        "zk_lora_bwd_w",
+        "pass dbase dy",
+    ),
     # q, k heads of y = x / rms * w; v heads copied
     _op("qknorm", "zk_qknorm_fwd in=x", "zk_qknorm_bwd din=dx in=x"),
     # q, k heads of y = x turned by position; v heads copied
@@ -129,6 +137,13 @@ _ROWS = (
 )
 OPS: Mapping[str, Op] = {row.name: row for row in _ROWS}
 
+# Of a kernel forward, the operands whose gradient is that of what it makes.
+PASSES: Mapping[str, Names] = {
+    op.fwd.split()[0]: tuple(line.split()[1][1:] for line in passes)
+    for op in _ROWS
+    if (passes := [line for line in op.bwd if line.startswith("pass ")])
+}
+
 # The head's loss while training: the gradient takes the logits' place. Both bodies end with the sum
 # of losses; evaluation then makes the logits of one row again, from which a token is drawn.
 TRAIN_LOSS = _call("zk_cross_entropy dlogits=x logits=x scale=scaler")
@@ -141,6 +156,7 @@ WORDS = {
 } | {
     "add": "residual",
     "attention_local": "attention",
+    "lora": "linear",
     "rope_packed": "rope",
 }
 

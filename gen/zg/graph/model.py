@@ -83,11 +83,18 @@ class _Builder:
         return full
 
     def row(self, row: Row, x: str, std: float = STD) -> str:
-        """Appends a row of the op table with its tensors; returns its output."""
+        """Appends a row of the op table with its tensors, and its adapters; returns the output."""
+        y = self.one(row, (x,), std)
+        for down, up in row.adapters:
+            low = self.one(down, (x,), -1 / math.sqrt(down.dims["K"]))
+            y = self.one(up, (y, low), 0.0)
+        return y
+
+    def one(self, row: Row, xs: tuple[str, ...], std: float) -> str:
         params = {"w": row.tied} if row.tied else {}
         for word, weight in row.weights.items():
             params[word] = self.tensor(weight, *_first(row.name, word, std))
-        ins = dict(zip(ops.OPS[row.name].ins, (x,), strict=False))
+        ins = dict(zip(ops.OPS[row.name].ins, xs, strict=False))
         more = {"table": self.table(row)} if "rope" in row.dims else {}
         return self.node(row.name, ins, params, {**row.dims, **more})
 
@@ -112,7 +119,7 @@ class _Builder:
         op = ops.OPS[name]
         full = {**self.dims, **dims}
         if ins:  # of what is done element by element
-            full["n"] = self.values[next(iter(ins.values()))].elems
+            full.setdefault("n", self.values[next(iter(ins.values()))].elems)
         bind = {**ins, **params}
         for out in op.outs:
             bind[out.name] = f"{out.name}{len(self.nodes)}"

@@ -32,6 +32,7 @@ FIRST: Mapping[tuple[str, str], tuple[float, float]] = {
     ("qknorm", "wk"): (1.0, 0.0),
     ("linear", "w"): (0.0, 1.0),
     ("linear", "b"): (0.0, 0.0),
+    ("lora", "w"): (0.0, 0.0),
 }
 
 
@@ -52,8 +53,16 @@ def _rows(spec: Spec, op: Op, std: float = STD) -> Iterator[Placed]:
         return
     *first, last = op.rows
     for row in first:
-        yield Placed(row, STD)
-    yield Placed(last, std)
+        yield from _placed(row, STD)
+    yield from _placed(last, std)
+
+
+def _placed(row: Row, std: float) -> Iterator[Placed]:
+    """A row, then its adapters: A is uniform in 1 / sqrt(inputs), as PEFT's."""
+    yield Placed(row, std)
+    for down, up in row.adapters:
+        yield Placed(down, -1 / math.sqrt(down.dims["K"]))
+        yield Placed(up, STD)
 
 
 def _residuals(spec: Spec) -> int:

@@ -23,7 +23,7 @@ ELEMS = (
     2**48
 )  # elements of a model, of all values: byte offsets fit in 63 bits
 TOKEN = 65535  # the largest uint16 token
-RECOMPUTE = tuple(ops.WORDS.values())
+RECOMPUTE = tuple(dict.fromkeys(ops.WORDS.values()))
 TARGETS = ("cpu", "sm_80", "sm_90", "sm_100")
 
 

@@ -72,12 +72,14 @@ class Weight:
 @dataclass(frozen=True)
 class Row:
     """A row of the op table (facts/ops.py) in a model: its dims, and its tensors by the table's
-    words. tied: the embedding's tensor that is its w."""
+    words. tied: the embedding's tensor that is its w. adapters: of a linear, each as two rows: from
+    its input to a few columns, and from these to what is added to its output."""
 
     name: str
     dims: Mapping[str, Any]
     weights: Mapping[str, Weight] = field(default_factory=dict)
     tied: str = ""
+    adapters: tuple[tuple[Row, Row], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -275,6 +277,20 @@ class LossScale:
     min: Annotated[float, Real(2.0**-126, 2.0**127)] = 1.0
 
 
+ADAPTERS = "*.lora_[AB].weight"  # a pattern of their tensors
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Adapters of low rank: the linears of blocks whose names end in one of `match` (None: the
+    family's) have alpha / rank * B A beside their weight, which alone trains."""
+
+    __pydantic_config__ = _KEYS
+    rank: Count
+    alpha: Annotated[float, Real(1e-9, 1e9)]
+    match: Unsaid[Annotated[tuple[Name, ...], AfterValidator(some)]] = None
+
+
 @dataclass(frozen=True)
 class Train:
     """global_batch G and micro_batch B in samples of `sequence` T tokens. recompute: the ops of
@@ -311,6 +327,7 @@ class Train:
     )
     offload_activations: Flag = False
     memory_budget: Bytes | None = None
+    lora: Lora | None = None
 
 
 @dataclass(frozen=True)

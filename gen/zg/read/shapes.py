@@ -7,8 +7,8 @@ facts/ops.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from .schema import (
     Embedding,
     LayerNorm,
     Linear,
+    Lora,
     ModelKeys,
     Op,
     OpKeys,
@@ -97,15 +98,19 @@ class Walk:
     model: ModelKeys
     sequence: int
     packed: bool  # documents end, and positions with them
+    lora: Lora | None = None
     prefix: str = ""  # of the unit's tensors
     repeat: int = 1
     last: Path = ()  # of the op that makes the logits
     elems: int = 0
     made: int = 0  # elements of all values in a row of the batch
     tensors: dict[str, None] = field(default_factory=dict)
+    linears: list[str] = field(default_factory=list)  # of blocks
 
     def __post_init__(self) -> None:
         self.family = FAMILIES[self.model.names]
+        said = self.lora and self.lora.match
+        self.match = said or self.family.lora
 
     def width(self, at: Place, n: int) -> int:
         """n, the width of a value."""
@@ -176,7 +181,40 @@ class Walk:
         weights = {"w": w}
         if bias:
             weights["b"] = self.tensor(at, names, "bias", outs, (out,))
-        return _linear(out, x, self.family.out_in, weights)
+        row = _linear(out, x, self.family.out_in, weights)
+        return replace(row, adapters=tuple(self.adapters(at, names, x, outs)))
+
+    def adapters(
+        self, at: Place, names: Sequence[str], x: int, outs: Sequence[int]
+    ) -> Iterator[tuple[Row, Row]]:
+        """Of those linears side by side that train.lora names."""
+        begin = 0
+        for name, n in zip(names, outs, strict=True):
+            self.linears += [self.prefix + name] * bool(self.prefix)
+            if self.lora and self.prefix and ends(name, self.match):
+                up = {"N": sum(outs), "at": begin, "n": n}
+                yield self.adapter(at, self.lora, name, x, up)
+            begin += n
+
+    def adapter(
+        self, at: Place, lora: Lora, name: str, x: int, up: Mapping[str, int]
+    ) -> tuple[Row, Row]:
+        """y += alpha / rank * B (A x), on the columns of y that are the linear's."""
+        r, n = lora.rank, up["n"]
+        if r > min(x, n):
+            raise fail(
+                at.root,
+                ("train", "lora", "rank"),
+                f"is {r}, and {name} has {x} inputs and {n} outputs",
+                f"up to {min(x, n)}",
+            )
+        self.width(at, r)
+        down = self.tensor(at, [f"{name}.lora_A"], "weight", [r], (r, x))
+        back = self.tensor(at, [f"{name}.lora_B"], "weight", [n], (n, r))
+        scaled = {**up, "K": r, "scale": lora.alpha / r}
+        return _linear(r, x, True, {"w": down}), Row(
+            "lora", scaled, {"w": back}
+        )
 
     # ---- ops
 
@@ -403,6 +441,11 @@ _OPS: Mapping[str, Callable[..., Made]] = {
     "gelu": Walk.gelu,
     "swiglu": Walk.swiglu,
 }
+
+
+def ends(name: str, words: Sequence[str]) -> bool:
+    """Whether a module's name is one of these, or ends in one: as PEFT's target_modules."""
+    return any(name == w or name.endswith(f".{w}") for w in words)
 
 
 def _turned(at: Place, a: Attention, D: int) -> None:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from ..facts import kinds
+from ..facts.families import FAMILIES
 from . import dsconfig, dsjson, dswords, hf, old, usertext, yamltext
 from .keytypes import TOKEN
 from .node import (
@@ -29,10 +30,13 @@ from .node import (
     shown,
 )
 from .schema import (
+    ADAPTERS,
     TYPES,
     Aio,
     Cluster,
     Data,
+    Group,
+    Lora,
     LossScale,
     Model,
     Op,
@@ -414,7 +418,16 @@ def _optimizer(keys: SpecKeys, root: Node) -> Optimizer:
                 "what is frozen has no rate and no decay",
                 "match and frozen alone",
             )
+    if keys.train.lora:  # adapters train, and nothing else
+        rest = Group((ADAPTERS,)), Group(("*",), frozen=True)
+        o = replace(o, groups=(*o.groups, *rest))
     return o
+
+
+def _lora(keys: SpecKeys) -> Lora | None:
+    lora = keys.train.lora
+    usual = FAMILIES[keys.model.names].lora
+    return lora and replace(lora, match=lora.match or usual)
 
 
 def _schedule(keys: SpecKeys, root: Node) -> Schedule:
@@ -738,6 +751,7 @@ def load(
         keys.train,
         optimizer=_optimizer(keys, root),
         schedule=_schedule(keys, root),
+        lora=_lora(keys),
     )
     data = keys.data
     if "ignore" not in root.at(("data",)).value:

@@ -5,12 +5,14 @@ What a unit holds is read by shapes.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 from .keytypes import DIM, ELEMS, LAYERS
 from .node import Names, Node, dotted
 from .schema import (
+    ADAPTERS,
     Group,
     Model,
     OpKeys,
@@ -19,7 +21,7 @@ from .schema import (
     Unit,
     UnitKeys,
 )
-from .shapes import Place, Walk
+from .shapes import Place, Walk, ends
 
 KINDS = ("embedding", "blocks", "head")
 
@@ -124,6 +126,35 @@ def _grouped(walk: Walk, at: Place, groups: Sequence[Group]) -> Iterator[str]:
         taken |= mine
 
 
+def _adapted(walk: Walk, at: Place, logits: Mapping[str, Any]) -> None:
+    """Every name of train.lora.match is that of a linear of blocks, and of nothing else. logits:
+    what the spec says of the linear that makes them."""
+    e, tied = walk.model.embedding, logits["tied"]
+    head = f"is the head, which is tied to {tied}" if tied else "is the head"
+    others = dict.fromkeys(logits["name"] or ("lm_head",), head)
+    others |= {n: "is an embedding" for n in (e.tokens, e.positions) if n}
+    known = sorted({name.rpartition(".")[2] for name in walk.linears})
+    for i, word in enumerate(walk.match):
+        wrong = next((w for n, w in others.items() if ends(n, [word])), "")
+        if not wrong and not any(ends(name, [word]) for name in walk.linears):
+            wrong = "names no linear"
+        if wrong:
+            raise (at / i).fail(f"'{word}' {wrong}", ", ".join(known))
+
+
+def _kept(walk: Walk, at: Place, groups: Sequence[Group]) -> None:
+    """With adapters no group trains anything else."""
+    base = [n for n in walk.tensors if not fnmatchcase(n, ADAPTERS)]
+    for i, group in enumerate(groups):
+        for j, pattern in enumerate(() if group.frozen else group.match):
+            found = next((n for n in base if fnmatchcase(n, pattern)), None)
+            if found:
+                raise (at / i / "match" / j).fail(
+                    f"'{pattern}' matches {found}, which train.lora freezes",
+                    "patterns of adapters alone, like '*.lora_B.weight'",
+                )
+
+
 def _sizes(walk: Walk, root: Place, train: Train) -> None:
     """The sequence and a micro-batch are not too long for the model."""
     embedding = walk.model.embedding
@@ -146,7 +177,7 @@ def build(keys: SpecKeys, file: Node) -> tuple[Model, Names]:
     SpecError where they do not fit."""
     m, train = keys.model, keys.train
     root = Place(file, ())
-    walk = Walk(m, train.sequence, keys.data.packed)
+    walk = Walk(m, train.sequence, keys.data.packed, train.lora)
     at = root / "model" / "units"
     _order(at, m.units)
     layers = [u.blocks or 0 for u in m.units]
@@ -157,10 +188,15 @@ def build(keys: SpecKeys, file: Node) -> tuple[Model, Names]:
         raise where.fail(f"{every} layers in all", f"up to {LAYERS}")
     units = tuple(_unit(walk, at / i, u) for i, u in enumerate(m.units))
     _sizes(walk, root, train)
+    if train.lora:
+        logits = units[-1].ops[-1].args
+        _adapted(walk, root / "train" / "lora" / "match", logits)
     patterns = root / "zero" / "replicate"
     for i, pattern in enumerate(keys.zero.replicate):
         _matched(walk, patterns / i, pattern)
     optimizer = root / "train" / "optimizer"
     groups = train.optimizer.groups
+    if train.lora:
+        _kept(walk, optimizer / "groups", groups)
     notes = _grouped(walk, optimizer / "groups", groups)
     return Model(m.vocab, m.width, m.names, units), tuple(notes)

@@ -108,6 +108,7 @@ LATER = {
     "data.documents": "join",
     "data.end": None,
     "attention.window": None,
+    "train.lora": None,
 }
 
 

@@ -1,0 +1,193 @@
+"""test_lora.py -- adapters of low rank: gradients and steps against float64, one hash however the
+work is spread, and the base as it was.
+"""
+
+import pathlib
+
+import law
+import numpy as np
+import oracle
+import pytest
+import test_reference
+import trainer
+from reference import known
+from safetensors.numpy import load_file
+from zg.check import check
+from zg.plan import plan
+from zg.read import spec as reader
+from zg.search import search
+
+MOST = "[q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]"
+LORA = {
+    "gpt": "train.lora={rank: 4, alpha: 6, match: [c_attn, c_fc]}",
+    "llama": "train.lora={rank: 4, alpha: 6}",
+    "qwen3": f"train.lora={{rank: 3, alpha: 12, match: {MOST}}}",
+}
+WHOLE = "zero.stage3_param_persistence_threshold=0"
+WAYS = (
+    ("cluster.ranks=1", "zero.stage=0"),
+    ("cluster.ranks=2", "zero.stage=1", "train.recompute=[linear]"),
+    ("cluster.ranks=4", "zero.stage=2", "zero.reduce_bucket_size=2000"),
+    ("cluster.ranks=2", "zero.stage=3", "train.recompute=full"),
+    ("cluster.ranks=4", "zero.stage=3", WHOLE),
+    (
+        "cluster.ranks=2",
+        "zero.stage=3",
+        WHOLE,
+        "zero.offload_optimizer.device=cpu",
+        "zero.offload_param.device=cpu",
+    ),
+    ("cluster.ranks=2", "zero.stage=3", WHOLE, "train.accumulate=layers"),
+    (
+        "cluster.ranks=2",
+        "zero.stage=3",
+        WHOLE,
+        "zero.stage3_max_live_parameters=30000",
+    ),
+)
+
+
+def setting(name: str) -> tuple[pathlib.Path, oracle.Arrays, np.ndarray]:
+    """path of a tiny spec, weights of the base and of adapters, none of them zero; tokens"""
+    path = law.path(name)
+    spec = reader.load(str(path), [LORA[name]])
+    params = {
+        tensor: known.weight(tensor, shape, known.is_norm_weight(tensor))
+        for tensor, shape in oracle.shapes(spec).items()
+    }
+    T, V = spec.train.sequence, spec.model.vocab
+    return path, params, known.stream(name, T, V)
+
+
+def is_adapter(name: str) -> bool:
+    return ".lora_" in name
+
+
+def planned(name: str, *keys: str) -> plan.Plan:
+    p = search.find(reader.load(str(law.path(name)), [LORA[name], *keys])).plan
+    check.check(p)
+    return p
+
+
+# ---- values
+
+
+@pytest.mark.parametrize("name", LORA)
+def test_the_evaluators_gradients(name: str) -> None:
+    """of adapters, beside differences of its own loss"""
+    path, params, tokens = setting(name)
+    spec = reader.load(str(path), [LORA[name]])
+    batch = oracle.batch(tokens, spec.train.sequence, 0, 2)
+    _, _, grads = oracle.gradients(spec, params, *batch)
+    rng, step = np.random.Generator(np.random.Philox(1)), 1e-6
+    way = {
+        n: rng.uniform(-1, 1, x.shape) * is_adapter(n)
+        for n, x in params.items()
+    }
+    ends = [
+        oracle.gradients(
+            spec, {n: x + s * way[n] for n, x in params.items()}, *batch
+        )[0]
+        for s in (-step, step)
+    ]
+    slope = sum(float((grads[n] * way[n]).sum()) for n in params)
+    # two losses of about 6, each some 1e-15 off, over 2e-6; the cubic term goes with step^2 and is
+    # 5e-9 here. A wrong formula is off by 1e-3 or more.
+    assert abs((ends[1] - ends[0]) / (2 * step) - slope) <= 2e-8
+
+
+@pytest.mark.parametrize("name", LORA)
+def test_gradients(tmp_path: pathlib.Path, name: str) -> None:
+    """of the first step, by f32's bound for those of whole models; the base stays to the bit"""
+    path, params, tokens = setting(name)
+    keys = (*test_reference.SHOW, LORA[name])
+    after = trainer.train(path, tmp_path, params, tokens, 1, *keys)
+    spec = reader.load(str(path), [LORA[name]])
+    G = spec.train.global_batch
+    batch = oracle.batch(tokens, spec.train.sequence, 0, G)
+    loss, _, grads = oracle.gradients(spec, params, *batch)
+    assert after.keys() == params.keys()
+    for tensor, p in params.items():
+        if not is_adapter(tensor):
+            assert (after[tensor] == np.float32(p)).all()
+            continue
+        moved = (p - np.float64(after[tensor])) / test_reference.RATE
+        found = moved / (1 - np.abs(moved))
+        assert (
+            test_reference.off(found, grads[tensor]) <= test_reference.GRADIENT
+        )
+    found = test_reference.losses(tmp_path)
+    assert abs(found[0] - loss) <= test_reference.LOSS * loss
+
+
+def test_first_values(tmp_path: pathlib.Path) -> None:
+    """PEFT's: A uniform within 1 / sqrt(inputs), B zero; so the model is the base."""
+    program = trainer.build(trainer.generate(law.path("qwen3"), LORA["qwen3"]))
+    trainer.sh(program, "--steps", 0, "--save", tmp_path)
+    after = load_file(tmp_path / "model.safetensors")
+    drawn = np.concatenate(
+        [
+            x.ravel() * np.sqrt(x.shape[1])
+            for n, x in after.items()
+            if "lora_A" in n
+        ]
+    )
+    assert np.abs(drawn).max() <= 1 and drawn.size > 2000
+    # of n uniform numbers: means and squares within five of their deviations
+    n = drawn.size
+    assert abs(drawn.mean()) <= 5 * np.sqrt(1 / 3 / n)
+    assert abs((drawn**2).mean() - 1 / 3) <= 5 * np.sqrt(4 / 45 / n)
+    assert len(np.unique(drawn)) > 0.99 * n
+    assert not any(x.any() for n, x in after.items() if "lora_B" in n)
+
+
+# ---- bits
+
+
+@pytest.mark.parametrize(
+    "name,precision", [("llama", "f32"), ("gpt", "bf16"), ("qwen3", "f32")]
+)
+def test_law(tmp_path: pathlib.Path, name: str, precision: str) -> None:
+    """All ways have one hash, and another scale has another."""
+    trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 40 * 8 * 3 + 1))
+
+    def run(*keys: str) -> law.Result:
+        keys = (f"train.precision={precision}", "train.micro_batch=1", *keys)
+        return law.run(
+            trainer.build(trainer.generate(law.path(name), *keys)),
+            *("--data", tmp_path / "tokens", "--steps", 3),
+            log=tmp_path / "log",
+        )
+
+    ways = WAYS if name == "llama" else WAYS[::3]
+    found = {run(LORA[name], *way) for way in ways}
+    other = run(LORA[name], "train.lora.alpha=7", *WAYS[1])
+    assert len(found) == 1 and other.weights not in {r.weights for r in found}
+
+
+# ---- memory and wire
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_the_base_has_no_states(stage: int) -> None:
+    """No masters, moments, sums, leaves and reductions: what trains is adapters, to the element."""
+    p = planned("llama", f"zero.stage={stage}", WHOLE, "train.precision=bf16")
+    moving = [t for t in p.tensors if not t.frozen]
+    assert {t.name.rpartition(".")[0][-6:] for t in moving} == {
+        "lora_A",
+        "lora_B",
+    }
+    # of each of two layers: A of 64 inputs, B of 64 and 32 outputs; all in one flat
+    assert sum(t.elems * t.count for t in moving) == 2 * 4 * (
+        64 + 64 + 64 + 32
+    )
+    (flat,) = {t.flat for t in moving}
+    for s in p.stores:
+        assert s.flat == flat or s.what == "params"
+    sent = [
+        step
+        for section in p.sections
+        for step in section.steps
+        if step.op == "alltoall"
+    ]
+    assert sent and {step.unit.partition("[")[0] for step in sent} == {flat}

@@ -1,0 +1,66 @@
+"""test_lora_keys.py -- train.lora: what it names, what it freezes, what it may not be."""
+
+import law
+import pytest
+from zg.read import spec as reader
+
+LINEARS = "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
+KEY = "--set: train.lora"
+GROUP = "--set: train.optimizer.groups"
+
+
+def load(family: str, lora: str, *more: str) -> reader.Spec:
+    return reader.load(str(law.path(family)), [f"train.lora={lora}", *more])
+
+
+def test_defaults_are_pefts() -> None:
+    found = {
+        f: load(f, "{rank: 2, alpha: 4}").train.lora for f in law.FAMILIES
+    }
+    assert found["gpt"].match == ("c_attn",)
+    assert found["llama"].match == found["qwen3"].match == ("q_proj", "v_proj")
+    assert reader.load(str(law.path("gpt"))).train.lora is None
+
+
+@pytest.mark.parametrize(
+    "family,lora,said",
+    [
+        ("llama", "{rank: 4, alpha: 1, match: [lm_head]}", f"{KEY}.match[0]: 'lm_head' is the head; allowed: {LINEARS}"),
+        ("gpt", "{rank: 4, alpha: 1, match: [lm_head]}", f"{KEY}.match[0]: 'lm_head' is the head, which is tied to wte; allowed: c_attn, c_fc, c_proj"),
+        ("llama", "{rank: 4, alpha: 1, match: [q_proj, embed_tokens]}", f"{KEY}.match[1]: 'embed_tokens' is an embedding; allowed: {LINEARS}"),
+        ("gpt", "{rank: 4, alpha: 1, match: [wpe]}", f"{KEY}.match[0]: 'wpe' is an embedding; allowed: c_attn, c_fc, c_proj"),
+        ("llama", "{rank: 4, alpha: 1, match: [norm]}", f"{KEY}.match[0]: 'norm' names no linear; allowed: {LINEARS}"),
+        ("llama", "{rank: 4, alpha: 1, match: [proj]}", f"{KEY}.match[0]: 'proj' names no linear; allowed: {LINEARS}"),
+        ("llama", "{rank: 4, alpha: 1, match: []}", f"{KEY}.match: is empty; allowed: a list of at least one"),
+        ("llama", "{rank: 0, alpha: 1}", f"{KEY}.rank: 0 is out of range; allowed: an integer from 1 to 2147483647"),
+        ("llama", "{rank: 33, alpha: 1}", f"{KEY}.rank: is 33, and self_attn.v_proj has 64 inputs and 32 outputs; allowed: up to 32"),
+        ("llama", "{rank: 4}", f"{KEY}.alpha: is missing; it must be given"),
+        ("llama", "{rank: 4, alpha: 0}", f"{KEY}.alpha: 0 is out of range; allowed: a number from 1e-09 to 1e+09"),
+        ("llama", "{rank: 4, alpha: 1, dropout: 0.1}", f"{KEY}.dropout: is no key here; allowed: rank, alpha, match"),
+    ],
+)  # fmt: skip
+def test_refused(family: str, lora: str, said: str) -> None:
+    with pytest.raises(reader.SpecError) as error:
+        load(family, lora)
+    assert str(error.value) == said
+
+
+def test_a_group_trains_adapters_alone() -> None:
+    """A rate of B's own (LoRA+) is a group as any other."""
+    own = "train.optimizer.groups=[{{match: [{}], lr_factor: 16}}]"
+    made = load("llama", "{rank: 2, alpha: 4}", own.format('"*.lora_B.*"'))
+    assert [g.frozen for g in made.train.optimizer.groups] == [
+        False,
+        False,
+        True,
+    ]
+    with pytest.raises(reader.SpecError) as error:
+        load(
+            "llama",
+            "{rank: 2, alpha: 4}",
+            own.format('"*.lora_B.*", "*norm*"'),
+        )
+    assert str(error.value) == (
+        f"{GROUP}[0].match[1]: '*norm*' matches model.layers.0.input_layernorm.weight, which "
+        "train.lora freezes; allowed: patterns of adapters alone, like '*.lora_B.weight'"
+    )
