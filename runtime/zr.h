@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZR_ABI 18
+#define ZR_ABI 19
 typedef struct zr zr; /* one rank */
 
 /* ZR_HOST's functions run on the host's processor, on the host arena. */
@@ -143,8 +143,8 @@ typedef struct zr_program {
     const char *name, *summary;  /* of the spec; in a line, how it is trained */
     const char *plan, *layout;   /* SHA-256, 64 hex digits */
     const char *memory, *config; /* a line for --version; Hugging Face's config.json or NULL */
-    int64_t shared;              /* peers read the first so many bytes of an arena only */
-    int64_t hosted;              /* bytes of the host arena, on every target */
+    const char *adapter, *lead;  /* PEFT's adapter_config.json or NULL; its names' beginning */
+    int64_t shared, hosted; /* bytes: that peers read of an arena, its first; of the host arena */
     /* bytes of the file arena, 0: none; the directory for it; blocks that it moves in, and how many
      * at once; bytes read and written in a training step; where in the host arena a tile of masters
      * that lie in the file comes, and elements of a tile */
@@ -154,16 +154,17 @@ typedef struct zr_program {
     /* Of a GPU: where kernels' scratch lies in the arena; bytes of the pinned host arena; in it
      * `inlets` places for a batch, and scratch. Unless peers' memory is read: slots for pieces. */
     int64_t space, host, inlet, inlet_step, desk, inbox, inbox_step;
-    int32_t margin, blocks, channels; /* SMs that products leave; NCCL's: 0 blocks: any */
-    int32_t type, ncolumns, inlets, inboxes, ranks, events; /* type: of parameters, ZR_F32 ... */
-    int64_t micro_batches, batch, sequence, vocab;          /* A; B; T; V */
+    int32_t margin, blocks, channels;       /* SMs that products leave; NCCL's: 0 blocks: any */
+    int32_t type, turned, ncolumns, inlets; /* of parameters, ZR_F32 ...; 1: linears are [in,out] */
+    int32_t inboxes, ranks, events;
+    int64_t micro_batches, batch, sequence, vocab; /* A; B; T; V */
     int64_t ignore, skips; /* never a target, -1: none; ZR_FAULTY steps in a row that end the run */
     uint64_t shuffle, seed; /* 1: of each epoch the samples' order is drawn, by the seed */
     int64_t tokens, targets, positions; /* int32[B*T] each */
-    int64_t packed, end;       /* 1: positions are there; they begin anew behind the token `end` */
-    double flops;              /* a global step: forward and backward, 6N per token + attention */
-    int64_t wire, messages;    /* bytes received and collectives, per rank and training step */
-    int64_t commands;          /* of a rank in a training step, waits among them */
+    int64_t packed, end;    /* 1: positions are there; they begin anew behind the token `end` */
+    double flops, lora;     /* a global step's, 6N per token + attention; adapters' alpha / rank */
+    int64_t wire, messages; /* bytes received and collectives, per rank and training step */
+    int64_t commands;       /* of a rank in a training step, waits among them */
     const char *const *recipe; /* lines `key: value`: all that the weights' bits depend on */
     const zr_column *columns;
     const zr_group *groups;

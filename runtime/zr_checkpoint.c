@@ -36,12 +36,12 @@ static void add_stored(zr_checkpoints *c, zr_stored s)
 static void find_stored(zr *z, zr_checkpoints *c)
 {
     const zr_program *p = z->p;
-    add_stored(c, (zr_stored){"model", "master", p->type, 0, NULL});
+    add_stored(c, (zr_stored){.file = "model", .what = "master", .type = p->type});
     for (const zr_state *s = p->states; s < p->states + p->nstates; s++) {
         int master = !strcmp(s->what, "master");
         int kept = s->flat >= 0 && strcmp(s->what, "params");
         if (kept && (!master || s->type != p->type))
-            add_stored(c, (zr_stored){s->what, s->what, s->type, master, NULL});
+            add_stored(c, (zr_stored){s->what, s->what, s->type, .alone = master});
     }
     for (int i = 0; i < c->nstored; i++) {
         if (zr_stored_open(&c->header[i], p, &c->stored[i], 0, INT64_MAX))

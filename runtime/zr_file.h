@@ -141,14 +141,18 @@ int zr_wrote(zr *z, int fd, int64_t bytes);
 static inline int64_t zr_width(const zr_state *s) { return (int[]){4, 2, 2, 8, 8}[s->type]; }
 
 /* ---- a state of the model's tensors as a file of safetensors, under their own names */
+typedef struct zr_merge zr_merge;
+enum { ZR_ALL = 0, ZR_BASE = 1, ZR_ADAPTERS = 2 };
 typedef struct zr_stored {
     const char *file;     /* FILE.safetensors */
     const char *what;     /* zr_state.what */
     int32_t type;         /* that it is stored in: ZR_F32, ZR_BF16, ZR_F16 */
     int32_t alone;        /* only of tensors whose state is of this type */
     const uint8_t *types; /* of each tensor, instead of `type`; or NULL */
+    int32_t part;         /* ZR_BASE or ZR_ADAPTERS: only these; theirs have zr_program's lead */
+    zr_merge *merge;      /* what is added where it is written, or NULL */
 } zr_stored;
-extern const zr_stored zr_masters;
+extern const zr_stored zr_masters, zr_adapters; /* of the base */
 
 typedef struct zr_header {
     char *text;             /* [n], what the file begins with */
@@ -180,10 +184,24 @@ int zr_stored_names(const zr_program *p, const zr_stored *f,
 int zr_stored_types(const zr_program *p, const zr_stored *f, const char *dir, uint8_t *types,
                     char *why);
 
+/* ---- adapters of low rank (zr_lora.c) */
+int zr_is_adapter(const char *name);
+/* dir/adapter_config.json is of adapters as the program has them. */
+int zr_adapter_fits(const zr_program *p, const char *dir, char *why);
+zr_merge *zr_merge_new(const zr_program *p);
+int zr_merge_open(zr_merge *m, const char *path, char *why);
+void zr_merge_close(zr_merge *m);
+/* The adapters of this tensor come next; 0: it has none; -1: errno. */
+int zr_merge_take(zr_merge *m, const char *name);
+/* w[n], from its element `first` on, += scale * B A */
+void zr_merge_add(const zr_merge *m, float *w, int64_t first, int64_t n);
+
 /* ---- weights: a folder as transformers has it (zr_save.c), masters under Hugging Face's names.
  * Saving takes four steps with a barrier of all ranks after each: every rank opens, rank 0 begins,
  * every rank writes its part into files that begin with zr_save_temp's name, rank 0 ends (ok = 0
- * when any rank failed: nothing is left behind; else the files get their names). */
+ * when any rank failed: nothing is left behind; else the files get their names). Of a program with
+ * adapters these are what is saved, as PEFT has them, unless they are merged: then every rank first
+ * writes its part of them, too, into a file that goes at the end, and after a barrier adds them. */
 typedef struct zr_saving {
     const zr_program *p;
     const char *dir;
@@ -193,18 +211,20 @@ typedef struct zr_saving {
         zr_header h; /* tensors 0: all of the file */
     } *file;         /* [n]; the first is renamed last: model.safetensors, or the index of all */
     int n, shards;   /* files; those of tensors */
+    int added;       /* of the files, adapters that are merged; 0: none */
     zr_chunk *chunk; /* made at the start: a save needs no memory at its end */
 } zr_saving;
 
-/* from: the folder that was loaded, or NULL. type: of all tensors, ZR_F32 ...; -1: as `types` has
+/* merge: adapters. from: the folder that was loaded, or NULL. type: of all tensors, ZR_F32 ...; -1: as `types` has
  * it, or f32 where that is NULL; it must live as long. most: bytes of a file's tensors.
  * note[ZR_WHY]: what the folder lacks, "" if nothing; of rank 0. */
 int zr_save_open(zr_saving *s, const zr_program *p, int rank, const char *dir, const char *from,
-                 int type, const uint8_t *types, int64_t most, char *note, char *why);
+                 int merge, int type, const uint8_t *types, int64_t most, char *note, char *why);
 void zr_save_close(zr_saving *s);
 extern const char *const zr_copied[];                     /* names; behind the last NULL */
 int zr_save_temp(char *path, const char *dir, char *why); /* path[ZR_FILE]: of the first */
 int zr_save_begin(const zr_saving *s, char *why);
+int zr_save_adapters(const zr_saving *s, zr *z, int rank, char *why); /* that are merged */
 int zr_save_part(const zr_saving *s, zr *z, int rank, char *why);
 /* ok: all ranks have written all parts; then, whatever fails, they stay, and `why` names them. */
 int zr_save_end(const zr_saving *s, int ok, char *why);
@@ -214,5 +234,7 @@ int zr_save_end(const zr_saving *s, int ok, char *why);
  * what of the files is left out, "" if nothing; only rank 0 looks for that. After -1 no master has
  * changed, unless the reading itself failed. */
 int zr_load(const zr_program *p, zr *z, int rank, const char *dir, int drop, char *note, char *why);
+/* The same of adapters, from dir/adapter_model.safetensors. */
+int zr_load_adapters(const zr_program *p, zr *z, int rank, const char *dir, char *why);
 
 #endif

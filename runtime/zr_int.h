@@ -57,7 +57,7 @@ typedef struct zr_options {
     int ndata; /* how many of these are given */
     const char *val, *eval, *load, *save, *log, *queue, *nvme, *gemms; /* NULL: not given */
     const char *tokens; /* "uint16", "uint32": what --data and --val hold if they do not tell */
-    const char *profile, *profile_steps, *save_dtype;
+    const char *profile, *profile_steps, *save_dtype, *adapter;
     const char *prompt, *temperature, *top_p; /* of --sample */
     double heat, share;                       /* temperature, top_p */
     const char *checkpoints, *resume, *accept_change;
@@ -66,7 +66,7 @@ typedef struct zr_options {
     int64_t steps, val_every, val_tokens, verify_every, threads;
     int64_t sample, top_k, sample_seed;  /* sample_seed -1: not given */
     int64_t profile_first, profile_last; /* from 1; of --profile */
-    int hash, version, help, no_graph, tune, drop_unknown;
+    int hash, version, help, no_graph, tune, drop_unknown, merge;
     int mode;      /* ZR_EAGER ... from `queue` */
     int save_type; /* ZR_F32 ... from `save_dtype`; -1: as loaded */
     char **words;  /* all of the command line, then NULL */

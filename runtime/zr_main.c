@@ -158,8 +158,8 @@ static void begin_save(zr *z)
     char why[ZR_WHY], note[ZR_WHY], path[ZR_FILE];
     int64_t most = zr_setting(z, "ZR_SHARD_BYTES", INT64_MAX);
     if (!z->o->save) return;
-    if (zr_save_open(&z->saving, z->p, z->rank, z->o->save, z->o->load, z->o->save_type,
-                     loaded_types(z), most ? most : shard_bytes, note, why) ||
+    if (zr_save_open(&z->saving, z->p, z->rank, z->o->save, z->o->load, z->o->merge,
+                     z->o->save_type, loaded_types(z), most ? most : shard_bytes, note, why) ||
         zr_save_temp(path, z->o->save, why))
         zr_fail(z, ZR_USER, "--save %s", why);
     if (z->rank != 0) return;
@@ -176,14 +176,16 @@ static void first_weights(zr *z)
         zr_checkpoint_load(z);
         return;
     }
-    if (!z->o->load) {
+    if (!z->o->load || z->p->adapter) { /* which begin anew */
         z->p->init(z);
         zr_drain(z);
-        return;
     }
+    if (!z->o->load && !z->o->adapter) return;
     zr_progress(z, "load", "tensor", tensors(z));
-    if (zr_load(z->p, z, z->rank, z->o->load, z->o->drop_unknown, note, why))
+    if (z->o->load && zr_load(z->p, z, z->rank, z->o->load, z->o->drop_unknown, note, why))
         zr_fail(z, ZR_USER, "--load %s", why);
+    if (z->o->adapter && zr_load_adapters(z->p, z, z->rank, z->o->adapter, why))
+        zr_fail(z, ZR_USER, "--adapter %s", why);
     if (*note) zr_print(z, STDERR_FILENO, "%s\n", note);
     zr_barrier(z); /* nobody's log has a run before all ranks have theirs */
 }
@@ -447,6 +449,8 @@ static void save(zr *z)
     char why[ZR_WHY];
     if (!z->o->save) return;
     zr_progress(z, "save", "tensor", tensors(z));
+    if (zr_save_adapters(&z->saving, z, z->rank, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
+    if (z->o->merge) zr_barrier(z);
     if (zr_save_part(&z->saving, z, z->rank, why)) zr_fail(z, ZR_ENVIRONMENT, "--save %s", why);
     zr_barrier(z);
     if (z->rank == 0) {

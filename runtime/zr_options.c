@@ -39,7 +39,11 @@ static const struct option {
     {"--verify-every", "N", "every N steps compare what all ranks have, log the weights' hash",
      NUMBER, AT(verify_every), 1, MOST_STEPS},
     {"--load", "DIR", "start from the weights in DIR (safetensors)", PATH, AT(load), 0, 0},
-    {"--save", "DIR", "write the weights to DIR at the end", PATH, AT(save), 0, 0},
+    {"--adapter", "DIR", "and from the adapters in DIR, as PEFT has them (train.lora)", PATH,
+     AT(adapter), 0, 0},
+    {"--save", "DIR", "write the weights to DIR at the end, of a LoRA its adapters", PATH, AT(save),
+     0, 0},
+    {"--merge", NULL, "add them to the weights of --save instead", FLAG, AT(merge), 0, 0},
     {"--save-dtype", "TYPE", "f32, bf16 or f16 (default: as --load has them, else f32)", TEXT,
      AT(save_dtype), 0, 0},
     {"--checkpoints", "DIR", "save all of the run to DIR/step-N at the end, go on from the newest",
@@ -314,6 +318,10 @@ static void check_options(zr *z, const zr_options *o)
     if (o->tokens && !o->ndata && !o->val)
         zr_fail(z, ZR_USER, "--tokens needs --data FILE or --val FILE");
     if (o->drop_unknown && !o->load) zr_fail(z, ZR_USER, "--drop-unknown needs --load DIR");
+    if ((o->adapter || o->merge) && !z->p->adapter)
+        zr_fail(z, ZR_USER, "%s: the program has no adapters; a spec with train.lora has",
+                o->adapter ? "--adapter" : "--merge");
+    if (o->merge && !o->save) zr_fail(z, ZR_USER, "--merge needs --save DIR");
     check_checkpoints(z, o);
     if (o->val_every && !o->val) zr_fail(z, ZR_USER, "--val-every needs --val FILE");
     if (o->val_tokens && !o->val) zr_fail(z, ZR_USER, "--val-tokens needs --val FILE");

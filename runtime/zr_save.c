@@ -24,7 +24,9 @@
 #include <unistd.h>
 
 static const char config[] = "config.json", single[] = "model.safetensors",
-                  indexed[] = "model.safetensors.index.json";
+                  indexed[] = "model.safetensors.index.json",
+                  adapter_config[] = "adapter_config.json",
+                  adapter_model[] = "adapter_model.safetensors";
 
 /* What is copied as it is, where the loaded folder has it. */
 const char *const zr_copied[] = {
@@ -114,6 +116,30 @@ static int add_shards(zr_saving *s, int64_t most)
         snprintf(s->file[i].name, sizeof s->file[i].name, "model-%05d-of-%05d.safetensors", i + 1,
                  s->n);
     return add_index(s);
+}
+
+/* ---- adapters, as PEFT's */
+static int add_adapters(zr_saving *s, const char *name)
+{
+    zr_header h;
+    return zr_stored_open(&h, s->p, &zr_adapters, 0, INT64_MAX) || !add_saved(s, name, h);
+}
+
+/* The program's text, with the folder of the base: what a key says that is null there. */
+static int add_adapter_config(zr_saving *s, const char *from)
+{
+    static const char key[] = "\"base_model_name_or_path\": ";
+    size_t length = 0;
+    zr_header h = {0};
+    const char *text = s->p->adapter, *at = strstr(text, key) + strlen(key);
+    FILE *to = open_memstream(&h.text, &length);
+    if (!to) return -1;
+    fprintf(to, "%.*s", (int)(at - text), text);
+    if (from) zr_json_quote(to, from);
+    fprintf(to, "%s", at + (from ? strlen("null") : 0));
+    int bad = fclose(to);
+    h.n = (int64_t)length;
+    return bad || !add_saved(s, adapter_config, h);
 }
 
 /* ---- config.json */
@@ -206,18 +232,25 @@ static int add_all(zr_saving *s, int rank, const char *from, int type, int64_t m
                    char *why)
 {
     char temp[ZR_FILE];
+    int alone = s->stored.part == ZR_ADAPTERS;
     if (zr_save_temp(temp, s->dir, why)) return -1;
-    if (add_shards(s, most)) return zr_why(why, "%s: no memory for its header", temp);
+    if (alone ? add_adapters(s, adapter_model) : add_shards(s, most))
+        return zr_why(why, "%s: no memory for its header", temp);
+    if (s->stored.merge && add_adapters(s, "")) return zr_why(why, "%s: no memory", s->dir);
+    if (s->stored.merge) s->added = s->n - 1;
     if (!(s->chunk = zr_chunk_new())) return zr_why(why, "%s: no memory", s->dir);
     if (rank != 0) return 0;
+    if (alone) return add_adapter_config(s, from) ? zr_why(why, "no memory") : 0;
     return add_config(s, from, type, note, why) || (from && add_copies(s, from, why)) ? -1 : 0;
 }
 
 int zr_save_open(zr_saving *s, const zr_program *p, int rank, const char *dir, const char *from,
-                 int type, const uint8_t *types, int64_t most, char *note, char *why)
+                 int merge, int type, const uint8_t *types, int64_t most, char *note, char *why)
 {
-    *s = (zr_saving){.p = p, .dir = dir, .stored = zr_masters};
-    s->stored.types = types;
+    int alone = p->adapter && !merge;
+    *s = (zr_saving){.p = p, .dir = dir, .stored = alone ? zr_adapters : zr_masters};
+    if (merge && !(s->stored.merge = zr_merge_new(p))) return zr_why(why, "no memory");
+    s->stored.types = alone ? NULL : types;
     if (type >= 0) s->stored.type = type;
     *note = 0;
     int bad = add_all(s, rank, from, type, most, note, why);
@@ -230,6 +263,7 @@ void zr_save_close(zr_saving *s)
     for (int i = 0; i < s->n; i++) free(s->file[i].h.text);
     free(s->file);
     free(s->chunk);
+    zr_merge_close(s->stored.merge);
     *s = (zr_saving){0};
 }
 
@@ -271,6 +305,7 @@ static int refuse_folders(const zr_saving *s, char *why)
     char file[ZR_FILE];
     struct stat there;
     for (int i = 0; i < s->n; i++) {
+        if (s->added && i == s->added) continue;
         if (zr_path(file, s->dir, s->file[i].name, why)) return -1;
         if (!lstat(file, &there) && S_ISDIR(there.st_mode))
             return zr_why(why, "%s: %s", file, strerror(EISDIR));
@@ -288,13 +323,24 @@ int zr_save_begin(const zr_saving *s, char *why)
     return bad ? -1 : 0;
 }
 
+int zr_save_adapters(const zr_saving *s, zr *z, int rank, char *why)
+{
+    char temp[ZR_FILE];
+    const zr_header *h = &s->file[s->added].h;
+    return !s->added
+               ? 0
+               : temp_of(temp, s, s->added, why) ||
+                     zr_stored_write(z, s->p, &zr_adapters, h, rank, temp, s->chunk, NULL, why);
+}
+
 int zr_save_part(const zr_saving *s, zr *z, int rank, char *why)
 {
     char temp[ZR_FILE];
-    int bad = 0;
+    int bad =
+        s->added && (temp_of(temp, s, s->added, why) || zr_merge_open(s->stored.merge, temp, why));
     for (int i = 0; !bad && i < s->n; i++) {
         const zr_header *h = &s->file[i].h;
-        if (!h->tensors) continue;
+        if (!h->tensors || (s->added && i == s->added)) continue;
         bad = temp_of(temp, s, i, why) ||
               zr_stored_write(z, s->p, &s->stored, h, rank, temp, s->chunk, NULL, why);
     }
@@ -363,7 +409,8 @@ static int rename_temps(const zr_saving *s, int *left, char *why)
     for (; *left > 0; --*left) {
         const char *name = s->file[*left - 1].name;
         if (temp_of(temp, s, *left - 1, why) || zr_path(file, s->dir, name, why)) return -1;
-        if (rename(temp, file)) return zr_why(why, "%s: %s", file, strerror(errno));
+        if (s->added && *left - 1 == s->added) unlink(temp);
+        else if (rename(temp, file)) return zr_why(why, "%s: %s", file, strerror(errno));
     }
     return 0;
 }
@@ -400,8 +447,10 @@ int zr_save_end(const zr_saving *s, int ok, char *why)
     char index[ZR_FILE], file[ZR_FILE];
     int left = s->n;
     if (zr_path(index, s->dir, indexed, why) || zr_path(file, s->dir, single, why)) return -1;
+    int alone = s->stored.part == ZR_ADAPTERS; /* a base may lie beside them */
     int bad = ok && (sync_temps(s, why) ||
-                     replace_old(s, &left, index, s->shards > 1 ? file : index, why));
+                     (alone ? rename_temps(s, &left, why)
+                            : replace_old(s, &left, index, s->shards > 1 ? file : index, why)));
     if (ok && !bad && sync_path(s->dir)) bad = zr_why(why, "%s: %s", s->dir, strerror(errno));
     if (!ok) remove_temps(s, left - 1);
     return bad && left ? say_left(s, left, why) : bad ? -1 : 0;

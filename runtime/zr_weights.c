@@ -21,7 +21,8 @@
 
 enum { PAGE = 4096, CHUNK = 131072, NAME = 256 };
 
-const zr_stored zr_masters = {"model", "master", ZR_F32, 0, NULL};
+const zr_stored zr_masters = {.file = "model", .what = "master", .part = ZR_BASE};
+const zr_stored zr_adapters = {.file = "adapter_model", .what = "master", .part = ZR_ADAPTERS};
 
 /* ---- where things lie */
 /* A state's type is told as a file's. */
@@ -55,6 +56,7 @@ static const zr_state *row(const zr_program *p, const zr_stored *f, const zr_ten
 static int is_stored(const zr_program *p, const zr_stored *f, const zr_tensor *t)
 {
     int slice = 0;
+    if (f->part && (f->part == ZR_ADAPTERS) != zr_is_adapter(t->name)) return 0;
     return row(p, f, t, NULL, &slice) != NULL;
 }
 
@@ -76,13 +78,14 @@ static piece part(const zr_program *p, const zr_tensor *t, const zr_state *s, in
     return (piece){at, lo - begin, hi > lo ? hi - lo : 0};
 }
 
-/* The name of instance i; returns to[NAME]. */
-static char *instance(char *to, const zr_tensor *t, int i)
+/* The name of instance i in a file; returns to[NAME]. */
+static char *instance(char *to, const zr_program *p, const zr_stored *f, const zr_tensor *t, int i)
 {
+    const char *lead = f->part == ZR_ADAPTERS ? p->lead : "";
     const char *layer = t->count > 1 ? strstr(t->name, "%d") : NULL;
     int before = layer ? (int)(layer - t->name) : 0;
-    if (layer) snprintf(to, NAME, "%.*s%d%s", before, t->name, t->first + i, layer + 2);
-    else snprintf(to, NAME, "%s", t->name);
+    if (layer) snprintf(to, NAME, "%s%.*s%d%s", lead, before, t->name, t->first + i, layer + 2);
+    else snprintf(to, NAME, "%s%s", lead, t->name);
     return to;
 }
 
@@ -141,15 +144,15 @@ static void put_string(FILE *f, const char *s)
 static int type_of(const zr_stored *f, int64_t n) { return f->types ? f->types[n] : f->type; }
 
 /* The n-th tensor's entry, unless with it the file has more than `most` bytes of data: 0. */
-static int put_entry(FILE *to, zr_header *h, const zr_stored *f, int64_t n, const zr_tensor *t,
-                     int i, int64_t most)
+static int put_entry(FILE *to, zr_header *h, const zr_program *p, const zr_stored *f, int64_t n,
+                     const zr_tensor *t, int i, int64_t most)
 {
     char name[NAME], shape[64];
     int type = type_of(f, n);
     int64_t bytes = width_of(type) * elements(t);
     if (h->tensors && bytes > most - h->data) return 0;
     fputc(',', to);
-    put_string(to, instance(name, t, i));
+    put_string(to, instance(name, p, f, t, i));
     fprintf(to, ":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[%" PRId64 ",%" PRId64 "]}",
             zr_dtype_name(type), zr_shape_text(shape, sizeof shape, t->shape, t->ndim), h->data,
             h->data + bytes);
@@ -164,7 +167,7 @@ static void put_entries(FILE *to, zr_header *h, const zr_program *p, const zr_st
     int64_t n = 0;
     for (int k = 0; k < p->ntensors; k++)
         for (int i = 0; is_stored(p, f, &p->tensors[k]) && i < p->tensors[k].count; i++, n++)
-            if (n >= h->first && !put_entry(to, h, f, n, &p->tensors[k], i, most)) return;
+            if (n >= h->first && !put_entry(to, h, p, f, n, &p->tensors[k], i, most)) return;
 }
 
 int zr_stored_open(zr_header *h, const zr_program *p, const zr_stored *f, int64_t first,
@@ -209,15 +212,19 @@ int zr_stored_begin(const zr_header *h, const char *file, char *why)
     return -1;
 }
 
-/* A piece of a state to the file of its tensor, whose data begin at `at` and are of `type`. sum:
- * see sum_of. */
+/* A piece of a state to the file of its tensor, whose data begin at `at` and are of `type`. merge:
+ * what is added, or NULL; sum: see sum_of. */
 static int write_piece(int fd, zr *z, int type, const zr_state *s, piece q, int64_t at, zr_chunk *c,
-                       uint64_t *sum)
+                       const zr_merge *merge, uint64_t *sum)
 {
     for (int64_t i = 0; i < q.n; i += CHUNK) {
         int64_t some = q.n - i < CHUNK ? q.n - i : CHUNK;
         zr_read(z, s->queue, elements_of(c, s->type), q.at + zr_width(s) * i, zr_width(s) * some);
-        convert(c, s->type, type, some);
+        convert(c, s->type, merge ? ZR_F32 : type, some);
+        if (merge) {
+            zr_merge_add(merge, c->whole, q.skip + i, some);
+            convert(c, ZR_F32, type, some);
+        }
         if (sum) *sum += sum_of(c, type, q.skip + i, 0, some);
         int64_t bytes = width_of(type) * some, to = at + width_of(type) * (q.skip + i);
         if (zr_write_at(fd, elements_of(c, type), bytes, to)) return -1;
@@ -231,9 +238,13 @@ static int write_piece(int fd, zr *z, int type, const zr_state *s, piece q, int6
 static int write_tensor(zr *z, const zr_program *p, const zr_stored *f, int type, int rank, int fd,
                         int64_t at, const zr_tensor *t, int i, zr_chunk *c, uint64_t *sum)
 {
-    int slice = 0;
+    char name[NAME];
+    int slice = 0, adds = f->merge ? zr_merge_take(f->merge, instance(name, p, f, t, i)) : 0;
+    const zr_merge *merge = adds ? f->merge : NULL;
+    if (adds < 0) return -1;
     for (const zr_state *s = row(p, f, t, NULL, &slice); s; s = row(p, f, t, s, &slice))
-        if (write_piece(fd, z, type, s, part(p, t, s, i, slice, rank, 0), at, c, sum)) return -1;
+        if (write_piece(fd, z, type, s, part(p, t, s, i, slice, rank, 0), at, c, merge, sum))
+            return -1;
     return 0;
 }
 
@@ -320,10 +331,11 @@ static zr_entry *locate(const zr_table *t, const char *name)
 }
 
 /* The entry of instance i; NULL and `why` unless it is as the model needs it. */
-static zr_entry *match(const zr_table *table, const zr_tensor *t, int i, const char *dir, char *why)
+static zr_entry *match(const zr_program *p, const zr_stored *f, const zr_table *table,
+                       const zr_tensor *t, int i, const char *dir, char *why)
 {
     char name[NAME], found[200], wanted[64];
-    zr_entry *e = locate(table, instance(name, t, i));
+    zr_entry *e = locate(table, instance(name, p, f, t, i));
     zr_shape_text(wanted, sizeof wanted, t->shape, t->ndim);
     if (!e) {
         zr_why(why, "%s: tensor %s is missing; the model needs it with shape %s", dir, name,
@@ -347,7 +359,7 @@ static int match_all(const zr_program *p, const zr_stored *f, const zr_table *ta
 {
     for (int k = 0; k < p->ntensors; k++)
         for (int i = 0; is_stored(p, f, &p->tensors[k]) && i < p->tensors[k].count; i++) {
-            zr_entry *e = match(table, &p->tensors[k], i, dir, why);
+            zr_entry *e = match(p, f, table, &p->tensors[k], i, dir, why);
             if (!e) return -1;
             e->used = 1;
         }
@@ -378,7 +390,7 @@ static int read_all(const zr_program *p, const zr_stored *f, const zr_table *tab
     if (!c) return zr_why(why, "%s: no memory", dir);
     for (int k = 0; k < p->ntensors; k++)
         for (int i = 0; !bad && is_stored(p, f, &p->tensors[k]) && i < p->tensors[k].count; i++) {
-            zr_entry *e = locate(table, instance(name, &p->tensors[k], i));
+            zr_entry *e = locate(table, instance(name, p, f, &p->tensors[k], i));
             zr_progress_next(z);
             bad = read_tensor(p, f, table, e, z, &p->tensors[k], i, rank, c, sums);
             if (bad)
@@ -464,6 +476,28 @@ int zr_load(const zr_program *p, zr *z, int rank, const char *dir, int drop, cha
     return bad ? -1 : 0;
 }
 
+/* Nothing else may be there: an adapter that is left out is another model. */
+static int all_used(const zr_table *t, const char *dir, char *why)
+{
+    for (int64_t i = 0; i < t->n; i++)
+        if (!t->entries[i].used)
+            return zr_why(why, "%s/%s: tensor %.200s is no adapter of the program's", dir,
+                          t->files[t->entries[i].file].name, t->entries[i].name);
+    return 0;
+}
+
+int zr_load_adapters(const zr_program *p, zr *z, int rank, const char *dir, char *why)
+{
+    zr_table table;
+    if (zr_adapter_fits(p, dir, why) ||
+        zr_table_open_file(&table, dir, "adapter_model.safetensors", why))
+        return -1;
+    int bad = match_all(p, &zr_adapters, &table, dir, why) || all_used(&table, dir, why) ||
+              read_all(p, &zr_adapters, &table, z, rank, dir, NULL, why);
+    zr_table_close(&table);
+    return bad ? -1 : 0;
+}
+
 /* ---- a checkpoint's file */
 /* It has the type that it is stored in, and no other tensor. */
 static int judge_stored(const zr_table *t, const zr_stored *f, const char *dir, char *why)
@@ -501,7 +535,7 @@ int zr_stored_types(const zr_program *p, const zr_stored *f, const char *dir, ui
     int bad = 0;
     for (int k = 0; k < p->ntensors; k++)
         for (int i = 0; !bad && is_stored(p, f, &p->tensors[k]) && i < p->tensors[k].count; i++) {
-            zr_entry *e = match(&table, &p->tensors[k], i, dir, why);
+            zr_entry *e = match(p, f, &table, &p->tensors[k], i, dir, why);
             bad = !e;
             if (e) *types++ = (uint8_t)e->dtype;
         }
@@ -516,7 +550,7 @@ int zr_stored_names(const zr_program *p, const zr_stored *f,
     int n = 0;
     for (int k = 0; k < p->ntensors; k++)
         for (int i = 0; is_stored(p, f, &p->tensors[k]) && i < p->tensors[k].count; i++, n++)
-            if (take) take(to, instance(name, &p->tensors[k], i));
+            if (take) take(to, instance(name, p, f, &p->tensors[k], i));
     return n;
 }
 
@@ -525,5 +559,5 @@ void zr_stored_name(const zr_program *p, const zr_stored *f, int64_t n, char *to
     char name[NAME];
     for (int k = 0; k < p->ntensors; k++)
         for (int i = 0; is_stored(p, f, &p->tensors[k]) && i < p->tensors[k].count; i++)
-            if (n-- == 0) snprintf(to, size, "%s", instance(name, &p->tensors[k], i));
+            if (n-- == 0) snprintf(to, size, "%s", instance(name, p, f, &p->tensors[k], i));
 }

@@ -134,7 +134,7 @@ def text(args: argparse.Namespace) -> str:
         )
     if args.emit == "timeline":
         return timeline.text(built.plan)
-    from .write import emit, hf, view
+    from .write import emit, hf, peft, view
 
     return emit.train(
         view.view(
@@ -144,6 +144,7 @@ def text(args: argparse.Namespace) -> str:
             args.flat,
             config.recipe(read),
             hf.config(read),
+            peft.fields(read),
         )
     )
 

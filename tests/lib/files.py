@@ -21,6 +21,7 @@ READERS = {  # by the name of the program: the files that it reads with
     "run": [
         "zr_file.c",
         "zr_json.c",
+        "zr_lora.c",
         "zr_run.c",
         "zr_safetensors.c",
         "zr_weights.c",
@@ -28,6 +29,7 @@ READERS = {  # by the name of the program: the files that it reads with
     "weights": [
         "zr_file.c",
         "zr_json.c",
+        "zr_lora.c",
         "zr_safetensors.c",
         "zr_save.c",
         "zr_weights.c",

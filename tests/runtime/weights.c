@@ -122,7 +122,7 @@ static int open_saving(zr_saving *s, const model *m, const char *dir, int rank, 
     static uint8_t types[MOST * MOST];
     int own = from && !type;
     if (own && zr_stored_types(&m->p, &zr_masters, from, types, why)) return report(why);
-    int bad = zr_save_open(s, &m->p, rank, dir, from, type ? atoi(type) : -1, own ? types : NULL,
+    int bad = zr_save_open(s, &m->p, rank, dir, from, 0, type ? atoi(type) : -1, own ? types : NULL,
                            most ? atoll(most) : INT64_MAX, note, why);
     return bad ? report(why) : 0;
 }

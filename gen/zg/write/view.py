@@ -6,7 +6,7 @@ Every choice is made here, in calls.py, steps.py and tables.py; a template only 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ..facts import ops, reserve
 from ..plan import plan
@@ -241,6 +241,19 @@ def text_lines(name: str, text: str) -> list[str]:
     return [f".{name} =", *first, f"{last},"] if text else []
 
 
+def adapted(fields: Iterable[tuple[str, object]]) -> list[str]:
+    """What the runtime is told of adapters."""
+    out = []
+    for name, value in fields:
+        text = str(value)
+        if "\n" in text:
+            out += text_lines(name, text)
+        else:
+            said = f'"{text}"' if isinstance(value, str) else text
+            out.append(f".{name} = {said},")
+    return out
+
+
 def view(
     p: Plan,
     cost: dict[str, object],
@@ -248,9 +261,10 @@ def view(
     flat: bool,
     recipe_lines: Sequence[str] = (),
     hf_config: str = "",
+    adapters: Sequence[tuple[str, object]] = (),
 ) -> dict[str, object]:
     """Everything the templates need. recipe_lines: config.recipe's, of the spec; hf_config:
-    hf.config's."""
+    hf.config's; adapters: peft.fields."""
     letters, sizes = of_plan(p), Sizes(p)
     blocks = Calls(p, letters).blocks()
     event, events = 0, []
@@ -311,6 +325,7 @@ def view(
             *order(p),
             *packed(p),
             *text_lines("config", hf_config),
+            *adapted(adapters),
         ],
         "files": files(p),
         "sample": sample(p),

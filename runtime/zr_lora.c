@@ -1,0 +1,146 @@
+/* zr_lora.c -- adapters of low rank: whether a folder's are the program's, and weights to which they
+ * are added (--merge).
+ *
+ * Invariants
+ *  1. W + scale * B A: each element's products are summed in ascending order in doubles and rounded
+ *     once, so the bits depend on no rank.
+ *  2. A merge needs no memory but what zr_merge_new gets.
+ */
+#define _GNU_SOURCE
+#include "zr_json.h"
+#include "zr_safetensors.h"
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { NAME = 256 };
+static const char ends[2][16] = {".lora_A.weight", ".lora_B.weight"}, weight[] = ".weight";
+
+static int ends_in(const char *name, const char *end)
+{
+    size_t n = strlen(name), m = strlen(end);
+    return n >= m && !strcmp(name + n - m, end);
+}
+
+int zr_is_adapter(const char *name) { return ends_in(name, ends[0]) || ends_in(name, ends[1]); }
+
+/* ---- adapter_config.json */
+
+/* What is wrong with a key of it, with the text of its value; NULL: nothing */
+static const char *wrong(const zr_program *p, const char *key, const char *value, double *scale)
+{
+    int on = !strncmp(value, "true", 4);
+    if (!strcmp(key, "r")) *scale /= strtod(value, NULL);
+    if (!strcmp(key, "lora_alpha")) *scale *= strtod(value, NULL);
+    if (on && !strcmp(key, "use_rslora")) return "alpha / sqrt(rank) is its scale (use_rslora)";
+    if (on && !strcmp(key, "use_dora")) return "it has magnitudes (use_dora)";
+    if (!strcmp(key, "peft_type") && strncmp(value, "\"LORA\"", 6)) return "it is no LoRA";
+    if (!strcmp(key, "fan_in_fan_out") && on != p->turned)
+        return "it is of another family (fan_in_fan_out)";
+    return NULL;
+}
+
+int zr_adapter_fits(const zr_program *p, const char *dir, char *why)
+{
+    char file[ZR_FILE];
+    int64_t n = 0, i = 0;
+    double scale = 1;
+    const char *bad = NULL;
+    if (zr_path(file, dir, "adapter_config.json", why)) return -1;
+    char *text = zr_file_text(file, &n, why);
+    if (!text) return -1;
+    zr_json j = {text, text + n, NULL};
+    while (!bad && zr_json_more(&j, '{', &i)) {
+        const char *key = zr_json_key(&j);
+        zr_json_peek(&j);
+        if (key) bad = wrong(p, key, j.at, &scale);
+        zr_json_skip(&j);
+    }
+    if (!bad && zr_json_end(&j)) bad = j.error;
+    free(text);
+    if (bad) return zr_why(why, "%s: %s", file, bad);
+    if (scale != p->lora)
+        return zr_why(why, "%s: lora_alpha / r is %g; the program has %g", file, scale, p->lora);
+    return 0;
+}
+
+/* ---- merging */
+struct zr_merge {
+    zr_table table; /* of the adapters' file */
+    const zr_program *p;
+    float *of[2];          /* A [rank,in], B [out,rank] */
+    int64_t room[2];       /* bytes of these, at most */
+    int64_t rank, in, out; /* of the tensor that is taken */
+};
+
+static int64_t most(const zr_program *p, const char *end)
+{
+    int64_t n = 1;
+    for (const zr_tensor *t = p->tensors; t < p->tensors + p->ntensors; t++)
+        if (ends_in(t->name, end) && n < t->shape[0] * t->shape[1]) n = t->shape[0] * t->shape[1];
+    return n;
+}
+
+zr_merge *zr_merge_new(const zr_program *p)
+{
+    zr_merge *m = calloc(1, sizeof *m);
+    if (!m) return NULL;
+    m->p = p;
+    for (int i = 0; i < 2; i++) {
+        m->room[i] = 4 * most(p, ends[i]);
+        m->of[i] = malloc((size_t)m->room[i]);
+    }
+    if (m->of[0] && m->of[1]) return m;
+    zr_merge_close(m);
+    return NULL;
+}
+
+int zr_merge_open(zr_merge *m, const char *path, char *why)
+{
+    char dir[ZR_FILE];
+    const char *slash = strrchr(path, '/');
+    snprintf(dir, sizeof dir, "%.*s", (int)(slash - path), path);
+    return zr_table_open_file(&m->table, dir, slash + 1, why);
+}
+
+void zr_merge_close(zr_merge *m)
+{
+    if (!m) return;
+    if (m->table.nfiles) zr_table_close(&m->table);
+    for (int i = 0; i < 2; i++) free(m->of[i]);
+    free(m);
+}
+
+int zr_merge_take(zr_merge *m, const char *name)
+{
+    char full[2 * NAME];
+    const zr_entry *e[2];
+    if (!ends_in(name, weight)) return 0;
+    for (int i = 0; i < 2; i++) {
+        int bare = (int)(strlen(name) - strlen(weight));
+        snprintf(full, sizeof full, "%s%.*s%s", m->p->lead, bare, name, ends[i]);
+        if (!(e[i] = zr_table_find(&m->table, full))) return 0;
+        int fd = m->table.files[e[i]->file].fd;
+        int64_t bytes = e[i]->end - e[i]->begin;
+        errno = EINVAL; /* it is not what was written there */
+        if (bytes > m->room[i] || zr_read_at(fd, m->of[i], bytes, e[i]->begin)) return -1;
+    }
+    m->rank = e[0]->shape[0];
+    m->in = e[0]->shape[1];
+    m->out = e[1]->shape[0];
+    return 1;
+}
+
+void zr_merge_add(const zr_merge *m, float *w, int64_t first, int64_t n)
+{
+    int64_t row = m->p->turned ? m->out : m->in;
+    for (int64_t i = 0; i < n; i++) {
+        int64_t a = (first + i) / row, b = (first + i) % row;
+        int64_t in = m->p->turned ? a : b, out = m->p->turned ? b : a;
+        double sum = 0;
+        for (int64_t j = 0; j < m->rank; j++)
+            sum += (double)m->of[1][out * m->rank + j] * m->of[0][j * m->in + in];
+        w[i] = (float)(w[i] + m->p->lora * sum);
+    }
+}

@@ -1,0 +1,255 @@
+"""test_lora_files.py -- adapters out and in as PEFT has them, and merged into the base.
+
+Names and keys are those of PEFT 0.18: docs/source/developer_guides/checkpoint.md, LoraConfig.
+"""
+
+import json
+import os
+import pathlib
+
+import law
+import numpy as np
+import program
+import pytest
+import trainer
+from safetensors.numpy import load_file, save_file
+
+STEPS = 3
+LORA = "train.lora={rank: 4, alpha: 6}"
+WHOLE = "zero.stage3_param_persistence_threshold=0"
+WAYS = {
+    "one": ("cluster.ranks=1", "zero.stage=0"),
+    "three": ("cluster.ranks=4", "zero.stage=3", WHOLE),
+}
+LEAD = {"gpt": "base_model.model.transformer.", "llama": "base_model.model."}
+ADAPTED = {
+    "gpt": ["h.{}.attn.c_attn"],
+    "llama": [
+        "model.layers.{}.self_attn.q_proj",
+        "model.layers.{}.self_attn.v_proj",
+    ],
+}
+SHAPES = {  # in, out
+    "h.{}.attn.c_attn": (60, 180),
+    "model.layers.{}.self_attn.q_proj": (64, 64),
+    "model.layers.{}.self_attn.v_proj": (64, 32),
+}
+LAYERS = {"gpt": 3, "llama": 2}
+FAMILIES = [*LEAD]
+
+
+def built(family: str, way: str, *keys: str) -> pathlib.Path:
+    made = trainer.generate(law.path(family), LORA, *WAYS[way], *keys)
+    return trainer.build(made)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> pathlib.Path:
+    """of a family: tokens, its `base`, and `new`, what its adapters are after STEPS steps"""
+    made = tmp_path_factory.mktemp(request.param)
+    made = made.rename(made.with_name(request.param))
+    trainer.write_tokens(made / "tokens", law.tokens(256, 40 * 8 * 4 + 1))
+    base = trainer.build(trainer.generate(law.path(request.param)))
+    trainer.sh(base, "--steps", 0, "--save", made / "base")
+    (made / "base" / "tokenizer.json").write_text("{}")
+    run(built(request.param, "three"), made, STEPS, "--save", made / "new")
+    return made
+
+
+def run(
+    binary: pathlib.Path, folder: pathlib.Path, steps: int, *more: object
+) -> str:
+    """the hash of a run on the base"""
+    given = ("--data", folder / "tokens", "--load", folder / "base")
+    log = folder / "log"
+    return law.run(binary, *given, "--steps", steps, *more, log=log).weights
+
+
+def test_a_folder_is_pefts(folder: pathlib.Path) -> None:
+    family, new = folder.name, folder / "new"
+    assert sorted(os.listdir(new)) == [
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    ]
+    found = load_file(new / "adapter_model.safetensors")
+    shapes = {}
+    for name in ADAPTED[family]:
+        x, y = SHAPES[name]
+        for l in range(LAYERS[family]):
+            full = LEAD[family] + name.format(l)
+            shapes |= {
+                f"{full}.lora_A.weight": (4, x),
+                f"{full}.lora_B.weight": (y, 4),
+            }
+    assert {n: x.shape for n, x in found.items()} == shapes
+    assert all(x.dtype == np.float32 and x.any() for x in found.values())
+    said = json.loads((new / "adapter_config.json").read_text())
+    assert said == {
+        "base_model_name_or_path": str(folder / "base"),
+        "bias": "none",
+        "fan_in_fan_out": family == "gpt",
+        "inference_mode": True,
+        "init_lora_weights": True,
+        "lora_alpha": 6,
+        "lora_dropout": 0.0,
+        "modules_to_save": None,
+        "peft_type": "LORA",
+        "r": 4,
+        "target_modules": ["c_attn"]
+        if family == "gpt"
+        else ["q_proj", "v_proj"],
+        "task_type": "CAUSAL_LM",
+    }
+
+
+def test_out_and_in(folder: pathlib.Path) -> None:
+    """The same weights, whoever reads them, and whoever wrote them; a save in the base's own folder
+    leaves the base as it is."""
+    family = folder.name
+    one, three = built(family, "one"), built(family, "three")
+    after = run(one, folder, STEPS, "--save", folder / "base")
+    assert set(os.listdir(folder / "base")) >= {"model.safetensors"}
+    for name in ("base", "new"):
+        for binary in (one, three):
+            assert run(binary, folder, 0, "--adapter", folder / name) == after
+    assert (folder / "base" / "adapter_model.safetensors").read_bytes()[
+        4096:
+    ] == (folder / "new" / "adapter_model.safetensors").read_bytes()[4096:]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_merged(
+    folder: pathlib.Path, tmp_path: pathlib.Path, way: str
+) -> None:
+    """W + scale * B A by float64, rounded once; all else as it was, and no adapter beside it."""
+    family = folder.name
+    binary, given = built(family, way), ("--adapter", folder / "new")
+    run(binary, folder, 0, *given, "--save", tmp_path, "--merge")
+    assert {*os.listdir(tmp_path)} == {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    }
+    base = load_file(folder / "base" / "model.safetensors")
+    made = load_file(tmp_path / "model.safetensors")
+    new = load_file(folder / "new" / "adapter_model.safetensors")
+    assert made.keys() == base.keys()
+    moved = 0
+    for name, w in base.items():
+        full = LEAD[family] + name.removesuffix("weight")
+        delta = 0
+        if f"{full}lora_A.weight" in new:
+            A, B = (np.float64(new[f"{full}lora_{x}.weight"]) for x in "AB")
+            delta = 1.5 * (B @ A)
+            delta = delta.T if family == "gpt" else delta
+            moved += 1
+        # sums of four products in doubles may differ in order: that moves few roundings to f32
+        want = np.float32(np.float64(w) + delta)
+        assert np.abs(made[name] - want).max() <= np.spacing(
+            np.abs(want).max()
+        )
+        assert (made[name] != want).mean() <= 1e-3
+    assert moved == len(ADAPTED[family]) * LAYERS[family]
+
+
+def test_a_merged_model_has_the_loss_of_its_parts(
+    folder: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """in f32; the base's is another"""
+    family = folder.name
+    plain = trainer.build(trainer.generate(law.path(family)))
+    run(
+        built(family, "three"),
+        *(folder, 0, "--adapter", folder / "new"),
+        *("--save", tmp_path, "--merge"),
+    )
+
+    def loss(binary: pathlib.Path, base: pathlib.Path, *more: object) -> float:
+        given = ("--data", folder / "tokens", "--load", base, "--steps", 0)
+        val = ("--val", folder / "tokens")
+        result = law.run(binary, *given, *val, *more, log=folder / "log")
+        return json.loads(result.val)["val_loss"]
+
+    parts = loss(
+        built(family, "one"), folder / "base", "--adapter", folder / "new"
+    )
+    merged, base = loss(plain, tmp_path), loss(plain, folder / "base")
+    assert abs(merged - parts) <= 1e-6 < 1e-5 < abs(base - parts)
+
+
+def test_a_run_goes_on(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """From a checkpoint of one way by another: the bits of a run that never stopped."""
+    family, kept = folder.name, ("--checkpoints", tmp_path)
+    one, three = built(family, "one"), built(family, "three")
+    whole = run(one, folder, STEPS)
+    first = run(three, folder, 2, *kept)
+    given = ("--data", folder / "tokens", "--steps", STEPS, *kept)
+    after = law.run(one, *given, log=folder / "log").weights
+    assert after == whole != first
+
+
+# ---- refused
+
+
+def said(binary: pathlib.Path, *words: object) -> tuple[int, str]:
+    done = program.run(binary, *words)
+    return done.code, done.err
+
+
+@pytest.mark.parametrize("folder", ["llama"], indirect=True)
+@pytest.mark.parametrize(
+    "change,why",
+    [
+        ({"lora_alpha": 8}, "adapter_config.json: lora_alpha / r is 2; the program has 1.5"),
+        ({"use_rslora": True}, "its scale (use_rslora)"),
+        ({"use_dora": True}, "it has magnitudes (use_dora)"),
+        ({"peft_type": "IA3"}, "it is no LoRA"),
+        ({"fan_in_fan_out": True}, "it is of another family (fan_in_fan_out)"),
+    ],
+)  # fmt: skip
+def test_another_adapter(
+    folder: pathlib.Path,
+    tmp_path: pathlib.Path,
+    change: dict[str, object],
+    why: str,
+) -> None:
+    new = json.loads((folder / "new" / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(
+        json.dumps({**new, **change})
+    )
+    tensors = load_file(folder / "new" / "adapter_model.safetensors")
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    given = ("--load", folder / "base", "--steps", 0, "--adapter", tmp_path)
+    code, err = said(built("llama", "one"), *given)
+    assert code == 2 and "--adapter" in err and why in err
+
+
+@pytest.mark.parametrize("folder", ["llama"], indirect=True)
+@pytest.mark.parametrize("more", [False, True])
+def test_other_tensors(
+    folder: pathlib.Path, tmp_path: pathlib.Path, more: bool
+) -> None:
+    """One too few or too many"""
+    config = (folder / "new" / "adapter_config.json").read_text()
+    (tmp_path / "adapter_config.json").write_text(config)
+    tensors = load_file(folder / "new" / "adapter_model.safetensors")
+    name, x = tensors.popitem()
+    if more:
+        tensors |= {name: x, name.replace("_proj", "_other"): x}
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    given = ("--load", folder / "base", "--steps", 0, "--adapter", tmp_path)
+    code, err = said(built("llama", "one"), *given)
+    wrong = "is no adapter of the program's" if more else "is missing"
+    assert code == 2 and wrong in err
+
+
+def test_options(tmp_path: pathlib.Path) -> None:
+    plain = trainer.build(trainer.generate(law.path("gpt")))
+    none = "the program has no adapters; a spec with train.lora has"
+    for words in (["--adapter", tmp_path], ["--save", tmp_path, "--merge"]):
+        code, err = said(plain, "--steps", 0, *words)
+        assert code == 2 and none in err
+    code, err = said(built("gpt", "one"), "--steps", 0, "--merge")
+    assert code == 2 and "--merge needs --save DIR" in err
