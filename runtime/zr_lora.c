@@ -1,5 +1,5 @@
-/* zr_lora.c -- adapters of low rank: whether a folder's are the program's, and weights to which they
- * are added (--merge).
+/* zr_lora.c -- adapters of low rank: whether a folder's are the program's; adding them to weights
+ * (--merge).
  *
  * Invariants
  *  1. W + scale * B A: each element's products are summed in ascending order in doubles and rounded

@@ -119,10 +119,10 @@ static int add_shards(zr_saving *s, int64_t most)
 }
 
 /* ---- adapters, as PEFT's */
-static int add_adapters(zr_saving *s, const char *name)
+static int add_adapters(zr_saving *s, const zr_stored *f, const char *name)
 {
     zr_header h;
-    return zr_stored_open(&h, s->p, &zr_adapters, 0, INT64_MAX) || !add_saved(s, name, h);
+    return zr_stored_open(&h, s->p, f, 0, INT64_MAX) || !add_saved(s, name, h);
 }
 
 /* The program's text, with the folder of the base: what a key says that is null there. */
@@ -234,9 +234,10 @@ static int add_all(zr_saving *s, int rank, const char *from, int type, int64_t m
     char temp[ZR_FILE];
     int alone = s->stored.part == ZR_ADAPTERS;
     if (zr_save_temp(temp, s->dir, why)) return -1;
-    if (alone ? add_adapters(s, adapter_model) : add_shards(s, most))
+    if (alone ? add_adapters(s, &s->stored, adapter_model) : add_shards(s, most))
         return zr_why(why, "%s: no memory for its header", temp);
-    if (s->stored.merge && add_adapters(s, "")) return zr_why(why, "%s: no memory", s->dir);
+    if (s->stored.merge && add_adapters(s, &zr_adapters, ""))
+        return zr_why(why, "%s: no memory", s->dir);
     if (s->stored.merge) s->added = s->n - 1;
     if (!(s->chunk = zr_chunk_new())) return zr_why(why, "%s: no memory", s->dir);
     if (rank != 0) return 0;
@@ -327,10 +328,9 @@ int zr_save_adapters(const zr_saving *s, zr *z, int rank, char *why)
 {
     char temp[ZR_FILE];
     const zr_header *h = &s->file[s->added].h;
-    return !s->added
-               ? 0
-               : temp_of(temp, s, s->added, why) ||
-                     zr_stored_write(z, s->p, &zr_adapters, h, rank, temp, s->chunk, NULL, why);
+    if (!s->added) return 0;
+    if (temp_of(temp, s, s->added, why)) return -1;
+    return zr_stored_write(z, s->p, &zr_adapters, h, rank, temp, s->chunk, NULL, why);
 }
 
 int zr_save_part(const zr_saving *s, zr *z, int rank, char *why)

@@ -106,7 +106,8 @@ static int one_config(const uint8_t *data, size_t size)
     char why[ZR_WHY], note[ZR_WHY];
     zr_saving s;
     fill_file(config, data, size);
-    if (zr_save_open(&s, &program, 0, "out", config_dir, 0, ZR_BF16, NULL, 100, note, why)) return 0;
+    if (zr_save_open(&s, &program, 0, "out", config_dir, 0, ZR_BF16, NULL, 100, note, why))
+        return 0;
     const struct zr_saved *f = &s.file[s.n - 1];
     if (strcmp(f->name, "config.json") || strlen(f->h.text) != (size_t)f->h.n) abort();
     if (!strstr(f->h.text, " \"bfloat16\"")) abort();

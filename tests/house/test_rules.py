@@ -411,6 +411,7 @@ SLICED = (
     "zero.stage3_max_live_parameters=25000",
     "zero.stage3_param_persistence_threshold=64",
 )
+ADAPTED = ("train.lora={rank: 4, alpha: 6}",)
 SQUARED = ("model.units[1].ops[1].residual[2]={relu2: {}}",)
 
 
@@ -421,6 +422,7 @@ def programs() -> list[tuple[str, tuple[str, ...]]]:
         *((path.stem, way) for path in tiny for way in WAYS),
         ("llama-tiny", SLICED),
         ("gpt-tiny", SQUARED),
+        ("qwen3-tiny", ADAPTED),
     ]
 
 

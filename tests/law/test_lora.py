@@ -2,6 +2,7 @@
 work is spread, and the base as it was.
 """
 
+import json
 import pathlib
 
 import law
@@ -224,3 +225,37 @@ def test_the_base_has_no_states(stage: int) -> None:
         if step.op == "alltoall"
     ]
     assert sent and {step.unit.partition("[")[0] for step in sent} == {flat}
+
+
+# ---- on a GPU
+
+SHORT = (
+    "train.global_batch=2",
+    "train.micro_batch=1",
+    "train.sequence=12",
+    "model.units[1].blocks=1",
+)
+
+
+def test_under_emulation(tmp_path: pathlib.Path) -> None:
+    """The GPU's kernels have one hash, too, and lead to a CPU's losses, but for bf16's rounding of
+    logits: 2^-9 each of numbers below 1, at random over 24 tokens."""
+    trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 40 * 8 * 3 + 1))
+
+    def run(kind: trainer.Kind, *keys: str) -> law.Result:
+        keys = (LORA["qwen3"], "train.precision=bf16", *SHORT, *keys)
+        return law.run(
+            trainer.build(trainer.generate(law.path("qwen3"), *keys), kind),
+            *("--data", tmp_path / "tokens", "--steps", 2),
+            log=tmp_path / "log",
+        )
+
+    first, second, cpu = (
+        run(trainer.EMULATED, *WAYS[0]),
+        run(trainer.EMULATED, *WAYS[4], "cluster.ranks=2"),
+        run(trainer.GCC, *WAYS[0]),
+    )
+    assert first == second
+    for a, b in zip(first.steps, cpu.steps, strict=True):
+        x, y = (json.loads(line)["loss"] for line in (a, b))
+        assert abs(x - y) <= 1e-3

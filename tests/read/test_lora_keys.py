@@ -3,6 +3,7 @@
 import law
 import pytest
 from zg.read import spec as reader
+from zg.write import peft
 
 LINEARS = "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
 KEY = "--set: train.lora"
@@ -64,3 +65,13 @@ def test_a_group_trains_adapters_alone() -> None:
         f"{GROUP}[0].match[1]: '*norm*' matches model.layers.0.input_layernorm.weight, which "
         "train.lora freezes; allowed: patterns of adapters alone, like '*.lora_B.weight'"
     )
+
+
+@pytest.mark.parametrize("names", ["h", "transformer.h"])
+def test_names_of_pefts_files(names: str) -> None:
+    """Those of a whole model of transformers, whether a spec says its own part or not."""
+    key = f'model.units[1].name="{names}.{{l}}"'
+    spec = load("gpt", "{rank: 2, alpha: 1}", key)
+    block = spec.model.units[1].name
+    whole = f"{peft.lead(spec)}{block}.attn"
+    assert whole == "base_model.model.transformer.h.{l}.attn"

@@ -119,6 +119,22 @@ def test_out_and_in(folder: pathlib.Path) -> None:
     ] == (folder / "new" / "adapter_model.safetensors").read_bytes()[4096:]
 
 
+@pytest.mark.parametrize("folder", ["llama"], indirect=True)
+def test_in_halves(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """as --save-dtype says, each number rounded once; and they are read"""
+    binary, given = built("llama", "three"), ("--adapter", folder / "new")
+    more = ("--save", tmp_path, "--save-dtype", "f16")
+    run(binary, folder, 0, *given, *more)
+    new = load_file(folder / "new" / "adapter_model.safetensors")
+    found = load_file(tmp_path / "adapter_model.safetensors")
+    assert found.keys() == new.keys()
+    for name, x in new.items():
+        assert (found[name] == x.astype(np.float16)).all()
+        assert found[name].dtype == np.float16
+    again = run(binary, folder, 0, "--adapter", tmp_path)
+    assert again != run(binary, folder, 0, *given)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_merged(
     folder: pathlib.Path, tmp_path: pathlib.Path, way: str

@@ -5,6 +5,7 @@ Every choice is made here, in calls.py, steps.py and tables.py; a template only 
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Iterable, Sequence
 
@@ -241,17 +242,13 @@ def text_lines(name: str, text: str) -> list[str]:
     return [f".{name} =", *first, f"{last},"] if text else []
 
 
-def adapted(fields: Iterable[tuple[str, object]]) -> list[str]:
-    """What the runtime is told of adapters."""
-    out = []
-    for name, value in fields:
-        text = str(value)
-        if "\n" in text:
-            out += text_lines(name, text)
-        else:
-            said = f'"{text}"' if isinstance(value, str) else text
-            out.append(f".{name} = {said},")
-    return out
+def said(name: str, value: object) -> list[str]:
+    """A field of zr_program: a number, a name or a text of lines."""
+    text = str(value)
+    if "\n" in text:
+        return text_lines(name, text)
+    quoted = f'"{text}"' if isinstance(value, str) else text
+    return [f".{name} = {quoted},"]
 
 
 def view(
@@ -263,8 +260,8 @@ def view(
     hf_config: str = "",
     adapters: Sequence[tuple[str, object]] = (),
 ) -> dict[str, object]:
-    """Everything the templates need. recipe_lines: config.recipe's, of the spec; hf_config:
-    hf.config's; adapters: peft.fields."""
+    """Everything the templates need. Of the spec: recipe_lines of config.recipe, hf_config of
+    hf.config, adapters of peft.fields."""
     letters, sizes = of_plan(p), Sizes(p)
     blocks = Calls(p, letters).blocks()
     event, events = 0, []
@@ -325,7 +322,7 @@ def view(
             *order(p),
             *packed(p),
             *text_lines("config", hf_config),
-            *adapted(adapters),
+            *itertools.chain(*(said(*field) for field in adapters)),
         ],
         "files": files(p),
         "sample": sample(p),
