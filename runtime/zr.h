@@ -154,10 +154,9 @@ typedef struct zr_program {
     /* Of a GPU: where kernels' scratch lies in the arena; bytes of the pinned host arena; in it
      * `inlets` places for a batch, and scratch. Unless peers' memory is read: slots for pieces. */
     int64_t space, host, inlet, inlet_step, desk, inbox, inbox_step;
-    int32_t margin, blocks, channels;       /* SMs that products leave; NCCL's: 0 blocks: any */
-    int32_t type, turned, ncolumns, inlets; /* of parameters, ZR_F32 ...; 1: linears are [in,out] */
-    int32_t inboxes, ranks, events;
-    int64_t micro_batches, batch, sequence, vocab; /* A; B; T; V */
+    int32_t margin, blocks, channels; /* SMs that products leave; NCCL's: 0 blocks: any */
+    int32_t type, ncolumns, inlets, inboxes, ranks, events; /* type: of parameters, ZR_F32 ... */
+    int64_t micro_batches, batch, sequence, vocab;          /* A; B; T; V */
     int64_t ignore, skips; /* never a target, -1: none; ZR_FAULTY steps in a row that end the run */
     uint64_t shuffle, seed; /* 1: of each epoch the samples' order is drawn, by the seed */
     int64_t tokens, targets, positions; /* int32[B*T] each */

@@ -27,6 +27,12 @@ int zr_is_adapter(const char *name) { return ends_in(name, ends[0]) || ends_in(n
 
 /* ---- adapter_config.json */
 
+/* Are linears [in,out], as GPT-2's? */
+static int turned(const zr_program *p)
+{
+    return strstr(p->adapter, "\"fan_in_fan_out\": true") != NULL;
+}
+
 /* What is wrong with a key of it, with the text of its value; NULL: nothing */
 static const char *wrong(const zr_program *p, const char *key, const char *value, double *scale)
 {
@@ -36,7 +42,7 @@ static const char *wrong(const zr_program *p, const char *key, const char *value
     if (on && !strcmp(key, "use_rslora")) return "alpha / sqrt(rank) is its scale (use_rslora)";
     if (on && !strcmp(key, "use_dora")) return "it has magnitudes (use_dora)";
     if (!strcmp(key, "peft_type") && strncmp(value, "\"LORA\"", 6)) return "it is no LoRA";
-    if (!strcmp(key, "fan_in_fan_out") && on != p->turned)
+    if (!strcmp(key, "fan_in_fan_out") && on != turned(p))
         return "it is of another family (fan_in_fan_out)";
     return NULL;
 }
@@ -69,6 +75,7 @@ int zr_adapter_fits(const zr_program *p, const char *dir, char *why)
 struct zr_merge {
     zr_table table; /* of the adapters' file */
     const zr_program *p;
+    int turned;
     float *of[2];          /* A [rank,in], B [out,rank] */
     int64_t room[2];       /* bytes of these, at most */
     int64_t rank, in, out; /* of the tensor that is taken */
@@ -87,6 +94,7 @@ zr_merge *zr_merge_new(const zr_program *p)
     zr_merge *m = calloc(1, sizeof *m);
     if (!m) return NULL;
     m->p = p;
+    m->turned = turned(p);
     for (int i = 0; i < 2; i++) {
         m->room[i] = 4 * most(p, ends[i]);
         m->of[i] = malloc((size_t)m->room[i]);
@@ -134,10 +142,10 @@ int zr_merge_take(zr_merge *m, const char *name)
 
 void zr_merge_add(const zr_merge *m, float *w, int64_t first, int64_t n)
 {
-    int64_t row = m->p->turned ? m->out : m->in;
+    int64_t row = m->turned ? m->out : m->in;
     for (int64_t i = 0; i < n; i++) {
         int64_t a = (first + i) / row, b = (first + i) % row;
-        int64_t in = m->p->turned ? a : b, out = m->p->turned ? b : a;
+        int64_t in = m->turned ? a : b, out = m->turned ? b : a;
         double sum = 0;
         for (int64_t j = 0; j < m->rank; j++)
             sum += (double)m->of[1][out * m->rank + j] * m->of[0][j * m->in + in];

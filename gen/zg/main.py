@@ -143,8 +143,7 @@ def text(args: argparse.Namespace) -> str:
             explain.memory_line(built.plan),
             args.flat,
             config.recipe(read),
-            hf.config(read),
-            peft.fields(read),
+            [("config", hf.config(read)), *peft.fields(read)],
         )
     )
 

@@ -42,10 +42,8 @@ def fields(spec: Spec) -> list[tuple[str, object]]:
     lora = spec.train.lora
     if not lora:
         return []
-    turned = int(not FAMILIES[spec.model.names].out_in)
     return [
         ("adapter", config(spec, lora)),
         ("lead", lead(spec)),
         ("lora", lora.alpha / lora.rank),
-        ("turned", turned),
     ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from ..facts import ops, reserve
 from ..plan import plan
@@ -235,20 +235,15 @@ def quoted(text: str) -> list[str]:
     return [*(f'"{line} "' for line in lines), f'"{last}",']
 
 
-def text_lines(name: str, text: str) -> list[str]:
-    """A field that is a text, each line of it on one of C's; none where it is empty."""
-    made = ["".join(map(escaped, line)) for line in text.splitlines()]
-    *first, last = [f'    "{line}\\n"' for line in made] or [""]
-    return [f".{name} =", *first, f"{last},"] if text else []
-
-
 def said(name: str, value: object) -> list[str]:
-    """A field of zr_program: a number, a name or a text of lines."""
-    text = str(value)
-    if "\n" in text:
-        return text_lines(name, text)
-    quoted = f'"{text}"' if isinstance(value, str) else text
-    return [f".{name} = {quoted},"]
+    """A field: a number, a word, or a text, each line of it on one of C's; none where empty."""
+    if not isinstance(value, str):
+        return [f".{name} = {value},"]
+    if "\n" not in value:
+        return [f'.{name} = "{value}",'] if value else []
+    made = ["".join(map(escaped, line)) for line in value.splitlines()]
+    *first, last = [f'    "{line}\\n"' for line in made]
+    return [f".{name} =", *first, f"{last},"]
 
 
 def view(
@@ -257,11 +252,10 @@ def view(
     memory: str,
     flat: bool,
     recipe_lines: Sequence[str] = (),
-    hf_config: str = "",
-    adapters: Sequence[tuple[str, object]] = (),
+    fields: Sequence[tuple[str, object]] = (),
 ) -> dict[str, object]:
-    """Everything the templates need. Of the spec: recipe_lines of config.recipe, hf_config of
-    hf.config, adapters of peft.fields."""
+    """Everything the templates need. recipe_lines: config.recipe's, of the spec; fields: of
+    zr_program, which the plan does not have: hf.config, peft.fields."""
     letters, sizes = of_plan(p), Sizes(p)
     blocks = Calls(p, letters).blocks()
     event, events = 0, []
@@ -321,8 +315,7 @@ def view(
             *filed(p, cost),
             *order(p),
             *packed(p),
-            *text_lines("config", hf_config),
-            *itertools.chain(*(said(*field) for field in adapters)),
+            *itertools.chain(*(said(*field) for field in fields)),
         ],
         "files": files(p),
         "sample": sample(p),
