@@ -215,9 +215,9 @@ typedef struct zr_saving {
     zr_chunk *chunk; /* made at the start: a save needs no memory at its end */
 } zr_saving;
 
-/* merge: adapters. from: the folder that was loaded, or NULL. type: of all tensors, ZR_F32 ...; -1: as `types` has
- * it, or f32 where that is NULL; it must live as long. most: bytes of a file's tensors.
- * note[ZR_WHY]: what the folder lacks, "" if nothing; of rank 0. */
+/* merge: adapters. from: the folder that was loaded, or NULL. type: of all tensors, ZR_F32 ...;
+ * -1: as `types` has it, or f32 where that is NULL; it must live as long. most: bytes of a file's
+ * tensors. note[ZR_WHY]: what the folder lacks, "" if nothing; of rank 0. */
 int zr_save_open(zr_saving *s, const zr_program *p, int rank, const char *dir, const char *from,
                  int merge, int type, const uint8_t *types, int64_t most, char *note, char *why);
 void zr_save_close(zr_saving *s);

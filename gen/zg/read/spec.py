@@ -16,7 +16,6 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from ..facts import kinds
-from ..facts.families import FAMILIES
 from . import dsconfig, dsjson, dswords, hf, old, usertext, yamltext
 from .keytypes import TOKEN
 from .node import (
@@ -30,13 +29,10 @@ from .node import (
     shown,
 )
 from .schema import (
-    ADAPTERS,
     TYPES,
     Aio,
     Cluster,
     Data,
-    Group,
-    Lora,
     LossScale,
     Model,
     Op,
@@ -49,7 +45,7 @@ from .schema import (
     Zero,
 )
 from .shapes import fail
-from .units import build
+from .units import alone, build, named
 
 __all__ = [
     "Cluster",
@@ -418,16 +414,7 @@ def _optimizer(keys: SpecKeys, root: Node) -> Optimizer:
                 "what is frozen has no rate and no decay",
                 "match and frozen alone",
             )
-    if keys.train.lora:  # adapters train, and nothing else
-        rest = Group((ADAPTERS,)), Group(("*",), frozen=True)
-        o = replace(o, groups=(*o.groups, *rest))
-    return o
-
-
-def _lora(keys: SpecKeys) -> Lora | None:
-    lora = keys.train.lora
-    usual = FAMILIES[keys.model.names].lora
-    return lora and replace(lora, match=lora.match or usual)
+    return replace(o, groups=(*o.groups, *alone(keys.train.lora)))
 
 
 def _schedule(keys: SpecKeys, root: Node) -> Schedule:
@@ -751,7 +738,7 @@ def load(
         keys.train,
         optimizer=_optimizer(keys, root),
         schedule=_schedule(keys, root),
-        lora=_lora(keys),
+        lora=named(keys),
     )
     data = keys.data
     if "ignore" not in root.at(("data",)).value:

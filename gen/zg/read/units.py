@@ -6,14 +6,17 @@ What a unit holds is read by shapes.py.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+from ..facts.families import FAMILIES
 from .keytypes import DIM, ELEMS, LAYERS
 from .node import Names, Node, dotted
 from .schema import (
     ADAPTERS,
     Group,
+    Lora,
     Model,
     OpKeys,
     SpecKeys,
@@ -140,6 +143,18 @@ def _adapted(walk: Walk, at: Place, logits: Mapping[str, Any]) -> None:
             wrong = "names no linear"
         if wrong:
             raise (at / i).fail(f"'{word}' {wrong}", ", ".join(known))
+
+
+def named(keys: SpecKeys) -> Lora | None:
+    """Adapters with the family's names, where they have none."""
+    lora, family = keys.train.lora, FAMILIES[keys.model.names]
+    return lora and replace(lora, match=lora.match or family.lora)
+
+
+def alone(lora: Lora | None) -> tuple[Group, ...]:
+    """Groups behind the user's: adapters train, and nothing else."""
+    rest = Group((ADAPTERS,)), Group(("*",), frozen=True)
+    return rest if lora else ()
 
 
 def _kept(walk: Walk, at: Place, groups: Sequence[Group]) -> None:
