@@ -9,8 +9,8 @@
 #define ZK_ATTENTION_H
 #include "cuda.h"
 
-/* Head h reads k, v head h / each. A row of qkv has H q heads, G k heads, G v heads of D. position [B, T],
- * NULL: a sample is one document; without either, window is T. */
+/* Head h reads k, v head h / each. A row of qkv has H q heads, G k heads, G v heads of D. position
+ * [B, T], NULL: a sample is one document; without either, window is T. */
 struct heads {
     int T, H, G, D, each;
     float scale;

@@ -412,6 +412,7 @@ SLICED = (
     "zero.stage3_param_persistence_threshold=64",
 )
 ADAPTED = ("train.lora={rank: 4, alpha: 6}",)
+PACKED = ("data.documents=mask", "data.end=0")
 SQUARED = ("model.units[1].ops[1].residual[2]={relu2: {}}",)
 
 
@@ -423,6 +424,8 @@ def programs() -> list[tuple[str, tuple[str, ...]]]:
         ("llama-tiny", SLICED),
         ("gpt-tiny", SQUARED),
         ("qwen3-tiny", ADAPTED),
+        ("gpt-tiny", PACKED),
+        ("llama-tiny", PACKED),
     ]
 
 

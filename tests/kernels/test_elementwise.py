@@ -308,6 +308,10 @@ def test_embed_fwd(target: str, dtype: int, C: int, positions: bool) -> None:
     if positions:
         want = want + np.tile(wide_p.astype(np.float32), (B, 1))
     assert y.tobytes() == zk.store(want.astype(np.float64), dtype).tobytes()
+    position = np.random.default_rng(3).integers(0, T, B * T).astype(np.int32)
+    k.zk_embed_packed_fwd(y, token, position, w, p, B * T, C)
+    want = wide_w[token].astype(np.float32) + wide_p[position].astype("f4")
+    assert y.tobytes() == zk.store(want.astype(np.float64), dtype).tobytes()
 
 
 @pytest.mark.parametrize(
@@ -350,6 +354,13 @@ def test_position_bwd(
     want = np.zeros((P, C), np.float32)
     for b in range(B):
         want[:T] = want[:T] + wide_dy.reshape(B, T, C)[b]
+    assert dp.tobytes() == zk.store(want.astype(np.float64), dtype).tobytes()
+    position = np.random.default_rng(3).integers(0, P, B * T).astype(np.int32)
+    index = np.empty(P + 1 + B * T, np.int32)
+    k.zk_position_packed_bwd(dp, dy, position, index, B * T, C, P)
+    want[:] = 0
+    for m in range(B * T):
+        want[position[m]] = want[position[m]] + wide_dy[m]
     assert dp.tobytes() == zk.store(want.astype(np.float64), dtype).tobytes()
 
 

@@ -446,6 +446,10 @@ def test_rope(
         inside = x.copy()
         k.zk_rope(inside, inside, table, B, T, H, G, D, sign)
         assert inside.tobytes() == y.tobytes()
+        back = np.tile(np.arange(T, dtype=np.int32)[::-1], B)
+        turned = x[:, ::-1].copy()
+        k.zk_rope_packed(inside, turned, table, back, B, T, H, G, D, sign)
+        assert inside[:, ::-1].tobytes() == y.tobytes()
 
 
 def everything(k: zk.Kernels, dtype: int) -> bytes:

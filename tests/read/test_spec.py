@@ -823,7 +823,7 @@ WRONG = [
         GPT,
         LISTED,
         "data: {documents: mask, end: 256}",
-        r"@: data.end: is 256; allowed: 0 to 255, as in model.vocab",
+        r"@: data.end: is 256; allowed: 0 to 255, as model.vocab",
     ),
     (
         GPT,

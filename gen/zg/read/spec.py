@@ -529,31 +529,6 @@ def _filed(keys: SpecKeys, root: Node) -> Iterator[str]:
         yield f"{root.at(('zero', 'aio')).where}: zero.aio: has no effect: nothing lies in a file"
 
 
-def _documents(data: Data, vocab: int, root: Node) -> None:
-    """Refuses an end that no document has."""
-
-    def fail(key: str, wrong: str, allowed: str) -> SpecError:
-        where = root.at(("data", key)).where
-        return SpecError(f"{where}: data.{key}: {wrong}; allowed: {allowed}")
-
-    if data.packed and data.end is None:
-        raise fail("documents", "mask without `end`", "`end: TOKEN` beside it")
-    if data.end is None:
-        return
-    if not data.packed:
-        raise fail(
-            "end", "ends nothing where documents join", "`documents: mask`"
-        )
-    if data.end >= vocab:
-        raise fail(
-            "end", f"is {data.end}", f"0 to {vocab - 1}, as in model.vocab"
-        )
-    if data.end == data.ignore:
-        raise fail(
-            "end", "is data.ignore, which is read as 0", "another token"
-        )
-
-
 def _reduction(keys: SpecKeys, root: Node) -> None:
     if keys.train.reduction == "fast" and "cpu" in keys.targets:
         raise fail(
@@ -743,7 +718,6 @@ def load(
     data = keys.data
     if "ignore" not in root.at(("data",)).value:
         data = replace(data, ignore=TOKEN if model.vocab <= TOKEN else None)
-    _documents(data, model.vocab, root)
     places = {
         dotted(key) if key else "": node.where for key, node in _all(root)
     }

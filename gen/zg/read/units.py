@@ -15,6 +15,7 @@ from .keytypes import DIM, ELEMS, LAYERS
 from .node import Names, Node, dotted
 from .schema import (
     ADAPTERS,
+    Data,
     Group,
     Lora,
     Model,
@@ -187,6 +188,25 @@ def _sizes(walk: Walk, root: Place, train: Train) -> None:
         )
 
 
+def _documents(at: Place, data: Data, vocab: int) -> None:
+    """Refuses an end that no document has."""
+    if data.packed and data.end is None:
+        raise (at / "documents").fail(
+            "mask without `end`", "`end: TOKEN` beside it"
+        )
+    if data.end is None:
+        return
+    here = at / "end"
+    if not data.packed:
+        raise here.fail(
+            "ends nothing where documents join", "`documents: mask`"
+        )
+    if data.end >= vocab:
+        raise here.fail(f"is {data.end}", f"0 to {vocab - 1}, as model.vocab")
+    if data.end == data.ignore:
+        raise here.fail("is data.ignore, which is read as 0", "another token")
+
+
 def build(keys: SpecKeys, file: Node) -> tuple[Model, Names]:
     """The model of a spec whose keys are right one by one, and notes of groups of its tensors;
     SpecError where they do not fit."""
@@ -206,6 +226,7 @@ def build(keys: SpecKeys, file: Node) -> tuple[Model, Names]:
     if train.lora:
         logits = units[-1].ops[-1].args
         _adapted(walk, root / "train" / "lora" / "match", logits)
+    _documents(root / "data", keys.data, m.vocab)
     patterns = root / "zero" / "replicate"
     for i, pattern in enumerate(keys.zero.replicate):
         _matched(walk, patterns / i, pattern)
