@@ -30,6 +30,22 @@ enum { DTYPES = sizeof dtypes / sizeof *dtypes };
 
 const char *zr_dtype_name(int dtype) { return dtypes[dtype].name; }
 
+const char *const zr_copied[] = {
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "chat_template.json",
+    "chat_template.jinja",
+    NULL,
+};
+
 char *zr_shape_text(char *text, int n, const int64_t *shape, int ndim)
 {
     int at = snprintf(text, (size_t)n, "[");

@@ -40,6 +40,8 @@ zr_entry *zr_table_find(const zr_table *t, const char *name); /* NULL: not there
 /* Whether two entries hold the same tensor */
 int zr_table_equal(const zr_table *t, const zr_entry *a, const zr_entry *b);
 const char *zr_dtype_name(int dtype);
+/* Names of what lies beside a model's weights and is saved with them as it is; NULL behind them */
+extern const char *const zr_copied[];
 /* All of a file of at most ZR_HEADER_MAX bytes, a 0 behind its *n; NULL on failure */
 char *zr_file_text(const char *file, int64_t *n, char *why);
 

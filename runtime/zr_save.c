@@ -28,23 +28,6 @@ static const char config[] = "config.json", single[] = "model.safetensors",
                   adapter_config[] = "adapter_config.json",
                   adapter_model[] = "adapter_model.safetensors";
 
-/* What is copied as it is, where the loaded folder has it. */
-const char *const zr_copied[] = {
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "tokenizer.model",
-    "spiece.model",
-    "chat_template.json",
-    "chat_template.jinja",
-    NULL,
-};
-
 /* ---- the files of a save */
 /* Takes h; NULL: no memory. */
 static struct zr_saved *add_saved(zr_saving *s, const char *name, zr_header h)
