@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import mutants
 import pytest
+from law import PACKED
 from plans import planned
 from zg.check import check
 from zg.check.kernels import UNITS
@@ -42,7 +43,9 @@ PLANS = {
     "llama in chunks": ("llama-tiny", *HALVES, "train.head_chunk=10"),
     "llama, layers of their own": ("llama-tiny", *HALVES, LAYERS),
     "llama with adapters": ("llama-tiny", *HALVES, LORA),
+    "gpt, packed": ("gpt-tiny", *HALVES, *PACKED),
     "qwen": ("qwen3-tiny", *HALVES),
+    "qwen, packed": ("qwen3-tiny", *HALVES, *PACKED),
 }
 
 

@@ -156,6 +156,7 @@ def test_fields_and_defaults() -> None:
         "out_bias": True,
         "rope": None,
         "qk_norm": False,
+        "window": None,
         "eps": 1e-6,
     }
     assert (

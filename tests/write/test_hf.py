@@ -162,11 +162,11 @@ def test_a_window_makes_a_mistral() -> None:
 
 
 def test_the_text_in_c() -> None:
-    lines = view.text_lines("config", '{\n  "a": "b\\c"\n}\n')
+    lines = view.said("config", '{\n  "a": "b\\c"\n}\n')
     assert lines == [
         ".config =",
         '    "{\\n"',
         '    "  \\"a\\": \\"b\\\\c\\"\\n"',
         '    "}\\n",',
     ]
-    assert view.text_lines("config", "") == []
+    assert view.said("config", "") == []
