@@ -558,6 +558,8 @@ def code_of(prog: str, verb: Callable[..., int], *given: object) -> int:
     """The exit code of a verb; what is wrong goes to stderr."""
     try:
         return verb(*given)
+    except KeyboardInterrupt:
+        return 130
     except Bad as e:
         told = str(e)
     except OSError as e:

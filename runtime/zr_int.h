@@ -16,6 +16,7 @@
  *                          CPU any rank to end a command, on a GPU a rank to do a step (median);
  *                          on a CPU a command that uses a processor has ten times as long
  * and for tests and measurements (the targets have some of their own)
+ *   ZR_SAVE_S=N            an update waits so long for a checkpoint beside its step (default: 60)
  *   ZR_SHARD_BYTES=N       --save's files have so many bytes of tensors (default: 5 GB)
  *   ZR_PEAK_GFLOPS=X       of all ranks: steps' lines and the log say which share of X is reached
  * and for ranks that a launcher starts, where its own variables do not say it

@@ -368,6 +368,15 @@ static void save_and_leave(zr *z)
     atomic_store(&z->shared->left, 1);
 }
 
+/* Who takes the run to be finished would begin anew from what there is. */
+static void check_saved(zr *z)
+{
+    const zr_checkpoints *c = &z->checkpoints;
+    if (!z->o->checkpoints || z->step == c->from || c->last == z->step) return;
+    zr_fail(z, ZR_ENVIRONMENT, "the last checkpoint, of step %" PRId64 ", is not saved",
+            (int64_t)z->step);
+}
+
 /* What was moved must be what the plan says: a program or a runtime at fault does not end as a run
  * that is right. */
 static void check_moved(zr *z, const int64_t moved[ZR_MOVED])
@@ -495,6 +504,7 @@ static void run_rank(zr *z)
     for (int queue = 0; queue < ZR_QUEUES; queue++)
         if (z->queue[queue].k) z->p->close(queue, z->queue[queue].k);
     check_moved(z, moved);
+    if (!leaves) check_saved(z);
     zr_log_close(z);
 }
 

@@ -19,14 +19,14 @@ import argparse
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import trained
 from checkpoint import Bad, code_of
-from documents import Piece, loaded
+from documents import Piece, lines, loaded
 from encoding import Encoder, Ids, sound
 
 # llm.c's format: 256 int32, then examples of uint16
@@ -81,20 +81,15 @@ def example(piece: Piece, encoder: Encoder) -> bytes:
     return np.array(words, "<u2").tobytes()
 
 
-def lines(path: Path) -> Iterator[Piece]:
-    with open(path, "rb") as file:
-        for number, line in enumerate(file):
-            where = f"{path}:{number + 1}"
-            if number == MOST:
-                raise Bad(f"{where}: the format has {MOST} examples at most")
-            yield Piece(where, number, line, len(line))
-
-
 def write(source: Path, to: Path, encoder: Encoder) -> None:
     longest = count = 0
     with open(to, "wb") as file:
         file.seek(4 * HEADER)
-        for piece in lines(source):
+        for piece in lines([source]):
+            if piece.number == MOST:
+                raise Bad(
+                    f"{piece.where}: the format has {MOST} examples at most"
+                )
             each = example(piece, encoder)
             longest = max(longest, len(each))
             count += 1
@@ -122,7 +117,7 @@ def evaluate(chosen: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / chosen.file.name
         write(chosen.file, file, encoder)
-        words = [chosen.program, "--load", chosen.dir, "--steps", 0]
+        words = [chosen.program.absolute(), "--load", chosen.dir, "--steps", 0]
         words += ["--eval", file]
         return scored([str(word) for word in words], file, chosen.file)
 
@@ -131,10 +126,7 @@ def main(words: Sequence[str]) -> int:
     told = __doc__.partition("FILE.jsonl\n\n")[2]
     parser = trained.parser("run eval", told)
     parser.add_argument("file", type=Path, metavar="FILE.jsonl")
-    try:
-        return code_of("run eval", evaluate, parser.parse_args(words))
-    except KeyboardInterrupt:
-        return 130
+    return code_of("run eval", evaluate, parser.parse_args(words))
 
 
 if __name__ == "__main__":

@@ -215,7 +215,9 @@ class _Config:
             raise self.fail(key, f"is {shown(held)}", "an object, or null")
         said = dict(held)
         theta = said.pop("rope_theta", self.get("rope_theta"))
-        found = {"theta": theta if theta.value else Node(THETA, node.where)}
+        found = {
+            "theta": Node(THETA, node.where) if theta.value is None else theta
+        }
         types = [said.pop(k).value for k in ("rope_type", "type") if k in said]
         type_ = types[0] if types else "default"
         if type_ == "default" and not said:
