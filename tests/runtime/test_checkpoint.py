@@ -526,7 +526,8 @@ def test_where_a_link_leads_stays(data: Path) -> None:
     assert sorted(elsewhere.iterdir()) == kept and part.is_symlink()
     assert there(data) == [2]
     done = run(data, 3)
-    assert "no checkpoint of step 3: " in done.err and "Not a dir" in done.err
+    assert done.code == 3 and "no checkpoint of step 3: " in done.err
+    assert "Not a dir" in done.err
     assert sorted(elsewhere.iterdir()) == kept and there(data) == [2]
 
 
@@ -746,6 +747,22 @@ def test_a_checkpoint_that_cannot_be_written_ends_no_run(data: Path) -> None:
     assert keep.read_text() == ""
     keep.unlink()
     assert steps(data) == [1, 3, 4]
+
+
+def test_a_last_one_that_is_not_written_is_no_good_end(data: Path) -> None:
+    """All else is done before; the same command has nothing to do but to save it."""
+    (data.parent / "ck").mkdir()
+    folder(data, 2).write_text("")
+    saved = data.parent / "saved"
+    options = ("--save-every", 1, "--save", saved, "--hash")
+    done = run(data, 2, *options)
+    assert done.code == 3 and done.line("weights ")
+    assert done.err.count("the last checkpoint, of step 2, is not saved") == 1
+    assert load_file(saved / "model.safetensors")
+    folder(data, 2).unlink()
+    again = run(data, 2, *options)
+    assert again.code == 0 and again.line("weights ") == done.line("weights ")
+    assert steps(data) == [1, 2]
 
 
 @pytest.mark.parametrize(
