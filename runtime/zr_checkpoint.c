@@ -472,9 +472,12 @@ static int finish_checkpoint(zr *z, char *why)
     int fd = open(file, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     int bad = fd < 0 || zr_run_write(&c->record, c->sums, c->tensors, fd) || fsync(fd);
     if (fd >= 0 && close(fd)) bad = 1;
-    if (bad || sync_folder(part) || rename(part, whole) || sync_folder(z->o->checkpoints))
+    if (bad || sync_folder(part) || rename(part, whole))
         return zr_why(why, "%s: %s", whole, strerror(errno));
-    return 0;
+    if (!sync_folder(z->o->checkpoints)) return 0;
+    zr_why(why, "%s: %s", whole, strerror(errno));
+    rename(whole, part); /* what is given up has no name that says it is whole */
+    return -1;
 }
 
 /* Older ones than are to be kept; each is first no checkpoint any more. */

@@ -765,6 +765,21 @@ def test_a_last_one_that_is_not_written_is_no_good_end(data: Path) -> None:
     assert steps(data) == [1, 2]
 
 
+def test_no_checkpoint_is_there_that_could_not_be_synced(
+    data: Path, chaos: Path
+) -> None:
+    """Each sync in turn fails, and so do those behind it."""
+    for n in range(1, 100):
+        shutil.rmtree(data.parent / "ck", ignore_errors=True)
+        command = arguments(data, 1)
+        done = program.run(*command, LD_PRELOAD=chaos, FAIL=f"sync:{n}")
+        struck = "chaos: struck" in done.err
+        assert (done.code, there(data)) == ((3, []) if struck else (0, [1]))
+        if not struck:
+            break
+    assert 4 < n < 99
+
+
 @pytest.mark.parametrize(
     "rank,said", [(0, "File too large"), (1, "another rank could not write")]
 )
