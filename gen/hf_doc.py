@@ -32,6 +32,7 @@ def of_family(f: Family) -> Pairs:
     yield vocab, "model.vocab"
     yield width, "model.width"
     yield layers, "blocks"
+    yield f.context, "train.sequence"
     for op in (f.embedding, *f.block, f.norm):
         for key, where in of_op(op):
             if key in f.usual and key not in hf.WINDOWS:
