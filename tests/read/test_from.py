@@ -196,6 +196,16 @@ def test_dropout_is_told(tmp_path: pathlib.Path) -> None:
     )
 
 
+def test_more_positions_than_the_model_has_are_told(
+    tmp_path: pathlib.Path,
+) -> None:
+    there = folder(tmp_path, {**LLAMA, "max_position_embeddings": 64})
+    for n, told in ((64, False), (65, True)):
+        notes = spec.load(None, (f"train.sequence={n}",), None, there).notes
+        said = f"train.sequence: {n} is more than the 64 positions"
+        assert any(said in note for note in notes) == told
+
+
 # ---- what is refused, by its name and line
 
 

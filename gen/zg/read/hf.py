@@ -434,3 +434,14 @@ def sees(root: Node, found: Found) -> None:
             f"{sequence.value} of {sequence.where}, and not of every layer; allowed: "
             f"train.sequence up to {window.value}"
         )
+
+
+def longer(root: Node, found: Found) -> Names:
+    """A note of samples that have more positions than the model was made for."""
+    sequence = root.at(("train", "sequence"))
+    if type(sequence.value) is not int or sequence.value <= found.context:
+        return ()
+    return (
+        f"{sequence.where}: train.sequence: {sequence.value} is more than the {found.context} "
+        "positions that config.json has",
+    )

@@ -674,6 +674,7 @@ def _effective(
     if found:
         hf.ends(root, found)
         hf.sees(root, found)
+        notes = (*notes, *hf.longer(root, found))
     return root, (*notes, *old.spelt(root))
 
 
