@@ -2,7 +2,7 @@
  * (--merge).
  *
  * Invariants
- *  1. W + scale * B A: each element's products are summed in ascending order in doubles and rounded
+ *  1. w + scale * B A: each element's products are summed in ascending order in doubles and rounded
  *     once, so the bits depend on no rank.
  *  2. A merge needs no memory but what zr_merge_new gets.
  */
