@@ -37,7 +37,7 @@ from patience import LIMIT  # noqa: E402
 STEPS = 60
 # Of each type, with each kind of states; their ways meet all of stages, ranks and offloading.
 RECIPES = ("AdamW", "frozen, bf16", "f16, a scale that falls", "Adagrad")
-DIED, ASKED, WRONG = 5, 75, 2  # exit codes
+DIED, ASKED, WRONG, UNSAVED = 5, 75, 2, 3  # exit codes
 KILLED = -signal.SIGKILL
 # Where a process kills itself, and its highest call there that is drawn.
 PLACES = {"collective": 4000, "write": 2000, "sync": 100, "rename": 60}
@@ -154,8 +154,8 @@ class Chaos:
             if ended and left:
                 raise Lost(f"{left} stay: {told}")
             spared = ended and name in ENDS
-            if name.startswith("bad ") and STRUCK not in err:
-                spared = True
+            if name.startswith("bad "):
+                spared = STRUCK not in err
             self.befell["none" if spared else name] += 1
         shutil.rmtree(self.checkpoints)
 
@@ -286,6 +286,8 @@ ENDS = {
     # before it waits for signals, and a rank's own
     "asked": {ASKED, -signal.SIGTERM, 128 + signal.SIGTERM, DIED},
     "damage": {WRONG},
+    # of the last checkpoint
+    **{name: {UNSAVED} for name in FAULTS if name.startswith("bad ")},
 }
 
 

@@ -46,6 +46,8 @@ def test_a_checkpoint_that_goes_is_told(
             path.rename(c.folder / path.name)
         return chaos.DIED, "", ""
 
+    wanted = dict.fromkeys(disturbed.recipes, "weights 0")
+    monkeypatch.setattr(disturbed, "wanted", wanted)
     monkeypatch.setattr(chaos, "FAULTS", {"asked": gone, "step": gone})
     shutil.rmtree(disturbed.checkpoints, ignore_errors=True)
     (disturbed.checkpoints / "step-00000001").mkdir(parents=True)
