@@ -35,35 +35,25 @@ static void fwd_task(void *arg, int64_t task, int thread)
     }
 }
 
+static void forward(zk *k, const zk_launch *L, embed *a)
+{
+    a->rows = zk_tile(k, L, 0, ROWS);
+    a->dtype = k->dtype;
+    zk_for(k, zk_pieces(a->M, a->rows), fwd_task, a);
+}
+
 void ZK(zk_embed_fwd)(zk *k, const zk_launch *L, real *y, const int32_t *token, const real *w,
                       const real *p, int64_t B, int64_t T, int64_t C)
 {
-    embed a = {.y = y,
-               .w = w,
-               .p = p,
-               .token = token,
-               .T = T,
-               .M = B * T,
-               .C = C,
-               .rows = zk_tile(k, L, 0, ROWS),
-               .dtype = k->dtype};
-    zk_for(k, zk_pieces(a.M, a.rows), fwd_task, &a);
+    forward(k, L, &(embed){.y = y, .w = w, .p = p, .token = token, .T = T, .M = B * T, .C = C});
 }
 
 void ZK(zk_embed_packed_fwd)(zk *k, const zk_launch *L, real *y, const int32_t *token,
                              const int32_t *position, const real *w, const real *p, int64_t M,
                              int64_t C)
 {
-    embed a = {.y = y,
-               .w = w,
-               .p = p,
-               .token = token,
-               .position = position,
-               .M = M,
-               .C = C,
-               .rows = zk_tile(k, L, 0, ROWS),
-               .dtype = k->dtype};
-    zk_for(k, zk_pieces(a.M, a.rows), fwd_task, &a);
+    embed a = {.y = y, .w = w, .p = p, .token = token, .position = position, .M = M, .C = C};
+    forward(k, L, &a);
 }
 
 /* ---- backward */

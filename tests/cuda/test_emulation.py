@@ -308,6 +308,7 @@ def ran(
     [
         "right_wait",
         "right_overwrite",
+        "right_readers",
         "host_between",
         "host_asks",
         "right_memset",
@@ -340,6 +341,7 @@ RACES = [
     ("never_recorded", FILL, TWICE),
     ("record_too_late", FILL, TWICE),
     ("early_overwrite", FILL, TWICE),
+    ("missed_reader", FILL, TWICE),
     (
         "hasty_memset",
         "a write by cudaMemsetAsync on the default stream",

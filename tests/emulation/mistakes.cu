@@ -169,6 +169,24 @@ void overwritten(bool wait)
 void right_overwrite(void) { overwritten(true); }
 void early_overwrite(void) { overwritten(false); }
 
+/* Two streams read; the write is behind the last of them, and behind both only if it waits. */
+void read_twice(bool wait)
+{
+    launch_fill(w.a, w.x, 3);
+    must(cudaEventRecord(w.e, w.a));
+    must(cudaStreamWaitEvent(w.b, w.e, 0));
+    launch_twice(w.b, w.pinned, w.x);
+    must(cudaEventRecord(w.f, w.b));
+    launch_twice(w.a, w.y, w.x);
+    if (wait) must(cudaStreamWaitEvent(w.a, w.f, 0));
+    launch_fill(w.a, w.x, 1);
+    must(cudaDeviceSynchronize());
+    all_is(w.y, 6);
+}
+
+void right_readers(void) { read_twice(true); }
+void missed_reader(void) { read_twice(false); }
+
 /* The host's wait orders what it issues later. */
 void host_between(void)
 {
@@ -457,7 +475,8 @@ void captured_event_outside(void)
 // clang-format off
 #define CASES(X)                                                                                   \
     X(right_wait) X(no_wait) X(wrong_event) X(never_recorded) X(record_too_late)                   \
-    X(right_overwrite) X(early_overwrite) X(host_between) X(host_asks) X(right_memset)             \
+    X(right_overwrite) X(early_overwrite) X(right_readers) X(missed_reader) X(host_between)        \
+    X(host_asks) X(right_memset)                                                                   \
     X(hasty_memset) X(host_reads) X(host_writes) X(host_copies) X(right_staging) X(early_staging)  \
     X(right_pinned) X(early_pinned) X(right_result) X(early_result) X(plain_memory) X(beyond)      \
     X(within) X(within_shared) X(beyond_shared) X(freed) X(aligned) X(misaligned)                  \

@@ -14,6 +14,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -82,6 +83,20 @@ def sh(*command: object, **options) -> str:
         f"{command} gave {done.returncode}\n{done.stdout}{done.stderr}"
     )
     return done.stdout
+
+
+def tool(
+    name: str, *words: object, **options
+) -> subprocess.CompletedProcess[str]:
+    """a command of tools/, as `run` starts it"""
+    return subprocess.run(
+        [sys.executable, ROOT / "tools" / name, *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        env={"PYTHONPATH": str(ROOT / "gen")},
+        **options,
+    )
 
 
 @contextlib.contextmanager

@@ -223,6 +223,10 @@ def test_more_positions_than_the_model_has_are_told(
             {"rope_scaling": {"type": "llama3", "beta": 1}},
             "17: rope_scaling.beta",
         ),
+        (
+            {"rope_theta": 0},
+            "11: model.units[1].ops[0].residual[1].attention.rope.theta: 0",
+        ),
         ({"rope_scaling": 8}, "15: rope_scaling: is 8; allowed: an object"),
         ({"partial_rotary_factor": 0.5}, "15: partial_rotary_factor: is 0.5"),
         ({"vocab_size": "many"}, "9: model.vocab: 'many' is no integer"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import choices
@@ -16,18 +15,10 @@ import pytest
 import trainer
 from choices import Example
 from encoding import Encoder
-from patience import LIMIT
 
 
-def run(*words: object) -> subprocess.CompletedProcess[str]:
-    tool = trainer.ROOT / "tools" / "eval.py"
-    return subprocess.run(
-        [sys.executable, str(tool), *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        env={"PYTHONPATH": str(trainer.ROOT / "gen")},
-    )
+def run(*words: object, **options) -> subprocess.CompletedProcess[str]:
+    return trainer.tool("eval.py", *words, **options)
 
 
 def questions(folder: Path, *lines: object) -> Path:
@@ -182,3 +173,12 @@ def test_what_the_program_says_is_told(tmp_path: Path) -> None:
     path.write_text("")
     done = run(tmp_path, path, *options, keeper(tmp_path))
     assert done.returncode == 2 and f"{path}: empty" in done.stderr
+
+
+def test_the_program_is_named_from_where_one_stands(tmp_path: Path) -> None:
+    keeper(tmp_path)
+    path = questions(tmp_path, question("a", ["b"], 0))
+    options = ("--tokenizer", "bytes", "--program", "./program")
+    done = run(tmp_path, path, *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"eval {path}: 1 of 2 (0.5000)\n"

@@ -6,25 +6,16 @@ from __future__ import annotations
 import json
 import math
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import trainer
-from patience import LIMIT
 
 KJV = trainer.ROOT / "tests" / "data" / "kjv.txt"
 VOCAB = 300
 
 
 def tool(name: str, *words: object) -> str:
-    done = subprocess.run(
-        [sys.executable, str(trainer.ROOT / "tools" / name), *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        env={"PYTHONPATH": str(trainer.ROOT / "gen")},
-    )
+    done = trainer.tool(name, *words)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import law
@@ -140,15 +139,8 @@ def test_a_wrong_prompt_is_told_before_training(weights: Path) -> None:
 # ---- the command
 
 
-def run(*words: object) -> subprocess.CompletedProcess[str]:
-    tool = trainer.ROOT / "tools" / "sample.py"
-    return subprocess.run(
-        [sys.executable, str(tool), *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        env={"PYTHONPATH": str(trainer.ROOT / "gen")},
-    )
+def run(*words: object, **options) -> subprocess.CompletedProcess[str]:
+    return trainer.tool("sample.py", *words, **options)
 
 
 def test_text_comes_back(weights: Path) -> None:
@@ -211,3 +203,12 @@ def test_a_program_of_this_folder(
     options = ("--prompt", "a", "--tokenizer", "bytes", "--program", "./ls")
     done = run(tmp_path, *options)
     assert (done.returncode, done.stdout) == (0, "hi\n"), done.stderr
+
+
+def test_an_interrupt_ends_it_without_a_trace(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\nkill -INT $PPID\nexec sleep 60\n")
+    program.chmod(0o755)
+    options = ("--prompt", "a", "--tokenizer", "bytes", "--program", program)
+    done = run(tmp_path, *options)
+    assert (done.returncode, done.stderr) == (130, "")

@@ -76,17 +76,23 @@ def _summands(call: Call) -> list[int]:
     return [at[name] for name in PASSES.get(call.kernel, ())]
 
 
+def _read(call: Call) -> set[int]:
+    """The operands of a call forward whose gradients calls backward make."""
+    backs = [BACK[name] for name in FORWARD.get(call.kernel, ())]
+    return {back.x for back in backs if back.x is not None}
+
+
 def adds_back(fwd: Body, bwd: Body) -> bool:
     """Backward adds, beside what it recomputes, for every use but one of a value that has a
     gradient."""
     uses: Counter[Made] = Counter()
     for call, _, is_ in fwd.ran:
-        backs = [BACK[name] for name in FORWARD.get(call.kernel, ())]
-        read = {back.x for back in backs if back.x is not None}
-        mine = [is_[n] for n in (*_summands(call), *read)]
-        uses.update(what for what in mine if fwd.moves(what))
+        for n in (*_summands(call), *_read(call)):
+            if fwd.moves(is_[n]):
+                uses[is_[n]] += 1
     again = {n for _, n, _ in fwd.ran}
-    added = [n for c, n, _ in bwd.ran if c.kernel == ADD and n not in again]
+    adds = [n for call, n, _ in bwd.ran if call.kernel == ADD]
+    added = [n for n in adds if n not in again]
     return len(added) == sum(uses.values()) - len(uses)
 
 

@@ -93,10 +93,14 @@ class _Builder:
     def one(self, row: Row, xs: tuple[str, ...], std: float) -> str:
         params = {"w": row.tied} if row.tied else {}
         for word, weight in row.weights.items():
-            params[word] = self.tensor(weight, *_first(row.name, word, std))
-        ins = dict(zip(ops.OPS[row.name].ins, xs, strict=False))
-        more = {"table": self.table(row)} if "rope" in row.dims else {}
-        return self.node(row.name, ins, params, {**row.dims, **more})
+            first = _first(row.name, word, std)
+            params[word] = self.tensor(weight, *first)
+        words = ops.OPS[row.name].ins
+        ins = dict(zip(words, xs, strict=False))
+        dims = dict(row.dims)
+        if "rope" in dims:
+            dims["table"] = self.table(row)
+        return self.node(row.name, ins, params, dims)
 
     def table(self, row: Row) -> str:
         """The rotary table of a row."""
