@@ -30,6 +30,9 @@ GRAPHS = (
 )  # of a step: begin, micro-batch, update; a validation's is one more
 
 
+FEW = ("--val-tokens", "64")
+
+
 def taken(
     folder: pathlib.Path,
     blocks: int,
@@ -83,8 +86,8 @@ def taken(
     [
         ((), GRAPHS),
         (("--no-graph",), 0),
-        (("--val", "tokens", "--val-every", "2"), GRAPHS + PAGE),
-        (("--val", "tokens", "--no-graph"), 0),
+        (("--val", "tokens", *FEW, "--val-every", "2"), GRAPHS + PAGE),
+        (("--val", "tokens", *FEW, "--no-graph"), 0),
         (("--checkpoints", "ck", "--save-every", "1"), GRAPHS),
     ],
 )

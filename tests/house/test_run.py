@@ -128,15 +128,6 @@ def test_a_command_that_is_none_is_named(root: pathlib.Path) -> None:
 # ---- the demo
 
 
-def built(root: pathlib.Path) -> None:
-    """The objects that are built already."""
-    trainer.objects()
-    with trainer.alone("ninja"):
-        shutil.copytree(trainer.ROOT / "out/o/cc", root / "out/o/cc")
-        for name in (".ninja_log", ".ninja_deps"):
-            shutil.copy2(trainer.ROOT / "out" / name, root / "out")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("judged", [True, False])
 def test_the_demo_says_what_it_found(
@@ -144,7 +135,7 @@ def test_the_demo_says_what_it_found(
 ) -> None:
     """Too few steps for its bar: it says so when the loaded weights have given the same loss, if
     they are the spec's own. The model is of a quarter of the width."""
-    built(root)
+    trainer.with_objects(root)
     spec = root / "model_specs" / "demo.yaml"
     small = re.sub(
         r"\b(width|out): (\d+)",
@@ -257,6 +248,7 @@ def test_every_run_of_tests_counts_for_itself(
 @pytest.mark.slow
 def test_bench_measures_a_model(root: pathlib.Path, own: pathlib.Path) -> None:
     """Whatever the figures are; on a busy machine they are called invalid, with exit code 1."""
+    trainer.with_objects(root)
     done = call(
         root,
         "bench",

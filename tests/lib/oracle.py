@@ -445,16 +445,22 @@ class Net:
 
         return x, back_all
 
-    def run(
+    def forward(
         self, tokens: np.ndarray, targets: np.ndarray
-    ) -> tuple[float, int]:
-        """mean loss, number of valid targets; self.grads = d(mean loss). tokens, targets [B,T]"""
+    ) -> tuple[float, int, np.ndarray, list[Back]]:
+        """mean loss, number of valid targets, d(mean loss)/d(logits). tokens, targets [B,T]"""
         x, backs = tokens, []
         for unit in self.spec.model.units:
             for prefix in prefixes(unit):
                 x, back = self.ops(unit.ops, x, prefix)
                 backs.append(back)
-        loss, valid, d = cross_entropy(x, targets)
+        return *cross_entropy(x, targets), backs
+
+    def run(
+        self, tokens: np.ndarray, targets: np.ndarray
+    ) -> tuple[float, int]:
+        """mean loss, number of valid targets; self.grads = d(mean loss)"""
+        loss, valid, d, backs = self.forward(tokens, targets)
         for back in reversed(backs):
             d = back(d)
         return loss, valid
@@ -494,6 +500,21 @@ def gradients(
         for name, g in net.grads.items():
             grads[name] = grads[name] + g * real(valid / n)
     return loss, int((targets >= 0).sum()), grads
+
+
+def mean_loss(
+    spec, params: Arrays, tokens: np.ndarray, targets: np.ndarray
+) -> float:
+    """That of `gradients`."""
+    n = max(int((targets >= 0).sum()), 1)
+    loss = 0.0
+    for b, begin, end in documents(spec, tokens):
+        part = b, slice(begin, end)
+        mean, valid, *_ = Net(spec, params).forward(
+            tokens[part], targets[part]
+        )
+        loss += mean * valid / n
+    return loss
 
 
 # ---- training

@@ -5,13 +5,12 @@ Its sums of integers wrap and commute, so that equality with numpy is exact.
 
 from __future__ import annotations
 
-import atexit
 import functools
+import hashlib
 import os
 import re
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import trainer
 from patience import LIMIT, patient
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,14 +55,9 @@ class Result:
         )
 
 
-def compiler(binary: Path, *flags: str) -> subprocess.Popen[bytes]:
-    """makes it, with these flags"""
-    sources = [
-        ROOT / "tests/runtime/program.c",
-        *RUNTIME.glob("*.c"),
-        *RUNTIME.glob("cpu/*.c"),
-    ]
-    base = [
+def compile_to(binary: Path, *flags: str) -> None:
+    """Makes it, with these flags."""
+    trainer.sh(
         "gcc",
         "-std=gnu11",
         "-O1",
@@ -71,27 +66,38 @@ def compiler(binary: Path, *flags: str) -> subprocess.Popen[bytes]:
         "-Wextra",
         "-Werror",
         f"-I{RUNTIME}",
-    ]
-    return subprocess.Popen(
-        [*base, *flags, *map(str, sources), "-pthread", "-o", str(binary)]
+        *flags,
+        *sources(".c"),
+        "-pthread",
+        "-o",
+        binary,
     )
 
 
+def sources(*ends: str) -> list[Path]:
+    own = ROOT / "tests/runtime/program.c"
+    there = sorted([*RUNTIME.iterdir(), *(RUNTIME / "cpu").iterdir()])
+    return [own, *(path for path in there if path.suffix in ends)]
+
+
 @functools.cache
-def built() -> dict[str, Path]:
-    """The program, plain and with sanitizers."""
-    folder = Path(tempfile.mkdtemp())
-    atexit.register(shutil.rmtree, folder)
-    compilers = [
-        compiler(folder / name, *flags) for name, flags in SANITIZERS.items()
-    ]
-    assert [compiler.wait() for compiler in compilers] == [0] * len(compilers)
-    return {name: folder / name for name in SANITIZERS}
+def built(name: str) -> Path:
+    """The program, plain or with a sanitizer; made once for all processes of the tests."""
+    flags = SANITIZERS[name]
+    made_of = hashlib.sha256(repr(flags).encode())
+    for path in sources(".c", ".h"):
+        made_of.update(path.read_bytes())
+    binary = trainer.MADE / f"runtime-{made_of.hexdigest()[:20]}"
+    with trainer.alone(binary.name):
+        if not binary.exists():
+            compile_to(binary.with_suffix(".new"), *flags)
+            binary.with_suffix(".new").rename(binary)
+    return binary
 
 
 @pytest.fixture
 def program() -> Path:
-    return built()["plain"]
+    return built("plain")
 
 
 @pytest.fixture(scope="session")

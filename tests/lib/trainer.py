@@ -207,9 +207,19 @@ def checkout(root: pathlib.Path) -> pathlib.Path:
         "out/.gitignore",
     ):
         (root / name).parent.mkdir(exist_ok=True)
-        shutil.copy(ROOT / name, root / name)
+        shutil.copy2(ROOT / name, root / name)
     if (ROOT / ".venv").exists():
         (root / ".venv").symlink_to((ROOT / ".venv").resolve())
+    return root
+
+
+def with_objects(root: pathlib.Path) -> pathlib.Path:
+    """a checkout, with the objects of out/train: ninja compiles train.c alone"""
+    objects()
+    with alone("ninja"):
+        shutil.copytree(ROOT / "out/o/cc", root / "out/o/cc")
+        for name in (".ninja_log", ".ninja_deps"):
+            shutil.copy2(ROOT / "out" / name, root / "out" / name)
     return root
 
 

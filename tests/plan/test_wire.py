@@ -157,10 +157,11 @@ WAYS = [
 @pytest.mark.parametrize(
     "family,every",
     [
-        ("gpt", 9),
+        ("gpt", 7),
         ("llama", 9),
+        ("qwen3", 11),
         *(
-            pytest.param(family, 1, marks=pytest.mark.slow)
+            pytest.param(family, 1, marks=pytest.mark.exhaustive)
             for family in law.FAMILIES
         ),
     ],

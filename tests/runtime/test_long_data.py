@@ -24,7 +24,7 @@ BAD = 60000
 def trainer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """program.c with long samples: what lies behind the first 64 MiB comes after a dozen steps"""
     binary = tmp_path_factory.mktemp("long") / "program"
-    assert program.compiler(binary, f"-DSEQUENCE={T}").wait() == 0
+    program.compile_to(binary, f"-DSEQUENCE={T}")
     return binary
 
 

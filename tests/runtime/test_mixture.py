@@ -85,7 +85,7 @@ def stream(
 @pytest.fixture(scope="session")
 def shuffled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     binary = tmp_path_factory.mktemp("shuffled") / "program"
-    assert program.compiler(binary, "-DSHUFFLE=1").wait() == 0
+    program.compile_to(binary, "-DSHUFFLE=1")
     return binary
 
 

@@ -207,7 +207,7 @@ def test_what_events_mean(program: Path, data: Path) -> None:
 @pytest.mark.parametrize("mode", ["eager", "late", "shuffled:1", "shuffled:2"])
 def test_sanitizers_are_silent(data: Path, sanitizer: str, mode: str) -> None:
     done = train(
-        built()[sanitizer],
+        built(sanitizer),
         data,
         "--queue",
         mode,
@@ -224,7 +224,7 @@ def test_sanitizers_are_silent(data: Path, sanitizer: str, mode: str) -> None:
 
 def test_thread_sanitizer_sees_a_missing_wait(data: Path) -> None:
     done = train(
-        built()["tsan"],
+        built("tsan"),
         data,
         steps=200,
         SKIP="full",

@@ -267,7 +267,7 @@ def test_sanitizers_are_silent_about_a_stall(
     data: Path, sanitizer: str
 ) -> None:
     done = train(
-        built()[sanitizer],
+        built(sanitizer),
         data,
         steps=30,
         RANKS=2,

@@ -109,7 +109,7 @@ def test_the_emulated_program_verifies(tokens: Path, tmp_path: Path) -> None:
 
 def test_nothing_is_allocated(data: Path) -> None:
     """The program ends where memory is asked for after the first step's begin."""
-    binary = program.built()["plain"]
+    binary = program.built("plain")
     for ranks in (1, 2):
         done = program.train(binary, data, "--verify-every", 1, RANKS=ranks)
         assert done.code == 0, done.err

@@ -265,7 +265,13 @@ def test_all_again_costs_less_than_a_forward() -> None:
     assert 0.2 < last.cost < 1 / 3
 
 
-@pytest.mark.parametrize("name", ["gpt-tiny", "qwen3-tiny"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gpt-tiny",
+        pytest.param("qwen3-tiny", marks=pytest.mark.exhaustive),
+    ],
+)
 @pytest.mark.slow
 def test_the_cheapest_that_fits(name: str) -> None:
     """A budget of just its arena chooses a row, a byte less the next one, and the plan is that of

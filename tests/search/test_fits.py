@@ -60,7 +60,15 @@ def test_the_ways_that_are_named_fit() -> None:
 
 
 @pytest.mark.parametrize(
-    "keys", [(), ("zero.stage=3", "train.accumulate=layers")], ids=str
+    "keys",
+    [
+        (),
+        pytest.param(
+            ("zero.stage=3", "train.accumulate=layers"),
+            marks=pytest.mark.exhaustive,
+        ),
+    ],
+    ids=str,
 )
 @pytest.mark.slow
 def test_every_way_is_found(keys: tuple[str, ...]) -> None:

@@ -71,7 +71,11 @@ def test_make_runs_ninjas_commands(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "builder", [("make", "-j2"), ("ninja",)], ids=["make", "ninja"]
+    "builder",
+    [
+        pytest.param(("make", "-j2"), id="make"),
+        pytest.param(("ninja",), marks=pytest.mark.exhaustive, id="ninja"),
+    ],
 )
 def test_a_bundle_builds_without_python(
     bundle: pathlib.Path, tmp_path: pathlib.Path, builder: tuple[str, ...]
@@ -205,7 +209,7 @@ def test_versions_are_one() -> None:
 
 @pytest.mark.slow
 def test_programs_side_by_side(tmp_path: pathlib.Path) -> None:
-    root = trainer.checkout(tmp_path / "tree")
+    root = trainer.with_objects(trainer.checkout(tmp_path / "tree"))
     specs = ("gpt-tiny", "llama-tiny")
     for name in specs:
         (root / "build" / name).mkdir(parents=True)

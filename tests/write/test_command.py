@@ -407,8 +407,9 @@ def test_a_folder_with_a_space(
 
 @pytest.mark.slow
 def test_all_is_built_in_a_folder_with_a_space(tmp_path: pathlib.Path) -> None:
-    """A copy of the sources, from spec to weights, by the commands of the README."""
-    root = trainer.checkout(tmp_path / "the sources")
+    """A copy of the sources, from spec to weights, by the commands of the README. Objects are
+    compiled in such a folder by test_bundle.py."""
+    root = trainer.with_objects(trainer.checkout(tmp_path / "the sources"))
     trainer.write_tokens(root / "tokens", law.tokens(256, 5000))
     for command in (
         "gen/zgen model_specs/gpt-tiny.yaml -o out/train.c",
