@@ -699,6 +699,7 @@ def test_runs_see_a_race(data: pathlib.Path) -> None:
     assert any(got != want for got in runs(mutant, data, FEW))
 
 
+@pytest.mark.slow
 def test_what_is_the_same_program() -> None:
     """The canonical form knows a commuting pair, a wait that another implies, and a real change."""
     p = planned(*SMALL)

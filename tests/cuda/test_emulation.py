@@ -177,6 +177,7 @@ def other_process(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", RIGHT)
 def test_kernels_run_as_on_a_gpu(name: str, order: str) -> None:
@@ -302,6 +303,7 @@ def ran(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(
     "case",

@@ -105,6 +105,7 @@ def test_calls_are_seen(tmp_path: pathlib.Path) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PROGRAMS, ids=lambda kind: kind.program)
 def test_no_call_goes_in_a_circle(kind: trainer.Kind) -> None:
     found = of_a_program(kind)

@@ -264,6 +264,7 @@ def test_nothing_else_is_imported() -> None:
         assert not other, f"{short(path)}: {other}"
 
 
+@pytest.mark.slow
 def test_nothing_but_the_input_is_looked_at() -> None:
     """No time, chance or host name gets into what zgen writes."""
     for path in ZG:
@@ -613,6 +614,7 @@ def test_a_static_function_has_a_name_of_its_own(
     assert {name: at for name, at in files.items() if len(at) > 1} == {}
 
 
+@pytest.mark.slow
 def test_no_function_is_longer_than_it_may_be() -> None:
     long = [
         (short(path), name, n)

@@ -118,6 +118,7 @@ def test_values(
     close(db[None], np.ones((1, M)), dy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_vocabulary_of_gpt2(target: str, dtype: int, layout: int) -> None:
     M, N, K = 3, 50257, 40

@@ -102,6 +102,7 @@ def within(found: Array, exact: Array, ulps: float) -> None:
     ).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name,low,high",
     [("exp", -104, 89), ("log", 0.5, 2), ("tanh", -1.5, 1.5), ("erf", -4, 4)],

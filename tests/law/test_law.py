@@ -539,6 +539,7 @@ def test_the_ways_are_what_they_claim() -> None:
 # ---- what a recipe may change, it does change
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "precision,ranks,stage",
     [("f32", 2, 1), pytest.param("bf16", 4, 3, marks=pytest.mark.slow)],

@@ -178,6 +178,7 @@ def test_first_values(tmp_path: pathlib.Path) -> None:
 # ---- bits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name,precision", [("llama", "f32"), ("gpt", "bf16"), ("qwen3", "f32")]
 )
@@ -237,6 +238,7 @@ SHORT = (
 )
 
 
+@pytest.mark.slow
 def test_under_emulation(tmp_path: pathlib.Path) -> None:
     """The GPU's kernels have one hash, too, and lead to a CPU's losses, but for bf16's rounding of
     logits: 2^-9 each of numbers below 1, at random over 24 tokens."""

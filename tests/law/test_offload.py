@@ -314,6 +314,7 @@ def test_sums_that_stay(keys: tuple[str, ...], said: str) -> None:
     assert below(alone.plan) and not alone.notes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_four_times_the_device(tmp_path: pathlib.Path, ranks: int) -> None:
     """A model whose states are four times a rank's arena and more trains to the same bits."""

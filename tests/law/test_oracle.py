@@ -74,6 +74,7 @@ def test_gradients(name: str, case: str) -> None:
         assert_close(known.digest(tensor, g), expected, CLOSE, tensor)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_twenty_steps(name: str) -> None:
     spec, params, tokens, ref = setting(name)

@@ -235,6 +235,7 @@ def test_momentum_in_a_cycle(target: str) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_same_bits_everywhere() -> None:
     kernels = [
         zk.Kernels(isa, zk.F32, 1, cc)

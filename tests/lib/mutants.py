@@ -366,13 +366,13 @@ def form(what: str) -> tuple[str, str]:
 
 
 def sample(made: Iterable[Mutant]) -> list[Mutant]:
-    """The first of a form and the last of the next one, by turns. Over the plans of test_mutants.py
+    """The first of two forms and the last of the next two, by turns. Over the plans of test_mutants.py
     the checker refuses these by all the rules, and with all the messages, by which it refuses any
     mutant."""
     forms: dict[tuple[str, str], list[Mutant]] = defaultdict(list)
     for m in made:
         forms[form(m.what)].append(m)
-    return [some[-(n % 2)] for n, some in enumerate(forms.values())]
+    return [some[-(n // 2 % 2)] for n, some in enumerate(forms.values())]
 
 
 # ---- the canonical form

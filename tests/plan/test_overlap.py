@@ -299,6 +299,7 @@ def unordered(p: plan.Plan) -> list[bool]:
     return beside[: sum(s.op in BLOCKS for s in steps(p))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", ["auto", "0"])
 def test_gathers_run_beside_work(tmp_path: pathlib.Path, ahead: str) -> None:
     """Where the plan orders a gather and a block's function they meet in no step; where it does

@@ -224,6 +224,7 @@ def test_a_text_is_one_plan_or_none(data: st.DataObject) -> None:
 # ---- twice the same
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("emit", ["c", "plan", "explain", "memory"])
 def test_the_same_bytes_in_every_process(
     emit: str, tmp_path: pathlib.Path

@@ -161,6 +161,7 @@ def test_slots_are_what_is_alive() -> None:
     )
 
 
+@pytest.mark.slow
 @settings(
     max_examples=60, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -423,7 +423,10 @@ SMALL = ("../tests/data/sliced", "train.global_batch=4")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["f32", "bf16"])
+@pytest.mark.parametrize(
+    "precision",
+    ["f32", pytest.param("bf16", marks=pytest.mark.exhaustive)],
+)
 def test_mutants_of_calls(precision: str, data: pathlib.Path) -> None:
     p = test_mutants.planned(
         *SMALL,
@@ -451,6 +454,7 @@ def test_slices_that_do_not_fill_their_shards_are_refused(
         check.check(p)
 
 
+@pytest.mark.slow
 def test_mutants_of_tables() -> None:
     p = test_mutants.planned(*SMALL, "zero.stage3_max_live_parameters=24576")
     assert [

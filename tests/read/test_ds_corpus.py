@@ -84,6 +84,7 @@ def test_what_becomes_of_each(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_the_plans_of_what_is_read_pass_the_checker(tmp_path: Path) -> None:
     spec = spec_without_min_lr(tmp_path)
     for path in FILES:

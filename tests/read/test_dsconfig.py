@@ -1004,6 +1004,7 @@ trees = st.recursive(
 dotted = st.sampled_from(sorted(dskeys.TABLE))
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(config=st.dictionaries(st.sampled_from(WORDS), trees, max_size=4))
 def test_fuzz_trees(folder: Path, config: dict) -> None:
@@ -1031,6 +1032,7 @@ def test_fuzz_values_of_known_keys(folder: Path, given_: list) -> None:
 GOOD_TEXTS = sorted((ROOT / "tests/data/ds_configs").glob("*.json"))
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(data=st.data(), source=st.sampled_from(GOOD_TEXTS))
 def test_fuzz_text(folder: Path, data: st.DataObject, source: Path) -> None:
@@ -1149,6 +1151,7 @@ def test_the_lines_can_be_given_back(tmp_path: Path, path: Path) -> None:
     assert values == [re.sub(r" +# .*", "", line) for line in lines]
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     """Notes on stderr, nothing on stdout with a mistake."""
 

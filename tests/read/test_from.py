@@ -322,6 +322,7 @@ def zgen(*words: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_the_command_tells_what_to_type(tmp_path: pathlib.Path) -> None:
     there = folder(tmp_path, GPT2)
     for given in (there, f"{there}/config.json"):

@@ -153,6 +153,7 @@ def test_trees_that_a_gpu_does_not_hold() -> None:
         search.find(spec.load(str(SPECS / "gpt-tiny.yaml"), sets))
 
 
+@pytest.mark.slow
 def test_parts_of_blocks() -> None:
     """The bound that is allowed is the least."""
     key = "zero.stage3_max_live_parameters"

@@ -202,6 +202,7 @@ def test_words_stay_words(tmp_path: pathlib.Path) -> None:
     assert again.plain() == root.plain() and again.plain()["extra"] == words
 
 
+@pytest.mark.slow
 def test_the_command_writes_it(tmp_path: pathlib.Path) -> None:
     """Given back to zgen: the same C; and what would not make a plan is no spec."""
     keys = ("--set", "zero.stage=1", "--set=model.units[1].blocks=1")

@@ -1144,6 +1144,7 @@ def places(node: object) -> list[tuple[object, object]]:
     ]
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(data=st.data(), mapping=drawn.specs())
 def test_fuzz_trees(folder: Path, data: st.DataObject, mapping: dict) -> None:

@@ -35,6 +35,7 @@ def tool(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build("runtime/weights.c", tmp_path_factory.mktemp("weights"))
 
 
+@pytest.mark.slow
 def test_tensors_that_do_not_fit(tool: Path, tmp_path: Path) -> None:
     bench = Bench(tool, tmp_path, layout(2))
     weights = weights_of(bench.program)
@@ -62,6 +63,7 @@ def test_tensors_that_do_not_fit(tool: Path, tmp_path: Path) -> None:
     assert "tensor wpe.weight is F64; F32, BF16 and F16 can be read" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "content, words",
     [
@@ -286,6 +288,7 @@ def test_nothing_is_accepted_that_the_library_refuses(
         safetensors.deserialize(files[k])
 
 
+@pytest.mark.slow
 def test_mutants(tmp_path: Path) -> None:
     """Mutants of headers, indices and whole files, eight seconds at most; none crashes."""
     fuzzer = build("fuzz/weights.c", tmp_path)

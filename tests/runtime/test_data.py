@@ -280,6 +280,7 @@ def test_reading_checks_again(data: Path, tmp_path: Path) -> None:
     assert "token 33 is 999" in read(data, tmp_path / "t.bin", n=1, rows=10)[1]
 
 
+@pytest.mark.slow
 def test_mutants(tmp_path: Path) -> None:
     """Deterministic mutants, five seconds at most; some pass, most do not, none crashes."""
     fuzzer = build("fuzz/data.c", tmp_path)

@@ -406,6 +406,7 @@ def test_one_hash(folder: pathlib.Path, precision: str) -> None:
     assert not [name for name, result in found.items() if result != law_of]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "keys", [(*STATES, *PARAMS), PARAMS, (*STATES, *PARAMS, RATIO)]
 )
@@ -610,6 +611,7 @@ def faults(
     return done
 
 
+@pytest.mark.slow
 def test_every_disk_gives_the_same_bits(
     folder: pathlib.Path, faulty: pathlib.Path
 ) -> None:

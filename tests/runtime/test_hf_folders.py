@@ -115,6 +115,7 @@ def source(into: Path, weights: Weights, config: str = CONFIG) -> Path:
 # ---- shards
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("most", [1, FULL, 300, 100000])
 def test_shards_are_what_the_library_reads(

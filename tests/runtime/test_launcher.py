@@ -218,6 +218,7 @@ LAUNCHERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_each_launcher(name: str) -> None:
     variables, want = LAUNCHERS[name]

@@ -56,6 +56,7 @@ def bytes_read() -> int:
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 3, 300])
 def test_a_start_reads_64_mib_and_a_sample(
     reader: Path, tokens: Path, ranks: int
@@ -85,6 +86,7 @@ def test_a_start_reads_64_mib_and_a_sample(
     ), read
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "at", [0, WHOLE - 1, WHOLE, WHOLE + CHUNK - 1, PLACE, PLACE + CHUNK - 1]
 )

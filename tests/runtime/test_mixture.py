@@ -109,6 +109,7 @@ def sources(files: list[Path], weights: list[str]) -> list[object]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 3, 8])
 @pytest.mark.parametrize(
     "weights, whole",

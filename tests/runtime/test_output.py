@@ -99,6 +99,7 @@ def test_a_failing_stdout_does_not_end_training(
     assert (tmp_path / "w" / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_a_pipe_that_does_not_wait(program: Path, data: Path) -> None:
     """Whoever made it reads later than it is filled: no line is lost."""
     readable, writable = os.pipe()
@@ -176,6 +177,7 @@ def test_a_failing_log_does_not_end_training(
     ]
 
 
+@pytest.mark.slow
 def test_a_log_that_may_not_grow_ends_with_a_whole_line(
     program: Path, data: Path, tmp_path: Path
 ) -> None:

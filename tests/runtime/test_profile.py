@@ -523,6 +523,7 @@ def test_nothing_is_half_written(
 # ---- a GPU's program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more", [(), (OFFLOAD,)], ids=["", "the optimizer on the host"]
 )

@@ -134,6 +134,7 @@ def test_what_was_given_may_be_written_after_a_collective(
 MODES = ["late", *(f"shuffled:{seed}" for seed in range(20))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_order_does_not_matter(program: Path, data: Path, ranks: int) -> None:
     said = {
@@ -145,6 +146,7 @@ def test_order_does_not_matter(program: Path, data: Path, ranks: int) -> None:
     assert said == {weights_line(data)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["full", "free", "made", "gone", "brought", "added"]
 )

@@ -127,6 +127,7 @@ def test_a_run_that_was_stopped_goes_on(program: Path, data: Path) -> None:
     assert out.splitlines()[-1] == weights_line(data, 4)
 
 
+@pytest.mark.slow
 def test_a_command_that_works_has_ten_times_as_long(
     program: Path, data: Path
 ) -> None:
@@ -194,6 +195,7 @@ def test_a_long_command_is_no_stall(program: Path, data: Path) -> None:
     assert done.code == 0, done.err
 
 
+@pytest.mark.slow
 def test_a_reader_that_sleeps_is_no_stall(program: Path, data: Path) -> None:
     """Rank 0 waits to print, in the middle of training, and the others for rank 0."""
     readable, writable = os.pipe()

@@ -38,6 +38,7 @@ def tool(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ---- out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8, 200])
 def test_saved_is_what_the_library_reads(
     tool: Path, tmp_path: Path, ranks: int

@@ -152,6 +152,7 @@ def test_the_cluster_has_an_end_below_the_budget() -> None:
     )
 
 
+@pytest.mark.slow
 def test_no_choice_is_tried_twice() -> None:
     """Ways for the cluster's memory are of keys that a budget does not choose."""
     keys = "zero.stage=2", "cluster.ranks=2", "cluster.memory.host=1GiB"

@@ -233,6 +233,7 @@ def test_texts_in_pieces_are_as_in_one(
     assert seen == ({True} if way == "metaspace" else {True, False})
 
 
+@pytest.mark.slow
 def test_what_is_written_is_the_same_by_any_number_of_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,6 +326,7 @@ def test_an_end_that_the_tokenizer_puts_itself_is_not_put_twice(
     assert meta(tmp_path / "out")["files"]["train.bin"]["documents"] == 1
 
 
+@pytest.mark.slow
 def test_a_tokenizer_that_is_trained(tmp_path: Path) -> None:
     """The same by any number of threads; of nothing that is for validation."""
     records = [{"text": x} for x in VERSES]
@@ -538,6 +540,7 @@ def gone(pid: int) -> bool:
     return state.rpartition(")")[2].split()[0] == "Z"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number,code", [(15, 143), (2, 130), (9, -9)])
 def test_a_run_that_is_ended(number: int, code: int, tmp_path: Path) -> None:
     """Its processes end with it; but for KILL nothing is left."""

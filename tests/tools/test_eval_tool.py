@@ -43,6 +43,7 @@ def keeper(folder: Path, code: int = 0) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_what_a_model_has_learnt(tmp_path: Path) -> None:
     """To count by three: of bytes, as the model's config.json says."""
     binary = trainer.build(

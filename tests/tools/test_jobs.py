@@ -8,6 +8,7 @@ import math
 import re
 from pathlib import Path
 
+import pytest
 import trainer
 
 KJV = trainer.ROOT / "tests" / "data" / "kjv.txt"
@@ -20,6 +21,7 @@ def tool(name: str, *words: object) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_a_book_becomes_a_model(tmp_path: Path) -> None:
     """Its tokens are learnt better than chance has them, and what it draws is text again."""
     book, weights = tmp_path / "book", tmp_path / "weights"
@@ -56,6 +58,7 @@ def two_sources(folder: Path) -> tuple[Path, Path]:
     return made
 
 
+@pytest.mark.slow
 def test_two_sources_stopped_and_resumed_elsewhere(tmp_path: Path) -> None:
     """Weighted, shuffled and packed: on twice the ranks under another stage the bits of a run that
     was never stopped."""

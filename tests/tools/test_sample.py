@@ -56,6 +56,7 @@ def drawn(*given: object) -> list[int]:
     return [int(word) for word in done.stdout.splitlines()[-1].split()]
 
 
+@pytest.mark.slow
 def test_what_it_learnt(weights: Path) -> None:
     """From one token and from more than a sample has; whatever the ranks and the stage."""
     sequence = 40

@@ -122,6 +122,7 @@ def test_a_bundle_builds_without_python(
     assert weights[0] == weights[1] and weights[0].startswith("weights ")
 
 
+@pytest.mark.slow
 def test_a_bundle_is_new(bundle: pathlib.Path, tmp_path: pathlib.Path) -> None:
     before = sorted(bundle.rglob("*"))
     for more in (("-o", bundle), ("-o", ROOT / "VERSION"), ()):

@@ -152,6 +152,7 @@ def test_a_folder_is_no_spec_and_no_spec_is_no_call(
     refused(zgen(), "spec")
 
 
+@pytest.mark.slow
 def test_output_that_nobody_takes(tmp_path: pathlib.Path) -> None:
     """A full disk, and a reader that has gone: a line, no traceback, not 0."""
     left, right = os.pipe()
@@ -233,6 +234,7 @@ def test_the_same_input_gives_the_same_bytes_anywhere(
     assert [other.stdout for other in others] == [first.stdout] * 2
 
 
+@pytest.mark.slow
 def test_zgen_reads_through_pipes() -> None:
     with open(GPT) as spec:
         done = zgen("/dev/stdin", "--emit", "plan", stdin=spec)
@@ -756,6 +758,7 @@ def test_samples_do_not_depend_on_the_spread(
 # ---- ignored targets
 
 
+@pytest.mark.slow
 def test_ignored_targets(tmp_path: pathlib.Path) -> None:
     """65535 in a file is no target and is read as 0: losses, numbers of targets and the validation
     loss of four ranks, some of whose micro-batches have no target at all, as the evaluator's."""

@@ -37,6 +37,7 @@ def plan() -> str:
     return zgen(GPT, *KEYS).stdout
 
 
+@pytest.mark.slow
 def test_a_file(tmp_path: pathlib.Path, plan: str) -> None:
     """Made with the rights that the process gives, or anew with those it had."""
     file = tmp_path / "a plan"
@@ -71,6 +72,7 @@ def test_an_input_is_not_written_over(tmp_path: pathlib.Path) -> None:
     assert spec.read_text() == GPT.read_text() and "stage" in zero.read_text()
 
 
+@pytest.mark.slow
 def test_a_link_stays_one(tmp_path: pathlib.Path, plan: str) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "link").symlink_to("there/file")
@@ -82,6 +84,7 @@ def test_a_link_stays_one(tmp_path: pathlib.Path, plan: str) -> None:
     assert [path.name for path in (tmp_path / "there").iterdir()] == ["file"]
 
 
+@pytest.mark.slow
 def test_devices_and_pipes_stay_what_they_are(
     tmp_path: pathlib.Path, plan: str
 ) -> None:
@@ -95,6 +98,7 @@ def test_devices_and_pipes_stay_what_they_are(
     assert pathlib.Path("/dev/null").is_char_device()
 
 
+@pytest.mark.slow
 def test_what_the_host_refuses(tmp_path: pathlib.Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "loop").symlink_to("loop")
@@ -118,6 +122,7 @@ def test_what_the_host_refuses(tmp_path: pathlib.Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_a_file_and_a_folder_that_may_not_be_written(
     tmp_path: pathlib.Path,
 ) -> None:
