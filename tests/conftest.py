@@ -4,9 +4,11 @@ for `run`."""
 from __future__ import annotations
 
 import os
+import re
 import signal
 
 import pytest
+import trainer
 import zk
 from hypothesis import settings
 from program import data, program  # noqa: F401 -- fixtures of tests of the runtime
@@ -24,6 +26,14 @@ for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         signal.signal(
             number, signal.default_int_handler if usual else signal.SIG_DFL
         )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Kernels are compiled for one processor, and for all of them where exhaustive tests run."""
+    if "not exhaustive" in config.option.markexpr:
+        flags = (trainer.ROOT / "runtime" / "flags.ninja").read_text()
+        sm_90 = re.search(r"^sm_90 = (.*)$", flags, re.M)[1]
+        os.environ.setdefault("ZR_GENCODE", sm_90)
 
 
 @pytest.hookimpl(tryfirst=True)

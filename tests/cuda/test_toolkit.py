@@ -129,3 +129,23 @@ def test_libraries_are_where_the_toolkit_found_them(
         found = trainer.sh("readelf", "-d", checkout / product)
         runpath = re.search(r"R(?:UN)?PATH.*\[(.*)\]", found)[1].split(":")
         assert runpath[0] == str(farm / where)
+
+
+def test_other_processors_are_another_object(tmp_path: pathlib.Path) -> None:
+    """What depends on their names is made anew where these change, and else not."""
+    checkout = trainer.checkout(tmp_path / "checkout")
+    named = "out/o/cuda/processors"
+
+    def made(processors: str) -> int:
+        subprocess.run(
+            ["ninja", named],
+            cwd=checkout,
+            env={**os.environ, "ZR_GENCODE": processors},
+            check=True,
+            capture_output=True,
+        )
+        return (checkout / named).stat().st_mtime_ns
+
+    first = made("-arch=sm_80")
+    assert made("-arch=sm_80") == first != made("-arch=sm_90")
+    assert named in trainer.sh("ninja", "-t", "query", "out/o/cuda/linear.o")
