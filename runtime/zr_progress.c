@@ -13,6 +13,7 @@
 #include <inttypes.h>
 #include <poll.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -151,6 +152,27 @@ static void show_data(zr *z)
     }
 }
 
+/* At which the learning rate comes to its last value; 0: no step */
+static int64_t schedule_end(const zr_program *p)
+{
+    static const char *const keys[] = {"train.schedule.steps: ",
+                                       "train.schedule.total_num_steps: "};
+    for (int i = 0; i < p->nrecipe; i++)
+        for (size_t k = 0; k < sizeof keys / sizeof *keys; k++)
+            if (!strncmp(p->recipe[i], keys[k], strlen(keys[k])))
+                return strtoll(p->recipe[i] + strlen(keys[k]), NULL, 10);
+    return 0;
+}
+
+static void show_schedule(zr *z)
+{
+    int64_t end = schedule_end(z->p), steps = z->o->steps;
+    if (!end || end == steps) return;
+    zr_print(z, STDERR_FILENO,
+             "the learning rate's schedule ends at step %" PRId64 ": --steps %" PRId64 " %s\n", end,
+             steps, steps < end ? "ends before it" : "goes on with its last rate");
+}
+
 /* What of a rank lies in a file is told where that is made. */
 static void show_memory(zr *z)
 {
@@ -187,6 +209,7 @@ void zr_show_start(zr *z)
     show_memory(z);
     if (z->o->steps == 0) return;
     show_data(z);
+    show_schedule(z);
     show_estimate(z);
 }
 

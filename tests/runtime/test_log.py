@@ -416,6 +416,36 @@ def test_progress_in_a_file_is_sparse(program: Path, data: Path) -> None:
     assert [int(at) // 10 for at in found] == [1, 2] or done.seconds > 30
 
 
+@pytest.mark.parametrize(
+    "keys,told",
+    [
+        ((), "step 3: --steps 2 ends before it"),
+        (("train.schedule.steps=1",), "step 1: --steps 2 goes on with its"),
+        (("train.schedule.steps=2",), None),
+        (("train.schedule={type: constant}",), None),
+        (
+            (
+                "train.schedule={type: WarmupDecayLR, total_num_steps: 7, "
+                "warmup_num_steps: 2}",
+            ),
+            "step 7: --steps 2 ends before it",
+        ),
+    ],
+)
+def test_a_schedule_of_another_length_is_told(
+    tmp_path: Path, keys: tuple[str, ...], told: str | None
+) -> None:
+    trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 5000))
+    usual = "train.schedule={type: cosine, warmup: 0, steps: 3, min_lr: 0}"
+    binary = trainer.build(trainer.generate(law.path("gpt"), usual, *keys))
+    done = run(binary, "--data", tmp_path / "tokens", "--steps", 2)
+    said = re.findall(
+        r"^the learning rate's schedule ends at (.*)$", done.err, re.M
+    )
+    assert len(said) == (told is not None)
+    assert not told or said[0].startswith(told)
+
+
 def test_a_model_says_the_share_of_a_steps_commands(tmp_path: Path) -> None:
     """One micro-batch tells nothing of it, and with accumulate: layers all begin at once; gathers
     that take long make a step long."""
