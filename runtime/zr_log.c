@@ -188,7 +188,7 @@ static int is_weights(const struct stat *s, const char *dir)
     char why[ZR_WHY];
     zr_table t;
     if (!dir) return 0;
-    int found = is_in(s, dir, "config.json") || is_in(s, dir, "model.safetensors.index.json");
+    int found = is_in(s, dir, ZR_CONFIG) || is_in(s, dir, ZR_INDEX);
     for (const char *const *name = zr_copied; *name; name++) found |= is_in(s, dir, *name);
     if (found || zr_table_open(&t, dir, why)) return found;
     for (int64_t i = 0; i < t.nfiles; i++) found |= is_open(s, t.files[i].fd);
@@ -207,13 +207,11 @@ static int folder_of(const char *name, struct stat *s)
 
 void zr_refuse_saved(zr *z, const char *option, const char *name)
 {
-    static const char *const files[] = {"model.safetensors", ".model.safetensors.part"};
     struct stat folder, save;
     const char *slash = strrchr(name, '/'), *file = slash ? slash + 1 : name;
     if (!z->o->save || folder_of(name, &folder) || stat(z->o->save, &save)) return;
-    for (int i = 0; i < 2; i++)
-        if (same(&folder, &save) && !strcmp(file, files[i]))
-            zr_fail(z, ZR_USER, "%s %s: is the file of --save; name another", option, name);
+    if (same(&folder, &save) && zr_is_saved(file))
+        zr_fail(z, ZR_USER, "%s %s: is a file of --save; name another", option, name);
 }
 
 void zr_refuse_inputs(zr *z, const char *option, const char *name, const struct stat *s)

@@ -53,7 +53,7 @@ int zr_adapter_fits(const zr_program *p, const char *dir, char *why)
     int64_t n = 0, i = 0;
     double scale = 1;
     const char *bad = NULL;
-    if (zr_path(file, dir, "adapter_config.json", why)) return -1;
+    if (zr_path(file, dir, ZR_ADAPTER_CONFIG, why)) return -1;
     char *text = zr_file_text(file, &n, why);
     if (!text) return -1;
     zr_json j = {text, text + n, NULL};

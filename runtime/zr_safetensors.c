@@ -46,6 +46,28 @@ const char *const zr_copied[] = {
     NULL,
 };
 
+int zr_is_shard(const char *name)
+{
+    int n = 0;
+    sscanf(name, "model-%*5[0-9]-of-%*5[0-9].safetensors%n", &n);
+    return n == 32 && !name[n];
+}
+
+static int is_among(const char *const *names, const char *name)
+{
+    while (*names && strcmp(*names, name)) names++;
+    return *names != NULL;
+}
+
+int zr_is_saved(const char *name)
+{
+    static const char *const own[] = {
+        ZR_CONFIG, ZR_SINGLE, ZR_INDEX, ZR_ADAPTER_CONFIG, ZR_ADAPTER_MODEL, NULL,
+    };
+    return !strncmp(name, ZR_PART, strlen(ZR_PART)) || zr_is_shard(name) || is_among(own, name) ||
+           is_among(zr_copied, name);
+}
+
 char *zr_shape_text(char *text, int n, const int64_t *shape, int ndim)
 {
     int at = snprintf(text, (size_t)n, "[");
@@ -345,14 +367,13 @@ static int is_there(const char *dir, const char *name)
 /* The single file, else the index. */
 static int read_files(zr_table *t, const char *dir, char *why)
 {
-    static const char single[] = "model.safetensors", index[] = "model.safetensors.index.json";
     char file[4096];
     struct stat s;
-    if (snprintf(file, sizeof file, "%s/%s", dir, index) >= (int)sizeof file)
+    if (snprintf(file, sizeof file, "%s/%s", dir, ZR_INDEX) >= (int)sizeof file)
         return zr_why(why, "%.200s: the path is too long", dir);
     if (stat(dir, &s)) return zr_why(why, "%s: %s", dir, strerror(errno));
-    if (is_there(dir, single)) return add_file(t, dir, single, why);
-    if (is_there(dir, index)) return read_index(t, dir, why, file);
+    if (is_there(dir, ZR_SINGLE)) return add_file(t, dir, ZR_SINGLE, why);
+    if (is_there(dir, ZR_INDEX)) return read_index(t, dir, why, file);
     if (is_there(dir, "pytorch_model.bin") || is_there(dir, "pytorch_model.bin.index.json"))
         return zr_why(why,
                       "%.200s: pytorch_model.bin is not read, for it may hold a program; where you "
@@ -360,7 +381,7 @@ static int read_files(zr_table *t, const char *dir, char *why)
                       "AutoModelForCausalLM as M; "
                       "M.from_pretrained('.', torch_dtype='auto').save_pretrained('.')\"",
                       dir);
-    return zr_why(why, "%s: has neither %s nor %s", dir, single, index);
+    return zr_why(why, "%s: has neither " ZR_SINGLE " nor " ZR_INDEX, dir);
 }
 
 /* ---- the table */

@@ -40,8 +40,17 @@ zr_entry *zr_table_find(const zr_table *t, const char *name); /* NULL: not there
 /* Whether two entries hold the same tensor */
 int zr_table_equal(const zr_table *t, const zr_entry *a, const zr_entry *b);
 const char *zr_dtype_name(int dtype);
-/* Names of what lies beside a model's weights and is saved with them as it is; NULL behind them */
+/* ---- names in a folder of weights */
+#define ZR_CONFIG "config.json"
+#define ZR_SINGLE "model.safetensors"
+#define ZR_INDEX "model.safetensors.index.json" /* of several: model-00001-of-00003.safetensors */
+#define ZR_ADAPTER_CONFIG "adapter_config.json"
+#define ZR_ADAPTER_MODEL "adapter_model.safetensors"
+#define ZR_PART "." ZR_SINGLE ".part" /* a save's first file while it is written, ".1" the next */
+/* What lies beside the weights and is saved with them as it is; NULL behind them */
 extern const char *const zr_copied[];
+int zr_is_shard(const char *name);
+int zr_is_saved(const char *name); /* may a save have a file of that name? */
 /* All of a file of at most ZR_HEADER_MAX bytes, a 0 behind its *n; NULL on failure */
 char *zr_file_text(const char *file, int64_t *n, char *why);
 

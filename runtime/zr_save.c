@@ -23,11 +23,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const char config[] = "config.json", single[] = "model.safetensors",
-                  indexed[] = "model.safetensors.index.json",
-                  adapter_config[] = "adapter_config.json",
-                  adapter_model[] = "adapter_model.safetensors";
-
 /* ---- the files of a save */
 /* Takes h; NULL: no memory. */
 static struct zr_saved *add_saved(zr_saving *s, const char *name, zr_header h)
@@ -77,7 +72,7 @@ static int add_index(zr_saving *s)
     fprintf(w.to, "\n  }\n}\n");
     int bad = fclose(w.to);
     h.n = (int64_t)length;
-    if (bad || !add_saved(s, indexed, h)) return -1;
+    if (bad || !add_saved(s, ZR_INDEX, h)) return -1;
     struct zr_saved index = s->file[s->n - 1];
     memmove(s->file + 1, s->file, (size_t)(s->n - 1) * sizeof index);
     s->file[0] = index;
@@ -89,7 +84,7 @@ static int add_shards(zr_saving *s, int64_t most)
     int64_t all = zr_stored_names(s->p, &s->stored, NULL, NULL), first = 0;
     do {
         zr_header h;
-        if (zr_stored_open(&h, s->p, &s->stored, first, most) || !add_saved(s, single, h))
+        if (zr_stored_open(&h, s->p, &s->stored, first, most) || !add_saved(s, ZR_SINGLE, h))
             return -1;
         first += h.tensors;
     } while (first < all);
@@ -122,7 +117,7 @@ static int add_adapter_config(zr_saving *s, const char *from)
     fprintf(to, "%s", at + (from ? strlen("null") : 0));
     int bad = fclose(to);
     h.n = (int64_t)length;
-    return bad || !add_saved(s, adapter_config, h);
+    return bad || !add_saved(s, ZR_ADAPTER_CONFIG, h);
 }
 
 /* ---- config.json */
@@ -178,7 +173,7 @@ static int add_config(zr_saving *s, const char *from, int type, char *note, char
 {
     char file[ZR_FILE];
     zr_header h = {0};
-    if (from && zr_path(file, from, config, why)) return -1;
+    if (from && zr_path(file, from, ZR_CONFIG, why)) return -1;
     if (from && !access(file, F_OK)) {
         h.text = zr_file_text(file, &h.n, why);
         if (h.text && type >= 0) h.text = retyped(h.text, &h.n, type, file, why);
@@ -186,7 +181,7 @@ static int add_config(zr_saving *s, const char *from, int type, char *note, char
         h.text = strdup(s->p->config);
         h.n = (int64_t)strlen(s->p->config);
         type = s->stored.types ? s->stored.types[0] : s->stored.type;
-        if (h.text) h.text = retyped(h.text, &h.n, type, config, why);
+        if (h.text) h.text = retyped(h.text, &h.n, type, ZR_CONFIG, why);
         else zr_why(why, "no memory");
     } else {
         zr_why(note, "%.200s gets no config.json: this is a model of no family of transformers",
@@ -194,7 +189,7 @@ static int add_config(zr_saving *s, const char *from, int type, char *note, char
         return 0;
     }
     if (!h.text) return -1;
-    return add_saved(s, config, h) ? 0 : zr_why(why, "no memory");
+    return add_saved(s, ZR_CONFIG, h) ? 0 : zr_why(why, "no memory");
 }
 
 static int add_copies(zr_saving *s, const char *from, char *why)
@@ -217,7 +212,7 @@ static int add_all(zr_saving *s, int rank, const char *from, int type, int64_t m
     char temp[ZR_FILE];
     int alone = s->stored.part == ZR_ADAPTERS;
     if (zr_save_temp(temp, s->dir, why)) return -1;
-    if (alone ? add_adapters(s, &s->stored, adapter_model) : add_shards(s, most))
+    if (alone ? add_adapters(s, &s->stored, ZR_ADAPTER_MODEL) : add_shards(s, most))
         return zr_why(why, "%s: no memory for its header", temp);
     if (s->stored.merge && add_adapters(s, &zr_adapters, ""))
         return zr_why(why, "%s: no memory", s->dir);
@@ -252,15 +247,12 @@ void zr_save_close(zr_saving *s)
 }
 
 /* ---- their names on the way */
-int zr_save_temp(char *to, const char *dir, char *why)
-{
-    return zr_path(to, dir, ".model.safetensors.part", why);
-}
+int zr_save_temp(char *to, const char *dir, char *why) { return zr_path(to, dir, ZR_PART, why); }
 
 static int temp_of(char *to, const zr_saving *s, int i, char *why)
 {
     char name[64];
-    snprintf(name, sizeof name, ".%s.part.%d", single, i);
+    snprintf(name, sizeof name, ZR_PART ".%d", i);
     return i ? zr_path(to, s->dir, name, why) : zr_save_temp(to, s->dir, why);
 }
 
@@ -331,14 +323,6 @@ int zr_save_part(const zr_saving *s, zr *z, int rank, char *why)
 }
 
 /* ---- end */
-/* A shard's name: model-00001-of-00003.safetensors */
-static int is_shard(const char *name)
-{
-    int n = 0;
-    sscanf(name, "model-%*5[0-9]-of-%*5[0-9].safetensors%n", &n);
-    return n == 32 && !name[n];
-}
-
 static int is_saved(const zr_saving *s, const char *name)
 {
     for (int i = 0; i < s->n; i++)
@@ -359,7 +343,8 @@ static void remove_shards(const zr_saving *s, char *text, int64_t n)
         }
         for (int64_t k = 0; zr_json_more(&j, '{', &k);) {
             const char *name = zr_json_key(&j) ? zr_json_text(&j) : NULL;
-            if (name && is_shard(name) && !is_saved(s, name) && !zr_path(file, s->dir, name, why))
+            if (name && zr_is_shard(name) && !is_saved(s, name) &&
+                !zr_path(file, s->dir, name, why))
                 unlink(file);
         }
     }
@@ -421,15 +406,15 @@ static int say_left(const zr_saving *s, int left, char *why)
     snprintf(error, sizeof error, "%s", why);
     if (left > 1)
         snprintf(last, sizeof last, " to .part.%d (%s)", left - 1, s->file[left - 1].name);
-    return zr_why(why, "%.300s; the weights are whole: rename .%s.part (%s)%s beside it", error,
-                  single, s->file[0].name, last);
+    return zr_why(why, "%.300s; the weights are whole: rename " ZR_PART " (%s)%s beside it", error,
+                  s->file[0].name, last);
 }
 
 int zr_save_end(const zr_saving *s, int ok, char *why)
 {
     char index[ZR_FILE], file[ZR_FILE];
     int left = s->n;
-    if (zr_path(index, s->dir, indexed, why) || zr_path(file, s->dir, single, why)) return -1;
+    if (zr_path(index, s->dir, ZR_INDEX, why) || zr_path(file, s->dir, ZR_SINGLE, why)) return -1;
     int alone = s->stored.part == ZR_ADAPTERS; /* a base may lie beside them */
     int bad = ok && (sync_temps(s, why) ||
                      (alone ? rename_temps(s, &left, why)

@@ -435,14 +435,17 @@ def test_a_file_system_without_locks(
 def test_a_log_is_not_what_is_saved(
     program: Path, data: Path, tmp_path: Path
 ) -> None:
-    """Neither the weights nor the file that they are first written to."""
+    """Neither the weights, nor what lies beside them, nor what they are first written to."""
     (tmp_path / "w").mkdir()
     (tmp_path / "link").symlink_to("w")
     for option in ("--log", "--profile"):
         for file in (
             "w/model.safetensors",
             "link/model.safetensors",
-            "w/.model.safetensors.part",
+            "w/.model.safetensors.part.1",
+            "w/model-00001-of-00002.safetensors",
+            "w/config.json",
+            "w/tokenizer.json",
         ):
             done = train(
                 program,
@@ -454,7 +457,7 @@ def test_a_log_is_not_what_is_saved(
             )
             assert (
                 done.code == 2
-                and f"{option} {tmp_path / file}: is the file of --save"
+                and f"{option} {tmp_path / file}: is a file of --save"
                 in done.err
             )
     assert list((tmp_path / "w").iterdir()) == []
