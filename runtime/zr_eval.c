@@ -26,10 +26,20 @@ void zr_blank(const zr *z, int64_t first, int32_t *tokens, int32_t *targets)
 
 void zr_all_dead(zr *z)
 {
+    zr_drain(z);
     if (z->o->mode == ZR_EAGER) return;
     for (int k = 0; k < z->p->nslots; k++)
         zr_poison(z, ZR_MAIN, z->p->slots[k][0], z->p->slots[k][1] * z->p->slots[k][2]);
     zr_drain(z);
+}
+
+double zr_mean(zr *z, double *valid)
+{
+    double loss;
+    z->p->total(z);
+    zr_call(z, ZR_MAIN, z->p->mean, zr_address(&loss), zr_address(valid));
+    zr_drain(z);
+    return loss;
 }
 
 /* ---- multiple choice */
@@ -57,7 +67,7 @@ void zr_eval_open(zr *z)
 /* The mean loss of the next completion of the rank's example; there is none: of nothing */
 static double mean_loss(zr *z, int there)
 {
-    double loss, valid;
+    double valid;
     int32_t *tokens, *targets;
     zr_inlet(z, 0, &tokens, &targets);
     zr_blank(z, 0, tokens, targets);
@@ -65,11 +75,8 @@ static double mean_loss(zr *z, int there)
     zr_inlet_filled(z, 0);
     zr_call(z, ZR_MAIN, z->p->clear, 0);
     zr_replay(z, ZR_EVAL, z->p->eval);
-    z->p->total(z);
-    zr_call(z, ZR_MAIN, z->p->mean, zr_address(&loss), zr_address(&valid));
-    zr_drain(z);
     zr_all_dead(z);
-    return loss;
+    return zr_mean(z, &valid);
 }
 
 /* Of the examples from `first` on the rank's own: 1 where it is right. A loss that is no number is

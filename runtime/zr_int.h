@@ -466,7 +466,8 @@ void zr_writer_before_update(zr *z);
 /* ---- evaluations and multiple choice (zr_eval.c) */
 /* tokens, targets int32 [B, T]: nothing from element `first` on */
 void zr_blank(const zr *z, int64_t first, int32_t *tokens, int32_t *targets);
-void zr_all_dead(zr *z); /* poisons all slots of what dies; nothing is under way before and after */
+void zr_all_dead(zr *z);              /* when all is done: poisons all slots of what dies */
+double zr_mean(zr *z, double *valid); /* the loss of all that was evaluated since `clear` */
 static inline int64_t zr_address(void *p) { return (int64_t)(intptr_t)p; } /* as an operand */
 void zr_eval_open(zr *z);          /* fails where the file is wrong */
 void zr_eval(zr *z, int64_t step); /* nothing where --eval was not given; so many steps are done */

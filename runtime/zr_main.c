@@ -233,7 +233,7 @@ static void begin(zr *z)
 static void validate(zr *z, int64_t step)
 {
     int64_t B = z->p->batch, turn = B * z->ranks;
-    double loss, valid, begun = zr_now();
+    double valid, begun = zr_now();
     if (!z->o->val) return;
     int64_t samples = z->val.of->data.samples;
     zr_progress(z, "validation", "micro-batch", (samples + turn - 1) / turn);
@@ -243,12 +243,9 @@ static void validate(zr *z, int64_t step)
         int64_t mine = first + z->rank * B, rows = samples - mine;
         load_batch(z, 0, &z->val, mine, rows < 0 ? 0 : rows < B ? rows : B);
         zr_replay(z, ZR_EVAL, z->p->eval);
-        zr_drain(z);
         zr_all_dead(z);
     }
-    z->p->total(z);
-    zr_call(z, ZR_MAIN, z->p->mean, zr_address(&loss), zr_address(&valid));
-    zr_drain(z);
+    double loss = zr_mean(z, &valid);
     zr_stepping(z, 0);
     zr_progress(z, NULL, NULL, 0);
     zr_show_validated(z, step, zr_now() - begun);
@@ -417,7 +414,6 @@ static int32_t next_token(zr *z, const int32_t *context, int64_t n, uint64_t *st
     double u = (double)(zr_random(state) >> 11) * 0x1p-53;
     zr_draw draw = {z->o->heat, z->o->share, u, (int32_t)z->o->top_k, 0};
     zr_call(z, ZR_MAIN, z->p->sample, zr_address(&draw));
-    zr_drain(z);
     zr_all_dead(z);
     return draw.token;
 }
