@@ -101,12 +101,15 @@ def write(source: Path, to: Path, encoder: Encoder) -> None:
         file.write(head.tobytes())
 
 
-def scored(words: Sequence[str], file: Path, name: Path) -> int:
-    """Runs the program, tells its result under the name of what the user has given."""
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as running:
+def scored(words: Sequence[str], folder: str, name: Path) -> int:
+    """Runs the program where its file lies: it tells of no other folder. Its result is told under
+    the name of what the user has given."""
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, text=True, cwd=folder
+    ) as running:
         assert running.stdout
         for line in running.stdout:
-            told = line.removeprefix(f"eval {file}: ")
+            told = line.removeprefix(f"eval {name.name}: ")
             if told != line:
                 print(f"eval {name}: {told}", end="", flush=True)
         return trained.code(running.wait())
@@ -115,11 +118,10 @@ def scored(words: Sequence[str], file: Path, name: Path) -> int:
 def evaluate(chosen: argparse.Namespace) -> int:
     encoder = Encoder(trained.recipe(chosen))
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / chosen.file.name
-        write(chosen.file, file, encoder)
-        words = [chosen.program.absolute(), "--load", chosen.dir, "--steps", 0]
-        words += ["--eval", file]
-        return scored([str(word) for word in words], file, chosen.file)
+        write(chosen.file, Path(folder) / chosen.file.name, encoder)
+        words = [chosen.program.absolute(), "--load", chosen.dir.absolute()]
+        words += ["--steps", 0, "--eval", chosen.file.name]
+        return scored([str(word) for word in words], folder, chosen.file)
 
 
 def main(words: Sequence[str]) -> int:
