@@ -162,16 +162,20 @@ static int is_key(const char *line, const char *key, size_t n)
     return !strncmp(line, key, n) && line[n] == ':';
 }
 
-/* Is key[n] one of --accept-change's, which commas part? */
-static int accepted(const zr *z, const char *key, size_t n)
+/* Where keys, which commas part, have key[n]; NULL: they have not. */
+static const char *key_in(const char *keys, const char *key, size_t n)
 {
-    const char *at = z->o->accept_change;
-    while (at && *at) {
-        size_t length = strcspn(at, ",");
-        if (length == n && !strncmp(at, key, n)) return 1;
-        at += length + (at[length] == ',');
+    while (keys && *keys) {
+        size_t length = strcspn(keys, ",");
+        if (length == n && !strncmp(keys, key, n)) return keys;
+        keys += length + (keys[length] == ',');
     }
-    return 0;
+    return NULL;
+}
+
+static const char *accepted(const zr *z, const char *key, size_t n)
+{
+    return key_in(z->o->accept_change, key, n);
 }
 
 /* The number of this run's line of the same key; nrecipe: it has none. */
@@ -190,8 +194,30 @@ static int other(char *why, const char *file, const char *key, const char *their
     return OTHER;
 }
 
-/* Every line is this run's, in whatever order. seen[nrecipe + 1]: all 0 */
-static int read_lines(zr *z, zr_json *j, char *seen, const char *file, char *why)
+/* Every key of --accept-change is somebody's, or was: a run goes on again and again by one command.
+ * known: 1 where one begins that the checkpoint has */
+static int check_accepted(const zr *z, const char *known, const zr_past *past, const char *file,
+                          char *why)
+{
+    const zr_checkpoints *c = &z->checkpoints;
+    const char *keys = z->o->accept_change;
+    for (size_t i = 0, n; keys && keys[i]; i += n + (keys[i + n] == ',')) {
+        const char *key = keys + i;
+        n = strcspn(key, ",");
+        if (known[accepted(z, key, n) - keys] || line_of(c, key, n) < c->nrecipe ||
+            key_in("data", key, n) || key_in(past->accepted, key, n))
+            continue;
+        return zr_why(why,
+                      "--accept-change %.*s: neither this program nor its checkpoint has such a "
+                      "key; the keys are `data` and those of `recipe` in %s",
+                      (int)zr_least((int64_t)n, 100), key, file);
+    }
+    return 0;
+}
+
+/* Every line is this run's, in whatever order. seen[nrecipe + 1], known (see check_accepted): 0 */
+static int read_lines(zr *z, zr_json *j, char *seen, char *known, const zr_past *past,
+                      const char *file, char *why)
 {
     const zr_checkpoints *c = &z->checkpoints;
     int64_t n = 0;
@@ -200,28 +226,33 @@ static int read_lines(zr *z, zr_json *j, char *seen, const char *file, char *why
         if (!line) return -1;
         size_t length = strcspn(line, ":");
         int i = line_of(c, line, length);
-        const char *ours = i < c->nrecipe ? c->recipe[i] : NULL;
+        const char *ours = i < c->nrecipe ? c->recipe[i] : NULL, *at = accepted(z, line, length);
         seen[i] = 1;
-        if ((!ours || strcmp(ours, line)) && !accepted(z, line, length))
+        if (at) known[at - z->o->accept_change] = 1;
+        if ((!ours || strcmp(ours, line)) && !at)
             return other(why, file, "", line, ours ? ours : "no such key");
     }
     if (j->error) return -1;
     for (int i = 0; i < c->nrecipe; i++)
         if (!seen[i] && !accepted(z, c->recipe[i], strcspn(c->recipe[i], ":")))
             return other(why, file, "", "no such key", c->recipe[i]);
-    return 0;
+    return check_accepted(z, known, past, file, why);
 }
 
-static int read_recipe(zr *z, zr_json *j, const char *file, char *why)
+static int read_recipe(zr *z, zr_json *j, const char *file, zr_past *to, char *why)
 {
+    const char *keys = z->o->accept_change;
     char *seen = zr_get(z, z->checkpoints.nrecipe + 1, 1);
-    int bad = read_lines(z, j, seen, file, why);
+    char *known = zr_get(z, keys ? (int64_t)strlen(keys) : 0, 1);
+    int bad = read_lines(z, j, seen, known, to, file, why);
+    free(known);
     free(seen);
     return bad;
 }
 
-static int read_data(zr *z, zr_json *j, const char *file, char *why)
+static int read_data(zr *z, zr_json *j, const char *file, zr_past *to, char *why)
 {
+    (void)to;
     const char *text = zr_json_text(j), *ours = z->checkpoints.data;
     if (!text) return -1;
     if (!strcmp(text, ours) || accepted(z, "data", 4)) return 0;
@@ -258,6 +289,13 @@ static int read_control(zr *z, zr_json *j, const char *file, zr_past *to, char *
     if (!j->error && seen != all)
         return zr_why(why, "%s: not all of what a step takes over is there", file);
     return j->error ? -1 : 0;
+}
+
+static int read_accepted(zr *z, zr_json *j, const char *file, zr_past *to, char *why)
+{
+    (void)z, (void)file, (void)why;
+    to->accepted = zr_json_text(j);
+    return to->accepted ? 0 : -1;
 }
 
 typedef struct search {
@@ -298,34 +336,42 @@ static int read_sums(zr *z, zr_json *j, const char *file, zr_past *to, char *why
     return j->error ? -1 : 0;
 }
 
+static int read_format(zr *z, zr_json *j, const char *file, zr_past *to, char *why)
+{
+    int64_t format = zr_json_count(j);
+    (void)z, (void)to;
+    if (j->error || format == FORMAT) return 0;
+    return zr_why(why, "%s: format %" PRId64 "; this program reads %d", file, format, FORMAT);
+}
+
 int zr_run_read(zr *z, const char *file, zr_past *to, char *why)
 {
-    enum { ALL = 255 };
-    int64_t length, n = 0, format = -1;
+    const struct {
+        const char *key;
+        int64_t *count; /* it is that, or read */
+        int (*read)(zr *z, zr_json *j, const char *file, zr_past *to, char *why);
+    } fields[] = {
+        {"format", NULL, read_format},     {"steps", &to->steps, NULL},
+        {"skipped", &to->skipped, NULL},   {"skips", &to->skips, NULL},
+        {"recipe", NULL, read_recipe},     {"control", NULL, read_control},
+        {"sums", NULL, read_sums},         {"data", NULL, read_data},
+        {"accepted", NULL, read_accepted}, /* all but this must be there */
+    };
+    enum { FIELDS = sizeof fields / sizeof *fields, ALL = (1 << (FIELDS - 1)) - 1 };
+    int64_t length, n = 0;
     int seen = 0, bad = 0;
     char *text = zr_read_whole(file, ZR_HEADER_MAX, "no record of a run", &length, why);
     if (!text) return -1;
     zr_json j = {text, text + length, NULL};
     while (!bad && zr_json_more(&j, '{', &n)) {
-        static const char *const keys[] = {"format", "steps",   "skipped", "skips",
-                                           "recipe", "control", "sums",    "data"};
         const char *key = zr_json_key(&j);
         int k = 0;
-        while (key && k < 8 && strcmp(key, keys[k])) k++;
         if (!key) break;
+        while (k < FIELDS && strcmp(key, fields[k].key)) k++;
         seen |= 1 << k;
-        if (k == 0) format = zr_json_count(&j);
-        else if (k == 1) to->steps = zr_json_count(&j);
-        else if (k == 2) to->skipped = zr_json_count(&j);
-        else if (k == 3) to->skips = zr_json_count(&j);
-        else if (k == 4) bad = read_recipe(z, &j, file, why);
-        else if (k == 5) bad = read_control(z, &j, file, to, why);
-        else if (k == 6) bad = read_sums(z, &j, file, to, why);
-        else if (k == 7) bad = read_data(z, &j, file, why);
-        else zr_json_skip(&j);
-        if (k == 0 && !j.error && format != FORMAT)
-            bad =
-                zr_why(why, "%s: format %" PRId64 "; this program reads %d", file, format, FORMAT);
+        if (k == FIELDS) zr_json_skip(&j);
+        else if (fields[k].count) *fields[k].count = zr_json_count(&j);
+        else bad = fields[k].read(z, &j, file, to, why);
     }
     if (j.error || (!bad && zr_json_end(&j)))
         bad = zr_why(why, "%s: byte %" PRId64 ": %s", file, (int64_t)(j.at - text), j.error);

@@ -577,12 +577,31 @@ def test_another_recipe_is_refused_by_its_line(data: Path) -> None:
         "its run had train.optimizer.lr: 0.001; this program has "
         "train.optimizer.lr: 0.002" in done.err
     )
-    done = run(
-        data, 4, "--accept-change", "seed,train.optimizer.lr", keys=other
-    )
+    keys = "train.seed,train.optimizer.lr"
+    done = run(data, 4, "--accept-change", keys, keys=other)
     assert done.code == 0, done.err
     said = json.loads((folder(data, 4) / "run.json").read_text())
-    assert said["accepted"] == "seed,train.optimizer.lr"
+    assert said["accepted"] == keys
+
+
+def test_what_is_accepted_is_a_key(data: Path) -> None:
+    assert run(data, 2).code == 0
+    for keys in ("seed", "data,seed", "train.seed,seed,data"):
+        said = "--accept-change seed: neither this program nor its checkpoint"
+        refused(data, 2, said, "--accept-change", keys)
+    assert run(data, 4, "--accept-change", "data,train.seed").code == 0
+
+
+def test_what_was_accepted_may_be_again(data: Path) -> None:
+    """A run that goes on by one command: its checkpoint has the key no more."""
+    assert run(data, 2).code == 0
+    record = folder(data, 2) / "run.json"
+    said = json.loads(record.read_text())
+    said["recipe"].append("data.other: 1")
+    record.write_text(json.dumps(said))
+    for steps in (3, 4):
+        done = run(data, steps, "--accept-change", "data.other")
+        assert done.code == 0, done.err
 
 
 def test_other_data_are_refused(data: Path) -> None:
