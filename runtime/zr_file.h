@@ -130,6 +130,7 @@ void zr_choices_close(zr_choices *c);
  * are empty. The target has these (zr_int.h). */
 void zr_read(zr *z, int queue, void *to, int64_t at, int64_t bytes);
 void zr_write(zr *z, int queue, int64_t at, const void *from, int64_t bytes);
+char *zr_reach(const zr *z, int queue, int64_t at); /* where the host has them itself, or NULL */
 void zr_progress_next(zr *z);  /* another tensor or micro-batch begins: zr_progress.c */
 void zr_progress_beside(void); /* what this thread does is none of it */
 int zr_is_beside(void);        /* is this such a thread? */

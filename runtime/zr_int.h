@@ -286,7 +286,7 @@ struct zr {
     zr_log log;
     zr_profile profile;
     zr_checkpoints checkpoints;
-    uint64_t *words; /* of what is verified; NULL: nothing is */
+    char *words; /* of what is verified, where it is copied; NULL: nothing is */
     zr_saving saving;
     zr_writer writer;
     zr_watch watch;

@@ -10,7 +10,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-enum { BYTES = 65536, WORDS = BYTES / 8, LANES = 4 };
+enum { BYTES = 65536, LANES = 4 };
 
 /* ---- the weights */
 
@@ -50,20 +50,29 @@ void zr_hash_weights(zr *z, uint64_t sum[2])
 
 /* ---- what every rank has whole */
 
-/* Each lane takes every fourth word. A word that differs makes another lane, whatever follows. */
-static void add_words(uint64_t lane[LANES], const uint64_t *word)
+/* from[BYTES]. Each lane takes every fourth word. A word that differs makes another lane, whatever
+ * follows. */
+static void add_words(uint64_t lane[LANES], const char *from)
 {
-    for (int i = 0; i < WORDS; i += LANES)
-        for (int l = 0; l < LANES; l++) lane[l] = (lane[l] ^ word[i + l]) * 0x9e3779b97f4a7c15;
+    for (int i = 0; i < BYTES; i += 8 * LANES) {
+        uint64_t word[LANES];
+        memcpy(word, from + i, sizeof word);
+        for (int l = 0; l < LANES; l++) lane[l] = (lane[l] ^ word[l]) * 0x9e3779b97f4a7c15;
+    }
 }
 
+/* In place where the host can; behind the last there is 0. */
 static void add_bytes(zr *z, const zr_state *s, uint64_t lane[LANES], int64_t at, int64_t bytes)
 {
     for (int64_t i = 0; i < bytes; i += BYTES) {
         int64_t some = bytes - i < BYTES ? bytes - i : BYTES;
-        if (some < BYTES) memset(z->words, 0, BYTES);
-        zr_read(z, s->queue, z->words, at + i, some);
-        add_words(lane, z->words);
+        const char *from = some == BYTES ? zr_reach(z, s->queue, at + i) : NULL;
+        if (!from) {
+            memset(z->words + some, 0, (size_t)(BYTES - some));
+            zr_read(z, s->queue, z->words, at + i, some);
+            from = z->words;
+        }
+        add_words(lane, from);
     }
 }
 
@@ -101,7 +110,7 @@ static void compare_copies(zr *z, const zr_state *s)
 
 void zr_verify_open(zr *z)
 {
-    if (z->o->verify_every) z->words = zr_get(z, WORDS, sizeof *z->words);
+    if (z->o->verify_every) z->words = zr_get(z, BYTES, 1);
 }
 
 int zr_verify_due(const zr *z, int64_t steps)

@@ -11,6 +11,7 @@
 #include "zr_file.h"
 #include "zr_float.h"
 #include "zr_safetensors.h"
+#include "zr_sum.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -113,22 +114,6 @@ static void convert(zr_chunk *c, int from, int to, int64_t n)
     if (to != ZR_F32) zr_narrow(c->half, c->whole, n, to);
 }
 
-/* What elements lo to hi of a chunk, as they are stored, add to the checksum of their tensor; the
- * chunk begins at its element `first`. The same whatever the partition, another where two change
- * places. */
-static uint64_t sum_of(const zr_chunk *c, int type, int64_t first, int64_t lo, int64_t hi)
-{
-    uint64_t sum = 0;
-    for (int64_t i = lo; i < hi; i++) {
-        uint32_t bits = c->half[i];
-        if (type == ZR_F32) memcpy(&bits, &c->whole[i], 4);
-        uint64_t x = (uint64_t)(first + i + 1) * 0x9e3779b97f4a7c15 ^ bits;
-        x = (x ^ x >> 31) * 0xbf58476d1ce4e5b9;
-        sum += x ^ x >> 29;
-    }
-    return sum;
-}
-
 /* ---- saving */
 static void put_string(FILE *f, const char *s)
 {
@@ -212,22 +197,35 @@ int zr_stored_begin(const zr_header *h, const char *file, char *why)
     return -1;
 }
 
-/* A piece of a state to the file of its tensor, whose data begin at `at` and are of `type`. merge:
- * what is added, or NULL; sum: see sum_of. */
+/* n elements of a state, at `at` of its arena, to a chunk as a file has them. merge: what is added
+ * to them, the tensor's elements from `first` on, or NULL. Returns where they are. */
+static const void *made_of(zr *z, const zr_state *s, int64_t at, zr_chunk *c, int type,
+                           const zr_merge *merge, int64_t first, int64_t n)
+{
+    zr_read(z, s->queue, elements_of(c, s->type), at, zr_width(s) * n);
+    convert(c, s->type, merge ? ZR_F32 : type, n);
+    if (merge) {
+        zr_merge_add(merge, c->whole, first, n);
+        convert(c, ZR_F32, type, n);
+    }
+    return elements_of(c, type);
+}
+
+/* A piece of a state to the file of its tensor, whose data begin at `at` and are of `type`; from
+ * where it lies, if nothing is done to it. merge: see made_of; sum: see zr_sum.h. */
 static int write_piece(int fd, zr *z, int type, const zr_state *s, piece q, int64_t at, zr_chunk *c,
                        const zr_merge *merge, uint64_t *sum)
 {
+    int64_t width = width_of(type);
+    const char *lies = type == s->type && !merge ? zr_reach(z, s->queue, q.at) : NULL;
     for (int64_t i = 0; i < q.n; i += CHUNK) {
-        int64_t some = q.n - i < CHUNK ? q.n - i : CHUNK;
-        zr_read(z, s->queue, elements_of(c, s->type), q.at + zr_width(s) * i, zr_width(s) * some);
-        convert(c, s->type, merge ? ZR_F32 : type, some);
-        if (merge) {
-            zr_merge_add(merge, c->whole, q.skip + i, some);
-            convert(c, ZR_F32, type, some);
-        }
-        if (sum) *sum += sum_of(c, type, q.skip + i, 0, some);
-        int64_t bytes = width_of(type) * some, to = at + width_of(type) * (q.skip + i);
-        if (zr_write_at(fd, elements_of(c, type), bytes, to)) return -1;
+        int64_t some = zr_least(q.n - i, CHUNK), bytes = width * some;
+        int64_t first = q.skip + i, to = at + width * first;
+        const void *from = lies
+                               ? lies + width * i
+                               : made_of(z, s, q.at + zr_width(s) * i, c, type, merge, first, some);
+        if (sum) *sum += zr_sum_of(from, width, first, some);
+        if (zr_write_at(fd, from, bytes, to)) return -1;
         sync_file_range(fd, to, bytes, SYNC_FILE_RANGE_WRITE); /* a sync says what became of it */
         if (sum && zr_wrote(z, fd, bytes)) return -1;          /* only a checkpoint has sums */
     }
@@ -279,24 +277,25 @@ int zr_stored_write(zr *z, const zr_program *p, const zr_stored *f, const zr_hea
 }
 
 /* ---- loading */
-/* A piece of a state from the file of its tensor, whose data begin at `at` and are of `type`. own:
- * the part of the piece that this rank answers for; sum: see sum_of, of that. */
+/* A piece of a state from the file of its tensor, whose data begin at `at` and are of `type`; to
+ * where it lies, if nothing is done to it. own: the part of the piece that this rank answers for;
+ * sum: see zr_sum.h, of that. */
 static int read_piece(int fd, zr *z, int type, const zr_state *s, piece q, int64_t at, zr_chunk *c,
                       piece own, uint64_t *sum)
 {
+    int64_t width = width_of(type);
+    char *lies = type == s->type ? zr_reach(z, s->queue, q.at) : NULL;
     /* the disk is read while what has come is converted */
     if (q.n > 0) /* a length of 0 is all of the file */
-        posix_fadvise(fd, at + width_of(type) * q.skip, width_of(type) * q.n, POSIX_FADV_WILLNEED);
+        posix_fadvise(fd, at + width * q.skip, width * q.n, POSIX_FADV_WILLNEED);
     for (int64_t i = 0; i < q.n; i += CHUNK) {
-        int64_t some = q.n - i < CHUNK ? q.n - i : CHUNK, first = q.skip + i;
-        if (zr_read_at(fd, elements_of(c, type), width_of(type) * some,
-                       at + width_of(type) * first))
-            return -1;
-        if (sum) {
-            int64_t lo = own.skip > first ? own.skip - first : 0;
-            int64_t hi = own.skip + own.n < first + some ? own.skip + own.n - first : some;
-            *sum += sum_of(c, type, first, lo, hi);
-        }
+        int64_t some = zr_least(q.n - i, CHUNK), first = q.skip + i;
+        char *to = lies ? lies + width * i : elements_of(c, type);
+        if (zr_read_at(fd, to, width * some, at + width * first)) return -1;
+        int64_t lo = own.skip > first ? own.skip - first : 0;
+        int64_t hi = zr_least(own.skip + own.n - first, some);
+        if (sum && lo < hi) *sum += zr_sum_of(to + width * lo, width, first + lo, hi - lo);
+        if (lies) continue;
         convert(c, type, s->type, some);
         zr_write(z, s->queue, q.at + zr_width(s) * i, elements_of(c, s->type), zr_width(s) * some);
     }
@@ -489,8 +488,7 @@ static int all_used(const zr_table *t, const char *dir, char *why)
 int zr_load_adapters(const zr_program *p, zr *z, int rank, const char *dir, char *why)
 {
     zr_table table;
-    if (zr_adapter_fits(p, dir, why) ||
-        zr_table_open_file(&table, dir, "adapter_model.safetensors", why))
+    if (zr_adapter_fits(p, dir, why) || zr_table_open_file(&table, dir, ZR_ADAPTER_MODEL, why))
         return -1;
     int bad = match_all(p, &zr_adapters, &table, dir, why) || all_used(&table, dir, why) ||
               read_all(p, &zr_adapters, &table, z, rank, dir, NULL, why);

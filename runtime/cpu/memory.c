@@ -203,6 +203,11 @@ void zr_write(zr *z, int queue, int64_t at, const void *from, int64_t bytes)
     else memcpy(zr_arena_of(z, queue) + at, from, (size_t)bytes);
 }
 
+char *zr_reach(const zr *z, int queue, int64_t at)
+{
+    return queue == ZR_STORE ? NULL : zr_arena_of(z, queue) + at;
+}
+
 void zr_inlet(zr *z, int64_t at, int32_t **tokens, int32_t **targets)
 {
     *tokens = (int32_t *)(z->t->arena + z->p->tokens + at);

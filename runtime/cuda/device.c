@@ -284,6 +284,11 @@ void zr_read(zr *z, int queue, void *to, int64_t at, int64_t bytes)
     }
 }
 
+char *zr_reach(const zr *z, int queue, int64_t at)
+{
+    return queue == ZR_HOST ? z->t->host + at : NULL;
+}
+
 void zr_write(zr *z, int queue, int64_t at, const void *from, int64_t bytes)
 {
     if (queue == ZR_HOST) memcpy(z->t->host + at, from, (size_t)bytes);

@@ -26,6 +26,7 @@ READERS = {  # by the name of the program: the files that it reads with
         "zr_safetensors.c",
         "zr_weights.c",
     ],
+    "sum": [],
     "weights": [
         "zr_file.c",
         "zr_json.c",
