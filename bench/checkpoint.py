@@ -5,8 +5,10 @@ A model (GPT-2 124M, short samples), f32, two ranks under ZeRO-1: parameters and
 every round a run of whole samples, 1024 tokens a step, verifies after each step what all ranks
 have; another run of short ones saves nothing; another saves a checkpoint after each step, all but
 the last beside the next one; then as many threads as there are ranks write as many bytes to a file,
-in pieces of 1 MiB, and bring them to the disk; then the run is begun anew, and goes on from its
-checkpoint, and the checkpoint's files are read. Figures are medians over rounds.
+in pieces of 1 MiB, and bring them to the disk, and the checkpoint's files are read; then the run
+goes on from it. It comes right behind another one, as the run that begins does: the host of a
+virtual machine takes back memory that lies free for some seconds, and its first touch is dearer
+then. Figures are medians over rounds.
 
 The table goes to stdout, all figures to out/checkpoint.json. A load average above 0.3 at the start
 makes a run invalid. --folder: a disk other than that of out/.
@@ -135,6 +137,7 @@ def measure(folder: Path, data: Path, steps: int) -> Round:
     size = sum(path.stat().st_size for path in files)
     write = plain_write(folder / "plain", size)
     read = plain_read(files)
+    train(data, 1)  # its memory is at hand now
     again = train(data, steps + 1, *where)
     shutil.rmtree(folder / "ck")
     return Round(
