@@ -1004,7 +1004,6 @@ trees = st.recursive(
 dotted = st.sampled_from(sorted(dskeys.TABLE))
 
 
-@pytest.mark.slow
 @settings(max_examples=100)
 @given(config=st.dictionaries(st.sampled_from(WORDS), trees, max_size=4))
 def test_fuzz_trees(folder: Path, config: dict) -> None:
@@ -1151,7 +1150,6 @@ def test_the_lines_can_be_given_back(tmp_path: Path, path: Path) -> None:
     assert values == [re.sub(r" +# .*", "", line) for line in lines]
 
 
-@pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     """Notes on stderr, nothing on stdout with a mistake."""
 
