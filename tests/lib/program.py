@@ -272,7 +272,7 @@ def start(
 # what a run says on stderr where all is well
 USUAL = re.compile(
     r"\S+: \d+ parameters; |ranks x threads |memory of a rank: |.*: \d+ tokens, |a step is "
-    r"|the first step took |step |profile: |file arena: "
+    r"|the first step took |step |profile: |file arena: |the learning rate.s schedule "
     r"|--save .* gets no config.json: "
 )
 

@@ -1031,7 +1031,6 @@ def test_fuzz_values_of_known_keys(folder: Path, given_: list) -> None:
 GOOD_TEXTS = sorted((ROOT / "tests/data/ds_configs").glob("*.json"))
 
 
-@pytest.mark.slow
 @settings(max_examples=100)
 @given(data=st.data(), source=st.sampled_from(GOOD_TEXTS))
 def test_fuzz_text(folder: Path, data: st.DataObject, source: Path) -> None:
