@@ -131,6 +131,43 @@ static int64_t time_of(zr *z, const struct option *o, const char *text)
     return sum;
 }
 
+static int smaller(int a, int b) { return a < b ? a : b; }
+
+/* Letters to change, to leave out and to put in, from a[n] to b; LONG: a is too long to tell. */
+enum { LONG = 32 };
+
+static int distance(const char *a, size_t n, const char *b)
+{
+    int row[LONG];
+    if (n >= LONG) return LONG;
+    for (size_t i = 0; i <= n; i++) row[i] = (int)i;
+    for (int k = 1; *b; b++, k++) {
+        int before = row[0];
+        row[0] = k;
+        for (size_t i = 1; i <= n; i++) {
+            int changed = before + (a[i - 1] != *b);
+            before = row[i];
+            row[i] = smaller(changed, 1 + smaller(row[i - 1], row[i]));
+        }
+    }
+    return row[n];
+}
+
+/* Of at most two letters' difference, rather one with the same first letter; or NULL */
+static const char *nearest_option(const char *name, size_t length)
+{
+    const char *found = NULL;
+    int least = 6;
+    for (size_t i = 0; i < offered(); i++) {
+        int other = strncmp(name, options[i].name, strlen("--x")) != 0;
+        int far = 2 * distance(name, length, options[i].name) + other;
+        if (far >= least) continue;
+        found = options[i].name;
+        least = far;
+    }
+    return found;
+}
+
 /* The row of a word, -h or --NAME or --NAME=VALUE; value: what stands behind the =, or NULL. */
 static const struct option *find_option(zr *z, const char *word, const char **value)
 {
@@ -144,7 +181,9 @@ static const struct option *find_option(zr *z, const char *word, const char **va
                     options[i].name);
         return &options[i];
     }
-    zr_fail(z, ZR_USER, "%s: no such option; see --help", word);
+    const char *near = nearest_option(name, length);
+    zr_fail(z, ZR_USER, "%s: no such option; %s%s%ssee --help", word, near ? "did you mean " : "",
+            near ? near : "", near ? "? " : "");
 }
 
 /* In 1/ZR_WEIGHT: digits with at most four behind a point. 0: out of range; -1: no number */
