@@ -38,6 +38,7 @@ DERIVED = {
     "attention.kv_heads": "`heads`",
     "attention.head_dim": "`model.width` / `heads`",
     "attention.out_bias": "`bias`",
+    "scaling.attention_factor": "1 + ln(`factor`) / 10",
     "data.ignore": "`65535`, in a file of uint32 `4294967295`; `null` where the vocabulary has it",
 }
 DEEPSPEED = """
@@ -132,7 +133,9 @@ def spec(kind: type, path: str = "") -> Iterator[str]:
         if below is None:
             types = schema.TYPES.get(kind, {})
             rows = {
-                t: said(row[name]) for t, row in types.items() if name in row
+                t: said(row[name], key)
+                for t, row in types.items()
+                if name in row
             }
             either = [f"{t}: {x}".rstrip(": ") for t, x in rows.items()]
             yield (

@@ -30,10 +30,16 @@ _MODEL = {
     f"{_OP}.attention.out_bias": "gives the output a bias",
     f"{_OP}.attention.rope.theta": "turns queries and keys by position, with this base",
     f"{_OP}.attention.rope.scaling.type": "is how frequencies change for a longer context",
-    f"{_OP}.attention.rope.scaling.factor": "divides low frequencies",
+    f"{_OP}.attention.rope.scaling.factor": "divides low frequencies, with linear all",
     f"{_OP}.attention.rope.scaling.low_freq_factor": "ends the low frequencies",
     f"{_OP}.attention.rope.scaling.high_freq_factor": "begins the high frequencies, which stay",
     f"{_OP}.attention.rope.scaling.original_context": "is the context before scaling",
+    f"{_OP}.attention.rope.scaling.beta_fast": "begins the high frequencies, which stay: so often "
+    "they turn in the original context",
+    f"{_OP}.attention.rope.scaling.beta_slow": "ends the low frequencies, in the same way",
+    f"{_OP}.attention.rope.scaling.attention_factor": "multiplies queries and keys",
+    f"{_OP}.attention.rope.scaling.truncate": "widens what lies between low and high frequencies "
+    "to whole pairs",
     f"{_OP}.attention.window": "is how many tokens a token sees, itself the last of them (sliding "
     "window); null: all before it",
     f"{_OP}.attention.qk_norm": "normalises each query and key head (RMS)",

@@ -11,14 +11,24 @@ odd = st.integers(1, 24)
 @st.composite
 def ropes(draw) -> Mapping:
     rope: Mapping = {"theta": draw(st.sampled_from([10000, 500000]))}
-    if draw(flag):
-        rope["scaling"] = {
-            "type": "llama3",
-            "factor": draw(st.sampled_from([2, 8])),
+    context = {"original_context": draw(st.integers(4, 64))}
+    scalings: dict[str, Mapping] = {
+        "linear": {},
+        "llama3": {
             "low_freq_factor": 1,
             "high_freq_factor": draw(st.sampled_from([2, 4])),
-            "original_context": draw(st.integers(4, 64)),
-        }
+            **context,
+        },
+        "yarn": {
+            "beta_fast": draw(st.sampled_from([2, 32])),
+            "truncate": draw(flag),
+            **context,
+        },
+    }
+    if draw(flag):
+        kind = draw(st.sampled_from(sorted(scalings)))
+        factor = draw(st.sampled_from([2, 8]))
+        rope["scaling"] = {"type": kind, "factor": factor, **scalings[kind]}
     return rope
 
 

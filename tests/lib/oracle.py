@@ -61,10 +61,23 @@ def swiglu(x: np.ndarray) -> tuple[np.ndarray, Back]:
 
 
 def rope_angles(rope: dict, T: int, D: int) -> np.ndarray:
-    """angles [T, D/2]; llama3 scaling slows the waves that are long against the original context"""
+    """angles [T, D/2]; llama3 and yarn slow the waves that are long against the original context"""
     freq = 1 / rope["theta"] ** (np.arange(D // 2) * 2 / D)
     scaling = rope.get("scaling")
-    if scaling:
+    if scaling and scaling["type"] == "linear":
+        freq /= scaling["factor"]
+    if scaling and scaling["type"] == "yarn":
+        # a pair's number, as a function of how often it turns in the original context
+        turns = np.array([scaling["beta_fast"], scaling["beta_slow"]])
+        period = scaling["original_context"] / (2 * math.pi * turns)
+        low, high = D / 2 * np.log(period) / math.log(rope["theta"])
+        if scaling["truncate"]:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, D - 1)
+        high += 0.001 * (low == high)
+        slowed = np.clip((np.arange(D // 2) - low) / (high - low), 0, 1)
+        freq *= 1 - slowed + slowed / scaling["factor"]
+    if scaling and scaling["type"] == "llama3":
         context = scaling["original_context"]
         low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
         wave = 2 * math.pi / freq
@@ -79,10 +92,12 @@ def rope_angles(rope: dict, T: int, D: int) -> np.ndarray:
     return np.arange(T)[:, None] * freq
 
 
-def turn(x: np.ndarray, angle: np.ndarray) -> np.ndarray:
-    """x [B,N,T,D] with the pairs (i, i + D/2) turned by angle [T, D/2]"""
+def turn(x: np.ndarray, angle: np.ndarray, rope: dict) -> np.ndarray:
+    """x [B,N,T,D] with the pairs (i, i + D/2) turned by angle [T, D/2]; yarn makes them longer"""
     a, b = np.split(x, 2, axis=-1)
-    c, s = np.cos(angle).astype(x.dtype), np.sin(angle).astype(x.dtype)
+    grown = (rope.get("scaling") or {}).get("attention_factor", 1.0)
+    c = (grown * np.cos(angle)).astype(x.dtype)
+    s = (grown * np.sin(angle)).astype(x.dtype)
     return np.concatenate([a * c - b * s, b * c + a * s], axis=-1)
 
 
@@ -361,7 +376,7 @@ class Net:
             k, back_k = self.rmsnorm(k, name + ".k_norm", a["eps"])
         if a["rope"]:
             angle = rope_angles(a["rope"], T, D)
-            q, k = turn(q, angle), turn(k, angle)
+            q, k = turn(q, angle, a["rope"]), turn(k, angle, a["rope"])
         y, back_y = causal(q, k, v, a["window"])
         joined = y.swapaxes(1, 2).reshape(B, T, H * D)
         last = "c_proj" if gpt2 else "o_proj"
@@ -372,7 +387,7 @@ class Net:
                 back_out(dy).reshape(B, T, H, D).swapaxes(1, 2)
             )
             if a["rope"]:
-                dq, dk = turn(dq, -angle), turn(dk, -angle)
+                dq, dk = (turn(d, -angle, a["rope"]) for d in (dq, dk))
             parts = [
                 d.swapaxes(1, 2).reshape(B, T, -1)
                 for d in (back_q(dq), back_k(dk), dv)

@@ -4,6 +4,7 @@ without effect, or refused by name."""
 from __future__ import annotations
 
 import json
+import math
 import pathlib
 import re
 import subprocess
@@ -33,6 +34,11 @@ LLAMA = {
     "max_position_embeddings": 8192,
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
+}
+YARN = {
+    "type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 2048,
 }
 GPT2 = {
     "model_type": "gpt2",
@@ -156,6 +162,33 @@ def test_both_spellings_of_rope(tmp_path: pathlib.Path) -> None:
     assert first != model(tmp_path, LLAMA)
 
 
+def test_a_scaling_has_the_defaults_of_transformers(
+    tmp_path: pathlib.Path,
+) -> None:
+    """A key that is null is as good as none."""
+
+    def scaling(**more: object) -> dict[str, object]:
+        config = LLAMA | {"rope_scaling": YARN | more}
+        attention = model(tmp_path, config).units[1].ops[0].ops[1]
+        return dict(attention.args["rope"]["scaling"])
+
+    usual = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
+    grown = 0.1 * math.log(4) + 1
+    found = scaling(attention_factor=None, mscale=0.7, beta_slow=None)
+    assert found.pop("attention_factor") == pytest.approx(grown, rel=1e-15)
+    assert found == usual | {
+        "type": "yarn",
+        "factor": 4.0,
+        "original_context": 2048,
+    }
+    both = scaling(mscale=2, mscale_all_dim=1)["attention_factor"]
+    assert both == pytest.approx((0.2 * math.log(4) + 1) / grown, rel=1e-15)
+    said = scaling(mscale=2, mscale_all_dim=1, attention_factor=1.5)
+    assert said["attention_factor"] == 1.5
+    silent = scaling(original_max_position_embeddings=None)
+    assert silent["original_context"] == LLAMA["max_position_embeddings"]
+
+
 def test_a_spec_says_the_rest(tmp_path: pathlib.Path) -> None:
     own = tmp_path / "own.yaml"
     text = (SPECS / "gpt-tiny.yaml").read_text()
@@ -216,8 +249,21 @@ def test_more_positions_than_the_model_has_are_told(
         ({"hidden_act": "gelu"}, "3: hidden_act: is 'gelu'; allowed: 'silu'"),
         ({"quantization_config": {}}, "15: quantization_config: is no key"),
         (
-            {"rope_scaling": {"type": "yarn"}},
-            "15: rope_scaling: scaling 'yarn'",
+            {"rope_scaling": {"type": "longrope"}},
+            "15: rope_scaling: scaling 'longrope'",
+        ),
+        ({"rope_parameters": {"beta": 1}}, "16: rope_parameters.beta: is no"),
+        (
+            {"rope_scaling": {"type": "linear", "mscale": 1}},
+            "17: rope_scaling.mscale: is no key of linear",
+        ),
+        (
+            {"rope_scaling": YARN | {"mscale": 1, "mscale_all_dim": "x"}},
+            "20: rope_scaling.mscale_all_dim: is 'x'",
+        ),
+        (
+            {"rope_scaling": YARN | {"beta_fast": 1}},
+            "15: model.units[1].ops[0].residual[1].attention.rope.scaling.beta_slow",
         ),
         (
             {"rope_scaling": {"type": "llama3", "beta": 1}},

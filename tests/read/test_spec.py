@@ -878,8 +878,27 @@ WRONG = [
     (
         LLAMA,
         "type: llama3",
+        "type: longrope",
+        r"@: .*scaling.type: 'longrope' is not known; allowed: linear or llama3 or yarn",
+    ),
+    (
+        LLAMA,
+        "type: llama3",
         "type: yarn",
-        r"@: .*scaling.type: 'yarn' is not known; allowed: llama3",
+        r"@: .*scaling.low_freq_factor: yarn takes no low_freq_factor; allowed: type, factor, ",
+    ),
+    (
+        LLAMA,
+        "low_freq_factor: 1, ",
+        "",
+        r"@: .*scaling.low_freq_factor: is missing; llama3 needs it",
+    ),
+    (
+        LLAMA,
+        "theta: 500000, scaling: {type: llama3, factor: 8, low_freq_factor: 1, "
+        "high_freq_factor: 4,",
+        "theta: 1, scaling: {type: yarn, factor: 8,",
+        r"@: .*rope.theta: all turn alike by 1; allowed: more, with yarn",
     ),
     (LLAMA, "factor: 8, ", "", r"@: .*scaling.factor: is missing"),
     (

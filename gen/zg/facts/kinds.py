@@ -1,5 +1,5 @@
-"""kinds.py -- types of optimizers and schedules: the keys that each takes, and their defaults; what
-an optimizer keeps of an element.
+"""kinds.py -- types of optimizers, schedules and scalings of rotary positions: the keys that each
+takes, and their defaults; what an optimizer keeps of an element.
 
 Keys that all types of a section have are not listed. Defaults are DeepSpeed's and PyTorch's; None
 is said by another key (schema.py), NEEDED must be given.
@@ -64,5 +64,20 @@ SCHEDULES: Rows = {
         "cycle_min_mom": 0.8,
         "cycle_max_mom": 0.9,
         "decay_mom_rate": 0.0,
+    },
+}
+SCALINGS: Rows = {
+    "linear": {},
+    "llama3": {
+        "low_freq_factor": NEEDED,
+        "high_freq_factor": NEEDED,
+        "original_context": NEEDED,
+    },
+    "yarn": {
+        "original_context": NEEDED,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "attention_factor": None,
+        "truncate": True,
     },
 }

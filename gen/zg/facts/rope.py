@@ -4,45 +4,123 @@ bit of them."""
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal, getcontext
+from typing import Any
 
-SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_context")
+from ..plan.operand import Names
+
+# The numbers of a scaling, in a plan's order; so many tell which one it is.
+NUMBERS: Mapping[str, Names] = {
+    "linear": ("factor",),
+    "llama3": (
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_context",
+    ),
+    "yarn": (
+        "factor",
+        "beta_fast",
+        "beta_slow",
+        "original_context",
+        "truncate",
+    ),
+}
 
 
-def fields(scaling: Mapping[str, float] | None) -> tuple[float, ...]:
+def fields(scaling: Mapping[str, Any] | None) -> tuple[float, ...]:
     """Of a spec's scaling, if it has one."""
-    return tuple(float(scaling[key]) for key in SCALING) if scaling else ()
+    if not scaling:
+        return ()
+    return tuple(float(scaling[key]) for key in NUMBERS[scaling["type"]])
 
 
 @functools.cache
 def frequencies(
     head: int, theta: float, scaling: tuple[float, ...]
 ) -> tuple[float, ...]:
-    """[head/2]: theta^(-2i/head), with Llama 3's scaling, where there is one."""
+    """[head/2]: theta^(-2i/head), scaled, where there are numbers of a scaling."""
     getcontext().prec = 40
     base = Decimal(str(theta))
     powers = [
         float(base ** (Decimal(-2 * i) / Decimal(head)))
         for i in range(head // 2)
     ]
-    return (
-        tuple(_scaled(f, scaling) for f in powers)
-        if scaling
-        else tuple(powers)
+    kept = _KEPT[len(scaling)](head, base, powers, *scaling[1:])
+    factor = scaling[0] if scaling else 1.0
+    return tuple(map(_scaled, powers, kept, itertools.repeat(factor)))
+
+
+def _scaled(f: float, kept: float, factor: float) -> float:
+    """A frequency of which a share is kept, and the rest divided by the factor."""
+    return (1.0 - kept) * f / factor + kept * f
+
+
+# ---- the shares that are kept, of each frequency
+
+
+def _every(head: int, base: Decimal, powers: list[float]) -> Iterable[float]:
+    return itertools.repeat(1.0)
+
+
+def _none(head: int, base: Decimal, powers: list[float]) -> Iterable[float]:
+    return itertools.repeat(0.0)
+
+
+def _llama3(
+    head: int,
+    base: Decimal,
+    powers: list[float],
+    low: float,
+    high: float,
+    context: float,
+) -> Iterable[float]:
+    """Llama 3.1's report, section 3.2's reference code: by how often a wave turns in the original
+    context."""
+    for f in powers:
+        turns = context / (2.0 * math.pi / f)
+        yield min(max((turns - low) / (high - low), 0.0), 1.0)
+
+
+def _yarn(
+    head: int,
+    base: Decimal,
+    powers: list[float],
+    fast: float,
+    slow: float,
+    context: float,
+    truncate: float,
+) -> Iterable[float]:
+    """YaRN (arXiv 2309.00071), section 3.2, as transformers has it: by a pair's number, between
+    those that turn `fast` and `slow` times in the original context."""
+    first, last = (
+        head
+        * (Decimal(context) / (Decimal(turns) * 2 * Decimal(math.pi))).ln()
+        / (2 * base.ln())
+        for turns in (fast, slow)
     )
+    if truncate:
+        first, last = Decimal(math.floor(first)), Decimal(math.ceil(last))
+    first, last = max(first, Decimal(0)), min(last, Decimal(head - 1))
+    if first == last:
+        last += Decimal("0.001")
+    for i in range(head // 2):
+        yield 1.0 - min(max(float((i - first) / (last - first)), 0.0), 1.0)
 
 
-def _scaled(f: float, scaling: Sequence[float]) -> float:
-    """Llama 3.1's report, section 3.2's reference code: long waves are divided by the factor, short
-    ones kept, a linear blend between."""
-    factor, low, high, context = scaling
-    wave = 2.0 * math.pi / f
-    turns = context / wave
-    if turns < low:
-        return f / factor
-    if turns > high:
-        return f
-    blend = (turns - low) / (high - low)
-    return (1.0 - blend) * f / factor + blend * f
+_KEPT: Mapping[int, Callable[..., Iterable[float]]] = {
+    0: _every,
+    1: _none,
+    4: _llama3,
+    5: _yarn,
+}
+
+
+def grown(factor: float, times: float = 1.0) -> float:
+    """YaRN's factor of queries and keys: 1 + times * ln(factor) / 10."""
+    getcontext().prec = 40
+    log = Decimal(str(factor)).ln()
+    return float(1 + Decimal(str(times)) * log / 10)

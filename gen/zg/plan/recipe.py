@@ -81,8 +81,8 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Turn:
-    """What a rotary table is made from: the head's size, theta, and Llama 3's scaling or nothing:
-    factor, low and high frequency factors, original context. In text, between colons."""
+    """What a rotary table is made from: the head's size, theta, and the numbers of a scaling
+    (facts/rope.py) or nothing. In text, between colons."""
 
     head: int
     theta: float

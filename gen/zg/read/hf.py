@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..facts.kinds import SCALINGS
+from ..facts.rope import grown
 from . import dsjson, usertext, yamltext
-from .hfrows import FAMILIES, Family, Key
+from .hfrows import FAMILIES, ORIGINAL, Family, Key, scaling_keys
 from .node import Names, Node, SpecError, shown
 from .schema import Op
 
@@ -96,15 +98,7 @@ WINDOWS = (
 )
 ROPE = ("rope_parameters", "rope_scaling", "rope_theta")
 THETA = 10000.0
-# A scaling's keys, as a spec has them.
-SCALINGS: Mapping[str, Mapping[str, str]] = {
-    "llama3": {
-        "factor": "factor",
-        "low_freq_factor": "low_freq_factor",
-        "high_freq_factor": "high_freq_factor",
-        "original_max_position_embeddings": "original_context",
-    },
-}
+MSCALES = ("mscale", "mscale_all_dim")
 
 
 @dataclass(frozen=True)
@@ -213,29 +207,56 @@ class _Config:
         held = node.value or {}
         if not isinstance(held, dict):
             raise self.fail(key, f"is {shown(held)}", "an object, or null")
-        said = dict(held)
+        said = {name: x for name, x in held.items() if x.value is not None}
         theta = said.pop("rope_theta", self.get("rope_theta"))
         found = {
             "theta": Node(THETA, node.where) if theta.value is None else theta
         }
         types = [said.pop(k).value for k in ("rope_type", "type") if k in said]
         type_ = types[0] if types else "default"
-        if type_ == "default" and not said:
-            return Node(found, node.where)
-        if not isinstance(type_, str) or type_ not in SCALINGS:
-            allowed = ", ".join(("default", *SCALINGS))
-            raise self.fail(key, f"scaling {shown(type_)}", allowed)
-        names = SCALINGS[type_]
+        if type_ != "default" or said:
+            scaling = self.scaling(key, type_, said)
+            found["scaling"] = Node(scaling, node.where)
+        return Node(found, node.where)
+
+    def scaling(
+        self, key: str, type_: object, said: dict[str, Node]
+    ) -> dict[str, Node]:
+        """key: where it stands in config.json; said: of its keys, all but its type."""
+        known = ("default", *SCALINGS)
+        if not isinstance(type_, str) or type_ not in known:
+            raise self.fail(key, f"scaling {shown(type_)}", ", ".join(known))
+        names = scaling_keys(type_)
+        own = [*names, *MSCALES] if "attention_factor" in names else [*names]
         for name, value in said.items():
-            if name not in names:
+            if name not in own:
+                allowed = ", ".join(own) or "rope_theta alone"
                 raise SpecError(
                     f"{value.where}: {key}.{name}: is no key of {type_}; "
-                    f"allowed: {', '.join(names)}"
+                    f"allowed: {allowed}"
                 )
-        scaling = {names[name]: value for name, value in said.items()}
-        scaling["type"] = Node(type_, node.where)
-        found["scaling"] = Node(scaling, node.where)
-        return Node(found, node.where)
+        if ORIGINAL in names:
+            said.setdefault(ORIGINAL, self.get(self.family.context))
+        scaling = {names[k]: x for k, x in said.items() if k in names}
+        grown = [said[k] for k in MSCALES if k in said]
+        if len(grown) == 2 and "attention_factor" not in said:
+            scaling["attention_factor"] = self.grown(key, said)
+        scaling["type"] = Node(type_, self.get(key).where)
+        return scaling
+
+    def grown(self, key: str, said: dict[str, Node]) -> Node:
+        """YaRN's attention_factor, by its two mscales."""
+        names = ("factor", *MSCALES)
+        for name in names:
+            node = said.get(name, Node(None, self.get(key).where))
+            if type(node.value) not in (int, float) or not node.value >= 1e-9:
+                raise SpecError(
+                    f"{node.where}: {key}.{name}: is {shown(node.value)}; "
+                    "allowed: a number above 0"
+                )
+        factor, *times = (said[name].value for name in names)
+        top, bottom = (grown(max(factor, 1.0), x) for x in times)
+        return Node(top / bottom, said[MSCALES[0]].where)
 
     def given_(self, key: str) -> bool:
         return key in self.given and self.given[key].value is not None

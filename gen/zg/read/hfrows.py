@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ..facts.kinds import SCALINGS
 from .schema import Op
 
 
@@ -39,6 +40,16 @@ class Family:
     said: Mapping[str, object] = field(default_factory=dict)
     words: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     square: bool = False
+
+
+ORIGINAL = "original_max_position_embeddings"
+
+
+def scaling_keys(type: str) -> Mapping[str, str]:
+    """Keys of a scaling of rotary positions as config.json has them, beside its type: a spec's by
+    theirs; of "default" there are none."""
+    own = ("factor", *SCALINGS[type]) if type in SCALINGS else ()
+    return {ORIGINAL if k == "original_context" else k: k for k in own}
 
 
 def _residual(*ops: Op) -> Op:

@@ -123,6 +123,7 @@ _Share = Annotated[float, Real(0.0, 0.999999999)]
 _Stairs = Annotated[int, Integer(0, 2**20)]
 _Ratio = Annotated[float, Real(0.0, 1.0)]
 _Size = Annotated[int, Integer(0, DIM)]
+_Factor = Annotated[float, Real(1e-9, 1e9)]
 _Device = Annotated[str, Choice("none", "cpu", "nvme")]
 
 _KEYS = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
@@ -257,8 +258,28 @@ class Schedule:
     decay_mom_rate: Annotated[float, Real(0.0, 0.0)] = UNSAID
 
 
+@dataclass(frozen=True)
+class Scaling:
+    """Of rotary positions, for a context that is longer than the original one."""
+
+    __pydantic_config__ = _KEYS
+    type: Annotated[str, Choice(*kinds.SCALINGS)]
+    factor: Annotated[float, Real(1.0, 1e9)]
+    low_freq_factor: _Factor = UNSAID
+    high_freq_factor: _Factor = UNSAID
+    original_context: Count = UNSAID
+    beta_fast: _Factor = UNSAID
+    beta_slow: _Factor = UNSAID
+    attention_factor: _Factor = UNSAID
+    truncate: Flag = UNSAID
+
+
 # A section's types, the keys that each takes and their defaults
-TYPES = {Optimizer: kinds.OPTIMIZERS, Schedule: kinds.SCHEDULES}
+TYPES: Mapping[type, kinds.Rows] = {
+    Optimizer: kinds.OPTIMIZERS,
+    Schedule: kinds.SCHEDULES,
+    Scaling: kinds.SCALINGS,
+}
 
 
 @dataclass(frozen=True)
@@ -436,14 +457,6 @@ class LayerNorm(_Keys):
 class RmsNorm(_Keys):
     name: Name
     eps: Tiny = 1e-6
-
-
-class Scaling(_Keys):
-    type: Annotated[str, Choice("llama3")]
-    factor: Annotated[float, Real(1.0, 1e9)]
-    low_freq_factor: Annotated[float, Real(1e-9, 1e9)]
-    high_freq_factor: Annotated[float, Real(1e-9, 1e9)]
-    original_context: Count
 
 
 class Rope(_Keys):

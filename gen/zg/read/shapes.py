@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from ..facts import ops
+from ..facts import kinds, ops
 from ..facts.families import FAMILIES
+from ..facts.rope import grown
 from .keytypes import DIM, ELEMS
 from .node import Ints, Node, Path, SpecError, dotted
 from .schema import (
+    TYPES,
     Attention,
     Bare,
     Embedding,
@@ -26,13 +28,19 @@ from .schema import (
     ModelKeys,
     Op,
     OpKeys,
+    Optimizer,
     RmsNorm,
+    Rope,
     Row,
+    Scaling,
+    Schedule,
     Weight,
 )
 
 TENSORS = 2**20  # of a model: a weights' file lists them all
 OPS = tuple(OpKeys.model_fields)
+# Keys of a scaling, each below the other.
+RISING = (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast"))
 
 
 def fail(root: Node, path: Path, wrong: str, allowed: str) -> SpecError:
@@ -56,6 +64,29 @@ class Place:
         return fail(self.root, self.path, wrong, allowed)
 
 
+Section = TypeVar("Section", Optimizer, Schedule, Scaling)
+
+
+def typed(found: Section, at: Place) -> Section:
+    """A section with the defaults of its type; a key that another type takes is an error."""
+    rows = TYPES[type(found)]
+    defaults = rows[found.type]
+    others = {key for row in rows.values() for key in row} - set(defaults)
+    every = [f.name for f in fields(found)]
+    for key in every:
+        if key in others and getattr(found, key) is not None:
+            own = ", ".join(k for k in every if k not in others)
+            raise (at / key).fail(f"{found.type} takes no {key}", own)
+    lacking: dict[str, Any] = {
+        key: x for key, x in defaults.items() if getattr(found, key) is None
+    }
+    for key, usual in lacking.items():
+        if usual is kinds.NEEDED:
+            wrong = f"is missing; {found.type} needs it"
+            raise (at / key).fail(wrong, "a value for it")
+    return replace(found, **lacking)
+
+
 class Heads(NamedTuple):
     """Of an attention: H of queries, G of keys and of values, each D wide."""
 
@@ -68,7 +99,8 @@ class Heads(NamedTuple):
         """Of all q, k and v heads."""
         return self.H * self.D, self.G * self.D, self.G * self.D
 
-    def dims(self, eps: float) -> Mapping[str, Any]:
+    def dims(self, eps: float, factor: float) -> Mapping[str, Any]:
+        """factor: of queries and of keys, as their rotary positions have it."""
         H, G, D = self
         return {
             "H": H,
@@ -77,7 +109,7 @@ class Heads(NamedTuple):
             "E": sum(self.widths),
             "J": H + G,
             "Q": H * D,
-            "scale": 1.0 / math.sqrt(D),
+            "scale": factor * factor / math.sqrt(D),
             "eps": eps,
         }
 
@@ -284,14 +316,14 @@ class Walk:
     def attention(self, at: Place, a: Attention, x: int) -> Made:
         """q k v linear, norms and turns of q and k, attention, output linear."""
         heads = self.heads(at, a)
-        _turned(at / "rope", a, heads.D)
         self.width(at, sum(heads.widths))
-        C, dims, name = self.model.width, heads.dims(a.eps), at / "name"
+        C, name = self.model.width, at / "name"
+        rope = _turned(at / "rope", a.rope, heads.D) if a.rope else None
+        dims = heads.dims(a.eps, _factor(rope))
         bias = a.bias if a.out_bias is None else a.out_bias
-        rope = a.rope and a.rope.model_dump()
         rows = [self.into(name, a, x, heads)]
         if a.qk_norm:
-            rows.append(self.normed(name, a, heads))
+            rows.append(self.normed(name, a, heads, dims))
         if rope:
             turned = "rope_packed" if self.packed else "rope"
             rows.append(Row(turned, {**dims, "rope": rope}))
@@ -312,13 +344,15 @@ class Walk:
         widths = heads.widths if len(names) > 1 else [sum(heads.widths)]
         return self.dense(at, names, x, widths, a.bias)
 
-    def normed(self, at: Place, a: Attention, heads: Heads) -> Row:
+    def normed(
+        self, at: Place, a: Attention, heads: Heads, dims: Mapping[str, Any]
+    ) -> Row:
         q, k = [f"{a.name}.{norm}" for norm in self.family.norms]
         weights = {
             "wq": self.vector(at, q, "weight", heads.D),
             "wk": self.vector(at, k, "weight", heads.D),
         }
-        return Row("qknorm", heads.dims(a.eps), weights)
+        return Row("qknorm", dims, weights)
 
     def seen(self, a: Attention, dims: Mapping[str, Any]) -> Row:
         """Attention, by what a row sees."""
@@ -448,21 +482,34 @@ def ends(name: str, words: Sequence[str]) -> bool:
     return any(name == w or name.endswith(f".{w}") for w in words)
 
 
-def _turned(at: Place, a: Attention, D: int) -> None:
-    """Checks the rotary positions of heads."""
-    if a.rope and D % 2:
+def _turned(at: Place, a: Rope, D: int) -> dict[str, Any]:
+    """The rotary positions of heads, with the defaults of their scaling."""
+    if D % 2:
         raise at.fail(
             f"turns pairs, and head_dim is {D}", "rope with an even head_dim"
         )
-    scaling = a.rope and a.rope.scaling
-    if not scaling:
-        return
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    if low >= high:
-        raise (at / "scaling" / "low_freq_factor").fail(
-            f"{low:g} is not below high_freq_factor {high:g}",
-            "low_freq_factor < high_freq_factor",
-        )
+    if not a.scaling:
+        return a.model_dump()
+    there = at / "scaling"
+    found = typed(a.scaling, there)
+    if found.type == "yarn" and a.theta == 1.0:
+        raise (at / "theta").fail("all turn alike by 1", "more, with yarn")
+    held = {k: x for k, x in asdict(found).items() if x is not None}
+    for low, high in RISING:
+        if low in held and held[low] >= held[high]:
+            raise (there / low).fail(
+                f"{held[low]:g} is not below {high} {held[high]:g}",
+                f"{low} < {high}",
+            )
+    if found.type == "yarn":
+        held.setdefault("attention_factor", grown(found.factor))
+    return {"theta": a.theta, "scaling": held}
+
+
+def _factor(said: Mapping[str, Any] | None) -> float:
+    """What queries and keys are multiplied by: on their scores, its square."""
+    scaling = said and said["scaling"] or {}
+    return float(scaling.get("attention_factor", 1.0))
 
 
 def _linear(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import get_args, get_type_hints
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -29,7 +29,6 @@ from .node import (
     shown,
 )
 from .schema import (
-    TYPES,
     Aio,
     Cluster,
     Data,
@@ -44,7 +43,7 @@ from .schema import (
     Unit,
     Zero,
 )
-from .shapes import fail
+from .shapes import Place, fail, typed
 from .units import alone, build, named
 
 __all__ = [
@@ -331,39 +330,6 @@ def _batch(keys: SpecKeys, root: Node) -> None:
     )
 
 
-Section = TypeVar("Section", Optimizer, Schedule)
-
-
-def _typed(found: Section, name: str, root: Node) -> Section:
-    """A section with the defaults of its type; a key that another type takes is an error."""
-    path: Path = ("train", name)
-    rows = TYPES[type(found)]
-    defaults = rows[found.type]
-    others = {key for row in rows.values() for key in row} - set(defaults)
-    given = root.at(("train",)).value.get(name, Node({}, "")).value
-    for key, node in given.items():
-        if key in others and node.value is not None:
-            allowed = [k for k in _keys(path) if k not in others]
-            raise fail(
-                root,
-                (*path, key),
-                f"{found.type} takes no {key}",
-                ", ".join(allowed),
-            )
-    lacking: dict[str, Any] = {
-        key: x for key, x in defaults.items() if getattr(found, key) is None
-    }
-    for key, usual in lacking.items():
-        if usual is kinds.NEEDED:
-            raise fail(
-                root,
-                (*path, key),
-                f"is missing; {found.type} needs it",
-                "a value for it",
-            )
-    return replace(found, **lacking)
-
-
 def _chunk(keys: SpecKeys, root: Node, model: Model) -> None:
     """head_chunk cuts a micro-batch evenly, and a head whose gradients can be summed in parts."""
     m, rows = (
@@ -398,7 +364,7 @@ def _chunk(keys: SpecKeys, root: Node, model: Model) -> None:
 
 
 def _optimizer(keys: SpecKeys, root: Node) -> Optimizer:
-    o = _typed(keys.train.optimizer, "optimizer", root)
+    o = typed(keys.train.optimizer, Place(root, ("train", "optimizer")))
     if o.nesterov and not o.momentum:
         raise fail(
             root,
@@ -418,7 +384,7 @@ def _optimizer(keys: SpecKeys, root: Node) -> Optimizer:
 
 
 def _schedule(keys: SpecKeys, root: Node) -> Schedule:
-    s = _typed(keys.train.schedule, "schedule", root)
+    s = typed(keys.train.schedule, Place(root, ("train", "schedule")))
     lr = keys.train.optimizer.lr
     path = ("train", "schedule")
     if s.type in ("linear", "cosine") and s.steps <= s.warmup:

@@ -9,7 +9,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ..read.hfrows import FAMILIES, Family, Key, linear
+from ..read.hfrows import (
+    FAMILIES,
+    ORIGINAL,
+    Family,
+    Key,
+    linear,
+    scaling_keys,
+)
 from ..read.schema import Op, Spec, Unit
 
 
@@ -69,21 +76,15 @@ def _units(f: Family, units: tuple[Unit, ...], found: dict[str, Any]) -> bool:
     return tied or _fits(linear("lm_head", out=vocab), logits, found)
 
 
-# Keys of a scaling that transformers calls otherwise.
-_SCALING = {
-    "type": "rope_type",
-    "original_context": "original_max_position_embeddings",
-}
-
-
 def _rope(found: dict[str, Any], sequence: int) -> dict[str, object]:
     """Of rotary positions, as all versions of transformers read them."""
     rope = found.pop("rope")
     scaling, context = None, sequence
     if given := rope["scaling"]:
-        scaling = {_SCALING.get(k, k): v for k, v in given.items()}
-        original = given.get("original_context") or sequence
-        reached = round(given["factor"] * original)
+        names = scaling_keys(given["type"])
+        scaling = {"rope_type": given["type"]}
+        scaling |= {theirs: given[ours] for theirs, ours in names.items()}
+        reached = round(given["factor"] * scaling.get(ORIGINAL, 0))
         context = max(context, reached)
     return {
         "max_position_embeddings": context,
