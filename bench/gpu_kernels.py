@@ -110,6 +110,12 @@ ROWS = {
         "wk=R*D scratch=8*D*(1+M)",
         "3*R*M*E+4*M*(H+G)",
     ),
+    "zk_qknorm_whole_fwd": Row("y=R*M*E stat=8*M in=R*M*E wq=R*H*D wk=R*G*D"),
+    "zk_qknorm_whole_bwd": Row(
+        "din=R*M*E dwq=R*H*D dwk=R*G*D dy=R*M*E in=R*M*E stat=8*M wq=R*H*D "
+        "wk=R*G*D",
+        "3*R*M*E+8*M",
+    ),
     "zk_linear_fwd": Row("y=R*M*N x=R*M*K w=R*N*K b=R*N", flops="2*M*N*K"),
     "zk_linear_bwd_x": Row("dx=R*M*K dy=R*M*N w=R*N*K", flops="2*M*N*K"),
     "zk_linear_bwd_w": Row(

@@ -42,7 +42,8 @@ _MODEL = {
     "to whole pairs",
     f"{_OP}.attention.window": "is how many tokens a token sees, itself the last of them (sliding "
     "window); null: all before it",
-    f"{_OP}.attention.qk_norm": "normalises each query and key head (RMS)",
+    f"{_OP}.attention.qk_norm": "normalises each query and key head (RMS); whole: all query heads "
+    "as one, and all key heads",
     f"{_OP}.attention.eps": "is that norm's eps",
     f"{_OP}.linear.name": "names it; several names: linears of one input, made as one product",
     f"{_OP}.linear.out": "is its output's width, one for each name",

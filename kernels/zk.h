@@ -19,7 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZK_ABI 16
+#define ZK_ABI 17
 
 /* one queue's kernel context: threads on a CPU, stream and handles on a GPU */
 typedef struct zk zk;
@@ -182,6 +182,14 @@ void zk_qknorm_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *
 void zk_qknorm_bwd(zk *k, const zk_launch *L, real *din, real *dwq, real *dwk, const real *dy,
                    const real *in, const float *stat, const real *wq, const real *wk,
                    float *scratch, int64_t M, int64_t H, int64_t G, int64_t D);
+/* The same of all q heads as one run, and of all k heads: wq [H * D], wk [G * D]; stat: float
+ * [M, 2]. */
+void zk_qknorm_whole_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *in,
+                         const real *wq, const real *wk, int64_t M, int64_t H, int64_t G, int64_t D,
+                         float eps);
+void zk_qknorm_whole_bwd(zk *k, const zk_launch *L, real *din, real *dwq, real *dwk, const real *dy,
+                         const real *in, const float *stat, const real *wq, const real *wk,
+                         int64_t M, int64_t H, int64_t G, int64_t D);
 
 /* ---- linear: y[M,N] = x[M,K] . w (+ b[N]), w by `layout` */
 void zk_linear_fwd(zk *k, const zk_launch *L, real *y, const real *x, const real *w, const real *b,

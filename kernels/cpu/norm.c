@@ -21,9 +21,8 @@ typedef struct norm {
     float *stat;                /* [M, stats] */
     const real *x, *dy, *w, *b; /* x, dy [M, stride]; w, b [C] */
     const real *left, *more;    /* [M, C]; more: NULL for none */
-    const real *wk;             /* [C], of the key heads */
     int64_t M, C, stride, heads, at, rows, stats, first; /* first: of our heads' stats */
-    int64_t H, G, span;
+    int64_t span;
     float eps;
 } norm;
 
@@ -282,85 +281,118 @@ void ZK(zk_rmsnorm_bwd)(zk *k, const zk_launch *L, real *dx, real *dw, const rea
     if (dw) zk_for(k, zk_pieces(C, WIDE), rms_columns_task, &a);
 }
 
-/* ---- RMS norm of the query and key heads of rows [M, (H + 2*G) * D] */
-static void copy_values(const norm *a, int64_t m, const real *from)
+/* ---- RMS norm of runs of query and of key heads: a norm each, of rows that hold q, k and as much of
+ * v as of k, which is copied */
+static void copy_values(const norm *keys, int64_t m, const real *from)
 {
-    int64_t size = a->dtype == ZK_F32 ? 4 : 2, at = m * a->stride + (a->H + a->G) * a->C;
-    memcpy((char *)a->y + at * size, (const char *)from + at * size, (size_t)(a->G * a->C * size));
+    int64_t size = keys->dtype == ZK_F32 ? 4 : 2, n = keys->heads * keys->C;
+    int64_t at = m * keys->stride + keys->at + n;
+    memcpy((char *)keys->y + at * size, (const char *)from + at * size, (size_t)(n * size));
 }
 
 static void heads_fwd_task(void *arg, int64_t task, int thread)
 {
-    const norm *a = arg;
+    const norm *both = arg;
     (void)thread;
-    for (int64_t m = task * a->rows; m < zk_least((task + 1) * a->rows, a->M); m++) {
-        for (int64_t h = 0; h < a->stats; h++)
-            a->stat[m * a->stats + h] =
-                rms_fwd_run(a, h < a->H ? a->w : a->wk, m * a->stride + h * a->C);
-        copy_values(a, m, a->x);
+    for (int64_t m = task * both->rows; m < zk_least((task + 1) * both->rows, both->M); m++) {
+        for (const norm *a = both; a < both + 2; a++)
+            for (int64_t h = 0; h < a->heads; h++)
+                a->stat[m * a->stats + a->first + h] =
+                    rms_fwd_run(a, a->w, m * a->stride + a->at + h * a->C);
+        copy_values(both + 1, m, both->x);
     }
 }
 
 static void heads_bwd_task(void *arg, int64_t task, int thread)
 {
-    const norm *a = arg;
+    const norm *both = arg;
     (void)thread;
-    for (int64_t m = task * a->rows; m < zk_least((task + 1) * a->rows, a->M); m++) {
-        for (int64_t h = 0; h < a->stats; h++)
-            rms_bwd_run(a, h < a->H ? a->w : a->wk, m * a->stride + h * a->C,
-                        a->stat[m * a->stats + h]);
-        copy_values(a, m, a->dy);
+    for (int64_t m = task * both->rows; m < zk_least((task + 1) * both->rows, both->M); m++) {
+        for (const norm *a = both; a < both + 2; a++)
+            for (int64_t h = 0; h < a->heads; h++)
+                rms_bwd_run(a, a->w, m * a->stride + a->at + h * a->C,
+                            a->stat[m * a->stats + a->first + h]);
+        copy_values(both + 1, m, both->dy);
     }
+}
+
+/* both [2]: H runs of Q elements, then G of K; wk, dwk: of these */
+static void lie(norm *both, int64_t H, int64_t Q, int64_t G, int64_t K, const real *wk, real *dwk)
+{
+    both->stride = H * Q + 2 * G * K;
+    both->stats = H + G;
+    both->heads = H;
+    both->C = Q;
+    both[1] = both[0];
+    both[1].w = wk;
+    both[1].dw = dwk;
+    both[1].at = H * Q;
+    both[1].first = H;
+    both[1].heads = G;
+    both[1].C = K;
+}
+
+static void heads_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *in,
+                      const real *wq, const real *wk, int64_t M, int64_t H, int64_t Q, int64_t G,
+                      int64_t K, float eps)
+{
+    norm both[2] = {{.dtype = k->dtype,
+                     .y = y,
+                     .stat = stat,
+                     .x = in,
+                     .w = wq,
+                     .M = M,
+                     .rows = zk_tile(k, L, 0, ROWS),
+                     .eps = eps}};
+    lie(both, H, Q, G, K, wk, NULL);
+    zk_for(k, zk_pieces(M, both->rows), heads_fwd_task, both);
+}
+
+static void heads_bwd(zk *k, const zk_launch *L, real *din, real *dwq, real *dwk, const real *dy,
+                      const real *in, const float *stat, const real *wq, const real *wk, int64_t M,
+                      int64_t H, int64_t Q, int64_t G, int64_t K, int64_t span)
+{
+    norm both[2] = {{.dtype = k->dtype,
+                     .y = din,
+                     .dw = dwq,
+                     .stat = (float *)stat,
+                     .x = in,
+                     .dy = dy,
+                     .w = wq,
+                     .M = M,
+                     .rows = zk_tile(k, L, 0, ROWS),
+                     .span = span}};
+    lie(both, H, Q, G, K, wk, dwk);
+    zk_for(k, zk_pieces(M, both->rows), heads_bwd_task, both);
+    for (norm *a = both; a < both + 2; a++)
+        if (a->dw) zk_for(k, zk_pieces(a->C, span), rms_columns_task, a);
 }
 
 void ZK(zk_qknorm_fwd)(zk *k, const zk_launch *L, real *y, float *stat, const real *in,
                        const real *wq, const real *wk, int64_t M, int64_t H, int64_t G, int64_t D,
                        float eps)
 {
-    norm a = {.dtype = k->dtype,
-              .y = y,
-              .stat = stat,
-              .x = in,
-              .w = wq,
-              .wk = wk,
-              .M = M,
-              .C = D,
-              .stride = (H + 2 * G) * D,
-              .stats = H + G,
-              .H = H,
-              .G = G,
-              .rows = zk_tile(k, L, 0, ROWS),
-              .eps = eps};
-    zk_for(k, zk_pieces(M, a.rows), heads_fwd_task, &a);
+    heads_fwd(k, L, y, stat, in, wq, wk, M, H, D, G, D, eps);
 }
 
 void ZK(zk_qknorm_bwd)(zk *k, const zk_launch *L, real *din, real *dwq, real *dwk, const real *dy,
                        const real *in, const float *stat, const real *wq, const real *wk,
                        float *scratch, int64_t M, int64_t H, int64_t G, int64_t D)
 {
-    norm a = {.dtype = k->dtype,
-              .y = din,
-              .dw = dwq,
-              .stat = (float *)stat,
-              .x = in,
-              .dy = dy,
-              .w = wq,
-              .wk = wk,
-              .M = M,
-              .C = D,
-              .stride = (H + 2 * G) * D,
-              .stats = H + G,
-              .H = H,
-              .G = G,
-              .rows = zk_tile(k, L, 0, ROWS),
-              .heads = H,
-              .span = HEAD};
     (void)scratch;
-    zk_for(k, zk_pieces(M, a.rows), heads_bwd_task, &a);
-    if (dwq) zk_for(k, zk_pieces(D, HEAD), rms_columns_task, &a);
-    a.dw = dwk;
-    a.heads = G;
-    a.at = H * D;
-    a.first = H;
-    if (dwk) zk_for(k, zk_pieces(D, HEAD), rms_columns_task, &a);
+    heads_bwd(k, L, din, dwq, dwk, dy, in, stat, wq, wk, M, H, D, G, D, HEAD);
+}
+
+void ZK(zk_qknorm_whole_fwd)(zk *k, const zk_launch *L, real *y, float *stat, const real *in,
+                             const real *wq, const real *wk, int64_t M, int64_t H, int64_t G,
+                             int64_t D, float eps)
+{
+    heads_fwd(k, L, y, stat, in, wq, wk, M, 1, H * D, 1, G * D, eps);
+}
+
+void ZK(zk_qknorm_whole_bwd)(zk *k, const zk_launch *L, real *din, real *dwq, real *dwk,
+                             const real *dy, const real *in, const float *stat, const real *wq,
+                             const real *wk, int64_t M, int64_t H, int64_t G, int64_t D)
+{
+    heads_bwd(k, L, din, dwq, dwk, dy, in, stat, wq, wk, M, 1, H * D, 1, G * D, WIDE);
 }

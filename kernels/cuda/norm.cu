@@ -46,6 +46,21 @@ __device__ inline place find(const layout &l, int64_t run)
     return {m * l.stride + (int64_t)h * l.C, m * (l.H + l.G) + h, m < l.M ? l.C : 0};
 }
 
+/* A row holds a run of C, then two of K, which is at most C. */
+struct uneven : layout {
+    int K;
+};
+
+__device__ inline int width_here(const layout &l) { return l.C; }
+
+__device__ inline int width_here(const uneven &l) { return blockIdx.y ? l.K : l.C; }
+
+__device__ inline place find(const uneven &l, int64_t run)
+{
+    int64_t first = blockIdx.y ? l.C + (int64_t)(blockIdx.y - 1) * l.K : 0;
+    return {run * l.stride + first, 2 * run + blockIdx.y, run < l.M ? width_here(l) : 0};
+}
+
 /* ---- teams */
 struct team {
     int threads, rank, lane, teams; /* rank: of the team in its block */
@@ -168,10 +183,10 @@ __device__ inline void scale(const team &t, T *y, const line<T, V, N> &row, int 
     });
 }
 
-template <class T, int V, int N, int CENTRED>
+template <class T, int V, int N, int CENTRED, class A>
 __global__ void __launch_bounds__(most_threads(N), 2)
     norm_fwd(T *y, float *stat, T *sum, const T *x, const T *more, const T *w, const T *wk,
-             const T *b, layout l, int threads, float eps)
+             const T *b, A l, int threads, float eps)
 {
     team t = my_team(threads);
     int64_t runs = l.M * heads_here(l);
@@ -185,8 +200,8 @@ __global__ void __launch_bounds__(most_threads(N), 2)
         line<T, V, N> row;
         row.start(t, x + at.at, at.C);
         if (more) row.add(t, sum + at.at, more + at.at, at.C);
-        float mean = CENTRED ? __fdiv_rn(mean_of(t, row, at.C), (float)l.C) : 0;
-        float square = __fdiv_rn(squares_of(t, row, at.C, mean), (float)l.C);
+        float mean = CENTRED ? __fdiv_rn(mean_of(t, row, at.C), (float)width_here(l)) : 0;
+        float square = __fdiv_rn(squares_of(t, row, at.C, mean), (float)width_here(l));
         float r = __fdiv_rn(1.0f, __fsqrt_rn(square + eps));
         scale(t, y + at.at, row, at.C, mean, r, blockIdx.y ? wk : w, b);
         if (t.lane == 0 && at.C && CENTRED) stat[2 * at.stat] = mean;
@@ -283,16 +298,16 @@ __device__ inline void run_back(const team &t, T *dx, const T *dy, const T *more
     });
 }
 
-template <class T, int V, int N, int CENTRED>
+template <class T, int V, int N, int CENTRED, class A>
 __global__ void __launch_bounds__(most_back(N, CENTRED), blocks_back(N))
     norm_bwd(T *dx, float *part, const T *dy, const T *more, const T *x, const float *stat,
-             const T *w, const T *wk, layout l, int threads)
+             const T *w, const T *wk, A l, int threads)
 {
     team t = my_team(threads);
     int64_t runs = l.M * heads_here(l), apart = (int64_t)gridDim.x * l.C; /* lines' distance */
     float *to = part + blockIdx.y * apart + (int64_t)blockIdx.x * l.C;
     sums<V, N, CENTRED> sum;
-    if (blockIdx.y < 2) sum.start(t, to, apart, l.C);
+    if (blockIdx.y < 2) sum.start(t, to, apart, width_here(l));
     for (int64_t first = (int64_t)blockIdx.x * t.teams; first < runs;
          first += (int64_t)gridDim.x * t.teams) {
         place at = find(l, first + t.rank);
@@ -303,32 +318,33 @@ __global__ void __launch_bounds__(most_back(N, CENTRED), blocks_back(N))
         float mean = CENTRED && at.C ? stat[2 * at.stat] : 0;
         float r = at.C ? stat[CENTRED ? 2 * at.stat + 1 : at.stat] : 0;
         run_back<T, V, N>(t, dx + at.at, dy + at.at, more ? more + at.at : more, x + at.at,
-                          blockIdx.y ? wk : w, sum, at.C, (float)l.C, mean, r);
+                          blockIdx.y ? wk : w, sum, at.C, (float)width_here(l), mean, r);
     }
     if (N && blockIdx.y < 2) {
-        add_teams(t, to, sum.dw, l.C);
-        if (CENTRED) add_teams(t, to + apart, sum.db, l.C);
+        add_teams(t, to, sum.dw, width_here(l));
+        if (CENTRED) add_teams(t, to + apart, sum.db, width_here(l));
     }
 }
 
-/* dw, second [C] = the sum over blocks of a line of `part` [2][blocks][C]. COLUMNS threads side by
+/* dw [C], second [K] = the sum over blocks of a line of `part` [2][blocks][C]. COLUMNS threads side by
  * side have a column each; the rows of such threads take blocks by turns. */
 template <class T>
 __global__ void __launch_bounds__(FOLD_THREADS)
-    norm_fold(T *dw, T *second, const float *part, int C, int blocks)
+    norm_fold(T *dw, T *second, const float *part, int C, int K, int blocks)
 {
     __shared__ float sum[FOLD_THREADS];
     int t = (int)threadIdx.x, rows = (int)blockDim.x / COLUMNS, c = (int)blockIdx.x * COLUMNS;
     T *out = blockIdx.y ? second : dw;
     const float *from = part + (int64_t)blockIdx.y * blocks * C;
+    int width = blockIdx.y ? K : C;
     float s = 0;
     c += t % COLUMNS;
 #pragma unroll 4
-    for (int i = t / COLUMNS; i < blocks; i += rows) s += c < C ? from[(int64_t)i * C + c] : 0;
+    for (int i = t / COLUMNS; i < blocks; i += rows) s += c < width ? from[(int64_t)i * C + c] : 0;
     sum[t] = s;
     __syncthreads();
     for (int i = 1; t < COLUMNS && i < rows; i++) s += sum[i * COLUMNS + t];
-    if (t < COLUMNS && c < C && out) put(out + c, s);
+    if (t < COLUMNS && c < width && out) put(out + c, s);
 }
 
 /* ---- calls */
@@ -348,34 +364,38 @@ __global__ void __launch_bounds__(FOLD_THREADS)
         }                                                                                          \
     } while (0)
 
-template <class T, int CENTRED>
+int narrow(const layout &l) { return l.C; }
+
+int narrow(const uneven &l) { return l.K; }
+
+template <class T, int CENTRED, class A>
 void forward(zk *k, const zk_launch *L, real *y, float *stat, real *sum, const real *x,
-             const real *more, const real *w, const real *wk, const real *b, const layout &l,
-             float eps)
+             const real *more, const real *w, const real *wk, const real *b, const A &l, float eps)
 {
     const int32_t *tile = L[k->column].tile;
-    ZK_WIDE(T, V, l.C,
+    ZK_WIDE(T, V, l.C | narrow(l),
             NORM_KEPT(V, N, tile[1],
-                      ZK_LAUNCH(k, L, 0, (norm_fwd<T, V, N, CENTRED>), (T *)y, stat, (T *)sum,
+                      ZK_LAUNCH(k, L, 0, (norm_fwd<T, V, N, CENTRED, A>), (T *)y, stat, (T *)sum,
                                 (const T *)x, (const T *)more, (const T *)w, (const T *)wk,
                                 (const T *)b, l, tile[0], eps)));
 }
 
 /* second: db or dwk */
-template <class T, int CENTRED>
+template <class T, int CENTRED, class A>
 void backward(zk *k, const zk_launch *L, real *dx, real *dw, real *second, const real *dy,
               const real *more, const real *x, const float *stat, const real *w, const real *wk,
-              const layout &l)
+              const A &l)
 {
     const int32_t *tile = L[k->column].tile;
     float *part = (float *)k->device;
-    ZK_WIDE(T, V, l.C,
+    ZK_WIDE(T, V, l.C | narrow(l),
             NORM_KEPT(V, N, tile[1],
-                      ZK_LAUNCH(k, L, 0, (norm_bwd<T, V, N, CENTRED>), (T *)dx, part, (const T *)dy,
-                                (const T *)more, (const T *)x, stat, (const T *)w, (const T *)wk, l,
-                                tile[0])));
+                      ZK_LAUNCH(k, L, 0, (norm_bwd<T, V, N, CENTRED, A>), (T *)dx, part,
+                                (const T *)dy, (const T *)more, (const T *)x, stat, (const T *)w,
+                                (const T *)wk, l, tile[0])));
     if (dw || second)
-        ZK_LAUNCH(k, L, 1, (norm_fold<T>), (T *)dw, (T *)second, part, l.C, L[k->column].part[0].x);
+        ZK_LAUNCH(k, L, 1, (norm_fold<T>), (T *)dw, (T *)second, part, l.C, narrow(l),
+                  L[k->column].part[0].x);
 }
 
 layout plain(int64_t M, int64_t C) { return {M, C, (int)C, 1, 0}; }
@@ -383,6 +403,11 @@ layout plain(int64_t M, int64_t C) { return {M, C, (int)C, 1, 0}; }
 layout heads(int64_t M, int64_t H, int64_t G, int64_t D)
 {
     return {M, (H + 2 * G) * D, (int)D, (int)H, (int)G};
+}
+
+uneven whole(int64_t M, int64_t H, int64_t G, int64_t D)
+{
+    return {{M, (H + 2 * G) * D, (int)(H * D), 1, 1}, (int)(G * D)};
 }
 
 }
@@ -432,5 +457,21 @@ void zk_qknorm_bwd(zk *k, const zk_launch *L, real *din, real *dwq, real *dwk, c
     (void)scratch;
     ZK_REAL(k, T,
             backward<T, 0>(k, L, din, dwq, dwk, dy, NULL, in, stat, wq, wk, heads(M, H, G, D)));
+}
+
+void zk_qknorm_whole_fwd(zk *k, const zk_launch *L, real *y, float *stat, const real *in,
+                         const real *wq, const real *wk, int64_t M, int64_t H, int64_t G, int64_t D,
+                         float eps)
+{
+    ZK_REAL(k, T,
+            forward<T, 0>(k, L, y, stat, NULL, in, NULL, wq, wk, NULL, whole(M, H, G, D), eps));
+}
+
+void zk_qknorm_whole_bwd(zk *k, const zk_launch *L, real *din, real *dwq, real *dwk, const real *dy,
+                         const real *in, const float *stat, const real *wq, const real *wk,
+                         int64_t M, int64_t H, int64_t G, int64_t D)
+{
+    ZK_REAL(k, T,
+            backward<T, 0>(k, L, din, dwq, dwk, dy, NULL, in, stat, wq, wk, whole(M, H, G, D)));
 }
 }

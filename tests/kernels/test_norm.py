@@ -373,6 +373,34 @@ def test_a_norm_adds_alike_on_every_object(kind: str, dtype: int) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("M,H,G,D", HEADS)
+def test_qknorm_whole(
+    target: str, M: int, H: int, G: int, D: int, dtype: int
+) -> None:
+    """All q heads are one run, all k heads another."""
+    Q, QK, E = H * D, (H + G) * D, (H + 2 * G) * D
+    (x, X), (dy, DY) = drawn(1, dtype, M, E), drawn(4, dtype, M, E)
+    (wq, WQ), (wk, WK) = drawn(2, dtype, Q), drawn(3, dtype, G * D)
+    y, dx, dwq, dwk = empties(dtype, (M, E), (M, E), (Q,), (G * D,))
+    stat = zk.empty(zk.F32, M, 2)
+    k = zk.Kernels(target, dtype)
+    k.zk_qknorm_whole_fwd(y, stat, x, wq, wk, M, H, G, D, EPS)
+    k.zk_qknorm_whole_bwd(dx, dwq, dwk, dy, x, stat, wq, wk, M, H, G, D)
+
+    assert y[:, QK:].tobytes() == x[:, QK:].tobytes()
+    assert dx[:, QK:].tobytes() == dy[:, QK:].tobytes()
+    for part, W, dw in ((slice(0, Q), WQ, dwq), (slice(Q, QK), WK, dwk)):
+        u = roundings(W.size, target) * F32
+        Z, DZ = X[:, part], DY[:, part]
+        r = 1 / np.sqrt((Z * Z).mean(-1, keepdims=True) + EPS)
+        close(y[:, part].copy(), rms(Z, W), u * np.abs(rms(Z, W)), dtype)
+        DX, DW = back(Z * r, r, W, DZ, False)
+        size = back_size(Z * r, r, W, DZ)
+        close(dx[:, part].copy(), DX, 2 * u * size, dtype)
+        close(dw, DW.sum(0), (M * F32 + u) * np.abs(DW).sum(0), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("M,H,G,D", HEADS)
 def test_qknorm(
     target: str, M: int, H: int, G: int, D: int, dtype: int
 ) -> None:

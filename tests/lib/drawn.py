@@ -43,7 +43,7 @@ def attentions(draw, name: str) -> Mapping:
         "head_dim": draw(st.integers(1, 10)) * (2 if turned else 1),
         "bias": draw(flag),
         "out_bias": draw(flag),
-        "qk_norm": draw(flag),
+        "qk_norm": draw(st.sampled_from([False, True, "whole"])),
     }
     if turned:
         args["rope"] = draw(ropes())

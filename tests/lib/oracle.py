@@ -178,13 +178,9 @@ def shapes(spec) -> dict[str, tuple[int, ...]]:
         )
         for part, heads in parts.items():
             linear(f"{name}.{part}", width, heads * D, a["bias"])
-        found.update(
-            {
-                f"{name}.{part}_norm.weight": (D,)
-                for part in "qk"
-                if a["qk_norm"]
-            }
-        )
+        for part, heads in (("q", H), ("k", G)) if a["qk_norm"] else ():
+            wide = heads * D if a["qk_norm"] == "whole" else D
+            found[f"{name}.{part}_norm.weight"] = (wide,)
         linear(
             f"{name}.c_proj" if gpt2 else f"{name}.o_proj",
             H * D,
@@ -366,12 +362,15 @@ class Net:
         qkv, back_qkv = self.side_by_side(
             x, [f"{name}.{part}" for part in into], a["bias"]
         )
+        q, k, v = np.split(qkv, [H * D, (H + G) * D], axis=-1)
+        back_q = back_k = whole_q = whole_k = lambda dy: dy
+        if a["qk_norm"] == "whole":
+            q, whole_q = self.rmsnorm(q, name + ".q_norm", a["eps"])
+            k, whole_k = self.rmsnorm(k, name + ".k_norm", a["eps"])
         q, k, v = (
-            part.reshape(B, T, -1, D).swapaxes(1, 2)
-            for part in np.split(qkv, [H * D, (H + G) * D], axis=-1)
+            part.reshape(B, T, -1, D).swapaxes(1, 2) for part in (q, k, v)
         )
-        back_q = back_k = lambda dy: dy
-        if a["qk_norm"]:
+        if a["qk_norm"] is True:
             q, back_q = self.rmsnorm(q, name + ".q_norm", a["eps"])
             k, back_k = self.rmsnorm(k, name + ".k_norm", a["eps"])
         if a["rope"]:
@@ -388,10 +387,11 @@ class Net:
             )
             if a["rope"]:
                 dq, dk = (turn(d, -angle, a["rope"]) for d in (dq, dk))
-            parts = [
+            dq, dk, dv = (
                 d.swapaxes(1, 2).reshape(B, T, -1)
                 for d in (back_q(dq), back_k(dk), dv)
-            ]
+            )
+            parts = [whole_q(dq), whole_k(dk), dv]
             return back_qkv(np.concatenate(parts, axis=-1))
 
         return out, back

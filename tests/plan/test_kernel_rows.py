@@ -162,6 +162,13 @@ BY_HAND = {
         {1: 3, 2: 4},
         {4: 2, 5: 1, 6: 3, 7: 4},
     ),
+    "zk_qknorm_whole_bwd": (
+        "zk_qknorm_whole_fwd",
+        3,
+        2,
+        {1: 3, 2: 4},
+        {4: 2, 5: 1, 6: 3, 7: 4},
+    ),
     "zk_linear_bwd_x": ("zk_linear_fwd", 1, 1, {}, {2: 2}),
     "zk_linear_bwd_w": ("zk_linear_fwd", 1, None, {0: 2}, {2: 1}),
     "zk_linear_bwd_b": ("zk_linear_fwd", 1, None, {0: 3}, {}),
@@ -291,7 +298,7 @@ def results(row: Kernel, made: dict[str, np.ndarray]) -> list[np.ndarray]:
 
 CALLED = [name for name, row in KERNELS.items() if not row.own]
 # read, but for its last elements: v heads, of which backward needs the gradient alone
-IN_PART = {("zk_qknorm_bwd", "in")}
+IN_PART = {("zk_qknorm_bwd", "in"), ("zk_qknorm_whole_bwd", "in")}
 
 
 @pytest.mark.parametrize("name", CALLED)

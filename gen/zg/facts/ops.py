@@ -107,6 +107,12 @@ _ROWS = (
     ),
     # q, k heads of y = x / rms * w; v heads copied
     _op("qknorm", "zk_qknorm_fwd in=x", "zk_qknorm_bwd din=dx in=x"),
+    # the same of all q heads as one, and of all k heads
+    _op(
+        "qknorm_whole",
+        "zk_qknorm_whole_fwd in=x",
+        "zk_qknorm_whole_bwd din=dx in=x",
+    ),
     # q, k heads of y = x turned by position; v heads copied
     _op("rope", "zk_rope in=x sign=1", "zk_rope y=dx in=dy sign=-1"),
     # the same by positions in documents
@@ -157,6 +163,7 @@ WORDS = {
     "add": "residual",
     "attention_local": "attention",
     "lora": "linear",
+    "qknorm_whole": "qknorm",
     "rope_packed": "rope",
 }
 

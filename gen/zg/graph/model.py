@@ -35,7 +35,7 @@ from .graph import (
 )
 
 STD = 0.02  # of weights at first
-NORMS = ("layernorm", "rmsnorm", "qknorm")
+NORMS = ("layernorm", "rmsnorm", "qknorm", "qknorm_whole")
 
 
 @dataclass

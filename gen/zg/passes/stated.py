@@ -30,6 +30,8 @@ FIRST: Mapping[tuple[str, str], tuple[float, float]] = {
     ("rmsnorm", "w"): (1.0, 0.0),
     ("qknorm", "wq"): (1.0, 0.0),
     ("qknorm", "wk"): (1.0, 0.0),
+    ("qknorm_whole", "wq"): (1.0, 0.0),
+    ("qknorm_whole", "wk"): (1.0, 0.0),
     ("linear", "w"): (0.0, 1.0),
     ("linear", "b"): (0.0, 0.0),
     ("lora", "w"): (0.0, 0.0),

@@ -88,7 +88,6 @@ DROPOUTS = (
     "resid_pdrop",
     "residual_dropout",
 )
-WINDOWED = ("mistral", "qwen2", "qwen3", "starcoder2")
 LAYER_TYPES = ("full_attention", "sliding_attention")
 WINDOWS = (
     "layer_types",
@@ -183,8 +182,9 @@ class _Config:
             return self.rope()
         if key in self.family.words:
             return self.word(key, node)
-        if key == "n_inner" and node.value is None:
-            return Node(4 * self.number("n_embd"), node.where)
+        if key in self.family.times and node.value is None:
+            of, times = self.family.times[key]
+            return Node(times * self.number(of), node.where)
         return node
 
     def word(self, key: str, node: Node) -> Node:
@@ -265,13 +265,11 @@ class _Config:
         """Which layers have a window."""
         layers = self.number(self.family.sizes[0])
         node = self.get("sliding_window")
-        off = (
-            self.family.type.startswith("qwen")
-            and not self.get("use_sliding_window").value
-        )
+        usual, switch = self.family.usual, "use_sliding_window"
+        off = switch in usual and not self.get(switch).value
         if node.value is None or off:
             return [False] * layers
-        if self.family.type not in WINDOWED:
+        if "sliding_window" not in usual:
             said = f"is {shown(node.value)}, and {self.family.type} has none"
             raise self.fail("sliding_window", said, "null")
         if type(node.value) is not int or node.value < 1:

@@ -7,10 +7,11 @@ and their defaults are those of transformers 5.23: configuration_*.py, modeling_
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ..facts.kinds import SCALINGS
+from .node import Names
 from .schema import Op
 
 
@@ -24,7 +25,8 @@ class Family:
     the name of a block. sizes: keys of layers, width and vocabulary; heads: of heads; context: of
     the positions that there are. said: what is so in every model of the family. words: of a key,
     its values in config.json by the spec's. square: heads have width / heads, of which config.json
-    says nothing. usual: of a key that config.json leaves out; null: it follows from others."""
+    says nothing. usual: of a key that config.json leaves out; null: it follows from others, as
+    `times` says: of a key, another's value so many times."""
 
     cls: str
     type: str
@@ -40,6 +42,7 @@ class Family:
     said: Mapping[str, object] = field(default_factory=dict)
     words: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     square: bool = False
+    times: Mapping[str, tuple[str, int]] = field(default_factory=dict)
 
 
 ORIGINAL = "original_max_position_embeddings"
@@ -54,6 +57,15 @@ def scaling_keys(type: str) -> Mapping[str, str]:
 
 def _residual(*ops: Op) -> Op:
     return Op("residual", {}, ops)
+
+
+def _normed(norm: str, *ops: Op) -> Op:
+    return _residual(_rms(norm), *ops)
+
+
+def _renormed(norm: str, *ops: Op) -> Op:
+    """The norm behind the branch."""
+    return _residual(*ops, _rms(norm))
 
 
 def linear(*names: str, out: str, bias: str | bool = False) -> Op:
@@ -98,10 +110,14 @@ def _llama(
     type: str,
     mlp: str | bool,
     usual: Mapping[str, object],
+    square: bool = False,
+    branch: Callable[..., Op] = _normed,
+    norms: Names = ("input_layernorm", "post_attention_layernorm"),
     **more: object,
 ) -> Family:
     """What Llama is, with an attention of its own. mlp: the key of biases there."""
     attention = _heads("self_attn", H, G, rope=Key("rope"), **more)
+    first, second = norms
     return Family(
         cls,
         type,
@@ -109,9 +125,9 @@ def _llama(
         _TOKENS,
         "model.layers.{l}",
         (
-            _residual(_rms("input_layernorm"), Op("attention", attention)),
-            _residual(
-                _rms("post_attention_layernorm"),
+            branch(first, Op("attention", attention)),
+            branch(
+                second,
                 linear("mlp.gate_proj", "mlp.up_proj", out=F, bias=mlp),
                 Op("swiglu", {}),
                 linear("mlp.down_proj", out="hidden_size", bias=mlp),
@@ -123,7 +139,7 @@ def _llama(
         "max_position_embeddings",
         {**_LLAMA, **usual},
         {"hidden_act": "silu", "attention_dropout": 0.0},
-        square=type == "qwen2",
+        square=square,
     )
 
 
@@ -134,6 +150,8 @@ _QWEN: Mapping[str, object] = {
     "num_key_value_heads": 32,
     "max_position_embeddings": 32768,
     "sliding_window": 4096,
+    "use_sliding_window": False,
+    "max_window_layers": 28,
 }
 _GPT2 = Family(
     "GPT2LMHeadModel",
@@ -177,6 +195,7 @@ _GPT2 = Family(
     {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0},
     {"activation_function": {"tanh": "gelu_new", "erf": "gelu"}},
     square=True,
+    times={"n_inner": ("n_embd", 4)},
 )
 _ALL = Key("use_bias")
 _STARCODER2 = Family(
@@ -222,6 +241,7 @@ _STARCODER2 = Family(
         "norm_epsilon": 1e-5,
         "hidden_act": "gelu_pytorch_tanh",
         "max_position_embeddings": 4096,
+        "sliding_window": None,
         "tie_word_embeddings": True,
         "use_bias": True,
     },
@@ -255,7 +275,7 @@ FAMILIES = (
         },
         window=Key("sliding_window"),
     ),
-    _llama("Qwen2ForCausalLM", "qwen2", False, _QWEN, bias=True),
+    _llama("Qwen2ForCausalLM", "qwen2", False, _QWEN, square=True, bias=True),
     _llama(
         "Qwen3ForCausalLM",
         "qwen3",
@@ -264,6 +284,19 @@ FAMILIES = (
         bias=_BIAS,
         out_bias=_BIAS,
         qk_norm=True,
+        eps=Key("rms_norm_eps"),
+    ),
+    _llama(
+        "Olmo2ForCausalLM",
+        "olmo2",
+        False,
+        {"vocab_size": 50304, "rms_norm_eps": 1e-5},
+        square=True,
+        branch=_renormed,
+        norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+        bias=_BIAS,
+        out_bias=_BIAS,
+        qk_norm="whole",
         eps=Key("rms_norm_eps"),
     ),
     _STARCODER2,

@@ -252,6 +252,15 @@ def rule(value: object) -> str | dict[str, int]:
     return {"block": int(n)}
 
 
+def normed(value: object) -> bool | str:
+    """Of query and key heads: each of its own, or all as one."""
+    if not isinstance(value, bool) and value != "whole":
+        raise refuse(
+            f"{shown(value)} is none of these", "true, false or whole"
+        )
+    return value
+
+
 def as_list(value: object) -> object:
     return value if isinstance(value, list) else [value]
 

@@ -46,6 +46,7 @@ from .keytypes import (
     again,
     as_list,
     margin,
+    normed,
     pages,
     rule,
     some,
@@ -473,7 +474,7 @@ class Attention(_Keys):
     out_bias: Unsaid[Flag] = None
     rope: Rope | None = None
     window: Count | None = None
-    qk_norm: Flag = False
+    qk_norm: Annotated[bool | str, PlainValidator(normed)] = False
     eps: Tiny = 1e-6
 
 

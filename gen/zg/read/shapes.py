@@ -347,12 +347,15 @@ class Walk:
     def normed(
         self, at: Place, a: Attention, heads: Heads, dims: Mapping[str, Any]
     ) -> Row:
+        """Of each head, or of all q heads as one, and of all k heads."""
         q, k = [f"{a.name}.{norm}" for norm in self.family.norms]
+        whole = a.qk_norm == "whole"
+        wide = heads.widths if whole else (heads.D, heads.D)
         weights = {
-            "wq": self.vector(at, q, "weight", heads.D),
-            "wk": self.vector(at, k, "weight", heads.D),
+            "wq": self.vector(at, q, "weight", wide[0]),
+            "wk": self.vector(at, k, "weight", wide[1]),
         }
-        return Row("qknorm", dims, weights)
+        return Row("qknorm_whole" if whole else "qknorm", dims, weights)
 
     def seen(self, a: Attention, dims: Mapping[str, Any]) -> Row:
         """Attention, by what a row sees."""
