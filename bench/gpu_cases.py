@@ -226,6 +226,11 @@ SMALL = tuple(
         ),
     ),
     Source(
+        "small-dropout",
+        "gpt-tiny",
+        ("train.dropout=0.1", "cluster.ranks=1", "zero.stage=0"),
+    ),
+    Source(
         "small-relu2",
         "gpt-tiny",
         (

@@ -167,6 +167,8 @@ ROWS = {
     "zk_relu2_bwd": Row("dx=R*n dy=R*n x=R*n"),
     "zk_swiglu_fwd": Row("y=R*M*F x=2*R*M*F"),
     "zk_swiglu_bwd": Row("dx=2*R*M*F dy=R*M*F x=2*R*M*F"),
+    "zk_dropout_fwd": Row("y=R*B*n x=R*B*n key=8*B"),
+    "zk_dropout_bwd": Row("dx=R*B*n dy=R*B*n key=8*B"),
     "zk_add": Row("y=R*n a=R*n b=R*n"),
     "zk_round": Row("y=R*n x=4*n"),
     "zk_cross_entropy": Row(

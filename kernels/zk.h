@@ -265,6 +265,14 @@ void zk_relu2_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const rea
 void zk_swiglu_fwd(zk *k, const zk_launch *L, real *y, const real *x, int64_t M, int64_t F);
 void zk_swiglu_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const real *x, int64_t M,
                    int64_t F);
+/* Dropout of B samples of n elements: y = x / (1 - p) where an element stays, else 0, by words of
+ * Philox 4x32-10 keyed by (key[b], place, element of the sample). key [B]; 0: all of it stays as it
+ * is. y may be x */
+void zk_dropout_fwd(zk *k, const zk_launch *L, real *y, const real *x, const int64_t *key,
+                    int64_t B, int64_t n, int64_t place, float p);
+/* the same of a gradient; dx may be dy */
+void zk_dropout_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const int64_t *key,
+                    int64_t B, int64_t n, int64_t place, float p);
 /* y = a + b; y may be a or b */
 void zk_add(zk *k, const zk_launch *L, real *y, const real *a, const real *b, int64_t n);
 /* y = x, rounded to real; float to real. y and x may be the same address only when real is float */

@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZR_ABI 19
+#define ZR_ABI 20
 typedef struct zr zr; /* one rank */
 
 /* ZR_HOST's functions run on the host's processor, on the host arena. */
@@ -76,7 +76,7 @@ void zr_done(zr *z, int queue, int group, int64_t to, int64_t at); /* all owners
 /* int64 to[n] = exact sums of all ranks' from[n]. */
 void zr_allreduce(zr *z, int queue, int group, int64_t from, int64_t to, int64_t n);
 
-/* ---- data: a micro-batch's tokens, targets and positions, int32[M] each; or `at` behind these */
+/* ---- data: a micro-batch's tokens, targets, positions and keys; or `at` behind their places */
 void zr_batch(zr *z, int64_t micro_batch);
 void zr_batch_at(zr *z, int64_t micro_batch, int64_t at);
 
@@ -159,7 +159,7 @@ typedef struct zr_program {
     int64_t micro_batches, batch, sequence, vocab;          /* A; B; T; V */
     int64_t ignore, skips; /* never a target, -1: none; ZR_FAULTY steps in a row that end the run */
     uint64_t shuffle, seed; /* 1: of each epoch the samples' order is drawn, by the seed */
-    int64_t tokens, targets, positions; /* int32[B*T] each */
+    int64_t tokens, targets, positions, keys; /* int32[B*T] each; int64[B], 0: there are none */
     int64_t packed, end;    /* 1: positions are there; they begin anew behind the token `end` */
     double flops, lora;     /* a global step's, 6N per token + attention; adapters' alpha / rank */
     int64_t wire, messages; /* bytes received and collectives, per rank and training step */

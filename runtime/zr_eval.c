@@ -72,7 +72,7 @@ static double mean_loss(zr *z, int there)
     zr_inlet(z, 0, &tokens, &targets);
     zr_blank(z, 0, tokens, targets);
     if (there) zr_choices_next(&z->choices, tokens, targets);
-    zr_inlet_filled(z, 0);
+    zr_inlet_filled(z, 0, ZR_NO_SAMPLE);
     zr_call(z, ZR_MAIN, z->p->clear, 0);
     zr_replay(z, ZR_EVAL, z->p->eval);
     zr_all_dead(z);

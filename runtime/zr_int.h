@@ -428,15 +428,26 @@ void zr_prepare(zr *z);
 void zr_open(zr *z);  /* a rank's device; what its kernels are opened with */
 void zr_arena(zr *z); /* this rank's arena, all zero, and what peers share */
 /* Where the rank's own thread puts the next tokens and targets, int32 [B, T] each; then they go
- * to their places in the arena, or `at` behind these, before what is issued next; so do positions,
- * where the program has them. */
+ * to their places in the arena, or `at` behind these, before what is issued next; so do positions
+ * and keys, where the program has them. first: of the samples' numbers in the run; ZR_NO_SAMPLE of
+ * those that are none to train on. */
+enum { ZR_NO_SAMPLE = -1 };
 void zr_inlet(zr *z, int64_t at, int32_t **tokens, int32_t **targets);
-void zr_inlet_filled(zr *z, int64_t at);
+void zr_inlet_filled(zr *z, int64_t at, int64_t first);
 /* Of tokens [B, T] in their documents: a sample begins one, and so does what follows `end`. */
 static inline void zr_positions(const zr_program *p, const int32_t *tokens, int32_t *positions)
 {
     for (int64_t i = 0; i < p->batch * p->sequence; i++)
         positions[i] = i % p->sequence && tokens[i - 1] != p->end ? positions[i - 1] + 1 : 0;
+}
+
+/* Of the samples from `first` on, int64 [B]; 0: nothing is drawn */
+static inline void zr_keys(const zr_program *p, int64_t first, int64_t *keys)
+{
+    for (int64_t b = 0; b < p->batch; b++) {
+        uint64_t own = p->seed + (uint64_t)(first + b) * UINT64_C(0xd1342543de82ef95);
+        keys[b] = first < 0 ? 0 : (int64_t)(own << 1 | 1);
+    }
 }
 
 /* ---- the target: queues */

@@ -37,7 +37,7 @@ static void load_batch(zr *z, int64_t at, const zr_mix *d, int64_t first, int64_
     if (rows > 0 && zr_mix_read(d, first, rows, tokens, targets, why))
         zr_fail(z, ZR_USER, "%s", why);
     zr_blank(z, rows * z->p->sequence, tokens, targets);
-    zr_inlet_filled(z, at);
+    zr_inlet_filled(z, at, d == &z->train ? first : ZR_NO_SAMPLE);
 }
 
 static void run_batch(zr *z, int queue, const zr_command *c)
@@ -408,7 +408,7 @@ static int32_t next_token(zr *z, const int32_t *context, int64_t n, uint64_t *st
     zr_blank(z, 0, tokens, targets);
     memcpy(tokens, context, (size_t)n * sizeof *context);
     targets[n - 1] = 0;
-    zr_inlet_filled(z, 0);
+    zr_inlet_filled(z, 0, ZR_NO_SAMPLE);
     zr_call(z, ZR_MAIN, z->p->clear, 0);
     zr_replay(z, ZR_EVAL, z->p->eval);
     double u = (double)(zr_random(state) >> 11) * 0x1p-53;

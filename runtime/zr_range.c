@@ -225,6 +225,8 @@ void zr_check_batch(zr *z, int64_t micro_batch, int64_t at)
     check(z, "batch", ZR_MAIN, (place){"targets", ARENA, p->targets + at, bytes, 1, 0});
     if (p->packed)
         check(z, "batch", ZR_MAIN, (place){"positions", ARENA, p->positions + at, bytes, 1, 0});
+    if (p->keys)
+        check(z, "batch", ZR_MAIN, (place){"keys", ARENA, p->keys + at, 8 * p->batch, 1, 0});
 }
 
 /* ---- what a run keeps */

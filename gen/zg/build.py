@@ -107,6 +107,7 @@ def build(spec: Spec) -> Built:
         t.sm_margin,
         int(spec.data.shuffle),
         -1 if spec.data.end is None else spec.data.end,
+        int(spec.keyed),
     )
     tables = tuple(
         plan.Table(f"table.{n}", x.head, x.freq)

@@ -1,10 +1,12 @@
-/* act.c -- elementwise: GELU, squared ReLU, SwiGLU, addition, rounding.
+/* act.c -- elementwise: GELU, squared ReLU, SwiGLU, dropout, addition, rounding.
  *
  * Invariants
  *  1. An element's result depends on that element alone: 16 lanes or a ragged tail, the same bits.
  *  2. A task reads 16 elements before it writes them: an output may be an input where zk.h says so.
  */
+#include "../drop.h"
 #include "part.h"
+#include "philox.h"
 
 enum { PIECE = 1 << 14, ROWS = 16 }; /* a task's elements, rows, by default */
 
@@ -168,6 +170,51 @@ void ZK(zk_swiglu_bwd)(zk *k, const zk_launch *L, real *dx, const real *dy, cons
              .dtype = k->dtype,
              .piece = zk_tile(k, L, 0, ROWS)};
     zk_for(k, zk_pieces(M, a.piece), swiglu_bwd_task, &a);
+}
+
+/* ---- dropout. A task has elements of one sample, from a multiple of GROUP on. */
+typedef struct dropout {
+    real *y;
+    const real *x;
+    const int64_t *key; /* [B] */
+    int64_t n, piece;   /* of a sample, of a task */
+    drop d;
+    int dtype;
+} dropout;
+
+static void dropout_task(void *arg, int64_t task, int thread)
+{
+    const dropout *a = arg;
+    int64_t pieces = zk_pieces(a->n, a->piece), b = task / pieces, from = task % pieces * a->piece;
+    int64_t end = zk_least(from + a->piece, a->n);
+    uint32_t drawn[GROUP];
+    (void)thread;
+    for (int64_t i = from; i < end; i += 16) {
+        int64_t at = b * a->n + i;
+        v16 x = zk_get(a->x, at, a->dtype, end - i);
+        if (a->key[b]) {
+            v16u word;
+            if (i % GROUP == 0)
+                words(drawn, 4, 1, (uint64_t)a->key[b], a->d.place, (uint64_t)i / 4);
+            memcpy(&word, drawn + i % GROUP, sizeof word);
+            x = select16((v16i)(word >= a->d.least), x * set16(a->d.scale), set16(0));
+        }
+        zk_put(a->y, at, a->dtype, x, end - i);
+    }
+}
+
+void ZK(zk_dropout_fwd)(zk *k, const zk_launch *L, real *y, const real *x, const int64_t *key,
+                        int64_t B, int64_t n, int64_t place, float p)
+{
+    int64_t piece = zk_pieces(zk_tile(k, L, 0, PIECE), GROUP) * GROUP;
+    dropout a = {y, x, key, n, piece, drop_of(place, p), k->dtype};
+    zk_for(k, B * zk_pieces(n, piece), dropout_task, &a);
+}
+
+void ZK(zk_dropout_bwd)(zk *k, const zk_launch *L, real *dx, const real *dy, const int64_t *key,
+                        int64_t B, int64_t n, int64_t place, float p)
+{
+    ZK(zk_dropout_fwd)(k, L, dx, dy, key, B, n, place, p);
 }
 
 /* ---- addition and rounding */

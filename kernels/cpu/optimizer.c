@@ -57,23 +57,6 @@ void ZK(zk_factor)(zk *k, const zk_launch *L, zk_ctl *ctl, const int64_t *sums, 
     step_factor(ctl, sums, r);
 }
 
-/* ---- words by chance, for 64 elements */
-enum { GROUP = 64 };
-
-/* Word i of counter first + lane, 16 lanes, goes to out[lane * by_lane + i * by_word]. */
-ZK_INLINE void words(uint32_t out[GROUP], int by_lane, int by_word, uint64_t seed, uint64_t key,
-                     uint64_t first)
-{
-    for (int half = 0; half < 2; half++) {
-        v8u at = first + 8 * half + (v8u){0, 1, 2, 3, 4, 5, 6, 7};
-        v8u c[4] = {at, at >> 32, (v8u){0} + key, (v8u){0} + (key >> 32)};
-        philox(c, seed);
-        for (int i = 0; i < 4; i++)
-            for (int lane = 0; lane < 8; lane++)
-                out[(8 * half + lane) * by_lane + i * by_word] = (uint32_t)c[i][lane];
-    }
-}
-
 /* ---- the update */
 typedef struct flat_update {
     real *w;        /* [n], or NULL */

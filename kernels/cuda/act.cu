@@ -1,8 +1,8 @@
-/* act.cu -- elementwise: GELU, squared ReLU, SwiGLU, addition, rounding.
+/* act.cu -- elementwise: GELU, squared ReLU, SwiGLU, dropout, addition, rounding.
  *
  * Invariants
  *  1. An element's result depends on that element alone: 16 bytes at a time or a ragged end, the
- *     same bits. Those of a CPU have the erf form, squared ReLU, addition and rounding; the sigmoid
+ *     same bits. Those of a CPU have all but the tanh form and SwiGLU; the sigmoid
  *     has the processor's own exponential and quotient: good to (|x| + 6) 2^-24, at half of the
  *     instructions.
  *  2. A thread reads its elements before it writes them: an output may be an input where zk.h says
@@ -10,6 +10,9 @@
  */
 #include "functions.h"
 #include "pack.h"
+#include "philox.h"
+
+#include "../drop.h" /* after cuda.h, which has zk.h */
 
 namespace {
 
@@ -139,6 +142,25 @@ __global__ void swiglu_bwd(T *dx, const T *dy, const T *x, int64_t M, int64_t F)
         }
 }
 
+/* ---- dropout of samples of n elements */
+template <class T, int V>
+__global__ void dropped(T *y, const T *x, const int64_t *key, int64_t B, int64_t n, drop d)
+{
+    for (int64_t i = first_here<V>(); i < B * n; i += all_here<V>()) {
+        int64_t e = i % n, own = key[i / n];
+        uint32_t word[4];
+        float a[V];
+        fetch(a, x + i);
+        for (int j = 0; own && j < V; j++) {
+            if (j % 4 == 0) words(word, (uint64_t)own, d.place, (uint64_t)(e + j) / 4);
+            uint32_t mine = word[j % 4];
+            for (int w = 1; V == 1 && w < 4; w++) mine = e % 4 == w ? word[w] : mine;
+            a[j] = mine < d.least ? 0.0f : a[j] * d.scale;
+        }
+        stow(y + i, a);
+    }
+}
+
 }
 
 extern "C" {
@@ -187,6 +209,21 @@ void zk_swiglu_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const re
             ZK_WIDE(T, V, F,
                     ZK_LAUNCH(k, L, 0, (swiglu_bwd<T, V>), (T *)dx, (const T *)dy, (const T *)x, M,
                               F)));
+}
+
+void zk_dropout_fwd(zk *k, const zk_launch *L, real *y, const real *x, const int64_t *key,
+                    int64_t B, int64_t n, int64_t place, float p)
+{
+    drop d = drop_of(place, p);
+    ZK_REAL(
+        k, T,
+        ZK_WIDE(T, V, n, ZK_LAUNCH(k, L, 0, (dropped<T, V>), (T *)y, (const T *)x, key, B, n, d)));
+}
+
+void zk_dropout_bwd(zk *k, const zk_launch *L, real *dx, const real *dy, const int64_t *key,
+                    int64_t B, int64_t n, int64_t place, float p)
+{
+    zk_dropout_fwd(k, L, dx, dy, key, B, n, place, p);
 }
 
 void zk_add(zk *k, const zk_launch *L, real *y, const real *a, const real *b, int64_t n)

@@ -11,6 +11,7 @@
 
 #include "../digest.h"
 #include "../step.h"
+#include "philox.h"
 
 /* ---- one element, for update.h */
 typedef float lanes;
@@ -51,29 +52,6 @@ void zk_factor(zk *k, const zk_launch *L, zk_ctl *ctl, const int64_t *sums, cons
 }
 
 /* ---- words by chance */
-/* Philox 4x32-10 (Salmon and others, SC 2011): the counter becomes its random words. */
-static __device__ void philox(uint32_t c[4], uint64_t key)
-{
-    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
-    for (int i = 0; i < 10; i++) {
-        uint64_t a = (uint64_t)c[0] * 0xd2511f53u, b = (uint64_t)c[2] * 0xcd9e8d57u;
-        c[0] = (uint32_t)(b >> 32) ^ c[1] ^ k0;
-        c[2] = (uint32_t)(a >> 32) ^ c[3] ^ k1;
-        c[1] = (uint32_t)b;
-        c[3] = (uint32_t)a;
-        k0 += 0x9e3779b9u;
-        k1 += 0xbb67ae85u;
-    }
-}
-
-/* counter, of a tensor's: becomes its words 0 .. 3 */
-static __device__ void words(uint32_t c[4], uint64_t seed, uint64_t key, uint64_t counter)
-{
-    c[0] = (uint32_t)counter, c[1] = (uint32_t)(counter >> 32);
-    c[2] = (uint32_t)key, c[3] = (uint32_t)(key >> 32);
-    philox(c, seed);
-}
-
 /* As dither16 of kernels/cpu/vec.h */
 static __device__ float dither(float x, uint32_t chance)
 {

@@ -214,11 +214,12 @@ void zr_inlet(zr *z, int64_t at, int32_t **tokens, int32_t **targets)
     *targets = (int32_t *)(z->t->arena + z->p->targets + at);
 }
 
-void zr_inlet_filled(zr *z, int64_t at)
+void zr_inlet_filled(zr *z, int64_t at, int64_t first)
 {
     char *arena = z->t->arena + at;
     if (z->p->packed)
         zr_positions(z->p, (int32_t *)(arena + z->p->tokens), (int32_t *)(arena + z->p->positions));
+    if (z->p->keys) zr_keys(z->p, first, (int64_t *)(arena + z->p->keys));
     zr_progress_next(z);
 }
 

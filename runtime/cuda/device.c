@@ -316,31 +316,45 @@ void zr_batches(zr *z, int64_t n)
     }
 }
 
-static int64_t next_inlet(const zr *z) { return z->t->filled % z->p->inlets; }
+/* The next one's tokens, which targets and positions follow; before them lie keys, int64 [B] */
+static int32_t *next_inlet(const zr *z)
+{
+    char *at = z->t->host + z->p->inlet + z->t->filled % z->p->inlets * z->p->inlet_step;
+    return (int32_t *)(at + (z->p->keys ? z->p->batch * (int64_t)sizeof(int64_t) : 0));
+}
+
+static void bring(zr *z, int64_t to, const void *from, int64_t bytes)
+{
+    cudaStream_t stream = zr_on(z, ZR_MAIN, "the copy of a batch");
+    zr_cuda(z,
+            cudaMemcpyAsync(z->t->arena + to, from, (size_t)bytes, cudaMemcpyHostToDevice, stream),
+            "copying a batch");
+}
 
 void zr_inlet(zr *z, int64_t at, int32_t **tokens, int32_t **targets)
 {
     (void)at;
     zr_target *t = z->t;
     zr_batches(z, t->filled - z->p->inlets + 1);
-    *tokens = (int32_t *)(t->host + z->p->inlet + next_inlet(z) * z->p->inlet_step);
+    *tokens = next_inlet(z);
     *targets = *tokens + rows(z);
 }
 
-void zr_inlet_filled(zr *z, int64_t at)
+void zr_inlet_filled(zr *z, int64_t at, int64_t first)
 {
     zr_target *t = z->t;
-    int32_t *from = (int32_t *)(t->host + z->p->inlet + next_inlet(z) * z->p->inlet_step);
-    size_t bytes = (size_t)rows(z) * sizeof *from;
-    cudaStream_t stream = zr_on(z, ZR_MAIN, "the copy of a batch");
+    int32_t *from = next_inlet(z);
+    int64_t *keys = (int64_t *)from - z->p->batch;
     const int64_t to[] = {z->p->tokens, z->p->targets, z->p->positions};
     if (z->p->packed) zr_positions(z->p, from, from + 2 * rows(z));
+    if (z->p->keys) zr_keys(z->p, first, keys);
     for (int i = 0; i < 2 + z->p->packed; i++)
-        zr_cuda(z,
-                cudaMemcpyAsync(t->arena + to[i] + at, from + i * rows(z), bytes,
-                                cudaMemcpyHostToDevice, stream),
-                "copying a batch");
-    zr_cuda(z, cudaEventRecord(t->read[next_inlet(z)], stream), "recording an event");
+        bring(z, to[i] + at, from + i * rows(z), rows(z) * (int64_t)sizeof *from);
+    if (z->p->keys) bring(z, z->p->keys + at, keys, z->p->batch * (int64_t)sizeof *keys);
+    zr_cuda(z,
+            cudaEventRecord(t->read[t->filled % z->p->inlets],
+                            zr_on(z, ZR_MAIN, "the copy of a batch")),
+            "recording an event");
     t->filled++;
 }
 

@@ -414,7 +414,10 @@ SLICED = (
 )
 ADAPTED = ("train.lora={rank: 4, alpha: 6}",)
 PACKED = ("data.documents=mask", "data.end=0")
-SQUARED = ("model.units[1].ops[1].residual[2]={relu2: {}}",)
+SQUARED = (
+    "model.units[1].ops[1].residual[2]={relu2: {}}",
+    "train.dropout=0.1",
+)
 
 
 @functools.cache

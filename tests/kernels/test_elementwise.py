@@ -8,8 +8,10 @@ bit for bit.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 
+import chance
 import numpy as np
 import pytest
 import zk
@@ -230,6 +232,47 @@ def test_gelu_backward_may_be_in_place(
         k.zk_gelu_bwd(want, dy, x, n, kind)
         k.zk_gelu_bwd(dy, dy, x, n, kind)
         assert dy.tobytes() == want.tobytes()
+
+
+# ---- dropout
+
+
+@pytest.mark.parametrize("n", [1, 63, 320, 8195, 20000])
+def test_dropout(target: str, dtype: int, n: int) -> None:
+    """To the bit: what is kept, what it is multiplied by; in place, too. A sample without a key stays
+    as it is."""
+    k, p, place = zk.Kernels(target, dtype), 0.3, 5
+    given = [0x0123456789ABCDEF, 0, 7]
+    key = np.array(given, np.int64)
+    stored, x = drawn(n, dtype, 3, n)
+    kept = chance.kept(given, place, n, p)
+    scale = np.float32(1 / (1 - float(np.float32(p))))
+    scaled = (x.astype(np.float32) * scale).astype(np.float64)
+    want = zk.store(np.where(kept, scaled, 0), dtype)
+    want[1] = stored[1]
+    out, own = np.empty_like(stored), stored.copy()
+    k.zk_dropout_fwd(out, stored, key, 3, n, place, p)
+    k.zk_dropout_bwd(own, own, key, 3, n, place, p)
+    for got in (out, own):
+        assert got.tobytes() == want.tobytes()
+
+
+def test_what_dropout_keeps(target: str) -> None:
+    """Of n elements n (1 - p), within five deviations of a binomial; as many of any two places' as of
+    independent draws. The mean of what is 1 stays 1."""
+    k, n, p = zk.Kernels(target, zk.F32), 1 << 16, 0.1
+    x, key = np.ones((2, n), np.float32), np.array([11, 12], np.int64)
+    found = []
+    for place in range(3):
+        y = np.empty_like(x)
+        k.zk_dropout_fwd(y, x, key, 2, n, place, p)
+        found += [*(y > 0)]
+        assert abs(y.mean() - 1) <= 5 * math.sqrt(p / (1 - p) / y.size)
+    for a, b in itertools.combinations(found, 2):
+        both = (1 - p) ** 2
+        off = 5 * math.sqrt(both * (1 - both) / n)
+        assert abs((a & b).mean() - both) <= off
+        assert abs(a.mean() - (1 - p)) <= 5 * math.sqrt(p * (1 - p) / n)
 
 
 # ---- addition and rounding

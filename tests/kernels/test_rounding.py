@@ -13,32 +13,12 @@ import numpy as np
 import pytest
 import test_optimizer as one
 import zk
+from chance import philox
 from zg.facts import ops
 
 Array = np.ndarray
-SEED, LOW = 0x123456789ABCDEF0, np.uint64(0xFFFFFFFF)
+SEED = 0x123456789ABCDEF0
 STEP, SECOND = 0xD1342543DE82EF95, 1 << 63  # kernels/update.h
-
-
-def philox(counter: Array, key: Array, seed: int) -> Array:
-    """words [len(counter), 4]"""
-    c = [
-        counter & LOW,
-        counter >> np.uint64(32),
-        key & LOW,
-        key >> np.uint64(32),
-    ]
-    x, y = seed & 0xFFFFFFFF, seed >> 32
-    for _ in range(10):
-        p, q = np.uint64(0xD2511F53) * c[0], np.uint64(0xCD9E8D57) * c[2]
-        c = [
-            q >> np.uint64(32) ^ c[1] ^ np.uint64(x),
-            q & LOW,
-            p >> np.uint64(32) ^ c[3] ^ np.uint64(y),
-            p & LOW,
-        ]
-        x, y = x + 0x9E3779B9 & 0xFFFFFFFF, y + 0xBB67AE85 & 0xFFFFFFFF
-    return np.stack(c, axis=1)
 
 
 def places() -> tuple[Array, Array]:

@@ -63,13 +63,13 @@ def in_float32(seed: int) -> Callable:
     rng = np.random.Generator(np.random.Philox(seed))
 
     def gradients(
-        spec, params: oracle.Arrays, *batch
+        spec, params: oracle.Arrays, *batch, **keys
     ) -> tuple[float, int, oracle.Arrays]:
         near = {
             n: x * (1 + 2.0**-24 * rng.uniform(-1, 1, x.shape))
             for n, x in params.items()
         }
-        return oracle.gradients(spec, near, *batch, np.float32)
+        return oracle.gradients(spec, near, *batch, np.float32, **keys)
 
     return gradients
 

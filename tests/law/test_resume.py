@@ -32,7 +32,11 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
         "train.loss_scale.initial_scale_power=32",
         "train.loss_scale.hysteresis=2",
     ),
-    "Adam": ("gpt", "train.optimizer={type: Adam, lr: 0.001}"),
+    "Adam, dropout": (
+        "gpt",
+        "train.optimizer={type: Adam, lr: 0.001}",
+        "train.dropout=0.1",
+    ),
     "Nesterov, f16": (
         "llama",
         "train.precision=f16",
@@ -51,9 +55,10 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
         "train.optimizer.moments=bf16",
     ),
     "Adagrad": ("gpt", "train.optimizer={type: Adagrad, lr: 0.01}"),
-    "SGD, documents": (
+    "SGD, documents, dropout": (
         "llama",
         "train.optimizer={type: SGD, lr: 0.01}",
+        "train.dropout=0.1",
         "data.shuffle=true",
         *law.PACKED,
     ),

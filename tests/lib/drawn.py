@@ -177,6 +177,7 @@ def specs(draw) -> Mapping:
             "optimizer": optimizer,
             "schedule": schedule,
             "seed": 1,
+            "dropout": 0.0 if packed else draw(st.sampled_from([0.0, 0.3])),
         },
         "cluster": {"ranks": 1},
         "targets": ["cpu"],

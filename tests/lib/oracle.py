@@ -17,6 +17,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 
+import chance
 import numpy as np
 
 Arrays = dict[str, np.ndarray]
@@ -238,8 +239,15 @@ def prefixes(unit) -> list[str]:
 class Net:
     """One forward and backward of a spec's model at given parameters"""
 
-    def __init__(self, spec, params: Arrays, real: type = np.float64):
-        self.spec, self.real = spec, real
+    def __init__(
+        self,
+        spec,
+        params: Arrays,
+        real: type = np.float64,
+        keys: Sequence[int] = (),
+    ):
+        """keys: of the samples' random numbers; none: no dropout"""
+        self.spec, self.real, self.keys, self.places = spec, real, keys, 0
         self.p = {name: np.asarray(x, real) for name, x in params.items()}
         self.grads = {name: np.zeros_like(x) for name, x in self.p.items()}
 
@@ -415,13 +423,23 @@ class Net:
 
     # -- composition
 
+    def dropped(self, y: np.ndarray, back: Back) -> tuple[np.ndarray, Back]:
+        """y [B,T,C] = y / (1 - p) or 0, each place of the model by numbers of its own"""
+        p = self.spec.train.dropout
+        if not p or not self.keys:
+            return y, back
+        kept = chance.kept(self.keys, self.places, y[0].size, p)
+        self.places += 1
+        factor = kept.reshape(y.shape) / (1 - float(np.float32(p)))
+        return y * factor, lambda dy: back(dy * factor)
+
     def op(self, o, x: np.ndarray, unit: str) -> tuple[np.ndarray, Back]:
         a = o.args
         if o.kind == "residual":
-            y, back = self.ops(o.ops, x, unit)
+            y, back = self.dropped(*self.ops(o.ops, x, unit))
             return x + y, lambda dy: dy + back(dy)
         if o.kind == "embedding":
-            return self.embedding(x, a)
+            return self.dropped(*self.embedding(x, a))
         if o.kind == "gelu":
             return gelu(x, a["kind"])
         if o.kind == "relu2":
@@ -460,15 +478,20 @@ class Net:
 
         return x, back_all
 
-    def forward(
-        self, tokens: np.ndarray, targets: np.ndarray
-    ) -> tuple[float, int, np.ndarray, list[Back]]:
-        """mean loss, number of valid targets, d(mean loss)/d(logits). tokens, targets [B,T]"""
+    def logits(self, tokens: np.ndarray) -> tuple[np.ndarray, list[Back]]:
+        """[B,T,V], and the way back through the units. tokens [B,T]"""
         x, backs = tokens, []
         for unit in self.spec.model.units:
             for prefix in prefixes(unit):
                 x, back = self.ops(unit.ops, x, prefix)
                 backs.append(back)
+        return x, backs
+
+    def forward(
+        self, tokens: np.ndarray, targets: np.ndarray
+    ) -> tuple[float, int, np.ndarray, list[Back]]:
+        """mean loss, number of valid targets, d(mean loss)/d(logits). tokens, targets [B,T]"""
+        x, backs = self.logits(tokens)
         return *cross_entropy(x, targets), backs
 
     def run(
@@ -501,6 +524,7 @@ def gradients(
     tokens: np.ndarray,
     targets: np.ndarray,
     real: type = np.float64,
+    keys: Sequence[int] = (),
 ) -> tuple[float, int, Arrays]:
     """Mean loss over the valid targets, their number, and its gradients, document by document. With
     real = np.float32 all arithmetic is rounded to that: it shows what rounding does to this model
@@ -508,7 +532,7 @@ def gradients(
     n = max(int((targets >= 0).sum()), 1)
     loss, grads = 0.0, {name: 0 for name in params}
     for b, begin, end in documents(spec, tokens):
-        net = Net(spec, params, real)
+        net = Net(spec, params, real, keys)
         part = b, slice(begin, end)
         mean, valid = net.run(tokens[part], targets[part])
         loss += mean * valid / n
@@ -635,7 +659,9 @@ def train(
     )
     for step in range(steps):
         now = batch(stream, spec.train.sequence, step * G, G, ignore)
-        loss, _, grads = gradients(spec, params, *now)
+        drawn = spec.train.dropout > 0
+        keys = chance.keys(spec.train.seed, step * G, G) if drawn else []
+        loss, _, grads = gradients(spec, params, *now, keys=keys)
         if spec.train.lora:
             grads = {n: g for n, g in grads.items() if ".lora_" in n}
         losses.append(loss)

@@ -189,6 +189,7 @@ BY_HAND = {
     "zk_gelu_bwd": ("zk_gelu_fwd", 1, 1, {}, {2: 1}),
     "zk_relu2_bwd": ("zk_relu2_fwd", 1, 1, {}, {2: 1}),
     "zk_swiglu_bwd": ("zk_swiglu_fwd", 1, 1, {}, {2: 1}),
+    "zk_dropout_bwd": ("zk_dropout_fwd", 1, 1, {}, {2: 2}),
 }
 
 
@@ -245,6 +246,8 @@ NUMBERS_OF = {
     "kind": 0,
     "sign": 1,
     "window": 3,
+    "place": 3,
+    "p": 0.0,  # all elements stay
     "eps": 1e-5,
     "scale": 0.5,
 }

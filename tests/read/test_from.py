@@ -219,14 +219,13 @@ def test_without_a_spec_all_is_told(tmp_path: pathlib.Path) -> None:
 
 
 def test_dropout_is_told(tmp_path: pathlib.Path) -> None:
-    there = folder(tmp_path, GPT2)
+    there = folder(tmp_path, {**GPT2, "resid_pdrop": 0.1})
     notes = spec.load(None, (), None, there).notes
-    assert any(
-        note.endswith(
-            "attn_pdrop: 0.1 is taken as 0: there is no dropout here"
-        )
-        for note in notes
-    )
+    for said in (
+        "attn_pdrop: 0.1 is taken as 0: attention has none",
+        "resid_pdrop: 0.1 is taken as 0: say train.dropout",
+    ):
+        assert any(note.endswith(said) for note in notes)
 
 
 def test_more_positions_than_the_model_has_are_told(

@@ -21,7 +21,7 @@ from ..facts.kernels import (
     value,
 )
 from ..facts.ops import SCALE
-from ..plan.operand import Arg, Names, Operand, base
+from ..plan.operand import Arg, Index, Names, Operand, base
 from ..plan.plan import Call, Fn, Plan, Tensor
 from .kernels import CLASSES, UNITS
 from .order import CheckError
@@ -136,6 +136,8 @@ class Body:
             )
         out: Numbers = {}
         for f, arg in zip(row.formals, call.args, strict=True):
+            if f.mode == "~" and isinstance(arg, Index):
+                continue
             if f.number:
                 if not isinstance(arg, int) and (
                     f.mode != "." or not isinstance(arg, float)

@@ -129,13 +129,16 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
     stores.prove(p, have)
     if not -1 <= p.head.end < p.head.vocab:
         raise CheckError(f"no token {p.head.end} ends a document")
-    arrays = ops.batch(p.head.end >= 0)
+    if p.head.keyed not in (0, 1):
+        raise CheckError(f"samples have {p.head.keyed} keys")
+    arrays = ops.batch(p.head.end >= 0, p.head.keyed == 1)
+    array = max(4 * p.head.rows, 8 * p.head.batch * p.head.keyed)
     need = {
         "space": (1, max(r.space for r in p.runs)),
         "desk": (1, max(ops.DESK, 4 * p.head.vocab)),
-        "inlet": (ops.INLETS, 4 * p.head.rows * len(arrays)),
+        "inlet": (ops.INLETS, array * len(arrays)),
     }
-    each = max(4 * p.head.rows, *(have[name].stride for name in arrays))
+    each = max(array, *(have[name].stride for name in arrays))
     need.update(dict.fromkeys(arrays, (p.together, each)))
     for name, (slots, bytes_) in need.items():
         if have[name].slots != slots or have[name].stride < bytes_:

@@ -73,7 +73,7 @@ class Moves(Order):
             self.W if p.head.reduction == "exact" else 1
         )  # that an owner sums
         self.groups = {g.name: g.ranks for g in p.groups}
-        self.batch = ops.batch(p.head.end >= 0)
+        self.batch = ops.batch(p.head.end >= 0, p.head.keyed == 1)
         self.parted = self._parted()
         self.passing = {
             c.name for c in p.passing
@@ -271,8 +271,8 @@ class Moves(Order):
         self.writes(to, size, run)
 
     def do_batch(self, *operands: Any) -> None:
-        """The rank's tokens and targets of a micro-batch, and positions where it has them, which
-        come before all else of it: the run fetches them itself."""
+        """The rank's tokens and targets of a micro-batch, and what else comes with them, which come
+        before all else of it: the run fetches them itself."""
         *places, of_rank, micro_batch = operands
         before = self.p.section(self.section).steps[: self.number]
         if self.section != "micro_batch" or any(

@@ -4,7 +4,7 @@ A gradient is known by the value that it is of, and by which of that value's use
 it covers all of a sum's, it is as well the part of each summand's gradient that comes from that
 sum.
  a call backward   works on the whole gradient of what one call of forward made, reads what that
-                   call read and made, and writes the gradients of its parameters
+                   call read and made, on its numbers, and writes the gradients of its parameters
  an addition       is of two parts of one value's gradient that have no use in common
  dx                is the whole gradient of x
 """
@@ -132,14 +132,15 @@ def prove(
 def _belongs(
     back: Back, call: Call, is_: list[Any], first: Call, was: list[Any]
 ) -> bool:
-    """A call backward reads what that call forward read and made, and writes its parameters'
-    gradients."""
+    """A call backward reads what that call forward read and made, on the same numbers, and writes
+    its parameters' gradients."""
+    alike = all(call.args[n] == first.args[p] for n, p in back.numbers)
     same = all(is_[n] == was[forward] for n, forward in back.same)
     leaves = all(
         call.args[n] in (_leaf(first.args[p]), NULL, Operand("acc"))
         for n, p in back.params
     )
-    return same and leaves
+    return alike and same and leaves
 
 
 def _leaf(param: Arg) -> Arg:

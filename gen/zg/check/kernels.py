@@ -27,6 +27,7 @@ CLASSES = {
     "token": "tokens",
     "target": "targets",
     "position": "positions",
+    "key": "keys",
     "table": "table",
     "sums": "sums",
     "scale": "ctl",

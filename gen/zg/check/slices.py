@@ -20,7 +20,7 @@ from .kernels import whole as whole_of
 
 def rounds(b: Body, fn: Fn) -> list[int]:
     """From which rows on a function is called, in turn."""
-    if not fn.ints:
+    if fn.ints in ((), ("l",)):
         return [0]
     wide = {
         (number(c.args[-4]), number(c.args[-1]))

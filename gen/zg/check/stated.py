@@ -3,7 +3,8 @@
 Forward's calls are compared one by one, each operand by its mark in the kernel's row; those of
 training and of evaluation alike. Backward and what it recomputes have forward's numbers (fns). A
 tensor's numbers are told by its place in the order in which calls of forward first take tensors,
-and so is the key of its random numbers.
+and so is the key of its random numbers. A call that draws some by its own has its place among all
+such calls of the model.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ..facts.kernels import KERNELS, backward
 from ..facts.rope import frequencies
-from ..plan.operand import Arg, base
+from ..plan.operand import Arg, Index, base
 from ..plan.plan import Call, Plan, Table, Tensor
 from ..plan.recipe import OF_TENSORS, Stated, Turn
 from .body import Body
@@ -33,13 +34,17 @@ def prove(
     tensors = {t.name: t for t in p.tensors}
     first = 0
     key = 0
+    place = 0
     for kind, count in counts.items():
         end = first + count
         units = range(first, end)
         forward, last = bodies[kind][0], bodies[kind][-1]
         _calls(p, lines, forward, forward.calls_of(), units)
+        drawn = _drawn(forward, place)
         if last.fn.name.startswith("eval."):
             _calls(p, lines, last, last.calls_of()[:-DRAW], units)
+            _drawn(last, place)
+        place += count * drawn
         own = [tensors.pop(name) for name in forward.reads if name in tensors]
         _tensors(lines, own, units, key)
         first = end
@@ -97,6 +102,16 @@ def _calls(
                 None,
                 f"{what} of its calls is {_told(found)}, and stated as {_told(want)}",
             )
+
+
+def _drawn(b: Body, first: int) -> int:
+    """How many calls forward of a unit draw random numbers; first: the place of the first."""
+    calls = (c for c in b.calls_of() if not backward(c.kernel, c.args))
+    found = [a for c in calls for a in c.args if isinstance(a, Index)]
+    want = [Index(len(found), 0, first + n) for n in range(len(found))]
+    if found != want:
+        b.fail(None, f"draws at {_told(found)}, not at {_told(want)}")
+    return len(found)
 
 
 def _marked(c: Call) -> Iterator[tuple[str, Arg]]:

@@ -131,6 +131,9 @@ class Units(Effects):
         numbers: dict[str, int],
     ) -> Action:
         if s.kind in BODIES:
+            l = unit_of(s.unit)[1]
+            if numbers.get("l", l) != l:
+                self.fail(f"is called as unit {numbers['l']}")
             return Units.unit, (s, numbers.get("at", 0))
         return super().calling(fn, s, numbers)
 
@@ -196,6 +199,7 @@ class Units(Effects):
             "tokens": ("tokens", ""),
             "targets": ("targets", ""),
             "positions": ("positions", ""),
+            "keys": ("keys", ""),
         }
         micro_batch = None
         for name, ref in ins:

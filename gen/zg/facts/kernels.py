@@ -206,6 +206,10 @@ _ROWS = (
     _row("zk_swiglu_fwd", "y>real:M*F x<real:M*2*F M F!", "run(each_row(M, F, real))"),
     _row("zk_swiglu_bwd", "dx>real:M*2*F dy<real:M*F x<real:M*2*F M F",
          "run(each_row(M, F, real))", of="zk_swiglu_fwd"),
+    _row("zk_dropout_fwd", "y>real:B*n=x x<real:B*n key<i64:B B n place~ p.", "elements(B*n, real)",
+         task=8192),
+    _row("zk_dropout_bwd", "dx>real:B*n=dy dy<real:B*n key<i64:B B n place~ p.",
+         "elements(B*n, real)", task=8192, of="zk_dropout_fwd"),
     _row("zk_add", "y>real:n=a,b a<real:n b<real:n n", "elements(n, real)", task=8192),
     _row("zk_round", "y^real:n x<f32:n n", "elements(n, real)", task=8192, host=True),
 
@@ -249,10 +253,10 @@ def kernel(name: str) -> Kernel:
     return TWINS[name] if name in TWINS else KERNELS[name]
 
 
-# A letter that follows from others, where a call has the one named first.
+# A letter that follows from others, where a call has those named first.
 FOLLOWS = {
-    "M": ("B", "B*T"),
-    "E": ("G", "(H+2*G)*D"),
+    "M": ("BT", "B*T"),
+    "E": ("HGD", "(H+2*G)*D"),
     "R": ("V", f"-(-V//{VOCAB})*{VOCAB}"),
 }
 
@@ -264,7 +268,7 @@ def letters(numbers: Mapping[str, int | float]) -> Numbers:
     """The numbers of a call, and what follows from them."""
     out = dict(numbers)
     for name, (needs, expression) in FOLLOWS.items():
-        if needs in out:
+        if out.keys() >= set(needs):
             out[name] = value(expression, out)
     return out
 

@@ -25,6 +25,7 @@ GIVEN = (
     "token",
     "target",
     "position",
+    "key",
     "table",
     "scaler",
     NULL,
@@ -136,6 +137,8 @@ _ROWS = (
     _op("relu2", "zk_relu2_fwd", "zk_relu2_bwd"),
     # y = silu(gate) * up, x = gate, up
     _op("swiglu", "zk_swiglu_fwd", "zk_swiglu_bwd"),
+    # y = x / (1 - p) or 0, by chance
+    _op("dropout", "zk_dropout_fwd", "zk_dropout_bwd"),
     # y = a + b
     _op("add", "zk_add", "pass da dy", "pass db dy"),
     # loss = cross entropy of x against target
@@ -162,6 +165,7 @@ WORDS = {
 } | {
     "add": "residual",
     "attention_local": "attention",
+    "dropout": "residual",
     "lora": "linear",
     "qknorm_whole": "qknorm",
     "rope_packed": "rope",
@@ -202,11 +206,14 @@ TYPES = {name: f"ZK_{name.upper()}" for name in BYTES}
 LAYER = re.compile(r"\{l(?:\+(\d+))?\}")
 
 
-def batch(packed: bool) -> Names:
+def batch(packed: bool, keyed: bool) -> Names:
     """The classes that a micro-batch comes into; packed: documents end, and each token has a
-    position in its own."""
+    position in its own; keyed: a sample has a key of random numbers."""
     return (
-        ("tokens", "targets", "positions") if packed else ("tokens", "targets")
+        "tokens",
+        "targets",
+        *["positions"] * packed,
+        *["keys"] * keyed,
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ..facts import kernels
 from ..facts.ops import Op
-from ..plan.operand import Ints
+from ..plan.operand import Index, Ints, Names
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Value:
 
 
 Word = tuple[
-    str, str | int | float
+    str, str | int | float | Index
 ]  # an operand: of what kind, and its name or number
 
 
@@ -113,6 +113,13 @@ class Part:
     number: int = -1
     slices: int = 1
     rows: int = 0
+
+    @property
+    def ints(self) -> Names:
+        """The numbers that it takes: which rows of a weight, which unit of its kind."""
+        words = (a for c in self.calls for _, a in c.args)
+        numbered = any(isinstance(a, Index) for a in words)
+        return ("at",) * (self.slices > 1) + ("l",) * numbered
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from typing import Any
 from ..facts import ops
 from ..facts.kernels import ADD, ROUND, value
 from ..facts.rope import fields, frequencies
+from ..plan.operand import Index
 from ..read.schema import Row, Weight
 from ..read.spec import Op as SpecOp
 from ..read.spec import Spec, Unit
@@ -55,6 +56,19 @@ class _Builder:
     cuts: set[int] = field(
         default_factory=set
     )  # layers that have other groups than the last
+    first: int = (
+        0  # of the places of random numbers, which go through the model
+    )
+
+    @property
+    def places(self) -> list[Node]:
+        """The ops that draw random numbers."""
+        return [node for node in self.nodes if "place" in node.op.fwd.split()]
+
+    def place(self, node: Node) -> Index:
+        """Which of all such ops of the model it is."""
+        here = self.places
+        return Index(len(here), 0, self.first + here.index(node))
 
     @property
     def moving(self) -> set[str]:
@@ -151,6 +165,8 @@ def _run(b: _Builder, x: str, op: SpecOp, std: float = STD) -> str:
         y = _run(
             b, y, op.ops[-1], STD / math.sqrt(b.branches)
         )  # GPT-2, section 2.3
+        for row in op.rows:
+            y = b.row(row, y)
         return b.node("add", {"a": x, "b": y}, {}, {})
     for row in op.rows[:-1]:
         x = b.row(row, x)
@@ -174,7 +190,7 @@ class _Calls:
         )  # of the calls to come; what holds a round's rows
 
     def operand(self, node: Node, word: str) -> Word:
-        if word in ("token", "target", "sums", "null"):
+        if word in ("token", "target", "key", "sums", "null"):
             return ("fixed", word)
         if word == "position":
             return ("fixed", word if self.b.spec.data.packed else "null")
@@ -189,6 +205,8 @@ class _Calls:
             return ("number", int(word))
         if word == "table":
             return ("fixed", node.dims["table"])
+        if word == "place":
+            return ("int", self.b.place(node))
         if word == "full":
             weight = node.bind.get("w") or node.bind.get("wte", "")
             return ("number", int(weight in self.full))
@@ -447,6 +465,7 @@ def _begun(
     dims: dict[str, int],
     tables: list[Table],
     below: bool,
+    first: int = 0,
 ) -> _Builder:
     prefix = f"{unit.name}." if unit.kind == "blocks" else ""
     b = _Builder(
@@ -457,6 +476,7 @@ def _begun(
         branches=max(1, _branches(spec.model.units)),
         count=unit.repeat,
         below=below,
+        first=first,
     )
     b.values["in"] = Value("in", "real", dims["M"] * dims["C"])
     return b
@@ -498,7 +518,7 @@ def build(spec: Spec) -> Graph:
     tied = logits.tied
     full: set[str] = set()  # tensors whose gradient is summed in f32
     acc = 0
-    blocks, words = 0, set()
+    blocks, words, places = 0, set(), 0
     for unit in [
         x
         for u in m.units
@@ -508,11 +528,11 @@ def build(spec: Spec) -> Graph:
             else [u]
         )
     ]:
-        b = _begun(
-            spec, unit, dims, tables, any("bwd" in k.bodies for k in kinds)
-        )
+        below = any("bwd" in k.bodies for k in kinds)
+        b = _begun(spec, unit, dims, tables, below, places)
         if unit.kind == "embedding":
             y = _run(b, "", unit.ops[0])
+            places = len(b.places)
             full = {tied} & b.moving
             kinds.append(_middle(b, "embed", 1, "", y, full))
             continue
@@ -536,6 +556,7 @@ def build(spec: Spec) -> Graph:
             name = "block" if blocks == 0 else f"block{blocks + 1}"
             kinds.append(_middle(b, name, unit.repeat, "in", y, full))
             words |= {ops.WORDS[n.op.name] for n in b.nodes}
+            places += unit.repeat * len(b.places)
             blocks += 1
     return Graph(
         tuple(kinds), tuple(tables), dims, acc, tied, frozenset(words)

@@ -50,7 +50,7 @@ def _common(spec: Spec) -> str:
 
 def _control(spec: Spec, graph: Graph) -> list[Wanted]:
     """A step's numbers, tokens, tables."""
-    tokens = 4 * graph.dims["M"]
+    tokens = _tokens(spec, graph)
     tables = [
         Wanted(f"table.{n}", 1, spec.train.sequence * t.head * 4)
         for n, t in enumerate(graph.tables)
@@ -58,12 +58,14 @@ def _control(spec: Spec, graph: Graph) -> list[Wanted]:
     return [
         Wanted("ctl", 1, ops.CTL),
         Wanted("sums", 2, 8 * ops.SUMS, readers=_common(spec)),
-        *(
-            Wanted(name, spec.together, tokens)
-            for name in ops.batch(spec.data.packed)
-        ),
+        *(Wanted(name, spec.together, tokens) for name in spec.batch),
         *tables,
     ]
+
+
+def _tokens(spec: Spec, graph: Graph) -> int:
+    """Bytes of a micro-batch's tokens, targets, positions; keys take no more."""
+    return max(4 * graph.dims["M"], 8 * graph.dims["B"] * spec.keyed)
 
 
 def _of_store(spec: Spec, shards: Shards, f: Flat, s: State) -> Wanted:
@@ -228,7 +230,7 @@ def _inbox(
 
 def _gpu(spec: Spec, graph: Graph, runs: tuple[plan.Run, ...]) -> list[Wanted]:
     """What a GPU alone has: its kernels' space; batches and results on its host."""
-    batch = 4 * graph.dims["M"] * len(ops.batch(spec.data.packed))
+    batch = _tokens(spec, graph) * len(spec.batch)
     logits = 4 * graph.dims["V"]
     return [
         Wanted("space", 1, max([1, *(r.space for r in runs)]), targets="gpu"),

@@ -27,6 +27,7 @@ FIXED: dict[str, Operand | str] = {
     "token": Operand("tokens"),
     "target": Operand("targets"),
     "position": Operand("positions"),
+    "key": Operand("keys"),
     "null": NULL,
     "scaler": Operand("ctl", ops.SCALE, name="scale"),
 }
@@ -161,13 +162,12 @@ class _Maker:
             )
         ins, outs = self.formals[kind.name, name, part.number]
         number = f".{part.number}" if part.number >= 0 else ""
-        ints = ("at",) if part.slices > 1 else ()
         self.fns.append(
             plan.Fn(
                 f"{name}.{kind.name}{number}",
                 ins,
                 outs,
-                ints,
+                part.ints,
                 sum(c.flops * c.rounds for c in part.calls),
                 tuple(calls),
             )

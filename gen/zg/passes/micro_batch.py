@@ -24,7 +24,8 @@ def one(
     started = tuple(free(m.grad_slot(x, g)) for x in begun)
     ended = tuple(full(m.grad_slot(x, g)) for x in whole)
     ins, outs = m.operands(u, g)
-    ints = (Int("at", u.slice * u.part.rows),) if u.part.slices > 1 else ()
+    numbers = {"at": u.slice * u.part.rows, "l": u.index}
+    ints = tuple(Int(name, numbers[name]) for name in u.part.ints)
     m.add(
         "main",
         u.fn,

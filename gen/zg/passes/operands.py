@@ -137,6 +137,7 @@ class Operands:
             "tokens": Ref("tokens", g),
             "targets": Ref("targets", g),
             "positions": Ref("positions", g),
+            "keys": Ref("keys", g),
             "acc": Ref("acc", g),
         }
         for f in self.reads(u.part):
@@ -219,6 +220,7 @@ class Operands:
             "tokens": "token" in fixed,
             "targets": "target" in fixed,
             "positions": "position" in fixed,
+            "keys": "key" in fixed,
         }
         made = {
             "y": "y" in values and body == "fwd",

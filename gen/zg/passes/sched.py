@@ -68,9 +68,7 @@ class _Maker(Steps):
             self.add(
                 "main",
                 "batch",
-                outs=tuple(
-                    Ref(name, g) for name in ops.batch(self.spec.data.packed)
-                ),
+                outs=tuple(Ref(name, g) for name in self.spec.batch),
                 ints=(Int("of_rank", rank), number),
             )
 

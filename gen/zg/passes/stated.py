@@ -52,6 +52,8 @@ def _rows(spec: Spec, op: Op, std: float = STD) -> Iterator[Placed]:
         for inner in before:
             yield from _rows(spec, inner)
         yield from _rows(spec, end, STD / math.sqrt(_residuals(spec)))
+        for row in op.rows:
+            yield from _placed(row, STD)
         return
     *first, last = op.rows
     for row in first:

@@ -49,6 +49,7 @@ class Head:
     margin: int = 0  # SMs of a GPU that products leave to NCCL; 0: none
     shuffle: int = 0  # 1: the seed draws the order of an epoch's samples
     end: int = -1  # the token behind which positions begin anew; -1: none
+    keyed: int = 0  # 1: each sample has a key of random numbers
 
     @property
     def bytes(self) -> int:  # of a real

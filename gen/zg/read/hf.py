@@ -168,7 +168,8 @@ class _Config:
                 )
         dropouts = {key: self.get(key) for key in DROPOUTS}
         return tuple(
-            f"{node.where}: {key}: {shown(node.value)} is taken as 0: there is no dropout here"
+            f"{node.where}: {key}: {shown(node.value)} is taken as 0: "
+            + ("attention has none" if "att" in key else "say train.dropout")
             for key, node in dropouts.items()
             if node.value
         )

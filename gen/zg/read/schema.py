@@ -19,7 +19,7 @@ from pydantic import (
     PlainValidator,
 )
 
-from ..facts import kinds
+from ..facts import kinds, ops
 from ..facts.families import FAMILIES
 from .keytypes import (
     DIM,
@@ -85,8 +85,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Op:
-    """kind and args as in the spec, defaults filled in; ops: of a residual; rows: what any other
-    op is made of, in order."""
+    """kind and args as in the spec, defaults filled in; ops: of a residual, and rows what follows
+    its last; rows: what any other op is made of, in order."""
 
     kind: str
     args: Mapping[str, Any]
@@ -350,6 +350,7 @@ class Train:
     offload_activations: Flag = False
     memory_budget: Bytes | None = None
     lora: Lora | None = None
+    dropout: Annotated[float, Real(0.0, 0.99)] = 0.0
 
 
 @dataclass(frozen=True)
@@ -418,6 +419,16 @@ class Spec:
         return min(
             words[said] if isinstance(said, str) else said["block"], every
         )
+
+    @property
+    def keyed(self) -> bool:
+        """A step draws random numbers for each sample."""
+        return self.train.dropout > 0
+
+    @property
+    def batch(self) -> Names:
+        """The classes that a micro-batch comes into."""
+        return ops.batch(self.data.packed, self.keyed)
 
     @property
     def together(self) -> int:

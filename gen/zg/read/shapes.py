@@ -131,6 +131,7 @@ class Walk:
     sequence: int
     packed: bool  # documents end, and positions with them
     lora: Lora | None = None
+    dropout: float = 0.0
     prefix: str = ""  # of the unit's tensors
     repeat: int = 1
     last: Path = ()  # of the op that makes the logits
@@ -280,7 +281,14 @@ class Walk:
                 f"the branch begins {x} wide and ends {y} wide",
                 "a branch that keeps the width",
             )
-        return Made(x, {}, ops=inner)
+        return Made(x, {}, self.dropped(at, x), inner)
+
+    def dropped(self, at: Place, x: int) -> tuple[Row, ...]:
+        """Dropout of a value, where there is any."""
+        if not self.dropout:
+            return ()
+        dims = {"n": self.sequence * self.width(at, x), "p": self.dropout}
+        return (Row("dropout", dims),)
 
     def layernorm(self, at: Place, a: LayerNorm, x: int) -> Made:
         weights = {"w": self.vector(at / "name", a.name, "weight", x)}
@@ -466,7 +474,8 @@ class Walk:
         packed = self.packed and "wpe" in weights
         name = "embed_packed" if packed else "embed"
         row = Row(name, {"P": e.context}, weights)
-        return Op("embedding", _frozen(e.model_dump()), rows=(row,))
+        rows = (row, *self.dropped(at, C))
+        return Op("embedding", _frozen(e.model_dump()), rows=rows)
 
 
 _OPS: Mapping[str, Callable[..., Made]] = {

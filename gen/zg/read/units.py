@@ -212,7 +212,8 @@ def build(keys: SpecKeys, file: Node) -> tuple[Model, Names]:
     SpecError where they do not fit."""
     m, train = keys.model, keys.train
     root = Place(file, ())
-    walk = Walk(m, train.sequence, keys.data.packed, train.lora)
+    packed = keys.data.packed
+    walk = Walk(m, train.sequence, packed, train.lora, train.dropout)
     at = root / "model" / "units"
     _order(at, m.units)
     layers = [u.blocks or 0 for u in m.units]

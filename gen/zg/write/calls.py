@@ -221,7 +221,8 @@ class Calls:
         return (f and flat_names(self.p, f, near).get(n)) or number(n)
 
     def index(self, fn: plan.Fn, i: Index) -> str:
-        terms = [f"l * {self.flat_number(fn, i.by_layer)}"]
+        by = f" * {self.flat_number(fn, i.by_layer)}" * (i.by_layer != 1)
+        terms = [f"l{by}"]
         if i.by_rank:
             terms.append(f"RANK * {self.flat_number(fn, i.by_rank)}")
         if i.at:

@@ -179,7 +179,7 @@ GROUPS = (
     ("gradients", ("grad", "sum", "pend", "part", "acc")),
     (
         "activations",
-        ("x", "near", "dx", "save", "tmp", *ops.batch(packed=True)),
+        ("x", "near", "dx", "save", "tmp", *ops.batch(True, True)),
     ),
 )
 

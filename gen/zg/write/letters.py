@@ -45,6 +45,7 @@ ROWS = (
     "V",
     "P",
     "C",
+    "T",
 )  # of which a number of elements may be so many rows
 MOST = 8  # times a width
 # Numbers with a meaning of their own: kernels/zk.h's names of them.

@@ -167,6 +167,7 @@ HOLDS = {
     "tokens": "a micro-batch",
     "targets": "its targets",
     "positions": "of its tokens in their documents",
+    "keys": "of its samples' random numbers",
     "table": "a rotary table",
     "x": "values between units",
     "dx": "their gradients",

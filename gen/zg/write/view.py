@@ -59,9 +59,11 @@ def left(p: Plan) -> list[str]:
 
 
 def order(p: Plan) -> list[str]:
-    """What the runtime is told of the order of samples, where it is drawn."""
-    seed = number(p.head.seed)
-    return [f".shuffle = 1, .seed = {seed},"] if p.head.shuffle else []
+    """What the runtime is told of what it draws: the order of samples, keys of theirs."""
+    drawn = [".shuffle = 1,"] * p.head.shuffle
+    drawn += [".keys = KEYS(0),"] * p.head.keyed
+    seed = f".seed = {number(p.head.seed)},"
+    return [" ".join([*drawn, seed])] if drawn else []
 
 
 def packed(p: Plan) -> list[str]:
