@@ -52,10 +52,11 @@ typedef struct zr_data {
 } zr_data;
 
 /* What a program asks of a file. ignore: the id that is never a target (-1: none; in a file of
- * uint32 the greatest uint32, where the spec does not say). width: bytes of a token where the file
- * does not tell; 0: uint16, unless it looks like something else. */
+ * uint32 the greatest uint32, where the spec does not say). end: the last token of documents that
+ * are masked from each other (-1: they are not). width: bytes of a token where the file does not
+ * tell; 0: uint16, unless it looks like something else. */
 typedef struct zr_form {
-    int64_t T, vocab, ignore;
+    int64_t T, vocab, ignore, end;
     int width;
 } zr_form;
 

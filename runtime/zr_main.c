@@ -60,7 +60,8 @@ static void open_tokens(zr *z, zr_mix *to, const zr_given *given, int n, const c
 {
     char why[ZR_WHY];
     const char *type = z->o->tokens;
-    zr_form form = {z->p->sequence, z->p->vocab, z->p->ignore, 0};
+    int64_t end = z->p->packed ? z->p->end : -1;
+    zr_form form = {z->p->sequence, z->p->vocab, z->p->ignore, end, 0};
     if (type) form.width = strcmp(type, "uint16") ? 4 : 2;
     if (zr_mix_open(to, given, n, name, &form, why)) zr_fail(z, ZR_USER, "%s", why);
 }

@@ -245,7 +245,7 @@ static int by_index(zr_data *d, int64_t bin, char *why)
 
 /* What it says of this file; -1, NULL: nothing. ours: it has a key of ours */
 typedef struct meta {
-    int64_t format, vocab, ignore, tokens;
+    int64_t format, vocab, ignore, end, tokens;
     const char *dtype, *labels;
     int named, ours;
 } meta;
@@ -298,6 +298,7 @@ static void read_meta(zr_json *j, const char *name, meta *m)
         if (!strcmp(key, "format")) m->format = count_of(j);
         else if (!strcmp(key, "vocab")) m->vocab = count_of(j);
         else if (!strcmp(key, "ignore")) m->ignore = count_of(j);
+        else if (!strcmp(key, "end")) m->end = count_of(j);
         else if (!strcmp(key, "dtype")) m->dtype = text_of(j);
         else if (strcmp(key, "files")) {
             zr_json_skip(j);
@@ -328,7 +329,8 @@ static int open_labels(zr_data *d, const char *file, const meta *m, int64_t size
                   (int64_t)s.st_size, size);
 }
 
-static int take_meta(zr_data *d, int64_t size, const char *file, const meta *m, char *why)
+static int take_meta(zr_data *d, int64_t size, const zr_form *f, const char *file, const meta *m,
+                     char *why)
 {
     static const char *const types[] = {"uint16", "uint32"};
     int type = 0;
@@ -339,6 +341,10 @@ static int take_meta(zr_data *d, int64_t size, const char *file, const meta *m, 
     if (m->vocab > d->vocab)
         return zr_why(why, "%s: its vocabulary has %" PRId64 " tokens, the model's %" PRId64, file,
                       m->vocab, d->vocab);
+    if (f->end >= 0 && m->end >= 0 && m->end != f->end)
+        return zr_why(why,
+                      "%s: end: documents end with token %" PRId64 ", by data.end with %" PRId64,
+                      file, m->end, f->end);
     if (set_tokens(d, size, type ? 4 : 2, 0, m->tokens, 0, file, why)) return -1;
     return m->labels ? open_labels(d, file, m, size, why) : 0;
 }
@@ -350,7 +356,7 @@ int zr_meta_path(char *to, const char *path)
 }
 
 /* As by_header. What is not ours, whatever it is, says nothing. */
-static int by_meta(zr_data *d, int64_t size, char *why)
+static int by_meta(zr_data *d, int64_t size, const zr_form *f, char *why)
 {
     char file[ZR_FILE];
     struct stat s;
@@ -362,12 +368,12 @@ static int by_meta(zr_data *d, int64_t size, char *why)
     char *text = zr_read_whole(file, META_MAX, "no meta.json of token files", &n, why);
     if (!text) return -1;
     zr_json j = {text, text + n, NULL};
-    meta m = {.format = -1, .vocab = -1, .ignore = -1, .tokens = -1};
+    meta m = {.format = -1, .vocab = -1, .ignore = -1, .end = -1, .tokens = -1};
     read_meta(&j, slash ? slash + 1 : d->path, &m);
     int bad = zr_json_end(&j);
     int found = bad && m.ours
                     ? zr_why(why, "%s: byte %" PRId64 ": %s", file, (int64_t)(j.at - text), j.error)
-                : m.named ? take_meta(d, size, file, &m, why)
+                : m.named ? take_meta(d, size, f, file, &m, why)
                           : 1;
     free(text);
     return found;
@@ -375,7 +381,7 @@ static int by_meta(zr_data *d, int64_t size, char *why)
 
 int zr_find_tokens(zr_data *d, int64_t size, const zr_form *f, char *why)
 {
-    int found = by_meta(d, size, why);
+    int found = by_meta(d, size, f, why);
     if (found > 0) found = by_index(d, size, why);
     if (found > 0) found = by_header(d, size, why);
     return found > 0 ? headerless(d, size, f->width, why) : found;

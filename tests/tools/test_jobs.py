@@ -96,6 +96,10 @@ def test_two_sources_stopped_and_resumed_elsewhere(tmp_path: Path) -> None:
     half = run(2, 2, 5, *kept)
     whole = run(3, 4, 10, *kept)
     assert half != whole == run(0, 1, 10)
+    said = (verses / "meta.json").read_text()
+    (verses / "meta.json").write_text(said.replace('"end": 0', '"end": 9'))
+    with pytest.raises(AssertionError, match="token 9, by data.end with 0"):
+        run(0, 1, 10)
 
 
 # ---- a chat model by LoRA, merged
