@@ -149,7 +149,8 @@ _TRAIN = {
     **{f"schedule.{key}": does for key, does in _SCHEDULE.items()},
     "seed": "begins all random numbers: first weights, rounding by chance",
     "sum": "is the order in which gradients of micro-batches are added; a part of the recipe",
-    "head_chunk": "is how many tokens' logits exist at once; null or `auto`: by the shape",
+    "head_chunk": "is how many tokens' logits exist at once; null or `auto`: by the shape; "
+    "in bf16 a multiple of 32, or all",
     "dropout": "is the share of an embedding's output, and of each residual branch's, that a step "
     "sets to 0, as GPT-2's embd_pdrop and resid_pdrop do; a part of the recipe",
     "recompute": "names ops of blocks whose values backward recomputes, to save memory "

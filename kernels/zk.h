@@ -7,9 +7,9 @@
  *     index.
  *  3. `real` is the program's storage type (float, bf16 or f16, fixed by zk_open): parameters,
  *     activations, their gradients. Arithmetic is f32; a result is rounded once, when stored.
- *  4. On a CPU in f32 a linear's output element is one FMA chain in ascending k; row reductions use
- *     16 lanes (element i goes to lane i % 16, ascending) folded 8,4,2,1. On a GPU the launch table
- *     fixes their order.
+ *  4. On a CPU a linear's output element is one FMA chain in ascending k, in bf16 by pairs, the odd
+ *     k first; row reductions use 16 lanes (element i goes to lane i % 16, ascending) folded
+ *     8,4,2,1. On a GPU the launch table fixes their order.
  *  5. Outputs come first and never alias inputs unless the kernel says so.
  *
  * Letters: B batch, T sequence, M = B*T rows, C width, V vocab, H heads, D head size.
@@ -197,7 +197,7 @@ void zk_linear_fwd(zk *k, const zk_launch *L, real *y, const real *x, const real
 void zk_linear_bwd_x(zk *k, const zk_launch *L, real *dx, const real *dy, const real *w, int64_t M,
                      int64_t N, int64_t K, int layout);
 /* full = 0: dw is real; full = 1: dw is float, not rounded. carry: dw, which is float, is added to,
- * on a CPU as if these rows followed those that made it */
+ * on a CPU as if these rows followed those that made it, in bf16 an even number */
 void zk_linear_bwd_w(zk *k, const zk_launch *L, void *dw, const real *dy, const real *x, int64_t M,
                      int64_t N, int64_t K, int layout, int full, int carry);
 void zk_linear_bwd_b(zk *k, const zk_launch *L, real *db, const real *dy, int64_t M, int64_t N);

@@ -15,7 +15,9 @@ once = context host threads
 each = $(filter-out $(once),$(notdir $(basename $(wildcard kernels/cpu/*.c))))
 host = $(patsubst runtime/%.c,$o/%.o,$(wildcard runtime/*.c))
 cpu = $(patsubst runtime/cpu/%.c,$o/cpu_%.o,$(wildcard runtime/cpu/*.c))
-kernels = $(once:%=$o/%.o) $(each:%=$o/%_avx2.o) $(each:%=$o/%_avx512.o)
+products = linear
+kernels = $(once:%=$o/%.o) $(each:%=$o/%_avx2.o) $(each:%=$o/%_avx512.o) \
+    $(products:%=$o/%_avx512bf16.o)
 
 out/train: $o/train.o $(host) $(cpu) $o/digest.o $(kernels)
 	$(CC) -pthread $^ -o $@
@@ -33,6 +35,8 @@ $o/%_avx2.o: kernels/cpu/%.c $(headers)
 	$(compile) $(avx2) -c $< -o $@
 $o/%_avx512.o: kernels/cpu/%.c $(headers)
 	$(compile) $(avx512) -c $< -o $@
+$o/%_avx512bf16.o: kernels/cpu/%.c $(headers)
+	$(compile) $(avx512bf16) -c $< -o $@
 
 # out/train-cuda
 u = out/o/cuda

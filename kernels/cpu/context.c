@@ -11,11 +11,17 @@
 #define PLAIN_POINTER(name) ZK_POINTER(name, name)
 ZK_KERNELS(PLAIN_POINTER)
 
+#define OF_PAIRS(name) void name##_avx512bf16(void);
+ZK_PRODUCTS(OF_PAIRS)
+
 static void choose(void)
 {
-    int wide = !strcmp(zk_host_object(), "avx512");
-#define SET(name) jump_##name = wide ? name##_avx512 : name##_avx2;
+    const char *object = zk_host_object();
+    int narrow = !strcmp(object, "avx2"), pairs = !strcmp(object, "avx512bf16");
+#define SET(name) jump_##name = narrow ? name##_avx2 : name##_avx512;
+#define SET_PAIRS(name) jump_##name = pairs ? name##_avx512bf16 : jump_##name;
     ZK_KERNELS(SET)
+    ZK_PRODUCTS(SET_PAIRS)
 }
 
 const char *zk_target(void) { return "cpu"; }

@@ -12,6 +12,7 @@
 #include <cpuid.h>
 #include <immintrin.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -39,21 +40,42 @@ static int runs_avx512(void)
            __builtin_cpu_supports("avx512vl");
 }
 
+static int runs_avx512bf16(void) { return runs_avx512() && __builtin_cpu_supports("avx512bf16"); }
+
+/* The lesser first */
+static const struct {
+    const char *name, *lacking;
+    int (*runs)(void);
+} objects[] = {
+    {"avx2", "AVX2, FMA, BMI2 or F16C", runs_avx2},
+    {"avx512", "AVX-512 (F, BW, CD, DQ, VL)", runs_avx512},
+    {"avx512bf16", "AVX512_BF16", runs_avx512bf16},
+};
+
 static void choose_object(void)
 {
+    static char text[128];
     const char *wanted = getenv("ZK_ISA");
-    int best = runs_avx512() ? 512 : runs_avx2() ? 2 : 0, take = best;
-    if (!best)
-        reason = "this processor lacks AVX2, FMA, BMI2 or F16C, which every kernel object needs";
-    if (wanted && !strcmp(wanted, "avx2")) take = 2;
-    else if (wanted && !strcmp(wanted, "avx512")) take = 512;
-    else if (wanted && *wanted) reason = "ZK_ISA names no kernel object; allowed: avx2, avx512";
-    if (take > best && !reason)
-        reason = "ZK_ISA=avx512, but this processor lacks AVX-512 (F, BW, CD, DQ, VL)";
-    if (reason) return;
-#define SET(name) jump_zk_host_##name = take == 512 ? zk_##name##_avx512 : zk_##name##_avx2;
+    int count = sizeof objects / sizeof *objects, take = count - 1;
+    if (wanted && !*wanted) wanted = NULL;
+    if (wanted)
+        while (take >= 0 && strcmp(wanted, objects[take].name)) take--;
+    else
+        while (take > 0 && !objects[take].runs()) take--;
+    if (take < 0) {
+        reason = "ZK_ISA names no kernel object; allowed: avx2, avx512, avx512bf16";
+        return;
+    }
+    if (!objects[take].runs()) {
+        snprintf(text, sizeof text, "the kernel object %s needs %s, which this processor lacks",
+                 objects[take].name, objects[take].lacking);
+        reason = text;
+        return;
+    }
+    object = objects[take].name;
+    int narrow = take == 0;
+#define SET(name) jump_zk_host_##name = narrow ? zk_##name##_avx2 : zk_##name##_avx512;
     ZK_HOST_KERNELS(SET)
-    object = take == 512 ? "avx512" : "avx2";
 }
 
 static void choose_once(void)

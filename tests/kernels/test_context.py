@@ -52,24 +52,29 @@ def plain(isa: str | None) -> tuple[int, str]:
 
 
 def test_plain_names_reach_the_best_object() -> None:
-    assert plain(None) == plain("") == (0, zk.isas()[-1])
+    assert plain(None) == plain("") == (0, zk.isas(zk.OBJECTS)[-1])
 
 
 def test_a_lower_object_may_be_named() -> None:
-    assert plain("avx2") == (0, "avx2")
+    for isa in zk.isas(zk.OBJECTS):
+        assert plain(isa) == (0, isa)
 
 
 def test_an_unknown_object_is_refused() -> None:
     status, said = plain("sse")
-    assert status == 1 and "ZK_ISA" in said and "avx2, avx512" in said
+    assert (
+        status == 1 and "ZK_ISA" in said and "avx2, avx512, avx512bf16" in said
+    )
 
 
-@pytest.mark.skipif(
-    zk.runs("avx512"), reason="this processor runs the avx512 object"
+@pytest.mark.parametrize(
+    "isa,lacking", [("avx512", "AVX-512"), ("avx512bf16", "AVX512_BF16")]
 )
-def test_an_object_that_cannot_run_is_refused() -> None:
-    status, said = plain("avx512")
-    assert status == 1 and "AVX-512" in said
+def test_an_object_that_cannot_run_is_refused(isa: str, lacking: str) -> None:
+    if zk.runs(isa):
+        pytest.skip(f"this processor runs the {isa} object")
+    status, said = plain(isa)
+    assert status == 1 and isa in said and lacking in said
 
 
 def opened(dtype: int, threads: int) -> str:

@@ -121,7 +121,8 @@ KINDS = (
     "f32",
     "f32 avx2",
     "bf16",
-)  # types and objects: bf16 bits are those of one object
+    "bf16 avx2",
+)  # types and objects
 
 
 @functools.cache

@@ -42,6 +42,7 @@ VALID, NONFINITE, LOST, SUMS = 64, 65, 66, 72
 FAULTY, RESCALED, LOWEST = 1, 2, 3  # why a step was skipped
 
 ISAS = ("avx2", "avx512")
+OBJECTS = (*ISAS, "avx512bf16")  # the last multiplies alone
 ON_DEVICE = "ZR_TEST_DEVICE" in os.environ
 EMULATED, TARGET = (
     "cuda" if ON_DEVICE else "emulated",
@@ -53,6 +54,7 @@ NEEDED = {
     EMULATED: {"avx2", "fma"},
     "avx512": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
 }
+NEEDED["avx512bf16"] = NEEDED["avx512"] | {"avx512_bf16"}
 LIBRARY = {
     "gcc": "out/train-kernels.so",
     "clang": "out/train-clang-kernels.so",
@@ -251,20 +253,20 @@ def runs(isa: str) -> bool:
     return NEEDED[isa] <= processor()
 
 
-def isas() -> list[str]:
+def isas(of: Sequence[str] = ISAS) -> list[str]:
     """objects that this processor runs"""
-    return [isa for isa in ISAS if runs(isa)]
+    return [isa for isa in of if runs(isa)]
 
 
 def compilers() -> list[str]:
     return [cc for cc in LIBRARY if shutil.which(cc)]
 
 
-def variants() -> list[tuple[str, str, int]]:
+def variants(of: Sequence[str] = ISAS) -> list[tuple[str, str, int]]:
     """object, compiler, threads"""
     return [
         (isa, cc, threads)
-        for isa in isas()
+        for isa in isas(of)
         for cc in compilers()
         for threads in (1, 2, 3)
     ]
@@ -273,6 +275,14 @@ def variants() -> list[tuple[str, str, int]]:
 def need(isa: str) -> None:
     if not runs(isa):
         pytest.skip(f"this processor cannot run the {isa} object")
+
+
+@functools.cache
+def products() -> set[str]:
+    """kernels that the object avx512bf16 is made of; the others it takes from avx512"""
+    text = (ROOT / "kernels/cpu/kernels.def").read_text()
+    listed = re.search(r"#define ZK_PRODUCTS.*?\n\n", text, re.S)
+    return set(re.findall(r"X\((zk_\w+)\)", listed[0] if listed else ""))
 
 
 @functools.cache
@@ -427,7 +437,7 @@ class Kernels:
         compiler: str = "gcc",
         tile: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
-        self.isa, self.dtype = isa or isas()[-1], dtype
+        self.isa, self.dtype = isa or isas(OBJECTS)[-1], dtype
         self.launch = Launch(tile=(ctypes.c_int32 * 3)(*tile))
         need(self.isa)
         emulated, why = self.isa == EMULATED, ctypes.c_char_p()
@@ -455,9 +465,10 @@ class Kernels:
             raise AttributeError(name)
         result, types, launch = prototypes()[name]
         emulated = self.isa == EMULATED
-        call = getattr(
-            self.library, name if emulated else f"{name}_{self.isa}"
-        )
+        isa = self.isa
+        if isa == "avx512bf16" and name not in products():
+            isa = "avx512"
+        call = getattr(self.library, name if emulated else f"{name}_{isa}")
         call.restype, call.argtypes = (
             result,
             [ctypes.c_void_p] * (1 + launch) + types,

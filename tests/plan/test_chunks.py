@@ -12,6 +12,9 @@ import mutants
 import program
 import pytest
 import trainer
+from zg.check import check
+from zg.check.order import CheckError
+from zg.facts import ops
 from zg.plan import text
 from zg.plan.operand import base
 from zg.plan.plan import Plan
@@ -36,6 +39,15 @@ def planned(name: str, *keys: str) -> Plan:
     return search.find(
         spec.load(f"{trainer.ROOT}/model_specs/{name}.yaml", keys)
     ).plan
+
+
+# 128 tokens of a micro-batch: bf16 asks for chunks of a multiple of 32.
+HALVES = (
+    "train.precision=bf16",
+    "train.sequence=32",
+    "train.micro_batch=4",
+    "train.global_batch=16",
+)
 
 
 def divisors(family: str) -> list[int]:
@@ -95,18 +107,17 @@ def test_f32_bits_do_not_depend_on_chunks(
 # all the same, so it agrees.
 @pytest.mark.parametrize("family", ["gpt", "llama"])
 def test_bf16_is_rounded_once(folder: pathlib.Path, family: str) -> None:
-    sizes = divisors(family)
     found = {
         run(
             folder,
             family,
             6,
-            "train.precision=bf16",
+            *HALVES,
             f"train.head_chunk={m}",
             f"zero.stage={stage}",
             queue="late",
         ).weights
-        for m, stage in ((sizes[-1], 1), (sizes[-2], 3), (sizes[2], 2))
+        for m, stage in ((128, 1), (64, 3), (32, 2))
     }
     assert len(found) == 1
 
@@ -120,8 +131,9 @@ def test_chunks_under_emulation(
 ) -> None:
     """no access of two chunks races, and bits are those of other ways to spread the same recipe"""
     keys = (
-        f"train.precision={precision}",
-        f"train.head_chunk={divisors(family)[-2]}",
+        (*HALVES, "train.head_chunk=64")
+        if precision == "bf16"
+        else (f"train.head_chunk={divisors(family)[-2]}",)
     )
     ways = [
         ("zero.stage=3", "cluster.ranks=2"),
@@ -291,10 +303,10 @@ def test_broken_rounds_are_refused(name: str, precision: str) -> None:
     p = planned(
         name,
         f"train.precision={precision}",
-        "train.sequence=33",
-        "train.micro_batch=2",
-        "train.global_batch=4",
-        "train.head_chunk=22",
+        "train.sequence=32",
+        "train.micro_batch=3",
+        "train.global_batch=6",
+        "train.head_chunk=32",
     )
     assert not mutants.refused(p) and rounds(p) == 3
     made = [
@@ -346,11 +358,43 @@ FREE = [
             "is out of range or no integer; allowed: auto or an integer",
         ),
         (("train.head_chunk=some",), "allowed: auto or an integer"),
+        (
+            (*HALVES, "train.head_chunk=16"),
+            "chunks of 16 tokens are no multiple of 32, the terms that bf16 is summed by; "
+            "allowed: auto, 32",
+        ),
+        (
+            ("train.precision=bf16", "train.head_chunk=22"),
+            "chunks of 22 tokens are no multiple of 32, the terms that bf16 is summed by; "
+            "allowed: auto, 66",
+        ),
     ],
 )
 def test_a_wrong_chunk_is_refused(keys: tuple[str, ...], said: str) -> None:
     with pytest.raises(spec.SpecError, match=re.escape(said)):
         spec.load(f"{trainer.ROOT}/model_specs/gpt-tiny.yaml", keys)
+
+
+def test_chunks_of_bf16_are_of_whole_terms(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of 4000 tokens 8 chunks of 500 in f32, in bf16 5 of 800, a multiple of 32; the checker
+    refuses others, and slices as well."""
+    keys = "train.sequence=500", "train.micro_batch=8", "train.global_batch=16"
+    assert rounds(planned("gpt2-124m", *keys)) == 8
+    assert rounds(planned("gpt2-124m", *keys, "train.precision=bf16")) == 5
+    sliced = spec.load(
+        f"{trainer.ROOT}/tests/data/sliced.yaml",
+        ["train.precision=bf16", "zero.stage3_max_live_parameters=16384"],
+    )
+    plans = (
+        planned("gpt-tiny", *HALVES, "train.head_chunk=32"),
+        search.find(sliced).plan,
+    )
+    monkeypatch.setitem(ops.TERMS, "bf16", 1024)
+    for p in plans:
+        with pytest.raises(CheckError, match="goes on with a sum behind"):
+            check.check(p)
 
 
 def test_a_biased_head_goes_in_one(tmp_path: pathlib.Path) -> None:

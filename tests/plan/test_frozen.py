@@ -568,7 +568,10 @@ def run(
 ) -> law.Result:
     family = str(way["family"])
     half = reader.load(str(law.path(family))).train.sequence
+    if way["precision"] == "bf16":
+        half = 32  # whose chunks are a multiple of 32
     keys = [
+        f"train.sequence={half}",
         match(family, str(way["frozen"]), key),
         "train.optimizer.clip=0",
         "train.micro_batch=2",

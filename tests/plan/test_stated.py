@@ -40,7 +40,12 @@ PLANS = {
     "gpt, all recomputed": ("gpt-tiny", *HALVES, "train.recompute=full"),
     "gpt, squared ReLU": ("gpt-tiny", *HALVES, SQUARED),
     "llama in slices": ("llama-tiny", *HALVES, *SLICED),
-    "llama in chunks": ("llama-tiny", *HALVES, "train.head_chunk=10"),
+    "llama in chunks": (
+        "llama-tiny",
+        *HALVES,
+        "train.sequence=64",
+        "train.head_chunk=32",
+    ),
     "llama, layers of their own": ("llama-tiny", *HALVES, LAYERS),
     "llama with adapters": ("llama-tiny", *HALVES, LORA),
     "gpt, packed": ("gpt-tiny", *HALVES, *PACKED),

@@ -20,7 +20,7 @@ from ..facts.kernels import (
     letters,
     value,
 )
-from ..facts.ops import SCALE
+from ..facts.ops import SCALE, TERMS
 from ..plan.operand import Arg, Index, Names, Operand, base
 from ..plan.plan import Call, Fn, Plan, Tensor
 from .kernels import CLASSES, UNITS
@@ -160,6 +160,8 @@ class Body:
             )
         if out.get("carry", self.round) != self.round:
             self.fail(call, f"carries on in round {self.round}")
+        if out.get("carry"):
+            self.goes_on(call, int(out["M"]))
         if call.kernel == "zk_cross_entropy":
             if (out["V"], out["rows"]) != (
                 self.p.head.vocab,
@@ -167,6 +169,14 @@ class Body:
             ):
                 self.fail(call, f"V is {out['V']} of {out['rows']} rows")
         return letters(out)
+
+    def goes_on(self, call: Call, terms: int) -> None:
+        """A sum of products of which so many terms were summed before."""
+        if terms % TERMS[self.p.head.real]:
+            self.fail(
+                call,
+                f"goes on with a sum behind {terms} terms in {self.p.head.real}",
+            )
 
     def bytes_of(self, type_: str) -> int:
         """Of an element."""

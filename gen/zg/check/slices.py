@@ -46,6 +46,7 @@ def call(b: Body, c: Call) -> None:
     begun, of = b.slices.open.pop(whole, (0, []))
     if at != begun or n <= 0 or N % n:
         b.fail(c, f"{n} of {N} rows from {at} on, after {begun}")
+    b.goes_on(c, at)
     is_: list[Any] = []
     end = at + n
     last = end == N

@@ -13,16 +13,17 @@ CHUNK, CHUNKS, VALUES = 256, 8, 8
 def rounds(spec: Spec, dims: Mapping[str, int], tied: bool, bias: bool) -> int:
     """In how many chunks the head goes through a micro-batch's tokens. Auto: in the fewest with
     which logits are no more than VALUES values of the model's width, as a block's backward holds
-    anyway; at most CHUNKS of at least CHUNK tokens; and only where logits are saved more than the
-    f32 sum of the weight's gradient takes that chunks need. Of the shape and the precision
-    alone."""
+    anyway; at most CHUNKS of at least CHUNK tokens, a multiple of the terms of a sum; and only
+    where logits are saved more than the f32 sum of the weight's gradient takes that chunks need. Of
+    the shape and the precision alone."""
     M, R, C = dims["M"], dims["R"], dims["C"]
     asked = spec.train.head_chunk
     if asked:
         return M // asked
     most = min(CHUNKS, max(1, M // CHUNK))
+    terms = ops.TERMS[spec.train.precision]
     for n in range(1, most + 1):
-        if M % n:
+        if M % n or n > 1 and M // n % terms:
             continue
         fewest = n
         if R <= n * VALUES * C:

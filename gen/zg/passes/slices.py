@@ -163,9 +163,10 @@ def _slices(spec: Spec, call: Call, t: Tensor, room: int) -> int:
     if call.kernel != "zk_linear_fwd" or call.args[-1] != ("number", 1):
         return 1
     full = spec.cluster.ranks * shard.unit(spec)
+    rows = max(ROWS, ops.TERMS[spec.train.precision])
     found = 1
     for n in range(2, MOST + 1):
-        if t.shape[0] % (n * ROWS) or t.elems % (n * full):
+        if t.shape[0] % (n * rows) or t.elems % (n * full):
             continue
         found = n
         if t.elems // n <= room:

@@ -15,7 +15,7 @@ from typing import get_args, get_type_hints
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from ..facts import kinds
+from ..facts import kinds, ops
 from . import dsconfig, dsjson, dswords, hf, old, usertext, yamltext
 from .keytypes import TOKEN
 from .node import (
@@ -337,16 +337,28 @@ def _chunk(keys: SpecKeys, root: Node, model: Model) -> None:
         keys.train.micro_batch * keys.train.sequence,
     )
     path = ("train", "head_chunk")
-    if m and rows % m:
-        near = _near(min(m, rows), lambda n: rows % n == 0)
+    terms = ops.TERMS[keys.train.precision]
+
+    def fits(m: int) -> bool:
+        return rows % m == 0 and (m == rows or m % terms == 0)
+
+    if m and not fits(m):
+        near = _near(min(m, rows), fits)
         raise fail(
             root,
             path,
-            f"chunks of {m} do not divide the {rows} tokens of a micro-batch",
+            f"chunks of {m} do not divide the {rows} tokens of a micro-batch"
+            if rows % m
+            else f"chunks of {m} tokens are no multiple of {terms}, the terms that "
+            f"{keys.train.precision} is summed by",
             f"auto, {' or '.join(str(n) for n in near if n <= rows)}",
         )
     if m and rows // m > CHUNKS:
-        n = next(n for n in range(CHUNKS, 0, -1) if rows % n == 0)
+        n = next(
+            n
+            for n in range(CHUNKS, 0, -1)
+            if rows % n == 0 and fits(rows // n)
+        )
         raise fail(
             root,
             path,

@@ -1,0 +1,56 @@
+/* pairs.c -- sums of bf16 products as AVX512_BF16 has them, one number after the other: of a pair the
+ * odd product is added first, each by one fused multiply-add to nearest; denormals are 0 before it
+ * and behind it, whatever MXCSR says.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+static float flushed(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; }
+
+static float widened(uint16_t x)
+{
+    uint32_t bits = (uint32_t)x << 16;
+    float y;
+    memcpy(&y, &bits, sizeof y);
+    return flushed(y);
+}
+
+static float step(float sum, uint16_t a, uint16_t b)
+{
+    return flushed(fmaf(widened(a), widened(b), flushed(sum)));
+}
+
+/* y[M,N] = a[M,K] . b[K,N]; what lies past an odd K is 0. odd_first 0: the other way round. */
+void pairs(float *y, const uint16_t *a, const uint16_t *b, int64_t M, int64_t N, int64_t K,
+           int odd_first)
+{
+    for (int64_t m = 0; m < M; m++)
+        for (int64_t n = 0; n < N; n++) {
+            float sum = 0;
+            for (int64_t k = 0; k < K + K % 2; k++) {
+                int64_t i = odd_first ? k ^ 1 : k;
+                sum = step(sum, i < K ? a[m * K + i] : 0, i < K ? b[i * N + n] : 0);
+            }
+            y[m * N + n] = sum;
+        }
+}
+
+/* sum[i] += a[i] . b[i], n pairs each */
+void modelled(float *sum, const uint16_t (*a)[2], const uint16_t (*b)[2], int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) sum[i] = step(step(sum[i], a[i][1], b[i][1]), a[i][0], b[i][0]);
+}
+
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+
+/* n is a multiple of 16. */
+void executed(float *sum, const uint16_t (*a)[2], const uint16_t (*b)[2], int64_t n)
+{
+    for (int64_t i = 0; i < n; i += 16) {
+        __m512bh x = (__m512bh)_mm512_loadu_si512(a + i), y = (__m512bh)_mm512_loadu_si512(b + i);
+        _mm512_storeu_ps(sum + i, _mm512_dpbf16_ps(_mm512_loadu_ps(sum + i), x, y));
+    }
+}
+#endif
