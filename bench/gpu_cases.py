@@ -231,6 +231,15 @@ SMALL = tuple(
         ("train.dropout=0.1", "cluster.ranks=1", "zero.stage=0"),
     ),
     Source(
+        "small-qknorm-whole",
+        "qwen3-tiny",
+        (
+            "model.units[1].ops[0].residual[1].attention.qk_norm=whole",
+            "cluster.ranks=1",
+            "zero.stage=0",
+        ),
+    ),
+    Source(
         "small-relu2",
         "gpt-tiny",
         (

@@ -295,6 +295,9 @@ class Bench:
         self.library.zk_close(self.context)
         for at in (self.room, self.space):
             self.device.free(at)
+        for mark in self.marks:
+            self.device.call("cudaEventDestroy", mark)
+        self.device.call("cudaStreamDestroy", self.stream)
 
     def fill(self, at: int, size: int, moments: bool = False) -> None:
         """with normal numbers of the program's type; moments: with the squares of such, in f32"""
@@ -454,6 +457,7 @@ def number(name: str, word: str, d: dict[str, int]) -> object:
         "count": 1,
         "total": 1,
         "mask": 0,
+        "place": 0,
         "block": 1,
         "stride": d.get("n", 0),
     }

@@ -281,8 +281,8 @@ void ZK(zk_rmsnorm_bwd)(zk *k, const zk_launch *L, real *dx, real *dw, const rea
     if (dw) zk_for(k, zk_pieces(C, WIDE), rms_columns_task, &a);
 }
 
-/* ---- RMS norm of runs of query and of key heads: a norm each, of rows that hold q, k and as much of
- * v as of k, which is copied */
+/* ---- RMS norm of runs of query and of key heads: a norm each, of rows that hold q, k and as much
+ * of v as of k, which is copied */
 static void copy_values(const norm *keys, int64_t m, const real *from)
 {
     int64_t size = keys->dtype == ZK_F32 ? 4 : 2, n = keys->heads * keys->C;

@@ -414,6 +414,7 @@ SLICED = (
 )
 ADAPTED = ("train.lora={rank: 4, alpha: 6}",)
 PACKED = ("data.documents=mask", "data.end=0")
+WHOLE = ("model.units[1].ops[0].residual[1].attention.qk_norm=whole",)
 SQUARED = (
     "model.units[1].ops[1].residual[2]={relu2: {}}",
     "train.dropout=0.1",
@@ -428,6 +429,7 @@ def programs() -> list[tuple[str, tuple[str, ...]]]:
         ("llama-tiny", SLICED),
         ("gpt-tiny", SQUARED),
         ("qwen3-tiny", ADAPTED),
+        ("qwen3-tiny", WHOLE),
         ("gpt-tiny", PACKED),
         ("llama-tiny", PACKED),
     ]

@@ -18,7 +18,7 @@ from ..facts import ops
 from ..facts.kernels import KERNELS, ROUND
 from ..graph import model
 from ..graph.graph import Body, Call, Graph, Kind, Part, Tensor, Value
-from ..plan.operand import Names
+from ..plan.operand import Names, whole
 from ..read.spec import Spec
 from . import shard
 
@@ -189,7 +189,7 @@ def _sliced(spec: Spec, body: Body, slices: dict[str, int]) -> Body:
             if not halves or c.kernel != "zk_slice_bwd_x":
                 continue
             dx, dy, w, M, N, K, *rest = c.args
-            n = int(M[1]) * int(K[1])
+            n = whole(M[1]) * whole(K[1])
             summed = Value(f"{dx[1]}.sum", "f32", n)
             sums.append(summed)
             total = ("value", summed.name)
@@ -222,7 +222,7 @@ def _slice(call: Call, slices: int) -> Call:
     ), call
     is_ |= {
         "at": ("int", "at"),
-        "n": ("number", int(is_["N"][1]) // slices),
+        "n": ("number", whole(is_["N"][1]) // slices),
     }
     return replace(
         call, kernel=row.name, args=tuple(is_[name] for name in row.at)
@@ -246,5 +246,5 @@ def _parts(body: Body, flats: dict[str, tuple[str, int]]) -> Iterator[Part]:
     for number, (calls, _, n) in enumerate(runs):
         rows = 0
         if n > 1:
-            rows = int(calls[0].args[-1][1])
+            rows = whole(calls[0].args[-1][1])
         yield Part(tuple(calls), number, n, rows)
