@@ -357,7 +357,7 @@ def show(folder: Path) -> int:
     return bad
 
 
-# ---- verify: the checksum is that of zr_weights.c, sum_of
+# ---- verify: the checksum is that of zr_sum.h
 
 FIRST, SECOND = 0x9E3779B97F4A7C15, np.uint64(0xBF58476D1CE4E5B9)
 KEYS = np.arange(1, CHUNK + 1, dtype=np.uint64) * np.uint64(FIRST)

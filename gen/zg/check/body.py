@@ -245,10 +245,12 @@ class Body:
         where, at = self.place(call, arg, size)
         values = self.held.get(where, [])
         for v in values[met(values, at, at + size)]:
-            if (v.lo, v.hi, v.type) == (at, at + size, kind):
-                v.used = True
-                self.of |= {v.made[0]} if where == "tmp" else set()
-                return v.made
+            if (v.lo, v.hi, v.type) != (at, at + size, kind):
+                continue
+            v.used = True
+            if where == "tmp":
+                self.of.add(v.made[0])
+            return v.made
         self.fail(call, f"{arg}: no value of {size} bytes of {kind} is there")
 
     def done(self, v: Value) -> bool:
@@ -424,11 +426,11 @@ class Body:
 
     def kept(self, call: Call, arg: Arg, f: Formal, elems: int) -> None:
         """An operand that lies in a class of its own."""
-        cls, size = CLASSES[f.name], elems * self.bytes_of(f.type)
+        cls = CLASSES[f.name]
+        size = elems * self.bytes_of(f.type)
         from_ = {"targets": self.round * size, "ctl": SCALE}.get(cls, 0)
-        if base(arg).partition(".")[0] != cls or arg != Operand(
-            base(arg), from_
-        ):
+        name = base(arg)
+        if name.partition(".")[0] != cls or arg != Operand(name, from_):
             self.fail(call, f"{arg} is not {cls}")
         self.place(call, arg, size)
 

@@ -256,8 +256,7 @@ def _schedule(name: str, phases: tuple[Phase, ...], most: float) -> None:
 
 @refusing
 def _flats(p: Plan) -> None:
-    """One group has all ranks. Shards cover their flats; tensors lie apart, with shapes of parts
-    and their own keys."""
+    """One group has all ranks. Flats have names of their own, and what they hold of tensors."""
     flats = {f.name: f for f in p.flats}
     if [(g.name, g.ranks) for g in p.groups] != [("all", p.head.ranks)]:
         raise CheckError(f"groups are {[g.name for g in p.groups]}")
@@ -266,38 +265,45 @@ def _flats(p: Plan) -> None:
     used: dict[str, list[tuple[int, int]]] = {f: [] for f in flats}
     for t in p.tensors:
         _tensor(p, t, flats)
-        used[t.flat] += [
-            (
-                t.offset + i * t.offset_step,
-                math.prod(t.shape) // max(1, t.flat_step),
-            )
-            for i in range(1 if t.flat_step else t.count)
-        ]
+        n = math.prod(t.shape) // max(1, t.flat_step)
+        for i in range(1 if t.flat_step else t.count):
+            used[t.flat].append((t.offset + i * t.offset_step, n))
     for name, spans in used.items():
-        if (
-            len({t.frozen for t in p.tensors if t.flat == name}) > 1
-        ):  # an update is of all
-            raise CheckError(f"flat {name} trains in part")
-        end = 0
-        for at, n in sorted(spans):
-            if at < end or at % 1024:
-                raise CheckError(
-                    f"flat {name}: tensors overlap at element {at}"
-                )
-            end = at + n
-        f = flats[name]
-        if (
-            f.elems != -(-end // 1024) * 1024
-            or f.elems > f.shard * p.head.ranks
-            or f.shard % 1024
-        ):
-            raise CheckError(
-                f"flat {name}: {end} elements do not fit its shards"
-            )
+        _spans(p, flats[name], sorted(spans))
+    _own_names(p)
+    if p.head.params != sum(t.count * t.elems for t in p.tensors):
+        raise CheckError("the tensors are not all parameters")
+    for f in p.flats:
+        if p.head.ranks > 1:  # else all have the same
+            _shared(p, f)
+
+
+def _spans(p: Plan, f: Flat, spans: list[tuple[int, int]]) -> None:
+    """A flat's tensors, of which each has n elements from `at` on, lie apart, and its shards cover
+    them."""
+    frozen = {t.frozen for t in p.tensors if t.flat == f.name}
+    if len(frozen) > 1:  # an update is of all
+        raise CheckError(f"flat {f.name} trains in part")
+    end = 0
+    for at, n in spans:
+        if at < end or at % 1024:
+            raise CheckError(f"flat {f.name}: tensors overlap at element {at}")
+        end = at + n
+    if (
+        f.elems != -(-end // 1024) * 1024
+        or f.elems > f.shard * p.head.ranks
+        or f.shard % 1024
+    ):
+        raise CheckError(
+            f"flat {f.name}: {end} elements do not fit its shards"
+        )
+
+
+def _own_names(p: Plan) -> None:
+    """Tensors have keys and names of their own, in the plan and in the weights' file."""
     keys = [t.key + i * t.key_step for t in p.tensors for i in range(t.count)]
-    if sorted(keys) != list(range(len(keys))) or len(
-        {t.name for t in p.tensors}
-    ) != len(p.tensors):
+    distinct = {t.name for t in p.tensors}
+    if sorted(keys) != [*range(len(keys))] or len(distinct) < len(p.tensors):
         raise CheckError("tensors do not have names and keys of their own")
     names = [
         ops.layer(part.rpartition("=")[0], i)
@@ -307,11 +313,6 @@ def _flats(p: Plan) -> None:
     ]
     if len(set(names)) < len(names):
         raise CheckError("two tensors have one name in the weights' file")
-    if p.head.params != sum(t.count * t.elems for t in p.tensors):
-        raise CheckError("the tensors are not all parameters")
-    for f in p.flats:
-        if p.head.ranks > 1:  # else all have the same
-            _shared(p, f)
 
 
 def _shared(p: Plan, f: Flat) -> None:

@@ -582,10 +582,12 @@ class Effects(Moves):
     def zk_rope_table(
         self, table: Place, freq: str, T: Number, D: Number
     ) -> None:
-        rows = {f"freq.{n}": t for n, t in enumerate(self.p.tables)}
+        rows = {}
+        for n, t in enumerate(self.p.tables):
+            rows[f"freq.{n}"] = t
         row = rows.get(freq)
-        positions = self.p.head.sequence
-        if not row or (T.n, D.n) != (positions, row.head):
+        said = T.n, D.n
+        if not row or said != (self.p.head.sequence, row.head):
             self.fail(f"turns by {freq} of {T.n} positions, heads of {D.n}")
         made = Run(Table(row.name))
         self.writes(table, 4 * T.n * D.n, made)

@@ -48,10 +48,12 @@ def joined(pieces: list[Piece]) -> list[Piece]:
     """Neighbours that go on with each other's array are one piece."""
     out: list[Piece] = []
     for a, b, run in sorted(pieces):
-        if out and out[-1][1] == a and out[-1][2].after(a - out[-1][0]) == run:
-            out[-1] = (out[-1][0], b, out[-1][2])
-        else:
-            out.append((a, b, run))
+        if out:
+            first, end, held = out[-1]
+            if end == a and held.after(a - first) == run:
+                out[-1] = (first, b, held)
+                continue
+        out.append((a, b, run))
     return out
 
 

@@ -106,9 +106,13 @@ def _calls(
 
 def _drawn(b: Body, first: int) -> int:
     """How many calls forward of a unit draw random numbers; first: the place of the first."""
-    calls = (c for c in b.calls_of() if not backward(c.kernel, c.args))
-    found = [a for c in calls for a in c.args if isinstance(a, Index)]
-    want = [Index(len(found), 0, first + n) for n in range(len(found))]
+    found: list[Arg] = []
+    for c in b.calls_of():
+        if backward(c.kernel, c.args):
+            continue
+        found += [a for a in c.args if isinstance(a, Index)]
+    places = range(first, first + len(found))
+    want = [Index(len(found), 0, place) for place in places]
     if found != want:
         b.fail(None, f"draws at {_told(found)}, not at {_told(want)}")
     return len(found)

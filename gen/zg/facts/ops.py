@@ -62,13 +62,22 @@ def _call(line: str) -> str:
 
 def _op(name: str, fwd: str, *bwd: str) -> Op:
     kernel, *words = _words(fwd)
-    both = list(zip(KERNELS[kernel].formals, words, strict=True))
-    ins = tuple(
-        word for f, word in both if f.mode == "<" and word not in GIVEN
+    ins, params, outs = [], [], []
+    for f, word in zip(KERNELS[kernel].formals, words, strict=True):
+        if f.mode == "<" and word not in GIVEN:
+            ins.append(word)
+        elif f.mode == "@":
+            params.append(word)
+        elif f.mode == ">" and not f.optional:
+            outs.append(f)
+    return Op(
+        name,
+        tuple(ins),
+        tuple(params),
+        tuple(outs),
+        _call(fwd),
+        tuple(map(_call, bwd)),
     )
-    params = tuple(word for f, word in both if f.mode == "@")
-    outs = tuple(f for f, word in both if f.mode == ">" and not f.optional)
-    return Op(name, ins, params, outs, _call(fwd), tuple(map(_call, bwd)))
 
 
 _ROWS = (

@@ -14,8 +14,12 @@ def spelt(root: Node) -> Iterator[str]:
     """Changes old spellings in a spec to the new ones; a note of each."""
     for key, words in _VALUES.items():
         above = root.at(key[:-1]).value
-        node = above.get(key[-1]) if isinstance(above, dict) else None
-        if node and isinstance(node.value, str) and node.value in words:
-            new = words[node.value]
+        if not isinstance(above, dict):
+            continue
+        node = above.get(key[-1])
+        if not node or not isinstance(node.value, str):
+            continue
+        new = words.get(node.value)
+        if new:
             yield f"{node.where}: {dotted(key)}: {node.value} is {new} now"
             node.value = new

@@ -5,7 +5,7 @@ What a unit holds is read by shapes.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -133,17 +133,31 @@ def _grouped(walk: Walk, at: Place, groups: Sequence[Group]) -> Iterator[str]:
 def _adapted(walk: Walk, at: Place, logits: Mapping[str, Any]) -> None:
     """Every name of train.lora.match is that of a linear of blocks, and of nothing else. logits:
     what the spec says of the linear that makes them."""
-    e, tied = walk.model.embedding, logits["tied"]
+    tied = logits["tied"]
     head = f"is the head, which is tied to {tied}" if tied else "is the head"
     others = dict.fromkeys(logits["name"] or ("lm_head",), head)
-    others |= {n: "is an embedding" for n in (e.tokens, e.positions) if n}
-    known = sorted({name.rpartition(".")[2] for name in walk.linears})
+    e = walk.model.embedding
+    for name in (e.tokens, e.positions):
+        if name:
+            others[name] = "is an embedding"
+    known = {name.rpartition(".")[2] for name in walk.linears}
     for i, word in enumerate(walk.match):
-        wrong = next((w for n, w in others.items() if ends(n, [word])), "")
-        if not wrong and not any(ends(name, [word]) for name in walk.linears):
-            wrong = "names no linear"
+        wrong = _wrong(word, walk.linears, others)
         if wrong:
-            raise (at / i).fail(f"'{word}' {wrong}", ", ".join(known))
+            raise (at / i).fail(f"'{word}' {wrong}", ", ".join(sorted(known)))
+
+
+def _wrong(
+    word: str, linears: Iterable[str], others: Mapping[str, str]
+) -> str:
+    """Of a word of train.lora.match; others: what names are that are no linear's of blocks."""
+    for name, what in others.items():
+        if ends(name, [word]):
+            return what
+    for name in linears:
+        if ends(name, [word]):
+            return ""
+    return "names no linear"
 
 
 def named(keys: SpecKeys) -> Lora | None:

@@ -86,8 +86,13 @@ def _require(spec: Spec, p: plan.Plan) -> None:
 def _where(p: plan.Plan) -> str:
     """What of the device's memory is what, where that is no plain arena."""
     most = max(p.head.targets, key=lambda t: reserve.device(p, t))
-    beside = reserve.device(p, most) - p.arena(most)
-    of = [f"target {most}"] if len(p.head.targets) > 1 else []
+    arena = p.arena(most)
+    beside = reserve.device(p, most) - arena
+    said = []
+    if len(p.head.targets) > 1:
+        said.append(f"target {most}")
     if beside:
-        of.append(f"arena {p.arena(most):,} and about {beside:,} beside it")
-    return f" ({': '.join(of)})" if of else ""
+        said.append(f"arena {arena:,} and about {beside:,} beside it")
+    if not said:
+        return ""
+    return f" ({': '.join(said)})"

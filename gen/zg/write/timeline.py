@@ -240,8 +240,10 @@ def _label(bar: Bar, room: float, many: set[str]) -> str:
     unit = bar.step.unit
     kind, _, number = unit.rstrip("]").partition("[")
     short = number if kind in many else kind
-    every = (name, f"{part} {unit}", unit, short)
-    return next((x for x in every if len(x) * LETTER <= room), "")
+    for label in (name, f"{part} {unit}", unit, short):
+        if len(label) * LETTER <= room:
+            return label
+    return ""
 
 
 def _text(
@@ -300,9 +302,14 @@ def _causes(
         if b.cause is None:
             continue
         from_ = bars[b.cause]
-        one, two = at[from_.step.queue], at[b.step.queue]
-        y1, y2 = (one + HEIGHT, two) if one < two else (one, two + HEIGHT)
-        x1, x2 = (LEFT + t * scale for t in (from_.end, b.begin))
+        y1 = at[from_.step.queue]
+        y2 = at[b.step.queue]
+        if y1 < y2:
+            y1 += HEIGHT
+        else:
+            y2 += HEIGHT
+        x1 = LEFT + from_.end * scale
+        x2 = LEFT + b.begin * scale
         yield f'<path d="M{x1:.3f} {y1}L{x2:.3f} {y2}"/>'
 
 

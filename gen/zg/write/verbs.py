@@ -316,12 +316,13 @@ class _Cut:
 
 def _cut(hop: Hop, waits: int, recs: int) -> _Cut:
     """The verb has so many of the last waits, and of the first records."""
-    given, made = hop[0].waits, hop[-1].recs
+    given = hop[0].waits
+    made = hop[-1].recs
     at = len(given) - waits
-    first = replace(hop[0], waits=given[at:])
-    *others, last = (first, *hop[1:])
-    inside = (*others, replace(last, recs=made[:recs]))
-    return _Cut(inside, given[:at], made[recs:])
+    steps = list(hop)
+    steps[0] = replace(steps[0], waits=given[at:])
+    steps[-1] = replace(steps[-1], recs=made[:recs])
+    return _Cut(tuple(steps), given[:at], made[recs:])
 
 
 def _waits(hop: Hop, last: Names) -> bool:
