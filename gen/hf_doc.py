@@ -76,7 +76,7 @@ def text() -> str:
         (
             table(),
             textwrap.fill(one, 100, break_on_hyphens=False),
-            named("Taken as 0, with a note", hf.DROPOUTS),
+            named("Not taken, with a note", hf.DROPOUTS),
             named("Without effect on training", hf.FREE),
         )
     )

@@ -153,11 +153,12 @@ static int distance(const char *a, size_t n, const char *b)
     return row[n];
 }
 
-/* Of at most two letters' difference, rather one with the same first letter; or NULL */
+/* Of at most two letters' difference and less than half, rather one with the same first letter; or
+ * NULL */
 static const char *nearest_option(const char *name, size_t length)
 {
     const char *found = NULL;
-    int least = 6;
+    int least = smaller(6, (int)length);
     for (size_t i = 0; i < offered(); i++) {
         int other = strncmp(name, options[i].name, strlen("--x")) != 0;
         int far = 2 * distance(name, length, options[i].name) + other;

@@ -1,6 +1,6 @@
 /* pairs.c -- sums of bf16 products as AVX512_BF16 has them, one number after the other: of a pair the
- * odd product is added first, each by one fused multiply-add to nearest; denormals are 0 before it
- * and behind it, whatever MXCSR says.
+ * odd product is added first, each by one fused multiply-add to nearest; denormals are 0 before it,
+ * and behind it what is below the least normal number as if exponents went on, whatever MXCSR says.
  */
 #include <math.h>
 #include <stdint.h>
@@ -16,9 +16,19 @@ static float widened(uint16_t x)
     return flushed(y);
 }
 
+/* a * b + sum of numbers below 1, rounded where exponents go on below: 2^64 times as large */
+static float far_fused(float a, float b, float sum)
+{
+    float *small = fabsf(a) < fabsf(b) ? &a : &b;
+    *small *= 0x1p64f;
+    float large = fmaf(a, b, sum * 0x1p64f);
+    return fabsf(large) < 0x1p-62f ? copysignf(0, large) : large * 0x1p-64f;
+}
+
 static float step(float sum, uint16_t a, uint16_t b)
 {
-    return flushed(fmaf(widened(a), widened(b), flushed(sum)));
+    float x = widened(a), y = widened(b), s = flushed(sum);
+    return fabsf(x * y) < 1 && fabsf(s) < 1 ? far_fused(x, y, s) : fmaf(x, y, s);
 }
 
 /* y[M,N] = a[M,K] . b[K,N]; what lies past an odd K is 0. odd_first 0: the other way round. */

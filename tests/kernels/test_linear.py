@@ -436,13 +436,15 @@ def test_bf16_goes_by_pairs(
 
 
 # Exponents of operands and of the sum before: common ones, all, products next to the least normal
-# number, next to the greatest, operands next to 0
+# number, next to the greatest, operands next to 0, products that round a sum across the least
+# normal number
 EXPONENTS = [
     ((117, 137), (117, 137), (117, 137)),
     ((0, 256), (0, 256), (0, 256)),
     ((60, 68), (60, 68), (0, 4)),
     ((188, 194), (188, 194), (250, 255)),
     ((0, 3), (120, 123), (0, 4)),
+    ((44, 54), (55, 59), (1, 2)),
 ]
 
 

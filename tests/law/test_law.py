@@ -133,7 +133,7 @@ def ways(micro_batches: int, *kinds: str) -> list[dict]:
             + law.covering(STAGE_3 | {"kind": kinds}, 2)
             + law.covering(OFFLOADED | {"kind": kinds}, 4)
         )
-    return law.covering(ANY_STAGE | {"ranks": [1, 2, 4, 8], "kind": kinds}, 6)
+    return law.covering(ANY_STAGE | {"ranks": [1, 2, 4, 8], "kind": kinds}, 1)
 
 
 def recipe(precision: str, micro_batches: int) -> list[str]:

@@ -141,8 +141,8 @@ def with_errors(rng: np.random.Generator) -> Callable:
         row = np.abs(g).max(-1, keepdims=True) * (g != 0)
         return g + GRADIENT * row * rng.uniform(-1, 1, g.shape)
 
-    def gradients(*args) -> tuple[float, int, oracle.Arrays]:
-        loss, valid, grads = oracle.gradients(*args)
+    def gradients(*args, **named) -> tuple[float, int, oracle.Arrays]:
+        loss, valid, grads = oracle.gradients(*args, **named)
         return loss, valid, {name: disturb(g) for name, g in grads.items()}
 
     return gradients

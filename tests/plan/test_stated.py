@@ -14,6 +14,7 @@ from zg.check import check
 from zg.check.kernels import UNITS
 from zg.check.stated import OF_CALLS
 from zg.facts.kernels import BACK, FORWARD, KERNELS, kernel
+from zg.plan.operand import Arg, Index
 from zg.plan.plan import Call, Plan
 from zg.plan.recipe import Stated, Turn
 
@@ -38,7 +39,12 @@ HALVES = ("targets=[cpu]", "train.precision=bf16")
 PLANS = {
     "gpt": ("gpt-tiny", *HALVES),
     "gpt, all recomputed": ("gpt-tiny", *HALVES, "train.recompute=full"),
-    "gpt, squared ReLU": ("gpt-tiny", *HALVES, SQUARED),
+    "gpt, squared ReLU, dropout": (
+        "gpt-tiny",
+        *HALVES,
+        SQUARED,
+        "train.dropout=0.1",
+    ),
     "llama in slices": ("llama-tiny", *HALVES, *SLICED),
     "llama in chunks": (
         "llama-tiny",
@@ -50,6 +56,11 @@ PLANS = {
     "llama with adapters": ("llama-tiny", *HALVES, LORA),
     "gpt, packed": ("gpt-tiny", *HALVES, *PACKED),
     "qwen": ("qwen3-tiny", *HALVES),
+    "qwen, norms of whole rows": (
+        "qwen3-tiny",
+        *HALVES,
+        "model.units[1].ops[0].residual[1].attention.qk_norm=whole",
+    ),
     "qwen, packed": ("qwen3-tiny", *HALVES, *PACKED),
 }
 
@@ -110,6 +121,12 @@ def test_all_of_a_plan_is_proven() -> None:
 WAYS = (lambda v: v + 1, lambda v: v - 1, lambda v: 2 * v, lambda v: -v)
 
 
+def other_word(was: Arg, how: Callable) -> Arg:
+    if isinstance(was, Index):
+        return replace(was, at=how(was.at))
+    return 0 if isinstance(was, str) else how(was)
+
+
 def everywhere(p: Plan, at: dict[str, int], how: Callable) -> Plan:
     """A number changed in all calls of units, their launches too; at: its place in kernels."""
 
@@ -117,13 +134,8 @@ def everywhere(p: Plan, at: dict[str, int], how: Callable) -> Plan:
         place = at.get(c.kernel)
         if place is None:
             return c
-        was = c.args[place]
-        return replace(
-            c,
-            args=mutants.put(
-                c.args, place, 0 if isinstance(was, str) else how(was)
-            ),
-        )
+        other = other_word(c.args[place], how)
+        return replace(c, args=mutants.put(c.args, place, other))
 
     fns = tuple(
         replace(fn, calls=tuple(map(one, fn.calls)))

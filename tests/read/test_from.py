@@ -222,8 +222,8 @@ def test_dropout_is_told(tmp_path: pathlib.Path) -> None:
     there = folder(tmp_path, {**GPT2, "resid_pdrop": 0.1})
     notes = spec.load(None, (), None, there).notes
     for said in (
-        "attn_pdrop: 0.1 is taken as 0: attention has none",
-        "resid_pdrop: 0.1 is taken as 0: say train.dropout",
+        "attn_pdrop: 0.1 is not taken: there is no attention dropout",
+        "resid_pdrop: 0.1 is not taken: train.dropout sets it",
     ):
         assert any(note.endswith(said) for note in notes)
 

@@ -6,6 +6,7 @@ kernels n, the most elements of any such call), `target` ("sm_90" ...) and `real
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ..plan.operand import Ints
@@ -76,11 +77,14 @@ def each_row(M: int, C: int, real: int, most: int = 256) -> Grid:
 PLAIN = 512  # threads of a team that keeps none
 
 
-def team(C: int, real: int, most: int = 256) -> tuple[int, int]:
+def team(
+    C: int, real: int, most: int = 256, beside: int = 0
+) -> tuple[int, int]:
     """Threads and packs of one, as norm.cu wants them; a block of `most` threads has the registers,
-    a processor those of two."""
-    packs = C // packed(C, real)
-    if packed(C, real) == 1 or packs > 4 * most:
+    a processor those of two. beside: rows of so many are normed by the same launch."""
+    width = packed(math.gcd(C, beside), real)
+    packs = C // width
+    if width == 1 or packs > 4 * most:
         return min(PLAIN, up(packs)), 0
     if packs <= WARP:
         return 1 << (packs - 1).bit_length(), 1
@@ -92,8 +96,10 @@ def teams(threads: int, packs: int) -> int:
     return 128 // threads if packs and threads <= WARP else 1
 
 
-def norm_fwd(runs: int, C: int, real: int, kinds: int = 1) -> How:
-    threads, packs = team(C, real)
+def norm_fwd(
+    runs: int, C: int, real: int, kinds: int = 1, beside: int = 0
+) -> How:
+    threads, packs = team(C, real, beside=beside)
     n = teams(threads, packs)
     return run(
         Grid(-(-runs // n), kinds, 1, n * threads, 0), tile=(threads, packs, 0)
@@ -108,10 +114,11 @@ def norm_bwd(
     lines: int,
     kinds: int = 1,
     most: int = 256,
+    beside: int = 0,
 ) -> How:
     """Eight runs a team or more: sums are small beside them. Folding: 32 columns a block, and as
     many rows of threads as there are blocks' sums, up to 32."""
-    threads, packs = team(C, real, most)
+    threads, packs = team(C, real, most, beside)
     n = teams(threads, packs)
     block = n * threads
     blocks = min(

@@ -148,10 +148,10 @@ _ROWS = (
          "stat<f32:M*(H+G) wq@real:D wk@real:D scratch$f32:2*D*(1+M) M H G D",
          "norm_bwd(M*max(H, G), D, real, target, 2, 3)", of="zk_qknorm_fwd"),
     _row("zk_qknorm_whole_fwd", "y>real:M*E stat>f32&:M*2 in<real:M*E wq@real:H*D wk@real:G*D "
-         "M H! G! D! eps.", "norm_fwd(M, H*D, real, 3)"),
+         "M H! G! D! eps.", "norm_fwd(M, H*D, real, 3, G*D)"),
     _row("zk_qknorm_whole_bwd", "din>real:M*E dwq^real?:H*D dwk^real?:G*D dy<real:M*E in<real:M*E "
          "stat<f32:M*2 wq@real:H*D wk@real:G*D M H G D",
-         "norm_bwd(M, H*D, real, target, 2, 3)", of="zk_qknorm_whole_fwd"),
+         "norm_bwd(M, H*D, real, target, 2, 3, beside=G*D)", of="zk_qknorm_whole_fwd"),
 
     _row("zk_linear_fwd", "y>real:M*N x<real:M*K w@real:N*K b@real?:N M N K layout!",
          "run(space=GEMM)", flops="2*M*N*K", task=0),

@@ -168,8 +168,12 @@ class _Config:
                 )
         dropouts = {key: self.get(key) for key in DROPOUTS}
         return tuple(
-            f"{node.where}: {key}: {shown(node.value)} is taken as 0: "
-            + ("attention has none" if "att" in key else "say train.dropout")
+            f"{node.where}: {key}: {shown(node.value)} is not taken: "
+            + (
+                "there is no attention dropout"
+                if "att" in key
+                else "train.dropout sets it"
+            )
             for key, node in dropouts.items()
             if node.value
         )
@@ -284,7 +288,13 @@ class _Config:
         """Of a model that has windows: by layer_types, else behind the first max_window_layers."""
         types = self.get("layer_types").plain()
         if types is None:
-            first = self.get("max_window_layers").value or 0
+            node = self.get("max_window_layers")
+            first = node.value or 0
+            if type(first) is not int or first < 0:
+                said = f"is {shown(node.value)}"
+                raise self.fail(
+                    "max_window_layers", said, "a whole number from 0, or null"
+                )
             return [n >= first for n in range(layers)]
         if (
             not isinstance(types, list)
