@@ -106,7 +106,7 @@ def test_gradients(tmp_path: pathlib.Path, name: str) -> None:
     "name,precision", [("gpt", "bf16"), ("llama", "f32"), ("qwen3", "f16")]
 )
 def test_law(tmp_path: pathlib.Path, name: str, precision: str) -> None:
-    """All ways have one hash; another share and none have others."""
+    """All ways have one hash; another share and none have others. With documents, too."""
     trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 40 * 8 * 3 + 1))
 
     def run(*keys: str) -> law.Result:
@@ -124,6 +124,8 @@ def test_law(tmp_path: pathlib.Path, name: str, precision: str) -> None:
     assert others[0].steps != others[1].steps
     (one,) = found
     assert one.weights not in {r.weights for r in others}
+    packed = {run(DROP, *law.PACKED, *way) for way in ways[:2]}
+    assert len(packed) == 1 and packed != found
 
 
 STILL = ("train.optimizer.lr=0", "train.schedule={type: constant}")

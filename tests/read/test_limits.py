@@ -45,7 +45,7 @@ def refused(name: str, *sets: str) -> str:
             "llama3-405b",
             "train.head_chunk",
             1,
-            (),
+            ("train.precision=f16",),
             r"chunks of 1 cut the 8192 tokens of a micro-batch into 8192, more than 1024; "
             r"allowed: auto, or at least (8)$",
         ),
