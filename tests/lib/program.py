@@ -286,7 +286,9 @@ def wait_for_step(running: subprocess.Popen[str], step: int) -> str:
     line = running.stderr.readline()
     while USUAL.match(line) and not line.startswith("step "):
         line = running.stderr.readline()
-    assert line.startswith(f"step {step}/"), line
+    if not line.startswith(f"step {step}/"):
+        running.kill()
+        pytest.fail(line)
     return line
 
 

@@ -326,6 +326,9 @@ def test_a_window(tmp_path: pathlib.Path) -> None:
     assert windows(folder(tmp_path, some | {"layer_types": types})) == {512}
     said = wrong(tmp_path, on | {"layer_types": types[1:]})
     assert "layer_types: is a list; allowed: 28 of full_attention" in said
+    for key in ("use_sliding_window", "max_window_layers"):
+        said = wrong(tmp_path, on | {key: "x"})
+        assert f"{key}: is 'x'; allowed: " in said
 
 
 def test_the_end_of_documents(tmp_path: pathlib.Path) -> None:

@@ -256,7 +256,7 @@ def _schedule(name: str, phases: tuple[Phase, ...], most: float) -> None:
 
 @refusing
 def _flats(p: Plan) -> None:
-    """One group has all ranks. Flats have names of their own, and what they hold of tensors."""
+    """One group has all ranks. Flats and tensors have their own names; all parameters are there."""
     flats = {f.name: f for f in p.flats}
     if [(g.name, g.ranks) for g in p.groups] != [("all", p.head.ranks)]:
         raise CheckError(f"groups are {[g.name for g in p.groups]}")

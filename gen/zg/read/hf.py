@@ -271,7 +271,7 @@ class _Config:
         layers = self.number(self.family.sizes[0])
         node = self.get("sliding_window")
         usual, switch = self.family.usual, "use_sliding_window"
-        off = switch in usual and not self.get(switch).value
+        off = switch in usual and not self.switched(switch)
         if node.value is None or off:
             return [False] * layers
         if "sliding_window" not in usual:
@@ -283,6 +283,13 @@ class _Config:
                 "sliding_window", said, "a whole number from 1, or null"
             )
         return self.by_layer(layers)
+
+    def switched(self, key: str) -> bool:
+        node = self.get(key)
+        if node.value not in (True, False, None):
+            said = f"is {shown(node.value)}"
+            raise self.fail(key, said, "true, false or null")
+        return bool(node.value)
 
     def by_layer(self, layers: int) -> list[bool]:
         """Of a model that has windows: by layer_types, else behind the first max_window_layers."""
