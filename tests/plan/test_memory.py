@@ -160,13 +160,14 @@ def test_two_threads_take_no_more_than_16_mib_beside_the_arena(
 @pytest.mark.slow
 @pytest.mark.alone
 def test_more_ranks_take_less_each(tmp_path: pathlib.Path) -> None:
-    """By what the plans say, within 128 KiB: what is beside the arena hardly changes with ranks."""
+    """By what the plans say, within 192 KiB: where there are peers, there is a queue more, whose
+    ring of commands takes 156."""
     found = [
         taken(tmp_path, "large", ranks, "--threads", 1) for ranks in (1, 2, 4)
     ]
     for a, b in itertools.pairwise(found):
         assert b.arena < 0.7 * a.arena
-        assert abs(a.rest - b.rest) <= 128, found
+        assert abs(a.rest - b.rest) <= 192, found
 
 
 @pytest.mark.alone
