@@ -57,6 +57,7 @@ def sooner(p: Plan, cls: str) -> Plan:
     return mutants.changed(p, section, next(way for way in ways if way))
 
 
+@pytest.mark.slow
 def test_these_are_all_that_die() -> None:
     kinds = {cls.partition(".")[0] for cls in CLASSES}
     dying = {

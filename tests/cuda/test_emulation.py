@@ -185,6 +185,7 @@ def test_kernels_run_as_on_a_gpu(name: str, order: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(
     "name,said",
@@ -369,6 +370,7 @@ RACES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("case,one,other", RACES)
 def test_a_race_is_found_in_every_order(

@@ -10,7 +10,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS / "lib"), str(TESTS.parent / "gen")]
 
 from files import READERS, build
 
@@ -19,6 +20,6 @@ if __name__ == "__main__":
         sys.exit(__doc__)
     _, name, mutants, *more = sys.argv
     with tempfile.TemporaryDirectory() as folder:
-        fuzzer = build(f"fuzz/{name}.c", Path(folder))
+        fuzzer = build(f"fuzz/{name}.c")
         words = [fuzzer, folder, mutants, *(more or ["1000000"])]
         sys.exit(subprocess.run(words).returncode)

@@ -116,6 +116,7 @@ def test_functions_of_floats(name: str, low: float, high: float) -> None:
         )
 
 
+@pytest.mark.slow
 def test_square_roots_are_ieee() -> None:
     x = floats(0, 4)
     with np.errstate(all="ignore"):
@@ -179,6 +180,7 @@ def test_functions_of_doubles(name: str) -> None:
 # ---- bf16
 
 
+@pytest.mark.slow
 def test_bf16_rounds_to_nearest_even() -> None:
     x = floats(-1, 1)
     ties = ((np.arange(2**16, dtype=np.uint32) << 16) + 0x8000).view(
@@ -191,6 +193,7 @@ def test_bf16_rounds_to_nearest_even() -> None:
     assert (np.isnan(zk.from_bf16(found)) == np.isnan(x)).all()
 
 
+@pytest.mark.slow
 def test_bf16_widens_exactly() -> None:
     x = np.arange(2**16).astype(np.uint16)
     assert agreed("both", x, np.float32).tobytes() == zk.from_bf16(x).tobytes()

@@ -102,6 +102,7 @@ def test_gradients(tmp_path: pathlib.Path, name: str) -> None:
 # ---- bits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name,precision", [("gpt", "bf16"), ("llama", "f32"), ("qwen3", "f16")]
 )

@@ -454,6 +454,7 @@ def test_f16_follows_f32(tmp_path: pathlib.Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_deepspeed_config(tmp_path: pathlib.Path) -> None:
     """Stage 2, the optimizer on the host, fp16: generated, trained, and skipped steps are told."""
     config = {

@@ -412,6 +412,7 @@ def test_one_hash_in_brief(
     agree({str(way): b.run(way, *keys) for way in some})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", law.FAMILIES)
 def test_documents_change_bits_where_they_end(
     tmp_path: pathlib.Path, family: str
@@ -616,6 +617,7 @@ SLOW_BUT_GPT = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", SLOW_BUT_GPT)
 def test_initial_weights(tmp_path: pathlib.Path, family: str) -> None:
     """depend on the seed, and on nothing else"""

@@ -518,6 +518,7 @@ def test_activations_of_all_micro_batches_are_refused() -> None:
 # ---- a step that is skipped leaves everything as it was, in bf16 too
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 def test_skipped_steps(tmp_path: pathlib.Path, precision: str) -> None:
     """The third of five steps has no target at all."""

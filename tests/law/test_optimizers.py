@@ -115,6 +115,7 @@ def lawful(folder: pathlib.Path, family: str, *recipe: str) -> set[law.Result]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_law(tmp_path: pathlib.Path, name: str, precision: str) -> None:

@@ -287,6 +287,7 @@ def test_one_hash_on_the_emulated_gpu(
     ] == [want] * len(WAYS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
 def test_weights_out_and_in(
     folder: pathlib.Path, tmp_path: pathlib.Path, precision: str

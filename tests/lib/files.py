@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import trainer
 from patience import LIMIT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,25 +39,12 @@ READERS = {  # by the name of the program: the files that it reads with
 }
 
 
-def build(source: str, into: Path) -> Path:
+def build(source: str) -> Path:
     """The program made of tests/`source` and its readers, every undefined behaviour fatal."""
-    program = into / Path(source).stem
-    readers = READERS[program.name]
-    flags = "-std=gnu11 -Wall -Wextra -Werror -g -O1 -ffp-contract=off -fno-sanitize-recover=all"
-    sources = [
-        ROOT / "tests" / source,
-        *(ROOT / "runtime" / name for name in readers),
-    ]
-    command = [
-        "gcc",
-        *flags.split(),
-        "-fsanitize=address,undefined",
-        f"-I{ROOT}/runtime",
-    ]
-    subprocess.run(
-        [*command, *map(str, sources), "-o", str(program)], check=True
-    )
-    return program
+    own = ROOT / "tests" / source
+    parts = [ROOT / "runtime" / name for name in READERS[own.stem]]
+    flags = "-g -O1 -ffp-contract=off -fno-sanitize-recover=all -fsanitize=address,undefined"
+    return trainer.compiled(own, parts, *flags.split())
 
 
 def run(*command: object) -> subprocess.CompletedProcess[str]:

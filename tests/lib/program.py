@@ -6,7 +6,6 @@ Its sums of integers wrap and commute, so that equality with numpy is exact.
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import re
 import shutil
@@ -55,44 +54,11 @@ class Result:
         )
 
 
-def compile_to(binary: Path, *flags: str) -> None:
-    """Makes it, with these flags."""
-    trainer.sh(
-        "gcc",
-        "-std=gnu11",
-        "-O1",
-        "-g1",
-        "-Wall",
-        "-Wextra",
-        "-Werror",
-        f"-I{RUNTIME}",
-        *flags,
-        *sources(".c"),
-        "-pthread",
-        "-o",
-        binary,
-    )
-
-
-def sources(*ends: str) -> list[Path]:
+def built(name: str, *more: str) -> Path:
+    """The program, plain or with a sanitizer"""
     own = ROOT / "tests/runtime/program.c"
-    there = sorted([*RUNTIME.iterdir(), *(RUNTIME / "cpu").iterdir()])
-    return [own, *(path for path in there if path.suffix in ends)]
-
-
-@functools.cache
-def built(name: str) -> Path:
-    """The program, plain or with a sanitizer; made once for all processes of the tests."""
-    flags = SANITIZERS[name]
-    made_of = hashlib.sha256(repr(flags).encode())
-    for path in sources(".c", ".h"):
-        made_of.update(path.read_bytes())
-    binary = trainer.MADE / f"runtime-{made_of.hexdigest()[:20]}"
-    with trainer.alone(binary.name):
-        if not binary.exists():
-            compile_to(binary.with_suffix(".new"), *flags)
-            binary.with_suffix(".new").rename(binary)
-    return binary
+    parts = [*sorted(RUNTIME.glob("*.c")), *sorted(RUNTIME.glob("cpu/*.c"))]
+    return trainer.compiled(own, parts, "-O1", "-g1", *SANITIZERS[name], *more)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -106,6 +106,36 @@ def alone(name: str) -> Iterator[None]:
     with open(MADE / f"{name}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def compiled(
+    own: pathlib.Path, parts: Sequence[pathlib.Path], *flags: str
+) -> pathlib.Path:
+    """The program of a test's C file and files of runtime/; made once for all processes of the
+    tests, and anew where a file or a flag is another."""
+    runtime = ROOT / "runtime"
+    made_of = hashlib.sha256(repr((flags, parts)).encode())
+    headers = [*own.parent.glob("*.h"), *runtime.rglob("*.h")]
+    for path in (own, *parts, *sorted(headers)):
+        made_of.update(path.read_bytes())
+    binary = MADE / f"{own.stem}-{made_of.hexdigest()[:20]}"
+    with alone(binary.name):
+        if not binary.exists():
+            new = binary.with_suffix(".new")
+            checked = ("-std=gnu11", "-Wall", "-Wextra", "-Werror")
+            sh(
+                "gcc",
+                *checked,
+                *flags,
+                f"-I{runtime}",
+                own,
+                *parts,
+                "-pthread",
+                "-o",
+                new,
+            )
+            new.rename(binary)
+    return binary
 
 
 def inputs(target: str) -> list[str]:

@@ -82,6 +82,7 @@ def run(
 # ---- the bits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", law.FAMILIES)
 def test_f32_bits_do_not_depend_on_chunks(
     folder: pathlib.Path, family: str

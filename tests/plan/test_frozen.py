@@ -220,6 +220,7 @@ def entries(folder: pathlib.Path) -> pathlib.Path:
     return folder / "entries.yaml"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", ["frozen: true", "lr_factor: 2"])
 @pytest.mark.parametrize("stage", [0, 3])
 def test_layers_of_an_entry(
@@ -653,6 +654,7 @@ def test_bits_on_a_gpu(tmp_path: pathlib.Path, n: int) -> None:
     compared(tmp_path, FEW[n], kind=trainer.EMULATED, queue="late")
 
 
+@pytest.mark.slow
 def test_f16(tmp_path: pathlib.Path) -> None:
     """Gradients that overflow are those of what moves: what nobody writes is no number, perhaps."""
     way = {

@@ -188,6 +188,7 @@ def test_no_plan_at_all(text: str) -> None:
         parse(text)
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_a_text_is_one_plan_or_none(data: st.DataObject) -> None:
     """Whatever is parsed prints as it was: no two texts are one plan, and nothing is ignored."""

@@ -267,6 +267,7 @@ def of_own(p: Plan) -> Iterator[tuple[str, str, mutants.Mutant]]:
                     yield c.kernel, formal.name, mutants.Mutant(what, other)
 
 
+@pytest.mark.slow
 def test_numbers_of_the_plans_own_functions_are_refused() -> None:
     """Each number of each kernel that only these call, in the first function that has it."""
     have, open_ = set(), []

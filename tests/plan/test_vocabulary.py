@@ -171,6 +171,7 @@ def test_a_head_is_rows_by_token_in_every_family(folder: pathlib.Path) -> None:
 # ---- the checker
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["gpt", "llama"])
 def test_a_wrong_padding_is_refused(
     family: str, tmp_path: pathlib.Path

@@ -154,6 +154,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family,every",
     [

@@ -31,8 +31,8 @@ def a_file(dtype: str, shape: list, place: list[int], size: int) -> bytes:
 
 
 @pytest.fixture(scope="session")
-def tool(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build("runtime/weights.c", tmp_path_factory.mktemp("weights"))
+def tool() -> Path:
+    return build("runtime/weights.c")
 
 
 @pytest.mark.slow
@@ -156,6 +156,7 @@ def test_bad_files_are_named(
     assert words in said and "in/model.safetensors" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "index, words",
     [
@@ -221,6 +222,7 @@ def test_directories_without_weights(tool: Path, tmp_path: Path) -> None:
     assert "Not a directory" in bench.refused("program")
 
 
+@pytest.mark.slow
 def test_every_truncation_is_seen(tool: Path, tmp_path: Path) -> None:
     bench = Bench(tool, tmp_path, layout(1))
     (tmp_path / "in").mkdir()
@@ -291,7 +293,7 @@ def test_nothing_is_accepted_that_the_library_refuses(
 @pytest.mark.slow
 def test_mutants(tmp_path: Path) -> None:
     """Mutants of headers, indices and whole files, eight seconds at most; none crashes."""
-    fuzzer = build("fuzz/weights.c", tmp_path)
+    fuzzer = build("fuzz/weights.c")
     done = run(fuzzer, tmp_path, 40000, 8)
     tried, accepted = (int(x) for x in done.stdout.split()[1::2])
     assert tried >= 4000 and tried // 100 < accepted < tried // 2, done.stdout

@@ -352,6 +352,7 @@ def test_an_update_that_does_not_wait_is_seen(
     assert bytes_of(folder(data, 1)) != bytes_of(plain / "step-00000001")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("patience,lost", [(1, ["1", "2"]), (100, [])])
 def test_an_update_does_not_wait_for_ever(
     data: Path, chaos: Path, patience: int, lost: list[str]
@@ -726,6 +727,7 @@ def test_what_is_no_checkpoint_is_told(data: Path) -> None:
     assert run(data, 3).code == 0
 
 
+@pytest.mark.slow
 def test_two_runs_do_not_share_a_folder(data: Path) -> None:
     assert run(data, 1).code == 0
     with open(data.parent / "ck" / ".lock") as lock:
@@ -1006,6 +1008,7 @@ def test_a_step_that_outlasts_the_grace(
         assert steps(data) == [1]
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_stopped_as_it_saves(
     data: Path, chaos: Path, start: Start
 ) -> None:
@@ -1025,6 +1028,7 @@ def test_a_rank_that_is_stopped_as_it_saves(
     assert program.gone(ranks)
 
 
+@pytest.mark.slow
 def test_the_grace_is_not_for_the_weights(
     data: Path, chaos: Path, start: Start
 ) -> None:

@@ -126,6 +126,7 @@ def test_two_sockets_with_siblings(
     assert found(tool, root, cpus, ranks) == (cores, parts)
 
 
+@pytest.mark.slow
 def test_more_cpus_than_a_cpu_set_t_holds(tool: Path, tmp_path: Path) -> None:
     root = sockets(tmp_path, 8, 256, 1)
     cores, parts = found(tool, root, "0-2047", 8)

@@ -16,8 +16,8 @@ ALL = 1 << 40  # more samples than any file here has
 
 
 @pytest.fixture(scope="session")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build("runtime/data.c", tmp_path_factory.mktemp("data"))
+def data() -> Path:
+    return build("runtime/data.c")
 
 
 def header(count: int, magic: int = 20240520, version: int = 1) -> bytes:
@@ -54,6 +54,7 @@ def read(
     ), ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", [b"", header(64)])
 def test_samples_wrap(data: Path, tmp_path: Path, head: bytes) -> None:
     """64 tokens: 12 samples of 5 and one more token; the 13th would lack its last target."""
@@ -67,6 +68,7 @@ def test_samples_wrap(data: Path, tmp_path: Path, head: bytes) -> None:
         )
 
 
+@pytest.mark.slow
 def test_an_exact_number_of_samples(data: Path, tmp_path: Path) -> None:
     """11 tokens are 2 samples: the last token is a target only. 10 tokens are 1."""
     tokens = tokens_of(11)
@@ -97,6 +99,7 @@ def test_ignored_tokens(data: Path, tmp_path: Path) -> None:
     assert got[0, 0].tolist() == tokens[:6].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "content, words",
     [
@@ -283,7 +286,7 @@ def test_reading_checks_again(data: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_mutants(tmp_path: Path) -> None:
     """Deterministic mutants, five seconds at most; some pass, most do not, none crashes."""
-    fuzzer = build("fuzz/data.c", tmp_path)
+    fuzzer = build("fuzz/data.c")
     done = run(fuzzer, tmp_path, 20000, 5)
     tried, accepted = (int(x) for x in done.stdout.split()[1::2])
     assert tried >= 2000 and tried // 20 < accepted < tried * 19 // 20, (

@@ -253,6 +253,7 @@ def test_what_is_no_file(program: Path, tmp_path: Path) -> None:
         assert done.code == 2 and told in done.err
 
 
+@pytest.mark.slow
 def test_mutants(tmp_path: Path) -> None:
     """What is taken has tokens of the vocabulary, and room; see fuzz/choices.c."""
     fuzzer = files.build("fuzz/choices.c", tmp_path)

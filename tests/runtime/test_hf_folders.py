@@ -46,8 +46,8 @@ COPIED = {
 
 
 @pytest.fixture(scope="session")
-def tool(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build("runtime/weights.c", tmp_path_factory.mktemp("weights"))
+def tool() -> Path:
+    return build("runtime/weights.c")
 
 
 @pytest.fixture
@@ -145,6 +145,7 @@ def test_shards_are_what_the_library_reads(
         assert same_bits(bench.load("saved", rank)[0], wanted)
 
 
+@pytest.mark.slow
 def test_an_old_index_takes_its_own_shards_with_it(
     tool: Path, tmp_path: Path, asked
 ) -> None:
@@ -178,6 +179,7 @@ def test_an_old_index_takes_its_own_shards_with_it(
     assert files() == mine | few
 
 
+@pytest.mark.slow
 def test_what_was_left_of_shards_is_cleared_away(
     tool: Path, tmp_path: Path, asked
 ) -> None:
@@ -259,6 +261,7 @@ def stored(folder: Path) -> dict[str, tuple[str, bytes]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_the_type_that_is_asked_for(
     tool: Path, tmp_path: Path, asked, ranks: int

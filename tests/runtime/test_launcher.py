@@ -15,6 +15,7 @@ import tempfile
 import time
 
 import pytest
+import trainer
 from patience import LIMIT
 from program import ROOT, RUNTIME
 
@@ -27,31 +28,9 @@ BASE = {
 }
 
 
-@functools.cache
 def program() -> pathlib.Path:
-    path = pathlib.Path(tempfile.mkdtemp()) / "launcher"
-    sources = [
-        ROOT / "tests/runtime/launcher.c",
-        *RUNTIME.glob("*.c"),
-        *RUNTIME.glob("cpu/*.c"),
-    ]
-    subprocess.run(
-        [
-            "gcc",
-            "-std=gnu11",
-            "-O1",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            f"-I{RUNTIME}",
-            *map(str, sources),
-            "-pthread",
-            "-o",
-            str(path),
-        ],
-        check=True,
-    )
-    return path
+    parts = [*sorted(RUNTIME.glob("*.c")), *sorted(RUNTIME.glob("cpu/*.c"))]
+    return trainer.compiled(ROOT / "tests/runtime/launcher.c", parts, "-O1")
 
 
 def start(

@@ -266,6 +266,7 @@ def on_terminal(
     return cut, time.monotonic() - begun
 
 
+@pytest.mark.slow
 def test_a_long_step_says_which_micro_batch_it_is_at(
     program: Path, data: Path
 ) -> None:
@@ -289,6 +290,7 @@ def test_a_long_step_says_which_micro_batch_it_is_at(
     assert lines == ["\n", "\n"]  # no progress is written over a step's line
 
 
+@pytest.mark.slow
 def test_a_long_validation_says_which_micro_batch_it_is_at(
     program: Path, data: Path
 ) -> None:
@@ -329,6 +331,7 @@ def preload(tmp_path: Path, source: str) -> Path:
     return slow
 
 
+@pytest.mark.slow
 def test_slow_loading_and_saving_say_which_tensor_they_are_at(
     program: Path, data: Path, tmp_path: Path
 ) -> None:
@@ -446,6 +449,7 @@ def test_a_schedule_of_another_length_is_told(
     assert not told or said[0].startswith(told)
 
 
+@pytest.mark.slow
 def test_a_model_says_the_share_of_a_steps_commands(tmp_path: Path) -> None:
     """One micro-batch tells nothing of it, and with accumulate: layers all begin at once; gathers
     that take long make a step long."""
@@ -499,6 +503,7 @@ def test_an_emulated_gpu_says_which_micro_batch_it_is_at(
     assert "estimated" not in said
 
 
+@pytest.mark.slow
 def test_a_terminal_that_does_not_read_holds_up_nobody(
     program: Path, data: Path
 ) -> None:

@@ -21,16 +21,14 @@ BAD = 60000
 
 
 @pytest.fixture(scope="session")
-def trainer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trainer() -> Path:
     """program.c with long samples: what lies behind the first 64 MiB comes after a dozen steps"""
-    binary = tmp_path_factory.mktemp("long") / "program"
-    program.compile_to(binary, f"-DSEQUENCE={T}")
-    return binary
+    return program.built("plain", f"-DSEQUENCE={T}")
 
 
 @pytest.fixture(scope="session")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return files.build("runtime/data.c", tmp_path_factory.mktemp("data"))
+def reader() -> Path:
+    return files.build("runtime/data.c")
 
 
 @pytest.fixture
@@ -99,6 +97,7 @@ def test_what_is_checked_is_found_before_the_first_step(
     assert "step 1/" not in found.err
 
 
+@pytest.mark.slow
 def test_the_rest_is_found_when_it_comes(
     trainer: Path, tokens: Path, tmp_path: Path
 ) -> None:

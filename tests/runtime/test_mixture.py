@@ -83,10 +83,8 @@ def stream(
 
 
 @pytest.fixture(scope="session")
-def shuffled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    binary = tmp_path_factory.mktemp("shuffled") / "program"
-    program.compile_to(binary, "-DSHUFFLE=1")
-    return binary
+def shuffled() -> Path:
+    return program.built("plain", "-DSHUFFLE=1")
 
 
 @pytest.fixture(scope="session")
@@ -139,6 +137,7 @@ def test_the_samples_are_those_of_the_definition(
     assert done.line("weights") == line_of(masters_of(*wanted, STEPS))
 
 
+@pytest.mark.slow
 def test_an_epoch_has_another_order_than_the_one_before(
     shuffled: Path, files: list[Path]
 ) -> None:
@@ -148,6 +147,7 @@ def test_an_epoch_has_another_order_than_the_one_before(
     assert sorted(drawn[0]) == sorted(drawn[1]) and drawn[0] != drawn[1]
 
 
+@pytest.mark.slow
 def test_validation_is_never_shuffled(
     program: Path, shuffled: Path, files: list[Path]
 ) -> None:
@@ -277,6 +277,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
     return ["--data", f"{folder}/a:3", "--data", f"{folder}/b"]
 
 
+@pytest.mark.slow
 def test_it_goes_on_from_any_step(two: list[object], tmp_path: Path) -> None:
     """On other ranks and stages, to the bit."""
     ways = [built(0, 1, SHUFFLE), built(3, 2, SHUFFLE), built(2, 4, SHUFFLE)]
@@ -355,6 +356,7 @@ def test_a_line_that_the_checkpoint_lacks(
 # ---- large vocabularies
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocab", [128256, 151936])
 def test_a_vocabulary_beyond_uint16_trains(tmp_path: Path, vocab: int) -> None:
     """Llama 3's and Qwen's, on uint32; 4294967295 is no target."""

@@ -12,8 +12,8 @@ from test_long_data import bytes_read
 
 
 @pytest.fixture(scope="session")
-def order(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build("runtime/order.c", tmp_path_factory.mktemp("order"))
+def order() -> Path:
+    return build("runtime/order.c")
 
 
 def permutations(
@@ -31,6 +31,7 @@ def epochs(order: Path, n: int, count: int) -> np.ndarray:
 # ---- shuffled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2**64 - 1])
 def test_every_sample_comes_once_whatever_their_number(
     order: Path, seed: int
@@ -39,6 +40,7 @@ def test_every_sample_comes_once_whatever_their_number(
         assert sorted(found) == list(range(n))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2**16 - 1, 2**16, 2**16 + 1])
 def test_so_it_is_of_many(order: Path, n: int) -> None:
     assert (np.sort(permutations(order, n, n)[0]) == np.arange(n)).all()

@@ -239,6 +239,7 @@ def test_files_do_not_take_the_place_of_what_is_closed(
         assert json.loads(raw[8 : 8 + size])["w"]["dtype"] == "F32"
 
 
+@pytest.mark.slow
 def test_the_time_that_is_left_of_a_very_long_run(
     program: Path, data: Path
 ) -> None:
@@ -352,6 +353,7 @@ def test_what_is_read_is_not_written_over(
     assert done.code == 0, done.err
 
 
+@pytest.mark.slow
 def test_two_runs_do_not_write_one_log(
     program: Path, data: Path, tmp_path: Path
 ) -> None:

@@ -257,6 +257,7 @@ def test_bytes_of_copies(
         assert moved == 2 * want[queue]  # of two steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [trainer.ASAN, trainer.TSAN], ids=["asan", "tsan"]
 )

@@ -205,6 +205,7 @@ def test_what_events_mean(program: Path, data: Path) -> None:
         assert done.code == 0, done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sanitizer", ["tsan", "asan"])
 @pytest.mark.parametrize("mode", ["eager", "late", "shuffled:1", "shuffled:2"])
 def test_sanitizers_are_silent(data: Path, sanitizer: str, mode: str) -> None:
@@ -224,6 +225,7 @@ def test_sanitizers_are_silent(data: Path, sanitizer: str, mode: str) -> None:
     assert done.out.splitlines()[-1] == weights_line(data)
 
 
+@pytest.mark.slow
 def test_thread_sanitizer_sees_a_missing_wait(data: Path) -> None:
     done = train(
         built("tsan"),

@@ -59,6 +59,7 @@ def test_an_ignored_signal_stays_ignored(
     assert "stopped by signal 15" in running.stderr.read()
 
 
+@pytest.mark.slow
 def test_what_is_stopped_has_been_saved(
     program: Path, data: Path, tmp_path: Path
 ) -> None:

@@ -33,6 +33,7 @@ SAID = re.compile(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mode,ranks,which",
     [
@@ -103,6 +104,7 @@ def test_ranks_that_wait_for_each_other(program: Path, data: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on(program: Path, data: Path) -> None:
     """All of it, as by a terminal or a scheduler: the time does not count."""
     # commands last longer than the parent's 0.05 s between two looks: it finds nothing moved
@@ -144,6 +146,7 @@ def test_a_command_that_works_has_ten_times_as_long(
     assert done.code == 0 and done.seconds > 2, done.err
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_stopped_between_steps(
     program: Path, data: Path
 ) -> None:
@@ -180,6 +183,7 @@ def test_a_rank_that_is_stopped_between_steps(
     ), error
 
 
+@pytest.mark.slow
 def test_a_long_command_is_no_stall(program: Path, data: Path) -> None:
     """Commands of 1.2 s, where all ranks but one wait for it longer than the limit of 2."""
     limit = busy()
@@ -228,6 +232,7 @@ def test_a_reader_that_sleeps_is_no_stall(program: Path, data: Path) -> None:
     assert said.count(b"val loss") == 400
 
 
+@pytest.mark.slow
 def test_a_slow_disk_before_and_after_training_is_no_stall(
     program: Path, data: Path, tmp_path: Path
 ) -> None:

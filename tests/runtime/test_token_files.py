@@ -19,8 +19,8 @@ Meta = dict[str, object]
 
 
 @pytest.fixture(scope="session")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build("runtime/data.c", tmp_path_factory.mktemp("data"))
+def data() -> Path:
+    return build("runtime/data.c")
 
 
 def tokens(kind: str = "<u4", n: int = N) -> np.ndarray:
@@ -62,6 +62,7 @@ def llmq(
 LLAMA3 = header(N, 20240801, 7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", [LLAMA3, llmq(N)])
 def test_tokens_of_four_bytes(data: Path, tmp_path: Path, head: bytes) -> None:
     file = tmp_path / "t.bin"

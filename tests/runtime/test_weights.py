@@ -31,8 +31,8 @@ from safetensors.numpy import load_file, save_file
 
 
 @pytest.fixture(scope="session")
-def tool(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build("runtime/weights.c", tmp_path_factory.mktemp("weights"))
+def tool() -> Path:
+    return build("runtime/weights.c")
 
 
 # ---- out
@@ -60,6 +60,7 @@ def test_saved_is_what_the_library_reads(
     assert os.listdir(file.parent) == ["model.safetensors"]
 
 
+@pytest.mark.slow
 def test_saved_bytes_do_not_depend_on_the_ranks(
     tool: Path, tmp_path: Path
 ) -> None:
@@ -72,6 +73,7 @@ def test_saved_bytes_do_not_depend_on_the_ranks(
     assert files[0] == files[1] == files[2]
 
 
+@pytest.mark.slow
 def test_a_save_replaces_what_is_there(tool: Path, tmp_path: Path) -> None:
     """What a killed run left behind is cleared away, and nothing else is there afterwards."""
     bench = Bench(tool, tmp_path, layout(2))

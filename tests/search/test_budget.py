@@ -77,6 +77,7 @@ def test_more_is_dearer(keys: tuple[str, ...]) -> None:
     assert every[-1].device == reserve.most(least)
 
 
+@pytest.mark.slow
 def test_what_the_spec_says_stays() -> None:
     """No choice puts on the host what a key keeps away, or takes from it what a key puts there."""
     assert len(MOVES) == len(STAY)

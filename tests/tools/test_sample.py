@@ -69,6 +69,7 @@ def test_what_it_learnt(weights: Path) -> None:
             assert drawn(binary, weights, prompt, *options) == want
 
 
+@pytest.mark.slow
 def test_the_same_draws_on_all_ranks(weights: Path) -> None:
     options = ("--sample", 30, "--temperature", 3, "--top-k", 50)
     first = drawn(program(), weights, PROMPT, *options)
@@ -79,6 +80,7 @@ def test_the_same_draws_on_all_ranks(weights: Path) -> None:
     assert first != drawn(program(), weights, PROMPT, *seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "narrow", [("--top-k", 1), ("--top-p", 0), ("--top-p", "1e-9")]
 )
