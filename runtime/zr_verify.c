@@ -7,9 +7,11 @@
  *  2. Nothing is allocated after zr_verify_open.
  */
 #include "zr_int.h"
+#include "zr_sum.h"
 #include <inttypes.h>
 #include <string.h>
 
+typedef uint64_t words __attribute__((vector_size(64)));
 enum { BYTES = 65536, LANES = 4 };
 
 /* ---- the weights */
@@ -50,19 +52,32 @@ void zr_hash_weights(zr *z, uint64_t sum[2])
 
 /* ---- what every rank has whole */
 
-/* from[BYTES]. Each lane takes every fourth word. A word that differs makes another lane, whatever
+/* from[BYTES]. Each lane takes every 32nd word. A word that differs makes another lane, whatever
  * follows. */
-static void add_words(uint64_t lane[LANES], const char *from)
+static inline __attribute__((always_inline)) void add_plain(words lane[LANES], const char *from)
 {
-    for (int i = 0; i < BYTES; i += 8 * LANES) {
-        uint64_t word[LANES];
-        memcpy(word, from + i, sizeof word);
-        for (int l = 0; l < LANES; l++) lane[l] = (lane[l] ^ word[l]) * 0x9e3779b97f4a7c15;
-    }
+    for (int i = 0; i < BYTES; i += sizeof(words) * LANES)
+#pragma GCC unroll 4
+        for (int l = 0; l < LANES; l++) {
+            words word;
+            memcpy(&word, from + i + sizeof word * l, sizeof word);
+            lane[l] = (lane[l] ^ word) * 0x9e3779b97f4a7c15;
+        }
+}
+
+__attribute__((target("avx512f,avx512dq"))) static void add_avx512(words lane[LANES],
+                                                                   const char *from)
+{
+    add_plain(lane, from);
+}
+
+static void add_words(words lane[LANES], const char *from)
+{
+    zr_has_avx512() ? add_avx512(lane, from) : add_plain(lane, from);
 }
 
 /* In place where the host can; behind the last there is 0. */
-static void add_bytes(zr *z, const zr_state *s, uint64_t lane[LANES], int64_t at, int64_t bytes)
+static void add_bytes(zr *z, const zr_state *s, words lane[LANES], int64_t at, int64_t bytes)
 {
     for (int64_t i = 0; i < bytes; i += BYTES) {
         int64_t some = bytes - i < BYTES ? bytes - i : BYTES;
@@ -79,7 +94,8 @@ static void add_bytes(zr *z, const zr_state *s, uint64_t lane[LANES], int64_t at
 /* A row's elements, [first, first + n) of every shard */
 static uint64_t hash_row(zr *z, const zr_state *s)
 {
-    uint64_t lane[LANES] = {0}, sum = ZR_HASH;
+    words lane[LANES] = {0};
+    uint64_t sum = ZR_HASH;
     int64_t width = zr_width(s), shards = s->shard ? z->ranks : 1;
     for (int64_t i = 0; i < s->count; i++)
         for (int64_t r = 0; r < shards; r++)
