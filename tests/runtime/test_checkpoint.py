@@ -1116,7 +1116,7 @@ def test_a_run_that_is_killed_goes_on(
 def test_mutants(tmp_path: Path) -> None:
     """Of run.json, eight seconds at most: none crashes, and what is taken is of the program's
     recipe and data."""
-    fuzzer = files.build("fuzz/run.c", tmp_path)
+    fuzzer = files.build("fuzz/run.c")
     done = files.run(fuzzer, tmp_path, 40000, 8)
     tried, accepted = (int(x) for x in done.stdout.split()[1::2])
     assert tried >= 1000 and tried // 50 < accepted < tried // 2, done.stdout

@@ -256,7 +256,7 @@ def test_what_is_no_file(program: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_mutants(tmp_path: Path) -> None:
     """What is taken has tokens of the vocabulary, and room; see fuzz/choices.c."""
-    fuzzer = files.build("fuzz/choices.c", tmp_path)
+    fuzzer = files.build("fuzz/choices.c")
     done = files.run(fuzzer, tmp_path, 20000, 5)
     tried, accepted = map(int, done.stdout.split()[1::2])
     assert tried > 1000 and 20 < accepted < tried
