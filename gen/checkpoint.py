@@ -16,6 +16,7 @@ Invariants
 from __future__ import annotations
 
 import argparse
+import errno
 import fcntl
 import json
 import math
@@ -31,6 +32,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
+from zg.commandline import Parser
 
 HEADER_MAX = (
     100_000_000  # bytes of a header or of run.json, as in zr_safetensors.h
@@ -40,6 +42,13 @@ TYPES = {"F32": "<u4", "BF16": "<u2", "F16": "<u2"}  # bits of an element
 STEP = re.compile(r"step-(\d{8,10})")
 CHUNK = 1 << 15  # elements at a time: what is made of them stays in a cache
 PROGRESS_S = 10
+DISK = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EIO,
+    errno.EROFS,
+)  # what is wrong is not what was typed
 
 Bits = NDArray[Any]
 Run = dict[str, Any]
@@ -532,7 +541,7 @@ def diff(one: Path, other: Path) -> int:
 def arguments(words: Sequence[str]) -> argparse.Namespace:
     head = __doc__.partition("\n\nInvariants")[0].partition("-- ")[2]
     form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="run checkpoint", description=head, formatter_class=form
     )
     verbs = parser.add_subparsers(dest="verb", required=True)
@@ -561,11 +570,12 @@ def code_of(prog: str, verb: Callable[..., int], *given: object) -> int:
     except KeyboardInterrupt:
         return 130
     except Bad as e:
-        told = str(e)
+        code, told = 2, str(e)
     except OSError as e:
+        code = 3 if e.errno in DISK else 2
         told = f"{e.filename}: {e.strerror}"
     print(printable(f"{prog}: {told}"), file=sys.stderr)
-    return 2
+    return code
 
 
 def main(words: Sequence[str]) -> int:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint import Bad, code_of, command, say
+from zg.commandline import Parser
 
 TIMES = {
     "seconds",
@@ -103,7 +104,7 @@ def compare(one: Path, other: Path) -> int:
 
 
 def main(words: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="run compare",
         description=__doc__.partition("LOG LOG\n\n")[2],
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -96,7 +96,7 @@ _OPTIMIZER = {
     "others",
     "decay": "is what weight_decay applies to: tensors of two dimensions, or all",
     "clip": "is the largest norm of the whole gradient; 0: any",
-    "moments": "is how moments are stored; bf16 is rounded by chance",
+    "moments": "is how moments are stored; bf16 takes stochastic rounding",
     "masters": "keeps f32 copies of parameters that are stored in halves",
     "groups[].match": "picks tensors by name; the first group that matches has them",
     "groups[].lr_factor": "multiplies their learning rate",
@@ -111,7 +111,7 @@ _SCHEDULE = {
     "decay": "is how many steps the decay of wsd takes",
     "warmup_min_lr": "is DeepSpeed's: the rate at which the warmup begins",
     "warmup_max_lr": "is DeepSpeed's: the rate at which it ends; null: `train.optimizer.lr`",
-    "warmup_num_steps": "is DeepSpeed's: how many steps it takes; 0 and 1 mean 2",
+    "warmup_num_steps": "is DeepSpeed's: how many steps the warmup takes; 0 and 1 mean 2",
     "warmup_type": "is DeepSpeed's: the warmup's curve",
     "total_num_steps": "is DeepSpeed's: the step at which the decay ends",
     "warmup_min_ratio": "is DeepSpeed's: where the warmup begins, as a share of lr",
@@ -147,7 +147,7 @@ _TRAIN = {
     **{f"loss_scale.{key}": does for key, does in _SCALE.items()},
     "max_skips": "is how many steps in a row may be skipped before the run ends",
     **{f"schedule.{key}": does for key, does in _SCHEDULE.items()},
-    "seed": "begins all random numbers: first weights, rounding by chance",
+    "seed": "begins all random numbers: first weights, stochastic rounding, dropout",
     "sum": "is the order in which gradients of micro-batches are added; a part of the recipe",
     "head_chunk": "is how many tokens' logits exist at once; null or `auto`: by the shape; "
     "in bf16 a multiple of 32, or all",
@@ -157,7 +157,7 @@ _TRAIN = {
     "(activation checkpointing)",
     "reduction": "is who adds gradients over ranks: our exact sums, or NCCL's reduce-scatter "
     "(GPUs only)",
-    "sm_margin": "is how many SMs of a GPU products leave to NCCL",
+    "sm_margin": "is how many SMs of a GPU GEMMs leave to NCCL",
     "lora.rank": "is the rank of adapters beside linears of blocks, which alone train",
     "lora.alpha": "is their scale, times rank: alpha / rank x B A is added to a weight",
     "lora.match": "are the ends of the names of linears that have one; by default, as in PEFT, "

@@ -13,7 +13,7 @@
 #define ZK_UPDATE_H
 #include "scalar.h"
 
-/* Of what is rounded by chance in a step: the key of Philox, whose counter is (element / 4, key of
+/* Of stochastic rounding in a step: the key of Philox, whose counter is (element / 4, key of
  * the tensor) and whose word element % 4 is the element's: its lower half for m, its upper for v.
  * The lower half of a second word, of the counter with ZK_SECOND, is for p. */
 #define ZK_SECOND (UINT64_C(1) << 63)

@@ -85,7 +85,7 @@ typedef struct zk_recipe {
     int32_t rule;                                  /* ZK_ADAMW ... of update.h */
     int32_t moments;                               /* how m and v are stored: ZK_F32 ... */
     int64_t rows;                                  /* M: leaves carry d(sum of losses)/M */
-    uint64_t seed;                                 /* of what is rounded by chance */
+    uint64_t seed;                                 /* of stochastic rounding */
     zk_scaler scaler;
 } zk_recipe;
 
@@ -326,7 +326,7 @@ void zk_square_sum(zk *k, const zk_launch *L, int64_t *sums, const float *g, con
 void zk_factor(zk *k, const zk_launch *L, zk_ctl *ctl, const int64_t *sums, const zk_recipe *r);
 /* One step by r->rule. p float masters; w their real copy (NULL: none). p NULL: w itself, which is
  * bf16, moves. m, v the states, stored as r->moments says, NULL where the rule has none. What moves
- * in bf16 is rounded up or down by chance, by words of Philox 4x32-10 keyed by (seed, step, key of
+ * in bf16 is rounded stochastically, by words of Philox 4x32-10 keyed by (seed, step, key of
  * the tensor, element in it). All stay as they are when ctl->skipped. */
 void zk_update(zk *k, const zk_launch *L, const zk_ctl *ctl, const zk_recipe *r, real *w, float *p,
                void *m, void *v, const float *g, const zk_span *spans, int64_t nspans,

@@ -146,7 +146,7 @@ static void look_into(zr *z)
     char why[ZR_WHY], file[ZR_FILE];
     struct dirent *e;
     DIR *d = opendir(z->o->checkpoints);
-    if (!d) zr_fail(z, ZR_USER, "--checkpoints %s: %s", z->o->checkpoints, strerror(errno));
+    if (!d) zr_fail(z, ZR_ENVIRONMENT, "--checkpoints %s: %s", z->o->checkpoints, strerror(errno));
     while ((e = readdir(d))) {
         int64_t step = step_of(e->d_name);
         if (is_left(e->d_name) && !zr_path(file, z->o->checkpoints, e->d_name, why))
@@ -166,9 +166,9 @@ static void lock_folder(zr *z)
 {
     char file[ZR_FILE], why[ZR_WHY];
     if (zr_make_dir(z->o->checkpoints, why) || zr_path(file, z->o->checkpoints, ".lock", why))
-        zr_fail(z, ZR_USER, "--checkpoints %s", why);
+        zr_fail(z, ZR_ENVIRONMENT, "--checkpoints %s", why);
     int fd = open(file, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (fd < 0) zr_fail(z, ZR_USER, "--checkpoints %s: %s", file, strerror(errno));
+    if (fd < 0) zr_fail(z, ZR_ENVIRONMENT, "--checkpoints %s: %s", file, strerror(errno));
     for (int i = 0; flock(fd, LOCK_EX | LOCK_NB); i++) {
         if (errno != EWOULDBLOCK) {
             zr_print(z, STDERR_FILENO,

@@ -272,6 +272,7 @@ struct zr {
     int told_to_leave; /* the parent: a signal has asked the run to save and leave */
     int lowest, here;  /* the parent starts `here` ranks, from `lowest` on */
     int threads;       /* of a queue's kernels */
+    int cores;         /* a rank's part of those that this host allows, 1 at least */
     const zr_far *far; /* how to reach the others; NULL: all ranks are here */
     zr_net net;
     int column;           /* in p->columns, and in train.c's launch tables */

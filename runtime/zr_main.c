@@ -56,14 +56,15 @@ void zr_batch_at(zr *z, int64_t micro_batch, int64_t at)
 
 void zr_batch(zr *z, int64_t micro_batch) { zr_batch_at(z, micro_batch, 0); }
 
-static void open_tokens(zr *z, zr_mix *to, const zr_given *given, int n, const char *name)
+static void open_tokens(zr *z, zr_mix *to, const char *option, const zr_given *given, int n,
+                        const char *name)
 {
     char why[ZR_WHY];
     const char *type = z->o->tokens;
     int64_t end = z->p->packed ? z->p->end : -1;
     zr_form form = {z->p->sequence, z->p->vocab, z->p->ignore, end, 0};
     if (type) form.width = strcmp(type, "uint16") ? 4 : 2;
-    if (zr_mix_open(to, given, n, name, &form, why)) zr_fail(z, ZR_USER, "%s", why);
+    if (zr_mix_open(to, given, n, name, &form, why)) zr_fail(z, ZR_USER, "%s %s", option, why);
 }
 
 /* used: samples that the run looks at */
@@ -77,8 +78,8 @@ static void check_tokens(zr *z, const zr_mix *m, int64_t used)
 static void open_data(zr *z)
 {
     const zr_given val = {z->o->val, ZR_WEIGHT};
-    open_tokens(z, &z->train, z->o->data, z->o->ndata, "train.bin");
-    open_tokens(z, &z->val, &val, z->o->val != NULL, "val.bin");
+    open_tokens(z, &z->train, "--data", z->o->data, z->o->ndata, "train.bin");
+    open_tokens(z, &z->val, "--val", &val, z->o->val != NULL, "val.bin");
     z->train.shuffle = z->p->shuffle;
     z->train.seed = z->p->seed;
     if (z->val.n && z->o->val_tokens)
@@ -181,6 +182,8 @@ static void first_weights(zr *z)
         z->p->init(z);
         zr_drain(z);
     }
+    if (!z->o->load && z->p->adapter)
+        zr_print(z, STDERR_FILENO, "without --load the base of the adapters is random\n");
     if (!z->o->load && !z->o->adapter) return;
     zr_progress(z, "load", "tensor", tensors(z));
     if (z->o->load && zr_load(z->p, z, z->rank, z->o->load, z->o->drop_unknown, note, why))

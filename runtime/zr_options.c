@@ -412,6 +412,7 @@ void zr_choose_threads(zr *z)
     int64_t part = zr_cpus_allowed(&allowed) ? 1 : zr_cores("", &allowed) / z->net.sharing;
     if (part < 1) part = 1;
     if (part > MOST_THREADS) part = MOST_THREADS;
+    z->cores = (int)part;
     z->threads = (int)(z->o->threads ? z->o->threads : part);
 }
 

@@ -188,6 +188,7 @@ static void show_estimate(zr *z)
 {
     char from[LINE] = "", time[SHORT];
     double gflop = 1e-9 * z->p->flops, pace = z->peak;
+    int64_t steps = z->o->steps - z->checkpoints.from;
     const char *object = z->p->object();
     if (pace > 0) snprintf(from, sizeof from, "at ZR_PEAK_GFLOPS; it takes longer");
     for (size_t i = 0; pace == 0 && i < sizeof usual / sizeof *usual; i++) {
@@ -197,8 +198,9 @@ static void show_estimate(zr *z)
                  object);
     }
     if (pace > 0)
-        zr_print(z, STDERR_FILENO, "a step is %.3g GFLOP: estimated %.3g s, all steps %s (%s)\n",
-                 gflop, gflop / pace, clock_text(time, gflop / pace * (double)z->o->steps), from);
+        zr_print(z, STDERR_FILENO,
+                 "a step is %.3g GFLOP: estimated %.3g s, %" PRId64 " steps %s (%s)\n", gflop,
+                 gflop / pace, steps, clock_text(time, gflop / pace * (double)steps), from);
     else zr_print(z, STDERR_FILENO, "a step is %.3g GFLOP\n", gflop);
 }
 
@@ -208,7 +210,15 @@ void zr_show_start(zr *z)
              "%s: %" PRId64 " parameters; %s\nranks x threads %d x %d, kernels %s\n", z->p->name,
              zr_parameters(z->p), z->p->summary, z->ranks, z->threads, z->p->object());
     show_memory(z);
+    if (z->threads > z->cores)
+        zr_print(z, STDERR_FILENO, "--threads %d: a rank has %d of the cores allowed here\n",
+                 z->threads, z->cores);
     if (z->o->steps == 0) return;
+    if (z->o->steps == z->checkpoints.from) {
+        zr_print(z, STDERR_FILENO, "nothing is left to train: --steps %" PRId64 " are done\n",
+                 z->o->steps);
+        return;
+    }
     show_data(z);
     show_schedule(z);
     show_estimate(z);

@@ -5,8 +5,8 @@ data.py text|jsonl|parquet FILE... -o DIR     docs/data.md has the options and t
 The processes are as many as there are cores (taskset chooses fewer); what is written does not
 depend on their number.
 
-Exit codes: 0 written; 2 an argument or a file is wrong, or a file cannot be written, and nothing
-is left of DIR but what was there; 130 and 143 interrupted.
+Exit codes: 0 written; 2 an argument or a file is wrong; 3 the disk is full or fails; 130 and 143
+interrupted. But for 0 nothing is left of DIR but what was there.
 
 Invariants
  1. DIR appears when all of it is there; what it replaces is a folder of this program's.
@@ -44,6 +44,7 @@ import numpy as np
 from checkpoint import Bad, code_of, printable, say, size_of
 from documents import PIECE, Layout, Piece
 from encoding import Done, Encoder, Recipe
+from zg.commandline import Parser
 
 FORMAT = 1
 PROGRESS_S = 5
@@ -163,7 +164,8 @@ def put(file: FileIO, raw: bytes, folder: Path) -> None:
         while left:
             left = left[file.write(left) :]
     except OSError as e:
-        raise Bad(f"{folder / Path(file.name).name}: {e.strerror}") from None
+        there = folder / Path(file.name).name
+        raise OSError(e.errno, e.strerror, str(there)) from None
 
 
 class Progress:
@@ -369,7 +371,7 @@ def part(text: str) -> Fraction | int:
 
 
 def arguments(words: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="run data",
         description="A folder of token files; docs/data.md tells of it.",
     )

@@ -85,6 +85,8 @@ def pieces(
             block = file.read(min(PIECE, left))
             if not block:
                 raise Bad(f"{path}: became shorter while it was read")
+            if b"\0" in block:
+                raise Bad(f"{path}: is no text: it has a byte 0")
             start += len(block)
             since = max(0, len(rest) - CONTEXT)
             rest += block

@@ -230,8 +230,9 @@ def read(name: str) -> Recipe:
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.exists() and path.is_dir():
         raise Bad(
-            f"{file}: there is none; transformers' AutoTokenizer.from_pretrained(DIR)"
-            ".save_pretrained(DIR) writes it, --tokenizer names another"
+            f"{file}: there is none; --tokenizer names another, the folder that ./run data made, "
+            "or `bytes`; transformers' AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) "
+            "writes one"
         )
     return recipe(text_of(file), file, file.parent)
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import encoding
 from checkpoint import Bad
 from encoding import Recipe
+from zg.commandline import Parser
 
 
 def parser(prog: str, description: str) -> argparse.ArgumentParser:
     """With DIR, --tokenizer and --program"""
-    found = argparse.ArgumentParser(
+    found = Parser(
         prog=prog,
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,

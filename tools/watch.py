@@ -29,6 +29,7 @@ import plotext
 from checkpoint import Bad, code_of, printable
 from curve import curve
 from logs import Log, Record
+from zg.commandline import Parser
 
 LOOK_S = 1.0  # between two looks at the logs
 RECENT = 20  # steps, of which the median tells the rate, and what is left
@@ -258,7 +259,7 @@ def run(chosen: argparse.Namespace) -> int:
 
 
 def main(words: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="run watch",
         description=__doc__.partition("[PROJECT]]\n\n")[2],
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from . import home, output, progress
+from .commandline import Parser
 from .read import node
 
 EXAMPLES = """examples:
@@ -34,8 +35,8 @@ exit codes: 0 done, 2 bad input (nothing is written), 3 the plan failed its own 
 
 
 def arguments(argv: Sequence[str]) -> argparse.Namespace:
-    what = "A model spec and a ZeRO config to one static C program."
-    p = argparse.ArgumentParser(
+    what = "Writes one static C program from a model spec and a ZeRO config."
+    p = Parser(
         prog="zgen",
         description=what,
         epilog=EXAMPLES,

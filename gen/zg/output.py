@@ -25,6 +25,7 @@ def write(text: str, path: str | None) -> None:
             _into(there.fileno(), text)
         return
     path = os.path.realpath(path)  # a link stays one
+    os.makedirs(os.path.dirname(path), exist_ok=True)
     made, beside = tempfile.mkstemp(prefix=".zgen.", dir=os.path.dirname(path))
     try:
         with os.fdopen(made, "wb") as there:

@@ -11,6 +11,7 @@ import pathlib
 import re
 import resource
 import shutil
+import signal
 import subprocess
 
 import pytest
@@ -120,12 +121,51 @@ def test_somebody_who_is_not_root_is_told_what_to_type(
 def test_a_command_that_is_none_is_named(root: pathlib.Path) -> None:
     done = call(root, "dmo", path=os.environ["PATH"])
     assert (done.returncode, done.stdout) == (2, "")
-    first, second, *_ = done.stderr.splitlines()
-    assert first == "run: dmo: no such command"
-    assert second.startswith("./run demo ")
+    assert done.stderr == "run: dmo: no such command; see ./run help\n"
 
 
 # ---- the demo
+
+
+def quarter(
+    root: pathlib.Path, own: pathlib.Path, steps: int = 0
+) -> pathlib.Path:
+    """The demo's model of a quarter of the width, perhaps with other steps; a text for it."""
+    trainer.with_objects(root)
+    spec = root / "model_specs" / "demo.yaml"
+    small = re.sub(
+        r"\b(width|out): (\d+)",
+        lambda m: f"{m[1]}: {int(m[2]) // 4}",
+        spec.read_text(),
+    )
+    if steps:
+        small = re.sub(r"\bsteps: \d+", f"steps: {steps}", small)
+    spec.write_text(small)
+    text = own.parent / "a text"
+    text.write_text((trainer.ROOT / "docs/decisions.md").read_text() * 6)
+    return text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_the_shell_alone_ends_the_demo(
+    root: pathlib.Path, own: pathlib.Path, number: signal.Signals
+) -> None:
+    """And out/train with it, which holds the pipe of its stdout open."""
+    text = quarter(root, own)
+    demo = subprocess.Popen(
+        [root / "run", "demo", "--text", text],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PATH": f"{own}:{os.environ['PATH']}"},
+    )
+    assert demo.stderr
+    while not (line := demo.stderr.readline()).startswith("step 1/"):
+        assert line, "the demo ended before its first step"
+    demo.send_signal(number)
+    demo.communicate(timeout=LIMIT)
+    assert demo.returncode == 128 + number
 
 
 @pytest.mark.slow
@@ -134,19 +174,8 @@ def test_the_demo_says_what_it_found(
     root: pathlib.Path, own: pathlib.Path, judged: bool
 ) -> None:
     """Too few steps for its bar: it says so when the loaded weights have given the same loss, if
-    they are the spec's own. The model is of a quarter of the width."""
-    trainer.with_objects(root)
-    spec = root / "model_specs" / "demo.yaml"
-    small = re.sub(
-        r"\b(width|out): (\d+)",
-        lambda m: f"{m[1]}: {int(m[2]) // 4}",
-        spec.read_text(),
-    )
-    if judged:
-        small = re.sub(r"\bsteps: \d+", "steps: 2", small)
-    spec.write_text(small)
-    text = own.parent / "a text"
-    text.write_text((trainer.ROOT / "docs/decisions.md").read_text() * 6)
+    they are the spec's own."""
+    text = quarter(root, own, steps=2 if judged else 0)
     done = call(
         root,
         "demo",

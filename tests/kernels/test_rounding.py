@@ -1,4 +1,4 @@
-"""test_rounding.py -- moments and parameters that are stored in bf16: rounded by chance, to the
+"""test_rounding.py -- moments and parameters that are stored in bf16: stochastic rounding, to the
 bit.
 
 What the kernel keeps is its own f32 result, rounded up or down by words of Philox that are made

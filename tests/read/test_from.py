@@ -209,8 +209,10 @@ def test_without_a_spec_all_is_told(tmp_path: pathlib.Path) -> None:
     assert (t.schedule.type, t.precision, t.seed) == ("constant", "f32", 1)
     assert (read.cluster.ranks, read.zero.stage, t.sequence) == (1, 0, 1024)
     told = "\n".join(read.notes)
-    for said in ("sequence: 1024", "lr: 1.0e-5", "ranks: 1", "stage: 0"):
+    for said in ("sequence: 1024", "lr: 1e-05", "ranks: 1", "stage: 0"):
         assert said in told
+    own = spec.load(None, ("train.seed=7",), None, folder(tmp_path, GPT2))
+    assert "seed: 1" in told and "seed" not in "\n".join(own.notes)
     short = {**GPT2, "n_positions": 77}
     assert (
         spec.load(None, (), None, folder(tmp_path, short)).train.sequence == 77

@@ -149,7 +149,8 @@ def test_a_folder_is_no_spec_and_no_spec_is_no_call(
     tmp_path: pathlib.Path,
 ) -> None:
     refused(zgen(tmp_path), str(tmp_path))
-    refused(zgen(), "spec")
+    refused(zgen(), "SPEC or --from DIR is needed")
+    refused(zgen("--emti=plan", "x"), "did you mean --emit? ")
 
 
 @pytest.mark.slow

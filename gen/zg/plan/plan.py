@@ -46,7 +46,7 @@ class Head:
     live: int  # most elements gathered at once
     bound: int  # that they may not exceed
     targets: Names  # cpu, sm_90 ...: columns of the launch table
-    margin: int = 0  # SMs of a GPU that products leave to NCCL; 0: none
+    margin: int = 0  # SMs of a GPU that GEMMs leave to NCCL; 0: none
     shuffle: int = 0  # 1: the seed draws the order of an epoch's samples
     end: int = -1  # the token behind which positions begin anew; -1: none
     keyed: int = 0  # 1: each sample has a key of random numbers

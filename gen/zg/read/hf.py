@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from ..facts.kinds import SCALINGS
 from ..facts.rope import grown
 from . import dsjson, usertext, yamltext
 from .hfrows import FAMILIES, ORIGINAL, Family, Key, scaling_keys
-from .node import Names, Node, SpecError, shown
+from .node import Names, Node, SpecError, meant, printable, shown
 from .schema import Op
 
 # Of any family. Where a value is listed, no other is known here.
@@ -164,7 +164,8 @@ class _Config:
                 raise self.fail(
                     key,
                     f"is no key that zgen knows of {self.family.type}",
-                    "config.json without it, if it has no effect",
+                    meant(key, [*own, *fixed])
+                    + "config.json without it, if it has no effect",
                 )
         dropouts = {key: self.get(key) for key in DROPOUTS}
         return tuple(
@@ -394,6 +395,7 @@ def _keys_of(value: Any) -> set[str]:
 
 # ---- a spec of it
 
+USUALLY = "--from without a spec"  # where its keys stand
 CONTEXT = 1024  # of samples at most, where no spec says how long they are
 NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.+-]")
 # What is trained, and how, where no spec says it; beside it `sequence`.
@@ -413,6 +415,10 @@ cluster: {ranks: 1}
 def load(folder: str) -> Found:
     """SpecError: its config.json cannot be read, or has a key that is not known here."""
     path = os.path.join(folder, "config.json")
+    if os.path.isdir(folder) and not os.path.lexists(path):
+        raise SpecError(
+            f"--from {printable(folder)}: has no config.json; allowed: a folder of Hugging Face"
+        )
     said = usertext.text(path)
     config = _Config(dsjson.parse(said, usertext.place(path)))
     notes = config.check()
@@ -423,16 +429,22 @@ def load(folder: str) -> Found:
     return Found(folder, config.model(), context, window, end, notes)
 
 
-def usual(found: Found) -> tuple[Node, Names]:
-    """A spec without a model, and a note that tells it."""
-    root = yamltext.Reader(lambda line: "--from").document(USUAL)
+def usual(found: Found) -> Node:
+    """A spec without a model."""
+    root = yamltext.Reader(lambda line: USUALLY).document(USUAL)
     sequence = min(found.context, CONTEXT)
-    root.value["train"].value["sequence"] = Node(sequence, "--from")
-    told = "; ".join(
-        " ".join(line.split()) for line in USUAL.split("\n")[2:-1]
-    )
-    note = f"--from without a spec: sequence: {sequence}; {told}"
-    return root, (note,)
+    root.value["train"].value["sequence"] = Node(sequence, USUALLY)
+    return root
+
+
+def taken(keys: Iterable[tuple[str, Node]]) -> Names:
+    """A note of what counts where no spec and no --set says it."""
+    told = [
+        f"{key}: {shown(node.value)}"
+        for key, node in keys
+        if node.where == USUALLY and not isinstance(node.value, (dict, list))
+    ]
+    return (f"without a spec {', '.join(told)}",) if told else ()
 
 
 def adopt(root: Node, found: Found) -> None:
@@ -446,7 +458,7 @@ def adopt(root: Node, found: Found) -> None:
     keys["model"] = found.model
     base = os.path.basename(os.path.abspath(found.folder))
     name = NOT_IN_NAMES.sub("-", base)[:64] or "model"
-    keys.setdefault("name", Node(name, "--from"))
+    keys.setdefault("name", Node(name, USUALLY))
 
 
 def ends(root: Node, found: Found) -> None:

@@ -204,9 +204,9 @@ class Group:
 @dataclass(frozen=True)
 class Optimizer:
     """clip 0: none. decay: which tensors weight_decay applies to. moments: how they are stored;
-    bf16 is rounded by chance, so that small steps add up. masters: f32 copies of what is stored in
-    less; without them parameters are rounded by chance too. groups: the first that matches a tensor
-    has it. None: a key that the type does not take."""
+    bf16 is rounded stochastically, so that small steps add up. masters: f32 copies of what is
+    stored in less; without them parameters are rounded so, too. groups: the first that matches a
+    tensor has it. None: a key that the type does not take."""
 
     __pydantic_config__ = _KEYS
     lr: _Rate
@@ -324,7 +324,7 @@ class Train:
     of them through each layer. offload_activations: what backward needs lies in the host arena
     until then.
     max_skips: skipped steps in a row that end a run, but for those that lower a dynamic loss scale,
-    which ends it at its least. sm_margin: SMs of a GPU that products leave to NCCL, which takes no
+    which ends it at its least. sm_margin: SMs of a GPU that GEMMs leave to NCCL, which takes no
     more; 0: neither is bounded."""
 
     __pydantic_config__ = _KEYS

@@ -530,7 +530,7 @@ def _margin(keys: SpecKeys, root: Node) -> Iterator[str]:
     if keys.train.sm_margin and keys.targets == ("cpu",):
         yield f"{said}: has no effect on a CPU"
     elif keys.train.sm_margin and alone:
-        yield f"{said}: products leave SMs unused, for the same bits alone: {alone}"
+        yield f"{said}: GEMMs leave SMs unused, for the same bits alone: {alone}"
 
 
 def _loss_scale(keys: SpecKeys, root: Node) -> Iterator[str]:
@@ -636,7 +636,7 @@ def _effective(
         root = _document(path)
     else:
         assert found, "a path or a folder"
-        root, notes = hf.usual(found)
+        root = hf.usual(found)
     if found:
         hf.adopt(root, found)
         notes = (*found.notes, *notes)
@@ -652,7 +652,8 @@ def _effective(
     if found:
         hf.ends(root, found)
         hf.sees(root, found)
-        notes = (*notes, *hf.longer(root, found))
+        keys = [(dotted(key), node) for key, node in _all(root)]
+        notes = (*hf.taken(keys), *notes, *hf.longer(root, found))
     return root, (*notes, *old.spelt(root))
 
 

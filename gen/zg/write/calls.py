@@ -395,14 +395,14 @@ class Calls:
     def about(self, unit: str, group: str) -> str:
         """What is behind a pointer of a unit's functions."""
         if group == "s":
-            return "/* in s what forward saves for backward */"
+            return "/* byte offsets from s (saved for backward) */"
         if group == "ctl":
-            return "/* in ctl a step's constants; bytes from its first */"
+            return "/* byte offsets from ctl (a step's constants) */"
         here = (fn for fn in self.p.fns if unit_of(fn) == unit)
         trained = any(f"d{group}" in fn.outs for fn in here)
         name = lower(group)
-        gradients = f", in d{name} their gradients" if trained else ""
-        return f"/* in {name} a unit's parameters{gradients}; bytes from its first */"
+        gradients = f" and d{name} (gradients)" if trained else ""
+        return f"/* byte offsets from {name} (parameters){gradients} */"
 
     def blocks(self) -> list[Sequence[str]]:
         """All functions, a unit's behind its names."""

@@ -200,7 +200,7 @@ def explain(p: Plan) -> str:
             if each
             else "unused"
         )
-        lines += ["", f"on a GPU products leave {h.margin} SMs {whom}"]
+        lines += ["", f"on a GPU GEMMs leave {h.margin} SMs {whom}"]
     if p.filed:
         read, written = cost.moved(p)
         lines += [

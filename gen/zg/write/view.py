@@ -52,7 +52,7 @@ def sample(p: Plan) -> list[str]:
 
 
 def left(p: Plan) -> list[str]:
-    """What the runtime is told of the SMs that products leave to NCCL."""
+    """What the runtime is told of the SMs that GEMMs leave to NCCL."""
     n, kept = p.head.margin, reserve.kept(p.head)
     share = f".blocks = {reserve.blocks(kept)}, .channels = {reserve.channels(kept)}"
     return [f".margin = {n}, {share},"] if n else []
