@@ -239,7 +239,7 @@ def start(
 USUAL = re.compile(
     r"\S+: \d+ parameters; |ranks x threads |memory of a rank: |.*: \d+ tokens, |a step is "
     r"|the first step took |step |profile: |file arena: |the learning rate.s schedule "
-    r"|--save .* gets no config.json: "
+    r"|--save .* gets no config.json: |--threads \d+: a rank has "
 )
 
 
