@@ -7,8 +7,9 @@ include runtime/flags.ninja
 
 o = out/o/cc
 compile = $(CC) $(warn) $(code)
-always := $(shell mkdir -p out/o/cc out/o/cuda; \
+always := $(shell mkdir -p out/o/cc out/o/mpi out/o/cuda; \
     runtime/digest out/o/cpu.digest.c $(shared) $(for_cpu); \
+    runtime/digest out/o/mpi.digest.c $(shared) $(for_mpi); \
     runtime/digest out/o/cuda.digest.c $(shared) $(for_cuda))
 headers = $(wildcard runtime/*.h runtime/*/*.h kernels/*.h kernels/cpu/*.h kernels/cpu/*.def)
 once = context host threads
@@ -37,6 +38,18 @@ $o/%_avx512.o: kernels/cpu/%.c $(headers)
 	$(compile) $(avx512) -c $< -o $@
 $o/%_avx512bf16.o: kernels/cpu/%.c $(headers)
 	$(compile) $(avx512bf16) -c $< -o $@
+
+# out/train-mpi: of what is out/train's own it has another
+m = out/o/mpi
+wire = $(patsubst runtime/mpi/%.c,$m/%.o,$(wildcard runtime/mpi/*.c)) $m/digest.o
+mpicc = OMPI_CC="$(CC)" MPICH_CC="$(CC)" mpicc
+
+out/train-mpi: $o/train.o $(wire) $(host) $(filter-out $o/cpu_near.o,$(cpu)) $(kernels)
+	$(mpicc) -pthread $^ -o $@
+$m/digest.o: out/o/mpi.digest.c
+	$(mpicc) $(warn) $(code) -c $< -o $@
+$m/%.o: runtime/mpi/%.c $(headers)
+	$(mpicc) $(warn) $(code) -Iruntime -c $< -o $@
 
 # out/train-cuda
 u = out/o/cuda

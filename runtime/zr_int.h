@@ -186,15 +186,16 @@ typedef struct zr_far {
 enum { ZR_HOST_NAME = 256 };
 
 typedef struct zr_net {
-    char host[ZR_HOST_NAME]; /* where rank 0 listens */
-    int port;
-    int own;        /* 1: nobody has said where, so on this host */
-    uint64_t run;   /* hash of the launcher's name for it */
-    int local;      /* of the lowest rank here on its host; -1: not known */
-    int neighbours; /* ranks on this host; 0: not known yet */
-    int sharing;    /* and on this rank's CPUs, as far as is known */
-    int *line;      /* [ranks] connections, -1: none; NULL: none at all */
-    double until;   /* when ranks must have met; 0: they have */
+    char host[ZR_HOST_NAME]; /* where rank 0 listens: names and addresses, with commas */
+    int port;                /* 0: nobody has said where; then: */
+    void (*ask)(zr *z);      /* by all ranks: host and port; NULL: there is nobody to ask */
+    int own;                 /* 1: nobody has said where, so on this host */
+    uint64_t run;            /* hash of the launcher's name for it */
+    int local;               /* of the lowest rank here on its host; -1: not known */
+    int neighbours;          /* ranks on this host; 0: not known yet */
+    int sharing;             /* and on this rank's CPUs, as far as is known */
+    int *line;               /* [ranks] connections, -1: none; NULL: none at all */
+    double until;            /* when ranks must have met; 0: they have */
 } zr_net;
 
 /* ---- what a rank's watchdog looks at (zr_watch.c) */
@@ -273,7 +274,9 @@ struct zr {
     int lowest, here;  /* the parent starts `here` ranks, from `lowest` on */
     int threads;       /* of a queue's kernels */
     int cores;         /* a rank's part of those that this host allows, 1 at least */
+    zr_seat **seat;    /* [ranks] NULL: of a rank whose memory this one does not see */
     const zr_far *far; /* how to reach the others; NULL: all ranks are here */
+    int reads_peers;   /* 0: what peers have is sent, pieces to the inbox */
     zr_net net;
     int column;           /* in p->columns, and in train.c's launch tables */
     _Atomic int64_t step; /* training step in work, from 0 */
@@ -379,6 +382,8 @@ static inline void zr_dead(zr *z, const char *what, int queue, const int64_t *i,
 /* ---- who started this process (zr_launcher.c), how its ranks meet (zr_meet.c) and talk */
 void zr_refuse_launcher(zr *z); /* fails where one has started us */
 void zr_find_launcher(zr *z);   /* lowest, here, net, far; fails where they disagree */
+int zr_port_of(uint64_t run);   /* not one that Linux gives to who asks for any */
+uint64_t zr_host(void);         /* this host's name, hashed */
 void zr_meet(zr *z);            /* by every rank of a launcher; net.local, .neighbours */
 extern const zr_far zr_plane;   /* zr_plane.c */
 void zr_plane_move(zr *z, int rank, void *at, size_t n, int out); /* n bytes from or to it */
@@ -463,8 +468,7 @@ void zr_finish(zr *z, int queue);                    /* this queue is empty afte
 void zr_drain(zr *z);                                /* all are */
 void zr_push(zr *z, int queue, const zr_command *c); /* runs at once where the queue is inline */
 extern const int zr_is_gpu;                          /* 0: the target has no options of GPUs */
-extern const int zr_reads_peers; /* 0: what peers have is sent, pieces to the inbox */
-void zr_epilogue(zr *z);         /* what is left to say of the target, after training */
+void zr_epilogue(zr *z); /* what is left to say of the target, after training */
 
 /* ---- beside a step (zr_writer.c); nothing where there is no writer */
 void zr_writer_start(zr *z);

@@ -97,6 +97,8 @@ static void take_master(zr *z)
     z->net.port = port;
 }
 
+int zr_port_of(uint64_t run) { return (int)(LOW + run % SPAN); }
+
 /* Steps of one job may run side by side: each has a port of its own. An mpirun's ranks are of
  * several: on its own host of the job's, elsewhere of those that it has begun there. */
 static void take_slurm(zr *z, const char *list)
@@ -105,7 +107,7 @@ static void take_slurm(zr *z, const char *list)
     int64_t job = zr_setting(z, "SLURM_JOB_ID", INT32_MAX);
     int64_t step = alike ? zr_setting(z, "SLURM_STEP_ID", UINT32_MAX) : 0;
     first_host(getenv(list), z->net.host, ZR_HOST_NAME);
-    z->net.port = (int)(LOW + (job + STEP * step) % SPAN);
+    z->net.port = zr_port_of((uint64_t)(job + STEP * step));
 }
 
 static void name_run(zr *z, const struct source *s)
@@ -126,6 +128,7 @@ static void find_address(zr *z, const struct source *s)
     else if (slurm && is_set("SLURM_STEP_NODELIST")) take_slurm(z, "SLURM_STEP_NODELIST");
     else if (near == z->ranks) z->net.own = 1;
     else if (is_set("SLURM_JOB_NODELIST")) take_slurm(z, "SLURM_JOB_NODELIST");
+    else if (z->net.ask) z->net.port = 0;
     else
         zr_fail(z, ZR_USER,
                 "%d of %d ranks are known to be on this host%s%s, and nothing says "

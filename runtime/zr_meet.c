@@ -68,22 +68,28 @@ static void keep_alive(int fd)
 
 /* The name of this host and, where two have one name, of its kernel's start. A pod has a name of
  * its own. */
-static hello this_rank(const zr *z)
+uint64_t zr_host(void)
 {
     char text[ZR_HOST_NAME + 64] = "";
-    zr_cpus cpus;
-    hello h = {.magic = MAGIC,
-               .rank = (uint32_t)z->rank,
-               .ranks = (uint32_t)z->ranks,
-               .run = z->net.run,
-               .host = ZR_HASH,
-               .cpus = ZR_HASH};
+    uint64_t hash = ZR_HASH;
     gethostname(text, ZR_HOST_NAME);
     FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
     size_t n = strlen(text);
     if (f) n += fread(text + n, 1, sizeof text - n, f);
     if (f) fclose(f);
-    zr_add_hash(&h.host, text, n);
+    zr_add_hash(&hash, text, n);
+    return hash;
+}
+
+static hello this_rank(const zr *z)
+{
+    zr_cpus cpus;
+    hello h = {.magic = MAGIC,
+               .rank = (uint32_t)z->rank,
+               .ranks = (uint32_t)z->ranks,
+               .run = z->net.run,
+               .host = zr_host(),
+               .cpus = ZR_HASH};
     if (!zr_cpus_allowed(&cpus)) zr_add_hash(&h.cpus, &cpus, sizeof cpus);
     return h;
 }
@@ -343,18 +349,27 @@ static int reach(const struct addrinfo *a, const char **why)
 
 /* Rank 0's name is looked up for every attempt: on Kubernetes it has an address only some seconds
  * after the pods have begun, and another one when its pod begins anew. */
-static int try_to_reach(zr *z, const char **why)
+static int try_name(zr *z, const char *name, const char **why)
 {
     struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM}, *found;
     char port[16];
     snprintf(port, sizeof port, "%d", z->net.port);
-    int error = getaddrinfo(z->net.host, port, &hints, &found);
+    int error = getaddrinfo(name, port, &hints, &found);
     if (error) {
         *why = gai_strerror(error);
         return -1;
     }
     int fd = reach(found, why);
     freeaddrinfo(found);
+    return fd;
+}
+
+static int try_to_reach(zr *z, const char **why)
+{
+    char names[ZR_HOST_NAME], *rest = names, *name;
+    int fd = -1;
+    snprintf(names, sizeof names, "%s", z->net.host);
+    while (fd < 0 && (name = strsep(&rest, ","))) fd = try_name(z, name, why);
     return fd;
 }
 
@@ -392,6 +407,7 @@ static void connect_there(zr *z)
 
 void zr_meet(zr *z)
 {
+    if (!z->net.port) z->net.ask(z);
     begin_time(z);
     z->net.line = zr_get(z, z->ranks, sizeof *z->net.line);
     for (int r = 0; r < z->ranks; r++) z->net.line[r] = -1;

@@ -164,7 +164,7 @@ static void print_row(zr *z, const zr_row *r, double wall)
     double n = (double)steps(z), flops = fn ? fn->flops * (double)r->calls : 0;
     double gflops = r->seconds > 0 ? 1e-9 * flops / r->seconds : 0;
     /* else whoever uses an all-to-all's pieces reads them, where they lie */
-    int itself = !zr_reads_peers || strcmp(r->name, "alltoall");
+    int itself = !z->reads_peers || strcmp(r->name, "alltoall");
     if (r->bytes) snprintf(bytes, sizeof bytes, "%.0f", (double)r->bytes / n);
     if (r->bytes && itself && r->seconds > 0)
         snprintf(rate, sizeof rate, "%.2f", 1e-9 * (double)r->bytes / r->seconds);

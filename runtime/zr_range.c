@@ -186,7 +186,7 @@ void zr_check_alltoall(zr *z, int queue, int group, int64_t at, int64_t step, in
 {
     check_group(z, "alltoall", queue, ZR_REDUCE + 1, group);
     check(z, "alltoall", queue, (place){"at", given(z), at, bytes, z->ranks, step});
-    if (zr_reads_peers || z->ranks == 1) return; /* pieces are read where they lie */
+    if (z->reads_peers || z->ranks == 1) return; /* pieces are read where they lie */
     check(z, "alltoall", queue, (place){"to", ARENA, to, bytes, z->ranks, bytes});
     check_slot(z, "alltoall", queue, z->ranks, bytes);
 }

@@ -91,6 +91,8 @@ static void share(zr *z)
     if (at == MAP_FAILED)
         zr_fail(z, ZR_ENVIRONMENT, "mapping %zu bytes: %s", bytes, strerror(errno));
     z->shared = at;
+    z->seat = zr_get(z, z->ranks, sizeof *z->seat);
+    for (int r = 0; r < z->ranks; r++) z->seat[r] = &z->shared->seat[r];
 }
 
 /* What a rank that ends by itself may mean: kernels, too, end it so where a device or a library
@@ -212,6 +214,7 @@ int zr_ranks(zr *z, void (*body)(zr *z))
     watch_ranks(z, &signals, &s);
     clear_temps(z);
     free(s.rank);
+    free(z->seat);
     int code = atomic_load(&z->shared->code);
     return !code && atomic_load(&z->shared->left) ? ZR_REQUEUE : code;
 }

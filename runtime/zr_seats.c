@@ -1,4 +1,4 @@
-/* zr_seats.c -- how the ranks of one host wait for each other: counters in the memory they share.
+/* zr_seats.c -- how ranks that see each other's memory wait for each other: counters in it.
  *
  * seat[r].turn[q].arrived = n says: rank r has come to turn n of q; read = n: and is done with it.
  * Every rank counts turns for itself, alike on all ranks. Counters only grow, and wrap together.
@@ -38,12 +38,12 @@ void zr_until(zr *z, int queue, _Atomic uint32_t *word, uint32_t n)
 void zr_all_arrived(zr *z, int queue, uint32_t turn)
 {
     for (int r = 0; r < z->ranks; r++)
-        zr_until(z, queue, &z->shared->seat[r].turn[queue].arrived, turn);
+        if (z->seat[r]) zr_until(z, queue, &z->seat[r]->turn[queue].arrived, turn);
 }
 
 uint32_t zr_arrive(zr *z, int queue, uint32_t *turn)
 {
-    zr_set(&z->shared->seat[z->rank].turn[queue].arrived, ++*turn);
+    zr_set(&z->seat[z->rank]->turn[queue].arrived, ++*turn);
     return *turn;
 }
 

@@ -1,7 +1,7 @@
 /* clock.c -- the times of --profile on a CPU, which a queue's thread takes itself. */
 #include "cpu.h"
 
-const int zr_is_gpu = 0, zr_reads_peers = 1;
+const int zr_is_gpu = 0;
 
 void zr_clocks_start(zr *z, int64_t n) { (void)z, (void)n; }
 

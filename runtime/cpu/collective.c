@@ -1,4 +1,5 @@
-/* collective.c -- the collectives of ranks on one host: reading peers' arenas where they lie.
+/* collective.c -- the collectives of CPUs: what peers of this host have is read where it lies, what
+ * others have comes over a wire, whole pieces into their final places; sums are made here.
  *
  * A collective is a turn of its queue (zr_seats.c): rank r has arrived at it when its pieces can be
  * read, and is done with it when it has read all it needs. The end of an all-to-all is a turn of
@@ -6,20 +7,64 @@
  *
  * Invariants
  *  1. A rank writes only its own arena.
+ *  2. What is moved is bytes; what is summed is integers: no result depends on where peers are.
+ *  3. What goes over the wire has gone when the command is over: its source may be written then.
  */
 #define _GNU_SOURCE
 #include "cpu.h"
+#include <sched.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <time.h>
 
-enum { PART = 512 }; /* int64 of an allreduce that are summed at a time */
+enum { SPINS = 200, NAP_NS = 50000 }; /* looks at the wire before it sleeps between them */
 
-/* This rank has read what it needs; until every peer has, too. */
+static uint32_t arrive(zr *z, int queue) { return zr_arrive(z, queue, &z->t->lane[queue].turn); }
+
+/* This rank has read what it needs; until every peer of this host has, too. */
 static void all_read(zr *z, int queue, uint32_t n)
 {
-    zr_set(&z->shared->seat[z->rank].turn[queue].read, n);
-    for (int r = 0; r < z->ranks; r++) zr_until(z, queue, &z->shared->seat[r].turn[queue].read, n);
+    zr_set(&z->seat[z->rank]->turn[queue].read, n);
+    for (int r = 0; r < z->ranks; r++)
+        if (z->seat[r]) zr_until(z, queue, &z->seat[r]->turn[queue].read, n);
+}
+
+static void count_pieces(zr *z, int queue, int64_t bytes)
+{
+    z->queue[queue].bytes += (z->ranks - 1) * bytes;
+    z->queue[queue].messages++;
+}
+
+/* ---- the wire */
+
+/* To every rank r of another host the piece at from + r * step, from it the piece for to + r *
+ * to_step; first those that come, so that a place is known when they do. */
+static void begin_exchange(zr *z, int queue, const char *from, int64_t step, char *to,
+                           int64_t to_step, int64_t bytes)
+{
+    const zr_wire *w = z->t->wire;
+    for (int i = 1; w && i < z->ranks; i++) {
+        int r = (z->rank + z->ranks - i) % z->ranks;
+        if (!z->t->peer[r]) w->receive(z, queue, r, to + r * to_step, bytes);
+    }
+    for (int i = 1; w && i < z->ranks; i++) {
+        int r = (z->rank + i) % z->ranks; /* not all to the same rank at once */
+        if (!z->t->peer[r]) w->send(z, queue, r, from + r * step, bytes);
+    }
+}
+
+/* Until what goes and comes over the wire has gone and come */
+static void await(zr *z, int queue)
+{
+    const struct timespec nap = {0, NAP_NS};
+    const zr_wire *w = z->t->wire;
+    for (int i = 0; w && !w->test(z, queue); i++) {
+        zr_leave_if_stopped(z);
+        atomic_fetch_add_explicit(&z->shared->seat[z->rank].pulse[queue].waited, 1,
+                                  memory_order_relaxed);
+        if (i < SPINS) sched_yield();
+        else nanosleep(&nap, NULL);
+    }
 }
 
 /* ---- ZR_UNMAP_PEERS: peers' arenas can be read only while a collective is in progress */
@@ -27,7 +72,8 @@ static void all_read(zr *z, int queue, uint32_t n)
 static void protect(zr *z, int protection)
 {
     for (int r = 0; r < z->ranks; r++)
-        if (r != z->rank && mprotect(z->t->peer[r], (size_t)z->t->common, protection))
+        if (r != z->rank && z->t->peer[r] &&
+            mprotect(z->t->peer[r], (size_t)z->t->common, protection))
             zr_fail(z, ZR_ENVIRONMENT, "changing the protection of rank %d's arena", r);
 }
 
@@ -47,20 +93,22 @@ static void readable(zr *z, int by)
 static void run_gather(zr *z, int queue, const zr_command *c)
 {
     int64_t from = c->i[0], from_step = c->i[1], to = c->i[2], to_step = c->i[3], bytes = c->i[4];
-    zr_queue *q = &z->queue[queue];
     const struct timespec delay = {z->t->delay / 1000000, z->t->delay % 1000000 * 1000};
+    char *a = z->t->arena;
     if (z->t->delay) nanosleep(&delay, NULL);
-    uint32_t n = zr_arrive(z, queue, &z->t->lane[queue].turn);
+    uint32_t n = arrive(z, queue);
+    begin_exchange(z, queue, a + from + z->rank * from_step, 0, a + to, to_step, bytes);
     readable(z, +1);
     for (int i = 0; i < z->ranks; i++) {
         int r = (z->rank + i) % z->ranks; /* not all at the same peer at once */
-        char *there = z->t->peer[r] + from + r * from_step, *here = z->t->arena + to + r * to_step;
-        zr_until(z, queue, &z->shared->seat[r].turn[queue].arrived, n);
+        if (!z->t->peer[r]) continue;
+        char *there = z->t->peer[r] + from + r * from_step, *here = a + to + r * to_step;
+        zr_until(z, queue, &z->seat[r]->turn[queue].arrived, n);
         if (here != there) memcpy(here, there, (size_t)bytes);
-        if (r != z->rank) q->bytes += bytes;
     }
     readable(z, -1);
-    q->messages++;
+    await(z, queue);
+    count_pieces(z, queue, bytes);
     all_read(z, queue, n);
 }
 
@@ -72,26 +120,33 @@ void zr_gather(zr *z, int queue, int group, int64_t from, int64_t from_step, int
             &(zr_command){run_gather, "gather", NULL, {from, from_step, to, to_step, bytes}});
 }
 
-/* ---- all to all, read in place */
+/* ---- all to all: read in place, or from the inbox */
+
+static const void **sources_in(zr *z, const char *what, int64_t to)
+{
+    return z->t->sources + (int64_t)zr_inbox(z, what, to) * z->ranks;
+}
 
 static void run_alltoall(zr *z, int queue, const zr_command *c)
 {
-    int64_t at = c->i[0], step = c->i[1], bytes = c->i[2];
-    const void **sources = z->t->sources + c->i[3] * z->ranks;
-    zr_queue *q = &z->queue[queue];
-    zr_all_arrived(z, queue, zr_arrive(z, queue, &z->t->lane[queue].turn));
+    int64_t at = c->i[0], step = c->i[1], bytes = c->i[2], to = c->i[3];
+    const void **sources = sources_in(z, "alltoall", to);
+    char *a = z->t->arena;
+    uint32_t n = arrive(z, queue);
+    begin_exchange(z, queue, a + at, step, a + to, bytes, bytes);
+    zr_all_arrived(z, queue, n);
     readable(z, +1);
-    for (int r = 0; r < z->ranks; r++) sources[r] = z->t->peer[r] + at + z->rank * step;
-    q->bytes += (z->ranks - 1) * bytes;
-    q->messages++;
+    for (int r = 0; r < z->ranks; r++)
+        sources[r] = z->t->peer[r] ? z->t->peer[r] + at + z->rank * step : a + to + r * bytes;
+    await(z, queue);
+    count_pieces(z, queue, bytes);
 }
 
 void zr_alltoall(zr *z, int queue, int group, int64_t at, int64_t step, int64_t to, int64_t bytes)
 {
     zr_check_alltoall(z, queue, group, at, step, to, bytes);
-    zr_push(z, queue,
-            &(zr_command){
-                run_alltoall, "alltoall", NULL, {at, step, bytes, zr_inbox(z, "alltoall", to)}});
+    (void)zr_inbox(z, "alltoall", to);
+    zr_push(z, queue, &(zr_command){run_alltoall, "alltoall", NULL, {at, step, bytes, to}});
 }
 
 /* A program that has these is not made for a CPU. */
@@ -102,52 +157,62 @@ void zr_reducescatter(zr *z, int queue, int group, int64_t at, int64_t step, int
     zr_fail(z, ZR_ENVIRONMENT, "train.reduction is fast, which a CPU has not; generate with exact");
 }
 
-const void *const *zr_sources(zr *z, int64_t to)
-{
-    return z->t->sources + (int64_t)zr_inbox(z, "sources", to) * z->ranks;
-}
+const void *const *zr_sources(zr *z, int64_t to) { return sources_in(z, "sources", to); }
 
 static void run_done(zr *z, int queue, const zr_command *c)
 {
+    const void **sources = sources_in(z, "done", c->i[0]);
     readable(z, -1);
-    for (int r = 0; r < z->ranks; r++) z->t->sources[c->i[0] * z->ranks + r] = NULL;
-    zr_all_arrived(z, queue, zr_arrive(z, queue, &z->t->lane[queue].turn));
+    for (int r = 0; r < z->ranks; r++) sources[r] = NULL;
+    zr_all_arrived(z, queue, arrive(z, queue));
 }
 
 void zr_done(zr *z, int queue, int group, int64_t to, int64_t at)
 {
     uint32_t last = zr_unmark(z, "done", queue, &at, 1);
     zr_check_done(z, queue, group, at);
-    zr_push(z, queue, &(zr_command){run_done, "done", NULL, {zr_inbox(z, "done", to)}});
+    (void)zr_inbox(z, "done", to);
+    zr_push(z, queue, &(zr_command){run_done, "done", NULL, {to}});
     zr_dead(z, "done", queue, &at, last);
 }
 
 /* ---- allreduce */
 
-/* to[n] = sum over ranks of from[n], n <= PART; all have read before anything is written, so
+/* sum[n] += what lies there */
+static void add_ints(uint64_t *sum, const void *there, int64_t n)
+{
+    const uint64_t *x = there;
+    for (int64_t i = 0; i < n; i++) sum[i] += x[i];
+}
+
+/* to[n] = sum over ranks of from[n], n <= ZR_PART; all have read before anything is written, so
  * that `to` may be `from`. */
 static void reduce_part(zr *z, int queue, int64_t from, int64_t to, int64_t n)
 {
-    uint64_t sum[PART] = {0};
-    uint32_t turn = zr_arrive(z, queue, &z->t->lane[queue].turn);
+    uint64_t sum[ZR_PART] = {0}, *theirs = z->t->theirs[queue];
+    int64_t bytes = n * (int64_t)sizeof *sum, step = (int64_t)sizeof sum;
+    uint32_t turn = arrive(z, queue);
+    begin_exchange(z, queue, z->t->arena + from, 0, (char *)theirs, step, bytes);
     readable(z, +1);
     for (int r = 0; r < z->ranks; r++) {
-        const uint64_t *there = (const uint64_t *)(z->t->peer[r] + from);
-        zr_until(z, queue, &z->shared->seat[r].turn[queue].arrived, turn);
-        for (int64_t i = 0; i < n; i++) sum[i] += there[i];
+        if (!z->t->peer[r]) continue;
+        zr_until(z, queue, &z->seat[r]->turn[queue].arrived, turn);
+        add_ints(sum, z->t->peer[r] + from, n);
     }
     readable(z, -1);
+    await(z, queue);
+    for (int r = 0; r < z->ranks; r++)
+        if (!z->t->peer[r]) add_ints(sum, theirs + r * ZR_PART, n);
     all_read(z, queue, turn);
-    memcpy(z->t->arena + to, sum, (size_t)n * sizeof *sum);
+    memcpy(z->t->arena + to, sum, (size_t)bytes);
 }
 
 static void run_allreduce(zr *z, int queue, const zr_command *c)
 {
     int64_t from = c->i[0], to = c->i[1], n = c->i[2];
-    for (int64_t i = 0; i < n; i += PART)
-        reduce_part(z, queue, from + 8 * i, to + 8 * i, n - i < PART ? n - i : PART);
-    z->queue[queue].bytes += (z->ranks - 1) * n * 8;
-    z->queue[queue].messages++;
+    for (int64_t i = 0; i < n; i += ZR_PART)
+        reduce_part(z, queue, from + 8 * i, to + 8 * i, n - i < ZR_PART ? n - i : ZR_PART);
+    count_pieces(z, queue, 8 * n);
 }
 
 static void run_apart(zr *z, int queue, const zr_command *c)

@@ -1,7 +1,7 @@
-/* memory.c -- the arenas of ranks on one host: is there room, mapping them, copies in and out.
+/* memory.c -- a rank's arenas: is there room on its host, taking their pages, copies in and out.
  *
- * What peers read of the arenas lies in one memory file that has no name, so that nothing is left
- * behind however a run ends.
+ * What peers read of them lies in memory files that have no name, so that nothing is left behind
+ * however a run ends.
  *
  * Invariants
  *  1. Memory that is promised is taken at the start: a lack of it shows here and not in a step.
@@ -18,7 +18,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum { MOST_DELAY = 1000000000, HUGE = 2 << 20 }; /* a huge page */
+enum { PAGE = 4096, HUGE = 2 << 20 }; /* a huge page */
 
 /* ---- is there room */
 
@@ -43,68 +43,50 @@ static void look_at_limit(const char *path, int version, int64_t *left)
     if (*left < 0 || here < *left) *left = here;
 }
 
-static void check_memory(zr *z)
+void zr_check_memory(zr *z, int ranks)
 {
     int64_t each = z->t->room + z->p->hosted + z->p->overhead(z->threads) + z->p->overhead(1) +
                    zr_profile_bytes(z);
     if (zr_uses(z, ZR_HOST)) each += z->p->overhead(z->threads);
     int64_t available = zr_number_in("/proc/meminfo", "MemAvailable:"), group = -1;
     zr_groups("", "memory", look_at_limit, &group);
-    if (each > INT64_MAX / z->ranks)
+    if (each > INT64_MAX / ranks)
         zr_fail(z, ZR_ENVIRONMENT, "%d ranks of %" PRId64 " bytes: more than a file can hold",
-                z->ranks, each);
-    if (available >= 0 && z->ranks * each > available * 1024)
+                ranks, each);
+    if (available >= 0 && ranks * each > available * 1024)
         zr_fail(z, ZR_ENVIRONMENT,
                 "needs %.3f GiB of memory (%d ranks x %" PRId64 " bytes); this host has %.3f GiB "
                 "available; end other programs, or generate with fewer ranks, a smaller "
                 "train.micro_batch or a smaller model",
-                zr_gib(z->ranks * each), z->ranks, each, zr_gib(available * 1024));
-    if (group >= 0 && z->ranks * each > group)
+                zr_gib(ranks * each), ranks, each, zr_gib(available * 1024));
+    if (group >= 0 && ranks * each > group)
         zr_fail(z, ZR_ENVIRONMENT,
                 "needs %.3f GiB of memory (%d ranks x %" PRId64 " bytes); the memory group "
                 "(cgroup) of this process allows %.3f GiB more; raise its limit",
-                zr_gib(z->ranks * each), z->ranks, each, zr_gib(group));
+                zr_gib(ranks * each), ranks, each, zr_gib(group));
 }
 
-static void make_file(zr *z)
-{
-    zr_target *t = z->t;
-    t->memory = memfd_create("arenas", MFD_CLOEXEC);
-    if (t->memory < 0 || ftruncate(t->memory, z->ranks * t->common))
-        zr_fail(z, ZR_ENVIRONMENT, "a memory file of %" PRId64 " bytes: %s", z->ranks * t->common,
-                strerror(errno));
-}
+/* ---- near its cores */
 
-void zr_prepare(zr *z)
-{
-    zr_refuse_launcher(z);
-    zr_choose_threads(z);
-    z->t = zr_get(z, 1, sizeof *z->t);
-    zr_find_column(z);
-    z->t->room = (z->p->columns[z->column].arena + 4095) / 4096 * 4096;
-    z->t->common = (z->p->shared + 4095) / 4096 * 4096;
-    z->t->delay = zr_setting(z, "ZR_GATHER_DELAY_US", MOST_DELAY);
-    z->t->unmap = zr_setting(z, "ZR_UNMAP_PEERS", 1) != 0;
-    check_memory(z);
-    make_file(z);
-}
-
-/* Where the cores allowed share no cache, a rank keeps to its part: its arena is then near it. */
-void zr_open(zr *z)
+/* Where the cores allowed share no cache, one of `ranks` that share them keeps to its part: its
+ * arena is then near it. */
+void zr_keep_apart(int rank, int ranks)
 {
     zr_cpus allowed, mine;
-    if (zr_cpus_allowed(&allowed) || !zr_cpus_of("", &allowed, z->rank, z->ranks, &mine)) return;
+    if (zr_cpus_allowed(&allowed) || !zr_cpus_of("", &allowed, rank, ranks, &mine)) return;
     sched_setaffinity(0, sizeof mine, (cpu_set_t *)&mine);
 }
 
 /* ---- mapping */
+
+int64_t zr_pages(int64_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 
 /* Takes the pages now, so that a lack of memory shows here and not in a step. */
 static int populate(char *at, int64_t bytes)
 {
     if (!madvise(at, (size_t)bytes, MADV_POPULATE_WRITE)) return 0;
     if (errno != EINVAL) return -1;
-    for (int64_t i = 0; i < bytes; i += 4096) ((volatile char *)at)[i] = 0; /* Linux before 5.14 */
+    for (int64_t i = 0; i < bytes; i += PAGE) ((volatile char *)at)[i] = 0; /* Linux before 5.14 */
     return 0;
 }
 
@@ -120,21 +102,27 @@ static char *mapped(zr *z, void *at, int64_t bytes)
     return at;
 }
 
-/* What peers read of a rank's arena, at `at` (NULL: anywhere). */
-static char *map_common(zr *z, int rank, char *at, int protection)
-{
-    if (!z->t->common) return at;
-    return mapped(z,
-                  mmap(at, (size_t)z->t->common, protection, MAP_SHARED | (at ? MAP_FIXED : 0),
-                       z->t->memory, rank * z->t->common),
-                  z->t->common);
-}
-
-static char *map_private(zr *z, int64_t bytes)
+char *zr_private(zr *z, int64_t bytes)
 {
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     if (!bytes) return NULL;
     return mapped(z, mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, flags, -1, 0), bytes);
+}
+
+int zr_memory(zr *z, int64_t bytes)
+{
+    int file = memfd_create("arenas", MFD_CLOEXEC);
+    if (file < 0 || ftruncate(file, bytes))
+        zr_fail(z, ZR_ENVIRONMENT, "a memory file of %" PRId64 " bytes: %s", bytes,
+                strerror(errno));
+    return file;
+}
+
+char *zr_common(zr *z, int file, int64_t offset, char *at, int protection)
+{
+    int flags = MAP_SHARED | (at ? MAP_FIXED : 0);
+    if (!z->t->common) return at;
+    return mapped(z, mmap(at, (size_t)z->t->common, protection, flags, file, offset), z->t->common);
 }
 
 typedef struct slice { /* of an arena, for a thread to take */
@@ -152,7 +140,7 @@ static void *take_slice(void *arg)
 }
 
 /* By all of the rank's threads; what none can be started for, by this one. */
-static void take_pages(zr *z, char *at, int64_t bytes)
+void zr_take_pages(zr *z, char *at, int64_t bytes)
 {
     int64_t each = (bytes / z->threads + HUGE) / HUGE * HUGE, n = (bytes + each - 1) / each;
     slice *s = zr_get(z, n, sizeof *s);
@@ -171,20 +159,6 @@ static void take_pages(zr *z, char *at, int64_t bytes)
     if (error)
         zr_fail(z, ZR_ENVIRONMENT, "taking %" PRId64 " bytes of memory: %s", bytes,
                 strerror(error));
-}
-
-void zr_arena(zr *z)
-{
-    zr_target *t = z->t;
-    t->peer = zr_get(z, z->ranks, sizeof *t->peer);
-    /* one range: the common part from the memory file, the rest private */
-    t->arena = map_common(z, z->rank, map_private(z, t->room), PROT_READ | PROT_WRITE);
-    t->host = map_private(z, z->p->hosted);
-    take_pages(z, t->arena, t->room);
-    if (t->host) take_pages(z, t->host, z->p->hosted);
-    for (int r = 0; r < z->ranks; r++)
-        t->peer[r] =
-            r == z->rank ? t->arena : map_common(z, r, NULL, t->unmap ? PROT_NONE : PROT_READ);
 }
 
 /* ---- copies */

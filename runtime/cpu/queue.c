@@ -219,6 +219,7 @@ void zr_queues_start(zr *z)
     z->t->order = z->o->seed;
     pthread_mutex_init(&z->t->lock, NULL);
     z->t->sources = zr_get(z, (int64_t)z->p->inboxes * z->ranks, sizeof(void *));
+    zr_join(z);
     for (int queue = 0; queue < ZR_QUEUES; queue++) {
         pthread_cond_init(&z->t->lane[queue].todo, NULL);
         pthread_cond_init(&z->t->lane[queue].done, NULL);
@@ -238,6 +239,7 @@ void zr_queues_stop(zr *z)
     pthread_mutex_unlock(&z->t->lock);
     for (int queue = 0; queue < ZR_QUEUES; queue++)
         if (z->t->lane[queue].ring) pthread_join(z->t->lane[queue].thread, NULL);
+    zr_part(z);
 }
 
 void zr_step_begin(zr *z) { z->t->ahead = z->o->mode != ZR_EAGER; }

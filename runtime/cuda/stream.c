@@ -4,7 +4,7 @@
 #include "cuda.h"
 #include <inttypes.h>
 
-const int zr_is_gpu = 1, zr_reads_peers = 0;
+const int zr_is_gpu = 1;
 
 void zr_cuda(zr *z, cudaError_t error, const char *what)
 {

@@ -308,6 +308,7 @@ def test_headers_stay_in_their_rooms() -> None:
     for path in [*RUNTIME, *KERNELS]:
         cuda = [x for x in includes(path) if re.search(r"cuda|cublas|nccl", x)]
         assert not cuda or path.parent.name == "cuda", f"{short(path)}: {cuda}"
+        assert "mpi.h" not in includes(path) or path.name == "wire.c"
     for path in (ROOT / "runtime" / "zr.h", ROOT / "kernels" / "zk.h"):
         assert set(includes(path)) <= STANDARD, short(path)
     assert len((ROOT / "runtime" / "zr.h").read_text().splitlines()) <= 200
@@ -601,6 +602,7 @@ int i(void)
     "folders",
     [
         ("runtime", "runtime/cpu", "runtime/cuda"),
+        ("runtime", "runtime/cpu", "runtime/mpi"),
         ("kernels", "kernels/cpu"),
         ("kernels", "kernels/cuda"),
     ],

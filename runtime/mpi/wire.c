@@ -1,0 +1,178 @@
+/* wire.c -- the wire is MPI's: Issend and Irecv, and Testall.
+ *
+ * Invariants
+ *  1. MPI is called under one lock, and nothing is waited for under it: queues do not hold each
+ *     other up, and MPI_THREAD_SERIALIZED is enough.
+ *  2. A queue has a communicator of its own: its pieces meet no other queue's.
+ *  3. A message has less than 2 GiB, which is what MPI counts in.
+ *  4. What was sent has come: who sends need not call MPI again for it (Issend).
+ */
+#define _GNU_SOURCE
+#include "wire.h"
+#include <ifaddrs.h>
+#include <inttypes.h>
+#include <mpi.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { MOST = 1 << 30 }; /* bytes of a message */
+
+struct zr_mpi {
+    pthread_mutex_t lock;
+    struct {
+        MPI_Comm comm;
+        MPI_Request *request; /* [room]; those that are under way come first */
+        int used, room;
+    } of[ZR_QUEUES];
+};
+
+static void must(zr *z, int error, const char *what)
+{
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int n;
+    if (error == MPI_SUCCESS) return;
+    MPI_Error_string(error, text, &n);
+    zr_plane_grace(z);
+    zr_plane_look(z);
+    zr_fail(z, ZR_STUCK, "step %" PRId64 ": %s: MPI: %s; look for a rank or a network that is gone",
+            z->step + 1, what, text);
+}
+
+static void join_world(zr *z)
+{
+    int given, rank, ranks;
+    if (z->t->mpi) return;
+    z->t->mpi = zr_get(z, 1, sizeof *z->t->mpi);
+    pthread_mutex_init(&z->t->mpi->lock, NULL);
+    must(z, MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &given), "MPI's start");
+    if (given < MPI_THREAD_SERIALIZED)
+        zr_fail(z, ZR_ENVIRONMENT,
+                "this MPI may be called by one thread alone; a build of it with "
+                "MPI_THREAD_SERIALIZED is needed");
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    if (rank != z->rank || ranks != z->ranks)
+        zr_fail(z, ZR_DISAGREE, "MPI says rank %d of %d; the launcher's variables say %d of %d",
+                rank, ranks, z->rank, z->ranks);
+}
+
+/* This host's name, and its addresses, as far as there is room */
+static void name_host(char names[ZR_HOST_NAME])
+{
+    struct ifaddrs *all, *a;
+    char one[INET6_ADDRSTRLEN];
+    gethostname(names, ZR_HOST_NAME - 1);
+    if (getifaddrs(&all)) return;
+    for (a = all; a; a = a->ifa_next) {
+        size_t n = strlen(names);
+        const struct sockaddr *at = a->ifa_addr;
+        if (!at || a->ifa_flags & IFF_LOOPBACK) continue;
+        if (getnameinfo(at,
+                        at->sa_family == AF_INET ? sizeof(struct sockaddr_in)
+                                                 : sizeof(struct sockaddr_in6),
+                        one, sizeof one, NULL, 0, NI_NUMERICHOST))
+            continue;
+        if (n + strlen(one) + 2 < ZR_HOST_NAME) snprintf(names + n, ZR_HOST_NAME - n, ",%s", one);
+    }
+    freeifaddrs(all);
+}
+
+void zr_mpi_ask(zr *z)
+{
+    char names[ZR_HOST_NAME] = "";
+    join_world(z);
+    if (z->rank == 0) name_host(names);
+    must(z, MPI_Bcast(names, sizeof names, MPI_BYTE, 0, MPI_COMM_WORLD),
+         "asking for rank 0's host");
+    snprintf(z->net.host, ZR_HOST_NAME, "%s", names);
+    z->net.port = zr_port_of(z->net.run);
+}
+
+void zr_mpi_tell_all(zr *z, const void *mine, void *all, size_t n)
+{
+    join_world(z);
+    must(z, MPI_Allgather(mine, (int)n, MPI_BYTE, all, (int)n, MPI_BYTE, MPI_COMM_WORLD),
+         "telling all ranks");
+}
+
+/* Of one collective: to each peer and from it, in messages of MOST bytes */
+static int requests(const zr *z) { return 2 * (z->ranks - 1) * (int)(z->t->room / MOST + 1); }
+
+void zr_mpi_open(zr *z)
+{
+    struct zr_mpi *m = z->t->mpi;
+    for (int queue = 0; queue <= ZR_REDUCE; queue++) {
+        if (!zr_uses(z, queue)) continue;
+        must(z, MPI_Comm_dup(MPI_COMM_WORLD, &m->of[queue].comm), "making a communicator");
+        MPI_Comm_set_errhandler(m->of[queue].comm, MPI_ERRORS_RETURN);
+        m->of[queue].room = requests(z);
+        m->of[queue].request = zr_get(z, m->of[queue].room, sizeof *m->of[queue].request);
+    }
+}
+
+typedef int begin(void *at, int n, MPI_Datatype type, int rank, MPI_Comm comm, MPI_Request *r);
+
+static int begin_send(void *at, int n, MPI_Datatype type, int rank, MPI_Comm comm, MPI_Request *r)
+{
+    return MPI_Issend(at, n, type, rank, 0, comm, r);
+}
+
+static int begin_receive(void *at, int n, MPI_Datatype type, int rank, MPI_Comm comm,
+                         MPI_Request *r)
+{
+    return MPI_Irecv(at, n, type, rank, 0, comm, r);
+}
+
+static void move(zr *z, int queue, int rank, char *at, int64_t bytes, begin *some, const char *what)
+{
+    struct zr_mpi *m = z->t->mpi;
+    for (int64_t i = 0; i < bytes; i += MOST) {
+        int n = (int)(bytes - i < MOST ? bytes - i : MOST);
+        MPI_Request *next = &m->of[queue].request[m->of[queue].used++];
+        pthread_mutex_lock(&m->lock);
+        int error = some(at + i, n, MPI_BYTE, rank, m->of[queue].comm, next);
+        pthread_mutex_unlock(&m->lock);
+        must(z, error, what);
+    }
+}
+
+static void send_piece(zr *z, int queue, int rank, const void *at, int64_t bytes)
+{
+    move(z, queue, rank, (char *)at, bytes, begin_send, "sending");
+}
+
+static void receive_piece(zr *z, int queue, int rank, void *at, int64_t bytes)
+{
+    move(z, queue, rank, at, bytes, begin_receive, "receiving");
+}
+
+static int test_pieces(zr *z, int queue)
+{
+    struct zr_mpi *m = z->t->mpi;
+    int all = 0;
+    pthread_mutex_lock(&m->lock);
+    int error = MPI_Testall(m->of[queue].used, m->of[queue].request, &all, MPI_STATUSES_IGNORE);
+    pthread_mutex_unlock(&m->lock);
+    must(z, error, "exchanging pieces");
+    if (all) m->of[queue].used = 0;
+    return all;
+}
+
+static void close_world(zr *z)
+{
+    struct zr_mpi *m = z->t->mpi;
+    for (int queue = 0; queue <= ZR_REDUCE; queue++) {
+        if (!m->of[queue].room) continue;
+        MPI_Comm_free(&m->of[queue].comm);
+        free(m->of[queue].request);
+    }
+    must(z, MPI_Finalize(), "MPI's end");
+    free(m);
+}
+
+const zr_wire zr_mpi = {send_piece, receive_piece, test_pieces, close_world};

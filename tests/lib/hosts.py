@@ -1,0 +1,164 @@
+"""hosts.py -- hosts of one machine: a network, a name and memory of their own each, joined by a
+switch; and mpirun's start of a program on them.
+
+A host is a process in namespaces of its own (network, UTS, IPC, mounts), which ends with the test.
+They need the right to make such: root's, or that of a user's own namespace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import re
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import program
+from patience import LIMIT
+
+NAME = "10.99.0.{}"
+# What a host does: it waits for its end with the process that made it.
+BODY = "hostname {name}; echo ready; exec sleep 1000000"
+APART = ("unshare", "-n", "-u", "-i", "-m")
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": 1, "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": 1}
+
+
+def sh(*words: object) -> None:
+    done = subprocess.run(
+        [str(word) for word in words], capture_output=True, text=True
+    )
+    assert done.returncode == 0, f"{words}: {done.stderr}"
+
+
+@dataclass(frozen=True)
+class Host:
+    name: str
+    address: str
+    body: subprocess.Popen[str]
+
+    def at(self) -> tuple[str, ...]:
+        """The beginning of a command that runs there"""
+        return (
+            "nsenter",
+            "-t",
+            str(self.body.pid),
+            "-n",
+            "-u",
+            "-i",
+            "-m",
+            "--",
+        )
+
+    def received(self) -> int:
+        """Bytes, at its interface"""
+        text = subprocess.run(
+            [*self.at(), "cat", "/proc/net/dev"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        return int(re.search(rf"^ *{self.name}: *(\d+)", text, re.M)[1])
+
+
+def made(name: str, address: str) -> Host:
+    body = subprocess.Popen(
+        [
+            "setpriv",
+            "--pdeathsig",
+            "KILL",
+            *APART,
+            "sh",
+            "-c",
+            BODY.format(name=name),
+        ],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    if body.stdout.readline() != "ready\n":
+        raise AssertionError(f"a host of its own: {body.communicate()[1]}")
+    return Host(name, address, body)
+
+
+@contextlib.contextmanager
+def network(count: int) -> Iterator[list[Host]]:
+    """So many hosts, and the switch between them"""
+    found: list[Host] = []
+    try:
+        switch = made("switch", "")
+        found.append(switch)
+        there = switch.at()
+        sh(*there, "ip", "link", "add", "br0", "type", "bridge")
+        sh(*there, "ip", "link", "set", "br0", "up")
+        for n in range(1, count + 1):
+            host = made(f"h{n}", NAME.format(n))
+            found.append(host)
+            near, far = ("netns", host.body.pid), ("netns", switch.body.pid)
+            end = ("type", "veth", "peer", "name", f"p{n}")
+            sh("ip", "link", "add", host.name, *near, *end, *far)
+            sh(*there, "ip", "link", "set", f"p{n}", "master", "br0", "up")
+            here, address = host.at(), f"{host.address}/24"
+            sh(*here, "ip", "addr", "add", address, "dev", host.name)
+            sh(*here, "ip", "link", "set", host.name, "up")
+            sh(*here, "ip", "link", "set", "lo", "up")
+        yield found[1:]
+    finally:
+        for host in found:
+            host.body.kill()
+            host.body.communicate()
+
+
+def agent(folder: pathlib.Path, hosts: Sequence[Host]) -> pathlib.Path:
+    """What mpirun starts its daemons with, in ssh's place: a host's address, then the command"""
+    cases = "\n".join(
+        f'{host.address}) exec {" ".join(host.at())} sh -c "$*" ;;'
+        for host in hosts
+    )
+    made = folder / "agent"
+    made.write_text(
+        f"#!/bin/sh\nhost=$1; shift\ncase $host in\n{cases}\nesac\n"
+    )
+    made.chmod(0o755)
+    return made
+
+
+def mpirun(
+    binary: pathlib.Path,
+    ranks: int,
+    *options: object,
+    hosts: Sequence[Host] = (),
+    folder: pathlib.Path = pathlib.Path(),
+    **settings: object,
+) -> subprocess.Popen[str]:
+    """A run of its own process group; ranks are spread over hosts evenly, if there are any."""
+    words: list[object] = ["mpirun", "--oversubscribe", "-n", ranks]
+    if hosts:
+        each = -(-ranks // len(hosts))
+        words[:0] = hosts[0].at()
+        words += ["--mca", "plm_rsh_agent", agent(folder, hosts)]
+        words += ["--mca", "plm_rsh_no_tree_spawn", 1, "--host"]
+        words.append(",".join(f"{host.address}:{each}" for host in hosts))
+    for name in settings:
+        words += ["-x", name]
+    return subprocess.Popen(
+        [str(word) for word in (*words, binary, *options)],
+        text=True,
+        env=program.environment(**AS_ROOT, **settings),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+
+
+def ended(run: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        out, err = run.communicate(timeout=LIMIT)
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(run.pid, signal.SIGKILL)
+        raise
+    return subprocess.CompletedProcess(run.args, run.returncode, out, err)

@@ -1,0 +1,119 @@
+"""test_mpi.py -- out/train-mpi: the weights of out/train, on one host and on several; what comes
+over a host's wire; what is told of a start that cannot be.
+"""
+
+import pathlib
+import re
+
+import hosts
+import law
+import pytest
+import trainer
+from hosts import mpirun
+
+STEPS = 4
+SIZE = 125_248  # parameters of llama-tiny
+WAYS = (
+    ("eager", "cluster.ranks=1"),
+    ("late", "cluster.ranks=2", "zero.stage=0"),
+    (
+        "shuffled:1",
+        "cluster.ranks=2",
+        "zero.stage=1",
+        "zero.offload_optimizer.device=cpu",
+    ),
+    ("eager", "cluster.ranks=4", "zero.stage=2"),
+    ("late", "cluster.ranks=4", "zero.stage=3", "train.accumulate=layers"),
+    (
+        "shuffled:2",
+        "cluster.ranks=2",
+        "zero.stage=3",
+        "zero.offload_optimizer.device=nvme",
+        "zero.offload_optimizer.nvme_path=/tmp",
+        "zero.offload_param.device=cpu",
+    ),
+    ("eager", "cluster.ranks=8", "zero.stage=3", "zero.overlap_comm=false"),
+)
+
+
+@pytest.fixture(scope="module")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    path = tmp_path_factory.mktemp("mpi") / "tokens"
+    trainer.write_tokens(path, law.tokens(256, 40 * law.SAMPLES + 1))
+    return path
+
+
+def programs(family: str, *keys: str) -> list[pathlib.Path]:
+    """out/train and out/train-mpi of one train.c"""
+    source = trainer.generate(
+        law.path(family),
+        "train.micro_batch=1",
+        "train.global_batch=8",
+        *keys,
+    )
+    return [trainer.build(source, kind) for kind in (trainer.GCC, trainer.MPI)]
+
+
+def weights(run) -> str:
+    done = hosts.ended(run)
+    assert done.returncode == 0, done.stderr
+    return re.search(r"^weights (\w+)$", done.stdout, re.M)[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["f32", "bf16"])
+def test_one_hash_on_one_host(tokens: pathlib.Path, precision: str) -> None:
+    """That of one rank of out/train; and where each rank, or each two, is as if on a host of its
+    own."""
+    said = ("--data", tokens, "--steps", STEPS, "--hash")
+    type_ = f"train.precision={precision}"
+    alone, _ = programs("gpt", type_, "cluster.ranks=1")
+    want = trainer.sh(alone, *said)
+    for n, (queue, *way) in enumerate(WAYS):
+        _, made = programs("gpt", type_, *way)
+        ranks = int(way[0].partition("=")[2])
+        for here in {0, 1 + n % 2} if ranks > 1 else {0}:
+            run = mpirun(
+                made, ranks, *said, "--queue", queue, ZR_RANKS_PER_HOST=here
+            )
+            assert f"weights {weights(run)}\n" in want, (way, here)
+
+
+@pytest.mark.slow
+def test_a_start_without_mpi_says_how(tokens: pathlib.Path) -> None:
+    _, made = programs("gpt", "cluster.ranks=2")
+    run = hosts.ended(mpirun(made, 1, "--data", tokens, "--steps", 1))
+    assert run.returncode == 2 and "mpirun -n 2 " in run.stderr
+    run = hosts.ended(mpirun(made, 3, "--data", tokens, "--steps", 1))
+    assert run.returncode == 4 and "cluster.ranks=3" in run.stderr
+
+
+# ---- several hosts
+
+
+@pytest.fixture(scope="module")
+def two():
+    with hosts.network(2) as found:
+        yield found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_one_hash_on_two_hosts(
+    tokens: pathlib.Path, tmp_path: pathlib.Path, two, stage: int
+) -> None:
+    """And what comes to a host is what the plan has for its ranks' steps, before them at most all
+    parameters once (half of them to each of two ranks, a tenth more with what pads them), and no
+    more than a twentieth and 200 kB beside it: headers and answers of TCP, MPI's, the ranks'
+    meeting."""
+    near, made = programs("llama", "cluster.ranks=4", f"zero.stage={stage}")
+    said = ("--data", tokens, "--steps", STEPS, "--hash")
+    want = trainer.sh(near, *said)
+    before = two[1].received()
+    got = weights(mpirun(made, 4, *said, hosts=two, folder=tmp_path))
+    came = two[1].received() - before
+    assert f"weights {got}\n" in want
+    wire = int(re.search(r"^wire (\d+) bytes", want, re.M)[1])
+    # of a rank's three peers two are on the other host; the host has two ranks
+    planned = 2 * STEPS * wire * 2 // 3
+    assert planned <= came <= 1.05 * (planned + 1.1 * 4 * SIZE) + 200_000
