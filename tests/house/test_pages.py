@@ -213,7 +213,7 @@ def test_what_the_page_on_security_says_of_the_sources() -> None:
         "socket": {"zr_meet.c"},
         "listen": {"zr_meet.c"},
         # of no file but those that it makes itself
-        "mmap": {"memory.c", "near.c", "zr_ranks.c", "zr_disk.c", "host.c"},
+        "mmap": {"memory.c", "far.c", "zr_ranks.c", "zr_disk.c", "host.c"},
     }
     page_ = page("docs/security.md")
     for name, source, text_ in (

@@ -97,9 +97,16 @@ def test_a_second_set_up_does_nothing(
     assert (root / ".venv" / "stamp").stat().st_mtime_ns == stamp
 
 
+MPI = "openmpi-bin libopenmpi-dev iproute2"
+
+
 @pytest.mark.parametrize(
     "present,lack",
-    [((), "gcc g++ clang ninja-build"), (("gcc", "clang"), "g++ ninja-build")],
+    [
+        ((), f"gcc g++ clang ninja-build {MPI}"),
+        (("gcc", "clang"), f"g++ ninja-build {MPI}"),
+        (("gcc", "clang", "ip", "mpicc", "mpirun"), "g++ ninja-build"),
+    ],
 )
 def test_somebody_who_is_not_root_is_told_what_to_type(
     root: pathlib.Path, own: pathlib.Path, present: tuple[str, ...], lack: str

@@ -2,14 +2,18 @@
 over a host's wire; what is told of a start that cannot be.
 """
 
+import os
 import pathlib
 import re
+import signal
+import time
 
 import hosts
 import law
 import pytest
 import trainer
 from hosts import mpirun
+from patience import LIMIT
 
 STEPS = 4
 SIZE = 125_248  # parameters of llama-tiny
@@ -117,3 +121,96 @@ def test_one_hash_on_two_hosts(
     # of a rank's three peers two are on the other host; the host has two ranks
     planned = 2 * STEPS * wire * 2 // 3
     assert planned <= came <= 1.05 * (planned + 1.1 * 4 * SIZE) + 200_000
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_one_host_goes_on_on_two(
+    tokens: pathlib.Path, tmp_path: pathlib.Path, two
+) -> None:
+    """On twice the ranks under another stage, with the optimizer on the host: as if it had never
+    stopped."""
+    near, _ = programs("llama", "cluster.ranks=2", "zero.stage=1")
+    _, made = programs(
+        "llama",
+        "cluster.ranks=4",
+        "zero.stage=3",
+        "zero.offload_optimizer.device=cpu",
+    )
+    kept = ("--checkpoints", tmp_path / "ck")
+    said = ("--data", tokens, "--hash", "--steps")
+    want = trainer.sh(near, *said, 2 * STEPS)
+    trainer.sh(near, *said, STEPS, *kept)
+    run = mpirun(made, 4, *said, 2 * STEPS, *kept, hosts=two, folder=tmp_path)
+    assert f"weights {weights(run)}\n" in want
+
+
+# ---- what breaks
+
+
+def running(made: pathlib.Path) -> list[int]:
+    """Processes of a program: of each rank its parent and itself"""
+    found = []
+    for at in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = at.read_bytes().split(b"\0")
+        except OSError:  # it has ended
+            continue
+        if words[0] == str(made).encode():
+            found.append(int(at.parent.name))
+    return sorted(found)
+
+
+def begun(made: pathlib.Path, log: pathlib.Path, *words, **settings):
+    """A run of many steps that has done some"""
+    said = ("--steps", 1000000, "--log", log)
+    run = mpirun(made, 4, *words, *said, **settings)
+    until(lambda: log.exists() and log.read_text().count('"loss"') > 3)
+    return run
+
+
+def until(holds) -> None:
+    end = time.monotonic() + LIMIT
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_ends_all(
+    tokens: pathlib.Path, tmp_path: pathlib.Path, two
+) -> None:
+    _, made = programs("llama", "cluster.ranks=4", "zero.stage=3")
+    where = {"hosts": two, "folder": tmp_path}
+    run = begun(made, tmp_path / "log", "--data", tokens, **where)
+    os.kill(running(made)[-1], signal.SIGKILL)
+    done = hosts.ended(run)
+    assert done.returncode != 0
+    assert re.search(r"rank \d+ was ended by signal 9", done.stderr)
+    until(lambda: not running(made))
+
+
+@pytest.mark.slow
+def test_a_link_that_is_cut_ends_all(
+    tokens: pathlib.Path, tmp_path: pathlib.Path, two
+) -> None:
+    """Where nothing moves any longer; and the checkpoint before it holds."""
+    near, made = programs("llama", "cluster.ranks=4", "zero.stage=3")
+    kept = ("--checkpoints", tmp_path / "ck", "--save-every", 1)
+    with hosts.network(2) as two_more:
+        run = begun(
+            made,
+            tmp_path / "log",
+            "--data",
+            tokens,
+            *kept,
+            hosts=two_more,
+            folder=tmp_path,
+            ZR_TIMEOUT_S=10,
+        )
+        hosts.sh(*two_more[1].at(), "ip", "link", "set", "h2", "down")
+        until(lambda: not running(made))
+        os.killpg(run.pid, signal.SIGKILL)  # mpirun waits for its daemon there
+        _, err = run.communicate()
+    assert re.search(r"rank \d+: step \d+ has not ended in 10 s", err), err
+    done = trainer.sh(near, "--data", tokens, *kept[:2], "--steps", 10)
+    assert "step 10" in done or "loss" in done
