@@ -107,6 +107,14 @@ static int works(const zr_stall *s, int r, double half)
 
 static void describe(zr *z, const zr_stall *s, int r, int queue, char *why)
 {
+    if (r < 0 && z->far) {
+        zr_why(why,
+               "no command has ended for %.0f s (ZR_TIMEOUT_S): rank %d waits in step %" PRId64
+               " for ranks of other hosts, all of this host's are stopped; look for a host or a "
+               "network that is gone",
+               s->quiet, z->lowest, atomic_load(&seat_of(z, 0)->step));
+        return;
+    }
     if (r < 0) {
         zr_why(why,
                "no command has ended for %.0f s (ZR_TIMEOUT_S), and all ranks wait for each "

@@ -1,9 +1,10 @@
 /* zr_watch.c -- how long is too long; a rank's watchdog, which ends a run that hangs, saying where.
  *
- * A rank that waits for a device, or for a peer that is gone, waits for ever. So on a GPU, the one
- * target that starts it, a thread looks several times a second whether the run was stopped, whether
- * a peer has left, what else the target wants looked at, and whether the rank has waited longer
- * than it should. A CPU's ranks are watched by the parent (zr_stall.c).
+ * A rank that waits for a device, or for a peer that is gone, waits for ever. So where there is a
+ * device, or where a launcher has started the ranks, a thread looks several times a second whether
+ * the run was stopped, whether a peer has left, what else the target wants looked at, and whether
+ * the rank has waited longer than it should. How long a CPU's ranks wait is the parent's to watch
+ * (zr_stall.c).
  *
  * Invariants
  *  1. The thread ends the process, or does nothing.
@@ -51,6 +52,7 @@ static double usual_step(const zr_watch *w)
 void zr_expect(zr *z)
 {
     zr_watch *w = &z->watch;
+    if (!zr_is_gpu) return; /* its parent looks at the clock */
     pthread_mutex_lock(&w->lock);
     if (w->deadline == 0) {
         w->limit = zr_limit(z, usual_step(w));
