@@ -211,6 +211,29 @@ def test_a_link_that_is_cut_ends_all(
         until(lambda: not running(made))
         os.killpg(run.pid, signal.SIGKILL)  # mpirun waits for its daemon there
         _, err = run.communicate()
-    assert re.search(r"rank \d waits in step \d+ for ranks of other hosts", err), err
+    assert re.search(
+        r"rank \d waits in step \d+ for ranks of other hosts", err
+    ), err
     done = trainer.sh(near, "--data", tokens, *kept[:2], "--steps", 10)
     assert "step 10" in done or "loss" in done
+
+
+@pytest.mark.slow
+def test_memory_is_what_the_generator_says(tokens: pathlib.Path) -> None:
+    keys = ("cluster.ranks=4", "zero.stage=3", "train.global_batch=8")
+    said = trainer.sh(
+        trainer.ROOT / "gen" / "zgen",
+        law.path("gpt"),
+        *(w for key in keys for w in ("--set", key)),
+        "--set",
+        "train.micro_batch=1",
+        "--emit",
+        "memory",
+    )
+    (size,) = re.findall(r"^arena of train-mpi .*\((.*)\)$", said, re.M)
+    _, made = programs("gpt", *keys)
+    run = hosts.ended(mpirun(made, 4, "--data", tokens, "--steps", 1))
+    (told,) = re.findall(
+        r"^memory of a rank: arena (.*) MiB$", run.stderr, re.M
+    )
+    assert round(float(size.removesuffix(" MiB")), 1) == float(told)

@@ -102,6 +102,9 @@ def _part(p: Plan, kind: tuple[str, str], title: str) -> list[str]:
 def memory(p: Plan, others: Sequence[tuple[str, Plan]] = ()) -> str:
     """The map. others: the same plan by other rules of summation."""
     rest = cost.memory(p)
+    if "cpu" in p.head.targets and p.head.ranks > 1:
+        mpi = p.end("device", targets=("all", "unshared"))
+        rest += [("arena of train-mpi", mpi)]
     if set(p.head.targets) - {"cpu"}:
         rest += [
             ("arena on a GPU", p.end("device")),
