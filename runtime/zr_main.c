@@ -194,7 +194,8 @@ static void first_weights(zr *z)
     zr_barrier(z); /* nobody's log has a run before all ranks have theirs */
 }
 
-static void begin(zr *z)
+/* Ranks know each other, and have one program. */
+static void meet(zr *z)
 {
     zr_progress(z, "start", NULL, 0);
     if (z->far) zr_meet(z);
@@ -202,6 +203,39 @@ static void begin(zr *z)
     zr_open(z);
     zr_check_states(z);
     open_kernels(z);
+}
+
+/* --check-launch: arenas are taken, queues connected; then of each rank a line, in order */
+static void tell_launch(zr *z)
+{
+    enum { ROUNDS = 10 };
+    char host[ZR_HOST_NAME] = "";
+    int near = z->far ? z->net.neighbours : z->ranks, local = z->rank - z->lowest;
+    zr_arena(z);
+    zr_queues_start(z);
+    zr_barrier(z);
+    double begun = zr_now();
+    for (int i = 0; i < ROUNDS; i++) zr_barrier(z);
+    double seconds = (zr_now() - begun) / ROUNDS;
+    gethostname(host, sizeof host - 1);
+    zr_print(z, STDOUT_FILENO, "plan %s, %d ranks\n", z->p->plan, z->ranks);
+    if (z->far && z->rank == 0)
+        zr_print(z, STDOUT_FILENO, "rank 0 is at %s, port %d\n", z->net.host, z->net.port);
+    for (int r = 0; r < z->ranks; r++) {
+        zr_barrier(z);
+        if (r != z->rank) continue;
+        printf("rank %d: host %s, %d of %d there, %d threads, kernels %s; to rank 0 and back "
+               "%.0f us\n",
+               r, host, (z->far ? z->net.local : 0) + local, near, z->threads, z->p->object(),
+               1e6 * seconds);
+        fflush(stdout);
+    }
+    zr_barrier(z);
+    zr_queues_stop(z);
+}
+
+static void begin(zr *z)
+{
     gemms(z, z->o->tune ? ZR_TIME : ZR_TAKE);
     open_data(z);
     open_prompt(z);
@@ -484,6 +518,11 @@ static void run_rank(zr *z)
 {
     double report[ZR_REPORT] = {0};
     int64_t moved[ZR_MOVED] = {0};
+    meet(z);
+    if (z->o->check_launch) {
+        tell_launch(z);
+        return;
+    }
     begin(z);
     int leaves = train(z, report, moved);
     if (leaves) save_and_leave(z);

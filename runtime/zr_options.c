@@ -79,6 +79,8 @@ static const struct option {
     {"--nvme", "DIR", "where the file of what is offloaded lies (default: the spec's nvme_path)",
      OWN_PATH, AT(nvme), 0, 0},
     {"--hash", NULL, "end with a line `weights HEX`", FLAG, AT(hash), 0, 0},
+    {"--check-launch", NULL, "tell of each rank where it is, and end: nothing else is needed", FLAG,
+     AT(check_launch), 0, 0},
     {"--version", NULL, "print what this program is and end", FLAG, AT(version), 0, 0},
     {"--help", NULL, "or -h: print this and end", FLAG, AT(help), 0, 0},
     {"--profile", "FILE", "time each command of some steps: a table, and FILE for ui.perfetto.dev",
@@ -350,6 +352,7 @@ static void check_checkpoints(zr *z, const zr_options *o)
 /* What options must say together. */
 static void check_options(zr *z, const zr_options *o)
 {
+    if (o->check_launch) return;
     if (o->steps < 0) zr_fail(z, ZR_USER, "--steps N is needed (0 trains nothing); see --help");
     if (o->steps > 0 && !o->ndata)
         zr_fail(z, ZR_USER, "--data FILE is needed to train; see --help");

@@ -166,6 +166,7 @@ static int test_pieces(zr *z, int queue)
 static void close_world(zr *z)
 {
     struct zr_mpi *m = z->t->mpi;
+    if (!m) return;
     for (int queue = 0; queue <= ZR_REDUCE; queue++) {
         if (!m->of[queue].room) continue;
         MPI_Comm_free(&m->of[queue].comm);

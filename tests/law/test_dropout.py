@@ -129,6 +129,28 @@ def test_law(tmp_path: pathlib.Path, name: str, precision: str) -> None:
     assert len(packed) == 1 and packed != found
 
 
+@pytest.mark.slow
+def test_law_of_what_is_rounded(tmp_path: pathlib.Path) -> None:
+    """With hardly a value left, without masters, whose rounding draws words of its own."""
+    trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 40 * 8 * 3 + 1))
+    keys = (
+        "train.dropout=0.9",
+        "train.precision=bf16",
+        "train.optimizer.masters=false",
+        "train.sum=tree",
+        "train.micro_batch=1",
+    )
+    found = {
+        law.run(
+            trainer.build(trainer.generate(law.path("llama"), *keys, *way)),
+            *("--data", tmp_path / "tokens", "--steps", 3),
+            log=tmp_path / "log",
+        )
+        for way in WAYS[:5]
+    }
+    assert len(found) == 1
+
+
 STILL = ("train.optimizer.lr=0", "train.schedule={type: constant}")
 
 

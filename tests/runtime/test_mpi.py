@@ -237,3 +237,32 @@ def test_memory_is_what_the_generator_says(tokens: pathlib.Path) -> None:
         r"^memory of a rank: arena (.*) MiB$", run.stderr, re.M
     )
     assert round(float(size.removesuffix(" MiB")), 1) == float(told)
+
+
+@pytest.mark.slow
+def test_a_launch_is_told_of(tmp_path: pathlib.Path, two) -> None:
+    near, made = programs("gpt", "cluster.ranks=4")
+    told = trainer.sh(near, "--check-launch")
+    assert len(re.findall(r"^rank \d: .* \d of 4 there", told, re.M)) == 4
+    run = mpirun(made, 4, "--check-launch", hosts=two, folder=tmp_path)
+    done = hosts.ended(run)
+    assert done.returncode == 0, done.stderr
+    where = re.findall(
+        r"^rank (\d): host (\w+), (\d) of 2 there", done.stdout, re.M
+    )
+    assert sorted(where) == [
+        ("0", "h1", "0"),
+        ("1", "h1", "1"),
+        ("2", "h2", "0"),
+        ("3", "h2", "1"),
+    ]
+    assert told.splitlines()[0] in done.stdout  # the plan
+
+
+@pytest.mark.slow
+def test_a_launch_is_told_of_on_gpus() -> None:
+    source = trainer.generate(law.path("gpt"), "cluster.ranks=2")
+    told = trainer.sh(
+        trainer.build(source, trainer.EMULATED), "--check-launch"
+    )
+    assert len(re.findall(r"^rank \d: .* \d of 2 there", told, re.M)) == 2
