@@ -22,6 +22,7 @@
  * and for ranks that a launcher starts, where its own variables do not say it
  *   ZR_RANK, ZR_WORLD_SIZE, ZR_LOCAL_RANK, ZR_LOCAL_WORLD_SIZE, ZR_ADDR=HOST:PORT
  *                          see zr_launcher.c
+ *   ZR_TOKEN=WORD          ranks that have not the same are of other runs
  *   ZR_MEET_S=N            ranks have so long to meet at the start (default: 300)
  */
 #ifndef ZR_INT_H

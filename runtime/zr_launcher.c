@@ -112,9 +112,10 @@ static void take_slurm(zr *z, const char *list)
 
 static void name_run(zr *z, const struct source *s)
 {
-    const char *name = *s->run ? getenv(s->run) : NULL;
+    const char *names[] = {*s->run ? getenv(s->run) : NULL, getenv("ZR_TOKEN")};
     z->net.run = ZR_HASH;
-    if (name) zr_add_hash(&z->net.run, name, strlen(name));
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (names[i]) zr_add_hash(&z->net.run, names[i], strlen(names[i]) + 1);
 }
 
 static void find_address(zr *z, const struct source *s)

@@ -495,6 +495,7 @@ def test_silent_strangers_hold_nobody_up() -> None:
     "of,name",
     [
         ({"RANK": 1, "WORLD_SIZE": 2}, "TORCHELASTIC_RUN_ID"),
+        ({"ZR_RANK": 1, "ZR_WORLD_SIZE": 2}, "ZR_TOKEN"),
         (
             {"OMPI_COMM_WORLD_RANK": 1, "OMPI_COMM_WORLD_SIZE": 2},
             "PMIX_NAMESPACE",
