@@ -166,7 +166,7 @@ static void lock_folder(zr *z)
 {
     char file[ZR_FILE], why[ZR_WHY];
     if (zr_make_dir(z->o->checkpoints, why) || zr_path(file, z->o->checkpoints, ".lock", why))
-        zr_fail(z, ZR_ENVIRONMENT, "--checkpoints %s", why);
+        zr_fail(z, ZR_USER, "--checkpoints %s", why);
     int fd = open(file, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0) zr_fail(z, ZR_ENVIRONMENT, "--checkpoints %s: %s", file, strerror(errno));
     for (int i = 0; flock(fd, LOCK_EX | LOCK_NB); i++) {

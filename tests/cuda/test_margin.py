@@ -1,4 +1,4 @@
-"""test_margin.py -- train.sm_margin: SMs that a GPU's products leave to NCCL. Under emulation the
+"""test_margin.py -- train.sm_margin: SMs that a GPU's GEMMs leave to NCCL. Under emulation the
 first
 choice of a product for a number of SMs is another than for all of them, and a product that NCCL's
 communicators do not leave what it counts on ends the program.
@@ -291,9 +291,7 @@ def test_where_it_buys_nothing(name: str) -> None:
     """No collective runs beside a product: a note says so, and NCCL has what it has without."""
     keys = *SPREAD[name], f"train.sm_margin={MARGIN}"
     notes, idle = spec.load(str(SPEC), [*RECIPE, *keys]).notes, name in IDLE
-    said = [
-        n for n in notes if "train.sm_margin: products leave SMs unused" in n
-    ]
+    said = [n for n in notes if "train.sm_margin: GEMMs leave SMs unused" in n]
     assert len(said) == idle and (not idle or said[0].endswith(IDLE[name]))
     blocks, channels = (0, 8) if idle else (6, 4)
     text, p = source(*SPREAD[name]), plans.planned(str(SPEC), *RECIPE, *keys)
@@ -305,7 +303,7 @@ def test_where_it_buys_nothing(name: str) -> None:
     assert room == reserve.bytes_of(
         "sm_90", p.head.ranks, 0 if idle else MARGIN
     )
-    said = f"products leave {MARGIN} SMs " + (
+    said = f"GEMMs leave {MARGIN} SMs " + (
         "unused" if idle else "to NCCL, 6 to each"
     )
     assert said in explain.explain(p)

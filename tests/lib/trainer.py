@@ -150,15 +150,15 @@ def inputs(target: str) -> list[str]:
 def objects(kind: Kind = GCC) -> list[pathlib.Path]:
     """what a program of build.ninja is linked from beside train.o, brought up to date once for each
     process"""
-    parts = [
-        part
-        for name in inputs(kind.program)
-        for part in (inputs(name) if name.endswith(".a") else [name])
-    ]
-    names = [
-        n for n in parts if n.endswith(".o") and not n.endswith("/train.o")
-    ]
-    with alone("ninja"):
+    with alone("ninja"):  # whose log another ninja may be about to replace
+        parts = [
+            part
+            for name in inputs(kind.program)
+            for part in (inputs(name) if name.endswith(".a") else [name])
+        ]
+        names = [
+            n for n in parts if n.endswith(".o") and not n.endswith("/train.o")
+        ]
         sh("ninja", *names)
     return [ROOT / n for n in names]
 

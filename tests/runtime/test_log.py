@@ -169,18 +169,18 @@ def test_the_run_of_a_model(tmp_path: Path) -> None:
 # ---- the start block
 
 
-@pytest.mark.parametrize("peak,pace", [(None, 80 * 2 * 3), (40, 40)])
+@pytest.mark.parametrize("peak,pace", [(None, 80 * 2), (40, 40)])
 def test_what_is_said_before_the_first_step(
     program: Path, data: Path, peak: int | None, pace: float
 ) -> None:
     """The estimate is of the table's rate for each thread, or of the peak that was given."""
     settings = {"ZR_PEAK_GFLOPS": peak} if peak else {}
-    done = train(program, data, "--threads", 3, RANKS=2, **settings)
+    done = train(program, data, "--threads", 1, RANKS=2, **settings)
     said = done.err.splitlines()
     step = MICRO_BATCHES * B * T
     assert said[:2] == [
         f"program: {N} parameters; by hand",
-        "ranks x threads 2 x 3, kernels avx512",
+        "ranks x threads 2 x 1, kernels avx512",
     ]
     assert re.fullmatch(r"memory of a rank: arena \d+\.\d MiB", said[2])
     assert said[3] == (
@@ -196,6 +196,20 @@ def test_what_is_said_before_the_first_step(
         said[5],
     )
     assert said[6].startswith("step 1/3 ") and len(said) == 8
+
+
+def test_more_threads_than_cores_are_told_of(
+    program: Path, data: Path
+) -> None:
+    most = 1024
+    part = max(1, len(os.sched_getaffinity(0)) // 2)
+    done = run(
+        program, "--steps", 0, "--val", data, "--threads", most, RANKS=2
+    )
+    (told,) = re.findall(
+        r"^--threads (\d+): a rank has (\d+) of the cores", done.err, re.M
+    )
+    assert int(told[0]) == most and 1 <= int(told[1]) <= part
 
 
 def test_a_run_without_steps_says_what_it_is(

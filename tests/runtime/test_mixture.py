@@ -225,8 +225,8 @@ def test_a_folder_stands_for_its_files(
         ("x:-1", "x:-1: No such file"),
         ("x:.", "x:.: No such file"),
         ("x:", "x:: No such file"),
-        ("x:2", "rank 0: x: No such file"),
-        (":2", "rank 0: : No such file"),
+        ("x:2", "rank 0: --data x: No such file"),
+        (":2", "rank 0: --data : No such file"),
     ],
 )
 def test_what_is_no_weight(program: Path, said: str, words: str) -> None:

@@ -75,7 +75,8 @@ enum {
 #define INLET(i)            SLOT(0, 4096, i)               /* 4: tokens from the host */
 #define DESK(i)             SLOT(16384, 204800, i)         /* 1: scratch */
 
-/* ---- events */
+/* ---- events: FREE_C(i), slot i of C may be written again; FULL_C(i), what was moved there has
+ * come; END_Q(i), what queue Q was given before is done */
 #define END_MAIN(i) (0 + (int)(i))
 #define END_SUM(i) (1 + (int)(i))
 #define FREE_GRAD_BLOCK(i) (2 + (int)(i))
@@ -341,7 +342,7 @@ static const zk_recipe recipe = {
 #define RANK ((int64_t)zr_rank(z))
 
 /* ---- embed */
-/* in w a unit's parameters, in dw their gradients; bytes from its first */
+/* byte offsets from w (parameters) and dw (gradients) */
 enum {
     WTE_W = 0,         /* (R, C) */
     WPE_W = 154411008, /* (P, C) */
@@ -363,14 +364,14 @@ FN(bwd_embed)
 }
 
 /* ---- block */
-/* in w a unit's parameters, in dw their gradients; bytes from its first */
+/* byte offsets from w (parameters) and dw (gradients) */
 enum {
     C_ATTN_W = 0,            /* (C, 3 * C) */
     ATTN_C_PROJ_W = 7077888, /* (C, C) */
     C_FC_W = 9437184,        /* (C, 4 * C) */
     MLP_C_PROJ_W = 18874368, /* (4 * C, C) */
 };
-/* in p a unit's parameters, in dp their gradients; bytes from its first */
+/* byte offsets from p (parameters) and dp (gradients) */
 enum {
     LN_1_W = 0,            /* (C) */
     LN_1_B = 4096,         /* (C) */
@@ -381,7 +382,7 @@ enum {
     C_FC_B = 32768,        /* (4 * C) */
     MLP_C_PROJ_B = 45056,  /* (C) */
 };
-/* in s what forward saves for backward */
+/* byte offsets from s (saved for backward) */
 enum {
     LN_1 = 0,                /* (M, C) */
     LN_1_STAT = 1572864,     /* (M, 2) f32 */
@@ -465,7 +466,7 @@ FN(bwd_block)
 }
 
 /* ---- head */
-/* in p a unit's parameters, in dp their gradients; bytes from its first */
+/* byte offsets from p (parameters) and dp (gradients) */
 enum {
     LN_F_W = 589824, /* (C) */
     LN_F_B = 593920, /* (C) */
