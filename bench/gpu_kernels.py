@@ -138,7 +138,9 @@ ROWS = {
         "dx=R*M*K dy=R*M*N w=R*n*K", "R*(M*K+M*n+n*K)", "2*M*n*K"
     ),
     "zk_lora_bwd_w": Row(
-        "dw=R*n*K dy=R*M*N x=R*M*K", "R*(M*n+M*K+n*K)", "2*M*n*K"
+        "dw=(4*full+R*(1-full))*n*K dy=R*M*N x=R*M*K",
+        "R*(M*n+M*K)+(4*full+R*(1-full))*n*K",
+        "2*M*n*K",
     ),
     "zk_rope": Row("y=R*B*T*E in=R*B*T*E table=4*T*D"),
     "zk_attention_fwd": Row(

@@ -158,7 +158,7 @@ _TRAIN = {
     "reduction": "is who adds gradients over ranks: our exact sums, or NCCL's reduce-scatter "
     "(GPUs only)",
     "sm_margin": "is how many SMs of a GPU GEMMs leave to NCCL",
-    "lora.rank": "is the rank of adapters beside linears of blocks, which alone train",
+    "lora.rank": "is the rank of adapters beside linears, which alone train",
     "lora.alpha": "is their scale, times rank: alpha / rank x B A is added to a weight",
     "lora.match": "are the ends of the names of linears that have one; by default, as in PEFT, "
     "`q_proj` and `v_proj`, GPT-2's `c_attn`",

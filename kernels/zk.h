@@ -19,7 +19,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZK_ABI 17
+#define ZK_ABI 18
 
 /* one queue's kernel context: threads on a CPU, stream and handles on a GPU */
 typedef struct zk zk;
@@ -212,13 +212,14 @@ void zk_slice_bwd_w(zk *k, const zk_launch *L, real *dw, const real *dy, const r
                     int64_t N, int64_t K, int64_t at, int64_t n);
 
 /* ---- an adapter of low rank on columns [at, at + n) of a linear's output: y = base, and there +=
- * scale * x[M,K] . w^T, w [n,K]; rounded once. y may be where base is */
+ * scale * x[M,K] . w^T, w [n,K]; rounded once. y may be where base is. full, carry: as of a linear;
+ * what is carried on is scaled first */
 void zk_lora_fwd(zk *k, const zk_launch *L, real *y, const real *base, const real *x, const real *w,
                  int64_t M, int64_t N, int64_t K, int64_t at, int64_t n, float scale);
 void zk_lora_bwd_x(zk *k, const zk_launch *L, real *dx, const real *dy, const real *w, int64_t M,
                    int64_t N, int64_t K, int64_t at, int64_t n, float scale);
-void zk_lora_bwd_w(zk *k, const zk_launch *L, real *dw, const real *dy, const real *x, int64_t M,
-                   int64_t N, int64_t K, int64_t at, int64_t n, float scale);
+void zk_lora_bwd_w(zk *k, const zk_launch *L, void *dw, const real *dy, const real *x, int64_t M,
+                   int64_t N, int64_t K, int64_t at, int64_t n, float scale, int full, int carry);
 
 /* ---- rotary positions, half rotation: pairs (i, i + D/2); table float [T, D/2, 2] (cos, sin) */
 /* table from f64 inverse frequencies [D/2], by our own sine and cosine */

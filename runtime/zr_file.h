@@ -188,6 +188,10 @@ int zr_stored_types(const zr_program *p, const zr_stored *f, const char *dir, ui
 
 /* ---- adapters of low rank (zr_lora.c) */
 int zr_is_adapter(const char *name);
+/* Bytes of p->lead before a tensor's name: the model's own part is not before its head. */
+int zr_adapter_lead(const zr_program *p, const char *name);
+/* to[256]: the base's tensor that PEFT keeps beside an adapter of the head; 0: it is none. */
+int zr_adapter_base(char *to, const char *name);
 /* dir/adapter_config.json is of adapters as the program has them. */
 int zr_adapter_fits(const zr_program *p, const char *dir, char *why);
 zr_merge *zr_merge_new(const zr_program *p);
@@ -236,7 +240,9 @@ int zr_save_end(const zr_saving *s, int ok, char *why);
  * what of the files is left out, "" if nothing; only rank 0 looks for that. After -1 no master has
  * changed, unless the reading itself failed. */
 int zr_load(const zr_program *p, zr *z, int rank, const char *dir, int drop, char *note, char *why);
-/* The same of adapters, from dir/adapter_model.safetensors. */
-int zr_load_adapters(const zr_program *p, zr *z, int rank, const char *dir, char *why);
+/* The same of adapters, from dir/adapter_model.safetensors. Weights of the base may lie beside them
+ * that are those in the folder `base` to the bit. */
+int zr_load_adapters(const zr_program *p, zr *z, int rank, const char *dir, const char *base,
+                     char *why);
 
 #endif

@@ -16,6 +16,7 @@
 
 enum { NAME = 256 };
 static const char ends[2][16] = {".lora_A.weight", ".lora_B.weight"}, weight[] = ".weight";
+static const char whole[] = "base_model.model.", head[] = "lm_head.", own[] = ".base_layer.weight";
 
 static int ends_in(const char *name, const char *end)
 {
@@ -24,6 +25,21 @@ static int ends_in(const char *name, const char *end)
 }
 
 int zr_is_adapter(const char *name) { return ends_in(name, ends[0]) || ends_in(name, ends[1]); }
+
+static int of_head(const char *name) { return !strncmp(name, head, strlen(head)); }
+
+int zr_adapter_lead(const zr_program *p, const char *name)
+{
+    return (int)strlen(of_head(name) ? whole : p->lead);
+}
+
+int zr_adapter_base(char *to, const char *name)
+{
+    size_t lead = strlen(whole);
+    if (strncmp(name, whole, lead) || !ends_in(name, own)) return 0;
+    int bare = (int)(strlen(name) - lead - strlen(own));
+    return snprintf(to, NAME, "%.*s%s", bare, name + lead, weight) < NAME;
+}
 
 /* ---- adapter_config.json */
 
@@ -94,7 +110,6 @@ zr_merge *zr_merge_new(const zr_program *p)
     zr_merge *m = calloc(1, sizeof *m);
     if (!m) return NULL;
     m->p = p;
-    m->turned = turned(p);
     for (int i = 0; i < 2; i++) {
         m->room[i] = 4 * most(p, ends[i]);
         m->of[i] = malloc((size_t)m->room[i]);
@@ -127,13 +142,15 @@ int zr_merge_take(zr_merge *m, const char *name)
     if (!ends_in(name, weight)) return 0;
     for (int i = 0; i < 2; i++) {
         int bare = (int)(strlen(name) - strlen(weight));
-        snprintf(full, sizeof full, "%s%.*s%s", m->p->lead, bare, name, ends[i]);
+        snprintf(full, sizeof full, "%.*s%.*s%s", zr_adapter_lead(m->p, name), m->p->lead, bare,
+                 name, ends[i]);
         if (!(e[i] = zr_table_find(&m->table, full))) return 0;
         int fd = m->table.files[e[i]->file].fd;
         int64_t bytes = e[i]->end - e[i]->begin;
         errno = EINVAL; /* it is not what was written there */
         if (bytes > m->room[i] || zr_read_at(fd, m->of[i], bytes, e[i]->begin)) return -1;
     }
+    m->turned = turned(m->p) && !of_head(name); /* which is [V,C] in every family */
     m->rank = e[0]->shape[0];
     m->in = e[0]->shape[1];
     m->out = e[1]->shape[0];

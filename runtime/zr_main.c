@@ -188,7 +188,7 @@ static void first_weights(zr *z)
     zr_progress(z, "load", "tensor", tensors(z));
     if (z->o->load && zr_load(z->p, z, z->rank, z->o->load, z->o->drop_unknown, note, why))
         zr_fail(z, ZR_USER, "--load %s", why);
-    if (z->o->adapter && zr_load_adapters(z->p, z, z->rank, z->o->adapter, why))
+    if (z->o->adapter && zr_load_adapters(z->p, z, z->rank, z->o->adapter, z->o->load, why))
         zr_fail(z, ZR_USER, "--adapter %s", why);
     if (*note) zr_print(z, STDERR_FILENO, "%s\n", note);
     zr_barrier(z); /* nobody's log has a run before all ranks have theirs */

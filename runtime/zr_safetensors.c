@@ -448,7 +448,7 @@ zr_entry *zr_table_find(const zr_table *t, const char *name)
 
 enum { EQUAL = 16384 }; /* bytes that are read at a time */
 
-int zr_table_equal(const zr_table *t, const zr_entry *a, const zr_entry *b)
+int zr_table_equal(const zr_table *t, const zr_entry *a, const zr_table *u, const zr_entry *b)
 {
     char x[EQUAL], y[EQUAL];
     int64_t n = a->end - a->begin;
@@ -457,7 +457,7 @@ int zr_table_equal(const zr_table *t, const zr_entry *a, const zr_entry *b)
     for (int64_t i = 0; i < n; i += EQUAL) {
         int64_t some = n - i < EQUAL ? n - i : EQUAL;
         if (zr_read_at(t->files[a->file].fd, x, some, a->begin + i) ||
-            zr_read_at(t->files[b->file].fd, y, some, b->begin + i) || memcmp(x, y, (size_t)some))
+            zr_read_at(u->files[b->file].fd, y, some, b->begin + i) || memcmp(x, y, (size_t)some))
             return 0;
     }
     return 1;

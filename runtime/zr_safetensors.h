@@ -38,7 +38,7 @@ int zr_table_open_file(zr_table *t, const char *dir, const char *name, char *why
 void zr_table_close(zr_table *t);
 zr_entry *zr_table_find(const zr_table *t, const char *name); /* NULL: not there */
 /* Whether two entries hold the same tensor */
-int zr_table_equal(const zr_table *t, const zr_entry *a, const zr_entry *b);
+int zr_table_equal(const zr_table *t, const zr_entry *a, const zr_table *u, const zr_entry *b);
 const char *zr_dtype_name(int dtype);
 /* ---- names in a folder of weights */
 #define ZR_CONFIG "config.json"

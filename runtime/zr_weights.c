@@ -83,10 +83,12 @@ static piece part(const zr_program *p, const zr_tensor *t, const zr_state *s, in
 static char *instance(char *to, const zr_program *p, const zr_stored *f, const zr_tensor *t, int i)
 {
     const char *lead = f->part == ZR_ADAPTERS ? p->lead : "";
+    int own = *lead ? zr_adapter_lead(p, t->name) : 0;
     const char *layer = t->count > 1 ? strstr(t->name, "%d") : NULL;
     int before = layer ? (int)(layer - t->name) : 0;
-    if (layer) snprintf(to, NAME, "%s%.*s%d%s", lead, before, t->name, t->first + i, layer + 2);
-    else snprintf(to, NAME, "%s%s", lead, t->name);
+    if (layer)
+        snprintf(to, NAME, "%.*s%.*s%d%s", own, lead, before, t->name, t->first + i, layer + 2);
+    else snprintf(to, NAME, "%.*s%s", own, lead, t->name);
     return to;
 }
 
@@ -425,7 +427,7 @@ static int is_tied(const zr_table *t, const zr_entry *e)
     static const char *const embedding[] = {"wte.weight", "embed_tokens.weight"};
     for (int i = 0; i < 2 && !strcmp(unprefixed(e->name), "lm_head.weight"); i++) {
         zr_entry *w = locate(t, embedding[i]);
-        if (w && zr_table_equal(t, w, e)) return 1;
+        if (w && zr_table_equal(t, w, t, e)) return 1;
     }
     return 0;
 }
@@ -475,22 +477,40 @@ int zr_load(const zr_program *p, zr *z, int rank, const char *dir, int drop, cha
     return bad ? -1 : 0;
 }
 
-/* Nothing else may be there: an adapter that is left out is another model. */
-static int all_used(const zr_table *t, const char *dir, char *why)
+/* Whether an entry is a weight of the base, with the bits that it has in the folder `base` */
+static int is_base(const zr_table *t, const zr_entry *e, const char *base, char *why)
 {
-    for (int64_t i = 0; i < t->n; i++)
-        if (!t->entries[i].used)
-            return zr_why(why, "%s/%s: tensor %.200s is no adapter of the program's", dir,
-                          t->files[t->entries[i].file].name, t->entries[i].name);
+    char name[NAME];
+    zr_table own;
+    if (!base || !zr_adapter_base(name, e->name) || zr_table_open(&own, base, why)) return 0;
+    const zr_entry *w = locate(&own, name);
+    int same = w && zr_table_equal(t, e, &own, w);
+    zr_table_close(&own);
+    return same;
+}
+
+/* Nothing else may be there: an adapter that is left out is another model. */
+static int all_used(const zr_table *t, const char *dir, const char *base, char *why)
+{
+    char bare[NAME];
+    for (int64_t i = 0; i < t->n; i++) {
+        const zr_entry *e = &t->entries[i];
+        if (!e->used && !is_base(t, e, base, why))
+            return zr_why(why, "%s/%s: tensor %.200s is no %s", dir, t->files[e->file].name,
+                          e->name,
+                          zr_adapter_base(bare, e->name) ? "weight of the base that --load names"
+                                                         : "adapter of the program's");
+    }
     return 0;
 }
 
-int zr_load_adapters(const zr_program *p, zr *z, int rank, const char *dir, char *why)
+int zr_load_adapters(const zr_program *p, zr *z, int rank, const char *dir, const char *base,
+                     char *why)
 {
     zr_table table;
     if (zr_adapter_fits(p, dir, why) || zr_table_open_file(&table, dir, ZR_ADAPTER_MODEL, why))
         return -1;
-    int bad = match_all(p, &zr_adapters, &table, dir, why) || all_used(&table, dir, why) ||
+    int bad = match_all(p, &zr_adapters, &table, dir, why) || all_used(&table, dir, base, why) ||
               read_all(p, &zr_adapters, &table, z, rank, dir, NULL, why);
     zr_table_close(&table);
     return bad ? -1 : 0;

@@ -644,13 +644,14 @@ void ZK(zk_lora_bwd_x)(zk *k, const zk_launch *L, real *dx, const real *dy, cons
     multiply_all(&g, L);
 }
 
-void ZK(zk_lora_bwd_w)(zk *k, const zk_launch *L, real *dw, const real *dy, const real *x,
-                       int64_t M, int64_t N, int64_t K, int64_t at, int64_t n, float scale)
+void ZK(zk_lora_bwd_w)(zk *k, const zk_launch *L, void *dw, const real *dy, const real *x,
+                       int64_t M, int64_t N, int64_t K, int64_t at, int64_t n, float scale,
+                       int full, int carry)
 {
     product g = {.k = k,
                  .out = dw,
-                 .dtype = k->dtype,
-                 .end = SCALED,
+                 .dtype = full ? ZK_F32 : k->dtype,
+                 .end = carry ? ADDED : SCALED,
                  .scale = scale,
                  .M = n,
                  .N = K,

@@ -359,10 +359,10 @@ void zk_lora_bwd_x(zk *k, const zk_launch *L, real *dx, const real *dy, const re
 }
 
 /* dw [n,K]: dw^T [K,n] = x^T [K,M] . dy [M,n] */
-void zk_lora_bwd_w(zk *k, const zk_launch *L, real *dw, const real *dy, const real *x, int64_t M,
-                   int64_t N, int64_t K, int64_t at, int64_t n, float scale)
+void zk_lora_bwd_w(zk *k, const zk_launch *L, void *dw, const real *dy, const real *x, int64_t M,
+                   int64_t N, int64_t K, int64_t at, int64_t n, float scale, int full, int carry)
 {
-    multiply(k, L, K, n, M, dw, x, 0, from(k, dy, at), 1, NULL, 0, 0, N, 0, scale);
+    multiply(k, L, K, n, M, dw, x, 0, from(k, dy, at), 1, NULL, full, carry, N, 0, scale);
 }
 
 /* ---- gradient of the bias: a thread block sums a stripe of rows of dy [M,N], its warps in turns;

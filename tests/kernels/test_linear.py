@@ -304,7 +304,7 @@ def adapted(
     dx, dw = zk.empty(k.dtype, M, K), zk.empty(k.dtype, n, K)
     k.zk_lora_fwd(y, base, x, part, M, N, K, at, n, SCALE)
     k.zk_lora_bwd_x(dx, dy, part, M, N, K, at, n, SCALE)
-    k.zk_lora_bwd_w(dw, dy, x, M, N, K, at, n, SCALE)
+    k.zk_lora_bwd_w(dw, dy, x, M, N, K, at, n, SCALE, 0, 0)
     return y, dx, dw
 
 
@@ -351,6 +351,35 @@ def test_adapters_have_the_same_bits(
     for inside in (False, True):
         found = adapted(zk.Kernels(isa, dtype, threads), *shape, inside)
         assert bits(found) == bits(first)
+
+
+def carried(k: zk.Kernels, M: int, N: int, K: int, n: int) -> Array:
+    """an adapter's dw, in f32, of rows in two chunks"""
+    x, _, _, dy = layers(k.dtype, M, N, K, zk.OUT_IN)
+    dw, cut = zk.empty(zk.F32, n, K), M // 2
+    for carry, rows in enumerate((slice(0, cut), slice(cut, M))):
+        some = dy[rows].copy(), x[rows].copy()
+        k.zk_lora_bwd_w(dw, *some, cut, N, K, 0, n, SCALE, 1, carry)
+    return dw
+
+
+CHUNKS = 64, 56, 9, 51  # M, N, K, n
+
+
+def test_an_adapter_carries_on(target: str, dtype: int) -> None:
+    """Each chunk is scaled, then added."""
+    M, N, K, n = CHUNKS
+    x, _, _, dy = map(zk.load, layers(dtype, M, N, K, zk.OUT_IN))
+    found = carried(zk.Kernels(target, dtype), *CHUNKS)
+    close(found, SCALE * dy[:, :n].T, x, np.zeros((n, K)) + 1e-300)
+
+
+def test_an_adapter_that_carries_on_has_the_same_bits(
+    isa: str, dtype: int
+) -> None:
+    first = carried(zk.Kernels("avx2", dtype), *CHUNKS)
+    found = carried(zk.Kernels(isa, dtype, 3), *CHUNKS)
+    assert found.tobytes() == first.tobytes()
 
 
 def test_f16_is_f32_rounded_once(isa: str) -> None:

@@ -21,9 +21,17 @@ from zg.write import peft
 
 MOST = "[q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]"
 LORA = {
-    "gpt": "train.lora={rank: 4, alpha: 6, match: [c_attn, c_fc]}",
-    "llama": "train.lora={rank: 4, alpha: 6}",
-    "qwen3": f"train.lora={{rank: 3, alpha: 12, match: {MOST}}}",
+    "gpt": ("train.lora={rank: 4, alpha: 6, match: [c_attn, c_fc]}",),
+    "llama": ("train.lora={rank: 4, alpha: 6}",),
+    "qwen3": (f"train.lora={{rank: 3, alpha: 12, match: {MOST}}}",),
+    "head": ("train.lora={rank: 4, alpha: 6, match: [v_proj, lm_head]}",),
+    "head in chunks": (
+        "train.lora={rank: 3, alpha: 6, match: [lm_head]}",
+        "train.sequence=64",
+        "train.head_chunk=32",
+        "model.vocab=251",
+        "model.units[2].head[1].linear.out=251",
+    ),
 }
 WHOLE = "zero.stage3_param_persistence_threshold=0"
 WAYS = (
@@ -49,10 +57,14 @@ WAYS = (
 )
 
 
+def path_of(name: str) -> pathlib.Path:
+    return law.path("llama" if name.startswith("head") else name)
+
+
 def setting(name: str) -> tuple[pathlib.Path, oracle.Arrays, np.ndarray]:
     """path of a tiny spec, weights of the base and of adapters, none of them zero; tokens"""
-    path = law.path(name)
-    spec = reader.load(str(path), [LORA[name]])
+    path = path_of(name)
+    spec = reader.load(str(path), LORA[name])
     params = {
         tensor: known.weight(tensor, shape, known.is_norm_weight(tensor))
         for tensor, shape in oracle.shapes(spec).items()
@@ -101,7 +113,8 @@ def trained(
 
 
 def planned(name: str, *keys: str) -> plan.Plan:
-    p = search.find(reader.load(str(law.path(name)), [LORA[name], *keys])).plan
+    keys = (*LORA[name], *keys)
+    p = search.find(reader.load(str(path_of(name)), keys)).plan
     check.check(p)
     return p
 
@@ -113,7 +126,7 @@ def planned(name: str, *keys: str) -> plan.Plan:
 def test_the_evaluators_gradients(name: str) -> None:
     """of adapters, beside differences of its own loss"""
     path, params, tokens = setting(name)
-    spec = reader.load(str(path), [LORA[name]])
+    spec = reader.load(str(path), LORA[name])
     batch = oracle.batch(tokens, spec.train.sequence, 0, 2)
     _, _, grads = oracle.gradients(spec, params, *batch)
     rng, step = np.random.Generator(np.random.Philox(1)), 1e-6
@@ -137,9 +150,9 @@ def test_the_evaluators_gradients(name: str) -> None:
 def test_gradients(tmp_path: pathlib.Path, name: str) -> None:
     """of the first step, by f32's bound for those of whole models"""
     path, params, tokens = setting(name)
-    keys = (*test_reference.SHOW, LORA[name])
+    keys = (*test_reference.SHOW, *LORA[name])
     after = trained(path, tmp_path, params, tokens, 1, *keys)
-    spec = reader.load(str(path), [LORA[name]])
+    spec = reader.load(str(path), LORA[name])
     G = spec.train.global_batch
     batch = oracle.batch(tokens, spec.train.sequence, 0, G)
     loss, _, grads = oracle.gradients(spec, params, *batch)
@@ -156,7 +169,8 @@ def test_gradients(tmp_path: pathlib.Path, name: str) -> None:
 
 def test_first_values(tmp_path: pathlib.Path) -> None:
     """PEFT's: A uniform within 1 / sqrt(inputs), B zero; so the model is the base."""
-    program = trainer.build(trainer.generate(law.path("qwen3"), LORA["qwen3"]))
+    source = trainer.generate(law.path("qwen3"), *LORA["qwen3"])
+    program = trainer.build(source)
     trainer.sh(program, "--steps", 0, "--save", tmp_path)
     after = load_file(tmp_path / "adapter_model.safetensors")
     drawn = np.concatenate(
@@ -180,23 +194,32 @@ def test_first_values(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name,precision", [("llama", "f32"), ("gpt", "bf16"), ("qwen3", "f32")]
+    "name,precision",
+    [
+        ("llama", "f32"),
+        ("gpt", "bf16"),
+        ("qwen3", "f32"),
+        ("head", "bf16"),
+        ("head in chunks", "f32"),
+        ("head in chunks", "bf16"),
+    ],
 )
 def test_law(tmp_path: pathlib.Path, name: str, precision: str) -> None:
     """All ways have one hash, and another scale has another."""
-    trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 40 * 8 * 3 + 1))
+    trainer.write_tokens(tmp_path / "tokens", law.tokens(251, 64 * 8 * 3 + 1))
 
     def run(*keys: str) -> law.Result:
         keys = (f"train.precision={precision}", "train.micro_batch=1", *keys)
+        source = trainer.generate(path_of(name), *LORA[name], *keys)
         return law.run(
-            trainer.build(trainer.generate(law.path(name), *keys)),
+            trainer.build(source),
             *("--data", tmp_path / "tokens", "--steps", 3),
             log=tmp_path / "log",
         )
 
-    ways = WAYS if name == "llama" else WAYS[::3]
-    found = {run(LORA[name], *way) for way in ways}
-    other = run(LORA[name], "train.lora.alpha=7", *WAYS[1])
+    ways = WAYS[::3] if name in ("gpt", "qwen3") else WAYS
+    found = {run(*way) for way in ways}
+    other = run("train.lora.alpha=7", *WAYS[1])
     assert len(found) == 1 and other.weights not in {r.weights for r in found}
 
 
@@ -230,24 +253,27 @@ def test_the_base_has_no_states(stage: int) -> None:
 
 # ---- on a GPU
 
-SHORT = (
-    "train.global_batch=2",
-    "train.micro_batch=1",
-    "train.sequence=12",
-    "model.units[1].blocks=1",
-)
+SHORT = {
+    "qwen3": ("train.sequence=12",),
+    "head in chunks": (),
+}
 
 
 @pytest.mark.slow
-def test_under_emulation(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("name", SHORT)
+def test_under_emulation(tmp_path: pathlib.Path, name: str) -> None:
     """The GPU's kernels have one hash, too, and lead to a CPU's losses, but for bf16's rounding of
-    logits: 2^-9 each of numbers below 1, at random over 24 tokens."""
-    trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 40 * 8 * 3 + 1))
+    logits: 2^-9 each of numbers below 1, at random over 24 tokens or more."""
+    trainer.write_tokens(tmp_path / "tokens", law.tokens(251, 40 * 8 * 3 + 1))
+    short = ("train.global_batch=2", "model.units[1].blocks=1", *SHORT[name])
 
     def run(kind: trainer.Kind, *keys: str) -> law.Result:
-        keys = (LORA["qwen3"], "train.precision=bf16", *SHORT, *keys)
+        keys = (*short, "train.micro_batch=1", *keys)
+        source = trainer.generate(
+            path_of(name), *LORA[name], "train.precision=bf16", *keys
+        )
         return law.run(
-            trainer.build(trainer.generate(law.path("qwen3"), *keys), kind),
+            trainer.build(source, kind),
             *("--data", tmp_path / "tokens", "--steps", 2),
             log=tmp_path / "log",
         )

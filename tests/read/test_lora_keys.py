@@ -5,7 +5,9 @@ import pytest
 from zg.read import spec as reader
 from zg.write import peft
 
-LINEARS = "down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj"
+LINEARS = (
+    "down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"
+)
 KEY = "--set: train.lora"
 GROUP = "--set: train.optimizer.groups"
 
@@ -26,7 +28,7 @@ def test_defaults_are_pefts() -> None:
 @pytest.mark.parametrize(
     "family,lora,said",
     [
-        ("llama", "{rank: 4, alpha: 1, match: [lm_head]}", f"{KEY}.match[0]: 'lm_head' is the head; allowed: {LINEARS}"),
+        ("qwen3", "{rank: 4, alpha: 1, match: [lm_head]}", f"{KEY}.match[0]: 'lm_head' is the head, which is tied to model.embed_tokens; allowed: {LINEARS.replace('lm_head, ', '')}"),
         ("gpt", "{rank: 4, alpha: 1, match: [lm_head]}", f"{KEY}.match[0]: 'lm_head' is the head, which is tied to wte; allowed: c_attn, c_fc, c_proj"),
         ("llama", "{rank: 4, alpha: 1, match: [q_proj, embed_tokens]}", f"{KEY}.match[1]: 'embed_tokens' is an embedding; allowed: {LINEARS}"),
         ("gpt", "{rank: 4, alpha: 1, match: [wpe]}", f"{KEY}.match[0]: 'wpe' is an embedding; allowed: c_attn, c_fc, c_proj"),

@@ -15,32 +15,61 @@ import trainer
 from safetensors.numpy import load_file, save_file
 
 STEPS = 3
-LORA = "train.lora={rank: 4, alpha: 6}"
+LORA = {
+    "gpt": ("train.lora={rank: 4, alpha: 6}",),
+    "llama": ("train.lora={rank: 4, alpha: 6}",),
+    "gpt head": (
+        "train.lora={rank: 4, alpha: 6, match: [c_attn, lm_head]}",
+        "model.units[2].head[1]={linear: {name: lm_head, out: 256}}",
+    ),
+    "llama head": ("train.lora={rank: 4, alpha: 6, match: [lm_head]}",),
+}
 WHOLE = "zero.stage3_param_persistence_threshold=0"
 WAYS = {
     "one": ("cluster.ranks=1", "zero.stage=0"),
     "three": ("cluster.ranks=4", "zero.stage=3", WHOLE),
 }
 LEAD = {"gpt": "base_model.model.transformer.", "llama": "base_model.model."}
+HEAD = "base_model.model."  # of a head's names
 ADAPTED = {
     "gpt": ["h.{}.attn.c_attn"],
     "llama": [
         "model.layers.{}.self_attn.q_proj",
         "model.layers.{}.self_attn.v_proj",
     ],
+    "gpt head": ["h.{}.attn.c_attn", "lm_head"],
+    "llama head": ["lm_head"],
 }
-SHAPES = {  # in, out
-    "h.{}.attn.c_attn": (60, 180),
-    "model.layers.{}.self_attn.q_proj": (64, 64),
-    "model.layers.{}.self_attn.v_proj": (64, 32),
-}
+WIDTH = {"gpt": 60, "llama": 64}
+OUT = {"c_attn": 180, "q_proj": 64, "v_proj": 32, "lm_head": 256}
 LAYERS = {"gpt": 3, "llama": 2}
-FAMILIES = [*LEAD]
+FAMILIES = [*LORA]
+
+
+def of(family: str) -> str:
+    return family.removesuffix(" head")
+
+
+def named(family: str) -> list[str]:
+    """the linears of a whole model that have adapters, as PEFT's files name them"""
+    model, found = of(family), []
+    for name in ADAPTED[family]:
+        layers = LAYERS[model] if "{}" in name else 1
+        lead = HEAD if name == "lm_head" else LEAD[model]
+        found += [lead + name.format(l) for l in range(layers)]
+    return found
 
 
 def built(family: str, way: str, *keys: str) -> pathlib.Path:
-    made = trainer.generate(law.path(family), LORA, *WAYS[way], *keys)
-    return trainer.build(made)
+    every = (*LORA[family], *WAYS[way], *keys)
+    return trainer.build(trainer.generate(law.path(of(family)), *every))
+
+
+def plain(family: str) -> pathlib.Path:
+    """of the base alone"""
+    return trainer.build(
+        trainer.generate(law.path(of(family)), *LORA[family][1:])
+    )
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -51,8 +80,7 @@ def folder(
     made = tmp_path_factory.mktemp(request.param)
     made = made.rename(made.with_name(request.param))
     trainer.write_tokens(made / "tokens", law.tokens(256, 40 * 8 * 4 + 1))
-    base = trainer.build(trainer.generate(law.path(request.param)))
-    trainer.sh(base, "--steps", 0, "--save", made / "base")
+    trainer.sh(plain(request.param), "--steps", 0, "--save", made / "base")
     (made / "base" / "tokenizer.json").write_text("{}")
     run(built(request.param, "three"), made, STEPS, "--save", made / "new")
     return made
@@ -75,21 +103,19 @@ def test_a_folder_is_pefts(folder: pathlib.Path) -> None:
     ]
     found = load_file(new / "adapter_model.safetensors")
     shapes = {}
-    for name in ADAPTED[family]:
-        x, y = SHAPES[name]
-        for l in range(LAYERS[family]):
-            full = LEAD[family] + name.format(l)
-            shapes |= {
-                f"{full}.lora_A.weight": (4, x),
-                f"{full}.lora_B.weight": (y, 4),
-            }
+    for full in named(family):
+        x, y = WIDTH[of(family)], OUT[full.rpartition(".")[2]]
+        shapes |= {
+            f"{full}.lora_A.weight": (4, x),
+            f"{full}.lora_B.weight": (y, 4),
+        }
     assert {n: x.shape for n, x in found.items()} == shapes
     assert all(x.dtype == np.float32 and x.any() for x in found.values())
     said = json.loads((new / "adapter_config.json").read_text())
     assert said == {
         "base_model_name_or_path": str(folder / "base"),
         "bias": "none",
-        "fan_in_fan_out": family == "gpt",
+        "fan_in_fan_out": of(family) == "gpt",
         "inference_mode": True,
         "init_lora_weights": True,
         "lora_alpha": 6,
@@ -97,9 +123,7 @@ def test_a_folder_is_pefts(folder: pathlib.Path) -> None:
         "modules_to_save": None,
         "peft_type": "LORA",
         "r": 4,
-        "target_modules": ["c_attn"]
-        if family == "gpt"
-        else ["q_proj", "v_proj"],
+        "target_modules": [n.rpartition(".")[2] for n in ADAPTED[family]],
         "task_type": "CAUSAL_LM",
     }
 
@@ -154,12 +178,13 @@ def test_merged(
     assert made.keys() == base.keys()
     moved = 0
     for name, w in base.items():
-        full = LEAD[family] + name.removesuffix("weight")
+        lead = HEAD if name == "lm_head.weight" else LEAD[of(family)]
+        full = lead + name.removesuffix("weight")
         delta = 0
         if f"{full}lora_A.weight" in new:
             A, B = (np.float64(new[f"{full}lora_{x}.weight"]) for x in "AB")
             delta = 1.5 * (B @ A)
-            delta = delta.T if family == "gpt" else delta
+            delta = delta.T if "c_attn" in name else delta
             moved += 1
         # sums of four products in doubles may differ in order: that moves few roundings to f32
         want = np.float32(np.float64(w) + delta)
@@ -167,7 +192,7 @@ def test_merged(
             np.abs(want).max()
         )
         assert (made[name] != want).mean() <= 1e-3
-    assert moved == len(ADAPTED[family]) * LAYERS[family]
+    assert moved == len(named(family))
 
 
 def test_a_merged_model_has_the_loss_of_its_parts(
@@ -175,7 +200,6 @@ def test_a_merged_model_has_the_loss_of_its_parts(
 ) -> None:
     """in f32; the base's is another"""
     family = folder.name
-    plain = trainer.build(trainer.generate(law.path(family)))
     run(
         built(family, "three"),
         *(folder, 0, "--adapter", folder / "new"),
@@ -191,8 +215,59 @@ def test_a_merged_model_has_the_loss_of_its_parts(
     parts = loss(
         built(family, "one"), folder / "base", "--adapter", folder / "new"
     )
-    merged, base = loss(plain, tmp_path), loss(plain, folder / "base")
+    merged, base = (
+        loss(plain(family), made) for made in (tmp_path, folder / "base")
+    )
     assert abs(merged - parts) <= 1e-6 < 1e-5 < abs(base - parts)
+
+
+def test_a_draw_is_of_all(
+    folder: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """The likeliest tokens, of adapters that say much, are those of what is merged."""
+    family, rng = folder.name, np.random.Generator(np.random.Philox(3))
+    config = (folder / "new" / "adapter_config.json").read_text()
+    (tmp_path / "adapter_config.json").write_text(config)
+    tensors = load_file(folder / "new" / "adapter_model.safetensors")
+    much = {
+        n: rng.standard_normal(x.shape, np.float32) for n, x in tensors.items()
+    }
+    save_file(much, tmp_path / "adapter_model.safetensors")
+    given = ("--adapter", tmp_path, "--save", tmp_path / "merged", "--merge")
+    run(built(family, "three"), folder, 0, *given)
+    prompt = tmp_path / "prompt"
+    np.arange(4, dtype=np.int32).tofile(prompt)
+
+    def drawn(
+        binary: pathlib.Path, base: pathlib.Path, *more: object
+    ) -> list[str]:
+        given = "--steps", 0, "--sample", 12, "--prompt-tokens", prompt
+        text = trainer.sh(
+            *(binary, "--load", base, *given, "--temperature", 0, *more)
+        )
+        return text.split()[-12:]
+
+    parts = drawn(built(family, "one"), folder / "base", "--adapter", tmp_path)
+    assert parts == drawn(plain(family), tmp_path / "merged")
+    assert parts != drawn(plain(family), folder / "base")
+
+
+@pytest.mark.parametrize("folder", ["llama head"], indirect=True)
+@pytest.mark.parametrize("change", [0, 1])
+def test_pefts_own_copy_of_the_head(
+    folder: pathlib.Path, tmp_path: pathlib.Path, change: float
+) -> None:
+    """PEFT keeps the weight of a head with an adapter beside it; it has to be the base's."""
+    config = (folder / "new" / "adapter_config.json").read_text()
+    (tmp_path / "adapter_config.json").write_text(config)
+    tensors = load_file(folder / "new" / "adapter_model.safetensors")
+    own = load_file(folder / "base" / "model.safetensors")["lm_head.weight"]
+    tensors[f"{HEAD}lm_head.base_layer.weight"] = own + np.float32(change)
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    given = ("--load", folder / "base", "--steps", 0, "--adapter", tmp_path)
+    code, err = said(built("llama head", "three"), *given)
+    assert code == (2 if change else 0)
+    assert not change or "is no weight of the base that --load names" in err
 
 
 def test_a_run_goes_on(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
@@ -262,10 +337,9 @@ def test_other_tensors(
 
 
 def test_options(tmp_path: pathlib.Path) -> None:
-    plain = trainer.build(trainer.generate(law.path("gpt")))
     none = "the program has no adapters; a spec with train.lora has"
     for words in (["--adapter", tmp_path], ["--save", tmp_path, "--merge"]):
-        code, err = said(plain, "--steps", 0, *words)
+        code, err = said(plain("gpt"), "--steps", 0, *words)
         assert code == 2 and none in err
     code, err = said(built("gpt", "one"), "--steps", 0, "--merge")
     assert code == 2 and "--merge needs --save DIR" in err

@@ -21,8 +21,10 @@ What it proves:
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
 from ..facts.kernels import (
     BACK,
@@ -198,30 +200,47 @@ class Run(Body):
 
 
 def _drawn(b: Run) -> None:
-    """The last two calls make the logits of one row, from what the loss' logits are made from. They
+    """The last calls pick a row and make its logits, each as a call did for the loss' logits. They
     are no part of the loss."""
-    *rest, (pick, _, picked), (draw, _, drawn) = b.ran
-    loss, its = [(c, x) for c, _, x in rest if c.kernel == "zk_linear_fwd"][-1]
-    row, rows = picked[:2]
-    same_weights = drawn[2:4] == its[2:4]
-    of_one_row = draw.args[4:] == (1, *loss.args[5:])
-    like = (
-        draw.kernel == loss.kernel
-        and drawn[1] == row
-        and same_weights
-        and of_one_row
-    )
-    whole = pick.args[3] == b.p.head.rows
-    one_input = (
-        its[1][: len(rows)] == rows
-    )  # of which the loss' call may take a part
-    if pick.kernel != "zk_pick" or not like or not whole or not one_input:
-        b.fail(draw, "is not the logits of a row")
+    at = max(n for n, (c, _, _) in enumerate(b.ran) if c.kernel == "zk_pick")
+    (pick, _, (row, rows, *_)), *draws = b.ran[at:]
+    b.ran = b.ran[:at]
+    of = {row: rows}  # a row's value, of which it is
+    for draw, number, is_ in draws:
+        for c, made, its in reversed(b.ran):
+            if c.kernel == draw.kernel and _of_a_row(draw, is_, c, its, of):
+                of[number, 0] = made, 0
+                break
+        else:
+            b.fail(draw, "is not the logits of a row")
+    loss = [is_ for c, _, is_ in b.ran if c.kernel == "zk_cross_entropy"][-1]
+    drawn = (number, 0)
+    if pick.args[3] != b.p.head.rows or of[drawn] not in loss:
+        b.fail(pick, "is not the logits of a row")
     logits = next(
-        v for values in b.held.values() for v in values if v.made == drawn[0]
+        v for values in b.held.values() for v in values if v.made == drawn
     )
     logits.used = True
-    b.ran = rest
+
+
+def _of_a_row(
+    draw: Call,
+    is_: list[Any],
+    call: Call,
+    its: list[Any],
+    of: Mapping[Made, Made],
+) -> bool:
+    """A call does with a row what another does with all rows, or with a part of them."""
+    for f, one, every in zip(
+        KERNELS[call.kernel].formals, is_, its, strict=True
+    ):
+        if f.mode == "<":
+            whole = of.get(one, ("no",))
+            if every[: len(whole)] != whole:
+                return False
+        elif f.mode != ">" and one != (1 if f.name == "M" else every):
+            return False
+    return True
 
 
 def _unit_bodies(

@@ -82,14 +82,22 @@ def _read(call: Call) -> set[int]:
     return {back.x for back in backs if back.x is not None}
 
 
+def _once(what: Any) -> Any:
+    """A value for its first part, for others what nothing moves: rounds use it once."""
+    if isinstance(what, tuple) and what[-3:-2] == ("part",):
+        return () if what[-2] else what[:-3]
+    return what
+
+
 def adds_back(fwd: Body, bwd: Body) -> bool:
     """Backward adds, beside what it recomputes, for every use but one of a value that has a
     gradient."""
     uses: Counter[Made] = Counter()
     for call, _, is_ in fwd.ran:
         for n in (*_summands(call), *_read(call)):
-            if fwd.moves(is_[n]):
-                uses[is_[n]] += 1
+            what = _once(is_[n])
+            if fwd.moves(what):
+                uses[what] += 1
     again = {n for _, n, _ in fwd.ran}
     adds = [n for call, n, _ in bwd.ran if call.kernel == ADD]
     added = [n for n in adds if n not in again]

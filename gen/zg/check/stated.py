@@ -10,6 +10,7 @@ such calls of the model.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 
 from ..facts.kernels import KERNELS, backward
 from ..facts.rope import frequencies
@@ -21,7 +22,6 @@ from .kernels import UNITS, whole
 from .order import CheckError
 
 Lines = Mapping[str, list[Stated]]
-DRAW = 2  # calls that an evaluation ends with; they are the loss' again
 _MARKED = [f.name for row in UNITS.values() for f in row.formals if f.stated]
 OF_CALLS = tuple(dict.fromkeys(_MARKED))
 
@@ -42,13 +42,18 @@ def prove(
         _calls(p, lines, forward, forward.calls_of(), units)
         drawn = _drawn(forward, place)
         if last.fn.name.startswith("eval."):
-            _calls(p, lines, last, last.calls_of()[:-DRAW], units)
+            _calls(p, lines, last, takewhile(_no_draw, last.calls_of()), units)
             _drawn(last, place)
         place += count * drawn
         own = [tensors.pop(name) for name in forward.reads if name in tensors]
         _tensors(lines, own, units, key)
         first = end
         key += count * len(own)
+
+
+def _no_draw(c: Call) -> bool:
+    """What a draw begins with, an evaluation's end; its calls are the loss' again."""
+    return c.kernel != "zk_pick"
 
 
 def _lines(stated: Iterable[Stated], units: int) -> Lines:

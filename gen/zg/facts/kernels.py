@@ -175,7 +175,7 @@ _ROWS = (
          "run(space=GEMM)", flops="2*M*n*K", task=0),
     _row("zk_lora_bwd_x", "dx>real:M*K dy<real:M*N w@real:n*K M N K at n scale.",
          "run(space=GEMM)", flops="2*M*n*K", task=0, of="zk_lora_fwd"),
-    _row("zk_lora_bwd_w", "dw^real:n*K dy<real:M*N x<real:M*K M N K at n scale.",
+    _row("zk_lora_bwd_w", "dw^full:n*K dy<real:M*N x<real:M*K M N K at n scale. full carry",
          "run(space=GEMM)", flops="2*M*n*K", task=0, of="zk_lora_fwd"),
 
     _row("zk_rope_table", "table>f32 freq<f64 T D", "run(flat(T*(D//2)))"),

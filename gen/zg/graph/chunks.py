@@ -10,11 +10,11 @@ from ..read.spec import Spec
 CHUNK, CHUNKS, VALUES = 256, 8, 8
 
 
-def rounds(spec: Spec, dims: Mapping[str, int], tied: bool, bias: bool) -> int:
+def rounds(spec: Spec, dims: Mapping[str, int], elems: int, bias: bool) -> int:
     """In how many chunks the head goes through a micro-batch's tokens. Auto: in the fewest with
     which logits are no more than VALUES values of the model's width, as a block's backward holds
     anyway; at most CHUNKS of at least CHUNK tokens, a multiple of the terms of a sum; and only
-    where logits are saved more than the f32 sum of the weight's gradient takes that chunks need. Of
+    where logits are saved more than the f32 sum of a gradient of `elems` takes that chunks need. Of
     the shape and the precision alone."""
     M, R, C = dims["M"], dims["R"], dims["C"]
     asked = spec.train.head_chunk
@@ -30,5 +30,5 @@ def rounds(spec: Spec, dims: Mapping[str, int], tied: bool, bias: bool) -> int:
             break
     real = ops.BYTES[spec.train.precision]
     saved = (M - M // fewest) * R * real
-    cost = 0 if tied or real == 4 else 4 * R * C
+    cost = 0 if real == 4 else 4 * elems
     return fewest if saved > cost and not bias else 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -98,10 +98,15 @@ class _Builder:
 
     def row(self, row: Row, x: str, std: float = STD) -> str:
         """Appends a row of the op table with its tensors, and its adapters; returns the output."""
-        y = self.one(row, (x,), std)
-        for down, up in row.adapters:
-            low = self.one(down, (x,), -1 / math.sqrt(down.dims["K"]))
-            y = self.one(up, (y, low), 0.0)
+        low: list[str] = []
+        y = ""
+        for one in row.order:
+            if one is row:
+                y = self.one(row, (x,), std)
+            elif one.name == "linear":
+                low.append(self.one(one, (x,), -1 / math.sqrt(one.dims["K"])))
+            else:
+                y = self.one(one, (y, low.pop()), 0.0)
         return y
 
     def one(self, row: Row, xs: tuple[str, ...], std: float) -> str:
@@ -276,11 +281,9 @@ class _Calls:
             if not moves.wanted(node, words, self.alive):
                 continue
             if words[0] == "pass":
-                self.merge(
-                    node.bind[words[1][1:]],
-                    self.grads[node.bind[words[2][1:]]],
-                    node,
-                )
+                to, of = (node.bind[w[1:]] for w in words[1:])
+                if to != of:  # else it is there
+                    self.merge(to, self.grads[of], node)
                 continue
             made = [w for w in words if w[0] == "d" and w[1:] in node.op.ins]
             self.had = {w: self.grads.get(node.bind[w[1:]]) for w in made}
@@ -403,31 +406,41 @@ def _dropped(b: _Builder, fwd: _Calls) -> set[str]:
 
 
 def _head(
-    b: _Builder, x: str, logits: str, tied: str, rounds: int, full: set[str]
+    b: _Builder, x: str, row: Row, tied: str, rounds: int, full: set[str]
 ) -> Kind:
-    """The head: train is forward, loss and backward in one, eval forward and loss, in rounds."""
-    *before, linear, loss = b.nodes
-    weight = linear.bind["w"]
-    linear.dims["M"] = loss.dims["M"] = m = b.dims["M"] // rounds
+    """The head: train is forward, loss and backward in one, eval forward and loss, in rounds. row:
+    of the logits; an adapter's A runs before the rounds, its B adds to logits where they lie."""
+    *nodes, loss = b.nodes
+    first = len(nodes) - 1 - len(row.adapters)
+    before, wide = nodes[:first], nodes[first:]
+    low = before[first - len(row.adapters) :]
+    logits, m = loss.bind["x"], b.dims["M"] // rounds
+    for node in wide:
+        node.bind |= {w: logits for w in ("y", "base") if w in node.bind}
+    for node in (*wide, loss):
+        node.dims["M"] = m
     b.values[logits] = Value(logits, "real", m * b.dims["R"])
     train, plain = _Calls(b, full), _Calls(b, full)
     for calls in (train, plain):
         for node in before:
             calls.forward(node)
         calls.rounds, calls.part = rounds, logits
-        calls.forward(linear)
+        for node in wide:
+            calls.forward(node)
     train.line(loss, ops.TRAIN_LOSS)
     plain.forward(loss)
     train.grads[logits] = logits
-    train.backward(linear)
+    for node in reversed(wide):
+        train.backward(node)
     train.rounds = plain.rounds = 1
     train.line(loss, ops.LOSS_SUM)
     plain.line(loss, ops.LOSS_SUM)
-    if weight in full and not tied and b.spec.train.precision != "f32":
-        train.round(weight)
+    if not tied and b.spec.train.precision != "f32":
+        for weight in sorted(full):
+            train.round(weight)
     for node in reversed(before):
         train.backward(node)
-    _draw(plain, linear)
+    _draw(plain, low, wide)
     names = {x: "x", train.grads.get(x, ""): "dx"}
     bodies = {
         "train": _rename(train.body(), names),
@@ -436,21 +449,19 @@ def _head(
     return Kind("head", 1, tuple(b.tensors), bodies, (), "x", "", tied)
 
 
-def _draw(calls: _Calls, linear: Node) -> None:
+def _draw(calls: _Calls, low: Sequence[Node], wide: Sequence[Node]) -> None:
     """The logits of one row, from which a token is drawn: in every plan by the same calls."""
-    for name, size in (
-        ("row", linear.dims["K"]),
-        ("drawn", calls.b.dims["R"]),
-    ):
-        calls.values[name] = Value(name, "real", int(str(size)))
+    linear = wide[0]
+    of = {linear.bind["x"]: "row", linear.bind["y"]: "drawn"}
+    of |= {node.bind["y"]: "low" for node in low}
+    sizes = {"row": linear.dims["K"]}
+    sizes |= {of[n.bind["y"]]: n.dims["N"] for n in (*low, linear)}
+    for name, size in sizes.items():
+        calls.values[name] = Value(name, "real", size)
     calls.line(replace(linear, bind={**linear.bind, "row": "row"}), ops.PICK)
-    calls.forward(
-        replace(
-            linear,
-            dims={**linear.dims, "M": 1},
-            bind={**linear.bind, "x": "row", "y": "drawn"},
-        )
-    )
+    for node in (*low, *wide):
+        bind = {word: of.get(name, name) for word, name in node.bind.items()}
+        calls.forward(replace(node, dims={**node.dims, "M": 1}, bind=bind))
 
 
 def _branches(units: tuple[Unit, ...]) -> int:
@@ -540,18 +551,16 @@ def build(spec: Spec) -> Graph:
         for op in unit.ops[:-1] if unit.kind == "head" else unit.ops:
             y = _run(b, y, op)
         if unit.kind == "head":
+            *_, last = logits, *(up for _, up in logits.adapters)
+            elems = last.dims.get("n", dims["R"]) * last.dims["K"]
             rounds = chunks.rounds(
-                spec, dims, bool(tied), "b" in logits.weights
+                spec, dims, 0 if tied else elems, "b" in logits.weights
             )
             y = b.row(logits, y)
             full |= {b.nodes[-1].bind["w"]} & b.moving if rounds > 1 else set()
-            acc = (
-                dims["R"] * logits.dims["K"]
-                if full and t.precision != "f32"
-                else 0
-            )
+            acc = elems if full and t.precision != "f32" else 0
             b.node("loss", {"x": y}, {}, {})
-            kinds.append(_head(b, "in", y, tied, rounds, full))
+            kinds.append(_head(b, "in", logits, tied, rounds, full))
         else:
             name = "block" if blocks == 0 else f"block{blocks + 1}"
             kinds.append(_middle(b, name, unit.repeat, "in", y, full))

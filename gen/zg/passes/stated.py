@@ -62,11 +62,11 @@ def _rows(spec: Spec, op: Op, std: float = STD) -> Iterator[Placed]:
 
 
 def _placed(row: Row, std: float) -> Iterator[Placed]:
-    """A row, then its adapters: A is uniform in 1 / sqrt(inputs), as PEFT's."""
-    yield Placed(row, std)
-    for down, up in row.adapters:
-        yield Placed(down, -1 / math.sqrt(down.dims["K"]))
-        yield Placed(up, STD)
+    """A row and its adapters: A is uniform in 1 / sqrt(inputs), as PEFT's."""
+    downs = [down for down, _ in row.adapters]
+    for one in row.order:
+        low = -1 / math.sqrt(one.dims["K"]) if one in downs else STD
+        yield Placed(one, std if one is row else low)
 
 
 def _residuals(spec: Spec) -> int:

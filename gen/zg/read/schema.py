@@ -74,13 +74,25 @@ class Weight:
 class Row:
     """A row of the op table (facts/ops.py) in a model: its dims, and its tensors by the table's
     words. tied: the embedding's tensor that is its w. adapters: of a linear, each as two rows: from
-    its input to a few columns, and from these to what is added to its output."""
+    its input to a few columns, and from these to what is added to its output. logits: it makes
+    these, in chunks of rows."""
 
     name: str
     dims: Mapping[str, Any]
     weights: Mapping[str, Weight] = field(default_factory=dict)
     tied: str = ""
     adapters: tuple[tuple[Row, Row], ...] = ()
+    logits: bool = False
+
+    @property
+    def order(self) -> tuple[Row, ...]:
+        """It and its adapters' rows as they run: before chunks what has few columns."""
+        if not self.logits:
+            return (self, *(row for pair in self.adapters for row in pair))
+        downs, ups = (
+            zip(*self.adapters, strict=True) if self.adapters else ((), ())
+        )
+        return (*downs, self, *ups)
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,7 @@ class Walk:
     elems: int = 0
     made: int = 0  # elements of all values in a row of the batch
     tensors: dict[str, None] = field(default_factory=dict)
-    linears: list[str] = field(default_factory=list)  # of blocks
+    linears: list[str] = field(default_factory=list)  # that may have adapters
 
     def __post_init__(self) -> None:
         self.family = FAMILIES[self.model.names]
@@ -218,14 +218,19 @@ class Walk:
         return replace(row, adapters=tuple(self.adapters(at, names, x, outs)))
 
     def adapters(
-        self, at: Place, names: Sequence[str], x: int, outs: Sequence[int]
+        self,
+        at: Place,
+        names: Sequence[str],
+        x: int,
+        outs: Sequence[int],
+        pad: int = 1,
     ) -> Iterator[tuple[Row, Row]]:
         """Of those linears side by side that train.lora names."""
-        begin = 0
+        wide, begin = ops.up(sum(outs), pad), 0
         for name, n in zip(names, outs, strict=True):
-            self.linears += [self.prefix + name] * bool(self.prefix)
-            if self.lora and self.prefix and ends(name, self.match):
-                up = {"N": sum(outs), "at": begin, "n": n}
+            self.linears.append(self.prefix + name)
+            if self.lora and ends(name, self.match):
+                up = {"N": wide, "at": begin, "n": n}
                 yield self.adapter(at, self.lora, name, x, up)
             begin += n
 
@@ -422,11 +427,13 @@ class Walk:
         )
 
     def logits(self, at: Place, a: Linear, x: int) -> Row:
-        (name,) = a.name
+        (name,), V = a.name, self.model.vocab
         weights = {"w": self.by_token(at, name, "weight", x)}
         if a.bias:
             weights["b"] = self.by_token(at, name, "bias")
-        return _linear(ops.up(self.model.vocab, ops.VOCAB), x, True, weights)
+        row = _linear(ops.up(V, ops.VOCAB), x, True, weights)
+        made = self.adapters(at, a.name, x, [V], ops.VOCAB)
+        return replace(row, adapters=tuple(made), logits=True)
 
     def tied(self, at: Place, a: Linear, x: int) -> Made:
         """The head's linear with the token embedding [V,C] as its weight."""

@@ -131,12 +131,12 @@ def _grouped(walk: Walk, at: Place, groups: Sequence[Group]) -> Iterator[str]:
 
 
 def _adapted(walk: Walk, at: Place, logits: Mapping[str, Any]) -> None:
-    """Every name of train.lora.match is that of a linear of blocks, and of nothing else. logits:
-    what the spec says of the linear that makes them."""
-    tied = logits["tied"]
-    head = f"is the head, which is tied to {tied}" if tied else "is the head"
-    others = dict.fromkeys(logits["name"] or ("lm_head",), head)
-    e = walk.model.embedding
+    """Every name of train.lora.match is that of a linear, and of nothing else. logits: what the
+    spec says of the linear that makes them."""
+    tied, e = logits["tied"], walk.model.embedding
+    others = (
+        {"lm_head": f"is the head, which is tied to {tied}"} if tied else {}
+    )
     for name in (e.tokens, e.positions):
         if name:
             others[name] = "is an embedding"
@@ -150,7 +150,7 @@ def _adapted(walk: Walk, at: Place, logits: Mapping[str, Any]) -> None:
 def _wrong(
     word: str, linears: Iterable[str], others: Mapping[str, str]
 ) -> str:
-    """Of a word of train.lora.match; others: what names are that are no linear's of blocks."""
+    """Of a word of train.lora.match; others: what names are that are no linear's."""
     for name, what in others.items():
         if ends(name, [word]):
             return what
