@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from zg.read import hf
 from zg.read.hfrows import FAMILIES, Family, Key
+from zg.read.node import Names
 from zg.read.schema import Op
 
 Pairs = Iterator[tuple[str, str]]
@@ -40,6 +41,12 @@ def of_family(f: Family) -> Pairs:
     yield "tie_word_embeddings", "linear.tied"
 
 
+def idle(f: Family) -> Names:
+    """Keys that are Llama's, as configs of the family repeat them."""
+    used = {key for key, _ in of_family(f)}
+    return tuple(k for k in f.usual if k not in used and k not in hf.WINDOWS)
+
+
 def shown(words: Mapping[str, None]) -> str:
     return ", ".join(f"`{word}`" for word in words)
 
@@ -55,10 +62,14 @@ def table() -> str:
         "| key of config.json | of | in a spec |",
         "|---|---|---|",
     ]
+    none = {f.type: idle(f) for f in FAMILIES}
     for key, where in places.items():
         every = len(families[key]) == len(FAMILIES)
         whose = "all" if every else ", ".join(families[key])
         lines.append(f"| `{key}` | {whose} | {shown(where)} |")
+        others = ", ".join(f for f, keys in none.items() if key in keys)
+        if others:
+            lines.append(f"| `{key}` | {others} | nothing, as in transformers |")
     return "\n".join(lines)
 
 
