@@ -69,7 +69,9 @@ def table() -> str:
         lines.append(f"| `{key}` | {whose} | {shown(where)} |")
         others = ", ".join(f for f, keys in none.items() if key in keys)
         if others:
-            lines.append(f"| `{key}` | {others} | nothing, as in transformers |")
+            lines.append(
+                f"| `{key}` | {others} | nothing, as in transformers |"
+            )
     return "\n".join(lines)
 
 

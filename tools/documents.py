@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 PIECE = 1 << 18  # bytes
 TAIL, CONTEXT, TRIES = 1 << 16, 256, 16  # where a cut is looked for, in bytes
 ROWS = 256  # of Parquet, at a time
-LINE_END = re.compile(rb"(?<=\S)\n(?=\S)")
+# Of a line that no blank one follows, then of any
+LINE_ENDS = re.compile(rb"(?<=\S)\r?\n(?=\S)"), re.compile(rb"\n(?=\S)")
 
 # Of a record, unless --field names another
 FIELDS = ("messages", "text", "prompt", "completion")
@@ -58,16 +59,18 @@ class Layout:
 
 
 def place(buffer: bytearray, since: int, splits: Splits) -> int:
-    """The last place to cut at, behind `since` and near the end; 0: there is none"""
+    """The last place to cut at, behind `since` and near the end; 0: there is none. Both sides are
+    looked at, CONTEXT bytes of what follows."""
     since = max(since, len(buffer) - TAIL)
-    found = LINE_END.finditer(buffer, since)
-    ends = [x.end() for x in found]
-    for at in islice(reversed(ends), TRIES):
-        start = max(0, at - CONTEXT)
-        before = bytes(buffer[start:at])
-        after = bytes(buffer[at : at + CONTEXT])
-        if splits(before, after):
-            return at
+    stop = len(buffer) - CONTEXT + 1
+    for line_end in LINE_ENDS:
+        ends = [x.end() for x in line_end.finditer(buffer, since, stop)]
+        for at in islice(reversed(ends), TRIES):
+            start = max(0, at - CONTEXT)
+            before = bytes(buffer[start:at])
+            after = bytes(buffer[at : at + CONTEXT])
+            if splits(before, after):
+                return at
     return 0
 
 

@@ -175,6 +175,16 @@ def test_bytes_are_the_texts(near: None, tmp_path: Path) -> None:
     assert {*contents(tmp_path / "out")} == {"train.bin", "meta.json"}
 
 
+def test_a_cut_is_looked_at_from_both_sides() -> None:
+    """Not where a line's end is all but the last that was read: half a letter proves nothing."""
+    text = bytearray(b"words\n" * 9 + b"\xc3")
+
+    def splits(before: bytes, after: bytes) -> bool:
+        return len(after) < documents.CONTEXT
+
+    assert documents.place(text, 0, splits) == 0
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("before", ["", "<bos>"])
 def test_texts_in_pieces_are_as_in_one(
@@ -231,6 +241,59 @@ def test_texts_in_pieces_are_as_in_one(
 
     check()
     assert seen == ({True} if way == "metaspace" else {True, False})
+
+
+@pytest.mark.parametrize(
+    "way,end", [("gpt2", "\r\n"), ("llama3", "\r\n"), ("llama3", "\n\n")]
+)
+def test_lines_that_end_otherwise_are_cut_as_others(
+    way: str,
+    end: str,
+    near: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With CRLF, or a blank line behind each, and every byte is text."""
+    small(monkeypatch)
+    tokenizer = bpe(way)
+    where = saved(tokenizer, tmp_path / "tok", eos_token=END)
+    lines = [*VERSES[:20], "", "", *VERSES[20:40], " ", *VERSES[40:50]]
+    text = "".join(f"{line}{end}" for line in lines)
+    (tmp_path / "a").write_bytes(text.encode())
+    cuts: list[bool] = []
+    tasks = data.tasks
+
+    def spied(pieces):
+        for task in tasks(pieces):
+            cuts.extend(piece.first for piece in task)
+            yield task
+
+    monkeypatch.setattr(data, "tasks", spied)
+    how = ("--tokenizer", where, "-o", tmp_path / "out")
+    assert made("text", tmp_path / "a", *how) == 0
+    wanted = [*plain(tokenizer, text), tokenizer.token_to_id(END)]
+    assert tokens(tmp_path / "out") == wanted
+    assert len(cuts) > 20 and cuts.count(True) == 1
+
+
+@pytest.mark.parametrize("end", ["\r\n", "\n\n", "\r\n \t\r\n\r\n"])
+def test_records_of_lines_that_end_otherwise(
+    end: str, near: None, tmp_path: Path
+) -> None:
+    """CRLF and blank lines between records are no part of them, nor documents."""
+    records = [json.dumps({"text": f"{v}\r\n"}) for v in VERSES[:30]]
+    found = []
+    for name, by in (("plain", "\n"), ("other", end)):
+        file = tmp_path / f"{name}.jsonl"
+        file.write_bytes("".join(x + by for x in records).encode())
+        out = tmp_path / name
+        assert made("jsonl", file, "--val", 7, "-o", out) == 0
+        found.append(contents(out))
+    assert found[0] == found[1]
+    said = b"".join(
+        bytes(tokens(tmp_path / "other", f"{x}.bin")) for x in ("train", "val")
+    )
+    assert said.count(b"\r\n") == 30
 
 
 @pytest.mark.slow
@@ -401,6 +464,7 @@ def tell(
 GOOD = b'{"text": "x"}\n'
 WRONG = [
     ("jsonl", [GOOD + b'\n{"text": \n'], (), "a:3: no JSON"),
+    ("jsonl", [b'{"text": "x"}\r\n\r\n{"text": \r\n'], (), "a:3: no JSON"),
     ("jsonl", [b"[" * 10**5], (), "a:1: "),
     ("jsonl", [GOOD + b"[1]\n"], (), "a:2: not an object"),
     ("jsonl", [b"3\n"], (), "a:1: not an object"),
