@@ -41,7 +41,7 @@ _MODEL = {
     f"{_OP}.attention.rope.scaling.truncate": "widens what lies between low and high frequencies "
     "to whole pairs",
     f"{_OP}.attention.window": "is how many tokens a token sees, itself the last of them (sliding "
-    "window); null: all before it",
+    "window); null: all before it; a list: in each layer",
     f"{_OP}.attention.qk_norm": "normalises each query and key head (RMS); whole: all query heads "
     "as one, and all key heads",
     f"{_OP}.attention.eps": "is that norm's eps",

@@ -12,6 +12,9 @@ from zg.search import search
 WINDOW = "model.units[1].ops[0].residual[1].attention.window=9"
 
 
+LAYERS = f"{WINDOW.rpartition('=')[0]}=[9, null]"
+
+
 def text(family: str, *keys: str) -> str:
     return print_plan(search.find(spec.load(str(law.path(family)), keys)).plan)
 
@@ -34,6 +37,14 @@ def text(family: str, *keys: str) -> str:
         ("llama", (WINDOW,), ",40,4,2,16,9", ",40,4,2,16,8", "another shape"),
         ("llama", (WINDOW,), " 9 0.25", " 8 0.25", "shape"),
         ("llama", (WINDOW,), "values 9", "values 8", "window of its calls"),
+        ("llama", (LAYERS,), "values 9", "values 8", "window of its calls"),
+        ("llama", (LAYERS,), "1 values 40", "1 values 39", "window of its"),
+        ("llama", (LAYERS,), "l:9,40 ", "l:40,9 ", "window of its calls"),
+        ("llama", (LAYERS,), "l:9,40 ", "l:9,40,40 ", "not of its 2 units"),
+        ("llama", (LAYERS,), "l:9,40 0", "9 0", "of another shape"),
+        ("llama", (LAYERS,), "l:9,40 0.25", "l:9,40 l:1,2", "no such number"),
+        ("llama", (LAYERS,), "flops l:3768192", "flops l:3768193", "flops"),
+        ("llama", (LAYERS,), "dx,dp ints l", "dx,dp ints -", "which unit"),
     ],
 )
 def test_refused(

@@ -33,7 +33,7 @@ def ropes(draw) -> Mapping:
 
 
 @st.composite
-def attentions(draw, name: str) -> Mapping:
+def attentions(draw, name: str, layers: int) -> Mapping:
     groups, per_group = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     turned = draw(flag)
     args: Mapping = {
@@ -48,7 +48,10 @@ def attentions(draw, name: str) -> Mapping:
     if turned:
         args["rope"] = draw(ropes())
     if draw(flag):
-        args["window"] = draw(st.integers(1, 24))
+        some = st.integers(1, 24)
+        args["window"] = draw(
+            some | st.lists(st.none() | some, min_size=layers, max_size=layers)
+        )
     return {"attention": args}
 
 
@@ -94,23 +97,26 @@ def mlps(draw, name: str, width: int, family: str) -> list[Mapping]:
 
 
 @st.composite
-def branches(draw, name: str, width: int, family: str) -> list[Mapping]:
+def branches(
+    draw, name: str, width: int, family: str, layers: int
+) -> list[Mapping]:
     ops = [draw(norms(name + ".norm"))] if draw(flag) else []
     if draw(flag):
-        return [*ops, draw(attentions(name + ".attn"))]
+        return [*ops, draw(attentions(name + ".attn", layers))]
     return [*ops, *draw(mlps(name + ".mlp", width, family))]
 
 
 @st.composite
 def blocks(draw, name: str, width: int, family: str) -> Mapping:
     ops: list[Mapping] = []
+    layers = draw(st.integers(1, 3))
     for i in range(draw(st.integers(1, 3))):
-        branch = draw(branches(f"part{i}", width, family))
+        branch = draw(branches(f"part{i}", width, family, layers))
         ops += (
             branch if draw(st.integers(0, 4)) == 0 else [{"residual": branch}]
         )
     return {
-        "blocks": draw(st.integers(1, 3)),
+        "blocks": layers,
         "name": name + ".{l}",
         "ops": ops,
     }

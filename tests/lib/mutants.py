@@ -31,7 +31,7 @@ from zg.check import check
 from zg.facts import grids, ops
 from zg.facts.kernels import kernel
 from zg.plan import plan
-from zg.plan.operand import Index, Operand, base
+from zg.plan.operand import Index, Layers, Operand, base
 from zg.plan.plan import Event, Int, Plan, Ref, Section, Step
 
 ALL = 1 << 62
@@ -603,6 +603,8 @@ def shifted(arg: plan.Arg) -> Iterator[plan.Arg]:
             replace(arg, at=arg.at + 1024),
             replace(arg, by_rank=arg.by_rank + 1024),
         )
+    elif isinstance(arg, Layers):
+        yield from other(arg)
     elif arg in ("c", "at"):
         yield from (0, 1)
     elif arg == "n":

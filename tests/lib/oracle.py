@@ -248,6 +248,7 @@ class Net:
     ):
         """keys: of the samples' random numbers; none: no dropout"""
         self.spec, self.real, self.keys, self.places = spec, real, keys, 0
+        self.layer = 0  # of its entry of blocks
         self.p = {name: np.asarray(x, real) for name, x in params.items()}
         self.grads = {name: np.zeros_like(x) for name, x in self.p.items()}
 
@@ -384,7 +385,7 @@ class Net:
         if a["rope"]:
             angle = rope_angles(a["rope"], T, D)
             q, k = turn(q, angle, a["rope"]), turn(k, angle, a["rope"])
-        y, back_y = causal(q, k, v, a["window"])
+        y, back_y = causal(q, k, v, self.window(a))
         joined = y.swapaxes(1, 2).reshape(B, T, H * D)
         last = "c_proj" if gpt2 else "o_proj"
         out, back_out = self.linear(joined, f"{name}.{last}", a["out_bias"])
@@ -403,6 +404,11 @@ class Net:
             return back_qkv(np.concatenate(parts, axis=-1))
 
         return out, back
+
+    def window(self, a: dict) -> int | None:
+        """of the layer's turn"""
+        said = a["window"]
+        return said[self.layer] if isinstance(said, tuple) else said
 
     def embedding(
         self, tokens: np.ndarray, a: dict
@@ -482,7 +488,7 @@ class Net:
         """[B,T,V], and the way back through the units. tokens [B,T]"""
         x, backs = tokens, []
         for unit in self.spec.model.units:
-            for prefix in prefixes(unit):
+            for self.layer, prefix in enumerate(prefixes(unit)):
                 x, back = self.ops(unit.ops, x, prefix)
                 backs.append(back)
         return x, backs

@@ -304,7 +304,7 @@ def windows(there: str, *sets: str) -> set[object]:
 
 
 def test_a_window(tmp_path: pathlib.Path) -> None:
-    """Every layer's is the model's; some layers' have no effect where no sample is longer."""
+    """Every layer's is the model's one, some layers' are a list."""
     long = {"max_position_embeddings": 8192, "sliding_window": 512}
     mistral = LLAMA | long | {"model_type": "mistral"}
     assert windows(folder(tmp_path, mistral)) == {512}
@@ -320,14 +320,22 @@ def test_a_window(tmp_path: pathlib.Path) -> None:
     off = on | {"max_window_layers": QWEN3["num_hidden_layers"]}
     assert windows(folder(tmp_path, off)) == {None}
     some = on | {"max_window_layers": 1}
-    said = wrong(tmp_path, some, "train.sequence=8192")
-    assert "512 is shorter" in said and "not of every layer" in said
-    there = folder(tmp_path, some)
-    assert windows(there, "train.sequence=512") == {None}
+    each = (None, *[512] * 27)
+    assert windows(folder(tmp_path, some)) == {each}
     types = ["sliding_attention"] * QWEN3["num_hidden_layers"]
     assert windows(folder(tmp_path, some | {"layer_types": types})) == {512}
-    said = wrong(tmp_path, on | {"layer_types": types[1:]})
-    assert "layer_types: is a list; allowed: 28 of full_attention" in said
+    types[5] = "full_attention"
+    there = folder(tmp_path, some | {"layer_types": types})
+    assert windows(there) == {(*[512] * 5, None, *[512] * 22)}
+    off = {"layer_types": types, "use_sliding_window": False}
+    assert windows(folder(tmp_path, some | off)) == {None}
+    for bad in (types[1:], [*types, types[0]], [None] * 28, "sliding", {}, 28):
+        said = wrong(tmp_path, on | {"layer_types": bad})
+        assert "allowed: 28 of full_attention, sliding_attention" in said
+    for key in ({"layer_types": types[4:20]}, {"max_window_layers": 1}):
+        assert ": leaves out layers, and mistral has a window in all or n" in (
+            wrong(tmp_path, mistral | {"num_hidden_layers": 16} | key)
+        )
     for key in ("use_sliding_window", "max_window_layers"):
         said = wrong(tmp_path, on | {key: "x"})
         assert f"{key}: is 'x'; allowed: " in said

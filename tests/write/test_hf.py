@@ -141,7 +141,10 @@ def test_gpt2_with_an_attention_that_it_has_not() -> None:
     assert not made("gpt-tiny", "model.names=llama")
 
 
-def windowed(s: Spec, window: int | None) -> Spec:
+Window = int | tuple[int | None, ...] | None
+
+
+def windowed(s: Spec, window: Window) -> Spec:
     """The spec with a window of each attention."""
 
     def op(o: Op) -> Op:
@@ -159,6 +162,36 @@ def test_a_window_makes_a_mistral() -> None:
     assert config["model_type"] == "mistral" and config["sliding_window"] == 16
     assert "attention_bias" not in config
     assert json.loads(hf.config(windowed(s, None)))["model_type"] == "llama"
+
+
+@pytest.mark.parametrize(
+    "window,said",
+    [
+        (None, {}),
+        (9, {"max_window_layers": 0}),
+        ((None, 9), {"max_window_layers": 1}),
+        ((9, None), {}),
+        ((9, 8), None),
+    ],
+)
+def test_windows_of_layers(
+    window: Window, said: dict[str, object] | None
+) -> None:
+    """Qwen's by layer_types, and by max_window_layers where that can tell them; Mistral and
+    others have none."""
+    s = spec.load(str(SPECS / "qwen3-tiny.yaml"))
+    text = hf.config(windowed(s, window))
+    config = json.loads(text or "{}")
+    each = window if isinstance(window, tuple) else (window,) * 2
+    types = [f"{'sliding' if n else 'full'}_attention" for n in each]
+    keys = ("layer_types", "max_window_layers", "sliding_window")
+    found = {k: config[k] for k in keys if k in config}
+    on = {"layer_types": types, "sliding_window": 9} if window else {}
+    assert found == (on | said if said is not None else {})
+    assert config.get("use_sliding_window", False) == bool(found)
+    if isinstance(window, tuple):
+        mixed = spec.load(str(SPECS / "llama-tiny.yaml"))
+        assert not hf.config(windowed(mixed, window))
 
 
 def test_the_text_in_c() -> None:

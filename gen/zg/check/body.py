@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from ..facts.kernels import (
     BACK,
+    BY_LAYER,
     NULL,
     ROUND,
     WIDTHS,
@@ -21,7 +22,7 @@ from ..facts.kernels import (
     value,
 )
 from ..facts.ops import SCALE, TERMS
-from ..plan.operand import Arg, Index, Names, Operand, base
+from ..plan.operand import Arg, Index, Layers, Names, Operand, base
 from ..plan.plan import Call, Fn, Plan, Tensor
 from .kernels import CLASSES, UNITS
 from .order import CheckError
@@ -138,6 +139,9 @@ class Body:
         for f, arg in zip(row.formals, call.args, strict=True):
             if f.mode == "~" and isinstance(arg, Index):
                 continue
+            if isinstance(arg, Layers) and f.name in BY_LAYER:
+                self.numbered(call)
+                continue
             if f.number:
                 if not isinstance(arg, int) and (
                     f.mode != "." or not isinstance(arg, float)
@@ -169,6 +173,11 @@ class Body:
             ):
                 self.fail(call, f"V is {out['V']} of {out['rows']} rows")
         return letters(out)
+
+    def numbered(self, call: Call) -> None:
+        """What is another in each unit is told by the unit's number."""
+        if "l" not in self.fn.ints:
+            self.fail(call, "does not know which unit it is of")
 
     def goes_on(self, call: Call, terms: int) -> None:
         """A sum of products of which so many terms were summed before."""

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 
 from ..facts import grids, ops
 from ..facts.grids import How
-from ..facts.kernels import PRODUCTS, TWINS, flops
+from ..facts.kernels import PRODUCTS, TWINS, spent, total
 from ..plan.garbage import unsearched
 from ..plan.operand import base
 from ..plan.plan import Class, Flat, Launch, Phase, Plan, Ref, Run, Tensor
@@ -346,17 +346,12 @@ def _tables(p: Plan) -> None:
 @refusing
 def _flops(p: Plan) -> None:
     """A function's are those of its calls; of the plan's own functions none are counted."""
-    shapes = {l.name: l.shape for l in p.launches}
     for f in p.fns:
-        unit = f.body in BODIES
-        each = [
-            flops(c.kernel, shapes[c.launch]) * c.rounds
-            for c in f.calls
-            if unit
-        ]
-        if f.flops != sum(each):
+        calls = f.calls if f.body in BODIES else ()
+        each = [spent(c.kernel, c.args, c.rounds) for c in calls]
+        if f.flops != total(each):
             raise CheckError(
-                f"function {f.name}: {f.flops} flops, its calls have {sum(each)}"
+                f"function {f.name}: {f.flops} flops, its calls have {total(each)}"
             )
 
 

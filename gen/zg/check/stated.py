@@ -14,7 +14,7 @@ from itertools import takewhile
 
 from ..facts.kernels import KERNELS, backward
 from ..facts.rope import frequencies
-from ..plan.operand import Arg, Index, base
+from ..plan.operand import Arg, Index, Layers, base, of_layer
 from ..plan.plan import Call, Plan, Table, Tensor
 from ..plan.recipe import OF_TENSORS, Stated, Turn
 from .body import Body
@@ -97,16 +97,35 @@ def _calls(
             taken[what].append(arg)
     tables = {t.name: t for t in p.tables}
     for what, found in taken.items():
-        want = _of(lines, what, units)
-        same = [
-            _is(tables, arg, value)
-            for arg, value in zip(found, want, strict=False)
-        ]
-        if len(found) != len(want) or not all(same):
-            b.fail(
-                None,
-                f"{what} of its calls is {_told(found)}, and stated as {_told(want)}",
+        for l, some in _layers(b, found, units):
+            mine, want = (
+                [of_layer(arg, l) for arg in found],
+                _of(lines, what, some),
             )
+            same = [
+                _is(tables, arg, value)
+                for arg, value in zip(mine, want, strict=False)
+            ]
+            if len(mine) != len(want) or not all(same):
+                b.fail(
+                    None,
+                    f"{what} of its calls is {_told(mine)}, and stated as {_told(want)}",
+                )
+
+
+def _layers(
+    b: Body, args: Sequence[Arg], units: range
+) -> Iterator[tuple[int, range]]:
+    """Which units have the same operands, and the first of them in its kind."""
+    each = [a for a in args if isinstance(a, Layers)]
+    for a in each:
+        if len(a.values) != len(units):
+            b.fail(None, f"{a} is not of its {len(units)} units")
+    if not each:
+        yield 0, units
+        return
+    for l, unit in enumerate(units):
+        yield l, range(unit, unit + 1)
 
 
 def _drawn(b: Body, first: int) -> int:

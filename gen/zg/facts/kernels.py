@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..plan.operand import Ints, Names
+from ..plan.operand import Arg, Ints, Layers, Names, by_layer, whole
 
 ADD, ROUND, NULL = "zk_add", "zk_round", "null"
 VOCAB = 8  # rows by token, and columns of logits, are a multiple: 16 bytes
@@ -253,6 +253,8 @@ def kernel(name: str) -> Kernel:
     return TWINS[name] if name in TWINS else KERNELS[name]
 
 
+# Whole numbers that may be another in each layer: no size and no launch follows from them.
+BY_LAYER = ("window",)
 # A letter that follows from others, where a call has those named first.
 FOLLOWS = {
     "M": ("BT", "B*T"),
@@ -286,9 +288,23 @@ def shaped(row: Kernel, shape: Ints) -> dict[str, Any]:
 
 @functools.cache
 def flops(name: str, shape: Ints) -> int:
-    """Of a call of this shape."""
+    """Of a call with these whole numbers."""
     row = kernel(name)
     return value(row.flops, letters(shaped(row, shape)))
+
+
+def spent(name: str, args: Sequence[Arg], rounds: int) -> int | Layers:
+    """Flops of a call in all its rounds."""
+
+    def once(some: Sequence[Arg]) -> int:
+        return flops(name, tuple(a for a in some if isinstance(a, int)))
+
+    return by_layer(args, lambda some: rounds * once(some))
+
+
+def total(each: Sequence[int | Layers]) -> int | Layers:
+    """Of several calls' flops."""
+    return by_layer(each, lambda some: sum(map(whole, some)))
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ..facts import kernels
 from ..facts.ops import Op
-from ..plan.operand import Index, Ints, Names
+from ..plan.operand import Index, Ints, Layers, Names
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Value:
 
 
 Word = tuple[
-    str, str | int | float | Index
+    str, str | int | float | Index | Layers
 ]  # an operand: of what kind, and its name or number
 
 
@@ -70,8 +70,9 @@ class Call:
         )
 
     @property
-    def flops(self) -> int:
-        return kernels.flops(self.kernel, self.shape)
+    def flops(self) -> int | Layers:
+        args = [a for _, a in self.args]
+        return kernels.spent(self.kernel, args, self.rounds)
 
     @property
     def scratch(self) -> int:
@@ -118,7 +119,7 @@ class Part:
     def ints(self) -> Names:
         """The numbers that it takes: which rows of a weight, which unit of its kind."""
         words = (a for c in self.calls for _, a in c.args)
-        numbered = any(isinstance(a, Index) for a in words)
+        numbered = any(isinstance(a, Index | Layers) for a in words)
         return ("at",) * (self.slices > 1) + ("l",) * numbered
 
 

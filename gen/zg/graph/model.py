@@ -17,7 +17,7 @@ from typing import Any
 from ..facts import ops
 from ..facts.kernels import ADD, ROUND, value
 from ..facts.rope import fields, frequencies
-from ..plan.operand import Index
+from ..plan.operand import Index, Layers
 from ..read.schema import Row, Weight
 from ..read.spec import Op as SpecOp
 from ..read.spec import Spec, Unit
@@ -52,6 +52,7 @@ class _Builder:
     values: dict[str, Value] = field(default_factory=dict)
     branches: int = 1
     count: int = 1
+    begin: int = 0  # which layer of its entry of blocks is its first
     below: bool = False  # something below the unit moves
     cuts: set[int] = field(
         default_factory=set
@@ -116,10 +117,17 @@ class _Builder:
             params[word] = self.tensor(weight, *first)
         words = ops.OPS[row.name].ins
         ins = dict(zip(words, xs, strict=False))
-        dims = dict(row.dims)
+        dims = {word: self.mine(n) for word, n in row.dims.items()}
         if "rope" in dims:
             dims["table"] = self.table(row)
         return self.node(row.name, ins, params, dims)
+
+    def mine(self, n: Any) -> Any:
+        """Of a number that layers have, those of this unit's."""
+        if not isinstance(n, tuple):
+            return n
+        each = n[self.begin : self.begin + self.count]
+        return Layers(each) if len({*each}) > 1 else each[0]
 
     def table(self, row: Row) -> str:
         """The rotary table of a row."""
@@ -477,6 +485,7 @@ def _begun(
     tables: list[Table],
     below: bool,
     first: int = 0,
+    begin: int = 0,
 ) -> _Builder:
     prefix = f"{unit.name}." if unit.kind == "blocks" else ""
     b = _Builder(
@@ -486,6 +495,7 @@ def _begun(
         tables,
         branches=max(1, _branches(spec.model.units)),
         count=unit.repeat,
+        begin=begin,
         below=below,
         first=first,
     )
@@ -493,19 +503,22 @@ def _begun(
     return b
 
 
-def _layers(b: _Builder, unit: Unit) -> list[Unit]:
-    """An entry of blocks, cut where the next layer has other groups."""
+def _layers(b: _Builder, unit: Unit) -> list[tuple[int, Unit]]:
+    """An entry of blocks, cut where the next layer has other groups; which is each one's first."""
     y = "in"
     for op in unit.ops:
         y = _run(b, y, op)
     ends = [*sorted(b.cuts), unit.repeat]
     return [
-        replace(
-            unit,
-            repeat=end - first,
-            name=unit.name.replace("{l}", f"{{l+{first}}}")
-            if first
-            else unit.name,
+        (
+            first,
+            replace(
+                unit,
+                repeat=end - first,
+                name=unit.name.replace("{l}", f"{{l+{first}}}")
+                if first
+                else unit.name,
+            ),
         )
         for first, end in itertools.pairwise([0, *ends])
     ]
@@ -530,17 +543,17 @@ def build(spec: Spec) -> Graph:
     full: set[str] = set()  # tensors whose gradient is summed in f32
     acc = 0
     blocks, words, places = 0, set(), 0
-    for unit in [
+    for begin, unit in [
         x
         for u in m.units
         for x in (
             _layers(_begun(spec, u, dims, tables, False), u)
             if u.kind == "blocks"
-            else [u]
+            else [(0, u)]
         )
     ]:
         below = any("bwd" in k.bodies for k in kinds)
-        b = _begun(spec, unit, dims, tables, below, places)
+        b = _begun(spec, unit, dims, tables, below, places, begin)
         if unit.kind == "embedding":
             y = _run(b, "", unit.ops[0])
             places = len(b.places)

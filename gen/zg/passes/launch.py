@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
 from ..facts import grids, ops
-from ..facts.kernels import KERNELS, NULL, PRODUCTS
+from ..facts.kernels import KERNELS, NULL, PRODUCTS, total
 from ..graph.graph import Graph, Kind, Part
 from ..plan import plan
 from ..plan.operand import Arg, Index, Ints, Names, Operand, whole
@@ -168,7 +168,7 @@ class _Maker:
                 ins,
                 outs,
                 part.ints,
-                sum(c.flops * c.rounds for c in part.calls),
+                total([c.flops for c in part.calls]),
                 tuple(calls),
             )
         )

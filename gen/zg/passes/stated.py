@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from itertools import groupby, product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..facts import ops, rope
 from ..facts.kernels import KERNELS
@@ -83,8 +83,10 @@ def _residuals(spec: Spec) -> int:
 # ---- calls
 
 
-def _calls(rows: list[Placed]) -> dict[str, list[int | float | Turn]]:
-    """What each operand is, call by call."""
+def _calls(
+    rows: list[Placed], layer: int
+) -> dict[str, list[int | float | Turn]]:
+    """What each operand is in a layer, call by call."""
     out: dict[str, list[int | float | Turn]] = {}
     for row, _ in rows:
         kernel, *words = ops.OPS[row.name].fwd.split()
@@ -92,12 +94,15 @@ def _calls(rows: list[Placed]) -> dict[str, list[int | float | Turn]]:
         for formal, word in zip(formals, words, strict=True):
             if formal.stated:
                 mine = out.setdefault(formal.name, [])
-                mine.append(_value(row, word))
+                mine.append(_value(row, word, layer))
     return out
 
 
-def _value(row: Row, word: str) -> int | float | Turn:
-    return _turn(row) if word == "table" else row.dims[word]
+def _value(row: Row, word: str, layer: int) -> Any:
+    if word == "table":
+        return _turn(row)
+    n = row.dims[word]
+    return n[layer] if isinstance(n, tuple) else n
 
 
 def _turn(row: Row) -> Turn:
@@ -146,19 +151,25 @@ def _group(
 def _unit(spec: Spec, unit: Unit, first: int) -> Iterator[Stated]:
     """An entry's lines, units of it from `first` on; where its layers differ, several."""
     rows = [placed for op in unit.ops for placed in _rows(spec, op)]
-    for what, values in _calls(rows).items():
-        yield Stated(what, first, unit.repeat, tuple(values))
-    layers = [
-        _tensors(spec, unit, rows, layer) for layer in range(unit.repeat)
-    ]
+    layers = range(unit.repeat)
+    calls = [_calls(rows, layer) for layer in layers]
+    for what in calls[0]:
+        yield from _alike(what, first, [tuple(c[what]) for c in calls])
+    tensors = [_tensors(spec, unit, rows, layer) for layer in layers]
     for n, what in enumerate(OF_TENSORS):
-        at = first
-        each = [tuple(of[n] for of in tensors) for tensors in layers]
-        for stated, alike in groupby(each):
-            count = len(list(alike))
-            if stated:
-                yield Stated(what, at, count, stated)
-            at += count
+        each = [tuple(of[n] for of in some) for some in tensors]
+        yield from _alike(what, first, each)
+
+
+def _alike(
+    what: str, first: int, each: list[tuple[Any, ...]]
+) -> Iterator[Stated]:
+    """A line for units in a row that have the same values, where they have any."""
+    for values, alike in groupby(each):
+        count = len(list(alike))
+        if values:
+            yield Stated(what, first, count, values)
+        first += count
 
 
 def lines(spec: Spec) -> tuple[Stated, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 Names = tuple[str, ...]
@@ -47,9 +48,42 @@ class Index:
         )
 
 
+@dataclass(frozen=True)
+class Layers:
+    """A whole number of each unit of a kind, where it is not one of all. In text
+    l:NUMBER,NUMBER,..."""
+
+    values: Ints
+
+    def __str__(self) -> str:
+        return f"l:{','.join(map(str, self.values))}"
+
+    @classmethod
+    def read(cls, text: str) -> Layers:
+        return cls(tuple(map(int, text.removeprefix("l:").split(","))))
+
+
 # A word: null, recipe, sources (what a reduction brought), &leaf (an array of one pointer), freq.N,
 # spans.F, or a number that the function takes; c is the round of a loop.
-Arg = Operand | Index | int | float | str
+Arg = Operand | Index | Layers | int | float | str
+
+
+def of_layer(arg: Arg, l: int) -> Arg:
+    """What an operand is in unit l of its kind."""
+    return arg.values[l] if isinstance(arg, Layers) else arg
+
+
+def by_layer(
+    args: Sequence[Arg], number: Callable[[Sequence[Arg]], int]
+) -> int | Layers:
+    """A number that follows from others, of each unit where one of those is."""
+    count = max(
+        (len(a.values) for a in args if isinstance(a, Layers)), default=0
+    )
+    if not count:
+        return number(args)
+    each = [[of_layer(a, l) for a in args] for l in range(count)]
+    return Layers(tuple(map(number, each)))
 
 
 def whole(arg: Arg) -> int:

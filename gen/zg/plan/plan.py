@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from .operand import Arg, Ints, Names
+from .operand import Arg, Ints, Layers, Names
 from .recipe import Phase as Phase
 from .recipe import Recipe, Stated
 from .recipe import Scaler as Scaler
@@ -254,7 +254,7 @@ class Fn:
     ins: Names
     outs: Names
     ints: Names
-    flops: int
+    flops: int | Layers  # of a call
     calls: tuple[Call, ...]
 
     @property
@@ -321,6 +321,12 @@ class Step:
     @property
     def refs(self) -> Refs:
         return *self.ins, *self.outs
+
+    @property
+    def layer(
+        self,
+    ) -> int:  # which unit of its kind a function is called as, where it asks
+        return next((i.value for i in self.ints if i.name == "l"), 0)
 
     @property
     def events(self) -> Events:

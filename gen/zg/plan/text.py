@@ -13,7 +13,7 @@ from collections.abc import Callable
 from itertools import zip_longest
 from typing import Any
 
-from .operand import Arg, Index, Names, Operand
+from .operand import Arg, Index, Layers, Names, Operand
 from .plan import (
     Call,
     Class,
@@ -212,6 +212,7 @@ _OPERAND = re.compile(
     r"^([A-Za-z_][\w.]*)\+(\d+)(?:\+r\*(\d+))?(?:\+c\*(\d+))?(?::(\w+))?$"
 )
 _INDEX = re.compile(r"^l\*(\d+)(?:\+r\*(\d+))?(?:\+(\d+))?(?:\+([a-z]+))?$")
+_LAYERS = re.compile(r"^l:\d+(?:,\d+)*$")
 
 
 def arg(text: str) -> Arg:
@@ -221,10 +222,16 @@ def arg(text: str) -> Arg:
         return Operand(m[1], int(m[2]), by_rank, by_round, m[5] or "")
     if m := _INDEX.match(text):
         return Index(int(m[1]), int(m[2] or 0), int(m[3] or 0), m[4] or "")
+    if _LAYERS.match(text):
+        return Layers.read(text)
     try:
         return _number(text)
     except ValueError:
         return text
+
+
+def _flops(text: str) -> int | Layers:
+    return Layers.read(text) if _LAYERS.match(text) else int(text)
 
 
 def _ref(text: str) -> Ref:
@@ -294,7 +301,7 @@ def parse(text: str) -> Plan:
                 )
             elif words[0] == "fn":
                 ins, outs, ints = (_names(words[n]) for n in (5, 7, 9))
-                fns.append(Fn(words[1], ins, outs, ints, int(words[3]), ()))
+                fns.append(Fn(words[1], ins, outs, ints, _flops(words[3]), ()))
             elif words[0].startswith("call"):
                 args = tuple(map(arg, words[3:]))
                 call = Call(words[1], words[2], args, int(words[0][5:] or 1))

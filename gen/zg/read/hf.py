@@ -15,7 +15,17 @@ from typing import Any
 from ..facts.kinds import SCALINGS
 from ..facts.rope import grown
 from . import dsjson, usertext, yamltext
-from .hfrows import FAMILIES, ORIGINAL, Family, Key, scaling_keys
+from .hfrows import (
+    FAMILIES,
+    FIRST,
+    FULL,
+    ORIGINAL,
+    SLIDING,
+    SWITCH,
+    Family,
+    Key,
+    scaling_keys,
+)
 from .node import Names, Node, SpecError, meant, printable, shown
 from .schema import Op
 
@@ -88,13 +98,7 @@ DROPOUTS = (
     "resid_pdrop",
     "residual_dropout",
 )
-LAYER_TYPES = ("full_attention", "sliding_attention")
-WINDOWS = (
-    "layer_types",
-    "max_window_layers",
-    "sliding_window",
-    "use_sliding_window",
-)
+WINDOWS = ("layer_types", FIRST, "sliding_window", SWITCH)
 ROPE = ("rope_parameters", "rope_scaling", "rope_theta")
 THETA = 10000.0
 MSCALES = ("mscale", "mscale_all_dim")
@@ -102,14 +106,11 @@ MSCALES = ("mscale", "mscale_all_dim")
 
 @dataclass(frozen=True)
 class Found:
-    """model: a spec's. context: how many positions there are; window: how many of them a position
-    sees in some layers, but not in all, and where config.json says so; end: of a text, the
-    token."""
+    """model: a spec's. context: how many positions there are; end: of a text, the token."""
 
     folder: str
     model: Node
     context: int
-    window: Node | None
     end: Node
     notes: Names
 
@@ -271,8 +272,8 @@ class _Config:
         """Which layers have a window."""
         layers = self.number(self.family.sizes[0])
         node = self.get("sliding_window")
-        usual, switch = self.family.usual, "use_sliding_window"
-        off = switch in usual and not self.switched(switch)
+        usual, by_layer = self.family.usual, self.by_layer(layers)
+        off = SWITCH in usual and not self.switched(SWITCH)
         if node.value is None or off:
             return [False] * layers
         if "sliding_window" not in usual:
@@ -283,7 +284,11 @@ class _Config:
             raise self.fail(
                 "sliding_window", said, "a whole number from 1, or null"
             )
-        return self.by_layer(layers)
+        if SWITCH not in usual and not all(by_layer):
+            key = "layer_types" if self.given_("layer_types") else FIRST
+            said = f"leaves out layers, and {self.family.type} has a window in all or none"
+            raise self.fail(key, said, "null")
+        return by_layer
 
     def switched(self, key: str) -> bool:
         node = self.get(key)
@@ -293,25 +298,31 @@ class _Config:
         return bool(node.value)
 
     def by_layer(self, layers: int) -> list[bool]:
-        """Of a model that has windows: by layer_types, else behind the first max_window_layers."""
+        """Where windows are on: by layer_types, else behind the first max_window_layers."""
         types = self.get("layer_types").plain()
         if types is None:
-            node = self.get("max_window_layers")
+            node = self.get(FIRST)
             first = node.value or 0
             if type(first) is not int or first < 0:
                 said = f"is {shown(node.value)}"
-                raise self.fail(
-                    "max_window_layers", said, "a whole number from 0, or null"
-                )
+                raise self.fail(FIRST, said, "a whole number from 0, or null")
             return [n >= first for n in range(layers)]
         if (
             not isinstance(types, list)
             or len(types) != layers
-            or any(word not in LAYER_TYPES for word in types)
+            or any(word not in (FULL, SLIDING) for word in types)
         ):
-            allowed = f"{layers} of {', '.join(LAYER_TYPES)}"
+            allowed = f"{layers} of {FULL}, {SLIDING}"
             raise self.fail("layer_types", f"is {shown(types)}", allowed)
-        return [word == "sliding_attention" for word in types]
+        return [word == SLIDING for word in types]
+
+    def window(self) -> Node:
+        """One of all layers, or each layer's; null: it is left out."""
+        node, sliding = self.get("sliding_window"), self.sliding()
+        none = Node(None, node.where)
+        if len({*sliding}) == 1:
+            return node if sliding[0] else none
+        return Node([node if on else none for on in sliding], node.where)
 
     # ---- the model
 
@@ -335,8 +346,8 @@ class _Config:
                 for key, value in op.args.items()
                 if key != "window"
             }
-            if op.kind == "attention" and set(self.sliding()) == {True}:
-                keys["window"] = self.get("sliding_window")
+            if op.kind == "attention":
+                keys["window"] = self.window()
             held = {k: x for k, x in keys.items() if x.value is not None}
             if op.kind == "attention":
                 held.setdefault("out_bias", Node(False, self.root.where))
@@ -423,10 +434,8 @@ def load(folder: str) -> Found:
     config = _Config(dsjson.parse(said, usertext.place(path)))
     notes = config.check()
     context = config.number(config.family.context)
-    some = len(set(config.sliding())) > 1
-    window = config.get("sliding_window") if some else None
     end = config.get("eos_token_id")
-    return Found(folder, config.model(), context, window, end, notes)
+    return Found(folder, config.model(), context, end, notes)
 
 
 def usual(found: Found) -> Node:
@@ -469,20 +478,6 @@ def ends(root: Node, found: Found) -> None:
     said = data.value.get("documents")
     if said and said.value == "mask" and type(found.end.value) is int:
         data.value["end"] = found.end
-
-
-def sees(root: Node, found: Found) -> None:
-    """Refuses samples that are longer than what a position sees in some layers alone."""
-    sequence = root.at(("train", "sequence"))
-    window = found.window
-    if not window or type(sequence.value) is not int:
-        return
-    if sequence.value > window.value:
-        raise SpecError(
-            f"{window.where}: sliding_window: {window.value} is shorter than train.sequence "
-            f"{sequence.value} of {sequence.where}, and not of every layer; allowed: "
-            f"train.sequence up to {window.value}"
-        )
 
 
 def longer(root: Node, found: Found) -> Names:

@@ -46,6 +46,10 @@ class Family:
 
 
 ORIGINAL = "original_max_position_embeddings"
+# Of a family that has windows in some layers: whether it has any, and in how many first layers it
+# has none, or what each layer is.
+SWITCH, FIRST = "use_sliding_window", "max_window_layers"
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def scaling_keys(type: str) -> Mapping[str, str]:
@@ -150,8 +154,8 @@ _QWEN: Mapping[str, object] = {
     "num_key_value_heads": 32,
     "max_position_embeddings": 32768,
     "sliding_window": 4096,
-    "use_sliding_window": False,
-    "max_window_layers": 28,
+    SWITCH: False,
+    FIRST: 28,
 }
 _GPT2 = Family(
     "GPT2LMHeadModel",
@@ -275,7 +279,15 @@ FAMILIES = (
         },
         window=Key("sliding_window"),
     ),
-    _llama("Qwen2ForCausalLM", "qwen2", False, _QWEN, square=True, bias=True),
+    _llama(
+        "Qwen2ForCausalLM",
+        "qwen2",
+        False,
+        _QWEN,
+        square=True,
+        bias=True,
+        window=Key("sliding_window"),
+    ),
     _llama(
         "Qwen3ForCausalLM",
         "qwen3",
@@ -283,6 +295,7 @@ FAMILIES = (
         {**_QWEN, "head_dim": 128},
         bias=_BIAS,
         out_bias=_BIAS,
+        window=Key("sliding_window"),
         qk_norm=True,
         eps=Key("rms_norm_eps"),
     ),

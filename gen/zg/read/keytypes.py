@@ -31,6 +31,7 @@ TARGETS = ("cpu", "sm_80", "sm_90", "sm_100")
 
 Kind = TypeVar("Kind")
 Items = tuple[Any, ...]
+Windows = tuple[int | None, ...]
 
 
 class LeftOut:
@@ -259,6 +260,20 @@ def normed(value: object) -> bool | str:
             f"{shown(value)} is none of these", "true, false or whole"
         )
     return value
+
+
+def windows(value: object) -> int | Windows | None:
+    """Tokens that a token sees, in every layer or in each; None: all before it."""
+    allowed = (
+        f"an integer from 1 to {DIM} or null, or a list of them, one a layer"
+    )
+    some = value if isinstance(value, list) else [value]
+    for said in some:
+        n = 1 if said is None else _numeric(said, "integer", allowed)
+        if n != int(n) or not 1 <= n <= DIM:
+            raise refuse(f"{shown(said)} is no number of tokens", allowed)
+    each = tuple(None if n is None else int(_numeric(n, "", "")) for n in some)
+    return each if isinstance(value, list) else each[0]
 
 
 def as_list(value: object) -> object:

@@ -43,6 +43,7 @@ from .keytypes import (
     Tiny,
     Title,
     Unsaid,
+    Windows,
     again,
     as_list,
     margin,
@@ -53,6 +54,7 @@ from .keytypes import (
     target,
     two,
     unique,
+    windows,
 )
 from .node import Ints, Names, SpecError
 
@@ -496,7 +498,7 @@ class Attention(_Keys):
     bias: Flag = False
     out_bias: Unsaid[Flag] = None
     rope: Rope | None = None
-    window: Count | None = None
+    window: Annotated[int | Windows | None, PlainValidator(windows)] = None
     qk_norm: Annotated[bool | str, PlainValidator(normed)] = False
     eps: Tiny = 1e-6
 

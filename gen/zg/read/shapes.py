@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from ..facts import kinds, ops
 from ..facts.families import FAMILIES
 from ..facts.rope import grown
-from .keytypes import DIM, ELEMS
+from .keytypes import DIM, ELEMS, Windows
 from .node import Ints, Node, Path, SpecError, dotted
 from .schema import (
     TYPES,
@@ -340,7 +340,8 @@ class Walk:
         if rope:
             turned = "rope_packed" if self.packed else "rope"
             rows.append(Row(turned, {**dims, "rope": rope}))
-        rows.append(self.seen(a, dims))
+        window = self.window(at / "window", a.window)
+        rows.append(self.seen(window, dims))
         out = f"{a.name}.{self.family.out}"
         rows.append(self.dense(name, [out], dims["Q"], [C], bias))
         said = {
@@ -348,6 +349,7 @@ class Walk:
             "head_dim": heads.D,
             "out_bias": bias,
             "rope": rope,
+            "window": window,
         }
         return Made(C, {**a.model_dump(), **said}, tuple(rows))
 
@@ -370,11 +372,27 @@ class Walk:
         }
         return Row("qknorm_whole" if whole else "qknorm", dims, weights)
 
-    def seen(self, a: Attention, dims: Mapping[str, Any]) -> Row:
+    def window(
+        self, at: Place, said: int | Windows | None
+    ) -> int | Windows | None:
+        """Of each layer, where it is not one of all."""
+        if not isinstance(said, tuple):
+            return said
+        if len(said) != self.repeat:
+            raise at.fail(
+                f"{len(said)} windows for {self.repeat} layers",
+                "a window, or null, for each layer",
+            )
+        return said if len({*said}) > 1 else said[0]
+
+    def seen(self, said: int | Windows | None, dims: Mapping[str, Any]) -> Row:
         """Attention, by what a row sees."""
-        window = min(a.window or self.sequence, self.sequence)
-        if window == self.sequence and not self.packed:
+        T = self.sequence
+        some = said if isinstance(said, tuple) else (said,)
+        each = tuple(min(n or T, T) for n in some)
+        if {*each} == {T} and not self.packed:
             return Row("attention", dims)
+        window = each if len({*each}) > 1 else each[0]
         return Row("attention_local", {**dims, "window": window})
 
     def heads(self, at: Place, a: Attention) -> Heads:

@@ -651,7 +651,6 @@ def _effective(
         notes = (*notes, *config.notes)
     if found:
         hf.ends(root, found)
-        hf.sees(root, found)
         keys = [(dotted(key), node) for key, node in _all(root)]
         notes = (*hf.taken(keys), *notes, *hf.longer(root, found))
     return root, (*notes, *old.spelt(root))

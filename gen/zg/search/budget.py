@@ -21,7 +21,7 @@ from ..facts.peaks import PEAKS
 from ..graph.graph import Graph
 from ..passes import operands, place, slices
 from ..plan import plan
-from ..plan.operand import Names
+from ..plan.operand import Layers, Names
 from ..read.keytypes import RECOMPUTE
 from ..read.spec import Spec, SpecError
 from . import fits, knobs
@@ -98,9 +98,10 @@ def _seconds(spec: Spec, graph: Graph, target: str) -> float:
                 for k, a in c.args
                 if k in ("value", "param", "grad")
             )
-            total += kind.count * peaks.seconds(
-                c.flops * c.rounds, moved, real
-            )
+            some = c.flops
+            each = some.values if isinstance(some, Layers) else (some,)
+            took = sum(peaks.seconds(n, moved, real) for n in each)
+            total += kind.count // len(each) * took
     return total
 
 

@@ -15,7 +15,7 @@ from itertools import groupby
 from ..facts import ops
 from ..facts.kernels import Formal, kernel
 from ..plan import plan
-from ..plan.operand import Index, Operand, base
+from ..plan.operand import Index, Layers, Operand, base
 from ..plan.plan import Plan
 from .letters import NAMED, Letters, number, of_call, of_unit
 from .tables import DOES, comment, flat_names, launch_name, lower, upper, wrap
@@ -110,6 +110,7 @@ class Calls:
         self.taken = dict.fromkeys([*letters.at, *reserved(p)], -1)
         self.spaces: dict[tuple[str, str], Space] = {}
         self.said: set[str] = set()  # enumerators so far
+        self.layers = self.of_layers()
         for fn in p.fns:
             if of_unit(fn):
                 self.collect(fn)
@@ -117,6 +118,19 @@ class Calls:
             self.spaces, key=lambda key: (key[1] == "s", key[1] == "p")
         )
         self.names = {key: self.named(key) for key in order}
+
+    def of_layers(self) -> dict[tuple[str, Layers], str]:
+        """Of a unit's numbers that are another in each layer, the arrays that hold them."""
+        names: dict[tuple[str, Layers], str] = {}
+        for fn in self.p.fns:
+            for formal, arg in (x for c in fn.calls for x in of_call(c)):
+                if not isinstance(arg, Layers):
+                    continue
+                unit = unit_of(fn)
+                n = sum(other == unit for other, _ in names) + 1
+                name = f"{unit}_{formal.name}" + f"_{n}" * (n > 1)
+                names.setdefault((unit, arg), name)
+        return names
 
     # ---- names of places
 
@@ -272,6 +286,8 @@ class Calls:
             return self.place(fn, arg, own)
         if isinstance(arg, Index):
             return self.index(fn, arg)
+        if isinstance(arg, Layers):
+            return f"{self.layers[unit_of(fn), arg]}[l]"
         if isinstance(arg, int):
             said = self.count(fn, formal, arg, call.rounds)
             beside = f" /* {formal.name} */" * said.isdigit()
@@ -328,7 +344,7 @@ class Calls:
         args = [a for call in fn.calls for a in call.args]
         numbers = [a for a in args if isinstance(a, Index)]
         used = {base(a) for a in args} | {a.more for a in numbers}
-        if numbers:
+        if numbers or any(isinstance(a, Layers) for a in args):
             used.add("l")
         names = [*fn.ins, *fn.outs, *fn.ints]
         at = {n: names.index(n) for n in names if n in used}
@@ -390,6 +406,12 @@ class Calls:
                     )
             if new:
                 lines += [self.about(unit, group), *enum(new)]
+        for (unit, each), array in self.layers.items():
+            if unit == name:
+                held = ", ".join(map(number, each.values))
+                lines += wrap(
+                    f"static const int64_t {array}[] = {{{held}}};", 0
+                )
         return lines if len(lines) > 1 else []
 
     def about(self, unit: str, group: str) -> str:

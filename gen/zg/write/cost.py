@@ -5,15 +5,15 @@ Read off the plan alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..facts import ops
 from ..facts.commands import COLLECTIVES, COMMANDS
-from ..facts.kernels import flops as flops_of
-from ..facts.kernels import kernel
+from ..facts.kernels import kernel, spent
 from ..facts.queues import QUEUES
-from ..plan.plan import Call, Plan, Ref, Section, Step
+from ..plan.operand import of_layer, whole
+from ..plan.plan import Fn, Plan, Ref, Section, Step
 
 
 @dataclass(frozen=True)
@@ -80,17 +80,16 @@ def commands(p: Plan) -> int:
     )
 
 
-def _forward(p: Plan, calls: Sequence[Call]) -> tuple[int, int]:
+def _forward(fn: Fn, layer: int) -> tuple[int, int]:
     """Flops that run forward: of products with parameters, of others (attention's)."""
-    shapes = {launch.name: launch.shape for launch in p.launches}
     linear = attention = 0
-    for c in calls:
+    for c in fn.calls:
         row = kernel(c.kernel)
-        spent = c.rounds * flops_of(c.kernel, shapes[c.launch])
+        each = whole(of_layer(spent(c.kernel, c.args, c.rounds), layer))
         if not row.of and row.params:
-            linear += spent
+            linear += each
         elif not row.of:
-            attention += spent
+            attention += each
     return linear, attention
 
 
@@ -104,12 +103,13 @@ def flops(p: Plan) -> int:
     fns, more = {f.name: f for f in p.fns}, 0
     for s in p.section("micro_batch").steps:
         if s.op.partition(".")[0] in ("fwd", "bwd", "train"):
-            linear, attention = _forward(p, fns[s.op].calls)
-            spent = fns[s.op].flops - linear - attention  # backward
+            linear, attention = _forward(fns[s.op], s.layer)
+            every = whole(of_layer(fns[s.op].flops, s.layer))
+            backward = every - linear - attention
             more += (
-                spent
+                backward
                 if s.op.startswith("bwd.")
-                else spent + attention - 2 * linear
+                else backward + attention - 2 * linear
             )
     return (
         6 * p.head.params * tokens
@@ -121,7 +121,7 @@ def again(p: Plan) -> int:
     """Flops of a global step that backward spends on forward's calls."""
     fns = {f.name: f for f in p.fns}
     more = sum(
-        sum(_forward(p, fns[s.op].calls))
+        sum(_forward(fns[s.op], s.layer))
         for s in p.section("micro_batch").steps
         if s.op.startswith("bwd.")
     )

@@ -11,7 +11,11 @@ from typing import Any
 
 from ..read.hfrows import (
     FAMILIES,
+    FIRST,
+    FULL,
     ORIGINAL,
+    SLIDING,
+    SWITCH,
     Family,
     Key,
     linear,
@@ -93,6 +97,26 @@ def _rope(found: dict[str, Any], sequence: int) -> dict[str, object]:
     }
 
 
+def _windows(f: Family, found: dict[str, Any], layers: int) -> bool:
+    """Says which layers have a window, where a family may choose; False where it has no word for
+    it."""
+    said = found.get("sliding_window")
+    each = said if isinstance(said, tuple) else (said,) * layers
+    sizes = {n for n in each if n is not None}
+    if SWITCH not in f.usual:
+        return not isinstance(said, tuple)
+    if not sizes:
+        del found["sliding_window"]
+        return True
+    found["sliding_window"] = max(sizes)
+    found[SWITCH] = True
+    found["layer_types"] = [SLIDING if n else FULL for n in each]
+    first = each.count(None)
+    if not any(each[:first]):
+        found[FIRST] = first
+    return len(sizes) == 1
+
+
 def _of(f: Family, spec: Spec) -> dict[str, object] | None:
     """A model's config.json; None where it is of another family."""
     m = spec.model
@@ -102,6 +126,8 @@ def _of(f: Family, spec: Spec) -> dict[str, object] | None:
         return None
     turned = "rope" in found
     if turned and not found["rope"]:
+        return None
+    if not _windows(f, found, m.units[1].repeat):
         return None
     if f.square and found[f.heads] * found.pop("head_dim") != m.width:
         return None

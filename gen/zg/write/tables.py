@@ -12,6 +12,7 @@ from typing import Any
 
 from ..facts import kernels, ops, stores
 from ..plan import plan
+from ..plan.operand import Layers
 from ..plan.plan import Plan
 from .letters import NAMED, Letters, number
 
@@ -454,10 +455,15 @@ def functions(p: Plan) -> list[str]:
         if part and f.name in main:
             name = f'"{lower(f.name)}"'
             units, each = turns(p, f.name)
-            flops = repr(float(f.flops))
-            said = name, f'"{part}"', flops, units, each
+            said = name, f'"{part}"', repr(_mean(f.flops)), units, each
             out.append(f"{row(said)},")
     return out
+
+
+def _mean(flops: int | Layers) -> float:
+    """Of a call."""
+    each = flops.values if isinstance(flops, Layers) else (flops,)
+    return sum(each) / len(each)
 
 
 def slots(p: Plan) -> list[str]:

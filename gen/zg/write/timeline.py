@@ -13,9 +13,10 @@ from xml.sax.saxutils import escape
 
 from ..facts import ops
 from ..facts.commands import COLLECTIVES
-from ..facts.kernels import WIDTHS, flops, kernel, letters, value
+from ..facts.kernels import WIDTHS, kernel, letters, spent, value
 from ..facts.peaks import DISK, LAUNCH, PEAKS, Peaks
 from ..facts.queues import QUEUES, Queue
+from ..plan.operand import of_layer, whole
 from ..plan.plan import Call, Event, Plan, Step
 from . import cost
 
@@ -59,14 +60,14 @@ def _moved(p: Plan, step: Step, call: Call) -> int:
 
 def _work(p: Plan, step: Step, peaks: Peaks) -> float:
     """Seconds of a function's calls."""
-    shapes = {launch.name: launch.shape for launch in p.launches}
     width, total = ops.BYTES[p.head.real], 0.0
     for c in next(f for f in p.fns if f.name == step.op).calls:
         moved = _moved(p, step, c)
         if QUEUES[step.queue].reads == "host":
             total += c.rounds * moved / peaks.host
         else:
-            products = flops(c.kernel, shapes[c.launch])
+            once = spent(c.kernel, c.args, 1)
+            products = whole(of_layer(once, step.layer))
             total += c.rounds * peaks.seconds(products, moved, width)
     return total
 

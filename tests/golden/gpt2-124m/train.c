@@ -16,7 +16,7 @@
 #include "zk.h"
 #include "zr.h"
 
-#if ZK_ABI != 17 || ZR_ABI != 20
+#if ZK_ABI != 18 || ZR_ABI != 20
 #error "generated for another version of the runtime or of the kernels: generate it again"
 #endif
 enum { CTL_BYTES = 128 }; /* room for a zk_ctl */
