@@ -212,7 +212,8 @@ ZK_INLINE void setr(real *p, int64_t i, int dtype, float x)
 
 /* ---- functions of 16 floats */
 /* exp by 2^n * e^r, |r| <= ln 2 / 2; Taylor to r^7, the next term is below 0.1 ulp. Below -104 the
- * result rounds to 0, above 89 to infinity; 2^n in two steps: subnormals are rounded once. */
+ * result rounds to 0, above 89 to infinity; 2^n in two steps where there is no instruction for it:
+ * subnormals are rounded once. */
 ZK_INLINE v16 exp16(v16 x)
 {
     const v16 shift = set16(0x1.8p23f);
@@ -226,8 +227,12 @@ ZK_INLINE v16 exp16(v16 x)
     p = fma16(p, r, set16(1.0f / 6));
     p = fma16(p, r, set16(0.5f));
     p = fma16(p * r, r, r) + 1.0f;
+#ifdef __AVX512F__
+    return (v16)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
     v16i e = (v16i)shifted - (v16i)shift, half = e >> 1;
     return p * (v16)((half + 127) << 23) * (v16)((e - half + 127) << 23);
+#endif
 }
 
 /* log by x = 2^e * (1 + f), 1 + f in [sqrt(1/2), sqrt(2)); with s = f / (2 + f), log(1 + f) =
