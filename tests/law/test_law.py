@@ -402,6 +402,12 @@ IN_BRIEF = (
             ),
             marks=pytest.mark.slow,
         ),
+        pytest.param(
+            "llama",
+            "f32",
+            ("model.units[1].ops[0].residual[1].attention.window=[null, 9]",),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_one_hash_in_brief(
