@@ -33,6 +33,15 @@ def sh(*words: object) -> None:
     assert done.returncode == 0, f"{words}: {done.stderr}"
 
 
+def possible() -> bool:
+    """Whether this host lets us make others"""
+    words = ("unshare", "-n", "ip", "link", "add", "a", "type", "veth")
+    try:
+        return not subprocess.run(words, capture_output=True).returncode
+    except FileNotFoundError:
+        return False
+
+
 @dataclass(frozen=True)
 class Host:
     name: str

@@ -97,6 +97,8 @@ def test_a_start_without_mpi_says_how(tokens: pathlib.Path) -> None:
 
 @pytest.fixture(scope="module")
 def two():
+    if not hosts.possible():
+        pytest.skip("this host lets nobody make networks of their own")
     with hosts.network(2) as found:
         yield found
 
