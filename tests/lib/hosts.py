@@ -35,7 +35,7 @@ def sh(*words: object) -> None:
 
 def possible() -> bool:
     """Whether this host lets us make others"""
-    words = ("unshare", "-n", "ip", "link", "add", "a", "type", "veth")
+    words = ("unshare", "-n", "ip", "link", "add", "v0", "type", "veth")
     try:
         return not subprocess.run(words, capture_output=True).returncode
     except FileNotFoundError:
