@@ -118,6 +118,13 @@ static void name_run(zr *z, const struct source *s)
         if (names[i]) zr_add_hash(&z->net.run, names[i], strlen(names[i]) + 1);
 }
 
+/* All are here. Runs side by side have ports of their own where MPI names them. */
+static void take_own(zr *z)
+{
+    z->net.own = 1;
+    if (z->net.ask) z->net.port = zr_port_of(z->net.run);
+}
+
 static void find_address(zr *z, const struct source *s)
 {
     int slurm = !strcmp(s->rank, "SLURM_PROCID");
@@ -127,7 +134,7 @@ static void find_address(zr *z, const struct source *s)
     if (is_set("ZR_ADDR")) take_address(z, getenv("ZR_ADDR"));
     else if (is_set("MASTER_ADDR") && is_set("MASTER_PORT")) take_master(z);
     else if (slurm && is_set("SLURM_STEP_NODELIST")) take_slurm(z, "SLURM_STEP_NODELIST");
-    else if (near == z->ranks) z->net.own = 1;
+    else if (near == z->ranks) take_own(z);
     else if (is_set("SLURM_JOB_NODELIST")) take_slurm(z, "SLURM_JOB_NODELIST");
     else if (z->net.ask) z->net.port = 0;
     else
@@ -181,7 +188,7 @@ void zr_find_launcher(zr *z)
     if (z->lowest >= z->ranks)
         zr_fail(z, ZR_DISAGREE, "%s=%s: there are %d ranks", s->rank, getenv(s->rank), ranks);
     z->net.local = is_set(s->local) ? number_of(z, s->local) : z->ranks > 1 ? -1 : 0;
-    find_address(z, s);
     name_run(z, s);
+    find_address(z, s);
     if (z->ranks > 1) z->far = &zr_plane;
 }

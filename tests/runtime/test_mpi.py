@@ -214,7 +214,9 @@ def test_a_link_that_is_cut_ends_all(
         os.killpg(run.pid, signal.SIGKILL)  # mpirun waits for its daemon there
         _, err = run.communicate()
     assert re.search(
-        r"rank \d waits in step \d+ for ranks of other hosts", err
+        r"rank \d waits in step \d+ for ranks of other hosts"
+        r"|rank \d: the connection to rank \d has ended",  # between two steps
+        err,
     ), err
     done = trainer.sh(near, "--data", tokens, *kept[:2], "--steps", 10)
     assert "step 10" in done or "loss" in done
