@@ -16,7 +16,7 @@ once = context host threads
 each = $(filter-out $(once),$(notdir $(basename $(wildcard kernels/cpu/*.c))))
 host = $(patsubst runtime/%.c,$o/%.o,$(wildcard runtime/*.c))
 cpu = $(patsubst runtime/cpu/%.c,$o/cpu_%.o,$(wildcard runtime/cpu/*.c))
-products = linear attention
+products = linear
 kernels = $(once:%=$o/%.o) $(each:%=$o/%_avx2.o) $(each:%=$o/%_avx512.o) \
     $(products:%=$o/%_avx512bf16.o)
 

@@ -18,7 +18,7 @@
 
 enum { BLOCK = 64, REGION = 4 }; /* rows of a block; blocks a side of a backward task */
 enum { WIDEST = 1024 };          /* elements of a head: zgen lets no wider one pass */
-_Static_assert(4 * BLOCK * (9 * WIDEST + 3 * BLOCK + 3) <= ZK_SCRATCH, "backward's space fits");
+_Static_assert(4 * BLOCK * (9 * WIDEST + 2 * BLOCK + 3) <= ZK_SCRATCH, "backward's space fits");
 enum { ROWS = LANES / 2 }; /* of a tile of a product in registers: ROWS x 2 vectors */
 
 typedef struct attention {
@@ -29,14 +29,10 @@ typedef struct attention {
     float *lse, *dot;         /* [B, H, T]; dot: sums of dy*y */
     float *sum;               /* gradient of qkv, not rounded yet [M, stride] */
     int64_t B, T, H, G, D, window, stride, pad, blocks, apart; /* apart: see backward_task */
-    int pairs;                                                 /* a word is a pair of bf16 */
     float scale;
 } attention;
 
-/* The words of n elements of a chain */
-static int64_t words(const attention *a, int64_t n) { return a->pairs ? (n + 1) / 2 : n; }
-
-/* A matrix read by word: (i, k) at p[i * row + k * column]. */
+/* A matrix read by element: (i, k) at p[i * row + k * column]. */
 typedef struct view {
     const float *p;
     int64_t row, column;
@@ -44,7 +40,7 @@ typedef struct view {
 
 /* ---- products */
 ZK_INLINE void tile(float *c, int64_t ldc, view a, const float *b, int64_t ldb, int64_t K, int add,
-                    const int vectors, const int pairs)
+                    const int vectors)
 {
     lanes sum[ROWS][2];
 #pragma GCC unroll 8
@@ -61,7 +57,7 @@ ZK_INLINE void tile(float *c, int64_t ldc, view a, const float *b, int64_t ldb, 
         for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 2
             for (int v = 0; v < vectors; v++)
-                sum[i][v] = lanes_step(lanes_set(from[i * a.row]), row[v], sum[i][v], pairs);
+                sum[i][v] = lanes_fma(lanes_set(from[i * a.row]), row[v], sum[i][v]);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; i++)
@@ -69,24 +65,17 @@ ZK_INLINE void tile(float *c, int64_t ldc, view a, const float *b, int64_t ldb, 
         for (int v = 0; v < vectors; v++) lanes_store(c + i * ldc + v * LANES, sum[i][v]);
 }
 
-ZK_INLINE void multiply_words(float *c, int64_t ldc, view a, const float *b, int64_t ldb, int64_t M,
-                              int64_t N, int64_t K, int add, const int pairs)
+/* c[M,N] = (add ? c : 0) + a[M,K] . b[K,N]; M is rounded up to ROWS, N is a multiple of 16;
+ * rows of c and b lie ldc and ldb apart */
+static void multiply(float *c, int64_t ldc, view a, const float *b, int64_t ldb, int64_t M,
+                     int64_t N, int64_t K, int add)
 {
     for (int64_t n = 0; n < N; n += 2 * LANES)
         for (int64_t m = 0; m < M; m += ROWS) {
             view rows = {a.p + m * a.row, a.row, a.column};
-            if (n + 2 * LANES <= N) tile(c + m * ldc + n, ldc, rows, b + n, ldb, K, add, 2, pairs);
-            else tile(c + m * ldc + n, ldc, rows, b + n, ldb, K, add, 1, pairs);
+            if (n + 2 * LANES <= N) tile(c + m * ldc + n, ldc, rows, b + n, ldb, K, add, 2);
+            else tile(c + m * ldc + n, ldc, rows, b + n, ldb, K, add, 1);
         }
-}
-
-/* c[M,N] = (add ? c : 0) + a[M,K] . b[K,N] of K words; M is rounded up to ROWS, N is a multiple of
- * 16; rows of c and b lie ldc and ldb apart */
-static void multiply(const attention *at, float *c, int64_t ldc, view a, const float *b,
-                     int64_t ldb, int64_t M, int64_t N, int64_t K, int add)
-{
-    if (PAIR == 2 && at->pairs) multiply_words(c, ldc, a, b, ldb, M, N, K, add, 1);
-    else multiply_words(c, ldc, a, b, ldb, M, N, K, add, 0);
 }
 
 /* ---- blocks of rows */
@@ -108,51 +97,6 @@ static void store_rows(const attention *a, const float *block, real *p, int dtyp
             zk_put(p, at + i * stride + d, dtype, load16(block + i * a->pad + d), a->D - d);
 }
 
-typedef uint16_t v32h __attribute__((vector_size(64)));
-
-/* a0 b0 a1 b1 ...: words of pairs */
-ZK_INLINE v16 pair16(v16h a, v16h b)
-{
-    return (v16)__builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7,
-                                        23, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30,
-                                        15, 31);
-}
-
-/* block [64][words of pad], whose words go along rows */
-static void load_words(const attention *a, float *block, const real *p, int64_t at, int64_t stride,
-                       int64_t rows)
-{
-    int64_t width = words(a, a->pad);
-    if (!a->pairs) {
-        load_rows(a, block, p, a->k->dtype, at, stride, rows);
-        return;
-    }
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t d = 0; d < a->pad; d += 16) {
-            const uint16_t *from = (const uint16_t *)p + at + i * stride + d;
-            v16h x = load16hn(from, (int)zk_least(16, a->D - d));
-            __builtin_prefetch(from + BLOCK * stride); /* the block that follows */
-            memcpy(block + i * width + d / 2, &x, sizeof x);
-        }
-    memset(block + rows * width, 0, (size_t)((BLOCK - rows) * width) * sizeof(float));
-}
-
-/* The same block [words of 64][pad], whose words go along columns: itself, or made behind it */
-static float *turn_words(const attention *a, float *block)
-{
-    int64_t width = words(a, a->pad);
-    float *to = block + BLOCK * width;
-    if (!a->pairs) return block;
-    for (int64_t i = 0; i < BLOCK; i += 2)
-        for (int64_t d = 0; d < a->pad; d += 16) {
-            v16h x[2];
-            for (int odd = 0; odd < 2; odd++)
-                memcpy(&x[odd], block + (i + odd) * width + d / 2, sizeof x[odd]);
-            store16(to + i / 2 * a->pad + d, pair16(x[0], x[1]));
-        }
-    return to;
-}
-
 typedef float v8 __attribute__((vector_size(32)));
 
 /* 8 x 8: three rounds that interleave row i with row i + 4 */
@@ -170,13 +114,12 @@ static inline void turn8(float *to, const float *from, int64_t pad)
     for (int i = 0; i < 8; i++) memcpy(to + i * BLOCK, &x[i], sizeof x[i]);
 }
 
-/* to [words of pad][64] from a block [64][words of pad] */
+/* to [pad][64] from a block [64][pad] */
 static void transpose(const attention *a, float *to, const float *block)
 {
-    int64_t width = words(a, a->pad);
-    for (int64_t d = 0; d < width; d += 8)
+    for (int64_t d = 0; d < a->pad; d += 8)
         for (int64_t i = 0; i < BLOCK; i += 8)
-            turn8(to + d * BLOCK + i, block + i * width + d, width);
+            turn8(to + d * BLOCK + i, block + i * a->pad + d, a->pad);
 }
 
 /* to [64] from n floats, the rest 0 */
@@ -211,18 +154,26 @@ static sight sight_of(const attention *a, int32_t *line, int64_t b, int64_t i, i
     return (sight){line, from - j * BLOCK};
 }
 
-/* x, but -infinity where a query that is `back` rows behind a key does not reach so far */
-ZK_INLINE v16 hide(v16 x, v16i back, v16i reach)
+/* x, but -infinity where queries c .. c+15 do not see key j of its block */
+ZK_INLINE v16 hide(v16 x, sight s, int64_t j, int64_t c)
 {
+    const v16i lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    v16i back = lane + (int32_t)(s.ahead + c - j), reach;
+    memcpy(&reach, s.reach + c, sizeof reach);
     return select16((back < 0) | (back > reach), set16(-__builtin_inff()), x);
 }
 
-static const v16i lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+/* The scaled score of key j (of its block) and queries c .. c+15 (of theirs) */
+ZK_INLINE v16 score(const attention *a, const float *p, int64_t j, int64_t c, sight s)
+{
+    v16 x = load16(p + j * BLOCK + c) * set16(a->scale);
+    return s.reach ? hide(x, s, j, c) : x;
+}
 
 /* ---- forward */
 typedef struct forward {
     float *q, *turned, *key, *value, *sum; /* [64][pad]; turned [pad][64] */
-    float *p;                              /* [64 keys][64 queries], then words along keys */
+    float *p;                              /* [64 keys][64 queries] */
     float *top, *total, *shrink;           /* [64]: maximum, sum of exp, factor of old sums */
     int32_t *reach;                        /* [64] */
 } forward;
@@ -243,37 +194,6 @@ static forward forward_space(const attention *a, int thread)
                      .reach = (int32_t *)(lines + 3 * BLOCK)};
 }
 
-/* The scaled score of key j (of its block) and queries c .. c+15 (of theirs) */
-ZK_INLINE v16 score(const attention *a, const float *p, int64_t j, int64_t c, sight s)
-{
-    v16 x = load16(p + j * BLOCK + c) * set16(a->scale);
-    v16i reach;
-    if (!s.reach) return x;
-    memcpy(&reach, s.reach + c, sizeof reach);
-    return hide(x, lane + (int32_t)(s.ahead + c - j), reach);
-}
-
-/* Rounded to bf16; denormals are 0, as they are in products */
-ZK_INLINE v16h narrow_words(v16 x)
-{
-#ifdef __AVX512BF16__
-    return (v16h)_mm512_cvtneps_pbh((__m512)x);
-#else
-    return narrow16(x);
-#endif
-}
-
-/* Rows j and j + 1 of p, columns c .. c+15: as they are, or rounded, as row j / 2 of pairs */
-ZK_INLINE void put_rows(const attention *a, float *p, int64_t j, int64_t c, v16 even, v16 odd)
-{
-    if (a->pairs) {
-        store16(p + j / 2 * BLOCK + c, pair16(narrow_words(even), narrow_words(odd)));
-    } else {
-        store16(p + j * BLOCK + c, even);
-        store16(p + (j + 1) * BLOCK + c, odd);
-    }
-}
-
 /* Products of `keys` keys and queries c .. c+15 become exp(score - top); top is finite */
 static void weigh(const attention *a, const forward *f, int64_t c, int64_t keys, sight s)
 {
@@ -284,11 +204,10 @@ static void weigh(const attention *a, const forward *f, int64_t c, int64_t keys,
         top = max16(top, x);
     }
     v16 shrink = exp16(old - top);
-    for (int64_t j = 0; j < keys; j += 2) {
-        v16 even = exp16(load16(f->p + j * BLOCK + c) - top), odd = set16(0);
-        if (j + 1 < keys) odd = exp16(load16(f->p + (j + 1) * BLOCK + c) - top);
-        total = total + even + odd;
-        put_rows(a, f->p, j, c, even, odd);
+    for (int64_t j = 0; j < keys; j++) {
+        v16 p = exp16(load16(f->p + j * BLOCK + c) - top);
+        total += p;
+        store16(f->p + j * BLOCK + c, p);
     }
     store16(f->top + c, top);
     store16(f->total + c, fma16(load16(f->total + c), shrink, total));
@@ -329,7 +248,7 @@ static void forward_task(void *arg, int64_t task, int thread)
     int64_t start = b * a->T * a->stride, key = start + (a->H + h / (a->H / a->G)) * a->D;
     int64_t first = first_key(a, b, from) / BLOCK;
     forward f = forward_space(a, thread);
-    load_words(a, f.q, a->qkv, start + from * a->stride + h * a->D, a->stride, rows);
+    load_rows(a, f.q, a->qkv, a->k->dtype, start + from * a->stride + h * a->D, a->stride, rows);
     transpose(a, f.turned, f.q);
     for (int64_t c = 0; c < BLOCK; c += 16) {
         store16(f.top + c, set16(-FLT_MAX));
@@ -338,14 +257,13 @@ static void forward_task(void *arg, int64_t task, int thread)
     for (int64_t j = first; j <= i; j++) {
         sight s = sight_of(a, f.reach, b, i, j);
         int64_t keys = zk_least(BLOCK, a->T - j * BLOCK), at = key + j * BLOCK * a->stride;
-        load_words(a, f.key, a->qkv, at, a->stride, keys);
-        load_words(a, f.value, a->qkv, at + a->G * a->D, a->stride, keys);
-        multiply(a, f.p, BLOCK, (view){f.key, words(a, a->pad), 1}, f.turned, BLOCK, keys, padded,
-                 words(a, a->D), 0);
+        load_rows(a, f.key, a->qkv, a->k->dtype, at, a->stride, keys);
+        load_rows(a, f.value, a->qkv, a->k->dtype, at + a->G * a->D, a->stride, keys);
+        multiply(f.p, BLOCK, (view){f.key, a->pad, 1}, f.turned, BLOCK, keys, padded, a->D, 0);
         for (int64_t c = 0; c < padded; c += 16) weigh(a, &f, c, keys, s);
         if (j > first) scale_rows(a, f.sum, f.shrink, rows);
-        multiply(a, f.sum, a->pad, (view){f.p, 1, BLOCK}, turn_words(a, f.value), a->pad, rows,
-                 a->pad, words(a, keys), j > first);
+        multiply(f.sum, a->pad, (view){f.p, 1, BLOCK}, f.value, a->pad, rows, a->pad, keys,
+                 j > first);
     }
     finish(a, &f, b, h, from, rows);
 }
@@ -364,7 +282,6 @@ static attention shape(zk *k, const int32_t *position, int64_t B, int64_t T, int
                        .stride = (H + 2 * G) * D,
                        .pad = (D + 15) / 16 * 16,
                        .blocks = (T + BLOCK - 1) / BLOCK,
-                       .pairs = PAIR == 2 && k->dtype == ZK_BF16,
                        .scale = scale};
 }
 
@@ -389,18 +306,16 @@ void ZK(zk_attention_fwd)(zk *k, const zk_launch *L, real *y, float *lse, const 
 /* ---- backward */
 typedef struct backward {
     float *q, *dy, *key, *value, *dq, *dkey, *dvalue; /* [64][pad] */
-    float *turned, *turned_value;                     /* key and value [pad][64] */
-    float *columns;                                   /* key, words along columns */
-    float *p, *ds;    /* [64 queries][64 keys], then words along queries */
-    float *rows;      /* ds, words along keys [64][words of 64] */
-    float *lse, *dot; /* [64] */
-    int32_t *reach;   /* [64] */
+    float *turned, *turned_dy;                        /* [pad][64] */
+    float *p, *ds;                                    /* [64 keys][64 queries] */
+    float *lse, *dot;                                 /* [64] */
+    int32_t *reach;                                   /* [64] */
 } backward;
 
 static backward backward_space(const attention *a, int thread)
 {
-    int64_t block = BLOCK * a->pad, square = BLOCK * BLOCK;
-    float *s = zk_scratch(a->k, thread), *p = s + 9 * block, *lines = p + 3 * square;
+    int64_t block = BLOCK * a->pad;
+    float *s = zk_scratch(a->k, thread), *p = s + 9 * block, *lines = p + 2 * BLOCK * BLOCK;
     return (backward){.q = s,
                       .dy = s + block,
                       .key = s + 2 * block,
@@ -409,42 +324,23 @@ static backward backward_space(const attention *a, int thread)
                       .dkey = s + 5 * block,
                       .dvalue = s + 6 * block,
                       .turned = s + 7 * block,
-                      .turned_value = s + 8 * block,
-                      .columns = s + 2 * block + (a->pairs ? BLOCK * words(a, a->pad) : 0),
+                      .turned_dy = s + 8 * block,
                       .p = p,
-                      .ds = p + square,
-                      .rows = a->pairs ? p + 2 * square : p + square,
+                      .ds = p + BLOCK * BLOCK,
                       .lse = lines,
                       .dot = lines + BLOCK,
                       .reach = (int32_t *)(lines + 2 * BLOCK)};
 }
 
-/* In place of the products q.k and dy.v of query i (of its block) and keys c .. c+15 (of theirs):
- * p = exp(score - lse); ds = p * (dp - dot) * scale */
-ZK_INLINE void weigh_row(const attention *a, const backward *s, int64_t i, int64_t c, sight seen,
-                         v16 *p, v16 *ds)
+/* p = exp(score - lse); ds = p * (dp - dot) * scale, in place of the products q.k and dy.v */
+static void weigh_again(const attention *a, const backward *s, int64_t c, int64_t keys, sight seen)
 {
-    v16 x = load16(s->p + i * BLOCK + c) * set16(a->scale);
-    v16 dp = load16(s->ds + i * BLOCK + c);
-    if (seen.reach) x = hide(x, (int32_t)(seen.ahead + i - c) - lane, set16i(seen.reach[i]));
-    *p = exp16(x - set16(s->lse[i]));
-    *ds = *p * (dp - set16(s->dot[i])) * set16(a->scale);
-}
-
-/* The same of queries i and i + 1; n: how many there are */
-static void weigh_again(const attention *a, const backward *s, int64_t i, int64_t n, int64_t keys,
-                        sight seen)
-{
-    for (int64_t c = 0; c < keys; c += 16) {
-        v16 p[2] = {{0}}, ds[2] = {{0}};
-        for (int odd = 0; odd < 2 && i + odd < n; odd++)
-            weigh_row(a, s, i + odd, c, seen, &p[odd], &ds[odd]);
-        put_rows(a, s->p, i, c, p[0], p[1]);
-        put_rows(a, s->ds, i, c, ds[0], ds[1]);
-        for (int odd = 0; odd < 2 && a->pairs; odd++) {
-            v16h x = narrow_words(ds[odd]);
-            memcpy(s->rows + (i + odd) * BLOCK / 2 + c / 2, &x, sizeof x);
-        }
+    v16 lse = load16(s->lse + c), dot = load16(s->dot + c);
+    for (int64_t j = 0; j < keys; j++) {
+        v16 p = exp16(score(a, s->p, j, c, seen) - lse);
+        v16 dp = load16(s->ds + j * BLOCK + c);
+        store16(s->p + j * BLOCK + c, p);
+        store16(s->ds + j * BLOCK + c, p * (dp - dot) * set16(a->scale));
     }
 }
 
@@ -454,25 +350,23 @@ static int64_t regions(const attention *a) { return (a->blocks + REGION - 1) / R
 static void backward_head(const attention *a, const backward *s, int64_t b, int64_t h, int64_t i,
                           int64_t j, int first)
 {
-    int64_t from = i * BLOCK, rows = zk_least(BLOCK, a->T - from), width = words(a, a->pad);
-    int64_t keys = zk_least(BLOCK, a->T - j * BLOCK), padded = (keys + 15) / 16 * 16;
-    int64_t line = (b * a->H + h) * a->T + from, m = b * a->T + from, D = words(a, a->D);
-    int64_t at = m * a->stride + h * a->D, n = words(a, rows);
+    int64_t from = i * BLOCK, rows = zk_least(BLOCK, a->T - from), padded = (rows + 15) / 16 * 16;
+    int64_t keys = zk_least(BLOCK, a->T - j * BLOCK), line = (b * a->H + h) * a->T + from;
+    int64_t m = b * a->T + from, at = m * a->stride + h * a->D;
     sight seen = sight_of(a, s->reach, b, i, j);
-    load_words(a, s->q, a->qkv, at, a->stride, rows);
-    load_words(a, s->dy, a->dy, (m * a->H + h) * a->D, a->H * a->D, rows);
+    load_rows(a, s->q, a->qkv, a->k->dtype, at, a->stride, rows);
+    load_rows(a, s->dy, a->dy, a->k->dtype, (m * a->H + h) * a->D, a->H * a->D, rows);
     load_rows(a, s->dq, a->sum, ZK_F32, at, a->stride, first ? 0 : rows);
     load_line(s->lse, a->lse + line, rows);
     load_line(s->dot, a->dot + line, rows);
-    multiply(a, s->p, BLOCK, (view){s->q, width, 1}, s->turned, BLOCK, rows, padded, D, 0);
-    multiply(a, s->ds, BLOCK, (view){s->dy, width, 1}, s->turned_value, BLOCK, rows, padded, D, 0);
-    for (int64_t r = 0; r < rows; r += 2) weigh_again(a, s, r, rows, padded, seen);
-    multiply(a, s->dvalue, a->pad, (view){s->p, 1, BLOCK}, turn_words(a, s->dy), a->pad, keys,
-             a->pad, n, 1);
-    multiply(a, s->dkey, a->pad, (view){s->ds, 1, BLOCK}, turn_words(a, s->q), a->pad, keys, a->pad,
-             n, 1);
-    multiply(a, s->dq, a->pad, (view){s->rows, words(a, BLOCK), 1}, s->columns, a->pad, rows,
-             a->pad, words(a, keys), 1);
+    transpose(a, s->turned, s->q);
+    transpose(a, s->turned_dy, s->dy);
+    multiply(s->p, BLOCK, (view){s->key, a->pad, 1}, s->turned, BLOCK, keys, padded, a->D, 0);
+    multiply(s->ds, BLOCK, (view){s->value, a->pad, 1}, s->turned_dy, BLOCK, keys, padded, a->D, 0);
+    for (int64_t c = 0; c < padded; c += 16) weigh_again(a, s, c, keys, seen);
+    multiply(s->dvalue, a->pad, (view){s->p, BLOCK, 1}, s->dy, a->pad, keys, a->pad, rows, 1);
+    multiply(s->dkey, a->pad, (view){s->ds, BLOCK, 1}, s->q, a->pad, keys, a->pad, rows, 1);
+    multiply(s->dq, a->pad, (view){s->ds, 1, BLOCK}, s->key, a->pad, rows, a->pad, keys, 1);
     store_rows(a, s->dq, a->sum, ZK_F32, at, a->stride, rows);
 }
 
@@ -489,11 +383,8 @@ static void backward_key(const attention *a, const backward *s, int64_t b, int64
 {
     int64_t keys = zk_least(BLOCK, a->T - j * BLOCK), heads = a->H / a->G;
     int64_t key = (b * a->T + j * BLOCK) * a->stride + (a->H + g) * a->D, value = key + a->G * a->D;
-    load_words(a, s->key, a->qkv, key, a->stride, keys);
-    load_words(a, s->value, a->qkv, value, a->stride, keys);
-    transpose(a, s->turned, s->key);
-    transpose(a, s->turned_value, s->value);
-    turn_words(a, s->key);
+    load_rows(a, s->key, a->qkv, a->k->dtype, key, a->stride, keys);
+    load_rows(a, s->value, a->qkv, a->k->dtype, value, a->stride, keys);
     load_rows(a, s->dkey, a->sum, ZK_F32, key, a->stride, first ? 0 : keys);
     load_rows(a, s->dvalue, a->sum, ZK_F32, value, a->stride, first ? 0 : keys);
     for (; i < end; i++)

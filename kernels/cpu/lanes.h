@@ -105,22 +105,4 @@ ZK_INLINE void lanes_put(real *p, int64_t i, int dtype, lanes x, int n)
 }
 #endif
 
-/* ---- words of matrices that are multiplied: an f32, or of AVX512_BF16 a pair of bf16 */
-/* Elements of a bf16 chain in a word, and of a line in a vector of words */
-#ifdef __AVX512BF16__
-enum { PAIR = 2 };
-#else
-enum { PAIR = 1 };
-#endif
-
-/* sum + a * b of words; of a pair the odd product is added first */
-ZK_INLINE lanes lanes_step(lanes a, lanes b, lanes sum, const int pairs)
-{
-#ifdef __AVX512BF16__
-    if (pairs) return (lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
-#endif
-    (void)pairs;
-    return lanes_fma(a, b, sum);
-}
-
 #endif

@@ -67,6 +67,13 @@ static inline lanes lanes_high(lanes a, lanes b)
 #endif
 enum { VECTORS = NR / LANES };
 
+/* Elements of a bf16 chain in a word, and of a line in a vector of words */
+#ifdef __AVX512BF16__
+enum { PAIR = 2 };
+#else
+enum { PAIR = 1 };
+#endif
+
 /* A tile at most; sums of halves lie in scratch, so their tiles are narrower. Depths in words. */
 enum { ROWS = 384, COLS = 4096 / NR * NR, HALF_COLS = 1152, DEPTH = 384 };
 enum { FEWEST_ROWS = 48, FEWEST_COLS = 192 }; /* where smaller tiles would feed more threads */
@@ -248,6 +255,16 @@ static void pack(float *to, const matrix *x, int64_t at, int64_t across, int64_t
 }
 
 /* ---- the block in registers */
+/* sum + a * b of words */
+static inline lanes step(lanes a, lanes b, lanes sum, const int pairs)
+{
+#ifdef __AVX512BF16__
+    if (pairs) return (lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#endif
+    (void)pairs;
+    return lanes_fma(a, b, sum);
+}
+
 /* sum[MR][NR], rows `stride` apart, carries on (first: begins) its chains by the words of a, rows
  * `row` bytes and words `next` bytes apart, and b[depth][NR]; the block below is fetched
  * meanwhile. */
@@ -272,7 +289,7 @@ ZK_INLINE void multiply_words(float *sum, int64_t stride, const char *a, int64_t
             memcpy(&word, a + i * row, sizeof word);
             lanes x = lanes_set(word);
 #pragma GCC unroll 3
-            for (int v = 0; v < VECTORS; v++) s[i][v] = lanes_step(x, line[v], s[i][v], pairs);
+            for (int v = 0; v < VECTORS; v++) s[i][v] = step(x, line[v], s[i][v], pairs);
         }
     }
 #pragma GCC unroll 8

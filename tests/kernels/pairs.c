@@ -2,8 +2,9 @@
  * odd product is added first, each by one fused multiply-add to nearest; denormals are 0 before it,
  * and behind it what is below the least normal number as if exponents went on, whatever MXCSR says.
  */
-#include "vec.c"
 #include <math.h>
+#include <stdint.h>
+#include <string.h>
 
 static float flushed(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; }
 
@@ -30,25 +31,19 @@ static float step(float sum, uint16_t a, uint16_t b)
     return fabsf(x * y) < 1 && fabsf(s) < 1 ? far_fused(x, y, s) : fmaf(x, y, s);
 }
 
-/* y[M,N] += a[M,K] . b[K,N]; what lies past an odd K is 0. odd_first 0: the other way round. */
+/* y[M,N] = a[M,K] . b[K,N]; what lies past an odd K is 0. odd_first 0: the other way round. */
 void pairs(float *y, const uint16_t *a, const uint16_t *b, int64_t M, int64_t N, int64_t K,
            int odd_first)
 {
     for (int64_t m = 0; m < M; m++)
         for (int64_t n = 0; n < N; n++) {
-            float sum = y[m * N + n];
+            float sum = 0;
             for (int64_t k = 0; k < K + K % 2; k++) {
                 int64_t i = odd_first ? k ^ 1 : k;
                 sum = step(sum, i < K ? a[m * K + i] : 0, i < K ? b[i * N + n] : 0);
             }
             y[m * N + n] = sum;
         }
-}
-
-/* y[i] += a[i] * b[i], rounded once */
-void fused(float *y, const float *a, const float *b, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++) y[i] = fmaf(a[i], b[i], y[i]);
 }
 
 /* sum[i] += a[i] . b[i], n pairs each */

@@ -9,14 +9,15 @@ Under emulation cuBLASLt is a loop: that tells whether it is asked for the right
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import mmap
 import os
 
 import numpy as np
-import pairs
 import pytest
 import zk
+from trainer import ROOT, alone, sh
 
 Array = np.ndarray
 
@@ -406,11 +407,35 @@ def test_f16_is_f32_rounded_once(isa: str) -> None:
     assert full.tobytes() == dw.tobytes()
 
 
+@functools.cache
+def model() -> ctypes.CDLL:
+    """tests/kernels/pairs.c, with the instruction where the processor has it"""
+    has = zk.runs("avx512bf16")
+    out = ROOT / "out/test" / "pairs.so"
+    with alone("pairs"):
+        sh(
+            *("gcc", "-O2", "-ffp-contract=off", "-shared", "-fPIC"),
+            *(["-mavx512f", "-mavx512bf16"] if has else []),
+            *("-o", out, "tests/kernels/pairs.c", "-lm"),
+        )
+    return ctypes.CDLL(str(out))
+
+
 def tiny(x: Array, seed: int) -> Array:
     """bf16 near the least there is, every eighth of them below it"""
     r = np.random.default_rng(seed)
     small = np.where(r.integers(0, 8, x.shape) > 0, r.integers(50, 70), 0)
     return (x & 0x807F | small.astype(np.uint16) << 7).astype(np.uint16)
+
+
+def by_pairs(a: Array, b: Array, odd_first: int = 1) -> Array:
+    """f32 [M,N]: a [M,K] . b [K,N] of bf16, one number after the other"""
+    (M, K), N = a.shape, b.shape[1]
+    a, b, y = a.copy(), b.copy(), np.empty((M, N), np.float32)
+    pointers = [ctypes.c_void_p(x.ctypes.data) for x in (y, a, b)]
+    sizes = [ctypes.c_int64(n) for n in (M, N, K)]
+    model().pairs(*pointers, *sizes, odd_first)
+    return y
 
 
 @pytest.mark.parametrize("small", [False, True])
@@ -431,12 +456,12 @@ def test_bf16_goes_by_pairs(
     k.zk_linear_bwd_x(dx, dy, w, M, N, K, layout)
     k.zk_linear_bwd_w(dw, dy, x, M, N, K, layout, 1, 0)
     inward = w if layout == zk.IN_OUT else w.T
-    assert y.tobytes() == zk.to_bf16(pairs.product(x, inward)).tobytes()
-    assert dx.tobytes() == zk.to_bf16(pairs.product(dy, inward.T)).tobytes()
+    assert y.tobytes() == zk.to_bf16(by_pairs(x, inward)).tobytes()
+    assert dx.tobytes() == zk.to_bf16(by_pairs(dy, inward.T)).tobytes()
     a, b = (x.T, dy) if layout == zk.IN_OUT else (dy.T, x)
-    assert dw.tobytes() == pairs.product(a, b).tobytes()
+    assert dw.tobytes() == by_pairs(a, b).tobytes()
     if M > 1:
-        assert dw.tobytes() != pairs.product(a, b, 0).tobytes()
+        assert dw.tobytes() != by_pairs(a, b, 0).tobytes()
 
 
 # Exponents of operands and of the sum before: common ones, all, products next to the least normal
@@ -474,7 +499,7 @@ def test_the_instruction_is_its_model(
     want, found = sums.copy(), sums.copy()
     for name, to in (("modelled", want), ("executed", found)):
         pointers = [ctypes.c_void_p(x.ctypes.data) for x in (to, a, b)]
-        getattr(pairs.model(), name)(*pointers, ctypes.c_int64(n))
+        getattr(model(), name)(*pointers, ctypes.c_int64(n))
     same = want.view(np.uint32) == found.view(np.uint32)
     assert (same | np.isnan(want) & np.isnan(found)).all()
 
