@@ -149,15 +149,16 @@ def test_a_checkpoint_of_one_host_goes_on_on_two(
 # ---- what breaks
 
 
-def running(made: pathlib.Path) -> list[int]:
-    """Processes of a program: of each rank its parent and itself"""
+def running(made: pathlib.Path, log: pathlib.Path) -> list[int]:
+    """Processes of the run of a program that writes this log (another test may run the same one):
+    of each rank its parent and itself"""
     found = []
     for at in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = at.read_bytes().split(b"\0")
         except OSError:  # it has ended
             continue
-        if words[0] == str(made).encode():
+        if words[0] == str(made).encode() and str(log).encode() in words:
             found.append(int(at.parent.name))
     return sorted(found)
 
@@ -182,13 +183,14 @@ def test_a_rank_that_dies_ends_all(
     tokens: pathlib.Path, tmp_path: pathlib.Path, two
 ) -> None:
     _, made = programs("llama", "cluster.ranks=4", "zero.stage=3")
+    log = tmp_path / "log"
     where = {"hosts": two, "folder": tmp_path}
-    run = begun(made, tmp_path / "log", "--data", tokens, **where)
-    os.kill(running(made)[-1], signal.SIGKILL)
+    run = begun(made, log, "--data", tokens, **where)
+    os.kill(running(made, log)[-1], signal.SIGKILL)
     done = hosts.ended(run)
     assert done.returncode != 0
     assert re.search(r"rank \d+ was ended by signal 9", done.stderr)
-    until(lambda: not running(made))
+    until(lambda: not running(made, log))
 
 
 @pytest.mark.slow
@@ -197,11 +199,12 @@ def test_a_link_that_is_cut_ends_all(
 ) -> None:
     """Where nothing moves any longer; and the checkpoint before it holds."""
     near, made = programs("llama", "cluster.ranks=4", "zero.stage=3")
+    log = tmp_path / "log"
     kept = ("--checkpoints", tmp_path / "ck", "--save-every", 1)
     with hosts.network(2) as two_more:
         run = begun(
             made,
-            tmp_path / "log",
+            log,
             "--data",
             tokens,
             *kept,
@@ -210,7 +213,7 @@ def test_a_link_that_is_cut_ends_all(
             ZR_TIMEOUT_S=10,
         )
         hosts.sh(*two_more[1].at(), "ip", "link", "set", "h2", "down")
-        until(lambda: not running(made))
+        until(lambda: not running(made, log))
         os.killpg(run.pid, signal.SIGKILL)  # mpirun waits for its daemon there
         _, err = run.communicate()
     assert re.search(
