@@ -102,21 +102,36 @@ __device__ inline void load_turned(uint32_t (&m)[4], place row)
 }
 
 struct lane_matrices {
-    uint32_t a[4], b[2];
+    float a[8], b[4];
 };
 
-/* all in registers: nothing that threads share is looked for here */
+/* The two numbers of each register; all in registers, as what follows: nothing that threads share
+ * is looked for here. */
+template <class T, size_t N>
+__attribute__((no_sanitize("thread"))) inline void widen(float (&to)[2 * N],
+                                                         const uint32_t (&from)[N])
+{
+    for (size_t i = 0; i < N; i++) {
+        to[2 * i] = get(T{(uint16_t)from[i]});
+        to[2 * i + 1] = get(T{(uint16_t)(from[i] >> 16)});
+    }
+}
+
 template <class T>
 __attribute__((no_sanitize("thread"))) inline void
 multiply(T, float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1)
 {
-    const lane_matrices *all = shim_warp(~0u, lane_matrices{{a[0], a[1], a[2], a[3]}, {b0, b1}});
+    lane_matrices own;
+    widen<T>(own.a, a);
+    widen<T>(own.b, {b0, b1});
     int g = lane_of() / 4, t = lane_of() % 4;
-    for (int i = 0; i < 4; i++)
-        for (int k = 0; k < 16; k++) {
-            uint32_t x = all[4 * g + k % 8 / 2].a[i / 2 + k / 8 * 2] >> k % 2 * 16;
-            uint32_t y = all[4 * (2 * t + i % 2) + k % 8 / 2].b[k / 8] >> k % 2 * 16;
-            c[i] = fmaf(get(T{(uint16_t)x}), get(T{(uint16_t)y}), c[i]);
+    const lane_matrices *all = shim_warp(~0u, own), *rows = all + 4 * g, *columns = all + 8 * t;
+#pragma GCC unroll 16
+    for (int k = 0; k < 16; k++)
+        for (int i = 0; i < 4; i++) {
+            float x = rows[k % 8 / 2].a[4 * (k / 8) + 2 * (i / 2) + k % 2];
+            float y = columns[4 * (i % 2) + k % 8 / 2].b[2 * (k / 8) + k % 2];
+            c[i] = fmaf(x, y, c[i]);
         }
 }
 

@@ -229,11 +229,13 @@ void shim_meet(unsigned mask, bool orders, const char *file, int line)
         shim_fail("kernel %s: %s:%d: a collective of a warp needs all its 32 lanes (mask %#x, "
                   "%u threads)",
                   now.name, file, line, mask, now.threads);
-    for (unsigned t = first; t < first + SHIM_WARP; t++)
-        if (now.fibres[t].at == AT_MEETING &&
-            (now.fibres[t].line != line ||
-             (now.fibres[t].file != file && strcmp(now.fibres[t].file, file))))
+    for (unsigned t = first; t < first + SHIM_WARP; t++) {
+        if (now.fibres[t].at != AT_MEETING) continue;
+        if (now.fibres[t].line != line ||
+            (now.fibres[t].file != file && strcmp(now.fibres[t].file, file)))
             mistake("lanes come to different collectives of their warp", me, t);
+        break; /* the others have been compared with it */
+    }
     if (++w.came < SHIM_WARP) {
         leave(AT_MEETING);
         return;
