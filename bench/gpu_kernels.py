@@ -273,9 +273,9 @@ class Bench:
         self.normal = self.random if real == "f32" else zk.to_bf16(self.random)
         self.stream = self.device.stream()
         self.marks = [self.device.event(), self.device.event()]
-        self.space, self.desk = (
+        self.space, self.pinned_scratch = (
             self.device.take(zk.SPACE),
-            np.zeros(zk.DESK, np.uint8),
+            np.zeros(zk.PINNED_SCRATCH, np.uint8),
         )
         self.room, self.size, self.used = self.device.take(room), room, 0
         self.fill(self.room, room)
@@ -283,7 +283,7 @@ class Bench:
             self.library.zk_open(
                 self.stream,
                 ctypes.c_void_p(self.space),
-                ctypes.c_void_p(self.desk.ctypes.data),
+                ctypes.c_void_p(self.pinned_scratch.ctypes.data),
                 zk.F32 if real == "f32" else zk.BF16,
                 0,
                 1,

@@ -121,9 +121,9 @@ enum {
 };
 
 /* ---- context */
-/* stream: the target's queue; device, host: scratch of the plan's classes `space` and `desk` (all
- * NULL on a CPU; device NULL for a queue that runs no linear). Returns NULL and sets *why on
- * failure. */
+/* stream: the target's queue; device, host: scratch, the plan's classes `workspace` and
+ * `pinned_scratch` (all NULL on a CPU; device NULL for a queue that runs no linear). Returns NULL
+ * and sets *why on failure. */
 zk *zk_open(void *stream, void *device, void *host, int dtype, int column, int threads,
             const char **why);
 void zk_close(zk *k);

@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define ZR_ABI 20
+#define ZR_ABI 21
 typedef struct zr zr; /* one rank */
 
 /* ZR_HOST's functions run on the host's processor, on the host arena. */
@@ -151,12 +151,12 @@ typedef struct zr_program {
     int64_t filed, block, depth, loads, stores, brought, tile;
     const char *folder;
     uint32_t queues; /* those that it uses: 1 << ZR_MAIN ... */
-    /* Of a GPU: where kernels' scratch lies in the arena; bytes of the pinned host arena; in it
-     * `inlets` places for a batch, and scratch. Unless peers' memory is read: slots for pieces. */
-    int64_t space, host, inlet, inlet_step, desk, inbox, inbox_step;
+    /* Of a GPU: where launches' workspace lies in the arena; bytes of the pinned host arena; places
+     * in it for batches, and scratch. Unless peers' memory is read: slots for pieces. */
+    int64_t workspace, host, pinned_batch, pinned_batch_step, pinned_scratch, inbox, inbox_step;
     int32_t margin, blocks, channels; /* SMs that products leave; NCCL's: 0 blocks: any */
-    int32_t type, ncolumns, inlets, inboxes, ranks, events; /* type: of parameters, ZR_F32 ... */
-    int64_t micro_batches, batch, sequence, vocab;          /* A; B; T; V */
+    int32_t type, ncolumns, inboxes, ranks, events, pinned_batches; /* type: of parameters */
+    int64_t micro_batches, batch, sequence, vocab;                  /* A; B; T; V */
     int64_t ignore, skips; /* never a target, -1: none; ZR_FAULTY steps in a row that end the run */
     uint64_t shuffle, seed; /* 1: of each epoch the samples' order is drawn, by the seed */
     int64_t tokens, targets, positions, keys; /* int32[B*T] each; int64[B], 0: there are none */

@@ -297,10 +297,10 @@ struct zr {
     zr_watch watch;
     double started, ready, first; /* zr_now() at zr_main, all arenas in place, first step */
     zr_queue queue[ZR_QUEUES];
-    void *space, *desk; /* scratch of the kernels; NULL: the target has none */
-    uint32_t barriers;  /* that this rank has come to */
-    double peak;        /* ZR_PEAK_GFLOPS; 0: not known */
-    int64_t timeout;    /* ZR_TIMEOUT_S; 0: not given */
+    void *workspace, *pinned_scratch; /* scratch of the kernels; NULL: the target has none */
+    uint32_t barriers;                /* that this rank has come to */
+    double peak;                      /* ZR_PEAK_GFLOPS; 0: not known */
+    int64_t timeout;                  /* ZR_TIMEOUT_S; 0: not given */
 };
 
 /* ---- ranks (zr_ranks.c) */
@@ -439,8 +439,8 @@ void zr_arena(zr *z); /* this rank's arena, all zero, and what peers share */
  * and keys, where the program has them. first: of the samples' numbers in the run; ZR_NO_SAMPLE of
  * those that are none to train on. */
 enum { ZR_NO_SAMPLE = -1 };
-void zr_inlet(zr *z, int64_t at, int32_t **tokens, int32_t **targets);
-void zr_inlet_filled(zr *z, int64_t at, int64_t first);
+void zr_batch_place(zr *z, int64_t at, int32_t **tokens, int32_t **targets);
+void zr_batch_filled(zr *z, int64_t at, int64_t first);
 /* Of tokens [B, T] in their documents: a sample begins one, and so does what follows `end`. */
 static inline void zr_positions(const zr_program *p, const int32_t *tokens, int32_t *positions)
 {

@@ -33,11 +33,11 @@ static void load_batch(zr *z, int64_t at, const zr_mix *d, int64_t first, int64_
 {
     char why[ZR_WHY];
     int32_t *tokens, *targets;
-    zr_inlet(z, at, &tokens, &targets);
+    zr_batch_place(z, at, &tokens, &targets);
     if (rows > 0 && zr_mix_read(d, first, rows, tokens, targets, why))
         zr_fail(z, ZR_USER, "%s", why);
     zr_blank(z, rows * z->p->sequence, tokens, targets);
-    zr_inlet_filled(z, at, d == &z->train ? first : ZR_NO_SAMPLE);
+    zr_batch_filled(z, at, d == &z->train ? first : ZR_NO_SAMPLE);
 }
 
 static void run_batch(zr *z, int queue, const zr_command *c)
@@ -118,9 +118,9 @@ static void open_kernels(zr *z)
         if (queue != ZR_MAIN && queue != ZR_SUM && (queue != ZR_HOST || !zr_uses(z, queue)))
             continue;
         int threads = queue == ZR_SUM ? 1 : z->threads;
-        void *space = queue == ZR_MAIN ? z->space : NULL;
+        void *workspace = queue == ZR_MAIN ? z->workspace : NULL;
         zr_queue *q = &z->queue[queue];
-        q->k = z->p->open(queue, q->stream, space, z->desk, z->column, threads, &why);
+        q->k = z->p->open(queue, q->stream, workspace, z->pinned_scratch, z->column, threads, &why);
         if (!q->k) zr_fail(z, ZR_ENVIRONMENT, "%s", why);
     }
 }
@@ -442,11 +442,11 @@ static void say_token(zr *z, int32_t token)
 static int32_t next_token(zr *z, const int32_t *context, int64_t n, uint64_t *state)
 {
     int32_t *tokens, *targets;
-    zr_inlet(z, 0, &tokens, &targets);
+    zr_batch_place(z, 0, &tokens, &targets);
     zr_blank(z, 0, tokens, targets);
     memcpy(tokens, context, (size_t)n * sizeof *context);
     targets[n - 1] = 0;
-    zr_inlet_filled(z, 0, ZR_NO_SAMPLE);
+    zr_batch_filled(z, 0, ZR_NO_SAMPLE);
     zr_call(z, ZR_MAIN, z->p->clear, 0);
     zr_replay(z, ZR_EVAL, z->p->eval);
     double u = (double)(zr_random(state) >> 11) * 0x1p-53;

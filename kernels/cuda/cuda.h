@@ -32,7 +32,7 @@ void zk_gemms_close(gemms *all);
 
 struct zk {
     cudaStream_t stream;
-    char *device, *host; /* scratch: the plan's classes `space` (NULL: none) and `desk` */
+    char *device, *host; /* the plan's classes `workspace` (NULL: none) and `pinned_scratch` */
     int dtype, column, processors;
     cublasLtHandle_t lt;
     struct gemms *gemms;

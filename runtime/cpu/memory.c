@@ -182,13 +182,13 @@ char *zr_reach(const zr *z, int queue, int64_t at)
     return queue == ZR_STORE ? NULL : zr_arena_of(z, queue) + at;
 }
 
-void zr_inlet(zr *z, int64_t at, int32_t **tokens, int32_t **targets)
+void zr_batch_place(zr *z, int64_t at, int32_t **tokens, int32_t **targets)
 {
     *tokens = (int32_t *)(z->t->arena + z->p->tokens + at);
     *targets = (int32_t *)(z->t->arena + z->p->targets + at);
 }
 
-void zr_inlet_filled(zr *z, int64_t at, int64_t first)
+void zr_batch_filled(zr *z, int64_t at, int64_t first)
 {
     char *arena = z->t->arena + at;
     if (z->p->packed)

@@ -54,7 +54,7 @@ struct zr_target {
     char *arena;                /* device memory */
     /* Pinned: p->host bytes as the plan has them, then ZR_BOUNCE for copies. */
     char *host;
-    cudaEvent_t *read;      /* [p->inlets] the batch there has been copied */
+    cudaEvent_t *read;      /* [p->pinned_batches] the batch there has been copied */
     int64_t filled, copied; /* batches so far: put in place, known to be copied */
     const void **sources;   /* [p->inboxes][ranks] */
     /* graphs */

@@ -250,8 +250,8 @@ void zr_open(zr *z)
         zr_named(t->beside, "checkpoint");
     }
     take_arenas(z);
-    z->space = t->arena + z->p->space;
-    z->desk = t->host + z->p->desk;
+    z->workspace = t->arena + z->p->workspace;
+    z->pinned_scratch = t->host + z->p->pinned_scratch;
 }
 
 void zr_arena(zr *z) { (void)z; }
@@ -310,16 +310,17 @@ void zr_batches(zr *z, int64_t n)
 {
     zr_target *t = z->t;
     for (; t->copied < n; t->copied++) {
-        zr_cuda(z, cudaEventSynchronize(t->read[t->copied % z->p->inlets]),
+        zr_cuda(z, cudaEventSynchronize(t->read[t->copied % z->p->pinned_batches]),
                 "waiting for a batch to be copied");
         zr_progress_next(z);
     }
 }
 
 /* The next one's tokens, which targets and positions follow; before them lie keys, int64 [B] */
-static int32_t *next_inlet(const zr *z)
+static int32_t *next_place(const zr *z)
 {
-    char *at = z->t->host + z->p->inlet + z->t->filled % z->p->inlets * z->p->inlet_step;
+    char *at = z->t->host + z->p->pinned_batch +
+               z->t->filled % z->p->pinned_batches * z->p->pinned_batch_step;
     return (int32_t *)(at + (z->p->keys ? z->p->batch * (int64_t)sizeof(int64_t) : 0));
 }
 
@@ -331,19 +332,19 @@ static void bring(zr *z, int64_t to, const void *from, int64_t bytes)
             "copying a batch");
 }
 
-void zr_inlet(zr *z, int64_t at, int32_t **tokens, int32_t **targets)
+void zr_batch_place(zr *z, int64_t at, int32_t **tokens, int32_t **targets)
 {
     (void)at;
     zr_target *t = z->t;
-    zr_batches(z, t->filled - z->p->inlets + 1);
-    *tokens = next_inlet(z);
+    zr_batches(z, t->filled - z->p->pinned_batches + 1);
+    *tokens = next_place(z);
     *targets = *tokens + rows(z);
 }
 
-void zr_inlet_filled(zr *z, int64_t at, int64_t first)
+void zr_batch_filled(zr *z, int64_t at, int64_t first)
 {
     zr_target *t = z->t;
-    int32_t *from = next_inlet(z);
+    int32_t *from = next_place(z);
     int64_t *keys = (int64_t *)from - z->p->batch;
     const int64_t to[] = {z->p->tokens, z->p->targets, z->p->positions};
     if (z->p->packed) zr_positions(z->p, from, from + 2 * rows(z));
@@ -352,7 +353,7 @@ void zr_inlet_filled(zr *z, int64_t at, int64_t first)
         bring(z, to[i] + at, from + i * rows(z), rows(z) * (int64_t)sizeof *from);
     if (z->p->keys) bring(z, z->p->keys + at, keys, z->p->batch * (int64_t)sizeof *keys);
     zr_cuda(z,
-            cudaEventRecord(t->read[t->filled % z->p->inlets],
+            cudaEventRecord(t->read[t->filled % z->p->pinned_batches],
                             zr_on(z, ZR_MAIN, "the copy of a batch")),
             "recording an event");
     t->filled++;

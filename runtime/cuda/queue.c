@@ -325,8 +325,8 @@ void zr_queues_start(zr *z)
     zr_target *t = z->t;
     t->event = zr_get(z, z->p->events, sizeof *t->event);
     for (int i = 0; i < z->p->events; i++) t->event[i] = (zr_event){make_event(z), -1, 0};
-    t->read = zr_get(z, z->p->inlets, sizeof(cudaEvent_t));
-    for (int i = 0; i < z->p->inlets; i++) t->read[i] = make_event(z);
+    t->read = zr_get(z, z->p->pinned_batches, sizeof(cudaEvent_t));
+    for (int i = 0; i < z->p->pinned_batches; i++) t->read[i] = make_event(z);
     t->fork = make_event(z);
     t->played = make_event(z);
     for (int queue = 0; queue < ZR_QUEUES; queue++) {

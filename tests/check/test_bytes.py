@@ -171,7 +171,7 @@ def test_checking_knows_no_feature() -> None:
     """Where bytes lie and how they come there is the plan's matter, not the checker's."""
     words = re.compile(
         r"\b(tiles?|shel(f|ves)|ratio|tiers?|stages?|offload\w*|activations?|ring"
-        r"|inlet|near)\b",
+        r"|pinned_batch|near)\b",
         re.I,
     )
     folder = pathlib.Path(check.__file__).parent

@@ -253,7 +253,7 @@ def with_run(p: Plan, **changes: object) -> Plan:
             "by its kernel's rule",
         ),
         (
-            lambda p: with_run(p, space=4096 * 1024),
+            lambda p: with_run(p, workspace=4096 * 1024),
             "does not hold|by its kernel's rule",
         ),
         (lambda p: with_run(p, tile=(1, 2, 3)), "by its kernel's rule"),

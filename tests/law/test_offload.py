@@ -212,7 +212,7 @@ def test_every_place_of_parameters_on_their_way_is_used(
         (c.name, n)
         for c in p.classes
         for n in range(c.slots)
-        if c.name.split(".")[0] in ("staging", "shelf", "ring")
+        if c.name.split(".")[0] in ("staging", "fetched", "ring")
     }
     assert {"staging.embed", "staging.block", "ring.block"} <= {
         name for name, _ in there

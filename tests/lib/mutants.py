@@ -319,7 +319,7 @@ def launched(p: Plan, l: plan.Launch) -> Plan:
             if host
             else grids.how(l.kernel, t, real, l.shape)
         )
-        runs.append(plan.Run(l.name, (t,), how.tile, how.space, how.grids))
+        runs.append(plan.Run(l.name, (t,), how.tile, how.workspace, how.grids))
     return replace(
         p,
         launches=tuple(x for x in (*p.launches, l) if x.name in called),

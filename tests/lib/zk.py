@@ -48,7 +48,7 @@ EMULATED, TARGET = (
     "cuda" if ON_DEVICE else "emulated",
     os.environ.get("ZR_TEST_DEVICE", "sm_90"),
 )
-SPACE, DESK = 33 << 20, 1 << 20
+SPACE, PINNED_SCRATCH = 33 << 20, 1 << 20
 NEEDED = {
     "avx2": {"avx2", "fma", "bmi2", "f16c"},
     EMULATED: {"avx2", "fma"},
@@ -358,7 +358,7 @@ def shape(name: str, operands: tuple[object, ...]) -> tuple[int, ...]:
 def launched(name: str, dtype: int, operands: tuple[object, ...]) -> Launch:
     """how a call runs on the emulated GPU, by the generator's own table"""
     how = grids.how(name, TARGET, WIDTH[dtype], shape(name, operands))
-    assert how.space <= SPACE
+    assert how.workspace <= SPACE
     parts = [Grid(g.x, g.y, g.z, g.block, g.shared) for g in how.grids]
     return Launch((ctypes.c_int32 * 3)(*how.tile), (Grid * 4)(*parts))
 
@@ -443,7 +443,9 @@ class Kernels:
         emulated, why = self.isa == EMULATED, ctypes.c_char_p()
         self.library = library(EMULATED if emulated else compiler)
         self.scratch = (
-            [scratch(size) for size in (SPACE, DESK)] if emulated else []
+            [scratch(size) for size in (SPACE, PINNED_SCRATCH)]
+            if emulated
+            else []
         )
         rooms = [room.ctypes.data for room in self.scratch] or [None, None]
         self.device = Device(self.library) if emulated and ON_DEVICE else None

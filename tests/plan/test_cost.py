@@ -118,7 +118,7 @@ def test_a_unit_may_write_two_leaves_by_itself(tmp_path: Path) -> None:
     assert (
         len(writers) == p.together == 4 and p.cls("grad.persistent").slots == 4
     )
-    assert p.cls("pend").slots == 1
+    assert p.cls("pending").slots == 1
 
 
 def test_a_plan_has_only_so_many_lines() -> None:

@@ -197,7 +197,7 @@ def test_norms_alone_take_the_memory_of_norms(stage: int) -> None:
     assert bytes_of(p, "sum") == count * shard * ranks * 4 * kept[0].nodes
     assert bytes_of(p, "grad") == (1 if stage == 3 else 2) * shard * 8 * 2
     assert bytes_of(p, "master") == count * shard * ranks * 4
-    assert not bytes_of(p, "pend", "acc")
+    assert not bytes_of(p, "pending", "acc")
 
 
 # ---- bits

@@ -23,7 +23,7 @@ WAYS = [
 
 
 def test_a_hop_takes_one_slot_and_fills_another() -> None:
-    a, b = Ring("stage", 2).slot(5), Ref("shelf", 0)
+    a, b = Ring("stage", 2).slot(5), Ref("fetched", 0)
     assert a == Ref("stage", 1)
     both, first = (
         Hop("up", b, a),
@@ -34,23 +34,28 @@ def test_a_hop_takes_one_slot_and_fills_another() -> None:
 
 
 def test_a_route_goes_from_slot_to_slot() -> None:
-    home, shelf, stage, new = (
+    home, fetched, stage, new = (
         Ref("param", 3),
-        Ref("shelf", 0),
+        Ref("fetched", 0),
         Ref("stage", 1),
         Event("new", 0),
     )
-    one, two = hops.route(home, [("fetch", shelf), ("up", stage)], (new,))
-    assert (one.src, one.dst, two.src, two.dst) == (home, shelf, shelf, stage)
+    one, two = hops.route(home, [("fetch", fetched), ("up", stage)], (new,))
+    assert (one.src, one.dst, two.src, two.dst) == (
+        home,
+        fetched,
+        fetched,
+        stage,
+    )
     assert (
         new in one.waits
         and new not in two.waits
         and full(home) not in one.waits
     )
     assert (
-        full(shelf) in one.recs
-        and full(shelf) in two.waits
-        and free(shelf) in two.recs
+        full(fetched) in one.recs
+        and full(fetched) in two.waits
+        and free(fetched) in two.recs
     )
 
 

@@ -354,7 +354,7 @@ def test_what_each_rule_of_sums_takes(keys: tuple[str, ...], own: str) -> None:
         names = [
             c
             for c in p.classes
-            if c.name.startswith("sum.") or c.name == "pend"
+            if c.name.startswith("sum.") or c.name == "pending"
         ]
         want = [
             sum(c.slots * c.stride for c in names),

@@ -271,9 +271,9 @@ def test_classes_have_no_holes(name: str) -> None:
     [
         ("inbox", "all"),
         ("inbox", "gpu"),
-        ("space", "all"),
-        ("space", "unshared"),
-        ("desk", "all"),
+        ("workspace", "all"),
+        ("workspace", "unshared"),
+        ("pinned_scratch", "all"),
         ("dx", "unshared"),
         ("dx", "gpu"),
     ],
@@ -297,9 +297,9 @@ def test_whose_ranks_have_a_class(name: str, targets: str) -> None:
 def test_what_is_sent_lies_before_what_a_gpu_alone_has() -> None:
     """So ranks that cannot read peers' memory have the same offsets, with a GPU or without."""
     p = planned("gpt-tiny", "zero.stage=2")
-    assert p.cls("inbox").at == p.arena("cpu") < p.cls("space").at
+    assert p.cls("inbox").at == p.arena("cpu") < p.cls("workspace").at
     assert (
-        p.cls("space").at
+        p.cls("workspace").at
         == p.end("device", targets=("all", "unshared"))
         < p.arena("sm_90")
     )

@@ -151,7 +151,7 @@ def test_what_prints_otherwise_is_no_plan(word: str) -> None:
         ("class", "slots", "slot"),
         ("class", "at 0", "at 00"),
         ("launch", " shape", "  shape"),
-        ("run", " space", "  space"),
+        ("run", " workspace", "  workspace"),
         ("fn", "flops 0", "flops"),
         ("events", "[", "("),
         ("section", "repeat 1", "repeat"),

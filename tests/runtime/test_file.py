@@ -96,7 +96,7 @@ def test_what_lies_in_the_file_is_counted_to_the_byte(
     slots = sum(
         c.slots * c.stride
         for c in there.classes
-        if c.name.startswith(("tile.", "shelf."))
+        if c.name.startswith(("tile.", "fetched."))
     )
     assert here.hosted - there.hosted == there.filed - slots
     assert here.arena("cpu") == there.arena("cpu")
@@ -157,7 +157,7 @@ def test_parameters_alone_are_counted_to_the_byte(precision: str) -> None:
         c.name
         for c in there.classes
         if c.arena == "host" and c.targets == "all"
-    } == {"shelf.embed", "shelf.block"}
+    } == {"fetched.embed", "fetched.block"}
     ups = sum(
         i.value
         for s in here.section("micro_batch").steps

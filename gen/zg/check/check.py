@@ -58,11 +58,15 @@ KINDS = (
 # what a GPU's kernels and its host hand each other.
 SENT = ("device", "unshared")
 SOME = {
-    "space": ("device", "gpu"),
-    "inlet": ("host", "gpu"),
-    "desk": ("host", "gpu"),
+    "workspace": ("device", "gpu"),
+    "pinned_batch": ("host", "gpu"),
+    "pinned_scratch": ("host", "gpu"),
 }
-THEIRS = {"space", "inlet", "desk"}  # what only kernels and the runtime use
+THEIRS = {
+    "workspace",
+    "pinned_batch",
+    "pinned_scratch",
+}  # what only kernels and the runtime use
 SCRATCH = {
     "tmp",
     "work",
@@ -134,9 +138,9 @@ def _held(p: Plan, have: dict[str, Class]) -> None:
     arrays = ops.batch(p.head.end >= 0, p.head.keyed == 1)
     array = max(4 * p.head.rows, 8 * p.head.batch * p.head.keyed)
     need = {
-        "space": (1, max(r.space for r in p.runs)),
-        "desk": (1, max(ops.DESK, 4 * p.head.vocab)),
-        "inlet": (ops.INLETS, array * len(arrays)),
+        "workspace": (1, max(r.workspace for r in p.runs)),
+        "pinned_scratch": (1, max(ops.PINNED_SCRATCH, 4 * p.head.vocab)),
+        "pinned_batch": (ops.PINNED_BATCHES, array * len(arrays)),
     }
     each = max(array, *(have[name].stride for name in arrays))
     need.update(dict.fromkeys(arrays, (p.together, each)))
@@ -192,8 +196,8 @@ def _runs(p: Plan) -> None:
 
 
 def _as_rules_say(p: Plan, l: Launch, r: Run) -> None:
-    """A GPU's grids, tile and space are what the kernel's rule makes of the shape. On a CPU there
-    are none; no bit follows from its tile."""
+    """A GPU's grids, tile and workspace are what the kernel's rule makes of the shape. On a CPU
+    there are none; no bit follows from its tile."""
     real = p.head.bytes
     for target in r.targets:
         host = target == "cpu" or l.kernel in TWINS
@@ -206,9 +210,11 @@ def _as_rules_say(p: Plan, l: Launch, r: Run) -> None:
                 f"launch {l.name}: its shape lacks what the rule names: {e}"
             ) from e
         tile = r.tile if host else how.tile
-        if (r.grids, r.space, r.tile) != (how.grids, how.space, tile) or min(
-            r.tile
-        ) < 0:
+        if (r.grids, r.workspace, r.tile) != (
+            how.grids,
+            how.workspace,
+            tile,
+        ) or min(r.tile) < 0:
             raise CheckError(
                 f"launch {r.launch} does not run on {target} by its kernel's rule"
             )

@@ -27,17 +27,17 @@ PROCESSORS = {"sm_80": 108, "sm_90": 132, "sm_100": 148}  # of a whole device
 
 @dataclass(frozen=True)
 class How:
-    """One kernel's call on one target; space: bytes of the class `space` that it needs."""
+    """One kernel's call on one target; workspace: bytes of the class `workspace` that it needs."""
 
     grids: tuple[Grid, ...]
     tile: tuple[int, int, int] = (0, 0, 0)
-    space: int = 0
+    workspace: int = 0
 
 
 def run(
-    *grids: Grid, tile: tuple[int, int, int] = (0, 0, 0), space: int = 0
+    *grids: Grid, tile: tuple[int, int, int] = (0, 0, 0), workspace: int = 0
 ) -> How:
-    return How(grids, tile, space)
+    return How(grids, tile, workspace)
 
 
 def flat(n: int, block: int = 256, most: int = 4096, each: int = 1) -> Grid:
@@ -54,7 +54,7 @@ def bias(M: int, N: int) -> How:
     return run(
         Grid(-(-N // 128), stripes, 1, 256, 0),
         flat(N, 128),
-        space=4 * N * stripes,
+        workspace=4 * N * stripes,
     )
 
 
@@ -128,7 +128,7 @@ def norm_bwd(
         Grid(blocks, kinds, 1, block, 4 * C if n > 1 else 0),
         Grid(-(-C // 32), lines, 1, 32 * min(32, blocks), 0),
         tile=(threads, packs, 0),
-        space=4 * lines * blocks * C,
+        workspace=4 * lines * blocks * C,
     )
 
 

@@ -154,29 +154,29 @@ _ROWS = (
          "norm_bwd(M, H*D, real, target, 2, 3, beside=G*D)", of="zk_qknorm_whole_fwd"),
 
     _row("zk_linear_fwd", "y>real:M*N x<real:M*K w@real:N*K b@real?:N M N K layout!",
-         "run(space=GEMM)", flops="2*M*N*K", task=0),
+         "run(workspace=GEMM)", flops="2*M*N*K", task=0),
     _row("zk_linear_bwd_x", "dx>real:M*K dy<real:M*N w@real:N*K M N K layout",
-         "run(space=GEMM)", flops="2*M*N*K", task=0, of="zk_linear_fwd"),
+         "run(workspace=GEMM)", flops="2*M*N*K", task=0, of="zk_linear_fwd"),
     _row("zk_linear_bwd_w", "dw^full:N*K dy<real:M*N x<real:M*K M N K layout full carry",
-         "run(space=GEMM)", flops="2*M*N*K", task=0, of="zk_linear_fwd"),
+         "run(workspace=GEMM)", flops="2*M*N*K", task=0, of="zk_linear_fwd"),
     _row("zk_linear_bwd_b", "db^real:N dy<real:M*N M N", "bias(M, N)", of="zk_linear_fwd"),
     _row("zk_slice_fwd", "y>real:M*N x<real:M*K w@real:n*K b@real?:N M N K at~ n",
-         "run(space=GEMM)", flops="2*M*n*K", task=0,
+         "run(workspace=GEMM)", flops="2*M*n*K", task=0,
          whole="zk_linear_fwd", numbers={"layout": 1}),
     _row("zk_slice_bwd_x", "dx>f32:M*K dy<real:M*N w@real:n*K M N K at~ n",
-         "run(space=GEMM)", flops="2*M*n*K", task=0,
+         "run(workspace=GEMM)", flops="2*M*n*K", task=0,
          of="zk_slice_fwd", whole="zk_linear_bwd_x", numbers={"layout": 1}),
     _row("zk_slice_bwd_w", "dw^real:n*K dy<real:M*N x<real:M*K M N K at~ n",
-         "run(space=GEMM)", flops="2*M*n*K", task=0,
+         "run(workspace=GEMM)", flops="2*M*n*K", task=0,
          of="zk_slice_fwd", whole="zk_linear_bwd_w",
          numbers={"layout": 1, "full": 0, "carry": 0}),
 
     _row("zk_lora_fwd", "y>real:M*N=base base<real:M*N x<real:M*K w@real:n*K M N K at! n scale.",
-         "run(space=GEMM)", flops="2*M*n*K", task=0),
+         "run(workspace=GEMM)", flops="2*M*n*K", task=0),
     _row("zk_lora_bwd_x", "dx>real:M*K dy<real:M*N w@real:n*K M N K at n scale.",
-         "run(space=GEMM)", flops="2*M*n*K", task=0, of="zk_lora_fwd"),
+         "run(workspace=GEMM)", flops="2*M*n*K", task=0, of="zk_lora_fwd"),
     _row("zk_lora_bwd_w", "dw^full:n*K dy<real:M*N x<real:M*K M N K at n scale. full carry",
-         "run(space=GEMM)", flops="2*M*n*K", task=0, of="zk_lora_fwd"),
+         "run(workspace=GEMM)", flops="2*M*n*K", task=0, of="zk_lora_fwd"),
 
     _row("zk_rope_table", "table>f32 freq<f64 T D", "run(flat(T*(D//2)))"),
     _row("zk_rope", "y>real:M*E=in in<real:M*E table<f32!:T*D B T H! G! D! sign",
@@ -232,13 +232,13 @@ _ROWS = (
     _row("zk_init", "p>full spans<span first~ n seed~ full~", "run(flat(n, each=1024//32))",
          host=True),
     _row("zk_hash", "sum+u64 p<full spans<span first~ n full~",
-         "run(flat(n, 128, each=1024), space=16)", host=True),
+         "run(flat(n, 128, each=1024), workspace=16)", host=True),
 )
 # fmt: on
 KERNELS: Mapping[str, Kernel] = {row.name: row for row in _ROWS}
 # on a GPU cuBLASLt's
 PRODUCTS = frozenset(
-    row.name for row in _ROWS if row.grid == "run(space=GEMM)"
+    row.name for row in _ROWS if row.grid == "run(workspace=GEMM)"
 )
 
 

@@ -233,8 +233,10 @@ SUMS = 72
 CTL = 128
 LEAVES = 72  # where a zk_ctl counts leaves
 SCALE = 80  # where a zk_ctl has the scale of gradients
-INLETS = 4  # batches of tokens on their way to a GPU at once
-DESK = 4096  # bytes of host memory that kernels need, beside a row of logits
+PINNED_BATCHES = 4  # batches of tokens on their way to a GPU at once
+PINNED_SCRATCH = (
+    4096  # bytes of host memory that kernels need, beside a row of logits
+)
 
 
 def layer(name: str, l: int) -> str:

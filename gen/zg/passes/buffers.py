@@ -104,9 +104,9 @@ def _of_flat(
         out.append(
             Wanted(f"staging.{f.name}", slots, f.shard * real, readers=common)
         )
-        if f"shelf.{f.name}" in turns:
+        if f"fetched.{f.name}" in turns:
             out.append(
-                Wanted(f"shelf.{f.name}", slots, f.shard * real, "host")
+                Wanted(f"fetched.{f.name}", slots, f.shard * real, "host")
             )
     if schedule.grad[f.name]:
         out.append(
@@ -125,7 +125,7 @@ def _sums(spec: Spec, shards: Shards) -> list[Wanted]:
     if not shards.apart:
         return []
     most = max(f.nodes * f.shard for f in shards.flats) * spec.cluster.ranks
-    return [Wanted("pend", 1, most * 4, readers=_common(spec))]
+    return [Wanted("pending", 1, most * 4, readers=_common(spec))]
 
 
 def _values(spec: Spec, graph: Graph, bodies: place.Bodies) -> list[Wanted]:
@@ -229,13 +229,26 @@ def _inbox(
 
 
 def _gpu(spec: Spec, graph: Graph, runs: tuple[plan.Run, ...]) -> list[Wanted]:
-    """What a GPU alone has: its kernels' space; batches and results on its host."""
+    """What a GPU alone has: its kernels' workspace; batches and results on its host."""
     batch = _tokens(spec, graph) * len(spec.batch)
     logits = 4 * graph.dims["V"]
     return [
-        Wanted("space", 1, max([1, *(r.space for r in runs)]), targets="gpu"),
-        Wanted("inlet", ops.INLETS, batch, "host", targets="gpu"),
-        Wanted("desk", 1, max(ops.DESK, logits), "host", targets="gpu"),
+        Wanted(
+            "workspace",
+            1,
+            max([1, *(r.workspace for r in runs)]),
+            targets="gpu",
+        ),
+        Wanted(
+            "pinned_batch", ops.PINNED_BATCHES, batch, "host", targets="gpu"
+        ),
+        Wanted(
+            "pinned_scratch",
+            1,
+            max(ops.PINNED_SCRATCH, logits),
+            "host",
+            targets="gpu",
+        ),
     ]
 
 

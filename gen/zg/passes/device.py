@@ -3,9 +3,9 @@
 near_: what stays of a shard of which a part goes down.
 
 Where the parameters lie in the host arena, new ones go down, in bf16 by way of a slot of class
-`staging`; to the file from there by way of a slot of class `shelf`:
+`staging`; to the file from there by way of a slot of class `fetched`:
 
-    main -> staging -> down -> param        main -> staging -> down -> shelf -> store -> param
+    main -> staging -> down -> param        main -> staging -> down -> fetched -> store -> param
 """
 
 from __future__ import annotations
@@ -115,9 +115,9 @@ def _renew(
             size,
         )
         return
-    shelf = Ring(f"shelf.{ring}", slots).slot(turn)
-    m.copy(Hop("down", made, shelf), unit, size)
+    fetched = Ring(f"fetched.{ring}", slots).slot(turn)
+    m.copy(Hop("down", made, fetched), unit, size)
     kept = (
         () if f.near else (end("store"),)
     )  # else behind the tiles that follow
-    m.copy(Hop("store", shelf, home, fills=False, then=kept), unit, size)
+    m.copy(Hop("store", fetched, home, fills=False, then=kept), unit, size)

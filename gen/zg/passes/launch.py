@@ -80,7 +80,7 @@ class _Table:
                     row.name,
                     tuple(alike),
                     how.tile,
-                    how.space,
+                    how.workspace,
                     how.grids,
                     left,
                 )

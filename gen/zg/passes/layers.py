@@ -4,7 +4,7 @@ next one's turn (`train.accumulate: layers`): it is gathered once for all, and r
     main    the function on a micro-batch fills a slot of class `grad`
     sum     takes it: its leaf on the sums, a count of micro-batches
     sum     after the last: the count back to none
-    reduce  follows: the sums that were made in class `pend`, where own micro-batches are summed
+    reduce  follows: the sums that were made in class `pending`, where own micro-batches are summed
             first
 Leaves that several units write wait for the last of these, in a slot for each micro-batch; so does
 that of `persistent`, which comes beside another.
@@ -48,7 +48,7 @@ def use(
     """begun, whole: the leaves that u writes first, and last."""
     now = [
         x for x in whole if x in begun and not persists(x[0])
-    ]  # `pend` is for one at a time
+    ]  # `pending` is for one at a time
     if waits:
         m.add("main", "mark", u.unit, waits=waits)
     for g in range(m.together):
@@ -88,4 +88,4 @@ def _end(m: Steps, u: Use, leaves: Sequence[Leaf]) -> None:
         if m.shards.below:
             offload.land(m, own, l)
         else:
-            m.reduce(own, move("sum", Ref("pend", 0), Ref(f"sum.{f}", l)))
+            m.reduce(own, move("sum", Ref("pending", 0), Ref(f"sum.{f}", l)))

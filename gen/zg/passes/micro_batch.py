@@ -51,7 +51,7 @@ def leaf_done(m: Steps, u: Use, x: Leaf, g: int) -> None:
     if m.shards.pushes:
         offload.lower(m, Reduction("sum", unit, flat, m.real), leaf, node)
     elif m.order == "local":
-        node = Ref("pend", 0) if m.shards.apart else node
+        node = Ref("pending", 0) if m.shards.apart else node
         hop = Hop("sum", leaf, node, fills=False)
         m.add(
             "sum",

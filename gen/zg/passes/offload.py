@@ -9,7 +9,7 @@ Routes, each `queue -> slot` a hop (hops.py); slots in brackets are of several c
     a sum on the device  down -> down, host: update, a tile at a time
     a tile's update      load -> tile, host -> tile, store: to the file
     ... its parameters   host -> up, up: to the device; in f32 from the masters themselves
-    a shard for its use  fetch -> shelf, up -> staging, gather -> ring
+    a shard for its use  fetch -> fetched, up -> staging, gather -> ring
 
 Without a file arena a tile is updated where it lies, and a shard comes up from there. The step's
 sums of integers go down, the norms are added, and they come back. Then the step's constants go
@@ -167,7 +167,7 @@ def stops(m: Steps, g: Gathered, f: Flat) -> list[tuple[str, Ref]]:
     up = "up", Ring(f"staging.{g.ring}", slots).slot(turn)
     if m.arena("param", f) == "host":
         return [up]
-    return [("fetch", Ring(f"shelf.{g.ring}", slots).slot(turn)), up]
+    return [("fetch", Ring(f"fetched.{g.ring}", slots).slot(turn)), up]
 
 
 def _by_host(m: Steps) -> set[str]:
@@ -248,7 +248,9 @@ def land(m: Steps, own: Reduction, l: int) -> None:
     for o, n in _pieces(m, own.flat):
         part, _ = _rings(m)
         home = Ref(f"sum.{own.flat.name}", l, o * 4)
-        m.piece(own, Hop("sum", Ref("pend", 0, o * 4), part, takes=False), n)
+        m.piece(
+            own, Hop("sum", Ref("pending", 0, o * 4), part, takes=False), n
+        )
         m.copy(Hop("down", part, home, fills=False), own.unit, n * 4)
 
 

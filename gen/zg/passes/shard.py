@@ -89,7 +89,7 @@ class Shards:
     held: frozenset[str]  # of these, to the host, not to the file
     sources: int  # that an owner sums: a rank's each, or NCCL's sum
     below: bool  # sums of gradients lie in the host arena
-    apart: bool  # own micro-batches are summed in `pend`, then over ranks
+    apart: bool  # own micro-batches are summed in `pending`, then over ranks
     notes: Names
 
     @property

@@ -78,7 +78,7 @@ class Group:
 @dataclass(frozen=True)
 class Flat:
     """A flat buffer of parameters, `count` instances of `elems` elements, padded to ranks * shard.
-    nodes: pending sums of gradients, one for each bit of mask; in class `pend` where there is
+    nodes: pending sums of gradients, one for each bit of mask; in class `pending` where there is
     one."""
 
     name: str
@@ -225,12 +225,12 @@ class Grid:
 @dataclass(frozen=True)
 class Run:
     """How a launch runs on targets: the kernel's tile, a GPU's launches in order, bytes of the
-    class `space` that it needs, and SMs that a GEMM leaves alone."""
+    class `workspace` that it needs, and SMs that a GEMM leaves alone."""
 
     launch: str
     targets: Names
     tile: Ints
-    space: int
+    workspace: int
     grids: tuple[Grid, ...]
     margin: int = 0
 

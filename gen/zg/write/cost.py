@@ -68,7 +68,7 @@ def sums(p: Plan) -> int:
     return sum(
         c.bytes
         for c in p.classes
-        if c.name.startswith("sum.") or c.name == "pend"
+        if c.name.startswith("sum.") or c.name == "pending"
     )
 
 
@@ -176,7 +176,7 @@ def summary(p: Plan) -> dict[str, object]:
 GROUPS = (
     ("parameters", ("param", "staging", "ring")),
     ("optimizer state", (*ops.STATES, *(f"near_{s}" for s in ops.STATES))),
-    ("gradients", ("grad", "sum", "pend", "part", "acc")),
+    ("gradients", ("grad", "sum", "pending", "part", "acc")),
     (
         "activations",
         ("x", "near", "dx", "save", "tmp", *ops.batch(True, True)),

@@ -31,7 +31,7 @@ PIECE_OF = {
 }  # by a step's command, or the first word of its function; else TILE
 ELEMENTS = ("n", "at")  # numbers of steps, in elements of a flat
 BYTES = ("step", "from_step", "bytes", "from_rank", "to_rank")
-SUMS = ("pend", "part", "down", "acc")  # classes of f32, beside states
+SUMS = ("pending", "part", "down", "acc")  # classes of f32, beside states
 ACTIVATIONS = ("near", "far")  # classes of no flat
 VALUES = ("x", "save", "far")  # classes with a slot for each unit
 Terms = Sequence[tuple[str, int]]  # variables, and what each is multiplied by

@@ -290,7 +290,7 @@ def view(
             for n in [reserve.nccl_of(p.head, t)]
         ],
         "host": number(p.host),
-        "inlets": p.cls("inlet").slots,
+        "pinned_batches": p.cls("pinned_batch").slots,
         "spans": [
             {"name": lower(f.name), "rows": spans(p, f)} for f in p.flats
         ],

@@ -9,14 +9,14 @@
  *            it on a GPU, about
  * Build      as out/train.c: ninja out/train for a CPU, ninja out/train-cuda for GPUs
  * Run        out/train --data tokens.bin --steps 1000; out/train --help has all options
- * Plan       777441f0e454c68526174efe0c0ae825914ca2eac2c15193379832a6a0c9540c
+ * Plan       6282e845188cbfc230f76d8c128fbc2fe0ed4495feeeada942895eecfdc00106
  */
 #include <stddef.h>
 #include <stdint.h>
 #include "zk.h"
 #include "zr.h"
 
-#if ZK_ABI != 18 || ZR_ABI != 20
+#if ZK_ABI != 18 || ZR_ABI != 21
 #error "generated for another version of the runtime or of the kernels: generate it again"
 #endif
 enum { CTL_BYTES = 128 }; /* room for a zk_ctl */
@@ -68,12 +68,12 @@ enum {
 #define DX(i)               SLOT(1445511168, 1572864, i)   /* 2: their gradients */
 #define SAVE_BLOCK(i)       SLOT(1448656896, 23625728, i)  /* 12: saved for backward */
 #define TMP(i)              SLOT(1732165632, 54624256, i)  /* 1: temporary values */
-#define WORK(i)             SLOT(1786789888, 4743168, i)   /* 1: kernels' workspace */
+#define WORK(i)             SLOT(1786789888, 4743168, i)   /* 1: kernels' scratch */
 #define INBOX(i)            SLOT(1791533056, 157556736, i) /* 2: gradients that come */
-#define SPACE(i)            SLOT(2106646528, 33554432, i)  /* 1: scratch of launches */
+#define WORKSPACE(i)        SLOT(2106646528, 33554432, i)  /* 1: launches' workspace on a GPU */
 /* of the host arena */
-#define INLET(i)            SLOT(0, 4096, i)               /* 4: tokens from the host */
-#define DESK(i)             SLOT(16384, 204800, i)         /* 1: scratch */
+#define PINNED_BATCH(i)     SLOT(0, 4096, i)               /* 4: tokens on their way to a GPU */
+#define PINNED_SCRATCH(i)   SLOT(16384, 204800, i)         /* 1: what a GPU hands to its host */
 
 /* ---- events: FREE_C(i), slot i of C may be written again; FULL_C(i), what was moved there has
  * come; END_Q(i), what queue Q was given before is done */
@@ -1087,7 +1087,7 @@ static const zr_column columns[] = {
 static const zr_program program = {
     .abi = ZR_ABI, .name = "gpt2-124m",
     .summary = "ZeRO 3, ranks 2, micro-batches 1 of 2 x 256 tokens, f32, prefetch 1",
-    .plan = "777441f0e454c68526174efe0c0ae825914ca2eac2c15193379832a6a0c9540c",
+    .plan = "6282e845188cbfc230f76d8c128fbc2fe0ed4495feeeada942895eecfdc00106",
     .layout = "24bd998e08e374d9231eb50c3347eeabeb54bdb447c8f0650bb4f59965c451cf",
     .memory =
         "arena of a rank, bytes: cpu 1791533056, sm_80 2140200960, sm_90 2140200960, sm_100 "
@@ -1097,8 +1097,9 @@ static const zr_program program = {
     .shared = 464031744, .hosted = 0, .commands = 252,
     .queues =
         1 << ZR_MAIN | 1 << ZR_GATHER | 1 << ZR_REDUCE | 1 << ZR_SUM,
-    .space = SPACE(0), .host = 221184, .desk = DESK(0),
-    .inlet = INLET(0), .inlet_step = SIZE(INLET), .inlets = 4,
+    .workspace = WORKSPACE(0), .host = 221184, .pinned_scratch = PINNED_SCRATCH(0),
+    .pinned_batch = PINNED_BATCH(0), .pinned_batch_step = SIZE(PINNED_BATCH),
+    .pinned_batches = 4,
     .inbox = INBOX(0), .inbox_step = SIZE(INBOX), .inboxes = 2,
     .config =
         "{\n"
