@@ -289,10 +289,22 @@ static int refuse_folders(const zr_saving *s, char *why)
     return 0;
 }
 
+/* Nor is an old index that cannot be read: its shards would stay behind. */
+static int refuse_index(const zr_saving *s, char *why)
+{
+    char index[ZR_FILE];
+    int64_t n = 0;
+    if (zr_path(index, s->dir, ZR_INDEX, why)) return -1;
+    if (access(index, F_OK)) return 0;
+    char *text = zr_file_text(index, &n, why);
+    free(text);
+    return text ? 0 : -1;
+}
+
 int zr_save_begin(const zr_saving *s, char *why)
 {
     char temp[ZR_FILE];
-    int bad = zr_make_dir(s->dir, why) || refuse_folders(s, why) ||
+    int bad = zr_make_dir(s->dir, why) || refuse_folders(s, why) || refuse_index(s, why) ||
               zr_save_temp(temp, s->dir, why) || zr_save_clear(temp, why);
     for (int i = 0; !bad && i < s->n; i++)
         if ((bad = begin_file(s, i, why)) && i) remove_temps(s, i - 1);

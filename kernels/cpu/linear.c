@@ -343,7 +343,7 @@ static void finish_sums(const tile *t, const float *sum, int64_t stride, int64_t
 static inline int direct(const product *g) { return g->dtype == ZK_F32 && g->end == PLAIN; }
 
 /* Whether a chain comes in several blocks: an odd end is packed even where a is not. */
-static inline int several(const product *g)
+static inline int in_blocks(const product *g)
 {
     return g->depth < g->K || (g->place && g->K % 2 && g->K > 1);
 }
@@ -409,7 +409,7 @@ static int64_t panel_a(const product *g)
     return (g->place ? zk_most(MR * n, rows) : rows * n) + LANES;
 }
 
-static int64_t sums(const product *g) { return several(g) && !direct(g) ? g->rows * g->cols : 0; }
+static int64_t sums(const product *g) { return in_blocks(g) && !direct(g) ? g->rows * g->cols : 0; }
 
 static void tile_task(void *arg, int64_t task, int thread)
 {
@@ -428,7 +428,7 @@ static void tile_task(void *arg, int64_t task, int thread)
     if (direct(g)) {
         t.sum = (float *)g->out + t.m * g->stride + t.n;
         t.stride = g->stride;
-    } else if (several(g)) {
+    } else if (in_blocks(g)) {
         t.sum = t.a + panel_a(g);
         t.stride = g->cols;
     }
@@ -466,7 +466,7 @@ static void multiply_all(product *g, const zk_launch *L)
     int64_t depth = given(g, L, 2, deepest, unit);
     g->depth = depth ? depth : even(g->K, deepest, unit);
     int64_t highest = g->place ? MR * PLACE_DEPTH : ROWS;
-    int64_t most = direct(g) ? COLS : !g->place ? HALF_COLS : several(g) ? PLACE_COLS : NR;
+    int64_t most = direct(g) ? COLS : !g->place ? HALF_COLS : in_blocks(g) ? PLACE_COLS : NR;
     int64_t rows = given(g, L, 0, highest, MR), cols = given(g, L, 1, most, NR);
     g->rows = rows ? rows : even(g->M, highest, MR);
     g->cols = cols ? cols : even(g->N, most, NR);

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -531,18 +532,24 @@ def test_wrong_words(tmp_path: Path) -> None:
     assert not (tmp_path / "w").exists()
 
 
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors.index.json"]
+)
 def test_a_name_that_a_folder_has_is_told_before_training(
-    tmp_path: Path,
+    tmp_path: Path, name: str
 ) -> None:
+    """Of a file that is saved, or of the old index that one file takes the place of."""
     spec = trainer.ROOT / "model_specs/llama-tiny.yaml"
     program = trainer.build(trainer.generate(spec))
-    folder = tmp_path / "saved" / "config.json"
+    folder = tmp_path / "saved" / name
     folder.mkdir(parents=True)
     options = ("--data", tokens(tmp_path), "--steps", 2)
     said = run_program(program, *options, "--save", folder.parent, code=3)
-    assert f"--save {folder}: Is a directory" in said
+    assert re.search(
+        rf"--save {folder}: (Is a directory|no regular file)", said
+    )
     assert "step 1" not in said
-    assert os.listdir(folder.parent) == ["config.json"]
+    assert os.listdir(folder.parent) == [name]
 
 
 def test_a_killed_run_leaves_nothing(tmp_path: Path) -> None:
