@@ -37,7 +37,7 @@ def test_defaults_are_pefts() -> None:
         ("llama", "{rank: 4, alpha: 1, match: []}", f"{KEY}.match: is empty; allowed: a list of at least one"),
         ("llama", "{rank: 0, alpha: 1}", f"{KEY}.rank: 0 is out of range; allowed: an integer from 1 to 2147483647"),
         ("llama", "{rank: 33, alpha: 1}", f"{KEY}.rank: is 33, and self_attn.v_proj has 64 inputs and 32 outputs; allowed: up to 32"),
-        ("llama", "{rank: 4}", f"{KEY}.alpha: is missing; it must be given"),
+        ("llama", "{rank: 4}", f"{KEY}.alpha: is missing; allowed: a number from 1e-09 to 1e+09"),
         ("llama", "{rank: 4, alpha: 0}", f"{KEY}.alpha: 0 is out of range; allowed: a number from 1e-09 to 1e+09"),
         ("llama", "{rank: 4, alpha: 1, dropout: 0.1}", f"{KEY}.dropout: is no key here; allowed: rank, alpha, match"),
     ],

@@ -13,7 +13,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import get_args, get_type_hints
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from ..facts import kinds, ops
 from . import dsconfig, dsjson, dswords, hf, old, usertext, yamltext
@@ -237,8 +237,8 @@ def _record(kind: object) -> type | None:
     return next((r for r in map(_record, get_args(kind)) if r), None)
 
 
-def _keys(path: Path) -> list[str]:
-    """The keys that the mapping at a path may have."""
+def _mapping(path: Path) -> type:
+    """The record at a path, or the one that it lies in."""
     kind: type = SpecKeys
     for step in path:
         if isinstance(step, str):
@@ -246,9 +246,26 @@ def _keys(path: Path) -> list[str]:
                 _record(get_type_hints(kind, include_extras=True)[step])
                 or kind
             )
+    return kind
+
+
+def _keys(path: Path) -> list[str]:
+    """The keys that the mapping at a path may have."""
+    kind = _mapping(path)
     if is_dataclass(kind):
         return [f.name for f in fields(kind)]
     return list(kind.model_fields) if issubclass(kind, BaseModel) else []
+
+
+def _allowed(path: Path) -> str:
+    """What the key at a path may be, if its type says so."""
+    hints = get_type_hints(_mapping(path[:-1]), include_extras=True)
+    for rule in getattr(hints[str(path[-1])], "__metadata__", ()):
+        try:
+            rule.func(None)
+        except PydanticCustomError as refused:
+            return f"allowed: {(refused.context or {})['allowed']}"
+    return "it must be given"
 
 
 def _line(root: Node, error: ErrorDetails) -> str:
@@ -259,7 +276,7 @@ def _line(root: Node, error: ErrorDetails) -> str:
     if kind == "zg":
         return f"{at}: {error['msg']}"
     if kind == "missing":
-        return f"{at}: is missing; it must be given"
+        return f"{at}: is missing; {_allowed(path)}"
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         keys = _keys(path[:-1])
         hint = meant(str(path[-1]), keys)
