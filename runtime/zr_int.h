@@ -23,6 +23,8 @@
  *   ZR_RANK, ZR_WORLD_SIZE, ZR_LOCAL_RANK, ZR_LOCAL_WORLD_SIZE, ZR_ADDR=HOST:PORT
  *                          see zr_launcher.c
  *   ZR_TOKEN=WORD          ranks that have not the same are of other runs
+ *   ZR_BIND=ADDRESS        rank 0 listens there alone (default: on all of its host's addresses)
+ *   ZR_PORTS=FIRST-LAST    where the ports lie that nobody names (default: 20000-31999)
  *   ZR_MEET_S=N            ranks have so long to meet at the start (default: 300)
  */
 #ifndef ZR_INT_H
@@ -381,12 +383,12 @@ static inline void zr_dead(zr *z, const char *what, int queue, const int64_t *i,
 }
 
 /* ---- who started this process (zr_launcher.c), how its ranks meet (zr_meet.c) and talk */
-void zr_refuse_launcher(zr *z); /* fails where one has started us */
-void zr_find_launcher(zr *z);   /* lowest, here, net, far; fails where they disagree */
-int zr_port_of(uint64_t run);   /* not one that Linux gives to who asks for any */
-uint64_t zr_host(void);         /* this host's name, hashed */
-void zr_meet(zr *z);            /* by every rank of a launcher; net.local, .neighbours */
-extern const zr_far zr_plane;   /* zr_plane.c */
+void zr_refuse_launcher(zr *z);      /* fails where one has started us */
+void zr_find_launcher(zr *z);        /* lowest, here, net, far; fails where they disagree */
+int zr_port_of(zr *z, uint64_t run); /* in ZR_PORTS; else none that Linux gives to who asks */
+uint64_t zr_host(void);              /* this host's name, hashed */
+void zr_meet(zr *z);                 /* by every rank of a launcher; net.local, .neighbours */
+extern const zr_far zr_plane;        /* zr_plane.c */
 void zr_plane_move(zr *z, int rank, void *at, size_t n, int out); /* n bytes from or to it */
 int zr_plane_late(const zr *z);                                   /* is the time to meet over? */
 void zr_plane_lost(zr *z, int rank);                              /* fails */

@@ -97,7 +97,17 @@ static void take_master(zr *z)
     z->net.port = port;
 }
 
-int zr_port_of(uint64_t run) { return (int)(LOW + run % SPAN); }
+int zr_port_of(zr *z, uint64_t run)
+{
+    int first = LOW, last = LOW + SPAN - 1, n = 0;
+    const char *text = getenv("ZR_PORTS");
+    if (text && *text &&
+        (sscanf(text, "%5d-%5d%n", &first, &last, &n) != 2 || text[n] || first < 1 ||
+         last < first || last > MOST_PORT))
+        zr_fail(z, ZR_USER, "ZR_PORTS %s: FIRST-LAST is needed, ports from 1 to %d", text,
+                MOST_PORT);
+    return first + (int)(run % (uint64_t)(last - first + 1));
+}
 
 /* Steps of one job may run side by side: each has a port of its own. An mpirun's ranks are of
  * several: on its own host of the job's, elsewhere of those that it has begun there. */
@@ -107,7 +117,7 @@ static void take_slurm(zr *z, const char *list)
     int64_t job = zr_setting(z, "SLURM_JOB_ID", INT32_MAX);
     int64_t step = alike ? zr_setting(z, "SLURM_STEP_ID", UINT32_MAX) : 0;
     first_host(getenv(list), z->net.host, ZR_HOST_NAME);
-    z->net.port = zr_port_of((uint64_t)(job + STEP * step));
+    z->net.port = zr_port_of(z, (uint64_t)(job + STEP * step));
 }
 
 static void name_run(zr *z, const struct source *s)
@@ -122,15 +132,14 @@ static void name_run(zr *z, const struct source *s)
 static void take_own(zr *z)
 {
     z->net.own = 1;
-    if (z->net.ask) z->net.port = zr_port_of(z->net.run);
+    z->net.port = z->net.ask || is_set("ZR_PORTS") ? zr_port_of(z, z->net.run) : PORT;
 }
 
 static void find_address(zr *z, const struct source *s)
 {
     int slurm = !strcmp(s->rank, "SLURM_PROCID");
     int near = is_set(s->neighbours) ? number_of(z, s->neighbours) : z->here;
-    snprintf(z->net.host, ZR_HOST_NAME, "127.0.0.1");
-    z->net.port = PORT;
+    snprintf(z->net.host, ZR_HOST_NAME, "%s", is_set("ZR_BIND") ? getenv("ZR_BIND") : "127.0.0.1");
     if (is_set("ZR_ADDR")) take_address(z, getenv("ZR_ADDR"));
     else if (is_set("MASTER_ADDR") && is_set("MASTER_PORT")) take_master(z);
     else if (slurm && is_set("SLURM_STEP_NODELIST")) take_slurm(z, "SLURM_STEP_NODELIST");

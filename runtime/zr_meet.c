@@ -113,17 +113,39 @@ static int listen_at(const struct sockaddr *at, socklen_t n, int most)
     return -1;
 }
 
-static int listen_there(zr *z)
+/* At an address of this host alone, by its number */
+static int listen_bound(zr *z, const char *address)
+{
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST}, *at;
+    char port[16];
+    snprintf(port, sizeof port, "%d", z->net.port);
+    if (getaddrinfo(address, port, &hints, &at))
+        zr_fail(z, ZR_USER, "ZR_BIND %s: an address is needed, of IPv4 or IPv6", address);
+    int fd = listen_at(at->ai_addr, at->ai_addrlen, z->ranks);
+    freeaddrinfo(at);
+    return fd;
+}
+
+/* On this host alone where all ranks are here, else on all addresses */
+static int listen_open(const zr *z)
 {
     in_port_t port = htons((in_port_t)z->net.port);
     struct sockaddr_in6 six = {.sin6_family = AF_INET6, .sin6_port = port};
     struct sockaddr_in four = {.sin_family = AF_INET, .sin_port = port};
     if (z->net.own) four.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     int fd = z->net.own ? -1 : listen_at((struct sockaddr *)&six, sizeof six, z->ranks);
-    if (fd < 0) fd = listen_at((struct sockaddr *)&four, sizeof four, z->ranks);
+    return fd < 0 ? listen_at((struct sockaddr *)&four, sizeof four, z->ranks) : fd;
+}
+
+static int listen_there(zr *z)
+{
+    const char *bound = getenv("ZR_BIND");
+    if (bound && !*bound) bound = NULL;
+    int fd = bound ? listen_bound(z, bound) : listen_open(z);
     if (fd < 0)
-        zr_fail(z, ZR_ENVIRONMENT, "listening at port %d: %s; set another ZR_ADDR=HOST:PORT",
-                z->net.port, strerror(errno));
+        zr_fail(z, ZR_ENVIRONMENT, "listening at port %d%s%s: %s; set another %s", z->net.port,
+                bound ? " of " : "", bound ? bound : "", strerror(errno),
+                bound ? "ZR_BIND=ADDRESS" : "ZR_ADDR=HOST:PORT");
     return fd;
 }
 

@@ -90,7 +90,7 @@ void zr_mpi_ask(zr *z)
     must(z, MPI_Bcast(names, sizeof names, MPI_BYTE, 0, MPI_COMM_WORLD),
          "asking for rank 0's host");
     snprintf(z->net.host, ZR_HOST_NAME, "%s", names);
-    z->net.port = zr_port_of(z->net.run);
+    z->net.port = zr_port_of(z, z->net.run);
 }
 
 void zr_mpi_tell_all(zr *z, const void *mine, void *all, size_t n)

@@ -113,6 +113,10 @@ LAUNCHERS = {
         SLURM | {"SLURM_JOB_ID": 67043327},
         "rank 9 here 1 local 1 of 0 at node03:31327",
     ),
+    "a range of ports": (
+        SLURM | {"ZR_PORTS": "40000-40099"},
+        "rank 9 here 1 local 1 of 0 at node03:40023",
+    ),
     "Hydra in Slurm": (
         PROXY | MPICH,
         "rank 9 here 1 local 1 of 0 at node03:20123",
@@ -128,6 +132,10 @@ LAUNCHERS = {
     "Hydra on one host": (
         MPICH | {"MPI_LOCALNRANKS": 16},
         "rank 9 here 1 local 1 of 0 at 127.0.0.1:29411 own",
+    ),
+    "Hydra on one host, at an address of it": (
+        MPICH | {"MPI_LOCALNRANKS": 16, "ZR_BIND": "::1", "ZR_PORTS": "7-7"},
+        "rank 9 here 1 local 1 of 0 at ::1:7 own",
     ),
     "Hydra on two hosts": (
         MPICH | {"ZR_ADDR": "first:1234"},
@@ -253,6 +261,10 @@ def test_an_address_of_ipv6(text: str) -> None:
         *(
             (SLURM | {"ZR_ADDR": text}, f"2 .*ZR_ADDR {re.escape(text)}: HOST")
             for text in ("nowhere", ":80", "[]:80", "[::1:80", "n1:0", "n1:x")
+        ),
+        *(
+            (SLURM | {"ZR_PORTS": text}, f"2 .*ZR_PORTS {text}: FIRST-LAST")
+            for text in ("5", "0-7", "9-5", "1-65536", "1-5x", "a-b")
         ),
     ],
 )
@@ -489,6 +501,46 @@ def test_silent_strangers_hold_nobody_up() -> None:
     assert [ended(run)[0] for run in (first, *runs)] == [0] * 3
     for line in strangers:
         line.close()
+
+
+def has(address: str) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as s:
+        try:
+            s.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("address", ["127.0.0.2", "::1"])
+def test_rank_0_listens_at_an_address(address: str) -> None:
+    """And at no other of its host."""
+    if not has(address):
+        pytest.skip(f"this host has no {address}")
+    port = free_port()
+    host = f"[{address}]" if ":" in address else address
+    first = start(2, "meet", **rank(0, 2, port, host, ZR_BIND=address))
+    elsewhere = start(2, "meet", **rank(1, 2, port, ZR_MEET_S=1))
+    code, text = ended(elsewhere)
+    assert code == 3 and f"does not answer at 127.0.0.1:{port}" in text
+    assert ended(start(2, "meet", **rank(1, 2, port, host)))[0] == 0
+    assert ended(first)[0] == 0
+
+
+@pytest.mark.parametrize(
+    "address,code,why",
+    [
+        ("first", 2, "ZR_BIND first: an address is needed"),
+        ("192.0.2.1", 3, "listening at port 1234 of 192.0.2.1: "),
+    ],
+)
+def test_an_address_that_is_not_this_hosts(
+    address: str, code: int, why: str
+) -> None:
+    run = start(2, "meet", **rank(0, 2, 1234, ZR_BIND=address))
+    found, text = ended(run)
+    assert found == code and why in text
 
 
 @pytest.mark.parametrize(
