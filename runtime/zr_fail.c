@@ -59,6 +59,16 @@ void zr_end(zr *z, int code, const char *line, int n)
     if (z->shared) stop(z);
 }
 
+const char *zr_who(const zr *z, int rank, char who[ZR_HOST_NAME])
+{
+    int n = snprintf(who, ZR_HOST_NAME, "rank %d", rank);
+    if (!z->far) return who;
+    n += snprintf(who + n, (size_t)(ZR_HOST_NAME - n), " on host ");
+    gethostname(who + n, (size_t)(ZR_HOST_NAME - n - 1));
+    who[ZR_HOST_NAME - 1] = 0;
+    return who;
+}
+
 /* The first thread of a process that leaves takes the others with it; these wait here for that,
  * because it may have something to say. */
 static void leave_alone(void)
@@ -69,10 +79,10 @@ static void leave_alone(void)
 
 void zr_fail(zr *z, int code, const char *format, ...)
 {
-    char line[ZR_LINE];
+    char line[ZR_LINE], who[ZR_HOST_NAME];
     leave_alone();
-    int n = z->rank < 0 ? snprintf(line, ZR_LINE, "%s: ", z->p->name)
-                        : snprintf(line, ZR_LINE, "rank %d: ", z->rank);
+    const char *speaker = z->rank < 0 ? z->p->name : zr_who(z, z->rank, who);
+    int n = snprintf(line, ZR_LINE, "%s: ", speaker);
     va_list args;
     va_start(args, format);
     n += vsnprintf(line + n, (size_t)(ZR_LINE - n - 1), format, args);

@@ -186,7 +186,7 @@ typedef struct zr_far {
     void (*total)(zr *z, uint64_t sum[2]);     /* as zr_total */
 } zr_far;
 
-enum { ZR_HOST_NAME = 256 };
+enum { ZR_HOST_NAME = 256, ZR_ADDRESS = 64 };
 
 typedef struct zr_net {
     char host[ZR_HOST_NAME]; /* where rank 0 listens: names and addresses, with commas */
@@ -198,6 +198,7 @@ typedef struct zr_net {
     int neighbours;          /* ranks on this host; 0: not known yet */
     int sharing;             /* and on this rank's CPUs, as far as is known */
     int *line;               /* [ranks] connections, -1: none; NULL: none at all */
+    char (*end)[ZR_ADDRESS]; /* [ranks] where their other ends are */
     double until;            /* when ranks must have met; 0: they have */
 } zr_net;
 
@@ -311,6 +312,8 @@ int zr_ranks(zr *z, void (*body)(zr *z));
 
 /* ---- how a run ends before its time (zr_fail.c) */
 enum { ZR_LINE = 1024, ZR_SAY_MS = 1000 }; /* bytes of a last word; how long it may take */
+/* "rank 3", of a launcher's ranks "rank 3 on host n7", of a rank of this host; in who[] */
+const char *zr_who(const zr *z, int rank, char who[ZR_HOST_NAME]);
 /* Says `rank R: what` on stderr unless another rank was first; every rank leaves with `code`. */
 void zr_fail(zr *z, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4), noreturn));
@@ -327,6 +330,12 @@ void *zr_get(zr *z, int64_t n, size_t size); /* memory, all zero */
 
 /* ---- the seats of all ranks (zr_seats.c) */
 void zr_set(_Atomic uint32_t *word, uint32_t n);
+/* A peer is not there yet: counted, for the parent (zr_stall.c) */
+static inline void zr_count_wait(zr *z, int queue)
+{
+    zr_pulse *p = &z->shared->seat[z->rank].pulse[queue];
+    atomic_fetch_add_explicit(&p->waited, 1, memory_order_relaxed);
+}
 /* Until *word, a peer's, has reached n. */
 void zr_until(zr *z, int queue, _Atomic uint32_t *word, uint32_t n);
 uint32_t zr_arrive(zr *z, int queue, uint32_t *turn); /* the next turn; returns it */

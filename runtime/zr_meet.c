@@ -66,6 +66,20 @@ static void keep_alive(int fd)
         setsockopt(fd, options[i].level, options[i].name, &options[i].value, sizeof(int));
 }
 
+/* Where the other end of a connection is; ::ffff: stands before IPv4's addresses of IPv6. */
+static void name_end(int fd, char name[ZR_ADDRESS])
+{
+    static const char mapped[] = "::ffff:";
+    const size_t k = sizeof mapped - 1;
+    struct sockaddr_storage at;
+    socklen_t m = sizeof at;
+    if (getpeername(fd, (struct sockaddr *)&at, &m) ||
+        getnameinfo((struct sockaddr *)&at, m, name, ZR_ADDRESS, NULL, 0, NI_NUMERICHOST))
+        snprintf(name, ZR_ADDRESS, "an address that is gone");
+    else if (!strncmp(name, mapped, k) && strchr(name, '.'))
+        memmove(name, name + k, strlen(name + k) + 1);
+}
+
 /* The name of this host and, where two have one name, of its kernel's start. A pod has a name of
  * its own. */
 uint64_t zr_host(void)
@@ -245,6 +259,7 @@ static void seat(zr *z, hall *h, guest *g)
     if (ranks != (uint32_t)z->ranks || rank == 0 || rank >= ranks || z->net.line[rank] >= 0)
         zr_fail(z, ZR_DISAGREE, "meeting ranks: rank %u of %u has come, out of place", rank, ranks);
     keep_alive(g->fd);
+    name_end(g->fd, z->net.end[rank]);
     z->net.line[rank] = g->fd;
     h->all[rank] = g->h;
     h->missing--;
@@ -414,6 +429,7 @@ static void connect_there(zr *z)
     begin_time(z);
     z->net.until += BEHIND_S;
     keep_alive(z->net.line[0]);
+    name_end(z->net.line[0], z->net.end[0]);
     zr_plane_move(z, 0, &h, sizeof h, 1);
     zr_plane_move(z, 0, &w, sizeof w, 0);
     if (w.magic != MAGIC)
@@ -432,6 +448,7 @@ void zr_meet(zr *z)
     if (!z->net.port) z->net.ask(z);
     begin_time(z);
     z->net.line = zr_get(z, z->ranks, sizeof *z->net.line);
+    z->net.end = zr_get(z, z->ranks, sizeof *z->net.end);
     for (int r = 0; r < z->ranks; r++) z->net.line[r] = -1;
     if (z->rank == 0) receive(z);
     else connect_there(z);

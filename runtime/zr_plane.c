@@ -34,7 +34,8 @@ void zr_plane_grace(zr *z)
 void zr_plane_lost(zr *z, int rank)
 {
     zr_plane_grace(z);
-    zr_fail(z, ZR_DIED, "the connection to rank %d has ended; see what that rank says", rank);
+    zr_fail(z, ZR_DIED, "the connection to rank %d at %s has ended; see what that rank says", rank,
+            z->net.end[rank]);
 }
 
 int zr_plane_late(const zr *z) { return z->net.until > 0 && zr_now() > z->net.until; }
@@ -44,6 +45,7 @@ int zr_plane_late(const zr *z) { return z->net.until > 0 && zr_now() > z->net.un
  * nobody looks. */
 static void idle(zr *z, int rank, int out)
 {
+    zr_count_wait(z, ZR_MAIN);
     if (out || z->rank) return;
     atomic_store(&z->shared->task.awaits, rank);
     zr_plane_look(z);

@@ -106,16 +106,16 @@ static int meant(int code)
 /* Rank `rank` has ended: what that means for the rest. */
 static void judge(zr *z, int rank, int status)
 {
-    char line[ZR_LINE];
+    char line[ZR_LINE], who[ZR_HOST_NAME];
     int n = 0;
+    zr_who(z, rank, who);
     if (WIFSIGNALED(status))
-        n = snprintf(line, ZR_LINE,
-                     "%s: rank %d was ended by signal %d (%s)%s; all ranks are stopped\n",
-                     z->p->name, rank, WTERMSIG(status), strsignal(WTERMSIG(status)),
+        n = snprintf(line, ZR_LINE, "%s: %s was ended by signal %d (%s)%s; all ranks are stopped\n",
+                     z->p->name, who, WTERMSIG(status), strsignal(WTERMSIG(status)),
                      WTERMSIG(status) == SIGKILL ? ", perhaps for want of memory" : "");
     else if (WEXITSTATUS(status))
-        n = snprintf(line, ZR_LINE, "%s: rank %d ended with exit code %d; all ranks are stopped\n",
-                     z->p->name, rank, WEXITSTATUS(status));
+        n = snprintf(line, ZR_LINE, "%s: %s ended with exit code %d; all ranks are stopped\n",
+                     z->p->name, who, WEXITSTATUS(status));
     if (n) zr_end(z, WIFEXITED(status) ? meant(WEXITSTATUS(status)) : ZR_DIED, line, n);
 }
 

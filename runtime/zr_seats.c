@@ -29,8 +29,7 @@ void zr_until(zr *z, int queue, _Atomic uint32_t *word, uint32_t n)
         uint32_t seen = atomic_load(word);
         if ((int32_t)(seen - n) >= 0) return;
         zr_leave_if_stopped(z);
-        atomic_fetch_add_explicit(&z->shared->seat[z->rank].pulse[queue].waited, 1,
-                                  memory_order_relaxed);
+        zr_count_wait(z, queue);
         syscall(SYS_futex, word, FUTEX_WAIT, seen, &slice, NULL, 0);
     }
 }

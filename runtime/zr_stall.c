@@ -108,11 +108,12 @@ static int works(const zr_stall *s, int r, double half)
 static void describe(zr *z, const zr_stall *s, int r, int queue, char *why)
 {
     if (r < 0 && z->far) {
+        char who[ZR_HOST_NAME];
         zr_why(why,
-               "no command has ended for %.0f s (ZR_TIMEOUT_S): rank %d waits in step %" PRId64
+               "no command has ended for %.0f s (ZR_TIMEOUT_S): %s waits in step %" PRId64
                " for ranks of other hosts, all of this host's are stopped; look for a host or a "
                "network that is gone",
-               s->quiet, z->lowest, atomic_load(&seat_of(z, 0)->step));
+               s->quiet, zr_who(z, z->lowest, who), atomic_load(&seat_of(z, 0)->step));
         return;
     }
     if (r < 0) {

@@ -60,8 +60,7 @@ static void await(zr *z, int queue)
     const zr_wire *w = z->t->wire;
     for (int i = 0; w && !w->test(z, queue); i++) {
         zr_leave_if_stopped(z);
-        atomic_fetch_add_explicit(&z->shared->seat[z->rank].pulse[queue].waited, 1,
-                                  memory_order_relaxed);
+        zr_count_wait(z, queue);
         if (i < SPINS) sched_yield();
         else nanosleep(&nap, NULL);
     }

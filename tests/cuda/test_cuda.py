@@ -210,7 +210,7 @@ def test_each_rank_has_a_device_of_its_own(
     host = socket.gethostname()
     assert codes == [0, 0] or all(
         re.match(
-            rf"rank {rank}: rank 0 on host {host} and rank 1 on host {host} both have GPU-6f6e6500-0000-"
+            rf"rank {rank} on host {host}: rank 0 on host {host} and rank 1 on host {host} both have GPU-6f6e6500-0000-"
             r"0000-0000-000000000000; .* or set ZR_SHARE_GPU=1 for a test",
             text,
         )
@@ -323,7 +323,7 @@ def test_a_launchers_rank_that_dies_ends_the_others(
     other.send_signal(signal.SIGKILL)
     error = first.communicate(timeout=LIMIT)[1]
     assert first.returncode == 5 and time.monotonic() - begun < patient(10)
-    assert "connection to rank 1 has ended" in error
+    assert "connection to rank 1 at 127.0.0.1 has ended" in error
     other.communicate()
 
 
@@ -340,7 +340,9 @@ def test_an_error_of_nccl(emulated, tokens) -> None:
     ]
     said = [run.communicate(timeout=120)[1] for run in runs]
     assert [run.returncode for run in runs] == [5, 7], said
-    assert re.search(r"rank 1: step \d+: an? .*: NCCL: ", said[1]), said
+    assert re.search(
+        r"rank 1 on host \S+: step \d+: an? .*: NCCL: ", said[1]
+    ), said
 
 
 @pytest.mark.slow
@@ -356,11 +358,11 @@ def test_an_error_that_only_nccl_knows_of(emulated, tokens, options) -> None:
     said = [run.communicate(timeout=LIMIT)[1] for run in runs]
     assert [run.returncode for run in runs] == [5, 7], said
     assert re.search(
-        r"rank 1: step \d+(, queue \w+|: an? [\w -]+): NCCL: remote process exited or there was a "
+        r"rank 1 on host \S+: step \d+(, queue \w+|: an? [\w -]+): NCCL: remote process exited or there was a "
         r"network error(; look for a rank or a network that is gone| \(.*\))\n",
         said[1],
     ), said
-    assert "connection to rank 1 has ended" in said[0], said
+    assert "connection to rank 1 at 127.0.0.1 has ended" in said[0], said
 
 
 @pytest.mark.slow

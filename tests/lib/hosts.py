@@ -2,7 +2,7 @@
 switch; and mpirun's start of a program on them.
 
 A host is a process in namespaces of its own (network, UTS, IPC, mounts), which ends with the test.
-They need the right to make such: root's, or that of a user's own namespace.
+They need the right to make such: root's, or that of a user in a namespace of its own (unshare -r).
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ from patience import LIMIT
 NAME = "10.99.0.{}"
 # What a host does: it waits for its end with the process that made it.
 BODY = "hostname {name}; echo ready; exec sleep 1000000"
+DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL")
 APART = ("unshare", "-n", "-u", "-i", "-m")
+INSIDE = ("-n", "-u", "-i", "-m")
 AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": 1, "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": 1}
 
 
@@ -33,13 +35,14 @@ def sh(*words: object) -> None:
     assert done.returncode == 0, f"{words}: {done.stderr}"
 
 
-def possible() -> bool:
-    """Whether this host lets us make others"""
-    words = ("unshare", "-n", "ip", "link", "add", "v0", "type", "veth")
-    try:
-        return not subprocess.run(words, capture_output=True).returncode
-    except FileNotFoundError:
-        return False
+def is_root() -> bool:
+    return not os.geteuid()
+
+
+def enter(pid: int, *spaces: str) -> tuple[str, ...]:
+    """The beginning of a command that runs in namespaces of a process"""
+    user = () if is_root() else ("-U", "--preserve-credentials")
+    return ("nsenter", "-t", str(pid), *user, *spaces, "--")
 
 
 @dataclass(frozen=True)
@@ -50,16 +53,7 @@ class Host:
 
     def at(self) -> tuple[str, ...]:
         """The beginning of a command that runs there"""
-        return (
-            "nsenter",
-            "-t",
-            str(self.body.pid),
-            "-n",
-            "-u",
-            "-i",
-            "-m",
-            "--",
-        )
+        return enter(self.body.pid, *INSIDE)
 
     def received(self) -> int:
         """Bytes, at its interface"""
@@ -71,25 +65,54 @@ class Host:
         ).stdout
         return int(re.search(rf"^ *{self.name}: *(\d+)", text, re.M)[1])
 
+    def slow_down(self, rate: str) -> None:
+        """What it sends goes at no more than so many bits a second ("20mbit")."""
+        words = ("tc", "qdisc", "add", "dev", self.name, "root", "tbf")
+        how = ("rate", rate, "burst", "32kbit", "latency", "400ms")
+        sh(*self.at(), *words, *how)
 
-def made(name: str, address: str) -> Host:
+    def kill(self) -> None:
+        """All that runs there, at once"""
+        own = os.readlink(f"/proc/{self.body.pid}/ns/net")
+        for at in pathlib.Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has ended
+                if os.readlink(at / "ns/net") == own:
+                    os.kill(int(at.name), signal.SIGKILL)
+
+
+def made(name: str, address: str, switch: Host | None) -> Host:
+    """One by itself, or in the namespace of users in which the switch has the right to join it"""
+    if is_root():
+        apart = APART
+    elif switch:
+        apart = (*enter(switch.body.pid), *APART)
+    else:
+        apart = (*APART, "-r")
     body = subprocess.Popen(
-        [
-            "setpriv",
-            "--pdeathsig",
-            "KILL",
-            *APART,
-            "sh",
-            "-c",
-            BODY.format(name=name),
-        ],
+        [*DIES_WITH_US, *apart, "sh", "-c", BODY.format(name=name)],
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
     if body.stdout.readline() != "ready\n":
-        raise AssertionError(f"a host of its own: {body.communicate()[1]}")
+        raise AssertionError(
+            f"a host of its own cannot be made here: {body.communicate()[1]}"
+        )
     return Host(name, address, body)
+
+
+def join(switch: Host, host: Host, port: str) -> None:
+    """Host and switch, by a cable"""
+    near = (host.name, "netns", host.body.pid)
+    sh(
+        *(*switch.at(), "ip", "link", "add", *near),
+        *("type", "veth", "peer", "name", port),
+    )
+    sh(*switch.at(), "ip", "link", "set", port, "master", "br0", "up")
+    here, address = host.at(), f"{host.address}/24"
+    sh(*here, "ip", "addr", "add", address, "dev", host.name)
+    sh(*here, "ip", "link", "set", host.name, "up")
+    sh(*here, "ip", "link", "set", "lo", "up")
 
 
 @contextlib.contextmanager
@@ -97,22 +120,14 @@ def network(count: int) -> Iterator[list[Host]]:
     """So many hosts, and the switch between them"""
     found: list[Host] = []
     try:
-        switch = made("switch", "")
+        switch = made("switch", "", None)
         found.append(switch)
         there = switch.at()
         sh(*there, "ip", "link", "add", "br0", "type", "bridge")
         sh(*there, "ip", "link", "set", "br0", "up")
         for n in range(1, count + 1):
-            host = made(f"h{n}", NAME.format(n))
-            found.append(host)
-            near, far = ("netns", host.body.pid), ("netns", switch.body.pid)
-            end = ("type", "veth", "peer", "name", f"p{n}")
-            sh("ip", "link", "add", host.name, *near, *end, *far)
-            sh(*there, "ip", "link", "set", f"p{n}", "master", "br0", "up")
-            here, address = host.at(), f"{host.address}/24"
-            sh(*here, "ip", "addr", "add", address, "dev", host.name)
-            sh(*here, "ip", "link", "set", host.name, "up")
-            sh(*here, "ip", "link", "set", "lo", "up")
+            found.append(made(f"h{n}", NAME.format(n), switch))
+            join(switch, found[-1], f"p{n}")
         yield found[1:]
     finally:
         for host in found:

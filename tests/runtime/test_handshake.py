@@ -290,10 +290,10 @@ def test_ranks_that_were_told_otherwise_do_not_mix(
 ) -> None:
     *given, said = UNLIKE[what]
     first, other = together([emulated, emulated], files, *given)
-    assert other[0] == 4 and re.fullmatch(f"rank 1: .*{said}.*\n", other[1]), (
-        other
-    )
-    assert first[0] == 5 and "rank 1 has ended" in first[1]
+    assert other[0] == 4 and re.fullmatch(
+        f"rank 1 on host \\S+: .*{said}.*\n", other[1]
+    ), other
+    assert first[0] == 5 and "rank 1 at 127.0.0.1 has ended" in first[1]
     assert not (files / "unused").exists()
 
 
@@ -351,16 +351,16 @@ def test_ranks_of_other_sources_do_not_mix(
     assert own == digests(ROOT)[1]
     first, second = together([emulated, other], files, STEP, STEP)
     assert second[0] == 4 and second[1] == (
-        f"rank 1: is built from sources {foreign}, rank 0 sources {own}; build all ranks from the "
+        f"rank 1 on host {socket.gethostname()}: is built from sources {foreign}, rank 0 sources {own}; build all ranks from the "
         "same sources\n"
     )
     assert first[0] == 5
 
 
 NOTE = r"(several hosts and NCCL .*\n)*"
-GONE = r"rank [01]: the connection to rank [023] has ended; see what that rank says\n"
+GONE = r"rank [01] on host \S+: the connection to rank [023] at 127.0.0.1 has ended; see what that rank says\n"
 TWICE = (
-    r"rank \d: rank 2 on host far and rank 3 on host far both have GPU-6f6e6500-0000-0000-0000-"
+    r"rank \d on host \S+: rank 2 on host far and rank 3 on host far both have GPU-6f6e6500-0000-0000-0000-"
     r"000000000000; .*\n"
 )
 # what differs on the far pod: a fact of its program, its environment; exit codes and last words of
@@ -370,13 +370,13 @@ PODS = {
         "sources",
         {},
         (5, GONE),
-        (4, r"rank [23]: is built from sources {}, rank 0 .*\n"),
+        (4, r"rank [23] on host \S+: is built from sources {}, rank 0 .*\n"),
     ),
     "plan": (
         "plan",
         {},
         (5, GONE),
-        (4, r"rank [23]: runs plan {}, rank 0 plan .*\n"),
+        (4, r"rank [23] on host \S+: runs plan {}, rank 0 plan .*\n"),
     ),
     "a device twice": ("", {"ZR_EMULATE_UUID": "one"}, (3, TWICE), (3, TWICE)),
     "a full device": (
@@ -385,14 +385,17 @@ PODS = {
         (5, GONE),
         (
             3,
-            r"rank [23]: needs .* GiB of device memory .*; device [01] has 0.000 .*\n",
+            r"rank [23] on host \S+: needs .* GiB of device memory .*; device [01] has 0.000 .*\n",
         ),
     ),
     "another device": (
         "",
         {"ZR_EMULATE_CC": 80, "ZR_SHARE_GPU": 1},
         (5, GONE),
-        (4, r"rank [23]: has kernels for .* sm_80, .*, rank 0 .*\n"),
+        (
+            4,
+            r"rank [23] on host \S+: has kernels for .* sm_80, .*, rank 0 .*\n",
+        ),
     ),
 }
 
@@ -491,7 +494,9 @@ def test_rank_0_says_first_what_it_is_built_from(
         assert told(line) == digests(ROOT)[1]
         line.close()
         said = first.communicate(timeout=LIMIT)[1]
-    assert first.returncode == 5 and "rank 1 has ended" in said, said
+    assert first.returncode == 5 and "rank 1 at 127.0.0.1 has ended" in said, (
+        said
+    )
 
 
 @pytest.mark.slow

@@ -97,8 +97,6 @@ def test_a_start_without_mpi_says_how(tokens: pathlib.Path) -> None:
 
 @pytest.fixture(scope="module")
 def two():
-    if not hosts.possible():
-        pytest.skip("this host lets nobody make networks of their own")
     with hosts.network(2) as found:
         yield found
 
@@ -146,6 +144,71 @@ def test_a_checkpoint_of_one_host_goes_on_on_two(
     assert f"weights {weights(run)}\n" in want
 
 
+def there(host: hosts.Host, folder: pathlib.Path, does: str) -> pathlib.Path:
+    """A program that is another, but on one of the hosts"""
+    made = folder / f"on-{host.name}"
+    made.write_text(
+        f'#!/bin/sh\nif [ "$(hostname)" = {host.name} ]; then {does}; fi\nexec "$@"\n'
+    )
+    made.chmod(0o755)
+    return made
+
+
+@pytest.mark.slow
+def test_one_hash_on_three_hosts_of_which_one_is_slow(
+    tokens: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """Two have two ranks, the last has one, and sends 40 Mbit/s: what a rank sends is what it
+    receives."""
+    near, made = programs(
+        "llama", "cluster.ranks=5", "train.global_batch=10", "zero.stage=3"
+    )
+    said = ("--data", tokens, "--steps", STEPS, "--hash")
+    want = trainer.sh(near, *said)
+    with hosts.network(3) as three:
+        three[2].slow_down("40mbit")
+        begin = time.monotonic()
+        got = weights(mpirun(made, 5, *said, hosts=three, folder=tmp_path))
+        passed = time.monotonic() - begin
+    assert f"weights {got}\n" in want
+    wire = int(re.search(r"^wire (\d+) bytes", want, re.M)[1])
+    assert passed > 8 * STEPS * wire / 40e6
+
+
+@pytest.mark.slow
+def test_one_hash_where_a_host_comes_late(
+    tokens: pathlib.Path, tmp_path: pathlib.Path, two
+) -> None:
+    near, made = programs("gpt", "cluster.ranks=2", "zero.stage=3")
+    said = ("--data", tokens, "--steps", STEPS, "--hash")
+    late = there(two[1], tmp_path, "sleep 3")
+    run = mpirun(late, 2, made, *said, hosts=two, folder=tmp_path)
+    assert f"weights {weights(run)}\n" in trainer.sh(near, *said)
+
+
+@pytest.mark.slow
+def test_another_program_on_a_host_is_named(
+    tokens: pathlib.Path, tmp_path: pathlib.Path, two
+) -> None:
+    _, made = programs("gpt", "cluster.ranks=2", "zero.stage=3")
+    _, other = programs("gpt", "cluster.ranks=2", "zero.stage=2")
+    wrong = there(two[1], tmp_path, f'shift; set -- {other} "$@"')
+    run = mpirun(
+        wrong,
+        2,
+        made,
+        *("--data", tokens, "--steps", 1),
+        hosts=two,
+        folder=tmp_path,
+    )
+    done = hosts.ended(run)
+    assert done.returncode == 4, done.stderr
+    assert re.search(
+        r"rank 1 on host h2: runs plan \w+, rank 0 plan \w+; start the same binary",
+        done.stderr,
+    )
+
+
 # ---- what breaks
 
 
@@ -189,15 +252,20 @@ def test_a_rank_that_dies_ends_all(
     os.kill(running(made, log)[-1], signal.SIGKILL)
     done = hosts.ended(run)
     assert done.returncode != 0
-    assert re.search(r"rank \d+ was ended by signal 9", done.stderr)
+    assert re.search(r"rank \d on host h\d was ended by signal 9", done.stderr)
     until(lambda: not running(made, log))
 
 
+def cut(host: hosts.Host) -> None:
+    hosts.sh(*host.at(), "ip", "link", "set", host.name, "down")
+
+
 @pytest.mark.slow
-def test_a_link_that_is_cut_ends_all(
-    tokens: pathlib.Path, tmp_path: pathlib.Path, two
+@pytest.mark.parametrize("breaks", [cut, hosts.Host.kill])
+def test_a_host_that_is_gone_ends_all(
+    tokens: pathlib.Path, tmp_path: pathlib.Path, breaks
 ) -> None:
-    """Where nothing moves any longer; and the checkpoint before it holds."""
+    """One message says which rank misses which; and the checkpoint before it holds."""
     near, made = programs("llama", "cluster.ranks=4", "zero.stage=3")
     log = tmp_path / "log"
     kept = ("--checkpoints", tmp_path / "ck", "--save-every", 1)
@@ -212,13 +280,13 @@ def test_a_link_that_is_cut_ends_all(
             folder=tmp_path,
             ZR_TIMEOUT_S=10,
         )
-        hosts.sh(*two_more[1].at(), "ip", "link", "set", "h2", "down")
+        breaks(two_more[1])
         until(lambda: not running(made, log))
         os.killpg(run.pid, signal.SIGKILL)  # mpirun waits for its daemon there
         _, err = run.communicate()
     assert re.search(
-        r"rank \d waits in step \d+ for ranks of other hosts"
-        r"|rank \d: the connection to rank \d has ended",  # between two steps
+        r"rank [01] on host h1 waits in step \d+ for ranks of other hosts"
+        r"|rank 0 on host h1: the connection to rank [23] at 10.99.0.2 has ended",
         err,
     ), err
     done = trainer.sh(near, "--data", tokens, *kept[:2], "--steps", 10)
