@@ -178,6 +178,18 @@ def mpirun(
     )
 
 
+def running(made: pathlib.Path, of: object) -> list[int]:
+    """Processes of a program with this word behind it (another test may run the same program): of
+    each rank its parent and itself"""
+    found = []
+    for at in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            words = at.read_bytes().split(b"\0")
+            if words[0] == str(made).encode() and str(of).encode() in words:
+                found.append(int(at.parent.name))
+    return sorted(found)
+
+
 def ended(run: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
     try:
         out, err = run.communicate(timeout=LIMIT)

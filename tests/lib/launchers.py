@@ -49,22 +49,30 @@ def end(tasks: Sequence[subprocess.Popen[bytes]]) -> list[int]:
     return codes
 
 
+# A task of Slurm whose daemon speaks PMIx, as mpirun's does
+OF_PMIX = """
+export SLURM_PROCID=$OMPI_COMM_WORLD_RANK SLURM_LOCALID=$OMPI_COMM_WORLD_LOCAL_RANK
+unset OMPI_COMM_WORLD_RANK
+exec "$0" "$@"
+"""
+
+
 def srun(words: Sequence[str]) -> int:
     options, program = split(words)
     n = int(os.environ["SLURM_NTASKS"])
-    tasks = start(
-        program,
-        [
-            {
-                "SLURM_PROCID": rank,
-                "SLURM_LOCALID": rank,
-                "SLURM_STEP_NUM_TASKS": n,
-                "SLURM_STEP_ID": 0,
-                "SLURM_STEP_NODELIST": "127.0.0.1",
-            }
-            for rank in range(n)
-        ],
-    )
+    of_all = {
+        "SLURM_STEP_NUM_TASKS": n,
+        "SLURM_STEP_ID": 0,
+        "SLURM_STEP_NODELIST": "127.0.0.1",
+    }
+    of_each: list[dict[str, object]] = [
+        {"SLURM_PROCID": rank, "SLURM_LOCALID": rank} for rank in range(n)
+    ]
+    if os.environ.get("SLURM_MPI_TYPE") == "pmix":
+        begin = ("mpirun", "--oversubscribe", "-n", str(n))
+        program = [*begin, "sh", "-c", OF_PMIX, *program]
+        of_each = [{}]
+    tasks = start(program, [of_all | own for own in of_each])
     while options.get("--kill-on-bad-exit") != "0" and None in [
         task.poll() for task in tasks
     ]:

@@ -18,10 +18,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import hosts
 import program
 import pytest
 import trainer
 import yaml
+from hosts import AS_ROOT
 from patience import LIMIT
 from trainer import ROOT
 
@@ -212,6 +214,74 @@ def test_slurm_on_cpus(home: Path, start: Start) -> None:
     assert sbatch(start, *submitted).wait(LIMIT) == 0
     alone = program.train(binary, home / "tokens.bin", steps=STEPS)
     assert went_on(home, 1) == weights(alone.out) != []
+
+
+def of_mpi(home: Path, ranks: int) -> tuple[Path, Path]:
+    """out/train-mpi, made there; and out/train of the same train.c"""
+    spec = ROOT / "model_specs" / "gpt-tiny.yaml"
+    of = (f"train.global_batch={ranks}", f"cluster.ranks={ranks}")
+    source = trainer.generate(spec, *KEYS, *of)
+    made = trainer.build(source, trainer.MPI)
+    (home / "out" / "train-mpi").symlink_to(made)
+    return made, trainer.build(source)
+
+
+@pytest.mark.slow
+def test_slurm_with_mpi(home: Path, start: Start) -> None:
+    """Two hosts of 8 tasks each."""
+    _, near = of_mpi(home, 16)
+    here = ("--nodes=2", "--ntasks-per-node=8", "examples/slurm.sbatch")
+    submitted = (*here, "out/train-mpi", *command()[1:])
+    settings = {
+        **AS_ROOT,
+        "SLURM_MPI_TYPE": "pmix",
+        "ZR_RANKS_PER_HOST": 8,
+        "ZR_GATHER_DELAY_US": 10000,
+    }
+    job = sbatch(start, *submitted, **settings)
+    wait_for_step(home, 3)
+    for task in tasks(home):
+        os.kill(task, signal.SIGUSR1)
+    assert job.wait(LIMIT) == 75 and (home / "requeue").exists()
+    assert sbatch(start, *submitted, **settings).wait(LIMIT) == 0
+    alone = program.train(near, home / "tokens.bin", steps=STEPS)
+    assert went_on(home, 1) == weights(alone.out) != []
+
+
+# ---- mpirun
+
+
+@pytest.mark.slow
+def test_mpirun(home: Path, start: Start) -> None:
+    """A rank dies and all are started anew; the job is told to end; it is run again."""
+    _, near = of_mpi(home, 2)
+    (home / "hosts").write_text("localhost slots=2\n")
+    log = home / "log"  # a word of no other test's
+    words = [log if word == "log" else word for word in command()[1:]]
+    begun = ("examples/mpirun.sh", "hosts", "out/train-mpi", *words)
+    slow = {**AS_ROOT, "ZR_GATHER_DELAY_US": 10000}
+    running = start(*begun, "--save-every", 2, **slow)
+    wait_for_step(home, 3)
+    os.kill(hosts.running(Path(begun[2]), log)[-1], signal.SIGKILL)
+    wait_for_step(home, max(logged(home)) + 2)
+    running.terminate()
+    assert running.wait(LIMIT) == 75
+    assert start(*begun, **slow).wait(LIMIT) == 0
+    alone = program.train(near, home / "tokens.bin", steps=STEPS)
+    assert went_on(home, 2) == weights(alone.out) != []
+
+
+@pytest.mark.slow
+def test_mpirun_does_what_the_exit_codes_say(home: Path, start: Start) -> None:
+    """What is wrong is not tried again."""
+    of_mpi(home, 2)
+    (home / "hosts").write_text("localhost slots=2\n")
+    job = start(
+        *("examples/mpirun.sh", "hosts", "out/train-mpi", "--data", "none"),
+        **AS_ROOT,
+    )
+    assert job.wait(LIMIT) == 2
+    assert (home / "said").read_text().count("mpirun detected") == 1
 
 
 # ---- torchrun

@@ -212,20 +212,6 @@ def test_another_program_on_a_host_is_named(
 # ---- what breaks
 
 
-def running(made: pathlib.Path, log: pathlib.Path) -> list[int]:
-    """Processes of the run of a program that writes this log (another test may run the same one):
-    of each rank its parent and itself"""
-    found = []
-    for at in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = at.read_bytes().split(b"\0")
-        except OSError:  # it has ended
-            continue
-        if words[0] == str(made).encode() and str(log).encode() in words:
-            found.append(int(at.parent.name))
-    return sorted(found)
-
-
 def begun(made: pathlib.Path, log: pathlib.Path, *words, **settings):
     """A run of many steps that has done some"""
     said = ("--steps", 1000000, "--log", log)
@@ -249,11 +235,11 @@ def test_a_rank_that_dies_ends_all(
     log = tmp_path / "log"
     where = {"hosts": two, "folder": tmp_path}
     run = begun(made, log, "--data", tokens, **where)
-    os.kill(running(made, log)[-1], signal.SIGKILL)
+    os.kill(hosts.running(made, log)[-1], signal.SIGKILL)
     done = hosts.ended(run)
     assert done.returncode != 0
     assert re.search(r"rank \d on host h\d was ended by signal 9", done.stderr)
-    until(lambda: not running(made, log))
+    until(lambda: not hosts.running(made, log))
 
 
 def cut(host: hosts.Host) -> None:
@@ -282,7 +268,7 @@ def test_a_host_that_is_gone_ends_all(
             ZR_TIMEOUT_S=10,
         )
         breaks(two_more[1])
-        until(lambda: not running(made, log))
+        until(lambda: not hosts.running(made, log))
         os.killpg(run.pid, signal.SIGKILL)  # mpirun waits for its daemon there
         _, err = run.communicate()
     assert re.search(

@@ -20,6 +20,7 @@ README = """\
     out/train --help
 
 For NVIDIA's GPUs, with a CUDA 13 toolkit and NCCL: `make -j out/train-cuda`.
+For the CPUs of several hosts, with an MPI whose `mpicc` is found: `make -j out/train-mpi`.
 """
 # What is written beside the runtime and the kernels.
 FILES = {
