@@ -27,6 +27,7 @@ struct zr_mpi {
     struct {
         MPI_Comm comm;
         MPI_Request *request; /* [room]; those that are under way come first */
+        MPI_Status *status; /* [room] of them: gcc takes MPICH's "none" for an array without room */
         int used, room;
     } of[ZR_QUEUES];
 };
@@ -112,6 +113,7 @@ void zr_mpi_open(zr *z)
         MPI_Comm_set_errhandler(m->of[queue].comm, MPI_ERRORS_RETURN);
         m->of[queue].room = requests(z);
         m->of[queue].request = zr_get(z, m->of[queue].room, sizeof *m->of[queue].request);
+        m->of[queue].status = zr_get(z, m->of[queue].room, sizeof *m->of[queue].status);
     }
 }
 
@@ -156,7 +158,7 @@ static int test_pieces(zr *z, int queue)
     struct zr_mpi *m = z->t->mpi;
     int all = 0;
     pthread_mutex_lock(&m->lock);
-    int error = MPI_Testall(m->of[queue].used, m->of[queue].request, &all, MPI_STATUSES_IGNORE);
+    int error = MPI_Testall(m->of[queue].used, m->of[queue].request, &all, m->of[queue].status);
     pthread_mutex_unlock(&m->lock);
     must(z, error, "exchanging pieces");
     if (all) m->of[queue].used = 0;
@@ -171,6 +173,7 @@ static void close_world(zr *z)
         if (!m->of[queue].room) continue;
         MPI_Comm_free(&m->of[queue].comm);
         free(m->of[queue].request);
+        free(m->of[queue].status);
     }
     must(z, MPI_Finalize(), "MPI's end");
     free(m);

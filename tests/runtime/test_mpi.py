@@ -15,6 +15,7 @@ import trainer
 from hosts import mpirun
 from patience import LIMIT
 
+FLAGS = trainer.ROOT / "runtime" / "flags.ninja"
 STEPS = 4
 SIZE = 125_248  # parameters of llama-tiny
 WAYS = (
@@ -90,6 +91,17 @@ def test_a_start_without_mpi_says_how(tokens: pathlib.Path) -> None:
     assert run.returncode == 2 and "mpirun -n 2 " in run.stderr
     run = hosts.ended(mpirun(made, 3, "--data", tokens, "--steps", 1))
     assert run.returncode == 4 and "cluster.ranks=3" in run.stderr
+
+
+@pytest.mark.parametrize("name", ["far.c", "wire.c"])
+def test_mpich_takes_it(tmp_path: pathlib.Path, name: str) -> None:
+    warn, code = (
+        re.search(rf"^{key} = (.*)$", FLAGS.read_text(), re.M)[1].split()
+        for key in ("warn", "code")
+    )
+    source = trainer.ROOT / "runtime" / "mpi" / name
+    made = ("-Iruntime", "-c", source, "-o", tmp_path / "made.o")
+    trainer.sh("mpicc.mpich", *warn, *code, *made)
 
 
 # ---- several hosts
