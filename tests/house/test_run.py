@@ -105,7 +105,10 @@ MPI = "openmpi-bin libopenmpi-dev libmpich-dev iproute2"
     [
         ((), f"gcc g++ clang ninja-build {MPI}"),
         (("gcc", "clang"), f"g++ ninja-build {MPI}"),
-        (("gcc", "clang", "ip", "mpicc", "mpirun"), "g++ ninja-build"),
+        (
+            ("gcc", "clang", "ip", "mpicc", "mpicc.mpich", "mpirun"),
+            "g++ ninja-build",
+        ),
     ],
 )
 def test_somebody_who_is_not_root_is_told_what_to_type(
