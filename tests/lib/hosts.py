@@ -65,11 +65,15 @@ class Host:
         ).stdout
         return int(re.search(rf"^ *{self.name}: *(\d+)", text, re.M)[1])
 
-    def slow_down(self, rate: str) -> None:
-        """What it sends goes at no more than so many bits a second ("20mbit")."""
+    def slow_down(self, bits: float) -> None:
+        """What it sends goes at no more than so many bits a second: what is sent in a hundredth of
+        a second may go at once."""
         words = ("tc", "qdisc", "add", "dev", self.name, "root", "tbf")
-        how = ("rate", rate, "burst", "32kbit", "latency", "400ms")
-        sh(*self.at(), *words, *how)
+        burst = max(32768, int(bits / 8 / 100))
+        sh(
+            *(*self.at(), *words, "rate", f"{bits:.0f}bit"),
+            *("burst", burst, "latency", "400ms"),
+        )
 
     def kill(self) -> None:
         """All that runs there, at once"""

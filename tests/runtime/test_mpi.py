@@ -178,7 +178,7 @@ def test_one_hash_on_three_hosts_of_which_one_is_slow(
     said = ("--data", tokens, "--steps", STEPS, "--hash")
     want = trainer.sh(near, *said)
     with hosts.network(3) as three:
-        three[2].slow_down("40mbit")
+        three[2].slow_down(40e6)
         begin = time.monotonic()
         got = weights(mpirun(made, 5, *said, hosts=three, folder=tmp_path))
         passed = time.monotonic() - begin

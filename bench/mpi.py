@@ -1,0 +1,217 @@
+"""mpi.py -- out/train-mpi beside out/train: collectives of one host, and steps over a link.
+
+Collectives: a flat of 128 MiB on two ranks of one host, whose all-gather and reduce-scatter go
+through the memory that ranks share (out/train), and over MPI (out/train-mpi, ZR_RANKS_PER_HOST=1);
+seconds of a step's commands by --profile, in turns, medians.
+
+Links: GPT-2 124M under ZeRO-3 on two ranks of one thread, 1024 tokens a step, each on a host of
+namespaces, whose interface sends so many bits a second (tbf). Beside a step stands its floor: the
+longer of out/train's step and of the planned bytes' time, and the first gather and the last
+reduction, which nothing hides. Steps are without the first; programs take turns.
+
+The table goes to stdout, all figures to out/mpi.json. A load average above 0.3 at the start makes
+a run invalid. Namespaces need root, or unshare -r.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import bench
+import numpy as np
+from bench import ROOT
+
+sys.path.append(str(ROOT / "tests" / "lib"))
+import hosts  # noqa: E402
+import trainer  # noqa: E402
+from zg.plan.plan import Plan  # noqa: E402
+from zg.plan.text import parse  # noqa: E402
+from zg.write import cost  # noqa: E402
+
+ROWS, WIDTH = 65536, 512  # of f32: 128 MiB
+FLAT = f"""
+name: flat
+model:
+  vocab: {ROWS}
+  width: {WIDTH}
+  names: gpt2
+  units:
+  - embedding: {{tokens: wte, positions: wpe, context: 8}}
+  - blocks: 1
+    name: h.{{l}}
+    ops: [{{residual: [{{layernorm: {{name: ln}}}}]}}]
+  - head: [{{linear: {{tied: wte}}}}]
+zero: {{stage: 1, overlap_comm: false, reduce_bucket_size: 1e9, allgather_bucket_size: 1e9}}
+train:
+  global_batch: 2
+  micro_batch: 1
+  sequence: 8
+  optimizer: {{type: AdamW, lr: 1.0e-3}}
+cluster: {{ranks: 2}}
+"""
+RATES = (1e9, 10e9)  # bits a second
+
+
+class Runs:
+    """Programs of one train.c, and runs of them on a file of tokens"""
+
+    def __init__(self, folder: Path, spec: Path, *keys: str) -> None:
+        self.folder = folder
+        source = trainer.generate(spec, *keys)
+        self.near = trainer.build(source)
+        self.far = trainer.build(source, trainer.MPI)
+        tokens = np.random.default_rng(1).integers(0, 256, 100000)
+        trainer.write_tokens(folder / "tokens", tokens)
+
+    def words(self, steps: int) -> tuple[object, ...]:
+        (self.folder / "log").unlink(missing_ok=True)
+        said = ("--data", self.folder / "tokens", "--steps", steps)
+        return *said, "--threads", 1, "--log", self.folder / "log"
+
+    def on_one_host(self, steps: int, *more: object) -> None:
+        words = [self.near, *self.words(steps), *more]
+        subprocess.run([*map(str, words)], check=True, capture_output=True)
+
+    def over_mpi(self, steps: int, *more: object, **where) -> None:
+        words = (*self.words(steps), *more)
+        done = hosts.ended(hosts.mpirun(self.far, 2, *words, **where))
+        if done.returncode:
+            sys.exit(done.stderr)
+
+    def step(self) -> float:
+        """Seconds of a step of the run before"""
+        lines = (self.folder / "log").read_text().splitlines()
+        steps = [json.loads(line) for line in lines if '"loss"' in line]
+        return statistics.median(step["seconds"] for step in steps[1:])
+
+
+# ---- collectives of one host
+
+KINDS = {"all-gather": ("gather",), "reduce-scatter": ("alltoall", "done")}
+
+
+def seconds(profile: Path) -> dict[str, float]:
+    """Of a step's commands of each kind, rank 0's: the median of steps"""
+    events = [e for e in json.loads(profile.read_text()) if e["ph"] == "X"]
+    found = {}
+    for kind, names in KINDS.items():
+        of_step: dict[int, float] = {}
+        for e in events:
+            if e["name"].split()[0] in names:
+                n = e["args"]["step"]
+                of_step[n] = of_step.get(n, 0) + 1e-6 * e["dur"]
+        found[kind] = statistics.median(of_step.values())
+    return found
+
+
+def collectives(
+    folder: Path, steps: int, rounds: int
+) -> dict[str, dict[str, float]]:
+    (folder / "flat.yaml").write_text(FLAT)
+    runs = Runs(folder, folder / "flat.yaml")
+    profile = folder / "profile.json"
+    near, far = [], []
+    for _ in range(rounds):
+        runs.on_one_host(steps + 1, "--profile", profile)
+        near.append(seconds(profile))
+        runs.over_mpi(steps + 1, "--profile", profile, ZR_RANKS_PER_HOST=1)
+        far.append(seconds(profile))
+    return {
+        kind: {
+            "shared memory": statistics.median(x[kind] for x in near),
+            "MPI": statistics.median(x[kind] for x in far),
+        }
+        for kind in KINDS
+    }
+
+
+# ---- links
+
+
+def unhidden(p: Plan) -> int:
+    """Bytes that a rank receives by a step's first gather and its last reduction"""
+    moves = [s for section in p.step for s in section.steps]
+    gather = next(s for s in moves if s.queue == "gather")
+    reduce = [s for s in moves if s.op == "alltoall"][-1]
+    return sum(cost.wire_of(p, s).bytes for s in (gather, reduce))
+
+
+def links(
+    folder: Path, spec: Path, steps: int, rounds: int
+) -> list[dict[str, float]]:
+    keys = bench.spread(2, 3)
+    runs = Runs(folder, spec, *keys)
+    said = (word for key in keys for word in ("--set", key))
+    p = parse(bench.sh("gen/zgen", spec, *said, "--emit", "plan"))
+    near: list[float] = []
+    far: dict[float, list[float]] = {rate: [] for rate in RATES}
+    for _ in range(rounds):
+        runs.on_one_host(steps + 1)
+        near.append(runs.step())
+        for rate in RATES:
+            with hosts.network(2) as two:
+                for host in two:
+                    host.slow_down(rate)
+                runs.over_mpi(steps + 1, hosts=two, folder=folder)
+            far[rate].append(runs.step())
+    whole, open_ = cost.training_wire(p).bytes, unhidden(p)
+    compute = statistics.median(near)
+    return [
+        {
+            "rate": rate,
+            "step": statistics.median(far[rate]),
+            "near": compute,
+            "bytes": whole,
+            "floor": max(compute, 8 * whole / rate) + 8 * open_ / rate,
+        }
+        for rate in RATES
+    ]
+
+
+def table(result: dict) -> str:
+    lines = [
+        *bench.head(result["machine"]),
+        "| 128 MiB, 2 ranks of a host | shared memory, s | MPI, s | ratio |",
+        "|---|---|---|---|",
+    ]
+    for kind, x in result["collectives"].items():
+        near, far = x["shared memory"], x["MPI"]
+        lines.append(f"| {kind} | {near:.4f} | {far:.4f} | {far / near:.2f} |")
+    lines += [
+        "",
+        f"| {Path(result['spec']).stem}, ZeRO-3, 2 hosts | step, s | floor, s | ratio "
+        "| out/train, s | MB a step |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {1e-9 * x['rate']:g} Gbit/s | {x['step']:.2f} | {x['floor']:.2f} "
+        f"| {x['step'] / x['floor']:.2f} | {x['near']:.2f} | {1e-6 * x['bytes']:.0f} |"
+        for x in result["links"]
+    ]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    given = bench.options(__doc__, 3, 3).parse_args()
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        result = {
+            "spec": given.spec,
+            "machine": bench.machine(load),
+            "collectives": collectives(folder, given.steps, given.rounds),
+            "links": links(
+                folder, ROOT / given.spec, given.steps, given.rounds
+            ),
+        }
+    return bench.finish(result, "mpi", table(result))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
