@@ -254,6 +254,17 @@ def test_more_positions_than_the_model_has_are_told(
             "15: rope_scaling: scaling 'longrope'",
         ),
         ({"rope_parameters": {"beta": 1}}, "16: rope_parameters.beta: is no"),
+        ({"rope_parameters": False}, "15: rope_parameters: is false; allowed"),
+        ({"rope_parameters": []}, "15: rope_parameters: is a list; allowed"),
+        ({"rope_scaling": 0}, "15: rope_scaling: is 0; allowed"),
+        (
+            {"rope_scaling": YARN | {"rope_type": "linear"}},
+            "15: rope_scaling: rope_type 'linear' and type 'yarn'; allowed",
+        ),
+        (
+            {"rope_scaling": YARN | {"mscale": True}},
+            "19: rope_scaling.mscale: is true; allowed: a number above 0",
+        ),
         (
             {"rope_scaling": {"type": "linear", "mscale": 1}},
             "17: rope_scaling.mscale: is no key of linear",

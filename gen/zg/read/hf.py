@@ -115,6 +115,12 @@ class Found:
     notes: Names
 
 
+def _above_0(key: str, node: Node) -> None:
+    if type(node.value) not in (int, float) or not node.value >= 1e-9:
+        wrong = f"{node.where}: {key}: is {shown(node.value)}"
+        raise SpecError(f"{wrong}; allowed: a number above 0")
+
+
 class _Config:
     def __init__(self, root: Node) -> None:
         self.root = root
@@ -209,9 +215,9 @@ class _Config:
         """By either spelling: rope_parameters, or rope_theta with rope_scaling."""
         key = "rope_parameters" if self.given_(ROPE[0]) else "rope_scaling"
         node = self.get(key)
-        if key != "rope_scaling" and self.get("rope_scaling").value:
+        if key != "rope_scaling" and self.given_("rope_scaling"):
             raise self.fail(key, "stands beside rope_scaling", "one of them")
-        held = node.value or {}
+        held = {} if node.value is None else node.value
         if not isinstance(held, dict):
             raise self.fail(key, f"is {shown(held)}", "an object, or null")
         said = {name: x for name, x in held.items() if x.value is not None}
@@ -220,6 +226,9 @@ class _Config:
             "theta": Node(THETA, node.where) if theta.value is None else theta
         }
         types = [said.pop(k).value for k in ("rope_type", "type") if k in said]
+        if len(types) == 2 and types[0] != types[1]:
+            both = f"rope_type {shown(types[0])} and type {shown(types[1])}"
+            raise self.fail(key, both, "one of them, or both alike")
         type_ = types[0] if types else "default"
         if type_ != "default" or said:
             scaling = self.scaling(key, type_, said)
@@ -242,6 +251,8 @@ class _Config:
                     f"{value.where}: {key}.{name}: is no key of {type_}; "
                     f"allowed: {allowed}"
                 )
+            if name in MSCALES:
+                _above_0(f"{key}.{name}", value)
         if ORIGINAL in names:
             said.setdefault(ORIGINAL, self.get(self.family.context))
         scaling = {names[k]: x for k, x in said.items() if k in names}
@@ -254,13 +265,8 @@ class _Config:
     def grown(self, key: str, said: dict[str, Node]) -> Node:
         """YaRN's attention_factor, by its two mscales."""
         names = ("factor", *MSCALES)
-        for name in names:
-            node = said.get(name, Node(None, self.get(key).where))
-            if type(node.value) not in (int, float) or not node.value >= 1e-9:
-                raise SpecError(
-                    f"{node.where}: {key}.{name}: is {shown(node.value)}; "
-                    "allowed: a number above 0"
-                )
+        missing = Node(None, self.get(key).where)
+        _above_0(f"{key}.factor", said.get("factor", missing))
         factor, *times = (said[name].value for name in names)
         top, bottom = (grown(max(factor, 1.0), x) for x in times)
         return Node(top / bottom, said[MSCALES[0]].where)
