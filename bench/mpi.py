@@ -93,7 +93,10 @@ class Runs:
 
 # ---- collectives of one host
 
-KINDS = {"all-gather": ("gather",), "reduce-scatter": ("alltoall", "done")}
+KINDS = {
+    "all-gather": ("gather",),
+    "reduce-scatter": ("alltoall", "done", "sum_embed"),
+}
 
 
 def seconds(profile: Path) -> dict[str, float]:

@@ -161,8 +161,10 @@ def mpirun(
     folder: pathlib.Path = pathlib.Path(),
     **settings: object,
 ) -> subprocess.Popen[str]:
-    """A run of its own process group; ranks are spread over hosts evenly, if there are any."""
+    """A run of its own process group; ranks are spread over hosts evenly, if there are any. None
+    has a core of its own: each host would give its first one the same."""
     words: list[object] = ["mpirun", "--oversubscribe", "-n", ranks]
+    words += ["--bind-to", "none"]
     if hosts:
         each = -(-ranks // len(hosts))
         words[:0] = hosts[0].at()
