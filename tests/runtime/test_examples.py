@@ -281,7 +281,8 @@ def test_mpirun_does_what_the_exit_codes_say(home: Path, start: Start) -> None:
         **AS_ROOT,
     )
     assert job.wait(LIMIT) == 2
-    assert (home / "said").read_text().count("mpirun detected") == 1
+    # of each rank one, but where mpirun was quicker to end it
+    assert (home / "said").read_text().count("--steps N is needed") in (1, 2)
 
 
 # ---- torchrun
