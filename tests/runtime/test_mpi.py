@@ -263,8 +263,8 @@ def cut(host: hosts.Host) -> None:
 def test_a_host_that_is_gone_ends_all(
     tokens: pathlib.Path, tmp_path: pathlib.Path, breaks
 ) -> None:
-    """In a step: in a checkpoint a cut link is seen when the system gives the connection up, after
-    two minutes. One message says which rank misses which, or mpirun's own which host it misses; and the
+    """Between two steps a cut link is seen when the system gives the connection up, after two
+    minutes. One message says which rank misses which, or mpirun's own which host it misses; and the
     checkpoint before it holds."""
     near, made = programs("llama", "cluster.ranks=4", "zero.stage=3")
     log = tmp_path / "log"
