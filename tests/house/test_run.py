@@ -97,7 +97,7 @@ def test_a_second_set_up_does_nothing(
     assert (root / ".venv" / "stamp").stat().st_mtime_ns == stamp
 
 
-MPI = "openmpi-bin libopenmpi-dev libmpich-dev iproute2"
+MPI = "openmpi-bin libopenmpi-dev mpich libmpich-dev iproute2"
 
 
 @pytest.mark.parametrize(
