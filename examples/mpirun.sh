@@ -9,13 +9,15 @@
 hosts=$1
 shift
 
-# mpirun hands USR1 on to all ranks.
-trap 'kill -USR1 "$run"' TERM
+# mpirun hands USR1 on to all ranks; a run that was told to leave is not started anew.
+told=
+trap 'told=1; kill -USR1 "$run"' TERM
 
 for _ in 1 2 3 4; do
     mpirun --hostfile "$hosts" "$@" &
     run=$!
     while wait "$run"; code=$?; kill -0 "$run" 2>/dev/null; do :; done
+    [ "$told" ] && break
     case $code in 0 | 2 | 4 | 6 | 8 | 75) break ;; esac
 done
 exit "$code"

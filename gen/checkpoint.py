@@ -150,6 +150,16 @@ FIELDS: Mapping[str, Callable[[object], bool]] = {
     "control": is_numbers,
     "sums": is_sums,
 }
+SEAL = len(b'"checksum": "0123456789abcdef"}\n')
+
+
+def seal(text: bytes) -> bytes:
+    """What run.json ends with: the checksum of all before it"""
+    total = sum(
+        mixture(np.frombuffer(text[at : at + CHUNK], np.uint8), at)
+        for at in range(0, len(text), CHUNK)
+    )
+    return b'"checksum": "%016x"}\n' % (total % 2**64)
 
 
 def read_run(folder: Path) -> Run:
@@ -158,7 +168,8 @@ def read_run(folder: Path) -> Run:
     size = size_of(path)
     if size > HEADER_MAX:
         raise Bad(f"{path}: {size} bytes are no record of a run")
-    found = parsed(part(path, 0, size), str(path))
+    text = part(path, 0, size)
+    found = parsed(text, str(path))
     if found.get("format") != 1:
         raise Bad(f"{path}: its format is not 1, which is all that is known")
     for field, is_good in FIELDS.items():
@@ -166,6 +177,8 @@ def read_run(folder: Path) -> Run:
             raise Bad(f"{path}: {field}: is missing, or not as a run has it")
     if step_of(folder) not in (-1, found["steps"]):
         raise Bad(f"{path}: is of step {found['steps']}")
+    if text[-SEAL:] != seal(text[:-SEAL]):
+        raise Bad(f"{path}: is damaged: its checksum does not hold")
     return found
 
 

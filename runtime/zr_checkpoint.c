@@ -165,10 +165,11 @@ static void look_into(zr *z)
 static void lock_folder(zr *z)
 {
     char file[ZR_FILE], why[ZR_WHY];
+    errno = 0;
     if (zr_make_dir(z->o->checkpoints, why) || zr_path(file, z->o->checkpoints, ".lock", why))
-        zr_fail(z, ZR_USER, "--checkpoints %s", why);
+        zr_fail(z, zr_code_of(errno), "--checkpoints %s", why);
     int fd = open(file, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (fd < 0) zr_fail(z, ZR_ENVIRONMENT, "--checkpoints %s: %s", file, strerror(errno));
+    if (fd < 0) zr_fail(z, zr_code_of(errno), "--checkpoints %s: %s", file, strerror(errno));
     for (int i = 0; flock(fd, LOCK_EX | LOCK_NB); i++) {
         if (errno != EWOULDBLOCK) {
             zr_print(z, STDERR_FILENO,
@@ -212,7 +213,7 @@ static int open_files(zr *z, const char *folder, char *why)
 {
     zr_checkpoints *c = &z->checkpoints;
     char file[ZR_FILE], name[SHORT];
-    for (int i = 0; i < c->nstored; i++) c->fd[i] = -1;
+    for (int i = 0; i <= c->nstored; i++) c->fd[i] = -1;
     if (mkdir(folder, 0777) && (errno != EEXIST || !is_folder(folder)))
         return zr_why(why, "%s: %s", folder, strerror(errno));
     for (int i = 0; i < c->nstored; i++) {
@@ -221,12 +222,15 @@ static int open_files(zr *z, const char *folder, char *why)
         c->fd[i] = zr_stored_begin(&c->header[i], file, why);
         if (c->fd[i] < 0) return -1;
     }
-    return 0;
+    if (zr_path(file, folder, record, why)) return -1;
+    int fd = c->fd[c->nstored] = open(file, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) return zr_why(why, "%s: %s", file, strerror(errno));
+    return zr_reserve(fd, c->record.n, file, why);
 }
 
 static void close_files(zr_checkpoints *c)
 {
-    for (int i = 0; i < c->nstored; i++) {
+    for (int i = 0; i <= c->nstored; i++) {
         if (c->fd[i] >= 0) close(c->fd[i]);
         c->fd[i] = -1;
     }
@@ -237,11 +241,14 @@ static int add_room(zr *z, char *why)
     zr_checkpoints *c = &z->checkpoints;
     char folder[ZR_FILE];
     if (room_path(z, folder, c->rooms, why)) return -1;
-    if (mkdir(folder, 0777)) return zr_why(why, "%s: %s", folder, strerror(errno));
-    int bad = open_files(z, folder, why);
+    if (mkdir(folder, 0777))
+        return zr_why(why, "%s: %s%s", folder, strerror(errno),
+                      errno == EEXIST ? "; it holds what no run has left: move it away" : "");
+    int bad = open_files(z, folder, why), error = errno;
     close_files(c);
     if (bad) remove_checkpoint(folder);
     else c->rooms++;
+    errno = error;
     return bad;
 }
 
@@ -279,8 +286,27 @@ static void reserve_rooms(zr *z)
                 "--checkpoints %s: %" PRId64 " more of %" PRId64 " bytes each are to be kept, the "
                 "disk has %" PRId64 " bytes free",
                 z->o->checkpoints, more, c->bytes, room);
-    while (c->rooms < more)
-        if (add_room(z, why)) zr_fail(z, ZR_ENVIRONMENT, "--checkpoints %s", why);
+    while (c->rooms < more) {
+        errno = 0;
+        if (add_room(z, why)) zr_fail(z, zr_code_of(errno), "--checkpoints %s", why);
+    }
+}
+
+/* Rank 0's room is a file for every rank, or the folder is another on the rank's host. */
+static void check_room(zr *z)
+{
+    char room[ZR_FILE], file[ZR_FILE], why[ZR_WHY];
+    int64_t rooms = z->checkpoints.rooms;
+    zr_tell(z, &rooms, sizeof rooms);
+    if (z->rank == 0 || !rooms) return;
+    if (room_path(z, room, 0, why) || zr_path(file, room, "model.safetensors", why))
+        zr_fail(z, ZR_USER, "--checkpoints %s", why);
+    int fd = open(file, O_WRONLY | O_CLOEXEC);
+    if (fd < 0)
+        zr_fail(z, zr_code_of(errno),
+                "--checkpoints %s: %s; all ranks write into the folder that rank 0 has made", file,
+                strerror(errno));
+    close(fd);
 }
 
 /* The step to go on from; 0: there is none. */
@@ -340,6 +366,7 @@ void zr_checkpoint_open(zr *z)
     list_recipe(z, c);
     find_stored(z, c);
     zr_run_open(z, &c->record, c->tensors);
+    c->bytes += c->record.n;
     if (z->rank == 0) {
         lock_folder(z);
         look_into(z);
@@ -348,6 +375,7 @@ void zr_checkpoint_open(zr *z)
         if (!c->kept) c->kept = zr_get(z, z->o->keep + 2, sizeof *c->kept);
     }
     if (z->o->save_every) zr_writer_start(z);
+    check_room(z);
     zr_tell(z, &c->from, sizeof c->from);
     if (z->o->profile && z->o->profile_first <= c->from)
         zr_fail(z, ZR_USER,
@@ -373,7 +401,7 @@ static void compare_sums(zr *z, const zr_past *past, const char *folder)
             zr_stored_name(z->p, &c->stored[i], t, name, sizeof name);
             zr_fail(z, ZR_USER,
                     "%s/%s.safetensors: tensor %s is damaged: its checksum is another than "
-                    "run.json's; continue from another checkpoint (--resume STEP)",
+                    "run.json's; move the folder away, and the run goes on from the one before",
                     folder, c->stored[i].file, name);
         }
 }
@@ -396,14 +424,15 @@ void zr_checkpoint_load(zr *z)
         path_of(z, file, c->from, NULL, record, why))
         zr_fail(z, ZR_USER, "--checkpoints %s", why);
     zr_progress(z, "resume", "tensor", c->tensors);
+    errno = 0;
     int bad = zr_run_read(z, file, &past, why);
-    if (bad) zr_fail(z, bad < 0 ? ZR_USER : ZR_DISAGREE, "%s", why);
+    if (bad) zr_fail(z, bad < 0 ? zr_code_of(errno) : ZR_DISAGREE, "%s", why);
     if (past.steps != c->from) zr_fail(z, ZR_USER, "%s: is of step %" PRId64, file, past.steps);
     memset(c->sums, 0, (size_t)c->tensors * sizeof *c->sums);
     /* masters come behind the model, which has what has none */
     for (int i = 0; i < c->nstored; i++) {
         if (zr_stored_read(z, z->p, &c->stored[i], z->rank, folder, sums, why))
-            zr_fail(z, ZR_USER, "%s", why);
+            zr_fail(z, zr_code_of(errno), "%s", why);
         sums += c->header[i].tensors;
     }
     compare_sums(z, &past, folder);
@@ -465,14 +494,12 @@ static int sync_folder(const char *folder)
 static int finish_checkpoint(zr *z, char *why)
 {
     zr_checkpoints *c = &z->checkpoints;
-    char part[ZR_FILE], file[ZR_FILE], whole[ZR_FILE];
-    if (path_of(z, part, c->at, ".part", NULL, why) ||
-        path_of(z, file, c->at, ".part", record, why) || path_of(z, whole, c->at, NULL, NULL, why))
+    char part[ZR_FILE], whole[ZR_FILE];
+    int fd = c->fd[c->nstored];
+    if (path_of(z, part, c->at, ".part", NULL, why) || path_of(z, whole, c->at, NULL, NULL, why))
         return -1;
-    int fd = open(file, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-    int bad = fd < 0 || zr_run_write(&c->record, c->sums, c->tensors, fd) || fsync(fd);
-    if (fd >= 0 && close(fd)) bad = 1;
-    if (bad || sync_folder(part) || rename(part, whole))
+    if (zr_run_write(&c->record, c->sums, c->tensors, fd) || fsync(fd) || sync_folder(part) ||
+        rename(part, whole))
         return zr_why(why, "%s: %s", whole, strerror(errno));
     if (!sync_folder(z->o->checkpoints)) return 0;
     zr_why(why, "%s: %s", whole, strerror(errno));
@@ -512,7 +539,10 @@ static void add_sums(zr *z)
 static void give_up(zr *z, const char *why)
 {
     zr_checkpoints *c = &z->checkpoints;
-    char part[ZR_FILE], other[ZR_WHY];
+    char part[ZR_FILE], other[ZR_WHY], who[ZR_HOST_NAME];
+    int gave_up = c->late || atomic_load(&z->writer.stop);
+    if (z->rank && *why && !gave_up && atomic_exchange(&z->shared->said, c->at) != c->at)
+        zr_print_any(z, "%s: %s\n", zr_who(z, z->rank, who), why);
     if (z->rank) return;
     zr_print(z, STDERR_FILENO, "no checkpoint of step %" PRId64 ": %s\n", c->at,
              c->late ? "the time of --grace has passed"

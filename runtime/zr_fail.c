@@ -6,6 +6,7 @@
  */
 #define _GNU_SOURCE
 #include "zr_int.h"
+#include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
 #include <poll.h>
@@ -98,6 +99,14 @@ void zr_leave_if_stopped(zr *z)
     if (!atomic_load_explicit(&z->shared->stop, memory_order_relaxed)) return;
     leave_alone();
     _exit(ZR_DIED);
+}
+
+int zr_code_of(int error)
+{
+    static const int host[] = {EDQUOT, EFBIG, EIO, EMFILE, ENFILE, ENOMEM, ENOSPC, EROFS, ESTALE};
+    for (size_t i = 0; i < sizeof host / sizeof *host; i++)
+        if (error == host[i]) return ZR_ENVIRONMENT;
+    return ZR_USER;
 }
 
 void *zr_get(zr *z, int64_t n, size_t size)

@@ -81,6 +81,7 @@ int zr_reserve(int fd, int64_t size, const char *file, char *why)
     int64_t room = fstatvfs(fd, &v) ? INT64_MAX : (int64_t)v.f_bavail * (int64_t)v.f_frsize + has;
     int bad = room < size ? ENOSPC : fallocate(fd, 0, 0, size) ? errno : 0;
     if (bad == EOPNOTSUPP || bad == ENOSYS) bad = ftruncate(fd, size) ? errno : 0;
+    errno = bad;
     if (bad == ENOSPC)
         return zr_why(why, "%s: %" PRId64 " bytes are needed, the disk has %" PRId64 " free", file,
                       size, room);

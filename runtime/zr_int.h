@@ -109,6 +109,7 @@ typedef struct zr_task {
 typedef struct zr_shared {
     _Atomic uint32_t stop; /* 1: leave */
     _Atomic int32_t code;  /* exit code of the first failure, 0: none */
+    _Atomic int64_t said;  /* the step whose checkpoint this host's ranks said not to be there */
     _Atomic int saved;     /* the weights of --save are there */
     _Atomic double asked;  /* zr_now() of the signal to save and leave; 0: there was none */
     _Atomic int left;      /* it has done so */
@@ -233,7 +234,7 @@ typedef struct zr_checkpoints {
     int64_t rooms;               /* rank 0: folders that hold room for the next ones */
     zr_stored stored[ZR_STORED]; /* the files of each */
     zr_header header[ZR_STORED];
-    int fd[ZR_STORED]; /* rank 0: while they are written */
+    int fd[ZR_STORED + 1]; /* rank 0: while they are written; of run.json, behind theirs */
     int nstored;
     int64_t tensors, bytes; /* of all files */
     uint64_t *sums;         /* [tensors] */
@@ -317,6 +318,9 @@ const char *zr_who(const zr *z, int rank, char who[ZR_HOST_NAME]);
 /* Says `rank R: what` on stderr unless another rank was first; every rank leaves with `code`. */
 void zr_fail(zr *z, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4), noreturn));
+/* Of a file that cannot be used, by errno (0: the file is wrong): ZR_ENVIRONMENT where it is the
+ * host's disk or memory, else ZR_USER. */
+int zr_code_of(int error);
 /* The line is said, and then everybody leaves: whoever waits for the end of all cannot cut it
  * short. Nothing where another rank was first. */
 void zr_end(zr *z, int code, const char *line, int n);
@@ -557,6 +561,8 @@ static inline int zr_uses(const zr *z, int queue) { return z->p->queues >> queue
 
 /* ---- log (zr_log.c); rank 0 alone speaks. What cannot be written does not end the run. */
 void zr_print(zr *z, int file, const char *format, ...) __attribute__((format(printf, 3, 4)));
+/* On stderr, whichever rank it is. */
+void zr_print_any(zr *z, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* A line on stderr; on a terminal another may take its place: of ZR_RESULT, of ZR_PROGRESS. */
 void zr_show(zr *z, int kind, const char *line);
 int64_t zr_parameters(const zr_program *p);

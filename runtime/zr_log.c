@@ -117,20 +117,32 @@ void zr_show(zr *z, int kind, const char *line)
     end_turn(z);
 }
 
-void zr_print(zr *z, int file, const char *format, ...)
+static void print(zr *z, int file, const char *format, va_list args)
 {
     char text[TEXT];
-    if (z->rank > 0 || file < 0) return;
-    va_list args;
-    va_start(args, format);
     int n = vsnprintf(text, TEXT, format, args);
-    va_end(args);
     int turn = (file == STDOUT_FILENO || file == STDERR_FILENO) && begin_turn(z), error = 0;
     if (turn) make_room(z);
     if (file == STDERR_FILENO || !z->log.lost[sink_of(file)])
         error = put_all(z, file, text, (size_t)(n < TEXT ? n : TEXT - 1));
     if (turn) end_turn(z);
     if (error) zr_lose(z, sink_of(file), error);
+}
+
+void zr_print(zr *z, int file, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    if (z->rank <= 0 && file >= 0) print(z, file, format, args);
+    va_end(args);
+}
+
+void zr_print_any(zr *z, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    print(z, STDERR_FILENO, format, args);
+    va_end(args);
 }
 
 void zr_log_close(zr *z)

@@ -34,18 +34,20 @@ static void load_batch(zr *z, int64_t at, const zr_mix *d, int64_t first, int64_
     char why[ZR_WHY];
     int32_t *tokens, *targets;
     zr_batch_place(z, at, &tokens, &targets);
+    errno = 0;
     if (rows > 0 && zr_mix_read(d, first, rows, tokens, targets, why))
-        zr_fail(z, ZR_USER, "%s", why);
+        zr_fail(z, zr_code_of(errno), "%s", why);
     zr_blank(z, rows * z->p->sequence, tokens, targets);
     zr_batch_filled(z, at, d == &z->train ? first : ZR_NO_SAMPLE);
 }
 
 static void run_batch(zr *z, int queue, const zr_command *c)
 {
+    int64_t nth = c->i[0], at = c->i[1];
     (void)queue;
-    if (z->rank == 0 && c->i[1]) atomic_store(&z->shared->task.parts, 0); /* they go together */
-    int64_t micro_batch = z->step * z->p->micro_batches * z->ranks + c->i[0];
-    load_batch(z, c->i[1], &z->train, micro_batch * z->p->batch, z->p->batch);
+    if (z->rank == 0 && at) atomic_store(&z->shared->task.parts, 0); /* they go together */
+    int64_t micro_batch = z->step * z->p->micro_batches * z->ranks + nth;
+    load_batch(z, at, &z->train, micro_batch * z->p->batch, z->p->batch);
 }
 
 void zr_batch_at(zr *z, int64_t micro_batch, int64_t at)
@@ -186,10 +188,11 @@ static void first_weights(zr *z)
         zr_print(z, STDERR_FILENO, "without --load the base of the adapters is random\n");
     if (!z->o->load && !z->o->adapter) return;
     zr_progress(z, "load", "tensor", tensors(z));
+    errno = 0;
     if (z->o->load && zr_load(z->p, z, z->rank, z->o->load, z->o->drop_unknown, note, why))
-        zr_fail(z, ZR_USER, "--load %s", why);
+        zr_fail(z, zr_code_of(errno), "--load %s", why);
     if (z->o->adapter && zr_load_adapters(z->p, z, z->rank, z->o->adapter, z->o->load, why))
-        zr_fail(z, ZR_USER, "--adapter %s", why);
+        zr_fail(z, zr_code_of(errno), "--adapter %s", why);
     if (*note) zr_print(z, STDERR_FILENO, "%s\n", note);
     zr_barrier(z); /* nobody's log has a run before all ranks have theirs */
 }
@@ -389,8 +392,11 @@ static void save_and_leave(zr *z)
 {
     zr_checkpoints *c = &z->checkpoints;
     int is_new = z->step > c->from;
-    if (is_new && !zr_checkpoint_save(z, 0) && !c->late)
+    if (is_new && !zr_checkpoint_save(z, 0) && !c->late) {
+        zr_checkpoint_close(z);
+        zr_barrier(z); /* who fails first ends the others */
         zr_fail(z, ZR_ENVIRONMENT, "asked to leave, the run could not save its checkpoint");
+    }
     const char *saved = c->late  ? "which is not saved"
                         : is_new ? "its checkpoint is saved"
                                  : "with nothing new to save";

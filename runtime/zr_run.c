@@ -8,6 +8,7 @@
 #include "zr_checkpoint.h"
 #include "zr_json.h"
 #include "zr_safetensors.h"
+#include "zr_sum.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -17,7 +18,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { FORMAT = 1, WIDTH = 32, HEX = 16 };
+enum { FORMAT = 1, WIDTH = 32, HEX = 16, SEAL = 32 };
 
 /* ---- what is laid out */
 
@@ -95,7 +96,30 @@ static void put_run(zr *z, layout *l)
         zr_stored_names(p, &c->stored[i], put_sum, l);
         fprintf(to, "}");
     }
-    fprintf(to, "}}\n");
+    fprintf(to, "},\n%*s", SEAL, "");
+}
+
+/* ---- the checksum of all before it, which ends the text */
+
+static void make_seal(char to[SEAL + 1], const char *text, int64_t n)
+{
+    uint64_t sum = 0;
+    for (int64_t i = 0; i < n - SEAL; i++) sum += zr_sum_one(i, (unsigned char)text[i]);
+    snprintf(to, SEAL + 1, "\"checksum\": \"%016" PRIx64 "\"}\n", sum);
+}
+
+void zr_run_seal(char *text, int64_t n)
+{
+    char seal[SEAL + 1];
+    make_seal(seal, text, n);
+    memcpy(text + n - SEAL, seal, SEAL);
+}
+
+static int is_sealed(const char *text, int64_t n)
+{
+    char seal[SEAL + 1];
+    make_seal(seal, text, n);
+    return n >= SEAL && !memcmp(text + n - SEAL, seal, SEAL);
 }
 
 void zr_run_open(zr *z, zr_run *r, int64_t sums)
@@ -151,6 +175,7 @@ int zr_run_write(zr_run *r, const uint64_t *sums, int64_t n, int fd)
         snprintf(text, sizeof text, "%016" PRIx64, sums[i]);
         set_text(r, r->sum[i], text, HEX);
     }
+    zr_run_seal(r->text, r->n);
     return zr_write_at(fd, r->text, r->n, 0);
 }
 
@@ -362,6 +387,8 @@ int zr_run_read(zr *z, const char *file, zr_past *to, char *why)
     int seen = 0, bad = 0;
     char *text = zr_read_whole(file, ZR_HEADER_MAX, "no record of a run", &length, why);
     if (!text) return -1;
+    if (!is_sealed(text, length))
+        bad = zr_why(why, "%s: no record of a run, or damaged: its checksum does not hold", file);
     zr_json j = {text, text + length, NULL};
     while (!bad && zr_json_more(&j, '{', &n)) {
         const char *key = zr_json_key(&j);

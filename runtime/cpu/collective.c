@@ -216,8 +216,9 @@ static void run_allreduce(zr *z, int queue, const zr_command *c)
 
 static void run_apart(zr *z, int queue, const zr_command *c)
 {
+    int64_t from = c->i[0], to = c->i[1], n = c->i[2];
     (void)queue;
-    memmove(z->t->arena + c->i[1], z->t->arena + c->i[0], 8 * (size_t)c->i[2]);
+    memmove(z->t->arena + to, z->t->arena + from, 8 * (size_t)n);
 }
 
 void zr_allreduce(zr *z, int queue, int group, int64_t from, int64_t to, int64_t n)

@@ -37,9 +37,10 @@ static void demand(zr *z, zr_lane *q, int64_t n)
 
 static void run_wait(zr *z, int queue, const zr_command *c)
 {
+    int64_t other = c->i[0], issued = c->i[1];
     (void)queue;
     pthread_mutex_lock(&z->t->lock);
-    demand(z, &z->t->lane[c->i[0]], c->i[1]);
+    demand(z, &z->t->lane[other], issued);
     pthread_mutex_unlock(&z->t->lock);
 }
 
@@ -131,7 +132,8 @@ void zr_call_n(zr *z, int queue, zr_fn *fn, const char *name, int n, const int64
 
 static void run_poison(zr *z, int queue, const zr_command *c)
 {
-    memset(zr_arena_of(z, queue) + c->i[0], 0xff, (size_t)c->i[1]); /* NaN in f32 and in halves */
+    int64_t at = c->i[0], bytes = c->i[1];
+    memset(zr_arena_of(z, queue) + at, 0xff, (size_t)bytes); /* NaN in f32 and in halves */
 }
 
 void zr_poison(zr *z, int queue, int64_t at, int64_t bytes)
@@ -141,13 +143,13 @@ void zr_poison(zr *z, int queue, int64_t at, int64_t bytes)
 
 static void run_copy(zr *z, int queue, const zr_command *c)
 {
-    int up = queue == ZR_UP;
-    char *from = up ? z->t->host : z->t->arena, *to = up ? z->t->arena : z->t->host;
-    if (queue == ZR_LOAD || queue == ZR_FETCH)
-        zr_disk_move(z, queue, z->t->host + c->i[1], c->i[0], c->i[2]);
-    else if (queue == ZR_STORE) zr_disk_move(z, queue, z->t->host + c->i[0], c->i[1], c->i[2]);
-    else memcpy(to + c->i[1], from + c->i[0], (size_t)c->i[2]);
-    z->queue[queue].copied += c->i[2];
+    int64_t from = c->i[0], to = c->i[1], bytes = c->i[2];
+    char *host = z->t->host, *arena = z->t->arena;
+    if (queue == ZR_LOAD || queue == ZR_FETCH) zr_disk_move(z, queue, host + to, from, bytes);
+    else if (queue == ZR_STORE) zr_disk_move(z, queue, host + from, to, bytes);
+    else if (queue == ZR_UP) memcpy(arena + to, host + from, (size_t)bytes);
+    else memcpy(host + to, arena + from, (size_t)bytes);
+    z->queue[queue].copied += bytes;
 }
 
 void zr_copy(zr *z, int queue, int64_t from, int64_t to, int64_t bytes)

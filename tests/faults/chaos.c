@@ -2,8 +2,8 @@
  * call there; PLACE is collective (a rank comes to a turn, or waits for a peer), write (to a file of
  * tensors), sync, or rename (before and after: two calls). FAIL=PLACE:N: from the Nth on what is
  * asked of the disk there fails, where a checkpoint is written: write (it is full), room (it
- * has none to reserve), sync, rename, or folder (both read-only), and stderr has STRUCK. SLOW=N:
- * writes there take N us longer; SLOW_WEIGHTS=N: those of --save. */
+ * has none to reserve), sync, rename, or folder (both read-only), or where one is read: read, and
+ * stderr has STRUCK. SLOW=N: writes there take N us longer; SLOW_WEIGHTS=N: those of --save. */
 #define _GNU_SOURCE
 #include "syscall.h"
 #include <errno.h>
@@ -75,6 +75,14 @@ ssize_t pwrite(int fd, const void *from, size_t n, off_t at)
         if (getenv("SLOW")) usleep((useconds_t)atol(getenv("SLOW")));
     }
     return real(fd, from, n, at);
+}
+
+ssize_t pread(int fd, void *to, size_t n, off_t at)
+{
+    static ssize_t (*real)(int, void *, size_t, off_t);
+    if (!real) real = (ssize_t (*)(int, void *, size_t, off_t))dlsym(RTLD_NEXT, "pread");
+    if (getenv("FAIL") && is_part(fd, "/step-") && fails("read", EIO)) return -1;
+    return real(fd, to, n, at);
 }
 
 int fallocate(int fd, int mode, off_t at, off_t n)

@@ -163,18 +163,25 @@ def mpirun(
 ) -> subprocess.Popen[str]:
     """A run of its own process group; ranks are spread over hosts evenly, if there are any. None
     has a core of its own: each host would give its first one the same."""
-    words: list[object] = ["mpirun", "--oversubscribe", "-n", ranks]
-    words += ["--bind-to", "none"]
+    words: list[object] = ["-n", ranks]
     if hosts:
         each = -(-ranks // len(hosts))
-        words[:0] = hosts[0].at()
         words += ["--mca", "plm_rsh_agent", agent(folder, hosts)]
         words += ["--mca", "plm_rsh_no_tree_spawn", 1, "--host"]
         words.append(",".join(f"{host.address}:{each}" for host in hosts))
+    at = hosts[0].at() if hosts else ()
+    return mpirun_of(*words, binary, *options, at=at, **settings)
+
+
+def mpirun_of(
+    *words: object, at: Sequence[object] = (), **settings: object
+) -> subprocess.Popen[str]:
+    """mpirun's own words, at a place"""
+    own = ["mpirun", "--oversubscribe", "--bind-to", "none"]
     for name in settings:
-        words += ["-x", name]
+        own += ["-x", name]
     return subprocess.Popen(
-        [str(word) for word in (*words, binary, *options)],
+        [str(word) for word in (*at, *own, *words)],
         text=True,
         env=program.environment(**AS_ROOT, **settings),
         stdin=subprocess.DEVNULL,

@@ -17,7 +17,7 @@ import numpy as np
 import program
 import pytest
 import trainer
-from files import raw_file
+from files import element, raw_file, sealed
 from safetensors.numpy import load_file
 
 KEYS = (
@@ -73,7 +73,7 @@ def edit(ck: Path, change: Callable[[dict], object], number: int = 4) -> None:
     path = step(ck, number) / "run.json"
     run = json.loads(path.read_text())
     change(run)
-    path.write_text(json.dumps(run))
+    path.write_bytes(sealed(json.dumps(run).encode()))
 
 
 def place(path: Path, name: str) -> tuple[int, int]:
@@ -115,9 +115,7 @@ def test_the_checksum_is_that_of_its_definition() -> None:
     bits = np.random.default_rng(1).integers(0, 2**32, n, dtype=np.uint32)
     total = 0
     for i, x in enumerate(bits.tolist()):
-        x = (i + 1) * 0x9E3779B97F4A7C15 % 2**64 ^ x
-        x = (x ^ x >> 31) * 0xBF58476D1CE4E5B9 % 2**64
-        total += x ^ x >> 29
+        total += element(i, x)
     found = sum(
         checkpoint.mixture(bits[at : at + checkpoint.CHUNK], at)
         for at in range(0, n, checkpoint.CHUNK)
@@ -223,8 +221,8 @@ def test_the_first_element_that_differs(
     made: Path, ck: Path, tell: Tell, state: str
 ) -> None:
     path = step(ck) / f"{state}.safetensors"
-    for element in (AT, AT + 7):
-        flip(path, NAME, element, widths(state))
+    for at in (AT, AT + 7):
+        flip(path, NAME, at, widths(state))
     code, (line,) = tell("diff", step(made), step(ck))
     assert code == 1
     where = f"{state}: {NAME}[{AT // SHAPE[1]}, {AT % SHAPE[1]}]: "
@@ -381,6 +379,25 @@ def test_what_a_run_does_not_write_is_told(
     edit(ck, change)
     code, lines = tell("verify", ck)
     assert code == 1 and len(lines) == 2 and said in lines[1]
+
+
+def test_each_byte_of_run_json_counts(ck: Path, tell: Tell) -> None:
+    """Of the numbers that a step takes over no other would tell."""
+    path = step(ck) / "run.json"
+    text = path.read_bytes()
+    rng = random.Random(1)
+    for at in range(0, len(text)):
+        raw = bytearray(text)
+        raw[at] ^= 1 << rng.randrange(8)
+        path.write_bytes(raw)
+        with pytest.raises(checkpoint.Bad):
+            checkpoint.read_run(step(ck))
+    assert b'"applied": 4 ' in text
+    path.write_bytes(text.replace(b'"applied": 4', b'"applied": 5'))
+    code, lines = tell("verify", step(ck))
+    assert code == 1 and lines == [
+        f"{path}: is damaged: its checksum does not hold"
+    ]
 
 
 def test_a_name_cannot_reach_the_terminal(ck: Path, tell: Tell) -> None:

@@ -285,6 +285,29 @@ def test_mpirun_does_what_the_exit_codes_say(home: Path, start: Start) -> None:
     assert (home / "said").read_text().count("--steps N is needed") in (1, 2)
 
 
+ONCE = """#!/bin/bash
+trap 'exit 138' USR1
+echo began >> "$NOTED/codes"
+sleep 1000 &
+wait
+"""
+
+
+def test_mpirun_is_not_started_anew_for_who_was_told_to_end(
+    home: Path, start: Start
+) -> None:
+    """Whatever its code, as where a rank has died meanwhile"""
+    (home / "bin" / "mpirun").write_text(ONCE)
+    (home / "bin" / "mpirun").chmod(0o755)
+    job = start("examples/mpirun.sh", "hosts", "out/train-mpi")
+    until = time.monotonic() + LIMIT
+    while not noted(home):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    job.terminate()
+    assert job.wait(LIMIT) == 138 and noted(home) == ["began"]
+
+
 # ---- torchrun
 
 

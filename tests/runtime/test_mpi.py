@@ -12,7 +12,7 @@ import hosts
 import law
 import pytest
 import trainer
-from hosts import mpirun
+from hosts import mpirun, mpirun_of
 from patience import LIMIT
 
 FLAGS = trainer.ROOT / "runtime" / "flags.ninja"
@@ -91,6 +91,27 @@ def test_a_start_without_mpi_says_how(tokens: pathlib.Path) -> None:
     assert run.returncode == 2 and "mpirun -n 2 " in run.stderr
     run = hosts.ended(mpirun(made, 3, "--data", tokens, "--steps", 1))
     assert run.returncode == 4 and "cluster.ranks=3" in run.stderr
+
+
+@pytest.mark.slow
+def test_each_rank_sees_the_folder_of_checkpoints(
+    tokens: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """Else each checkpoint would be given up, and nobody know before the end."""
+    _, made = programs("gpt", "cluster.ranks=2")
+    words = ("--data", tokens, "--steps", STEPS, "--checkpoints", "ck")
+    each = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        each += [":", "-n", 1, "-wdir", tmp_path / name, made, *words]
+    run = hosts.ended(mpirun_of(*each[1:]))
+    assert run.returncode == 2
+    assert re.search(
+        r"rank 1.*: --checkpoints ck/\.room-0/model\.safetensors: No such file "
+        "or directory; all ranks write into the folder that rank 0 has made",
+        run.stderr,
+    )
+    assert not list(tmp_path.glob("*/ck/step-*"))
 
 
 @pytest.mark.parametrize("name", ["far.c", "wire.c"])
