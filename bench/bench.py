@@ -6,8 +6,8 @@ machine that slows down slows all of them; every figure is a median. A start is 
 program to its first operation; beside it stands what the first touch of such memory allows. The
 peak is the faster of our own linear and OpenBLAS (numpy's) at 2048^3, one thread a core.
 
-The table goes to stdout, all figures to out/bench.json. A load average above 0.3 at the start makes
-a run invalid.
+The table goes to stdout, all figures to out/bench.json. A run is invalid, and the exit code 1,
+where others took over 5 % of the processors' time that it took itself.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ import json
 import os
 import platform
 import re
+import resource
 import shutil
 import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -34,7 +36,7 @@ from zg.plan.text import parse  # noqa: E402
 
 MADE = ROOT / "out" / "bench"
 TOKENS, SEQUENCE = 1024, 256
-MOST_LOAD = 0.3
+MOST_OTHERS = 0.05  # of the processors' time that a run takes itself
 CORETYPES = ("", "SkylakeX", "Cooperlake", "Haswell", "Zen")
 
 # One process of the vendor's side: the best of the products that fit into a time, GFLOP/s.
@@ -117,12 +119,12 @@ def sh(*command: object) -> str:
 
 
 def together(
-    script: str, argument: object, processes: int, env: dict[str, str]
+    words: Sequence[object], processes: int, env: dict[str, str]
 ) -> list[float]:
-    """A Python script in several processes at once; the number that each prints."""
+    """A command in several processes at once; the number that each prints."""
     running = [
         subprocess.Popen(
-            [sys.executable, "-c", script, str(argument)],
+            list(map(str, words)),
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -141,7 +143,27 @@ def together(
 # ---- the machine
 
 
-def machine(load: float) -> dict[str, object]:
+def clocks() -> tuple[float, float]:
+    """Seconds of processors so far: of all that ran on the machine, and of this process with what
+    it has started and seen end."""
+    words = Path("/proc/stat").read_text().split(maxsplit=9)
+    user, nice, system, _, _, irq, softirq, steal = map(int, words[1:9])
+    busy = user + nice + system + irq + softirq + steal
+    whose = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    own = sum(sum(resource.getrusage(who)[:2]) for who in whose)
+    return busy / os.sysconf("SC_CLK_TCK"), own
+
+
+BEGUN = clocks()
+
+
+def others() -> float:
+    """What others took since this process began, as a share of its own."""
+    busy, own = (now - was for now, was in zip(clocks(), BEGUN, strict=True))
+    return max(0.0, busy / own - 1)
+
+
+def machine() -> dict[str, object]:
     cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     commands = sh("ninja", "-t", "commands", "out/train").splitlines()
     flags = next(c for c in commands if "linear_avx512.o" in c)
@@ -149,7 +171,7 @@ def machine(load: float) -> dict[str, object]:
     return {
         "cpu": cpu[1] if cpu else platform.processor(),
         "cores": os.cpu_count(),
-        "load": load,
+        "others": others(),
         "compiler": sh(compiler, "--version").splitlines()[0],
         "flags": re.sub(r".*?(-std.*?) -MMD.*", r"\1", flags),
     }
@@ -163,7 +185,7 @@ def gemm(cores: int, seconds: float, pairs: int) -> dict[str, object]:
             "OPENBLAS_NUM_THREADS": "1",
             **({"OPENBLAS_CORETYPE": coretype} if coretype else {}),
         }
-        return sum(together(VENDOR, t, cores, one))
+        return sum(together([sys.executable, "-c", VENDOR, t], cores, one))
 
     sh("ninja", "--quiet", "out/train-peak")
     coretype = max(CORETYPES, key=lambda c: vendor(c, 1.0))
@@ -319,7 +341,7 @@ def overhead(whole: list[Run], split: list[Run]) -> float:
 def head(m: dict) -> list[str]:
     """What every table says first."""
     return [
-        f"{m['cpu']}, {m['cores']} cores, load average {m['load']:.2f} at the start",
+        f"{m['cpu']}, {m['cores']} cores; others took {100 * m['others']:.1f} % of this run's time",
         m["compiler"],
         m["flags"],
         "",
@@ -363,23 +385,25 @@ def options(says: str, steps: int, rounds: int) -> argparse.ArgumentParser:
     return parser
 
 
-def finish(result: dict, name: str, text: str) -> int:
+def finish(result: dict, name: str, table: Callable[[dict], str]) -> int:
     """Figures to out/NAME.json, the table to stdout; the exit code."""
-    result["valid"] = result["machine"]["load"] <= MOST_LOAD
+    result["machine"] = machine()
+    result["valid"] = result["machine"]["others"] <= MOST_OTHERS
     (ROOT / "out" / f"{name}.json").write_text(
         json.dumps(result, indent=1) + "\n"
     )
-    print(text)
+    print(table(result))
     if not result["valid"]:
         print(
-            f"INVALID: the load average was above {MOST_LOAD}; measure on an idle machine"
+            f"INVALID: others took over {100 * MOST_OTHERS:.0f} % of this run's time; measure on "
+            "an idle machine"
         )
     return 0 if result["valid"] else 1
 
 
 def main() -> int:
     given = options(__doc__, 5, 3).parse_args()
-    load, cores = os.getloadavg()[0], min(os.cpu_count() or 1, 2)
+    cores = min(os.cpu_count() or 1, 2)
     MADE.mkdir(parents=True, exist_ok=True)
     cases = [Case(given.spec, "rank-1", spread(1, 0))]
     cases += [
@@ -387,13 +411,11 @@ def main() -> int:
         for stage in (0, 3)
         if cores > 1
     ]
-    print(f"load average {load:.2f}", file=sys.stderr)
     plans = {case: build(case) for case in cases}
     peak = gemm(cores, 2.0, given.rounds)
     runs = measure(plans, given.steps, given.rounds)
     result = {
         "spec": given.spec,
-        "machine": machine(load),
         "gemm": peak,
         "cases": [
             figures(c, p, runs[c.name], peak["peak"], flops(c))
@@ -402,7 +424,7 @@ def main() -> int:
     }
     if cores > 1:
         result["overhead"] = overhead(runs["zero-0"], runs["zero-3"])
-    return finish(result, "bench", table(result))
+    return finish(result, "bench", table)
 
 
 if __name__ == "__main__":

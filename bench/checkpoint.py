@@ -10,8 +10,8 @@ goes on from it. It comes right behind another one, as the run that begins does:
 virtual machine takes back memory that lies free for some seconds, and its first touch is dearer
 then. Figures are medians over rounds.
 
-The table goes to stdout, all figures to out/checkpoint.json. A load average above 0.3 at the start
-makes a run invalid. --folder: a disk other than that of out/.
+The table goes to stdout, all figures to out/checkpoint.json. What makes a run
+invalid stands in bench.py. --folder: a disk other than that of out/.
 """
 
 from __future__ import annotations
@@ -197,7 +197,6 @@ def main() -> int:
     parser = bench.options(__doc__, 4, 3)
     parser.add_argument("--folder", type=Path, default=MADE)
     given = parser.parse_args()
-    load = os.getloadavg()[0]
     MADE.mkdir(parents=True, exist_ok=True)
     bench.build(Case(given.spec, "whole", WHOLE))
     plan = bench.build(Case(given.spec, "checkpoint", KEYS))
@@ -207,10 +206,9 @@ def main() -> int:
     ]
     result = {
         "spec": given.spec,
-        "machine": bench.machine(load),
         "rounds": [asdict(r) for r in rounds],
     }
-    return bench.finish(result, "checkpoint", table(result))
+    return bench.finish(result, "checkpoint", table)
 
 
 if __name__ == "__main__":

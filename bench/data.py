@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import statistics
 import subprocess
@@ -86,7 +85,6 @@ def main() -> int:
         out.writelines(json.dumps({"text": text}) + "\n" for text in texts)
     tokenizer = Tokenizer.from_file(str(MADE / "bpe" / "tokenizer.json"))
     tokens = library(tokenizer, texts)
-    print(f"load average at the start: {os.getloadavg()[0]:.1f}")
     calls = {
         "library": lambda: library(tokenizer, texts),
         "run data": lambda: ours(file),

@@ -7,14 +7,13 @@ before the norm of all gradients is known; from there on the file has the next s
 it, and as much as the host's slots hold is read before that and written after it.
 The disk is slow_disk.c, preloaded; the file lies in memory (--dir), which is faster than any rate.
 
-The table goes to stdout, all figures to out/file_tier.json. A load average above 0.3 at the start
-makes a run invalid.
+The table goes to stdout, all figures to out/file_tier.json. What makes a run
+invalid stands in bench.py.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import sys
 from pathlib import Path
@@ -86,7 +85,6 @@ def main() -> int:
         "--dir", default="/dev/shm", help="where the file lies"
     )
     given = parser.parse_args()
-    load = os.getloadavg()[0]
     MADE.mkdir(parents=True, exist_ok=True)
     library = MADE / "slow_disk.so"
     bench.sh(
@@ -150,11 +148,10 @@ def main() -> int:
     ]
     result = {
         "spec": given.spec,
-        "machine": bench.machine(load),
         "moved": moved,
         "rows": rows,
     }
-    return bench.finish(result, "file_tier", table(result))
+    return bench.finish(result, "file_tier", table)
 
 
 if __name__ == "__main__":

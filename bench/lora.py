@@ -4,13 +4,12 @@ A model (GPT-2 124M), f32, 1024 tokens a step: all of it, and adapters of rank 1
 inputs (c_attn), whose base is frozen; on one rank of two threads, and on two ranks under ZeRO-3.
 Programs take turns; memory and wire are the plan's, which the programs say as well.
 
-The table goes to stdout, all figures to out/lora.json. A load average above 0.3 at the start makes
-a run invalid.
+The table goes to stdout, all figures to out/lora.json. What makes a run
+invalid stands in bench.py.
 """
 
 from __future__ import annotations
 
-import os
 import statistics
 import sys
 
@@ -37,7 +36,6 @@ def table(result: dict) -> str:
 
 def main() -> int:
     given = bench.options(__doc__, 4, 3).parse_args()
-    load = os.getloadavg()[0]
     MADE.mkdir(parents=True, exist_ok=True)
     cases = [
         Case(given.spec, f"{what}, {way}", (*bench.spread(*of), *keys))
@@ -57,10 +55,9 @@ def main() -> int:
     ]
     result = {
         "spec": given.spec,
-        "machine": bench.machine(load),
         "cases": rows,
     }
-    return bench.finish(result, "lora", table(result))
+    return bench.finish(result, "lora", table)
 
 
 if __name__ == "__main__":

@@ -9,14 +9,13 @@ namespaces, whose interface sends so many bits a second (tbf). Beside a step sta
 longer of out/train's step and of the planned bytes' time, and the first gather and the last
 reduction, which nothing hides. Steps are without the first; programs take turns.
 
-The table goes to stdout, all figures to out/mpi.json. A load average above 0.3 at the start makes
-a run invalid. Namespaces need root, or unshare -r.
+The table goes to stdout, all figures to out/mpi.json. What makes a run
+invalid stands in bench.py. Namespaces need root, or unshare -r.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -202,18 +201,16 @@ def table(result: dict) -> str:
 
 def main() -> int:
     given = bench.options(__doc__, 3, 3).parse_args()
-    load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         result = {
             "spec": given.spec,
-            "machine": bench.machine(load),
             "collectives": collectives(folder, given.steps, given.rounds),
             "links": links(
                 folder, ROOT / given.spec, given.steps, given.rounds
             ),
         }
-    return bench.finish(result, "mpi", table(result))
+    return bench.finish(result, "mpi", table)
 
 
 if __name__ == "__main__":

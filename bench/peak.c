@@ -1,10 +1,12 @@
-/* peak.c -- the machine's f32 GEMM rate by our own kernel: what a share of the peak is a share of.
+/* peak.c -- the machine's GEMM rate by our own kernel: what a share of the peak is a share of.
  *
- * peak [RANKS [N [SECONDS]]] prints GFLOP/s, summed over RANKS processes of one thread that each
- * multiply N x N matrices for SECONDS at the same time; the best product of each counts.
+ * peak [RANKS [N [SECONDS [bf16]]]] prints GFLOP/s, summed over RANKS processes of one thread that
+ * each multiply N x N matrices of f32, or of bf16, for SECONDS at the same time; the best product of
+ * each counts.
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -19,27 +21,32 @@ static double now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-static float *matrix(int64_t n)
+/* [n,n]; small whole numbers are the same in both types, but for the low half */
+static void *matrix(int64_t n, int type)
 {
-    float *m = aligned_alloc(64, (size_t)(n * n) * sizeof(float)); /* [n,n] */
+    size_t bytes = type == ZK_F32 ? 4 : 2;
+    char *m = aligned_alloc(64, (size_t)(n * n) * bytes);
     if (!m) {
         perror("peak");
         exit(1);
     }
-    for (int64_t i = 0; i < n * n; i++) m[i] = (float)(i % 7) - 3.0f;
+    for (int64_t i = 0; i < n * n; i++) {
+        float x = (float)(i % 7) - 3.0f;
+        memcpy(m + (size_t)i * bytes, (char *)&x + (4 - bytes), bytes);
+    }
     return m;
 }
 
 /* The best rate of one process, GFLOP/s. */
-static double measure(int64_t n, double seconds)
+static double measure(int64_t n, double seconds, int type)
 {
     const char *why = NULL;
-    zk *k = zk_open(NULL, NULL, NULL, ZK_F32, 0, 1, &why);
+    zk *k = zk_open(NULL, NULL, NULL, type, 0, 1, &why);
     if (!k) {
         fprintf(stderr, "peak: %s\n", why);
         exit(1);
     }
-    float *y = matrix(n), *x = matrix(n), *w = matrix(n); /* [n,n] each */
+    void *y = matrix(n, type), *x = matrix(n, type), *w = matrix(n, type);
     double best = 1e30, end = now() + seconds;
     do {
         double t = now();
@@ -56,8 +63,9 @@ int main(int argc, char **argv)
     int ranks = argc > 1 ? atoi(argv[1]) : 1;
     int64_t n = argc > 2 ? atoll(argv[2]) : 2048;
     double seconds = argc > 3 ? atof(argv[3]) : 1.0, sum = 0.0;
+    int type = argc > 4 && !strcmp(argv[4], "bf16") ? ZK_BF16 : ZK_F32;
     if (ranks < 1 || ranks > 1024 || n < 16 || n > 16384) {
-        fprintf(stderr, "usage: peak [RANKS [N [SECONDS]]]\n");
+        fprintf(stderr, "usage: peak [RANKS [N [SECONDS [bf16]]]]\n");
         return 2;
     }
     double *rate = mmap(NULL, 1024 * sizeof(double), PROT_READ | PROT_WRITE,
@@ -73,7 +81,7 @@ int main(int argc, char **argv)
             return 1;
         }
         if (pid == 0) {
-            rate[r] = measure(n, seconds);
+            rate[r] = measure(n, seconds, type);
             _exit(0);
         }
     }

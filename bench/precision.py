@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 
 import bench
@@ -125,7 +124,7 @@ def main() -> int:
     ways = [figures(way, lines, logs["f32"]) for way, lines in logs.items()]
     result = {
         "steps": given.steps,
-        "machine": bench.machine(os.getloadavg()[0]),
+        "machine": bench.machine(),
         "ways": ways,
     }
     (ROOT / "out" / "precision.json").write_text(

@@ -303,14 +303,17 @@ class Trainer:
         return loss.detach()
 
 
-def batches(path: str, B: int, T: int, device: str):
-    data, at = np.fromfile(path, np.uint16), 0
+def batches(
+    path: str, B: int, T: int, device: str, rank: int = 0, ranks: int = 1
+):
+    """Every ranks'th batch, from number `rank` on"""
+    data, at = np.fromfile(path, np.uint16), rank * B
     while True:
         rows = [
             data[(at + i) * T : (at + i) * T + T + 1].astype(np.int64)
             for i in range(B)
         ]
-        at += B
+        at += ranks * B
         x = torch.from_numpy(np.stack(rows))
         if device == "cuda":
             x = x.pin_memory().to(device, non_blocking=True)

@@ -128,7 +128,7 @@ static const fact programs[] = {
 
 static const fact runs[] = {
     {"has", "kernels for ", write_object,
-     "set ZK_ISA to the lesser one on all ranks; GPUs, their libraries and --gemms must be alike"},
+     "give all ranks the lesser one's --isa; GPUs, their libraries and --gemms must be alike"},
     {"was started", "with", write_options, "start all ranks with the same options"},
     {"has", "--data of ", write_data, "give all ranks the same tokens"},
     {"has", "--val of ", write_val, "give all ranks the same tokens"},

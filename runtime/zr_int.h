@@ -59,7 +59,7 @@ enum { ZR_SAVING, ZR_PROFILING, ZR_TEMPS };  /* what makes a file under another 
 typedef struct zr_options {
     zr_given data[ZR_SOURCES];
     int ndata; /* how many of these are given */
-    const char *val, *eval, *load, *save, *log, *queue, *nvme, *gemms; /* NULL: not given */
+    const char *val, *eval, *load, *save, *log, *queue, *nvme, *gemms, *isa; /* NULL: not given */
     const char *tokens; /* "uint16", "uint32": what --data and --val hold if they do not tell */
     const char *profile, *profile_steps, *save_dtype, *adapter;
     const char *prompt, *temperature, *top_p; /* of --sample */

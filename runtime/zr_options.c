@@ -18,7 +18,7 @@ enum { MOST_STEPS = 1000000000, MOST_THREADS = 1024, MOST_TIMEOUT = 1000000 };
 enum { MOST_TIME = 1000000000 }; /* seconds */
 
 /* All ranks must be given the same, of a PATH only whether it is; OWN: each may have its own. */
-enum { TEXT, NUMBER, TIME, FLAG, PATH, SOURCE, OWN_PATH, OWN_NUMBER };
+enum { TEXT, NUMBER, TIME, FLAG, PATH, SOURCE, OWN_TEXT, OWN_NUMBER };
 
 #define AT(field) offsetof(zr_options, field)
 static const struct option {
@@ -59,10 +59,12 @@ static const struct option {
      AT(grace), 1, MOST_TIME},
     {"--accept-change", "KEYS", "lines of the recipe that may differ from the checkpoint's", TEXT,
      AT(accept_change), 0, 0},
-    {"--log", "FILE", "append a JSON line for the run and for every step to FILE", OWN_PATH,
+    {"--log", "FILE", "append a JSON line for the run and for every step to FILE", OWN_TEXT,
      AT(log), 0, 0},
     {"--threads", "N", "threads of each rank (default: its part of the cores allowed here)",
      OWN_NUMBER, AT(threads), 1, MOST_THREADS},
+    {"--isa", "NAME", "kernels: avx2, avx512 or avx512bf16 (default: the best that runs here)",
+     OWN_TEXT, AT(isa), 0, 0},
     {"--queue", "MODE", "eager, late or shuffled:SEED: orders that must not matter, for tests",
      TEXT, AT(queue), 0, 0},
     {"--sample", "N", "write N tokens behind the first of --val or --data", NUMBER, AT(sample), 1,
@@ -77,7 +79,7 @@ static const struct option {
      0, 0},
     {"--sample-seed", "N", "draw others", NUMBER, AT(sample_seed), 0, INT64_MAX},
     {"--nvme", "DIR", "where the file of what is offloaded lies (default: the spec's nvme_path)",
-     OWN_PATH, AT(nvme), 0, 0},
+     OWN_TEXT, AT(nvme), 0, 0},
     {"--hash", NULL, "end with a line `weights HEX`", FLAG, AT(hash), 0, 0},
     {"--check-launch", NULL, "tell of each rank where it is, and end: nothing else is needed", FLAG,
      AT(check_launch), 0, 0},
@@ -93,7 +95,7 @@ static const struct option {
     {"--no-graph", NULL, "launch everything anew in every step, without CUDA graphs", FLAG,
      AT(no_graph), 0, 0},
     {"--gemms", "FILE", "algorithms of matrix products, as --tune has found them on this GPU",
-     OWN_PATH, AT(gemms), 0, 0},
+     OWN_TEXT, AT(gemms), 0, 0},
     {"--tune", NULL, "run a step, time algorithms, write the best to FILE of --gemms, and end",
      FLAG, AT(tune), 0, 0},
 };
@@ -393,10 +395,23 @@ static void set_profile(zr *z, zr_options *o)
                 text, o->steps);
 }
 
+/* The kernels of the CPU, and of the host beside a GPU, ask the environment. */
+static void set_isa(zr *z, const zr_options *o)
+{
+    if (!o->isa) return;
+    setenv("ZK_ISA", o->isa, 1);
+    if (!zr_is_gpu && strcmp(z->p->object(), o->isa))
+        zr_fail(z, ZR_USER,
+                "--isa %s: there are no such kernels, or this processor does not run them; "
+                "allowed: avx2, avx512, avx512bf16",
+                o->isa);
+}
+
 void zr_parse(zr *z, zr_options *o, int argc, char **argv)
 {
     *o = (zr_options){.steps = -1, .sample_seed = -1, .words = argv};
     for (int i = 1; i < argc;) i += take_option(z, o, argv + i);
+    set_isa(z, o);
     set_mode(z, o);
     set_tune(z, o);
     z->peak = peak(z);

@@ -34,7 +34,8 @@ def call(*args: object, **settings: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize(
-    "part", ["gpu_check", "gpu_speed", "gpu_kernels", "saving", "file_tier"]
+    "part",
+    ["gpu_check", "gpu_speed", "gpu_kernels", "saving", "file_tier", "peers"],
 )
 def test_every_part_can_begin(part: str) -> None:
     """It finds what it imports, from a folder of its own."""
@@ -234,3 +235,61 @@ def test_precision_has_bounds() -> None:
     assert (
         not holds(0.004, 2.0) and not holds(-0.004, 2.0) and not holds(0, 2.26)
     )
+
+
+# ---- bench/peers.py, without its peers
+
+
+def test_a_ratio_is_of_one_round() -> None:
+    """The median of ratios, not the ratio of medians: 2, 3 and 1 where a machine slows down."""
+    import peers
+
+    row, rounds = peers.ROWS[0], []
+    for theirs, own in ((2.0, 1.0), (12.0, 4.0), (7.0, 7.0)):
+        ran = [peers.Ran(s, 0.5, 1000, 3.0) for s in (theirs, own)]
+        rounds.append(dict(zip((peers.key(row), "mine"), ran, strict=True)))
+    made = peers.figures(row, rounds, "mine")
+    assert (made["ratio"], made["between"]) == (2, [1, 3])
+    assert (made["step"], made["ours"]) == (7, 4)
+    result = {
+        "machine": {
+            "cpu": "x", "cores": 2, "others": 0.01, "compiler": "", "flags": ""
+        },
+        "floor": {"f32": 2.5},
+        "rows": [made],
+    }  # fmt: skip
+    line = peers.table(result).splitlines()[-1]
+    assert "| 7.00 | 4.00 | 2.00 | 1.00 to 3.00 | 2.50 | 1.60 |" in line
+    drawn = peers.picture(result)
+    assert drawn.count("<rect") == 3 and ">4.00</text>" in drawn
+
+
+def test_each_peer_has_ours_beside_it() -> None:
+    import peers
+
+    assert len({peers.key(row) for row in peers.ROWS}) == len(peers.ROWS)
+    for row in peers.ROWS:
+        keys = peers.case_of("x", row).keys
+        assert {
+            f"zero.stage={row.stage}",
+            f"cluster.ranks={row.ranks}",
+            f"train.precision={row.precision}",
+        } <= set(keys)
+
+
+def test_others_count_against_a_run() -> None:
+    """A process that is nobody's child takes as much as this one."""
+    script = (
+        "import sys, time; sys.path.append('bench'); import bench\n"
+        "while time.process_time() < 1.5: pass\n"
+        "print(bench.others())"
+    )
+    command = [sys.executable, "-c", script]
+    alone = float(subprocess.check_output(command, cwd=ROOT, text=True))
+    busy = subprocess.Popen(["sh", "-c", "while :; do :; done"])
+    try:
+        beside = float(subprocess.check_output(command, cwd=ROOT, text=True))
+    finally:
+        busy.kill()
+        busy.wait()
+    assert beside > 0.5 and alone >= 0

@@ -14,6 +14,7 @@ import pathlib
 import law
 import numpy as np
 import oracle
+import program
 import pytest
 import trainer
 import zk
@@ -828,3 +829,17 @@ def test_known_hashes(tmp_path: pathlib.Path, family: str, isa: str) -> None:
         law.known(trainer.GCC, family, tmp_path, ZK_ISA=isa)
         == law.KNOWN[family]
     )
+
+
+def test_an_option_names_the_object(tmp_path: pathlib.Path) -> None:
+    made = trainer.build(trainer.generate(law.path("gpt")))
+    trainer.write_tokens(tmp_path / "tokens", law.tokens(256, 400))
+    said = {}
+    for isa in ("avx2", "avx3"):
+        words = ("--data", tmp_path / "tokens", "--steps", 1, "--isa", isa)
+        said[isa] = program.run(made, *words, "--log", tmp_path / isa)
+    first, *_ = map(json.loads, (tmp_path / "avx2").read_text().splitlines())
+    assert said["avx2"].code == 0 and first["kernels"] == "avx2"
+    assert said["avx3"].code == 2
+    assert "allowed: avx2, avx512, avx512bf16" in said["avx3"].err
+    assert not (tmp_path / "avx3").exists()

@@ -137,7 +137,7 @@ def test_ranks_do_not_outlive_the_parent(program: Path, data: Path) -> None:
 @pytest.mark.parametrize(
     "fault,code,sign",
     [
-        ("object", 4, "set ZK_ISA to the lesser one"),
+        ("object", 4, "the lesser one's --isa"),
         ("plan", 4, "runs plan 012"),
         ("abi", 4, "made for runtime"),
         ("kernel", 3, "no AVX2"),

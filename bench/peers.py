@@ -1,0 +1,404 @@
+"""peers.py -- a training step of ours beside PyTorch's, FSDP2's and DeepSpeed's, on the CPU.
+
+A model (GPT-2 124M), 1024 tokens a step, f32 and bf16: one process with both cores (4 samples of
+256 tokens), and two ranks of one core each (2 samples). Programs take turns; a ratio is a peer's
+step over ours of the same round, the median of rounds beside the least and the greatest. Ours in
+bf16 keeps f32 masters and moments. Memory is the largest process's resident set at its peak; a
+start is from the call of a program to the beginning of its first step.
+
+The floor of a step is its FLOPs by the faster GEMM of 2048^3 of the same run, ours or PyTorch's,
+and the bytes of AdamW (28 a parameter, 30 with bf16 parameters) by the rate of a copy.
+
+    ./run bench --peers [--llmc DIR] [--rounds N] [--steps N]
+
+--llmc: a checkout of llm.c, whose train_gpt2.c is compiled with 256 tokens a sample. The peers'
+venv is out/peers/venv. The table goes to stdout, all figures to out/peers.json, a picture to
+out/peers.svg. bench.py says what makes a run invalid.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import bench
+import numpy as np
+from bench import MADE, ROOT, SEQUENCE, TOKENS, Case
+
+PEERS = ROOT / "out" / "peers"
+VENV = PEERS / "venv" / "bin"
+NEEDS = ("torch", "deepspeed", "numpy", "pyyaml")
+
+# PyTorch's bf16 product, a process of one thread: the best in so many seconds, GFLOP/s.
+PRODUCT = """
+import sys, time, torch
+torch.set_num_threads(1)
+n, end, best = 2048, time.perf_counter() + float(sys.argv[1]), 1e9
+x = torch.ones(n, n, dtype=getattr(torch, sys.argv[2]))
+while time.perf_counter() < end:
+    t = time.perf_counter()
+    x @ x
+    best = min(best, time.perf_counter() - t)
+print(2e-9 * n**3 / best)
+"""
+
+
+# A copy of 256 MB, a process: the median, GB of what is read and written a second.
+COPY = """
+import time, numpy as np
+a, took = np.ones(1 << 26, np.float32), []
+b = np.ones_like(a)
+for _ in range(9):
+    t = time.perf_counter()
+    np.copyto(b, a)
+    took.append(time.perf_counter() - t)
+print(2e-9 * a.nbytes / sorted(took)[4])
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A peer; ours with the same ranks, precision and stage stands beside it."""
+
+    name: str
+    ranks: int
+    precision: str
+    stage: int
+    words: tuple[str, ...]  # of cpu_peer.py; none: it is llm.c
+
+
+ROWS = (
+    Row("PyTorch", 1, "f32", 0, ("--precision", "f32")),
+    Row("PyTorch, compiled", 1, "f32", 0, ("--compile",)),
+    Row("PyTorch, autocast", 1, "bf16", 0, ("--precision", "autocast")),
+    Row(
+        *("PyTorch, autocast, compiled", 1, "bf16", 0),
+        ("--precision", "autocast", "--compile"),
+    ),
+    Row("PyTorch, all bf16", 1, "bf16", 0, ("--precision", "bf16")),
+    Row(
+        *("PyTorch, all bf16, compiled", 1, "bf16", 0),
+        ("--precision", "bf16", "--compile"),
+    ),
+    Row("DDP", 2, "f32", 0, ("--spread", "ddp")),
+    Row("DeepSpeed ZeRO-0", 2, "f32", 0, ("--spread", "zero0")),
+    Row("FSDP2", 2, "f32", 3, ("--spread", "fsdp2")),
+    Row("DeepSpeed ZeRO-3", 2, "f32", 3, ("--spread", "zero3")),
+    Row(
+        *("DDP, autocast", 2, "bf16", 0),
+        ("--spread", "ddp", "--precision", "autocast"),
+    ),
+    Row("FSDP2", 2, "bf16", 3, ("--spread", "fsdp2", "--precision", "bf16")),
+    Row(
+        *("DeepSpeed ZeRO-3", 2, "bf16", 3),
+        ("--spread", "zero3", "--precision", "bf16"),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One run of a program."""
+
+    step: float  # seconds: the median of its steps but the first
+    start: float  # seconds
+    memory: int  # bytes
+    loss: float  # of the first step
+
+
+def timed(words: list[object], **settings: object) -> tuple[float, int]:
+    """Runs a command: when it was called (the host's monotonic clock), and the bytes of the largest
+    of its processes."""
+    called = time.monotonic()
+    running = subprocess.Popen(
+        list(map(str, words)),
+        cwd=ROOT,
+        env={**os.environ, **{k: str(x) for k, x in settings.items()}},
+        stdout=open(PEERS / "said", "w"),
+        stderr=subprocess.STDOUT,
+    )
+    _, status, used = os.wait4(running.pid, 0)
+    running.returncode = os.waitstatus_to_exitcode(status)
+    if running.returncode:
+        sys.exit(
+            f"peers: {' '.join(map(str, words))} ended with {running.returncode}: "
+            f"{(PEERS / 'said').read_text()[-2000:]}"
+        )
+    return called, 1024 * used.ru_maxrss
+
+
+# ---- the programs
+
+
+def venv() -> None:
+    """The peers', made where it is not whole."""
+    stamp = PEERS / "stamp"
+    if stamp.exists() and stamp.read_text() == " ".join(NEEDS):
+        return
+    print(f"{' '.join(NEEDS)} into {VENV.parent}", file=sys.stderr)
+    bench.sh(sys.executable, "-m", "venv", VENV.parent)
+    bench.sh(VENV / "pip", "install", "-q", *NEEDS)
+    stamp.write_text(" ".join(NEEDS))
+
+
+def case_of(spec: str, row: Row) -> Case:
+    keys = (
+        *bench.spread(row.ranks, row.stage),
+        f"train.precision={row.precision}",
+    )
+    return Case(spec, f"peer-{row.ranks}-{row.stage}-{row.precision}", keys)
+
+
+def ours(case: Case, steps: int, data: Path) -> Ran:
+    log = MADE / f"{case.name}.jsonl"
+    log.unlink(missing_ok=True)
+    words = [MADE / case.name, "--data", data, "--steps", steps + 1]
+    called, memory = timed([*words, "--log", log])
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    made = [line for line in lines if "loss" in line]
+    return Ran(
+        statistics.median(line["seconds"] for line in made[1:]),
+        lines[-1]["started"] + lines[-1]["start_step"] - called,
+        memory,
+        made[0]["loss"],
+    )
+
+
+def torch(row: Row, spec: str, cores: int, steps: int, data: Path) -> Ran:
+    out = PEERS / "out.json"
+    words: list[object] = [VENV / "python"]
+    if row.ranks > 1:
+        words = [VENV / "torchrun", "--standalone", "--nproc-per-node"]
+        words.append(row.ranks)
+    words += [ROOT / "bench" / "cpu_peer.py", spec, "--sequence", SEQUENCE]
+    words += ["--batch", TOKENS // SEQUENCE // row.ranks, "--data", data]
+    words += ["--steps", steps + 1, "--out", out, *row.words]
+    threads = max(1, cores // row.ranks)
+    called, memory = timed(
+        words, OMP_NUM_THREADS=threads, DS_ACCELERATOR="cpu"
+    )
+    said = json.loads(out.read_text())
+    return Ran(
+        statistics.median(said["seconds"][1:]),
+        said["first"] - called,
+        memory,
+        said["losses"][0],
+    )
+
+
+# ---- llm.c
+
+LLMC = {
+    "int T = 64;": f"int T = {SEQUENCE};",
+    "int B = 4;": f"int B = {TOKENS // SEQUENCE};",
+    "int val_num_batches = 5;": "int val_num_batches = 1;",
+    "step <= 40;": "step < atoi(argv[1]);",
+    "step % 20 == 0": "0",  # samples
+    "int main() {": "int main(int argc, char **argv) {",
+}
+
+
+def write_llmc(folder: Path, data: Path) -> None:
+    """What train_gpt2.c reads: random weights in its format of version 3, and these tokens."""
+    V, P, L, H, C, T = 50257, 50304, 12, 12, 768, 1024
+    head = np.zeros(256, np.int32)
+    head[:8] = (20240326, 3, T, V, L, H, C, P)
+    n = (P + T + 2) * C + L * (12 * C * C + 13 * C)
+    drawn = np.random.default_rng(1).standard_normal(n, np.float32)
+    with open(folder / "gpt2_124M.bin", "wb") as file:
+        file.write(head.tobytes() + (0.02 * drawn).tobytes())
+    tokens = np.fromfile(data, np.uint16)
+    head[:3] = (20240520, 1, len(tokens))
+    there = folder / "dev" / "data" / "tinyshakespeare"
+    there.mkdir(parents=True, exist_ok=True)
+    for part in ("train", "val"):
+        file = there / f"tiny_shakespeare_{part}.bin"
+        file.write_bytes(head.tobytes() + tokens.tobytes())
+
+
+def build_llmc(source: Path, data: Path) -> None:
+    """Its train_gpt2.c with our batch, by its Makefile's flags."""
+    folder = PEERS / "llmc"
+    folder.mkdir(exist_ok=True)
+    text = (source / "train_gpt2.c").read_text()
+    for old, new in LLMC.items():
+        if old not in text:
+            sys.exit(f"peers: {source}/train_gpt2.c has no `{old}`")
+        text = text.replace(old, new)
+    (folder / "train.c").write_text(text)
+    flags = "-Ofast -march=native -fno-finite-math-only -fopenmp -DOMP -w"
+    bench.sh(
+        *("gcc", *flags.split(), "-I", source, folder / "train.c"),
+        *("-lm", "-o", folder / "train"),
+    )
+    write_llmc(folder, data)
+
+
+def llmc(cores: int, steps: int) -> Ran:
+    folder = PEERS / "llmc"
+    words = ["env", "-C", folder, "./train", steps + 1]
+    began = time.monotonic()
+    _, memory = timed(words, OMP_NUM_THREADS=cores)
+    lines = re.findall(
+        r"step \d+: train loss (\S+) \(took (\S+) ms\)",
+        (PEERS / "said").read_text(),
+    )
+    took = [1e-3 * float(ms) for _, ms in lines]
+    start = time.monotonic() - began - sum(took)
+    return Ran(statistics.median(took[1:]), start, memory, float(lines[0][0]))
+
+
+# ---- figures
+
+
+def floors(cores: int, cases: dict[Case, int]) -> dict[str, float]:
+    """Of each precision: seconds. cases: their parameters"""
+    one = {"OMP_NUM_THREADS": "1"}
+    floor: dict[str, float] = {}
+    for case, parameters in cases.items():
+        type_ = re.search(r"precision=(\w+)", " ".join(case.keys))[1]
+        if type_ in floor or "ranks=1" not in " ".join(case.keys):
+            continue
+        ours = float(bench.sh("out/train-peak", cores, 2048, 2, type_))
+        word = {"f32": "float32", "bf16": "bfloat16"}[type_]
+        words = [VENV / "python", "-c", PRODUCT, "2", word]
+        theirs = sum(bench.together(words, cores, one))
+        copied = sum(bench.together([sys.executable, "-c", COPY], cores, {}))
+        bytes_ = parameters * {"f32": 28, "bf16": 30}[type_]
+        peak = 1e9 * max(ours, theirs)
+        floor[type_] = bench.flops(case) / peak + bytes_ / (1e9 * copied)
+    return floor
+
+
+def figures(row: Row, rounds: list[dict[str, Ran]], mine: str) -> dict:
+    """A peer's row beside ours."""
+    theirs = [r[key(row)] for r in rounds]
+    own = [r[mine] for r in rounds]
+    ratios = sorted(t.step / o.step for t, o in zip(theirs, own, strict=True))
+    return {
+        **asdict(row),
+        "step": statistics.median(t.step for t in theirs),
+        "ours": statistics.median(o.step for o in own),
+        "ratio": statistics.median(ratios),
+        "between": [ratios[0], ratios[-1]],
+        "start": statistics.median(t.start for t in theirs),
+        "our_start": statistics.median(o.start for o in own),
+        "memory": theirs[0].memory,
+        "our_memory": own[0].memory,
+        "rounds": [
+            [asdict(t), asdict(o)] for t, o in zip(theirs, own, strict=True)
+        ],
+    }
+
+
+def key(row: Row) -> str:
+    return f"{row.name}, {row.ranks}, {row.precision}"
+
+
+def table(result: dict) -> str:
+    lines = [
+        *bench.head(result["machine"]),
+        "| peer | ranks | | step, s | ours, s | ratio | of rounds | our floor, s | ours over it "
+        "| memory, MB | ours | to step 1, s | ours |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for x in result["rows"]:
+        floor = result["floor"][x["precision"]]
+        least, most = x["between"]
+        lines.append(
+            f"| {x['name']} | {x['ranks']} | {x['precision']} | {x['step']:.2f} "
+            f"| {x['ours']:.2f} | {x['ratio']:.2f} | {least:.2f} to {most:.2f} "
+            f"| {floor:.2f} | {x['ours'] / floor:.2f} "
+            f"| {1e-6 * x['memory']:.0f} | {1e-6 * x['our_memory']:.0f} "
+            f"| {x['start']:.1f} | {x['our_start']:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def picture(result: dict) -> str:
+    """Bars: seconds a step, ours beside each peer's."""
+    bars: dict[str, tuple[float, bool]] = {}
+    for x in result["rows"]:
+        own = f"ours, {x['ranks']} x {x['precision']}, ZeRO-{x['stage']}"
+        bars.setdefault(own, (x["ours"], True))
+        bars[f"{x['name']}, {x['ranks']} x {x['precision']}"] = (
+            x["step"],
+            False,
+        )
+    scale = 480 / max(seconds for seconds, _ in bars.values())
+    out = [
+        '<svg xmlns="http://www.w3.org/2000/svg" width="860" '
+        f'height="{20 * len(bars) + 30}" font-family="sans-serif" font-size="12">',
+        '<rect width="100%" height="100%" fill="white"/>',
+        '<text x="270" y="16">seconds a step (less is better)</text>',
+    ]
+    for i, (name, (seconds, own)) in enumerate(bars.items()):
+        y, width = 20 * i + 26, scale * seconds
+        out += [
+            f'<text x="260" y="{y + 12}" text-anchor="end">{name}</text>',
+            f'<rect x="270" y="{y}" width="{width:.0f}" height="15" '
+            f'fill="{"#2a78b5" if own else "#b9c4ce"}"/>',
+            f'<text x="{276 + width:.0f}" y="{y + 12}">{seconds:.2f}</text>',
+        ]
+    return "\n".join([*out, "</svg>"]) + "\n"
+
+
+def main() -> int:
+    parser = bench.options(__doc__, 3, 3)
+    parser.add_argument("--llmc", type=Path, help="a checkout of llm.c")
+    parser.add_argument("--only", default="", help="peers whose names have it")
+    given = parser.parse_args()
+    for folder in (MADE, PEERS):
+        folder.mkdir(parents=True, exist_ok=True)
+    venv()
+    cores = min(os.cpu_count() or 1, 2)
+    rows = [row for row in ROWS if given.only in key(row)]
+    cases = {case_of(given.spec, row): row for row in rows}
+    plans = {case: bench.build(case) for case in cases}
+    data = bench.tokens(next(iter(plans.values())), given.steps)
+    if given.llmc:
+        build_llmc(given.llmc, data)
+        rows.append(Row("llm.c", 1, "f32", 0, ()))
+    bench.sh("ninja", "--quiet", "out/train-peak")
+    floor = floors(cores, {c: p.head.params for c, p in plans.items()})
+    rounds: list[dict[str, Ran]] = []
+    for n in range(given.rounds):
+        rounds.append({})
+        for case in cases:
+            print(
+                f"round {n + 1} of {given.rounds}: {case.name}",
+                file=sys.stderr,
+            )
+            rounds[-1][case.name] = ours(case, given.steps, data)
+            for row in rows:
+                if case_of(given.spec, row) != case:
+                    continue
+                print(
+                    f"round {n + 1} of {given.rounds}: {key(row)}",
+                    file=sys.stderr,
+                )
+                rounds[-1][key(row)] = (
+                    torch(row, given.spec, cores, given.steps, data)
+                    if row.words
+                    else llmc(cores, given.steps)
+                )
+    result = {
+        "spec": given.spec,
+        "floor": floor,
+        "rows": [
+            figures(row, rounds, case_of(given.spec, row).name) for row in rows
+        ],
+    }
+    (ROOT / "out" / "peers.svg").write_text(picture(result))
+    return bench.finish(result, "peers", table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
