@@ -4,11 +4,10 @@ for `run`."""
 from __future__ import annotations
 
 import os
-import re
 import signal
 
+import cuda_budget
 import pytest
-import trainer
 import zk
 from hypothesis import settings
 from program import data, program  # noqa: F401 -- fixtures of tests of the runtime
@@ -30,11 +29,10 @@ for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
 
 def pytest_configure(config: pytest.Config) -> None:
     """Kernels are compiled for one processor, and for all of them where exhaustive tests run."""
-    on_a_gpu = "ZR_TEST_DEVICE" in os.environ
-    if "not exhaustive" in config.option.markexpr and not on_a_gpu:
-        flags = (trainer.ROOT / "runtime" / "flags.ninja").read_text()
-        sm_90 = re.search(r"^sm_90 = (.*)$", flags, re.M)[1]
-        os.environ.setdefault("ZR_GENCODE", sm_90)
+    if "ZR_TEST_DEVICE" not in os.environ:
+        few = "not exhaustive" in config.option.markexpr
+        targets = ("sm_90a",) if few else cuda_budget.TARGETS
+        os.environ.setdefault("ZR_GENCODE", cuda_budget.generate(*targets))
 
 
 @pytest.hookimpl(tryfirst=True)

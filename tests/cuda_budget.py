@@ -3,9 +3,11 @@
     .venv/bin/python tests/cuda_budget.py > tests/cuda_budget.txt     writes the table anew
 
 The table's first line names the compiler. The logs are those of the objects of out/train-cuda; how
-many threads a block may have (__launch_bounds__) stands in PTX alone.
+many threads a block may have (__launch_bounds__) stands in PTX alone, which objects have where they
+are made for tests.
 """
 
+import os
 import pathlib
 import re
 import subprocess
@@ -15,6 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 TABLE = ROOT / "tests" / "cuda_budget.txt"
 TARGETS = ("sm_80", "sm_90a", "sm_100")
 MOST = 1024  # threads of any block
+PTX = "-gencode arch=compute_90a,code=compute_90a --no-compress"
 
 
 @dataclass(frozen=True, order=True)
@@ -109,37 +112,48 @@ def read(text: str) -> list[Use]:
     return [Use(row[0], row[1], *map(int, row[2:])) for row in rows]
 
 
-def made() -> list[tuple[pathlib.Path, pathlib.Path]]:
-    """of each source of kernels, the log of its object and its PTX"""
+def generate(*targets: str) -> str:
+    """ZR_GENCODE: the code of these processors, and PTX as it is"""
+    flags = (ROOT / "runtime" / "flags.ninja").read_text()
+    lines = re.findall(r"^sm_\w+ = (.*code=(.*))$", flags, re.M)
+    return " ".join([*(x for x, name in lines if name in targets), PTX])
+
+
+def objects() -> list[pathlib.Path]:
+    """of each source of kernels"""
     stems = sorted(
         path.stem for path in (ROOT / "kernels" / "cuda").glob("*.cu")
     )
-    return [
-        (ROOT / f"out/o/cuda/{stem}.o.log", ROOT / f"out/o/ptx/{stem}.ptx")
-        for stem in stems
-    ]
+    return [ROOT / f"out/o/cuda/{stem}.o" for stem in stems]
+
+
+def ptx(made: pathlib.Path) -> str:
+    """that an object has"""
+    raw = made.read_bytes()
+    at = raw.index(b"\n.version ")
+    return raw[at : raw.index(b"\0", at)].decode()
 
 
 def all_uses() -> list[Use]:
     """of what ninja has made"""
     return [
         use
-        for log, ptx in made()
-        for use in uses(log.read_text(), ptx.read_text())
+        for made in objects()
+        for use in uses(made.with_suffix(".o.log").read_text(), ptx(made))
     ]
 
 
 def wanted() -> list[str]:
     """what ninja is to make"""
-    return [
-        str(path.relative_to(ROOT)).removesuffix(".log")
-        for pair in made()
-        for path in pair
-    ]
+    return [str(made.relative_to(ROOT)) for made in objects()]
 
 
 if __name__ == "__main__":
     subprocess.run(
-        ["ninja", *wanted()], cwd=ROOT, check=True, stdout=subprocess.DEVNULL
+        ["ninja", *wanted()],
+        cwd=ROOT,
+        check=True,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "ZR_GENCODE": generate(*TARGETS)},
     )
     print(table(all_uses()), end="")

@@ -509,7 +509,7 @@ def test_wrong_atomics_are_seen() -> None:
     ids=lambda path: path.stem,
 )
 def test_no_float_is_summed_in_an_order_of_chance(uses, path) -> None:
-    text = (ROOT / f"out/o/ptx/{path.stem}.ptx").read_text()
+    text = cuda_budget.ptx(ROOT / f"out/o/cuda/{path.stem}.o")
     assert re.search(r"\b(atom|red)\.", text) and wrong_atomics(text) == []
 
 

@@ -204,15 +204,17 @@ def test_slurm_on_cpus(home: Path, start: Start) -> None:
     binary = trainer.build(trainer.generate(spec, *KEYS))
     (home / "out" / "train").symlink_to(binary)
     here = ("--nodes=1", "--ntasks-per-node=1", "examples/slurm.sbatch")
-    submitted = (*here, "out/train", *command()[1:])
+    submitted = (*here, "out/train", *command(LONG)[1:])
     job = sbatch(start, *submitted, ZR_GATHER_DELAY_US=10000)
     wait_for_step(home, 3)
     for task in tasks(home):
         os.kill(task, signal.SIGUSR1)
     assert job.wait(LIMIT) == 75 and (home / "requeue").exists()
     assert weights((home / "said").read_text()) == []
+    total = max(logged(home)) + 2
+    submitted = (*here, "out/train", *command(total)[1:])
     assert sbatch(start, *submitted).wait(LIMIT) == 0
-    alone = program.train(binary, home / "tokens.bin", steps=STEPS)
+    alone = program.train(binary, home / "tokens.bin", steps=total)
     assert went_on(home, 1) == weights(alone.out) != []
 
 
@@ -231,7 +233,7 @@ def test_slurm_with_mpi(home: Path, start: Start) -> None:
     """Two hosts of 8 tasks each."""
     _, near = of_mpi(home, 16)
     here = ("--nodes=2", "--ntasks-per-node=8", "examples/slurm.sbatch")
-    submitted = (*here, "out/train-mpi", *command()[1:])
+    submitted = (*here, "out/train-mpi", *command(LONG)[1:])
     settings = {
         **AS_ROOT,
         "SLURM_MPI_TYPE": "pmix",
@@ -243,8 +245,10 @@ def test_slurm_with_mpi(home: Path, start: Start) -> None:
     for task in tasks(home):
         os.kill(task, signal.SIGUSR1)
     assert job.wait(LIMIT) == 75 and (home / "requeue").exists()
+    total = max(logged(home)) + 2
+    submitted = (*here, "out/train-mpi", *command(total)[1:])
     assert sbatch(start, *submitted, **settings).wait(LIMIT) == 0
-    alone = program.train(near, home / "tokens.bin", steps=STEPS)
+    alone = program.train(near, home / "tokens.bin", steps=total)
     assert went_on(home, 1) == weights(alone.out) != []
 
 
@@ -257,17 +261,21 @@ def test_mpirun(home: Path, start: Start) -> None:
     _, near = of_mpi(home, 2)
     (home / "hosts").write_text("localhost slots=2\n")
     log = home / "log"  # a word of no other test's
-    words = [log if word == "log" else word for word in command()[1:]]
-    begun = ("examples/mpirun.sh", "hosts", "out/train-mpi", *words)
+
+    def begun(steps: int) -> list[object]:
+        words = [log if word == "log" else word for word in command(steps)[1:]]
+        return ["examples/mpirun.sh", "hosts", "out/train-mpi", *words]
+
     slow = {**AS_ROOT, "ZR_GATHER_DELAY_US": 10000}
-    running = start(*begun, "--save-every", 2, **slow)
+    running = start(*begun(LONG), "--save-every", 2, **slow)
     wait_for_step(home, 3)
-    os.kill(hosts.running(Path(begun[2]), log)[-1], signal.SIGKILL)
+    os.kill(hosts.running(Path("out/train-mpi"), log)[-1], signal.SIGKILL)
     wait_for_step(home, max(logged(home)) + 2)
     running.terminate()
     assert running.wait(LIMIT) == 75
-    assert start(*begun, **slow).wait(LIMIT) == 0
-    alone = program.train(near, home / "tokens.bin", steps=STEPS)
+    total = max(logged(home)) + 2
+    assert start(*begun(total), **slow).wait(LIMIT) == 0
+    alone = program.train(near, home / "tokens.bin", steps=total)
     assert went_on(home, 2) == weights(alone.out) != []
 
 
