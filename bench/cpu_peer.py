@@ -3,10 +3,12 @@ torchrun starts, under DDP, FSDP2 or DeepSpeed's ZeRO.
 
     cpu_peer.py SPEC.yaml --batch B --sequence T --data TOKENS --steps N --out OUT.json
                 [--precision f32|autocast|bf16] [--compile] [--spread ddp|fsdp2|zero0|zero3]
+                [--lora]
 
 Model and recipe are torch_peer.py's. autocast: f32 parameters, products in bf16; bf16: all of it,
 without masters, but under FSDP2, which keeps f32 parameters and sums in f32, and DeepSpeed, which
-keeps f32 masters. Figures, of rank 0: seconds of each step, losses, the host's clock when the first
+keeps f32 masters. --lora: a GPT-2 of transformers, frozen, with PEFT's adapters of rank 16 on
+`c_attn`. Figures, of rank 0: seconds of each step, losses, the host's clock when the first
 step began.
 """
 
@@ -22,9 +24,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 import torch_peer
 import yaml
 from torch import Tensor, nn
+
+# transformers asks for packages that files of this folder are called as: kernels, data.
+sys.path.remove(str(Path(__file__).resolve().parent))
 
 Step = Callable[[Tensor, Tensor], Tensor]
 
@@ -33,7 +39,8 @@ def adamw(m: nn.Module, recipe: dict) -> torch.optim.AdamW:
     o = recipe["optimizer"]
     sides: dict[bool, list[nn.Parameter]] = {True: [], False: []}
     for p in m.parameters():
-        sides[p.dim() > 1].append(p)
+        if p.requires_grad:
+            sides[p.dim() > 1].append(p)
     decays = {True: o["weight_decay"], False: 0.0}
     groups = [
         {"params": sides[side], "weight_decay": decays[side]} for side in sides
@@ -107,8 +114,47 @@ def zero(
     return step
 
 
+class Adapted(nn.Module):
+    """A model of transformers, called as torch_peer's are"""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, token: Tensor, target: Tensor, _: object) -> Tensor:
+        logits = self.model(input_ids=token, use_cache=False).logits
+        return F.cross_entropy(logits.flatten(0, 1), target.flatten())
+
+
+def peft(spec: dict) -> nn.Module:
+    """Of a GPT-2's spec"""
+    from peft import LoraConfig, get_peft_model
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    first, blocks, _ = spec["model"]["units"]
+    ops = [op for branch in blocks["ops"] for op in branch["residual"]]
+    config = GPT2Config(
+        vocab_size=spec["model"]["vocab"],
+        n_positions=first["embedding"]["context"],
+        n_embd=spec["model"]["width"],
+        n_layer=blocks["blocks"],
+        n_head=next(
+            op["attention"]["heads"] for op in ops if "attention" in op
+        ),
+        resid_pdrop=0,
+        embd_pdrop=0,
+        attn_pdrop=0,
+    )
+    adapters = LoraConfig(
+        r=16, lora_alpha=32, target_modules=["c_attn"], fan_in_fan_out=True
+    )
+    return Adapted(get_peft_model(GPT2LMHeadModel(config), adapters))
+
+
 def made(given: argparse.Namespace, spec: dict) -> Step:
     recipe, spread = spec["train"], given.spread
+    if given.lora:
+        return plain(peft(spec), recipe, given.precision, None)
     apart = spread in ("fsdp2", "zero0", "zero3")  # these keep f32 themselves
     whole = given.precision == "bf16" and not apart
     m = torch_peer.make(
@@ -170,6 +216,7 @@ def main() -> int:
     )
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--spread", choices=("ddp", "fsdp2", "zero0", "zero3"))
+    parser.add_argument("--lora", action="store_true")
     given = parser.parse_args()
     found = train(given)
     if found["rank"] == 0:

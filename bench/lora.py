@@ -2,7 +2,9 @@
 
 A model (GPT-2 124M), f32, 1024 tokens a step: all of it, and adapters of rank 16 on its attention's
 inputs (c_attn), whose base is frozen; on one rank of two threads, and on two ranks under ZeRO-3.
-Programs take turns; memory and wire are the plan's, which the programs say as well.
+Programs take turns; memory and wire are the plan's, which the programs say as well. With --peers
+the same is done by PyTorch and by PEFT's adapters of transformers' GPT-2 (cpu_peer.py), whose
+memory is the resident set at its peak.
 
 The table goes to stdout, all figures to out/lora.json. What makes a run
 invalid stands in bench.py.
@@ -14,11 +16,16 @@ import statistics
 import sys
 
 import bench
+import peers
 from bench import MADE, TOKENS, Case
 
 ADAPTERS = "train.lora={rank: 16, alpha: 32, match: [c_attn]}"
 WAYS = {"1 rank": (1, 0), "2 ranks, ZeRO-3": (2, 3)}
 WHAT = {"all": (), "adapters": (ADAPTERS,)}
+PEERS = (
+    peers.Row("all, PyTorch", 1, "f32", 0, ("--precision", "f32")),
+    peers.Row("adapters, PEFT", 1, "f32", 0, ("--lora",)),
+)
 
 
 def table(result: dict) -> str:
@@ -35,7 +42,9 @@ def table(result: dict) -> str:
 
 
 def main() -> int:
-    given = bench.options(__doc__, 4, 3).parse_args()
+    parser = bench.options(__doc__, 4, 3)
+    parser.add_argument("--peers", action="store_true", help="PEFT beside")
+    given = parser.parse_args()
     MADE.mkdir(parents=True, exist_ok=True)
     cases = [
         Case(given.spec, f"{what}, {way}", (*bench.spread(*of), *keys))
@@ -43,7 +52,20 @@ def main() -> int:
         for what, keys in WHAT.items()
     ]
     plans = {case: bench.build(case) for case in cases}
-    runs = bench.measure(plans, given.steps, given.rounds)
+    beside = PEERS if given.peers else ()
+    if beside:
+        peers.PEERS.mkdir(parents=True, exist_ok=True)
+        peers.venv()
+    runs: dict[str, list[bench.Run]] = {case.name: [] for case in plans}
+    theirs: dict[str, list[peers.Ran]] = {row.name: [] for row in beside}
+    for _ in range(given.rounds):
+        for name, found in bench.measure(plans, given.steps, 1).items():
+            runs[name] += found
+        for row in beside:
+            ran = peers.torch(
+                row, given.spec, 2, given.steps, MADE / "tokens.bin"
+            )
+            theirs[row.name].append(ran)
     rows = [
         {
             "name": name,
@@ -52,6 +74,15 @@ def main() -> int:
             "wire": of[0].wire,
         }
         for name, of in runs.items()
+    ]
+    rows += [
+        {
+            "name": name,
+            "step": statistics.median(ran.step for ran in of),
+            "memory": of[0].memory,
+            "wire": 0,
+        }
+        for name, of in theirs.items()
     ]
     result = {
         "spec": given.spec,

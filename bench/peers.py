@@ -7,7 +7,7 @@ bf16 keeps f32 masters and moments. Memory is the largest process's resident set
 start is from the call of a program to the beginning of its first step.
 
 The floor of a step is its FLOPs by the faster GEMM of 2048^3 of the same run, ours or PyTorch's,
-and the bytes of AdamW (28 a parameter, 30 with bf16 parameters) by the rate of a copy.
+and the bytes of its update by the rate of a copy (`--emit explain` says both).
 
     ./run bench --peers [--llmc DIR] [--rounds N] [--steps N]
 
@@ -27,14 +27,17 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import bench
 import numpy as np
 from bench import MADE, ROOT, SEQUENCE, TOKENS, Case
+from zg.plan.plan import Plan
+from zg.write import cost
 
 PEERS = ROOT / "out" / "peers"
 VENV = PEERS / "venv" / "bin"
-NEEDS = ("torch", "deepspeed", "numpy", "pyyaml")
+NEEDS = ("torch", "deepspeed", "transformers", "peft", "numpy", "pyyaml")
 
 # PyTorch's bf16 product, a process of one thread: the best in so many seconds, GFLOP/s.
 PRODUCT = """
@@ -258,26 +261,32 @@ def llmc(cores: int, steps: int) -> Ran:
 # ---- figures
 
 
-def floors(cores: int, cases: dict[Case, int]) -> dict[str, float]:
-    """Of each precision: seconds. cases: their parameters"""
+def rates(cores: int, precision: str) -> tuple[float, float]:
+    """The faster GEMM of 2048^3, and a copy of 256 MB: FLOPs and bytes a second of all cores."""
+    ours = float(bench.sh("out/train-peak", cores, 2048, 2, precision))
+    word = {"f32": "float32", "bf16": "bfloat16"}[precision]
     one = {"OMP_NUM_THREADS": "1"}
-    floor: dict[str, float] = {}
-    for case, parameters in cases.items():
-        type_ = re.search(r"precision=(\w+)", " ".join(case.keys))[1]
-        if type_ in floor or "ranks=1" not in " ".join(case.keys):
-            continue
-        ours = float(bench.sh("out/train-peak", cores, 2048, 2, type_))
-        word = {"f32": "float32", "bf16": "bfloat16"}[type_]
-        words = [VENV / "python", "-c", PRODUCT, "2", word]
-        theirs = sum(bench.together(words, cores, one))
-        copied = sum(bench.together([sys.executable, "-c", COPY], cores, {}))
-        bytes_ = parameters * {"f32": 28, "bf16": 30}[type_]
-        peak = 1e9 * max(ours, theirs)
-        floor[type_] = bench.flops(case) / peak + bytes_ / (1e9 * copied)
-    return floor
+    theirs = bench.together(
+        [VENV / "python", "-c", PRODUCT, 2, word], cores, one
+    )
+    copied = bench.together([sys.executable, "-c", COPY], cores, {})
+    return 1e9 * max(ours, sum(theirs)), 1e9 * sum(copied)
 
 
-def figures(row: Row, rounds: list[dict[str, Ran]], mine: str) -> dict:
+def floors(plans: dict[Case, Plan], cores: int) -> dict[str, float]:
+    """Seconds of a step of each of our programs: its FLOPs at the one rate, and the bytes of all
+    ranks' updates at the other."""
+    kinds = {p.head.real: rates(cores, p.head.real) for p in plans.values()}
+    return {
+        case.name: cost.flops(p) / kinds[p.head.real][0]
+        + p.head.ranks * cost.update(p) / kinds[p.head.real][1]
+        for case, p in plans.items()
+    }
+
+
+def figures(
+    row: Row, rounds: list[dict[str, Ran]], mine: str, floor: float
+) -> dict[str, Any]:
     """A peer's row beside ours."""
     theirs = [r[key(row)] for r in rounds]
     own = [r[mine] for r in rounds]
@@ -288,6 +297,7 @@ def figures(row: Row, rounds: list[dict[str, Ran]], mine: str) -> dict:
         "ours": statistics.median(o.step for o in own),
         "ratio": statistics.median(ratios),
         "between": [ratios[0], ratios[-1]],
+        "floor": floor,
         "start": statistics.median(t.start for t in theirs),
         "our_start": statistics.median(o.start for o in own),
         "memory": theirs[0].memory,
@@ -310,7 +320,7 @@ def table(result: dict) -> str:
         "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for x in result["rows"]:
-        floor = result["floor"][x["precision"]]
+        floor = x["floor"]
         least, most = x["between"]
         lines.append(
             f"| {x['name']} | {x['ranks']} | {x['precision']} | {x['step']:.2f} "
@@ -367,7 +377,7 @@ def main() -> int:
         build_llmc(given.llmc, data)
         rows.append(Row("llm.c", 1, "f32", 0, ()))
     bench.sh("ninja", "--quiet", "out/train-peak")
-    floor = floors(cores, {c: p.head.params for c, p in plans.items()})
+    floor = floors(plans, cores)
     rounds: list[dict[str, Ran]] = []
     for n in range(given.rounds):
         rounds.append({})
@@ -391,9 +401,10 @@ def main() -> int:
                 )
     result = {
         "spec": given.spec,
-        "floor": floor,
         "rows": [
-            figures(row, rounds, case_of(given.spec, row).name) for row in rows
+            figures(row, rounds, own, floor[own])
+            for row in rows
+            for own in (case_of(given.spec, row).name,)
         ],
     }
     (ROOT / "out" / "peers.svg").write_text(picture(result))

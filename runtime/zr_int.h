@@ -94,6 +94,7 @@ typedef struct zr_seat {
     uint64_t part[2];     /* of a sum: zr_total */
     _Atomic int64_t step; /* that it is in, or was last, from 1 */
     _Atomic int stepping; /* in a step or an evaluation: commands must end */
+    _Atomic int awaits;   /* the rank of another host whose piece it waits for, and 1; 0: none */
     zr_pulse pulse[ZR_QUEUES + 1] __attribute__((aligned(64)));
 } __attribute__((aligned(64))) zr_seat;
 

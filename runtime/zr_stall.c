@@ -105,15 +105,23 @@ static int works(const zr_stall *s, int r, double half)
     return cpu_of(s->rank[r].pid) - s->rank[r].cpu > 0.1 * (s->quiet - half);
 }
 
+/* Ranks of this host that wait for those of another: one of them tells. */
+static void describe_far(zr *z, const zr_stall *s, char *why)
+{
+    int r = z->here - 1, awaits = 0;
+    char who[ZR_HOST_NAME], whom[64] = "ranks of other hosts";
+    while (!(awaits = atomic_load(&seat_of(z, r)->awaits)) && r > 0) r--;
+    if (awaits) snprintf(whom, sizeof whom, "rank %d, which is on another host", awaits - 1);
+    zr_why(why,
+           "no command has ended for %.0f s (ZR_TIMEOUT_S): %s waits in step %" PRId64
+           " for %s; all ranks of this host are stopped; look for a host or a network that is gone",
+           s->quiet, zr_who(z, z->lowest + r, who), atomic_load(&seat_of(z, r)->step), whom);
+}
+
 static void describe(zr *z, const zr_stall *s, int r, int queue, char *why)
 {
     if (r < 0 && z->far) {
-        char who[ZR_HOST_NAME];
-        zr_why(why,
-               "no command has ended for %.0f s (ZR_TIMEOUT_S): %s waits in step %" PRId64
-               " for ranks of other hosts, all of this host's are stopped; look for a host or a "
-               "network that is gone",
-               s->quiet, zr_who(z, z->lowest, who), atomic_load(&seat_of(z, 0)->step));
+        describe_far(z, s, why);
         return;
     }
     if (r < 0) {

@@ -1,4 +1,4 @@
-/* wire.c -- the wire is MPI's: Issend and Irecv, and Testall.
+/* wire.c -- the wire is MPI's: Issend and Irecv, and Testsome.
  *
  * Invariants
  *  1. MPI is called under one lock, and nothing is waited for under it: queues do not hold each
@@ -28,7 +28,8 @@ struct zr_mpi {
         MPI_Comm comm;
         MPI_Request *request; /* [room]; those that are under way come first */
         MPI_Status *status; /* [room] of them: gcc takes MPICH's "none" for an array without room */
-        int used, room;
+        int *peer, *ended;  /* [room]: with whom each is; MPI's answer */
+        int at, used, room; /* at: those before it have ended */
     } of[ZR_QUEUES];
 };
 
@@ -119,6 +120,8 @@ void zr_mpi_open(zr *z)
         m->of[queue].room = requests(z);
         m->of[queue].request = zr_get(z, m->of[queue].room, sizeof *m->of[queue].request);
         m->of[queue].status = zr_get(z, m->of[queue].room, sizeof *m->of[queue].status);
+        m->of[queue].peer = zr_get(z, m->of[queue].room, sizeof *m->of[queue].peer);
+        m->of[queue].ended = zr_get(z, m->of[queue].room, sizeof *m->of[queue].ended);
     }
 }
 
@@ -140,6 +143,7 @@ static void move(zr *z, int queue, int rank, char *at, int64_t bytes, begin *som
     struct zr_mpi *m = z->t->mpi;
     for (int64_t i = 0; i < bytes; i += MOST) {
         int n = (int)(bytes - i < MOST ? bytes - i : MOST);
+        m->of[queue].peer[m->of[queue].used] = rank;
         MPI_Request *next = &m->of[queue].request[m->of[queue].used++];
         pthread_mutex_lock(&m->lock);
         int error = some(at + i, n, MPI_BYTE, rank, m->of[queue].comm, next);
@@ -158,14 +162,21 @@ static void receive_piece(zr *z, int queue, int rank, void *at, int64_t bytes)
     move(z, queue, rank, at, bytes, begin_receive, "receiving");
 }
 
+/* The parent, where nothing moves, tells for whom. */
 static int test_pieces(zr *z, int queue)
 {
     struct zr_mpi *m = z->t->mpi;
-    int all = 0;
+    int ended, used = m->of[queue].used, at = m->of[queue].at;
+    MPI_Request *request = m->of[queue].request;
     pthread_mutex_lock(&m->lock);
-    int error = MPI_Testall(m->of[queue].used, m->of[queue].request, &all, m->of[queue].status);
+    int error = MPI_Testsome(used, request, &ended, m->of[queue].ended, m->of[queue].status);
     pthread_mutex_unlock(&m->lock);
     must(z, error, "exchanging pieces");
+    while (at < used && request[at] == MPI_REQUEST_NULL) at++;
+    int all = at == used;
+    atomic_store_explicit(&z->shared->seat[z->rank].awaits, all ? 0 : m->of[queue].peer[at] + 1,
+                          memory_order_relaxed);
+    m->of[queue].at = all ? 0 : at;
     if (all) m->of[queue].used = 0;
     return all;
 }
@@ -179,6 +190,8 @@ static void close_world(zr *z)
         MPI_Comm_free(&m->of[queue].comm);
         free(m->of[queue].request);
         free(m->of[queue].status);
+        free(m->of[queue].peer);
+        free(m->of[queue].ended);
     }
     must(z, MPI_Finalize(), "MPI's end");
     free(m);

@@ -248,14 +248,13 @@ def test_a_ratio_is_of_one_round() -> None:
     for theirs, own in ((2.0, 1.0), (12.0, 4.0), (7.0, 7.0)):
         ran = [peers.Ran(s, 0.5, 1000, 3.0) for s in (theirs, own)]
         rounds.append(dict(zip((peers.key(row), "mine"), ran, strict=True)))
-    made = peers.figures(row, rounds, "mine")
+    made = peers.figures(row, rounds, "mine", 2.5)
     assert (made["ratio"], made["between"]) == (2, [1, 3])
     assert (made["step"], made["ours"]) == (7, 4)
     result = {
         "machine": {
             "cpu": "x", "cores": 2, "others": 0.01, "compiler": "", "flags": ""
         },
-        "floor": {"f32": 2.5},
         "rows": [made],
     }  # fmt: skip
     line = peers.table(result).splitlines()[-1]

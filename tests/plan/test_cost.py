@@ -52,6 +52,40 @@ def test_flops_of_grouped_queries_count_query_heads() -> None:
     )
 
 
+# bytes an element: parameters 4 + 4 in f32, else 2 and masters 4 + 4; sums 4; moments both ways
+@pytest.mark.parametrize(
+    "bytes_,sets",
+    [
+        (8 + 4 + 16, ()),
+        (2 + 8 + 4 + 16, ("train.precision=bf16",)),
+        (
+            2 + 8 + 4 + 8,
+            ("train.precision=bf16", "train.optimizer.moments=bf16"),
+        ),
+        (8 + 4 + 8, ("train.optimizer={type: Lion, lr: 0.001}",)),
+        (8 + 4, ("train.optimizer={type: SGD, lr: 0.01}",)),
+    ],
+)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_an_update_moves(
+    bytes_: int, sets: tuple[str, ...], ranks: int
+) -> None:
+    p = planned("gpt2-124m", f"cluster.ranks={ranks}", *sets)
+    elements = sum(f.count * f.shard for f in p.flats)
+    assert 124_439_808 <= ranks * elements < 1.001 * 124_439_808
+    assert cost.update(p) == bytes_ * elements
+    told = f"bytes of memory that a rank's update moves: {cost.update(p):,}"
+    assert told in explain.explain(p)
+
+
+def test_what_is_frozen_moves_nothing() -> None:
+    whole, lora = (
+        planned("gpt2-124m", *sets)
+        for sets in ((), ("train.lora={rank: 8, alpha: 16, match: [c_attn]}",))
+    )
+    assert 0 < cost.update(lora) < cost.update(whole) / 100
+
+
 @pytest.mark.parametrize("micro_batches", [2, 3, 8])
 @pytest.mark.parametrize("again", ["none", "full"])
 def test_micro_batches_in_both_orders_cost_the_same_work(

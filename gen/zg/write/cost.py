@@ -72,6 +72,21 @@ def sums(p: Plan) -> int:
     )
 
 
+def update(p: Plan) -> int:
+    """Bytes of memory that a rank's update moves: it reads and writes the states of its shards,
+    reads sums, and writes parameters that have masters."""
+    moved = 0
+    for f in p.flats:
+        types = {s.what: s.dtype for s in p.stores if s.flat == f.name}
+        once = {"sum", "params"} if "master" in types else {"sum"}
+        if types.keys() <= {"params", "master"}:  # it is frozen
+            continue
+        for what, dtype in types.items():
+            times = 1 if what in once else 2
+            moved += times * ops.BYTES[dtype] * f.shard * f.count
+    return moved
+
+
 def commands(p: Plan) -> int:
     """What a rank issues in a training step, a wait for an event each: `--profile` notes them."""
     return sum(

@@ -232,6 +232,7 @@ def explain(p: Plan) -> str:
         f"flops in a global step: {cost.flops(p):.4g} (6 a parameter and token, "
         "and causal attention)",
         f"flops of recomputation: {cost.again(p):.4g}",
+        f"bytes of memory that a rank's update moves: {cost.update(p):,}",
         "",
         "steps by queue",
     ]
