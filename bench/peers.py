@@ -18,6 +18,7 @@ out/peers.svg. bench.py says what makes a run invalid.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -25,6 +26,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,7 @@ from zg.write import cost
 
 PEERS = ROOT / "out" / "peers"
 VENV = PEERS / "venv" / "bin"
+CORES = min(os.cpu_count() or 1, 2)
 NEEDS = ("torch", "deepspeed", "transformers", "peft", "numpy", "pyyaml")
 
 # PyTorch's bf16 product, a process of one thread: the best in so many seconds, GFLOP/s.
@@ -106,6 +109,13 @@ ROWS = (
 )
 
 
+# What a step may need less memory by; beside PyTorch's, on one rank in f32
+SAVING = {
+    "recompute of GELU and norms": ("train.recompute=[gelu, layernorm]",),
+    "recompute full": ("train.recompute=full",),
+}
+
+
 @dataclass(frozen=True)
 class Ran:
     """One run of a program."""
@@ -157,6 +167,14 @@ def case_of(spec: str, row: Row) -> Case:
         f"train.precision={row.precision}",
     )
     return Case(spec, f"peer-{row.ranks}-{row.stage}-{row.precision}", keys)
+
+
+def saving(spec: str) -> dict[str, Case]:
+    keys = case_of(spec, ROWS[0]).keys
+    return {
+        name: Case(spec, f"peer-saves-{n}", (*keys, *more))
+        for n, (name, more) in enumerate(SAVING.items())
+    }
 
 
 def ours(case: Case, steps: int, data: Path) -> Ran:
@@ -312,6 +330,21 @@ def key(row: Row) -> str:
     return f"{row.name}, {row.ranks}, {row.precision}"
 
 
+def saved(rounds: list[dict[str, Ran]], row: Row, spec: str) -> list[dict]:
+    """Ours with less memory, beside a peer's."""
+    names = {"as it is": case_of(spec, row).name}
+    names |= {name: case.name for name, case in saving(spec).items()}
+    return [
+        {
+            "name": name,
+            "step": statistics.median(r[of].step for r in rounds),
+            "memory": rounds[0][of].memory,
+            "share": rounds[0][of].memory / rounds[0][key(row)].memory,
+        }
+        for name, of in names.items()
+    ]
+
+
 def table(result: dict) -> str:
     lines = [
         *bench.head(result["machine"]),
@@ -329,6 +362,17 @@ def table(result: dict) -> str:
             f"| {1e-6 * x['memory']:.0f} | {1e-6 * x['our_memory']:.0f} "
             f"| {x['start']:.1f} | {x['our_start']:.1f} |"
         )
+    if result["saved"]:
+        lines += [
+            "",
+            "| ours, 1 rank, f32 | step, s | memory, MB | of PyTorch's |",
+            "|---|---|---|---|",
+        ]
+    lines += [
+        f"| {x['name']} | {x['step']:.2f} | {1e-6 * x['memory']:.0f} "
+        f"| {100 * x['share']:.0f} % |"
+        for x in result["saved"]
+    ]
     return "\n".join(lines)
 
 
@@ -360,6 +404,29 @@ def picture(result: dict) -> str:
     return "\n".join([*out, "</svg>"]) + "\n"
 
 
+def one_round(
+    given: argparse.Namespace,
+    rows: list[Row],
+    plans: Iterable[Case],
+    data: Path,
+) -> dict[str, Ran]:
+    """Each of our programs, and behind it the peers that it stands beside"""
+    ran: dict[str, Ran] = {}
+    for case in plans:
+        print(case.name, file=sys.stderr)
+        ran[case.name] = ours(case, given.steps, data)
+        for row in rows:
+            if case_of(given.spec, row) != case:
+                continue
+            print(key(row), file=sys.stderr)
+            ran[key(row)] = (
+                torch(row, given.spec, CORES, given.steps, data)
+                if row.words
+                else llmc(CORES, given.steps)
+            )
+    return ran
+
+
 def main() -> int:
     parser = bench.options(__doc__, 3, 3)
     parser.add_argument("--llmc", type=Path, help="a checkout of llm.c")
@@ -368,37 +435,22 @@ def main() -> int:
     for folder in (MADE, PEERS):
         folder.mkdir(parents=True, exist_ok=True)
     venv()
-    cores = min(os.cpu_count() or 1, 2)
     rows = [row for row in ROWS if given.only in key(row)]
-    cases = {case_of(given.spec, row): row for row in rows}
+    cases = dict.fromkeys(case_of(given.spec, row) for row in rows)
+    first = rows[0] if rows[0] == ROWS[0] else None
+    if first:
+        cases |= dict.fromkeys(saving(given.spec).values())
     plans = {case: bench.build(case) for case in cases}
     data = bench.tokens(next(iter(plans.values())), given.steps)
     if given.llmc:
         build_llmc(given.llmc, data)
         rows.append(Row("llm.c", 1, "f32", 0, ()))
     bench.sh("ninja", "--quiet", "out/train-peak")
-    floor = floors(plans, cores)
+    floor = floors(plans, CORES)
     rounds: list[dict[str, Ran]] = []
     for n in range(given.rounds):
-        rounds.append({})
-        for case in cases:
-            print(
-                f"round {n + 1} of {given.rounds}: {case.name}",
-                file=sys.stderr,
-            )
-            rounds[-1][case.name] = ours(case, given.steps, data)
-            for row in rows:
-                if case_of(given.spec, row) != case:
-                    continue
-                print(
-                    f"round {n + 1} of {given.rounds}: {key(row)}",
-                    file=sys.stderr,
-                )
-                rounds[-1][key(row)] = (
-                    torch(row, given.spec, cores, given.steps, data)
-                    if row.words
-                    else llmc(cores, given.steps)
-                )
+        print(f"round {n + 1} of {given.rounds}", file=sys.stderr)
+        rounds.append(one_round(given, rows, plans, data))
     result = {
         "spec": given.spec,
         "rows": [
@@ -406,6 +458,7 @@ def main() -> int:
             for row in rows
             for own in (case_of(given.spec, row).name,)
         ],
+        "saved": saved(rounds, first, given.spec) if first else [],
     }
     (ROOT / "out" / "peers.svg").write_text(picture(result))
     return bench.finish(result, "peers", table)

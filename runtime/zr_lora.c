@@ -10,6 +10,7 @@
 #include "zr_json.h"
 #include "zr_safetensors.h"
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -49,42 +50,127 @@ static int turned(const zr_program *p)
     return strstr(p->adapter, "\"fan_in_fan_out\": true") != NULL;
 }
 
-/* What is wrong with a key of it, with the text of its value; NULL: nothing */
-static const char *wrong(const zr_program *p, const char *key, const char *value, double *scale)
+/* Keys that do not change what is added to weights; of any other but those below the value must be
+ * empty. Which linears have adapters the tensors say. */
+static const char *const harmless[] = {"auto_mapping",
+                                       "base_model_name_or_path",
+                                       "ensure_weight_tying",
+                                       "exclude_modules",
+                                       "inference_mode",
+                                       "layers_pattern",
+                                       "lora_dropout",
+                                       "megatron_core",
+                                       "peft_version",
+                                       "qalora_group_size",
+                                       "revision",
+                                       "target_modules",
+                                       "task_type"};
+
+/* And those that may have some values alone. */
+static const struct {
+    const char *key, *values[3];
+} limited[] = {
+    {"bias", {"\"none\""}},
+    {"init_lora_weights", {"true", "false", "\"gaussian\""}}, /* others change the base */
+    {"peft_type", {"\"LORA\""}},
+};
+
+/* What a file has there; of a string what it says, decoded */
+typedef struct value {
+    const char *at;
+    size_t n;
+    int quoted;
+} value;
+
+static value read_value(zr_json *j)
 {
-    int on = !strncmp(value, "true", 4);
-    if (!strcmp(key, "r")) *scale /= strtod(value, NULL);
-    if (!strcmp(key, "lora_alpha")) *scale *= strtod(value, NULL);
-    if (on && !strcmp(key, "use_rslora")) return "alpha / sqrt(rank) is its scale (use_rslora)";
-    if (on && !strcmp(key, "use_dora")) return "it has magnitudes (use_dora)";
-    if (!strcmp(key, "peft_type") && strncmp(value, "\"LORA\"", 6)) return "it is no LoRA";
-    if (!strcmp(key, "fan_in_fan_out") && on != turned(p))
-        return "it is of another family (fan_in_fan_out)";
-    return NULL;
+    int quoted = zr_json_peek(j) == '"';
+    const char *at = j->at;
+    if (quoted) at = zr_json_text(j);
+    else zr_json_skip(j);
+    if (j->error) return (value){"", 0, 0};
+    return (value){at, quoted ? strlen(at) : (size_t)(j->at - at), quoted};
+}
+
+/* text: as JSON has it */
+static int is(value v, const char *text)
+{
+    if (!text) return 0;
+    if (v.quoted) return *text == '"' && strlen(text) == v.n + 2 && !memcmp(text + 1, v.at, v.n);
+    return strlen(text) == v.n && !memcmp(text, v.at, v.n);
+}
+
+/* null, false, "", {}, [] */
+static int is_empty(value v)
+{
+    if (v.quoted) return v.n == 0;
+    int open = *v.at == '{' || *v.at == '[';
+    return is(v, "null") || is(v, "false") || (open && strspn(v.at + 1, " \t\n\r") == v.n - 2);
+}
+
+static int is_one(const char *key, const char *const *of, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!strcmp(key, of[i])) return 1;
+    return 0;
+}
+
+/* r and lora_alpha; PEFT's own where they are not there */
+typedef struct ranks {
+    double r, alpha;
+} ranks;
+
+/* May it have this key? If not, `allowed` says what is. */
+static int takes(const zr_program *p, const char *key, value v, ranks *of, const char **allowed)
+{
+    *allowed = "null, false or nothing in it";
+    if (!strcmp(key, "r")) of->r = strtod(v.at, NULL);
+    else if (!strcmp(key, "lora_alpha")) of->alpha = strtod(v.at, NULL);
+    else if (!strcmp(key, "fan_in_fan_out")) {
+        *allowed = turned(p) ? "true" : "false";
+        return is(v, *allowed);
+    } else {
+        for (size_t i = 0; i < sizeof limited / sizeof *limited; i++) {
+            if (strcmp(key, limited[i].key)) continue;
+            *allowed = limited[i].values[0];
+            for (int k = 0; k < 3; k++)
+                if (is(v, limited[i].values[k])) return 1;
+            return 0;
+        }
+        return is_empty(v) || is_one(key, harmless, sizeof harmless / sizeof *harmless);
+    }
+    return 1;
+}
+
+static int read_config(const zr_program *p, zr_json *j, const char *file, ranks *of, char *why)
+{
+    const char *allowed, *text = j->at;
+    for (int64_t i = 0; zr_json_more(j, '{', &i);) {
+        const char *key = zr_json_key(j);
+        value v = read_value(j);
+        const char *quote = v.quoted ? "\"" : "";
+        if (!j->error && !takes(p, key, v, of, &allowed))
+            return zr_why(why, "%s: %.60s: %s%.*s%s is not supported; allowed: %s", file, key,
+                          quote, (int)zr_least((int64_t)v.n, 60), v.at, quote, allowed);
+    }
+    if (!j->error && !zr_json_end(j)) return 0;
+    return zr_why(why, "%s: byte %" PRId64 ": %s", file, (int64_t)(j->at - text), j->error);
 }
 
 int zr_adapter_fits(const zr_program *p, const char *dir, char *why)
 {
     char file[ZR_FILE];
-    int64_t n = 0, i = 0;
-    double scale = 1;
-    const char *bad = NULL;
+    int64_t n = 0;
+    ranks of = {8, 8};
     if (zr_path(file, dir, ZR_ADAPTER_CONFIG, why)) return -1;
     char *text = zr_file_text(file, &n, why);
     if (!text) return -1;
     zr_json j = {text, text + n, NULL};
-    while (!bad && zr_json_more(&j, '{', &i)) {
-        const char *key = zr_json_key(&j);
-        zr_json_peek(&j);
-        if (key) bad = wrong(p, key, j.at, &scale);
-        zr_json_skip(&j);
-    }
-    if (!bad && zr_json_end(&j)) bad = j.error;
+    int bad = read_config(p, &j, file, &of, why);
     free(text);
-    if (bad) return zr_why(why, "%s: %s", file, bad);
-    if (scale != p->lora)
-        return zr_why(why, "%s: lora_alpha / r is %g; the program has %g", file, scale, p->lora);
-    return 0;
+    if (bad || of.alpha / of.r == p->lora) return bad;
+    return zr_why(why, "%s: lora_alpha / r is %.9g; the program has %.9g", file, of.alpha / of.r,
+                  p->lora);
 }
 
 /* ---- merging */

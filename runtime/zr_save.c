@@ -206,12 +206,24 @@ static int add_copies(zr_saving *s, const char *from, char *why)
     return 0;
 }
 
+/* Whole weights beside adapters: who loads the folder would add these once more. */
+static int refuse_adapters(const zr_saving *s, char *why)
+{
+    char file[ZR_FILE];
+    if (zr_path(file, s->dir, ZR_ADAPTER_CONFIG, why)) return -1;
+    if (access(file, F_OK)) return 0;
+    return zr_why(why,
+                  "%s: whoever loads this folder would add its adapters to the weights that are "
+                  "saved; move them away, or name another folder",
+                  file);
+}
+
 static int add_all(zr_saving *s, int rank, const char *from, int type, int64_t most, char *note,
                    char *why)
 {
     char temp[ZR_FILE];
     int alone = s->stored.part == ZR_ADAPTERS;
-    if (zr_save_temp(temp, s->dir, why)) return -1;
+    if (zr_save_temp(temp, s->dir, why) || (!alone && refuse_adapters(s, why))) return -1;
     if (alone ? add_adapters(s, &s->stored, ZR_ADAPTER_MODEL) : add_shards(s, most))
         return zr_why(why, "%s: no memory for its header", temp);
     if (s->stored.merge && add_adapters(s, &zr_adapters, ""))

@@ -256,6 +256,7 @@ def test_a_ratio_is_of_one_round() -> None:
             "cpu": "x", "cores": 2, "others": 0.01, "compiler": "", "flags": ""
         },
         "rows": [made],
+        "saved": [],
     }  # fmt: skip
     line = peers.table(result).splitlines()[-1]
     assert "| 7.00 | 4.00 | 2.00 | 1.00 to 3.00 | 2.50 | 1.60 |" in line

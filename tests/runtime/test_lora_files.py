@@ -6,6 +6,7 @@ Names and keys are those of PEFT 0.18: docs/source/developer_guides/checkpoint.m
 import json
 import os
 import pathlib
+import shutil
 
 import law
 import numpy as np
@@ -195,6 +196,28 @@ def test_merged(
     assert moved == len(named(family))
 
 
+@pytest.mark.parametrize("folder", ["llama"], indirect=True)
+def test_whole_weights_do_not_come_beside_adapters(
+    folder: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """Whoever loads the folder would add these once more."""
+    own = tmp_path / "own"
+    shutil.copytree(folder / "base", own)
+    for path in (folder / "new").iterdir():
+        shutil.copy(path, own)
+    kept = {path.name: path.read_bytes() for path in own.iterdir()}
+    given = ("--load", own, "--steps", 0, "--save", own)
+    adapted = (*given, "--adapter", own, "--merge")
+    for binary, words in (
+        (built("llama", "one"), adapted),
+        (plain("llama"), given),
+    ):
+        code, err = said(binary, *words)
+        assert code == 2
+        assert f"--save {own}/adapter_config.json: whoever loads" in err
+    assert {path.name: path.read_bytes() for path in own.iterdir()} == kept
+
+
 def test_a_merged_model_has_the_loss_of_its_parts(
     folder: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
@@ -294,10 +317,20 @@ def said(binary: pathlib.Path, *words: object) -> tuple[int, str]:
     "change,why",
     [
         ({"lora_alpha": 8}, "adapter_config.json: lora_alpha / r is 2; the program has 1.5"),
-        ({"use_rslora": True}, "its scale (use_rslora)"),
-        ({"use_dora": True}, "it has magnitudes (use_dora)"),
-        ({"peft_type": "IA3"}, "it is no LoRA"),
-        ({"fan_in_fan_out": True}, "it is of another family (fan_in_fan_out)"),
+        ({"r": 3, "lora_alpha": 5}, "lora_alpha / r is 1.66666667; the"),
+        ({"use_rslora": True}, "use_rslora: true is not supported; allowed: null"),
+        ({"use_dora": True}, "use_dora: true is not supported; allowed: null"),
+        ({"alpha_pattern": {"q_proj": 64}}, "alpha_pattern: {"),
+        ({"rank_pattern": {"q_proj": 8}}, "rank_pattern: {"),
+        ({"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens: [1, 2] is"),
+        ({"layer_replication": [[0, 1]]}, "layer_replication: [[0, 1]] is"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save: ["),
+        ({"layers_to_transform": [0]}, "layers_to_transform: [0] is"),
+        ({"something_new": 1}, "something_new: 1 is not supported"),
+        ({"bias": "all"}, 'bias: "all" is not supported; allowed: "none"'),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights: "),
+        ({"peft_type": "IA3"}, 'peft_type: "IA3" is not supported; allowed: "LORA"'),
+        ({"fan_in_fan_out": True}, "fan_in_fan_out: true is not supported; allowed: false"),
     ],
 )  # fmt: skip
 def test_another_adapter(
@@ -315,6 +348,38 @@ def test_another_adapter(
     given = ("--load", folder / "base", "--steps", 0, "--adapter", tmp_path)
     code, err = said(built("llama", "one"), *given)
     assert code == 2 and "--adapter" in err and why in err
+
+
+# What PEFT 0.21.2 writes beside its own (LoraConfig().to_dict())
+PEFTS = {
+    "auto_mapping": None, "peft_version": "0.21.2", "revision": None, "exclude_modules": None,
+    "lora_dropout": 0.05, "use_rslora": False, "init_lora_weights": "gaussian",
+    "layers_to_transform": None, "layers_pattern": None, "rank_pattern": {}, "alpha_pattern": {},
+    "megatron_config": None, "megatron_core": "megatron.core", "trainable_token_indices": None,
+    "loftq_config": {}, "eva_config": None, "corda_config": None, "lora_ga_config": None,
+    "use_dora": False, "velora_config": None, "alora_invocation_tokens": None,
+    "use_qalora": False, "qalora_group_size": 16, "monteclora_config": None,
+    "layer_replication": None, "lora_bias": False, "target_parameters": None,
+    "use_bdlora": None, "arrow_config": None, "kasa_config": None, "ensure_weight_tying": False,
+    "target_modules": "all-linear",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("folder", ["llama"], indirect=True)
+@pytest.mark.parametrize("order", [1, -1])
+def test_what_peft_writes_is_taken(
+    folder: pathlib.Path, tmp_path: pathlib.Path, order: int
+) -> None:
+    """Whatever the keys' order, and with blanks in what is empty."""
+    new = json.loads((folder / "new" / "adapter_config.json").read_text())
+    keys = [*{**new, **PEFTS}.items()][::order]
+    text = json.dumps(dict(keys), indent=1).replace("{}", "{ }")
+    (tmp_path / "adapter_config.json").write_text(text)
+    tensors = load_file(folder / "new" / "adapter_model.safetensors")
+    save_file(tensors, tmp_path / "adapter_model.safetensors")
+    wanted = run(built("llama", "one"), folder, 0, "--adapter", folder / "new")
+    got = run(built("llama", "one"), folder, 0, "--adapter", tmp_path)
+    assert got == wanted
 
 
 @pytest.mark.parametrize("folder", ["llama"], indirect=True)
