@@ -54,6 +54,18 @@ while time.perf_counter() < end:
 print(2e-9 * n**3 / best)
 """
 
+# A copy of 256 MB, a process: the median, GB of what is read and written a second.
+COPY = """
+import time, numpy as np
+a, took = np.ones(1 << 26, np.float32), []
+b = np.ones_like(a)
+for _ in range(9):
+    t = time.perf_counter()
+    np.copyto(b, a)
+    took.append(time.perf_counter() - t)
+print(2e-9 * a.nbytes / sorted(took)[4])
+"""
+
 # First touch as the runtime takes arenas: every rank its part of one memory file, then private
 # memory, in huge pages where there are any; seconds of both kinds, a line for each rank.
 TOUCH = """

@@ -2,7 +2,8 @@
 
 Collectives: a flat of 128 MiB on two ranks of one host, whose all-gather and reduce-scatter go
 through the memory that ranks share (out/train), and over MPI (out/train-mpi, ZR_RANKS_PER_HOST=1);
-seconds of a step's commands by --profile, in turns, medians.
+seconds of a step's commands by --profile, in turns, medians. Beside them: two processes that copy
+128 MiB each at the same time.
 
 Links: GPT-2 124M under ZeRO-3 on two ranks of one thread, 1024 tokens a step, each on a host of
 namespaces, whose interface sends so many bits a second (tbf). Beside a step stands its floor: the
@@ -24,7 +25,7 @@ from pathlib import Path
 
 import bench
 import numpy as np
-from bench import ROOT
+from bench import COPY, ROOT
 
 sys.path.append(str(ROOT / "tests" / "lib"))
 import hosts  # noqa: E402
@@ -118,14 +119,18 @@ def collectives(
     (folder / "flat.yaml").write_text(FLAT)
     runs = Runs(folder, folder / "flat.yaml")
     profile = folder / "profile.json"
-    near, far = [], []
+    near, far, rates = [], [], []
     for _ in range(rounds):
+        rates.append(sum(bench.together([sys.executable, "-c", COPY], 2, {})))
         runs.on_one_host(steps + 1, "--profile", profile)
         near.append(seconds(profile))
         runs.over_mpi(steps + 1, "--profile", profile, ZR_RANKS_PER_HOST=1)
         far.append(seconds(profile))
+    bytes_ = 2 * 4 * ROWS * WIDTH  # read and written by each of the two
+    copy = 2 * bytes_ / (1e9 * statistics.median(rates))
     return {
         kind: {
+            "copy": copy,
             "shared memory": statistics.median(x[kind] for x in near),
             "MPI": statistics.median(x[kind] for x in far),
         }
@@ -179,12 +184,16 @@ def links(
 def table(result: dict) -> str:
     lines = [
         *bench.head(result["machine"]),
-        "| 128 MiB, 2 ranks of a host | shared memory, s | MPI, s | ratio |",
-        "|---|---|---|---|",
+        "| 128 MiB, 2 ranks of a host | copy, s | shared memory, s | of a copy | MPI, s "
+        "| of shared memory |",
+        "|---|---|---|---|---|---|",
     ]
     for kind, x in result["collectives"].items():
-        near, far = x["shared memory"], x["MPI"]
-        lines.append(f"| {kind} | {near:.4f} | {far:.4f} | {far / near:.2f} |")
+        copy, near, far = x["copy"], x["shared memory"], x["MPI"]
+        lines.append(
+            f"| {kind} | {copy:.4f} | {near:.4f} | {near / copy:.2f} | {far:.4f} "
+            f"| {far / near:.2f} |"
+        )
     lines += [
         "",
         f"| {Path(result['spec']).stem}, ZeRO-3, 2 hosts | step, s | floor, s | ratio "

@@ -56,19 +56,6 @@ print(2e-9 * n**3 / best)
 """
 
 
-# A copy of 256 MB, a process: the median, GB of what is read and written a second.
-COPY = """
-import time, numpy as np
-a, took = np.ones(1 << 26, np.float32), []
-b = np.ones_like(a)
-for _ in range(9):
-    t = time.perf_counter()
-    np.copyto(b, a)
-    took.append(time.perf_counter() - t)
-print(2e-9 * a.nbytes / sorted(took)[4])
-"""
-
-
 @dataclass(frozen=True)
 class Row:
     """A peer; ours with the same ranks, precision and stage stands beside it."""
@@ -287,7 +274,7 @@ def rates(cores: int, precision: str) -> tuple[float, float]:
     theirs = bench.together(
         [VENV / "python", "-c", PRODUCT, 2, word], cores, one
     )
-    copied = bench.together([sys.executable, "-c", COPY], cores, {})
+    copied = bench.together([sys.executable, "-c", bench.COPY], cores, {})
     return 1e9 * max(ours, sum(theirs)), 1e9 * sum(copied)
 
 
