@@ -254,6 +254,8 @@ def write(
                 counts[split] = tokens, docs + part.documents
             total = sum(tokens for tokens, _ in counts.values())
             progress.more(each.bytes, total)
+        if not any(tokens for tokens, _ in counts.values()):
+            raise Bad(f"no document has a token; {empty} are empty")
         for split, (tokens, _) in counts.items():
             if not tokens:
                 raise Bad(f"no document is for {split}.bin; see --val")

@@ -293,6 +293,17 @@ def test_more_positions_than_the_model_has_are_told(
         ({"sliding_window": "64", "model_type": "mistral"}, "15: sliding_w"),
         ({"max_position_embeddings": None}, "12: max_position_embeddings: is"),
         ({"num_key_value_heads": 5}, "8: model.units[1].ops[0].residual[1]"),
+        (
+            {"rms_norm_eps": None},
+            "10: rms_norm_eps: is null; allowed: a value",
+        ),
+        (
+            {"rms_norm_eps": "1e-5"},
+            "10: rms_norm_eps: is '1e-5'; allowed: a n",
+        ),
+        ({"rope_theta": "1e4"}, "11: rope_theta: is '1e4'; allowed: a number"),
+        ({"num_hidden_layers": 10**30}, "4: num_hidden_layers: is 1000000"),
+        ({"num_hidden_layers": 10**10}, "4: num_hidden_layers: is 1000000"),
     ],
 )
 def test_wrong_values(

@@ -475,7 +475,7 @@ WRONG = [
     ("jsonl", [GOOD + b'{"text": null}'], (), "a:2: no field text"),
     ("jsonl", [GOOD + b'{"text": "\xff"}'], (), "a:2: byte 11 is no UTF-8"),
     ("jsonl", [GOOD + b'{"text": "\\ud800"}'], (), "a:2: half a UTF-16"),
-    ("jsonl", [b'{"text": ""}\n'], (), "no document is for train.bin"),
+    ("jsonl", [b'{"text": ""}\n'], (), "no document has a token; 1 are empty"),
     ("jsonl", [b"\n \n"], (), "a: no record"),
     ("jsonl", [GOOD * 3], ("--val", "3"), "there are 3 documents"),
     ("jsonl", [GOOD * 3], ("--val", "0.001%"), "no document is for val.bin"),

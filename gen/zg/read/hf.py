@@ -6,6 +6,7 @@ made of is a row of hfrows.py.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -27,7 +28,7 @@ from .hfrows import (
     scaling_keys,
 )
 from .node import Names, Node, SpecError, meant, printable, shown
-from .schema import Op
+from .schema import LAYERS, Op
 
 # Of any family. Where a value is listed, no other is known here.
 FREE = (
@@ -149,11 +150,19 @@ class _Config:
         """What config.json says, or what it means by silence."""
         return self.given.get(key, self.usual.get(key, Node(None, "")))
 
-    def number(self, key: str) -> int:
+    def number(self, key: str, most: float = math.inf) -> int:
         found = self.get(key).value
-        if type(found) is not int or found < 1:
-            raise self.fail(key, f"is {shown(found)}", "a whole number from 1")
+        if type(found) is not int or not 1 <= found <= most:
+            top = f" to {most}" if most < math.inf else ""
+            allowed = f"a whole number from 1{top}"
+            raise self.fail(key, f"is {shown(found)}", allowed)
         return found
+
+    def no_text(self, key: str, node: Node) -> Node:
+        """A spec takes "1e-5" for a number, transformers does not."""
+        if isinstance(node.value, str):
+            raise self.fail(key, f"is {shown(node.value)}", "a number")
+        return node
 
     # ---- every key has its place
 
@@ -198,7 +207,9 @@ class _Config:
         if key in self.family.times and node.value is None:
             of, times = self.family.times[key]
             return Node(times * self.number(of), node.where)
-        return node
+        if key in self.given and node.value is None:
+            raise self.fail(key, "is null", "a value, or no such key")
+        return self.no_text(key, node)
 
     def word(self, key: str, node: Node) -> Node:
         words = {
@@ -222,9 +233,9 @@ class _Config:
             raise self.fail(key, f"is {shown(held)}", "an object, or null")
         said = {name: x for name, x in held.items() if x.value is not None}
         theta = said.pop("rope_theta", self.get("rope_theta"))
-        found = {
-            "theta": Node(THETA, node.where) if theta.value is None else theta
-        }
+        if theta.value is None:
+            theta = Node(THETA, node.where)
+        found = {"theta": self.no_text("rope_theta", theta)}
         types = [said.pop(k).value for k in ("rope_type", "type") if k in said]
         if len(types) == 2 and types[0] != types[1]:
             both = f"rope_type {shown(types[0])} and type {shown(types[1])}"
@@ -276,7 +287,7 @@ class _Config:
 
     def sliding(self) -> list[bool]:
         """Which layers have a window."""
-        layers = self.number(self.family.sizes[0])
+        layers = self.number(self.family.sizes[0], LAYERS)
         node = self.get("sliding_window")
         usual, by_layer = self.family.usual, self.by_layer(layers)
         off = SWITCH in usual and not self.switched(SWITCH)
