@@ -183,9 +183,15 @@ def library(text: str, where: object) -> Tokenizer:
 
 
 def around(tokenizer: Tokenizer) -> tuple[Ids, Ids]:
-    """What it puts before a text and behind it"""
-    bare = tokenizer.encode("a", add_special_tokens=False).ids
-    whole = tokenizer.encode("a").ids
+    """What it puts before a text and behind it: a text that has a token shows"""
+    own = {x.content for x in tokenizer.get_added_tokens_decoder().values()}
+    texts = ("a", *(x for x in tokenizer.get_vocab() if x not in own))
+    bare: Ids = []
+    for text in texts:
+        bare = tokenizer.encode(text, add_special_tokens=False).ids
+        if bare:
+            break
+    whole = tokenizer.encode(text).ids
     for at in range(len(whole)):
         behind = at + len(bare)
         if whole[at:behind] == bare:

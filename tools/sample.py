@@ -100,6 +100,10 @@ def numbers(stream: IO[str]) -> Iterator[int]:
 def sample(chosen: argparse.Namespace) -> int:
     recipe = trained.recipe(chosen)
     encoder = Encoder(recipe)
+    try:
+        chosen.prompt.encode()
+    except UnicodeEncodeError:
+        raise Bad("--prompt: is no UTF-8") from None
     ids = [*recipe.around[0], *encoder.ids(chosen.prompt)]
     if not ids:
         raise Bad("--prompt: at least one token is needed")

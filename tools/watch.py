@@ -33,6 +33,7 @@ from zg.commandline import Parser
 
 LOOK_S = 1.0  # between two looks at the logs
 RECENT = 20  # steps, of which the median tells the rate, and what is left
+MOST = 1e30  # that is drawn; NaN is not
 ROWS, COLUMNS = 20, 80  # where there is no terminal
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 HOME, CLEAR = "\x1b[H", "\x1b[2J"  # where a picture begins; the screen
@@ -95,7 +96,7 @@ def drawn(logs: Sequence[Log], names: Sequence[str]) -> str:
     plotext.plotsize(size.columns, max(size.lines - len(logs) - 1, 8))
     for log, name in zip(logs, names, strict=True):
         for key, marker in (("loss", "braille"), ("val_loss", "o")):
-            points = log.points(key)
+            points = [p for p in log.points(key) if abs(p[1]) < MOST]
             if not points:
                 continue
             label = f"{name} {key}" if len(logs) > 1 else key

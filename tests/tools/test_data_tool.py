@@ -647,3 +647,19 @@ def test_other_columns_of_parquet_are_not_read(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
     found = documents.first("parquet", [tmp_path / "x.parquet"], None)
     assert found == documents.Layout("text", ("text",))
+
+
+def test_what_comes_around_texts_of_another_alphabet() -> None:
+    """`a` has no token there."""
+    vocab = {"<s>": 0, "</s>": 1, "你": 2, "好": 3}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    for text, wanted in (
+        ("<s> $A", ([0], [])),
+        ("$A </s>", ([], [1])),
+        ("<s> $A </s>", ([0], [1])),
+    ):
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=text, special_tokens=[("<s>", 0), ("</s>", 1)]
+        )
+        assert encoding.around(tokenizer) == wanted

@@ -197,6 +197,12 @@ def test_what_the_program_says_is_told(tmp_path: Path) -> None:
     assert done.returncode == 2 and "300 is no byte" in done.stderr
 
 
+def test_a_prompt_that_is_no_text(tmp_path: Path) -> None:
+    options = ("--tokenizer", "bytes", "--program", speaker(tmp_path))
+    done = run(tmp_path, "--prompt", "\udcff\udcfe", *options)
+    assert done.returncode == 2 and "--prompt: is no UTF-8" in done.stderr
+
+
 def test_a_program_of_this_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import pty
 import signal
@@ -131,6 +132,15 @@ def test_once(tmp_path: Path) -> None:
     assert b == "other  step 2/2  loss 3.0000  23 tokens/s  ended"
     assert any("one loss" in line for line in plot)
     assert any(line.startswith("5.0") for line in plot)  # the highest loss
+
+
+def test_losses_that_cannot_be_drawn(tmp_path: Path) -> None:
+    log = tmp_path / "one.jsonl"
+    put(log, run("a"), step(1, 2.0), step(2, math.nan), step(3, 1e308))
+    put(log, step(4, -math.inf), step(5, 1.0))
+    done = watch(log, "--once")
+    assert done.returncode == 0, done.stderr
+    assert "step 5  loss 1.0000" in done.stdout
 
 
 def test_the_table_has_all_numbers(tmp_path: Path) -> None:

@@ -27,8 +27,9 @@ from .hfrows import (
     Key,
     scaling_keys,
 )
+from .keytypes import LAYERS
 from .node import Names, Node, SpecError, meant, printable, shown
-from .schema import LAYERS, Op
+from .schema import Op
 
 # Of any family. Where a value is listed, no other is known here.
 FREE = (
