@@ -234,6 +234,8 @@ int zr_save_adapters(const zr_saving *s, zr *z, int rank, char *why); /* that ar
 int zr_save_part(const zr_saving *s, zr *z, int rank, char *why);
 /* ok: all ranks have written all parts; then, whatever fails, they stay, and `why` names them. */
 int zr_save_end(const zr_saving *s, int ok, char *why);
+/* 1, and in note[ZR_WHY] how numbers of dir/config.json differ from those that the program has. */
+int zr_config_differs(const zr_program *p, const char *dir, char *note);
 /* Reads this rank's masters from dir/model.safetensors or from the files that
  * dir/model.safetensors.index.json names: F32, BF16 or F16. Tensors that the model has no place for
  * are an error unless `drop`, but for buffers and a head that repeats the embedding. note[ZR_WHY]:

@@ -6,8 +6,8 @@ from __future__ import annotations
 import os
 import signal
 
-import cuda_budget
 import pytest
+import trainer
 import zk
 from hypothesis import settings
 from program import data, program  # noqa: F401 -- fixtures of tests of the runtime
@@ -31,8 +31,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Kernels are compiled for one processor, and for all of them where exhaustive tests run."""
     if "ZR_TEST_DEVICE" not in os.environ:
         few = "not exhaustive" in config.option.markexpr
-        targets = ("sm_90a",) if few else cuda_budget.TARGETS
-        os.environ.setdefault("ZR_GENCODE", cuda_budget.generate(*targets))
+        targets = ("sm_90a",) if few else ()
+        os.environ.setdefault("ZR_GENCODE", trainer.processors(*targets))
 
 
 @pytest.hookimpl(tryfirst=True)

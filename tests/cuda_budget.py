@@ -11,13 +11,13 @@ import os
 import pathlib
 import re
 import subprocess
+import sys
 from dataclasses import dataclass
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TABLE = ROOT / "tests" / "cuda_budget.txt"
 TARGETS = ("sm_80", "sm_90a", "sm_100")
 MOST = 1024  # threads of any block
-PTX = "-gencode arch=compute_90a,code=compute_90a --no-compress"
 
 
 @dataclass(frozen=True, order=True)
@@ -112,13 +112,6 @@ def read(text: str) -> list[Use]:
     return [Use(row[0], row[1], *map(int, row[2:])) for row in rows]
 
 
-def generate(*targets: str) -> str:
-    """ZR_GENCODE: the code of these processors, and PTX as it is"""
-    flags = (ROOT / "runtime" / "flags.ninja").read_text()
-    lines = re.findall(r"^sm_\w+ = (.*code=(.*))$", flags, re.M)
-    return " ".join([*(x for x, name in lines if name in targets), PTX])
-
-
 def objects() -> list[pathlib.Path]:
     """of each source of kernels"""
     stems = sorted(
@@ -149,11 +142,14 @@ def wanted() -> list[str]:
 
 
 if __name__ == "__main__":
+    sys.path.append(str(ROOT / "tests" / "lib"))
+    import trainer
+
     subprocess.run(
         ["ninja", *wanted()],
         cwd=ROOT,
         check=True,
         stdout=subprocess.DEVNULL,
-        env={**os.environ, "ZR_GENCODE": generate(*TARGETS)},
+        env={**os.environ, "ZR_GENCODE": trainer.processors(*TARGETS)},
     )
     print(table(all_uses()), end="")

@@ -292,3 +292,17 @@ def train(
         folder / "log.jsonl",
     )
     return load_file(after / "model.safetensors")
+
+
+# ---- GPUs' processors
+
+PTX = "-gencode arch=compute_90a,code=compute_90a --no-compress"
+
+
+def processors(*targets: str) -> str:
+    """ZR_GENCODE: the code of these, of all where none is named, and PTX as it is"""
+    flags = (ROOT / "runtime" / "flags.ninja").read_text()
+    lines = re.findall(r"^sm_\w+ = (.*code=(.*))$", flags, re.M)
+    return " ".join(
+        [*(x for x, name in lines if not targets or name in targets), PTX]
+    )

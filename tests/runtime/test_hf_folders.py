@@ -11,7 +11,9 @@ import subprocess
 import time
 from pathlib import Path
 
+import law
 import numpy as np
+import program
 import pytest
 import trainer
 from files import (
@@ -570,3 +572,64 @@ def test_a_killed_run_leaves_nothing(tmp_path: Path) -> None:
         going.send_signal(signal.SIGTERM)
     assert going.returncode == 128 + signal.SIGTERM
     assert os.listdir(saved) == []
+
+
+# ---- numbers that no tensor has
+
+
+def loaded(folder: Path, *keys: str) -> str:
+    """What a Llama with such keys says of a folder."""
+    made = trainer.build(trainer.generate(law.path("llama"), *keys))
+    words = ("--data", folder / "tokens", "--load", folder, "--steps", 0)
+    done = program.run(made, *words)
+    assert done.code == 0, done.err
+    return done.err
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("llama")
+    trainer.write_tokens(folder / "tokens", law.tokens(256, 400))
+    made = trainer.build(trainer.generate(law.path("llama")))
+    words = ("--data", folder / "tokens", "--steps", 0, "--save", folder)
+    assert program.run(made, *words).code == 0
+    return folder
+
+
+ATTENTION = "model.units[1].ops[0].residual[1].attention"
+OF_ANOTHER = "config.json: is of another model than the program: "
+
+
+@pytest.mark.parametrize(
+    "key,told",
+    [
+        ("rope.theta=10000", "rope_theta 500000, the program 10000"),
+        ("rope.scaling.factor=4", "factor 8, the program 4"),
+        ("rope.scaling=null", "factor 8, the program none"),
+    ],
+)
+def test_a_folder_of_another_model_is_told(
+    llama: Path, key: str, told: str
+) -> None:
+    assert OF_ANOTHER + told in loaded(llama, f"{ATTENTION}.{key}")
+
+
+def test_a_folder_of_the_same_model_is_not(
+    llama: Path, tmp_path: Path
+) -> None:
+    """In the spelling of transformers 5, too, and with keys that a program does not have."""
+    assert OF_ANOTHER not in loaded(llama)
+    said = json.loads((llama / "config.json").read_text())
+    rope = said.pop("rope_scaling") | {"rope_theta": said.pop("rope_theta")}
+    said |= {"rope_parameters": rope, "initializer_range": 0.02, "x": [{}]}
+    for name in ("tokens", "model.safetensors"):
+        (tmp_path / name).symlink_to(llama / name)
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    assert OF_ANOTHER not in loaded(tmp_path)
+    rope["low_freq_factor"] = 2
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    told = OF_ANOTHER + "low_freq_factor 2, the program 1"
+    assert told in loaded(tmp_path)
+    for broken in ("", "{", '{"rope_theta": ', "[]"):
+        (tmp_path / "config.json").write_text(broken)
+        assert OF_ANOTHER not in loaded(tmp_path)
