@@ -295,7 +295,7 @@ def test_more_positions_than_the_model_has_are_told(
         ({"num_key_value_heads": 5}, "8: model.units[1].ops[0].residual[1]"),
         (
             {"rms_norm_eps": None},
-            "10: rms_norm_eps: is null; allowed: a value",
+            "10: rms_norm_eps: is null; allowed: a num",
         ),
         (
             {"rms_norm_eps": "1e-5"},
@@ -382,6 +382,21 @@ def test_keys_of_published_files(tmp_path: pathlib.Path) -> None:
     assert model(tmp_path, GPT2 | gpt2) == model(tmp_path, GPT2)
     qwen = {"use_mrope": False, "_attn_implementation_autoset": True}
     assert model(tmp_path, QWEN3 | qwen) == model(tmp_path, QWEN3)
+
+
+@pytest.mark.parametrize("type_", ["llama", "mistral", "qwen2"])
+def test_null_heads_follow_from_others(
+    tmp_path: pathlib.Path, type_: str
+) -> None:
+    """As in transformers: as many as of queries, as wide as these divide the model."""
+    said = {k: x for k, x in LLAMA.items() if k != "head_dim"}
+    said |= {"model_type": type_, "architectures": None}
+    heads = said["num_attention_heads"]
+    null = {"num_key_value_heads": None, "head_dim": None}
+    if type_ == "qwen2":
+        del null["head_dim"]
+    found = model(tmp_path, said | null)
+    assert found == model(tmp_path, said | {"num_key_value_heads": heads})
 
 
 def test_no_key_is_in_two_places() -> None:

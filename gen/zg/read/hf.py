@@ -208,8 +208,9 @@ class _Config:
         if key in self.family.times and node.value is None:
             of, times = self.family.times[key]
             return Node(times * self.number(of), node.where)
-        if key in self.given and node.value is None:
-            raise self.fail(key, "is null", "a value, or no such key")
+        usual = self.usual.get(key, node).value
+        if node.value is None and isinstance(usual, float):  # an epsilon
+            raise self.fail(key, "is null", "a number, or no such key")
         return self.no_text(key, node)
 
     def word(self, key: str, node: Node) -> Node:
@@ -276,12 +277,13 @@ class _Config:
 
     def grown(self, key: str, said: dict[str, Node]) -> Node:
         """YaRN's attention_factor, by its two mscales."""
-        names = ("factor", *MSCALES)
         missing = Node(None, self.get(key).where)
         _above_0(f"{key}.factor", said.get("factor", missing))
-        factor, *times = (said[name].value for name in names)
-        top, bottom = (grown(max(factor, 1.0), x) for x in times)
-        return Node(top / bottom, said[MSCALES[0]].where)
+        factor = max(said["factor"].value, 1.0)
+        of_all, of_some = (said[name] for name in MSCALES)
+        top = grown(factor, of_all.value)
+        bottom = grown(factor, of_some.value)
+        return Node(top / bottom, of_all.where)
 
     def given_(self, key: str) -> bool:
         return key in self.given and self.given[key].value is not None
