@@ -10,8 +10,8 @@ goes on from it. It comes right behind another one, as the run that begins does:
 virtual machine takes back memory that lies free for some seconds, and its first touch is dearer
 then. Figures are medians over rounds.
 
-The table goes to stdout, all figures to out/checkpoint.json. What makes a run
-invalid stands in bench.py. --folder: a disk other than that of out/.
+The table goes to stdout, all figures to out/checkpoint.json. bench.py says what makes a
+run invalid. --folder: a disk other than that of out/.
 """
 
 from __future__ import annotations

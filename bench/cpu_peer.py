@@ -205,12 +205,7 @@ def train(given: argparse.Namespace) -> dict[str, object]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("spec")
-    for name in ("batch", "sequence", "steps"):
-        parser.add_argument(f"--{name}", type=int, required=True)
-    for name in ("data", "out"):
-        parser.add_argument(f"--{name}", required=True)
+    parser = torch_peer.options(__doc__)
     parser.add_argument(
         "--precision", choices=("f32", "autocast", "bf16"), default="f32"
     )

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import bench
 from tokenizers import Tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -109,6 +110,7 @@ def main() -> int:
     print(
         f"run data: {share:.0%} of the library by the clock, {of:.0%} by processors"
     )
+    print(f"others took {bench.others():.1%} of this run's time")
     return int(share < SHARE)
 
 

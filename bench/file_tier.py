@@ -7,8 +7,8 @@ before the norm of all gradients is known; from there on the file has the next s
 it, and as much as the host's slots hold is read before that and written after it.
 The disk is slow_disk.c, preloaded; the file lies in memory (--dir), which is faster than any rate.
 
-The table goes to stdout, all figures to out/file_tier.json. What makes a run
-invalid stands in bench.py.
+The table goes to stdout, all figures to out/file_tier.json. bench.py says what makes a
+run invalid.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ Programs take turns; memory and wire are the plan's, which the programs say as w
 the same is done by PyTorch and by PEFT's adapters of transformers' GPT-2 (cpu_peer.py), whose
 memory is the resident set at its peak.
 
-The table goes to stdout, all figures to out/lora.json. What makes a run
-invalid stands in bench.py.
+The table goes to stdout, all figures to out/lora.json. bench.py says what makes a
+run invalid.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ def main() -> int:
     plans = {case: bench.build(case) for case in cases}
     beside = PEERS if given.peers else ()
     if beside:
-        peers.PEERS.mkdir(parents=True, exist_ok=True)
         peers.venv()
     runs: dict[str, list[bench.Run]] = {case.name: [] for case in plans}
     theirs: dict[str, list[peers.Ran]] = {row.name: [] for row in beside}
@@ -63,7 +62,7 @@ def main() -> int:
             runs[name] += found
         for row in beside:
             ran = peers.torch(
-                row, given.spec, 2, given.steps, MADE / "tokens.bin"
+                row, given.spec, given.steps, MADE / "tokens.bin"
             )
             theirs[row.name].append(ran)
     rows = [

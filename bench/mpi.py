@@ -10,8 +10,8 @@ namespaces, whose interface sends so many bits a second (tbf). Beside a step sta
 longer of out/train's step and of the planned bytes' time, and the first gather and the last
 reduction, which nothing hides. Steps are without the first; programs take turns.
 
-The table goes to stdout, all figures to out/mpi.json. What makes a run
-invalid stands in bench.py. Namespaces need root, or unshare -r.
+The table goes to stdout, all figures to out/mpi.json. bench.py says what makes a
+run invalid. Namespaces need root, or unshare -r.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ A model (GPT-2 124M), 1024 tokens a step, f32 and bf16: one process with both co
 256 tokens), and two ranks of one core each (2 samples). Programs take turns; a ratio is a peer's
 step over ours of the same round, the median of rounds beside the least and the greatest. Ours in
 bf16 keeps f32 masters and moments. Memory is the largest process's resident set at its peak; a
-start is from the call of a program to the beginning of its first step.
+start is from the call of a program to the beginning of its first step; llm.c's has its validation
+and its end in it, too.
 
 The floor of a step is its FLOPs by the faster GEMM of 2048^3 of the same run, ours or PyTorch's,
 and the bytes of its update by the rate of a copy (`--emit explain` says both).
@@ -94,7 +95,7 @@ ROWS = (
         ("--spread", "zero3", "--precision", "bf16"),
     ),
 )
-
+LLMC = Row("llm.c", 1, "f32", 0, ())
 
 # What a step may need less memory by; beside PyTorch's, on one rank in f32
 SAVING = {
@@ -143,6 +144,7 @@ def venv() -> None:
     if stamp.exists() and stamp.read_text() == " ".join(NEEDS):
         return
     print(f"{' '.join(NEEDS)} into {VENV.parent}", file=sys.stderr)
+    PEERS.mkdir(parents=True, exist_ok=True)
     bench.sh(sys.executable, "-m", "venv", VENV.parent)
     bench.sh(VENV / "pip", "install", "-q", *NEEDS)
     stamp.write_text(" ".join(NEEDS))
@@ -179,7 +181,7 @@ def ours(case: Case, steps: int, data: Path) -> Ran:
     )
 
 
-def torch(row: Row, spec: str, cores: int, steps: int, data: Path) -> Ran:
+def torch(row: Row, spec: str, steps: int, data: Path) -> Ran:
     out = PEERS / "out.json"
     words: list[object] = [VENV / "python"]
     if row.ranks > 1:
@@ -188,7 +190,7 @@ def torch(row: Row, spec: str, cores: int, steps: int, data: Path) -> Ran:
     words += [ROOT / "bench" / "cpu_peer.py", spec, "--sequence", SEQUENCE]
     words += ["--batch", TOKENS // SEQUENCE // row.ranks, "--data", data]
     words += ["--steps", steps + 1, "--out", out, *row.words]
-    threads = max(1, cores // row.ranks)
+    threads = max(1, CORES // row.ranks)
     called, memory = timed(
         words, OMP_NUM_THREADS=threads, DS_ACCELERATOR="cpu"
     )
@@ -203,7 +205,7 @@ def torch(row: Row, spec: str, cores: int, steps: int, data: Path) -> Ran:
 
 # ---- llm.c
 
-LLMC = {
+CHANGED = {
     "int T = 64;": f"int T = {SEQUENCE};",
     "int B = 4;": f"int B = {TOKENS // SEQUENCE};",
     "int val_num_batches = 5;": "int val_num_batches = 1;",
@@ -236,12 +238,12 @@ def build_llmc(source: Path, data: Path) -> None:
     folder = PEERS / "llmc"
     folder.mkdir(exist_ok=True)
     text = (source / "train_gpt2.c").read_text()
-    for old, new in LLMC.items():
+    for old, new in CHANGED.items():
         if old not in text:
             sys.exit(f"peers: {source}/train_gpt2.c has no `{old}`")
         text = text.replace(old, new)
     (folder / "train.c").write_text(text)
-    flags = "-Ofast -march=native -fno-finite-math-only -fopenmp -DOMP -w"
+    flags = "-Ofast -march=native -fopenmp -DOMP -w"
     bench.sh(
         *("gcc", *flags.split(), "-I", source, folder / "train.c"),
         *("-lm", "-o", folder / "train"),
@@ -249,11 +251,11 @@ def build_llmc(source: Path, data: Path) -> None:
     write_llmc(folder, data)
 
 
-def llmc(cores: int, steps: int) -> Ran:
+def llmc(steps: int) -> Ran:
     folder = PEERS / "llmc"
     words = ["env", "-C", folder, "./train", steps + 1]
     began = time.monotonic()
-    _, memory = timed(words, OMP_NUM_THREADS=cores)
+    _, memory = timed(words, OMP_NUM_THREADS=CORES)
     lines = re.findall(
         r"step \d+: train loss (\S+) \(took (\S+) ms\)",
         (PEERS / "said").read_text(),
@@ -266,22 +268,22 @@ def llmc(cores: int, steps: int) -> Ran:
 # ---- figures
 
 
-def rates(cores: int, precision: str) -> tuple[float, float]:
+def rates(precision: str) -> tuple[float, float]:
     """The faster GEMM of 2048^3, and a copy of 256 MB: FLOPs and bytes a second of all cores."""
-    ours = float(bench.sh("out/train-peak", cores, 2048, 2, precision))
+    ours = float(bench.sh("out/train-peak", CORES, 2048, 2, precision))
     word = {"f32": "float32", "bf16": "bfloat16"}[precision]
     one = {"OMP_NUM_THREADS": "1"}
     theirs = bench.together(
-        [VENV / "python", "-c", PRODUCT, 2, word], cores, one
+        [VENV / "python", "-c", PRODUCT, 2, word], CORES, one
     )
-    copied = bench.together([sys.executable, "-c", bench.COPY], cores, {})
+    copied = bench.together([sys.executable, "-c", bench.COPY], CORES, {})
     return 1e9 * max(ours, sum(theirs)), 1e9 * sum(copied)
 
 
-def floors(plans: dict[Case, Plan], cores: int) -> dict[str, float]:
+def floors(plans: dict[Case, Plan]) -> dict[str, float]:
     """Seconds of a step of each of our programs: its FLOPs at the one rate, and the bytes of all
     ranks' updates at the other."""
-    kinds = {p.head.real: rates(cores, p.head.real) for p in plans.values()}
+    kinds = {p.head.real: rates(p.head.real) for p in plans.values()}
     return {
         case.name: cost.flops(p) / kinds[p.head.real][0]
         + p.head.ranks * cost.update(p) / kinds[p.head.real][1]
@@ -391,6 +393,12 @@ def picture(result: dict) -> str:
     return "\n".join([*out, "</svg>"]) + "\n"
 
 
+def check_loss(row: Row, theirs: Ran, own: Ran) -> None:
+    """A peer with random weights as small as ours must begin with a loss like ours."""
+    if abs(theirs.loss - own.loss) > 0.5:
+        sys.exit(f"peers: {key(row)}: loss {theirs.loss}, ours {own.loss}")
+
+
 def one_round(
     given: argparse.Namespace,
     rows: list[Row],
@@ -407,10 +415,11 @@ def one_round(
                 continue
             print(key(row), file=sys.stderr)
             ran[key(row)] = (
-                torch(row, given.spec, CORES, given.steps, data)
+                torch(row, given.spec, given.steps, data)
                 if row.words
-                else llmc(CORES, given.steps)
+                else llmc(given.steps)
             )
+            check_loss(row, ran[key(row)], ran[case.name])
     return ran
 
 
@@ -419,21 +428,22 @@ def main() -> int:
     parser.add_argument("--llmc", type=Path, help="a checkout of llm.c")
     parser.add_argument("--only", default="", help="peers whose names have it")
     given = parser.parse_args()
-    for folder in (MADE, PEERS):
-        folder.mkdir(parents=True, exist_ok=True)
+    every = (*ROWS, LLMC) if given.llmc else ROWS
+    rows = [row for row in every if given.only in key(row)]
+    if not rows:
+        parser.error(f"--only {given.only}: no peer's name has it")
+    MADE.mkdir(parents=True, exist_ok=True)
     venv()
-    rows = [row for row in ROWS if given.only in key(row)]
     cases = dict.fromkeys(case_of(given.spec, row) for row in rows)
     first = rows[0] if rows[0] == ROWS[0] else None
     if first:
         cases |= dict.fromkeys(saving(given.spec).values())
     plans = {case: bench.build(case) for case in cases}
     data = bench.tokens(next(iter(plans.values())), given.steps)
-    if given.llmc:
+    if LLMC in rows:
         build_llmc(given.llmc, data)
-        rows.append(Row("llm.c", 1, "f32", 0, ()))
     bench.sh("ninja", "--quiet", "out/train-peak")
-    floor = floors(plans, CORES)
+    floor = floors(plans)
     rounds: list[dict[str, Ran]] = []
     for n in range(given.rounds):
         print(f"round {n + 1} of {given.rounds}", file=sys.stderr)

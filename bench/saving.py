@@ -6,8 +6,8 @@ Programs take turns; figures are medians of pairs of neighbouring runs. Then the
 beside the most that this memory moves in the same minute: copies and sums in place by as many
 threads (numpy), bytes read and bytes written.
 
-The table goes to stdout, all figures to out/saving.json. What makes a run
-invalid stands in bench.py.
+The table goes to stdout, all figures to out/saving.json. bench.py says what makes a
+run invalid.
 """
 
 from __future__ import annotations

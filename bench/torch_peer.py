@@ -359,13 +359,19 @@ def train(given: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+def options(says: str) -> argparse.ArgumentParser:
+    """What peers are told; says: the docstring of one"""
+    parser = argparse.ArgumentParser(description=says.split("\n")[0])
     parser.add_argument("spec")
     for name in ("batch", "sequence", "steps"):
         parser.add_argument(f"--{name}", type=int, required=True)
     for name in ("data", "out"):
         parser.add_argument(f"--{name}", required=True)
+    return parser
+
+
+def main() -> int:
+    parser = options(__doc__)
     parser.add_argument(
         "--compile", choices=("model", "block", "none"), default="model"
     )

@@ -35,7 +35,15 @@ def call(*args: object, **settings: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     "part",
-    ["gpu_check", "gpu_speed", "gpu_kernels", "saving", "file_tier", "peers"],
+    [
+        "gpu_check",
+        "gpu_speed",
+        "gpu_kernels",
+        "saving",
+        "file_tier",
+        "peers",
+        "lora",
+    ],
 )
 def test_every_part_can_begin(part: str) -> None:
     """It finds what it imports, from a folder of its own."""
@@ -277,19 +285,32 @@ def test_each_peer_has_ours_beside_it() -> None:
         } <= set(keys)
 
 
-def test_others_count_against_a_run() -> None:
-    """A process that is nobody's child takes as much as this one."""
-    script = (
-        "import sys, time; sys.path.append('bench'); import bench\n"
-        "while time.process_time() < 1.5: pass\n"
-        "print(bench.others())"
+def test_a_peer_that_trains_something_else_is_told() -> None:
+    import peers
+
+    row, own = peers.ROWS[0], peers.Ran(1.0, 0.5, 1000, 10.9)
+    peers.check_loss(row, peers.Ran(1.0, 0.5, 1000, 10.5), own)
+    for loss in (10.3, 11.5):
+        with pytest.raises(SystemExit, match=f"loss {loss}, ours 10.9"):
+            peers.check_loss(row, peers.Ran(1.0, 0.5, 1000, loss), own)
+
+
+def test_others_count_against_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    import bench
+
+    monkeypatch.setattr(bench, "BEGUN", (100.0, 10.0))
+    monkeypatch.setattr(bench, "clocks", lambda: (130.0, 30.0))
+    assert bench.others() == 0.5
+
+
+def test_what_a_run_has_started_is_its_own() -> None:
+    """A second of a child's; and a tick or two are not counted yet."""
+    import bench
+
+    busy, own = bench.clocks()
+    child = "import time\nwhile time.process_time() < 1: pass"
+    subprocess.run([sys.executable, "-c", child], check=True)
+    all_, mine = (
+        now - was for now, was in zip(bench.clocks(), (busy, own), strict=True)
     )
-    command = [sys.executable, "-c", script]
-    alone = float(subprocess.check_output(command, cwd=ROOT, text=True))
-    busy = subprocess.Popen(["sh", "-c", "while :; do :; done"])
-    try:
-        beside = float(subprocess.check_output(command, cwd=ROOT, text=True))
-    finally:
-        busy.kill()
-        busy.wait()
-    assert beside > 0.5 and alone >= 0
+    assert mine >= 1 and all_ >= mine - 0.1
