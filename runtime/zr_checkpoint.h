@@ -23,7 +23,8 @@ typedef struct zr_past {
 void zr_run_open(zr *z, zr_run *r, int64_t sums);
 /* Takes down the numbers of a run as they are now. */
 void zr_run_note(zr *z, zr_run *r);
-/* Writes into the end of text[n], 32 bytes, the checksum of what is before. */
+/* Writes into the end of text[n], ZR_SEAL bytes, the checksum of what is before. */
+enum { ZR_SEAL = 32 };
 void zr_run_seal(char *text, int64_t n);
 /* These to a file; 0, or -1 and errno. sums[n]: over all ranks */
 int zr_run_write(zr_run *r, const uint64_t *sums, int64_t n, int fd);

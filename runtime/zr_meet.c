@@ -438,7 +438,8 @@ static void connect_there(zr *z)
                 z->net.port);
     if (!w.neighbours)
         zr_fail(z, ZR_ENVIRONMENT,
-                "rank 0 of another run answers at %s:%d; set another ZR_ADDR=HOST:PORT",
+                "rank 0 of another run answers at %s:%d; set another ZR_ADDR=HOST:PORT, and the "
+                "same ZR_TOKEN on all ranks",
                 z->net.host, z->net.port);
     take_place(z, w);
 }

@@ -18,7 +18,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { FORMAT = 1, WIDTH = 32, HEX = 16, SEAL = 32 };
+enum { FORMAT = 1, WIDTH = 32, HEX = 16 };
 
 /* ---- what is laid out */
 
@@ -96,30 +96,30 @@ static void put_run(zr *z, layout *l)
         zr_stored_names(p, &c->stored[i], put_sum, l);
         fprintf(to, "}");
     }
-    fprintf(to, "},\n%*s", SEAL, "");
+    fprintf(to, "},\n%*s", ZR_SEAL, "");
 }
 
 /* ---- the checksum of all before it, which ends the text */
 
-static void make_seal(char to[SEAL + 1], const char *text, int64_t n)
+static void make_seal(char to[ZR_SEAL + 1], const char *text, int64_t n)
 {
     uint64_t sum = 0;
-    for (int64_t i = 0; i < n - SEAL; i++) sum += zr_sum_one(i, (unsigned char)text[i]);
-    snprintf(to, SEAL + 1, "\"checksum\": \"%016" PRIx64 "\"}\n", sum);
+    for (int64_t i = 0; i < n - ZR_SEAL; i++) sum += zr_sum_one(i, (unsigned char)text[i]);
+    snprintf(to, ZR_SEAL + 1, "\"checksum\": \"%016" PRIx64 "\"}\n", sum);
 }
 
 void zr_run_seal(char *text, int64_t n)
 {
-    char seal[SEAL + 1];
+    char seal[ZR_SEAL + 1];
     make_seal(seal, text, n);
-    memcpy(text + n - SEAL, seal, SEAL);
+    memcpy(text + n - ZR_SEAL, seal, ZR_SEAL);
 }
 
 static int is_sealed(const char *text, int64_t n)
 {
-    char seal[SEAL + 1];
+    char seal[ZR_SEAL + 1];
     make_seal(seal, text, n);
-    return n >= SEAL && !memcmp(text + n - SEAL, seal, SEAL);
+    return n >= ZR_SEAL && !memcmp(text + n - ZR_SEAL, seal, ZR_SEAL);
 }
 
 void zr_run_open(zr *z, zr_run *r, int64_t sums)

@@ -68,6 +68,13 @@ static void join_world(zr *z)
                 rank, ranks, z->rank, z->ranks);
 }
 
+/* An address that means nothing on another host: its interface's alone */
+static int is_local(const struct sockaddr *at)
+{
+    return at->sa_family == AF_INET6 &&
+           IN6_IS_ADDR_LINKLOCAL(&((const struct sockaddr_in6 *)at)->sin6_addr);
+}
+
 /* This host's name, and its addresses, as far as there is room */
 static void name_host(char names[ZR_HOST_NAME])
 {
@@ -78,7 +85,7 @@ static void name_host(char names[ZR_HOST_NAME])
     for (a = all; a; a = a->ifa_next) {
         size_t n = strlen(names);
         const struct sockaddr *at = a->ifa_addr;
-        if (!at || a->ifa_flags & IFF_LOOPBACK) continue;
+        if (!at || a->ifa_flags & IFF_LOOPBACK || is_local(at)) continue;
         if (getnameinfo(at,
                         at->sa_family == AF_INET ? sizeof(struct sockaddr_in)
                                                  : sizeof(struct sockaddr_in6),
@@ -89,15 +96,25 @@ static void name_host(char names[ZR_HOST_NAME])
     freeifaddrs(all);
 }
 
+/* Where rank 0 is, and by what it knows its run */
+typedef struct place {
+    char names[ZR_HOST_NAME];
+    uint64_t run;
+    int32_t port;
+} place;
+
 void zr_mpi_ask(zr *z)
 {
-    char names[ZR_HOST_NAME] = "";
-    join_world(z);
-    if (z->rank == 0) name_host(names);
-    must(z, MPI_Bcast(names, sizeof names, MPI_BYTE, 0, MPI_COMM_WORLD),
-         "asking for rank 0's host");
-    snprintf(z->net.host, ZR_HOST_NAME, "%s", names);
     z->net.port = zr_port_of(z, z->net.run);
+    place first = {.run = z->net.run, .port = z->net.port};
+    join_world(z);
+    if (z->rank == 0) name_host(first.names);
+    must(z, MPI_Bcast(&first, sizeof first, MPI_BYTE, 0, MPI_COMM_WORLD),
+         "asking for rank 0's host");
+    if (first.run != z->net.run || first.port != z->net.port)
+        zr_fail(z, ZR_DISAGREE,
+                "ZR_TOKEN or ZR_PORTS is not what rank 0 has; give all ranks the same");
+    snprintf(z->net.host, ZR_HOST_NAME, "%s", first.names);
 }
 
 void zr_mpi_tell_all(zr *z, const void *mine, void *all, size_t n)

@@ -121,7 +121,7 @@ static int one(const uint8_t *data, size_t size)
     size -= (size_t)accepts;
     char *sealed = malloc(size);
     memcpy(sealed, data, size);
-    if (size >= 32) zr_run_seal(sealed, (int64_t)size);
+    if (size >= ZR_SEAL) zr_run_seal(sealed, (int64_t)size);
     fill_file(fd, (const uint8_t *)sealed, size);
     free(sealed);
     /* on the heap: the sanitizer sees its ends */

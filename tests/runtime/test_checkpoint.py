@@ -753,6 +753,25 @@ def test_a_disk_that_cannot_be_read_is_the_host_s_fault(
     assert "Input/output error" in done.err
 
 
+def test_so_it_is_of_weights_and_of_tokens_amid_training(
+    data: Path, chaos: Path
+) -> None:
+    """Chaos takes the folder of each for a checkpoint's. Checks at the start read tokens less often
+    than fifty steps do."""
+    base, moved = (data.parent / f"step-{x}" for x in ("base", "data"))
+    words = (built(), "--steps", 0, "--save", base, "--data", data)
+    assert program.run(*words).code == 0
+    moved.mkdir()
+    shutil.copy(data, moved / "tokens")
+    for n, given in (
+        (9, ("--data", data, "--steps", 0, "--load", base)),
+        (60, ("--data", moved / "tokens", "--steps", 50)),
+    ):
+        done = program.run(built(), *given, LD_PRELOAD=chaos, FAIL=f"read:{n}")
+        assert done.code == 3, done.err
+        assert "/step-" in done.err and "Input/output error" in done.err
+
+
 def test_a_disk_that_cannot_be_written_is_the_host_s_fault(
     data: Path, chaos: Path
 ) -> None:

@@ -242,6 +242,23 @@ def test_another_program_on_a_host_is_named(
     )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("other", ["ZR_TOKEN=other", "ZR_PORTS=31000-31001"])
+def test_another_setting_on_a_host_is_told_at_once(
+    tokens: pathlib.Path, tmp_path: pathlib.Path, two, other: str
+) -> None:
+    _, made = programs("gpt", "cluster.ranks=2", "zero.stage=3")
+    wrong = there(two[1], tmp_path, f"export {other}")
+    said = ("--data", tokens, "--steps", 1)
+    run = mpirun(wrong, 2, made, *said, hosts=two, folder=tmp_path)
+    done = hosts.ended(run)
+    assert done.returncode == 4, done.stderr
+    assert re.search(
+        r"rank 1 on host h2: ZR_TOKEN or ZR_PORTS is not what rank 0 has",
+        done.stderr,
+    )
+
+
 # ---- what breaks
 
 
@@ -273,6 +290,41 @@ def test_a_rank_that_dies_ends_all(
     assert done.returncode != 0
     assert re.search(r"rank \d on host h\d was ended by signal 9", done.stderr)
     until(lambda: not hosts.running(made, log))
+
+
+@pytest.mark.slow
+def test_who_is_waited_for_is_told(
+    tokens: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """Rank 1, as if on another host, is stopped amid a step; a gather takes 0.3 s and more."""
+    _, made = programs("gpt", "cluster.ranks=2", "zero.stage=3")
+    log = tmp_path / "log"
+    where = {"ZR_RANKS_PER_HOST": 1, "ZR_GATHER_DELAY_US": 300000}
+    words = ("--data", tokens, "--steps", 1000000, "--log", log)
+    run = mpirun(made, 2, *words, ZR_TIMEOUT_S=2, **where)
+    until(lambda: log.exists() and '"step": 2' in log.read_text())
+    time.sleep(0.2)
+    own = b"OMPI_COMM_WORLD_RANK=1"
+    stopped = [
+        pid
+        for pid in hosts.running(made, log)
+        if own in pathlib.Path(f"/proc/{pid}/environ").read_bytes()
+    ]
+    assert len(stopped) == 2  # it and its parent
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        line = run.stderr.readline()
+        while line and "no command has ended" not in line:
+            line = run.stderr.readline()
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGKILL)
+        hosts.ended(run)
+    assert re.search(
+        r"rank 0 on host \S+ waits in step \d+ for rank 1, which is on another host;",
+        line,
+    ), line
 
 
 def cut(host: hosts.Host) -> None:
