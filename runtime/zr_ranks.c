@@ -95,28 +95,29 @@ static void share(zr *z)
     for (int r = 0; r < z->ranks; r++) z->seat[r] = &z->shared->seat[r];
 }
 
-/* What a rank that ends by itself may mean: kernels, too, end it so where a device or a library
- * does not do, and have said why. */
-static int meant(int code)
+/* Whether a rank that ends by itself with this code has said what is wrong: kernels, too, end it so
+ * where a device or a library does not do. */
+static int own(int code)
 {
-    int own = code == ZR_USER || code == ZR_ENVIRONMENT || code == ZR_DISAGREE || code == ZR_STUCK;
-    return own ? code : ZR_DIED;
+    return code == ZR_USER || code == ZR_ENVIRONMENT || code == ZR_DISAGREE || code == ZR_DIED ||
+           code == ZR_STUCK;
 }
 
 /* Rank `rank` has ended: what that means for the rest. */
 static void judge(zr *z, int rank, int status)
 {
     char line[ZR_LINE], who[ZR_HOST_NAME];
-    int n = 0;
+    int n = 0, code = WIFEXITED(status) ? WEXITSTATUS(status) : ZR_DIED;
     zr_who(z, rank, who);
     if (WIFSIGNALED(status))
         n = snprintf(line, ZR_LINE, "%s: %s was ended by signal %d (%s)%s; all ranks are stopped\n",
                      z->p->name, who, WTERMSIG(status), strsignal(WTERMSIG(status)),
                      WTERMSIG(status) == SIGKILL ? ", perhaps for want of memory" : "");
-    else if (WEXITSTATUS(status))
-        n = snprintf(line, ZR_LINE, "%s: %s ended with exit code %d; all ranks are stopped\n",
-                     z->p->name, who, WEXITSTATUS(status));
-    if (n) zr_end(z, WIFEXITED(status) ? meant(WEXITSTATUS(status)) : ZR_DIED, line, n);
+    else if (code)
+        n = snprintf(line, ZR_LINE, "%s: %s ended with exit code %d%s; all ranks are stopped\n",
+                     z->p->name, who, code,
+                     own(code) ? "" : ", not one of this program: see what a library says above");
+    if (n) zr_end(z, own(code) ? code : ZR_DIED, line, n);
 }
 
 /* Takes in every rank that has ended, and which are stopped. Returns how many are left. */

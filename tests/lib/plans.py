@@ -6,6 +6,7 @@ types."""
 import functools
 import pathlib
 
+import pytest
 from zg.plan.plan import Plan
 from zg.read import spec
 from zg.search import search
@@ -129,6 +130,19 @@ WAYS = {
         "train.precision=bf16",
     ),
 }
+
+
+# every spec in every way; `./run test` has a third of them, by turns, in which each meets some
+EACH = pytest.mark.parametrize(
+    "name,way",
+    [
+        pytest.param(
+            name, way, marks=() if (n + k) % 3 == 0 else pytest.mark.exhaustive
+        )
+        for n, name in enumerate(NAMES)
+        for k, way in enumerate(WAYS)
+    ],
+)
 
 
 def keys(name: str, way: str) -> tuple[str, ...]:

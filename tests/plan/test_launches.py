@@ -8,7 +8,7 @@ import pytest
 import zk
 from cuda_budget import Use
 from launches import Launch
-from plans import NAMES, WAYS, keys, planned
+from plans import EACH, keys, planned
 from test_plan import GOLDEN_WAYS, SMALL
 from zg.facts import grids
 from zg.plan.plan import Plan
@@ -146,8 +146,7 @@ def all_wrong(p: Plan) -> list[str]:
     return sorted(found) + sorted(f"{row} is idle" for row in idle)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", NAMES)
+@EACH
 def test_launches_of_every_spec_fit(name: str, way: str) -> None:
     assert all_wrong(planned(name, *keys(name, way))) == []
 

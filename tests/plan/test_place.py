@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from plans import NAMES, WAYS, keys, planned
+from plans import EACH, NAMES, keys, planned
 from zg.check import check, fns
 from zg.facts.kernels import KERNELS
 from zg.facts.ops import up
@@ -229,8 +229,7 @@ def test_the_arena_is_what_is_alive(
     assert arena <= bound * live_bytes(p), f"{arena / live_bytes(p):.3f}"
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", NAMES)
+@EACH
 def test_only_what_peers_read_is_shared(name: str, way: str) -> None:
     """Shared memory is slower to take: its pages are small on most hosts."""
     p = planned(name, *keys(name, way))

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from patience import LIMIT
-from plans import NAMES, WAYS, keys, planned
+from plans import EACH, keys, planned
 from zg.check import check
 from zg.plan.operand import Arg, Index, Operand
 from zg.plan.plan import Plan, Section, Step
@@ -75,16 +75,7 @@ def golden_plan(name: str) -> Plan:
 # ---- the text
 
 
-@pytest.mark.parametrize(
-    "name,way",
-    [
-        pytest.param(
-            name, way, marks=() if (n + k) % 2 == 0 else pytest.mark.exhaustive
-        )
-        for n, name in enumerate(NAMES)
-        for k, way in enumerate(WAYS)
-    ],
-)
+@EACH
 def test_text_is_lossless(name: str, way: str) -> None:
     p = planned(name, *keys(name, way))
     check.check(p)

@@ -21,7 +21,7 @@ import pytest
 import trainer
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import NAMES, WAYS, keys, planned
+from plans import EACH, NAMES, WAYS, keys, planned
 from zg.facts import queues
 from zg.plan import roll
 from zg.plan.plan import Event, Int, Plan, Ref, Step
@@ -40,8 +40,7 @@ def source(p: Plan, flat: bool = False) -> str:
 # ---- nothing is lost
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", NAMES)
+@EACH
 def test_every_section_comes_back(name: str, way: str) -> None:
     for section in planned(name, *keys(name, way)).sections:
         assert roll.unroll(roll.roll(section.steps)) == section.steps
