@@ -372,10 +372,11 @@ def show(folder: Path) -> int:
         "a run writes here" if is_locked(folder) else "the next run clears it"
     )
     for path in inside(folder):
-        if path.name.startswith(".step-"):
-            say(f"{path.name}: unfinished, or on its way out; {why}")
-        if path.name.startswith(".room-"):
-            say(f"{path.name}: room for another checkpoint; {why}")
+        name = path.name
+        if name.startswith(".step-"):
+            say(f"{name}: unfinished, or on its way out; {why}")
+        if name.startswith(".room-"):
+            say(f"{name}: room for another checkpoint; {why}")
     return bad
 
 

@@ -195,14 +195,11 @@ def deepspeed() -> Iterator[str]:
         stage = (
             "" if row.stages == "0123" else f" (stage {' '.join(row.stages)})"
         )
-        kind = (
-            "the same"
-            if isinstance(row, dsrows.Moved) and not row.words
-            else row.kind.allowed
-        )
-        sections.setdefault(section, []).append(
-            f"| `{key}` | {kind} | {becomes(name, row)}{stage} |"
-        )
+        same = isinstance(row, dsrows.Moved) and not row.words
+        kind = "the same" if same else row.kind.allowed
+        ours = becomes(name, row) + stage
+        rows = sections.setdefault(section, [])
+        rows.append(f"| `{key}` | {kind} | {ours} |")
     for section, rows in sections.items():
         title = f"`{section}`" if section else "At the top"
         yield f"\n### {title}\n\n| key | holds | here |\n|---|---|---|"

@@ -61,9 +61,10 @@ def main(text: str, train_path: str, val_path: str, sequence: str) -> int:
     except OSError as e:
         print(f"{text}: {e.strerror}", file=sys.stderr)
         return 2
-    if len(tokens) < 20 * (T + 1):  # two samples or more to validate on
+    least = 20 * (T + 1)  # two samples or more to validate on
+    if len(tokens) < least:
         print(
-            f"{text}: {len(tokens)} bytes; at least {20 * (T + 1)} are needed",
+            f"{text}: {len(tokens)} bytes; at least {least} are needed",
             file=sys.stderr,
         )
         return 2

@@ -316,23 +316,22 @@ class Body:
         self, where: str, at: int, by: int, rounds: int, old: Value | None
     ) -> None:
         """Parts become a value: the one that was there, or a new one."""
-        values = self.held[where]
-        there = met(values, at, at + by * rounds)
+        values, end = self.held[where], at + by * rounds
+        there = met(values, at, end)
         mine = values[there]
+        types = {v.type for v in mine}
         parts = [(at + r * by, at + r * by + by) for r in range(rounds)]
-        if [(v.lo, v.hi) for v in mine] != parts or len(
-            {v.type for v in mine}
-        ) > 1:
+        if [(v.lo, v.hi) for v in mine] != parts or len(types) > 1:
             self.fail(None, f"{where}+{at} is not whole after {rounds} rounds")
         made = tuple(v.made for v in mine)
-        if old and made == tuple(
-            (*old.made, "part", r, rounds) for r in range(rounds)
-        ):
-            made = old.made
+        if old:
+            of_old = [(*old.made, "part", r, rounds) for r in range(rounds)]
+            if made == tuple(of_old):
+                made = old.made
         values[there] = [
             Value(
                 at,
-                at + by * rounds,
+                end,
                 mine[0].type,
                 made,
                 all(v.used for v in mine),

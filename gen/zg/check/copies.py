@@ -435,8 +435,9 @@ class Moves(Order):
         if source != r.source:
             self.fail(f"what was sent lies in {r.source}")
         end = source.at + r.size
+        came = r.sources * r.size
         self.touch(source.buffer, source.at, end, False)
-        self.access(inbox, r.sources * r.size, True)
+        self.access(inbox, came, True)
         self.reductions.remove(r)
         self.peers = tuple(x.source.buffer for x in self.reductions)
 

@@ -194,11 +194,12 @@ class Effects(Moves):
         flat = self.flats[name]
         whole = flat.shard * self.W
         l, at = divmod(first.n, whole)
-        even = n.n > 0 and n.n % BLOCK == 0
+        elems = n.n
+        even = elems > 0 and elems % BLOCK == 0
         there = l < flat.count
         if not even or not there or n.by_rank:
-            self.fail(f"works on {n.n} elements of {name}[{l}]")
-        return Part(name, l, at, first.by_rank, n.n)
+            self.fail(f"works on {elems} elements of {name}[{l}]")
+        return Part(name, l, at, first.by_rank, elems)
 
     # ---- what places hold
 

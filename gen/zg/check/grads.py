@@ -101,7 +101,8 @@ def adds_back(fwd: Body, bwd: Body) -> bool:
     again = {n for _, n, _ in fwd.ran}
     adds = [n for call, n, _ in bwd.ran if call.kernel == ADD]
     added = [n for n in adds if n not in again]
-    return len(added) == sum(uses.values()) - len(uses)
+    used = sum(uses.values())
+    return len(added) == used - len(uses)
 
 
 def prove(

@@ -98,7 +98,8 @@ def _sum(b: Body, c: Call, whole: Call, dy: object, elems: int) -> None:
     b.reads[weight] = None
     is_: list[Any] = [None, dy, weight, *whole.args[3:]]
     said = (whole.kernel, *is_)
-    call = b.known.setdefault(said, len(b.known))
+    new = len(b.known)
+    call = b.known.setdefault(said, new)
     made = call, 0
     is_[0] = made
     b.write(c, dx, 4 * elems, "f32", made)

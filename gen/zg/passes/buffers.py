@@ -108,11 +108,12 @@ def _of_flat(
             out.append(
                 Wanted(f"fetched.{f.name}", slots, f.shard * real, "host")
             )
-    if schedule.grad[f.name]:
+    grads = schedule.grad[f.name]
+    if grads:
         out.append(
             Wanted(
                 f"grad.{f.name}",
-                schedule.grad[f.name],
+                grads,
                 whole * real,
                 readers=common if shards.order == "ranks" else "own",
             )

@@ -438,7 +438,8 @@ class Walk:
                 "several linears side by side need weights [out,in]",
                 f"one name with `names: {self.model.names}`, or `names: {good}`",
             )
-        if at.path[:-1] == self.last and a.out == (self.model.vocab,):
+        is_last = at.path[:-1] == self.last
+        if is_last and a.out == (self.model.vocab,):
             return _made(a.out[0], a, self.logits(at / "name", a, x))
         return _made(
             sum(a.out), a, self.dense(at / "name", a.name, x, a.out, a.bias)

@@ -214,14 +214,15 @@ class Calls:
             for formal, arg in of_call(call):
                 if not isinstance(arg, Operand) or not arg.by_round:
                     continue
-                key = arg.name or arg.base, arg.by_round
+                by = arg.by_round
+                key = arg.name or arg.base, by
                 if key not in names:
                     name = self.local(
                         fn, f"{key[0]}_stride", [*used, *names.values()]
                     )
                     names[key] = name
-                    value = first.setdefault(arg.by_round, name)
-                    text = number(arg.by_round) if value == name else value
+                    value = first.setdefault(by, name)
+                    text = number(by) if value == name else value
                     rows.append(
                         (f"{name} = {text}", self.beside(formal, call))
                     )

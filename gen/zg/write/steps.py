@@ -240,7 +240,8 @@ class Steps:
         for s, values in v.pairs:
             body += self.statements(s, self.texts(s, values))
         if v.core:
-            body = [body[0], self.rest(v, self.verbs[v.core])]
+            rest = self.rest(v, self.verbs[v.core])
+            body = [body[0], rest]
         lines = [line for text in body for line in wrap(text, 4)]
         typed = [f"int64_t {name}" for name in formals]
         head = f"static void {call(v.name, 'zr *z', *typed)}"

@@ -455,7 +455,8 @@ def functions(p: Plan) -> list[str]:
         if part and f.name in main:
             name = f'"{lower(f.name)}"'
             units, each = turns(p, f.name)
-            said = name, f'"{part}"', repr(_mean(f.flops)), units, each
+            flops = repr(_mean(f.flops))
+            said = name, f'"{part}"', flops, units, each
             out.append(f"{row(said)},")
     return out
 
