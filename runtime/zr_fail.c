@@ -60,14 +60,25 @@ void zr_end(zr *z, int code, const char *line, int n)
     if (z->shared) stop(z);
 }
 
-const char *zr_who(const zr *z, int rank, char who[ZR_HOST_NAME])
+static const char *with_host(char who[ZR_HOST_NAME], int n)
 {
-    int n = snprintf(who, ZR_HOST_NAME, "rank %d", rank);
-    if (!z->far) return who;
     n += snprintf(who + n, (size_t)(ZR_HOST_NAME - n), " on host ");
     gethostname(who + n, (size_t)(ZR_HOST_NAME - n - 1));
     who[ZR_HOST_NAME - 1] = 0;
     return who;
+}
+
+const char *zr_who(const zr *z, int rank, char who[ZR_HOST_NAME])
+{
+    int n = snprintf(who, ZR_HOST_NAME, "rank %d", rank);
+    return z->far ? with_host(who, n) : who;
+}
+
+const char *zr_speaker(const zr *z, char who[ZR_HOST_NAME])
+{
+    if (z->rank >= 0) return zr_who(z, z->rank, who);
+    if (!z->net.rank) return z->p->name;
+    return with_host(who, snprintf(who, ZR_HOST_NAME, "rank %.9s", z->net.rank));
 }
 
 /* The first thread of a process that leaves takes the others with it; these wait here for that,
@@ -82,8 +93,7 @@ void zr_fail(zr *z, int code, const char *format, ...)
 {
     char line[ZR_LINE], who[ZR_HOST_NAME];
     leave_alone();
-    const char *speaker = z->rank < 0 ? z->p->name : zr_who(z, z->rank, who);
-    int n = snprintf(line, ZR_LINE, "%s: ", speaker);
+    int n = snprintf(line, ZR_LINE, "%s: ", zr_speaker(z, who));
     va_list args;
     va_start(args, format);
     n += vsnprintf(line + n, (size_t)(ZR_LINE - n - 1), format, args);

@@ -194,6 +194,7 @@ typedef struct zr_net {
     char host[ZR_HOST_NAME]; /* where rank 0 listens: names and addresses, with commas */
     int port;                /* 0: nobody has said where; then: */
     void (*ask)(zr *z);      /* by all ranks: host and port; NULL: there is nobody to ask */
+    const char *rank;        /* what the launcher says; NULL: nothing, or there is none */
     int own;                 /* 1: nobody has said where, so on this host */
     uint64_t run;            /* hash of the launcher's name for it */
     int local;               /* of the lowest rank here on its host; -1: not known */
@@ -316,6 +317,7 @@ int zr_ranks(zr *z, void (*body)(zr *z));
 enum { ZR_LINE = 1024, ZR_SAY_MS = 1000 }; /* bytes of a last word; how long it may take */
 /* "rank 3", of a launcher's ranks "rank 3 on host n7", of a rank of this host; in who[] */
 const char *zr_who(const zr *z, int rank, char who[ZR_HOST_NAME]);
+const char *zr_speaker(const zr *z, char who[ZR_HOST_NAME]); /* this process, as messages name it */
 /* Says `rank R: what` on stderr unless another rank was first; every rank leaves with `code`. */
 void zr_fail(zr *z, int code, const char *format, ...)
     __attribute__((format(printf, 3, 4), noreturn));
@@ -398,6 +400,7 @@ static inline void zr_dead(zr *z, const char *what, int queue, const int64_t *i,
 
 /* ---- who started this process (zr_launcher.c), how its ranks meet (zr_meet.c) and talk */
 void zr_refuse_launcher(zr *z);      /* fails where one has started us */
+const char *zr_launched(void);       /* the rank that a launcher has started; NULL: none did */
 void zr_find_launcher(zr *z);        /* lowest, here, net, far; fails where they disagree */
 int zr_port_of(zr *z, uint64_t run); /* in ZR_PORTS; else none that Linux gives to who asks */
 uint64_t zr_host(void);              /* this host's name, hashed */

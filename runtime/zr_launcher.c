@@ -184,6 +184,13 @@ static const struct source *find_source(void)
     return NULL;
 }
 
+const char *zr_launched(void)
+{
+    const struct source *s = find_source();
+    if (!s || !strcmp(getenv(s->ranks), "1")) return NULL;
+    return s->pods && !is_set(s->local) ? NULL : getenv(s->rank); /* not one of several here */
+}
+
 void zr_find_launcher(zr *z)
 {
     const struct source *s = find_source();

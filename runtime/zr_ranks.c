@@ -142,17 +142,17 @@ static int reap(zr *z, zr_watched *rank)
 
 static void interrupted(zr *z, int signal)
 {
-    char line[ZR_LINE];
+    char line[ZR_LINE], who[ZR_HOST_NAME];
     if (asks(z, signal) && !z->told_to_leave) {
         z->told_to_leave = 1;
         zr_ask(z->shared, zr_now());
         zr_print(z, STDERR_FILENO,
                  "%s: signal %d (%s): saves after this step, and leaves; once more: at once\n",
-                 z->p->name, signal, strsignal(signal));
+                 zr_speaker(z, who), signal, strsignal(signal));
         return;
     }
     int n = snprintf(line, ZR_LINE, "\n%s: stopped by signal %d (%s) %s step %" PRId64 "\n",
-                     z->p->name, signal, strsignal(signal),
+                     zr_speaker(z, who), signal, strsignal(signal),
                      atomic_load(&z->shared->saved) ? "with weights saved after" : "in",
                      atomic_load(&z->shared->seat[z->lowest].step));
     zr_end(z, 128 + signal, line, n);

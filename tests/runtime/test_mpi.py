@@ -259,6 +259,30 @@ def test_another_setting_on_a_host_is_told_at_once(
     )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "ranks,words,code,what",
+    [
+        (3, (), 4, "the launcher has 3 ranks"),
+        (2, ("--sped",), 2, "--sped: no such option"),
+    ],
+)
+def test_what_is_wrong_before_ranks_meet_names_host_and_rank(
+    tokens: pathlib.Path,
+    tmp_path: pathlib.Path,
+    two,
+    ranks: int,
+    words: tuple[str, ...],
+    code: int,
+    what: str,
+) -> None:
+    _, made = programs("gpt", "cluster.ranks=2", "zero.stage=3")
+    said = ("--data", tokens, "--steps", 1, *words)
+    done = hosts.ended(mpirun(made, ranks, *said, hosts=two, folder=tmp_path))
+    assert done.returncode == code, done.stderr
+    assert re.search(rf"rank \d on host h[12]: {what}", done.stderr)
+
+
 # ---- what breaks
 
 
