@@ -59,8 +59,11 @@ class Bad(Exception):
 
 
 def printable(text: object) -> str:
-    """Names come from files of others: no control codes to the terminal."""
-    return "".join(c if " " <= c <= "~" else "?" for c in str(text))
+    """Names come from files of others: no control codes to the terminal, and no letter that it
+    lacks."""
+    kept = "".join(c if c.isprintable() else "?" for c in str(text))
+    letters = sys.stdout.encoding or "ascii"
+    return kept.encode(letters, "replace").decode(letters)
 
 
 def say(text: str) -> None:

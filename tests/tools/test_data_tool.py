@@ -663,3 +663,21 @@ def test_what_comes_around_texts_of_another_alphabet() -> None:
             single=text, special_tokens=[("<s>", 0), ("</s>", 1)]
         )
         assert encoding.around(tokenizer) == wanted
+
+
+@pytest.mark.parametrize("letters,shown", [("utf-8", "näh"), ("ascii", "n?h")])
+def test_a_folder_is_told_in_the_terminals_letters(
+    tmp_path: Path, letters: str, shown: str
+) -> None:
+    (tmp_path / "text").write_text("words\n" * 9)
+    done = command(
+        "text",
+        tmp_path / "text",
+        "--tokenizer",
+        "bytes",
+        "-o",
+        tmp_path / "näh",
+        PYTHONIOENCODING=letters,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"--data '{tmp_path}/{shown}'" in done.stdout
