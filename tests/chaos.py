@@ -313,10 +313,13 @@ def main(args: list[str]) -> int:
         c = Chaos(pathlib.Path(folder), random.Random(chosen.seed))
         c.prepare()
         try:
+            told, live = 0, sys.stderr.isatty()
             while kills(c) < chosen.kills:
                 c.life()
-                if sys.stderr.isatty():
-                    print(report(c), end="\033[K\r", file=sys.stderr)
+                if live or kills(c) >= told + 50:
+                    told = kills(c)
+                    end = "\033[K\r" if live else "\n"
+                    print(report(c), end=end, file=sys.stderr, flush=True)
         except Lost as e:
             print(f"after {kills(c)} kills: {e}", file=sys.stderr)
             return 1
