@@ -86,7 +86,8 @@ static void run(struct zk_pool *pool, int64_t tasks, void (*f)(void *arg, int64_
     atomic_fetch_add(&pool->job, 1);
     wake(&pool->job, pool->started);
     if (f) take_tasks(pool, 0);
-    for (uint32_t busy; (busy = atomic_load(&pool->busy)) != 0;) sleep_while(pool, &pool->busy, busy);
+    for (uint32_t busy; (busy = atomic_load(&pool->busy)) != 0;)
+        sleep_while(pool, &pool->busy, busy);
 }
 
 void zk_for(zk *k, int64_t tasks, void (*f)(void *arg, int64_t task, int thread), void *arg)
