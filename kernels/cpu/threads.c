@@ -1,8 +1,8 @@
 /* threads.c -- the threads of a context, and the jobs that they do.
  *
  * Invariants
- *  1. Who waits looks on for a moment where each thread has a core, for the next kernel mostly comes
- *     at once; then, and where ranks outnumber cores, he waits in the kernel.
+ *  1. Where each thread has a core, who waits looks for a moment, for the next job mostly comes at
+ *     once. Then, and where ranks outnumber cores, a thread without work waits in the kernel.
  *  2. A job is published by `job`, and taken apart only after every worker has left it.
  */
 #define _GNU_SOURCE
