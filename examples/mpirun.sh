@@ -11,12 +11,13 @@ shift
 
 # mpirun hands USR1 on to all ranks; a run that was told to leave is not started anew.
 told=
-trap 'told=1; kill -USR1 "$run"' TERM
+trap 'told+=1; kill -USR1 "$run"' TERM
 
 for _ in 1 2 3 4; do
     mpirun --hostfile "$hosts" "$@" &
     run=$!
-    while wait "$run"; code=$?; kill -0 "$run" 2>/dev/null; do :; done
+    # a TERM ends the waiting, but not the run
+    while before=$told; wait "$run"; code=$?; [ "$told" != "$before" ]; do :; done
     [ "$told" ] && break
     case $code in 0 | 2 | 4 | 6 | 8 | 75) break ;; esac
 done

@@ -62,7 +62,7 @@ def printable(text: object) -> str:
     """Names come from files of others: no control codes to the terminal, and no letter that it
     lacks."""
     kept = "".join(c if c.isprintable() else "?" for c in str(text))
-    letters = sys.stdout.encoding or "ascii"
+    letters = getattr(sys.stdout, "encoding", None) or "ascii"
     return kept.encode(letters, "replace").decode(letters)
 
 

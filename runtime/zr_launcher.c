@@ -188,7 +188,8 @@ const char *zr_launched(void)
 {
     const struct source *s = find_source();
     if (!s || !strcmp(getenv(s->ranks), "1")) return NULL;
-    return s->pods && !is_set(s->local) ? NULL : getenv(s->rank); /* not one of several here */
+    if (s->pods && !is_set(s->local)) return NULL; /* it may be a pod, of several ranks */
+    return getenv(s->rank);
 }
 
 void zr_find_launcher(zr *z)

@@ -116,7 +116,7 @@ static void judge(zr *z, int rank, int status)
     else if (code)
         n = snprintf(line, ZR_LINE, "%s: %s ended with exit code %d%s; all ranks are stopped\n",
                      z->p->name, who, code,
-                     own(code) ? "" : ", not one of this program: see what a library says above");
+                     own(code) ? "" : ", not one of this program: a library may have said why");
     if (n) zr_end(z, own(code) ? code : ZR_DIED, line, n);
 }
 

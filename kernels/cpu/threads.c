@@ -1,8 +1,9 @@
 /* threads.c -- the threads of a context, and the jobs that they do.
  *
  * Invariants
- *  1. Where each thread has a core, who waits looks for a moment, for the next job mostly comes at
- *     once. Then, and where ranks outnumber cores, a thread without work waits in the kernel.
+ *  1. Where the process may use a core for each thread, who waits watches for a moment: the next
+ *     job mostly comes at once. Then, and elsewhere, a thread without work waits in the kernel:
+ *     ranks may outnumber cores.
  *  2. A job is published by `job`, and taken apart only after every worker has left it.
  */
 #define _GNU_SOURCE
@@ -28,12 +29,13 @@ struct zk_pool {
     void (*f)(void *arg, int64_t task, int thread);
     void *arg;
     int64_t tasks;
-    _Atomic int64_t next;  /* first task that nobody has taken */
-    _Atomic uint32_t job;  /* number of the job; waited on by workers */
-    _Atomic uint32_t busy; /* workers that have not left the job; waited on by zk_for */
-    int started;           /* workers that exist */
-    int looks;             /* at a word before its waiter sleeps */
-    worker workers[];      /* [threads - 1] */
+    _Atomic uint32_t job; /* number of the job; waited on by workers */
+    int started;          /* workers that exist */
+    int looks;            /* at a word before its waiter sleeps */
+    /* on cache lines of their own, as others watch what stands above */
+    _Alignas(64) _Atomic int64_t next;  /* first task that nobody has taken */
+    _Alignas(64) _Atomic uint32_t busy; /* workers in the job; waited on by zk_for */
+    worker workers[];                   /* [threads - 1] */
 };
 
 static void sleep_while(const struct zk_pool *pool, _Atomic uint32_t *word, uint32_t value)
@@ -99,7 +101,7 @@ void zk_for(zk *k, int64_t tasks, void (*f)(void *arg, int64_t task, int thread)
     for (int64_t task = 0; task < tasks; task++) f(arg, task, 0);
 }
 
-/* Whether this process has a core for each thread */
+/* Whether this process may use a core for each thread */
 static int has_cores(int threads)
 {
     cpu_set_t cores;
