@@ -33,11 +33,11 @@ def split(tokens: np.ndarray, sequence: int) -> tuple[np.ndarray, np.ndarray]:
 
 def stir(train: np.ndarray, sequence: int) -> np.ndarray:
     """[n] -> [n], the last piece, which may be short, stays the last"""
-    n = len(train) // (PIECE * sequence)
-    whole = train[: n * PIECE * sequence].reshape(n, PIECE * sequence)
-    order = np.random.RandomState(1).permutation(
-        n
-    )  # a stream that numpy promises to keep
+    piece = PIECE * sequence
+    n = len(train) // piece
+    whole = train[: n * piece].reshape(n, piece)
+    stream = np.random.RandomState(1)  # which numpy promises to keep
+    order = stream.permutation(n)
     return np.concatenate([whole[order].ravel(), train[whole.size :]])
 
 

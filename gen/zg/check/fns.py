@@ -213,13 +213,12 @@ def _drawn(b: Run) -> None:
                 break
         else:
             b.fail(draw, "is not the logits of a row")
-    loss = [is_ for c, _, is_ in b.ran if c.kernel == "zk_cross_entropy"][-1]
+    losses = [is_ for c, _, is_ in b.ran if c.kernel == "zk_cross_entropy"]
     drawn = (number, 0)
-    if pick.args[3] != b.p.head.rows or of[drawn] not in loss:
+    if pick.args[3] != b.p.head.rows or of[drawn] not in losses[-1]:
         b.fail(pick, "is not the logits of a row")
-    logits = next(
-        v for values in b.held.values() for v in values if v.made == drawn
-    )
+    held = (v for values in b.held.values() for v in values)
+    logits = next(v for v in held if v.made == drawn)
     logits.used = True
 
 

@@ -116,8 +116,7 @@ class _Builder:
             first = _first(row.name, word, std)
             params[word] = self.tensor(weight, *first)
         words = ops.OPS[row.name].ins
-        named = zip(words, xs, strict=False)
-        ins = dict(named)
+        ins = dict(zip(words, xs, strict=False))
         dims = {word: self.mine(n) for word, n in row.dims.items()}
         if "rope" in dims:
             dims["table"] = self.table(row)

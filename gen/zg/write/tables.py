@@ -78,7 +78,8 @@ def linear(value: int, terms: Iterable[tuple[str, int]]) -> str:
         if not by:
             continue
         sign = "-" if by < 0 else "+" if text else ""
-        term = name if abs(by) == 1 else f"{number(abs(by))} * {name}"
+        times = abs(by)
+        term = name if times == 1 else f"{number(times)} * {name}"
         text = f"{text} {sign} {term}" if text else f"{sign}{term}"
     return text or "0"
 
