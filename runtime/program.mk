@@ -18,7 +18,7 @@ host = $(patsubst runtime/%.c,$o/%.o,$(wildcard runtime/*.c))
 cpu = $(patsubst runtime/cpu/%.c,$o/cpu_%.o,$(wildcard runtime/cpu/*.c))
 products = linear
 kernels = $(once:%=$o/%.o) $(each:%=$o/%_avx2.o) $(each:%=$o/%_avx512.o) \
-    $(products:%=$o/%_avx512bf16.o)
+    $(products:%=$o/%_avx512bf16.o) $(products:%=$o/%_amx.o)
 
 out/train: $o/train.o $(host) $(cpu) $o/digest.o $(kernels)
 	$(CC) -pthread $^ -o $@
@@ -38,6 +38,8 @@ $o/%_avx512.o: kernels/cpu/%.c $(headers)
 	$(compile) $(avx512) -c $< -o $@
 $o/%_avx512bf16.o: kernels/cpu/%.c $(headers)
 	$(compile) $(avx512bf16) -c $< -o $@
+$o/%_amx.o: kernels/cpu/%.c $(headers)
+	$(compile) $(amx) -c $< -o $@
 
 # out/train-mpi: of what is out/train's own it has another
 m = out/o/mpi

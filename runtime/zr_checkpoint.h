@@ -16,6 +16,7 @@ typedef struct zr_past {
     int64_t steps, skipped, skips;
     uint64_t *sums;       /* of all tensors of all files */
     const char *accepted; /* by its run's --accept-change; good while it is read */
+    char kernels[ZR_TOLD];
     uint64_t control[32]; /* of states that are numbers, from the last on */
 } zr_past;
 

@@ -63,7 +63,7 @@ static const struct option {
      AT(log), 0, 0},
     {"--threads", "N", "threads of each rank (default: its part of the cores allowed here)",
      OWN_NUMBER, AT(threads), 1, MOST_THREADS},
-    {"--isa", "NAME", "kernels: avx2, avx512 or avx512bf16 (default: the best that runs here)",
+    {"--isa", "NAME", "kernels: avx2, avx512, avx512bf16 (default: the best that runs here); amx",
      OWN_TEXT, AT(isa), 0, 0},
     {"--queue", "MODE", "eager, late or shuffled:SEED: orders that must not matter, for tests",
      TEXT, AT(queue), 0, 0},
@@ -403,7 +403,7 @@ static void set_isa(zr *z, const zr_options *o)
     if (!zr_is_gpu && strcmp(z->p->object(), o->isa))
         zr_fail(z, ZR_USER,
                 "--isa %s: there are no such kernels, or this processor does not run them; "
-                "allowed: avx2, avx512, avx512bf16",
+                "allowed: avx2, avx512, avx512bf16, amx",
                 o->isa);
 }
 

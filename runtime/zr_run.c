@@ -323,6 +323,14 @@ static int read_accepted(zr *z, zr_json *j, const char *file, zr_past *to, char 
     return to->accepted ? 0 : -1;
 }
 
+static int read_kernels(zr *z, zr_json *j, const char *file, zr_past *to, char *why)
+{
+    (void)z, (void)file, (void)why;
+    const char *text = zr_json_text(j);
+    if (text) snprintf(to->kernels, sizeof to->kernels, "%s", text);
+    return text ? 0 : -1;
+}
+
 typedef struct search {
     const char *name;
     int64_t n, found;
@@ -376,11 +384,11 @@ int zr_run_read(zr *z, const char *file, zr_past *to, char *why)
         int64_t *count; /* it is that, or read */
         int (*read)(zr *z, zr_json *j, const char *file, zr_past *to, char *why);
     } fields[] = {
-        {"format", NULL, read_format},     {"steps", &to->steps, NULL},
-        {"skipped", &to->skipped, NULL},   {"skips", &to->skips, NULL},
-        {"recipe", NULL, read_recipe},     {"control", NULL, read_control},
-        {"sums", NULL, read_sums},         {"data", NULL, read_data},
-        {"accepted", NULL, read_accepted}, /* all but this must be there */
+        {"format", NULL, read_format},   {"steps", &to->steps, NULL},
+        {"skipped", &to->skipped, NULL}, {"skips", &to->skips, NULL},
+        {"recipe", NULL, read_recipe},   {"control", NULL, read_control},
+        {"sums", NULL, read_sums},       {"data", NULL, read_data},
+        {"kernels", NULL, read_kernels}, {"accepted", NULL, read_accepted}, /* may be missing */
     };
     enum { FIELDS = sizeof fields / sizeof *fields, ALL = (1 << (FIELDS - 1)) - 1 };
     int64_t length, n = 0;

@@ -11,15 +11,18 @@
 #define PLAIN_POINTER(name) ZK_POINTER(name, name)
 ZK_KERNELS(PLAIN_POINTER)
 
-#define OF_PAIRS(name) void name##_avx512bf16(void);
+#define OF_PAIRS(name)                                                                             \
+    void name##_avx512bf16(void);                                                                  \
+    void name##_amx(void);
 ZK_PRODUCTS(OF_PAIRS)
 
 static void choose(void)
 {
     const char *object = zk_host_object();
     int narrow = !strcmp(object, "avx2"), pairs = !strcmp(object, "avx512bf16");
+    int tiles = !strcmp(object, "amx");
 #define SET(name) jump_##name = narrow ? name##_avx2 : name##_avx512;
-#define SET_PAIRS(name) jump_##name = pairs ? name##_avx512bf16 : jump_##name;
+#define SET_PAIRS(name) jump_##name = tiles ? name##_amx : pairs ? name##_avx512bf16 : jump_##name;
     ZK_KERNELS(SET)
     ZK_PRODUCTS(SET_PAIRS)
 }

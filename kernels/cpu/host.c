@@ -42,14 +42,20 @@ static int runs_avx512(void)
 
 static int runs_avx512bf16(void) { return runs_avx512() && __builtin_cpu_supports("avx512bf16"); }
 
-/* The lesser first */
+/* Of the object of AMX, which a program of the CPU has: whether this process may use tiles */
+int zk_tiles_amx(void) __attribute__((weak));
+static int runs_amx(void) { return runs_avx512bf16() && zk_tiles_amx && zk_tiles_amx(); }
+
+/* The lesser first; amx, whose sums of bf16 are others, only by name */
 static const struct {
     const char *name, *lacking;
     int (*runs)(void);
+    int by_name;
 } objects[] = {
-    {"avx2", "AVX2, FMA, BMI2 or F16C", runs_avx2},
-    {"avx512", "AVX-512 (F, BW, CD, DQ, VL)", runs_avx512},
-    {"avx512bf16", "AVX512_BF16", runs_avx512bf16},
+    {"avx2", "AVX2, FMA, BMI2 or F16C", runs_avx2, 0},
+    {"avx512", "AVX-512 (F, BW, CD, DQ, VL)", runs_avx512, 0},
+    {"avx512bf16", "AVX512_BF16", runs_avx512bf16, 0},
+    {"amx", "AMX (TILE, BF16)", runs_amx, 1},
 };
 
 static void choose_object(void)
@@ -61,9 +67,9 @@ static void choose_object(void)
     if (wanted)
         while (take >= 0 && strcmp(wanted, objects[take].name)) take--;
     else
-        while (take > 0 && !objects[take].runs()) take--;
+        while (take > 0 && (objects[take].by_name || !objects[take].runs())) take--;
     if (take < 0) {
-        reason = "ZK_ISA names no kernel object; allowed: avx2, avx512, avx512bf16";
+        reason = "ZK_ISA names no kernel object; allowed: avx2, avx512, avx512bf16, amx";
         return;
     }
     if (!objects[take].runs()) {

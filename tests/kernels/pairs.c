@@ -1,6 +1,6 @@
-/* pairs.c -- sums of bf16 products as AVX512_BF16 has them, one number after the other: of a pair the
- * odd product is added first, each by one fused multiply-add to nearest; denormals are 0 before it,
- * and behind it what is below the least normal number as if exponents went on, whatever MXCSR says.
+/* pairs.c -- sums of bf16 products as AVX512_BF16 and AMX have them, one number after the other. Each
+ * is added by one fused multiply-add to nearest; denormals are 0 before it, and behind it what is
+ * below the least normal number as if exponents went on, whatever MXCSR says.
  */
 #include <math.h>
 #include <stdint.h>
@@ -31,7 +31,8 @@ static float step(float sum, uint16_t a, uint16_t b)
     return fabsf(x * y) < 1 && fabsf(s) < 1 ? far_fused(x, y, s) : fmaf(x, y, s);
 }
 
-/* y[M,N] = a[M,K] . b[K,N]; what lies past an odd K is 0. odd_first 0: the other way round. */
+/* y[M,N] = a[M,K] . b[K,N]; what lies past an odd K is 0. Of a pair the odd product is added first;
+ * odd_first 0: the other way round. */
 void pairs(float *y, const uint16_t *a, const uint16_t *b, int64_t M, int64_t N, int64_t K,
            int odd_first)
 {
@@ -43,6 +44,26 @@ void pairs(float *y, const uint16_t *a, const uint16_t *b, int64_t M, int64_t N,
                 sum = step(sum, i < K ? a[m * K + i] : 0, i < K ? b[i * N + n] : 0);
             }
             y[m * N + n] = sum;
+        }
+}
+
+static float add(float a, float b) { return flushed(flushed(a) + flushed(b)); }
+
+/* The same in groups of 32 elements: the products of even k and of odd k are a sum each, from 0 on,
+ * which are added, and then to y. */
+void groups(float *y, const uint16_t *a, const uint16_t *b, int64_t M, int64_t N, int64_t K)
+{
+    for (int64_t m = 0; m < M; m++)
+        for (int64_t n = 0; n < N; n++) {
+            float total = 0;
+            for (int64_t k = 0; k < K; k += 32) {
+                float sum[2] = {0, 0};
+                for (int64_t i = k; i < k + 32; i++)
+                    sum[i % 2] =
+                        step(sum[i % 2], i < K ? a[m * K + i] : 0, i < K ? b[i * N + n] : 0);
+                total = add(total, add(sum[0], sum[1]));
+            }
+            y[m * N + n] = total;
         }
 }
 

@@ -203,7 +203,7 @@ def test_a_gradient_carries_on(
     isa: str, M: int, N: int, K: int, layout: int
 ) -> None:
     """The rows in four parts: one chain of sums, so the bits are those of all rows at once; but
-    in bf16 where parts of 15 rows cut its pairs."""
+    in bf16 where parts of 15 rows cut its pairs, and where parts do the groups of AMX."""
     for dtype in zk.REALS.values():
         k = zk.Kernels(isa, dtype, 2)
         x, w, _, dy = layers(dtype, M, N, K, layout)
@@ -221,7 +221,7 @@ def test_a_gradient_carries_on(
                 1,
                 i,
             )
-        cut = dtype == zk.BF16 and M // 4 % 2
+        cut = dtype == zk.BF16 and M // 4 % (32 if isa in zk.TILES else 2)
         assert (parts.tobytes() != whole.tobytes()) == bool(cut)
 
 
@@ -347,7 +347,7 @@ def test_adapters_have_the_same_bits(
 ) -> None:
     """In place or not, in whatever tiles, from every object in f32; halves are f32 rounded once."""
     shape = 100, 400, 385, 70, 300
-    first = adapted(zk.Kernels("avx2", dtype), *shape, False)
+    first = adapted(zk.Kernels(zk.sums(isa, dtype), dtype), *shape, False)
     for inside in (False, True):
         found = adapted(zk.Kernels(isa, dtype, threads), *shape, inside)
         assert bits(found) == bits(first)
@@ -377,7 +377,7 @@ def test_an_adapter_carries_on(target: str, dtype: int) -> None:
 def test_an_adapter_that_carries_on_has_the_same_bits(
     isa: str, dtype: int
 ) -> None:
-    first = carried(zk.Kernels("avx2", dtype), *CHUNKS)
+    first = carried(zk.Kernels(zk.sums(isa, dtype), dtype), *CHUNKS)
     found = carried(zk.Kernels(isa, dtype, 3), *CHUNKS)
     assert found.tobytes() == first.tobytes()
 
@@ -430,11 +430,20 @@ def tiny(x: Array, seed: int) -> Array:
 
 def by_pairs(a: Array, b: Array, odd_first: int = 1) -> Array:
     """f32 [M,N]: a [M,K] . b [K,N] of bf16, one number after the other"""
+    return modelled("pairs", a, b, odd_first)
+
+
+def by_groups(a: Array, b: Array) -> Array:
+    """the same as AMX adds"""
+    return modelled("groups", a, b)
+
+
+def modelled(name: str, a: Array, b: Array, *rest: int) -> Array:
     (M, K), N = a.shape, b.shape[1]
     a, b, y = a.copy(), b.copy(), np.empty((M, N), np.float32)
     pointers = [ctypes.c_void_p(x.ctypes.data) for x in (y, a, b)]
     sizes = [ctypes.c_int64(n) for n in (M, N, K)]
-    model().pairs(*pointers, *sizes, odd_first)
+    getattr(model(), name)(*pointers, *sizes, *rest)
     return y
 
 
@@ -444,8 +453,11 @@ def by_pairs(a: Array, b: Array, odd_first: int = 1) -> Array:
 def test_bf16_goes_by_pairs(
     isa: str, M: int, N: int, K: int, layout: int, small: bool
 ) -> None:
-    """The bits of AVX512_BF16's model from every object, denormals flushed; pairs the other way
-    round differ, so the test can tell"""
+    """The bits of AVX512_BF16's model from every object, of AMX's from its own, denormals flushed;
+    another order differs, so the test can tell"""
+    model, other = by_pairs, functools.partial(by_pairs, odd_first=0)
+    if isa in zk.TILES:
+        model, other = by_groups, by_pairs
     k = zk.Kernels(isa, zk.BF16)
     x, w, _, dy = layers(zk.BF16, M, N, K, layout)
     if small:
@@ -456,12 +468,12 @@ def test_bf16_goes_by_pairs(
     k.zk_linear_bwd_x(dx, dy, w, M, N, K, layout)
     k.zk_linear_bwd_w(dw, dy, x, M, N, K, layout, 1, 0)
     inward = w if layout == zk.IN_OUT else w.T
-    assert y.tobytes() == zk.to_bf16(by_pairs(x, inward)).tobytes()
-    assert dx.tobytes() == zk.to_bf16(by_pairs(dy, inward.T)).tobytes()
+    assert y.tobytes() == zk.to_bf16(model(x, inward)).tobytes()
+    assert dx.tobytes() == zk.to_bf16(model(dy, inward.T)).tobytes()
     a, b = (x.T, dy) if layout == zk.IN_OUT else (dy.T, x)
-    assert dw.tobytes() == by_pairs(a, b).tobytes()
+    assert dw.tobytes() == model(a, b).tobytes()
     if M > 1:
-        assert dw.tobytes() != by_pairs(a, b, 0).tobytes()
+        assert dw.tobytes() != other(a, b).tobytes()
 
 
 # Exponents of operands and of the sum before: common ones, all, products next to the least normal
@@ -510,10 +522,13 @@ def test_objects_compilers_threads_and_tiles_change_no_bit(
     dtype: int, M: int, N: int, K: int, layout: int
 ) -> None:
     found = {
-        bits(
-            products(
-                zk.Kernels(isa, dtype, threads, compiler), M, N, K, layout
-            )
+        (
+            zk.sums(isa, dtype),
+            bits(
+                products(
+                    zk.Kernels(isa, dtype, threads, compiler), M, N, K, layout
+                )
+            ),
         )
         for isa, compiler, threads in zk.variants(zk.OBJECTS)
     }
@@ -527,25 +542,36 @@ def test_objects_compilers_threads_and_tiles_change_no_bit(
         (0, 16, 0),
     ]
     found |= {
-        bits(products(zk.Kernels(isa, dtype, 2, tile=tile), M, N, K, layout))
+        (
+            zk.sums(isa, dtype),
+            bits(
+                products(zk.Kernels(isa, dtype, 2, tile=tile), M, N, K, layout)
+            ),
+        )
         for isa in zk.isas(zk.OBJECTS)
         for tile in tiles
     }
-    assert len(found) == 1
+    assert len(found) == len(dict(found))
+    if M > 100:
+        assert len(found) == len({each for _, each in found})
 
 
 KNOWN_BITS = {
     zk.F32: "7c61d71c3cafb5267f712d28c6a5ceb45f91fd6791b773eaf969b49e00a19880",
     zk.BF16: "79fcc476bbc6ca038b781163b81acd732e1ce17830cea7346e7730a87930cbe2",
+    "tiles": "1d6124170874c40cd7cfc30e962e1cc635083632a199df9fce405680eea56f88",
     zk.F16: "c9a31581e2dd0ce6dd43f92abeda3704decb9a802021e366d8884cc4e9cd7822",
 }
 
 
 def test_known_bits(isa: str, dtype: int) -> None:
     """the same on every machine, for good"""
+    known = KNOWN_BITS[dtype]
+    if isa in zk.TILES and dtype == zk.BF16:
+        known = KNOWN_BITS["tiles"]
     assert (
         bits(products(zk.Kernels(isa, dtype), 67, 131, 453, zk.OUT_IN))
-        == KNOWN_BITS[dtype]
+        == known
     )
 
 

@@ -8,6 +8,7 @@ round differently.
 
 import dataclasses
 import functools
+import itertools
 import json
 import pathlib
 
@@ -172,8 +173,9 @@ class Bench:
         options = ["--load", self.weights] if self.weights else []
         options += ["--val-every", way["every"]] if way["every"] else []
         isa = way.get("kind", "").partition(" ")[2]
+        kind = trainer.TILES if isa == "amx" else trainer.GCC
         return law.run(
-            trainer.build(source),
+            trainer.build(source, kind),
             "--data",
             self.folder / "tokens",
             "--val",
@@ -419,6 +421,25 @@ def test_one_hash_in_brief(
     some = [{"family": family, **PLAIN, **way} for way in IN_BRIEF]
     keys = *recipe(precision, 8), *more
     agree({str(way): b.run(way, *keys) for way in some})
+
+
+@pytest.mark.slow
+def test_amx_has_one_hash(tmp_path: pathlib.Path) -> None:
+    """In bf16 its own; the head's rows in chunks, or all at once, too."""
+    zk.need("tiles")
+    b = bench(tmp_path, stream("gpt", 16, 5), law.uneven("gpt", tmp_path), 5)
+    keys = *recipe("bf16", 16), "train.micro_batch=2", "train.sequence=32"
+    some = [
+        {"family": "gpt", **PLAIN, **way, "kind": "bf16 amx"}
+        for way in IN_BRIEF
+    ]
+    results = {
+        f"{way} {chunk}": b.run(way, *keys, f"train.head_chunk={chunk}")
+        for way, chunk in zip(some, itertools.cycle((32, 64)))
+    }
+    agree(results)
+    plain = b.run({**some[0], "kind": "bf16"}, *keys)
+    assert plain.weights != next(iter(results.values())).weights
 
 
 @pytest.mark.slow
@@ -821,14 +842,14 @@ def test_ragged_shapes(
 # ---- for ever
 
 
-@pytest.mark.parametrize("isa", zk.ISAS)
+@pytest.mark.parametrize("isa", [*zk.ISAS, "tiles"])
 @pytest.mark.parametrize("family", law.FAMILIES)
 def test_known_hashes(tmp_path: pathlib.Path, family: str, isa: str) -> None:
     zk.need(isa)
-    assert (
-        law.known(trainer.GCC, family, tmp_path, ZK_ISA=isa)
-        == law.KNOWN[family]
-    )
+    kind, name = trainer.GCC, isa
+    if isa == "tiles":
+        kind, name = trainer.TILES, "amx"
+    assert law.known(kind, family, tmp_path, ZK_ISA=name) == law.KNOWN[family]
 
 
 def test_an_option_names_the_object(tmp_path: pathlib.Path) -> None:
@@ -841,5 +862,5 @@ def test_an_option_names_the_object(tmp_path: pathlib.Path) -> None:
     first, *_ = map(json.loads, (tmp_path / "avx2").read_text().splitlines())
     assert said["avx2"].code == 0 and first["kernels"] == "avx2"
     assert said["avx3"].code == 2
-    assert "allowed: avx2, avx512, avx512bf16" in said["avx3"].err
+    assert "allowed: avx2, avx512, avx512bf16, amx" in said["avx3"].err
     assert not (tmp_path / "avx3").exists()

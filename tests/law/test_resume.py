@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import law
+import program as runner
 import pytest
 import trainer
+import zk
 
 STEPS, FIRST = 5, 2  # of all; before the checkpoint
 
@@ -289,6 +291,34 @@ def test_a_gpus_program_goes_on(tmp_path: Path) -> None:
     assert found["in two"].weights == found["whole"].weights
     assert found["in two"].steps == found["whole"].steps[FIRST:]
     assert found["after a CPU"].weights != found["whole"].weights
+
+
+def test_amx_goes_on(tmp_path: Path) -> None:
+    """From its own checkpoint to the bits of a run that never stopped; another object, whose sums
+    are others, is told."""
+    zk.need("tiles")
+    made = trainer.build(
+        trainer.generate(law.path("gpt"), BF16, "zero.stage=3"), trainer.TILES
+    )
+    data = ("--data", folder() / "tokens", "--hash")
+
+    def weights(name: str, *parts: tuple[str, int]) -> tuple[str, str]:
+        for isa, steps in parts:
+            words = ("--isa", isa, "--steps", steps)
+            where = ("--checkpoints", tmp_path / name)
+            done = runner.run(made, *data, *words, *where)
+            assert done.code == 0, done.err
+        return done.line("weights "), done.err
+
+    whole, _ = weights("whole", ("amx", STEPS))
+    found, said = weights("in two", ("amx", FIRST), ("amx", STEPS))
+    assert found == whole and "sums may differ" not in said
+    for isa in ("avx2", "avx512bf16"):
+        found, said = weights(isa, ("amx", FIRST), (isa, STEPS))
+        assert found != whole
+        assert f"kernels amx, now {isa}: sums may differ" in said
+    found, said = weights("alike", ("avx2", FIRST), ("avx512", STEPS))
+    assert "sums may differ" not in said
 
 
 def test_a_step_more_is_another_run() -> None:

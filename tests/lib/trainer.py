@@ -45,6 +45,7 @@ ASAN = Kind(
     ("-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
 )
 TSAN = Kind("out/train-tsan", "gcc", ("-g1", "-fsanitize=thread"))
+TILES = Kind("out/train-tiles", "gcc", ("-s",))  # AMX where there is none
 MPI = Kind("out/train-mpi", "mpicc", ("-g1",))
 EMULATED = Kind("out/train-emulated", "gcc", ("-g1",), ("-lstdc++", "-lm"))
 # with the libraries where runtime/cuda/toolkit found them

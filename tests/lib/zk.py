@@ -42,7 +42,9 @@ VALID, NONFINITE, LOST, SUMS = 64, 65, 66, 72
 FAULTY, RESCALED, LOWEST = 1, 2, 3  # why a step was skipped
 
 ISAS = ("avx2", "avx512")
-OBJECTS = (*ISAS, "avx512bf16")  # the last multiplies alone
+# These multiply alone: the best by itself, AMX, and AMX of tests/emulation/amx.h
+BEST, TILES = "avx512bf16", ("amx", "tiles")
+OBJECTS = (*ISAS, BEST, *TILES)
 ON_DEVICE = "ZR_TEST_DEVICE" in os.environ
 EMULATED, TARGET = (
     "cuda" if ON_DEVICE else "emulated",
@@ -54,10 +56,12 @@ NEEDED = {
     EMULATED: {"avx2", "fma"},
     "avx512": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},
 }
-NEEDED["avx512bf16"] = NEEDED["avx512"] | {"avx512_bf16"}
+NEEDED[BEST] = NEEDED["tiles"] = NEEDED["avx512"] | {"avx512_bf16"}
+NEEDED["amx"] = NEEDED[BEST] | {"amx_tile", "amx_bf16"}
 LIBRARY = {
     "gcc": "out/train-kernels.so",
     "clang": "out/train-clang-kernels.so",
+    "tiles": "out/train-tiles-kernels.so",
     EMULATED: f"out/train-{EMULATED}-kernels.so",
 }
 C_TYPES = {
@@ -258,6 +262,11 @@ def isas(of: Sequence[str] = ISAS) -> list[str]:
     return [isa for isa in of if runs(isa)]
 
 
+def sums(isa: str, dtype: int) -> str:
+    """the first of the objects that give its bits"""
+    return "tiles" if isa in TILES and dtype == BF16 else "avx2"
+
+
 def compilers() -> list[str]:
     return [cc for cc in LIBRARY if shutil.which(cc)]
 
@@ -279,7 +288,7 @@ def need(isa: str) -> None:
 
 @functools.cache
 def products() -> set[str]:
-    """kernels that the object avx512bf16 is made of; the others it takes from avx512"""
+    """kernels that an object of products has; the others it takes from avx512"""
     text = (ROOT / "kernels/cpu/kernels.def").read_text()
     listed = re.search(r"#define ZK_PRODUCTS.*?\n\n", text, re.S)
     return set(re.findall(r"X\((zk_\w+)\)", listed[0] if listed else ""))
@@ -293,6 +302,8 @@ def library(compiler: str) -> ctypes.CDLL:
     lib.zk_open.restype = ctypes.c_void_p
     lib.zk_object.restype = ctypes.c_char_p
     lib.zk_overhead.restype = ctypes.c_int64
+    if compiler == "tiles" or runs("amx"):
+        assert lib.zk_tiles_amx()
     return lib
 
 
@@ -437,11 +448,12 @@ class Kernels:
         compiler: str = "gcc",
         tile: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
-        self.isa, self.dtype = isa or isas(OBJECTS)[-1], dtype
+        self.isa, self.dtype = isa or isas((*ISAS, BEST))[-1], dtype
         self.launch = Launch(tile=(ctypes.c_int32 * 3)(*tile))
         need(self.isa)
         emulated, why = self.isa == EMULATED, ctypes.c_char_p()
-        self.library = library(EMULATED if emulated else compiler)
+        own = self.isa in (EMULATED, "tiles")
+        self.library = library(self.isa if own else compiler)
         self.scratch = (
             [scratch(size) for size in (SPACE, PINNED_SCRATCH)]
             if emulated
@@ -468,8 +480,9 @@ class Kernels:
         result, types, launch = prototypes()[name]
         emulated = self.isa == EMULATED
         isa = self.isa
-        if isa == "avx512bf16" and name not in products():
+        if isa not in ISAS and name not in products():
             isa = "avx512"
+        isa = "amx" if isa == "tiles" else isa
         call = getattr(self.library, name if emulated else f"{name}_{isa}")
         call.restype, call.argtypes = (
             result,

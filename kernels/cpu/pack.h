@@ -1,0 +1,236 @@
+/* pack.h -- panels of words: what a product reads of a matrix, in the order in which it multiplies.
+ *
+ * A word is an f32, or, where the object multiplies these, a pair of bf16, the even element in the
+ * lower half.
+ *
+ * Invariants
+ *  1. No element outside the matrix is read: lines past the last and elements past the end are 0.
+ *  2. Elements of a bf16 chain that go together, GROUP of them, come whole.
+ */
+#ifndef ZK_PACK_H
+#define ZK_PACK_H
+#include "lanes.h"
+#include "tiles.h"
+
+/* The block of sums in registers is MR x NR. The A panel is meant for the second-level cache, the B
+ * panel for the first and second. */
+#ifdef __AVX512F__
+enum { MR = 8, NR = 48 };
+static inline lanes lanes_part(const float *p, int n) { return load16n(p, n); }
+typedef __m256i halves;
+static inline halves half_load(const uint16_t *p) { return _mm256_loadu_si256((const halves *)p); }
+static inline halves half_part(const uint16_t *p, int n) { return (halves)load16hn(p, n); }
+static inline lanes lanes_widen(halves x, int dtype)
+{
+    return dtype == ZK_F16 ? (lanes)_mm512_cvtph_ps(x)
+                           : (lanes)_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16);
+}
+/* a0 b0 a1 b1 ... and the same of the upper halves */
+static inline lanes lanes_low(lanes a, lanes b)
+{
+    return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+}
+static inline lanes lanes_high(lanes a, lanes b)
+{
+    return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15,
+                                   31);
+}
+#else
+enum { MR = 6, NR = 16 };
+static inline lanes lanes_part(const float *p, int n)
+{
+    return (lanes)_mm256_maskload_ps(p, first8(n));
+}
+typedef __m128i halves;
+static inline halves half_load(const uint16_t *p) { return _mm_loadu_si128((const halves *)p); }
+static inline halves half_part(const uint16_t *p, int n) { return load8hn(p, n); }
+static inline lanes lanes_widen(halves x, int dtype)
+{
+    return dtype == ZK_F16 ? (lanes)_mm256_cvtph_ps(x)
+                           : (lanes)_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16);
+}
+/* a0 b0 a1 b1 ... and the same of the upper halves */
+static inline lanes lanes_low(lanes a, lanes b)
+{
+    return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+}
+static inline lanes lanes_high(lanes a, lanes b)
+{
+    return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+}
+#endif
+enum { VECTORS = NR / LANES };
+
+/* Elements of a bf16 chain in a word, and of a line in a vector of words */
+#ifdef __AVX512BF16__
+enum { PAIR = 2 };
+#else
+enum { PAIR = 1 };
+#endif
+
+/* A matrix read by element: (i, j) at p[i * row + j * column], one of the two being 1. */
+typedef struct matrix {
+    const real *p;
+    int64_t row, column;
+    int dtype;
+} matrix;
+
+static inline int64_t element(const matrix *x) { return x->dtype == ZK_F32 ? 4 : 2; }
+
+static inline int paired(const matrix *x) { return PAIR == 2 && x->dtype == ZK_BF16; }
+
+/* The words of n elements of a chain */
+static inline int64_t taken(const matrix *x, int64_t n)
+{
+    return x->dtype == ZK_BF16 ? zk_pieces(n, GROUP) * (GROUP / PAIR) : n;
+}
+
+/* LANES elements from `at`, 0 from the n-th on */
+static inline lanes get(const matrix *x, int64_t at, int64_t n)
+{
+    if (x->dtype == ZK_F32) {
+        const float *p = (const float *)x->p + at;
+        return n >= LANES ? lanes_load(p) : lanes_part(p, (int)n);
+    }
+    const uint16_t *p = (const uint16_t *)x->p + at;
+    return lanes_widen(n >= LANES ? half_load(p) : half_part(p, (int)n), x->dtype);
+}
+
+/* The words of a line's next n elements, 0 past them */
+static inline lanes get_words(const matrix *x, int64_t at, int64_t n)
+{
+#ifdef __AVX512BF16__
+    if (paired(x)) {
+        const uint16_t *p = (const uint16_t *)x->p + at;
+        if (n >= 2 * LANES) return (lanes)_mm512_loadu_si512(p);
+        return (lanes)_mm512_maskz_loadu_epi16((1u << (n > 0 ? n : 0)) - 1, p);
+    }
+#endif
+    return get(x, at, n);
+}
+
+/* The words of element i and i + 1 of LANES lines, which begin a pair of bf16 */
+static inline void put_pair(float *to, int width, lanes even, lanes odd)
+{
+#ifdef __AVX512BF16__
+    (void)width;
+    lanes_store(to, (lanes)((lanes_bits)even >> 16 | (lanes_bits)odd));
+#else
+    lanes_store(to, odd);
+    lanes_store(to + width, even);
+#endif
+}
+
+/* r[i] lane j becomes r[j] lane i: with an element's address written as row bits, lane bits, each
+ * round moves the first bit to the end. */
+static inline void transpose_lanes(lanes r[LANES])
+{
+    lanes t[LANES];
+#pragma GCC unroll 4
+    for (int round = 1; round < LANES; round *= 2) {
+#pragma GCC unroll 16
+        for (int i = 0; i < LANES; i++) t[i] = r[i];
+#pragma GCC unroll 8
+        for (int i = 0; i < LANES / 2; i++) {
+            r[2 * i] = lanes_low(t[i], t[i + LANES / 2]);
+            r[2 * i + 1] = lanes_high(t[i], t[i + LANES / 2]);
+        }
+    }
+}
+
+/* Lines that lie side by side: element i of line v at p[at + v + i * step]. */
+static void pack_across(float *to, const matrix *x, int64_t at, int64_t step, int64_t lines,
+                        int64_t n, int width)
+{
+    const char *next = (const char *)x->p + (at + width) * element(x); /* lines packed next */
+    for (int64_t i = 0; i < n; i++)
+        for (int v = 0; v < width; v += LANES) {
+            __builtin_prefetch(next + (i * step + v) * element(x), 0, 2);
+            lanes_store(to + i * width + v, get(x, at + i * step + v, lines - v));
+        }
+}
+
+/* The same of bf16 */
+static void pack_pairs(float *to, const matrix *x, int64_t at, int64_t step, int64_t lines,
+                       int64_t n, int width)
+{
+    const char *next = (const char *)x->p + (at + width) * element(x); /* lines packed next */
+    for (int64_t i = 0; i < taken(x, n) * PAIR; i += 2)
+        for (int v = 0; v < width; v += LANES) {
+            int64_t from = at + i * step + v;
+            __builtin_prefetch(next + (i * step + v) * element(x), 0, 2);
+            __builtin_prefetch(next + ((i + 1) * step + v) * element(x), 0, 2);
+            put_pair(to + i / PAIR * width + v, width, get(x, from, i < n ? lines - v : 0),
+                     get(x, from + step, i + 1 < n ? lines - v : 0));
+        }
+}
+
+/* Of up to LANES lines, `step` apart, n elements become a row of words, `width` apart; further
+ * lines 0 */
+static void turn_block(float *to, const matrix *x, int64_t at, int64_t step, int64_t lines,
+                       int64_t n, int width)
+{
+    lanes r[LANES];
+    if (n >= LANES * (paired(x) ? 2 : 1)) {
+#pragma GCC unroll 16
+        for (int j = 0; j < LANES; j++)
+            r[j] = j < lines ? get_words(x, at + j * step, n) : lanes_set(0);
+    } else {
+        for (int j = 0; j < LANES; j++) r[j] = get_words(x, at + j * step, j < lines ? n : 0);
+    }
+    transpose_lanes(r);
+    if (x->dtype == ZK_BF16 && PAIR == 1) { /* a pair's odd element comes first */
+#pragma GCC unroll 16
+        for (int j = 0; j < LANES; j += 2) {
+            lanes even = r[j];
+            r[j] = r[j + 1];
+            r[j + 1] = even;
+        }
+    }
+    if (taken(x, n) >= LANES) {
+#pragma GCC unroll 16
+        for (int j = 0; j < LANES; j++) lanes_store(to + j * width, r[j]);
+    } else {
+        for (int j = 0; j < taken(x, n); j++) lanes_store(to + j * width, r[j]);
+    }
+}
+
+/* Lines of adjacent elements: element i of line v at p[at + v * step + i]. */
+static void pack_along(float *to, const matrix *x, int64_t at, int64_t step, int64_t lines,
+                       int64_t n, int width)
+{
+    int64_t most = LANES * (paired(x) ? 2 : 1);
+    for (int64_t i = 0; i < n; i += most)
+        for (int v = 0; v < width; v += LANES)
+            turn_block(to + taken(x, i) * width + v, x, at + v * step + i, step, lines - v,
+                       zk_least(most, n - i), width);
+}
+
+/* to[words of n][width] = `lines` lines of n elements, lines past the last one 0. Element i of line
+ * v is at p[at + v * across + i * along]. A store may write LANES words past the end of `to`. */
+static void pack(float *to, const matrix *x, int64_t at, int64_t across, int64_t along,
+                 int64_t lines, int64_t n, int width)
+{
+    if (across != 1) pack_along(to, x, at, across, lines, n, width);
+    else if (x->dtype == ZK_BF16) pack_pairs(to, x, at, along, lines, n, width);
+    else pack_across(to, x, at, along, lines, n, width);
+}
+
+/* to[height][words of n], the same with the words of a line side by side: for tiles */
+static void pack_lines(float *to, const matrix *x, int64_t at, int64_t across, int64_t along,
+                       int64_t lines, int64_t n, int height)
+{
+    int64_t words = taken(x, n), most = LANES * PAIR;
+    for (int64_t i = 0; i < n; i += most)
+        for (int v = 0; v < height; v += LANES) {
+            lanes r[LANES];
+            float turned[LANES * (LANES + 1)];
+            pack(turned, x, at + v * across + i * along, across, along, lines - v,
+                 zk_least(most, n - i), LANES);
+            for (int j = 0; j < LANES; j++) r[j] = lanes_load(turned + j * LANES);
+            transpose_lanes(r);
+            for (int j = 0; j < LANES; j++) lanes_store(to + (v + j) * words + i / PAIR, r[j]);
+        }
+}
+
+#endif

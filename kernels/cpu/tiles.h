@@ -1,0 +1,96 @@
+/* tiles.h -- blocks of bf16 products by AMX, in the object that is compiled with ZK_TILES.
+ *
+ * An instruction multiplies 16 x 32 by 32 x 16 elements: from 0 on it sums the products of even k
+ * and those of odd k, each a chain of fused multiply-adds in ascending k, then adds the two, and
+ * their sum to the block's. Denormals are 0 (tdpbf16ps in Intel's manual; tests/kernels/pairs.c).
+ *
+ * Invariants
+ *  1. Groups of 32 elements begin at the chain's first, so no depth of a panel changes a bit.
+ *  2. A thread has tiles from tiles_begin to tiles_end alone: what it would have to keep of them at
+ *     a switch to another thread is 8 KB.
+ */
+#ifndef ZK_TILES_H
+#define ZK_TILES_H
+#include "cpu.h"
+
+#ifdef ZK_TILES
+#include <cpuid.h>
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { TILES = 1, TILE = 16, BLOCK = 2 * TILE, GROUP = 32 };
+enum { GRANT = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
+
+/* Whether the processor has them, and the system lets this process use them, as it must be asked
+ * to before any thread does */
+int ZK(zk_tiles)(void)
+{
+    unsigned a, b, c, d = 0;
+    const unsigned tile = 1u << 24, bf16 = 1u << 22;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && d & tile && d & bf16 &&
+           !syscall(SYS_arch_prctl, GRANT, TILE_DATA);
+}
+
+static void tiles_begin(void)
+{
+    struct {
+        uint8_t palette, start, zero[14];
+        uint16_t bytes[16]; /* of a row */
+        uint8_t rows[16];
+    } shape = {.palette = 1};
+    for (int i = 0; i < 8; i++) {
+        shape.bytes[i] = 4 * TILE;
+        shape.rows[i] = TILE;
+    }
+    _tile_loadconfig(&shape);
+}
+
+static void tiles_end(void) { _tile_release(); }
+
+/* sum[BLOCK][BLOCK], rows `stride` apart, carries on (first: begins) its chains by a[BLOCK][depth],
+ * rows `row` bytes apart, and b[depth][BLOCK]; depth in words, a multiple of TILE */
+static void multiply_tiles(float *sum, int64_t stride, const char *a, int64_t row, const float *b,
+                           int64_t depth, int first)
+{
+    float *below = sum + TILE * stride;
+    int64_t width = stride * 4, line = BLOCK * 4;
+    if (first) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    } else {
+        _tile_loadd(0, sum, width);
+        _tile_loadd(1, sum + TILE, width);
+        _tile_loadd(2, below, width);
+        _tile_loadd(3, below + TILE, width);
+    }
+    for (int64_t k = 0; k < depth; k += TILE, a += 4 * TILE, b += TILE * BLOCK) {
+        _tile_loadd(4, a, row);
+        _tile_loadd(5, a + TILE * row, row);
+        _tile_loadd(6, b, line);
+        _tile_loadd(7, b + TILE, line);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, sum, width);
+    _tile_stored(1, sum + TILE, width);
+    _tile_stored(2, below, width);
+    _tile_stored(3, below + TILE, width);
+}
+
+#else
+enum { TILES = 0, BLOCK = 0, GROUP = 2 };
+static void tiles_begin(void) {}
+static void tiles_end(void) {}
+static void multiply_tiles(float *sum, int64_t stride, const char *a, int64_t row, const float *b,
+                           int64_t depth, int first)
+{
+    (void)sum, (void)stride, (void)a, (void)row, (void)b, (void)depth, (void)first;
+}
+#endif
+
+#endif
