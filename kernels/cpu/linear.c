@@ -36,12 +36,17 @@ typedef struct product {
     const real *bias; /* [N] of the context's dtype, or NULL */
     int64_t M, N, K, stride;
     int64_t rows, cols, depth;         /* of a tile; depth in elements of the chain */
-    int tiles, mr, nr, unit;           /* AMX; the block of sums; elements that go together */
+    int unit;                          /* elements that go together */
     int dtype, carry;                  /* carry: the chain goes on from the output */
     int place;                         /* words of a lie along the chain as they are */
     enum { PLAIN, SCALED, ADDED } end; /* the output is the chain, or scale * chain, or + that */
     float scale;
 } product;
+
+static inline int by_tiles(const product *g) { return TILES && paired(&g->a); }
+/* Rows and columns of the block of sums: constants, but in the object of AMX */
+static inline int mr(const product *g) { return by_tiles(g) ? BLOCK : MR; }
+static inline int nr(const product *g) { return by_tiles(g) ? BLOCK : NR; }
 
 /* One tile at work. */
 typedef struct tile {
@@ -156,9 +161,9 @@ static void carry_on(const tile *t, float *sum, int64_t stride, int64_t i, int64
     const float *packed = t->a + (i - t->placed) * n;
     int64_t at = (t->m + i) * g->a.row + k, size = element(&g->a);
     const char *place = (const char *)g->a.p + at * size;
-    if (g->tiles && i < t->placed) {
+    if (by_tiles(g) && i < t->placed) {
         multiply_tiles(sum, stride, place, g->a.row * size, t->b, n, first);
-    } else if (g->tiles) {
+    } else if (by_tiles(g)) {
         multiply_tiles(sum, stride, (const char *)packed, 4 * n, t->b, n, first);
     } else if (i < t->placed) {
         multiply_pairs(sum, stride, place, g->a.row * size, 4, t->b, n, first);
@@ -173,13 +178,13 @@ static void carry_on(const tile *t, float *sum, int64_t stride, int64_t i, int64
 static void block(const tile *t, int64_t i, int64_t j, int64_t k, int64_t depth)
 {
     const product *g = t->g;
-    int64_t rows = zk_least(g->mr, t->rows - i), cols = zk_least(g->nr, t->cols - j);
+    int64_t rows = zk_least(mr(g), t->rows - i), cols = zk_least(nr(g), t->cols - j);
     int64_t stride = t->stride;
     float *sum = t->sum ? t->sum + i * stride + j : t->edge;
-    if (direct(g) && (rows < g->mr || cols < g->nr)) {
-        copy(t->edge, g->nr, sum, stride, k || g->carry ? rows : 0, cols);
-        carry_on(t, t->edge, g->nr, i, k, depth);
-        copy(sum, stride, t->edge, g->nr, rows, cols);
+    if (direct(g) && (rows < mr(g) || cols < nr(g))) {
+        copy(t->edge, nr(g), sum, stride, k || g->carry ? rows : 0, cols);
+        carry_on(t, t->edge, nr(g), i, k, depth);
+        copy(sum, stride, t->edge, nr(g), rows, cols);
     } else {
         carry_on(t, sum, stride, i, k, depth);
     }
@@ -193,26 +198,27 @@ static __attribute__((noinline)) void fill_tile(tile *t)
         depth = zk_least(g->depth, g->K - k);
         int whole = g->place && depth >= g->unit;
         if (whole) depth -= depth % g->unit;
-        t->placed = whole ? t->rows / g->mr * g->mr : 0;
-        for (int64_t i = t->placed; i < t->rows; i += g->mr)
-            (g->tiles ? pack_lines : pack)(t->a + (i - t->placed) * taken(&g->a, depth), &g->a,
-                                           (t->m + i) * g->a.row + k * g->a.column, g->a.row,
-                                           g->a.column, zk_least(g->mr, t->rows - i), depth, g->mr);
-        for (int64_t j = 0; j < t->cols; j += g->nr) {
+        t->placed = whole ? t->rows / mr(g) * mr(g) : 0;
+        for (int64_t i = t->placed; i < t->rows; i += mr(g))
+            (by_tiles(g) ? pack_lines : pack)(t->a + (i - t->placed) * taken(&g->a, depth), &g->a,
+                                              (t->m + i) * g->a.row + k * g->a.column, g->a.row,
+                                              g->a.column, zk_least(mr(g), t->rows - i), depth,
+                                              mr(g));
+        for (int64_t j = 0; j < t->cols; j += nr(g)) {
             pack(t->b, &g->b, (t->n + j) * g->b.column + k * g->b.row, g->b.column, g->b.row,
-                 zk_least(g->nr, t->cols - j), depth, g->nr);
-            for (int64_t i = 0; i < t->rows; i += g->mr) block(t, i, j, k, depth);
+                 zk_least(nr(g), t->cols - j), depth, nr(g));
+            for (int64_t i = 0; i < t->rows; i += mr(g)) block(t, i, j, k, depth);
         }
     }
 }
 
 /* Words of the packed panels; a store may run on by LANES */
-static int64_t panel_b(const product *g) { return g->nr * taken(&g->b, g->depth) + LANES; }
+static int64_t panel_b(const product *g) { return nr(g) * taken(&g->b, g->depth) + LANES; }
 static int64_t panel_a(const product *g)
 {
-    int64_t n = taken(&g->a, g->depth), rows = zk_pieces(g->rows, g->mr) * g->mr;
+    int64_t n = taken(&g->a, g->depth), rows = zk_pieces(g->rows, mr(g)) * mr(g);
     int64_t end = in_blocks(g) ? taken(&g->a, 1) : 0; /* is packed whole */
-    return (g->place ? zk_most(g->mr * n, rows * end) : rows * n) + LANES;
+    return (g->place ? zk_most(mr(g) * n, rows * end) : rows * n) + LANES;
 }
 
 static int64_t sums(const product *g) { return in_blocks(g) && !direct(g) ? g->rows * g->cols : 0; }
@@ -224,9 +230,9 @@ static void tile_task(void *arg, int64_t task, int thread)
     float *scratch = zk_scratch(g->k, thread);
     tile t = {.g = g,
               .edge = scratch,
-              .b = scratch + g->mr * g->nr,
-              .a = scratch + g->mr * g->nr + panel_b(g),
-              .stride = g->nr,
+              .b = scratch + mr(g) * nr(g),
+              .a = scratch + mr(g) * nr(g) + panel_b(g),
+              .stride = nr(g),
               .m = task / across * g->rows,
               .n = task % across * g->cols};
     t.rows = zk_least(g->rows, g->M - t.m);
@@ -239,9 +245,9 @@ static void tile_task(void *arg, int64_t task, int thread)
         t.stride = g->cols;
     }
     if (g->a.dtype == ZK_BF16) _mm_setcsr(ZK_MXCSR | FLUSH);
-    if (g->tiles) tiles_begin();
+    if (by_tiles(g)) tiles_begin();
     fill_tile(&t);
-    if (g->tiles) tiles_end();
+    if (by_tiles(g)) tiles_end();
     _mm_setcsr(ZK_MXCSR);
 }
 
@@ -270,28 +276,28 @@ static void multiply_all(product *g, const zk_launch *L)
 {
     int pairs = paired(&g->a);
     g->unit = g->a.dtype == ZK_BF16 ? GROUP : 1;
-    g->tiles = TILES && pairs;
-    g->mr = g->tiles ? BLOCK : MR;
-    g->nr = g->tiles ? BLOCK : NR;
     g->place = pairs && g->a.column == 1;
-    int64_t words = g->tiles ? TILES_DEPTH : g->place ? PLACE_DEPTH : pairs ? PAIRS_DEPTH : DEPTH;
+    int64_t words = by_tiles(g) ? TILES_DEPTH
+                    : g->place  ? PLACE_DEPTH
+                    : pairs     ? PAIRS_DEPTH
+                                : DEPTH;
     int64_t deepest = pairs ? 2 * words : words;
     int64_t depth = given(g, L, 2, deepest, g->unit);
     g->depth = depth ? depth : even(g->K, deepest, g->unit);
     int64_t highest = g->place ? MR * PLACE_DEPTH : ROWS;
-    int64_t most = direct(g) ? COLS : !g->place ? HALF_COLS : in_blocks(g) ? PLACE_COLS : g->nr;
-    int64_t rows = given(g, L, 0, highest, g->mr), cols = given(g, L, 1, most, g->nr);
-    g->rows = rows ? rows : even(g->M, highest, g->mr);
-    g->cols = cols ? cols : even(g->N, most, g->nr);
+    int64_t most = direct(g) ? COLS : !g->place ? HALF_COLS : in_blocks(g) ? PLACE_COLS : nr(g);
+    int64_t rows = given(g, L, 0, highest, mr(g)), cols = given(g, L, 1, most, nr(g));
+    g->rows = rows ? rows : even(g->M, highest, mr(g));
+    g->cols = cols ? cols : even(g->N, most, nr(g));
     g->stride = g->stride ? g->stride : g->N;
     int threads = g->k->threads;
     while (threads > 1 && !cols && tasks(g) < 3 * threads && g->cols > FEWEST_COLS)
-        g->cols = half(g->cols, g->nr);
+        g->cols = half(g->cols, nr(g));
     while (threads > 1 && !rows && tasks(g) < threads && g->rows > FEWEST_ROWS)
-        g->rows = half(g->rows, g->mr);
-    while (g->mr * g->nr + panel_b(g) + panel_a(g) + sums(g) > ROOM)
-        if (g->cols > g->nr) g->cols = half(g->cols, g->nr);
-        else g->rows = half(g->rows, g->mr);
+        g->rows = half(g->rows, mr(g));
+    while (mr(g) * nr(g) + panel_b(g) + panel_a(g) + sums(g) > ROOM)
+        if (g->cols > nr(g)) g->cols = half(g->cols, nr(g));
+        else g->rows = half(g->rows, mr(g));
     zk_for(g->k, tasks(g), tile_task, g);
 }
 

@@ -155,14 +155,16 @@ static void pack_pairs(float *to, const matrix *x, int64_t at, int64_t step, int
                        int64_t n, int width)
 {
     const char *next = (const char *)x->p + (at + width) * element(x); /* lines packed next */
-    for (int64_t i = 0; i < taken(x, n) * PAIR; i += 2)
+    for (int64_t i = 0; i < n; i += 2)
         for (int v = 0; v < width; v += LANES) {
             int64_t from = at + i * step + v;
             __builtin_prefetch(next + (i * step + v) * element(x), 0, 2);
             __builtin_prefetch(next + ((i + 1) * step + v) * element(x), 0, 2);
-            put_pair(to + i / PAIR * width + v, width, get(x, from, i < n ? lines - v : 0),
+            put_pair(to + i / PAIR * width + v, width, get(x, from, lines - v),
                      get(x, from + step, i + 1 < n ? lines - v : 0));
         }
+    for (int64_t i = zk_pieces(n, 2) * 2 / PAIR * width; i < taken(x, n) * width; i += LANES)
+        lanes_store(to + i, lanes_set(0));
 }
 
 /* Of up to LANES lines, `step` apart, n elements become a row of words, `width` apart; further
