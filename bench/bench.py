@@ -238,15 +238,17 @@ def touch(p: plan.Plan) -> Touch:
 # ---- the programs
 
 
-def spread(ranks: int, stage: int) -> tuple[str, ...]:
+def spread(
+    ranks: int, stage: int, sequence: int = SEQUENCE
+) -> tuple[str, ...]:
     """Keys of a step's tokens on so many ranks."""
     keys = {
         "zero.stage": stage,
         "cluster.ranks": ranks,
-        "train.sequence": SEQUENCE,
-        "train.global_batch": TOKENS // SEQUENCE,
+        "train.sequence": sequence,
+        "train.global_batch": TOKENS // sequence,
         "train.precision": "f32",
-        "train.micro_batch": TOKENS // SEQUENCE // ranks,
+        "train.micro_batch": TOKENS // sequence // ranks,
     }
     return tuple(f"{key}={value}" for key, value in keys.items())
 
@@ -291,10 +293,13 @@ def run(case: Case, p: plan.Plan, steps: int, data: Path) -> Run:
     )
 
 
-def tokens(p: plan.Plan, steps: int) -> Path:
-    """A file of tokens for so many timed steps and one before them."""
-    data, count = MADE / "tokens.bin", TOKENS * (steps + 1) + 1
-    drawn = np.random.RandomState(1).randint(0, p.head.vocab, count)
+def tokens(p: plan.Plan, steps: int, name: str = "tokens") -> Path:
+    """A file of tokens for so many timed steps and one before them: uint16, of the vocabulary what
+    that has."""
+    data, count = MADE / f"{name}.bin", TOKENS * (steps + 1) + 1
+    drawn = np.random.RandomState(1).randint(
+        0, min(p.head.vocab, 1 << 16), count
+    )
     data.write_bytes(drawn.astype("<u2").tobytes())
     return data
 

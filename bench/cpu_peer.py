@@ -3,13 +3,13 @@ torchrun starts, under DDP, FSDP2 or DeepSpeed's ZeRO.
 
     cpu_peer.py SPEC.yaml --batch B --sequence T --data TOKENS --steps N --out OUT.json
                 [--precision f32|autocast|bf16] [--compile] [--spread ddp|fsdp2|zero0|zero3]
-                [--lora]
+                [--lora] [--blocks N]
 
 Model and recipe are torch_peer.py's. autocast: f32 parameters, products in bf16; bf16: all of it,
 without masters, but under FSDP2, which keeps f32 parameters and sums in f32, and DeepSpeed, which
 keeps f32 masters. --lora: a GPT-2 of transformers, frozen, with PEFT's adapters of rank 16 on
-`c_attn`. Figures, of rank 0: seconds of each step, losses, the host's clock when the first
-step began.
+`c_attn`. --blocks: layers, where not the spec's. Figures, of rank 0: seconds of each step, losses,
+the host's clock when the first step began.
 """
 
 from __future__ import annotations
@@ -176,6 +176,8 @@ def made(given: argparse.Namespace, spec: dict) -> Step:
 
 def train(given: argparse.Namespace) -> dict[str, object]:
     spec = yaml.safe_load(Path(given.spec).read_text())
+    if given.blocks:
+        spec["model"]["units"][1]["blocks"] = given.blocks
     rank, ranks = (
         int(os.environ.get(name, other))
         for name, other in (("RANK", 0), ("WORLD_SIZE", 1))
@@ -212,6 +214,7 @@ def main() -> int:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--spread", choices=("ddp", "fsdp2", "zero0", "zero3"))
     parser.add_argument("--lora", action="store_true")
+    parser.add_argument("--blocks", type=int, default=0)
     given = parser.parse_args()
     found = train(given)
     if found["rank"] == 0:

@@ -22,10 +22,10 @@ from bench import MADE, TOKENS, Case
 ADAPTERS = "train.lora={rank: 16, alpha: 32, match: [c_attn]}"
 WAYS = {"1 rank": (1, 0), "2 ranks, ZeRO-3": (2, 3)}
 WHAT = {"all": (), "adapters": (ADAPTERS,)}
-PEERS = (
-    peers.Row("all, PyTorch", 1, "f32", 0, ("--precision", "f32")),
-    peers.Row("adapters, PEFT", 1, "f32", 0, ("--lora",)),
-)
+PEERS = {
+    "all, PyTorch": ("--precision", "f32"),
+    "adapters, PEFT": ("--lora",),
+}
 
 
 def table(result: dict) -> str:
@@ -52,7 +52,12 @@ def main() -> int:
         for what, keys in WHAT.items()
     ]
     plans = {case: bench.build(case) for case in cases}
-    beside = PEERS if given.peers else ()
+    model = peers.Model("", given.spec)
+    beside = [
+        peers.Row(name, 1, "f32", 0, words, model)
+        for name, words in PEERS.items()
+        if given.peers
+    ]
     if beside:
         peers.venv()
     runs: dict[str, list[bench.Run]] = {case.name: [] for case in plans}
@@ -61,9 +66,7 @@ def main() -> int:
         for name, found in bench.measure(plans, given.steps, 1).items():
             runs[name] += found
         for row in beside:
-            ran = peers.torch(
-                row, given.spec, given.steps, MADE / "tokens.bin"
-            )
+            ran = peers.torch(row, given.steps, MADE / "tokens.bin")
             theirs[row.name].append(ran)
     rows = [
         {

@@ -1,20 +1,22 @@
 """peers.py -- a training step of ours beside PyTorch's, FSDP2's and DeepSpeed's, on the CPU.
 
-A model (GPT-2 124M), 1024 tokens a step, f32 and bf16: one process with both cores (4 samples of
-256 tokens), and two ranks of one core each (2 samples). Programs take turns; a ratio is a peer's
-step over ours of the same round, the median of rounds beside the least and the greatest. Ours in
-bf16 keeps f32 masters and moments. Memory is the largest process's resident set at its peak; a
-start is from the call of a program to the beginning of its first step; llm.c's has its validation
-and its end in it, too.
+GPT-2 124M, 1024 tokens a step, f32 and bf16: one process with both cores (4 samples of 256 tokens),
+and two ranks of one core each (2 samples). One process also trains Qwen3-0.6B's shape with 4 layers
+(2 samples of 512) and the demo's model (8 of 128, 20 times as many steps). Programs take turns; a
+ratio is a peer's step over ours of the same round, the median of rounds beside the least and the
+greatest. Ours in bf16 keeps f32 masters and moments. Memory is the largest process's resident set
+at its peak; a start is from the call of a program to the beginning of its first step; llm.c's has
+its validation and its end in it, too.
 
 The floor of a step is its FLOPs by the faster GEMM of 2048^3 of the same run, ours or PyTorch's,
 and the bytes of its update by the rate of a copy (`--emit explain` says both).
 
-    ./run bench --peers [--llmc DIR] [--rounds N] [--steps N]
+    ./run bench --peers [--only NAME] [--spec FILE] [--llmc DIR] [--rounds N] [--steps N]
 
---llmc: a checkout of llm.c, whose train_gpt2.c is compiled with 256 tokens a sample. The peers'
-venv is out/peers/venv. The table goes to stdout, all figures to out/peers.json, a picture to
-out/peers.svg. bench.py says what makes a run invalid.
+--only: rows whose names have it, as `demo` or `gpt2-124m, PyTorch, 1, f32`. --spec: what is trained
+in GPT-2's place. --llmc: a checkout of llm.c, whose train_gpt2.c is compiled with 256 tokens a
+sample. The peers' venv is out/peers/venv. The table goes to stdout, all figures to out/peers.json,
+a picture to out/peers.svg. bench.py says what makes a run invalid.
 """
 
 from __future__ import annotations
@@ -27,8 +29,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,27 @@ print(2e-9 * n**3 / best)
 
 
 @dataclass(frozen=True)
+class Model:
+    """What a row trains."""
+
+    name: str
+    spec: str
+    sequence: int = SEQUENCE
+    keys: tuple[str, ...] = ()  # of ours
+    blocks: int = 0  # layers, where not the spec's
+    times: int = 1  # steps, for each that is asked for
+
+
+GPT2 = Model("gpt2-124m", "model_specs/gpt2-124m.yaml")
+QWEN3 = Model(
+    *("qwen3-0.6b-4", "model_specs/qwen3-0.6b.yaml", 512),
+    keys=("train.recompute=none", "targets=[cpu]"),
+    blocks=4,
+)
+DEMO = Model("demo", "model_specs/demo.yaml", 128, times=20)
+
+
+@dataclass(frozen=True)
 class Row:
     """A peer; ours with the same ranks, precision and stage stands beside it."""
 
@@ -66,9 +88,10 @@ class Row:
     precision: str
     stage: int
     words: tuple[str, ...]  # of cpu_peer.py; none: it is llm.c
+    model: Model = GPT2
 
 
-ROWS = (
+ALONE = (
     Row("PyTorch", 1, "f32", 0, ("--precision", "f32")),
     Row("PyTorch, compiled", 1, "f32", 0, ("--compile",)),
     Row("PyTorch, autocast", 1, "bf16", 0, ("--precision", "autocast")),
@@ -81,6 +104,9 @@ ROWS = (
         *("PyTorch, all bf16, compiled", 1, "bf16", 0),
         ("--precision", "bf16", "--compile"),
     ),
+)
+ROWS = (
+    *ALONE,
     Row("DDP", 2, "f32", 0, ("--spread", "ddp")),
     Row("DeepSpeed ZeRO-0", 2, "f32", 0, ("--spread", "zero0")),
     Row("FSDP2", 2, "f32", 3, ("--spread", "fsdp2")),
@@ -94,6 +120,8 @@ ROWS = (
         *("DeepSpeed ZeRO-3", 2, "bf16", 3),
         ("--spread", "zero3", "--precision", "bf16"),
     ),
+    *(replace(row, model=QWEN3) for row in ALONE),
+    *(replace(row, model=DEMO) for row in ALONE if row.precision == "f32"),
 )
 LLMC = Row("llm.c", 1, "f32", 0, ())
 
@@ -150,18 +178,23 @@ def venv() -> None:
     stamp.write_text(" ".join(NEEDS))
 
 
-def case_of(spec: str, row: Row) -> Case:
+def case_of(row: Row) -> Case:
+    model = row.model
     keys = (
-        *bench.spread(row.ranks, row.stage),
+        *bench.spread(row.ranks, row.stage, model.sequence),
+        *model.keys,
         f"train.precision={row.precision}",
     )
-    return Case(spec, f"peer-{row.ranks}-{row.stage}-{row.precision}", keys)
+    if model.blocks:
+        keys += (f"model.units[1].blocks={model.blocks}",)
+    name = f"peer-{model.name}-{row.ranks}-{row.stage}-{row.precision}"
+    return Case(model.spec, name, keys)
 
 
-def saving(spec: str) -> dict[str, Case]:
-    keys = case_of(spec, ROWS[0]).keys
+def saving(row: Row) -> dict[str, Case]:
+    case = case_of(row)
     return {
-        name: Case(spec, f"peer-saves-{n}", (*keys, *more))
+        name: Case(case.spec, f"peer-saves-{n}", (*case.keys, *more))
         for n, (name, more) in enumerate(SAVING.items())
     }
 
@@ -170,6 +203,7 @@ def ours(case: Case, steps: int, data: Path) -> Ran:
     log = MADE / f"{case.name}.jsonl"
     log.unlink(missing_ok=True)
     words = [MADE / case.name, "--data", data, "--steps", steps + 1]
+    words += ["--tokens", "uint16"]
     called, memory = timed([*words, "--log", log])
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     made = [line for line in lines if "loss" in line]
@@ -181,14 +215,16 @@ def ours(case: Case, steps: int, data: Path) -> Ran:
     )
 
 
-def torch(row: Row, spec: str, steps: int, data: Path) -> Ran:
+def torch(row: Row, steps: int, data: Path) -> Ran:
+    model = row.model
     out = PEERS / "out.json"
     words: list[object] = [VENV / "python"]
     if row.ranks > 1:
         words = [VENV / "torchrun", "--standalone", "--nproc-per-node"]
         words.append(row.ranks)
-    words += [ROOT / "bench" / "cpu_peer.py", spec, "--sequence", SEQUENCE]
-    words += ["--batch", TOKENS // SEQUENCE // row.ranks, "--data", data]
+    words += [ROOT / "bench" / "cpu_peer.py", model.spec]
+    words += ["--sequence", model.sequence, "--blocks", model.blocks]
+    words += ["--batch", TOKENS // model.sequence // row.ranks, "--data", data]
     words += ["--steps", steps + 1, "--out", out, *row.words]
     threads = max(1, CORES // row.ranks)
     called, memory = timed(
@@ -283,7 +319,9 @@ def rates(precision: str) -> tuple[float, float]:
 def floors(plans: dict[Case, Plan]) -> dict[str, float]:
     """Seconds of a step of each of our programs: its FLOPs at the one rate, and the bytes of all
     ranks' updates at the other."""
-    kinds = {p.head.real: rates(p.head.real) for p in plans.values()}
+    kinds = {
+        real: rates(real) for real in {p.head.real for p in plans.values()}
+    }
     return {
         case.name: cost.flops(p) / kinds[p.head.real][0]
         + p.head.ranks * cost.update(p) / kinds[p.head.real][1]
@@ -316,13 +354,13 @@ def figures(
 
 
 def key(row: Row) -> str:
-    return f"{row.name}, {row.ranks}, {row.precision}"
+    return f"{row.model.name}, {row.name}, {row.ranks}, {row.precision}"
 
 
-def saved(rounds: list[dict[str, Ran]], row: Row, spec: str) -> list[dict]:
+def saved(rounds: list[dict[str, Ran]], row: Row) -> list[dict]:
     """Ours with less memory, beside a peer's."""
-    names = {"as it is": case_of(spec, row).name}
-    names |= {name: case.name for name, case in saving(spec).items()}
+    names = {"as it is": case_of(row).name}
+    names |= {name: case.name for name, case in saving(row).items()}
     return [
         {
             "name": name,
@@ -337,17 +375,17 @@ def saved(rounds: list[dict[str, Ran]], row: Row, spec: str) -> list[dict]:
 def table(result: dict) -> str:
     lines = [
         *bench.head(result["machine"]),
-        "| peer | ranks | | step, s | ours, s | ratio | of rounds | our floor, s | ours over it "
-        "| memory, MB | ours | to step 1, s | ours |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| model | peer | ranks | | step, s | ours, s | ratio | of rounds | our floor, s "
+        "| ours over it | memory, MB | ours | to step 1, s | ours |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for x in result["rows"]:
         floor = x["floor"]
         least, most = x["between"]
         lines.append(
-            f"| {x['name']} | {x['ranks']} | {x['precision']} | {x['step']:.2f} "
-            f"| {x['ours']:.2f} | {x['ratio']:.2f} | {least:.2f} to {most:.2f} "
-            f"| {floor:.2f} | {x['ours'] / floor:.2f} "
+            f"| {x['model']['name']} | {x['name']} | {x['ranks']} | {x['precision']} "
+            f"| {x['step']:.3f} | {x['ours']:.3f} | {x['ratio']:.2f} "
+            f"| {least:.2f} to {most:.2f} | {floor:.3f} | {x['ours'] / floor:.2f} "
             f"| {1e-6 * x['memory']:.0f} | {1e-6 * x['our_memory']:.0f} "
             f"| {x['start']:.1f} | {x['our_start']:.1f} |"
         )
@@ -369,26 +407,24 @@ def picture(result: dict) -> str:
     """Bars: seconds a step, ours beside each peer's."""
     bars: dict[str, tuple[float, bool]] = {}
     for x in result["rows"]:
-        own = f"ours, {x['ranks']} x {x['precision']}, ZeRO-{x['stage']}"
+        model, way = x["model"]["name"], f"{x['ranks']} x {x['precision']}"
+        own = f"{model}, ours, {way}, ZeRO-{x['stage']}"
         bars.setdefault(own, (x["ours"], True))
-        bars[f"{x['name']}, {x['ranks']} x {x['precision']}"] = (
-            x["step"],
-            False,
-        )
-    scale = 480 / max(seconds for seconds, _ in bars.values())
+        bars[f"{model}, {x['name']}, {way}"] = (x["step"], False)
+    scale = 430 / max(seconds for seconds, _ in bars.values())
     out = [
         '<svg xmlns="http://www.w3.org/2000/svg" width="860" '
         f'height="{20 * len(bars) + 30}" font-family="sans-serif" font-size="12">',
         '<rect width="100%" height="100%" fill="white"/>',
-        '<text x="270" y="16">seconds a step (less is better)</text>',
+        '<text x="320" y="16">seconds a step (less is better)</text>',
     ]
     for i, (name, (seconds, own)) in enumerate(bars.items()):
         y, width = 20 * i + 26, scale * seconds
         out += [
-            f'<text x="260" y="{y + 12}" text-anchor="end">{name}</text>',
-            f'<rect x="270" y="{y}" width="{width:.0f}" height="15" '
+            f'<text x="310" y="{y + 12}" text-anchor="end">{name}</text>',
+            f'<rect x="320" y="{y}" width="{width:.0f}" height="15" '
             f'fill="{"#2a78b5" if own else "#b9c4ce"}"/>',
-            f'<text x="{276 + width:.0f}" y="{y + 12}">{seconds:.2f}</text>',
+            f'<text x="{326 + width:.0f}" y="{y + 12}">{seconds:.2f}</text>',
         ]
     return "\n".join([*out, "</svg>"]) + "\n"
 
@@ -400,62 +436,67 @@ def check_loss(row: Row, theirs: Ran, own: Ran) -> None:
 
 
 def one_round(
-    given: argparse.Namespace,
-    rows: list[Row],
-    plans: Iterable[Case],
-    data: Path,
+    rows: list[Row], steps: dict[Case, int], data: dict[Case, Path]
 ) -> dict[str, Ran]:
     """Each of our programs, and behind it the peers that it stands beside"""
     ran: dict[str, Ran] = {}
-    for case in plans:
+    for case, n in steps.items():
         print(case.name, file=sys.stderr)
-        ran[case.name] = ours(case, given.steps, data)
+        ran[case.name] = ours(case, n, data[case])
         for row in rows:
-            if case_of(given.spec, row) != case:
+            if case_of(row) != case:
                 continue
             print(key(row), file=sys.stderr)
-            ran[key(row)] = (
-                torch(row, given.spec, given.steps, data)
-                if row.words
-                else llmc(given.steps)
-            )
+            ran[key(row)] = torch(row, n, data[case]) if row.words else llmc(n)
             check_loss(row, ran[key(row)], ran[case.name])
     return ran
+
+
+def chosen(given: argparse.Namespace) -> tuple[list[Row], Row | None]:
+    """The rows that --only has; and the first of all, if it is among them."""
+    model = replace(GPT2, name=Path(given.spec).stem, spec=given.spec)
+    every = [
+        replace(row, model=model) if row.model == GPT2 else row
+        for row in ((*ROWS, LLMC) if given.llmc else ROWS)
+    ]
+    rows = [row for row in every if given.only in key(row)]
+    return rows, every[0] if every[0] in rows else None
 
 
 def main() -> int:
     parser = bench.options(__doc__, 3, 3)
     parser.add_argument("--llmc", type=Path, help="a checkout of llm.c")
-    parser.add_argument("--only", default="", help="peers whose names have it")
+    parser.add_argument("--only", default="", help="rows whose names have it")
     given = parser.parse_args()
-    every = (*ROWS, LLMC) if given.llmc else ROWS
-    rows = [row for row in every if given.only in key(row)]
+    rows, first = chosen(given)
     if not rows:
-        parser.error(f"--only {given.only}: no peer's name has it")
+        parser.error(f"--only {given.only}: no row's name has it")
     MADE.mkdir(parents=True, exist_ok=True)
     venv()
-    cases = dict.fromkeys(case_of(given.spec, row) for row in rows)
-    first = rows[0] if rows[0] == ROWS[0] else None
+    steps = {case_of(row): given.steps * row.model.times for row in rows}
     if first:
-        cases |= dict.fromkeys(saving(given.spec).values())
-    plans = {case: bench.build(case) for case in cases}
-    data = bench.tokens(next(iter(plans.values())), given.steps)
-    if LLMC in rows:
-        build_llmc(given.llmc, data)
+        steps |= dict.fromkeys(saving(first).values(), given.steps)
+    plans = {case: bench.build(case) for case in steps}
+    data = {
+        case: bench.tokens(p, steps[case], case.name)
+        for case, p in plans.items()
+    }
+    for row in rows:
+        if not row.words:
+            build_llmc(given.llmc, data[case_of(row)])
     bench.sh("ninja", "--quiet", "out/train-peak")
     floor = floors(plans)
     rounds: list[dict[str, Ran]] = []
     for n in range(given.rounds):
         print(f"round {n + 1} of {given.rounds}", file=sys.stderr)
-        rounds.append(one_round(given, rows, plans, data))
+        rounds.append(one_round(rows, steps, data))
     result = {
-        "spec": given.spec,
         "rows": [
             figures(row, rounds, own, floor[own])
             for row in rows
-            for own in (case_of(given.spec, row).name,)
+            for own in (case_of(row).name,)
         ],
-        "saved": saved(rounds, first, given.spec) if first else [],
+        "saved": saved(rounds, first) if first else [],
     }
     (ROOT / "out" / "peers.svg").write_text(picture(result))
     return bench.finish(result, "peers", table)

@@ -2,6 +2,7 @@
 its table of kernels fits the kernels; and that operands get to a GPU and back.
 """
 
+import argparse
 import json
 import os
 import pathlib
@@ -267,7 +268,7 @@ def test_a_ratio_is_of_one_round() -> None:
         "saved": [],
     }  # fmt: skip
     line = peers.table(result).splitlines()[-1]
-    assert "| 7.00 | 4.00 | 2.00 | 1.00 to 3.00 | 2.50 | 1.60 |" in line
+    assert "| 7.000 | 4.000 | 2.00 | 1.00 to 3.00 | 2.500 | 1.60 |" in line
     drawn = peers.picture(result)
     assert drawn.count("<rect") == 3 and ">4.00</text>" in drawn
 
@@ -277,12 +278,47 @@ def test_each_peer_has_ours_beside_it() -> None:
 
     assert len({peers.key(row) for row in peers.ROWS}) == len(peers.ROWS)
     for row in peers.ROWS:
-        keys = peers.case_of("x", row).keys
+        keys = peers.case_of(row).keys
         assert {
             f"zero.stage={row.stage}",
             f"cluster.ranks={row.ranks}",
             f"train.precision={row.precision}",
         } <= set(keys)
+
+
+@pytest.mark.parametrize("name", ["gpt2-124m", "qwen3-0.6b-4", "demo"])
+def test_a_models_program_has_its_layers_and_tokens(name: str) -> None:
+    import peers
+
+    import bench
+
+    row = next(row for row in peers.ROWS if row.model.name == name)
+    case = peers.case_of(row)
+    words = (case.spec, *bench.settings(case), "--emit", "plan")
+    p = bench.parse(bench.sh("gen/zgen", *words))
+    assert p.head.batch * p.head.sequence == bench.TOKENS
+    assert p.head.sequence == row.model.sequence
+    layers = {"gpt2-124m": 12, "qwen3-0.6b-4": 4, "demo": 4}
+    assert max(f.count for f in p.flats) == layers[name]
+
+
+def test_rows_are_chosen_by_name() -> None:
+    import peers
+
+    def chosen(**given: object) -> tuple[list[str], bool]:
+        usual = {"only": "", "spec": peers.GPT2.spec, "llmc": None}
+        said = argparse.Namespace(**(usual | given))
+        rows, first = peers.chosen(said)
+        return [peers.key(row) for row in rows], first is not None
+
+    assert len(chosen()[0]) == len(peers.ROWS) and chosen()[1]
+    demo = ["demo, PyTorch, 1, f32", "demo, PyTorch, compiled, 1, f32"]
+    assert chosen(only="demo") == (demo, False)
+    assert chosen(only="gpt-tiny, DDP, 2", spec="x/gpt-tiny.yaml") == (
+        ["gpt-tiny, DDP, 2, f32"],
+        False,
+    )
+    assert chosen(only="llm.c", llmc="x")[0] == ["gpt2-124m, llm.c, 1, f32"]
 
 
 def test_a_peer_that_trains_something_else_is_told() -> None:
