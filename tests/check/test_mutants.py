@@ -24,7 +24,7 @@ from zg.read import spec
 from zg.search import search
 from zg.write import cost, emit, explain, view
 
-FEW, MANY, SHARE = 5, 20, 0.05  # runs that are shuffled; mutants
+FEW, MANY, SHARE = 3, 20, 0.05  # runs that are shuffled; mutants
 VALIDATED = "520"  # tokens: two rounds of an evaluation, or more
 PIECES = ("zero.reduce_bucket_size=20000", "zero.allgather_bucket_size=20000")
 SMALL = (
@@ -240,7 +240,8 @@ def judge(
     data: pathlib.Path,
     shuffles: int = FEW,
 ) -> None:
-    """Every mutant is refused, the same program or harmless."""
+    """Every mutant is refused, the same program or harmless; in few runs every second of the
+    last."""
     refused, works = mutants.refusal(p), mutants.played(p)
     pairs = mutants.forced(works)
     count, open_ = Counter(), []
@@ -259,7 +260,7 @@ def judge(
     assert len(open_) < SHARE * total, [m.what for m in open_]
     want = told(trainer.build(source(p)), data, "eager")
     assert want[-1].startswith("weights")
-    for m in open_:
+    for m in open_[:: 2 if shuffles == FEW else 1]:
         got = runs(m.plan, data, shuffles)
         assert got == [want] * (2 + shuffles), (
             f"not refused, and not harmless: {m.what}"
