@@ -352,7 +352,10 @@ def test_steps_done_twice(
         "the optimizer on both, parameters on the host",
     ],
 )
-def test_nothing_is_updated_twice(name: str) -> None:
+@pytest.mark.parametrize(
+    "apart", [3, pytest.param(1, marks=pytest.mark.exhaustive)]
+)
+def test_nothing_is_updated_twice(name: str, apart: int) -> None:
     """Anywhere in the section."""
     p = planned(*PLANS[name])
     (section,) = (x for x in p.sections if x.name == "update")
@@ -363,8 +366,8 @@ def test_nothing_is_updated_twice(name: str) -> None:
                 p, section, [*section.steps[:n], x, *section.steps[n:]]
             )
         )
-        for x in updates
-        for n in range(len(section.steps) + 1)
+        for i, x in enumerate(updates)
+        for n in range(i % apart, len(section.steps) + 1, apart)
     )
 
 

@@ -118,7 +118,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return made
 
 
-def recipe(precision: str, leaves: int = 8) -> tuple[str, ...]:
+def recipe(precision: str, leaves: int = 4) -> tuple[str, ...]:
     return (
         f"train.precision={precision}",
         "train.micro_batch=1",
@@ -153,7 +153,7 @@ def test_one_hash(folder: pathlib.Path, family: str, precision: str) -> None:
     rows = [row for row in all_rows if row["precision"] == type_]
     if precision == "f16":
         rows = rows[::2]
-    one_hash(folder, family, recipe(precision, leaves=4), rows)
+    one_hash(folder, family, recipe(precision), rows)
 
 
 @pytest.mark.exhaustive
@@ -165,7 +165,7 @@ def test_one_hash_of_all_rows(
     one_hash(
         folder,
         family,
-        recipe(precision),
+        recipe(precision, leaves=8),
         [*law.covering(WAYS, 1), *law.covering(OFFLOADED, 2)],
     )
 
@@ -302,7 +302,7 @@ def test_each_rule_of_sums_has_one_hash(
             run(
                 folder,
                 {"family": "gpt", **PLAIN, **row},
-                STEPS,
+                1,
                 kind=trainer.EMULATED,
                 recipe=more,
             ).weights
@@ -516,7 +516,7 @@ def test_losses_are_the_cpus(
         "graph": True,
         "queue": "late",
     }
-    quick = *recipe(precision), "train.schedule.warmup=1"
+    quick = *recipe(precision, leaves=8), "train.schedule.warmup=1"
     ours = losses(run(folder, way, 8, kind=trainer.EMULATED, recipe=quick))
     cpus = losses(run(folder, way, 8, kind=trainer.GCC, recipe=quick))
     off = abs(ours - cpus) / cpus
