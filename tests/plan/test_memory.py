@@ -21,6 +21,7 @@ import plans
 import program
 import pytest
 import trainer
+from patience import LIMIT
 from zg.facts import reserve
 from zg.write import cost, explain
 
@@ -85,7 +86,7 @@ def running(binary: pathlib.Path, folder: pathlib.Path, *options: object):
         text=True,
     )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + LIMIT
         while not log.exists() or log.read_text().count("\n") < 40:
             assert run.poll() is None and time.monotonic() < deadline, (
                 "the run does not go on"
@@ -127,7 +128,6 @@ def taken(
 # ---- a rank's memory
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize(
     "ranks,keys",
     [(1, ()), pytest.param(2, (), marks=pytest.mark.slow), (1, OFFLOAD)],
@@ -148,7 +148,6 @@ def test_a_rank_takes_its_arena_and_the_same_beside_it(
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_two_threads_take_no_more_than_16_mib_beside_the_arena(
     tmp_path: pathlib.Path,
 ) -> None:
@@ -158,7 +157,6 @@ def test_two_threads_take_no_more_than_16_mib_beside_the_arena(
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_more_ranks_take_less_each(tmp_path: pathlib.Path) -> None:
     """By what the plans say, within 192 KiB: where there are peers, there is a queue more, whose
     ring of commands takes 156."""
