@@ -104,11 +104,11 @@ void zr_eval(zr *z, int64_t step)
     int64_t examples = z->choices.n;
     if (!z->o->eval) return;
     zr_progress(z, "eval", "micro-batch", z->tries);
-    zr_stepping(z, 1);
+    zr_lives(z, ZR_STEPS);
     z->apart = 1;
     for (int64_t e = 0; e < examples; e += z->ranks) right[0] += (uint64_t)is_right(z, e);
     z->apart = 0;
-    zr_stepping(z, 0);
+    zr_lives(z, ZR_BETWEEN);
     zr_total(z, right);
     zr_progress(z, NULL, NULL, 0);
     zr_log_eval(z, step, (int64_t)right[0], examples);

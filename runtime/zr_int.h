@@ -86,15 +86,21 @@ typedef struct zr_pulse {
     _Atomic uint32_t waited;     /* how often it has found a peer not there yet */
 } zr_pulse;
 
+/* Where a rank is: at its start or end; between; in a step or an evaluation, where commands must
+ * end; in a call of the plane (zr_plane.c), where another rank must be heard. */
+enum { ZR_SILENT, ZR_BETWEEN, ZR_STEPS, ZR_AWAITS };
+enum { ZR_HOST_NAME = 256, ZR_ADDRESS = 64 };
+
 /* A rank's place: how far it has come on each queue (ZR_QUEUES: zr_barrier). */
 typedef struct zr_seat {
     struct {
         _Atomic uint32_t arrived, read;
     } turn[ZR_QUEUES + 1];
-    uint64_t part[2];     /* of a sum: zr_total */
-    _Atomic int64_t step; /* that it is in, or was last, from 1 */
-    _Atomic int stepping; /* in a step or an evaluation: commands must end */
-    _Atomic int awaits;   /* the rank of another host whose piece it waits for, and 1; 0: none */
+    uint64_t part[2];      /* of a sum: zr_total */
+    _Atomic int64_t step;  /* that it is in, or was last, from 1 */
+    _Atomic int life;      /* ZR_SILENT ... */
+    _Atomic int awaits;    /* the launcher's rank that it waits to hear from, and 1; 0: none */
+    char host[ZR_ADDRESS]; /* a launcher's rank's; "": not known */
     zr_pulse pulse[ZR_QUEUES + 1] __attribute__((aligned(64)));
 } __attribute__((aligned(64))) zr_seat;
 
@@ -104,7 +110,6 @@ typedef struct zr_task {
     _Atomic int64_t part, parts;      /* the one it is at, from 1; 0 parts: it has none */
     _Atomic uint32_t before;          /* commands that the rank had ended when it began */
     _Atomic double since, end;        /* zr_now() then; and when the run will end, 0: unknown */
-    _Atomic int awaits;               /* the rank from which rank 0 waits to hear; 0: none */
 } zr_task;
 
 typedef struct zr_shared {
@@ -187,8 +192,6 @@ typedef struct zr_far {
     void (*tell)(zr *z, void *what, size_t n); /* as zr_tell */
     void (*total)(zr *z, uint64_t sum[2]);     /* as zr_total */
 } zr_far;
-
-enum { ZR_HOST_NAME = 256, ZR_ADDRESS = 64 };
 
 typedef struct zr_net {
     char host[ZR_HOST_NAME]; /* where rank 0 listens: names and addresses, with commas */
@@ -412,6 +415,7 @@ int zr_plane_late(const zr *z);                                   /* is the time
 void zr_plane_lost(zr *z, int rank);                              /* fails */
 void zr_plane_grace(zr *z); /* whoever knows why a peer is gone has time to say it first */
 void zr_plane_look(zr *z);  /* fails when a rank is gone */
+void zr_plane_beat(zr *z);  /* this rank lives, to all that may wait for it */
 /* All fail where two say the same of what each must have for itself; "": nothing. By all. */
 void zr_plane_alone(zr *z, const char *what, const char *advice);
 
@@ -433,7 +437,7 @@ void zr_met(zr *z);                     /* it is */
 void zr_measure(zr *z, double seconds); /* what a step took */
 
 /* ---- ranks that stand still (zr_stall.c) */
-void zr_stepping(zr *z, int yes); /* a rank is in a step or an evaluation from here on */
+void zr_lives(zr *z, int life); /* where this rank is from here on: ZR_BETWEEN ... */
 /* What the parent keeps of a rank, and of all. */
 typedef struct zr_watched {
     pid_t pid;   /* 0: it has ended */

@@ -261,6 +261,7 @@ static void begin(zr *z)
     zr_profile_start(z);
     zr_barrier(z);
     z->ready = zr_now();
+    zr_lives(z, ZR_BETWEEN);
     first_weights(z);
     zr_log_begin(z);
     zr_show_start(z);
@@ -281,7 +282,7 @@ static void validate(zr *z, int64_t step)
     if (!z->o->val) return;
     int64_t samples = z->val.of->data.samples;
     zr_progress(z, "validation", "micro-batch", (samples + turn - 1) / turn);
-    zr_stepping(z, 1);
+    zr_lives(z, ZR_STEPS);
     zr_call(z, ZR_MAIN, z->p->clear, 0);
     for (int64_t first = 0; first < samples; first += turn) {
         int64_t mine = first + z->rank * B, rows = samples - mine;
@@ -290,7 +291,7 @@ static void validate(zr *z, int64_t step)
         zr_all_dead(z);
     }
     double loss = zr_mean(z, &valid);
-    zr_stepping(z, 0);
+    zr_lives(z, ZR_BETWEEN);
     zr_progress(z, NULL, NULL, 0);
     zr_show_validated(z, step, zr_now() - begun);
     zr_log_val(z, step, loss, valid);
@@ -315,7 +316,7 @@ static double train_step(zr *z, double *report, int apart)
 {
     double begun = zr_now();
     atomic_store(&z->shared->seat[z->rank].step, z->step + 1);
-    zr_stepping(z, 1);
+    zr_lives(z, ZR_STEPS);
     zr_progress(z, "step", "micro-batch", z->p->micro_batches);
     zr_step_begin(z);
     zr_profile_step(z, 1);
@@ -325,7 +326,7 @@ static double train_step(zr *z, double *report, int apart)
     zr_profile_step(z, 0);
     zr_call(z, ZR_MAIN, z->p->report, zr_address(report));
     zr_finish(z, ZR_MAIN);
-    zr_stepping(z, 0);
+    zr_lives(z, ZR_BETWEEN);
     zr_progress(z, NULL, NULL, 0);
     return zr_now() - begun;
 }
@@ -548,6 +549,7 @@ static void run_rank(zr *z)
         sample(z);
         hash(z);
     }
+    zr_lives(z, ZR_SILENT);
     zr_queues_stop(z);
     for (int queue = 0; queue < ZR_QUEUES; queue++)
         if (z->queue[queue].k) z->p->close(queue, z->queue[queue].k);

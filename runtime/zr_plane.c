@@ -5,7 +5,10 @@
  *
  * Invariants
  *  1. Every rank makes the same calls in the same order; no call says which it is.
- *  2. No wait is longer than the run: it looks at the stop flag several times a second. Until all
+ *  2. From when all arenas are there (z->ready) what is said begins with WORD. Before it any number
+ *     of BEATs may come: that rank lives, in no step. It sends none amid what it says, and none
+ *     behind its last words, as a connection that is closed with something unread in it is reset.
+ *  3. No wait is longer than the run: it looks at the stop flag several times a second. Until all
  *     have met and compared programs no wait is longer than the time for that (ZR_MEET_S); from
  *     then on a peer that is gone is seen by its connection's end.
  */
@@ -21,6 +24,7 @@
 #include <unistd.h>
 
 enum { SLICE_MS = 100 };
+enum { BEAT = 'b', WORD = 'w' };
 
 /* ---- bytes */
 
@@ -46,12 +50,11 @@ int zr_plane_late(const zr *z) { return z->net.until > 0 && zr_now() > z->net.un
 static void idle(zr *z, int rank, int out)
 {
     zr_count_wait(z, ZR_MAIN);
-    if (out || z->rank) return;
-    atomic_store(&z->shared->task.awaits, rank);
-    zr_plane_look(z);
+    atomic_store(&z->shared->seat[z->rank].awaits, rank + 1);
+    if (!out && !z->rank) zr_plane_look(z);
 }
 
-void zr_plane_move(zr *z, int rank, void *at, size_t n, int out)
+static void move_bytes(zr *z, int rank, void *at, size_t n, int out)
 {
     struct pollfd p = {z->net.line[rank], out ? POLLOUT : POLLIN, 0};
     for (size_t done = 0; done < n;) {
@@ -70,7 +73,43 @@ void zr_plane_move(zr *z, int rank, void *at, size_t n, int out)
         if (some <= 0) zr_plane_lost(z, rank);
         done += (size_t)some;
     }
-    if (z->rank == 0) atomic_store(&z->shared->task.awaits, 0);
+}
+
+static void send_word(zr *z, int rank, const void *at, size_t n)
+{
+    char all[1 + ZR_TOLD] = {WORD};
+    int bare = z->ready == 0;
+    memcpy(all + 1, at, n);
+    pthread_mutex_lock(&z->watch.lock);
+    move_bytes(z, rank, all + bare, n + !bare, 1);
+    pthread_mutex_unlock(&z->watch.lock);
+}
+
+/* Each BEAT is a move, for the parent (zr_stall.c). */
+static void take_word(zr *z, int rank, void *at, size_t n, int life)
+{
+    for (char c = BEAT; z->ready > 0 && c != WORD; zr_lives(z, life)) move_bytes(z, rank, &c, 1, 0);
+    move_bytes(z, rank, at, n, 0);
+}
+
+void zr_plane_move(zr *z, int rank, void *at, size_t n, int out)
+{
+    zr_seat *seat = &z->shared->seat[z->rank];
+    int was = atomic_load(&seat->life), life = was == ZR_SILENT ? ZR_SILENT : ZR_AWAITS;
+    zr_lives(z, life);
+    if (out) send_word(z, rank, at, n);
+    else take_word(z, rank, at, n, life);
+    atomic_store(&seat->awaits, 0);
+    zr_lives(z, was);
+}
+
+void zr_plane_beat(zr *z)
+{
+    const char beat = BEAT;
+    int life = atomic_load(&z->shared->seat[z->rank].life);
+    for (int r = 0; z->far && r < z->ranks; r++)
+        if (z->net.line[r] >= 0 && (life == ZR_BETWEEN || life == ZR_AWAITS))
+            send(z->net.line[r], &beat, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 /* ---- calls */

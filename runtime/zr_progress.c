@@ -281,11 +281,13 @@ static void progress_line(zr *z, char line[LINE], const char *what, double now)
     int64_t at = atomic_load(&t->part), parts = unit ? atomic_load(&t->parts) : 0;
     double since = now - atomic_load(&t->since);
     double done = zr_rate((double)(ended(z) - atomic_load(&t->before)), (double)z->p->commands);
-    int in_step = !strcmp(what, "step"), awaits = atomic_load(&t->awaits);
+    zr_seat *seat = &z->shared->seat[0];
+    int in_step = !strcmp(what, "step");
+    int awaits = atomic_load(&seat->life) == ZR_STEPS ? 0 : atomic_load(&seat->awaits) - 1;
     snprintf(name, sizeof name, "%s", what);
     if (in_step)
-        snprintf(name, sizeof name, "step %" PRId64 "/%" PRId64,
-                 atomic_load(&z->shared->seat[0].step), z->o->steps);
+        snprintf(name, sizeof name, "step %" PRId64 "/%" PRId64, atomic_load(&seat->step),
+                 z->o->steps);
     if (at < 1) at = 1;
     if (at > parts) at = parts;
     if (parts > 0) snprintf(part, sizeof part, ": %s %" PRId64 " of %" PRId64, unit, at, parts);

@@ -5,6 +5,9 @@
  * too long, every rank but the culprit waits for a peer, and counts that in its seat several times
  * a second; the culprit has a command that is no such wait, or counts nothing at all.
  *
+ * Of another host's rank nothing is seen. So between two steps it says several times a second that
+ * it lives (zr_plane.c), which counts as the end of a command of the rank that waits for it.
+ *
  * Invariants
  *  1. Where a rank is in no step and no evaluation (it starts, loads, saves, prints) nothing is
  *     asked of any but one that a signal has stopped: that may take as long as it does.
@@ -19,10 +22,10 @@
 
 /* ---- a rank */
 
-void zr_stepping(zr *z, int yes)
+void zr_lives(zr *z, int life)
 {
     zr_seat *seat = &z->shared->seat[z->rank];
-    atomic_store_explicit(&seat->stepping, yes, memory_order_relaxed);
+    atomic_store_explicit(&seat->life, life, memory_order_relaxed);
     atomic_fetch_add_explicit(&seat->pulse[ZR_QUEUES].ended, 1, memory_order_relaxed);
 }
 
@@ -55,13 +58,14 @@ static double cpu_of(pid_t pid)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* Must something move: do all step, or is one stopped? *moves: what ranks have done so far */
+/* Must something move: do all step or wait to hear, or is one stopped? *moves: what ranks have done
+ * so far */
 static int must_move(zr *z, const zr_stall *s, uint32_t *moves)
 {
     int all = 1, stopped = 0;
     *moves = 0;
     for (int r = 0; r < z->here; r++) {
-        all &= atomic_load_explicit(&seat_of(z, r)->stepping, memory_order_relaxed);
+        all &= atomic_load_explicit(&seat_of(z, r)->life, memory_order_relaxed) >= ZR_STEPS;
         stopped |= s->rank[r].stopped;
         for (int q = 0; q <= ZR_QUEUES; q++)
             *moves += atomic_load_explicit(&seat_of(z, r)->pulse[q].ended, memory_order_relaxed);
@@ -105,16 +109,19 @@ static int works(const zr_stall *s, int r, double half)
     return cpu_of(s->rank[r].pid) - s->rank[r].cpu > 0.1 * (s->quiet - half);
 }
 
-/* Ranks of this host that wait for those of another: one of them tells. */
+/* Ranks of this host that wait for others, of another most likely: one of them tells. */
 static void describe_far(zr *z, const zr_stall *s, char *why)
 {
     int r = z->here - 1, awaits = 0;
-    char who[ZR_HOST_NAME], whom[64] = "ranks of other hosts";
+    char who[ZR_HOST_NAME], whom[2 * ZR_ADDRESS] = "ranks of other hosts";
     while (!(awaits = atomic_load(&seat_of(z, r)->awaits)) && r > 0) r--;
-    if (awaits) snprintf(whom, sizeof whom, "rank %d, which is on another host", awaits - 1);
+    if (awaits)
+        snprintf(whom, sizeof whom, "rank %d on host %s", awaits - 1,
+                 z->shared->seat[awaits - 1].host);
     zr_why(why,
            "no command has ended for %.0f s (ZR_TIMEOUT_S): %s waits in step %" PRId64
-           " for %s; all ranks of this host are stopped; look for a host or a network that is gone",
+           " for %s; all ranks of this host are stopped; look for a host, a network or a process "
+           "that is gone or stands still",
            s->quiet, zr_who(z, z->lowest + r, who), atomic_load(&seat_of(z, r)->step), whom);
 }
 

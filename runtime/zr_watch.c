@@ -95,18 +95,23 @@ static void look_at_clock(zr *z)
             z->step + 1, w->limit, what ? what : "nothing", zr_queue_name(w->queue));
 }
 
+/* At every so many looks this rank says that it lives: the system keeps more than a day of that for
+ * a peer that does not read. */
+enum { EVERY = 5 };
+
 static void *watch(void *arg)
 {
     zr *z = arg;
     zr_watch *w = &z->watch;
     const struct timespec pause = {0, 100000000};
     int quit = 0;
-    while (!quit) {
+    for (int n = 0; !quit; n++) {
         nanosleep(&pause, NULL);
         zr_leave_if_stopped(z);
         pthread_mutex_lock(&w->lock);
         if (!w->alone) zr_plane_look(z);
         if (!w->alone && w->look) w->look(z);
+        if (n % EVERY == 0) zr_plane_beat(z);
         look_at_clock(z);
         quit = w->quit;
         pthread_mutex_unlock(&w->lock);

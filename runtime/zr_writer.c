@@ -109,9 +109,9 @@ void zr_writer_before_update(zr *z)
 {
     if (!z->checkpoints.beside) return;
     zr_met(z);
-    zr_stepping(z, 0);
+    zr_lives(z, ZR_BETWEEN);
     z->checkpoints.waited += zr_writer_wait(z);
-    zr_stepping(z, 1);
+    zr_lives(z, ZR_STEPS);
     zr_barrier(z); /* no peer's watchdog counts it either */
     zr_expect(z);
 }

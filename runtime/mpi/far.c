@@ -30,6 +30,7 @@ typedef struct lobby {
 typedef struct door {
     int32_t pid, file;
     uint64_t host, token;
+    char name[ZR_ADDRESS]; /* of the host */
 } door;
 
 /* The program, whose arena here reaches to the end of the inbox. */
@@ -82,8 +83,9 @@ static lobby *map_lobby(int file, int64_t at, int protection)
 static door open_door(zr *z, lobby *own)
 {
     uint64_t token = ZR_HASH;
-    door d = {getpid(), z->t->memory, zr_host(), 0};
+    door d = {getpid(), z->t->memory, zr_host(), 0, ""};
     double now = zr_now();
+    gethostname(d.name, sizeof d.name - 1);
     zr_add_hash(&token, &d, sizeof d);
     zr_add_hash(&token, &now, sizeof now);
     d.token = own->token = token + (uint64_t)z->rank;
@@ -130,6 +132,7 @@ static void find_peers(zr *z, lobby *own)
     for (int r = 0; r < z->ranks; r++) file[r] = r == z->rank ? t->memory : enter(z, r, all + r);
     know_each_other(z, file);
     for (int r = 0; r < z->ranks; r++) {
+        snprintf(z->shared->seat[r].host, ZR_ADDRESS, "%.63s", all[r].name);
         if (file[r] < 0) z->seat[r] = NULL, t->wire = &zr_mpi;
         else if (r != z->rank) t->peer[r] = zr_common(z, file[r], 0, NULL, PROT_READ);
     }

@@ -13,7 +13,7 @@ import law
 import pytest
 import trainer
 from hosts import mpirun, mpirun_of
-from patience import LIMIT
+from patience import LIMIT, busy
 
 FLAGS = trainer.ROOT / "runtime" / "flags.ninja"
 STEPS = 4
@@ -346,9 +346,92 @@ def test_who_is_waited_for_is_told(
             os.kill(pid, signal.SIGKILL)
         hosts.ended(run)
     assert re.search(
-        r"rank 0 on host \S+ waits in step \d+ for rank 1, which is on another host;",
+        r"rank 0 on host \S+ waits in step \d+ for rank 1 on host \S+;",
         line,
     ), line
+
+
+HOLD = """
+#include <signal.h>
+#include <sys/socket.h>
+#include <unistd.h>
+static void hold(void)
+{
+    static int times;
+    if (access(ASKED, F_OK) || times++) return;
+    sleep(SECONDS);
+    if (SECONDS) return;
+    kill(getppid(), SIGSTOP);
+    raise(SIGSTOP);
+}
+#ifdef BETWEEN
+ssize_t send(int f, const void *at, size_t n, int flags)
+{
+    if (n > 1) hold();
+    return sendto(f, at, n, flags, NULL, 0);
+}
+#else
+int fsync(int f) { return hold(), fdatasync(f); }
+#endif
+"""
+
+
+def held(
+    tokens: pathlib.Path,
+    folder: pathlib.Path,
+    two: list[hosts.Host],
+    on: int,
+    *how: str,
+):
+    """A run on two hosts with a rank each that is held on one of them, from when it has done some
+    steps on: for how many seconds, 0: rank and parent are stopped"""
+    _, made = programs("gpt", "cluster.ranks=2", "zero.stage=3")
+    log, asked = folder / "log", folder / "asked"
+    (folder / "hold.c").write_text(HOLD)
+    words = ("gcc", "-shared", "-fPIC", f'-DASKED="{asked}"', *how)
+    trainer.sh(*words, folder / "hold.c", "-o", folder / "hold.so")
+    there_ = there(two[on], folder, f"export LD_PRELOAD={folder}/hold.so")
+    said = ("--data", tokens, "--checkpoints", folder / "ck", "--log", log)
+    run = mpirun(
+        there_,
+        2,
+        *(made, *said, "--steps", 60),
+        hosts=two,
+        folder=folder,
+        ZR_TIMEOUT_S=(limit := 3 * busy()),
+    )
+    until(lambda: log.exists() and log.read_text().count('"loss"') > 2)
+    asked.touch()
+    return hosts.ended(run), limit
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "on,how", [(1, "-DBETWEEN"), (0, "-DBETWEEN"), (1, "-DSAVING")]
+)
+def test_a_host_that_stands_still_is_named(
+    tokens: pathlib.Path, tmp_path: pathlib.Path, two, on: int, how: str
+) -> None:
+    """Between two steps, or in a checkpoint: nothing there can say so, and the other host does."""
+    done, _ = held(tokens, tmp_path, two, on, how, "-DSECONDS=0")
+    assert done.returncode == 7, done.stderr
+    assert (
+        f"rank {1 - on} on host h{2 - on} waits in step" in done.stderr
+        and f" for rank {on} on host h{1 + on};" in done.stderr
+    ), done.stderr
+
+
+@pytest.mark.slow
+def test_a_slow_disk_of_another_host_is_no_stall(
+    tokens: pathlib.Path, tmp_path: pathlib.Path, two
+) -> None:
+    """A rank saves far longer than the limit, and lives."""
+    begin = time.monotonic()
+    done, limit = held(
+        tokens, tmp_path, two, 1, "-DSAVING", f"-DSECONDS={8 * busy()}"
+    )
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - begin > 2 * limit
 
 
 def cut(host: hosts.Host) -> None:
@@ -360,8 +443,7 @@ def cut(host: hosts.Host) -> None:
 def test_a_host_that_is_gone_ends_all(
     tokens: pathlib.Path, tmp_path: pathlib.Path, breaks
 ) -> None:
-    """Between two steps a cut link is seen when the system gives the connection up, after two
-    minutes. One message says which rank misses which, or mpirun's own which host it misses, or Open
+    """One message says which rank misses which, or mpirun's own which host it misses, or Open
     MPI ends the rank whose connection broke (255) and has said so; and the checkpoint before it
     holds."""
     near, made = programs("llama", "cluster.ranks=4", "zero.stage=3")
@@ -384,7 +466,7 @@ def test_a_host_that_is_gone_ends_all(
         os.killpg(run.pid, signal.SIGKILL)  # mpirun waits for its daemon there
         _, err = run.communicate()
     assert re.search(
-        r"rank [01] on host h1 waits in step \d+ for (rank [23], which is on another|ranks of)"
+        r"rank [01] on host h1 waits in step \d+ for (rank [23] on host h2;|ranks of)"
         r"|rank 0 on host h1: the connection to rank [23] at 10.99.0.2 has ended"
         r"|Remote daemon: .* on node 10.99.0.2"
         r"|\[h1\].* writev failed: (?s:.*)\n.*: rank [01] on host h1 ended with exit code 255, not one",
