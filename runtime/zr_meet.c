@@ -370,30 +370,41 @@ static int try_address(int fd, const struct addrinfo *a)
     return getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &n) ? errno : error;
 }
 
-/* A connection to the first of the addresses that answers; -1: none, and why. */
-static int reach(const struct addrinfo *a, const char **why)
+/* One more of those that do not answer, as far as there is room */
+static void add_reason(char why[ZR_WHY], const char *where, const char *what)
 {
+    static const char more[] = " ...";
+    size_t n = strlen(why), room = ZR_WHY - n;
+    int m = snprintf(why + n, room, "%s%s: %s", n ? ", " : "", where, what);
+    if ((size_t)m >= room) memcpy(why + ZR_WHY - sizeof more, more, sizeof more);
+}
+
+/* A connection to the first of the addresses that answers; -1: none, and why. */
+static int reach(const struct addrinfo *a, char why[ZR_WHY])
+{
+    char address[ZR_ADDRESS] = "an address";
     for (; a; a = a->ai_next) {
         int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         int error = fd < 0 ? errno : try_address(fd, a);
         if (!error) error = refuse_oneself(fd);
         if (!error) return fd;
         if (fd >= 0) close(fd);
-        *why = strerror(error);
+        getnameinfo(a->ai_addr, a->ai_addrlen, address, ZR_ADDRESS, NULL, 0, NI_NUMERICHOST);
+        add_reason(why, address, strerror(error));
     }
     return -1;
 }
 
 /* Rank 0's name is looked up for every attempt: on Kubernetes it has an address only some seconds
  * after the pods have begun, and another one when its pod begins anew. */
-static int try_name(zr *z, const char *name, const char **why)
+static int try_name(zr *z, const char *name, char why[ZR_WHY])
 {
     struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM}, *found;
     char port[16];
     snprintf(port, sizeof port, "%d", z->net.port);
     int error = getaddrinfo(name, port, &hints, &found);
     if (error) {
-        *why = gai_strerror(error);
+        add_reason(why, name, gai_strerror(error));
         return -1;
     }
     int fd = reach(found, why);
@@ -401,10 +412,11 @@ static int try_name(zr *z, const char *name, const char **why)
     return fd;
 }
 
-static int try_to_reach(zr *z, const char **why)
+static int try_to_reach(zr *z, char why[ZR_WHY])
 {
     char names[ZR_HOST_NAME], *rest = names, *name;
     int fd = -1;
+    *why = 0;
     snprintf(names, sizeof names, "%s", z->net.host);
     while (fd < 0 && (name = strsep(&rest, ","))) fd = try_name(z, name, why);
     return fd;
@@ -414,10 +426,10 @@ static int try_to_reach(zr *z, const char **why)
 static void connect_there(zr *z)
 {
     const struct timespec pause = {0, 1000000 * SLICE_MS};
-    const char *why = "";
+    char why[ZR_WHY];
     hello h = this_rank(z);
     welcome w;
-    while ((z->net.line[0] = try_to_reach(z, &why)) < 0) {
+    while ((z->net.line[0] = try_to_reach(z, why)) < 0) {
         if (zr_plane_late(z))
             zr_fail(z, ZR_ENVIRONMENT,
                     "rank 0 does not answer at %s:%d (ZR_MEET_S): %s; set "

@@ -429,6 +429,34 @@ def test_a_name_that_never_resolves() -> None:
     assert code == 3 and "no.such.host.invalid:1234 (ZR_MEET_S): " in text
 
 
+def test_each_address_has_its_reason() -> None:
+    port = free_port()
+    where = "127.0.0.1,no.such.host.invalid,127.0.0.2"
+    code, text = ended(
+        start(2, "meet", **rank(1, 2, port, where, ZR_MEET_S=1))
+    )
+    refused = "Connection refused"
+    assert code == 3 and re.search(
+        rf": 127.0.0.1: {refused}, no.such.host.invalid: [A-Z][^,:;]*, "
+        rf"127.0.0.2: {refused}; set ZR_ADDR=",
+        text,
+    ), text
+
+
+def test_reasons_have_an_end() -> None:
+    """So many addresses that a line has no room for all, but for what to do"""
+    port = free_port()
+    where = ",".join(f"127.0.0.{n}" for n in range(1, 24))
+    code, text = ended(
+        start(2, "meet", **rank(1, 2, port, where, ZR_MEET_S=1))
+    )
+    assert code == 3 and len(text) < 1000, text
+    assert "127.0.0.9: Connection refused, " in text
+    assert re.search(
+        r" \.\.\.; set ZR_ADDR=HOST:PORT to where it can\n$", text
+    )
+
+
 def test_ranks_that_never_come() -> None:
     """Rank 0 names them; the one that has come hears of it."""
     port = free_port()
