@@ -403,8 +403,8 @@ static inline void zr_dead(zr *z, const char *what, int queue, const int64_t *i,
 
 /* ---- who started this process (zr_launcher.c), how its ranks meet (zr_meet.c) and talk */
 void zr_refuse_launcher(zr *z);      /* fails where one has started us */
-const char *zr_launched(void);       /* a launcher's name of this rank; NULL: it has none, or is
-                                        a pod's number or the only task's */
+const char *zr_launched(int all);    /* a launcher's name of this rank of `all`; NULL: it has none,
+                                        or is the only task's or that of a pod of several ranks */
 void zr_find_launcher(zr *z);        /* lowest, here, net, far; fails where they disagree */
 int zr_port_of(zr *z, uint64_t run); /* in ZR_PORTS; else none that Linux gives to who asks */
 uint64_t zr_host(void);              /* this host's name, hashed */

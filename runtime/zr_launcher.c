@@ -184,12 +184,17 @@ static const struct source *find_source(void)
     return NULL;
 }
 
-const char *zr_launched(void)
+/* May each of the launcher's be a pod, which starts as many ranks as any other? */
+static int are_pods(const struct source *s, int ranks, int all)
+{
+    return s->pods && !is_set(s->local) && ranks > 0 && all % ranks == 0;
+}
+
+const char *zr_launched(int all)
 {
     const struct source *s = find_source();
-    if (!s || !strcmp(getenv(s->ranks), "1")) return NULL;
-    if (s->pods && !is_set(s->local)) return NULL; /* it may be a pod, of several ranks */
-    return getenv(s->rank);
+    int ranks = s ? atoi(getenv(s->ranks)) : 1;
+    return ranks == 1 || (ranks != all && are_pods(s, ranks, all)) ? NULL : getenv(s->rank);
 }
 
 void zr_find_launcher(zr *z)
@@ -197,7 +202,7 @@ void zr_find_launcher(zr *z)
     const struct source *s = find_source();
     int ranks = s ? number_of(z, s->ranks) : 1;
     if (!s || (ranks == 1 && z->ranks > 1)) return; /* one task: as if there were no launcher */
-    int pods = s->pods && !is_set(s->local) && ranks > 0 && z->ranks % ranks == 0;
+    int pods = are_pods(s, ranks, z->ranks);
     if (ranks != z->ranks && !pods) unlike(z, getenv(s->ranks), s->ranks);
     z->here = pods ? z->ranks / ranks : 1;
     z->lowest = number_of(z, s->rank) * z->here;

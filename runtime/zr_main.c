@@ -584,7 +584,7 @@ int zr_main(int argc, char **argv, const zr_program *p)
             .rank = -1,
             .ranks = p->ranks,
             .here = p->ranks,
-            .net = {.rank = zr_launched(), .sharing = p->ranks},
+            .net = {.rank = zr_launched(p->ranks), .sharing = p->ranks},
             .started = zr_now(),
             .log = {.file = -1, .tty = isatty(STDERR_FILENO)}};
     hold_places();

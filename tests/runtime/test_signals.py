@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -113,6 +114,39 @@ def test_ranks_are_taken_in_where_nobody_takes_in_children(
 
 
 # ---- who fails says why before all leave
+
+
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": 1, "OMPI_COMM_WORLD_SIZE": 4}
+INDEXED = {"JOB_COMPLETION_INDEX": 1}
+BY_HAND = {"ZR_RANK": 1}
+
+
+@pytest.mark.parametrize(
+    "launcher,ranks,named",
+    [
+        (OPEN_MPI, 4, True),
+        (INDEXED, 4, True),
+        (BY_HAND, 4, True),
+        (INDEXED, 6, True),  # more ranks than pods, but not as many in each
+        (INDEXED, 8, False),  # each pod starts two ranks
+        ({}, 4, False),  # there is no launcher
+    ],
+)
+def test_what_is_wrong_before_ranks_start_names_who_says_it(
+    program: Path,
+    data: Path,
+    launcher: dict[str, object],
+    ranks: int,
+    named: bool,
+) -> None:
+    running = start(
+        program, data, "--sped", RANKS=ranks, ZR_WORLD_SIZE=4, **launcher
+    )
+    error = running.communicate(timeout=LIMIT)[1]
+    who = f"rank 1 on host {socket.gethostname()}" if named else "program"
+    assert running.returncode == 2 and error.startswith(
+        f"{who}: --sped: no such option"
+    ), error
 
 
 @pytest.mark.parametrize(
