@@ -14,6 +14,7 @@ import pytest
 import trainer
 from hosts import mpirun, mpirun_of
 from patience import LIMIT, busy
+from program import children
 
 FLAGS = trainer.ROOT / "runtime" / "flags.ninja"
 STEPS = 4
@@ -314,6 +315,49 @@ def test_a_rank_that_dies_ends_all(
     assert done.returncode != 0
     assert re.search(r"rank \d on host h\d was ended by signal 9", done.stderr)
     until(lambda: not hosts.running(made, log))
+
+
+def parent_of(made: pathlib.Path, log: pathlib.Path, rank: int) -> int:
+    own = f"OMPI_COMM_WORLD_RANK={rank}".encode()
+    found = [
+        pid
+        for pid in hosts.running(made, log)
+        if own
+        in pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    ]
+    (parent,) = (pid for pid in found if set(children(pid)) & set(found))
+    return parent
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kept,number,what",
+    [
+        (("--checkpoints", "ck"), signal.SIGUSR1, "saves after this step"),
+        ((), signal.SIGTERM, r"in step \d+$"),
+    ],
+)
+def test_who_was_sent_a_signal_says_so(
+    tokens: pathlib.Path,
+    tmp_path: pathlib.Path,
+    two,
+    kept: tuple[str, ...],
+    number: signal.Signals,
+    what: str,
+) -> None:
+    """Its rank and its host"""
+    _, made = programs("llama", "cluster.ranks=4", "zero.stage=3")
+    log = tmp_path / "log"
+    words = [tmp_path / word if word == "ck" else word for word in kept]
+    where = {"hosts": two, "folder": tmp_path}
+    run = begun(made, log, "--data", tokens, *words, **where)
+    os.kill(parent_of(made, log, 3), number)
+    done = hosts.ended(run)
+    assert re.search(
+        rf"^rank 3 on host h2: (stopped by )?signal {number:d} \(.*\):? {what}",
+        done.stderr,
+        re.M,
+    ), done.stderr
 
 
 @pytest.mark.slow
