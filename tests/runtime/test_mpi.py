@@ -426,20 +426,21 @@ def held(
     two: list[hosts.Host],
     on: int,
     *how: str,
+    words: tuple[str | int, ...] = (),
 ):
     """A run on two hosts with a rank each that is held on one of them, from when it has done some
     steps on: for how many seconds, 0: rank and parent are stopped"""
     _, made = programs("gpt", "cluster.ranks=2", "zero.stage=3")
     log, asked = folder / "log", folder / "asked"
     (folder / "hold.c").write_text(HOLD)
-    words = ("gcc", "-shared", "-fPIC", f'-DASKED="{asked}"', *how)
-    trainer.sh(*words, folder / "hold.c", "-o", folder / "hold.so")
+    gcc = ("gcc", "-shared", "-fPIC", f'-DASKED="{asked}"', *how)
+    trainer.sh(*gcc, folder / "hold.c", "-o", folder / "hold.so")
     there_ = there(two[on], folder, f"export LD_PRELOAD={folder}/hold.so")
     said = ("--data", tokens, "--checkpoints", folder / "ck", "--log", log)
     run = mpirun(
         there_,
         2,
-        *(made, *said, "--steps", 60),
+        *(made, *said, "--steps", 60, *words),
         hosts=two,
         folder=folder,
         ZR_TIMEOUT_S=(limit := 3 * busy()),
@@ -466,13 +467,20 @@ def test_a_host_that_stands_still_is_named(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("words", [(), ("--save-every", 8)])
 def test_a_slow_disk_of_another_host_is_no_stall(
-    tokens: pathlib.Path, tmp_path: pathlib.Path, two
+    tokens: pathlib.Path, tmp_path: pathlib.Path, two, words: tuple
 ) -> None:
-    """A rank saves far longer than the limit, and lives."""
+    """A rank saves far longer than the limit, and lives; beside a step, too, whose update waits."""
     begin = time.monotonic()
     done, limit = held(
-        tokens, tmp_path, two, 1, "-DSAVING", f"-DSECONDS={8 * busy()}"
+        tokens,
+        tmp_path,
+        two,
+        1,
+        "-DSAVING",
+        f"-DSECONDS={8 * busy()}",
+        words=words,
     )
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - begin > 2 * limit
