@@ -117,6 +117,12 @@ PLANS = {
         "train.precision=bf16",
         "train.micro_batch=1",
     ),
+    "one leaf, which is the sum": (
+        "llama-tiny",
+        "cluster.ranks=1",
+        "train.global_batch=2",
+        "train.micro_batch=2",
+    ),
     "parameters alone on the host": (
         "gpt-tiny",
         "zero.stage=3",

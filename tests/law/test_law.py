@@ -423,6 +423,28 @@ def test_one_hash_in_brief(
     agree({str(way): b.run(way, *keys) for way in some})
 
 
+@pytest.mark.parametrize("family", law.FAMILIES)
+def test_a_step_of_one_leaf(tmp_path: pathlib.Path, family: str) -> None:
+    """In f32 it is the sum, where the device has that: the bits of one that is pushed."""
+    b = bench(tmp_path, stream(family, 1, 5), law.uneven(family, tmp_path), 5)
+    keys = *UNEVEN, "train.global_batch=1"
+    some = [
+        {"family": family, **PLAIN, **way}
+        for way in (
+            {},
+            {"queue": "late", "again": "full", "overlap": True, "stage": 3},
+            {"queue": "shuffled:1", "accumulate": "layers", "threads": 2},
+            {"stage": 1, "offload": "cpu"},
+        )
+    ]
+    pushes = [
+        "_push(" in trainer.generate(law.path(family), *keys, *law.keys(way))
+        for way in some
+    ]
+    assert pushes == [False, False, False, True]
+    agree({str(way): b.run(way, *keys) for way in some})
+
+
 @pytest.mark.slow
 def test_amx_has_one_hash(tmp_path: pathlib.Path) -> None:
     """In bf16 its own; the head's rows in chunks, or all at once, too."""

@@ -258,16 +258,16 @@ class Effects(Moves):
     def holds_sum(self, where: Place, part: Part) -> None:
         """The sum of all micro-batches' leaves of this step."""
         run = self.reads(where, part.n * 4)
+        micro_batches = self.p.head.micro_batches * self.W
+        if run and micro_batches == 1 and isinstance(run.array, Leaf):
+            run = run._replace(array=self.one_sum(run))  # the only one
         if (
             run and self.W == 1 and isinstance(run.array, Sum)
         ):  # one rank's are all ranks'
             run = run._replace(
                 array=over_ranks(run.array, 1), by_rank=part.by_rank
             )
-        micro_batch, micro_batches = (
-            MicroBatch(self.now, 0, 0),
-            self.p.head.micro_batches * self.W,
-        )
+        micro_batch = MicroBatch(self.now, 0, 0)
         leaves = run.array.leaves if run and isinstance(run.array, Sum) else 0
         want = Run(
             Sum(part.flat, part.l, micro_batch, micro_batches, leaves, True),

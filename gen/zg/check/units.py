@@ -300,7 +300,7 @@ class Units(Effects):
     def gradient(
         self, ref: Ref, use: Use, key: Key, micro_batch: MicroBatch
     ) -> None:
-        """A leaf gets a function's part."""
+        """A leaf gets a function's part. Where it is the sum that of the step before is over."""
         size, at = (
             self.flats[key[0]].shard * self.W * self.real,
             self.offset(use, key),
@@ -313,7 +313,12 @@ class Units(Effects):
         run, mine = slot.read(0, size), frozenset({use.writer})
         was = run.array if run else None
         writers: frozenset[str] = frozenset()
-        if slot.held:
+        over = (
+            slot.cls not in self.passing
+            and isinstance(was, Leaf)
+            and was.micro_batch.step < micro_batch.step
+        )
+        if slot.held and not over:
             writers = was.writers if isinstance(was, Leaf) else mine
             if mine <= writers or run != Run(
                 Leaf(*key, micro_batch, writers), 0, self.real

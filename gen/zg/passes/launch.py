@@ -199,6 +199,8 @@ class _Maker:
         """Leaves to sums, and their norm."""
         if self.shards.pushes:
             self.pushed(f)
+        elif self.shards.once:
+            pass
         elif self.shards.order == "local":
             self.summed_here(f)
         else:

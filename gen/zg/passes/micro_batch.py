@@ -21,8 +21,9 @@ def one(
     recs: Events = (),
 ) -> None:
     """A function on a micro-batch."""
-    started = tuple(free(m.grad_slot(x, g)) for x in begun)
-    ended = tuple(full(m.grad_slot(x, g)) for x in whole)
+    once = m.shards.once
+    started = tuple(free(m.grad_slot(x, g)) for x in begun if not once)
+    ended = tuple(full(m.grad_slot(x, g)) for x in whole if not once)
     ins, outs = m.operands(u, g)
     numbers = {"at": u.slice * u.part.rows, "l": u.index}
     ints = tuple(Int(name, numbers[name]) for name in u.part.ints)
@@ -44,7 +45,10 @@ def release(u: Use) -> Events:
 
 
 def leaf_done(m: Steps, u: Use, x: Leaf, g: int) -> None:
-    """A whole leaf: reduce it, or push it on this rank's own sums; then it is dead."""
+    """A whole leaf: reduce it, or push it on this rank's own sums; then it is dead. A step's only
+    one is its sum."""
+    if m.shards.once:
+        return
     f, l, _ = x
     flat, unit = m.flats[f], u.moved(f, l)
     leaf, node = m.grad_slot(x, g), Ref(f"sum.{f}", l)

@@ -7,7 +7,7 @@ together + g.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..facts import ops
 from ..graph.graph import Graph, Kind, Part
@@ -122,7 +122,10 @@ class Operands:
         return (n * self.together + g) % self.grad[self.leaves[f]]
 
     def grad_slot(self, x: Leaf, g: int) -> Ref:
-        return Ref(f"grad.{self.leaves[x[0]]}", self.slot(x[0], x[2], g))
+        f, l, n = x
+        if self.shards.once:
+            return Ref(f"sum.{f}", l)
+        return Ref(f"grad.{self.leaves[f]}", self.slot(f, n, g))
 
     def operands(self, u: Use, g: int) -> tuple[Refs, Refs]:
         """ins and outs of a function on micro-batch g of those together, in the order of
@@ -146,9 +149,9 @@ class Operands:
             named[formal(kind, f)] = param
         for x in u.gathered:
             named[formal(kind, x.flat)] = x.ref
-        for f, _, n in u.leaves:
-            at = self.slot(f, n, g)
-            grad = Ref(f"grad.{self.leaves[f]}", at, self.begin(f, u))
+        for leaf in u.leaves:
+            f = leaf[0]
+            grad = replace(self.grad_slot(leaf, g), at=self.begin(f, u))
             named[f"d{formal(kind, f)}"] = grad
         ins, outs = self.formals[kind.name, u.body, u.part.number]
         return tuple(named[n] for n in ins), tuple(named[n] for n in outs)

@@ -177,7 +177,9 @@ class _Maker(Steps):
         if self.shards.below:
             offload.measure(self)
         else:
-            self.follow("main", "reduce" if self.everywhere else "sum")
+            self.follow(
+                "main", "reduce" if self.everywhere else self.shards.adding
+            )
             self.norms("main")
         self.add(
             "main",
@@ -257,7 +259,8 @@ def schedule(
     }
     for f in shards.flats:
         m.ring[f.name] = rings.count(uses, f.name, m.ahead)
-        m.grad[f.name] *= f.moves and m.leaves[f.name] == f.name
+        own = f.moves and m.leaves[f.name] == f.name
+        m.grad[f.name] *= own and not shards.once
     sections = []
     device.init(m, m.low(False))
     offload.init(m)
@@ -272,7 +275,8 @@ def schedule(
     m.run(rings.slots(uses, m.ring))
     if m.together == 1:
         m.add(
-            *(("host", "count") if shards.pushes else ("sum", "count")),
+            shards.adding,
+            "count",
             outs=(Ref("hctl" if shards.pushes else "ctl", 0),),
         )
     sections.append(m.section("micro_batch", spec.micro_batches // m.together))

@@ -90,12 +90,18 @@ class Shards:
     sources: int  # that an owner sums: a rank's each, or NCCL's sum
     below: bool  # sums of gradients lie in the host arena
     apart: bool  # own micro-batches are summed in `pending`, then over ranks
+    once: bool  # a step has one leaf, of f32: it is the sum
     notes: Names
 
     @property
     def pushes(self) -> bool:
         """The host sums: leaves go down, and not what ranks have summed."""
         return self.below and not self.apart
+
+    @property
+    def adding(self) -> str:
+        """The queue that has the last of a step's leaves."""
+        return "host" if self.pushes else "main" if self.once else "sum"
 
 
 def persistent(spec: Spec, kind: Kind, t: Tensor) -> bool:
@@ -418,5 +424,8 @@ def split(spec: Spec, graph: Graph) -> Shards:
         sources,
         below,
         order == "local" and W > 1 and not all_sums,
+        W == micro_batches == 1
+        and spec.train.precision == "f32"
+        and not below,
         (*notes, *fast, *above, *said),
     )
