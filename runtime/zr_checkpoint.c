@@ -414,10 +414,14 @@ static void set_control(zr *z, const zr_past *past)
             zr_write(z, s->queue, s->at, &past->control[p->nstates - 1 - (s - p->states)], 8);
 }
 
-/* Of a CPU's objects the one of AMX alone sums otherwise. */
-static int sum_alike(const char *a, const char *b)
+static int sums_by_avx(const char *object) { return !strncmp(object, "avx", 3); }
+static int is_cpus(const char *object) { return sums_by_avx(object) || !strcmp(object, "amx"); }
+
+/* What is other by the one object than by the other; NULL: nothing */
+static const char *differing(const char *a, const char *b)
 {
-    return !strcmp(a, b) || (!strncmp(a, "avx", 3) && !strncmp(b, "avx", 3));
+    if (!strcmp(a, b) || (sums_by_avx(a) && sums_by_avx(b))) return NULL;
+    return is_cpus(a) && is_cpus(b) ? "sums of bf16" : "sums";
 }
 
 void zr_checkpoint_load(zr *z)
@@ -447,9 +451,10 @@ void zr_checkpoint_load(zr *z)
     z->log.skipped = past.skipped;
     free(past.sums);
     zr_print(z, STDERR_FILENO, "goes on from step %" PRId64 ", %s\n", c->from, folder);
-    if (!sum_alike(past.kernels, z->p->object()))
-        zr_print(z, STDERR_FILENO, "until then kernels %s, now %s: sums may differ\n", past.kernels,
-                 z->p->object());
+    const char *other = differing(past.kernels, z->p->object());
+    if (other)
+        zr_print(z, STDERR_FILENO, "until then kernels %s, now %s, whose %s are others\n",
+                 past.kernels, z->p->object(), other);
     zr_barrier(z);
 }
 

@@ -290,6 +290,7 @@ static void validate(zr *z, int64_t step)
         zr_replay(z, ZR_EVAL, z->p->eval);
         zr_all_dead(z);
     }
+    zr_barrier(z); /* where ranks evaluate by themselves one may be long at it: it is heard here */
     double loss = zr_mean(z, &valid);
     zr_lives(z, ZR_BETWEEN);
     zr_progress(z, NULL, NULL, 0);
@@ -586,6 +587,7 @@ int zr_main(int argc, char **argv, const zr_program *p)
             .here = p->ranks,
             .net = {.rank = zr_launched(p->ranks), .sharing = p->ranks},
             .started = zr_now(),
+            .watch = {.lock = PTHREAD_MUTEX_INITIALIZER},
             .log = {.file = -1, .tty = isatty(STDERR_FILENO)}};
     hold_places();
     check_stack(&z);

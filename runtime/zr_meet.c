@@ -382,8 +382,8 @@ static void add_reason(char why[ZR_WHY], const char *where, const char *what)
 /* A connection to the first of the addresses that answers; -1: none, and why. */
 static int reach(const struct addrinfo *a, char why[ZR_WHY])
 {
-    char address[ZR_ADDRESS] = "an address";
     for (; a; a = a->ai_next) {
+        char address[ZR_ADDRESS] = "an address";
         int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         int error = fd < 0 ? errno : try_address(fd, a);
         if (!error) error = refuse_oneself(fd);

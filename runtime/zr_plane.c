@@ -6,7 +6,7 @@
  * Invariants
  *  1. Every rank makes the same calls in the same order; no call says which it is.
  *  2. From when all arenas are there (z->ready) what is said begins with WORD. Before it any number
- *     of BEATs may come: that rank lives, in no step. It sends none amid what it says, and none
+ *     of BEATs may come: that rank lives. It sends none amid what it says, and none
  *     behind its last words, as a connection that is closed with something unread in it is reset.
  *  3. No wait is longer than the run: it looks at the stop flag several times a second. Until all
  *     have met and compared programs no wait is longer than the time for that (ZR_MEET_S); from
@@ -85,10 +85,24 @@ static void send_word(zr *z, int rank, const void *at, size_t n)
     pthread_mutex_unlock(&z->watch.lock);
 }
 
-/* Each BEAT is a move, for the parent (zr_stall.c). */
+/* BEATs that have come already: many, where a rank was long in a step */
+static size_t more_beats(zr *z, int rank, char *some, size_t n)
+{
+    size_t beats = 0;
+    ssize_t come = recv(z->net.line[rank], some, n, MSG_PEEK | MSG_DONTWAIT);
+    while ((ssize_t)beats < come && some[beats] == BEAT) beats++;
+    return beats;
+}
+
+/* A BEAT is a move, for the parent (zr_stall.c). */
 static void take_word(zr *z, int rank, void *at, size_t n, int life)
 {
-    for (char c = BEAT; z->ready > 0 && c != WORD; zr_lives(z, life)) move_bytes(z, rank, &c, 1, 0);
+    char c = BEAT, some[1024];
+    while (z->ready > 0 && c != WORD) {
+        move_bytes(z, rank, &c, 1, 0);
+        zr_lives(z, life);
+        if (c == BEAT) move_bytes(z, rank, some, more_beats(z, rank, some, sizeof some), 0);
+    }
     move_bytes(z, rank, at, n, 0);
 }
 
@@ -106,10 +120,9 @@ void zr_plane_move(zr *z, int rank, void *at, size_t n, int out)
 void zr_plane_beat(zr *z)
 {
     const char beat = BEAT;
-    int life = atomic_load(&z->shared->seat[z->rank].life);
-    for (int r = 0; z->far && r < z->ranks; r++)
-        if (z->net.line[r] >= 0 && (life == ZR_BETWEEN || life == ZR_AWAITS))
-            send(z->net.line[r], &beat, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
+    int silent = atomic_load(&z->shared->seat[z->rank].life) == ZR_SILENT;
+    for (int r = 0; z->far && !silent && r < z->ranks; r++)
+        if (z->net.line[r] >= 0) send(z->net.line[r], &beat, 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 /* ---- calls */

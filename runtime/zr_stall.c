@@ -5,12 +5,13 @@
  * too long, every rank but the culprit waits for a peer, and counts that in its seat several times
  * a second; the culprit has a command that is no such wait, or counts nothing at all.
  *
- * Of another host's rank nothing is seen. So between two steps it says several times a second that
- * it lives (zr_plane.c), which counts as the end of a command of the rank that waits for it.
+ * Of another host's rank nothing is seen. So it says several times a second that it lives
+ * (zr_plane.c), which counts as the end of a command of the rank that waits to hear from it.
  *
  * Invariants
- *  1. Where a rank is in no step and no evaluation (it starts, loads, saves, prints) nothing is
- *     asked of any but one that a signal has stopped: that may take as long as it does.
+ *  1. Where a rank is in no step and no evaluation, nor waits to hear from another host's (it
+ *     starts, loads, saves, prints), nothing is asked of any but one that a signal has stopped:
+ *     that may take as long as it does.
  *  2. Time in which the parent itself did not run counts for nothing: all were stopped.
  *  3. A rank that uses a processor works: it has ZR_TIMES as long.
  */

@@ -7,9 +7,10 @@
  * (zr_stall.c).
  *
  * Invariants
- *  1. The thread ends the process, or does nothing.
- *  2. What it reads is written under its lock, but for `what`, `queue` and the rank's `step`: those
- *     change with everything that is issued, are atomic, and are only told.
+ *  1. The thread ends the process, or says that the rank lives, or does nothing.
+ *  2. What it reads is written under its lock, but for `what`, `queue` and the rank's `step` and
+ *     `life`: those change with everything that is issued, are atomic, and are only told.
+ *  3. Under the lock no byte of its goes amid what the rank says.
  */
 #define _GNU_SOURCE
 #include "zr_int.h"
@@ -124,7 +125,6 @@ static void *watch(void *arg)
 void zr_watch_start(zr *z)
 {
     zr_watch *w = &z->watch;
-    pthread_mutex_init(&w->lock, NULL);
     int error = pthread_create(&w->thread, NULL, watch, z);
     if (error) zr_fail(z, ZR_ENVIRONMENT, "starting a thread: %s", strerror(error));
 }

@@ -73,7 +73,8 @@ static void choose_object(void)
         return;
     }
     if (!objects[take].runs()) {
-        snprintf(text, sizeof text, "the kernel object %s needs %s, which this processor lacks",
+        snprintf(text, sizeof text,
+                 "the kernel object %s needs %s, which this processor, system or program lacks",
                  objects[take].name, objects[take].lacking);
         reason = text;
         return;

@@ -217,7 +217,7 @@ static int64_t panel_b(const product *g) { return nr(g) * taken(&g->b, g->depth)
 static int64_t panel_a(const product *g)
 {
     int64_t n = taken(&g->a, g->depth), rows = zk_pieces(g->rows, mr(g)) * mr(g);
-    int64_t end = in_blocks(g) ? taken(&g->a, 1) : 0; /* is packed whole */
+    int64_t end = g->K % g->unit ? taken(&g->a, 1) : 0; /* is packed whole */
     return (g->place ? zk_most(mr(g) * n, rows * end) : rows * n) + LANES;
 }
 

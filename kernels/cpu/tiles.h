@@ -27,8 +27,7 @@ enum { GRANT = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILED
 int ZK(zk_tiles)(void)
 {
     unsigned a, b, c, d = 0;
-    const unsigned tile = 1u << 24, bf16 = 1u << 22;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && d & tile && d & bf16 &&
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && d & bit_AMX_TILE && d & bit_AMX_BF16 &&
            !syscall(SYS_arch_prctl, GRANT, TILE_DATA);
 }
 

@@ -8,6 +8,7 @@ import re
 import signal
 import time
 
+import choices
 import hosts
 import law
 import pytest
@@ -484,6 +485,63 @@ def test_a_slow_disk_of_another_host_is_no_stall(
     )
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - begin > 2 * limit
+
+
+SLOW = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+ssize_t pread(int f, void *to, size_t n, off_t at)
+{
+    char link[64], path[4096] = "";
+    ssize_t (*next)(int, void *, size_t, off_t) = dlsym(RTLD_NEXT, "pread");
+    snprintf(link, sizeof link, "/proc/self/fd/%d", f);
+    if (!access(ASKED, F_OK) && getenv("OMPI_COMM_WORLD_RANK")[0] == '1' &&
+        readlink(link, path, sizeof path - 1) > 0 && strstr(path, "/slow"))
+        sleep(SECONDS);
+    return next(f, to, n, at);
+}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["--val", "--eval"])
+def test_a_rank_that_is_long_at_an_evaluation_is_no_stall(
+    tokens: pathlib.Path, tmp_path: pathlib.Path, option: str
+) -> None:
+    """At stage 0 each rank evaluates by itself: who is done waits for longer than the limit."""
+    _, made = programs("gpt", "cluster.ranks=2", "zero.stage=0")
+    log, asked = tmp_path / "log", tmp_path / "asked"
+    limit = 3 * busy()
+    example = choices.Example([1, 2, 3], [[4], [5]], 0)
+    slow = tmp_path / "slow"
+    if option == "--eval":
+        slow.write_bytes(choices.file([example] * 12))
+    else:
+        trainer.write_tokens(slow, law.tokens(256, 33 * 12 + 1))
+    (tmp_path / "slow.c").write_text(SLOW)
+    trainer.sh(
+        *("gcc", "-shared", "-fPIC", f'-DASKED="{asked}"'),
+        f"-DSECONDS={busy()}",
+        *(tmp_path / "slow.c", "-o", tmp_path / "slow.so"),
+    )
+    run = mpirun(
+        made,
+        2,
+        *("--data", tokens, "--steps", 200, "--log", log, option, slow),
+        ZR_RANKS_PER_HOST=1,
+        ZR_TIMEOUT_S=limit,
+        LD_PRELOAD=tmp_path / "slow.so",
+    )
+    until(lambda: log.exists() and log.read_text().count('"loss"') > 2)
+    asked.touch()
+    begin = time.monotonic()
+    done = hosts.ended(run)
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - begin > limit + 2
 
 
 def cut(host: hosts.Host) -> None:
