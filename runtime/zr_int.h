@@ -336,6 +336,7 @@ void zr_leave_if_stopped(zr *z);
 void zr_temp(zr *z, int of, const char *path);
 double zr_now(void);                         /* seconds, monotonic */
 void zr_wake(_Atomic uint32_t *word);        /* who sleeps there (zr_seats.c) */
+void zr_lives(zr *z, int life); /* where this rank is from here on: ZR_BETWEEN ... */
 void *zr_get(zr *z, int64_t n, size_t size); /* memory, all zero */
 
 /* ---- the seats of all ranks (zr_seats.c) */
@@ -437,7 +438,6 @@ void zr_met(zr *z);                     /* it is */
 void zr_measure(zr *z, double seconds); /* what a step took */
 
 /* ---- ranks that stand still (zr_stall.c) */
-void zr_lives(zr *z, int life); /* where this rank is from here on: ZR_BETWEEN ... */
 /* What the parent keeps of a rank, and of all. */
 typedef struct zr_watched {
     pid_t pid;   /* 0: it has ended */

@@ -46,6 +46,13 @@ uint32_t zr_arrive(zr *z, int queue, uint32_t *turn)
     return *turn;
 }
 
+void zr_lives(zr *z, int life)
+{
+    zr_seat *seat = &z->shared->seat[z->rank];
+    atomic_store_explicit(&seat->life, life, memory_order_relaxed);
+    atomic_fetch_add_explicit(&seat->pulse[ZR_QUEUES].ended, 1, memory_order_relaxed);
+}
+
 void zr_barrier(zr *z)
 {
     char nothing = 0;

@@ -21,17 +21,6 @@
 #include <stdio.h>
 #include <time.h>
 
-/* ---- a rank */
-
-void zr_lives(zr *z, int life)
-{
-    zr_seat *seat = &z->shared->seat[z->rank];
-    atomic_store_explicit(&seat->life, life, memory_order_relaxed);
-    atomic_fetch_add_explicit(&seat->pulse[ZR_QUEUES].ended, 1, memory_order_relaxed);
-}
-
-/* ---- the parent */
-
 static zr_seat *seat_of(zr *z, int r) { return &z->shared->seat[z->lowest + r]; }
 
 static uint32_t waited(zr *z, int r, int queue)

@@ -20,14 +20,15 @@
 #include <unistd.h>
 
 enum { TILES = 1, TILE = 16, BLOCK = 2 * TILE, GROUP = 32 };
-enum { GRANT = 0x1023, TILE_DATA = 18 }; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
+enum { GRANT = 0x1023, TILE_DATA = 18 };          /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
+enum { HAS_TILES = 1 << 24, HAS_BF16 = 1 << 22 }; /* of cpuid's leaf 7; compilers differ in names */
 
 /* Whether the processor has them, and the system lets this process use them, as it must be asked
  * to before any thread does */
 int ZK(zk_tiles)(void)
 {
     unsigned a, b, c, d = 0;
-    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && d & bit_AMX_TILE && d & bit_AMX_BF16 &&
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) && d & HAS_TILES && d & HAS_BF16 &&
            !syscall(SYS_arch_prctl, GRANT, TILE_DATA);
 }
 

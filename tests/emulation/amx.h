@@ -103,7 +103,7 @@ static void amx_multiply(int c, int a, int b)
 #define _tile_stored amx_store
 #define _tile_dpbf16ps amx_multiply
 #define __get_cpuid_count(leaf, sub, a, b, c, d)                                                   \
-    (*(a) = *(b) = *(c) = 0, *(d) = bit_AMX_TILE | bit_AMX_BF16, 1)
+    (*(a) = *(b) = *(c) = 0, *(d) = 1u << 24 | 1u << 22, 1)
 #define syscall(...) 0
 
 #endif
