@@ -336,10 +336,10 @@ void zr_leave_if_stopped(zr *z);
 void zr_temp(zr *z, int of, const char *path);
 double zr_now(void);                         /* seconds, monotonic */
 void zr_wake(_Atomic uint32_t *word);        /* who sleeps there (zr_seats.c) */
-void zr_lives(zr *z, int life); /* where this rank is from here on: ZR_BETWEEN ... */
 void *zr_get(zr *z, int64_t n, size_t size); /* memory, all zero */
 
 /* ---- the seats of all ranks (zr_seats.c) */
+void zr_lives(zr *z, int life); /* where this rank is from here on: ZR_BETWEEN ... */
 void zr_set(_Atomic uint32_t *word, uint32_t n);
 /* A peer is not there yet: counted, for the parent (zr_stall.c) */
 static inline void zr_count_wait(zr *z, int queue)
