@@ -34,16 +34,12 @@ int ZK(zk_tiles)(void)
 
 static void tiles_begin(void)
 {
-    struct {
+    static const struct {
         uint8_t palette, start, zero[14];
         uint16_t bytes[16]; /* of a row */
         uint8_t rows[16];
-    } shape = {.palette = 1};
-    for (int i = 0; i < 8; i++) {
-        shape.bytes[i] = 4 * TILE;
-        shape.rows[i] = TILE;
-    }
-    _tile_loadconfig(&shape);
+    } eight = {.palette = 1, .bytes = {[0 ... 7] = 4 * TILE}, .rows = {[0 ... 7] = TILE}};
+    _tile_loadconfig(&eight);
 }
 
 static void tiles_end(void) { _tile_release(); }
