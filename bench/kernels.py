@@ -14,6 +14,7 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -22,7 +23,8 @@ sys.path[:0] = [str(ROOT / "tests/lib"), str(ROOT / "gen")]
 
 import zk  # noqa: E402
 
-CALLS = 500
+Array = np.ndarray
+CALLS = 200
 
 
 def least(*calls: Callable[[], object]) -> list[float]:
@@ -67,7 +69,37 @@ def weights(isa: str, compiler: str, half: int) -> list[float]:
     return least(*calls)
 
 
+def beside_linear(
+    isa: str, compiler: str, work: Callable[[zk.Kernels, Array, Array], object]
+) -> list[float]:
+    """what an epilogue could take over of the first linear of GPT-2's MLP, beside that: in bf16, of
+    256 tokens"""
+    M, N, K = 256, 3072, 768
+    k = zk.Kernels(isa, zk.BF16, compiler=compiler)
+    r = np.random.default_rng(1)
+    to, y, x, w = (
+        zk.store(r.normal(size=shape), zk.BF16)
+        for shape in ((M, N), (M, N), (M, K), (N, K))
+    )
+    return least(
+        lambda: work(k, to, y),
+        lambda: k.zk_linear_fwd(y, x, w, None, M, N, K, zk.OUT_IN),
+    )
+
+
+AFTER = {
+    "GELU beside its linear": lambda k, to, y: k.zk_gelu_fwd(
+        to, y, y.size, zk.GELU_TANH
+    ),
+    "bias gradient beside it": lambda k, to, y: k.zk_linear_bwd_b(
+        to[0], y, *y.shape
+    ),
+    "a copy beside it": lambda _, to, y: np.copyto(to, y),
+}
 ROWS = {
+    **{
+        name: partial(beside_linear, work=work) for name, work in AFTER.items()
+    },
     "squares beside a sum": squares,
     "bwd_w in bf16 beside f32": lambda isa, compiler: weights(
         isa, compiler, zk.BF16
@@ -90,11 +122,11 @@ def processor() -> str:
 def main() -> None:
     print(processor())
     for compiler in zk.compilers():
-        for isa in zk.isas():
+        for isa in zk.isas((*zk.ISAS, zk.BEST)):
             for name, row in ROWS.items():
                 work, beside = row(isa, compiler)
                 print(
-                    f"{compiler:6} {isa:7} {name:25} {work:8.4f} ms {beside:8.4f} ms "
+                    f"{compiler:6} {isa:10} {name:25} {work:8.4f} ms {beside:8.4f} ms "
                     f"{work / beside:6.2f}"
                 )
 

@@ -290,7 +290,7 @@ static void validate(zr *z, int64_t step)
         zr_replay(z, ZR_EVAL, z->p->eval);
         zr_all_dead(z);
     }
-    zr_barrier(z); /* where ranks evaluate by themselves one may be long at it: it is heard here */
+    zr_barrier(z); /* who is long at what each does alone is heard here */
     double loss = zr_mean(z, &valid);
     zr_lives(z, ZR_BETWEEN);
     zr_progress(z, NULL, NULL, 0);

@@ -118,10 +118,14 @@ PLANS = {
         "train.micro_batch=1",
     ),
     "one leaf, which is the sum": (
-        "llama-tiny",
+        "gpt-tiny",
+        "zero.stage=3",
         "cluster.ranks=1",
         "train.global_batch=2",
         "train.micro_batch=2",
+        "zero.offload_optimizer.device=cpu",
+        "zero.offload_optimizer.ratio=0.5",
+        "zero.sub_group_size=20000",
     ),
     "parameters alone on the host": (
         "gpt-tiny",

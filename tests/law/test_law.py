@@ -434,6 +434,7 @@ def test_a_step_of_one_leaf(tmp_path: pathlib.Path, family: str) -> None:
             {},
             {"queue": "late", "again": "full", "overlap": True, "stage": 3},
             {"queue": "shuffled:1", "accumulate": "layers", "threads": 2},
+            {"stage": 3, "offload": "cpu", "params": "cpu", "ratio": 0.5},
             {"stage": 1, "offload": "cpu"},
         )
     ]
@@ -441,7 +442,7 @@ def test_a_step_of_one_leaf(tmp_path: pathlib.Path, family: str) -> None:
         "_push(" in trainer.generate(law.path(family), *keys, *law.keys(way))
         for way in some
     ]
-    assert pushes == [False, False, False, True]
+    assert pushes == [False, False, False, False, True]
     agree({str(way): b.run(way, *keys) for way in some})
 
 

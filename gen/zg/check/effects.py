@@ -260,7 +260,8 @@ class Effects(Moves):
         run = self.reads(where, part.n * 4)
         micro_batches = self.p.head.micro_batches * self.W
         if run and micro_batches == 1 and isinstance(run.array, Leaf):
-            run = run._replace(array=self.one_sum(run))  # the only one
+            if self.complete(run.array):  # the only one
+                run = run._replace(array=self.one_sum(run))
         if (
             run and self.W == 1 and isinstance(run.array, Sum)
         ):  # one rank's are all ranks'

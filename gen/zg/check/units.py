@@ -300,7 +300,8 @@ class Units(Effects):
     def gradient(
         self, ref: Ref, use: Use, key: Key, micro_batch: MicroBatch
     ) -> None:
-        """A leaf gets a function's part. Where it is the sum that of the step before is over."""
+        """A leaf gets a function's part. Where the leaf is the sum, the last step's still lies
+        there, and is written over."""
         size, at = (
             self.flats[key[0]].shard * self.W * self.real,
             self.offset(use, key),
