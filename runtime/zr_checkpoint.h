@@ -14,10 +14,10 @@
 /* What run.json says of the run that has written it. */
 typedef struct zr_past {
     int64_t steps, skipped, skips;
-    uint64_t *sums;       /* of all tensors of all files */
-    const char *accepted; /* by its run's --accept-change; good while it is read */
-    char kernels[ZR_TOLD];
-    uint64_t control[32]; /* of states that are numbers, from the last on */
+    uint64_t *sums;        /* of all tensors of all files */
+    const char *accepted;  /* by its run's --accept-change; good while it is read */
+    char kernels[ZR_TOLD]; /* the object that it ran */
+    uint64_t control[32];  /* of states that are numbers, from the last on */
 } zr_past;
 
 /* Lays out run.json; c->record.text from then on. */

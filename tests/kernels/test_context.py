@@ -33,16 +33,16 @@ print(lib.zk_object().decode())
 """
 
 
-def plain(isa: str | None) -> tuple[int, str]:
+def plain(isa: str | None, library: str = "gcc") -> tuple[int, str]:
     """a plain name called in a new process with ZK_ISA set: exit status, what was said"""
-    zk.library("gcc")
+    zk.library(library)
     environment = {
         name: value for name, value in os.environ.items() if name != "ZK_ISA"
     }
     if isa is not None:
         environment["ZK_ISA"] = isa
     done = subprocess.run(
-        [sys.executable, "-c", PLAIN, str(ROOT / zk.LIBRARY["gcc"])],
+        [sys.executable, "-c", PLAIN, str(ROOT / zk.LIBRARY[library])],
         env=environment,
         capture_output=True,
         text=True,
@@ -58,6 +58,13 @@ def test_plain_names_reach_the_best_object() -> None:
 def test_a_lower_object_may_be_named() -> None:
     for isa in zk.isas((*zk.ISAS, zk.BEST, "amx")):
         assert plain(isa) == (0, isa)
+
+
+def test_amx_is_used_by_name_alone() -> None:
+    """Where there is AMX: here its emulation, which says so."""
+    zk.need("tiles")
+    assert plain(None, "tiles") == plain("", "tiles") == (0, zk.BEST)
+    assert plain("amx", "tiles") == (0, "amx")
 
 
 def test_an_unknown_object_is_refused() -> None:
