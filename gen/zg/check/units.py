@@ -314,11 +314,10 @@ class Units(Effects):
         run, mine = slot.read(0, size), frozenset({use.writer})
         was = run.array if run else None
         writers: frozenset[str] = frozenset()
-        over = (
-            slot.cls not in self.passing
-            and isinstance(was, Leaf)
-            and was.micro_batch.step < micro_batch.step
-        )
+        stays = slot.cls not in self.passing
+        over = False
+        if stays and isinstance(was, Leaf):
+            over = was.micro_batch.step < micro_batch.step
         if slot.held and not over:
             writers = was.writers if isinstance(was, Leaf) else mine
             if mine <= writers or run != Run(

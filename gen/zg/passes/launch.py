@@ -479,7 +479,8 @@ def functions(
         if shards.pushes
         else ("zk_count", CTL, leaves)
     )
-    m.own("count", (), ("ctl",), (), count)
+    if not shards.once:
+        m.own("count", (), ("ctl",), (), count)
     if spec.together > 1:
         m.own(
             "recount",

@@ -21,9 +21,11 @@ def one(
     recs: Events = (),
 ) -> None:
     """A function on a micro-batch."""
-    once = m.shards.once
-    started = tuple(free(m.grad_slot(x, g)) for x in begun if not once)
-    ended = tuple(full(m.grad_slot(x, g)) for x in whole if not once)
+    started: Events = ()
+    ended: Events = ()
+    if not m.shards.once:
+        started = tuple(free(m.grad_slot(x, g)) for x in begun)
+        ended = tuple(full(m.grad_slot(x, g)) for x in whole)
     ins, outs = m.operands(u, g)
     numbers = {"at": u.slice * u.part.rows, "l": u.index}
     ints = tuple(Int(name, numbers[name]) for name in u.part.ints)

@@ -125,7 +125,9 @@ class Operands:
         f, l, n = x
         if self.shards.once:
             return Ref(f"sum.{f}", l)
-        return Ref(f"grad.{self.leaves[f]}", self.slot(f, n, g))
+        leaf = self.leaves[f]
+        at = self.slot(f, n, g)
+        return Ref(f"grad.{leaf}", at)
 
     def operands(self, u: Use, g: int) -> tuple[Refs, Refs]:
         """ins and outs of a function on micro-batch g of those together, in the order of

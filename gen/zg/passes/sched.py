@@ -177,9 +177,8 @@ class _Maker(Steps):
         if self.shards.below:
             offload.measure(self)
         else:
-            self.follow(
-                "main", "reduce" if self.everywhere else self.shards.adding
-            )
+            if not self.shards.once:
+                self.follow("main", "reduce" if self.everywhere else "sum")
             self.norms("main")
         self.add(
             "main",
@@ -273,12 +272,10 @@ def schedule(
     sections.append(m.section("begin"))
     m.batch()
     m.run(rings.slots(uses, m.ring))
-    if m.together == 1:
-        m.add(
-            shards.adding,
-            "count",
-            outs=(Ref("hctl" if shards.pushes else "ctl", 0),),
-        )
+    if m.together == 1 and not shards.once:
+        queue = "host" if shards.pushes else "sum"
+        ctl = "hctl" if shards.pushes else "ctl"
+        m.add(queue, "count", outs=(Ref(ctl, 0),))
     sections.append(m.section("micro_batch", spec.micro_batches // m.together))
     m.update()
     sections.append(m.section("update"))

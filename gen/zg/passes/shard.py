@@ -98,11 +98,6 @@ class Shards:
         """The host sums: leaves go down, and not what ranks have summed."""
         return self.below and not self.apart
 
-    @property
-    def adding(self) -> str:
-        """The queue that has the last of a step's leaves."""
-        return "host" if self.pushes else "main" if self.once else "sum"
-
 
 def persistent(spec: Spec, kind: Kind, t: Tensor) -> bool:
     """Every rank keeps it whole."""
@@ -410,7 +405,9 @@ def split(spec: Spec, graph: Graph) -> Shards:
             kept.append(
                 Flat(name, counts[name], size, shard, 0, 0, params, (), 0)
             )
-    held, said = _held(spec, [f for f in kept if f.name in hosted])
+    away = [f for f in kept if f.name in hosted]
+    held, said = _held(spec, away)
+    exact = spec.train.precision == "f32"
     return Shards(
         tuple(kept),
         tuple(found),
@@ -424,8 +421,6 @@ def split(spec: Spec, graph: Graph) -> Shards:
         sources,
         below,
         order == "local" and W > 1 and not all_sums,
-        W == micro_batches == 1
-        and spec.train.precision == "f32"
-        and not below,
+        exact and W == micro_batches == 1 and not below,
         (*notes, *fast, *above, *said),
     )

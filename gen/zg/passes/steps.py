@@ -142,8 +142,6 @@ class Steps(Operands):
 
     def follow(self, queue: str, other: str) -> None:
         """All on a queue from here on comes after all on another until here."""
-        if queue == other:
-            return
         self.add(other, "mark", recs=(end(other),))
         self.add(queue, "mark", waits=(end(other),))
 
