@@ -129,7 +129,8 @@ def _peak(spans: Sequence[_Span], sizes: Mapping[str, int], ahead: int) -> int:
     most = now = gone = 0
     for s in spans:
         now += sizes[s.what.flat]
-        while ends[gone][0] < s.first - ahead:
+        over = s.first - ahead
+        while ends[gone][0] < over:
             now -= ends[gone][1]
             gone += 1
         most = max(most, now)
