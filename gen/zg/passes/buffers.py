@@ -154,9 +154,10 @@ def _kept(spec: Spec, name: str, count: int, size: int) -> list[Wanted]:
     near = operands.near_slots(spec, name, count)
     if near == count:
         return [Wanted(name, count * spec.together, size)]
+    far = count - near
     return [
         Wanted(f"near.{name}", near, size),
-        Wanted(f"far.{name}", count - near, size, "host"),
+        Wanted(f"far.{name}", far, size, "host"),
     ]
 
 

@@ -72,11 +72,12 @@ def Integer(low: int, high: int) -> PlainValidator:
 
     def check(value: object) -> int:
         found = _numeric(value, "integer", allowed)
-        if found != int(found):
+        whole = int(found)
+        if found != whole:
             raise refuse(f"{shown(value)} is no integer", allowed)
-        if not low <= found <= high:
+        if not low <= whole <= high:
             raise refuse(f"{shown(value)} is out of range", allowed)
-        return int(found)
+        return whole
 
     return PlainValidator(check)
 
