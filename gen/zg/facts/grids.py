@@ -6,12 +6,13 @@ kernels n, the most elements of any such call), `target` ("sm_90" ...) and `real
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
 from ..plan.operand import Ints
 from ..plan.plan import Grid
-from .kernels import KERNELS, VOCAB, shaped
+from .kernels import KERNELS, VOCAB, code, shaped
 
 GEMM = 32 << 20  # bytes of workspace that a GEMM may use
 WARP = 32
@@ -255,11 +256,12 @@ NAMES = {
 }
 
 
+@functools.cache
 def how(kernel: str, target: str, real: int, shape: Ints) -> How:
-    """By the row's own text, never input."""
+    """By the row's own text."""
     row = KERNELS[kernel]
     fixed = {"target": target, "real": real}
-    found = eval(row.grid, NAMES, shaped(row, shape) | fixed)
+    found = eval(code(row.grid), NAMES, shaped(row, shape) | fixed)
     if not isinstance(found, How):
         raise TypeError(f"{kernel}: {row.grid} is no How")
     return found

@@ -25,6 +25,7 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 from ..plan.operand import Arg, Ints, Layers, Names, by_layer, whole
@@ -275,10 +276,16 @@ def letters(numbers: Mapping[str, int | float]) -> Numbers:
     return out
 
 
+@functools.cache
+def code(expression: str) -> CodeType:
+    """An expression of a table, to be evaluated many times. It is the table's own text, never
+    input."""
+    return compile(expression, expression, "eval")
+
+
 def value(expression: str, numbers: Mapping[str, int | float]) -> int:
-    """An expression of a table (sums and products of letters) as an integer. It is the table's own
-    text, never input."""
-    return int(eval(expression, {"__builtins__": {}}, dict(numbers)))
+    """Sums and products of letters as an integer."""
+    return int(eval(code(expression), {"__builtins__": {}}, dict(numbers)))
 
 
 def shaped(row: Kernel, shape: Ints) -> dict[str, Any]:
