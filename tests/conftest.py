@@ -3,8 +3,10 @@ for `run`."""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+from collections import Counter
 
 import pytest
 import trainer
@@ -37,13 +39,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long tests go first, so that those at the end are short ones. Quick is the first row of a
-    test that is short and needs no machine of its own."""
+    """Long tests go first, so that those at the end are short ones; tests that wait are spread among
+    them. Quick is the first row of a test that is short and needs no machine of its own."""
 
     def marked(item, *names):
         return any(item.get_closest_marker(name) for name in names)
 
-    items.sort(key=lambda item: not marked(item, "slow", "exhaustive"))
+    def phase(item):
+        if marked(item, "waits"):
+            return "waits"
+        return "long" if marked(item, "slow", "exhaustive") else "short"
+
+    number, count = Counter(), Counter(map(phase, items))
+    place = {}
+    for item in items:
+        of = phase(item)
+        place[item] = (of == "short", (number[of] + 0.5) / count[of])
+        number[of] += 1
+    items.sort(key=place.get)
     seen = set()
     for item in items:
         test = item.nodeid.partition("[")[0]
@@ -51,6 +64,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not long and test not in seen:
             item.add_marker("quick")
             seen.add(test)
+
+
+def pytest_collection_finish() -> None:
+    """What is there by now stays: Python's search for dead cycles passes over it."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -22,14 +22,16 @@ enum { CELL_BYTES = 16, EPOCH_BITS = 27, GAP = 1 << 16 };
 const size_t HUGE_PAGE = (size_t)2 << 20;
 const size_t ROOM[2] = {(size_t)8 << 30, (size_t)2 << 30}, ALL = ROOM[DEVICE] + ROOM[PINNED];
 
-/* write, read: track << EPOCH_BITS | epoch. A read that comes behind the last one stands for both.
+/* live: its memory is allocated, and its page was touched. write, read: track << EPOCH_BITS | epoch. A read
+ * that comes behind the last one stands for both.
  * Where reads are not ordered, `shared` is the index in `reads` of all of them, until a write comes
  * behind them; else it is 0. */
 struct cell {
     uint32_t live, write, read, shared;
 };
 
-char *base; /* device memory, then pinned */
+char *base;          /* device memory, then pinned */
+size_t room_of_both; /* 0: not reserved yet */
 cell *cells;
 size_t used[2];                          /* of each room, gaps included */
 size_t taken;                            /* of the device, in pages, without gaps */
@@ -37,7 +39,7 @@ std::map<size_t, size_t> allocated;      /* offset in base -> bytes */
 std::vector<const char *> names[TRACKS]; /* by epoch */
 std::deque<clocks> reads(1);             /* each track's last */
 std::vector<uint32_t> spare;             /* of these, what no cell has */
-std::mutex sharing;                      /* held to take one or give it back */
+std::mutex sharing; /* held to take one or give it back, and for what is allocated */
 
 const char *track_name(int track)
 {
@@ -95,6 +97,22 @@ where place_of(const cell *c)
               work_name(me, race_now[me][me]), track_name(me), at.byte, at.memory);
 }
 
+/* The first touch of a page finds NaN in device memory: what is never touched takes no memory. */
+void wake(const cell *c)
+{
+    std::lock_guard<std::mutex> hold(sharing);
+    if (c->live) return; /* another thread was here */
+    const size_t page = 4096;
+    size_t at = (size_t)(c - cells) * CELL_BYTES;
+    auto next = allocated.upper_bound(at);
+    if (next == allocated.begin()) not_allocated(c);
+    auto [first, bytes] = *std::prev(next);
+    if (at >= first + bytes) not_allocated(c);
+    size_t from = at / page * page, end = std::min(from + page, first + bytes);
+    if (at < ROOM[DEVICE]) memset(base + from, 0xff, page);
+    for (size_t i = from; i < end; i += CELL_BYTES) cells[i / CELL_BYTES].live = 1;
+}
+
 /* Reads that nothing orders */
 void share(cell *c, uint32_t mine)
 {
@@ -138,7 +156,7 @@ void check_cell(cell *c, bool write)
 {
     uint32_t mine = (uint32_t)race_track << EPOCH_BITS | race_now[race_track][race_track];
     if ((write ? c->write : c->read) == mine) return;
-    if (!c->live) not_allocated(c);
+    if (!c->live) wake(c);
     if (!ordered(c->write)) conflict(c, "a write", c->write, write ? "a write" : "a read");
     if (!write) {
         if (c->shared || !ordered(c->read)) share(c, mine);
@@ -177,6 +195,7 @@ void reserve(void)
         shim_fail("no address space for the emulated device");
     base = (char *)(((size_t)memory + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
     madvise(base, ROOM[DEVICE], MADV_HUGEPAGE); /* race_open changes few pages, and often */
+    room_of_both = ALL;
     cells = (cell *)shadow;
     hazard_region(base, ALL);
     mprotect(base + ROOM[DEVICE], ROOM[PINNED], PROT_READ | PROT_WRITE);
@@ -210,7 +229,7 @@ void race_begin(int track, const char *name)
 void race_check(const void *p, size_t n, bool write)
 {
     size_t at = (size_t)((const char *)p - base);
-    if (at < ALL && base && n) check_range(at, n, write);
+    if (at < room_of_both && n) check_range(at, n, write);
 }
 
 /* ---- memory: never used again once freed, so that what is used too late is found */
@@ -219,25 +238,24 @@ void *race_alloc(room r, size_t bytes)
     if (!base) reserve();
     size_t room_for = (bytes + 4095) / 4096 * 4096;
     if (!bytes || used[r] + room_for + GAP > ROOM[r]) return nullptr;
+    std::lock_guard<std::mutex> hold(sharing);
     size_t at = first_of(r) + used[r];
     used[r] += room_for + GAP;
     taken += r == DEVICE ? pages(bytes) : 0;
     allocated[at] = bytes;
-    if (r == DEVICE) race_open(true);
-    memset(base + at, 0xff, bytes);
     if (r == DEVICE) race_open(false);
-    for (size_t i = at / CELL_BYTES; i < (at + bytes + CELL_BYTES - 1) / CELL_BYTES; i++)
-        cells[i].live = 1;
+    else memset(base + at, 0xff, bytes);
     return base + at;
 }
 
 bool race_free(room r, void *p)
 {
+    std::lock_guard<std::mutex> hold(sharing);
     auto found = allocated.find((size_t)((char *)p - base));
     if (found == allocated.end() || (found->first >= ROOM[DEVICE]) != (r == PINNED)) return false;
     size_t at = found->first, bytes = found->second;
     for (size_t i = at / CELL_BYTES; i < (at + bytes + CELL_BYTES - 1) / CELL_BYTES; i++)
-        cells[i].live = 0;
+        if (cells[i].live) cells[i].live = 0;
     taken -= r == DEVICE ? pages(bytes) : 0;
     allocated.erase(found);
     return true;
@@ -262,11 +280,17 @@ void race_open(bool open)
 }
 
 /* ---- what -fsanitize=thread and -fsanitize=alignment call */
+__attribute__((noinline)) static void look(const void *p, size_t n, bool write)
+{
+    race_check(p, n, write);
+    if (!is_host(race_track)) hazard_check(p, n, write, false);
+}
+
+/* Nearly all accesses are to what one thread alone has, or to what threads of a launch share that
+ * is looked at no longer. */
 static inline void touch(const void *p, size_t n, bool write)
 {
-    size_t at = (size_t)((const char *)p - base);
-    if (at < ALL && base && n) check_range(at, n, write);
-    if (!is_host(race_track)) hazard_check(p, n, write, false);
+    if ((size_t)((const char *)p - base) < room_of_both || hazard_thread) look(p, n, write);
 }
 
 void shim_atomic(void *p, size_t n)

@@ -47,7 +47,7 @@ ASAN = Kind(
 TSAN = Kind("out/train-tsan", "gcc", ("-g1", "-fsanitize=thread"))
 TILES = Kind("out/train-tiles", "gcc", ("-s",))  # AMX where there is none
 MPI = Kind("out/train-mpi", "mpicc", ("-g1",))
-EMULATED = Kind("out/train-emulated", "gcc", ("-g1",), ("-lstdc++", "-lm"))
+EMULATED = Kind("out/train-emulated", "gcc", ("-s",), ("-lstdc++", "-lm"))
 # with the libraries where runtime/cuda/toolkit found them
 CUDA = Kind(
     "out/train-cuda",

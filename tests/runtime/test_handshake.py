@@ -25,6 +25,8 @@ from choices import Example
 from patience import LIMIT
 from trainer import ROOT
 
+pytestmark = pytest.mark.waits
+
 # ---- the digest of the sources
 
 DIGESTS = ("cpu", "cuda")

@@ -19,6 +19,8 @@ import trainer
 from patience import LIMIT
 from program import ROOT, RUNTIME
 
+pytestmark = pytest.mark.waits
+
 BASE = {
     name: text
     for name, text in os.environ.items()

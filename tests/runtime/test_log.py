@@ -36,6 +36,8 @@ from program import (
 )
 from safetensors.numpy import load_file
 
+pytestmark = pytest.mark.waits
+
 SAMPLES = 601  # of `data`
 TOKENS = SAMPLES * T + 3
 GFLOP = 1e-3  # of a step of program.c

@@ -17,6 +17,8 @@ from hosts import mpirun, mpirun_of
 from patience import LIMIT, busy
 from program import children
 
+pytestmark = pytest.mark.waits
+
 FLAGS = trainer.ROOT / "runtime" / "flags.ninja"
 STEPS = 4
 SIZE = 125_248  # parameters of llama-tiny

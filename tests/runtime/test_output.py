@@ -26,6 +26,8 @@ from program import (
     weights_line,
 )
 
+pytestmark = pytest.mark.waits
+
 FULL = Path("/dev/full")
 
 

@@ -34,6 +34,8 @@ from program import (
 )
 from safetensors.numpy import load_file, save_file
 
+pytestmark = pytest.mark.waits
+
 # ---- when something goes wrong
 
 

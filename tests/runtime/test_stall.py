@@ -23,6 +23,8 @@ from program import (
     weights_line,
 )
 
+pytestmark = pytest.mark.waits
+
 WORKS = {
     "RANKS": 2,
     "WORK_US": 20000,
